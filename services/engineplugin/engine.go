@@ -1,0 +1,229 @@
+// Package engineplugin holds the contract between workers and native engines: the Engine interface, its go-plugin
+// adapter over a unix socket, a fake for tests, and the conformance suite that every implementation passes.
+//
+// The interface mirrors native/include/tandem/engine.h; that header is the reference for semantics.
+//
+// Locking: an Engine takes one submitter at a time. Implementations serialise callers themselves in arrival order; a
+// caller that waits gives up when its context ends. Stats, Memory and Info never wait for the submitter.
+package engineplugin
+
+import "context"
+
+// Role says what an engine was opened for.
+type Role uint32
+
+// Roles of an engine.
+const (
+	RoleTarget Role = 1
+	RoleDraft  Role = 2
+	RoleScore  Role = 3
+)
+
+// KVDefault lets the backend choose the type of cached keys or values.
+const KVDefault int32 = -1
+
+// OpenOptions is tnd_open_options.
+type OpenOptions struct {
+	Role           Role
+	ModelPath      string
+	TablesPath     string // drafts: GGUF with embedding and head of the target
+	Device         string // "cpu", "cuda:0", …; empty = first device
+	MemoryCapBytes uint64 // 0 = what is free
+	Threads        int    // 0 = one per core
+	MaxSequences   int
+	MaxContext     int // 0 = the model's, as far as the cap allows
+	MaxTreeRows    int // 0 = 64
+	MaxBatchRows   int // 0 = 512
+	KVTypeK        int32
+	KVTypeV        int32
+	LayerFirst     int
+	LayerLast      int // 0 = all
+	MaxTopK        int // 0 = 64
+}
+
+// Info is tnd_info.
+type Info struct {
+	Role                               Role
+	Arch, Name, Backend, Device        string
+	Layers, LayerFirst, LayerLast      int
+	Hidden, Vocab                      int
+	MaxSequences, MaxContext           int
+	MaxTreeRows, MaxBatchRows, MaxTopK int
+	KVTypeK, KVTypeV                   int32
+	BlockSize                          int
+	MaskToken                          int32
+	CaptureLayers                      []int32
+	FeatureRaw, FeatureFused           int // values per row; FeatureFused is 0 without a loaded fc
+	Recurrent                          bool
+	KVBytesPerToken                    uint64
+	StateBytesPerSequence              uint64
+}
+
+// Sequence is a handle of an engine's sequence, Snapshot one of a stored state.
+type (
+	Sequence int32
+	Snapshot int32
+)
+
+// Want bits of a Row.
+const (
+	WantToken    uint32 = 1
+	WantTop      uint32 = 2
+	WantLogits   uint32 = 4
+	WantFeatures uint32 = 8
+	WantScore    uint32 = 16
+)
+
+// Row is one row of a Step, tnd_row.
+type Row struct {
+	Sequence Sequence
+	Token    int32
+	Position int32
+	Parent   int32 // index in the batch, -1 = tip of the sequence
+	Want     uint32
+	TopK     int32
+	Score    int32
+	Mask     int32 // row of Step.Masks, -1 = all tokens allowed
+}
+
+// FeatureEncoding of feature rows, TND_FEATURE_*.
+type FeatureEncoding int32
+
+// Feature encodings.
+const (
+	FeatureNone      FeatureEncoding = 0
+	FeatureRawBF16   FeatureEncoding = 1
+	FeatureFusedBF16 FeatureEncoding = 2
+	FeatureRawF32    FeatureEncoding = 3
+	FeatureFusedF32  FeatureEncoding = 4
+)
+
+// Commit keeps Path of the pending rows of a sequence (indices of its last step's batch); an empty Path drops them.
+type Commit struct {
+	Sequence Sequence
+	Path     []int32
+}
+
+// Step is one forward pass. Commits are applied first, in order, so that a decode loop needs one round trip per step.
+type Step struct {
+	Commits  []Commit
+	Rows     []Row
+	Prefill  bool // TND_STEP_COMMIT: rows are chains and committed by this call
+	Masks    []uint32
+	NMasks   int
+	HiddenIn []float32 // [len(Rows), hidden] when the shard does not start at layer 0
+	Features FeatureEncoding
+}
+
+// StepResult receives the outputs of a Step. Its slices are reused: pass the same value again to avoid allocation; they are
+// valid until it is passed to Step again.
+type StepResult struct {
+	Tokens      []int32   // [rows], -1 where not wanted
+	Logprobs    []float32 // [rows] of Tokens
+	Scores      []float32 // [rows] of Row.Score
+	TopStride   int
+	TopIDs      []int32   // [rows, TopStride], -1 beyond a row's TopK
+	TopLogprobs []float32 // [rows, TopStride]
+	Logits      []float32 // [rows that want them, vocab]
+	Features    []byte    // [rows that want them, width] in the step's encoding, little-endian
+	HiddenOut   []float32 // [rows, hidden] when the shard does not end at the last layer
+	EngineNanos int64     // time inside the native engine
+}
+
+// Sampler is tnd_sampler. The zero value is not neutral: start from DefaultSampler.
+type Sampler struct {
+	TopK              int32
+	Temperature       float32
+	TopP              float32
+	MinP              float32
+	RepetitionPenalty float32
+	FrequencyPenalty  float32
+	PresencePenalty   float32
+	PenaltyWindow     int32
+	PromptTokens      int32
+	Seed              uint64
+	Choice            int32
+	BiasTokens        []int32
+	BiasValues        []float32
+}
+
+// DefaultSampler is argmax with everything off.
+func DefaultSampler() Sampler {
+	return Sampler{TopP: 1, RepetitionPenalty: 1, PenaltyWindow: 256}
+}
+
+// DraftRequest is tnd_draft_request.
+type DraftRequest struct {
+	Sequence    Sequence
+	Token       int32
+	Position    int32
+	Block       int32
+	TopK        int32
+	Temperature float32
+}
+
+// FeatureRows are features of committed positions, to be appended to a draft's sequence before proposals are made.
+type FeatureRows struct {
+	Sequence Sequence
+	Position int32
+	Rows     int32
+	Encoding FeatureEncoding
+	Data     []byte // [Rows, width], borrowed until the call returns
+}
+
+// DraftResult receives proposals; slices are reused like those of StepResult.
+type DraftResult struct {
+	Stride      int       // candidates per position
+	Positions   int       // positions per request: block size - 1
+	IDs         []int32   // [requests, Positions, Stride], -1 beyond a request's block or top-k
+	Logprobs    []float32 // same shape
+	EngineNanos int64
+}
+
+// Stat is a named counter or size.
+type Stat struct {
+	Name  string
+	Value uint64
+}
+
+// Progress is called while weights load.
+type Progress func(done, total uint64)
+
+// Engine is one open model on one device. Errors carry a gRPC status code (rpcerr.Code).
+type Engine interface {
+	Info() Info
+	Stats(ctx context.Context) ([]Stat, error)
+	Memory(ctx context.Context) ([]Stat, error)
+
+	NewSequence(ctx context.Context) (Sequence, error)
+	FreeSequence(ctx context.Context, s Sequence) error
+	SequenceLength(ctx context.Context, s Sequence) (int, error)
+	Truncate(ctx context.Context, s Sequence, length int) error
+	SetSampler(ctx context.Context, s Sequence, sampler Sampler) error
+
+	NewSnapshot(ctx context.Context, s Sequence) (Snapshot, error)
+	RestoreSnapshot(ctx context.Context, p Snapshot, s Sequence) error
+	FreeSnapshot(ctx context.Context, p Snapshot) error
+	Export(ctx context.Context, s Sequence) ([]byte, error)
+	Import(ctx context.Context, s Sequence, state []byte) error
+
+	// Step runs the commits, then the rows. A step without rows only commits.
+	Step(ctx context.Context, step *Step, result *StepResult) error
+	// SetCapture chooses captured layers; LoadFuse loads fc and norm of a draft and captures its layers.
+	SetCapture(ctx context.Context, layers []int32) error
+	LoadFuse(ctx context.Context, path string) error
+
+	// Propose appends features (rows a sequence already has are an error), then runs one block forward per request.
+	Propose(ctx context.Context, features []FeatureRows, requests []DraftRequest, result *DraftResult) error
+
+	// Score returns one score per token. It stops within one layer when ctx ends.
+	Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error)
+
+	// Close frees the engine; the plugin client also ends the engine process.
+	Close() error
+}
+
+// Opener opens engines: the plugin host, the in-process library and the fake implement it.
+type Opener interface {
+	Open(ctx context.Context, options OpenOptions, progress Progress) (Engine, error)
+}
