@@ -1,0 +1,93 @@
+// Attention over cached keys and values for every model of the engine: gated target layers (head 256), dense qwen3 and
+// block drafts (head 128); grouped queries, causal chains, token trees, bidirectional blocks and sliding windows.
+//
+// Numeric contract (f32, IEEE, the same bits from the scalar reference, AVX2 and AVX-512; any batch, order of rows,
+// thread count; chain or tree). For a query q of head h and its visible keys, ordered by ABSOLUTE position j:
+//   s_j   = scale * (fma chain over d ascending of q[d]*k_j[d], from 0)
+//   positions are cut into segments [256 s, 256 s + 256); in each segment with visible keys
+//     m = max s_j; p_j = exp(s_j - m) (the engine's exp); l = 16 lanes by j mod 16, each added ascending, then folded
+//     8, 4, 2, 1; o[d] = fma chain over j ascending of p_j*v_j[d], from 0
+//   segments merge ascending into the running (M, L, O), the first one copied:
+//     M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(L, a, l*b), O[d] = fma(O[d], a, o[d]*b)
+//   result O[d] / L; a query that sees nothing gives zeros.
+// Nothing depends on slots: a key has the same effect whether it waits at slot n+17 of a tree or was committed at n+3.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tnd::cpu {
+
+// Storage of cached rows, ggml ids.
+enum class KvType : int32_t { kF32 = 0, kF16 = 1 };
+inline size_t kv_type_size(KvType t) {
+  return t == KvType::kF32 ? 4 : 2;
+}
+
+// Cache of one (sequence, layer). Head-major; per head
+//   K [capacity/16 tiles][dim][16 positions]  (transposed tiles: 16 keys lie in the lanes of one vector)
+//   V [capacity][dim]
+// A slot holds one position's row of all heads; the committed row of position p is in slot p, rows of a pending tree
+// follow at any higher slots. Both bases 64-byte aligned.
+struct KvLayout {
+  KvType k_type = KvType::kF16;
+  KvType v_type = KvType::kF16;
+  int32_t dim = 0;  // head size, multiple of 16, at most 512
+  int32_t kv_heads = 0;
+  int32_t capacity = 0;  // slots, multiple of 16
+
+  size_t k_head_bytes() const { return size_t(capacity) * dim * kv_type_size(k_type); }
+  size_t v_head_bytes() const { return size_t(capacity) * dim * kv_type_size(v_type); }
+  size_t k_bytes() const { return k_head_bytes() * kv_heads; }
+  size_t v_bytes() const { return v_head_bytes() * kv_heads; }
+  // Bytes of one position in row form (kv_export).
+  size_t row_bytes() const { return size_t(kv_heads) * dim * (kv_type_size(k_type) + kv_type_size(v_type)); }
+};
+
+// kv_store writes the rows k, v [kv_heads, dim] of one position to `slot` (F16: round to nearest even, overflow to
+// infinity as the format has it).
+void kv_store(const KvLayout& l, void* k_cache, void* v_cache, int32_t slot, const float* k, const float* v);
+// kv_move copies the rows of slot `from` to slot `to` (commit of a tree path: ascending, from >= to).
+void kv_move(const KvLayout& l, void* k_cache, void* v_cache, int32_t from, int32_t to);
+// kv_export copies slot's rows out as [kv_heads][dim] K then [kv_heads][dim] V in cache types; kv_import the reverse.
+void kv_export(const KvLayout& l, const void* k_cache, const void* v_cache, int32_t slot, void* row);
+void kv_import(const KvLayout& l, void* k_cache, void* v_cache, int32_t slot, const void* row);
+
+// One query row. It sees the past positions [first, past) in slots of the same number, then n_tail keys at absolute
+// positions past, past+1, … held in slots tail[0], tail[1], … (a tree row: its ancestors by depth and itself; a row of
+// a bidirectional block: the whole block). `first` cuts the tail too (sliding window).
+struct AttentionRow {
+  const float* q = nullptr;  // [q_heads, dim]
+  float* out = nullptr;      // [q_heads, dim], may equal q
+  int32_t first = 0;
+  int32_t past = 0;
+  int32_t n_tail = 0;
+  const int32_t* tail = nullptr;  // borrowed
+};
+
+// Rows of one sequence. Neighbours should have similar `past` (a prefill chunk, a tree): they share K/V loads.
+struct AttentionGroup {
+  const void* k = nullptr;  // cache of the layer
+  const void* v = nullptr;
+  const AttentionRow* rows = nullptr;
+  int32_t n_rows = 0;
+};
+
+struct AttentionShape {
+  KvLayout kv;
+  int32_t q_heads = 0;  // multiple of kv_heads; head h reads kv head h / (q_heads / kv_heads)
+  float scale = 0;      // 1/sqrt(dim) of the model
+};
+
+// Instruction sets of the kernels; all give the same bits.
+enum class AttentionIsa { kScalar, kAvx2, kAvx512 };
+// attention_isa is the best one that the processor runs.
+AttentionIsa attention_isa();
+
+// attention_scratch_bytes is what one thread needs, for any number of rows and positions.
+size_t attention_scratch_bytes(const AttentionShape& shape);
+// attention_partial_bytes is the shared buffer that lets few rows over a long context use all threads (0 is allowed in
+// `attention`: then such rows use one thread per kv head). max_context in positions.
+size_t attention_partial_bytes(const AttentionShape& shape, int32_t max_context);
+
+}  // namespace tnd::cpu
