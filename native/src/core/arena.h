@@ -1,0 +1,55 @@
+// Memory of an engine: measured first, then taken from one region, so that everything is planned before anything is
+// allocated and the plan can be reported by purpose.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace tnd {
+
+// What memory is for; tnd_memory reports one entry for each.
+enum class Purpose : int { kWeights, kKv, kState, kReplay, kScratch, kHost, kCount };
+
+inline const char* purpose_name(Purpose p) {
+  constexpr const char* kNames[] = {"weights_bytes", "kv_bytes",      "state_bytes",
+                                    "replay_bytes",  "scratch_bytes", "host_bytes"};
+  return kNames[static_cast<int>(p)];
+}
+
+// Arena hands out aligned pieces of a region in backend space. Without a region it only measures: take returns nullptr
+// and the same sequence of calls later gets its pieces from a region of total() bytes.
+class Arena {
+ public:
+  static constexpr uint64_t kAlign = 64;
+
+  Arena() = default;
+  Arena(void* base, uint64_t size) : base_(static_cast<uint8_t*>(base)), size_(size) {}
+
+  bool measuring() const { return base_ == nullptr; }
+
+  // take returns `bytes` (rounded up to 64) at a 64-byte boundary, zeroed by the region's owner. Running over the
+  // region is a broken invariant: the caller compares total() with the plan.
+  void* take(Purpose purpose, uint64_t bytes) {
+    bytes = (bytes + kAlign - 1) / kAlign * kAlign;
+    const uint64_t at = total_;
+    total_ += bytes;
+    by_purpose_[static_cast<size_t>(purpose)] += bytes;
+    return measuring() || total_ > size_ ? nullptr : base_ + at;
+  }
+  template <typename T>
+  T* take_array(Purpose purpose, uint64_t count) {
+    return static_cast<T*>(take(purpose, count * sizeof(T)));
+  }
+
+  uint64_t total() const { return total_; }
+  uint64_t of(Purpose purpose) const { return by_purpose_[static_cast<size_t>(purpose)]; }
+
+ private:
+  uint8_t* base_ = nullptr;
+  uint64_t size_ = 0;
+  uint64_t total_ = 0;
+  std::array<uint64_t, static_cast<size_t>(Purpose::kCount)> by_purpose_{};
+};
+
+}  // namespace tnd
