@@ -1,0 +1,31 @@
+package telemetry
+
+// Keys of structured log fields. They are the only ones used, so that a log can be searched without knowing who wrote it.
+// Prompt text, output text, API keys and cookies are never logged.
+const (
+	KeyRequestID  = "request_id"
+	KeySessionID  = "session_id"
+	KeyWorker     = "worker"
+	KeyPeer       = "peer"
+	KeyRole       = "role"
+	KeyBackend    = "backend"
+	KeyDevice     = "device"
+	KeyModel      = "model"
+	KeyTokens     = "tokens"
+	KeyPrompt     = "prompt_tokens"
+	KeyDurationMS = "duration_ms"
+	KeyErr        = "err"
+	KeyReason     = "reason"
+	KeyState      = "state"
+	KeyEpoch      = "epoch"
+	KeyAddress    = "address"
+	KeyEndpoint   = "endpoint"
+	KeyStatus     = "status"
+	KeyOutcome    = "outcome"
+	KeyAttempt    = "attempt"
+	KeyVersion    = "version"
+	KeyPID        = "pid"
+	KeyPath       = "path"
+	KeyStack      = "stack"
+	KeySignal     = "signal"
+)

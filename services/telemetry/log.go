@@ -1,0 +1,58 @@
+package telemetry
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+// Names of the accepted log formats.
+const (
+	FormatJSON    = "json"
+	FormatConsole = "console"
+)
+
+// NewLogger builds the one logger of a process. level is debug, info, warn or error (empty = info); format is json
+// (empty = json) or console, "text" being another name of console. w is written by one goroutine at a time.
+func NewLogger(level, format string, w io.Writer) (*zap.Logger, error) {
+	lvl, err := parseLevel(level)
+	if err != nil {
+		return nil, err
+	}
+	ec := zapcore.EncoderConfig{
+		TimeKey: "time", LevelKey: "level", NameKey: "logger", MessageKey: "msg", StacktraceKey: KeyStack,
+		LineEnding:     zapcore.DefaultLineEnding,
+		EncodeLevel:    zapcore.LowercaseLevelEncoder,
+		EncodeTime:     zapcore.RFC3339NanoTimeEncoder,
+		EncodeDuration: zapcore.MillisDurationEncoder,
+		EncodeName:     zapcore.FullNameEncoder,
+	}
+	var enc zapcore.Encoder
+	switch strings.ToLower(format) {
+	case "", FormatJSON:
+		enc = zapcore.NewJSONEncoder(ec)
+	case FormatConsole, "text":
+		ec.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000")
+		enc = zapcore.NewConsoleEncoder(ec)
+	default:
+		return nil, fmt.Errorf("log format %q is not one of json, console", format)
+	}
+	return zap.New(zapcore.NewCore(enc, zapcore.Lock(zapcore.AddSync(w)), lvl)), nil
+}
+
+func parseLevel(level string) (zapcore.Level, error) {
+	switch strings.ToLower(level) {
+	case "debug":
+		return zapcore.DebugLevel, nil
+	case "", "info":
+		return zapcore.InfoLevel, nil
+	case "warn", "warning":
+		return zapcore.WarnLevel, nil
+	case "error":
+		return zapcore.ErrorLevel, nil
+	}
+	return 0, fmt.Errorf("log level %q is not one of debug, info, warn, error", level)
+}
