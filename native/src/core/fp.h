@@ -20,8 +20,12 @@ inline uint32_t load_u32(const void* p) {
   std::memcpy(&v, p, sizeof v);
   return v;
 }
-inline void store_u16(void* p, uint16_t v) { std::memcpy(p, &v, sizeof v); }
-inline void store_u32(void* p, uint32_t v) { std::memcpy(p, &v, sizeof v); }
+inline void store_u16(void* p, uint16_t v) {
+  std::memcpy(p, &v, sizeof v);
+}
+inline void store_u32(void* p, uint32_t v) {
+  std::memcpy(p, &v, sizeof v);
+}
 
 // f16_to_f32 is exact for every half, subnormals included; NaN keeps its payload and becomes quiet, as the hardware
 // conversion does.
@@ -47,7 +51,7 @@ inline uint16_t f32_to_f16(float f) {
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
   if (magnitude > 0x7F800000u) return static_cast<uint16_t>(sign | 0x7E00u | (magnitude >> 13 & 0x3FFu));
   if (magnitude >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7C00u);  // >= 65520 rounds to infinity
-  if (magnitude < 0x38800000u) {                                              // below 2^-14: subnormal half
+  if (magnitude < 0x38800000u) {                                               // below 2^-14: subnormal half
     // Adding 0.5 aligns the last bit of the sum with 2^-24, so the float addition itself rounds to nearest even.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3F000000u));
@@ -57,7 +61,9 @@ inline uint16_t f32_to_f16(float f) {
 }
 
 // bf16_to_f32 is exact: a bfloat16 is the upper half of a float32.
-inline float bf16_to_f32(uint16_t b) { return std::bit_cast<float>(static_cast<uint32_t>(b) << 16); }
+inline float bf16_to_f32(uint16_t b) {
+  return std::bit_cast<float>(static_cast<uint32_t>(b) << 16);
+}
 
 // f32_to_bf16 rounds to nearest, ties to even; NaN stays NaN and becomes quiet.
 inline uint16_t f32_to_bf16(float f) {
@@ -66,10 +72,11 @@ inline uint16_t f32_to_bf16(float f) {
   return static_cast<uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
 }
 
-// round_even rounds half to even for |x| <= 4194303: adding 1.5 * 2^23 leaves the integer in the mantissa.
+// round_even rounds half to even for |x| <= 4194303: adding 1.5 * 2^23 leaves the integer in the mantissa. Beyond that,
+// and for NaN, the result is some integer.
 inline int32_t round_even(float x) {
   const float shifted = x + 12582912.0f;
-  return std::bit_cast<int32_t>(shifted) - 0x4B400000;
+  return static_cast<int32_t>(std::bit_cast<uint32_t>(shifted) - 0x4B400000u);
 }
 
 }  // namespace tnd

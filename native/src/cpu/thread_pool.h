@@ -19,7 +19,7 @@ class ThreadPool {
   // Task function: ctx as given to run, task in [0, n_tasks), worker in [0, threads()); the caller is worker 0.
   using Fn = void (*)(void* ctx, int task, int worker);
 
-  static constexpr int kMaxTasks = 65535;   // of one region; run() splits larger counts into several regions
+  static constexpr int kMaxTasks = 65535;    // of one region; run() splits larger counts into several regions
   static constexpr int kDefaultSpinUs = 30;  // longer than the serial gaps between the matmuls of a layer
 
   // Starts threads - 1 workers (threads >= 1; 1 means that everything runs inline in the caller).
