@@ -1,0 +1,160 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/alecthomas/kong"
+)
+
+// EnvPrefix starts the name of every environment variable that stands for a flag.
+const EnvPrefix = "TANDEM"
+
+// Exit statuses of all programs.
+const (
+	ExitOK    = 0
+	ExitError = 1
+	ExitUsage = 2
+)
+
+// ownFlags are the flags of Flags and kong; they are neither dumped nor read from a file.
+var ownFlags = []string{"config", "dump-config", "verify-config", "help", "version"}
+
+// Flags are the settings about settings; embed them in a command.
+type Flags struct {
+	Config       FileFlag `help:"YAML file of settings, one \"flag: value\" a line. Flags and TANDEM_… variables win over it." placeholder:"FILE" type:"path"`
+	DumpConfig   bool     `help:"Print the resolved settings as JSON, secrets masked, and exit." env:"-"`
+	VerifyConfig bool     `help:"Check the settings and exit with status 0, or with 2 and the reasons." env:"-"`
+}
+
+// FileFlag is the path of a settings file; it is read while the command line is parsed.
+type FileFlag string
+
+// BeforeResolve reads the file, before kong asks for values that the command line lacks.
+func (FileFlag) BeforeResolve(ctx *kong.Context, trace *kong.Path) error {
+	path, _ := ctx.FlagValue(trace.Flag).(FileFlag)
+	return addFile(ctx, string(path))
+}
+
+func addFile(ctx *kong.Context, path string) error {
+	r, err := readFile(path)
+	if err != nil {
+		return err
+	}
+	ctx.AddResolver(r)
+	return nil
+}
+
+// envFile reads the file named by TANDEM_CONFIG, unless the command line names another.
+type envFile struct{}
+
+func (envFile) BeforeResolve(ctx *kong.Context) error {
+	path := os.Getenv(EnvPrefix + "_CONFIG")
+	if path == "" {
+		return nil
+	}
+	hasFlag := false
+	for _, flag := range ctx.Flags() {
+		hasFlag = hasFlag || flag.Name == "config"
+	}
+	for _, step := range ctx.Path {
+		if step.Flag != nil && step.Flag.Name == "config" {
+			return nil
+		}
+	}
+	if !hasFlag {
+		return nil
+	}
+	return addFile(ctx, path)
+}
+
+// Streams are the outputs of a program.
+type Streams struct {
+	Out, Err io.Writer
+}
+
+// Result of Parse.
+type Result struct {
+	// Context runs the chosen command; nil when Done.
+	Context *kong.Context
+	// Done says that the program has nothing more to do: help or settings were printed, or the command line is wrong.
+	Done bool
+	// Exit is the status to end with when Done.
+	Exit int
+}
+
+// exit carries a status out of kong's help and version hooks, which would end the process.
+type exit int
+
+// Parse reads the command line args into cli, a pointer to a kong struct. It never ends the process.
+func Parse(cli any, name, description string, args []string, streams Streams, options ...kong.Option) (result Result) {
+	defer func() {
+		if r := recover(); r != nil {
+			code, ok := r.(exit)
+			if !ok {
+				panic(r)
+			}
+			result = Result{Done: true, Exit: int(code)}
+		}
+	}()
+	options = append([]kong.Option{
+		kong.Name(name),
+		kong.Description(description),
+		kong.DefaultEnvars(EnvPrefix),
+		kong.UsageOnError(),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110}),
+		kong.Writers(streams.Out, streams.Err),
+		kong.Exit(func(code int) { panic(exit(code)) }),
+		kong.WithBeforeResolve(func(ctx *kong.Context) error { return envFile{}.BeforeResolve(ctx) }),
+	}, options...)
+	parser, err := kong.New(cli, options...)
+	if err != nil {
+		panic(fmt.Sprintf("config: struct of %s: %v", name, err)) // a broken struct tag, found by the first test
+	}
+	ctx, err := parser.Parse(args)
+	if err != nil {
+		fmt.Fprintf(streams.Err, "%s: %v\n", name, err)
+		var parse *kong.ParseError
+		if errors.As(err, &parse) && parse.Context != nil && parse.Context.Command() != "" {
+			fmt.Fprintf(streams.Err, "Run \"%s --help\" for the flags.\n", commandLine(name, parse.Context))
+		} else {
+			fmt.Fprintf(streams.Err, "Run \"%s --help\" for the commands.\n", name)
+		}
+		return Result{Done: true, Exit: ExitUsage}
+	}
+	switch {
+	case flagSet(ctx, "dump-config"):
+		if err := Dump(ctx, streams.Out); err != nil {
+			fmt.Fprintf(streams.Err, "%s: %v\n", name, err)
+			return Result{Done: true, Exit: ExitError}
+		}
+		return Result{Done: true}
+	case flagSet(ctx, "verify-config"):
+		fmt.Fprintln(streams.Out, "settings are valid")
+		return Result{Done: true}
+	}
+	return Result{Context: ctx}
+}
+
+// commandLine is the program's name with the chosen sub-commands, without their arguments.
+func commandLine(name string, ctx *kong.Context) string {
+	line := name
+	for _, step := range ctx.Path {
+		if step.Command != nil {
+			line += " " + step.Command.Name
+		}
+	}
+	return line
+}
+
+func flagSet(ctx *kong.Context, name string) bool {
+	for _, flag := range ctx.Flags() {
+		if flag.Name == name {
+			set, _ := flag.Target.Interface().(bool)
+			return set
+		}
+	}
+	return false
+}
