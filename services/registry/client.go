@@ -1,0 +1,282 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/status"
+)
+
+// Defaults of ClientConfig.
+const (
+	DefaultMinBackoff = 100 * time.Millisecond
+	DefaultMaxBackoff = 5 * time.Second
+)
+
+// joinTimeout bounds the wait for the first lease of a stream.
+const joinTimeout = 10 * time.Second
+
+// ClientConfig sets up a Client.
+type ClientConfig struct {
+	// Gateway is the registry's address: host:port or unix:///path.
+	Gateway string
+	// Registration is what the worker says of itself. ProtocolVersion is filled in when 0.
+	Registration *tandemv1.Registration
+	// Heartbeat returns the worker's present state; the client sets seq and rtt_ms. Called from Run's goroutine.
+	Heartbeat func() *tandemv1.Heartbeat
+	// OnLease is told every lease message whose content changed (heartbeat_seq aside) in order, and the first one of every
+	// stream. Called from Run's goroutine: it must not block. Nil = not wanted.
+	OnLease func(*tandemv1.Lease)
+	// OnDisconnect is told when a joined stream ended, with its error. Nil = not wanted.
+	OnDisconnect func(error)
+	Logger       *zap.Logger
+	// DialOptions replace the defaults (no TLS, keepalive) when not empty.
+	DialOptions []grpc.DialOption
+	// Waits between attempts: doubled from Min to Max, with jitter. Zero = defaults.
+	MinBackoff, MaxBackoff time.Duration
+}
+
+// Client keeps one worker registered.
+type Client struct {
+	cfg    ClientConfig
+	log    *zap.Logger
+	kick   chan struct{}
+	joined atomic.Bool
+}
+
+// NewClient checks cfg and returns a client that does nothing until Run.
+func NewClient(cfg ClientConfig) (*Client, error) {
+	switch {
+	case cfg.Gateway == "":
+		return nil, errors.New("registry client: gateway address is empty")
+	case cfg.Registration == nil:
+		return nil, errors.New("registry client: registration is missing")
+	case cfg.Heartbeat == nil:
+		return nil, errors.New("registry client: heartbeat function is missing")
+	}
+	if cfg.Registration.ProtocolVersion == 0 {
+		cfg.Registration.ProtocolVersion = ProtocolVersion
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = zap.NewNop()
+	}
+	if cfg.MinBackoff <= 0 {
+		cfg.MinBackoff = DefaultMinBackoff
+	}
+	if cfg.MaxBackoff < cfg.MinBackoff {
+		cfg.MaxBackoff = max(DefaultMaxBackoff, cfg.MinBackoff)
+	}
+	if len(cfg.DialOptions) == 0 {
+		cfg.DialOptions = []grpc.DialOption{
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
+		}
+	}
+	return &Client{cfg: cfg, log: cfg.Logger, kick: make(chan struct{}, 1)}, nil
+}
+
+// Joined reports whether the worker holds a lease now.
+func (c *Client) Joined() bool { return c.joined.Load() }
+
+// Notify sends a heartbeat at once, for a change of state that should not wait for the next one.
+func (c *Client) Notify() {
+	select {
+	case c.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Run joins the registry and stays joined, with back-off after every failure and without end, until ctx is done. It returns
+// ctx's error, or an error of the gateway address that can never work.
+func (c *Client) Run(ctx context.Context) error {
+	conn, err := grpc.NewClient(c.cfg.Gateway, c.cfg.DialOptions...)
+	if err != nil {
+		return fmt.Errorf("registry client: gateway address %q: %w", c.cfg.Gateway, err)
+	}
+	defer conn.Close()
+	api := tandemv1.NewRegistryServiceClient(conn)
+	wait := c.cfg.MinBackoff
+	for {
+		joined, err := c.session(ctx, api)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if joined {
+			wait = c.cfg.MinBackoff
+		}
+		level := zap.DebugLevel
+		if joined || wait == c.cfg.MinBackoff || status.Code(err) == codes.FailedPrecondition {
+			level = zap.WarnLevel
+		}
+		c.log.Log(level, "not registered, will try again", zap.Duration("wait", wait), zap.NamedError(telemetry.KeyErr, err))
+		if !sleep(ctx, jitter(wait)) {
+			return ctx.Err()
+		}
+		wait = min(2*wait, c.cfg.MaxBackoff)
+	}
+}
+
+// session is one stream: it registers, then sends heartbeats until the stream or ctx ends. joined says whether a lease came.
+func (c *Client) session(ctx context.Context, api tandemv1.RegistryServiceClient) (joined bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// A gateway that accepts the connection and never answers must not hold the worker.
+	first := time.AfterFunc(joinTimeout, cancel)
+	defer first.Stop()
+	stream, err := api.Join(ctx)
+	if err != nil {
+		return false, err
+	}
+	reg := &tandemv1.JoinRequest{Message: &tandemv1.JoinRequest_Registration{Registration: c.cfg.Registration}}
+	if err := stream.Send(reg); err != nil {
+		return false, recvError(stream, err)
+	}
+	leases := make(chan *tandemv1.Lease)
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			m, err := stream.Recv()
+			if err != nil {
+				ended <- err
+				return
+			}
+			select {
+			case leases <- m.GetLease():
+			case <-ctx.Done():
+				ended <- ctx.Err()
+				return
+			}
+		}
+	}()
+	// The receiver is waited for: nothing outlives Run.
+	done := false
+	defer func() {
+		cancel()
+		if !done {
+			<-ended
+		}
+	}()
+
+	select {
+	case l := <-leases:
+		first.Stop()
+		c.joined.Store(true)
+		return true, c.serve(ctx, stream, l, leases, ended, &done)
+	case err := <-ended:
+		done = true
+		return false, err
+	}
+}
+
+// serve runs a joined stream to its end.
+func (c *Client) serve(ctx context.Context, stream tandemv1.RegistryService_JoinClient, l *tandemv1.Lease,
+	leases <-chan *tandemv1.Lease, ended <-chan error, done *bool) (err error) {
+	defer func() {
+		c.joined.Store(false)
+		if c.cfg.OnDisconnect != nil {
+			c.cfg.OnDisconnect(err)
+		}
+	}()
+	c.log.Info("registered at the gateway", zap.Uint64(telemetry.KeyEpoch, l.GetEpoch()), zap.Int("peers", len(l.GetPeers())))
+	c.tell(l)
+	var (
+		seq    uint64
+		sent   time.Time
+		rtt    time.Duration
+		period = beatPeriod(l)
+		timer  = time.NewTimer(0)
+	)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-c.kick:
+		case n := <-leases:
+			if n.GetHeartbeatSeq() == seq && seq > 0 && !sent.IsZero() {
+				rtt, sent = time.Since(sent), time.Time{}
+			}
+			if !sameLease(l, n) {
+				c.tell(n)
+			}
+			l, period = n, beatPeriod(n)
+			continue
+		case err := <-ended:
+			*done = true
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		seq++
+		hb := c.cfg.Heartbeat()
+		if hb == nil {
+			hb = &tandemv1.Heartbeat{State: StateStarting}
+		}
+		hb.Seq, hb.RttMs = seq, float64(rtt.Microseconds())/1000
+		sent = time.Now()
+		if err := stream.Send(&tandemv1.JoinRequest{Message: &tandemv1.JoinRequest_Heartbeat{Heartbeat: hb}}); err != nil {
+			err, *done = <-ended, true
+			return err
+		}
+		timer.Reset(period)
+	}
+}
+
+func (c *Client) tell(l *tandemv1.Lease) {
+	if c.cfg.OnLease != nil {
+		c.cfg.OnLease(l)
+	}
+}
+
+// recvError returns the status behind a failed Send, which itself only says EOF.
+func recvError(stream tandemv1.RegistryService_JoinClient, err error) error {
+	if _, rerr := stream.Recv(); rerr != nil {
+		return rerr
+	}
+	return err
+}
+
+// beatPeriod is a third of the lease, at least 10 ms.
+func beatPeriod(l *tandemv1.Lease) time.Duration {
+	return max(time.Duration(l.GetLeaseTtlMs())*time.Millisecond/3, 10*time.Millisecond)
+}
+
+// sameLease compares leases without heartbeat_seq, which changes with every message.
+func sameLease(a, b *tandemv1.Lease) bool {
+	if a.GetEpoch() != b.GetEpoch() || a.GetDrain() != b.GetDrain() || a.GetLeaseTtlMs() != b.GetLeaseTtlMs() ||
+		len(a.GetPeers()) != len(b.GetPeers()) {
+		return false
+	}
+	for i, p := range a.GetPeers() {
+		q := b.GetPeers()[i]
+		if p.GetWorkerId() != q.GetWorkerId() || p.GetAddress() != q.GetAddress() || p.GetModel().GetDigest() != q.GetModel().GetDigest() {
+			return false
+		}
+	}
+	return true
+}
+
+// jitter spreads waits over 50 to 100 %, so that workers do not return in step.
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2+1) }
+
+// sleep waits for d; false means ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

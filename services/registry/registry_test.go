@@ -1,0 +1,440 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"go.uber.org/goleak"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// hub is a registry server on an in-memory listener; the listener can be replaced to play an outage.
+type hub struct {
+	srv *Server
+	mu  sync.Mutex
+	lis *bufconn.Listener
+	gs  *grpc.Server
+}
+
+func newHub(cfg ServerConfig) *hub {
+	h := &hub{srv: NewServer(cfg)}
+	h.start()
+	return h
+}
+
+func (h *hub) start() {
+	lis, gs := bufconn.Listen(1<<16), grpc.NewServer()
+	tandemv1.RegisterRegistryServiceServer(gs, h.srv)
+	go gs.Serve(lis)
+	h.mu.Lock()
+	h.lis, h.gs = lis, gs
+	h.mu.Unlock()
+}
+
+func (h *hub) stop() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.gs.Stop()
+}
+
+func (h *hub) dial(ctx context.Context, _ string) (net.Conn, error) {
+	h.mu.Lock()
+	lis := h.lis
+	h.mu.Unlock()
+	return lis.DialContext(ctx)
+}
+
+func (h *hub) options() []grpc.DialOption {
+	return []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(h.dial)}
+}
+
+// worker is a client with its recorded leases.
+type worker struct {
+	*Client
+	mu     sync.Mutex
+	leases []*tandemv1.Lease
+	state  string
+	stop   func()
+}
+
+func (w *worker) peers() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ids := []string{}
+	if len(w.leases) > 0 {
+		for _, p := range w.leases[len(w.leases)-1].GetPeers() {
+			ids = append(ids, p.GetWorkerId())
+		}
+	}
+	return ids
+}
+
+func (w *worker) epoch() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.leases) == 0 {
+		return 0
+	}
+	return w.leases[len(w.leases)-1].GetEpoch()
+}
+
+func (w *worker) setState(s string) {
+	w.mu.Lock()
+	w.state = s
+	w.mu.Unlock()
+	w.Notify()
+}
+
+func registration(id string, role tandemv1.Role, model *tandemv1.ModelInfo) *tandemv1.Registration {
+	return &tandemv1.Registration{WorkerId: id, Role: role, Address: id + ":1", Model: model}
+}
+
+func join(t *testing.T, h *hub, reg *tandemv1.Registration) *worker {
+	t.Helper()
+	w := &worker{state: StateReady}
+	c, err := NewClient(ClientConfig{
+		Gateway: "passthrough:///hub", Registration: reg, DialOptions: h.options(),
+		Heartbeat: func() *tandemv1.Heartbeat {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return &tandemv1.Heartbeat{State: w.state, LanesBusy: 1}
+		},
+		OnLease: func(l *tandemv1.Lease) {
+			w.mu.Lock()
+			w.leases = append(w.leases, l)
+			w.mu.Unlock()
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Client = c
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	w.stop = func() {
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run = %v, want canceled", err)
+		}
+	}
+	return w
+}
+
+var (
+	targetModel = &tandemv1.ModelInfo{Name: "t", TokenizerDigest: "aa", Hidden: 512, Vocab: 100, NLayers: 8, Digest: "m"}
+	draftModel  = &tandemv1.ModelInfo{Name: "d", TokenizerDigest: "aa", Hidden: 512, Vocab: 100, CaptureLayers: []int32{1, 3, 6}, Digest: "n"}
+)
+
+func target(id string) *tandemv1.Registration {
+	return registration(id, tandemv1.Role_ROLE_TARGET, targetModel)
+}
+
+func draft(id string) *tandemv1.Registration {
+	return registration(id, tandemv1.Role_ROLE_DRAFT, draftModel)
+}
+
+func states(s *Server) map[string]string {
+	m := map[string]string{}
+	for _, w := range s.Workers() {
+		m[w.ID] = w.State
+	}
+	return m
+}
+
+func TestLeaseLifeCycle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHub(ServerConfig{LeaseTTL: 3 * time.Second})
+		defer h.stop()
+		a := join(t, h, target("t1"))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if d := cmp.Diff(map[string]string{"t1": StateReady}, states(h.srv)); d != "" {
+			t.Fatal(d)
+		}
+		if !a.Joined() {
+			t.Error("client does not know that it joined")
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if w := h.srv.Workers()[0]; time.Since(w.LastHeartbeat) > time.Second+time.Millisecond || w.Heartbeat.GetLanesBusy() != 1 {
+			t.Errorf("heartbeats stopped: %v old", time.Since(w.LastHeartbeat))
+		}
+		a.setState(StateDraining)
+		synctest.Wait()
+		if got := states(h.srv)["t1"]; got != StateDraining {
+			t.Errorf("state %q right after Notify, want draining", got)
+		}
+		a.stop()
+		synctest.Wait()
+		if got := states(h.srv)["t1"]; got != StateLost {
+			t.Errorf("state %q after the stream ended, want lost", got)
+		}
+		time.Sleep(DefaultKeepLost + time.Second)
+		if len(h.srv.Workers()) != 0 {
+			t.Error("lost worker was never forgotten")
+		}
+	})
+}
+
+func TestSilentWorkerExpires(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHub(ServerConfig{LeaseTTL: 3 * time.Second})
+		defer h.stop()
+		conn, err := grpc.NewClient("passthrough:///hub", h.options()...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		stream, err := tandemv1.NewRegistryServiceClient(conn).Join(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		reg := target("mute")
+		reg.ProtocolVersion = ProtocolVersion
+		stream.Send(&tandemv1.JoinRequest{Message: &tandemv1.JoinRequest_Registration{Registration: reg}})
+		if _, err := stream.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		_, err = stream.Recv()
+		if status.Code(err) != codes.DeadlineExceeded || time.Since(start) != 3*time.Second {
+			t.Errorf("stream ended with %v after %v, want DEADLINE_EXCEEDED after 3s", err, time.Since(start))
+		}
+		synctest.Wait()
+		if got := states(h.srv)["mute"]; got != StateLost {
+			t.Errorf("state %q, want lost", got)
+		}
+	})
+}
+
+func TestReconnectRaisesEpoch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHub(ServerConfig{})
+		a := join(t, h, target("t1"))
+		defer a.stop()
+		time.Sleep(time.Second)
+		if a.epoch() != 1 {
+			t.Fatalf("epoch %d, want 1", a.epoch())
+		}
+		h.stop()
+		time.Sleep(10 * time.Second)
+		if a.Joined() {
+			t.Error("joined without a gateway")
+		}
+		h.start()
+		defer h.stop()
+		time.Sleep(20 * time.Second)
+		if a.epoch() != 2 || !a.Joined() {
+			t.Errorf("epoch %d joined %v after the outage, want 2 true", a.epoch(), a.Joined())
+		}
+	})
+}
+
+func TestSecondStreamReplacesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHub(ServerConfig{})
+		defer h.stop()
+		d := join(t, h, draft("d"))
+		tg := join(t, h, target("t"))
+		defer tg.stop()
+		time.Sleep(time.Second)
+		reg := draft("d")
+		reg.Address = "elsewhere:2"
+		d.stop()
+		d2 := join(t, h, reg)
+		defer d2.stop()
+		time.Sleep(time.Second)
+		if d2.epoch() != 2 {
+			t.Errorf("epoch %d, want 2", d2.epoch())
+		}
+		tg.mu.Lock()
+		defer tg.mu.Unlock()
+		last := tg.leases[len(tg.leases)-1]
+		if len(last.GetPeers()) != 1 || last.GetPeers()[0].GetAddress() != "elsewhere:2" {
+			t.Errorf("target was told peers %v, want the new address", last.GetPeers())
+		}
+	})
+}
+
+func TestPeerAssignment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHub(ServerConfig{})
+		defer h.stop()
+		ws := map[string]*worker{}
+		add := func(reg *tandemv1.Registration) {
+			ws[reg.WorkerId] = join(t, h, reg)
+			time.Sleep(time.Second)
+		}
+		check := func(when string, want map[string][]string) {
+			t.Helper()
+			time.Sleep(time.Second)
+			for id, peers := range want {
+				if got := ws[id].peers(); !slices.Equal(got, peers) {
+					t.Errorf("%s: %s has %v, want %v", when, id, got, peers)
+				}
+			}
+		}
+		add(target("t1"))
+		add(draft("d1"))
+		check("one draft", map[string][]string{"t1": {"d1"}, "d1": {}})
+		add(target("t2"))
+		check("shared draft", map[string][]string{"t1": {"d1"}, "t2": {"d1"}})
+		odd := draft("d0")
+		odd.Model = &tandemv1.ModelInfo{TokenizerDigest: "bb", Hidden: 512}
+		add(odd)
+		check("foreign vocabulary is paired with nobody", map[string][]string{"t1": {"d1"}, "t2": {"d1"}})
+		add(draft("d2"))
+		check("second draft goes to the first of the least", map[string][]string{"t1": {"d1", "d2"}, "t2": {"d1"}})
+		ws["d1"].stop()
+		delete(ws, "d1")
+		check("t2 shares what is left", map[string][]string{"t1": {"d2"}, "t2": {"d2"}})
+		ws["d2"].setState(StateDraining)
+		check("draining draft is taken away", map[string][]string{"t1": {}, "t2": {}})
+		for _, w := range ws {
+			w.stop()
+		}
+	})
+}
+
+func TestCompatible(t *testing.T) {
+	change := func(f func(*tandemv1.ModelInfo)) *tandemv1.ModelInfo {
+		m := &tandemv1.ModelInfo{TokenizerDigest: "aa", Hidden: 512, Vocab: 100, CaptureLayers: []int32{1, 7}}
+		f(m)
+		return m
+	}
+	tests := []struct {
+		name  string
+		draft *tandemv1.ModelInfo
+		want  bool
+	}{
+		{"equal", change(func(*tandemv1.ModelInfo) {}), true},
+		{"unknown vocabulary", change(func(m *tandemv1.ModelInfo) { m.TokenizerDigest, m.Vocab = "", 0 }), true},
+		{"other tokenizer", change(func(m *tandemv1.ModelInfo) { m.TokenizerDigest = "bb" }), false},
+		{"other hidden size", change(func(m *tandemv1.ModelInfo) { m.Hidden = 256 }), false},
+		{"other vocabulary size", change(func(m *tandemv1.ModelInfo) { m.Vocab = 99 }), false},
+		{"layer beyond the target", change(func(m *tandemv1.ModelInfo) { m.CaptureLayers = []int32{8} }), false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := Compatible(targetModel, tt.draft); got != tt.want {
+				t.Errorf("Compatible = %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	tests := []struct {
+		name   string
+		reg    *tandemv1.Registration
+		code   codes.Code
+		reason string
+		field  string
+	}{
+		{"no registration", nil, codes.InvalidArgument, "", "registration"},
+		{"no id", &tandemv1.Registration{ProtocolVersion: 1, Role: 1, Address: "a"}, codes.InvalidArgument, "", "worker_id"},
+		{"no role", &tandemv1.Registration{ProtocolVersion: 1, WorkerId: "w", Address: "a"}, codes.InvalidArgument, "", "role"},
+		{"no address", &tandemv1.Registration{ProtocolVersion: 1, WorkerId: "w", Role: 1}, codes.InvalidArgument, "", "address"},
+		{"other protocol", &tandemv1.Registration{ProtocolVersion: 9, WorkerId: "w", Role: 1, Address: "a"}, codes.FailedPrecondition, "PROTOCOL_MISMATCH", ""},
+		{"refused by the cluster", &tandemv1.Registration{ProtocolVersion: 1, WorkerId: "bad", Role: 1, Address: "a"}, codes.FailedPrecondition, "MODEL_MISMATCH", ""},
+	}
+	h := newHub(ServerConfig{Accept: func(r *tandemv1.Registration) error {
+		if r.WorkerId == "bad" {
+			return reasonError(codes.FailedPrecondition, "MODEL_MISMATCH", "another model is served")
+		}
+		return nil
+	}})
+	defer h.stop()
+	conn, err := grpc.NewClient("passthrough:///hub", h.options()...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			stream, err := tandemv1.NewRegistryServiceClient(conn).Join(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			req := &tandemv1.JoinRequest{}
+			if tt.reg != nil {
+				req.Message = &tandemv1.JoinRequest_Registration{Registration: tt.reg}
+			}
+			stream.Send(req)
+			_, err = stream.Recv()
+			st := status.Convert(err)
+			if st.Code() != tt.code {
+				t.Fatalf("error %v, want code %v", err, tt.code)
+			}
+			var reason, field string
+			for _, d := range st.Details() {
+				switch d := d.(type) {
+				case *errdetails.ErrorInfo:
+					reason = d.Reason
+				case *errdetails.BadRequest:
+					field = d.FieldViolations[0].Field
+				}
+			}
+			if reason != tt.reason || field != tt.field {
+				t.Errorf("reason %q field %q, want %q %q", reason, field, tt.reason, tt.field)
+			}
+		})
+	}
+}
+
+func TestWatchMergesChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHub(ServerConfig{})
+		defer h.stop()
+		ch, end := h.srv.Watch()
+		<-ch
+		a, b := join(t, h, target("t1")), join(t, h, draft("d1"))
+		time.Sleep(time.Second)
+		<-ch
+		if got := len(h.srv.Workers()); got != 2 {
+			t.Errorf("%d workers, want 2", got)
+		}
+		h.srv.Drain()
+		time.Sleep(time.Second)
+		a.mu.Lock()
+		drained := a.leases[len(a.leases)-1].GetDrain()
+		a.mu.Unlock()
+		if !drained {
+			t.Error("worker was not told to drain")
+		}
+		end()
+		a.stop()
+		b.stop()
+	})
+}
+
+func TestClientConfigErrors(t *testing.T) {
+	hb := func() *tandemv1.Heartbeat { return nil }
+	for name, cfg := range map[string]ClientConfig{
+		"no gateway":      {Registration: target("t"), Heartbeat: hb},
+		"no registration": {Gateway: "g", Heartbeat: hb},
+		"no heartbeat":    {Gateway: "g", Registration: target("t")},
+	} {
+		if _, err := NewClient(cfg); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}

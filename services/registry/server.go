@@ -1,0 +1,362 @@
+package registry
+
+import (
+	"errors"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.uber.org/zap"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Defaults of ServerConfig.
+const (
+	DefaultLeaseTTL   = 6 * time.Second
+	DefaultKeepLost   = time.Minute
+	maxWorkerIDLength = 128
+)
+
+// ServerConfig sets up a Server; zero members take the defaults.
+type ServerConfig struct {
+	// LeaseTTL is how long a worker may stay silent. Workers send a heartbeat every third of it.
+	LeaseTTL time.Duration
+	// KeepLost is how long a lost worker stays in the list.
+	KeepLost time.Duration
+	// Accept may refuse a registration with a gRPC status (FAILED_PRECONDITION: does not fit the cluster). Nil accepts all.
+	Accept func(*tandemv1.Registration) error
+	Logger *zap.Logger
+}
+
+// Worker is the state of one worker at the time of the call that returned it. Registration and Heartbeat are shared and must
+// not be changed; Heartbeat is nil before the first one.
+type Worker struct {
+	ID            string
+	Epoch         uint64
+	State         string
+	Registration  *tandemv1.Registration
+	Heartbeat     *tandemv1.Heartbeat
+	Joined        time.Time
+	LastHeartbeat time.Time
+	// Drafts assigned to this target.
+	Drafts []string
+}
+
+// Server is the gateway's side of the lease. It is safe for concurrent use.
+type Server struct {
+	tandemv1.UnimplementedRegistryServiceServer
+	cfg ServerConfig
+	log *zap.Logger
+
+	mu       sync.Mutex // guards everything below
+	workers  map[string]*entry
+	epochs   map[string]uint64
+	watchers map[chan struct{}]struct{}
+	draining bool
+}
+
+// entry is one worker in the table; guarded by Server.mu.
+type entry struct {
+	w Worker
+	// poke tells the stream that its lease changed or that another stream replaced it; capacity 1.
+	poke     chan struct{}
+	replaced bool
+	drafts   []string
+	lostAt   time.Time
+}
+
+// NewServer returns a server without workers.
+func NewServer(cfg ServerConfig) *Server {
+	if cfg.LeaseTTL <= 0 {
+		cfg.LeaseTTL = DefaultLeaseTTL
+	}
+	if cfg.KeepLost <= 0 {
+		cfg.KeepLost = DefaultKeepLost
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = zap.NewNop()
+	}
+	return &Server{
+		cfg: cfg, log: cfg.Logger, workers: map[string]*entry{}, epochs: map[string]uint64{}, watchers: map[chan struct{}]struct{}{},
+	}
+}
+
+// Join serves one worker for as long as its stream lives.
+func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	reg := first.GetRegistration()
+	if err := s.check(reg); err != nil {
+		s.log.Warn("worker refused", zap.String(telemetry.KeyWorker, reg.GetWorkerId()), zap.Error(err))
+		return err
+	}
+	e := s.add(reg)
+	defer s.remove(e)
+
+	beats := make(chan *tandemv1.Heartbeat)
+	recvErr := make(chan error, 1)
+	go func() {
+		for {
+			m, err := stream.Recv()
+			if err != nil {
+				recvErr <- err
+				return
+			}
+			hb := m.GetHeartbeat()
+			if hb == nil {
+				recvErr <- status.Error(codes.InvalidArgument, "a worker registers once per stream; heartbeat expected")
+				return
+			}
+			select {
+			case beats <- hb:
+			case <-stream.Context().Done():
+				recvErr <- stream.Context().Err()
+				return
+			}
+		}
+	}()
+
+	var seq uint64
+	if err := stream.Send(s.lease(e, seq)); err != nil {
+		return err
+	}
+	ttl := time.NewTimer(s.cfg.LeaseTTL)
+	defer ttl.Stop()
+	for {
+		select {
+		case hb := <-beats:
+			ttl.Reset(s.cfg.LeaseTTL)
+			seq = hb.GetSeq()
+			s.beat(e, hb)
+			if err := stream.Send(s.lease(e, seq)); err != nil {
+				return err
+			}
+		case <-e.poke:
+			if s.isReplaced(e) {
+				return reasonError(codes.Aborted, "LEASE_REPLACED", "worker registered again on another stream")
+			}
+			if err := stream.Send(s.lease(e, seq)); err != nil {
+				return err
+			}
+		case <-ttl.C:
+			return reasonError(codes.DeadlineExceeded, "LEASE_EXPIRED", "no heartbeat within the lease")
+		case err := <-recvErr:
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+// check validates a registration.
+func (s *Server) check(reg *tandemv1.Registration) error {
+	var field, problem string
+	switch {
+	case reg == nil:
+		field, problem = "registration", "the first message must be a registration"
+	case reg.GetWorkerId() == "" || len(reg.GetWorkerId()) > maxWorkerIDLength:
+		field, problem = "worker_id", "must have 1 to 128 bytes"
+	case reg.GetRole() == tandemv1.Role_ROLE_UNSPECIFIED:
+		field, problem = "role", "must be target, draft or prefill"
+	case reg.GetAddress() == "":
+		field, problem = "address", "must be host:port or unix:///path"
+	}
+	if field != "" {
+		st, err := status.New(codes.InvalidArgument, "registration: "+field+": "+problem).WithDetails(&errdetails.BadRequest{
+			FieldViolations: []*errdetails.BadRequest_FieldViolation{{Field: field, Description: problem}},
+		})
+		if err != nil {
+			return status.Error(codes.InvalidArgument, problem)
+		}
+		return st.Err()
+	}
+	if v := reg.GetProtocolVersion(); v != ProtocolVersion {
+		return reasonError(codes.FailedPrecondition, "PROTOCOL_MISMATCH",
+			"worker speaks protocol "+strconv.Itoa(int(v))+", the gateway "+strconv.Itoa(ProtocolVersion))
+	}
+	if s.cfg.Accept != nil {
+		return s.cfg.Accept(reg)
+	}
+	return nil
+}
+
+// add puts a worker into the table, replacing an older lease of the same id.
+func (s *Server) add(reg *tandemv1.Registration) *entry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id := reg.GetWorkerId()
+	if old := s.workers[id]; old != nil {
+		old.replaced = true
+		poke(old)
+	}
+	s.epochs[id]++
+	now := time.Now()
+	e := &entry{
+		w:    Worker{ID: id, Epoch: s.epochs[id], State: StateStarting, Registration: reg, Joined: now, LastHeartbeat: now},
+		poke: make(chan struct{}, 1),
+	}
+	s.workers[id] = e
+	s.dropLost(now)
+	s.assign()
+	// A draft that came back may have another address: its targets must hear of it although the list of ids is the same.
+	for _, t := range s.workers {
+		if slices.Contains(t.drafts, id) {
+			poke(t)
+		}
+	}
+	s.notify()
+	s.log.Info("worker joined", zap.String(telemetry.KeyWorker, id), zap.String(telemetry.KeyRole, RoleName(reg.GetRole())),
+		zap.Uint64(telemetry.KeyEpoch, e.w.Epoch), zap.String(telemetry.KeyAddress, reg.GetAddress()),
+		zap.String(telemetry.KeyBackend, reg.GetBackend()), zap.String(telemetry.KeyModel, reg.GetModel().GetName()))
+	return e
+}
+
+// beat records a heartbeat.
+func (s *Server) beat(e *entry, hb *tandemv1.Heartbeat) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.replaced {
+		return
+	}
+	e.w.Heartbeat, e.w.LastHeartbeat = hb, time.Now()
+	state := hb.GetState()
+	if state != StateReady && state != StateDraining {
+		state = StateStarting
+	}
+	if state != e.w.State {
+		s.log.Info("worker state", zap.String(telemetry.KeyWorker, e.w.ID), zap.String(telemetry.KeyState, state))
+		e.w.State = state
+		s.assign()
+	}
+	s.notify()
+}
+
+// remove marks a worker lost when its stream ends.
+func (s *Server) remove(e *entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.replaced {
+		return
+	}
+	e.w.State, e.lostAt = StateLost, time.Now()
+	s.assign()
+	s.notify()
+	s.log.Info("worker left", zap.String(telemetry.KeyWorker, e.w.ID), zap.String(telemetry.KeyRole, RoleName(e.w.Registration.GetRole())))
+}
+
+func (s *Server) isReplaced(e *entry) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return e.replaced
+}
+
+// lease builds the message that e's worker should have now.
+func (s *Server) lease(e *entry, seq uint64) *tandemv1.JoinResponse {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := &tandemv1.Lease{
+		LeaseTtlMs: int32(s.cfg.LeaseTTL.Milliseconds()), Epoch: e.w.Epoch, Drain: s.draining, HeartbeatSeq: seq,
+	}
+	for _, id := range e.drafts {
+		d := s.workers[id].w.Registration
+		l.Peers = append(l.Peers, &tandemv1.Peer{WorkerId: id, Role: d.GetRole(), Address: d.GetAddress(), Model: d.GetModel()})
+	}
+	return &tandemv1.JoinResponse{Lease: l}
+}
+
+// Workers returns all workers, lost ones included, ordered by role and id.
+func (s *Server) Workers() []Worker {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dropLost(time.Now())
+	out := make([]Worker, 0, len(s.workers))
+	for _, e := range s.workers {
+		w := e.w
+		w.Drafts = slices.Clone(e.drafts)
+		out = append(out, w)
+	}
+	slices.SortFunc(out, func(a, b Worker) int {
+		if c := int(a.Registration.GetRole()) - int(b.Registration.GetRole()); c != 0 {
+			return c
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	return out
+}
+
+// Watch returns a channel that holds a value whenever something changed since it was last read, and a function that ends
+// the watch. Changes are merged: read Workers after each value.
+func (s *Server) Watch() (<-chan struct{}, func()) {
+	ch := make(chan struct{}, 1)
+	ch <- struct{}{}
+	s.mu.Lock()
+	s.watchers[ch] = struct{}{}
+	s.mu.Unlock()
+	return ch, func() {
+		s.mu.Lock()
+		delete(s.watchers, ch)
+		s.mu.Unlock()
+	}
+}
+
+// Drain asks all workers to accept no new work.
+func (s *Server) Drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.draining = true
+	for _, e := range s.workers {
+		poke(e)
+	}
+	s.notify()
+}
+
+// notify wakes the watchers; the caller holds mu.
+func (s *Server) notify() {
+	for ch := range s.watchers {
+		select {
+		case ch <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// dropLost forgets workers that are lost for long; the caller holds mu. Epochs stay, so that a worker that comes back
+// still has a higher one.
+func (s *Server) dropLost(now time.Time) {
+	for id, e := range s.workers {
+		if e.w.State == StateLost && now.Sub(e.lostAt) > s.cfg.KeepLost {
+			delete(s.workers, id)
+		}
+	}
+}
+
+func poke(e *entry) {
+	select {
+	case e.poke <- struct{}{}:
+	default:
+	}
+}
+
+// RoleName returns the lower-case name of a role: target, draft, prefill or unspecified.
+func RoleName(r tandemv1.Role) string {
+	return strings.ToLower(strings.TrimPrefix(r.String(), "ROLE_"))
+}
+
+// reasonError is a status with a stable reason.
+func reasonError(code codes.Code, reason, msg string) error {
+	st, err := status.New(code, msg).WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: "tandem"})
+	if err != nil {
+		return status.Error(code, msg)
+	}
+	return st.Err()
+}
