@@ -45,7 +45,6 @@ float search_group(const float* x, const float* w, const Search& search, uint8_t
   }
   float inverse = top / (hi - lo);
   float scale = 1.0f / inverse;
-  float offset = lo;
   float best = 0.0f;
   for (int i = 0; i < kN; ++i) {
     code[i] = static_cast<uint8_t>(clamp_int(round_even(inverse * (x[i] - lo)), 0, search.top));
@@ -82,10 +81,10 @@ float search_group(const float* x, const float* w, const Search& search, uint8_t
       std::memcpy(code, trial, kN);
       best = error;
       scale = a;
-      offset = b;
+      lo = b;  // later candidates are rounded from the fitted offset: the golden blocks need this
     }
   }
-  *min_out = -offset;
+  *min_out = -lo;
   return scale;
 }
 
