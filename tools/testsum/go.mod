@@ -1,0 +1,3 @@
+module github.com/tandem-inference/tandem/tools/testsum
+
+go 1.26.0
