@@ -5,7 +5,7 @@
 // thread count; chain or tree). For a query q of head h and its visible keys, ordered by ABSOLUTE position j:
 //   s_j   = scale * (fma chain over d ascending of q[d]*k_j[d], from 0)
 //   positions are cut into segments [256 s, 256 s + 256); in each segment with visible keys
-//     m = max s_j; p_j = exp(s_j - m) (the engine's exp); l = 16 lanes by j mod 16, each added ascending, then folded
+//     m = max s_j; p_j = exp_f32(s_j - m) (cpu/math.h); l = 16 lanes by j mod 16, each added ascending, then folded
 //     8, 4, 2, 1; o[d] = fma chain over j ascending of p_j*v_j[d], from 0
 //   segments merge ascending into the running (M, L, O), the first one copied:
 //     M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(L, a, l*b), O[d] = fma(O[d], a, o[d]*b)
@@ -15,6 +15,8 @@
 
 #include <cstddef>
 #include <cstdint>
+
+#include "cpu/thread_pool.h"
 
 namespace tnd::cpu {
 
@@ -79,15 +81,26 @@ struct AttentionShape {
   float scale = 0;      // 1/sqrt(dim) of the model
 };
 
-// Instruction sets of the kernels; all give the same bits.
-enum class AttentionIsa { kScalar, kAvx2, kAvx512 };
-// attention_isa is the best one that the processor runs.
-AttentionIsa attention_isa();
-
-// attention_scratch_bytes is what one thread needs, for any number of rows and positions.
+// attention_scratch_bytes is what one thread of the pool needs, for any number of rows and positions.
 size_t attention_scratch_bytes(const AttentionShape& shape);
-// attention_partial_bytes is the shared buffer that lets few rows over a long context use all threads (0 is allowed in
-// `attention`: then such rows use one thread per kv head). max_context in positions.
+// attention_partial_bytes is a buffer that lets few rows over a long context use all threads (at most 64 MiB).
+// max_context in positions.
 size_t attention_partial_bytes(const AttentionShape& shape, int32_t max_context);
+
+// Memory planned by the caller, 64-byte aligned, reusable by the next call.
+struct AttentionScratch {
+  void* threads = nullptr;  // pool.threads() * attention_scratch_bytes
+  void* partial = nullptr;  // may be null: then a row never uses more than one thread per kv head
+  size_t partial_bytes = 0;
+};
+
+// attention computes all rows of all groups, which share the shape, in one or two parallel regions. Rows must not
+// overlap each other's outputs. Reads only the slots that rows name. No allocation.
+void attention(ThreadPool& pool, const AttentionShape& shape, const AttentionGroup* groups, int32_t n_groups,
+               const AttentionScratch& scratch);
+
+// attention_reference is the contract in plain scalar code, one row at a time; used by tests and on processors without
+// vector kernels.
+void attention_reference(const AttentionShape& shape, const AttentionGroup& group, int32_t row);
 
 }  // namespace tnd::cpu

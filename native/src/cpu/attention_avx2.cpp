@@ -1,0 +1,41 @@
+// Attention with AVX2 and FMA: 8 lanes, up to 6 queries x 2 vectors of sums in registers.
+#include <immintrin.h>
+
+#include "cpu/attention_kernel.h"
+#include "cpu/math.h"
+
+namespace tnd::cpu {
+namespace {
+
+struct V {
+  using T = __m256;
+  static constexpr int W = 8;
+  static constexpr int kMaxQueries = 6;
+  static T zero() { return _mm256_setzero_ps(); }
+  static T set(float x) { return _mm256_set1_ps(x); }
+  static T load(const float* p) { return _mm256_loadu_ps(p); }
+  static T load(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static T load_one(const float* p) { return _mm256_broadcast_ss(p); }
+  static void store(float* p, T x) { _mm256_storeu_ps(p, x); }
+  static T fma(T a, T b, T c) { return _mm256_fmadd_ps(a, b, c); }
+  static T add(T a, T b) { return _mm256_add_ps(a, b); }
+  static T sub(T a, T b) { return _mm256_sub_ps(a, b); }
+  static T mul(T a, T b) { return _mm256_mul_ps(a, b); }
+  static T div(T a, T b) { return _mm256_div_ps(a, b); }
+  static T max(T a, T b) { return _mm256_max_ps(a, b); }
+  static float max_lane(T a) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    m = _mm_max_ss(m, _mm_movehdup_ps(m));
+    return _mm_cvtss_f32(m);
+  }
+  static T exp(T a) { return exp_ps(a); }
+};
+
+#include "cpu/attention_vector.h"
+
+}  // namespace
+
+const AttentionKernels kAttentionAvx2 = {block, merge};
+
+}  // namespace tnd::cpu

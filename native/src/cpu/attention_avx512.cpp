@@ -1,0 +1,39 @@
+// Attention with AVX-512: 16 lanes, up to 12 queries x 2 vectors of sums in registers.
+// gcc 12 sees its own undefined-vector intrinsics as uninitialized reads.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+
+#include "cpu/attention_kernel.h"
+#include "cpu/math.h"
+
+namespace tnd::cpu {
+namespace {
+
+struct V {
+  using T = __m512;
+  static constexpr int W = 16;
+  static constexpr int kMaxQueries = 12;
+  static T zero() { return _mm512_setzero_ps(); }
+  static T set(float x) { return _mm512_set1_ps(x); }
+  static T load(const float* p) { return _mm512_loadu_ps(p); }
+  static T load(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  static T load_one(const float* p) { return _mm512_set1_ps(*p); }
+  static void store(float* p, T x) { _mm512_storeu_ps(p, x); }
+  static T fma(T a, T b, T c) { return _mm512_fmadd_ps(a, b, c); }
+  static T add(T a, T b) { return _mm512_add_ps(a, b); }
+  static T sub(T a, T b) { return _mm512_sub_ps(a, b); }
+  static T mul(T a, T b) { return _mm512_mul_ps(a, b); }
+  static T div(T a, T b) { return _mm512_div_ps(a, b); }
+  static T max(T a, T b) { return _mm512_max_ps(a, b); }
+  static float max_lane(T a) { return _mm512_reduce_max_ps(a); }
+  static T exp(T a) { return exp_ps(a); }
+};
+
+#include "cpu/attention_vector.h"
+
+}  // namespace
+
+const AttentionKernels kAttentionAvx512 = {block, merge};
+
+}  // namespace tnd::cpu

@@ -1,0 +1,65 @@
+// Inside of attention: what the driver (attention.cpp) hands to the kernels of an instruction set, and the vector code
+// itself, written once over a vector type (attention_avx2.cpp, attention_avx512.cpp).
+//
+// A work item is a block of rows x one kv head x a range of segments. With G query heads per kv head its rows * G
+// queries share every K and V vector: K tiles lie transposed, so a lane is a key, and V rows lie plain, so a lane is a
+// dimension; both products are broadcast-fma kernels of NQ queries x NV vectors in registers. Cached halves are
+// converted to f32 once per block into a panel that stays in L1 (a single query group converts in registers instead).
+// Bound: the fma units in prefill (2 per cycle), memory in decode.
+#pragma once
+
+#include "cpu/attention.h"
+
+namespace tnd::cpu {
+
+constexpr int kAttnSegment = 256;     // positions per segment: part of the numeric contract
+constexpr int kAttnQueries = 96;      // most queries (rows x heads) of a block
+constexpr int kAttnQueriesMax = 128;  // of a block of one row: most query heads per kv head
+constexpr int kAttnMaxDim = 512;
+constexpr int kAttnScoreStride = kAttnSegment + 16;  // floats; the pad keeps rows off one cache set
+
+// Rows of a block for G query heads per kv head.
+inline int attention_block_rows(int g) {
+  return g >= kAttnQueries ? 1 : kAttnQueries / g;
+}
+
+struct AttentionItem {
+  const AttentionShape* shape;
+  const AttentionGroup* group;
+  int32_t row_begin, row_end;
+  int32_t kv_head;
+  int32_t segment_begin, segment_end;
+  // Null: the item covers all segments of its rows and writes the outputs. Else
+  // [queries][partial_segments][dim + 2] of the block: m, l, o of every segment (l = -1: nothing visible), merged
+  // later.
+  float* partial;
+  int32_t segment_base;  // segment that comes first in partial
+  int32_t partial_segments;
+  float* scratch;  // attention_scratch_bytes of the thread
+};
+
+struct AttentionKernels {
+  void (*block)(const AttentionItem&);
+  // Merges the partials of query index q (row-major rows x G) of the block and writes its output.
+  void (*merge)(const AttentionItem&, int32_t query);
+};
+extern const AttentionKernels kAttentionAvx2;
+extern const AttentionKernels kAttentionAvx512;
+
+// Scratch of a thread, in floats: queries, scores, running outputs, panel, gathered tile, running M and L.
+struct AttentionScratchLayout {
+  size_t q, scores, out, panel, tile, ml, total;
+  explicit AttentionScratchLayout(int dim, int queries) {
+    q = 0;
+    scores = q + size_t(queries) * dim;
+    out = scores + size_t(queries) * kAttnScoreStride;
+    panel = out + size_t(queries) * dim;
+    const size_t k_panel = size_t(64) * dim;           // 4 tiles
+    const size_t v_panel = size_t(kAttnSegment) * 64;  // 64 dimensions
+    tile = panel + (k_panel > v_panel ? k_panel : v_panel);
+    ml = tile + size_t(16) * dim;
+    total = (ml + size_t(4) * queries + 15) & ~size_t(15);
+  }
+};
+
+}  // namespace tnd::cpu

@@ -1,0 +1,292 @@
+// Attention: closeness to a double-precision oracle, and equality of bits between the scalar contract, AVX2 and
+// AVX-512, thread counts, batch splits, and the same tree as pending rows or as committed chain.
+#include "cpu/attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "core/fp.h"
+#include "cpu/cpu_features.h"
+#include "harness.h"
+
+using namespace tnd;
+using namespace tnd::cpu;
+
+namespace {
+
+struct AlignedFree {
+  void operator()(void* p) const { std::free(p); }
+};
+using Aligned = std::unique_ptr<void, AlignedFree>;
+
+Aligned aligned(size_t bytes) {
+  const size_t rounded = (bytes + 63) & ~size_t{63};
+  void* p = std::aligned_alloc(64, rounded == 0 ? 64 : rounded);
+  std::memset(p, 0, rounded);
+  return Aligned(p);
+}
+
+// A cache of one sequence with its rows kept for the oracle.
+struct Cache {
+  KvLayout layout;
+  Aligned k, v;
+  std::vector<std::vector<float>> k_rows, v_rows;  // by slot
+
+  Cache(int dim, int kv_heads, int capacity, KvType type) {
+    layout = {type, type, dim, kv_heads, capacity};
+    k = aligned(layout.k_bytes());
+    v = aligned(layout.v_bytes());
+    k_rows.resize(capacity);
+    v_rows.resize(capacity);
+  }
+  void put(int slot, const std::vector<float>& kr, const std::vector<float>& vr) {
+    kv_store(layout, k.get(), v.get(), slot, kr.data(), vr.data());
+    k_rows[slot] = kr;
+    v_rows[slot] = vr;
+    if (layout.k_type == KvType::kF16) {
+      for (float& x : k_rows[slot]) x = f16_to_f32(f32_to_f16(x));
+      for (float& x : v_rows[slot]) x = f16_to_f32(f32_to_f16(x));
+    }
+  }
+};
+
+std::vector<float> random_row(test::Rng& rng, int n, float scale) {
+  std::vector<float> x(n);
+  for (float& f : x) f = scale * rng.normal();
+  return x;
+}
+
+struct Runner {
+  AttentionShape shape;
+  ThreadPool pool;
+  Aligned scratch, partial;
+  AttentionScratch s;
+  Runner(const AttentionShape& sh, int threads, bool with_partial) : shape(sh), pool(threads) {
+    scratch = aligned(attention_scratch_bytes(shape) * threads);
+    s.threads = scratch.get();
+    if (with_partial) {
+      s.partial_bytes = attention_partial_bytes(shape, shape.kv.capacity);
+      partial = aligned(s.partial_bytes);
+      s.partial = partial.get();
+    }
+  }
+  void run(const std::vector<AttentionGroup>& groups) {
+    attention(pool, shape, groups.data(), static_cast<int>(groups.size()), s);
+  }
+};
+
+void oracle(const Cache& c, const AttentionShape& shape, const AttentionRow& row, std::vector<double>* out) {
+  const int dim = c.layout.dim, g = shape.q_heads / c.layout.kv_heads;
+  out->assign(size_t(shape.q_heads) * dim, 0.0);
+  for (int h = 0; h < shape.q_heads; h++) {
+    std::vector<double> s;
+    std::vector<int> slots;
+    for (int j = row.first; j < row.past + row.n_tail; j++) slots.push_back(j < row.past ? j : row.tail[j - row.past]);
+    double m = -1e300, l = 0;
+    for (int slot : slots) {
+      double dot = 0;
+      for (int d = 0; d < dim; d++) dot += double(row.q[h * dim + d]) * c.k_rows[slot][h / g * dim + d];
+      s.push_back(dot * shape.scale);
+      m = std::max(m, s.back());
+    }
+    for (double& x : s) x = std::exp(x - m), l += x;
+    for (size_t i = 0; i < slots.size(); i++) {
+      for (int d = 0; d < dim; d++) (*out)[h * dim + d] += s[i] / l * c.v_rows[slots[i]][h / g * dim + d];
+    }
+  }
+}
+
+const Isa kLevels[] = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512};
+
+struct Shape {
+  int dim, kv_heads, q_heads;
+  KvType type;
+};
+const Shape kShapes[] = {
+    {256, 1, 4, KvType::kF16}, {256, 2, 12, KvType::kF16}, {128, 2, 4, KvType::kF32}, {128, 2, 16, KvType::kF16},
+    {64, 1, 1, KvType::kF32},  {80, 2, 6, KvType::kF16},   {112, 1, 7, KvType::kF32},
+};
+
+}  // namespace
+
+// Prefill chunk, plain rows, a window and rows that see nothing, against double precision.
+TEST(close_to_double_precision) {
+  test::Rng rng(1);
+  for (const Shape& sh : kShapes) {
+    const int n = 700;
+    Cache c(sh.dim, sh.kv_heads, 704, sh.type);
+    for (int i = 0; i < n; i++) {
+      c.put(i, random_row(rng, sh.kv_heads * sh.dim, 1.0f), random_row(rng, sh.kv_heads * sh.dim, 1.0f));
+    }
+    AttentionShape shape{c.layout, sh.q_heads, 1.0f / std::sqrt(float(sh.dim))};
+    Runner run(shape, 2, true);
+    for (int start : {0, 5, 250, 600}) {
+      const int rows = 37;
+      std::vector<std::vector<float>> q, out;
+      std::vector<AttentionRow> r(rows);
+      for (int i = 0; i < rows; i++) {
+        q.push_back(random_row(rng, sh.q_heads * sh.dim, 1.0f));
+        out.emplace_back(q[0].size());
+      }
+      for (int i = 0; i < rows; i++) {
+        r[i].q = q[i].data();
+        r[i].out = out[i].data();
+        r[i].past = start + i + 1;
+        r[i].first = i % 3 == 2 ? std::max(0, r[i].past - 300) : 0;
+      }
+      run.run({{c.k.get(), c.v.get(), r.data(), rows}});
+      for (int i = 0; i < rows; i++) {
+        std::vector<double> want;
+        oracle(c, shape, r[i], &want);
+        double err = 0;
+        for (size_t d = 0; d < want.size(); d++) err = std::max(err, std::fabs(want[d] - out[i][d]));
+        CHECK_MSG(err < 3e-6, std::to_string(err));
+      }
+    }
+  }
+}
+
+// Every instruction set, thread count and partial buffer gives the bits of attention_reference.
+TEST(same_bits_everywhere) {
+  test::Rng rng(2);
+  for (const Shape& sh : kShapes) {
+    const int n = 900;
+    Cache c(sh.dim, sh.kv_heads, 1024, sh.type);
+    for (int i = 0; i < n; i++) {
+      c.put(i, random_row(rng, sh.kv_heads * sh.dim, 1.0f), random_row(rng, sh.kv_heads * sh.dim, 1.0f));
+    }
+    AttentionShape shape{c.layout, sh.q_heads, 1.0f / std::sqrt(float(sh.dim))};
+    // A mixed batch: prefill rows, tree rows with scattered tails (crossing a segment), a window that cuts the tail.
+    std::vector<AttentionRow> r;
+    std::vector<std::vector<int32_t>> tails;
+    for (int i = 0; i < 5; i++) r.push_back({nullptr, nullptr, 0, 254 + i, 0, nullptr});
+    for (int i = 0; i < 9; i++) {
+      std::vector<int32_t> t;
+      for (int j = 0; j <= i * 3; j++) t.push_back(600 + (j * 7 + i * 13) % 300);
+      tails.push_back(t);
+    }
+    for (int i = 0; i < 9; i++) r.push_back({nullptr, nullptr, 0, 505, int(tails[i].size()), tails[i].data()});
+    for (int i = 3; i < 9; i++) r.push_back({nullptr, nullptr, 509, 505, int(tails[i].size()), tails[i].data()});
+    r.push_back({nullptr, nullptr, 0, 0, 3, tails[4].data()});
+    r.push_back({nullptr, nullptr, 10, 10, 0, nullptr});  // sees nothing
+    r.push_back({nullptr, nullptr, 300, 512, 20, tails[8].data()});
+    const int rows = int(r.size());
+    std::vector<std::vector<float>> q, want;
+    for (int i = 0; i < rows; i++) {
+      q.push_back(random_row(rng, sh.q_heads * sh.dim, 1.5f));
+      want.emplace_back(q[0].size());
+      r[i].q = q[i].data();
+      r[i].out = want[i].data();
+    }
+    for (int i = 0; i < rows; i++) attention_reference(shape, {c.k.get(), c.v.get(), r.data(), rows}, i);
+    for (Isa level : kLevels) {
+      if (level > isa_best()) continue;
+      isa_force(level);
+      for (int threads : {1, 2, 5}) {
+        for (bool partial : {false, true}) {
+          Runner run(shape, threads, partial);
+          std::vector<std::vector<float>> out(rows, std::vector<float>(want[0].size(), -7.0f));
+          // All rows at once, then each alone (split over threads when there is a partial buffer).
+          for (int mode = 0; mode < 2; mode++) {
+            for (int i = 0; i < rows; i++) r[i].out = out[i].data();
+            if (mode == 0) {
+              run.run({{c.k.get(), c.v.get(), r.data(), rows}});
+            } else {
+              for (int i = 0; i < rows; i++) run.run({{c.k.get(), c.v.get(), r.data() + i, 1}});
+            }
+            for (int i = 0; i < rows; i++) {
+              CHECK_MSG(std::memcmp(out[i].data(), want[i].data(), want[i].size() * 4) == 0,
+                        std::string(isa_name(level)) + " threads " + std::to_string(threads) + " row " +
+                            std::to_string(i) + " mode " + std::to_string(mode) + " dim " + std::to_string(sh.dim));
+            }
+          }
+        }
+      }
+    }
+    isa_force(isa_best());
+  }
+}
+
+// A tree whose rows wait at slots behind the past gives the bits of the same path committed and continued as a chain.
+TEST(tree_equals_chain) {
+  test::Rng rng(3);
+  for (const Shape& sh : kShapes) {
+    const int n = 250, depth = 12;
+    Cache tree(sh.dim, sh.kv_heads, 512, sh.type), chain(sh.dim, sh.kv_heads, 512, sh.type);
+    auto kv = [&] { return random_row(rng, sh.kv_heads * sh.dim, 1.0f); };
+    for (int i = 0; i < n; i++) {
+      const auto k = kv(), v = kv();
+      tree.put(i, k, v);
+      chain.put(i, k, v);
+    }
+    for (int i = n; i < n + 64; i++) tree.put(i, kv(), kv());  // unrelated rows of the tree
+    std::vector<int32_t> path;
+    std::vector<AttentionRow> rows(depth);
+    std::vector<std::vector<float>> q, a(depth), b(depth);
+    for (int d = 0; d < depth; d++) {
+      const auto k = kv(), v = kv();
+      path.push_back(n + 5 * d + 3);
+      tree.put(path[d], k, v);
+      chain.put(n + d, k, v);
+      q.push_back(random_row(rng, sh.q_heads * sh.dim, 1.0f));
+      a[d].resize(q[0].size());
+      b[d].resize(q[0].size());
+    }
+    AttentionShape shape{tree.layout, sh.q_heads, 1.0f / std::sqrt(float(sh.dim))};
+    Runner run(shape, 2, true);
+    for (int d = 0; d < depth; d++) rows[d] = {q[d].data(), a[d].data(), 0, n, d + 1, path.data()};
+    run.run({{tree.k.get(), tree.v.get(), rows.data(), depth}});
+    for (int d = 0; d < depth; d++) {
+      AttentionRow row{q[d].data(), b[d].data(), 0, n + d + 1, 0, nullptr};
+      run.run({{chain.k.get(), chain.v.get(), &row, 1}});
+      CHECK(std::memcmp(a[d].data(), b[d].data(), a[d].size() * 4) == 0);
+    }
+    // Commit the path in the tree's cache, then ask again.
+    for (int d = 0; d < depth; d++) kv_move(tree.layout, tree.k.get(), tree.v.get(), path[d], n + d);
+    for (int d = 0; d < depth; d++) rows[d] = {q[d].data(), b[d].data(), 0, n + d + 1, 0, nullptr};
+    run.run({{tree.k.get(), tree.v.get(), rows.data(), depth}});
+    for (int d = 0; d < depth; d++) CHECK(std::memcmp(a[d].data(), b[d].data(), a[d].size() * 4) == 0);
+  }
+}
+
+// Several sequences in one call, blocks that share their tail, and export/import of cached rows.
+TEST(groups_and_rows) {
+  test::Rng rng(4);
+  const int dim = 128;
+  std::vector<Cache> caches;
+  for (int s = 0; s < 3; s++) {
+    caches.emplace_back(dim, 2, 128, KvType::kF16);
+    for (int i = 0; i < 100; i++) caches[s].put(i, random_row(rng, 2 * dim, 1.0f), random_row(rng, 2 * dim, 1.0f));
+  }
+  AttentionShape shape{caches[0].layout, 4, 1.0f / std::sqrt(float(dim))};
+  Runner run(shape, 2, true);
+  std::vector<int32_t> block;
+  for (int i = 0; i < 16; i++) block.push_back(80 + i);
+  std::vector<std::vector<float>> q, out;
+  std::vector<AttentionRow> rows;
+  for (int i = 0; i < 48; i++) {
+    q.push_back(random_row(rng, 4 * dim, 1.0f));
+    out.emplace_back(4 * dim);
+  }
+  for (int i = 0; i < 48; i++) rows.push_back({q[i].data(), out[i].data(), 0, 60 + i / 16, 16, block.data()});
+  std::vector<AttentionGroup> groups;
+  for (int s = 0; s < 3; s++) groups.push_back({caches[s].k.get(), caches[s].v.get(), rows.data() + 16 * s, 16});
+  run.run(groups);
+  for (int i = 0; i < 48; i++) {
+    std::vector<double> want;
+    oracle(caches[i / 16], shape, rows[i], &want);
+    for (size_t d = 0; d < want.size(); d++) CHECK_NEAR(want[d], out[i][d], 3e-6);
+  }
+  const KvLayout& l = caches[0].layout;
+  std::vector<uint8_t> row(l.row_bytes()), again(l.row_bytes());
+  kv_export(l, caches[0].k.get(), caches[0].v.get(), 17, row.data());
+  kv_import(l, caches[1].k.get(), caches[1].v.get(), 99, row.data());
+  kv_export(l, caches[1].k.get(), caches[1].v.get(), 99, again.data());
+  CHECK(row == again);
+  CHECK_EQ(load_u16(row.data() + 2 * 5), f32_to_f16(caches[0].k_rows[17][5]));
+}
+
+TEST_MAIN()
