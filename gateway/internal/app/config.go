@@ -1,0 +1,146 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/config"
+)
+
+// Config holds every setting of the gateway. The tags make it a group of kong flags; names, defaults and meaning are public.
+type Config struct {
+	Host           string `default:"127.0.0.1" help:"Address of the HTTP and gRPC ports."`
+	Port           int    `default:"8000" help:"HTTP port; 0 picks a free one."`
+	GRPCPort       int    `name:"grpc-port" default:"9000" help:"Port of the public gRPC API; 0 picks a free one, -1 turns it off."`
+	RegistryListen string `default:"127.0.0.1:9100" placeholder:"ADDR" help:"Where workers join: host:port or unix:///path."`
+
+	Model            string `name:"model" type:"path" placeholder:"PATH" help:"Model file to read tokenizer and chat template from; default: the path that the target worker reports."`
+	PrefillDrafter   string `type:"path" placeholder:"PATH" help:"Scorer's model file to read its tokenizer from; default: the path that the prefill worker reports."`
+	ModelName        string `placeholder:"NAME" help:"Name under which the model is served; default: base name of the model file."`
+	ChatTemplateFile string `type:"path" placeholder:"PATH" help:"Jinja chat template instead of the model file's own; an empty file selects the built-in one."`
+	StrictModel      bool   `help:"Refuse requests that name another model."`
+	StrictContext    bool   `help:"Refuse requests whose max_tokens does not fit into the context instead of lowering it."`
+
+	DefaultMaxTokens int  `default:"16000" help:"Output limit of requests that give none."`
+	MaxTokensCeiling int  `default:"0" help:"Upper limit of max_tokens; 0 = none."`
+	MaxN             int  `default:"8" help:"Most choices per request."`
+	DefaultThinking  bool `help:"Thinking is on for requests that do not say."`
+
+	MaxQueue         int     `default:"256" help:"Requests that may wait for a worker; more get 429."`
+	QueueTimeoutS    float64 `name:"queue-timeout-s" default:"600" help:"Longest wait in the queue, seconds."`
+	RequestTimeoutS  float64 `name:"request-timeout-s" default:"0" help:"Longest life of a request, seconds; 0 = no limit."`
+	FailoverTimeoutS float64 `name:"failover-timeout-s" default:"60" help:"How long a request waits for a worker to take over, seconds."`
+	ShutdownGraceS   float64 `name:"shutdown-grace-s" default:"30" help:"How long running requests may go on after SIGTERM, seconds."`
+
+	SSEKeepaliveS      float64 `name:"sse-keepalive-s" default:"15" help:"Silence after which a stream gets a keep-alive event, seconds."`
+	StreamUsageDefault bool    `default:"true" negatable:"" help:"Send usage at the end of chat streams that do not ask for or against it."`
+
+	NoCORS                bool            `name:"no-cors" help:"Send no CORS headers."`
+	CORSOrigin            []string        `name:"cors-origin" default:"*" placeholder:"ORIGIN" help:"Allowed origins."`
+	APIKey                []config.Secret `name:"api-key" placeholder:"KEY" help:"Key that clients must present; repeatable."`
+	APIKeyFile            string          `name:"api-key-file" type:"path" placeholder:"PATH" help:"File of keys, one a line, optional \"name:\" in front."`
+	ProtectIntrospection  bool            `help:"Ask for a key on /props, /metrics and /cluster too."`
+	TLSCert               string          `name:"tls-cert" type:"path" placeholder:"PATH" help:"Certificate of the HTTP port."`
+	TLSKey                string          `name:"tls-key" type:"path" placeholder:"PATH" help:"Key of the HTTP port's certificate."`
+	PrefillCompression    string          `default:"off" enum:"off,auto,always" help:"Prompt compression: off, auto, always."`
+	PrefillThreshold      int             `default:"32000" help:"Prompt tokens from which auto compresses."`
+	PrefillKeepRatio      float64         `default:"0.05" help:"Fraction of compressible tokens that compression keeps."`
+	PrefillMinChunks      int             `default:"0" help:"Chunks of 32 tokens that compression keeps of a segment at least."`
+	PflashTimeoutS        float64         `name:"pflash-timeout-s" default:"60" help:"Longest wait for the scorer, seconds."`
+	PflashRequestOverride bool            `default:"true" negatable:"" help:"Let requests choose compression for themselves."`
+
+	LeaseTTLS float64 `name:"lease-ttl-s" default:"6" hidden:"" help:"Silence after which a worker counts as lost, seconds."`
+}
+
+// Defaults returns the configuration that the flags' defaults describe, for callers without a command line.
+func Defaults() Config {
+	return Config{
+		Host: "127.0.0.1", Port: 8000, GRPCPort: 9000, RegistryListen: "127.0.0.1:9100",
+		DefaultMaxTokens: 16000, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, FailoverTimeoutS: 60, ShutdownGraceS: 30,
+		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{"*"},
+		PrefillCompression: "off", PrefillThreshold: 32000, PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true,
+		LeaseTTLS: 6,
+	}
+}
+
+// Validate reports every problem of the configuration; each message names its flag.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(flag, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
+	}
+	if c.Port < 0 || c.Port > 65535 {
+		bad("port", "%d is not in 0…65535", c.Port)
+	}
+	if c.GRPCPort < -1 || c.GRPCPort > 65535 {
+		bad("grpc-port", "%d is not in -1…65535", c.GRPCPort)
+	}
+	if _, _, err := splitListen(c.RegistryListen); err != nil {
+		bad("registry-listen", "%v", err)
+	}
+	for flag, v := range map[string]int{"default-max-tokens": c.DefaultMaxTokens, "max-n": c.MaxN, "prefill-threshold": c.PrefillThreshold} {
+		if v < 1 {
+			bad(flag, "%d is below 1", v)
+		}
+	}
+	for flag, v := range map[string]int{"max-tokens-ceiling": c.MaxTokensCeiling, "max-queue": c.MaxQueue, "prefill-min-chunks": c.PrefillMinChunks} {
+		if v < 0 {
+			bad(flag, "%d is negative", v)
+		}
+	}
+	for flag, v := range map[string]float64{"queue-timeout-s": c.QueueTimeoutS, "request-timeout-s": c.RequestTimeoutS,
+		"failover-timeout-s": c.FailoverTimeoutS, "shutdown-grace-s": c.ShutdownGraceS} {
+		if !(v >= 0 && v <= 1e9) {
+			bad(flag, "%g is not in 0…1e9", v)
+		}
+	}
+	for flag, v := range map[string]float64{"sse-keepalive-s": c.SSEKeepaliveS, "pflash-timeout-s": c.PflashTimeoutS, "lease-ttl-s": c.LeaseTTLS} {
+		if !(v > 0 && v <= 1e9) {
+			bad(flag, "%g is not above 0", v)
+		}
+	}
+	if !(c.PrefillKeepRatio > 0 && c.PrefillKeepRatio <= 1) {
+		bad("prefill-keep-ratio", "%g is not in (0, 1]", c.PrefillKeepRatio)
+	}
+	if !slices.Contains([]string{"off", "auto", "always"}, c.PrefillCompression) {
+		bad("prefill-compression", "%q is not off, auto or always", c.PrefillCompression)
+	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		bad("tls-cert", "needs --tls-key and the other way round")
+	}
+	for flag, path := range map[string]string{"model": c.Model, "prefill-drafter": c.PrefillDrafter, "chat-template-file": c.ChatTemplateFile,
+		"api-key-file": c.APIKeyFile, "tls-cert": c.TLSCert, "tls-key": c.TLSKey} {
+		if path == "" {
+			continue
+		}
+		if st, err := os.Stat(path); err != nil {
+			bad(flag, "%v", err)
+		} else if st.IsDir() {
+			bad(flag, "%s is a directory", path)
+		}
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return errors.Join(errs...)
+}
+
+// splitListen turns host:port or unix:///path (unix://path too) into the arguments of net.Listen.
+func splitListen(addr string) (network, address string, err error) {
+	if path, ok := strings.CutPrefix(addr, "unix://"); ok {
+		if path == "" {
+			return "", "", errors.New("unix:// needs a path")
+		}
+		return "unix", path, nil
+	}
+	if _, _, err := net.SplitHostPort(addr); err != nil {
+		return "", "", fmt.Errorf("%q is neither host:port nor unix:///path", addr)
+	}
+	return "tcp", addr, nil
+}
+
+// seconds converts a setting in seconds.
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
