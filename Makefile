@@ -1,0 +1,138 @@
+# Everything a developer does here. `make help` lists the targets; `make up` starts the demonstration cluster.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+GO ?= go
+JOBS ?= $(shell nproc)
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+GO_LDFLAGS := -s -w -X github.com/tandem-inference/tandem/services/config.version=$(VERSION)
+GO_PROGRAMS := ./gateway/cmd/tandem ./worker-target/cmd/worker-target ./worker-draft/cmd/worker-draft \
+	./worker-prefill/cmd/worker-prefill ./native/plugin/cmd/tandem-engine
+# Modules of the product whose tests are short; tests/ holds the end-to-end tests.
+GO_TESTED := ./proto/... ./services/... ./gateway/... ./worker-target/... ./worker-draft/... ./worker-prefill/... \
+	./native/plugin/...
+RESULTS := build/test
+# Flags for `make up`, for example: make up ARGS="--port 8080".
+ARGS ?=
+
+export PATH := $(CURDIR)/bin:$(PATH)
+
+.PHONY: help setup build build-go build-native up down test test-go test-race test-native test-sanitize test-e2e \
+	lint lint-proto lint-go lint-native lint-flags fmt proto compose bench clean
+
+help: ## show this list
+	@echo "Tandem: fast, lossless speculative inference. First steps: make up, then see README.md."
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---- set-up and build ------------------------------------------------------------------------------------------------
+
+setup: ## install the Debian packages that a build needs (as root), else name them
+	@tools/setup.sh build
+
+build: setup build-native build-go ## build all programs and the native engine into bin/
+
+build-go:
+	@mkdir -p bin
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(GO_LDFLAGS)' -o bin/ $(GO_PROGRAMS)
+
+build-native:
+	@mkdir -p bin native/build
+	@cmake -S native -B native/build -G Ninja -DCMAKE_BUILD_TYPE=Release > native/build/configure.log 2>&1 \
+		|| { cat native/build/configure.log; rm -f native/build/configure.log; exit 1; }
+	@rm -f native/build/configure.log
+	cmake --build native/build -j $(JOBS) --target tandem_cpu
+	@cmp -s native/build/libtandem_cpu.so bin/libtandem_cpu.so || install -m 755 native/build/libtandem_cpu.so bin/
+
+up: build ## build what is missing and run the demonstration cluster on http://127.0.0.1:8000 (Ctrl-C ends it)
+	exec bin/tandem serve --demo $(ARGS)
+
+down: ## end a cluster that `make up` left running in this checkout
+	@tools/down.sh
+
+# ---- tests -----------------------------------------------------------------------------------------------------------
+
+test: build bin/testsum ## build, then run every test; the last line says how many passed
+	@rm -rf $(RESULTS)
+	@$(MAKE) --no-print-directory test-go test-race test-native test-sanitize test-e2e
+	@bin/testsum total -dir $(RESULTS)
+
+test-go: bin/testsum ## format, vet and Go tests
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
+		if [ -n "$$unformatted" ]; then echo "gofmt differs: $$unformatted"; exit 1; fi
+	$(GO) vet $(GO_TESTED) ./tests/...
+	@bin/testsum run -name go -dir $(RESULTS) -- $(GO) test -json -shuffle=on -timeout 10m $(GO_TESTED)
+	@cd tools/testsum && GOWORK=off ../../bin/testsum run -name tools -dir ../../$(RESULTS) -- $(GO) test -json ./...
+
+test-race: bin/testsum ## Go tests marked short, under the race detector
+	@CGO_ENABLED=1 bin/testsum run -name go-race -dir $(RESULTS) -- \
+		$(GO) test -json -race -short -shuffle=on -timeout 10m $(GO_TESTED)
+
+test-native: build-native bin/testsum ## native tests, release build
+	cmake --build native/build -j $(JOBS)
+	@bin/testsum run -name native -dir $(RESULTS) -junit $(CURDIR)/$(RESULTS)/native.xml -- \
+		ctest --test-dir native/build --output-on-failure --output-junit $(CURDIR)/$(RESULTS)/native.xml
+
+# -O1 keeps the build short; gcc's warnings are only dependable at the optimisation of the release build.
+test-sanitize: bin/testsum ## native tests under AddressSanitizer and UBSan
+	@cmake -S native -B native/build-asan -G Ninja -DTND_SANITIZE=ON -DTND_WERROR=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+		-DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" > /dev/null
+	cmake --build native/build-asan -j $(JOBS) --target $(notdir $(basename $(wildcard native/tests/*_test.cpp)))
+	@bin/testsum run -name native-asan -dir $(RESULTS) -junit $(CURDIR)/$(RESULTS)/asan.xml -- \
+		ctest --test-dir native/build-asan --output-on-failure --output-junit $(CURDIR)/$(RESULTS)/asan.xml
+
+test-e2e: bin/testsum ## end-to-end tests of the programs in bin/
+	@bin/testsum run -name e2e -dir $(RESULTS) -- $(GO) test -json -count=1 -timeout 15m ./tests/...
+
+bin/testsum: $(wildcard tools/testsum/*.go)
+	@mkdir -p bin
+	@cd tools/testsum && GOWORK=off CGO_ENABLED=0 $(GO) build -trimpath -o ../../bin/testsum .
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+lint: lint-proto lint-go lint-native lint-flags ## all checks: buf, generated code, golangci-lint, clang-format, flags table
+
+lint-proto: bin/buf
+	bin/buf lint
+	@tools/proto-check.sh
+
+lint-go: bin/golangci-lint
+	bin/golangci-lint run ./proto/... ./services/... ./gateway/... ./worker-target/... ./worker-draft/... \
+		./worker-prefill/... ./native/plugin/... ./tests/...
+
+lint-native:
+	@tools/setup.sh lint
+	@tools/clang-format.sh --dry-run -Werror
+
+lint-flags:
+	$(GO) test -count=1 -run TestFlagsTable ./gateway/internal/cli
+
+fmt: ## format Go, proto and C++ sources
+	gofmt -w $$(git ls-files '*.go' ':!:*.pb.go')
+	@tools/clang-format.sh -i
+
+proto: bin/buf ## regenerate the Go code of proto/
+	bin/buf generate
+
+bin/buf: tools/proto/go.mod
+	GOWORK=off GOBIN=$(CURDIR)/bin $(GO) -C tools/proto install tool
+	@touch $@
+
+bin/golangci-lint: tools/lint/go.mod
+	GOWORK=off GOBIN=$(CURDIR)/bin $(GO) -C tools/lint install tool
+	@touch $@
+
+# Built by hand: Go refuses to install a module that has exclude lines.
+compose: bin/docker-compose ## build Docker Compose v2 into bin/ (for container tests where no package has it)
+
+bin/docker-compose: tools/compose/go.mod
+	GOWORK=off CGO_ENABLED=0 $(GO) -C tools/compose build -trimpath -o $(CURDIR)/bin/docker-compose \
+		-ldflags "-s -w -X github.com/docker/compose/v2/internal.Version=v2.40.3" github.com/docker/compose/v2/cmd
+	@touch $@
+
+bench: build ## measure speed, gateway overhead, needles and soak; needs minutes, see bench/README.md
+	bench/run.sh
+
+clean: ## remove what was built
+	rm -rf build native/build native/build-asan bin
