@@ -1,0 +1,323 @@
+// Package supervise runs the worker processes of a local cluster: it starts them, waits until they are ready, restarts what
+// dies with back-off, forwards their logs, and leaves no process behind.
+//
+// Three nets catch the children when this process ends: an orderly end asks each with SIGTERM and kills its process group
+// after the grace; a sudden end (kill -9) makes the kernel send SIGTERM to the children (parent-death signal); and workers
+// are told our pid, watch it and exit by themselves.
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Spec describes one child.
+type Spec struct {
+	// Name in logs, also the key of OnRestart.
+	Name string
+	// Path of the program and its arguments.
+	Path string
+	Args []string
+	// Env is added to our own environment.
+	Env []string
+	// Socket is removed before each start, so that a new child can listen; empty = none.
+	Socket string
+	// Probe says whether the child is ready; nil = as soon as it runs. It is asked again until it returns nil.
+	Probe func(ctx context.Context) error
+	// Essential children that fail MaxFailures times in a row before they were ever ready end Run with an error.
+	Essential bool
+}
+
+// Config of a Supervisor. The zero value of a field stands for its default.
+type Config struct {
+	// FirstBackoff is the pause before the first restart, doubled up to MaxBackoff. Defaults 100 ms, 10 s.
+	FirstBackoff, MaxBackoff time.Duration
+	// Stable is how long a child must have been ready for its back-off to start over. Default 30 s.
+	Stable time.Duration
+	// Grace is the time between SIGTERM and SIGKILL when stopping. Default 10 s.
+	Grace time.Duration
+	// MaxFailures of an essential child before Run gives up. Default 3.
+	MaxFailures int
+	// Output receives what children print, whole lines. Default os.Stderr.
+	Output io.Writer
+	// OnReady and OnRestart are told the child's name; they must not block.
+	OnReady, OnRestart func(name string)
+}
+
+// Supervisor runs a fixed set of children.
+type Supervisor struct {
+	cfg   Config
+	log   *zap.Logger
+	specs []Spec
+	out   sync.Mutex // guards cfg.Output
+
+	mu    sync.Mutex // guards ready
+	ready map[string]bool
+	waits chan struct{} // closed and replaced when ready changes
+}
+
+// New checks the settings.
+func New(cfg Config, log *zap.Logger, specs ...Spec) *Supervisor {
+	setDefault(&cfg.FirstBackoff, 100*time.Millisecond)
+	setDefault(&cfg.MaxBackoff, 10*time.Second)
+	setDefault(&cfg.Stable, 30*time.Second)
+	setDefault(&cfg.Grace, 10*time.Second)
+	setDefault(&cfg.MaxFailures, 3)
+	if cfg.Output == nil {
+		cfg.Output = os.Stderr
+	}
+	return &Supervisor{cfg: cfg, log: log, specs: specs, ready: map[string]bool{}, waits: make(chan struct{})}
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// Run starts the children and keeps them running until ctx ends; then it stops them. It returns nil after an ordered stop
+// and an error when an essential child cannot be started.
+func (s *Supervisor) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var group sync.WaitGroup
+	for _, spec := range s.specs {
+		group.Go(func() {
+			// A parent-death signal is sent when the *thread* that made the child ends, so one thread per child stays.
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			if err := s.keep(ctx, spec); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	group.Wait()
+	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return nil
+}
+
+// WaitReady returns when all children named have become ready at the same time, or when ctx ends.
+func (s *Supervisor) WaitReady(ctx context.Context, names ...string) error {
+	for {
+		s.mu.Lock()
+		missing := ""
+		for _, name := range names {
+			if !s.ready[name] {
+				missing = name
+				break
+			}
+		}
+		changed := s.waits
+		s.mu.Unlock()
+		if missing == "" {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s is not ready: %w", missing, context.Cause(ctx))
+		case <-changed:
+		}
+	}
+}
+
+func (s *Supervisor) setReady(name string, ready bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ready[name] != ready {
+		s.ready[name] = ready
+		close(s.waits)
+		s.waits = make(chan struct{})
+	}
+}
+
+// keep runs one child again and again until ctx ends.
+func (s *Supervisor) keep(ctx context.Context, spec Spec) error {
+	log := s.log.With(zap.String("worker", spec.Name))
+	backoff := s.cfg.FirstBackoff
+	everReady, failures := false, 0
+	for {
+		readyFor, tail, err := s.once(ctx, spec, log)
+		if ctx.Err() != nil {
+			return nil
+		}
+		everReady = everReady || readyFor > 0
+		if readyFor == 0 {
+			failures++
+		} else {
+			failures = 0
+		}
+		if spec.Essential && !everReady && (failures >= s.cfg.MaxFailures || exitStatus(err) == 2) {
+			return fmt.Errorf("%s does not start (%w); its last words:\n%s", spec.Name, err, tail)
+		}
+		if readyFor >= s.cfg.Stable {
+			backoff = s.cfg.FirstBackoff
+		}
+		log.Warn("worker ended, restarting", zap.Error(err), zap.Duration("backoff", backoff), zap.Int("failures", failures))
+		if s.cfg.OnRestart != nil {
+			s.cfg.OnRestart(spec.Name)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(backoff):
+		}
+		backoff = min(backoff*2, s.cfg.MaxBackoff)
+	}
+}
+
+// once runs a child until it ends, or stops it when ctx ends. It returns for how long the child was ready, its last lines,
+// and how it ended.
+func (s *Supervisor) once(ctx context.Context, spec Spec, log *zap.Logger) (time.Duration, string, error) {
+	if spec.Socket != "" {
+		_ = os.Remove(spec.Socket)
+	}
+	lines := &lineWriter{supervisor: s}
+	cmd := exec.Command(spec.Path, spec.Args...) // not CommandContext: we stop it ourselves, gently first
+	cmd.Env = append(os.Environ(), spec.Env...)
+	cmd.Stdout, cmd.Stderr = lines, lines
+	// A grandchild that keeps the pipe open must not hold us up after the child has gone.
+	cmd.WaitDelay = time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	if err := cmd.Start(); err != nil {
+		return 0, "", err
+	}
+	pid := cmd.Process.Pid
+	log.Debug("worker started", zap.Int("pid", pid))
+
+	ended := make(chan struct{})
+	var waitErr error
+	go func() {
+		waitErr = cmd.Wait()
+		close(ended)
+	}()
+
+	var readySince time.Time
+	probed := make(chan struct{})
+	probeCtx, stopProbe := context.WithCancel(ctx)
+	go func() {
+		defer close(probed)
+		if waitProbe(probeCtx, spec.Probe) == nil {
+			readySince = time.Now()
+			s.setReady(spec.Name, true)
+			log.Debug("worker ready")
+			if s.cfg.OnReady != nil {
+				s.cfg.OnReady(spec.Name)
+			}
+		}
+	}()
+
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-ended:
+		case <-time.After(s.cfg.Grace):
+			log.Warn("worker did not stop in time, killing it", zap.Duration("grace", s.cfg.Grace))
+		}
+	}
+	stopProbe()
+	// Whatever the child left behind in its process group goes too: an engine whose worker was killed, for one.
+	_ = syscall.Kill(-pid, syscall.SIGKILL)
+	<-ended
+	<-probed
+	s.setReady(spec.Name, false)
+	if spec.Socket != "" {
+		_ = os.Remove(spec.Socket)
+	}
+	readyFor := time.Duration(0)
+	if !readySince.IsZero() {
+		readyFor = max(time.Since(readySince), 1)
+	}
+	if waitErr == nil {
+		waitErr = errors.New("exit status 0")
+	}
+	return readyFor, lines.tailText(), waitErr
+}
+
+// waitProbe asks probe until it says yes or ctx ends.
+func waitProbe(ctx context.Context, probe func(context.Context) error) error {
+	if probe == nil {
+		return nil
+	}
+	ticker := time.NewTicker(20 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
+		err := probe(attempt)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		}
+	}
+}
+
+func exitStatus(err error) int {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return exit.ExitCode()
+	}
+	return -1
+}
+
+// lineWriter forwards whole lines to the supervisor's output and keeps the last ones.
+type lineWriter struct {
+	supervisor *Supervisor
+	mu         sync.Mutex // guards the rest; Stdout and Stderr are the same value, but Wait may race with tailText
+	partial    []byte
+	tail       []string
+}
+
+const tailLines = 20
+
+// Write never fails: a full disk or closed terminal must not stop a worker.
+func (w *lineWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.partial = append(w.partial, p...)
+	for {
+		i := strings.IndexByte(string(w.partial), '\n')
+		if i < 0 {
+			break
+		}
+		line := string(w.partial[:i])
+		w.partial = w.partial[i+1:]
+		w.tail = append(w.tail, line)
+		if len(w.tail) > tailLines {
+			w.tail = w.tail[1:]
+		}
+		w.supervisor.out.Lock()
+		_, _ = io.WriteString(w.supervisor.cfg.Output, line+"\n")
+		w.supervisor.out.Unlock()
+	}
+	return len(p), nil
+}
+
+func (w *lineWriter) tailText() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	lines := w.tail
+	if len(w.partial) > 0 {
+		lines = append(lines, string(w.partial))
+	}
+	return strings.Join(lines, "\n")
+}

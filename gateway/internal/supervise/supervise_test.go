@@ -1,0 +1,239 @@
+package supervise
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+)
+
+// The test program is its own child: TANDEM_TEST_CHILD chooses what it does.
+func TestMain(m *testing.M) {
+	if kind := os.Getenv("TANDEM_TEST_CHILD"); kind != "" {
+		child(kind)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func child(kind string) {
+	fmt.Println("pid", os.Getpid())
+	switch kind {
+	case "fail":
+		fmt.Println("model file is broken")
+		os.Exit(1)
+	case "usage":
+		os.Exit(2)
+	case "stubborn":
+		signal.Ignore(syscall.SIGTERM)
+		grandchild := exec.Command("sleep", "600")
+		if err := grandchild.Start(); err != nil {
+			os.Exit(3)
+		}
+		fmt.Println("pid", grandchild.Process.Pid)
+	case "parent":
+		// A supervisor of its own, to be killed.
+		s := New(Config{Output: os.Stdout}, zap.NewNop(), spec("wait"))
+		_ = s.Run(context.Background())
+		return
+	}
+	stop := make(chan os.Signal, 1)
+	if kind != "stubborn" {
+		signal.Notify(stop, syscall.SIGTERM)
+	}
+	<-stop
+}
+
+func spec(kind string) Spec {
+	return Spec{Name: kind, Path: os.Args[0], Env: []string{"TANDEM_TEST_CHILD=" + kind}, Essential: true}
+}
+
+// output collects child lines and hands out pids as they appear.
+type output struct {
+	mu   sync.Mutex
+	buf  bytes.Buffer
+	pids chan int
+}
+
+func newOutput() *output { return &output{pids: make(chan int, 100)} }
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for line := range strings.Lines(string(p)) {
+		if text, ok := strings.CutPrefix(strings.TrimSpace(line), "pid "); ok {
+			pid, _ := strconv.Atoi(text)
+			o.pids <- pid
+		}
+	}
+	return o.buf.Write(p)
+}
+
+func (o *output) pid(t *testing.T) int {
+	t.Helper()
+	select {
+	case pid := <-o.pids:
+		return pid
+	case <-time.After(20 * time.Second):
+		t.Fatal("no child started")
+		return 0
+	}
+}
+
+func start(t *testing.T, cfg Config, specs ...Spec) (*Supervisor, func() error) {
+	t.Helper()
+	s := New(cfg, zap.NewNop(), specs...)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	stop := sync.OnceValue(func() error {
+		cancel()
+		return <-done
+	})
+	t.Cleanup(func() { _ = stop() })
+	return s, stop
+}
+
+func gone(t *testing.T, pid int) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for syscall.Kill(pid, 0) == nil && !zombie(pid) {
+		if time.Now().After(deadline) {
+			t.Fatalf("process %d is still there", pid)
+		}
+		time.Sleep(time.Millisecond) // poll: the kernel tells nobody else when a stranger's child is gone
+	}
+}
+
+// zombie: orphans of a test run may wait for an init that reaps lazily.
+func zombie(pid int) bool {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && strings.Contains(string(data), ") Z ")
+}
+
+func TestRestartAndStop(t *testing.T) {
+	out := newOutput()
+	restarts := make(chan string, 10)
+	s, stop := start(t, Config{Output: out, FirstBackoff: time.Millisecond, OnRestart: func(n string) { restarts <- n }}, spec("wait"))
+	first := out.pid(t)
+	if err := s.WaitReady(t.Context(), "wait"); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(first, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	second := out.pid(t)
+	if name := <-restarts; name != "wait" {
+		t.Errorf("OnRestart(%q)", name)
+	}
+	if first == second {
+		t.Error("same process")
+	}
+	if err := stop(); err != nil {
+		t.Errorf("Run = %v after an ordered stop", err)
+	}
+	gone(t, second)
+}
+
+func TestStopKillsStubbornGroup(t *testing.T) {
+	out := newOutput()
+	_, stop := start(t, Config{Output: out, Grace: 50 * time.Millisecond}, spec("stubborn"))
+	child, grandchild := out.pid(t), out.pid(t)
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	gone(t, child)
+	gone(t, grandchild)
+}
+
+func TestEssentialFailure(t *testing.T) {
+	for _, c := range []struct{ kind, want string }{
+		{"fail", "model file is broken"},
+		{"usage", "exit status 2"},
+	} {
+		t.Run(c.kind, func(t *testing.T) {
+			sp := spec(c.kind)
+			sp.Probe = func(context.Context) error { return errors.New("never") }
+			s := New(Config{Output: newOutput(), FirstBackoff: time.Millisecond}, zap.NewNop(), sp, spec("wait"))
+			err := s.Run(context.Background())
+			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), c.kind) {
+				t.Errorf("Run = %v, want it to say %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestMissingProgram(t *testing.T) {
+	s := New(Config{FirstBackoff: time.Millisecond}, zap.NewNop(), Spec{Name: "x", Path: "/nonexistent/program", Essential: true})
+	if err := s.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "/nonexistent/program") {
+		t.Errorf("Run = %v", err)
+	}
+}
+
+func TestChildrenDieWithParent(t *testing.T) {
+	out := newOutput()
+	parent := exec.Command(os.Args[0])
+	parent.Env = append(os.Environ(), "TANDEM_TEST_CHILD=parent")
+	parent.Stdout = out
+	if err := parent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	parentPid, childPid := out.pid(t), out.pid(t)
+	if err := syscall.Kill(parentPid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	gone(t, childPid)
+	_ = parent.Wait()
+}
+
+func TestWaitReadyEndsWithContext(t *testing.T) {
+	s := New(Config{}, zap.NewNop())
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := s.WaitReady(ctx, "x"); err == nil || !strings.Contains(err.Error(), "x is not ready") {
+		t.Error(err)
+	}
+}
+
+func TestRunDir(t *testing.T) {
+	base := t.TempDir()
+	t.Setenv("TMPDIR", base)
+	done := exec.Command("true")
+	if err := done.Run(); err != nil {
+		t.Fatal(err)
+	}
+	stale := filepath.Join(base, fmt.Sprintf("tandem-%d-123", done.Process.Pid))
+	other := filepath.Join(base, "tandem-notes-1")
+	for _, dir := range []string{stale, other} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir, err := RunDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(dir)
+	if err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("%v %v", info, err)
+	}
+	if _, err := os.Stat(stale); !os.IsNotExist(err) {
+		t.Error("the directory of a dead process is still there")
+	}
+	if _, err := os.Stat(other); err != nil {
+		t.Error("a directory that is not ours was removed")
+	}
+}
