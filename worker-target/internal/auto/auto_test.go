@@ -1,0 +1,284 @@
+package auto
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/ddtree"
+)
+
+// world is a machine and a draft with known costs and quality, in which a policy can be run against fixed plans.
+type world struct {
+	verify func(rows int) float64 // milliseconds
+	draft  func(block int) float64
+	// truth[r] is the probability that the target chooses the draft's rank r, says[r] what the draft claims.
+	truth, says []float64
+	rng         *rand.Rand
+}
+
+const worldBlock, worldRows = 16, 32
+
+func (w *world) propose(t *ddtree.Tree, b *ddtree.Builder, plan Plan) {
+	n := plan.Block - 1
+	c := &ddtree.Candidates{Stride: len(w.says), Positions: n}
+	for range n {
+		for r, p := range w.says {
+			c.IDs = append(c.IDs, int32(r))
+			c.Logprobs = append(c.Logprobs, float32(math.Log(p)))
+		}
+	}
+	o := ddtree.Options{Budget: plan.Budget, ChainSeed: true}
+	if plan.Kind == Chain {
+		o.Width = 1
+	}
+	b.Build(t, 0, c, o)
+}
+
+func (w *world) walk(t *ddtree.Tree) []int32 {
+	path := []int32{0}
+	for {
+		x := w.rng.Float64()
+		token := int32(-1)
+		for r, p := range w.truth {
+			if x -= p; x < 0 {
+				token = int32(r)
+				break
+			}
+		}
+		next := t.Child(path[len(path)-1], token)
+		if token < 0 || next < 0 {
+			return path
+		}
+		path = append(path, next)
+	}
+}
+
+func ms(x float64) time.Duration { return time.Duration(x * float64(time.Millisecond)) }
+
+// run decodes n tokens under the policy and returns milliseconds and rounds by kind.
+func (w *world) run(p *Policy, n int) (total float64, rounds [kinds]int) {
+	var t ddtree.Tree
+	var b ddtree.Builder
+	for done := 0; done < n; {
+		plan := p.Next(100, worldBlock)
+		rounds[plan.Kind]++
+		r := Round{Plan: plan, Length: 100, Rows: 1}
+		if plan.Kind != Plain {
+			w.propose(&t, &b, plan)
+			p.Cut(&t, plan, 100)
+			r.Tree, r.Rows, r.Path = &t, t.Len(), w.walk(&t)
+			r.Draft = ms(w.draft(plan.Block))
+		}
+		r.Verify = ms(w.verify(r.Rows))
+		p.Observe(&r)
+		total += r.Verify.Seconds()*1e3 + r.Draft.Seconds()*1e3
+		done += max(1, len(r.Path))
+	}
+	return total, rounds
+}
+
+// fixed is the time that one plan takes for n tokens.
+func (w *world) fixed(plan Plan, n int) (total float64) {
+	var t ddtree.Tree
+	var b ddtree.Builder
+	for done := 0; done < n; {
+		if plan.Kind == Plain {
+			total += w.verify(1)
+			done++
+			continue
+		}
+		w.propose(&t, &b, plan)
+		total += w.verify(t.Len()) + w.draft(plan.Block)
+		done += len(w.walk(&t))
+	}
+	return total
+}
+
+func (w *world) bestFixed(n int) float64 {
+	best := math.Inf(1)
+	for _, plan := range []Plan{
+		{}, {Kind: Chain, Block: 4, Budget: 3}, {Kind: Chain, Block: 8, Budget: 7}, {Kind: Chain, Block: 16, Budget: 15},
+		{Kind: Tree, Block: 16, Budget: 22}, {Kind: Tree, Block: 16, Budget: 31}, {Kind: Tree, Block: 16, Budget: 8},
+	} {
+		best = min(best, w.fixed(plan, n))
+	}
+	return best
+}
+
+func calibrated(w *world) *Model {
+	m := New()
+	for _, rows := range []int{1, 2, 4, 8, 16, 24, 32} {
+		m.SetVerify(rows, ms(w.verify(rows)))
+	}
+	return m
+}
+
+func flat(rows int) float64      { return 10 + 0.1*float64(rows) }
+func steep(rows int) float64     { return 2 + 8*float64(rows) }
+func medium(rows int) float64    { return 8 + 2*float64(rows) }
+func cheap(int) float64          { return 2 }
+func dear(int) float64           { return 12 }
+func perBlock(block int) float64 { return 1 + 0.5*float64(block) }
+
+func TestRegret(t *testing.T) {
+	good := []float64{.85, .08, .03, .01}
+	fair := []float64{.6, .15, .08, .04}
+	bad := []float64{.06, .03, .02, .01}
+	for _, test := range []struct {
+		name          string
+		verify, draft func(int) float64
+		truth, says   []float64
+		slack         float64 // allowed time over the best fixed plan
+	}{
+		{"good draft, wide steps cheap", flat, cheap, good, good, 1.05},
+		{"fair draft, wide steps cheap", flat, cheap, fair, fair, 1.05},
+		{"fair draft, medium steps", medium, perBlock, fair, fair, 1.08},
+		{"good draft, steep steps", steep, cheap, good, good, 1.05},
+		{"overconfident draft", medium, perBlock, fair, []float64{.97, .01, .005, .002}, 1.10},
+		{"modest draft", medium, perBlock, good, []float64{.4, .2, .1, .05}, 1.10},
+		{"bad draft", medium, dear, bad, good, 1.04},
+		{"bad draft, steep steps", steep, dear, bad, bad, 1.04},
+		{"bad draft, but free", flat, func(int) float64 { return 0.05 }, bad, bad, 1.05},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			const n = 6000
+			w := &world{verify: test.verify, draft: test.draft, truth: test.truth, says: test.says, rng: rand.New(rand.NewPCG(1, 2))}
+			best := w.bestFixed(n)
+			m := calibrated(w)
+			got, rounds := w.run(m.NewRequest(worldBlock, worldRows), n)
+			// A constant for learning from nothing: twenty of the dearest rounds.
+			start := 20 * (w.verify(worldRows) + w.draft(worldBlock))
+			t.Logf("%.0f ms, best fixed plan %.0f ms (%.3f), plain %.0f ms, rounds %v", got, best, got/best, w.fixed(Plan{}, n), rounds)
+			if got > best*test.slack+start {
+				t.Errorf("took %.0f ms, best fixed plan %.0f ms, allowed %.0f ms", got, best, best*test.slack+start)
+			}
+		})
+	}
+}
+
+// TestProbesAreBounded: a worker that knows its draft to be useless loses at most 3 % and a few rounds over many requests.
+func TestProbesAreBounded(t *testing.T) {
+	bad := []float64{.05, .03}
+	w := &world{verify: medium, draft: dear, truth: bad, says: bad, rng: rand.New(rand.NewPCG(3, 4))}
+	m := calibrated(w)
+	w.run(m.NewRequest(worldBlock, worldRows), 500)
+	var got float64
+	const requests, tokens = 100, 50
+	for range requests {
+		ms, _ := w.run(m.NewRequest(worldBlock, worldRows), tokens)
+		got += ms
+	}
+	plain := w.fixed(Plan{}, requests*tokens)
+	round := w.verify(worldRows) + w.draft(worldBlock)
+	if got > 1.03*plain+4*round {
+		t.Errorf("took %.0f ms, plain decoding %.0f ms", got, plain)
+	}
+}
+
+// TestFollowsChanges: a draft that turns bad costs little, one that turns good again is taken up.
+func TestFollowsChanges(t *testing.T) {
+	good, bad := []float64{.9, .05}, []float64{.04, .03}
+	w := &world{verify: medium, draft: dear, truth: good, says: good, rng: rand.New(rand.NewPCG(5, 6))}
+	m := calibrated(w)
+	p := m.NewRequest(worldBlock, worldRows)
+	w.run(p, 1000)
+
+	w.truth = bad
+	got, _ := w.run(p, 3000)
+	plain := w.fixed(Plan{}, 3000)
+	round := w.verify(worldRows) + w.draft(worldBlock)
+	t.Logf("bad: %.0f ms, plain %.0f ms", got, plain)
+	if got > 1.04*plain+30*round {
+		t.Errorf("bad phase took %.0f ms, plain decoding %.0f ms", got, plain)
+	}
+
+	w.truth = good
+	w.run(p, 3000) // until probes have shown it
+	got, rounds := w.run(p, 2000)
+	best := w.bestFixed(2000)
+	t.Logf("good again: %.0f ms, best %.0f ms, rounds %v", got, best, rounds)
+	if got > 1.15*best {
+		t.Errorf("good phase took %.0f ms, best plan %.0f ms, rounds %v", got, best, rounds)
+	}
+}
+
+// TestSeeds: a request starts where the worker's last ones ended.
+func TestSeeds(t *testing.T) {
+	bad := []float64{.05, .03}
+	w := &world{verify: medium, draft: dear, truth: bad, says: bad, rng: rand.New(rand.NewPCG(7, 8))}
+	m := calibrated(w)
+	w.run(m.NewRequest(worldBlock, worldRows), 1000)
+	m.credit = 0
+	if plan := m.NewRequest(worldBlock, worldRows).Next(100, worldBlock); plan.Kind != Plain {
+		t.Errorf("first plan of a new request is %+v", plan)
+	}
+}
+
+func TestCosts(t *testing.T) {
+	var c costs
+	if c.step(4, 100) != 0 || c.draft(16) != 0 {
+		t.Error("an empty model knows times")
+	}
+	c.set(1, 1)
+	c.set(8, 2)
+	if got := c.step(64, 0); got != 16 {
+		t.Errorf("beyond the calibration: %v, want in proportion", got)
+	}
+	for range 200 {
+		c.observeStep(6, 100, 5)
+		c.observeStep(1, 20000, 9)
+	}
+	if got := c.step(6, 100); math.Abs(got-5) > 0.1 {
+		t.Errorf("step(6) = %v after measurements of 5", got)
+	}
+	if got := c.step(1, 30000); math.Abs(got-9) > 0.1 {
+		t.Errorf("long step = %v after measurements of 9", got)
+	}
+	if got := c.step(1, 100); got > 1.5 {
+		t.Errorf("long context changed the short one to %v", got)
+	}
+	for range 50 {
+		c.observeDraft(16, 3)
+	}
+	if got := c.draft(8); got != 3 {
+		t.Errorf("draft(8) = %v, want that of the nearest block", got)
+	}
+}
+
+func TestDeadline(t *testing.T) {
+	m := New()
+	floor, ceiling := 20*time.Millisecond, 400*time.Millisecond
+	if d := m.Deadline(16, floor, ceiling); d != ceiling {
+		t.Errorf("unknown draft: %v", d)
+	}
+	for _, test := range []struct{ draft, want time.Duration }{
+		{time.Millisecond, floor}, {30 * time.Millisecond, 120 * time.Millisecond}, {time.Second, ceiling},
+	} {
+		m.costs.drafts[16] = test.draft.Seconds()
+		if d := m.Deadline(16, floor, ceiling); d != test.want {
+			t.Errorf("draft of %v: deadline %v, want %v", test.draft, d, test.want)
+		}
+	}
+}
+
+func TestNoAllocation(t *testing.T) {
+	fair := []float64{.6, .15, .08, .04}
+	w := &world{verify: medium, draft: cheap, truth: fair, says: fair, rng: rand.New(rand.NewPCG(1, 1))}
+	p := calibrated(w).NewRequest(worldBlock, worldRows)
+	var tree, scratch ddtree.Tree
+	var b ddtree.Builder
+	w.propose(&tree, &b, Plan{Kind: Tree, Block: 16, Budget: 31})
+	scratch.Reset(0)
+	if n := testing.AllocsPerRun(100, func() {
+		plan := p.Next(100, 16)
+		if err := scratch.Set(0, tree.Tokens[1:], tree.Parents[1:], tree.Logprobs[1:], ddtree.Limits{Vocab: 8, Nodes: 31, Depth: 15}); err != nil {
+			t.Fatal(err)
+		}
+		p.Cut(&scratch, plan, 100)
+		p.Observe(&Round{Plan: plan, Length: 100, Rows: scratch.Len(), Verify: time.Millisecond, Tree: &scratch, Path: []int32{0}})
+	}); n > 0 {
+		t.Errorf("%v allocations a round", n)
+	}
+}

@@ -1,0 +1,280 @@
+package auto
+
+import (
+	"sync"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/ddtree"
+)
+
+const (
+	// probeShare of the time of plain rounds may be spent on probes.
+	probeShare = 0.03
+	// creditRounds caps the ledger, in rounds of the dearest plan: savings of a quiet hour are not spent at once.
+	creditRounds = 3
+	// enter is how much faster than plain a speculative plan must look before a plain request takes it up.
+	enter = 1.02
+	// staleRounds after which a plan that looks nearly as good is tried again.
+	staleRounds = 64
+)
+
+// Kind of a plan.
+type Kind uint8
+
+// Kinds of plans.
+const (
+	Plain Kind = iota
+	Chain
+	Tree
+	kinds
+)
+
+// Plan of one round.
+type Plan struct {
+	Kind   Kind
+	Block  int // rows of the draft's block, anchor included
+	Budget int // nodes without the root
+	Probe  bool
+}
+
+// Round is what a finished round tells. Tree and Path are nil when no proposal was verified.
+type Round struct {
+	Plan   Plan
+	Length int // context length before the round
+	Rows   int
+	Verify time.Duration
+	// Draft is the time waited for the proposal, also for one that came too late.
+	Draft time.Duration
+	Tree  *ddtree.Tree
+	Path  []int32
+}
+
+// Model is what a worker knows: costs of the machine, quality of its drafts, and the ledger of probes. Safe for concurrent
+// use.
+type Model struct {
+	mu      sync.Mutex
+	costs   costs
+	beliefs beliefs
+	credit  float64 // seconds
+}
+
+// New returns a model that knows nothing.
+func New() *Model { return &Model{} }
+
+// SetVerify stores a calibrated time of a step of rows rows on a short context. Call it with rising row counts.
+func (m *Model) SetVerify(rows int, d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.costs.set(rows, d.Seconds())
+}
+
+// Verify is the expected time of a step.
+func (m *Model) Verify(rows, length int) time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return time.Duration(m.costs.step(rows, length) * float64(time.Second))
+}
+
+// Policy plans the rounds of one request. Not safe for concurrent use.
+type Policy struct {
+	m       *Model
+	block   int // the draft's block size
+	maxRows int
+	local   beliefs
+	plain   bool // the last plan was plain by choice
+	idle    [kinds]int
+	shape   shape
+	// Scratch of Cut: nodes in falling probability, probabilities, nodes to keep.
+	order []int32
+	p     [ddtree.MaxNodes + 1]float64
+	keep  [ddtree.MaxNodes + 1]bool
+}
+
+// NewRequest starts the policy of a request for a draft with blocks of block rows; maxRows is the widest verify step.
+func (m *Model) NewRequest(block, maxRows int) *Policy {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return &Policy{
+		m: m, block: block, maxRows: min(maxRows, ddtree.MaxNodes+1), local: m.beliefs.seeded(),
+		order: make([]int32, 0, ddtree.MaxNodes+1),
+	}
+}
+
+// estimate is a plan with its expected tokens and seconds.
+type estimate struct {
+	plan            Plan
+	tokens, seconds float64
+}
+
+func (e estimate) speed() float64 { return e.tokens / e.seconds }
+
+// Next plans a round at a context of length tokens; limit is the largest useful block (tokens still wanted, plus one).
+func (p *Policy) Next(length, limit int) Plan {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	block := min(p.block, limit, p.maxRows)
+	if block < 2 {
+		return Plan{Kind: Plain}
+	}
+	c := &p.m.costs
+	base := c.step(1, length)
+	if base == 0 { // nothing measured yet: a chain teaches both costs
+		return Plan{Kind: Chain, Block: block, Budget: block - 1}
+	}
+	var chain, tree [depths]float64
+	p.local.chainRates(&chain)
+	p.local.treeRates(&chain, &tree)
+
+	var best, second estimate
+	consider := func(e estimate) {
+		switch {
+		case best.seconds == 0 || e.speed() > best.speed():
+			if e.plan.Kind != best.plan.Kind {
+				second = best
+			}
+			best = e
+		case e.plan.Kind != best.plan.Kind && (second.seconds == 0 || e.speed() > second.speed()):
+			second = e
+		}
+	}
+	for b := 4; ; b *= 2 {
+		b = min(b, block)
+		consider(estimate{
+			plan:   Plan{Kind: Chain, Block: b, Budget: b - 1},
+			tokens: expected(&chain, b-1), seconds: c.draft(b) + c.step(b, length),
+		})
+		if b == block {
+			break
+		}
+	}
+	probe := best
+	if p.maxRows > block {
+		rows := p.local.treeRows
+		if rows == 0 {
+			rows = float64(min(p.maxRows, block+block/2-1))
+		}
+		consider(estimate{
+			plan:   Plan{Kind: Tree, Block: block, Budget: p.maxRows - 1},
+			tokens: expected(&tree, block-1), seconds: c.draft(block) + c.step(int(rows+0.5), length),
+		})
+	}
+
+	need := 1 / base
+	if p.plain {
+		need *= enter
+	}
+	plan := best.plan
+	switch {
+	case best.speed() < need:
+		// The probe is the best chain, verified whole: a cut proposal would cost less but could not show that the draft
+		// has become good. What it may cost more than plain decoding: at worst it brings one token.
+		plan = probe.plan
+		plan.Probe = true
+		if p.m.credit < probe.seconds-base {
+			p.plain = true
+			return Plan{Kind: Plain}
+		}
+	case second.seconds > 0 && p.idle[second.plan.Kind] > staleRounds && second.speed() > 0.7*best.speed():
+		if cost := second.seconds - second.tokens/best.speed(); p.m.credit >= cost {
+			plan = second.plan
+			plan.Probe = true
+		}
+	}
+	p.plain = plan.Probe && best.speed() < need
+	return plan
+}
+
+// Cut shortens a proposed tree to the nodes that are worth their verify time; a probe is verified whole.
+func (p *Policy) Cut(t *ddtree.Tree, plan Plan, length int) {
+	n := t.Len()
+	if n <= 2 || plan.Probe {
+		return
+	}
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	c := &p.m.costs
+	if c.step(1, length) == 0 {
+		return
+	}
+	p.shape.read(t)
+	p.p[0] = 1
+	p.order = p.order[:0]
+	for i := int32(1); int(i) < n; i++ {
+		p.p[i] = p.p[t.Parents[i]] * p.local.conditional(&p.shape, t, i)
+		// Insertion sort, stable, so that parents stay before children of the same probability.
+		p.order = append(p.order, i)
+		j := len(p.order) - 1
+		for ; j > 0 && p.p[p.order[j-1]] < p.p[i]; j-- {
+			p.order[j] = p.order[j-1]
+		}
+		p.order[j] = i
+	}
+	draft := c.draft(plan.Block)
+	tokens, bestSpeed, bestRows := 1.0, 0.0, 2
+	for i, node := range p.order {
+		tokens += p.p[node]
+		if speed := tokens / (draft + c.step(i+2, length)); speed > bestSpeed {
+			bestSpeed, bestRows = speed, i+2
+		}
+	}
+	if bestRows == n {
+		return
+	}
+	keep := p.keep[:n]
+	clear(keep)
+	for _, node := range p.order[:bestRows-1] {
+		keep[node] = true
+	}
+	t.Keep(keep)
+}
+
+// Observe learns from a finished round, whatever mode it ran in.
+func (p *Policy) Observe(r *Round) {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	c := &p.m.costs
+	verify := r.Verify.Seconds()
+	if r.Rows > 0 {
+		c.observeStep(r.Rows, r.Length, verify)
+	}
+	for k := range p.idle {
+		p.idle[k]++
+	}
+	p.idle[r.Plan.Kind] = 0
+	if r.Plan.Kind == Plain {
+		p.m.credit = min(p.m.credit+probeShare*verify, p.ceiling(r.Length))
+		return
+	}
+	c.observeDraft(r.Plan.Block, r.Draft.Seconds())
+	tokens := 1.0
+	if r.Tree != nil {
+		tokens = float64(len(r.Path))
+		p.shape.read(r.Tree)
+		p.local.observe(&p.shape, r.Tree, r.Path, requestMemory)
+		p.m.beliefs.observe(&p.shape, r.Tree, r.Path, workerMemory)
+		if r.Plan.Kind == Tree {
+			follow(&p.local.treeRows, float64(r.Tree.Len()))
+			follow(&p.m.beliefs.treeRows, float64(r.Tree.Len()))
+		}
+	}
+	if r.Plan.Probe {
+		cost := verify + r.Draft.Seconds() - tokens*c.step(1, r.Length)
+		p.m.credit = min(p.m.credit-cost, p.ceiling(r.Length))
+	} else {
+		// Speculation that pays earns the same share: it buys trials of other plans.
+		p.m.credit = min(p.m.credit+probeShare*(verify+r.Draft.Seconds()), p.ceiling(r.Length))
+	}
+}
+
+// ceiling of the ledger.
+func (p *Policy) ceiling(length int) float64 {
+	return creditRounds * (p.m.costs.draft(p.block) + p.m.costs.step(p.maxRows, length))
+}
+
+func follow(mean *float64, x float64) {
+	if *mean == 0 {
+		*mean = x
+		return
+	}
+	*mean += learn * (x - *mean)
+}
