@@ -4,7 +4,7 @@
 #include "fuzz/replay.h"
 
 TEST(seeds_truncations_and_flips) {
-  tnd::test::replay_corpus(TND_TESTDATA "/../fuzz/corpus/safetensors", {"empty", "two", "escapes", "deep"});
+  tnd::test::replay_corpus(TND_ROOT "/native/tests/fuzz/corpus/safetensors", {"empty", "two", "escapes", "deep"});
 }
 
 TEST_MAIN()
