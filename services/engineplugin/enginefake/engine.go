@@ -1,0 +1,319 @@
+package enginefake
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+)
+
+// Opener opens fake engines. A model path that contains "missing" is not found; other paths only name the model: states
+// exported by engines of different paths do not fit each other.
+type Opener struct {
+	Options Options
+
+	mu     sync.Mutex
+	opened []*Engine
+}
+
+// New returns an Opener.
+func New(o Options) *Opener { return &Opener{Options: o} }
+
+// Opened lists the engines so far, oldest first, for tests that inject faults.
+func (o *Opener) Opened() []*Engine {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.opened)
+}
+
+// Engine is one open fake. Besides engineplugin.Engine it has Crash, Done and Err.
+type Engine struct {
+	options engineplugin.OpenOptions
+	m       model
+	turn    engineplugin.Submitter
+
+	infoMu sync.Mutex // guards info, which SetCapture and LoadFuse change
+	info   engineplugin.Info
+
+	steps, rows, commits, proposals, scores atomic.Uint64
+
+	doneMu  sync.Mutex // guards lost and closing of done
+	lost    error
+	done    chan struct{}
+	closing sync.Once
+
+	// Guarded by turn.
+	poisoned     error
+	sequences    map[engineplugin.Sequence]*sequence
+	snapshots    map[engineplugin.Snapshot]*sequence
+	nextSequence engineplugin.Sequence
+	nextSnapshot engineplugin.Snapshot
+	w            work
+}
+
+// work is scratch memory of calls.
+type work struct {
+	logits, choice []float32
+	order          []int32
+	probs          []float64
+	counts         []int32
+	history        []int32
+	hashes         []uint64
+	depths         []int32
+	last           map[engineplugin.Sequence]int32
+	ids            []int32
+}
+
+// cost of states in the fake's memory plan.
+const (
+	weightBytes      = 1 << 20
+	stateBytes       = 1 << 10
+	kvBytesPerToken  = 64
+	snapshotOverhead = 256
+)
+
+// Open implements engineplugin.Opener.
+func (o *Opener) Open(ctx context.Context, options engineplugin.OpenOptions, progress engineplugin.Progress) (engineplugin.Engine, error) {
+	f := o.Options.withDefaults()
+	if f.FailOpen != nil {
+		return nil, f.FailOpen
+	}
+	if err := complete(&options, f); err != nil {
+		return nil, err
+	}
+	for i := range uint64(4) {
+		if err := pause(ctx, f.OpenDelay/4); err != nil {
+			return nil, err
+		}
+		if progress != nil {
+			progress((i+1)*weightBytes/4, weightBytes)
+		}
+	}
+	e := &Engine{
+		options: options, m: model{f}, turn: engineplugin.NewSubmitter(), done: make(chan struct{}),
+		sequences: map[engineplugin.Sequence]*sequence{}, snapshots: map[engineplugin.Snapshot]*sequence{},
+	}
+	e.w.last = map[engineplugin.Sequence]int32{}
+	e.info = e.describe()
+	o.mu.Lock()
+	o.opened = append(o.opened, e)
+	o.mu.Unlock()
+	return e, nil
+}
+
+// complete checks options and fills in defaults, as tnd_open does.
+func complete(o *engineplugin.OpenOptions, f Options) error {
+	bad := rpcerr.InvalidArgument
+	switch {
+	case o.Role < engineplugin.RoleTarget || o.Role > engineplugin.RoleScore:
+		return bad("role", "unknown role %d", o.Role)
+	case o.ModelPath == "":
+		return bad("model_path", "is empty")
+	case strings.Contains(o.ModelPath, "missing"):
+		return rpcerr.NotFound("model_path: no such file")
+	case o.Role == engineplugin.RoleDraft && o.TablesPath == "":
+		return bad("tables_path", "a draft needs the target's tables")
+	case strings.Contains(o.TablesPath, "missing"):
+		return rpcerr.NotFound("tables_path: no such file")
+	case o.Device != "" && o.Device != "cpu":
+		return bad("device", "this library serves cpu, got %q", o.Device)
+	case o.Threads < 0:
+		return bad("threads", "must be >= 0, got %d", o.Threads)
+	case o.MaxSequences < 1:
+		return bad("max_sequences", "must be >= 1, got %d", o.MaxSequences)
+	case o.MaxContext < 0 || o.MaxContext > f.Context:
+		return bad("max_context", "must be in 0..%d, got %d", f.Context, o.MaxContext)
+	case o.MaxTreeRows < 0 || o.MaxTreeRows > 128:
+		return bad("max_tree_rows", "must be in 0..128, got %d", o.MaxTreeRows)
+	case o.MaxBatchRows < 0:
+		return bad("max_batch_rows", "must be >= 0, got %d", o.MaxBatchRows)
+	case o.MaxTopK < 0 || o.MaxTopK > f.Vocab && f.Vocab >= 64:
+		return bad("max_top_k", "must be in 0..%d, got %d", f.Vocab, o.MaxTopK)
+	case o.LayerFirst < 0 || o.LayerFirst >= f.Layers:
+		return bad("layer_first", "must be in 0..%d, got %d", f.Layers-1, o.LayerFirst)
+	case o.LayerLast < 0 || o.LayerLast > f.Layers || o.LayerLast != 0 && o.LayerLast <= o.LayerFirst:
+		return bad("layer_last", "must be in %d..%d, got %d", o.LayerFirst+1, f.Layers, o.LayerLast)
+	}
+	for name, t := range map[string]int32{"kv_type_k": o.KVTypeK, "kv_type_v": o.KVTypeV} {
+		if t != engineplugin.KVDefault && t != 0 && t != 1 {
+			return rpcerr.Unimplemented("%s: ggml type %d is not supported", name, t)
+		}
+	}
+	def := func(p *int, v int) {
+		if *p == 0 {
+			*p = v
+		}
+	}
+	def(&o.MaxTreeRows, 64)
+	def(&o.MaxBatchRows, 512)
+	def(&o.MaxTopK, min(64, f.Vocab))
+	def(&o.LayerLast, f.Layers)
+	if o.KVTypeK == engineplugin.KVDefault {
+		o.KVTypeK = 1
+	}
+	if o.KVTypeV == engineplugin.KVDefault {
+		o.KVTypeV = 1
+	}
+	need := func(context int) uint64 {
+		return weightBytes + uint64(o.MaxSequences)*(stateBytes+kvBytesPerToken*uint64(context))
+	}
+	if o.MemoryCapBytes > 0 {
+		if smallest := need(max(o.MaxContext, 1)); smallest > o.MemoryCapBytes {
+			return rpcerr.MemoryCap.With("memory_cap_bytes: %d bytes are needed, the cap is %d", smallest, o.MemoryCapBytes)
+		}
+	}
+	if o.MaxContext == 0 {
+		o.MaxContext = f.Context
+		if o.MemoryCapBytes > 0 {
+			room := o.MemoryCapBytes - weightBytes - uint64(o.MaxSequences)*stateBytes
+			o.MaxContext = min(f.Context, int(room/uint64(o.MaxSequences)/kvBytesPerToken))
+		}
+	}
+	return nil
+}
+
+func (e *Engine) describe() engineplugin.Info {
+	o, f := &e.options, &e.m.o
+	name := f.Name
+	if name == "" {
+		name = "fake-" + [...]string{"", "target", "draft", "score"}[o.Role]
+	}
+	i := engineplugin.Info{
+		Role: o.Role, Arch: f.Arch, Name: name, Backend: "fake", Device: "pure Go",
+		Layers: f.Layers, LayerFirst: o.LayerFirst, LayerLast: o.LayerLast, Hidden: f.Hidden, Vocab: f.Vocab,
+		MaxSequences: o.MaxSequences, MaxContext: o.MaxContext, MaxTreeRows: o.MaxTreeRows, MaxBatchRows: o.MaxBatchRows,
+		MaxTopK: o.MaxTopK, KVTypeK: o.KVTypeK, KVTypeV: o.KVTypeV, Recurrent: !f.Truncatable && o.Role == engineplugin.RoleTarget,
+		KVBytesPerToken: kvBytesPerToken, StateBytesPerSequence: stateBytes,
+	}
+	if o.Role == engineplugin.RoleDraft {
+		i.BlockSize, i.MaskToken = f.BlockSize, f.MaskToken
+		i.CaptureLayers = slices.Clone(f.CaptureLayers)
+		i.FeatureRaw, i.FeatureFused = len(f.CaptureLayers)*f.Hidden, f.Hidden
+	}
+	return i
+}
+
+// Info implements engineplugin.Engine.
+func (e *Engine) Info() engineplugin.Info {
+	e.infoMu.Lock()
+	defer e.infoMu.Unlock()
+	i := e.info
+	i.CaptureLayers = slices.Clone(i.CaptureLayers)
+	return i
+}
+
+// Stats implements engineplugin.Engine.
+func (e *Engine) Stats(context.Context) ([]engineplugin.Stat, error) {
+	if err := e.Err(); err != nil {
+		return nil, err
+	}
+	return []engineplugin.Stat{
+		{Name: "steps", Value: e.steps.Load()}, {Name: "rows", Value: e.rows.Load()}, {Name: "commits", Value: e.commits.Load()},
+		{Name: "proposals", Value: e.proposals.Load()}, {Name: "scores", Value: e.scores.Load()},
+	}, nil
+}
+
+// Memory implements engineplugin.Engine.
+func (e *Engine) Memory(context.Context) ([]engineplugin.Stat, error) {
+	if err := e.Err(); err != nil {
+		return nil, err
+	}
+	n := uint64(e.options.MaxSequences)
+	return []engineplugin.Stat{
+		{Name: "weight_bytes", Value: weightBytes}, {Name: "state_bytes", Value: n * stateBytes},
+		{Name: "kv_bytes", Value: n * kvBytesPerToken * uint64(e.options.MaxContext)},
+	}, nil
+}
+
+// enter waits for the caller's turn on a healthy engine; leave must follow when err is nil.
+func (e *Engine) enter(ctx context.Context) error {
+	if err := e.Err(); err != nil {
+		return err
+	}
+	if err := e.turn.Acquire(ctx); err != nil {
+		return rpcerr.From(err)
+	}
+	if err := e.Err(); err != nil {
+		e.turn.Release()
+		return err
+	}
+	if e.poisoned != nil {
+		e.turn.Release()
+		return e.poisoned
+	}
+	return nil
+}
+
+func (e *Engine) leave() { e.turn.Release() }
+
+// strike counts a step or proposal and applies the injected faults.
+func (e *Engine) strike() error {
+	n := int(e.steps.Load() + e.proposals.Load())
+	if k := e.m.o.CrashAfterSteps; k > 0 && n >= k {
+		e.Crash()
+		return e.Err()
+	}
+	if k := e.m.o.FailAfterSteps; k > 0 && n >= k {
+		e.poisoned = rpcerr.Internal("injected device fault at step %d", n)
+	}
+	return e.poisoned
+}
+
+// Crash loses the engine as the death of its process would: every call fails with ENGINE_LOST, Done is closed.
+func (e *Engine) Crash() { e.end(rpcerr.EngineLost) }
+
+func (e *Engine) end(err error) {
+	e.doneMu.Lock()
+	defer e.doneMu.Unlock()
+	if e.lost == nil {
+		e.lost = err
+		close(e.done)
+	}
+}
+
+// Done implements engineplugin.Mortal: closed when the engine is lost or closed.
+func (e *Engine) Done() <-chan struct{} { return e.done }
+
+// Err implements engineplugin.Mortal: nil while the engine lives.
+func (e *Engine) Err() error {
+	e.doneMu.Lock()
+	defer e.doneMu.Unlock()
+	return e.lost
+}
+
+// Close implements engineplugin.Engine. Calls after it fail with FAILED_PRECONDITION.
+func (e *Engine) Close() error {
+	e.end(rpcerr.FailedPrecondition("the engine is closed"))
+	return nil
+}
+
+// Leaks lists what a test forgot to free: sequences and snapshots that still exist.
+func (e *Engine) Leaks() (sequences []engineplugin.Sequence, snapshots []engineplugin.Snapshot) {
+	_ = e.turn.Acquire(context.Background())
+	defer e.leave()
+	return slices.Sorted(maps.Keys(e.sequences)), slices.Sorted(maps.Keys(e.snapshots))
+}
+
+// pause waits, or fails with CANCELED or DEADLINE_EXCEEDED when ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
+	if err := ctx.Err(); err != nil {
+		return rpcerr.From(err)
+	}
+	if d <= 0 {
+		return nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return rpcerr.From(ctx.Err())
+	}
+}
