@@ -1,0 +1,283 @@
+// Package reqjson reads JSON requests field by field: null is absent, wrong types and ranges become errors that name the JSON
+// path, unknown fields are ignored, and aliases are tried in order.
+package reqjson
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+)
+
+// MaxDepth is the deepest nesting of arrays and objects.
+const MaxDepth = 256
+
+// Object is a JSON object whose members are still raw. Members that are null are left out.
+type Object struct {
+	path   string // of the object itself, empty at the top
+	fields map[string]json.RawMessage
+	extra  map[string]json.RawMessage // members of extra_body, top level only
+}
+
+// Parse reads a request body: one JSON object, nesting at most MaxDepth. Members of extra_body stand in for members that the
+// top level lacks.
+func Parse(body []byte) (Object, error) {
+	if err := checkDepth(body); err != nil {
+		return Object{}, err
+	}
+	var o Object
+	if err := json.Unmarshal(body, &o.fields); err != nil {
+		if se, ok := err.(*json.SyntaxError); ok {
+			return Object{}, apierror.InvalidJSON("the body is not valid JSON: %v at byte %d", se, se.Offset)
+		}
+		return Object{}, apierror.InvalidJSON("the body must be a JSON object")
+	}
+	if o.fields == nil {
+		return Object{}, apierror.InvalidJSON("the body must be a JSON object")
+	}
+	dropNulls(o.fields)
+	extra, ok, err := o.Object("extra_body")
+	if err != nil {
+		return Object{}, err
+	}
+	if ok {
+		o.extra = extra.fields
+	}
+	return o, nil
+}
+
+func dropNulls(m map[string]json.RawMessage) {
+	for k, v := range m {
+		if isNull(v) {
+			delete(m, k)
+		}
+	}
+}
+
+func isNull(v json.RawMessage) bool { return string(bytes.TrimSpace(v)) == "null" }
+
+// checkDepth bounds nesting before anything recurses.
+func checkDepth(body []byte) error {
+	depth, inString := 0, false
+	for i := 0; i < len(body); i++ {
+		switch c := body[i]; {
+		case inString:
+			if c == '\\' {
+				i++
+			} else if c == '"' {
+				inString = false
+			}
+		case c == '"':
+			inString = true
+		case c == '{' || c == '[':
+			if depth++; depth > MaxDepth {
+				return apierror.InvalidJSON("the body is nested deeper than %d levels", MaxDepth)
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	return nil
+}
+
+// Wrap makes an Object of raw, which lies at path. A value that is no object is an error.
+func Wrap(raw json.RawMessage, path string) (Object, error) {
+	o := Object{path: path}
+	if err := json.Unmarshal(raw, &o.fields); err != nil || o.fields == nil {
+		return Object{}, apierror.InvalidValue(path, "must be an object")
+	}
+	dropNulls(o.fields)
+	return o, nil
+}
+
+// Path returns the JSON path of member name.
+func (o Object) Path(name string) string {
+	if o.path == "" {
+		return name
+	}
+	return o.path + "." + name
+}
+
+// Raw finds the first of the names that is present.
+func (o Object) Raw(names ...string) (raw json.RawMessage, name string, ok bool) {
+	for _, n := range names {
+		if v, ok := o.fields[n]; ok {
+			return v, n, true
+		}
+		if v, ok := o.extra[n]; ok {
+			return v, n, true
+		}
+	}
+	return nil, "", false
+}
+
+// Has reports whether a member is present and not null.
+func (o Object) Has(name string) bool {
+	_, _, ok := o.Raw(name)
+	return ok
+}
+
+// String reads a string.
+func (o Object) String(names ...string) (val string, ok bool, err error) {
+	raw, name, ok := o.Raw(names...)
+	if !ok {
+		return "", false, nil
+	}
+	if err := json.Unmarshal(raw, &val); err != nil {
+		return "", false, apierror.InvalidValue(o.Path(name), "must be a string")
+	}
+	return val, true, nil
+}
+
+// Bool reads a boolean.
+func (o Object) Bool(names ...string) (val, ok bool, err error) {
+	raw, name, ok := o.Raw(names...)
+	if !ok {
+		return false, false, nil
+	}
+	if err := json.Unmarshal(raw, &val); err != nil {
+		return false, false, apierror.InvalidValue(o.Path(name), "must be true or false")
+	}
+	return val, true, nil
+}
+
+// Range is a condition on a number with the words that describe it.
+type Range struct {
+	Lo, Hi   float64
+	OpenLo   bool // Lo itself is excluded
+	describe string
+}
+
+// Between is lo ≤ x ≤ hi.
+func Between(lo, hi float64) Range {
+	return Range{Lo: lo, Hi: hi, describe: "between " + num(lo) + " and " + num(hi)}
+}
+
+// Above is lo < x ≤ hi.
+func Above(lo, hi float64) Range {
+	return Range{Lo: lo, Hi: hi, OpenLo: true, describe: "above " + num(lo) + " and at most " + num(hi)}
+}
+
+// AtLeast is lo ≤ x.
+func AtLeast(lo float64) Range {
+	return Range{Lo: lo, Hi: math.MaxInt64, describe: "at least " + num(lo)}
+}
+
+// Any allows every number.
+func Any() Range { return Range{Lo: math.Inf(-1), Hi: math.Inf(1), describe: "a number"} }
+
+func (r Range) has(x float64) bool { return x <= r.Hi && (x > r.Lo || (x == r.Lo && !r.OpenLo)) }
+
+func num(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+
+// Float reads a number within r.
+func (o Object) Float(r Range, names ...string) (val float64, ok bool, err error) {
+	raw, name, ok := o.Raw(names...)
+	if !ok {
+		return 0, false, nil
+	}
+	if err := json.Unmarshal(raw, &val); err != nil {
+		return 0, false, apierror.InvalidValue(o.Path(name), "must be a number")
+	}
+	if !r.has(val) {
+		return 0, false, apierror.InvalidValue(o.Path(name), "must be %s, got %s", r.describe, num(val))
+	}
+	return val, true, nil
+}
+
+// Int reads an integer within r. 5.0 is an integer, 5.5 is not.
+func (o Object) Int(r Range, names ...string) (val int64, ok bool, err error) {
+	raw, name, ok := o.Raw(names...)
+	if !ok {
+		return 0, false, nil
+	}
+	val, ok = Int64(raw)
+	if !ok {
+		return 0, false, apierror.InvalidValue(o.Path(name), "must be an integer")
+	}
+	if !r.has(float64(val)) {
+		return 0, false, apierror.InvalidValue(o.Path(name), "must be %s, got %d", r.describe, val)
+	}
+	return val, true, nil
+}
+
+// Int64 reads a JSON number that is an integer.
+func Int64(raw json.RawMessage) (int64, bool) {
+	text := strings.TrimSpace(string(raw))
+	if v, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return v, true
+	}
+	var f float64
+	if err := json.Unmarshal(raw, &f); err != nil || f != math.Trunc(f) || math.Abs(f) >= 1<<63 {
+		return 0, false
+	}
+	return int64(f), true
+}
+
+// Object reads an object.
+func (o Object) Object(names ...string) (val Object, ok bool, err error) {
+	raw, name, ok := o.Raw(names...)
+	if !ok {
+		return Object{}, false, nil
+	}
+	val, err = Wrap(raw, o.Path(name))
+	return val, err == nil, err
+}
+
+// Array reads an array, its elements raw; null elements stay null.
+func (o Object) Array(names ...string) (val []json.RawMessage, name string, ok bool, err error) {
+	raw, name, ok := o.Raw(names...)
+	if !ok {
+		return nil, "", false, nil
+	}
+	if err := json.Unmarshal(raw, &val); err != nil {
+		return nil, "", false, apierror.InvalidValue(o.Path(name), "must be an array")
+	}
+	return val, name, true, nil
+}
+
+// Strings reads a string or an array of strings.
+func (o Object) Strings(names ...string) (val []string, name string, ok bool, err error) {
+	raw, name, ok := o.Raw(names...)
+	if !ok {
+		return nil, "", false, nil
+	}
+	var one string
+	if json.Unmarshal(raw, &one) == nil {
+		return []string{one}, name, true, nil
+	}
+	if err := json.Unmarshal(raw, &val); err != nil {
+		return nil, "", false, apierror.InvalidValue(o.Path(name), "must be a string or an array of strings")
+	}
+	return val, name, true, nil
+}
+
+// Members returns the members, nulls left out; extra_body is not consulted. The caller must not change them.
+func (o Object) Members() map[string]json.RawMessage { return o.fields }
+
+// Kind tells what a JSON value is by its first byte: 's'tring, 'o'bject, 'a'rray, 'n'umber, 'b'oolean, '0' for null.
+func Kind(raw json.RawMessage) byte {
+	t := bytes.TrimSpace(raw)
+	if len(t) == 0 {
+		return '0'
+	}
+	switch t[0] {
+	case '"':
+		return 's'
+	case '{':
+		return 'o'
+	case '[':
+		return 'a'
+	case 't', 'f':
+		return 'b'
+	case 'n':
+		return '0'
+	}
+	return 'n'
+}
+
+// Index appends an array index to a path.
+func Index(path string, i int) string { return path + "[" + strconv.Itoa(i) + "]" }
