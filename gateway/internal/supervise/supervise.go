@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )
 
@@ -29,7 +30,7 @@ type Spec struct {
 	// Path of the program and its arguments.
 	Path string
 	Args []string
-	// Env is added to our own environment.
+	// Env is the child's environment; nil = ours.
 	Env []string
 	// Socket is removed before each start, so that a new child can listen; empty = none.
 	Socket string
@@ -146,7 +147,7 @@ func (s *Supervisor) setReady(name string, ready bool) {
 
 // keep runs one child again and again until ctx ends.
 func (s *Supervisor) keep(ctx context.Context, spec Spec) error {
-	log := s.log.With(zap.String("worker", spec.Name))
+	log := s.log.With(zap.String(telemetry.KeyWorker, spec.Name))
 	backoff := s.cfg.FirstBackoff
 	everReady, failures := false, 0
 	for {
@@ -166,7 +167,8 @@ func (s *Supervisor) keep(ctx context.Context, spec Spec) error {
 		if readyFor >= s.cfg.Stable {
 			backoff = s.cfg.FirstBackoff
 		}
-		log.Warn("worker ended, restarting", zap.Error(err), zap.Duration("backoff", backoff), zap.Int("failures", failures))
+		log.Warn("worker ended, restarting", zap.NamedError(telemetry.KeyErr, err),
+			zap.Int(telemetry.KeyAttempt, failures), zap.Int64(telemetry.KeyDurationMS, backoff.Milliseconds()))
 		if s.cfg.OnRestart != nil {
 			s.cfg.OnRestart(spec.Name)
 		}
@@ -187,7 +189,7 @@ func (s *Supervisor) once(ctx context.Context, spec Spec, log *zap.Logger) (time
 	}
 	lines := &lineWriter{supervisor: s}
 	cmd := exec.Command(spec.Path, spec.Args...) // not CommandContext: we stop it ourselves, gently first
-	cmd.Env = append(os.Environ(), spec.Env...)
+	cmd.Env = spec.Env
 	cmd.Stdout, cmd.Stderr = lines, lines
 	// A grandchild that keeps the pipe open must not hold us up after the child has gone.
 	cmd.WaitDelay = time.Second
@@ -196,7 +198,7 @@ func (s *Supervisor) once(ctx context.Context, spec Spec, log *zap.Logger) (time
 		return 0, "", err
 	}
 	pid := cmd.Process.Pid
-	log.Debug("worker started", zap.Int("pid", pid))
+	log.Debug("worker started", zap.Int(telemetry.KeyPID, pid))
 
 	ended := make(chan struct{})
 	var waitErr error
@@ -227,7 +229,7 @@ func (s *Supervisor) once(ctx context.Context, spec Spec, log *zap.Logger) (time
 		select {
 		case <-ended:
 		case <-time.After(s.cfg.Grace):
-			log.Warn("worker did not stop in time, killing it", zap.Duration("grace", s.cfg.Grace))
+			log.Warn("worker did not stop in time, killing it", zap.Int64(telemetry.KeyDurationMS, s.cfg.Grace.Milliseconds()))
 		}
 	}
 	stopProbe()

@@ -58,7 +58,7 @@ func child(kind string) {
 }
 
 func spec(kind string) Spec {
-	return Spec{Name: kind, Path: os.Args[0], Env: []string{"TANDEM_TEST_CHILD=" + kind}, Essential: true}
+	return Spec{Name: kind, Path: os.Args[0], Env: append(os.Environ(), "TANDEM_TEST_CHILD="+kind), Essential: true}
 }
 
 // output collects child lines and hands out pids as they appear.

@@ -1,0 +1,148 @@
+// Package cli holds the commands of the program tandem: one file a command, flags as kong structs.
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.uber.org/zap"
+)
+
+// Commands are the sub-commands of tandem.
+type Commands struct {
+	Serve   ServeCmd   `cmd:"" help:"Run a whole cluster on this machine: gateway, target, draft and prefill workers."`
+	Run     RunCmd     `cmd:"" help:"Chat in the terminal, with a running gateway or with a model file."`
+	Gateway GatewayCmd `cmd:"" help:"Run the gateway only; workers join it at --registry-listen."`
+	Inspect InspectCmd `cmd:"" help:"Show what a GGUF model file holds and what it needs to run."`
+	Health  HealthCmd  `cmd:"" help:"Ask a gateway whether it can serve; exit status 0 or 1."`
+	Version VersionCmd `cmd:"" help:"Print the version."`
+}
+
+// env is what commands get besides their flags.
+type env struct {
+	ctx context.Context
+	in  io.Reader
+	out io.Writer
+	err io.Writer
+
+	mu        sync.Mutex // guards interrupt
+	interrupt func()
+}
+
+// onInterrupt makes Ctrl-C call f once instead of ending the command; the returned function takes that back.
+func (e *env) onInterrupt(f func()) (restore func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.interrupt = f
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.interrupt = nil
+	}
+}
+
+// interrupted says whether somebody took the Ctrl-C.
+func (e *env) interrupted() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f := e.interrupt
+	e.interrupt = nil
+	if f != nil {
+		f()
+	}
+	return f != nil
+}
+
+// Main runs the command line and returns the exit status: 0, 1 for a failure, 2 for a wrong command line.
+func Main(args []string, in io.Reader, out, errOut io.Writer) int {
+	var commands Commands
+	if len(args) == 0 {
+		args = []string{"--help"}
+	}
+	result := config.Parse(&commands, "tandem", "Tandem: fast, lossless speculative inference of open language models.",
+		args, config.Streams{Out: out, Err: errOut})
+	if result.Done {
+		return result.Exit
+	}
+	e := &env{in: in, out: out, err: errOut}
+	defer e.watchSignals()()
+	if err := result.Context.Run(e); err != nil {
+		fmt.Fprintf(errOut, "tandem: %v\n", err)
+		return config.ExitError
+	}
+	return config.ExitOK
+}
+
+// watchSignals sets ctx, which the first SIGTERM or Ctrl-C ends. After a second one the process ends within a second,
+// whatever still runs.
+func (e *env) watchSignals() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	e.ctx = ctx
+	received := make(chan os.Signal, 2)
+	finished := make(chan struct{})
+	signal.Notify(received, syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		for ctx.Err() == nil {
+			select {
+			case s := <-received:
+				if s != os.Interrupt || !e.interrupted() {
+					cancel()
+				}
+			case <-finished:
+				return
+			}
+		}
+		select {
+		case <-received:
+			fmt.Fprintln(e.err, "tandem: second signal, ending at once")
+			select {
+			case <-time.After(time.Second):
+				os.Exit(config.ExitError)
+			case <-finished:
+			}
+		case <-finished:
+		}
+	}()
+	return func() {
+		signal.Stop(received)
+		close(finished)
+		cancel()
+	}
+}
+
+// LogFlags choose what is logged.
+type LogFlags struct {
+	LogLevel  string `default:"info" enum:"debug,info,warn,error" help:"Least severe messages shown: debug, info, warn, error."`
+	LogFormat string `default:"auto" enum:"auto,json,console" help:"json, console, or auto: console on a terminal, json otherwise."`
+}
+
+// logger builds the process's logger and tells the format that was chosen.
+func (f LogFlags) logger(w io.Writer) (*zap.Logger, string, error) {
+	format := f.LogFormat
+	if format == "auto" {
+		format = telemetry.FormatJSON
+		if isTerminal(w) {
+			format = telemetry.FormatConsole
+		}
+	}
+	log, err := telemetry.NewLogger(f.LogLevel, format, w)
+	return log, format, err
+}
+
+// VersionCmd is tandem version.
+type VersionCmd struct{}
+
+// Run prints the version.
+func (VersionCmd) Run(e *env) error {
+	fmt.Fprintf(e.out, "tandem %s %s %s/%s\n", config.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return nil
+}

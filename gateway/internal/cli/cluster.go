@@ -1,0 +1,217 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/app"
+	"github.com/tandem-inference/tandem/gateway/internal/supervise"
+	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.uber.org/zap"
+)
+
+// Names of the worker programs, of their sockets, and in logs.
+const (
+	workerTarget  = "worker-target"
+	workerDraft   = "worker-draft"
+	workerPrefill = "worker-prefill"
+)
+
+// workerGrace is how long workers get to drain and close their engines, after the gateway has drained.
+const workerGrace = 8 * time.Second
+
+// draftPatience is how long the start waits for drafts once the target can serve.
+const draftPatience = time.Minute
+
+type clusterConfig struct {
+	models              trio
+	workers             WorkerFlags
+	gateway             app.Config
+	private             bool // every port is a unix socket in the private directory
+	logLevel, logFormat string
+	log                 *zap.Logger
+	output              io.Writer
+	onReady             func(worker string)
+}
+
+// cluster is a gateway in this process and workers in processes of their own, joined by unix sockets in a private directory.
+type cluster struct {
+	cfg     clusterConfig
+	dir     string
+	gateway *app.App
+	workers *supervise.Supervisor
+	names   []string
+}
+
+// newCluster opens the gateway's ports and prepares the workers; run starts them.
+func newCluster(cfg clusterConfig) (_ *cluster, err error) {
+	c := &cluster{cfg: cfg}
+	if c.dir, err = supervise.RunDir(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.RemoveAll(c.dir)
+		}
+	}()
+	gateway := cfg.gateway
+	gateway.Model, gateway.PrefillDrafter = cfg.models.target, cfg.models.prefill
+	// A local cluster needs no port for its workers, unless others are to join.
+	if gateway.RegistryListen == app.Defaults().RegistryListen {
+		gateway.RegistryListen = "unix://" + c.socket("registry")
+	}
+	deps := app.Deps{Logger: cfg.log.Named("gateway"), Version: config.Version()}
+	if cfg.private {
+		gateway.GRPCPort = -1
+		if deps.HTTP, err = net.Listen("unix", c.socket("http")); err != nil {
+			return nil, err
+		}
+	}
+	if c.gateway, err = app.New(gateway, deps); err != nil {
+		return nil, err
+	}
+	specs, err := c.specs()
+	if err != nil {
+		return nil, err
+	}
+	for _, spec := range specs {
+		c.names = append(c.names, spec.Name)
+	}
+	c.workers = supervise.New(supervise.Config{Grace: workerGrace, Output: cfg.output, OnReady: cfg.onReady}, cfg.log.Named("supervisor"), specs...)
+	return c, nil
+}
+
+func (c *cluster) socket(name string) string { return filepath.Join(c.dir, name+".sock") }
+
+// specs describes the worker processes of the cluster.
+func (c *cluster) specs() ([]supervise.Spec, error) {
+	programs := c.cfg.workers.Programs
+	if programs == "" {
+		exe, err := os.Executable()
+		if err != nil {
+			return nil, err
+		}
+		programs = filepath.Dir(exe)
+	}
+	w, models := c.cfg.workers, c.cfg.models
+	draftThreads := w.DraftThreads
+	if draftThreads == 0 {
+		draftThreads = w.Threads
+	}
+	target := []string{"--model", models.target, "--threads", strconv.Itoa(w.Threads), "--kv-type-k", w.CacheTypeK, "--kv-type-v", w.CacheTypeV}
+	target = optional(target, "--max-ctx", w.MaxCtx)
+	target = optional(target, "--lanes", w.Lanes)
+	if w.MemoryCap > 0 {
+		target = append(target, "--memory-cap", w.MemoryCap.String())
+	}
+	specs := []supervise.Spec{c.spec(programs, workerTarget, target)}
+	specs[0].Essential = true
+	if models.draft != "" {
+		args := []string{"--model", models.draft, "--tables", models.target, "--threads", strconv.Itoa(draftThreads)}
+		args = optional(args, "--max-ctx", w.MaxCtx)
+		args = optional(args, "--lanes", w.Lanes)
+		specs = append(specs, c.spec(programs, workerDraft, args))
+	}
+	if models.prefill != "" {
+		specs = append(specs, c.spec(programs, workerPrefill, []string{"--model", models.prefill, "--threads", strconv.Itoa(draftThreads)}))
+	}
+	for _, spec := range specs {
+		if _, err := os.Stat(spec.Path); err != nil {
+			return nil, fmt.Errorf("the worker program %s is missing: build it (make build) or name its folder by --programs", spec.Path)
+		}
+	}
+	return specs, nil
+}
+
+func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
+	socket := c.socket(name)
+	address := "unix://" + socket
+	args = append(args,
+		"--gateway", registryTarget(c.gateway.RegistryAddr()), "--listen", address, "--worker-id", name,
+		"--device", c.cfg.workers.Device, "--parent-pid", strconv.Itoa(os.Getpid()),
+		"--log-level", c.cfg.logLevel, "--log-format", c.cfg.logFormat)
+	if c.cfg.workers.CacheDir != "" && name != workerPrefill {
+		args = append(args, "--cache-dir", c.cfg.workers.CacheDir)
+	}
+	return supervise.Spec{
+		Name: name, Path: filepath.Join(programs, name), Args: args, Socket: socket,
+		// Temporary files of workers and the sockets of their engines go where nobody else looks, and go away with us.
+		Env:   append(workerEnvironment(), "TMPDIR="+c.dir),
+		Probe: func(ctx context.Context) error { return supervise.Healthy(ctx, address) },
+	}
+}
+
+// workerEnvironment is ours without the variables that stand for flags: TANDEM_DRAFT is a file to this program and an
+// address to worker-target. Everything a worker is to know is on its command line.
+func workerEnvironment() []string {
+	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		return strings.HasPrefix(variable, config.EnvPrefix+"_")
+	})
+}
+
+func optional(args []string, flag string, value int) []string {
+	if value == 0 {
+		return args
+	}
+	return append(args, flag, strconv.Itoa(value))
+}
+
+// registryTarget writes a listener's address in the form that workers dial.
+func registryTarget(addr net.Addr) string {
+	if addr.Network() == "unix" {
+		return "unix://" + addr.String()
+	}
+	return addr.String()
+}
+
+// run serves until ctx ends, calls ready once when the gateway can serve, and cleans up.
+func (c *cluster) run(ctx context.Context, ready func()) error {
+	defer os.RemoveAll(c.dir)
+	gatewayCtx, stopGateway := context.WithCancelCause(ctx)
+	defer stopGateway(nil)
+	workersCtx, stopWorkers := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopWorkers()
+
+	workersDone := make(chan error, 1)
+	go func() {
+		err := c.workers.Run(workersCtx)
+		if err != nil {
+			stopGateway(err)
+		}
+		workersDone <- err
+	}()
+	announced := make(chan struct{})
+	go func() {
+		defer close(announced)
+		if c.workers.WaitReady(gatewayCtx, workerTarget) != nil || waitServing(gatewayCtx, c.gateway.HTTPAddr()) != nil {
+			return
+		}
+		// A draft that does not come costs speed only.
+		others, cancel := context.WithTimeout(gatewayCtx, draftPatience)
+		defer cancel()
+		if err := c.workers.WaitReady(others, c.names...); err != nil && gatewayCtx.Err() == nil {
+			c.cfg.log.Warn("serving without all workers", zap.NamedError(telemetry.KeyErr, err))
+		}
+		if gatewayCtx.Err() == nil && ready != nil {
+			ready()
+		}
+	}()
+
+	// The gateway drains first, while its workers still work; then they go.
+	gatewayErr := c.gateway.Run(gatewayCtx)
+	stopGateway(gatewayErr)
+	stopWorkers()
+	workersErr := <-workersDone
+	<-announced
+	return errors.Join(workersErr, gatewayErr)
+}

@@ -1,0 +1,44 @@
+package cli
+
+import (
+	"fmt"
+
+	"github.com/tandem-inference/tandem/gateway/internal/app"
+	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.uber.org/zap"
+)
+
+// GatewayCmd is tandem gateway: the gateway without local workers.
+type GatewayCmd struct {
+	config.Flags
+	app.Config
+	LogFlags
+}
+
+// Validate reports settings that cannot work.
+func (c *GatewayCmd) Validate() error { return c.Config.Validate() }
+
+// Run serves until the process is told to stop.
+func (c *GatewayCmd) Run(e *env) error {
+	log, _, err := c.logger(e.err)
+	if err != nil {
+		return err
+	}
+	gateway, err := app.New(c.Config, app.Deps{Logger: log, Version: config.Version()})
+	if err != nil {
+		return err
+	}
+	log.Info("gateway listens", zap.String(telemetry.KeyAddress, gateway.HTTPAddr().String()), zap.String(telemetry.KeyVersion, config.Version()))
+	fmt.Fprint(e.out, banner("waits for workers at "+gateway.RegistryAddr().String(), gateway))
+	return gateway.Run(e.ctx)
+}
+
+// banner tells people (and scripts) where a gateway can be reached.
+func banner(state string, gateway *app.App) string {
+	text := fmt.Sprintf("Tandem %s %s\n  HTTP  http://%s  (OpenAI and Anthropic API)\n", config.Version(), state, gateway.HTTPAddr())
+	if addr := gateway.GRPCAddr(); addr != nil {
+		text += fmt.Sprintf("  gRPC  %s  (tandem.v1, with reflection)\n", addr)
+	}
+	return text
+}

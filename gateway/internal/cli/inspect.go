@@ -1,0 +1,159 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/gguf"
+)
+
+// InspectCmd is tandem inspect.
+type InspectCmd struct {
+	File      string      `arg:"" type:"existingfile" help:"GGUF file; of a sharded model the first file."`
+	Context   int         `default:"0" help:"Context length in tokens for the account of memory, 0 = the model's."`
+	Sequences int         `default:"1" help:"Requests at a time for the account of memory."`
+	Memory    config.Size `default:"0" placeholder:"SIZE" help:"Memory of the device, for example 24GiB: says what fits."`
+	KVType    string      `name:"kv-type" default:"f16" help:"Type of cached keys and values: f32, f16, bf16, q8_0, q4_0, …"`
+}
+
+// workspace estimates what activations and the draft's share need besides weights and caches. The engine plans exactly when
+// it opens a file; this is what a person with a calculator would set aside.
+func workspace(weights int64) int64 { return 64<<20 + weights/32 }
+
+// Validate checks the numbers.
+func (c *InspectCmd) Validate() error {
+	if c.Context < 0 || c.Sequences < 1 {
+		return fmt.Errorf("--context and --sequences: %d and %d are not sensible", c.Context, c.Sequences)
+	}
+	return nil
+}
+
+// Run prints the summary.
+func (c *InspectCmd) Run(e *env) error {
+	file, err := gguf.Open(c.File)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	model, err := file.Model()
+	if err != nil {
+		return err
+	}
+	w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
+	c.describe(w, file, model)
+	if err := c.memory(w, model); err != nil {
+		return err
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if err := model.CheckComplete(); err != nil {
+		fmt.Fprintf(e.out, "\nIncomplete: %v\n", err)
+	}
+	return nil
+}
+
+func (c *InspectCmd) describe(w io.Writer, file *gguf.File, m *gguf.Model) {
+	row := func(key, format string, args ...any) { fmt.Fprintf(w, "%s\t%s\n", key, fmt.Sprintf(format, args...)) }
+	row("name", "%s", orDash(m.Name))
+	row("architecture", "%s%s", m.Arch, servedAs(m))
+	row("parameters", "%s in %d tensors, %s", count(m.Parameters), m.Tensors, config.Size(file.Size()).Human())
+	row("layers", "%d (%d attention, %d Gated DeltaNet)", m.Layers, m.AttentionLayers(), m.Layers-m.AttentionLayers())
+	row("hidden size", "%d", m.Hidden)
+	row("feed-forward", "%s", m.FeedForwardLabel())
+	row("attention", "%d query heads, %d and %d values per key and value head", m.Heads, m.KeyDim, m.ValueDim)
+	row("vocabulary", "%d%s", m.Vocab, tied(m))
+	row("context", "%d tokens", m.Context)
+	if d := m.Draft; d != nil {
+		row("draft", "block of %d tokens, reads target layers %v", d.BlockSize, d.TargetLayers)
+	}
+	row("chat template", "%s", yesNo(m.HasTemplate))
+	var types []string
+	for _, t := range m.Types {
+		types = append(types, fmt.Sprintf("%s %s", t.Type, config.Size(t.Bytes).Human()))
+	}
+	row("stored as", "%s", strings.Join(types, ", "))
+	for _, group := range gguf.Groups {
+		if bytes := m.GroupBytes[group]; bytes > 0 {
+			row("  "+string(group), "%s", config.Size(bytes).Human())
+		}
+	}
+}
+
+// memory adds up what a run needs and says what fits.
+func (c *InspectCmd) memory(w io.Writer, m *gguf.Model) error {
+	perToken, err := m.KVBytesPerToken(c.KVType, c.KVType)
+	if err != nil {
+		return fmt.Errorf("--kv-type: %w", err)
+	}
+	context := c.Context
+	if context == 0 {
+		context = m.Context
+	}
+	sequences := int64(c.Sequences)
+	fixed := m.TensorBytes + sequences*m.StateBytes()
+	cache := sequences * int64(context) * perToken
+	fmt.Fprintln(w)
+	fmt.Fprintf(w, "weights\t%s\n", config.Size(m.TensorBytes).Human())
+	fmt.Fprintf(w, "recurrent state\t%s for %d sequence(s)\n", config.Size(sequences*m.StateBytes()).Human(), sequences)
+	fmt.Fprintf(w, "key-value cache\t%s for %d tokens of %s (%d bytes a token)\n", config.Size(cache).Human(), int64(context)*sequences, c.KVType, perToken)
+	fmt.Fprintf(w, "together\t%s\n", config.Size(fixed+cache).Human())
+	if c.Memory == 0 {
+		return nil
+	}
+	spare := workspace(m.TensorBytes)
+	room := int64(c.Memory) - fixed - spare
+	switch {
+	case room < 0:
+		fmt.Fprintf(w, "in %s\tdoes not fit: weights and state alone need %s, besides %s to work in\n", c.Memory, config.Size(fixed).Human(), config.Size(spare).Human())
+	case cache <= room || perToken == 0:
+		fmt.Fprintf(w, "in %s\tfits, %s stay free (%s of it to work in)\n", c.Memory, config.Size(int64(c.Memory)-fixed-cache).Human(), config.Size(spare).Human())
+	default:
+		fmt.Fprintf(w, "in %s\tfits with a context of %d tokens\n", c.Memory, room/(perToken*sequences))
+	}
+	return nil
+}
+
+// count writes a number of parameters in millions or billions.
+func count(n int64) string {
+	if n >= 1e9 {
+		return fmt.Sprintf("%.2f B", float64(n)/1e9)
+	}
+	return fmt.Sprintf("%.1f M", float64(n)/1e6)
+}
+
+func servedAs(m *gguf.Model) string {
+	switch {
+	case m.Draft != nil:
+		return " (a DFlash draft: --draft)"
+	case m.Arch == "qwen35":
+		return " (a target)"
+	case m.Arch == "qwen3":
+		return " (a target, or a scorer: --prefill-drafter)"
+	}
+	return " (no engine of this build runs it)"
+}
+
+func tied(m *gguf.Model) string {
+	if m.TiedHead {
+		return " (head tied to the embedding)"
+	}
+	return ""
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "–"
+	}
+	return s
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "in the file"
+	}
+	return "none in the file"
+}

@@ -1,0 +1,89 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+)
+
+// style holds the escape sequences of a terminal, or nothing when the stream is none.
+type style struct{ dim, plain string }
+
+func newStyle(stream any) style {
+	if !isTerminal(stream) {
+		return style{}
+	}
+	return style{dim: "\x1b[2m", plain: "\x1b[0m"}
+}
+
+// progress draws a bar on a terminal while workers load; elsewhere it is silent.
+type progress struct {
+	w       io.Writer
+	visible bool
+	title   string
+
+	mu      sync.Mutex // guards the rest
+	total   int
+	done    []string
+	began   time.Time
+	stopped chan struct{}
+	drawer  sync.WaitGroup
+}
+
+func newProgress(w io.Writer, quiet bool, title string) *progress {
+	return &progress{w: w, visible: isTerminal(w) && !quiet, title: title, stopped: make(chan struct{})}
+}
+
+// step counts a worker that is ready.
+func (p *progress) step(worker string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.done = append(p.done, strings.TrimPrefix(worker, "worker-"))
+}
+
+func (p *progress) start(total int) {
+	p.total, p.began = total, time.Now()
+	if !p.visible {
+		return
+	}
+	p.drawer.Go(func() {
+		ticker := time.NewTicker(100 * time.Millisecond)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-p.stopped:
+				fmt.Fprint(p.w, "\r\x1b[K")
+				return
+			case <-ticker.C:
+				fmt.Fprint(p.w, "\r\x1b[K"+p.line(terminalWidth(p.w)))
+			}
+		}
+	})
+}
+
+func (p *progress) line(width int) string {
+	const cells = 20
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	filled := 0
+	if p.total > 0 {
+		filled = min(cells, cells*len(p.done)/p.total)
+	}
+	line := fmt.Sprintf("%s [%s%s] %.1f s  %s", p.title, strings.Repeat("#", filled), strings.Repeat(".", cells-filled),
+		time.Since(p.began).Seconds(), strings.Join(p.done, ", "))
+	return line[:min(len(line), max(width-1, 0))]
+}
+
+// stop removes the bar; it may be called again.
+func (p *progress) stop() {
+	p.mu.Lock()
+	select {
+	case <-p.stopped:
+	default:
+		close(p.stopped)
+	}
+	p.mu.Unlock()
+	p.drawer.Wait()
+}

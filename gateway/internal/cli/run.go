@@ -1,0 +1,281 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/tandem-inference/tandem/gateway/internal/app"
+	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/telemetry"
+)
+
+// RunCmd is tandem run: a chat in the terminal, or one answer in a pipe.
+type RunCmd struct {
+	Args []string `arg:"" optional:"" name:"model|prompt" help:"A model file (*.gguf; default: the demonstration models) and a prompt. \"-\" stands for standard input. Without a prompt: a chat on a terminal, else the prompt is read from standard input."`
+
+	Server string        `placeholder:"URL" env:"TANDEM_SERVER" help:"HTTP address of a running gateway, for example http://127.0.0.1:8000; then no model is loaded here."`
+	APIKey config.Secret `name:"api-key" placeholder:"KEY" help:"Key for --server."`
+
+	System      string   `help:"System message."`
+	MaxTokens   int      `default:"0" help:"Longest answer in tokens, 0 = the gateway's default."`
+	Temperature *float64 `help:"0 = always the likeliest token."`
+	Seed        *int64   `help:"Seed of the sampler: the same seed gives the same answer."`
+	Thinking    *bool    `negatable:"" help:"Let the model reason before it answers."`
+	Speculation string   `default:"auto" placeholder:"MODE" help:"auto, off, chain, tree or tree:BUDGET. It changes speed, never the answer."`
+	Quiet       bool     `short:"q" help:"Print nothing but the answer."`
+
+	PrefillDrafter string `type:"path" placeholder:"PATH" help:"Scorer model for the compression of long prompts."`
+	WorkerFlags
+	LogLevel string `default:"error" enum:"debug,info,warn,error" help:"Least severe messages of gateway and workers that are shown: debug, info, warn, error."`
+
+	models trio
+	prompt []string
+	mode   *speculationJSON
+}
+
+// Validate sorts the arguments and reports what cannot work.
+func (c *RunCmd) Validate() error {
+	c.models, c.prompt = trio{draft: c.Draft, prefill: c.PrefillDrafter}, c.Args
+	if len(c.Args) > 0 && strings.HasSuffix(c.Args[0], ".gguf") {
+		if c.Server != "" {
+			return errors.New("--server: the gateway there has its model, leave the file name away")
+		}
+		c.models.target, c.prompt = c.Args[0], c.Args[1:]
+	} else if c.Draft != "" {
+		return errors.New("--draft: needs a target model as the first argument")
+	}
+	var err error
+	if c.mode, err = parseSpeculation(c.Speculation); err != nil {
+		return err
+	}
+	if c.MaxTokens < 0 {
+		return fmt.Errorf("--max-tokens: %d is negative", c.MaxTokens)
+	}
+	return c.WorkerFlags.validate()
+}
+
+// parseSpeculation reads auto, off, chain, tree, tree:22.
+func parseSpeculation(text string) (*speculationJSON, error) {
+	mode, budget, hasBudget := strings.Cut(text, ":")
+	s := &speculationJSON{Mode: mode}
+	switch mode {
+	case "auto", "off", "chain", "tree":
+	default:
+		return nil, fmt.Errorf("--speculation: %q is not auto, off, chain, tree or tree:BUDGET", text)
+	}
+	if hasBudget {
+		n, err := strconv.Atoi(budget)
+		if err != nil || n < 1 || mode != "tree" {
+			return nil, fmt.Errorf("--speculation: %q: only tree takes a budget, a number from 1", text)
+		}
+		s.Budget = n
+	}
+	return s, nil
+}
+
+// Run chats with the gateway at --server or with a cluster of its own.
+func (c *RunCmd) Run(e *env) error {
+	if c.Server != "" {
+		return c.chat(e.ctx, e, &chatClient{http: http.DefaultClient, base: baseURL(c.Server), apiKey: c.APIKey.Reveal()})
+	}
+	models := c.models
+	var err error
+	if models.target == "" {
+		models, err = demoTrio()
+	} else {
+		err = models.check()
+	}
+	if err != nil {
+		return err
+	}
+	log, err := telemetry.NewLogger(c.LogLevel, telemetry.FormatConsole, e.err)
+	if err != nil {
+		return err
+	}
+	progress := newProgress(e.err, c.Quiet, "loading the model")
+	cluster, err := newCluster(clusterConfig{
+		models: models, workers: c.WorkerFlags, gateway: app.Defaults(), private: true,
+		logLevel: c.LogLevel, logFormat: telemetry.FormatConsole, log: log, output: e.err, onReady: progress.step,
+	})
+	if err != nil {
+		return err
+	}
+	progress.start(len(cluster.names))
+	defer progress.stop()
+
+	ctx, stop := context.WithCancel(e.ctx)
+	defer stop()
+	ready := make(chan struct{})
+	served := make(chan error, 1)
+	go func() { served <- cluster.run(ctx, func() { close(ready) }) }()
+	select {
+	case err := <-served:
+		return err
+	case <-ready:
+	}
+	progress.stop()
+	addr := cluster.gateway.HTTPAddr()
+	err = c.chat(ctx, e, &chatClient{http: clientFor(addr), base: urlFor(addr)})
+	stop()
+	return errors.Join(err, <-served)
+}
+
+// chat answers the prompt of the command line or of standard input, or holds a conversation on a terminal.
+func (c *RunCmd) chat(ctx context.Context, e *env, client *chatClient) error {
+	var messages []chatMessage
+	if c.System != "" {
+		messages = append(messages, chatMessage{Role: "system", Content: c.System})
+	}
+	interactive := len(c.prompt) == 0 && isTerminal(e.in)
+	if !interactive {
+		prompt, err := c.readPrompt(e.in)
+		if err != nil {
+			return err
+		}
+		_, err = c.answer(ctx, e, client, append(messages, chatMessage{Role: "user", Content: prompt}))
+		return err
+	}
+	fmt.Fprintln(e.out, "Ask something. /clear starts over, /bye or Ctrl-D ends.")
+	lines := readLines(e.in)
+	system := len(messages)
+	for {
+		fmt.Fprint(e.out, "\n> ")
+		var line string
+		select {
+		case <-ctx.Done():
+			fmt.Fprintln(e.out)
+			return nil
+		case text, ok := <-lines:
+			if !ok {
+				fmt.Fprintln(e.out)
+				return nil
+			}
+			line = strings.TrimSpace(text)
+		}
+		switch line {
+		case "":
+			continue
+		case "/bye", "/exit", "/quit":
+			return nil
+		case "/clear":
+			messages = messages[:system]
+			continue
+		}
+		messages = append(messages, chatMessage{Role: "user", Content: line})
+		reply, err := c.answer(ctx, e, client, messages)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			fmt.Fprintf(e.err, "tandem: %v\n", err)
+			messages = messages[:len(messages)-1]
+			continue
+		}
+		messages = append(messages, chatMessage{Role: "assistant", Content: reply.text, Reasoning: reply.reasoning})
+	}
+}
+
+// readPrompt joins the arguments; "-" or no argument at all stands for standard input.
+func (c *RunCmd) readPrompt(in io.Reader) (string, error) {
+	parts := c.prompt
+	if len(parts) == 0 {
+		parts = []string{"-"}
+	}
+	var b strings.Builder
+	for i, part := range parts {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		if part != "-" {
+			b.WriteString(part)
+			continue
+		}
+		data, err := io.ReadAll(in)
+		if err != nil {
+			return "", fmt.Errorf("standard input: %w", err)
+		}
+		b.Write(data)
+	}
+	prompt := strings.TrimSpace(b.String())
+	if prompt == "" {
+		return "", errors.New("the prompt is empty: give it as an argument or on standard input")
+	}
+	return prompt, nil
+}
+
+// answer streams one reply to the terminal. Ctrl-C ends the reply, a second one the program.
+func (c *RunCmd) answer(ctx context.Context, e *env, client *chatClient, messages []chatMessage) (answer, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if isTerminal(e.in) {
+		defer e.onInterrupt(cancel)()
+	}
+	style := newStyle(e.out)
+	dim := false
+	reply, err := client.stream(ctx, chatRequest{
+		Messages: messages, MaxTokens: c.MaxTokens, Temperature: c.Temperature, Seed: c.Seed,
+		EnableThinking: c.Thinking, Speculation: c.mode,
+	}, func(text string, reasoning bool) {
+		if reasoning && c.Quiet {
+			return
+		}
+		if reasoning != dim {
+			dim = reasoning
+			if dim {
+				fmt.Fprint(e.out, style.dim)
+			} else {
+				fmt.Fprint(e.out, style.plain+"\n")
+			}
+		}
+		fmt.Fprint(e.out, text)
+	})
+	if dim {
+		fmt.Fprint(e.out, style.plain)
+	}
+	fmt.Fprintln(e.out)
+	if err != nil && ctx.Err() != nil && e.ctx.Err() == nil {
+		fmt.Fprintln(e.err, "(stopped)")
+		return reply, nil
+	}
+	if err != nil {
+		return reply, err
+	}
+	if reply.usage != nil && !c.Quiet {
+		errStyle := newStyle(e.err)
+		fmt.Fprintf(e.err, "%s%s%s\n", errStyle.dim, statistics(reply), errStyle.plain)
+	}
+	return reply, nil
+}
+
+// statistics is the line below an answer.
+func statistics(a answer) string {
+	u := a.usage
+	line := fmt.Sprintf("%d tokens, %.1f tokens/s, first after %.0f ms", u.CompletionTokens, u.Timings.TokensPerSec, u.Timings.TTFTMillis)
+	if u.AcceptRate != nil {
+		line += fmt.Sprintf(", %.0f %% of drafts accepted, %.1f tokens per step", 100**u.AcceptRate, u.Timings.AcceptLength)
+	}
+	if a.finish == "length" {
+		line += ", cut by the token limit"
+	}
+	return line
+}
+
+// readLines hands out lines until the input ends. The goroutine lives until then: a read of a terminal cannot be cancelled.
+func readLines(in io.Reader) <-chan string {
+	lines := make(chan string)
+	go func() {
+		defer close(lines)
+		scanner := bufio.NewScanner(in)
+		scanner.Buffer(nil, 1<<20)
+		for scanner.Scan() {
+			lines <- scanner.Text()
+		}
+	}()
+	return lines
+}
