@@ -1,0 +1,5 @@
+//go:build race
+
+package tensorwire
+
+const raceEnabled = true
