@@ -1,0 +1,245 @@
+package cluster
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/registry"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+)
+
+// Registry is what the cluster reads of services/registry.
+type Registry interface {
+	Workers() []registry.Worker
+	Watch() (<-chan struct{}, func())
+}
+
+// Config sets up a Cluster.
+type Config struct {
+	Targets PoolConfig
+	Scorers PoolConfig
+}
+
+// Deps of a Cluster.
+type Deps struct {
+	Registry Registry
+	Logger   *zap.Logger
+	// DialOptions of the connections to workers.
+	DialOptions []grpc.DialOption
+}
+
+// Cluster follows the registry and owns the pools.
+type Cluster struct {
+	// Targets generate, Scorers rate prompts for compression.
+	Targets, Scorers *Pool
+
+	reg  Registry
+	log  *zap.Logger
+	dial []grpc.DialOption
+
+	mu      sync.Mutex // guards the following; never held together with Pool.mu
+	active  *tandemv1.ModelInfo
+	scorer  *tandemv1.ModelInfo
+	changed chan struct{} // closed and replaced when active or scorer change
+	odd     map[string]bool
+}
+
+// New returns a cluster that knows nobody until Run.
+func New(cfg Config, deps Deps) *Cluster {
+	if deps.Logger == nil {
+		deps.Logger = zap.NewNop()
+	}
+	return &Cluster{
+		Targets: NewPool(cfg.Targets), Scorers: NewPool(cfg.Scorers), reg: deps.Registry, log: deps.Logger, dial: deps.DialOptions,
+		changed: make(chan struct{}), odd: map[string]bool{},
+	}
+}
+
+// Run follows the registry until ctx is done, then closes the connections.
+func (c *Cluster) Run(ctx context.Context) error {
+	ch, stop := c.reg.Watch()
+	defer stop()
+	defer c.Targets.close()
+	defer c.Scorers.close()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ch:
+			c.update(c.reg.Workers())
+		}
+	}
+}
+
+// update brings pools and models in line with the registry.
+func (c *Cluster) update(workers []registry.Worker) {
+	active := c.choose(workers)
+	var targets, scorers []registry.Worker
+	var scorer *tandemv1.ModelInfo
+	for _, w := range workers {
+		if w.State == registry.StateLost {
+			continue
+		}
+		switch w.Registration.GetRole() {
+		case tandemv1.Role_ROLE_TARGET:
+			if sameModel(active, w.Registration.GetModel()) {
+				targets = append(targets, w)
+			} else {
+				c.warnOdd(w)
+			}
+		case tandemv1.Role_ROLE_PREFILL:
+			// Scorers are exchangeable only among themselves: prompts are cut in the scorer's own tokens.
+			if scorer == nil {
+				scorer = w.Registration.GetModel()
+			}
+			if sameModel(scorer, w.Registration.GetModel()) {
+				scorers = append(scorers, w)
+			}
+		}
+	}
+	c.Targets.update(targets, c.connect)
+	c.Scorers.update(scorers, c.connect)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.active != active || c.scorer != scorer {
+		c.active, c.scorer = active, scorer
+		close(c.changed)
+		c.changed = make(chan struct{})
+	}
+}
+
+// choose returns the model that is served: the one served so far while a target with it is alive, else that of the target
+// that joined first.
+func (c *Cluster) choose(workers []registry.Worker) *tandemv1.ModelInfo {
+	c.mu.Lock()
+	old := c.active
+	c.mu.Unlock()
+	var first *registry.Worker
+	for i, w := range workers {
+		if w.Registration.GetRole() != tandemv1.Role_ROLE_TARGET || w.State == registry.StateLost {
+			continue
+		}
+		if old != nil && sameModel(old, w.Registration.GetModel()) {
+			return old
+		}
+		if first == nil || w.Joined.Before(first.Joined) {
+			first = &workers[i]
+		}
+	}
+	if first == nil {
+		return old
+	}
+	return first.Registration.GetModel()
+}
+
+// sameModel compares by content; models without a digest by name.
+func sameModel(a, b *tandemv1.ModelInfo) bool {
+	return a.GetDigest() == b.GetDigest() && (a.GetDigest() != "" || a.GetName() == b.GetName())
+}
+
+func (c *Cluster) warnOdd(w registry.Worker) {
+	c.mu.Lock()
+	seen := c.odd[w.ID]
+	c.odd[w.ID] = true
+	c.mu.Unlock()
+	if !seen {
+		c.log.Warn("target has another model than the one served and gets no requests",
+			zap.String(telemetry.KeyWorker, w.ID), zap.String(telemetry.KeyModel, w.Registration.GetModel().GetName()))
+	}
+}
+
+func (c *Cluster) connect(w registry.Worker) *grpc.ClientConn {
+	conn, err := grpc.NewClient(target(w.Registration.GetAddress()), c.dial...)
+	if err != nil {
+		c.log.Error("worker address cannot be used", zap.String(telemetry.KeyWorker, w.ID), zap.Error(err))
+		return nil
+	}
+	return conn
+}
+
+// target is the gRPC name of an address: unix://path and unix:///path become unix:path, the rest goes past the resolver as is.
+func target(addr string) string {
+	if path, ok := strings.CutPrefix(addr, "unix://"); ok {
+		return "unix:" + path
+	}
+	return addr
+}
+
+// Active returns the model that is served, nil before the first target joined, and a channel that is closed when it or the
+// scorer's model changes.
+func (c *Cluster) Active() (target, scorer *tandemv1.ModelInfo, changed <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.active, c.scorer, c.changed
+}
+
+// Workers returns the registry's list.
+func (c *Cluster) Workers() []registry.Worker { return c.reg.Workers() }
+
+// update replaces the workers of the pool.
+func (p *Pool) update(list []registry.Worker, connect func(registry.Worker) *grpc.ClientConn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if p.anyReady() {
+		p.lastReady = now
+	}
+	seen := make(map[string]bool, len(list))
+	for _, info := range list {
+		w := p.workers[info.ID]
+		if w != nil && w.info.Epoch != info.Epoch {
+			p.remove(w)
+			w = nil
+		}
+		if w == nil {
+			conn := connect(info)
+			if conn == nil {
+				continue
+			}
+			w = &worker{conn: conn}
+			p.workers[info.ID] = w
+			// Connect at once: the first request should not pay for it.
+			conn.Connect()
+		}
+		lim := info.Registration.GetLimits()
+		w.info, w.lanes, w.maxCtx = info, max(1, int(lim.GetLanes())), int(lim.GetMaxContext())
+		seen[info.ID] = true
+	}
+	for id, w := range p.workers {
+		if !seen[id] {
+			p.remove(w)
+		}
+	}
+	if p.anyReady() {
+		p.lastReady = now
+	}
+	p.dispatch(now)
+}
+
+// remove forgets a worker; its connection closes when nobody uses it. A worker whose lease broke may still be serving.
+func (p *Pool) remove(w *worker) {
+	w.gone = true
+	delete(p.workers, w.info.ID)
+	if w.busy == 0 {
+		_ = w.conn.Close()
+	}
+}
+
+// close ends all connections.
+func (p *Pool) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.wake != nil {
+		p.wake.Stop()
+	}
+	for _, w := range p.workers {
+		w.gone = true
+		_ = w.conn.Close()
+	}
+	clear(p.workers)
+}

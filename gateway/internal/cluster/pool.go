@@ -1,0 +1,400 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/services/registry"
+	"google.golang.org/grpc"
+)
+
+// How long a worker is left alone after it said that it has no lane (the gateway's count was ahead of the worker's, as right
+// after a cancelled request), and after it failed without the registry noticing.
+const (
+	fullPause    = 20 * time.Millisecond
+	suspectPause = time.Second
+)
+
+// PoolConfig bounds the waiting of one pool.
+type PoolConfig struct {
+	// MaxQueue is how many requests may wait, 0 = none.
+	MaxQueue int
+	// QueueTimeout is the longest wait for a first lane; 0 = no limit.
+	QueueTimeout time.Duration
+	// Grace is how long new requests still wait after the last ready worker went away, in the hope that it restarts.
+	Grace time.Duration
+}
+
+// Pool gives out the lanes of the workers of one role. It is safe for concurrent use.
+type Pool struct {
+	cfg PoolConfig
+
+	mu        sync.Mutex // guards all below and the members of entries and tickets
+	workers   map[string]*worker
+	queue     []*Ticket // priority, then arrival
+	seq       uint64
+	lastReady time.Time
+	draining  bool
+	wake      *time.Timer // dispatches again when a pause ends
+}
+
+// worker is one connection; guarded by Pool.mu.
+type worker struct {
+	info    registry.Worker
+	conn    *grpc.ClientConn
+	lanes   int
+	maxCtx  int
+	busy    int
+	gone    bool      // no longer in the table; conn is closed when busy reaches 0
+	pause   time.Time // no new lanes before
+	suspect time.Time // failed then; a heartbeat after it clears
+}
+
+// Demand says what a request needs.
+type Demand struct {
+	// Lanes is the number of choices.
+	Lanes int
+	// Tokens is prompt plus output; workers with a shorter context are passed over.
+	Tokens int
+	// Priority 0…9, higher first.
+	Priority int
+	// Takeover is set for requests that already ran and lost their worker: they go to the front, are not counted against the
+	// queue's limit, and wait for a worker to come back.
+	Takeover bool
+}
+
+// Ticket is a request's place in the queue and its claim on lanes.
+type Ticket struct {
+	pool   *Pool
+	demand Demand
+	seq    uint64
+	left   int        // lanes still to be granted
+	lanes  chan *Lane // capacity demand.Lanes
+	fail   chan error // capacity 1
+	timer  *time.Timer
+	first  bool // the first lane was granted
+	closed bool
+}
+
+// Lane is the right to run one generation on a worker.
+type Lane struct {
+	// Worker is the worker's id.
+	Worker string
+	// Conn is its connection.
+	Conn *grpc.ClientConn
+
+	pool *Pool
+	w    *worker
+	once sync.Once
+}
+
+// NewPool returns a pool without workers.
+func NewPool(cfg PoolConfig) *Pool {
+	return &Pool{cfg: cfg, workers: map[string]*worker{}}
+}
+
+// ready reports whether w takes new work at all.
+func (w *worker) ready() bool { return !w.gone && w.info.State == registry.StateReady }
+
+// usable reports whether w may get a lane now for a request of that many tokens.
+func (w *worker) usable(tokens int, now time.Time) bool {
+	return w.ready() && w.busy < w.lanes && (w.maxCtx == 0 || tokens <= w.maxCtx) && !now.Before(w.pause) &&
+		(w.suspect.IsZero() || w.info.LastHeartbeat.After(w.suspect))
+}
+
+// Check reports, without waiting, whether a request could be queued now.
+func (p *Pool) Check() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.check(time.Now())
+}
+
+func (p *Pool) check(now time.Time) error {
+	if p.draining {
+		return apierror.Draining()
+	}
+	if !p.anyReady() && (p.lastReady.IsZero() || now.Sub(p.lastReady) > p.cfg.Grace) {
+		return apierror.NoWorker("no worker is ready")
+	}
+	if p.full() {
+		return apierror.QueueFull(p.cfg.MaxQueue)
+	}
+	return nil
+}
+
+// full: requests that can start at once do not count as waiting, so a limit of 0 still lets them through.
+func (p *Pool) full() bool {
+	waiting := 0
+	for _, t := range p.queue {
+		if !t.first && !t.demand.Takeover {
+			waiting++
+		}
+	}
+	return waiting > 0 && waiting >= p.cfg.MaxQueue || waiting == 0 && p.cfg.MaxQueue == 0 && p.free() == 0
+}
+
+func (p *Pool) free() int {
+	n := 0
+	for _, w := range p.workers {
+		if w.ready() {
+			n += max(0, w.lanes-w.busy)
+		}
+	}
+	return n
+}
+
+func (p *Pool) anyReady() bool {
+	for _, w := range p.workers {
+		if w.ready() {
+			return true
+		}
+	}
+	return false
+}
+
+// Submit puts a request into the queue. The caller must Close the ticket.
+func (p *Pool) Submit(d Demand) (*Ticket, error) {
+	d.Lanes = max(1, d.Lanes)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if !d.Takeover {
+		if err := p.check(now); err != nil {
+			return nil, err
+		}
+	}
+	p.seq++
+	t := &Ticket{pool: p, demand: d, seq: p.seq, left: d.Lanes, lanes: make(chan *Lane, d.Lanes), fail: make(chan error, 1)}
+	i, _ := slices.BinarySearchFunc(p.queue, t, before)
+	p.queue = slices.Insert(p.queue, i, t)
+	p.dispatch(now)
+	if !t.first && p.cfg.QueueTimeout > 0 && !d.Takeover {
+		t.timer = time.AfterFunc(p.cfg.QueueTimeout, func() { p.expire(t) })
+	}
+	return t, nil
+}
+
+// before is the order of the queue.
+func before(a, b *Ticket) int {
+	if a.demand.Takeover != b.demand.Takeover {
+		if a.demand.Takeover {
+			return -1
+		}
+		return 1
+	}
+	if c := cmp.Compare(b.demand.Priority, a.demand.Priority); c != 0 {
+		return c
+	}
+	return cmp.Compare(a.seq, b.seq)
+}
+
+// expire ends the wait of a request that got no lane in time.
+func (p *Pool) expire(t *Ticket) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if t.first || t.closed {
+		return
+	}
+	p.drop(t)
+	t.fail <- apierror.QueueTimeout()
+}
+
+// drop takes a ticket out of the queue.
+func (p *Pool) drop(t *Ticket) {
+	p.queue = slices.DeleteFunc(p.queue, func(o *Ticket) bool { return o == t })
+}
+
+// dispatch grants free lanes in the order of the queue; the caller holds mu.
+func (p *Pool) dispatch(now time.Time) {
+	for i := 0; i < len(p.queue); {
+		t := p.queue[i]
+		for t.left > 0 {
+			w := p.pick(t.demand.Tokens, now)
+			if w == nil {
+				break
+			}
+			w.busy++
+			t.left--
+			t.first = true
+			if t.timer != nil {
+				t.timer.Stop()
+			}
+			t.lanes <- &Lane{Worker: w.info.ID, Conn: w.conn, pool: p, w: w}
+		}
+		if t.left == 0 {
+			p.queue = slices.Delete(p.queue, i, i+1)
+			continue
+		}
+		i++
+	}
+	if len(p.queue) > 0 {
+		p.wakeLater(now)
+	}
+}
+
+// pick returns the usable worker with the smallest share of busy lanes, the lowest id on ties.
+func (p *Pool) pick(tokens int, now time.Time) *worker {
+	var best *worker
+	for _, w := range p.workers {
+		if !w.usable(tokens, now) {
+			continue
+		}
+		if best == nil {
+			best = w
+			continue
+		}
+		// busy/lanes compared without division
+		a, b := w.busy*best.lanes, best.busy*w.lanes
+		if a < b || a == b && w.info.ID < best.info.ID {
+			best = w
+		}
+	}
+	return best
+}
+
+// wakeLater dispatches again when the first pause ends.
+func (p *Pool) wakeLater(now time.Time) {
+	var next time.Time
+	for _, w := range p.workers {
+		if w.ready() && now.Before(w.pause) && (next.IsZero() || w.pause.Before(next)) {
+			next = w.pause
+		}
+	}
+	if next.IsZero() {
+		return
+	}
+	if p.wake != nil {
+		p.wake.Stop()
+	}
+	p.wake = time.AfterFunc(next.Sub(now), func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.dispatch(time.Now())
+	})
+}
+
+// Lane waits for the next lane of the request.
+func (t *Ticket) Lane(ctx context.Context) (*Lane, error) {
+	select {
+	case l := <-t.lanes:
+		return l, nil
+	default:
+	}
+	select {
+	case l := <-t.lanes:
+		return l, nil
+	case err := <-t.fail:
+		return nil, err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Close gives up what the ticket still waits for, and lanes that nobody took.
+func (t *Ticket) Close() {
+	p := t.pool
+	p.mu.Lock()
+	t.closed = true
+	p.drop(t)
+	if t.timer != nil {
+		t.timer.Stop()
+	}
+	p.mu.Unlock()
+	for {
+		select {
+		case l := <-t.lanes:
+			l.Release()
+		default:
+			return
+		}
+	}
+}
+
+// Release gives the lane back. Further calls do nothing.
+func (l *Lane) Release() { l.end(func(time.Time) {}) }
+
+// Full gives the lane back after the worker said that it has none.
+func (l *Lane) Full() {
+	l.end(func(now time.Time) { l.w.pause = now.Add(fullPause) })
+}
+
+// Failed gives the lane back after the worker failed: others are preferred until it shows signs of life.
+func (l *Lane) Failed() {
+	l.end(func(now time.Time) { l.w.suspect, l.w.pause = now, now.Add(suspectPause) })
+}
+
+func (l *Lane) end(mark func(now time.Time)) {
+	l.once.Do(func() {
+		p := l.pool
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		now := time.Now()
+		l.w.busy--
+		mark(now)
+		if l.w.gone && l.w.busy == 0 {
+			_ = l.w.conn.Close()
+		}
+		p.dispatch(now)
+	})
+}
+
+// Drain refuses new requests and those that wait for a first lane.
+func (p *Pool) Drain() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.draining = true
+	for _, t := range slices.Clone(p.queue) {
+		if !t.first && !t.demand.Takeover {
+			p.drop(t)
+			t.fail <- apierror.Draining()
+		}
+	}
+}
+
+// Queued is the number of requests that wait for a first lane.
+func (p *Pool) Queued() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0
+	for _, t := range p.queue {
+		if !t.first {
+			n++
+		}
+	}
+	return n
+}
+
+// MaxContext is the longest context of the ready workers, 0 when there is none or none said.
+func (p *Pool) MaxContext() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0
+	for _, w := range p.workers {
+		if w.ready() {
+			n = max(n, w.maxCtx)
+		}
+	}
+	return n
+}
+
+// Ready reports whether a worker takes work.
+func (p *Pool) Ready() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.anyReady()
+}
+
+// Busy returns lanes in use and lanes in all of a worker; ok is false for unknown workers.
+func (p *Pool) Busy(id string) (busy, lanes int, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w := p.workers[id]
+	if w == nil {
+		return 0, 0, false
+	}
+	return w.busy, w.lanes, true
+}

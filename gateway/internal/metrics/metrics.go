@@ -1,0 +1,215 @@
+// Package metrics holds the gateway's instruments. Names map to Prometheus as docs/style.md §10 says: "tandem.ttft" with unit s
+// is tandem_ttft_seconds. Labels are bounded sets; nothing of a request's content is one.
+package metrics
+
+import (
+	"context"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/registry"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+)
+
+// Outcomes of requests.
+const (
+	OutcomeOK          = "ok"
+	OutcomeClientError = "client_error"
+	OutcomeServerError = "server_error"
+	OutcomeCancelled   = "cancelled"
+)
+
+// Bounds of the histograms. Times reach from a fast token to a long agent turn; rates from a laptop to a batch of cards.
+var (
+	secondsBounds   = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
+	intervalBounds  = []float64{.0005, .001, .002, .004, .008, .015, .03, .06, .12, .25, .5, 1, 5}
+	tokenRateBounds = []float64{1, 5, 10, 20, 30, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000, 10000, 50000}
+	acceptBounds    = []float64{1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16}
+)
+
+// Set is all instruments of the gateway.
+type Set struct {
+	requests, promptTokens, generated, drafted, accepted, verifySteps metric.Int64Counter
+	pflashRequests, pflashInput, pflashKept, retries, thinkingClose   metric.Int64Counter
+	running                                                           metric.Int64UpDownCounter
+	queue, ttft, interToken, request                                  metric.Float64Histogram
+	prefillRate, decodeRate, acceptLength                             metric.Float64Histogram
+}
+
+// Sources are read when metrics are collected.
+type Sources struct {
+	QueueDepth func() int
+	Workers    func() []registry.Worker
+	// Busy gives lanes in use and in all of a worker.
+	Busy func(id string) (busy, lanes int, ok bool)
+}
+
+// New makes the instruments. Instruments of a no-op provider cost nothing.
+func New(provider metric.MeterProvider, src Sources) (*Set, error) {
+	m := provider.Meter("tandem")
+	b := &builder{m: m}
+	s := &Set{
+		requests:       b.counter("tandem.requests", "Finished requests."),
+		promptTokens:   b.counter("tandem.prompt.tokens", "Prompt tokens, before compression."),
+		generated:      b.counter("tandem.generated.tokens", "Generated tokens."),
+		drafted:        b.counter("tandem.draft.tokens", "Draft tokens proposed."),
+		accepted:       b.counter("tandem.accepted.tokens", "Draft tokens accepted."),
+		verifySteps:    b.counter("tandem.verify.steps", "Verify steps of the target."),
+		pflashRequests: b.counter("tandem.pflash.requests", "Requests that asked for prompt compression, by result."),
+		pflashInput:    b.counter("tandem.pflash.input.tokens", "Prompt tokens before compression, of compressed requests."),
+		pflashKept:     b.counter("tandem.pflash.kept.tokens", "Prompt tokens after compression, of compressed requests."),
+		retries:        b.counter("tandem.retries", "Generations moved to another or the restarted worker."),
+		thinkingClose:  b.counter("tandem.thinking.close", "How reasoning ended."),
+		queue:          b.hist("tandem.queue", "s", "Wait for the first lane.", secondsBounds),
+		ttft:           b.hist("tandem.ttft", "s", "From arrival to the first token.", secondsBounds),
+		interToken:     b.hist("tandem.inter_token", "s", "Mean time between tokens of a request.", intervalBounds),
+		request:        b.hist("tandem.request", "s", "From arrival to the end of the answer.", secondsBounds),
+		prefillRate:    b.hist("tandem.prefill.tokens_per_second", "", "Prefill speed of a request.", tokenRateBounds),
+		decodeRate:     b.hist("tandem.decode.tokens_per_second", "", "Decode speed of a request.", tokenRateBounds),
+		acceptLength:   b.hist("tandem.accept_length", "", "Tokens committed per verify step, mean of a request.", acceptBounds),
+	}
+	var err error
+	if s.running, err = m.Int64UpDownCounter("tandem.requests.running", metric.WithDescription("Requests being served.")); err != nil {
+		b.err = err
+	}
+	b.observe(src)
+	return s, b.err
+}
+
+// builder collects the first error of making instruments.
+type builder struct {
+	m   metric.Meter
+	err error
+}
+
+func (b *builder) counter(name, help string) metric.Int64Counter {
+	c, err := b.m.Int64Counter(name, metric.WithDescription(help))
+	if err != nil {
+		b.err = err
+	}
+	return c
+}
+
+func (b *builder) hist(name, unit, help string, bounds []float64) metric.Float64Histogram {
+	h, err := b.m.Float64Histogram(name, metric.WithDescription(help), metric.WithUnit(unit), metric.WithExplicitBucketBoundaries(bounds...))
+	if err != nil {
+		b.err = err
+	}
+	return h
+}
+
+// observe registers what is read at collection time.
+func (b *builder) observe(src Sources) {
+	gauge := func(name, help string) metric.Int64ObservableGauge {
+		g, err := b.m.Int64ObservableGauge(name, metric.WithDescription(help))
+		if err != nil {
+			b.err = err
+		}
+		return g
+	}
+	depth := gauge("tandem.queue.depth", "Requests that wait for a worker.")
+	lanes := gauge("tandem.lanes", "Lanes by worker and state.")
+	up := gauge("tandem.worker.up", "1 for a worker that is ready.")
+	restarts, err := b.m.Int64ObservableCounter("tandem.worker.restarts", metric.WithDescription("Restarts of engine processes, by worker."))
+	if err != nil {
+		b.err = err
+	}
+	counters, err := b.m.Float64ObservableGauge("tandem.worker.counter", metric.WithDescription("Counters that workers report, by name."))
+	if err != nil {
+		b.err = err
+	}
+	_, err = b.m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		if src.QueueDepth != nil {
+			o.ObserveInt64(depth, int64(src.QueueDepth()))
+		}
+		if src.Workers == nil {
+			return nil
+		}
+		for _, w := range src.Workers() {
+			reg := w.Registration
+			id, role := attribute.String("worker", w.ID), attribute.String("role", registry.RoleName(reg.GetRole()))
+			ready := int64(0)
+			if w.State == registry.StateReady {
+				ready = 1
+			}
+			o.ObserveInt64(up, ready, metric.WithAttributes(id, role, attribute.String("backend", reg.GetBackend())))
+			if hb := w.Heartbeat; hb != nil {
+				o.ObserveInt64(restarts, int64(hb.GetEngineRestarts()), metric.WithAttributes(id, role))
+				for name, v := range hb.GetCounters() {
+					o.ObserveFloat64(counters, v, metric.WithAttributes(id, attribute.String("name", name)))
+				}
+			}
+			if src.Busy == nil {
+				continue
+			}
+			if busy, n, ok := src.Busy(w.ID); ok {
+				o.ObserveInt64(lanes, int64(busy), metric.WithAttributes(id, attribute.String("state", "busy")))
+				o.ObserveInt64(lanes, int64(n-busy), metric.WithAttributes(id, attribute.String("state", "free")))
+			}
+		}
+		return nil
+	}, depth, lanes, up, restarts, counters)
+	if err != nil {
+		b.err = err
+	}
+}
+
+// Start counts a request as running until the returned function is called with its outcome.
+func (s *Set) Start(ctx context.Context, endpoint string) (end func(outcome string)) {
+	began := time.Now()
+	s.running.Add(ctx, 1)
+	return func(outcome string) {
+		ctx := context.WithoutCancel(ctx)
+		s.running.Add(ctx, -1)
+		s.requests.Add(ctx, 1, metric.WithAttributes(attribute.String("endpoint", endpoint), attribute.String("outcome", outcome)))
+		s.request.Record(ctx, time.Since(began).Seconds())
+	}
+}
+
+// Generation is what is known of a finished request.
+type Generation struct {
+	PromptTokens, ContentTokens, ReasoningTokens int
+	Drafted, Accepted, VerifySteps               int64
+	Mode                                         string
+	Queue, TTFT, Prefill, Decode                 time.Duration
+	CloseKind                                    string // empty: no reasoning
+}
+
+// Generated records a finished request.
+func (s *Set) Generated(ctx context.Context, g Generation) {
+	ctx = context.WithoutCancel(ctx)
+	s.promptTokens.Add(ctx, int64(g.PromptTokens))
+	s.generated.Add(ctx, int64(g.ContentTokens), metric.WithAttributes(attribute.String("kind", "content")))
+	s.generated.Add(ctx, int64(g.ReasoningTokens), metric.WithAttributes(attribute.String("kind", "reasoning")))
+	s.drafted.Add(ctx, g.Drafted)
+	s.accepted.Add(ctx, g.Accepted)
+	s.verifySteps.Add(ctx, g.VerifySteps, metric.WithAttributes(attribute.String("mode", g.Mode)))
+	s.queue.Record(ctx, g.Queue.Seconds())
+	n := g.ContentTokens + g.ReasoningTokens
+	if n > 0 {
+		s.ttft.Record(ctx, g.TTFT.Seconds())
+	}
+	if d := g.Decode.Seconds(); d > 0 && n > 1 {
+		s.interToken.Record(ctx, d/float64(n-1))
+		s.decodeRate.Record(ctx, float64(n)/d)
+	}
+	if d := g.Prefill.Seconds(); d > 0 {
+		s.prefillRate.Record(ctx, float64(g.PromptTokens)/d)
+	}
+	if g.VerifySteps > 0 {
+		s.acceptLength.Record(ctx, float64(n)/float64(g.VerifySteps))
+	}
+	if g.CloseKind != "" {
+		s.thinkingClose.Add(ctx, 1, metric.WithAttributes(attribute.String("kind", g.CloseKind)))
+	}
+}
+
+// Retry counts a generation that moved to another worker.
+func (s *Set) Retry(ctx context.Context) { s.retries.Add(context.WithoutCancel(ctx), 1) }
+
+// Compressed counts a request that asked for compression; tokens are 0 when it was not applied.
+func (s *Set) Compressed(ctx context.Context, result string, input, kept int) {
+	s.pflashRequests.Add(ctx, 1, metric.WithAttributes(attribute.String("result", result)))
+	s.pflashInput.Add(ctx, int64(input))
+	s.pflashKept.Add(ctx, int64(kept))
+}
