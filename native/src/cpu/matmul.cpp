@@ -125,8 +125,17 @@ void run_task(const Plan& plan, const ActBuffer& act, uint64_t task, int row_beg
 
 // Rows of one task. Their activations (1.2 bytes per element) should stay in L2 while tiles pass.
 constexpr int kRowBlock = 128;
-// Bytes of weights of one task at one row: about a microsecond from L3, ten times the price of claiming it.
+// Bytes of weights of one task. At one row that is about a microsecond from L3, ten times the price of claiming the
+// task; with many rows the tiles of a task stay in L1 beside a panel while the panels pass.
 constexpr uint64_t kTaskBytes = 24 * 1024;
+
+uint64_t tiles_per_task(uint64_t tile_bytes, uint64_t tiles, int rows, int threads) {
+  uint64_t count = std::max<uint64_t>(kTaskBytes / tile_bytes, 1);
+  if (rows > kPanelRows) return std::max<uint64_t>(count, 2);
+  // One panel: a tile takes longer with every row, so smaller tasks, which even out the end of the region.
+  count = std::max<uint64_t>(count / static_cast<uint64_t>(rows), 1);
+  return std::min(count, std::max<uint64_t>(tiles / (4 * static_cast<uint64_t>(threads)), 1));
+}
 // Jobs of one region; q, k, v, gates and the like. More are run in several regions.
 constexpr size_t kMaxJobs = 16;
 
@@ -206,8 +215,7 @@ void matmul(ThreadPool& pool, std::span<const MatmulJob> jobs, const ActBuffer& 
     plan.tile_bytes = tile_bytes(job.weight->type, job.weight->k);
     plan.first_tile = job.n_begin / kTileOuts;
     plan.tiles = end > job.n_begin ? (end + kTileOuts - 1) / kTileOuts - plan.first_tile : 0;
-    const uint64_t work = plan.tile_bytes * static_cast<uint64_t>(std::min(rows, kRowBlock));
-    plan.tiles_per_task = std::max<uint64_t>(1, kTaskBytes / work);
+    plan.tiles_per_task = tiles_per_task(plan.tile_bytes, plan.tiles, rows, pool.threads());
     plan.tasks = static_cast<int>((plan.tiles + plan.tiles_per_task - 1) / plan.tiles_per_task);
     tasks += plan.tasks;
   }

@@ -109,15 +109,19 @@ TND_INLINE void super_q4_k(const uint8_t* p, const Act256& x, int row0, float* l
   for (int i = 0; i < 4; ++i) {
     const uint8_t* chunk = p + LayoutQ4K::kCodes + i * 8 * kChunk;
     const int8_t* q = x.q[row0] + 64 * i;
-    __m512i sum[R];
+    __m512i sum_low[R];
+    __m512i sum_high[R];
+    zero(sum_low);
+    zero(sum_high);
+    TND_UNROLL for (int c = 0; c < 8; ++c) {
+      const __m512i b = load(chunk + c * kChunk);
+      dot(sum_low, _mm512_and_si512(b, low), q + 4 * c);
+      dot(sum_high, _mm512_and_si512(b, high), q + 32 + 4 * c);
+    }
     // High nibbles stay where they are and count 16 times; so the scale of the low group is taken 16 times as well,
     // and d a sixteenth: powers of two change no rounding.
-    zero(sum);
-    TND_UNROLL for (int c = 0; c < 8; ++c) dot(sum, _mm512_and_si512(load(chunk + c * kChunk), low), q + 4 * c);
-    scale_add(total, sum, _mm512_slli_epi32(scales_u8(p + LayoutQ4K::kScales + 32 * i), 4));
-    zero(sum);
-    TND_UNROLL for (int c = 0; c < 8; ++c) dot(sum, _mm512_and_si512(load(chunk + c * kChunk), high), q + 32 + 4 * c);
-    scale_add(total, sum, scales_u8(p + LayoutQ4K::kScales + 32 * i + 16));
+    scale_add(total, sum_low, _mm512_slli_epi32(scales_u8(p + LayoutQ4K::kScales + 32 * i), 4));
+    scale_add(total, sum_high, scales_u8(p + LayoutQ4K::kScales + 32 * i + 16));
   }
   const __m512 d = _mm512_mul_ps(halves(p + LayoutQ4K::kD), _mm512_set1_ps(0.0625f));
   finish_with_min(p + LayoutQ4K::kMins, d, halves(p + LayoutQ4K::kDmin), total, x, row0, lane);
@@ -133,24 +137,23 @@ TND_INLINE void super_q5_k(const uint8_t* p, const Act256& x, int row0, float* l
     const uint8_t* plane = p + LayoutQ5K::kPlane;
     const int8_t* q = x.q[row0] + 64 * i;
     const __m128i to_bit0 = _mm_cvtsi32_si128(2 * i);
-    __m512i sum[R];
-    zero(sum);
+    __m512i sum_low[R];
+    __m512i sum_high[R];
+    zero(sum_low);
+    zero(sum_high);
     TND_UNROLL for (int c = 0; c < 8; ++c) {
-      const __m512i fifth = _mm512_slli_epi16(_mm512_srl_epi16(load(plane + c * kChunk), to_bit0), 4);
-      dot(sum, or_masked(low_nibbles(load(chunk + c * kChunk)), fifth, bit4), q + 4 * c);
+      const __m512i b = load(chunk + c * kChunk);
+      const __m512i fifths = _mm512_srl_epi16(load(plane + c * kChunk), to_bit0);
+      dot(sum_low, or_masked(low_nibbles(b), _mm512_slli_epi16(fifths, 4), bit4), q + 4 * c);
+      dot(sum_high, or_masked(high_nibbles(b), _mm512_slli_epi16(fifths, 3), bit4), q + 32 + 4 * c);
     }
-    scale_add(total, sum, scales_u8(p + LayoutQ5K::kScales + 32 * i));
-    zero(sum);
-    TND_UNROLL for (int c = 0; c < 8; ++c) {
-      const __m512i fifth = _mm512_slli_epi16(_mm512_srl_epi16(load(plane + c * kChunk), to_bit0), 3);
-      dot(sum, or_masked(high_nibbles(load(chunk + c * kChunk)), fifth, bit4), q + 32 + 4 * c);
-    }
-    scale_add(total, sum, scales_u8(p + LayoutQ5K::kScales + 32 * i + 16));
+    scale_add(total, sum_low, scales_u8(p + LayoutQ5K::kScales + 32 * i));
+    scale_add(total, sum_high, scales_u8(p + LayoutQ5K::kScales + 32 * i + 16));
   }
   finish_with_min(p + LayoutQ5K::kMins, halves(p + LayoutQ5K::kD), halves(p + LayoutQ5K::kDmin), total, x, row0, lane);
 }
 
-// t = d * float(total - offset), offset the codes' excess times scales times sums, already in total.
+// The epilogue of Q6_K and IQ4_XS.
 template <int R>
 TND_INLINE void finish(__m512 d, const __m512i (&total)[R], const Act256& x, int row0, float* lane) {
   TND_UNROLL for (int r = 0; r < R; ++r) {
@@ -158,46 +161,58 @@ TND_INLINE void finish(__m512 d, const __m512i (&total)[R], const Act256& x, int
   }
 }
 
-// One quarter (32 elements, two groups of 16) of a Q6_K half. T: which quarter.
-template <int R, int T>
-TND_INLINE void quarter_q6_k(const uint8_t* p, int half, const Act256& x, int row0, __m512i (&total)[R],
-                             __m512i (&excess)[R]) {
+// Subtracts 2^SHIFT * sum of scale * sum of activations: what codes stored with an excess of 2^SHIFT have too much.
+// sums(r): int16 sums of row r's activations over the groups that the N pairs of scales belong to.
+template <int N, int SHIFT, int R, typename Sums>
+TND_INLINE void subtract_excess(__m512i (&total)[R], const uint8_t* scales, Sums&& sums) {
+  __m512i excess[R];
+  zero(excess);
+  TND_UNROLL for (int i = 0; i < N; ++i) {
+    const __m512i pair = pairs_i8(scales + 32 * i);
+    TND_UNROLL for (int r = 0; r < R; ++r) {
+      excess[r] = _mm512_dpwssd_epi32(excess[r], pair, broadcast(sums(r) + 2 * i));
+    }
+  }
+  TND_UNROLL for (int r = 0; r < R; ++r) total[r] = _mm512_sub_epi32(total[r], _mm512_slli_epi32(excess[r], SHIFT));
+}
+
+// Quarters U (low nibbles) and U + 2 (high nibbles) of a Q6_K half.
+template <int R, int U>
+TND_INLINE void quarters_q6_k(const uint8_t* p, int half, const Act256& x, int row0, __m512i (&total)[R]) {
   const __m512i upper = _mm512_set1_epi8(0x30);
-  const uint8_t* chunk = p + LayoutQ6K::kCodes + (2 * half + T % 2) * 8 * kChunk;
+  const uint8_t* chunk = p + LayoutQ6K::kCodes + (2 * half + U) * 8 * kChunk;
   const uint8_t* plane = p + LayoutQ6K::kPlane + half * 8 * kChunk;
-  const int8_t* q = x.q[row0] + 128 * half + 32 * T;
-  const __m512i pair = pairs_i8(p + LayoutQ6K::kScales + 32 * (4 * half + T));
+  const int8_t* q = x.q[row0] + 128 * half + 32 * U;
+  const __m512i pair_low = pairs_i8(p + LayoutQ6K::kScales + 32 * (4 * half + U));
+  const __m512i pair_high = pairs_i8(p + LayoutQ6K::kScales + 32 * (4 * half + U + 2));
   TND_UNROLL for (int g = 0; g < 2; ++g) {
-    __m512i sum[R];
-    zero(sum);
+    __m512i sum_low[R];
+    __m512i sum_high[R];
+    zero(sum_low);
+    zero(sum_high);
     TND_UNROLL for (int c = 4 * g; c < 4 * g + 4; ++c) {
       const __m512i b = load(chunk + c * kChunk);
-      __m512i two = load(plane + c * kChunk);
-      if constexpr (T == 0) two = _mm512_slli_epi16(two, 4);
-      if constexpr (T == 1) two = _mm512_slli_epi16(two, 2);
-      if constexpr (T == 3) two = _mm512_srli_epi16(two, 2);
-      dot(sum, or_masked(T < 2 ? low_nibbles(b) : high_nibbles(b), two, upper), q + 4 * c);
+      const __m512i two = load(plane + c * kChunk);
+      // Bits 2U of the plane belong to quarter U, bits 2U + 4 to quarter U + 2.
+      const __m512i two_low = _mm512_slli_epi16(two, U == 0 ? 4 : 2);
+      const __m512i two_high = U == 0 ? two : _mm512_srli_epi16(two, 2);
+      dot(sum_low, or_masked(low_nibbles(b), two_low, upper), q + 4 * c);
+      dot(sum_high, or_masked(high_nibbles(b), two_high, upper), q + 64 + 4 * c);
     }
-    scale_add(total, sum, g == 0 ? first_of_pair(pair) : second_of_pair(pair));
-  }
-  TND_UNROLL for (int r = 0; r < R; ++r) {
-    excess[r] = _mm512_dpwssd_epi32(excess[r], pair, broadcast(&x.sum16[row0 + r][8 * half + 2 * T]));
+    scale_add(total, sum_low, g == 0 ? first_of_pair(pair_low) : second_of_pair(pair_low));
+    scale_add(total, sum_high, g == 0 ? first_of_pair(pair_high) : second_of_pair(pair_high));
   }
 }
 
 template <int R>
 TND_INLINE void super_q6_k(const uint8_t* p, const Act256& x, int row0, float* lane) {
   __m512i total[R];
-  __m512i excess[R];
   zero(total);
-  zero(excess);
   for (int half = 0; half < 2; ++half) {
-    quarter_q6_k<R, 0>(p, half, x, row0, total, excess);
-    quarter_q6_k<R, 1>(p, half, x, row0, total, excess);
-    quarter_q6_k<R, 2>(p, half, x, row0, total, excess);
-    quarter_q6_k<R, 3>(p, half, x, row0, total, excess);
+    quarters_q6_k<R, 0>(p, half, x, row0, total);
+    quarters_q6_k<R, 1>(p, half, x, row0, total);
   }
-  TND_UNROLL for (int r = 0; r < R; ++r) total[r] = _mm512_sub_epi32(total[r], _mm512_slli_epi32(excess[r], 5));
+  subtract_excess<8, 5>(total, p + LayoutQ6K::kScales, [&](int r) { return x.sum16[row0 + r]; });
   finish(halves(p + LayoutQ6K::kD), total, x, row0, lane);
 }
 
@@ -212,9 +227,7 @@ template <int R>
 TND_INLINE void super_iq4_xs(const uint8_t* p, const Act256& x, int row0, float* lane) {
   const __m512i table = iq4_table();
   __m512i total[R];
-  __m512i excess[R];
   zero(total);
-  zero(excess);
   for (int i = 0; i < 4; ++i) {
     const __m512i pair = pairs_i8(p + LayoutIQ4XS::kScales + 32 * i);
     TND_UNROLL for (int g = 0; g < 2; ++g) {
@@ -229,11 +242,8 @@ TND_INLINE void super_iq4_xs(const uint8_t* p, const Act256& x, int row0, float*
       }
       scale_add(total, sum, g == 0 ? first_of_pair(pair) : second_of_pair(pair));
     }
-    TND_UNROLL for (int r = 0; r < R; ++r) {
-      excess[r] = _mm512_dpwssd_epi32(excess[r], pair, broadcast(&x.sum32[row0 + r][2 * i]));
-    }
   }
-  TND_UNROLL for (int r = 0; r < R; ++r) total[r] = _mm512_sub_epi32(total[r], _mm512_slli_epi32(excess[r], 7));
+  subtract_excess<4, 7>(total, p + LayoutIQ4XS::kScales, [&](int r) { return x.sum32[row0 + r]; });
   finish(halves(p + LayoutIQ4XS::kD), total, x, row0, lane);
 }
 
@@ -256,6 +266,8 @@ TND_INLINE void super_block32(const uint8_t* p, uint64_t nb, const Act32& x, int
   for (uint64_t b = 0; b < nb; ++b, chunk += kLayout.codes, plane += kLayout.plane) {
     const int8_t* q = x.q[row0] + 32 * b;
     __m512i sum[R];
+    __m512i other[R];  // a second chain per row: one alone waits for its own latency
+    zero(other);
     if constexpr (kMin) {
       zero(sum);
     } else {
@@ -264,7 +276,10 @@ TND_INLINE void super_block32(const uint8_t* p, uint64_t nb, const Act32& x, int
       }
     }
     if constexpr (TYPE == DType::kQ8_0) {
-      TND_UNROLL for (int c = 0; c < 8; ++c) dot(sum, load(chunk + c * kChunk), q + 4 * c);
+      TND_UNROLL for (int c = 0; c < 8; c += 2) {
+        dot(sum, load(chunk + c * kChunk), q + 4 * c);
+        dot(other, load(chunk + (c + 1) * kChunk), q + 4 * c + 4);
+      }
     } else {
       TND_UNROLL for (int c = 0; c < 4; ++c) {
         const __m512i bytes = load(chunk + c * kChunk);
@@ -281,9 +296,10 @@ TND_INLINE void super_block32(const uint8_t* p, uint64_t nb, const Act32& x, int
           high = or_masked(high, _mm512_srli_epi16(fifths, static_cast<unsigned>(c)), bit4);
         }
         dot(sum, low, q + 4 * c);
-        dot(sum, high, q + 16 + 4 * c);
+        dot(other, high, q + 16 + 4 * c);
       }
     }
+    TND_UNROLL for (int r = 0; r < R; ++r) sum[r] = _mm512_add_epi32(sum[r], other[r]);
     const __m512 d = halves(p + b * kLayout.header);
     __m512 m = _mm512_setzero_ps();
     if constexpr (kMin) m = halves(p + b * kLayout.header + 32);
