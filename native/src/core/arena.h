@@ -9,11 +9,11 @@
 namespace tnd {
 
 // What memory is for; tnd_memory reports one entry for each.
-enum class Purpose : int { kWeights, kKv, kState, kReplay, kScratch, kHost, kCount };
+enum class Purpose : int { kWeights, kKv, kState, kReplay, kScratch, kFeatures, kCount };
 
 inline const char* purpose_name(Purpose p) {
   constexpr const char* kNames[] = {"weights_bytes", "kv_bytes",      "state_bytes",
-                                    "replay_bytes",  "scratch_bytes", "host_bytes"};
+                                    "replay_bytes",  "scratch_bytes", "feature_bytes"};
   return kNames[static_cast<int>(p)];
 }
 

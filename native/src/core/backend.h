@@ -2,9 +2,10 @@
 // into a tensor; a backend (CPU here, CUDA and HIP likewise) implements them and may fuse, reorder and defer what is
 // inside one call.
 //
-// Pointers named "backend" live in backend space (a device pointer on a GPU); "host" pointers are read or written before
-// sync() returns. Calls are issued in order; a backend with queues defers errors to sync(). All arithmetic follows the
-// contracts in native/NUMERICS.md and native/MODEL_qwen35.md: a row's bits depend on its own inputs and ancestors only.
+// Pointers named "backend" live in backend space (a device pointer on a GPU); "host" pointers are read or written
+// before sync() returns. Calls are issued in order; a backend with queues defers errors to sync(). All arithmetic
+// follows the contracts in native/NUMERICS.md and native/MODEL_qwen35.md: a row's bits depend on its own inputs and
+// ancestors only.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +38,7 @@ struct Acts {
 // One product y = W x (+ residual) of a group that shares its input.
 struct Product {
   const Matrix* w = nullptr;
-  float* y = nullptr;               // backend [rows, w->n], row stride y_stride elements
+  float* y = nullptr;  // backend [rows, w->n], row stride y_stride elements
   int64_t y_stride = 0;
   const float* residual = nullptr;  // backend, same shape and stride, may be y; nullptr = none
 };
@@ -64,11 +65,11 @@ struct DeltaShape {
 
 struct DeltaLayer {
   DeltaShape shape;
-  const float* conv = nullptr;   // backend [4, conv_dim]: tap-major, tap 3 multiplies the current token
-  const float* a = nullptr;      // backend [nv]: -exp(A_log)
-  const float* dt = nullptr;     // backend [nv]
-  const float* norm = nullptr;   // backend [128]
-  float eps = 0;                 // of the gated norm
+  const float* conv = nullptr;  // backend [4, conv_dim]: tap-major, tap 3 multiplies the current token
+  const float* a = nullptr;     // backend [nv]: -exp(A_log)
+  const float* dt = nullptr;    // backend [nv]
+  const float* norm = nullptr;  // backend [128]
+  float eps = 0;                // of the gated norm
 };
 
 // State of one sequence in one layer.
@@ -125,8 +126,8 @@ struct KvCache {
 struct AttentionLayer {
   int q_heads = 0;
   KvShape kv;
-  int rope_dims = 0;              // leading dims of a head that are rotated, pairs (j, j + rope_dims/2)
-  bool gated = false;             // q rows are [256 query | gate] per head and the output is multiplied by sigmoid(gate)
+  int rope_dims = 0;   // leading dims of a head that are rotated, pairs (j, j + rope_dims/2)
+  bool gated = false;  // q rows are [256 query | gate] per head and the output is multiplied by sigmoid(gate)
   float scale = 0;
   float eps = 0;                  // of q_norm and k_norm
   const float* q_norm = nullptr;  // backend [dim], nullptr = no norm
@@ -180,27 +181,27 @@ struct SamplerParams {
 
 // What is wanted of one row of the step. Output pointers are host memory, nullptr = not wanted.
 struct HeadRow {
-  int32_t row = 0;                             // of x
-  const SamplerParams* sampler = nullptr;      // nullptr = argmax
-  std::span<const TokenCount> history;         // host: penalty window of the row's own path, distinct tokens
-  const uint32_t* mask = nullptr;              // host: allowed tokens, nullptr = all
-  int32_t output_position = 0;                 // counter of the random numbers
-  int32_t* token = nullptr;                    // chosen token and its log-probability
+  int32_t row = 0;                         // of x
+  const SamplerParams* sampler = nullptr;  // nullptr = argmax
+  std::span<const TokenCount> history;     // host: penalty window of the row's own path, distinct tokens
+  const uint32_t* mask = nullptr;          // host: allowed tokens, nullptr = all
+  int32_t output_position = 0;             // counter of the random numbers
+  int32_t* token = nullptr;                // chosen token and its log-probability
   float* logprob = nullptr;
   int32_t score_token = 0;
-  float* score = nullptr;                      // log-probability of score_token
-  int32_t top_k = 0;                           // entries of top_ids / top_logprobs
-  float top_temperature = 1;                   // log-probabilities of `top` are those of logits / top_temperature
+  float* score = nullptr;     // log-probability of score_token
+  int32_t top_k = 0;          // entries of top_ids / top_logprobs
+  float top_temperature = 1;  // log-probabilities of `top` are those of logits / top_temperature
   int32_t* top_ids = nullptr;
   float* top_logprobs = nullptr;
-  float* logits = nullptr;                     // [vocab]
+  float* logits = nullptr;  // [vocab]
 };
 
 struct HeadArgs {
   const float* x = nullptr;     // backend [rows, hidden]: residual stream
   const float* norm = nullptr;  // backend [hidden]: final norm
   float eps = 0;
-  const Matrix* w = nullptr;    // [vocab, hidden]
+  const Matrix* w = nullptr;        // [vocab, hidden]
   const uint32_t* never = nullptr;  // host bits of tokens that are never chosen (ceil(vocab/32)), nullptr = none
   std::span<const HeadRow> rows;
 };
@@ -215,33 +216,36 @@ struct FuseLayer {
 
 // Sizes from which a backend plans its private scratch.
 struct ScratchLimits {
-  int rows = 0;           // widest step
-  int head_rows = 0;      // rows of one head product
+  int rows = 0;       // widest step
+  int head_rows = 0;  // rows of one head product
   int64_t vocab = 0;
-  int64_t max_k = 0;      // widest matmul input
-  InputForms forms = 0;   // of all weights
-  DeltaShape delta;       // nv = 0: none
-  int state_slots = 0;    // saved states of one tree (kStateCommitted excluded)
+  int64_t max_k = 0;         // widest matmul input
+  InputForms forms = 0;      // of all weights
+  DeltaShape delta;          // nv = 0: none
+  int state_slots = 0;       // saved states of one tree (kStateCommitted excluded)
   AttentionLayer attention;  // widest; q_heads = 0: none
   int32_t max_context = 0;
-  int64_t fused = 0;      // widest fused feature
+  int64_t fused = 0;  // widest fused feature
   int32_t max_top_k = 0;
 };
 
 class Backend {
  public:
   virtual ~Backend() = default;
-  virtual const char* name() const = 0;             // "cpu"
-  virtual std::string device() const = 0;           // human text
-  virtual uint64_t free_bytes() const = 0;          // memory that an engine could get now
+  virtual const char* name() const = 0;     // "cpu"
+  virtual std::string device() const = 0;   // human text
+  virtual uint64_t free_bytes() const = 0;  // memory that an engine could get now
 
   // ---- memory and loading (may be slow, may fail)
-  // reserve allocates the region of an engine, zeroed; once.
-  virtual Status reserve(uint64_t bytes, void** base) = 0;
+  // allocate returns a zeroed region in backend space, release gives it back. The caller accounts for the cap.
+  virtual Status allocate(uint64_t bytes, void** base) = 0;
+  virtual void release(void* base) = 0;
   // matrix plans (measuring arena) or loads a weight: memory from the arena, all types of dtype_matmul.
   virtual Status matrix(const TensorView& t, Arena& arena, std::unique_ptr<Matrix>* out) = 0;
   virtual InputForms forms(const Matrix& w) const = 0;
+  // upload copies host floats to backend space, zero clears; both in order with the operations below.
   virtual void upload(float* dst, const float* src, int64_t n) = 0;
+  virtual void zero(float* dst, int64_t n) = 0;
   // acts plans an input buffer; forms is the union of what its readers need.
   virtual std::unique_ptr<Acts> acts(Arena& arena, int64_t max_k, int max_rows, InputForms forms) = 0;
   // plan_scratch takes the backend's own scratch; call with a measuring arena first, then with the real one.
@@ -251,7 +255,9 @@ class Backend {
   // ---- a step
   // embed: x[r] = row tokens[r] of the table.
   virtual void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) = 0;
+  // download copies to host floats, download_bf16 rounds to bfloat16 (nearest, ties to even).
   virtual void download(float* host, const float* src, int64_t n) = 0;
+  virtual void download_bf16(uint16_t* host, const float* src, int64_t n) = 0;
   // norm: out = rms_norm(x) * w, prepared as matmul input. x backend [rows, dim].
   virtual void norm(const float* x, const float* w, float eps, int rows, int64_t dim, InputForms forms, Acts* out) = 0;
   // prepare: out = x, prepared as matmul input (row stride in elements).
@@ -267,8 +273,8 @@ class Backend {
                            const DeltaIo& io, InputForms forms, Acts* out) = 0;
   // attention: head norms, rotation, K/V append and attention of one layer (`layer` counts attention layers), output
   // [rows, q_heads * dim] prepared as matmul input (out may be nullptr when io.q is).
-  virtual void attention(const AttentionLayer& w, int layer, const AttentionPlan& plan, int rows,
-                         const AttentionIo& io, InputForms forms, Acts* out) = 0;
+  virtual void attention(const AttentionLayer& w, int layer, const AttentionPlan& plan, int rows, const AttentionIo& io,
+                         InputForms forms, Acts* out) = 0;
   // copy_rows: dst[i * dst_stride ..] = x[rows[i] * dim ..], dim elements; dst backend.
   virtual void copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, float* dst,
                          int64_t dst_stride) = 0;

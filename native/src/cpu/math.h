@@ -22,9 +22,9 @@ namespace exp_const {
 constexpr float kMax = 89.0f;    // above: +inf
 constexpr float kMin = -104.0f;  // below: 0
 constexpr float kLog2e = 1.44269504f;
-constexpr float kRound = 12582912.0f;       // 1.5 * 2^23: adding it rounds to an integer, half to even
-constexpr float kLn2Hi = 0x1.62e4p-1f;      // 15 bits: n * kLn2Hi is exact
-constexpr float kLn2Lo = 0x1.7f7d1cp-20f;   // ln 2 - kLn2Hi
+constexpr float kRound = 12582912.0f;      // 1.5 * 2^23: adding it rounds to an integer, half to even
+constexpr float kLn2Hi = 0x1.62e4p-1f;     // 15 bits: n * kLn2Hi is exact
+constexpr float kLn2Lo = 0x1.7f7d1cp-20f;  // ln 2 - kLn2Hi
 constexpr float kC2 = 0x1.fffffcp-2f;
 constexpr float kC3 = 0x1.555490p-3f;
 constexpr float kC4 = 0x1.5558f4p-5f;
@@ -55,10 +55,14 @@ static inline float exp_f32(float x) {
 }
 
 // sigmoid_f32 returns 1 / (1 + e^-x).
-static inline float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+static inline float sigmoid_f32(float x) {
+  return 1.0f / (1.0f + exp_f32(-x));
+}
 
 // silu_f32 returns x / (1 + e^-x).
-static inline float silu_f32(float x) { return x / (1.0f + exp_f32(-x)); }
+static inline float silu_f32(float x) {
+  return x / (1.0f + exp_f32(-x));
+}
 
 // log_f32 returns ln x for normal positive x; -inf for 0 and subnormals, NaN for negatives and NaN, +inf for +inf.
 static inline float log_f32(float x) {
@@ -108,8 +112,7 @@ TND_TARGET_AVX2 static inline __m256 exp_ps(__m256 x) {
   const __m256i half = _mm256_srai_epi32(i, 1);
   const __m256i bias = _mm256_set1_epi32(127);
   const __m256 s1 = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
-  const __m256 s2 =
-      _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(i, half), bias), 23));
+  const __m256 s2 = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(i, half), bias), 23));
   return _mm256_mul_ps(_mm256_mul_ps(p, s1), s2);
 }
 
@@ -141,8 +144,7 @@ TND_TARGET_AVX512 static inline __m512 exp_ps(__m512 x) {
   const __m512i half = _mm512_srai_epi32(i, 1);
   const __m512i bias = _mm512_set1_epi32(127);
   const __m512 s1 = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23));
-  const __m512 s2 =
-      _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_sub_epi32(i, half), bias), 23));
+  const __m512 s2 = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_sub_epi32(i, half), bias), 23));
   return _mm512_mul_ps(_mm512_mul_ps(p, s1), s2);
 }
 

@@ -35,10 +35,10 @@ enum class Counter : int {
 
 inline const char* counter_name(Counter c) {
   constexpr const char* kNames[] = {
-      "steps",         "rows",      "commits",        "committed_rows",    "head_rows",       "step_ns",
-      "embed_ns",      "norm_ns",   "matmul_ns",      "delta_ns",          "attention_ns",    "swiglu_ns",
-      "head_ns",       "feature_ns", "commit_ns",     "weight_bytes_read", "kv_bytes_read",   "draft_appends",
-      "draft_proposals", "draft_ns", "score_calls",   "score_ns"};
+      "steps",           "rows",       "commits",     "committed_rows",    "head_rows",     "step_ns",
+      "embed_ns",        "norm_ns",    "matmul_ns",   "delta_ns",          "attention_ns",  "swiglu_ns",
+      "head_ns",         "feature_ns", "commit_ns",   "weight_bytes_read", "kv_bytes_read", "draft_appends",
+      "draft_proposals", "draft_ns",   "score_calls", "score_ns"};
   static_assert(sizeof kNames / sizeof kNames[0] == static_cast<size_t>(Counter::kCount));
   return kNames[static_cast<int>(c)];
 }

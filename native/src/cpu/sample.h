@@ -1,0 +1,47 @@
+// Choice of tokens from logits on the CPU: argmax, top-k with log-probabilities and the sampler of docs/sampling.md.
+#pragma once
+
+#include <cstdint>
+
+#include "core/backend.h"
+
+namespace tnd::cpu {
+
+// Philox4x32-10 counter-based generator (Salmon et al., SC 2011): out = philox(counter, key). Bijective in the counter.
+void philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+// uniform_draw is the random number of one output position, in [0, 1): 53 bits of
+// philox(counter = {position, choice, 0, 0}, key = {seed low, seed high}); docs/sampling.md.
+double uniform_draw(uint64_t seed, int32_t choice, int32_t position);
+
+// Working memory of one thread, planned by the caller for a vocabulary.
+struct SampleScratch {
+  float* logits = nullptr;   // [vocab]
+  float* weights = nullptr;  // [vocab]
+  int32_t* ids = nullptr;    // [vocab]
+  // bytes for a vocabulary; init lays the arrays out in mem (64-byte aligned).
+  static uint64_t bytes(int64_t vocab);
+  void init(void* mem, int64_t vocab);
+};
+
+// choose_token returns the token of one row, -1 when nothing is allowed.
+//   logits [vocab] raw, not changed; row: sampler (nullptr = argmax), history, mask, output_position; never: bits of
+//   tokens that are never chosen (nullptr = none).
+int32_t choose_token(const float* logits, int64_t vocab, const HeadRow& row, const uint32_t* never,
+                     SampleScratch* scratch);
+
+// LogSoftmax gives log-probabilities of a row: logprob(x) = ((x - max) / T) - ln(sum exp((x - max) / T)), the sum as
+// RowKernels.sum_exp has it.
+struct LogSoftmax {
+  float max = 0, log_sum = 0, temperature = 1;
+  LogSoftmax(const float* logits, int64_t vocab, float temperature);
+  float operator()(float x) const {
+    const float shifted = x - max;
+    return (temperature == 1.0f ? shifted : shifted / temperature) - log_sum;
+  }
+};
+
+// finish_row computes everything a HeadRow wants from its logits [vocab].
+void finish_row(const float* logits, int64_t vocab, const HeadRow& row, const uint32_t* never, SampleScratch* scratch);
+
+}  // namespace tnd::cpu
