@@ -245,7 +245,9 @@ func (p *Policy) Observe(r *Round) {
 		p.m.credit = min(p.m.credit+probeShare*verify, p.ceiling(r.Length))
 		return
 	}
-	c.observeDraft(r.Plan.Block, r.Draft.Seconds())
+	if r.Draft > 0 { // 0: not representative, the draft had features to catch up with
+		c.observeDraft(r.Plan.Block, r.Draft.Seconds())
+	}
 	tokens := 1.0
 	if r.Tree != nil {
 		tokens = float64(len(r.Path))

@@ -1,0 +1,125 @@
+package workernode
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+)
+
+// Flags are the settings that all workers share.
+type Flags struct {
+	config.Flags
+
+	Gateway   string `help:"Registry of the gateway (host:port or unix:///path). Empty = stand-alone." placeholder:"ADDR"`
+	Listen    string `help:"Where to serve: host:port or unix:///path." default:"127.0.0.1:0" placeholder:"ADDR"`
+	Advertise string `help:"Address at which gateway and peers reach this worker, if not the one it listens on." placeholder:"ADDR"`
+	WorkerID  string `help:"Name in the cluster; default: role, host and a random part." placeholder:"ID"`
+
+	Model     string      `help:"Model file (GGUF)." required:"" placeholder:"PATH"`
+	Engine    string      `help:"The tandem-engine program; default: beside this program." placeholder:"PATH"`
+	EngineLib string      `help:"Engine library; default: libtandem_cpu.so beside the engine program." placeholder:"PATH"`
+	Device    string      `help:"Device to run on: cpu, cuda:0, hip:0." default:"cpu"`
+	Threads   int         `help:"CPU threads of the engine, 0 = one per core." default:"0"`
+	MaxCtx    int         `help:"Context length in tokens, 0 = the model's, as far as memory allows." default:"0"`
+	Lanes     int         `help:"Requests at a time." default:"4"`
+	MemoryCap config.Size `help:"Memory of the engine, 0 = what is free." default:"0" placeholder:"SIZE"`
+
+	LogLevel  string `help:"debug, info, warn or error." default:"info" enum:"debug,info,warn,error"`
+	LogFormat string `help:"json or console." default:"json" enum:"json,console,text"`
+	ParentPid int    `help:"Exit when this process is gone, 0 = stay." default:"0" placeholder:"PID"`
+}
+
+// Validate reports every setting that cannot work.
+func (f *Flags) Validate() error {
+	var errs []error
+	if f.Threads < 0 {
+		errs = append(errs, fmt.Errorf("--threads: must be >= 0, got %d", f.Threads))
+	}
+	if f.MaxCtx < 0 {
+		errs = append(errs, fmt.Errorf("--max-ctx: must be >= 0, got %d", f.MaxCtx))
+	}
+	if f.Lanes < 1 {
+		errs = append(errs, fmt.Errorf("--lanes: must be >= 1, got %d", f.Lanes))
+	}
+	return errors.Join(errs...)
+}
+
+// ID returns the worker's name, made up for role when none was given.
+func (f *Flags) ID(role string) string {
+	if f.WorkerID != "" {
+		return f.WorkerID
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "host"
+	}
+	return fmt.Sprintf("%s-%s-%s", role, host, strings.ToLower(rand.Text()[:6]))
+}
+
+// EnginePaths resolves the engine program and its library.
+func (f *Flags) EnginePaths() (program, library string, err error) {
+	program = f.Engine
+	if program == "" {
+		exe, err := os.Executable()
+		if err != nil {
+			return "", "", err
+		}
+		program = filepath.Join(filepath.Dir(exe), "tandem-engine")
+	}
+	library = f.EngineLib
+	if library == "" {
+		backend, _, _ := strings.Cut(f.Device, ":")
+		library = filepath.Join(filepath.Dir(program), "libtandem_"+backend+".so")
+	}
+	for flag, path := range map[string]string{"--engine": program, "--engine-lib": library} {
+		if _, err := os.Stat(path); err != nil {
+			return "", "", fmt.Errorf("%s: %w", flag, err)
+		}
+	}
+	return program, library, nil
+}
+
+// OpenOptions are the engine options that follow from the flags.
+func (f *Flags) OpenOptions(role engineplugin.Role) engineplugin.OpenOptions {
+	return engineplugin.OpenOptions{
+		Role: role, ModelPath: f.Model, Device: f.Device, Threads: f.Threads, MaxContext: f.MaxCtx,
+		MemoryCapBytes: uint64(f.MemoryCap), MaxSequences: f.Lanes,
+		KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+	}
+}
+
+// HealthCmd is the sub-command of health checks in containers.
+type HealthCmd struct {
+	Address string        `help:"Worker to ask: host:port or unix:///path." required:"" placeholder:"ADDR"`
+	Timeout time.Duration `help:"Longest wait." default:"3s"`
+}
+
+// Run returns nil when the worker serves.
+func (c *HealthCmd) Run() error {
+	ctx, cancel := context.WithTimeout(context.Background(), c.Timeout)
+	defer cancel()
+	conn, err := grpc.NewClient(DialTarget(c.Address), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	reply, err := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
+	if err != nil {
+		return err
+	}
+	if s := reply.GetStatus(); s != healthv1.HealthCheckResponse_SERVING {
+		return fmt.Errorf("%s: %s", c.Address, s)
+	}
+	return nil
+}

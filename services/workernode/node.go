@@ -1,0 +1,237 @@
+package workernode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/registry"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/tensorwire"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection"
+)
+
+// Worker is what a role adds to a node.
+type Worker interface {
+	// Register adds the role's services.
+	Register(s *grpc.Server)
+	// Run does the role's background work until ctx ends.
+	Run(ctx context.Context) error
+	// Ready reports whether the worker can serve now.
+	Ready() bool
+	// Drain makes the worker refuse new work with UNAVAILABLE, reason DRAINING.
+	Drain()
+	// Heartbeat fills in lanes_busy, attached, engine_restarts and counters.
+	Heartbeat(h *tandemv1.Heartbeat)
+	// Lease hands over the gateway's latest lease. It must not block.
+	Lease(l *tandemv1.Lease)
+}
+
+// Config of a node.
+type Config struct {
+	Flags *Flags
+	Log   *zap.Logger
+	// Registration without address, which the node fills in.
+	Registration *tandemv1.Registration
+	// Grace is how long work may take to finish after SIGTERM.
+	Grace time.Duration
+}
+
+// ServerOptions are those of every worker's server.
+func ServerOptions(log *zap.Logger) []grpc.ServerOption {
+	options := tensorwire.ServerOptions()
+	return append(options, rpcerr.ServerOptions(func(method string, value any, stack []byte) {
+		log.Error("panic", zap.String(telemetry.KeyEndpoint, method), zap.Any(telemetry.KeyErr, value), zap.ByteString(telemetry.KeyStack, stack))
+	})...)
+}
+
+// reconnect keeps the pauses of a lost peer short: a draft that is back is to be used within a second.
+var reconnect = backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond}
+
+// Dial connects to another worker.
+func Dial(address string) (*grpc.ClientConn, error) {
+	options := append(tensorwire.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: 2 * time.Second}))
+	return grpc.NewClient(DialTarget(address), append(options, rpcerr.DialOptions()...)...)
+}
+
+// Run serves w until the process is told to end. It returns nil after an orderly end.
+func Run(ctx context.Context, cfg Config, w Worker) error {
+	listener, err := Listen(cfg.Flags.Listen)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	n := &node{cfg: cfg, worker: w, log: cfg.Log, health: health.NewServer()}
+	n.server = grpc.NewServer(ServerOptions(cfg.Log)...)
+	w.Register(n.server)
+	healthv1.RegisterHealthServer(n.server, n.health)
+	reflection.Register(n.server)
+	cfg.Registration.Address = cfg.Flags.Advertise
+	if cfg.Registration.Address == "" {
+		cfg.Registration.Address = Address(listener)
+	}
+	return n.run(ctx, listener)
+}
+
+type node struct {
+	cfg      Config
+	worker   Worker
+	log      *zap.Logger
+	server   *grpc.Server
+	health   *health.Server
+	client   *registry.Client
+	draining atomic.Bool
+}
+
+func (n *node) run(ctx context.Context, listener net.Listener) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
+	defer signal.Stop(signals)
+
+	parts := 0
+	ended := make(chan error, 8)
+	start := func(name string, f func(context.Context) error) {
+		parts++
+		go func() {
+			err := f(ctx)
+			if err != nil && ctx.Err() == nil {
+				err = fmt.Errorf("%s: %w", name, err)
+				cancel(err)
+			}
+			ended <- err
+		}()
+	}
+	start("worker", n.worker.Run)
+	start("health", n.watchHealth)
+	if pid := n.cfg.Flags.ParentPid; pid > 0 {
+		start("parent", func(ctx context.Context) error { return watchParent(ctx, pid) })
+	}
+	if gateway := n.cfg.Flags.Gateway; gateway != "" {
+		var err error
+		n.client, err = registry.NewClient(registry.ClientConfig{
+			Gateway: DialTarget(gateway), Registration: n.cfg.Registration, Heartbeat: n.heartbeat, OnLease: n.lease, Logger: n.log.Named("registry"),
+		})
+		if err != nil {
+			return err
+		}
+		start("registry", n.client.Run)
+	}
+	serving := make(chan error, 1)
+	go func() { serving <- n.server.Serve(listener) }()
+	n.log.Info("worker is up", zap.String(telemetry.KeyWorker, n.cfg.Registration.WorkerId), zap.String(telemetry.KeyAddress, n.cfg.Registration.Address),
+		zap.String(telemetry.KeyModel, n.cfg.Registration.Model.GetName()), zap.String(telemetry.KeyDevice, n.cfg.Registration.Device))
+
+	select {
+	case s := <-signals:
+		n.log.Info("draining", zap.Stringer(telemetry.KeySignal, s))
+		n.drain(signals)
+		cancel(nil)
+	case <-ctx.Done():
+	case err := <-serving:
+		cancel(err)
+	}
+	n.server.Stop()
+	for range parts {
+		<-ended
+	}
+	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// drain lets calls in progress finish, up to the grace; another signal ends the wait.
+func (n *node) drain(signals <-chan os.Signal) {
+	n.beginDrain()
+	done := make(chan struct{})
+	go func() {
+		n.server.GracefulStop()
+		close(done)
+	}()
+	timer := time.NewTimer(n.cfg.Grace)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return
+	case <-timer.C:
+		n.log.Warn("calls in progress are cut off", zap.Duration("grace", n.cfg.Grace))
+	case <-signals:
+		n.log.Warn("second signal, calls in progress are cut off")
+	}
+	n.server.Stop()
+	<-done
+}
+
+func (n *node) beginDrain() {
+	if n.draining.Swap(true) {
+		return
+	}
+	n.worker.Drain()
+	n.health.Shutdown()
+	if n.client != nil {
+		n.client.Notify()
+	}
+}
+
+// healthPoll is how often readiness is looked at for the health service.
+const healthPoll = 100 * time.Millisecond
+
+func (n *node) watchHealth(ctx context.Context) error {
+	ticker := time.NewTicker(healthPoll)
+	defer ticker.Stop()
+	was := false
+	for first := true; ; first = false {
+		if ready := n.worker.Ready(); ready != was || first {
+			was = ready
+			status := healthv1.HealthCheckResponse_NOT_SERVING
+			if ready {
+				status = healthv1.HealthCheckResponse_SERVING
+			}
+			n.health.SetServingStatus("", status)
+			if n.client != nil && !first {
+				n.client.Notify()
+			}
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (n *node) heartbeat() *tandemv1.Heartbeat {
+	h := &tandemv1.Heartbeat{State: registry.StateStarting}
+	switch {
+	case n.draining.Load():
+		h.State = registry.StateDraining
+	case n.worker.Ready():
+		h.State = registry.StateReady
+	}
+	n.worker.Heartbeat(h)
+	return h
+}
+
+func (n *node) lease(l *tandemv1.Lease) {
+	if l.GetDrain() {
+		n.log.Info("draining on the gateway's wish")
+		n.beginDrain()
+	}
+	n.worker.Lease(l)
+}

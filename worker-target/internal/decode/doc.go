@@ -1,0 +1,14 @@
+// Package decode runs one request on a target engine: prefill, then rounds of drafting and verification until it ends.
+//
+// A round is one engine call. Its rows are the anchor (newest token) and the draft tree below it, all with the sequence's
+// own sampler, so that every row's choice is exactly what plain decoding would choose after the same tokens. The walk keeps
+// the path on which the choices agree with the tree and emits its tokens and one more; the path is committed by the *next*
+// round's call, so that a round costs one round trip. Without a tree the round is plain decoding of one token.
+//
+// While the engine works on a round nothing else is waited for except the draft's proposal for it, and that only until the
+// proposal's deadline. Features of accepted rows leave together with the question for the next proposal, before the tokens
+// are handed to the caller.
+//
+// Exactness after failover: tokens committed before are replayed as chains through the same uncommitted steps that decoding
+// uses, not as prefill, because prefill may use other kernels; and prompts are cut into chunks of a fixed size.
+package decode

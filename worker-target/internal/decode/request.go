@@ -1,0 +1,67 @@
+package decode
+
+import (
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+)
+
+// Request is a checked request.
+type Request struct {
+	ID        string
+	Prompt    []int32
+	Committed []int32 // generated before, part of Max
+	Sampler   engineplugin.Sampler
+	Max       int
+	Stop      []int32
+	Mode      tandemv1.SpeculationMode
+	Budget    int // 0 = the worker's choice
+	Block     int // 0 = the draft's
+	// TopLogprobs: -1 = no log-probabilities, 0 = of chosen tokens only.
+	TopLogprobs    int
+	PromptLogprobs bool
+	Arrived        time.Time
+}
+
+// Sink receives a request's output. What it is given is valid until it returns.
+type Sink interface {
+	Prefilled(tokens int, logprobs []*tandemv1.PositionLogprobs) error
+	Committed(tokens []int32, logprobs []*tandemv1.PositionLogprobs) error
+}
+
+// Result of a request that ended by itself.
+type Result struct {
+	Reason    tandemv1.FinishReason
+	StopToken int32 // -1 = none
+	Stats     Stats
+}
+
+// Stats of a request, also of one that failed.
+type Stats struct {
+	PrefillTokens int
+	Prefill       time.Duration
+	FirstToken    time.Duration // from arrival
+	Decode        time.Duration // from the first to the last token
+	Emitted       int
+	Steps         int // verify steps, plain ones included
+	Plain         int // steps without a tree
+	Drafted       int // draft tokens verified
+	Accepted      int
+	DraftWait     time.Duration
+	Verify        time.Duration
+	Late          int // proposals that missed their deadline
+	Malformed     int
+	Lost          int // rounds that wanted a draft and had none
+	Degraded      bool
+}
+
+// Timings of the request that arrived at the given time and ends now.
+func (s *Stats) Timings(arrived time.Time) *tandemv1.Timings {
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	return &tandemv1.Timings{
+		PrefillMs: ms(s.Prefill), TtftMs: ms(s.FirstToken), DecodeMs: ms(s.Decode), TotalMs: ms(time.Since(arrived)),
+		VerifySteps: int64(s.Steps), DraftedTokens: int64(s.Drafted), AcceptedTokens: int64(s.Accepted),
+		DraftWaitMs: ms(s.DraftWait), VerifyMs: ms(s.Verify), SpeculationDegraded: s.Degraded,
+	}
+}

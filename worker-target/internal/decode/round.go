@@ -1,0 +1,222 @@
+package decode
+
+import (
+	"context"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+)
+
+// ask plans the next round, which starts from the anchor, and asks the draft when the plan needs it.
+func (r *run) ask() {
+	r.asked = false
+	r.plan = auto.Plan{Kind: auto.Plain}
+	// The block's rows are the tokens it can commit: more than are wanted are of no use. All rows must fit the context.
+	limit := min(r.req.Max-r.out, r.info.MaxContext-r.length)
+	if r.req.Mode == tandemv1.SpeculationMode_SPECULATION_MODE_OFF || limit < 2 || r.drafts == nil {
+		return
+	}
+	if r.link == nil {
+		r.missing()
+		return
+	}
+	plan := r.choosePlan(limit)
+	if plan.Kind == auto.Plain {
+		return
+	}
+	if !r.link.Ready() {
+		r.missing()
+		return
+	}
+	r.plan = plan
+	r.asked = true
+	r.askedAt = time.Now()
+	r.link.Ask(drafts.Ask{
+		Anchor: r.anchor, Position: r.length, Mode: mode(plan.Kind), Block: plan.Block, Budget: plan.Budget, Deadline: r.deadline(plan.Block),
+	})
+}
+
+func (r *run) automatic() bool {
+	switch r.req.Mode {
+	case tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, tandemv1.SpeculationMode_SPECULATION_MODE_TREE, tandemv1.SpeculationMode_SPECULATION_MODE_OFF:
+		return false
+	}
+	return true
+}
+
+func mode(k auto.Kind) tandemv1.SpeculationMode {
+	if k == auto.Tree {
+		return tandemv1.SpeculationMode_SPECULATION_MODE_TREE
+	}
+	return tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN
+}
+
+// missing counts a round that wanted a draft and has none. In automatic mode a worker that was never given one is complete.
+func (r *run) missing() {
+	r.stats.Lost++
+	r.warm = false
+	if !r.automatic() || r.drafts.Known() {
+		r.stats.Degraded = true
+	}
+}
+
+// deadline of a proposal. The first of a stream has features to catch up with and gets the longest one.
+func (r *run) deadline(block int) time.Duration {
+	if !r.warm {
+		return r.cfg.MaxDeadline
+	}
+	return r.model.Deadline(block, r.cfg.MinDeadline, r.cfg.MaxDeadline)
+}
+
+// choosePlan picks kind, block and budget; limit is the largest useful block.
+func (r *run) choosePlan(limit int) auto.Plan {
+	rows := min(r.info.MaxTreeRows, r.info.MaxBatchRows, r.info.MaxContext-r.length)
+	block := r.capture.Block
+	if r.req.Block >= 2 {
+		block = min(block, r.req.Block)
+	}
+	block = min(block, limit)
+	var plan auto.Plan
+	switch r.req.Mode {
+	case tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN:
+		plan = auto.Plan{Kind: auto.Chain, Block: block, Budget: block - 1}
+	case tandemv1.SpeculationMode_SPECULATION_MODE_TREE:
+		budget := r.req.Budget
+		if budget <= 0 {
+			budget = r.cfg.TreeBudget
+		}
+		plan = auto.Plan{Kind: auto.Tree, Block: block, Budget: budget}
+	default:
+		plan = r.policy.Next(r.length, limit)
+	}
+	plan.Budget = min(plan.Budget, rows-1)
+	if plan.Kind == auto.Chain {
+		plan.Block = min(plan.Block, plan.Budget+1)
+	}
+	if plan.Kind != auto.Plain && (plan.Block < 2 || plan.Budget < 1) {
+		return auto.Plan{Kind: auto.Plain}
+	}
+	return plan
+}
+
+// decode runs one round: wait for the proposal, verify, walk, ask for the next, emit.
+func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
+	var waited time.Duration
+	proposed := false
+	r.tree.Reset(r.anchor)
+	if r.asked {
+		outcome := r.link.Wait(ctx, &r.tree)
+		waited = time.Since(r.askedAt)
+		r.stats.DraftWait += waited
+		switch outcome {
+		case drafts.Proposed:
+			proposed = true
+			if r.automatic() {
+				r.policy.Cut(&r.tree, r.plan, r.length)
+			}
+		case drafts.Late:
+			r.stats.Late++
+			r.stats.Degraded = true
+		case drafts.Malformed:
+			r.stats.Malformed++
+			r.missing()
+		case drafts.Lost:
+			r.missing()
+		}
+		if !proposed {
+			r.tree.Reset(r.anchor)
+		}
+	}
+	if r.link == nil {
+		r.attach(ctx, r.length)
+	}
+
+	r.startStep()
+	r.rows()
+	start := time.Now()
+	if err := r.engine.Step(ctx, &r.step, &r.result); err != nil {
+		return 0, err
+	}
+	verify := time.Duration(r.result.EngineNanos)
+	if verify <= 0 {
+		verify = time.Since(start)
+	}
+	n := r.tree.Len()
+	featured := 0
+	if r.link != nil {
+		featured = n
+	}
+	if err := r.checkResult(featured); err != nil {
+		return 0, err
+	}
+
+	r.path = r.tree.Walk(r.result.Tokens, r.path)
+	r.stats.Verify += time.Since(start)
+	r.stats.Steps++
+	r.stats.Drafted += n - 1
+	r.stats.Accepted += len(r.path) - 1
+	if n == 1 {
+		r.stats.Plain++
+	}
+	before := r.length
+	reason := r.accept()
+	if r.policy != nil {
+		r.observe(before, n, verify, waited, proposed)
+	}
+	if reason == tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED {
+		if r.link != nil {
+			r.ring.AppendPath(r.result.Features, r.path)
+			r.link.Fed()
+		}
+		r.ask()
+	}
+	return reason, r.flush()
+}
+
+// rows fills the step with the tree's rows.
+func (r *run) rows() {
+	for i := range r.tree.Len() {
+		row := engineplugin.Row{
+			Sequence: r.seq, Token: r.tree.Tokens[i], Position: int32(r.length) + r.tree.Depths[i], Parent: r.tree.Parents[i], Mask: -1,
+		}
+		r.choose(&row)
+		if r.link != nil {
+			row.Want |= engineplugin.WantFeatures
+		}
+		r.step.Rows = append(r.step.Rows, row)
+	}
+}
+
+// accept emits what the path's rows chose, in order, and advances the sequence by the path.
+func (r *run) accept() tandemv1.FinishReason {
+	r.begin()
+	for _, row := range r.path {
+		r.length++
+		if reason := r.emit(int(row), r.result.Tokens[row]); reason != tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED {
+			return reason
+		}
+	}
+	return tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED
+}
+
+// observe teaches the model what the round cost and brought.
+func (r *run) observe(length, rows int, verify, waited time.Duration, proposed bool) {
+	plan := r.plan
+	if !r.asked {
+		plan = auto.Plan{Kind: auto.Plain}
+	}
+	r.round = auto.Round{Plan: plan, Length: length, Rows: rows, Verify: verify}
+	if r.asked {
+		if r.warm || !proposed {
+			r.round.Draft = waited
+		}
+		r.warm = r.warm || proposed
+	}
+	if proposed {
+		r.round.Tree, r.round.Path = &r.tree, r.path
+	}
+	r.policy.Observe(&r.round)
+}

@@ -1,0 +1,258 @@
+package decode
+
+import (
+	"context"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+)
+
+// run is the state of one request.
+type run struct {
+	*Lane
+	engine engineplugin.Engine
+	info   engineplugin.Info
+	seq    engineplugin.Sequence
+	req    *Request
+	sink   Sink
+	stats  *Stats
+
+	out       int // tokens generated, committed ones of an earlier worker included
+	length    int // positions in the sequence once the pending path is committed
+	anchor    int32
+	stopToken int32
+	firstAt   time.Time
+	lastAt    time.Time
+
+	capture *drafts.Capture // nil = features are not captured
+	link    Drafter
+	policy  *auto.Policy
+	warm    bool // a proposal of this stream arrived: its time is the draft's, not that of catching up
+	round   auto.Round
+	plan    auto.Plan
+	asked   bool
+	askedAt time.Time
+}
+
+func (r *run) close() {
+	if r.link != nil {
+		r.link.Close()
+	}
+}
+
+func (r *run) run(ctx context.Context) (tandemv1.FinishReason, error) {
+	reason := tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED
+	r.attach(ctx, len(r.req.Prompt)+len(r.req.Committed))
+	if err := r.prefill(ctx); err != nil {
+		return reason, err
+	}
+	if r.req.Max <= r.out {
+		return tandemv1.FinishReason_FINISH_REASON_LENGTH, nil
+	}
+	if n := len(r.req.Committed); n > 0 && r.stop[r.req.Committed[n-1]] {
+		r.stopToken = r.req.Committed[n-1]
+		return tandemv1.FinishReason_FINISH_REASON_STOP, nil
+	}
+	if err := r.replay(ctx); err != nil {
+		return reason, err
+	}
+	// The last row of prefill or replay has chosen the first token.
+	last := len(r.step.Rows) - 1
+	r.begin()
+	reason = r.emit(last, r.result.Tokens[last])
+	if reason == tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED {
+		r.ask()
+	}
+	if err := r.flush(); err != nil {
+		return reason, err
+	}
+	for reason == tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED {
+		var err error
+		if reason, err = r.decode(ctx); err != nil {
+			return reason, err
+		}
+	}
+	return reason, nil
+}
+
+// attach starts capturing features when a draft is wanted and one is attached; length is the context known by now.
+func (r *run) attach(ctx context.Context, length int) {
+	if r.req.Mode == tandemv1.SpeculationMode_SPECULATION_MODE_OFF || r.req.Max <= r.out+1 || r.drafts == nil {
+		return
+	}
+	if r.capture = r.drafts.Capture(); r.capture == nil {
+		return
+	}
+	first := r.length
+	if first == 0 {
+		// Of a long prompt only the newest rows could be sent again; what is not kept is not captured either.
+		first = max(0, length-r.cfg.RingRows)
+	}
+	r.ring.Reset(r.capture.Width, first)
+	r.link = r.drafts.Open(ctx, r.req.ID, r.ring, r.capture, r.info.Vocab)
+	r.policy = r.model.NewRequest(r.capture.Block, r.info.MaxTreeRows)
+}
+
+// captures reports whether the row of a position belongs into the ring.
+func (r *run) captures(position int) bool {
+	if r.link == nil {
+		return false
+	}
+	_, next := r.ring.Span()
+	return position >= next
+}
+
+func (r *run) features() engineplugin.FeatureEncoding {
+	if r.link == nil {
+		return engineplugin.FeatureNone
+	}
+	return r.capture.Encoding
+}
+
+// prefill runs the prompt in chunks.
+func (r *run) prefill(ctx context.Context) error {
+	start := time.Now()
+	prompt := r.req.Prompt
+	chunk := r.info.MaxBatchRows
+	if r.cfg.PrefillChunk > 0 {
+		chunk = min(chunk, r.cfg.PrefillChunk)
+	}
+	var scores []*tandemv1.PositionLogprobs
+	for r.length < len(prompt) {
+		n := min(chunk, len(prompt)-r.length)
+		r.step = engineplugin.Step{Rows: r.step.Rows[:0], Prefill: true, Features: r.features()}
+		featured := 0
+		for i := range n {
+			p := r.length + i
+			row := engineplugin.Row{Sequence: r.seq, Token: prompt[p], Position: int32(p), Parent: int32(i - 1), Mask: -1}
+			if p+1 == len(prompt) && len(r.req.Committed) == 0 && r.req.Max > 0 {
+				r.choose(&row)
+			}
+			if r.req.PromptLogprobs && p+1 < len(prompt) {
+				row.Want |= engineplugin.WantScore
+				row.Score = prompt[p+1]
+				r.wantTop(&row)
+			}
+			if r.captures(p) {
+				row.Want |= engineplugin.WantFeatures
+				featured++
+			}
+			r.step.Rows = append(r.step.Rows, row)
+		}
+		if err := r.engine.Step(ctx, &r.step, &r.result); err != nil {
+			return err
+		}
+		if err := r.checkResult(featured); err != nil {
+			return err
+		}
+		if featured > 0 {
+			r.ring.AppendRows(r.result.Features, featured)
+			r.link.Fed()
+		}
+		if r.req.PromptLogprobs {
+			for i := range n {
+				if r.step.Rows[i].Want&engineplugin.WantScore != 0 {
+					scores = append(scores, &tandemv1.PositionLogprobs{Logprob: r.result.Scores[i], Top: r.top(i)})
+				}
+			}
+		}
+		r.length += n
+		r.stats.PrefillTokens += n
+	}
+	r.stats.Prefill = time.Since(start)
+	return r.sink.Prefilled(len(prompt), scores)
+}
+
+// replay runs tokens that another worker generated through decode steps.
+func (r *run) replay(ctx context.Context) error {
+	start := time.Now()
+	tokens := r.req.Committed
+	for done := 0; done < len(tokens); {
+		n := min(r.info.MaxTreeRows, r.info.MaxBatchRows, len(tokens)-done)
+		r.startStep()
+		featured := 0
+		for i := range n {
+			p := r.length + i
+			row := engineplugin.Row{Sequence: r.seq, Token: tokens[done+i], Position: int32(p), Parent: int32(i - 1), Mask: -1}
+			if done+i+1 == len(tokens) {
+				r.choose(&row)
+			}
+			if r.captures(p) {
+				row.Want |= engineplugin.WantFeatures
+				featured++
+			}
+			r.step.Rows = append(r.step.Rows, row)
+		}
+		if err := r.engine.Step(ctx, &r.step, &r.result); err != nil {
+			return err
+		}
+		if err := r.checkResult(featured); err != nil {
+			return err
+		}
+		r.path = r.path[:0]
+		for i := range n {
+			r.path = append(r.path, int32(i))
+		}
+		if featured > 0 {
+			r.ring.AppendRows(r.result.Features, featured)
+			r.link.Fed()
+		}
+		r.length += n
+		done += n
+		r.stats.PrefillTokens += n
+	}
+	r.stats.Prefill += time.Since(start)
+	return nil
+}
+
+// startStep prepares a decode step that first commits the accepted path of the one before.
+func (r *run) startStep() {
+	r.step = engineplugin.Step{Rows: r.step.Rows[:0], Features: r.features()}
+	if len(r.path) > 0 {
+		r.commit[0] = engineplugin.Commit{Sequence: r.seq, Path: r.path}
+		r.step.Commits = r.commit[:]
+	}
+}
+
+// choose makes a row choose the next token.
+func (r *run) choose(row *engineplugin.Row) {
+	row.Want |= engineplugin.WantToken
+	r.wantTop(row)
+}
+
+func (r *run) wantTop(row *engineplugin.Row) {
+	if k := min(r.req.TopLogprobs, r.info.MaxTopK); k > 0 {
+		row.Want |= engineplugin.WantTop
+		row.TopK = int32(k)
+	}
+}
+
+// checkResult holds the engine to its contract where a breach would be a crash or a wrong token.
+func (r *run) checkResult(featured int) error {
+	want := uint32(0)
+	for i := range r.step.Rows {
+		want |= r.step.Rows[i].Want
+		if r.step.Rows[i].Want&engineplugin.WantToken != 0 {
+			if i >= len(r.result.Tokens) || i >= len(r.result.Logprobs) {
+				return rpcerr.Internal("engine returned %d tokens for %d rows", len(r.result.Tokens), len(r.step.Rows))
+			}
+			if t := r.result.Tokens[i]; t < 0 || int(t) >= r.info.Vocab {
+				return rpcerr.Internal("engine chose token %d of a vocabulary of %d", t, r.info.Vocab)
+			}
+		}
+	}
+	if want&engineplugin.WantScore != 0 && len(r.result.Scores) < len(r.step.Rows) {
+		return rpcerr.Internal("engine returned %d scores for %d rows", len(r.result.Scores), len(r.step.Rows))
+	}
+	if want&engineplugin.WantTop != 0 && len(r.result.TopIDs) < len(r.step.Rows)*r.result.TopStride {
+		return rpcerr.Internal("engine returned %d candidates for %d rows of %d", len(r.result.TopIDs), len(r.step.Rows), r.result.TopStride)
+	}
+	if featured > 0 && len(r.result.Features) != featured*r.capture.Width {
+		return rpcerr.Internal("engine returned %d bytes of features for %d rows of %d", len(r.result.Features), featured, r.capture.Width)
+	}
+	return nil
+}

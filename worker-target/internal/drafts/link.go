@@ -1,0 +1,379 @@
+package drafts
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/ddtree"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.uber.org/zap"
+)
+
+const (
+	// idleRows of features are sent without being asked for, so that a draft that is not in use now stays near.
+	idleRows = 32
+	// messageBytes bounds the features of one message; a prompt's features travel in several.
+	messageBytes = 1 << 20
+	// silence ends a stream whose draft owes an answer for so long: it is hung, or its host is gone without a word.
+	silence = 2 * time.Second
+	// Back-off between attempts to attach a link again.
+	minBackoff = 50 * time.Millisecond
+	maxBackoff = time.Second
+)
+
+// Ask is what the decode loop wants to know.
+type Ask struct {
+	Anchor   int32 // newest committed token
+	Position int   // of the anchor
+	Mode     tandemv1.SpeculationMode
+	Block    int
+	Budget   int
+	Deadline time.Duration
+}
+
+// Outcome of Wait.
+type Outcome uint8
+
+// Outcomes of Wait.
+const (
+	Proposed  Outcome = iota // the tree is filled, perhaps with the anchor alone
+	Late                     // the deadline passed; the draft is slow
+	Lost                     // no draft is attached, or it was lost while waiting
+	Malformed                // what came is not a tree of what was asked; the stream is given up
+)
+
+// Config of a link.
+type linkConfig struct {
+	id      string
+	ring    *Ring
+	manager *Manager
+	capture *Capture // what the ring's rows are
+	vocab   int
+	log     *zap.Logger
+}
+
+// Link is the speculation of one request. Feed, Ask and Wait belong to the decode loop, one goroutine.
+type Link struct {
+	linkConfig
+	wake   chan struct{} // to the sender: features or an ask are there
+	answer chan struct{} // to the decode loop: response or stream state changed
+	cancel context.CancelFunc
+	done   chan struct{}
+	timer  *time.Timer
+
+	mu       sync.Mutex
+	live     bool   // a stream is open
+	starting bool   // the first stream is about to open: asking makes sense already
+	session  uint64 // counts streams, so that a late receiver cannot touch a newer one
+	epoch    uint64
+	step     uint64    // of the newest message
+	asking   bool      // an ask waits to be sent
+	ask      Ask       // newest ask
+	waiting  bool      // the loop waits for its answer
+	askStep  uint64    // step that carried it
+	owed     bool      // sent and not answered
+	owedAt   time.Time // when it was sent
+	response *tandemv1.SpeculateResponse
+	spare    []*tandemv1.SpeculateResponse // read ones, for the receiver to fill again
+	breakUp  context.CancelFunc            // ends the live stream
+	lost     int                           // streams lost
+	received int                           // responses
+}
+
+func newLink(ctx context.Context, cfg linkConfig) *Link {
+	ctx, cancel := context.WithCancel(ctx)
+	l := &Link{
+		linkConfig: cfg, cancel: cancel, done: make(chan struct{}),
+		wake: make(chan struct{}, 1), answer: make(chan struct{}, 1),
+		timer: time.NewTimer(time.Hour), starting: cfg.manager.available(cfg.capture),
+	}
+	l.timer.Stop()
+	go func() {
+		defer close(l.done)
+		l.run(ctx)
+	}()
+	return l
+}
+
+// Close ends the stream and waits for the link's goroutines.
+func (l *Link) Close() {
+	l.cancel()
+	<-l.done
+	l.timer.Stop()
+	l.manager.closed()
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Fed tells the link that the ring has new rows.
+func (l *Link) Fed() { signal(l.wake) }
+
+// Ready reports whether asking makes sense: a stream is open and its draft owes no answer.
+func (l *Link) Ready() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.live && l.owed && time.Since(l.owedAt) > silence {
+		l.log.Warn("draft does not answer, stream given up", zap.String(telemetry.KeySessionID, l.id))
+		l.breakUp()
+		return false
+	}
+	return (l.live || l.starting) && !l.owed
+}
+
+// Attached reports whether a stream is open.
+func (l *Link) Attached() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.live
+}
+
+// Ask asks for a proposal after the features that the ring holds now. It does not wait.
+func (l *Link) Ask(a Ask) {
+	l.mu.Lock()
+	l.ask, l.asking, l.waiting = a, true, true
+	l.keep(l.response)
+	l.response = nil
+	l.mu.Unlock()
+	signal(l.wake)
+}
+
+// Wait waits for the answer to the last Ask, until its deadline counted from now, and fills tree.
+func (l *Link) Wait(ctx context.Context, tree *ddtree.Tree) Outcome {
+	l.timer.Reset(l.ask.Deadline)
+	defer l.timer.Stop()
+	for {
+		l.mu.Lock()
+		live, response, ask := l.live || l.starting, l.response, l.ask
+		l.response = nil
+		l.mu.Unlock()
+		if response != nil {
+			limits := ddtree.Limits{Vocab: l.vocab, Nodes: ask.Budget, Depth: ask.Block - 1}
+			err := tree.Set(ask.Anchor, response.Tokens, response.Parents, response.Logprobs, limits)
+			l.mu.Lock()
+			l.keep(response)
+			l.mu.Unlock()
+			if err != nil {
+				l.malformed(err)
+				return Malformed
+			}
+			return Proposed
+		}
+		if !live {
+			l.forget()
+			return Lost
+		}
+		select {
+		case <-l.answer:
+		case <-l.timer.C:
+			l.forget()
+			return Late
+		case <-ctx.Done():
+			l.forget()
+			return Late
+		}
+	}
+}
+
+// keep takes a response back for the receiver. The caller holds mu.
+func (l *Link) keep(m *tandemv1.SpeculateResponse) {
+	if m != nil && len(l.spare) < 4 {
+		l.spare = append(l.spare, m)
+	}
+}
+
+// forget gives the ask up: one that was not sent never will be, one that was sent stays owed.
+func (l *Link) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.asking, l.waiting = false, false
+}
+
+func (l *Link) malformed(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.log.Warn("draft sent a proposal that cannot be used, stream given up",
+		zap.String(telemetry.KeySessionID, l.id), zap.NamedError(telemetry.KeyErr, err))
+	if l.live {
+		l.breakUp()
+	}
+	l.live = false
+}
+
+// run keeps a stream to some draft until ctx ends.
+func (l *Link) run(ctx context.Context) {
+	wait := minBackoff
+	for ctx.Err() == nil {
+		p, err := l.manager.acquire(ctx, l.capture)
+		if err != nil {
+			return
+		}
+		before := l.responses()
+		err = l.stream(ctx, p)
+		l.manager.release(p)
+		l.mu.Lock()
+		l.starting = false
+		l.mu.Unlock()
+		signal(l.answer)
+		if ctx.Err() != nil {
+			return
+		}
+		p.suspect()
+		l.log.Warn("draft stream ended", zap.String(telemetry.KeySessionID, l.id), zap.String(telemetry.KeyPeer, p.address),
+			zap.NamedError(telemetry.KeyErr, err))
+		if l.responses() > before {
+			wait = minBackoff
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		wait = min(2*wait, maxBackoff)
+	}
+}
+
+func (l *Link) responses() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.received
+}
+
+// stream opens a stream to p and serves it to its end.
+func (l *Link) stream(ctx context.Context, p *peer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	client, info := p.describe()
+	api, err := client.Speculate(ctx)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.session++
+	session := l.session
+	l.epoch++ // never repeated, also not towards another draft
+	l.step = 0
+	l.live, l.starting, l.owed, l.response, l.breakUp = true, false, false, nil, cancel
+	l.mu.Unlock()
+
+	received := make(chan error, 1)
+	go func() {
+		received <- l.receive(api, session)
+		cancel()
+	}()
+	err = l.send(ctx, api, info, l.capture)
+	cancel()
+	if rerr := <-received; rerr != nil && !errors.Is(rerr, context.Canceled) {
+		err = rerr // the receiver knows the status, the sender only that the stream ended
+	}
+	l.mu.Lock()
+	l.live = false
+	l.lost++
+	l.mu.Unlock()
+	return err
+}
+
+func (l *Link) receive(api tandemv1.DraftService_SpeculateClient, session uint64) error {
+	for {
+		l.mu.Lock()
+		var m *tandemv1.SpeculateResponse
+		if n := len(l.spare); n > 0 {
+			m, l.spare = l.spare[n-1], l.spare[:n-1]
+		} else {
+			m = new(tandemv1.SpeculateResponse)
+		}
+		l.mu.Unlock()
+		if err := api.RecvMsg(m); err != nil {
+			return err
+		}
+		l.mu.Lock()
+		l.received++
+		useful := false
+		// Anything of this epoch from the newest ask on shows that the draft has caught up; only the answer to that ask,
+		// while the loop still waits for it, is of use.
+		if session == l.session && m.Epoch == l.epoch && l.owed && m.Step >= l.askStep {
+			l.owed = false
+			useful = m.Step == l.askStep && l.waiting
+		}
+		if useful {
+			l.response = m
+		} else {
+			l.keep(m)
+		}
+		l.mu.Unlock()
+		signal(l.answer)
+	}
+}
+
+// send turns ring and asks into messages until the stream ends.
+func (l *Link) send(ctx context.Context, api tandemv1.DraftService_SpeculateClient, info draftInfo, capture *Capture) error {
+	sent, _ := l.ring.Span()
+	base := sent
+	perMessage := max(1, messageBytes/capture.Width)
+	limit := info.maxContext - info.block // positions that the draft can hold
+	out := newOutbox(capture, l.id)
+	for {
+		first, next := l.ring.Span()
+		if sent < first || (info.maxContext > 0 && next-base > limit) {
+			// The draft is behind what is kept, or full: start again with the newest rows.
+			l.mu.Lock()
+			l.epoch++
+			l.step, l.owed = 0, false
+			l.mu.Unlock()
+			base = first
+			if info.maxContext > 0 {
+				base = max(first, next-limit/2)
+			}
+			sent = base
+		}
+		l.mu.Lock()
+		rows := min(next-sent, perMessage)
+		carries := l.asking && next == l.ask.Position && sent+rows == next
+		ready := carries || (rows > 0 && (rows >= idleRows || l.asking))
+		ask := l.ask
+		if ready {
+			l.step++
+		}
+		if carries {
+			l.asking, l.owed, l.askStep, l.owedAt = false, true, l.step, time.Now()
+		}
+		epoch, step := l.epoch, l.step
+		l.mu.Unlock()
+		if !ready {
+			select {
+			case <-l.wake:
+				continue
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		m, err := out.take(ctx)
+		if err != nil {
+			return err
+		}
+		data, _, ok := l.ring.Copy(m.request.Features[:0], sent, rows)
+		m.request.Features = data
+		if !ok { // overtaken by the ring since the look above: the next turn starts a new epoch
+			out.put(m)
+			continue
+		}
+		m.request.Epoch, m.request.Step = epoch, step
+		m.request.FeaturePosition, m.request.FeatureRows = int32(sent), int32(rows)
+		m.request.Propose = nil
+		if carries {
+			m.propose(ask)
+		}
+		if err := api.SendMsg(&m.lent); err != nil {
+			return err
+		}
+		sent += rows
+	}
+}

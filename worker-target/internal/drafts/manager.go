@@ -1,0 +1,264 @@
+package drafts
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+)
+
+// DefaultRingRows is how many positions of features are kept per sequence for a draft that comes back. Drafts look back
+// 2048 positions in their sliding layers; more helps the full ones a little.
+const DefaultRingRows = 4096
+
+// Engine is what the manager needs of the target's engine.
+type Engine interface {
+	Info() engineplugin.Info
+	SetCapture(ctx context.Context, layers []int32) error
+	LoadFuse(ctx context.Context, path string) error
+}
+
+// Config of a manager.
+type Config struct {
+	// Engine returns the engine that is open now; UNAVAILABLE while it restarts.
+	Engine func() (Engine, error)
+	// Tables yields the target's embedding and head as a GGUF file and its digest; called when a draft is attached.
+	Tables func(ctx context.Context) (path, digest string, err error)
+	// TokenizerDigest of the target, "" = not compared.
+	TokenizerDigest string
+	// CacheDir receives the drafts' projections.
+	CacheDir string
+	// Dial connects to a peer; the connection should carry the options of services/tensorwire and services/rpcerr.
+	Dial func(address string) (*grpc.ClientConn, error)
+	Log  *zap.Logger
+}
+
+// Capture says what features the engine delivers, for which draft.
+type Capture struct {
+	Encoding engineplugin.FeatureEncoding
+	Wire     tandemv1.FeatureEncoding
+	Width    int // bytes per row
+	// Block of the draft, anchor included.
+	Block int
+
+	draftDigest string
+	layers      []int32
+	fusePath    string // "" = raw
+}
+
+// Manager attaches drafts and hands them to links.
+type Manager struct {
+	cfg Config
+
+	// captureMu serialises changes of the engine's capture; taken before mu.
+	captureMu sync.Mutex
+
+	mu      sync.Mutex
+	ctx     context.Context // set by Run
+	peers   map[string]*peer
+	static  []string
+	changed chan struct{} // closed and replaced when a peer's state changes
+	current *Capture
+	links   int
+	refused int
+	group   sync.WaitGroup
+}
+
+// NewManager returns a manager without peers; static addresses are attached by Run and never dropped.
+func NewManager(cfg Config, static []string) *Manager {
+	if cfg.Log == nil {
+		cfg.Log = zap.NewNop()
+	}
+	return &Manager{cfg: cfg, peers: map[string]*peer{}, static: static, changed: make(chan struct{})}
+}
+
+// Run attaches drafts until ctx ends, then waits for everything it started.
+func (m *Manager) Run(ctx context.Context) error {
+	m.mu.Lock()
+	m.ctx = ctx
+	for _, address := range m.static {
+		m.addLocked(address)
+	}
+	for _, p := range m.peers {
+		m.startLocked(p)
+	}
+	m.mu.Unlock()
+	<-ctx.Done()
+	m.group.Wait()
+	return ctx.Err()
+}
+
+// SetPeers replaces the peers of the lease.
+func (m *Manager) SetPeers(addresses []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for address, p := range m.peers {
+		if !slices.Contains(addresses, address) && !slices.Contains(m.static, address) {
+			p.stop()
+			delete(m.peers, address)
+		}
+	}
+	for _, address := range addresses {
+		if p := m.addLocked(address); p != nil && m.ctx != nil {
+			m.startLocked(p)
+		}
+	}
+	m.notifyLocked()
+}
+
+// addLocked returns the new peer, nil when the address is known.
+func (m *Manager) addLocked(address string) *peer {
+	if m.peers[address] != nil {
+		return nil
+	}
+	p := newPeer(m, address)
+	m.peers[address] = p
+	return p
+}
+
+func (m *Manager) startLocked(p *peer) {
+	if m.ctx.Err() != nil {
+		return
+	}
+	ctx := p.start(m.ctx)
+	m.group.Go(func() { p.run(ctx) })
+}
+
+// Known reports whether any draft was ever named: without one, speculation is not degraded but absent.
+func (m *Manager) Known() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.peers) > 0
+}
+
+// Attached lists the worker ids of drafts that are ready.
+func (m *Manager) Attached() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var ids []string
+	for _, p := range m.peers {
+		if ready, _, _ := p.state(); ready {
+			ids = append(ids, p.name())
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Refused is how many drafts were turned down because they do not match.
+func (m *Manager) Refused() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.refused
+}
+
+// Capture returns what the engine captures now, nil before the first draft is attached.
+func (m *Manager) Capture() *Capture {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.current
+}
+
+// Restore gives a restarted engine its capture again.
+func (m *Manager) Restore(ctx context.Context, engine Engine) error {
+	m.captureMu.Lock()
+	defer m.captureMu.Unlock()
+	c := m.Capture()
+	if c == nil {
+		return nil
+	}
+	if c.fusePath != "" {
+		return engine.LoadFuse(ctx, c.fusePath)
+	}
+	return engine.SetCapture(ctx, c.layers)
+}
+
+// Open starts the link of a request whose features, of kind capture, go to ring. vocab is the target's.
+func (m *Manager) Open(ctx context.Context, id string, ring *Ring, capture *Capture, vocab int) *Link {
+	m.mu.Lock()
+	m.links++
+	m.mu.Unlock()
+	return newLink(ctx, linkConfig{id: id, ring: ring, manager: m, capture: capture, vocab: vocab, log: m.cfg.Log})
+}
+
+// closed takes note of a link's end.
+func (m *Manager) closed() {
+	m.mu.Lock()
+	m.links--
+	m.mu.Unlock()
+}
+
+// acquire waits for a ready draft with the features of capture and takes the least busy one.
+func (m *Manager) acquire(ctx context.Context, capture *Capture) (*peer, error) {
+	for {
+		m.mu.Lock()
+		changed := m.changed
+		var best *peer
+		now := time.Now()
+		for _, address := range m.addressesLocked() {
+			p := m.peers[address]
+			if ready, digest, _ := p.state(); !ready || digest != capture.draftDigest {
+				continue
+			}
+			if best == nil || p.better(best, now) {
+				best = p
+			}
+		}
+		if best != nil {
+			best.links++
+		}
+		m.mu.Unlock()
+		if best != nil {
+			return best, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// available reports whether acquire would return at once.
+func (m *Manager) available(capture *Capture) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.peers {
+		if ready, digest, _ := p.state(); ready && digest == capture.draftDigest {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *Manager) release(p *peer) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p.links--
+}
+
+// addressesLocked lists peers in a fixed order, so that ties are always broken alike.
+func (m *Manager) addressesLocked() []string {
+	list := make([]string, 0, len(m.peers))
+	for address := range m.peers {
+		list = append(list, address)
+	}
+	slices.Sort(list)
+	return list
+}
+
+func (m *Manager) notify() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.notifyLocked()
+}
+
+func (m *Manager) notifyLocked() {
+	close(m.changed)
+	m.changed = make(chan struct{})
+}
