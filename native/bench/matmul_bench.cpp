@@ -4,7 +4,8 @@
 //   matmul_bench                        the suite: the demonstration model, single shapes, one large matrix
 //   matmul_bench model                  the demonstration model alone
 //   matmul_bench TYPE K N [ROWS...]     one weight, e.g. Q4_K 5120 17408 1 8 64 512
-//   options: --threads N (default 2), --isa scalar|avx2|avx512, --ms M (time per figure, default 150)
+//   options: --threads N (default 2), --isa scalar|avx2|avx512, --ms M (time per figure, default 150),
+//            --min (least instead of median time: for a machine with other work)
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -28,6 +29,7 @@ using tnd::cpu::ThreadPool;
 struct Options {
   int threads = 2;
   double ms = 150;
+  bool minimum = false;
 };
 
 constexpr DType kTypes[] = {DType::kQ4_K, DType::kQ5_K,   DType::kQ6_K,  DType::kQ8_0, DType::kBF16,
@@ -82,7 +84,7 @@ Weight make_weight(DType type, uint64_t k, uint64_t n, ThreadPool& pool) {
   return w;
 }
 
-// Median microseconds of one call over at least options.ms.
+// Median (or least) microseconds of one call over at least options.ms.
 template <typename F>
 double measure(const Options& options, F&& f) {
   using Clock = std::chrono::steady_clock;
@@ -94,8 +96,9 @@ double measure(const Options& options, F&& f) {
     f();
     us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - before).count());
   } while (us.size() < 5 || std::chrono::duration<double, std::milli>(Clock::now() - start).count() < options.ms);
-  std::nth_element(us.begin(), us.begin() + static_cast<int64_t>(us.size() / 2), us.end());
-  return us[us.size() / 2];
+  const size_t rank = options.minimum ? 0 : us.size() / 2;
+  std::nth_element(us.begin(), us.begin() + static_cast<int64_t>(rank), us.end());
+  return us[rank];
 }
 
 uint64_t read_all(const uint8_t* p, uint64_t bytes) {
@@ -232,6 +235,8 @@ int main(int argc, char** argv) {
       options.threads = std::atoi(argv[++i]);
     } else if (arg == "--ms" && i + 1 < argc) {
       options.ms = std::atof(argv[++i]);
+    } else if (arg == "--min") {
+      options.minimum = true;
     } else if (arg == "--isa" && i + 1 < argc) {
       const std::string level = argv[++i];
       for (auto isa : {tnd::cpu::Isa::kScalar, tnd::cpu::Isa::kAvx2, tnd::cpu::Isa::kAvx512}) {
