@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Makes the base images of deploy/ from files of this Debian machine, for container tests where no registry is reached:
+# a build image with Go, compilers and the modules the product needs, and a small one with the C and C++ libraries.
+# Images that exist already are left alone.
+#   tools/base-images.sh GO_IMAGE BASE_IMAGE
+set -euo pipefail
+cd "$(dirname "$0")/.."
+go_image=${1:?name of the build image} base_image=${2:?name of the base image}
+[ -e /etc/debian_version ] || { echo "base images are made on Debian only" >&2; exit 1; }
+
+work=$(mktemp -d)
+# Module caches are read-only on purpose.
+trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
+
+# closure PACKAGE…: the installed packages that these depend on, themselves included.
+closure() {
+  apt-cache depends --recurse --installed --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
+    --no-enhances "$@" | grep '^[a-z0-9]' | sort -u
+}
+
+# Packages still list /bin/sh and the like, which lie in /usr since directories were merged.
+# pack ROOT IMAGE PACKAGE…: imports the files of the packages and what ROOT holds as an image.
+pack() {
+  local root=$1 image=$2
+  shift 2
+  # Virtual packages have no files: dpkg-query says so and goes on.
+  { dpkg-query -L $(closure "$@") 2> /dev/null || true; } \
+    | grep -v -e '^/usr/share/\(doc\|man\|locale\|info\|lintian\|cmake-[0-9.]*/Help\)/' -e '^/\.$' \
+    | sed -n 's,^/\(bin\|sbin\|lib\|lib32\|lib64\)/,/usr/\1/,; s,^/,/,p' | sort -u | while read -r f; do
+        if [ -e "$f" ] || [ -L "$f" ]; then echo "${f#/}"; fi
+      done > "$work/files"
+  # Links that packages do not own: merged /usr, alternatives.
+  for f in tmp bin sbin lib lib64 usr/bin/sh usr/bin/cc usr/bin/c++ usr/bin/awk usr/bin/which; do
+    if [ -e "/$f" ] || [ -L "/$f" ]; then echo "$f"; fi
+  done >> "$work/files"
+  (cd / && ls -d etc/alternatives/*) >> "$work/files"
+  sort -u -o "$work/files" "$work/files" # a name given twice becomes a link to itself
+  mkdir -p "$root"
+  tar -C / --no-recursion -cf "$work/image.tar" -T "$work/files"
+  (cd "$root" && find . ! -type d -printf '%P\n') > "$work/files"
+  tar -C "$root" --no-recursion -rf "$work/image.tar" -T "$work/files"
+  docker import -c 'ENV PATH=/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin' \
+    -c 'ENV GOFLAGS=-modcacherw' -c 'ENV GOPROXY=off' -c 'ENV GOTOOLCHAIN=local' -c 'ENV GOMODCACHE=/go/pkg/mod' \
+    -c 'CMD ["sh"]' "$work/image.tar" "$image" > /dev/null
+  rm -f "$work/image.tar"
+  echo "made $image"
+}
+
+if ! docker image inspect "$base_image" > /dev/null 2>&1; then
+  pack "$work/base" "$base_image" libc6 libstdc++6 libgcc-s1 dash coreutils
+fi
+
+if ! docker image inspect "$go_image" > /dev/null 2>&1; then
+  root=$work/go
+  mkdir -p "$root/usr/local" "$root/go/pkg/mod"
+  cp -a "$(go env GOROOT)" "$root/usr/local/go"
+  # Only the modules that the programs need, out of the cache that building them has filled.
+  GOFLAGS=-modcacherw GOPROXY="file://$(go env GOMODCACHE)/cache/download" GOSUMDB=off GOMODCACHE="$root/go/pkg/mod" \
+    go list -deps ./gateway/cmd/... ./worker-target/cmd/... ./worker-draft/cmd/... ./worker-prefill/cmd/... \
+    ./native/plugin/... > /dev/null
+  rm -rf "$root/go/pkg/mod/cache/download/sumdb"
+  pack "$root" "$go_image" gcc g++ cmake ninja-build make git bash dash coreutils findutils grep sed gawk tar gzip diffutils ca-certificates
+fi
