@@ -1,0 +1,355 @@
+package chattemplate
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"slices"
+)
+
+// Value is anything a template can hold: nil (None), bool, int64, *big.Int, float64, Str, *List, *Dict, and inside a running
+// template also undefined values, functions and namespaces.
+type Value = any
+
+// List is a sequence. It cannot be changed by templates.
+type List struct {
+	items []Value
+	tuple bool // printed with parentheses
+}
+
+// NewList makes a list; the items are converted as by Dict.Set.
+func NewList(items ...any) *List {
+	l := &List{items: make([]Value, len(items))}
+	for i, v := range items {
+		l.items[i] = convert(v)
+	}
+	return l
+}
+
+// Append adds an item, converted as by Dict.Set.
+func (l *List) Append(v any) { l.items = append(l.items, convert(v)) }
+
+// Len is the number of items.
+func (l *List) Len() int { return len(l.items) }
+
+// At gives item i.
+func (l *List) At(i int) Value { return l.items[i] }
+
+// Dict is a dictionary that keeps the order of insertion. It cannot be changed by templates.
+type Dict struct {
+	keys  []Value
+	vals  []Value
+	index map[any]int
+}
+
+// NewDict makes an empty dictionary.
+func NewDict() *Dict { return &Dict{index: map[any]int{}} }
+
+// Set stores a value under a text key; an existing key keeps its place. It takes template values and plain Go values: string
+// (becomes user text), bool, integers, floats, nil, []string, []any, map-free. Any other Go type panics: that is a mistake in
+// the program, not in its input.
+func (d *Dict) Set(key string, v any) { d.put(Text(key), key, convert(v)) }
+
+func (d *Dict) put(key Value, hash any, v Value) {
+	if i, ok := d.index[hash]; ok {
+		d.vals[i] = v
+		return
+	}
+	d.index[hash] = len(d.keys)
+	d.keys = append(d.keys, key)
+	d.vals = append(d.vals, v)
+}
+
+// Get finds the value of a text key.
+func (d *Dict) Get(key string) (Value, bool) {
+	i, ok := d.index[key]
+	if !ok {
+		return nil, false
+	}
+	return d.vals[i], true
+}
+
+// Len is the number of entries.
+func (d *Dict) Len() int { return len(d.keys) }
+
+// Keys lists the text keys in order of insertion.
+func (d *Dict) Keys() []string {
+	out := make([]string, 0, len(d.keys))
+	for _, k := range d.keys {
+		if s, ok := k.(Str); ok {
+			out = append(out, s.s)
+		}
+	}
+	return out
+}
+
+// Clone copies the dictionary, not its values.
+func (d *Dict) Clone() *Dict {
+	c := &Dict{keys: slices.Clone(d.keys), vals: slices.Clone(d.vals), index: make(map[any]int, len(d.index))}
+	for k, i := range d.index {
+		c.index[k] = i
+	}
+	return c
+}
+
+func convert(v any) Value {
+	switch x := v.(type) {
+	case nil, bool, int64, float64, *big.Int, Str, *List, *Dict:
+		return v
+	case string:
+		return Text(x)
+	case int:
+		return int64(x)
+	case int32:
+		return int64(x)
+	case uint32:
+		return int64(x)
+	case float32:
+		return float64(x)
+	case []string:
+		l := &List{}
+		for _, s := range x {
+			l.items = append(l.items, Text(s))
+		}
+		return l
+	case []any:
+		return NewList(x...)
+	}
+	panic(fmt.Sprintf("chattemplate: no template value for Go type %T", v))
+}
+
+// undefined is the value of a missing name, attribute or item. It prints as nothing and is false; using it further is an error
+// that says what was missing.
+type undefined struct{ what string }
+
+// namespace is the one object a template may change.
+type namespace struct{ d *Dict }
+
+// function is a built-in or bound function.
+type function struct {
+	name string
+	call func(in *interp, args callArgs) (Value, error)
+}
+
+// none is the dictionary hash of None.
+type none struct{}
+
+// hashKey gives the map key under which a value is found in a dictionary; equal values have equal keys (1, 1.0 and True).
+func hashKey(v Value) (any, error) {
+	switch x := v.(type) {
+	case nil:
+		return none{}, nil
+	case Str:
+		return x.s, nil
+	case int64:
+		return x, nil
+	case bool:
+		if x {
+			return int64(1), nil
+		}
+		return int64(0), nil
+	case float64:
+		if x == math.Trunc(x) && math.Abs(x) < 1<<53 {
+			return int64(x), nil
+		}
+		return x, nil
+	}
+	return nil, fmt.Errorf("unhashable type: '%s'", typeName(v))
+}
+
+// typeName is Python's name of a value's type, for messages.
+func typeName(v Value) string {
+	switch x := v.(type) {
+	case nil:
+		return "NoneType"
+	case bool:
+		return "bool"
+	case int64, *big.Int:
+		return "int"
+	case float64:
+		return "float"
+	case Str:
+		return "str"
+	case *List:
+		if x.tuple {
+			return "tuple"
+		}
+		return "list"
+	case *Dict:
+		return "dict"
+	case *namespace:
+		return "Namespace"
+	case undefined:
+		return "Undefined"
+	case *loopState:
+		return "LoopContext"
+	}
+	return "function"
+}
+
+func truth(v Value) bool {
+	switch x := v.(type) {
+	case nil, undefined:
+		return false
+	case bool:
+		return x
+	case int64:
+		return x != 0
+	case float64:
+		return x != 0
+	case *big.Int:
+		return x.Sign() != 0
+	case Str:
+		return x.s != ""
+	case *List:
+		return len(x.items) > 0
+	case *Dict:
+		return len(x.keys) > 0
+	}
+	return true
+}
+
+// number gives the numeric value of bool, int and float.
+func number(v Value) (i int64, f float64, isFloat, ok bool) {
+	switch x := v.(type) {
+	case bool:
+		if x {
+			i = 1
+		}
+		return i, float64(i), false, true
+	case int64:
+		return x, float64(x), false, true
+	case float64:
+		return 0, x, true, true
+	}
+	return 0, 0, false, false
+}
+
+// equal is Python's ==. depth bounds nested values.
+func equal(a, b Value, depth int) bool {
+	if depth > maxValueDepth {
+		return false
+	}
+	if ai, af, aFloat, ok := number(a); ok {
+		bi, bf, bFloat, ok := number(b)
+		if !ok {
+			return false
+		}
+		if aFloat || bFloat {
+			return af == bf
+		}
+		return ai == bi
+	}
+	switch x := a.(type) {
+	case nil:
+		return b == nil
+	case Str:
+		y, ok := b.(Str)
+		return ok && x.s == y.s
+	case *big.Int:
+		y, ok := b.(*big.Int)
+		return ok && x.Cmp(y) == 0
+	case undefined:
+		_, ok := b.(undefined)
+		return ok
+	case *List:
+		y, ok := b.(*List)
+		if !ok || x.tuple != y.tuple || len(x.items) != len(y.items) {
+			return false
+		}
+		for i := range x.items {
+			if !equal(x.items[i], y.items[i], depth+1) {
+				return false
+			}
+		}
+		return true
+	case *Dict:
+		y, ok := b.(*Dict)
+		if !ok || len(x.keys) != len(y.keys) {
+			return false
+		}
+		for hash, i := range x.index {
+			j, ok := y.index[hash]
+			if !ok || !equal(x.vals[i], y.vals[j], depth+1) {
+				return false
+			}
+		}
+		return true
+	}
+	return a == b // namespaces, functions, loops: identity
+}
+
+// compare is Python's ordering: numbers with numbers, strings with strings, sequences item by item.
+func compare(a, b Value, depth int) (int, error) {
+	if depth > maxValueDepth {
+		return 0, errTooDeep
+	}
+	if ai, af, aFloat, ok := number(a); ok {
+		if bi, bf, bFloat, ok := number(b); ok {
+			if aFloat || bFloat {
+				return cmpOrdered(af, bf), nil
+			}
+			return cmpOrdered(ai, bi), nil
+		}
+	}
+	switch x := a.(type) {
+	case Str:
+		if y, ok := b.(Str); ok {
+			return cmpOrdered(x.s, y.s), nil
+		}
+	case *List:
+		if y, ok := b.(*List); ok && x.tuple == y.tuple {
+			for i := range min(len(x.items), len(y.items)) {
+				if equal(x.items[i], y.items[i], depth+1) {
+					continue
+				}
+				return compare(x.items[i], y.items[i], depth+1)
+			}
+			return cmpOrdered(len(x.items), len(y.items)), nil
+		}
+	}
+	if u, ok := anyUndefined(a, b); ok {
+		return 0, u.err()
+	}
+	return 0, fmt.Errorf("'<' not supported between instances of '%s' and '%s'", typeName(a), typeName(b))
+}
+
+func cmpOrdered[T int | int64 | float64 | string](a, b T) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}
+
+func anyUndefined(vs ...Value) (undefined, bool) {
+	for _, v := range vs {
+		if u, ok := v.(undefined); ok {
+			return u, true
+		}
+	}
+	return undefined{}, false
+}
+
+func (u undefined) err() error { return fmt.Errorf("%s", u.what) }
+
+// hasUser reports whether any text inside v came from outside.
+func hasUser(v Value, depth int) bool {
+	if depth > maxValueDepth {
+		return true
+	}
+	switch x := v.(type) {
+	case Str:
+		return x.tainted()
+	case *List:
+		return slices.ContainsFunc(x.items, func(v Value) bool { return hasUser(v, depth+1) })
+	case *Dict:
+		f := func(v Value) bool { return hasUser(v, depth+1) }
+		return slices.ContainsFunc(x.keys, f) || slices.ContainsFunc(x.vals, f)
+	case *namespace:
+		return hasUser(x.d, depth+1)
+	}
+	return false
+}
