@@ -1,0 +1,262 @@
+package e2e
+
+import (
+	"context"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tandem-inference/tandem/tests/client"
+	"github.com/tandem-inference/tandem/tests/cluster"
+)
+
+// longRequest decodes for a while: 700 tokens of free invention.
+func longRequest() client.Request {
+	return client.Request{
+		Prompt:    "<|im_start|>user\nWrite a long Go program.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nHere is",
+		MaxTokens: 700, Temperature: 1.3, Seed: seed(11),
+	}
+}
+
+// TestDraftDies: killing the draft in the middle of a stream changes nothing but speed, and speculation comes back.
+func TestDraftDies(t *testing.T) {
+	cl := start(t, "--demo")
+	c := client.New(cl.HTTP)
+	want, err := c.Stream(t.Context(), longRequest(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want.Usage.CompletionTokens < 200 {
+		t.Fatalf("the text ends after %d tokens, too early for this test: %q", want.Usage.CompletionTokens, want.Text)
+	}
+	draft := cl.Find("worker-draft")
+	if draft == 0 {
+		t.Fatalf("no worker-draft among %v", cl.Processes())
+	}
+	var kill sync.Once
+	seen := 0
+	got, err := c.Stream(t.Context(), longRequest(), func(text string) {
+		seen += len(text)
+		if seen > len(want.Text)/4 {
+			kill.Do(func() { _ = syscall.Kill(draft, syscall.SIGKILL) })
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Text != want.Text {
+		t.Errorf("the text changed:\n got %q\nwant %q", got.Text, want.Text)
+	}
+	if got.Gap > time.Second {
+		t.Errorf("the stream stood still for %v", got.Gap)
+	}
+	eventually(t, 5*time.Second, "drafts are accepted again", func() bool {
+		reply, err := c.Do(t.Context(), client.Request{Messages: chat("What is DDTree?"), MaxTokens: 60})
+		return err == nil && reply.Usage.AcceptRate != nil && *reply.Usage.AcceptRate > 0.3
+	})
+	if again := cl.Find("worker-draft"); again == draft || again == 0 {
+		t.Errorf("draft %d, then %d", draft, again)
+	}
+}
+
+// TestEngineDies: a killed engine process is restarted by its worker and the request goes on.
+func TestEngineDies(t *testing.T) {
+	cl := start(t, "--demo")
+	c := client.New(cl.HTTP)
+	want, err := c.Stream(t.Context(), longRequest(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := cl.Find("worker-target")
+	engine := 0
+	for _, p := range cl.Processes() {
+		if p.Name == "tandem-engine" && p.Parent == target {
+			engine = p.PID
+		}
+	}
+	if engine == 0 {
+		t.Fatalf("no engine of the target among %v", cl.Processes())
+	}
+	var kill sync.Once
+	seen := 0
+	got, err := c.Stream(t.Context(), longRequest(), func(text string) {
+		seen += len(text)
+		if seen > len(want.Text)/4 {
+			kill.Do(func() { _ = syscall.Kill(engine, syscall.SIGKILL) })
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Text != want.Text {
+		t.Errorf("the text changed:\n got %q\nwant %q", got.Text, want.Text)
+	}
+}
+
+// TestTargetDies: killing the target's worker in the middle of a stream delays it; the gateway replays on the restarted one.
+func TestTargetDies(t *testing.T) {
+	cl := start(t, "--demo")
+	c := client.New(cl.HTTP)
+	want, err := c.Stream(t.Context(), longRequest(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := cl.Find("worker-target")
+	var kill sync.Once
+	seen := 0
+	got, err := c.Stream(t.Context(), longRequest(), func(text string) {
+		seen += len(text)
+		if seen > len(want.Text)/4 {
+			kill.Do(func() { _ = syscall.Kill(target, syscall.SIGKILL) })
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Text != want.Text {
+		t.Errorf("the text changed:\n got %q\nwant %q", got.Text, want.Text)
+	}
+	t.Logf("longest pause %v", got.Gap)
+}
+
+// TestCancel: requests that clients leave give back their lanes, their engine sequences and their connections.
+func TestCancel(t *testing.T) {
+	cl, c := demo(t)
+	before := sizes(t, cl)
+	var cancelled atomic.Int32
+	var group sync.WaitGroup
+	for lane := range 8 {
+		group.Go(func() {
+			for i := range 25 {
+				ctx, cancel := context.WithCancel(t.Context())
+				r := longRequest()
+				r.Seed = seed(int64(lane*100 + i))
+				if i%5 == 4 {
+					// Leaves while queued or in prefill.
+					time.AfterFunc(time.Duration(i)*time.Millisecond, cancel)
+					if _, err := c.Do(ctx, r); err != nil {
+						cancelled.Add(1)
+					}
+				} else if _, err := c.Stream(ctx, r, func(string) { cancel() }); err != nil {
+					cancelled.Add(1)
+				}
+				cancel()
+			}
+		})
+	}
+	group.Wait()
+	if cancelled.Load() < 150 {
+		t.Errorf("%d of 200 requests were cancelled", cancelled.Load())
+	}
+	eventually(t, 5*time.Second, "all lanes are free", func() bool {
+		metrics, err := c.Get(t.Context(), "/metrics")
+		if err != nil {
+			return false
+		}
+		for line := range strings.Lines(string(metrics)) {
+			busy := strings.HasPrefix(line, "tandem_requests_running") || strings.HasPrefix(line, "tandem_queue_depth")
+			if busy && !strings.HasSuffix(strings.TrimSpace(line), " 0") {
+				return false
+			}
+		}
+		return true
+	})
+	start := time.Now()
+	reply, err := c.Do(t.Context(), client.Request{Messages: chat("What is DDTree?"), MaxTokens: 60})
+	if err != nil || reply.Text == "" {
+		t.Fatalf("after the cancellations: %q, %v", reply.Text, err)
+	}
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("an answer took %v after the cancellations", took)
+	}
+	c.HTTP.CloseIdleConnections()
+	eventually(t, 10*time.Second, "open files are back to where they were", func() bool {
+		for name, after := range sizes(t, cl) {
+			if after.Files > before[name].Files+8 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+func sizes(t *testing.T, cl *cluster.Cluster) map[string]cluster.Sizes {
+	t.Helper()
+	out := map[string]cluster.Sizes{}
+	for _, p := range cl.Processes() {
+		s, err := cluster.SizesOf(p.PID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Name != "tandem-engine" { // three of one name
+			out[p.Name] = s
+		}
+	}
+	return out
+}
+
+// TestStopLeavesNothing: SIGTERM ends everything in order, also with a request running: it may finish.
+func TestStopLeavesNothing(t *testing.T) {
+	cl := start(t, "--demo")
+	if n := len(cl.Processes()); n < 7 {
+		t.Errorf("%d processes, want gateway, three workers and three engines", n)
+	}
+	c := client.New(cl.HTTP)
+	first := make(chan struct{})
+	done := make(chan error, 1)
+	go func() {
+		var once sync.Once
+		r := longRequest()
+		r.MaxTokens = 200
+		_, err := c.Stream(context.Background(), r, func(string) { once.Do(func() { close(first) }) })
+		done <- err
+	}()
+	select {
+	case <-first:
+	case err := <-done:
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := cl.Stop(ctx); err != nil {
+		t.Errorf("exit: %v\n%s", err, cl.Log())
+	}
+	if err := <-done; err != nil {
+		t.Errorf("the running request: %v", err)
+	}
+	nothingLeft(t, cl, true)
+}
+
+// TestKillLeavesNothing: even kill -9 of the parent leaves no process.
+func TestKillLeavesNothing(t *testing.T) {
+	cl := start(t, "--demo")
+	cl.Kill()
+	nothingLeft(t, cl, false)
+}
+
+func nothingLeft(t *testing.T, cl *cluster.Cluster, files bool) {
+	t.Helper()
+	eventually(t, 10*time.Second, "all processes are gone", func() bool {
+		left := cl.Processes()
+		if len(left) > 0 {
+			t.Logf("left: %v", left)
+		}
+		return len(left) == 0
+	})
+	if !files {
+		return
+	}
+	entries, err := os.ReadDir(cl.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Name() != "cache" {
+			t.Errorf("left behind: %s", e.Name())
+		}
+	}
+}

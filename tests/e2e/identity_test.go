@@ -1,0 +1,123 @@
+package e2e
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/tandem-inference/tandem/tests/client"
+)
+
+// modes are the ways to decode that must all give one text.
+func modes() []client.Speculation {
+	out := []client.Speculation{{Mode: "chain"}, {Mode: "auto"}}
+	for _, budget := range []int{1, 4, 8, 16, 22, 40} {
+		out = append(out, client.Speculation{Mode: "tree", Budget: budget})
+	}
+	return out
+}
+
+func name(s client.Speculation) string {
+	if s.Budget == 0 {
+		return s.Mode
+	}
+	return fmt.Sprintf("%s:%d", s.Mode, s.Budget)
+}
+
+func generate(t *testing.T, c *client.Client, r client.Request, s client.Speculation) client.Reply {
+	t.Helper()
+	r.Speculation = &s
+	reply, err := c.Do(t.Context(), r)
+	if err != nil {
+		t.Fatalf("%s: %v", name(s), err)
+	}
+	return reply
+}
+
+// TestIdentityGreedy: plain decoding, chains, trees of every width and the automatic choice give the same text for all golden
+// prompts, with one thread and with two.
+func TestIdentityGreedy(t *testing.T) {
+	cases := golden(t)
+	texts := make([]string, len(cases))
+	for _, threads := range []string{"1", "2"} {
+		t.Run("threads="+threads, func(t *testing.T) {
+			_, c := demo(t, "--threads", threads)
+			for i, g := range cases {
+				// Longer than the golden text, so that the end-of-turn token is met in every mode.
+				request := client.Request{Prompt: g.IDs, MaxTokens: len(g.Greedy) + 8}
+				plain := generate(t, c, request, client.Speculation{Mode: "off"})
+				if plain.Usage.AcceptRate != nil {
+					t.Errorf("case %d: plain decoding drafted", i)
+				}
+				if texts[i] == "" {
+					texts[i] = plain.Text
+				} else if texts[i] != plain.Text {
+					t.Errorf("case %d: the number of threads changes the text\n%q\n%q", i, texts[i], plain.Text)
+				}
+				list := modes()
+				if threads == "2" {
+					list = list[:3]
+				}
+				for _, s := range list {
+					got := generate(t, c, request, s)
+					if got.Text != plain.Text || got.Finish != plain.Finish || got.Usage.CompletionTokens != plain.Usage.CompletionTokens {
+						t.Errorf("case %d (%s), %s: %q (%s)\nplain: %q (%s)", i, g.Kind, name(s), got.Text, got.Finish, plain.Text, plain.Finish)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestIdentitySampled: the same seed gives the same text, whatever drafts; penalties and filters included.
+func TestIdentitySampled(t *testing.T) {
+	_, c := demo(t, "--threads", "1")
+	cases := golden(t)
+	for _, i := range []int{0, 7, 14, 19, 25, 28, 33, 39} {
+		request := client.Request{
+			Prompt: cases[i].IDs, MaxTokens: 48, Temperature: 0.9, TopP: 0.95, TopK: 40, RepPenalty: 1.1, Seed: seed(int64(1000 + i)),
+		}
+		plain := generate(t, c, request, client.Speculation{Mode: "off"})
+		for _, s := range modes() {
+			if got := generate(t, c, request, s); got.Text != plain.Text {
+				t.Errorf("case %d, %s: %q\nplain: %q", i, name(s), got.Text, plain.Text)
+			}
+		}
+		other := request
+		other.Seed = seed(int64(5000 + i))
+		if got := generate(t, c, other, client.Speculation{Mode: "off"}); got.Text == plain.Text && cases[i].Kind == "fn" {
+			t.Logf("case %d: another seed gave the same text", i)
+		}
+	}
+}
+
+// TestGolden: the texts are those of the reference, and drafts are accepted as often. The engine quantises activations, the
+// reference does not, so a few near ties may fall the other way.
+func TestGolden(t *testing.T) {
+	_, c := demo(t, "--threads", "1")
+	cases := golden(t)
+	equal := 0
+	var gotTokens, gotSteps, wantTokens, wantSteps int
+	for i, g := range cases {
+		got := generate(t, c, client.Request{Prompt: g.IDs, MaxTokens: len(g.Greedy)}, client.Speculation{Mode: "chain"})
+		if got.Text == g.want() {
+			equal++
+		} else {
+			t.Logf("case %d (%s) differs:\n got %q\nwant %q", i, g.Kind, got.Text, g.want())
+		}
+		gotTokens += got.Usage.CompletionTokens
+		gotSteps += got.Usage.Timings.VerifySteps
+		for _, n := range g.AcceptLengths {
+			wantTokens += n
+			wantSteps++
+		}
+	}
+	if equal < 34 {
+		t.Errorf("%d of %d texts equal the reference, want 34", equal, len(cases))
+	}
+	got, want := float64(gotTokens)/float64(gotSteps), float64(wantTokens)/float64(wantSteps)
+	t.Logf("%d of %d texts equal; %.3f tokens per step, reference %.3f", equal, len(cases), got, want)
+	if math.Abs(got/want-1) > 0.05 {
+		t.Errorf("%.3f tokens per step, reference %.3f: more than 5 %% apart", got, want)
+	}
+}

@@ -1,0 +1,143 @@
+// Package e2e tests the programs in bin/ as a user runs them: tandem serve with real workers and the demonstration models.
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/tandem-inference/tandem/tests/client"
+	"github.com/tandem-inference/tandem/tests/cluster"
+)
+
+// Clusters that tests share, by their flags; started on first use, stopped at the end.
+var (
+	sharedMu sync.Mutex
+	shared   = map[string]*cluster.Cluster{}
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	for _, c := range shared {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		if err := c.Stop(ctx); err != nil {
+			fmt.Fprintln(os.Stderr, "shared cluster:", err)
+			code = 1
+		}
+		cancel()
+		c.Close()
+	}
+	os.Exit(code)
+}
+
+// needPrograms skips a test when bin/ is not built.
+func needPrograms(t *testing.T) {
+	t.Helper()
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if missing := cluster.Missing(root); len(missing) > 0 {
+		t.Skipf("bin/ lacks %s: run make build", strings.Join(missing, ", "))
+	}
+}
+
+// start runs a cluster of the test's own.
+func start(t *testing.T, args ...string) *cluster.Cluster {
+	t.Helper()
+	needPrograms(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	c, err := cluster.Start(ctx, cluster.Options{Args: args})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of the cluster:\n%s", c.Log())
+		}
+		c.Close()
+	})
+	return c
+}
+
+// demo returns a cluster with these flags that other tests use too.
+func demo(t *testing.T, args ...string) (*cluster.Cluster, *client.Client) {
+	t.Helper()
+	needPrograms(t)
+	key := strings.Join(args, " ")
+	sharedMu.Lock()
+	defer sharedMu.Unlock()
+	c := shared[key]
+	if c == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		var err error
+		if c, err = cluster.Start(ctx, cluster.Options{Args: append([]string{"--demo"}, args...)}); err != nil {
+			t.Fatal(err)
+		}
+		shared[key] = c
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of the cluster:\n%s", c.Log())
+		}
+	})
+	return c, client.New(c.HTTP)
+}
+
+func chat(text string) []client.Message { return []client.Message{{Role: "user", Content: text}} }
+
+func seed(n int64) *int64 { return &n }
+
+// goldenCase is an entry of tandem-tiny-q4km.json.
+type goldenCase struct {
+	Kind          string
+	Prompt        string
+	IDs           []int32
+	Greedy        []int32
+	Text          string
+	AcceptLengths []int `json:"accept_lengths"`
+}
+
+// want is the text without the marker that ends the turn.
+func (g goldenCase) want() string { return strings.TrimSuffix(g.Text, "<|im_end|>") }
+
+func golden(t *testing.T) []goldenCase {
+	t.Helper()
+	var file struct{ Cases []goldenCase }
+	readJSON(t, "tandem-tiny-q4km.json", &file)
+	if len(file.Cases) == 0 {
+		t.Fatal("no golden cases")
+	}
+	return file.Cases
+}
+
+func readJSON(t *testing.T, name string, v any) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("..", "testdata", "golden", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, v); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually asks until ok says yes, for at most limit.
+func eventually(t *testing.T, limit time.Duration, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("after %v still not: %s", limit, what)
+		}
+		time.Sleep(10 * time.Millisecond) // poll: another process changes this
+	}
+}
