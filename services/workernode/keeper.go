@@ -2,9 +2,7 @@ package workernode
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tandem-inference/tandem/services/engineplugin"
@@ -14,182 +12,90 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Restart policy of engines.
-const (
-	restartMin = 100 * time.Millisecond
-	restartMax = 5 * time.Second
-	// A worker whose engine dies more than restartBudget times within restartWindow gives up: the fault is not a passing
-	// one, and its supervisor shall see it.
-	restartBudget = 10
-	restartWindow = 2 * time.Minute
-)
-
 // KeeperConfig sets up a Keeper.
 type KeeperConfig struct {
 	Opener  engineplugin.Opener
 	Options engineplugin.OpenOptions
 	// OnOpen prepares an engine before anybody gets it. May be nil.
 	OnOpen func(context.Context, engineplugin.Engine) error
-	// OnChange is told that the engine came or went. May be nil; must not block.
-	OnChange func()
-	Log      *zap.Logger
+	Log    *zap.Logger
 }
 
-// Keeper holds the one engine of a worker and opens it again when it dies.
+// Keeper is a worker's view of its supervised engine: prepared before use, replaced after death or device fault.
 type Keeper struct {
-	cfg KeeperConfig
-
-	mu        sync.Mutex
-	engine    engineplugin.Engine
-	condemned bool          // the engine answers no more, by Report
-	failed    chan struct{} // closed when it is condemned
-	restarts  int
+	log        *zap.Logger
+	supervisor *engineplugin.Supervisor
+	openings   atomic.Int64
 }
 
-// NewKeeper returns a keeper without an engine.
-func NewKeeper(cfg KeeperConfig) *Keeper {
-	if cfg.Log == nil {
-		cfg.Log = zap.NewNop()
+// prepared runs OnOpen between opening and use.
+type prepared struct {
+	engineplugin.Opener
+	onOpen func(context.Context, engineplugin.Engine) error
+}
+
+func (p prepared) Open(ctx context.Context, o engineplugin.OpenOptions, progress engineplugin.Progress) (engineplugin.Engine, error) {
+	e, err := p.Opener.Open(ctx, o, progress)
+	if err != nil || p.onOpen == nil {
+		return e, err
 	}
-	return &Keeper{cfg: cfg}
+	if err := p.onOpen(ctx, e); err != nil {
+		_ = e.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// NewKeeper returns a keeper; Run opens the engine.
+func NewKeeper(cfg KeeperConfig) *Keeper {
+	k := &Keeper{log: cfg.Log}
+	if k.log == nil {
+		k.log = zap.NewNop()
+	}
+	k.supervisor = engineplugin.NewSupervisor(prepared{cfg.Opener, cfg.OnOpen}, cfg.Options, engineplugin.RestartConfig{OnEvent: k.event})
+	return k
+}
+
+func (k *Keeper) event(e engineplugin.Event) {
+	switch e.Kind {
+	case engineplugin.EngineUp:
+		k.openings.Add(1)
+		k.log.Info("engine is open", zap.Uint64("generation", e.Generation))
+	case engineplugin.EngineDown:
+		k.log.Error("engine is lost, opening it again", zap.NamedError(telemetry.KeyErr, e.Err), zap.Strings("stderr", e.Stderr))
+	case engineplugin.EngineFailed:
+		k.log.Error("engine cannot be kept open", zap.NamedError(telemetry.KeyErr, e.Err), zap.Strings("stderr", e.Stderr))
+	}
+}
+
+// Run keeps the engine open until ctx ends.
+func (k *Keeper) Run(ctx context.Context) error { return k.supervisor.Run(ctx) }
+
+// Wait returns the engine as soon as it is open.
+func (k *Keeper) Wait(ctx context.Context) (engineplugin.Engine, error) {
+	e, _, err := k.supervisor.Engine(ctx)
+	return e, err
 }
 
 // Engine returns the open engine, or UNAVAILABLE while there is none. A caller keeps what it got for as long as its
 // sequences live: they do not exist in the next one.
 func (k *Keeper) Engine() (engineplugin.Engine, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.engine == nil || k.condemned {
+	e, _ := k.supervisor.Current()
+	if e == nil {
 		return nil, rpcerr.EngineLost.With("the engine is restarting").WithRetryAfter(time.Second)
 	}
-	return k.engine, nil
+	return e, nil
 }
 
 // Restarts counts how often the engine was opened again.
-func (k *Keeper) Restarts() int {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.restarts
-}
+func (k *Keeper) Restarts() int { return max(0, int(k.openings.Load())-1) }
 
-// Report tells the keeper the error of a call on engine: after a device fault the engine answers nothing else any more and
-// is replaced.
+// Report tells the keeper the error of a call on engine. After a device fault an engine answers nothing else any more: it is
+// closed, and the supervisor opens another.
 func (k *Keeper) Report(engine engineplugin.Engine, err error) {
 	if rpcerr.Code(err) != codes.Internal {
 		return
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.engine == engine && !k.condemned {
-		k.cfg.Log.Error("engine failed, opening it again", zap.NamedError(telemetry.KeyErr, err))
-		k.condemned = true
-		close(k.failed)
-	}
-}
-
-// Open opens the engine for the first time.
-func (k *Keeper) Open(ctx context.Context) error {
-	engine, err := k.open(ctx)
-	if err != nil {
-		return err
-	}
-	k.publish(engine)
-	return nil
-}
-
-func (k *Keeper) open(ctx context.Context) (engineplugin.Engine, error) {
-	engine, err := k.cfg.Opener.Open(ctx, k.cfg.Options, nil)
-	if err != nil {
-		return nil, err
-	}
-	if k.cfg.OnOpen != nil {
-		if err := k.cfg.OnOpen(ctx, engine); err != nil {
-			_ = engine.Close()
-			return nil, err
-		}
-	}
-	return engine, nil
-}
-
-func (k *Keeper) publish(engine engineplugin.Engine) {
-	k.mu.Lock()
-	k.engine, k.condemned, k.failed = engine, false, make(chan struct{})
-	k.mu.Unlock()
-	if k.cfg.OnChange != nil {
-		k.cfg.OnChange()
-	}
-}
-
-// Run watches the engine until ctx ends and then closes it. It fails when the engine dies too often.
-func (k *Keeper) Run(ctx context.Context) error {
-	var deaths []time.Time
-	for {
-		k.mu.Lock()
-		engine, failed := k.engine, k.failed
-		k.mu.Unlock()
-		if engine == nil {
-			return errors.New("the engine was never opened")
-		}
-		var done <-chan struct{}
-		if m, ok := engine.(engineplugin.Mortal); ok {
-			done = m.Done()
-		}
-		select {
-		case <-done:
-			if ctx.Err() == nil {
-				k.cfg.Log.Error("engine died, opening it again", zap.NamedError(telemetry.KeyErr, engine.(engineplugin.Mortal).Err()))
-			}
-		case <-failed:
-		case <-ctx.Done():
-		}
-		k.mu.Lock()
-		k.engine = nil
-		k.mu.Unlock()
-		if k.cfg.OnChange != nil {
-			k.cfg.OnChange()
-		}
-		_ = engine.Close()
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		now := time.Now()
-		deaths = append(deaths, now)
-		for len(deaths) > 0 && now.Sub(deaths[0]) > restartWindow {
-			deaths = deaths[1:]
-		}
-		if len(deaths) > restartBudget {
-			return fmt.Errorf("engine died %d times within %s", len(deaths), restartWindow)
-		}
-		if err := k.reopen(ctx, len(deaths)); err != nil {
-			return err
-		}
-	}
-}
-
-// reopen tries until it succeeds, with back-off that starts higher after several deaths.
-func (k *Keeper) reopen(ctx context.Context, deaths int) error {
-	wait := min(restartMin<<min(deaths-1, 6), restartMax)
-	for {
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return ctx.Err()
-		}
-		engine, err := k.open(ctx)
-		if err == nil {
-			k.mu.Lock()
-			k.restarts++
-			k.mu.Unlock()
-			k.publish(engine)
-			k.cfg.Log.Info("engine is back")
-			return nil
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		k.cfg.Log.Error("engine could not be opened, will try again", zap.NamedError(telemetry.KeyErr, err))
-		wait = min(2*wait, restartMax)
-	}
+	k.log.Error("engine failed", zap.NamedError(telemetry.KeyErr, err))
+	_ = engine.Close()
 }

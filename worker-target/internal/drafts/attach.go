@@ -22,9 +22,9 @@ import (
 
 // attach makes a draft usable: it is asked what it is, gets the tables it lacks, and the engine captures its features.
 func (m *Manager) attach(ctx context.Context, client tandemv1.DraftServiceClient, log *zap.Logger) (draftInfo, error) {
-	tables, digest, err := m.cfg.Tables(ctx)
+	digest, err := m.cfg.TablesDigest(ctx)
 	if err != nil {
-		return draftInfo{}, fmt.Errorf("cut tables: %w", err)
+		return draftInfo{}, fmt.Errorf("digest of tables: %w", err)
 	}
 	engine, err := m.cfg.Engine()
 	if err != nil {
@@ -45,6 +45,10 @@ func (m *Manager) attach(ctx context.Context, client tandemv1.DraftServiceClient
 	}
 	if d.NeedsTables {
 		log.Info("handing over embedding and head")
+		tables, err := m.cfg.TablesFile(ctx)
+		if err != nil {
+			return draftInfo{}, fmt.Errorf("cut tables: %w", err)
+		}
 		if err := putTables(ctx, client, tables, digest); err != nil {
 			return draftInfo{}, fmt.Errorf("put tables: %w", err)
 		}

@@ -27,8 +27,10 @@ type Engine interface {
 type Config struct {
 	// Engine returns the engine that is open now; UNAVAILABLE while it restarts.
 	Engine func() (Engine, error)
-	// Tables yields the target's embedding and head as a GGUF file and its digest; called when a draft is attached.
-	Tables func(ctx context.Context) (path, digest string, err error)
+	// TablesDigest of the target's embedding and head (workernode.TablesDigest), and TablesFile that holds them, which is
+	// only asked for when a draft lacks them.
+	TablesDigest func(ctx context.Context) (string, error)
+	TablesFile   func(ctx context.Context) (string, error)
 	// TokenizerDigest of the target, "" = not compared.
 	TokenizerDigest string
 	// CacheDir receives the drafts' projections.

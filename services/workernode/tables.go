@@ -1,0 +1,37 @@
+package workernode
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+
+	"github.com/tandem-inference/tandem/services/gguf"
+)
+
+// TablesDigest identifies the embedding and head of a target, in hex: SHA-256 over name, type, shape and bytes of the
+// tensors that a draft borrows. It is the same for the whole model file and for a file cut to these tensors, so that a draft
+// with a local copy of the target needs no cut file to compare.
+func TablesDigest(ctx context.Context, f *gguf.File) (string, error) {
+	names, err := gguf.TableTensors(f)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	for _, name := range names {
+		t, _ := f.Tensor(name)
+		h.Write([]byte(t.Name))
+		_ = binary.Write(h, binary.LittleEndian, uint32(t.Type))
+		_ = binary.Write(h, binary.LittleEndian, t.Shape)
+		// In pieces, so that a cancel is noticed.
+		for data := f.Data(t); len(data) > 0; {
+			if err := ctx.Err(); err != nil {
+				return "", err
+			}
+			n := min(len(data), 8<<20)
+			h.Write(data[:n])
+			data = data[n:]
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}

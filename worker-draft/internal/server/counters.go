@@ -1,0 +1,41 @@
+package server
+
+import tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+
+// counters of the worker since its start, for heartbeats.
+type counters struct {
+	messages, proposals, skipped, nodes float64
+	engineSeconds                       float64
+}
+
+func (s *Server) count(w *work, reply bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := &s.counters
+	c.messages++
+	if w.proposed {
+		c.proposals++
+		c.nodes += float64(w.tree.Nodes())
+	}
+	if w.skipped {
+		c.skipped++
+	}
+	if reply {
+		c.engineSeconds += float64(w.response.ForwardUs) / 1e6
+	}
+}
+
+// Heartbeat fills in lanes and counters.
+func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
+	s.mu.Lock()
+	c, engine := s.counters, s.engine
+	s.mu.Unlock()
+	h.LanesBusy = int32(len(s.lanes))
+	if engine != nil {
+		h.EngineRestarts = int32(engine.Restarts())
+	}
+	h.Counters = map[string]float64{
+		"messages": c.messages, "proposals": c.proposals, "proposals_skipped": c.skipped, "proposed_nodes": c.nodes,
+		"engine_seconds": c.engineSeconds,
+	}
+}

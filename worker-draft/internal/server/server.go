@@ -1,0 +1,282 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/tensorwire"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+)
+
+// Engine yields the engine while it is open; *workernode.Keeper implements it.
+type Engine interface {
+	Run(ctx context.Context) error
+	Wait(ctx context.Context) (engineplugin.Engine, error)
+	Engine() (engineplugin.Engine, error)
+	Report(engine engineplugin.Engine, err error)
+	Restarts() int
+}
+
+// Assets are the draft's files; *assets.Store implements it.
+type Assets interface {
+	Cached(ctx context.Context, digest string) (path string, ok bool)
+	Receive(ctx context.Context, digest string, totalBytes int64, next func() ([]byte, error)) (string, error)
+	Fuse() (path, digest string, err error)
+}
+
+// Shape is what the draft model needs of a target.
+type Shape struct {
+	Digest          string
+	TokenizerDigest string // "" = the file holds no tokenizer
+	Hidden          int
+	Vocab           int // 0 = the file does not say
+	CaptureLayers   []int32
+}
+
+// Config of a server.
+type Config struct {
+	WorkerID string
+	Lanes    int
+	Shape    Shape
+	Assets   Assets
+	// Open makes the keeper of an engine on the tables at path.
+	Open func(tablesPath string) Engine
+	// TablesPath and TablesDigest of a local file, "" = a target hands them over.
+	TablesPath, TablesDigest string
+	Log                      *zap.Logger
+}
+
+// Server implements DraftService.
+type Server struct {
+	tandemv1.UnimplementedDraftServiceServer
+	cfg      Config
+	lanes    chan struct{}
+	draining atomic.Bool
+	readers  sync.WaitGroup
+	tables   chan string // path of the tables, once
+
+	mu       sync.Mutex
+	digest   string // of the tables that the engine is opened with, "" = none yet
+	engine   Engine
+	counters counters
+}
+
+// New returns a server; Run opens the engine when there are tables.
+func New(cfg Config) *Server {
+	if cfg.Log == nil {
+		cfg.Log = zap.NewNop()
+	}
+	s := &Server{cfg: cfg, lanes: make(chan struct{}, cfg.Lanes), tables: make(chan string, 1)}
+	if cfg.TablesPath != "" {
+		s.adopt(cfg.TablesPath, cfg.TablesDigest)
+	}
+	return s
+}
+
+// adopt makes the tables at path those of the engine. Only the first ones are: the engine stays open on them.
+func (s *Server) adopt(path, digest string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.digest == "" {
+		s.digest = digest
+		s.tables <- path
+	}
+}
+
+// Register adds the service.
+func (s *Server) Register(g *grpc.Server) { tandemv1.RegisterDraftServiceServer(g, s) }
+
+// Run opens the engine when there are tables and keeps it open until ctx ends.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.readers.Wait()
+	select {
+	case path := <-s.tables:
+		e := s.cfg.Open(path)
+		s.mu.Lock()
+		s.engine = e
+		s.mu.Unlock()
+		return e.Run(ctx)
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// current returns the open engine.
+func (s *Server) current() (engineplugin.Engine, Engine, error) {
+	s.mu.Lock()
+	e := s.engine
+	s.mu.Unlock()
+	if e == nil {
+		return nil, nil, rpcerr.Unavailable("the draft has no tables of a target yet").WithRetryAfter(time.Second)
+	}
+	engine, err := e.Engine()
+	return engine, e, err
+}
+
+// Ready reports whether the worker takes part: it waits for tables as well as for work.
+func (s *Server) Ready() bool {
+	s.mu.Lock()
+	waiting := s.digest == ""
+	s.mu.Unlock()
+	if waiting {
+		return true
+	}
+	_, _, err := s.current()
+	return err == nil
+}
+
+// Drain makes the server refuse new streams.
+func (s *Server) Drain() { s.draining.Store(true) }
+
+// Lease has nothing to say to a draft.
+func (s *Server) Lease(*tandemv1.Lease) {}
+
+// openWait is how long GetDraft waits for an engine that is being opened.
+const openWait = 5 * time.Second
+
+// GetDraft implements DraftService.
+func (s *Server) GetDraft(ctx context.Context, m *tandemv1.GetDraftRequest) (*tandemv1.GetDraftResponse, error) {
+	if s.draining.Load() {
+		return nil, rpcerr.Draining
+	}
+	shape := &s.cfg.Shape
+	switch {
+	case int(m.TargetHidden) != shape.Hidden:
+		return nil, rpcerr.ModelMismatch.With("the draft is for a target of width %d, this one has %d", shape.Hidden, m.TargetHidden)
+	case shape.Vocab > 0 && int(m.TargetVocab) != shape.Vocab:
+		return nil, rpcerr.ModelMismatch.With("the draft is for a vocabulary of %d, the target has %d", shape.Vocab, m.TargetVocab)
+	case shape.TokenizerDigest != "" && m.TokenizerDigest != "" && m.TokenizerDigest != shape.TokenizerDigest:
+		return nil, rpcerr.ModelMismatch.With("the draft's tokenizer is %.12s, the target's %.12s", shape.TokenizerDigest, m.TokenizerDigest)
+	}
+	for _, layer := range shape.CaptureLayers {
+		if layer >= m.TargetLayers {
+			return nil, rpcerr.ModelMismatch.With("the draft reads layer %d, the target has %d layers", layer, m.TargetLayers)
+		}
+	}
+	s.mu.Lock()
+	digest := s.digest
+	s.mu.Unlock()
+	if digest == "" {
+		path, ok := s.cfg.Assets.Cached(ctx, m.TablesDigest)
+		if !ok {
+			return &tandemv1.GetDraftResponse{WorkerId: s.cfg.WorkerID, NeedsTables: true, DraftDigest: shape.Digest}, nil
+		}
+		s.adopt(path, m.TablesDigest)
+		s.mu.Lock()
+		digest = s.digest
+		s.mu.Unlock()
+	}
+	if digest != m.TablesDigest {
+		return nil, rpcerr.ModelMismatch.With("the draft works with the embedding and head %.12s, the target's are %.12s", digest, m.TablesDigest)
+	}
+	return s.describe(ctx)
+}
+
+func (s *Server) describe(ctx context.Context) (*tandemv1.GetDraftResponse, error) {
+	engine, err := s.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, fuse, err := s.cfg.Assets.Fuse()
+	if err != nil {
+		s.cfg.Log.Warn("no projection to hand out", zap.NamedError(telemetry.KeyErr, err))
+	}
+	info := engine.Info()
+	return &tandemv1.GetDraftResponse{
+		WorkerId: s.cfg.WorkerID, Ready: true, CaptureLayers: info.CaptureLayers, BlockSize: int32(info.BlockSize), MaskToken: info.MaskToken,
+		FusedWidth: int32(info.FeatureFused), FuseDigest: fuse, DraftDigest: s.cfg.Shape.Digest, MaxContext: int32(info.MaxContext),
+	}, nil
+}
+
+// wait gives an engine that is being opened some time.
+func (s *Server) wait(ctx context.Context) (engineplugin.Engine, error) {
+	ctx, cancel := context.WithTimeout(ctx, openWait)
+	defer cancel()
+	ticker := time.NewTicker(10 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		if engine, _, err := s.current(); err == nil {
+			return engine, nil
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			_, _, err := s.current()
+			if err == nil {
+				err = rpcerr.From(ctx.Err())
+			}
+			return nil, err
+		}
+	}
+}
+
+// PutTables implements DraftService.
+func (s *Server) PutTables(stream grpc.ClientStreamingServer[tandemv1.PutTablesRequest, tandemv1.PutTablesResponse]) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return rpcerr.FromRPC(err)
+	}
+	pending := first
+	path, err := s.cfg.Assets.Receive(stream.Context(), first.Digest, first.TotalBytes, func() ([]byte, error) {
+		if m := pending; m != nil {
+			pending = nil
+			return m.Chunk, nil
+		}
+		m, err := stream.Recv()
+		if err != nil {
+			return nil, rpcerr.FromRPC(err)
+		}
+		return m.Chunk, nil
+	})
+	if err != nil {
+		return err
+	}
+	s.adopt(path, first.Digest)
+	return stream.SendAndClose(&tandemv1.PutTablesResponse{})
+}
+
+// GetFuse implements DraftService.
+func (s *Server) GetFuse(_ *tandemv1.GetFuseRequest, stream grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error {
+	path, digest, err := s.cfg.Assets.Fuse()
+	if err != nil {
+		return rpcerr.FailedPrecondition("the draft has no projection: %v", err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	stat, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	for first := true; ; first = false {
+		chunk := make([]byte, tensorwire.ChunkBytes) // its own for each message: the channel borrows it beyond Send
+		n, err := io.ReadFull(f, chunk)
+		if n > 0 {
+			m := &tandemv1.GetFuseResponse{Chunk: chunk[:n]}
+			if first {
+				m.Digest, m.TotalBytes = digest, stat.Size()
+			}
+			if err := stream.Send(m); err != nil {
+				return rpcerr.FromRPC(err)
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}

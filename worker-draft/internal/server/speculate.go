@@ -1,0 +1,125 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"google.golang.org/grpc"
+)
+
+const (
+	// readAhead messages of a stream are in memory: one in work, one that shows that the first is out of date, one to read
+	// into.
+	readAhead = 3
+	// laneWait is how long a stream waits for a lane.
+	laneWait = 250 * time.Millisecond
+	// freeTimeout bounds the clean-up after a stream.
+	freeTimeout = 10 * time.Second
+)
+
+// arrival is a message with the time it came.
+type arrival struct {
+	message tandemv1.SpeculateRequest
+	at      time.Time
+}
+
+// Speculate implements DraftService.
+func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequest, tandemv1.SpeculateResponse]) error {
+	if s.draining.Load() {
+		return rpcerr.Draining
+	}
+	engine, keeper, err := s.current()
+	if err != nil {
+		return err
+	}
+	ctx := stream.Context()
+	if err := s.lane(ctx); err != nil {
+		return err
+	}
+	defer func() { <-s.lanes }()
+	sequence, err := engine.NewSequence(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		free, cancel := context.WithTimeout(context.WithoutCancel(ctx), freeTimeout)
+		defer cancel()
+		_ = engine.FreeSequence(free, sequence) // fails only with the engine itself
+	}()
+
+	free := make(chan *arrival, readAhead)
+	full := make(chan *arrival, readAhead)
+	for range readAhead {
+		free <- new(arrival)
+	}
+	ended := make(chan error, 1)
+	s.readers.Go(func() { ended <- read(stream, free, full) })
+
+	w := newWork(engine, sequence)
+	for {
+		var a *arrival
+		select {
+		case a = <-full:
+		case err := <-ended:
+			// What was read before the end is of no use to anybody.
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return rpcerr.FromRPC(err)
+		}
+		reply, err := w.handle(ctx, &a.message, a.at, len(full) > 0)
+		if err != nil {
+			keeper.Report(engine, err)
+			return err
+		}
+		s.count(w, reply)
+		free <- a
+		if reply {
+			if err := stream.Send(&w.response); err != nil {
+				return rpcerr.FromRPC(err)
+			}
+		}
+	}
+}
+
+// lane takes a lane. A target that ends one request and starts the next may be here before its last stream has ended, so a
+// short wait comes before the refusal.
+func (s *Server) lane(ctx context.Context) error {
+	select {
+	case s.lanes <- struct{}{}:
+		return nil
+	default:
+	}
+	timer := time.NewTimer(laneWait)
+	defer timer.Stop()
+	select {
+	case s.lanes <- struct{}{}:
+		return nil
+	case <-timer.C:
+		return rpcerr.NoLane.With("all %d lanes of the draft are taken", cap(s.lanes)).WithRetryAfter(time.Second)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// read reads the stream into free messages until its end. It ends with the stream, whose handler's return cancels it.
+func read(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequest, tandemv1.SpeculateResponse], free, full chan *arrival) error {
+	ctx := stream.Context()
+	for {
+		var a *arrival
+		select {
+		case a = <-free:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if err := stream.RecvMsg(&a.message); err != nil {
+			return err
+		}
+		a.at = time.Now()
+		full <- a // has room for all
+	}
+}

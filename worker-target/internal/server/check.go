@@ -1,0 +1,99 @@
+package server
+
+import (
+	"math"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode"
+)
+
+// check turns a message into a request that can be run on the engine, or says which field cannot work.
+func check(m *tandemv1.DecodeRequest, info engineplugin.Info) (*decode.Request, error) {
+	n := len(m.PromptTokens) + len(m.CommittedTokens)
+	switch {
+	case len(m.PromptTokens) == 0:
+		return nil, rpcerr.InvalidArgument("prompt_tokens", "is empty")
+	case n > info.MaxContext:
+		return nil, rpcerr.ContextLength.With("prompt_tokens: %d tokens do not fit into the context of %d", n, info.MaxContext)
+	case m.MaxTokens < 0:
+		return nil, rpcerr.InvalidArgument("max_tokens", "must be >= 0, got %d", m.MaxTokens)
+	case m.TopLogprobs < -1 || int(m.TopLogprobs) > info.MaxTopK:
+		return nil, rpcerr.InvalidArgument("top_logprobs", "must be in -1..%d, got %d", info.MaxTopK, m.TopLogprobs)
+	case m.PromptLogprobs && len(m.CommittedTokens) > 0:
+		return nil, rpcerr.InvalidArgument("prompt_logprobs", "cannot be repeated for a request that already has output")
+	}
+	for field, tokens := range map[string][]int32{"prompt_tokens": m.PromptTokens, "committed_tokens": m.CommittedTokens, "stop_tokens": m.StopTokens} {
+		for i, t := range tokens {
+			if t < 0 || int(t) >= info.Vocab {
+				return nil, rpcerr.InvalidArgument(field, "token %d at %d is outside the vocabulary of %d", t, i, info.Vocab)
+			}
+		}
+	}
+	sampler, err := sampling(m.Sampling, info)
+	if err != nil {
+		return nil, err
+	}
+	sampler.Choice = m.Choice
+	spec := m.GetSpeculation()
+	switch {
+	case spec.GetBudget() < 0 || int(spec.GetBudget()) >= max(info.MaxTreeRows, 1):
+		return nil, rpcerr.InvalidArgument("speculation.budget", "must be in 0..%d, got %d", info.MaxTreeRows-1, spec.GetBudget())
+	case spec.GetBlock() < 0 || spec.GetBlock() == 1:
+		return nil, rpcerr.InvalidArgument("speculation.block", "must be 0 or at least 2, got %d", spec.GetBlock())
+	}
+	return &decode.Request{
+		ID: m.RequestId, Prompt: m.PromptTokens, Committed: m.CommittedTokens, Sampler: sampler, Max: int(m.MaxTokens), Stop: m.StopTokens,
+		Mode: spec.GetMode(), Budget: int(spec.GetBudget()), Block: int(spec.GetBlock()),
+		TopLogprobs: int(m.TopLogprobs), PromptLogprobs: m.PromptLogprobs,
+	}, nil
+}
+
+// sampling translates and checks the sampler.
+func sampling(m *tandemv1.Sampling, info engineplugin.Info) (engineplugin.Sampler, error) {
+	s := engineplugin.DefaultSampler()
+	if m == nil {
+		return s, nil
+	}
+	number := func(field string, v *float64, lo, hi float64, to *float32) error {
+		if v == nil {
+			return nil
+		}
+		if math.IsNaN(*v) || *v < lo || *v > hi {
+			return rpcerr.InvalidArgument("sampling."+field, "must be in %v..%v, got %v", lo, hi, *v)
+		}
+		*to = float32(*v)
+		return nil
+	}
+	const big = 1e6
+	for _, f := range []struct {
+		name   string
+		v      *float64
+		lo, hi float64
+		to     *float32
+	}{
+		{"temperature", m.Temperature, 0, 100, &s.Temperature},
+		{"top_p", m.TopP, math.SmallestNonzeroFloat32, 1, &s.TopP},
+		{"min_p", m.MinP, 0, 1, &s.MinP},
+		{"repetition_penalty", m.RepetitionPenalty, math.SmallestNonzeroFloat32, big, &s.RepetitionPenalty},
+		{"frequency_penalty", m.FrequencyPenalty, -big, big, &s.FrequencyPenalty},
+		{"presence_penalty", m.PresencePenalty, -big, big, &s.PresencePenalty},
+	} {
+		if err := number(f.name, f.v, f.lo, f.hi, f.to); err != nil {
+			return s, err
+		}
+	}
+	s.TopK = max(0, m.GetTopK())
+	if m.PenaltyWindow != nil {
+		if *m.PenaltyWindow < 0 {
+			return s, rpcerr.InvalidArgument("sampling.penalty_window", "must be >= 0, got %d", *m.PenaltyWindow)
+		}
+		s.PenaltyWindow = *m.PenaltyWindow
+	}
+	s.Seed = uint64(m.GetSeed())
+	if err := bias(m.LogitBias, info.Vocab, &s); err != nil {
+		return s, err
+	}
+	return s, nil
+}

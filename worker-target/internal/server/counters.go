@@ -1,0 +1,65 @@
+package server
+
+import (
+	"context"
+	"errors"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode"
+)
+
+// counters of the worker since its start, for heartbeats.
+type counters struct {
+	requests, failed, cancelled                      float64
+	prompt, tokens                                   float64
+	steps, plain, drafted, accepted, late, malformed float64
+	degraded                                         float64
+	prefill, decode, verify, wait                    float64 // seconds
+}
+
+func (s *Server) account(stats *decode.Stats, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := &s.counters
+	c.requests++
+	switch {
+	case errors.Is(err, context.Canceled):
+		c.cancelled++
+	case err != nil:
+		c.failed++
+	}
+	c.prompt += float64(stats.PrefillTokens)
+	c.tokens += float64(stats.Emitted)
+	c.steps += float64(stats.Steps)
+	c.plain += float64(stats.Plain)
+	c.drafted += float64(stats.Drafted)
+	c.accepted += float64(stats.Accepted)
+	c.late += float64(stats.Late)
+	c.malformed += float64(stats.Malformed)
+	if stats.Degraded {
+		c.degraded++
+	}
+	c.prefill += stats.Prefill.Seconds()
+	c.decode += stats.Decode.Seconds()
+	c.verify += stats.Verify.Seconds()
+	c.wait += stats.DraftWait.Seconds()
+}
+
+// Heartbeat fills in lanes and counters.
+func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
+	h.LanesBusy = int32(s.Busy())
+	s.mu.Lock()
+	c := s.counters
+	s.mu.Unlock()
+	h.Counters = map[string]float64{
+		"requests": c.requests, "requests_failed": c.failed, "requests_cancelled": c.cancelled, "requests_degraded": c.degraded,
+		"prompt_tokens": c.prompt, "generated_tokens": c.tokens,
+		"verify_steps": c.steps, "plain_steps": c.plain, "drafted_tokens": c.drafted, "accepted_tokens": c.accepted,
+		"proposals_late": c.late, "proposals_malformed": c.malformed,
+		"prefill_seconds": c.prefill, "decode_seconds": c.decode, "verify_seconds": c.verify, "draft_wait_seconds": c.wait,
+	}
+	if d := s.deps.Drafts; d != nil {
+		h.Attached = d.Attached()
+		h.Counters["drafts_refused"] = float64(d.Refused())
+	}
+}

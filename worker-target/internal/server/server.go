@@ -1,0 +1,172 @@
+// Package server is the target worker's gRPC service: it checks requests, gives them lanes and reports on them.
+package server
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode"
+	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+)
+
+// Engines yields the engine; *workernode.Keeper implements it.
+type Engines interface {
+	Engine() (engineplugin.Engine, error)
+	Report(engine engineplugin.Engine, err error)
+}
+
+// Deps of a server.
+type Deps struct {
+	Engines Engines
+	Drafts  *drafts.Manager // nil = no speculation
+	Model   *auto.Model
+	Log     *zap.Logger
+}
+
+// Server implements TargetService.
+type Server struct {
+	tandemv1.UnimplementedTargetServiceServer
+	workerID string
+	deps     Deps
+	lanes    chan *decode.Lane
+	total    int
+	draining atomic.Bool
+
+	mu       sync.Mutex
+	counters counters
+}
+
+// managed adapts the manager's links to what lanes use.
+type managed struct{ *drafts.Manager }
+
+func (m managed) Open(ctx context.Context, id string, ring *drafts.Ring, capture *drafts.Capture, vocab int) decode.Drafter {
+	return m.Manager.Open(ctx, id, ring, capture, vocab)
+}
+
+// New returns a server with lanes requests at a time.
+func New(workerID string, lanes int, cfg decode.Config, deps Deps) *Server {
+	if deps.Log == nil {
+		deps.Log = zap.NewNop()
+	}
+	s := &Server{workerID: workerID, deps: deps, lanes: make(chan *decode.Lane, lanes), total: lanes}
+	var d decode.Drafts
+	if deps.Drafts != nil {
+		d = managed{deps.Drafts}
+	}
+	for range lanes {
+		s.lanes <- decode.NewLane(cfg, deps.Model, d)
+	}
+	return s
+}
+
+// Drain makes the server refuse new requests.
+func (s *Server) Drain() { s.draining.Store(true) }
+
+// Busy is the number of lanes in use.
+func (s *Server) Busy() int { return s.total - len(s.lanes) }
+
+// Decode implements TargetService.
+func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) error {
+	arrived := time.Now()
+	if s.draining.Load() {
+		return rpcerr.Draining
+	}
+	engine, err := s.deps.Engines.Engine()
+	if err != nil {
+		return err
+	}
+	req, err := check(m, engine.Info())
+	if err != nil {
+		return err
+	}
+	req.Arrived = arrived
+	var lane *decode.Lane
+	select {
+	case lane = <-s.lanes:
+	default:
+		return rpcerr.NoLane.With("all %d lanes are taken", s.total).WithRetryAfter(100 * time.Millisecond)
+	}
+	// The lane goes back before the handler returns: a caller that saw the end finds it free.
+	defer func() { s.lanes <- lane }()
+	out := &sink{stream: stream}
+	if err := out.send(&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Admitted{Admitted: &tandemv1.Admitted{WorkerId: s.workerID}}}); err != nil {
+		return err
+	}
+	ctx := stream.Context()
+	var stats decode.Stats
+	result, err := lane.Run(ctx, engine, req, out, &stats)
+	s.account(&stats, err)
+	s.log(ctx, req, &stats, result, err)
+	if err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.deps.Engines.Report(engine, err)
+		if now, _ := s.deps.Engines.Engine(); now != engine && rpcerr.Code(err) != codes.Internal {
+			// Another request's fault ended the engine, or it died: this one may be run again elsewhere.
+			return rpcerr.EngineLost.WithCause(err)
+		}
+		return err
+	}
+	end := &tandemv1.Finished{Reason: result.Reason, Timings: stats.Timings(arrived)}
+	if result.StopToken >= 0 {
+		end.StopToken = &result.StopToken
+	}
+	return out.send(&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Finished{Finished: end}})
+}
+
+// log writes the one line of a finished request.
+func (s *Server) log(ctx context.Context, req *decode.Request, stats *decode.Stats, result decode.Result, err error) {
+	outcome := result.Reason.String()
+	level := zap.InfoLevel
+	switch {
+	case ctx.Err() != nil:
+		outcome = "cancelled"
+	case err != nil:
+		outcome = "failed"
+		level = zap.WarnLevel
+	}
+	fields := []zap.Field{
+		zap.String(telemetry.KeyRequestID, req.ID), zap.String(telemetry.KeyOutcome, outcome), zap.Int(telemetry.KeyPrompt, stats.PrefillTokens),
+		zap.Int(telemetry.KeyTokens, stats.Emitted), zap.Int64(telemetry.KeyDurationMS, time.Since(req.Arrived).Milliseconds()),
+		zap.Int("steps", stats.Steps), zap.Int("drafted", stats.Drafted), zap.Int("accepted", stats.Accepted), zap.Int("late", stats.Late),
+		zap.Bool("degraded", stats.Degraded),
+	}
+	if err != nil && !errors.Is(err, context.Canceled) && ctx.Err() == nil {
+		fields = append(fields, zap.NamedError(telemetry.KeyErr, err))
+	}
+	s.deps.Log.Log(level, "request ended", fields...)
+}
+
+// sink sends events; its messages are used again, Send is done with them when it returns.
+type sink struct {
+	stream    tandemv1.TargetService_DecodeServer
+	committed tandemv1.Committed
+	event     tandemv1.DecodeResponse_Committed
+	response  tandemv1.DecodeResponse
+}
+
+func (s *sink) send(m *tandemv1.DecodeResponse) error { return rpcerr.FromRPC(s.stream.Send(m)) }
+
+func (s *sink) Prefilled(tokens int, logprobs []*tandemv1.PositionLogprobs) error {
+	return s.send(&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Prefilled{
+		Prefilled: &tandemv1.Prefilled{Tokens: int32(tokens), Logprobs: logprobs},
+	}})
+}
+
+func (s *sink) Committed(tokens []int32, logprobs []*tandemv1.PositionLogprobs) error {
+	s.committed.Tokens, s.committed.Logprobs = tokens, logprobs
+	s.event.Committed = &s.committed
+	s.response.Event = &s.event
+	return s.send(&s.response)
+}
