@@ -1,15 +1,89 @@
 package engineplugin
 
+import (
+	"context"
+	"sync"
+)
+
 // Mortal is an engine that can die on its own, such as a process or a fake that is told to.
 type Mortal interface {
-	// Done is closed when the engine is gone, by its own fault or by Close.
+	// Done is closed when the engine is of no more use: its process died, a device fault poisoned it, or it was closed.
 	Done() <-chan struct{}
 	// Err says why; nil while the engine lives.
 	Err() error
 }
 
-// Interrupter is an engine whose running call another goroutine may end early: it returns CANCELED at its next layer.
-// No effect when no call runs. Servers use it instead of a context per step, which would cost allocations.
-type Interrupter interface {
-	Interrupt()
+// CallWatch ends running calls when their context ends. Unlike context.AfterFunc per call it costs nothing as long as
+// calls come with the same context, as they do in a decode loop. One call at a time.
+type CallWatch struct {
+	interrupt func(id uint64)
+
+	mu      sync.Mutex // guards the fields below
+	done    <-chan struct{}
+	stop    func() bool
+	running bool
+	id      uint64
+}
+
+// NewCallWatch returns a watch that calls interrupt, on a goroutine of its own, when the context of the running call ends.
+// The call may be over by then, or not have reached the point where it can be interrupted: Running tells.
+func NewCallWatch(interrupt func(id uint64)) *CallWatch { return &CallWatch{interrupt: interrupt} }
+
+// Begin starts call id. When it returns an error the context had ended and End must not be called.
+func (w *CallWatch) Begin(ctx context.Context, id uint64) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	if done := ctx.Done(); done != w.done {
+		if w.stop != nil {
+			w.stop()
+			w.stop = nil
+		}
+		if w.done = done; done != nil {
+			w.stop = context.AfterFunc(ctx, func() { w.fire(done) })
+		}
+	}
+	w.running, w.id = true, id
+	w.mu.Unlock()
+	// The context may have ended between the check above and running = true.
+	if err := ctx.Err(); err != nil {
+		w.End()
+		return err
+	}
+	return nil
+}
+
+func (w *CallWatch) fire(done <-chan struct{}) {
+	w.mu.Lock()
+	hit, id := w.running && w.done == done, w.id
+	w.mu.Unlock()
+	if hit {
+		w.interrupt(id)
+	}
+}
+
+// Running reports whether call id has not ended.
+func (w *CallWatch) Running(id uint64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.running && w.id == id
+}
+
+// End ends the running call.
+func (w *CallWatch) End() {
+	w.mu.Lock()
+	w.running = false
+	w.mu.Unlock()
+}
+
+// Close forgets the last context.
+func (w *CallWatch) Close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stop != nil {
+		w.stop()
+		w.stop = nil
+	}
+	w.done = nil
 }

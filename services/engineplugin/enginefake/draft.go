@@ -237,7 +237,7 @@ func similarity(ids []int32, i, q int, rotated bool) float32 {
 		if i > 0 && ids[i-1] == ids[q-1] {
 			s += 0.3
 		}
-		if q+1 < len(ids) && ids[i+1] == ids[q+1] {
+		if i > 1 && ids[i-1] == ids[q-1] && ids[i-2] == ids[q-2] {
 			s += 0.2
 		}
 	}

@@ -49,7 +49,6 @@ type Engine struct {
 	closing sync.Once
 
 	// Guarded by turn.
-	poisoned     error
 	sequences    map[engineplugin.Sequence]*sequence
 	snapshots    map[engineplugin.Snapshot]*sequence
 	nextSequence engineplugin.Sequence
@@ -243,10 +242,6 @@ func (e *Engine) enter(ctx context.Context) error {
 		e.turn.Release()
 		return err
 	}
-	if e.poisoned != nil {
-		e.turn.Release()
-		return e.poisoned
-	}
 	return nil
 }
 
@@ -260,9 +255,9 @@ func (e *Engine) strike() error {
 		return e.Err()
 	}
 	if k := e.m.o.FailAfterSteps; k > 0 && n >= k {
-		e.poisoned = rpcerr.Internal("injected device fault at step %d", n)
+		e.end(rpcerr.Internal("injected device fault at step %d", n))
 	}
-	return e.poisoned
+	return e.Err()
 }
 
 // Crash loses the engine as the death of its process would: every call fails with ENGINE_LOST, Done is closed.

@@ -1,0 +1,90 @@
+package engineplugin_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var fakeModels = enginetest.Models{
+	Target: "target.gguf", Draft: "draft.gguf", Tables: "target.gguf", Score: "score.gguf", Missing: "missing.gguf",
+}
+
+func TestFake(t *testing.T) {
+	for name, o := range map[string]enginefake.Options{
+		"recurrent":   {},
+		"truncatable": {Truncatable: true, Vocab: 100},
+		"slow":        {RowDelay: 30 * time.Microsecond, ScoreDelay: time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			enginetest.Run(t, func(*testing.T) (engineplugin.Opener, enginetest.Models) { return enginefake.New(o), fakeModels })
+		})
+	}
+}
+
+// wired opens engines of another opener behind a connection, one server each.
+type wired struct {
+	t     testing.TB
+	inner engineplugin.Opener
+}
+
+func (w *wired) Open(ctx context.Context, o engineplugin.OpenOptions, p engineplugin.Progress) (engineplugin.Engine, error) {
+	conn, stop := serve(w.t, engineplugin.NewServer(w.inner))
+	e, err := engineplugin.OpenRemote(ctx, conn, o, p, func() error { stop(); return nil })
+	if err != nil {
+		stop()
+		return nil, err
+	}
+	return e, nil
+}
+
+// serve starts a server on a unix socket and connects to it.
+func serve(t testing.TB, s *engineplugin.Server) (*grpc.ClientConn, func()) {
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer(engineplugin.ServerOptions(func(method string, v any, stack []byte) { t.Errorf("panic in %s: %v\n%s", method, v, stack) })...)
+	enginev1.RegisterEngineServiceServer(g, s)
+	done := make(chan struct{})
+	go func() { defer close(done); _ = g.Serve(l) }()
+	conn, err := grpc.NewClient("unix:"+l.Addr().String(), append(engineplugin.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn, func() {
+		if err := conn.Close(); err != nil && !errors.Is(err, grpc.ErrClientConnClosing) {
+			t.Error(err)
+		}
+		g.Stop()
+		<-done
+		_ = s.Shutdown()
+	}
+}
+
+func TestFakeBehindConnection(t *testing.T) {
+	for name, o := range map[string]enginefake.Options{
+		"recurrent": {},
+		"slow":      {RowDelay: 30 * time.Microsecond, ScoreDelay: time.Millisecond, OpenDelay: time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			enginetest.Run(t, func(t *testing.T) (engineplugin.Opener, enginetest.Models) {
+				return &wired{t, enginefake.New(o)}, fakeModels
+			})
+		})
+	}
+}

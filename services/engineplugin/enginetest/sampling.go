@@ -1,0 +1,181 @@
+package enginetest
+
+import (
+	"math"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/tandem-inference/tandem/services/engineplugin"
+)
+
+func hot(seed uint64, prompt int) engineplugin.Sampler {
+	p := engineplugin.DefaultSampler()
+	p.Temperature, p.Seed, p.PromptTokens = 1.5, seed, int32(prompt)
+	return p
+}
+
+// decode generates n tokens after a prompt with single rows.
+func (s *suite) decode(e engineplugin.Engine, prompt []int32, sampler engineplugin.Sampler, n int) []int32 {
+	s.Helper()
+	q := s.sequence(e)
+	defer func() { s.ok(e.FreeSequence(s.ctx, q)) }()
+	s.ok(e.SetSampler(s.ctx, q, sampler))
+	r := s.feed(e, q, prompt, engineplugin.WantToken)
+	out := []int32{r.Tokens[len(prompt)-1]}
+	var commits []engineplugin.Commit
+	for len(out) < n {
+		rows := rowsOf(q, len(prompt)+len(out)-1, chain(out[len(out)-1:]), engineplugin.WantToken, 0)
+		s.ok(e.Step(s.ctx, &engineplugin.Step{Commits: commits, Rows: rows}, r))
+		out = append(out, r.Tokens[0])
+		commits = commit(q, 0)
+	}
+	return out
+}
+
+func (s *suite) samplerReproducible() {
+	e := s.target()
+	prompt := s.tokens(e, promptTokens)
+	a := s.decode(e, prompt, hot(11, promptTokens), 24)
+	if b := s.decode(e, prompt, hot(11, promptTokens), 24); !slices.Equal(a, b) {
+		s.Errorf("the same seed gave %v and %v", a, b)
+	}
+	if b := s.decode(e, prompt, hot(12, promptTokens), 24); slices.Equal(a, b) {
+		s.Error("another seed gave the same text")
+	}
+	other := hot(11, promptTokens)
+	other.Choice = 1
+	if b := s.decode(e, prompt, other, 24); slices.Equal(a, b) {
+		s.Error("another choice gave the same text")
+	}
+	// A chain that holds the text gives it back: every row is sampled with the state of its own path.
+	penal := hot(11, promptTokens)
+	penal.RepetitionPenalty, penal.FrequencyPenalty, penal.PresencePenalty = 1.3, 0.2, 0.1
+	for name, sampler := range map[string]engineplugin.Sampler{"temperature": hot(11, promptTokens), "penalties": penal} {
+		want := s.decode(e, prompt, sampler, 24)
+		q := s.sequence(e)
+		s.ok(e.SetSampler(s.ctx, q, sampler))
+		s.feed(e, q, prompt, 0)
+		r := s.step(e, q, chain(want[:23]), engineplugin.WantToken)
+		if !slices.Equal(r.Tokens, want[1:]) {
+			s.Errorf("%s: verified chain gives %v, decoding %v", name, r.Tokens, want[1:])
+		}
+		// Siblings do not disturb each other's penalties.
+		tree := []node{{want[0], -1}, {want[5], 0}, {want[1], 0}, {want[5], 2}, {want[2], 2}}
+		r = s.step(e, q, tree, engineplugin.WantToken)
+		if r.Tokens[0] != want[1] || r.Tokens[2] != want[2] || r.Tokens[4] != want[3] {
+			s.Errorf("%s: verified tree gives %v, decoding %v", name, r.Tokens, want[1:4])
+		}
+		// Another batch, a restored state: still the same.
+		p, err := e.NewSnapshot(s.ctx, q)
+		s.ok(err)
+		s.ok(e.RestoreSnapshot(s.ctx, p, q))
+		s.ok(e.FreeSnapshot(s.ctx, p))
+		if r = s.step(e, q, chain(want[:1]), engineplugin.WantToken); r.Tokens[0] != want[1] {
+			s.Errorf("%s: after restore %d, want %d", name, r.Tokens[0], want[1])
+		}
+		s.ok(e.FreeSequence(s.ctx, q))
+	}
+}
+
+func (s *suite) samplerSettings() {
+	e := s.target()
+	prompt := s.tokens(e, promptTokens)
+	greedy := s.decode(e, prompt, engineplugin.DefaultSampler(), 12)
+	for name, edit := range map[string]func(*engineplugin.Sampler){
+		"top_k 1":          func(p *engineplugin.Sampler) { p.TopK = 1 },
+		"tiny top_p":       func(p *engineplugin.Sampler) { p.TopP = 1e-6 },
+		"min_p 1":          func(p *engineplugin.Sampler) { p.MinP = 1 },
+		"tiny temperature": func(p *engineplugin.Sampler) { p.Temperature = 1e-5 },
+		"temperature 0":    func(p *engineplugin.Sampler) { p.Temperature = 0 },
+	} {
+		sampler := hot(5, promptTokens)
+		edit(&sampler)
+		if got := s.decode(e, prompt, sampler, 12); !slices.Equal(got, greedy) {
+			s.Errorf("%s gives %v, argmax is %v", name, got, greedy)
+		}
+	}
+	bias := engineplugin.DefaultSampler()
+	bias.BiasTokens, bias.BiasValues = []int32{3, 5}, []float32{2000, 1000}
+	if got := s.decode(e, prompt, bias, 4); !slices.Equal(got, []int32{3, 3, 3, 3}) {
+		s.Errorf("a bias of 2000 gives %v", got)
+	}
+	// The penalty falls on what was generated.
+	bias.FrequencyPenalty = 10000
+	if got := s.decode(e, prompt, bias, 2); got[0] != 3 || got[1] != 5 {
+		s.Errorf("bias with penalty gives %v, want [3 5]", got)
+	}
+	banned := engineplugin.DefaultSampler()
+	banned.BiasTokens, banned.BiasValues = []int32{greedy[0]}, []float32{float32(math.Inf(-1))}
+	if got := s.decode(e, prompt, banned, 1); got[0] == greedy[0] {
+		s.Error("a bias of minus infinity does not ban")
+	}
+}
+
+func (s *suite) samplerErrors() {
+	e := s.target()
+	q := s.sequence(e)
+	vocab := int32(e.Info().Vocab)
+	for _, c := range []struct {
+		field string
+		edit  func(*engineplugin.Sampler)
+	}{
+		{"temperature", func(p *engineplugin.Sampler) { p.Temperature = -1 }},
+		{"temperature", func(p *engineplugin.Sampler) { p.Temperature = float32(math.NaN()) }},
+		{"top_p", func(p *engineplugin.Sampler) { p.TopP = 0 }},
+		{"top_p", func(p *engineplugin.Sampler) { p.TopP = 1.5 }},
+		{"min_p", func(p *engineplugin.Sampler) { p.MinP = -0.1 }},
+		{"repetition_penalty", func(p *engineplugin.Sampler) { p.RepetitionPenalty = 0 }},
+		{"penalty_window", func(p *engineplugin.Sampler) { p.PenaltyWindow = -1 }},
+		{"bias_tokens", func(p *engineplugin.Sampler) { p.BiasTokens, p.BiasValues = []int32{vocab}, []float32{1} }},
+		{"bias", func(p *engineplugin.Sampler) { p.BiasTokens, p.BiasValues = []int32{1}, nil }},
+	} {
+		p := engineplugin.DefaultSampler()
+		c.edit(&p)
+		s.refused(c.field, e.SetSampler(s.ctx, q, p), codes.InvalidArgument, c.field)
+	}
+	s.refused("sequence", e.SetSampler(s.ctx, 4711, engineplugin.DefaultSampler()), codes.NotFound, "sequence")
+	s.ok(e.SetSampler(s.ctx, q, engineplugin.DefaultSampler()))
+}
+
+func (s *suite) masks() {
+	e := s.target()
+	q := s.sequence(e)
+	s.feed(e, q, s.tokens(e, promptTokens), 0)
+	vocab := e.Info().Vocab
+	words := (vocab + 31) / 32
+	free := s.step(e, q, chain([]int32{1, 2, 3}), everything)
+	want := []row{rowBits(free, 0, 3), rowBits(free, 1, 3)}
+	best := free.Tokens[2]
+	// Mask 0 allows everything but the best token of row 2; mask 1 allows tokens 4 and 6 only.
+	masks := make([]uint32, 2*words)
+	for i := range masks[:words] {
+		masks[i] = ^uint32(0)
+	}
+	masks[best/32] &^= 1 << (best % 32)
+	masks[words] |= 1<<4 | 1<<6
+	rows := rowsOf(q, promptTokens, chain([]int32{1, 2, 3}), everything, 0)
+	rows[1].Mask, rows[2].Mask = 1, 0
+	for _, temperature := range []float32{0, 1} {
+		sampler := engineplugin.DefaultSampler()
+		sampler.Temperature = temperature
+		s.ok(e.SetSampler(s.ctx, q, sampler))
+		r := &engineplugin.StepResult{}
+		s.ok(e.Step(s.ctx, &engineplugin.Step{Rows: rows, Masks: masks, NMasks: 2}, r))
+		if r.Tokens[1] != 4 && r.Tokens[1] != 6 {
+			s.Errorf("temperature %v: a masked row chose %d", temperature, r.Tokens[1])
+		}
+		if r.Tokens[2] == best {
+			s.Errorf("temperature %v: the only masked token was chosen", temperature)
+		}
+		if temperature == 0 {
+			s.same("a row without mask", want[0], rowBits(r, 0, 3))
+		}
+		// Log-probabilities and candidates are those of the raw logits.
+		masked := rowBits(r, 1, 3)
+		masked.token, masked.logprob = want[1].token, want[1].logprob
+		s.same("raw outputs of a masked row", want[1], masked)
+	}
+	r := &engineplugin.StepResult{}
+	s.refused("too few words", e.Step(s.ctx, &engineplugin.Step{Rows: rows, Masks: masks[:2*words-1], NMasks: 2}, r), codes.InvalidArgument, "masks")
+}

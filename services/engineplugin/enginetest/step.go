@@ -1,0 +1,338 @@
+package enginetest
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/tandem-inference/tandem/services/engineplugin"
+)
+
+func (s *suite) stepErrors() {
+	e := s.target()
+	q, other := s.sequence(e), s.sequence(e)
+	s.feed(e, q, s.tokens(e, 4), 0)
+	vocab := int32(e.Info().Vocab)
+	type edit = func(*engineplugin.Step)
+	for _, c := range []struct {
+		name  string
+		edit  edit
+		code  codes.Code
+		words []string
+	}{
+		{"unknown sequence", func(p *engineplugin.Step) { p.Rows[0].Sequence = 4711 }, codes.NotFound, []string{"sequence"}},
+		{"token too large", func(p *engineplugin.Step) { p.Rows[1].Token = vocab }, codes.InvalidArgument, []string{"token"}},
+		{"token negative", func(p *engineplugin.Step) { p.Rows[1].Token = -1 }, codes.InvalidArgument, []string{"token"}},
+		{"position too low", func(p *engineplugin.Step) { p.Rows[0].Position = 3 }, codes.InvalidArgument, []string{"position"}},
+		{"position too high", func(p *engineplugin.Step) { p.Rows[1].Position = 6 }, codes.InvalidArgument, []string{"position"}},
+		{"parent itself", func(p *engineplugin.Step) { p.Rows[1].Parent = 1 }, codes.InvalidArgument, []string{"parent"}},
+		{"parent later", func(p *engineplugin.Step) { p.Rows[0].Parent = 1 }, codes.InvalidArgument, []string{"parent"}},
+		{"parent -2", func(p *engineplugin.Step) { p.Rows[0].Parent = -2 }, codes.InvalidArgument, []string{"parent"}},
+		{"parent of another sequence", func(p *engineplugin.Step) {
+			p.Rows[1].Sequence, p.Rows[1].Position = other, 1
+		}, codes.InvalidArgument, []string{"parent"}},
+		{"unknown want", func(p *engineplugin.Step) { p.Rows[0].Want = 1 << 12 }, codes.InvalidArgument, []string{"want"}},
+		{"top-k 0", func(p *engineplugin.Step) { p.Rows[0].Want, p.Rows[0].TopK = engineplugin.WantTop, 0 }, codes.InvalidArgument, []string{"top_k"}},
+		{"top-k too large", func(p *engineplugin.Step) { p.Rows[0].Want, p.Rows[0].TopK = engineplugin.WantTop, topK+1 }, codes.InvalidArgument, []string{"top_k"}},
+		{"score outside", func(p *engineplugin.Step) { p.Rows[0].Want, p.Rows[0].Score = engineplugin.WantScore, vocab }, codes.InvalidArgument, []string{"score"}},
+		{"mask without masks", func(p *engineplugin.Step) { p.Rows[0].Want, p.Rows[0].Mask = engineplugin.WantToken, 0 }, codes.InvalidArgument, []string{"mask"}},
+		{"hidden rows at layer 0", func(p *engineplugin.Step) { p.HiddenIn = make([]float32, 2*e.Info().Hidden) }, codes.InvalidArgument, []string{"hidden_in"}},
+		{"features without capture", func(p *engineplugin.Step) {
+			p.Rows[0].Want, p.Features = engineplugin.WantFeatures, engineplugin.FeatureRawBF16
+		}, codes.FailedPrecondition, nil},
+		{"branch in a committing step", func(p *engineplugin.Step) { p.Prefill, p.Rows[1].Parent, p.Rows[1].Position = true, -1, 4 }, codes.InvalidArgument, []string{"parent", "position"}},
+	} {
+		step := &engineplugin.Step{Rows: rowsOf(q, 4, chain([]int32{1, 2}), 0, 0)}
+		c.edit(step)
+		s.refused(c.name, e.Step(s.ctx, step, &engineplugin.StepResult{}), c.code, c.words...)
+		if n := s.length(e, q); n != 4 {
+			s.Fatalf("%s: the refused step left %d positions", c.name, n)
+		}
+	}
+	wide := func(n int) []engineplugin.Row {
+		tree := make([]node, n)
+		for i := range tree {
+			tree[i] = node{1, -1}
+		}
+		return rowsOf(q, 4, tree, 0, 0)
+	}
+	r := &engineplugin.StepResult{}
+	s.ok(e.Step(s.ctx, &engineplugin.Step{Rows: wide(treeRows)}, r))
+	s.refused("too wide a tree", e.Step(s.ctx, &engineplugin.Step{Rows: wide(treeRows + 1)}, r), codes.InvalidArgument, "max_tree_rows", "rows")
+	long := &engineplugin.Step{Prefill: true, Rows: rowsOf(q, 4, chain(s.tokens(e, batchRows+1)), 0, 0)}
+	s.refused("too long a chunk", e.Step(s.ctx, long, r), codes.InvalidArgument, "max_batch_rows", "rows")
+	for s.length(e, q)+batchRows <= maxContext {
+		s.feed(e, q, s.tokens(e, batchRows), 0)
+	}
+	full := &engineplugin.Step{Prefill: true, Rows: rowsOf(q, s.length(e, q), chain(s.tokens(e, batchRows)), 0, 0)}
+	s.refused("context full", e.Step(s.ctx, full, r), codes.ResourceExhausted, "context")
+}
+
+// outputs checks that what rows want agrees with itself.
+func (s *suite) outputs() {
+	e := s.target()
+	q := s.sequence(e)
+	s.feed(e, q, s.tokens(e, promptTokens), 0)
+	tree := s.randomTree(e, 7)
+	rows := rowsOf(q, promptTokens, tree, everything, 0)
+	rows[2].Want, rows[3].TopK, rows[4].Want = 0, 3, engineplugin.WantTop
+	r := &engineplugin.StepResult{}
+	s.ok(e.Step(s.ctx, &engineplugin.Step{Rows: rows}, r))
+	vocab := e.Info().Vocab
+	if len(r.Tokens) != 7 || len(r.Logprobs) != 7 || len(r.Scores) != 7 || r.TopStride < topK || len(r.TopIDs) != 7*r.TopStride ||
+		len(r.TopLogprobs) != 7*r.TopStride || len(r.Logits) != 5*vocab || len(r.Features) != 0 {
+		s.Fatalf("sizes: %d tokens, %d logprobs, %d scores, stride %d, %d top, %d logits", len(r.Tokens), len(r.Logprobs), len(r.Scores), r.TopStride, len(r.TopIDs), len(r.Logits))
+	}
+	if r.Tokens[2] != -1 || r.Tokens[4] != -1 {
+		s.Error("rows that want no token have one")
+	}
+	at := 0
+	for i := range rows {
+		ids, lps := r.TopIDs[i*r.TopStride:][:r.TopStride], r.TopLogprobs[i*r.TopStride:][:r.TopStride]
+		n := 0
+		if rows[i].Want&engineplugin.WantTop != 0 {
+			n = int(rows[i].TopK)
+		}
+		for k := n; k < len(ids); k++ {
+			if ids[k] != -1 {
+				s.Errorf("row %d: entry %d beyond top_k %d is %d", i, k, n, ids[k])
+			}
+		}
+		for k := 1; k < n; k++ {
+			if lps[k] > lps[k-1] || lps[k] == lps[k-1] && ids[k] < ids[k-1] {
+				s.Errorf("row %d: the likeliest are out of order: %v %v", i, ids[:n], lps[:n])
+			}
+		}
+		if rows[i].Want&engineplugin.WantLogits == 0 {
+			continue
+		}
+		logits := r.Logits[at*vocab:][:vocab]
+		at++
+		norm := logSumExp(logits)
+		near := func(what string, token int32, got float32) {
+			if want := float64(logits[token]) - norm; math.Abs(want-float64(got)) > 1e-3 {
+				s.Errorf("row %d: %s of token %d is %v, the logits say %v", i, what, token, got, want)
+			}
+		}
+		best := argmax(logits)
+		if r.Tokens[i] != best || ids[0] != best {
+			s.Errorf("row %d: token %d, likeliest %d, argmax %d", i, r.Tokens[i], ids[0], best)
+		}
+		near("logprob", r.Tokens[i], r.Logprobs[i])
+		near("score", rows[i].Score, r.Scores[i])
+		for k := range n {
+			near(fmt.Sprint("top ", k), ids[k], lps[k])
+		}
+	}
+}
+
+func logSumExp(logits []float32) float64 {
+	top := float64(slices.Max(logits))
+	sum := 0.0
+	for _, l := range logits {
+		sum += math.Exp(float64(l) - top)
+	}
+	return top + math.Log(sum)
+}
+
+func argmax(logits []float32) int32 {
+	best := 0
+	for i, l := range logits {
+		if l > logits[best] {
+			best = i
+		}
+	}
+	return int32(best)
+}
+
+// batchInvariance: the bits of a row do not depend on the other rows.
+func (s *suite) batchInvariance() {
+	e := s.target()
+	q := s.sequence(e)
+	s.feed(e, q, s.tokens(e, promptTokens), 0)
+	if l := e.Info().Layers; l > 1 {
+		s.ok(e.SetCapture(s.ctx, []int32{0, int32(l - 1)}))
+	} else {
+		s.ok(e.SetCapture(s.ctx, []int32{0}))
+	}
+	const want = everything | engineplugin.WantFeatures
+	for _, size := range []int{2, 3, 7, 16, treeRows} {
+		tree := s.randomTree(e, size)
+		r := s.step(e, q, tree, want)
+		for i := range tree {
+			if size > 7 && i%5 != 0 {
+				continue
+			}
+			// The row's own path, as a chain.
+			var alone []node
+			for k, at := range pathTo(tree, i) {
+				alone = append(alone, node{tree[at].token, int32(k) - 1})
+			}
+			c := s.step(e, q, alone, want)
+			s.same(fmt.Sprintf("row %d of %d against a chain of %d", i, size, len(alone)), rowBits(r, i, size), rowBits(c, len(alone)-1, len(alone)))
+		}
+	}
+	// Committed row by row, on a copy of the state.
+	p, err := e.NewSnapshot(s.ctx, q)
+	s.ok(err)
+	tokens := s.tokens(e, 5)
+	whole := rowBits(s.step(e, q, chain(tokens), everything), 4, 5)
+	s.commit(e, q)
+	s.same("row by row", whole, rowBits(s.oneByOne(e, q, tokens), 0, 1))
+	s.ok(e.RestoreSnapshot(s.ctx, p, q))
+	s.ok(e.FreeSnapshot(s.ctx, p))
+}
+
+// treeCommit: speculation with junk around the right path gives what plain decoding gives.
+func (s *suite) treeCommit() {
+	e := s.target()
+	plain, tree := s.sequence(e), s.sequence(e)
+	prompt := s.tokens(e, promptTokens)
+	first := s.feed(e, plain, prompt, engineplugin.WantToken).Tokens[promptTokens-1]
+	s.feed(e, tree, prompt, 0)
+	const rounds = 6
+	// Plain greedy decoding.
+	var text []int32
+	var bits []row
+	token := first
+	for len(text) < rounds*3 {
+		r := s.step(e, plain, chain([]int32{token}), everything)
+		s.commit(e, plain, 0)
+		text, bits = append(text, token), append(bits, rowBits(r, 0, 1))
+		token = r.Tokens[0]
+	}
+	// The same text three tokens a round, hidden in a tree of wrong ones.
+	at := 0
+	var commits []engineplugin.Commit
+	r := &engineplugin.StepResult{}
+	for range rounds {
+		var nodes []node
+		var path []int32
+		parent := int32(-1)
+		for k := range 3 {
+			for range s.rng.IntN(4) { // junk before
+				nodes = append(nodes, node{s.tokens(e, 1)[0], parent})
+			}
+			nodes = append(nodes, node{text[at+k], parent})
+			parent = int32(len(nodes) - 1)
+			path = append(path, parent)
+			nodes = append(nodes, node{s.tokens(e, 1)[0], int32(s.rng.IntN(len(nodes)))})
+		}
+		s.ok(e.Step(s.ctx, &engineplugin.Step{Commits: commits, Rows: rowsOf(tree, promptTokens+at, nodes, everything, 0)}, r))
+		for k, i := range path {
+			s.same(fmt.Sprintf("token %d", at+k), bits[at+k], rowBits(r, int(i), len(nodes)))
+		}
+		commits = commit(tree, path...)
+		at += 3
+	}
+	s.ok(e.Step(s.ctx, &engineplugin.Step{Commits: commits}, r))
+	if a, b := s.length(e, plain), s.length(e, tree); a != b {
+		s.Errorf("lengths %d and %d", a, b)
+	}
+}
+
+func (s *suite) manySequences() {
+	e := s.target()
+	const n = 3
+	var qs []engineplugin.Sequence
+	var alone []row
+	trees := make([][]node, n)
+	for i := range n {
+		q := s.sequence(e)
+		qs = append(qs, q)
+		s.feed(e, q, s.tokens(e, 3+7*i), 0)
+		trees[i] = s.randomTree(e, 2+3*i)
+		r := s.step(e, q, trees[i], everything)
+		for k := range trees[i] {
+			alone = append(alone, rowBits(r, k, len(trees[i])))
+		}
+	}
+	step := &engineplugin.Step{}
+	for i, q := range qs {
+		step.Rows = append(step.Rows, rowsOf(q, s.length(e, q), trees[i], everything, int32(len(step.Rows)))...)
+	}
+	r := &engineplugin.StepResult{}
+	s.ok(e.Step(s.ctx, step, r))
+	for i := range step.Rows {
+		s.same(fmt.Sprintf("row %d of all sequences", i), alone[i], rowBits(r, i, len(step.Rows)))
+	}
+	// Paths are indices of the batch, for every sequence.
+	at := int32(0)
+	var commits []engineplugin.Commit
+	for i, q := range qs {
+		commits = append(commits, engineplugin.Commit{Sequence: q, Path: []int32{at}})
+		at += int32(len(trees[i]))
+	}
+	s.ok(e.Step(s.ctx, &engineplugin.Step{Commits: commits}, r))
+	for i, q := range qs {
+		if got := s.length(e, q); got != 3+7*i+1 {
+			s.Errorf("sequence %d has %d positions", i, got)
+		}
+	}
+}
+
+func (s *suite) pendingRows() {
+	e := s.target()
+	q, other := s.sequence(e), s.sequence(e)
+	s.feed(e, q, s.tokens(e, 5), 0)
+	s.feed(e, other, s.tokens(e, 5), 0)
+	r := &engineplugin.StepResult{}
+	try := func(path ...int32) error {
+		return e.Step(s.ctx, &engineplugin.Step{Commits: commit(q, path...)}, r)
+	}
+	s.refused("nothing pending", try(0), codes.FailedPrecondition, "pending")
+	s.ok(try()) // dropping nothing is fine
+	tree := []node{{1, -1}, {2, 0}, {3, 0}, {4, -1}}
+	s.step(e, q, tree, 0)
+	s.refused("not a child of the tip", try(1), codes.InvalidArgument, "path")
+	s.refused("not a child of the one before", try(0, 3), codes.InvalidArgument, "path")
+	s.refused("unknown row", try(4), codes.InvalidArgument, "path")
+	s.refused("negative row", try(-1), codes.InvalidArgument, "path")
+	s.step(e, other, tree, 0) // another sequence's step leaves ours pending
+	s.ok(try(0, 2))
+	if n := s.length(e, q); n != 7 {
+		s.Errorf("length %d after committing two rows", n)
+	}
+	s.refused("committed twice", try(3), codes.FailedPrecondition, "pending")
+	s.step(e, q, tree, 0)
+	s.step(e, q, chain([]int32{5}), 0) // drops the tree
+	s.refused("a dropped row", try(0, 1), codes.InvalidArgument, "path")
+	s.step(e, q, tree, 0)
+	s.ok(try())
+	s.refused("dropped by an empty path", try(0), codes.FailedPrecondition, "pending")
+	if n := s.length(e, q); n != 7 {
+		s.Errorf("length %d", n)
+	}
+	s.refused("unknown sequence", e.Step(s.ctx, &engineplugin.Step{Commits: commit(999, 0)}, r), codes.NotFound, "sequence")
+}
+
+// prefill: chunks of any size agree with steps up to rounding.
+func (s *suite) prefill() {
+	e := s.target()
+	tokens := s.tokens(e, 40)
+	a, b, c := s.sequence(e), s.sequence(e), s.sequence(e)
+	want := engineplugin.WantLogits | engineplugin.WantToken
+	whole := slices.Clone(s.feed(e, a, tokens, want).Logits)
+	s.feed(e, b, tokens[:1], 0)
+	s.feed(e, b, tokens[1:18], 0)
+	parts := slices.Clone(s.feed(e, b, tokens[18:], want).Logits)
+	steps := s.oneByOne(e, c, tokens).Logits
+	for name, other := range map[string][]float32{"chunks": parts, "single rows": steps} {
+		worst := 0.0
+		for i := range whole {
+			worst = max(worst, math.Abs(float64(whole[i]-other[i])))
+		}
+		scale := float64(slices.Max(whole) - slices.Min(whole))
+		if !(worst <= 0.02*scale) {
+			s.Errorf("%s: logits differ by %v on a scale of %v", name, worst, scale)
+		}
+		s.Logf("%s: largest difference %v of %v", name, worst, scale)
+	}
+	again := s.sequence(e)
+	s.ok(e.FreeSequence(s.ctx, a))
+	if d := s.feed(e, again, tokens, want).Logits; !slices.Equal(bitsOf(d), bitsOf(whole)) {
+		s.Error("the same chunk twice gives other bits")
+	}
+}

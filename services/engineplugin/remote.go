@@ -1,0 +1,259 @@
+package engineplugin
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/tensorwire"
+)
+
+// Remote is an Engine behind a connection: the client of a Server. The connection was made with DialOptions.
+type Remote struct {
+	client enginev1.EngineServiceClient
+	closer func() error // ends the peer after the engine was closed; may be nil
+
+	infoMu sync.Mutex // guards info
+	info   Info
+
+	turn Submitter // guards the fields of the Run stream
+	// Of the Run stream: one request in flight.
+	stream grpc.ClientStream
+	stop   context.CancelFunc
+	req    runRequest
+	resp   runResponse
+	watch  *CallWatch
+
+	lifeMu sync.Mutex // guards err, closed and closing of done
+	err    error
+	closed bool
+	done   chan struct{}
+	// interrupts counts goroutines that send Interrupt, so that Close can wait for them.
+	interrupts sync.WaitGroup
+}
+
+// interruptTimeout bounds the call that asks for a cancel.
+const interruptTimeout = 2 * time.Second
+
+// OpenRemote opens an engine behind a connection. closer is called at the end of Close.
+func OpenRemote(ctx context.Context, conn grpc.ClientConnInterface, options OpenOptions, progress Progress, closer func() error) (*Remote, error) {
+	r := &Remote{client: enginev1.NewEngineServiceClient(conn), closer: closer, turn: NewSubmitter(), done: make(chan struct{})}
+	r.watch = NewCallWatch(r.interrupt)
+	opening, err := r.client.Open(ctx, optionsToProto(options))
+	if err != nil {
+		return nil, err
+	}
+	for {
+		m, err := opening.Recv()
+		if err == io.EOF {
+			return nil, rpcerr.Internal("the engine ended Open without a result")
+		}
+		if err != nil {
+			return nil, err
+		}
+		if m.Info != nil {
+			r.info = infoFromProto(m.Info)
+			break
+		}
+		if progress != nil {
+			progress(m.DoneBytes, m.TotalBytes)
+		}
+	}
+	for { // to the end of the stream, which frees it
+		if _, err := opening.Recv(); err != nil {
+			break
+		}
+	}
+	streamCtx, stop := context.WithCancel(context.Background())
+	r.stop = stop
+	if r.stream, err = r.client.Run(streamCtx); err != nil {
+		stop()
+		return nil, err
+	}
+	return r, nil
+}
+
+// lose marks the engine as gone, for the first reason given.
+func (r *Remote) lose(err error) {
+	r.lifeMu.Lock()
+	defer r.lifeMu.Unlock()
+	if r.err == nil {
+		r.err = err
+		close(r.done)
+	}
+}
+
+// Done implements Mortal.
+func (r *Remote) Done() <-chan struct{} { return r.done }
+
+// Err implements Mortal.
+func (r *Remote) Err() error {
+	r.lifeMu.Lock()
+	defer r.lifeMu.Unlock()
+	return r.err
+}
+
+// translate turns errors of the transport into ENGINE_LOST and leaves the engine's own alone.
+func (r *Remote) translate(err error) error {
+	if err == nil {
+		return nil
+	}
+	if lost := r.Err(); lost != nil {
+		return lost
+	}
+	e := rpcerr.From(err)
+	// gRPC reports a broken connection as Unavailable without our ErrorInfo; engines send no such code.
+	if e.Code() == codes.Unavailable && e.Reason() == "UNAVAILABLE" {
+		return rpcerr.EngineLost.WithCause(err)
+	}
+	return r.poisoned(e)
+}
+
+// poisoned loses the engine when it reports INTERNAL: a device fault, after which every call fails the same way.
+func (r *Remote) poisoned(err error) error {
+	if rpcerr.Code(err) == codes.Internal {
+		r.lose(err)
+	}
+	return err
+}
+
+// alive fails early when the engine is gone.
+func (r *Remote) alive() error { return r.Err() }
+
+// Info implements Engine.
+func (r *Remote) Info() Info {
+	r.infoMu.Lock()
+	defer r.infoMu.Unlock()
+	i := r.info
+	i.CaptureLayers = slices.Clone(i.CaptureLayers)
+	return i
+}
+
+func (r *Remote) setInfo(m *enginev1.Info) {
+	r.infoMu.Lock()
+	defer r.infoMu.Unlock()
+	r.info = infoFromProto(m)
+}
+
+// Step implements Engine.
+func (r *Remote) Step(ctx context.Context, step *Step, result *StepResult) error {
+	if err := r.turn.Acquire(ctx); err != nil {
+		return rpcerr.From(err)
+	}
+	defer r.turn.Release()
+	r.req.kind, r.req.step, r.resp.step = workStep, step, result
+	err := r.round(ctx, outputStep)
+	r.req.step, r.resp.step = nil, nil
+	result.EngineNanos = r.resp.nanos
+	return err
+}
+
+// Propose implements Engine.
+func (r *Remote) Propose(ctx context.Context, features []FeatureRows, requests []DraftRequest, result *DraftResult) error {
+	if err := r.turn.Acquire(ctx); err != nil {
+		return rpcerr.From(err)
+	}
+	defer r.turn.Release()
+	r.req.kind, r.req.features, r.req.requests, r.resp.propose = workPropose, features, requests, result
+	err := r.round(ctx, outputPropose)
+	r.req.features, r.req.requests, r.resp.propose = nil, nil, nil
+	result.EngineNanos = r.resp.nanos
+	return err
+}
+
+// round sends the request and waits for its answer, also after ctx has ended: then the engine is asked to hurry.
+func (r *Remote) round(ctx context.Context, kind int) error {
+	if err := r.alive(); err != nil {
+		return err
+	}
+	r.req.id++
+	r.resp.nanos = 0
+	if err := r.watch.Begin(ctx, r.req.id); err != nil {
+		return rpcerr.From(err)
+	}
+	defer r.watch.End()
+	if err := r.stream.SendMsg(&r.req); err != nil && err != io.EOF { // EOF: RecvMsg knows why
+		return r.broken(err)
+	}
+	if err := r.stream.RecvMsg(&r.resp); err != nil {
+		return r.broken(err)
+	}
+	if r.resp.id != r.req.id {
+		return r.broken(rpcerr.Internal("the engine answered request %d instead of %d", r.resp.id, r.req.id))
+	}
+	if err := r.resp.failure.err(); err != nil {
+		if cause := ctx.Err(); cause != nil && rpcerr.Code(err) == codes.Canceled {
+			return rpcerr.From(cause)
+		}
+		return r.poisoned(err)
+	}
+	if r.resp.kind != kind {
+		return r.broken(rpcerr.Internal("the engine answered with the wrong kind of output"))
+	}
+	return nil
+}
+
+// broken loses the engine: without its stream it is of no use.
+func (r *Remote) broken(err error) error {
+	if err == io.EOF {
+		err = errors.New("the engine ended the stream")
+	}
+	r.lose(rpcerr.EngineLost.WithCause(err))
+	return r.Err()
+}
+
+// interrupt runs on a goroutine of the context that ended.
+func (r *Remote) interrupt(id uint64) {
+	r.lifeMu.Lock()
+	if r.closed {
+		r.lifeMu.Unlock()
+		return
+	}
+	r.interrupts.Add(1)
+	r.lifeMu.Unlock()
+	defer r.interrupts.Done()
+	ctx, cancel := context.WithTimeout(context.Background(), interruptTimeout)
+	defer cancel()
+	// When the call fails the engine is gone, and the stream says so.
+	_, _ = r.client.Interrupt(ctx, &enginev1.InterruptRequest{Id: id})
+}
+
+// closeTimeout bounds how long an engine may take to free its memory.
+const closeTimeout = 5 * time.Second
+
+// Close implements Engine. It is safe to call twice and after the engine was lost.
+func (r *Remote) Close() error {
+	r.lifeMu.Lock()
+	again := r.closed
+	r.closed = true
+	lost := r.err != nil
+	r.lifeMu.Unlock()
+	if again {
+		return nil
+	}
+	r.interrupts.Wait()
+	if !lost {
+		r.lose(rpcerr.FailedPrecondition("the engine is closed"))
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		// Whatever happens here, the closer ends the process.
+		_, _ = r.client.Close(ctx, &enginev1.CloseRequest{})
+		cancel()
+	}
+	r.stop()
+	r.watch.Close()
+	if r.closer != nil {
+		return r.closer()
+	}
+	return nil
+}
+
+// chunkBytes is the size of pieces of exported states.
+const chunkBytes = tensorwire.ChunkBytes

@@ -1,0 +1,194 @@
+package engineplugin
+
+import (
+	"context"
+	"io"
+	"sync"
+
+	"google.golang.org/grpc"
+
+	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/tensorwire"
+)
+
+// Server serves one engine of any Opener as EngineService. It is what the engine program registers with go-plugin. The
+// gRPC server needs ServerOptions.
+type Server struct {
+	enginev1.UnimplementedEngineServiceServer
+	opener Opener
+
+	mu      sync.Mutex // guards engine and opening
+	engine  Engine
+	opening bool
+
+	runMu       sync.Mutex // guards the fields below, which connect Run and Interrupt
+	running     uint64     // request of the Run stream in progress, 0 = none
+	interrupted uint64     // highest request to be cancelled, also before it arrives
+	cancel      context.CancelFunc
+	streams     int
+}
+
+// NewServer returns a Server that opens its engine with opener when it is asked to.
+func NewServer(opener Opener) *Server { return &Server{opener: opener} }
+
+// ServerOptions are the gRPC options that a Server needs. onPanic may be nil.
+func ServerOptions(onPanic rpcerr.PanicHandler) []grpc.ServerOption {
+	return append(tensorwire.ServerOptions(), rpcerr.ServerOptions(onPanic)...)
+}
+
+// DialOptions are the gRPC options of its clients, without credentials.
+func DialOptions() []grpc.DialOption {
+	return append(tensorwire.DialOptions(), rpcerr.DialOptions()...)
+}
+
+// Shutdown closes the engine when one is open.
+func (s *Server) Shutdown() error {
+	s.mu.Lock()
+	e := s.engine
+	s.engine = nil
+	s.mu.Unlock()
+	if e == nil {
+		return nil
+	}
+	return e.Close()
+}
+
+func (s *Server) open() (Engine, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.engine == nil {
+		return nil, rpcerr.FailedPrecondition("no engine is open")
+	}
+	return s.engine, nil
+}
+
+// Open implements enginev1.EngineServiceServer.
+func (s *Server) Open(req *enginev1.OpenRequest, stream grpc.ServerStreamingServer[enginev1.OpenResponse]) error {
+	s.mu.Lock()
+	busy := s.engine != nil || s.opening
+	s.opening = s.opening || !busy
+	s.mu.Unlock()
+	if busy {
+		return rpcerr.FailedPrecondition("an engine is open already")
+	}
+	e, err := s.opener.Open(stream.Context(), optionsFromProto(req), func(done, total uint64) {
+		// A client that is gone shows in the context.
+		_ = stream.Send(&enginev1.OpenResponse{DoneBytes: done, TotalBytes: total})
+	})
+	s.mu.Lock()
+	s.opening, s.engine = false, e
+	s.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return stream.Send(&enginev1.OpenResponse{Info: infoToProto(e.Info())})
+}
+
+// Close implements enginev1.EngineServiceServer.
+func (s *Server) Close(context.Context, *enginev1.CloseRequest) (*enginev1.CloseResponse, error) {
+	return &enginev1.CloseResponse{}, s.Shutdown()
+}
+
+// Run implements enginev1.EngineServiceServer.
+func (s *Server) Run(stream grpc.BidiStreamingServer[enginev1.RunRequest, enginev1.RunResponse]) error {
+	if err := s.attach(); err != nil {
+		return err
+	}
+	defer s.detach()
+	var (
+		req    runRequest
+		resp   runResponse
+		step   StepResult
+		draft  DraftResult
+		ctx    context.Context
+		cancel context.CancelFunc = func() {}
+	)
+	defer func() { cancel() }()
+	for {
+		if err := stream.RecvMsg(&req); err != nil {
+			if err == io.EOF {
+				return nil
+			}
+			return err
+		}
+		// One context serves all requests until it is cancelled, so that a step costs none.
+		if ctx == nil || ctx.Err() != nil {
+			cancel()
+			ctx, cancel = context.WithCancel(stream.Context())
+		}
+		s.begin(req.id, cancel)
+		resp.id, resp.kind, resp.nanos, resp.failure = req.id, 0, 0, failure{}
+		err := s.work(ctx, &req, &step, &draft)
+		s.finish()
+		switch {
+		case err != nil:
+			resp.failure = failureOf(err)
+		case req.kind == workStep:
+			resp.kind, resp.step, resp.nanos = outputStep, &step, step.EngineNanos
+		default:
+			resp.kind, resp.propose, resp.nanos = outputPropose, &draft, draft.EngineNanos
+		}
+		// The client answers for nothing until it has read this message, so its payload may be overwritten by the next step.
+		if err := stream.SendMsg(&resp); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *Server) work(ctx context.Context, req *runRequest, step *StepResult, draft *DraftResult) error {
+	e, err := s.open()
+	if err != nil {
+		return err
+	}
+	switch req.kind {
+	case workStep:
+		return e.Step(ctx, req.step, step)
+	case workPropose:
+		return e.Propose(ctx, req.features, req.requests, draft)
+	}
+	return rpcerr.InvalidArgument("work", "is missing")
+}
+
+func (s *Server) attach() error {
+	s.runMu.Lock()
+	defer s.runMu.Unlock()
+	if s.streams > 0 {
+		return rpcerr.FailedPrecondition("another Run stream is open")
+	}
+	s.streams++
+	s.interrupted = 0
+	return nil
+}
+
+func (s *Server) detach() {
+	s.runMu.Lock()
+	defer s.runMu.Unlock()
+	s.streams--
+}
+
+func (s *Server) begin(id uint64, cancel context.CancelFunc) {
+	s.runMu.Lock()
+	defer s.runMu.Unlock()
+	s.running, s.cancel = id, cancel
+	if id == s.interrupted {
+		cancel()
+	}
+}
+
+func (s *Server) finish() {
+	s.runMu.Lock()
+	defer s.runMu.Unlock()
+	s.running, s.cancel = 0, nil
+}
+
+// Interrupt implements enginev1.EngineServiceServer. It may overtake the request that it is meant for.
+func (s *Server) Interrupt(_ context.Context, req *enginev1.InterruptRequest) (*enginev1.InterruptResponse, error) {
+	s.runMu.Lock()
+	defer s.runMu.Unlock()
+	s.interrupted = max(s.interrupted, req.Id)
+	if s.running == req.Id && s.cancel != nil {
+		s.cancel()
+	}
+	return &enginev1.InterruptResponse{}, nil
+}
