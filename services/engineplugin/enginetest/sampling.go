@@ -95,15 +95,23 @@ func (s *suite) samplerSettings() {
 			s.Errorf("%s gives %v, argmax is %v", name, got, greedy)
 		}
 	}
+	// Two tokens that the prompt, on which penalties look back, does not have.
+	a, b := int32(3), int32(0)
+	for slices.Contains(prompt, a) {
+		a++
+	}
+	for b = a + 1; slices.Contains(prompt, b); {
+		b++
+	}
 	bias := engineplugin.DefaultSampler()
-	bias.BiasTokens, bias.BiasValues = []int32{3, 5}, []float32{2000, 1000}
-	if got := s.decode(e, prompt, bias, 4); !slices.Equal(got, []int32{3, 3, 3, 3}) {
-		s.Errorf("a bias of 2000 gives %v", got)
+	bias.BiasTokens, bias.BiasValues = []int32{a, b}, []float32{2000, 1000}
+	if got := s.decode(e, prompt, bias, 4); !slices.Equal(got, []int32{a, a, a, a}) {
+		s.Errorf("a bias of 2000 for %d gives %v", a, got)
 	}
 	// The penalty falls on what was generated.
 	bias.FrequencyPenalty = 10000
-	if got := s.decode(e, prompt, bias, 2); got[0] != 3 || got[1] != 5 {
-		s.Errorf("bias with penalty gives %v, want [3 5]", got)
+	if got := s.decode(e, prompt, bias, 2); got[0] != a || got[1] != b {
+		s.Errorf("bias with penalty gives %v, want %d, %d", got, a, b)
 	}
 	banned := engineplugin.DefaultSampler()
 	banned.BiasTokens, banned.BiasValues = []int32{greedy[0]}, []float32{float32(math.Inf(-1))}
