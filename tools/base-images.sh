@@ -30,7 +30,7 @@ pack() {
         if [ -e "$f" ] || [ -L "$f" ]; then echo "${f#/}"; fi
       done > "$work/files"
   # Links that packages do not own: merged /usr, alternatives.
-  for f in tmp bin sbin lib lib64 usr/bin/sh usr/bin/cc usr/bin/c++ usr/bin/awk usr/bin/which; do
+  for f in tmp bin sbin lib lib64 etc/ssl/certs/ca-certificates.crt usr/bin/sh usr/bin/cc usr/bin/c++ usr/bin/awk usr/bin/which; do
     if [ -e "/$f" ] || [ -L "/$f" ]; then echo "$f"; fi
   done >> "$work/files"
   (cd / && ls -d etc/alternatives/*) >> "$work/files"

@@ -1,0 +1,163 @@
+// Package container tests the images and compose.yaml with a real container engine.
+package container
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-inference/tandem/tests/client"
+	"github.com/tandem-inference/tandem/tests/cluster"
+)
+
+// TestDockerCompose builds the images, starts the cluster, asks, kills the draft, asks again and takes all down. It needs a
+// running engine, Compose v2 and some minutes; base images are made from files of this machine when they cannot be had.
+func TestDockerCompose(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds images: minutes")
+	}
+	if out, err := exec.Command("docker", "info").CombinedOutput(); err != nil {
+		t.Skipf("no container engine is running: %s", firstLine(out))
+	}
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	compose := findCompose(t, root)
+	goImage, baseImage := baseImages(t, root)
+
+	port := freePort(t)
+	env := append(os.Environ(), "DOCKER_BUILDKIT=0", "TANDEM_GO_IMAGE="+goImage, "TANDEM_BASE_IMAGE="+baseImage,
+		"TANDEM_PORT="+strconv.Itoa(port), "TANDEM_VERSION=test")
+	project := fmt.Sprintf("tandem-test-%d", os.Getpid())
+	do := func(limit time.Duration, args ...string) (string, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, compose[0], append(append([]string{}, compose[1:]...), append([]string{"-p", project}, args...)...)...)
+		cmd.Dir, cmd.Env = root, env
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	must := func(limit time.Duration, args ...string) string {
+		t.Helper()
+		out, err := do(limit, args...)
+		if err != nil {
+			t.Fatalf("compose %s: %v\n%s", strings.Join(args, " "), err, last(out, 4000))
+		}
+		return out
+	}
+	must(15*time.Minute, "build")
+	t.Cleanup(func() {
+		if t.Failed() {
+			logs, _ := do(time.Minute, "logs", "--tail", "40")
+			t.Log(logs)
+		}
+		if out, err := do(2*time.Minute, "down", "--volumes", "--timeout", "20"); err != nil {
+			t.Errorf("down: %v\n%s", err, out)
+		}
+		left, _ := exec.Command("docker", "ps", "-aq", "--filter", "label=com.docker.compose.project="+project).Output()
+		if len(bytes.TrimSpace(left)) > 0 {
+			t.Errorf("containers left: %s", left)
+		}
+	})
+	must(3*time.Minute, "up", "--detach", "--wait", "--wait-timeout", "120")
+
+	c := client.New(fmt.Sprintf("http://127.0.0.1:%d", port))
+	ask := func() client.Reply {
+		t.Helper()
+		reply, err := c.Do(t.Context(), client.Request{Messages: []client.Message{{Role: "user", Content: "What is DDTree?"}}, MaxTokens: 80})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reply
+	}
+	before := ask()
+	if !strings.Contains(before.Text, "tree") || before.Usage.AcceptRate == nil {
+		t.Errorf("answer %q, %+v", before.Text, before.Usage)
+	}
+	published := must(time.Minute, "ps", "--format", "{{.Service}} {{.Publishers}}")
+	if n := strings.Count(published, "8000"); n == 0 || strings.Contains(published, "9200 ") && strings.Contains(published, "0.0.0.0 9200") {
+		t.Errorf("published ports: %s", published)
+	}
+
+	must(time.Minute, "kill", "worker-draft")
+	if during := ask(); during.Text != before.Text {
+		t.Errorf("without the draft: %q, with it: %q", during.Text, before.Text)
+	}
+	must(time.Minute, "start", "worker-draft")
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		reply := ask()
+		if reply.Text != before.Text {
+			t.Fatalf("with the draft back: %q", reply.Text)
+		}
+		if reply.Usage.AcceptRate != nil && *reply.Usage.AcceptRate > 0.3 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("drafts are not accepted again 30 s after the draft's restart")
+		}
+		time.Sleep(100 * time.Millisecond) // poll: the draft joins by itself
+	}
+}
+
+// findCompose returns the command of Compose v2: the plug-in of the client, or the program that make compose builds.
+func findCompose(t *testing.T, root string) []string {
+	t.Helper()
+	if exec.Command("docker", "compose", "version").Run() == nil {
+		return []string{"docker", "compose"}
+	}
+	if path := filepath.Join(root, "bin", "docker-compose"); exec.Command(path, "version").Run() == nil {
+		return []string{path}
+	}
+	t.Skip("no Compose v2: run make compose")
+	return nil
+}
+
+// baseImages makes the images that the Dockerfiles start from, named by the modules and tools that they hold.
+func baseImages(t *testing.T, root string) (goImage, baseImage string) {
+	t.Helper()
+	hash := sha256.New()
+	sums, _ := filepath.Glob(filepath.Join(root, "*", "go.sum"))
+	for _, path := range append(sums, filepath.Join(root, "native/plugin/go.sum"), filepath.Join(root, "tools/base-images.sh")) {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hash.Write(data)
+	}
+	tag := hex.EncodeToString(hash.Sum(nil))[:12]
+	goImage, baseImage = "tandem-test-go:"+tag, "tandem-test-base:"+tag
+	cmd := exec.Command(filepath.Join(root, "tools", "base-images.sh"), goImage, baseImage)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("base images: %v\n%s", err, last(string(out), 2000))
+	}
+	return goImage, baseImage
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func firstLine(text []byte) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
+	return line
+}
+
+func last(text string, n int) string { return text[max(0, len(text)-n):] }
