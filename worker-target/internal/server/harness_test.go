@@ -1,0 +1,230 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/workernode"
+	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode"
+	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rig is a target worker on a fake engine with an optional draft, over in-memory connections.
+type rig struct {
+	t       testing.TB
+	opener  *enginefake.Opener
+	keeper  *workernode.Keeper
+	manager *drafts.Manager
+	model   *auto.Model
+	server  *Server
+	client  tandemv1.TargetServiceClient
+}
+
+type rigOptions struct {
+	target     enginefake.Options
+	open       engineplugin.OpenOptions
+	decode     decode.Config
+	draft      *drafttest.Draft
+	lanes      int
+	dontAttach bool
+}
+
+const draftName = "draft-address"
+
+func newRig(t testing.TB, o rigOptions) *rig {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var group sync.WaitGroup
+	if o.lanes == 0 {
+		o.lanes = 4
+	}
+	o.open.Role, o.open.ModelPath = engineplugin.RoleTarget, "target"
+	o.open.MaxSequences = o.lanes
+	o.open.KVTypeK, o.open.KVTypeV = engineplugin.KVDefault, engineplugin.KVDefault
+	r := &rig{t: t, opener: enginefake.New(o.target), model: auto.New()}
+	log := zap.NewNop()
+	dir := t.TempDir()
+	tables := filepath.Join(dir, "tables.gguf")
+	if err := os.WriteFile(tables, make([]byte, 3<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	static := []string{draftName}
+	dial := func(address string) (*grpc.ClientConn, error) { return nil, fmt.Errorf("nothing at %s", address) }
+	if o.draft != nil {
+		dial = o.draft.Dial
+	} else {
+		static = nil
+	}
+	r.manager = drafts.NewManager(drafts.Config{
+		Engine: func() (drafts.Engine, error) {
+			e, err := r.keeper.Engine()
+			return e, err
+		},
+		TablesDigest: func(context.Context) (string, error) { return "tables-digest", nil },
+		TablesFile:   func(context.Context) (string, error) { return tables, nil },
+		CacheDir:     filepath.Join(dir, "cache"), Dial: dial, Log: log,
+	}, static)
+	r.keeper = workernode.NewKeeper(workernode.KeeperConfig{
+		Opener: r.opener, Options: o.open, Log: log,
+		OnOpen: func(ctx context.Context, e engineplugin.Engine) error { return r.manager.Restore(ctx, e) },
+	})
+	group.Go(func() { _ = r.keeper.Run(ctx) })
+	if _, err := r.keeper.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	group.Go(func() { _ = r.manager.Run(ctx) })
+	r.server = New("target", o.lanes, o.decode, Deps{Engines: r.keeper, Drafts: r.manager, Model: r.model, Log: log})
+	listener := bufconn.Listen(1 << 20)
+	g := grpc.NewServer(workernode.ServerOptions(log)...)
+	tandemv1.RegisterTargetServiceServer(g, r.server)
+	group.Go(func() { _ = g.Serve(listener) })
+	conn, err := grpc.NewClient("passthrough:///target", append(rpcerr.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.client = tandemv1.NewTargetServiceClient(conn)
+	t.Cleanup(func() {
+		conn.Close()
+		g.Stop()
+		r.idle()
+		for _, e := range r.opener.Opened() {
+			if seqs, _ := e.Leaks(); len(seqs) > 0 {
+				t.Errorf("sequences not freed: %v", seqs)
+			}
+		}
+		cancel()
+		group.Wait()
+		listener.Close()
+	})
+	if o.draft != nil && !o.dontAttach {
+		r.until("draft attached", func() bool { return len(r.manager.Attached()) == 1 })
+	}
+	return r
+}
+
+// until polls a condition: for states that no event announces.
+func (r *rig) until(what string, ok func() bool) {
+	r.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			r.t.Fatalf("%s: did not happen", what)
+		}
+	}
+}
+
+// idle waits until all lanes are free.
+func (r *rig) idle() { r.until("lanes free", func() bool { return r.server.Busy() == 0 }) }
+
+type answer struct {
+	tokens   []int32
+	logprobs []*tandemv1.PositionLogprobs
+	prefill  *tandemv1.Prefilled
+	finished *tandemv1.Finished
+	gap      time.Duration // longest time between two events
+}
+
+// decode runs a request; on receives every committed batch and may cancel.
+func (r *rig) decode(ctx context.Context, m *tandemv1.DecodeRequest, on func(total int)) (answer, error) {
+	var a answer
+	stream, err := r.client.Decode(ctx, m)
+	if err != nil {
+		return a, err
+	}
+	last := time.Now()
+	for {
+		e, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return a, nil
+		}
+		if err != nil {
+			return a, err
+		}
+		a.gap = max(a.gap, time.Since(last))
+		last = time.Now()
+		switch e := e.Event.(type) {
+		case *tandemv1.DecodeResponse_Prefilled:
+			a.prefill = e.Prefilled
+		case *tandemv1.DecodeResponse_Committed:
+			a.tokens = append(a.tokens, e.Committed.Tokens...)
+			a.logprobs = append(a.logprobs, e.Committed.Logprobs...)
+			if on != nil {
+				on(len(a.tokens))
+			}
+		case *tandemv1.DecodeResponse_Finished:
+			a.finished = e.Finished
+		}
+	}
+}
+
+func (r *rig) must(m *tandemv1.DecodeRequest) answer {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	a, err := r.decode(ctx, m, nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return a
+}
+
+func prompt(n int, seed int32) []int32 {
+	p := make([]int32, n)
+	for i := range p {
+		p[i] = (seed*31 + int32(i)*17 + int32(i*i)%7) % 64
+	}
+	return p
+}
+
+func ptr[T any](v T) *T { return &v }
+
+type mode struct {
+	name string
+	spec *tandemv1.Speculation
+}
+
+func modes() []mode {
+	list := []mode{
+		{"plain", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF}},
+		{"chain", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN}},
+		{"chain4", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, Block: 4}},
+		{"auto", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_AUTO}},
+		{"default", nil},
+	}
+	for _, b := range []int32{1, 4, 8, 16, 22, 40} {
+		list = append(list, mode{fmt.Sprintf("tree%d", b), &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_TREE, Budget: b}})
+	}
+	return list
+}
+
+func samplings() map[string]*tandemv1.Sampling {
+	return map[string]*tandemv1.Sampling{
+		"greedy":  nil,
+		"sampled": {Temperature: ptr(1.3), TopK: ptr(int32(20)), TopP: ptr(0.95), Seed: ptr(int64(42))},
+		"penalties": {
+			Temperature: ptr(0.8), RepetitionPenalty: ptr(1.3), FrequencyPenalty: ptr(0.2), PresencePenalty: ptr(0.1),
+			PenaltyWindow: ptr(int32(32)), Seed: ptr(int64(7)), LogitBias: map[int32]float64{3: 2, 5: -4},
+		},
+	}
+}
