@@ -246,7 +246,8 @@ TND_INLINE void dot_block32(__m256i (&sum)[R], const uint8_t* chunk, const uint8
     TND_UNROLL for (int part = 0; part < kParts; ++part) {
       __m256i sum16[R];
       zero(sum16);
-      TND_UNROLL for (int c = part * 4 / kParts; c < (part + 1) * 4 / kParts; ++c) {
+      TND_UNROLL for (int i = 0; i < 4 / kParts; ++i) {
+        const int c = part * (4 / kParts) + i;
         const __m256i bytes = load<H>(chunk + c * kChunk);
         __m256i low = low_nibbles(bytes);
         __m256i high = high_nibbles(bytes);

@@ -479,12 +479,21 @@ void quantise256_avx512(const float* x, Act256* block, int row) {
       _mm_store_si128(reinterpret_cast<__m128i*>(q + i), quantise16(_mm512_loadu_ps(x + i), inverse));
     }
   }
-  int sums[16];
-  for (int g = 0; g < 16; ++g) {
-    sums[g] = sum16(q + 16 * g);
-    block->sum16[row][g] = static_cast<int16_t>(sums[g]);
+  // Quad sums, then within each 128-bit part the sum of its four quads in every element; vector v holds groups 4v..4v+3
+  // in its four parts. Taking element v from vector v brings all sixteen into one.
+  __m512i all = _mm512_setzero_si512();
+  TND_UNROLL for (int v = 0; v < 4; ++v) {
+    const __m512i bytes = _mm512_load_si512(q + 64 * v);
+    __m512i sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
+    sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_BADC));
+    sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_CDAB));
+    all = _mm512_mask_mov_epi32(all, static_cast<__mmask16>(0x1111 << v), sums);
   }
-  for (int j = 0; j < 8; ++j) block->sum32[row][j] = static_cast<int16_t>(sums[2 * j] + sums[2 * j + 1]);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m256i sums16 = _mm512_cvtepi32_epi16(_mm512_permutexvar_epi32(order, all));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(block->sum16[row]), sums16);
+  const __m256i sums32 = _mm256_madd_epi16(sums16, _mm256_set1_epi16(1));
+  _mm_store_si128(reinterpret_cast<__m128i*>(block->sum32[row]), _mm256_cvtepi32_epi16(sums32));
 }
 
 void quantise32_avx512(const float* x, uint64_t elems, Act32* block, int row) {
