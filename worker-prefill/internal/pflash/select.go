@@ -110,3 +110,6 @@ func Ends(quota int) (head, tail int) {
 	}
 	return head, tail
 }
+
+// NeedsScores reports whether a segment of this span is chosen from; shorter ones are kept as they are.
+func NeedsScores(s Span) bool { return s.Len() > keepWhole }

@@ -1,0 +1,61 @@
+package workernode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/alecthomas/kong"
+	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.uber.org/zap"
+)
+
+// Main parses args into cli and runs the chosen command, whose Run method takes the program's streams. It returns the exit
+// status.
+func Main(cli any, name, description string, args []string, stdout, stderr io.Writer) int {
+	result := config.Parse(cli, name, description, args, config.Streams{Out: stdout, Err: stderr}, kong.Bind(Streams{stdout, stderr}))
+	if result.Done {
+		return result.Exit
+	}
+	if err := result.Context.Run(); err != nil {
+		fmt.Fprintf(stderr, "%s: %v\n", name, err)
+		return config.ExitError
+	}
+	return config.ExitOK
+}
+
+// Streams are the outputs of a command.
+type Streams struct {
+	Out, Err io.Writer
+}
+
+// Logger builds the process's logger.
+func (f *Flags) Logger(s Streams) (*zap.Logger, error) {
+	return telemetry.NewLogger(f.LogLevel, f.LogFormat, s.Err)
+}
+
+// WithEngine runs body while the keeper keeps the engine open; the first error ends both.
+func WithEngine(ctx context.Context, run func(context.Context) error, body func(context.Context) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		err := run(ctx)
+		cancel()
+		ended <- err
+	}()
+	err := body(ctx)
+	cancel()
+	if rerr := <-ended; rerr != nil && !errors.Is(rerr, context.Canceled) {
+		return rerr
+	}
+	return err
+}
+
+// Exit ends the process with Main's status.
+func Exit(cli any, name, description string) {
+	os.Exit(Main(cli, name, description, os.Args[1:], os.Stdout, os.Stderr))
+}

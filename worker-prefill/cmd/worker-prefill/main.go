@@ -1,0 +1,101 @@
+// worker-prefill scores long prompts and says which parts of them the target should read.
+package main
+
+import (
+	"context"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/gguf"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/workernode"
+	"github.com/tandem-inference/tandem/worker-prefill/internal/server"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+)
+
+// grace of prompts in progress after SIGTERM.
+const grace = 30 * time.Second
+
+func main() {
+	workernode.Exit(&cli{}, "worker-prefill", "Score long prompts for a Tandem cluster.")
+}
+
+type cli struct {
+	Serve  serveCmd             `cmd:"" default:"withargs" help:"Run the worker (the default)."`
+	Health workernode.HealthCmd `cmd:"" help:"Ask a worker whether it serves; exit status 0 or 1."`
+}
+
+type serveCmd struct {
+	workernode.Flags
+}
+
+// Validate reports every setting that cannot work.
+func (c *serveCmd) Validate() error { return c.Flags.Validate() }
+
+// Run serves until the process is told to end.
+func (c *serveCmd) Run(streams workernode.Streams) error {
+	log, err := c.Logger(streams)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	file, err := gguf.Open(c.Model)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	id := c.ID("prefill")
+	log = log.Named("worker.prefill").With(zap.String(telemetry.KeyWorker, id))
+	registration, err := workernode.Registration(ctx, &c.Flags, id, tandemv1.Role_ROLE_PREFILL, file, config.Version())
+	if err != nil {
+		return err
+	}
+	host, err := c.Host(log)
+	if err != nil {
+		return err
+	}
+	options := c.OpenOptions(engineplugin.RoleScore)
+	options.MaxSequences = 1 // scoring needs no sequences; the engine takes one prompt at a time
+	keeper := workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine")})
+	w := &worker{Server: server.New(keeper, c.Lanes, log), keeper: keeper}
+	return workernode.WithEngine(ctx, keeper.Run, func(ctx context.Context) error {
+		engine, err := keeper.Wait(ctx)
+		if err != nil {
+			return err
+		}
+		workernode.Describe(registration, engine.Info())
+		registration.Limits.MaxScoreTokens = int32(engine.Info().MaxContext)
+		return workernode.Run(ctx, workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}, w)
+	})
+}
+
+// worker is the scorer's part of a node.
+type worker struct {
+	*server.Server
+	keeper *workernode.Keeper
+}
+
+func (w *worker) Register(s *grpc.Server) { tandemv1.RegisterPrefillServiceServer(s, w.Server) }
+
+func (w *worker) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+// Ready reports whether requests are taken.
+func (w *worker) Ready() bool {
+	_, err := w.keeper.Engine()
+	return err == nil
+}
+
+// Lease has nothing to say to a scorer.
+func (w *worker) Lease(*tandemv1.Lease) {}
+
+// Heartbeat reports lanes and counters.
+func (w *worker) Heartbeat(h *tandemv1.Heartbeat) {
+	w.Server.Heartbeat(h)
+	h.EngineRestarts = int32(w.keeper.Restarts())
+}

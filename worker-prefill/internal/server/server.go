@@ -1,0 +1,192 @@
+// Package server is the prefill worker's gRPC service: it scores prompts and answers which parts to keep.
+package server
+
+import (
+	"context"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/worker-prefill/internal/pflash"
+	"go.uber.org/zap"
+)
+
+// Engines yields the engine; *workernode.Keeper implements it.
+type Engines interface {
+	Engine() (engineplugin.Engine, error)
+	Report(engine engineplugin.Engine, err error)
+}
+
+// Server implements PrefillService. The engine scores one prompt at a time; others wait for it, up to lanes in all.
+type Server struct {
+	tandemv1.UnimplementedPrefillServiceServer
+	engines  Engines
+	log      *zap.Logger
+	lanes    chan struct{}
+	draining atomic.Bool
+
+	mu       sync.Mutex
+	counters counters
+}
+
+type counters struct {
+	requests, failed, tokens, kept, seconds float64
+}
+
+// New returns a server that takes lanes requests at a time.
+func New(engines Engines, lanes int, log *zap.Logger) *Server {
+	if log == nil {
+		log = zap.NewNop()
+	}
+	return &Server{engines: engines, log: log, lanes: make(chan struct{}, lanes)}
+}
+
+// Drain makes the server refuse new requests.
+func (s *Server) Drain() { s.draining.Store(true) }
+
+// Compress implements PrefillService.
+func (s *Server) Compress(ctx context.Context, m *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
+	if s.draining.Load() {
+		return nil, rpcerr.Draining
+	}
+	engine, err := s.engines.Engine()
+	if err != nil {
+		return nil, err
+	}
+	info := engine.Info()
+	if err := check(m, info); err != nil {
+		return nil, err
+	}
+	select {
+	case s.lanes <- struct{}{}:
+	default:
+		return nil, rpcerr.NoLane.With("all %d lanes of the scorer are taken", cap(s.lanes)).WithRetryAfter(time.Second)
+	}
+	defer func() { <-s.lanes }()
+
+	count := int(m.QueryTokens)
+	if count == 0 {
+		count = pflash.DefaultQuery
+	}
+	query := span(m.Query)
+	start := time.Now()
+	var scores []float32
+	if scoring(m) {
+		if scores, err = engine.Score(ctx, m.Tokens, pflash.QueryRows(len(m.Tokens), query, count), m.Rotated); err != nil {
+			s.account(m, nil, time.Since(start), err)
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			s.engines.Report(engine, err)
+			return nil, err
+		}
+		if len(scores) != len(m.Tokens) {
+			return nil, rpcerr.Internal("engine returned %d scores for %d tokens", len(scores), len(m.Tokens))
+		}
+	}
+	elapsed := time.Since(start)
+	if query.Len() <= 0 {
+		query = pflash.Span{First: 0, Last: len(m.Tokens)}
+	}
+	reply := &tandemv1.CompressResponse{ScoreMs: float64(elapsed.Microseconds()) / 1000}
+	for _, seg := range m.Segments {
+		kept := pflash.Select(m.Tokens, scores, pflash.Segment{
+			Span: span(seg.Span), KeepRatio: float32(seg.KeepRatio), MinChunks: int(seg.MinChunks),
+		}, query, pflash.Options{Chunk: int(m.ChunkTokens), Pool: int(m.PoolTokens)})
+		out := &tandemv1.KeptSegment{}
+		for _, k := range kept {
+			out.Kept = append(out.Kept, &tandemv1.Span{First: int32(k.First), Last: int32(k.Last)})
+		}
+		reply.Segments = append(reply.Segments, out)
+	}
+	s.account(m, reply, elapsed, nil)
+	s.log.Info("prompt compressed", zap.String(telemetry.KeyRequestID, m.RequestId), zap.Int(telemetry.KeyPrompt, len(m.Tokens)),
+		zap.Int("segments", len(m.Segments)), zap.Int64(telemetry.KeyDurationMS, elapsed.Milliseconds()))
+	return reply, nil
+}
+
+// scoring reports whether any segment is long enough to need scores.
+func scoring(m *tandemv1.CompressRequest) bool {
+	for _, seg := range m.Segments {
+		if pflash.NeedsScores(span(seg.Span)) {
+			return true
+		}
+	}
+	return false
+}
+
+func span(s *tandemv1.Span) pflash.Span {
+	return pflash.Span{First: int(s.GetFirst()), Last: int(s.GetLast())}
+}
+
+// check says which field of a request cannot work.
+func check(m *tandemv1.CompressRequest, info engineplugin.Info) error {
+	n := len(m.Tokens)
+	switch {
+	case n == 0:
+		return rpcerr.InvalidArgument("tokens", "is empty")
+	case n > info.MaxContext:
+		return rpcerr.ResourceExhausted("tokens: the prompt has %d tokens, the scorer takes %d", n, info.MaxContext)
+	case m.QueryTokens < 0:
+		return rpcerr.InvalidArgument("query_tokens", "must be >= 0, got %d", m.QueryTokens)
+	case m.ChunkTokens < 0:
+		return rpcerr.InvalidArgument("chunk_tokens", "must be >= 0, got %d", m.ChunkTokens)
+	case m.PoolTokens < 0:
+		return rpcerr.InvalidArgument("pool_tokens", "must be >= 0, got %d", m.PoolTokens)
+	}
+	if q := m.Query; q != nil && (q.First < 0 || q.Last < q.First || int(q.Last) > n) {
+		return rpcerr.InvalidArgument("query", "[%d, %d) is not within the %d tokens", q.First, q.Last, n)
+	}
+	for i, t := range m.Tokens {
+		if t < 0 || int(t) >= info.Vocab {
+			return rpcerr.InvalidArgument("tokens", "token %d at %d is outside the vocabulary of %d", t, i, info.Vocab)
+		}
+	}
+	end := int32(0)
+	for i, seg := range m.Segments {
+		first, last := seg.GetSpan().GetFirst(), seg.GetSpan().GetLast()
+		switch {
+		case first < end || last <= first || int(last) > n:
+			return rpcerr.InvalidArgument("segments", "segment %d is [%d, %d): segments are ascending, disjoint, not empty, within %d tokens", i, first, last, n)
+		case !(seg.KeepRatio > 0) || seg.KeepRatio > 1 || math.IsNaN(seg.KeepRatio):
+			return rpcerr.InvalidArgument("segments.keep_ratio", "segment %d: must be in (0, 1], got %v", i, seg.KeepRatio)
+		case seg.MinChunks < 0:
+			return rpcerr.InvalidArgument("segments.min_chunks", "segment %d: must be >= 0, got %d", i, seg.MinChunks)
+		}
+		end = last
+	}
+	return nil
+}
+
+func (s *Server) account(m *tandemv1.CompressRequest, reply *tandemv1.CompressResponse, d time.Duration, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := &s.counters
+	c.requests++
+	c.tokens += float64(len(m.Tokens))
+	c.seconds += d.Seconds()
+	if err != nil {
+		c.failed++
+	}
+	for _, seg := range reply.GetSegments() {
+		for _, k := range seg.Kept {
+			c.kept += float64(k.Last - k.First)
+		}
+	}
+}
+
+// Heartbeat fills in lanes and counters.
+func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
+	s.mu.Lock()
+	c := s.counters
+	s.mu.Unlock()
+	h.LanesBusy = int32(len(s.lanes))
+	h.Counters = map[string]float64{
+		"requests": c.requests, "requests_failed": c.failed, "scored_tokens": c.tokens, "kept_tokens": c.kept, "score_seconds": c.seconds,
+	}
+}

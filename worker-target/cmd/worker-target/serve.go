@@ -1,0 +1,208 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/gguf"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/workernode"
+	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode"
+	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/server"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+)
+
+// grace of requests in progress after SIGTERM.
+const grace = 30 * time.Second
+
+type serveCmd struct {
+	workernode.Flags
+
+	KvTypeK  string   `help:"Type of cached keys." enum:"f16,f32" default:"f16"`
+	KvTypeV  string   `help:"Type of cached values." enum:"f16,f32" default:"f16"`
+	Draft    []string `help:"Draft worker to use besides those of the lease; may be repeated." placeholder:"ADDR"`
+	CacheDir string   `help:"Folder for files of drafts; default: tandem in the user's cache." placeholder:"DIR"`
+
+	PrefillChunk  int           `help:"Rows of a prefill step, 0 = the engine's widest." default:"0"`
+	TreeBudget    int           `help:"Nodes of draft trees when a request does not say." default:"22"`
+	FeatureRows   int           `help:"Positions of features kept per request for a draft that comes back." default:"4096"`
+	DraftDeadline time.Duration `help:"Longest wait for a proposal." default:"400ms"`
+}
+
+// Validate reports every setting that cannot work.
+func (c *serveCmd) Validate() error {
+	if err := c.Flags.Validate(); err != nil {
+		return err
+	}
+	switch {
+	case c.PrefillChunk < 0:
+		return fmt.Errorf("--prefill-chunk: must be >= 0, got %d", c.PrefillChunk)
+	case c.TreeBudget < 1:
+		return fmt.Errorf("--tree-budget: must be >= 1, got %d", c.TreeBudget)
+	case c.FeatureRows < 64:
+		return fmt.Errorf("--feature-rows: must be >= 64, got %d", c.FeatureRows)
+	case c.DraftDeadline < time.Millisecond || c.DraftDeadline > time.Second:
+		return fmt.Errorf("--draft-deadline: must be in 1ms..1s, got %v", c.DraftDeadline)
+	}
+	return nil
+}
+
+// kvType is the ggml id of a type that the flags accept.
+func kvType(name string) int32 {
+	if name == "f32" {
+		return 0
+	}
+	return 1
+}
+
+// Run serves until the process is told to end.
+func (c *serveCmd) Run(streams workernode.Streams) error {
+	log, err := c.Logger(streams)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	file, err := gguf.Open(c.Model)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	id := c.ID("target")
+	log = log.Named("worker.target").With(zap.String(telemetry.KeyWorker, id))
+	registration, err := workernode.Registration(ctx, &c.Flags, id, tandemv1.Role_ROLE_TARGET, file, config.Version())
+	if err != nil {
+		return err
+	}
+	cache, err := workernode.CacheDir(c.CacheDir)
+	if err != nil {
+		return err
+	}
+	host, err := c.Host(log)
+	if err != nil {
+		return err
+	}
+	options := c.OpenOptions(engineplugin.RoleTarget)
+	options.KVTypeK, options.KVTypeV = kvType(c.KvTypeK), kvType(c.KvTypeV)
+	digest := sync.OnceValues(func() (string, error) { return workernode.TablesDigest(ctx, file) })
+	w := &worker{model: auto.New(), log: log}
+	w.manager = drafts.NewManager(drafts.Config{
+		Engine: func() (drafts.Engine, error) {
+			e, err := w.keeper.Engine()
+			return e, err
+		},
+		TablesDigest:    func(context.Context) (string, error) { return digest() },
+		TablesFile:      (&tables{file: file, dir: cache}).path,
+		TokenizerDigest: registration.Model.TokenizerDigest, CacheDir: cache, Dial: workernode.Dial, Log: log.Named("drafts"),
+	}, c.Draft)
+	w.keeper = workernode.NewKeeper(workernode.KeeperConfig{
+		Opener: host, Options: options, Log: log.Named("engine"),
+		OnOpen: func(ctx context.Context, e engineplugin.Engine) error { return w.manager.Restore(ctx, e) },
+	})
+	w.Server = server.New(id, c.Lanes, decode.Config{
+		PrefillChunk: c.PrefillChunk, TreeBudget: c.TreeBudget, RingRows: c.FeatureRows, MaxDeadline: c.DraftDeadline,
+	}, server.Deps{Engines: w.keeper, Drafts: w.manager, Model: w.model, Log: log})
+
+	return workernode.WithEngine(ctx, w.keeper.Run, func(ctx context.Context) error {
+		engine, err := w.keeper.Wait(ctx)
+		if err != nil {
+			return err
+		}
+		workernode.Describe(registration, engine.Info())
+		return workernode.Run(ctx, workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}, w)
+	})
+}
+
+// worker is the target's part of a node.
+type worker struct {
+	*server.Server
+	keeper  *workernode.Keeper
+	manager *drafts.Manager
+	model   *auto.Model
+	log     *zap.Logger
+	ready   atomic.Bool
+}
+
+func (w *worker) Register(s *grpc.Server) { tandemv1.RegisterTargetServiceServer(s, w.Server) }
+
+// Run calibrates the engine, then keeps drafts attached.
+func (w *worker) Run(ctx context.Context) error {
+	engine, err := w.keeper.Wait(ctx)
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := decode.Calibrate(ctx, engine, w.model); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		w.log.Warn("steps could not be timed, costs are learnt while serving", zap.NamedError(telemetry.KeyErr, err))
+	}
+	w.log.Info("steps timed", zap.Int64(telemetry.KeyDurationMS, time.Since(start).Milliseconds()),
+		zap.Duration("rows_1", w.model.Verify(1, 0)), zap.Duration("rows_8", w.model.Verify(8, 0)), zap.Duration("rows_16", w.model.Verify(16, 0)),
+		zap.Duration("rows_24", w.model.Verify(24, 0)), zap.Duration("rows_32", w.model.Verify(32, 0)))
+	w.ready.Store(true)
+	_ = w.manager.Run(ctx) // ends with ctx only
+	return nil
+}
+
+// Ready reports whether requests are taken.
+func (w *worker) Ready() bool {
+	_, err := w.keeper.Engine()
+	return err == nil && w.ready.Load()
+}
+
+// Lease takes over the drafts of the lease.
+func (w *worker) Lease(l *tandemv1.Lease) {
+	var addresses []string
+	for _, p := range l.GetPeers() {
+		if p.GetRole() == tandemv1.Role_ROLE_DRAFT {
+			addresses = append(addresses, p.GetAddress())
+		}
+	}
+	w.manager.SetPeers(addresses)
+}
+
+// Heartbeat reports lanes, drafts and counters.
+func (w *worker) Heartbeat(h *tandemv1.Heartbeat) {
+	w.Server.Heartbeat(h)
+	h.EngineRestarts = int32(w.keeper.Restarts())
+}
+
+// tables cuts embedding and head out of the model, once, for drafts that lack them.
+type tables struct {
+	file *gguf.File
+	dir  string
+	mu   sync.Mutex
+}
+
+func (t *tables) path(ctx context.Context) (string, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	digest, err := t.file.Digest(ctx)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(t.dir, "own-tables-"+digest+".gguf")
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if err := os.MkdirAll(t.dir, 0o700); err != nil {
+		return "", err
+	}
+	names, err := gguf.TableTensors(t.file)
+	if err != nil {
+		return "", err
+	}
+	return path, gguf.ExtractTensors(t.file, path, names)
+}

@@ -1,0 +1,71 @@
+package decode
+
+import (
+	"context"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+)
+
+const (
+	// calibrateContext is the length of the sequence on which steps are timed.
+	calibrateContext = 64
+	// calibrateTime ends the calibration of a slow machine early; what is missing is extrapolated and then learnt.
+	calibrateTime = 1500 * time.Millisecond
+	repeats       = 3
+)
+
+// calibrated are the timed row counts.
+var calibrated = [...]int{1, 2, 4, 8, 16, 24, 32}
+
+// Calibrate times verify steps of several widths on an idle engine, so that the first request already chooses well.
+func Calibrate(ctx context.Context, engine engineplugin.Engine, model *auto.Model) error {
+	info := engine.Info()
+	seq, err := engine.NewSequence(ctx)
+	if err != nil {
+		return err
+	}
+	defer engine.FreeSequence(context.WithoutCancel(ctx), seq)
+	var step engineplugin.Step
+	var result engineplugin.StepResult
+	fill := func(n, position int, want uint32) {
+		step.Rows = step.Rows[:0]
+		for i := range n {
+			step.Rows = append(step.Rows, engineplugin.Row{
+				Sequence: seq, Token: int32((position + i*37) % info.Vocab), Position: int32(position + i), Parent: int32(i - 1), Want: want, Mask: -1,
+			})
+		}
+	}
+	length := min(calibrateContext, info.MaxBatchRows, info.MaxContext/2)
+	step.Prefill = true
+	fill(length, 0, 0)
+	if err := engine.Step(ctx, &step, &result); err != nil {
+		return err
+	}
+	step.Prefill = false
+	begin := time.Now()
+	for _, rows := range calibrated {
+		if rows > min(info.MaxTreeRows, info.MaxBatchRows, info.MaxContext-length) || rows > 8 && time.Since(begin) > calibrateTime {
+			break
+		}
+		// The shortest of a few: what else runs on the machine only ever adds.
+		best := time.Duration(0)
+		for range repeats {
+			fill(rows, length, engineplugin.WantToken)
+			start := time.Now()
+			if err := engine.Step(ctx, &step, &result); err != nil {
+				return err
+			}
+			d := time.Duration(result.EngineNanos)
+			if d <= 0 {
+				d = time.Since(start)
+			}
+			if best == 0 || d < best {
+				best = d
+			}
+		}
+		model.SetVerify(rows, best)
+	}
+	return nil
+}
