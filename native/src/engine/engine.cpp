@@ -21,6 +21,7 @@ struct tnd_engine {
   bool poisoned = false;  // a device fault: nothing works any more
   uint32_t role_id = 0;
   std::string device;
+  std::mutex info_mutex;  // what tnd_get_info reads changes in tnd_capture_set and tnd_fuse_load only
   std::mutex error_mutex;
   std::string error;
 };
@@ -142,7 +143,10 @@ tnd_status tnd_get_info(tnd_engine* engine, tnd_info* info) {
     fail(engine, errorf(TND_INVALID_ARGUMENT, "info.struct_size is %u, this library has %zu", size, sizeof full));
     return TND_INVALID_ARGUMENT;
   }
-  engine->role->info(&full);
+  {
+    const std::lock_guard<std::mutex> lock(engine->info_mutex);
+    engine->role->info(&full);
+  }
   full.struct_size = size;
   full.role = engine->role_id;
   std::snprintf(full.backend, sizeof full.backend, "%s", engine->backend->name());
@@ -255,6 +259,7 @@ tnd_status tnd_capture_set(tnd_engine* engine, const int32_t* layers, int32_t n)
   return call(engine, [&](tnd::Role& role) -> Status {
     if (n < 0) return errorf(TND_INVALID_ARGUMENT, "n is %d", n);
     if (n > 0) TND_TRY(need(layers, "layers"));
+    const std::lock_guard<std::mutex> lock(engine->info_mutex);
     return role.capture_set(std::span<const int32_t>(layers, static_cast<size_t>(n)));
   });
 }
@@ -262,6 +267,7 @@ tnd_status tnd_capture_set(tnd_engine* engine, const int32_t* layers, int32_t n)
 tnd_status tnd_fuse_load(tnd_engine* engine, const char* path) {
   return call(engine, [&](tnd::Role& role) -> Status {
     TND_TRY(need(path, "path"));
+    const std::lock_guard<std::mutex> lock(engine->info_mutex);
     return role.fuse_load(path);
   });
 }

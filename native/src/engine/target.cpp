@@ -178,6 +178,7 @@ Status TargetRole::plan_memory(const gguf::File& file) {
   arena_ = Arena(region_, measured.total());
   TND_TRY(build(arena_, context, file));
   if (arena_.total() != measured.total()) return errorf(TND_INTERNAL, "memory plan and memory taken differ");
+  c_.progress(file.file_bytes(), file.file_bytes());
   return c_.backend->sync();
 }
 

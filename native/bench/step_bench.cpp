@@ -1,0 +1,169 @@
+// Times whole steps of a target engine through the C ABI: rows of a tree on top of a context, prefill by chunk, and the
+// share of every phase. Usage:
+//   step_bench [model.gguf] [threads] [what]      what: rows, prefill or all (default)
+// The default model is the demonstration target, run from the root of the repository. Each figure is the median of many
+// runs, so that other work on the machine disturbs little.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tandem/engine.h"
+
+namespace {
+
+double now_us() {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void check(tnd_engine* e, tnd_status s, const char* what) {
+  if (s == TND_OK) return;
+  char text[512] = "";
+  tnd_last_error(e, text, sizeof text);
+  std::fprintf(stderr, "%s: status %d: %s\n", what, s, text);
+  std::exit(1);
+}
+
+struct Runner {
+  tnd_engine* e = nullptr;
+  int32_t vocab = 0, sequence = -1, length = 0;
+  uint32_t seed = 1;
+
+  int32_t next_token() {
+    seed = seed * 1664525u + 1013904223u;
+    return static_cast<int32_t>(seed >> 8) % (vocab - 64);
+  }
+
+  // Commits n random tokens in chunks; returns the time in us.
+  double prefill(int n, int chunk) {
+    const double start = now_us();
+    for (int done = 0; done < n;) {
+      const int count = std::min(chunk, n - done);
+      std::vector<tnd_row> rows(static_cast<size_t>(count));
+      for (int i = 0; i < count; ++i) rows[i] = tnd_row{sequence, next_token(), length + i, i - 1, 0, 0, 0, -1};
+      std::vector<int32_t> tokens(static_cast<size_t>(count));
+      rows.back().want = TND_WANT_TOKEN;
+      tnd_step step{};
+      step.struct_size = sizeof step;
+      step.flags = TND_STEP_COMMIT;
+      step.n_rows = count;
+      step.rows = rows.data();
+      step.tokens = tokens.data();
+      check(e, tnd_step_run(e, &step), "prefill");
+      length += count;
+      done += count;
+    }
+    return now_us() - start;
+  }
+
+  // One uncommitted step of n rows: a chain, or a tree of which every third row branches off two rows earlier.
+  double step(int n, bool tree) {
+    std::vector<tnd_row> rows(static_cast<size_t>(n));
+    std::vector<int32_t> tokens(static_cast<size_t>(n));
+    for (int i = 0; i < n; ++i) {
+      const int parent = tree && i >= 3 && i % 3 == 0 ? i - 3 : i - 1;
+      const int position = parent < 0 ? length : rows[parent].position + 1;
+      rows[i] = tnd_row{sequence, next_token(), position, parent, TND_WANT_TOKEN, 0, 0, -1};
+    }
+    tnd_step step{};
+    step.struct_size = sizeof step;
+    step.n_rows = n;
+    step.rows = rows.data();
+    step.tokens = tokens.data();
+    const double start = now_us();
+    check(e, tnd_step_run(e, &step), "step");
+    return now_us() - start;
+  }
+
+  std::vector<tnd_stat> stats() {
+    uint64_t count = 0;
+    tnd_stats(e, nullptr, &count);
+    std::vector<tnd_stat> all(count);
+    tnd_stats(e, all.data(), &count);
+    return all;
+  }
+};
+
+void print_phases(const std::vector<tnd_stat>& before, const std::vector<tnd_stat>& after, double runs) {
+  std::printf("    ");
+  for (size_t i = 0; i < after.size(); ++i) {
+    const size_t n = std::strlen(after[i].name);
+    if (n < 3 || std::strcmp(after[i].name + n - 3, "_ns") != 0 || after[i].value == before[i].value) continue;
+    std::printf(" %.*s %.0f", static_cast<int>(n - 3), after[i].name,
+                static_cast<double>(after[i].value - before[i].value) / runs / 1e3);
+  }
+  std::printf(" us\n");
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const char* path = argc > 1 ? argv[1] : "models/tandem-tiny-target-q4_k_m.gguf";
+  const int threads = argc > 2 ? std::atoi(argv[2]) : 2;
+  const std::string what = argc > 3 ? argv[3] : "all";
+  tnd_open_options o{};
+  o.struct_size = sizeof o;
+  o.role = TND_ROLE_TARGET;
+  o.model_path = path;
+  o.threads = threads;
+  o.max_context = 16384;
+  o.kv_type_k = o.kv_type_v = TND_KV_DEFAULT;
+  Runner r;
+  char error[512];
+  if (tnd_open(&o, &r.e, error, sizeof error) != TND_OK) {
+    std::fprintf(stderr, "%s\n", error);
+    return 1;
+  }
+  tnd_info info{};
+  info.struct_size = sizeof info;
+  tnd_get_info(r.e, &info);
+  r.vocab = info.vocab;
+  std::printf("%s on %s\n", info.name, info.device);
+  check(r.e, tnd_sequence_create(r.e, &r.sequence), "sequence");
+
+  if (what != "prefill") {
+    r.prefill(200, 512);
+    for (const int n : {1, 2, 4, 8, 16, 23, 32, 64}) {
+      for (const bool tree : {false, true}) {
+        if (n < 4 && tree) continue;
+        const int runs = n <= 8 ? 200 : 60;
+        for (int i = 0; i < 5; ++i) r.step(n, tree);
+        const auto before = r.stats();
+        std::vector<double> times;
+        for (int i = 0; i < runs; ++i) times.push_back(r.step(n, tree));
+        const double best = *std::min_element(times.begin(), times.end());
+        std::printf("%-5s rows %2d   median %7.0f us   best %7.0f us   %6.1f us/row\n", tree ? "tree" : "chain", n,
+                    median(times), best, median(times) / n);
+        print_phases(before, r.stats(), runs);
+      }
+    }
+  }
+  if (what != "rows") {
+    for (const int n : {512, 1024, 2048, 3500, 8192}) {
+      check(r.e, tnd_sequence_truncate(r.e, r.sequence, 0), "truncate");
+      r.length = 0;
+      std::vector<double> times;
+      const auto before = r.stats();
+      const int runs = n <= 2048 ? 5 : 3;
+      for (int i = 0; i < runs; ++i) {
+        check(r.e, tnd_sequence_truncate(r.e, r.sequence, 0), "truncate");
+        r.length = 0;
+        times.push_back(r.prefill(n, 512));
+      }
+      const double best = *std::min_element(times.begin(), times.end());
+      std::printf("prefill %5d   median %8.0f us   %6.0f tokens/s   best %6.0f tokens/s\n", n, median(times),
+                  n / median(times) * 1e6, n / best * 1e6);
+      print_phases(before, r.stats(), runs);
+    }
+  }
+  tnd_close(r.e);
+  return 0;
+}

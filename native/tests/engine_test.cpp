@@ -1,0 +1,751 @@
+// What the C ABI promises of a target: the same bits for single steps, chains, trees, prefill chunks, threads and
+// instruction sets; commit equals sequential decoding; snapshots and exports restore every bit.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <thread>
+
+#include "core/crc32c.h"
+#include "cpu/cpu_features.h"
+#include "engine_util.h"
+
+using namespace tnd::test;
+
+namespace {
+
+constexpr uint32_t kLogits = TND_WANT_LOGITS | TND_WANT_TOKEN;
+
+struct Model {
+  const char* label;
+  std::string path;
+  int32_t vocab;
+};
+std::vector<Model> models() {
+  return {{"q4_k_m", demo_model(), 8192},
+          {"ratio3", data_file("rand-ratio3-bf16.gguf"), 512},
+          {"onelayer", data_file("rand-onelayer-bf16.gguf"), 512}};
+}
+
+// Logits of every row of tokens, decoded one by one: step, commit, step, …
+std::vector<float> one_by_one(const Engine& e, int32_t s, const std::vector<int32_t>& tokens) {
+  std::vector<float> logits;
+  for (const int32_t token : tokens) {
+    StepIn in;
+    in.rows = e.rows(s, {token}, {-1}, kLogits);
+    const StepOut out = e.run_ok(in);
+    logits.insert(logits.end(), out.logits.begin(), out.logits.end());
+    e.commit(s, {0});
+  }
+  return logits;
+}
+
+std::vector<int32_t> random_tree(Rng* rng, int n) {
+  std::vector<int32_t> parents;
+  const uint64_t shape = rng->below(4);  // bushy, deep, chain with twigs, several roots
+  for (int i = 0; i < n; ++i) {
+    int32_t p = i - 1;
+    if (i > 0 && shape == 0) p = static_cast<int32_t>(rng->below(static_cast<uint64_t>(i)));
+    if (i > 0 && shape == 1)
+      p = i - 1 - static_cast<int32_t>(rng->below(std::min<uint64_t>(3, static_cast<uint64_t>(i))));
+    if (i > 0 && shape == 2 && rng->below(4) == 0) p = static_cast<int32_t>(rng->below(static_cast<uint64_t>(i)));
+    if (i > 0 && shape == 3) p = static_cast<int32_t>(rng->below(static_cast<uint64_t>(i) + 1)) - 1;
+    parents.push_back(p);
+  }
+  return parents;
+}
+
+std::vector<int32_t> path_to(const std::vector<int32_t>& parents, int32_t row) {
+  std::vector<int32_t> path;
+  for (; row >= 0; row = parents[static_cast<size_t>(row)]) path.push_back(row);
+  std::reverse(path.begin(), path.end());
+  return path;
+}
+
+std::vector<int32_t> pick(const std::vector<int32_t>& values, const std::vector<int32_t>& at) {
+  std::vector<int32_t> out;
+  for (const int32_t i : at) out.push_back(values[static_cast<size_t>(i)]);
+  return out;
+}
+
+}  // namespace
+
+TEST(chains_and_chunks_equal_single_steps) {
+  for (const Model& m : models()) {
+    Rng rng(7);
+    Engine e(m.path);
+    REQUIRE(e.handle() != nullptr);
+    const std::vector<int32_t> tokens = random_tokens(&rng, 45, m.vocab);
+    const int32_t plain = e.sequence();
+    const std::vector<float> expected = one_by_one(e, plain, tokens);
+    const std::vector<uint8_t> state = e.exported(plain);
+    for (const size_t chunk : {size_t{1}, size_t{2}, size_t{7}, size_t{16}, size_t{64}}) {
+      const int32_t s = e.sequence();
+      const StepOut out = e.prefill(s, tokens, chunk, kLogits);
+      CHECK_MSG(same_bits(out.logits, expected), std::string(m.label) + " prefill chunk " + std::to_string(chunk));
+      CHECK_MSG(e.exported(s) == state, std::string(m.label) + " state after chunk " + std::to_string(chunk));
+      e.ok(tnd_sequence_free(e.handle(), s));
+
+      const int32_t c = e.sequence();  // the same as verified chains
+      std::vector<float> logits;
+      for (size_t at = 0; at < tokens.size(); at += chunk) {
+        const size_t n = std::min(chunk, tokens.size() - at);
+        StepIn in;
+        in.rows = e.rows(c,
+                         std::vector<int32_t>(tokens.begin() + static_cast<std::ptrdiff_t>(at),
+                                              tokens.begin() + static_cast<std::ptrdiff_t>(at + n)),
+                         Engine::chain(n), kLogits);
+        const StepOut part = e.run_ok(in);
+        logits.insert(logits.end(), part.logits.begin(), part.logits.end());
+        std::vector<int32_t> all(n);
+        for (size_t i = 0; i < n; ++i) all[i] = static_cast<int32_t>(i);
+        e.commit(c, all);
+      }
+      CHECK_MSG(same_bits(logits, expected), std::string(m.label) + " chain of " + std::to_string(chunk));
+      CHECK_MSG(e.exported(c) == state, std::string(m.label) + " state after chains of " + std::to_string(chunk));
+      e.ok(tnd_sequence_free(e.handle(), c));
+    }
+  }
+}
+
+// Random trees: every row equals the sequential decoding of its path, before and after commit.
+TEST(trees_equal_sequential_decoding) {
+  for (const Model& m : models()) {
+    Rng rng(11);
+    EngineOptions o;
+    o.max_tree_rows = 128;
+    Engine e(m.path, o);
+    REQUIRE(e.handle() != nullptr);
+    const std::vector<int32_t> prompt = random_tokens(&rng, 37, m.vocab);
+    const int32_t tree = e.sequence(), line = e.sequence();
+    for (const int n : {1, 2, 3, 5, 9, 17, 33, 64, 128}) {
+      e.ok(tnd_sequence_truncate(e.handle(), tree, 0));
+      e.prefill(tree, prompt);
+      int32_t snapshot = -1;
+      e.ok(tnd_snapshot_create(e.handle(), tree, &snapshot));
+      const std::vector<int32_t> parents = random_tree(&rng, n);
+      const std::vector<int32_t> tokens = random_tokens(&rng, static_cast<size_t>(n), m.vocab);
+      StepIn in;
+      in.rows = e.rows(tree, tokens, parents, kLogits);
+      const StepOut out = e.run_ok(in);
+
+      // Leaves cover all rows.
+      std::vector<bool> inner(static_cast<size_t>(n), false);
+      for (const int32_t p : parents) {
+        if (p >= 0) inner[static_cast<size_t>(p)] = true;
+      }
+      int checked = 0;
+      for (int32_t leaf = n - 1; leaf >= 0 && checked < 12; --leaf) {
+        if (inner[static_cast<size_t>(leaf)]) continue;
+        ++checked;
+        const std::vector<int32_t> path = path_to(parents, leaf);
+        e.ok(tnd_snapshot_restore(e.handle(), snapshot, line));
+        const std::vector<float> expected = one_by_one(e, line, pick(tokens, path));
+        for (size_t i = 0; i < path.size(); ++i) {
+          const float* got = out.logits.data() + static_cast<size_t>(path[i]) * static_cast<size_t>(m.vocab);
+          CHECK_MSG(std::memcmp(got, expected.data() + i * static_cast<size_t>(m.vocab),
+                                static_cast<size_t>(m.vocab) * sizeof(float)) == 0,
+                    std::string(m.label) + " rows " + std::to_string(n) + " row " + std::to_string(path[i]));
+        }
+      }
+      // Commit of a random path, maybe a part of one.
+      std::vector<int32_t> path = path_to(parents, static_cast<int32_t>(rng.below(static_cast<uint64_t>(n))));
+      e.commit(tree, path);
+      e.ok(tnd_snapshot_restore(e.handle(), snapshot, line));
+      one_by_one(e, line, pick(tokens, path));
+      CHECK_EQ(e.length(tree), e.length(line));
+      CHECK_MSG(e.exported(tree) == e.exported(line), std::string(m.label) + " commit of " + std::to_string(n));
+      // And it goes on alike.
+      const std::vector<int32_t> more = random_tokens(&rng, 3, m.vocab);
+      CHECK(same_bits(one_by_one(e, tree, more), one_by_one(e, line, more)));
+      e.ok(tnd_snapshot_free(e.handle(), snapshot));
+    }
+  }
+}
+
+TEST(bits_do_not_depend_on_threads_or_instruction_set) {
+  for (const Model& m : models()) {
+    std::vector<float> expected;
+    std::vector<uint8_t> state;
+    for (const int level : {2, 1, 0}) {
+      if (level > static_cast<int>(tnd::cpu::isa_best())) continue;
+      tnd::cpu::isa_force(static_cast<tnd::cpu::Isa>(level));
+      for (const int threads : {1, 2, 3}) {
+        if (level == 0 && threads != 2) continue;  // the scalar kernels are slow
+        EngineOptions o;
+        o.threads = threads;
+        Engine e(m.path, o);
+        REQUIRE(e.handle() != nullptr);
+        Rng rng(3);
+        const int32_t s = e.sequence();
+        const std::vector<int32_t> prompt = random_tokens(&rng, 21, m.vocab);
+        e.prefill(s, prompt, 8);
+        StepIn in;
+        in.rows = e.rows(s, random_tokens(&rng, 6, m.vocab), {-1, 0, 1, 0, 3, 1}, kLogits);
+        const StepOut out = e.run_ok(in);
+        e.commit(s, {0, 1, 5});
+        const std::vector<uint8_t> exported = e.exported(s);
+        if (expected.empty()) {
+          expected = out.logits;
+          state = exported;
+        }
+        const std::string where =
+            std::string(m.label) + " isa " + std::to_string(level) + " threads " + std::to_string(threads);
+        CHECK_MSG(same_bits(out.logits, expected), where);
+        CHECK_MSG(exported == state, where + ": state");
+      }
+    }
+    tnd::cpu::isa_force(tnd::cpu::isa_best());
+  }
+}
+
+// Rows of several sequences, mixed in one step, equal each sequence alone.
+TEST(sequences_do_not_touch_each_other) {
+  const Model m = models()[0];
+  Rng rng(5);
+  Engine e(m.path);
+  REQUIRE(e.handle() != nullptr);
+  const int32_t a = e.sequence(), b = e.sequence(), c = e.sequence(), alone = e.sequence();
+  const std::vector<int32_t> prompt_a = random_tokens(&rng, 19, m.vocab), prompt_b = random_tokens(&rng, 33, m.vocab);
+  e.prefill(a, prompt_a);
+  e.prefill(b, prompt_b);
+  const std::vector<int32_t> ta = random_tokens(&rng, 4, m.vocab), tb = random_tokens(&rng, 3, m.vocab),
+                             tc = random_tokens(&rng, 1, m.vocab);
+  const auto rows_a = e.rows(a, ta, {-1, 0, 0, 1}, kLogits), rows_b = e.rows(b, tb, {-1, -1, 1}, kLogits),
+             rows_c = e.rows(c, tc, {-1}, kLogits);
+  StepIn in;  // a0 b0 c0 a1 b1 a2 b2 a3
+  in.rows = {rows_a[0], rows_b[0], rows_c[0], rows_a[1], rows_b[1], rows_a[2], rows_b[2], rows_a[3]};
+  in.rows[3].parent = 0;
+  in.rows[5].parent = 0;
+  in.rows[6].parent = 4;
+  in.rows[7].parent = 3;
+  const StepOut mixed = e.run_ok(in);
+  const auto row = [&](const StepOut& o, size_t i) {
+    return std::vector<float>(o.logits.begin() + static_cast<std::ptrdiff_t>(i * 8192),
+                              o.logits.begin() + static_cast<std::ptrdiff_t>((i + 1) * 8192));
+  };
+  e.commit(a, {0, 3, 7});
+  e.commit(b, {4, 6});
+  e.commit(c, {2});
+  const auto check = [&](int32_t sequence, const std::vector<int32_t>& prompt, const std::vector<int32_t>& tokens,
+                         const std::vector<size_t>& at) {
+    e.ok(tnd_sequence_truncate(e.handle(), alone, 0));
+    if (!prompt.empty()) e.prefill(alone, prompt);
+    const std::vector<float> expected = one_by_one(e, alone, tokens);
+    for (size_t i = 0; i < at.size(); ++i) {
+      CHECK(std::memcmp(row(mixed, at[i]).data(), expected.data() + i * 8192, 8192 * sizeof(float)) == 0);
+    }
+    CHECK(e.exported(sequence) == e.exported(alone));
+  };
+  check(a, prompt_a, {ta[0], ta[1], ta[3]}, {0, 3, 7});
+  check(b, prompt_b, {tb[1], tb[2]}, {4, 6});
+  check(c, {}, tc, {2});
+}
+
+// Two shards in a row give what one engine gives, tree or chain.
+TEST(layer_shards_equal_the_whole) {
+  const Model m = models()[0];
+  Engine whole(m.path);
+  EngineOptions front_options, back_options;
+  front_options.layer_last = 3;
+  back_options.layer_first = 3;
+  Engine front(m.path, front_options), back(m.path, back_options);
+  REQUIRE(whole.handle() != nullptr && front.handle() != nullptr && back.handle() != nullptr);
+  Rng rng(9);
+  const int32_t s = whole.sequence(), f = front.sequence(), b = back.sequence();
+  const std::vector<int32_t> prompt = random_tokens(&rng, 20, m.vocab), tokens = random_tokens(&rng, 5, m.vocab);
+  const auto through = [&](const std::vector<int32_t>& t, const std::vector<int32_t>& parents, uint32_t flags) {
+    StepIn in;
+    in.flags = flags;
+    in.rows = front.rows(f, t, parents, 0);
+    StepIn second;
+    second.hidden = front.run_ok(in).hidden;
+    second.flags = flags;
+    second.rows = back.rows(b, t, parents, kLogits);
+    return back.run_ok(second).logits;
+  };
+  CHECK(same_bits(through(prompt, Engine::chain(20), TND_STEP_COMMIT), whole.prefill(s, prompt, 512, kLogits).logits));
+  const std::vector<int32_t> parents{-1, 0, 0, 2, 1};
+  StepIn in;
+  in.rows = whole.rows(s, tokens, parents, kLogits);
+  CHECK(same_bits(through(tokens, parents, 0), whole.run_ok(in).logits));
+  for (const auto& [e, sequence] : {std::pair<Engine*, int32_t>{&whole, s}, {&front, f}, {&back, b}}) {
+    CHECK(e->commit(sequence, {0, 2, 3}));
+  }
+  CHECK(same_bits(through({1}, {-1}, 0), one_by_one(whole, s, {1})));
+  CHECK_EQ(front.info().layer_last, 3);
+  CHECK_EQ(back.info().layer_first, 3);
+}
+
+TEST(snapshots_exports_and_truncation) {
+  const Model m = models()[0];
+  Rng rng(13);
+  Engine e(m.path), other(m.path);
+  REQUIRE(e.handle() != nullptr && other.handle() != nullptr);
+  const int32_t s = e.sequence();
+  e.prefill(s, random_tokens(&rng, 30, m.vocab));
+  const std::vector<uint8_t> before = e.exported(s);
+  int32_t snapshot = -1;
+  REQUIRE(e.ok(tnd_snapshot_create(e.handle(), s, &snapshot)));
+  CHECK(e.stat("snapshot_bytes", true) > 0);
+  const std::vector<int32_t> more = random_tokens(&rng, 4, m.vocab);
+  const std::vector<float> expected = one_by_one(e, s, more);
+
+  const int32_t t = e.sequence();
+  CHECK(e.ok(tnd_snapshot_restore(e.handle(), snapshot, t)));
+  CHECK(e.exported(t) == before);
+  CHECK(same_bits(one_by_one(e, t, more), expected));
+  CHECK(e.ok(tnd_snapshot_free(e.handle(), snapshot)));
+  CHECK_EQ(tnd_snapshot_restore(e.handle(), snapshot, t), TND_NOT_FOUND);
+  CHECK_EQ(tnd_snapshot_free(e.handle(), snapshot), TND_NOT_FOUND);
+  CHECK_EQ(e.stat("snapshot_bytes", true), uint64_t{0});
+
+  const int32_t u = other.sequence();  // another engine of the same model
+  CHECK(other.ok(tnd_sequence_import(other.handle(), u, before.data(), before.size())));
+  CHECK_EQ(other.length(u), 30);
+  CHECK(same_bits(one_by_one(other, u, more), expected));
+
+  CHECK_EQ(tnd_sequence_truncate(e.handle(), s, 10), TND_FAILED_PRECONDITION);
+  CHECK_EQ(tnd_sequence_truncate(e.handle(), s, 35), TND_INVALID_ARGUMENT);
+  CHECK(e.ok(tnd_sequence_truncate(e.handle(), s, 34)));
+  CHECK(e.ok(tnd_sequence_truncate(e.handle(), s, 0)));
+  CHECK_EQ(e.length(s), 0);
+  const int32_t fresh = e.sequence();
+  CHECK(e.exported(s) == e.exported(fresh));
+}
+
+TEST(damaged_and_foreign_exports_are_refused) {
+  const Model m = models()[0];
+  Rng rng(17);
+  Engine e(m.path);
+  EngineOptions f32;
+  f32.kv_type = 0;
+  Engine other_kv(m.path, f32), other_model(models()[2].path);
+  EngineOptions tiny;
+  tiny.max_context = 8;
+  Engine small(m.path, tiny);
+  REQUIRE(e.handle() != nullptr && other_kv.handle() != nullptr && other_model.handle() != nullptr);
+  const int32_t s = e.sequence();
+  e.prefill(s, random_tokens(&rng, 12, m.vocab));
+  const std::vector<uint8_t> good = e.exported(s);
+  const int32_t t = e.sequence();
+  const auto import = [&](Engine& to, const std::vector<uint8_t>& data) {
+    const int32_t q = to.sequence();
+    const tnd_status status = tnd_sequence_import(to.handle(), q, data.data(), data.size());
+    CHECK_EQ(to.length(q), status == TND_OK ? 12 : 0);  // a refused import changes nothing
+    to.ok(tnd_sequence_free(to.handle(), q));
+    return status;
+  };
+  for (int i = 0; i < 200; ++i) {  // any flipped bit is found
+    std::vector<uint8_t> bad = good;
+    bad[rng.below(i < 100 ? 64 : bad.size())] ^= static_cast<uint8_t>(1u << rng.below(8));
+    CHECK_EQ(import(e, bad), TND_DATA_LOSS);
+  }
+  for (const size_t n : {size_t{0}, size_t{10}, size_t{63}, size_t{64}, good.size() - 1}) {
+    CHECK_EQ(import(e, std::vector<uint8_t>(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(n))),
+             TND_DATA_LOSS);
+  }
+  CHECK_EQ(import(other_kv, good), TND_FAILED_PRECONDITION);
+  CHECK_EQ(import(other_model, good), TND_FAILED_PRECONDITION);
+  CHECK_EQ(import(small, good), TND_RESOURCE_EXHAUSTED);
+  CHECK_EQ(import(e, good), TND_OK);
+  std::vector<uint8_t> room(good.size() + 1);
+  CHECK_EQ(tnd_sequence_export(e.handle(), s, room.data(), room.size()), TND_INVALID_ARGUMENT);
+  e.ok(tnd_sequence_free(e.handle(), t));
+  CHECK_EQ(tnd::crc32c("123456789", 9), 0xE3069283u);
+  CHECK_EQ(tnd::crc32c("6789", 4, tnd::crc32c("12345", 5)), 0xE3069283u);
+}
+
+// A sampled tree chooses at each row what sequential sampling chooses on that path.
+TEST(sampling_follows_the_path_of_a_row) {
+  const Model m = models()[0];
+  Rng rng(23);
+  Engine e(m.path);
+  REQUIRE(e.handle() != nullptr);
+  const int32_t tree = e.sequence(), line = e.sequence();
+  const std::vector<int32_t> prompt = random_tokens(&rng, 15, m.vocab);
+  const int32_t bias_token = 77;
+  const float bias_value = 2.5f;
+  tnd_sampler p{};
+  p.struct_size = sizeof p;
+  p.temperature = 1.1f;
+  p.top_k = 50;
+  p.top_p = 0.95f;
+  p.min_p = 0.01f;
+  p.repetition_penalty = 1.3f;
+  p.frequency_penalty = 0.4f;
+  p.presence_penalty = 0.2f;
+  p.penalty_window = 9;
+  p.prompt_tokens = 15;
+  p.seed = 0x123456789ABCDEFu;
+  p.choice = 3;
+  p.n_bias = 1;
+  p.bias_tokens = &bias_token;
+  p.bias_values = &bias_value;
+  REQUIRE(e.ok(tnd_sequence_sampler(e.handle(), tree, &p)));
+  REQUIRE(e.ok(tnd_sequence_sampler(e.handle(), line, &p)));
+  e.prefill(tree, prompt);
+  int32_t snapshot = -1;
+  e.ok(tnd_snapshot_create(e.handle(), tree, &snapshot));
+  const std::vector<int32_t> parents = random_tree(&rng, 24);
+  std::vector<int32_t> tokens = random_tokens(&rng, 24, 6);  // few tokens: many repetitions on a path
+  StepIn in;
+  in.rows = e.rows(tree, tokens, parents, TND_WANT_TOKEN);
+  const StepOut out = e.run_ok(in);
+  for (int32_t row = 0; row < 24; ++row) {
+    const std::vector<int32_t> path = path_to(parents, row);
+    e.ok(tnd_snapshot_restore(e.handle(), snapshot, line));
+    const StepOut single = e.prefill(line, pick(tokens, path), 1, TND_WANT_TOKEN);
+    CHECK_EQ(single.tokens.back(), out.tokens[static_cast<size_t>(row)]);
+    CHECK_EQ(single.logprobs.back(), out.logprobs[static_cast<size_t>(row)]);
+  }
+}
+
+TEST(wanted_outputs_and_masks) {
+  const Model m = models()[0];
+  Rng rng(29);
+  Engine e(m.path);
+  REQUIRE(e.handle() != nullptr);
+  const int32_t s = e.sequence();
+  StepIn in;
+  in.rows = e.rows(s, random_tokens(&rng, 5, m.vocab), Engine::chain(5), 0);
+  in.top_stride = 6;
+  in.rows[0].want = TND_WANT_TOP | TND_WANT_LOGITS;
+  in.rows[0].top_k = 6;
+  in.rows[1].want = TND_WANT_TOP;
+  in.rows[1].top_k = 2;
+  in.rows[3].want = TND_WANT_TOKEN | TND_WANT_SCORE | TND_WANT_LOGITS;
+  in.rows[3].score = 123;
+  in.rows[4].want = TND_WANT_TOKEN;
+  in.rows[4].mask = 0;
+  in.n_masks = 1;
+  in.masks.assign(256, 0);
+  in.masks[100 / 32] = 1u << (100 % 32);
+  const StepOut out = e.run_ok(in);
+  CHECK_EQ(out.tokens[0], -1);
+  CHECK_EQ(out.tokens[4], 100);
+  CHECK_EQ(out.top_ids[6 + 2], -1);
+  CHECK_EQ(out.top_ids[12], -1);
+  const float* first = out.logits.data();
+  const float* fourth = first + 8192;
+  CHECK_EQ(out.top_ids[0], static_cast<int32_t>(std::max_element(first, first + 8192) - first));
+  CHECK_EQ(out.tokens[3], static_cast<int32_t>(std::max_element(fourth, fourth + 8192) - fourth));
+  CHECK_NEAR(out.scores[3] - out.logprobs[3], fourth[123] - fourth[out.tokens[3]], 1e-5);
+  for (int i = 1; i < 6; ++i)
+    CHECK(out.top_logprobs[static_cast<size_t>(i)] <= out.top_logprobs[static_cast<size_t>(i) - 1]);
+}
+
+TEST(features_are_residual_streams) {
+  const Model m = models()[0];
+  Rng rng(31);
+  Engine e(m.path);
+  EngineOptions front_options;
+  front_options.layer_last = 4;
+  Engine front(m.path, front_options);
+  REQUIRE(e.handle() != nullptr && front.handle() != nullptr);
+  const std::vector<int32_t> layers{1, 3};
+  REQUIRE(e.ok(tnd_capture_set(e.handle(), layers.data(), 2)));
+  CHECK_EQ(e.info().n_capture, 2);
+  CHECK_EQ(e.info().feature_raw, 1024);
+  const std::vector<int32_t> tokens = random_tokens(&rng, 6, m.vocab);
+  const int32_t s = e.sequence(), f = front.sequence();
+  StepIn in;
+  in.flags = TND_STEP_COMMIT;
+  in.rows = e.rows(s, tokens, Engine::chain(6), TND_WANT_FEATURES);
+  in.rows[2].want = 0;
+  in.feature_encoding = TND_FEATURE_RAW_F32;
+  in.feature_width = 1024;
+  const StepOut full = e.run_ok(in);
+  StepIn shard;
+  shard.flags = TND_STEP_COMMIT;
+  shard.rows = front.rows(f, tokens, Engine::chain(6), 0);
+  const StepOut hidden = front.run_ok(shard);
+  for (size_t i = 0, row = 0; row < 6; ++row) {  // layer 3 is what the shard of layers 0..3 hands on
+    if (row == 2) continue;
+    CHECK(std::memcmp(full.features.data() + i * 1024 + 512, hidden.hidden.data() + row * 512, 512 * 4) == 0);
+    ++i;
+  }
+  e.ok(tnd_sequence_truncate(e.handle(), s, 0));
+  in.feature_encoding = TND_FEATURE_RAW_BF16;
+  const StepOut rounded = e.run_ok(in);
+  for (size_t i = 0; i < full.features.size(); ++i) {
+    uint32_t bits = static_cast<uint32_t>(rounded.features_bf16[i]) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    CHECK(std::fabs(value - full.features[i]) <= std::fabs(full.features[i]) * 0x1p-8f);
+  }
+  // Fused by the draft's own fc.
+  REQUIRE(e.ok(tnd_fuse_load(e.handle(), TND_ROOT "/models/tandem-tiny-draft-q8_0.gguf")));
+  CHECK_EQ(e.info().n_capture, 3);
+  CHECK_EQ(e.info().capture_layers[2], 5);
+  const int width = e.info().feature_fused;
+  CHECK_EQ(width, 512);
+  e.ok(tnd_sequence_truncate(e.handle(), s, 0));
+  in.feature_encoding = TND_FEATURE_FUSED_F32;
+  in.feature_width = width;
+  const StepOut fused = e.run_ok(in);
+  for (size_t row = 0; row < 5; ++row) {  // rms-normed, then weighted: finite and not zero
+    double sum = 0;
+    for (size_t j = 0; j < 512; ++j) sum += std::fabs(fused.features[row * 512 + j]);
+    CHECK(sum > 1 && sum < 1e5);
+  }
+  CHECK(e.ok(tnd_capture_set(e.handle(), nullptr, 0)));
+  CHECK_EQ(e.info().feature_fused, 0);
+  const int32_t bad[] = {3, 1};
+  CHECK_EQ(tnd_capture_set(e.handle(), bad, 2), TND_INVALID_ARGUMENT);
+  e.ok(tnd_sequence_truncate(e.handle(), s, 0));
+  CHECK_EQ(e.run(in).status, TND_FAILED_PRECONDITION);
+}
+
+TEST(errors_name_what_is_wrong) {
+  const Model m = models()[0];
+  EngineOptions o;
+  o.max_context = 40;
+  o.max_sequences = 2;
+  o.max_tree_rows = 8;
+  o.max_batch_rows = 16;
+  Engine e(m.path, o);
+  REQUIRE(e.handle() != nullptr);
+  const int32_t s = e.sequence(), t = e.sequence();
+  int32_t none = -1;
+  CHECK_EQ(tnd_sequence_create(e.handle(), &none), TND_RESOURCE_EXHAUSTED);
+  CHECK(e.error().find("max_sequences") != std::string::npos);
+
+  const auto refused = [&](StepIn in, tnd_status status, const char* text) {
+    const StepOut out = e.run(in);
+    CHECK_EQ(out.status, status);
+    CHECK_MSG(e.error().find(text) != std::string::npos, e.error());
+    CHECK_EQ(e.length(s), 0);
+  };
+  const auto one = [&](auto change) {
+    StepIn in;
+    in.rows = e.rows(s, {1, 2, 3}, {-1, 0, 1}, 0);
+    change(in);
+    return in;
+  };
+  refused(one([](StepIn& in) { in.rows.clear(); }), TND_INVALID_ARGUMENT, "n_rows");
+  refused(one([](StepIn& in) { in.rows.resize(17, in.rows[0]); }), TND_INVALID_ARGUMENT, "max_batch_rows");
+  refused(one([](StepIn& in) { in.rows[1].token = 8192; }), TND_INVALID_ARGUMENT, "rows[1].token");
+  refused(one([](StepIn& in) { in.rows[1].token = -1; }), TND_INVALID_ARGUMENT, "rows[1].token");
+  refused(one([](StepIn& in) { in.rows[2].parent = 2; }), TND_INVALID_ARGUMENT, "rows[2].parent");
+  refused(one([](StepIn& in) { in.rows[2].parent = -2; }), TND_INVALID_ARGUMENT, "rows[2].parent");
+  refused(one([](StepIn& in) { in.rows[2].position = 5; }), TND_INVALID_ARGUMENT, "rows[2].position");
+  refused(one([](StepIn& in) { in.rows[2].want = 64; }), TND_INVALID_ARGUMENT, "rows[2].want");
+  refused(one([](StepIn& in) { in.rows[2].mask = 0; }), TND_INVALID_ARGUMENT, "rows[2].mask");
+  refused(one([](StepIn& in) { in.rows[2].sequence = 9; }), TND_NOT_FOUND, "sequence 9");
+  refused(one([&](StepIn& in) { in.rows[1].sequence = t; }), TND_INVALID_ARGUMENT, "rows[1].parent");
+  refused(one([](StepIn& in) { in.flags = 8; }), TND_INVALID_ARGUMENT, "flags");
+  refused(one([](StepIn& in) { in.rows[0].want = TND_WANT_FEATURES; }), TND_FAILED_PRECONDITION, "captured");
+  refused(one([](StepIn& in) { in.hidden.resize(512 * 3); }), TND_INVALID_ARGUMENT, "hidden_in");
+  refused(one([](StepIn& in) {
+            in.rows[0].want = TND_WANT_TOP;
+            in.rows[0].top_k = 65;
+            in.top_stride = 70;
+          }),
+          TND_INVALID_ARGUMENT, "top_k");
+  refused(one([](StepIn& in) {
+            in.rows[0].want = TND_WANT_SCORE;
+            in.rows[0].score = -3;
+          }),
+          TND_INVALID_ARGUMENT, "score");
+  refused(one([](StepIn& in) {
+            in.n_masks = 1;
+            in.masks.assign(256, 0);
+          }),
+          TND_INVALID_ARGUMENT, "masks[0]");
+  refused(one([](StepIn& in) {
+            in.flags = TND_STEP_COMMIT;
+            in.rows[2].parent = 0;
+            in.rows[2].position = 1;
+          }),
+          TND_INVALID_ARGUMENT, "chain");
+  {
+    StepIn in;
+    in.rows = e.rows(s, std::vector<int32_t>(9, 1), Engine::chain(9), 0);
+    refused(in, TND_INVALID_ARGUMENT, "max_tree_rows");
+  }
+  tnd_step step{};
+  step.struct_size = 3;
+  CHECK_EQ(tnd_step_run(e.handle(), &step), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_step_run(e.handle(), nullptr), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_step_run(nullptr, nullptr), TND_INVALID_ARGUMENT);
+
+  // Commit.
+  const int32_t path[] = {0, 1};
+  CHECK_EQ(tnd_commit(e.handle(), s, path, 2), TND_FAILED_PRECONDITION);
+  StepIn in;
+  in.rows = e.rows(s, {1, 2, 3}, {-1, 0, 0}, TND_WANT_TOKEN);
+  e.run_ok(in);
+  const int32_t sibling[] = {0, 1, 2}, wrong_root[] = {1}, unknown[] = {0, 7};
+  CHECK_EQ(tnd_commit(e.handle(), s, sibling, 3), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_commit(e.handle(), s, wrong_root, 1), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_commit(e.handle(), s, unknown, 2), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_commit(e.handle(), s, nullptr, 1), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_commit(e.handle(), s, path, -1), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_commit(e.handle(), 9, path, 2), TND_NOT_FOUND);
+  CHECK_EQ(e.length(s), 0);  // refused commits leave the rows pending
+  CHECK(e.commit(s, {0, 2}));
+  CHECK_EQ(e.length(s), 2);
+  CHECK_EQ(tnd_commit(e.handle(), s, path, 1), TND_FAILED_PRECONDITION);
+  CHECK(e.ok(tnd_commit(e.handle(), s, nullptr, 0)));
+
+  // Context.
+  e.prefill(s, std::vector<int32_t>(38, 5), 16);
+  in.rows = {tnd_row{s, 1, 40, -1, 0, 0, 0, -1}};
+  CHECK_EQ(e.run(in).status, TND_RESOURCE_EXHAUSTED);
+  CHECK(e.error().find("max_context") != std::string::npos);
+
+  // Other roles' calls, handles.
+  CHECK_EQ(tnd_draft_append(e.handle(), s, 0, 0, 1, nullptr), TND_FAILED_PRECONDITION);
+  int32_t ids = 0;
+  float score = 0;
+  CHECK_EQ(tnd_score(e.handle(), &ids, 1, &ids, 1, 0, &score), TND_FAILED_PRECONDITION);
+  CHECK(e.error().find("role target") != std::string::npos);
+  CHECK_EQ(tnd_fuse_load(e.handle(), "no/such/file.gguf"), TND_NOT_FOUND);
+  CHECK_EQ(tnd_sequence_free(e.handle(), 7), TND_NOT_FOUND);
+  CHECK(e.ok(tnd_sequence_free(e.handle(), t)));
+  CHECK_EQ(tnd_sequence_free(e.handle(), t), TND_NOT_FOUND);
+  tnd_close(nullptr);
+  CHECK_EQ(tnd_abi_version(), TND_ABI_VERSION);
+}
+
+TEST(sampler_settings_are_checked) {
+  Engine e(demo_model());
+  REQUIRE(e.handle() != nullptr);
+  const int32_t s = e.sequence();
+  const auto status = [&](auto change) {
+    tnd_sampler p{};
+    p.struct_size = sizeof p;
+    p.top_p = 1;
+    p.repetition_penalty = 1;
+    change(p);
+    return tnd_sequence_sampler(e.handle(), s, &p);
+  };
+  const float nan = std::nanf("");
+  CHECK_EQ(status([](tnd_sampler&) {}), TND_OK);
+  CHECK_EQ(status([](tnd_sampler& p) { p.temperature = -1; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([&](tnd_sampler& p) { p.temperature = nan; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.top_p = 0; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.top_p = 1.5f; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.min_p = 2; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.repetition_penalty = 0; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([&](tnd_sampler& p) { p.frequency_penalty = nan; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.penalty_window = 9000; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.prompt_tokens = -1; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.n_bias = 1; }), TND_INVALID_ARGUMENT);
+  const int32_t token = 8192;
+  const float value = 1;
+  CHECK_EQ(status([&](tnd_sampler& p) {
+             p.n_bias = 1;
+             p.bias_tokens = &token;
+             p.bias_values = &value;
+           }),
+           TND_INVALID_ARGUMENT);
+  CHECK(e.error().find("bias_tokens") != std::string::npos);
+}
+
+TEST(open_refuses_what_cannot_work) {
+  const auto open = [](const std::string& path, auto change, const char* text) {
+    EngineOptions o;
+    tnd_open_options c = Engine::make_options(path, o);
+    change(c);
+    tnd_engine* e = nullptr;
+    char error[1024] = "";
+    const tnd_status s = tnd_open(&c, &e, error, sizeof error);
+    CHECK_MSG(std::string(error).find(text) != std::string::npos, error);
+    CHECK(e == nullptr || s == TND_OK);
+    tnd_close(e);
+    return s;
+  };
+  const std::string good = demo_model();
+  const auto nothing = [](tnd_open_options&) {};
+  CHECK_EQ(open("no/such.gguf", nothing, "no/such.gguf"), TND_NOT_FOUND);
+  CHECK_EQ(open("", nothing, "model_path"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(TND_ROOT "/native/tests/data/README.md", nothing, "README.md"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(TND_ROOT "/models/tandem-tiny-draft-q8_0.gguf", nothing, "architecture"), TND_UNIMPLEMENTED);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.role = 9; }, "role"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.device = "cuda:0"; }, "cuda:0"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.threads = -1; }, "threads"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.max_tree_rows = 129; }, "max_tree_rows"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.max_batch_rows = 8; }, "max_batch_rows"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.kv_type_k = 8; }, "kv_type"), TND_UNIMPLEMENTED);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.layer_last = 9; }, "layer_last"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.layer_first = 8; }, "layer_first"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.max_top_k = 5000; }, "max_top_k"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.struct_size = 4; }, "struct_size"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(
+      open(good, [](tnd_open_options& c) { c.memory_cap_bytes = 1 << 20; }, "weights_bytes"), TND_RESOURCE_EXHAUSTED);
+}
+
+// The cap is kept; a context chosen by the engine shrinks, a context that was asked for is refused with advice.
+TEST(memory_cap_is_kept) {
+  EngineOptions o;
+  o.max_sequences = 1;
+  o.max_context = 4096;
+  Engine e(demo_model(), o);
+  REQUIRE(e.handle() != nullptr);
+  const uint64_t planned = e.stat("total_bytes", true);
+  CHECK_EQ(e.stat("weights_bytes", true) + e.stat("kv_bytes", true) + e.stat("state_bytes", true) +
+               e.stat("replay_bytes", true) + e.stat("scratch_bytes", true),
+           planned);
+  o.cap = planned - 1;
+  Engine less;
+  std::string error;
+  CHECK_EQ(less.open(demo_model(), o, &error), TND_RESOURCE_EXHAUSTED);
+  const size_t at = error.find("max_context ");
+  REQUIRE(at != std::string::npos);
+  o.max_context = std::atoi(error.c_str() + at + 12);
+  CHECK(o.max_context < 4096 && o.max_context > 3900);
+  Engine fits;
+  CHECK_EQ(fits.open(demo_model(), o, &error), TND_OK);
+  CHECK(fits.stat("total_bytes", true) <= o.cap);
+  o.max_context = 0;
+  Engine automatic;
+  CHECK_EQ(automatic.open(demo_model(), o, &error), TND_OK);
+  CHECK(automatic.info().max_context > 3900 && automatic.info().max_context < 4096);
+  // Nothing is left for a snapshot or features.
+  const int32_t s = automatic.sequence();
+  automatic.prefill(s, std::vector<int32_t>(500, 7));
+  int32_t snapshot = -1;
+  CHECK_EQ(tnd_snapshot_create(automatic.handle(), s, &snapshot), TND_RESOURCE_EXHAUSTED);
+  const int32_t layers[] = {1, 2, 3};
+  CHECK_EQ(tnd_capture_set(automatic.handle(), layers, 3), TND_RESOURCE_EXHAUSTED);
+}
+
+// A cancelled committing step breaks its sequence until it is rebuilt; a cancelled pending step harms nothing.
+TEST(cancel_stops_at_the_next_layer) {
+  EngineOptions o;
+  o.max_context = 4096;
+  Engine e(demo_model(), o);
+  REQUIRE(e.handle() != nullptr);
+  const int32_t s = e.sequence();
+  e.prefill(s, std::vector<int32_t>(10, 3));
+  int32_t snapshot = -1;
+  e.ok(tnd_snapshot_create(e.handle(), s, &snapshot));
+  bool cancelled = false;
+  for (int attempt = 0; attempt < 50 && !cancelled; ++attempt) {
+    std::atomic<bool> stop{false};
+    std::thread other([&] {
+      while (!stop.load()) tnd_cancel(e.handle());
+    });
+    StepIn in;
+    in.flags = TND_STEP_COMMIT;
+    in.rows = e.rows(s, std::vector<int32_t>(256, 4), Engine::chain(256), 0);
+    const tnd_status status = e.run(in).status;
+    stop.store(true);
+    other.join();
+    cancelled = status == TND_CANCELED;
+    CHECK(cancelled || status == TND_OK);
+    if (!cancelled) e.ok(tnd_snapshot_restore(e.handle(), snapshot, s));
+  }
+  CHECK(cancelled);
+  StepIn in;
+  in.rows = {tnd_row{s, 1, 10, -1, 0, 0, 0, -1}};
+  CHECK_EQ(e.run(in).status, TND_FAILED_PRECONDITION);
+  int32_t broken = -1;
+  CHECK_EQ(tnd_snapshot_create(e.handle(), s, &broken), TND_FAILED_PRECONDITION);
+  CHECK(e.ok(tnd_snapshot_restore(e.handle(), snapshot, s)));
+  CHECK_EQ(e.run(in).status, TND_OK);
+}
+
+TEST_MAIN()
