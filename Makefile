@@ -61,7 +61,7 @@ test: build bin/testsum ## build, then run every test; the last line says how ma
 test-go: bin/testsum ## format, vet and Go tests
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
 		if [ -n "$$unformatted" ]; then echo "gofmt differs: $$unformatted"; exit 1; fi
-	$(GO) vet $(GO_TESTED) ./tests/...
+	$(GO) vet $(GO_TESTED) ./tests/... ./bench/...
 	@bin/testsum run -name go -dir $(RESULTS) -- $(GO) test -json -shuffle=on -timeout 10m $(GO_TESTED)
 	@cd tools/testsum && GOWORK=off ../../bin/testsum run -name tools -dir ../../$(RESULTS) -- $(GO) test -json ./...
 
@@ -99,7 +99,7 @@ lint-proto: bin/buf
 
 lint-go: bin/golangci-lint
 	bin/golangci-lint run ./proto/... ./services/... ./gateway/... ./worker-target/... ./worker-draft/... \
-		./worker-prefill/... ./native/plugin/... ./tests/...
+		./worker-prefill/... ./native/plugin/... ./tests/... ./bench/...
 
 lint-native:
 	@tools/setup.sh lint

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# All measurements, one after the other. Numbers mean little while anything else runs on the machine.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-build/bench}
+mkdir -p "$out"
+for name in speed gateway needle soak; do
+  go run "./bench/$name" | tee "$out/$name.md"
+done
+echo "tables are in $out"
