@@ -3,11 +3,24 @@ package app
 
 import (
 	"context"
+	"errors"
 	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/cluster"
+	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
+	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 )
+
+// finishGrace is how long cancelled requests may take to send their error event.
+const finishGrace = 2 * time.Second
 
 // Deps are what the surroundings give the gateway. Nil members get defaults.
 type Deps struct {
@@ -24,35 +37,153 @@ type Deps struct {
 type App struct {
 	cfg  Config
 	deps Deps
+	log  *zap.Logger
 
-	http, grpc, registry net.Listener
+	httpLis, grpcLis, registryLis net.Listener
+
+	registry       *registry.Server
+	cluster        *cluster.Cluster
+	models         *models
+	api            *httpapi.Server
+	httpServer     *http.Server
+	grpcServer     *grpc.Server // nil when the port is off
+	registryServer *grpc.Server
+
+	draining atomic.Bool
+	// requests is the parent of every request's context; cancelRequests ends them with a cause.
+	requests       context.Context
+	cancelRequests context.CancelCauseFunc
 }
 
 // New checks cfg, opens the ports and builds the gateway; Run serves.
-func New(cfg Config, deps Deps) (*App, error) {
+func New(cfg Config, deps Deps) (_ *App, err error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &App{cfg: cfg, deps: deps}, nil
+	if deps.Logger == nil {
+		deps.Logger = zap.NewNop()
+	}
+	if deps.Metrics == nil {
+		if deps.Metrics, err = telemetry.NewPrometheus("tandem-gateway", deps.Version); err != nil {
+			return nil, err
+		}
+	}
+	a := &App{cfg: cfg, deps: deps, log: deps.Logger}
+	a.requests, a.cancelRequests = context.WithCancelCause(context.Background())
+	defer func() {
+		if err != nil {
+			a.closeListeners()
+			a.cancelRequests(err)
+		}
+	}()
+	if err := a.listen(); err != nil {
+		return nil, err
+	}
+	if err := a.wire(); err != nil {
+		return nil, err
+	}
+	return a, nil
 }
 
 // HTTPAddr is the address of the HTTP port.
-func (a *App) HTTPAddr() net.Addr { return a.http.Addr() }
+func (a *App) HTTPAddr() net.Addr { return a.httpLis.Addr() }
 
 // GRPCAddr is the address of the public gRPC port, nil when it is off.
 func (a *App) GRPCAddr() net.Addr {
-	if a.grpc == nil {
+	if a.grpcLis == nil {
 		return nil
 	}
-	return a.grpc.Addr()
+	return a.grpcLis.Addr()
 }
 
 // RegistryAddr is the address at which workers join.
-func (a *App) RegistryAddr() net.Addr { return a.registry.Addr() }
+func (a *App) RegistryAddr() net.Addr { return a.registryLis.Addr() }
 
 // Run serves until ctx is done, then drains: new requests are refused, running ones may finish within the grace time, then
 // they are cancelled. It returns nil after an orderly shutdown.
 func (a *App) Run(ctx context.Context) error {
-	<-ctx.Done()
-	return nil
+	a.log.Info("gateway serves", zap.Stringer("http", a.HTTPAddr()), zap.Stringer("registry", a.RegistryAddr()),
+		zap.String(telemetry.KeyVersion, a.deps.Version))
+	// The parts outlive ctx: they serve while the gateway drains.
+	parts, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	grp, failed := errgroup.WithContext(parts)
+	grp.Go(func() error { return a.cluster.Run(parts) })
+	grp.Go(func() error { return a.models.run(parts) })
+	grp.Go(func() error { return a.serveHTTP() })
+	grp.Go(func() error { return a.registryServer.Serve(a.registryLis) })
+	if a.grpcServer != nil {
+		grp.Go(func() error { return a.grpcServer.Serve(a.grpcLis) })
+	}
+	grp.Go(func() error {
+		select {
+		case <-ctx.Done():
+		case <-failed.Done():
+		}
+		a.shutdown()
+		stop()
+		return nil
+	})
+	err := grp.Wait()
+	a.closeListeners()
+	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishGrace)
+	defer cancel()
+	return errors.Join(err, a.deps.Metrics.Shutdown(flush))
+}
+
+func (a *App) serveHTTP() error {
+	var err error
+	if a.cfg.TLSCert != "" {
+		err = a.httpServer.ServeTLS(a.httpLis, a.cfg.TLSCert, a.cfg.TLSKey)
+	} else {
+		err = a.httpServer.Serve(a.httpLis)
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// shutdown ends the ports in order: no new work, running work within the grace time, cancelled work within a moment.
+func (a *App) shutdown() {
+	a.draining.Store(true)
+	a.cluster.Targets.Drain()
+	a.cluster.Scorers.Drain()
+	a.log.Info("gateway drains", zap.Float64("grace_s", a.cfg.ShutdownGraceS))
+	grpcDone := make(chan struct{})
+	go func() {
+		defer close(grpcDone)
+		if a.grpcServer != nil {
+			a.grpcServer.GracefulStop()
+		}
+	}()
+	grace, cancel := context.WithTimeout(context.Background(), seconds(a.cfg.ShutdownGraceS))
+	defer cancel()
+	if a.api.Wait(grace) != nil {
+		a.log.Warn("requests are cancelled, the grace time is over")
+	}
+	select {
+	case <-grpcDone:
+	case <-grace.Done():
+	}
+	a.cancelRequests(apierror.Draining())
+	if a.grpcServer != nil {
+		a.grpcServer.Stop()
+	}
+	<-grpcDone
+	last, cancelLast := context.WithTimeout(context.Background(), finishGrace)
+	defer cancelLast()
+	if a.httpServer.Shutdown(last) != nil {
+		_ = a.httpServer.Close()
+	}
+	a.registry.Drain()
+	a.registryServer.Stop()
+}
+
+func (a *App) closeListeners() {
+	for _, l := range []net.Listener{a.httpLis, a.grpcLis, a.registryLis} {
+		if l != nil {
+			_ = l.Close()
+		}
+	}
 }

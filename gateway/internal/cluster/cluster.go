@@ -208,6 +208,9 @@ func (p *Pool) update(list []registry.Worker, connect func(registry.Worker) *grp
 		}
 		lim := info.Registration.GetLimits()
 		w.info, w.lanes, w.maxCtx = info, max(1, int(lim.GetLanes())), int(lim.GetMaxContext())
+		if n := int(lim.GetMaxScoreTokens()); n > 0 && info.Registration.GetRole() == tandemv1.Role_ROLE_PREFILL {
+			w.maxCtx = n
+		}
 		seen[info.ID] = true
 	}
 	for id, w := range p.workers {

@@ -1,0 +1,102 @@
+package app
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/cluster"
+	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/tokenizer"
+	"go.uber.org/zap"
+)
+
+// models loads tokenizer and template of the served model, and the scorer's tokenizer: from the configured files, else from the
+// paths that workers report.
+type models struct {
+	cfg     Config
+	version string
+	cluster *cluster.Cluster
+	log     *zap.Logger
+
+	target atomic.Pointer[model.Model]
+	scorer atomic.Pointer[tokenizer.Tokenizer]
+	// What is loaded, to notice changes; used by run's goroutine only.
+	targetDigest, scorerPath string
+}
+
+func newModels(cfg Config, version string, c *cluster.Cluster, log *zap.Logger) *models {
+	return &models{cfg: cfg, version: version, cluster: c, log: log}
+}
+
+// loadConfigured reads the files that the configuration names.
+func (m *models) loadConfigured() error {
+	if m.cfg.Model != "" {
+		if err := m.load(m.cfg.Model, ""); err != nil {
+			return fmt.Errorf("--model: %w", err)
+		}
+	}
+	if m.cfg.PrefillDrafter != "" {
+		tok, err := model.LoadTokenizer(m.cfg.PrefillDrafter)
+		if err != nil {
+			return fmt.Errorf("--prefill-drafter: %w", err)
+		}
+		m.scorer.Store(tok)
+	}
+	return nil
+}
+
+func (m *models) load(path, digest string) error {
+	mod, err := model.Load(model.Options{Path: path, Name: m.cfg.ModelName, TemplateFile: m.cfg.ChatTemplateFile, Digest: digest,
+		Version: m.version, Logger: m.log})
+	if err != nil {
+		return err
+	}
+	m.target.Store(mod)
+	m.log.Info("tokenizer and chat template loaded", zap.String(telemetry.KeyModel, mod.Name), zap.String("template", mod.TemplateSource))
+	return nil
+}
+
+// served returns the model, or the answer that requests get while there is none.
+func (m *models) served() (*model.Model, error) {
+	if mod := m.target.Load(); mod != nil {
+		return mod, nil
+	}
+	return nil, apierror.NoWorker("no model is loaded: no target worker has joined yet")
+}
+
+func (m *models) scorerTokenizer() *tokenizer.Tokenizer { return m.scorer.Load() }
+
+// run follows the cluster until ctx is done.
+func (m *models) run(ctx context.Context) error {
+	for {
+		target, scorer, changed := m.cluster.Active()
+		if target != nil {
+			if key := cmp.Or(target.GetDigest(), target.GetPath()); key != m.targetDigest {
+				m.targetDigest = key
+				// A configured file stays; the digest still goes into the fingerprint.
+				if err := m.load(cmp.Or(m.cfg.Model, target.GetPath()), target.GetDigest()); err != nil {
+					m.log.Error("the model's tokenizer cannot be read; name a readable file with --model", zap.NamedError(telemetry.KeyErr, err))
+				} else if v := int(target.GetVocab()); v > 0 && v != m.target.Load().Tokenizer.VocabSize() {
+					m.log.Error("tokenizer and target disagree about the vocabulary", zap.Int("tokenizer", m.target.Load().Tokenizer.VocabSize()), zap.Int("target", v))
+				}
+			}
+		}
+		if path := scorer.GetPath(); path != "" && path != m.scorerPath && m.cfg.PrefillDrafter == "" {
+			m.scorerPath = path
+			if tok, err := model.LoadTokenizer(path); err != nil {
+				m.log.Error("the scorer's tokenizer cannot be read; name a readable file with --prefill-drafter", zap.NamedError(telemetry.KeyErr, err))
+			} else {
+				m.scorer.Store(tok)
+			}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}

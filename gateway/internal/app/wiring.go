@@ -1,0 +1,191 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/cluster"
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/grpcapi"
+	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
+	"github.com/tandem-inference/tandem/gateway/internal/metrics"
+	"github.com/tandem-inference/tandem/gateway/internal/openai"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/registry"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/tensorwire"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+)
+
+// maxRequestBytes bounds messages of the public gRPC port, like the body limit of HTTP.
+const maxRequestBytes = 64 << 20
+
+// listen opens the ports that the surroundings did not pass in.
+func (a *App) listen() (err error) {
+	a.httpLis, a.grpcLis, a.registryLis = a.deps.HTTP, a.deps.GRPC, a.deps.Registry
+	if a.httpLis == nil {
+		if a.httpLis, err = net.Listen("tcp", net.JoinHostPort(a.cfg.Host, strconv.Itoa(a.cfg.Port))); err != nil {
+			return fmt.Errorf("--port: %w", err)
+		}
+	}
+	if a.grpcLis == nil && a.cfg.GRPCPort >= 0 {
+		if a.grpcLis, err = net.Listen("tcp", net.JoinHostPort(a.cfg.Host, strconv.Itoa(a.cfg.GRPCPort))); err != nil {
+			return fmt.Errorf("--grpc-port: %w", err)
+		}
+	}
+	if a.registryLis == nil {
+		network, addr, err := splitListen(a.cfg.RegistryListen)
+		if err == nil {
+			a.registryLis, err = net.Listen(network, addr)
+		}
+		if err != nil {
+			return fmt.Errorf("--registry-listen: %w", err)
+		}
+	}
+	return nil
+}
+
+// wire builds the parts and connects them. Direction of use:
+//
+//	httpapi, openai, grpcapi → generate, compress → cluster → registry
+//	                         → model (tokenizer and template of the served model)
+func (a *App) wire() error {
+	cfg := a.cfg
+	a.registry = registry.NewServer(registry.ServerConfig{LeaseTTL: seconds(cfg.LeaseTTLS), Logger: a.log.Named("registry")})
+	failover := seconds(cfg.FailoverTimeoutS)
+	a.cluster = cluster.New(cluster.Config{
+		Targets: cluster.PoolConfig{MaxQueue: cfg.MaxQueue, QueueTimeout: seconds(cfg.QueueTimeoutS), Grace: failover},
+		Scorers: cluster.PoolConfig{MaxQueue: cfg.MaxQueue},
+	}, cluster.Deps{Registry: a.registry, Logger: a.log.Named("cluster"), DialOptions: a.workerDialOptions()})
+	a.models = newModels(cfg, a.deps.Version, a.cluster, a.log.Named("model"))
+	if err := a.models.loadConfigured(); err != nil {
+		return err
+	}
+	set, err := metrics.New(a.deps.Metrics.MeterProvider(), metrics.Sources{
+		QueueDepth: a.cluster.Targets.Queued, Workers: a.cluster.Workers, Busy: a.cluster.Targets.Busy,
+	})
+	if err != nil {
+		return err
+	}
+	gen := generate.New(generate.Config{
+		DefaultMaxTokens: cfg.DefaultMaxTokens, MaxTokensCeiling: cfg.MaxTokensCeiling, StrictContext: cfg.StrictContext, FailoverTimeout: failover,
+	}, generate.Deps{Targets: a.cluster.Targets, Metrics: set, Logger: a.log.Named("generate")})
+	pflash := compress.New(compress.Config{
+		Mode: cfg.PrefillCompression, Threshold: cfg.PrefillThreshold, KeepRatio: cfg.PrefillKeepRatio, MinChunks: cfg.PrefillMinChunks,
+		Timeout: seconds(cfg.PflashTimeoutS), AllowOverride: cfg.PflashRequestOverride,
+	}, compress.Deps{Scorers: a.cluster.Scorers, Tokenizer: a.models.scorerTokenizer, Logger: a.log.Named("pflash")})
+	keys, err := a.keys()
+	if err != nil {
+		return err
+	}
+	dialect := openai.New(openai.Config{
+		MaxN: cfg.MaxN, DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel, StreamUsageDefault: cfg.StreamUsageDefault,
+		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS),
+	}, openai.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Logger: a.log.Named("openai")})
+	a.api = httpapi.New(httpapi.Config{
+		Keys: keys, ProtectIntrospection: cfg.ProtectIntrospection, CORSOrigins: a.corsOrigins(), Props: httpapi.Props{
+			Version: a.deps.Version, DefaultMaxTokens: cfg.DefaultMaxTokens, MaxQueue: cfg.MaxQueue, DefaultThinking: cfg.DefaultThinking,
+			PflashMode: cfg.PrefillCompression, PflashThreshold: cfg.PrefillThreshold, PflashKeepRatio: cfg.PrefillKeepRatio,
+		},
+	}, httpapi.Deps{
+		OpenAI: dialect, Cluster: a.cluster, Model: a.models.served, Metrics: set, Scrape: a.deps.Metrics.Handler(),
+		Logger: a.log.Named("http"), Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready,
+	})
+	a.httpServer = a.newHTTPServer()
+	a.registryServer = grpc.NewServer(a.serverOptions()...)
+	tandemv1.RegisterRegistryServiceServer(a.registryServer, a.registry)
+	a.addStandardServices(a.registryServer)
+	if a.grpcLis != nil {
+		opts := append(a.serverOptions(), grpc.MaxRecvMsgSize(maxRequestBytes))
+		if len(keys) > 0 {
+			opts = append(opts, grpcapi.Authenticate(func(secret string) bool { return httpapi.Match(keys, secret) })...)
+		}
+		a.grpcServer = grpc.NewServer(opts...)
+		grpcapi.New(grpcapi.Config{DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel, RequestTimeout: seconds(cfg.RequestTimeoutS)},
+			grpcapi.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Cluster: a.cluster, Metrics: set,
+				Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready}).Register(a.grpcServer)
+		a.addStandardServices(a.grpcServer)
+	}
+	return nil
+}
+
+// newHTTPServer serves HTTP/1.1 and HTTP/2, also without TLS.
+func (a *App) newHTTPServer() *http.Server {
+	var p http.Protocols
+	p.SetHTTP1(true)
+	p.SetHTTP2(true)
+	p.SetUnencryptedHTTP2(true)
+	return &http.Server{
+		Handler: a.api, Protocols: &p, MaxHeaderBytes: httpapi.MaxHeaderBytes,
+		ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
+		BaseContext: func(net.Listener) context.Context { return a.requests },
+		ErrorLog:    zap.NewStdLog(a.log.Named("http")),
+	}
+}
+
+// workerDialOptions are for connections to workers.
+func (a *App) workerDialOptions() []grpc.DialOption {
+	opts := append(tensorwire.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return append(opts, telemetry.DialOptions(telemetry.Providers{Meter: a.deps.Metrics.MeterProvider()})...)
+}
+
+// serverOptions are for both gRPC servers.
+func (a *App) serverOptions() []grpc.ServerOption {
+	opts := rpcerr.ServerOptions(func(method string, value any, stack []byte) {
+		a.log.Error("handler panicked", zap.String(telemetry.KeyEndpoint, method), zap.Any(telemetry.KeyReason, value), zap.ByteString(telemetry.KeyStack, stack))
+	})
+	opts = append(opts, telemetry.ServerOptions(telemetry.Providers{Meter: a.deps.Metrics.MeterProvider()})...)
+	// Clients may ping as often as the project's own clients do.
+	return append(opts, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
+}
+
+// addStandardServices adds health and reflection.
+func (a *App) addStandardServices(g *grpc.Server) {
+	h := health.NewServer()
+	h.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
+	grpc_health_v1.RegisterHealthServer(g, h)
+	reflection.Register(g)
+}
+
+// keys collects the API keys of flags and file.
+func (a *App) keys() ([]httpapi.Key, error) {
+	var keys []httpapi.Key
+	for _, k := range a.cfg.APIKey {
+		if k.Reveal() == "" {
+			return nil, fmt.Errorf("--api-key: %w", os.ErrInvalid)
+		}
+		keys = append(keys, httpapi.NewKey("", k.Reveal()))
+	}
+	if a.cfg.APIKeyFile == "" {
+		return keys, nil
+	}
+	more, err := httpapi.ReadKeys(a.cfg.APIKeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("--api-key-file: %w", err)
+	}
+	if len(more) == 0 {
+		// An empty file must not open the server.
+		return nil, fmt.Errorf("--api-key-file: %s holds no key", a.cfg.APIKeyFile)
+	}
+	return append(keys, more...), nil
+}
+
+func (a *App) corsOrigins() []string {
+	if a.cfg.NoCORS {
+		return nil
+	}
+	return a.cfg.CORSOrigin
+}

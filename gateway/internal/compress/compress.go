@@ -1,0 +1,238 @@
+// Package compress shortens long prompts before the target reads them (PFlash): a small scorer rates the chunks of the messages'
+// texts against the question, and only the kept chunks are rendered again.
+//
+// Compression works on message text, never on the rendered prompt: roles, markers, tool definitions and ids stay whole.
+// Whatever goes wrong, the request goes on uncompressed and its usage says why.
+package compress
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/cluster"
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/model"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/tokenizer"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/metadata"
+)
+
+// Modes of compression.
+const (
+	ModeOff    = "off"
+	ModeAuto   = "auto"
+	ModeAlways = "always"
+)
+
+// Reasons in the report of a prompt that was not compressed.
+const (
+	ReasonBelowThreshold = "below_threshold"
+	ReasonKeepRatio      = "keep_ratio"
+	ReasonNoScorer       = "no_scorer"
+	ReasonTooLong        = "too_long_for_scorer"
+	ReasonTimeout        = "timeout"
+	ReasonScorerFailed   = "scorer_failed"
+	ReasonNoGain         = "no_gain"
+)
+
+// Bounds of what is worth compressing, in the scorer's tokens.
+const (
+	// minSegment: shorter texts stay whole.
+	minSegment = 256
+	// minTotal: with less than this compressible, nothing is compressed.
+	minTotal = 1024
+	// longTurn: a last user turn of this length holds a document besides the question. It is compressed too; its head and tail,
+	// where instructions and question stand, are kept by the scorer's rules (256 and 768 tokens).
+	longTurn = 1024
+	// keepAll: above this ratio compression gains nothing.
+	keepAll = 0.95
+)
+
+// Func compresses one prompt.
+type Func = func(ctx context.Context) generate.Compressed
+
+// Wish is what a request asks for; zero members mean the server's settings.
+type Wish struct {
+	Mode           string
+	Threshold      int
+	KeepRatio      float64
+	MinChunks      int
+	MinChunksGiven bool
+}
+
+// Config holds the server's settings.
+type Config struct {
+	Mode      string
+	Threshold int
+	KeepRatio float64
+	MinChunks int
+	Timeout   time.Duration
+	// AllowOverride lets requests choose for themselves.
+	AllowOverride bool
+}
+
+// Deps of a Compressor.
+type Deps struct {
+	Scorers *cluster.Pool
+	// Tokenizer returns the scorer's tokenizer, nil while no scorer is known.
+	Tokenizer func() *tokenizer.Tokenizer
+	Logger    *zap.Logger
+}
+
+// Compressor plans and runs compression. It is safe for concurrent use.
+type Compressor struct {
+	cfg Config
+	Deps
+}
+
+// New returns a compressor.
+func New(cfg Config, deps Deps) *Compressor {
+	if deps.Logger == nil {
+		deps.Logger = zap.NewNop()
+	}
+	return &Compressor{cfg: cfg, Deps: deps}
+}
+
+// Plan decides whether a conversation whose prompt has that many tokens is compressed. It returns nil when compression is off.
+// A request that asks for what the server does not offer is an error.
+func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, tokens int, requestID string) (Func, error) {
+	mode := c.cfg.Mode
+	if want.Mode != "" && want.Mode != ModeOff {
+		if !c.cfg.AllowOverride && want.Mode != mode {
+			return nil, apierror.Unsupported("pflash.mode", "cannot be chosen by requests on this server")
+		}
+		if c.Tokenizer() == nil {
+			return nil, apierror.Unsupported("pflash.mode", "needs a scorer, and this server has none")
+		}
+	}
+	if want.Mode != "" {
+		mode = want.Mode
+	}
+	if mode == ModeOff || mode == "" {
+		return nil, nil
+	}
+	if c.cfg.AllowOverride {
+		if want.Threshold == 0 {
+			want.Threshold = c.cfg.Threshold
+		}
+		if want.KeepRatio == 0 {
+			want.KeepRatio = c.cfg.KeepRatio
+		}
+		if !want.MinChunksGiven {
+			want.MinChunks = c.cfg.MinChunks
+		}
+	} else {
+		want = Wish{Threshold: c.cfg.Threshold, KeepRatio: c.cfg.KeepRatio, MinChunks: c.cfg.MinChunks}
+	}
+	skip := func(reason string) Func {
+		return func(context.Context) generate.Compressed { return skipped(reason, tokens, want.KeepRatio) }
+	}
+	switch {
+	case mode == ModeAuto && tokens < want.Threshold:
+		return skip(ReasonBelowThreshold), nil
+	case want.KeepRatio >= keepAll:
+		return skip(ReasonKeepRatio), nil
+	}
+	return func(ctx context.Context) generate.Compressed {
+		out, reason, err := c.run(ctx, want, m, conv, tokens, requestID)
+		if err != nil {
+			c.Logger.Warn("prompt not compressed", zap.String(telemetry.KeyRequestID, requestID),
+				zap.String(telemetry.KeyReason, reason), zap.NamedError(telemetry.KeyErr, err))
+		}
+		if reason != "" {
+			return skipped(reason, tokens, want.KeepRatio)
+		}
+		return out
+	}, nil
+}
+
+func skipped(reason string, tokens int, ratio float64) generate.Compressed {
+	return generate.Compressed{Report: generate.CompressionReport{Reason: reason, OriginalTokens: tokens, KeptTokens: tokens, KeepRatio: ratio}}
+}
+
+// run compresses; reason says why not, err what failed.
+func (c *Compressor) run(ctx context.Context, want Wish, m *model.Model, conv *chat.Conversation, tokens int, id string) (out generate.Compressed, reason string, err error) {
+	tok := c.Tokenizer()
+	if tok == nil {
+		return out, ReasonNoScorer, errors.New("no scorer has joined")
+	}
+	rendered, err := m.Render(conv)
+	if err != nil {
+		return out, ReasonScorerFailed, err
+	}
+	doc := newDocument(tok, rendered.Text(), conv)
+	if doc.compressible < minTotal {
+		return out, ReasonBelowThreshold, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer cancel()
+	kept, scoreMS, reason, err := c.score(ctx, doc, want, id)
+	if reason != "" {
+		return out, reason, err
+	}
+	contents := make([]string, len(conv.Messages))
+	for i, msg := range conv.Messages {
+		contents[i] = msg.Content
+	}
+	for i, s := range doc.segments {
+		contents[s.message] = s.keep(kept[i])
+	}
+	short, err := m.Render(conv.WithContents(contents))
+	if err != nil {
+		return out, ReasonScorerFailed, err
+	}
+	if len(short.Tokens) >= tokens {
+		return out, ReasonNoGain, nil
+	}
+	return generate.Compressed{Tokens: short.Tokens, Thinking: short.Thinking, Report: generate.CompressionReport{
+		Applied: true, OriginalTokens: tokens, KeptTokens: len(short.Tokens), KeepRatio: want.KeepRatio, ScoreMS: scoreMS, Segments: len(doc.segments),
+	}}, "", nil
+}
+
+// score asks a scorer which tokens to keep: spans relative to each segment.
+func (c *Compressor) score(ctx context.Context, doc *document, want Wish, id string) (kept [][]span, scoreMS float64, reason string, err error) {
+	if limit := c.Scorers.MaxContext(); limit > 0 && len(doc.tokens) > limit {
+		return nil, 0, ReasonTooLong, nil
+	}
+	failed := func(err error) ([][]span, float64, string, error) {
+		var e *apierror.Error
+		switch {
+		case errors.Is(ctx.Err(), context.DeadlineExceeded):
+			return nil, 0, ReasonTimeout, err
+		case errors.As(err, &e) && e.Code == "no_worker":
+			return nil, 0, ReasonNoScorer, err
+		}
+		return nil, 0, ReasonScorerFailed, err
+	}
+	ticket, err := c.Scorers.Submit(cluster.Demand{Lanes: 1, Tokens: len(doc.tokens)})
+	if err != nil {
+		return failed(err)
+	}
+	defer ticket.Close()
+	lane, err := ticket.Lane(ctx)
+	if err != nil {
+		return failed(err)
+	}
+	req := &tandemv1.CompressRequest{RequestId: id, Tokens: doc.tokens, Query: doc.query.proto()}
+	for _, s := range doc.segments {
+		req.Segments = append(req.Segments, &tandemv1.Segment{Span: s.span.proto(), KeepRatio: want.KeepRatio, MinChunks: int32(want.MinChunks)})
+	}
+	resp, err := tandemv1.NewPrefillServiceClient(lane.Conn).Compress(metadata.AppendToOutgoingContext(ctx, "x-request-id", id), req)
+	if err != nil {
+		if ctx.Err() == nil {
+			lane.Failed()
+		}
+		lane.Release()
+		return failed(err)
+	}
+	lane.Release()
+	if kept, err = doc.read(resp); err != nil {
+		return failed(err)
+	}
+	return kept, resp.GetScoreMs(), "", nil
+}

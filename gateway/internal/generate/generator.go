@@ -1,0 +1,281 @@
+package generate
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/cluster"
+	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	"github.com/tandem-inference/tandem/gateway/internal/metrics"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+)
+
+// minRoom is how much output must fit behind a prompt, unless less was asked for.
+const minRoom = 16
+
+// Config of a Generator.
+type Config struct {
+	DefaultMaxTokens int
+	// MaxTokensCeiling limits max_tokens, 0 = no limit.
+	MaxTokensCeiling int
+	StrictContext    bool
+	// FailoverTimeout is how long a generation that lost its worker waits for another.
+	FailoverTimeout time.Duration
+}
+
+// Deps of a Generator.
+type Deps struct {
+	Targets *cluster.Pool
+	Metrics *metrics.Set
+	Logger  *zap.Logger
+}
+
+// Generator runs requests. It is safe for concurrent use.
+type Generator struct {
+	cfg Config
+	Deps
+}
+
+// New returns a generator.
+func New(cfg Config, deps Deps) *Generator {
+	if deps.Logger == nil {
+		deps.Logger = zap.NewNop()
+	}
+	return &Generator{cfg: cfg, Deps: deps}
+}
+
+// run is the state of one request.
+type run struct {
+	g    *Generator
+	req  *Request
+	sink Sink
+
+	once     sync.Once // guards the call of sink.Admitted
+	admitErr error
+
+	mu         sync.Mutex // guards usage and the times
+	usage      Usage
+	firstToken time.Time
+}
+
+// job is one choice.
+type job struct {
+	index, choice int
+	prompt        []int32
+	thinking      bool
+	max           int
+	clamped       int
+}
+
+// Run serves req and returns when all its choices are done, with the account. On an error the sink has seen what was generated
+// before it. Errors are *apierror.Error or carry one; a cancelled ctx gives its cause.
+func (g *Generator) Run(ctx context.Context, req *Request, sink Sink) (*Usage, error) {
+	r := &run{g: g, req: req, sink: sink}
+	if req.Arrived.IsZero() {
+		req.Arrived = time.Now()
+	}
+	jobs, err := r.prepare(ctx)
+	if err != nil {
+		return nil, r.fail(ctx, err)
+	}
+	need := 0
+	for _, j := range jobs {
+		need = max(need, len(j.prompt)+j.max)
+	}
+	queued := time.Now()
+	ticket, err := g.Targets.Submit(cluster.Demand{Lanes: len(jobs), Tokens: need, Priority: req.Priority})
+	if err != nil {
+		return nil, r.fail(ctx, err)
+	}
+	defer ticket.Close()
+	lane, err := ticket.Lane(ctx)
+	if err != nil {
+		return nil, r.fail(ctx, err)
+	}
+	r.usage.Queue = time.Since(queued)
+	if len(jobs) == 1 {
+		err = r.serve(ctx, jobs[0], lane)
+	} else {
+		grp, ctx := errgroup.WithContext(ctx)
+		for i, j := range jobs {
+			grp.Go(func() error {
+				l := lane
+				if i > 0 {
+					var err error
+					if l, err = ticket.Lane(ctx); err != nil {
+						return err
+					}
+				}
+				return r.serve(ctx, j, l)
+			})
+		}
+		err = grp.Wait()
+	}
+	r.usage.Total = time.Since(req.Arrived)
+	if err != nil {
+		return &r.usage, r.fail(ctx, err)
+	}
+	return &r.usage, nil
+}
+
+// fail turns an error into the one that is reported: the reason of a cancelled context wins over what it caused.
+func (r *run) fail(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			return apierror.From(cause)
+		}
+	}
+	return apierror.From(err)
+}
+
+// prepare compresses prompts, checks lengths and makes the jobs.
+func (r *run) prepare(ctx context.Context) ([]job, error) {
+	// A request that cannot be queued should not keep a scorer busy first.
+	if err := r.g.Targets.Check(); err != nil {
+		return nil, err
+	}
+	limit := r.g.Targets.MaxContext()
+	var jobs []job
+	for i, p := range r.req.Prompts {
+		r.usage.PromptTokens += len(p.Tokens)
+		tokens, thinking := p.Tokens, p.Thinking
+		if p.Compress != nil {
+			began := time.Now()
+			c := p.Compress(ctx)
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			r.usage.Compress += time.Since(began)
+			r.usage.Compression = &c.Report
+			if c.Report.Applied {
+				tokens, thinking = c.Tokens, c.Thinking
+			}
+			r.countCompression(ctx, &c.Report)
+		}
+		n, clamped, err := r.length(len(tokens), limit)
+		if err != nil {
+			if c := r.usage.Compression; c != nil && !c.Applied {
+				return nil, apierror.NoWorker("the prompt needs compression, which failed: " + c.Reason).WithCause(err)
+			}
+			return nil, err
+		}
+		for k := range max(1, r.req.N) {
+			jobs = append(jobs, job{index: i*max(1, r.req.N) + k, choice: k, prompt: tokens, thinking: thinking, max: n, clamped: clamped})
+		}
+	}
+	return jobs, nil
+}
+
+func (r *run) countCompression(ctx context.Context, c *CompressionReport) {
+	if r.g.Metrics == nil {
+		return
+	}
+	if c.Applied {
+		r.g.Metrics.Compressed(ctx, "applied", c.OriginalTokens, c.KeptTokens)
+	} else {
+		r.g.Metrics.Compressed(ctx, "skipped", 0, 0)
+	}
+}
+
+// length gives the output limit for a prompt of p tokens in a context of c (0 = unknown), and that limit again when the context
+// lowered what was asked for.
+func (r *run) length(p, c int) (n, clamped int, err error) {
+	cfg := r.g.cfg
+	want := cfg.DefaultMaxTokens
+	if r.req.MaxTokensGiven {
+		want = r.req.MaxTokens
+		if cfg.MaxTokensCeiling > 0 {
+			want = min(want, cfg.MaxTokensCeiling)
+		}
+	}
+	if c == 0 {
+		return want, 0, nil
+	}
+	room := c - p
+	if room < min(minRoom, want) || room < 0 {
+		return 0, 0, apierror.ContextLength(p, 0, c)
+	}
+	if want <= room {
+		return want, 0, nil
+	}
+	if !r.req.MaxTokensGiven {
+		return room, 0, nil
+	}
+	if cfg.StrictContext {
+		return 0, 0, apierror.ContextLength(p, want, c)
+	}
+	return room, room, nil
+}
+
+// admitted tells the sink once.
+func (r *run) admitted() error {
+	r.once.Do(func() { r.admitErr = r.sink.Admitted() })
+	return r.admitErr
+}
+
+// add sums a finished choice into the account.
+func (r *run) add(c *Choice, s *stream) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	u := &r.usage
+	u.CompletionTokens += c.Tokens.Total
+	u.ReasoningTokens += c.Tokens.Thinking
+	u.Drafted += s.drafted
+	u.Accepted += s.accepted
+	u.VerifySteps += s.steps
+	u.Retries += s.retries
+	u.CloseKind = c.CloseKind
+	u.Degraded = u.Degraded || s.degraded
+	u.Prefill = max(u.Prefill, s.prefill)
+	u.Restore = max(u.Restore, s.restore)
+	u.Decode = max(u.Decode, s.decode)
+	if !s.first.IsZero() && (r.firstToken.IsZero() || s.first.Before(r.firstToken)) {
+		r.firstToken = s.first
+		u.TTFT = s.first.Sub(r.req.Arrived)
+	}
+}
+
+// serve runs one choice on lane and, when workers fail, on the lanes that replace it.
+func (r *run) serve(ctx context.Context, j job, lane *cluster.Lane) error {
+	s := &stream{r: r, job: j, emitter: r.newEmitter(j)}
+	c, err := s.run(ctx, lane)
+	if c != nil {
+		r.add(c, s)
+	}
+	if err != nil {
+		return err
+	}
+	return r.sink.Done(j.index, *c)
+}
+
+func (r *run) newEmitter(j job) *emit.Emitter {
+	cfg := emit.Config{
+		Tokenizer: r.req.Model.Tokenizer, ThinkOpen: emit.None, ThinkClose: emit.None, Stops: r.req.Stops,
+		Logprobs: r.req.TopLogprobs != NoLogprobs,
+	}
+	if r.req.SplitReasoning {
+		cfg.ThinkOpen, cfg.ThinkClose, cfg.Thinking = r.req.Model.ThinkOpen, r.req.Model.ThinkClose, j.thinking
+	}
+	return emit.New(cfg)
+}
+
+// isStop reports whether a token ends the turn.
+func (r *run) isStop(id int32) bool { return slices.Contains(r.req.Model.Stops, id) }
+
+// decodeRequest is what the worker is asked.
+func (r *run) decodeRequest(j job, committed []int32) *tandemv1.DecodeRequest {
+	return &tandemv1.DecodeRequest{
+		RequestId: r.req.ID, PromptTokens: j.prompt, CommittedTokens: committed, Sampling: r.req.Sampling, Choice: int32(j.choice),
+		MaxTokens: int32(j.max), StopTokens: r.req.Model.Stops, Speculation: r.req.Speculation,
+		TopLogprobs: int32(r.req.TopLogprobs), PromptLogprobs: r.req.PromptLogprobs && len(committed) == 0,
+	}
+}
+
+// errDone is how a sink or a stop string ends a stream without it being a failure of the worker.
+var errDone = errors.New("generation is over")

@@ -1,0 +1,135 @@
+package generate
+
+import (
+	"context"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/tokenizer"
+)
+
+// NoLogprobs as Request.TopLogprobs asks for none.
+const NoLogprobs = -1
+
+// Model is what the core needs to know of the served model.
+type Model struct {
+	Tokenizer *tokenizer.Tokenizer
+	// ThinkOpen and ThinkClose are emit.None when the model has no reasoning markers.
+	ThinkOpen, ThinkClose int32
+	// Stops are the tokens that end a turn.
+	Stops []int32
+}
+
+// Prompt is one prompt of a request.
+type Prompt struct {
+	Tokens []int32
+	// Thinking says that the prompt ends with the open marker.
+	Thinking bool
+	// Compress shortens the prompt; nil when compression is not wanted. It always returns a report.
+	Compress func(ctx context.Context) Compressed
+}
+
+// Compressed is the result of compression. When it was not applied, Report says why and the prompt stays as it is.
+type Compressed struct {
+	Tokens   []int32
+	Thinking bool
+	Report   CompressionReport
+}
+
+// CompressionReport goes into usage.
+type CompressionReport struct {
+	Applied        bool
+	Reason         string // why not, empty when applied
+	OriginalTokens int
+	KeptTokens     int
+	KeepRatio      float64
+	ScoreMS        float64
+	Segments       int
+}
+
+// Request is a request of any dialect in its normal form.
+type Request struct {
+	ID      string // for workers and logs
+	Model   Model
+	Prompts []Prompt
+	// N is the number of choices of each prompt; choice k of prompt i has index i*N+k.
+	N        int
+	Sampling *tandemv1.Sampling
+	// MaxTokens is the wanted output; meaningful with MaxTokensGiven only. 0 scores the prompt.
+	MaxTokens      int
+	MaxTokensGiven bool
+	Stops          []string
+	Speculation    *tandemv1.Speculation
+	// TopLogprobs is the number of candidates per position, 0 = chosen token only, NoLogprobs = none at all.
+	TopLogprobs    int
+	PromptLogprobs bool
+	// SplitReasoning tells reasoning from content; without it markers are text.
+	SplitReasoning bool
+	// RawTokens hands the ids of each step to the sink as well.
+	RawTokens bool
+	Priority  int
+	Arrived   time.Time
+}
+
+// Sink receives a request's output. Calls for one index come in order; calls for different indexes may come at the same time.
+// An error from Delta ends the request.
+type Sink interface {
+	// Admitted: a worker took the first choice. Called once, before everything else.
+	Admitted() error
+	// Prompt hands over log-probabilities of prompt tokens 1…; only with PromptLogprobs.
+	Prompt(index int, logprobs []*tandemv1.PositionLogprobs) error
+	// Delta hands over visible output, valid during the call.
+	Delta(index int, d Delta) error
+	// Done ends a choice.
+	Done(index int, r Choice) error
+}
+
+// Delta is new output of a choice.
+type Delta struct {
+	emit.Delta
+	// Raw is set with RawTokens: the tokens of this step.
+	Raw []emit.Entry
+}
+
+// Reasons why a choice ended, in OpenAI's words.
+const (
+	FinishStop   = "stop"
+	FinishLength = "length"
+)
+
+// Choice is the end of one choice.
+type Choice struct {
+	Finish string
+	// StopString is the stop string that ended it, empty for other ends.
+	StopString string
+	Tokens     emit.Counts
+	// CloseKind is natural or none when reasoning took place, empty otherwise.
+	CloseKind string
+	// Clamped is set when the context lowered max_tokens, to the limit that held.
+	Clamped int
+}
+
+// Usage is the account of a request, summed over choices; the prompt counts once per prompt.
+type Usage struct {
+	PromptTokens     int // before compression
+	CompletionTokens int
+	ReasoningTokens  int
+	Drafted          int64
+	Accepted         int64
+	VerifySteps      int64
+	Degraded         bool
+	Retries          int
+	CloseKind        string             // of the last choice that ended, see Choice
+	Compression      *CompressionReport // nil when compression was off
+
+	Queue, Compress, Restore, Prefill, TTFT, Decode, Total time.Duration
+}
+
+// PrefilledTokens is the length of the prompts as the target read them.
+func (u *Usage) PrefilledTokens() int {
+	if c := u.Compression; c != nil && c.Applied {
+		return u.PromptTokens - c.OriginalTokens + c.KeptTokens
+	}
+	return u.PromptTokens
+}

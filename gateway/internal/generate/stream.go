@@ -1,0 +1,322 @@
+package generate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/cluster"
+	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+)
+
+// Attempts of one choice. A worker that refuses before it admits costs none: the choice only waits for a better place, within
+// the failover timeout.
+const (
+	// maxFailures without progress: the first try and one retry.
+	maxFailures = 2
+)
+
+// stream is one choice on its way through one or more workers.
+type stream struct {
+	r       *run
+	job     job
+	emitter *emit.Emitter
+
+	committed []int32 // every token the workers sent, for replay
+	raw       []emit.Entry
+	admitted  bool // by the present worker
+	finished  *tandemv1.Finished
+	ended     string // finish reason found by the gateway
+	prompted  bool   // prompt log-probabilities were handed over
+
+	first, last       time.Time
+	drafted, accepted int64
+	steps             int64
+	messages          int64 // Committed messages: one per verify step
+	retries           int
+	degraded          bool
+	prefill, restore  time.Duration
+	decode            time.Duration
+}
+
+// run returns the choice as far as it came, and an error when it did not end by itself.
+func (s *stream) run(ctx context.Context, lane *cluster.Lane) (*Choice, error) {
+	failures := 0
+	var lostAt time.Time
+	for {
+		before := len(s.committed)
+		s.admitted = false
+		err := s.attempt(ctx, lane)
+		if err == nil || errors.Is(err, errDone) {
+			lane.Release()
+			return s.finish(), nil
+		}
+		if len(s.committed) > before {
+			failures, lostAt = 0, time.Time{}
+		}
+		var again bool
+		if again, failures = s.judge(ctx, lane, err, failures); !again {
+			return s.partial(), err
+		}
+		if lostAt.IsZero() {
+			lostAt = time.Now()
+		}
+		if lane, err = s.takeover(ctx, lostAt, err); err != nil {
+			return s.partial(), err
+		}
+		s.retries++
+	}
+}
+
+// judge gives the lane back and says whether another attempt makes sense.
+func (s *stream) judge(ctx context.Context, lane *cluster.Lane, err error, failures int) (again bool, _ int) {
+	var sinkErr *sinkError
+	if ctx.Err() != nil || errors.As(err, &sinkErr) {
+		lane.Release()
+		return false, failures
+	}
+	switch code := rpcerr.Code(err); {
+	case code == codes.ResourceExhausted && !s.admitted:
+		lane.Full()
+		return true, failures
+	case code == codes.InvalidArgument, code == codes.FailedPrecondition, code == codes.Unimplemented:
+		lane.Release()
+		return false, failures
+	case code == codes.Unavailable && !s.admitted:
+		lane.Failed()
+		return true, failures
+	default:
+		lane.Failed()
+		failures++
+		return failures < maxFailures, failures
+	}
+}
+
+// takeover waits for a lane that replaces a lost one. cause is reported when none comes in time.
+func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*cluster.Lane, error) {
+	g := s.r.g
+	g.Logger.Warn("generation moves to another worker", zap.String(telemetry.KeyRequestID, s.r.req.ID),
+		zap.Int(telemetry.KeyTokens, len(s.committed)), zap.NamedError(telemetry.KeyErr, cause))
+	if g.Metrics != nil {
+		g.Metrics.Retry(ctx)
+	}
+	timeout := errors.New("no worker took over in time")
+	wait, cancel := context.WithDeadlineCause(ctx, lostAt.Add(g.cfg.FailoverTimeout), timeout)
+	defer cancel()
+	ticket, err := g.Targets.Submit(cluster.Demand{Lanes: 1, Tokens: len(s.job.prompt) + s.job.max, Priority: s.r.req.Priority, Takeover: true})
+	if err != nil {
+		return nil, err
+	}
+	defer ticket.Close()
+	lane, err := ticket.Lane(wait)
+	if err != nil && ctx.Err() == nil {
+		if rpcerr.Code(cause) == codes.ResourceExhausted {
+			return nil, apierror.QueueTimeout().WithCause(cause)
+		}
+		return nil, apierror.WorkerFailed(errors.Join(cause, context.Cause(wait)))
+	}
+	return lane, err
+}
+
+// sinkError marks errors of the sink: the client is gone, the worker is fine.
+type sinkError struct{ err error }
+
+func (e *sinkError) Error() string { return e.err.Error() }
+func (e *sinkError) Unwrap() error { return e.err }
+
+// attempt runs the choice on one worker until it ends. errDone: the gateway ended it.
+func (s *stream) attempt(ctx context.Context, lane *cluster.Lane) error {
+	if s.job.max > 0 && len(s.committed) >= s.job.max {
+		// The worker was lost between its last token and its last message.
+		s.ended = FinishLength
+		return errDone
+	}
+	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(ctx, "x-request-id", s.r.req.ID))
+	defer cancel()
+	call, err := tandemv1.NewTargetServiceClient(lane.Conn).Decode(ctx, s.r.decodeRequest(s.job, s.committed))
+	if err != nil {
+		return err
+	}
+	for {
+		msg, err := call.Recv()
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				if s.finished != nil {
+					return nil
+				}
+				return rpcerr.Internal("worker %s ended the stream without a result", lane.Worker)
+			}
+			return err
+		}
+		if err := s.message(msg); err != nil {
+			return err
+		}
+	}
+}
+
+// message handles one event of the worker.
+func (s *stream) message(msg *tandemv1.DecodeResponse) error {
+	switch ev := msg.GetEvent().(type) {
+	case *tandemv1.DecodeResponse_Admitted:
+		s.admitted = true
+		return wrapSink(s.r.admitted())
+	case *tandemv1.DecodeResponse_Prefilled:
+		if s.r.req.PromptLogprobs && !s.prompted {
+			s.prompted = true
+			return wrapSink(s.r.sink.Prompt(s.job.index, ev.Prefilled.GetLogprobs()))
+		}
+	case *tandemv1.DecodeResponse_Committed:
+		return s.tokens(ev.Committed)
+	case *tandemv1.DecodeResponse_Finished:
+		s.finished = ev.Finished
+		s.timings(ev.Finished.GetTimings())
+		if ev.Finished.GetReason() == tandemv1.FinishReason_FINISH_REASON_CANCELLED {
+			s.finished = nil
+			return rpcerr.Unavailable("the worker cancelled the generation")
+		}
+	}
+	return nil
+}
+
+func wrapSink(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &sinkError{err}
+}
+
+// tokens feeds the tokens of one step to the emitter and hands over what became visible.
+func (s *stream) tokens(c *tandemv1.Committed) error {
+	now := time.Now()
+	if s.first.IsZero() {
+		s.first = now
+	}
+	s.last = now
+	s.messages++
+	s.raw = s.raw[:0]
+	more := true
+	for i, id := range c.GetTokens() {
+		s.committed = append(s.committed, id)
+		if s.ended != "" || s.r.isStop(id) {
+			// The worker ends by itself and sends its account.
+			s.ended = FinishStop
+			break
+		}
+		entry := emit.Entry{Candidate: emit.Candidate{ID: id}}
+		if i < len(c.GetLogprobs()) {
+			setLogprobs(&entry, c.GetLogprobs()[i])
+		}
+		more = s.emitter.Push(entry)
+		if s.r.req.RawTokens {
+			s.raw = append(s.raw, entry)
+		}
+		if !more {
+			s.ended = FinishStop
+			break
+		}
+	}
+	if err := s.hand(); err != nil {
+		return err
+	}
+	if !more {
+		return errDone
+	}
+	return nil
+}
+
+// hand gives the sink what the emitter has.
+func (s *stream) hand() error {
+	d := Delta{Delta: s.emitter.Take(), Raw: s.raw}
+	if d.Empty() && len(d.Raw) == 0 {
+		return nil
+	}
+	return wrapSink(s.r.sink.Delta(s.job.index, d))
+}
+
+// setLogprobs fills e; candidates are sorted by probability, then by id.
+func setLogprobs(e *emit.Entry, p *tandemv1.PositionLogprobs) {
+	e.Logprob = floor(p.GetLogprob())
+	if len(p.GetTop()) == 0 {
+		return
+	}
+	e.Top = make([]emit.Candidate, len(p.GetTop()))
+	for i, t := range p.GetTop() {
+		e.Top[i] = emit.Candidate{ID: t.GetToken(), Logprob: floor(t.GetLogprob())}
+	}
+	slices.SortStableFunc(e.Top, func(a, b emit.Candidate) int {
+		if c := cmp.Compare(b.Logprob, a.Logprob); c != 0 {
+			return c
+		}
+		return cmp.Compare(a.ID, b.ID)
+	})
+}
+
+// floor replaces minus infinity, which JSON cannot carry.
+func floor(x float32) float64 {
+	if v := float64(x); !math.IsNaN(v) && v > -9999 {
+		return v
+	}
+	return -9999
+}
+
+// timings adds the account of one worker; after a takeover several are summed.
+func (s *stream) timings(t *tandemv1.Timings) {
+	ms := func(x float64) time.Duration { return time.Duration(x * float64(time.Millisecond)) }
+	s.drafted += t.GetDraftedTokens()
+	s.accepted += t.GetAcceptedTokens()
+	s.steps += t.GetVerifySteps()
+	s.prefill += ms(t.GetPrefillMs())
+	s.restore += ms(t.GetRestoreMs())
+	s.decode += ms(t.GetDecodeMs())
+	s.degraded = s.degraded || t.GetSpeculationDegraded()
+}
+
+// finish closes the emitter and describes the end.
+func (s *stream) finish() *Choice {
+	c := s.partial()
+	switch {
+	case c.StopString != "", s.ended == FinishStop:
+		c.Finish = FinishStop
+	case s.ended == FinishLength, s.finished.GetReason() == tandemv1.FinishReason_FINISH_REASON_LENGTH:
+		c.Finish = FinishLength
+	default:
+		c.Finish = FinishStop
+	}
+	return c
+}
+
+// partial describes what there is and hands over the rest of the text.
+func (s *stream) partial() *Choice {
+	s.emitter.Finish()
+	s.raw = s.raw[:0]
+	// The client may be gone; there is nothing left to stop.
+	_ = s.hand()
+	if s.decode == 0 || s.retries > 0 || s.finished == nil {
+		// No single worker saw all of it.
+		s.decode = s.last.Sub(s.first)
+	}
+	if s.finished == nil {
+		// A worker that was cancelled or lost sent no account; its messages tell the steps.
+		s.steps = max(s.steps, s.messages)
+	}
+	c := &Choice{Tokens: s.emitter.Counts(), Clamped: s.job.clamped}
+	c.StopString, _ = s.emitter.StopString()
+	if s.emitter.Thought() {
+		c.CloseKind = "none"
+		if s.emitter.Closed() {
+			c.CloseKind = "natural"
+		}
+	}
+	return c
+}

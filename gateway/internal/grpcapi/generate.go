@@ -1,0 +1,238 @@
+package grpcapi
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
+	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/metrics"
+	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/openai"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/tokenizer"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+)
+
+// Generate implements the service.
+func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.InferenceService_GenerateServer) (err error) {
+	ctx := stream.Context()
+	if s.Metrics != nil {
+		end := s.Metrics.Start(ctx, "grpc/Generate")
+		defer func() { end(outcome(err)) }()
+	}
+	if s.Draining != nil && s.Draining() {
+		return rpcerr.Draining
+	}
+	m, err := s.served(in.GetModel())
+	if err != nil {
+		return err
+	}
+	req, err := s.request(ctx, in, m)
+	if err != nil {
+		return err
+	}
+	if s.cfg.RequestTimeout > 0 {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeout(ctx, s.cfg.RequestTimeout)
+		defer stop()
+	}
+	sink := &sink{stream: stream, tokens: req.RawTokens}
+	u, err := s.Generator.Run(ctx, req, sink)
+	if u != nil && s.Metrics != nil {
+		s.Metrics.Generated(ctx, metrics.Generation{PromptTokens: u.PromptTokens, ContentTokens: u.CompletionTokens - u.ReasoningTokens,
+			ReasoningTokens: u.ReasoningTokens, Drafted: u.Drafted, Accepted: u.Accepted, VerifySteps: u.VerifySteps, Mode: "grpc",
+			Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, CloseKind: u.CloseKind})
+	}
+	if err != nil {
+		return toRPC(err)
+	}
+	return stream.Send(sink.last(u))
+}
+
+func outcome(err error) string {
+	switch rpcerr.Code(err) {
+	case codes.OK:
+		return metrics.OutcomeOK
+	case codes.Canceled:
+		return metrics.OutcomeCancelled
+	case codes.InvalidArgument, codes.NotFound, codes.ResourceExhausted:
+		return metrics.OutcomeClientError
+	}
+	return metrics.OutcomeServerError
+}
+
+// request converts and checks a request.
+func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *model.Model) (*generate.Request, error) {
+	sampling, err := checkSampling(in.GetSampling(), m.Tokenizer.VocabSize())
+	if err != nil {
+		return nil, err
+	}
+	if in.GetMaxTokens() < 0 {
+		return nil, rpcerr.InvalidArgument("max_tokens", "must not be negative, got %d", in.GetMaxTokens())
+	}
+	if len(in.GetStop()) > 16 {
+		return nil, rpcerr.InvalidArgument("stop", "has %d entries, at most 16 are allowed", len(in.GetStop()))
+	}
+	for _, w := range in.GetStop() {
+		if len(w) < 1 || len(w) > 256 {
+			return nil, rpcerr.InvalidArgument("stop", "entries must have 1 to 256 bytes, got %d", len(w))
+		}
+	}
+	req := &generate.Request{
+		ID: requestID(ctx), Arrived: time.Now(), Model: m.Model, N: 1, Sampling: sampling, MaxTokens: int(in.GetMaxTokens()),
+		MaxTokensGiven: in.GetMaxTokens() > 0, Stops: in.GetStop(), Speculation: in.GetSpeculation(), TopLogprobs: generate.NoLogprobs, Priority: 5,
+	}
+	if in.TopLogprobs != nil {
+		if n := in.GetTopLogprobs(); n < -1 || n > 20 {
+			return nil, rpcerr.InvalidArgument("top_logprobs", "must be between -1 and 20, got %d", n)
+		}
+		req.TopLogprobs = int(in.GetTopLogprobs())
+		req.RawTokens = req.TopLogprobs != generate.NoLogprobs
+	}
+	prompt, err := s.prompt(in, m, req)
+	if err != nil {
+		return nil, err
+	}
+	req.Prompts = []generate.Prompt{prompt}
+	return req, nil
+}
+
+// prompt reads the input.
+func (s *Service) prompt(in *tandemv1.GenerateRequest, m *model.Model, req *generate.Request) (generate.Prompt, error) {
+	var p generate.Prompt
+	switch input := in.GetInput().(type) {
+	case *tandemv1.GenerateRequest_Chat:
+		conv, err := s.conversation(input.Chat)
+		if err != nil {
+			return p, err
+		}
+		r, err := openai.Render(m, conv)
+		if err != nil {
+			return p, toRPC(err)
+		}
+		p.Tokens, p.Thinking, req.SplitReasoning = r.Tokens, r.Thinking, true
+		c := in.GetCompression()
+		if s.Compressor == nil {
+			break
+		}
+		switch c.GetMode() {
+		case "", compress.ModeOff, compress.ModeAuto, compress.ModeAlways:
+		default:
+			return p, rpcerr.InvalidArgument("compression.mode", "must be off, auto or always, got %q", c.GetMode())
+		}
+		if r := c.GetKeepRatio(); r < 0 || r > 1 {
+			return p, rpcerr.InvalidArgument("compression.keep_ratio", "must be in (0, 1], got %g", r)
+		}
+		wish := compress.Wish{Mode: c.GetMode(), Threshold: int(c.GetThreshold()), KeepRatio: c.GetKeepRatio()}
+		if p.Compress, err = s.Compressor.Plan(wish, m, conv, len(p.Tokens), req.ID); err != nil {
+			return p, toRPC(err)
+		}
+	case *tandemv1.GenerateRequest_Prompt:
+		p.Tokens = m.Tokenizer.Encode(input.Prompt, tokenizer.Options{ParseSpecial: true})
+	case *tandemv1.GenerateRequest_Tokens:
+		if err := checkTokens("tokens.ids", input.Tokens.GetIds(), m.Tokenizer.VocabSize()); err != nil {
+			return p, err
+		}
+		p.Tokens, req.RawTokens = input.Tokens.GetIds(), true
+	}
+	if len(p.Tokens) == 0 {
+		return p, rpcerr.InvalidArgument("input", "is required and must not be empty")
+	}
+	return p, nil
+}
+
+// checkSampling checks ranges and draws a seed when none is given. The request's message is not changed.
+func checkSampling(in *tandemv1.Sampling, vocab int) (*tandemv1.Sampling, error) {
+	out := &tandemv1.Sampling{}
+	if in != nil {
+		proto.Merge(out, in)
+	}
+	for _, f := range []struct {
+		name   string
+		val    *float64
+		lo, hi float64
+		openLo bool
+	}{
+		{"temperature", out.Temperature, 0, 2, false}, {"top_p", out.TopP, 0, 1, true}, {"min_p", out.MinP, 0, 1, false},
+		{"repetition_penalty", out.RepetitionPenalty, 0, 4, true}, {"frequency_penalty", out.FrequencyPenalty, -2, 2, false},
+		{"presence_penalty", out.PresencePenalty, -2, 2, false},
+	} {
+		if v := f.val; v != nil && !(*v <= f.hi && (*v > f.lo || (*v == f.lo && !f.openLo))) {
+			return nil, rpcerr.InvalidArgument("sampling."+f.name, "must be between %g and %g, got %g", f.lo, f.hi, *v)
+		}
+	}
+	if w := out.PenaltyWindow; w != nil && (*w < 1 || *w > 8192) {
+		return nil, rpcerr.InvalidArgument("sampling.penalty_window", "must be between 1 and 8192, got %d", *w)
+	}
+	for id, b := range out.LogitBias {
+		if id < 0 || int(id) >= vocab || !(b >= -100 && b <= 100) {
+			return nil, rpcerr.InvalidArgument("sampling.logit_bias", "%d: %g is not a bias of -100 to 100 for a token below %d", id, b, vocab)
+		}
+	}
+	if out.Seed == nil {
+		out.Seed = proto.Int64(rand.Int64())
+	}
+	return out, nil
+}
+
+// sink sends output as messages of the stream.
+type sink struct {
+	stream tandemv1.InferenceService_GenerateServer
+	tokens bool
+	end    generate.Choice
+}
+
+// Admitted implements generate.Sink: the headers tell the caller that a worker took the request.
+func (s *sink) Admitted() error { return s.stream.SendHeader(nil) }
+
+// Prompt implements generate.Sink; the service has no prompt log-probabilities.
+func (s *sink) Prompt(int, []*tandemv1.PositionLogprobs) error { return nil }
+
+// Delta implements generate.Sink.
+func (s *sink) Delta(_ int, d generate.Delta) error {
+	msg := &tandemv1.GenerateResponse{Text: string(d.Content), Reasoning: string(d.Reasoning)}
+	if s.tokens {
+		for _, e := range d.Raw {
+			msg.Tokens = append(msg.Tokens, outputToken(e))
+		}
+	}
+	return s.stream.Send(msg)
+}
+
+func outputToken(e emit.Entry) *tandemv1.OutputToken {
+	t := &tandemv1.OutputToken{Id: e.ID, Logprob: float32(e.Logprob)}
+	for _, c := range e.Top {
+		t.Top = append(t.Top, &tandemv1.TokenLogprob{Token: c.ID, Logprob: float32(c.Logprob)})
+	}
+	return t
+}
+
+// Done implements generate.Sink.
+func (s *sink) Done(_ int, c generate.Choice) error {
+	s.end = c
+	return nil
+}
+
+// last is the closing message.
+func (s *sink) last(u *generate.Usage) *tandemv1.GenerateResponse {
+	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+	msg := &tandemv1.GenerateResponse{
+		FinishReason: tandemv1.FinishReason_FINISH_REASON_STOP, StopSequence: s.end.StopString,
+		Usage: &tandemv1.Usage{PromptTokens: int64(u.PromptTokens), CompletionTokens: int64(u.CompletionTokens), ReasoningTokens: int64(u.ReasoningTokens)},
+		Timings: &tandemv1.Timings{QueueMs: ms(u.Queue), CompressMs: ms(u.Compress), RestoreMs: ms(u.Restore), PrefillMs: ms(u.Prefill),
+			TtftMs: ms(u.TTFT), DecodeMs: ms(u.Decode), TotalMs: ms(u.Total), VerifySteps: u.VerifySteps, DraftedTokens: u.Drafted,
+			AcceptedTokens: u.Accepted, SpeculationDegraded: u.Degraded},
+	}
+	if s.end.Finish == generate.FinishLength {
+		msg.FinishReason = tandemv1.FinishReason_FINISH_REASON_LENGTH
+	}
+	if c := u.Compression; c != nil && c.Applied {
+		msg.Usage.CompressedTokens = int64(c.OriginalTokens - c.KeptTokens)
+	}
+	return msg
+}

@@ -1,0 +1,208 @@
+// Package grpcapi serves tandem.v1.InferenceService on the public gRPC port, with the same core as the HTTP endpoints.
+package grpcapi
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/cluster"
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/metrics"
+	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/openai"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/registry"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/tokenizer"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+)
+
+// Config of the service.
+type Config struct {
+	DefaultThinking bool
+	StrictModel     bool
+	RequestTimeout  time.Duration
+}
+
+// Deps of the service.
+type Deps struct {
+	Model      func() (*model.Model, error)
+	Generator  *generate.Generator
+	Compressor *compress.Compressor // nil = off
+	Cluster    *cluster.Cluster
+	Metrics    *metrics.Set // nil = none
+	// Draining tells whether the gateway is shutting down.
+	Draining func() bool
+	// ScorerReady tells whether prompt compression can run.
+	ScorerReady func() bool
+}
+
+// Service implements tandemv1.InferenceServiceServer.
+type Service struct {
+	tandemv1.UnimplementedInferenceServiceServer
+	cfg Config
+	Deps
+}
+
+// New returns the service.
+func New(cfg Config, deps Deps) *Service { return &Service{cfg: cfg, Deps: deps} }
+
+// served returns the model a request names.
+func (s *Service) served(name string) (*model.Model, error) {
+	m, err := s.Model()
+	if err != nil {
+		return nil, toRPC(err)
+	}
+	if s.cfg.StrictModel && name != "" && name != m.Name {
+		return nil, rpcerr.UnknownModel.With("the model %q is not served here", name)
+	}
+	return m, nil
+}
+
+// conversation converts a chat.
+func (s *Service) conversation(c *tandemv1.Chat) (*chat.Conversation, error) {
+	if len(c.GetMessages()) == 0 {
+		return nil, rpcerr.InvalidArgument("chat.messages", "is required and must not be empty")
+	}
+	conv := &chat.Conversation{Thinking: s.cfg.DefaultThinking}
+	if c.EnableThinking != nil {
+		conv.Thinking = c.GetEnableThinking()
+	}
+	for _, m := range c.GetMessages() {
+		switch m.GetRole() {
+		case chat.RoleSystem, chat.RoleUser, chat.RoleAssistant, chat.RoleTool:
+		default:
+			return nil, rpcerr.InvalidArgument("chat.messages.role", "must be system, user, assistant or tool, got %q", m.GetRole())
+		}
+		conv.Messages = append(conv.Messages, chat.Message{Role: m.GetRole(), Content: m.GetContent(), Reasoning: m.GetReasoningContent(),
+			HasReasoning: m.GetReasoningContent() != ""})
+	}
+	return conv, nil
+}
+
+// Tokenize implements the service.
+func (s *Service) Tokenize(_ context.Context, req *tandemv1.TokenizeRequest) (*tandemv1.TokenizeResponse, error) {
+	m, err := s.served(req.GetModel())
+	if err != nil {
+		return nil, err
+	}
+	if req.GetChat() != nil {
+		conv, err := s.conversation(req.GetChat())
+		if err != nil {
+			return nil, err
+		}
+		r, err := openai.Render(m, conv)
+		if err != nil {
+			return nil, toRPC(err)
+		}
+		return &tandemv1.TokenizeResponse{Ids: r.Tokens}, nil
+	}
+	return &tandemv1.TokenizeResponse{Ids: m.Tokenizer.Encode(req.GetText(), tokenizer.Options{ParseSpecial: true})}, nil
+}
+
+// Detokenize implements the service.
+func (s *Service) Detokenize(_ context.Context, req *tandemv1.DetokenizeRequest) (*tandemv1.DetokenizeResponse, error) {
+	m, err := s.served(req.GetModel())
+	if err != nil {
+		return nil, err
+	}
+	if err := checkTokens("ids", req.GetIds(), m.Tokenizer.VocabSize()); err != nil {
+		return nil, err
+	}
+	return &tandemv1.DetokenizeResponse{Text: m.Tokenizer.Decode(req.GetIds(), true)}, nil
+}
+
+func checkTokens(field string, ids []int32, vocab int) error {
+	for _, id := range ids {
+		if id < 0 || int(id) >= vocab {
+			return rpcerr.InvalidArgument(field, "%d is not a token id below %d", id, vocab)
+		}
+	}
+	return nil
+}
+
+// ListModels implements the service.
+func (s *Service) ListModels(context.Context, *tandemv1.ListModelsRequest) (*tandemv1.ListModelsResponse, error) {
+	out := &tandemv1.ListModelsResponse{}
+	if m, err := s.Model(); err == nil {
+		n := s.Cluster.Targets.MaxContext()
+		if n == 0 {
+			n = m.Context
+		}
+		speculative := false
+		for _, w := range s.Cluster.Workers() {
+			speculative = speculative || (w.State == registry.StateReady && len(w.Heartbeat.GetAttached()) > 0)
+		}
+		out.Models = append(out.Models, &tandemv1.Model{Id: m.Name, Arch: m.Arch, MaxContext: int32(n), CreatedUnix: m.Created,
+			Speculative: speculative, Compression: s.ScorerReady != nil && s.ScorerReady()})
+	}
+	return out, nil
+}
+
+// GetCluster implements the service.
+func (s *Service) GetCluster(context.Context, *tandemv1.GetClusterRequest) (*tandemv1.GetClusterResponse, error) {
+	out := &tandemv1.GetClusterResponse{}
+	for _, w := range s.Cluster.Workers() {
+		reg := w.Registration
+		e := &tandemv1.Worker{
+			Id: w.ID, Role: reg.GetRole(), Address: reg.GetAddress(), Backend: reg.GetBackend(), Device: reg.GetDevice(),
+			Model: reg.GetModel().GetName(), State: w.State, MaxContext: reg.GetLimits().GetMaxContext(), Lanes: reg.GetLimits().GetLanes(),
+			LanesBusy: w.Heartbeat.GetLanesBusy(), LastHeartbeatMs: time.Since(w.LastHeartbeat).Milliseconds(), RttMs: w.Heartbeat.GetRttMs(),
+			Version: reg.GetVersion(), Drafts: w.Drafts,
+		}
+		if busy, _, ok := s.Cluster.Targets.Busy(w.ID); ok {
+			e.LanesBusy = int32(busy)
+		}
+		out.Workers = append(out.Workers, e)
+	}
+	return out, nil
+}
+
+// requestID takes the caller's x-request-id or makes one.
+func requestID(ctx context.Context) string {
+	if md, ok := metadata.FromIncomingContext(ctx); ok {
+		if v := md.Get("x-request-id"); len(v) > 0 && v[0] != "" && len(v[0]) <= 128 {
+			return v[0]
+		}
+	}
+	var b [12]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return "req-" + hex.EncodeToString(b[:])
+}
+
+// toRPC turns an answer into a status.
+func toRPC(err error) error {
+	e := apierror.From(err)
+	switch e.Code {
+	case "context_length_exceeded":
+		return rpcerr.ContextLength.With("%s", e.Message).WithViolation("input", e.Message)
+	case "model_not_found":
+		return rpcerr.UnknownModel.With("%s", e.Message)
+	case "queue_full":
+		return rpcerr.QueueFull.With("%s", e.Message).WithRetryAfter(e.RetryAfter)
+	case "no_worker", "queue_timeout":
+		return rpcerr.NoWorker.With("%s", e.Message).WithRetryAfter(e.RetryAfter)
+	case "draining":
+		return rpcerr.Draining.With("%s", e.Message).WithRetryAfter(e.RetryAfter)
+	case "deadline_exceeded":
+		return context.DeadlineExceeded
+	case "cancelled":
+		return context.Canceled
+	}
+	switch {
+	case e.Status == 404:
+		return rpcerr.NotFound("%s", e.Message)
+	case e.Status < 500:
+		return rpcerr.InvalidArgument(e.Param, "%s", e.Message)
+	}
+	return rpcerr.Internal("%s", e.Message)
+}
+
+// Register adds the service to a server.
+func (s *Service) Register(g *grpc.Server) { tandemv1.RegisterInferenceServiceServer(g, s) }

@@ -1,0 +1,79 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"net/http"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/registry"
+)
+
+type healthBody struct {
+	Status string `json:"status"`
+	Detail string `json:"detail,omitempty"`
+}
+
+// state says how the cluster is: ok, degraded, loading, unavailable or draining.
+func (s *Server) state() healthBody {
+	if s.Draining != nil && s.Draining() {
+		return healthBody{"draining", "the server is shutting down"}
+	}
+	workers := s.Cluster.Workers()
+	if s.Cluster.Targets.Ready() {
+		if _, err := s.Model(); err != nil {
+			return healthBody{"unavailable", "the tokenizer of the model is not loaded"}
+		}
+		for _, w := range workers {
+			if w.Registration.GetRole() == tandemv1.Role_ROLE_DRAFT && w.State != registry.StateReady {
+				return healthBody{"degraded", "draft worker " + w.ID + " is " + w.State}
+			}
+		}
+		return healthBody{Status: "ok"}
+	}
+	for _, w := range workers {
+		if w.Registration.GetRole() == tandemv1.Role_ROLE_TARGET && w.State == registry.StateStarting {
+			return healthBody{"loading", "target worker " + w.ID + " is starting"}
+		}
+	}
+	return healthBody{"unavailable", "no target worker is ready"}
+}
+
+// health serves / and /health.
+func (s *Server) health(w http.ResponseWriter, _ *http.Request) error {
+	return s.writeHealth(w, s.state())
+}
+
+// ready serves /health/ready.
+func (s *Server) ready(w http.ResponseWriter, _ *http.Request) error {
+	return s.writeHealth(w, s.state())
+}
+
+// live serves /health/live: the process runs.
+func (s *Server) live(w http.ResponseWriter, _ *http.Request) error {
+	return writeJSON(w, http.StatusOK, healthBody{Status: "ok"})
+}
+
+func (s *Server) writeHealth(w http.ResponseWriter, b healthBody) error {
+	status := http.StatusOK
+	if b.Status != "ok" && b.Status != "degraded" {
+		status = http.StatusServiceUnavailable
+	}
+	return writeJSON(w, status, b)
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	w.WriteHeader(status)
+	_, err = w.Write(append(b, '\n'))
+	return err
+}
+
+// scrape serves /metrics.
+func (s *Server) scrape(w http.ResponseWriter, r *http.Request) error {
+	s.Scrape.ServeHTTP(w, r)
+	return nil
+}

@@ -1,0 +1,89 @@
+package httpapi
+
+import (
+	"net/http"
+	"path/filepath"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/registry"
+)
+
+// Props are settings that /props shows.
+type Props struct {
+	Version          string
+	DefaultMaxTokens int
+	MaxQueue         int
+	DefaultThinking  bool
+	PflashMode       string
+	PflashThreshold  int
+	PflashKeepRatio  float64
+}
+
+// samplers are the fields of the request that choose tokens; all of them work.
+var samplers = []string{"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "rep_window", "frequency_penalty", "presence_penalty", "logit_bias", "seed"}
+
+// props serves /props. Features that are not there hold null; what is reported is what runs.
+func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
+	p := s.cfg.Props
+	top := s.workers()
+	var name, path, arch, tokID any
+	ctx := 0
+	reasoning := false
+	if m, err := s.Model(); err == nil {
+		name, arch, tokID, path = m.Name, m.Arch, m.Tokenizer.PreTokenizer(), m.Path
+		if len(s.cfg.Keys) > 0 && !s.hasKey(r) {
+			path = filepath.Base(m.Path)
+		}
+		ctx, reasoning = s.Context(m), m.ThinkOpen >= 0
+	}
+	backend, targetDevice, draftDevice, draftModel := any(nil), any(nil), any(nil), any(nil)
+	speculative := false
+	for _, wk := range s.Cluster.Workers() {
+		if wk.State == registry.StateLost {
+			continue
+		}
+		switch wk.Registration.GetRole() {
+		case tandemv1.Role_ROLE_TARGET:
+			backend, targetDevice = wk.Registration.GetBackend(), wk.Registration.GetDevice()
+			speculative = speculative || len(wk.Heartbeat.GetAttached()) > 0
+		case tandemv1.Role_ROLE_DRAFT:
+			draftDevice, draftModel = wk.Registration.GetDevice(), wk.Registration.GetModel().GetName()
+		}
+	}
+	mode := "off"
+	if speculative {
+		mode = "dflash"
+	}
+	scorer := s.ScorerReady != nil && s.ScorerReady()
+	sampling := map[string]bool{}
+	for _, f := range samplers {
+		sampling[f] = true
+	}
+	return writeJSON(w, http.StatusOK, map[string]any{
+		"api":        map[string]any{"endpoints": s.Endpoints()},
+		"build_info": "tandem v" + p.Version + " props_schema=2",
+		"budget_envelope": map[string]any{"model_card_source": "hard-fallback", "default_max_tokens": p.DefaultMaxTokens,
+			"hard_limit_reply_budget": nil, "think_max_tokens": nil, "effort_tiers": nil},
+		"capabilities":                map[string]any{"reasoning_supported": reasoning, "speculative_supported": speculative, "tools_supported": false},
+		"daemon":                      map[string]any{"alive": s.Cluster.Targets.Ready()},
+		"default_generation_settings": map[string]any{"n_ctx": ctx, "temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repeat_penalty": 1},
+		"full_cache":                  nil,
+		"model":                       map[string]any{"arch": arch, "draft_path": draftModel, "tokenizer_id": tokID},
+		"model_alias":                 name,
+		"model_card":                  nil,
+		"model_path":                  path,
+		"pflash": map[string]any{"enabled": scorer && p.PflashMode != "off", "mode": p.PflashMode, "threshold": p.PflashThreshold,
+			"keep_ratio": p.PflashKeepRatio, "drafter_gguf": nil, "skip_park": nil, "bsa_enabled": nil, "bsa_alpha": nil, "lm_head_fix": nil},
+		"prefix_cache": nil,
+		"reasoning":    map[string]any{"supported": reasoning, "default": p.DefaultThinking, "supported_efforts": []string{}},
+		"runtime": map[string]any{"backend": backend, "fa_window": 0, "kv_cache_k": nil, "kv_cache_v": nil, "lazy_draft": false,
+			"target_sharding": nil, "chunk": nil, "target_device": targetDevice, "draft_device": draftDevice},
+		"sampling":         map[string]any{"capabilities": sampling},
+		"server":           map[string]any{"name": "tandem", "version": p.Version, "props_schema": 2},
+		"speculative":      map[string]any{"enabled": speculative, "ddtree_budget": nil},
+		"speculative_mode": mode,
+		"tool_replay":      nil,
+		"tandem": map[string]any{"workers": top.Workers, "queue": map[string]any{"depth": s.Cluster.Targets.Queued(), "limit": p.MaxQueue},
+			"features": map[string]any{"pflash": scorer, "speculation": speculative}},
+	})
+}

@@ -1,0 +1,296 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/cluster"
+	"github.com/tandem-inference/tandem/gateway/internal/metrics"
+	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/openai"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.uber.org/zap"
+)
+
+// Config of the border.
+type Config struct {
+	// Keys that clients must present; empty = open.
+	Keys []Key
+	// ProtectIntrospection asks for a key on /props, /metrics and /cluster too.
+	ProtectIntrospection bool
+	// CORSOrigins is nil when CORS is off; "*" allows all.
+	CORSOrigins []string
+	// Stall is the longest pause of a client while it sends or reads; 0 = 30 s.
+	Stall time.Duration
+	// Props are the settings that /props shows.
+	Props Props
+}
+
+// Deps of the border.
+type Deps struct {
+	OpenAI  *openai.Service
+	Cluster *cluster.Cluster
+	// Model returns the served model or the error that requests get while there is none.
+	Model   func() (*model.Model, error)
+	Metrics *metrics.Set
+	// Scrape serves /metrics.
+	Scrape http.Handler
+	Logger *zap.Logger
+	// Draining tells whether the gateway is shutting down.
+	Draining func() bool
+	// ScorerReady tells whether prompt compression can run.
+	ScorerReady func() bool
+}
+
+// access says who may call a route.
+type access uint8
+
+const (
+	accessOpen       access = iota // health
+	accessIntrospect               // props, metrics, cluster
+	accessKey                      // everything else
+)
+
+// handler answers a request or returns the error to answer with.
+type handler func(w http.ResponseWriter, r *http.Request) error
+
+// route is one path with its methods.
+type route struct {
+	access access
+	// work marks routes that run on workers: refused while draining, waited for at shutdown.
+	work    bool
+	methods map[string]handler
+}
+
+// Server is the root handler.
+type Server struct {
+	cfg Config
+	Deps
+	routes  map[string]*route
+	running sync.WaitGroup
+}
+
+// New builds the routes.
+func New(cfg Config, deps Deps) *Server {
+	if cfg.Stall <= 0 {
+		cfg.Stall = 30 * time.Second
+	}
+	if deps.Logger == nil {
+		deps.Logger = zap.NewNop()
+	}
+	s := &Server{cfg: cfg, Deps: deps, routes: map[string]*route{}}
+	s.add("GET", "/", accessOpen, false, s.health)
+	s.add("GET", "/health", accessOpen, false, s.health)
+	s.add("GET", "/health/live", accessOpen, false, s.live)
+	s.add("GET", "/health/ready", accessOpen, false, s.ready)
+	s.add("GET", "/props", accessIntrospect, false, s.props)
+	s.add("GET", "/metrics", accessIntrospect, false, s.scrape)
+	s.add("GET", "/cluster", accessIntrospect, false, s.topology)
+	for _, prefix := range []string{"/v1", ""} {
+		s.add("GET", prefix+"/models", accessKey, false, s.models)
+		s.add("POST", prefix+"/chat/completions", accessKey, true, deps.OpenAI.Chat)
+		s.add("POST", prefix+"/completions", accessKey, true, deps.OpenAI.Completions)
+	}
+	s.add("POST", "/tokenize", accessKey, false, s.tokenize)
+	s.add("POST", "/detokenize", accessKey, false, s.detokenize)
+	s.add("POST", "/apply-template", accessKey, false, s.applyTemplate)
+	return s
+}
+
+func (s *Server) add(method, path string, a access, work bool, h handler) {
+	rt := s.routes[path]
+	if rt == nil {
+		rt = &route{access: a, work: work, methods: map[string]handler{}}
+		s.routes[path] = rt
+	}
+	rt.methods[method] = h
+}
+
+// Endpoints lists "METHOD PATH" of all routes, sorted.
+func (s *Server) Endpoints() []string {
+	var out []string
+	for path, rt := range s.routes {
+		for m := range rt.methods {
+			out = append(out, m+" "+path)
+		}
+	}
+	out = append(out, "GET /v1/models/{id}")
+	slices.Sort(out)
+	return out
+}
+
+// Wait blocks until no request runs on workers, or ctx is done.
+func (s *Server) Wait(ctx context.Context) error {
+	done := make(chan struct{})
+	go func() {
+		s.running.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// find resolves a path; name is the route's name for metrics.
+func (s *Server) find(path string) (rt *route, name string) {
+	if rt := s.routes[path]; rt != nil {
+		return rt, strings.TrimPrefix(path, "/v1")
+	}
+	for _, prefix := range []string{"/v1/models/", "/models/"} {
+		if id, ok := strings.CutPrefix(path, prefix); ok && id != "" {
+			return &route{access: accessKey, methods: map[string]handler{"GET": func(w http.ResponseWriter, r *http.Request) error {
+				return s.oneModel(w, r, id)
+			}}}, "/models/{id}"
+		}
+	}
+	return nil, ""
+}
+
+// ServeHTTP implements http.Handler.
+func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	call := &openai.Call{ID: requestID(r), Arrived: time.Now()}
+	w := newWriter(rw, s.cfg.Stall)
+	w.Header().Set("X-Request-Id", call.ID)
+	s.cors(w, r)
+	if r.Method == http.MethodOptions {
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
+	rt, name := s.find(r.URL.Path)
+	r = r.WithContext(openai.WithCall(r.Context(), call))
+	end := func(string) {}
+	if rt != nil && rt.access == accessKey && s.Metrics != nil {
+		end = s.Metrics.Start(r.Context(), name)
+	}
+	err := s.guard(w, r, rt)
+	status, outcome := s.conclude(w, r, err)
+	end(outcome)
+	if rt != nil && rt.access == accessKey {
+		s.report(r, call, name, status, outcome, err)
+	}
+}
+
+// guard checks what every request must pass and calls the handler. A panic is a bug: logged with its stack, answered with 500.
+func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			if p == http.ErrAbortHandler {
+				panic(p)
+			}
+			s.Logger.Error("handler panicked", zap.Any(telemetry.KeyReason, p), zap.ByteString(telemetry.KeyStack, debug.Stack()))
+			err = apierror.Internal(errors.New("panic"))
+		}
+	}()
+	if len(r.RequestURI) > maxURLBytes {
+		return apierror.Transport(http.StatusRequestURITooLong, "the URL has more than %d bytes", maxURLBytes)
+	}
+	if rt == nil {
+		return apierror.NotFound("the path " + r.URL.Path)
+	}
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	h := rt.methods[method]
+	if h == nil {
+		w.Header().Set("Allow", allow(rt))
+		return apierror.MethodNotAllowed(r.Method, r.URL.Path)
+	}
+	if !s.authorized(r, rt.access) {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		return apierror.Unauthorized()
+	}
+	if rt.work {
+		if s.Draining != nil && s.Draining() {
+			return apierror.Draining()
+		}
+		s.running.Add(1)
+		defer s.running.Done()
+	}
+	if r.ContentLength > maxBodyBytes {
+		return tooLarge()
+	}
+	r.Body = newBody(w, r, s.cfg.Stall)
+	return h(w, r)
+}
+
+func allow(rt *route) string {
+	var list []string
+	for m := range rt.methods {
+		list = append(list, m)
+		if m == http.MethodGet {
+			list = append(list, http.MethodHead)
+		}
+	}
+	list = append(list, http.MethodOptions)
+	slices.Sort(list)
+	return strings.Join(list, ", ")
+}
+
+// conclude writes the error, if there is one and nothing was sent yet, and says how the request ended.
+func (s *Server) conclude(w *writer, r *http.Request, err error) (status int, outcome string) {
+	if err == nil {
+		return w.status, metrics.OutcomeOK
+	}
+	e := readError(w, r, err)
+	if !w.wrote && e.Status != apierror.StatusClientClosed {
+		e.Write(w)
+	}
+	switch {
+	case e.Status == apierror.StatusClientClosed:
+		return e.Status, metrics.OutcomeCancelled
+	case e.Status >= 500:
+		return e.Status, metrics.OutcomeServerError
+	}
+	return e.Status, metrics.OutcomeClientError
+}
+
+// report writes the log line and the metrics of a finished request.
+func (s *Server) report(r *http.Request, call *openai.Call, name string, status int, outcome string, err error) {
+	fields := []zap.Field{
+		zap.String(telemetry.KeyRequestID, call.ID), zap.String(telemetry.KeyEndpoint, name), zap.Int(telemetry.KeyStatus, status),
+		zap.String(telemetry.KeyOutcome, outcome), zap.Int64(telemetry.KeyDurationMS, time.Since(call.Arrived).Milliseconds()),
+	}
+	if u := call.Usage; u != nil {
+		fields = append(fields, zap.Int(telemetry.KeyPrompt, u.PromptTokens), zap.Int(telemetry.KeyTokens, u.CompletionTokens))
+		if s.Metrics != nil {
+			s.Metrics.Generated(r.Context(), metrics.Generation{
+				PromptTokens: u.PromptTokens, ContentTokens: u.CompletionTokens - u.ReasoningTokens, ReasoningTokens: u.ReasoningTokens,
+				Drafted: u.Drafted, Accepted: u.Accepted, VerifySteps: u.VerifySteps, Mode: mode(u.Drafted),
+				Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, CloseKind: u.CloseKind,
+			})
+		}
+	}
+	if outcome == metrics.OutcomeServerError {
+		s.Logger.Warn("request failed", append(fields, zap.NamedError(telemetry.KeyErr, chain(err)))...)
+		return
+	}
+	s.Logger.Info("request", fields...)
+}
+
+// mode labels verify steps by whether anything was drafted.
+func mode(drafted int64) string {
+	if drafted > 0 {
+		return "speculative"
+	}
+	return "plain"
+}
+
+// chain shows the cause of an answer, which the client does not see.
+func chain(err error) error {
+	var e *apierror.Error
+	if errors.As(err, &e) && e.Unwrap() != nil {
+		return errors.Join(e, e.Unwrap())
+	}
+	return err
+}

@@ -1,0 +1,79 @@
+package httpapi
+
+import (
+	"net/http"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/registry"
+)
+
+type workerEntry struct {
+	ID            string             `json:"id"`
+	Role          string             `json:"role"`
+	Address       string             `json:"address"`
+	Backend       string             `json:"backend"`
+	Device        string             `json:"device"`
+	Model         string             `json:"model"`
+	State         string             `json:"state"`
+	MaxCtx        int32              `json:"max_ctx"`
+	Lanes         int32              `json:"lanes"`
+	LanesBusy     int                `json:"lanes_busy"`
+	LastHeartbeat int64              `json:"last_heartbeat_ms"`
+	RTT           float64            `json:"rtt_ms"`
+	Version       string             `json:"version"`
+	Epoch         uint64             `json:"epoch"`
+	Restarts      int32              `json:"engine_restarts"`
+	Drafts        []string           `json:"drafts,omitempty"`
+	Attached      []string           `json:"attached,omitempty"`
+	Counters      map[string]float64 `json:"counters,omitempty"`
+}
+
+type groupEntry struct {
+	Target string   `json:"target"`
+	Drafts []string `json:"drafts"`
+	Model  string   `json:"model"`
+	Served bool     `json:"served"`
+}
+
+type topologyBody struct {
+	Workers []workerEntry `json:"workers"`
+	Groups  []groupEntry  `json:"groups"`
+}
+
+// roleName is the name of a role in /cluster.
+func roleName(r tandemv1.Role) string {
+	if r == tandemv1.Role_ROLE_PREFILL {
+		return "scorer"
+	}
+	return registry.RoleName(r)
+}
+
+// workers lists the registry's table.
+func (s *Server) workers() topologyBody {
+	out := topologyBody{Workers: []workerEntry{}, Groups: []groupEntry{}}
+	for _, w := range s.Cluster.Workers() {
+		reg, hb := w.Registration, w.Heartbeat
+		e := workerEntry{
+			ID: w.ID, Role: roleName(reg.GetRole()), Address: reg.GetAddress(), Backend: reg.GetBackend(), Device: reg.GetDevice(),
+			Model: reg.GetModel().GetName(), State: w.State, MaxCtx: reg.GetLimits().GetMaxContext(), Lanes: reg.GetLimits().GetLanes(),
+			LanesBusy: int(hb.GetLanesBusy()), LastHeartbeat: time.Since(w.LastHeartbeat).Milliseconds(), RTT: hb.GetRttMs(),
+			Version: reg.GetVersion(), Epoch: w.Epoch, Restarts: hb.GetEngineRestarts(), Drafts: w.Drafts, Attached: hb.GetAttached(),
+			Counters: hb.GetCounters(),
+		}
+		busy, _, served := s.Cluster.Targets.Busy(w.ID)
+		if served {
+			e.LanesBusy = busy
+		}
+		out.Workers = append(out.Workers, e)
+		if reg.GetRole() == tandemv1.Role_ROLE_TARGET {
+			out.Groups = append(out.Groups, groupEntry{Target: w.ID, Drafts: append([]string{}, w.Drafts...), Model: e.Model, Served: served})
+		}
+	}
+	return out
+}
+
+// topology serves /cluster.
+func (s *Server) topology(w http.ResponseWriter, _ *http.Request) error {
+	return writeJSON(w, http.StatusOK, s.workers())
+}

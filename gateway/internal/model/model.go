@@ -1,0 +1,168 @@
+package model
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/services/chattemplate"
+	"github.com/tandem-inference/tandem/services/gguf"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/tokenizer"
+	"go.uber.org/zap"
+)
+
+// Markers of reasoning in the Qwen family.
+const (
+	thinkOpen  = "<think>"
+	thinkClose = "</think>"
+)
+
+// Model is a served model. It is immutable and safe for concurrent use.
+type Model struct {
+	generate.Model
+	// Name under which it is served.
+	Name string
+	Path string
+	Arch string
+	// Context is the model's native context length.
+	Context int
+	// Created is the file's modification time, unix seconds.
+	Created int64
+	// Digest of the file's content as its worker reported it, empty when nobody did.
+	Digest string
+	// Fingerprint names build and model, for system_fingerprint.
+	Fingerprint string
+	// TemplateSource says where the chat template came from: file, model or built-in.
+	TemplateSource string
+
+	template *chattemplate.Template
+	bos, eos string
+}
+
+// Options of Load.
+type Options struct {
+	Path string
+	// Name under which the model is served; empty = base name of the file.
+	Name string
+	// TemplateFile overrides the model's own template; an empty file selects the built-in one.
+	TemplateFile string
+	Digest       string
+	Version      string
+	Logger       *zap.Logger
+}
+
+// Load reads a model file.
+func Load(opt Options) (*Model, error) {
+	st, err := os.Stat(opt.Path)
+	if err != nil {
+		return nil, fmt.Errorf("model file: %w", err)
+	}
+	f, err := gguf.Open(opt.Path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	tok, err := tokenizer.FromGGUF(f)
+	if err != nil {
+		return nil, fmt.Errorf("model file %s: %w", opt.Path, err)
+	}
+	m := &Model{
+		Name: cmp.Or(opt.Name, BaseName(opt.Path)), Path: opt.Path, Created: st.ModTime().Unix(), Digest: opt.Digest,
+		Model: generate.Model{Tokenizer: tok, ThinkOpen: marker(tok, thinkOpen), ThinkClose: marker(tok, thinkClose), Stops: tok.StopTokens()},
+	}
+	if m.Arch, err = f.Architecture(); err != nil {
+		return nil, fmt.Errorf("model file %s: %w", opt.Path, err)
+	}
+	if n, ok, err := f.Int(m.Arch + ".context_length"); err == nil && ok {
+		m.Context = int(n)
+	}
+	if id, ok, err := f.Uint("tokenizer.ggml.bos_token_id"); err == nil && ok {
+		m.bos = string(tok.TokenBytes(int32(id)))
+	}
+	if tok.EOS() >= 0 {
+		m.eos = string(tok.TokenBytes(tok.EOS()))
+	}
+	own, _, err := f.String("tokenizer.chat_template")
+	if err != nil {
+		return nil, fmt.Errorf("model file %s: %w", opt.Path, err)
+	}
+	if err := m.chooseTemplate(own, opt); err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256([]byte(opt.Version + "\x00" + cmp.Or(opt.Digest, m.Name)))
+	m.Fingerprint = "fp_" + hex.EncodeToString(sum[:6])
+	return m, nil
+}
+
+// LoadTokenizer reads only the tokenizer of a model file.
+func LoadTokenizer(path string) (*tokenizer.Tokenizer, error) {
+	f, err := gguf.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return tokenizer.FromGGUF(f)
+}
+
+// chooseTemplate takes the configured file, else the model's own template, else the built-in one. A template of the model that
+// cannot be compiled is a warning; one that the operator named is an error.
+func (m *Model) chooseTemplate(own string, opt Options) error {
+	if opt.TemplateFile != "" {
+		src, err := os.ReadFile(opt.TemplateFile)
+		if err != nil {
+			return fmt.Errorf("--chat-template-file: %w", err)
+		}
+		if len(src) > 0 {
+			if m.template, err = chattemplate.Compile(string(src)); err != nil {
+				return fmt.Errorf("--chat-template-file %s: %w", opt.TemplateFile, err)
+			}
+			m.TemplateSource = "file"
+			return nil
+		}
+		own = ""
+	}
+	if own != "" {
+		t, err := chattemplate.Compile(own)
+		if err == nil {
+			m.template, m.TemplateSource = t, "model"
+			return nil
+		}
+		if opt.Logger != nil {
+			opt.Logger.Warn("the model's chat template cannot be used, the built-in one serves", zap.NamedError(telemetry.KeyErr, err))
+		}
+	}
+	t, err := chattemplate.Compile(chatML)
+	if err != nil {
+		return fmt.Errorf("built-in chat template: %w", err)
+	}
+	m.template, m.TemplateSource = t, "built-in"
+	return nil
+}
+
+// BaseName is the name of a model file without folder and extension.
+func BaseName(path string) string {
+	return strings.TrimSuffix(filepath.Base(path), ".gguf")
+}
+
+func marker(tok *tokenizer.Tokenizer, text string) int32 {
+	id, ok := tok.ID(text)
+	if !ok || tok.TokenKind(id) == tokenizer.KindNormal {
+		return emit.None
+	}
+	return id
+}
+
+// chatML is the template of models that bring none.
+const chatML = `{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\n' }}
+{%- endif %}`

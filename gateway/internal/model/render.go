@@ -1,0 +1,81 @@
+package model
+
+import (
+	"strings"
+
+	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	"github.com/tandem-inference/tandem/services/chattemplate"
+	"github.com/tandem-inference/tandem/services/tokenizer"
+)
+
+// Rendered is a prompt.
+type Rendered struct {
+	Segments []tokenizer.Segment
+	Tokens   []int32
+	// Thinking says that the prompt ends with the open marker: the output begins in reasoning.
+	Thinking bool
+}
+
+// Text is the prompt as text.
+func (r *Rendered) Text() string {
+	var b strings.Builder
+	for _, s := range r.Segments {
+		b.WriteString(s.Text)
+	}
+	return b.String()
+}
+
+// Render runs the chat template and tokenises its output: the template's own text with control tokens, the messages' text
+// without. An assistant text at the end is continued: the turn before it is rendered up to the place where the answer
+// starts, with thinking off, and the text follows. Errors are *chattemplate.Error.
+func (m *Model) Render(c *chat.Conversation) (*Rendered, error) {
+	vars := chattemplate.NewDict()
+	if c.Kwargs != nil {
+		for _, k := range c.Kwargs.Keys() {
+			v, _ := c.Kwargs.Get(k)
+			vars.Set(k, v)
+		}
+	}
+	msgs, prefill, thinking := c.Messages, "", c.Thinking
+	if c.Prefill() {
+		last := msgs[len(msgs)-1]
+		msgs, prefill, thinking = msgs[:len(msgs)-1], last.Content, false
+	}
+	vars.Set("messages", chat.TemplateMessages(msgs))
+	if c.Tools != nil && c.Tools.Len() > 0 {
+		vars.Set("tools", c.Tools)
+	} else {
+		vars.Set("tools", nil)
+	}
+	vars.Set("add_generation_prompt", true)
+	vars.Set("enable_thinking", thinking)
+	vars.Set("bos_token", chattemplate.Trusted(m.bos))
+	vars.Set("eos_token", chattemplate.Trusted(m.eos))
+	segs, err := m.template.RenderSegments(vars)
+	if err != nil {
+		return nil, err
+	}
+	if prefill != "" {
+		segs = append(segs, tokenizer.Segment{Text: prefill})
+	}
+	r := &Rendered{Segments: segs, Tokens: m.Tokenizer.EncodeSegments(segs)}
+	r.Thinking = m.EndsInThinking(r.Tokens)
+	return r, nil
+}
+
+// EndsInThinking reports whether the last token of a prompt that is not whitespace is the open marker.
+func (m *Model) EndsInThinking(tokens []int32) bool {
+	if m.ThinkOpen == emit.None {
+		return false
+	}
+	for i := len(tokens) - 1; i >= 0; i-- {
+		if tokens[i] == m.ThinkOpen {
+			return true
+		}
+		if strings.TrimSpace(string(m.Tokenizer.TokenBytes(tokens[i]))) != "" {
+			return false
+		}
+	}
+	return false
+}

@@ -1,0 +1,107 @@
+package openai
+
+import (
+	"encoding/json"
+
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/tokenizer"
+)
+
+// chatWhole collects a chat answer. Each choice is written by its own goroutine into its own element.
+type chatWhole struct {
+	tok      *tokenizer.Tokenizer
+	logprobs bool
+	choices  []chatChoice
+}
+
+type chatChoice struct {
+	reasoning, content []byte
+	entries            []byte
+	end                generate.Choice
+}
+
+func newChatWhole(tok *tokenizer.Tokenizer, n int, logprobs bool) *chatWhole {
+	return &chatWhole{tok: tok, logprobs: logprobs, choices: make([]chatChoice, n)}
+}
+
+// Admitted implements generate.Sink.
+func (c *chatWhole) Admitted() error { return nil }
+
+// Prompt implements generate.Sink; chat has no prompt log-probabilities.
+func (c *chatWhole) Prompt(int, []*tandemv1.PositionLogprobs) error { return nil }
+
+// Delta implements generate.Sink.
+func (c *chatWhole) Delta(index int, d generate.Delta) error {
+	ch := &c.choices[index]
+	ch.reasoning = append(ch.reasoning, d.Reasoning...)
+	ch.content = append(ch.content, d.Content...)
+	if len(d.Entries) > 0 {
+		if len(ch.entries) > 0 {
+			ch.entries = append(ch.entries, ',')
+		}
+		ch.entries = appendEntries(ch.entries, c.tok, d.Entries)
+	}
+	return nil
+}
+
+// Done implements generate.Sink.
+func (c *chatWhole) Done(index int, end generate.Choice) error {
+	c.choices[index].end = end
+	return nil
+}
+
+// chatCompletion is the answer object.
+type chatCompletion struct {
+	ID          string            `json:"id"`
+	Object      string            `json:"object"`
+	Created     int64             `json:"created"`
+	Model       string            `json:"model"`
+	Fingerprint string            `json:"system_fingerprint"`
+	Choices     []chatChoiceShape `json:"choices"`
+	Usage       *Usage            `json:"usage"`
+	ServiceTier string            `json:"service_tier"`
+}
+
+type chatChoiceShape struct {
+	Index         int             `json:"index"`
+	Message       chatMessage     `json:"message"`
+	Logprobs      json.RawMessage `json:"logprobs"`
+	FinishReason  string          `json:"finish_reason"`
+	FinishDetails *finishDetails  `json:"finish_details,omitempty"`
+	StopSequence  string          `json:"stop_sequence,omitempty"`
+}
+
+type chatMessage struct {
+	Role             string            `json:"role"`
+	Content          string            `json:"content"`
+	Refusal          *string           `json:"refusal"`
+	ReasoningContent string            `json:"reasoning_content,omitempty"`
+	Reasoning        string            `json:"reasoning,omitempty"`
+	ReasoningDetails []reasoningDetail `json:"reasoning_details,omitempty"`
+}
+
+type reasoningDetail struct {
+	Type string `json:"type"`
+	Text string `json:"text"`
+}
+
+// answer builds the object.
+func (c *chatWhole) answer(env *envelope, u *generate.Usage) *chatCompletion {
+	out := &chatCompletion{ID: env.id, Object: "chat.completion", Created: env.created, Model: env.model, Fingerprint: env.fingerprint,
+		Usage: NewUsage(u), ServiceTier: "default"}
+	for i := range c.choices {
+		ch := &c.choices[i]
+		m := chatMessage{Role: "assistant", Content: string(ch.content)}
+		if len(ch.reasoning) > 0 {
+			m.ReasoningContent, m.Reasoning = string(ch.reasoning), string(ch.reasoning)
+			m.ReasoningDetails = []reasoningDetail{{Type: "reasoning.text", Text: m.Reasoning}}
+		}
+		s := chatChoiceShape{Index: i, Message: m, FinishReason: ch.end.Finish, FinishDetails: newFinishDetails(&ch.end), StopSequence: ch.end.StopString}
+		if c.logprobs {
+			s.Logprobs = append(append([]byte(`{"content":[`), ch.entries...), `],"refusal":null}`...)
+		}
+		out.Choices = append(out.Choices, s)
+	}
+	return out
+}

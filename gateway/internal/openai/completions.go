@@ -1,0 +1,338 @@
+package openai
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
+	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	"github.com/tandem-inference/tandem/gateway/internal/sse"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/tokenizer"
+)
+
+// Limits and defaults of legacy completions.
+const (
+	defaultCompletionTokens = 16
+	maxCompletions          = 32
+)
+
+// Completions serves POST /v1/completions.
+func (s *Service) Completions(w http.ResponseWriter, r *http.Request) error {
+	o, m, name, err := s.read(r)
+	if err != nil {
+		return err
+	}
+	req, so, err := s.request(r, o, m, 0)
+	if err != nil {
+		return err
+	}
+	if req.Prompts, err = s.parsePrompts(o, m); err != nil {
+		return err
+	}
+	if n := len(req.Prompts) * req.N; n > maxCompletions {
+		return apierror.InvalidValue("n", "gives %d choices, at most %d are allowed", n, maxCompletions)
+	}
+	echo, err := s.completionFields(o, req)
+	if err != nil {
+		return err
+	}
+	env := newEnvelope(newID("cmpl-"), "text_completion", name, m.Fingerprint, so)
+	sink := newCompletionSink(env, m.Tokenizer, req, echo)
+	if so.stream {
+		return s.stream(w, r, req, env, func(out *sse.Writer) streamSink {
+			sink.w = out
+			return sink
+		})
+	}
+	return s.whole(w, r, req, sink, func(u *generate.Usage) any { return sink.answer(u) })
+}
+
+// completionFields reads what only this endpoint has.
+func (s *Service) completionFields(o reqjson.Object, req *generate.Request) (echo bool, err error) {
+	if echo, _, err = o.Bool("echo"); err != nil {
+		return false, err
+	}
+	if suffix, ok, err := o.String("suffix"); err != nil {
+		return false, err
+	} else if ok && suffix != "" {
+		return false, apierror.Unsupported("suffix", "needs a model with fill-in-the-middle tokens")
+	}
+	if best, ok, err := o.Int(reqjson.AtLeast(1), "best_of"); err != nil {
+		return false, err
+	} else if ok && int(best) != req.N {
+		return false, apierror.Unsupported("best_of", "must equal n")
+	}
+	if raw, _, ok := o.Raw("logprobs"); ok && reqjson.Kind(raw) == 'b' {
+		if on, _, _ := o.Bool("logprobs"); on {
+			req.TopLogprobs = 0
+		}
+	} else if n, ok, err := o.Int(reqjson.Between(0, maxTopLogprobs), "logprobs"); err != nil {
+		return false, err
+	} else if ok {
+		req.TopLogprobs = int(n)
+	}
+	req.PromptLogprobs = echo && req.TopLogprobs != generate.NoLogprobs
+	if !req.MaxTokensGiven {
+		req.MaxTokens, req.MaxTokensGiven = defaultCompletionTokens, true
+	}
+	if req.MaxTokens == 0 && !echo {
+		return false, apierror.InvalidValue("max_tokens", "must be at least 1 without echo, got 0")
+	}
+	return echo, nil
+}
+
+// parsePrompts reads a string, an array of strings, an array of tokens, or an array of such arrays. Control tokens in text are
+// recognised: a raw prompt is the caller's own template.
+func (s *Service) parsePrompts(o reqjson.Object, m *model.Model) ([]generate.Prompt, error) {
+	raw, _, ok := o.Raw("prompt")
+	if !ok {
+		return nil, apierror.Missing("prompt")
+	}
+	var out []generate.Prompt
+	add := func(ids []int32, path string) error {
+		if len(ids) == 0 {
+			return apierror.Missing(path)
+		}
+		if len(out) == maxCompletions {
+			return apierror.InvalidValue("prompt", "has more than %d prompts", maxCompletions)
+		}
+		out = append(out, generate.Prompt{Tokens: ids})
+		return nil
+	}
+	text := func(raw json.RawMessage, path string) error {
+		var t string
+		if err := json.Unmarshal(raw, &t); err != nil {
+			return apierror.InvalidValue(path, "must be a string")
+		}
+		return add(m.Tokenizer.Encode(t, tokenizer.Options{ParseSpecial: true}), path)
+	}
+	if reqjson.Kind(raw) == 's' {
+		err := text(raw, "prompt")
+		return out, err
+	}
+	list, _, _, err := o.Array("prompt")
+	if err != nil {
+		return nil, apierror.InvalidValue("prompt", "must be a string, an array of strings, an array of tokens or an array of token arrays")
+	}
+	if len(list) == 0 {
+		return nil, apierror.Missing("prompt")
+	}
+	if reqjson.Kind(list[0]) == 'n' {
+		ids, err := parseTokens(raw, "prompt", m.Tokenizer.VocabSize())
+		if err != nil {
+			return nil, err
+		}
+		err = add(ids, "prompt")
+		return out, err
+	}
+	for i, e := range list {
+		path := reqjson.Index("prompt", i)
+		var err error
+		switch reqjson.Kind(e) {
+		case 's':
+			err = text(e, path)
+		case 'a':
+			var ids []int32
+			if ids, err = parseTokens(e, path, m.Tokenizer.VocabSize()); err == nil {
+				err = add(ids, path)
+			}
+		default:
+			err = apierror.InvalidValue(path, "must be a string or an array of tokens")
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// parseTokens reads an array of token ids.
+func parseTokens(raw json.RawMessage, path string, vocab int) ([]int32, error) {
+	var list []json.RawMessage
+	if err := json.Unmarshal(raw, &list); err != nil {
+		return nil, apierror.InvalidValue(path, "must be an array of tokens")
+	}
+	ids := make([]int32, len(list))
+	for i, e := range list {
+		id, ok := reqjson.Int64(e)
+		if !ok || id < 0 || id >= int64(vocab) {
+			return nil, apierror.InvalidValue(reqjson.Index(path, i), "is not a token id below %d", vocab)
+		}
+		ids[i] = int32(id)
+	}
+	return ids, nil
+}
+
+// ParseTokens reads the token array under a name, for /detokenize.
+func ParseTokens(o reqjson.Object, name string, vocab int) ([]int32, error) {
+	raw, _, ok := o.Raw(name)
+	if !ok {
+		return nil, apierror.Missing(name)
+	}
+	return parseTokens(raw, o.Path(name), vocab)
+}
+
+// completionSink writes or collects legacy completions.
+type completionSink struct {
+	env  *envelope
+	tok  *tokenizer.Tokenizer
+	req  *generate.Request
+	echo bool
+	w    *sse.Writer // nil = collect
+
+	choices []completionChoice
+}
+
+type completionChoice struct {
+	text    []byte
+	classic *classic
+	end     generate.Choice
+	echoed  bool
+}
+
+func newCompletionSink(env *envelope, tok *tokenizer.Tokenizer, req *generate.Request, echo bool) *completionSink {
+	c := &completionSink{env: env, tok: tok, req: req, echo: echo, choices: make([]completionChoice, len(req.Prompts)*req.N)}
+	if req.TopLogprobs != generate.NoLogprobs {
+		for i := range c.choices {
+			c.choices[i].classic = &classic{tok: tok}
+		}
+	}
+	return c
+}
+
+func (c *completionSink) begin() error {
+	return c.w.Begin(func(dst []byte) []byte { return dst })
+}
+
+// ping is a chunk without text. It runs beside the choices and touches none of their state.
+func (c *completionSink) ping(dst []byte) []byte {
+	dst = append(dst, c.env.head...)
+	dst = append(dst, `{"index":0,"text":"","logprobs":null,"finish_reason":null}`...)
+	return c.env.tail(dst)
+}
+
+// Admitted implements generate.Sink.
+func (c *completionSink) Admitted() error {
+	if c.w != nil {
+		return c.begin()
+	}
+	return nil
+}
+
+// Prompt implements generate.Sink.
+func (c *completionSink) Prompt(index int, logprobs []*tandemv1.PositionLogprobs) error {
+	ch := &c.choices[index]
+	if ch.classic == nil {
+		return nil
+	}
+	for i, id := range c.req.Prompts[index/c.req.N].Tokens {
+		if i == 0 || i > len(logprobs) {
+			ch.classic.add(promptEntry(id, nil), false)
+		} else {
+			ch.classic.add(promptEntry(id, logprobs[i-1]), true)
+		}
+	}
+	return c.emit(index, nil)
+}
+
+// emit sends or collects text; the prompt comes first when it is echoed.
+func (c *completionSink) emit(index int, text []byte) error {
+	ch := &c.choices[index]
+	if c.echo && !ch.echoed {
+		ch.echoed = true
+		text = append([]byte(c.tok.Decode(c.req.Prompts[index/c.req.N].Tokens, true)), text...)
+	}
+	if c.w == nil {
+		ch.text = append(ch.text, text...)
+		return nil
+	}
+	return c.w.Send(func(dst []byte) []byte { return c.chunk(dst, index, text, nil) })
+}
+
+// Delta implements generate.Sink.
+func (c *completionSink) Delta(index int, d generate.Delta) error {
+	if cl := c.choices[index].classic; cl != nil {
+		for _, e := range d.Entries {
+			cl.add(e, true)
+		}
+	}
+	return c.emit(index, d.Content)
+}
+
+// Done implements generate.Sink.
+func (c *completionSink) Done(index int, end generate.Choice) error {
+	ch := &c.choices[index]
+	ch.end = end
+	if c.echo && !ch.echoed {
+		if err := c.emit(index, nil); err != nil {
+			return err
+		}
+	}
+	if c.w == nil {
+		return nil
+	}
+	return c.w.Send(func(dst []byte) []byte { return c.chunk(dst, index, nil, &end) })
+}
+
+// chunk appends a stream chunk; end is set in the last one of a choice.
+func (c *completionSink) chunk(dst []byte, index int, text []byte, end *generate.Choice) []byte {
+	dst = append(dst, c.env.head...)
+	dst = append(dst, `{"index":`...)
+	dst = strconv.AppendInt(dst, int64(index), 10)
+	dst = append(dst, `,"text":`...)
+	dst = jsontext.AppendString(dst, text)
+	dst = append(dst, `,"logprobs":`...)
+	if cl := c.choices[index].classic; cl != nil && cl.n > 0 {
+		dst = cl.take(dst)
+	} else {
+		dst = append(dst, "null"...)
+	}
+	dst = append(dst, `,"finish_reason":`...)
+	if end == nil {
+		dst = append(dst, "null"...)
+	} else {
+		dst = jsontext.AppendString(dst, end.Finish)
+		if end.StopString != "" {
+			dst = append(dst, `,"stop_sequence":`...)
+			dst = jsontext.AppendString(dst, end.StopString)
+		}
+	}
+	dst = append(dst, '}')
+	return c.env.tail(dst)
+}
+
+type completion struct {
+	ID          string             `json:"id"`
+	Object      string             `json:"object"`
+	Created     int64              `json:"created"`
+	Model       string             `json:"model"`
+	Fingerprint string             `json:"system_fingerprint"`
+	Choices     []completionAnswer `json:"choices"`
+	Usage       *Usage             `json:"usage"`
+}
+
+type completionAnswer struct {
+	Index        int             `json:"index"`
+	Text         string          `json:"text"`
+	Logprobs     json.RawMessage `json:"logprobs"`
+	FinishReason string          `json:"finish_reason"`
+	StopSequence string          `json:"stop_sequence,omitempty"`
+}
+
+func (c *completionSink) answer(u *generate.Usage) *completion {
+	out := &completion{ID: c.env.id, Object: "text_completion", Created: c.env.created, Model: c.env.model, Fingerprint: c.env.fingerprint, Usage: NewUsage(u)}
+	for i := range c.choices {
+		ch := &c.choices[i]
+		a := completionAnswer{Index: i, Text: string(ch.text), FinishReason: ch.end.Finish, StopSequence: ch.end.StopString}
+		if ch.classic != nil {
+			a.Logprobs = ch.classic.take(nil)
+		}
+		out.Choices = append(out.Choices, a)
+	}
+	return out
+}

@@ -1,0 +1,77 @@
+package openai
+
+import (
+	"encoding/json"
+	"strconv"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
+)
+
+// envelope is what all objects of one answer share.
+type envelope struct {
+	id          string
+	created     int64
+	model       string
+	fingerprint string
+	opts        streamOptions
+	// head is the start of every stream chunk, up to and including the "choices":[ bracket.
+	head []byte
+}
+
+func newEnvelope(id, object, model, fingerprint string, opts streamOptions) *envelope {
+	e := &envelope{id: id, created: time.Now().Unix(), model: model, fingerprint: fingerprint, opts: opts}
+	h := append([]byte(nil), `data: {"id":`...)
+	h = jsontext.AppendString(h, id)
+	h = append(h, `,"object":`...)
+	h = jsontext.AppendString(h, object)
+	h = append(h, `,"created":`...)
+	h = strconv.AppendInt(h, e.created, 10)
+	h = append(h, `,"model":`...)
+	h = jsontext.AppendString(h, model)
+	h = append(h, `,"system_fingerprint":`...)
+	h = jsontext.AppendString(h, fingerprint)
+	e.head = append(h, `,"choices":[`...)
+	return e
+}
+
+// tail ends a chunk with choices.
+func (e *envelope) tail(dst []byte) []byte {
+	dst = append(dst, ']')
+	if e.opts.usageNull {
+		dst = append(dst, `,"usage":null`...)
+	}
+	return append(dst, "}\n\n"...)
+}
+
+// end appends the usage chunk, when it is wanted, and the end mark.
+func (e *envelope) end(dst []byte, u *generate.Usage) []byte {
+	if e.opts.usage {
+		dst = append(dst, e.head...)
+		dst = append(dst, `],"usage":`...)
+		dst = appendJSON(dst, NewUsage(u))
+		dst = append(dst, "}\n\n"...)
+	}
+	return append(dst, done...)
+}
+
+const done = "data: [DONE]\n\n"
+
+// appendError appends an error event and the end mark.
+func appendError(dst []byte, err *apierror.Error) []byte {
+	dst = append(dst, "data: "...)
+	dst = append(dst, err.OpenAI()...)
+	dst = append(dst, "\n\n"...)
+	return append(dst, done...)
+}
+
+// appendJSON appends v, which is of a type of this package and always marshals.
+func appendJSON(dst []byte, v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return append(dst, b...)
+}

@@ -1,0 +1,243 @@
+package openai
+
+import (
+	"encoding/json"
+	"strings"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	"github.com/tandem-inference/tandem/services/chattemplate"
+)
+
+// parseMessages reads the messages of a chat request.
+func parseMessages(o reqjson.Object) ([]chat.Message, error) {
+	raw, _, ok, err := o.Array("messages")
+	if err != nil {
+		return nil, err
+	}
+	if !ok || len(raw) == 0 {
+		return nil, apierror.Missing("messages")
+	}
+	out := make([]chat.Message, 0, len(raw))
+	for i, r := range raw {
+		m, err := parseMessage(r, reqjson.Index("messages", i))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
+
+func parseMessage(raw json.RawMessage, path string) (m chat.Message, err error) {
+	o, err := reqjson.Wrap(raw, path)
+	if err != nil {
+		return m, err
+	}
+	role, ok, err := o.String("role")
+	if err != nil {
+		return m, err
+	}
+	switch {
+	case !ok:
+		return m, apierror.Missing(o.Path("role"))
+	case role == "developer":
+		m.Role = chat.RoleSystem
+	case role == "function":
+		m.Role = chat.RoleTool
+	case role == chat.RoleSystem, role == chat.RoleUser, role == chat.RoleAssistant, role == chat.RoleTool:
+		m.Role = role
+	default:
+		return m, apierror.InvalidValue(o.Path("role"), "must be system, developer, user, assistant, tool or function, got %q", role)
+	}
+	if m.Content, err = parseContent(o); err != nil {
+		return m, err
+	}
+	if m.Name, _, err = o.String("name"); err != nil {
+		return m, err
+	}
+	if m.ToolCallID, _, err = o.String("tool_call_id"); err != nil {
+		return m, err
+	}
+	if m.Role != chat.RoleAssistant {
+		return m, nil
+	}
+	if m.Reasoning, m.HasReasoning, err = parseReasoning(o); err != nil {
+		return m, err
+	}
+	m.ToolCalls, err = parseToolCalls(o)
+	return m, err
+}
+
+// parseContent reads a string or an array of text parts, which are joined.
+func parseContent(o reqjson.Object) (string, error) {
+	raw, _, ok := o.Raw("content")
+	if !ok {
+		return "", nil
+	}
+	path := o.Path("content")
+	switch reqjson.Kind(raw) {
+	case 's':
+		s, _, err := o.String("content")
+		return s, err
+	case 'a':
+	default:
+		return "", apierror.InvalidValue(path, "must be a string or an array of parts")
+	}
+	parts, _, _, err := o.Array("content")
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for i, p := range parts {
+		at := reqjson.Index(path, i)
+		if reqjson.Kind(p) == 's' {
+			var s string
+			if err := json.Unmarshal(p, &s); err != nil {
+				return "", apierror.InvalidValue(at, "must be an object or a string")
+			}
+			b.WriteString(s)
+			continue
+		}
+		part, err := reqjson.Wrap(p, at)
+		if err != nil {
+			return "", err
+		}
+		text, err := parsePart(part)
+		if err != nil {
+			return "", err
+		}
+		b.WriteString(text)
+	}
+	return b.String(), nil
+}
+
+// parsePart reads one part. Images, audio and files would change the answer if they were left out: they are errors.
+func parsePart(o reqjson.Object) (string, error) {
+	kind, _, err := o.String("type")
+	if err != nil {
+		return "", err
+	}
+	field := "text"
+	switch kind {
+	case "", "text", "input_text", "output_text":
+	case "refusal":
+		field = "refusal"
+	case "image_url", "input_image", "image", "input_audio", "audio", "input_file", "file", "video_url", "video":
+		return "", apierror.Unsupported(o.Path("type"), "%q is not supported by this model", kind)
+	default:
+		return "", apierror.InvalidValue(o.Path("type"), "%q is not a known part", kind)
+	}
+	text, ok, err := o.String(field)
+	if err == nil && !ok {
+		err = apierror.Missing(o.Path(field))
+	}
+	return text, err
+}
+
+// parseReasoning reads reasoning_content, reasoning, or the texts of reasoning_details.
+func parseReasoning(o reqjson.Object) (string, bool, error) {
+	if s, ok, err := o.String("reasoning_content"); ok || err != nil {
+		return s, ok, err
+	}
+	if raw, _, ok := o.Raw("reasoning"); ok && reqjson.Kind(raw) == 's' {
+		return o.String("reasoning")
+	}
+	details, _, ok, err := o.Array("reasoning_details")
+	if err != nil || !ok {
+		return "", false, err
+	}
+	var b strings.Builder
+	for i, d := range details {
+		part, err := reqjson.Wrap(d, reqjson.Index(o.Path("reasoning_details"), i))
+		if err != nil {
+			return "", false, err
+		}
+		s, _, err := part.String("text")
+		if err != nil {
+			return "", false, err
+		}
+		b.WriteString(s)
+	}
+	return b.String(), b.Len() > 0, nil
+}
+
+// parseToolCalls reads an assistant's calls; the old function_call is one of them.
+func parseToolCalls(o reqjson.Object) ([]chat.ToolCall, error) {
+	raw, _, _, err := o.Array("tool_calls")
+	if err != nil {
+		return nil, err
+	}
+	var out []chat.ToolCall
+	for i, r := range raw {
+		call, err := reqjson.Wrap(r, reqjson.Index(o.Path("tool_calls"), i))
+		if err != nil {
+			return nil, err
+		}
+		c := chat.ToolCall{}
+		if c.ID, _, err = call.String("id"); err != nil {
+			return nil, err
+		}
+		fn, ok, err := call.Object("function")
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			return nil, apierror.Missing(call.Path("function"))
+		}
+		if c.Name, c.Arguments, err = parseCall(fn); err != nil {
+			return nil, err
+		}
+		out = append(out, c)
+	}
+	if fn, ok, err := o.Object("function_call"); err != nil {
+		return nil, err
+	} else if ok && len(out) == 0 {
+		c := chat.ToolCall{}
+		if c.Name, c.Arguments, err = parseCall(fn); err != nil {
+			return nil, err
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+// parseCall reads name and arguments of a call. Arguments that are a JSON object, or text that holds one, keep the order of
+// their keys; other text stays text.
+func parseCall(fn reqjson.Object) (name string, args chattemplate.Value, err error) {
+	name, ok, err := fn.String("name")
+	if err != nil {
+		return "", nil, err
+	}
+	if !ok || name == "" {
+		return "", nil, apierror.Missing(fn.Path("name"))
+	}
+	raw, _, ok := fn.Raw("arguments")
+	if !ok {
+		return name, chattemplate.NewDict(), nil
+	}
+	switch reqjson.Kind(raw) {
+	case 'o':
+		v, err := chattemplate.FromJSON(raw)
+		if err != nil {
+			return "", nil, apierror.InvalidValue(fn.Path("arguments"), "cannot be read: %v", err)
+		}
+		return name, v, nil
+	case 's':
+		text, _, err := fn.String("arguments")
+		if err != nil {
+			return "", nil, err
+		}
+		if strings.TrimSpace(text) == "" {
+			return name, chattemplate.NewDict(), nil
+		}
+		if v, err := chattemplate.FromJSON([]byte(text)); err == nil {
+			if d, ok := v.(*chattemplate.Dict); ok {
+				return name, d, nil
+			}
+		}
+		return name, chattemplate.Text(text), nil
+	}
+	return "", nil, apierror.InvalidValue(fn.Path("arguments"), "must be a string or an object")
+}
