@@ -87,37 +87,46 @@ struct Plan {
   int tasks;  // of one row block
 };
 
-// Stores a [rows][16] result into y, only outputs of the job's range.
-void store(const MatmulJob& job, uint64_t tile, int row, int rows, const float* result) {
+// Multiplies one tile by rows of a panel and stores what lies in the job's range.
+void run_tile(const Plan& plan, const uint8_t* tile_data, const void* panel, uint64_t tile, int row, int rows) {
+  const MatmulJob& job = *plan.job;
+  const uint64_t k = job.weight->k;
   const uint64_t end = job.n_end != 0 ? job.n_end : job.weight->n;
   const uint64_t first = tile * kTileOuts;
   const uint64_t lo = std::max(first, job.n_begin) - first;
   const uint64_t hi = std::min(first + kTileOuts, end) - first;
-  for (int r = 0; r < rows; ++r, result += kTileOuts) {
-    float* y = job.y + static_cast<int64_t>(row + r) * job.y_stride + static_cast<int64_t>(first);
-    if (job.residual == nullptr) {
-      std::memcpy(y + lo, result + lo, (hi - lo) * sizeof(float));
-      continue;
+  float* y = job.y + static_cast<int64_t>(row) * job.y_stride + static_cast<int64_t>(first);
+  const bool whole = lo == 0 && hi == kTileOuts;
+  if (whole && job.residual == nullptr) {
+    plan.kernel(tile_data, panel, k, row % kPanelRows, rows, y, job.y_stride);
+    return;
+  }
+  alignas(64) float result[kPanelRows * kTileOuts];
+  plan.kernel(tile_data, panel, k, row % kPanelRows, rows, result, kTileOuts);
+  const float* residual = job.residual;
+  if (residual != nullptr) residual += static_cast<int64_t>(row) * job.residual_stride + static_cast<int64_t>(first);
+  for (int r = 0; r < rows; ++r, y += job.y_stride) {
+    const float* from = result + static_cast<uint64_t>(r) * kTileOuts;
+    if (residual == nullptr) {
+      std::copy(from + lo, from + hi, y + lo);
+    } else if (whole) {
+      for (uint64_t o = 0; o < kTileOuts; ++o) y[o] = residual[o] + from[o];
+    } else {
+      for (uint64_t o = lo; o < hi; ++o) y[o] = residual[o] + from[o];
     }
-    const float* residual =
-        job.residual + static_cast<int64_t>(row + r) * job.residual_stride + static_cast<int64_t>(first);
-    for (uint64_t o = lo; o < hi; ++o) y[o] = residual[o] + result[o];
+    if (residual != nullptr) residual += job.residual_stride;
   }
 }
 
 void run_task(const Plan& plan, const ActBuffer& act, uint64_t task, int row_begin, int row_end) {
   const uint64_t begin = plan.first_tile + task * plan.tiles_per_task;
   const uint64_t end = std::min(begin + plan.tiles_per_task, plan.first_tile + plan.tiles);
-  const uint64_t k = plan.job->weight->k;
   for (int row = row_begin; row < row_end;) {
-    const int in_panel = row % kPanelRows;
-    const int rows = std::min(kPanelRows - in_panel, row_end - row);
+    const int rows = std::min(kPanelRows - row % kPanelRows, row_end - row);
     const void* panel = panel_of(act, plan.kind, static_cast<uint64_t>(row / kPanelRows));
     const uint8_t* tile_data = static_cast<const uint8_t*>(plan.job->weight->data) + begin * plan.tile_bytes;
     for (uint64_t tile = begin; tile < end; ++tile, tile_data += plan.tile_bytes) {
-      alignas(64) float result[kPanelRows * kTileOuts];
-      plan.kernel(tile_data, panel, k, in_panel, rows, result);
-      store(*plan.job, tile, row, rows, result);
+      run_tile(plan, tile_data, panel, tile, row, rows);
     }
     row += rows;
   }

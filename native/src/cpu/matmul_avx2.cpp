@@ -343,7 +343,7 @@ TND_INLINE void add_super_half(const uint8_t* p, uint64_t elems, const void* pan
 }
 
 template <DType TYPE, int R>
-void tile_rows(const uint8_t* tile, const void* panel, uint64_t k, int row0, float* out) {
+void tile_rows(const uint8_t* tile, const void* panel, uint64_t k, int row0, float* out, int64_t out_stride) {
   alignas(64) float lanes[4][R * 16];
   std::memset(lanes, 0, sizeof lanes);
   const uint64_t full = super_bytes(TYPE, kSuper);
@@ -360,31 +360,31 @@ void tile_rows(const uint8_t* tile, const void* panel, uint64_t k, int row0, flo
   for (int i = 0; i < R * 16; i += 8) {
     const __m256 l01 = _mm256_add_ps(_mm256_load_ps(lanes[0] + i), _mm256_load_ps(lanes[1] + i));
     const __m256 l23 = _mm256_add_ps(_mm256_load_ps(lanes[2] + i), _mm256_load_ps(lanes[3] + i));
-    _mm256_store_ps(out + i, _mm256_add_ps(l01, l23));
+    _mm256_storeu_ps(out + i / 16 * out_stride + i % 16, _mm256_add_ps(l01, l23));
   }
 }
 
 template <DType TYPE>
-void tile_avx2(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out) {
+void tile_avx2(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out, int64_t out_stride) {
   while (rows > 0) {
     const int part = rows < kMaxRows ? rows : kMaxRows;
     switch (part) {
       case 1:
-        tile_rows<TYPE, 1>(tile, panel, k, row0, out);
+        tile_rows<TYPE, 1>(tile, panel, k, row0, out, out_stride);
         break;
       case 2:
-        tile_rows<TYPE, 2>(tile, panel, k, row0, out);
+        tile_rows<TYPE, 2>(tile, panel, k, row0, out, out_stride);
         break;
       case 3:
-        tile_rows<TYPE, 3>(tile, panel, k, row0, out);
+        tile_rows<TYPE, 3>(tile, panel, k, row0, out, out_stride);
         break;
       default:
-        tile_rows<TYPE, 4>(tile, panel, k, row0, out);
+        tile_rows<TYPE, 4>(tile, panel, k, row0, out, out_stride);
         break;
     }
     row0 += part;
     rows -= part;
-    out += 16 * part;
+    out += part * out_stride;
   }
 }
 

@@ -81,15 +81,21 @@ TND_INLINE void scale_add(__m512i (&total)[R], const __m512i (&sum)[R], __m512i 
   }
 }
 
-template <int R>
-TND_INLINE void add_to_lane(float* lane, int r, __m512 a, __m512 t) {
-  _mm512_store_ps(lane + 16 * r, _mm512_fmadd_ps(a, t, _mm512_load_ps(lane + 16 * r)));
-}
+// A lane's accumulators of R rows in memory. `live` has all bits set once a super-block has been added; before, the
+// lane counts as +0 and its memory is not looked at.
+struct Lane {
+  float* acc;  // [R][16]
+  __mmask16 live;
+
+  TND_INLINE __m512 load(int r) const { return _mm512_maskz_load_ps(live, acc + 16 * r); }
+  TND_INLINE void store(int r, __m512 v) const { _mm512_store_ps(acc + 16 * r, v); }
+  TND_INLINE void add(int r, __m512 a, __m512 t) const { store(r, _mm512_fmadd_ps(a, t, load(r))); }
+};
 
 // The epilogue of Q4_K and Q5_K. d is the tile's d vector over the factor that total carries.
 template <int R>
 TND_INLINE void finish_with_min(const uint8_t* mins, __m512 d, __m512 dmin, const __m512i (&total)[R], const Act256& x,
-                                int row0, float* lane) {
+                                int row0, Lane lane) {
   __m512i m[R];
   zero(m);
   TND_UNROLL for (int i = 0; i < 4; ++i) {
@@ -100,12 +106,12 @@ TND_INLINE void finish_with_min(const uint8_t* mins, __m512 d, __m512 dmin, cons
   }
   TND_UNROLL for (int r = 0; r < R; ++r) {
     const __m512 t = _mm512_fnmadd_ps(dmin, _mm512_cvtepi32_ps(m[r]), _mm512_mul_ps(d, _mm512_cvtepi32_ps(total[r])));
-    add_to_lane<R>(lane, r, _mm512_set1_ps(x.a[row0 + r]), t);
+    lane.add(r, _mm512_set1_ps(x.a[row0 + r]), t);
   }
 }
 
 template <int R>
-TND_INLINE void super_q4_k(const uint8_t* p, const Act256& x, int row0, float* lane) {
+TND_INLINE void super_q4_k(const uint8_t* p, const Act256& x, int row0, Lane lane) {
   const __m512i low = _mm512_set1_epi8(0x0F);
   const __m512i high = _mm512_set1_epi8(static_cast<char>(0xF0));
   __m512i total[R];
@@ -132,7 +138,7 @@ TND_INLINE void super_q4_k(const uint8_t* p, const Act256& x, int row0, float* l
 }
 
 template <int R>
-TND_INLINE void super_q5_k(const uint8_t* p, const Act256& x, int row0, float* lane) {
+TND_INLINE void super_q5_k(const uint8_t* p, const Act256& x, int row0, Lane lane) {
   const __m512i bit4 = _mm512_set1_epi8(0x10);
   __m512i total[R];
   zero(total);
@@ -159,9 +165,9 @@ TND_INLINE void super_q5_k(const uint8_t* p, const Act256& x, int row0, float* l
 
 // The epilogue of Q6_K and IQ4_XS.
 template <int R>
-TND_INLINE void finish(__m512 d, const __m512i (&total)[R], const Act256& x, int row0, float* lane) {
+TND_INLINE void finish(__m512 d, const __m512i (&total)[R], const Act256& x, int row0, Lane lane) {
   TND_UNROLL for (int r = 0; r < R; ++r) {
-    add_to_lane<R>(lane, r, _mm512_set1_ps(x.a[row0 + r]), _mm512_mul_ps(d, _mm512_cvtepi32_ps(total[r])));
+    lane.add(r, _mm512_set1_ps(x.a[row0 + r]), _mm512_mul_ps(d, _mm512_cvtepi32_ps(total[r])));
   }
 }
 
@@ -204,7 +210,7 @@ TND_INLINE void quarter_q6_k(const uint8_t* p, int half, const Act256& x, int ro
 }
 
 template <int R>
-TND_INLINE void super_q6_k(const uint8_t* p, const Act256& x, int row0, float* lane) {
+TND_INLINE void super_q6_k(const uint8_t* p, const Act256& x, int row0, Lane lane) {
   __m512i total[R];
   zero(total);
   for (int half = 0; half < 2; ++half) {
@@ -225,7 +231,7 @@ TND_INLINE __m512i iq4_table() {
 }
 
 template <int R>
-TND_INLINE void super_iq4_xs(const uint8_t* p, const Act256& x, int row0, float* lane) {
+TND_INLINE void super_iq4_xs(const uint8_t* p, const Act256& x, int row0, Lane lane) {
   const __m512i table = iq4_table();
   __m512i total[R];
   zero(total);
@@ -255,7 +261,7 @@ inline constexpr int kExcessShift = TYPE == DType::kQ4_0   ? 4
                                                            : 0;
 
 template <DType TYPE, int R>
-TND_INLINE void super_block32(const uint8_t* p, uint64_t nb, const Act32& x, int row0, float* lane) {
+TND_INLINE void super_block32(const uint8_t* p, uint64_t nb, const Act32& x, int row0, Lane lane) {
   constexpr LayoutBlock32 kLayout = layout_block32(TYPE);
   constexpr bool kMin = kLayout.header == 64;
   const uint8_t* chunk = p + kLayout.header_bytes(nb);
@@ -263,7 +269,7 @@ TND_INLINE void super_block32(const uint8_t* p, uint64_t nb, const Act32& x, int
   __m512i table = _mm512_setzero_si512();
   if constexpr (TYPE == DType::kIQ4_NL) table = iq4_table();
   __m512 acc[R];
-  TND_UNROLL for (int r = 0; r < R; ++r) acc[r] = _mm512_load_ps(lane + 16 * r);
+  TND_UNROLL for (int r = 0; r < R; ++r) acc[r] = lane.load(r);
   for (uint64_t b = 0; b < nb; ++b, chunk += kLayout.codes, plane += kLayout.plane) {
     const int8_t* q = x.q[row0] + 32 * b;
     __m512i sum[R];
@@ -310,7 +316,7 @@ TND_INLINE void super_block32(const uint8_t* p, uint64_t nb, const Act32& x, int
       if constexpr (kMin) acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(m, a), _mm512_set1_ps(x.sum[row0 + r][b]), acc[r]);
     }
   }
-  TND_UNROLL for (int r = 0; r < R; ++r) _mm512_store_ps(lane + 16 * r, acc[r]);
+  TND_UNROLL for (int r = 0; r < R; ++r) lane.store(r, acc[r]);
 }
 
 template <DType TYPE>
@@ -327,11 +333,11 @@ TND_INLINE __m512 float_weights(const uint8_t* p, uint64_t i) {
 
 // LANES super-blocks (full ones, of different lanes) side by side, to have LANES * R independent chains of fma.
 template <DType TYPE, int R, int LANES>
-TND_INLINE void super_float(const uint8_t* p, uint64_t elems, const ActF32* x, int row0, float* lane) {
+TND_INLINE void super_float(const uint8_t* p, uint64_t elems, const ActF32* x, int row0, Lane lane) {
   const uint64_t bytes = kSuper * kTileOuts * (TYPE == DType::kF32 ? 4 : 2);
   __m512 acc[LANES][R];
   TND_UNROLL for (int l = 0; l < LANES; ++l) {
-    TND_UNROLL for (int r = 0; r < R; ++r) acc[l][r] = _mm512_load_ps(lane + (l * R + r) * 16);
+    TND_UNROLL for (int r = 0; r < R; ++r) acc[l][r] = lane.load(l * R + r);
   }
   for (uint64_t i = 0; i < elems; ++i) {
     TND_UNROLL for (int l = 0; l < LANES; ++l) {
@@ -342,12 +348,12 @@ TND_INLINE void super_float(const uint8_t* p, uint64_t elems, const ActF32* x, i
     }
   }
   TND_UNROLL for (int l = 0; l < LANES; ++l) {
-    TND_UNROLL for (int r = 0; r < R; ++r) _mm512_store_ps(lane + (l * R + r) * 16, acc[l][r]);
+    TND_UNROLL for (int r = 0; r < R; ++r) lane.store(l * R + r, acc[l][r]);
   }
 }
 
 template <DType TYPE, int R>
-TND_INLINE void add_super(const uint8_t* p, uint64_t elems, const void* panel, uint64_t s, int row0, float* lane) {
+TND_INLINE void add_super(const uint8_t* p, uint64_t elems, const void* panel, uint64_t s, int row0, Lane lane) {
   if constexpr (TYPE == DType::kQ4_K) {
     super_q4_k<R>(p, static_cast<const Act256*>(panel)[s], row0, lane);
   } else if constexpr (TYPE == DType::kQ5_K) {
@@ -364,19 +370,21 @@ TND_INLINE void add_super(const uint8_t* p, uint64_t elems, const void* panel, u
 }
 
 template <DType TYPE, int R>
-void tile_rows(const uint8_t* tile, const void* panel, uint64_t k, int row0, float* out) {
+void tile_rows(const uint8_t* tile, const void* panel, uint64_t k, int row0, float* out, int64_t out_stride) {
   constexpr bool kFloat = TYPE == DType::kF32 || TYPE == DType::kF16 || TYPE == DType::kBF16;
   alignas(64) float lanes[4][R * 16];
-  for (int i = 0; i < 4 * R; ++i) _mm512_store_ps(&lanes[0][0] + 16 * i, _mm512_setzero_ps());
   const uint64_t full = super_bytes(TYPE, kSuper);
   const uint8_t* p = tile;
   uint64_t s = 0;
+  const auto lane_of = [&](uint64_t super) -> Lane {
+    return {lanes[super % 4], static_cast<__mmask16>(super < 4 ? 0 : 0xFFFF)};
+  };
   if constexpr (kFloat && R <= 4) {
     for (; (s + 4) * kSuper <= k; s += 4, p += 4 * full) {
-      super_float<TYPE, R, 4>(p, kSuper, static_cast<const ActF32*>(panel) + s, row0, lanes[0]);
+      super_float<TYPE, R, 4>(p, kSuper, static_cast<const ActF32*>(panel) + s, row0, lane_of(s));
     }
     if ((s + 2) * kSuper <= k) {
-      super_float<TYPE, R, 2>(p, kSuper, static_cast<const ActF32*>(panel) + s, row0, lanes[0]);
+      super_float<TYPE, R, 2>(p, kSuper, static_cast<const ActF32*>(panel) + s, row0, lane_of(s));
       s += 2;
       p += 2 * full;
     }
@@ -388,49 +396,60 @@ void tile_rows(const uint8_t* tile, const void* panel, uint64_t k, int row0, flo
       for (uint64_t i = 0; i < full; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + full + i), _MM_HINT_T0);
     }
     const uint64_t elems = k - s * kSuper < kSuper ? k - s * kSuper : kSuper;
-    add_super<TYPE, R>(p, elems, panel, s, row0, lanes[s % 4]);
+    add_super<TYPE, R>(p, elems, panel, s, row0, lane_of(s));
   }
+  // Lanes that no super-block reached are +0; s is the number of super-blocks.
+  if (s <= 2) {
+    const Lane second = {lanes[1], static_cast<__mmask16>(s == 2 ? 0xFFFF : 0)};
+    TND_UNROLL for (int r = 0; r < R; ++r) {
+      const __m512 l01 = _mm512_add_ps(_mm512_load_ps(lanes[0] + 16 * r), second.load(r));
+      _mm512_storeu_ps(out + r * out_stride, _mm512_add_ps(l01, _mm512_setzero_ps()));
+    }
+    return;
+  }
+  const Lane last = {lanes[3], static_cast<__mmask16>(s >= 4 ? 0xFFFF : 0)};
   TND_UNROLL for (int r = 0; r < R; ++r) {
     const __m512 l01 = _mm512_add_ps(_mm512_load_ps(lanes[0] + 16 * r), _mm512_load_ps(lanes[1] + 16 * r));
-    const __m512 l23 = _mm512_add_ps(_mm512_load_ps(lanes[2] + 16 * r), _mm512_load_ps(lanes[3] + 16 * r));
-    _mm512_store_ps(out + 16 * r, _mm512_add_ps(l01, l23));
+    const __m512 l23 = _mm512_add_ps(_mm512_load_ps(lanes[2] + 16 * r), last.load(r));
+    _mm512_storeu_ps(out + r * out_stride, _mm512_add_ps(l01, l23));
   }
 }
 
 template <DType TYPE>
-void tile_avx512(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out) {
+void tile_avx512(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out,
+                 int64_t out_stride) {
   // Up to 8 rows at once; 9 to 16 in two nearly equal parts.
   for (int left = rows > 8 ? 2 : 1; left > 0; --left) {
     const int part = (rows + left - 1) / left;
     switch (part) {
       case 1:
-        tile_rows<TYPE, 1>(tile, panel, k, row0, out);
+        tile_rows<TYPE, 1>(tile, panel, k, row0, out, out_stride);
         break;
       case 2:
-        tile_rows<TYPE, 2>(tile, panel, k, row0, out);
+        tile_rows<TYPE, 2>(tile, panel, k, row0, out, out_stride);
         break;
       case 3:
-        tile_rows<TYPE, 3>(tile, panel, k, row0, out);
+        tile_rows<TYPE, 3>(tile, panel, k, row0, out, out_stride);
         break;
       case 4:
-        tile_rows<TYPE, 4>(tile, panel, k, row0, out);
+        tile_rows<TYPE, 4>(tile, panel, k, row0, out, out_stride);
         break;
       case 5:
-        tile_rows<TYPE, 5>(tile, panel, k, row0, out);
+        tile_rows<TYPE, 5>(tile, panel, k, row0, out, out_stride);
         break;
       case 6:
-        tile_rows<TYPE, 6>(tile, panel, k, row0, out);
+        tile_rows<TYPE, 6>(tile, panel, k, row0, out, out_stride);
         break;
       case 7:
-        tile_rows<TYPE, 7>(tile, panel, k, row0, out);
+        tile_rows<TYPE, 7>(tile, panel, k, row0, out, out_stride);
         break;
       default:
-        tile_rows<TYPE, 8>(tile, panel, k, row0, out);
+        tile_rows<TYPE, 8>(tile, panel, k, row0, out, out_stride);
         break;
     }
     row0 += part;
     rows -= part;
-    out += 16 * part;
+    out += part * out_stride;
   }
 }
 

@@ -112,8 +112,9 @@ static_assert(sizeof(ActF32) == 257 * 64);
 // A tile kernel multiplies one tile by rows [row0, row0 + rows) of a panel.
 //   tile   tile_bytes(type, k) bytes, 64-byte aligned
 //   panel  first super-block of the panel, in the form act_kind(type)
-//   out    [rows][16] f32, 64-byte aligned
-using TileKernel = void (*)(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out);
+//   out    f32, output o of row row0 + r at out[r * out_stride + o]; all 16 are written, any alignment
+using TileKernel = void (*)(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out,
+                            int64_t out_stride);
 
 // Kernels of one instruction set.
 TileKernel tile_kernel_scalar(DType type);

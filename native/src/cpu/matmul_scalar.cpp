@@ -184,7 +184,8 @@ void add_super(const uint8_t* p, const void* panel, uint64_t s, uint64_t elems, 
 }
 
 template <DType TYPE>
-void tile_scalar(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out) {
+void tile_scalar(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out,
+                 int64_t out_stride) {
   for (uint64_t o = 0; o < kTileOuts; ++o) {
     float lanes[kPanelRows][4] = {};
     const uint8_t* p = tile;
@@ -194,7 +195,7 @@ void tile_scalar(const uint8_t* tile, const void* panel, uint64_t k, int row0, i
       p += super_bytes(TYPE, elems);
     }
     for (int r = 0; r < rows; ++r) {
-      out[static_cast<uint64_t>(r) * kTileOuts + o] = (lanes[r][0] + lanes[r][1]) + (lanes[r][2] + lanes[r][3]);
+      out[r * out_stride + static_cast<int64_t>(o)] = (lanes[r][0] + lanes[r][1]) + (lanes[r][2] + lanes[r][3]);
     }
   }
 }
