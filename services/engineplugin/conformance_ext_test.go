@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -17,8 +16,6 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var fakeModels = enginetest.Models{
 	Target: "target.gguf", Draft: "draft.gguf", Tables: "target.gguf", Score: "score.gguf", Missing: "missing.gguf",

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"github.com/tandem-inference/tandem/native/plugin/internal/native"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+)
+
+type infoCmd struct {
+	Model  string `help:"Model to open." placeholder:"PATH"`
+	Tables string `help:"Drafts: GGUF with embedding and head of the target." placeholder:"PATH"`
+	Role   string `help:"Role to open the model for: target, draft, score." enum:"target,draft,score" default:"target"`
+	Device string `help:"Device to open the model on." placeholder:"NAME"`
+}
+
+// description is what info prints.
+type description struct {
+	Version string              `json:"version"`
+	Library string              `json:"library"`
+	ABI     uint32              `json:"abi"`
+	Model   *engineplugin.Info  `json:"model,omitempty"`
+	Memory  []engineplugin.Stat `json:"memory,omitempty"`
+}
+
+// Run prints what is known as JSON.
+func (i *infoCmd) Run(c *cli) error {
+	path, err := c.library()
+	if err != nil {
+		return err
+	}
+	lib, err := native.Load(path, nativeLog(newLogger(os.Stderr, c.LogLevel)))
+	if err != nil {
+		return err
+	}
+	d := description{Version: versionText(), Library: lib.Path(), ABI: lib.ABIVersion()}
+	if i.Model != "" {
+		if err := i.open(lib, &d); err != nil {
+			return err
+		}
+	}
+	out := json.NewEncoder(os.Stdout)
+	out.SetIndent("", "  ")
+	return out.Encode(d)
+}
+
+func (i *infoCmd) open(lib *native.Library, d *description) error {
+	ctx := context.Background()
+	role := map[string]engineplugin.Role{"target": engineplugin.RoleTarget, "draft": engineplugin.RoleDraft, "score": engineplugin.RoleScore}[i.Role]
+	e, err := lib.Open(ctx, engineplugin.OpenOptions{
+		Role: role, ModelPath: i.Model, TablesPath: i.Tables, Device: i.Device, MaxSequences: 1,
+		KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+	}, nil)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", i.Model, err)
+	}
+	defer e.Close()
+	info := e.Info()
+	d.Model = &info
+	d.Memory, err = e.Memory(ctx)
+	return err
+}

@@ -1,0 +1,251 @@
+package native
+
+import (
+	"context"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+)
+
+// room returns n zero elements in s's memory when it is large enough.
+func room[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	s = s[:n]
+	clear(s)
+	return s
+}
+
+// Step implements engineplugin.Engine: one tnd_commit per commit, then tnd_step_run.
+func (e *engine) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	defer e.leave()
+	start := time.Now()
+	for i := range step.Commits {
+		c := &step.Commits[i]
+		r, _, _ := purego.SyscallN(e.lib.sym.commit, e.handle, uintptr(uint32(c.Sequence)), uintptr(pointer(c.Path)), uintptr(len(c.Path)))
+		runtime.KeepAlive(c.Path)
+		if err := e.check(ctx, r); err != nil {
+			return err
+		}
+	}
+	if err := e.prepare(step, result); err != nil {
+		return err
+	}
+	if len(step.Rows) > 0 {
+		r, _, _ := purego.SyscallN(e.lib.sym.stepRun, e.handle, uintptr(unsafe.Pointer(&e.step)))
+		runtime.KeepAlive(step)
+		runtime.KeepAlive(result)
+		if err := e.check(ctx, r); err != nil {
+			return err
+		}
+	}
+	result.EngineNanos = int64(time.Since(start))
+	return nil
+}
+
+// wanted is how many rows want what.
+type wanted struct{ tokens, tops, logits, features, scores, stride int }
+
+// prepare sizes the outputs and fills e.step.
+func (e *engine) prepare(step *engineplugin.Step, result *engineplugin.StepResult) error {
+	i := &e.info // only calls that hold the turn change it
+	n := len(step.Rows)
+	words := (i.Vocab + 31) / 32
+	if step.NMasks < 0 || len(step.Masks) != step.NMasks*words {
+		return rpcerr.InvalidArgument("masks", "%d masks need %d words, got %d", step.NMasks, step.NMasks*words, len(step.Masks))
+	}
+	if i.LayerFirst == 0 && len(step.HiddenIn) > 0 {
+		return rpcerr.InvalidArgument("hidden_in", "an engine that starts at layer 0 takes tokens")
+	}
+	if i.LayerFirst > 0 && len(step.HiddenIn) != n*i.Hidden {
+		return rpcerr.InvalidArgument("hidden_in", "must have %d values, got %d", n*i.Hidden, len(step.HiddenIn))
+	}
+	w := count(step.Rows, i.MaxTopK)
+	w.set(i, n, step.Features, result)
+	c := &e.step
+	*c = cStep{
+		StructSize: uint32(unsafe.Sizeof(cStep{})), Rows: int32(n), Masks: int32(step.NMasks),
+		RowData: pointer(step.Rows), MaskData: pointer(step.Masks), HiddenIn: pointer(step.HiddenIn),
+		HiddenOut: pointer(result.HiddenOut), Tokens: pointer(result.Tokens), Logprobs: pointer(result.Logprobs),
+		Scores: pointer(result.Scores), TopIDs: pointer(result.TopIDs), TopLogprobs: pointer(result.TopLogprobs),
+		TopStride: int32(w.stride), FeatureEncoding: int32(step.Features), Logits: pointer(result.Logits),
+		Features: pointer(result.Features),
+	}
+	if step.Prefill {
+		c.Flags = stepCommit
+	}
+	return nil
+}
+
+func count(rows []engineplugin.Row, maxTopK int) (w wanted) {
+	for i := range rows {
+		r := &rows[i]
+		if r.Want&engineplugin.WantToken != 0 {
+			w.tokens++
+		}
+		if r.Want&engineplugin.WantTop != 0 {
+			w.tops++
+			// What is out of range is refused by the library; the buffers need not be larger for it.
+			w.stride = max(w.stride, min(int(r.TopK), maxTopK))
+		}
+		if r.Want&engineplugin.WantLogits != 0 {
+			w.logits++
+		}
+		if r.Want&engineplugin.WantFeatures != 0 {
+			w.features++
+		}
+		if r.Want&engineplugin.WantScore != 0 {
+			w.scores++
+		}
+	}
+	if w.tops > 0 {
+		w.stride = max(w.stride, 1)
+	}
+	return w
+}
+
+// set sizes the arrays of a result.
+func (w *wanted) set(i *engineplugin.Info, n int, encoding engineplugin.FeatureEncoding, r *engineplugin.StepResult) {
+	rowsIf := func(some int) int {
+		if some > 0 {
+			return n
+		}
+		return 0
+	}
+	r.Tokens = room(r.Tokens, rowsIf(w.tokens))
+	r.Logprobs = room(r.Logprobs, rowsIf(w.tokens))
+	r.Scores = room(r.Scores, rowsIf(w.scores))
+	r.TopStride = w.stride
+	r.TopIDs = room(r.TopIDs, n*w.stride)
+	r.TopLogprobs = room(r.TopLogprobs, n*w.stride)
+	r.Logits = room(r.Logits, w.logits*i.Vocab)
+	r.Features = room(r.Features, w.features*featureBytes(i, encoding))
+	hidden := 0
+	if i.LayerLast < i.Layers {
+		hidden = n * i.Hidden
+	}
+	r.HiddenOut = room(r.HiddenOut, hidden)
+}
+
+// featureBytes is the size of a feature row.
+func featureBytes(i *engineplugin.Info, encoding engineplugin.FeatureEncoding) int {
+	switch encoding {
+	case engineplugin.FeatureRawBF16:
+		return 2 * i.FeatureRaw
+	case engineplugin.FeatureFusedBF16:
+		return 2 * i.FeatureFused
+	case engineplugin.FeatureRawF32:
+		return 4 * i.FeatureRaw
+	case engineplugin.FeatureFusedF32:
+		return 4 * i.FeatureFused
+	}
+	return 0
+}
+
+// SetCapture implements engineplugin.Engine.
+func (e *engine) SetCapture(ctx context.Context, layers []int32) error {
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	defer e.leave()
+	r, _, _ := purego.SyscallN(e.lib.sym.captureSet, e.handle, uintptr(pointer(layers)), uintptr(len(layers)))
+	runtime.KeepAlive(layers)
+	if err := e.check(ctx, r); err != nil {
+		return err
+	}
+	return e.refresh()
+}
+
+// LoadFuse implements engineplugin.Engine.
+func (e *engine) LoadFuse(ctx context.Context, path string) error {
+	if path == "" {
+		return rpcerr.InvalidArgument("path", "is empty")
+	}
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	defer e.leave()
+	c := cString(path)
+	r, _, _ := purego.SyscallN(e.lib.sym.fuseLoad, e.handle, uintptr(c))
+	runtime.KeepAlive(c)
+	if err := e.check(ctx, r); err != nil {
+		return err
+	}
+	return e.refresh()
+}
+
+// Propose implements engineplugin.Engine: one tnd_draft_append per piece of features, then tnd_draft_propose.
+func (e *engine) Propose(ctx context.Context, features []engineplugin.FeatureRows, requests []engineplugin.DraftRequest, result *engineplugin.DraftResult) error {
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	defer e.leave()
+	i := &e.info
+	if i.Role != engineplugin.RoleDraft {
+		return rpcerr.FailedPrecondition("role: only drafts propose")
+	}
+	start := time.Now()
+	for k := range features {
+		f := &features[k]
+		// The library cannot see how many bytes there are.
+		if want := int(f.Rows) * featureBytes(i, f.Encoding); f.Rows > 0 && len(f.Data) != want && featureBytes(i, f.Encoding) > 0 {
+			return rpcerr.InvalidArgument("features", "%d rows need %d bytes, got %d", f.Rows, want, len(f.Data))
+		}
+		r, _, _ := purego.SyscallN(e.lib.sym.draftAppend, e.handle, uintptr(uint32(f.Sequence)), uintptr(uint32(f.Position)),
+			uintptr(uint32(f.Rows)), uintptr(uint32(f.Encoding)), uintptr(pointer(f.Data)))
+		runtime.KeepAlive(f.Data)
+		if err := e.check(ctx, r); err != nil {
+			return err
+		}
+	}
+	result.Stride, result.Positions = i.MaxTopK, i.BlockSize-1
+	n := len(requests) * result.Positions * result.Stride
+	result.IDs, result.Logprobs = room(result.IDs, n), room(result.Logprobs, n)
+	if len(requests) > 0 {
+		r, _, _ := purego.SyscallN(e.lib.sym.draftPropose, e.handle, uintptr(pointer(requests)), uintptr(len(requests)),
+			uintptr(pointer(result.IDs)), uintptr(pointer(result.Logprobs)))
+		runtime.KeepAlive(requests)
+		runtime.KeepAlive(result)
+		if err := e.check(ctx, r); err != nil {
+			return err
+		}
+	}
+	result.EngineNanos = int64(time.Since(start))
+	return nil
+}
+
+// Score implements engineplugin.Engine.
+func (e *engine) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
+	if len(ids) == 0 {
+		if e.Info().Role != engineplugin.RoleScore {
+			return nil, rpcerr.FailedPrecondition("role: only scorers score")
+		}
+		return nil, rpcerr.InvalidArgument("ids", "is empty")
+	}
+	if err := e.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer e.leave()
+	flags := uintptr(0)
+	if rotated {
+		flags = 1 // TND_SCORE_ROTATED
+	}
+	scores := make([]float32, len(ids))
+	r, _, _ := purego.SyscallN(e.lib.sym.scoreTarget, e.handle, uintptr(pointer(ids)), uintptr(len(ids)),
+		uintptr(pointer(queryRows)), uintptr(len(queryRows)), flags, uintptr(pointer(scores)))
+	runtime.KeepAlive(ids)
+	runtime.KeepAlive(queryRows)
+	if err := e.check(ctx, r); err != nil {
+		return nil, err
+	}
+	return scores, nil
+}

@@ -1,0 +1,98 @@
+// Command tandem-engine runs one native engine in a process of its own. Workers start it through go-plugin; it loads
+// libtandem_<backend>.so without cgo, so that one program serves all vendors.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/alecthomas/kong"
+	"github.com/hashicorp/go-hclog"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+type cli struct {
+	Lib      string           `help:"Path of libtandem_<backend>.so (default: libtandem_cpu.so beside this program)." env:"TANDEM_ENGINE_LIB" placeholder:"PATH"`
+	LogLevel string           `help:"Least level of log lines: debug, info, warn, error." enum:"debug,info,warn,error" default:"info" env:"TANDEM_LOG_LEVEL"`
+	Version  kong.VersionFlag `help:"Print the version and exit."`
+
+	Serve serveCmd `cmd:"" default:"1" help:"Serve an engine to the worker that started this program."`
+	Info  infoCmd  `cmd:"" help:"Check the library, open a model if one is named, and describe both."`
+}
+
+func main() {
+	c := &cli{}
+	parser, err := kong.New(c,
+		kong.Name("tandem-engine"),
+		kong.Description("Runs one native inference engine for a Tandem worker."),
+		kong.Vars{"version": versionText()},
+		kong.UsageOnError(),
+	)
+	if err != nil {
+		panic(err) // the struct above is wrong
+	}
+	ctx, err := parser.Parse(os.Args[1:])
+	parser.FatalIfErrorf(err)
+	if err := ctx.Run(c); err != nil {
+		// The host keeps the last lines of stderr, so this is what it shows.
+		newLogger(os.Stderr, c.LogLevel).Error("engine program failed", "error", err.Error())
+		os.Exit(1)
+	}
+}
+
+func versionText() string {
+	text := "tandem-engine " + version
+	if b, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range b.Settings {
+			if s.Key == "vcs.revision" {
+				text += " " + s.Value[:min(len(s.Value), 12)]
+			}
+		}
+	}
+	return fmt.Sprintf("%s %s/%s", text, runtime.GOOS, runtime.GOARCH)
+}
+
+// library finds the native library.
+func (c *cli) library() (string, error) {
+	if c.Lib != "" {
+		return c.Lib, nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find this program: %w", err)
+	}
+	path := filepath.Join(filepath.Dir(self), "libtandem_cpu.so")
+	if _, err := os.Stat(path); err != nil {
+		return "", errors.New("no engine library: there is no libtandem_cpu.so beside this program; name one with --lib or TANDEM_ENGINE_LIB")
+	}
+	return path, nil
+}
+
+// newLogger writes lines that go-plugin hands to the host with level and fields: JSON with @level, @message, @timestamp.
+func newLogger(w io.Writer, level string) hclog.Logger {
+	return hclog.New(&hclog.LoggerOptions{Name: "engine", Level: hclog.LevelFromString(level), Output: w, JSONFormat: true})
+}
+
+// nativeLog passes lines of the library on.
+func nativeLog(l hclog.Logger) func(int, string) {
+	l = l.Named("native")
+	return func(level int, text string) {
+		switch {
+		case level <= 0:
+			l.Debug(text)
+		case level == 1:
+			l.Info(text)
+		case level == 2:
+			l.Warn(text)
+		default:
+			l.Error(text)
+		}
+	}
+}

@@ -1,0 +1,290 @@
+package engineplugin_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	goplugin "github.com/hashicorp/go-plugin"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+)
+
+// fakeProgram makes this test binary serve a fake engine, as tandem-engine serves a library.
+const fakeProgram = "TANDEM_TEST_ENGINE"
+
+func TestMain(m *testing.M) {
+	mode := os.Getenv(fakeProgram)
+	if mode == "" {
+		goleak.VerifyTestMain(m)
+		return
+	}
+	fmt.Fprintln(os.Stderr, `{"@level":"info","@message":"fake engine starts","@timestamp":"2026-01-02T15:04:05.000000Z"}`)
+	o := enginefake.Options{}
+	switch mode {
+	case "exit":
+		os.Exit(7)
+	case "slow":
+		o.OpenDelay = time.Minute
+	case "exit-in-open":
+		o.Next = func([]int32) (int32, bool) { return 0, false }
+		go func() { time.Sleep(20 * time.Millisecond); os.Exit(9) }()
+		o.OpenDelay = time.Minute
+	}
+	server := engineplugin.NewServer(enginefake.New(o))
+	goplugin.Serve(&goplugin.ServeConfig{
+		HandshakeConfig: engineplugin.Handshake,
+		Plugins:         engineplugin.PluginSet(server),
+		Logger:          hclog.New(&hclog.LoggerOptions{Output: os.Stderr, JSONFormat: true}),
+		GRPCServer: func(o []grpc.ServerOption) *grpc.Server {
+			return grpc.NewServer(append(o, engineplugin.ServerOptions(nil)...)...)
+		},
+	})
+	_ = server.Shutdown()
+}
+
+func host(t testing.TB, mode string) *engineplugin.Host {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := engineplugin.NewHost(engineplugin.HostConfig{Program: self, Env: []string{fakeProgram + "=" + mode}, Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func targetOptions() engineplugin.OpenOptions {
+	return engineplugin.OpenOptions{Role: engineplugin.RoleTarget, ModelPath: "target.gguf", MaxSequences: 2, KVTypeK: -1, KVTypeV: -1}
+}
+
+func TestFakeProcess(t *testing.T) {
+	enginetest.Run(t, func(t *testing.T) (engineplugin.Opener, enginetest.Models) { return host(t, "fake"), fakeModels })
+}
+
+func TestHostSocketIsPrivate(t *testing.T) {
+	dir := t.TempDir()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := engineplugin.NewHost(engineplugin.HostConfig{Program: self, Env: []string{fakeProgram + "=fake"}, Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := h.Open(t.Context(), targetOptions(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 1 {
+		t.Fatal(entries, err)
+	}
+	info, err := os.Stat(filepath.Join(dir, entries[0].Name()))
+	if err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("%v %v", info.Mode(), err)
+	}
+	if lines := e.(*engineplugin.Process).Stderr(); len(lines) == 0 || !strings.Contains(lines[0], "fake engine starts") {
+		t.Errorf("stderr: %q", lines)
+	}
+	if err := e.Close(); err != nil {
+		t.Error(err)
+	}
+	if entries, _ = os.ReadDir(dir); len(entries) != 0 {
+		t.Errorf("left behind: %v", entries)
+	}
+}
+
+func TestHostErrors(t *testing.T) {
+	var c engineplugin.HostConfig
+	c.Program = filepath.Join(t.TempDir(), "nothing")
+	if _, err := engineplugin.NewHost(c); err == nil {
+		t.Error("a program that does not exist is accepted")
+	}
+	_, err := host(t, "exit").Open(t.Context(), targetOptions(), nil)
+	if !errors.Is(err, rpcerr.EngineLost) {
+		t.Errorf("a program that exits: %v", err)
+	}
+	_, err = host(t, "exit-in-open").Open(t.Context(), targetOptions(), nil)
+	if !errors.Is(err, rpcerr.EngineLost) || !strings.Contains(err.Error(), "exit status 9") {
+		t.Errorf("a program that exits while it loads: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = host(t, "slow").Open(ctx, targetOptions(), nil)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a slow program: %v", err)
+	}
+	o := targetOptions()
+	o.ModelPath = "missing"
+	if _, err = host(t, "fake").Open(t.Context(), o, nil); rpcerr.Code(err) != codes.NotFound {
+		t.Errorf("a missing model: %v", err)
+	}
+}
+
+func TestProcessDeath(t *testing.T) {
+	e, err := host(t, "fake").Open(t.Context(), targetOptions(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	q, err := e.NewSequence(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := e.(*engineplugin.Process)
+	if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-p.Done()
+	step := &engineplugin.Step{Rows: []engineplugin.Row{{Sequence: q, Parent: -1, Mask: -1}}}
+	for what, err := range map[string]error{
+		"err": p.Err(), "step": e.Step(t.Context(), step, &engineplugin.StepResult{}), "free": e.FreeSequence(t.Context(), q),
+	} {
+		if !errors.Is(err, rpcerr.EngineLost) || rpcerr.Code(err) != codes.Unavailable {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := p.Err(); !strings.Contains(err.Error(), "killed") {
+		t.Errorf("how it ended is not told: %v", err)
+	}
+}
+
+// events records what a supervisor tells.
+type events struct {
+	mu   sync.Mutex
+	list []string
+}
+
+func (e *events) add(v engineplugin.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.list = append(e.list, fmt.Sprint(map[engineplugin.EventKind]string{
+		engineplugin.EngineUp: "up", engineplugin.EngineDown: "down", engineplugin.EngineFailed: "failed"}[v.Kind], v.Generation))
+}
+
+func (e *events) String() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return strings.Join(e.list, " ")
+}
+
+func TestSupervisorRestarts(t *testing.T) {
+	var seen events
+	s := engineplugin.NewSupervisor(host(t, "fake"), targetOptions(), engineplugin.RestartConfig{Budget: 2, Backoff: time.Millisecond, OnEvent: seen.add})
+	result := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { result <- s.Run(ctx) }()
+	for want := uint64(1); want <= 3; want++ {
+		var e engineplugin.Engine
+		var err error
+		for g := uint64(0); g != want; {
+			if e, g, err = s.Engine(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := e.NewSequence(t.Context()); err != nil {
+			t.Fatalf("generation %d: %v", want, err)
+		}
+		p := e.(*engineplugin.Process)
+		if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		<-p.Done()
+	}
+	if err := <-result; !errors.Is(err, rpcerr.EngineLost) {
+		t.Errorf("budget spent: %v", err)
+	}
+	if _, _, err := s.Engine(t.Context()); rpcerr.Code(err) != codes.Unavailable {
+		t.Errorf("engine of an ended supervisor: %v", err)
+	}
+	if got := seen.String(); got != "up1 down1 up2 down2 up3 failed3" {
+		t.Error(got)
+	}
+}
+
+func TestSupervisorStops(t *testing.T) {
+	f := enginefake.New(enginefake.Options{FailAfterSteps: 2})
+	var seen events
+	s := engineplugin.NewSupervisor(f, targetOptions(), engineplugin.RestartConfig{Backoff: time.Millisecond, OnEvent: seen.add})
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error, 1)
+	go func() { result <- s.Run(ctx) }()
+	e, _, err := s.Engine(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A poisoned engine is replaced like a lost one.
+	for range 3 {
+		err = e.Step(t.Context(), &engineplugin.Step{}, &engineplugin.StepResult{})
+	}
+	if rpcerr.Code(err) != codes.Internal {
+		t.Errorf("poisoned: %v", err)
+	}
+	for s.Generation() < 2 {
+		if _, _, err := s.Engine(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	if err := <-result; err != nil {
+		t.Error(err)
+	}
+	for _, e := range f.Opened() {
+		if e.Err() == nil {
+			t.Error("an engine is left open")
+		}
+	}
+	// A model that is not there is not tried again.
+	o := targetOptions()
+	o.ModelPath = "missing"
+	if err := engineplugin.NewSupervisor(f, o, engineplugin.RestartConfig{}).Run(t.Context()); rpcerr.Code(err) != codes.NotFound {
+		t.Error(err)
+	}
+}
+
+func TestHostLogs(t *testing.T) {
+	var mu sync.Mutex
+	var out bytes.Buffer
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := engineplugin.NewHost(engineplugin.HostConfig{
+		Program: self, Env: []string{fakeProgram + "=fake"}, Dir: t.TempDir(),
+		Logger: hclog.New(&hclog.LoggerOptions{Output: &out, Mutex: &mu, JSONFormat: true, Level: hclog.Info}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := h.Open(t.Context(), targetOptions(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if !strings.Contains(out.String(), "fake engine starts") {
+		t.Errorf("the engine's line is missing: %s", out.String())
+	}
+}
