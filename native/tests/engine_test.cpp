@@ -24,7 +24,8 @@ struct Model {
 std::vector<Model> models() {
   return {{"q4_k_m", demo_model(), 8192},
           {"ratio3", data_file("rand-ratio3-bf16.gguf"), 512},
-          {"onelayer", data_file("rand-onelayer-bf16.gguf"), 512}};
+          {"onelayer", data_file("rand-onelayer-bf16.gguf"), 512},
+          {"qwen3", TND_ROOT "/models/tandem-tiny-prefill-q8_0.gguf", 8192}};
 }
 
 // Logits of every row of tokens, decoded one by one: step, commit, step, …
@@ -312,6 +313,21 @@ TEST(snapshots_exports_and_truncation) {
   CHECK_EQ(e.length(s), 0);
   const int32_t fresh = e.sequence();
   CHECK(e.exported(s) == e.exported(fresh));
+}
+
+// A dense model can be cut anywhere, and then goes on as if the rest had never been.
+TEST(dense_sequences_can_be_truncated) {
+  const Model m = models()[3];
+  Rng rng(19);
+  Engine e(m.path);
+  REQUIRE(e.handle() != nullptr);
+  const std::vector<int32_t> prompt = random_tokens(&rng, 40, m.vocab), more = random_tokens(&rng, 5, m.vocab);
+  const int32_t a = e.sequence(), b = e.sequence();
+  e.prefill(a, prompt);
+  REQUIRE(e.ok(tnd_sequence_truncate(e.handle(), a, 23)));
+  e.prefill(b, std::vector<int32_t>(prompt.begin(), prompt.begin() + 23));
+  CHECK(e.exported(a) == e.exported(b));
+  CHECK(same_bits(one_by_one(e, a, more), one_by_one(e, b, more)));
 }
 
 TEST(damaged_and_foreign_exports_are_refused) {

@@ -38,6 +38,9 @@ def main():
         top(out, "top", case["top"])
         out.append("features " + numbers(x for row in case["feature_norms"] for x in row))
         out.append("greedy " + numbers(case["greedy"]))
+        out.append(f"case prefill{i}")
+        out.append("ids " + numbers(case["ids"]))
+        top(out, "top", case["prefill_top"])
     (here / "tandem_tiny_bf16.golden").write_text("\n".join(out) + "\n")
 
     out = []
