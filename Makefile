@@ -9,7 +9,7 @@ JOBS ?= $(shell nproc)
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_LDFLAGS := -s -w -X github.com/tandem-inference/tandem/services/config.version=$(VERSION)
 GO_PROGRAMS := ./gateway/cmd/tandem ./worker-target/cmd/worker-target ./worker-draft/cmd/worker-draft \
-	./worker-prefill/cmd/worker-prefill ./native/plugin/cmd/tandem-engine
+	./worker-prefill/cmd/worker-prefill
 # Modules of the product whose tests are short; tests/ holds the end-to-end tests.
 GO_TESTED := ./proto/... ./services/... ./gateway/... ./worker-target/... ./worker-draft/... ./worker-prefill/... \
 	./native/plugin/...
@@ -36,6 +36,7 @@ build: setup build-native build-go ## build all programs and the native engine i
 build-go:
 	@mkdir -p bin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(GO_LDFLAGS)' -o bin/ $(GO_PROGRAMS)
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(GO_LDFLAGS) -X main.version=$(VERSION)' -o bin/tandem-engine ./native/plugin
 
 build-native:
 	@mkdir -p bin native/build
