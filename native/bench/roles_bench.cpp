@@ -1,0 +1,183 @@
+// Speed of the draft and score roles through the C ABI, with the time of each phase, and the whole long-prompt path
+// (score, then prefill of what is kept) against a full prefill of the target.
+//   roles_bench MODELS_DIR [draft|score|all] [threads]
+// MODELS_DIR holds tandem-tiny-{target-q4_k_m,draft-q8_0,prefill-q8_0}.gguf.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tandem/engine.h"
+
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+struct Engine {
+  tnd_engine* e = nullptr;
+  Engine(uint32_t role, const std::string& model, const std::string& tables, int32_t context, int32_t threads) {
+    tnd_open_options o{};
+    o.struct_size = sizeof o;
+    o.role = role;
+    o.model_path = model.c_str();
+    o.tables_path = tables.empty() ? nullptr : tables.c_str();
+    o.threads = threads;
+    o.max_sequences = 1;
+    o.max_context = context;
+    o.kv_type_k = o.kv_type_v = TND_KV_DEFAULT;
+    o.max_top_k = 8;
+    char error[1024] = "";
+    if (tnd_open(&o, &e, error, sizeof error) != TND_OK) {
+      std::fprintf(stderr, "%s\n", error);
+      std::exit(1);
+    }
+  }
+  ~Engine() { tnd_close(e); }
+  void check(tnd_status s) const {
+    if (s == TND_OK) return;
+    char text[1024];
+    tnd_last_error(e, text, sizeof text);
+    std::fprintf(stderr, "%s\n", text);
+    std::exit(1);
+  }
+  std::map<std::string, uint64_t> stats() const {
+    tnd_stat s[128];
+    uint64_t n = 128;
+    check(tnd_stats(e, s, &n));
+    std::map<std::string, uint64_t> m;
+    for (uint64_t i = 0; i < n; i++) m[s[i].name] = s[i].value;
+    return m;
+  }
+};
+
+void print_phases(const std::map<std::string, uint64_t>& before, const std::map<std::string, uint64_t>& after,
+                  double per) {
+  for (const auto& [name, value] : after) {
+    const uint64_t old = before.count(name) != 0 ? before.at(name) : 0;
+    if (name.size() > 3 && name.compare(name.size() - 3, 3, "_ns") == 0 && value > old) {
+      std::printf("    %-16s %10.1f us\n", name.c_str(), double(value - old) * 1e-3 / per);
+    }
+  }
+}
+
+std::vector<int32_t> tokens(int n) {
+  std::vector<int32_t> ids(static_cast<size_t>(n));
+  uint32_t x = 12345;
+  for (int32_t& id : ids) {
+    x = x * 1664525u + 1013904223u;
+    id = static_cast<int32_t>((x >> 8) % 8000);
+  }
+  return ids;
+}
+
+void bench_draft(const std::string& dir, int32_t threads) {
+  Engine d(TND_ROLE_DRAFT, dir + "/tandem-tiny-draft-q8_0.gguf", dir + "/tandem-tiny-target-q4_k_m.gguf", 20000,
+           threads);
+  tnd_info info{};
+  info.struct_size = sizeof info;
+  d.check(tnd_get_info(d.e, &info));
+  int32_t seq = 0;
+  d.check(tnd_sequence_create(d.e, &seq));
+  std::vector<float> features(size_t(512) * info.feature_raw);
+  for (size_t i = 0; i < features.size(); i++) features[i] = float((i * 7919) % 2001) / 1000.0f - 1.0f;
+  std::vector<int32_t> ids(size_t(info.block_size) * 8);
+  std::vector<float> logprobs(ids.size());
+  int32_t n = 0;
+  for (const int32_t context : {256, 2048, 17408}) {
+    const double t0 = now();
+    const int32_t from = n;
+    for (; n < context; n += std::min(512, context - n)) {
+      d.check(tnd_draft_append(d.e, seq, n, std::min(512, context - n), TND_FEATURE_RAW_F32, features.data()));
+    }
+    std::printf("draft: append to %d in pieces of 512: %.1f us a row\n", context,
+                (now() - t0) * 1e6 / (context - from));
+    const int reps = 60;
+    tnd_draft_request r{seq, 5, n, info.block_size, 8, 1.0f};
+    for (int i = 0; i < 5; i++) d.check(tnd_draft_propose(d.e, &r, 1, ids.data(), logprobs.data()));
+    auto before = d.stats();
+    double best = 1e9;
+    for (int i = 0; i < reps; i++) {
+      const double t = now();
+      d.check(tnd_draft_propose(d.e, &r, 1, ids.data(), logprobs.data()));
+      best = std::min(best, now() - t);
+    }
+    auto after = d.stats();
+    std::printf("draft: block of %d at %d: best %.0f us, mean by phase\n", info.block_size, n, best * 1e6);
+    print_phases(before, after, reps);
+  }
+  for (const int32_t rows : {1, 4, 9, 16}) {
+    const int reps = 40;
+    double best = 1e9;
+    for (int i = 0; i < reps; i++) {
+      const double t = now();
+      d.check(tnd_draft_append(d.e, seq, n, rows, TND_FEATURE_RAW_F32, features.data()));
+      best = std::min(best, now() - t);
+      d.check(tnd_sequence_truncate(d.e, seq, n));
+    }
+    std::printf("draft: append %d rows: %.0f us, %.1f a row\n", rows, best * 1e6, best * 1e6 / rows);
+  }
+}
+
+// Seconds of a full prefill of n tokens.
+double prefill(const Engine& t, int32_t seq, const std::vector<int32_t>& ids) {
+  t.check(tnd_sequence_truncate(t.e, seq, 0));
+  const double t0 = now();
+  for (size_t at = 0; at < ids.size(); at += 512) {
+    const int n = int(std::min<size_t>(512, ids.size() - at));
+    std::vector<tnd_row> rows(static_cast<size_t>(n));
+    for (int i = 0; i < n; i++) rows[i] = {seq, ids[at + i], int32_t(at) + i, i - 1, 0, 0, 0, -1};
+    tnd_step s{};
+    s.struct_size = sizeof s;
+    s.flags = TND_STEP_COMMIT;
+    s.n_rows = n;
+    s.rows = rows.data();
+    t.check(tnd_step_run(t.e, &s));
+  }
+  return now() - t0;
+}
+
+void bench_score(const std::string& dir, int32_t threads) {
+  Engine s(TND_ROLE_SCORE, dir + "/tandem-tiny-prefill-q8_0.gguf", "", 20000, threads);
+  Engine t(TND_ROLE_TARGET, dir + "/tandem-tiny-target-q4_k_m.gguf", "", 20000, threads);
+  int32_t seq = 0;
+  t.check(tnd_sequence_create(t.e, &seq));
+  for (const int n : {4096, 17500}) {
+    const auto ids = tokens(n);
+    std::vector<float> scores(ids.size());
+    std::vector<int32_t> query;
+    for (int i = 0; i < 8; i++) query.push_back(n - 24 + i);
+    auto before = s.stats();
+    const double t0 = now();
+    s.check(tnd_score(s.e, ids.data(), n, query.data(), 8, 0, scores.data()));
+    const double score = now() - t0;
+    std::printf("score: %d tokens: %.3f s, %.0f tokens/s\n", n, score, n / score);
+    print_phases(before, s.stats(), 1);
+    auto t_before = t.stats();
+    const double full = prefill(t, seq, ids);
+    std::printf("target: full prefill of %d: %.3f s, %.0f tokens/s\n", n, full, n / full);
+    print_phases(t_before, t.stats(), 1);
+    const double kept = prefill(t, seq, tokens(std::max(1280, n / 10)));
+    std::printf("path: score %.3f + prefill of %d kept %.3f = %.3f s, %.2f of full\n", score, std::max(1280, n / 10),
+                kept, score + kept, (score + kept) / full);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr, "usage: roles_bench MODELS_DIR [draft|score|all] [threads]\n");
+    return 2;
+  }
+  const std::string what = argc > 2 ? argv[2] : "all";
+  const int32_t threads = argc > 3 ? std::atoi(argv[3]) : 2;
+  if (what != "score") bench_draft(argv[1], threads);
+  if (what != "draft") bench_score(argv[1], threads);
+  return 0;
+}
