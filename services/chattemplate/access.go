@@ -107,14 +107,11 @@ func (in *interp) contains(container, x Value) (bool, error) {
 		return strings.Contains(c.s, s.s), in.text(len(c.s))
 	case *List:
 		for _, v := range c.items {
-			if err := in.chargeEqual(x); err != nil {
-				return false, err
-			}
-			if equal(v, x, 0) {
-				return true, nil
+			if same, err := in.equal(v, x); same || err != nil {
+				return same, err
 			}
 		}
-		return false, in.charge(len(c.items), 0)
+		return false, nil
 	case *Dict:
 		hash, err := hashKey(x)
 		if err != nil {

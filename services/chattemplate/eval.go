@@ -273,9 +273,10 @@ func (in *interp) evalCompare(x *compareExpr) (Value, error) {
 func (in *interp) compareOp(op string, l, r Value) (bool, error) {
 	switch op {
 	case "==":
-		return equal(l, r, 0), in.chargeEqual(l)
+		return in.equal(l, r)
 	case "!=":
-		return !equal(l, r, 0), in.chargeEqual(l)
+		same, err := in.equal(l, r)
+		return !same, err
 	case "in":
 		return in.contains(r, l)
 	case "not in":
@@ -285,24 +286,11 @@ func (in *interp) compareOp(op string, l, r Value) (bool, error) {
 	if f1, f2, ok := floats(l, r); ok { // NaN is neither less nor greater
 		return map[string]bool{"<": f1 < f2, "<=": f1 <= f2, ">": f1 > f2, ">=": f1 >= f2}[op], nil
 	}
-	c, err := compare(l, r, 0)
+	c, err := in.compare(l, r)
 	if err != nil {
 		return false, err
 	}
 	return map[string]bool{"<": c < 0, "<=": c <= 0, ">": c > 0, ">=": c >= 0}[op], nil
-}
-
-// chargeEqual pays for comparing a value.
-func (in *interp) chargeEqual(v Value) error {
-	switch x := v.(type) {
-	case Str:
-		return in.charge(1+len(x.s)/64, 0)
-	case *List:
-		return in.charge(1+len(x.items), 0)
-	case *Dict:
-		return in.charge(1+len(x.keys), 0)
-	}
-	return nil
 }
 
 func floats(l, r Value) (float64, float64, bool) {

@@ -172,7 +172,7 @@ func tojson(in *interp, v Value, a callArgs) (Value, error) {
 	if err := w.write(v, 0); err != nil {
 		return nil, err
 	}
-	return like(string(w.b), hasUser(v, 0)), nil
+	return like(string(w.b), w.user), nil
 }
 
 // indent puts spaces before lines, as the reference does: not before the first and not before empty ones unless told to.

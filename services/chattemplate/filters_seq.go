@@ -192,10 +192,7 @@ func (in *interp) sortBy(items, keys []Value, reverse bool) ([]Value, error) {
 		if failed != nil {
 			return 0
 		}
-		c, err := compare(keys[a], keys[b], 0)
-		if err == nil {
-			err = in.chargeEqual(keys[a])
-		}
+		c, err := in.compare(keys[a], keys[b])
 		if err != nil {
 			failed = err
 		}
@@ -282,7 +279,7 @@ func extreme(sign int) filterFunc {
 		}
 		best := 0
 		for i := range keys {
-			c, err := compare(keys[i], keys[best], 0)
+			c, err := in.compare(keys[i], keys[best])
 			if err != nil {
 				return nil, err
 			}

@@ -351,10 +351,11 @@ func (l *loopState) attr(name string) (Value, bool) {
 			return a.pos[l.i%len(a.pos)], nil
 		}}, true
 	case "changed":
-		return &function{"changed", func(_ *interp, a callArgs) (Value, error) {
-			now := &List{items: a.pos}
-			if l.changed != nil && equal(&List{items: l.changed}, now, 0) {
-				return false, nil
+		return &function{"changed", func(in *interp, a callArgs) (Value, error) {
+			if l.changed != nil {
+				if same, err := in.equal(&List{items: l.changed}, &List{items: a.pos}); same || err != nil {
+					return false, err
+				}
 			}
 			l.changed = append([]Value{}, a.pos...)
 			return true, nil

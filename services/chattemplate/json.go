@@ -119,6 +119,7 @@ type jsonWriter struct {
 	indent          *string // nil: one line
 	itemSep, keySep string
 	ascii, sort     bool
+	user            bool // some text that was written is a user's
 }
 
 func (w *jsonWriter) write(v Value, depth int) error {
@@ -140,7 +141,7 @@ func (w *jsonWriter) write(v Value, depth int) error {
 	case float64:
 		w.b = append(w.b, jsonFloat(x)...)
 	case Str:
-		w.quote(x.s)
+		w.quote(x)
 	case *List:
 		return w.items('[', ']', len(x.items), depth, func(i int) error { return w.write(x.items[i], depth+1) })
 	case *Dict:
@@ -171,7 +172,7 @@ func (w *jsonWriter) dict(d *Dict, depth int) error {
 	if w.sort {
 		var failed error
 		slices.SortStableFunc(order, func(a, b int) int {
-			c, err := compare(d.keys[a], d.keys[b], 0)
+			c, err := w.in.compare(d.keys[a], d.keys[b])
 			if err != nil {
 				failed = err
 			}
@@ -185,7 +186,7 @@ func (w *jsonWriter) dict(d *Dict, depth int) error {
 		i := order[n]
 		switch k := d.keys[i].(type) {
 		case Str:
-			w.quote(k.s)
+			w.quote(k)
 		case nil, bool, int64, float64:
 			w.b = append(w.b, '"')
 			if err := w.write(k, depth+1); err != nil {
@@ -227,13 +228,14 @@ func (w *jsonWriter) items(open, end byte, n, depth int, item func(int) error) e
 	return nil
 }
 
-func (w *jsonWriter) quote(s string) {
+func (w *jsonWriter) quote(text Str) {
+	w.user = w.user || text.tainted()
 	const hex = "0123456789abcdef"
 	u16 := func(r rune) {
 		w.b = append(w.b, '\\', 'u', hex[r>>12&15], hex[r>>8&15], hex[r>>4&15], hex[r&15])
 	}
 	w.b = append(w.b, '"')
-	for _, r := range s {
+	for _, r := range text.s {
 		switch {
 		case r == '"' || r == '\\':
 			w.b = append(w.b, '\\', byte(r))

@@ -456,11 +456,15 @@ func listMethod(l *List, name string) *function {
 			}
 			n := int64(0)
 			for _, v := range l.items {
-				if equal(v, p[0], 0) {
+				same, err := in.equal(v, p[0])
+				if err != nil {
+					return nil, err
+				}
+				if same {
 					n++
 				}
 			}
-			return n, in.charge(len(l.items), 0)
+			return n, nil
 		}}
 	case "index":
 		return &function{name, func(in *interp, a callArgs) (Value, error) {
@@ -469,8 +473,8 @@ func listMethod(l *List, name string) *function {
 				return nil, err
 			}
 			for i, v := range l.items {
-				if equal(v, p[0], 0) {
-					return int64(i), in.charge(i, 0)
+				if same, err := in.equal(v, p[0]); same || err != nil {
+					return int64(i), err
 				}
 			}
 			return nil, errors.New("value is not in list")

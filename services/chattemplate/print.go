@@ -20,13 +20,14 @@ func (in *interp) toStr(v Value) (Str, error) {
 	if err := p.repr(v, 0); err != nil {
 		return Str{}, err
 	}
-	return like(string(p.b), hasUser(v, 0)), nil
+	return like(string(p.b), p.user), nil
 }
 
 // printer writes Python's repr() of values.
 type printer struct {
-	in *interp
-	b  []byte
+	in   *interp
+	b    []byte
+	user bool // some text that was written is a user's
 }
 
 func (p *printer) repr(v Value, depth int) error {
@@ -52,6 +53,7 @@ func (p *printer) repr(v Value, depth int) error {
 	case float64:
 		p.b = append(p.b, pyFloat(x)...)
 	case Str:
+		p.user = p.user || x.tainted()
 		p.b = append(p.b, pyQuote(x.s)...)
 	case undefined:
 		p.b = append(p.b, "Undefined"...)

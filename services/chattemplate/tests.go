@@ -50,10 +50,14 @@ func makeTests() map[string]testFunc {
 		}
 		return false
 	}
+	isEqual := func(v Value, n int64) bool {
+		i, f, isFloat, ok := number(v)
+		return ok && ((isFloat && f == float64(n)) || (!isFloat && i == n))
+	}
 	parity := func(want int64) testFunc {
 		return func(in *interp, v Value, _ callArgs) (bool, error) {
 			m, err := in.arith("%", v, int64(2))
-			return err == nil && equal(m, want, 0), err
+			return err == nil && isEqual(m, want), err
 		}
 	}
 	cased := func(f func(string) string) testFunc {
@@ -81,11 +85,14 @@ func makeTests() map[string]testFunc {
 		"even":      parity(0),
 		"lower":     cased(strings.ToLower),
 		"upper":     cased(strings.ToUpper),
-		"sameas":    one(func(_ *interp, v, x Value) (bool, error) { return typeName(v) == typeName(x) && equal(v, x, 0), nil }),
-		"in":        one(func(in *interp, v, x Value) (bool, error) { return in.contains(x, v) }),
+		"sameas": one(func(in *interp, v, x Value) (bool, error) {
+			same, err := in.equal(v, x)
+			return same && typeName(v) == typeName(x), err
+		}),
+		"in": one(func(in *interp, v, x Value) (bool, error) { return in.contains(x, v) }),
 		"divisibleby": one(func(in *interp, v, x Value) (bool, error) {
 			m, err := in.arith("%", v, x)
-			return err == nil && equal(m, int64(0), 0), err
+			return err == nil && isEqual(m, 0), err
 		}),
 		"filter": plain(func(v Value) bool { s, ok := v.(Str); return ok && filters()[s.s] != nil }),
 	}

@@ -225,64 +225,77 @@ func number(v Value) (i int64, f float64, isFloat, ok bool) {
 	return 0, 0, false, false
 }
 
-// equal is Python's ==. depth bounds nested values.
-func equal(a, b Value, depth int) bool {
+// equal is Python's ==. It pays for every value it visits: shared lists can make a small value exponentially large to walk.
+func (in *interp) equal(a, b Value) (bool, error) { return in.equalAt(a, b, 0) }
+
+func (in *interp) equalAt(a, b Value, depth int) (bool, error) {
 	if depth > maxValueDepth {
-		return false
+		return false, errTooDeep
+	}
+	if err := in.charge(1, 0); err != nil {
+		return false, err
 	}
 	if ai, af, aFloat, ok := number(a); ok {
 		bi, bf, bFloat, ok := number(b)
 		if !ok {
-			return false
+			return false, nil
 		}
 		if aFloat || bFloat {
-			return af == bf
+			return af == bf, nil
 		}
-		return ai == bi
+		return ai == bi, nil
 	}
 	switch x := a.(type) {
 	case nil:
-		return b == nil
+		return b == nil, nil
 	case Str:
 		y, ok := b.(Str)
-		return ok && x.s == y.s
+		return ok && x.s == y.s, in.charge(len(x.s)/64, 0)
 	case *big.Int:
 		y, ok := b.(*big.Int)
-		return ok && x.Cmp(y) == 0
+		return ok && x.Cmp(y) == 0, nil
 	case undefined:
 		_, ok := b.(undefined)
-		return ok
+		return ok, nil
 	case *List:
 		y, ok := b.(*List)
 		if !ok || x.tuple != y.tuple || len(x.items) != len(y.items) {
-			return false
+			return false, nil
 		}
 		for i := range x.items {
-			if !equal(x.items[i], y.items[i], depth+1) {
-				return false
+			if same, err := in.equalAt(x.items[i], y.items[i], depth+1); !same || err != nil {
+				return false, err
 			}
 		}
-		return true
+		return true, nil
 	case *Dict:
 		y, ok := b.(*Dict)
 		if !ok || len(x.keys) != len(y.keys) {
-			return false
+			return false, nil
 		}
 		for hash, i := range x.index {
 			j, ok := y.index[hash]
-			if !ok || !equal(x.vals[i], y.vals[j], depth+1) {
-				return false
+			if !ok {
+				return false, nil
+			}
+			if same, err := in.equalAt(x.vals[i], y.vals[j], depth+1); !same || err != nil {
+				return false, err
 			}
 		}
-		return true
+		return true, nil
 	}
-	return a == b // namespaces, functions, loops: identity
+	return a == b, nil // namespaces, functions, loops: identity
 }
 
-// compare is Python's ordering: numbers with numbers, strings with strings, sequences item by item.
-func compare(a, b Value, depth int) (int, error) {
+// compare is Python's ordering: numbers with numbers, strings with strings, sequences item by item. It pays like equal.
+func (in *interp) compare(a, b Value) (int, error) { return in.compareAt(a, b, 0) }
+
+func (in *interp) compareAt(a, b Value, depth int) (int, error) {
 	if depth > maxValueDepth {
 		return 0, errTooDeep
+	}
+	if err := in.charge(1, 0); err != nil {
+		return 0, err
 	}
 	if ai, af, aFloat, ok := number(a); ok {
 		if bi, bf, bFloat, ok := number(b); ok {
@@ -295,15 +308,18 @@ func compare(a, b Value, depth int) (int, error) {
 	switch x := a.(type) {
 	case Str:
 		if y, ok := b.(Str); ok {
-			return cmpOrdered(x.s, y.s), nil
+			return cmpOrdered(x.s, y.s), in.charge(min(len(x.s), len(y.s))/64, 0)
 		}
 	case *List:
 		if y, ok := b.(*List); ok && x.tuple == y.tuple {
 			for i := range min(len(x.items), len(y.items)) {
-				if equal(x.items[i], y.items[i], depth+1) {
-					continue
+				same, err := in.equalAt(x.items[i], y.items[i], depth+1)
+				if err != nil {
+					return 0, err
 				}
-				return compare(x.items[i], y.items[i], depth+1)
+				if !same {
+					return in.compareAt(x.items[i], y.items[i], depth+1)
+				}
 			}
 			return cmpOrdered(len(x.items), len(y.items)), nil
 		}
@@ -334,22 +350,3 @@ func anyUndefined(vs ...Value) (undefined, bool) {
 }
 
 func (u undefined) err() error { return fmt.Errorf("%s", u.what) }
-
-// hasUser reports whether any text inside v came from outside.
-func hasUser(v Value, depth int) bool {
-	if depth > maxValueDepth {
-		return true
-	}
-	switch x := v.(type) {
-	case Str:
-		return x.tainted()
-	case *List:
-		return slices.ContainsFunc(x.items, func(v Value) bool { return hasUser(v, depth+1) })
-	case *Dict:
-		f := func(v Value) bool { return hasUser(v, depth+1) }
-		return slices.ContainsFunc(x.keys, f) || slices.ContainsFunc(x.vals, f)
-	case *namespace:
-		return hasUser(x.d, depth+1)
-	}
-	return false
-}
