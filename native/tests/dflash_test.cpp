@@ -1,6 +1,8 @@
 // The DFlash draft: dialects, masks, incremental K/V, batching, and closeness to reference logits.
 // Reference files: tests/testdata/golden; the BF16 models are not part of the repository: set TANDEM_SHARED_MODELS to
 // their folder to run the tests that need them.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -277,6 +279,105 @@ TEST(dialects_agree) {
     if (first.ids.empty()) first = t;
     CHECK(same(first, t));
   }
+}
+
+// The same weights as a safetensors file beside its config.json.
+TEST(safetensors_agree_with_gguf) {
+  Spec s;
+  s.window = 12;
+  s.sliding = {true, false};
+  TempFile tables(table_file(s).bytes()), gguf_file(draft_file(s, 5).bytes());
+  char dir[] = "/tmp/tnd-dflash-st-XXXXXX";
+  REQUIRE(mkdtemp(dir) != nullptr);
+  const std::string model = std::string(dir) + "/model.safetensors", config = std::string(dir) + "/config.json";
+  auto write = [](const std::string& path, const std::string& bytes) {
+    FILE* f = std::fopen(path.c_str(), "wb");
+    std::fwrite(bytes.data(), 1, bytes.size(), f);
+    std::fclose(f);
+  };
+  const char* names[][2] = {{"attn_norm", "input_layernorm"},
+                            {"attn_q_norm", "self_attn.q_norm"},
+                            {"attn_k_norm", "self_attn.k_norm"},
+                            {"attn_q", "self_attn.q_proj"},
+                            {"attn_k", "self_attn.k_proj"},
+                            {"attn_v", "self_attn.v_proj"},
+                            {"attn_output", "self_attn.o_proj"},
+                            {"post_attention_norm", "post_attention_layernorm"},
+                            {"ffn_norm", "post_attention_layernorm"},
+                            {"ffn_gate", "mlp.gate_proj"},
+                            {"ffn_up", "mlp.up_proj"},
+                            {"ffn_down", "mlp.down_proj"}};
+  std::string header = "{", data;
+  for (const auto& t : draft_file(s, 5).tensors) {
+    std::string name = t.name;
+    if (name == "dflash_fc.weight") name = "fc.weight";
+    if (name == "dflash_hidden_norm.weight") name = "hidden_norm.weight";
+    if (name == "output_norm.weight") name = "norm.weight";
+    if (name.starts_with("blk.")) {
+      const size_t dot = name.find('.', 4);
+      const std::string stem = name.substr(dot + 1, name.size() - dot - 1 - 7);
+      for (const auto& n : names) {
+        if (stem == n[0]) name = "layers." + name.substr(4, dot - 4) + "." + n[1] + ".weight";
+      }
+    }
+    std::string shape;
+    for (size_t i = t.ne.size(); i-- > 0;) shape += std::to_string(t.ne[i]) + (i > 0 ? "," : "");
+    const size_t begin = data.size();
+    data.append(reinterpret_cast<const char*>(t.data.data()), t.data.size() * 4);
+    header += (header.size() > 1 ? "," : "") + ("\"" + name) + "\":{\"dtype\":\"F32\",\"shape\":[" + shape +
+              "],\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(data.size()) + "]}";
+  }
+  header += "}";
+  write(model, raw<uint64_t>(header.size()) + header + data);
+  const std::string good =
+      R"({"architectures":["DFlashDraftModel"],"model_type":"qwen3","hidden_size":64,"num_hidden_layers":2,)"
+      R"("num_attention_heads":2,"num_key_value_heads":1,"head_dim":32,"intermediate_size":96,"hidden_act":"silu",)"
+      R"("rms_norm_eps":1e-6,"rope_theta":1000000,"rope_scaling":null,"max_position_embeddings":4096,)"
+      R"("attention_bias":false,"block_size":8,"use_sliding_window":true,"sliding_window":12,)"
+      R"("layer_types":["sliding_attention","full_attention"],)"
+      R"("dflash_config":{"mask_token_id":7,"target_layer_ids":[1,21]}})";
+  write(config, good);
+  Engine a(gguf_file.path, tables.path), b(model, tables.path);
+  CHECK_OK(a.status);
+  CHECK_OK(b.status);
+  if (a.status.ok() && b.status.ok()) {
+    const auto f = random_features(40, a.info.feature_raw, 1);
+    std::vector<Engine::Top> tops;
+    for (Engine* e : {&a, &b}) {
+      const int32_t q = e->sequence();
+      CHECK_OK(e->role->draft_append(q, 0, 40, TND_FEATURE_RAW_F32, f.data()));
+      tops.push_back(e->propose({{q, 3, 40, 8, 8, 1.0f}}));
+    }
+    CHECK(same(tops[0], tops[1]));
+  }
+  const struct {
+    const char *from, *to, *wanted;
+  } broken[] = {
+      {"DFlashDraftModel", "Other", "architectures"},
+      {"\"qwen3\"", "\"gemma\"", "model_type"},
+      {"\"rope_scaling\":null", "\"rope_scaling\":{\"type\":\"yarn\"}", "rope_scaling"},
+      {"\"attention_bias\":false", "\"attention_bias\":true", "attention_bias"},
+      {"\"mask_token_id\":7,", "", "mask_token_id"},
+      {"[1,21]", "[21,1]", "out of order"},
+      {"[1,21]", "[1,24]", "beyond the target's 24 layers"},
+      {"\"sliding_window\":12", "\"sliding_window\":4", "shorter than the block"},
+      {"sliding_attention", "local_attention", "layer_types"},
+      {"{\"mask_token_id\"", "{\"use_swa\":true,\"mask_token_id\"", "use_swa"},
+      {"\"head_dim\":32", "\"head_dim\":48", "multiples of 32"},
+      {"\"hidden_size\":64", "\"hidden_size\":96", "fc"},
+  };
+  for (const auto& c : broken) {
+    std::string text = good;
+    text.replace(text.find(c.from), std::strlen(c.from), c.to);
+    write(config, text);
+    const Status st = Engine(model, tables.path).status;
+    CHECK_MSG(!st.ok() && st.message().find(c.wanted) != std::string::npos,
+              std::string(c.wanted) + ": " + st.message());
+  }
+  std::remove(config.c_str());
+  CHECK_EQ(Engine(model, tables.path).status.code(), TND_NOT_FOUND);
+  std::remove(model.c_str());
+  rmdir(dir);
 }
 
 TEST(refuses_other_drafts) {
