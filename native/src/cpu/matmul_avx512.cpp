@@ -137,29 +137,43 @@ TND_INLINE void super_q4_k(const uint8_t* p, const Act256& x, int row0, Lane lan
   finish_with_min(p + LayoutQ4K::kMins, d, halves(p + LayoutQ4K::kDmin), total, x, row0, lane);
 }
 
+// Moves a bit field of each byte by N places, up when positive. Bits of the neighbouring byte come along: mask after.
+template <int N>
+TND_INLINE __m512i shift(__m512i v) {
+  if constexpr (N > 0) return _mm512_slli_epi16(v, N);
+  if constexpr (N < 0) return _mm512_srli_epi16(v, -N);
+  return v;
+}
+
+// Groups 2 I and 2 I + 1 of a Q5_K super-block.
+template <int R, int I>
+TND_INLINE void groups_q5_k(const uint8_t* p, const Act256& x, int row0, __m512i (&total)[R]) {
+  const __m512i bit4 = _mm512_set1_epi8(0x10);
+  const uint8_t* chunk = p + LayoutQ5K::kCodes + I * 8 * kChunk;
+  const uint8_t* plane = p + LayoutQ5K::kPlane;
+  const int8_t* q = x.q[row0] + 64 * I;
+  __m512i sum_low[R];
+  __m512i sum_high[R];
+  zero(sum_low);
+  zero(sum_high);
+  TND_UNROLL for (int c = 0; c < 8; ++c) {
+    const __m512i b = load(chunk + c * kChunk);
+    const __m512i fifths = load(plane + c * kChunk);
+    dot(sum_low, or_masked(low_nibbles(b), shift<4 - 2 * I>(fifths), bit4), q + 4 * c);
+    dot(sum_high, or_masked(high_nibbles(b), shift<3 - 2 * I>(fifths), bit4), q + 32 + 4 * c);
+  }
+  scale_add(total, sum_low, scales_u8(p + LayoutQ5K::kScales + 32 * I));
+  scale_add(total, sum_high, scales_u8(p + LayoutQ5K::kScales + 32 * I + 16));
+}
+
 template <int R>
 TND_INLINE void super_q5_k(const uint8_t* p, const Act256& x, int row0, Lane lane) {
-  const __m512i bit4 = _mm512_set1_epi8(0x10);
   __m512i total[R];
   zero(total);
-  for (int i = 0; i < 4; ++i) {
-    const uint8_t* chunk = p + LayoutQ5K::kCodes + i * 8 * kChunk;
-    const uint8_t* plane = p + LayoutQ5K::kPlane;
-    const int8_t* q = x.q[row0] + 64 * i;
-    const __m128i to_bit0 = _mm_cvtsi32_si128(2 * i);
-    __m512i sum_low[R];
-    __m512i sum_high[R];
-    zero(sum_low);
-    zero(sum_high);
-    TND_UNROLL for (int c = 0; c < 8; ++c) {
-      const __m512i b = load(chunk + c * kChunk);
-      const __m512i fifths = _mm512_srl_epi16(load(plane + c * kChunk), to_bit0);
-      dot(sum_low, or_masked(low_nibbles(b), _mm512_slli_epi16(fifths, 4), bit4), q + 4 * c);
-      dot(sum_high, or_masked(high_nibbles(b), _mm512_slli_epi16(fifths, 3), bit4), q + 32 + 4 * c);
-    }
-    scale_add(total, sum_low, scales_u8(p + LayoutQ5K::kScales + 32 * i));
-    scale_add(total, sum_high, scales_u8(p + LayoutQ5K::kScales + 32 * i + 16));
-  }
+  groups_q5_k<R, 0>(p, x, row0, total);
+  groups_q5_k<R, 1>(p, x, row0, total);
+  groups_q5_k<R, 2>(p, x, row0, total);
+  groups_q5_k<R, 3>(p, x, row0, total);
   finish_with_min(p + LayoutQ5K::kMins, halves(p + LayoutQ5K::kD), halves(p + LayoutQ5K::kDmin), total, x, row0, lane);
 }
 
@@ -199,10 +213,7 @@ TND_INLINE void quarter_q6_k(const uint8_t* p, int half, const Act256& x, int ro
     zero(sum);
     TND_UNROLL for (int c = 4 * g; c < 4 * g + 4; ++c) {
       const __m512i b = load(chunk + c * kChunk);
-      __m512i two = load(plane + c * kChunk);
-      if constexpr (T == 0) two = _mm512_slli_epi16(two, 4);
-      if constexpr (T == 1) two = _mm512_slli_epi16(two, 2);
-      if constexpr (T == 3) two = _mm512_srli_epi16(two, 2);
+      const __m512i two = shift<4 - 2 * T>(load(plane + c * kChunk));
       dot(sum, or_masked(T < 2 ? low_nibbles(b) : high_nibbles(b), two, upper), q + 4 * c);
     }
     scale_add(total, sum, g == 0 ? first_of_pair(pair) : second_of_pair(pair));
@@ -271,7 +282,11 @@ TND_INLINE void super_block32(const uint8_t* p, uint64_t nb, const Act32& x, int
   __m512 acc[R];
   TND_UNROLL for (int r = 0; r < R; ++r) acc[r] = lane.load(r);
   for (uint64_t b = 0; b < nb; ++b, chunk += kLayout.codes, plane += kLayout.plane) {
+    // One pointer each, rows at constant distances: the compiler would keep a pointer per row otherwise.
     const int8_t* q = x.q[row0] + 32 * b;
+    const int32_t* minus128 = &x.minus128[row0][b];
+    const float* scale = &x.a[row0][b];
+    const float* sum_q = &x.sum[row0][b];
     __m512i sum[R];
     __m512i other[R];  // a second chain per row: one alone waits for its own latency
     zero(other);
@@ -279,7 +294,7 @@ TND_INLINE void super_block32(const uint8_t* p, uint64_t nb, const Act32& x, int
       zero(sum);
     } else {
       TND_UNROLL for (int r = 0; r < R; ++r) {
-        sum[r] = _mm512_srai_epi32(broadcast(&x.minus128[row0 + r][b]), kExcessShift<TYPE>);
+        sum[r] = _mm512_srai_epi32(broadcast(minus128 + 8 * r), kExcessShift<TYPE>);
       }
     }
     if constexpr (TYPE == DType::kQ8_0) {
@@ -311,9 +326,9 @@ TND_INLINE void super_block32(const uint8_t* p, uint64_t nb, const Act32& x, int
     __m512 m = _mm512_setzero_ps();
     if constexpr (kMin) m = halves(p + b * kLayout.header + 32);
     TND_UNROLL for (int r = 0; r < R; ++r) {
-      const __m512 a = _mm512_set1_ps(x.a[row0 + r][b]);
+      const __m512 a = _mm512_set1_ps(scale[8 * r]);
       acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(d, a), _mm512_cvtepi32_ps(sum[r]), acc[r]);
-      if constexpr (kMin) acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(m, a), _mm512_set1_ps(x.sum[row0 + r][b]), acc[r]);
+      if constexpr (kMin) acc[r] = _mm512_fmadd_ps(_mm512_mul_ps(m, a), _mm512_set1_ps(sum_q[8 * r]), acc[r]);
     }
   }
   TND_UNROLL for (int r = 0; r < R; ++r) lane.store(r, acc[r]);
