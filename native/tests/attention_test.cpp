@@ -289,4 +289,27 @@ TEST(groups_and_rows) {
   CHECK_EQ(load_u16(row.data() + 2 * 5), f32_to_f16(caches[0].k_rows[17][5]));
 }
 
+// Cached bits do not depend on the instruction set, also at the edges of the half format.
+TEST(stored_rows_have_the_same_bits) {
+  test::Rng rng(5);
+  const float edges[] = {0.0f,  -0.0f,   65504.0f, 65519.9f, 65520.0f,   -1e9f,
+                         6e-8f, 2.9e-8f, 3e-8f,    1e-40f,   1.0009766f, 1.0004883f};
+  std::vector<float> k = random_row(rng, 2 * 80, 1.0f), v = random_row(rng, 2 * 80, 1.0f);
+  for (size_t i = 0; i < std::size(edges); i++) k[i * 13] = v[i * 11] = edges[i];
+  for (KvType type : {KvType::kF32, KvType::kF16}) {
+    isa_force(Isa::kScalar);
+    Cache want(80, 2, 32, type);
+    want.put(19, k, v);
+    for (Isa level : kLevels) {
+      if (level > isa_best()) continue;
+      isa_force(level);
+      Cache got(80, 2, 32, type);
+      got.put(19, k, v);
+      CHECK(std::memcmp(got.k.get(), want.k.get(), want.layout.k_bytes()) == 0);
+      CHECK(std::memcmp(got.v.get(), want.v.get(), want.layout.v_bytes()) == 0);
+    }
+    isa_force(isa_best());
+  }
+}
+
 TEST_MAIN()

@@ -15,14 +15,6 @@ float load_cell(KvType t, const void* p, size_t i) {
   return t == KvType::kF32 ? static_cast<const float*>(p)[i] : f16_to_f32(static_cast<const uint16_t*>(p)[i]);
 }
 
-void store_cell(KvType t, void* p, size_t i, float x) {
-  if (t == KvType::kF32) {
-    static_cast<float*>(p)[i] = x;
-  } else {
-    static_cast<uint16_t*>(p)[i] = f32_to_f16(x);
-  }
-}
-
 // Index of element d of slot's key inside its head.
 size_t key_index(const KvLayout& l, int32_t slot, int d) {
   return (static_cast<size_t>(slot / 16) * l.dim + d) * 16 + slot % 16;
@@ -50,11 +42,39 @@ void copy_cell(KvType t, void* dst, size_t to, const void* src, size_t from) {
 
 }  // namespace
 
+const AttentionKernels* attention_kernels() {
+#if defined(__x86_64__)
+  if (isa() == Isa::kAvx512) return &kAttentionAvx512;
+  if (isa() == Isa::kAvx2) return &kAttentionAvx2;
+#endif
+  return nullptr;
+}
+
 void kv_store(const KvLayout& l, void* k_cache, void* v_cache, int32_t slot, const float* k, const float* v) {
-  for_slot(l, slot, [&](size_t ki, size_t vi, size_t row) {
-    store_cell(l.k_type, k_cache, ki, k[row]);
-    store_cell(l.v_type, v_cache, vi, v[row]);
-  });
+  const AttentionKernels* kernels = attention_kernels();
+  for (int h = 0; h < l.kv_heads; h++) {
+    const float* kr = k + static_cast<size_t>(h) * l.dim;
+    const float* vr = v + static_cast<size_t>(h) * l.dim;
+    uint16_t half[kAttnMaxDim];
+    const auto halves = [&](const float* x) {
+      if (kernels != nullptr) return kernels->to_half(x, half, l.dim);
+      for (int d = 0; d < l.dim; d++) half[d] = f32_to_f16(x[d]);
+    };
+    const size_t k_at = static_cast<size_t>(h) * l.capacity * l.dim + key_index(l, slot, 0);
+    const size_t v_at = (static_cast<size_t>(h) * l.capacity + slot) * l.dim;
+    if (l.k_type == KvType::kF32) {
+      for (int d = 0; d < l.dim; d++) static_cast<float*>(k_cache)[k_at + static_cast<size_t>(d) * 16] = kr[d];
+    } else {
+      halves(kr);
+      for (int d = 0; d < l.dim; d++) static_cast<uint16_t*>(k_cache)[k_at + static_cast<size_t>(d) * 16] = half[d];
+    }
+    if (l.v_type == KvType::kF32) {
+      std::memcpy(static_cast<float*>(v_cache) + v_at, vr, static_cast<size_t>(l.dim) * 4);
+    } else {
+      halves(vr);
+      std::memcpy(static_cast<uint16_t*>(v_cache) + v_at, half, static_cast<size_t>(l.dim) * 2);
+    }
+  }
 }
 
 void kv_move(const KvLayout& l, void* k_cache, void* v_cache, int32_t from, int32_t to) {
@@ -210,14 +230,7 @@ Plan make_plan(int threads, const AttentionShape& shape, const AttentionGroup* g
 
 void attention(ThreadPool& pool, const AttentionShape& shape, const AttentionGroup* groups, int32_t n_groups,
                const AttentionScratch& scratch) {
-  const AttentionKernels* kernels = nullptr;
-#if defined(__x86_64__)
-  if (isa() == Isa::kAvx512) {
-    kernels = &kAttentionAvx512;
-  } else if (isa() == Isa::kAvx2) {
-    kernels = &kAttentionAvx2;
-  }
-#endif
+  const AttentionKernels* kernels = attention_kernels();
   const int g = shape.q_heads / shape.kv.kv_heads;
   const Plan plan = make_plan(pool.threads(), shape, groups, n_groups, kernels == nullptr ? 0 : scratch.partial_bytes);
   const size_t thread_floats = attention_scratch_bytes(shape) / sizeof(float);

@@ -34,8 +34,15 @@ struct V {
 
 #include "cpu/attention_vector.h"
 
+void to_half(const float* x, uint16_t* y, int n) {
+  for (int i = 0; i < n; i += 8) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(y + i),
+                     _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+  }
+}
+
 }  // namespace
 
-const AttentionKernels kAttentionAvx2 = {block, merge};
+const AttentionKernels kAttentionAvx2 = {block, merge, to_half};
 
 }  // namespace tnd::cpu

@@ -32,8 +32,15 @@ struct V {
 
 #include "cpu/attention_vector.h"
 
+void to_half(const float* x, uint16_t* y, int n) {
+  for (int i = 0; i < n; i += 16) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(y + i),
+                        _mm512_cvtps_ph(_mm512_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+}
+
 }  // namespace
 
-const AttentionKernels kAttentionAvx512 = {block, merge};
+const AttentionKernels kAttentionAvx512 = {block, merge, to_half};
 
 }  // namespace tnd::cpu

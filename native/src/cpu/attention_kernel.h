@@ -42,7 +42,11 @@ struct AttentionKernels {
   void (*block)(const AttentionItem&);
   // Merges the partials of query index q (row-major rows x G) of the block and writes its output.
   void (*merge)(const AttentionItem&, int32_t query);
+  // y[i] = half of x[i], round to nearest even; n a multiple of 16.
+  void (*to_half)(const float* x, uint16_t* y, int n);
 };
+// The table of the instruction set in use; nullptr = scalar.
+const AttentionKernels* attention_kernels();
 extern const AttentionKernels kAttentionAvx2;
 extern const AttentionKernels kAttentionAvx512;
 
