@@ -244,4 +244,61 @@ TEST(chain_acceptance_of_the_quantised_pair) {
   CHECK(same_text >= 30);
 }
 
+// With a draft or without, the target says the same: speculation changes the speed only.
+TEST(speculation_equals_plain_decoding) {
+  std::string text;
+  Json j;
+  if (!load_json("tandem-tiny-q4km.json", &text, &j)) return;
+  const std::string models = TND_ROOT "/models/tandem-tiny-";
+  Pair p(models + "target-q4_k_m.gguf", models + "draft-q8_0.gguf", 2048);
+  if (p.draft.e == nullptr || p.target.e == nullptr) return;
+  int cases = 0;
+  for (const Json::Value* v = j.first(*j.get(&j.root(), "cases")); v != nullptr; v = j.next(*v)) {
+    if (cases++ % 3 != 0) continue;
+    const auto prompt = ints(j, j.get(v, "ids"));
+    std::vector<int32_t> fast, plain;
+    speculate(p, prompt, 64, &fast);
+    plain.push_back(p.prefill(prompt));
+    for (int32_t n = int32_t(prompt.size()); plain.size() < fast.size(); n++) {
+      plain.push_back(p.chain({plain.back()}, n, true)[0]);
+    }
+    CHECK(plain == fast);
+  }
+}
+
+// Features fused by the target give the bits of raw features fused by the draft; rounded to bf16 they stay close.
+TEST(fused_features_equal_raw) {
+  const std::string models = TND_ROOT "/models/tandem-tiny-", draft_path = models + "draft-q8_0.gguf";
+  Pair p(models + "target-q4_k_m.gguf", draft_path, 512);
+  if (p.draft.e == nullptr || p.target.e == nullptr) return;
+  CALL(p.target, tnd_fuse_load(p.target.e, draft_path.c_str()));
+  tnd_info info{};
+  info.struct_size = sizeof info;
+  CALL(p.draft, tnd_get_info(p.draft.e, &info));
+  const int n = 40;
+  std::vector<tnd_row> rows(n);
+  for (int i = 0; i < n; i++) rows[size_t(i)] = {p.seq, 100 + 37 * i, i, i - 1, TND_WANT_FEATURES, 0, 0, -1};
+  std::vector<float> f(size_t(n) * size_t(info.feature_raw));
+  std::vector<int32_t> ids((kBlock - 1) * 8), first;
+  std::vector<float> logprobs(ids.size()), first_logprobs;
+  for (int encoding : {TND_FEATURE_RAW_F32, TND_FEATURE_FUSED_F32, TND_FEATURE_RAW_BF16, TND_FEATURE_FUSED_BF16}) {
+    CALL(p.target, tnd_sequence_truncate(p.target.e, p.seq, 0));
+    tnd_step step{};
+    step.struct_size = sizeof step;
+    step.flags = TND_STEP_COMMIT;
+    step.n_rows = n;
+    step.rows = rows.data();
+    step.features = f.data();
+    step.feature_encoding = encoding;
+    CALL(p.target, tnd_step_run(p.target.e, &step));
+    CALL(p.draft, tnd_sequence_truncate(p.draft.e, p.dseq, 0));
+    CALL(p.draft, tnd_draft_append(p.draft.e, p.dseq, 0, n, encoding, f.data()));
+    const tnd_draft_request r{p.dseq, 77, n, kBlock, 8, 1.0f};
+    CALL(p.draft, tnd_draft_propose(p.draft.e, &r, 1, ids.data(), logprobs.data()));
+    if (first.empty()) first = ids, first_logprobs = logprobs;
+    if (encoding == TND_FEATURE_FUSED_F32) CHECK(first == ids && first_logprobs == logprobs);
+    for (size_t i = 0; i < ids.size(); i += 8) CHECK_NEAR(first_logprobs[i], logprobs[i], 0.1);
+  }
+}
+
 TEST_MAIN()
