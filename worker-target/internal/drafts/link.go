@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-inference/tandem/services/ddtree"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 )
 
 const (
@@ -252,7 +253,9 @@ func (l *Link) stream(ctx context.Context, p *peer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	client, info := p.describe()
-	api, err := client.Speculate(ctx)
+	// Without the limit gRPC keeps what was sent until the first answer, to send it again on another connection: a prompt's
+	// features would wait for a question that they hold up.
+	api, err := client.Speculate(ctx, grpc.MaxRetryRPCBufferSize(0))
 	if err != nil {
 		return err
 	}

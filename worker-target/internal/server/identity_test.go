@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
 )
@@ -218,5 +219,19 @@ func TestFullDraft(t *testing.T) {
 	_, opened, _, epoch := draft.State()
 	if tm := got.finished.Timings; opened != 1 || epoch < 5 || tm.AcceptedTokens < 400 || tm.SpeculationDegraded {
 		t.Errorf("%d streams, epoch %d, %v", opened, epoch, tm)
+	}
+}
+
+// TestLongPrompt: features of a prompt reach the draft in many messages before its first answer.
+func TestLongPrompt(t *testing.T) {
+	o := enginefake.Options{Accept: 1, BlockSize: 8}
+	r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0), open: engineplugin.OpenOptions{MaxBatchRows: 64}})
+	for _, n := range []int{1000, 3900} {
+		a := r.must(&tandemv1.DecodeRequest{
+			PromptTokens: prompt(n, 5), MaxTokens: 80, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
+		})
+		if tm := a.finished.Timings; tm.SpeculationDegraded || tm.AcceptedTokens < 60 {
+			t.Errorf("%d tokens: %v", n, tm)
+		}
 	}
 }
