@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
@@ -248,6 +249,7 @@ func sanitize(s string) string {
 // timer is a time.AfterFunc whose stop waits for a running function: nothing may write after the handler returned.
 type timer struct {
 	t    *time.Timer
+	once sync.Once
 	done chan struct{}
 }
 
@@ -260,8 +262,11 @@ func newTimer(d time.Duration, f func()) *timer {
 	return t
 }
 
+// stop may be called more than once.
 func (t *timer) stop() {
-	if !t.t.Stop() {
-		<-t.done
-	}
+	t.once.Do(func() {
+		if !t.t.Stop() {
+			<-t.done
+		}
+	})
 }

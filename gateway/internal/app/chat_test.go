@@ -1,0 +1,165 @@
+package app
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
+)
+
+func TestChatStreamEqualsWhole(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{})
+	tests := []struct {
+		name, text, more string
+		want             chatState
+	}{
+		{"plain", "Hello, wörld 日本!", "", chatState{Content: "Hello, wörld 日本!", Finish: "stop"}},
+		{"thinking", "it is\nso\n</think>\n\nYes.", `"enable_thinking":true`, chatState{Reasoning: "it is\nso", Content: "Yes.", Finish: "stop"}},
+		{"stop string", "one two three", `"stop":["wo th"]`, chatState{Content: "one t", Finish: "stop", Stop: "wo th"}},
+		{"length", "one two three four five six", `"max_tokens":2`, chatState{Finish: "length"}},
+		{"two choices", "both", `"n":2`, chatState{Content: "both", Finish: "stop"}},
+		{"logprobs", "a b", `"logprobs":true,"top_logprobs":2`, chatState{Content: "a b", Finish: "stop"}},
+		{"empty", "", "", chatState{Finish: "stop"}},
+		{"tool markup passes", "<tool_call>\n<function=f>\n</function>\n</tool_call>", `"tools":[{"type":"function","function":{"name":"f"}}]`,
+			chatState{Content: "<tool_call>\n<function=f>\n</function>\n</tool_call>", Finish: "stop"}},
+	}
+	for _, tt := range tests {
+		for _, step := range []int{1, 3, 16} {
+			t.Run(tt.name, func(t *testing.T) {
+				w.SetDecode(r.reply(tt.text, step))
+				n := 1
+				if strings.Contains(tt.more, `"n":2`) {
+					n = 2
+				}
+				more := tt.more
+				if more != "" {
+					more += ","
+				}
+				whole := r.post("/v1/chat/completions", chatBody(more+`"stream":false`))
+				if whole.status != 200 {
+					t.Fatalf("status %d: %s", whole.status, whole.body)
+				}
+				stream := r.post("/chat/completions", chatBody(more+`"stream":true`))
+				if ct := stream.header.Get("Content-Type"); ct != "text/event-stream; charset=utf-8" {
+					t.Errorf("content type %q", ct)
+				}
+				a := wholeChat(t, whole)
+				b, usage := readChat(t, events(t, stream.body), n, true)
+				if d := cmp.Diff(a, b); d != "" {
+					t.Errorf("stream differs from whole: %s", d)
+				}
+				for _, c := range a {
+					if tt.want.Content == "" && tt.want.Finish == "length" {
+						tt.want.Content = c.Content
+					}
+					if c.Content != tt.want.Content || c.Reasoning != tt.want.Reasoning || c.Finish != tt.want.Finish || c.Stop != tt.want.Stop {
+						t.Errorf("got %+v, want %+v", c, tt.want)
+					}
+				}
+				v := whole.json(t)
+				if x, y := at(v, "usage", "completion_tokens"), usage["completion_tokens"]; x != y {
+					t.Errorf("usage: %v whole, %v streamed", x, y)
+				}
+				if strings.Contains(tt.more, "logprobs") && strings.Join(a[0].Tokens, "") != tt.want.Content {
+					t.Errorf("tokens %q do not spell the content", a[0].Tokens)
+				}
+			})
+		}
+	}
+}
+
+func TestUsageAndTimings(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{})
+	w.SetDecode(r.reply("one two three four", 2))
+	v := r.post("/v1/chat/completions", chatBody(`"seed":7,"temperature":0.5`)).json(t)
+	n := float64(len(r.encode("one two three four")))
+	if at(v, "usage", "completion_tokens") != n || at(v, "usage", "total_tokens").(float64) != n+at(v, "usage", "prompt_tokens").(float64) {
+		t.Errorf("usage %v, want %v completion tokens", v["usage"], n)
+	}
+	for _, k := range []string{"queue_ms", "compress_ms", "restore_ms", "prefill_ms", "ttft_ms", "decode_ms", "total_ms", "decode_tokens_per_sec",
+		"prefill_tokens_per_sec", "verify_steps", "accept_length"} {
+		if _, ok := at(v, "usage", "timings", k).(float64); !ok {
+			t.Errorf("timings lack %s: %v", k, at(v, "usage", "timings"))
+		}
+	}
+	if rate, ok := at(v, "usage", "accept_rate").(float64); !ok || rate <= 0 || rate > 1 {
+		t.Errorf("accept_rate %v", at(v, "usage", "accept_rate"))
+	}
+	if at(v, "model") != "tiny" || at(v, "object") != "chat.completion" || at(v, "service_tier") != "default" || !strings.HasPrefix(at(v, "id").(string), "chatcmpl-") {
+		t.Errorf("envelope %v", v)
+	}
+	req := w.Requests()[0]
+	if req.GetSampling().GetSeed() != 7 || req.GetSampling().GetTemperature() != 0.5 || len(req.GetStopTokens()) == 0 || req.GetTopLogprobs() != -1 {
+		t.Errorf("worker was asked %v", req)
+	}
+}
+
+func TestUsageChunkRules(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{})
+	w.SetDecode(r.reply("hi", 1))
+	for _, tt := range []struct {
+		name, more string
+		want       bool
+		null       bool
+	}{
+		{"default", "", true, false},
+		{"asked for", `,"stream_options":{"include_usage":true}`, true, true},
+		{"asked against", `,"stream_options":{"include_usage":false}`, false, false},
+		{"null options", `,"stream_options":null`, true, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			evs := events(t, r.post("/v1/chat/completions", chatBody(`"stream":true`+tt.more)).body)
+			readChat(t, evs, 1, tt.want)
+			if _, has := evs[0]["usage"]; has != tt.null {
+				t.Errorf("first chunk has usage: %v, want %v", has, tt.null)
+			}
+		})
+	}
+}
+
+func TestCompletions(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{})
+	w.SetDecode(r.reply(" world", 1))
+	v := r.post("/v1/completions", `{"prompt":["Hello","Bye"],"n":2,"echo":true,"logprobs":1}`).json(t)
+	if l := v["choices"].([]any); len(l) != 4 || at(l, 0, "text") != "Hello world" || at(l, 3, "text") != "Bye world" || at(l, 2, "index") != 2.0 {
+		t.Fatalf("choices %v", v["choices"])
+	}
+	lp := at(v, "choices", 0, "logprobs")
+	tokens := at(lp, "tokens").([]any)
+	joined := ""
+	for i, tk := range tokens {
+		if off := at(lp, "text_offset", i).(float64); int(off) != len(joined) {
+			t.Errorf("offset of token %d is %v, want %d", i, off, len(joined))
+		}
+		joined += tk.(string)
+	}
+	if joined != "Hello world" || at(lp, "token_logprobs", 0) != nil || at(lp, "token_logprobs", 1) != -0.5 {
+		t.Errorf("logprobs %v", lp)
+	}
+	// Token arrays, prompt scoring alone.
+	ids := r.encode("abc def")
+	req := `{"prompt":` + strings.ReplaceAll(strings.ReplaceAll(string(mustJSON(ids)), " ", ""), "\n", "") + `,"echo":true,"max_tokens":0,"logprobs":0}`
+	v = r.post("/completions", req).json(t)
+	if at(v, "choices", 0, "text") != "abc def" || len(at(v, "choices", 0, "logprobs", "tokens").([]any)) != len(ids) || at(v, "usage", "completion_tokens") != 0.0 {
+		t.Errorf("scored prompt: %v", v)
+	}
+	// Stream.
+	evs := events(t, r.post("/v1/completions", `{"prompt":"Hello","stream":true,"echo":true}`).body)
+	text := ""
+	for _, e := range evs {
+		if s, ok := at(e, "choices", 0, "text").(string); ok {
+			text += s
+		}
+		if e["object"] != "text_completion" {
+			t.Errorf("object %v", e["object"])
+		}
+	}
+	if text != "Hello world" {
+		t.Errorf("streamed %q", text)
+	}
+}

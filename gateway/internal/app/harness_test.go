@@ -1,0 +1,334 @@
+package app
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/tokenizer"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rig is a gateway with its ports on free addresses.
+type rig struct {
+	t      *testing.T
+	app    *App
+	url    string
+	tok    *tokenizer.Tokenizer
+	client *http.Client
+	stop   func() error
+}
+
+// start runs a gateway; change edits its configuration.
+func start(t *testing.T, change func(*Config)) *rig {
+	t.Helper()
+	cfg := Defaults()
+	cfg.Port, cfg.GRPCPort, cfg.RegistryListen, cfg.ShutdownGraceS, cfg.ModelName = 0, 0, "127.0.0.1:0", 5, "tiny"
+	cfg.LeaseTTLS = 0.6
+	if change != nil {
+		change(&cfg)
+	}
+	a, err := New(cfg, Deps{Version: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	r := &rig{t: t, app: a, url: "http://" + a.HTTPAddr().String(), tok: gatewaytest.Tokenizer(t), client: &http.Client{Transport: &http.Transport{}}}
+	stopped := false
+	r.stop = func() error {
+		if stopped {
+			return nil
+		}
+		stopped = true
+		cancel()
+		return <-done
+	}
+	t.Cleanup(func() {
+		r.client.CloseIdleConnections()
+		if err := r.stop(); err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	})
+	return r
+}
+
+// target joins a fake target and waits until the gateway serves with it.
+func (r *rig) target(opt gatewaytest.WorkerOptions) *gatewaytest.Worker {
+	r.t.Helper()
+	opt.Role = tandemv1.Role_ROLE_TARGET
+	if opt.ID == "" {
+		opt.ID = "t1"
+	}
+	if opt.Lanes == 0 {
+		opt.Lanes = 4
+	}
+	if opt.MaxContext == 0 {
+		opt.MaxContext = 32768
+	}
+	w := gatewaytest.Join(r.t, r.app.RegistryAddr().String(), opt)
+	r.eventually("target is ready", func() bool {
+		_, err := r.app.models.served()
+		_, _, ok := r.app.cluster.Targets.Busy(opt.ID)
+		return err == nil && ok && r.app.cluster.Targets.Ready() && r.ready(opt.ID)
+	})
+	return w
+}
+
+func (r *rig) ready(id string) bool {
+	for _, w := range r.app.registry.Workers() {
+		if w.ID == id {
+			return w.State == "ready"
+		}
+	}
+	return false
+}
+
+// eventually waits for a state that another goroutine brings about; it polls because nothing announces it to tests.
+func (r *rig) eventually(what string, ok func() bool) {
+	r.t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			r.t.Fatalf("never happened: %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func (r *rig) encode(text string) []int32 {
+	return r.tok.Encode(text, tokenizer.Options{ParseSpecial: true})
+}
+
+// reply is a script that says text and ends its turn.
+func (r *rig) reply(text string, step int) gatewaytest.Decode {
+	return gatewaytest.Script{Tokens: r.encode(text), Step: step, Stop: r.tok.StopTokens()[0]}.Run
+}
+
+type answer struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+func (a answer) json(t *testing.T) map[string]any {
+	t.Helper()
+	var v map[string]any
+	if err := json.Unmarshal(a.body, &v); err != nil {
+		t.Fatalf("status %d, body %q: %v", a.status, a.body, err)
+	}
+	return v
+}
+
+// at walks a decoded JSON value by keys and indexes.
+func at(v any, path ...any) any {
+	for _, p := range path {
+		switch k := p.(type) {
+		case string:
+			m, _ := v.(map[string]any)
+			v = m[k]
+		case int:
+			l, _ := v.([]any)
+			if k >= len(l) {
+				return nil
+			}
+			v = l[k]
+		}
+	}
+	return v
+}
+
+func (r *rig) do(method, path, body string, header ...string) answer {
+	r.t.Helper()
+	var rd io.Reader
+	if body != "" {
+		rd = strings.NewReader(body)
+	}
+	req, err := http.NewRequestWithContext(r.t.Context(), method, r.url+path, rd)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := r.client.Do(req)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return answer{resp.StatusCode, resp.Header, b}
+}
+
+func (r *rig) post(path, body string, header ...string) answer {
+	r.t.Helper()
+	return r.do("POST", path, body, header...)
+}
+
+// chatBody is a chat request with one user message and further members.
+func chatBody(more string) string {
+	if more != "" {
+		more = "," + more
+	}
+	return `{"messages":[{"role":"user","content":"Say hello."}]` + more + `}`
+}
+
+// events splits an event stream and checks its framing: data lines of one line each, [DONE] last.
+func events(t *testing.T, body []byte) []map[string]any {
+	t.Helper()
+	var out []map[string]any
+	sc := bufio.NewScanner(bytes.NewReader(body))
+	sc.Buffer(nil, 1<<20)
+	done := false
+	for want := "data"; sc.Scan(); {
+		line := sc.Text()
+		switch want {
+		case "data":
+			data, ok := strings.CutPrefix(line, "data: ")
+			if !ok || done {
+				t.Fatalf("unexpected line %q", line)
+			}
+			if data == "[DONE]" {
+				done = true
+			} else {
+				var v map[string]any
+				if err := json.Unmarshal([]byte(data), &v); err != nil {
+					t.Fatalf("event %q: %v", data, err)
+				}
+				out = append(out, v)
+			}
+			want = "blank"
+		case "blank":
+			if line != "" {
+				t.Fatalf("event is followed by %q, want a blank line", line)
+			}
+			want = "data"
+		}
+	}
+	if !done {
+		t.Fatalf("stream has no [DONE]: %q", body)
+	}
+	return out
+}
+
+// chatState is what a chat stream says, put together.
+type chatState struct {
+	Content, Reasoning string
+	Finish             string
+	Stop               string
+	Details            any
+	Tokens             []string
+}
+
+// readChat checks the grammar of a chat stream and puts its choices together.
+func readChat(t *testing.T, evs []map[string]any, n int, wantUsage bool) ([]chatState, map[string]any) {
+	t.Helper()
+	out := make([]chatState, n)
+	roles, finished := make([]bool, n), make([]bool, n)
+	content := make([]bool, n)
+	var usage map[string]any
+	var id any
+	for i, e := range evs {
+		if e["object"] != "chat.completion.chunk" {
+			t.Fatalf("event %d: %v", i, e)
+		}
+		if id == nil {
+			id = e["id"]
+		}
+		if e["id"] != id {
+			t.Fatalf("event %d has another id", i)
+		}
+		choices, _ := e["choices"].([]any)
+		if len(choices) == 0 {
+			if usage != nil || i != len(evs)-1 {
+				t.Fatalf("usage chunk is not the last event")
+			}
+			usage, _ = e["usage"].(map[string]any)
+			continue
+		}
+		k := int(at(choices, 0, "index").(float64))
+		d, _ := at(choices, 0, "delta").(map[string]any)
+		if finished[k] {
+			t.Fatalf("event %d for choice %d after its end", i, k)
+		}
+		if _, ok := d["role"]; ok {
+			roles[k] = true
+			continue
+		}
+		if !roles[k] {
+			t.Fatalf("choice %d has no role chunk first", k)
+		}
+		if s, ok := d["reasoning_content"].(string); ok {
+			if content[k] || d["reasoning"] != s {
+				t.Fatalf("event %d: reasoning after content or not mirrored", i)
+			}
+			out[k].Reasoning += s
+		}
+		if s, ok := d["content"].(string); ok {
+			content[k] = true
+			out[k].Content += s
+		}
+		if l, ok := at(choices, 0, "logprobs", "content").([]any); ok {
+			for _, e := range l {
+				out[k].Tokens = append(out[k].Tokens, at(e, "token").(string))
+			}
+		}
+		if f, ok := at(choices, 0, "finish_reason").(string); ok {
+			finished[k] = true
+			out[k].Finish, out[k].Details = f, at(choices, 0, "finish_details")
+			out[k].Stop, _ = at(choices, 0, "stop_sequence").(string)
+		}
+	}
+	for k := range n {
+		if !finished[k] {
+			t.Fatalf("choice %d never ended", k)
+		}
+	}
+	if (usage != nil) != wantUsage {
+		t.Fatalf("usage = %v, want it: %v", usage, wantUsage)
+	}
+	return out, usage
+}
+
+// wholeChat reads the choices of an answer in one piece.
+func wholeChat(t *testing.T, a answer) []chatState {
+	t.Helper()
+	v := a.json(t)
+	var out []chatState
+	for i := range v["choices"].([]any) {
+		c := at(v, "choices", i)
+		s := chatState{Content: fmt.Sprint(at(c, "message", "content")), Finish: fmt.Sprint(at(c, "finish_reason")), Details: at(c, "finish_details")}
+		s.Reasoning, _ = at(c, "message", "reasoning_content").(string)
+		s.Stop, _ = at(c, "stop_sequence").(string)
+		if l, ok := at(c, "logprobs", "content").([]any); ok {
+			for _, e := range l {
+				s.Tokens = append(s.Tokens, at(e, "token").(string))
+			}
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+func mustJSON(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}

@@ -1,0 +1,177 @@
+package gatewaytest
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/registry"
+	"github.com/tandem-inference/tandem/services/tensorwire"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// Decode is the script of a fake target.
+type Decode func(req *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) error
+
+// Compress is the script of a fake scorer.
+type Compress func(ctx context.Context, req *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error)
+
+// Worker is a scripted worker that joins a gateway through the real client.
+type Worker struct {
+	tandemv1.UnimplementedTargetServiceServer
+	tandemv1.UnimplementedPrefillServiceServer
+
+	// ID under which it registered.
+	ID     string
+	server *grpc.Server
+	client *registry.Client
+	stop   context.CancelFunc
+	done   chan struct{}
+
+	mu       sync.Mutex // guards the following
+	decode   Decode
+	compress Compress
+	state    string
+	running  int
+	requests []*tandemv1.DecodeRequest
+	scored   []*tandemv1.CompressRequest
+	ended    bool
+	idle     *sync.Cond
+}
+
+// WorkerOptions describe a fake worker.
+type WorkerOptions struct {
+	ID         string
+	Role       tandemv1.Role
+	Lanes      int32
+	MaxContext int32
+	Decode     Decode
+	Compress   Compress
+	Model      *tandemv1.ModelInfo
+}
+
+// Join starts a worker on a free port and registers it at the gateway. It ends with the test.
+func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
+	tb.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	w := &Worker{ID: opt.ID, decode: opt.Decode, compress: opt.Compress, state: registry.StateReady, done: make(chan struct{})}
+	w.idle = sync.NewCond(&w.mu)
+	w.server = grpc.NewServer(tensorwire.ServerOptions()...)
+	tandemv1.RegisterTargetServiceServer(w.server, w)
+	tandemv1.RegisterPrefillServiceServer(w.server, w)
+	if opt.Model == nil {
+		name := Target
+		if opt.Role == tandemv1.Role_ROLE_PREFILL {
+			name = Scorer
+		}
+		opt.Model = &tandemv1.ModelInfo{Name: name, Digest: name, Path: ModelPath(tb, name)}
+	}
+	w.client, err = registry.NewClient(registry.ClientConfig{
+		Gateway: gateway,
+		Registration: &tandemv1.Registration{WorkerId: opt.ID, Role: opt.Role, Address: lis.Addr().String(), Backend: "cpu", Device: "fake",
+			Model: opt.Model, Limits: &tandemv1.Limits{Lanes: opt.Lanes, MaxContext: opt.MaxContext}},
+		Heartbeat: func() *tandemv1.Heartbeat {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return &tandemv1.Heartbeat{State: w.state, LanesBusy: int32(w.running), Counters: map[string]float64{"rounds": 3}}
+		},
+		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())},
+	})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	w.stop = cancel
+	go func() {
+		defer close(w.done)
+		serve := make(chan struct{})
+		go func() {
+			defer close(serve)
+			_ = w.server.Serve(lis)
+		}()
+		if err := w.client.Run(ctx); !errors.Is(err, context.Canceled) {
+			tb.Errorf("worker %s: %v", opt.ID, err)
+		}
+		w.server.Stop()
+		<-serve
+	}()
+	tb.Cleanup(w.Kill)
+	return w
+}
+
+// Kill ends the worker at once: streams break, the lease ends.
+func (w *Worker) Kill() {
+	w.mu.Lock()
+	ended := w.ended
+	w.ended = true
+	w.mu.Unlock()
+	if !ended {
+		w.stop()
+	}
+	<-w.done
+}
+
+// SetDecode replaces the script.
+func (w *Worker) SetDecode(d Decode) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.decode = d
+}
+
+// Requests returns the decode requests so far.
+func (w *Worker) Requests() []*tandemv1.DecodeRequest {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]*tandemv1.DecodeRequest(nil), w.requests...)
+}
+
+// Scored returns the compress requests so far.
+func (w *Worker) Scored() []*tandemv1.CompressRequest {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]*tandemv1.CompressRequest(nil), w.scored...)
+}
+
+// WaitIdle waits until no decode runs and reports how long that took.
+func (w *Worker) WaitIdle() time.Duration {
+	start := time.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for w.running > 0 {
+		w.idle.Wait()
+	}
+	return time.Since(start)
+}
+
+// Decode implements the target service.
+func (w *Worker) Decode(req *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) error {
+	w.mu.Lock()
+	w.running++
+	w.requests = append(w.requests, req)
+	script := w.decode
+	w.mu.Unlock()
+	defer func() {
+		w.mu.Lock()
+		w.running--
+		w.idle.Broadcast()
+		w.mu.Unlock()
+	}()
+	return script(req, stream)
+}
+
+// Compress implements the prefill service.
+func (w *Worker) Compress(ctx context.Context, req *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
+	w.mu.Lock()
+	w.scored = append(w.scored, req)
+	script := w.compress
+	w.mu.Unlock()
+	return script(ctx, req)
+}
