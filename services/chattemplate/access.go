@@ -184,7 +184,7 @@ func (in *interp) evalSlice(x *sliceExpr) (Value, error) {
 	case undefined:
 		return nil, o.err()
 	}
-	return undefined{fmt.Sprintf("'%s' object is not subscriptable", typeName(obj))}, nil
+	return nil, fmt.Errorf("'%s' object cannot be sliced", typeName(obj))
 }
 
 // sliceRange resolves the bounds of a slice with step 1.

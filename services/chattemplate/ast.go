@@ -136,9 +136,8 @@ type (
 	}
 	macroStmt struct {
 		at
-		name   string
-		macro  *macroDef
-		export bool
+		name  string
+		macro *macroDef
 	}
 	callStmt struct {
 		at

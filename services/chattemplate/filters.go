@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"unicode"
 )
 
 // filterFunc is what stands behind "|".
@@ -115,9 +116,15 @@ func textFilters() map[string]filterFunc {
 			return s.strip(&set.s, true, true), nil
 		}, "chars"),
 		"replace": onText(func(in *interp, s Str, p []Value) (Value, error) { return in.replace(s, p[0], p[1], p[2]) }, "old", "new", "count"),
-		"indent":  onText(indent, "width", "first", "blank"),
+		"indent": func(in *interp, v Value, a callArgs) (Value, error) {
+			if _, ok := v.(Str); !ok {
+				return nil, fmt.Errorf("needs str, not %s", typeName(v))
+			}
+			return onText(indent, "width", "first", "blank")(in, v, a)
+		},
 		"wordcount": onText(func(_ *interp, s Str, _ []Value) (Value, error) {
-			return int64(len(splitSpace(s, -1, false))), nil
+			words := strings.FieldsFunc(s.s, func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsNumber(r) })
+			return int64(len(words)), nil
 		}),
 		"int":   toInt,
 		"float": toFloat,
@@ -217,6 +224,8 @@ func toInt(_ *interp, v Value, a callArgs) (Value, error) {
 		def = p[0]
 	}
 	switch x := v.(type) {
+	case undefined:
+		return nil, x.err()
 	case int64, *big.Int:
 		return x, nil
 	case bool:
@@ -246,6 +255,9 @@ func toFloat(_ *interp, v Value, a callArgs) (Value, error) {
 	p, err := a.params("default")
 	if err != nil {
 		return nil, err
+	}
+	if u, ok := v.(undefined); ok {
+		return nil, u.err()
 	}
 	if _, f, _, ok := number(v); ok {
 		return f, nil
@@ -284,7 +296,7 @@ func round(_ *interp, v Value, a callArgs) (Value, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, f, isFloat, ok := number(v)
+	i, f, isFloat, ok := number(v)
 	if !ok {
 		return nil, fmt.Errorf("type %s has no rounding", typeName(v))
 	}
@@ -297,7 +309,7 @@ func round(_ *interp, v Value, a callArgs) (Value, error) {
 	switch method {
 	case "common":
 		if !isFloat && prec >= 0 {
-			return v, nil // Python rounds an int to itself
+			return i, nil // Python rounds an int to itself
 		}
 		if prec >= 0 {
 			f, err := strconv.ParseFloat(strconv.FormatFloat(f, 'f', prec, 64), 64)

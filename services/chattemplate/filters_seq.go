@@ -174,6 +174,9 @@ func (in *interp) sortKeys(items []Value, attr Value, caseSensitive bool) ([]Val
 	if !caseSensitive {
 		for i, k := range keys {
 			if s, ok := k.(Str); ok {
+				if err := in.text(len(s.s)); err != nil {
+					return nil, err
+				}
 				keys[i] = s.lower()
 			}
 		}
@@ -312,6 +315,9 @@ func sum(in *interp, items []Value, p []Value) (Value, error) {
 
 // mapFilter applies a filter by name, or takes an attribute, of each item.
 func mapFilter(in *interp, v Value, a callArgs) (Value, error) {
+	if !truth(v) {
+		return &List{}, nil // the reference does not look at a false value
+	}
 	items, err := in.iterate(v)
 	if err != nil {
 		return nil, err
@@ -345,6 +351,9 @@ func mapFilter(in *interp, v Value, a callArgs) (Value, error) {
 // selectFilter keeps the items (or those whose attribute) for which a test gives want; without a test, their truth.
 func selectFilter(byAttr, want bool) filterFunc {
 	return func(in *interp, v Value, a callArgs) (Value, error) {
+		if !truth(v) {
+			return &List{}, nil
+		}
 		items, err := in.iterate(v)
 		if err != nil {
 			return nil, err

@@ -17,6 +17,9 @@ const (
 // maxEvalDepth bounds the recursion of the interpreter itself, over macros, statements and expressions together.
 const maxEvalDepth = 10_000
 
+// loopSteps is the price of one loop iteration: a new scope costs about as much as this many small expressions.
+const loopSteps = 10
+
 // frame is a scope: the template, a macro call, a loop iteration. Reading looks outward, writing stays inside.
 type frame struct {
 	vars   map[string]Value
@@ -287,6 +290,9 @@ func (in *interp) forLoop(s *forStmt) (jump, error) {
 	loop := &loopState{items: items}
 	for i, item := range items {
 		loop.i = i
+		if err := in.charge(loopSteps, 0); err != nil {
+			return jumpNone, err
+		}
 		leave := in.push(in.frame)
 		in.frame.vars["loop"] = loop
 		err := in.assign(s.target, item)
@@ -372,7 +378,7 @@ func (in *interp) iterate(v Value) ([]Value, error) {
 	case *Dict:
 		return x.keys, in.charge(len(x.keys), 0)
 	case Str:
-		if err := in.charge(len(x.s), 0); err != nil {
+		if err := in.charge(partSteps*len(x.s), 0); err != nil {
 			return nil, err
 		}
 		rs := x.runes()

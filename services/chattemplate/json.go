@@ -141,6 +141,9 @@ func (w *jsonWriter) write(v Value, depth int) error {
 	case float64:
 		w.b = append(w.b, jsonFloat(x)...)
 	case Str:
+		if err := w.in.charge(len(x.s)/64, 0); err != nil {
+			return err
+		}
 		w.quote(x)
 	case *List:
 		return w.items('[', ']', len(x.items), depth, func(i int) error { return w.write(x.items[i], depth+1) })

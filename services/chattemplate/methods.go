@@ -10,6 +10,9 @@ import (
 	"unicode/utf8"
 )
 
+// partSteps is the price of making one string out of a part of another.
+const partSteps = 8
+
 // strFunc is a method of strings.
 type strFunc func(in *interp, s Str, args callArgs) (Value, error)
 
@@ -135,7 +138,8 @@ var strMethods = sync.OnceValue(func() map[string]strFunc {
 			if err != nil {
 				return nil, err
 			}
-			return strList(s.lines(argBool(p[0], false))), in.charge(len(s.s), 0)
+			parts := s.lines(argBool(p[0], false))
+			return strList(parts), in.charge(partSteps*len(parts), 0)
 		},
 		"replace": func(in *interp, s Str, a callArgs) (Value, error) {
 			p, err := a.params("old", "new", "count")
@@ -238,7 +242,7 @@ func splitMethod(fromRight bool) strFunc {
 		} else {
 			parts = splitSpace(s, limit, fromRight)
 		}
-		return strList(parts), in.charge(len(parts), 0)
+		return strList(parts), in.charge(partSteps*len(parts), 0)
 	}
 }
 

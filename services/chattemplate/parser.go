@@ -389,38 +389,48 @@ func (p *parser) target(attr bool) (target, error) {
 	return target{tuple: ts}, nil
 }
 
-// macroDef reads parameters, body and end of a macro or call block.
+// macroDef reads parameters, body and end of a macro.
 func (p *parser) macroDef(name, end string) (*macroDef, error) {
 	m := &macroDef{name: name}
-	if p.takeOp("(") {
-		for !p.takeOp(")") {
-			if len(m.params) > 0 {
-				if err := p.needOp(","); err != nil {
-					return nil, err
-				}
-			}
-			param, err := p.need(tokName)
-			if err != nil {
-				return nil, err
-			}
-			if slices.Contains(m.params, param.text) {
-				return nil, errorAt(param.line, "parameter %q is listed twice", param.text)
-			}
-			m.params = append(m.params, param.text)
-			if p.takeOp("=") {
-				d, err := p.expr()
-				if err != nil {
-					return nil, err
-				}
-				m.defaults = append(m.defaults, d)
-			} else if len(m.defaults) > 0 {
-				return nil, errorAt(param.line, "parameter %q without default follows one with", param.text)
-			}
-		}
-	} else if name != "caller" {
+	if !p.isOp("(") {
 		return nil, p.fail("expected '(', got %s", p.peek().describe())
 	}
+	if err := p.params(m); err != nil {
+		return nil, err
+	}
 	return m, p.macroBody(m, end)
+}
+
+// params reads the parameters of a macro or call block in parentheses, if there are any.
+func (p *parser) params(m *macroDef) error {
+	if !p.takeOp("(") {
+		return nil
+	}
+	for !p.takeOp(")") {
+		if len(m.params) > 0 {
+			if err := p.needOp(","); err != nil {
+				return err
+			}
+		}
+		param, err := p.need(tokName)
+		if err != nil {
+			return err
+		}
+		if slices.Contains(m.params, param.text) {
+			return errorAt(param.line, "parameter %q is listed twice", param.text)
+		}
+		m.params = append(m.params, param.text)
+		if p.takeOp("=") {
+			d, err := p.expr()
+			if err != nil {
+				return err
+			}
+			m.defaults = append(m.defaults, d)
+		} else if len(m.defaults) > 0 {
+			return errorAt(param.line, "parameter %q without default follows one with", param.text)
+		}
+	}
+	return nil
 }
 
 // macroBody reads the body; loops outside of the macro do not count inside.
@@ -436,27 +446,8 @@ func (p *parser) macroBody(m *macroDef, end string) error {
 
 func (p *parser) callStatement(pos at) (stmt, error) {
 	m := &macroDef{name: "caller"}
-	if p.isOp("(") {
-		p.pos++
-		for !p.takeOp(")") {
-			if len(m.params) > 0 {
-				if err := p.needOp(","); err != nil {
-					return nil, err
-				}
-			}
-			param, err := p.need(tokName)
-			if err != nil {
-				return nil, err
-			}
-			m.params = append(m.params, param.text)
-			if p.takeOp("=") {
-				d, err := p.expr()
-				if err != nil {
-					return nil, err
-				}
-				m.defaults = append(m.defaults, d)
-			}
-		}
+	if err := p.params(m); err != nil {
+		return nil, err
 	}
 	x, err := p.expr()
 	if err != nil {

@@ -53,6 +53,9 @@ func (p *printer) repr(v Value, depth int) error {
 	case float64:
 		p.b = append(p.b, pyFloat(x)...)
 	case Str:
+		if err := p.in.charge(len(x.s)/64, 0); err != nil {
+			return err
+		}
 		p.user = p.user || x.tainted()
 		p.b = append(p.b, pyQuote(x.s)...)
 	case undefined:

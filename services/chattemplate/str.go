@@ -1,6 +1,7 @@
 package chattemplate
 
 import (
+	"slices"
 	"unicode"
 	"unicode/utf8"
 )
@@ -34,7 +35,12 @@ func (s Str) tainted() bool { return len(s.user) > 0 }
 // slice gives the bytes from a to b.
 func (s Str) slice(a, b int) Str {
 	out := Str{s: s.s[a:b]}
-	for _, u := range s.user {
+	// By search, not from the start: splitting a string of many spans into many parts must not be quadratic.
+	first, _ := slices.BinarySearchFunc(s.user, a, func(u span, pos int) int { return u.end - pos - 1 })
+	for _, u := range s.user[first:] {
+		if u.start >= b {
+			break
+		}
 		if lo, hi := max(u.start, a), min(u.end, b); lo < hi {
 			out.user = append(out.user, span{lo - a, hi - a})
 		}

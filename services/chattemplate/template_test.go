@@ -290,6 +290,7 @@ func TestLimits(t *testing.T) {
 		"list doubling":   "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
 		"range":           "{{ range(9999999) }}",
 		"indent":          "{{ ('a\n' * 99999)|indent('x' * 99999) }}",
+		"many spans":      "{% set ns = namespace(s=u) %}{% for i in range(18) %}{% set ns.s = ns.s ~ ',' ~ ns.s %}{% endfor %}{% for i in range(99) %}{% set q = ns.s.split(',') %}{% endfor %}{{ x.y }}",
 		"power":           "{{ 9 ** 99999 }}",
 		"batch":           "{{ [1]|batch(2000000000, 'x') }}{{ x.y }}",
 		"nesting":         strings.Repeat("{% if 1 %}", 500),
@@ -308,7 +309,9 @@ func TestLimits(t *testing.T) {
 			start := time.Now()
 			tmpl, err := Compile(src)
 			if err == nil {
-				_, err = tmpl.Render(nil)
+				vars := NewDict()
+				vars.Set("u", "u")
+				_, err = tmpl.Render(vars)
 			}
 			var te *Error
 			if !errors.As(err, &te) {

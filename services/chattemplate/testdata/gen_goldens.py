@@ -4,7 +4,9 @@ The environment is the one that Hugging Face tokenizers build for chat templates
 lstrip_blocks on, loop controls, a "generation" block, and a tojson filter that is json.dumps with ensure_ascii off.
 Run with jinja2 3.1:  python3 gen_goldens.py
 """
+import copy
 import json
+
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
@@ -116,6 +118,7 @@ CASES = """
 {{ missing == none }}{{ missing == missing2 }}{{ missing ~ 'x' }}{{ missing or 'y' }}{{ [missing]|length }}{{ missing|string|length }}{{ missing is none }}{{ missing != 1 }}
 {{ [1, [2, {'a': (3,)}]] == [1, [2, {'a': (3,)}]] }}{{ {'a': 1, 'b': 2} == {'b': 2, 'a': 1} }}{{ [1] == (1,) }}{{ 1 != 2 != 1 }}{{ 'a' in ['a'] and 'b' not in 'abc' }}{{ {1: 'x'}[1.0] }}{{ {true: 'y'}[1] }}
 {{ 'a' if false }}|{{ ('a' if false) is defined }}|{{ none.x }}|{{ xs.nope }}|{{ 'abc'.nope }}|{{ xs['a'] }}|{{ d[0] }}|{{ 'abc'['x'] }}
+{{ z|map('upper')|list }}{{ no|select|list }}{{ false|selectattr('a')|list }}{{ empty|reject('odd')|list }}|{{ xs * 2 }}{{ -1 * xs }}{{ 'ab' * true }}|{{ f|wordcount }}{{ d|wordcount }}{{ uni|wordcount }}|{{ true|round(1) }}{{ 5|round(2) }}
 {{ xs|tojson|length }}{{ [1.0, 2.5, 1e20]|tojson }}{{ "a\\u2028b\\/"|tojson }}{{ true|tojson }}{{ none|tojson }}{{ 'x'|tojson }}{{ (1, 2)|tojson }}
 """.strip("\n").split("\n")
 
@@ -132,7 +135,7 @@ ERRORS = [
     "{{ missing.x }}", "{{ missing() }}", "{{ missing + 1 }}", "{{ 1 + 'a' }}", "{{ 'a' + 1 }}", "{{ n.x.y }}", "{{ raise_exception('bad ' ~ n) }}", "{{ 1 / 0 }}", "{{ 5 % 0 }}", "{% for x in 5 %}{% endfor %}", "{% for x in none %}{% endfor %}", "{{ xs.append(1) }}",
     "{{ d.update({}) }}", "{{ 'a' < 1 }}", "{{ 1 in 5 }}", "{{ 'x' in none }}", "{{ n|length }}", "{{ 'a'.split('') }}", "{{ missing|tojson }}", "{{ 1 in 'abc' }}", "{% set q = 1 %}{% set q.a = 2 %}", "{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}", "{% macro m(a) %}{% endmacro %}{{ m(b=2) }}", "{{ xs|nofilter }}",
     "{{ xs is notest }}", "{% if %}{% endif %}", "{% if 1 %}", "{% endif %}", "{{ 1 + }}", "{{ (1 }}", "{{ 'a }}", "{% nope %}", "{# open", "{{ a b }}", "{% for x %}{% endfor %}", "{{ n() }}", "{% set 1 = 2 %}", "{{ [1, 2 }}", "{% raw %}x", "{{ range(1000000) }}", "{{ n[1:2:0] if false else xs[::0] }}", "{{ {[]: 1} }}", "{{ -'a' }}",
-    "{{ 'a'.nope() }}", "{{ d['nope']['x'] }}", "{{ d|items|first|first|items|list }}", "{% break %}",
+    "{{ 'a'.nope() }}", "{{ d['nope']['x'] }}", "{{ d|items|first|first|items|list }}", "{% break %}", "{{ xs|indent }}", "{{ n|indent }}", "{{ no[::-1] }}", "{{ d[1:] }}", "{{ missing|int }}", "{{ missing|float }}", "{{ missing[1:] }}", "{{ xs * 'a' }}", "{{ xs * 1.5 }}",
 ]
 
 
@@ -141,12 +144,12 @@ def main():
     out = []
     for src in CASES:
         try:
-            out.append({"template": src, "output": env.from_string(src).render(**VARS)})
+            out.append({"template": src, "output": env.from_string(src).render(**copy.deepcopy(VARS))})
         except Exception as e:
             raise SystemExit(f"{src!r}: {e!r}") from e
     for src in ERRORS:
         try:
-            text = env.from_string(src).render(**VARS)
+            text = env.from_string(src).render(**copy.deepcopy(VARS))
         except Exception:
             out.append({"template": src, "error": True})
         else:
