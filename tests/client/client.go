@@ -51,6 +51,7 @@ type Request struct {
 	N              int             `json:"n,omitempty"`
 	Stop           []string        `json:"stop,omitempty"`
 	Logprobs       any             `json:"logprobs,omitempty"`
+	LogitBias      map[string]int  `json:"logit_bias,omitempty"`
 	Echo           bool            `json:"echo,omitempty"`
 	Speculation    *Speculation    `json:"speculation,omitempty"`
 	PFlash         map[string]any  `json:"pflash,omitempty"`

@@ -14,13 +14,16 @@ import (
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
-// longRequest decodes for a while: 700 tokens of free invention.
+// longRequest decodes 700 tokens: the one that ends a turn is forbidden.
 func longRequest() client.Request {
 	return client.Request{
-		Prompt:    "<|im_start|>user\nWrite a long Go program.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nHere is",
-		MaxTokens: 700, Temperature: 1.3, Seed: seed(11),
+		Prompt:    "<|im_start|>user\nWrite a long Go program.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+		MaxTokens: 700, Temperature: 0.8, Seed: seed(11), LogitBias: map[string]int{endOfTurn: -100},
 	}
 }
+
+// endOfTurn is the id of <|im_end|> in the demonstration models.
+const endOfTurn = "8162"
 
 // TestDraftDies: killing the draft in the middle of a stream changes nothing but speed, and speculation comes back.
 func TestDraftDies(t *testing.T) {
@@ -152,18 +155,26 @@ func TestCancel(t *testing.T) {
 	if cancelled.Load() < 150 {
 		t.Errorf("%d of 200 requests were cancelled", cancelled.Load())
 	}
+	busy := ""
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(busy)
+		}
+	})
 	eventually(t, 5*time.Second, "all lanes are free", func() bool {
 		metrics, err := c.Get(t.Context(), "/metrics")
 		if err != nil {
 			return false
 		}
+		busy = ""
 		for line := range strings.Lines(string(metrics)) {
-			busy := strings.HasPrefix(line, "tandem_requests_running") || strings.HasPrefix(line, "tandem_queue_depth")
-			if busy && !strings.HasSuffix(strings.TrimSpace(line), " 0") {
-				return false
+			counts := strings.HasPrefix(line, "tandem_requests_running") || strings.HasPrefix(line, "tandem_queue_depth") ||
+				strings.HasPrefix(line, `tandem_lanes{state="busy"`)
+			if counts && !strings.HasSuffix(strings.TrimSpace(line), " 0") {
+				busy += line
 			}
 		}
-		return true
+		return busy == ""
 	})
 	start := time.Now()
 	reply, err := c.Do(t.Context(), client.Request{Messages: chat("What is DDTree?"), MaxTokens: 60})
