@@ -134,7 +134,7 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	}
 	serving := make(chan error, 1)
 	go func() { serving <- n.server.Serve(listener) }()
-	n.log.Info("worker is up", zap.String(telemetry.KeyWorker, n.cfg.Registration.WorkerId), zap.String(telemetry.KeyAddress, n.cfg.Registration.Address),
+	n.log.Info("worker is up", zap.String(telemetry.KeyAddress, n.cfg.Registration.Address),
 		zap.String(telemetry.KeyModel, n.cfg.Registration.Model.GetName()), zap.String(telemetry.KeyDevice, n.cfg.Registration.Device))
 
 	select {

@@ -282,3 +282,29 @@ func TestNoAllocation(t *testing.T) {
 		t.Errorf("%v allocations a round", n)
 	}
 }
+
+// TestMixedRequests: short requests of two kinds take turns, one that the draft knows well and one that it does not. Each
+// starts from what was learnt of both, so that the bad ones cannot know at once; they must find out within a few rounds.
+func TestMixedRequests(t *testing.T) {
+	good, poor := []float64{.97, .01}, []float64{.5, .12, .05}
+	verify := func(rows int) float64 { return 0.9 + 0.13*float64(rows) }
+	w := &world{verify: verify, draft: func(int) float64 { return 1.3 }, rng: rand.New(rand.NewPCG(9, 9))}
+	m := calibrated(w)
+	const requests, tokens = 60, 60
+	var spent, plain, best [2]float64
+	for i := range requests {
+		kind := i % 2
+		w.truth = [][]float64{good, poor}[kind]
+		w.says = w.truth
+		ms, _ := w.run(m.NewRequest(worldBlock, worldRows), tokens)
+		spent[kind] += ms
+		plain[kind] += w.fixed(Plan{}, tokens)
+		best[kind] += w.bestFixed(tokens)
+	}
+	for kind, name := range []string{"good", "poor"} {
+		t.Logf("%s: %.0f ms, best %.0f ms, plain %.0f ms", name, spent[kind], best[kind], plain[kind])
+		if spent[kind] > 1.12*best[kind] {
+			t.Errorf("%s requests took %.0f ms, the best plan %.0f ms", name, spent[kind], best[kind])
+		}
+	}
+}

@@ -9,11 +9,13 @@ import (
 
 const (
 	depths = 32 // deeper positions share the last rate
-	// memory of running rates, in observations: a request follows a change within its last 24 rounds, a worker within 400.
-	requestMemory = 24
+	// memory of running rates, in observations: a request follows a change within its last 10 rounds, a worker within 400.
+	requestMemory = 10
 	workerMemory  = 400
-	// seedWeight is how many observations the worker's estimate counts in a new request.
+	// seedWeight is how many promised nodes the worker's gauges count in a new request.
 	seedWeight = 6
+	// scale bounds how much better or worse than the worker's average a request may look at a depth it has not seen.
+	minRate, maxRate = 0.02, 0.995
 	// prior is the acceptance assumed of a draft of which nothing is known: worth a try, soon corrected.
 	prior, priorWeight = 0.7, 2
 )
@@ -33,14 +35,6 @@ func (r *rate) add(hit bool) {
 func (r *rate) fade(keep float64) {
 	r.hits *= keep
 	r.seen *= keep
-}
-
-// seed scales r down to at most weight observations.
-func (r rate) seed(weight float64) rate {
-	if r.seen <= weight {
-		return r
-	}
-	return rate{hits: r.hits * weight / r.seen, seen: weight}
 }
 
 // gauge compares what the draft promised of nodes whose parents were accepted with how many of them were.
@@ -90,37 +84,51 @@ type beliefs struct {
 	treeRows          float64 // running mean of the rows of a cut tree, 0 = none yet
 }
 
-func (b *beliefs) seeded() beliefs {
-	s := *b
-	for d := range s.chain {
-		s.chain[d] = s.chain[d].seed(seedWeight)
-		s.tree[d] = s.tree[d].seed(seedWeight)
-	}
+// fresh is what a new request starts with: the worker's gauges, and no rates of its own.
+func (b *beliefs) fresh() beliefs {
+	s := beliefs{treeRows: b.treeRows}
 	for i := range classes {
-		s.onChain[i] = s.onChain[i].seed()
-		s.offChain[i] = s.offChain[i].seed()
+		s.onChain[i] = b.onChain[i].seed()
+		s.offChain[i] = b.offChain[i].seed()
 	}
 	return s
 }
 
-// chainRate is P(the draft's first choice at depth d is accepted | all before were). Unknown depths lean on the one before.
-func (b *beliefs) chainRates(out *[depths]float64) {
+// rates are acceptance rates by depth: P(accepted | the one before was), for the draft's first choice and for any node.
+type rates struct {
+	chain, tree [depths]float64
+}
+
+// workerRates are those of all requests. A depth that was hardly seen leans on the one before; a tree holds the chain, so
+// what is unknown of trees leans on the chain's rate and a third of what it misses.
+func (b *beliefs) workerRates(out *rates) {
 	lean := prior
-	for d := range out {
-		r := b.chain[d]
-		out[d] = (r.hits + lean*priorWeight) / (r.seen + priorWeight)
-		lean = out[d]
+	for d := range depths {
+		out.chain[d] = b.chain[d].mean(lean)
+		lean = out.chain[d]
+		out.tree[d] = b.tree[d].mean(lean + (1-lean)/3)
 	}
 }
 
-// treeRates is P(some node at depth d is accepted | its parent was). A tree holds the chain, so what is unknown leans on
-// the chain's rate and a third of what it misses.
-func (b *beliefs) treeRates(chain, out *[depths]float64) {
-	for d := range out {
-		r := b.tree[d]
-		lean := chain[d] + (1-chain[d])/3
-		out[d] = (r.hits + lean*priorWeight) / (r.seen + priorWeight)
+// requestRates are those of a request with the beliefs b on a worker with the rates base. What the request has not seen leans
+// on the worker's rate, scaled by how the request does at the depth before: texts differ in how well a draft knows them, and
+// a text that it gets wrong at the first position it gets wrong at the later ones too.
+func (b *beliefs) requestRates(base, out *rates) {
+	lean(&b.chain, &base.chain, &out.chain)
+	lean(&b.tree, &base.tree, &out.tree)
+}
+
+func lean(own *[depths]rate, base, out *[depths]float64) {
+	scale := 1.0
+	for d := range depths {
+		out[d] = own[d].mean(clamp(base[d]*scale, minRate, maxRate))
+		scale = out[d] / max(base[d], minRate)
 	}
+}
+
+// mean of a running rate that leans on another where it has seen little.
+func (r rate) mean(lean float64) float64 {
+	return (r.hits + lean*priorWeight) / (r.seen + priorWeight)
 }
 
 // expected is 1 + sum of products of the first n rates: tokens a round commits, bonus included.

@@ -33,6 +33,7 @@ func bucket(length int) int {
 type costs struct {
 	verify [contexts][len(rowBins)]float64 // 0 = nothing known for this context
 	drafts [129]float64                    // by block size, 0 = not measured
+	hop    float64                         // what a step costs beyond the engine's own time: the way there and back
 }
 
 // neighbours returns the bins around rows and how far rows is from the lower one, 0..1.
@@ -61,7 +62,27 @@ func (c *costs) table(length int) *[len(rowBins)]float64 {
 	return nil
 }
 
-// step is the expected time of a verify step, 0 when no step was ever seen.
+// observeHop follows the smallest difference between wall time and engine time: larger ones are waits for other requests.
+func (c *costs) observeHop(seconds float64) {
+	if seconds <= 0 {
+		return
+	}
+	if c.hop == 0 || seconds < c.hop {
+		c.hop = seconds
+		return
+	}
+	c.hop *= 1 + 0.01*(min(seconds/c.hop, 2)-1)
+}
+
+// round is the expected time of a verify step as the loop sees it, 0 when no step was ever seen.
+func (c *costs) round(rows, length int) float64 {
+	if s := c.step(rows, length); s > 0 {
+		return s + c.hop
+	}
+	return 0
+}
+
+// step is the expected time of a verify step in the engine, 0 when no step was ever seen.
 func (c *costs) step(rows, length int) float64 {
 	t := c.table(length)
 	if t == nil {

@@ -7,8 +7,9 @@
 //
 // V is a table over row counts and context lengths, measured at start and corrected by every step; D is a running mean per
 // block size, waiting included; E is 1 + sum over depths of the product of conditional acceptance rates, kept separately for
-// the draft's first choice (chain) and for any node (tree). Rates are running estimates of the request, seeded from those of
-// the whole worker, so that a new request starts where the last ones ended and still adapts within tens of rounds.
+// the draft's first choice (chain) and for any node (tree). Rates are running estimates of the request that lean on those of
+// the whole worker, so that a new request starts where the last ones ended and still finds out about itself within some
+// rounds.
 //
 // Trees are asked for at the largest budget and cut on arrival, when the draft's own log-probabilities are known: nodes in
 // falling probability (parents come first of themselves) up to the largest (1 + sum of p) / (D + V(n)). p is the product

@@ -42,7 +42,8 @@ type Round struct {
 	Plan   Plan
 	Length int // context length before the round
 	Rows   int
-	Verify time.Duration
+	// Verify is the engine's time for the step, Wall that of the whole call.
+	Verify, Wall time.Duration
 	// Draft is the time waited for the proposal, also for one that came too late.
 	Draft time.Duration
 	Tree  *ddtree.Tree
@@ -95,7 +96,7 @@ func (m *Model) NewRequest(block, maxRows int) *Policy {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return &Policy{
-		m: m, block: block, maxRows: min(maxRows, ddtree.MaxNodes+1), local: m.beliefs.seeded(),
+		m: m, block: block, maxRows: min(maxRows, ddtree.MaxNodes+1), local: m.beliefs.fresh(),
 		order: make([]int32, 0, ddtree.MaxNodes+1),
 	}
 }
@@ -117,13 +118,13 @@ func (p *Policy) Next(length, limit int) Plan {
 		return Plan{Kind: Plain}
 	}
 	c := &p.m.costs
-	base := c.step(1, length)
-	if base == 0 { // nothing measured yet: a chain teaches both costs
+	plainCost := c.round(1, length)
+	if plainCost == 0 { // nothing measured yet: a chain teaches both costs
 		return Plan{Kind: Chain, Block: block, Budget: block - 1}
 	}
-	var chain, tree [depths]float64
-	p.local.chainRates(&chain)
-	p.local.treeRates(&chain, &tree)
+	var base, own rates
+	p.m.beliefs.workerRates(&base)
+	p.local.requestRates(&base, &own)
 
 	var best, second estimate
 	consider := func(e estimate) {
@@ -141,7 +142,7 @@ func (p *Policy) Next(length, limit int) Plan {
 		b = min(b, block)
 		consider(estimate{
 			plan:   Plan{Kind: Chain, Block: b, Budget: b - 1},
-			tokens: expected(&chain, b-1), seconds: c.draft(b) + c.step(b, length),
+			tokens: expected(&own.chain, b-1), seconds: c.draft(b) + c.round(b, length),
 		})
 		if b == block {
 			break
@@ -155,11 +156,11 @@ func (p *Policy) Next(length, limit int) Plan {
 		}
 		consider(estimate{
 			plan:   Plan{Kind: Tree, Block: block, Budget: p.maxRows - 1},
-			tokens: expected(&tree, block-1), seconds: c.draft(block) + c.step(int(rows+0.5), length),
+			tokens: expected(&own.tree, block-1), seconds: c.draft(block) + c.round(int(rows+0.5), length),
 		})
 	}
 
-	need := 1 / base
+	need := 1 / plainCost
 	if p.plain {
 		need *= enter
 	}
@@ -170,7 +171,7 @@ func (p *Policy) Next(length, limit int) Plan {
 		// has become good. What it may cost more than plain decoding: at worst it brings one token.
 		plan = probe.plan
 		plan.Probe = true
-		if p.m.credit < probe.seconds-base {
+		if p.m.credit < probe.seconds-plainCost {
 			p.plain = true
 			return Plan{Kind: Plain}
 		}
@@ -193,7 +194,7 @@ func (p *Policy) Cut(t *ddtree.Tree, plan Plan, length int) {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	c := &p.m.costs
-	if c.step(1, length) == 0 {
+	if c.round(1, length) == 0 {
 		return
 	}
 	p.shape.read(t)
@@ -213,7 +214,7 @@ func (p *Policy) Cut(t *ddtree.Tree, plan Plan, length int) {
 	tokens, bestSpeed, bestRows := 1.0, 0.0, 2
 	for i, node := range p.order {
 		tokens += p.p[node]
-		if speed := tokens / (draft + c.step(i+2, length)); speed > bestSpeed {
+		if speed := tokens / (draft + c.round(i+2, length)); speed > bestSpeed {
 			bestSpeed, bestRows = speed, i+2
 		}
 	}
@@ -236,6 +237,8 @@ func (p *Policy) Observe(r *Round) {
 	verify := r.Verify.Seconds()
 	if r.Rows > 0 {
 		c.observeStep(r.Rows, r.Length, verify)
+		c.observeHop((r.Wall - r.Verify).Seconds())
+		verify += c.hop
 	}
 	for k := range p.idle {
 		p.idle[k]++
@@ -260,7 +263,7 @@ func (p *Policy) Observe(r *Round) {
 		}
 	}
 	if r.Plan.Probe {
-		cost := verify + r.Draft.Seconds() - tokens*c.step(1, r.Length)
+		cost := verify + r.Draft.Seconds() - tokens*c.round(1, r.Length)
 		p.m.credit = min(p.m.credit-cost, p.ceiling(r.Length))
 	} else {
 		// Speculation that pays earns the same share: it buys trials of other plans.
@@ -270,7 +273,7 @@ func (p *Policy) Observe(r *Round) {
 
 // ceiling of the ledger.
 func (p *Policy) ceiling(length int) float64 {
-	return creditRounds * (p.m.costs.draft(p.block) + p.m.costs.step(p.maxRows, length))
+	return creditRounds * (p.m.costs.draft(p.block) + p.m.costs.round(p.maxRows, length))
 }
 
 func follow(mean *float64, x float64) {

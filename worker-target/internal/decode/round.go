@@ -140,9 +140,10 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 	if err := r.engine.Step(ctx, &r.step, &r.result); err != nil {
 		return 0, err
 	}
+	wall := time.Since(start)
 	verify := time.Duration(r.result.EngineNanos)
 	if verify <= 0 {
-		verify = time.Since(start)
+		verify = wall
 	}
 	n := r.tree.Len()
 	featured := 0
@@ -154,7 +155,7 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 	}
 
 	r.path = r.tree.Walk(r.result.Tokens, r.path)
-	r.stats.Verify += time.Since(start)
+	r.stats.Verify += wall
 	r.stats.Steps++
 	r.stats.Drafted += n - 1
 	r.stats.Accepted += len(r.path) - 1
@@ -164,7 +165,7 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 	before := r.length
 	reason := r.accept()
 	if r.policy != nil {
-		r.observe(before, n, verify, waited, proposed)
+		r.observe(before, n, verify, wall, waited, proposed)
 	}
 	if reason == tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED {
 		if r.link != nil {
@@ -203,12 +204,12 @@ func (r *run) accept() tandemv1.FinishReason {
 }
 
 // observe teaches the model what the round cost and brought.
-func (r *run) observe(length, rows int, verify, waited time.Duration, proposed bool) {
+func (r *run) observe(length, rows int, verify, wall, waited time.Duration, proposed bool) {
 	plan := r.plan
 	if !r.asked {
 		plan = auto.Plan{Kind: auto.Plain}
 	}
-	r.round = auto.Round{Plan: plan, Length: length, Rows: rows, Verify: verify}
+	r.round = auto.Round{Plan: plan, Length: length, Rows: rows, Verify: verify, Wall: wall}
 	if r.asked {
 		if r.warm || !proposed {
 			r.round.Draft = waited

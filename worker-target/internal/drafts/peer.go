@@ -130,7 +130,7 @@ func (p *peer) run(ctx context.Context) {
 			p.client, p.info = client, info
 			p.mu.Unlock()
 			p.setReady(true)
-			log.Info("draft attached", zap.String(telemetry.KeyWorker, info.workerID))
+			log.Info("draft attached", zap.String(telemetry.KeyModel, info.digest))
 			wait, told = minBackoff, ""
 			p.watch(ctx, conn)
 			p.setReady(false)

@@ -1,0 +1,224 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/workernode"
+)
+
+// start runs a worker program until the test ends and returns once it answers health checks.
+func start(t *testing.T, program, socket string, args ...string) {
+	t.Helper()
+	address := "unix://" + socket
+	cmd := exec.Command(program, append(args, "--listen", address, "--log-format", "console")...)
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	logged := make(chan struct{})
+	go func() {
+		defer close(logged)
+		for lines := bufio.NewScanner(stderr); lines.Scan(); {
+			if testing.Verbose() && os.Getenv("TANDEM_TEST_LOGS") != "" {
+				t.Log(lines.Text())
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		<-logged
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%s ended with %v", filepath.Base(program), err)
+		}
+	})
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		health := workernode.HealthCmd{Address: address, Timeout: time.Second}
+		if err = health.Run(); err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s does not serve: %v", filepath.Base(program), err)
+		}
+	}
+}
+
+type goldenCase struct {
+	Kind   string  `json:"kind"`
+	IDs    []int32 `json:"ids"`
+	Greedy []int32 `json:"greedy"`
+}
+
+// TestSlowTrio runs the demonstration models in processes: every mode gives the tokens of plain decoding, the plain ones are
+// those of the golden file but for near ties, and speed and acceptance are reported.
+func TestSlowTrio(t *testing.T) {
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := func(path ...string) string { return filepath.Join(append([]string{root}, path...)...) }
+	for _, path := range []string{in("bin", "worker-target"), in("bin", "worker-draft"), in("bin", "tandem-engine"), in("bin", "libtandem_cpu.so")} {
+		if _, err := os.Stat(path); err != nil {
+			t.Skip("needs the programs in bin/: make build")
+		}
+	}
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	data, err := os.ReadFile(in("tests", "testdata", "golden", "tandem-tiny-q4km.json"))
+	if err != nil {
+		t.Skip("needs the golden file: ", err)
+	}
+	var golden struct{ Cases []goldenCase }
+	if err := json.Unmarshal(data, &golden); err != nil {
+		t.Fatal(err)
+	}
+	// Socket paths are short: their length is limited to some hundred bytes.
+	dir, err := os.MkdirTemp("", "trio")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	model := in("models", "tandem-tiny-target-q4_k_m.gguf")
+	start(t, in("bin", "worker-draft"), filepath.Join(dir, "d"), "--model", in("models", "tandem-tiny-draft-q8_0.gguf"), "--cache-dir", filepath.Join(dir, "cd"))
+	start(t, in("bin", "worker-target"), filepath.Join(dir, "t"), "--model", model, "--cache-dir", filepath.Join(dir, "ct"), "--draft", "unix://"+filepath.Join(dir, "d"))
+	conn, err := workernode.Dial("unix://" + filepath.Join(dir, "t"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	client := tandemv1.NewTargetServiceClient(conn)
+	run := func(m *tandemv1.DecodeRequest) ([]int32, *tandemv1.Finished) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		stream, err := client.Decode(ctx, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var tokens []int32
+		var end *tandemv1.Finished
+		for {
+			e, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				return tokens, end
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			tokens = append(tokens, e.GetCommitted().GetTokens()...)
+			if f := e.GetFinished(); f != nil {
+				end = f
+			}
+		}
+	}
+	// The draft takes the target's tables over the wire first.
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		_, end := run(&tandemv1.DecodeRequest{
+			PromptTokens: golden.Cases[0].IDs, MaxTokens: 30, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
+		})
+		if end.Timings.AcceptedTokens > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the draft was not attached: %v", end)
+		}
+	}
+
+	same, total := 0, 0
+	for _, sampling := range []*tandemv1.Sampling{nil, {Temperature: new(float64), Seed: new(int64)}} {
+		name := "greedy"
+		if sampling != nil {
+			*sampling.Temperature, *sampling.Seed = 0.7, 5
+			name = "sampled"
+		}
+		sums := map[string]map[string]*sum{}
+		// Modes take turns at every prompt, so that what else runs on the machine slows them all alike.
+		for i, c := range golden.Cases {
+			var plain []int32
+			for _, mode := range trioModes {
+				tokens, end := run(&tandemv1.DecodeRequest{
+					RequestId: fmt.Sprint(mode.name, i), PromptTokens: c.IDs, MaxTokens: int32(len(c.Greedy)), TopLogprobs: -1, Sampling: sampling, Speculation: mode.spec,
+				})
+				if mode.name == "plain" {
+					plain = tokens
+					if sampling == nil {
+						total++
+						if slices.Equal(tokens, c.Greedy) {
+							same++
+						}
+					}
+				} else if !slices.Equal(tokens, plain) {
+					t.Errorf("%s %s, prompt %d: %v, plain %v", name, mode.name, i, tokens, plain)
+				}
+				if sums[mode.name] == nil {
+					sums[mode.name] = map[string]*sum{}
+				}
+				for _, kind := range []string{c.Kind, "all"} {
+					if sums[mode.name][kind] == nil {
+						sums[mode.name][kind] = &sum{}
+					}
+					sums[mode.name][kind].add(len(tokens), end.Timings)
+				}
+			}
+		}
+		for _, mode := range trioModes {
+			for _, kind := range slices.Sorted(maps.Keys(sums[mode.name])) {
+				s, base := sums[mode.name][kind], sums["plain"][kind]
+				t.Logf("%-7s %-6s %-5s %6.1f tokens/s (%.2fx), %.2f tokens a step, %4.0f%% of drafted accepted, a step: verify %.2f ms, wait %.2f ms; %v degraded",
+					name, mode.name, kind, 1000*s.tokens/s.decode, base.decode/base.tokens*s.tokens/s.decode, s.tokens/s.steps, 100*s.accepted/max(s.drafted, 1),
+					s.verify/s.steps, s.wait/s.steps, s.degraded)
+			}
+		}
+	}
+	t.Logf("%d of %d greedy texts are those of the golden file", same, total)
+	if same < total/2 {
+		t.Errorf("%d of %d greedy texts are those of the golden file", same, total)
+	}
+}
+
+var trioModes = []struct {
+	name string
+	spec *tandemv1.Speculation
+}{
+	{"plain", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF}},
+	{"chain", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN}},
+	{"tree", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_TREE}},
+	{"tree40", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_TREE, Budget: 40}},
+	{"auto", nil},
+}
+
+// sum of the timings of several requests.
+type sum struct {
+	tokens, steps, drafted, accepted, degraded float64
+	decode, wait, verify                       float64
+}
+
+func (s *sum) add(tokens int, tm *tandemv1.Timings) {
+	s.tokens += float64(tokens)
+	s.steps += float64(tm.VerifySteps)
+	s.drafted += float64(tm.DraftedTokens)
+	s.accepted += float64(tm.AcceptedTokens)
+	s.decode += tm.DecodeMs
+	s.wait += tm.DraftWaitMs
+	s.verify += tm.VerifyMs
+	if tm.SpeculationDegraded {
+		s.degraded++
+	}
+}
