@@ -91,6 +91,11 @@ func newCluster(cfg clusterConfig) (_ *cluster, err error) {
 	return c, nil
 }
 
+// endpoint is where the gateway's HTTP API is.
+func (c *cluster) endpoint() endpoint {
+	return endpoint{c.gateway.HTTPAddr(), c.cfg.gateway.TLSCert != ""}
+}
+
 func (c *cluster) socket(name string) string { return filepath.Join(c.dir, name+".sock") }
 
 // specs describes the worker processes of the cluster.
@@ -193,13 +198,17 @@ func (c *cluster) run(ctx context.Context, ready func()) error {
 	announced := make(chan struct{})
 	go func() {
 		defer close(announced)
-		if c.workers.WaitReady(gatewayCtx, workerTarget) != nil || waitServing(gatewayCtx, c.gateway.HTTPAddr()) != nil {
+		if c.workers.WaitReady(gatewayCtx, workerTarget) != nil || waitServing(gatewayCtx, c.endpoint()) != nil {
 			return
 		}
 		// A draft that does not come costs speed only.
 		others, cancel := context.WithTimeout(gatewayCtx, draftPatience)
 		defer cancel()
-		if err := c.workers.WaitReady(others, c.names...); err != nil && gatewayCtx.Err() == nil {
+		err := c.workers.WaitReady(others, c.names...)
+		if err == nil && c.cfg.models.draft != "" {
+			err = waitAttached(others, c.endpoint())
+		}
+		if err != nil && gatewayCtx.Err() == nil {
 			c.cfg.log.Warn("serving without all workers", zap.NamedError(telemetry.KeyErr, err))
 		}
 		if gatewayCtx.Err() == nil && ready != nil {

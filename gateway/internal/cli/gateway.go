@@ -30,13 +30,14 @@ func (c *GatewayCmd) Run(e *env) error {
 		return err
 	}
 	log.Info("gateway listens", zap.String(telemetry.KeyAddress, gateway.HTTPAddr().String()), zap.String(telemetry.KeyVersion, config.Version()))
-	fmt.Fprint(e.out, banner("waits for workers at "+gateway.RegistryAddr().String(), gateway))
+	at := endpoint{gateway.HTTPAddr(), c.TLSCert != ""}
+	fmt.Fprint(e.out, banner("waits for workers at "+gateway.RegistryAddr().String(), at.url(), gateway))
 	return gateway.Run(e.ctx)
 }
 
 // banner tells people (and scripts) where a gateway can be reached.
-func banner(state string, gateway *app.App) string {
-	text := fmt.Sprintf("Tandem %s %s\n  HTTP  http://%s  (OpenAI and Anthropic API)\n", config.Version(), state, gateway.HTTPAddr())
+func banner(state, url string, gateway *app.App) string {
+	text := fmt.Sprintf("Tandem %s %s\n  HTTP  %s  (OpenAI and Anthropic API)\n", config.Version(), state, url)
 	if addr := gateway.GRPCAddr(); addr != nil {
 		text += fmt.Sprintf("  gRPC  %s  (tandem.v1, with reflection)\n", addr)
 	}

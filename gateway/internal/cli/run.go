@@ -120,8 +120,8 @@ func (c *RunCmd) Run(e *env) error {
 	case <-ready:
 	}
 	progress.stop()
-	addr := cluster.gateway.HTTPAddr()
-	err = c.chat(ctx, e, &chatClient{http: clientFor(addr), base: urlFor(addr)})
+	at := cluster.endpoint()
+	err = c.chat(ctx, e, &chatClient{http: at.client(), base: at.url()})
 	stop()
 	return errors.Join(err, <-served)
 }

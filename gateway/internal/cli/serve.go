@@ -2,6 +2,8 @@ package cli
 
 import (
 	"context"
+	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -97,21 +99,59 @@ func (c *ServeCmd) Run(e *env) error {
 		return err
 	}
 	onReady := func() {
-		fmt.Fprint(e.out, banner(fmt.Sprintf("is ready after %.1f s", time.Since(started).Seconds()), cluster.gateway))
-		fmt.Fprintf(e.out, "  Try   tandem run --server http://%s \"What is DFlash?\"\n", cluster.gateway.HTTPAddr())
+		fmt.Fprint(e.out, banner(fmt.Sprintf("is ready after %.1f s", time.Since(started).Seconds()), cluster.endpoint().url(), cluster.gateway))
+		fmt.Fprintf(e.out, "  Try   tandem run --server %s \"What is DFlash?\"\n", cluster.endpoint().url())
 	}
 	return cluster.run(e.ctx, onReady)
 }
 
-// waitServing returns when the gateway at addr says it can serve.
-func waitServing(ctx context.Context, addr net.Addr) error {
-	client := clientFor(addr)
+// waitServing returns when the gateway says it can serve.
+func waitServing(ctx context.Context, at endpoint) error {
+	return poll(ctx, at, func(ctx context.Context, client *http.Client, base string) error {
+		_, err := health(ctx, client, base+"/health/ready")
+		return err
+	})
+}
+
+// waitAttached returns when the target of the gateway uses a draft, so that the first request is a fast one.
+func waitAttached(ctx context.Context, at endpoint) error {
+	return poll(ctx, at, func(ctx context.Context, client *http.Client, base string) error {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/cluster", nil)
+		if err != nil {
+			return err
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			return err
+		}
+		defer response.Body.Close()
+		if response.StatusCode != http.StatusOK {
+			return nil // /cluster wants a key: then we do not know, and nothing depends on it
+		}
+		var reply struct {
+			Workers []struct{ Attached []string }
+		}
+		if err := json.NewDecoder(response.Body).Decode(&reply); err != nil {
+			return err
+		}
+		for _, worker := range reply.Workers {
+			if len(worker.Attached) > 0 {
+				return nil
+			}
+		}
+		return errors.New("no draft is attached to the target")
+	})
+}
+
+// poll asks the gateway until ask returns nil or ctx ends.
+func poll(ctx context.Context, at endpoint, ask func(ctx context.Context, client *http.Client, base string) error) error {
+	client := at.client()
 	defer client.CloseIdleConnections()
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for {
 		attempt, cancel := context.WithTimeout(ctx, 2*time.Second)
-		_, err := health(attempt, client, urlFor(addr)+"/health/ready")
+		err := ask(attempt, client, at.url())
 		cancel()
 		if err == nil {
 			return nil
@@ -124,9 +164,16 @@ func waitServing(ctx context.Context, addr net.Addr) error {
 	}
 }
 
-// clientFor is an HTTP client of a gateway on a TCP or unix socket.
-func clientFor(addr net.Addr) *http.Client {
-	transport := &http.Transport{}
+// endpoint is where a gateway of this process can be asked.
+type endpoint struct {
+	addr net.Addr
+	tls  bool
+}
+
+// client is an HTTP client of the endpoint, which may be a unix socket. It does not check the certificate: it is our own.
+func (p endpoint) client() *http.Client {
+	addr := p.addr
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	if addr.Network() == "unix" {
 		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
@@ -136,10 +183,13 @@ func clientFor(addr net.Addr) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// urlFor is the base URL that goes with clientFor.
-func urlFor(addr net.Addr) string {
-	if addr.Network() == "unix" {
+// url is the base URL that goes with client.
+func (p endpoint) url() string {
+	switch {
+	case p.addr.Network() == "unix":
 		return "http://localhost"
+	case p.tls:
+		return "https://" + p.addr.String()
 	}
-	return "http://" + addr.String()
+	return "http://" + p.addr.String()
 }
