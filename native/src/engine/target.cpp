@@ -141,9 +141,7 @@ Status TargetRole::open() {
   counts_.assign(static_cast<size_t>(p_.vocab), 0);
   rope_host_.resize(rows * static_cast<size_t>(p_.rope_dims));
   if (layer_first_ > 0) hidden_.resize(rows * static_cast<size_t>(p_.hidden));
-  for (int32_t j = 0; j < p_.rope_dims / 2; ++j) {
-    inverse_frequency_.push_back(std::pow(static_cast<double>(p_.rope_theta), -2.0 * j / p_.rope_dims));
-  }
+  angles_.init(static_cast<double>(p_.rope_theta), p_.rope_dims, max_context_);
   return Status();
 }
 

@@ -7,6 +7,7 @@
 
 #include "engine/roles.h"
 #include "engine/tree.h"
+#include "models/rope_angles.h"
 #include "models/target.h"
 
 namespace tnd {
@@ -135,7 +136,7 @@ class TargetRole final : public Role {
   std::vector<AttentionRowPlan> attention_rows_;
   std::vector<AttentionGroupPlan> attention_groups_;
   std::vector<float> rope_host_, hidden_;
-  std::vector<double> inverse_frequency_;
+  RopeAngles angles_;
   float* rope_ = nullptr;  // backend [max_batch_rows, rope_dims]
   std::vector<HeadRow> head_rows_;
   std::vector<TokenCount> history_;

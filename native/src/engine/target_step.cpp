@@ -49,6 +49,14 @@ Status TargetRole::step(const tnd_step& step) {
   TND_TRY(c_.backend->sync());
   c_.stats->add(Counter::kSteps, 1);
   c_.stats->add(Counter::kRows, static_cast<uint64_t>(step.n_rows));
+  c_.stats->add(Counter::kWeightBytesRead, arena_.of(Purpose::kWeights));
+  uint64_t positions = 0;
+  for (const Group& g : groups_) {
+    positions += static_cast<uint64_t>(sequences_[static_cast<size_t>(g.sequence)].length) +
+                 (commit ? 0u : static_cast<uint64_t>(g.count));
+  }
+  c_.stats->add(Counter::kKvBytesRead,
+                positions * static_cast<uint64_t>(attention_layers_) * c_.backend->kv_row_bytes(kv_));
   c_.stats->add(Counter::kStepNs, static_cast<uint64_t>(PhaseTimer::now() - start));
   return Status();
 }
@@ -266,22 +274,15 @@ void TargetRole::plan_attention(const Sequence& s, const Group& g, bool commit) 
   }
 }
 
-// Rotation tables of the rows: cos of all pairs, then sin, computed in double and rounded once.
+// Rotation tables of the rows: cos of all pairs, then sin.
 void TargetRole::fill_rope() {
   if (attention_layers_ == 0) return;
   int64_t rows = 0;
   for (const Group& g : groups_) rows += g.count;
-  const int64_t half = static_cast<int64_t>(inverse_frequency_.size());
   for (int64_t r = 0; r < rows; ++r) {
-    float* cos = rope_host_.data() + r * 2 * half;
-    const double position = positions_[static_cast<size_t>(r)];
-    for (int64_t j = 0; j < half; ++j) {
-      const double angle = position * inverse_frequency_[static_cast<size_t>(j)];
-      cos[j] = static_cast<float>(std::cos(angle));
-      cos[half + j] = static_cast<float>(std::sin(angle));
-    }
+    angles_.fill(positions_[static_cast<size_t>(r)], rope_host_.data() + r * p_.rope_dims);
   }
-  c_.backend->upload(rope_, rope_host_.data(), rows * 2 * half);
+  c_.backend->upload(rope_, rope_host_.data(), rows * p_.rope_dims);
 }
 
 // Distinct tokens of the last penalty_window tokens up to and with the row's own, appended to out.
