@@ -37,6 +37,8 @@ func TestMain(m *testing.M) {
 	fmt.Fprintln(os.Stderr, `{"@level":"info","@message":"fake engine starts","@timestamp":"2026-01-02T15:04:05.000000Z"}`)
 	o := enginefake.Options{}
 	switch mode {
+	case "wide":
+		o = wide
 	case "exit":
 		os.Exit(7)
 	case "slow":

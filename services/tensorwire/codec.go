@@ -46,7 +46,8 @@ type Lent struct {
 	// Message is a Message, or a generated message that the codec passes by reference.
 	Message any
 	// Released is called once per message that was marshalled, on any goroutine, when gRPC needs the payload no more: it was
-	// written, or the stream failed. It must not block.
+	// written, or the stream failed. It must not block. A client's stream keeps its first messages for a transparent retry
+	// until the server's headers have come, which is with the first answer, unless it was opened with StreamCallOptions.
 	Released func()
 }
 

@@ -55,7 +55,7 @@ func dialEcho(t testing.TB, server []grpc.ServerOption, client []grpc.DialOption
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close(); s.Stop(); <-done })
-	stream, err := tandemv1.NewDraftServiceClient(conn).Speculate(t.Context())
+	stream, err := tandemv1.NewDraftServiceClient(conn).Speculate(t.Context(), StreamCallOptions()...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -106,10 +106,10 @@ func (e *Engine) appendRows(f *engineplugin.FeatureRows) error {
 	switch {
 	case f.Encoding < engineplugin.FeatureRawBF16 || f.Encoding > engineplugin.FeatureFusedF32:
 		return bad("encoding", "unknown encoding %d", f.Encoding)
-	case f.Rows < 1:
-		return bad("n", "must be >= 1, got %d", f.Rows)
+	case f.Rows < 0:
+		return bad("n", "must be >= 0, got %d", f.Rows)
 	case int(f.Position) != s.length():
-		return bad("position", "must be %d, the sequence's length, got %d", s.length(), f.Position)
+		return rpcerr.FailedPrecondition("position: must be %d, the sequence's length, got %d", s.length(), f.Position)
 	case int(f.Rows) > e.options.MaxContext-s.length():
 		return rpcerr.ResourceExhausted("max_context: %d rows at %d do not fit into %d", f.Rows, f.Position, e.options.MaxContext)
 	case len(f.Data) != int(f.Rows)*bytes:

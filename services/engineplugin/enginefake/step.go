@@ -169,7 +169,7 @@ func (e *Engine) checkWants(step *engineplugin.Step, i int, last bool) error {
 	case r.Want&^allWants != 0:
 		return bad("rows.want", "row %d: unknown bits %#x", i, r.Want&^allWants)
 	case !last && r.Want&^engineplugin.WantFeatures != 0:
-		return bad("rows.want", "row %d: a shard that does not end at the last layer has no head", i)
+		return rpcerr.FailedPrecondition("rows.want: row %d: a shard that does not end at the last layer has no head", i)
 	case r.Want&engineplugin.WantTop != 0 && (r.TopK < 1 || int(r.TopK) > e.options.MaxTopK):
 		return bad("rows.top_k", "row %d: must be in 1..%d, got %d", i, e.options.MaxTopK, r.TopK)
 	case r.Want&engineplugin.WantScore != 0 && (r.Score < 0 || int(r.Score) >= vocab):

@@ -20,15 +20,15 @@ func (s *suite) openErrors() {
 		{"role 0", func(o *engineplugin.OpenOptions) { o.Role = 0 }, codes.InvalidArgument, []string{"role"}},
 		{"no path", func(o *engineplugin.OpenOptions) { o.ModelPath = "" }, codes.InvalidArgument, []string{"model_path"}},
 		{"missing file", func(o *engineplugin.OpenOptions) { o.ModelPath = s.models.Missing }, codes.NotFound, nil},
-		{"no sequences", func(o *engineplugin.OpenOptions) { o.MaxSequences = 0 }, codes.InvalidArgument, []string{"max_sequences"}},
+		{"negative sequences", func(o *engineplugin.OpenOptions) { o.MaxSequences = -1 }, codes.InvalidArgument, []string{"max_sequences"}},
 		{"negative context", func(o *engineplugin.OpenOptions) { o.MaxContext = -1 }, codes.InvalidArgument, []string{"max_context"}},
 		{"too wide a tree", func(o *engineplugin.OpenOptions) { o.MaxTreeRows = 129 }, codes.InvalidArgument, []string{"max_tree_rows"}},
 		{"negative batch", func(o *engineplugin.OpenOptions) { o.MaxBatchRows = -1 }, codes.InvalidArgument, []string{"max_batch_rows"}},
 		{"negative top-k", func(o *engineplugin.OpenOptions) { o.MaxTopK = -1 }, codes.InvalidArgument, []string{"max_top_k"}},
 		{"layers backwards", func(o *engineplugin.OpenOptions) { o.LayerFirst, o.LayerLast = 2, 1 }, codes.InvalidArgument, []string{"layer_last", "layer_first"}},
 		{"layers beyond", func(o *engineplugin.OpenOptions) { o.LayerLast = 100000 }, codes.InvalidArgument, []string{"layer_last"}},
-		{"cache type", func(o *engineplugin.OpenOptions) { o.KVTypeK = 999 }, codes.Unimplemented, []string{"kv_type_k"}},
-		{"tiny memory", func(o *engineplugin.OpenOptions) { o.MemoryCapBytes = 1 }, codes.ResourceExhausted, []string{"memory"}},
+		{"cache type", func(o *engineplugin.OpenOptions) { o.KVTypeK = 999 }, codes.Unimplemented, []string{"kv_type"}},
+		{"tiny memory", func(o *engineplugin.OpenOptions) { o.MemoryCapBytes = 1 }, codes.ResourceExhausted, []string{"memory", "cap"}},
 		{"unknown device", func(o *engineplugin.OpenOptions) { o.Device = "abacus:7" }, codes.InvalidArgument, []string{"device"}},
 	}
 	for _, c := range cases {

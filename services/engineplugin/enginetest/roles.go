@@ -147,7 +147,7 @@ func (s *suite) shards() {
 	r = through(chain([]int32{1, 2}), false)
 	s.same("sharded row after commit", rowBits(rw, 1, 2), rowBits(r, 1, 2))
 	err := a.Step(s.ctx, &engineplugin.Step{Rows: rowsOf(qa, s.length(a, qa), chain([]int32{1}), engineplugin.WantToken, 0)}, &ra)
-	s.refused("token from a shard without head", err, codes.InvalidArgument, "want")
+	s.refused("token from a shard without head", err, codes.FailedPrecondition, "want")
 	err = b.Step(s.ctx, &engineplugin.Step{Rows: rowsOf(qb, s.length(b, qb), chain([]int32{1}), 0, 0)}, &rb)
 	s.refused("no hidden rows", err, codes.InvalidArgument, "hidden_in")
 }
@@ -224,14 +224,17 @@ func (s *suite) draft() {
 			s.Errorf("a block of 2 gives %v", parts.IDs)
 		}
 	}
-	// A snapshot of a draft is a state like any other.
-	p, err := e.NewSnapshot(s.ctx, a)
-	s.ok(err)
+	// A draft may do without snapshots: its features can be sent again.
 	c := s.sequence(e)
-	s.ok(e.RestoreSnapshot(s.ctx, p, c))
-	s.ok(e.Propose(s.ctx, nil, []engineplugin.DraftRequest{ask(c)}, &parts))
-	sameDraft(s, "restored", &whole, &parts)
-	s.ok(e.FreeSnapshot(s.ctx, p))
+	if p, err := e.NewSnapshot(s.ctx, a); err != nil {
+		s.refused("snapshot", err, codes.FailedPrecondition, "draft")
+		s.ok(e.Propose(s.ctx, []engineplugin.FeatureRows{part(c, 0, rows)}, nil, &parts))
+	} else {
+		s.ok(e.RestoreSnapshot(s.ctx, p, c))
+		s.ok(e.Propose(s.ctx, nil, []engineplugin.DraftRequest{ask(c)}, &parts))
+		sameDraft(s, "restored", &whole, &parts)
+		s.ok(e.FreeSnapshot(s.ctx, p))
+	}
 	// Going back and appending again.
 	if err := e.Truncate(s.ctx, c, 6); err == nil {
 		s.ok(e.Propose(s.ctx, []engineplugin.FeatureRows{part(c, 6, rows)}, []engineplugin.DraftRequest{ask(c)}, &parts))
@@ -261,12 +264,12 @@ func (s *suite) draftErrors() {
 		code codes.Code
 		word string
 	}{
-		{"rows it has", func(f *engineplugin.FeatureRows) { f.Position = 0 }, codes.InvalidArgument, "position"},
-		{"a gap", func(f *engineplugin.FeatureRows) { f.Position = 3 }, codes.InvalidArgument, "position"},
+		{"rows it has", func(f *engineplugin.FeatureRows) { f.Position = 0 }, codes.FailedPrecondition, "position"},
+		{"a gap", func(f *engineplugin.FeatureRows) { f.Position = 3 }, codes.FailedPrecondition, "position"},
 		{"unknown sequence", func(f *engineplugin.FeatureRows) { f.Sequence = 4711 }, codes.NotFound, "sequence"},
 		{"encoding", func(f *engineplugin.FeatureRows) { f.Encoding = 9 }, codes.InvalidArgument, "encoding"},
 		{"short data", func(f *engineplugin.FeatureRows) { f.Data = f.Data[1:] }, codes.InvalidArgument, "features"},
-		{"no rows", func(f *engineplugin.FeatureRows) { f.Rows, f.Data = 0, nil }, codes.InvalidArgument, "n"},
+		{"negative rows", func(f *engineplugin.FeatureRows) { f.Rows = -1 }, codes.InvalidArgument, "n"},
 	} {
 		f := good
 		f.Position = 2
@@ -342,7 +345,7 @@ func (s *suite) scoreErrors() {
 		word string
 	}{
 		{"no ids", nil, []int32{0}, codes.InvalidArgument, "ids"},
-		{"no rows", ids, nil, codes.InvalidArgument, "query_rows"},
+		{"no rows", ids, nil, codes.InvalidArgument, "query"},
 		{"descending rows", ids, []int32{3, 2}, codes.InvalidArgument, "query_rows"},
 		{"row beyond", ids, []int32{10}, codes.InvalidArgument, "query_rows"},
 		{"row negative", ids, []int32{-1}, codes.InvalidArgument, "query_rows"},

@@ -91,7 +91,7 @@ func (s *suite) exportImport() {
 	}
 	// Nor does it into a shorter engine.
 	o = options(engineplugin.RoleTarget, s.models.Target)
-	o.MaxContext, o.MaxBatchRows = 16, 16
+	o.MaxContext, o.MaxTreeRows, o.MaxBatchRows = 16, 16, 16
 	short := s.open(o)
 	s.refused("too long a state", short.Import(s.ctx, s.sequence(short), state), codes.ResourceExhausted, "context")
 	empty := s.sequence(e)

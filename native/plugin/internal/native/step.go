@@ -70,6 +70,9 @@ func (e *engine) prepare(step *engineplugin.Step, result *engineplugin.StepResul
 		return rpcerr.InvalidArgument("hidden_in", "must have %d values, got %d", n*i.Hidden, len(step.HiddenIn))
 	}
 	w := count(step.Rows, i.MaxTopK)
+	if w.features > 0 && step.Features != engineplugin.FeatureNone && featureBytes(i, step.Features) == 0 {
+		return rpcerr.FailedPrecondition("feature_encoding: %d needs captured layers, or a loaded fuse when it is fused", step.Features)
+	}
 	w.set(i, n, step.Features, result)
 	c := &e.step
 	*c = cStep{

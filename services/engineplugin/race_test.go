@@ -1,0 +1,5 @@
+//go:build race
+
+package engineplugin_test
+
+const raceEnabled = true
