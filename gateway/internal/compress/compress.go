@@ -16,9 +16,11 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 )
 
@@ -202,7 +204,8 @@ func (c *Compressor) score(ctx context.Context, doc *document, want Wish, id str
 	failed := func(err error) ([][]span, float64, string, error) {
 		var e *apierror.Error
 		switch {
-		case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		case errors.Is(ctx.Err(), context.DeadlineExceeded), rpcerr.Code(err) == codes.DeadlineExceeded:
+			// The scorer may notice the deadline first.
 			return nil, 0, ReasonTimeout, err
 		case errors.As(err, &e) && e.Code == "no_worker":
 			return nil, 0, ReasonNoScorer, err
@@ -224,7 +227,7 @@ func (c *Compressor) score(ctx context.Context, doc *document, want Wish, id str
 	}
 	resp, err := tandemv1.NewPrefillServiceClient(lane.Conn).Compress(metadata.AppendToOutgoingContext(ctx, "x-request-id", id), req)
 	if err != nil {
-		if ctx.Err() == nil {
+		if c := rpcerr.Code(err); ctx.Err() == nil && c != codes.DeadlineExceeded && c != codes.ResourceExhausted {
 			lane.Failed()
 		}
 		lane.Release()
