@@ -14,7 +14,7 @@ const (
 	workerMemory  = 400
 	// seedWeight is how many promised nodes the worker's gauges count in a new request.
 	seedWeight = 6
-	// scale bounds how much better or worse than the worker's average a request may look at a depth it has not seen.
+	// minRate and maxRate bound the rate assumed at a depth that a request has not seen.
 	minRate, maxRate = 0.02, 0.995
 	// prior is the acceptance assumed of a draft of which nothing is known: worth a try, soon corrected.
 	prior, priorWeight = 0.7, 2
