@@ -149,23 +149,23 @@ func TestPflashFallsBack(t *testing.T) {
 	ask := func(lines int) answer {
 		return r.post("/v1/chat/completions", `{"messages":`+chatOf("user", haystack(lines, 50)+"\nWhat is it?")+`,"pflash":{"mode":"always"}}`)
 	}
-	script = func(context.Context, *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
+	s.SetCompress(func(context.Context, *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
 		return &tandemv1.CompressResponse{}, nil
-	}
+	})
 	a := ask(100)
 	if a.status != 200 || a.header.Get("X-Tandem-Warning") != "pflash-skipped" || at(a.json(t), "usage", "pflash", "reason") != "scorer_failed" {
 		t.Errorf("bad answer of the scorer: %d %v %s", a.status, a.header, a.body)
 	}
-	script = func(ctx context.Context, _ *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
+	s.SetCompress(func(ctx context.Context, _ *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
-	}
+	})
 	if a = ask(100); at(a.json(t), "usage", "pflash", "reason") != "timeout" {
 		t.Errorf("slow scorer: %d %s", a.status, a.body)
 	}
-	script = func(context.Context, *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
+	s.SetCompress(func(context.Context, *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
 		return nil, status.Error(codes.Internal, "fault")
-	}
+	})
 	if a = ask(1000); a.status != 503 || at(a.json(t), "error", "code") != "no_worker" {
 		t.Errorf("does not fit without compression: %d %s", a.status, a.body)
 	}

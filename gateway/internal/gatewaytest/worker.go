@@ -6,7 +6,6 @@ import (
 	"net"
 	"sync"
 	"testing"
-	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
@@ -41,7 +40,6 @@ type Worker struct {
 	requests []*tandemv1.DecodeRequest
 	scored   []*tandemv1.CompressRequest
 	ended    bool
-	idle     *sync.Cond
 }
 
 // WorkerOptions describe a fake worker.
@@ -63,7 +61,6 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 		tb.Fatal(err)
 	}
 	w := &Worker{ID: opt.ID, decode: opt.Decode, compress: opt.Compress, state: registry.StateReady, done: make(chan struct{})}
-	w.idle = sync.NewCond(&w.mu)
 	w.server = grpc.NewServer(tensorwire.ServerOptions()...)
 	tandemv1.RegisterTargetServiceServer(w.server, w)
 	tandemv1.RegisterPrefillServiceServer(w.server, w)
@@ -126,6 +123,13 @@ func (w *Worker) SetDecode(d Decode) {
 	w.decode = d
 }
 
+// SetCompress replaces the script.
+func (w *Worker) SetCompress(c Compress) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.compress = c
+}
+
 // Requests returns the decode requests so far.
 func (w *Worker) Requests() []*tandemv1.DecodeRequest {
 	w.mu.Lock()
@@ -140,17 +144,6 @@ func (w *Worker) Scored() []*tandemv1.CompressRequest {
 	return append([]*tandemv1.CompressRequest(nil), w.scored...)
 }
 
-// WaitIdle waits until no decode runs and reports how long that took.
-func (w *Worker) WaitIdle() time.Duration {
-	start := time.Now()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for w.running > 0 {
-		w.idle.Wait()
-	}
-	return time.Since(start)
-}
-
 // Decode implements the target service.
 func (w *Worker) Decode(req *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) error {
 	w.mu.Lock()
@@ -161,7 +154,6 @@ func (w *Worker) Decode(req *tandemv1.DecodeRequest, stream tandemv1.TargetServi
 	defer func() {
 		w.mu.Lock()
 		w.running--
-		w.idle.Broadcast()
 		w.mu.Unlock()
 	}()
 	return script(req, stream)

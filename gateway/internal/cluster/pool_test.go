@@ -1,0 +1,252 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/registry"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func info(id string, lanes, ctx int32, state string) registry.Worker {
+	return registry.Worker{ID: id, Epoch: 1, State: state, LastHeartbeat: time.Now(), Registration: &tandemv1.Registration{
+		WorkerId: id, Role: tandemv1.Role_ROLE_TARGET, Address: "127.0.0.1:1", Limits: &tandemv1.Limits{Lanes: lanes, MaxContext: ctx}}}
+}
+
+// pool gives a pool whose connections never reach anybody.
+func pool(t *testing.T, cfg PoolConfig, workers ...registry.Worker) *Pool {
+	p := NewPool(cfg)
+	set(p, workers...)
+	t.Cleanup(p.close)
+	return p
+}
+
+func set(p *Pool, workers ...registry.Worker) {
+	p.update(workers, func(registry.Worker) *grpc.ClientConn {
+		conn, err := grpc.NewClient("passthrough:///nobody", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(nobody))
+		if err != nil {
+			panic(err)
+		}
+		return conn
+	})
+}
+
+var errNobody = errors.New("nobody there")
+
+func nobody(context.Context, string) (c net.Conn, err error) { return nil, errNobody }
+
+func code(err error) string {
+	if err == nil {
+		return ""
+	}
+	return apierror.From(err).Code
+}
+
+func submit(t *testing.T, p *Pool, d Demand) *Ticket {
+	t.Helper()
+	tk, err := p.Submit(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tk
+}
+
+// granted drains the lanes that a ticket holds already.
+func granted(tk *Ticket) []*Lane {
+	var out []*Lane
+	for {
+		select {
+		case l := <-tk.lanes:
+			out = append(out, l)
+		default:
+			return out
+		}
+	}
+}
+
+func TestPriorityThenArrival(t *testing.T) {
+	p := pool(t, PoolConfig{MaxQueue: 10}, info("w", 1, 0, registry.StateReady))
+	first := submit(t, p, Demand{Priority: 5})
+	lane := granted(first)[0]
+	low, high, late := submit(t, p, Demand{Priority: 1}), submit(t, p, Demand{Priority: 9}), submit(t, p, Demand{Priority: 9})
+	back := submit(t, p, Demand{Priority: 0, Takeover: true})
+	var order []string
+	for range 4 {
+		lane.Release()
+		for name, tk := range map[string]*Ticket{"low": low, "high": high, "late": late, "takeover": back} {
+			if g := granted(tk); len(g) > 0 {
+				order, lane = append(order, name), g[0]
+			}
+		}
+	}
+	lane.Release()
+	if want := []string{"takeover", "high", "late", "low"}; !slices.Equal(order, want) {
+		t.Errorf("order %v, want %v", order, want)
+	}
+}
+
+func TestLeastBusyWorkerThatFits(t *testing.T) {
+	p := pool(t, PoolConfig{MaxQueue: 10}, info("a", 2, 100, registry.StateReady), info("b", 4, 1000, registry.StateReady), info("c", 9, 1000, registry.StateDraining))
+	var got []string
+	for range 5 {
+		got = append(got, granted(submit(t, p, Demand{Tokens: 50}))[0].Worker)
+	}
+	if want := []string{"a", "b", "b", "a", "b"}; !slices.Equal(got, want) {
+		t.Errorf("workers %v, want %v", got, want)
+	}
+	if l := granted(submit(t, p, Demand{Tokens: 500})); len(l) != 1 || l[0].Worker != "b" {
+		t.Errorf("long request went to %v", l)
+	}
+	if p.MaxContext() != 1000 {
+		t.Errorf("longest context %d", p.MaxContext())
+	}
+}
+
+func TestQueueLimits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPool(PoolConfig{MaxQueue: 2, QueueTimeout: time.Minute, Grace: 10 * time.Second})
+		defer p.close()
+		if _, err := p.Submit(Demand{}); code(err) != "no_worker" {
+			t.Errorf("without workers: %v", err)
+		}
+		set(p, info("w", 1, 0, registry.StateReady))
+		running := submit(t, p, Demand{})
+		a, b := submit(t, p, Demand{}), submit(t, p, Demand{})
+		if _, err := p.Submit(Demand{}); code(err) != "queue_full" {
+			t.Errorf("third in the queue: %v", err)
+		}
+		b.Close()
+		c := submit(t, p, Demand{})
+		time.Sleep(59 * time.Second)
+		granted(running)[0].Release()
+		held, err := a.Lane(t.Context())
+		if err != nil {
+			t.Fatalf("a: %v", err)
+		}
+		// A worker that left is still used by those who hold its lanes.
+		defer held.Release()
+		start := time.Now()
+		if _, err := c.Lane(t.Context()); code(err) != "queue_timeout" || time.Since(start) > time.Minute {
+			t.Errorf("c: %v after %v", err, time.Since(start))
+		}
+		// The last worker goes away: new requests wait for its restart, for a while.
+		set(p)
+		d := submit(t, p, Demand{})
+		d.Close()
+		time.Sleep(11 * time.Second)
+		if _, err := p.Submit(Demand{}); code(err) != "no_worker" {
+			t.Errorf("long after the last worker left: %v", err)
+		}
+	})
+}
+
+func TestNoQueueStillServes(t *testing.T) {
+	p := pool(t, PoolConfig{MaxQueue: 0}, info("w", 1, 0, registry.StateReady))
+	submit(t, p, Demand{})
+	if _, err := p.Submit(Demand{}); code(err) != "queue_full" {
+		t.Errorf("second request with no queue: %v", err)
+	}
+}
+
+func TestSuspectsRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPool(PoolConfig{MaxQueue: 10})
+		defer p.close()
+		a, b := info("a", 2, 0, registry.StateReady), info("b", 2, 0, registry.StateReady)
+		set(p, a, b)
+		l := granted(submit(t, p, Demand{}))[0]
+		l.Failed()
+		for range 2 {
+			if got := granted(submit(t, p, Demand{}))[0].Worker; got != "b" {
+				t.Errorf("went to %s, want b", got)
+			}
+		}
+		wait := submit(t, p, Demand{Takeover: true})
+		time.Sleep(5 * time.Second)
+		if len(granted(wait)) != 0 {
+			t.Error("a suspect got work without a sign of life")
+		}
+		a.LastHeartbeat = time.Now()
+		set(p, a, b)
+		if got, err := wait.Lane(t.Context()); err != nil || got.Worker != "a" {
+			t.Errorf("after a heartbeat: %v %v", got, err)
+		}
+	})
+}
+
+func TestFullWorkerIsAskedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewPool(PoolConfig{MaxQueue: 10})
+		defer p.close()
+		set(p, info("a", 1, 0, registry.StateReady))
+		granted(submit(t, p, Demand{}))[0].Full()
+		tk, start := submit(t, p, Demand{Takeover: true}), time.Now()
+		if _, err := tk.Lane(t.Context()); err != nil || time.Since(start) != fullPause {
+			t.Errorf("%v after %v, want %v", err, time.Since(start), fullPause)
+		}
+	})
+}
+
+func TestDrainFailsWaiters(t *testing.T) {
+	p := pool(t, PoolConfig{MaxQueue: 10}, info("w", 1, 0, registry.StateReady))
+	submit(t, p, Demand{})
+	waiting := submit(t, p, Demand{})
+	p.Drain()
+	if _, err := waiting.Lane(t.Context()); code(err) != "draining" {
+		t.Errorf("waiter: %v", err)
+	}
+	if _, err := p.Submit(Demand{}); code(err) != "draining" {
+		t.Errorf("new: %v", err)
+	}
+}
+
+func TestClosedTicketGivesLanesBack(t *testing.T) {
+	p := pool(t, PoolConfig{MaxQueue: 10}, info("w", 2, 0, registry.StateReady))
+	tk := submit(t, p, Demand{Lanes: 3})
+	tk.Close()
+	if busy, lanes, _ := p.Busy("w"); busy != 0 || lanes != 2 || p.Queued() != 0 {
+		t.Errorf("%d of %d busy, %d queued", busy, lanes, p.Queued())
+	}
+}
+
+func TestServedModel(t *testing.T) {
+	c := New(Config{}, Deps{})
+	w := func(id, digest string, joined int) registry.Worker {
+		i := info(id, 1, 0, registry.StateReady)
+		i.Registration.Model = &tandemv1.ModelInfo{Name: "m", Digest: digest}
+		i.Joined = time.Unix(int64(joined), 0)
+		i.Registration.Address = fmt.Sprintf("127.0.0.1:%d", joined)
+		return i
+	}
+	defer c.Targets.close()
+	defer c.Scorers.close()
+	c.dial = []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(nobody)}
+	check := func(list []registry.Worker, digest string, served ...string) {
+		t.Helper()
+		c.update(list)
+		m, _, _ := c.Active()
+		if m.GetDigest() != digest {
+			t.Errorf("serves %q, want %q", m.GetDigest(), digest)
+		}
+		for _, w := range list {
+			if _, _, ok := c.Targets.Busy(w.ID); ok != slices.Contains(served, w.ID) {
+				t.Errorf("%s in the pool: %v", w.ID, ok)
+			}
+		}
+	}
+	check([]registry.Worker{w("b", "x", 1), w("a", "y", 2)}, "x", "b")
+	check([]registry.Worker{w("a", "y", 2), w("c", "x", 3)}, "x", "c")
+	check([]registry.Worker{w("a", "y", 2)}, "y", "a")
+}
