@@ -165,8 +165,7 @@ void attention_reference(const AttentionShape& shape, const AttentionGroup& grou
 }
 
 size_t attention_scratch_bytes(const AttentionShape& shape) {
-  const int g = shape.q_heads / shape.kv.kv_heads;
-  return AttentionScratchLayout(shape.kv.dim, std::max(g, kAttnQueries)).total * sizeof(float);
+  return AttentionScratchLayout(shape.kv.dim).total * sizeof(float);
 }
 
 size_t attention_partial_bytes(const AttentionShape& shape, int32_t max_context) {

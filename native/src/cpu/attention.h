@@ -75,6 +75,9 @@ struct AttentionGroup {
   int32_t n_rows = 0;
 };
 
+// Most query heads that may share a key/value head; loaders refuse models with more.
+constexpr int32_t kAttentionMaxGroup = 96;
+
 struct AttentionShape {
   KvLayout kv;
   int32_t q_heads = 0;  // multiple of kv_heads; head h reads kv head h / (q_heads / kv_heads)

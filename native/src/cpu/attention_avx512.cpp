@@ -1,7 +1,4 @@
 // Attention with AVX-512: 16 lanes, up to 12 queries x 2 vectors of sums in registers.
-// gcc 12 sees its own undefined-vector intrinsics as uninitialized reads.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 
 #include "cpu/attention_kernel.h"

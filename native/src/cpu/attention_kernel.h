@@ -12,15 +12,16 @@
 
 namespace tnd::cpu {
 
-constexpr int kAttnSegment = 256;     // positions per segment: part of the numeric contract
-constexpr int kAttnQueries = 96;      // most queries (rows x heads) of a block
-constexpr int kAttnQueriesMax = 128;  // of a block of one row: most query heads per kv head
+constexpr int kAttnSegment = 256;  // positions per segment: part of the numeric contract
+constexpr int kAttnQueries = 96;   // most queries (rows x heads) of a block, one row at least
 constexpr int kAttnMaxDim = 512;
 constexpr int kAttnScoreStride = kAttnSegment + 16;  // floats; the pad keeps rows off one cache set
 
+static_assert(kAttnQueries >= kAttentionMaxGroup);
+
 // Rows of a block for G query heads per kv head.
 inline int attention_block_rows(int g) {
-  return g >= kAttnQueries ? 1 : kAttnQueries / g;
+  return kAttnQueries / g;
 }
 
 struct AttentionItem {
@@ -53,7 +54,8 @@ extern const AttentionKernels kAttentionAvx512;
 // Scratch of a thread, in floats: queries, scores, running outputs, panel, gathered tile, running M and L.
 struct AttentionScratchLayout {
   size_t q, scores, out, panel, tile, ml, total;
-  explicit AttentionScratchLayout(int dim, int queries) {
+  explicit AttentionScratchLayout(int dim) {
+    constexpr int queries = kAttnQueries;
     q = 0;
     scores = q + size_t(queries) * dim;
     out = scores + size_t(queries) * kAttnScoreStride;

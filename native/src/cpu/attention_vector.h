@@ -399,7 +399,7 @@ void block_typed(const AttentionItem& it) {
   const AttentionRow* rows = it.group->rows + it.row_begin;
   const Key* k = reinterpret_cast<const Key*>(static_cast<const char*>(it.group->k) + kv.k_head_bytes() * it.kv_head);
   const Val* v = reinterpret_cast<const Val*>(static_cast<const char*>(it.group->v) + kv.v_head_bytes() * it.kv_head);
-  const AttentionScratchLayout lay(dim, imax(nq, kAttnQueries));
+  const AttentionScratchLayout lay(dim);
   float* q_t = it.scratch + lay.q;
   float* scores = it.scratch + lay.scores;
   float* panel = it.scratch + lay.panel;
@@ -408,9 +408,9 @@ void block_typed(const AttentionItem& it) {
   float* run_l = run_m + nq;
   float* a = run_l + nq;
   float* b = a + nq;
-  Span spans[kAttnQueriesMax];
-  Join join[kAttnQueriesMax];
-  float* out[kAttnQueriesMax];
+  Span spans[kAttnQueries];
+  Join join[kAttnQueries];
+  float* out[kAttnQueries];
   for (int q0 = 0; q0 < nq;) {
     const int n = group_size(nq - q0);
     for (int i = 0; i < n; i++) {

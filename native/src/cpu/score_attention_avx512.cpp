@@ -1,7 +1,4 @@
 // score_attention with AVX-512 VNNI and BF16; see score_attention.h.
-// gcc 12 sees its own undefined-vector intrinsics as uninitialized reads.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
 #include <utility>
 
 #include "cpu/score_attention_kernel.h"

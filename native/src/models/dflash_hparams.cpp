@@ -9,6 +9,7 @@ namespace {
 constexpr int32_t kMaxLayers = 1024;
 constexpr int32_t kMaxWidth = 1 << 20;
 constexpr int32_t kMaxHeads = 4096;
+constexpr int32_t kMaxGroup = 96;  // of the attention operation: cpu/attention.h kAttentionMaxGroup
 constexpr int32_t kMaxBlock = 128;
 constexpr uint64_t kMaxConfigBytes = 1 << 20;
 
@@ -315,6 +316,10 @@ Status DflashFile::check(int32_t target_layers) {
   }
   if (p.q_heads % p.kv_heads != 0) {
     return errorf(TND_INVALID_ARGUMENT, "%s: %d query heads for %d key/value heads", file, p.q_heads, p.kv_heads);
+  }
+  if (p.q_heads / p.kv_heads > kMaxGroup) {
+    return errorf(TND_UNIMPLEMENTED, "%s: %d query heads share a key/value head, at most %d are run", file,
+                  p.q_heads / p.kv_heads, kMaxGroup);
   }
   if (p.head_dim % 32 != 0 || p.head_dim > 512 || p.rope_dims % 32 != 0) {
     return errorf(TND_UNIMPLEMENTED, "%s: head size %d with %d rotated dimensions; multiples of 32 up to 512 are run",

@@ -10,6 +10,7 @@ namespace {
 constexpr int32_t kMaxLayers = 1024;
 constexpr int32_t kMaxWidth = 1 << 20;
 constexpr int32_t kMaxHeads = 1 << 12;
+constexpr int32_t kMaxGroup = 96;  // of the attention operation: cpu/attention.h kAttentionMaxGroup
 
 Status bad(const gguf::File& file, const char* fmt, const std::string& key, int64_t got, int64_t want) {
   char text[512];
@@ -119,6 +120,10 @@ Status read_hparams(const gguf::File& file, HParams* p) {
   if (p->q_heads % p->kv_heads != 0) {
     return bad(file, "%s is %lld, no multiple of head_count_kv %lld", a + "attention.head_count", p->q_heads,
                p->kv_heads);
+  }
+  if (p->q_heads / p->kv_heads > kMaxGroup) {
+    return errorf(TND_UNIMPLEMENTED, "%.*s: %d query heads share a key/value head, at most %d are run",
+                  static_cast<int>(file.path().size()), file.path().data(), p->q_heads / p->kv_heads, kMaxGroup);
   }
   int32_t value_length = 0;
   TND_TRY(file.get_i32(a + "attention.key_length", 1, 4096, &p->head_dim));

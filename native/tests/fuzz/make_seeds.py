@@ -59,7 +59,51 @@ SAFE = {
     "deep": safetensors(b'{"__metadata__":{"a":[[[{"b":[1.5e3,-2,true,null]}]]]}}', b""),
 }
 
-for folder, seeds in (("gguf", GGUF), ("safetensors", SAFE)):
+
+
+def u32(key, v):
+    return (key, 4, struct.pack("<I", v))
+
+
+def f32(key, v):
+    return (key, 6, struct.pack("<f", v))
+
+
+def model(arch, extra, tensors):
+    a = arch + "."
+    return gguf([("general.architecture", 8, text(arch)), u32(a + "block_count", 2), u32(a + "context_length", 64),
+                 u32(a + "embedding_length", 32), u32(a + "feed_forward_length", 32),
+                 u32(a + "attention.head_count", 2), u32(a + "attention.head_count_kv", 1),
+                 u32(a + "attention.key_length", 32), u32(a + "attention.value_length", 32),
+                 f32(a + "attention.layer_norm_rms_epsilon", 1e-6), f32(a + "rope.freq_base", 1e6)] + extra, tensors)
+
+
+def draft(arch, fc, norm, extra):
+    a = arch + "."
+    return model(arch, [u32(a + "dflash.block_size", 4)] + extra,
+                 [(fc, [32, 32], 8, b"\1" * 34 * 32), (norm, [32], 0, b"\0" * 128)])
+
+
+TABLE = [("token_embd.weight", [32, 2], 8, b"\1" * 68)]
+HPARAMS = {
+    "qwen3": model("qwen3", [], TABLE),
+    "qwen35": model("qwen35", [u32("qwen35.ssm.conv_kernel", 4), u32("qwen35.ssm.state_size", 128),
+                               u32("qwen35.ssm.group_count", 1), u32("qwen35.ssm.time_step_rank", 2),
+                               u32("qwen35.ssm.inner_size", 256), u32("qwen35.nextn_predict_layers", 1),
+                               ("tokenizer.ggml.token_type", 9, array(5, "i", [1, 5]))], TABLE),
+    "dflash-draft": draft("dflash-draft", "dflash_fc.weight", "dflash_hidden_norm.weight",
+                          [u32("dflash-draft.dflash.mask_token_id", 1),
+                           ("dflash-draft.dflash.target_layer_ids", 9, array(5, "i", [1])),
+                           u32("dflash-draft.attention.sliding_window", 8),
+                           ("dflash-draft.attention.sliding_window_pattern", 9, array(7, "B", [1, 0]))]),
+    "qwen35-dflash-draft": draft("qwen35-dflash-draft", "dflash.fc.weight", "dflash.hidden_norm.weight",
+                                 [u32("qwen35-dflash-draft.dflash.mask_token_id", 1),
+                                  u32("qwen35-dflash-draft.dflash.n_target_layers", 1)]),
+    "dflash": draft("dflash", "fc.weight", "enc.output_norm.weight",
+                    [u32("tokenizer.ggml.mask_token_id", 1), ("dflash.dflash.target_layers", 9, array(5, "i", [2]))]),
+}
+
+for folder, seeds in (("gguf", GGUF), ("safetensors", SAFE), ("hparams", HPARAMS)):
     os.makedirs(os.path.join(HERE, "corpus", folder), exist_ok=True)
     for name, raw in seeds.items():
         with open(os.path.join(HERE, "corpus", folder, name), "wb") as f:
