@@ -125,7 +125,7 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 		c.Ready = time.Since(start)
 		return c, nil
 	case <-c.ended:
-		return nil, fmt.Errorf("tandem serve ended: %v\n%s", c.err, c.tail)
+		return nil, fmt.Errorf("tandem serve ended: %w\n%s", c.err, c.tail)
 	case <-ctx.Done():
 		c.Kill()
 		return nil, fmt.Errorf("tandem serve is not ready: %w\n%s", ctx.Err(), c.tail)

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"io"
 	"slices"
 	"testing"
@@ -43,7 +44,7 @@ func TestGRPCGenerate(t *testing.T) {
 	var last *tandemv1.GenerateResponse
 	for {
 		message, err := stream.Recv()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
