@@ -53,7 +53,8 @@ type Config struct {
 
 // ServerOptions are those of every worker's server.
 func ServerOptions(log *zap.Logger) []grpc.ServerOption {
-	options := tensorwire.ServerOptions()
+	// Stop waits for handlers: they free sequences, for which the engine must still be there.
+	options := append(tensorwire.ServerOptions(), grpc.WaitForHandlers(true))
 	return append(options, rpcerr.ServerOptions(func(method string, value any, stack []byte) {
 		log.Error("panic", zap.String(telemetry.KeyEndpoint, method), zap.Any(telemetry.KeyErr, value), zap.ByteString(telemetry.KeyStack, stack))
 	})...)

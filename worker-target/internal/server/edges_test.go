@@ -137,11 +137,12 @@ func TestCancel(t *testing.T) {
 				cancel()
 			}
 		})
-		if !errors.Is(err, context.Canceled) {
+		// A request that was cancelled before its handler ran may take the lane after the caller has gone.
+		if !errors.Is(err, context.Canceled) && !errors.Is(err, rpcerr.NoLane) {
 			t.Fatalf("%d: %v", i, err)
 		}
-		r.idle()
 		cancel()
+		r.idle()
 	}
 	r.until("streams ended", func() bool { streams, _, _, _ := draft.State(); return streams == 0 })
 }
