@@ -2,14 +2,15 @@ package engineplugin_test
 
 import (
 	"context"
-	"errors"
 	"net"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin"
@@ -64,7 +65,7 @@ func serve(t testing.TB, s *engineplugin.Server) (*grpc.ClientConn, func()) {
 		t.Fatal(err)
 	}
 	return conn, func() {
-		if err := conn.Close(); err != nil && !errors.Is(err, grpc.ErrClientConnClosing) {
+		if err := conn.Close(); err != nil && status.Code(err) != codes.Canceled {
 			t.Error(err)
 		}
 		g.Stop()

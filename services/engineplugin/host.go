@@ -100,7 +100,7 @@ func (h *Host) Open(ctx context.Context, options OpenOptions, progress Progress)
 	protocol, err := p.client.Client()
 	stop()
 	if err != nil {
-		p.kill()
+		_ = p.kill()
 		if cause := ctx.Err(); cause != nil {
 			return nil, rpcerr.From(cause)
 		}
@@ -108,7 +108,7 @@ func (h *Host) Open(ctx context.Context, options OpenOptions, progress Progress)
 	}
 	raw, err := protocol.Dispense(pluginName)
 	if err != nil {
-		p.kill()
+		_ = p.kill()
 		return nil, rpcerr.Internal("dispense engine: %v", err)
 	}
 	// The process may die at any time from now on.
@@ -142,7 +142,7 @@ func (h *Host) Open(ctx context.Context, options OpenOptions, progress Progress)
 				}
 			}
 		}
-		p.kill()
+		_ = p.kill()
 		p.wait.Wait()
 		if cause := ctx.Err(); cause != nil {
 			return nil, rpcerr.From(cause)

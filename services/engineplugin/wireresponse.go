@@ -27,6 +27,7 @@ type runResponse struct {
 	featureBytes, hidden, logits int
 	early                        []byte // a payload that came before its sizes, as other implementations may send it
 	payloadSeen                  bool
+	direct                       bool       // the payload was read straight into its slices
 	strayStep                    StepResult // where outputs go that nobody asked for
 	strayPropose                 DraftResult
 }
@@ -83,7 +84,8 @@ func (m *runResponse) Payload(parts *tw.Parts) int {
 // ReadFrom implements tensorwire.Message. The caller sets step or propose before.
 func (m *runResponse) ReadFrom(r *tw.Reader) error {
 	m.id, m.failure, m.nanos, m.kind = 0, failure{}, 0, 0
-	m.sized, m.payloadSeen, m.featureBytes, m.hidden, m.logits = false, false, 0, 0, 0
+	m.sized, m.payloadSeen, m.direct, m.featureBytes, m.hidden, m.logits = false, false, false, 0, 0, 0
+	m.early = m.early[:0]
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
 		case tw.Tag(1, tw.Varint):
@@ -101,6 +103,7 @@ func (m *runResponse) ReadFrom(r *tw.Reader) error {
 		case tw.Tag(runPayload, tw.Bytes):
 			m.payloadSeen = true
 			if m.sized {
+				m.direct = true
 				m.scatter(r)
 			} else {
 				m.early = r.Append(m.early)
@@ -112,7 +115,7 @@ func (m *runResponse) ReadFrom(r *tw.Reader) error {
 	if err := r.Err(); err != nil {
 		return err
 	}
-	if m.kind == outputStep && m.payloadSeen && !m.scattered() {
+	if m.kind == outputStep && m.payloadSeen && !m.direct {
 		if err := m.scatterEarly(); err != nil {
 			return err
 		}
@@ -126,9 +129,6 @@ func (m *runResponse) ReadFrom(r *tw.Reader) error {
 var errPayload = rpcerr.Internal("the payload of an engine's answer does not have the announced size")
 
 func (m *runResponse) payloadBytes() int { return m.featureBytes + 4*(m.hidden+m.logits) }
-
-// scattered reports that the payload was read straight into its slices.
-func (m *runResponse) scattered() bool { return m.early == nil || len(m.early) == 0 }
 
 func (m *runResponse) into() *StepResult {
 	if m.step != nil {

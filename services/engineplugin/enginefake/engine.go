@@ -43,10 +43,9 @@ type Engine struct {
 
 	steps, rows, commits, proposals, scores atomic.Uint64
 
-	doneMu  sync.Mutex // guards lost and closing of done
-	lost    error
-	done    chan struct{}
-	closing sync.Once
+	doneMu sync.Mutex // guards lost and closing of done
+	lost   error
+	done   chan struct{}
 
 	// Guarded by turn.
 	sequences    map[engineplugin.Sequence]*sequence

@@ -96,11 +96,12 @@ func (s *suite) samplerSettings() {
 		}
 	}
 	// Two tokens that the prompt, on which penalties look back, does not have.
-	a, b := int32(3), int32(0)
+	a := int32(3)
 	for slices.Contains(prompt, a) {
 		a++
 	}
-	for b = a + 1; slices.Contains(prompt, b); {
+	b := a + 1
+	for slices.Contains(prompt, b) {
 		b++
 	}
 	bias := engineplugin.DefaultSampler()

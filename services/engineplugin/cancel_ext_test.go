@@ -1,0 +1,175 @@
+package engineplugin_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+)
+
+func oneRow(q engineplugin.Sequence) *engineplugin.Step {
+	return &engineplugin.Step{Rows: []engineplugin.Row{{Sequence: q, Parent: -1, Mask: -1, Want: engineplugin.WantToken}}}
+}
+
+// TestCancelRunningStep: a step that would take an hour ends when its context does, in process and behind a connection,
+// and the engine serves on.
+func TestCancelRunningStep(t *testing.T) {
+	fake := func() *enginefake.Opener { return enginefake.New(enginefake.Options{StepDelay: time.Hour}) }
+	for name, opener := range map[string]engineplugin.Opener{"in process": fake(), "connection": &wired{t, fake()}} {
+		t.Run(name, func(t *testing.T) {
+			e, err := opener.Open(t.Context(), targetOptions(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer e.Close()
+			q, err := e.NewSequence(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 5 {
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+				err = e.Step(ctx, oneRow(q), &engineplugin.StepResult{})
+				cancel()
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Fatal(err)
+				}
+			}
+			// One context for many steps, cancelled during one of them.
+			ctx, cancel := context.WithCancel(t.Context())
+			for range 20 {
+				if err := e.Step(ctx, &engineplugin.Step{}, &engineplugin.StepResult{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.AfterFunc(5*time.Millisecond, cancel)
+			if err := e.Step(ctx, oneRow(q), &engineplugin.StepResult{}); !errors.Is(err, context.Canceled) {
+				t.Fatal(err)
+			}
+			if n, err := e.SequenceLength(t.Context(), q); n != 0 || err != nil {
+				t.Fatal(n, err)
+			}
+		})
+	}
+}
+
+// TestWaitingCallerGivesUp: the turn is somebody else's, for an hour.
+func TestWaitingCallerGivesUp(t *testing.T) {
+	e, err := (&wired{t, enginefake.New(enginefake.Options{StepDelay: time.Hour})}).Open(t.Context(), targetOptions(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	q, err := e.NewSequence(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	busy, free := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		if err := e.Step(busy, oneRow(q), &engineplugin.StepResult{}); rpcerr.Code(err) != codes.Canceled {
+			t.Errorf("the running step: %v", err)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := e.Step(ctx, oneRow(q), &engineplugin.StepResult{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("the waiting step: %v", err)
+	}
+	if _, err := e.Stats(t.Context()); err != nil { // never waits
+		t.Error(err)
+	}
+	free()
+	wg.Wait()
+}
+
+// TestInterruptOvertakesRequest: the unary call may arrive before the request on the stream.
+func TestInterruptOvertakesRequest(t *testing.T) {
+	conn, stop := serve(t, engineplugin.NewServer(enginefake.New(enginefake.Options{StepDelay: time.Hour})))
+	defer stop()
+	client := enginev1.NewEngineServiceClient(conn)
+	opening, err := client.Open(t.Context(), &enginev1.OpenRequest{Role: 1, ModelPath: "m", MaxSequences: 1, KvTypeK: -1, KvTypeV: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, err = opening.Recv()
+	}
+	q, err := client.CreateSequence(t.Context(), &enginev1.CreateSequenceRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := client.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An empty step first, so that the stream is attached; request messages are the generated ones here.
+	work := func(id uint64, rows ...*enginev1.Row) *enginev1.RunResponse {
+		t.Helper()
+		m := &enginev1.RunRequest{Id: id, Work: &enginev1.RunRequest_Step{Step: &enginev1.Step{Rows: rows}}}
+		if err := stream.Send(m); err != nil {
+			t.Fatal(err)
+		}
+		r, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	if r := work(1); r.Failure != nil {
+		t.Fatal(r)
+	}
+	if _, err := client.Interrupt(t.Context(), &enginev1.InterruptRequest{Id: 2}); err != nil {
+		t.Fatal(err)
+	}
+	if r := work(2, &enginev1.Row{Sequence: q.Sequence, Parent: -1, Mask: -1}); codes.Code(r.Failure.GetCode()) != codes.Canceled {
+		t.Fatal(r)
+	}
+	if r := work(3); r.Failure != nil {
+		t.Fatalf("the next request is cancelled as well: %v", r)
+	}
+	if r := work(4, &enginev1.Row{Sequence: 99, Parent: -1, Mask: -1}); r.Failure.GetReason() != "NOT_FOUND" {
+		t.Fatal(r)
+	}
+	if r := work(5, &enginev1.Row{Sequence: q.Sequence, Token: -4, Parent: -1, Mask: -1}); r.Failure.GetField() != "rows.token" {
+		t.Fatal(r)
+	}
+	again, err := client.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := again.Recv(); rpcerr.Code(err) != codes.FailedPrecondition {
+		t.Errorf("a second stream: %v", err)
+	}
+}
+
+func TestSubmitterServesInOrder(t *testing.T) {
+	s := engineplugin.NewSubmitter()
+	if err := s.Acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.Acquire(ended); !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	s.Release()
+	if err := s.Acquire(ended); err == nil {
+		t.Fatal("an ended context takes a free turn")
+	}
+	if n := testing.AllocsPerRun(100, func() {
+		_ = s.Acquire(t.Context())
+		s.Release()
+	}); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

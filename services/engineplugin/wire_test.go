@@ -1,0 +1,346 @@
+package engineplugin
+
+import (
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
+	"github.com/tandem-inference/tandem/services/tensorwire"
+)
+
+func number(r *rand.Rand) int32 {
+	switch r.IntN(4) {
+	case 0:
+		return 0
+	case 1:
+		return -1
+	case 2:
+		return int32(r.IntN(300))
+	}
+	return int32(r.Uint32())
+}
+
+func float(r *rand.Rand) float32 { return float32(r.NormFloat64()) * float32(r.IntN(2)) }
+
+func words(r *rand.Rand, n int) []uint32 {
+	if n == 0 {
+		return nil
+	}
+	out := make([]uint32, n)
+	for i := range out {
+		out[i] = r.Uint32()
+	}
+	return out
+}
+
+func floats(r *rand.Rand, n int) []float32 {
+	if n == 0 {
+		return nil
+	}
+	out := make([]float32, n)
+	for i := range out {
+		out[i] = float(r)
+	}
+	return out
+}
+
+func ints(r *rand.Rand, n int) []int32 {
+	if n == 0 {
+		return nil
+	}
+	out := make([]int32, n)
+	for i := range out {
+		out[i] = number(r)
+	}
+	return out
+}
+
+func someBytes(r *rand.Rand, n int) []byte {
+	out := make([]byte, n)
+	for i := range out {
+		out[i] = byte(r.Uint32())
+	}
+	return out
+}
+
+// randomRequest returns the same request as our struct and as the generated message.
+func randomRequest(r *rand.Rand) (*runRequest, *enginev1.RunRequest) {
+	m, p := &runRequest{id: r.Uint64()}, &enginev1.RunRequest{}
+	p.Id = m.id
+	if r.IntN(2) == 0 {
+		m.kind = workStep
+		s := &Step{Prefill: r.IntN(2) == 0, NMasks: r.IntN(3), Features: FeatureEncoding(r.IntN(5)),
+			Masks: words(r, r.IntN(3)*400), HiddenIn: floats(r, r.IntN(3)*500)}
+		ps := &enginev1.Step{Prefill: s.Prefill, NMasks: int32(s.NMasks), Features: enginev1.FeatureEncoding(s.Features),
+			MaskWords: uint32(len(s.Masks)), HiddenValues: uint32(len(s.HiddenIn))}
+		for range r.IntN(3) {
+			c := Commit{Sequence: Sequence(number(r)), Path: ints(r, r.IntN(5))}
+			s.Commits = append(s.Commits, c)
+			ps.Commits = append(ps.Commits, &enginev1.Commit{Sequence: int32(c.Sequence), Path: c.Path})
+		}
+		for range r.IntN(6) {
+			w := Row{Sequence(number(r)), number(r), number(r), number(r), r.Uint32() >> r.IntN(32), number(r), number(r), number(r)}
+			s.Rows = append(s.Rows, w)
+			ps.Rows = append(ps.Rows, &enginev1.Row{Sequence: int32(w.Sequence), Token: w.Token, Position: w.Position, Parent: w.Parent,
+				Want: w.Want, TopK: w.TopK, Score: w.Score, Mask: w.Mask})
+		}
+		p.Payload = append(append([]byte(nil), tensorwire.WordBytes(s.Masks)...), tensorwire.FloatBytes(s.HiddenIn)...)
+		m.step, p.Work = s, &enginev1.RunRequest_Step{Step: ps}
+		return m, p
+	}
+	m.kind = workPropose
+	pp := &enginev1.Propose{}
+	for range r.IntN(7) {
+		f := FeatureRows{Sequence(number(r)), number(r), number(r), FeatureEncoding(r.IntN(5)), someBytes(r, r.IntN(2)*r.IntN(3000))}
+		m.features = append(m.features, f)
+		pp.Features = append(pp.Features, &enginev1.FeatureRows{Sequence: int32(f.Sequence), Position: f.Position, Rows: f.Rows,
+			Encoding: enginev1.FeatureEncoding(f.Encoding), DataBytes: uint32(len(f.Data))})
+		p.Payload = append(p.Payload, f.Data...)
+	}
+	for range r.IntN(3) {
+		d := DraftRequest{Sequence(number(r)), number(r), number(r), number(r), number(r), float(r)}
+		m.requests = append(m.requests, d)
+		pp.Requests = append(pp.Requests, &enginev1.DraftRequest{Sequence: int32(d.Sequence), Token: d.Token, Position: d.Position,
+			Block: d.Block, TopK: d.TopK, Temperature: d.Temperature})
+	}
+	p.Work = &enginev1.RunRequest_Propose{Propose: pp}
+	return m, p
+}
+
+func randomResponse(r *rand.Rand) (*runResponse, *enginev1.RunResponse) {
+	m := &runResponse{id: r.Uint64(), nanos: int64(number(r))}
+	p := &enginev1.RunResponse{Id: m.id, EngineNanos: m.nanos}
+	switch r.IntN(3) {
+	case 0:
+		m.failure = failure{code: 3, message: "rows.token: ü", reason: "INVALID_ARGUMENT", field: "rows.token"}
+		p.Failure = &enginev1.Failure{Code: 3, Message: "rows.token: ü", Reason: "INVALID_ARGUMENT", Field: "rows.token"}
+	case 1:
+		n, stride := r.IntN(4), r.IntN(4)
+		s := &StepResult{Tokens: ints(r, n), Logprobs: floats(r, n), Scores: floats(r, n), TopStride: stride, TopIDs: ints(r, n*stride),
+			TopLogprobs: floats(r, n*stride), Logits: floats(r, r.IntN(2)*700), Features: someBytes(r, r.IntN(2)*r.IntN(5000)), HiddenOut: floats(r, r.IntN(2)*300)}
+		m.kind, m.step = outputStep, s
+		p.Output = &enginev1.RunResponse_Step{Step: &enginev1.StepOutput{Tokens: s.Tokens, Logprobs: s.Logprobs, Scores: s.Scores,
+			TopStride: int32(stride), TopIds: s.TopIDs, TopLogprobs: s.TopLogprobs, FeatureBytes: uint32(len(s.Features)),
+			HiddenValues: uint32(len(s.HiddenOut)), LogitValues: uint32(len(s.Logits))}}
+		p.Payload = append(append(append([]byte(nil), s.Features...), tensorwire.FloatBytes(s.HiddenOut)...), tensorwire.FloatBytes(s.Logits)...)
+	default:
+		d := &DraftResult{Stride: r.IntN(5), Positions: r.IntN(16), IDs: ints(r, r.IntN(20)), Logprobs: floats(r, r.IntN(20))}
+		m.kind, m.propose = outputPropose, d
+		p.Output = &enginev1.RunResponse_Propose{Propose: &enginev1.ProposeOutput{Stride: int32(d.Stride), Positions: int32(d.Positions), Ids: d.IDs, Logprobs: d.Logprobs}}
+	}
+	return m, p
+}
+
+func cutAt(b []byte, at ...int) mem.BufferSlice {
+	var s mem.BufferSlice
+	last := 0
+	for _, a := range at {
+		s = append(s, mem.SliceBuffer(b[last:a]))
+		last = a
+	}
+	return append(s, mem.SliceBuffer(b[last:]))
+}
+
+// sameRequest compares what the server works with.
+func sameRequest(t *testing.T, want, got *runRequest) {
+	t.Helper()
+	if want.id != got.id || want.kind != got.kind {
+		t.Fatalf("id %d/%d kind %d/%d", want.id, got.id, want.kind, got.kind)
+	}
+	empty := cmp.Comparer(func(a, b []int32) bool { return string(int32Bytes(a)) == string(int32Bytes(b)) })
+	opts := []cmp.Option{empty, cmp.Comparer(func(a, b []byte) bool { return string(a) == string(b) })}
+	if want.kind == workStep {
+		for _, s := range []*Step{want.step, got.step} { // an empty slice is as good as none
+			s.Commits, s.Rows = append([]Commit{}, s.Commits...), append([]Row{}, s.Rows...)
+		}
+		if d := cmp.Diff(want.step, got.step, opts...); d != "" {
+			t.Fatal(d)
+		}
+		return
+	}
+	if d := cmp.Diff(append([]FeatureRows{}, want.features...), append([]FeatureRows{}, got.features...), opts...); d != "" {
+		t.Fatal(d)
+	}
+	if d := cmp.Diff(append([]DraftRequest{}, want.requests...), append([]DraftRequest{}, got.requests...)); d != "" {
+		t.Fatal(d)
+	}
+}
+
+func int32Bytes(v []int32) []byte {
+	var b []byte
+	for _, x := range v {
+		b = binary.LittleEndian.AppendUint32(b, uint32(x))
+	}
+	return b
+}
+
+func TestRunRequestIsProtobuf(t *testing.T) {
+	c := tensorwire.NewCodec()
+	r := rand.New(rand.NewPCG(1, 2))
+	reused := &runRequest{}
+	for range 250 {
+		ours, theirs := randomRequest(r)
+		data, err := c.Marshal(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		back := &enginev1.RunRequest{}
+		if err := proto.Unmarshal(data.Materialize(), back); err != nil {
+			t.Fatal(err)
+		}
+		data.Free()
+		if d := cmp.Diff(theirs, back, protocmp.Transform()); d != "" {
+			t.Fatalf("protobuf reads something else:\n%s", d)
+		}
+		wire, err := proto.Marshal(theirs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, b := r.IntN(len(wire)+1), r.IntN(len(wire)+1)
+		if err := c.Unmarshal(cutAt(wire, min(a, b), max(a, b)), reused); err != nil {
+			t.Fatal(err)
+		}
+		sameRequest(t, ours, reused)
+	}
+}
+
+func TestRunResponseIsProtobuf(t *testing.T) {
+	c := tensorwire.NewCodec()
+	r := rand.New(rand.NewPCG(3, 4))
+	reused := &runResponse{}
+	step, draft := &StepResult{}, &DraftResult{}
+	for range 250 {
+		ours, theirs := randomResponse(r)
+		data, err := c.Marshal(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ordered := data.Materialize()
+		data.Free()
+		back := &enginev1.RunResponse{}
+		if err := proto.Unmarshal(ordered, back); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(theirs, back, protocmp.Transform()); d != "" {
+			t.Fatalf("protobuf reads something else:\n%s", d)
+		}
+		foreign, err := proto.Marshal(theirs) // Go's protobuf writes the oneof after the payload
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, wire := range [][]byte{ordered, foreign} {
+			reused.step, reused.propose = step, draft
+			a, b := r.IntN(len(wire)+1), r.IntN(len(wire)+1)
+			if err := c.Unmarshal(cutAt(wire, min(a, b), max(a, b)), reused); err != nil {
+				t.Fatal(err)
+			}
+			if reused.id != ours.id || reused.nanos != ours.nanos || reused.kind != ours.kind || reused.failure != ours.failure {
+				t.Fatalf("got %+v, want %+v", reused, ours)
+			}
+			again, err := c.Marshal(&runResponse{id: reused.id, nanos: reused.nanos, kind: reused.kind, failure: reused.failure, step: step, propose: draft})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if string(again.Materialize()) != string(ordered) {
+				t.Fatal("what was read is not what was written")
+			}
+			again.Free()
+		}
+	}
+}
+
+func TestRunMessagesCutAtEveryByte(t *testing.T) {
+	c := tensorwire.NewCodec()
+	r := rand.New(rand.NewPCG(5, 6))
+	for range 12 {
+		ours, _ := randomRequest(r)
+		data, err := c.Marshal(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wire := data.Materialize()
+		data.Free()
+		reused := &runRequest{}
+		step := 1 + len(wire)/400
+		for i := 0; i <= len(wire); i += step {
+			if err := c.Unmarshal(cutAt(wire, i), reused); err != nil {
+				t.Fatal(err)
+			}
+			sameRequest(t, ours, reused)
+			if i < len(wire) { // a truncated message never passes for another whole one of the same payload
+				_ = c.Unmarshal(cutAt(wire[:i], i/2), reused)
+			}
+		}
+	}
+}
+
+func TestRunResponseRefusesWrongSizes(t *testing.T) {
+	c := tensorwire.NewCodec()
+	for name, p := range map[string]*enginev1.RunResponse{
+		"missing": {Output: &enginev1.RunResponse_Step{Step: &enginev1.StepOutput{FeatureBytes: 4}}},
+		"short":   {Output: &enginev1.RunResponse_Step{Step: &enginev1.StepOutput{FeatureBytes: 4}}, Payload: []byte{1}},
+		"long":    {Output: &enginev1.RunResponse_Step{Step: &enginev1.StepOutput{LogitValues: 1}}, Payload: make([]byte, 5)},
+		"huge": {Output: &enginev1.RunResponse_Step{Step: &enginev1.StepOutput{
+			FeatureBytes: math.MaxUint32, HiddenValues: math.MaxUint32, LogitValues: math.MaxUint32}}, Payload: make([]byte, 5)},
+	} {
+		wire, err := proto.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &runResponse{step: &StepResult{}}
+		if err := c.Unmarshal(cutAt(wire), m); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	// The same in the order that our own server writes: the failure stays in the answer.
+	s := &StepResult{Features: []byte{1, 2, 3, 4}}
+	data, err := c.Marshal(&runResponse{id: 1, kind: outputStep, step: s})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wire := data.Materialize()
+	data.Free()
+	wire[len(wire)-5] = 3 // length of the payload
+	m := &runResponse{step: &StepResult{}}
+	if err := c.Unmarshal(cutAt(wire[:len(wire)-1]), m); err == nil && m.failure.err() == nil {
+		t.Error("a payload of the wrong size is accepted")
+	}
+}
+
+func FuzzRunMessages(f *testing.F) {
+	r := rand.New(rand.NewPCG(7, 8))
+	for range 20 {
+		_, p := randomRequest(r)
+		wire, err := proto.Marshal(p)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(wire)
+		_, q := randomResponse(r)
+		if wire, err = proto.Marshal(q); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(wire)
+	}
+	c := tensorwire.NewCodec()
+	f.Fuzz(func(t *testing.T, wire []byte) {
+		cut := cutAt(wire, len(wire)/2)
+		req := &runRequest{}
+		theirs := proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(wire, &enginev1.RunRequest{})
+		if err := c.Unmarshal(cut, req); err == nil && theirs != nil {
+			t.Fatalf("we accept what protobuf refuses: %v", theirs)
+		}
+		resp := &runResponse{step: &StepResult{}, propose: &DraftResult{}}
+		theirs = proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(wire, &enginev1.RunResponse{})
+		if err := c.Unmarshal(cut, resp); err == nil && theirs != nil {
+			t.Fatalf("we accept what protobuf refuses: %v", theirs)
+		}
+	})
+}
