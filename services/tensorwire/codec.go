@@ -67,7 +67,7 @@ func (c *Codec) Marshal(v any) (mem.BufferSlice, error) {
 		v, released = l.Message, l.Released
 	}
 	f := frames.Get().(*frame)
-	n := 0
+	var n int
 	if m, ok := v.(Message); ok {
 		f.header = m.AppendHeader(f.header[:0])
 		n = m.Payload(&f.parts)

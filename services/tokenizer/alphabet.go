@@ -43,12 +43,3 @@ func appendPlain(dst []byte, vocabText string) []byte {
 	}
 	return dst
 }
-
-// vocabText writes bytes in the alphabet.
-func vocabText(s string) string {
-	out := make([]rune, len(s))
-	for i := range len(s) {
-		out[i] = byteRunes[s[i]]
-	}
-	return string(out)
-}
