@@ -186,7 +186,7 @@ struct Engine {
   tnd_info info{};
 
   Engine(const std::string& model, const std::string& tables, int sequences = 2, int context = 512, int kv_type = 0,
-         int top_k = 8, int batch_rows = 64) {
+         int top_k = 8, int batch_rows = 64, uint64_t cap = uint64_t{1} << 33) {
     CHECK_OK(make_backend("cpu", 2, &backend));
     OpenContext c;
     c.options.struct_size = sizeof c.options;
@@ -201,7 +201,7 @@ struct Engine {
     c.options.log = [](void* user, int32_t, const char* t) { static_cast<Engine*>(user)->warnings.push_back(t); };
     c.model_path = model;
     c.tables_path = tables;
-    c.memory_cap = uint64_t{1} << 33;
+    c.memory_cap = cap;
     c.backend = backend.get();
     c.cancel = &cancel;
     c.stats = &stats;
@@ -550,6 +550,70 @@ TEST(feature_order_matters) {
   for (int r = 0; r < 3; r++) std::rotate(&f[r * 128], &f[r * 128 + 64], f.data() + r * 128 + 128);
   CHECK_OK(e.role->draft_append(b, 0, 3, TND_FEATURE_RAW_F32, f.data()));
   CHECK(!same(e.propose({{a, 3, 3, 8, 8, 1.0f}}), e.propose({{b, 3, 3, 8, 8, 1.0f}})));
+}
+
+// Snapshots and exports bring a sequence back bit for bit, also into another engine; damage is found.
+TEST(snapshots_and_export) {
+  Spec s;
+  TempFile tables(table_file(s).bytes()), file(draft_file(s, 6).bytes()), other(draft_file(s, 7).bytes());
+  Engine e(file.path, tables.path), twin(file.path, tables.path), stranger(other.path, tables.path);
+  const int32_t a = e.sequence();
+  const auto f = random_features(60, e.info.feature_raw, 8);
+  CHECK_OK(e.role->draft_append(a, 0, 50, TND_FEATURE_RAW_F32, f.data()));
+  const std::vector<tnd_draft_request> ask = {{a, 3, 50, 8, 8, 1.0f}};
+  const auto want = e.propose(ask);
+  int32_t snap = -1;
+  CHECK_OK(e.role->snapshot_create(a, &snap));
+  uint64_t bytes = 0;
+  CHECK_OK(e.role->export_size(a, &bytes));
+  CHECK_EQ(bytes, 64 + 50 * e.info.kv_bytes_per_token);
+  std::vector<uint8_t> data(bytes);
+  CHECK_OK(e.role->export_to(a, data.data(), bytes));
+  CHECK_EQ(e.role->export_to(a, data.data(), bytes - 1).code(), TND_INVALID_ARGUMENT);
+
+  CHECK_OK(e.role->sequence_truncate(a, 5));
+  CHECK_OK(e.role->draft_append(a, 5, 50, TND_FEATURE_RAW_F32, f.data() + 3));
+  CHECK_OK(e.role->snapshot_restore(snap, a));
+  CHECK(same(want, e.propose(ask)));
+  CHECK_OK(e.role->snapshot_free(snap));
+  CHECK_EQ(e.role->snapshot_restore(snap, a).code(), TND_NOT_FOUND);
+
+  const int32_t t = twin.sequence();
+  CHECK_OK(twin.role->import_from(t, data.data(), bytes));
+  CHECK(same(want, twin.propose({{t, 3, 50, 8, 8, 1.0f}})));
+  CHECK_EQ(stranger.role->import_from(stranger.sequence(), data.data(), bytes).code(), TND_FAILED_PRECONDITION);
+  for (const size_t at : {size_t{0}, size_t{20}, size_t{40}, size_t{64}, data.size() - 1}) {
+    data[at] ^= 4;
+    CHECK_EQ(twin.role->import_from(t, data.data(), bytes).code(), TND_DATA_LOSS);
+    data[at] ^= 4;
+  }
+  CHECK_EQ(twin.role->import_from(t, data.data(), 63).code(), TND_DATA_LOSS);
+  CHECK_EQ(twin.role->import_from(t, data.data(), bytes - 8).code(), TND_DATA_LOSS);
+}
+
+// Memory stays within the cap: a context that does not fit is refused with what would, an open one is cut to fit.
+TEST(memory_cap) {
+  Spec s;
+  TempFile tables(table_file(s).bytes()), file(draft_file(s, 6).bytes());
+  auto used = [](const Engine& e) {
+    std::vector<tnd_stat> m;
+    e.role->memory(&m);
+    uint64_t n = 0;
+    for (const tnd_stat& x : m) n += x.value;
+    return n;
+  };
+  Engine big(file.path, tables.path, 2, 4096);
+  CHECK_OK(big.status);
+  const uint64_t cap = used(big) * 3 / 4;
+  Engine refused(file.path, tables.path, 2, 4096, 0, 8, 64, cap);
+  CHECK_EQ(refused.status.code(), TND_RESOURCE_EXHAUSTED);
+  CHECK_MSG(refused.status.message().find("would fit") != std::string::npos, refused.status.message());
+  Engine cut(file.path, tables.path, 2, 0, 0, 8, 64, cap);
+  CHECK_OK(cut.status);
+  if (!cut.status.ok()) return;
+  CHECK(cut.info.max_context >= 256 && cut.info.max_context < 4096);
+  CHECK(used(cut) <= cap);
+  CHECK_EQ(Engine(file.path, tables.path, 2, 0, 0, 8, 64, 100000).status.code(), TND_RESOURCE_EXHAUSTED);
 }
 
 TEST(demonstration_draft_opens) {

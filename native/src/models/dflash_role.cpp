@@ -1,8 +1,13 @@
-// The draft role: sequences of cached K/V, draft_append and draft_propose over DflashModel.
+// The draft role: sequences of cached K/V, draft_append and draft_propose over DflashModel, snapshots and export.
+//
+// Payload of a sequence of n positions: per layer n rows of K [kv_heads, dim] then V [kv_heads, dim] in cache types.
+// An export puts a header before it; integrity is CRC-32C, identity a checksum over shapes and norms of the draft.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 
+#include "core/crc32c.h"
 #include "core/fp.h"
 #include "engine/roles.h"
 #include "models/dflash.h"
@@ -26,6 +31,12 @@ class DraftRole final : public Role {
   Status sequence_free(int32_t sequence) override;
   Status sequence_length(int32_t sequence, int32_t* length) override;
   Status sequence_truncate(int32_t sequence, int32_t length) override;
+  Status snapshot_create(int32_t sequence, int32_t* snapshot) override;
+  Status snapshot_restore(int32_t snapshot, int32_t sequence) override;
+  Status snapshot_free(int32_t snapshot) override;
+  Status export_size(int32_t sequence, uint64_t* bytes) override;
+  Status export_to(int32_t sequence, void* data, uint64_t bytes) override;
+  Status import_from(int32_t sequence, const void* data, uint64_t bytes) override;
   Status draft_append(int32_t sequence, int32_t position, int32_t n, int32_t encoding, const void* features) override;
   Status draft_propose(std::span<const tnd_draft_request> requests, int32_t* ids, float* logprobs) override;
 
@@ -36,10 +47,23 @@ class DraftRole final : public Role {
     std::vector<KvCache> caches;  // [layers]
   };
 
+  struct Snapshot {
+    bool used = false;
+    int32_t length = 0;
+    std::vector<uint8_t> data;
+  };
+
   Status open_files(std::unique_ptr<DflashFile>* draft, std::unique_ptr<gguf::File>* tables);
   Status build(const DflashFile& draft, const gguf::File& tables, int32_t max_context, Arena& arena);
   Status plan(const DflashFile& draft, const gguf::File& tables);
   Status find(int32_t handle, Sequence** out);
+  Status find_snapshot(int32_t handle, Snapshot** out);
+  void take_fingerprint(const DflashFile& draft);
+  // Features of a piece of an append, converted on the host.
+  uint64_t host_bytes() const { return uint64_t{4} * static_cast<uint64_t>(append_rows_) * p_.feature_raw; }
+  uint64_t payload_bytes(int32_t length) const;
+  void write_payload(const Sequence& s, uint8_t* out) const;
+  void read_payload(const uint8_t* in, int32_t length, Sequence* s);
 
   OpenContext c_;
   DflashHParams p_;
@@ -49,12 +73,31 @@ class DraftRole final : public Role {
   Arena arena_;
   void* region_ = nullptr;
   uint64_t loaded_ = 0, load_total_ = 0;
+  uint64_t fingerprint_ = 0;
   std::vector<Sequence> sequences_;
+  std::vector<Snapshot> snapshots_;
+  std::atomic<uint64_t> snapshot_bytes_{0};
   std::vector<float> host_;  // features of one piece of an append as f32
   std::vector<DflashBlock> blocks_;
 };
 
 constexpr int32_t kMaxSequences = 4096;
+
+struct ExportHeader {
+  char magic[8];
+  uint32_t version;
+  uint32_t header_bytes;
+  uint64_t fingerprint;
+  uint64_t payload_bytes;
+  int32_t length;
+  uint32_t payload_crc;
+  uint32_t reserved[5];  // zero
+  uint32_t header_crc;   // of everything before it
+};
+static_assert(sizeof(ExportHeader) == 64);
+
+constexpr char kMagic[8] = {'T', 'N', 'D', 'D', 'R', 'A', 'F', 'T'};
+constexpr uint32_t kVersion = 1;
 
 Status DraftRole::open_files(std::unique_ptr<DflashFile>* draft, std::unique_ptr<gguf::File>* tables) {
   if (c_.tables_path.empty()) {
@@ -136,12 +179,12 @@ Status DraftRole::plan(const DflashFile& draft, const gguf::File& tables) {
   for (;;) {
     Arena measure;
     TND_TRY(build(draft, tables, context, measure));
-    if (measure.total() <= c_.memory_cap) {
+    if (measure.total() + host_bytes() <= c_.memory_cap) {
       max_context_ = context;
       break;
     }
     const uint64_t per_position = measure.of(Purpose::kKv) / static_cast<uint64_t>(kv_.capacity);
-    const uint64_t over = measure.total() - c_.memory_cap;
+    const uint64_t over = measure.total() + host_bytes() - c_.memory_cap;
     const int64_t fits = context - static_cast<int64_t>(over / std::max<uint64_t>(per_position, 1)) - 16;
     if (asked || fits < 256) {
       return errorf(
@@ -186,6 +229,7 @@ Status DraftRole::open() {
   TND_TRY(open_files(&draft, &tables));
   TND_TRY(plan(*draft, *tables));
   host_.resize(static_cast<size_t>(append_rows_) * p_.feature_raw);
+  take_fingerprint(*draft);
   return c_.backend->sync();
 }
 
@@ -223,6 +267,14 @@ void DraftRole::memory(std::vector<tnd_stat>* out) const {
     s.value = arena_.of(static_cast<Purpose>(i));
     out->push_back(s);
   }
+  const auto add = [&](const char* name, uint64_t value) {
+    tnd_stat s{};
+    std::snprintf(s.name, sizeof s.name, "%s", name);
+    s.value = value;
+    out->push_back(s);
+  };
+  add("host_bytes", host_bytes());
+  add("snapshot_bytes", snapshot_bytes_.load());
 }
 
 Status DraftRole::find(int32_t handle, Sequence** out) {
@@ -266,6 +318,156 @@ Status DraftRole::sequence_truncate(int32_t sequence, int32_t length) {
   }
   s->length = length;
   return Status();
+}
+
+// Shapes, cache types and all norms: two drafts that agree in these are the same draft.
+void DraftRole::take_fingerprint(const DflashFile& draft) {
+  const int32_t shape[] = {p_.decoder.n_layers, p_.decoder.hidden, p_.decoder.kv_heads, p_.decoder.head_dim,
+                           p_.feature_raw,      kv_.k_type,        kv_.v_type};
+  uint32_t norms = crc32c(&p_.decoder.rope_theta, sizeof p_.decoder.rope_theta);
+  std::vector<std::string> names = {"hidden_norm.weight", "output_norm.weight"};
+  for (int32_t i = 0; i < p_.decoder.n_layers; ++i) {
+    names.push_back("blk." + std::to_string(i) + ".attn_norm.weight");
+    names.push_back("blk." + std::to_string(i) + ".attn_k_norm.weight");
+  }
+  for (const std::string& name : names) {
+    const TensorView* t = draft.find(name);
+    norms = crc32c(t->data, t->bytes, norms);
+  }
+  fingerprint_ = static_cast<uint64_t>(crc32c(shape, sizeof shape)) << 32 | norms;
+}
+
+uint64_t DraftRole::payload_bytes(int32_t length) const {
+  return static_cast<uint64_t>(p_.decoder.n_layers) * static_cast<uint64_t>(length) * c_.backend->kv_row_bytes(kv_);
+}
+
+void DraftRole::write_payload(const Sequence& s, uint8_t* out) const {
+  for (const KvCache& cache : s.caches) {
+    c_.backend->kv_export(kv_, cache, s.length, out);
+    out += static_cast<uint64_t>(s.length) * c_.backend->kv_row_bytes(kv_);
+  }
+}
+
+void DraftRole::read_payload(const uint8_t* in, int32_t length, Sequence* s) {
+  s->length = length;
+  for (const KvCache& cache : s->caches) {
+    c_.backend->kv_import(kv_, cache, length, in);
+    in += static_cast<uint64_t>(length) * c_.backend->kv_row_bytes(kv_);
+  }
+}
+
+Status DraftRole::find_snapshot(int32_t handle, Snapshot** out) {
+  if (handle < 0 || static_cast<size_t>(handle) >= snapshots_.size() || !snapshots_[handle].used) {
+    return errorf(TND_NOT_FOUND, "snapshot %d does not exist", handle);
+  }
+  *out = &snapshots_[handle];
+  return Status();
+}
+
+Status DraftRole::snapshot_create(int32_t sequence, int32_t* snapshot) {
+  Sequence* s = nullptr;
+  TND_TRY(find(sequence, &s));
+  const uint64_t bytes = payload_bytes(s->length), used = arena_.total() + host_bytes() + snapshot_bytes_.load();
+  if (used > c_.memory_cap || bytes > c_.memory_cap - used) {
+    return errorf(TND_RESOURCE_EXHAUSTED,
+                  "a snapshot of %d positions needs %llu bytes, %llu are left of the memory cap", s->length,
+                  static_cast<unsigned long long>(bytes),
+                  static_cast<unsigned long long>(used > c_.memory_cap ? 0 : c_.memory_cap - used));
+  }
+  size_t at = 0;
+  while (at < snapshots_.size() && snapshots_[at].used) ++at;
+  if (at == snapshots_.size()) snapshots_.emplace_back();
+  Snapshot& snap = snapshots_[at];
+  snap.used = true;
+  snap.length = s->length;
+  snap.data.resize(bytes);
+  write_payload(*s, snap.data.data());
+  snapshot_bytes_.fetch_add(bytes);
+  *snapshot = static_cast<int32_t>(at);
+  return c_.backend->sync();
+}
+
+Status DraftRole::snapshot_restore(int32_t snapshot, int32_t sequence) {
+  Sequence* s = nullptr;
+  Snapshot* snap = nullptr;
+  TND_TRY(find(sequence, &s));
+  TND_TRY(find_snapshot(snapshot, &snap));
+  read_payload(snap->data.data(), snap->length, s);
+  return c_.backend->sync();
+}
+
+Status DraftRole::snapshot_free(int32_t snapshot) {
+  Snapshot* snap = nullptr;
+  TND_TRY(find_snapshot(snapshot, &snap));
+  snapshot_bytes_.fetch_sub(snap->data.size());
+  *snap = Snapshot();
+  return Status();
+}
+
+Status DraftRole::export_size(int32_t sequence, uint64_t* bytes) {
+  Sequence* s = nullptr;
+  TND_TRY(find(sequence, &s));
+  *bytes = sizeof(ExportHeader) + payload_bytes(s->length);
+  return Status();
+}
+
+Status DraftRole::export_to(int32_t sequence, void* data, uint64_t bytes) {
+  Sequence* s = nullptr;
+  TND_TRY(find(sequence, &s));
+  const uint64_t payload = payload_bytes(s->length);
+  if (data == nullptr || bytes != sizeof(ExportHeader) + payload) {
+    return errorf(TND_INVALID_ARGUMENT, "bytes is %llu, the sequence exports %llu",
+                  static_cast<unsigned long long>(bytes),
+                  static_cast<unsigned long long>(sizeof(ExportHeader) + payload));
+  }
+  uint8_t* out = static_cast<uint8_t*>(data);
+  write_payload(*s, out + sizeof(ExportHeader));
+  TND_TRY(c_.backend->sync());
+  ExportHeader h{};
+  std::memcpy(h.magic, kMagic, sizeof kMagic);
+  h.version = kVersion;
+  h.header_bytes = sizeof h;
+  h.fingerprint = fingerprint_;
+  h.payload_bytes = payload;
+  h.length = s->length;
+  h.payload_crc = crc32c(out + sizeof h, payload);
+  h.header_crc = crc32c(&h, offsetof(ExportHeader, header_crc));
+  std::memcpy(out, &h, sizeof h);
+  return Status();
+}
+
+Status DraftRole::import_from(int32_t sequence, const void* data, uint64_t bytes) {
+  Sequence* s = nullptr;
+  TND_TRY(find(sequence, &s));
+  ExportHeader h;
+  if (data == nullptr || bytes < sizeof h) {
+    return errorf(TND_DATA_LOSS, "an exported draft sequence has at least %zu bytes, not %llu", sizeof h,
+                  static_cast<unsigned long long>(bytes));
+  }
+  std::memcpy(&h, data, sizeof h);
+  if (std::memcmp(h.magic, kMagic, sizeof kMagic) != 0 ||
+      crc32c(&h, offsetof(ExportHeader, header_crc)) != h.header_crc) {
+    return Status(TND_DATA_LOSS, "this is no exported draft sequence, or its header is damaged");
+  }
+  if (h.version != kVersion || h.header_bytes != sizeof h) {
+    return errorf(TND_FAILED_PRECONDITION, "exported with version %u, this engine reads %u", h.version, kVersion);
+  }
+  if (h.fingerprint != fingerprint_) {
+    return Status(TND_FAILED_PRECONDITION, "exported from another draft or KV type");
+  }
+  if (h.length < 0 || h.payload_bytes != payload_bytes(h.length) || h.payload_bytes != bytes - sizeof h) {
+    return errorf(TND_DATA_LOSS, "%llu payload bytes for %d positions do not fit",
+                  static_cast<unsigned long long>(bytes - sizeof h), h.length);
+  }
+  if (h.length > max_context_) {
+    return errorf(TND_RESOURCE_EXHAUSTED, "%d positions do not fit into max_context %d", h.length, max_context_);
+  }
+  const uint8_t* payload = static_cast<const uint8_t*>(data) + sizeof h;
+  if (crc32c(payload, h.payload_bytes) != h.payload_crc) {
+    return Status(TND_DATA_LOSS, "checksum of the payload is wrong");
+  }
+  read_payload(payload, h.length, s);
+  return c_.backend->sync();
 }
 
 Status DraftRole::draft_append(int32_t sequence, int32_t position, int32_t n, int32_t encoding, const void* features) {
