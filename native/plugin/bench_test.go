@@ -1,0 +1,58 @@
+package main
+
+import (
+	"runtime"
+	"testing"
+
+	"github.com/tandem-inference/tandem/native/plugin/internal/native"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+)
+
+// TestLibraryStepAllocations: a step through the binding costs the native calls' own allocations (24 bytes each) only.
+func TestLibraryStepAllocations(t *testing.T) {
+	path, models := files(t)
+	lib, err := native.Load(path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := lib.Open(t.Context(), engineplugin.OpenOptions{
+		Role: engineplugin.RoleTarget, ModelPath: models.Target, Threads: 2, MaxSequences: 1, MaxContext: 512,
+		KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	q, err := e.NewSequence(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := &engineplugin.Step{}
+	var result engineplugin.StepResult
+	at := int32(0)
+	run := func() {
+		step.Rows = append(step.Rows[:0], engineplugin.Row{Sequence: q, Token: 5, Position: at, Parent: -1, Want: engineplugin.WantToken, Mask: -1})
+		if err := e.Step(t.Context(), step, &result); err != nil {
+			t.Fatal(err)
+		}
+		if step.Commits == nil {
+			step.Commits = []engineplugin.Commit{{Sequence: q, Path: []int32{0}}}
+		}
+		at++
+	}
+	for range 10 {
+		run()
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	const n = 100
+	for range n {
+		run()
+	}
+	runtime.ReadMemStats(&after)
+	allocs := float64(after.Mallocs-before.Mallocs) / n
+	t.Logf("%.1f allocations, %d bytes, %d µs in the engine", allocs, (after.TotalAlloc-before.TotalAlloc)/n, result.EngineNanos/1000)
+	if allocs > 4 {
+		t.Errorf("%.1f allocations a step: commit and step are two native calls", allocs)
+	}
+}
