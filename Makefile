@@ -99,7 +99,7 @@ lint-proto: bin/buf
 	@tools/proto-check.sh
 
 lint-go: bin/golangci-lint
-	bin/golangci-lint run ./proto/... ./services/... ./gateway/... ./worker-target/... ./worker-draft/... \
+	bin/golangci-lint run --allow-parallel-runners ./proto/... ./services/... ./gateway/... ./worker-target/... ./worker-draft/... \
 		./worker-prefill/... ./native/plugin/... ./tests/... ./bench/...
 
 lint-native:
