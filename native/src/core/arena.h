@@ -6,6 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace tnd {
 
 // What memory is for; tnd_memory reports one entry for each.
@@ -31,11 +35,14 @@ class Arena {
   // take returns `bytes` (rounded up to 64) at a 64-byte boundary, zeroed by the region's owner. Running over the
   // region is a broken invariant: the caller compares total() with the plan.
   void* take(Purpose purpose, uint64_t bytes) {
-    bytes = (bytes + kAlign - 1) / kAlign * kAlign;
+    const uint64_t wanted = bytes;
+    bytes = (bytes + kAlign - 1) / kAlign * kAlign + kGuard;
     const uint64_t at = total_;
     total_ += bytes;
     by_purpose_[static_cast<size_t>(purpose)] += bytes;
-    return measuring() || total_ > size_ ? nullptr : base_ + at;
+    if (measuring() || total_ > size_) return nullptr;
+    guard(base_ + at + wanted, bytes - wanted);
+    return base_ + at;
   }
   template <typename T>
   T* take_array(Purpose purpose, uint64_t count) {
@@ -46,6 +53,16 @@ class Arena {
   uint64_t of(Purpose purpose) const { return by_purpose_[static_cast<size_t>(purpose)]; }
 
  private:
+  // With AddressSanitizer every piece ends in bytes that must not be touched; the region's owner clears the marks when
+  // it gives the region back.
+#if defined(__SANITIZE_ADDRESS__)
+  static constexpr uint64_t kGuard = kAlign;
+  static void guard(void* p, uint64_t bytes) { __asan_poison_memory_region(p, bytes); }
+#else
+  static constexpr uint64_t kGuard = 0;
+  static void guard(void*, uint64_t) {}
+#endif
+
   uint8_t* base_ = nullptr;
   uint64_t size_ = 0;
   uint64_t total_ = 0;

@@ -28,6 +28,14 @@ uint64_t meminfo_available() {
   return static_cast<uint64_t>(kib) * 1024;
 }
 
+// Gives a region back; clears the marks that arenas of sanitised builds left in it (arena.h).
+void unmap(void* base, uint64_t bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(base, bytes);
+#endif
+  munmap(base, bytes);
+}
+
 std::string cpu_model() {
   std::FILE* f = std::fopen("/proc/cpuinfo", "re");
   std::string name = "CPU";
@@ -50,7 +58,7 @@ std::string cpu_model() {
 CpuBackend::CpuBackend(int threads) : pool_(threads) {}
 
 CpuBackend::~CpuBackend() {
-  for (const Region& r : regions_) munmap(r.base, r.bytes);
+  for (const Region& r : regions_) unmap(r.base, r.bytes);
 }
 
 std::string CpuBackend::device() const {
@@ -77,7 +85,7 @@ Status CpuBackend::allocate(uint64_t bytes, void** base) {
 void CpuBackend::release(void* base) {
   for (size_t i = 0; i < regions_.size(); ++i) {
     if (regions_[i].base != base) continue;
-    munmap(base, regions_[i].bytes);
+    unmap(base, regions_[i].bytes);
     regions_.erase(regions_.begin() + static_cast<std::ptrdiff_t>(i));
     return;
   }
