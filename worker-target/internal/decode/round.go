@@ -63,12 +63,19 @@ func (r *run) missing() {
 	}
 }
 
-// deadline of a proposal. The first of a stream has features to catch up with and gets the longest one.
+// catchUp is how many times the shortest deadline the first proposal after a loss may take.
+const catchUp = 5
+
+// deadline of a proposal. The first of a request has the prompt's features to catch up with and gets the longest one. After a
+// loss there are features to send again, but the draft may as well be hung: some more than usual, not all.
 func (r *run) deadline(block int) time.Duration {
-	if !r.warm {
-		return r.cfg.MaxDeadline
+	switch {
+	case r.warm:
+		return r.model.Deadline(block, r.cfg.MinDeadline, r.cfg.MaxDeadline)
+	case r.stats.Lost > 0:
+		return r.model.Deadline(block, min(catchUp*r.cfg.MinDeadline, r.cfg.MaxDeadline), r.cfg.MaxDeadline)
 	}
-	return r.model.Deadline(block, r.cfg.MinDeadline, r.cfg.MaxDeadline)
+	return r.cfg.MaxDeadline
 }
 
 // choosePlan picks kind, block and budget; limit is the largest useful block.

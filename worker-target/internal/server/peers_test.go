@@ -1,0 +1,185 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode"
+	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
+	"google.golang.org/grpc"
+)
+
+// direct runs requests on a lane of its own, without a server, with drafts by address.
+type direct struct {
+	manager *drafts.Manager
+	engine  engineplugin.Engine
+	lane    *decode.Lane
+}
+
+func newDirect(t *testing.T, ctx context.Context, group *sync.WaitGroup, o enginefake.Options, named map[string]*drafttest.Draft) *direct {
+	t.Helper()
+	engine, err := enginefake.New(o).Open(ctx, engineplugin.OpenOptions{
+		Role: engineplugin.RoleTarget, ModelPath: "target", MaxSequences: 4, KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &direct{engine: engine}
+	var addresses []string
+	for a := range named {
+		addresses = append(addresses, a)
+	}
+	d.manager = drafts.NewManager(drafts.Config{
+		Engine:       func() (drafts.Engine, error) { return engine, nil },
+		TablesDigest: func(context.Context) (string, error) { return "", nil },
+		TablesFile:   func(context.Context) (string, error) { return "", errors.New("not asked for") },
+		CacheDir:     filepath.Join(t.TempDir(), "cache"),
+		Dial:         func(a string) (*grpc.ClientConn, error) { return named[a].Dial(a) },
+	}, nil)
+	group.Go(func() { _ = d.manager.Run(ctx) })
+	d.manager.SetPeers(addresses)
+	d.lane = decode.NewLane(decode.Config{}, auto.New(), managed{d.manager})
+	return d
+}
+
+// collect takes a request's output and calls back.
+type collect struct {
+	tokens []int32
+	last   time.Time
+	gap    time.Duration
+	on     func(total int)
+}
+
+func (c *collect) Prefilled(int, []*tandemv1.PositionLogprobs) error {
+	c.last = time.Now()
+	return nil
+}
+
+func (c *collect) Committed(tokens []int32, _ []*tandemv1.PositionLogprobs) error {
+	c.gap = max(c.gap, time.Since(c.last))
+	c.last = time.Now()
+	c.tokens = append(c.tokens, tokens...)
+	if c.on != nil {
+		c.on(len(c.tokens))
+	}
+	return nil
+}
+
+// TestHungDraft runs in virtual time: a draft that stops answering costs one deadline, is given up after two seconds of
+// silence, and is used again once it answers.
+func TestHungDraft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := enginefake.Options{Accept: 1, BlockSize: 8}
+		draft := drafttest.New(t, o, 0)
+		draft.Set(drafttest.Faults{Forward: 2 * time.Millisecond})
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		target := o
+		target.StepDelay = 10 * time.Millisecond
+		target.Context = 1 << 16
+		d := newDirect(t, ctx, &group, target, map[string]*drafttest.Draft{"a": draft})
+		time.Sleep(time.Second)
+		if n := len(d.manager.Attached()); n != 1 {
+			t.Fatalf("%d drafts attached", n)
+		}
+		var stats decode.Stats
+		hung, healed, heard := false, false, 0
+		out := &collect{}
+		out.on = func(total int) {
+			switch {
+			case total > 500 && !hung:
+				hung = true
+				draft.Set(drafttest.Faults{Silent: 1, Forward: 2 * time.Millisecond})
+			case total > 1000 && !healed:
+				healed = true
+				_, _, heard, _ = draft.State()
+				draft.Set(drafttest.Faults{Forward: 2 * time.Millisecond})
+			}
+		}
+		_, err := d.lane.Run(ctx, d.engine, &decode.Request{
+			ID: "r", Prompt: prompt(40, 1), Sampler: engineplugin.DefaultSampler(), Max: 4000, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN,
+			TopLogprobs: -1, Arrived: time.Now(),
+		}, out, &stats)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, opened, answers, epoch := draft.State()
+		t.Logf("longest gap %v, %d late, %d answers after the hang, %d streams, epoch %d", out.gap, stats.Late, answers-heard, opened, epoch)
+		// At most the deadline of a first proposal after a loss, 100 ms, and a step of 10 ms.
+		if out.gap > 110*time.Millisecond {
+			t.Errorf("the answer stopped for %v", out.gap)
+		}
+		if opened < 2 || answers-heard < 100 || !stats.Degraded {
+			t.Errorf("%d streams, %d answers after the hang, degraded %v", opened, answers-heard, stats.Degraded)
+		}
+		cancel()
+		group.Wait()
+		d.engine.Close()
+	})
+}
+
+// TestSeveralDrafts: of two drafts of one model both are used; one of another model and one of another vocabulary are
+// refused and counted.
+func TestSeveralDrafts(t *testing.T) {
+	o := enginefake.Options{Accept: 1, BlockSize: 8}
+	a, b := drafttest.New(t, o, 0), drafttest.New(t, o, 0)
+	foreign := drafttest.New(t, o, 0)
+	foreign.Digest = "draft-2"
+	wide := o
+	wide.Vocab = 65
+	other := drafttest.New(t, wide, 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer cancel()
+	named := map[string]*drafttest.Draft{"a": a, "b": b, "c": foreign, "d": other}
+	target := o
+	target.StepDelay = time.Millisecond
+	d := newDirect(t, ctx, &group, target, named)
+	defer d.engine.Close()
+	d.manager.SetPeers([]string{"a", "b"})
+	until := func(what string, ok func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: did not happen", what)
+			}
+		}
+	}
+	until("both attached", func() bool { return len(d.manager.Attached()) == 2 })
+	d.manager.SetPeers([]string{"a", "b", "c", "d"})
+	until("others refused", func() bool { return d.manager.Refused() >= 2 })
+
+	var wait sync.WaitGroup
+	for i := range 2 {
+		lane := decode.NewLane(decode.Config{}, auto.New(), managed{d.manager})
+		wait.Go(func() {
+			var stats decode.Stats
+			_, err := lane.Run(ctx, d.engine, &decode.Request{
+				Prompt: prompt(40, int32(i)), Sampler: engineplugin.DefaultSampler(), Max: 400, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1, Arrived: time.Now(),
+			}, &collect{}, &stats)
+			if err != nil || stats.Accepted < 100 {
+				t.Errorf("request %d: %v, %+v", i, err, stats)
+			}
+		})
+	}
+	wait.Wait()
+	_, opensA, _, _ := a.State()
+	_, opensB, _, _ := b.State()
+	if opensA != 1 || opensB != 1 {
+		t.Errorf("%d and %d streams on two drafts", opensA, opensB)
+	}
+	// Drafts that leave the lease are let go.
+	d.manager.SetPeers(nil)
+	until("drafts gone", func() bool { return len(d.manager.Attached()) == 0 })
+}
