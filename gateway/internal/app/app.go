@@ -136,7 +136,7 @@ func (a *App) serveHTTP() error {
 	if a.cfg.TLSCert != "" {
 		err = a.httpServer.ServeTLS(a.httpLis, a.cfg.TLSCert, a.cfg.TLSKey)
 	} else {
-		err = a.httpServer.Serve(a.httpLis)
+		err = a.httpServer.Serve(httpapi.Listener(a.httpLis))
 	}
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // rig is a gateway with its ports on free addresses.
 type rig struct {
-	t      *testing.T
+	t      testing.TB
 	app    *App
 	url    string
 	tok    *tokenizer.Tokenizer
@@ -31,7 +31,7 @@ type rig struct {
 }
 
 // start runs a gateway; change edits its configuration.
-func start(t *testing.T, change func(*Config)) *rig {
+func start(t testing.TB, change func(*Config)) *rig {
 	t.Helper()
 	cfg := Defaults()
 	cfg.Port, cfg.GRPCPort, cfg.RegistryListen, cfg.ShutdownGraceS, cfg.ModelName = 0, 0, "127.0.0.1:0", 5, "tiny"

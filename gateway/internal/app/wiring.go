@@ -131,8 +131,8 @@ func (a *App) newHTTPServer() *http.Server {
 	return &http.Server{
 		Handler: a.api, Protocols: &p, MaxHeaderBytes: httpapi.MaxHeaderBytes,
 		ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
-		BaseContext: func(net.Listener) context.Context { return a.requests },
-		ErrorLog:    zap.NewStdLog(a.log.Named("http")),
+		BaseContext: func(net.Listener) context.Context { return a.requests }, ConnContext: httpapi.ConnContext,
+		ErrorLog: zap.NewStdLog(a.log.Named("http")),
 	}
 }
 

@@ -158,6 +158,7 @@ func (s *Server) find(path string) (rt *route, name string) {
 
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	defer handling(r)()
 	call := &openai.Call{ID: requestID(r), Arrived: time.Now()}
 	w := newWriter(rw, s.cfg.Stall)
 	w.Header().Set("X-Request-Id", call.ID)

@@ -90,11 +90,12 @@ func newBody(w *writer, r *http.Request, stall time.Duration) io.ReadCloser {
 }
 
 // Read implements io.Reader. At the end the time limit is lifted: from then on the server watches the connection for the
-// client's leaving, which may take as long as it wants.
+// client's leaving, which may take as long as it wants. After an error it stays, because the server goes on reading to empty
+// the connection.
 func (b *body) Read(p []byte) (int, error) {
 	_ = b.rc.SetReadDeadline(time.Now().Add(b.stall))
 	n, err := b.ReadCloser.Read(p)
-	if err != nil {
+	if errors.Is(err, io.EOF) {
 		_ = b.rc.SetReadDeadline(time.Time{})
 	}
 	return n, err
@@ -116,10 +117,11 @@ func readError(w *writer, r *http.Request, err error) *apierror.Error {
 		return apierror.Cancelled().WithCause(err)
 	case errors.As(err, &big):
 		return tooLarge()
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		// Asked before the context: net/http cancels it on every failed read.
+		return apierror.Transport(http.StatusRequestTimeout, "the request body made no progress in time")
 	case r.Context().Err() != nil:
 		return apierror.From(context.Cause(r.Context()))
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return apierror.Transport(http.StatusRequestTimeout, "the request body made no progress in time")
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return apierror.Cancelled().WithCause(err)
 	}
