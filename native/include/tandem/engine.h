@@ -30,14 +30,15 @@ extern "C" {
 typedef int32_t tnd_status;
 #define TND_OK 0
 #define TND_CANCELED 1
-#define TND_INVALID_ARGUMENT 3    /* the call can never work: names the field */
-#define TND_NOT_FOUND 5           /* unknown file, sequence or snapshot */
-#define TND_RESOURCE_EXHAUSTED 8  /* memory cap, sequences, context: says what did not fit and what would */
-#define TND_FAILED_PRECONDITION 9 /* wrong role, nothing pending to commit, tables do not match, state not restorable \
-                                   */
-#define TND_UNIMPLEMENTED 12      /* this backend lacks the operation or type */
-#define TND_INTERNAL 13           /* device fault or broken invariant */
-#define TND_DATA_LOSS 15          /* checksum of an imported state or of a file is wrong */
+#define TND_INVALID_ARGUMENT 3   /* the call can never work: names the field */
+#define TND_NOT_FOUND 5          /* unknown file, sequence or snapshot */
+#define TND_RESOURCE_EXHAUSTED 8 /* memory cap, sequences, context: says what did not fit and what would */
+#define TND_FAILED_PRECONDITION                                                                                  \
+  9                          /* wrong role, nothing pending to commit, tables do not match, state not restorable \
+                              */
+#define TND_UNIMPLEMENTED 12 /* this backend lacks the operation or type */
+#define TND_INTERNAL 13      /* device fault or broken invariant */
+#define TND_DATA_LOSS 15     /* checksum of an imported state or of a file is wrong */
 
 typedef struct tnd_engine tnd_engine;
 
@@ -70,7 +71,8 @@ typedef struct tnd_open_options {
   int32_t max_sequences;     /* >= 1 */
   int32_t max_context;    /* positions per sequence, >= 1; 0 = the model's context_length, as far as the cap allows */
   int32_t max_tree_rows;  /* widest uncommitted step of one sequence (tree or chain, root included), 1..128; 0 = 64 */
-  int32_t max_batch_rows; /* widest step over all sequences and widest committing (prefill) chunk; 0 = 512 */
+  int32_t max_batch_rows; /* widest step over all sequences and widest committing (prefill) chunk, at least
+                             max_tree_rows; 0 = 512 */
   int32_t kv_type_k;      /* ggml type id of cached keys: 0 F32, 1 F16, TND_KV_DEFAULT */
   int32_t kv_type_v;
   int32_t layer_first;      /* first layer of this shard, 0-based */
@@ -110,7 +112,7 @@ typedef struct tnd_info {
 /* One row of a step. */
 typedef struct tnd_row {
   int32_t sequence; /* handle from tnd_sequence_create */
-  int32_t token;    /* token id; ignored when hidden_in is given */
+  int32_t token;    /* token id; with hidden_in it only feeds penalties and may be -1 */
   int32_t position; /* absolute; must be the length of the sequence plus the row's depth (0 for children of the tip) */
   int32_t parent;   /* index in this batch of the parent row (smaller than the row's own), -1 = the sequence's tip */
   uint32_t want;    /* TND_WANT_* */
@@ -222,8 +224,8 @@ TND_API tnd_status tnd_sequence_length(tnd_engine* engine, int32_t sequence, int
 TND_API tnd_status tnd_sequence_truncate(tnd_engine* engine, int32_t sequence, int32_t length);
 TND_API tnd_status tnd_sequence_sampler(tnd_engine* engine, int32_t sequence, const tnd_sampler* sampler);
 
-/* Snapshots live in engine memory, right-sized, within the cap. Restoring overwrites any sequence of the same engine.
- */
+/* Snapshots live in engine memory, right-sized, within the cap. Restoring overwrites any sequence of the same engine
+ * but for its sampler; import likewise. Pending rows are not part of either. */
 TND_API tnd_status tnd_snapshot_create(tnd_engine* engine, int32_t sequence, int32_t* snapshot);
 TND_API tnd_status tnd_snapshot_restore(tnd_engine* engine, int32_t snapshot, int32_t sequence);
 TND_API tnd_status tnd_snapshot_free(tnd_engine* engine, int32_t snapshot);
