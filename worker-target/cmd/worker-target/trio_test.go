@@ -21,7 +21,7 @@ import (
 )
 
 // start runs a worker program until the test ends and returns once it answers health checks.
-func start(t *testing.T, program, socket string, args ...string) {
+func start(t *testing.T, program, socket string, args ...string) *exec.Cmd {
 	t.Helper()
 	address := "unix://" + socket
 	cmd := exec.Command(program, append(args, "--listen", address, "--log-format", "console")...)
@@ -44,14 +44,14 @@ func start(t *testing.T, program, socket string, args ...string) {
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		<-logged
-		if err := cmd.Wait(); err != nil {
+		if err := cmd.Wait(); err != nil && cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 			t.Errorf("%s ended with %v", filepath.Base(program), err)
 		}
 	})
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		health := workernode.HealthCmd{Address: address, Timeout: time.Second}
 		if err = health.Run(); err == nil {
-			return
+			return cmd
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("%s does not serve: %v", filepath.Base(program), err)
@@ -96,7 +96,10 @@ func TestSlowTrio(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	model := in("models", "tandem-tiny-target-q4_k_m.gguf")
-	start(t, in("bin", "worker-draft"), filepath.Join(dir, "d"), "--model", in("models", "tandem-tiny-draft-q8_0.gguf"), "--cache-dir", filepath.Join(dir, "cd"))
+	startDraft := func() *exec.Cmd {
+		return start(t, in("bin", "worker-draft"), filepath.Join(dir, "d"), "--model", in("models", "tandem-tiny-draft-q8_0.gguf"), "--cache-dir", filepath.Join(dir, "cd"))
+	}
+	draft := startDraft()
 	start(t, in("bin", "worker-target"), filepath.Join(dir, "t"), "--model", model, "--cache-dir", filepath.Join(dir, "ct"), "--draft", "unix://"+filepath.Join(dir, "d"))
 	conn, err := workernode.Dial("unix://" + filepath.Join(dir, "t"))
 	if err != nil {
@@ -104,8 +107,11 @@ func TestSlowTrio(t *testing.T) {
 	}
 	defer conn.Close()
 	client := tandemv1.NewTargetServiceClient(conn)
-	run := func(m *tandemv1.DecodeRequest) ([]int32, *tandemv1.Finished) {
+	var gap time.Duration // longest pause of the last request's output
+	run := func(m *tandemv1.DecodeRequest, on ...func(total int)) ([]int32, *tandemv1.Finished) {
 		t.Helper()
+		gap = 0
+		var last time.Time
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		stream, err := client.Decode(ctx, m)
@@ -123,6 +129,13 @@ func TestSlowTrio(t *testing.T) {
 				t.Fatal(err)
 			}
 			tokens = append(tokens, e.GetCommitted().GetTokens()...)
+			if !last.IsZero() {
+				gap = max(gap, time.Since(last))
+			}
+			last = time.Now()
+			for _, f := range on {
+				f(len(tokens))
+			}
 			if f := e.GetFinished(); f != nil {
 				end = f
 			}
@@ -187,11 +200,43 @@ func TestSlowTrio(t *testing.T) {
 			}
 		}
 	}
+	// The draft's process is killed in the middle of an answer and started again: same tokens, no pause, speculation resumes.
+	request := &tandemv1.DecodeRequest{
+		PromptTokens: golden.Cases[0].IDs, MaxTokens: lossTokens, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
+	}
+	plain, _ := run(request)
+	request.Speculation = &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN}
+	killed := false
+	tokens, end := run(request, func(total int) {
+		if total > 300 && !killed {
+			killed = true
+			if err := draft.Process.Kill(); err != nil {
+				t.Error(err)
+			}
+			go startDraft()
+		}
+	})
+	t.Logf("draft killed: longest pause %v, %v", gap, end.Timings)
+	if !slices.Equal(tokens, plain) || gap > time.Second || !end.Timings.SpeculationDegraded {
+		t.Errorf("draft killed: %d tokens of %d, equal %v, longest pause %v", len(tokens), len(plain), slices.Equal(tokens, plain), gap)
+	}
+	request.MaxTokens = 60
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		if _, end := run(request); end.Timings.AcceptedTokens > 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the draft was not taken up again")
+		}
+	}
 	t.Logf("%d of %d greedy texts are those of the golden file", same, total)
 	if same < total/2 {
 		t.Errorf("%d of %d greedy texts are those of the golden file", same, total)
 	}
 }
+
+// lossTokens is a long answer, past the end token.
+const lossTokens = 1500
 
 var trioModes = []struct {
 	name string

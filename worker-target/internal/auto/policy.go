@@ -12,8 +12,9 @@ const (
 	probeShare = 0.03
 	// creditRounds caps the ledger, in rounds of the dearest plan: savings of a quiet hour are not spent at once.
 	creditRounds = 3
-	// enter is how much faster than plain a speculative plan must look before a plain request takes it up.
-	enter = 1.02
+	// stay and enter are how much faster than plain decoding a speculative plan must look to be kept and to be taken up: an
+	// estimate of so many plans is on the high side, and near break-even there is little to win.
+	stay, enter = 1.05, 1.08
 	// staleRounds after which a plan that looks nearly as good is tried again.
 	staleRounds = 64
 )
@@ -160,9 +161,9 @@ func (p *Policy) Next(length, limit int) Plan {
 		})
 	}
 
-	need := 1 / plainCost
+	need := stay / plainCost
 	if p.plain {
-		need *= enter
+		need = enter / plainCost
 	}
 	plan := best.plan
 	switch {
