@@ -209,8 +209,8 @@ func (p *Process) Stderr() []string { return p.stderr.Lines() }
 
 // PID of the process, 0 when it is not known.
 func (p *Process) PID() int {
-	if proc := p.proc.Load(); proc != nil && proc.cmd.Process != nil {
-		return proc.cmd.Process.Pid
+	if proc := p.proc.Load(); proc != nil {
+		return proc.pid()
 	}
 	return 0
 }

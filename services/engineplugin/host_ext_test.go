@@ -78,6 +78,9 @@ func targetOptions() engineplugin.OpenOptions {
 }
 
 func TestFakeProcess(t *testing.T) {
+	if testing.Short() {
+		t.Skip("dozens of processes take minutes under the race detector")
+	}
 	enginetest.Run(t, func(t *testing.T) (engineplugin.Opener, enginetest.Models) { return host(t, "fake"), fakeModels })
 }
 

@@ -2,7 +2,9 @@ package engineplugin
 
 import (
 	"context"
+	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -16,6 +18,10 @@ type process struct {
 	exited         chan struct{} // closed when the process was waited for
 	once           sync.Once
 	waitErr        error
+
+	mu     sync.Mutex  // guards the fields below: Kill may come while Start runs, or before it
+	proc   *os.Process // nil before Start
+	doomed bool        // killed before Start
 }
 
 func newProcess(cmd *exec.Cmd) (*process, error) {
@@ -31,7 +37,18 @@ func newProcess(cmd *exec.Cmd) (*process, error) {
 }
 
 // Start implements runner.Runner, as do the methods below.
-func (p *process) Start(context.Context) error { return p.cmd.Start() }
+func (p *process) Start(context.Context) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.doomed {
+		return errors.New("the start was called off")
+	}
+	if err := p.cmd.Start(); err != nil {
+		return err
+	}
+	p.proc = p.cmd.Process
+	return nil
+}
 
 // Diagnose has nothing to add to the error of Start.
 func (p *process) Diagnose(context.Context) string { return "" }
@@ -52,18 +69,30 @@ func (p *process) Wait(context.Context) error {
 
 // Kill ends the process at once.
 func (p *process) Kill(context.Context) error {
-	if p.cmd.Process == nil {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.proc == nil {
+		p.doomed = true
 		return nil
 	}
-	return p.cmd.Process.Kill()
+	return p.proc.Kill()
 }
 
 // ID is the process id, empty before Start.
 func (p *process) ID() string {
-	if p.cmd.Process == nil {
-		return ""
+	if pid := p.pid(); pid != 0 {
+		return strconv.Itoa(pid)
 	}
-	return strconv.Itoa(p.cmd.Process.Pid)
+	return ""
+}
+
+func (p *process) pid() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.proc == nil {
+		return 0
+	}
+	return p.proc.Pid
 }
 
 func (p *process) PluginToHost(network, address string) (string, string, error) {
