@@ -84,7 +84,7 @@ test-sanitize: bin/testsum ## native tests under AddressSanitizer and UBSan
 		ctest --test-dir native/build-asan --output-on-failure --output-junit $(CURDIR)/$(RESULTS)/asan.xml
 
 test-e2e: bin/testsum ## end-to-end tests of the programs in bin/
-	@bin/testsum run -name e2e -dir $(RESULTS) -- $(GO) test -json -count=1 -timeout 15m ./tests/...
+	@bin/testsum run -name e2e -dir $(RESULTS) -- $(GO) test -json -count=1 -timeout 30m ./tests/...
 
 bin/testsum: $(wildcard tools/testsum/*.go)
 	@mkdir -p bin
