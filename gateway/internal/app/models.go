@@ -35,7 +35,7 @@ func newModels(cfg Config, version string, c *cluster.Cluster, log *zap.Logger) 
 // loadConfigured reads the files that the configuration names.
 func (m *models) loadConfigured() error {
 	if m.cfg.Model != "" {
-		if err := m.load(m.cfg.Model, ""); err != nil {
+		if err := m.load(m.cfg.Model, "", 0); err != nil {
 			return fmt.Errorf("--model: %w", err)
 		}
 	}
@@ -49,11 +49,16 @@ func (m *models) loadConfigured() error {
 	return nil
 }
 
-func (m *models) load(path, digest string) error {
+// load reads a model file and serves with it. vocab is the width of the target's logits, 0 = unknown: a tokenizer of another
+// width would feed the target nonsense.
+func (m *models) load(path, digest string, vocab int) error {
 	mod, err := model.Load(model.Options{Path: path, Name: m.cfg.ModelName, TemplateFile: m.cfg.ChatTemplateFile, Digest: digest,
 		Version: m.version, Logger: m.log})
 	if err != nil {
 		return err
+	}
+	if v := mod.Tokenizer.VocabSize(); vocab > 0 && v != vocab {
+		return fmt.Errorf("%s has a vocabulary of %d tokens, the target worker's model %d", path, v, vocab)
 	}
 	m.target.Store(mod)
 	m.log.Info("tokenizer and chat template loaded", zap.String(telemetry.KeyModel, mod.Name), zap.String("template", mod.TemplateSource))
@@ -65,7 +70,7 @@ func (m *models) served() (*model.Model, error) {
 	if mod := m.target.Load(); mod != nil {
 		return mod, nil
 	}
-	return nil, apierror.NoWorker("no model is loaded: no target worker has joined yet")
+	return nil, apierror.NoWorker("no model is loaded: no target worker has joined, or its model file cannot be read here")
 }
 
 func (m *models) scorerTokenizer() *tokenizer.Tokenizer { return m.scorer.Load() }
@@ -76,12 +81,16 @@ func (m *models) run(ctx context.Context) error {
 		target, scorer, changed := m.cluster.Active()
 		if target != nil {
 			if key := cmp.Or(target.GetDigest(), target.GetPath()); key != m.targetDigest {
-				m.targetDigest = key
 				// A configured file stays; the digest still goes into the fingerprint.
-				if err := m.load(cmp.Or(m.cfg.Model, target.GetPath()), target.GetDigest()); err != nil {
-					m.log.Error("the model's tokenizer cannot be read; name a readable file with --model", zap.NamedError(telemetry.KeyErr, err))
-				} else if v := int(target.GetVocab()); v > 0 && v != m.target.Load().Tokenizer.VocabSize() {
-					m.log.Error("tokenizer and target disagree about the vocabulary", zap.Int("tokenizer", m.target.Load().Tokenizer.VocabSize()), zap.Int("target", v))
+				err := m.load(cmp.Or(m.cfg.Model, target.GetPath()), target.GetDigest(), int(target.GetVocab()))
+				if err == nil {
+					m.targetDigest = key
+				} else {
+					// Better no answers than answers in the wrong vocabulary. Tried again when the workers change.
+					m.target.Store(nil)
+					m.targetDigest = ""
+					m.log.Error("no requests are served: the model's tokenizer cannot be used; name a readable file with --model",
+						zap.NamedError(telemetry.KeyErr, err))
 				}
 			}
 		}

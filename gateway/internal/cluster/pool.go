@@ -77,7 +77,7 @@ type Ticket struct {
 	fail   chan error // capacity 1
 	timer  *time.Timer
 	first  bool // the first lane was granted
-	closed bool
+	closed bool // gave up, or was told that it gets nothing
 }
 
 // Lane is the right to run one generation on a worker.
@@ -199,8 +199,14 @@ func (p *Pool) expire(t *Ticket) {
 	if t.first || t.closed {
 		return
 	}
+	p.end(t, apierror.QueueTimeout())
+}
+
+// end tells a waiting ticket that it gets nothing; the caller holds mu. A ticket is told once.
+func (p *Pool) end(t *Ticket, err error) {
 	p.drop(t)
-	t.fail <- apierror.QueueTimeout()
+	t.closed = true
+	t.fail <- err
 }
 
 // drop takes a ticket out of the queue.
@@ -349,8 +355,7 @@ func (p *Pool) Drain() {
 	p.draining = true
 	for _, t := range slices.Clone(p.queue) {
 		if !t.first && !t.demand.Takeover {
-			p.drop(t)
-			t.fail <- apierror.Draining()
+			p.end(t, apierror.Draining())
 		}
 	}
 }

@@ -1,0 +1,79 @@
+package reqjson
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+)
+
+func parse(t *testing.T, body string) Object {
+	t.Helper()
+	o, err := Parse([]byte(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func TestAliasesAndExtraBody(t *testing.T) {
+	o := parse(t, `{"b":2,"a":null,"extra_body":{"a":5,"c":7,"b":9,"d":null}}`)
+	for _, tt := range []struct {
+		names []string
+		want  int64
+		ok    bool
+	}{
+		{[]string{"b"}, 2, true}, {[]string{"a"}, 5, true}, {[]string{"c", "b"}, 7, true}, {[]string{"d"}, 0, false}, {[]string{"none", "b"}, 2, true},
+	} {
+		got, ok, err := o.Int(Any(), tt.names...)
+		if got != tt.want || ok != tt.ok || err != nil {
+			t.Errorf("%v: %d %v %v, want %d %v", tt.names, got, ok, err, tt.want, tt.ok)
+		}
+	}
+}
+
+func TestRangesNameThePath(t *testing.T) {
+	in, _, err := parse(t, `{"x":{"y":1.5,"z":3.0}}`).Object("x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = in.Float(Between(0, 1), "y")
+	var e *apierror.Error
+	if !errors.As(err, &e) || e.Param != "x.y" || !strings.Contains(e.Message, "between 0 and 1, got 1.5") {
+		t.Errorf("error %v", err)
+	}
+	if _, _, err := in.Int(Any(), "y"); err == nil {
+		t.Error("1.5 was taken for an integer")
+	}
+	if v, _, err := in.Int(Any(), "z"); v != 3 || err != nil {
+		t.Errorf("3.0: %d %v", v, err)
+	}
+}
+
+// FuzzParse: whatever comes in, the answer is an object or an error of the table, and depth never overflows.
+func FuzzParse(f *testing.F) {
+	for _, s := range []string{`{}`, `{"a":[1,{"b":null}]}`, `[]`, `{"extra_body":{"x":1}}`, `{"a":"\"[[[["}`, strings.Repeat("[", 300), `{"extra_body":3}`, "\xff"} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		o, err := Parse(body)
+		var e *apierror.Error
+		if err != nil {
+			if !errors.As(err, &e) || e.Status != 400 {
+				t.Fatalf("error %v is not an answer", err)
+			}
+			return
+		}
+		if !json.Valid(body) {
+			t.Fatalf("invalid JSON was accepted: %q", body)
+		}
+		for name := range o.Members() {
+			_, _, _ = o.String(name)
+			_, _, _ = o.Int(Between(0, 5), name)
+			_, _, _, _ = o.Array(name)
+			_, _, _, _ = o.Strings(name)
+		}
+	})
+}
