@@ -46,7 +46,7 @@ func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.Inferen
 	if u != nil && s.Metrics != nil {
 		s.Metrics.Generated(ctx, metrics.Generation{PromptTokens: u.PromptTokens, ContentTokens: u.CompletionTokens - u.ReasoningTokens,
 			ReasoningTokens: u.ReasoningTokens, Drafted: u.Drafted, Accepted: u.Accepted, VerifySteps: u.VerifySteps, Mode: "grpc",
-			Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, CloseKind: u.CloseKind})
+			Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, Total: u.Total, CloseKind: u.CloseKind})
 	}
 	if err != nil {
 		return toRPC(err)

@@ -268,7 +268,7 @@ func (s *Server) report(r *http.Request, call *openai.Call, name string, status 
 			s.Metrics.Generated(r.Context(), metrics.Generation{
 				PromptTokens: u.PromptTokens, ContentTokens: u.CompletionTokens - u.ReasoningTokens, ReasoningTokens: u.ReasoningTokens,
 				Drafted: u.Drafted, Accepted: u.Accepted, VerifySteps: u.VerifySteps, Mode: mode(u.Drafted),
-				Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, CloseKind: u.CloseKind,
+				Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, Total: u.Total, CloseKind: u.CloseKind,
 			})
 		}
 	}

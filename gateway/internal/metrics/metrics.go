@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/services/registry"
+	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 )
@@ -34,6 +35,7 @@ type Set struct {
 	running                                                           metric.Int64UpDownCounter
 	queue, ttft, interToken, request                                  metric.Float64Histogram
 	prefillRate, decodeRate, acceptLength                             metric.Float64Histogram
+	genRequest, genTTFT, genPerToken                                  metric.Float64Histogram
 }
 
 // Sources are read when metrics are collected.
@@ -66,6 +68,9 @@ func New(provider metric.MeterProvider, src Sources) (*Set, error) {
 		request:        b.hist("tandem.request", "s", "From arrival to the end of the answer.", secondsBounds),
 		prefillRate:    b.hist("tandem.prefill.tokens_per_second", "", "Prefill speed of a request.", tokenRateBounds),
 		decodeRate:     b.hist("tandem.decode.tokens_per_second", "", "Decode speed of a request.", tokenRateBounds),
+		genRequest:     b.hist(telemetry.GenAIRequestDuration, "s", "Duration of a generation.", secondsBounds),
+		genTTFT:        b.hist(telemetry.GenAITimeToFirstToken, "s", "Time to the first token.", secondsBounds),
+		genPerToken:    b.hist(telemetry.GenAITimePerOutputToken, "s", "Time per token after the first.", intervalBounds),
 		acceptLength:   b.hist("tandem.accept_length", "", "Tokens committed per verify step, mean of a request.", acceptBounds),
 	}
 	var err error
@@ -171,9 +176,12 @@ type Generation struct {
 	PromptTokens, ContentTokens, ReasoningTokens int
 	Drafted, Accepted, VerifySteps               int64
 	Mode                                         string
-	Queue, TTFT, Prefill, Decode                 time.Duration
+	Queue, TTFT, Prefill, Decode, Total          time.Duration
 	CloseKind                                    string // empty: no reasoning
 }
+
+// genAI labels the measurements of the conventions' family.
+var genAI = metric.WithAttributes(attribute.String(telemetry.GenAIOperation, "chat"), attribute.String(telemetry.GenAIProvider, telemetry.GenAIProviderTandem))
 
 // Generated records a finished request.
 func (s *Set) Generated(ctx context.Context, g Generation) {
@@ -186,11 +194,14 @@ func (s *Set) Generated(ctx context.Context, g Generation) {
 	s.verifySteps.Add(ctx, g.VerifySteps, metric.WithAttributes(attribute.String("mode", g.Mode)))
 	s.queue.Record(ctx, g.Queue.Seconds())
 	n := g.ContentTokens + g.ReasoningTokens
+	s.genRequest.Record(ctx, g.Total.Seconds(), genAI)
 	if n > 0 {
 		s.ttft.Record(ctx, g.TTFT.Seconds())
+		s.genTTFT.Record(ctx, g.TTFT.Seconds(), genAI)
 	}
 	if d := g.Decode.Seconds(); d > 0 && n > 1 {
 		s.interToken.Record(ctx, d/float64(n-1))
+		s.genPerToken.Record(ctx, d/float64(n-1), genAI)
 		s.decodeRate.Record(ctx, float64(n)/d)
 	}
 	if d := g.Prefill.Seconds(); d > 0 {
