@@ -32,6 +32,12 @@ func (r *rate) add(hit bool) {
 	}
 }
 
+// lean counts a test that was not made by its expected result.
+func (r *rate) lean(p float64) {
+	r.seen++
+	r.hits += p
+}
+
 func (r *rate) fade(keep float64) {
 	r.hits *= keep
 	r.seen *= keep
@@ -163,8 +169,10 @@ func (b *beliefs) conditional(s *shape, t *ddtree.Tree, i int32) float64 {
 	return min(1, math.Exp(float64(w))*(g.accepted+weight)/(g.promised+weight))
 }
 
-// observe learns from one verified tree.
-func (b *beliefs) observe(s *shape, t *ddtree.Tree, path []int32, memory float64) {
+// observe learns from one verified tree. cut is the corrected probability of the first node that was cut from the draft's
+// chain, below 0 when none was: where the walk came to the cut, it stands for the test that was not made. Without it, a
+// draft that is only asked for what it is sure of would look good at depths that it is never let near.
+func (b *beliefs) observe(s *shape, t *ddtree.Tree, path []int32, cut, memory float64) {
 	// Every rate fades, tested or not: what has not been seen for long leans on its neighbours again.
 	keep := 1 - 1/memory
 	for d := range depths {
@@ -173,10 +181,14 @@ func (b *beliefs) observe(s *shape, t *ddtree.Tree, path []int32, memory float64
 	}
 	chain := true
 	for i, node := range path {
+		d := min(i, depths-1)
 		if s.best[node] == 0 {
+			if chain && cut >= 0 {
+				b.chain[d].lean(cut)
+				b.tree[d].lean(cut)
+			}
 			break
 		}
-		d := min(i, depths-1)
 		hit := i+1 < len(path)
 		b.tree[d].add(hit)
 		if chain {

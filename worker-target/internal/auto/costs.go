@@ -92,7 +92,7 @@ func (c *costs) step(rows, length int) float64 {
 	return t[lo]*(1-f) + t[hi]*f
 }
 
-// observeStep corrects the table by one measured step: the bins around rows move towards it in proportion.
+// observeStep corrects the table by one measured step: the bins around rows move towards it most.
 func (c *costs) observeStep(rows, length int, seconds float64) {
 	if seconds <= 0 {
 		return
@@ -111,9 +111,15 @@ func (c *costs) observeStep(rows, length int, seconds float64) {
 	lo, hi, f := neighbours(rows)
 	model := t[lo]*(1-f) + t[hi]*f
 	ratio := clamp(seconds/model, 1.0/outlier, outlier)
-	t[lo] *= 1 + learn*(1-f)*(ratio-1)
+	// Half of the correction is taken for the machine's speed and moves the whole table: otherwise the widths that are not
+	// in use now, plain steps above all, would keep the price of a busier or slower hour.
+	whole, own := 1+learn/2*(ratio-1), learn/2*(ratio-1)
+	for i := range t {
+		t[i] *= whole
+	}
+	t[lo] *= 1 + own*(1-f)
 	if hi != lo {
-		t[hi] *= 1 + learn*f*(ratio-1)
+		t[hi] *= 1 + own*f
 	}
 }
 

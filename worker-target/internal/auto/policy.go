@@ -86,6 +86,7 @@ type Policy struct {
 	plain   bool // the last plan was plain by choice
 	idle    [kinds]int
 	shape   shape
+	cut     float64 // conditional probability of the first node cut from the chain in this round, < 0 for none
 	// Scratch of Cut: nodes in falling probability, probabilities, nodes to keep.
 	order []int32
 	p     [ddtree.MaxNodes + 1]float64
@@ -98,7 +99,7 @@ func (m *Model) NewRequest(block, maxRows int) *Policy {
 	defer m.mu.Unlock()
 	return &Policy{
 		m: m, block: block, maxRows: min(maxRows, ddtree.MaxNodes+1), local: m.beliefs.fresh(),
-		order: make([]int32, 0, ddtree.MaxNodes+1),
+		order: make([]int32, 0, ddtree.MaxNodes+1), cut: -1,
 	}
 }
 
@@ -188,6 +189,7 @@ func (p *Policy) Next(length, limit int) Plan {
 
 // Cut shortens a proposed tree to the nodes that are worth their verify time; a probe is verified whole.
 func (p *Policy) Cut(t *ddtree.Tree, plan Plan, length int) {
+	p.cut = -1
 	n := t.Len()
 	if n <= 2 || plan.Probe {
 		return
@@ -227,6 +229,12 @@ func (p *Policy) Cut(t *ddtree.Tree, plan Plan, length int) {
 	for _, node := range p.order[:bestRows-1] {
 		keep[node] = true
 	}
+	for node := p.shape.best[0]; node != 0; node = p.shape.best[node] {
+		if !keep[node] {
+			p.cut = p.local.conditional(&p.shape, t, node)
+			break
+		}
+	}
 	t.Keep(keep)
 }
 
@@ -256,8 +264,9 @@ func (p *Policy) Observe(r *Round) {
 	if r.Tree != nil {
 		tokens = float64(len(r.Path))
 		p.shape.read(r.Tree)
-		p.local.observe(&p.shape, r.Tree, r.Path, requestMemory)
-		p.m.beliefs.observe(&p.shape, r.Tree, r.Path, workerMemory)
+		p.local.observe(&p.shape, r.Tree, r.Path, p.cut, requestMemory)
+		p.m.beliefs.observe(&p.shape, r.Tree, r.Path, p.cut, workerMemory)
+		p.cut = -1
 		if r.Plan.Kind == Tree {
 			follow(&p.local.treeRows, float64(r.Tree.Len()))
 			follow(&p.m.beliefs.treeRows, float64(r.Tree.Len()))
