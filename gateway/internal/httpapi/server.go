@@ -7,7 +7,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
@@ -74,7 +73,7 @@ type Server struct {
 	cfg Config
 	Deps
 	routes  map[string]*route
-	running sync.WaitGroup
+	running inflight
 }
 
 // New builds the routes.
@@ -127,19 +126,7 @@ func (s *Server) Endpoints() []string {
 }
 
 // Wait blocks until no request runs on workers, or ctx is done.
-func (s *Server) Wait(ctx context.Context) error {
-	done := make(chan struct{})
-	go func() {
-		s.running.Wait()
-		close(done)
-	}()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
+func (s *Server) Wait(ctx context.Context) error { return s.running.wait(ctx) }
 
 // find resolves a path; name is the route's name for metrics.
 func (s *Server) find(path string) (rt *route, name string) {
@@ -212,11 +199,12 @@ func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
 		return apierror.Unauthorized()
 	}
 	if rt.work {
+		// Counted before the check: a request that passes it is waited for.
+		s.running.add()
+		defer s.running.done()
 		if s.Draining != nil && s.Draining() {
 			return apierror.Draining()
 		}
-		s.running.Add(1)
-		defer s.running.Done()
 	}
 	if r.ContentLength > maxBodyBytes {
 		return tooLarge()
