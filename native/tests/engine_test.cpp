@@ -243,6 +243,45 @@ TEST(sequences_do_not_touch_each_other) {
   check(c, {}, tc, {2});
 }
 
+// Prefill chunks of several sequences in one committing step.
+TEST(sequences_can_be_committed_together) {
+  for (const Model& m : models()) {
+    Rng rng(37);
+    Engine e(m.path);
+    REQUIRE(e.handle() != nullptr);
+    const int32_t a = e.sequence(), b = e.sequence(), alone = e.sequence();
+    const std::vector<int32_t> ta = random_tokens(&rng, 12, m.vocab), tb = random_tokens(&rng, 5, m.vocab);
+    const auto rows_a = e.rows(a, ta, Engine::chain(12), kLogits), rows_b = e.rows(b, tb, Engine::chain(5), kLogits);
+    StepIn in;  // a b a b … a a a
+    in.flags = TND_STEP_COMMIT;
+    std::vector<int32_t> at_a, at_b;
+    for (size_t i = 0; i < 12; ++i) {
+      at_a.push_back(static_cast<int32_t>(in.rows.size()));
+      in.rows.push_back(rows_a[i]);
+      in.rows.back().parent = i == 0 ? -1 : at_a[i - 1];
+      if (i >= 5) continue;
+      at_b.push_back(static_cast<int32_t>(in.rows.size()));
+      in.rows.push_back(rows_b[i]);
+      in.rows.back().parent = i == 0 ? -1 : at_b[i - 1];
+    }
+    const uint64_t committed = e.stat("committed_rows");
+    const StepOut mixed = e.run_ok(in);
+    CHECK_EQ(e.stat("committed_rows") - committed, uint64_t{17});
+    const auto check = [&](int32_t s, const std::vector<int32_t>& tokens, const std::vector<int32_t>& at) {
+      e.ok(tnd_sequence_truncate(e.handle(), alone, 0));
+      const std::vector<float> expected = one_by_one(e, alone, tokens);
+      const size_t width = static_cast<size_t>(m.vocab);
+      for (size_t i = 0; i < at.size(); ++i) {
+        CHECK(std::memcmp(mixed.logits.data() + static_cast<size_t>(at[i]) * width, expected.data() + i * width,
+                          width * sizeof(float)) == 0);
+      }
+      CHECK(e.exported(s) == e.exported(alone));
+    };
+    check(a, ta, at_a);
+    check(b, tb, at_b);
+  }
+}
+
 // Two shards in a row give what one engine gives, tree or chain.
 TEST(layer_shards_equal_the_whole) {
   const Model m = models()[0];
