@@ -35,3 +35,22 @@ func BenchmarkStream(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N)/500, "µs/token")
 	b.ReportMetric(float64(first.Microseconds())/float64(b.N), "µs-to-headers")
 }
+
+// BenchmarkFirstToken measures a whole request of one token: parsing, rendering, tokenising, scheduling and both hops. The
+// budget for what the gateway adds to the first token is 2 ms.
+func BenchmarkFirstToken(b *testing.B) {
+	r := start(b, nil)
+	r.target(gatewaytest.WorkerOptions{Decode: gatewaytest.Script{Tokens: r.encode("Hello")[:1]}.Run})
+	body := chatBody(`"max_tokens":1`)
+	b.ReportAllocs()
+	for b.Loop() {
+		resp, err := r.client.Post(r.url+"/v1/chat/completions", "application/json", strings.NewReader(body))
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.StatusCode != http.StatusOK {
+			b.Fatal(resp.StatusCode, err)
+		}
+		resp.Body.Close()
+	}
+}

@@ -142,7 +142,7 @@ func parseSpeculation(o reqjson.Object) (*tandemv1.Speculation, error) {
 	return out, nil
 }
 
-// maxTokensRange is what max_tokens may be; legacy completions allow 0 with echo.
+// parseMaxTokens reads max_tokens or an alias; least is 1, or 0 for legacy completions, which allow it with echo.
 func parseMaxTokens(o reqjson.Object, least float64) (n int, given bool, err error) {
 	v, ok, err := o.Int(reqjson.Between(least, math.MaxInt32), "max_tokens", "max_completion_tokens", "max_output_tokens")
 	return int(v), ok, err

@@ -154,7 +154,7 @@ func priority(r *http.Request) int {
 	return 5
 }
 
-// sink is a generate.Sink that streams.
+// streamSink is a generate.Sink that streams.
 type streamSink interface {
 	generate.Sink
 	begin() error
