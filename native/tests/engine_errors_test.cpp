@@ -1,0 +1,224 @@
+// What the C ABI refuses, with which status and which words; and the memory cap.
+#include <cmath>
+#include <cstdlib>
+
+#include "engine_util.h"
+
+using namespace tnd::test;
+
+TEST(errors_name_what_is_wrong) {
+  const std::string path = demo_model();
+  EngineOptions o;
+  o.max_context = 40;
+  o.max_sequences = 2;
+  o.max_tree_rows = 8;
+  o.max_batch_rows = 16;
+  Engine e(path, o);
+  REQUIRE(e.handle() != nullptr);
+  const int32_t s = e.sequence(), t = e.sequence();
+  int32_t none = -1;
+  CHECK_EQ(tnd_sequence_create(e.handle(), &none), TND_RESOURCE_EXHAUSTED);
+  CHECK(e.error().find("max_sequences") != std::string::npos);
+
+  const auto refused = [&](StepIn in, tnd_status status, const char* text) {
+    const StepOut out = e.run(in);
+    CHECK_EQ(out.status, status);
+    CHECK_MSG(e.error().find(text) != std::string::npos, e.error());
+    CHECK_EQ(e.length(s), 0);
+  };
+  const auto one = [&](auto change) {
+    StepIn in;
+    in.rows = e.rows(s, {1, 2, 3}, {-1, 0, 1}, 0);
+    change(in);
+    return in;
+  };
+  refused(one([](StepIn& in) { in.rows.clear(); }), TND_INVALID_ARGUMENT, "n_rows");
+  refused(one([](StepIn& in) { in.rows.resize(17, in.rows[0]); }), TND_INVALID_ARGUMENT, "max_batch_rows");
+  refused(one([](StepIn& in) { in.rows[1].token = 8192; }), TND_INVALID_ARGUMENT, "rows[1].token");
+  refused(one([](StepIn& in) { in.rows[1].token = -1; }), TND_INVALID_ARGUMENT, "rows[1].token");
+  refused(one([](StepIn& in) { in.rows[2].parent = 2; }), TND_INVALID_ARGUMENT, "rows[2].parent");
+  refused(one([](StepIn& in) { in.rows[2].parent = -2; }), TND_INVALID_ARGUMENT, "rows[2].parent");
+  refused(one([](StepIn& in) { in.rows[2].position = 5; }), TND_INVALID_ARGUMENT, "rows[2].position");
+  refused(one([](StepIn& in) { in.rows[2].want = 64; }), TND_INVALID_ARGUMENT, "rows[2].want");
+  refused(one([](StepIn& in) { in.rows[2].mask = 0; }), TND_INVALID_ARGUMENT, "rows[2].mask");
+  refused(one([](StepIn& in) { in.rows[2].sequence = 9; }), TND_NOT_FOUND, "sequence 9");
+  refused(one([&](StepIn& in) { in.rows[1].sequence = t; }), TND_INVALID_ARGUMENT, "rows[1].parent");
+  refused(one([](StepIn& in) { in.flags = 8; }), TND_INVALID_ARGUMENT, "flags");
+  refused(one([](StepIn& in) { in.rows[0].want = TND_WANT_FEATURES; }), TND_FAILED_PRECONDITION, "captured");
+  refused(one([](StepIn& in) { in.hidden.resize(512 * 3); }), TND_INVALID_ARGUMENT, "hidden_in");
+  refused(one([](StepIn& in) {
+            in.rows[0].want = TND_WANT_TOP;
+            in.rows[0].top_k = 65;
+            in.top_stride = 70;
+          }),
+          TND_INVALID_ARGUMENT, "top_k");
+  refused(one([](StepIn& in) {
+            in.rows[0].want = TND_WANT_SCORE;
+            in.rows[0].score = -3;
+          }),
+          TND_INVALID_ARGUMENT, "score");
+  refused(one([](StepIn& in) {
+            in.n_masks = 1;
+            in.masks.assign(256, 0);
+          }),
+          TND_INVALID_ARGUMENT, "masks[0]");
+  refused(one([](StepIn& in) {
+            in.flags = TND_STEP_COMMIT;
+            in.rows[2].parent = 0;
+            in.rows[2].position = 1;
+          }),
+          TND_INVALID_ARGUMENT, "chain");
+  {
+    StepIn in;
+    in.rows = e.rows(s, std::vector<int32_t>(9, 1), Engine::chain(9), 0);
+    refused(in, TND_INVALID_ARGUMENT, "max_tree_rows");
+  }
+  tnd_step step{};
+  step.struct_size = 3;
+  CHECK_EQ(tnd_step_run(e.handle(), &step), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_step_run(e.handle(), nullptr), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_step_run(nullptr, nullptr), TND_INVALID_ARGUMENT);
+
+  // Commit.
+  const int32_t two[] = {0, 1};
+  CHECK_EQ(tnd_commit(e.handle(), s, two, 2), TND_FAILED_PRECONDITION);
+  StepIn in;
+  in.rows = e.rows(s, {1, 2, 3}, {-1, 0, 0}, TND_WANT_TOKEN);
+  e.run_ok(in);
+  const int32_t sibling[] = {0, 1, 2}, wrong_root[] = {1}, unknown[] = {0, 7};
+  CHECK_EQ(tnd_commit(e.handle(), s, sibling, 3), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_commit(e.handle(), s, wrong_root, 1), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_commit(e.handle(), s, unknown, 2), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_commit(e.handle(), s, nullptr, 1), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_commit(e.handle(), s, two, -1), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_commit(e.handle(), 9, two, 2), TND_NOT_FOUND);
+  CHECK_EQ(e.length(s), 0);  // refused commits leave the rows pending
+  CHECK(e.commit(s, {0, 2}));
+  CHECK_EQ(e.length(s), 2);
+  CHECK_EQ(tnd_commit(e.handle(), s, two, 1), TND_FAILED_PRECONDITION);
+  CHECK(e.ok(tnd_commit(e.handle(), s, nullptr, 0)));
+
+  // Context.
+  e.prefill(s, std::vector<int32_t>(38, 5), 16);
+  in.rows = {tnd_row{s, 1, 40, -1, 0, 0, 0, -1}};
+  CHECK_EQ(e.run(in).status, TND_RESOURCE_EXHAUSTED);
+  CHECK(e.error().find("max_context") != std::string::npos);
+
+  // Other roles' calls, handles.
+  CHECK_EQ(tnd_draft_append(e.handle(), s, 0, 0, 1, nullptr), TND_FAILED_PRECONDITION);
+  int32_t ids = 0;
+  float score = 0;
+  CHECK_EQ(tnd_score(e.handle(), &ids, 1, &ids, 1, 0, &score), TND_FAILED_PRECONDITION);
+  CHECK(e.error().find("role target") != std::string::npos);
+  CHECK_EQ(tnd_fuse_load(e.handle(), "no/such/file.gguf"), TND_NOT_FOUND);
+  CHECK_EQ(tnd_sequence_free(e.handle(), 7), TND_NOT_FOUND);
+  CHECK(e.ok(tnd_sequence_free(e.handle(), t)));
+  CHECK_EQ(tnd_sequence_free(e.handle(), t), TND_NOT_FOUND);
+  tnd_close(nullptr);
+  CHECK_EQ(tnd_abi_version(), TND_ABI_VERSION);
+}
+
+TEST(sampler_settings_are_checked) {
+  Engine e(demo_model());
+  REQUIRE(e.handle() != nullptr);
+  const int32_t s = e.sequence();
+  const auto status = [&](auto change) {
+    tnd_sampler p{};
+    p.struct_size = sizeof p;
+    p.top_p = 1;
+    p.repetition_penalty = 1;
+    change(p);
+    return tnd_sequence_sampler(e.handle(), s, &p);
+  };
+  const float nan = std::nanf("");
+  CHECK_EQ(status([](tnd_sampler&) {}), TND_OK);
+  CHECK_EQ(status([](tnd_sampler& p) { p.temperature = -1; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([&](tnd_sampler& p) { p.temperature = nan; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.top_p = 0; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.top_p = 1.5f; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.min_p = 2; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.repetition_penalty = 0; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([&](tnd_sampler& p) { p.frequency_penalty = nan; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.penalty_window = 9000; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.prompt_tokens = -1; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.n_bias = 1; }), TND_INVALID_ARGUMENT);
+  const int32_t token = 8192;
+  const float value = 1;
+  CHECK_EQ(status([&](tnd_sampler& p) {
+             p.n_bias = 1;
+             p.bias_tokens = &token;
+             p.bias_values = &value;
+           }),
+           TND_INVALID_ARGUMENT);
+  CHECK(e.error().find("bias_tokens") != std::string::npos);
+}
+
+TEST(open_refuses_what_cannot_work) {
+  const auto open = [](const std::string& path, auto change, const char* text) {
+    EngineOptions o;
+    tnd_open_options c = Engine::make_options(path, o);
+    change(c);
+    tnd_engine* e = nullptr;
+    char error[1024] = "";
+    const tnd_status s = tnd_open(&c, &e, error, sizeof error);
+    CHECK_MSG(std::string(error).find(text) != std::string::npos, error);
+    CHECK(e == nullptr || s == TND_OK);
+    tnd_close(e);
+    return s;
+  };
+  const std::string good = demo_model();
+  const auto nothing = [](tnd_open_options&) {};
+  CHECK_EQ(open("no/such.gguf", nothing, "no/such.gguf"), TND_NOT_FOUND);
+  CHECK_EQ(open("", nothing, "model_path"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(TND_ROOT "/native/tests/data/README.md", nothing, "README.md"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(TND_ROOT "/models/tandem-tiny-draft-q8_0.gguf", nothing, "architecture"), TND_UNIMPLEMENTED);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.role = 9; }, "role"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.device = "cuda:0"; }, "cuda:0"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.threads = -1; }, "threads"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.max_tree_rows = 129; }, "max_tree_rows"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.max_batch_rows = 8; }, "max_batch_rows"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.kv_type_k = 8; }, "kv_type"), TND_UNIMPLEMENTED);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.layer_last = 9; }, "layer_last"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.layer_first = 8; }, "layer_first"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.max_top_k = 5000; }, "max_top_k"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.struct_size = 4; }, "struct_size"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(
+      open(good, [](tnd_open_options& c) { c.memory_cap_bytes = 1 << 20; }, "weights_bytes"), TND_RESOURCE_EXHAUSTED);
+}
+
+// The cap is kept; a context chosen by the engine shrinks, a context that was asked for is refused with advice.
+TEST(memory_cap_is_kept) {
+  EngineOptions o;
+  o.max_sequences = 1;
+  o.max_context = 4096;
+  Engine e(demo_model(), o);
+  REQUIRE(e.handle() != nullptr);
+  const uint64_t planned = e.stat("total_bytes", true);
+  CHECK_EQ(e.stat("weights_bytes", true) + e.stat("kv_bytes", true) + e.stat("state_bytes", true) +
+               e.stat("replay_bytes", true) + e.stat("scratch_bytes", true),
+           planned);
+  o.cap = planned - 1;
+  Engine less;
+  std::string error;
+  CHECK_EQ(less.open(demo_model(), o, &error), TND_RESOURCE_EXHAUSTED);
+  const size_t at = error.find("max_context ");
+  REQUIRE(at != std::string::npos);
+  o.max_context = std::atoi(error.c_str() + at + 12);
+  CHECK(o.max_context < 4096 && o.max_context > 3900);
+  Engine fits;
+  CHECK_EQ(fits.open(demo_model(), o, &error), TND_OK);
+  CHECK(fits.stat("total_bytes", true) <= o.cap);
+  o.max_context = 0;
+  Engine automatic;
+  CHECK_EQ(automatic.open(demo_model(), o, &error), TND_OK);
+  CHECK(automatic.info().max_context > 3900 && automatic.info().max_context < 4096);
+  // Nothing is left for a snapshot or features.
+  const int32_t s = automatic.sequence();
+  automatic.prefill(s, std::vector<int32_t>(500, 7));
+  int32_t snapshot = -1;
+  CHECK_EQ(tnd_snapshot_create(automatic.handle(), s, &snapshot), TND_RESOURCE_EXHAUSTED);
+  const int32_t layers[] = {1, 2, 3};
+  CHECK_EQ(tnd_capture_set(automatic.handle(), layers, 3), TND_RESOURCE_EXHAUSTED);
+}
+
+TEST_MAIN()
