@@ -33,7 +33,10 @@ func bucket(length int) int {
 type costs struct {
 	verify [contexts][len(rowBins)]float64 // 0 = nothing known for this context
 	drafts [129]float64                    // by block size, 0 = not measured
-	hop    float64                         // what a step costs beyond the engine's own time: the way there and back
+	// plain steps of requests that do not draft at the moment. On a machine that both models share, a step right after the
+	// draft's is slower than one among plain steps; the table knows only the former while a request drafts.
+	plain [contexts]float64
+	hop   float64 // what a step costs beyond the engine's own time: the way there and back
 }
 
 // neighbours returns the bins around rows and how far rows is from the lower one, 0..1.
@@ -60,6 +63,28 @@ func (c *costs) table(length int) *[len(rowBins)]float64 {
 		}
 	}
 	return nil
+}
+
+// observePlain learns from a step of one row that followed another of its kind.
+func (c *costs) observePlain(length int, seconds float64) {
+	p := &c.plain[bucket(length)]
+	if *p == 0 {
+		*p = seconds
+		return
+	}
+	*p *= 1 + learn*(clamp(seconds / *p, 1.0/outlier, outlier)-1)
+}
+
+// plainRound is what a round of plain decoding costs, 0 when no step was ever seen.
+func (c *costs) plainRound(length int) float64 {
+	s := c.step(1, length)
+	if p := c.plain[bucket(length)]; p > 0 {
+		s = min(s, p)
+	}
+	if s == 0 {
+		return 0
+	}
+	return s + c.hop
 }
 
 // observeHop follows the smallest difference between wall time and engine time: larger ones are waits for other requests.

@@ -77,6 +77,14 @@ func (m *Model) Verify(rows, length int) time.Duration {
 	return time.Duration(m.costs.step(rows, length) * float64(time.Second))
 }
 
+// ObservePlain learns from a step of a request that never drafts.
+func (m *Model) ObservePlain(length int, verify, wall time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.costs.observePlain(length, verify.Seconds())
+	m.costs.observeHop((wall - verify).Seconds())
+}
+
 // Policy plans the rounds of one request. Not safe for concurrent use.
 type Policy struct {
 	m       *Model
@@ -84,6 +92,7 @@ type Policy struct {
 	maxRows int
 	local   beliefs
 	plain   bool // the last plan was plain by choice
+	plains  int  // plain rounds in a row
 	idle    [kinds]int
 	shape   shape
 	cut     float64 // conditional probability of the first node cut from the chain in this round, < 0 for none
@@ -120,7 +129,7 @@ func (p *Policy) Next(length, limit int) Plan {
 		return Plan{Kind: Plain}
 	}
 	c := &p.m.costs
-	plainCost := c.round(1, length)
+	plainCost := c.plainRound(length)
 	if plainCost == 0 { // nothing measured yet: a chain teaches both costs
 		return Plan{Kind: Chain, Block: block, Budget: block - 1}
 	}
@@ -253,6 +262,11 @@ func (p *Policy) Observe(r *Round) {
 		p.idle[k]++
 	}
 	p.idle[r.Plan.Kind] = 0
+	if r.Plan.Kind != Plain {
+		p.plains = 0
+	} else if p.plains++; p.plains > 1 {
+		c.observePlain(r.Length, r.Verify.Seconds())
+	}
 	if r.Plan.Kind == Plain {
 		p.m.credit = min(p.m.credit+probeShare*verify, p.ceiling(r.Length))
 		return
@@ -273,7 +287,7 @@ func (p *Policy) Observe(r *Round) {
 		}
 	}
 	if r.Plan.Probe {
-		cost := verify + r.Draft.Seconds() - tokens*c.round(1, r.Length)
+		cost := verify + r.Draft.Seconds() - tokens*c.plainRound(r.Length)
 		p.m.credit = min(p.m.credit-cost, p.ceiling(r.Length))
 	} else {
 		// Speculation that pays earns the same share: it buys trials of other plans.

@@ -173,6 +173,8 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 	reason := r.accept()
 	if r.policy != nil {
 		r.observe(before, n, verify, wall, waited, proposed)
+	} else {
+		r.model.ObservePlain(before, verify, wall)
 	}
 	if reason == tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED {
 		if r.link != nil {
