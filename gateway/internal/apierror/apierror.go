@@ -4,12 +4,12 @@ package apierror
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"google.golang.org/grpc/codes"
 )
@@ -231,7 +231,7 @@ func (e *Error) OpenAI() []byte {
 	if e.Code != "" {
 		b.Error.Code = &e.Code
 	}
-	out, err := json.Marshal(b)
+	out, err := jsontext.Marshal(b)
 	if err != nil {
 		// Strings always marshal.
 		panic(err)

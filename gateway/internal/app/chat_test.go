@@ -91,6 +91,10 @@ func TestUsageAndTimings(t *testing.T) {
 	if at(v, "model") != "tiny" || at(v, "object") != "chat.completion" || at(v, "service_tier") != "default" || !strings.HasPrefix(at(v, "id").(string), "chatcmpl-") {
 		t.Errorf("envelope %v", v)
 	}
+	w.SetDecode(r.reply("a < b && c", 1))
+	if a := r.post("/v1/chat/completions", chatBody("")); !strings.Contains(string(a.body), `"a < b && c"`) {
+		t.Errorf("code was escaped for HTML: %s", a.body)
+	}
 	req := w.Requests()[0]
 	if req.GetSampling().GetSeed() != 7 || req.GetSampling().GetTemperature() != 0.5 || len(req.GetStopTokens()) == 0 || req.GetTopLogprobs() != -1 {
 		t.Errorf("worker was asked %v", req)

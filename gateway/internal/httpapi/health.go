@@ -1,9 +1,9 @@
 package httpapi
 
 import (
-	"encoding/json"
 	"net/http"
 
+	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
 )
@@ -62,7 +62,7 @@ func (s *Server) writeHealth(w http.ResponseWriter, b healthBody) error {
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) error {
-	b, err := json.Marshal(v)
+	b, err := jsontext.Marshal(v)
 	if err != nil {
 		return err
 	}

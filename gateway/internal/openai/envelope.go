@@ -1,7 +1,6 @@
 package openai
 
 import (
-	"encoding/json"
 	"strconv"
 	"time"
 
@@ -69,7 +68,7 @@ func appendError(dst []byte, err *apierror.Error) []byte {
 
 // appendJSON appends v, which is of a type of this package and always marshals.
 func appendJSON(dst []byte, v any) []byte {
-	b, err := json.Marshal(v)
+	b, err := jsontext.Marshal(v)
 	if err != nil {
 		panic(err)
 	}

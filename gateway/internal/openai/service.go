@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
 	"io"
 	"net/http"
 	"strconv"
@@ -16,6 +15,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
@@ -220,7 +220,7 @@ func (s *Service) whole(w http.ResponseWriter, r *http.Request, req *generate.Re
 
 // WriteJSON answers 200 with v.
 func WriteJSON(w http.ResponseWriter, v any) error {
-	b, err := json.Marshal(v)
+	b, err := jsontext.Marshal(v)
 	if err != nil {
 		return apierror.Internal(err)
 	}
