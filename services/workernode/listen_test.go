@@ -1,0 +1,80 @@
+package workernode
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestListen(t *testing.T) {
+	dir, err := os.MkdirTemp("", "listen") // short: socket paths are limited to some hundred bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "s")
+	address := "unix://" + path
+	l, err := Listen(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := Address(l); got != address || DialTarget(got) != "unix:"+path {
+		t.Errorf("address %q, target %q", got, DialTarget(got))
+	}
+	if _, err := Listen(address); err == nil || !strings.Contains(err.Error(), "another process") {
+		t.Errorf("a socket in use: %v", err)
+	}
+	// What a killed worker leaves behind is replaced.
+	l.(*net.UnixListener).SetUnlinkOnClose(false)
+	l.Close()
+	if l, err = Listen(address); err != nil {
+		t.Fatal("a socket left over:", err)
+	}
+	l.Close()
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Listen(address); err == nil {
+		t.Error("a file was taken for a socket")
+	}
+
+	tcp, err := Listen("127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	if got := Address(tcp); got != tcp.Addr().String() || DialTarget(got) != got {
+		t.Errorf("address %q", got)
+	}
+	wild, err := Listen("0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer wild.Close()
+	if got := Address(wild); strings.HasPrefix(got, "0.0.0.0") {
+		t.Errorf("peers cannot reach %q", got)
+	}
+}
+
+func TestFlags(t *testing.T) {
+	f := Flags{Threads: -1, MaxCtx: -1}
+	err := f.Validate()
+	for _, flag := range []string{"--threads", "--max-ctx", "--lanes"} {
+		if err == nil || !strings.Contains(err.Error(), flag) {
+			t.Errorf("%s is not named in %v", flag, err)
+		}
+	}
+	if a, b := f.ID("target"), f.ID("target"); a == b || !strings.HasPrefix(a, "target-") {
+		t.Errorf("ids %q and %q", a, b)
+	}
+	f.WorkerID = "mine"
+	if f.ID("target") != "mine" {
+		t.Error("the given id is not taken")
+	}
+	f.Engine = filepath.Join(t.TempDir(), "tandem-engine")
+	if _, _, err := f.EnginePaths(); err == nil || !strings.Contains(err.Error(), "--engine") {
+		t.Errorf("a missing engine: %v", err)
+	}
+}
