@@ -79,6 +79,8 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 	}
 	if len(cfg.DialOptions) == 0 {
 		cfg.DialOptions = []grpc.DialOption{
+			// As in tensorwire: a TXT query would hold a worker for 10 s on a network without a way out.
+			grpc.WithDisableServiceConfig(),
 			grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		}
