@@ -58,7 +58,9 @@ func TestDraftDies(t *testing.T) {
 		t.Errorf("the stream stood still for %v", got.Gap)
 	}
 	eventually(t, 5*time.Second, "drafts are accepted again", func() bool {
-		reply, err := c.Do(t.Context(), client.Request{Messages: chat("What is DDTree?"), MaxTokens: 60})
+		reply, err := c.Do(t.Context(), client.Request{
+			Messages: chat("What is DDTree?"), MaxTokens: 60, Speculation: &client.Speculation{Mode: "tree", Budget: 16},
+		})
 		return err == nil && reply.Usage.AcceptRate != nil && *reply.Usage.AcceptRate > 0.3
 	})
 	if again := cl.Find("worker-draft"); again == draft || again == 0 {
