@@ -1,0 +1,91 @@
+package cli
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-inference/tandem/gateway/internal/app"
+	"go.uber.org/zap"
+)
+
+// programs makes a folder of programs that do nothing, so that a cluster can be prepared but not run.
+func programs(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{workerTarget, workerDraft, workerPrefill} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func prepare(t *testing.T, models trio, workers WorkerFlags) *cluster {
+	t.Helper()
+	t.Setenv("TMPDIR", t.TempDir())
+	t.Setenv("TANDEM_DRAFT", "leaks.gguf")
+	gateway := app.Defaults()
+	gateway.Port, gateway.GRPCPort = 0, -1
+	c, err := newCluster(clusterConfig{models: models, workers: workers, gateway: gateway, logLevel: "warn", logFormat: "json", log: zap.NewNop(), output: os.Stderr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestWorkerCommandLines(t *testing.T) {
+	target, draft, prefill := filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft), filepath.Join(modelsDir, demoPrefill)
+	workers := WorkerFlags{Programs: programs(t), Device: "cpu", Threads: 3, MaxCtx: 4096, Lanes: 2, MemoryCap: 1 << 30, CacheTypeK: "f16", CacheTypeV: "f32", CacheDir: "/c"}
+	c := prepare(t, trio{target, draft, prefill}, workers)
+	specs, err := c.specs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants := map[string][]string{
+		workerTarget:  {"--model " + target, "--threads 3", "--max-ctx 4096", "--lanes 2", "--memory-cap 1GiB", "--kv-type-k f16", "--kv-type-v f32", "--cache-dir /c"},
+		workerDraft:   {"--model " + draft, "--tables " + target, "--threads 3", "--lanes 2", "--cache-dir /c"},
+		workerPrefill: {"--model " + prefill, "--threads 3"},
+	}
+	if len(specs) != len(wants) {
+		t.Fatalf("%d workers", len(specs))
+	}
+	for _, spec := range specs {
+		line := strings.Join(spec.Args, " ")
+		for _, want := range append(wants[spec.Name], "--gateway unix://", "--listen unix://"+c.dir, "--parent-pid ", "--worker-id "+spec.Name, "--log-level warn") {
+			if !strings.Contains(line, want) {
+				t.Errorf("%s lacks %q: %s", spec.Name, want, line)
+			}
+		}
+		if slices.ContainsFunc(spec.Env, func(v string) bool { return strings.HasPrefix(v, "TANDEM_") }) {
+			t.Errorf("%s inherits variables of our flags", spec.Name)
+		}
+		if spec.Essential != (spec.Name == workerTarget) {
+			t.Errorf("%s: essential = %v", spec.Name, spec.Essential)
+		}
+	}
+}
+
+func TestTargetAlone(t *testing.T) {
+	c := prepare(t, trio{target: filepath.Join(modelsDir, demoTarget)}, WorkerFlags{Programs: programs(t), Device: "cpu"})
+	if len(c.names) != 1 || c.names[0] != workerTarget {
+		t.Errorf("workers %v", c.names)
+	}
+}
+
+func TestMissingPrograms(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	gateway := app.Defaults()
+	gateway.Port, gateway.GRPCPort = 0, -1
+	_, err := newCluster(clusterConfig{
+		models: trio{target: filepath.Join(modelsDir, demoTarget)}, workers: WorkerFlags{Programs: t.TempDir()}, gateway: gateway, log: zap.NewNop(),
+	})
+	if err == nil || !strings.Contains(err.Error(), "make build") {
+		t.Errorf("newCluster = %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "tandem-*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
