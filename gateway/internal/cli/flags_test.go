@@ -4,6 +4,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -70,4 +72,32 @@ func flagsTable(t *testing.T) string {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", name, def, strings.ReplaceAll(f.Help, "|", "\\|"))
 	}
 	return b.String()
+}
+
+// TestSampleConfig holds deploy/tandem.yaml to the flags: every key in it is one, those commented out too.
+func TestSampleConfig(t *testing.T) {
+	root, err := filepath.Abs("../../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(root)
+	sample := filepath.Join("deploy", "tandem.yaml")
+	if code, _, errOut := tandem(t, "", "serve", "--config", sample, "--verify-config"); code != 0 {
+		t.Errorf("as it is: %s", errOut)
+	}
+	data, err := os.ReadFile(sample)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := regexp.MustCompile(`(?m)^# ([a-z-]+: )`).ReplaceAllString(string(data), "$1")
+	if all == string(data) {
+		t.Fatal("no key is commented out")
+	}
+	path := filepath.Join(t.TempDir(), "all.yaml")
+	if err := os.WriteFile(path, []byte(all), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errOut := tandem(t, "", "serve", "--config", path, "--verify-config"); code != 0 {
+		t.Errorf("with everything on: %s", errOut)
+	}
 }
