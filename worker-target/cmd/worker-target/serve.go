@@ -149,11 +149,15 @@ func (w *worker) Run(ctx context.Context) error {
 		w.log.Warn("steps could not be timed, costs are learnt while serving", zap.NamedError(telemetry.KeyErr, err))
 	}
 	w.log.Info("steps timed", zap.Int64(telemetry.KeyDurationMS, time.Since(start).Milliseconds()),
-		zap.Duration("rows_1", w.model.Verify(1, 0)), zap.Duration("rows_8", w.model.Verify(8, 0)), zap.Duration("rows_16", w.model.Verify(16, 0)),
-		zap.Duration("rows_24", w.model.Verify(24, 0)), zap.Duration("rows_32", w.model.Verify(32, 0)))
+		w.price(1), w.price(8), w.price(16), w.price(24), w.price(32))
 	w.ready.Store(true)
 	_ = w.manager.Run(ctx) // ends with ctx only
 	return nil
+}
+
+// price is a log field with the expected time of a step.
+func (w *worker) price(rows int) zap.Field {
+	return zap.Float64(fmt.Sprintf("rows_%d_ms", rows), float64(w.model.Verify(rows, 0).Microseconds())/1000)
 }
 
 // Ready reports whether requests are taken.

@@ -68,7 +68,6 @@ func (k *knowing) Capture() *drafts.Capture {
 func (k *knowing) Open(context.Context, string, *drafts.Ring, *drafts.Capture, int) Drafter { return k }
 func (k *knowing) Fed()                                                                     {}
 func (k *knowing) Ready() bool                                                              { return true }
-func (k *knowing) Attached() bool                                                           { return true }
 func (k *knowing) Ask(a drafts.Ask)                                                         { k.ask = a; k.asked++ }
 func (k *knowing) Close()                                                                   {}
 

@@ -15,9 +15,8 @@ import (
 type Drafter interface {
 	// Fed tells that the ring has new rows.
 	Fed()
-	// Ready reports whether asking makes sense now, Attached whether a draft is there at all.
+	// Ready reports whether asking makes sense now.
 	Ready() bool
-	Attached() bool
 	Ask(a drafts.Ask)
 	Wait(ctx context.Context, tree *ddtree.Tree) drafts.Outcome
 	Close()
@@ -125,5 +124,5 @@ func (l *Lane) Run(ctx context.Context, engine engineplugin.Engine, req *Request
 	if !r.firstAt.IsZero() {
 		stats.Decode = r.lastAt.Sub(r.firstAt)
 	}
-	return Result{Reason: reason, StopToken: r.stopToken, Stats: *stats}, err
+	return Result{Reason: reason, StopToken: r.stopToken}, err
 }

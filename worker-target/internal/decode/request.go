@@ -34,7 +34,6 @@ type Sink interface {
 type Result struct {
 	Reason    tandemv1.FinishReason
 	StopToken int32 // -1 = none
-	Stats     Stats
 }
 
 // Stats of a request, also of one that failed.

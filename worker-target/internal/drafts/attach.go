@@ -93,7 +93,7 @@ func (m *Manager) adopt(ctx context.Context, engine Engine, client tandemv1.Draf
 	m.mu.Lock()
 	current, inUse := m.current, m.links > 0
 	for _, p := range m.peers {
-		if ready, digest, _ := p.state(); ready && current != nil && digest == current.draftDigest {
+		if ready, digest := p.state(); ready && current != nil && digest == current.draftDigest {
 			inUse = true
 		}
 	}

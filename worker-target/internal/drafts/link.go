@@ -80,7 +80,6 @@ type Link struct {
 	response *tandemv1.SpeculateResponse
 	spare    []*tandemv1.SpeculateResponse // read ones, for the receiver to fill again
 	breakUp  context.CancelFunc            // ends the live stream
-	lost     int                           // streams lost
 	received int                           // responses
 }
 
@@ -127,13 +126,6 @@ func (l *Link) Ready() bool {
 		return false
 	}
 	return (l.live || l.starting) && !l.owed
-}
-
-// Attached reports whether a stream is open.
-func (l *Link) Attached() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.live
 }
 
 // Ask asks for a proposal after the features that the ring holds now. It does not wait.
@@ -279,7 +271,6 @@ func (l *Link) stream(ctx context.Context, p *peer) error {
 	}
 	l.mu.Lock()
 	l.live = false
-	l.lost++
 	l.mu.Unlock()
 	return err
 }

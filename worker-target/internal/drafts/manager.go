@@ -144,7 +144,7 @@ func (m *Manager) Attached() []string {
 	defer m.mu.Unlock()
 	var ids []string
 	for _, p := range m.peers {
-		if ready, _, _ := p.state(); ready {
+		if ready, _ := p.state(); ready {
 			ids = append(ids, p.name())
 		}
 	}
@@ -204,7 +204,7 @@ func (m *Manager) acquire(ctx context.Context, capture *Capture) (*peer, error) 
 		now := time.Now()
 		for _, address := range m.addressesLocked() {
 			p := m.peers[address]
-			if ready, digest, _ := p.state(); !ready || digest != capture.draftDigest {
+			if ready, digest := p.state(); !ready || digest != capture.draftDigest {
 				continue
 			}
 			if best == nil || p.better(best, now) {
@@ -231,7 +231,7 @@ func (m *Manager) available(capture *Capture) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, p := range m.peers {
-		if ready, digest, _ := p.state(); ready && digest == capture.draftDigest {
+		if ready, digest := p.state(); ready && digest == capture.draftDigest {
 			return true
 		}
 	}

@@ -63,10 +63,10 @@ func (p *peer) stop() {
 	}
 }
 
-func (p *peer) state() (ready bool, digest string, block int) {
+func (p *peer) state() (ready bool, digest string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.ready, p.info.digest, p.info.block
+	return p.ready, p.info.digest
 }
 
 func (p *peer) describe() (tandemv1.DraftServiceClient, draftInfo) {
