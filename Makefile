@@ -81,7 +81,7 @@ test-sanitize: bin/testsum ## native tests under AddressSanitizer and UBSan
 		-DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" > /dev/null
 	cmake --build native/build-asan -j $(JOBS) --target $(notdir $(basename $(wildcard native/tests/*_test.cpp)))
 	@bin/testsum run -name native-asan -dir $(RESULTS) -junit $(CURDIR)/$(RESULTS)/asan.xml -- \
-		ctest --test-dir native/build-asan --output-on-failure --output-junit $(CURDIR)/$(RESULTS)/asan.xml
+		ctest --test-dir native/build-asan -j $(JOBS) --output-on-failure --output-junit $(CURDIR)/$(RESULTS)/asan.xml
 
 test-e2e: bin/testsum ## end-to-end tests of the programs in bin/
 	@bin/testsum run -name e2e -dir $(RESULTS) -- $(GO) test -json -count=1 -timeout 30m ./tests/...
