@@ -165,12 +165,13 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 	r.stats.Verify += wall
 	r.stats.Steps++
 	r.stats.Drafted += n - 1
-	r.stats.Accepted += len(r.path) - 1
 	if n == 1 {
 		r.stats.Plain++
 	}
 	before := r.length
 	reason := r.accept()
+	// Draft tokens behind a stop token were accepted by the walk but never leave the worker.
+	r.stats.Accepted += min(len(r.path)-1, len(r.tokens))
 	if r.policy != nil {
 		r.observe(before, n, verify, wall, waited, proposed)
 	} else {
