@@ -75,7 +75,7 @@ func (FeatureEncoding) EnumDescriptor() ([]byte, []int) {
 
 type GetDraftRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Digest of the target's tables (embedding and head), hex.
+	// Digest of the target's tables, hex: SHA-256 over name, type, shape and bytes of the embedding and head tensors.
 	TablesDigest string `protobuf:"bytes,1,opt,name=tables_digest,json=tablesDigest,proto3" json:"tables_digest,omitempty"`
 	// Digest of the target's tokenizer, hex.
 	TokenizerDigest string `protobuf:"bytes,2,opt,name=tokenizer_digest,json=tokenizerDigest,proto3" json:"tokenizer_digest,omitempty"`
