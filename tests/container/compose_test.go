@@ -27,7 +27,7 @@ func TestDockerCompose(t *testing.T) {
 		t.Skip("builds images: minutes")
 	}
 	if out, err := exec.Command("docker", "info").CombinedOutput(); err != nil {
-		t.Skipf("no container engine is running: %s", firstLine(out))
+		t.Skipf("no container engine is running: %s", lastLine(out))
 	}
 	root, err := cluster.Root()
 	if err != nil {
@@ -158,9 +158,9 @@ func freePort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-func firstLine(text []byte) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
-	return line
+func lastLine(text []byte) string {
+	text = bytes.TrimSpace(text)
+	return string(text[bytes.LastIndexByte(text, '\n')+1:])
 }
 
 func last(text string, n int) string { return text[max(0, len(text)-n):] }
