@@ -56,11 +56,13 @@ bool spin(int64_t spin_ns, Ready&& ready) {
 
 struct ThreadPool::Worker {
   std::thread thread;
+  std::atomic<pid_t> tid{0};  // 0 until it runs
 };
 
 ThreadPool::ThreadPool(int threads, int spin_us)
     : threads_(threads < 1 ? 1 : threads), spin_ns_(int64_t{1000} * (spin_us < 0 ? 0 : spin_us)) {
   workers_ = std::make_unique<Worker[]>(static_cast<size_t>(threads_ - 1));
+  placed_ = threads_ > 1 && sched_getaffinity(0, sizeof allowed_, &allowed_) == 0 && CPU_COUNT(&allowed_) >= threads_;
   for (int i = 1; i < threads_; ++i) workers_[i - 1].thread = std::thread([this, i] { worker_loop(i); });
 }
 
@@ -97,8 +99,27 @@ void ThreadPool::run(int n_tasks, Fn fn, void* ctx) {
   }
 }
 
+void ThreadPool::keep_workers_off_caller() {
+  const int cpu = sched_getcpu();
+  if (cpu == caller_cpu_ || cpu < 0 || cpu >= CPU_SETSIZE) return;
+  cpu_set_t others = allowed_;
+  CPU_CLR(cpu, &others);
+  if (CPU_COUNT(&others) < threads_ - 1) return;
+  caller_cpu_ = cpu;
+  for (int i = 0; i < threads_ - 1; ++i) {
+    const pid_t tid = workers_[i].tid.load(std::memory_order_relaxed);
+    if (tid == 0) {
+      caller_cpu_ = -1;  // not started yet: once more at the next region
+    } else if (sched_setaffinity(tid, sizeof others, &others) != 0) {
+      placed_ = false;  // the system does not let us: leave it to the scheduler
+      return;
+    }
+  }
+}
+
 void ThreadPool::run_region(int n_tasks, Fn fn, void* ctx) {
   if (n_tasks <= 0) return;
+  if (placed_) keep_workers_off_caller();
   fn_.store(fn, std::memory_order_relaxed);
   ctx_.store(ctx, std::memory_order_relaxed);
   done_.store(0, std::memory_order_relaxed);
@@ -138,6 +159,7 @@ bool ThreadPool::take_and_run(int worker) {
 }
 
 void ThreadPool::worker_loop(int worker) {
+  workers_[worker - 1].tid.store(static_cast<pid_t>(syscall(SYS_gettid)), std::memory_order_relaxed);
   uint32_t seen = wake_.load();
   for (;;) {
     while (take_and_run(worker)) {

@@ -4,7 +4,14 @@
 // all tasks are done, not when all workers have noticed: a worker that the system has not scheduled in time simply
 // misses the region, which matters because several Tandem processes share few cores. Results must therefore not
 // depend on which worker runs which task.
+//
+// Placement. Linux likes to wake a worker on the processor of the thread that woke it, where it waits for its own
+// caller to finish; the load balancer needs up to a second to notice, and every sleep may start it over (16 rows of the
+// demonstration model: 2.5 ms instead of 1.6). So workers may run anywhere except on the caller's processor, which is
+// looked up at every region and changes rarely. Pools of more threads than processors are left alone.
 #pragma once
+
+#include <sched.h>
 
 #include <atomic>
 #include <cstdint>
@@ -49,12 +56,16 @@ class ThreadPool {
   struct Worker;
 
   void run_region(int n_tasks, Fn fn, void* ctx);
+  void keep_workers_off_caller();
   bool take_and_run(int worker);
   void worker_loop(int worker);
 
   const int threads_;
   const int64_t spin_ns_;
   std::unique_ptr<Worker[]> workers_;
+  bool placed_ = false;  // workers are kept off the caller's processor
+  int caller_cpu_ = -1;  // processor that they are kept off now
+  cpu_set_t allowed_;    // processors of the process when the pool was made
 
   // The open region. state_ packs epoch (32 bits) | tasks (16) | next task (16), so that claiming a task by
   // compare-and-swap also proves that fn_ and ctx_, read before, belong to this region.
