@@ -143,6 +143,8 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 
 	r.startStep()
 	r.rows()
+	// The anchor alone is kept whatever the step chooses: committing it at once saves the engine the replay of its state.
+	r.step.Prefill = r.tree.Len() == 1
 	start := time.Now()
 	if err := r.engine.Step(ctx, &r.step, &r.result); err != nil {
 		return 0, err

@@ -209,10 +209,12 @@ func (r *run) replay(ctx context.Context) error {
 	return nil
 }
 
-// startStep prepares a decode step that first commits the accepted path of the one before.
+// startStep prepares a decode step that first commits the accepted path of the one before, unless that one committed its
+// rows itself.
 func (r *run) startStep() {
+	pending := len(r.path) > 0 && !r.step.Prefill
 	r.step = engineplugin.Step{Rows: r.step.Rows[:0], Features: r.features()}
-	if len(r.path) > 0 {
+	if pending {
 		r.commit[0] = engineplugin.Commit{Sequence: r.seq, Path: r.path}
 		r.step.Commits = r.commit[:]
 	}
