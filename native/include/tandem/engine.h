@@ -132,8 +132,9 @@ typedef struct tnd_row {
 #define TND_FEATURE_RAW_F32 3
 #define TND_FEATURE_FUSED_F32 4
 
-/* tnd_step.flags: every sequence's rows form a chain from its tip and are all committed by this call (prefill, or a plain
- * decode step, which it saves the replay of its state). Steps of at most max_tree_rows rows give the same bits without it. */
+/* tnd_step.flags: every sequence's rows form a chain from its tip and are all committed by this call (prefill, or a
+ * plain decode step, which it saves the replay of its state). Steps of at most max_tree_rows rows give the same bits
+ * without it. */
 #define TND_STEP_COMMIT 1u
 
 /*
