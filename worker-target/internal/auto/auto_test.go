@@ -205,6 +205,37 @@ func TestFollowsChanges(t *testing.T) {
 }
 
 // TestSeeds: a request starts where the worker's last ones ended.
+// A draft that turned good while one of its proposals hung is taken up again soon: within some hundred plain tokens, not
+// after the many thousands that would repay a second at 3 %.
+func TestForgivesAHang(t *testing.T) {
+	bad := []float64{.06, .03, .02, .01}
+	w := &world{verify: medium, draft: dear, truth: bad, says: bad, rng: rand.New(rand.NewPCG(11, 12))}
+	m := calibrated(w)
+	p := m.NewRequest(worldBlock, worldRows)
+	w.run(p, 400) // plain, with probes
+	for hung := false; !hung; {
+		plan := p.Next(100, worldBlock)
+		r := Round{Plan: plan, Length: 100, Rows: 1, Verify: ms(w.verify(1))}
+		if hung = plan.Kind != Plain; hung {
+			r.Draft = ms(1200)
+		}
+		p.Observe(&r)
+	}
+	probed := 0
+	for range 800 {
+		plan := p.Next(100, worldBlock)
+		r := Round{Plan: plan, Length: 100, Rows: 1, Verify: ms(w.verify(1))}
+		if plan.Kind != Plain {
+			probed++
+			r.Draft = ms(w.draft(plan.Block))
+		}
+		p.Observe(&r)
+	}
+	if probed == 0 {
+		t.Error("no probe within 800 tokens of a proposal that hung for 1.2 s")
+	}
+}
+
 func TestSeeds(t *testing.T) {
 	bad := []float64{.05, .03}
 	w := &world{verify: medium, draft: dear, truth: bad, says: bad, rng: rand.New(rand.NewPCG(7, 8))}

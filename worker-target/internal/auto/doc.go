@@ -19,6 +19,6 @@
 // When plain decoding is estimated to be faster, the request decodes plainly and probes: one round of the best
 // chain whenever the ledger allows it. The ledger belongs to the worker: plain rounds add 3 % of their time, a probe takes
 // what it really cost more than plain decoding of the same tokens (or gives back what it won), so that probing costs at most
-// 3 % of the time plus one round, and a change for the better is followed within a few probes. The same ledger pays for
-// trying a plan that has not run for a while.
+// 3 % of the time plus one round, and a change for the better is followed within a few probes. Debt is bounded by one
+// dear round: a probe that hung is forgiven beyond that. The same ledger pays for trying a plan that has not run for a while.
 package auto

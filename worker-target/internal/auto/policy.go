@@ -253,8 +253,19 @@ func (p *Policy) Observe(r *Round) {
 	defer p.m.mu.Unlock()
 	c := &p.m.costs
 	verify := r.Verify.Seconds()
+	if r.Plan.Kind == Plain {
+		p.plains++
+	} else {
+		p.plains = 0
+	}
 	if r.Rows > 0 {
-		c.observeStep(r.Rows, r.Length, verify)
+		// Plain steps among plain ones have a price of their own. They are many: in the table they would drown what wide
+		// steps cost right after a draft has used the machine.
+		if p.plains > 1 {
+			c.observePlain(r.Length, verify)
+		} else {
+			c.observeStep(r.Rows, r.Length, verify)
+		}
 		c.observeHop((r.Wall - r.Verify).Seconds())
 		verify += c.hop
 	}
@@ -262,11 +273,6 @@ func (p *Policy) Observe(r *Round) {
 		p.idle[k]++
 	}
 	p.idle[r.Plan.Kind] = 0
-	if r.Plan.Kind != Plain {
-		p.plains = 0
-	} else if p.plains++; p.plains > 1 {
-		c.observePlain(r.Length, r.Verify.Seconds())
-	}
 	if r.Plan.Kind == Plain {
 		p.m.credit = min(p.m.credit+probeShare*verify, p.ceiling(r.Length))
 		return
@@ -288,7 +294,10 @@ func (p *Policy) Observe(r *Round) {
 	}
 	if r.Plan.Probe {
 		cost := verify + r.Draft.Seconds() - tokens*c.plainRound(r.Length)
-		p.m.credit = min(p.m.credit-cost, p.ceiling(r.Length))
+		// Debt ends at one round of the dearest plan: a proposal that hung for a second must not silence drafting for a
+		// minute.
+		ceiling := p.ceiling(r.Length)
+		p.m.credit = max(min(p.m.credit-cost, ceiling), -ceiling/creditRounds)
 	} else {
 		// Speculation that pays earns the same share: it buys trials of other plans.
 		p.m.credit = min(p.m.credit+probeShare*(verify+r.Draft.Seconds()), p.ceiling(r.Length))
