@@ -16,8 +16,6 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/tests/client"
 	"github.com/tandem-inference/tandem/tests/cluster"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 )
 
 func main() {
@@ -46,22 +44,11 @@ func run(ctx context.Context, rounds int) error {
 	}
 	defer cl.Close()
 	c := client.New(cl.HTTP)
-	workers, err := c.Workers(ctx)
+	target, hangUp, err := report.DialTarget(ctx, c)
 	if err != nil {
 		return err
 	}
-	address := ""
-	for _, w := range workers {
-		if w.Role == "target" {
-			address = w.Address
-		}
-	}
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	target := tandemv1.NewTargetServiceClient(conn)
+	defer func() { _ = hangUp() }()
 
 	fmt.Println("# What the gateway adds\n\n" + report.Machine())
 	table := &report.Table{Title: "Medians over prompts", Header: []string{"speculation", "first token, direct", "through the gateway", "added", "tokens/s, direct", "through the gateway"}}

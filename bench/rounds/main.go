@@ -19,8 +19,6 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/tests/client"
 	"github.com/tandem-inference/tandem/tests/cluster"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 )
 
 func main() {
@@ -51,22 +49,11 @@ func run(ctx context.Context, rounds int, modes, args []string) error {
 		return err
 	}
 	defer cl.Close()
-	workers, err := client.New(cl.HTTP).Workers(ctx)
+	target, hangUp, err := report.DialTarget(ctx, client.New(cl.HTTP))
 	if err != nil {
 		return err
 	}
-	address := ""
-	for _, w := range workers {
-		if w.Role == "target" {
-			address = w.Address
-		}
-	}
-	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	target := tandemv1.NewTargetServiceClient(conn)
+	defer func() { _ = hangUp() }()
 
 	sums := map[string]*sum{}
 	var kinds []string
