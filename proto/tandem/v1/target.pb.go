@@ -21,6 +21,66 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// CloseKind says how reasoning ended.
+type CloseKind int32
+
+const (
+	CloseKind_CLOSE_KIND_UNSPECIFIED CloseKind = 0
+	// It was not closed, or there was none.
+	CloseKind_CLOSE_KIND_NONE CloseKind = 1
+	// By the model alone.
+	CloseKind_CLOSE_KIND_NATURAL CloseKind = 2
+	// By the model within the free tokens after a forced hint.
+	CloseKind_CLOSE_KIND_SOFT CloseKind = 3
+	// By forced tokens.
+	CloseKind_CLOSE_KIND_HARD CloseKind = 4
+)
+
+// Enum value maps for CloseKind.
+var (
+	CloseKind_name = map[int32]string{
+		0: "CLOSE_KIND_UNSPECIFIED",
+		1: "CLOSE_KIND_NONE",
+		2: "CLOSE_KIND_NATURAL",
+		3: "CLOSE_KIND_SOFT",
+		4: "CLOSE_KIND_HARD",
+	}
+	CloseKind_value = map[string]int32{
+		"CLOSE_KIND_UNSPECIFIED": 0,
+		"CLOSE_KIND_NONE":        1,
+		"CLOSE_KIND_NATURAL":     2,
+		"CLOSE_KIND_SOFT":        3,
+		"CLOSE_KIND_HARD":        4,
+	}
+)
+
+func (x CloseKind) Enum() *CloseKind {
+	p := new(CloseKind)
+	*p = x
+	return p
+}
+
+func (x CloseKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CloseKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_tandem_v1_target_proto_enumTypes[0].Descriptor()
+}
+
+func (CloseKind) Type() protoreflect.EnumType {
+	return &file_tandem_v1_target_proto_enumTypes[0]
+}
+
+func (x CloseKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CloseKind.Descriptor instead.
+func (CloseKind) EnumDescriptor() ([]byte, []int) {
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{0}
+}
+
 type DecodeRequest struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	RequestId    string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -39,8 +99,10 @@ type DecodeRequest struct {
 	TopLogprobs int32 `protobuf:"varint,9,opt,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`
 	// Report log-probabilities of prompt tokens 1.. too.
 	PromptLogprobs bool `protobuf:"varint,10,opt,name=prompt_logprobs,json=promptLogprobs,proto3" json:"prompt_logprobs,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Limits what may be chosen; absent = nothing.
+	Guide         *Guide `protobuf:"bytes,11,opt,name=guide,proto3" json:"guide,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DecodeRequest) Reset() {
@@ -143,6 +205,170 @@ func (x *DecodeRequest) GetPromptLogprobs() bool {
 	return false
 }
 
+func (x *DecodeRequest) GetGuide() *Guide {
+	if x != nil {
+		return x.Guide
+	}
+	return nil
+}
+
+// Guide limits the tokens that a decode may choose. Its state follows the tokens of each path of a tree, so that speculation
+// stays exact; committed_tokens are replayed through it first. INVALID_ARGUMENT when the grammar cannot be compiled.
+type Guide struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Reasoning markers and budget; absent = everything is content.
+	Reasoning *Reasoning `protobuf:"bytes,1,opt,name=reasoning,proto3" json:"reasoning,omitempty"`
+	// Grammar of the content, which is what follows the reasoning: GBNF with token terminals (docs/grammar.md). Empty = free text.
+	// The turn may end where the grammar accepts.
+	Grammar string `protobuf:"bytes,2,opt,name=grammar,proto3" json:"grammar,omitempty"`
+	// Tokens that are never chosen in content.
+	BannedTokens  []int32 `protobuf:"varint,3,rep,packed,name=banned_tokens,json=bannedTokens,proto3" json:"banned_tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Guide) Reset() {
+	*x = Guide{}
+	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Guide) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Guide) ProtoMessage() {}
+
+func (x *Guide) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Guide.ProtoReflect.Descriptor instead.
+func (*Guide) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Guide) GetReasoning() *Reasoning {
+	if x != nil {
+		return x.Reasoning
+	}
+	return nil
+}
+
+func (x *Guide) GetGrammar() string {
+	if x != nil {
+		return x.Grammar
+	}
+	return ""
+}
+
+func (x *Guide) GetBannedTokens() []int32 {
+	if x != nil {
+		return x.BannedTokens
+	}
+	return nil
+}
+
+// Reasoning says how reasoning is told from content and how long it may last.
+type Reasoning struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Token sequences of the markers. Empty open = reasoning cannot be reopened.
+	Open  []int32 `protobuf:"varint,1,rep,packed,name=open,proto3" json:"open,omitempty"`
+	Close []int32 `protobuf:"varint,2,rep,packed,name=close,proto3" json:"close,omitempty"`
+	// The prompt ends inside reasoning.
+	Inside bool `protobuf:"varint,3,opt,name=inside,proto3" json:"inside,omitempty"`
+	// Tokens of reasoning, markers included, after which close_sequence is forced; 0 = no limit of its own.
+	Budget int32 `protobuf:"varint,4,opt,name=budget,proto3" json:"budget,omitempty"`
+	// Output tokens kept for the reply: close_sequence is forced once max_tokens minus the tokens generated is no larger.
+	// 0 = closing is never forced.
+	Reserve int32 `protobuf:"varint,5,opt,name=reserve,proto3" json:"reserve,omitempty"`
+	// What is forced. When it does not contain close, up to 64 tokens are chosen freely after it before close is forced alone.
+	CloseSequence []int32 `protobuf:"varint,6,rep,packed,name=close_sequence,json=closeSequence,proto3" json:"close_sequence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reasoning) Reset() {
+	*x = Reasoning{}
+	mi := &file_tandem_v1_target_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reasoning) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reasoning) ProtoMessage() {}
+
+func (x *Reasoning) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_target_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reasoning.ProtoReflect.Descriptor instead.
+func (*Reasoning) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Reasoning) GetOpen() []int32 {
+	if x != nil {
+		return x.Open
+	}
+	return nil
+}
+
+func (x *Reasoning) GetClose() []int32 {
+	if x != nil {
+		return x.Close
+	}
+	return nil
+}
+
+func (x *Reasoning) GetInside() bool {
+	if x != nil {
+		return x.Inside
+	}
+	return false
+}
+
+func (x *Reasoning) GetBudget() int32 {
+	if x != nil {
+		return x.Budget
+	}
+	return 0
+}
+
+func (x *Reasoning) GetReserve() int32 {
+	if x != nil {
+		return x.Reserve
+	}
+	return 0
+}
+
+func (x *Reasoning) GetCloseSequence() []int32 {
+	if x != nil {
+		return x.CloseSequence
+	}
+	return nil
+}
+
 type DecodeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Event:
@@ -158,7 +384,7 @@ type DecodeResponse struct {
 
 func (x *DecodeResponse) Reset() {
 	*x = DecodeResponse{}
-	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	mi := &file_tandem_v1_target_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -170,7 +396,7 @@ func (x *DecodeResponse) String() string {
 func (*DecodeResponse) ProtoMessage() {}
 
 func (x *DecodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	mi := &file_tandem_v1_target_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -183,7 +409,7 @@ func (x *DecodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecodeResponse.ProtoReflect.Descriptor instead.
 func (*DecodeResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{1}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *DecodeResponse) GetEvent() isDecodeResponse_Event {
@@ -268,7 +494,7 @@ type Admitted struct {
 
 func (x *Admitted) Reset() {
 	*x = Admitted{}
-	mi := &file_tandem_v1_target_proto_msgTypes[2]
+	mi := &file_tandem_v1_target_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -280,7 +506,7 @@ func (x *Admitted) String() string {
 func (*Admitted) ProtoMessage() {}
 
 func (x *Admitted) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[2]
+	mi := &file_tandem_v1_target_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -293,7 +519,7 @@ func (x *Admitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admitted.ProtoReflect.Descriptor instead.
 func (*Admitted) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{2}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Admitted) GetWorkerId() string {
@@ -314,7 +540,7 @@ type Prefilled struct {
 
 func (x *Prefilled) Reset() {
 	*x = Prefilled{}
-	mi := &file_tandem_v1_target_proto_msgTypes[3]
+	mi := &file_tandem_v1_target_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -326,7 +552,7 @@ func (x *Prefilled) String() string {
 func (*Prefilled) ProtoMessage() {}
 
 func (x *Prefilled) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[3]
+	mi := &file_tandem_v1_target_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -339,7 +565,7 @@ func (x *Prefilled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefilled.ProtoReflect.Descriptor instead.
 func (*Prefilled) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{3}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Prefilled) GetTokens() int32 {
@@ -368,7 +594,7 @@ type Committed struct {
 
 func (x *Committed) Reset() {
 	*x = Committed{}
-	mi := &file_tandem_v1_target_proto_msgTypes[4]
+	mi := &file_tandem_v1_target_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -380,7 +606,7 @@ func (x *Committed) String() string {
 func (*Committed) ProtoMessage() {}
 
 func (x *Committed) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[4]
+	mi := &file_tandem_v1_target_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -393,7 +619,7 @@ func (x *Committed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Committed.ProtoReflect.Descriptor instead.
 func (*Committed) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{4}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Committed) GetTokens() []int32 {
@@ -421,7 +647,7 @@ type PositionLogprobs struct {
 
 func (x *PositionLogprobs) Reset() {
 	*x = PositionLogprobs{}
-	mi := &file_tandem_v1_target_proto_msgTypes[5]
+	mi := &file_tandem_v1_target_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -433,7 +659,7 @@ func (x *PositionLogprobs) String() string {
 func (*PositionLogprobs) ProtoMessage() {}
 
 func (x *PositionLogprobs) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[5]
+	mi := &file_tandem_v1_target_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -446,7 +672,7 @@ func (x *PositionLogprobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PositionLogprobs.ProtoReflect.Descriptor instead.
 func (*PositionLogprobs) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{5}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PositionLogprobs) GetLogprob() float32 {
@@ -467,15 +693,17 @@ type Finished struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Reason FinishReason           `protobuf:"varint,1,opt,name=reason,proto3,enum=tandem.v1.FinishReason" json:"reason,omitempty"`
 	// The stop token that ended it, absent otherwise.
-	StopToken     *int32   `protobuf:"varint,2,opt,name=stop_token,json=stopToken,proto3,oneof" json:"stop_token,omitempty"`
-	Timings       *Timings `protobuf:"bytes,3,opt,name=timings,proto3" json:"timings,omitempty"`
+	StopToken *int32   `protobuf:"varint,2,opt,name=stop_token,json=stopToken,proto3,oneof" json:"stop_token,omitempty"`
+	Timings   *Timings `protobuf:"bytes,3,opt,name=timings,proto3" json:"timings,omitempty"`
+	// With a guide that has reasoning.
+	CloseKind     CloseKind `protobuf:"varint,4,opt,name=close_kind,json=closeKind,proto3,enum=tandem.v1.CloseKind" json:"close_kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Finished) Reset() {
 	*x = Finished{}
-	mi := &file_tandem_v1_target_proto_msgTypes[6]
+	mi := &file_tandem_v1_target_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -487,7 +715,7 @@ func (x *Finished) String() string {
 func (*Finished) ProtoMessage() {}
 
 func (x *Finished) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[6]
+	mi := &file_tandem_v1_target_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -500,7 +728,7 @@ func (x *Finished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finished.ProtoReflect.Descriptor instead.
 func (*Finished) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{6}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Finished) GetReason() FinishReason {
@@ -524,11 +752,18 @@ func (x *Finished) GetTimings() *Timings {
 	return nil
 }
 
+func (x *Finished) GetCloseKind() CloseKind {
+	if x != nil {
+		return x.CloseKind
+	}
+	return CloseKind_CLOSE_KIND_UNSPECIFIED
+}
+
 var File_tandem_v1_target_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_target_proto_rawDesc = "" +
 	"\n" +
-	"\x16tandem/v1/target.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x8d\x03\n" +
+	"\x16tandem/v1/target.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\xb5\x03\n" +
 	"\rDecodeRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12#\n" +
@@ -543,7 +778,19 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\vspeculation\x18\b \x01(\v2\x16.tandem.v1.SpeculationR\vspeculation\x12!\n" +
 	"\ftop_logprobs\x18\t \x01(\x05R\vtopLogprobs\x12'\n" +
 	"\x0fprompt_logprobs\x18\n" +
-	" \x01(\bR\x0epromptLogprobs\"\xeb\x01\n" +
+	" \x01(\bR\x0epromptLogprobs\x12&\n" +
+	"\x05guide\x18\v \x01(\v2\x10.tandem.v1.GuideR\x05guide\"z\n" +
+	"\x05Guide\x122\n" +
+	"\treasoning\x18\x01 \x01(\v2\x14.tandem.v1.ReasoningR\treasoning\x12\x18\n" +
+	"\agrammar\x18\x02 \x01(\tR\agrammar\x12#\n" +
+	"\rbanned_tokens\x18\x03 \x03(\x05R\fbannedTokens\"\xa6\x01\n" +
+	"\tReasoning\x12\x12\n" +
+	"\x04open\x18\x01 \x03(\x05R\x04open\x12\x14\n" +
+	"\x05close\x18\x02 \x03(\x05R\x05close\x12\x16\n" +
+	"\x06inside\x18\x03 \x01(\bR\x06inside\x12\x16\n" +
+	"\x06budget\x18\x04 \x01(\x05R\x06budget\x12\x18\n" +
+	"\areserve\x18\x05 \x01(\x05R\areserve\x12%\n" +
+	"\x0eclose_sequence\x18\x06 \x03(\x05R\rcloseSequence\"\xeb\x01\n" +
 	"\x0eDecodeResponse\x121\n" +
 	"\badmitted\x18\x01 \x01(\v2\x13.tandem.v1.AdmittedH\x00R\badmitted\x124\n" +
 	"\tprefilled\x18\x02 \x01(\v2\x14.tandem.v1.PrefilledH\x00R\tprefilled\x124\n" +
@@ -560,13 +807,21 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\blogprobs\x18\x02 \x03(\v2\x1b.tandem.v1.PositionLogprobsR\blogprobs\"W\n" +
 	"\x10PositionLogprobs\x12\x18\n" +
 	"\alogprob\x18\x01 \x01(\x02R\alogprob\x12)\n" +
-	"\x03top\x18\x02 \x03(\v2\x17.tandem.v1.TokenLogprobR\x03top\"\x9c\x01\n" +
+	"\x03top\x18\x02 \x03(\v2\x17.tandem.v1.TokenLogprobR\x03top\"\xd1\x01\n" +
 	"\bFinished\x12/\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x17.tandem.v1.FinishReasonR\x06reason\x12\"\n" +
 	"\n" +
 	"stop_token\x18\x02 \x01(\x05H\x00R\tstopToken\x88\x01\x01\x12,\n" +
-	"\atimings\x18\x03 \x01(\v2\x12.tandem.v1.TimingsR\atimingsB\r\n" +
-	"\v_stop_token2P\n" +
+	"\atimings\x18\x03 \x01(\v2\x12.tandem.v1.TimingsR\atimings\x123\n" +
+	"\n" +
+	"close_kind\x18\x04 \x01(\x0e2\x14.tandem.v1.CloseKindR\tcloseKindB\r\n" +
+	"\v_stop_token*~\n" +
+	"\tCloseKind\x12\x1a\n" +
+	"\x16CLOSE_KIND_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fCLOSE_KIND_NONE\x10\x01\x12\x16\n" +
+	"\x12CLOSE_KIND_NATURAL\x10\x02\x12\x13\n" +
+	"\x0fCLOSE_KIND_SOFT\x10\x03\x12\x13\n" +
+	"\x0fCLOSE_KIND_HARD\x10\x042P\n" +
 	"\rTargetService\x12?\n" +
 	"\x06Decode\x12\x18.tandem.v1.DecodeRequest\x1a\x19.tandem.v1.DecodeResponse0\x01B\x9e\x01\n" +
 	"\rcom.tandem.v1B\vTargetProtoP\x01Z;github.com/tandem-inference/tandem/proto/tandem/v1;tandemv1\xa2\x02\x03TXX\xaa\x02\tTandem.V1\xca\x02\tTandem\\V1\xe2\x02\x15Tandem\\V1\\GPBMetadata\xea\x02\n" +
@@ -584,40 +839,47 @@ func file_tandem_v1_target_proto_rawDescGZIP() []byte {
 	return file_tandem_v1_target_proto_rawDescData
 }
 
-var file_tandem_v1_target_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_tandem_v1_target_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_tandem_v1_target_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_tandem_v1_target_proto_goTypes = []any{
-	(*DecodeRequest)(nil),    // 0: tandem.v1.DecodeRequest
-	(*DecodeResponse)(nil),   // 1: tandem.v1.DecodeResponse
-	(*Admitted)(nil),         // 2: tandem.v1.Admitted
-	(*Prefilled)(nil),        // 3: tandem.v1.Prefilled
-	(*Committed)(nil),        // 4: tandem.v1.Committed
-	(*PositionLogprobs)(nil), // 5: tandem.v1.PositionLogprobs
-	(*Finished)(nil),         // 6: tandem.v1.Finished
-	(*Sampling)(nil),         // 7: tandem.v1.Sampling
-	(*Speculation)(nil),      // 8: tandem.v1.Speculation
-	(*TokenLogprob)(nil),     // 9: tandem.v1.TokenLogprob
-	(FinishReason)(0),        // 10: tandem.v1.FinishReason
-	(*Timings)(nil),          // 11: tandem.v1.Timings
+	(CloseKind)(0),           // 0: tandem.v1.CloseKind
+	(*DecodeRequest)(nil),    // 1: tandem.v1.DecodeRequest
+	(*Guide)(nil),            // 2: tandem.v1.Guide
+	(*Reasoning)(nil),        // 3: tandem.v1.Reasoning
+	(*DecodeResponse)(nil),   // 4: tandem.v1.DecodeResponse
+	(*Admitted)(nil),         // 5: tandem.v1.Admitted
+	(*Prefilled)(nil),        // 6: tandem.v1.Prefilled
+	(*Committed)(nil),        // 7: tandem.v1.Committed
+	(*PositionLogprobs)(nil), // 8: tandem.v1.PositionLogprobs
+	(*Finished)(nil),         // 9: tandem.v1.Finished
+	(*Sampling)(nil),         // 10: tandem.v1.Sampling
+	(*Speculation)(nil),      // 11: tandem.v1.Speculation
+	(*TokenLogprob)(nil),     // 12: tandem.v1.TokenLogprob
+	(FinishReason)(0),        // 13: tandem.v1.FinishReason
+	(*Timings)(nil),          // 14: tandem.v1.Timings
 }
 var file_tandem_v1_target_proto_depIdxs = []int32{
-	7,  // 0: tandem.v1.DecodeRequest.sampling:type_name -> tandem.v1.Sampling
-	8,  // 1: tandem.v1.DecodeRequest.speculation:type_name -> tandem.v1.Speculation
-	2,  // 2: tandem.v1.DecodeResponse.admitted:type_name -> tandem.v1.Admitted
-	3,  // 3: tandem.v1.DecodeResponse.prefilled:type_name -> tandem.v1.Prefilled
-	4,  // 4: tandem.v1.DecodeResponse.committed:type_name -> tandem.v1.Committed
-	6,  // 5: tandem.v1.DecodeResponse.finished:type_name -> tandem.v1.Finished
-	5,  // 6: tandem.v1.Prefilled.logprobs:type_name -> tandem.v1.PositionLogprobs
-	5,  // 7: tandem.v1.Committed.logprobs:type_name -> tandem.v1.PositionLogprobs
-	9,  // 8: tandem.v1.PositionLogprobs.top:type_name -> tandem.v1.TokenLogprob
-	10, // 9: tandem.v1.Finished.reason:type_name -> tandem.v1.FinishReason
-	11, // 10: tandem.v1.Finished.timings:type_name -> tandem.v1.Timings
-	0,  // 11: tandem.v1.TargetService.Decode:input_type -> tandem.v1.DecodeRequest
-	1,  // 12: tandem.v1.TargetService.Decode:output_type -> tandem.v1.DecodeResponse
-	12, // [12:13] is the sub-list for method output_type
-	11, // [11:12] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	10, // 0: tandem.v1.DecodeRequest.sampling:type_name -> tandem.v1.Sampling
+	11, // 1: tandem.v1.DecodeRequest.speculation:type_name -> tandem.v1.Speculation
+	2,  // 2: tandem.v1.DecodeRequest.guide:type_name -> tandem.v1.Guide
+	3,  // 3: tandem.v1.Guide.reasoning:type_name -> tandem.v1.Reasoning
+	5,  // 4: tandem.v1.DecodeResponse.admitted:type_name -> tandem.v1.Admitted
+	6,  // 5: tandem.v1.DecodeResponse.prefilled:type_name -> tandem.v1.Prefilled
+	7,  // 6: tandem.v1.DecodeResponse.committed:type_name -> tandem.v1.Committed
+	9,  // 7: tandem.v1.DecodeResponse.finished:type_name -> tandem.v1.Finished
+	8,  // 8: tandem.v1.Prefilled.logprobs:type_name -> tandem.v1.PositionLogprobs
+	8,  // 9: tandem.v1.Committed.logprobs:type_name -> tandem.v1.PositionLogprobs
+	12, // 10: tandem.v1.PositionLogprobs.top:type_name -> tandem.v1.TokenLogprob
+	13, // 11: tandem.v1.Finished.reason:type_name -> tandem.v1.FinishReason
+	14, // 12: tandem.v1.Finished.timings:type_name -> tandem.v1.Timings
+	0,  // 13: tandem.v1.Finished.close_kind:type_name -> tandem.v1.CloseKind
+	1,  // 14: tandem.v1.TargetService.Decode:input_type -> tandem.v1.DecodeRequest
+	4,  // 15: tandem.v1.TargetService.Decode:output_type -> tandem.v1.DecodeResponse
+	15, // [15:16] is the sub-list for method output_type
+	14, // [14:15] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_target_proto_init() }
@@ -626,25 +888,26 @@ func file_tandem_v1_target_proto_init() {
 		return
 	}
 	file_tandem_v1_common_proto_init()
-	file_tandem_v1_target_proto_msgTypes[1].OneofWrappers = []any{
+	file_tandem_v1_target_proto_msgTypes[3].OneofWrappers = []any{
 		(*DecodeResponse_Admitted)(nil),
 		(*DecodeResponse_Prefilled)(nil),
 		(*DecodeResponse_Committed)(nil),
 		(*DecodeResponse_Finished)(nil),
 	}
-	file_tandem_v1_target_proto_msgTypes[6].OneofWrappers = []any{}
+	file_tandem_v1_target_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_target_proto_rawDesc), len(file_tandem_v1_target_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   7,
+			NumEnums:      1,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_tandem_v1_target_proto_goTypes,
 		DependencyIndexes: file_tandem_v1_target_proto_depIdxs,
+		EnumInfos:         file_tandem_v1_target_proto_enumTypes,
 		MessageInfos:      file_tandem_v1_target_proto_msgTypes,
 	}.Build()
 	File_tandem_v1_target_proto = out.File
