@@ -587,7 +587,9 @@ type Committed struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Tokens []int32                `protobuf:"varint,1,rep,packed,name=tokens,proto3" json:"tokens,omitempty"`
 	// Same length as tokens when log-probabilities were asked for, else empty.
-	Logprobs      []*PositionLogprobs `protobuf:"bytes,2,rep,name=logprobs,proto3" json:"logprobs,omitempty"`
+	Logprobs []*PositionLogprobs `protobuf:"bytes,2,rep,name=logprobs,proto3" json:"logprobs,omitempty"`
+	// With a guide that has reasoning: set in the message whose tokens close it.
+	CloseKind     CloseKind `protobuf:"varint,3,opt,name=close_kind,json=closeKind,proto3,enum=tandem.v1.CloseKind" json:"close_kind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -634,6 +636,13 @@ func (x *Committed) GetLogprobs() []*PositionLogprobs {
 		return x.Logprobs
 	}
 	return nil
+}
+
+func (x *Committed) GetCloseKind() CloseKind {
+	if x != nil {
+		return x.CloseKind
+	}
+	return CloseKind_CLOSE_KIND_UNSPECIFIED
 }
 
 type PositionLogprobs struct {
@@ -801,10 +810,12 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\"\\\n" +
 	"\tPrefilled\x12\x16\n" +
 	"\x06tokens\x18\x01 \x01(\x05R\x06tokens\x127\n" +
-	"\blogprobs\x18\x02 \x03(\v2\x1b.tandem.v1.PositionLogprobsR\blogprobs\"\\\n" +
+	"\blogprobs\x18\x02 \x03(\v2\x1b.tandem.v1.PositionLogprobsR\blogprobs\"\x91\x01\n" +
 	"\tCommitted\x12\x16\n" +
 	"\x06tokens\x18\x01 \x03(\x05R\x06tokens\x127\n" +
-	"\blogprobs\x18\x02 \x03(\v2\x1b.tandem.v1.PositionLogprobsR\blogprobs\"W\n" +
+	"\blogprobs\x18\x02 \x03(\v2\x1b.tandem.v1.PositionLogprobsR\blogprobs\x123\n" +
+	"\n" +
+	"close_kind\x18\x03 \x01(\x0e2\x14.tandem.v1.CloseKindR\tcloseKind\"W\n" +
 	"\x10PositionLogprobs\x12\x18\n" +
 	"\alogprob\x18\x01 \x01(\x02R\alogprob\x12)\n" +
 	"\x03top\x18\x02 \x03(\v2\x17.tandem.v1.TokenLogprobR\x03top\"\xd1\x01\n" +
@@ -869,17 +880,18 @@ var file_tandem_v1_target_proto_depIdxs = []int32{
 	9,  // 7: tandem.v1.DecodeResponse.finished:type_name -> tandem.v1.Finished
 	8,  // 8: tandem.v1.Prefilled.logprobs:type_name -> tandem.v1.PositionLogprobs
 	8,  // 9: tandem.v1.Committed.logprobs:type_name -> tandem.v1.PositionLogprobs
-	12, // 10: tandem.v1.PositionLogprobs.top:type_name -> tandem.v1.TokenLogprob
-	13, // 11: tandem.v1.Finished.reason:type_name -> tandem.v1.FinishReason
-	14, // 12: tandem.v1.Finished.timings:type_name -> tandem.v1.Timings
-	0,  // 13: tandem.v1.Finished.close_kind:type_name -> tandem.v1.CloseKind
-	1,  // 14: tandem.v1.TargetService.Decode:input_type -> tandem.v1.DecodeRequest
-	4,  // 15: tandem.v1.TargetService.Decode:output_type -> tandem.v1.DecodeResponse
-	15, // [15:16] is the sub-list for method output_type
-	14, // [14:15] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	0,  // 10: tandem.v1.Committed.close_kind:type_name -> tandem.v1.CloseKind
+	12, // 11: tandem.v1.PositionLogprobs.top:type_name -> tandem.v1.TokenLogprob
+	13, // 12: tandem.v1.Finished.reason:type_name -> tandem.v1.FinishReason
+	14, // 13: tandem.v1.Finished.timings:type_name -> tandem.v1.Timings
+	0,  // 14: tandem.v1.Finished.close_kind:type_name -> tandem.v1.CloseKind
+	1,  // 15: tandem.v1.TargetService.Decode:input_type -> tandem.v1.DecodeRequest
+	4,  // 16: tandem.v1.TargetService.Decode:output_type -> tandem.v1.DecodeResponse
+	16, // [16:17] is the sub-list for method output_type
+	15, // [15:16] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_target_proto_init() }
