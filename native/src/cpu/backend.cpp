@@ -222,20 +222,3 @@ void CpuBackend::copy_rows(const float* x, int64_t dim, std::span<const int32_t>
 }
 
 }  // namespace tnd::cpu
-
-namespace tnd {
-
-Status make_backend(const char* device, int32_t threads, std::unique_ptr<Backend>* out) {
-  if (device != nullptr && std::strcmp(device, "cpu") != 0 && device[0] != '\0') {
-    return errorf(TND_INVALID_ARGUMENT, "device \"%.64s\": this library has only \"cpu\"", device);
-  }
-  constexpr int32_t kMaxThreads = 256;
-  if (threads < 0 || threads > kMaxThreads) {
-    return errorf(TND_INVALID_ARGUMENT, "threads is %d, must be 0..%d", threads, kMaxThreads);
-  }
-  if (threads == 0) threads = static_cast<int32_t>(std::max(1u, std::thread::hardware_concurrency()));
-  *out = std::make_unique<cpu::CpuBackend>(threads);
-  return Status();
-}
-
-}  // namespace tnd
