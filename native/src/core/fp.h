@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/host_device.h"
+
 namespace tnd {
 
 // load_u16 / load_u32 read little-endian integers from unaligned memory.
@@ -29,7 +31,7 @@ inline void store_u32(void* p, uint32_t v) {
 
 // f16_to_f32 is exact for every half, subnormals included; NaN keeps its payload and becomes quiet, as the hardware
 // conversion does.
-inline float f16_to_f32(uint16_t h) {
+TND_HOST_DEVICE inline float f16_to_f32(uint16_t h) {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
   const uint32_t exponent = (h >> 10) & 31u;
   const uint32_t mantissa = h & 1023u;
@@ -45,7 +47,7 @@ inline float f16_to_f32(uint16_t h) {
 }
 
 // f32_to_f16 rounds to nearest, ties to even; overflow gives infinity, NaN a quiet NaN.
-inline uint16_t f32_to_f16(float f) {
+TND_HOST_DEVICE inline uint16_t f32_to_f16(float f) {
   const uint32_t bits = std::bit_cast<uint32_t>(f);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
@@ -61,12 +63,12 @@ inline uint16_t f32_to_f16(float f) {
 }
 
 // bf16_to_f32 is exact: a bfloat16 is the upper half of a float32.
-inline float bf16_to_f32(uint16_t b) {
+TND_HOST_DEVICE inline float bf16_to_f32(uint16_t b) {
   return std::bit_cast<float>(static_cast<uint32_t>(b) << 16);
 }
 
 // f32_to_bf16 rounds to nearest, ties to even; NaN stays NaN and becomes quiet.
-inline uint16_t f32_to_bf16(float f) {
+TND_HOST_DEVICE inline uint16_t f32_to_bf16(float f) {
   const uint32_t bits = std::bit_cast<uint32_t>(f);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
   return static_cast<uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
@@ -74,7 +76,7 @@ inline uint16_t f32_to_bf16(float f) {
 
 // round_even rounds half to even for |x| <= 4194303: adding 1.5 * 2^23 leaves the integer in the mantissa. Beyond that,
 // and for NaN, the result is some integer.
-inline int32_t round_even(float x) {
+TND_HOST_DEVICE inline int32_t round_even(float x) {
   const float shifted = x + 12582912.0f;
   return static_cast<int32_t>(std::bit_cast<uint32_t>(shifted) - 0x4B400000u);
 }

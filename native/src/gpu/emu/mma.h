@@ -1,0 +1,18 @@
+// Software versions of the matrix instructions; operand maps: gpu/runtime_mma.h.
+#pragma once
+
+#include "gpu/emu/emu.h"
+
+namespace tnd::gpu::emu {
+
+void mma_s8_k32(int32_t* d, const uint32_t* a, const uint32_t* b);
+void mma_s8_k16(int32_t* d, const uint32_t* a, const uint32_t* b);
+void mma_f16_k16(float* d, const uint32_t* a, const uint32_t* b);
+void mma_bf16_k16(float* d, const uint32_t* a, const uint32_t* b);
+void load_matrix_x4(uint32_t* r, const void* shared_row);
+void load_matrix_x4_transposed(uint32_t* r, const void* shared_row);
+void wmma_iu8(int32_t* d, const uint32_t* a, const uint32_t* b, bool a_signed, bool b_signed);
+void wmma_f16(float* d, const uint32_t* a, const uint32_t* b);
+void wmma_bf16(float* d, const uint32_t* a, const uint32_t* b);
+
+}  // namespace tnd::gpu::emu

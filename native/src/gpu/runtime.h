@@ -1,0 +1,208 @@
+// One vocabulary over CUDA, HIP and the host emulation (emu/emu.h). No other file of src/gpu names a vendor.
+//
+// This header is the host side and needs no vendor compiler: memory, streams, graphs, events. Files that hold kernels
+// (*.cu) are compiled by nvcc (--fmad=false --expt-relaxed-constexpr), by clang (-x hip -ffp-contract=off) or, for the
+// emulation, by the host compiler (-x c++ -DTND_GPU_EMU -ffp-contract=off -Wno-unknown-pragmas); there it also brings
+// launch() and, from runtime_device.h, what kernels are written in; matrix instructions are in runtime_mma.h.
+//
+// How an operation is written:
+//   struct NormArgs { const float* x; ...; int rows; };               device pointers and numbers, trivially copyable
+//   void launch_norm(Stream& stream, const NormArgs& args);           in norm.h, for the backend
+//   __global__ void norm_f32_kernel(NormArgs args) {...}              in norm.cu
+//   void launch_norm(Stream& stream, const NormArgs& a) {
+//     launch(stream, {.grid = {unsigned(a.rows)}, .block = {256}, .name = "norm"}, norm_f32_kernel, a);
+//   }
+// A launch function allocates nothing, never waits, looks at no device memory and no host memory but its arguments: the
+// backend may call it under stream capture and replay the launches later with other contents behind the same pointers.
+// Lengths that change from step to step are therefore read by the kernel from device memory; the host side knows upper
+// bounds only. Failures are kept by the stream and come out of Stream::sync.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "core/status.h"
+
+#if defined(__CUDACC__)
+#define TND_GPU_CUDA 1
+#include <cuda_runtime.h>
+#elif defined(__HIP__)
+#define TND_GPU_HIP 1
+#include <hip/hip_runtime.h>
+#endif
+#if defined(TND_GPU_CUDA) || defined(TND_GPU_HIP) || defined(TND_GPU_EMU)
+#define TND_GPU_KERNELS 1  // this file may hold kernels
+#endif
+
+namespace tnd::gpu {
+
+// ---- devices
+
+struct DeviceInfo {
+  std::string name;          // of the card
+  int major = 0, minor = 0;  // CUDA: compute capability; HIP: 11.0 for gfx1100; emulation 0
+  int processors = 0;        // SMs, CUs
+  int shared_per_block = 0;  // bytes that a block may ask for (opt-in limit)
+  int l2_bytes = 0;
+  uint64_t total_bytes = 0;
+};
+
+const char* api_name();  // "cuda", "hip", "emu"
+int device_count();      // 0 when there is no driver
+Status device_info(int device, DeviceInfo* out);
+// use_device makes `device` current for the calling thread (vendor state is per thread, engines are not).
+Status use_device(int device);
+// The functions below work on the current device.
+Status memory_free(uint64_t* free_bytes);
+// device_alloc returns memory at a 256-byte boundary with unspecified contents (the emulation fills it with a pattern).
+Status device_alloc(uint64_t bytes, void** out);
+void device_free(void* p);
+// device_overlaps says whether the current device can start a kernel early (Launch::overlap).
+bool device_overlaps();
+// host_alloc returns host memory that copies can read and write while the host runs on.
+Status host_alloc(uint64_t bytes, void** out);
+void host_free(void* p);
+
+// ---- streams and graphs
+
+class Graph;
+
+// Stream is a queue of work. Nothing it does returns an error at once: the first failure is kept with its place, what
+// follows is dropped, sync returns it for ever (a faulted device stays faulted).
+class Stream {
+ public:
+  Stream() = default;
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  Status open();
+
+  // Copies in order with launches. Host memory is pinned (host_alloc) and stays untouched until sync.
+  void to_device(void* dst, const void* host, uint64_t bytes);
+  void to_host(void* host, const void* src, uint64_t bytes);
+  void copy(void* dst, const void* src, uint64_t bytes);  // within the device, no overlap
+  void fill(void* dst, uint8_t value, uint64_t bytes);
+  Status sync();
+
+  // Work between begin_capture and end_capture is recorded, not run.
+  void begin_capture();
+  void end_capture(Graph* out);
+  void run(const Graph& graph);
+
+  bool failed() const { return !fault_.ok(); }
+  // check records the failure of a call (vendor code, 0 = success); what names the call or kernel.
+  void check(int code, const char* what);
+  void fail(Status status);
+  void* native() const { return native_; }
+
+ private:
+  void* native_ = nullptr;
+  Status fault_;
+};
+
+// Graph is recorded work that is submitted as one.
+class Graph {
+ public:
+  Graph() = default;
+  ~Graph();
+  Graph(Graph&& o) noexcept : native_(std::exchange(o.native_, nullptr)), nodes_(o.nodes_) {}
+  Graph& operator=(Graph&& o) noexcept {
+    std::swap(native_, o.native_);
+    nodes_ = o.nodes_;
+    return *this;
+  }
+  explicit operator bool() const { return native_ != nullptr; }
+  int nodes() const { return nodes_; }
+
+ private:
+  friend class Stream;
+  void* native_ = nullptr;
+  int nodes_ = 0;
+};
+
+// Event marks a point of a stream; elapsed_ms(a, b) needs both synchronised. For benches.
+class Event {
+ public:
+  Event();
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  void record(Stream& stream);
+  void* native() const { return native_; }
+
+ private:
+  void* native_ = nullptr;
+};
+float elapsed_ms(const Event& from, const Event& to);
+
+// ---- launches
+
+struct Dim3 {
+  unsigned x = 1, y = 1, z = 1;
+  constexpr uint64_t count() const { return uint64_t{x} * y * z; }
+};
+
+struct Launch {
+  Dim3 grid;                  // blocks; an empty grid launches nothing
+  Dim3 block;                 // threads
+  unsigned shared_bytes = 0;  // dynamic shared memory (TND_DYNAMIC_SHARED)
+  bool overlap = false;  // the kernel calls wait_for_previous() before it touches what earlier work writes, and so may
+                         // start while that runs (programmatic dependent launch; elsewhere ignored)
+  const char* name = "kernel";  // for messages
+};
+
+}  // namespace tnd::gpu
+
+#if defined(TND_GPU_KERNELS)
+#if defined(TND_GPU_EMU)
+#include "gpu/emu/emu.h"
+#endif
+#include "gpu/runtime_device.h"
+
+namespace tnd::gpu {
+
+// launch runs kernel(args...) over a grid. Arguments are converted to the kernel's parameter types and copied.
+template <typename... P, typename... A>
+void launch(Stream& stream, const Launch& l, void (*kernel)(P...), A&&... args) {
+  static_assert(sizeof...(P) == sizeof...(A), "number of kernel arguments");
+  if (stream.failed() || l.grid.count() == 0) return;
+#if defined(TND_GPU_EMU)
+  emu::launch(stream, l, [kernel, ... copy = static_cast<P>(args)] { kernel(copy...); });
+#else
+  constexpr unsigned kWithoutAsking = 48 * 1024;
+#if defined(TND_GPU_CUDA)
+  if (l.shared_bytes > kWithoutAsking) {
+    stream.check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.shared_bytes)),
+                 l.name);
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(l.grid.x, l.grid.y, l.grid.z);
+  config.blockDim = dim3(l.block.x, l.block.y, l.block.z);
+  config.dynamicSmemBytes = l.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream.native());
+  cudaLaunchAttribute attribute{};
+  if (l.overlap && device_overlaps()) {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+  }
+  stream.check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...), l.name);
+#else
+  if (l.shared_bytes > kWithoutAsking) {
+    stream.check(hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize,
+                                     static_cast<int>(l.shared_bytes)),
+                 l.name);
+  }
+  kernel<<<dim3(l.grid.x, l.grid.y, l.grid.z), dim3(l.block.x, l.block.y, l.block.z), l.shared_bytes,
+           static_cast<hipStream_t>(stream.native())> > >(static_cast<P>(args)...);
+  stream.check(hipGetLastError(), l.name);
+#endif
+#endif
+}
+
+}  // namespace tnd::gpu
+#endif  // TND_GPU_KERNELS
