@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/openai"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -60,7 +61,8 @@ func (a *App) listen() (err error) {
 
 // wire builds the parts and connects them. Direction of use:
 //
-//	httpapi, openai, grpcapi → generate, compress → cluster → registry
+//	httpapi → openai → turn → generate, compress → cluster → registry
+//	grpcapi ────────────┘
 //	                         → model (tokenizer and template of the served model)
 func (a *App) wire() error {
 	cfg := a.cfg
@@ -91,10 +93,11 @@ func (a *App) wire() error {
 	if err != nil {
 		return err
 	}
-	dialect := openai.New(openai.Config{
-		MaxN: cfg.MaxN, DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel, StreamUsageDefault: cfg.StreamUsageDefault,
+	turns := turn.New(turn.Config{
+		MaxN: cfg.MaxN, DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel,
 		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS),
-	}, openai.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Logger: a.log.Named("openai")})
+	}, turn.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Logger: a.log.Named("turn")})
+	dialect := openai.New(openai.Config{StreamUsageDefault: cfg.StreamUsageDefault}, openai.Deps{Turn: turns})
 	a.api = httpapi.New(httpapi.Config{
 		Keys: keys, ProtectIntrospection: cfg.ProtectIntrospection, CORSOrigins: a.corsOrigins(), Props: httpapi.Props{
 			Version: a.deps.Version, DefaultMaxTokens: cfg.DefaultMaxTokens, MaxQueue: cfg.MaxQueue, DefaultThinking: cfg.DefaultThinking,

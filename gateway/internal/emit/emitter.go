@@ -1,6 +1,8 @@
 package emit
 
 import (
+	"math"
+
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
@@ -18,34 +20,6 @@ type Config struct {
 	Stops []string
 	// Logprobs keeps an Entry per content token.
 	Logprobs bool
-}
-
-// Candidate is a token with its log-probability.
-type Candidate struct {
-	ID      int32
-	Logprob float64
-}
-
-// Entry is one token of the content. Candidates are sorted by the sender.
-type Entry struct {
-	Candidate
-	Top []Candidate
-
-	start, end int // offsets in the content before stop matching
-	open       bool
-}
-
-// Delta is what became visible. Reasoning precedes Content. Reasoning and Content are valid until the next Push or Finish.
-type Delta struct {
-	Reasoning []byte
-	Content   []byte
-	// Entries of the tokens whose text ends in this delta.
-	Entries []Entry
-}
-
-// Empty reports whether there is nothing to send.
-func (d Delta) Empty() bool {
-	return len(d.Reasoning) == 0 && len(d.Content) == 0 && len(d.Entries) == 0
 }
 
 // Counts are token counts of one choice; Thinking includes the markers, Total all.
@@ -76,15 +50,19 @@ type Emitter struct {
 	blank    []byte // whitespace that waits in leadHold
 	pending  []byte // content that may be the start of a stop string
 
-	fed     int // content bytes that reached the stop matcher
-	emitted int // content bytes that left it
-	entries []Entry
-	counts  Counts
-	closed  bool
-	stopped int // 1 + index of the stop string that was found
-	buf     []byte
-	delta   Delta
-	taken   bool // delta was handed out
+	fed      int // content bytes so far
+	entries  []Entry
+	seen     []span // content bytes that became visible, as far back as entries need them
+	counts   Counts
+	closed   bool
+	stopped  int  // 1 + index of the stop string that was found
+	cut      int  // offset at which that stop string begins
+	finished bool // nothing is held back any more
+
+	buf    []byte
+	out    []byte // text of events
+	events []Event
+	taken  bool // events were handed out
 }
 
 // New returns an Emitter at the start of the output.
@@ -212,37 +190,50 @@ func (e *Emitter) reasoning(b []byte) {
 		j--
 	}
 	if j > 0 {
-		e.delta.Reasoning = append(append(e.delta.Reasoning, e.newlines...), b[:j]...)
+		e.add(Reasoning, nil, e.newlines)
+		e.add(Reasoning, nil, b[:j])
 		e.newlines = e.newlines[:0]
 	}
 	e.newlines = append(e.newlines, b[j:]...)
 }
 
-// content sends text through the stop matcher.
+// content takes text of the content stage.
 func (e *Emitter) content(b []byte) {
+	e.fed += len(b)
+	e.match(b, e.fed)
+}
+
+// match sends visible text, which ends at offset end, through the stop matcher.
+func (e *Emitter) match(b []byte, end int) {
+	if e.stopped != 0 {
+		return
+	}
 	if e.stop == nil {
-		e.delta.Content = append(e.delta.Content, b...)
-		e.fed += len(b)
-		e.emitted = e.fed
+		e.show(b, end)
 		return
 	}
 	e.pending = append(e.pending, b...)
-	for _, c := range b {
-		e.fed++
+	for i, c := range b {
 		if w := e.stop.push(c); w >= 0 {
-			// The word ends at fed; everything before it goes out.
-			keep := e.fed - len(e.stop.words[w]) - e.emitted
-			e.delta.Content = append(e.delta.Content, e.pending[:keep]...)
-			e.emitted += keep
+			// The word ends here; everything before it goes out.
+			cut := len(b) - i - 1 + len(e.stop.words[w])
+			e.show(e.pending[:len(e.pending)-cut], end-cut)
 			e.pending = e.pending[:0]
-			e.stopped = w + 1
+			e.stopped, e.cut = w+1, end-cut
 			return
 		}
 	}
-	out := len(e.pending) - e.stop.held()
-	e.delta.Content = append(e.delta.Content, e.pending[:out]...)
-	e.emitted += out
-	e.pending = e.pending[:copy(e.pending, e.pending[out:])]
+	held := e.stop.held()
+	e.show(e.pending[:len(e.pending)-held], end-held)
+	e.pending = e.pending[:copy(e.pending, e.pending[len(e.pending)-held:])]
+}
+
+// decided is the offset in the content before which nothing is held back.
+func (e *Emitter) decided() int {
+	if e.finished || e.stopped != 0 {
+		return math.MaxInt
+	}
+	return e.fed - len(e.pending)
 }
 
 // Finish ends the output: an unfinished character becomes U+FFFD, held back text goes out. Take returns the rest afterwards.
@@ -258,45 +249,14 @@ func (e *Emitter) Finish() {
 			e.blank = e.blank[:0]
 		}
 		if e.stopped == 0 {
-			e.delta.Content = append(e.delta.Content, e.pending...)
-			e.emitted += len(e.pending)
+			e.show(e.pending, e.fed)
 			e.pending = e.pending[:0]
 		}
 	}
 	for i := range e.entries {
-		n := &e.entries[i]
-		// Tokens that begin in the cut-off stop string go with it; the others are complete now.
-		if e.stopped == 0 || n.start < e.emitted {
-			n.open, n.end = false, min(n.end, e.emitted)
-		} else {
-			e.entries = e.entries[:i]
-			break
-		}
+		e.entries[i].open = false
 	}
-}
-
-// Take returns what became visible since the last call.
-func (e *Emitter) Take() Delta {
-	e.begin()
-	d := e.delta
-	if e.cfg.Logprobs {
-		n := 0
-		for n < len(e.entries) && !e.entries[n].open && e.entries[n].end <= e.emitted && e.lead == leadDone {
-			n++
-		}
-		d.Entries = e.entries[:n]
-		// The next tokens must not overwrite what was handed out.
-		e.entries = append([]Entry(nil), e.entries[n:]...)
-	}
-	e.taken = true
-	return d
-}
-
-// begin empties the delta after it was handed out.
-func (e *Emitter) begin() {
-	if e.taken {
-		e.delta.Reasoning, e.delta.Content, e.taken = e.delta.Reasoning[:0], e.delta.Content[:0], false
-	}
+	e.lead, e.finished = leadDone, true
 }
 
 // StopString returns the stop string that was found, false when none was.

@@ -30,11 +30,16 @@ func run(cfg Config, ids []int32, cut func(i int) bool) output {
 	e := New(cfg)
 	var out output
 	take := func() {
-		d := e.Take()
-		out.Reasoning += string(d.Reasoning)
-		out.Content += string(d.Content)
-		for _, n := range d.Entries {
-			out.Tokens = append(out.Tokens, n.ID)
+		for _, ev := range e.Take() {
+			switch ev.Kind {
+			case Reasoning:
+				out.Reasoning += string(ev.Text)
+			case Content:
+				out.Content += string(ev.Text)
+			}
+			for _, n := range ev.Entries {
+				out.Tokens = append(out.Tokens, n.ID)
+			}
 		}
 	}
 	for i, id := range ids {
@@ -115,19 +120,24 @@ func TestInvalidBytes(t *testing.T) {
 	e := New(Config{Tokenizer: tok, ThinkOpen: None, ThinkClose: None, Logprobs: true})
 	var got []string
 	var tokens int
-	for _, i := range ids {
-		e.Push(Entry{Candidate: Candidate{ID: i}})
-		d := e.Take()
-		got = append(got, string(d.Content))
-		tokens += len(d.Entries)
-		if len(d.Entries) > 0 && len(d.Content) == 0 {
-			t.Errorf("token %d was reported before its text", i)
+	take := func(id int32) {
+		text, n := "", 0
+		for _, ev := range e.Take() {
+			text += string(ev.Text)
+			n += len(ev.Entries)
+		}
+		got = append(got, text)
+		tokens += n
+		if n > 0 && text == "" {
+			t.Errorf("token %d was reported before its text", id)
 		}
 	}
+	for _, i := range ids {
+		e.Push(Entry{Candidate: Candidate{ID: i}})
+		take(i)
+	}
 	e.Finish()
-	d := e.Take()
-	got = append(got, string(d.Content))
-	tokens += len(d.Entries)
+	take(-1)
 	want := []string{"a", "", "", "\uFFFDb", "\uFFFD", "", "", "日", "", "", "\uFFFD"}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)

@@ -187,7 +187,7 @@ func (r *run) countCompression(ctx context.Context, c *CompressionReport) {
 // lowered what was asked for.
 func (r *run) length(p, c int) (n, clamped int, err error) {
 	cfg := r.g.cfg
-	want := cfg.DefaultMaxTokens
+	want := max(cfg.DefaultMaxTokens, r.req.DefaultMaxTokens)
 	if r.req.MaxTokensGiven {
 		want = r.req.MaxTokens
 		if cfg.MaxTokensCeiling > 0 {
@@ -273,8 +273,21 @@ func (r *run) decodeRequest(j job, committed []int32) *tandemv1.DecodeRequest {
 	return &tandemv1.DecodeRequest{
 		RequestId: r.req.ID, PromptTokens: j.prompt, CommittedTokens: committed, Sampling: r.req.Sampling, Choice: int32(j.choice),
 		MaxTokens: int32(j.max), StopTokens: r.req.Model.Stops, Speculation: r.req.Speculation,
-		TopLogprobs: int32(r.req.TopLogprobs), PromptLogprobs: r.req.PromptLogprobs && len(committed) == 0,
+		TopLogprobs: int32(r.req.TopLogprobs), PromptLogprobs: r.req.PromptLogprobs && len(committed) == 0, Guide: r.guide(j),
 	}
+}
+
+// guide of one choice, nil when nothing is limited.
+func (r *run) guide(j job) *tandemv1.Guide {
+	var reasoning *tandemv1.Reasoning
+	if r.req.Reasoning != nil {
+		reasoning = r.req.Reasoning(j.max, j.thinking)
+	}
+	g := r.req.Guide
+	if reasoning == nil {
+		return g
+	}
+	return &tandemv1.Guide{Reasoning: reasoning, Grammar: g.GetGrammar(), BannedTokens: g.GetBannedTokens()}
 }
 
 // errDone is how a sink or a stop string ends a stream without it being a failure of the worker.

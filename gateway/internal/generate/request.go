@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
@@ -68,8 +69,15 @@ type Request struct {
 	SplitReasoning bool
 	// RawTokens hands the ids of each step to the sink as well.
 	RawTokens bool
-	Priority  int
-	Arrived   time.Time
+	// Guide limits what may be chosen; nil = nothing. Its Reasoning is filled by Reasoning.
+	Guide *tandemv1.Guide
+	// Reasoning says how the reasoning of a choice is bounded that may have max tokens and whose prompt ends inside reasoning
+	// or not; nil, or a nil result = not at all.
+	Reasoning func(max int, inside bool) *tandemv1.Reasoning
+	// DefaultMaxTokens raises the generator's default for this request, 0 = leaves it: tiers of effort need room.
+	DefaultMaxTokens int
+	Priority         int
+	Arrived          time.Time
 }
 
 // Sink receives a request's output. Calls for one index come in order; calls for different indexes may come at the same time.
@@ -87,15 +95,24 @@ type Sink interface {
 
 // Delta is new output of a choice.
 type Delta struct {
-	emit.Delta
+	Events []emit.Event
 	// Raw is set with RawTokens: the tokens of this step.
 	Raw []emit.Entry
 }
 
 // Reasons why a choice ended, in OpenAI's words.
 const (
-	FinishStop   = "stop"
-	FinishLength = "length"
+	FinishStop      = "stop"
+	FinishLength    = "length"
+	FinishToolCalls = "tool_calls"
+)
+
+// Kinds of closing reasoning; empty when no reasoning took place.
+const (
+	CloseNone    = "none"
+	CloseNatural = "natural"
+	CloseSoft    = "soft"
+	CloseHard    = "hard"
 )
 
 // Choice is the end of one choice.
@@ -104,8 +121,17 @@ type Choice struct {
 	// StopString is the stop string that ended it, empty for other ends.
 	StopString string
 	Tokens     emit.Counts
-	// CloseKind is natural or none when reasoning took place, empty otherwise.
+	// ToolCalls are the calls that were completed.
+	ToolCalls []*toolcall.Call
+	// ToolParseError says why markup that looked like a call is visible text or a repaired call, empty when nothing of the sort
+	// happened.
+	ToolParseError string
+	// Tools says that the request had tools, so that calls were looked for.
+	Tools bool
+	// CloseKind is one of the Close… constants.
 	CloseKind string
+	// Degenerate says that the watchdog ended a text that repeated itself.
+	Degenerate bool
 	// Clamped is set when the context lowered max_tokens, to the limit that held.
 	Clamped int
 }

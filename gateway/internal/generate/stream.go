@@ -237,8 +237,8 @@ func (s *stream) tokens(c *tandemv1.Committed) error {
 
 // hand gives the sink what the emitter has.
 func (s *stream) hand() error {
-	d := Delta{Delta: s.emitter.Take(), Raw: s.raw}
-	if d.Empty() && len(d.Raw) == 0 {
+	d := Delta{Events: s.emitter.Take(), Raw: s.raw}
+	if len(d.Events) == 0 && len(d.Raw) == 0 {
 		return nil
 	}
 	return wrapSink(s.r.sink.Delta(s.job.index, d))
@@ -313,10 +313,23 @@ func (s *stream) partial() *Choice {
 	c := &Choice{Tokens: s.emitter.Counts(), Clamped: s.job.clamped}
 	c.StopString, _ = s.emitter.StopString()
 	if s.emitter.Thought() {
-		c.CloseKind = "none"
-		if s.emitter.Closed() {
-			c.CloseKind = "natural"
-		}
+		c.CloseKind = s.closeKind()
 	}
 	return c
+}
+
+// closeKind asks the worker, which knows what it forced; without its word a close was the model's own.
+func (s *stream) closeKind() string {
+	switch s.finished.GetCloseKind() {
+	case tandemv1.CloseKind_CLOSE_KIND_NATURAL:
+		return CloseNatural
+	case tandemv1.CloseKind_CLOSE_KIND_SOFT:
+		return CloseSoft
+	case tandemv1.CloseKind_CLOSE_KIND_HARD:
+		return CloseHard
+	}
+	if s.emitter.Closed() {
+		return CloseNatural
+	}
+	return CloseNone
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
-	"github.com/tandem-inference/tandem/gateway/internal/openai"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/tokenizer"
@@ -111,7 +111,7 @@ func (s *Service) prompt(in *tandemv1.GenerateRequest, m *model.Model, req *gene
 		if err != nil {
 			return p, err
 		}
-		r, err := openai.Render(m, conv)
+		r, err := turn.Render(m, conv)
 		if err != nil {
 			return p, toRPC(err)
 		}
@@ -195,7 +195,15 @@ func (s *sink) Prompt(int, []*tandemv1.PositionLogprobs) error { return nil }
 
 // Delta implements generate.Sink.
 func (s *sink) Delta(_ int, d generate.Delta) error {
-	msg := &tandemv1.GenerateResponse{Text: string(d.Content), Reasoning: string(d.Reasoning)}
+	msg := &tandemv1.GenerateResponse{}
+	for _, ev := range d.Events {
+		switch ev.Kind {
+		case emit.Reasoning:
+			msg.Reasoning += string(ev.Text)
+		case emit.Content:
+			msg.Text += string(ev.Text)
+		}
+	}
 	if s.tokens {
 		for _, e := range d.Raw {
 			msg.Tokens = append(msg.Tokens, outputToken(e))

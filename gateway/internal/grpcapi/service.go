@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
-	"github.com/tandem-inference/tandem/gateway/internal/openai"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -97,7 +97,7 @@ func (s *Service) Tokenize(_ context.Context, req *tandemv1.TokenizeRequest) (*t
 		if err != nil {
 			return nil, err
 		}
-		r, err := openai.Render(m, conv)
+		r, err := turn.Render(m, conv)
 		if err != nil {
 			return nil, toRPC(err)
 		}

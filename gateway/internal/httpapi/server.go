@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/openai"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )
@@ -146,7 +147,7 @@ func (s *Server) find(path string) (rt *route, name string) {
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	defer handling(r)()
-	call := &openai.Call{ID: requestID(r), Arrived: time.Now()}
+	call := &turn.Call{ID: requestID(r), Arrived: time.Now()}
 	w := newWriter(rw, s.cfg.Stall)
 	w.Header().Set("X-Request-Id", call.ID)
 	s.cors(w, r)
@@ -155,7 +156,7 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	rt, name := s.find(r.URL.Path)
-	r = r.WithContext(openai.WithCall(r.Context(), call))
+	r = r.WithContext(turn.WithCall(r.Context(), call))
 	end := func(string) {}
 	if rt != nil && rt.access == accessKey && s.Metrics != nil {
 		end = s.Metrics.Start(r.Context(), name)
@@ -245,7 +246,7 @@ func (s *Server) conclude(w *writer, r *http.Request, err error) (status int, ou
 }
 
 // report writes the log line and the metrics of a finished request.
-func (s *Server) report(r *http.Request, call *openai.Call, name string, status int, outcome string, err error) {
+func (s *Server) report(r *http.Request, call *turn.Call, name string, status int, outcome string, err error) {
 	fields := []zap.Field{
 		zap.String(telemetry.KeyRequestID, call.ID), zap.String(telemetry.KeyEndpoint, name), zap.Int(telemetry.KeyStatus, status),
 		zap.String(telemetry.KeyOutcome, outcome), zap.Int64(telemetry.KeyDurationMS, time.Since(call.Arrived).Milliseconds()),

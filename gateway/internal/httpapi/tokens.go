@@ -51,7 +51,7 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) error {
 	if _, _, err := o.Bool("add_special"); err != nil {
 		return err
 	}
-	ids, err := s.idsOf(o, m)
+	ids, err := s.idsOf(r, o, m)
 	if err != nil {
 		return err
 	}
@@ -63,13 +63,9 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) error {
 }
 
 // idsOf tokenises content, or a chat as the model would get it.
-func (s *Server) idsOf(o reqjson.Object, m *model.Model) ([]int32, error) {
+func (s *Server) idsOf(r *http.Request, o reqjson.Object, m *model.Model) ([]int32, error) {
 	if o.Has("messages") {
-		conv, _, err := s.OpenAI.Conversation(o)
-		if err != nil {
-			return nil, err
-		}
-		rendered, err := openai.Render(m, conv)
+		rendered, err := s.OpenAI.Rendered(r, o, m)
 		if err != nil {
 			return nil, err
 		}
@@ -126,11 +122,7 @@ func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	conv, _, err := s.OpenAI.Conversation(o)
-	if err != nil {
-		return err
-	}
-	rendered, err := openai.Render(m, conv)
+	rendered, err := s.OpenAI.Rendered(r, o, m)
 	if err != nil {
 		return err
 	}

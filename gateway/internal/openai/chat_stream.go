@@ -7,20 +7,22 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
 // chatStream writes a chat answer as events. Events of different choices interleave; the writer orders them.
 type chatStream struct {
-	env *envelope
+	closing
 	w   *sse.Writer
 	tok *tokenizer.Tokenizer
 	n   int
 }
 
-// begin sends the headers and the role chunk of every choice.
-func (c *chatStream) begin() error {
+// Begin implements turn.Stream: the headers and the role chunk of every choice.
+func (c *chatStream) Begin() error {
 	return c.w.Begin(func(dst []byte) []byte {
 		for i := range c.n {
 			dst = c.role(dst, i)
@@ -35,8 +37,8 @@ func (c *chatStream) role(dst []byte, index int) []byte {
 	return c.close(dst, nil)
 }
 
-// ping is the keep-alive: a chunk that changes nothing.
-func (c *chatStream) ping(dst []byte) []byte { return c.role(dst, 0) }
+// Ping implements turn.Stream: a chunk that changes nothing.
+func (c *chatStream) Ping(dst []byte) []byte { return c.role(dst, 0) }
 
 // open starts the chunk of one choice up to the delta object.
 func (c *chatStream) open(dst []byte, index int) []byte {
@@ -61,7 +63,7 @@ func (c *chatStream) close(dst []byte, entries []emit.Entry) []byte {
 }
 
 // Admitted implements generate.Sink.
-func (c *chatStream) Admitted() error { return c.begin() }
+func (c *chatStream) Admitted() error { return c.Begin() }
 
 // Prompt implements generate.Sink; chat has no prompt log-probabilities.
 func (c *chatStream) Prompt(int, []*tandemv1.PositionLogprobs) error { return nil }
@@ -69,26 +71,51 @@ func (c *chatStream) Prompt(int, []*tandemv1.PositionLogprobs) error { return ni
 // Delta implements generate.Sink.
 func (c *chatStream) Delta(index int, d generate.Delta) error {
 	return c.w.Send(func(dst []byte) []byte {
-		if len(d.Reasoning) > 0 {
-			dst = c.open(dst, index)
-			dst = append(dst, `{"reasoning_content":`...)
-			from := len(dst)
-			dst = jsontext.AppendString(dst, d.Reasoning)
-			to := len(dst)
-			dst = append(dst, `,"reasoning":`...)
-			dst = append(dst, dst[from:to]...)
-			dst = append(dst, '}')
-			dst = c.close(dst, nil)
-		}
-		if len(d.Content) > 0 || len(d.Entries) > 0 {
-			dst = c.open(dst, index)
-			dst = append(dst, `{"content":`...)
-			dst = jsontext.AppendString(dst, d.Content)
-			dst = append(dst, '}')
-			dst = c.close(dst, d.Entries)
+		for i := range d.Events {
+			dst = c.event(dst, index, &d.Events[i])
 		}
 		return dst
 	})
+}
+
+// event appends the chunk of one event. A call's end has none: its arguments were sent.
+func (c *chatStream) event(dst []byte, index int, ev *emit.Event) []byte {
+	if ev.Kind == emit.ToolEnd {
+		return dst
+	}
+	dst = c.open(dst, index)
+	switch ev.Kind {
+	case emit.Reasoning:
+		dst = append(dst, `{"reasoning_content":`...)
+		from := len(dst)
+		dst = jsontext.AppendString(dst, ev.Text)
+		to := len(dst)
+		dst = append(dst, `,"reasoning":`...)
+		dst = append(dst, dst[from:to]...)
+	case emit.Content:
+		dst = append(dst, `{"content":`...)
+		dst = jsontext.AppendString(dst, ev.Text)
+	case emit.ToolStart:
+		dst = openCall(dst, ev.Call)
+		dst = append(dst, `,"id":`...)
+		dst = jsontext.AppendString(dst, ev.Call.ID)
+		dst = append(dst, `,"type":"function","function":{"name":`...)
+		dst = jsontext.AppendString(dst, ev.Call.Name)
+		dst = append(dst, `,"arguments":""}}]`...)
+	case emit.ToolArgs:
+		dst = openCall(dst, ev.Call)
+		dst = append(dst, `,"function":{"arguments":`...)
+		dst = jsontext.AppendString(dst, ev.Text)
+		dst = append(dst, `}}]`...)
+	}
+	dst = append(dst, '}')
+	return c.close(dst, ev.Entries)
+}
+
+// openCall starts the delta of a tool call.
+func openCall(dst []byte, call *toolcall.Call) []byte {
+	dst = append(dst, `{"tool_calls":[{"index":`...)
+	return strconv.AppendInt(dst, int64(call.Index), 10)
 }
 
 // Done implements generate.Sink.
@@ -97,7 +124,7 @@ func (c *chatStream) Done(index int, ch generate.Choice) error {
 		dst = c.open(dst, index)
 		dst = append(dst, `{},"logprobs":null,"finish_reason":`...)
 		dst = jsontext.AppendString(dst, ch.Finish)
-		if fd := newFinishDetails(&ch); fd != nil {
+		if fd := turn.NewFinishDetails(&ch); fd != nil {
 			dst = append(dst, `,"finish_details":`...)
 			dst = appendJSON(dst, fd)
 		}

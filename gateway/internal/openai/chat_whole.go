@@ -3,7 +3,9 @@ package openai
 import (
 	"encoding/json"
 
+	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
@@ -34,13 +36,19 @@ func (c *chatWhole) Prompt(int, []*tandemv1.PositionLogprobs) error { return nil
 // Delta implements generate.Sink.
 func (c *chatWhole) Delta(index int, d generate.Delta) error {
 	ch := &c.choices[index]
-	ch.reasoning = append(ch.reasoning, d.Reasoning...)
-	ch.content = append(ch.content, d.Content...)
-	if len(d.Entries) > 0 {
-		if len(ch.entries) > 0 {
-			ch.entries = append(ch.entries, ',')
+	for _, ev := range d.Events {
+		switch ev.Kind {
+		case emit.Reasoning:
+			ch.reasoning = append(ch.reasoning, ev.Text...)
+		case emit.Content:
+			ch.content = append(ch.content, ev.Text...)
 		}
-		ch.entries = appendEntries(ch.entries, c.tok, d.Entries)
+		if len(ev.Entries) > 0 {
+			if len(ch.entries) > 0 {
+				ch.entries = append(ch.entries, ',')
+			}
+			ch.entries = appendEntries(ch.entries, c.tok, ev.Entries)
+		}
 	}
 	return nil
 }
@@ -64,21 +72,33 @@ type chatCompletion struct {
 }
 
 type chatChoiceShape struct {
-	Index         int             `json:"index"`
-	Message       chatMessage     `json:"message"`
-	Logprobs      json.RawMessage `json:"logprobs"`
-	FinishReason  string          `json:"finish_reason"`
-	FinishDetails *finishDetails  `json:"finish_details,omitempty"`
-	StopSequence  string          `json:"stop_sequence,omitempty"`
+	Index         int                 `json:"index"`
+	Message       chatMessage         `json:"message"`
+	Logprobs      json.RawMessage     `json:"logprobs"`
+	FinishReason  string              `json:"finish_reason"`
+	FinishDetails *turn.FinishDetails `json:"finish_details,omitempty"`
+	StopSequence  string              `json:"stop_sequence,omitempty"`
 }
 
 type chatMessage struct {
 	Role             string            `json:"role"`
-	Content          string            `json:"content"`
+	Content          *string           `json:"content"` // nil = null: nothing but calls
 	Refusal          *string           `json:"refusal"`
 	ReasoningContent string            `json:"reasoning_content,omitempty"`
 	Reasoning        string            `json:"reasoning,omitempty"`
 	ReasoningDetails []reasoningDetail `json:"reasoning_details,omitempty"`
+	ToolCalls        []toolCall        `json:"tool_calls,omitempty"`
+}
+
+type toolCall struct {
+	ID       string       `json:"id"`
+	Type     string       `json:"type"`
+	Function functionCall `json:"function"`
+}
+
+type functionCall struct {
+	Name      string `json:"name"`
+	Arguments string `json:"arguments"`
 }
 
 type reasoningDetail struct {
@@ -92,12 +112,19 @@ func (c *chatWhole) answer(env *envelope, u *generate.Usage) *chatCompletion {
 		Usage: NewUsage(u), ServiceTier: "default"}
 	for i := range c.choices {
 		ch := &c.choices[i]
-		m := chatMessage{Role: "assistant", Content: string(ch.content)}
+		m := chatMessage{Role: "assistant"}
+		if len(ch.content) > 0 || len(ch.end.ToolCalls) == 0 {
+			text := string(ch.content)
+			m.Content = &text
+		}
+		for _, call := range ch.end.ToolCalls {
+			m.ToolCalls = append(m.ToolCalls, toolCall{ID: call.ID, Type: "function", Function: functionCall{Name: call.Name, Arguments: call.Arguments}})
+		}
 		if len(ch.reasoning) > 0 {
 			m.ReasoningContent, m.Reasoning = string(ch.reasoning), string(ch.reasoning)
 			m.ReasoningDetails = []reasoningDetail{{Type: "reasoning.text", Text: m.Reasoning}}
 		}
-		s := chatChoiceShape{Index: i, Message: m, FinishReason: ch.end.Finish, FinishDetails: newFinishDetails(&ch.end), StopSequence: ch.end.StopString}
+		s := chatChoiceShape{Index: i, Message: m, FinishReason: ch.end.Finish, FinishDetails: turn.NewFinishDetails(&ch.end), StopSequence: ch.end.StopString}
 		if c.logprobs {
 			s.Logprobs = append(append([]byte(`{"content":[`), ch.entries...), `],"refusal":null}`...)
 		}

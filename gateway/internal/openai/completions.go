@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
@@ -23,37 +24,45 @@ const (
 
 // Completions serves POST /v1/completions.
 func (s *Service) Completions(w http.ResponseWriter, r *http.Request) error {
-	o, m, name, err := s.read(r)
+	o, m, name, err := s.Turn.Read(r)
 	if err != nil {
 		return err
 	}
-	req, so, err := s.request(r, o, m, 0)
+	req, err := s.Turn.Base(r, o, m, 0)
 	if err != nil {
 		return err
 	}
-	if req.Prompts, err = s.parsePrompts(o, m); err != nil {
+	opts, err := parseStreamOptions(o, s.cfg.StreamUsageDefault)
+	if err != nil {
 		return err
 	}
-	if n := len(req.Prompts) * req.N; n > maxCompletions {
+	prompts, err := s.parsePrompts(o, m)
+	if err != nil {
+		return err
+	}
+	if n := len(prompts) * req.N; n > maxCompletions {
 		return apierror.InvalidValue("n", "gives %d choices, at most %d are allowed", n, maxCompletions)
 	}
 	echo, err := s.completionFields(o, req)
 	if err != nil {
 		return err
 	}
-	env := newEnvelope(newID("cmpl-"), "text_completion", name, m.Fingerprint, so)
-	sink := newCompletionSink(env, m.Tokenizer, req, echo)
-	if so.stream {
-		return s.stream(w, r, req, env, func(out *sse.Writer) streamSink {
+	p := s.Turn.Raw(m, req)
+	p.Run.Prompts = prompts
+	p.Run.PromptLogprobs = echo && req.TopLogprobs != generate.NoLogprobs
+	env := newEnvelope(turn.NewID("cmpl-"), "text_completion", name, m.Fingerprint, opts)
+	sink := newCompletionSink(env, m.Tokenizer, p.Run, echo)
+	if req.Stream {
+		return s.Turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
 			sink.w = out
 			return sink
 		})
 	}
-	return s.whole(w, r, req, sink, func(u *generate.Usage) any { return sink.answer(u) })
+	return s.Turn.Whole(w, r, p, sink, func(u *generate.Usage) any { return sink.answer(u) })
 }
 
 // completionFields reads what only this endpoint has.
-func (s *Service) completionFields(o reqjson.Object, req *generate.Request) (echo bool, err error) {
+func (s *Service) completionFields(o reqjson.Object, req *turn.Request) (echo bool, err error) {
 	if echo, _, err = o.Bool("echo"); err != nil {
 		return false, err
 	}
@@ -76,7 +85,6 @@ func (s *Service) completionFields(o reqjson.Object, req *generate.Request) (ech
 	} else if ok {
 		req.TopLogprobs = int(n)
 	}
-	req.PromptLogprobs = echo && req.TopLogprobs != generate.NoLogprobs
 	if !req.MaxTokensGiven {
 		req.MaxTokens, req.MaxTokensGiven = defaultCompletionTokens, true
 	}
@@ -179,7 +187,7 @@ func ParseTokens(o reqjson.Object, name string, vocab int) ([]int32, error) {
 
 // completionSink writes or collects legacy completions.
 type completionSink struct {
-	env  *envelope
+	closing
 	tok  *tokenizer.Tokenizer
 	req  *generate.Request
 	echo bool
@@ -196,7 +204,7 @@ type completionChoice struct {
 }
 
 func newCompletionSink(env *envelope, tok *tokenizer.Tokenizer, req *generate.Request, echo bool) *completionSink {
-	c := &completionSink{env: env, tok: tok, req: req, echo: echo, choices: make([]completionChoice, len(req.Prompts)*req.N)}
+	c := &completionSink{closing: closing{env}, tok: tok, req: req, echo: echo, choices: make([]completionChoice, len(req.Prompts)*req.N)}
 	if req.TopLogprobs != generate.NoLogprobs {
 		for i := range c.choices {
 			c.choices[i].classic = &classic{tok: tok}
@@ -205,12 +213,13 @@ func newCompletionSink(env *envelope, tok *tokenizer.Tokenizer, req *generate.Re
 	return c
 }
 
-func (c *completionSink) begin() error {
+// Begin implements turn.Stream.
+func (c *completionSink) Begin() error {
 	return c.w.Begin(func(dst []byte) []byte { return dst })
 }
 
-// ping is a chunk without text. It runs beside the choices and touches none of their state.
-func (c *completionSink) ping(dst []byte) []byte {
+// Ping implements turn.Stream: a chunk without text. It runs beside the choices and touches none of their state.
+func (c *completionSink) Ping(dst []byte) []byte {
 	dst = append(dst, c.env.head...)
 	dst = append(dst, `{"index":0,"text":"","logprobs":null,"finish_reason":null}`...)
 	return c.env.tail(dst)
@@ -219,7 +228,7 @@ func (c *completionSink) ping(dst []byte) []byte {
 // Admitted implements generate.Sink.
 func (c *completionSink) Admitted() error {
 	if c.w != nil {
-		return c.begin()
+		return c.Begin()
 	}
 	return nil
 }
@@ -256,12 +265,18 @@ func (c *completionSink) emit(index int, text []byte) error {
 
 // Delta implements generate.Sink.
 func (c *completionSink) Delta(index int, d generate.Delta) error {
-	if cl := c.choices[index].classic; cl != nil {
-		for _, e := range d.Entries {
-			cl.add(e, true)
+	for _, ev := range d.Events {
+		if cl := c.choices[index].classic; cl != nil {
+			for _, e := range ev.Entries {
+				cl.add(e, true)
+			}
+		}
+		// Nothing but content: legacy completions know neither reasoning nor tools.
+		if err := c.emit(index, ev.Text); err != nil {
+			return err
 		}
 	}
-	return c.emit(index, d.Content)
+	return nil
 }
 
 // Done implements generate.Sink.

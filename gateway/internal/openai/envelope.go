@@ -45,10 +45,13 @@ func (e *envelope) tail(dst []byte) []byte {
 	return append(dst, "}\n\n"...)
 }
 
-// end appends the usage chunk, when it is wanted, and the end mark.
-func (e *envelope) end(dst []byte, u *generate.Usage) []byte {
-	if e.opts.usage {
-		dst = append(dst, e.head...)
+// closing is how streams of the dialect end.
+type closing struct{ env *envelope }
+
+// End implements turn.Stream: the usage chunk, when it is wanted, and the end mark.
+func (c closing) End(dst []byte, u *generate.Usage) []byte {
+	if c.env.opts.usage {
+		dst = append(dst, c.env.head...)
 		dst = append(dst, `],"usage":`...)
 		dst = appendJSON(dst, NewUsage(u))
 		dst = append(dst, "}\n\n"...)
@@ -58,8 +61,8 @@ func (e *envelope) end(dst []byte, u *generate.Usage) []byte {
 
 const done = "data: [DONE]\n\n"
 
-// appendError appends an error event and the end mark.
-func appendError(dst []byte, err *apierror.Error) []byte {
+// Fail implements turn.Stream: an error event and the end mark.
+func (c closing) Fail(dst []byte, err *apierror.Error) []byte {
 	dst = append(dst, "data: "...)
 	dst = append(dst, err.OpenAI()...)
 	dst = append(dst, "\n\n"...)

@@ -62,23 +62,3 @@ func TestMessages(t *testing.T) {
 		})
 	}
 }
-
-func TestToolsAreCanonical(t *testing.T) {
-	const want = `[{"type": "function", "function": {"name": "f", "strict": true, "parameters": {"z": 1, "a": 2}}}]`
-	for name, body := range map[string]string{
-		"nested":       `{"type":"function","function":{"name":"f","strict":true,"parameters":{"z":1,"a":2}}}`,
-		"flat":         `{"type":"function","name":"f","strict":true,"parameters":{"z":1,"a":2}}`,
-		"without type": `{"function":{"name":"f","strict":true,"parameters":{"z":1,"a":2}}}`,
-	} {
-		ts, err := parseTools(object(t, `{"tools":[`+body+`,{"type":"web_search"}]}`))
-		if err != nil {
-			t.Fatal(name, err)
-		}
-		if got, err := chattemplate.ToJSON(ts.list); err != nil || got != want {
-			t.Errorf("%s: %s, %v", name, got, err)
-		}
-		if d := cmp.Diff([]string{"web_search"}, ts.skipped); d != "" {
-			t.Error(name, d)
-		}
-	}
-}

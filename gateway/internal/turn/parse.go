@@ -1,0 +1,231 @@
+package turn
+
+import (
+	"math"
+	"net/http"
+	"strconv"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+)
+
+// Limits of stop strings and session ids.
+const (
+	maxStops     = 16
+	maxStopBytes = 256
+	maxSessionID = 256
+)
+
+// Parse reads all fields that the chat dialects share: those of Base, tools, tool choice, thinking, grammar and compression. The
+// dialect adds the conversation and what has its own shape there.
+func (s *Service) Parse(r *http.Request, o reqjson.Object, m *model.Model) (*Request, error) {
+	req, err := s.Base(r, o, m, 1)
+	if err != nil {
+		return nil, err
+	}
+	if req.Tools, req.Skipped, err = ParseTools(o); err != nil {
+		return nil, err
+	}
+	var parallel *bool
+	if req.Choice, parallel, err = ParseToolChoice(o, req.Tools); err != nil {
+		return nil, err
+	}
+	p, given, err := o.Bool("parallel_tool_calls")
+	if err != nil {
+		return nil, err
+	}
+	if given {
+		parallel = &p
+	}
+	req.Parallel = parallel == nil || *parallel
+	if req.Thinking, req.Kwargs, err = ParseThinking(o); err != nil {
+		return nil, err
+	}
+	if req.Format, err = parseGrammar(o); err != nil {
+		return nil, err
+	}
+	req.Pflash, err = parsePflash(o)
+	return req, err
+}
+
+// Base reads the fields that every generating endpoint has, legacy completions included. least is the smallest max_tokens.
+func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least float64) (*Request, error) {
+	call := CallFrom(r.Context())
+	req := &Request{ID: call.ID, Arrived: call.Arrived, Priority: priority(r), N: 1, TopLogprobs: generate.NoLogprobs, CachePrompt: true}
+	var err error
+	if req.Stream, _, err = o.Bool("stream"); err != nil {
+		return nil, err
+	}
+	if req.Sampling, err = parseSampling(o, m.Tokenizer.VocabSize()); err != nil {
+		return nil, err
+	}
+	if req.Stops, err = parseStops(o); err != nil {
+		return nil, err
+	}
+	if req.Speculation, err = parseSpeculation(o); err != nil {
+		return nil, err
+	}
+	if req.MaxTokens, req.MaxTokensGiven, err = parseMaxTokens(o, least); err != nil {
+		return nil, err
+	}
+	n, ok, err := o.Int(reqjson.Between(1, float64(s.cfg.MaxN)), "n")
+	if err != nil {
+		return nil, err
+	}
+	if ok {
+		req.N = int(n)
+	}
+	cache, ok, err := o.Bool("cache_prompt")
+	if err != nil {
+		return nil, err
+	}
+	if ok {
+		req.CachePrompt = cache
+	}
+	if _, _, err := o.Bool("store"); err != nil {
+		return nil, err
+	}
+	req.SessionID, err = sessionID(r, o)
+	return req, err
+}
+
+// priority reads X-Priority; what is no digit counts as absent.
+func priority(r *http.Request) int {
+	if p, err := strconv.Atoi(r.Header.Get("X-Priority")); err == nil && p >= 0 && p <= 9 {
+		return p
+	}
+	return 5
+}
+
+// sessionHeaders are those that clients are known to send (docs/spec/clients.md §3).
+var sessionHeaders = []string{"X-Session-Id", "X-Claude-Code-Session-Id", "Session-Id", "X-Session-Affinity"}
+
+// sessionID finds the session in body or headers.
+func sessionID(r *http.Request, o reqjson.Object) (string, error) {
+	type source struct {
+		o    reqjson.Object
+		name string
+	}
+	sources := []source{{o, "session_id"}}
+	if raw, _, ok := o.Raw("metadata"); ok && reqjson.Kind(raw) == 'o' {
+		md, _, err := o.Object("metadata")
+		if err != nil {
+			return "", err
+		}
+		sources = append(sources, source{md, "session_id"})
+	}
+	for _, src := range append(sources, source{o, "prompt_cache_key"}) {
+		id, ok, err := src.o.String(src.name)
+		if err != nil {
+			return "", err
+		}
+		if len(id) > maxSessionID {
+			return "", apierror.InvalidValue(src.o.Path(src.name), "has %d bytes, at most %d are allowed", len(id), maxSessionID)
+		}
+		if ok && id != "" {
+			return id, nil
+		}
+	}
+	for _, name := range sessionHeaders {
+		// A header comes from the client's plumbing; one that is too long is not worth an error.
+		if id := r.Header.Get(name); id != "" && len(id) <= maxSessionID {
+			return id, nil
+		}
+	}
+	return "", nil
+}
+
+func parseStops(o reqjson.Object) ([]string, error) {
+	list, name, ok, err := o.Strings("stop", "stop_sequences")
+	if err != nil || !ok {
+		return nil, err
+	}
+	var out []string
+	for i, s := range list {
+		if s == "" {
+			continue
+		}
+		if len(s) > maxStopBytes {
+			return nil, apierror.InvalidValue(reqjson.Index(name, i), "has %d bytes, at most %d are allowed", len(s), maxStopBytes)
+		}
+		out = append(out, s)
+	}
+	if len(list) > maxStops {
+		return nil, apierror.InvalidValue(name, "has %d entries, at most %d are allowed", len(list), maxStops)
+	}
+	return out, nil
+}
+
+func parseSpeculation(o reqjson.Object) (*tandemv1.Speculation, error) {
+	s, ok, err := o.Object("speculation")
+	if err != nil || !ok {
+		return nil, err
+	}
+	out := &tandemv1.Speculation{}
+	mode, ok, err := s.String("mode")
+	if err != nil {
+		return nil, err
+	}
+	if ok {
+		modes := map[string]tandemv1.SpeculationMode{
+			"auto": tandemv1.SpeculationMode_SPECULATION_MODE_AUTO, "off": tandemv1.SpeculationMode_SPECULATION_MODE_OFF,
+			"chain": tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, "tree": tandemv1.SpeculationMode_SPECULATION_MODE_TREE,
+		}
+		if out.Mode, ok = modes[mode]; !ok {
+			return nil, apierror.InvalidValue("speculation.mode", "must be auto, off, chain or tree, got %q", mode)
+		}
+	}
+	for name, dst := range map[string]*int32{"budget": &out.Budget, "block": &out.Block} {
+		v, _, err := s.Int(reqjson.Between(0, 4096), name)
+		if err != nil {
+			return nil, err
+		}
+		*dst = int32(v)
+	}
+	return out, nil
+}
+
+// parseMaxTokens reads max_tokens or an alias; least is 1, or 0 for legacy completions, which allow it with echo.
+func parseMaxTokens(o reqjson.Object, least float64) (n int, given bool, err error) {
+	v, ok, err := o.Int(reqjson.Between(least, math.MaxInt32), "max_tokens", "max_completion_tokens", "max_output_tokens")
+	return int(v), ok, err
+}
+
+// parsePflash reads the request's wishes about compression.
+func parsePflash(o reqjson.Object) (want compress.Wish, err error) {
+	p, ok, err := o.Object("pflash")
+	if err != nil || !ok {
+		return want, err
+	}
+	mode, given, err := p.String("mode")
+	if err != nil {
+		return want, err
+	}
+	if given {
+		switch mode {
+		case compress.ModeOff, compress.ModeAuto, compress.ModeAlways:
+			want.Mode = mode
+		default:
+			return want, apierror.InvalidValue("pflash.mode", "must be off, auto or always, got %q", mode)
+		}
+	}
+	n, _, err := p.Int(reqjson.Between(1, 1<<31-1), "threshold")
+	if err != nil {
+		return want, err
+	}
+	want.Threshold = int(n)
+	if want.KeepRatio, _, err = p.Float(reqjson.Above(0, 1), "keep_ratio"); err != nil {
+		return want, err
+	}
+	n, want.MinChunksGiven, err = p.Int(reqjson.Between(0, 1<<20), "min_chunks")
+	want.MinChunks = int(n)
+	if err != nil {
+		return want, err
+	}
+	_, _, err = p.Float(reqjson.Between(0, 1), "code_floor")
+	return want, err
+}

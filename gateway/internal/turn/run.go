@@ -1,0 +1,136 @@
+package turn
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
+	"github.com/tandem-inference/tandem/gateway/internal/sse"
+)
+
+// queuedHeaders is how long a stream may wait in the queue before it gets its headers and keep-alives.
+const queuedHeaders = 10 * time.Second
+
+// Stream is a dialect's event stream. Its methods may run at the same time as each other for different choices; Ping runs
+// beside all of them and must not touch the state of a choice.
+type Stream interface {
+	generate.Sink
+	// Begin sends the headers and the first events, through sse.Writer.Begin. It may be called more than once.
+	Begin() error
+	// Ping appends a keep-alive event that changes nothing.
+	Ping(dst []byte) []byte
+	// End appends what closes a stream that went well.
+	End(dst []byte, u *generate.Usage) []byte
+	// Fail appends the error event and what closes the stream after it.
+	Fail(dst []byte, err *apierror.Error) []byte
+}
+
+// Stream runs a request as an event stream. make builds the dialect's side on the writer. An error that comes before the headers
+// is returned for an ordinary answer; one that comes later was sent as an event and is returned for the log.
+func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, make func(*sse.Writer) Stream) error {
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	ctx, stop := s.deadline(ctx)
+	defer stop()
+	p.warn(w.Header())
+	var sink Stream
+	out := sse.New(w, sse.Config{
+		Keepalive: s.cfg.Keepalive,
+		Ping:      func(dst []byte) []byte { return sink.Ping(dst) },
+		Gone:      func(error) { cancel(apierror.Cancelled()) },
+	})
+	defer out.Close()
+	sink = make(out)
+	early := newTimer(queuedHeaders, func() { _ = sink.Begin() })
+	defer early.stop()
+	u, err := s.Generator.Run(ctx, p.Run, sink)
+	early.stop()
+	account(r, u)
+	if err != nil {
+		if !out.Begun() {
+			return err
+		}
+		e := apierror.From(err)
+		_ = out.Send(func(dst []byte) []byte { return sink.Fail(dst, e) })
+		return e
+	}
+	return out.Send(func(dst []byte) []byte { return sink.End(dst, u) })
+}
+
+// Whole runs a request and answers with the object that build makes.
+func (s *Service) Whole(w http.ResponseWriter, r *http.Request, p *Prepared, sink generate.Sink, build func(*generate.Usage) any) error {
+	ctx, stop := s.deadline(r.Context())
+	defer stop()
+	u, err := s.Generator.Run(ctx, p.Run, sink)
+	account(r, u)
+	if err != nil {
+		return err
+	}
+	p.warn(w.Header())
+	if c := u.Compression; c != nil && !c.Applied && c.Reason != compress.ReasonBelowThreshold {
+		w.Header().Add("x-tandem-warning", "pflash-skipped")
+	}
+	return WriteJSON(w, build(u))
+}
+
+// deadline bounds the life of a request when the server does.
+func (s *Service) deadline(ctx context.Context) (context.Context, context.CancelFunc) {
+	if s.cfg.RequestTimeout <= 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, s.cfg.RequestTimeout, apierror.Deadline())
+}
+
+func account(r *http.Request, u *generate.Usage) { CallFrom(r.Context()).Usage = u }
+
+// WriteJSON answers 200 with v.
+func WriteJSON(w http.ResponseWriter, v any) error {
+	b, err := jsontext.Marshal(v)
+	if err != nil {
+		return apierror.Internal(err)
+	}
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	_, err = w.Write(append(b, '\n'))
+	return err
+}
+
+// headerText keeps a header value in one line of plain characters.
+func headerText(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < 0x20 || r > 0x7e {
+			return '?'
+		}
+		return r
+	}, s[:min(len(s), 200)])
+}
+
+// timer is a time.AfterFunc whose stop waits for a running function: nothing may write after the handler returned.
+type timer struct {
+	t    *time.Timer
+	once sync.Once
+	done chan struct{}
+}
+
+func newTimer(d time.Duration, f func()) *timer {
+	t := &timer{done: make(chan struct{})}
+	t.t = time.AfterFunc(d, func() {
+		defer close(t.done)
+		f()
+	})
+	return t
+}
+
+// stop may be called more than once.
+func (t *timer) stop() {
+	t.once.Do(func() {
+		if !t.t.Stop() {
+			<-t.done
+		}
+	})
+}

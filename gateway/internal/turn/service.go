@@ -1,0 +1,190 @@
+package turn
+
+import (
+	"cmp"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
+	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/chattemplate"
+	"go.uber.org/zap"
+)
+
+// Config of a Service.
+type Config struct {
+	MaxN            int
+	DefaultThinking bool
+	StrictModel     bool
+	Keepalive       time.Duration
+	RequestTimeout  time.Duration
+}
+
+// Deps of a Service.
+type Deps struct {
+	// Model returns the served model or the error that a request gets while there is none.
+	Model     func() (*model.Model, error)
+	Generator *generate.Generator
+	// Compressor may be nil: then compression is off.
+	Compressor *compress.Compressor
+	// Budgets may be nil: then reasoning lasts as long as the model likes.
+	Budgets Budgets
+	Logger  *zap.Logger
+}
+
+// Budgets says how long reasoning may last.
+type Budgets interface {
+	// Budget resolves the wishes of a request whose thinking is on.
+	Budget(m *model.Model, t Thinking) (Budget, error)
+}
+
+// Budget is a resolved limit of reasoning.
+type Budget struct {
+	// DefaultMaxTokens raises the default of max_tokens so that the reasoning fits, 0 = leaves it.
+	DefaultMaxTokens int
+	// Reasoning is for a choice of at most max tokens whose prompt ends inside reasoning or not; see generate.Request.
+	Reasoning func(max int, inside bool) *tandemv1.Reasoning
+}
+
+// Service turns normalised requests into generations.
+type Service struct {
+	cfg Config
+	Deps
+}
+
+// New returns a service.
+func New(cfg Config, deps Deps) *Service {
+	if deps.Logger == nil {
+		deps.Logger = zap.NewNop()
+	}
+	return &Service{cfg: cfg, Deps: deps}
+}
+
+// Read parses the body and finds the model; name is what answers call it.
+func (s *Service) Read(r *http.Request) (o reqjson.Object, m *model.Model, name string, err error) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return o, nil, "", err
+	}
+	if o, err = reqjson.Parse(body); err != nil {
+		return o, nil, "", err
+	}
+	if name, _, err = o.String("model"); err != nil {
+		return o, nil, "", err
+	}
+	if m, err = s.Model(); err != nil {
+		return o, nil, "", err
+	}
+	if s.cfg.StrictModel && name != "" && name != m.Name {
+		return o, nil, "", apierror.ModelNotFound(name)
+	}
+	return o, m, cmp.Or(name, m.Name), nil
+}
+
+// Render gives the prompt of a request. Template errors are answers.
+func (s *Service) Render(m *model.Model, req *Request) (*model.Rendered, error) {
+	conv, err := s.conversation(req)
+	if err != nil {
+		return nil, err
+	}
+	return Render(m, conv)
+}
+
+// Thinking resolves the switch of a request.
+func (s *Service) Thinking(req *Request) bool { return req.Thinking.On(s.cfg.DefaultThinking) }
+
+func (s *Service) conversation(req *Request) (*chat.Conversation, error) {
+	conv := &chat.Conversation{Messages: req.Messages, Tools: req.Tools.Shown(), Thinking: s.Thinking(req)}
+	if req.Kwargs != nil {
+		v, err := chattemplate.FromJSON(req.Kwargs)
+		if err != nil {
+			return nil, apierror.InvalidValue("chat_template_kwargs", "cannot be read: %v", err)
+		}
+		conv.Kwargs, _ = v.(*chattemplate.Dict)
+	}
+	return conv, nil
+}
+
+// Render renders a conversation; template errors are answers.
+func Render(m *model.Model, conv *chat.Conversation) (*model.Rendered, error) {
+	r, err := m.Render(conv)
+	var te *chattemplate.Error
+	if errors.As(err, &te) {
+		return nil, apierror.Template(err)
+	}
+	return r, err
+}
+
+// Prepare turns a chat request into one that can run.
+func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
+	conv, err := s.conversation(req)
+	if err != nil {
+		return nil, err
+	}
+	rendered, err := Render(m, conv)
+	if err != nil {
+		return nil, err
+	}
+	p := s.Raw(m, req)
+	p.Run.SplitReasoning = true
+	p.PromptTokens = len(rendered.Tokens)
+	prompt := generate.Prompt{Tokens: rendered.Tokens, Thinking: rendered.Thinking}
+	if prompt.Compress, err = s.compression(req, m, conv, len(rendered.Tokens)); err != nil {
+		return nil, err
+	}
+	p.Run.Prompts = []generate.Prompt{prompt}
+	if err := s.limit(m, req, conv, p); err != nil {
+		return nil, err
+	}
+	if len(req.Skipped) > 0 {
+		p.Warnings = append(p.Warnings, "tools-ignored: "+strings.Join(req.Skipped, ","))
+	}
+	return p, nil
+}
+
+// Raw turns the fields of Base into a run without prompts, for endpoints that have no conversation.
+func (s *Service) Raw(m *model.Model, req *Request) *Prepared {
+	return &Prepared{Run: &generate.Request{
+		ID: req.ID, Arrived: req.Arrived, Model: m.Model, Priority: req.Priority, N: req.N, Sampling: req.Sampling, Stops: req.Stops,
+		MaxTokens: req.MaxTokens, MaxTokensGiven: req.MaxTokensGiven, Speculation: req.Speculation, TopLogprobs: req.TopLogprobs,
+	}}
+}
+
+// limit bounds the reasoning and what may be chosen.
+func (s *Service) limit(m *model.Model, req *Request, conv *chat.Conversation, p *Prepared) error {
+	switch {
+	case req.Format.Kind != FormatText:
+		return apierror.Unsupported(req.Format.Path, "is not supported yet; only text is")
+	case req.Choice.Mode == ToolRequired, req.Choice.Mode == ToolNamed:
+		return apierror.Unsupported("tool_choice", "cannot force a call yet; use auto")
+	}
+	if s.Budgets == nil || m.ThinkClose == emit.None || !conv.Thinking {
+		return nil
+	}
+	b, err := s.Budgets.Budget(m, req.Thinking)
+	if err != nil {
+		return err
+	}
+	p.Run.DefaultMaxTokens, p.Run.Reasoning = b.DefaultMaxTokens, b.Reasoning
+	return nil
+}
+
+// compression decides whether the prompt is to be compressed and how.
+func (s *Service) compression(req *Request, m *model.Model, conv *chat.Conversation, tokens int) (compress.Func, error) {
+	if s.Compressor == nil {
+		if req.Pflash.Mode == compress.ModeAuto || req.Pflash.Mode == compress.ModeAlways {
+			return nil, apierror.Unsupported("pflash", "needs a scorer, which this server does not have")
+		}
+		return nil, nil
+	}
+	return s.Compressor.Plan(req.Pflash, m, conv, tokens, req.ID)
+}

@@ -1,0 +1,88 @@
+package turn
+
+import (
+	"encoding/json"
+	"math"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+)
+
+// ParseThinking reads all fields about reasoning and the variables for the template (docs/spec/http-api.md §8.1, §8.3).
+func ParseThinking(o reqjson.Object) (t Thinking, kwargs json.RawMessage, err error) {
+	kw, ok, err := o.Object("chat_template_kwargs")
+	if err != nil {
+		return t, nil, err
+	}
+	if ok {
+		kwargs, _, _ = o.Raw("chat_template_kwargs")
+		if t.KwargsEnable, err = optionalBool(kw, "enable_thinking"); err != nil {
+			return t, nil, err
+		}
+	}
+	if t.Enable, err = optionalBool(o, "enable_thinking"); err != nil {
+		return t, nil, err
+	}
+	if t.Effort, err = parseEffort(o); err != nil {
+		return t, nil, err
+	}
+	budget, _, err := o.Int(reqjson.Between(1, math.MaxInt32), "thinking_budget")
+	if err != nil {
+		return t, nil, err
+	}
+	t.BudgetTokens = int(budget)
+	th, ok, err := o.Object("thinking")
+	if err != nil || !ok {
+		return t, kwargs, err
+	}
+	if t.Type, ok, err = th.String("type"); err != nil {
+		return t, nil, err
+	}
+	if ok && t.Type != "enabled" && t.Type != "adaptive" && t.Type != "disabled" {
+		return t, nil, apierror.InvalidValue("thinking.type", "must be enabled, adaptive or disabled, got %q", t.Type)
+	}
+	budget, ok, err = th.Int(reqjson.Between(1, math.MaxInt32), "budget_tokens")
+	if err != nil {
+		return t, nil, err
+	}
+	if ok {
+		t.BudgetTokens = int(budget)
+	}
+	reply, ok, err := th.Int(reqjson.Between(0, math.MaxInt32), "reply_budget")
+	if ok {
+		n := int(reply)
+		t.ReplyBudget = &n
+	}
+	return t, kwargs, err
+}
+
+// parseEffort finds the first effort of reasoning.effort, reasoning_effort and output_config.effort. reasoning may also be text
+// of an earlier turn; only an object is looked into.
+func parseEffort(o reqjson.Object) (string, error) {
+	for _, from := range []string{"reasoning", "", "output_config"} {
+		in, name := o, "reasoning_effort"
+		if from != "" {
+			raw, _, ok := o.Raw(from)
+			if !ok || reqjson.Kind(raw) != 'o' {
+				continue
+			}
+			var err error
+			if in, _, err = o.Object(from); err != nil {
+				return "", err
+			}
+			name = "effort"
+		}
+		if effort, ok, err := in.String(name); ok || err != nil {
+			return effort, err
+		}
+	}
+	return "", nil
+}
+
+func optionalBool(o reqjson.Object, name string) (*bool, error) {
+	v, ok, err := o.Bool(name)
+	if !ok || err != nil {
+		return nil, err
+	}
+	return &v, nil
+}

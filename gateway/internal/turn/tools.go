@@ -1,0 +1,253 @@
+package turn
+
+import (
+	"encoding/json"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
+	"github.com/tandem-inference/tandem/services/chattemplate"
+)
+
+// ParseTools reads tool definitions in the forms of all dialects (docs/spec/http-api.md §10.1): nested and flat functions, input_schema,
+// custom tools, namespaces. skipped are the types of tools that a server would have to run itself.
+func ParseTools(o reqjson.Object) (set *toolcall.Set, skipped []string, err error) {
+	raw, name, _, err := o.Array("tools")
+	if err != nil {
+		return nil, nil, err
+	}
+	p := toolParser{set: &toolcall.Set{}}
+	for i, r := range raw {
+		if err := p.tool(r, reqjson.Index(o.Path(name), i)); err != nil {
+			return nil, nil, err
+		}
+	}
+	if p.set.Len() == 0 {
+		p.set = nil
+	}
+	return p.set, p.skipped, nil
+}
+
+type toolParser struct {
+	set       *toolcall.Set
+	skipped   []string
+	namespace string
+}
+
+func (p *toolParser) tool(raw json.RawMessage, path string) error {
+	o, err := reqjson.Wrap(raw, path)
+	if err != nil {
+		return err
+	}
+	kind, _, err := o.String("type")
+	if err != nil {
+		return err
+	}
+	switch {
+	case kind == "namespace" && p.namespace == "":
+		return p.space(o)
+	case o.Has("input_schema"):
+		return p.add(o, raw, toolcall.Function, "input_schema")
+	case kind == "custom":
+		if fn, ok, err := o.Object("custom"); err != nil {
+			return err
+		} else if ok {
+			o = fn
+		}
+		return p.add(o, nil, toolcall.Custom, "")
+	case kind == "" || kind == "function":
+		fn, ok, err := o.Object("function")
+		if err != nil {
+			return err
+		}
+		if ok {
+			inner, _, _ := o.Raw("function")
+			return p.add(fn, inner, toolcall.Function, "parameters")
+		}
+		return p.add(o, raw, toolcall.Function, "parameters")
+	}
+	p.skipped = append(p.skipped, kind)
+	return nil
+}
+
+// space adds the tools of a namespace under joined names.
+func (p *toolParser) space(o reqjson.Object) error {
+	name, ok, err := o.String("name")
+	if err != nil {
+		return err
+	}
+	if !ok || name == "" {
+		return apierror.Missing(o.Path("name"))
+	}
+	raw, key, _, err := o.Array("tools")
+	if err != nil {
+		return err
+	}
+	p.namespace = name
+	defer func() { p.namespace = "" }()
+	for i, r := range raw {
+		if err := p.tool(r, reqjson.Index(o.Path(key), i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// add reads one definition; schema names the member that holds the arguments' schema. raw gives the order of its keys.
+func (p *toolParser) add(o reqjson.Object, raw json.RawMessage, kind toolcall.Kind, schema string) error {
+	t := toolcall.Tool{Kind: kind}
+	name, ok, err := o.String("name")
+	switch {
+	case err != nil:
+		return err
+	case !ok:
+		return apierror.Missing(o.Path("name"))
+	case !toolcall.ValidName(name):
+		return apierror.InvalidValue(o.Path("name"), toolcall.NameRule)
+	}
+	t.Name = name
+	if p.namespace != "" {
+		t.Namespace, t.Local = p.namespace, name
+	}
+	if t.Description, _, err = o.String("description"); err != nil {
+		return err
+	}
+	if t.Strict, _, err = o.Bool("strict"); err != nil {
+		return err
+	}
+	if t.Deferred, _, err = o.Bool("defer_loading"); err != nil {
+		return err
+	}
+	if kind == toolcall.Custom {
+		if _, ok, err := o.Object("format"); err != nil {
+			return err
+		} else if ok {
+			t.Format, _, _ = o.Raw("format")
+		}
+	} else if _, ok, err := o.Object(schema); err != nil {
+		return err
+	} else if ok {
+		t.Schema, _, _ = o.Raw(schema)
+	}
+	if err := p.set.Add(t, keyOrder(raw, schema)); err != nil {
+		return apierror.InvalidValue(o.Path("name"), "cannot be used: %v", err)
+	}
+	return nil
+}
+
+// keyOrder lists the keys of a definition under their canonical names, nil when there is no object.
+func keyOrder(raw json.RawMessage, schema string) []string {
+	v, err := chattemplate.FromJSON(raw)
+	d, ok := v.(*chattemplate.Dict)
+	if err != nil || !ok {
+		return nil
+	}
+	keys := d.Keys()
+	for i, k := range keys {
+		if k == schema {
+			keys[i] = "parameters"
+		}
+	}
+	return keys
+}
+
+// ParseToolChoice reads tool_choice in the forms of all dialects (§10.2). parallel is what it says about parallel calls, nil =
+// nothing.
+func ParseToolChoice(o reqjson.Object, set *toolcall.Set) (c ToolChoice, parallel *bool, err error) {
+	raw, name, ok := o.Raw("tool_choice")
+	if !ok {
+		return c, nil, nil
+	}
+	path := o.Path(name)
+	if reqjson.Kind(raw) == 's' {
+		s, _, err := o.String(name)
+		if err != nil {
+			return c, nil, err
+		}
+		c.Mode, ok = toolModes[s]
+		if !ok {
+			return c, nil, apierror.InvalidValue(path, "must be none, auto, required or a function, got %q", s)
+		}
+		return c, nil, needTools(c, set, path)
+	}
+	obj, _, err := o.Object(name)
+	if err != nil {
+		return c, nil, err
+	}
+	if serial, err := optionalBool(obj, "disable_parallel_tool_use"); err != nil {
+		return c, nil, err
+	} else if serial != nil {
+		p := !*serial
+		parallel = &p
+	}
+	kind, _, err := obj.String("type")
+	if err != nil {
+		return c, nil, err
+	}
+	if mode, ok := toolModes[kind]; ok {
+		c.Mode = mode
+		return c, parallel, needTools(c, set, path)
+	}
+	if kind == "allowed_tools" {
+		// The mode is obeyed; the list only narrows what the model sees anyway.
+		in, nested, err := obj.Object("allowed_tools")
+		if err != nil {
+			return c, nil, err
+		}
+		if !nested {
+			in = obj
+		}
+		mode, _, err := in.String("mode")
+		if err != nil {
+			return c, nil, err
+		}
+		c.Mode = toolModes[mode]
+		return c, parallel, needTools(c, set, path)
+	}
+	c.Name, err = namedTool(obj, set)
+	c.Mode = ToolNamed
+	return c, parallel, err
+}
+
+// toolModes are the words for modes in all dialects.
+var toolModes = map[string]ToolMode{"none": ToolNone, "auto": ToolAuto, "required": ToolRequired, "any": ToolRequired}
+
+func needTools(c ToolChoice, set *toolcall.Set, path string) error {
+	if c.Mode == ToolRequired && set.Len() == 0 {
+		return apierror.InvalidValue(path, "asks for a call, but the request has no tools")
+	}
+	return nil
+}
+
+// namedTool finds the tool that a choice names: {type,function:{name}}, {type,custom:{name}} or {type,name}.
+func namedTool(obj reqjson.Object, set *toolcall.Set) (string, error) {
+	in := obj
+	for _, key := range []string{"function", "custom"} {
+		fn, ok, err := obj.Object(key)
+		if err != nil {
+			return "", err
+		}
+		if ok {
+			in = fn
+			break
+		}
+	}
+	name, ok, err := in.String("name")
+	if err != nil {
+		return "", err
+	}
+	if !ok {
+		return "", apierror.Missing(in.Path("name"))
+	}
+	space, ok, err := in.String("namespace")
+	if err != nil {
+		return "", err
+	}
+	if ok {
+		name = toolcall.Join(space, name)
+	}
+	if t := set.Get(name); t != nil {
+		return name, nil
+	}
+	return "", apierror.InvalidValue(in.Path("name"), "names no tool of this request: %q", name)
+}
