@@ -53,7 +53,7 @@ func (c *chatStream) close(dst []byte, entries []emit.Entry) []byte {
 	dst = append(dst, `,"logprobs":`...)
 	if len(entries) > 0 {
 		dst = append(dst, `{"content":[`...)
-		dst = appendEntries(dst, c.tok, entries)
+		dst = turn.AppendEntries(dst, c.tok, entries)
 		dst = append(dst, `],"refusal":null}`...)
 	} else {
 		dst = append(dst, "null"...)

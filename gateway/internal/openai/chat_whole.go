@@ -47,7 +47,7 @@ func (c *chatWhole) Delta(index int, d generate.Delta) error {
 			if len(ch.entries) > 0 {
 				ch.entries = append(ch.entries, ',')
 			}
-			ch.entries = appendEntries(ch.entries, c.tok, ev.Entries)
+			ch.entries = turn.AppendEntries(ch.entries, c.tok, ev.Entries)
 		}
 	}
 	return nil

@@ -229,15 +229,7 @@ func parseCall(fn reqjson.Object) (name string, args chattemplate.Value, err err
 		if err != nil {
 			return "", nil, err
 		}
-		if strings.TrimSpace(text) == "" {
-			return name, chattemplate.NewDict(), nil
-		}
-		if v, err := chattemplate.FromJSON([]byte(text)); err == nil {
-			if d, ok := v.(*chattemplate.Dict); ok {
-				return name, d, nil
-			}
-		}
-		return name, chattemplate.Text(text), nil
+		return name, chat.ParseArguments(text), nil
 	}
 	return "", nil, apierror.InvalidValue(fn.Path("arguments"), "must be a string or an object")
 }
