@@ -34,8 +34,9 @@ type Error struct {
 	Message string
 	// RetryAfter is sent as Retry-After when not 0.
 	RetryAfter time.Duration
-	// PromptTokens and MaxContext are set for context_length_exceeded, for dialects with words of their own.
-	PromptTokens, MaxContext int
+	// PromptTokens and MaxContext are set for context_length_exceeded, for dialects with words of their own; OutputTokens too
+	// when the prompt alone would fit.
+	PromptTokens, OutputTokens, MaxContext int
 	cause                    error
 }
 
@@ -96,7 +97,7 @@ func ContextLength(prompt, output, limit int) *Error {
 		e.Message += fmt.Sprintf(" and %d tokens were requested for the output", output)
 	}
 	e.Message += ". Please shorten the prompt."
-	e.PromptTokens, e.MaxContext = prompt, limit
+	e.PromptTokens, e.OutputTokens, e.MaxContext = prompt, output, limit
 	return e
 }
 
@@ -114,6 +115,11 @@ func ModelNotFound(name string) *Error {
 // NotFound: unknown path or id.
 func NotFound(what string) *Error {
 	return &Error{Status: http.StatusNotFound, Type: TypeInvalidRequest, Code: "not_found", Message: what + " was not found"}
+}
+
+// PreviousResponse: the response to continue is not kept, or not any more.
+func PreviousResponse(id string) *Error {
+	return invalid("previous_response_not_found", "previous_response_id", "the response %q is not kept here (any more)", []any{id})
 }
 
 // MethodNotAllowed: known path, wrong method.
@@ -240,7 +246,9 @@ func (e *Error) OpenAI() []byte {
 }
 
 // Write answers with the error in OpenAI's shape.
-func (e *Error) Write(w http.ResponseWriter) {
+func (e *Error) Write(w http.ResponseWriter) { e.write(w, e.Status, e.OpenAI()) }
+
+func (e *Error) write(w http.ResponseWriter, status int, body []byte) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json; charset=utf-8")
 	h.Set("Cache-Control", "no-store")
@@ -250,6 +258,6 @@ func (e *Error) Write(w http.ResponseWriter) {
 	if e.Status == http.StatusRequestTimeout {
 		h.Set("Connection", "close")
 	}
-	w.WriteHeader(e.Status)
-	_, _ = w.Write(append(e.OpenAI(), '\n'))
+	w.WriteHeader(status)
+	_, _ = w.Write(append(body, '\n'))
 }

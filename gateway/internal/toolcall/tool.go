@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"slices"
 
 	"github.com/tandem-inference/tandem/services/chattemplate"
 )
@@ -125,6 +126,23 @@ func (s *Set) Add(t Tool, order []string) error {
 	s.tools = append(s.tools, &t)
 	s.byName[t.Name] = &t
 	return nil
+}
+
+// Union is the tools of s followed by those of more; of two with the same name the later one counts. Neither set is changed.
+func (s *Set) Union(more *Set) *Set {
+	if more.Len() == 0 {
+		return s
+	}
+	out := &Set{byName: map[string]*Tool{}}
+	for _, t := range append(slices.Clone(s.All()), more.All()...) {
+		if at := slices.IndexFunc(out.tools, func(o *Tool) bool { return o.Name == t.Name }); at >= 0 {
+			out.tools[at] = t
+		} else {
+			out.tools = append(out.tools, t)
+		}
+		out.byName[t.Name] = t
+	}
+	return out
 }
 
 // Len is the number of tools.

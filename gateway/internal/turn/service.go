@@ -27,6 +27,8 @@ type Config struct {
 	StrictModel     bool
 	Keepalive       time.Duration
 	RequestTimeout  time.Duration
+	// ImagePlaceholder puts a text in the place of images and the like; without it they are errors.
+	ImagePlaceholder bool
 }
 
 // Deps of a Service.
