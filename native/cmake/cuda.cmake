@@ -47,11 +47,16 @@ list(APPEND TND_CUDA_CODE -gencode arch=compute_${highest},code=compute_${highes
 
 set(host -fPIC -fvisibility=hidden -fno-exceptions -ffp-contract=off -fno-math-errno ${TND_GPU_WARNINGS})
 string(REPLACE ";" "," host "${host}")
-set(TND_CUDA_COMPILE ${TND_NVCC} -std=c++20 -O3 --fmad=false -lineinfo -ccbin ${CMAKE_CXX_COMPILER} -DNDEBUG
-  -Xptxas -v,-warn-spills -Xcompiler ${host} ${TND_CUDA_CODE})
+set(TND_CUDA_COMPILE ${TND_NVCC} -std=c++20 -O3 --fmad=false --expt-relaxed-constexpr -lineinfo
+  -ccbin ${CMAKE_CXX_COMPILER} -DNDEBUG -Xptxas -v -Xcompiler ${host} ${TND_CUDA_CODE})
 if(TND_WERROR)
   list(APPEND TND_CUDA_COMPILE -Werror all-warnings)
 endif()
 set(TND_CUDA_DEPFILE -MD -MF)
 set(TND_CUDA_LIBRARIES ${TND_CUDART} ${CMAKE_DL_LIBS} rt)
 message(STATUS "CUDA: ${TND_NVCC}, for ${TND_CUDA_ARCHS}")
+
+# For the resource table: which compiler made the reports.
+execute_process(COMMAND ${TND_NVCC} --version OUTPUT_VARIABLE version COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCH "release [0-9.]+, V[0-9.]+" version "${version}")
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/cuda/compiler.txt "nvcc ${version}\n")

@@ -61,3 +61,9 @@ endif()
 set(TND_HIP_DEPFILE -MD -MF)
 set(TND_HIP_LIBRARIES ${TND_AMDHIP})
 message(STATUS "HIP: ${TND_HIP_CLANG}, for ${TND_HIP_KNOWN}")
+
+# For the resource table: which compiler made the reports, and for which processors, which its reports do not say.
+execute_process(COMMAND ${TND_HIP_CLANG} --version OUTPUT_VARIABLE version COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCH "clang version [^ \n]+" version "${version}")
+string(REPLACE ";" " " known "${TND_HIP_KNOWN}")
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/hip/compiler.txt "${version}\n${known}\n")

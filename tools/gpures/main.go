@@ -1,0 +1,152 @@
+// Command gpures compares what GPU kernels take of their processors with native/GPU_RESOURCES.tsv.
+//
+//	gpures -table native/GPU_RESOURCES.tsv -junit build/test/gpu.xml native/build/cuda native/build/hip
+//	gpures -table native/GPU_RESOURCES.tsv -update native/build/cuda native/build/hip
+//
+// The folders hold one report per object (native/cmake/compile_gpu.sh). A kernel must have exactly the registers, spills,
+// scratch and shared memory of the table; with another version of a compiler only spills and scratch are judged, and that
+// is said. One case per processor and source file goes into the JUnit file.
+package main
+
+import (
+	"encoding/xml"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+type testCase struct {
+	XMLName xml.Name `xml:"testcase"`
+	Name    string   `xml:"name,attr"`
+	Failure *failure `xml:"failure,omitempty"`
+	Skipped *failure `xml:"skipped,omitempty"`
+}
+
+type failure struct {
+	Message string `xml:"message,attr"`
+}
+
+func main() {
+	path := flag.String("table", "native/GPU_RESOURCES.tsv", "table to compare with")
+	update := flag.Bool("update", false, "rewrite the table instead")
+	junit := flag.String("junit", "", "write cases to this JUnit file")
+	flag.Parse()
+	if flag.NArg() == 0 {
+		fatal(fmt.Errorf("usage: gpures [flags] folder..."))
+	}
+	table, err := readTable(*path)
+	if err != nil && !(*update && os.IsNotExist(err)) {
+		fatal(err)
+	}
+	if *update {
+		fatal(rewrite(table, *path, flag.Args()))
+		return
+	}
+	cases, err := compare(table, flag.Args())
+	fatal(err)
+	failed := 0
+	for _, c := range cases {
+		switch {
+		case c.Failure != nil:
+			failed++
+			fmt.Printf("FAIL  %s\n%s\n", c.Name, c.Failure.Message)
+		case c.Skipped != nil:
+			fmt.Printf("skip  %s: %s\n", c.Name, c.Skipped.Message)
+		}
+	}
+	if *junit != "" {
+		out, err := xml.MarshalIndent(struct {
+			XMLName xml.Name `xml:"testsuite"`
+			Cases   []testCase
+		}{Cases: cases}, "", " ")
+		fatal(err)
+		fatal(os.MkdirAll(filepath.Dir(*junit), 0o755))
+		fatal(os.WriteFile(*junit, out, 0o644))
+	}
+	if failed > 0 {
+		fmt.Println("After a change that is meant, run: make gpu-resources")
+		os.Exit(1)
+	}
+}
+
+func fatal(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gpures:", err)
+		os.Exit(1)
+	}
+}
+
+// rewrite puts the kernels of the folders in the place of the table's rows for their processors; reasons stay.
+func rewrite(t *Table, path string, folders []string) error {
+	for _, folder := range folders {
+		compiler, kernels, err := readFolder(folder)
+		if err != nil {
+			return err
+		}
+		t.Compilers[filepath.Base(folder)] = compiler
+		archs := map[string]bool{}
+		for _, k := range kernels {
+			archs[k.Arch] = true
+		}
+		for key := range t.Rows {
+			if archs[key[0]] {
+				delete(t.Rows, key)
+			}
+		}
+		for _, k := range kernels {
+			if _, double := t.Rows[k.key()]; double {
+				return fmt.Errorf("%s: two kernels are called %s in %s.cu", k.Arch, k.Name, k.File)
+			}
+			t.Rows[k.key()] = k
+		}
+	}
+	return t.write(path)
+}
+
+// compare makes a case per processor and source file, and one per compiler.
+func compare(t *Table, folders []string) ([]testCase, error) {
+	var cases []testCase
+	reached := map[[3]string]bool{}
+	archs := map[string]bool{}
+	for _, folder := range folders {
+		compiler, kernels, err := readFolder(folder)
+		if err != nil {
+			return nil, err
+		}
+		vendor := filepath.Base(folder)
+		exact := t.Compilers[vendor] == compiler
+		if !exact {
+			cases = append(cases, testCase{Name: vendor + " compiler", Skipped: &failure{fmt.Sprintf(
+				"registers are not compared: this is %s, the table was made with %s", compiler, t.Compilers[vendor])}})
+		}
+		for i := 0; i < len(kernels); {
+			first := kernels[i]
+			var bad []string
+			for ; i < len(kernels) && kernels[i].Arch == first.Arch && kernels[i].File == first.File; i++ {
+				k := kernels[i]
+				reached[k.key()] = true
+				archs[k.Arch] = archs[k.Arch] || exact
+				if text := t.judge(k, exact); text != "" {
+					bad = append(bad, "  "+k.Name+" "+text)
+				}
+			}
+			c := testCase{Name: first.Arch + " " + first.File}
+			if len(bad) > 0 {
+				c.Failure = &failure{strings.Join(bad, "\n")}
+			}
+			cases = append(cases, c)
+		}
+	}
+	var gone []string
+	for key := range t.Rows {
+		if archs[key[0]] && !reached[key] {
+			gone = append(gone, "  "+strings.Join(key[:], " "))
+		}
+	}
+	if len(gone) > 0 {
+		cases = append(cases, testCase{Name: "rows without a kernel", Failure: &failure{strings.Join(gone, "\n")}})
+	}
+	return cases, nil
+}
