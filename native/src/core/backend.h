@@ -53,14 +53,14 @@ inline constexpr int kStateNone = -2;
 
 struct DeltaShape {
   int nk = 0, nv = 0;  // key and value heads; value head v uses key head v % nk (GGUF's tiled order)
-  int key_dim() const { return nk * kDeltaDim; }
-  int value_dim() const { return nv * kDeltaDim; }
-  int conv_dim() const { return 2 * key_dim() + value_dim(); }
+  constexpr int key_dim() const { return nk * kDeltaDim; }
+  constexpr int value_dim() const { return nv * kDeltaDim; }
+  constexpr int conv_dim() const { return 2 * key_dim() + value_dim(); }
   // f32 elements of a layer's state of one sequence.
-  int64_t state_elems() const { return int64_t{nv} * kDeltaDim * kDeltaDim; }
-  int64_t taps_elems() const { return int64_t{kConvTaps - 1} * conv_dim(); }
+  constexpr int64_t state_elems() const { return int64_t{nv} * kDeltaDim * kDeltaDim; }
+  constexpr int64_t taps_elems() const { return int64_t{kConvTaps - 1} * conv_dim(); }
   // f32 elements kept per pending row and layer: conv input, k of every key head, d and alpha of every value head.
-  int64_t replay_elems() const { return conv_dim() + key_dim() + value_dim() + nv; }
+  constexpr int64_t replay_elems() const { return conv_dim() + key_dim() + value_dim() + nv; }
 };
 
 struct DeltaLayer {

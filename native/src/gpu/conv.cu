@@ -1,0 +1,85 @@
+// Causal convolution by parents, SiLU, L2 norms of queries and keys, gates. Sixteen lanes a head of 128 channels, so
+// that the sums of the norms run in the order of the CPU; one more block a row computes the gates.
+#include "gpu/delta.h"
+
+#include "gpu/norm_device.cuh"
+
+namespace tnd::gpu {
+namespace {
+
+constexpr int kHeadsPerBlock = 8;
+constexpr int kThreads = 16 * kHeadsPerBlock;
+constexpr int kPer = kDeltaDim / 16;
+constexpr float kQueryScale = 0.08838834764831845f;  // 1 / sqrt(128)
+constexpr float kL2Eps = 1e-6f;
+
+__global__ void __launch_bounds__(kThreads) delta_conv_kernel(DeltaArgs a) {
+  const DeltaShape& shape = a.w.shape;
+  const int64_t row = blockIdx.y;
+  const DeltaStepRow plan = a.row_plans[row];
+  const DeltaStepGroup& group = a.group_plans[plan.group];
+  const int64_t in_group = row - group.first;
+  const int heads = 2 * shape.nk + shape.nv;
+
+  if (blockIdx.x == gridDim.x - 1) {  // gates
+    for (int h = threadIdx.x; h < shape.nv; h += kThreads) {
+      const float alpha = exp_f32(a.w.a[h] * softplus_f32(a.io.alpha[row * shape.nv + h] + a.w.dt[h]));
+      a.gates[row * 2 * shape.nv + h] = alpha;
+      a.gates[(row * 2 + 1) * shape.nv + h] = sigmoid_f32(a.io.beta[row * shape.nv + h]);
+      if (group.commit == 0) group.replay.alpha[in_group * shape.nv + h] = alpha;
+    }
+    return;
+  }
+
+  const int64_t conv_dim = shape.conv_dim();
+  const int index = blockIdx.x * kHeadsPerBlock + threadIdx.x / 16;
+  const bool live = index < heads;
+  const int head = live ? index : 0;
+  const int64_t at = int64_t{head} * kDeltaDim + threadIdx.x % 16;  // channel of the lane's first element
+  // Inputs 3, 2, 1, 0 tokens back: rows of the group, or saved taps (-1 newest).
+  const float* inputs[kConvTaps];
+#pragma unroll
+  for (int t = 0; t < kConvTaps - 1; ++t) {
+    const int32_t from = plan.taps[kConvTaps - 2 - t];
+    inputs[t] = from >= 0 ? a.io.qkv + (group.first + from) * conv_dim
+                          : group.state.taps + (kConvTaps - 1 + from) * conv_dim;
+  }
+  inputs[kConvTaps - 1] = a.io.qkv + row * conv_dim;
+  float y[kPer], newest[kPer];
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int64_t c = at + 16 * i;
+    newest[i] = inputs[3][c];
+    float acc = a.w.conv[c] * inputs[0][c];
+    acc = fmaf(a.w.conv[conv_dim + c], inputs[1][c], acc);
+    acc = fmaf(a.w.conv[2 * conv_dim + c], inputs[2][c], acc);
+    acc = fmaf(a.w.conv[3 * conv_dim + c], newest[i], acc);
+    y[i] = silu_f32(acc);
+    sum = fmaf(y[i], y[i], sum);
+  }
+  sum = fold_16(sum);
+  if (!live) return;
+  const bool is_q = head < shape.nk, is_k = !is_q && head < 2 * shape.nk;
+  const float r = 1.0f / sqrtf(sum + kL2Eps);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int64_t c = at + 16 * i;
+    const float v = is_q || is_k ? y[i] * r * (is_q ? kQueryScale : 1.0f) : y[i];
+    a.conv[row * conv_dim + c] = v;
+    if (group.commit != 0) continue;
+    group.replay.conv_in[in_group * conv_dim + c] = newest[i];
+    if (is_k) group.replay.k[(in_group - 1) * shape.key_dim() + c] = v;  // c counts from the queries
+  }
+}
+
+}  // namespace
+
+void launch_delta_conv(Stream& stream, const DeltaArgs& args) {
+  const int heads = 2 * args.w.shape.nk + args.w.shape.nv;
+  const Dim3 grid{static_cast<unsigned>((heads + kHeadsPerBlock - 1) / kHeadsPerBlock) + 1,
+                  static_cast<unsigned>(args.rows)};
+  launch(stream, {.grid = grid, .block = {kThreads}, .name = "delta_conv"}, delta_conv_kernel, args);
+}
+
+}  // namespace tnd::gpu

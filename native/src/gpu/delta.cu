@@ -1,0 +1,300 @@
+// The delta rule over a step, and its replay.
+//
+// Block = (value head, slice of 32 columns) of one sequence; thread = key rows part*16 .. +15 of two columns, 32 floats
+// of state in registers. Sums over key rows are sixteen fma ascending and three exchanges (4, 2, 1): the eight partials
+// of the contract. Bound: latency of that chain, about 200 cycles a row, once memory has delivered the state (3.1 MB a
+// layer of the 27B); the instructions of all blocks are of the same order.
+#include "gpu/delta.h"
+
+#include <algorithm>
+
+namespace tnd::gpu {
+namespace {
+
+constexpr int kParts = 8;
+constexpr int kPer = kDeltaDim / kParts;              // key rows of a thread
+constexpr int kThreads = kParts * kDeltaSlice / 2;    // two columns a thread
+constexpr int kSlices = kDeltaDim / kDeltaSlice;
+constexpr int kSliceElems = kDeltaDim * kDeltaSlice;
+constexpr int kTileRows = 8;                          // rows whose inputs are staged together
+constexpr int kPartStride = kPer + 4;                 // keeps the parts' reads of 16 bytes on different banks
+constexpr int kStaged = kParts * kPartStride;
+static_assert(kThreads == kDeltaDim);
+
+struct Inputs {
+  float k[kTileRows][kStaged];
+  float q[kTileRows][kStaged];
+  float v[kTileRows][kDeltaSlice];
+  float alpha[kTileRows], beta[kTileRows];
+};
+
+struct Place {
+  int part, column, head, slice;
+};
+TND_DEVICE Place place_here(int block) {
+  const int lane = static_cast<int>(threadIdx.x) % TND_WARP;
+  Place p;
+  p.part = lane % kParts;
+  p.column = (static_cast<int>(threadIdx.x) / TND_WARP * (TND_WARP / kParts) + lane / kParts) * 2;
+  p.head = block / kSlices;
+  p.slice = block % kSlices;
+  return p;
+}
+
+// The thread's part of a slice [128][32] in memory.
+TND_DEVICE void load_state(float2 (&s)[kPer], const float* slice, const Place& p) {
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    s[i] = *reinterpret_cast<const float2*>(slice + (p.part * kPer + i) * kDeltaSlice + p.column);
+  }
+}
+TND_DEVICE void store_state(const float2 (&s)[kPer], float* slice, const Place& p) {
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    *reinterpret_cast<float2*>(slice + (p.part * kPer + i) * kDeltaSlice + p.column) = s[i];
+  }
+}
+
+TND_DEVICE float fold_parts(float v) {
+#pragma unroll
+  for (int mask = kParts / 2; mask > 0; mask /= 2) v += shfl_xor(v, mask);
+  return v;
+}
+
+// One row: d and o from the state; the state becomes the new one unless the row is a leaf.
+template <bool UPDATE>
+TND_DEVICE void delta_row(float2 (&s)[kPer], const float* k, const float* q, float alpha, float beta, float2 v,
+                          float2* d_out, float2* o_out) {
+  float2 p = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    p.x = fmaf(k[i], s[i].x, p.x);
+    p.y = fmaf(k[i], s[i].y, p.y);
+  }
+  const float2 d = make_float2(beta * fmaf(-alpha, fold_parts(p.x), v.x), beta * fmaf(-alpha, fold_parts(p.y), v.y));
+  float2 o = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const float2 next = make_float2(fmaf(k[i], d.x, alpha * s[i].x), fmaf(k[i], d.y, alpha * s[i].y));
+    if constexpr (UPDATE) s[i] = next;
+    o.x = fmaf(q[i], next.x, o.x);
+    o.y = fmaf(q[i], next.y, o.y);
+  }
+  *d_out = d;
+  *o_out = make_float2(fold_parts(o.x), fold_parts(o.y));
+}
+
+// Keeps the last three inputs of a committing chain: thread = channel.
+TND_DEVICE void shift_taps(const DeltaStepGroup& g, const float* qkv, int64_t conv_dim, int64_t channel) {
+  constexpr int kSaved = kConvTaps - 1;
+  float kept[kSaved];
+#pragma unroll
+  for (int t = 0; t < kSaved; ++t) {
+    const int row = g.count - kSaved + t;  // negative: an old tap
+    kept[t] = row >= 0 ? qkv[(g.first + row) * conv_dim + channel] : g.state.taps[(kSaved + row) * conv_dim + channel];
+  }
+#pragma unroll
+  for (int t = 0; t < kSaved; ++t) g.state.taps[t * conv_dim + channel] = kept[t];
+}
+
+// Tap blocks follow the nv * 4 blocks of the recurrence.
+__global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int shared_slots) {
+  TND_DYNAMIC_SHARED(float2, put_aside);  // [shared_slots][kPer][kThreads]
+  TND_SHARED(Inputs, staged, [1]);
+  Inputs& in = staged[0];
+  const DeltaShape& shape = a.w.shape;
+  const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim(), value_dim = shape.value_dim();
+  const DeltaStepGroup g = a.group_plans[blockIdx.y];
+  if (g.count == 0) return;
+  const int blocks = shape.nv * kSlices;
+  if (static_cast<int>(blockIdx.x) >= blocks) {
+    const int64_t channel = int64_t{blockIdx.x - blocks} * kThreads + threadIdx.x;
+    if (g.commit != 0 && channel < conv_dim) shift_taps(g, a.io.qkv, conv_dim, channel);
+    return;
+  }
+  const Place at = place_here(static_cast<int>(blockIdx.x));
+  const int64_t column = int64_t{at.head} * kDeltaDim + at.slice * kDeltaSlice + at.column;
+  float* committed = g.state.s + int64_t{blockIdx.x} * kSliceElems;
+  float* saved = a.saved + (int64_t{blockIdx.y} * a.state_slots * blocks + blockIdx.x) * kSliceElems;
+  const int64_t slot_elems = int64_t{blocks} * kSliceElems;
+
+  // Inputs of a tile go through registers: loads of the next tile run under the work on this one.
+  const float* keys = a.conv + g.first * conv_dim + at.head % shape.nk * kDeltaDim;
+  const float* values = a.conv + g.first * conv_dim + 2 * key_dim + at.head * kDeltaDim + at.slice * kDeltaSlice;
+  const float* gates = a.gates + int64_t{g.first} * 2 * shape.nv + at.head;
+  float next_k[kTileRows], next_q[kTileRows], next_v[kTileRows * kDeltaSlice / kThreads];
+  float next_gate = 0.0f;
+  const auto fetch = [&](int first) {
+#pragma unroll
+    for (int r = 0; r < kTileRows; ++r) {
+      const bool live = first + r < g.count;
+      const float* row = keys + int64_t{first + r} * conv_dim + threadIdx.x;
+      next_q[r] = live ? row[0] : 0.0f;
+      next_k[r] = live ? row[key_dim] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kTileRows * kDeltaSlice / kThreads; ++i) {
+      const int r = (i * kThreads + static_cast<int>(threadIdx.x)) / kDeltaSlice;
+      next_v[i] = first + r < g.count ? values[int64_t{first + r} * conv_dim + threadIdx.x % kDeltaSlice] : 0.0f;
+    }
+    const int r = static_cast<int>(threadIdx.x) / 2;
+    if (r < kTileRows && first + r < g.count) {
+      next_gate = gates[(int64_t{first + r} * 2 + threadIdx.x % 2) * shape.nv];
+    }
+  };
+  const auto stage = [&] {
+    const int place = static_cast<int>(threadIdx.x) / kPer * kPartStride + static_cast<int>(threadIdx.x) % kPer;
+#pragma unroll
+    for (int r = 0; r < kTileRows; ++r) {
+      in.k[r][place] = next_k[r];
+      in.q[r][place] = next_q[r];
+    }
+#pragma unroll
+    for (int i = 0; i < kTileRows * kDeltaSlice / kThreads; ++i) {
+      (&in.v[0][0])[i * kThreads + static_cast<int>(threadIdx.x)] = next_v[i];
+    }
+    const int r = static_cast<int>(threadIdx.x) / 2;
+    if (r < kTileRows) (threadIdx.x % 2 == 0 ? in.alpha : in.beta)[r] = next_gate;
+  };
+
+  float2 s[kPer];
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) s[i] = make_float2(0.0f, 0.0f);
+  fetch(0);
+  for (int first = 0; first < g.count; first += kTileRows) {
+    __syncthreads();
+    stage();
+    __syncthreads();
+    if (first + kTileRows < g.count) fetch(first + kTileRows);
+    const int n = g.count - first < kTileRows ? g.count - first : kTileRows;
+    for (int r = 0; r < n; ++r) {
+      const int64_t row = g.first + first + r;
+      const DeltaStepRow plan = a.row_plans[row];
+      if (plan.load == kStateCommitted) {
+        load_state(s, committed, at);
+      } else if (plan.load >= shared_slots) {
+        load_state(s, saved + plan.load * slot_elems, at);
+      } else if (plan.load >= 0) {
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) s[i] = put_aside[(plan.load * kPer + i) * kThreads + threadIdx.x];
+      }
+      float k[kPer], q[kPer];
+#pragma unroll
+      for (int i = 0; i < kPer; i += 4) {
+        const float4 k4 = *reinterpret_cast<const float4*>(&in.k[r][at.part * kPartStride + i]);
+        const float4 q4 = *reinterpret_cast<const float4*>(&in.q[r][at.part * kPartStride + i]);
+        k[i] = k4.x, k[i + 1] = k4.y, k[i + 2] = k4.z, k[i + 3] = k4.w;
+        q[i] = q4.x, q[i + 1] = q4.y, q[i + 2] = q4.z, q[i + 3] = q4.w;
+      }
+      const float2 v = *reinterpret_cast<const float2*>(&in.v[r][at.column]);
+      float2 d, o;
+      if (plan.update != 0) {
+        delta_row<true>(s, k, q, in.alpha[r], in.beta[r], v, &d, &o);
+      } else {
+        delta_row<false>(s, k, q, in.alpha[r], in.beta[r], v, &d, &o);
+      }
+      if (at.part == 0) {
+        *reinterpret_cast<float2*>(a.mixed + row * value_dim + column) = o;
+        if (g.commit == 0) {
+          *reinterpret_cast<float2*>(g.replay.d + int64_t{first + r} * value_dim + column) = d;
+        }
+      }
+      if (plan.save == kStateCommitted) {
+        store_state(s, committed, at);
+      } else if (plan.save >= shared_slots) {
+        store_state(s, saved + plan.save * slot_elems, at);
+      } else if (plan.save >= 0) {
+#pragma unroll
+        for (int i = 0; i < kPer; ++i) put_aside[(plan.save * kPer + i) * kThreads + threadIdx.x] = s[i];
+      }
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs a) {
+  TND_SHARED(float, keys, [kTileRows][kStaged]);
+  const DeltaShape& shape = a.shape;
+  const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim(), value_dim = shape.value_dim();
+  const DeltaState state = a.states[blockIdx.y];
+  const DeltaReplay replay = a.replay[blockIdx.y];
+  const int n = *a.count;
+  if (n == 0) return;
+  const int blocks = shape.nv * kSlices;
+  if (static_cast<int>(blockIdx.x) >= blocks) {
+    constexpr int kSaved = kConvTaps - 1;
+    const int64_t channel = int64_t{blockIdx.x - blocks} * kThreads + threadIdx.x;
+    if (channel >= conv_dim) return;
+    float kept[kSaved];
+#pragma unroll
+    for (int t = 0; t < kSaved; ++t) {
+      const int i = n - kSaved + t;
+      kept[t] = i >= 0 ? replay.conv_in[a.path[i] * conv_dim + channel] : state.taps[(kSaved + i) * conv_dim + channel];
+    }
+#pragma unroll
+    for (int t = 0; t < kSaved; ++t) state.taps[t * conv_dim + channel] = kept[t];
+    return;
+  }
+  const Place at = place_here(static_cast<int>(blockIdx.x));
+  const int64_t column = int64_t{at.head} * kDeltaDim + at.slice * kDeltaSlice + at.column;
+  float* slice = state.s + int64_t{blockIdx.x} * kSliceElems;
+  float2 s[kPer];
+  load_state(s, slice, at);
+  const int place = static_cast<int>(threadIdx.x) / kPer * kPartStride + static_cast<int>(threadIdx.x) % kPer;
+  for (int first = 0; first < n; first += kTileRows) {
+    const int rows = n - first < kTileRows ? n - first : kTileRows;
+    float2 d[kTileRows];
+    float alpha[kTileRows];
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < kTileRows; ++r) {
+      if (r >= rows) continue;
+      const int64_t row = a.path[first + r];
+      keys[r][place] = replay.k[row * key_dim + at.head % shape.nk * kDeltaDim + threadIdx.x];
+      d[r] = *reinterpret_cast<const float2*>(replay.d + row * value_dim + column);
+      alpha[r] = replay.alpha[row * shape.nv + at.head];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < kTileRows; ++r) {
+      if (r >= rows) continue;
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) {
+        const float k = keys[r][at.part * kPartStride + i];
+        s[i].x = fmaf(k, d[r].x, alpha[r] * s[i].x);
+        s[i].y = fmaf(k, d[r].y, alpha[r] * s[i].y);
+      }
+    }
+  }
+  store_state(s, slice, at);
+}
+
+unsigned tap_blocks(const DeltaShape& shape) {
+  return static_cast<unsigned>((shape.conv_dim() + kThreads - 1) / kThreads);
+}
+
+}  // namespace
+
+void launch_delta_recur(Stream& stream, const DeltaArgs& args) {
+  // Two blocks a processor must fit, or the grid of a large model runs in waves.
+  constexpr int kBlocksPerProcessor = 2;
+  constexpr int kSlotBytes = kSliceElems * static_cast<int>(sizeof(float));
+  constexpr int kOther = static_cast<int>(sizeof(Inputs)) + 1024;
+  const int room = args.shared_per_block / kBlocksPerProcessor - kOther;
+  const int slots = std::clamp(room / kSlotBytes, 0, args.state_slots);
+  const Dim3 grid{static_cast<unsigned>(args.w.shape.nv * kSlices) + tap_blocks(args.w.shape),
+                  static_cast<unsigned>(args.groups)};
+  launch(stream,
+         {.grid = grid,
+          .block = {kThreads},
+          .shared_bytes = static_cast<unsigned>(slots * kSlotBytes),
+          .name = "delta_recur"},
+         delta_recur_kernel, args, slots);
+}
+
+void launch_delta_commit(Stream& stream, const DeltaCommitArgs& args) {
+  const Dim3 grid{static_cast<unsigned>(args.shape.nv * kSlices) + tap_blocks(args.shape),
+                  static_cast<unsigned>(args.layers)};
+  launch(stream, {.grid = grid, .block = {kThreads}, .name = "delta_commit"}, delta_commit_kernel, args);
+}
+
+}  // namespace tnd::gpu

@@ -1,0 +1,82 @@
+// Sixteen lanes a head, as the sums of the norm want it; a lane reads elements lane, lane + 16, … of its head from its
+// own part of shared memory. Heads of a row: queries, keys, values.
+#include "gpu/rope.h"
+
+#include "gpu/kv_device.cuh"
+#include "gpu/norm_device.cuh"
+
+namespace tnd::gpu {
+namespace {
+
+constexpr int kHeadsPerBlock = 8;
+
+__global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a) {
+  TND_DYNAMIC_SHARED(float, shared);  // [heads of the block][dim]
+  const int dim = a.kv.dim, lane = threadIdx.x % 16;
+  const int q_heads = a.q != nullptr ? a.q_heads : 0;
+  const int all = q_heads + 2 * a.kv.heads;
+  const int index = blockIdx.x * kHeadsPerBlock + threadIdx.x / 16;
+  const bool live = index < all;
+  const int head = live ? index : 0;  // idle lanes go along: shuffles want whole warps
+  const int64_t row = blockIdx.y;
+  float* x = shared + threadIdx.x / 16 * dim;
+
+  const bool is_q = head < q_heads, is_k = !is_q && head < q_heads + a.kv.heads;
+  const int kv_head = (head - q_heads) % a.kv.heads;
+  const int64_t q_step = a.gated ? 2 * dim : dim;
+  const float* src = is_q   ? a.q + (row * a.q_heads + head) * q_step
+                     : is_k ? a.k + (row * a.kv.heads + kv_head) * dim
+                            : a.v + (row * a.kv.heads + kv_head) * dim;
+  float sum = 0.0f;
+  for (int i = lane; i < dim; i += 16) {
+    x[i] = src[i];
+    sum = fmaf(x[i], x[i], sum);
+  }
+  const float r = 1.0f / sqrtf(fold_16(sum) / static_cast<float>(dim) + a.eps);
+  const float* w = is_q ? a.q_norm : is_k ? a.k_norm : nullptr;
+  if (w != nullptr) {
+    for (int i = lane; i < dim; i += 16) x[i] = x[i] * r * w[i];
+  }
+  const int half = a.rope_dims / 2;
+  sync_warp();  // pairs may lie in other lanes when half is no multiple of 16
+  if (is_q || is_k) {
+    const float* cos = a.rope + row * a.rope_dims;
+    const float* sin = cos + half;
+    for (int j = lane; j < half; j += 16) {
+      const float u = x[j], v = x[half + j], c = cos[j], s = sin[j];
+      x[j] = fmaf(-v, s, u * c);
+      x[half + j] = fmaf(u, s, v * c);
+    }
+  }
+  sync_warp();
+  if (!live) return;
+  if (is_q) {
+    float* out = a.q_out + (row * a.q_heads + head) * dim;
+    for (int i = lane; i < dim; i += 16) out[i] = x[i];
+    return;
+  }
+  if (is_k) {
+    float* out = a.k + (row * a.kv.heads + kv_head) * dim;
+    for (int i = lane; i < dim; i += 16) out[i] = x[i];
+  }
+  if (a.caches == nullptr) return;
+  const AttentionRow plan = a.row_plans[row];
+  const KvCache cache = a.caches[plan.group];
+  const int64_t at = kv_index(a.kv, kv_head, plan.slot);
+  for (int i = lane; i < dim; i += 16) {
+    kv_store(is_k ? a.kv.k_type : a.kv.v_type, is_k ? cache.k : cache.v, at + i, x[i]);
+  }
+}
+
+}  // namespace
+
+void launch_heads(Stream& stream, const HeadsArgs& args) {
+  const int heads = (args.q != nullptr ? args.q_heads : 0) + 2 * args.kv.heads;
+  const Dim3 grid{static_cast<unsigned>((heads + kHeadsPerBlock - 1) / kHeadsPerBlock),
+                  static_cast<unsigned>(args.rows)};
+  const unsigned bytes = kHeadsPerBlock * static_cast<unsigned>(args.kv.dim) * sizeof(float);
+  launch(stream, {.grid = grid, .block = {16 * kHeadsPerBlock}, .shared_bytes = bytes, .name = "heads"}, heads_kernel,
+         args);
+}
+
+}  // namespace tnd::gpu
