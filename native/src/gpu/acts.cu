@@ -1,0 +1,77 @@
+// Buffers of matmul inputs, and the kernel that fills them from plain rows. 5 bytes of traffic per element; used where
+// no kernel that computes the rows can quantise them itself.
+#include "gpu/acts_device.h"
+#include "gpu/matmul.h"
+
+namespace tnd::gpu {
+namespace {
+
+constexpr int kWarps = 8;
+
+__global__ void prepare_f32_kernel(PrepareArgs args) {
+  wait_for_previous();
+  const int supers = static_cast<int>(super_blocks(args.k));
+  const int64_t item = int64_t{blockIdx.x} * kWarps + warp_id();
+  if (item >= int64_t{supers} * args.rows) return;
+  const int row = static_cast<int>(item / supers);
+  const int s = static_cast<int>(item % supers);
+  const int first = s * kSuper + static_cast<int>(lane_id()) * 8;
+  const float* from = args.x + row * args.x_stride + first;
+  float x[8];
+  if (first + 8 <= args.k && args.x_stride % 4 == 0 && reinterpret_cast<uintptr_t>(args.x) % 16 == 0) {
+    const float4 a = *reinterpret_cast<const float4*>(from);
+    const float4 b = *reinterpret_cast<const float4*>(from + 4);
+    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
+    x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = first + i < args.k ? from[i] : 0.0f;
+  }
+  acts_store(args.acts, args.forms, row, s, x);
+}
+
+// Parts of a buffer in the order in which they lie in memory, each at a 256-byte boundary.
+uint64_t lay_out(ActsView* acts, void* mem, int64_t max_k, int max_rows, uint32_t forms) {
+  const int64_t supers = super_blocks(max_k);
+  const int64_t rows = (max_rows + 63) / 64 * 64;
+  uint64_t at = 0;
+  const auto take = [&](auto** p, uint32_t form, int64_t bytes_per_row) {
+    if ((forms & form) == 0) return;
+    *p = reinterpret_cast<std::remove_reference_t<decltype(*p)>>(reinterpret_cast<uintptr_t>(mem) + at);
+    at += (static_cast<uint64_t>(supers * rows * bytes_per_row) + 255) / 256 * 256;
+  };
+  *acts = {};
+  take(&acts->q256, kFormQ256, kSuper);
+  take(&acts->sum16, kFormQ256, 32);
+  take(&acts->scale256, kFormQ256, 4);
+  take(&acts->q32, kFormQ32, kSuper);
+  take(&acts->scale32, kFormQ32, 32);
+  take(&acts->sum32, kFormQ32, 32);
+  take(&acts->f32, kFormF32, 4 * kSuper);
+  acts->f32_stride = supers * kSuper;
+  acts->row_stride = static_cast<int32_t>(rows);
+  return at;
+}
+
+}  // namespace
+
+uint64_t acts_bytes(int64_t max_k, int max_rows, uint32_t forms) {
+  ActsView unused;
+  return lay_out(&unused, nullptr, max_k, max_rows, forms);
+}
+
+void acts_init(ActsView* acts, void* mem, int64_t max_k, int max_rows, uint32_t forms) {
+  lay_out(acts, mem, max_k, max_rows, forms);
+}
+
+void launch_prepare(Stream& stream, const PrepareArgs& args) {
+  const int64_t items = super_blocks(args.k) * args.rows;
+  launch(stream,
+         {.grid = {static_cast<unsigned>((items + kWarps - 1) / kWarps)},
+          .block = {kWarps * TND_WARP},
+          .overlap = true,
+          .name = "prepare"},
+         prepare_f32_kernel, args);
+}
+
+}  // namespace tnd::gpu

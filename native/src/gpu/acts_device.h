@@ -1,0 +1,97 @@
+// How kernels write matmul inputs: a warp hands in the 256 floats of one row's super-block, this quantises them as
+// NUMERICS.md defines and stores them where the products read them (ActsView in matmul.h). For files with kernels.
+#pragma once
+
+#include "gpu/matmul.h"
+#include "gpu/matmul_layout.h"
+#include "gpu/runtime.h"
+
+namespace tnd::gpu {
+
+// Scale of a group from its largest magnitude, and the reciprocal that codes are made with; a group that is too small
+// for a reciprocal has both zero.
+struct GroupScale {
+  float a, inverse;
+};
+TND_DEVICE GroupScale group_scale(float max) {
+  const float a = max / 127.0f;
+  if (a < 1.17549435e-38f) return {0.0f, 0.0f};  // FLT_MIN
+  return {a, 1.0f / a};
+}
+
+TND_DEVICE float larger_magnitude(float max, float x) {
+  const float magnitude = fabsf(x);
+  return magnitude > max ? magnitude : max;
+}
+
+// Codes of four elements as bytes.
+TND_DEVICE uint32_t quantise_four(float x0, float x1, float x2, float x3, float inverse) {
+  const float x[4] = {x0, x1, x2, x3};
+  uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float v = x[i] * inverse;
+    v = v > -127.0f ? v : -127.0f;  // also takes NaN
+    v = v < 127.0f ? v : 127.0f;
+    word |= (static_cast<uint32_t>(round_even(v)) & 0xFFu) << 8 * i;
+  }
+  return word;
+}
+
+TND_DEVICE int sum_bytes(uint32_t word, int sum) {
+  return dp4a(static_cast<int32_t>(word), 0x01010101, sum);
+}
+
+// acts_store writes super-block s of a row in all of `forms`. Called by a whole warp: lane i has elements 256 s + 8 i
+// ..
+// + 7 in x, zeros where the row has ended.
+TND_DEVICE void acts_store(const ActsView& acts, uint32_t forms, int row, int s, const float (&x)[8]) {
+  const int lane = static_cast<int>(lane_id());
+  float max = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) max = larger_magnitude(max, x[i]);
+  const int64_t stride = acts.row_stride;
+  // Lane i of 8 in its pair of groups has elements 8i..8i+7: two words in neighbouring pieces.
+  const int64_t pair = ((int64_t{s} * 4 + lane / 8) * stride + row) * 64;
+  const int first = act_position(lane % 8 * 8);
+
+  // Maxima of the group of 32 (four lanes), then of all lanes; max is exact, so its order is free.
+  max = larger_magnitude(max, shfl_xor(max, 1));
+  max = larger_magnitude(max, shfl_xor(max, 2));
+  if (forms & kFormQ32) {
+    const GroupScale g = group_scale(max);
+    const uint32_t w0 = quantise_four(x[0], x[1], x[2], x[3], g.inverse);
+    const uint32_t w1 = quantise_four(x[4], x[5], x[6], x[7], g.inverse);
+    *reinterpret_cast<uint32_t*>(acts.q32 + pair + first) = w0;
+    *reinterpret_cast<uint32_t*>(acts.q32 + pair + first + 16) = w1;
+    int sum = sum_bytes(w1, sum_bytes(w0, 0));
+    sum += shfl_xor(sum, 1);
+    sum += shfl_xor(sum, 2);
+    if (lane % 4 == 0) {
+      const int64_t at = (int64_t{s} * 8 + lane / 4) * stride + row;
+      acts.scale32[at] = g.a;
+      acts.sum32[at] = static_cast<float>(sum);
+    }
+  }
+  if (forms & kFormQ256) {
+#pragma unroll
+    for (int mask = 4; mask < TND_WARP; mask *= 2) max = larger_magnitude(max, shfl_xor(max, mask));
+    const GroupScale g = group_scale(max);
+    const uint32_t w0 = quantise_four(x[0], x[1], x[2], x[3], g.inverse);
+    const uint32_t w1 = quantise_four(x[4], x[5], x[6], x[7], g.inverse);
+    *reinterpret_cast<uint32_t*>(acts.q256 + pair + first) = w0;
+    *reinterpret_cast<uint32_t*>(acts.q256 + pair + first + 16) = w1;
+    int sum = sum_bytes(w1, sum_bytes(w0, 0));
+    sum += shfl_xor(sum, 1);
+    const int64_t at = int64_t{s} * stride + row;
+    if (lane % 2 == 0) acts.sum16[at * 16 + sum_position(lane / 2)] = float_to_half(static_cast<float>(sum));
+    if (lane == 0) acts.scale256[at] = g.a;
+  }
+  if (forms & kFormF32) {
+    float4* to = reinterpret_cast<float4*>(acts.f32 + row * acts.f32_stride + int64_t{s} * kSuper + 8 * lane);
+    to[0] = make_float4(x[0], x[1], x[2], x[3]);
+    to[1] = make_float4(x[4], x[5], x[6], x[7]);
+  }
+}
+
+}  // namespace tnd::gpu
