@@ -37,7 +37,7 @@ type Error struct {
 	// PromptTokens and MaxContext are set for context_length_exceeded, for dialects with words of their own; OutputTokens too
 	// when the prompt alone would fit.
 	PromptTokens, OutputTokens, MaxContext int
-	cause                    error
+	cause                                  error
 }
 
 // Error implements error.

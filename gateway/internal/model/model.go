@@ -41,6 +41,8 @@ type Model struct {
 	Fingerprint string
 	// TemplateSource says where the chat template came from: file, model or built-in.
 	TemplateSource string
+	// LaterSystem says that the template takes system messages behind others.
+	LaterSystem bool
 
 	template *chattemplate.Template
 	bos, eos string
@@ -96,6 +98,7 @@ func Load(opt Options) (*Model, error) {
 	if err := m.chooseTemplate(own, opt); err != nil {
 		return nil, err
 	}
+	m.LaterSystem = m.laterSystem()
 	sum := sha256.Sum256([]byte(opt.Version + "\x00" + cmp.Or(opt.Digest, m.Name)))
 	m.Fingerprint = "fp_" + hex.EncodeToString(sum[:6])
 	return m, nil

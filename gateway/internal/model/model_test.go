@@ -106,7 +106,13 @@ func TestTemplateFile(t *testing.T) {
 	if r, err := m.Render(conv); err != nil || r.Text() != "[Hi]" {
 		t.Errorf("own template: %v, %v", r, err)
 	}
+	if m.LaterSystem {
+		t.Error("a template without system messages is said to take them")
+	}
 	m = load(t, Options{TemplateFile: write("empty", "")})
+	if !m.LaterSystem {
+		t.Error("ChatML is said to take no later system message")
+	}
 	if r, err := m.Render(conv); err != nil || r.Text() != "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n" {
 		t.Errorf("built-in template: %v, %v", r, err)
 	}
