@@ -1,0 +1,102 @@
+package grammar
+
+import "slices"
+
+// closure is what a node leads to without consuming anything, inside its rule.
+type closure struct {
+	terms []int32 // nodes that consume something
+	calls []call
+	end   bool // the rule may be complete
+}
+
+// call of a rule. A tail call leaves nothing to return to.
+type call struct {
+	rule, ret int32
+	tail      bool
+}
+
+// closure of a node, computed once. Rules that match the empty text are also passed over: hence returning at once from a rule
+// that was just entered never has to be followed.
+func (p *program) closure(n int32) *closure {
+	if c := p.closures[n]; c != nil {
+		return c
+	}
+	c := &closure{}
+	seen := map[int32]bool{n: true}
+	queue := []int32{n}
+	visit := func(n int32) {
+		if !seen[n] {
+			seen[n] = true
+			queue = append(queue, n)
+		}
+	}
+	for len(queue) > 0 {
+		at := queue[len(queue)-1]
+		queue = queue[:len(queue)-1]
+		switch x := &p.nodes[at]; x.kind {
+		case kindEnd:
+			c.end = true
+		case kindBytes, kindTokens:
+			c.terms = append(c.terms, at)
+		case kindSplit:
+			for _, to := range x.to {
+				visit(to)
+			}
+		case kindCall:
+			c.calls = append(c.calls, call{rule: x.rule, ret: x.next, tail: p.onlyEnd(x.next)})
+			if p.null[x.rule] {
+				visit(x.next)
+			}
+		}
+	}
+	slices.Sort(c.terms)
+	p.closures[n] = c
+	return c
+}
+
+// onlyEnd tells whether nothing but the rule's end follows.
+func (p *program) onlyEnd(n int32) bool {
+	for range 4 {
+		x := &p.nodes[n]
+		switch {
+		case x.kind == kindEnd:
+			return true
+		case x.kind == kindSplit && len(x.to) == 1:
+			n = x.to[0]
+		default:
+			return false
+		}
+	}
+	return false
+}
+
+// sort orders rules so that a rule stands before those that it may begin with. There are no cycles: left recursion is refused.
+func (p *program) sort() {
+	p.order = make([]int32, len(p.starts))
+	place := int32(len(p.starts))
+	type visit struct{ rule, next int32 }
+	seen := make([]bool, len(p.starts))
+	for r := range p.starts {
+		if seen[r] {
+			continue
+		}
+		seen[r] = true
+		stack := []visit{{rule: int32(r)}}
+		for len(stack) > 0 {
+			top := &stack[len(stack)-1]
+			calls := p.closure(p.starts[top.rule]).calls
+			if int(top.next) == len(calls) {
+				place--
+				p.order[top.rule] = place
+				stack = stack[:len(stack)-1]
+				continue
+			}
+			callee := calls[top.next].rule
+			top.next++
+			if !seen[callee] {
+				seen[callee] = true
+				stack = append(stack, visit{rule: callee})
+			}
+		}
+	}
+}

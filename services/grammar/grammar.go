@@ -1,0 +1,405 @@
+package grammar
+
+import (
+	"errors"
+	"math/bits"
+	"slices"
+	"sync"
+)
+
+// errAmbiguous is the fault of a grammar that reads a text in more ways than can be followed.
+var errAmbiguous = errors.New("the grammar is too ambiguous: it allows too many readings of the same text")
+
+// Grammar is a compiled grammar. It is safe for concurrent use.
+type Grammar struct {
+	vocab *Vocabulary
+
+	mu     sync.Mutex // guards everything below, and the caches inside States
+	m      *machine
+	start  *State
+	shapes []shapeTable
+	rep    []int32 // node -> the node of its chain that has the same mask
+	masks  lru
+	stack  []*State // scratch of a walk
+	pairs  map[pair]struct{}
+	queue  []pair
+}
+
+type pair struct {
+	shape int16
+	state *State
+}
+
+// shapeTable is a shape seen through the grammar's classes of bytes.
+type shapeTable [][]shapeEdge
+
+type shapeEdge struct {
+	class uint8
+	to    int16
+}
+
+// maxMasks kept per grammar.
+const maxMasks = 2048
+
+// Mask tells which tokens a state allows. It is immutable. A turn may end where Accepts; ends of turns are not in the mask.
+type Mask struct {
+	Bits []uint32 // word id/32, bit id%32
+	// Count of allowed tokens; Only is one of them, the only one when Count is 1, and -1 when there is none.
+	Count int
+	Only  int32
+}
+
+// Compile binds a grammar to a vocabulary. Faults are *Error: tokens that do not exist, or too many states.
+func (s *Syntax) Compile(v *Vocabulary) (*Grammar, error) {
+	p, err := s.build(v)
+	if err != nil {
+		return nil, err
+	}
+	g := &Grammar{vocab: v, m: newMachine(p), pairs: map[pair]struct{}{}}
+	g.masks.max = maxMasks
+	for i := range v.groups {
+		g.shapes = append(g.shapes, p.through(v.groups[i].shape))
+	}
+	g.rep = p.representatives(v.longest)
+	g.start = g.m.begin()
+	if g.m.fault != nil {
+		return nil, &Error{1, 1, g.m.fault.Error()}
+	}
+	return g, nil
+}
+
+// through numbers a shape's edges by classes.
+func (p *program) through(s *shape) shapeTable {
+	if s == nil {
+		return nil
+	}
+	t := make(shapeTable, len(s.next))
+	for at := range s.next {
+		for c := range 256 {
+			e := shapeEdge{p.classOf[c], s.next[at][c]}
+			if e.to >= 0 && !slices.Contains(t[at], e) {
+				t[at] = append(t[at], e)
+			}
+		}
+	}
+	return t
+}
+
+// representatives names, for nodes of counted repetitions that one token cannot bring near a limit, one that all of them share:
+// a round takes at least one byte.
+func (p *program) representatives(longest int) []int32 {
+	var rep []int32
+	for _, c := range p.chains {
+		if len(c.nodes) < longest+3 {
+			continue
+		}
+		if rep == nil {
+			rep = make([]int32, len(p.nodes))
+			for i := range rep {
+				rep[i] = int32(i)
+			}
+		}
+		far := longest + 1
+		for i := range c.nodes {
+			switch {
+			case i+far <= c.min:
+				rep[c.nodes[i]] = c.nodes[c.min-far]
+			case c.max > 0 && i >= c.min && i+far <= c.max:
+				rep[c.nodes[i]] = c.nodes[c.max-far]
+			}
+		}
+	}
+	return rep
+}
+
+// Start is the state before any text.
+func (g *Grammar) Start() *State { return g.start }
+
+// Accepts tells whether the text so far is complete.
+func (g *Grammar) Accepts(s *State) bool { return s != nil && s.frames[0].node == accepting }
+
+// Advance gives the state behind a token, nil when the grammar does not allow it.
+func (g *Grammar) Advance(s *State, token int32) *State {
+	if s == nil || token < 0 || int(token) >= g.vocab.size {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s = g.enter(s)
+	ordinary := hasBit(g.vocab.normal, token)
+	var t *State
+	if ordinary {
+		t = g.bytes(s, g.vocab.bytes(token))
+	}
+	if g.hasTokens(s) {
+		if u := g.m.stepToken(s, token, ordinary); u != dead {
+			if t == nil {
+				t = u
+			} else {
+				t = g.m.join(t, u)
+			}
+		}
+	}
+	if g.m.fault != nil || t == dead {
+		return nil
+	}
+	return t
+}
+
+// AdvanceBytes is Advance for text that does not come as tokens.
+func (g *Grammar) AdvanceBytes(s *State, text []byte) *State {
+	if s == nil {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.bytes(g.enter(s), text)
+}
+
+func (g *Grammar) bytes(s *State, text []byte) *State {
+	for _, c := range text {
+		if s = g.m.step(s, g.m.classOf[c]); s == dead {
+			return nil
+		}
+	}
+	return s
+}
+
+// enter begins a call with a state from outside.
+func (g *Grammar) enter(s *State) *State {
+	g.m.fault = nil
+	if g.m.forget() {
+		g.masks.clear()
+		g.start = g.m.current(g.start)
+	}
+	return g.m.current(s)
+}
+
+func (g *Grammar) hasTokens(s *State) bool {
+	for _, f := range s.frames {
+		if f.node != accepting && g.m.nodes[f.node].kind == kindTokens {
+			return true
+		}
+	}
+	return false
+}
+
+// Mask gives the tokens that may follow. The error says that the grammar is too ambiguous to be followed here.
+func (g *Grammar) Mask(s *State) (*Mask, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s = g.canonical(g.enter(s))
+	if m := s.mask; m != nil {
+		g.masks.touch(s)
+		return m, nil
+	}
+	m := g.compute(s)
+	if g.m.fault != nil {
+		return nil, g.m.fault
+	}
+	s.mask = m
+	g.masks.add(s)
+	return m, nil
+}
+
+// canonical replaces nodes by their representatives.
+func (g *Grammar) canonical(s *State) *State {
+	if g.rep == nil {
+		return s
+	}
+	if s.canon != nil && s.canon.epoch == g.m.epoch {
+		return s.canon
+	}
+	list := slices.Clone(s.frames)
+	changed := false
+	for i, f := range list {
+		if f.node == accepting {
+			continue
+		}
+		list[i].node = g.rep[f.node]
+		list[i].below = g.canonical(f.below)
+		changed = changed || list[i] != f
+	}
+	s.canon = s
+	if changed {
+		g.m.work = 0
+		s.canon = g.m.union(list)
+		s.canon.canon = s.canon
+	}
+	return s.canon
+}
+
+// compute walks the tries.
+func (g *Grammar) compute(s *State) *Mask {
+	v := g.vocab
+	m := &Mask{Bits: make([]uint32, v.words), Only: -1}
+	if len(g.stack) < v.longest+1 {
+		g.stack = make([]*State, v.longest+1)
+	}
+	done := [4]bool{}
+	for i := range v.groups {
+		// From the widest shape to the narrowest.
+		at := [...]int{2, 0, 1, 3}[i]
+		if done[at] {
+			continue
+		}
+		if len(v.groups[at].nodes) > 0 && g.contains(s, at) {
+			for _, c := range v.groups[at].covers {
+				done[c] = true
+				or(m.Bits, v.groups[c].mask)
+			}
+		}
+	}
+	for i := range v.groups {
+		if !done[i] {
+			g.walk(s, v.groups[i].nodes, m.Bits)
+		}
+	}
+	for _, f := range s.frames {
+		if f.node == accepting || g.m.nodes[f.node].kind != kindTokens {
+			continue
+		}
+		set := &g.m.sets[g.m.nodes[f.node].set]
+		if set.not {
+			for i := range m.Bits {
+				m.Bits[i] |= v.normal[i] &^ wordOf(set.ids, i)
+			}
+			continue
+		}
+		for _, id := range set.ids {
+			setBit(m.Bits, id)
+		}
+	}
+	m.count()
+	return m
+}
+
+// walk sets the bits of the tokens in a trie that the state allows.
+func (g *Grammar) walk(s *State, nodes []trieNode, mask []uint32) {
+	stack := g.stack
+	stack[0] = s
+	for i := int32(0); int(i) < len(nodes); {
+		n := &nodes[i]
+		at := stack[n.depth-1]
+		class := g.m.classOf[n.byte]
+		var t *State
+		if at.next != nil {
+			t = at.next[class]
+		}
+		if t == nil {
+			if t = g.m.step(at, class); g.m.fault != nil {
+				return
+			}
+		}
+		if t == dead {
+			i = n.skip
+			continue
+		}
+		stack[n.depth] = t
+		if n.token >= 0 {
+			mask[n.token/32] |= 1 << (n.token % 32)
+		}
+		i++
+	}
+}
+
+// maxPairs bounds the comparison of a state with a shape.
+const maxPairs = 512
+
+// contains tells whether the state allows every text of a group's shape. It may say no without having tried everything.
+func (g *Grammar) contains(s *State, at int) bool {
+	table := g.shapes[at]
+	if table == nil {
+		return false
+	}
+	clear(g.pairs)
+	g.queue = append(g.queue[:0], pair{0, s})
+	g.pairs[g.queue[0]] = struct{}{}
+	for len(g.queue) > 0 {
+		p := g.queue[len(g.queue)-1]
+		g.queue = g.queue[:len(g.queue)-1]
+		for _, e := range table[p.shape] {
+			t := g.m.step(p.state, e.class)
+			if t == dead {
+				return false
+			}
+			q := pair{e.to, t}
+			if _, ok := g.pairs[q]; !ok {
+				if len(g.pairs) >= maxPairs {
+					return false
+				}
+				g.pairs[q] = struct{}{}
+				g.queue = append(g.queue, q)
+			}
+		}
+	}
+	return true
+}
+
+// Forced gives the bytes that must come next, up to a place with a choice or where the text may end, at most limit.
+func (g *Grammar) Forced(s *State, limit int) []byte {
+	if s == nil {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s = g.enter(s)
+	var out []byte
+	for len(out) < limit {
+		c, ok := g.onlyByte(s)
+		if !ok {
+			break
+		}
+		if s = g.m.step(s, g.m.classOf[c]); s == dead {
+			break
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+func (g *Grammar) onlyByte(s *State) (c byte, ok bool) {
+	for _, f := range s.frames {
+		if f.node == accepting || g.m.nodes[f.node].kind == kindTokens {
+			return 0, false
+		}
+		for _, e := range g.m.nodes[f.node].edges {
+			if e.lo != e.hi || ok && e.lo != c {
+				return 0, false
+			}
+			c, ok = e.lo, true
+		}
+	}
+	return c, ok
+}
+
+func (m *Mask) count() {
+	for i, w := range m.Bits {
+		if w != 0 && m.Only < 0 {
+			m.Only = int32(32*i + bits.TrailingZeros32(w))
+		}
+		m.Count += bits.OnesCount32(w)
+	}
+}
+
+// Allows tells whether a token is in the mask.
+func (m *Mask) Allows(token int32) bool {
+	return token >= 0 && int(token/32) < len(m.Bits) && hasBit(m.Bits, token)
+}
+
+func hasBit(mask []uint32, id int32) bool { return mask[id/32]>>(id%32)&1 != 0 }
+
+func or(dst, src []uint32) {
+	for i, w := range src {
+		dst[i] |= w
+	}
+}
+
+// wordOf gives word i of the mask of a sorted list.
+func wordOf(ids []int32, i int) (w uint32) {
+	at, _ := slices.BinarySearch(ids, int32(32*i))
+	for ; at < len(ids) && int(ids[at]) < 32*(i+1); at++ {
+		w |= 1 << (ids[at] % 32)
+	}
+	return w
+}

@@ -1,0 +1,315 @@
+package grammar
+
+import (
+	"cmp"
+	"slices"
+)
+
+// State is where following a text has led: every way in which the grammar could have produced it. States are immutable for
+// their users and belong to the Grammar that made them; nil is the state after a text that is not in the language.
+type State struct {
+	// frames by rising node. At the top of a stack nodes consume something or are accepting, below they are what follows
+	// the return of a rule.
+	frames []frame
+	id     uint64
+	epoch  uint32
+	depth  int32 // of the deepest stack
+
+	next  []*State // by class of bytes; nil = not known yet, dead = nothing follows
+	mask  *Mask
+	canon *State // with counted repetitions far from their limits made alike
+	use   lruEntry
+}
+
+type frame struct {
+	node  int32
+	below *State // nil under accepting
+}
+
+// accepting is the node of a stack that is empty: the whole text is complete.
+const accepting int32 = -1
+
+const (
+	// maxFrames of a state: a grammar that needs more alternatives at one place is refused there.
+	maxFrames = 1 << 14
+	// maxWork bounds the pairs that one step may look at.
+	maxWork = 1 << 17
+	// maxStates kept before all of them are forgotten.
+	maxStates = 1 << 17
+)
+
+// dead marks bytes that nothing follows.
+var dead = &State{}
+
+// machine follows one program. It is not safe for concurrent use.
+type machine struct {
+	*program
+	table  map[uint64][]*State
+	count  int
+	lastID uint64
+	epoch  uint32
+	fault  error // of the call in progress
+
+	// Scratch of a step.
+	tops  []frame
+	seen  map[frame]struct{}
+	calls []pending
+	work  int
+}
+
+// pending collects where a rule returns to.
+type pending struct {
+	rule  int32
+	below []frame
+}
+
+func newMachine(p *program) *machine {
+	return &machine{program: p, table: map[uint64][]*State{}, seen: map[frame]struct{}{}}
+}
+
+// begin is the state before any text.
+func (m *machine) begin() *State {
+	m.reset()
+	bottom := m.intern([]frame{{node: accepting}})
+	m.calls = append(m.calls, pending{m.root, slices.Clone(bottom.frames)})
+	if m.null[m.root] {
+		m.tops = append(m.tops, frame{node: accepting})
+	}
+	return m.finish()
+}
+
+func (m *machine) reset() {
+	m.tops, m.calls, m.work = m.tops[:0], m.calls[:0], 0
+	clear(m.seen)
+}
+
+// step gives the state behind a byte of a class, dead when there is none.
+func (m *machine) step(s *State, class uint8) *State {
+	if s.next == nil {
+		s.next = make([]*State, m.classes)
+	}
+	if t := s.next[class]; t != nil {
+		return t
+	}
+	m.reset()
+	for _, f := range s.frames {
+		if f.node == accepting {
+			continue
+		}
+		for _, e := range m.nodes[f.node].edges {
+			if m.classOf[e.lo] <= class && class <= m.classOf[e.hi] {
+				m.follow(e.to, f.below)
+				break
+			}
+		}
+	}
+	t := m.finish()
+	if m.fault == nil {
+		s.next[class] = t
+	}
+	return t
+}
+
+// stepToken gives the state behind a token that a terminal allows.
+func (m *machine) stepToken(s *State, token int32, ordinary bool) *State {
+	m.reset()
+	for _, f := range s.frames {
+		if f.node == accepting || m.nodes[f.node].kind != kindTokens {
+			continue
+		}
+		set := &m.sets[m.nodes[f.node].set]
+		if _, in := slices.BinarySearch(set.ids, token); in != set.not && (in || ordinary) {
+			m.follow(m.nodes[f.node].next, f.below)
+		}
+	}
+	return m.finish()
+}
+
+// follow takes up a node after something was consumed, with the stacks below it.
+func (m *machine) follow(n int32, below *State) {
+	f := frame{n, below}
+	if _, ok := m.seen[f]; ok {
+		return
+	}
+	m.seen[f] = struct{}{}
+	if m.work++; m.work > maxWork {
+		m.fault = errAmbiguous
+		return
+	}
+	c := m.closure(n)
+	m.take(c, below)
+	if c.end {
+		for _, g := range below.frames {
+			if g.node == accepting {
+				m.tops = append(m.tops, g)
+			} else {
+				m.follow(g.node, g.below)
+			}
+		}
+	}
+}
+
+// take adds the terminals of a closure to the result and its calls to those that wait.
+func (m *machine) take(c *closure, below *State) {
+	for _, t := range c.terms {
+		m.tops = append(m.tops, frame{t, below})
+	}
+	for _, x := range c.calls {
+		i := slices.IndexFunc(m.calls, func(p pending) bool { return p.rule == x.rule })
+		if i < 0 {
+			i = len(m.calls)
+			m.calls = slices.Grow(m.calls, 1)[:i+1]
+			m.calls[i].rule, m.calls[i].below = x.rule, m.calls[i].below[:0]
+		}
+		if x.tail {
+			m.calls[i].below = append(m.calls[i].below, below.frames...)
+		} else {
+			m.calls[i].below = append(m.calls[i].below, frame{x.ret, below})
+		}
+	}
+}
+
+// finish enters the called rules, callers before callees, so that each is entered once with all its returns.
+func (m *machine) finish() *State {
+	for len(m.calls) > 0 {
+		first := 0
+		for i := range m.calls {
+			if m.order[m.calls[i].rule] < m.order[m.calls[first].rule] {
+				first = i
+			}
+		}
+		last := len(m.calls) - 1
+		m.calls[first], m.calls[last] = m.calls[last], m.calls[first]
+		p := m.calls[last]
+		if m.work += len(p.below); m.work > maxWork {
+			m.fault = errAmbiguous
+			return dead
+		}
+		below := m.union(p.below)
+		m.calls = m.calls[:last]
+		if below.depth < MaxDepth {
+			m.take(m.closure(m.starts[p.rule]), below)
+		}
+	}
+	if m.fault != nil || len(m.tops) == 0 {
+		return dead
+	}
+	return m.union(m.tops)
+}
+
+// union interns frames after joining those of the same node. It reorders list.
+func (m *machine) union(list []frame) *State {
+	if len(list) > 1 {
+		slices.SortFunc(list, func(a, b frame) int {
+			if c := cmp.Compare(a.node, b.node); c != 0 || a.below == b.below {
+				return c
+			}
+			return cmp.Compare(a.below.id, b.below.id)
+		})
+		out := list[:1]
+		for _, f := range list[1:] {
+			switch last := &out[len(out)-1]; {
+			case last.node != f.node:
+				out = append(out, f)
+			case last.below != f.below:
+				last.below = m.join(last.below, f.below)
+			}
+		}
+		list = out
+	}
+	if len(list) > maxFrames {
+		m.fault = errAmbiguous
+		return dead
+	}
+	return m.intern(list)
+}
+
+// join is the union of two sets of stacks.
+func (m *machine) join(a, b *State) *State {
+	if a == b {
+		return a
+	}
+	if m.work += len(a.frames) + len(b.frames); m.work > maxWork {
+		m.fault = errAmbiguous
+		return a
+	}
+	var out []frame
+	i, j := 0, 0
+	for i < len(a.frames) && j < len(b.frames) {
+		x, y := a.frames[i], b.frames[j]
+		switch {
+		case x.node < y.node:
+			out = append(out, x)
+			i++
+		case x.node > y.node:
+			out = append(out, y)
+			j++
+		default:
+			if x.below != y.below {
+				x.below = m.join(x.below, y.below)
+			}
+			out = append(out, x)
+			i++
+			j++
+		}
+	}
+	out = append(append(out, a.frames[i:]...), b.frames[j:]...)
+	return m.intern(out)
+}
+
+// intern gives the one state with these frames; list is copied.
+func (m *machine) intern(list []frame) *State {
+	h := uint64(14695981039346656037)
+	depth := int32(0)
+	for _, f := range list {
+		h = (h ^ uint64(uint32(f.node))) * 1099511628211
+		if f.below != nil {
+			h = (h ^ f.below.id) * 1099511628211
+			h ^= h >> 29
+			depth = max(depth, f.below.depth)
+		}
+	}
+	for _, s := range m.table[h] {
+		if slices.Equal(s.frames, list) {
+			return s
+		}
+	}
+	m.lastID++
+	m.count++
+	s := &State{frames: slices.Clone(list), id: m.lastID, epoch: m.epoch, depth: depth + 1}
+	m.table[h] = append(m.table[h], s)
+	return s
+}
+
+// current gives the state of this epoch that equals s. States of earlier ones live on only while somebody holds them.
+func (m *machine) current(s *State) *State {
+	if s.epoch == m.epoch {
+		return s
+	}
+	return m.renew(s, map[*State]*State{})
+}
+
+func (m *machine) renew(s *State, done map[*State]*State) *State {
+	if t, ok := done[s]; ok {
+		return t
+	}
+	list := slices.Clone(s.frames)
+	for i := range list {
+		if list[i].below != nil {
+			list[i].below = m.renew(list[i].below, done)
+		}
+	}
+	t := m.intern(list)
+	done[s] = t
+	return t
+}
+
+// forget starts a new epoch when there are too many states.
+func (m *machine) forget() bool {
+	if m.count < maxStates {
+		return false
+	}
+	m.table, m.count = map[uint64][]*State{}, 0
+	m.epoch++
+	return true
+}
