@@ -1,4 +1,5 @@
-// Host emulation of the GPU: kernels (*.cu) compiled as C++, the threads of a block run as fibers on one host thread.
+// Host emulation of the GPU, included by gpu/runtime.h: kernels (*.cu) compiled as C++, the threads of a block run as
+// fibers on one host thread.
 //
 // What it is for: the same kernel source is tested on machines without a GPU, and more strictly than a GPU would.
 //   - __syncthreads, warp functions and matrix instructions wait for all threads they concern, and a block in which
@@ -19,8 +20,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-
-#include "gpu/runtime.h"
+#include <type_traits>
 
 #define __global__
 #define __device__

@@ -1,7 +1,7 @@
 // Software versions of the matrix instructions; operand maps: gpu/runtime_mma.h.
 #pragma once
 
-#include "gpu/emu/emu.h"
+#include "gpu/runtime.h"
 
 namespace tnd::gpu::emu {
 

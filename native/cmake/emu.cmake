@@ -1,0 +1,58 @@
+# libtandem_emu.so: the GPU source (src/gpu) on the host emulation of src/gpu/emu, and the tests that run on it.
+#
+# Kernels (*.cu) are compiled as C++ through one generated file each, since the same .cu may be compiled for a vendor in
+# this build too. tests/gpu_<name>_test.cpp may hold kernels and becomes gpu_<name>_test; the engine's own tests become
+# emu_<name>_test with the same source. The emulation is for tests: `all` has it, no image does.
+option(TND_EMU "Build the GPU emulation and its tests" ON)
+if(NOT TND_EMU)
+  return()
+endif()
+
+file(GLOB kernels CONFIGURE_DEPENDS src/gpu/*.cu)
+file(GLOB emulation CONFIGURE_DEPENDS src/gpu/emu/*.cpp)
+set(wrapped "")
+foreach(kernel IN LISTS kernels)
+  get_filename_component(name ${kernel} NAME_WE)
+  set(wrapper ${CMAKE_CURRENT_BINARY_DIR}/emu/${name}_emu.cpp)
+  file(CONFIGURE OUTPUT ${wrapper} CONTENT "#include \"gpu/${name}.cu\"\n")
+  list(APPEND wrapped ${wrapper})
+endforeach()
+
+# Unrolling hints are the vendors' compilers'. Kernels are optimised in every build type: they run a thousand threads a
+# block, one after the other.
+set(TND_EMU_OPTIONS -O2 -Wno-unknown-pragmas)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  list(APPEND TND_EMU_OPTIONS -mavx2 -mfma -mf16c)  # fmaf is one instruction
+endif()
+if(TND_SANITIZE)
+  list(APPEND TND_EMU_OPTIONS -Wno-maybe-uninitialized)
+endif()
+
+add_library(tandem_emu_kernels OBJECT ${wrapped} ${emulation})
+target_include_directories(tandem_emu_kernels PRIVATE include src)
+target_compile_definitions(tandem_emu_kernels PRIVATE TND_GPU_EMU)
+target_compile_options(tandem_emu_kernels PRIVATE ${TND_EMU_OPTIONS})
+set_source_files_properties(src/gpu/emu/mma.cpp PROPERTIES COMPILE_OPTIONS -O3)
+
+set(parts tandem_host tandem_emu_kernels)
+if(TARGET tandem_gpu_host)
+  list(APPEND parts tandem_gpu_host)
+endif()
+tnd_objects(tandem_emu_objects ${parts})
+tnd_library(tandem_emu tandem_emu_objects)
+
+function(tnd_emu_test name source)
+  add_executable(${name} ${source})
+  target_include_directories(${name} PRIVATE tests)
+  target_compile_definitions(${name} PRIVATE TND_GPU_EMU TND_TESTDATA="${CMAKE_CURRENT_SOURCE_DIR}/tests/testdata"
+    TND_ROOT="${CMAKE_CURRENT_SOURCE_DIR}/..")
+  target_compile_options(${name} PRIVATE ${TND_EMU_OPTIONS})
+  target_link_libraries(${name} PRIVATE tandem_emu_objects)
+  add_test(NAME ${name} COMMAND ${name} ${ARGN})
+endfunction()
+
+file(GLOB tests CONFIGURE_DEPENDS tests/gpu_*_test.cpp)
+foreach(source IN LISTS tests)
+  get_filename_component(name ${source} NAME_WE)
+  tnd_emu_test(${name} ${source})
+endforeach()

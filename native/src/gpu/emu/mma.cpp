@@ -1,0 +1,186 @@
+#include "gpu/emu/mma.h"
+
+#include "core/fp.h"
+
+namespace tnd::gpu::emu {
+namespace {
+
+constexpr int kLanes = 32;
+
+// Operands of one lane: registers in and out.
+struct Operands {
+  void* d;
+  const uint32_t* a;
+  const uint32_t* b;
+  bool a_signed = true, b_signed = true;
+};
+const Operands& of(void* const operands[kLanes], int lane) {
+  return *static_cast<const Operands*>(operands[lane]);
+}
+
+int32_t byte_of(uint32_t word, int i, bool is_signed) {
+  const uint32_t b = word >> (8 * i) & 0xFFu;
+  return is_signed ? static_cast<int8_t>(b) : static_cast<int32_t>(b);
+}
+
+// m16n8: rows of A and columns of B as K consecutive values, C and D in place.
+template <int K, typename T, typename ACC>
+void multiply_16x8(void* const operands[kLanes], const T (&a)[16][K], const T (&b)[8][K]) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    ACC* d = static_cast<ACC*>(of(operands, lane).d);
+    const int g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; ++i) {
+      const T* row = a[g + (i / 2) * 8];
+      const T* column = b[2 * t + i % 2];
+      ACC sum = d[i];
+      for (int k = 0; k < K; ++k) sum += static_cast<ACC>(row[k]) * static_cast<ACC>(column[k]);
+      d[i] = sum;
+    }
+  }
+}
+
+template <int K>
+void apply_s8(void* const operands[kLanes]) {
+  int16_t a[16][K];
+  int16_t b[8][K];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const Operands& o = of(operands, lane);
+    const int g = lane / 4, t = lane % 4;
+    for (int half = 0; half < K / 16; ++half) {
+      for (int i = 0; i < 4; ++i) {
+        const int k = 16 * half + 4 * t + i;
+        a[g][k] = static_cast<int16_t>(byte_of(o.a[2 * half], i, true));
+        a[g + 8][k] = static_cast<int16_t>(byte_of(o.a[2 * half + 1], i, true));
+        b[g][k] = static_cast<int16_t>(byte_of(o.b[half], i, true));
+      }
+    }
+  }
+  multiply_16x8<K, int16_t, int32_t>(operands, a, b);
+}
+
+template <float (*DECODE)(uint16_t)>
+void apply_half(void* const operands[kLanes]) {
+  float a[16][16];
+  float b[8][16];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const Operands& o = of(operands, lane);
+    const int g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 2; ++i) {
+      const auto half = [&](uint32_t word) { return DECODE(static_cast<uint16_t>(word >> (16 * i))); };
+      a[g][2 * t + i] = half(o.a[0]);
+      a[g + 8][2 * t + i] = half(o.a[1]);
+      a[g][2 * t + 8 + i] = half(o.a[2]);
+      a[g + 8][2 * t + 8 + i] = half(o.a[3]);
+      b[g][2 * t + i] = half(o.b[0]);
+      b[g][2 * t + 8 + i] = half(o.b[1]);
+    }
+  }
+  multiply_16x8<16, float, float>(operands, a, b);
+}
+
+struct MatrixOperands {
+  uint32_t* r;
+  const void* row;
+};
+template <bool TRANSPOSED>
+void apply_load_matrix(void* const operands[kLanes]) {
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    uint16_t m[8][8];
+    for (int row = 0; row < 8; ++row) {
+      std::memcpy(m[row], static_cast<const MatrixOperands*>(operands[matrix * 8 + row])->row, sizeof m[row]);
+    }
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int g = lane / 4, t = lane % 4;
+      const uint16_t low = TRANSPOSED ? m[2 * t][g] : m[g][2 * t];
+      const uint16_t high = TRANSPOSED ? m[2 * t + 1][g] : m[g][2 * t + 1];
+      static_cast<MatrixOperands*>(operands[lane])->r[matrix] = uint32_t{high} << 16 | low;
+    }
+  }
+}
+
+// WMMA: lane % 16 is the row of A and the column of B; lanes 16..31 hold the same again, which is checked.
+template <typename ACC, typename T>
+void multiply_wmma(void* const operands[kLanes], const T (&a)[16][16], const T (&b)[16][16]) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    ACC* d = static_cast<ACC*>(of(operands, lane).d);
+    for (int i = 0; i < 8; ++i) {
+      const T* row = a[2 * i + lane / 16];
+      const T* column = b[lane % 16];
+      ACC sum = d[i];
+      for (int k = 0; k < 16; ++k) sum += static_cast<ACC>(row[k]) * static_cast<ACC>(column[k]);
+      d[i] = sum;
+    }
+  }
+}
+// The hardware reads either copy, so the emulation makes results wrong when they differ.
+bool copies_agree(void* const operands[kLanes], int lane, int registers) {
+  const size_t bytes = static_cast<size_t>(registers) * 4;
+  return std::memcmp(of(operands, lane).a, of(operands, lane + 16).a, bytes) == 0 &&
+         std::memcmp(of(operands, lane).b, of(operands, lane + 16).b, bytes) == 0;
+}
+
+void apply_wmma_iu8(void* const operands[kLanes]) {
+  int32_t a[16][16], b[16][16];
+  for (int lane = 0; lane < 16; ++lane) {
+    const Operands& o = of(operands, lane);
+    const bool agree = copies_agree(operands, lane, 4);
+    for (int k = 0; k < 16; ++k) {
+      a[lane][k] = agree ? byte_of(o.a[k / 4], k % 4, o.a_signed) : INT16_MIN;
+      b[lane][k] = byte_of(o.b[k / 4], k % 4, o.b_signed);
+    }
+  }
+  multiply_wmma<int32_t>(operands, a, b);
+}
+
+template <float (*DECODE)(uint16_t)>
+void apply_wmma_half(void* const operands[kLanes]) {
+  float a[16][16], b[16][16];
+  for (int lane = 0; lane < 16; ++lane) {
+    const Operands& o = of(operands, lane);
+    const bool agree = copies_agree(operands, lane, 8);
+    for (int k = 0; k < 16; ++k) {
+      a[lane][k] = agree ? DECODE(static_cast<uint16_t>(o.a[k / 2] >> (16 * (k % 2)))) : __builtin_nanf("");
+      b[lane][k] = DECODE(static_cast<uint16_t>(o.b[k / 2] >> (16 * (k % 2))));
+    }
+  }
+  multiply_wmma<float>(operands, a, b);
+}
+
+void run(Apply apply, void* d, const uint32_t* a, const uint32_t* b, bool a_signed = true, bool b_signed = true) {
+  Operands o{d, a, b, a_signed, b_signed};
+  warp_collective(apply, &o);
+}
+
+}  // namespace
+
+void mma_s8_k32(int32_t* d, const uint32_t* a, const uint32_t* b) {
+  run(apply_s8<32>, d, a, b);
+}
+void mma_s8_k16(int32_t* d, const uint32_t* a, const uint32_t* b) {
+  run(apply_s8<16>, d, a, b);
+}
+void mma_f16_k16(float* d, const uint32_t* a, const uint32_t* b) {
+  run(apply_half<f16_to_f32>, d, a, b);
+}
+void mma_bf16_k16(float* d, const uint32_t* a, const uint32_t* b) {
+  run(apply_half<bf16_to_f32>, d, a, b);
+}
+void load_matrix_x4(uint32_t* r, const void* shared_row) {
+  MatrixOperands o{r, shared_row};
+  warp_collective(apply_load_matrix<false>, &o);
+}
+void load_matrix_x4_transposed(uint32_t* r, const void* shared_row) {
+  MatrixOperands o{r, shared_row};
+  warp_collective(apply_load_matrix<true>, &o);
+}
+void wmma_iu8(int32_t* d, const uint32_t* a, const uint32_t* b, bool a_signed, bool b_signed) {
+  run(apply_wmma_iu8, d, a, b, a_signed, b_signed);
+}
+void wmma_f16(float* d, const uint32_t* a, const uint32_t* b) {
+  run(apply_wmma_half<f16_to_f32>, d, a, b);
+}
+void wmma_bf16(float* d, const uint32_t* a, const uint32_t* b) {
+  run(apply_wmma_half<bf16_to_f32>, d, a, b);
+}
+
+}  // namespace tnd::gpu::emu
