@@ -53,7 +53,7 @@ struct AttentionStep {
   std::vector<int32_t> tails;
   std::vector<AttentionTile> bulk;  // work over keys before the tails
   std::vector<AttentionTile> tail;  // work over the tails
-  int most_rows = 0;                // of a tile
+  int bulk_rows = 0, tail_rows = 0; // of the largest tile
   // plan fills the arrays from the host plan; rows counts those of the step.
   void plan(const AttentionPlan& plan, int rows);
 };
@@ -77,7 +77,7 @@ struct AttentionArgs {
   const AttentionTile* bulk = nullptr;     // device [n_bulk]
   const AttentionTile* tail = nullptr;     // device [n_tail]
   int n_bulk = 0, n_tail = 0;              // tiles; entries with rows = 0 are skipped
-  int tile_rows = 0;                       // AttentionStep::most_rows or more
+  int bulk_rows = 0, tail_rows = 0;        // of the largest tile, or more
   const float* q = nullptr;                // [rows, q_heads * dim] normed and rotated
   const float* gate = nullptr;             // gate of row r, head h at gate + r * gate_row + h * gate_head; nullptr = none
   int64_t gate_row = 0, gate_head = 0;     // elements

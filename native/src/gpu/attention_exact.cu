@@ -21,7 +21,7 @@ struct Shared {
   float m_run[kHeads], l_run[kHeads];  // l_run < 0: nothing yet
 };
 
-__global__ void __launch_bounds__(kThreads) attention_exact_kernel(AttentionArgs a) {
+__global__ void __launch_bounds__(kThreads, 1) attention_exact_kernel(AttentionArgs a) {
   TND_SHARED(Shared, shared, [1]);
   Shared& s = shared[0];
   const int g = a.q_heads / a.kv.heads, dim = a.kv.dim;

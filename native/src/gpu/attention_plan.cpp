@@ -9,7 +9,7 @@ void AttentionStep::plan(const AttentionPlan& plan, int n_rows) {
   tails.clear();
   bulk.clear();
   tail.clear();
-  most_rows = 1;
+  bulk_rows = tail_rows = 1;
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const AttentionGroupPlan& group = plan.groups[g];
     int apart = -1;  // open tile of bulk, of tail; -1 = none
@@ -21,10 +21,10 @@ void AttentionStep::plan(const AttentionPlan& plan, int n_rows) {
       out = AttentionRow{in.slot, in.first, in.past, in.n_tail, static_cast<int32_t>(tails.size()),
                          static_cast<int32_t>(g)};
       if (in.n_tail > 0) tails.insert(tails.end(), in.tail, in.tail + in.n_tail);
-      const auto put = [&](std::vector<AttentionTile>* tiles, int* open, bool shares) {
+      const auto put = [&](std::vector<AttentionTile>* tiles, int* open, bool shares, int* most) {
         if (shares && *open >= 0) {
           AttentionTile& t = (*tiles)[static_cast<size_t>(*open)];
-          most_rows = std::max(most_rows, ++t.rows);
+          *most = std::max(*most, ++t.rows);
           return;
         }
         tiles->push_back(AttentionTile{row, 1});
@@ -32,8 +32,8 @@ void AttentionStep::plan(const AttentionPlan& plan, int n_rows) {
       };
       // Before the tail a row's keys lie in slots of the same number, unless its own tail is very long. In the tail that
       // holds for rows of a chain only.
-      put(&bulk, &apart, in.n_tail <= kAttentionDirect);
-      put(&tail, &tail_apart, in.n_tail == 0);
+      put(&bulk, &apart, in.n_tail <= kAttentionDirect, &bulk_rows);
+      put(&tail, &tail_apart, in.n_tail == 0, &tail_rows);
     }
   }
 }

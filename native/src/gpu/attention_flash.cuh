@@ -1,0 +1,405 @@
+// The flash contract of attention.h. One kernel serves plain decoding, trees and prompts: an item is up to BM queries
+// (rows x query heads) of a tile of rows that share keys, one key/value head, and a part of the keys: a segment, or all
+// segments before the tail (SEQUENTIAL, many rows), or the tail. Its result goes to a slot of the partial results,
+// segments of one item are folded there in order; attention_merge_kernel folds the slots of a row.
+//
+// A block has 4 * WM warps. q k^T: a warp takes MT * 16 queries x 16 keys. Softmax: eight lanes a query. p v: a warp takes
+// MT * 16 queries x DIM / 4 columns, sums in registers. Scores and weights cross through shared memory, so that the
+// kernel does not depend on the fragment layout of the matrix unit; K of the next tile is copied under the softmax, V
+// under the next q k^T. Bound: memory up to about 16 queries a key/value head, shared memory and matrix units beyond.
+#pragma once
+
+#include "gpu/attention_device.cuh"
+#include "gpu/attention_unit.cuh"
+
+namespace tnd::gpu {
+
+struct FlashArgs {
+  AttentionArgs a;
+  int slots = 0;        // of a row in the partial results
+  int bulk_parts = 0;   // parts that the keys before a tail are cut into: segments, or 1
+  int bulk_blocks = 0;  // blocks of BM queries of a bulk tile, of a tail tile
+  int tail_blocks = 0;
+  float* o = nullptr;   // [rows * q_heads, slots, dim]
+  float2* ml = nullptr; // [rows * q_heads, slots]: m, l
+};
+
+// Part of a row's keys.
+struct KeyRange {
+  int32_t begin, end;  // positions
+  int32_t segment;     // size: a new segment begins at its multiples
+};
+
+TND_DEVICE int32_t row_end(const AttentionRow& r) {
+  return r.past + r.n_tail;
+}
+TND_DEVICE int32_t tail_begin(int32_t end) {
+  const int32_t b = (end / kAttentionTile - 2) * kAttentionTile;
+  return b > 0 ? b : 0;
+}
+TND_DEVICE int32_t segment_size(int32_t end) {
+  constexpr int32_t kSpan = kAttentionTile * (kAttentionSegments - 1);
+  return (end + kSpan - 1) / kSpan * kAttentionTile;
+}
+// part: index of a segment when there are several parts, else all; -1 = the tail.
+TND_DEVICE KeyRange key_range(const AttentionRow& r, int part, int parts) {
+  const int32_t end = row_end(r), tail = tail_begin(end);
+  KeyRange k;
+  k.segment = segment_size(end);
+  if (part < 0) {
+    k.begin = tail, k.end = end, k.segment = 1 << 30;
+  } else if (parts == 1) {
+    k.begin = 0, k.end = tail;
+  } else {
+    k.begin = part * k.segment;
+    k.end = k.begin + k.segment < tail ? k.begin + k.segment : tail;
+  }
+  if (k.begin < r.first) k.begin = r.first;
+  return k;
+}
+
+template <int DIM, int WM, int MT>
+struct FlashShape {
+  static constexpr int kThreads = 4 * WM * TND_WARP;
+  static constexpr int kQueries = 16 * WM * MT;
+  static constexpr int kStride = DIM + 8;               // halves; rows start four banks apart
+  static constexpr int kScores = kAttentionTile + 8;    // floats
+  static constexpr int kWeights = kAttentionTile + 8;   // halves
+};
+
+// What to do with a query's sums before a tile is added, and what to scale them by.
+struct FlashRow {
+  float scale;      // of o
+  int32_t flush;    // 0 no, 1 copy o to the slot, 2 fold it in: slot = slot * old + o * add
+  float old, add;
+};
+
+template <class Unit, int DIM, int WM, int MT>
+constexpr unsigned flash_shared_bytes() {
+  using S = FlashShape<DIM, WM, MT>;
+  return static_cast<unsigned>((S::kQueries + (Unit::kOneBuffer ? 1 : 2) * kAttentionTile) * S::kStride * 2 +
+                               S::kQueries * (S::kScores * 4 + S::kWeights * 2) +
+                               S::kQueries * static_cast<int>(sizeof(FlashRow) + sizeof(KeyRange)) + 16);
+}
+
+template <class Unit, int DIM, int WM, int MT>
+__global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(FlashArgs f) {
+  using S = FlashShape<DIM, WM, MT>;
+  constexpr int kColumnTiles = DIM / 4 / 16;  // of a warp in p v
+  const AttentionArgs& a = f.a;
+  const int g = a.q_heads / a.kv.heads;
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / TND_WARP;
+  const int wm = warp / 4, wn = warp % 4;
+
+  // Which item: tails first, they take longest when contexts are short.
+  int item = static_cast<int>(blockIdx.x);
+  const int tail_items = a.n_tail * a.kv.heads * f.tail_blocks;
+  const bool is_tail = item < tail_items;
+  if (!is_tail) item -= tail_items;
+  const int blocks = is_tail ? f.tail_blocks : f.bulk_blocks;
+  const int block = item % blocks;
+  item /= blocks;
+  const int kv_head = item % a.kv.heads;
+  item /= a.kv.heads;
+  const int part = is_tail ? -1 : item % f.bulk_parts;
+  const AttentionTile tile = is_tail ? a.tail[item] : a.bulk[item / f.bulk_parts];
+  const int first_query = block * S::kQueries;
+  const int queries = tile.rows * g - first_query;  // of this block, may exceed kQueries
+  if (queries <= 0) return;
+  const int slot = is_tail ? f.slots - 1 : f.bulk_parts == 1 ? 0 : part;
+
+  TND_DYNAMIC_SHARED(uint8_t, shared);
+  uint16_t* sq = reinterpret_cast<uint16_t*>(shared);
+  uint16_t* sk = sq + S::kQueries * S::kStride;
+  uint16_t* sv = Unit::kOneBuffer ? sk : sk + kAttentionTile * S::kStride;
+  float* scores = reinterpret_cast<float*>(sv + kAttentionTile * S::kStride);
+  uint16_t* weights = reinterpret_cast<uint16_t*>(scores + S::kQueries * S::kScores);
+  FlashRow* work = reinterpret_cast<FlashRow*>(weights + S::kQueries * S::kWeights);
+  KeyRange* ranges = reinterpret_cast<KeyRange*>(work + S::kQueries);
+  int32_t* span = reinterpret_cast<int32_t*>(ranges + S::kQueries);  // positions that any query of the block sees
+
+  if (tid == 0) span[0] = 1 << 30, span[1] = 0;
+  __syncthreads();
+  for (int i = tid; i < S::kQueries; i += S::kThreads) {
+    KeyRange k{0, 0, 1};
+    if (i < queries) k = key_range(a.row_plans[tile.row + (first_query + i) / g], part, f.bulk_parts);
+    ranges[i] = k;
+    if (k.begin < k.end) {
+      atomicMin(&span[0], k.begin);
+      atomicMax(&span[1], k.end);
+    }
+  }
+  __syncthreads();
+  const int first_tile = span[0] / kAttentionTile, end = span[1];
+  const int last_tile = (end + kAttentionTile - 1) / kAttentionTile;
+  if (first_tile >= last_tile) return;
+
+  // Queries, rounded to half.
+  for (int i = tid; i < S::kQueries * (DIM / 4); i += S::kThreads) {
+    const int q = i / (DIM / 4), d = i % (DIM / 4) * 4;
+    uint2 h = make_uint2(0, 0);
+    if (q < queries) {
+      const int row = tile.row + (first_query + q) / g, head = kv_head * g + (first_query + q) % g;
+      const float4 x = *reinterpret_cast<const float4*>(a.q + (int64_t{row} * a.q_heads + head) * DIM + d);
+      h.x = static_cast<uint32_t>(half_saturated(x.x)) | static_cast<uint32_t>(half_saturated(x.y)) << 16;
+      h.y = static_cast<uint32_t>(half_saturated(x.z)) | static_cast<uint32_t>(half_saturated(x.w)) << 16;
+    }
+    *reinterpret_cast<uint2*>(sq + q * S::kStride + d) = h;
+  }
+
+  const AttentionRow first_row = a.row_plans[tile.row];
+  const KvCache cache = a.caches[first_row.group];
+  const bool mapped = tile.rows == 1 && first_row.n_tail > 0;  // else slots are positions
+  const auto copy_tile = [&](uint16_t* to, const void* from, int t) {
+    constexpr int kUnits = DIM / 8;  // of 16 bytes, a row
+#pragma unroll 4
+    for (int i = tid; i < kAttentionTile * kUnits; i += S::kThreads) {
+      const int key = i / kUnits, at = i % kUnits * 8, position = t * kAttentionTile + key;
+      const bool live = position < end;  // others become zero: finite, whatever weight they meet
+      const int32_t key_slot = !live ? 0 : mapped ? slot_of(first_row, a.tails, position) : position;
+      copy_async_16(to + key * S::kStride + at,
+                    static_cast<const uint16_t*>(from) + kv_index(a.kv, kv_head, key_slot) + at, live ? 16 : 0);
+    }
+    copy_async_commit();
+  };
+
+  typename Unit::C o[MT][kColumnTiles];
+#pragma unroll
+  for (int i = 0; i < MT; ++i) {
+#pragma unroll
+    for (int n = 0; n < kColumnTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) o[i][n].v[e] = 0.0f;
+    }
+  }
+  // Softmax state of the queries (pass * 16 * WM + tid / 8).
+  float m[MT], l[MT];
+  bool seen[MT], flushed[MT];
+#pragma unroll
+  for (int i = 0; i < MT; ++i) m[i] = -__builtin_inff(), l[i] = 0.0f, seen[i] = false, flushed[i] = false;
+  const auto partial = [&](int q) {  // index of a query's slot
+    const int64_t row = tile.row + (first_query + q) / g, head = kv_head * g + (first_query + q) % g;
+    return (row * a.q_heads + head) * f.slots + slot;
+  };
+  // Where `ends`, ends a query's segment: m and l go to its slot here, o does in apply_rows. Called by whole warps.
+  const auto flush = [&](int i, int q, bool ends, FlashRow* w) {
+    if (!any_lane(ends)) return;
+    const int64_t at = ends ? partial(q) : 0;
+    const float2 run = ends && flushed[i] ? f.ml[at] : make_float2(0.0f, 0.0f);
+    sync_warp();  // all eight lanes of the query have read
+    if (!ends) return;
+    float2 now = make_float2(m[i], l[i]);
+    w->flush = 1;
+    if (flushed[i]) {
+      const float top = run.x > now.x ? run.x : now.x;
+      w->flush = 2;
+      w->old = exp_f32(run.x - top);
+      w->add = exp_f32(now.x - top);
+      now = make_float2(top, fmaf(run.y, w->old, now.y * w->add));
+    }
+    if (tid % 8 == 0) f.ml[at] = now;
+    flushed[i] = true;
+    seen[i] = false;
+    m[i] = -__builtin_inff();
+    l[i] = 0.0f;
+  };
+  // Sums of the warp: to the slot where a segment ended, then scaled.
+  const auto apply_rows = [&] {
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+      const int base = (wm * MT + i) * 16;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const int q = base + c_row(Unit{}, e);
+        const FlashRow w = work[q];
+        if (w.flush != 0) {
+          float* to = f.o + partial(q) * DIM + wn * (DIM / 4);
+#pragma unroll
+          for (int n = 0; n < kColumnTiles; ++n) {
+            float* cell = to + n * 16 + c_column(Unit{}, e);
+            *cell = w.flush == 1 ? o[i][n].v[e] : fmaf(*cell, w.old, o[i][n].v[e] * w.add);
+            o[i][n].v[e] = 0.0f;
+          }
+        } else {
+#pragma unroll
+          for (int n = 0; n < kColumnTiles; ++n) o[i][n].v[e] *= w.scale;
+        }
+      }
+    }
+  };
+
+  copy_tile(sk, cache.k, first_tile);
+  if constexpr (!Unit::kOneBuffer) copy_tile(sv, cache.v, first_tile);
+  for (int t = first_tile; t < last_tile; ++t) {
+    const bool more = t + 1 < last_tile;
+    if constexpr (Unit::kOneBuffer) {
+      copy_async_wait<0>();
+    } else {
+      copy_async_wait<1>();
+    }
+    __syncthreads();
+    {  // scores
+      typename Unit::C c[MT];
+#pragma unroll
+      for (int i = 0; i < MT; ++i) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) c[i].v[e] = 0.0f;
+      }
+#pragma unroll 4
+      for (int k = 0; k < DIM; k += 16) {
+        typename Unit::B keys;
+        load_b_columns(keys, sk + wn * 16 * S::kStride + k, S::kStride);
+#pragma unroll
+        for (int i = 0; i < MT; ++i) {
+          if ((wm * MT + i) * 16 >= queries) continue;
+          typename Unit::A q;
+          load_a(q, sq + (wm * MT + i) * 16 * S::kStride + k, S::kStride);
+          multiply(c[i], q, keys);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < MT; ++i) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          const int q = (wm * MT + i) * 16 + c_row(Unit{}, e);
+          scores[q * S::kScores + wn * 16 + c_column(Unit{}, e)] = a.scale * c[i].v[e];
+        }
+      }
+    }
+    __syncthreads();
+    if constexpr (Unit::kOneBuffer) {
+      copy_tile(sv, cache.v, t);
+    } else if (more) {
+      copy_tile(sk, cache.k, t + 1);
+    } else {
+      copy_async_commit();
+    }
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {  // softmax
+      const int q = i * 16 * WM + tid / 8, lane = tid % 8;
+      const KeyRange r = ranges[q];
+      const int begin = r.begin - t * kAttentionTile, stop = r.end - t * kAttentionTile;  // keys begin <= j < stop
+      const bool active = begin < kAttentionTile && stop > 0 && begin < stop;
+      FlashRow w{1.0f, 0, 0.0f, 0.0f};
+      flush(i, q, active && seen[i] && t * kAttentionTile % r.segment == 0, &w);
+      float p[8];
+      float top = -__builtin_inff();
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int key = lane + 8 * j;
+        p[j] = scores[q * S::kScores + key];
+        if (active && key >= begin && key < stop && p[j] > top) top = p[j];
+      }
+#pragma unroll
+      for (int mask = 4; mask > 0; mask /= 2) {
+        const float other = shfl_xor(top, mask);
+        top = other > top ? other : top;
+      }
+      top = m[i] > top ? m[i] : top;
+      float sum = 0.0f;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int key = lane + 8 * j;
+        p[j] = active && key >= begin && key < stop ? exp_f32(p[j] - top) : 0.0f;
+        sum += p[j];
+        weights[q * S::kWeights + key] = float_to_half(p[j]);
+      }
+#pragma unroll
+      for (int mask = 4; mask > 0; mask /= 2) sum += shfl_xor(sum, mask);
+      if (active) {
+        w.scale = exp_f32(m[i] - top);
+        l[i] = fmaf(l[i], w.scale, sum);
+        m[i] = top;
+        seen[i] = true;
+      }
+      if (lane == 0) work[q] = w;
+    }
+    if constexpr (Unit::kOneBuffer) {
+      copy_async_wait<0>();
+    } else {
+      copy_async_wait<1>();
+    }
+    __syncthreads();
+    apply_rows();
+#pragma unroll
+    for (int k = 0; k < kAttentionTile; k += 16) {  // sums
+      typename Unit::A p[MT];
+#pragma unroll
+      for (int i = 0; i < MT; ++i) load_a(p[i], weights + (wm * MT + i) * 16 * S::kWeights + k, S::kWeights);
+#pragma unroll
+      for (int n = 0; n < kColumnTiles; ++n) {
+        typename Unit::B v;
+        load_b_rows(v, sv + k * S::kStride + wn * (DIM / 4) + n * 16, S::kStride);
+#pragma unroll
+        for (int i = 0; i < MT; ++i) {
+          if ((wm * MT + i) * 16 < queries) multiply(o[i][n], p[i], v);
+        }
+      }
+    }
+    __syncthreads();
+    if constexpr (Unit::kOneBuffer) {
+      if (more) copy_tile(sk, cache.k, t + 1);
+    } else if (more) {
+      copy_tile(sv, cache.v, t + 1);
+    } else {
+      copy_async_commit();
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < MT; ++i) {
+    const int q = i * 16 * WM + tid / 8;
+    FlashRow w{1.0f, 0, 0.0f, 0.0f};
+    flush(i, q, seen[i], &w);
+    if (tid % 8 == 0) work[q] = w;
+  }
+  __syncthreads();
+  apply_rows();
+}
+
+// Folds the slots of a row and head in order, divides, applies the gate. A block is a (head, row), a thread a dimension.
+__global__ void attention_merge_kernel(FlashArgs f) {
+  const AttentionArgs& a = f.a;
+  const int64_t head = blockIdx.x, row = blockIdx.y, d = threadIdx.x;
+  const AttentionRow plan = a.row_plans[row];
+  const int64_t base = (row * a.q_heads + head) * f.slots;
+  float m = 0.0f, l = -1.0f, o = 0.0f;
+  for (int s = 0; s < f.slots; ++s) {
+    const KeyRange k = key_range(plan, s == f.slots - 1 ? -1 : s, f.bulk_parts);
+    if (k.begin >= k.end) continue;
+    const float2 now = f.ml[base + s];
+    const float value = f.o[(base + s) * a.kv.dim + d];
+    if (l < 0.0f) {
+      m = now.x, l = now.y, o = value;
+      continue;
+    }
+    const float top = m > now.x ? m : now.x;
+    const float keep = exp_f32(m - top), add = exp_f32(now.x - top);
+    m = top;
+    l = fmaf(l, keep, now.y * add);
+    o = fmaf(o, keep, value * add);
+  }
+  float y = l < 0.0f ? 0.0f : o / l;
+  if (a.gate != nullptr) y *= sigmoid_f32(a.gate[row * a.gate_row + head * a.gate_head + d]);
+  a.out[(row * a.q_heads + head) * a.kv.dim + d] = y;
+}
+
+// ---- host
+
+template <class Unit, int DIM, int WM, int MT>
+void launch_flash(Stream& stream, FlashArgs f) {
+  using S = FlashShape<DIM, WM, MT>;
+  const AttentionArgs& a = f.a;
+  const int g = a.q_heads / a.kv.heads;
+  f.bulk_blocks = (a.bulk_rows * g + S::kQueries - 1) / S::kQueries;
+  f.tail_blocks = (a.tail_rows * g + S::kQueries - 1) / S::kQueries;
+  const int items = a.kv.heads * (a.n_bulk * f.bulk_parts * f.bulk_blocks + a.n_tail * f.tail_blocks);
+  launch(stream,
+         {.grid = {static_cast<unsigned>(items)},
+          .block = {S::kThreads},
+          .shared_bytes = flash_shared_bytes<Unit, DIM, WM, MT>(),
+          .name = "attention_flash"},
+         attention_flash_kernel<Unit, DIM, WM, MT>, f);
+}
+
+}  // namespace tnd::gpu
