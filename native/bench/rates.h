@@ -1,0 +1,17 @@
+// What the device can do at best, measured in the same run as what is compared with it.
+#pragma once
+
+#include <string>
+
+namespace tnd::bench {
+
+struct Rates {
+  double copy_gbs = 0;     // bytes read and written a second / 1e9, of a copy far larger than any cache
+  double matmul_tops = 0;  // bf16 matrix product, 1e12 operations (two a multiply-add) a second; 0 = not measured
+  std::string matmul_how;  // what was measured
+};
+
+// measure_rates needs half a second and, on a GPU, 1 GiB of its memory. device as in tnd_open_options.
+Rates measure_rates(const char* device, int threads);
+
+}  // namespace tnd::bench

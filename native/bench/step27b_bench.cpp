@@ -1,0 +1,400 @@
+// Times the phases of a round at true shapes with synthetic weights (synthetic_model.h), through the C ABI: prefill, a
+// plain token, a chain of 16 rows, a tree of 23 rows with its commit, at several contexts; the drafter; the scorer.
+// Each line gives ms, the bytes it must move and its operations, as shares of the copy bandwidth and of the matrix rate
+// that the device was measured to have in the same run. Usage:
+//   step27b_bench [--model 27b|0.8b] [--device cuda:0] [--layers N] [--vocab N] [--contexts 1024,32768] [--prefill
+//   8192]
+//                 [--kv f16|q8_0|q4_0] [--cap GiB] [--batch N] [--runs N] [--threads N] [--draft 0|1] [--score N]
+// step27b_bench runs on the CPU, step27b_cuda and step27b_hip on GPUs. --layers 4 --vocab 8192 makes it small.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "rates.h"
+#include "synthetic_model.h"
+#include "tandem/engine.h"
+
+namespace {
+
+using tnd::bench::Rates;
+using tnd::bench::SyntheticModel;
+using tnd::bench::SyntheticShape;
+
+struct Options {
+  std::map<std::string, std::string> values = {
+      {"model", "27b"},    {"device", ""}, {"layers", "0"}, {"vocab", "0"},   {"contexts", "1024,32768"},
+      {"prefill", "8192"}, {"kv", "f16"},  {"cap", "24"},   {"batch", "512"}, {"runs", "20"},
+      {"threads", "0"},    {"draft", "1"}, {"score", "0"}};
+  int number(const char* key) const { return std::atoi(values.at(key).c_str()); }
+  const std::string& text(const char* key) const { return values.at(key); }
+};
+
+double now_ms() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+[[noreturn]] void fail(const std::string& text) {
+  std::fprintf(stderr, "%s\n", text.c_str());
+  std::exit(1);
+}
+
+void check(tnd_engine* e, tnd_status s, const char* what) {
+  if (s == TND_OK) return;
+  char text[512] = "";
+  tnd_last_error(e, text, sizeof text);
+  fail(std::string(what) + ": status " + std::to_string(s) + ": " + text);
+}
+
+// A line of the table. bytes and operations are what the phase cannot do without.
+void line(const Rates& rates, const std::string& name, double ms, double bytes, double operations, double per_second) {
+  std::printf("%-28s %9.3f ms  %8.3f GB  %5.1f %% of copy  %9.3f TOP", name.c_str(), ms, bytes / 1e9,
+              100 * bytes / 1e6 / ms / rates.copy_gbs, operations / 1e12);
+  if (rates.matmul_tops > 0) std::printf("  %5.1f %% of matmul", 100 * operations / 1e9 / ms / rates.matmul_tops);
+  std::printf("  %10.1f /s\n", per_second);
+  std::fflush(stdout);
+}
+
+struct Stats {
+  std::map<std::string, uint64_t> values;
+  explicit Stats(tnd_engine* e) {
+    uint64_t n = 0;
+    tnd_stats(e, nullptr, &n);
+    std::vector<tnd_stat> all(n);
+    tnd_stats(e, all.data(), &n);
+    for (const tnd_stat& s : all) values[s.name] = s.value;
+  }
+  // print shows the phases since `before`, ms a call. A captured graph has no phases but its whole.
+  void print(const Stats& before, int calls) const {
+    std::printf("   ");
+    for (const auto& [name, value] : values) {
+      const uint64_t ns = value - before.values.at(name);
+      if (name.ends_with("_ns") && ns > 0) {
+        std::printf(" %s %.3f", name.substr(0, name.size() - 3).c_str(), static_cast<double>(ns) / 1e6 / calls);
+      }
+    }
+    std::printf(" ms\n");
+  }
+};
+
+tnd_engine* open(const Options& o, uint32_t role, const SyntheticModel& model, const std::string& tables, int context) {
+  const std::map<std::string, int32_t> kv = {{"f32", 0}, {"f16", 1}, {"q4_0", 2}, {"q8_0", 8}};
+  const auto type = kv.find(o.text("kv"));
+  if (type == kv.end()) fail("--kv: " + o.text("kv"));
+  tnd_open_options c{};
+  c.struct_size = sizeof c;
+  c.role = role;
+  c.model_path = model.path().c_str();
+  c.tables_path = tables.empty() ? nullptr : tables.c_str();
+  c.device = o.text("device").empty() ? nullptr : o.text("device").c_str();
+  c.memory_cap_bytes = static_cast<uint64_t>(o.number("cap")) << 30;
+  c.threads = o.number("threads");
+  c.max_sequences = 1;
+  c.max_context = context;
+  c.max_tree_rows = 23;
+  c.max_batch_rows = o.number("batch");
+  c.kv_type_k = c.kv_type_v = role == TND_ROLE_TARGET ? type->second : TND_KV_DEFAULT;
+  tnd_engine* e = nullptr;
+  char error[1024];
+  const double start = now_ms();
+  if (tnd_open(&c, &e, error, sizeof error) != TND_OK) fail(error);
+  tnd_info info{};
+  info.struct_size = sizeof info;
+  tnd_get_info(e, &info);
+  std::printf("%s on %s, opened in %.1f s, context %d\n", info.name, info.device, (now_ms() - start) / 1e3,
+              info.max_context);
+  uint64_t n = 0;
+  tnd_memory(e, nullptr, &n);
+  std::vector<tnd_stat> memory(n);
+  tnd_memory(e, memory.data(), &n);
+  std::printf("   ");
+  for (const tnd_stat& m : memory) {
+    if (m.value > 0) std::printf(" %s %.1f MB", m.name, static_cast<double>(m.value) / 1e6);
+  }
+  std::printf("\n");
+  return e;
+}
+
+// The target with what its phases cost at least.
+class Target {
+ public:
+  Target(const Options& o, const SyntheticShape& shape, const SyntheticModel& model, int context)
+      : shape_(shape), model_(model), e_(open(o, TND_ROLE_TARGET, model, "", context)) {
+    tnd_info info{};
+    info.struct_size = sizeof info;
+    tnd_get_info(e_, &info);
+    kv_bytes_ = static_cast<double>(info.kv_bytes_per_token);
+    state_bytes_ = static_cast<double>(info.state_bytes_per_sequence);
+    check(e_, tnd_sequence_create(e_, &sequence_), "sequence");
+    tnd_sampler sampler{};  // every row is sampled as a chat would
+    sampler.struct_size = sizeof sampler;
+    sampler.temperature = 0.7f;
+    sampler.top_p = 0.95f;
+    sampler.top_k = 20;
+    sampler.repetition_penalty = 1;
+    sampler.seed = 7;
+    check(e_, tnd_sequence_sampler(e_, sequence_, &sampler), "sampler");
+  }
+  ~Target() { tnd_close(e_); }
+  Target(const Target&) = delete;
+  Target& operator=(const Target&) = delete;
+
+  tnd_engine* engine() const { return e_; }
+  int length() const { return length_; }
+
+  void reset() {
+    check(e_, tnd_sequence_truncate(e_, sequence_, 0), "truncate");
+    length_ = 0;
+  }
+
+  // Weights, state read and written once, the cache read once and the rows' own K/V written.
+  double bytes(int rows) const {
+    return static_cast<double>(model_.read_bytes()) + 2 * state_bytes_ + kv_bytes_ * (length_ + rows);
+  }
+  double operations(int rows) const {
+    double attention = 0;
+    for (int i = 0; i < shape_.layers; ++i) {
+      if (!shape_.recurrent(i)) attention += 4.0 * shape_.q_heads * shape_.head_dim * (length_ + rows * 0.5);
+    }
+    return rows * (2.0 * static_cast<double>(model_.macs()) + attention);
+  }
+  double prefill_operations(int tokens) const {
+    return operations(tokens) - 2.0 * static_cast<double>(model_.head_macs()) * (tokens - 1);
+  }
+
+  // Commits tokens in chunks; ms.
+  double prefill(int tokens, int chunk) {
+    const double start = now_ms();
+    for (int done = 0; done < tokens;) {
+      const int n = std::min(chunk, tokens - done);
+      make_rows(n, [](int i) { return i - 1; });
+      for (int i = 0; i + 1 < n; ++i) rows_[static_cast<size_t>(i)].want = 0;
+      step(TND_STEP_COMMIT);
+      length_ += n;
+      done += n;
+    }
+    return now_ms() - start;
+  }
+
+  double plain() {
+    const double start = now_ms();
+    make_rows(1, [](int) { return -1; });
+    step(TND_STEP_COMMIT);
+    ++length_;
+    return now_ms() - start;
+  }
+
+  // A step of n rows of which `keep` stay; tree: every second row hangs off its grandparent.
+  double round(int n, bool tree, int keep) {
+    const double start = now_ms();
+    make_rows(n, [tree](int i) { return tree && i >= 4 && i % 2 == 0 ? i - 3 : i - 1; });
+    step(0);
+    std::vector<int32_t> path;  // the first branch
+    for (int32_t row = 0, i = 0; i < keep && row >= 0; ++i) {
+      path.push_back(row);
+      int32_t child = -1;
+      for (int32_t j = row + 1; j < n && child < 0; ++j) {
+        if (rows_[static_cast<size_t>(j)].parent == row) child = j;
+      }
+      row = child;
+    }
+    check(e_, tnd_commit(e_, sequence_, path.data(), static_cast<int32_t>(path.size())), "commit");
+    length_ += static_cast<int>(path.size());
+    return now_ms() - start;
+  }
+
+ private:
+  template <typename Parent>
+  void make_rows(int n, Parent parent) {
+    rows_.resize(static_cast<size_t>(n));
+    for (int i = 0; i < n; ++i) {
+      const int p = parent(i);
+      const int position = p < 0 ? length_ : rows_[static_cast<size_t>(p)].position + 1;
+      random_ = random_ * 1664525u + 1013904223u;
+      const auto token = static_cast<int32_t>((random_ >> 8) % static_cast<uint32_t>(shape_.vocab));
+      rows_[static_cast<size_t>(i)] = tnd_row{sequence_, token, position, p, TND_WANT_TOKEN, 0, 0, -1};
+    }
+    tokens_.resize(rows_.size());
+  }
+
+  void step(uint32_t flags) {
+    tnd_step s{};
+    s.struct_size = sizeof s;
+    s.flags = flags;
+    s.n_rows = static_cast<int32_t>(rows_.size());
+    s.rows = rows_.data();
+    s.tokens = tokens_.data();
+    check(e_, tnd_step_run(e_, &s), "step");
+  }
+
+  const SyntheticShape& shape_;
+  const SyntheticModel& model_;
+  tnd_engine* e_;
+  int32_t sequence_ = -1;
+  int length_ = 0;
+  double kv_bytes_ = 0, state_bytes_ = 0;
+  uint32_t random_ = 1;
+  std::vector<tnd_row> rows_;
+  std::vector<int32_t> tokens_;
+};
+
+// Runs and prints one kind of step. Returns its median ms.
+template <typename F>
+double phase(const Options& o, const Rates& rates, Target& t, const std::string& name, int rows, int tokens, F&& run) {
+  for (int i = 0; i < 3; ++i) run();
+  const Stats before(t.engine());
+  std::vector<double> times;
+  for (int i = 0; i < o.number("runs"); ++i) times.push_back(run());
+  const double ms = median(times);
+  line(rates, name, ms, t.bytes(rows), t.operations(rows), 1e3 / ms * tokens);
+  Stats(t.engine()).print(before, o.number("runs"));
+  return ms;
+}
+
+void run_target(const Options& o, const Rates& rates, const SyntheticShape& shape, const SyntheticModel& model) {
+  std::vector<int> contexts;
+  for (const char* at = o.text("contexts").c_str(); *at != '\0';) {
+    char* end = nullptr;
+    contexts.push_back(static_cast<int>(std::strtol(at, &end, 10)));
+    at = *end == ',' ? end + 1 : end;
+  }
+  std::sort(contexts.begin(), contexts.end());
+  const int reserve = (o.number("runs") + 3) * 16;
+  const int longest = std::max(contexts.empty() ? 0 : contexts.back(), o.number("prefill"));
+  Target t(o, shape, model, longest + reserve * 2 + 64);
+  if (const int tokens = o.number("prefill"); tokens > 0) {
+    t.prefill(std::min(tokens, o.number("batch")), o.number("batch"));  // first touch of everything
+    t.reset();
+    const double operations = t.prefill_operations(tokens), bytes = t.bytes(tokens);
+    const Stats before(t.engine());
+    const double ms = t.prefill(tokens, o.number("batch"));
+    line(rates, "prefill " + std::to_string(tokens), ms, bytes, operations, tokens / ms * 1e3);
+    Stats(t.engine()).print(before, 1);
+    t.reset();
+  }
+  for (const int context : contexts) {
+    if (context > t.length()) t.prefill(context - t.length(), o.number("batch"));
+    std::printf("context %d\n", t.length());
+    const double plain = phase(o, rates, t, "plain, 1 row", 1, 1, [&] { return t.plain(); });
+    const double chain = phase(o, rates, t, "chain, 16 rows, 8 kept", 16, 8, [&] { return t.round(16, false, 8); });
+    const double tree = phase(o, rates, t, "tree, 23 rows, 8 kept", 23, 8, [&] { return t.round(23, true, 8); });
+    std::printf("    chain / plain %.3f   tree / plain %.3f\n", chain / plain, tree / plain);
+  }
+}
+
+void run_draft(const Options& o, const Rates& rates, const SyntheticShape& target, const SyntheticModel& tables) {
+  SyntheticShape shape = tnd::bench::dflash_27b_q8_0();
+  if (o.number("layers") > 0) shape.layers = std::min(shape.layers, o.number("layers"));
+  for (int32_t& id : shape.target_layers) id = id * (target.layers - 1) / 63;
+  shape.target_layers.erase(std::unique(shape.target_layers.begin(), shape.target_layers.end()),
+                            shape.target_layers.end());
+  std::unique_ptr<SyntheticModel> model;
+  const tnd::Status made = SyntheticModel::make(shape, 8, &model);
+  if (!made.ok()) fail(made.message());
+  constexpr int kContext = 4096, kBlock = 16;
+  tnd_engine* e = open(o, TND_ROLE_DRAFT, *model, tables.path(), kContext + 1024);
+  int32_t sequence = -1;
+  check(e, tnd_sequence_create(e, &sequence), "sequence");
+  const std::vector<uint16_t> features(static_cast<size_t>(kContext) * static_cast<size_t>(shape.hidden), 0x3F80);
+  check(e, tnd_draft_append(e, sequence, 0, kContext, TND_FEATURE_FUSED_BF16, features.data()), "append");
+  tnd_info info{};
+  info.struct_size = sizeof info;
+  tnd_get_info(e, &info);
+  const int width = info.max_top_k;
+  std::vector<int32_t> ids(static_cast<size_t>((kBlock - 1) * width));
+  std::vector<float> logprobs(ids.size());
+  tnd_draft_request request{sequence, 1, kContext, kBlock, 8, 1.0f};
+  std::vector<double> times, appends;
+  int position = kContext;
+  for (int i = 0; i < o.number("runs") + 3; ++i) {
+    double start = now_ms();
+    check(e, tnd_draft_append(e, sequence, position, 8, TND_FEATURE_FUSED_BF16, features.data()), "append");
+    position += 8;
+    appends.push_back(now_ms() - start);
+    request.position = position;
+    start = now_ms();
+    check(e, tnd_draft_propose(e, &request, 1, ids.data(), logprobs.data()), "propose");
+    times.push_back(now_ms() - start);
+  }
+  // fc is not read by a proposal; the head is the target's.
+  const double fc = static_cast<double>(shape.target_layers.size()) * shape.hidden * shape.hidden;
+  double head_bytes = 0, head_macs = 0;
+  for (const tnd::bench::SyntheticTensor& t : tnd::bench::synthetic_tensors(target)) {
+    if (t.name != (target.tied ? "token_embd.weight" : "output.weight")) continue;
+    head_bytes = static_cast<double>(t.bytes());
+    head_macs = static_cast<double>(t.elements());
+  }
+  const double bytes = static_cast<double>(model->read_bytes()) - fc * 34 / 32 + head_bytes +
+                       static_cast<double>(info.kv_bytes_per_token) * position;
+  const double operations = 2.0 * kBlock * (static_cast<double>(model->macs()) - fc + head_macs);
+  line(rates, "draft append, 8 positions", median(appends), 0, 0, 1e3 / median(appends));
+  line(rates, "draft propose, block 16", median(times), bytes, operations, 1e3 / median(times));
+  tnd_close(e);
+}
+
+void run_score(const Options& o, const Rates& rates) {
+  SyntheticShape shape = tnd::bench::qwen3_06b_bf16();
+  if (o.number("layers") > 0) shape.layers = std::min(shape.layers, o.number("layers"));
+  std::unique_ptr<SyntheticModel> model;
+  const tnd::Status made = SyntheticModel::make(shape, 8, &model);
+  if (!made.ok()) fail(made.message());
+  const int n = o.number("score");
+  tnd_engine* e = open(o, TND_ROLE_SCORE, *model, "", n);
+  std::vector<int32_t> ids(static_cast<size_t>(n)), query;
+  for (int i = 0; i < n; ++i) ids[static_cast<size_t>(i)] = i * 7919 % shape.vocab;
+  for (int i = std::max(0, n - 32); i < n; ++i) query.push_back(i);
+  std::vector<float> scores(ids.size());
+  std::vector<double> times;
+  for (int i = 0; i < 3; ++i) {
+    const double start = now_ms();
+    check(e, tnd_score(e, ids.data(), n, query.data(), static_cast<int32_t>(query.size()), 0, scores.data()), "score");
+    times.push_back(now_ms() - start);
+  }
+  const double macs = static_cast<double>(model->macs() - model->head_macs());
+  const double attention = 2.0 * shape.layers * shape.q_heads * shape.head_dim * n * n;
+  line(rates, "score " + std::to_string(n), median(times), static_cast<double>(model->read_bytes()),
+       2.0 * macs * n + attention, n / median(times) * 1e3);
+  tnd_close(e);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options o;
+  for (int i = 1; i < argc; i += 2) {
+    const std::string key = std::strncmp(argv[i], "--", 2) == 0 ? argv[i] + 2 : "";
+    if (o.values.count(key) == 0 || i + 1 == argc) fail("unknown option or missing value: " + std::string(argv[i]));
+    o.values[key] = argv[i + 1];
+  }
+  SyntheticShape shape = o.text("model") == "27b"    ? tnd::bench::qwen35_27b_q4_k_m()
+                         : o.text("model") == "0.8b" ? tnd::bench::qwen35_08b_bf16()
+                                                     : SyntheticShape();
+  if (shape.layers == 0) fail("--model: 27b or 0.8b");
+  if (o.number("layers") > 0) shape.layers = o.number("layers");
+  if (o.number("vocab") > 0) shape.vocab = o.number("vocab");
+  const int threads = std::max(1, o.number("threads") > 0 ? o.number("threads") : 2);
+  const Rates rates = tnd::bench::measure_rates(o.text("device").c_str(), threads);
+  std::printf("copy %.1f GB/s, matmul %.1f TOP/s (%s)\n", rates.copy_gbs, rates.matmul_tops, rates.matmul_how.c_str());
+
+  const double start = now_ms();
+  std::unique_ptr<SyntheticModel> model;
+  const tnd::Status made = SyntheticModel::make(shape, 16, &model);
+  if (!made.ok()) fail(made.message());
+  std::printf("%s: %.3f GB of tensors, %.3f GB a step, %.3f G multiply-adds a row, made in %.1f s\n",
+              shape.name.c_str(), static_cast<double>(model->tensor_bytes()) / 1e9,
+              static_cast<double>(model->read_bytes()) / 1e9, static_cast<double>(model->macs()) / 1e9,
+              (now_ms() - start) / 1e3);
+  run_target(o, rates, shape, *model);
+  if (o.number("draft") > 0 && shape.hidden == 5120) run_draft(o, rates, shape, *model);
+  if (o.number("score") > 0) run_score(o, rates);
+  return 0;
+}

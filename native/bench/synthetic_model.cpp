@@ -1,0 +1,397 @@
+#include "synthetic_model.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <thread>
+#include <tuple>
+
+namespace tnd::bench {
+namespace {
+
+constexpr uint64_t kAlign = 4096;  // of tensors in the image: pages are filled by several threads
+constexpr float kEps = 1e-6f;
+
+// GGUF header bytes (docs/spec/gguf.md §1).
+class Header {
+ public:
+  void u32(uint32_t v) { raw(&v, sizeof v); }
+  void u64(uint64_t v) { raw(&v, sizeof v); }
+  void text(const std::string& s) {
+    u64(s.size());
+    raw(s.data(), s.size());
+  }
+  void raw(const void* p, size_t n) { bytes_.append(static_cast<const char*>(p), n); }
+
+  void key_u32(const std::string& key, uint32_t v) {
+    open(key, 4);
+    u32(v);
+  }
+  void key_f32(const std::string& key, float v) {
+    open(key, 6);
+    raw(&v, sizeof v);
+  }
+  void key_text(const std::string& key, const std::string& v) {
+    open(key, 8);
+    text(v);
+  }
+  void key_ints(const std::string& key, const std::vector<int32_t>& values) {
+    open(key, 9);
+    u32(5);
+    u64(values.size());
+    for (const int32_t v : values) u32(static_cast<uint32_t>(v));
+  }
+  uint64_t keys() const { return keys_; }
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  void open(const std::string& key, uint32_t type) {
+    text(key);
+    u32(type);
+    ++keys_;
+  }
+  std::string bytes_;
+  uint64_t keys_ = 0;
+};
+
+uint64_t aligned(uint64_t n) {
+  return (n + kAlign - 1) / kAlign * kAlign;
+}
+
+// SplitMix64: the same model on every machine.
+struct Random {
+  uint64_t state;
+  uint64_t next() {
+    uint64_t z = (state += 0x9E3779B97F4A7C15u);
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return z ^ z >> 31;
+  }
+  float uniform() { return static_cast<float>(next() >> 40) * 0x1p-24f; }
+  // normal by the sum of twelve uniform numbers: no tails beyond 6, which real weights hardly have either.
+  float normal() {
+    float sum = -6;
+    for (int i = 0; i < 12; ++i) sum += uniform();
+    return sum;
+  }
+};
+
+// Values of a matrix type, repeated over a tensor. The number of blocks is prime, so that rows do not repeat early.
+Status make_pattern(DType type, float deviation, std::vector<uint8_t>* out) {
+  const uint64_t elems = block_elems(type);
+  const uint64_t n = elems == 1 ? 261'389 : elems == 32 ? 8'191 * 32 : 1'021 * elems;
+  std::vector<float> values(n);
+  Random random{0x7A6D * (static_cast<uint64_t>(type) + 1)};
+  for (float& v : values) v = deviation * random.normal();
+  out->resize(row_bytes(type, n));
+  return quantise_row(type, values.data(), out->data(), n);
+}
+
+// Fills tensor data at `base`, `offsets` apart, with several threads.
+class Filler {
+ public:
+  Filler(const std::vector<SyntheticTensor>& tensors, const std::vector<uint64_t>& offsets, uint8_t* base)
+      : tensors_(tensors), offsets_(offsets), base_(base) {}
+
+  Status patterns() {
+    for (const SyntheticTensor& t : tensors_) {
+      if (t.ne.size() < 2 || t.type == DType::kF32) continue;
+      std::vector<uint8_t>& p = patterns_[key(t)];
+      if (p.empty()) TND_TRY(make_pattern(t.type, t.gain / std::sqrt(static_cast<float>(t.ne[0])), &p));
+    }
+    return Status();
+  }
+
+  void run(int threads) {
+    std::vector<std::thread> team;
+    for (int i = 1; i < threads; ++i) team.emplace_back([this] { work(); });
+    work();
+    for (std::thread& t : team) t.join();
+  }
+
+ private:
+  static std::tuple<int32_t, uint64_t, float> key(const SyntheticTensor& t) {
+    return {static_cast<int32_t>(t.type), t.ne[0], t.gain};
+  }
+
+  void work() {
+    for (size_t i = next_++; i < tensors_.size(); i = next_++) fill(tensors_[i], base_ + offsets_[i]);
+  }
+
+  void fill(const SyntheticTensor& t, uint8_t* at) const {
+    if (t.type == DType::kF32) {
+      Random random{t.name.size() * 131 + static_cast<uint8_t>(t.name.back())};
+      for (uint64_t i = 0; i < t.elements(); ++i) {
+        const float v = t.low + (t.high - t.low) * random.uniform();
+        std::memcpy(at + i * sizeof v, &v, sizeof v);
+      }
+      return;
+    }
+    const std::vector<uint8_t>& p = patterns_.at(key(t));
+    const uint64_t n = t.bytes();
+    for (uint64_t done = 0; done < n; done += p.size()) {
+      std::memcpy(at + done, p.data(), std::min<uint64_t>(p.size(), n - done));
+    }
+  }
+
+  const std::vector<SyntheticTensor>& tensors_;
+  const std::vector<uint64_t>& offsets_;
+  uint8_t* const base_;
+  std::map<std::tuple<int32_t, uint64_t, float>, std::vector<uint8_t>> patterns_;
+  std::atomic<size_t> next_{0};
+};
+
+// A layer's list of tensors grows here; matrices get the type of the mix.
+struct List {
+  const SyntheticShape& s;
+  std::vector<SyntheticTensor> all;
+  float branch;  // gain of matrices that add to the residual stream
+
+  explicit List(const SyntheticShape& shape)
+      : s(shape), branch(1 / std::sqrt(2.0f * static_cast<float>(shape.layers))) {}
+
+  void vector(const std::string& name, uint64_t n, float low, float high) {
+    all.push_back({name, DType::kF32, {n}, 1, low, high});
+  }
+  // matrix [k, n]; `quantised` is its type in the Q4_K_M mix.
+  void matrix(const std::string& name, int64_t k, int64_t n, DType quantised, float gain = 1) {
+    const DType type = s.mix == Mix::kQ4KM ? quantised : s.mix == Mix::kBF16 ? DType::kBF16 : DType::kQ8_0;
+    all.push_back({name, type, {static_cast<uint64_t>(k), static_cast<uint64_t>(n)}, gain, 0, 0});
+  }
+
+  void mlp(const std::string& p, bool more) {
+    matrix(p + "ffn_gate.weight", s.hidden, s.ffn, DType::kQ4_K);
+    matrix(p + "ffn_up.weight", s.hidden, s.ffn, DType::kQ4_K);
+    matrix(p + "ffn_down.weight", s.ffn, s.hidden, more ? DType::kQ6_K : DType::kQ4_K, branch);
+  }
+
+  void attention(const std::string& p, bool six_bit_v) {
+    const int64_t q = int64_t{s.q_heads} * s.head_dim, kv = int64_t{s.kv_heads} * s.head_dim;
+    const bool gated = s.arch == "qwen35";
+    vector(p + "attn_q_norm.weight", static_cast<uint64_t>(s.head_dim), 1, 1);
+    vector(p + "attn_k_norm.weight", static_cast<uint64_t>(s.head_dim), 1, 1);
+    matrix(p + "attn_q.weight", s.hidden, gated ? 2 * q : q, DType::kQ4_K);
+    matrix(p + "attn_k.weight", s.hidden, kv, DType::kQ4_K);
+    matrix(p + "attn_v.weight", s.hidden, kv, six_bit_v ? DType::kQ6_K : DType::kQ4_K);
+    matrix(p + "attn_output.weight", q, s.hidden, DType::kQ4_K, branch);
+  }
+
+  void delta(const std::string& p) {
+    const int64_t key = int64_t{s.delta_key_heads} * 128, value = int64_t{s.delta_value_heads} * 128;
+    const auto heads = static_cast<uint64_t>(s.delta_value_heads);
+    matrix(p + "attn_qkv.weight", s.hidden, 2 * key + value, DType::kQ5_K);
+    matrix(p + "attn_gate.weight", s.hidden, value, DType::kQ5_K);
+    matrix(p + "ssm_alpha.weight", s.hidden, s.delta_value_heads, DType::kQ8_0);
+    matrix(p + "ssm_beta.weight", s.hidden, s.delta_value_heads, DType::kQ8_0);
+    SyntheticTensor conv{p + "ssm_conv1d.weight", DType::kF32, {4, static_cast<uint64_t>(2 * key + value)}, 1, -1, 1};
+    all.push_back(conv);
+    vector(p + "ssm_a", heads, -4, -0.5f);  // -exp(A_log)
+    vector(p + "ssm_dt.bias", heads, -4, -1);
+    vector(p + "ssm_norm.weight", 128, 1, 1);
+    matrix(p + "ssm_out.weight", value, s.hidden, DType::kQ4_K, branch);
+  }
+};
+
+void write_keys(const SyntheticShape& s, Header* h) {
+  const std::string a = s.arch + ".";
+  const auto u = [&](const char* key, int32_t v) { h->key_u32(a + key, static_cast<uint32_t>(v)); };
+  h->key_text("general.architecture", s.arch);
+  h->key_text("general.name", s.name);
+  h->key_u32("general.alignment", kAlign);
+  h->key_u32("general.quantization_version", 2);
+  u("block_count", s.layers);
+  u("context_length", s.context_length);
+  u("embedding_length", s.hidden);
+  u("feed_forward_length", s.ffn);
+  u("attention.head_count", s.q_heads);
+  u("attention.head_count_kv", s.kv_heads);
+  u("attention.key_length", s.head_dim);
+  u("attention.value_length", s.head_dim);
+  u("rope.dimension_count", s.rope_dims);
+  h->key_f32(a + "attention.layer_norm_rms_epsilon", kEps);
+  h->key_f32(a + "rope.freq_base", s.rope_theta);
+  if (s.delta_value_heads > 0) {
+    u("full_attention_interval", 4);
+    u("ssm.conv_kernel", 4);
+    u("ssm.state_size", 128);
+    u("ssm.group_count", s.delta_key_heads);
+    u("ssm.time_step_rank", s.delta_value_heads);
+    u("ssm.inner_size", s.delta_value_heads * 128);
+  }
+  if (!s.target_layers.empty()) {
+    u("dflash.block_size", 16);
+    u("dflash.mask_token_id", 0);
+    h->key_ints(a + "dflash.target_layer_ids", s.target_layers);
+  }
+}
+
+}  // namespace
+
+uint64_t SyntheticTensor::elements() const {
+  uint64_t n = 1;
+  for (const uint64_t d : ne) n *= d;
+  return n;
+}
+
+uint64_t SyntheticTensor::bytes() const {
+  return row_bytes(type, ne[0]) * (elements() / ne[0]);
+}
+
+SyntheticShape qwen35_27b_q4_k_m() {
+  SyntheticShape s;
+  s.arch = "qwen35";
+  s.name = "synthetic 27B Q4_K_M";
+  s.mix = Mix::kQ4KM;
+  s.layers = 64;
+  s.hidden = 5120;
+  s.ffn = 17408;
+  s.q_heads = 24;
+  s.kv_heads = 4;
+  s.head_dim = 256;
+  s.rope_dims = 64;
+  s.delta_key_heads = 16;
+  s.delta_value_heads = 48;
+  s.vocab = 248320;
+  return s;
+}
+
+SyntheticShape qwen35_08b_bf16() {
+  SyntheticShape s = qwen35_27b_q4_k_m();
+  s.name = "synthetic 0.8B BF16";
+  s.mix = Mix::kBF16;
+  s.layers = 24;
+  s.hidden = 1024;
+  s.ffn = 3584;
+  s.q_heads = 8;
+  s.kv_heads = 2;
+  s.delta_value_heads = 16;
+  s.tied = true;
+  return s;
+}
+
+SyntheticShape dflash_27b_q8_0() {
+  SyntheticShape s;
+  s.arch = "dflash-draft";
+  s.name = "synthetic 27B drafter Q8_0";
+  s.mix = Mix::kQ8_0;
+  s.layers = 5;
+  s.hidden = 5120;
+  s.ffn = 17408;
+  s.q_heads = 32;
+  s.kv_heads = 8;
+  s.head_dim = s.rope_dims = 128;
+  s.target_layers = {1, 16, 31, 46, 61};
+  return s;
+}
+
+SyntheticShape qwen3_06b_bf16() {
+  SyntheticShape s;
+  s.arch = "qwen3";
+  s.name = "synthetic Qwen3-0.6B BF16";
+  s.layers = 28;
+  s.hidden = 1024;
+  s.ffn = 3072;
+  s.q_heads = 16;
+  s.kv_heads = 8;
+  s.head_dim = s.rope_dims = 128;
+  s.vocab = 151936;
+  s.tied = true;
+  s.rope_theta = 1e6f;
+  s.context_length = 40960;
+  return s;
+}
+
+std::vector<SyntheticTensor> synthetic_tensors(const SyntheticShape& s) {
+  List list(s);
+  const auto hidden = static_cast<uint64_t>(s.hidden);
+  const bool draft = !s.target_layers.empty();
+  if (draft) {
+    list.matrix("dflash_fc.weight", static_cast<int64_t>(s.target_layers.size()) * s.hidden, s.hidden, DType::kQ8_0);
+    list.vector("dflash_hidden_norm.weight", hidden, 1, 1);
+  }
+  if (s.vocab > 0) {
+    list.matrix("token_embd.weight", s.hidden, s.vocab, s.tied ? DType::kQ6_K : DType::kQ4_K);
+    if (!s.tied) list.matrix("output.weight", s.hidden, s.vocab, DType::kQ6_K);
+  }
+  list.vector("output_norm.weight", hidden, 1, 1);
+  int32_t attention = 0;
+  for (int32_t i = 0; i < s.layers; ++i) {
+    const std::string p = "blk." + std::to_string(i) + ".";
+    list.vector(p + "attn_norm.weight", hidden, 1, 1);
+    if (s.recurrent(i)) {
+      list.delta(p);
+    } else {
+      list.attention(p, attention++ % 8 < 5);  // ten of sixteen, as the published file has
+    }
+    list.vector(p + (s.arch == "qwen35" ? "post_attention_norm.weight" : "ffn_norm.weight"), hidden, 1, 1);
+    const int32_t eighth = s.layers / 8;
+    list.mlp(p, i < eighth || i >= 7 * s.layers / 8 || (i - eighth) % 3 == 2);
+  }
+  return list.all;
+}
+
+Status SyntheticModel::make(const SyntheticShape& shape, int threads, std::unique_ptr<SyntheticModel>* out) {
+  const std::vector<SyntheticTensor> tensors = synthetic_tensors(shape);
+  std::unique_ptr<SyntheticModel> m(new SyntheticModel());
+  Header keys;
+  write_keys(shape, &keys);
+
+  Header h;
+  h.raw("GGUF", 4);
+  h.u32(3);
+  h.u64(tensors.size());
+  h.u64(keys.keys());
+  h.raw(keys.bytes().data(), keys.bytes().size());
+  std::vector<uint64_t> offsets;
+  uint64_t at = 0;
+  for (const SyntheticTensor& t : tensors) {
+    h.text(t.name);
+    h.u32(static_cast<uint32_t>(t.ne.size()));
+    for (const uint64_t d : t.ne) h.u64(d);
+    h.u32(static_cast<uint32_t>(t.type));
+    h.u64(at);
+    offsets.push_back(at);
+    at += aligned(t.bytes());
+    m->tensor_bytes_ += t.bytes();
+    const bool table = t.name == "token_embd.weight" && !shape.tied;
+    if (!table) m->read_bytes_ += t.bytes();
+    const bool head = t.name == "output.weight" || (t.name == "token_embd.weight" && shape.tied);
+    if (head) m->head_macs_ = t.elements();
+    if (t.ne.size() == 2 && t.type != DType::kF32 && !table) m->macs_ += t.elements();
+  }
+  const uint64_t start = aligned(h.bytes().size());
+  for (uint64_t& o : offsets) o += start;
+
+  m->fd_ = memfd_create("synthetic.gguf", MFD_CLOEXEC);
+  const uint64_t size = start + at;
+  if (m->fd_ < 0 || ftruncate(m->fd_, static_cast<off_t>(size)) != 0) {
+    return errorf(TND_RESOURCE_EXHAUSTED, "%s: no memory file of %llu bytes", shape.name.c_str(),
+                  static_cast<unsigned long long>(size));
+  }
+  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, m->fd_, 0);
+  if (base == MAP_FAILED) {
+    return errorf(TND_RESOURCE_EXHAUSTED, "%s: cannot map %llu bytes", shape.name.c_str(),
+                  static_cast<unsigned long long>(size));
+  }
+  std::memcpy(base, h.bytes().data(), h.bytes().size());
+  Filler filler(tensors, offsets, static_cast<uint8_t*>(base));
+  const Status s = filler.patterns();
+  if (s.ok()) filler.run(threads);
+  munmap(base, size);
+  TND_TRY(s);
+  m->path_ = "/proc/self/fd/" + std::to_string(m->fd_);
+  *out = std::move(m);
+  return Status();
+}
+
+SyntheticModel::~SyntheticModel() {
+  if (fd_ >= 0) close(fd_);
+}
+
+}  // namespace tnd::bench

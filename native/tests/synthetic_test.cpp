@@ -1,0 +1,112 @@
+// Synthetic models: their sizes are those that docs/spec/gguf.md §6, dflash.md §2.5 and qwen35.md state, and the
+// ordinary loader runs them.
+#include <cmath>
+#include <map>
+
+#include "engine_util.h"
+#include "synthetic_model.h"
+
+using namespace tnd;
+using namespace tnd::bench;
+
+namespace {
+
+struct Sum {
+  uint64_t tensors = 0, bytes = 0, elements = 0;
+  std::map<DType, int> types;
+};
+
+Sum sum(const SyntheticShape& s) {
+  Sum all;
+  for (const SyntheticTensor& t : synthetic_tensors(s)) {
+    ++all.tensors;
+    all.bytes += t.bytes();
+    all.elements += t.elements();
+    ++all.types[t.type];
+  }
+  return all;
+}
+
+// A shape of true widths that is quick to make.
+SyntheticShape small(SyntheticShape s) {
+  s.layers = std::min(s.layers, 4);
+  if (s.vocab > 0) s.vocab = 512;
+  return s;
+}
+
+}  // namespace
+
+TEST(sizes_are_those_of_the_published_files) {
+  const Sum target = sum(qwen35_27b_q4_k_m());
+  CHECK_EQ(target.tensors, 851u);
+  CHECK_EQ(target.bytes, 16'729'819'136u);
+  CHECK_EQ(target.elements, 26'895'998'464u);
+  CHECK_EQ(target.types.at(DType::kF32), 353);
+  CHECK_EQ(target.types.at(DType::kQ8_0), 96);
+  CHECK_EQ(target.types.at(DType::kQ4_K), 263);
+  CHECK_EQ(target.types.at(DType::kQ5_K), 96);
+  CHECK_EQ(target.types.at(DType::kQ6_K), 43);
+  const Sum draft = sum(dflash_27b_q8_0());
+  CHECK_EQ(draft.tensors, 58u);
+  CHECK_EQ(draft.bytes, 1'838'535'680u);
+  CHECK_EQ(draft.elements, 1'730'213'120u);
+  CHECK_EQ(sum(qwen35_08b_bf16()).elements, 752'393'024u);
+  CHECK_EQ(sum(qwen3_06b_bf16()).elements, 596'049'920u);
+}
+
+TEST(the_loader_runs_them) {
+  for (const SyntheticShape& full : {qwen35_08b_bf16(), qwen3_06b_bf16()}) {
+    for (const Mix mix : {Mix::kQ4KM, Mix::kBF16, Mix::kQ8_0}) {
+      SyntheticShape shape = small(full);
+      shape.mix = mix;
+      std::unique_ptr<SyntheticModel> model;
+      const Status s = SyntheticModel::make(shape, 2, &model);
+      CHECK_EQ(s.message(), std::string());
+      REQUIRE(s.ok());
+      test::EngineOptions options;
+      options.max_context = 64;
+      test::Engine engine(model->path(), options);
+      REQUIRE(engine.handle() != nullptr);
+      CHECK_EQ(engine.info().vocab, 512);
+      CHECK_EQ(std::string(engine.info().name), shape.name);
+      test::StepIn in;
+      const int32_t sequence = engine.sequence();
+      for (int32_t i = 0; i < 8; ++i) {
+        in.rows.push_back({sequence, i * 37, i, i - 1, TND_WANT_TOKEN | TND_WANT_LOGITS, 0, 0, -1});
+      }
+      const test::StepOut out = engine.run(in);
+      REQUIRE(out.status == TND_OK);
+      // Random, but neither constant nor overflowing: a spread that a softmax can live with.
+      double sum = 0, squares = 0;
+      for (const float v : out.logits) {
+        REQUIRE(std::isfinite(v));
+        sum += v;
+        squares += double(v) * v;
+      }
+      const double n = static_cast<double>(out.logits.size()), deviation = std::sqrt(squares / n - sum / n * (sum / n));
+      CHECK(deviation > 0.3 && deviation < 3);
+    }
+  }
+}
+
+TEST(a_draft_opens_with_the_tables_of_its_target) {
+  SyntheticShape target = small(qwen35_27b_q4_k_m()), draft = small(dflash_27b_q8_0());
+  target.hidden = draft.hidden = 1024;
+  target.ffn = draft.ffn = 2048;
+  draft.layers = 2;
+  draft.target_layers = {0, 2};
+  std::unique_ptr<SyntheticModel> tables, model;
+  REQUIRE(SyntheticModel::make(target, 2, &tables).ok());
+  REQUIRE(SyntheticModel::make(draft, 2, &model).ok());
+  tnd_open_options o = test::Engine::make_options(model->path(), {});
+  o.role = TND_ROLE_DRAFT;
+  o.tables_path = tables->path().c_str();
+  o.max_sequences = 1;
+  tnd_engine* e = nullptr;
+  char error[1024];
+  CHECK_EQ(tnd_open(&o, &e, error, sizeof error), TND_OK);
+  CHECK_EQ(std::string(error), std::string());
+  tnd_close(e);
+}
+
+TEST_MAIN()
