@@ -40,6 +40,11 @@ type Config struct {
 	SSEKeepaliveS      float64 `name:"sse-keepalive-s" default:"15" help:"Silence after which a stream gets a keep-alive event, seconds."`
 	StreamUsageDefault bool    `default:"true" negatable:"" help:"Send usage at the end of chat streams that do not ask for or against it."`
 
+	ResponseStoreMB     int    `name:"response-store-mb" default:"64" help:"Memory for kept responses of the Responses API, MB; 0 keeps none."`
+	AnthropicInputTotal bool   `help:"Report the whole prompt as input_tokens of the Messages API, cached tokens included."`
+	ImagePolicy         string `default:"reject" enum:"reject,placeholder" help:"Images, audio and files in requests: reject, placeholder (a short text in their place)."`
+	SealKeyFile         string `type:"path" placeholder:"PATH" help:"Key that seals reasoning which clients carry, made when missing; default: gateway.key in the user's cache folder."`
+
 	NoCORS                bool            `name:"no-cors" help:"Send no CORS headers."`
 	CORSOrigin            []string        `name:"cors-origin" default:"*" placeholder:"ORIGIN" help:"Allowed origins."`
 	APIKey                []config.Secret `name:"api-key" placeholder:"KEY" help:"Key that clients must present; repeatable."`
@@ -57,12 +62,15 @@ type Config struct {
 	LeaseTTLS float64 `name:"lease-ttl-s" default:"6" hidden:"" help:"Silence after which a worker counts as lost, seconds."`
 }
 
+// imagesReplaced is the ImagePolicy that puts a text in the place of content that the model cannot read.
+const imagesReplaced = "placeholder"
+
 // Defaults returns the configuration that the flags' defaults describe, for callers without a command line.
 func Defaults() Config {
 	return Config{
 		Host: "127.0.0.1", Port: 8000, GRPCPort: 9000, RegistryListen: "127.0.0.1:9100",
 		DefaultMaxTokens: 16000, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, FailoverTimeoutS: 60, ShutdownGraceS: 30,
-		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{"*"},
+		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{"*"}, ResponseStoreMB: 64, ImagePolicy: "reject",
 		PrefillCompression: "off", PrefillThreshold: 32000, PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true,
 		LeaseTTLS: 6,
 	}
@@ -88,7 +96,8 @@ func (c *Config) Validate() error {
 			bad(flag, "%d is below 1", v)
 		}
 	}
-	for flag, v := range map[string]int{"max-tokens-ceiling": c.MaxTokensCeiling, "max-queue": c.MaxQueue, "prefill-min-chunks": c.PrefillMinChunks} {
+	for flag, v := range map[string]int{"max-tokens-ceiling": c.MaxTokensCeiling, "max-queue": c.MaxQueue, "prefill-min-chunks": c.PrefillMinChunks,
+		"response-store-mb": c.ResponseStoreMB} {
 		if v < 0 {
 			bad(flag, "%d is negative", v)
 		}
@@ -109,6 +118,9 @@ func (c *Config) Validate() error {
 	}
 	if !slices.Contains([]string{"off", "auto", "always"}, c.PrefillCompression) {
 		bad("prefill-compression", "%q is not off, auto or always", c.PrefillCompression)
+	}
+	if !slices.Contains([]string{"reject", imagesReplaced}, c.ImagePolicy) {
+		bad("image-policy", "%q is not reject or placeholder", c.ImagePolicy)
 	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		bad("tls-cert", "needs --tls-key and the other way round")

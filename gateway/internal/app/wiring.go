@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/anthropic"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
@@ -16,6 +17,8 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/openai"
+	"github.com/tandem-inference/tandem/gateway/internal/responses"
+	"github.com/tandem-inference/tandem/gateway/internal/seal"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
@@ -95,16 +98,25 @@ func (a *App) wire() error {
 	}
 	turns := turn.New(turn.Config{
 		MaxN: cfg.MaxN, DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel,
-		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS),
+		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS), ImagePlaceholder: cfg.ImagePolicy == imagesReplaced,
 	}, turn.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Logger: a.log.Named("turn")})
 	dialect := openai.New(openai.Config{StreamUsageDefault: cfg.StreamUsageDefault}, openai.Deps{Turn: turns})
+	secret, err := a.sealKey()
+	if err != nil {
+		return err
+	}
 	a.api = httpapi.New(httpapi.Config{
 		Keys: keys, ProtectIntrospection: cfg.ProtectIntrospection, CORSOrigins: a.corsOrigins(), Props: httpapi.Props{
 			Version: a.deps.Version, DefaultMaxTokens: cfg.DefaultMaxTokens, MaxQueue: cfg.MaxQueue, DefaultThinking: cfg.DefaultThinking,
 			PflashMode: cfg.PrefillCompression, PflashThreshold: cfg.PrefillThreshold, PflashKeepRatio: cfg.PrefillKeepRatio,
 		},
 	}, httpapi.Deps{
-		OpenAI: dialect, Cluster: a.cluster, Model: a.models.served, Metrics: set, Scrape: a.deps.Metrics.Handler(),
+		OpenAI: dialect,
+		Responses: responses.New(responses.Config{StoreBytes: cfg.ResponseStoreMB << 20, Key: secret},
+			responses.Deps{Turn: turns, Logger: a.log.Named("responses")}),
+		Anthropic: anthropic.New(anthropic.Config{InputTotal: cfg.AnthropicInputTotal, Key: secret},
+			anthropic.Deps{Turn: turns, Logger: a.log.Named("anthropic")}),
+		Cluster: a.cluster, Model: a.models.served, Metrics: set, Scrape: a.deps.Metrics.Handler(),
 		Logger: a.log.Named("http"), Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready,
 	})
 	a.httpServer = a.newHTTPServer()
@@ -161,6 +173,19 @@ func (a *App) addStandardServices(g *grpc.Server) {
 	h.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
 	grpc_health_v1.RegisterHealthServer(g, h)
 	reflection.Register(g)
+}
+
+// sealKey is the secret under which the gateway seals what clients keep for it. Without a file it lasts as long as the process:
+// later gateways leave out what this one sealed.
+func (a *App) sealKey() (seal.Key, error) {
+	if a.cfg.SealKeyFile == "" {
+		return seal.NewKey(), nil
+	}
+	k, err := seal.ReadOrCreate(a.cfg.SealKeyFile)
+	if err != nil {
+		return k, fmt.Errorf("--seal-key-file: %w", err)
+	}
+	return k, nil
 }
 
 // keys collects the API keys of flags and file.

@@ -25,6 +25,7 @@ func (c *GatewayCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
+	c.SealKeyFile = sealKeyFile(c.SealKeyFile, log)
 	gateway, err := app.New(c.Config, app.Deps{Logger: log, Version: config.Version()})
 	if err != nil {
 		return err

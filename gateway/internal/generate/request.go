@@ -138,7 +138,10 @@ type Choice struct {
 
 // Usage is the account of a request, summed over choices; the prompt counts once per prompt.
 type Usage struct {
-	PromptTokens     int // before compression
+	PromptTokens int // before compression
+	// CachedTokens of the prompt were restored from a prefix cache, SavedTokens newly written to one.
+	CachedTokens     int
+	SavedTokens      int
 	CompletionTokens int
 	ReasoningTokens  int
 	Drafted          int64

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"crypto/sha256"
 	"crypto/subtle"
+	"encoding/hex"
 	"fmt"
 	"net/http"
 	"os"
@@ -56,14 +57,25 @@ func (s *Server) authorized(r *http.Request, a access) bool {
 }
 
 // hasKey reports whether the request carries a valid key.
-func (s *Server) hasKey(r *http.Request) bool {
+func (s *Server) hasKey(r *http.Request) bool { return Match(s.cfg.Keys, secretOf(r)) }
+
+// scope names the key of an authorized request without telling it; empty when there are no keys.
+func (s *Server) scope(r *http.Request) string {
+	if len(s.cfg.Keys) == 0 {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(secretOf(r)))
+	return hex.EncodeToString(sum[:])
+}
+
+func secretOf(r *http.Request) string {
 	secret := r.Header.Get("X-Api-Key")
 	if auth := r.Header.Get("Authorization"); auth != "" {
 		if scheme, token, ok := strings.Cut(auth, " "); ok && strings.EqualFold(scheme, "Bearer") {
 			secret = strings.TrimSpace(token)
 		}
 	}
-	return Match(s.cfg.Keys, secret)
+	return secret
 }
 
 // Match reports whether secret is one of keys. All keys are compared, each in constant time.

@@ -9,11 +9,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/anthropic"
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/openai"
+	"github.com/tandem-inference/tandem/gateway/internal/responses"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
@@ -35,8 +37,10 @@ type Config struct {
 
 // Deps of the border.
 type Deps struct {
-	OpenAI  *openai.Service
-	Cluster *cluster.Cluster
+	OpenAI    *openai.Service
+	Responses *responses.Service
+	Anthropic *anthropic.Service
+	Cluster   *cluster.Cluster
 	// Model returns the served model or the error that requests get while there is none.
 	Model   func() (*model.Model, error)
 	Metrics *metrics.Set
@@ -47,6 +51,8 @@ type Deps struct {
 	Draining func() bool
 	// ScorerReady tells whether prompt compression can run.
 	ScorerReady func() bool
+	// Efforts lists the levels of reasoning of a model, weakest first; nil = unknown.
+	Efforts func(*model.Model) []Effort
 }
 
 // access says who may call a route.
@@ -73,8 +79,10 @@ type route struct {
 type Server struct {
 	cfg Config
 	Deps
-	routes  map[string]*route
-	running inflight
+	routes map[string]*route
+	// patterns are the paths with an id, the longer ones of a prefix first.
+	patterns []*pattern
+	running  inflight
 }
 
 // New builds the routes.
@@ -95,22 +103,20 @@ func New(cfg Config, deps Deps) *Server {
 	s.add("GET", "/cluster", accessIntrospect, false, s.topology)
 	for _, prefix := range []string{"/v1", ""} {
 		s.add("GET", prefix+"/models", accessKey, false, s.models)
+		s.add("GET", prefix+"/models/{id}", accessKey, false, s.oneModel)
 		s.add("POST", prefix+"/chat/completions", accessKey, true, deps.OpenAI.Chat)
 		s.add("POST", prefix+"/completions", accessKey, true, deps.OpenAI.Completions)
+		s.add("POST", prefix+"/responses", accessKey, true, deps.Responses.Create)
+		s.add("POST", prefix+"/responses/{id}/cancel", accessKey, false, deps.Responses.Cancel)
+		s.add("GET", prefix+"/responses/{id}", accessKey, false, deps.Responses.Get)
+		s.add("DELETE", prefix+"/responses/{id}", accessKey, false, deps.Responses.Delete)
+		s.add("POST", prefix+"/messages", accessKey, true, deps.Anthropic.Messages)
+		s.add("POST", prefix+"/messages/count_tokens", accessKey, false, deps.Anthropic.CountTokens)
 	}
 	s.add("POST", "/tokenize", accessKey, false, s.tokenize)
 	s.add("POST", "/detokenize", accessKey, false, s.detokenize)
 	s.add("POST", "/apply-template", accessKey, false, s.applyTemplate)
 	return s
-}
-
-func (s *Server) add(method, path string, a access, work bool, h handler) {
-	rt := s.routes[path]
-	if rt == nil {
-		rt = &route{access: a, work: work, methods: map[string]handler{}}
-		s.routes[path] = rt
-	}
-	rt.methods[method] = h
 }
 
 // Endpoints lists "METHOD PATH" of all routes, sorted.
@@ -121,28 +127,12 @@ func (s *Server) Endpoints() []string {
 			out = append(out, m+" "+path)
 		}
 	}
-	out = append(out, "GET /v1/models/{id}")
 	slices.Sort(out)
 	return out
 }
 
 // Wait blocks until no request runs on workers, or ctx is done.
 func (s *Server) Wait(ctx context.Context) error { return s.running.wait(ctx) }
-
-// find resolves a path; name is the route's name for metrics.
-func (s *Server) find(path string) (rt *route, name string) {
-	if rt := s.routes[path]; rt != nil {
-		return rt, strings.TrimPrefix(path, "/v1")
-	}
-	for _, prefix := range []string{"/v1/models/", "/models/"} {
-		if id, ok := strings.CutPrefix(path, prefix); ok && id != "" {
-			return &route{access: accessKey, methods: map[string]handler{"GET": func(w http.ResponseWriter, r *http.Request) error {
-				return s.oneModel(w, r, id)
-			}}}, "/models/{id}"
-		}
-	}
-	return nil, ""
-}
 
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
@@ -155,8 +145,12 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 		return
 	}
-	rt, name := s.find(r.URL.Path)
+	if anthropicShape(r) {
+		w.Header().Set("Request-Id", call.ID)
+	}
+	rt, name, id := s.find(r.URL.Path)
 	r = r.WithContext(turn.WithCall(r.Context(), call))
+	r.SetPathValue("id", id)
 	end := func(string) {}
 	if rt != nil && rt.access == accessKey && s.Metrics != nil {
 		end = s.Metrics.Start(r.Context(), name)
@@ -199,6 +193,7 @@ func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 		return apierror.Unauthorized()
 	}
+	turn.CallFrom(r.Context()).Scope = s.scope(r)
 	if rt.work {
 		// Counted before the check: a request that passes it is waited for.
 		s.running.add()
@@ -234,7 +229,11 @@ func (s *Server) conclude(w *writer, r *http.Request, err error) (status int, ou
 	}
 	e := readError(w, r, err)
 	if !w.wrote && e.Status != apierror.StatusClientClosed {
-		e.Write(w)
+		if anthropicShape(r) {
+			e.WriteAnthropic(w, turn.CallFrom(r.Context()).ID)
+		} else {
+			e.Write(w)
+		}
 	}
 	switch {
 	case e.Status == apierror.StatusClientClosed:

@@ -32,8 +32,9 @@ type completionDetails struct {
 func NewUsage(u *generate.Usage) *Usage {
 	out := &Usage{
 		PromptTokens: u.PromptTokens, CompletionTokens: u.CompletionTokens, TotalTokens: u.PromptTokens + u.CompletionTokens,
-		Details: completionDetails{Reasoning: u.ReasoningTokens, Accepted: u.Accepted, Rejected: max(0, u.Drafted-u.Accepted)},
-		Timings: turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u),
+		PromptDetails: promptDetails{Cached: u.CachedTokens},
+		Details:       completionDetails{Reasoning: u.ReasoningTokens, Accepted: u.Accepted, Rejected: max(0, u.Drafted-u.Accepted)},
+		Timings:       turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u),
 	}
 	if c := u.Compression; c != nil && c.Applied {
 		out.PromptDetails.Compressed = c.OriginalTokens - c.KeptTokens

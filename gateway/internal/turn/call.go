@@ -15,6 +15,8 @@ type Call struct {
 	ID string
 	// Arrived is when its headers were read.
 	Arrived time.Time
+	// Scope tells clients with different API keys apart, for what is kept for them; empty when there are no keys.
+	Scope string
 	// Usage is filled with the account of the request, for log and metrics.
 	Usage *generate.Usage
 }

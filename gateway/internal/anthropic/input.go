@@ -1,0 +1,350 @@
+package anthropic
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
+	"github.com/tandem-inference/tandem/services/chattemplate"
+)
+
+// billingHeader begins a system block that a client adds for its vendor's accounts. It differs from session to session and would
+// keep them from sharing a prefix.
+const billingHeader = "x-anthropic-billing-header:"
+
+// reader turns messages with content blocks into the canonical ones.
+type reader struct {
+	// omit decides about blocks that the model cannot read, see turn.Service.Omit.
+	omit  func(kind, path string) (string, error)
+	tools *toolcall.Set
+	// skipped are the types of blocks that were left out.
+	skipped []string
+
+	msgs []chat.Message
+}
+
+// system reads the system prompt: a string or blocks of text.
+func (r *reader) system(o reqjson.Object) error {
+	return r.instructions(o, "system")
+}
+
+// instructions adds a message of the system's.
+func (r *reader) instructions(o reqjson.Object, name string) error {
+	list, err := blocks(o, name)
+	if err != nil {
+		return err
+	}
+	text, err := r.join(slices.DeleteFunc(list, billing))
+	if err == nil && text != "" {
+		r.msgs = append(r.msgs, chat.Message{Role: chat.RoleSystem, Content: text})
+	}
+	return err
+}
+
+// billing reports whether a block is there for the vendor's accounts.
+func billing(b block) bool {
+	if b.kind != "text" {
+		return false
+	}
+	text, err := b.words()
+	return err == nil && strings.HasPrefix(text, billingHeader)
+}
+
+// messages reads the conversation.
+func (r *reader) messages(o reqjson.Object) error {
+	list, _, _, err := o.Array("messages")
+	if err != nil {
+		return err
+	}
+	if len(list) == 0 {
+		return apierror.Missing("messages")
+	}
+	for i, raw := range list {
+		m, err := reqjson.Wrap(raw, reqjson.Index("messages", i))
+		if err != nil {
+			return err
+		}
+		if err := r.message(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *reader) message(o reqjson.Object) error {
+	role, ok, err := o.String("role")
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return apierror.Missing(o.Path("role"))
+	}
+	switch role {
+	case chat.RoleUser:
+		return r.user(o)
+	case chat.RoleAssistant:
+		return r.assistant(o)
+	case chat.RoleSystem:
+		// Newer clients put instructions between the turns.
+		return r.instructions(o, "content")
+	}
+	return apierror.InvalidValue(o.Path("role"), "must be user, assistant or system, got %q", role)
+}
+
+// blocks lists the content blocks under a name; a string is one block of text.
+func blocks(o reqjson.Object, name string) ([]block, error) {
+	raw, _, ok := o.Raw(name)
+	if !ok {
+		return nil, nil
+	}
+	path := o.Path(name)
+	if reqjson.Kind(raw) == 's' {
+		text, _, err := o.String(name)
+		return []block{{kind: "text", text: &text, path: path}}, err
+	}
+	list, _, _, err := o.Array(name)
+	if err != nil {
+		return nil, apierror.InvalidValue(path, "must be a string or an array of blocks")
+	}
+	out := make([]block, len(list))
+	for i, raw := range list {
+		b := block{path: reqjson.Index(path, i)}
+		if b.Object, err = reqjson.Wrap(raw, b.path); err != nil {
+			return nil, err
+		}
+		if b.kind, ok, err = b.String("type"); err != nil {
+			return nil, err
+		}
+		if !ok {
+			return nil, apierror.Missing(b.Path("type"))
+		}
+		out[i] = b
+	}
+	return out, nil
+}
+
+// block is one content block.
+type block struct {
+	reqjson.Object
+	kind, path string
+	text       *string // of content that is a plain string
+}
+
+// words reads the text of a text block.
+func (b block) words() (string, error) {
+	if b.text != nil {
+		return *b.text, nil
+	}
+	text, ok, err := b.String("text")
+	if err == nil && !ok {
+		err = apierror.Missing(b.Path("text"))
+	}
+	return text, err
+}
+
+// user reads a user's message. Results of tools become messages of their own in front of the user's text.
+func (r *reader) user(o reqjson.Object) error {
+	list, err := blocks(o, "content")
+	if err != nil {
+		return err
+	}
+	var texts []string
+	results := 0
+	for _, b := range list {
+		if b.kind == "tool_result" {
+			results++
+			if err := r.result(b); err != nil {
+				return err
+			}
+			continue
+		}
+		text, ok, err := r.piece(b)
+		if err != nil {
+			return err
+		}
+		if ok {
+			texts = append(texts, text)
+		}
+	}
+	if len(texts) > 0 || results == 0 {
+		r.msgs = append(r.msgs, chat.Message{Role: chat.RoleUser, Content: strings.Join(texts, "\n")})
+	}
+	return nil
+}
+
+// piece reads a block that is text or stands for some; ok is false for one that is left out.
+func (r *reader) piece(b block) (text string, ok bool, err error) {
+	switch b.kind {
+	case "text":
+		text, err = b.words()
+		return text, true, err
+	case "image", "audio", "video":
+		text, err = r.omit(b.kind, b.Path("type"))
+		return text, true, err
+	case "document":
+		return r.document(b)
+	case "search_result":
+		text, err = r.text(b.Object, "content")
+		return text, true, err
+	case "tool_reference":
+		text, err = r.toolReference(b)
+		return text, true, err
+	}
+	r.skipped = append(r.skipped, b.kind)
+	return "", false, nil
+}
+
+// document reads a document whose source is text; another is content that the model cannot read.
+func (r *reader) document(b block) (string, bool, error) {
+	src, _, err := b.Object.Object("source")
+	if err != nil {
+		return "", false, err
+	}
+	kind, _, err := src.String("type")
+	if err != nil {
+		return "", false, err
+	}
+	var text string
+	switch kind {
+	case "text":
+		text, _, err = src.String("data")
+	case "content":
+		text, err = r.text(src, "content")
+	default:
+		text, err = r.omit("document", b.Path("source"))
+	}
+	return text, true, err
+}
+
+// toolReference shows the model a tool that the request deferred until now: its definition stands where it was found, so that
+// what came before stays as it was.
+func (r *reader) toolReference(b block) (string, error) {
+	name, ok, err := b.String("tool_name")
+	if err != nil {
+		return "", err
+	}
+	if !ok {
+		return "", apierror.Missing(b.Path("tool_name"))
+	}
+	tool := r.tools.Get(name)
+	if tool == nil {
+		return "The tool " + name + " is not available.", nil
+	}
+	def, err := chattemplate.ToJSON(tool.Definition())
+	if err != nil {
+		return "", apierror.InvalidValue(b.Path("tool_name"), "names a tool that cannot be shown: %v", err)
+	}
+	return "This tool can be called from now on: " + def, nil
+}
+
+// result reads the result of a call.
+func (r *reader) result(b block) error {
+	id, ok, err := b.String("tool_use_id")
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return apierror.Missing(b.Path("tool_use_id"))
+	}
+	text, err := r.text(b.Object, "content")
+	if err != nil {
+		return err
+	}
+	failed, _, err := b.Bool("is_error")
+	if err != nil {
+		return err
+	}
+	if failed && text == "" {
+		// Without words of its own a failure would look like an empty success.
+		text = "The tool failed."
+	}
+	r.msgs = append(r.msgs, chat.Message{Role: chat.RoleTool, ToolCallID: id, Content: text})
+	return nil
+}
+
+// text reads a string or blocks of text, which are joined by newlines.
+func (r *reader) text(o reqjson.Object, name string) (string, error) {
+	list, err := blocks(o, name)
+	if err != nil {
+		return "", err
+	}
+	return r.join(list)
+}
+
+func (r *reader) join(list []block) (string, error) {
+	var texts []string
+	for _, b := range list {
+		text, ok, err := r.piece(b)
+		if err != nil {
+			return "", err
+		}
+		if ok {
+			texts = append(texts, text)
+		}
+	}
+	return strings.Join(texts, "\n"), nil
+}
+
+// assistant reads an assistant's message. Texts are joined as they are: they were one text before calls were taken out.
+func (r *reader) assistant(o reqjson.Object) error {
+	list, err := blocks(o, "content")
+	if err != nil {
+		return err
+	}
+	m := chat.Message{Role: chat.RoleAssistant}
+	for _, b := range list {
+		switch b.kind {
+		case "text":
+			text, err := b.words()
+			if err != nil {
+				return err
+			}
+			m.Content += text
+		case "thinking":
+			// The signature is not needed: the text is here.
+			text, _, err := b.String("thinking")
+			if err != nil {
+				return err
+			}
+			if text != "" {
+				m.Reasoning, m.HasReasoning = m.Reasoning+text, true
+			}
+		case "tool_use":
+			call, err := toolUse(b)
+			if err != nil {
+				return err
+			}
+			m.ToolCalls = append(m.ToolCalls, call)
+		default:
+			// redacted_thinking, server_tool_use and the like say nothing to this model.
+			r.skipped = append(r.skipped, b.kind)
+		}
+	}
+	r.msgs = append(r.msgs, m)
+	return nil
+}
+
+func toolUse(b block) (c chat.ToolCall, err error) {
+	if c.ID, _, err = b.String("id"); err != nil {
+		return c, err
+	}
+	name, _, err := b.String("name")
+	if err != nil {
+		return c, err
+	}
+	if name == "" {
+		return c, apierror.Missing(b.Path("name"))
+	}
+	c.Name, c.Arguments = name, chattemplate.NewDict()
+	if _, ok, err := b.Object.Object("input"); !ok || err != nil {
+		return c, err
+	}
+	raw, _, _ := b.Raw("input")
+	if c.Arguments, err = chattemplate.FromJSON(raw); err != nil {
+		return c, apierror.InvalidValue(b.Path("input"), "cannot be read: %v", err)
+	}
+	return c, nil
+}

@@ -1,0 +1,123 @@
+package anthropic
+
+import (
+	"net/http"
+
+	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	"github.com/tandem-inference/tandem/gateway/internal/seal"
+	"github.com/tandem-inference/tandem/gateway/internal/sse"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.uber.org/zap"
+)
+
+// Config of the dialect.
+type Config struct {
+	// InputTotal makes input_tokens of usage the whole prompt.
+	InputTotal bool
+	// Key signs thinking blocks.
+	Key seal.Key
+}
+
+// Deps of the dialect.
+type Deps struct {
+	Turn   *turn.Service
+	Logger *zap.Logger
+}
+
+// Service answers requests of the dialect.
+type Service struct {
+	cfg Config
+	Deps
+	signer *seal.Sealer
+}
+
+// New returns the dialect's handlers.
+func New(cfg Config, deps Deps) *Service {
+	if deps.Logger == nil {
+		deps.Logger = zap.NewNop()
+	}
+	return &Service{cfg: cfg, Deps: deps, signer: seal.New(cfg.Key, "messages.thinking")}
+}
+
+// Messages serves POST /v1/messages.
+func (s *Service) Messages(w http.ResponseWriter, r *http.Request) error {
+	o, m, name, err := s.Turn.Read(r)
+	if err != nil {
+		return err
+	}
+	req, err := s.parse(r, o, m)
+	if err != nil {
+		return err
+	}
+	p, err := s.Turn.Prepare(m, req)
+	if err != nil {
+		return err
+	}
+	a := &answer{
+		output:  output{sign: s.signer.Sign, events: req.Stream},
+		message: message{ID: turn.NewID("msg_"), Type: "message", Role: "assistant", Model: name},
+		total:   s.cfg.InputTotal,
+	}
+	if req.Stream {
+		return s.Turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
+			return &stream{answer: a, w: out, requestID: req.ID, prompt: p.PromptTokens}
+		})
+	}
+	return s.Turn.Whole(w, r, p, a, func(u *generate.Usage) any { return a.complete(u) })
+}
+
+// CountTokens serves POST /v1/messages/count_tokens: the prompt of the same body, before compression.
+func (s *Service) CountTokens(w http.ResponseWriter, r *http.Request) error {
+	o, m, _, err := s.Turn.Read(r)
+	if err != nil {
+		return err
+	}
+	req, err := s.parse(r, o, m)
+	if err != nil {
+		return err
+	}
+	rendered, err := s.Turn.Render(m, req)
+	if err != nil {
+		return err
+	}
+	return turn.WriteJSON(w, map[string]int{"input_tokens": len(rendered.Tokens)})
+}
+
+func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (*turn.Request, error) {
+	req, err := s.Turn.Parse(r, o, m)
+	if err != nil {
+		return nil, err
+	}
+	// The dialect has one choice and no log-probabilities.
+	req.N, req.TopLogprobs = 1, generate.NoLogprobs
+	req.NewCallID = func() string { return turn.NewID("toolu_") }
+	if raw, _, ok := o.Raw("output_config"); ok && reqjson.Kind(raw) == 'o' {
+		config, _, err := o.Object("output_config")
+		if err != nil {
+			return nil, err
+		}
+		format, err := turn.ParseFormat(config, "format")
+		if err != nil {
+			return nil, err
+		}
+		if format.Kind != turn.FormatText {
+			req.Format = format
+		}
+	}
+	in := &reader{omit: s.Turn.Omit, tools: req.Tools}
+	if err := in.system(o); err != nil {
+		return nil, err
+	}
+	if err := in.messages(o); err != nil {
+		return nil, err
+	}
+	req.Messages = chat.JoinSystem(in.msgs, m.LaterSystem)
+	if len(in.skipped) > 0 {
+		s.Logger.Debug("content blocks were left out", zap.String(telemetry.KeyRequestID, req.ID), zap.Strings("types", in.skipped))
+	}
+	return req, nil
+}

@@ -1,0 +1,169 @@
+package responses
+
+import (
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/sse"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+)
+
+// answer collects the output of a request. It is the sink of answers in one piece.
+type answer struct {
+	*request
+	output
+	choice generate.Choice
+}
+
+// Admitted implements generate.Sink.
+func (a *answer) Admitted() error { return nil }
+
+// Prompt implements generate.Sink; the dialect has no prompt log-probabilities.
+func (a *answer) Prompt(int, []*tandemv1.PositionLogprobs) error { return nil }
+
+// Delta implements generate.Sink.
+func (a *answer) Delta(_ int, d generate.Delta) error {
+	for i := range d.Events {
+		a.add(&d.Events[i])
+	}
+	return nil
+}
+
+// Done implements generate.Sink.
+func (a *answer) Done(_ int, c generate.Choice) error {
+	a.choice = c
+	return nil
+}
+
+// complete is the object of an answer that came to its end.
+func (a *answer) complete(u *generate.Usage) *object {
+	if a.choice.Finish == generate.FinishLength {
+		obj := a.final(statusIncomplete, u)
+		obj.IncompleteDetails = &incomplete{reasonMaxTokens}
+		return obj
+	}
+	return a.final(statusCompleted, u)
+}
+
+// final closes the output and makes the last object; u may be nil.
+func (a *answer) final(status string, u *generate.Usage) *object {
+	a.end(status)
+	obj := *a.object
+	obj.Status, obj.Output, obj.OutputText = status, append([]any{}, a.items...), outputText(a.items)
+	if status == statusCompleted {
+		now := time.Now().Unix()
+		obj.CompletedAt = &now
+	}
+	if u != nil {
+		obj.Usage = newUsage(u)
+	}
+	if fd := turn.NewFinishDetails(&a.choice); fd != nil {
+		obj.FinishDetails = fd
+	}
+	return &obj
+}
+
+// stream is the sink of answers as events. All of it runs under the writer's lock.
+type stream struct {
+	*answer
+	w *sse.Writer
+	// usage is the account so far; nil while there is none.
+	usage func() *generate.Usage
+	// ended takes the last object.
+	ended func(*object)
+}
+
+// write lets build append events to the output's buffer and sends them.
+func (s *stream) write(build func()) error {
+	return s.w.Send(func(dst []byte) []byte { return s.into(dst, build) })
+}
+
+// into lets build append events to dst.
+func (s *stream) into(dst []byte, build func()) []byte {
+	s.buf = dst
+	build()
+	dst, s.buf = s.buf, nil
+	return dst
+}
+
+// Begin implements turn.Stream.
+func (s *stream) Begin() error {
+	return s.w.Begin(func(dst []byte) []byte {
+		return s.into(dst, func() {
+			s.response("response.created", s.object)
+			s.response("response.in_progress", s.object)
+		})
+	})
+}
+
+// Ping implements turn.Stream: the response is still in progress.
+func (s *stream) Ping(dst []byte) []byte {
+	return s.into(dst, func() { s.response("response.in_progress", s.object) })
+}
+
+// Admitted implements generate.Sink.
+func (s *stream) Admitted() error { return s.Begin() }
+
+// Delta implements generate.Sink.
+func (s *stream) Delta(index int, d generate.Delta) error {
+	var err error
+	if sent := s.write(func() { err = s.answer.Delta(index, d) }); sent != nil {
+		return sent
+	}
+	return err
+}
+
+// End implements turn.Stream.
+func (s *stream) End(dst []byte, u *generate.Usage) []byte {
+	return s.into(dst, func() {
+		obj := s.complete(u)
+		s.ended(obj)
+		s.response("response."+obj.Status, obj)
+	})
+}
+
+// Fail implements turn.Stream. A response that was cancelled through the API did not fail.
+func (s *stream) Fail(dst []byte, e *apierror.Error) []byte {
+	return s.into(dst, func() {
+		if e == errStopped {
+			obj := s.final(statusCancelled, s.usage())
+			s.ended(obj)
+			s.response("response.incomplete", obj)
+			return
+		}
+		obj := s.final(statusFailed, s.usage())
+		obj.Error = newFailure(e)
+		s.ended(obj)
+		s.response("response.failed", obj)
+	})
+}
+
+// usage is the account in the dialect's shape.
+type usage struct {
+	InputTokens   int           `json:"input_tokens"`
+	InputDetails  inputDetails  `json:"input_tokens_details"`
+	OutputTokens  int           `json:"output_tokens"`
+	OutputDetails outputDetails `json:"output_tokens_details"`
+	TotalTokens   int           `json:"total_tokens"`
+	Timings       turn.Timings  `json:"timings"`
+	AcceptRate    *float64      `json:"accept_rate"`
+	Pflash        *turn.Pflash  `json:"pflash,omitempty"`
+}
+
+type inputDetails struct {
+	Cached int `json:"cached_tokens"`
+}
+
+type outputDetails struct {
+	Reasoning int `json:"reasoning_tokens"`
+}
+
+func newUsage(u *generate.Usage) *usage {
+	return &usage{
+		InputTokens: u.PromptTokens, InputDetails: inputDetails{u.CachedTokens}, OutputTokens: u.CompletionTokens, OutputDetails: outputDetails{u.ReasoningTokens},
+		TotalTokens: u.PromptTokens + u.CompletionTokens,
+		Timings:     turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u),
+	}
+}

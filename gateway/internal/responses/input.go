@@ -1,0 +1,305 @@
+package responses
+
+import (
+	"encoding/json"
+	"strings"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	"github.com/tandem-inference/tandem/gateway/internal/seal"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
+	"github.com/tandem-inference/tandem/services/chattemplate"
+)
+
+// Types of input and output items.
+const (
+	itemMessage      = "message"
+	itemReasoning    = "reasoning"
+	itemCall         = "function_call"
+	itemCallOutput   = "function_call_output"
+	itemCustom       = "custom_tool_call"
+	itemCustomOutput = "custom_tool_call_output"
+	itemReference    = "item_reference"
+	itemTools        = "additional_tools"
+)
+
+// reader turns input items into messages.
+type reader struct {
+	// omit decides about parts that the model cannot read, see turn.Service.Omit.
+	omit   func(kind, path string) (string, error)
+	sealed *seal.Sealer
+	// find resolves an item_reference; false for an unknown id.
+	find func(id string) (json.RawMessage, bool)
+	// skipped are the types of items that were left out.
+	skipped []string
+
+	msgs []chat.Message
+	// turn is the assistant's turn that further items join; nil = none is open.
+	turn *chat.Message
+	// tools are the additional_tools items.
+	tools []reqjson.Object
+}
+
+// parseItems reads the input of a request: a string is one user message.
+func parseItems(o reqjson.Object) ([]json.RawMessage, error) {
+	raw, _, ok := o.Raw("input")
+	if !ok {
+		return nil, nil
+	}
+	switch reqjson.Kind(raw) {
+	case 's':
+		text, _, err := o.String("input")
+		if err != nil || text == "" {
+			return nil, err
+		}
+		item, err := json.Marshal(map[string]string{"type": itemMessage, "role": chat.RoleUser, "content": text})
+		return []json.RawMessage{item}, err
+	case 'a':
+		items, _, _, err := o.Array("input")
+		return items, err
+	}
+	return nil, apierror.InvalidValue("input", "must be a string or an array of items")
+}
+
+// add reads one item, which lies at path.
+func (r *reader) add(raw json.RawMessage, path string) error {
+	if reqjson.Kind(raw) == 's' {
+		// Some clients send bare strings among the items.
+		var text string
+		if err := json.Unmarshal(raw, &text); err != nil {
+			return apierror.InvalidValue(path, "must be an object")
+		}
+		r.push(chat.Message{Role: chat.RoleUser, Content: text})
+		return nil
+	}
+	o, err := reqjson.Wrap(raw, path)
+	if err != nil {
+		return err
+	}
+	kind, given, err := o.String("type")
+	if err != nil {
+		return err
+	}
+	if !given {
+		if kind = itemMessage; !o.Has("role") && o.Has("id") {
+			kind = itemReference
+		}
+	}
+	switch kind {
+	case itemMessage:
+		return r.message(o)
+	case itemReasoning:
+		return r.reasoning(o)
+	case itemCall, itemCustom:
+		return r.call(o, kind)
+	case itemCallOutput, itemCustomOutput:
+		return r.output(o)
+	case itemReference:
+		return r.reference(o)
+	case itemTools:
+		r.tools = append(r.tools, o)
+		return nil
+	}
+	r.skipped = append(r.skipped, kind)
+	return nil
+}
+
+// push adds a message that is not the assistant's.
+func (r *reader) push(m chat.Message) {
+	r.close()
+	r.msgs = append(r.msgs, m)
+}
+
+// assistant is the turn that the assistant's items join.
+func (r *reader) assistant() *chat.Message {
+	if r.turn == nil {
+		r.turn = &chat.Message{Role: chat.RoleAssistant}
+	}
+	return r.turn
+}
+
+func (r *reader) close() {
+	if r.turn != nil {
+		r.msgs = append(r.msgs, *r.turn)
+		r.turn = nil
+	}
+}
+
+func (r *reader) message(o reqjson.Object) error {
+	role, ok, err := o.String("role")
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return apierror.Missing(o.Path("role"))
+	}
+	text, err := r.text(o, "content")
+	if err != nil {
+		return err
+	}
+	switch role {
+	case chat.RoleAssistant:
+		r.assistant().Content += text
+	case chat.RoleUser:
+		r.push(chat.Message{Role: chat.RoleUser, Content: text})
+	case chat.RoleSystem, "developer":
+		r.push(chat.Message{Role: chat.RoleSystem, Content: text})
+	default:
+		return apierror.InvalidValue(o.Path("role"), "must be user, assistant, system or developer, got %q", role)
+	}
+	return nil
+}
+
+// reasoning takes what this gateway sealed, else the text of content or summary. Without any the item is left out.
+func (r *reader) reasoning(o reqjson.Object) error {
+	sealed, _, err := o.String("encrypted_content")
+	if err != nil {
+		return err
+	}
+	text, ok := r.sealed.Open(sealed)
+	for _, from := range []string{"content", "summary"} {
+		if ok {
+			break
+		}
+		if text, err = r.text(o, from); err != nil {
+			return err
+		}
+		ok = text != ""
+	}
+	if !ok {
+		return nil
+	}
+	m := r.assistant()
+	if m.HasReasoning {
+		text = m.Reasoning + "\n\n" + text
+	}
+	m.Reasoning, m.HasReasoning = text, true
+	return nil
+}
+
+func (r *reader) call(o reqjson.Object, kind string) error {
+	c := chat.ToolCall{}
+	var err error
+	if c.ID, _, err = o.String("call_id"); err != nil {
+		return err
+	}
+	name, _, err := o.String("name")
+	if err != nil {
+		return err
+	}
+	if name == "" {
+		return apierror.Missing(o.Path("name"))
+	}
+	c.Name = name
+	if ns, ok, err := o.String("namespace"); err != nil {
+		return err
+	} else if ok && ns != "" {
+		c.Name = toolcall.Join(ns, name)
+	}
+	field := "arguments"
+	if kind == itemCustom {
+		field = "input"
+	}
+	text, _, err := o.String(field)
+	if err != nil {
+		return err
+	}
+	if kind == itemCustom {
+		args := chattemplate.NewDict()
+		args.Set(toolcall.InputKey, text)
+		c.Arguments = args
+	} else {
+		c.Arguments = chat.ParseArguments(text)
+	}
+	m := r.assistant()
+	m.ToolCalls = append(m.ToolCalls, c)
+	return nil
+}
+
+func (r *reader) output(o reqjson.Object) error {
+	id, _, err := o.String("call_id")
+	if err != nil {
+		return err
+	}
+	text, err := r.text(o, "output")
+	if err != nil {
+		return err
+	}
+	r.push(chat.Message{Role: chat.RoleTool, ToolCallID: id, Content: text})
+	return nil
+}
+
+func (r *reader) reference(o reqjson.Object) error {
+	id, _, err := o.String("id")
+	if err != nil {
+		return err
+	}
+	if id == "" {
+		return apierror.Missing(o.Path("id"))
+	}
+	item, ok := r.find(id)
+	if !ok {
+		r.skipped = append(r.skipped, itemReference)
+		return nil
+	}
+	return r.add(item, o.Path("id"))
+}
+
+// text reads a string or an array of parts, which are joined.
+func (r *reader) text(o reqjson.Object, name string) (string, error) {
+	raw, _, ok := o.Raw(name)
+	if !ok {
+		return "", nil
+	}
+	if reqjson.Kind(raw) == 's' {
+		s, _, err := o.String(name)
+		return s, err
+	}
+	parts, _, _, err := o.Array(name)
+	if err != nil {
+		return "", apierror.InvalidValue(o.Path(name), "must be a string or an array of parts")
+	}
+	var b strings.Builder
+	for i, p := range parts {
+		part, err := reqjson.Wrap(p, reqjson.Index(o.Path(name), i))
+		if err != nil {
+			return "", err
+		}
+		text, err := r.part(part)
+		if err != nil {
+			return "", err
+		}
+		b.WriteString(text)
+	}
+	return b.String(), nil
+}
+
+// part reads one part.
+func (r *reader) part(o reqjson.Object) (string, error) {
+	kind, _, err := o.String("type")
+	if err != nil {
+		return "", err
+	}
+	field := "text"
+	switch kind {
+	case "", "text", "input_text", "output_text", "reasoning_text", "summary_text":
+	case "refusal":
+		field = "refusal"
+	case "input_image", "input_file", "input_audio", "input_video", "computer_screenshot":
+		return r.omit(kind, o.Path("type"))
+	default:
+		return "", apierror.InvalidValue(o.Path("type"), "%q is not a known part", kind)
+	}
+	text, ok, err := o.String(field)
+	if err == nil && !ok {
+		err = apierror.Missing(o.Path(field))
+	}
+	return text, err
+}
+
+// messages are the conversation so far.
+func (r *reader) messages() []chat.Message {
+	r.close()
+	return r.msgs
+}

@@ -1,0 +1,253 @@
+package responses
+
+import (
+	"cmp"
+	"encoding/json"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
+	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
+)
+
+// maxTopLogprobs bounds top_logprobs.
+const maxTopLogprobs = 20
+
+// request is a request of the dialect.
+type request struct {
+	*turn.Request
+	scope string
+	// object is the answer as it begins.
+	object *object
+	// inputs are all input items, those of the previous response included.
+	inputs []json.RawMessage
+	// summary and encrypted say what reasoning items carry, logprobs whether messages carry log-probabilities.
+	summary, encrypted, logprobs bool
+}
+
+// parse reads a request. name is what the answer calls the model.
+func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model, name string) (*request, error) {
+	base, err := s.Turn.Parse(r, o, m)
+	if err != nil {
+		return nil, err
+	}
+	// The dialect has one choice.
+	base.N = 1
+	q := &request{Request: base, scope: turn.CallFrom(r.Context()).Scope, object: &object{
+		ID: turn.NewID("resp_"), Object: "response", CreatedAt: time.Now().Unix(), Status: statusInProgress, Model: name,
+		Output: []any{}, ParallelToolCalls: base.Parallel, ServiceTier: "default",
+		Temperature: base.Sampling.Temperature, TopP: base.Sampling.TopP,
+	}}
+	if base.MaxTokensGiven {
+		q.object.MaxOutputTokens = &base.MaxTokens
+	}
+	for _, read := range []func(reqjson.Object) error{q.refused, q.options, q.reasoning, q.include, q.echoes} {
+		if err := read(o); err != nil {
+			return nil, err
+		}
+	}
+	return q, s.conversation(o, m, q)
+}
+
+// refused are features that would change the result and are not there.
+func (q *request) refused(o reqjson.Object) error {
+	background, _, err := o.Bool("background")
+	if err != nil {
+		return err
+	}
+	if background {
+		return apierror.Unsupported("background", "true is not supported")
+	}
+	for _, name := range []string{"conversation", "prompt"} {
+		if o.Has(name) {
+			return apierror.Unsupported(name, "is not supported")
+		}
+	}
+	return nil
+}
+
+// options are fields with a fixed set of values.
+func (q *request) options(o reqjson.Object) error {
+	store, given, err := o.Bool("store")
+	if err != nil {
+		return err
+	}
+	q.object.Store = store || !given
+	truncation, _, err := o.String("truncation")
+	if err != nil {
+		return err
+	}
+	q.object.Truncation = cmp.Or(truncation, "disabled")
+	if t := q.object.Truncation; t != "disabled" && t != truncateAuto {
+		return apierror.InvalidValue("truncation", "must be auto or disabled, got %q", t)
+	}
+	text, ok, err := o.Object("text")
+	if err != nil || !ok {
+		return err
+	}
+	format, err := turn.ParseFormat(text, "format")
+	if err == nil && format.Kind != turn.FormatText {
+		q.Format = format
+	}
+	return err
+}
+
+func (q *request) reasoning(o reqjson.Object) error {
+	raw, _, ok := o.Raw("reasoning")
+	if !ok {
+		return nil
+	}
+	if reqjson.Kind(raw) != 'o' {
+		return apierror.InvalidValue("reasoning", "must be an object")
+	}
+	in, _, err := o.Object("reasoning")
+	if err != nil {
+		return err
+	}
+	echo := &q.object.Reasoning
+	if echo.Effort, err = optionalString(in, "effort"); err != nil {
+		return err
+	}
+	if echo.Summary, err = optionalString(in, "summary", "generate_summary"); err != nil {
+		return err
+	}
+	q.summary = echo.Summary != nil && *echo.Summary != "none"
+	return nil
+}
+
+func (q *request) include(o reqjson.Object) error {
+	list, _, _, err := o.Strings("include")
+	if err != nil {
+		return err
+	}
+	q.encrypted = slices.Contains(list, "reasoning.encrypted_content")
+	q.logprobs = slices.Contains(list, "message.output_text.logprobs")
+	top, _, err := o.Int(reqjson.Between(0, maxTopLogprobs), "top_logprobs")
+	if err != nil {
+		return err
+	}
+	q.object.TopLogprobs = int(top)
+	q.TopLogprobs = generate.NoLogprobs
+	if q.logprobs {
+		q.TopLogprobs = int(top)
+	}
+	return nil
+}
+
+// echoes are fields that the answer repeats.
+func (q *request) echoes(o reqjson.Object) (err error) {
+	obj := q.object
+	for name, dst := range map[string]**string{"user": &obj.User, "prompt_cache_key": &obj.PromptCacheKey} {
+		if *dst, err = optionalString(o, name); err != nil {
+			return err
+		}
+	}
+	obj.Metadata = json.RawMessage("{}")
+	if _, ok, err := o.Object("metadata"); err != nil {
+		return err
+	} else if ok {
+		obj.Metadata = compact(o, "metadata")
+	}
+	obj.Tools = emptyList
+	if o.Has("tools") {
+		obj.Tools = compact(o, "tools")
+	}
+	obj.ToolChoice = json.RawMessage(`"auto"`)
+	if o.Has("tool_choice") {
+		obj.ToolChoice = compact(o, "tool_choice")
+	}
+	obj.Text = json.RawMessage(`{"format":{"type":"text"}}`)
+	if text, ok, err := o.Object("text"); err != nil {
+		return err
+	} else if ok && text.Has("format") {
+		obj.Text = compact(o, "text")
+	}
+	obj.Instructions = json.RawMessage("null")
+	if o.Has("instructions") {
+		obj.Instructions = compact(o, "instructions")
+	}
+	return nil
+}
+
+// compact is a copy of a member that does not keep the whole body in memory.
+func compact(o reqjson.Object, name string) json.RawMessage {
+	raw, _, _ := o.Raw(name)
+	return compactRaw(raw)
+}
+
+func compactRaw(raw json.RawMessage) json.RawMessage {
+	out, err := jsontext.Marshal(raw)
+	if err != nil {
+		// It was part of a body that was parsed.
+		panic(err)
+	}
+	return out
+}
+
+func optionalString(o reqjson.Object, names ...string) (*string, error) {
+	v, ok, err := o.String(names...)
+	if !ok || err != nil {
+		return nil, err
+	}
+	return &v, nil
+}
+
+// conversation reads instructions and items, those of the previous response first.
+func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) error {
+	instructions, _, err := o.String("instructions")
+	if err != nil {
+		return err
+	}
+	in := &reader{omit: s.Turn.Omit, sealed: s.sealed, find: func(id string) (json.RawMessage, bool) {
+		return s.store.item(key{q.scope, id})
+	}}
+	if instructions != "" {
+		in.push(chat.Message{Role: chat.RoleSystem, Content: instructions})
+	}
+	own, err := parseItems(o)
+	if err != nil {
+		return err
+	}
+	previous, given, err := o.String("previous_response_id")
+	if err != nil {
+		return err
+	}
+	if given && previous != "" {
+		e, ok := s.store.get(key{q.scope, previous})
+		if !ok {
+			return apierror.PreviousResponse(previous)
+		}
+		q.object.PreviousResponseID = &previous
+		for _, raw := range e.items {
+			if err := in.add(raw, "previous_response_id"); err != nil {
+				return err
+			}
+		}
+		q.inputs = append(q.inputs, e.items...)
+	}
+	for i, raw := range own {
+		if err := in.add(raw, reqjson.Index("input", i)); err != nil {
+			return err
+		}
+		q.inputs = append(q.inputs, compactRaw(raw))
+	}
+	if len(q.inputs) == 0 {
+		return apierror.Missing("input")
+	}
+	for _, item := range in.tools {
+		more, skipped, err := turn.ParseTools(item)
+		if err != nil {
+			return err
+		}
+		q.Tools, q.Skipped = q.Tools.Union(more), append(q.Skipped, skipped...)
+	}
+	q.Messages = chat.JoinSystem(in.messages(), m.LaterSystem)
+	s.logSkipped(q, in.skipped)
+	return nil
+}
