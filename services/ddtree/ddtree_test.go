@@ -212,6 +212,26 @@ func TestKeep(t *testing.T) {
 	}
 }
 
+func TestBelow(t *testing.T) {
+	var tree, out Tree
+	tokens, parents := []int32{10, 11, 12, 13, 14, 15}, []int32{0, 0, 1, 1, 2, 3}
+	if err := tree.Set(9, tokens, parents, []float32{-1, -2, -3, -4, -5, -6}, Limits{Vocab: 100, Nodes: 8, Depth: 8}); err != nil {
+		t.Fatal(err)
+	}
+	tree.Below(1, &out)
+	want := Tree{Tokens: []int32{10, 12, 13, 15}, Parents: []int32{-1, 0, 0, 1}, Depths: []int32{0, 1, 1, 2}, Logprobs: []float32{0, -2, -3, -5}}
+	if d := cmp.Diff(want, out, cmpopts.IgnoreUnexported(Tree{})); d != "" {
+		t.Error(d)
+	}
+	if out.Child(0, 13) != 2 || out.Child(1, 15) != 3 || out.Child(0, 11) != -1 {
+		t.Error("children cannot be found")
+	}
+	tree.Below(5, &out)
+	if out.Len() != 1 || out.Tokens[0] != 14 {
+		t.Errorf("below a leaf: %+v", out)
+	}
+}
+
 func TestNoAllocation(t *testing.T) {
 	var b Builder
 	var tree, received Tree

@@ -185,3 +185,16 @@ func (t *Tree) Keep(keep []bool) {
 		moved[i] = t.add(token, moved[parent], logprob)
 	}
 }
+
+// Below makes out the part of t below node: node is its root, log-probabilities count from there. out must not be t.
+func (t *Tree) Below(node int32, out *Tree) {
+	var moved [MaxNodes + 1]int32
+	out.Reset(t.Tokens[node])
+	for i := node + 1; int(i) < t.Len(); i++ {
+		parent := t.Parents[i]
+		if parent != node && (parent < node || moved[parent] == 0) {
+			continue
+		}
+		moved[i] = out.add(t.Tokens[i], moved[parent], t.Logprobs[i]-t.Logprobs[node])
+	}
+}

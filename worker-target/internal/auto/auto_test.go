@@ -16,6 +16,8 @@ type world struct {
 	// truth[r] is the probability that the target chooses the draft's rank r, says[r] what the draft claims.
 	truth, says []float64
 	rng         *rand.Rand
+	// strain is the share of a draft's time by which it slows the target down when both work.
+	strain float64
 }
 
 const worldBlock, worldRows = 16, 32
@@ -64,6 +66,12 @@ func (w *world) run(p *Policy, n int) (total float64, rounds [kinds]int) {
 	for done := 0; done < n; {
 		plan := p.Next(100, worldBlock)
 		rounds[plan.Kind]++
+		if plan.Sound {
+			ms, tokens := w.sound(p, plan, n-done)
+			total += ms
+			done += tokens
+			continue
+		}
 		r := Round{Plan: plan, Length: 100, Rows: 1}
 		if plan.Kind != Plain {
 			w.propose(&t, &b, plan)
@@ -77,6 +85,44 @@ func (w *world) run(p *Policy, n int) (total float64, rounds [kinds]int) {
 		done += max(1, len(r.Path))
 	}
 	return total, rounds
+}
+
+// sound decodes plainly while the draft works, at most n tokens, then verifies what is left of a proposal that was right.
+func (w *world) sound(p *Policy, plan Plan, n int) (total float64, tokens int) {
+	var t, rest ddtree.Tree
+	var b ddtree.Builder
+	w.propose(&t, &b, Plan{Kind: Chain, Block: plan.Block, Budget: plan.Budget})
+	path := w.walk(&t)
+	for draft := w.draft(plan.Block); total < draft && tokens < n; tokens++ {
+		step := w.verify(1) + w.strain*min(w.verify(1), draft-total)
+		total += step
+		p.Observe(&Round{Plan: plan, Length: 100, Rows: 1, Verify: ms(step)})
+	}
+	if tokens >= n || tokens >= len(path) || tokens+1 >= t.Len() {
+		p.Sounded(&t, min(tokens, len(path), t.Len()-1), path[:min(tokens+1, len(path))], 100)
+		return total, tokens
+	}
+	rest.Reset(int32(t.Tokens[tokens]))
+	at := int32(tokens)
+	parents := make([]int32, 0, 16)
+	for i := range t.Len() - tokens - 1 {
+		parents = append(parents, int32(i))
+	}
+	var logprobs []float32
+	for _, lp := range t.Logprobs[tokens+1:] {
+		logprobs = append(logprobs, lp-t.Logprobs[at])
+	}
+	if err := rest.Set(t.Tokens[tokens], t.Tokens[tokens+1:], parents, logprobs, ddtree.Limits{Vocab: 8, Nodes: 31, Depth: 31}); err != nil {
+		panic(err)
+	}
+	p.Rest(&rest, 100)
+	rows := rest.Len()
+	step := w.verify(rows)
+	got := min(len(path)-tokens, rows)
+	plan.Kind = Chain
+	p.Observe(&Round{Plan: plan, Length: 100, Rows: rows, Verify: ms(step), Path: path[:got]})
+	p.Sounded(&t, min(tokens+rows-1, len(path), t.Len()-1), path[:min(tokens+got, len(path))], 100)
+	return total + step, tokens + got
 }
 
 // fixed is the time that one plan takes for n tokens.
@@ -144,7 +190,7 @@ func TestRegret(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			const n = 6000
-			w := &world{verify: test.verify, draft: test.draft, truth: test.truth, says: test.says, rng: rand.New(rand.NewPCG(1, 2))}
+			w := &world{verify: test.verify, draft: test.draft, truth: test.truth, says: test.says, strain: .5, rng: rand.New(rand.NewPCG(1, 2))}
 			best := w.bestFixed(n)
 			m := calibrated(w)
 			got, rounds := w.run(m.NewRequest(worldBlock, worldRows), n)
@@ -161,7 +207,7 @@ func TestRegret(t *testing.T) {
 // TestProbesAreBounded: a worker that knows its draft to be useless loses at most 3 % and a few rounds over many requests.
 func TestProbesAreBounded(t *testing.T) {
 	bad := []float64{.05, .03}
-	w := &world{verify: medium, draft: dear, truth: bad, says: bad, rng: rand.New(rand.NewPCG(3, 4))}
+	w := &world{verify: medium, draft: dear, truth: bad, says: bad, strain: .5, rng: rand.New(rand.NewPCG(3, 4))}
 	m := calibrated(w)
 	w.run(m.NewRequest(worldBlock, worldRows), 500)
 	var got float64
@@ -204,41 +250,42 @@ func TestFollowsChanges(t *testing.T) {
 	}
 }
 
-// TestSeeds: a request starts where the worker's last ones ended.
-// A draft that turned good while one of its proposals hung is taken up again soon: within some hundred plain tokens, not
-// after the many thousands that would repay a second at 3 %.
+// TestForgivesAHang: a draft that turned good while one of its proposals hung is asked again soon: within some hundred plain
+// tokens, not after the many thousands that would repay a second at 3 %.
 func TestForgivesAHang(t *testing.T) {
 	bad := []float64{.06, .03, .02, .01}
-	w := &world{verify: medium, draft: dear, truth: bad, says: bad, rng: rand.New(rand.NewPCG(11, 12))}
+	w := &world{verify: medium, draft: dear, truth: bad, says: bad, strain: .5, rng: rand.New(rand.NewPCG(11, 12))}
 	m := calibrated(w)
 	p := m.NewRequest(worldBlock, worldRows)
-	w.run(p, 400) // plain, with probes
+	w.run(p, 400) // plain, with soundings
 	for hung := false; !hung; {
 		plan := p.Next(100, worldBlock)
-		r := Round{Plan: plan, Length: 100, Rows: 1, Verify: ms(w.verify(1))}
-		if hung = plan.Kind != Plain; hung {
-			r.Draft = ms(1200)
+		if hung = plan.Sound; hung { // the machine swapped for a second
+			p.Observe(&Round{Plan: plan, Length: 100, Rows: 1, Verify: ms(1200)})
+			p.Sounded(nil, 0, nil, 100)
+			break
 		}
-		p.Observe(&r)
+		p.Observe(&Round{Plan: plan, Length: 100, Rows: 1, Verify: ms(w.verify(1))})
 	}
-	probed := 0
+	asked := 0
 	for range 800 {
 		plan := p.Next(100, worldBlock)
-		r := Round{Plan: plan, Length: 100, Rows: 1, Verify: ms(w.verify(1))}
-		if plan.Kind != Plain {
-			probed++
-			r.Draft = ms(w.draft(plan.Block))
+		if plan.Sound {
+			asked++
+			p.Sounded(nil, 0, nil, 100)
+			plan.Sound = false
 		}
-		p.Observe(&r)
+		p.Observe(&Round{Plan: plan, Length: 100, Rows: 1, Verify: ms(w.verify(1))})
 	}
-	if probed == 0 {
-		t.Error("no probe within 800 tokens of a proposal that hung for 1.2 s")
+	if asked == 0 {
+		t.Error("the draft is not asked within 800 tokens of a proposal that hung for 1.2 s")
 	}
 }
 
+// TestSeeds: a request starts where the worker's last ones ended.
 func TestSeeds(t *testing.T) {
 	bad := []float64{.05, .03}
-	w := &world{verify: medium, draft: dear, truth: bad, says: bad, rng: rand.New(rand.NewPCG(7, 8))}
+	w := &world{verify: medium, draft: dear, truth: bad, says: bad, strain: .5, rng: rand.New(rand.NewPCG(7, 8))}
 	m := calibrated(w)
 	w.run(m.NewRequest(worldBlock, worldRows), 1000)
 	m.credit = 0
@@ -319,7 +366,7 @@ func TestNoAllocation(t *testing.T) {
 func TestMixedRequests(t *testing.T) {
 	good, poor := []float64{.97, .01}, []float64{.5, .12, .05}
 	verify := func(rows int) float64 { return 0.9 + 0.13*float64(rows) }
-	w := &world{verify: verify, draft: func(int) float64 { return 1.3 }, rng: rand.New(rand.NewPCG(9, 9))}
+	w := &world{verify: verify, draft: func(int) float64 { return 1.3 }, strain: .5, rng: rand.New(rand.NewPCG(9, 9))}
 	m := calibrated(w)
 	const requests, tokens = 60, 60
 	var spent, plain, best [2]float64

@@ -16,9 +16,14 @@
 // along the path of the draft's probabilities, each times a correction learnt from how often nodes of that probability were
 // accepted once their parents were.
 //
-// When plain decoding is estimated to be faster, the request decodes plainly and probes: one round of the best
-// chain whenever the ledger allows it. The ledger belongs to the worker: plain rounds add 3 % of their time, a probe takes
-// what it really cost more than plain decoding of the same tokens (or gives back what it won), so that probing costs at most
-// 3 % of the time plus one round, and a change for the better is followed within a few probes. Debt is bounded by one
-// dear round: a probe that hung is forgiven beyond that. The same ledger pays for trying a plan that has not run for a while.
+// When plain decoding is estimated to be faster, the request decodes plainly and sounds the draft out: now and then it asks
+// for a chain and does not wait. Plain decoding goes on while the draft works; what it chooses shows how much of the proposal
+// is right, and what is left of a proposal that was right so far is verified at once. So a sounding of a bad draft costs what
+// the two take from each other's machine, measured, and one of a good draft hardly anything. A request of which nothing is
+// known starts that way when requests often turn out to be foreign to the draft and a wide step is dear: a first round would
+// cost a draft's time and that step for one token.
+//
+// The ledger of soundings belongs to the worker: plain rounds add 3 % of their time, a sounding takes what it cost. Debt is
+// bounded by one dear round: a proposal that hung is forgiven beyond that. The same ledger pays for trials of a plan that has
+// not run for a while.
 package auto

@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// probeShare of the time of plain rounds may be spent on probes.
+	// probeShare of the time of plain rounds may be spent on soundings and trials.
 	probeShare = 0.03
 	// creditRounds caps the ledger, in rounds of the dearest plan: savings of a quiet hour are not spent at once.
 	creditRounds = 3
@@ -17,6 +17,12 @@ const (
 	stay, enter = 1.05, 1.08
 	// staleRounds after which a plan that looks nearly as good is tried again.
 	staleRounds = 64
+	// startMemory is the number of requests over which a worker remembers how their first proposals did.
+	startMemory = 30
+	// soundShare of a draft's time is what sounding it costs before it was measured: both work at the same time.
+	soundShare = 0.5
+	// leastSounding is what a sounding that cost nothing counts, in seconds: 0 would mean that none was measured.
+	leastSounding = 1e-9
 )
 
 // Kind of a plan.
@@ -35,10 +41,15 @@ type Plan struct {
 	Kind   Kind
 	Block  int // rows of the draft's block, anchor included
 	Budget int // nodes without the root
-	Probe  bool
+	// Trial is a round of a plan that was not the best for long. It is verified whole.
+	Trial bool
+	// Sound, with Plain: a chain of Block is asked for and not waited for. What plain decoding chooses meanwhile shows what
+	// the proposal is worth. With Chain: the round that verifies the rest of such a proposal.
+	Sound bool
 }
 
-// Round is what a finished round tells. Tree and Path are nil when no proposal was verified.
+// Round is what a finished round tells. Tree and Path are nil when no proposal was verified; the rest of a sounding has a Path
+// without a Tree.
 type Round struct {
 	Plan   Plan
 	Length int // context length before the round
@@ -58,6 +69,9 @@ type Model struct {
 	costs   costs
 	beliefs beliefs
 	credit  float64 // seconds
+	// losing is the share of requests whose first proposal was not worth its time.
+	losing  rate
+	sounded float64 // running mean of the seconds that a sounding costs, 0 = none measured
 }
 
 // New returns a model that knows nothing.
@@ -91,8 +105,10 @@ type Policy struct {
 	block   int // the draft's block size
 	maxRows int
 	local   beliefs
-	plain   bool // the last plan was plain by choice
-	plains  int  // plain rounds in a row
+	plain   bool    // the last plan was plain by choice
+	tested  bool    // a proposal of this request was put to the test
+	strain  float64 // seconds that the running sounding took beyond plain decoding of the same tokens
+	plains  int     // plain rounds in a row
 	idle    [kinds]int
 	shape   shape
 	cut     float64 // conditional probability of the first node cut from the chain in this round, < 0 for none
@@ -159,7 +175,7 @@ func (p *Policy) Next(length, limit int) Plan {
 			break
 		}
 	}
-	probe := best
+	chain := best
 	if p.maxRows > block {
 		rows := p.local.treeRows
 		if rows == 0 {
@@ -175,36 +191,71 @@ func (p *Policy) Next(length, limit int) Plan {
 	if p.plain {
 		need = enter / plainCost
 	}
+	sound := Plan{Kind: Plain, Sound: true, Block: chain.plan.Block, Budget: chain.plan.Budget}
 	plan := best.plan
 	switch {
 	case best.speed() < need:
-		// The probe is the best chain, verified whole: a cut proposal would cost less but could not show that the draft
-		// has become good. What it may cost more than plain decoding: at worst it brings one token.
-		plan = probe.plan
-		plan.Probe = true
-		if p.m.credit < probe.seconds-plainCost {
-			p.plain = true
+		// A sounding of the best chain shows when the draft has become good.
+		p.plain = true
+		if p.m.credit < p.soundCost(chain.plan.Block) {
 			return Plan{Kind: Plain}
 		}
+		return sound
+	case !p.tested && p.soundFirst(chain, plainCost):
+		return sound
 	case second.seconds > 0 && p.idle[second.plan.Kind] > staleRounds && second.speed() > 0.7*best.speed():
 		if cost := second.seconds - second.tokens/best.speed(); p.m.credit >= cost {
 			plan = second.plan
-			plan.Probe = true
+			plan.Trial = true
 		}
 	}
-	p.plain = plan.Probe && best.speed() < need
+	p.plain = false
 	return plan
 }
 
-// Cut shortens a proposed tree to the nodes that are worth their verify time; a probe is verified whole.
+// soundCost is what a sounding is expected to cost.
+func (p *Policy) soundCost(block int) float64 {
+	if p.m.sounded > 0 {
+		return p.m.sounded
+	}
+	return soundShare * p.m.costs.draft(block)
+}
+
+// soundFirst decides how a request starts of which nothing is known. A first round costs a draft's time and a wide step for one
+// token when the draft turns out not to know this text; a sounding costs the draft's time when it does.
+func (p *Policy) soundFirst(first estimate, plainCost float64) bool {
+	draft := p.m.costs.draft(first.plan.Block)
+	if draft == 0 {
+		return false // its first round measures it
+	}
+	losing := p.m.losing.mean(1 - prior)
+	blind := losing * (first.seconds - plainCost)
+	return (1-losing)*draft+p.soundCost(first.plan.Block) < blind
+}
+
+// Cut shortens a proposed tree to the nodes that are worth their verify time; a trial is verified whole.
 func (p *Policy) Cut(t *ddtree.Tree, plan Plan, length int) {
 	p.cut = -1
-	n := t.Len()
-	if n <= 2 || plan.Probe {
+	if t.Len() <= 2 || plan.Trial {
 		return
 	}
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
+	p.trim(t, p.m.costs.draft(plan.Block), length, 2)
+}
+
+// Rest shortens what is left of a proposal that a sounding found right so far. The draft's time is spent: only the step counts,
+// against plain decoding.
+func (p *Policy) Rest(t *ddtree.Tree, length int) {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	p.trim(t, 0, length, 1)
+	p.cut = -1
+}
+
+// trim keeps the nodes with the most tokens a second for a draft that took so many seconds, least rows at least.
+func (p *Policy) trim(t *ddtree.Tree, draft float64, length, least int) {
+	n := t.Len()
 	c := &p.m.costs
 	if c.round(1, length) == 0 {
 		return
@@ -222,8 +273,10 @@ func (p *Policy) Cut(t *ddtree.Tree, plan Plan, length int) {
 		}
 		p.order[j] = i
 	}
-	draft := c.draft(plan.Block)
-	tokens, bestSpeed, bestRows := 1.0, 0.0, 2
+	tokens, bestSpeed, bestRows := 1.0, 0.0, least
+	if least == 1 {
+		bestSpeed = 1 / (draft + c.plainRound(length))
+	}
 	for i, node := range p.order {
 		tokens += p.p[node]
 		if speed := tokens / (draft + c.round(i+2, length)); speed > bestSpeed {
@@ -258,6 +311,14 @@ func (p *Policy) Observe(r *Round) {
 	} else {
 		p.plains = 0
 	}
+	if r.Plan.Sound {
+		// The draft works at the same time: no price of plain steps, but that of the sounding, less what its rest brought.
+		p.strain += max(r.Wall, r.Verify).Seconds() - float64(max(1, len(r.Path)))*c.plainRound(r.Length)
+		if r.Rows > 1 {
+			c.observeStep(r.Rows, r.Length, verify)
+		}
+		return
+	}
 	if r.Rows > 0 {
 		// Plain steps among plain ones have a price of their own. They are many: in the table they would drown what wide
 		// steps cost right after a draft has used the machine.
@@ -283,25 +344,65 @@ func (p *Policy) Observe(r *Round) {
 	tokens := 1.0
 	if r.Tree != nil {
 		tokens = float64(len(r.Path))
-		p.shape.read(r.Tree)
-		p.local.observe(&p.shape, r.Tree, r.Path, p.cut, requestMemory)
-		p.m.beliefs.observe(&p.shape, r.Tree, r.Path, p.cut, workerMemory)
-		p.cut = -1
+		p.learn(r.Tree, r.Path, r.Length)
 		if r.Plan.Kind == Tree {
 			follow(&p.local.treeRows, float64(r.Tree.Len()))
 			follow(&p.m.beliefs.treeRows, float64(r.Tree.Len()))
 		}
 	}
-	if r.Plan.Probe {
-		cost := verify + r.Draft.Seconds() - tokens*c.plainRound(r.Length)
-		// Debt ends at one round of the dearest plan: a proposal that hung for a second must not silence drafting for a
-		// minute.
-		ceiling := p.ceiling(r.Length)
-		p.m.credit = max(min(p.m.credit-cost, ceiling), -ceiling/creditRounds)
+	if r.Plan.Trial {
+		p.charge(verify+r.Draft.Seconds()-tokens*c.plainRound(r.Length), r.Length)
 	} else {
 		// Speculation that pays earns the same share: it buys trials of other plans.
 		p.m.credit = min(p.m.credit+probeShare*(verify+r.Draft.Seconds()), p.ceiling(r.Length))
 	}
+}
+
+// learn takes in what became of a proposal: path is the part of tree that the target chose itself.
+func (p *Policy) learn(t *ddtree.Tree, path []int32, length int) {
+	c := &p.m.costs
+	if !p.tested {
+		p.tested = true
+		p.m.losing.fade(1 - 1.0/startMemory)
+		worth := (c.draft(p.block) + c.round(t.Len(), length)) / max(c.plainRound(length), 1e-9)
+		p.m.losing.add(float64(len(path)) < worth)
+	}
+	p.shape.read(t)
+	p.local.observe(&p.shape, t, path, p.cut, requestMemory)
+	p.m.beliefs.observe(&p.shape, t, path, p.cut, workerMemory)
+	p.cut = -1
+}
+
+// charge books the cost of a sounding or trial (or, below 0, its gain). Debt ends at one round of the dearest plan: a proposal
+// that hung for a second must not silence drafting for a minute.
+func (p *Policy) charge(cost float64, length int) {
+	ceiling := p.ceiling(length)
+	p.m.credit = max(min(p.m.credit-cost, ceiling), -ceiling/creditRounds)
+}
+
+// Sounded ends a sounding at a context of length tokens. chain is the proposal, nil when none came. Its first tested nodes were
+// compared with what the target chose, in plain steps and perhaps in one verify step of the rest; path are those of them that
+// it chose, root first. chain is cut to what was tested.
+func (p *Policy) Sounded(chain *ddtree.Tree, tested int, path []int32, length int) {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	p.charge(p.strain, length)
+	follow(&p.m.sounded, max(p.strain, leastSounding))
+	p.strain = 0
+	p.cut = -1
+	if chain == nil || tested == 0 {
+		return
+	}
+	if n := chain.Len(); tested < n-1 {
+		p.shape.read(chain)
+		p.cut = p.local.conditional(&p.shape, chain, int32(tested+1))
+		keep := p.keep[:n]
+		for i := range keep {
+			keep[i] = i <= tested
+		}
+		chain.Keep(keep)
+	}
+	p.learn(chain, path, length)
 }
 
 // ceiling of the ledger.

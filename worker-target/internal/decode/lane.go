@@ -19,6 +19,10 @@ type Drafter interface {
 	Ready() bool
 	Ask(a drafts.Ask)
 	Wait(ctx context.Context, tree *ddtree.Tree) drafts.Outcome
+	// Poll looks for the answer without waiting; ok is false while there is none.
+	Poll(tree *ddtree.Tree) (outcome drafts.Outcome, ok bool)
+	// Forget gives up the answer to the last Ask.
+	Forget()
 	Close()
 }
 
@@ -79,6 +83,7 @@ type Lane struct {
 	result engineplugin.StepResult
 	commit [1]engineplugin.Commit
 	tree   ddtree.Tree
+	sound  sounding
 	path   []int32 // accepted rows of the last step, not committed yet
 	stop   map[int32]bool
 
@@ -118,6 +123,7 @@ func (l *Lane) Run(ctx context.Context, engine engineplugin.Engine, req *Request
 		l.stop[t] = true
 	}
 	l.path = l.path[:0]
+	l.sound.on = false
 	r := &run{Lane: l, engine: engine, info: info, seq: seq, req: req, sink: sink, stats: stats, out: len(req.Committed), stopToken: -1}
 	defer r.close()
 	reason, err := r.run(ctx)

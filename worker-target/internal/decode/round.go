@@ -23,7 +23,17 @@ func (r *run) ask() {
 		r.missing()
 		return
 	}
+	if r.sound.on {
+		r.plan = r.sound.plan
+		return
+	}
 	plan := r.choosePlan(limit)
+	if plan.Sound {
+		if r.listen(plan); r.sound.on {
+			r.plan = plan
+		}
+		return
+	}
 	if plan.Kind == auto.Plain {
 		return
 	}
@@ -140,13 +150,16 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 	if r.link == nil {
 		r.attach(ctx, r.length)
 	}
+	if r.sound.on {
+		r.hear()
+	}
 
 	r.startStep()
 	r.rows()
 	// The anchor alone is kept whatever the step chooses: committing it at once saves the engine the replay of its state.
 	r.step.Prefill = r.tree.Len() == 1
 	start := time.Now()
-	if err := r.engine.Step(ctx, &r.step, &r.result); err != nil {
+	if err := r.forward(ctx); err != nil {
 		return 0, err
 	}
 	wall := time.Since(start)
@@ -172,6 +185,9 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 	}
 	before := r.length
 	reason := r.accept()
+	if r.sound.on && n == 1 {
+		r.sound.chosen = append(r.sound.chosen, r.tokens...)
+	}
 	// Draft tokens behind a stop token were accepted by the walk but never leave the worker.
 	r.stats.Accepted += min(len(r.path)-1, len(r.tokens))
 	if r.policy != nil {
@@ -218,7 +234,7 @@ func (r *run) accept() tandemv1.FinishReason {
 // observe teaches the model what the round cost and brought.
 func (r *run) observe(length, rows int, verify, wall, waited time.Duration, proposed bool) {
 	plan := r.plan
-	if !r.asked {
+	if !r.asked && !plan.Sound {
 		plan = auto.Plan{Kind: auto.Plain}
 	}
 	r.round = auto.Round{Plan: plan, Length: length, Rows: rows, Verify: verify, Wall: wall}
@@ -228,8 +244,14 @@ func (r *run) observe(length, rows int, verify, wall, waited time.Duration, prop
 		}
 		r.warm = r.warm || proposed
 	}
-	if proposed {
+	switch {
+	case proposed:
 		r.round.Tree, r.round.Path = &r.tree, r.path
+	case rows > 1:
+		r.round.Path = r.path
 	}
 	r.policy.Observe(&r.round)
+	if r.sound.on && rows > 1 {
+		r.endRest()
+	}
 }

@@ -143,7 +143,7 @@ func (r *run) prefill(ctx context.Context) error {
 			}
 			r.step.Rows = append(r.step.Rows, row)
 		}
-		if err := r.engine.Step(ctx, &r.step, &r.result); err != nil {
+		if err := r.forward(ctx); err != nil {
 			return err
 		}
 		if err := r.checkResult(featured); err != nil {
@@ -187,7 +187,7 @@ func (r *run) replay(ctx context.Context) error {
 			}
 			r.step.Rows = append(r.step.Rows, row)
 		}
-		if err := r.engine.Step(ctx, &r.step, &r.result); err != nil {
+		if err := r.forward(ctx); err != nil {
 			return err
 		}
 		if err := r.checkResult(featured); err != nil {

@@ -56,7 +56,7 @@ type linkConfig struct {
 	log     *zap.Logger
 }
 
-// Link is the speculation of one request. Feed, Ask and Wait belong to the decode loop, one goroutine.
+// Link is the speculation of one request. Its methods belong to the decode loop, one goroutine.
 type Link struct {
 	linkConfig
 	wake   chan struct{} // to the sender: features or an ask are there
@@ -143,36 +143,43 @@ func (l *Link) Wait(ctx context.Context, tree *ddtree.Tree) Outcome {
 	l.timer.Reset(l.ask.Deadline)
 	defer l.timer.Stop()
 	for {
-		l.mu.Lock()
-		live, response, ask := l.live || l.starting, l.response, l.ask
-		l.response = nil
-		l.mu.Unlock()
-		if response != nil {
-			limits := ddtree.Limits{Vocab: l.vocab, Nodes: ask.Budget, Depth: ask.Block - 1}
-			err := tree.Set(ask.Anchor, response.Tokens, response.Parents, response.Logprobs, limits)
-			l.mu.Lock()
-			l.keep(response)
-			l.mu.Unlock()
-			if err != nil {
-				l.malformed(err)
-				return Malformed
-			}
-			return Proposed
-		}
-		if !live {
-			l.forget()
-			return Lost
+		if outcome, ok := l.Poll(tree); ok {
+			return outcome
 		}
 		select {
 		case <-l.answer:
 		case <-l.timer.C:
-			l.forget()
+			l.Forget()
 			return Late
 		case <-ctx.Done():
-			l.forget()
+			l.Forget()
 			return Late
 		}
 	}
+}
+
+// Poll looks for the answer to the last Ask without waiting; ok is false while there is none. Late is not among its outcomes.
+func (l *Link) Poll(tree *ddtree.Tree) (outcome Outcome, ok bool) {
+	l.mu.Lock()
+	live, response, ask := l.live || l.starting, l.response, l.ask
+	l.response = nil
+	l.mu.Unlock()
+	if response == nil {
+		if !live {
+			l.Forget()
+		}
+		return Lost, !live
+	}
+	limits := ddtree.Limits{Vocab: l.vocab, Nodes: ask.Budget, Depth: ask.Block - 1}
+	err := tree.Set(ask.Anchor, response.Tokens, response.Parents, response.Logprobs, limits)
+	l.mu.Lock()
+	l.keep(response)
+	l.mu.Unlock()
+	if err != nil {
+		l.malformed(err)
+		return Malformed, true
+	}
+	return Proposed, true
 }
 
 // keep takes a response back for the receiver. The caller holds mu.
@@ -182,8 +189,8 @@ func (l *Link) keep(m *tandemv1.SpeculateResponse) {
 	}
 }
 
-// forget gives the ask up: one that was not sent never will be, one that was sent stays owed.
-func (l *Link) forget() {
+// Forget gives the ask up: one that was not sent never will be, one that was sent stays owed.
+func (l *Link) Forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.asking, l.waiting = false, false
@@ -329,10 +336,14 @@ func (l *Link) send(ctx context.Context, api tandemv1.DraftService_SpeculateClie
 			sent = base
 		}
 		l.mu.Lock()
-		rows := min(next-sent, perMessage)
-		carries := l.asking && next == l.ask.Position && sent+rows == next
-		ready := carries || (rows > 0 && (rows >= idleRows || l.asking))
 		ask := l.ask
+		end := next
+		if l.asking {
+			end = min(next, ask.Position) // the loop may have gone on: what came later does not belong to the question
+		}
+		rows := min(end-sent, perMessage)
+		carries := l.asking && sent+rows == ask.Position
+		ready := carries || (rows > 0 && (rows >= idleRows || l.asking))
 		if ready {
 			l.step++
 		}
