@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/tandem-inference/tandem/native/plugin/internal/native"
+	"github.com/tandem-inference/tandem/native/plugin/internal/program"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
 )
@@ -59,8 +60,8 @@ func TestLibrary(t *testing.T) {
 	enginetest.Run(t, func(*testing.T) (engineplugin.Opener, enginetest.Models) { return lib, models })
 }
 
-// program builds tandem-engine.
-func program(t testing.TB) string {
+// build builds tandem-engine.
+func build(t testing.TB) string {
 	t.Helper()
 	bin := filepath.Join(t.TempDir(), "tandem-engine")
 	cmd := exec.Command("go", "build", "-o", bin, ".")
@@ -74,7 +75,7 @@ func program(t testing.TB) string {
 // TestPlugin runs the suite against the library behind the engine program.
 func TestPlugin(t *testing.T) {
 	lib, models := files(t)
-	bin := program(t)
+	bin := build(t)
 	enginetest.Run(t, func(t *testing.T) (engineplugin.Opener, enginetest.Models) {
 		h, err := engineplugin.NewHost(engineplugin.HostConfig{Program: bin, Library: lib, Dir: t.TempDir()})
 		if err != nil {
@@ -85,7 +86,7 @@ func TestPlugin(t *testing.T) {
 }
 
 func TestCommandLine(t *testing.T) {
-	bin := program(t)
+	bin := build(t)
 	for _, c := range []struct {
 		name string
 		args []string
@@ -109,7 +110,7 @@ func TestCommandLine(t *testing.T) {
 // TestOrphan: the engine program ends when its worker has died.
 func TestOrphan(t *testing.T) {
 	lib, _ := files(t)
-	bin := program(t)
+	bin := build(t)
 	worker := exec.Command("sleep", "3600")
 	if err := worker.Start(); err != nil {
 		t.Fatal(err)
@@ -134,7 +135,7 @@ func TestOrphan(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = worker.Wait()
-	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != exitOrphaned {
+	if err := cmd.Wait(); err == nil || cmd.ProcessState.ExitCode() != program.ExitOrphaned {
 		t.Errorf("ended with %v", cmd.ProcessState)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/tandem-inference/tandem/native/plugin/internal/native"
+	"github.com/tandem-inference/tandem/native/plugin/internal/program"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 )
 
@@ -32,7 +33,7 @@ func (i *infoCmd) Run(c *cli) error {
 	if err != nil {
 		return err
 	}
-	lib, err := native.Load(path, nativeLog(newLogger(os.Stderr, c.LogLevel)))
+	lib, err := native.Load(path, nativeLog(program.Logger(os.Stderr, c.LogLevel)))
 	if err != nil {
 		return err
 	}

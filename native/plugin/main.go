@@ -5,14 +5,13 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 
 	"github.com/alecthomas/kong"
 	"github.com/hashicorp/go-hclog"
+
+	"github.com/tandem-inference/tandem/native/plugin/internal/program"
 )
 
 // version is set by the linker.
@@ -42,22 +41,12 @@ func main() {
 	parser.FatalIfErrorf(err)
 	if err := ctx.Run(c); err != nil {
 		// The host keeps the last lines of stderr, so this is what it shows.
-		newLogger(os.Stderr, c.LogLevel).Error("engine program failed", "error", err.Error())
+		program.Logger(os.Stderr, c.LogLevel).Error("engine program failed", "error", err.Error())
 		os.Exit(1)
 	}
 }
 
-func versionText() string {
-	text := "tandem-engine " + version
-	if b, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range b.Settings {
-			if s.Key == "vcs.revision" {
-				text += " " + s.Value[:min(len(s.Value), 12)]
-			}
-		}
-	}
-	return fmt.Sprintf("%s %s/%s", text, runtime.GOOS, runtime.GOARCH)
-}
+func versionText() string { return program.Version("tandem-engine", version) }
 
 // library finds the native library.
 func (c *cli) library() (string, error) {
@@ -73,11 +62,6 @@ func (c *cli) library() (string, error) {
 		return "", errors.New("no engine library: there is no libtandem_cpu.so beside this program; name one with --lib or TANDEM_ENGINE_LIB")
 	}
 	return path, nil
-}
-
-// newLogger writes lines that go-plugin hands to the host with level and fields: JSON with @level, @message, @timestamp.
-func newLogger(w io.Writer, level string) hclog.Logger {
-	return hclog.New(&hclog.LoggerOptions{Name: "engine", Level: hclog.LevelFromString(level), Output: w, JSONFormat: true})
 }
 
 // nativeLog passes lines of the library on.

@@ -1,19 +1,10 @@
 package main
 
 import (
-	"fmt"
 	"os"
-	"os/signal"
-	"strconv"
-	"syscall"
-	"time"
-
-	"github.com/hashicorp/go-hclog"
-	goplugin "github.com/hashicorp/go-plugin"
-	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 
 	"github.com/tandem-inference/tandem/native/plugin/internal/native"
+	"github.com/tandem-inference/tandem/native/plugin/internal/program"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 )
 
@@ -21,95 +12,12 @@ type serveCmd struct{}
 
 // Run serves until the host ends us.
 func (*serveCmd) Run(c *cli) error {
-	log := newLogger(os.Stderr, c.LogLevel)
-	if os.Getenv(engineplugin.Handshake.MagicCookieKey) != engineplugin.Handshake.MagicCookieValue {
-		return fmt.Errorf("this program is started by Tandem's workers; try: tandem-engine info")
-	}
-	if err := guardStdout(); err != nil {
-		return err
-	}
-	if err := followParent(log); err != nil {
-		return err
-	}
-	path, err := c.library()
-	if err != nil {
-		return err
-	}
-	lib, err := native.Load(path, nativeLog(log))
-	if err != nil {
-		return err
-	}
-	server := engineplugin.NewServer(lib)
-	goplugin.Serve(&goplugin.ServeConfig{
-		HandshakeConfig: engineplugin.Handshake,
-		Plugins:         engineplugin.PluginSet(server),
-		Logger:          log,
-		GRPCServer: func(options []grpc.ServerOption) *grpc.Server {
-			return grpc.NewServer(append(options, engineplugin.ServerOptions(func(method string, value any, stack []byte) {
-				log.Error("panic", "method", method, "value", fmt.Sprint(value), "stack", string(stack))
-			})...)...)
-		},
+	log := program.Logger(os.Stderr, c.LogLevel)
+	return program.Serve(log, "try: tandem-engine info", func() (engineplugin.Opener, error) {
+		path, err := c.library()
+		if err != nil {
+			return nil, err
+		}
+		return native.Load(path, nativeLog(log))
 	})
-	return server.Shutdown()
-}
-
-// guardStdout keeps file descriptor 1 for nobody: the handshake is written to a copy, and whatever a native library prints
-// lands on stderr, where the host logs it.
-func guardStdout() error {
-	fd, err := unix.FcntlInt(1, unix.F_DUPFD_CLOEXEC, 3)
-	if err != nil {
-		return fmt.Errorf("duplicate stdout: %w", err)
-	}
-	if err := unix.Dup3(2, 1, 0); err != nil {
-		return fmt.Errorf("redirect stdout: %w", err)
-	}
-	os.Stdout = os.NewFile(uintptr(fd), "handshake")
-	return nil
-}
-
-// exitOrphaned is the status of an engine whose worker died.
-const exitOrphaned = 3
-
-// followParent ends this process when the worker dies, so that device memory is freed. While the worker lives, it decides
-// when to end us: a SIGTERM to the whole process group must not cut off requests that it is still draining.
-func followParent(log hclog.Logger) error {
-	text := os.Getenv(engineplugin.ParentPIDVariable)
-	if text == "" {
-		return nil
-	}
-	pid, err := strconv.Atoi(text)
-	if err != nil || pid <= 1 {
-		return fmt.Errorf("%s: not a process id: %q", engineplugin.ParentPIDVariable, text)
-	}
-	signal.Ignore(syscall.SIGTERM)
-	go func() {
-		awaitDeath(pid)
-		log.Warn("the worker is gone", "pid", pid)
-		os.Exit(exitOrphaned)
-	}()
-	return nil
-}
-
-// parentPoll is how often the parent is looked for on kernels without pidfd.
-const parentPoll = 500 * time.Millisecond
-
-// awaitDeath returns when a process has ended.
-func awaitDeath(pid int) {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err == unix.ESRCH {
-		return
-	}
-	if err != nil {
-		for unix.Kill(pid, 0) != unix.ESRCH && os.Getppid() == pid {
-			time.Sleep(parentPoll)
-		}
-		return
-	}
-	defer unix.Close(fd)
-	for {
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		if n, err := unix.Poll(p, -1); n > 0 || err != nil && err != unix.EINTR {
-			return
-		}
-	}
 }

@@ -86,7 +86,11 @@ func (e *Engine) Propose(ctx context.Context, features []engineplugin.FeatureRow
 		result.IDs[i], result.Logprobs[i] = -1, -1
 	}
 	for i := range requests {
-		e.propose(&requests[i], result.IDs[i*positions*stride:], result.Logprobs[i*positions*stride:])
+		propose := e.propose
+		if e.m.o.Text != nil {
+			propose = e.guess
+		}
+		propose(&requests[i], result.IDs[i*positions*stride:], result.Logprobs[i*positions*stride:])
 	}
 	result.EngineNanos = int64(time.Since(start))
 	return nil
@@ -119,6 +123,9 @@ func (e *Engine) appendRows(f *engineplugin.FeatureRows) error {
 		h := hashOfFeatures(f.Data[i*bytes:], isF32(f.Encoding))
 		s.hashes = append(s.hashes, h)
 		s.fold = mix(s.fold ^ h)
+		if n := e.m.hintBytes(); n > 0 {
+			s.hints = append(s.hints, hintOfFeatures(f.Data[i*bytes:], n, isF32(f.Encoding)))
+		}
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -66,6 +65,8 @@ type work struct {
 	depths         []int32
 	last           map[engineplugin.Sequence]int32
 	ids            []int32
+	peaks          []Peak
+	hint           []byte
 }
 
 // cost of states in the fake's memory plan.
@@ -111,14 +112,8 @@ func complete(o *engineplugin.OpenOptions, f Options) error {
 	switch {
 	case o.Role < engineplugin.RoleTarget || o.Role > engineplugin.RoleScore:
 		return bad("role", "unknown role %d", o.Role)
-	case o.ModelPath == "":
-		return bad("model_path", "is empty")
-	case strings.Contains(o.ModelPath, "missing"):
-		return rpcerr.NotFound("model_path: no such file")
 	case o.Role == engineplugin.RoleDraft && o.TablesPath == "":
 		return bad("tables_path", "a draft needs the target's tables")
-	case strings.Contains(o.TablesPath, "missing"):
-		return rpcerr.NotFound("tables_path: no such file")
 	case o.Device != "" && o.Device != "cpu":
 		return bad("device", "this library serves cpu, got %q", o.Device)
 	case o.Threads < 0:
@@ -137,6 +132,14 @@ func complete(o *engineplugin.OpenOptions, f Options) error {
 		return bad("layer_first", "must be in 0..%d, got %d", f.Layers-1, o.LayerFirst)
 	case o.LayerLast < 0 || o.LayerLast > f.Layers || o.LayerLast != 0 && o.LayerLast <= o.LayerFirst:
 		return bad("layer_last", "must be in %d..%d, got %d", o.LayerFirst+1, f.Layers, o.LayerLast)
+	}
+	if err := f.CheckFile("model_path", o.ModelPath); err != nil {
+		return err
+	}
+	if o.Role == engineplugin.RoleDraft {
+		if err := f.CheckFile("tables_path", o.TablesPath); err != nil {
+			return err
+		}
 	}
 	for name, t := range map[string]int32{"kv_type_k": o.KVTypeK, "kv_type_v": o.KVTypeV} {
 		if t != engineplugin.KVDefault && t != 0 && t != 1 {
@@ -183,7 +186,7 @@ func (e *Engine) describe() engineplugin.Info {
 		name = "fake-" + [...]string{"", "target", "draft", "score"}[o.Role]
 	}
 	i := engineplugin.Info{
-		Role: o.Role, Arch: f.Arch, Name: name, Backend: "fake", Device: "pure Go",
+		Role: o.Role, Arch: f.Arch, Name: name, Backend: f.Backend, Device: "pure Go",
 		Layers: f.Layers, LayerFirst: o.LayerFirst, LayerLast: o.LayerLast, Hidden: f.Hidden, Vocab: f.Vocab,
 		MaxSequences: o.MaxSequences, MaxContext: o.MaxContext, MaxTreeRows: o.MaxTreeRows, MaxBatchRows: o.MaxBatchRows,
 		MaxTopK: o.MaxTopK, KVTypeK: o.KVTypeK, KVTypeV: o.KVTypeV, Recurrent: !f.Truncatable && o.Role == engineplugin.RoleTarget,

@@ -100,16 +100,23 @@ func taken(ids []int32, id int32) bool {
 }
 
 // Feature rows: every layer's row and the fused row begin with the eight bytes of the history's hash as numbers 0..255,
-// which bf16 holds exactly; the rest is noise of (hash, layer).
+// which bf16 holds exactly; the rest is noise of (hash, layer), or the hint of a model of texts.
+
+// hashValues is the number of values that hold the hash.
+const hashValues = 8
 
 // fusedLayer stands for the fused row where a layer is asked for.
 const fusedLayer = -1
 
-func appendFeatures(dst []byte, h uint64, layers []int32, hidden int, f32 bool) []byte {
+func appendFeatures(dst []byte, h uint64, hint []byte, layers []int32, hidden int, f32 bool) []byte {
 	for _, layer := range layers {
 		for i := range hidden {
-			v := float32(byte(h >> (8 * min(i, 7))))
-			if i >= 8 {
+			v := float32(byte(h >> (8 * min(i, hashValues-1))))
+			switch {
+			case i < hashValues:
+			case i-hashValues < len(hint):
+				v = float32(hint[i-hashValues])
+			default:
 				v = float32(int(mix(h^uint64(layer+7)<<32^uint64(i))%256) - 128)
 			}
 			bits := math.Float32bits(v)
@@ -126,19 +133,24 @@ func appendFeatures(dst []byte, h uint64, layers []int32, hidden int, f32 bool) 
 // hashOfFeatures reads the hash back from the first eight values.
 func hashOfFeatures(row []byte, f32 bool) uint64 {
 	h := uint64(0)
-	for i := range 8 {
-		var bits uint32
-		if f32 {
-			bits = binary.LittleEndian.Uint32(row[4*i:])
-		} else {
-			bits = uint32(binary.LittleEndian.Uint16(row[2*i:])) << 16
-		}
-		v := math.Float32frombits(bits)
-		if v >= 0 && v < 256 {
-			h |= uint64(byte(v)) << (8 * i)
-		}
+	for i := range hashValues {
+		h |= uint64(byteOfFeature(row, i, f32)) << (8 * i)
 	}
 	return h
+}
+
+// byteOfFeature reads value i of a row, 0 when it is not a number that stands for a byte.
+func byteOfFeature(row []byte, i int, f32 bool) byte {
+	var bits uint32
+	if f32 {
+		bits = binary.LittleEndian.Uint32(row[4*i:])
+	} else {
+		bits = uint32(binary.LittleEndian.Uint16(row[2*i:])) << 16
+	}
+	if v := math.Float32frombits(bits); v >= 0 && v < 256 {
+		return byte(v)
+	}
+	return 0
 }
 
 func isF32(e engineplugin.FeatureEncoding) bool {

@@ -28,6 +28,7 @@ type Options struct {
 	// Truncatable makes sequences truncatable; by default the model is recurrent.
 	Truncatable bool
 	Arch, Name  string // "fake", "fake-<role>"
+	Backend     string // "fake"
 
 	// Accept is the probability that a draft's first candidate of a position is what the target's argmax would be, given
 	// that the positions before were. 0 means 0.7; use NeverAccept for 0.
@@ -42,6 +43,13 @@ type Options struct {
 	Next func(history []int32) (token int32, ok bool)
 	// Histories, shared between target and draft, lets a draft follow Next.
 	Histories *Histories
+	// Text is a model of texts in place of the hash; Accept, EOS, Next and Histories are of no use then. Its pace is stated as
+	// the time that a step took, which its caller has to wait for.
+	Text TextModel
+	// CheckFile says whether a path names a file of use; nil = every path does that does not contain "missing".
+	CheckFile func(field, path string) error
+	// FuseLayers are the layers that the projection at path reads; nil = CaptureLayers.
+	FuseLayers func(path string) ([]int32, error)
 
 	// Delays pass before the call computes; they end early with CANCELED when its context does.
 	OpenDelay, StepDelay, RowDelay, ProposeDelay, ScoreDelay time.Duration
@@ -72,6 +80,16 @@ func (o Options) withDefaults() Options {
 	}
 	if o.Arch == "" {
 		o.Arch = "fake"
+	}
+	if o.Backend == "" {
+		o.Backend = "fake"
+	}
+	if o.CheckFile == nil {
+		o.CheckFile = checkPath
+	}
+	if o.FuseLayers == nil {
+		layers := o.CaptureLayers
+		o.FuseLayers = func(string) ([]int32, error) { return layers, nil }
 	}
 	return o
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"hash/crc32"
 	"slices"
+	"time"
 
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -13,9 +14,11 @@ import (
 
 // sequence is the committed state and the rows that wait for a commit.
 type sequence struct {
-	tokens  []int32  // of targets
-	hashes  []uint64 // hash after each position
-	fold    uint64   // drafts: hash of all appended bytes, so that every row matters
+	tokens  []int32   // of targets
+	hashes  []uint64  // hash after each position
+	fold    uint64    // drafts: hash of all appended bytes, so that every row matters
+	hints   [][]byte  // drafts of a model of texts: one per position
+	due     time.Time // targets of a model of texts: when the newest token is there
 	sampler engineplugin.Sampler
 	set     bool // a sampler was set
 	broken  bool // a cancelled committing step: only free, restore and import work
@@ -45,13 +48,14 @@ func (s *sequence) append(token int32, hash uint64) {
 
 // clone copies committed state: no sampler, nothing pending.
 func (s *sequence) clone() *sequence {
-	return &sequence{tokens: slices.Clone(s.tokens), hashes: slices.Clone(s.hashes), fold: s.fold}
+	return &sequence{tokens: slices.Clone(s.tokens), hashes: slices.Clone(s.hashes), fold: s.fold, hints: slices.Clone(s.hints)}
 }
 
 // assume takes the committed state of another, keeping the sampler.
 func (s *sequence) assume(from *sequence) {
 	s.tokens = append(s.tokens[:0], from.tokens...)
 	s.hashes = append(s.hashes[:0], from.hashes...)
+	s.hints = append(s.hints[:0], from.hints...)
 	s.fold, s.broken, s.pending = from.fold, false, s.pending[:0]
 }
 
@@ -146,6 +150,7 @@ func (e *Engine) Truncate(ctx context.Context, id engineplugin.Sequence, length 
 	if e.options.Role == engineplugin.RoleTarget {
 		s.tokens = s.tokens[:length]
 	} else {
+		s.hints = s.hints[:min(length, len(s.hints))]
 		s.refold()
 	}
 	s.pending = s.pending[:0]

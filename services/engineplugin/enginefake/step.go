@@ -50,9 +50,10 @@ func (e *Engine) Step(ctx context.Context, step *engineplugin.Step, result *engi
 		}
 		return err
 	}
-	e.run(step, result)
+	paced := e.run(step, result, start)
 	e.rows.Add(uint64(len(step.Rows)))
-	result.EngineNanos = int64(time.Since(start))
+	// The pace is stated, not slept: other sequences need not wait for a slow one.
+	result.EngineNanos = int64(max(time.Since(start), paced))
 	return nil
 }
 
@@ -198,8 +199,8 @@ func reset(r *engineplugin.StepResult, rows, stride int) {
 	_ = rows
 }
 
-// run computes checked rows.
-func (e *Engine) run(step *engineplugin.Step, result *engineplugin.StepResult) {
+// run computes checked rows and returns how long a model of texts wants them to take.
+func (e *Engine) run(step *engineplugin.Step, result *engineplugin.StepResult, now time.Time) (paced time.Duration) {
 	w, vocab, hidden := &e.w, e.m.o.Vocab, e.m.o.Hidden
 	stride, want := 0, uint32(0)
 	for i := range step.Rows {
@@ -237,7 +238,7 @@ func (e *Engine) run(step *engineplugin.Step, result *engineplugin.StepResult) {
 			if isFused(step.Features) {
 				layers = fused[:]
 			}
-			result.Features = appendFeatures(result.Features, h, layers, hidden, isF32(step.Features))
+			result.Features = appendFeatures(result.Features, h, e.hint(step, i), layers, hidden, isF32(step.Features))
 			if e.m.o.Histories != nil {
 				e.m.o.Histories.put(h, e.history(step, i))
 			}
@@ -246,14 +247,31 @@ func (e *Engine) run(step *engineplugin.Step, result *engineplugin.StepResult) {
 			e.output(step, i, h, want, stride, vocab, result)
 		}
 	}
+	if e.m.o.Text != nil {
+		paced = e.pace(step, result, now)
+	}
 	if step.Prefill {
 		for i := range step.Rows {
 			e.sequences[step.Rows[i].Sequence].append(step.Rows[i].Token, w.hashes[i])
 		}
 	}
+	return paced
 }
 
 var fused = [1]int32{fusedLayer}
+
+// hint is what the features of a row tell a draft besides the hash, nil without a model of texts.
+func (e *Engine) hint(step *engineplugin.Step, i int) []byte {
+	n := e.m.hintBytes()
+	if n == 0 {
+		return nil
+	}
+	w := &e.w
+	w.hint = slices.Grow(w.hint[:0], n)[:n]
+	clear(w.hint)
+	e.m.o.Text.Hint(e.text(step, i), w.hint)
+	return w.hint
+}
 
 // output fills the arrays that some row of the batch wants.
 func (e *Engine) output(step *engineplugin.Step, i int, h uint64, want uint32, stride, vocab int, result *engineplugin.StepResult) {
@@ -261,7 +279,10 @@ func (e *Engine) output(step *engineplugin.Step, i int, h uint64, want uint32, s
 	s := e.sequences[r.Sequence]
 	token, logprob, score := int32(-1), float32(0), float32(0)
 	needs := r.Want&^engineplugin.WantFeatures != 0
-	if needs {
+	switch {
+	case needs && e.m.o.Text != nil:
+		token, logprob, score = e.peaked(step, i, result)
+	case needs:
 		var history []int32
 		if e.m.o.Next != nil || s.set {
 			history = e.history(step, i)
@@ -354,9 +375,13 @@ func (e *Engine) LoadFuse(ctx context.Context, path string) error {
 	if e.options.Role != engineplugin.RoleTarget {
 		return rpcerr.FailedPrecondition("role: only targets fuse")
 	}
-	if err := checkPath("path", path); err != nil {
+	if err := e.m.o.CheckFile("path", path); err != nil {
 		return err
 	}
-	e.setCapture(e.m.o.CaptureLayers, e.m.o.Hidden)
+	layers, err := e.m.o.FuseLayers(path)
+	if err != nil {
+		return err
+	}
+	e.setCapture(layers, e.m.o.Hidden)
 	return nil
 }

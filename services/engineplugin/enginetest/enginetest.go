@@ -27,6 +27,8 @@ type Models struct {
 	Missing string
 	// OtherKV is a type of cached keys that the engine has besides its default, for states that must not fit. 0 is F32.
 	OtherKV int32
+	// Scripted says that the engine's text is given: seeds, temperatures and penalties do not move it. Biases and masks do.
+	Scripted bool
 }
 
 // Constructor returns a fresh Opener; it registers its own clean-up with t.

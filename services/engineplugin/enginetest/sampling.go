@@ -40,13 +40,12 @@ func (s *suite) samplerReproducible() {
 	if b := s.decode(e, prompt, hot(11, promptTokens), 24); !slices.Equal(a, b) {
 		s.Errorf("the same seed gave %v and %v", a, b)
 	}
-	if b := s.decode(e, prompt, hot(12, promptTokens), 24); slices.Equal(a, b) {
-		s.Error("another seed gave the same text")
-	}
 	other := hot(11, promptTokens)
 	other.Choice = 1
-	if b := s.decode(e, prompt, other, 24); slices.Equal(a, b) {
-		s.Error("another choice gave the same text")
+	for name, sampler := range map[string]engineplugin.Sampler{"seed": hot(12, promptTokens), "choice": other} {
+		if b := s.decode(e, prompt, sampler, 24); slices.Equal(a, b) != s.models.Scripted {
+			s.Errorf("another %s gave %v after %v", name, b, a)
+		}
 	}
 	// A chain that holds the text gives it back: every row is sampled with the state of its own path.
 	penal := hot(11, promptTokens)
@@ -111,7 +110,7 @@ func (s *suite) samplerSettings() {
 	}
 	// The penalty falls on what was generated.
 	bias.FrequencyPenalty = 100
-	if got := s.decode(e, prompt, bias, 2); got[0] != a || got[1] != b {
+	if got := s.decode(e, prompt, bias, 2); !s.models.Scripted && (got[0] != a || got[1] != b) {
 		s.Errorf("bias with penalty gives %v, want %d, %d", got, a, b)
 	}
 	banned := engineplugin.DefaultSampler()

@@ -1,0 +1,132 @@
+package script
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/gguf"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/tokenizer"
+)
+
+// Opener opens engines that have the shapes of real model files and follow rules.
+type Opener struct {
+	// Rules is the path of the rules, empty = none: every answer then says so.
+	Rules string
+}
+
+// Open implements engineplugin.Opener.
+func (o Opener) Open(ctx context.Context, options engineplugin.OpenOptions, progress engineplugin.Progress) (engineplugin.Engine, error) {
+	var rules []Rule
+	if o.Rules != "" {
+		var err error
+		if rules, err = Load(o.Rules); err != nil {
+			return nil, rpcerr.InvalidArgument("script", "%v", err)
+		}
+	}
+	fake := enginefake.Options{CheckFile: checkFile, FuseLayers: fuseLayers, Backend: "scripted"}
+	// What is wrong with the options themselves is said by the fake, before any file is looked at.
+	if options.Role >= engineplugin.RoleTarget && options.Role <= engineplugin.RoleScore && checkFile("model_path", options.ModelPath) == nil {
+		if err := shape(&fake, &options, rules); err != nil {
+			return nil, err
+		}
+	}
+	return enginefake.New(fake).Open(ctx, options, progress)
+}
+
+func checkFile(field, path string) error {
+	if path == "" {
+		return rpcerr.InvalidArgument(field, "is empty")
+	}
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return rpcerr.NotFound("%s: no such file: %s", field, path)
+	} else if err != nil {
+		return rpcerr.InvalidArgument(field, "%v", err)
+	}
+	return nil
+}
+
+// shape takes the shapes of the model at options.ModelPath over.
+func shape(fake *enginefake.Options, options *engineplugin.OpenOptions, rules []Rule) error {
+	file, model, err := open("model_path", options.ModelPath)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	fake.Arch, fake.Name = model.Arch, model.Name
+	fake.Layers, fake.Hidden, fake.Context, fake.Vocab = model.Layers, model.Hidden, model.Context, model.Vocab
+	fake.Truncatable = true
+	for _, recurrent := range model.Recurrent {
+		fake.Truncatable = fake.Truncatable && !recurrent
+	}
+	switch options.Role {
+	case engineplugin.RoleScore:
+		return nil
+	case engineplugin.RoleDraft:
+		if options.TablesPath == "" || checkFile("tables_path", options.TablesPath) != nil {
+			return nil // the fake refuses it
+		}
+		return shapeDraft(fake, model, options.TablesPath)
+	}
+	tok, err := tokenizer.FromGGUF(file)
+	if err != nil {
+		return rpcerr.InvalidArgument("model_path", "%s: %v", options.ModelPath, err)
+	}
+	fake.Vocab = tok.VocabSize()
+	fake.Text = NewModel(tok, rules)
+	return nil
+}
+
+func shapeDraft(fake *enginefake.Options, model *gguf.Model, tablesPath string) error {
+	if model.Draft == nil || len(model.Draft.TargetLayers) == 0 {
+		return rpcerr.InvalidArgument("model_path", "is not a draft that names the layers it reads")
+	}
+	file, target, err := open("tables_path", tablesPath)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	fake.Vocab, fake.BlockSize, fake.MaskToken = target.Vocab, model.Draft.BlockSize, int32(max(model.Draft.MaskToken, 0))
+	fake.CaptureLayers = layers(model)
+	// A draft only reads hints, for which it needs the size of the vocabulary.
+	fake.Text = &Model{vocab: target.Vocab}
+	return nil
+}
+
+func layers(model *gguf.Model) []int32 {
+	var out []int32
+	for _, l := range model.Draft.TargetLayers {
+		out = append(out, int32(l))
+	}
+	return out
+}
+
+// fuseLayers reads the layers that the projection of a draft captures.
+func fuseLayers(path string) ([]int32, error) {
+	file, model, err := open("path", path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if model.Draft == nil || len(model.Draft.TargetLayers) == 0 {
+		return nil, rpcerr.InvalidArgument("path", "%s is not of a draft that names the layers it reads", path)
+	}
+	return layers(model), nil
+}
+
+func open(field, path string) (*gguf.File, *gguf.Model, error) {
+	file, err := gguf.Open(path)
+	if err != nil {
+		return nil, nil, rpcerr.InvalidArgument(field, "%v", err)
+	}
+	model, err := file.Model()
+	if err != nil {
+		file.Close()
+		return nil, nil, rpcerr.InvalidArgument(field, "%v", err)
+	}
+	return file, model, nil
+}

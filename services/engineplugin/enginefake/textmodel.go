@@ -1,0 +1,211 @@
+package enginefake
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/engineplugin"
+)
+
+// TextModel decides by the text itself what a fake answers, in place of the hash of it. Its methods are functions of their
+// arguments alone, so that rows are batch invariant, and are called by one goroutine at a time.
+type TextModel interface {
+	// Peaks appends the likeliest next tokens after t, likeliest first, with raw logits above 0. The raw logit of every other
+	// token is 0.
+	Peaks(t Text, dst []Peak) []Peak
+	// Choose returns the token that a sampler takes after t, -1 when mask allows none. A nil mask allows all.
+	Choose(t Text, peaks []Peak, s *engineplugin.Sampler, mask []uint32) int32
+	// Hint fills what a draft learns from a feature row about the text after t.
+	Hint(t Text, hint []byte)
+	// Guess appends the draft's likeliest tokens behind anchor, at most n, from the hint of the row before it.
+	Guess(hint []byte, anchor int32, n int, dst []int32) []int32
+	// Pace is the time that one token of t's output takes and the time of everything before the first one; 0 = none.
+	Pace(t Text) (token, first time.Duration)
+}
+
+// Text is a sequence up to and including a row.
+type Text struct {
+	// Tokens are prompt, output and tree path, Tokens[:Prompt] the prompt as far as it is there. Valid during the call.
+	Tokens []int32
+	Prompt int
+	// Key identifies the prompt: equal prompts have equal keys.
+	Key uint64
+}
+
+// Output is what follows the prompt.
+func (t Text) Output() []int32 { return t.Tokens[min(t.Prompt, len(t.Tokens)):] }
+
+// Peak is a token with its raw logit.
+type Peak struct {
+	Token int32
+	Logit float32
+}
+
+// text describes row i of the step, of which rows 0..i have their hashes.
+func (e *Engine) text(step *engineplugin.Step, i int) Text {
+	s := e.sequences[step.Rows[i].Sequence]
+	t := Text{Tokens: e.history(step, i), Prompt: int(s.sampler.PromptTokens), Key: rootHash}
+	switch last := t.Prompt - 1; {
+	case last < 0 || last >= len(t.Tokens):
+	case last < len(s.hashes):
+		t.Key = s.hashes[last]
+	default:
+		at := int32(i)
+		for range len(t.Tokens) - 1 - last {
+			at = step.Rows[at].Parent
+		}
+		t.Key = e.w.hashes[at]
+	}
+	return t
+}
+
+// peaked computes a row's outputs from the peaks of its text.
+func (e *Engine) peaked(step *engineplugin.Step, i int, result *engineplugin.StepResult) (token int32, logprob, score float32) {
+	w, r, vocab := &e.w, &step.Rows[i], e.m.o.Vocab
+	t := e.text(step, i)
+	w.peaks = e.m.o.Text.Peaks(t, w.peaks[:0])
+	// All other tokens have the logit 0 and so the weight 1.
+	sum := float64(vocab - len(w.peaks))
+	for _, p := range w.peaks {
+		sum += math.Exp(float64(p.Logit))
+	}
+	norm := math.Log(sum)
+	of := func(token int32) float32 {
+		for _, p := range w.peaks {
+			if p.Token == token {
+				return float32(float64(p.Logit) - norm)
+			}
+		}
+		return float32(-norm)
+	}
+	token = -1
+	if r.Want&engineplugin.WantToken != 0 {
+		var mask []uint32
+		if r.Mask >= 0 {
+			words := (vocab + 31) / 32
+			mask = step.Masks[int(r.Mask)*words:][:words]
+		}
+		if token = e.m.o.Text.Choose(t, w.peaks, &e.sequences[r.Sequence].sampler, mask); token >= 0 {
+			logprob = of(token)
+		}
+	}
+	if r.Want&engineplugin.WantScore != 0 {
+		score = of(r.Score)
+	}
+	if r.Want&engineplugin.WantLogits != 0 {
+		at := len(result.Logits)
+		result.Logits = slices.Grow(result.Logits, vocab)[:at+vocab]
+		clear(result.Logits[at:])
+		for _, p := range w.peaks {
+			result.Logits[at+int(p.Token)] = p.Logit
+		}
+	}
+	if r.Want&engineplugin.WantTop != 0 {
+		next := int32(0)
+		for k := range int(r.TopK) {
+			id := next
+			if k < len(w.peaks) {
+				id = w.peaks[k].Token
+			} else {
+				for slices.ContainsFunc(w.peaks, func(p Peak) bool { return p.Token == id }) {
+					id++
+				}
+				next = id + 1
+			}
+			result.TopIDs = append(result.TopIDs, id)
+			result.TopLogprobs = append(result.TopLogprobs, of(id))
+		}
+	}
+	return token, logprob, score
+}
+
+// pace is how long the step takes: as long as the slowest of its sequences, each of which keeps a time table of its own.
+func (e *Engine) pace(step *engineplugin.Step, result *engineplugin.StepResult, now time.Time) time.Duration {
+	longest := time.Duration(0)
+	for i := range step.Rows {
+		r := &step.Rows[i]
+		s := e.sequences[r.Sequence]
+		if r.Want&engineplugin.WantToken == 0 || !step.Prefill && r.Parent >= 0 {
+			continue
+		}
+		t := e.text(step, i)
+		token, first := e.m.o.Text.Pace(t)
+		if token <= 0 && first <= 0 {
+			continue
+		}
+		if len(t.Output()) == 0 {
+			s.due = now.Add(first)
+		} else {
+			if s.due.Before(now.Add(-token)) { // the caller was late, or took over: the output is not hurried after it
+				s.due = now.Add(-token)
+			}
+			s.due = s.due.Add(token * time.Duration(e.taken(step, result, i)))
+		}
+		longest = max(longest, s.due.Sub(now))
+	}
+	return longest
+}
+
+// taken counts the tokens that a walk from row i through the rows that the sampler chose yields.
+func (e *Engine) taken(step *engineplugin.Step, result *engineplugin.StepResult, i int) int {
+	n := 1
+	for k := i + 1; k < len(step.Rows); k++ {
+		if r := &step.Rows[k]; int(r.Parent) == i && r.Token == result.Tokens[i] && r.Want&engineplugin.WantToken != 0 {
+			i = k
+			n++
+		}
+	}
+	return n
+}
+
+// Hints travel in the values of a feature row behind the eight that hold the hash.
+
+// maxHint bounds the bytes of a hint, of which drafts keep one for every position.
+const maxHint = 96
+
+// hintBytes is the room for a hint in a row.
+func (m *model) hintBytes() int {
+	if m.o.Text == nil {
+		return 0
+	}
+	return min(m.o.Hidden-hashValues, maxHint)
+}
+
+// hintOfFeatures reads a hint back.
+func hintOfFeatures(row []byte, n int, f32 bool) []byte {
+	hint := make([]byte, n)
+	for i := range hint {
+		hint[i] = byteOfFeature(row, hashValues+i, f32)
+	}
+	return hint
+}
+
+// guess writes the candidates of a request from the hint of the sequence's last row: the model's guess first, then the ids
+// above it, all equally unlikely.
+func (e *Engine) guess(r *engineplugin.DraftRequest, ids []int32, logprobs []float32) {
+	const (
+		sure   = -0.05 // log-probability of the guess
+		unsure = 0.04  // probability that all other candidates share
+	)
+	s, w := e.sequences[r.Sequence], &e.w
+	w.ids = w.ids[:0]
+	if s.length() == int(r.Position) && len(s.hints) > 0 {
+		w.ids = e.m.o.Text.Guess(s.hints[len(s.hints)-1], r.Token, int(r.Block)-1, w.ids)
+	}
+	for p := range int(r.Block) - 1 {
+		at := p * e.options.MaxTopK
+		first := int32(mix(uint64(r.Token)^uint64(p)) % uint64(e.m.o.Vocab)) // a draft without a hint guesses
+		if p < len(w.ids) {
+			first = w.ids[p]
+		}
+		ids[at], logprobs[at] = first, sure
+		others := first + 1
+		if int(others)+int(r.TopK) > e.m.o.Vocab {
+			others = 0
+		}
+		for k := 1; k < int(r.TopK); k++ {
+			ids[at+k], logprobs[at+k] = others+int32(k-1), float32(math.Log(unsure/float64(e.m.o.Vocab)))
+		}
+	}
+}
