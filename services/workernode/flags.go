@@ -28,7 +28,7 @@ type Flags struct {
 
 	Model     string      `help:"Model file (GGUF)." required:"" placeholder:"PATH"`
 	Engine    string      `help:"The tandem-engine program; default: beside this program." placeholder:"PATH"`
-	EngineLib string      `help:"Engine library; default: libtandem_cpu.so beside the engine program." placeholder:"PATH"`
+	EngineLib string      `help:"Engine library; default: libtandem_cpu.so beside the engine program, if it is there." placeholder:"PATH"`
 	Device    string      `help:"Device to run on: cpu, cuda:0, hip:0." default:"cpu"`
 	Threads   int         `help:"CPU threads of the engine, 0 = one per core." default:"0"`
 	MaxCtx    int         `help:"Context length in tokens, 0 = the model's, as far as memory allows." default:"0"`
@@ -77,15 +77,20 @@ func (f *Flags) EnginePaths() (program, library string, err error) {
 		}
 		program = filepath.Join(filepath.Dir(exe), "tandem-engine")
 	}
+	if _, err := os.Stat(program); err != nil {
+		return "", "", fmt.Errorf("--engine: %w", err)
+	}
 	library = f.EngineLib
 	if library == "" {
 		backend, _, _ := strings.Cut(f.Device, ":")
 		library = filepath.Join(filepath.Dir(program), "libtandem_"+backend+".so")
 	}
-	for flag, path := range map[string]string{"--engine": program, "--engine-lib": library} {
-		if _, err := os.Stat(path); err != nil {
-			return "", "", fmt.Errorf("%s: %w", flag, err)
+	if _, err := os.Stat(library); err != nil {
+		// An engine program of the user's choice may have its library elsewhere, or need none.
+		if f.Engine != "" && f.EngineLib == "" {
+			return program, "", nil
 		}
+		return "", "", fmt.Errorf("--engine-lib: %w", err)
 	}
 	return program, library, nil
 }

@@ -66,6 +66,7 @@ func newCluster(cfg clusterConfig) (_ *cluster, err error) {
 	}()
 	gateway := cfg.gateway
 	gateway.Model, gateway.PrefillDrafter = cfg.models.target, cfg.models.prefill
+	gateway.SealKeyFile = sealKeyFile(gateway.SealKeyFile, cfg.log)
 	// A local cluster needs no port for its workers, unless others are to join.
 	if gateway.RegistryListen == app.Defaults().RegistryListen {
 		gateway.RegistryListen = "unix://" + c.socket("registry")
@@ -130,6 +131,11 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	if models.prefill != "" {
 		specs = append(specs, c.spec(programs, workerPrefill, []string{"--model", models.prefill, "--threads", strconv.Itoa(draftThreads)}))
 	}
+	if w.Engine != "" {
+		if _, err := os.Stat(w.Engine); err != nil {
+			return nil, fmt.Errorf("--engine: %w", err)
+		}
+	}
 	for _, spec := range specs {
 		if _, err := os.Stat(spec.Path); err != nil {
 			return nil, fmt.Errorf("the worker program %s is missing: build it (make build) or name its folder by --programs", spec.Path)
@@ -145,6 +151,9 @@ func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
 		"--gateway", registryTarget(c.gateway.RegistryAddr()), "--listen", address, "--worker-id", name,
 		"--device", c.cfg.workers.Device, "--parent-pid", strconv.Itoa(os.Getpid()),
 		"--log-level", c.cfg.logLevel, "--log-format", c.cfg.logFormat)
+	if c.cfg.workers.Engine != "" {
+		args = append(args, "--engine", c.cfg.workers.Engine)
+	}
 	if c.cfg.workers.CacheDir != "" && name != workerPrefill {
 		args = append(args, "--cache-dir", c.cfg.workers.CacheDir)
 	}
@@ -156,11 +165,15 @@ func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
 	}
 }
 
+// scriptVariable is what the engine program of tests reads; see native/plugin/scripted.
+const scriptVariable = config.EnvPrefix + "_SCRIPT"
+
 // workerEnvironment is ours without the variables that stand for flags: TANDEM_DRAFT is a file to this program and an
 // address to worker-target. Everything a worker is to know is on its command line.
 func workerEnvironment() []string {
 	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
-		return strings.HasPrefix(variable, config.EnvPrefix+"_")
+		name, _, _ := strings.Cut(variable, "=")
+		return strings.HasPrefix(name, config.EnvPrefix+"_") && name != scriptVariable
 	})
 }
 

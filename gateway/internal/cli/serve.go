@@ -36,6 +36,7 @@ type WorkerFlags struct {
 	CacheTypeK   string      `name:"cache-type-k" default:"f16" enum:"f16,f32" help:"Type of cached keys: f16, f32."`
 	CacheTypeV   string      `name:"cache-type-v" default:"f16" enum:"f16,f32" help:"Type of cached values: f16, f32."`
 	CacheDir     string      `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers."`
+	Engine       string      `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`
 	Programs     string      `type:"path" placeholder:"DIR" help:"Folder of the worker programs; default: beside this program."`
 }
 
