@@ -19,24 +19,30 @@ ARGS ?=
 
 export PATH := $(CURDIR)/bin:$(PATH)
 
-.PHONY: help setup build build-go build-native up down test test-go test-race test-native test-sanitize test-e2e \
+.PHONY: help setup build build-go build-test build-native up down test test-go test-race test-native test-sanitize test-e2e \
 	lint lint-proto lint-go lint-native lint-flags fmt proto compose bench clean
 
 help: ## show this list
 	@echo "Tandem: fast, lossless speculative inference. First steps: make up, then see README.md."
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---- set-up and build ------------------------------------------------------------------------------------------------
 
 setup: ## install the Debian packages that a build needs (as root), else name them
 	@tools/setup.sh build
 
-build: setup build-native build-go ## build all programs and the native engine into bin/
+build: setup build-native build-go build-test ## build all programs and the native engine into bin/
 
 build-go:
 	@mkdir -p bin
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(GO_LDFLAGS)' -o bin/ $(GO_PROGRAMS)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(GO_LDFLAGS) -X main.version=$(VERSION)' -o bin/tandem-engine ./native/plugin
+
+# The engine program of tests; no image has it.
+build-test:
+	@mkdir -p bin
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(GO_LDFLAGS) -X main.version=$(VERSION)' -o bin/tandem-engine-scripted \
+		./native/plugin/scripted
 
 build-native:
 	@mkdir -p bin native/build
@@ -45,6 +51,26 @@ build-native:
 	@rm -f native/build/configure.log
 	cmake --build native/build -j $(JOBS) --target tandem_cpu
 	@cmp -s native/build/libtandem_cpu.so bin/libtandem_cpu.so || install -m 755 native/build/libtandem_cpu.so bin/
+
+# Processors to compile for, semicolons between them; empty: all that the compiler knows of native/cmake/gpu.cmake's list.
+CUDA_ARCHS ?=
+HIP_ARCHS ?=
+# gpu_configure(options): the GPU libraries share the build folder, and with it the host's objects, with the CPU library.
+gpu_configure = mkdir -p bin native/build && cmake -S native -B native/build -G Ninja -DCMAKE_BUILD_TYPE=Release $(1) \
+	> native/build/configure.log 2>&1 || { cat native/build/configure.log; exit 1; }; \
+	grep -E '^-- (CUDA|HIP)' native/build/configure.log
+
+build-cuda: ## build bin/libtandem_cuda.so: nvcc of the system, else fetched from PyPI
+	@tools/gpu-toolchain.sh cuda
+	@$(call gpu_configure,-DTND_CUDA=ON $(if $(CUDA_ARCHS),-DTND_CUDA_ARCHS="$(CUDA_ARCHS)",-UTND_CUDA_ARCHS))
+	cmake --build native/build -j $(JOBS) --target tandem_cuda
+	@install -m 755 native/build/libtandem_cuda.so bin/
+
+build-hip: ## build bin/libtandem_hip.so: ROCm of the system, else Debian's clang and HIP headers
+	@tools/gpu-toolchain.sh hip
+	@$(call gpu_configure,-DTND_HIP=ON $(if $(HIP_ARCHS),-DTND_HIP_ARCHS="$(HIP_ARCHS)",-UTND_HIP_ARCHS))
+	cmake --build native/build -j $(JOBS) --target tandem_hip
+	@install -m 755 native/build/libtandem_hip.so bin/
 
 up: build ## build what is missing and run the demonstration cluster on http://127.0.0.1:8000 (Ctrl-C ends it)
 	exec bin/tandem serve --demo $(ARGS)
@@ -56,7 +82,7 @@ down: ## end a cluster that `make up` left running in this checkout
 
 test: build bin/testsum ## build, then run every test; the last line says how many passed
 	@rm -rf $(RESULTS)
-	@$(MAKE) --no-print-directory test-go test-race test-native test-sanitize test-e2e
+	@$(MAKE) --no-print-directory test-go test-race test-native test-gpu-compile test-sanitize test-e2e
 	@bin/testsum total -dir $(RESULTS)
 
 test-go: bin/testsum ## format, vet and Go tests
@@ -64,7 +90,8 @@ test-go: bin/testsum ## format, vet and Go tests
 		if [ -n "$$unformatted" ]; then echo "gofmt differs: $$unformatted"; exit 1; fi
 	$(GO) vet $(GO_TESTED) ./tests/... ./bench/...
 	@bin/testsum run -name go -dir $(RESULTS) -- $(GO) test -json -shuffle=on -timeout 10m $(GO_TESTED)
-	@cd tools/testsum && GOWORK=off ../../bin/testsum run -name tools -dir ../../$(RESULTS) -- $(GO) test -json ./...
+	@for tool in testsum gpures; do cd $(CURDIR)/tools/$$tool && \
+		GOWORK=off ../../bin/testsum run -name $$tool -dir ../../$(RESULTS) -- $(GO) test -json ./...; done
 
 test-race: bin/testsum ## Go tests marked short, under the race detector
 	@CGO_ENABLED=1 bin/testsum run -name go-race -dir $(RESULTS) -- \
@@ -74,6 +101,22 @@ test-native: build-native bin/testsum ## native tests, release build
 	cmake --build native/build -j $(JOBS)
 	@bin/testsum run -name native -dir $(RESULTS) -junit $(CURDIR)/$(RESULTS)/native.xml -- \
 		ctest --test-dir native/build --output-on-failure --output-junit $(CURDIR)/$(RESULTS)/native.xml
+
+GPU_TABLE := native/GPU_RESOURCES.tsv
+GPU_REPORTS := native/build/cuda native/build/hip
+# What CI compiles: the processors of the table.
+gpu-compile:
+	@tools/gpu-toolchain.sh
+	@$(call gpu_configure,-DTND_WERROR=ON -DTND_CUDA=ON -DTND_HIP=ON -DTND_CUDA_ARCHS="86;90a" -DTND_HIP_ARCHS=gfx1100)
+	cmake --build native/build -j $(JOBS) --target tandem_cuda tandem_hip
+.PHONY: build-cuda build-hip gpu-compile test-gpu-compile gpu-resources
+
+test-gpu-compile: bin/testsum bin/gpures ## compile the GPU libraries, compare registers and spills with the table
+	@bin/testsum run -name gpu -dir $(RESULTS) -junit $(CURDIR)/$(RESULTS)/gpu.xml -- \
+		bash -c '$(MAKE) --no-print-directory gpu-compile && bin/gpures -table $(GPU_TABLE) -junit $(RESULTS)/gpu.xml $(GPU_REPORTS)'
+
+gpu-resources: gpu-compile bin/gpures ## rewrite the table of the GPU kernels' registers and spills
+	bin/gpures -table $(GPU_TABLE) -update $(GPU_REPORTS)
 
 # -O1 keeps the build short; gcc's warnings are only dependable at the optimisation of the release build.
 test-sanitize: bin/testsum ## native tests under AddressSanitizer and UBSan
@@ -89,6 +132,10 @@ test-e2e: bin/testsum ## end-to-end tests of the programs in bin/
 bin/testsum: $(wildcard tools/testsum/*.go)
 	@mkdir -p bin
 	@cd tools/testsum && GOWORK=off CGO_ENABLED=0 $(GO) build -trimpath -o ../../bin/testsum .
+
+bin/gpures: $(wildcard tools/gpures/*.go)
+	@mkdir -p bin
+	@cd tools/gpures && GOWORK=off CGO_ENABLED=0 $(GO) build -trimpath -o ../../bin/gpures .
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
