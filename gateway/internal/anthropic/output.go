@@ -43,6 +43,7 @@ type output struct {
 	buf    []byte
 
 	blocks []any
+	begun  int       // blocks that were begun
 	open   *building // block that is being written, nil between blocks
 }
 
@@ -86,8 +87,12 @@ func (o *output) append(kind, delta, field string, text []byte) {
 	o.delta(delta, field, text)
 }
 
-// end completes the output: an answer is never without a block.
+// end completes the output: an answer is never without a block. A call that the end cut off is closed, as clients need it, but it
+// is not part of the answer.
 func (o *output) end() {
+	if o.open != nil && o.open.call != nil {
+		o.close()
+	}
 	o.finish()
 	if len(o.blocks) == 0 {
 		o.begin(blockText, nil)
@@ -97,6 +102,7 @@ func (o *output) end() {
 
 func (o *output) begin(kind string, call *toolcall.Call) {
 	o.open = &building{kind: kind, call: call}
+	o.begun++
 	if !o.events {
 		return
 	}
@@ -140,22 +146,18 @@ func (o *output) finish() {
 	case blockText:
 		o.blocks = append(o.blocks, textBlock{b.kind, string(b.text)})
 	default:
-		o.blocks = append(o.blocks, toolBlock{b.kind, b.call.ID, b.call.Name, input(b.text)})
+		o.blocks = append(o.blocks, toolBlock{b.kind, b.call.ID, b.call.Name, b.text})
 	}
+	o.close()
+}
+
+func (o *output) close() {
 	if o.events {
 		o.start("content_block_stop")
-		o.buf = strconv.AppendInt(append(o.buf, `,"index":`...), int64(len(o.blocks)-1), 10)
+		o.index()
 		o.stop()
 	}
 	o.open = nil
-}
-
-// input is the arguments of a call as an object.
-func input(args []byte) json.RawMessage {
-	if !json.Valid(args) {
-		return json.RawMessage("{}")
-	}
-	return args
 }
 
 // start opens an event, stop closes it.
@@ -169,7 +171,7 @@ func (o *output) stop() { o.buf = append(o.buf, "}\n\n"...) }
 
 // index names the open block by its place.
 func (o *output) index() {
-	o.buf = strconv.AppendInt(append(o.buf, `,"index":`...), int64(len(o.blocks)), 10)
+	o.buf = strconv.AppendInt(append(o.buf, `,"index":`...), int64(o.begun-1), 10)
 }
 
 // appendJSON appends v, which is of a type of this package and always marshals.

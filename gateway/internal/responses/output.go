@@ -75,17 +75,17 @@ func kindOf(c *toolcall.Call) string {
 	return itemCall
 }
 
-// end completes the output. A completed answer without any visible part gets an empty message. An item that the end cut off is
-// incomplete.
+// end completes the output. A completed answer without any visible part gets an empty message. Text that the end cut off is
+// incomplete; a call that it cut off is dropped without an end of its own, because clients run what they are told is done.
 func (o *output) end(status string) {
-	last := status
-	if last != statusCompleted {
-		last = statusIncomplete
+	if o.open != nil && o.open.call != nil {
+		o.open = nil
 	}
-	o.finish(last)
 	if status != statusCompleted {
+		o.finish(statusIncomplete)
 		return
 	}
+	o.finish(statusCompleted)
 	for _, it := range o.items {
 		if _, ok := it.(*reasoningItem); !ok {
 			return
@@ -201,14 +201,14 @@ func (o *output) finish(status string) {
 	}
 	shape := b.shape(status, &o.outputOptions)
 	if o.events {
-		o.done(shape, status)
+		o.done(shape)
 	}
 	o.items = append(o.items, shape)
 	o.open = nil
 }
 
 // done appends the events that close the open item.
-func (o *output) done(shape any, status string) {
+func (o *output) done(shape any) {
 	b := o.open
 	switch it := shape.(type) {
 	case *messageItem:
@@ -231,19 +231,14 @@ func (o *output) done(shape any, status string) {
 			o.stop()
 		}
 	case *callItem:
-		// Arguments that were cut off are not announced as done.
-		if status == statusCompleted {
-			o.inItem("response.function_call_arguments.done")
-			o.field("arguments", b.text)
-			o.field("name", []byte(it.Name))
-			o.stop()
-		}
+		o.inItem("response.function_call_arguments.done")
+		o.field("arguments", b.text)
+		o.field("name", []byte(it.Name))
+		o.stop()
 	case *customItem:
-		if status == statusCompleted {
-			o.inItem("response.custom_tool_call_input.done")
-			o.field("input", b.text)
-			o.stop()
-		}
+		o.inItem("response.custom_tool_call_input.done")
+		o.field("input", b.text)
+		o.stop()
 	}
 	o.start("response.output_item.done")
 	o.index()

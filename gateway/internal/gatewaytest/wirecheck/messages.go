@@ -16,6 +16,8 @@ type MessagesAnswer struct {
 type messagesState struct {
 	out     MessagesAnswer
 	content []any
+	begun   int            // blocks
+	cut     bool           // the last block is a call without its end
 	block   map[string]any // open block, nil between blocks
 	text    string         // of the open block
 	deltas  int            // of the open block
@@ -99,9 +101,10 @@ func (s *messagesState) open(d map[string]any) error {
 	if s.block != nil || s.delta {
 		return errors.New("a block begins inside another or after the end")
 	}
-	if i := num(d, "index"); i != len(s.content) {
-		return fmt.Errorf("block %d after %d blocks", i, len(s.content))
+	if i := num(d, "index"); i != s.begun {
+		return fmt.Errorf("block %d after %d blocks", i, s.begun)
 	}
+	s.begun++
 	b := obj(d, "content_block")
 	want := map[string][]string{"thinking": {"thinking", "signature"}, "text": {"text"}, "tool_use": {"id", "name", "input"}}[str(b, "type")]
 	if want == nil {
@@ -118,7 +121,7 @@ func (s *messagesState) open(d map[string]any) error {
 }
 
 func (s *messagesState) change(d map[string]any) error {
-	if s.block == nil || num(d, "index") != len(s.content) {
+	if s.block == nil || num(d, "index") != s.begun-1 {
 		return errors.New("delta of a block that is not open")
 	}
 	if s.signed {
@@ -137,8 +140,8 @@ func (s *messagesState) change(d map[string]any) error {
 		}
 		s.text += str(delta, "text")
 	case "tool_use/input_json_delta":
-		if s.deltas == 0 && str(delta, "partial_json") != "" {
-			return errors.New("the first input_json_delta is not empty")
+		if (s.deltas == 0) != (str(delta, "partial_json") == "") {
+			return errors.New("the first input_json_delta, and no other, is empty")
 		}
 		s.text += str(delta, "partial_json")
 	default:
@@ -149,7 +152,7 @@ func (s *messagesState) change(d map[string]any) error {
 }
 
 func (s *messagesState) close(d map[string]any) error {
-	if s.block == nil || num(d, "index") != len(s.content) {
+	if s.block == nil || num(d, "index") != s.begun-1 {
 		return errors.New("end of a block that is not open")
 	}
 	switch str(s.block, "type") {
@@ -166,7 +169,9 @@ func (s *messagesState) close(d map[string]any) error {
 		}
 		var input map[string]any
 		if err := json.Unmarshal([]byte(s.text), &input); err != nil || input == nil {
-			return fmt.Errorf("input %q is no object", s.text)
+			// Right only if the answer was cut off here; then the call is not part of it.
+			s.cut, s.block = true, nil
+			return nil
 		}
 		s.block["input"] = input
 	}
@@ -191,6 +196,9 @@ func (s *messagesState) end(d map[string]any) error {
 		if str(b, "type") == "tool_use" {
 			calls++
 		}
+	}
+	if s.cut && str(delta, "stop_reason") != "max_tokens" {
+		return errors.New("the input of a call is no object")
 	}
 	if reason := str(delta, "stop_reason"); reason == "" || (reason == "tool_use" && calls == 0) {
 		return fmt.Errorf("stop_reason %q with %d calls", reason, calls)

@@ -170,7 +170,7 @@ func (s *responsesState) inside(kind string, d map[string]any) error {
 	case "custom_tool_call custom_tool_call_input.done":
 		return s.done(d, "input")
 	case "message content_part.done", "reasoning content_part.done":
-		if !s.partDone || str(obj(d, "part"), "text") != s.text {
+		if s.part == nil || !s.partDone || str(obj(d, "part"), "text") != s.text {
 			return fmt.Errorf("part is done with %v, the deltas spell %q", d["part"], s.text)
 		}
 		s.part = nil
@@ -188,13 +188,16 @@ func (s *responsesState) inside(kind string, d map[string]any) error {
 		s.sumText += str(d, "delta")
 		return nil
 	case "reasoning reasoning_summary_text.done":
+		if s.summary == nil || s.sumDone {
+			return errors.New("the summary is done twice")
+		}
 		s.sumDone = true
 		if str(d, "text") != s.sumText {
 			return fmt.Errorf("the summary is done with %q, the deltas spell %q", str(d, "text"), s.sumText)
 		}
 		return nil
 	case "reasoning reasoning_summary_part.done":
-		if !s.sumDone || str(obj(d, "part"), "text") != s.sumText {
+		if s.summary == nil || !s.sumDone || str(obj(d, "part"), "text") != s.sumText {
 			return errors.New("the summary part is done with another text")
 		}
 		s.summary = nil
@@ -247,7 +250,8 @@ func (s *responsesState) close(it map[string]any) error {
 }
 
 func (s *responsesState) end(kind string, r map[string]any) error {
-	if s.item != nil {
+	if call := str(s.item, "call_id") != ""; s.item != nil && (!call || s.partDone || kind == "response.completed") {
+		// Only a call that was cut off has no end.
 		return errors.New("the response ends inside an item")
 	}
 	status := map[string][]string{"response.completed": {"completed"}, "response.incomplete": {"incomplete", "cancelled"}, "response.failed": {"failed"}}[kind]
