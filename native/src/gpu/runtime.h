@@ -197,9 +197,14 @@ void launch(Stream& stream, const Launch& l, void (*kernel)(P...), A&&... args) 
                                      static_cast<int>(l.shared_bytes)),
                  l.name);
   }
-  kernel<<<dim3(l.grid.x, l.grid.y, l.grid.z), dim3(l.block.x, l.block.y, l.block.z), l.shared_bytes,
-           static_cast<hipStream_t>(stream.native())> > >(static_cast<P>(args)...);
-  stream.check(hipGetLastError(), l.name);
+  // clang-format off: it would take the brackets of the launch for template ones and part them.
+  [&](P... values) {
+    void* pointers[] = {static_cast<void*>(&values)..., nullptr};
+    stream.check(hipLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(l.grid.x, l.grid.y, l.grid.z),
+                                 dim3(l.block.x, l.block.y, l.block.z), pointers, l.shared_bytes,
+                                 static_cast<hipStream_t>(stream.native())),
+                 l.name);
+  }(static_cast<P>(args)...);
 #endif
 #endif
 }

@@ -1,0 +1,127 @@
+// Recorder turns the operations that a model issues into one submission per step.
+//
+// The backend's calls do not launch: each appends its launch function and arguments to a list, puts what the kernels
+// read (plans, tokens, masks) into one buffer and reserves room for what the host wants back in another. flush() copies
+// the first buffer to the device, runs the list, copies the second one back, waits, and hands the results out. A step
+// thus has two copies and one wait, and the host reads nothing in between.
+//
+// A list that was seen before, byte by byte, has the same launches on the same pointers: it runs as a captured graph.
+// That is why everything that differs between steps of the same kind goes through the plan buffer, and why nothing here
+// knows about models: equal rows of equal shape give equal lists. Lists are compared in full, the hash only finds them.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <unordered_map>
+#include <vector>
+
+#include "core/status.h"
+#include "gpu/runtime.h"
+
+namespace tnd::gpu {
+
+class Recorder {
+ public:
+  explicit Recorder(Stream* stream) : stream_(stream) {}
+  ~Recorder();
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  // plan_bytes and result_bytes are taken on the device by the caller (set_memory) and here in pinned host memory.
+  Status set_memory(void* plan, uint64_t plan_bytes, void* results, uint64_t result_bytes);
+  uint64_t plan_capacity() const { return plan_bytes_; }
+  uint64_t result_capacity() const { return result_bytes_; }
+
+  // reserve makes room for the plans and results of one operation: when they do not fit behind what is recorded, that is
+  // flushed first. False when they never fit; the stream then holds the reason.
+  bool reserve(uint64_t plan_bytes, uint64_t result_bytes = 0);
+
+  // put copies n values to the plan buffer and returns their device address; equal contents of a step share one place.
+  // The bytes must be part of what was reserved (each piece rounded up to kAlign).
+  template <typename T>
+  const T* put(const T* values, size_t n) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return static_cast<const T*>(put_bytes(values, n * sizeof(T)));
+  }
+  template <typename T>
+  const T* put(std::span<const T> values) {
+    return put(values.data(), values.size());
+  }
+  static constexpr uint64_t kAlign = 64;
+  static constexpr uint64_t padded(uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+  // result returns device memory that operations write and that reaches `host` in flush.
+  void* result(void* host, uint64_t bytes);
+
+  // add records operation(stream, args).
+  template <typename A>
+  void add(void (*operation)(Stream&, const A&), const A& args) {
+    static_assert(std::is_trivially_copyable_v<A> && alignof(A) <= kWord);
+    A clean = args;
+#if defined(__GNUC__) && !defined(__clang__)
+    __builtin_clear_padding(&clean);  // else equal operations could differ in bytes that mean nothing
+#endif
+    const Call call{&invoke<A>, reinterpret_cast<void (*)()>(operation)};
+    append(call, &clean, sizeof clean);
+  }
+
+  // flush runs everything recorded and waits for it. Failures stay in the stream.
+  Status flush();
+
+  // Counters since open.
+  uint64_t graph_runs() const { return graph_runs_; }
+  uint64_t list_runs() const { return list_runs_; }
+  int last_nodes() const { return last_nodes_; }
+
+ private:
+  static constexpr size_t kWord = 16;
+  static constexpr size_t kMaxGraphs = 48;
+  struct alignas(kWord) Word {
+    unsigned char bytes[kWord];
+  };
+  struct Call {
+    void (*invoke)(Stream&, void (*)(), const void*);
+    void (*operation)();
+  };
+  struct Entry {
+    std::vector<Word> list;
+    Graph graph;
+    uint64_t used = 0;  // flush in which it ran last
+  };
+  struct Download {
+    void* host;
+    uint64_t at, bytes;
+  };
+  struct Piece {
+    uint64_t at, bytes;
+  };
+
+  template <typename A>
+  static void invoke(Stream& stream, void (*operation)(), const void* args) {
+    reinterpret_cast<void (*)(Stream&, const A&)>(operation)(stream, *static_cast<const A*>(args));
+  }
+  const void* put_bytes(const void* data, uint64_t bytes);
+  void append(const Call& call, const void* args, size_t bytes);
+  void run_list(const std::vector<Word>& list);
+  void submit();
+
+  Stream* stream_;
+  uint8_t *plan_ = nullptr, *plan_host_ = nullptr;
+  uint8_t *results_ = nullptr, *results_host_ = nullptr;
+  uint64_t plan_bytes_ = 0, result_bytes_ = 0;
+
+  // Of the step being recorded.
+  std::vector<Word> list_;
+  uint64_t plan_used_ = 0, result_used_ = 0;
+  std::vector<Download> downloads_;
+  std::unordered_multimap<uint64_t, Piece> pieces_;
+
+  std::unordered_multimap<uint64_t, std::unique_ptr<Entry>> entries_;
+  uint64_t flushes_ = 0, graph_runs_ = 0, list_runs_ = 0;
+  int last_nodes_ = 0;
+};
+
+}  // namespace tnd::gpu

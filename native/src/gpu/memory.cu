@@ -1,0 +1,50 @@
+#include "gpu/memory.h"
+
+#include <algorithm>
+
+namespace tnd::gpu {
+namespace {
+
+constexpr unsigned kThreads = 256;
+constexpr unsigned kMaxBlocks = 4096;
+
+unsigned blocks_for(int64_t n) {
+  return static_cast<unsigned>(std::min<int64_t>((n + kThreads - 1) / kThreads, kMaxBlocks));
+}
+
+// Block (x, i) copies elements of row i.
+__global__ void copy_rows_f32_kernel(CopyRowsArgs a) {
+  const float* from = a.src + a.rows[blockIdx.y] * a.dim;
+  float* to = a.dst + blockIdx.y * a.dst_stride;
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < a.dim; i += int64_t{gridDim.x} * kThreads) {
+    to[i] = from[i];
+  }
+}
+
+__global__ void round_bf16_kernel(RoundArgs a) {
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < a.n; i += int64_t{gridDim.x} * kThreads) {
+    a.dst[i] = f32_to_bf16(a.src[i]);
+  }
+}
+
+}  // namespace
+
+void launch_copy_rows(Stream& stream, const CopyRowsArgs& args) {
+  launch(stream,
+         {.grid = {blocks_for(args.dim), static_cast<unsigned>(args.n)}, .block = {kThreads}, .name = "copy_rows"},
+         copy_rows_f32_kernel, args);
+}
+
+void launch_round_bf16(Stream& stream, const RoundArgs& args) {
+  launch(stream, {.grid = {blocks_for(args.n)}, .block = {kThreads}, .name = "round_bf16"}, round_bf16_kernel, args);
+}
+
+void launch_copy(Stream& stream, const CopyArgs& args) {
+  stream.copy(args.dst, args.src, args.bytes);
+}
+
+void launch_fill(Stream& stream, const FillArgs& args) {
+  stream.fill(args.dst, args.value, args.bytes);
+}
+
+}  // namespace tnd::gpu
