@@ -2,7 +2,9 @@ package emit
 
 import (
 	"math"
+	"slices"
 
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
@@ -20,11 +22,15 @@ type Config struct {
 	Stops []string
 	// Logprobs keeps an Entry per content token.
 	Logprobs bool
+	// Tools finds calls in the content; nil = there are none.
+	Tools *toolcall.Parser
+	// Literal are control tokens whose text is read like any other: the markup of calls.
+	Literal []int32
 }
 
-// Counts are token counts of one choice; Thinking includes the markers, Total all.
+// Counts are token counts of one choice; Thinking includes the markers, Tool is the markup of calls, Total all.
 type Counts struct {
-	Thinking, Total int
+	Thinking, Tool, Total int
 }
 
 // ways of whitespace at the start of the content
@@ -49,8 +55,10 @@ type Emitter struct {
 	lead     lead
 	blank    []byte // whitespace that waits in leadHold
 	pending  []byte // content that may be the start of a stop string
+	until    int    // offset behind pending
 
 	fed      int // content bytes so far
+	calls    []*toolcall.Call
 	entries  []Entry
 	seen     []span // content bytes that became visible, as far back as entries need them
 	counts   Counts
@@ -74,10 +82,11 @@ func New(cfg Config) *Emitter {
 	return e
 }
 
-// Push adds a token. It returns false when a stop string was completed: the generation is over and further tokens are ignored.
+// Push adds a token. It returns false when a stop string or the only call that is allowed was completed: the generation is over
+// and further tokens are ignored.
 func (e *Emitter) Push(tok Entry) bool {
 	e.begin()
-	if e.stopped != 0 {
+	if e.over() {
 		return false
 	}
 	e.counts.Total++
@@ -108,18 +117,32 @@ func (e *Emitter) Push(tok Entry) bool {
 	if e.thinking {
 		e.counts.Thinking++
 	}
+	inside := e.inside()
 	track := e.cfg.Logprobs && !e.thinking
 	if track {
-		tok.start = e.fed + len(e.blank)
+		tok.start, tok.hidden = e.fed+len(e.blank), inside
 		e.entries = append(e.entries, tok)
 	}
-	e.buf = e.dec.Append(e.buf[:0], id)
+	if slices.Contains(e.cfg.Literal, id) && !e.thinking {
+		e.buf = append(e.dec.AppendFlush(e.buf[:0]), e.cfg.Tokenizer.TokenBytes(id)...)
+	} else {
+		e.buf = e.dec.Append(e.buf[:0], id)
+	}
 	e.text(e.buf)
+	if inside || e.inside() {
+		e.counts.Tool++
+	}
 	if track && e.stopped == 0 {
 		e.mark()
 	}
-	return e.stopped == 0
+	return !e.over()
 }
+
+// inside reports whether the text is inside of a call's markup.
+func (e *Emitter) inside() bool { return e.cfg.Tools != nil && !e.thinking && e.cfg.Tools.Inside() }
+
+// over reports that nothing may follow.
+func (e *Emitter) over() bool { return e.stopped != 0 || e.cfg.Tools != nil && e.cfg.Tools.Done() }
 
 // mark notes where the text of the newest tokens ends. A token that ends inside a character ends with the token that
 // completes it; one whose whitespace waits ends behind that.
@@ -200,6 +223,10 @@ func (e *Emitter) reasoning(b []byte) {
 // content takes text of the content stage.
 func (e *Emitter) content(b []byte) {
 	e.fed += len(b)
+	if e.cfg.Tools != nil {
+		e.cfg.Tools.Push(b, (*callSink)(e))
+		return
+	}
 	e.match(b, e.fed)
 }
 
@@ -212,7 +239,7 @@ func (e *Emitter) match(b []byte, end int) {
 		e.show(b, end)
 		return
 	}
-	e.pending = append(e.pending, b...)
+	e.pending, e.until = append(e.pending, b...), end
 	for i, c := range b {
 		if w := e.stop.push(c); w >= 0 {
 			// The word ends here; everything before it goes out.
@@ -233,11 +260,18 @@ func (e *Emitter) decided() int {
 	if e.finished || e.stopped != 0 {
 		return math.MaxInt
 	}
-	return e.fed - len(e.pending)
+	switch {
+	case len(e.pending) > 0:
+		return e.until - len(e.pending)
+	case e.cfg.Tools != nil:
+		return e.cfg.Tools.Decided()
+	}
+	return e.fed
 }
 
-// Finish ends the output: an unfinished character becomes U+FFFD, held back text goes out. Take returns the rest afterwards.
-func (e *Emitter) Finish() {
+// Finish ends the output: an unfinished character becomes U+FFFD, held back text goes out. cut says that it ends because there was
+// no more room: a call that is not complete then has no ToolEnd. Take returns the rest afterwards.
+func (e *Emitter) Finish(cut bool) {
 	e.begin()
 	if e.stopped == 0 {
 		e.text(e.dec.AppendFlush(e.buf[:0]))
@@ -248,10 +282,10 @@ func (e *Emitter) Finish() {
 			e.content(e.blank)
 			e.blank = e.blank[:0]
 		}
-		if e.stopped == 0 {
-			e.show(e.pending, e.fed)
-			e.pending = e.pending[:0]
+		if e.stopped == 0 && e.cfg.Tools != nil {
+			e.cfg.Tools.Finish(cut, (*callSink)(e))
 		}
+		e.flush()
 	}
 	for i := range e.entries {
 		e.entries[i].open = false

@@ -51,7 +51,7 @@ func run(cfg Config, ids []int32, cut func(i int) bool) output {
 			break
 		}
 	}
-	e.Finish()
+	e.Finish(false)
 	take()
 	out.Stop, _ = e.StopString()
 	return out
@@ -136,7 +136,7 @@ func TestInvalidBytes(t *testing.T) {
 		e.Push(Entry{Candidate: Candidate{ID: i}})
 		take(i)
 	}
-	e.Finish()
+	e.Finish(false)
 	take(-1)
 	want := []string{"a", "", "", "\uFFFDb", "\uFFFD", "", "", "日", "", "", "\uFFFD"}
 	if d := cmp.Diff(want, got); d != "" {

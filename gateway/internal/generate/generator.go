@@ -1,6 +1,7 @@
 package generate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
@@ -21,12 +23,15 @@ const minRoom = 16
 
 // Config of a Generator.
 type Config struct {
+	// DefaultMaxTokens is the output limit of requests that have none and no default of their own.
 	DefaultMaxTokens int
 	// MaxTokensCeiling limits max_tokens, 0 = no limit.
 	MaxTokensCeiling int
 	StrictContext    bool
 	// FailoverTimeout is how long a generation that lost its worker waits for another.
 	FailoverTimeout time.Duration
+	// Watchdog is a mode of package watchdog; empty = off.
+	Watchdog string
 }
 
 // Deps of a Generator.
@@ -187,7 +192,7 @@ func (r *run) countCompression(ctx context.Context, c *CompressionReport) {
 // lowered what was asked for.
 func (r *run) length(p, c int) (n, clamped int, err error) {
 	cfg := r.g.cfg
-	want := max(cfg.DefaultMaxTokens, r.req.DefaultMaxTokens)
+	want := cmp.Or(r.req.DefaultMaxTokens, cfg.DefaultMaxTokens)
 	if r.req.MaxTokensGiven {
 		want = r.req.MaxTokens
 		if cfg.MaxTokensCeiling > 0 {
@@ -261,6 +266,9 @@ func (r *run) newEmitter(j job) *emit.Emitter {
 	}
 	if r.req.SplitReasoning {
 		cfg.ThinkOpen, cfg.ThinkClose, cfg.Thinking = r.req.Model.ThinkOpen, r.req.Model.ThinkClose, j.thinking
+	}
+	if r.req.Tools != nil {
+		cfg.Tools, cfg.Literal = toolcall.NewParser(*r.req.Tools), r.req.Model.Markup
 	}
 	return emit.New(cfg)
 }

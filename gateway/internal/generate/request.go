@@ -20,6 +20,8 @@ type Model struct {
 	ThinkOpen, ThinkClose int32
 	// Stops are the tokens that end a turn.
 	Stops []int32
+	// Markup are control tokens in which the model writes calls.
+	Markup []int32
 }
 
 // Prompt is one prompt of a request.
@@ -67,6 +69,8 @@ type Request struct {
 	PromptLogprobs bool
 	// SplitReasoning tells reasoning from content; without it markers are text.
 	SplitReasoning bool
+	// Tools makes calls of what the model writes as such; nil = all of it is text.
+	Tools *toolcall.Config
 	// RawTokens hands the ids of each step to the sink as well.
 	RawTokens bool
 	// Guide limits what may be chosen; nil = nothing. Its Reasoning is filled by Reasoning.
@@ -74,7 +78,7 @@ type Request struct {
 	// Reasoning says how the reasoning of a choice is bounded that may have max tokens and whose prompt ends inside reasoning
 	// or not; nil, or a nil result = not at all.
 	Reasoning func(max int, inside bool) *tandemv1.Reasoning
-	// DefaultMaxTokens raises the generator's default for this request, 0 = leaves it: tiers of effort need room.
+	// DefaultMaxTokens replaces the generator's default for this request, 0 = leaves it.
 	DefaultMaxTokens int
 	Priority         int
 	Arrived          time.Time

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	"github.com/tandem-inference/tandem/gateway/internal/watchdog"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -46,6 +47,9 @@ type stream struct {
 	messages          int64 // Committed messages: one per verify step
 	retries           int
 	degraded          bool
+	watching          bool
+	watchdog          watchdog.Watchdog
+	degenerate        bool
 	prefill, restore  time.Duration
 	decode            time.Duration
 }
@@ -205,6 +209,9 @@ func (s *stream) tokens(c *tandemv1.Committed) error {
 	s.last = now
 	s.messages++
 	s.raw = s.raw[:0]
+	watch := s.r.g.cfg.Watchdog
+	s.watching = s.watching || watch == watchdog.Always ||
+		watch == watchdog.AfterClose && c.GetCloseKind() == tandemv1.CloseKind_CLOSE_KIND_HARD
 	more := true
 	for i, id := range c.GetTokens() {
 		s.committed = append(s.committed, id)
@@ -218,6 +225,9 @@ func (s *stream) tokens(c *tandemv1.Committed) error {
 			setLogprobs(&entry, c.GetLogprobs()[i])
 		}
 		more = s.emitter.Push(entry)
+		if s.watching && s.watchdog.Push(id) {
+			s.degenerate, more = true, false
+		}
 		if s.r.req.RawTokens {
 			s.raw = append(s.raw, entry)
 		}
@@ -284,21 +294,27 @@ func (s *stream) timings(t *tandemv1.Timings) {
 
 // finish closes the emitter and describes the end.
 func (s *stream) finish() *Choice {
-	c := s.partial()
+	cut := s.ended == FinishLength || s.ended == "" && s.finished.GetReason() == tandemv1.FinishReason_FINISH_REASON_LENGTH
+	c := s.conclude(cut)
 	switch {
-	case c.StopString != "", s.ended == FinishStop:
+	case c.StopString != "":
 		c.Finish = FinishStop
-	case s.ended == FinishLength, s.finished.GetReason() == tandemv1.FinishReason_FINISH_REASON_LENGTH:
+	case cut:
 		c.Finish = FinishLength
+	case len(c.ToolCalls) > 0:
+		c.Finish = FinishToolCalls
 	default:
 		c.Finish = FinishStop
 	}
 	return c
 }
 
-// partial describes what there is and hands over the rest of the text.
-func (s *stream) partial() *Choice {
-	s.emitter.Finish()
+// partial describes a choice that failed.
+func (s *stream) partial() *Choice { return s.conclude(true) }
+
+// conclude describes what there is and hands over the rest of the text. cut: a call that is not complete has no end.
+func (s *stream) conclude(cut bool) *Choice {
+	s.emitter.Finish(cut)
 	s.raw = s.raw[:0]
 	// The client may be gone; there is nothing left to stop.
 	_ = s.hand()
@@ -310,7 +326,9 @@ func (s *stream) partial() *Choice {
 		// A worker that was cancelled or lost sent no account; its messages tell the steps.
 		s.steps = max(s.steps, s.messages)
 	}
-	c := &Choice{Tokens: s.emitter.Counts(), Clamped: s.job.clamped}
+	c := &Choice{Tokens: s.emitter.Counts(), Clamped: s.job.clamped, Tools: s.r.req.Tools != nil, ToolCalls: s.emitter.Calls(),
+		ToolParseError: s.emitter.ToolParseError()}
+	c.Degenerate = s.degenerate
 	c.StopString, _ = s.emitter.StopString()
 	if s.emitter.Thought() {
 		c.CloseKind = s.closeKind()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/services/chattemplate"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -31,6 +32,8 @@ type Model struct {
 	Name string
 	Path string
 	Arch string
+	// GeneralName is the model's own name, general.name of its file; empty when it has none.
+	GeneralName string
 	// Context is the model's native context length.
 	Context int
 	// Created is the file's modification time, unix seconds.
@@ -39,6 +42,8 @@ type Model struct {
 	Digest string
 	// Fingerprint names build and model, for system_fingerprint.
 	Fingerprint string
+	// Family decides how the model writes tool calls.
+	Family toolcall.Family
 	// TemplateSource says where the chat template came from: file, model or built-in.
 	TemplateSource string
 	// LaterSystem says that the template takes system messages behind others.
@@ -80,6 +85,13 @@ func Load(opt Options) (*Model, error) {
 		Model: generate.Model{Tokenizer: tok, ThinkOpen: marker(tok, thinkOpen), ThinkClose: marker(tok, thinkClose), Stops: tok.StopTokens()},
 	}
 	if m.Arch, err = f.Architecture(); err != nil {
+		return nil, fmt.Errorf("model file %s: %w", opt.Path, err)
+	}
+	m.Family = familyOf(m.Arch)
+	if m.Family == toolcall.GemmaFamily {
+		m.Markup = markup(tok)
+	}
+	if m.GeneralName, _, err = f.String("general.name"); err != nil {
 		return nil, fmt.Errorf("model file %s: %w", opt.Path, err)
 	}
 	if n, ok, err := f.Int(m.Arch + ".context_length"); err == nil && ok {
@@ -160,6 +172,30 @@ func marker(tok *tokenizer.Tokenizer, text string) int32 {
 		return emit.None
 	}
 	return id
+}
+
+// familyOf an architecture.
+func familyOf(arch string) toolcall.Family {
+	switch {
+	case strings.HasPrefix(arch, "qwen"):
+		return toolcall.QwenFamily
+	case strings.HasPrefix(arch, "gemma"):
+		return toolcall.GemmaFamily
+	case strings.HasPrefix(arch, "laguna"):
+		return toolcall.LagunaFamily
+	}
+	return toolcall.Generic
+}
+
+// markup finds the control tokens in which calls are written.
+func markup(tok *tokenizer.Tokenizer) []int32 {
+	var ids []int32
+	for _, text := range toolcall.GemmaMarks {
+		if id, ok := tok.ID(text); ok {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // chatML is the template of models that bring none.

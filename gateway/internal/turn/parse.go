@@ -60,7 +60,7 @@ func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least 
 	if req.Stream, _, err = o.Bool("stream"); err != nil {
 		return nil, err
 	}
-	if req.Sampling, err = parseSampling(o, m.Tokenizer.VocabSize()); err != nil {
+	if req.Sampling, err = s.sampling(o, m); err != nil {
 		return nil, err
 	}
 	if req.Stops, err = parseStops(o); err != nil {

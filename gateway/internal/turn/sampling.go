@@ -6,10 +6,40 @@ import (
 	"strconv"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"google.golang.org/protobuf/proto"
 )
+
+// sampling reads the sampler's fields and fills in the model's defaults.
+func (s *Service) sampling(o reqjson.Object, m *model.Model) (*tandemv1.Sampling, error) {
+	out, err := parseSampling(o, m.Tokenizer.VocabSize())
+	if err != nil || s.Budgets == nil {
+		return out, err
+	}
+	FillSampling(out, s.Budgets.Sampling(m))
+	return out, nil
+}
+
+// FillSampling gives the fields of s that a request left open the values of a model card.
+func FillSampling(s *tandemv1.Sampling, d modelcard.Sampling) {
+	for _, f := range []struct {
+		dst  **float64
+		from *float64
+	}{
+		{&s.Temperature, d.Temperature}, {&s.TopP, d.TopP}, {&s.MinP, d.MinP},
+		{&s.PresencePenalty, d.PresencePenalty}, {&s.RepetitionPenalty, d.RepetitionPenalty},
+	} {
+		if *f.dst == nil && f.from != nil {
+			*f.dst = f.from
+		}
+	}
+	if s.TopK == nil && d.TopK != nil {
+		s.TopK = proto.Int32(int32(*d.TopK))
+	}
+}
 
 // parseSampling reads the sampler's fields. vocab bounds the ids of logit_bias. A seed is drawn when none is given, so that a
 // generation can be replayed on another worker.

@@ -14,7 +14,9 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/chattemplate"
 	"go.uber.org/zap"
@@ -38,20 +40,24 @@ type Deps struct {
 	Generator *generate.Generator
 	// Compressor may be nil: then compression is off.
 	Compressor *compress.Compressor
-	// Budgets may be nil: then reasoning lasts as long as the model likes.
+	// Budgets may be nil: then the generator's defaults hold, and reasoning lasts as long as the model likes.
 	Budgets Budgets
 	Logger  *zap.Logger
 }
 
-// Budgets says how long reasoning may last.
+// Budgets knows what a model wants: lengths, sampling, and how long reasoning may last.
 type Budgets interface {
+	// DefaultMaxTokens is the output limit of requests that give none.
+	DefaultMaxTokens(m *model.Model) int
+	// Sampling holds the defaults of the sampler's fields.
+	Sampling(m *model.Model) modelcard.Sampling
 	// Budget resolves the wishes of a request whose thinking is on.
 	Budget(m *model.Model, t Thinking) (Budget, error)
 }
 
 // Budget is a resolved limit of reasoning.
 type Budget struct {
-	// DefaultMaxTokens raises the default of max_tokens so that the reasoning fits, 0 = leaves it.
+	// DefaultMaxTokens replaces the default of max_tokens: the reasoning must fit.
 	DefaultMaxTokens int
 	// Reasoning is for a choice of at most max tokens whose prompt ends inside reasoning or not; see generate.Request.
 	Reasoning func(max int, inside bool) *tandemv1.Reasoning
@@ -144,6 +150,12 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 		return nil, err
 	}
 	p.Run.Prompts = []generate.Prompt{prompt}
+	if req.Tools.Len() > 0 && req.Choice.Mode != ToolNone {
+		p.Run.Tools = &toolcall.Config{Set: req.Tools, Family: m.Family, Serial: !req.Parallel, NewID: req.NewCallID}
+		if req.NewCallID == nil {
+			p.Run.Tools.NewID = callID
+		}
+	}
 	if err := s.limit(m, req, conv, p); err != nil {
 		return nil, err
 	}
@@ -155,10 +167,14 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 
 // Raw turns the fields of Base into a run without prompts, for endpoints that have no conversation.
 func (s *Service) Raw(m *model.Model, req *Request) *Prepared {
-	return &Prepared{Run: &generate.Request{
+	run := &generate.Request{
 		ID: req.ID, Arrived: req.Arrived, Model: m.Model, Priority: req.Priority, N: req.N, Sampling: req.Sampling, Stops: req.Stops,
 		MaxTokens: req.MaxTokens, MaxTokensGiven: req.MaxTokensGiven, Speculation: req.Speculation, TopLogprobs: req.TopLogprobs,
-	}}
+	}
+	if s.Budgets != nil {
+		run.DefaultMaxTokens = s.Budgets.DefaultMaxTokens(m)
+	}
+	return &Prepared{Run: run}
 }
 
 // limit bounds the reasoning and what may be chosen.
