@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/watchdog"
 	"github.com/tandem-inference/tandem/services/config"
 )
 
@@ -26,10 +27,21 @@ type Config struct {
 	StrictModel      bool   `help:"Refuse requests that name another model."`
 	StrictContext    bool   `help:"Refuse requests whose max_tokens does not fit into the context instead of lowering it."`
 
-	DefaultMaxTokens int  `default:"16000" help:"Output limit of requests that give none."`
-	MaxTokensCeiling int  `default:"0" help:"Upper limit of max_tokens; 0 = none."`
-	MaxN             int  `default:"8" help:"Most choices per request."`
-	DefaultThinking  bool `help:"Thinking is on for requests that do not say."`
+	ModelCard        string `type:"path" placeholder:"PATH" help:"Model card of the served model; default: looked up by the model's own name."`
+	ModelCardDir     string `type:"path" placeholder:"DIR" help:"Where model cards are looked up first."`
+	DefaultMaxTokens *int   `aliases:"max-tokens" placeholder:"N" help:"Output limit of requests that give none; default: the model card's, else that of the model's family."`
+	MaxTokensCeiling int    `default:"0" help:"Upper limit of max_tokens; 0 = none."`
+	MaxN             int    `default:"8" help:"Most choices per request."`
+	DefaultThinking  bool   `help:"Thinking is on for requests that do not say."`
+
+	ThinkMaxTokens        *int   `placeholder:"N" help:"Most tokens of reasoning; default: the card's output limit less the reply budget."`
+	HardLimitReplyBudget  *int   `placeholder:"N" help:"Output tokens kept for the reply: reasoning that goes on for too long is closed; 0 never closes it. Default: the card's, else 4096."`
+	ReasoningEffortLow    *int   `placeholder:"N" help:"Reasoning tokens of effort low; default: the card's."`
+	ReasoningEffortMedium *int   `placeholder:"N" help:"Reasoning tokens of effort medium; default: the card's."`
+	ReasoningEffortHigh   *int   `placeholder:"N" help:"Reasoning tokens of effort high; default: the card's."`
+	ReasoningEffortXHigh  *int   `name:"reasoning-effort-x-high" placeholder:"N" help:"Reasoning tokens of effort x-high; default: the card's."`
+	ReasoningEffortMax    *int   `placeholder:"N" help:"Reasoning tokens of effort max; default: the card's."`
+	DegenerateWatchdog    string `default:"after-close" enum:"always,after-close,off" help:"End answers that repeat themselves: always, after-close (of reasoning that was closed by force), off."`
 
 	MaxQueue         int     `default:"256" help:"Requests that may wait for a worker; more get 429."`
 	QueueTimeoutS    float64 `name:"queue-timeout-s" default:"600" help:"Longest wait in the queue, seconds."`
@@ -69,7 +81,7 @@ const imagesReplaced = "placeholder"
 func Defaults() Config {
 	return Config{
 		Host: "127.0.0.1", Port: 8000, GRPCPort: 9000, RegistryListen: "127.0.0.1:9100",
-		DefaultMaxTokens: 16000, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, FailoverTimeoutS: 60, ShutdownGraceS: 30,
+		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, FailoverTimeoutS: 60, ShutdownGraceS: 30,
 		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{"*"}, ResponseStoreMB: 64, ImagePolicy: "reject",
 		PrefillCompression: "off", PrefillThreshold: 32000, PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true,
 		LeaseTTLS: 6,
@@ -91,9 +103,29 @@ func (c *Config) Validate() error {
 	if _, _, err := splitListen(c.RegistryListen); err != nil {
 		bad("registry-listen", "%v", err)
 	}
-	for flag, v := range map[string]int{"default-max-tokens": c.DefaultMaxTokens, "max-n": c.MaxN, "prefill-threshold": c.PrefillThreshold} {
+	for flag, v := range map[string]int{"max-n": c.MaxN, "prefill-threshold": c.PrefillThreshold} {
 		if v < 1 {
 			bad(flag, "%d is below 1", v)
+		}
+	}
+	for flag, v := range map[string]*int{"default-max-tokens": c.DefaultMaxTokens, "think-max-tokens": c.ThinkMaxTokens,
+		"reasoning-effort-low": c.ReasoningEffortLow, "reasoning-effort-medium": c.ReasoningEffortMedium, "reasoning-effort-high": c.ReasoningEffortHigh,
+		"reasoning-effort-x-high": c.ReasoningEffortXHigh, "reasoning-effort-max": c.ReasoningEffortMax} {
+		if v != nil && *v < 1 {
+			bad(flag, "%d is below 1", *v)
+		}
+	}
+	if v := c.HardLimitReplyBudget; v != nil && *v < 0 {
+		bad("hard-limit-reply-budget", "%d is negative", *v)
+	}
+	if !slices.Contains(watchdog.Modes(), c.DegenerateWatchdog) {
+		bad("degenerate-watchdog", "%q is not always, after-close or off", c.DegenerateWatchdog)
+	}
+	if c.ModelCardDir != "" {
+		if st, err := os.Stat(c.ModelCardDir); err != nil {
+			bad("model-card-dir", "%v", err)
+		} else if !st.IsDir() {
+			bad("model-card-dir", "%s is no directory", c.ModelCardDir)
 		}
 	}
 	for flag, v := range map[string]int{"max-tokens-ceiling": c.MaxTokensCeiling, "max-queue": c.MaxQueue, "prefill-min-chunks": c.PrefillMinChunks,
@@ -125,7 +157,7 @@ func (c *Config) Validate() error {
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		bad("tls-cert", "needs --tls-key and the other way round")
 	}
-	for flag, path := range map[string]string{"model": c.Model, "prefill-drafter": c.PrefillDrafter, "chat-template-file": c.ChatTemplateFile,
+	for flag, path := range map[string]string{"model": c.Model, "prefill-drafter": c.PrefillDrafter, "chat-template-file": c.ChatTemplateFile, "model-card": c.ModelCard,
 		"api-key-file": c.APIKeyFile, "tls-cert": c.TLSCert, "tls-key": c.TLSKey} {
 		if path == "" {
 			continue

@@ -85,8 +85,9 @@ func (a *App) wire() error {
 	if err != nil {
 		return err
 	}
+	limits := newBudgets(cfg, a.cluster.Targets.MaxContext, a.log.Named("model"))
 	gen := generate.New(generate.Config{
-		DefaultMaxTokens: cfg.DefaultMaxTokens, MaxTokensCeiling: cfg.MaxTokensCeiling, StrictContext: cfg.StrictContext, FailoverTimeout: failover,
+		MaxTokensCeiling: cfg.MaxTokensCeiling, StrictContext: cfg.StrictContext, FailoverTimeout: failover, Watchdog: cfg.DegenerateWatchdog,
 	}, generate.Deps{Targets: a.cluster.Targets, Metrics: set, Logger: a.log.Named("generate")})
 	pflash := compress.New(compress.Config{
 		Mode: cfg.PrefillCompression, Threshold: cfg.PrefillThreshold, KeepRatio: cfg.PrefillKeepRatio, MinChunks: cfg.PrefillMinChunks,
@@ -99,7 +100,7 @@ func (a *App) wire() error {
 	turns := turn.New(turn.Config{
 		MaxN: cfg.MaxN, DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel,
 		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS), ImagePlaceholder: cfg.ImagePolicy == imagesReplaced,
-	}, turn.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Logger: a.log.Named("turn")})
+	}, turn.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Budgets: limits, Logger: a.log.Named("turn")})
 	dialect := openai.New(openai.Config{StreamUsageDefault: cfg.StreamUsageDefault}, openai.Deps{Turn: turns})
 	secret, err := a.sealKey()
 	if err != nil {
@@ -107,7 +108,7 @@ func (a *App) wire() error {
 	}
 	a.api = httpapi.New(httpapi.Config{
 		Keys: keys, ProtectIntrospection: cfg.ProtectIntrospection, CORSOrigins: a.corsOrigins(), Props: httpapi.Props{
-			Version: a.deps.Version, DefaultMaxTokens: cfg.DefaultMaxTokens, MaxQueue: cfg.MaxQueue, DefaultThinking: cfg.DefaultThinking,
+			Version: a.deps.Version, MaxQueue: cfg.MaxQueue, DefaultThinking: cfg.DefaultThinking,
 			PflashMode: cfg.PrefillCompression, PflashThreshold: cfg.PrefillThreshold, PflashKeepRatio: cfg.PrefillKeepRatio,
 		},
 	}, httpapi.Deps{
@@ -116,7 +117,7 @@ func (a *App) wire() error {
 			responses.Deps{Turn: turns, Logger: a.log.Named("responses")}),
 		Anthropic: anthropic.New(anthropic.Config{InputTotal: cfg.AnthropicInputTotal, Key: secret},
 			anthropic.Deps{Turn: turns, Logger: a.log.Named("anthropic")}),
-		Cluster: a.cluster, Model: a.models.served, Metrics: set, Scrape: a.deps.Metrics.Handler(),
+		Cluster: a.cluster, Model: a.models.served, Metrics: set, Scrape: a.deps.Metrics.Handler(), Envelope: limits.Envelope,
 		Logger: a.log.Named("http"), Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready,
 	})
 	a.httpServer = a.newHTTPServer()
@@ -130,7 +131,7 @@ func (a *App) wire() error {
 		}
 		a.grpcServer = grpc.NewServer(opts...)
 		grpcapi.New(grpcapi.Config{DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel, RequestTimeout: seconds(cfg.RequestTimeoutS)},
-			grpcapi.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Cluster: a.cluster, Metrics: set,
+			grpcapi.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Budgets: limits, Cluster: a.cluster, Metrics: set,
 				Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready}).Register(a.grpcServer)
 		a.addStandardServices(a.grpcServer)
 	}

@@ -94,9 +94,20 @@ func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *
 		req.TopLogprobs = int(in.GetTopLogprobs())
 		req.RawTokens = req.TopLogprobs != generate.NoLogprobs
 	}
+	if s.Budgets != nil {
+		turn.FillSampling(req.Sampling, s.Budgets.Sampling(m))
+		req.DefaultMaxTokens = s.Budgets.DefaultMaxTokens(m)
+	}
 	prompt, err := s.prompt(in, m, req)
 	if err != nil {
 		return nil, err
+	}
+	if chat := in.GetChat(); chat != nil && prompt.Thinking && s.Budgets != nil {
+		b, err := s.Budgets.Budget(m, turn.Thinking{})
+		if err != nil {
+			return nil, toRPC(err)
+		}
+		req.DefaultMaxTokens, req.Reasoning = b.DefaultMaxTokens, b.Reasoning
 	}
 	req.Prompts = []generate.Prompt{prompt}
 	return req, nil

@@ -35,6 +35,7 @@ type Deps struct {
 	Model      func() (*model.Model, error)
 	Generator  *generate.Generator
 	Compressor *compress.Compressor // nil = off
+	Budgets    turn.Budgets         // nil = the generator's defaults
 	Cluster    *cluster.Cluster
 	Metrics    *metrics.Set // nil = none
 	// Draining tells whether the gateway is shutting down.

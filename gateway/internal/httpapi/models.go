@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
 )
 
 type modelEntry struct {
@@ -99,13 +101,6 @@ func anthropicModels(m *model.Model) anthropicList {
 	return list
 }
 
-// Effort is a level of reasoning with its budget.
-type Effort struct {
-	Name string
-	// Tokens of reasoning at most.
-	Tokens int
-}
-
 // codexModel is a model in the shape of Codex.
 type codexModel struct {
 	Slug                       string       `json:"slug"`
@@ -141,12 +136,13 @@ func (s *Server) codexModels(m *model.Model) codexList {
 		SupportedReasoningLevels: []codexLevel{}, ShellType: "shell_command", Visibility: "list", SupportedInAPI: true, Priority: 1,
 		ContextWindow: s.Context(m), SupportsParallelToolCalls: true,
 	}
-	if s.Efforts != nil {
-		for _, e := range s.Efforts(m) {
-			// Codex spells this level without a hyphen.
-			name := strings.ReplaceAll(e.Name, "-", "")
-			c.SupportedReasoningLevels = append(c.SupportedReasoningLevels,
-				codexLevel{name, fmt.Sprintf("up to %d tokens of reasoning", e.Tokens)})
+	if m.ThinkClose != emit.None {
+		e := s.Envelope(m)
+		for i, name := range modelcard.Efforts {
+			c.SupportedReasoningLevels = append(c.SupportedReasoningLevels, codexLevel{
+				Effort:      strings.ReplaceAll(name, "-", ""), // Codex knows this level without a hyphen
+				Description: fmt.Sprintf("up to %d tokens of reasoning", e.Tiers[i]),
+			})
 		}
 	}
 	list.Models = append(list.Models, c)

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
 	"github.com/tandem-inference/tandem/gateway/internal/openai"
 	"github.com/tandem-inference/tandem/gateway/internal/responses"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
@@ -51,8 +52,8 @@ type Deps struct {
 	Draining func() bool
 	// ScorerReady tells whether prompt compression can run.
 	ScorerReady func() bool
-	// Efforts lists the levels of reasoning of a model, weakest first; nil = unknown.
-	Efforts func(*model.Model) []Effort
+	// Envelope says what holds for a model: card, lengths, budgets of reasoning.
+	Envelope func(*model.Model) modelcard.Envelope
 }
 
 // access says who may call a route.

@@ -1,6 +1,16 @@
 // Package watchdog notices that a generation repeats itself without end (docs/spec/http-api.md §8.5).
 package watchdog
 
+// Modes of watching: all output, what follows reasoning that was closed by force, nothing.
+const (
+	Always     = "always"
+	AfterClose = "after-close"
+	Off        = "off"
+)
+
+// Modes lists the modes.
+func Modes() []string { return []string{Always, AfterClose, Off} }
+
 const (
 	minPeriod, maxPeriod = 12, 80
 	// fewIDs and repeats: a period of so few distinct tokens is suspicious only after so many repetitions. Rulers, tables and
