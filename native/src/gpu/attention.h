@@ -1,10 +1,11 @@
-// Attention over cached keys and values: a step's plan, head norms + rotation + append (rope.h), attention, output gate.
+// Attention over cached keys and values: a step's plan, head norms + rotation + append (rope.h), attention, output
+// gate.
 //
-// Two contracts, both batch invariant: a row's bits depend on its query and its visible keys by ABSOLUTE position, never
-// on slots, other rows, their number, the grid or the card.
+// Two contracts, both batch invariant: a row's bits depend on its query and its visible keys by ABSOLUTE position,
+// never on slots, other rows, their number, the grid or the card.
 //
-// kExact: the contract of cpu/attention.h, bit for bit (scalar fma chains, segments of 256 positions). For F32 caches and
-// for devices without matrix instructions of halves.
+// kExact: the contract of cpu/attention.h, bit for bit (scalar fma chains, segments of 256 positions). For F32 caches
+// and for devices without matrix instructions of halves.
 //
 // kFlash: products of halves on matrix units, f32 sums. Bits are those of the card's matrix instruction.
 //   e = end of what the row sees (its position + 1; for a block row the end of the block)
@@ -12,7 +13,8 @@
 //     B = max(0, 64 * (e / 64 - 2)), S = 64 * ceil(e / 2048);  segments [i S, min((i+1) S, B)), then the tail [B, e)
 //   a segment starts fresh: m = -inf, l = 0, o = 0; per tile with visible keys
 //     s = scale * (q . k) with q and k rounded to half;  m' = max(m, s); a = exp_f32(m - m'); p = exp_f32(s - m')
-//     l = fma(l, a, sum p) with sum p: eight lanes by key mod 8, each ascending, folded 4, 2, 1; o = o * a + half(p) . v
+//     l = fma(l, a, sum p) with sum p: eight lanes by key mod 8, each ascending, folded 4, 2, 1; o = o * a + half(p) .
+//     v
 //   segments merge ascending: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(L, a, l*b), O = fma(O, a, o*b)
 // A tree row has at most 128 keys at slots other than their position (deeper rows take tiles of their own): these lie
 // in the tail, so all rows of a tree share the tiles before it and each row walks its own tail in order of depth. At
@@ -30,9 +32,9 @@
 
 namespace tnd::gpu {
 
-inline constexpr int kAttentionTile = 64;       // positions
-inline constexpr int kAttentionSegments = 33;   // most segments of a row, tail included
-inline constexpr int kAttentionDirect = 128;    // longest tail whose earlier tiles may be shared
+inline constexpr int kAttentionTile = 64;      // positions
+inline constexpr int kAttentionSegments = 33;  // most segments of a row, tail included
+inline constexpr int kAttentionDirect = 128;   // longest tail whose earlier tiles may be shared
 
 // What a row sees (AttentionRowPlan) in device form.
 struct AttentionRow {
@@ -49,11 +51,11 @@ struct AttentionTile {
 // AttentionStep is the plan of a step, the same for all layers. The backend makes it once a step, copies its arrays to
 // the device and points AttentionArgs there.
 struct AttentionStep {
-  std::vector<AttentionRow> rows;   // [rows of the step]
+  std::vector<AttentionRow> rows;  // [rows of the step]
   std::vector<int32_t> tails;
-  std::vector<AttentionTile> bulk;  // work over keys before the tails
-  std::vector<AttentionTile> tail;  // work over the tails
-  int bulk_rows = 0, tail_rows = 0; // of the largest tile
+  std::vector<AttentionTile> bulk;   // work over keys before the tails
+  std::vector<AttentionTile> tail;   // work over the tails
+  int bulk_rows = 0, tail_rows = 0;  // of the largest tile
   // plan fills the arrays from the host plan; rows counts those of the step.
   void plan(const AttentionPlan& plan, int rows);
 };
@@ -70,21 +72,21 @@ struct AttentionArgs {
   KvShape kv;
   int q_heads = 0;
   float scale = 0;
-  int rows = 0;                            // of the step
-  const KvCache* caches = nullptr;         // device [groups]: of this layer
-  const AttentionRow* row_plans = nullptr; // device
-  const int32_t* tails = nullptr;          // device
-  const AttentionTile* bulk = nullptr;     // device [n_bulk]
-  const AttentionTile* tail = nullptr;     // device [n_tail]
-  int n_bulk = 0, n_tail = 0;              // tiles; entries with rows = 0 are skipped
-  int bulk_rows = 0, tail_rows = 0;        // of the largest tile, or more
-  const float* q = nullptr;                // [rows, q_heads * dim] normed and rotated
-  const float* gate = nullptr;             // gate of row r, head h at gate + r * gate_row + h * gate_head; nullptr = none
-  int64_t gate_row = 0, gate_head = 0;     // elements
-  float* out = nullptr;                    // [rows, q_heads * dim], times sigmoid(gate); may be q
-  void* scratch = nullptr;                 // 256-byte aligned
+  int rows = 0;                             // of the step
+  const KvCache* caches = nullptr;          // device [groups]: of this layer
+  const AttentionRow* row_plans = nullptr;  // device
+  const int32_t* tails = nullptr;           // device
+  const AttentionTile* bulk = nullptr;      // device [n_bulk]
+  const AttentionTile* tail = nullptr;      // device [n_tail]
+  int n_bulk = 0, n_tail = 0;               // tiles; entries with rows = 0 are skipped
+  int bulk_rows = 0, tail_rows = 0;         // of the largest tile, or more
+  const float* q = nullptr;                 // [rows, q_heads * dim] normed and rotated
+  const float* gate = nullptr;          // gate of row r, head h at gate + r * gate_row + h * gate_head; nullptr = none
+  int64_t gate_row = 0, gate_head = 0;  // elements
+  float* out = nullptr;                 // [rows, q_heads * dim], times sigmoid(gate); may be q
+  void* scratch = nullptr;              // 256-byte aligned
   uint64_t scratch_bytes = 0;
-  int shared_per_block = 0;                // DeviceInfo::shared_per_block
+  int shared_per_block = 0;  // DeviceInfo::shared_per_block
 };
 void launch_attention(Stream& stream, const AttentionArgs& args);
 

@@ -3,11 +3,13 @@
 // segments before the tail (SEQUENTIAL, many rows), or the tail. Its result goes to a slot of the partial results,
 // segments of one item are folded there in order; attention_merge_kernel folds the slots of a row.
 //
-// A block has 4 * WM warps. q k^T: a warp takes MT * 16 queries x 16 keys. Softmax: eight lanes a query. p v: a warp takes
-// MT * 16 queries x DIM / 4 columns, sums in registers. Scores and weights cross through shared memory, so that the
-// kernel does not depend on the fragment layout of the matrix unit; K of the next tile is copied under the softmax, V
-// under the next q k^T. Bound: memory up to about 16 queries a key/value head, shared memory and matrix units beyond.
+// A block has 4 * WM warps. q k^T: a warp takes MT * 16 queries x 16 keys. Softmax: eight lanes a query. p v: a warp
+// takes MT * 16 queries x DIM / 4 columns, sums in registers. Scores and weights cross through shared memory, so that
+// the kernel does not depend on the fragment layout of the matrix unit; K of the next tile is copied under the softmax,
+// V under the next q k^T. Bound: memory up to about 16 queries a key/value head, shared memory and matrix units beyond.
 #pragma once
+
+#include <algorithm>
 
 #include "gpu/attention_device.cuh"
 #include "gpu/attention_unit.cuh"
@@ -20,8 +22,8 @@ struct FlashArgs {
   int bulk_parts = 0;   // parts that the keys before a tail are cut into: segments, or 1
   int bulk_blocks = 0;  // blocks of BM queries of a bulk tile, of a tail tile
   int tail_blocks = 0;
-  float* o = nullptr;   // [rows * q_heads, slots, dim]
-  float2* ml = nullptr; // [rows * q_heads, slots]: m, l
+  float* o = nullptr;    // [rows * q_heads, slots, dim]
+  float2* ml = nullptr;  // [rows * q_heads, slots]: m, l
 };
 
 // Part of a row's keys.
@@ -62,15 +64,15 @@ template <int DIM, int WM, int MT>
 struct FlashShape {
   static constexpr int kThreads = 4 * WM * TND_WARP;
   static constexpr int kQueries = 16 * WM * MT;
-  static constexpr int kStride = DIM + 8;               // halves; rows start four banks apart
-  static constexpr int kScores = kAttentionTile + 8;    // floats
-  static constexpr int kWeights = kAttentionTile + 8;   // halves
+  static constexpr int kStride = DIM + 8;              // halves; rows start four banks apart
+  static constexpr int kScores = kAttentionTile + 8;   // floats
+  static constexpr int kWeights = kAttentionTile + 8;  // halves
 };
 
 // What to do with a query's sums before a tile is added, and what to scale them by.
 struct FlashRow {
-  float scale;      // of o
-  int32_t flush;    // 0 no, 1 copy o to the slot, 2 fold it in: slot = slot * old + o * add
+  float scale;    // of o
+  int32_t flush;  // 0 no, 1 copy o to the slot, 2 fold it in: slot = slot * old + o * add
   float old, add;
 };
 
@@ -357,8 +359,9 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   apply_rows();
 }
 
-// Folds the slots of a row and head in order, divides, applies the gate. A block is a (head, row), a thread a dimension.
-__global__ void attention_merge_kernel(FlashArgs f) {
+// Folds the slots of a row and head in order, divides, applies the gate. A block is a (head, row), a thread a
+// dimension.
+static __global__ void attention_merge_kernel(FlashArgs f) {
   const AttentionArgs& a = f.a;
   const int64_t head = blockIdx.x, row = blockIdx.y, d = threadIdx.x;
   const AttentionRow plan = a.row_plans[row];
@@ -400,6 +403,61 @@ void launch_flash(Stream& stream, FlashArgs f) {
           .shared_bytes = flash_shared_bytes<Unit, DIM, WM, MT>(),
           .name = "attention_flash"},
          attention_flash_kernel<Unit, DIM, WM, MT>, f);
+}
+
+// Steps of at most this many rows cut a row's keys into segments that run side by side; wider ones have enough work.
+// The bits are the same.
+inline constexpr int kFlashSplitRows = 64;
+
+inline int partial_slots(int rows) {
+  return rows <= kFlashSplitRows ? kAttentionSegments : 2;
+}
+
+// The widest block of queries that is useful and fits.
+template <class Unit, int DIM>
+void launch_flash_dim(Stream& stream, const FlashArgs& f) {
+  const int queries = std::max(f.a.bulk_rows, f.a.tail_rows) * (f.a.q_heads / f.a.kv.heads);
+  const auto fits = [&](unsigned bytes) { return static_cast<int>(bytes) <= f.a.shared_per_block; };
+  if (queries <= 16) return launch_flash<Unit, DIM, 1, 1>(stream, f);
+  if constexpr (!Unit::kOneBuffer) {
+    if (queries > 32 && fits(flash_shared_bytes<Unit, DIM, 2, 3>())) return launch_flash<Unit, DIM, 2, 3>(stream, f);
+  }
+  if (fits(flash_shared_bytes<Unit, DIM, 1, 2>())) return launch_flash<Unit, DIM, 1, 2>(stream, f);
+  launch_flash<Unit, DIM, 1, 1>(stream, f);
+}
+
+// Bytes of the partial results of a step.
+inline uint64_t flash_scratch_bytes(const KvShape& kv, int q_heads, int rows) {
+  return static_cast<uint64_t>(rows) * static_cast<uint64_t>(q_heads) * static_cast<uint64_t>(partial_slots(rows)) *
+         (static_cast<uint64_t>(kv.dim) + 2) * sizeof(float);
+}
+
+template <class Unit>
+void launch_attention_flash(Stream& stream, const AttentionArgs& args) {
+  FlashArgs f;
+  f.a = args;
+  f.slots = partial_slots(args.rows);
+  f.bulk_parts = f.slots == 2 ? 1 : kAttentionSegments - 1;
+  const uint64_t partials = static_cast<uint64_t>(args.rows) * static_cast<uint64_t>(args.q_heads * f.slots);
+  if (flash_scratch_bytes(args.kv, args.q_heads, args.rows) > args.scratch_bytes) {
+    stream.fail(errorf(TND_INTERNAL, "attention of %d rows has %llu bytes of scratch", args.rows,
+                       static_cast<unsigned long long>(args.scratch_bytes)));
+    return;
+  }
+  f.o = static_cast<float*>(args.scratch);
+  f.ml = reinterpret_cast<float2*>(f.o + partials * static_cast<uint64_t>(args.kv.dim));
+  if (args.kv.dim == 256) {
+    launch_flash_dim<Unit, 256>(stream, f);
+  } else if (args.kv.dim == 128) {
+    launch_flash_dim<Unit, 128>(stream, f);
+  } else {
+    launch_flash_dim<Unit, 64>(stream, f);
+  }
+  launch(stream,
+         {.grid = {static_cast<unsigned>(args.q_heads), static_cast<unsigned>(args.rows)},
+          .block = {static_cast<unsigned>(args.kv.dim)},
+          .name = "attention_merge"},
+         attention_merge_kernel, f);
 }
 
 }  // namespace tnd::gpu

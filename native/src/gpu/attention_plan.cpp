@@ -18,8 +18,8 @@ void AttentionStep::plan(const AttentionPlan& plan, int n_rows) {
       const int32_t row = group.first + i;
       const AttentionRowPlan& in = plan.rows[row];
       AttentionRow& out = rows[static_cast<size_t>(row)];
-      out = AttentionRow{in.slot, in.first, in.past, in.n_tail, static_cast<int32_t>(tails.size()),
-                         static_cast<int32_t>(g)};
+      out = AttentionRow{
+          in.slot, in.first, in.past, in.n_tail, static_cast<int32_t>(tails.size()), static_cast<int32_t>(g)};
       if (in.n_tail > 0) tails.insert(tails.end(), in.tail, in.tail + in.n_tail);
       const auto put = [&](std::vector<AttentionTile>* tiles, int* open, bool shares, int* most) {
         if (shares && *open >= 0) {
@@ -30,8 +30,8 @@ void AttentionStep::plan(const AttentionPlan& plan, int n_rows) {
         tiles->push_back(AttentionTile{row, 1});
         *open = shares ? static_cast<int>(tiles->size()) - 1 : -1;
       };
-      // Before the tail a row's keys lie in slots of the same number, unless its own tail is very long. In the tail that
-      // holds for rows of a chain only.
+      // Before the tail a row's keys lie in slots of the same number, unless its own tail is very long. In the tail
+      // that holds for rows of a chain only.
       put(&bulk, &apart, in.n_tail <= kAttentionDirect, &bulk_rows);
       put(&tail, &tail_apart, in.n_tail == 0, &tail_rows);
     }

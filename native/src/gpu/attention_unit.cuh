@@ -1,5 +1,5 @@
-// Products of 16x16 fragments of halves for attention, over the two families of matrix instructions (runtime_mma.h). The
-// kernel above knows fragments only through these names:
+// Products of 16x16 fragments of halves for attention, over the two families of matrix instructions (runtime_mma.h).
+// The kernel above knows fragments only through these names:
 //   A      16 rows x 16 k of a row-major matrix in shared memory
 //   B      16 k x 16 columns; stored [column][k] (keys for q k^T) or [k][column] (values for p v)
 //   C      16 x 16 sums, 8 a lane: element i is (c_row(i), c_column(i))

@@ -1,7 +1,6 @@
 // Causal convolution by parents, SiLU, L2 norms of queries and keys, gates. Sixteen lanes a head of 128 channels, so
 // that the sums of the norms run in the order of the CPU; one more block a row computes the gates.
 #include "gpu/delta.h"
-
 #include "gpu/norm_device.cuh"
 
 namespace tnd::gpu {
@@ -41,8 +40,8 @@ __global__ void __launch_bounds__(kThreads) delta_conv_kernel(DeltaArgs a) {
 #pragma unroll
   for (int t = 0; t < kConvTaps - 1; ++t) {
     const int32_t from = plan.taps[kConvTaps - 2 - t];
-    inputs[t] = from >= 0 ? a.io.qkv + (group.first + from) * conv_dim
-                          : group.state.taps + (kConvTaps - 1 + from) * conv_dim;
+    inputs[t] =
+        from >= 0 ? a.io.qkv + (group.first + from) * conv_dim : group.state.taps + (kConvTaps - 1 + from) * conv_dim;
   }
   inputs[kConvTaps - 1] = a.io.qkv + row * conv_dim;
   float y[kPer], newest[kPer];

@@ -4,20 +4,20 @@
 // of state in registers. Sums over key rows are sixteen fma ascending and three exchanges (4, 2, 1): the eight partials
 // of the contract. Bound: latency of that chain, about 200 cycles a row, once memory has delivered the state (3.1 MB a
 // layer of the 27B); the instructions of all blocks are of the same order.
-#include "gpu/delta.h"
-
 #include <algorithm>
+
+#include "gpu/delta.h"
 
 namespace tnd::gpu {
 namespace {
 
 constexpr int kParts = 8;
-constexpr int kPer = kDeltaDim / kParts;              // key rows of a thread
-constexpr int kThreads = kParts * kDeltaSlice / 2;    // two columns a thread
+constexpr int kPer = kDeltaDim / kParts;            // key rows of a thread
+constexpr int kThreads = kParts * kDeltaSlice / 2;  // two columns a thread
 constexpr int kSlices = kDeltaDim / kDeltaSlice;
 constexpr int kSliceElems = kDeltaDim * kDeltaSlice;
-constexpr int kTileRows = 8;                          // rows whose inputs are staged together
-constexpr int kPartStride = kPer + 4;                 // keeps the parts' reads of 16 bytes on different banks
+constexpr int kTileRows = 8;           // rows whose inputs are staged together
+constexpr int kPartStride = kPer + 4;  // keeps the parts' reads of 16 bytes on different banks
 constexpr int kStaged = kParts * kPartStride;
 static_assert(kThreads == kDeltaDim);
 

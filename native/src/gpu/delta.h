@@ -18,10 +18,10 @@ namespace tnd::gpu {
 
 // DeltaRow in device form: loads and saves that registers make unnecessary are left out.
 struct DeltaStepRow {
-  int32_t taps[3];    // as in DeltaRow
-  int32_t load;       // before the row: slot, kStateCommitted, or kStateNone = registers hold it
-  int32_t save;       // after the row: slot, kStateCommitted or kStateNone
-  int32_t update;     // 0: a leaf, registers keep the parent's state
+  int32_t taps[3];  // as in DeltaRow
+  int32_t load;     // before the row: slot, kStateCommitted, or kStateNone = registers hold it
+  int32_t save;     // after the row: slot, kStateCommitted or kStateNone
+  int32_t update;   // 0: a leaf, registers keep the parent's state
   int32_t group;
 };
 // One sequence in one layer.
@@ -44,15 +44,15 @@ struct DeltaStep {
 struct DeltaArgs {
   DeltaLayer w;
   DeltaIo io;
-  int rows = 0;                            // of the step
+  int rows = 0;  // of the step
   int groups = 0;
-  const DeltaStepRow* row_plans = nullptr;     // device [rows]
-  const DeltaStepGroup* group_plans = nullptr; // device [groups], of this layer
-  float* conv = nullptr;   // scratch [rows, conv_dim]: q | k | v after convolution, q and k normalised
-  float* gates = nullptr;  // scratch [rows, 2 nv]: alpha, beta
-  float* mixed = nullptr;  // out [rows, value_dim], before the gated norm
-  float* saved = nullptr;  // scratch [groups][state_slots][state_elems]: states put aside
-  int state_slots = 0;     // of one tree
+  const DeltaStepRow* row_plans = nullptr;      // device [rows]
+  const DeltaStepGroup* group_plans = nullptr;  // device [groups], of this layer
+  float* conv = nullptr;     // scratch [rows, conv_dim]: q | k | v after convolution, q and k normalised
+  float* gates = nullptr;    // scratch [rows, 2 nv]: alpha, beta
+  float* mixed = nullptr;    // out [rows, value_dim], before the gated norm
+  float* saved = nullptr;    // scratch [groups][state_slots][state_elems]: states put aside
+  int state_slots = 0;       // of one tree
   int shared_per_block = 0;  // DeviceInfo::shared_per_block
 };
 // Convolution by parents, SiLU, L2 norms, gates; fills the replay of groups that do not commit (but d).

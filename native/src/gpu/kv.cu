@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kThreads) kv_rows_kernel(KvRowsArgs a) {
     const int64_t in = keys ? at : at - k_row * a.shape.heads;
     const int64_t row = keys ? k_row : v_row;
     const int64_t head = in / row;
-    uint8_t* cell = static_cast<uint8_t*>(keys ? a.cache.k : a.cache.v) + (head * a.shape.capacity + slot) * row +
-                    in % row;
+    uint8_t* cell =
+        static_cast<uint8_t*>(keys ? a.cache.k : a.cache.v) + (head * a.shape.capacity + slot) * row + in % row;
     if constexpr (TO_ROWS) {
       *reinterpret_cast<uint4*>(rows + at) = *reinterpret_cast<const uint4*>(cell);
     } else {

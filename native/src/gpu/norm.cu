@@ -1,9 +1,8 @@
-// One block a row: the row is staged in shared memory by all threads, sixteen lanes sum it in the order of the contract,
-// all threads write. The chain of dim / 16 dependent fma (320 at 5120: under a microsecond) is the price of the CPU's
-// bits; the rest is one pass over the row.
-#include "gpu/norm.h"
-
+// One block a row: the row is staged in shared memory by all threads, sixteen lanes sum it in the order of the
+// contract, all threads write. The chain of dim / 16 dependent fma (320 at 5120: under a microsecond) is the price of
+// the CPU's bits; the rest is one pass over the row.
 #include "core/backend.h"
+#include "gpu/norm.h"
 #include "gpu/norm_device.cuh"
 
 namespace tnd::gpu {

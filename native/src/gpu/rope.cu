@@ -1,9 +1,8 @@
 // Sixteen lanes a head, as the sums of the norm want it; a lane reads elements lane, lane + 16, … of its head from its
 // own part of shared memory. Heads of a row: queries, keys, values.
-#include "gpu/rope.h"
-
 #include "gpu/kv_device.cuh"
 #include "gpu/norm_device.cuh"
+#include "gpu/rope.h"
 
 namespace tnd::gpu {
 namespace {

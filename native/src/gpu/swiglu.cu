@@ -11,8 +11,7 @@ __global__ void __launch_bounds__(kThreads) swiglu_kernel(SwigluArgs a) {
   const int64_t row = blockIdx.y;
   const float4 g = *reinterpret_cast<const float4*>(a.gate + row * a.stride + i);
   const float4 u = *reinterpret_cast<const float4*>(a.up + row * a.stride + i);
-  const float4 y =
-      make_float4(silu_f32(g.x) * u.x, silu_f32(g.y) * u.y, silu_f32(g.z) * u.z, silu_f32(g.w) * u.w);
+  const float4 y = make_float4(silu_f32(g.x) * u.x, silu_f32(g.y) * u.y, silu_f32(g.z) * u.z, silu_f32(g.w) * u.w);
   *reinterpret_cast<float4*>(a.y + row * a.dim + i) = y;
 }
 

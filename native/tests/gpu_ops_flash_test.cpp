@@ -1,0 +1,237 @@
+// Flash attention: close to double precision, and batch invariant to the bit: a row gives the same alone and among 64,
+// in a tree and after its path was committed, in chunks of any size, with every block shape, with both families of
+// matrix instructions.
+#include <algorithm>
+#include <cmath>
+
+#include "core/fp.h"
+#include "gpu/attention_flash.cuh"
+#include "gpu_ops_util.h"
+#include "harness.h"
+
+using namespace tnd;
+using namespace tnd::gpu;
+using tnd::test::Rng;
+using namespace tnd::gpu_test;
+
+namespace {
+
+constexpr int kWide = 227 << 10, kNarrow = 99 << 10, kSmall = 86 << 10;  // shared memory: 96, 32, 16 queries a block
+
+struct Shape {
+  int dim, kv_heads, q_heads;
+};
+
+// One sequence's cache, filled by slot; the same on the host as floats.
+struct Cache {
+  KvShape kv;
+  std::vector<uint16_t> k, v;
+
+  Cache(const Shape& s, int capacity) {
+    kv = {1, 1, s.kv_heads, s.dim, capacity};
+    k.resize(static_cast<size_t>(s.kv_heads) * static_cast<size_t>(capacity * s.dim));
+    v = k;
+  }
+  void fill(Rng* rng, int slots) {
+    for (int h = 0; h < kv.heads; ++h) {
+      for (int64_t i = 0; i < int64_t{slots} * kv.dim; ++i) {
+        k[at(h, 0) + static_cast<size_t>(i)] = f32_to_f16(rng->uniform(-1.7f, 1.7f));
+        v[at(h, 0) + static_cast<size_t>(i)] = f32_to_f16(rng->uniform(-1.7f, 1.7f));
+      }
+    }
+  }
+  size_t at(int head, int slot) const {
+    return (static_cast<size_t>(head) * static_cast<size_t>(kv.capacity) + static_cast<size_t>(slot)) *
+           static_cast<size_t>(kv.dim);
+  }
+  void move(int from, int to) {
+    for (int h = 0; h < kv.heads; ++h) {
+      std::copy_n(&k[at(h, from)], kv.dim, &k[at(h, to)]);
+      std::copy_n(&v[at(h, from)], kv.dim, &v[at(h, to)]);
+    }
+  }
+};
+
+float scale_of(const Shape& s) {
+  return 1.0f / std::sqrt(static_cast<float>(s.dim));
+}
+
+// Runs a step of rows over one cache.
+template <class Unit = MmaUnit>
+std::vector<float> run(const Shape& s, const Cache& cache, const PlanBuilder& rows, const std::vector<float>& q,
+                       int shared = kWide) {
+  Device dev;
+  Buffer<uint16_t> k(dev, cache.k), v(dev, cache.v);
+  std::vector<KvCache> table(rows.firsts.size(), KvCache{k.data, v.data});
+  Buffer<KvCache> caches(dev, table);
+  std::vector<AttentionGroupPlan> groups;
+  for (size_t g = 0; g < rows.firsts.size(); ++g) groups.push_back({rows.firsts[g], rows.counts[g], nullptr});
+  AttentionStep step;
+  step.plan({groups, rows.rows.data(), nullptr}, rows.count());
+  Buffer<AttentionRow> plans(dev, step.rows);
+  Buffer<int32_t> tails(dev, step.tails.empty() ? std::vector<int32_t>{0} : step.tails);
+  Buffer<AttentionTile> bulk(dev, step.bulk), tail(dev, step.tail);
+  const uint64_t bytes = attention_scratch_bytes(AttentionMode::kFlash, cache.kv, s.q_heads, rows.count());
+  Buffer<uint8_t> scratch(dev, bytes);
+  Buffer<float> dq(dev, q);
+  AttentionArgs a;
+  a.mode = AttentionMode::kFlash;
+  a.kv = cache.kv, a.q_heads = s.q_heads, a.scale = scale_of(s), a.rows = rows.count();
+  a.caches = caches.data, a.row_plans = plans.data, a.tails = tails.data;
+  a.bulk = bulk.data, a.n_bulk = static_cast<int>(step.bulk.size()), a.bulk_rows = step.bulk_rows;
+  a.tail = tail.data, a.n_tail = static_cast<int>(step.tail.size()), a.tail_rows = step.tail_rows;
+  a.q = dq.data, a.out = dq.data;
+  a.scratch = scratch.data, a.scratch_bytes = bytes, a.shared_per_block = shared;
+  launch_attention_flash<Unit>(dev.stream, a);
+  return dq.down(dev);
+}
+
+std::vector<float> part(const std::vector<float>& x, int row, int64_t width) {
+  return {x.begin() + row * width, x.begin() + (row + 1) * width};
+}
+
+double worst_error(const Shape& s, const Cache& c, const PlanBuilder& rows, const std::vector<float>& q,
+                   const std::vector<float>& got) {
+  double worst = 0;
+  const int g = s.q_heads / s.kv_heads;
+  for (int r = 0; r < rows.count(); ++r) {
+    const AttentionRowPlan& p = rows.rows[static_cast<size_t>(r)];
+    for (int h = 0; h < s.q_heads; ++h) {
+      std::vector<double> weights;
+      std::vector<int> slots;
+      double m = -1e300, l = 0;
+      const float* query = &q[static_cast<size_t>((r * s.q_heads + h) * s.dim)];
+      for (int j = p.first; j < p.past + p.n_tail; ++j) {
+        slots.push_back(j < p.past ? j : p.tail[j - p.past]);
+        double dot = 0;
+        for (int d = 0; d < s.dim; ++d) {
+          dot += double{f16_to_f32(f32_to_f16(query[d]))} *
+                 f16_to_f32(c.k[c.at(h / g, slots.back()) + static_cast<size_t>(d)]);
+        }
+        weights.push_back(dot * scale_of(s));
+        m = std::max(m, weights.back());
+      }
+      for (double& w : weights) w = std::exp(w - m), l += w;
+      for (int d = 0; d < s.dim; ++d) {
+        double o = 0;
+        for (size_t j = 0; j < slots.size(); ++j) {
+          o += weights[j] / l * f16_to_f32(c.v[c.at(h / g, slots[j]) + static_cast<size_t>(d)]);
+        }
+        worst = std::max(worst, std::fabs(o - got[static_cast<size_t>((r * s.q_heads + h) * s.dim + d)]));
+      }
+    }
+  }
+  return worst;
+}
+
+// A tree on `past` positions: all rows together with every block shape, and every row alone after its path was
+// committed.
+template <class Unit>
+void check_tree(const Shape& s, int past, const std::vector<int32_t>& parents, Rng* rng) {
+  const std::string what = "dim " + std::to_string(s.dim) + " past " + std::to_string(past);
+  const int n = static_cast<int>(parents.size());
+  const int64_t width = int64_t{s.q_heads} * s.dim;
+  Cache cache(s, (past + n + 15) / 16 * 16);
+  cache.fill(rng, past + n);
+  PlanBuilder tree;
+  tree.tree(past, parents);
+  const std::vector<float> q = random_floats(rng, n * width, 1.5f);
+  const std::vector<float> got = run<Unit>(s, cache, tree, q);
+  CHECK_MSG(worst_error(s, cache, tree, q, got) < 2e-3, what);
+  for (const int shared : {kNarrow, kSmall}) CHECK_MSG(same(run<Unit>(s, cache, tree, q, shared), got), what);
+  for (int r = 0; r < n; r += std::max(1, n / 7)) {
+    const AttentionRowPlan& p = tree.rows[static_cast<size_t>(r)];
+    Cache line = cache;
+    for (int i = 0; i < p.n_tail; ++i) line.move(p.tail[i], past + i);
+    PlanBuilder alone;
+    alone.append(past + p.n_tail - 1, 1);
+    CHECK_MSG(same(run<Unit>(s, line, alone, part(q, r, width)), part(got, r, width)),
+              what + " row " + std::to_string(r));
+  }
+}
+
+}  // namespace
+
+TEST(trees_equal_their_committed_paths) {
+  Rng rng(1);
+  // Around the borders: of a tile, of the first segment before a tail, of segment sizes (2048 positions).
+  for (const int past : {0, 1, 63, 120, 190, 200, 700, 2042}) {
+    check_tree<MmaUnit>({64, 1, 3}, past, random_tree(&rng, 23), &rng);
+  }
+  check_tree<MmaUnit>({256, 1, 6}, 330, random_tree(&rng, 23), &rng);
+  check_tree<MmaUnit>({128, 2, 8}, 450, random_tree(&rng, 16), &rng);
+  check_tree<MmaUnit>({128, 1, 1}, 4090, random_tree(&rng, 9), &rng);
+}
+
+TEST(trees_equal_their_committed_paths_on_wmma) {
+  Rng rng(2);
+  check_tree<WmmaUnit>({256, 1, 6}, 250, random_tree(&rng, 9), &rng);
+  check_tree<WmmaUnit>({128, 1, 4}, 2045, random_tree(&rng, 9), &rng);
+  check_tree<WmmaUnit>({64, 2, 6}, 130, random_tree(&rng, 23), &rng);
+}
+
+// A path deeper than the tail: its early tiles are gathered too.
+TEST(deep_trees_equal_their_committed_paths) {
+  Rng rng(3);
+  std::vector<int32_t> parents = chain_of(150);
+  parents.insert(parents.begin(), -1);  // a sibling first, so that no slot of the path is its position
+  for (size_t i = 1; i < parents.size(); ++i) parents[i] = i == 1 ? -1 : static_cast<int32_t>(i) - 1;
+  check_tree<MmaUnit>({64, 1, 2}, 77, parents, &rng);
+}
+
+// Rows of a prompt in chunks of any size (more than 64 rows: segments one after the other) equal single rows.
+TEST(chunks_equal_single_rows) {
+  Rng rng(4);
+  for (const Shape& s : {Shape{64, 1, 4}, Shape{128, 2, 4}}) {
+    const int64_t width = int64_t{s.q_heads} * s.dim;
+    for (const int start : {0, 250, 2000}) {
+      const int n = 100;
+      Cache cache(s, (start + n + 15) / 16 * 16);
+      cache.fill(&rng, start + n);
+      PlanBuilder all;
+      all.append(start, n);
+      const std::vector<float> q = random_floats(&rng, n * width, 1.5f);
+      const std::vector<float> got = run(s, cache, all, q);
+      CHECK(worst_error(s, cache, all, q, got) < 2e-3);
+      CHECK(same(run(s, cache, all, q, kNarrow), got));
+      for (const int chunk : {1, 7, 64}) {
+        for (int at = 0; at < n; at += chunk * (chunk == 1 ? 9 : 1)) {
+          const int rows = std::min(chunk, n - at);
+          PlanBuilder some;
+          some.append(start + at, rows);
+          const std::vector<float> mine(q.begin() + at * width, q.begin() + (at + rows) * width);
+          const std::vector<float> want(got.begin() + at * width, got.begin() + (at + rows) * width);
+          CHECK_MSG(same(run(s, cache, some, mine), want),
+                    std::to_string(start) + " chunk " + std::to_string(chunk) + " at " + std::to_string(at));
+        }
+      }
+    }
+  }
+}
+
+// Blocks with windows (drafts), several sequences in one step, rows that see nothing.
+TEST(blocks_windows_and_groups) {
+  Rng rng(5);
+  const Shape s{128, 1, 4};
+  const int64_t width = int64_t{s.q_heads} * s.dim;
+  Cache cache(s, 640);
+  cache.fill(&rng, 640);
+  PlanBuilder mixed;
+  mixed.block(500, 16, 1 << 20);
+  mixed.block(300, 16, 130);
+  mixed.block(90, 8, 20);
+  mixed.append(600, 3);
+  const std::vector<float> q = random_floats(&rng, mixed.count() * width, 1.5f);
+  const std::vector<float> got = run(s, cache, mixed, q);
+  CHECK(worst_error(s, cache, mixed, q, got) < 2e-3);
+  for (size_t g = 0; g < mixed.firsts.size(); ++g) {
+    for (int r = mixed.firsts[g]; r < mixed.firsts[g] + mixed.counts[g]; r += 5) {
+      PlanBuilder one;
+      one.open(1);
+      one.rows.push_back(mixed.rows[static_cast<size_t>(r)]);
+      CHECK_MSG(same(run(s, cache, one, part(q, r, width)), part(got, r, width)), "row " + std::to_string(r));
+    }
+  }
+}
+
+TEST_MAIN()

@@ -1,0 +1,388 @@
+// Operations of a GPU step against the CPU backend: norms, SwiGLU, convolution, the delta rule over trees and chains,
+// commits, head norms with rotation and append, attention of the exact contract and moves of cached rows have the CPU's
+// bits. (Flash attention: gpu_ops_flash_test.cpp.)
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/backend.h"
+#include "cpu/matmul_layout.h"
+#include "cpu/row_kernels.h"
+#include "engine/tree.h"
+#include "gpu/delta.h"
+#include "gpu/kv.h"
+#include "gpu/norm.h"
+#include "gpu/rope.h"
+#include "gpu/swiglu.h"
+#include "gpu_ops_util.h"
+#include "harness.h"
+
+using namespace tnd;
+using namespace tnd::gpu;
+using tnd::test::Rng;
+using namespace tnd::gpu_test;
+
+namespace {
+
+// The CPU backend with scratch for a step, and what it leaves in a matmul input.
+struct Oracle {
+  cpu::CpuBackend backend{2};
+  void* base = nullptr;
+  void* acts_base = nullptr;
+  std::unique_ptr<Acts> acts;
+
+  Oracle(const ScratchLimits& limits, int64_t width) {
+    Arena measure;
+    backend.plan_scratch(measure, limits);
+    CHECK_OK(backend.allocate(measure.total(), &base));
+    Arena arena(base, measure.total());
+    backend.plan_scratch(arena, limits);
+    Arena acts_measure;
+    (void)backend.acts(acts_measure, width, limits.rows, cpu::kActF32);
+    CHECK_OK(backend.allocate(acts_measure.total(), &acts_base));
+    Arena acts_arena(acts_base, acts_measure.total());
+    acts = backend.acts(acts_arena, width, limits.rows, cpu::kActF32);
+  }
+  std::vector<float> rows(int n, int64_t width) const {
+    const auto* blocks = static_cast<const cpu::ActF32*>(static_cast<const cpu::CpuActs&>(*acts).buffer.f32);
+    const int64_t supers = (width + 255) / 256;
+    std::vector<float> out;
+    for (int r = 0; r < n; ++r) {
+      for (int64_t i = 0; i < width; ++i) out.push_back(blocks[r / 16 * supers + i / 256].x[r % 16][i % 256]);
+    }
+    return out;
+  }
+};
+
+// ---- DeltaNet
+
+struct DeltaCase {
+  DeltaShape shape;
+  std::vector<std::vector<int32_t>> parents;  // by group; empty rows of `commit` groups are chains
+  std::vector<bool> commit;
+};
+
+// One layer of state, replay and inputs of a case, for both sides.
+struct DeltaData {
+  DeltaLayer layer;  // host pointers
+  std::vector<float> conv, a, dt, norm, qkv, z, alpha, beta;
+  std::vector<std::vector<float>> taps, s;            // by group
+  std::vector<std::vector<float>> conv_in, k, d, al;  // replay by group
+  std::vector<DeltaRow> rows;
+  std::vector<DeltaState> states;
+  std::vector<DeltaReplay> replay;
+  std::vector<DeltaGroup> groups;
+  int n = 0, slots = 0;
+
+  DeltaData(const DeltaCase& c, Rng* rng) {
+    const DeltaShape& sh = c.shape;
+    layer.shape = sh;
+    layer.eps = 1e-6f;
+    conv = random_floats(rng, 4 * sh.conv_dim(), 0.5f);
+    a = random_floats(rng, sh.nv, 1.0f);
+    for (float& x : a) x = -std::fabs(x);
+    dt = random_floats(rng, sh.nv, 1.0f);
+    norm = random_floats(rng, kDeltaDim, 1.0f);
+    layer.conv = conv.data(), layer.a = a.data(), layer.dt = dt.data(), layer.norm = norm.data();
+    const size_t groups_n = c.parents.size();
+    int most = 1;
+    for (const auto& p : c.parents) {
+      n += static_cast<int>(p.size());
+      most = std::max(most, static_cast<int>(p.size()));
+    }
+    slots = TreePlanner::saved_states(most);
+    rows.resize(static_cast<size_t>(n));
+    qkv = random_floats(rng, int64_t{n} * sh.conv_dim(), 1.0f);
+    z = random_floats(rng, int64_t{n} * sh.value_dim(), 1.0f);
+    alpha = random_floats(rng, int64_t{n} * sh.nv, 1.0f);
+    beta = random_floats(rng, int64_t{n} * sh.nv, 1.0f);
+    int first = 0;
+    for (size_t g = 0; g < groups_n; ++g) {
+      const int count = static_cast<int>(c.parents[g].size());
+      DeltaRow* to = rows.data() + first;
+      if (c.commit[g]) {
+        chain_rows(count, to);
+      } else {
+        TreePlanner planner(count);
+        std::vector<int32_t> order(static_cast<size_t>(count)), up(static_cast<size_t>(count));
+        planner.plan(c.parents[g], order.data(), up.data(), to);
+      }
+      taps.push_back(random_floats(rng, sh.taps_elems(), 1.0f));
+      s.push_back(random_floats(rng, sh.state_elems(), 0.3f));
+      conv_in.emplace_back(static_cast<size_t>(int64_t{count} * sh.conv_dim()));
+      k.emplace_back(static_cast<size_t>(int64_t{count} * sh.key_dim()));
+      d.emplace_back(static_cast<size_t>(int64_t{count} * sh.value_dim()));
+      al.emplace_back(static_cast<size_t>(int64_t{count} * sh.nv));
+      first += count;
+    }
+    first = 0;
+    for (size_t g = 0; g < groups_n; ++g) {
+      states.push_back({taps[g].data(), s[g].data()});
+      replay.push_back({conv_in[g].data(), k[g].data(), d[g].data(), al[g].data()});
+    }
+    for (size_t g = 0; g < groups_n; ++g) {
+      const int count = static_cast<int>(c.parents[g].size());
+      groups.push_back({first, count, c.commit[g], rows.data() + first, &states[g], &replay[g]});
+      first += count;
+    }
+  }
+};
+
+void check_delta(const DeltaCase& c, int shared_per_block, uint64_t seed, const char* what) {
+  Rng rng(seed);
+  DeltaData h(c, &rng);
+  const DeltaShape& sh = c.shape;
+  Device dev;
+  // Device copies first: the oracle changes the host's state.
+  DeltaArgs args;
+  args.w = h.layer;
+  Buffer<float> conv_w(dev, h.conv), a(dev, h.a), dt(dev, h.dt), norm(dev, h.norm), qkv(dev, h.qkv), z(dev, h.z),
+      alpha(dev, h.alpha), beta(dev, h.beta);
+  args.w.conv = conv_w.data, args.w.a = a.data, args.w.dt = dt.data, args.w.norm = norm.data;
+  args.io = {qkv.data, z.data, alpha.data, beta.data};
+  std::vector<std::unique_ptr<Buffer<float>>> keep;
+  const auto up = [&](const std::vector<float>& v) {
+    keep.push_back(std::make_unique<Buffer<float>>(dev, v));
+    return keep.back()->data;
+  };
+  std::vector<DeltaState> states;
+  std::vector<DeltaReplay> replay;
+  for (size_t g = 0; g < c.parents.size(); ++g) {
+    states.push_back({up(h.taps[g]), up(h.s[g])});
+    replay.push_back({up(h.conv_in[g]), up(h.k[g]), up(h.d[g]), up(h.al[g])});
+  }
+  std::vector<DeltaGroup> groups = h.groups;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    groups[g].states = &states[g];
+    groups[g].replay = &replay[g];
+  }
+  DeltaStep step;
+  step.plan(groups, h.n, 1);
+  Buffer<DeltaStepRow> row_plans(dev, step.rows);
+  Buffer<DeltaStepGroup> group_plans(dev, step.groups);
+  Buffer<float> conv(dev, static_cast<size_t>(int64_t{h.n} * sh.conv_dim())),
+      gates(dev, static_cast<size_t>(int64_t{h.n} * 2 * sh.nv)),
+      mixed(dev, static_cast<size_t>(int64_t{h.n} * sh.value_dim())),
+      saved(dev, static_cast<size_t>(static_cast<int64_t>(groups.size()) * h.slots * sh.state_elems()));
+  args.rows = h.n;
+  args.groups = static_cast<int>(groups.size());
+  args.row_plans = row_plans.data;
+  args.group_plans = group_plans.data;
+  args.conv = conv.data, args.gates = gates.data, args.mixed = mixed.data, args.saved = saved.data;
+  args.state_slots = h.slots;
+  args.shared_per_block = shared_per_block;
+  launch_delta_conv(dev.stream, args);
+  launch_delta_recur(dev.stream, args);
+  launch_gated_norm(dev.stream, {mixed.data, norm.data, z.data, h.layer.eps, h.n, sh.nv, mixed.data});
+
+  ScratchLimits limits;
+  limits.rows = h.n;
+  limits.max_k = sh.value_dim();
+  limits.forms = cpu::kActF32;
+  limits.delta = sh;
+  limits.state_slots = h.slots;
+  Oracle oracle(limits, sh.value_dim());
+  oracle.backend.delta_mixer(h.layer, 0, h.groups, h.n, {h.qkv.data(), h.z.data(), h.alpha.data(), h.beta.data()},
+                             cpu::kActF32, oracle.acts.get());
+  CHECK_MSG(same(mixed.down(dev), oracle.rows(h.n, sh.value_dim())), std::string(what) + ": output");
+
+  const auto check_group = [&](size_t g, const char* part) {
+    const auto equal = [&](const float* device, const std::vector<float>& host, const char* name) {
+      CHECK_MSG(same(download(dev, device, host.size()), host), std::string(what) + ": " + part + " " + name);
+    };
+    equal(states[g].taps, h.taps[g], "taps");
+    equal(states[g].s, h.s[g], "state");
+    if (c.commit[g]) return;
+    equal(replay[g].conv_in, h.conv_in[g], "replay input");
+    equal(replay[g].k, h.k[g], "replay k");
+    equal(replay[g].d, h.d[g], "replay d");
+    equal(replay[g].alpha, h.al[g], "replay alpha");
+  };
+  for (size_t g = 0; g < groups.size(); ++g) check_group(g, "step");
+
+  // Commit of some ascending rows of the pending groups.
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (c.commit[g]) continue;
+    std::vector<int32_t> path;
+    for (int32_t i = 0; i < groups[g].count; ++i) {
+      if (rng.below(3) != 0) path.push_back(i);
+    }
+    Buffer<int32_t> path_d(dev, path.empty() ? std::vector<int32_t>{0} : path),
+        count(dev, std::vector<int32_t>{static_cast<int32_t>(path.size())});
+    Buffer<DeltaState> state_d(dev, std::vector<DeltaState>{states[g]});
+    Buffer<DeltaReplay> replay_d(dev, std::vector<DeltaReplay>{replay[g]});
+    launch_delta_commit(dev.stream, {sh, 1, state_d.data, replay_d.data, path_d.data, count.data});
+    oracle.backend.delta_commit(sh, {&h.states[g], 1}, {&h.replay[g], 1}, path);
+    check_group(g, "commit");
+  }
+}
+
+// ---- attention
+
+struct AttentionCase {
+  int dim, kv_heads, q_heads, rope_dims;
+  bool gated, norms;
+  gpu::KvType type;
+};
+
+}  // namespace
+
+TEST(norms_and_swiglu_have_the_bits_of_the_cpu) {
+  Rng rng(1);
+  const cpu::RowKernels& cpu_kernels = cpu::kRowKernelsScalar;
+  Device dev;
+  for (const int dim : {16, 48, 256, 5120, 12304}) {
+    const int rows = dim > 1000 ? 2 : 5;
+    const size_t n = static_cast<size_t>(rows) * static_cast<size_t>(dim);
+    const std::vector<float> x = random_floats(&rng, static_cast<int64_t>(n), 2.0f), w = random_floats(&rng, dim, 1.0f),
+                             u = random_floats(&rng, static_cast<int64_t>(n), 3.0f);
+    Buffer<float> dx(dev, x), dw(dev, w), du(dev, u), dy(dev, n);
+    NormArgs a;
+    a.x = dx.data, a.x_stride = dim, a.w = dw.data, a.eps = 1e-6f, a.rows = rows, a.dim = dim, a.y = dy.data;
+    launch_norm(dev.stream, a);
+    std::vector<float> want(n);
+    for (int r = 0; r < rows; ++r)
+      cpu_kernels.rms_norm(&x[static_cast<size_t>(r * dim)], w.data(), 1e-6f, dim, &want[static_cast<size_t>(r * dim)]);
+    CHECK_MSG(same(dy.down(dev), want), "norm " + std::to_string(dim));
+    SwigluArgs s;
+    s.gate = dx.data, s.up = du.data, s.stride = dim, s.rows = rows, s.dim = dim, s.y = dy.data;
+    launch_swiglu(dev.stream, s);
+    for (int r = 0; r < rows; ++r)
+      cpu_kernels.swiglu(&x[static_cast<size_t>(r * dim)], &u[static_cast<size_t>(r * dim)], dim,
+                         &want[static_cast<size_t>(r * dim)]);
+    CHECK_MSG(same(dy.down(dev), want), "swiglu " + std::to_string(dim));
+  }
+}
+
+TEST(delta_step_has_the_bits_of_the_cpu) {
+  Rng rng(2);
+  constexpr int kShared[] = {0, 60 << 10, 200 << 10};  // all put-aside states in memory, some, all in shared memory
+  for (int round = 0; round < 6; ++round) {
+    DeltaCase c;
+    c.shape = round % 2 == 0 ? DeltaShape{1, 3} : DeltaShape{2, 2};
+    const int n = static_cast<int>(std::vector<int>{1, 5, 9, 23, 40, 64}[static_cast<size_t>(round)]);
+    c.parents = {random_tree(&rng, n), chain_of(3 + round), random_tree(&rng, 2)};
+    c.commit = {false, true, false};
+    check_delta(c, kShared[round % 3], 100 + static_cast<uint64_t>(round), ("rows " + std::to_string(n)).c_str());
+  }
+}
+
+// Chains of every length around the tile of rows, committed at once.
+TEST(delta_chains_have_the_bits_of_the_cpu) {
+  for (const int n : {1, 2, 3, 7, 8, 9, 33}) {
+    DeltaCase c;
+    c.shape = {1, 2};
+    c.parents = {chain_of(n)};
+    c.commit = {true};
+    check_delta(c, 100 << 10, 300 + static_cast<uint64_t>(n), ("chain " + std::to_string(n)).c_str());
+  }
+}
+
+// Head norms, rotation, append and exact attention against the CPU backend: trees, chains, windows, blocks.
+TEST(exact_attention_has_the_bits_of_the_cpu) {
+  Rng rng(3);
+  const AttentionCase cases[] = {{256, 1, 6, 64, true, true, gpu::KvType::kF16},
+                                 {128, 2, 4, 128, false, true, gpu::KvType::kF32},
+                                 {64, 1, 5, 32, false, false, gpu::KvType::kF16}};
+  for (const AttentionCase& c : cases) {
+    Device dev;
+    const int capacity = 336, prefix = 277;
+    AttentionLayer layer;
+    layer.q_heads = c.q_heads;
+    layer.kv = {static_cast<int32_t>(c.type), static_cast<int32_t>(c.type), c.kv_heads, c.dim, capacity};
+    layer.rope_dims = c.rope_dims, layer.gated = c.gated;
+    layer.scale = 1.0f / std::sqrt(static_cast<float>(c.dim)), layer.eps = 1e-6f;
+    const std::vector<float> q_norm = random_floats(&rng, c.dim, 1.0f), k_norm = random_floats(&rng, c.dim, 1.0f);
+    if (c.norms) layer.q_norm = q_norm.data(), layer.k_norm = k_norm.data();
+    const int64_t q_width = int64_t{c.q_heads} * c.dim * (c.gated ? 2 : 1), out_width = int64_t{c.q_heads} * c.dim,
+                  kv_width = int64_t{c.kv_heads} * c.dim;
+    // A prefix of rows that only append, then a tree, a chain and a windowed block on the two sequences.
+    PlanBuilder first;
+    for (int g = 0; g < 2; ++g) first.append(0, prefix - 20 * g);
+    PlanBuilder second;
+    second.tree(prefix, random_tree(&rng, 13));
+    second.block(prefix - 20, 5, 40);
+    std::vector<PlanBuilder*> steps{&first, &second};
+
+    ScratchLimits limits;
+    limits.rows = first.count() + second.count();
+    limits.max_k = q_width;
+    limits.forms = cpu::kActF32;
+    limits.attention = layer;
+    limits.max_context = capacity;
+    Oracle oracle(limits, out_width);
+    std::vector<std::unique_ptr<Buffer<uint8_t>>> gpu_mem;
+    std::vector<KvCache> cpu_caches(2), gpu_caches(2);
+    for (int g = 0; g < 2; ++g) {
+      for (const bool keys : {true, false}) {
+        void* base = nullptr;
+        CHECK_OK(oracle.backend.allocate(oracle.backend.kv_bytes(layer.kv, keys), &base));
+        gpu_mem.push_back(std::make_unique<Buffer<uint8_t>>(
+            dev, std::vector<uint8_t>(static_cast<size_t>(kv_cache_bytes(layer.kv, keys)), 0)));
+        KvCache &host = cpu_caches[static_cast<size_t>(g)], &device = gpu_caches[static_cast<size_t>(g)];
+        (keys ? host.k : host.v) = base;
+        (keys ? device.k : device.v) = gpu_mem.back()->data;
+      }
+    }
+    Buffer<KvCache> caches(dev, gpu_caches);
+    Buffer<float> dq_norm(dev, q_norm), dk_norm(dev, k_norm);
+    for (PlanBuilder* step : steps) {
+      const int n = step->count();
+      const bool attend = step == &second;
+      std::vector<float> q = random_floats(&rng, n * q_width, 1.0f), k = random_floats(&rng, n * kv_width, 1.0f),
+                         v = random_floats(&rng, n * kv_width, 1.0f),
+                         rope = random_floats(&rng, int64_t{n} * c.rope_dims, 1.0f);
+      Buffer<float> dq(dev, q), dk(dev, k), dv(dev, v), drope(dev, rope),
+          query(dev, static_cast<size_t>(n * out_width)), out(dev, static_cast<size_t>(n * out_width));
+      std::vector<AttentionGroupPlan> groups;
+      for (size_t g = 0; g < step->firsts.size(); ++g) {
+        groups.push_back({step->firsts[g], step->counts[g], &cpu_caches[g]});
+      }
+      const AttentionPlan plan{groups, step->rows.data(), rope.data()};
+      AttentionStep device_step;
+      device_step.plan(plan, n);
+      Buffer<AttentionRow> rows(dev, device_step.rows);
+      Buffer<int32_t> tails(dev, device_step.tails.empty() ? std::vector<int32_t>{0} : device_step.tails);
+      HeadsArgs heads;
+      heads.kv = layer.kv, heads.q_heads = c.q_heads, heads.rope_dims = c.rope_dims, heads.gated = c.gated;
+      heads.eps = layer.eps;
+      if (c.norms) heads.q_norm = dq_norm.data, heads.k_norm = dk_norm.data;
+      heads.rows = n, heads.row_plans = rows.data, heads.caches = caches.data, heads.rope = drope.data;
+      heads.q = attend ? dq.data : nullptr, heads.q_out = query.data, heads.k = dk.data, heads.v = dv.data;
+      launch_heads(dev.stream, heads);
+      if (attend) {
+        AttentionArgs a;
+        a.mode = AttentionMode::kExact;
+        a.kv = layer.kv, a.q_heads = c.q_heads, a.scale = layer.scale, a.rows = n;
+        a.caches = caches.data, a.row_plans = rows.data, a.tails = tails.data;
+        a.q = query.data, a.out = out.data;
+        if (c.gated) a.gate = dq.data + c.dim, a.gate_row = q_width, a.gate_head = 2 * c.dim;
+        launch_attention(dev.stream, a);
+      }
+      const AttentionIo io{attend ? q.data() : nullptr, k.data(), v.data()};
+      oracle.backend.attention(layer, 0, plan, n, io, cpu::kActF32, oracle.acts.get());
+      CHECK(same(dk.down(dev), k));
+      if (attend) CHECK_MSG(same(out.down(dev), oracle.rows(n, out_width)), "dim " + std::to_string(c.dim));
+    }
+    // Caches: moves, then all rows in portable form; and back into an empty cache.
+    const std::vector<int32_t> from{prefix,     prefix + 2,  prefix + 3,  prefix + 7, prefix + 8,
+                                    prefix + 9, prefix + 10, prefix + 11, prefix + 12},
+        to{prefix, prefix + 1, prefix + 2, prefix + 3, prefix + 4, prefix + 5, prefix + 6, prefix + 7, prefix + 8};
+    Buffer<int32_t> dfrom(dev, from), dto(dev, to), count(dev, std::vector<int32_t>{static_cast<int32_t>(from.size())});
+    launch_kv_move(dev.stream, {layer.kv, caches.data, 1, dfrom.data, dto.data, count.data});
+    oracle.backend.kv_move(layer.kv, {cpu_caches.data(), 1}, from, to);
+    const int n = prefix + 9;
+    const size_t bytes = static_cast<size_t>(n) * kv_row_size(layer.kv);
+    CHECK_EQ(kv_row_size(layer.kv), oracle.backend.kv_row_bytes(layer.kv));
+    std::vector<uint8_t> want(bytes);
+    oracle.backend.kv_export(layer.kv, cpu_caches[0], n, want.data());
+    Buffer<uint8_t> rows(dev, bytes);
+    launch_kv_export(dev.stream, {layer.kv, gpu_caches[0], 0, n, rows.data});
+    CHECK(rows.down(dev) == want);
+    launch_kv_import(dev.stream, {layer.kv, gpu_caches[1], 0, n, rows.data});
+    Buffer<uint8_t> again(dev, bytes);
+    launch_kv_export(dev.stream, {layer.kv, gpu_caches[1], 0, n, again.data});
+    CHECK(again.down(dev) == want);
+  }
+}
+
+TEST_MAIN()
