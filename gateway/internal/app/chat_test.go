@@ -5,12 +5,18 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
+	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest/wirecheck"
 )
 
 func TestChatStreamEqualsWhole(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
+	const (
+		f1    = "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>"
+		tools = `"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"a":{"type":"string"},"n":{"type":"integer"}}}}}]`
+	)
 	tests := []struct {
 		name, text, more string
 		want             chatState
@@ -22,8 +28,19 @@ func TestChatStreamEqualsWhole(t *testing.T) {
 		{"two choices", "both", `"n":2`, chatState{Content: "both", Finish: "stop"}},
 		{"logprobs", "a b", `"logprobs":true,"top_logprobs":2`, chatState{Content: "a b", Finish: "stop"}},
 		{"empty", "", "", chatState{Finish: "stop"}},
-		{"tool markup passes", "<tool_call>\n<function=f>\n</function>\n</tool_call>", `"tools":[{"type":"function","function":{"name":"f"}}]`,
-			chatState{Content: "<tool_call>\n<function=f>\n</function>\n</tool_call>", Finish: "stop"}},
+		{"markup is text without tools", f1, "", chatState{Content: f1, Finish: "stop"}},
+		{"tool call", "\n" + f1, tools, chatState{Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}}, Finish: "tool_calls"}},
+		{"text, two calls, text", "Look:" + f1 + "\n" + f1 + "\nDone.", tools, chatState{Content: "Look:\nDone.", Finish: "tool_calls",
+			Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}, {Name: "f", Arguments: `{"a": "x", "n": 3}`}}}},
+		{"one call only", f1 + f1, tools + `,"parallel_tool_calls":false`, chatState{Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}}, Finish: "tool_calls"}},
+		{"reasoning before a call", "why\n</think>\n\n" + f1, tools + `,"enable_thinking":true`, chatState{Reasoning: "why",
+			Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}}, Finish: "tool_calls"}},
+		{"unknown tool", "<tool_call>\n<function=g>\n</function>\n</tool_call>", tools, chatState{Content: "<tool_call>\n<function=g>\n</function>\n</tool_call>", Finish: "stop"}},
+		{"stop strings do not see markup", "ok" + f1 + "end fun", tools + `,"stop":["fun"]`, chatState{Content: "okend ", Stop: "fun", Finish: "stop",
+			Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}}}},
+		{"no calls wanted", f1, tools + `,"tool_choice":"none"`, chatState{Content: f1, Finish: "stop"}},
+		{"logprobs of content only", "ab" + f1 + "cd", tools + `,"logprobs":true`, chatState{Content: "abcd", Finish: "tool_calls",
+			Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}}}},
 	}
 	for _, tt := range tests {
 		for _, step := range []int{1, 3, 16} {
@@ -46,15 +63,17 @@ func TestChatStreamEqualsWhole(t *testing.T) {
 					t.Errorf("content type %q", ct)
 				}
 				a := wholeChat(t, whole)
-				b, usage := readChat(t, events(t, stream.body), n, true)
-				if d := cmp.Diff(a, b); d != "" {
+				b, usage := readChat(t, stream.body, n, true)
+				noIDs := cmpopts.IgnoreFields(wirecheck.Call{}, "ID")
+				if d := cmp.Diff(a, b, noIDs); d != "" {
 					t.Errorf("stream differs from whole: %s", d)
 				}
 				for _, c := range a {
 					if tt.want.Content == "" && tt.want.Finish == "length" {
 						tt.want.Content = c.Content
 					}
-					if c.Content != tt.want.Content || c.Reasoning != tt.want.Reasoning || c.Finish != tt.want.Finish || c.Stop != tt.want.Stop {
+					if c.Content != tt.want.Content || c.Reasoning != tt.want.Reasoning || c.Finish != tt.want.Finish || c.Stop != tt.want.Stop ||
+						!cmp.Equal(c.Calls, tt.want.Calls, noIDs) {
 						t.Errorf("got %+v, want %+v", c, tt.want)
 					}
 				}
@@ -116,8 +135,9 @@ func TestUsageChunkRules(t *testing.T) {
 		{"null options", `,"stream_options":null`, true, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			evs := events(t, r.post("/v1/chat/completions", chatBody(`"stream":true`+tt.more)).body)
-			readChat(t, evs, 1, tt.want)
+			body := r.post("/v1/chat/completions", chatBody(`"stream":true`+tt.more)).body
+			readChat(t, body, 1, tt.want)
+			evs := events(t, body)
 			if _, has := evs[0]["usage"]; has != tt.null {
 				t.Errorf("first chunk has usage: %v, want %v", has, tt.null)
 			}

@@ -235,7 +235,7 @@ func TestFailoverOfAStream(t *testing.T) {
 	w.Kill()
 	r.target(gatewaytest.WorkerOptions{ID: "b", Decode: r.reply(text, 2)})
 	a := receive(t, done, "end of the stream")
-	c, _ := readChat(t, events(t, a.body), 1, true)
+	c, _ := readChat(t, a.body, 1, true)
 	if c[0].Content != text {
 		t.Errorf("content %q, want %q", c[0].Content, text)
 	}
@@ -328,7 +328,7 @@ func TestKeepAlive(t *testing.T) {
 	if pings < 3 {
 		t.Fatalf("%d keep-alives", pings-1)
 	}
-	c, _ := readChat(t, events(t, []byte(body.String())), 1, true)
+	c, _ := readChat(t, []byte(body.String()), 1, true)
 	if c[0].Content != "one two" {
 		t.Errorf("content %q", c[0].Content)
 	}

@@ -78,7 +78,7 @@ func TestHTTP2WithoutTLS(t *testing.T) {
 	p.SetUnencryptedHTTP2(true)
 	r.client = &http.Client{Transport: &http.Transport{Protocols: &p}}
 	a := r.post("/v1/chat/completions", chatBody(`"stream":true`))
-	if c, _ := readChat(t, events(t, a.body), 1, true); c[0].Content != "over h2" {
+	if c, _ := readChat(t, a.body, 1, true); c[0].Content != "over h2" {
 		t.Errorf("%d %s", a.status, a.body)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
+	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest/wirecheck"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"go.uber.org/goleak"
@@ -226,83 +227,23 @@ func events(t *testing.T, body []byte) []map[string]any {
 	return out
 }
 
-// chatState is what a chat stream says, put together.
-type chatState struct {
-	Content, Reasoning string
-	Finish             string
-	Stop               string
-	Details            any
-	Tokens             []string
-}
+// chatState is what a chat answer says of one choice.
+type chatState = wirecheck.Choice
 
 // readChat checks the grammar of a chat stream and puts its choices together.
-func readChat(t *testing.T, evs []map[string]any, n int, wantUsage bool) ([]chatState, map[string]any) {
+func readChat(t *testing.T, body []byte, n int, wantUsage bool) ([]chatState, map[string]any) {
 	t.Helper()
-	out := make([]chatState, n)
-	roles, finished := make([]bool, n), make([]bool, n)
-	content := make([]bool, n)
-	var usage map[string]any
-	var id any
-	for i, e := range evs {
-		if e["object"] != "chat.completion.chunk" {
-			t.Fatalf("event %d: %v", i, e)
-		}
-		if id == nil {
-			id = e["id"]
-		}
-		if e["id"] != id {
-			t.Fatalf("event %d has another id", i)
-		}
-		choices, _ := e["choices"].([]any)
-		if len(choices) == 0 {
-			if usage != nil || i != len(evs)-1 {
-				t.Fatalf("usage chunk is not the last event")
-			}
-			usage, _ = e["usage"].(map[string]any)
-			continue
-		}
-		k := int(at(choices, 0, "index").(float64))
-		d, _ := at(choices, 0, "delta").(map[string]any)
-		if finished[k] {
-			t.Fatalf("event %d for choice %d after its end", i, k)
-		}
-		if _, ok := d["role"]; ok {
-			roles[k] = true
-			continue
-		}
-		if !roles[k] {
-			t.Fatalf("choice %d has no role chunk first", k)
-		}
-		if s, ok := d["reasoning_content"].(string); ok {
-			if content[k] || d["reasoning"] != s {
-				t.Fatalf("event %d: reasoning after content or not mirrored", i)
-			}
-			out[k].Reasoning += s
-		}
-		if s, ok := d["content"].(string); ok {
-			content[k] = true
-			out[k].Content += s
-		}
-		if l, ok := at(choices, 0, "logprobs", "content").([]any); ok {
-			for _, e := range l {
-				out[k].Tokens = append(out[k].Tokens, at(e, "token").(string))
-			}
-		}
-		if f, ok := at(choices, 0, "finish_reason").(string); ok {
-			finished[k] = true
-			out[k].Finish, out[k].Details = f, at(choices, 0, "finish_details")
-			out[k].Stop, _ = at(choices, 0, "stop_sequence").(string)
-		}
+	a, err := wirecheck.Chat(body, n)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, body)
 	}
-	for k := range n {
-		if !finished[k] {
-			t.Fatalf("choice %d never ended", k)
-		}
+	if a.Error != nil {
+		t.Fatalf("the stream ends with %v", a.Error)
 	}
-	if (usage != nil) != wantUsage {
-		t.Fatalf("usage = %v, want it: %v", usage, wantUsage)
+	if (a.Usage != nil) != wantUsage {
+		t.Fatalf("usage = %v, want it: %v", a.Usage, wantUsage)
 	}
-	return out, usage
+	return a.Choices, a.Usage
 }
 
 // wholeChat reads the choices of an answer in one piece.
@@ -312,9 +253,20 @@ func wholeChat(t *testing.T, a answer) []chatState {
 	var out []chatState
 	for i := range v["choices"].([]any) {
 		c := at(v, "choices", i)
-		s := chatState{Content: fmt.Sprint(at(c, "message", "content")), Finish: fmt.Sprint(at(c, "finish_reason")), Details: at(c, "finish_details")}
+		s := chatState{Finish: fmt.Sprint(at(c, "finish_reason")), Details: at(c, "finish_details")}
+		s.Content, _ = at(c, "message", "content").(string)
 		s.Reasoning, _ = at(c, "message", "reasoning_content").(string)
 		s.Stop, _ = at(c, "stop_sequence").(string)
+		calls, _ := at(c, "message", "tool_calls").([]any)
+		for _, call := range calls {
+			if id := at(call, "id").(string); !strings.HasPrefix(id, "call_") || at(call, "type") != "function" {
+				t.Errorf("call %v", call)
+			}
+			s.Calls = append(s.Calls, wirecheck.Call{Name: at(call, "function", "name").(string), Arguments: at(call, "function", "arguments").(string)})
+		}
+		if (at(c, "message", "content") == nil) != (s.Content == "" && len(calls) > 0) {
+			t.Errorf("content is %v beside %d calls", at(c, "message", "content"), len(calls))
+		}
 		if l, ok := at(c, "logprobs", "content").([]any); ok {
 			for _, e := range l {
 				s.Tokens = append(s.Tokens, at(e, "token").(string))

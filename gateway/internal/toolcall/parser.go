@@ -216,8 +216,11 @@ func (p *Parser) feed(c byte) {
 			p.send(len(p.region) - p.machine.pending())
 		}
 	case over:
-		if p.mute || p.muted {
+		switch {
+		case p.mute || p.muted:
 			p.send(len(p.region))
+		case !p.between:
+			p.markupIsText(len(p.region), "there is no call in the markup for calls")
 		}
 		p.leave()
 	default:

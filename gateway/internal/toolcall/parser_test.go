@@ -13,8 +13,8 @@ import (
 // record is an Output that writes down what it gets.
 type record struct {
 	tb     testing.TB
-	text   strings.Builder
 	end    int
+	spans  [][2]int // of the text
 	calls  []*Call
 	open   *Call
 	args   strings.Builder
@@ -29,7 +29,7 @@ func (r *record) Text(b []byte, end int) {
 		r.tb.Errorf("text %q ends at %d, but %d was reached before", b, end, r.end)
 	}
 	r.end = end
-	r.text.Write(b)
+	r.spans = append(r.spans, [2]int{end - len(b), end})
 	r.note("text", string(b))
 }
 

@@ -55,8 +55,9 @@ func Chat(body []byte, n int) (*ChatAnswer, error) {
 			return nil, fmt.Errorf("choice %d has no finish_reason", k)
 		}
 		if out.Error == nil {
-			for _, c := range states[k].Calls {
-				if !complete(c.Arguments) {
+			for i, c := range states[k].Calls {
+				// The limit may cut the last call off.
+				if cut := states[k].Finish == "length" && i == len(states[k].Calls)-1; !cut && !complete(c.Arguments) {
 					return nil, fmt.Errorf("choice %d: the arguments of %s are %q", k, c.Name, c.Arguments)
 				}
 			}

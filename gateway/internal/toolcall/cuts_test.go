@@ -1,0 +1,101 @@
+package toolcall
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// pieces of markup that random texts are made of.
+var pieces = []string{
+	"<tool_call>", "</tool_call>", "<function=now>", "<function=get_weather>", "<function=launch>", "</function>", "<parameter=city>", "<parameter=days>",
+	"</parameter>", "<function=write(", `path="a"`, ", ", ")", ">", "{", "}", "[", "]", `"name"`, `: `, `"now"`, `"get_weather"`, `"arguments"`, `"a\"b\u00e9"`,
+	`{"name": "now", "arguments": {}}`, `{"name": "write", "arguments": {"lines": 1`, "<tool_code>", "</tool_code>", "<function_calls>", `<invoke name="now">`,
+	`<parameter name="city">`, "</invoke>", "</function_calls>", "<|tool_call>", "call:now{", "call:write{path:", quoteGemma, "<tool_call|>", "now", "launch",
+	"<arg_key>", "city", "</arg_key>", "<arg_value>", "</arg_value>", "\n", " ", "null", "12", "true", "日本", "<", "</", "x", "```json\n", "```",
+}
+
+// TestCutsDoNotMatter: however a text is cut, the events are those of the whole; and what is no call is there byte for byte.
+func TestCutsDoNotMatter(t *testing.T) {
+	set := testSet(t)
+	rapid.Check(t, func(rt *rapid.T) {
+		var b strings.Builder
+		for range rapid.IntRange(0, 30).Draw(rt, "n") {
+			b.WriteString(rapid.SampledFrom(pieces).Draw(rt, "piece"))
+		}
+		text := b.String()
+		cfg := Config{Set: set, Family: rapid.SampledFrom([]Family{Generic, QwenFamily, GemmaFamily, LagunaFamily}).Draw(rt, "family"),
+			Serial: rapid.Bool().Draw(rt, "serial")}
+		finishCut := rapid.Bool().Draw(rt, "length")
+		whole, rec := parse(t, cfg, text, finishCut, func(int) bool { return false })
+		mask := rapid.Uint64().Draw(rt, "cuts")
+		got, _ := parse(t, cfg, text, finishCut, func(i int) bool { return mask>>(i%64)&1 == 1 })
+		if d := cmp.Diff(whole, got); d != "" {
+			rt.Fatalf("text %q cut at %x:\n%s", text, mask, d)
+		}
+		if cfg.Serial && len(rec.calls) > 1 {
+			rt.Fatalf("%d calls where one is allowed", len(rec.calls))
+		}
+		conserved(rt, text, rec, cfg.Serial && len(rec.calls) > 0 || finishCut)
+	})
+}
+
+type fataler interface{ Fatalf(string, ...any) }
+
+// conserved checks that text and calls are parts of the input in their order, and that nothing lies between them but whitespace
+// and marks that close a region. partial says that the end may be missing.
+func conserved(t fataler, text string, r *record, partial bool) {
+	// What is left without the text, with a mark where text was.
+	var rest strings.Builder
+	at := 0
+	for _, s := range r.spans {
+		rest.WriteString(text[at:s[0]] + "\x00")
+		at = s[1]
+	}
+	rest.WriteString(text[at:])
+	left := rest.String()
+	between := func(s string) {
+		for _, part := range strings.Split(s, "\x00") {
+			for _, m := range []string{closeToolCall, closeToolCode, closeFunctionCalls} {
+				part = strings.ReplaceAll(part, m, "")
+			}
+			if part = strings.Trim(part, " \t\r\n,[]`"); part != "" && !closes([]byte(part)) && part != "json" {
+				t.Fatalf("%q of %q is lost", part, text)
+			}
+		}
+	}
+	for _, c := range r.calls {
+		i := strings.Index(left, c.Raw)
+		if i < 0 {
+			t.Fatalf("call %q is not left of %q", c.Raw, text)
+		}
+		between(left[:i])
+		left = left[i+len(c.Raw):]
+	}
+	if !partial {
+		between(left)
+	}
+}
+
+// FuzzParser: any text in any family, cut anywhere, gives the same events as the whole and valid JSON.
+func FuzzParser(f *testing.F) {
+	for _, c := range formats {
+		f.Add(c.call("get_weather", "city", `"Rome"`, "days", "2"), uint8(c.family), uint64(5), false)
+		f.Add(c.garbled, uint8(c.family), uint64(0xfff), true)
+	}
+	f.Add(strings.Join(pieces, ""), uint8(0), uint64(1), false)
+	f.Add(`[{"name":"now"},{"function":{"name":"write","arguments":"{\"path\":1}"}}]`, uint8(0), uint64(1), false)
+	set := testSet(f)
+	f.Fuzz(func(t *testing.T, text string, family uint8, mask uint64, length bool) {
+		text = strings.ToValidUTF8(text, "?")
+		cfg := Config{Set: set, Family: Family(family % 4)}
+		whole, rec := parse(t, cfg, text, length, func(int) bool { return false })
+		got, _ := parse(t, cfg, text, length, func(i int) bool { return mask>>(i%64)&1 == 1 })
+		if d := cmp.Diff(whole, got); d != "" {
+			t.Fatalf("cut at %x:\n%s", mask, d)
+		}
+		conserved(t, text, rec, length)
+	})
+}
