@@ -15,6 +15,9 @@ type call struct {
 	tail      bool
 }
 
+// maxEntries of all closures of a program.
+const maxEntries = 1 << 22
+
 // closure of a node, computed once. Rules that match the empty text are also passed over: hence returning at once from a rule
 // that was just entered never has to be followed.
 func (p *program) closure(n int32) *closure {
@@ -44,13 +47,14 @@ func (p *program) closure(n int32) *closure {
 			}
 		case kindCall:
 			c.calls = append(c.calls, call{rule: x.rule, ret: x.next, tail: p.onlyEnd(x.next)})
-			if p.null[x.rule] {
+			if p.null[x.rule] && !x.solid {
 				visit(x.next)
 			}
 		}
 	}
 	slices.Sort(c.terms)
 	p.closures[n] = c
+	p.entries += len(seen)
 	return c
 }
 
@@ -79,6 +83,9 @@ func (p *program) sort() {
 	for r := range p.starts {
 		if seen[r] {
 			continue
+		}
+		if p.entries > maxEntries {
+			panic(errTooLarge{})
 		}
 		seen[r] = true
 		stack := []visit{{rule: int32(r)}}

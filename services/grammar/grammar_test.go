@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -192,6 +193,41 @@ func TestDeepTextEnds(t *testing.T) {
 	}
 }
 
+// TestHeavyGrammars: what looks dangerous is refused or handled within a bounded time.
+func TestHeavyGrammars(t *testing.T) {
+	v := testVocabulary("aa", "aaaa", "ab")
+	optional := "root ::= " + strings.Repeat(`"a"? `, 3000)
+	choice := "root ::= " + strings.Repeat(`("a" | "b" "a"* | r)? `, 1000) + "\nr ::= " + strings.Repeat(`"a"? `, 500)
+	layers := "root ::= r0 r0\n"
+	for i := range 200 {
+		layers += fmt.Sprintf("r%d ::= \"a\"? (r%d \"x\" | r%d \"y\" | r%d)?\n", i, i+1, i+1, i+1)
+	}
+	for name, text := range map[string]string{
+		"optional": optional, "choice": choice, "layers": layers + `r200 ::= "b"`,
+		"nullable rounds": `root ::= ("a"? "b"?){60000} "c"`, "nested rounds": `root ::= ((("a"?){50000}){50000}){50000}`,
+		"stars": `root ::= (((("a"*)*)*)* "a"*)*`, "counted": `root ::= ("a" | "aa"){0,60000}`, "two stacks": "root ::= \"a\" root \"a\" | \"a\"? \"b\"?",
+		"classes": "root ::= " + strings.Repeat(`[^a-c\u0100-\u0103é-ú] `, 500),
+	} {
+		start := time.Now()
+		s, err := Parse(text)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		g, err := s.Compile(v)
+		for at := 0; err == nil && at < 300; at++ {
+			state := g.AdvanceBytes(g.Start(), []byte(strings.Repeat("a", at)))
+			if state == nil {
+				break
+			}
+			_, err = g.Mask(state)
+		}
+		t.Logf("%s: %v, %v", name, time.Since(start), err)
+		if d := time.Since(start); d > 20*time.Second {
+			t.Errorf("%s took %v", name, d)
+		}
+	}
+}
+
 // drawGrammar draws a grammar without left recursion over a small alphabet.
 func drawGrammar(t *rapid.T) string {
 	rules := rapid.IntRange(1, 4).Draw(t, "rules")
@@ -356,7 +392,7 @@ func syntheticVocabulary(n int) *Vocabulary {
 		}
 		return string(out)
 	}
-	marks := []string{`"`, `":`, `",`, `"}`, `"]`, "\n", "\n\n", "{", "}", "[", "]", ":", ",", "(", ")", ";", "\\", "\\n", "<", ">", "</", "\t", "  "}
+	marks := []string{`"`, `":`, `",`, `"}`, `"]`, "\n", "\n\n", "{", "}", "[", "]", ":", ",", "(", ")", ";", "\\", "\n", "<", ">", "</", "\t", "  "}
 	for len(list) < n {
 		size := 1 + r.IntN(4) + r.IntN(5)
 		switch k := r.IntN(100); {

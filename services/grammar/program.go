@@ -22,6 +22,7 @@ type node struct {
 	kind  kind
 	next  int32   // kindTokens, kindCall
 	rule  int32   // kindCall
+	solid bool    // kindCall: a round that matches the empty text is no round, what follows is reached otherwise
 	to    []int32 // kindSplit
 	edges []edge  // kindBytes: sorted, disjoint
 	set   int32   // kindTokens: index of program.sets
@@ -57,6 +58,7 @@ type program struct {
 	classes  int
 	classOf  [256]uint8
 	closures []*closure
+	entries  int     // of all closures
 	order    []int32 // rules by their place among those that begin with each other: callers first
 }
 
@@ -191,9 +193,18 @@ func (b *builder) repeat(x repeat, next int32) int32 {
 	if x.max == 0 {
 		return next
 	}
-	nullable := nullableExpr(body, b.null)
-	if _, isRef := body.(ref); copies > inlineRepeat && !isRef {
-		body = b.rule(body)
+	solid := false
+	if copies > inlineRepeat {
+		if nullableExpr(body, b.null) {
+			// Every round may be empty: they need not be taken at all, and passing over them one by one would take long.
+			solid = true
+			if x.min = 0; x.max < 0 {
+				copies = 0
+			}
+		}
+		if _, isRef := body.(ref); !isRef {
+			body = b.rule(body)
+		}
 	}
 	c := chain{min: x.min, max: x.max}
 	if x.max < 0 {
@@ -205,6 +216,9 @@ func (b *builder) repeat(x repeat, next int32) int32 {
 	c.nodes = append(c.nodes, next)
 	for i := copies - 1; i >= 0; i-- {
 		first := b.expr(body, c.nodes[len(c.nodes)-1])
+		if solid {
+			b.nodes[first].solid = true
+		}
 		if i >= x.min {
 			// Every optional round may leave the whole, so that a closure does not grow with the number of rounds.
 			first = b.add(node{kind: kindSplit, to: []int32{first, next}})
@@ -212,7 +226,7 @@ func (b *builder) repeat(x repeat, next int32) int32 {
 		c.nodes = append(c.nodes, first)
 	}
 	slices.Reverse(c.nodes)
-	if copies > inlineRepeat && !nullable {
+	if copies > inlineRepeat {
 		b.chains = append(b.chains, c)
 	}
 	return c.nodes[0]

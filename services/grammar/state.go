@@ -132,7 +132,7 @@ func (m *machine) follow(n int32, below *State) {
 		return
 	}
 	m.seen[f] = struct{}{}
-	if m.work++; m.work > maxWork {
+	if m.work++; m.work > maxWork || m.entries > maxEntries {
 		m.fault = errAmbiguous
 		return
 	}

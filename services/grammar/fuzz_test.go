@@ -1,0 +1,107 @@
+package grammar
+
+import (
+	"strings"
+	"testing"
+)
+
+// FuzzParse: no text makes the parser or the compiler crash or hang, and what compiles can be followed.
+func FuzzParse(f *testing.F) {
+	for _, s := range []string{
+		jsonText, `root ::= "a" | <[3]> !<think> [^\]-a]{2,} $until("x","y")`, "root ::= (a)* # c\na ::= \"\\x41\"? b\nb ::= a?",
+		`root ::= ((("a"*)*)*)* $without("ab")`, "root ::= x{0,9}\nx ::= root2 \"y\"\nroot2 ::= x?", `root ::= "é"{3} .`, "root ::=",
+	} {
+		f.Add(s, []byte(`{"a": [1]}`))
+	}
+	v := testVocabulary("ab", "abc", "é")
+	f.Fuzz(func(t *testing.T, text string, input []byte) {
+		if len(text) > 2000 || len(input) > 200 {
+			return
+		}
+		s, err := Parse(text)
+		if err != nil {
+			return
+		}
+		g, err := s.Compile(v)
+		if err != nil {
+			return
+		}
+		at := g.Start()
+		for _, c := range input {
+			m, err := g.Mask(at)
+			if err != nil {
+				return
+			}
+			next := g.Advance(at, int32(c))
+			if m.Allows(int32(c)) != (next != nil) {
+				t.Fatalf("%q: byte %q allowed: %v, advances: %v", text, c, m.Allows(int32(c)), next != nil)
+			}
+			if next == nil {
+				return
+			}
+			at = next
+		}
+		g.Accepts(at)
+		g.Forced(at, 100)
+	})
+}
+
+// FuzzSchema: no JSON makes the schema compiler crash or hang, and its output is a grammar.
+func FuzzSchema(f *testing.F) {
+	for _, s := range []string{
+		`{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a","b"],"additionalProperties":{"type":"integer","minimum":-5,"maximum":1e3}}`,
+		`{"allOf":[{"$ref":"#/$defs/x"},{"anyOf":[{"type":"string","pattern":"^a|b\\d{2,}$"},{"enum":[1,"é",null]}]}],"$defs":{"x":{"type":["string","null"]}}}`,
+		`{"type":"array","prefixItems":[true],"items":{"oneOf":[{"const":1},{"type":"string","format":"date"}]},"minItems":2,"maxItems":70000}`,
+		`{"type":"number","exclusiveMinimum":0,"exclusiveMaximum":true,"maximum":-0.0}`, `{"$ref":"#"}`, `{"anyOf":[{"$ref":"#"}]}`,
+	} {
+		f.Add(s)
+	}
+	v := testVocabulary()
+	f.Fuzz(func(t *testing.T, schema string) {
+		if len(schema) > 4000 {
+			return
+		}
+		w := NewWriter()
+		rule, err := w.Schema([]byte(schema))
+		if err != nil {
+			return
+		}
+		w.Define("root", rule)
+		s, err := Parse(w.Text())
+		if err != nil {
+			if e, ok := err.(*Error); ok && (strings.Contains(e.Message, "left recursion") || strings.Contains(e.Message, "nested deeper") || strings.Contains(e.Message, "bytes, at most")) {
+				return
+			}
+			t.Fatalf("%s\n%s\n%v", schema, w.Text(), err)
+		}
+		g, err := s.Compile(v)
+		if err != nil {
+			return
+		}
+		if m, err := g.Mask(g.Start()); err == nil && m.Count == 0 && !g.Accepts(g.Start()) {
+			t.Fatalf("%s allows nothing", schema)
+		}
+	})
+}
+
+// FuzzQuote: a quoted text is a literal that matches exactly that text.
+func FuzzQuote(f *testing.F) {
+	f.Add("a\"\\\n\x00é\xff[]")
+	v := testVocabulary()
+	f.Fuzz(func(t *testing.T, text string) {
+		if len(text) > 1000 {
+			return
+		}
+		s, err := Parse("root ::= " + Quote(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, err := s.Compile(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !matches(g, text) || matches(g, text+"a") {
+			t.Errorf("%q", text)
+		}
+	})
+}

@@ -1,0 +1,232 @@
+package grammar
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// count reads a keyword that counts something; def when it is absent.
+func (c *schemaCompiler) count(s *jsonNode, key string, def int, path string) int {
+	v := s.get(key)
+	if v == nil {
+		return def
+	}
+	r := v.number()
+	if r == nil || !r.IsInt() || r.Sign() < 0 {
+		c.fail(path+"."+key, "must be an integer, at least 0")
+	}
+	if !r.Num().IsInt64() || r.Num().Int64() > MaxRepeat {
+		if strings.HasPrefix(key, "max") {
+			return MaxRepeat
+		}
+		c.fail(path+"."+key, "is more than "+strconv.Itoa(MaxRepeat))
+	}
+	return int(r.Num().Int64())
+}
+
+// object writes declared keys in their order, then what additionalProperties allows.
+func (c *schemaCompiler) object(s *jsonNode, path string) string {
+	type property struct {
+		key, rule string
+		required  bool
+	}
+	var list []property
+	properties := s.get("properties")
+	if properties == nil {
+		properties = &jsonNode{kind: 'o'}
+	}
+	if properties.kind != 'o' {
+		c.fail(path+".properties", "must be an object")
+	}
+	requireds := s.get("required")
+	if requireds == nil {
+		requireds = &jsonNode{kind: 'a'}
+	}
+	extra := s.get("additionalProperties")
+	open := extra != nil && extra.text != "false" || extra == nil && len(properties.members) == 0
+	if extra == nil {
+		extra = &jsonNode{kind: 'b', text: "true"}
+	}
+	keys := slices.Clone(properties.members)
+	needed := 0
+	for _, r := range requireds.items {
+		if r.kind != 's' {
+			c.fail(path+".required", "must list names of keys")
+		}
+		if properties.get(r.text) == nil && !slices.ContainsFunc(keys, func(m member) bool { return m.key == r.text }) {
+			if extra.text == "false" {
+				c.fail(path+".required", strconv.Quote(r.text)+" is required but not allowed")
+			}
+			keys = append(keys, member{r.text, extra})
+		}
+	}
+	for _, p := range keys {
+		need := required(s, p.key)
+		if p.value.kind == 'b' && p.value.text == "false" && !need {
+			continue
+		}
+		if need {
+			needed++
+		}
+		list = append(list, property{p.key, c.compile(p.value, path+".properties."+p.key), need})
+	}
+	if least := c.count(s, "minProperties", 0, path); least > needed {
+		c.fail(path+".minProperties", "is not supported beyond the number of required keys")
+	}
+	ws := c.w.JSON("ws")
+	if len(list) == 0 && !open {
+		return c.w.Rule(`"{" ` + ws + ` "}"`)
+	}
+	// later is what may follow once a pair was written, first what may follow while none was.
+	later, first := "", ""
+	if open {
+		key := c.w.JSON("string")
+		if len(properties.members) > 0 || len(list) > 0 {
+			var names []string
+			for _, m := range keys {
+				names = append(names, m.key)
+			}
+			key = c.otherKey(names)
+		}
+		pair := c.w.Rule(fmt.Sprintf(`%s ":" %s %s %s`, key, ws, c.compile(extra, path+".additionalProperties"), ws))
+		later = c.w.Rule(fmt.Sprintf(`("," %s %s)*`, ws, pair))
+		first = c.w.Rule(fmt.Sprintf("(%s %s)?", pair, later))
+	}
+	for _, p := range slices.Backward(list) {
+		pair := c.w.Rule(fmt.Sprintf(`%s ":" %s %s %s`, Quote(spellString(p.key)), ws, p.rule, ws))
+		begins := strings.TrimSpace(pair + " " + later)
+		follows := strings.TrimSpace(fmt.Sprintf(`"," %s %s %s`, ws, pair, later))
+		if p.required {
+			first, later = c.w.Rule(begins), c.w.Rule(follows)
+			continue
+		}
+		if first == "" {
+			first = c.w.Rule(fmt.Sprintf("(%s)?", begins))
+			later = c.w.Rule(fmt.Sprintf("(%s)?", follows))
+			continue
+		}
+		first, later = c.w.Rule(begins+" | "+first), c.w.Rule(follows+" | "+later)
+	}
+	return c.w.Rule(fmt.Sprintf(`"{" %s %s "}"`, ws, first))
+}
+
+// otherKey writes strings that are none of the keys. They are written without escapes, so that there is one spelling to compare.
+func (c *schemaCompiler) otherKey(keys []string) string {
+	const char = `[^"\\\x00-\x1F]`
+	keys = slices.Clone(keys)
+	slices.Sort(keys)
+	keys = slices.Compact(keys)
+	// rest writes what may follow a prefix that all of the keys share; the keys are cut down to what follows it.
+	var rest func(keys []string) string
+	rest = func(keys []string) string {
+		mayEnd := true
+		groups := map[rune][]string{}
+		var order []rune
+		for _, k := range keys {
+			if k == "" {
+				mayEnd = false
+				continue
+			}
+			r, n := utf8.DecodeRuneInString(k)
+			if groups[r] == nil {
+				order = append(order, r)
+			}
+			groups[r] = append(groups[r], k[n:])
+		}
+		var list []string
+		var not strings.Builder
+		for _, r := range order {
+			if r == '"' || r == '\\' || r < 0x20 {
+				continue // such a key is written with escapes and so never an other one
+			}
+			not.WriteString(classRune(r))
+			list = append(list, fmt.Sprintf("%s %s", Quote(string(r)), rest(groups[r])))
+		}
+		list = append(list, fmt.Sprintf(`[^"\\\x00-\x1F%s] %s*`, not.String(), char))
+		body := strings.Join(list, " | ")
+		if mayEnd {
+			body = "(" + body + ")?"
+		}
+		return c.w.Rule(body)
+	}
+	return c.w.Rule(`"\"" ` + rest(keys) + ` "\""`)
+}
+
+// classRune writes a character inside a class.
+func classRune(r rune) string {
+	switch {
+	case r == '\\' || r == ']' || r == '[' || r == '-' || r == '^' || r == '"':
+		return `\` + string(r)
+	case r < 0x20 || r == 0x7F:
+		return fmt.Sprintf(`\x%02X`, r)
+	}
+	return string(r)
+}
+
+// array writes prefixItems, all of them, then items as often as the bounds allow.
+func (c *schemaCompiler) array(s *jsonNode, path string) string {
+	if u := s.get("uniqueItems"); u != nil && u.text == "true" {
+		c.fail(path+".uniqueItems", "is not supported")
+	}
+	items, prefix := s.get("items"), s.get("prefixItems")
+	where := ".items"
+	if items != nil && items.kind == 'a' { // the older spelling
+		prefix, items, where = items, s.get("additionalItems"), ".additionalItems"
+	}
+	var list []string
+	if prefix != nil {
+		if prefix.kind != 'a' {
+			c.fail(path+".prefixItems", "must be an array")
+		}
+		for i, x := range prefix.items {
+			list = append(list, c.compile(x, fmt.Sprintf("%s.prefixItems[%d]", path, i)))
+		}
+	}
+	least, most := c.count(s, "minItems", 0, path), c.count(s, "maxItems", -1, path)
+	if most >= 0 && most < least {
+		c.fail(path+".maxItems", "is less than minItems")
+	}
+	if most >= 0 && most < len(list) {
+		list = list[:most]
+	}
+	ws := c.w.JSON("ws")
+	fixed := len(list)
+	least = max(0, least-fixed)
+	if most >= 0 {
+		most -= fixed
+	}
+	none := items != nil && items.kind == 'b' && items.text == "false" || items == nil && fixed > 0 && least == 0
+	if none && least > 0 {
+		c.fail(path+".minItems", "is more than there are items")
+	}
+	var parts []string
+	for _, x := range list {
+		parts = append(parts, x+" "+ws)
+	}
+	body := strings.Join(parts, ` "," `+ws+" ")
+	if !none && most != 0 {
+		if items == nil {
+			items = &jsonNode{kind: 'b', text: "true"}
+		}
+		item := c.compile(items, path+where)
+		more := fmt.Sprintf(`("," %s %s %s)`, ws, item, ws)
+		bounds := func(lo, hi int) string {
+			if hi < 0 {
+				return fmt.Sprintf("{%d,}", lo)
+			}
+			return fmt.Sprintf("{%d,%d}", lo, hi)
+		}
+		switch {
+		case fixed > 0:
+			body += " " + more + bounds(least, most)
+		case least > 0:
+			body = fmt.Sprintf("%s %s %s%s", item, ws, more, bounds(least-1, max(most-1, -1)))
+		default:
+			body = fmt.Sprintf("(%s %s %s%s)?", item, ws, more, bounds(0, max(most-1, -1)))
+		}
+	}
+	return c.w.Rule(strings.Join(strings.Fields(fmt.Sprintf(`"[" %s %s "]"`, ws, body)), " "))
+}

@@ -1,0 +1,343 @@
+package grammar
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+)
+
+func schemaGrammar(t testing.TB, schema string, v *Vocabulary) *Grammar {
+	t.Helper()
+	w := NewWriter()
+	rule, err := w.Schema([]byte(schema))
+	if err != nil {
+		t.Fatalf("%s: %v", schema, err)
+	}
+	w.Define("root", rule)
+	return compile(t, w.Text(), v)
+}
+
+func validator(t testing.TB, schema string) *jsonschema.Schema {
+	t.Helper()
+	doc, err := jsonschema.UnmarshalJSON(strings.NewReader(schema))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := jsonschema.NewCompiler()
+	c.AssertFormat()
+	if err := c.AddResource("schema.json", doc); err != nil {
+		t.Fatalf("%s: %v", schema, err)
+	}
+	s, err := c.Compile("schema.json")
+	if err != nil {
+		t.Fatalf("%s: %v", schema, err)
+	}
+	return s
+}
+
+// validate reports what the independent validator says of a text.
+func validate(s *jsonschema.Schema, text string) error {
+	v, err := jsonschema.UnmarshalJSON(strings.NewReader(text))
+	if err != nil {
+		return err
+	}
+	return s.Validate(v)
+}
+
+// write lets a random writer choose among the allowed tokens; it ends as soon as it may once it has written enough.
+func write(t testing.TB, g *Grammar, r *rand.Rand, enough int) string {
+	t.Helper()
+	var out []byte
+	s := g.Start()
+	for n := 0; ; n++ {
+		m, err := g.Mask(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if g.Accepts(s) && (m.Count == 0 || n > enough || r.IntN(3) == 0) {
+			return string(out)
+		}
+		if n > 20*enough+5000 {
+			t.Fatalf("no end after %q", out)
+		}
+		id := int32(-1)
+		if n > enough || r.IntN(4) == 0 {
+			// What ends things, mostly; sometimes what a pattern may be waiting for.
+			const endings = `"}]ntf0123456789aAbB,:{[-.`
+			first := 0
+			if r.IntN(3) == 0 {
+				first = r.IntN(len(endings))
+			}
+			for _, c := range []byte(endings[first:]) {
+				if m.Allows(int32(c)) {
+					id = int32(c)
+					break
+				}
+			}
+		}
+		if id < 0 {
+			skip := r.IntN(m.Count)
+			for id = 0; ; id++ {
+				if m.Allows(id) {
+					if skip == 0 {
+						break
+					}
+					skip--
+				}
+			}
+		}
+		out = append(out, g.vocab.bytes(id)...)
+		if s = g.Advance(s, id); s == nil {
+			t.Fatalf("token %d after %q was allowed and is refused", id, out)
+		}
+	}
+}
+
+func TestSchemas(t *testing.T) {
+	v := testVocabulary("true", "null", `":`, `",`, `"}`, `{"`, "12", "abc")
+	for _, c := range []struct {
+		schema  string
+		yes, no []string
+	}{
+		{`{"type":"object","properties":{"b":{"type":"integer"},"a":{"type":"string"}},"required":["a"]}`,
+			[]string{`{"b":1,"a":"x"}`, `{ "a" : "x"}`[0:1] + `"a": "x" }`, `{"a":"\u0041\n"}`}, []string{`{}`, `{"b":1}`, `{"a":"x","b":1}`, `{"a":"x","c":1}`, `{   "a":"x"}`}},
+		{`{"type":"object"}`, []string{`{}`, `{"x":[1,{"y":null}]}`}, []string{`[]`, `{"x"}`}},
+		{`{}`, []string{`1`, `"x"`, `[true]`, `-1.5e+10`}, []string{`01`, `1e999`, `"\ud800"`}},
+		{`{"type":["string","null"],"maxLength":3}`, []string{`null`, `"abc"`, `"é\n日"`, `""`}, []string{`"abcd"`, `1`}},
+		{`{"type":"string","minLength":2}`, []string{`"ab"`, `"abcdef"`}, []string{`"a"`, `""`}},
+		{`{"enum":["a\"b",1,null,{"x":[1,2]}]}`, []string{`"a\"b"`, `1`, `null`, `{"x":[1,2]}`}, []string{`2`, `"a"`}},
+		{`{"const":"é"}`, []string{`"é"`}, []string{`"e"`}},
+		{`{"type":"integer","minimum":-12,"maximum":305}`, []string{`-12`, `-9`, `0`, `99`, `100`, `299`, `305`}, []string{`-13`, `306`, `1000`, `05`, `1.5`}},
+		{`{"type":"integer","exclusiveMinimum":9}`, []string{`10`, `123456`}, []string{`9`, `-10`, `1`}},
+		{`{"type":"number","minimum":0,"maximum":1}`, []string{`0`, `0.25`, `1`}, []string{`1.1`, `-0.1`, `2`}},
+		{`{"type":"number","exclusiveMinimum":-2,"exclusiveMaximum":2.0}`, []string{`-1.99`, `0`, `1.5`, `-0.5`}, []string{`-2`, `2`, `2.5`, `-2.1`}},
+		{`{"type":"number","exclusiveMinimum":0}`, []string{`0.1`, `7`, `1.0`}, []string{`0`, `0.0`, `-1`}},
+		{`{"type":"array","items":{"type":"boolean"},"minItems":1,"maxItems":2}`, []string{`[true]`, `[true, false]`}, []string{`[]`, `[true,true,true]`}},
+		{`{"type":"array","prefixItems":[{"type":"integer"},{"type":"string"}],"items":false}`, []string{`[1,"a"]`}, []string{`[1]`, `[1,"a",2]`, `["a",1]`}},
+		{`{"$schema":"http://json-schema.org/draft-07/schema#","type":"array","items":[{"const":1}],"additionalItems":{"const":2},"minItems":2}`, []string{`[1,2]`, `[1,2,2]`}, []string{`[1]`, `[2]`}},
+		{`{"anyOf":[{"type":"integer"},{"type":"string"}]}`, []string{`1`, `"x"`}, []string{`null`}},
+		{`{"type":"object","properties":{"k":{"type":"string"}},"anyOf":[{"required":["k"]},{"properties":{"n":{"type":"null"}},"required":["n"]}]}`,
+			[]string{`{"k":"v"}`, `{"n":null}`, `{"k":"v","n":null}`}, []string{`{}`}},
+		{`{"oneOf":[{"type":"object","properties":{"t":{"const":"a"},"x":{"type":"integer"}},"required":["t","x"]},{"type":"object","properties":{"t":{"const":"b"}},"required":["t"]}]}`,
+			[]string{`{"t":"a","x":1}`, `{"t":"b"}`}, []string{`{"t":"a"}`, `{"t":"c"}`}},
+		{`{"allOf":[{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]},{"properties":{"b":{"type":"null"},"a":{"minimum":5}}}]}`,
+			[]string{`{"a":5}`, `{"a":7,"b":null}`}, []string{`{"b":null}`, `{"a":4}`}},
+		{`{"$ref":"#/$defs/node","$defs":{"node":{"type":"object","properties":{"v":{"type":"integer"},"next":{"anyOf":[{"$ref":"#/$defs/node"},{"type":"null"}]}},"required":["v","next"]}}}`,
+			[]string{`{"v":1,"next":null}`, `{"v":1,"next":{"v":2,"next":null}}`}, []string{`{"v":1}`}},
+		{`{"type":"array","items":{"$ref":"#"}}`, []string{`[]`, `[[],[[]]]`}, []string{`[1]`}},
+		{`{"type":"object","properties":{"ab":{"type":"integer"}},"additionalProperties":{"type":"string"}}`,
+			[]string{`{}`, `{"ab":1}`, `{"ab":1,"abc":"x"}`, `{"a":"x"}`, `{"":"x"}`, `{"b":"x","c":"y"}`}, []string{`{"ab":"x"}`, `{"a":1}`, `{"\u0061b":"x"}`, `{"b":"x","ab":"x"}`}},
+		{`{"type":"object","required":["z"],"properties":{"a":{"type":"null"}}}`, []string{`{"z":1}`, `{"a":null,"z":[]}`}, []string{`{"a":null}`}},
+		{`{"type":"string","pattern":"^[A-Z]{2}-\\d+(x|\"y\")?$"}`, []string{`"AB-1"`, `"AB-12x"`, `"AB-1\"y\""`}, []string{`"A-1"`, `"AB-"`, `"AB-1xx"`}},
+		{`{"type":"string","pattern":"b\\\\"}`, []string{`"b\\"`, `"aab\\ccc"`}, []string{`"b"`, `""`}},
+		{`{"type":"string","format":"date"}`, []string{`"2024-02-28"`, `"1999-12-31"`}, []string{`"2024-02-30"`, `"2024-13-01"`, `"x"`}},
+		{`{"type":"string","format":"date-time"}`, []string{`"2024-02-28T23:59:59Z"`, `"2024-02-28T00:00:00.5+01:30"`}, []string{`"2024-02-28"`}},
+		{`{"type":"string","format":"uuid"}`, []string{`"123e4567-e89b-12d3-a456-426614174000"`}, []string{`"123e4567"`}},
+		{`{"type":"string","format":"int32","nullable":true}`, []string{`"x"`, `null`}, []string{`1`}},
+		{`{"type":"object","properties":{"a":{},"b":{},"c":{}},"additionalProperties":false}`, []string{`{}`, `{"a":1}`, `{"b":1}`, `{"a":1,"c":2}`, `{"a":1,"b":2,"c":3}`}, []string{`{"b":1,"a":2}`, `{"d":1}`, `{,"a":1}`}},
+	} {
+		g := schemaGrammar(t, c.schema, v)
+		judge := validator(t, strings.ReplaceAll(c.schema, `,"nullable":true`, ""))
+		for _, s := range c.yes {
+			if !matches(g, s) {
+				t.Errorf("%s: %s is refused", c.schema, s)
+			}
+			if err := validate(judge, s); err != nil && s != "null" {
+				t.Errorf("the judge disagrees: %v", err)
+			}
+		}
+		for _, s := range c.no {
+			if matches(g, s) {
+				t.Errorf("%s: %s is accepted", c.schema, s)
+			}
+		}
+	}
+}
+
+func TestSchemaFaultsNameThePath(t *testing.T) {
+	for _, c := range []struct{ schema, path, want string }{
+		{`{"type":"object","properties":{"a":{"type":"array","items":{"not":{}}}}}`, "properties.a.items.not", "not supported"},
+		{`{"type":"object","patternProperties":{}}`, "patternProperties", "not supported"},
+		{`{"type":"array","uniqueItems":true}`, "uniqueItems", "not supported"},
+		{`{"type":"integer","multipleOf":3}`, "multipleOf", "not supported"},
+		{`{"type":"number","minimum":0.5}`, "minimum", "integers only"},
+		{`{"type":"integer","minimum":3,"maximum":2}`, "maximum", "no number"},
+		{`{"anyOf":[{"type":"string"},{"type":"strin"}]}`, "anyOf[1].type", `unknown type "strin"`},
+		{`{"oneOf":[{"type":"integer"},{"type":"number"}]}`, "oneOf[1]", "use anyOf"},
+		{`{"$ref":"other.json"}`, "$ref", "inside the schema"},
+		{`{"$ref":"#/$defs/x"}`, "$ref", "is not in the schema"},
+		{`{"$ref":"#","type":"string"}`, "$ref", "refers to itself"},
+		{`{"type":"string","pattern":"(?=a)"}`, "pattern", "cannot be read"},
+		{`{"type":"string","pattern":"a\\b"}`, "pattern", "not supported"},
+		{`{"type":"string","pattern":"a","maxLength":3}`, "maxLength", "beside pattern"},
+		{`{"type":"string","minLength":-1}`, "minLength", "at least 0"},
+		{`{"properties":3}`, "properties", "must be an object"},
+		{`{"properties":{"a":false},"required":["a"]}`, "properties.a", "cannot be met"},
+		{`{"additionalProperties":false,"required":["a"]}`, "required", "not allowed"},
+		{`{"enum":["a"],"type":"integer"}`, "enum", "none of the values"},
+		{`{"enum":["a"],"maxLength":3}`, "maxLength", "beside enum"},
+		{`{"allOf":[{"type":"string"},{"type":"null"}]}`, "allOf[1].type", "no type"},
+		{`{"minProperties":2}`, "minProperties", "required keys"},
+		{`[1]`, "", "must be an object or a boolean"},
+		{`{`, "", "is not JSON"},
+	} {
+		_, err := NewWriter().Schema([]byte(c.schema))
+		var e *SchemaError
+		if !errors.As(err, &e) || e.Path != c.path || !strings.Contains(e.Message, c.want) {
+			t.Errorf("%s: %v, want %s: %s", c.schema, err, c.path, c.want)
+		}
+	}
+}
+
+// DrawSchema makes a random schema of the supported subset.
+func drawSchema(r *rand.Rand, depth int) map[string]any {
+	pick := func(list ...string) string { return list[r.IntN(len(list))] }
+	s := map[string]any{}
+	if r.IntN(4) == 0 {
+		s["description"] = "a \"value\""
+	}
+	kind := r.IntN(16)
+	if depth <= 0 {
+		kind = r.IntN(9)
+	}
+	switch kind {
+	case 0:
+		s["type"] = "string"
+		switch r.IntN(4) {
+		case 0:
+			s["minLength"] = r.IntN(4)
+		case 1:
+			s["maxLength"] = r.IntN(30)
+		case 2:
+			s["minLength"], s["maxLength"] = r.IntN(5), 5+r.IntN(200)
+		}
+	case 1:
+		s["type"] = "integer"
+		a := r.IntN(2000) - 1000
+		if r.IntN(2) == 0 {
+			s["minimum"] = a
+		}
+		if r.IntN(2) == 0 {
+			s["maximum"] = a + r.IntN(3000)
+		}
+	case 2:
+		s["type"] = "number"
+		a := r.IntN(200) - 100
+		if r.IntN(2) == 0 {
+			s[pick("minimum", "exclusiveMinimum")] = a
+		}
+		if r.IntN(2) == 0 {
+			s[pick("maximum", "exclusiveMaximum")] = a + 1 + r.IntN(300)
+		}
+	case 3:
+		s["type"] = pick("boolean", "null")
+	case 4:
+		s["enum"] = []any{"a", "ab", 3, nil, true, "é\"\\"}[:1+r.IntN(6)]
+	case 5:
+		s["const"] = []any{"x y", 7, nil, []any{1, "b"}, map[string]any{"k": 1}}[r.IntN(5)]
+	case 6:
+		s["type"], s["format"] = "string", pick("date", "time", "date-time", "uuid", "ipv4", "email", "hostname")
+	case 7:
+		s["type"], s["pattern"] = "string", pick(`^[a-z]+$`, `^\d{3}-\d{2}$`, `a|^b+$`, `[^"x]{2}`, `^(ab|c)*\.$`, `^"\\?"$`, `\w`)
+	case 8:
+		s["type"] = []any{"string", pick("null", "integer", "boolean")}
+	case 9, 10, 11:
+		s["type"] = "object"
+		properties, names := map[string]any{}, []any{}
+		for range r.IntN(5) {
+			key := pick("a", "b", "name", "na", "value", "é", "with \"quote\"", "list")
+			_, known := properties[key]
+			properties[key] = drawSchema(r, depth-1)
+			if !known && r.IntN(2) == 0 {
+				names = append(names, key)
+			}
+		}
+		s["properties"], s["required"] = properties, names
+		switch r.IntN(4) {
+		case 0:
+			s["additionalProperties"] = false
+		case 1:
+			s["additionalProperties"] = drawSchema(r, 0)
+		}
+	case 12:
+		s["type"], s["items"] = "array", drawSchema(r, depth-1)
+		if r.IntN(2) == 0 {
+			s["minItems"] = r.IntN(3)
+		}
+		if r.IntN(2) == 0 {
+			s["maxItems"] = 3 + r.IntN(3)
+		}
+	case 13:
+		s["type"], s["prefixItems"] = "array", []any{drawSchema(r, depth-1), drawSchema(r, 0)}
+		if r.IntN(2) == 0 {
+			s["items"] = drawSchema(r, 0)
+		}
+	case 14:
+		s["anyOf"] = []any{drawSchema(r, depth-1), drawSchema(r, depth-1)}
+	default:
+		if r.IntN(2) == 0 {
+			s["$ref"] = "#/$defs/tree"
+		} else {
+			s["allOf"] = []any{
+				map[string]any{"type": "object", "properties": map[string]any{"p": drawSchema(r, 0)}, "required": []any{"p"}},
+				map[string]any{"properties": map[string]any{"q": drawSchema(r, depth-1)}},
+			}
+		}
+	}
+	return s
+}
+
+func randomSchema(r *rand.Rand) string {
+	s := drawSchema(r, 3)
+	s["$defs"] = map[string]any{"tree": map[string]any{
+		"type":       "object",
+		"properties": map[string]any{"v": drawSchema(r, 0), "kids": map[string]any{"type": "array", "items": map[string]any{"$ref": "#/$defs/tree"}}},
+		"required":   []any{"v"},
+	}}
+	b, err := json.Marshal(s)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// TestRandomSchemas: whatever is chosen among the allowed tokens, the text is valid for an independent validator.
+func TestRandomSchemas(t *testing.T) {
+	v := testVocabulary("true", "null", `":`, `",`, `"}`, `{"`, "12", "abc", "é", "\xc3", `\"`, `\u00`, "  ", "\n ", "name", `"name"`, "2024")
+	schemas := 500
+	if testing.Short() {
+		schemas = 60
+	}
+	for n := range schemas {
+		r := rand.New(rand.NewPCG(uint64(n), 7))
+		schema := randomSchema(r)
+		g := schemaGrammar(t, schema, v)
+		judge := validator(t, schema)
+		for range 4 {
+			text := write(t, g, r, 60)
+			if err := validate(judge, text); err != nil {
+				t.Fatalf("schema %d %s\n%s\n%v", n, schema, text, err)
+			}
+			if strings.Contains(text, "   ") && !strings.Contains(text, `"`) {
+				t.Fatalf("%q has too much whitespace", text)
+			}
+		}
+	}
+}
+
+func TestManyOptionalProperties(t *testing.T) {
+	properties := map[string]any{}
+	for i := range 300 {
+		properties[fmt.Sprintf("key_%03d", i)] = map[string]any{"type": "integer"}
+	}
+	schema, _ := json.Marshal(map[string]any{"type": "object", "properties": properties})
+	g := schemaGrammar(t, string(schema), testVocabulary("key", "_00"))
+	if !matches(g, `{"key_003":1,"key_299":2}`) || matches(g, `{"key_003":1,"key_002":2}`) {
+		t.Error("order of keys")
+	}
+}
