@@ -273,3 +273,29 @@ func (t *tail) String() string {
 	defer t.mu.Unlock()
 	return string(t.data)
 }
+
+// clockTick is the unit of processor times in /proc on Linux.
+const clockTick = 10 * time.Millisecond
+
+// ProcessorTime is what a process has used so far, in user and system mode, on all processors.
+func ProcessorTime(pid int) (time.Duration, error) {
+	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0, err
+	}
+	// pid (name) state ppid … utime is the 12th and stime the 13th field after the name.
+	text := string(stat)
+	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
+	}
+	ticks := int64(0)
+	for _, field := range fields[11:13] {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("/proc/%d/stat: %w", pid, err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * clockTick, nil
+}

@@ -1,5 +1,5 @@
 // Package sse writes server-sent events: headers, one flush per event, keep-alive events of the wire, and the end of clients
-// that do not read.
+// that do not read, as far as the response writer notices it.
 package sse
 
 import (
@@ -7,9 +7,6 @@ import (
 	"sync"
 	"time"
 )
-
-// WriteStall is how long a client may accept no byte before it counts as gone.
-const WriteStall = 30 * time.Second
 
 // Writer is one event stream. It is safe for concurrent use.
 type Writer struct {
@@ -84,8 +81,7 @@ func (s *Writer) send(build func(dst []byte) []byte) error {
 	}
 	s.buf = build(s.buf[:0])
 	s.last = time.Now()
-	// In-memory writers of tests know no deadlines; then there is no stall either.
-	_ = s.rc.SetWriteDeadline(s.last.Add(WriteStall))
+	// How long a client may take to accept it is the business of the response writer.
 	if _, err := s.w.Write(s.buf); err != nil {
 		return s.fail(err)
 	}

@@ -36,6 +36,7 @@ type Engine struct {
 	options engineplugin.OpenOptions
 	m       model
 	turn    engineplugin.Submitter
+	opened  time.Time
 
 	infoMu sync.Mutex // guards info, which SetCapture and LoadFuse change
 	info   engineplugin.Info
@@ -95,7 +96,7 @@ func (o *Opener) Open(ctx context.Context, options engineplugin.OpenOptions, pro
 		}
 	}
 	e := &Engine{
-		options: options, m: model{f}, turn: engineplugin.NewSubmitter(), done: make(chan struct{}),
+		options: options, m: model{f}, turn: engineplugin.NewSubmitter(), opened: time.Now(), done: make(chan struct{}),
 		sequences: map[engineplugin.Sequence]*sequence{}, snapshots: map[engineplugin.Snapshot]*sequence{},
 	}
 	e.w.last = map[engineplugin.Sequence]int32{}

@@ -120,6 +120,15 @@ func (e *Engine) peaked(step *engineplugin.Step, i int, result *engineplugin.Ste
 	return token, logprob, score
 }
 
+// catchUp is how far behind its time table an output may be and still make up for it.
+const catchUp = time.Second
+
+// tick is the grid of paced tokens: as in an engine that runs many sequences in one step, those of different sequences come
+// together.
+const tick = 5 * time.Millisecond
+
+func ceil(d, unit time.Duration) time.Duration { return (d + unit - 1) / unit * unit }
+
 // pace is how long the step takes: as long as the slowest of its sequences, each of which keeps a time table of its own.
 func (e *Engine) pace(step *engineplugin.Step, result *engineplugin.StepResult, now time.Time) time.Duration {
 	longest := time.Duration(0)
@@ -137,12 +146,13 @@ func (e *Engine) pace(step *engineplugin.Step, result *engineplugin.StepResult, 
 		if len(t.Output()) == 0 {
 			s.due = now.Add(first)
 		} else {
-			if s.due.Before(now.Add(-token)) { // the caller was late, or took over: the output is not hurried after it
+			// A caller that was late may catch up, one that was away or took over goes on from here.
+			if s.due.Before(now.Add(-catchUp)) {
 				s.due = now.Add(-token)
 			}
 			s.due = s.due.Add(token * time.Duration(e.taken(step, result, i)))
 		}
-		longest = max(longest, s.due.Sub(now))
+		longest = max(longest, ceil(s.due.Sub(e.opened), tick)-now.Sub(e.opened))
 	}
 	return longest
 }

@@ -61,8 +61,16 @@ func (p *plan) stretch(place int) []byte {
 
 // place is where the text stands after an output.
 func (p *plan) place(output []int32) int {
-	place := 0
-	for _, t := range output {
+	// Most output is the text's own tokens.
+	same := 0
+	for same < min(len(output), len(p.tokens)) && output[same] == p.tokens[same] {
+		same++
+	}
+	place := len(p.text)
+	if same < len(p.tokens) {
+		place = p.starts[same]
+	}
+	for _, t := range output[same:] {
 		place = p.advance(place, t)
 	}
 	return place
