@@ -268,3 +268,18 @@ func TestHistoryRendersTheSameInAllDialects(t *testing.T) {
 		}
 	}
 }
+
+func TestImagesAreReplacedInAllDialects(t *testing.T) {
+	r := start(t, func(c *Config) { c.ImagePolicy = "placeholder" })
+	w := r.target(gatewaytest.WorkerOptions{})
+	w.SetDecode(r.reply("ok", 1))
+	for path, body := range map[string]string{
+		"/v1/chat/completions": `{"messages":[{"role":"user","content":[{"type":"text","text":"See "},{"type":"image_url","image_url":{"url":"data:"}}]}]}`,
+		"/v1/responses":        `{"input":[{"role":"user","content":[{"type":"input_text","text":"See "},{"type":"input_image","image_url":"data:"}]}]}`,
+		"/v1/messages":         `{"messages":[{"role":"user","content":[{"type":"text","text":"See "},{"type":"image","source":{"type":"base64"}}]}]}`,
+	} {
+		if a := r.post(path, body); a.status != 200 || !strings.Contains(r.lastPrompt(w), "[image omitted]") {
+			t.Errorf("%s: %d %s, prompt %s", path, a.status, a.body, r.lastPrompt(w))
+		}
+	}
+}

@@ -10,8 +10,11 @@ import (
 	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
+// omitter decides about parts that the model cannot read, see turn.Service.Omit.
+type omitter func(kind, path string) (string, error)
+
 // parseMessages reads the messages of a chat request.
-func parseMessages(o reqjson.Object) ([]chat.Message, error) {
+func parseMessages(o reqjson.Object, omit omitter) ([]chat.Message, error) {
 	raw, _, ok, err := o.Array("messages")
 	if err != nil {
 		return nil, err
@@ -21,7 +24,7 @@ func parseMessages(o reqjson.Object) ([]chat.Message, error) {
 	}
 	out := make([]chat.Message, 0, len(raw))
 	for i, r := range raw {
-		m, err := parseMessage(r, reqjson.Index("messages", i))
+		m, err := parseMessage(r, reqjson.Index("messages", i), omit)
 		if err != nil {
 			return nil, err
 		}
@@ -30,7 +33,7 @@ func parseMessages(o reqjson.Object) ([]chat.Message, error) {
 	return out, nil
 }
 
-func parseMessage(raw json.RawMessage, path string) (m chat.Message, err error) {
+func parseMessage(raw json.RawMessage, path string, omit omitter) (m chat.Message, err error) {
 	o, err := reqjson.Wrap(raw, path)
 	if err != nil {
 		return m, err
@@ -51,7 +54,7 @@ func parseMessage(raw json.RawMessage, path string) (m chat.Message, err error) 
 	default:
 		return m, apierror.InvalidValue(o.Path("role"), "must be system, developer, user, assistant, tool or function, got %q", role)
 	}
-	if m.Content, err = parseContent(o); err != nil {
+	if m.Content, err = parseContent(o, omit); err != nil {
 		return m, err
 	}
 	if m.Name, _, err = o.String("name"); err != nil {
@@ -71,7 +74,7 @@ func parseMessage(raw json.RawMessage, path string) (m chat.Message, err error) 
 }
 
 // parseContent reads a string or an array of text parts, which are joined.
-func parseContent(o reqjson.Object) (string, error) {
+func parseContent(o reqjson.Object, omit omitter) (string, error) {
 	raw, _, ok := o.Raw("content")
 	if !ok {
 		return "", nil
@@ -104,7 +107,7 @@ func parseContent(o reqjson.Object) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		text, err := parsePart(part)
+		text, err := parsePart(part, omit)
 		if err != nil {
 			return "", err
 		}
@@ -113,8 +116,8 @@ func parseContent(o reqjson.Object) (string, error) {
 	return b.String(), nil
 }
 
-// parsePart reads one part. Images, audio and files would change the answer if they were left out: they are errors.
-func parsePart(o reqjson.Object) (string, error) {
+// parsePart reads one part.
+func parsePart(o reqjson.Object, omit omitter) (string, error) {
 	kind, _, err := o.String("type")
 	if err != nil {
 		return "", err
@@ -125,7 +128,7 @@ func parsePart(o reqjson.Object) (string, error) {
 	case "refusal":
 		field = "refusal"
 	case "image_url", "input_image", "image", "input_audio", "audio", "input_file", "file", "video_url", "video":
-		return "", apierror.Unsupported(o.Path("type"), "%q is not supported by this model", kind)
+		return omit(kind, o.Path("type"))
 	default:
 		return "", apierror.InvalidValue(o.Path("type"), "%q is not a known part", kind)
 	}

@@ -46,7 +46,7 @@ func TestMessages(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := parseMessages(object(t, `{"messages":[`+tt.json+`]}`))
+			got, err := parseMessages(object(t, `{"messages":[`+tt.json+`]}`), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
