@@ -8,6 +8,7 @@
 #include "cpu/matmul_layout.h"
 #include "cpu/row_kernels.h"
 #include "engine/tree.h"
+#include "gpu/attention.h"
 #include "gpu/delta.h"
 #include "gpu/kv.h"
 #include "gpu/norm.h"
@@ -172,7 +173,7 @@ void check_delta(const DeltaCase& c, int shared_per_block, uint64_t seed, const 
   args.shared_per_block = shared_per_block;
   launch_delta_conv(dev.stream, args);
   launch_delta_recur(dev.stream, args);
-  launch_gated_norm(dev.stream, {mixed.data, norm.data, z.data, h.layer.eps, h.n, sh.nv, mixed.data});
+  launch_gated_norm(dev.stream, {mixed.data, norm.data, z.data, h.layer.eps, h.n, sh.nv, mixed.data, {}, 0});
 
   ScratchLimits limits;
   limits.rows = h.n;
@@ -382,6 +383,82 @@ TEST(exact_attention_has_the_bits_of_the_cpu) {
     Buffer<uint8_t> again(dev, bytes);
     launch_kv_export(dev.stream, {layer.kv, gpu_caches[1], 0, n, again.data});
     CHECK(again.down(dev) == want);
+  }
+}
+
+// Kernels that prepare their output as matmul input give what preparing their plain output gives.
+TEST(prepared_outputs_equal_prepared_rows) {
+  Rng rng(4);
+  Device dev;
+  constexpr int kRows = 5;
+  constexpr uint32_t kForms = kFormQ256 | kFormQ32 | kFormF32;
+  const auto check = [&](int width, const auto& compute, const char* what) {
+    const size_t bytes = acts_bytes(width, kRows, kForms);
+    Buffer<uint8_t> one(dev, std::vector<uint8_t>(bytes, 0)), two(dev, std::vector<uint8_t>(bytes, 0));
+    Buffer<float> y(dev, static_cast<size_t>(kRows * width));
+    ActsView fused, apart;
+    acts_init(&fused, one.data, width, kRows, kForms);
+    acts_init(&apart, two.data, width, kRows, kForms);
+    compute(y.data, fused, kForms);
+    compute(y.data, fused, uint32_t{0});
+    launch_prepare(dev.stream, {y.data, width, kRows, width, kForms, apart});
+    const std::vector<uint8_t> got = one.down(dev);
+    CHECK_MSG(got == two.down(dev), what);
+    CHECK(std::count(got.begin(), got.end(), 0) < static_cast<long>(got.size() * 31 / 32));  // something was written
+  };
+  const int width = 1536;  // 12 heads of 128, 6 of 256
+  const size_t n = static_cast<size_t>(kRows * width);
+  Buffer<float> x(dev, random_floats(&rng, static_cast<int64_t>(n), 2.0f)),
+      z(dev, random_floats(&rng, static_cast<int64_t>(n), 2.0f)), w(dev, random_floats(&rng, width, 1.0f));
+  check(
+      width,
+      [&](float* y, const ActsView& acts, uint32_t forms) {
+        launch_norm(dev.stream, {x.data, width, w.data, 1e-6f, kRows, width, y, acts, forms});
+      },
+      "norm");
+  check(
+      width,
+      [&](float* y, const ActsView& acts, uint32_t forms) {
+        launch_swiglu(dev.stream, {x.data, z.data, width, kRows, width, y, acts, forms});
+      },
+      "swiglu");
+  check(
+      width,
+      [&](float* y, const ActsView& acts, uint32_t forms) {
+        launch_gated_norm(dev.stream, {x.data, w.data, z.data, 1e-6f, kRows, width / 128, y, acts, forms});
+      },
+      "gated norm");
+  for (const AttentionMode mode : {AttentionMode::kExact, AttentionMode::kFlash}) {
+    for (const int dim : {64, 128, 256}) {
+      AttentionArgs a;
+      a.mode = mode;
+      a.kv = {1, 1, 1, dim, 32};
+      a.q_heads = width / dim, a.scale = 0.1f, a.rows = kRows;
+      std::vector<uint16_t> cache(static_cast<size_t>(32 * dim));
+      for (uint16_t& h : cache) h = f32_to_f16(rng.uniform(-1.0f, 1.0f));
+      Buffer<uint16_t> kv(dev, cache);
+      PlanBuilder rows;
+      rows.append(20, kRows);
+      const AttentionGroupPlan group{0, kRows, nullptr};
+      AttentionStep step;
+      step.plan({{&group, 1}, rows.rows.data(), nullptr}, kRows);
+      Buffer<KvCache> caches(dev, std::vector<KvCache>{{kv.data, kv.data}});
+      Buffer<AttentionRow> plans(dev, step.rows);
+      Buffer<AttentionTile> bulk(dev, step.bulk), tail(dev, step.tail);
+      a.scratch_bytes = attention_scratch_bytes(mode, a.kv, a.q_heads, kRows);
+      Buffer<uint8_t> scratch(dev, std::max<uint64_t>(a.scratch_bytes, 1));
+      a.caches = caches.data, a.row_plans = plans.data, a.bulk = bulk.data, a.tail = tail.data;
+      a.n_bulk = a.n_tail = 1, a.bulk_rows = step.bulk_rows, a.tail_rows = step.tail_rows;
+      a.q = x.data, a.gate = z.data, a.gate_row = width, a.gate_head = dim;
+      a.scratch = scratch.data, a.shared_per_block = 99 << 10;
+      check(
+          width,
+          [&](float* y, const ActsView& acts, uint32_t forms) {
+            a.out = y, a.acts = acts, a.forms = forms;
+            launch_attention(dev.stream, a);
+          },
+          "attention");
+    }
   }
 }
 

@@ -38,6 +38,9 @@ uint64_t attention_scratch_bytes(AttentionMode mode, const KvShape& kv, int q_he
 void launch_attention(Stream& stream, const AttentionArgs& args) {
   if (args.mode == AttentionMode::kExact) {
     launch_attention_exact(stream, args);
+    if (args.forms == 0) return;
+    const int64_t width = int64_t{args.q_heads} * args.kv.dim;
+    launch_prepare(stream, {args.out, width, args.rows, static_cast<int32_t>(width), args.forms, args.acts});
     return;
   }
   launch_attention_flash<Unit>(stream, args);

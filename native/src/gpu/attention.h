@@ -28,6 +28,7 @@
 
 #include "core/backend.h"
 #include "gpu/kv.h"
+#include "gpu/matmul.h"
 #include "gpu/runtime.h"
 
 namespace tnd::gpu {
@@ -83,8 +84,11 @@ struct AttentionArgs {
   const float* q = nullptr;                 // [rows, q_heads * dim] normed and rotated
   const float* gate = nullptr;          // gate of row r, head h at gate + r * gate_row + h * gate_head; nullptr = none
   int64_t gate_row = 0, gate_head = 0;  // elements
-  float* out = nullptr;                 // [rows, q_heads * dim], times sigmoid(gate); may be q
-  void* scratch = nullptr;              // 256-byte aligned
+  // [rows, q_heads * dim], times sigmoid(gate); may be q. Scratch of kExact, unused of kFlash, when forms != 0.
+  float* out = nullptr;
+  ActsView acts;  // output prepared as matmul input when forms != 0
+  uint32_t forms = 0;
+  void* scratch = nullptr;  // 256-byte aligned
   uint64_t scratch_bytes = 0;
   int shared_per_block = 0;  // DeviceInfo::shared_per_block
 };

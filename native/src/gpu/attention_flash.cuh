@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "gpu/acts_device.h"
 #include "gpu/attention_device.cuh"
 #include "gpu/attention_unit.cuh"
 
@@ -359,32 +360,46 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   apply_rows();
 }
 
-// Folds the slots of a row and head in order, divides, applies the gate. A block is a (head, row), a thread a
-// dimension.
-static __global__ void attention_merge_kernel(FlashArgs f) {
+// Folds the slots of a row and head in order, divides, applies the gate, prepares the output for the next product. A
+// block is 256 elements of a row's output, a thread one of them.
+static __global__ void __launch_bounds__(kSuper) attention_merge_kernel(FlashArgs f) {
+  TND_SHARED(float, outputs, [kSuper]);
   const AttentionArgs& a = f.a;
-  const int64_t head = blockIdx.x, row = blockIdx.y, d = threadIdx.x;
-  const AttentionRow plan = a.row_plans[row];
-  const int64_t base = (row * a.q_heads + head) * f.slots;
-  float m = 0.0f, l = -1.0f, o = 0.0f;
-  for (int s = 0; s < f.slots; ++s) {
-    const KeyRange k = key_range(plan, s == f.slots - 1 ? -1 : s, f.bulk_parts);
-    if (k.begin >= k.end) continue;
-    const float2 now = f.ml[base + s];
-    const float value = f.o[(base + s) * a.kv.dim + d];
-    if (l < 0.0f) {
-      m = now.x, l = now.y, o = value;
-      continue;
+  const int64_t row = blockIdx.y, width = int64_t{a.q_heads} * a.kv.dim;
+  const int64_t at = int64_t{blockIdx.x} * kSuper + threadIdx.x;
+  float y = 0.0f;
+  if (at < width) {
+    const int64_t head = at / a.kv.dim, d = at % a.kv.dim;
+    const AttentionRow plan = a.row_plans[row];
+    const int64_t base = (row * a.q_heads + head) * f.slots;
+    float m = 0.0f, l = -1.0f, o = 0.0f;
+    for (int s = 0; s < f.slots; ++s) {
+      const KeyRange k = key_range(plan, s == f.slots - 1 ? -1 : s, f.bulk_parts);
+      if (k.begin >= k.end) continue;
+      const float2 now = f.ml[base + s];
+      const float value = f.o[(base + s) * a.kv.dim + d];
+      if (l < 0.0f) {
+        m = now.x, l = now.y, o = value;
+        continue;
+      }
+      const float top = m > now.x ? m : now.x;
+      const float keep = exp_f32(m - top), add = exp_f32(now.x - top);
+      m = top;
+      l = fmaf(l, keep, now.y * add);
+      o = fmaf(o, keep, value * add);
     }
-    const float top = m > now.x ? m : now.x;
-    const float keep = exp_f32(m - top), add = exp_f32(now.x - top);
-    m = top;
-    l = fmaf(l, keep, now.y * add);
-    o = fmaf(o, keep, value * add);
+    y = l < 0.0f ? 0.0f : o / l;
+    if (a.gate != nullptr) y *= sigmoid_f32(a.gate[row * a.gate_row + head * a.gate_head + d]);
+    if (a.forms == 0) a.out[row * width + at] = y;
   }
-  float y = l < 0.0f ? 0.0f : o / l;
-  if (a.gate != nullptr) y *= sigmoid_f32(a.gate[row * a.gate_row + head * a.gate_head + d]);
-  a.out[(row * a.q_heads + head) * a.kv.dim + d] = y;
+  if (a.forms == 0) return;
+  outputs[threadIdx.x] = y;
+  __syncthreads();
+  if (warp_id() != 0) return;
+  float v[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = outputs[lane_id() * 8 + i];
+  acts_store(a.acts, a.forms, static_cast<int>(row), static_cast<int>(blockIdx.x), v);
 }
 
 // ---- host
@@ -453,9 +468,10 @@ void launch_attention_flash(Stream& stream, const AttentionArgs& args) {
   } else {
     launch_flash_dim<Unit, 64>(stream, f);
   }
+  const int64_t width = int64_t{args.q_heads} * args.kv.dim;
   launch(stream,
-         {.grid = {static_cast<unsigned>(args.q_heads), static_cast<unsigned>(args.rows)},
-          .block = {static_cast<unsigned>(args.kv.dim)},
+         {.grid = {static_cast<unsigned>(super_blocks(width)), static_cast<unsigned>(args.rows)},
+          .block = {kSuper},
           .name = "attention_merge"},
          attention_merge_kernel, f);
 }

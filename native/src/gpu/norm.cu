@@ -2,6 +2,7 @@
 // contract, all threads write. The chain of dim / 16 dependent fma (320 at 5120: under a microsecond) is the price of
 // the CPU's bits; the rest is one pass over the row.
 #include "core/backend.h"
+#include "gpu/acts_device.h"
 #include "gpu/norm.h"
 #include "gpu/norm_device.cuh"
 
@@ -27,28 +28,64 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(NormArgs a) {
   }
   __syncthreads();
   const float r = scale[0];
-  for (int i = threadIdx.x; i < a.dim; i += kThreads) y[i] = (STAGED ? staged[i] : x[i]) * r * a.w[i];
+  const auto value = [&](int i) { return (STAGED ? staged[i] : x[i]) * r * a.w[i]; };
+  if (a.forms == 0) {
+    for (int i = threadIdx.x; i < a.dim; i += kThreads) y[i] = value(i);
+    return;
+  }
+  for (int s = static_cast<int>(warp_id()); s < super_blocks(a.dim); s += kThreads / TND_WARP) {
+    const int first = s * kSuper + static_cast<int>(lane_id()) * 8;
+    float v[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = first + i < a.dim ? value(first + i) : 0.0f;
+    acts_store(a.acts, a.forms, static_cast<int>(blockIdx.x), s, v);
+  }
 }
 
-constexpr int kHeadsPerBlock = 8;  // sixteen lanes a head
+// A warp takes two heads, a super-block of the output: sixteen lanes a head for the sum, then eight neighbouring
+// elements a lane.
+constexpr int kGatedWarps = 4;
+constexpr int kPair = 2 * kDeltaDim;
+static_assert(kPair == kSuper);
 
-__global__ void __launch_bounds__(16 * kHeadsPerBlock) gated_norm_kernel(GatedNormArgs a) {
-  constexpr int kPer = kDeltaDim / 16;
-  const int lane = threadIdx.x % 16;
-  const int head = blockIdx.x * kHeadsPerBlock + threadIdx.x / 16;
-  const bool live = head < a.heads;
-  const int64_t at = (int64_t{blockIdx.y} * a.heads + (live ? head : 0)) * kDeltaDim + lane;
-  float o[kPer];
+__global__ void __launch_bounds__(kGatedWarps* TND_WARP) gated_norm_kernel(GatedNormArgs a) {
+  TND_SHARED(float, rows, [kGatedWarps][kPair]);
+  const int lane = static_cast<int>(lane_id()), pair = static_cast<int>(blockIdx.x * kGatedWarps + warp_id());
+  const int pairs = (a.heads + 1) / 2;
+  if (pair >= pairs) return;
+  const int row = static_cast<int>(blockIdx.y);
+  const int64_t width = int64_t{a.heads} * kDeltaDim, base = row * width + int64_t{pair} * kPair;
+  const bool live = pair * 2 + lane / 16 < a.heads;
+  float* o = rows[warp_id()];
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    o[i] = a.o[at + 16 * i];
-    sum = fmaf(o[i], o[i], sum);
+  for (int i = 0; i < kDeltaDim / 16; ++i) {
+    const int at = lane / 16 * kDeltaDim + lane % 16 + 16 * i;
+    const float v = live ? a.o[base + at] : 0.0f;
+    o[at] = v;
+    sum = fmaf(v, v, sum);
   }
   const float r = 1.0f / sqrtf(fold_16(sum) / static_cast<float>(kDeltaDim) + a.eps);
-  if (!live) return;
+  sync_warp();
+  float y[8];
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) a.y[at + 16 * i] = o[i] * r * a.w[lane + 16 * i] * silu_f32(a.z[at + 16 * i]);
+  for (int i = 0; i < 8; i += 4) {
+    const int at = lane * 8 + i;
+    const float4 v = *reinterpret_cast<const float4*>(o + at);
+    const float4 w = *reinterpret_cast<const float4*>(a.w + at % kDeltaDim);
+    const float4 z = live ? *reinterpret_cast<const float4*>(a.z + base + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    y[i] = v.x * r * w.x * silu_f32(z.x);
+    y[i + 1] = v.y * r * w.y * silu_f32(z.y);
+    y[i + 2] = v.z * r * w.z * silu_f32(z.z);
+    y[i + 3] = v.w * r * w.w * silu_f32(z.w);
+  }
+  if (a.forms != 0) {
+    acts_store(a.acts, a.forms, row, pair, y);
+  } else if (live) {
+    float4* to = reinterpret_cast<float4*>(a.y + base + lane * 8);
+    to[0] = make_float4(y[0], y[1], y[2], y[3]);
+    to[1] = make_float4(y[4], y[5], y[6], y[7]);
+  }
 }
 
 }  // namespace
@@ -64,9 +101,9 @@ void launch_norm(Stream& stream, const NormArgs& args) {
 }
 
 void launch_gated_norm(Stream& stream, const GatedNormArgs& args) {
-  const Dim3 grid{static_cast<unsigned>((args.heads + kHeadsPerBlock - 1) / kHeadsPerBlock),
-                  static_cast<unsigned>(args.rows)};
-  launch(stream, {.grid = grid, .block = {16 * kHeadsPerBlock}, .name = "gated_norm"}, gated_norm_kernel, args);
+  const unsigned pairs = static_cast<unsigned>((args.heads + 1) / 2);
+  const Dim3 grid{(pairs + kGatedWarps - 1) / kGatedWarps, static_cast<unsigned>(args.rows)};
+  launch(stream, {.grid = grid, .block = {kGatedWarps * TND_WARP}, .name = "gated_norm"}, gated_norm_kernel, args);
 }
 
 }  // namespace tnd::gpu

@@ -2,6 +2,7 @@
 // elements j, j + 16, … by fma ascending, lanes folded 8, 4, 2, 1.
 #pragma once
 
+#include "gpu/matmul.h"
 #include "gpu/runtime.h"
 
 namespace tnd::gpu {
@@ -14,7 +15,9 @@ struct NormArgs {
   float eps = 0;
   int rows = 0;
   int dim = 0;         // multiple of 16
-  float* y = nullptr;  // [rows, dim], may be x
+  float* y = nullptr;  // [rows, dim], may be x; unused when forms != 0
+  ActsView acts;       // output prepared as matmul input when forms != 0
+  uint32_t forms = 0;
 };
 void launch_norm(Stream& stream, const NormArgs& args);
 
@@ -25,7 +28,9 @@ struct GatedNormArgs {
   const float* z = nullptr;  // [rows, heads * 128]
   float eps = 0;
   int rows = 0, heads = 0;
-  float* y = nullptr;  // may be o
+  float* y = nullptr;  // may be o; unused when forms != 0
+  ActsView acts;       // output prepared as matmul input when forms != 0
+  uint32_t forms = 0;
 };
 void launch_gated_norm(Stream& stream, const GatedNormArgs& args);
 

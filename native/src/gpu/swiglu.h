@@ -1,6 +1,7 @@
 // Activation of the MLP.
 #pragma once
 
+#include "gpu/matmul.h"
 #include "gpu/runtime.h"
 
 namespace tnd::gpu {
@@ -12,7 +13,9 @@ struct SwigluArgs {
   int64_t stride = 0;           // of gate and up, elements
   int rows = 0;
   int dim = 0;         // multiple of 4; rows 16-byte aligned
-  float* y = nullptr;  // [rows, dim], may be gate or up
+  float* y = nullptr;  // [rows, dim], may be gate or up; unused when forms != 0
+  ActsView acts;       // output prepared as matmul input when forms != 0
+  uint32_t forms = 0;
 };
 void launch_swiglu(Stream& stream, const SwigluArgs& args);
 
