@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"sync"
@@ -208,6 +209,9 @@ func (p *Pool) update(list []registry.Worker, connect func(registry.Worker) *grp
 		}
 		lim := info.Registration.GetLimits()
 		w.info, w.lanes, w.maxCtx = info, max(1, int(lim.GetLanes())), int(lim.GetMaxContext())
+		if w.kv = int(lim.GetKvTokens()); w.kv > 0 {
+			w.maxCtx = min(cmp.Or(w.maxCtx, w.kv), w.kv)
+		}
 		if n := int(lim.GetMaxScoreTokens()); n > 0 && info.Registration.GetRole() == tandemv1.Role_ROLE_PREFILL {
 			w.maxCtx = n
 		}

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -35,7 +34,9 @@ type Pool struct {
 
 	mu        sync.Mutex // guards all below and the members of entries and tickets
 	workers   map[string]*worker
-	queue     []*Ticket // priority, then arrival
+	queue     []*Ticket // in order of arrival
+	shares    map[string]*share
+	grants    uint64
 	seq       uint64
 	lastReady time.Time
 	draining  bool
@@ -48,7 +49,9 @@ type worker struct {
 	conn    *grpc.ClientConn
 	lanes   int
 	maxCtx  int
+	kv      int // tokens that all its sequences hold together, 0 = as many as its lanes take
 	busy    int
+	held    int       // tokens reserved for requests that run
 	gone    bool      // no longer in the table; conn is closed when busy reaches 0
 	pause   time.Time // no new lanes before
 	suspect time.Time // failed then; a heartbeat after it clears
@@ -58,8 +61,11 @@ type worker struct {
 type Demand struct {
 	// Lanes is the number of choices.
 	Lanes int
-	// Tokens is prompt plus output; workers with a shorter context are passed over.
+	// Tokens is prompt plus output of a choice; workers with a shorter context are passed over, and as many are reserved of a
+	// worker's memory for the life of the lane, so that a request that runs never lacks it.
 	Tokens int
+	// Share is who asks: lanes go to the share that has the fewest.
+	Share string
 	// Priority 0…9, higher first.
 	Priority int
 	// Takeover is set for requests that already ran and lost their worker: they go to the front, are not counted against the
@@ -87,24 +93,29 @@ type Lane struct {
 	// Conn is its connection.
 	Conn *grpc.ClientConn
 
-	pool *Pool
-	w    *worker
-	once sync.Once
+	pool   *Pool
+	w      *worker
+	share  string
+	tokens int
+	once   sync.Once
 }
 
 // NewPool returns a pool without workers.
 func NewPool(cfg PoolConfig) *Pool {
-	return &Pool{cfg: cfg, workers: map[string]*worker{}}
+	return &Pool{cfg: cfg, workers: map[string]*worker{}, shares: map[string]*share{}}
 }
 
 // ready reports whether w takes new work at all.
 func (w *worker) ready() bool { return !w.gone && w.info.State == registry.StateReady }
 
-// usable reports whether w may get a lane now for a request of that many tokens.
+// usable reports whether w may get a lane now for a request of that many tokens, memory aside.
 func (w *worker) usable(tokens int, now time.Time) bool {
 	return w.ready() && w.busy < w.lanes && (w.maxCtx == 0 || tokens <= w.maxCtx) && !now.Before(w.pause) &&
 		(w.suspect.IsZero() || w.info.LastHeartbeat.After(w.suspect))
 }
+
+// room reports whether w has memory for that many tokens.
+func (w *worker) room(tokens int) bool { return w.kv == 0 || w.held+tokens <= w.kv }
 
 // Check reports, without waiting, whether a request could be queued now.
 func (p *Pool) Check() error {
@@ -169,27 +180,12 @@ func (p *Pool) Submit(d Demand) (*Ticket, error) {
 	}
 	p.seq++
 	t := &Ticket{pool: p, demand: d, seq: p.seq, left: d.Lanes, lanes: make(chan *Lane, d.Lanes), fail: make(chan error, 1)}
-	i, _ := slices.BinarySearchFunc(p.queue, t, before)
-	p.queue = slices.Insert(p.queue, i, t)
+	p.queue = append(p.queue, t)
 	p.dispatch(now)
 	if !t.first && p.cfg.QueueTimeout > 0 && !d.Takeover {
 		t.timer = time.AfterFunc(p.cfg.QueueTimeout, func() { p.expire(t) })
 	}
 	return t, nil
-}
-
-// before is the order of the queue.
-func before(a, b *Ticket) int {
-	if a.demand.Takeover != b.demand.Takeover {
-		if a.demand.Takeover {
-			return -1
-		}
-		return 1
-	}
-	if c := cmp.Compare(b.demand.Priority, a.demand.Priority); c != 0 {
-		return c
-	}
-	return cmp.Compare(a.seq, b.seq)
 }
 
 // expire ends the wait of a request that got no lane in time.
@@ -212,54 +208,6 @@ func (p *Pool) end(t *Ticket, err error) {
 // drop takes a ticket out of the queue.
 func (p *Pool) drop(t *Ticket) {
 	p.queue = slices.DeleteFunc(p.queue, func(o *Ticket) bool { return o == t })
-}
-
-// dispatch grants free lanes in the order of the queue; the caller holds mu.
-func (p *Pool) dispatch(now time.Time) {
-	for i := 0; i < len(p.queue); {
-		t := p.queue[i]
-		for t.left > 0 {
-			w := p.pick(t.demand.Tokens, now)
-			if w == nil {
-				break
-			}
-			w.busy++
-			t.left--
-			t.first = true
-			if t.timer != nil {
-				t.timer.Stop()
-			}
-			t.lanes <- &Lane{Worker: w.info.ID, Conn: w.conn, pool: p, w: w}
-		}
-		if t.left == 0 {
-			p.queue = slices.Delete(p.queue, i, i+1)
-			continue
-		}
-		i++
-	}
-	if len(p.queue) > 0 {
-		p.wakeLater(now)
-	}
-}
-
-// pick returns the usable worker with the smallest share of busy lanes, the lowest id on ties.
-func (p *Pool) pick(tokens int, now time.Time) *worker {
-	var best *worker
-	for _, w := range p.workers {
-		if !w.usable(tokens, now) {
-			continue
-		}
-		if best == nil {
-			best = w
-			continue
-		}
-		// busy/lanes compared without division
-		a, b := w.busy*best.lanes, best.busy*w.lanes
-		if a < b || a == b && w.info.ID < best.info.ID {
-			best = w
-		}
-	}
-	return best
 }
 
 // wakeLater dispatches again when the first pause ends.
@@ -340,6 +288,8 @@ func (l *Lane) end(mark func(now time.Time)) {
 		defer p.mu.Unlock()
 		now := time.Now()
 		l.w.busy--
+		l.w.held -= l.tokens
+		p.returned(l.share)
 		mark(now)
 		if l.w.gone && l.w.busy == 0 {
 			_ = l.w.conn.Close()

@@ -48,9 +48,11 @@ type WorkerOptions struct {
 	Role       tandemv1.Role
 	Lanes      int32
 	MaxContext int32
-	Decode     Decode
-	Compress   Compress
-	Model      *tandemv1.ModelInfo
+	// KVTokens are what all sequences hold together, 0 = no limit of its own.
+	KVTokens int64
+	Decode   Decode
+	Compress Compress
+	Model    *tandemv1.ModelInfo
 }
 
 // Join starts a worker on a free port and registers it at the gateway. It ends with the test.
@@ -74,7 +76,7 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 	w.client, err = registry.NewClient(registry.ClientConfig{
 		Gateway: gateway,
 		Registration: &tandemv1.Registration{WorkerId: opt.ID, Role: opt.Role, Address: lis.Addr().String(), Backend: "cpu", Device: "fake",
-			Model: opt.Model, Limits: &tandemv1.Limits{Lanes: opt.Lanes, MaxContext: opt.MaxContext}},
+			Model: opt.Model, Limits: &tandemv1.Limits{Lanes: opt.Lanes, MaxContext: opt.MaxContext, KvTokens: opt.KVTokens}},
 		Heartbeat: func() *tandemv1.Heartbeat {
 			w.mu.Lock()
 			defer w.mu.Unlock()

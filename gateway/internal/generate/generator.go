@@ -94,7 +94,7 @@ func (g *Generator) Run(ctx context.Context, req *Request, sink Sink) (*Usage, e
 		need = max(need, len(j.prompt)+j.max)
 	}
 	queued := time.Now()
-	ticket, err := g.Targets.Submit(cluster.Demand{Lanes: len(jobs), Tokens: need, Priority: req.Priority})
+	ticket, err := g.Targets.Submit(cluster.Demand{Lanes: len(jobs), Tokens: need, Share: req.Share, Priority: req.Priority})
 	if err != nil {
 		return nil, r.fail(ctx, err)
 	}

@@ -81,7 +81,9 @@ type Request struct {
 	// DefaultMaxTokens replaces the generator's default for this request, 0 = leaves it.
 	DefaultMaxTokens int
 	Priority         int
-	Arrived          time.Time
+	// Share is who asks, among whom lanes are shared fairly.
+	Share   string
+	Arrived time.Time
 }
 
 // Sink receives a request's output. Calls for one index come in order; calls for different indexes may come at the same time.

@@ -1,6 +1,7 @@
 package turn
 
 import (
+	"cmp"
 	"math"
 	"net/http"
 	"strconv"
@@ -89,8 +90,11 @@ func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least 
 	if _, _, err := o.Bool("store"); err != nil {
 		return nil, err
 	}
-	req.SessionID, err = sessionID(r, o)
-	return req, err
+	if req.SessionID, err = sessionID(r, o); err != nil {
+		return nil, err
+	}
+	req.Share = cmp.Or(call.Scope, req.SessionID)
+	return req, nil
 }
 
 // priority reads X-Priority; what is no digit counts as absent.

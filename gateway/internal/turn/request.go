@@ -48,7 +48,9 @@ type Request struct {
 	TopLogprobs int
 	// SessionID ties requests of one conversation together, empty when the client names none.
 	SessionID string
-	Priority  int
+	// Share is who asks, by API key where there are keys, else by session.
+	Share    string
+	Priority int
 	// CachePrompt allows lookup and save in the prefix cache.
 	CachePrompt bool
 	Pflash      compress.Wish

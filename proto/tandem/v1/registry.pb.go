@@ -369,8 +369,10 @@ type Limits struct {
 	MaxTreeRows int32 `protobuf:"varint,3,opt,name=max_tree_rows,json=maxTreeRows,proto3" json:"max_tree_rows,omitempty"`
 	// Longest prompt a scorer takes, 0 = max_context.
 	MaxScoreTokens int32 `protobuf:"varint,4,opt,name=max_score_tokens,json=maxScoreTokens,proto3" json:"max_score_tokens,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Tokens that all sequences of a target hold together, 0 = lanes * max_context.
+	KvTokens      int64 `protobuf:"varint,5,opt,name=kv_tokens,json=kvTokens,proto3" json:"kv_tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Limits) Reset() {
@@ -427,6 +429,13 @@ func (x *Limits) GetMaxTreeRows() int32 {
 func (x *Limits) GetMaxScoreTokens() int32 {
 	if x != nil {
 		return x.MaxScoreTokens
+	}
+	return 0
+}
+
+func (x *Limits) GetKvTokens() int64 {
+	if x != nil {
+		return x.KvTokens
 	}
 	return 0
 }
@@ -756,13 +765,14 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\n" +
 	"block_size\x18\v \x01(\x05R\tblockSize\x12!\n" +
 	"\fcreated_unix\x18\f \x01(\x03R\vcreatedUnix\x12\x12\n" +
-	"\x04path\x18\r \x01(\tR\x04path\"\x8d\x01\n" +
+	"\x04path\x18\r \x01(\tR\x04path\"\xaa\x01\n" +
 	"\x06Limits\x12\x14\n" +
 	"\x05lanes\x18\x01 \x01(\x05R\x05lanes\x12\x1f\n" +
 	"\vmax_context\x18\x02 \x01(\x05R\n" +
 	"maxContext\x12\"\n" +
 	"\rmax_tree_rows\x18\x03 \x01(\x05R\vmaxTreeRows\x12(\n" +
-	"\x10max_score_tokens\x18\x04 \x01(\x05R\x0emaxScoreTokens\"\xab\x02\n" +
+	"\x10max_score_tokens\x18\x04 \x01(\x05R\x0emaxScoreTokens\x12\x1b\n" +
+	"\tkv_tokens\x18\x05 \x01(\x03R\bkvTokens\"\xab\x02\n" +
 	"\tHeartbeat\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x1d\n" +
 	"\n" +

@@ -1,0 +1,143 @@
+package cluster
+
+import (
+	"cmp"
+	"time"
+)
+
+// share is what one asker has of the pool; guarded by Pool.mu. Shares without lanes and without waiting requests are forgotten.
+type share struct {
+	lanes int
+	last  uint64 // number of the newest grant
+}
+
+// dispatch grants free lanes, one at a time, each to the request that comes first now; the caller holds mu.
+func (p *Pool) dispatch(now time.Time) {
+	// Workers that are kept free for a request that waits for their memory.
+	var kept map[*worker]bool
+	var stuck map[*Ticket]bool
+	for {
+		t := p.first(stuck)
+		if t == nil {
+			break
+		}
+		w := p.pick(t.demand.Tokens, now, kept)
+		if w == nil {
+			if stuck == nil {
+				stuck, kept = map[*Ticket]bool{}, map[*worker]bool{}
+			}
+			stuck[t] = true
+			p.keep(t, now, kept)
+			continue
+		}
+		p.grant(t, w)
+	}
+	if len(p.queue) > 0 {
+		p.wakeLater(now)
+	}
+}
+
+// first is the request that comes first among those that are not stuck: takeovers, then priority, then the share with the fewest
+// lanes, of those the one that waits longest for its turn, then arrival.
+func (p *Pool) first(stuck map[*Ticket]bool) *Ticket {
+	var best *Ticket
+	for _, t := range p.queue {
+		if !stuck[t] && (best == nil || p.before(t, best) < 0) {
+			best = t
+		}
+	}
+	return best
+}
+
+func (p *Pool) before(a, b *Ticket) int {
+	if a.demand.Takeover != b.demand.Takeover {
+		if a.demand.Takeover {
+			return -1
+		}
+		return 1
+	}
+	if c := cmp.Compare(b.demand.Priority, a.demand.Priority); c != 0 {
+		return c
+	}
+	if a.demand.Share != b.demand.Share {
+		x, y := p.share(a.demand.Share), p.share(b.demand.Share)
+		if c := cmp.Or(cmp.Compare(x.lanes, y.lanes), cmp.Compare(x.last, y.last)); c != 0 {
+			return c
+		}
+	}
+	return cmp.Compare(a.seq, b.seq)
+}
+
+// share is the state of an asker, zero for one without lanes.
+func (p *Pool) share(name string) share {
+	if s := p.shares[name]; s != nil {
+		return *s
+	}
+	return share{}
+}
+
+// grant gives the request a lane of w.
+func (p *Pool) grant(t *Ticket, w *worker) {
+	w.busy++
+	w.held += t.demand.Tokens
+	s := p.shares[t.demand.Share]
+	if s == nil {
+		s = &share{}
+		p.shares[t.demand.Share] = s
+	}
+	p.grants++
+	s.lanes, s.last = s.lanes+1, p.grants
+	t.left--
+	t.first = true
+	if t.timer != nil {
+		t.timer.Stop()
+	}
+	t.lanes <- &Lane{Worker: w.info.ID, Conn: w.conn, pool: p, w: w, share: t.demand.Share, tokens: t.demand.Tokens}
+	if t.left == 0 {
+		p.drop(t)
+	}
+}
+
+// returned takes a lane off a share.
+func (p *Pool) returned(name string) {
+	s := p.shares[name]
+	if s.lanes--; s.lanes > 0 {
+		return
+	}
+	for _, t := range p.queue {
+		if t.demand.Share == name {
+			return // its turn counts
+		}
+	}
+	delete(p.shares, name)
+}
+
+// keep marks the workers that have a lane for a request but not the memory: were they given to smaller requests that come
+// later, it would wait for ever.
+func (p *Pool) keep(t *Ticket, now time.Time, kept map[*worker]bool) {
+	for _, w := range p.workers {
+		if w.usable(t.demand.Tokens, now) && !w.room(t.demand.Tokens) {
+			kept[w] = true
+		}
+	}
+}
+
+// pick returns the usable worker with the smallest share of busy lanes, the lowest id on ties.
+func (p *Pool) pick(tokens int, now time.Time, kept map[*worker]bool) *worker {
+	var best *worker
+	for _, w := range p.workers {
+		if kept[w] || !w.usable(tokens, now) || !w.room(tokens) {
+			continue
+		}
+		if best == nil {
+			best = w
+			continue
+		}
+		// busy/lanes compared without division
+		a, b := w.busy*best.lanes, best.busy*w.lanes
+		if a < b || a == b && w.info.ID < best.info.ID {
+			best = w
+		}
+	}
+	return best
+}
