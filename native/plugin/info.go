@@ -15,7 +15,7 @@ type infoCmd struct {
 	Model  string `help:"Model to open." placeholder:"PATH"`
 	Tables string `help:"Drafts: GGUF with embedding and head of the target." placeholder:"PATH"`
 	Role   string `help:"Role to open the model for: target, draft, score." enum:"target,draft,score" default:"target"`
-	Device string `help:"Device to open the model on." placeholder:"NAME"`
+	Device string `help:"Device whose library is described and on which the model is opened; default: cpu." placeholder:"NAME"`
 }
 
 // description is what info prints.
@@ -29,7 +29,7 @@ type description struct {
 
 // Run prints what is known as JSON.
 func (i *infoCmd) Run(c *cli) error {
-	path, err := c.library()
+	path, err := c.library(i.Device)
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,7 @@
 package main
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,14 +11,18 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/tandem-inference/tandem/native/plugin/internal/native"
 	"github.com/tandem-inference/tandem/native/plugin/internal/program"
+	"github.com/tandem-inference/tandem/services/device"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
 // version is set by the linker.
 var version = "dev"
 
 type cli struct {
-	Lib      string           `help:"Path of libtandem_<backend>.so (default: libtandem_cpu.so beside this program)." env:"TANDEM_ENGINE_LIB" placeholder:"PATH"`
+	Lib      string           `help:"Path of libtandem_<backend>.so (default: the one of the device, beside this program)." env:"TANDEM_ENGINE_LIB" placeholder:"PATH"`
 	LogLevel string           `help:"Least level of log lines: debug, info, warn, error." enum:"debug,info,warn,error" default:"info" env:"TANDEM_LOG_LEVEL"`
 	Version  kong.VersionFlag `help:"Print the version and exit."`
 
@@ -48,20 +52,46 @@ func main() {
 
 func versionText() string { return program.Version("tandem-engine", version) }
 
-// library finds the native library.
-func (c *cli) library() (string, error) {
+// library finds the native library that serves a device; "" is the cpu.
+func (c *cli) library(name string) (string, error) {
 	if c.Lib != "" {
 		return c.Lib, nil
+	}
+	if name == "" {
+		name = "cpu"
+	}
+	d, err := device.Parse(name)
+	if err != nil {
+		return "", fmt.Errorf("device: %w", err)
 	}
 	self, err := os.Executable()
 	if err != nil {
 		return "", fmt.Errorf("find this program: %w", err)
 	}
-	path := filepath.Join(filepath.Dir(self), "libtandem_cpu.so")
-	if _, err := os.Stat(path); err != nil {
-		return "", errors.New("no engine library: there is no libtandem_cpu.so beside this program; name one with --lib or TANDEM_ENGINE_LIB")
+	path, err := device.FindLibrary(filepath.Dir(self), d)
+	if err != nil {
+		return "", fmt.Errorf("%w; --lib and TANDEM_ENGINE_LIB name one elsewhere", err)
 	}
 	return path, nil
+}
+
+// opener loads the library of the device that an engine is opened on, when that is known.
+type opener struct {
+	cli *cli
+	log native.LogFunc
+}
+
+// Open implements engineplugin.Opener.
+func (o opener) Open(ctx context.Context, options engineplugin.OpenOptions, progress engineplugin.Progress) (engineplugin.Engine, error) {
+	path, err := o.cli.library(options.Device)
+	if err != nil {
+		return nil, rpcerr.InvalidArgument("device", "%v", err)
+	}
+	lib, err := native.Load(path, o.log)
+	if err != nil {
+		return nil, rpcerr.InvalidArgument("device", "%v", err)
+	}
+	return lib.Open(ctx, options, progress)
 }
 
 // nativeLog passes lines of the library on.

@@ -14,10 +14,9 @@ type serveCmd struct{}
 func (*serveCmd) Run(c *cli) error {
 	log := program.Logger(os.Stderr, c.LogLevel)
 	return program.Serve(log, "try: tandem-engine info", func() (engineplugin.Opener, error) {
-		path, err := c.library()
-		if err != nil {
-			return nil, err
+		if c.Lib == "" {
+			return opener{cli: c, log: nativeLog(log)}, nil
 		}
-		return native.Load(path, nativeLog(log))
+		return native.Load(c.Lib, nativeLog(log))
 	})
 }

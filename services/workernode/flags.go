@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/device"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -28,7 +29,7 @@ type Flags struct {
 
 	Model     string      `help:"Model file (GGUF)." required:"" placeholder:"PATH"`
 	Engine    string      `help:"The tandem-engine program; default: beside this program." placeholder:"PATH"`
-	EngineLib string      `help:"Engine library; default: libtandem_cpu.so beside the engine program, if it is there." placeholder:"PATH"`
+	EngineLib string      `help:"Engine library; default: the one of --device beside the engine program, libtandem_cpu.so for cpu." placeholder:"PATH"`
 	Device    string      `help:"Device to run on: cpu, cuda:0, hip:0." default:"cpu"`
 	Threads   int         `help:"CPU threads of the engine, 0 = one per core." default:"0"`
 	MaxCtx    int         `help:"Context length in tokens, 0 = the model's, as far as memory allows." default:"0"`
@@ -51,6 +52,9 @@ func (f *Flags) Validate() error {
 	}
 	if f.Lanes < 1 {
 		errs = append(errs, fmt.Errorf("--lanes: must be >= 1, got %d", f.Lanes))
+	}
+	if _, err := device.Parse(f.Device); err != nil {
+		errs = append(errs, fmt.Errorf("--device: %w", err))
 	}
 	return errors.Join(errs...)
 }
@@ -80,17 +84,23 @@ func (f *Flags) EnginePaths() (program, library string, err error) {
 	if _, err := os.Stat(program); err != nil {
 		return "", "", fmt.Errorf("--engine: %w", err)
 	}
-	library = f.EngineLib
-	if library == "" {
-		backend, _, _ := strings.Cut(f.Device, ":")
-		library = filepath.Join(filepath.Dir(program), "libtandem_"+backend+".so")
-	}
-	if _, err := os.Stat(library); err != nil {
-		// An engine program of the user's choice may have its library elsewhere, or need none.
-		if f.Engine != "" && f.EngineLib == "" {
-			return program, "", nil
+	if f.EngineLib != "" {
+		if _, err := os.Stat(f.EngineLib); err != nil {
+			return "", "", fmt.Errorf("--engine-lib: %w", err)
 		}
-		return "", "", fmt.Errorf("--engine-lib: %w", err)
+		return program, f.EngineLib, nil
+	}
+	d, err := device.Parse(f.Device)
+	if err != nil {
+		return "", "", fmt.Errorf("--device: %w", err)
+	}
+	library, err = device.FindLibrary(filepath.Dir(program), d)
+	if err != nil && f.Engine != "" && d.Backend == "cpu" {
+		// An engine program of the user's choice may have its library elsewhere, or need none.
+		return program, "", nil
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("--device: %w", err)
 	}
 	return program, library, nil
 }

@@ -59,9 +59,9 @@ func TestListen(t *testing.T) {
 }
 
 func TestFlags(t *testing.T) {
-	f := Flags{Threads: -1, MaxCtx: -1}
+	f := Flags{Threads: -1, MaxCtx: -1, Device: "abacus 7"}
 	err := f.Validate()
-	for _, flag := range []string{"--threads", "--max-ctx", "--lanes"} {
+	for _, flag := range []string{"--threads", "--max-ctx", "--lanes", "--device"} {
 		if err == nil || !strings.Contains(err.Error(), flag) {
 			t.Errorf("%s is not named in %v", flag, err)
 		}
@@ -76,5 +76,24 @@ func TestFlags(t *testing.T) {
 	f.Engine = filepath.Join(t.TempDir(), "tandem-engine")
 	if _, _, err := f.EnginePaths(); err == nil || !strings.Contains(err.Error(), "--engine") {
 		t.Errorf("a missing engine: %v", err)
+	}
+
+	if err := os.WriteFile(f.Engine, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	f.Device = "hip:1"
+	if _, _, err := f.EnginePaths(); err == nil || !strings.Contains(err.Error(), "--device: device hip:1 needs libtandem_hip.so") {
+		t.Errorf("a missing library: %v", err)
+	}
+	want := filepath.Join(filepath.Dir(f.Engine), "libtandem_hip.so")
+	if err := os.WriteFile(want, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, library, err := f.EnginePaths(); err != nil || library != want {
+		t.Errorf("library %q, %v", library, err)
+	}
+	f.Device = "cpu"
+	if _, library, err := f.EnginePaths(); err != nil || library != "" {
+		t.Errorf("an engine program of one's own without a library: %q, %v", library, err)
 	}
 }

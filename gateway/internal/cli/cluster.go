@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/app"
 	"github.com/tandem-inference/tandem/gateway/internal/supervise"
 	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/device"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )
@@ -136,7 +137,19 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 			return nil, fmt.Errorf("--engine: %w", err)
 		}
 	}
+	engines := programs
+	if w.Engine != "" {
+		engines = filepath.Dir(w.Engine)
+	}
 	for _, spec := range specs {
+		// The cpu's library is the engine program's own business: one of the user's choice may need none.
+		if d, err := device.Parse(w.device(spec.Name)); err != nil {
+			return nil, err
+		} else if d.Backend != "cpu" {
+			if _, err := device.FindLibrary(engines, d); err != nil {
+				return nil, fmt.Errorf("%s: %w", spec.Name, err)
+			}
+		}
 		if _, err := os.Stat(spec.Path); err != nil {
 			return nil, fmt.Errorf("the worker program %s is missing: build it (make build) or name its folder by --programs", spec.Path)
 		}
@@ -149,7 +162,7 @@ func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
 	address := "unix://" + socket
 	args = append(args,
 		"--gateway", registryTarget(c.gateway.RegistryAddr()), "--listen", address, "--worker-id", name,
-		"--device", c.cfg.workers.Device, "--parent-pid", strconv.Itoa(os.Getpid()),
+		"--device", c.cfg.workers.device(name), "--parent-pid", strconv.Itoa(os.Getpid()),
 		"--log-level", c.cfg.logLevel, "--log-format", c.cfg.logFormat)
 	if c.cfg.workers.Engine != "" {
 		args = append(args, "--engine", c.cfg.workers.Engine)

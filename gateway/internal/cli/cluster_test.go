@@ -68,6 +68,41 @@ func TestWorkerCommandLines(t *testing.T) {
 	}
 }
 
+func TestDevicesOfWorkers(t *testing.T) {
+	models := trio{filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft), filepath.Join(modelsDir, demoPrefill)}
+	workers := WorkerFlags{Programs: programs(t), Device: "cpu", TargetDevice: "cuda:1", DraftDevice: "hip:0"}
+	t.Setenv("TMPDIR", t.TempDir())
+	gateway := app.Defaults()
+	gateway.Port, gateway.GRPCPort = 0, -1
+	_, err := newCluster(clusterConfig{models: models, workers: workers, gateway: gateway, logLevel: "warn", logFormat: "json", log: zap.NewNop()})
+	if err == nil || !strings.Contains(err.Error(), "worker-target: device cuda:1 needs libtandem_cuda.so") {
+		t.Fatalf("without libraries: %v", err)
+	}
+	for _, name := range []string{"libtandem_cuda.so", "libtandem_hip.so"} {
+		if err := os.WriteFile(filepath.Join(workers.Programs, name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	specs, err := prepare(t, models, workers).specs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants := map[string]string{workerTarget: "--device cuda:1", workerDraft: "--device hip:0", workerPrefill: "--device cpu"}
+	for _, spec := range specs {
+		if line := strings.Join(spec.Args, " "); !strings.Contains(line, wants[spec.Name]) {
+			t.Errorf("%s lacks %q: %s", spec.Name, wants[spec.Name], line)
+		}
+	}
+
+	workers = WorkerFlags{Device: "cuda:x", PrefillDevice: "npu:0:1"}
+	err = workers.validate()
+	for _, flag := range []string{"--device", "--prefill-device"} {
+		if err == nil || !strings.Contains(err.Error(), flag) {
+			t.Errorf("%s is not named in %v", flag, err)
+		}
+	}
+}
+
 func TestTargetAlone(t *testing.T) {
 	c := prepare(t, trio{target: filepath.Join(modelsDir, demoTarget)}, WorkerFlags{Programs: programs(t), Device: "cpu"})
 	if len(c.names) != 1 || c.names[0] != workerTarget {
@@ -80,7 +115,7 @@ func TestMissingPrograms(t *testing.T) {
 	gateway := app.Defaults()
 	gateway.Port, gateway.GRPCPort = 0, -1
 	_, err := newCluster(clusterConfig{
-		models: trio{target: filepath.Join(modelsDir, demoTarget)}, workers: WorkerFlags{Programs: t.TempDir()}, gateway: gateway, log: zap.NewNop(),
+		models: trio{target: filepath.Join(modelsDir, demoTarget)}, workers: WorkerFlags{Programs: t.TempDir(), Device: "cpu"}, gateway: gateway, log: zap.NewNop(),
 	})
 	if err == nil || !strings.Contains(err.Error(), "make build") {
 		t.Errorf("newCluster = %v", err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/app"
 	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/device"
 )
 
 // ServeCmd is tandem serve: gateway and workers of one machine, supervised.
@@ -26,18 +27,21 @@ type ServeCmd struct {
 
 // WorkerFlags are settings of the workers that a command starts.
 type WorkerFlags struct {
-	Draft        string      `type:"path" placeholder:"PATH" help:"DFlash draft of the target; without it decoding is plain."`
-	Device       string      `default:"cpu" help:"Device of all engines; the engine of this build runs on the cpu."`
-	Threads      int         `default:"0" help:"CPU threads of the target's engine, 0 = one per core."`
-	DraftThreads int         `default:"0" help:"CPU threads of draft and scorer, 0 = as --threads: they work while the target waits."`
-	MaxCtx       int         `default:"0" help:"Longest context in tokens, 0 = the model's, as far as --memory-cap allows."`
-	Lanes        int         `default:"0" help:"Requests that the target decodes at a time, 0 = the worker's default."`
-	MemoryCap    config.Size `default:"0" placeholder:"SIZE" help:"Memory of the target's engine, for example 8GiB; 0 = no limit."`
-	CacheTypeK   string      `name:"cache-type-k" default:"f16" enum:"f16,f32" help:"Type of cached keys: f16, f32."`
-	CacheTypeV   string      `name:"cache-type-v" default:"f16" enum:"f16,f32" help:"Type of cached values: f16, f32."`
-	CacheDir     string      `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers."`
-	Engine       string      `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`
-	Programs     string      `type:"path" placeholder:"DIR" help:"Folder of the worker programs; default: beside this program."`
+	Draft         string      `type:"path" placeholder:"PATH" help:"DFlash draft of the target; without it decoding is plain."`
+	Device        string      `default:"cpu" placeholder:"NAME" help:"Device of all engines: cpu, cuda:0, hip:0."`
+	TargetDevice  string      `placeholder:"NAME" help:"Device of the target, if not --device."`
+	DraftDevice   string      `placeholder:"NAME" help:"Device of the draft, if not --device."`
+	PrefillDevice string      `placeholder:"NAME" help:"Device of the scorer that compresses prompts, if not --device."`
+	Threads       int         `default:"0" help:"CPU threads of the target's engine, 0 = one per core."`
+	DraftThreads  int         `default:"0" help:"CPU threads of draft and scorer, 0 = as --threads: they work while the target waits."`
+	MaxCtx        int         `default:"0" help:"Longest context in tokens, 0 = the model's, as far as --memory-cap allows."`
+	Lanes         int         `default:"0" help:"Requests that the target decodes at a time, 0 = the worker's default."`
+	MemoryCap     config.Size `default:"0" placeholder:"SIZE" help:"Memory of the target's engine, for example 8GiB; 0 = no limit."`
+	CacheTypeK    string      `name:"cache-type-k" default:"f16" enum:"f16,f32" help:"Type of cached keys: f16, f32."`
+	CacheTypeV    string      `name:"cache-type-v" default:"f16" enum:"f16,f32" help:"Type of cached values: f16, f32."`
+	CacheDir      string      `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers."`
+	Engine        string      `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`
+	Programs      string      `type:"path" placeholder:"DIR" help:"Folder of the worker programs; default: beside this program."`
 }
 
 // Validate reports settings that cannot work, before anything is started.
@@ -66,7 +70,26 @@ func (w *WorkerFlags) validate() error {
 			problems = append(problems, fmt.Errorf("--%s: %d is negative", f.flag, f.value))
 		}
 	}
+	for _, f := range []struct{ flag, value string }{
+		{"device", w.Device}, {"target-device", w.TargetDevice}, {"draft-device", w.DraftDevice}, {"prefill-device", w.PrefillDevice},
+	} {
+		if f.value == "" && f.flag != "device" {
+			continue
+		}
+		if _, err := device.Parse(f.value); err != nil {
+			problems = append(problems, fmt.Errorf("--%s: %w", f.flag, err))
+		}
+	}
 	return errors.Join(problems...)
+}
+
+// device is where the engine of a worker program runs.
+func (w *WorkerFlags) device(program string) string {
+	own := map[string]string{workerTarget: w.TargetDevice, workerDraft: w.DraftDevice, workerPrefill: w.PrefillDevice}[program]
+	if own != "" {
+		return own
+	}
+	return w.Device
 }
 
 // models resolves the three files and checks that they belong together.
