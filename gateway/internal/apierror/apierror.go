@@ -128,13 +128,14 @@ func MethodNotAllowed(method, path string) *Error {
 		Message: fmt.Sprintf("%s does not support %s", path, method)}
 }
 
-// Transport: a limit of the transport was hit: 408, 413, 414 or 431.
+// Transport: a limit or a rule of the transport was broken: 408, 413, 414, 431, and what is no HTTP at all.
 func Transport(status int, format string, args ...any) *Error {
 	code := map[int]string{
 		http.StatusRequestTimeout:              "request_timeout",
 		http.StatusRequestEntityTooLarge:       "payload_too_large",
 		http.StatusRequestURITooLong:           "uri_too_long",
 		http.StatusRequestHeaderFieldsTooLarge: "headers_too_large",
+		http.StatusBadRequest:                  "invalid_http",
 	}[status]
 	return &Error{Status: status, Type: TypeInvalidRequest, Code: code, Message: fmt.Sprintf(format, args...)}
 }

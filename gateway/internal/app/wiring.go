@@ -145,7 +145,7 @@ func (a *App) newHTTPServer() *http.Server {
 	p.SetHTTP2(true)
 	p.SetUnencryptedHTTP2(true)
 	return &http.Server{
-		Handler: a.api, Protocols: &p, MaxHeaderBytes: httpapi.MaxHeaderBytes,
+		Handler: a.api, Protocols: &p, MaxHeaderBytes: httpapi.ReadHeaderBytes,
 		ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
 		BaseContext: func(net.Listener) context.Context { return a.requests }, ConnContext: httpapi.ConnContext,
 		ErrorLog: zap.NewStdLog(a.log.Named("http")),

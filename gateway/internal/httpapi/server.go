@@ -178,6 +178,9 @@ func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
 	if len(r.RequestURI) > maxURLBytes {
 		return apierror.Transport(http.StatusRequestURITooLong, "the URL has more than %d bytes", maxURLBytes)
 	}
+	if headerBytes(r) > maxHeaderBytes {
+		return headersTooLarge()
+	}
 	if rt == nil {
 		return apierror.NotFound("the path " + r.URL.Path)
 	}

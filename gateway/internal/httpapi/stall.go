@@ -8,14 +8,16 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"strconv"
 	"sync/atomic"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 )
 
-// Listener answers clients that stop in the middle of a request's headers with 408; net/http itself only closes. It is for
-// plain HTTP: behind TLS the bytes are not readable here.
+// Listener gives answers before any handler runs the shape of all others: clients that stop in the middle of a request's headers
+// get 408, where net/http itself only closes, and what net/http refuses as plain text is refused as JSON. It is for plain HTTP:
+// behind TLS the bytes are not readable here.
 func Listener(l net.Listener) net.Listener { return stallListener{l} }
 
 type stallListener struct{ net.Listener }
@@ -58,10 +60,49 @@ func (c *stallConn) Read(p []byte) (int, error) {
 
 // refuse writes the whole answer; the server closes the connection next.
 func (c *stallConn) refuse() {
-	body := apierror.Transport(http.StatusRequestTimeout, "the request headers made no progress in time").OpenAI()
 	_ = c.Conn.SetWriteDeadline(time.Now().Add(time.Second))
-	_, _ = fmt.Fprintf(c.Conn, "HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json; charset=utf-8\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
-		len(body), body)
+	_, _ = c.Conn.Write(refusal(apierror.Transport(http.StatusRequestTimeout, "the request headers made no progress in time")))
+}
+
+// refusal is the last answer on a connection.
+func refusal(e *apierror.Error) []byte {
+	body := e.OpenAI()
+	return fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nContent-Type: application/json; charset=utf-8\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
+		e.Status, http.StatusText(e.Status), len(body), body)
+}
+
+// What net/http writes when it refuses a request itself: a status line, these headers and no others, and a text.
+var (
+	statusLine   = []byte("HTTP/1.1 ")
+	plainRefusal = []byte("\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n")
+)
+
+// Write implements net.Conn.
+func (c *stallConn) Write(p []byte) (int, error) {
+	line, text, ok := bytes.Cut(p, plainRefusal)
+	if !ok || !bytes.HasPrefix(line, statusLine) || bytes.ContainsRune(line, '\n') {
+		return c.Conn.Write(p)
+	}
+	status, err := strconv.Atoi(string(line[len(statusLine):][:3]))
+	if err != nil {
+		return c.Conn.Write(p)
+	}
+	e := apierror.Transport(status, "%s", text)
+	if status == http.StatusRequestHeaderFieldsTooLarge {
+		e = headersTooLarge()
+	}
+	if _, err := c.Conn.Write(refusal(e)); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// CloseWrite lets the server end its side first, so that a client that is still sending can read the refusal.
+func (c *stallConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return nil
 }
 
 type connKey struct{}

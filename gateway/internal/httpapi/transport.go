@@ -16,10 +16,12 @@ import (
 
 // Limits of the transport.
 const (
-	// MaxHeaderBytes bounds the header block.
-	MaxHeaderBytes = 64 << 10
-	maxBodyBytes   = 64 << 20
-	maxURLBytes    = 16 << 10
+	// ReadHeaderBytes is what the HTTP server is to read of a header block: twice what is allowed, so that most blocks that are
+	// too long still get an answer of ours, over any protocol.
+	ReadHeaderBytes = 2 * maxHeaderBytes
+	maxHeaderBytes  = 64 << 10
+	maxBodyBytes    = 64 << 20
+	maxURLBytes     = 16 << 10
 	// writePiece is how much is written at once: each piece has its own time limit, so that a slow but living client counts
 	// as making progress.
 	writePiece = 32 << 10
@@ -99,6 +101,22 @@ func (b *body) Read(p []byte) (int, error) {
 		_ = b.rc.SetReadDeadline(time.Time{})
 	}
 	return n, err
+}
+
+// headerBytes is the size of the request's header block as HTTP/1.1 writes it.
+func headerBytes(r *http.Request) int {
+	const colonAndLine = len(": \r\n")
+	n := len(r.Method) + len(r.RequestURI) + len("  HTTP/1.1\r\n") + len("Host") + len(r.Host) + colonAndLine
+	for name, values := range r.Header {
+		for _, v := range values {
+			n += len(name) + len(v) + colonAndLine
+		}
+	}
+	return n
+}
+
+func headersTooLarge() *apierror.Error {
+	return apierror.Transport(http.StatusRequestHeaderFieldsTooLarge, "the headers have more than %d bytes", maxHeaderBytes)
 }
 
 func tooLarge() *apierror.Error {

@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,7 +45,7 @@ func serve(t *testing.T, stall time.Duration, flood chan<- error) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &http.Server{Handler: s, ReadHeaderTimeout: stall, IdleTimeout: stall, ConnContext: ConnContext}
+	h := &http.Server{Handler: s, MaxHeaderBytes: ReadHeaderBytes, ReadHeaderTimeout: stall, IdleTimeout: stall, ConnContext: ConnContext}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -129,5 +131,113 @@ func TestPanicIsAnAnswer(t *testing.T) {
 	b, _ := io.ReadAll(resp.Body)
 	if resp.StatusCode != 500 || !bytes.Contains(b, []byte("internal_error")) {
 		t.Errorf("%d %s", resp.StatusCode, b)
+	}
+}
+
+// exchange sends text on a connection of its own and returns the first answer.
+func exchange(t *testing.T, addr, text string) (*http.Response, string) {
+	t.Helper()
+	c := dial(t, addr)
+	go func() { _, _ = io.WriteString(c, text) }() // a refusal may come before all is sent
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp, string(b)
+}
+
+// TestRefusals: what is refused before a handler runs looks like any other error.
+func TestRefusals(t *testing.T) {
+	addr := serve(t, time.Second, nil)
+	header := func(n int) string {
+		return "GET /health/live HTTP/1.1\r\nHost: x\r\nX-Long: " + strings.Repeat("a", n) + "\r\n\r\n"
+	}
+	for _, c := range []struct {
+		name, send string
+		status     int
+		code       string
+	}{
+		{"headers of 60 KiB", header(60 << 10), 200, ""},
+		{"headers of 65 KiB", header(65 << 10), 431, "headers_too_large"},
+		{"headers of 1 MiB", header(1 << 20), 431, "headers_too_large"},
+		{"long URL", "GET /" + strings.Repeat("a", 17<<10) + " HTTP/1.1\r\nHost: x\r\n\r\n", 414, "uri_too_long"},
+		{"no HTTP", "hello there\r\n\r\n", 400, "invalid_http"},
+		{"no host", "GET / HTTP/1.1\r\n\r\n", 400, "invalid_http"},
+		{"unknown transfer coding", "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: rot13\r\n\r\n", 501, ""},
+		{"long body announced", "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 67108865\r\n\r\n", 413, "payload_too_large"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			resp, body := exchange(t, addr, c.send)
+			if resp.StatusCode != c.status {
+				t.Fatalf("%d %s, want %d", resp.StatusCode, body, c.status)
+			}
+			if c.status == 200 {
+				return
+			}
+			var v struct {
+				Error struct{ Message, Type, Code string }
+			}
+			if err := json.Unmarshal([]byte(body), &v); err != nil {
+				t.Fatalf("%q: %v", body, err)
+			}
+			if v.Error.Message == "" || v.Error.Type != "invalid_request_error" || v.Error.Code != c.code {
+				t.Errorf("%s", body)
+			}
+			if ct := resp.Header.Get("Content-Type"); ct != "application/json; charset=utf-8" {
+				t.Errorf("content type %q", ct)
+			}
+		})
+	}
+}
+
+// TestExpectContinue: the client is told to go on, or refused before it has sent anything.
+func TestExpectContinue(t *testing.T) {
+	addr := serve(t, time.Second, nil)
+	c := dial(t, addr)
+	br := bufio.NewReader(c)
+	io.WriteString(c, "POST /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+	if line, err := br.ReadString('\n'); err != nil || line != "HTTP/1.1 100 Continue\r\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	br.ReadString('\n')
+	io.WriteString(c, "hi")
+	resp, err := http.ReadResponse(br, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := io.ReadAll(resp.Body); string(b) != "hi" {
+		t.Errorf("echo %q", b)
+	}
+	if resp, body := exchange(t, addr, "POST /nowhere HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"); resp.StatusCode != 404 {
+		t.Errorf("a request that is refused anyway: %d %s", resp.StatusCode, body)
+	}
+}
+
+// TestPipelining: requests that come in one piece are answered in order, also after one that is refused.
+func TestPipelining(t *testing.T) {
+	addr := serve(t, time.Second, nil)
+	c := dial(t, addr)
+	const echo = "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n"
+	io.WriteString(c, echo+"1"+"HEAD /health/live HTTP/1.1\r\nHost: x\r\n\r\n"+"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n"+
+		"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n4\r\n0\r\n\r\n")
+	br := bufio.NewReader(c)
+	for i, want := range []struct {
+		method string
+		status int
+		body   string
+	}{{"POST", 200, "1"}, {"HEAD", 200, ""}, {"GET", 404, ""}, {"POST", 200, "4"}} {
+		resp, err := http.ReadResponse(br, &http.Request{Method: want.method})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _ := io.ReadAll(resp.Body)
+		if resp.StatusCode != want.status || want.body != "" && string(b) != want.body || want.method == "HEAD" && len(b) > 0 {
+			t.Errorf("answer %d: %d %q", i, resp.StatusCode, b)
+		}
 	}
 }
