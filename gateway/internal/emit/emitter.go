@@ -16,6 +16,8 @@ type Config struct {
 	Tokenizer *tokenizer.Tokenizer
 	// ThinkOpen and ThinkClose are the reasoning markers, None when the model has none. With both None all text is content.
 	ThinkOpen, ThinkClose int32
+	// ThinkLabel is text behind the open marker that belongs to it, such as the name of a channel; empty = none.
+	ThinkLabel string
 	// Thinking says that the prompt ended with the open marker.
 	Thinking bool
 	// Stops are strings that end the generation when they appear in content.
@@ -49,6 +51,7 @@ type Emitter struct {
 	stop *matcher
 
 	thinking bool
+	label    string // what may still come of the open marker's label
 	// reasoned is set once reasoning text was emitted: leading newlines end there.
 	reasoned bool
 	newlines []byte // trailing newlines of reasoning, held back
@@ -104,7 +107,7 @@ func (e *Emitter) Push(tok Entry) bool {
 			e.counts.Thinking++
 			e.blank, e.entries = e.blank[:0], e.entries[:0]
 			e.dec.AppendFlush(e.buf[:0])
-			e.thinking = true
+			e.thinking, e.label = true, e.cfg.ThinkLabel
 		}
 		return true
 	case id == e.cfg.ThinkOpen && id != None, id == e.cfg.ThinkClose && id != None:
@@ -198,6 +201,28 @@ func (e *Emitter) text(b []byte) {
 
 // reasoning emits reasoning text without leading and trailing newlines.
 func (e *Emitter) reasoning(b []byte) {
+	if e.label != "" {
+		n := 0
+		for n < len(b) && n < len(e.label) && b[n] == e.label[n] {
+			n++
+		}
+		switch {
+		case n == len(e.label):
+			e.label = ""
+		case n == len(b):
+			e.label = e.label[n:]
+			return
+		default:
+			// No label: what looked like its start is reasoning.
+			began := e.cfg.ThinkLabel[:len(e.cfg.ThinkLabel)-len(e.label)]
+			e.label = ""
+			e.reasoning(append([]byte(began), b...))
+			return
+		}
+		if b = b[n:]; len(b) == 0 {
+			return
+		}
+	}
 	if !e.reasoned {
 		i := 0
 		for i < len(b) && (b[i] == '\n' || b[i] == '\r') {

@@ -266,6 +266,7 @@ func (r *run) newEmitter(j job) *emit.Emitter {
 	}
 	if r.req.SplitReasoning {
 		cfg.ThinkOpen, cfg.ThinkClose, cfg.Thinking = r.req.Model.ThinkOpen, r.req.Model.ThinkClose, j.thinking
+		cfg.ThinkLabel = r.req.Model.ThinkLabel
 	}
 	if r.req.Tools != nil {
 		cfg.Tools, cfg.Literal = toolcall.NewParser(*r.req.Tools), r.req.Model.Markup

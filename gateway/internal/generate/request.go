@@ -18,6 +18,8 @@ type Model struct {
 	Tokenizer *tokenizer.Tokenizer
 	// ThinkOpen and ThinkClose are emit.None when the model has no reasoning markers.
 	ThinkOpen, ThinkClose int32
+	// ThinkLabel is text behind the open marker that belongs to it; empty = none.
+	ThinkLabel string
 	// Stops are the tokens that end a turn.
 	Stops []int32
 	// Markup are control tokens in which the model writes calls.

@@ -9,20 +9,12 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/services/chattemplate"
 	"github.com/tandem-inference/tandem/services/gguf"
-	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"go.uber.org/zap"
-)
-
-// Markers of reasoning in the Qwen family.
-const (
-	thinkOpen  = "<think>"
-	thinkClose = "</think>"
 )
 
 // Model is a served model. It is immutable and safe for concurrent use.
@@ -42,8 +34,9 @@ type Model struct {
 	Digest string
 	// Fingerprint names build and model, for system_fingerprint.
 	Fingerprint string
-	// Family decides how the model writes tool calls.
-	Family toolcall.Family
+	// Family decides in which formats calls are looked for; CallForm is the one that the template teaches.
+	Family   toolcall.Family
+	CallForm toolcall.Format
 	// TemplateSource says where the chat template came from: file, model or built-in.
 	TemplateSource string
 	// LaterSystem says that the template takes system messages behind others.
@@ -82,15 +75,13 @@ func Load(opt Options) (*Model, error) {
 	}
 	m := &Model{
 		Name: cmp.Or(opt.Name, BaseName(opt.Path)), Path: opt.Path, Created: st.ModTime().Unix(), Digest: opt.Digest,
-		Model: generate.Model{Tokenizer: tok, ThinkOpen: marker(tok, thinkOpen), ThinkClose: marker(tok, thinkClose), Stops: tok.StopTokens()},
+		Model: generate.Model{Tokenizer: tok},
 	}
 	if m.Arch, err = f.Architecture(); err != nil {
 		return nil, fmt.Errorf("model file %s: %w", opt.Path, err)
 	}
 	m.Family = familyOf(m.Arch)
-	if m.Family == toolcall.GemmaFamily {
-		m.Markup = markup(tok)
-	}
+	m.useFamily()
 	if m.GeneralName, _, err = f.String("general.name"); err != nil {
 		return nil, fmt.Errorf("model file %s: %w", opt.Path, err)
 	}
@@ -126,82 +117,7 @@ func LoadTokenizer(path string) (*tokenizer.Tokenizer, error) {
 	return tokenizer.FromGGUF(f)
 }
 
-// chooseTemplate takes the configured file, else the model's own template, else the built-in one. A template of the model that
-// cannot be compiled is a warning; one that the operator named is an error.
-func (m *Model) chooseTemplate(own string, opt Options) error {
-	if opt.TemplateFile != "" {
-		src, err := os.ReadFile(opt.TemplateFile)
-		if err != nil {
-			return fmt.Errorf("--chat-template-file: %w", err)
-		}
-		if len(src) > 0 {
-			if m.template, err = chattemplate.Compile(string(src)); err != nil {
-				return fmt.Errorf("--chat-template-file %s: %w", opt.TemplateFile, err)
-			}
-			m.TemplateSource = "file"
-			return nil
-		}
-		own = ""
-	}
-	if own != "" {
-		t, err := chattemplate.Compile(own)
-		if err == nil {
-			m.template, m.TemplateSource = t, "model"
-			return nil
-		}
-		if opt.Logger != nil {
-			opt.Logger.Warn("the model's chat template cannot be used, the built-in one serves", zap.NamedError(telemetry.KeyErr, err))
-		}
-	}
-	t, err := chattemplate.Compile(chatML)
-	if err != nil {
-		return fmt.Errorf("built-in chat template: %w", err)
-	}
-	m.template, m.TemplateSource = t, "built-in"
-	return nil
-}
-
 // BaseName is the name of a model file without folder and extension.
 func BaseName(path string) string {
 	return strings.TrimSuffix(filepath.Base(path), ".gguf")
 }
-
-func marker(tok *tokenizer.Tokenizer, text string) int32 {
-	id, ok := tok.ID(text)
-	if !ok || tok.TokenKind(id) == tokenizer.KindNormal {
-		return emit.None
-	}
-	return id
-}
-
-// familyOf an architecture.
-func familyOf(arch string) toolcall.Family {
-	switch {
-	case strings.HasPrefix(arch, "qwen"):
-		return toolcall.QwenFamily
-	case strings.HasPrefix(arch, "gemma"):
-		return toolcall.GemmaFamily
-	case strings.HasPrefix(arch, "laguna"):
-		return toolcall.LagunaFamily
-	}
-	return toolcall.Generic
-}
-
-// markup finds the control tokens in which calls are written.
-func markup(tok *tokenizer.Tokenizer) []int32 {
-	var ids []int32
-	for _, text := range toolcall.GemmaMarks {
-		if id, ok := tok.ID(text); ok {
-			ids = append(ids, id)
-		}
-	}
-	return ids
-}
-
-// chatML is the template of models that bring none.
-const chatML = `{%- for m in messages %}
-{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\n' }}
-{%- endif %}`

@@ -113,7 +113,7 @@ func TestTemplateFile(t *testing.T) {
 	if !m.LaterSystem {
 		t.Error("ChatML is said to take no later system message")
 	}
-	if r, err := m.Render(conv); err != nil || r.Text() != "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n" {
+	if r, err := m.Render(conv); err != nil || r.Text() != "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n" {
 		t.Errorf("built-in template: %v, %v", r, err)
 	}
 	m = load(t, Options{TemplateFile: write("raise", "\n{{ raise_exception('no users here') }}")})

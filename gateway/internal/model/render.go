@@ -4,7 +4,6 @@ import (
 	"strings"
 
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
-	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/services/chattemplate"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
@@ -30,6 +29,17 @@ func (r *Rendered) Text() string {
 // without. An assistant text at the end is continued: the turn before it is rendered up to the place where the answer
 // starts, with thinking off, and the text follows. Errors are *chattemplate.Error.
 func (m *Model) Render(c *chat.Conversation) (*Rendered, error) {
+	segs, err := m.segments(c)
+	if err != nil {
+		return nil, err
+	}
+	r := &Rendered{Segments: segs, Tokens: m.Tokenizer.EncodeSegments(segs)}
+	r.Thinking = m.EndsInThinking(r.Tokens)
+	return r, nil
+}
+
+// segments is the prompt as text.
+func (m *Model) segments(c *chat.Conversation) ([]tokenizer.Segment, error) {
 	vars := chattemplate.NewDict()
 	if c.Kwargs != nil {
 		for _, k := range c.Kwargs.Keys() {
@@ -59,23 +69,5 @@ func (m *Model) Render(c *chat.Conversation) (*Rendered, error) {
 	if prefill != "" {
 		segs = append(segs, tokenizer.Segment{Text: prefill})
 	}
-	r := &Rendered{Segments: segs, Tokens: m.Tokenizer.EncodeSegments(segs)}
-	r.Thinking = m.EndsInThinking(r.Tokens)
-	return r, nil
-}
-
-// EndsInThinking reports whether the last token of a prompt that is not whitespace is the open marker.
-func (m *Model) EndsInThinking(tokens []int32) bool {
-	if m.ThinkOpen == emit.None {
-		return false
-	}
-	for i := len(tokens) - 1; i >= 0; i-- {
-		if tokens[i] == m.ThinkOpen {
-			return true
-		}
-		if strings.TrimSpace(string(m.Tokenizer.TokenBytes(tokens[i]))) != "" {
-			return false
-		}
-	}
-	return false
+	return segs, nil
 }

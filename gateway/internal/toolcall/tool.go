@@ -46,6 +46,8 @@ type Tool struct {
 	Format json.RawMessage
 	// Namespace and Local are set for a tool that came inside a namespace; answers name both.
 	Namespace, Local string
+	// Path of the schema in the request, for errors; may be empty.
+	Path string
 	// Deferred tools are not shown to the model until the conversation refers to them.
 	Deferred bool
 

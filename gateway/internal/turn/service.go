@@ -156,7 +156,7 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 			p.Run.Tools.NewID = callID
 		}
 	}
-	if err := s.limit(m, req, conv, p); err != nil {
+	if err := s.limit(m, req, conv.Thinking || rendered.Thinking, p); err != nil {
 		return nil, err
 	}
 	if len(req.Skipped) > 0 {
@@ -178,14 +178,17 @@ func (s *Service) Raw(m *model.Model, req *Request) *Prepared {
 }
 
 // limit bounds the reasoning and what may be chosen.
-func (s *Service) limit(m *model.Model, req *Request, conv *chat.Conversation, p *Prepared) error {
-	switch {
-	case req.Format.Kind != FormatText:
-		return apierror.Unsupported(req.Format.Path, "is not supported yet; only text is")
-	case req.Choice.Mode == ToolRequired, req.Choice.Mode == ToolNamed:
-		return apierror.Unsupported("tool_choice", "cannot force a call yet; use auto")
+func (s *Service) limit(m *model.Model, req *Request, thinking bool, p *Prepared) error {
+	if err := s.guide(m, req, p); err != nil {
+		return err
 	}
-	if s.Budgets == nil || m.ThinkClose == emit.None || !conv.Thinking {
+	if m.ThinkClose == emit.None || !thinking {
+		return nil
+	}
+	if s.Budgets == nil {
+		if p.Run.Guide != nil {
+			p.Run.Reasoning = reasoning(m)
+		}
 		return nil
 	}
 	b, err := s.Budgets.Budget(m, req.Thinking)

@@ -1,6 +1,7 @@
 package turn
 
 import (
+	"cmp"
 	"encoding/json"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
@@ -95,7 +96,7 @@ func (p *toolParser) space(o reqjson.Object) error {
 
 // add reads one definition; schema names the member that holds the arguments' schema. raw gives the order of its keys.
 func (p *toolParser) add(o reqjson.Object, raw json.RawMessage, kind toolcall.Kind, schema string) error {
-	t := toolcall.Tool{Kind: kind}
+	t := toolcall.Tool{Kind: kind, Path: o.Path(cmp.Or(schema, "name"))}
 	name, ok, err := o.String("name")
 	switch {
 	case err != nil:

@@ -1,0 +1,123 @@
+package turn
+
+import (
+	"cmp"
+	"errors"
+	"strings"
+
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/grammar"
+	"github.com/tandem-inference/tandem/services/tokenizer"
+)
+
+// contentGap is what a model may put before its content: the line ends behind reasoning.
+const contentGap = `[ \n]{0,2} `
+
+// guide limits what may be chosen by tool choice, format and strict tools (docs/spec/http-api.md §10.2, §10.8).
+func (s *Service) guide(m *model.Model, req *Request, p *Prepared) error {
+	calls := req.Tools.Len() > 0 && req.Choice.Mode != ToolNone
+	if req.Format.Kind == FormatGrammar {
+		if calls {
+			return apierror.Unsupported(req.Format.Path, "cannot be combined with tools, unless tool_choice is none")
+		}
+		if _, err := grammar.Parse(req.Format.Grammar); err != nil {
+			return apierror.InvalidValue(req.Format.Path, "cannot be read: %v", err)
+		}
+		p.Run.Guide = &tandemv1.Guide{Grammar: req.Format.Grammar}
+	} else if err := s.writeGrammar(m, req, p, calls); err != nil {
+		return err
+	}
+	if req.Choice.Mode == ToolNone && req.Tools.Len() > 0 {
+		if id, ok := special(m, toolcall.Opener(m.CallForm)); ok {
+			if p.Run.Guide == nil {
+				p.Run.Guide = &tandemv1.Guide{}
+			}
+			p.Run.Guide.BannedTokens = append(p.Run.Guide.BannedTokens, id)
+		}
+	}
+	return nil
+}
+
+// writeGrammar makes the grammar of formats and calls, if one is needed.
+func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls bool) error {
+	w := grammar.NewWriter()
+	root, err := formatRule(w, req.Format)
+	if err != nil {
+		return err
+	}
+	must := req.Choice.Mode == ToolRequired || req.Choice.Mode == ToolNamed
+	if calls && (must || root != "" || req.Tools.Strict()) {
+		_, marked := special(m, toolcall.Opener(m.CallForm))
+		if !must && root == "" && !marked {
+			// Text and calls cannot be told apart by a grammar.
+			p.Warnings = append(p.Warnings, "strict-ignored")
+			return nil
+		}
+		root, err = req.Tools.Constrain(w, toolcall.Constraint{
+			Form: m.CallForm, Mark: func(mark string) string { return terminal(m, mark) }, Must: must, Only: req.Choice.Name,
+			Serial: !req.Parallel, Content: root,
+		})
+		var strict *toolcall.StrictError
+		if errors.As(err, &strict) {
+			path := cmp.Or(strict.Tool.Path, "tools")
+			return apierror.Unsupported(strings.TrimSuffix(path+"."+strict.Keyword, "."), "cannot be followed by a strict tool: %s", strict.Message)
+		}
+		if err != nil {
+			return apierror.Internal(err)
+		}
+	}
+	if root == "" {
+		return nil
+	}
+	w.Define("root", root)
+	p.Run.Guide = &tandemv1.Guide{Grammar: w.Text()}
+	return nil
+}
+
+// formatRule is the rule of the content, empty when it is free.
+func formatRule(w *grammar.Writer, f Format) (string, error) {
+	switch f.Kind {
+	case FormatJSONObject:
+		return contentGap + w.JSON("object"), nil
+	case FormatJSONSchema:
+		rule, err := w.Schema(f.Schema)
+		var se *grammar.SchemaError
+		if errors.As(err, &se) {
+			return "", apierror.Unsupported(strings.TrimSuffix(f.Path+"."+se.Path, "."), "cannot be followed: %s", se.Message)
+		}
+		return contentGap + rule, err
+	}
+	return "", nil
+}
+
+// reasoning tells reasoning from content for guides of requests without a budget.
+func reasoning(m *model.Model) func(int, bool) *tandemv1.Reasoning {
+	return func(_ int, inside bool) *tandemv1.Reasoning {
+		r := &tandemv1.Reasoning{Close: []int32{m.ThinkClose}, Inside: inside}
+		if m.ThinkOpen != emit.None {
+			r.Open = []int32{m.ThinkOpen}
+		}
+		return r
+	}
+}
+
+// special finds a mark that is a token of its own.
+func special(m *model.Model, mark string) (int32, bool) {
+	id, ok := m.Tokenizer.ID(mark)
+	if k := m.Tokenizer.TokenKind(id); !ok || k == tokenizer.KindNormal || k == tokenizer.KindByte {
+		return 0, false
+	}
+	return id, true
+}
+
+// terminal of a mark in a grammar.
+func terminal(m *model.Model, mark string) string {
+	if id, ok := special(m, mark); ok {
+		return grammar.Token(id)
+	}
+	return grammar.Quote(mark)
+}
