@@ -19,7 +19,7 @@ ARGS ?=
 
 export PATH := $(CURDIR)/bin:$(PATH)
 
-.PHONY: help setup build build-go build-test build-native up down test test-go test-race test-native test-sanitize test-e2e \
+.PHONY: help setup build build-go build-test build-native up down test test-go test-race test-native test-sanitize test-e2e clients test-clients \
 	lint lint-proto lint-go lint-native lint-flags fmt proto compose bench clean
 
 help: ## show this list
@@ -128,6 +128,13 @@ test-sanitize: bin/testsum ## native tests under AddressSanitizer and UBSan
 
 test-e2e: bin/testsum ## end-to-end tests of the programs in bin/
 	@bin/testsum run -name e2e -dir $(RESULTS) -- $(GO) test -json -count=1 -timeout 30m ./tests/...
+
+clients: ## install the agent clients that tests/agents runs (needs npm and 2 GB)
+	tools/clients.sh
+
+test-clients: build clients bin/testsum ## install real clients and run them against a scripted cluster
+	@bin/testsum run -name clients -dir $(RESULTS) -- $(GO) test -json -count=1 -timeout 30m ./tests/agents
+	@bin/testsum total -dir $(RESULTS)
 
 bin/testsum: $(wildcard tools/testsum/*.go)
 	@mkdir -p bin
