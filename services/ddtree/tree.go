@@ -68,6 +68,15 @@ func (t *Tree) add(token, parent int32, logprob float32) int32 {
 	return i
 }
 
+// Add appends a node that a proposal did not have and returns its index; a child that is there already is returned as it is.
+// The caller keeps within MaxNodes and MaxDepth.
+func (t *Tree) Add(token, parent int32, logprob float32) int32 {
+	if c := t.Child(parent, token); c >= 0 {
+		return c
+	}
+	return t.add(token, parent, logprob)
+}
+
 // Child returns the child of node that holds token, or -1.
 func (t *Tree) Child(node, token int32) int32 {
 	for c := t.first[node]; c != 0; c = t.next[c] {

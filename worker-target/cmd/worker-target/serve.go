@@ -14,10 +14,12 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/tokenizer"
 	"github.com/tandem-inference/tandem/services/workernode"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 	"github.com/tandem-inference/tandem/worker-target/internal/server"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -29,8 +31,8 @@ const grace = 30 * time.Second
 type serveCmd struct {
 	workernode.Flags
 
-	KvTypeK  string   `help:"Type of cached keys." enum:"f16,f32" default:"f16"`
-	KvTypeV  string   `help:"Type of cached values." enum:"f16,f32" default:"f16"`
+	KvTypeK  string   `help:"Type of cached keys." enum:"f16,f32,q8_0,q4_0" default:"f16"`
+	KvTypeV  string   `help:"Type of cached values." enum:"f16,f32,q8_0,q4_0" default:"f16"`
 	Draft    []string `help:"Draft worker to use besides those of the lease; may be repeated." placeholder:"ADDR"`
 	CacheDir string   `help:"Folder for files of drafts; default: tandem in the user's cache." placeholder:"DIR"`
 
@@ -58,12 +60,9 @@ func (c *serveCmd) Validate() error {
 	return nil
 }
 
-// kvType is the ggml id of a type that the flags accept.
+// kvType is the ggml id of a type that the flags accept. Which of them an engine has is its backend's business.
 func kvType(name string) int32 {
-	if name == "f32" {
-		return 0
-	}
-	return 1
+	return map[string]int32{"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}[name]
 }
 
 // Run serves until the process is told to end.
@@ -96,6 +95,13 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	options.KVTypeK, options.KVTypeV = kvType(c.KvTypeK), kvType(c.KvTypeV)
 	digest := sync.OnceValues(func() (string, error) { return workernode.TablesDigest(ctx, file) })
 	w := &worker{model: auto.New(), log: log}
+	w.guides = guide.NewFactory(func(vocab int) (*guide.Text, error) {
+		t, err := tokenizer.FromGGUF(file)
+		if err != nil {
+			return nil, err
+		}
+		return guide.FromTokenizer(t, vocab), nil
+	})
 	w.manager = drafts.NewManager(drafts.Config{
 		Engine: func() (drafts.Engine, error) {
 			e, err := w.keeper.Engine()
@@ -111,16 +117,10 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	})
 	w.Server = server.New(id, c.Lanes, decode.Config{
 		PrefillChunk: c.PrefillChunk, TreeBudget: c.TreeBudget, RingRows: c.FeatureRows, MaxDeadline: c.DraftDeadline,
-	}, server.Deps{Engines: w.keeper, Drafts: w.manager, Model: w.model, Log: log})
+	}, server.Deps{Engines: w.keeper, Drafts: w.manager, Guides: w.guides, Model: w.model, Log: log})
 
-	return workernode.WithEngine(ctx, w.keeper.Run, func(ctx context.Context) error {
-		engine, err := w.keeper.Wait(ctx)
-		if err != nil {
-			return err
-		}
-		workernode.Describe(registration, engine.Info())
-		return workernode.Run(ctx, workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}, w)
-	})
+	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}
+	return workernode.RunWithEngine(ctx, node, w, w.keeper, workernode.Describe)
 }
 
 // worker is the target's part of a node.
@@ -128,6 +128,7 @@ type worker struct {
 	*server.Server
 	keeper  *workernode.Keeper
 	manager *drafts.Manager
+	guides  *guide.Factory
 	model   *auto.Model
 	log     *zap.Logger
 	ready   atomic.Bool
@@ -150,6 +151,9 @@ func (w *worker) Run(ctx context.Context) error {
 	}
 	w.log.Info("steps timed", zap.Int64(telemetry.KeyDurationMS, time.Since(start).Milliseconds()),
 		w.price(1), w.price(8), w.price(16), w.price(24), w.price(32))
+	if err := w.guides.Load(engine.Info().Vocab); err != nil {
+		w.log.Warn("grammars cannot be followed", zap.NamedError(telemetry.KeyErr, err))
+	}
 	w.ready.Store(true)
 	_ = w.manager.Run(ctx) // ends with ctx only
 	return nil
@@ -175,12 +179,6 @@ func (w *worker) Lease(l *tandemv1.Lease) {
 		}
 	}
 	w.manager.SetPeers(addresses)
-}
-
-// Heartbeat reports lanes, drafts and counters.
-func (w *worker) Heartbeat(h *tandemv1.Heartbeat) {
-	w.Server.Heartbeat(h)
-	h.EngineRestarts = int32(w.keeper.Restarts())
 }
 
 // tables cuts embedding and head out of the model, once, for drafts that lack them.

@@ -94,7 +94,7 @@ func (k *knowing) Wait(_ context.Context, tree *ddtree.Tree) drafts.Outcome {
 type discard struct{ tokens, batches int }
 
 func (d *discard) Prefilled(int, []*tandemv1.PositionLogprobs) error { return nil }
-func (d *discard) Committed(tokens []int32, _ []*tandemv1.PositionLogprobs) error {
+func (d *discard) Committed(tokens []int32, _ []*tandemv1.PositionLogprobs, _ tandemv1.CloseKind) error {
 	d.tokens += len(tokens)
 	d.batches++
 	return nil

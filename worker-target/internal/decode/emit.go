@@ -10,12 +10,17 @@ import (
 // begin starts the output of a round.
 func (r *run) begin() {
 	r.tokens = r.tokens[:0]
+	r.closed = tandemv1.CloseKind_CLOSE_KIND_UNSPECIFIED
 	r.logprobs = r.logprobs[:0]
 }
 
 // emit takes the token that row chose into the output, unless it is a stop token. The result says whether the request ends
 // with it; what the round accepted behind it is then dropped.
-func (r *run) emit(row int, token int32) tandemv1.FinishReason {
+func (r *run) emit(row int) tandemv1.FinishReason {
+	token := r.result.Tokens[row]
+	if r.req.Guide != nil {
+		token = r.resolve(row)
+	}
 	if r.stop[token] {
 		r.stopToken = token
 		return tandemv1.FinishReason_FINISH_REASON_STOP
@@ -26,6 +31,9 @@ func (r *run) emit(row int, token int32) tandemv1.FinishReason {
 	}
 	r.anchor = token
 	r.out++
+	if r.req.Guide != nil && r.req.Guide.Ended(r.state) {
+		return tandemv1.FinishReason_FINISH_REASON_STOP
+	}
 	if r.out >= r.req.Max || r.length >= r.info.MaxContext {
 		return tandemv1.FinishReason_FINISH_REASON_LENGTH
 	}
@@ -58,5 +66,5 @@ func (r *run) flush() error {
 		r.stats.FirstToken = r.lastAt.Sub(r.req.Arrived)
 	}
 	r.stats.Emitted += len(r.tokens)
-	return r.sink.Committed(r.tokens, r.logprobs)
+	return r.sink.Committed(r.tokens, r.logprobs, r.closed)
 }

@@ -85,7 +85,9 @@ type Lane struct {
 	tree   ddtree.Tree
 	sound  sounding
 	path   []int32 // accepted rows of the last step, not committed yet
-	stop   map[int32]bool
+	guided
+	masks []uint32 // of the step
+	stop  map[int32]bool
 
 	// Output of a round, given to the sink.
 	tokens   []int32
@@ -124,11 +126,18 @@ func (l *Lane) Run(ctx context.Context, engine engineplugin.Engine, req *Request
 	}
 	l.path = l.path[:0]
 	l.sound.on = false
-	r := &run{Lane: l, engine: engine, info: info, seq: seq, req: req, sink: sink, stats: stats, out: len(req.Committed), stopToken: -1}
+	r := &run{Lane: l, engine: engine, info: info, seq: seq, req: req, sink: sink, stats: stats, out: len(req.Committed), stopToken: -1, chosen: -1}
+	if req.Guide != nil {
+		r.state = req.Guide.Start()
+	}
 	defer r.close()
 	reason, err := r.run(ctx)
 	if !r.firstAt.IsZero() {
 		stats.Decode = r.lastAt.Sub(r.firstAt)
 	}
-	return Result{Reason: reason, StopToken: r.stopToken}, err
+	result := Result{Reason: reason, StopToken: r.stopToken}
+	if req.Guide != nil {
+		result.CloseKind = req.Guide.Kind(r.state)
+	}
+	return result, err
 }

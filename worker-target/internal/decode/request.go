@@ -5,6 +5,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 )
 
 // Request is a checked request.
@@ -21,19 +22,23 @@ type Request struct {
 	// TopLogprobs: -1 = no log-probabilities, 0 = of chosen tokens only.
 	TopLogprobs    int
 	PromptLogprobs bool
+	Guide          *guide.Guide // nil = anything may be chosen
 	Arrived        time.Time
 }
 
 // Sink receives a request's output. What it is given is valid until it returns.
 type Sink interface {
 	Prefilled(tokens int, logprobs []*tandemv1.PositionLogprobs) error
-	Committed(tokens []int32, logprobs []*tandemv1.PositionLogprobs) error
+	// Committed is told how reasoning was closed when one of the tokens closes it.
+	Committed(tokens []int32, logprobs []*tandemv1.PositionLogprobs, closed tandemv1.CloseKind) error
 }
 
 // Result of a request that ended by itself.
 type Result struct {
 	Reason    tandemv1.FinishReason
 	StopToken int32 // -1 = none
+	// CloseKind is unspecified without a guide for reasoning.
+	CloseKind tandemv1.CloseKind
 }
 
 // Stats of a request, also of one that failed.

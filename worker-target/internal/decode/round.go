@@ -16,6 +16,9 @@ func (r *run) ask() {
 	r.plan = auto.Plan{Kind: auto.Plain}
 	// The block's rows are the tokens it can commit: more than are wanted are of no use. All rows must fit the context.
 	limit := min(r.req.Max-r.out, r.info.MaxContext-r.length)
+	if r.req.Guide != nil && r.certain() {
+		return
+	}
 	if r.req.Mode == tandemv1.SpeculationMode_SPECULATION_MODE_OFF || limit < 2 || r.drafts == nil {
 		return
 	}
@@ -154,8 +157,14 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 		r.hear()
 	}
 
+	added := false
+	if r.req.Guide != nil {
+		added = r.fit()
+	}
 	r.startStep()
-	r.rows()
+	if err := r.rows(); err != nil {
+		return 0, err
+	}
 	// The anchor alone is kept whatever the step chooses: committing it at once saves the engine the replay of its state.
 	r.step.Prefill = r.tree.Len() == 1
 	start := time.Now()
@@ -176,7 +185,11 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 		return 0, err
 	}
 
-	r.path = r.tree.Walk(r.result.Tokens, r.path)
+	if r.req.Guide != nil {
+		r.walk()
+	} else {
+		r.path = r.tree.Walk(r.result.Tokens, r.path)
+	}
 	r.stats.Verify += wall
 	r.stats.Steps++
 	r.stats.Drafted += n - 1
@@ -190,9 +203,10 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 	}
 	// Draft tokens behind a stop token were accepted by the walk but never leave the worker.
 	r.stats.Accepted += min(len(r.path)-1, len(r.tokens))
-	if r.policy != nil {
-		r.observe(before, n, verify, wall, waited, proposed)
-	} else {
+	switch {
+	case r.policy != nil && (n == 1 || r.asked || r.sound.on):
+		r.observe(before, n, verify, wall, waited, proposed, added)
+	case n == 1:
 		r.model.ObservePlain(before, verify, wall)
 	}
 	if reason == tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED {
@@ -206,17 +220,22 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 }
 
 // rows fills the step with the tree's rows.
-func (r *run) rows() {
+func (r *run) rows() error {
 	for i := range r.tree.Len() {
 		row := engineplugin.Row{
 			Sequence: r.seq, Token: r.tree.Tokens[i], Position: int32(r.length) + r.tree.Depths[i], Parent: r.tree.Parents[i], Mask: -1,
 		}
-		r.choose(&row)
+		if r.req.Guide == nil {
+			r.choose(&row)
+		} else if err := r.limit(&row, r.states[i]); err != nil {
+			return err
+		}
 		if r.link != nil {
 			row.Want |= engineplugin.WantFeatures
 		}
 		r.step.Rows = append(r.step.Rows, row)
 	}
+	return nil
 }
 
 // accept emits what the path's rows chose, in order, and advances the sequence by the path.
@@ -224,15 +243,15 @@ func (r *run) accept() tandemv1.FinishReason {
 	r.begin()
 	for _, row := range r.path {
 		r.length++
-		if reason := r.emit(int(row), r.result.Tokens[row]); reason != tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED {
+		if reason := r.emit(int(row)); reason != tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED {
 			return reason
 		}
 	}
 	return tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED
 }
 
-// observe teaches the model what the round cost and brought.
-func (r *run) observe(length, rows int, verify, wall, waited time.Duration, proposed bool) {
+// observe teaches the model what the round cost and brought. A tree with nodes that the guide added says nothing about the draft.
+func (r *run) observe(length, rows int, verify, wall, waited time.Duration, proposed, added bool) {
 	plan := r.plan
 	if !r.asked && !plan.Sound {
 		plan = auto.Plan{Kind: auto.Plain}
@@ -245,6 +264,7 @@ func (r *run) observe(length, rows int, verify, wall, waited time.Duration, prop
 		r.warm = r.warm || proposed
 	}
 	switch {
+	case added:
 	case proposed:
 		r.round.Tree, r.round.Path = &r.tree, r.path
 	case rows > 1:

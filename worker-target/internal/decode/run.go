@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 )
 
 // run is the state of one request.
@@ -25,6 +26,9 @@ type run struct {
 	length    int // positions in the sequence once the pending path is committed
 	anchor    int32
 	stopToken int32
+	state     guide.State        // behind the output; with a guide
+	closed    tandemv1.CloseKind // by the round's tokens
+	chosen    int32              // what the last row of prefill or replay chose where the next token is known, -1 = it was not asked
 	firstAt   time.Time
 	lastAt    time.Time
 
@@ -60,10 +64,13 @@ func (r *run) run(ctx context.Context) (tandemv1.FinishReason, error) {
 	if err := r.replay(ctx); err != nil {
 		return reason, err
 	}
+	if r.req.Guide != nil && r.req.Guide.Ended(r.state) {
+		return tandemv1.FinishReason_FINISH_REASON_STOP, nil
+	}
 	// The last row of prefill or replay has chosen the first token.
 	last := len(r.step.Rows) - 1
 	r.begin()
-	reason = r.emit(last, r.result.Tokens[last])
+	reason = r.emit(last)
 	if reason == tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED {
 		r.ask()
 	}
@@ -125,12 +132,15 @@ func (r *run) prefill(ctx context.Context) error {
 	for r.length < len(prompt) {
 		n := min(chunk, len(prompt)-r.length)
 		r.step = engineplugin.Step{Rows: r.step.Rows[:0], Prefill: true, Features: r.features()}
+		r.startMasks()
 		featured := 0
 		for i := range n {
 			p := r.length + i
 			row := engineplugin.Row{Sequence: r.seq, Token: prompt[p], Position: int32(p), Parent: int32(i - 1), Mask: -1}
-			if p+1 == len(prompt) && len(r.req.Committed) == 0 && r.req.Max > 0 {
-				r.choose(&row)
+			if p+1 == len(prompt) && r.req.Max > 0 {
+				if err := r.chooseNext(&row, 0); err != nil {
+					return err
+				}
 			}
 			if r.req.PromptLogprobs && p+1 < len(prompt) {
 				row.Want |= engineplugin.WantScore
@@ -155,11 +165,12 @@ func (r *run) prefill(ctx context.Context) error {
 		}
 		if r.req.PromptLogprobs {
 			for i := range n {
-				if r.step.Rows[i].Want&engineplugin.WantScore != 0 {
+				if r.step.Rows[i].Want&engineplugin.WantScore != 0 && r.length+i+1 < len(prompt) {
 					scores = append(scores, &tandemv1.PositionLogprobs{Logprob: r.result.Scores[i], Top: r.top(i)})
 				}
 			}
 		}
+		r.note()
 		r.length += n
 		r.stats.PrefillTokens += n
 	}
@@ -175,11 +186,19 @@ func (r *run) replay(ctx context.Context) error {
 		n := min(r.info.MaxTreeRows, r.info.MaxBatchRows, len(tokens)-done)
 		r.startStep()
 		featured := 0
-		for i := range n {
+		for i := 0; i < n; i++ {
 			p := r.length + i
 			row := engineplugin.Row{Sequence: r.seq, Token: tokens[done+i], Position: int32(p), Parent: int32(i - 1), Mask: -1}
-			if done+i+1 == len(tokens) {
-				r.choose(&row)
+			if r.req.Guide != nil {
+				if err := r.follow(done+i, r.sampled(tokens[done+i])); err != nil {
+					return err
+				}
+			}
+			if err := r.chooseNext(&row, done+i+1); err != nil {
+				return err
+			}
+			if row.Want&engineplugin.WantToken != 0 {
+				n = i + 1 // what follows may depend on the choice
 			}
 			if r.captures(p) {
 				row.Want |= engineplugin.WantFeatures
@@ -201,6 +220,7 @@ func (r *run) replay(ctx context.Context) error {
 			r.ring.AppendRows(r.result.Features, featured)
 			r.link.Fed()
 		}
+		r.note()
 		r.length += n
 		done += n
 		r.stats.PrefillTokens += n
@@ -214,10 +234,39 @@ func (r *run) replay(ctx context.Context) error {
 func (r *run) startStep() {
 	pending := len(r.path) > 0 && !r.step.Prefill
 	r.step = engineplugin.Step{Rows: r.step.Rows[:0], Features: r.features()}
+	r.startMasks()
 	if pending {
 		r.commit[0] = engineplugin.Commit{Sequence: r.seq, Path: r.path}
 		r.step.Commits = r.commit[:]
 	}
+}
+
+// chooseNext makes the row in front of output token i choose it when it is not known yet, or when the guide needs to know what
+// would have been chosen.
+func (r *run) chooseNext(row *engineplugin.Row, i int) error {
+	known := i < len(r.req.Committed)
+	switch {
+	case r.req.Guide == nil && !known:
+		r.choose(row)
+	case r.req.Guide != nil && (!known || r.req.Guide.Open(r.state, r.req.Committed[i])):
+		return r.limit(row, r.state)
+	}
+	return nil
+}
+
+// note keeps the choice of a step's last row for sampled.
+func (r *run) note() {
+	if last := len(r.step.Rows) - 1; r.step.Rows[last].Want&engineplugin.WantToken != 0 {
+		r.chosen = r.result.Tokens[last]
+	}
+}
+
+// sampled is what the last row of the step before chose, where it was asked, else the token itself.
+func (r *run) sampled(token int32) int32 {
+	if r.chosen >= 0 {
+		token, r.chosen = r.chosen, -1
+	}
+	return token
 }
 
 // choose makes a row choose the next token.

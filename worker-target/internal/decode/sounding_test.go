@@ -110,7 +110,7 @@ type recording struct {
 	tokens []int32
 }
 
-func (r *recording) Committed(tokens []int32, _ []*tandemv1.PositionLogprobs) error {
+func (r *recording) Committed(tokens []int32, _ []*tandemv1.PositionLogprobs, _ tandemv1.CloseKind) error {
 	r.tokens = append(r.tokens, tokens...)
 	return nil
 }

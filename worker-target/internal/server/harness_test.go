@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
+	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -94,7 +95,7 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		t.Fatal(err)
 	}
 	group.Go(func() { _ = r.manager.Run(ctx) })
-	r.server = New("target", o.lanes, o.decode, Deps{Engines: r.keeper, Drafts: r.manager, Model: r.model, Log: log})
+	r.server = New("target", o.lanes, o.decode, Deps{Engines: r.keeper, Drafts: r.manager, Guides: guide.NewFactory(testText), Model: r.model, Log: log})
 	listener := bufconn.Listen(1 << 20)
 	g := grpc.NewServer(workernode.ServerOptions(log)...)
 	tandemv1.RegisterTargetServiceServer(g, r.server)
@@ -145,7 +146,8 @@ type answer struct {
 	logprobs []*tandemv1.PositionLogprobs
 	prefill  *tandemv1.Prefilled
 	finished *tandemv1.Finished
-	gap      time.Duration // longest time between two events
+	closed   tandemv1.CloseKind // the last that came with tokens
+	gap      time.Duration      // longest time between two events
 }
 
 // decode runs a request; on receives every committed batch and may cancel.
@@ -171,6 +173,9 @@ func (r *rig) decode(ctx context.Context, m *tandemv1.DecodeRequest, on func(tot
 			a.prefill = e.Prefilled
 		case *tandemv1.DecodeResponse_Committed:
 			a.tokens = append(a.tokens, e.Committed.Tokens...)
+			if e.Committed.CloseKind != tandemv1.CloseKind_CLOSE_KIND_UNSPECIFIED {
+				a.closed = e.Committed.CloseKind
+			}
 			a.logprobs = append(a.logprobs, e.Committed.Logprobs...)
 			if on != nil {
 				on(len(a.tokens))

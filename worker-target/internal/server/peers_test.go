@@ -65,7 +65,7 @@ func (c *collect) Prefilled(int, []*tandemv1.PositionLogprobs) error {
 	return nil
 }
 
-func (c *collect) Committed(tokens []int32, _ []*tandemv1.PositionLogprobs) error {
+func (c *collect) Committed(tokens []int32, _ []*tandemv1.PositionLogprobs, _ tandemv1.CloseKind) error {
 	c.gap = max(c.gap, time.Since(c.last))
 	c.last = time.Now()
 	c.tokens = append(c.tokens, tokens...)

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 )
@@ -29,6 +30,7 @@ type Engines interface {
 type Deps struct {
 	Engines Engines
 	Drafts  *drafts.Manager // nil = no speculation
+	Guides  *guide.Factory
 	Model   *auto.Model
 	Log     *zap.Logger
 }
@@ -89,6 +91,9 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	if err != nil {
 		return err
 	}
+	if req.Guide, err = s.deps.Guides.New(m.Guide, guide.Options{Vocab: engine.Info().Vocab, Max: req.Max, Stop: req.Stop}); err != nil {
+		return err
+	}
 	req.Arrived = arrived
 	var lane *decode.Lane
 	select {
@@ -118,7 +123,7 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 		}
 		return err
 	}
-	end := &tandemv1.Finished{Reason: result.Reason, Timings: stats.Timings(arrived)}
+	end := &tandemv1.Finished{Reason: result.Reason, CloseKind: result.CloseKind, Timings: stats.Timings(arrived)}
 	if result.StopToken >= 0 {
 		end.StopToken = &result.StopToken
 	}
@@ -164,8 +169,8 @@ func (s *sink) Prefilled(tokens int, logprobs []*tandemv1.PositionLogprobs) erro
 	}})
 }
 
-func (s *sink) Committed(tokens []int32, logprobs []*tandemv1.PositionLogprobs) error {
-	s.committed.Tokens, s.committed.Logprobs = tokens, logprobs
+func (s *sink) Committed(tokens []int32, logprobs []*tandemv1.PositionLogprobs, closed tandemv1.CloseKind) error {
+	s.committed.Tokens, s.committed.Logprobs, s.committed.CloseKind = tokens, logprobs, closed
 	s.event.Committed = &s.committed
 	s.response.Event = &s.event
 	return s.send(&s.response)

@@ -1,0 +1,325 @@
+package guide
+
+import (
+	"slices"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/grammar"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+)
+
+// freeTokens that may follow a forced hint before the close marker is forced.
+const freeTokens = 64
+
+// Guide of one request. It is immutable; the grammar inside may be shared.
+type Guide struct {
+	text    *Text
+	grammar *grammar.Grammar // nil = free text
+	banned  []uint32         // nil = none
+	words   int
+	vocab   int
+
+	reasons  bool
+	open     marker
+	close    marker
+	inside   bool
+	budget   int
+	reserve  int
+	sequence []int32 // forced to close
+	max      int
+	stop     []int32
+}
+
+// marker is a sequence of tokens with the lengths to fall back to when it does not go on (Knuth, Morris and Pratt).
+type marker struct {
+	tokens []int32
+	back   []int
+}
+
+func newMarker(tokens []int32) marker {
+	m := marker{tokens: tokens, back: make([]int, len(tokens))}
+	k := 0
+	for i := 1; i < len(tokens); i++ {
+		for k > 0 && tokens[i] != tokens[k] {
+			k = m.back[k-1]
+		}
+		if tokens[i] == tokens[k] {
+			k++
+		}
+		m.back[i] = k
+	}
+	return m
+}
+
+// next is how much of the marker ends with token, when at tokens of it ended before.
+func (m *marker) next(at int, token int32) int {
+	for at > 0 && (at == len(m.tokens) || m.tokens[at] != token) {
+		at = m.back[at-1]
+	}
+	if at < len(m.tokens) && m.tokens[at] == token {
+		at++
+	}
+	return at
+}
+
+// Options of a guide besides the message.
+type Options struct {
+	Vocab int     // width of the logits
+	Max   int     // output tokens, those of an earlier worker included
+	Stop  []int32 // end the turn
+}
+
+// New checks a message and makes its guide; nil when there is nothing to guide. Errors are INVALID_ARGUMENT.
+func (f *Factory) New(m *tandemv1.Guide, o Options) (*Guide, error) {
+	if m == nil {
+		return nil, nil
+	}
+	g := &Guide{words: (o.Vocab + 31) / 32, vocab: o.Vocab, max: o.Max, stop: o.Stop}
+	check := func(field string, tokens []int32) error {
+		for i, t := range tokens {
+			if t < 0 || int(t) >= o.Vocab {
+				return rpcerr.InvalidArgument("guide."+field, "token %d at %d is outside the vocabulary of %d", t, i, o.Vocab)
+			}
+		}
+		return nil
+	}
+	if err := check("banned_tokens", m.BannedTokens); err != nil {
+		return nil, err
+	}
+	if r := m.Reasoning; r != nil {
+		for field, tokens := range map[string][]int32{"open": r.Open, "close": r.Close, "close_sequence": r.CloseSequence} {
+			if err := check("reasoning."+field, tokens); err != nil {
+				return nil, err
+			}
+		}
+		switch {
+		case len(r.Close) == 0:
+			return nil, rpcerr.InvalidArgument("guide.reasoning.close", "is empty")
+		case r.Budget < 0 || r.Reserve < 0:
+			return nil, rpcerr.InvalidArgument("guide.reasoning", "budget and reserve must be >= 0, got %d and %d", r.Budget, r.Reserve)
+		case r.Reserve > 0 && len(r.CloseSequence) == 0:
+			return nil, rpcerr.InvalidArgument("guide.reasoning.close_sequence", "is empty although closing may be forced")
+		}
+		g.reasons, g.inside = true, r.Inside
+		g.open, g.close = newMarker(r.Open), newMarker(r.Close)
+		g.budget, g.reserve, g.sequence = int(r.Budget), int(r.Reserve), r.CloseSequence
+	}
+	if len(m.BannedTokens) > 0 {
+		g.banned = make([]uint32, g.words)
+		for _, t := range m.BannedTokens {
+			g.banned[t/32] |= 1 << (t % 32)
+		}
+	}
+	var err error
+	if g.text, g.grammar, err = f.compiled(m.Grammar, o.Vocab); err != nil {
+		return nil, err
+	}
+	if !g.reasons && g.banned == nil && g.grammar == nil {
+		return nil, nil
+	}
+	return g, nil
+}
+
+// phase of closing.
+type phase uint8
+
+const (
+	freely    phase = iota // nothing was forced, or it is over
+	forcing                // the close sequence
+	hinted                 // it did not hold the marker: tokens are free for a while
+	finishing              // the marker alone
+)
+
+// State of a path: what was generated decides what may follow. It is a value and comparable.
+type State struct {
+	generated int32
+	thought   int32 // generated while reasoning
+	opening   int32 // tokens of the open marker that the path ends with
+	closing   int32 // of the close marker
+	at        int32 // next token of what is forced
+	free      int32 // left after a hint
+	phase     phase
+	inside    bool
+	visible   bool
+	used      bool // closing was forced once
+	kind      tandemv1.CloseKind
+	content   *grammar.State
+	held      *grammar.State // content before the open marker began
+}
+
+// Start is the state before the first output token.
+func (g *Guide) Start() State {
+	s := State{inside: g.inside}
+	if g.grammar != nil {
+		s.content = g.grammar.Start()
+	}
+	return s
+}
+
+// Kind tells how reasoning was closed so far.
+func (g *Guide) Kind(s State) tandemv1.CloseKind {
+	if g.reasons && s.kind == tandemv1.CloseKind_CLOSE_KIND_UNSPECIFIED {
+		return tandemv1.CloseKind_CLOSE_KIND_NONE
+	}
+	return s.kind
+}
+
+// Alike tells whether the same may follow two states: they differ at most in how reasoning was closed.
+func (s State) Alike(t State) bool {
+	t.kind = s.kind
+	return s == t
+}
+
+// Forced gives the token that follows whatever is sampled.
+func (g *Guide) Forced(s State) (token int32, ok bool) {
+	switch s.phase {
+	case forcing:
+		return g.sequence[s.at], true
+	case finishing:
+		return g.close.tokens[s.at], true
+	}
+	return -1, false
+}
+
+// due tells whether reasoning has to end with the next token.
+func (g *Guide) due(s State) bool {
+	if !s.inside || g.reserve == 0 {
+		return false
+	}
+	switch s.phase {
+	case hinted:
+		return s.free == 0
+	case freely:
+		return !s.used && (g.budget > 0 && int(s.thought) >= g.budget || g.max-int(s.generated) <= g.reserve)
+	}
+	return false
+}
+
+// load begins to force what the phase asks for.
+func (g *Guide) load(s State) State {
+	s.at, s.used = 0, true
+	if s.phase == hinted {
+		s.phase = finishing
+	} else {
+		s.phase = forcing
+	}
+	return s
+}
+
+// Due gives the token that closing would begin with, when it has to begin now.
+func (g *Guide) Due(s State) (token int32, after State, ok bool) {
+	if !g.due(s) {
+		return -1, s, false
+	}
+	s = g.load(s)
+	token, _ = g.Forced(s)
+	return token, g.advance(s, token), true
+}
+
+// Open tells whether the sample decides between the token itself and forced closing: only then does a replay need to know it.
+func (g *Guide) Open(s State, token int32) bool {
+	if !s.inside || g.reserve == 0 || s.phase != freely && s.phase != hinted {
+		return false
+	}
+	head, _ := g.Forced(g.load(s))
+	return token == head
+}
+
+// Resolve gives the token that follows when the row of s sampled a token, and the state behind it.
+func (g *Guide) Resolve(s State, sampled int32) (int32, State) {
+	if token, ok := g.Forced(s); ok {
+		return token, g.advance(s, token)
+	}
+	if s.inside {
+		own := sampled == g.close.tokens[s.closing]
+		ends := g.reserve > 0 && !s.visible && (!s.used || s.phase == hinted) && slices.Contains(g.stop, sampled)
+		if g.due(s) && !own || ends {
+			s = g.load(s)
+			sampled, _ = g.Forced(s)
+		}
+	}
+	return sampled, g.advance(s, sampled)
+}
+
+// advance appends a token.
+func (g *Guide) advance(s State, token int32) State {
+	s.generated++
+	forced := s.phase == forcing || s.phase == finishing
+	if forced {
+		s.at++
+	}
+	if !s.inside {
+		if !forced {
+			return g.write(s, token)
+		}
+		if int(s.at) == len(g.sequence) {
+			s.phase, s.at = freely, 0
+		}
+		return s
+	}
+	s.thought++
+	s.closing = int32(g.close.next(int(s.closing), token))
+	if int(s.closing) == len(g.close.tokens) {
+		switch s.phase {
+		case freely:
+			s.kind = tandemv1.CloseKind_CLOSE_KIND_NATURAL
+		case hinted:
+			s.kind = tandemv1.CloseKind_CLOSE_KIND_SOFT
+		default:
+			s.kind = tandemv1.CloseKind_CLOSE_KIND_HARD
+		}
+		s.inside, s.closing, s.free = false, 0, 0
+		// What the sequence has behind its marker is forced too.
+		if s.phase != forcing || int(s.at) == len(g.sequence) {
+			s.phase, s.at = freely, 0
+		}
+		return s
+	}
+	switch {
+	case s.phase == forcing && int(s.at) == len(g.sequence):
+		s.phase, s.at, s.free = hinted, 0, freeTokens
+	case s.phase == hinted && s.free > 0:
+		s.free--
+	}
+	return s
+}
+
+// write appends a token of content.
+func (g *Guide) write(s State, token int32) State {
+	if slices.Contains(g.stop, token) {
+		return s
+	}
+	if !s.visible && len(g.open.tokens) > 0 {
+		was := s.opening
+		if s.opening = int32(g.open.next(int(was), token)); s.opening == 1 {
+			s.held = s.content
+		}
+		if int(s.opening) == len(g.open.tokens) {
+			s.inside, s.thought, s.opening = true, s.opening, 0
+			s.content, s.held = s.held, nil
+			return s
+		}
+		if was > 0 && s.opening <= was {
+			s.opening, s.visible = 0, true // what looked like the marker was text
+		}
+	}
+	s.visible = s.visible || s.opening == 0 && g.text.visible(token)
+	if g.grammar != nil {
+		s.content = g.grammar.Advance(s.content, token)
+	}
+	if s.visible {
+		s.held = nil
+	}
+	return s
+}
+
+// reopens gives the token that would begin or continue the open marker, -1 where reasoning cannot be reopened.
+func (g *Guide) reopens(s State) int32 {
+	if s.visible || len(g.open.tokens) == 0 {
+		return -1
+	}
+	return g.open.tokens[s.opening]
+}
+
+// Closed tells whether reasoning ended between before and s.
+func (s State) Closed(before State) bool { return before.inside && !s.inside }

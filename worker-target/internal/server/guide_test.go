@@ -1,0 +1,279 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/grammar"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
+	"github.com/tandem-inference/tandem/worker-target/internal/guide"
+)
+
+// letters are the texts of the fake's 64 tokens: characters of JSON, some pairs of them, and markers without text.
+var letters = func() []string {
+	list := strings.Split("{ } [ ] : , \" a b c d e n u l t r s f 0 1 2 3 4 5 6 7 8 9 - m \\", " ")
+	list = append(list, " ", "\n", "tr", "ue", "null", "\":", "\",", "\"}", "{\"", "ab", "abc", "name", "\"name\"", "12", "}}", "é", "\xc3", "\xa9")
+	for len(list) < 64 {
+		list = append(list, "")
+	}
+	return list
+}()
+
+const (
+	stopToken  = 63
+	openToken  = 62
+	closeToken = 61
+	hintToken  = 60
+)
+
+func testText(vocab int) (*guide.Text, error) {
+	if vocab != len(letters) {
+		return nil, fmt.Errorf("no vocabulary of %d", vocab)
+	}
+	bytes := func(id int32) []byte { return []byte(letters[id]) }
+	return &guide.Text{
+		Bytes: bytes,
+		Vocabulary: grammar.NewVocabulary(grammar.Source{Size: vocab, Bytes: bytes, Named: func(s string) (int32, bool) {
+			i := slices.Index(letters, s)
+			return int32(i), i >= 0
+		}}),
+		Encode: func(text []byte) (ids []int32) {
+			for len(text) > 0 {
+				best := -1
+				for i, s := range letters {
+					if s != "" && strings.HasPrefix(string(text), s) && (best < 0 || len(s) > len(letters[best])) {
+						best = i
+					}
+				}
+				ids = append(ids, int32(best))
+				text = text[len(letters[best]):]
+			}
+			return ids
+		},
+	}, nil
+}
+
+func spell(tokens []int32) string {
+	var b strings.Builder
+	for _, t := range tokens {
+		b.WriteString(letters[t])
+	}
+	return b.String()
+}
+
+const objects = `root ::= "{\"name\":" string ("," pair){0,3} "}"
+pair ::= string ":" value
+value ::= string | number | "true" | "null" | "[" (value ("," value)*)? "]" | "{" (pair ("," pair)*)? "}"
+string ::= "\"" [a-eé]{0,12} "\""
+number ::= "-"? [1-9] [0-9]{0,3}
+`
+
+func guides() map[string]*tandemv1.Guide {
+	reasoning := func(inside bool, budget, reserve int32, sequence ...int32) *tandemv1.Reasoning {
+		return &tandemv1.Reasoning{Open: []int32{openToken}, Close: []int32{closeToken}, Inside: inside, Budget: budget, Reserve: reserve, CloseSequence: sequence}
+	}
+	return map[string]*tandemv1.Guide{
+		"grammar":            {Grammar: objects},
+		"banned":             {BannedTokens: []int32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 40, 41, 42}},
+		"grammar and banned": {Grammar: objects, BannedTokens: []int32{37, 38, 46}},
+		"tokens":             {Grammar: fmt.Sprintf("root ::= (!<[1,2,3]>{3,9} <[%d]>)+", hintToken)},
+		"budget":             {Reasoning: reasoning(true, 20, 5, closeToken)},
+		"reserve":            {Reasoning: reasoning(true, 0, 70, hintToken, hintToken, 5, closeToken, 33)},
+		"hint alone":         {Reasoning: reasoning(true, 15, 5, hintToken, 7, 8, 9)},
+		"budget and grammar": {Reasoning: reasoning(true, 17, 5, hintToken, closeToken, 33, 33), Grammar: objects},
+		"reopened":           {Reasoning: reasoning(false, 9, 5, closeToken), Grammar: objects},
+		"long sequence":      {Reasoning: reasoning(true, 3, 5, slices.Repeat([]int32{hintToken, 2}, 50)...)},
+		"no reserve":         {Reasoning: reasoning(true, 9, 0, closeToken), Grammar: objects},
+	}
+}
+
+// TestGuidedIdentity: under every guide every mode gives the tokens, log-probabilities and kind of closing of plain decoding, and
+// so does a second worker that is given any part of the output.
+func TestGuidedIdentity(t *testing.T) {
+	for _, accept := range []float64{0.3, 0.95} {
+		o := enginefake.Options{Accept: accept, BlockSize: 16, EOS: stopToken, EOSChance: 0.02}
+		r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0)})
+		for name, g := range guides() {
+			for how, sampling := range samplings() {
+				for seed := range int32(3) {
+					request := func(spec *tandemv1.Speculation) *tandemv1.DecodeRequest {
+						return &tandemv1.DecodeRequest{
+							PromptTokens: prompt(30, seed), Sampling: sampling, MaxTokens: 120, TopLogprobs: 1, Speculation: spec, StopTokens: []int32{stopToken}, Guide: g,
+						}
+					}
+					want := r.must(request(&tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF}))
+					checkGuided(t, name, g, want)
+					for _, m := range modes() {
+						got := r.must(request(m.spec))
+						label := fmt.Sprintf("%s %s %s seed %d", name, how, m.name, seed)
+						if d := cmp.Diff(want.tokens, got.tokens); d != "" {
+							t.Fatalf("%s: %s", label, d)
+						}
+						if got.finished.Reason != want.finished.Reason || got.finished.CloseKind != want.finished.CloseKind || got.closed != want.closed {
+							t.Fatalf("%s: %v, want %v", label, got.finished, want.finished)
+						}
+						for i := range want.logprobs {
+							if want.logprobs[i].Logprob != got.logprobs[i].Logprob {
+								t.Fatalf("%s: log-probability at %d", label, i)
+							}
+						}
+					}
+					for cut := range len(want.tokens) {
+						if cut%7 != int(seed) {
+							continue
+						}
+						m := request(modes()[cut%len(modes())].spec)
+						m.CommittedTokens = want.tokens[:cut]
+						got := r.must(m)
+						if !slices.Equal(got.tokens, want.tokens[cut:]) || got.finished.CloseKind != want.finished.CloseKind || got.finished.Reason != want.finished.Reason {
+							t.Fatalf("%s %s seed %d: after %d tokens %v, want %v; %v and %v", name, how, seed, cut, got.tokens, want.tokens[cut:], got.finished, want.finished)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// checkGuided holds an output against what its guide says.
+func checkGuided(t *testing.T, name string, g *tandemv1.Guide, a answer) {
+	t.Helper()
+	content := a.tokens
+	if r := g.Reasoning; r != nil {
+		inside, visible, at, thought, kind := r.Inside, false, 0, 0, a.finished.CloseKind
+		for i, token := range a.tokens {
+			switch {
+			case inside:
+				if thought++; token == closeToken {
+					inside, at = false, i+1
+				}
+			case token == openToken && !visible:
+				inside, thought = true, 1
+			default:
+				visible = visible || strings.TrimSpace(letters[token]) != ""
+			}
+		}
+		if r.Reserve > 0 && inside && len(a.tokens) == 120 && name != "long sequence" {
+			t.Fatalf("%s: reasoning was not closed: %v", name, a.tokens)
+		}
+		limit := int(r.Budget) + len(r.CloseSequence)
+		if !slices.Contains(r.CloseSequence, closeToken) {
+			limit += 65
+		}
+		if r.Reserve > 0 && r.Budget > 0 && thought > limit && name != "reopened" { // closing is forced once only
+			t.Fatalf("%s: %d tokens of reasoning, at most %d are allowed", name, thought, limit)
+		}
+		if kind == tandemv1.CloseKind_CLOSE_KIND_HARD {
+			if i := slices.Index(r.CloseSequence, closeToken); i >= 0 && !slices.Equal(content[at-i-1:at], r.CloseSequence[:i+1]) {
+				t.Fatalf("%s: closed by %v", name, content[:at])
+			}
+		}
+		if (kind == tandemv1.CloseKind_CLOSE_KIND_NONE) != (at == 0) {
+			t.Fatalf("%s: closed %v, inside %v after %v", name, kind, inside, a.tokens)
+		}
+		content = content[at:]
+		if kind == tandemv1.CloseKind_CLOSE_KIND_HARD {
+			if i := slices.Index(r.CloseSequence, closeToken); i >= 0 {
+				content = content[min(len(r.CloseSequence)-i-1, len(content)):]
+			}
+		}
+		if inside {
+			return
+		}
+	}
+	for _, b := range g.BannedTokens {
+		if slices.Contains(content, b) {
+			t.Fatalf("%s: token %d is banned: %v", name, b, content)
+		}
+	}
+	if g.Grammar == "" {
+		return
+	}
+	s, err := grammar.Parse(g.Grammar)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, _ := testText(len(letters))
+	c, err := s.Compile(text.Vocabulary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := c.Start()
+	for i, token := range content {
+		if at = c.Advance(at, token); at == nil {
+			t.Fatalf("%s: token %d (%q) of %q is not in the grammar", name, i, letters[token], spell(content))
+		}
+	}
+	if a.finished.Reason == tandemv1.FinishReason_FINISH_REASON_STOP && !c.Accepts(at) {
+		t.Fatalf("%s: the turn ended after %q", name, spell(content))
+	}
+}
+
+// TestForcedAsOneBatch: what is forced goes to the engine as one chain, and what a grammar leaves no choice about is verified
+// ahead even without a draft.
+func TestForcedAsOneBatch(t *testing.T) {
+	r := newRig(t, rigOptions{target: enginefake.Options{}})
+	sequence := append(slices.Repeat([]int32{hintToken}, 30), closeToken)
+	a := r.must(&tandemv1.DecodeRequest{
+		PromptTokens: prompt(30, 1), MaxTokens: 60, TopLogprobs: -1,
+		Guide: &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{Close: []int32{closeToken}, Inside: true, Budget: 10, Reserve: 8, CloseSequence: sequence}},
+	})
+	// Nine plain steps after the first token, one for the sequence with its trigger, then the rest of 60.
+	if steps := a.finished.Timings.VerifySteps; steps != 9+1+60-10-31-1 || a.finished.CloseKind != tandemv1.CloseKind_CLOSE_KIND_HARD {
+		t.Errorf("%d steps for %v", steps, a.tokens)
+	}
+	a = r.must(&tandemv1.DecodeRequest{
+		PromptTokens: prompt(30, 1), MaxTokens: 60, TopLogprobs: -1, StopTokens: []int32{stopToken},
+		Guide: &tandemv1.Guide{Grammar: `root ::= "{\"name\":[1234567890,1234567890]}"`},
+	})
+	if text := spell(a.tokens); text != `{"name":[1234567890,1234567890]}` || a.finished.Reason != tandemv1.FinishReason_FINISH_REASON_STOP {
+		t.Errorf("%q, %v", text, a.finished)
+	}
+	if steps := a.finished.Timings.VerifySteps; steps > 6 {
+		t.Errorf("%d steps for a text without choices", steps)
+	}
+}
+
+// TestEndWithoutStop: a grammar that allows nothing more ends the turn when no token does.
+func TestEndWithoutStop(t *testing.T) {
+	r := newRig(t, rigOptions{target: enginefake.Options{}})
+	for text, want := range map[string]string{`root ::= "abc" | "12"`: "abc 12", `root ::= ""`: ""} {
+		a := r.must(&tandemv1.DecodeRequest{PromptTokens: prompt(30, 1), MaxTokens: 60, TopLogprobs: -1, Guide: &tandemv1.Guide{Grammar: text}})
+		if got := spell(a.tokens); !slices.Contains(strings.Split(want, " "), got) || a.finished.Reason != tandemv1.FinishReason_FINISH_REASON_STOP {
+			t.Errorf("%q, %v", got, a.finished)
+		}
+	}
+}
+
+func TestGuideFaults(t *testing.T) {
+	r := newRig(t, rigOptions{target: enginefake.Options{}})
+	for _, c := range []struct {
+		guide     *tandemv1.Guide
+		committed []int32
+		want      string
+	}{
+		{guide: &tandemv1.Guide{Grammar: "root ::= x"}, want: `guide.grammar: line 1 column 10: rule "x" is not defined`},
+		{guide: &tandemv1.Guide{Grammar: `root ::= <[99]>`}, want: "outside the vocabulary"},
+		{guide: &tandemv1.Guide{BannedTokens: []int32{-1}}, want: "guide.banned_tokens"},
+		{guide: &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{}}, want: "guide.reasoning.close: is empty"},
+		{guide: &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{Close: []int32{1}, Reserve: 1}}, want: "guide.reasoning.close_sequence"},
+		{guide: &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{Close: []int32{64}}}, want: "guide.reasoning.close: token 64"},
+		{guide: &tandemv1.Guide{Grammar: `root ::= "ab"`}, committed: []int32{9}, want: "committed_tokens: token 9 at 0 does not follow"},
+		{guide: &tandemv1.Guide{Grammar: `root ::= "a"`, BannedTokens: []int32{7}}, want: "no token may follow"},
+	} {
+		_, err := r.decode(context.Background(), &tandemv1.DecodeRequest{
+			PromptTokens: prompt(3, 1), MaxTokens: 5, TopLogprobs: -1, Guide: c.guide, CommittedTokens: c.committed,
+		}, nil)
+		if !errors.Is(err, rpcerr.AnyInvalidArgument) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v: %v, want %s", c.guide, err, c.want)
+		}
+	}
+}
