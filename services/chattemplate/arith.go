@@ -62,7 +62,7 @@ func (in *interp) arith(op string, l, r Value) (Value, error) {
 			if err := in.text(len(a.s) + len(b.s)); err != nil {
 				return nil, err
 			}
-			return concat(a, b), nil
+			return Join(a, b), nil
 		}
 		if op == "+" {
 			return nil, fmt.Errorf("can only concatenate str (not \"%s\") to str", typeName(r))

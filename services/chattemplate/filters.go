@@ -193,7 +193,7 @@ func indent(in *interp, s Str, p []Value) (Value, error) {
 		pad = Trusted(strings.Repeat(" ", min(max(n, 0), 1024)))
 	}
 	first, blank := argBool(p[1], false), argBool(p[2], false)
-	lines := concat(s, Trusted("\n")).lines(false)
+	lines := Join(s, Trusted("\n")).lines(false)
 	var b strBuilder
 	for i, l := range lines {
 		if i > 0 {

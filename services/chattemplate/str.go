@@ -80,7 +80,8 @@ func (b *strBuilder) mark(start, end int) {
 
 func (b *strBuilder) str() Str { return Str{string(b.b), b.user} }
 
-func concat(parts ...Str) Str {
+// Join joins texts; each keeps its origin.
+func Join(parts ...Str) Str {
 	var b strBuilder
 	for _, p := range parts {
 		b.add(p)

@@ -3,6 +3,9 @@
 package chat
 
 import (
+	"strings"
+
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
@@ -32,6 +35,8 @@ type ToolCall struct {
 	ID, Name string
 	// Arguments is a *chattemplate.Dict in the order in which the keys came, or text that is no JSON object.
 	Arguments chattemplate.Value
+	// Written is the call as the model wrote it, behind the whitespace Gap; empty = not known, the template writes it anew.
+	Written, Gap string
 }
 
 // Conversation is all that the template reads of a request.
@@ -65,13 +70,49 @@ func (c *Conversation) WithContents(contents []string) *Conversation {
 	return &out
 }
 
+// written gives the content with the calls behind it, when all of them are known as the model wrote them.
+func (m *Message) written() (chattemplate.Str, bool) {
+	if len(m.ToolCalls) == 0 {
+		return chattemplate.Text(m.Content), false
+	}
+	content := strings.TrimRight(m.Content, " \t\r\n")
+	parts := []chattemplate.Str{chattemplate.Text(content)}
+	for i, c := range m.ToolCalls {
+		if c.Written == "" {
+			return chattemplate.Text(m.Content), false
+		}
+		if i > 0 || content != "" {
+			parts = append(parts, chattemplate.Text(c.Gap))
+		}
+		parts = append(parts, marked(c.Written)...)
+	}
+	return chattemplate.Join(parts...), true
+}
+
+// marked splits a call so that the marks of its format may become control tokens and nothing else in it may.
+func marked(call string) []chattemplate.Str {
+	var parts []chattemplate.Str
+	for call != "" {
+		at, mark := len(call), ""
+		for _, m := range toolcall.GemmaMarks {
+			if i := strings.Index(call, m); i >= 0 && i < at {
+				at, mark = i, m
+			}
+		}
+		parts = append(parts, chattemplate.Text(call[:at]), chattemplate.Trusted(mark))
+		call = call[at+len(mark):]
+	}
+	return parts
+}
+
 // TemplateMessages converts messages to the dictionaries that published templates expect.
 func TemplateMessages(msgs []Message) *chattemplate.List {
 	list := chattemplate.NewList()
 	for _, m := range msgs {
 		d := chattemplate.NewDict()
 		d.Set("role", chattemplate.Trusted(m.Role))
-		d.Set("content", m.Content)
+		written, asWritten := m.written()
+		d.Set("content", written)
 		if m.HasReasoning {
 			d.Set("reasoning_content", m.Reasoning)
 		}
@@ -81,7 +122,7 @@ func TemplateMessages(msgs []Message) *chattemplate.List {
 		if m.ToolCallID != "" {
 			d.Set("tool_call_id", m.ToolCallID)
 		}
-		if len(m.ToolCalls) > 0 {
+		if len(m.ToolCalls) > 0 && !asWritten {
 			calls := chattemplate.NewList()
 			for _, c := range m.ToolCalls {
 				f := chattemplate.NewDict()

@@ -28,11 +28,7 @@ func text(t *testing.T, m *Model, c *chat.Conversation) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var b strings.Builder
-	for _, s := range segs {
-		b.WriteString(s.Text)
-	}
-	return b.String()
+	return joined(segs)
 }
 
 func dict(t *testing.T, raw string) *chattemplate.Dict {
@@ -97,6 +93,9 @@ func TestToolsInEveryFamily(t *testing.T) {
 	}
 	for _, f := range []toolcall.Family{toolcall.QwenFamily, toolcall.GemmaFamily, toolcall.LagunaFamily} {
 		m := bare(t, f)
+		if !m.takesWritten() {
+			t.Errorf("family %d: calls cannot be rendered as they were written", f)
+		}
 		for _, thinking := range []bool{false, true} {
 			got := text(t, m, &chat.Conversation{Thinking: thinking, Tools: tools, Messages: []chat.Message{
 				{Role: chat.RoleSystem, Content: "Be brief."}, {Role: chat.RoleUser, Content: "Weather?"},
@@ -108,7 +107,7 @@ func TestToolsInEveryFamily(t *testing.T) {
 				}
 			}
 			p := toolcall.NewParser(toolcall.Config{Set: set, Family: f, NewID: func() string { return "id" }})
-			var calls calls
+			var calls callList
 			p.Push([]byte(got[strings.Index(got, "Let me see."):]), &calls)
 			if len(calls) != 1 || calls[0].Arguments != `{"city": "Rome", "days": 2, "deep": {"a": [1, "x"]}}` || calls[0].Format != m.CallForm {
 				t.Errorf("family %d: the call reads back as %+v", f, calls)
@@ -116,11 +115,3 @@ func TestToolsInEveryFamily(t *testing.T) {
 		}
 	}
 }
-
-// calls collects complete calls.
-type calls []*toolcall.Call
-
-func (c *calls) Text([]byte, int)                {}
-func (c *calls) CallStart(*toolcall.Call)        {}
-func (c *calls) CallArgs(*toolcall.Call, []byte) {}
-func (c *calls) CallEnd(call *toolcall.Call)     { *c = append(*c, call) }

@@ -37,6 +37,8 @@ type Model struct {
 	// Family decides in which formats calls are looked for; CallForm is the one that the template teaches.
 	Family   toolcall.Family
 	CallForm toolcall.Format
+	// TakesWritten says that calls may be rendered as the model wrote them, see chat.ToolCall.
+	TakesWritten bool
 	// TemplateSource says where the chat template came from: file, model or built-in.
 	TemplateSource string
 	// LaterSystem says that the template takes system messages behind others.
@@ -101,7 +103,7 @@ func Load(opt Options) (*Model, error) {
 	if err := m.chooseTemplate(own, opt); err != nil {
 		return nil, err
 	}
-	m.LaterSystem = m.laterSystem()
+	m.LaterSystem, m.TakesWritten = m.laterSystem(), m.takesWritten()
 	sum := sha256.Sum256([]byte(opt.Version + "\x00" + cmp.Or(opt.Digest, m.Name)))
 	m.Fingerprint = "fp_" + hex.EncodeToString(sum[:6])
 	return m, nil

@@ -43,6 +43,7 @@ type Parser struct {
 	opener []byte // start of what may be an opener
 	edge   bool   // nothing but whitespace since the start or the last call
 	shown  bool   // some text was visible
+	gap    []byte // whitespace at the end of the visible text
 	stray  bool   // a bare call ended here: an outer closer may follow and is nobody's
 
 	machine machine
@@ -302,8 +303,8 @@ func (p *Parser) announce(name string, f Format) {
 		return
 	}
 	p.flush()
+	p.call = &Call{Index: p.calls, ID: p.cfg.NewID(), Name: name, Tool: t, Format: f, Gap: string(p.gap) + string(p.blank)}
 	p.blank = p.blank[:0]
-	p.call = &Call{Index: p.calls, ID: p.cfg.NewID(), Name: name, Tool: t, Format: f}
 	p.argument, p.fields = p.argument[:0], 0
 	p.out.CallStart(p.call)
 }
@@ -322,6 +323,7 @@ func (p *Parser) endAt(n int) {
 		c.Arguments, c.Raw = string(p.argument), string(p.region[:n])
 		p.call = nil
 		p.calls++
+		p.gap = p.gap[:0]
 		p.edge, p.stray = true, c.Format == BareXML || c.Format == Signature
 		p.out.CallEnd(c)
 	}
@@ -388,7 +390,25 @@ func (p *Parser) leave() {
 func (p *Parser) text(b []byte, end int) {
 	if len(b) > 0 {
 		p.edge, p.stray, p.shown = false, false, true
+		p.trail(b)
 		p.out.Text(b, end)
+	}
+}
+
+// maxGap bounds the whitespace that is remembered before a call.
+const maxGap = 64
+
+// trail notes the whitespace at the end of the text, which b continues.
+func (p *Parser) trail(b []byte) {
+	n := len(b)
+	for n > 0 && isSpace(b[n-1]) {
+		n--
+	}
+	if n > 0 {
+		p.gap = p.gap[:0]
+	}
+	if len(p.gap)+len(b)-n <= maxGap {
+		p.gap = append(p.gap, b[n:]...)
 	}
 }
 

@@ -196,6 +196,8 @@ type Call struct {
 	Tool *Tool
 	// Arguments is the JSON object in full, once the call has ended.
 	Arguments string
+	// Gap is the whitespace between what came before and the call.
+	Gap string
 	// Raw is the call as the model wrote it, markup included, once it has ended.
 	Raw string
 	// Format in which it was written.

@@ -49,7 +49,7 @@ func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, ma
 	sink = make(out)
 	early := newTimer(queuedHeaders, func() { _ = sink.Begin() })
 	defer early.stop()
-	u, err := s.Generator.Run(ctx, p.Run, sink)
+	u, err := s.Generator.Run(ctx, p.Run, s.record(p.Run, sink))
 	early.stop()
 	account(r, u)
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, ma
 func (s *Service) Whole(w http.ResponseWriter, r *http.Request, p *Prepared, sink generate.Sink, build func(*generate.Usage) any) error {
 	ctx, stop := s.deadline(r.Context())
 	defer stop()
-	u, err := s.Generator.Run(ctx, p.Run, sink)
+	u, err := s.Generator.Run(ctx, p.Run, s.record(p.Run, sink))
 	account(r, u)
 	if err != nil {
 		return err

@@ -42,7 +42,9 @@ type Deps struct {
 	Compressor *compress.Compressor
 	// Budgets may be nil: then the generator's defaults hold, and reasoning lasts as long as the model likes.
 	Budgets Budgets
-	Logger  *zap.Logger
+	// Memory may be nil: then calls of earlier turns are always rendered by the template.
+	Memory *toolcall.Memory
+	Logger *zap.Logger
 }
 
 // Budgets knows what a model wants: lengths, sampling, and how long reasoning may last.
@@ -100,7 +102,7 @@ func (s *Service) Read(r *http.Request) (o reqjson.Object, m *model.Model, name 
 
 // Render gives the prompt of a request. Template errors are answers.
 func (s *Service) Render(m *model.Model, req *Request) (*model.Rendered, error) {
-	conv, err := s.conversation(req)
+	conv, err := s.conversation(m, req)
 	if err != nil {
 		return nil, err
 	}
@@ -110,8 +112,8 @@ func (s *Service) Render(m *model.Model, req *Request) (*model.Rendered, error) 
 // Thinking resolves the switch of a request.
 func (s *Service) Thinking(req *Request) bool { return req.Thinking.On(s.cfg.DefaultThinking) }
 
-func (s *Service) conversation(req *Request) (*chat.Conversation, error) {
-	conv := &chat.Conversation{Messages: req.Messages, Tools: req.Tools.Shown(), Thinking: s.Thinking(req)}
+func (s *Service) conversation(m *model.Model, req *Request) (*chat.Conversation, error) {
+	conv := &chat.Conversation{Messages: s.remember(m, req.Messages), Tools: req.Tools.Shown(), Thinking: s.Thinking(req)}
 	if req.Kwargs != nil {
 		v, err := chattemplate.FromJSON(req.Kwargs)
 		if err != nil {
@@ -134,7 +136,7 @@ func Render(m *model.Model, conv *chat.Conversation) (*model.Rendered, error) {
 
 // Prepare turns a chat request into one that can run.
 func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
-	conv, err := s.conversation(req)
+	conv, err := s.conversation(m, req)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,126 @@
+package app
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+)
+
+const weatherTool = `"tools":[{"type":"function","function":{"name":"get_weather","description":"w","parameters":{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer"}}}}}]`
+
+// TestToolLoop runs three turns of calls. Each prompt must begin with the one before it and the tokens that the model wrote, in
+// the words in which it wrote them, also when they are not those of the template.
+func TestToolLoop(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{})
+	odd := func(city string) string {
+		return "Looking.\n<tool_call>\n<function=get_weather>\n<parameter=days>\n2\n</parameter>\n<parameter=city>" + city + "</parameter>\n</function>\n</tool_call>"
+	}
+	for _, thinking := range []bool{false, true} {
+		messages := []any{map[string]any{"role": "user", "content": "Weather in three cities?"}}
+		var before []int32
+		for i, city := range []string{"Rome", "Bern", "Oslo"} {
+			say := odd(city)
+			if thinking {
+				say = "I need " + city + ".\n</think>\n\n" + say
+			}
+			w.SetDecode(r.reply(say, 3))
+			body, _ := json.Marshal(messages)
+			on := "false"
+			if thinking {
+				on = "true"
+			}
+			a := r.post("/v1/chat/completions", `{"messages":`+string(body)+`,`+weatherTool+`,"enable_thinking":`+on+`}`)
+			c := wholeChat(t, a)[0]
+			if len(c.Calls) != 1 || c.Calls[0].Arguments != `{"days": 2, "city": "`+city+`"}` || c.Finish != "tool_calls" {
+				t.Fatalf("turn %d: %+v", i, c)
+			}
+			req := w.Requests()[len(w.Requests())-1]
+			if len(before) > 0 && !slices.Equal(req.GetPromptTokens()[:min(len(before), len(req.GetPromptTokens()))], before) {
+				t.Errorf("turn %d, thinking %v: the prompt is\n%q\nwant it to begin with\n%q", i, thinking,
+					r.tok.Decode(req.GetPromptTokens(), true), r.tok.Decode(before, true))
+			}
+			before = append(slices.Clone(req.GetPromptTokens()), r.encode(say+"<|im_end|>\n")...)
+			// The client sends the call back, its arguments spelled in its own way, and no reasoning.
+			id := at(a.json(t), "choices", 0, "message", "tool_calls", 0, "id")
+			messages = append(messages,
+				map[string]any{"role": "assistant", "content": c.Content, "tool_calls": []any{map[string]any{"id": id, "type": "function",
+					"function": map[string]any{"name": "get_weather", "arguments": `{"city":"` + city + `","days":2}`}}}},
+				map[string]any{"role": "tool", "tool_call_id": id, "content": "18 C"})
+		}
+	}
+}
+
+// TestUnknownCallsAreRendered: what the memory does not know is written by the template, and equals what it knows when the model
+// writes like the template.
+func TestUnknownCallsAreRendered(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{})
+	w.SetDecode(r.reply("<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>", 1))
+	id, _ := at(r.post("/v1/chat/completions", chatBody(weatherTool)).json(t), "choices", 0, "message", "tool_calls", 0, "id").(string)
+	prompt := func(id string) string {
+		body := `{"messages":[{"role":"user","content":"Say hello."},{"role":"assistant","content":null,"tool_calls":[{"id":"` + id +
+			`","type":"function","function":{"name":"get_weather","arguments":"{\"city\":\"Rome\"}"}}]},{"role":"tool","tool_call_id":"` + id + `","content":"18"}],` + weatherTool + `}`
+		return r.post("/apply-template", body).json(t)["prompt"].(string)
+	}
+	known, unknown := prompt(id), prompt("call_of_another_server")
+	if known != unknown || !strings.Contains(known, "<function=get_weather>\n<parameter=city>\nRome") {
+		t.Errorf("known call:\n%s\nunknown call:\n%s", known, unknown)
+	}
+}
+
+// TestGuides: what the worker is asked for tool choices and formats.
+func TestGuides(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{})
+	w.SetDecode(r.reply("ok", 1))
+	opener, _ := r.tok.ID("<tool_call>")
+	strict := strings.Replace(weatherTool, `"name"`, `"strict":true,"name"`, 1)
+	for _, tt := range []struct {
+		name, more string
+		check      func(g *tandemv1.Guide) bool
+	}{
+		{"free", weatherTool, func(g *tandemv1.Guide) bool { return g == nil }},
+		{"none", weatherTool + `,"tool_choice":"none"`, func(g *tandemv1.Guide) bool {
+			return g.GetGrammar() == "" && slices.Equal(g.GetBannedTokens(), []int32{opener})
+		}},
+		{"required", weatherTool + `,"tool_choice":"required"`, func(g *tandemv1.Guide) bool { return strings.Contains(g.GetGrammar(), "get_weather") }},
+		{"named", weatherTool + `,"tool_choice":{"type":"function","function":{"name":"get_weather"}}`, func(g *tandemv1.Guide) bool {
+			return strings.Contains(g.GetGrammar(), "get_weather") && g.GetReasoning() == nil
+		}},
+		{"strict", strict, func(g *tandemv1.Guide) bool { return strings.Contains(g.GetGrammar(), "get_weather") }},
+		{"json", `"response_format":{"type":"json_object"}`, func(g *tandemv1.Guide) bool { return strings.Contains(g.GetGrammar(), "json-object") }},
+		{"schema", `"response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"type":"object","properties":{"age":{"type":"integer"}}}}}`,
+			func(g *tandemv1.Guide) bool { return strings.Contains(g.GetGrammar(), "age") }},
+		{"schema and tools", weatherTool + `,"response_format":{"type":"json_object"}`, func(g *tandemv1.Guide) bool {
+			return strings.Contains(g.GetGrammar(), "get_weather") && strings.Contains(g.GetGrammar(), "json-object")
+		}},
+		{"grammar", `"grammar":"root ::= \"yes\" | \"no\""`, func(g *tandemv1.Guide) bool { return g.GetGrammar() == `root ::= "yes" | "no"` }},
+		{"thinking first", `"response_format":{"type":"json_object"},"enable_thinking":true`, func(g *tandemv1.Guide) bool {
+			return g.GetReasoning().GetInside() && len(g.GetReasoning().GetClose()) == 1 && g.GetGrammar() != ""
+		}},
+	} {
+		a := r.post("/v1/chat/completions", chatBody(tt.more))
+		if a.status != 200 {
+			t.Errorf("%s: %s", tt.name, a.body)
+			continue
+		}
+		if g := w.Requests()[len(w.Requests())-1].GetGuide(); !tt.check(g) {
+			t.Errorf("%s: guide %v", tt.name, g)
+		}
+	}
+	for more, param := range map[string]string{
+		`"grammar":"root ::= ("`:                    "grammar",
+		weatherTool + `,"grammar":"root ::= \"x\""`: "grammar",
+		`"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"object","properties":{"a":{"not":{}}}}}}`: "response_format.json_schema.schema.properties.a.not",
+		strings.Replace(strict, `"days":{"type":"integer"}`, `"days":{"type":"integer","multipleOf":2}`, 1):                 "tools[0].function.parameters.properties.days.multipleOf",
+	} {
+		if a := r.post("/v1/chat/completions", chatBody(more)); a.status != 400 || at(a.json(t), "error", "param") != param {
+			t.Errorf("%s: %d %s, want 400 at %s", more, a.status, a.body, param)
+		}
+	}
+}
