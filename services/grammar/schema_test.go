@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/tandem-inference/tandem/services/grammar/grammartest"
 )
 
 func schemaGrammar(t testing.TB, schema string, v *Vocabulary) *Grammar {
@@ -20,33 +20,6 @@ func schemaGrammar(t testing.TB, schema string, v *Vocabulary) *Grammar {
 	}
 	w.Define("root", rule)
 	return compile(t, w.Text(), v)
-}
-
-func validator(t testing.TB, schema string) *jsonschema.Schema {
-	t.Helper()
-	doc, err := jsonschema.UnmarshalJSON(strings.NewReader(schema))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := jsonschema.NewCompiler()
-	c.AssertFormat()
-	if err := c.AddResource("schema.json", doc); err != nil {
-		t.Fatalf("%s: %v", schema, err)
-	}
-	s, err := c.Compile("schema.json")
-	if err != nil {
-		t.Fatalf("%s: %v", schema, err)
-	}
-	return s
-}
-
-// validate reports what the independent validator says of a text.
-func validate(s *jsonschema.Schema, text string) error {
-	v, err := jsonschema.UnmarshalJSON(strings.NewReader(text))
-	if err != nil {
-		return err
-	}
-	return s.Validate(v)
 }
 
 // write lets a random writer choose among the allowed tokens; it ends as soon as it may once it has written enough.
@@ -142,12 +115,12 @@ func TestSchemas(t *testing.T) {
 		{`{"type":"object","properties":{"a":{},"b":{},"c":{}},"additionalProperties":false}`, []string{`{}`, `{"a":1}`, `{"b":1}`, `{"a":1,"c":2}`, `{"a":1,"b":2,"c":3}`}, []string{`{"b":1,"a":2}`, `{"d":1}`, `{,"a":1}`}},
 	} {
 		g := schemaGrammar(t, c.schema, v)
-		judge := validator(t, strings.ReplaceAll(c.schema, `,"nullable":true`, ""))
+		judge := grammartest.NewJudge(t, strings.ReplaceAll(c.schema, `,"nullable":true`, ""))
 		for _, s := range c.yes {
 			if !matches(g, s) {
 				t.Errorf("%s: %s is refused", c.schema, s)
 			}
-			if err := validate(judge, s); err != nil && s != "null" {
+			if err := judge.Validate(s); err != nil && s != "null" {
 				t.Errorf("the judge disagrees: %v", err)
 			}
 		}
@@ -194,118 +167,6 @@ func TestSchemaFaultsNameThePath(t *testing.T) {
 	}
 }
 
-// DrawSchema makes a random schema of the supported subset.
-func drawSchema(r *rand.Rand, depth int) map[string]any {
-	pick := func(list ...string) string { return list[r.IntN(len(list))] }
-	s := map[string]any{}
-	if r.IntN(4) == 0 {
-		s["description"] = "a \"value\""
-	}
-	kind := r.IntN(16)
-	if depth <= 0 {
-		kind = r.IntN(9)
-	}
-	switch kind {
-	case 0:
-		s["type"] = "string"
-		switch r.IntN(4) {
-		case 0:
-			s["minLength"] = r.IntN(4)
-		case 1:
-			s["maxLength"] = r.IntN(30)
-		case 2:
-			s["minLength"], s["maxLength"] = r.IntN(5), 5+r.IntN(200)
-		}
-	case 1:
-		s["type"] = "integer"
-		a := r.IntN(2000) - 1000
-		if r.IntN(2) == 0 {
-			s["minimum"] = a
-		}
-		if r.IntN(2) == 0 {
-			s["maximum"] = a + r.IntN(3000)
-		}
-	case 2:
-		s["type"] = "number"
-		a := r.IntN(200) - 100
-		if r.IntN(2) == 0 {
-			s[pick("minimum", "exclusiveMinimum")] = a
-		}
-		if r.IntN(2) == 0 {
-			s[pick("maximum", "exclusiveMaximum")] = a + 1 + r.IntN(300)
-		}
-	case 3:
-		s["type"] = pick("boolean", "null")
-	case 4:
-		s["enum"] = []any{"a", "ab", 3, nil, true, "é\"\\"}[:1+r.IntN(6)]
-	case 5:
-		s["const"] = []any{"x y", 7, nil, []any{1, "b"}, map[string]any{"k": 1}}[r.IntN(5)]
-	case 6:
-		s["type"], s["format"] = "string", pick("date", "time", "date-time", "uuid", "ipv4", "email", "hostname")
-	case 7:
-		s["type"], s["pattern"] = "string", pick(`^[a-z]+$`, `^\d{3}-\d{2}$`, `a|^b+$`, `[^"x]{2}`, `^(ab|c)*\.$`, `^"\\?"$`, `\w`)
-	case 8:
-		s["type"] = []any{"string", pick("null", "integer", "boolean")}
-	case 9, 10, 11:
-		s["type"] = "object"
-		properties, names := map[string]any{}, []any{}
-		for range r.IntN(5) {
-			key := pick("a", "b", "name", "na", "value", "é", "with \"quote\"", "list")
-			_, known := properties[key]
-			properties[key] = drawSchema(r, depth-1)
-			if !known && r.IntN(2) == 0 {
-				names = append(names, key)
-			}
-		}
-		s["properties"], s["required"] = properties, names
-		switch r.IntN(4) {
-		case 0:
-			s["additionalProperties"] = false
-		case 1:
-			s["additionalProperties"] = drawSchema(r, 0)
-		}
-	case 12:
-		s["type"], s["items"] = "array", drawSchema(r, depth-1)
-		if r.IntN(2) == 0 {
-			s["minItems"] = r.IntN(3)
-		}
-		if r.IntN(2) == 0 {
-			s["maxItems"] = 3 + r.IntN(3)
-		}
-	case 13:
-		s["type"], s["prefixItems"] = "array", []any{drawSchema(r, depth-1), drawSchema(r, 0)}
-		if r.IntN(2) == 0 {
-			s["items"] = drawSchema(r, 0)
-		}
-	case 14:
-		s["anyOf"] = []any{drawSchema(r, depth-1), drawSchema(r, depth-1)}
-	default:
-		if r.IntN(2) == 0 {
-			s["$ref"] = "#/$defs/tree"
-		} else {
-			s["allOf"] = []any{
-				map[string]any{"type": "object", "properties": map[string]any{"p": drawSchema(r, 0)}, "required": []any{"p"}},
-				map[string]any{"properties": map[string]any{"q": drawSchema(r, depth-1)}},
-			}
-		}
-	}
-	return s
-}
-
-func randomSchema(r *rand.Rand) string {
-	s := drawSchema(r, 3)
-	s["$defs"] = map[string]any{"tree": map[string]any{
-		"type":       "object",
-		"properties": map[string]any{"v": drawSchema(r, 0), "kids": map[string]any{"type": "array", "items": map[string]any{"$ref": "#/$defs/tree"}}},
-		"required":   []any{"v"},
-	}}
-	b, err := json.Marshal(s)
-	if err != nil {
-		panic(err)
-	}
-	return string(b)
-}
-
 // TestRandomSchemas: whatever is chosen among the allowed tokens, the text is valid for an independent validator.
 func TestRandomSchemas(t *testing.T) {
 	v := testVocabulary("true", "null", `":`, `",`, `"}`, `{"`, "12", "abc", "é", "\xc3", `\"`, `\u00`, "  ", "\n ", "name", `"name"`, "2024")
@@ -315,12 +176,12 @@ func TestRandomSchemas(t *testing.T) {
 	}
 	for n := range schemas {
 		r := rand.New(rand.NewPCG(uint64(n), 7))
-		schema := randomSchema(r)
+		schema := grammartest.RandomSchema(r)
 		g := schemaGrammar(t, schema, v)
-		judge := validator(t, schema)
+		judge := grammartest.NewJudge(t, schema)
 		for range 4 {
 			text := write(t, g, r, 60)
-			if err := validate(judge, text); err != nil {
+			if err := judge.Validate(text); err != nil {
 				t.Fatalf("schema %d %s\n%s\n%v", n, schema, text, err)
 			}
 			if strings.Contains(text, "   ") && !strings.Contains(text, `"`) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
 	"github.com/tandem-inference/tandem/services/grammar"
+	"github.com/tandem-inference/tandem/services/grammar/grammartest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
@@ -98,12 +100,16 @@ func guides() map[string]*tandemv1.Guide {
 // TestGuidedIdentity: under every guide every mode gives the tokens, log-probabilities and kind of closing of plain decoding, and
 // so does a second worker that is given any part of the output.
 func TestGuidedIdentity(t *testing.T) {
+	seeds := int32(3)
+	if testing.Short() {
+		seeds = 1
+	}
 	for _, accept := range []float64{0.3, 0.95} {
 		o := enginefake.Options{Accept: accept, BlockSize: 16, EOS: stopToken, EOSChance: 0.02}
 		r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0)})
 		for name, g := range guides() {
 			for how, sampling := range samplings() {
-				for seed := range int32(3) {
+				for seed := range seeds {
 					request := func(spec *tandemv1.Speculation) *tandemv1.DecodeRequest {
 						return &tandemv1.DecodeRequest{
 							PromptTokens: prompt(30, seed), Sampling: sampling, MaxTokens: 120, TopLogprobs: 1, Speculation: spec, StopTokens: []int32{stopToken}, Guide: g,
@@ -214,6 +220,89 @@ func checkGuided(t *testing.T, name string, g *tandemv1.Guide, a answer) {
 	}
 	if a.finished.Reason == tandemv1.FinishReason_FINISH_REASON_STOP && !c.Accepts(at) {
 		t.Fatalf("%s: the turn ended after %q", name, spell(content))
+	}
+}
+
+// schemaText is a vocabulary of all bytes, some words, and a stop token.
+func schemaText(vocab int) (*guide.Text, error) {
+	words := []string{"true", "null", "false", `":`, `",`, `"}`, `{"`, "12", "abc", "é", `\"`, "  ", "name", `"name"`, "value", "2024", "-0", ":00"}
+	bytes := func(id int32) []byte {
+		switch {
+		case id < 256:
+			return []byte{byte(id)}
+		case int(id) < 256+len(words):
+			return []byte(words[id-256])
+		}
+		return nil
+	}
+	return &guide.Text{
+		Bytes:      bytes,
+		Vocabulary: grammar.NewVocabulary(grammar.Source{Size: vocab, Bytes: bytes, Named: func(string) (int32, bool) { return 0, false }}),
+		Encode: func(text []byte) (ids []int32) {
+			for _, c := range text {
+				ids = append(ids, int32(c))
+			}
+			return ids
+		},
+	}, nil
+}
+
+// TestRandomSchemas: for random schemas the output is valid for an independent validator, and speculation does not change it.
+func TestRandomSchemas(t *testing.T) {
+	const vocab, stop = 288, 287
+	schemas := 500
+	if testing.Short() {
+		schemas = 40
+	}
+	o := enginefake.Options{Vocab: vocab, Accept: 0.8, BlockSize: 8}
+	r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0), text: schemaText})
+	// Tokens that end things are made likely: a model of noise would write for ever.
+	bias := map[int32]float64{'"': 9, '}': 9, ']': 9, stop: 12, '.': 3, ',': -3, '{': -4, '[': -4}
+	accepted, drafted, texts := int64(0), int64(0), 0
+	for n := range schemas {
+		rng := rand.New(rand.NewPCG(uint64(n), 5))
+		schema := grammartest.RandomSchema(rng)
+		w := grammar.NewWriter()
+		rule, err := w.Schema([]byte(schema))
+		if err != nil {
+			t.Fatalf("%s: %v", schema, err)
+		}
+		w.Define("root", rule)
+		request := &tandemv1.DecodeRequest{
+			PromptTokens: prompt(20, int32(n)), MaxTokens: 3000, TopLogprobs: -1, StopTokens: []int32{stop}, Guide: &tandemv1.Guide{Grammar: w.Text()},
+			Sampling:    &tandemv1.Sampling{LogitBias: bias, Seed: ptr(int64(n))},
+			Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
+		}
+		if n%2 == 1 {
+			request.Sampling.Temperature = ptr(1.5)
+		}
+		plain := r.must(request)
+		if plain.finished.Reason != tandemv1.FinishReason_FINISH_REASON_STOP {
+			t.Fatalf("schema %d %s did not end", n, schema)
+		}
+		text, _ := schemaText(vocab)
+		var out []byte
+		for _, id := range plain.tokens {
+			out = append(out, text.Bytes(id)...)
+		}
+		if err := grammartest.NewJudge(t, schema).Validate(string(out)); err != nil {
+			t.Fatalf("schema %d %s\n%s\n%v", n, schema, out, err)
+		}
+		texts += len(out)
+		for _, m := range []tandemv1.SpeculationMode{
+			tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, tandemv1.SpeculationMode_SPECULATION_MODE_TREE, tandemv1.SpeculationMode_SPECULATION_MODE_AUTO,
+		} {
+			request.Speculation = &tandemv1.Speculation{Mode: m}
+			got := r.must(request)
+			if !slices.Equal(got.tokens, plain.tokens) || got.finished.Reason != plain.finished.Reason {
+				t.Fatalf("schema %d %s\n%v: %v, plain %v", n, schema, m, got.tokens, plain.tokens)
+			}
+			accepted, drafted = accepted+got.finished.Timings.AcceptedTokens, drafted+got.finished.Timings.DraftedTokens
+		}
+	}
+	t.Logf("%d schemas, %d bytes, %d of %d drafted tokens accepted", schemas, texts, accepted, drafted)
+	if accepted == 0 {
+		t.Error("speculation did nothing")
 	}
 }
 

@@ -49,6 +49,7 @@ type rigOptions struct {
 	draft      *drafttest.Draft
 	lanes      int
 	dontAttach bool
+	text       func(vocab int) (*guide.Text, error) // nil = testText
 }
 
 const draftName = "draft-address"
@@ -57,6 +58,9 @@ func newRig(t testing.TB, o rigOptions) *rig {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var group sync.WaitGroup
+	if o.text == nil {
+		o.text = testText
+	}
 	if o.lanes == 0 {
 		o.lanes = 4
 	}
@@ -95,7 +99,7 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		t.Fatal(err)
 	}
 	group.Go(func() { _ = r.manager.Run(ctx) })
-	r.server = New("target", o.lanes, o.decode, Deps{Engines: r.keeper, Drafts: r.manager, Guides: guide.NewFactory(testText), Model: r.model, Log: log})
+	r.server = New("target", o.lanes, o.decode, Deps{Engines: r.keeper, Drafts: r.manager, Guides: guide.NewFactory(o.text), Model: r.model, Log: log})
 	listener := bufconn.Listen(1 << 20)
 	g := grpc.NewServer(workernode.ServerOptions(log)...)
 	tandemv1.RegisterTargetServiceServer(g, r.server)
