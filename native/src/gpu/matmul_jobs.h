@@ -1,0 +1,59 @@
+// How the host hands products to kernels: each product of a group is a job with a share of the blocks.
+#pragma once
+
+#include "gpu/matmul.h"
+
+namespace tnd::gpu {
+
+struct MatmulJob {
+  const uint8_t* data;
+  float* y;
+  const float* residual;
+  int64_t y_stride;
+  int64_t unit_bytes;
+  int32_t n;
+  int32_t units;
+  int32_t blocks;  // that share its units
+  DType type;
+};
+
+struct MatmulJobs {
+  MatmulJob jobs[kMaxProducts];
+  int32_t count = 0;
+  int32_t rows = 0;
+  int32_t k = 0;
+  ActsView acts;
+  uint8_t* scratch = nullptr;
+};
+
+// Which kernel a type runs in. One kernel holds the types that occur together in a model, so that they share a launch.
+enum class KernelSet { kCommon, kOther, kFloat };
+constexpr KernelSet kernel_set(DType type) {
+  switch (type) {
+    case DType::kF32:
+    case DType::kF16:
+    case DType::kBF16:
+      return KernelSet::kFloat;
+    case DType::kQ4_K:
+    case DType::kQ5_K:
+    case DType::kQ6_K:
+    case DType::kQ8_0:
+      return KernelSet::kCommon;
+    default:
+      return KernelSet::kOther;
+  }
+}
+
+// jobs_of collects the products of one set; share_blocks deals `blocks` blocks among them by bytes, at least one and at
+// most a block per `units_per_block` units each, and returns how many were dealt.
+MatmulJobs jobs_of(const MatmulGroup& group, KernelSet set);
+int share_blocks(MatmulJobs* jobs, int blocks);
+
+// Launches of one set of kernels (jobs.count > 0).
+void launch_matmul_rows(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);   // any rows
+void launch_matmul_tiles(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);  // many rows
+void launch_matmul_float(Stream& stream, const MatmulGroup& group, MatmulJobs jobs);
+// has_matmul_tiles says whether the device can run launch_matmul_tiles for these jobs.
+bool has_matmul_tiles(const MatmulGroup& group, const MatmulJobs& jobs);
+
+}  // namespace tnd::gpu

@@ -1,0 +1,168 @@
+// The matrix instructions of a target as matmul kernels use them: products of a unit of 16 outputs with a tile of
+// columns (rows of the batch). Operand maps are those of runtime_mma.h; the order of codes and activations in memory
+// (matmul_layout.h) is made for them, so that operands are plain loads.
+//
+// A unit type U has
+//   kCols      columns of a tile
+//   kElems     results of a lane
+//   kOuts      different outputs among them, out(lane, o)
+//   out_index  which of these result i belongs to; column(lane, i) its column in the tile
+//   kPieces    pieces (8 codes of both groups of a pair) that a lane feeds; piece_row(lane, i) their output,
+//              piece_t(lane, i) their number in the pair
+//   Input      activations of a tile for a pair of groups; dot32, dot16 multiply one group, or half F of one
+//   MinOperand, add_min   exact sums of mins times sums of activations (integers below 2^24, exact in f32)
+//   kRing      weights come through shared memory by asynchronous copies
+#pragma once
+
+#include "gpu/runtime.h"
+#include "gpu/runtime_mma.h"
+
+namespace tnd::gpu {
+
+// half_pair returns a small integer twice, as two halves.
+TND_DEVICE uint32_t half_pair(uint32_t n) {
+  return float_to_half(static_cast<float>(n)) * 0x10001u;
+}
+
+// NVIDIA: m16n8k32. Weights are the 16-row operand.
+struct MmaUnit {
+  static constexpr int kCols = 8, kElems = 4, kOuts = 2, kPieces = 2;
+  static constexpr bool kRing = true;
+
+  TND_DEVICE int out(int lane, int o) { return lane / 4 + 8 * o; }
+  TND_DEVICE constexpr int out_index(int i) { return i / 2; }
+  TND_DEVICE int column(int lane, int i) { return lane % 4 * 2 + i % 2; }
+  TND_DEVICE int piece_row(int lane, int i) { return lane / 4 + 8 * i; }
+  TND_DEVICE int piece_t(int lane, int) { return lane % 4; }
+
+  struct Input {
+    uint32_t w[2][2];  // [group of the pair][word]
+  };
+  // pair: column 0 of the tile in a pair's [columns][64]. Columns from `limit` on are zero and not read.
+  TND_DEVICE Input load_input(const int8_t* pair, int limit, int lane) {
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (lane / 4 < limit) v = *reinterpret_cast<const uint4*>(pair + lane * 16);
+    return {{{v.x, v.y}, {v.z, v.w}}};
+  }
+  TND_DEVICE void dot32(int32_t (&d)[4], const uint32_t (&w)[2][2], const uint32_t (&x)[2]) {
+    mma_s8_k32(d, {w[0][0], w[1][0], w[0][1], w[1][1]}, x);
+  }
+  template <int F>
+  TND_DEVICE void dot16(int32_t (&d)[4], const uint32_t (&w)[2][2], const uint32_t (&x)[2]) {
+    mma_s8_k16(d, {w[0][F], w[1][F]}, {x[F]});
+  }
+
+  struct MinOperand {
+    uint32_t a[4];
+  };
+  // mn: mins of groups 0..3 and 4..7 as bytes, per output of the lane.
+  TND_DEVICE MinOperand min_operand(const uint32_t (&mn)[2][2], int lane) {
+    const int shift = lane % 4 * 8;
+    return {{half_pair(mn[0][0] >> shift & 0xFFu), half_pair(mn[1][0] >> shift & 0xFFu),
+             half_pair(mn[0][1] >> shift & 0xFFu), half_pair(mn[1][1] >> shift & 0xFFu)}};
+  }
+  // sums: column 0 of the tile in [columns][16].
+  TND_DEVICE void add_min(float (&m)[4], const MinOperand& min, const uint16_t* sums, int lane) {
+    const uint2 b = *reinterpret_cast<const uint2*>(sums + lane * 4);
+    mma_f16_k16(m, min.a, {b.x, b.y});
+  }
+  // Values of the columns that the results of a lane belong to.
+  TND_DEVICE void load_columns(const float* p, int lane, float (&v)[4]) {
+    const float2 pair = *reinterpret_cast<const float2*>(p + lane % 4 * 2);
+    v[0] = v[2] = pair.x;
+    v[1] = v[3] = pair.y;
+  }
+};
+
+// AMD, gfx11: 16x16x16. Activations are the first operand, so that a lane's results are all of one output.
+struct WmmaUnit {
+  static constexpr int kCols = 16, kElems = 8, kOuts = 1, kPieces = 4;
+  static constexpr bool kRing = false;
+
+  TND_DEVICE int out(int lane, int) { return lane % 16; }
+  TND_DEVICE constexpr int out_index(int) { return 0; }
+  TND_DEVICE int column(int lane, int i) { return 2 * i + lane / 16; }
+  TND_DEVICE int piece_row(int lane, int) { return lane % 16; }
+  TND_DEVICE int piece_t(int, int i) { return i; }
+
+  struct Input {
+    uint32_t w[2][8];  // [group of the pair][half of the group, piece]
+  };
+  TND_DEVICE Input load_input(const int8_t* pair, int limit, int lane) {
+    Input in;
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if (lane % 16 < limit) v = *reinterpret_cast<const uint4*>(pair + lane % 16 * 64 + 16 * t);
+      in.w[0][t] = v.x, in.w[0][4 + t] = v.y;
+      in.w[1][t] = v.z, in.w[1][4 + t] = v.w;
+    }
+    return in;
+  }
+  TND_DEVICE void dot32(int32_t (&d)[8], const uint32_t (&w)[4][2], const uint32_t (&x)[8]) {
+    dot16<0>(d, w, x);
+    dot16<1>(d, w, x);
+  }
+  template <int F>
+  TND_DEVICE void dot16(int32_t (&d)[8], const uint32_t (&w)[4][2], const uint32_t (&x)[8]) {
+    wmma_iu8<true, true>(d, {x[4 * F], x[4 * F + 1], x[4 * F + 2], x[4 * F + 3]}, {w[0][F], w[1][F], w[2][F], w[3][F]});
+  }
+
+  struct MinOperand {
+    uint32_t a[8];
+  };
+  TND_DEVICE MinOperand min_operand(const uint32_t (&mn)[1][2], int) {
+    MinOperand min;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) min.a[i] = half_pair(mn[0][i % 2] >> i / 2 * 8 & 0xFFu);  // as sum_position()
+    return min;
+  }
+  TND_DEVICE void add_min(float (&m)[8], const MinOperand& min, const uint16_t* sums, int lane) {
+    const uint4* p = reinterpret_cast<const uint4*>(sums + lane % 16 * 16);
+    const uint4 a = p[0], b = p[1];
+    wmma_f16(m, {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, min.a);
+  }
+  TND_DEVICE void load_columns(const float* p, int lane, float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = p[2 * i + lane / 16];
+  }
+};
+
+// Targets without matrix instructions: the maps of WmmaUnit by shuffles and dp4a.
+struct DotUnit : WmmaUnit {
+  TND_DEVICE void dot32(int32_t (&d)[8], const uint32_t (&w)[4][2], const uint32_t (&x)[8]) {
+    dot16<0>(d, w, x);
+    dot16<1>(d, w, x);
+  }
+  template <int F>
+  TND_DEVICE void dot16(int32_t (&d)[8], const uint32_t (&w)[4][2], const uint32_t (&x)[8]) {
+    const int half = static_cast<int>(lane_id()) / 16;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        d[i] = dp4a(static_cast<int32_t>(w[t][F]), static_cast<int32_t>(shfl(x[4 * F + t], 2 * i + half)), d[i]);
+      }
+    }
+  }
+  TND_DEVICE void add_min(float (&m)[8], const MinOperand& min, const uint16_t* sums, int lane) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t* row = reinterpret_cast<const uint32_t*>(sums + (2 * i + lane / 16) * 16);
+#pragma unroll
+      for (int word = 0; word < 8; ++word) {
+        const float n = half_to_float(static_cast<uint16_t>(min.a[word]));
+        m[i] += n * (half_to_float(static_cast<uint16_t>(row[word])) +
+                     half_to_float(static_cast<uint16_t>(row[word] >> 16)));
+      }
+    }
+  }
+};
+
+#if defined(TND_GPU_CUDA)
+using DeviceUnit = MmaUnit;
+#else
+using DeviceUnit = std::conditional_t<kHasMma, MmaUnit, std::conditional_t<kHasWmma, WmmaUnit, DotUnit> >;
+#endif
+
+}  // namespace tnd::gpu

@@ -1,0 +1,484 @@
+// Products on the device against the scalar reference of the CPU by memcmp, for every type, row count and shape;
+// packing and quantising likewise. Runs in the host emulation, and on a device when linked with its objects. The
+// emulation also runs AMD's instructions (unit 1) and the path of targets without any (unit 2).
+#include <cstdlib>
+#include <limits>
+#include <memory>
+
+#include "cpu/cpu_features.h"
+#include "cpu/matmul.h"
+#include "cpu/matmul_layout.h"
+#include "gpu/matmul.h"
+#include "gpu/matmul_layout.h"
+#include "gpu/repack.h"
+#include "harness.h"
+#include "matmul_reference.h"
+
+namespace {
+
+using tnd::DType;
+using tnd::gpu::ActsView;
+using tnd::gpu::DeviceWeight;
+using tnd::gpu::MatmulGroup;
+using tnd::gpu::Stream;
+using tnd::test::kMatmulTypes;
+using tnd::test::Rng;
+using tnd::test::Scales;
+
+bool emulated() {
+  return std::strcmp(tnd::gpu::api_name(), "emu") == 0;
+}
+
+// Device memory of a test.
+class Memory {
+ public:
+  explicit Memory(uint64_t bytes) { CHECK_OK(tnd::gpu::device_alloc(bytes, &p_)); }
+  Memory(Memory&& o) noexcept : p_(std::exchange(o.p_, nullptr)) {}
+  ~Memory() { tnd::gpu::device_free(p_); }
+  template <typename T = void>
+  T* get() const {
+    return static_cast<T*>(p_);
+  }
+
+ private:
+  void* p_ = nullptr;
+};
+
+struct Device {
+  tnd::gpu::DeviceInfo info;
+  Stream stream;
+  Memory scratch;
+
+  Device() : scratch(open(this)) {}
+  static uint64_t open(Device* d) {
+    CHECK_OK(tnd::gpu::use_device(0));
+    CHECK_OK(tnd::gpu::device_info(0, &d->info));
+    CHECK_OK(d->stream.open());
+    return tnd::gpu::matmul_scratch_bytes(d->info.processors);
+  }
+  void up(void* to, const void* from, uint64_t bytes) {
+    stream.to_device(to, from, bytes);
+    CHECK_OK(stream.sync());
+  }
+  void down(void* to, const void* from, uint64_t bytes) {
+    stream.to_host(to, from, bytes);
+    CHECK_OK(stream.sync());
+  }
+};
+
+Device& device() {
+  static Device d;
+  return d;
+}
+
+// A weight in file order, packed for the CPU and on the device.
+struct Weight {
+  std::vector<uint8_t> rows;
+  std::unique_ptr<uint8_t, void (*)(void*)> host;
+  tnd::cpu::PackedWeight packed;
+  Memory memory;
+  DeviceWeight w;
+
+  Weight(DType type, uint64_t k, uint64_t n, Scales scales, Rng& rng)
+      : rows(tnd::test::random_weights(type, k, n, scales, rng)),
+        host(static_cast<uint8_t*>(std::aligned_alloc(64, (tnd::cpu::packed_bytes(type, k, n) + 63) / 64 * 64)),
+             std::free),
+        memory(tnd::gpu::weight_bytes(type, static_cast<int64_t>(k), static_cast<int64_t>(n))) {
+    CHECK_OK(tnd::cpu::pack_weight(type, rows.data(), k, n, host.get(), &packed));
+    const int64_t kk = static_cast<int64_t>(k), nn = static_cast<int64_t>(n);
+    CHECK_OK(tnd::gpu::check_weight(type, kk, nn));
+    std::vector<uint8_t> staged(tnd::gpu::weight_bytes(type, kk, nn));
+    const int64_t units = tnd::gpu::units(type, nn);
+    const int64_t half = units / 2;  // in two parts, as a loader does
+    tnd::gpu::repack_units(type, rows.data(), kk, nn, 0, half, staged.data());
+    tnd::gpu::repack_units(type, rows.data(), kk, nn, half, units - half,
+                           staged.data() + half * tnd::gpu::unit_bytes(type, kk));
+    device().up(memory.get(), staged.data(), staged.size());
+    w = {type, static_cast<int32_t>(k), static_cast<int32_t>(n), memory.get<const uint8_t>()};
+  }
+};
+
+// Inputs on the device in the forms that weights need.
+struct Inputs {
+  Memory x, memory;
+  ActsView acts;
+
+  Inputs(const std::vector<float>& rows, int64_t k, int count, uint32_t forms)
+      : x(rows.size() * sizeof(float)), memory(tnd::gpu::acts_bytes(k, count, forms)) {
+    device().up(x.get(), rows.data(), rows.size() * sizeof(float));
+    tnd::gpu::acts_init(&acts, memory.get(), k, count, forms);
+    tnd::gpu::launch_prepare(device().stream, {.x = x.get<const float>(),
+                                               .x_stride = k,
+                                               .rows = count,
+                                               .k = static_cast<int32_t>(k),
+                                               .forms = forms,
+                                               .acts = acts});
+  }
+};
+
+// Inputs with large and tiny super-blocks, zero groups and outliers.
+std::vector<float> random_input(uint64_t k, int rows, Rng& rng) {
+  std::vector<float> x(k * static_cast<uint64_t>(rows));
+  for (uint64_t i = 0; i < x.size(); ++i) {
+    x[i] = rng.normal() * (i / 256 % 5 == 3 ? 1e-3f : 1.0f);
+    if (rng.below(200) == 0) x[i] *= 30.0f;
+  }
+  for (int r = 0; r < rows; ++r) {
+    const uint64_t block = static_cast<uint64_t>(r) * k + rng.below((k + 31) / 32) * 32;
+    for (uint64_t i = block; i < std::min<uint64_t>(block + 32, static_cast<uint64_t>(r + 1) * k); ++i) x[i] = 0.0f;
+  }
+  return x;
+}
+
+// Products of the CPU's scalar kernels: the definition.
+std::vector<float> wanted(const tnd::cpu::PackedWeight& w, const std::vector<float>& x, int rows) {
+  const tnd::cpu::Isa before = tnd::cpu::isa();
+  tnd::cpu::isa_force(tnd::cpu::Isa::kScalar);
+  tnd::cpu::ThreadPool pool(1);
+  const tnd::cpu::ActKinds kinds = tnd::cpu::act_kind(w.type);
+  const uint64_t bytes = tnd::cpu::act_bytes(w.k, rows, kinds);
+  const std::unique_ptr<void, void (*)(void*)> memory(std::aligned_alloc(64, (bytes + 63) / 64 * 64), std::free);
+  tnd::cpu::ActBuffer act;
+  tnd::cpu::act_init(&act, memory.get(), w.k, rows, kinds);
+  tnd::cpu::quantise_act(pool, x.data(), static_cast<int64_t>(w.k), rows, w.k, kinds, &act);
+  std::vector<float> y(w.n * static_cast<uint64_t>(rows));
+  const tnd::cpu::MatmulJob job{.weight = &w, .y = y.data(), .y_stride = static_cast<int64_t>(w.n)};
+  tnd::cpu::matmul(pool, {&job, 1}, act, rows);
+  tnd::cpu::isa_force(before);
+  return y;
+}
+
+MatmulGroup group_of(const ActsView& acts, int rows, int unit) {
+  MatmulGroup group{};
+  group.rows = rows;
+  group.acts = acts;
+  group.scratch = device().scratch.get();
+  group.processors = device().info.processors;
+  group.shared_per_block = device().info.shared_per_block;
+  group.unit = unit;
+  return group;
+}
+
+// Products of the device, `rows` of them; what was not written stays NaN.
+std::vector<float> product(const Weight& w, const Inputs& in, int rows, int unit) {
+  const uint64_t count = w.packed.n * static_cast<uint64_t>(rows);
+  const Memory y(count * sizeof(float));
+  device().stream.fill(y.get(), 0xFF, count * sizeof(float));
+  MatmulGroup group = group_of(in.acts, rows, unit);
+  group.count = 1;
+  group.products[0] = {.w = w.w, .y = y.get<float>(), .y_stride = static_cast<int64_t>(w.packed.n)};
+  tnd::gpu::launch_matmul(device().stream, group);
+  std::vector<float> out(count);
+  device().down(out.data(), y.get(), count * sizeof(float));
+  return out;
+}
+
+bool same_bits(const float* a, const float* b, uint64_t count) {
+  return std::memcmp(a, b, count * sizeof(float)) == 0;
+}
+
+// Text of the first difference.
+std::string difference(DType type, uint64_t k, uint64_t n, int rows, int unit, const std::vector<float>& got,
+                       const std::vector<float>& want) {
+  std::string text = std::string(tnd::dtype_name(type)) + " k " + std::to_string(k) + " n " + std::to_string(n) +
+                     " rows " + std::to_string(rows) + " unit " + std::to_string(unit);
+  for (uint64_t i = 0; i < got.size(); ++i) {
+    if (same_bits(&got[i], &want[i], 1)) continue;
+    return text + ": row " + std::to_string(i / n) + " output " + std::to_string(i % n) + " is " +
+           std::to_string(got[i]) + ", not " + std::to_string(want[i]);
+  }
+  return text;
+}
+
+int units() {
+  return emulated() ? 3 : 1;
+}
+
+// Checks one weight against the reference for each of the row counts, the last of which is the largest.
+void check_rows(DType type, uint64_t k, uint64_t n, Scales scales, std::initializer_list<int> counts, Rng& rng) {
+  const int most = *(counts.end() - 1);
+  const Weight w(type, k, n, scales, rng);
+  const auto x = random_input(k, most, rng);
+  const auto want = wanted(w.packed, x, most);
+  const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type));
+  for (int unit = 0; unit < (tnd::gpu::is_float_type(type) ? 1 : units()); ++unit) {
+    for (int rows : counts) {
+      if (unit == 2 && rows > 16) continue;  // the same code in more tiles
+      const auto got = product(w, in, rows, unit);
+      CHECK_MSG(same_bits(got.data(), want.data(), got.size()), difference(type, k, n, rows, unit, got, want));
+    }
+  }
+}
+
+}  // namespace
+
+TEST(packing_is_lossless) {
+  Rng rng(1);
+  for (DType type : kMatmulTypes) {
+    for (uint64_t k : {uint64_t{32}, uint64_t{256}, uint64_t{352}, uint64_t{1280}}) {
+      if (k % tnd::block_elems(type) != 0) continue;
+      const int64_t kk = static_cast<int64_t>(k);
+      const int64_t n = 37;
+      const auto rows = tnd::test::random_weights(type, k, n, Scales::kExtreme, rng);
+      std::vector<uint8_t> packed(tnd::gpu::weight_bytes(type, kk, n));
+      tnd::gpu::repack_units(type, rows.data(), kk, n, 0, tnd::gpu::units(type, n), packed.data());
+      const uint64_t bytes = tnd::row_bytes(type, k);
+      std::vector<uint8_t> row(bytes);
+      for (int64_t o = 0; o < n; ++o) {
+        tnd::gpu::unpack_row(type, packed.data(), kk, o, row.data());
+        CHECK_MSG(std::memcmp(row.data(), rows.data() + static_cast<uint64_t>(o) * bytes, bytes) == 0,
+                  tnd::dtype_name(type));
+      }
+    }
+  }
+}
+
+TEST(weights_that_cannot_be_used_are_refused) {
+  CHECK_EQ(tnd::gpu::check_weight(DType::kQ2_K, 256, 1).code(), TND_UNIMPLEMENTED);
+  CHECK_EQ(tnd::gpu::check_weight(DType::kQ4_K, 128, 1).code(), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd::gpu::check_weight(DType::kQ8_0, 48, 1).code(), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd::gpu::check_weight(DType::kBF16, 0, 1).code(), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd::gpu::check_weight(DType::kBF16, 8, -1).code(), TND_INVALID_ARGUMENT);
+}
+
+TEST(inputs_are_quantised_as_on_the_cpu) {
+  Rng rng(2);
+  for (uint64_t k : {uint64_t{256}, uint64_t{1280}, uint64_t{352}}) {
+    const int rows = 5;
+    auto x = random_input(k, rows, rng);
+    for (uint64_t i = 0; i < 32; ++i) x[i] = std::ldexp(x[i], -130);  // scale below the smallest normal number
+    const uint32_t forms = tnd::gpu::kFormQ32 | tnd::gpu::kFormF32 | (k % 256 == 0 ? tnd::gpu::kFormQ256 : 0u);
+    const Inputs in(x, static_cast<int64_t>(k), rows, forms);
+    const int64_t supers = tnd::gpu::super_blocks(static_cast<int64_t>(k));
+    const int64_t stride = in.acts.row_stride;
+    const auto fetch = [&](const auto* from, int64_t count) {
+      std::vector<std::remove_cvref_t<decltype(*from)>> to(static_cast<size_t>(count));
+      device().down(to.data(), from, to.size() * sizeof(to[0]));
+      return to;
+    };
+    const auto q32 = fetch(in.acts.q32, supers * 256 * stride);
+    const auto scale32 = fetch(in.acts.scale32, supers * 8 * stride);
+    const auto sum32 = fetch(in.acts.sum32, supers * 8 * stride);
+    const auto f32 = fetch(in.acts.f32, rows * in.acts.f32_stride);
+    std::vector<int8_t> q256;
+    std::vector<uint16_t> sum16;
+    std::vector<float> scale256;
+    if (forms & tnd::gpu::kFormQ256) {
+      q256 = fetch(in.acts.q256, supers * 256 * stride);
+      sum16 = fetch(in.acts.sum16, supers * 16 * stride);
+      scale256 = fetch(in.acts.scale256, supers * stride);
+    }
+    for (int row = 0; row < rows; ++row) {
+      for (int64_t s = 0; s < supers; ++s) {
+        const uint64_t elems = std::min<uint64_t>(256, k - static_cast<uint64_t>(s) * 256);
+        const float* from = &x[static_cast<uint64_t>(row) * k + static_cast<uint64_t>(s) * 256];
+        tnd::cpu::Act32 want32{};
+        tnd::cpu::Act256 want256{};
+        tnd::cpu::quantise32_scalar(from, elems, &want32, 0);
+        if (!q256.empty()) tnd::cpu::quantise256_scalar(from, &want256, 0);
+        for (int e = 0; e < 256; ++e) {
+          const size_t at =
+              static_cast<size_t>(((s * 4 + e / 64) * stride + row) * 64 + tnd::gpu::act_position(e % 64));
+          CHECK_EQ(q32[at], want32.q[0][e]);
+          if (!q256.empty()) CHECK_EQ(q256[at], want256.q[0][e]);
+          const float value = e < static_cast<int>(elems) ? from[e] : 0.0f;
+          CHECK(same_bits(&f32[static_cast<size_t>(row * in.acts.f32_stride + s * 256 + e)], &value, 1));
+        }
+        for (int j = 0; j < 8; ++j) {
+          const size_t at = static_cast<size_t>((s * 8 + j) * stride + row);
+          CHECK(same_bits(&scale32[at], &want32.a[0][j], 1));
+          CHECK_EQ(sum32[at], want32.sum[0][j]);
+        }
+        if (q256.empty()) continue;
+        CHECK(same_bits(&scale256[static_cast<size_t>(s * stride + row)], &want256.a[0], 1));
+        for (int g = 0; g < 16; ++g) {
+          const size_t at = static_cast<size_t>((s * stride + row) * 16 + tnd::gpu::sum_position(g));
+          CHECK_EQ(tnd::f16_to_f32(sum16[at]), static_cast<float>(want256.sum16[0][g]));
+        }
+      }
+    }
+  }
+}
+
+TEST(products_equal_scalar_for_every_row_count) {
+  Rng rng(3);
+  for (DType type : kMatmulTypes) {
+    if (emulated()) {
+      check_rows(type, 1280, 40, Scales::kOrdinary, {1, 2, 7, 8, 9, 16, 17, 24, 25, 33, 64}, rng);
+      continue;
+    }
+    const uint64_t k = 1280, n = 200;
+    const Weight w(type, k, n, Scales::kOrdinary, rng);
+    const auto x = random_input(k, 64, rng);
+    const auto want = wanted(w.packed, x, 64);
+    const Inputs in(x, static_cast<int64_t>(k), 64, tnd::gpu::act_form(type));
+    for (int rows = 1; rows <= 64; ++rows) {
+      const auto got = product(w, in, rows, 0);
+      CHECK_MSG(same_bits(got.data(), want.data(), got.size()), difference(type, k, n, rows, 0, got, want));
+    }
+  }
+}
+
+TEST(products_equal_scalar_on_all_shapes) {
+  Rng rng(4);
+  for (DType type : kMatmulTypes) {
+    for (uint64_t k : {uint64_t{32}, uint64_t{96}, uint64_t{256}, uint64_t{352}, uint64_t{768}, uint64_t{2304}}) {
+      if (k % tnd::block_elems(type) != 0) continue;
+      for (uint64_t n : {uint64_t{1}, uint64_t{15}, uint64_t{33}, uint64_t{100}}) {
+        check_rows(type, k, n, n == 100 ? Scales::kExtreme : Scales::kOrdinary, {1, 3}, rng);
+      }
+    }
+  }
+}
+
+TEST(float_weights_take_any_k) {
+  Rng rng(5);
+  for (DType type : {DType::kF32, DType::kF16, DType::kBF16}) {
+    for (uint64_t k : {uint64_t{1}, uint64_t{7}, uint64_t{255}, uint64_t{257}, uint64_t{1027}, uint64_t{1283}}) {
+      check_rows(type, k, 45, Scales::kOrdinary, {1, 6, 18}, rng);
+    }
+  }
+}
+
+TEST(many_rows_equal_scalar) {
+  Rng rng(6);
+  for (DType type : kMatmulTypes) {
+    if (emulated()) {
+      check_rows(type, 1536, 40, Scales::kOrdinary, {65, 150}, rng);
+    } else {
+      check_rows(type, 1536, 300, Scales::kExtreme, {65, 128, 300, 512}, rng);
+    }
+  }
+}
+
+TEST(largest_codes_and_activations_do_not_overflow) {
+  // Every bit of codes and scales set or clear and every activation at +-127: the largest integers there are.
+  const uint64_t k = 512;
+  for (DType type : kMatmulTypes) {
+    if (tnd::gpu::is_float_type(type)) continue;
+    for (int fill : {0x00, 0xFF, 0x7F, 0x80, 0x0F, 0xF0}) {
+      std::vector<uint8_t> rows(tnd::row_bytes(type, k), static_cast<uint8_t>(fill));
+      for (uint64_t at = tnd::test::scale_offset(type); at < rows.size(); at += tnd::block_bytes(type)) {
+        tnd::store_u16(&rows[at], 0x3C00);
+        if (tnd::test::has_minimum(type)) tnd::store_u16(&rows[at + 2], 0xBC00);
+      }
+      std::vector<uint8_t> packed(tnd::gpu::weight_bytes(type, k, 1));
+      tnd::gpu::repack_units(type, rows.data(), k, 1, 0, 1, packed.data());
+      const Memory memory(packed.size()), y(3 * sizeof(float));
+      device().up(memory.get(), packed.data(), packed.size());
+      std::vector<float> x(3 * k);
+      for (uint64_t i = 0; i < x.size(); ++i) x[i] = i < k ? 1.0f : i < 2 * k || i % 2 == 0 ? -1.0f : 1.0f;
+      const Inputs in(x, k, 3, tnd::gpu::act_form(type));
+      for (int unit = 0; unit < units(); ++unit) {
+        MatmulGroup group = group_of(in.acts, 3, unit);
+        group.count = 1;
+        group.products[0] = {.w = {type, k, 1, memory.get<const uint8_t>()}, .y = y.get<float>(), .y_stride = 1};
+        tnd::gpu::launch_matmul(device().stream, group);
+        float got[3];
+        device().down(got, y.get(), sizeof got);
+        for (uint64_t r = 0; r < 3; ++r) {
+          const float want = tnd::test::reference_product(type, rows.data(), &x[r * k], k);
+          CHECK_MSG(same_bits(&got[r], &want, 1), std::string(tnd::dtype_name(type)) + " " + std::to_string(fill));
+        }
+      }
+    }
+  }
+}
+
+TEST(products_of_a_group_share_a_launch) {
+  // Weights of all kernels and very unequal sizes; residuals, one of them in place; wide strides.
+  Rng rng(7);
+  const uint64_t k = 512;
+  const DType types[] = {DType::kQ5_K, DType::kQ8_0, DType::kQ4_K,   DType::kQ6_K,
+                         DType::kBF16, DType::kQ4_1, DType::kIQ4_XS, DType::kQ4_K};
+  const uint64_t outputs[] = {200, 3, 64, 17, 40, 31, 5, 1};
+  for (int rows : {1, 5, 20, 70}) {
+    const auto x = random_input(k, rows, rng);
+    const Inputs in(x, k, rows, tnd::gpu::kFormQ256 | tnd::gpu::kFormQ32 | tnd::gpu::kFormF32);
+    for (int unit = 0; unit < (rows < 20 ? units() : 1); ++unit) {
+      MatmulGroup group = group_of(in.acts, rows, unit);
+      std::vector<Weight> weights;
+      std::vector<Memory> ys, residuals;
+      std::vector<std::vector<float>> want;
+      for (int i = 0; i < 8; ++i) {
+        const uint64_t n = outputs[i];
+        const int64_t stride = static_cast<int64_t>(n) + 7;
+        weights.emplace_back(types[i], k, n, Scales::kOrdinary, rng);
+        const uint64_t count = static_cast<uint64_t>(stride * rows);
+        std::vector<float> residual(count);
+        for (float& v : residual) v = rng.normal();
+        ys.emplace_back(count * sizeof(float));
+        residuals.emplace_back(count * sizeof(float));
+        const bool in_place = i == 2;
+        device().up(residuals.back().get(), residual.data(), count * sizeof(float));
+        device().up(ys.back().get(), residual.data(), count * sizeof(float));
+        const float* from = i % 3 == 1 ? nullptr : in_place ? ys.back().get<float>() : residuals.back().get<float>();
+        group.products[i] = {.w = weights.back().w, .y = ys.back().get<float>(), .residual = from, .y_stride = stride};
+        const auto plain = wanted(weights.back().packed, x, rows);
+        want.push_back(residual);  // what lies between rows stays as it was
+        for (uint64_t r = 0; r < static_cast<uint64_t>(rows); ++r) {
+          for (uint64_t o = 0; o < n; ++o) {
+            float& v = want.back()[r * static_cast<uint64_t>(stride) + o];
+            v = from != nullptr ? v + plain[r * n + o] : plain[r * n + o];
+          }
+        }
+      }
+      group.count = 8;
+      tnd::gpu::launch_matmul(device().stream, group);
+      for (size_t i = 0; i < 8; ++i) {
+        std::vector<float> got(want[i].size());
+        device().down(got.data(), ys[i].get(), got.size() * sizeof(float));
+        CHECK_MSG(same_bits(got.data(), want[i].data(), got.size()),
+                  std::string(tnd::dtype_name(types[i])) + " rows " + std::to_string(rows));
+      }
+    }
+  }
+}
+
+TEST(a_row_does_not_depend_on_its_place_or_neighbours) {
+  Rng rng(8);
+  const uint64_t k = 512, n = 48;
+  for (DType type : {DType::kQ4_K, DType::kQ6_K, DType::kQ8_0, DType::kQ5_1, DType::kBF16}) {
+    const Weight w(type, k, n, Scales::kOrdinary, rng);
+    const auto one = random_input(k, 1, rng);
+    const auto alone = wanted(w.packed, one, 1);
+    for (int rows : {2, 9, 33, 100}) {
+      auto x = random_input(k, rows, rng);
+      const uint64_t at = rng.below(static_cast<uint64_t>(rows));
+      for (uint64_t i = 0; i < x.size(); i += 97) {
+        x[i] = i % 2 == 0 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
+      }
+      std::copy(one.begin(), one.end(), x.begin() + static_cast<int64_t>(at * k));
+      const Inputs in(x, k, rows, tnd::gpu::act_form(type));
+      const auto y = product(w, in, rows, 0);
+      CHECK_MSG(same_bits(&y[at * n], alone.data(), n), tnd::dtype_name(type));
+    }
+  }
+}
+
+TEST(embedding_equals_the_decoder) {
+  Rng rng(9);
+  for (DType type : kMatmulTypes) {
+    for (uint64_t k : {uint64_t{96}, uint64_t{512}}) {
+      if (k % tnd::block_elems(type) != 0) continue;
+      const Weight w(type, k, 50, Scales::kExtreme, rng);
+      const int32_t tokens[] = {0, 49, 17, 17, 31};
+      const Memory ids(sizeof tokens), y(5 * k * sizeof(float));
+      device().up(ids.get(), tokens, sizeof tokens);
+      tnd::gpu::launch_embed(device().stream, {.table = w.w,
+                                               .tokens = ids.get<const int32_t>(),
+                                               .rows = 5,
+                                               .y = y.get<float>(),
+                                               .y_stride = static_cast<int64_t>(k)});
+      std::vector<float> got(5 * k), want(k);
+      device().down(got.data(), y.get(), got.size() * sizeof(float));
+      for (uint64_t r = 0; r < 5; ++r) {
+        tnd::dequantise_row(type, w.rows.data() + static_cast<uint64_t>(tokens[r]) * tnd::row_bytes(type, k),
+                            want.data(), k);
+        CHECK_MSG(same_bits(&got[r * k], want.data(), k), tnd::dtype_name(type));
+      }
+    }
+  }
+}
+
+TEST_MAIN()
