@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -24,13 +25,11 @@ type Remote struct {
 	infoMu sync.Mutex // guards info
 	info   Info
 
-	turn Submitter // guards the fields of the Run stream
-	// Of the Run stream: one request in flight.
-	stream grpc.ClientStream
-	stop   context.CancelFunc
-	req    runRequest
-	resp   runResponse
-	watch  *CallWatch
+	// lines that are free. While the engine works on the request of one, those of others are sent and wait there for their turn,
+	// so that it has its next work at once.
+	lines  chan *line
+	stop   context.CancelFunc // ends all Run streams
+	lastID atomic.Uint64      // of requests
 
 	lifeMu sync.Mutex // guards err, closed and closing of done
 	err    error
@@ -40,13 +39,23 @@ type Remote struct {
 	interrupts sync.WaitGroup
 }
 
+// line is a Run stream, on which one request is in flight. It belongs to whoever took it.
+type line struct {
+	stream grpc.ClientStream
+	req    runRequest
+	resp   runResponse
+	watch  *CallWatch
+}
+
+// runLines is how many requests are in flight at a time: enough to hide the way there and back behind a short step.
+const runLines = 8
+
 // interruptTimeout bounds the call that asks for a cancel.
 const interruptTimeout = 2 * time.Second
 
 // OpenRemote opens an engine behind a connection. closer is called at the end of Close.
 func OpenRemote(ctx context.Context, conn grpc.ClientConnInterface, options OpenOptions, progress Progress, closer func() error) (*Remote, error) {
-	r := &Remote{client: enginev1.NewEngineServiceClient(conn), closer: closer, turn: NewSubmitter(), done: make(chan struct{})}
-	r.watch = NewCallWatch(r.interrupt)
+	r := &Remote{client: enginev1.NewEngineServiceClient(conn), closer: closer, lines: make(chan *line, runLines), done: make(chan struct{})}
 	opening, err := r.client.Open(ctx, optionsToProto(options))
 	if err != nil {
 		return nil, err
@@ -74,9 +83,13 @@ func OpenRemote(ctx context.Context, conn grpc.ClientConnInterface, options Open
 	}
 	streamCtx, stop := context.WithCancel(context.Background())
 	r.stop = stop
-	if r.stream, err = r.client.Run(streamCtx); err != nil {
-		stop()
-		return nil, err
+	for range runLines {
+		stream, err := r.client.Run(streamCtx)
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		r.lines <- &line{stream: stream, watch: NewCallWatch(r.interrupt)}
 	}
 	return r, nil
 }
@@ -145,57 +158,72 @@ func (r *Remote) setInfo(m *enginev1.Info) {
 
 // Step implements Engine.
 func (r *Remote) Step(ctx context.Context, step *Step, result *StepResult) error {
-	if err := r.turn.Acquire(ctx); err != nil {
-		return rpcerr.From(err)
+	l, err := r.line(ctx)
+	if err != nil {
+		return err
 	}
-	defer r.turn.Release()
-	r.req.kind, r.req.step, r.resp.step = workStep, step, result
-	err := r.round(ctx, outputStep)
-	r.req.step, r.resp.step = nil, nil
-	result.EngineNanos = r.resp.nanos
+	defer func() { r.lines <- l }()
+	l.req.kind, l.req.step, l.resp.step = workStep, step, result
+	err = r.round(ctx, l, outputStep)
+	l.req.step, l.resp.step = nil, nil
+	result.EngineNanos = l.resp.nanos
 	return err
 }
 
 // Propose implements Engine.
 func (r *Remote) Propose(ctx context.Context, features []FeatureRows, requests []DraftRequest, result *DraftResult) error {
-	if err := r.turn.Acquire(ctx); err != nil {
-		return rpcerr.From(err)
+	l, err := r.line(ctx)
+	if err != nil {
+		return err
 	}
-	defer r.turn.Release()
-	r.req.kind, r.req.features, r.req.requests, r.resp.propose = workPropose, features, requests, result
-	err := r.round(ctx, outputPropose)
-	r.req.features, r.req.requests, r.resp.propose = nil, nil, nil
-	result.EngineNanos = r.resp.nanos
+	defer func() { r.lines <- l }()
+	l.req.kind, l.req.features, l.req.requests, l.resp.propose = workPropose, features, requests, result
+	err = r.round(ctx, l, outputPropose)
+	l.req.features, l.req.requests, l.resp.propose = nil, nil, nil
+	result.EngineNanos = l.resp.nanos
 	return err
 }
 
-// round sends the request and waits for its answer, also after ctx has ended: then the engine is asked to hurry.
-func (r *Remote) round(ctx context.Context, kind int) error {
+// line waits for a free line, in order of arrival.
+func (r *Remote) line(ctx context.Context) (*line, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, rpcerr.From(err)
+	}
+	select {
+	case l := <-r.lines:
+		return l, nil
+	case <-ctx.Done():
+		return nil, rpcerr.From(ctx.Err())
+	}
+}
+
+// round sends the request of l and waits for its answer, also after ctx has ended: then the engine is asked to hurry.
+func (r *Remote) round(ctx context.Context, l *line, kind int) error {
 	if err := r.alive(); err != nil {
 		return err
 	}
-	r.req.id++
-	r.resp.nanos = 0
-	if err := r.watch.Begin(ctx, r.req.id); err != nil {
+	l.req.id = r.lastID.Add(1)
+	l.resp.nanos = 0
+	if err := l.watch.Begin(ctx, l.req.id); err != nil {
 		return rpcerr.From(err)
 	}
-	defer r.watch.End()
-	if err := r.stream.SendMsg(&r.req); err != nil && err != io.EOF { // EOF: RecvMsg knows why
+	defer l.watch.End()
+	if err := l.stream.SendMsg(&l.req); err != nil && err != io.EOF { // EOF: RecvMsg knows why
 		return r.broken(err)
 	}
-	if err := r.stream.RecvMsg(&r.resp); err != nil {
+	if err := l.stream.RecvMsg(&l.resp); err != nil {
 		return r.broken(err)
 	}
-	if r.resp.id != r.req.id {
-		return r.broken(rpcerr.Internal("the engine answered request %d instead of %d", r.resp.id, r.req.id))
+	if l.resp.id != l.req.id {
+		return r.broken(rpcerr.Internal("the engine answered request %d instead of %d", l.resp.id, l.req.id))
 	}
-	if err := r.resp.failure.err(); err != nil {
+	if err := l.resp.failure.err(); err != nil {
 		if cause := ctx.Err(); cause != nil && rpcerr.Code(err) == codes.Canceled {
 			return rpcerr.From(cause)
 		}
 		return r.poisoned(err)
 	}
-	if r.resp.kind != kind {
+	if l.resp.kind != kind {
 		return r.broken(rpcerr.Internal("the engine answered with the wrong kind of output"))
 	}
 	return nil
@@ -248,7 +276,11 @@ func (r *Remote) Close() error {
 		cancel()
 	}
 	r.stop()
-	r.watch.Close()
+	for range runLines { // whose callers have their error now
+		l := <-r.lines
+		l.watch.Close()
+		r.lines <- l
+	}
 	if r.closer != nil {
 		return r.closer()
 	}

@@ -3,6 +3,7 @@ package engineplugin
 import (
 	"context"
 	"io"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc"
@@ -22,15 +23,21 @@ type Server struct {
 	engine  Engine
 	opening bool
 
-	runMu       sync.Mutex // guards the fields below, which connect Run and Interrupt
-	running     uint64     // request of the Run stream in progress, 0 = none
-	interrupted uint64     // highest request to be cancelled, also before it arrives
-	cancel      context.CancelFunc
-	streams     int
+	runMu   sync.Mutex // guards the fields below, which connect Run and Interrupt
+	streams int
+	running map[uint64]context.CancelFunc // requests of the Run streams in progress
+	// early are the newest requests that are to be cancelled and did not run when that was said: they may be on their way.
+	early   [64]uint64
+	earlyAt int
 }
 
+// maxRunStreams bounds the Run streams, each of which keeps memory for its requests.
+const maxRunStreams = 16
+
 // NewServer returns a Server that opens its engine with opener when it is asked to.
-func NewServer(opener Opener) *Server { return &Server{opener: opener} }
+func NewServer(opener Opener) *Server {
+	return &Server{opener: opener, running: map[uint64]context.CancelFunc{}}
+}
 
 // ServerOptions are the gRPC options that a Server needs. onPanic may be nil.
 func ServerOptions(onPanic rpcerr.PanicHandler) []grpc.ServerOption {
@@ -120,7 +127,7 @@ func (s *Server) Run(stream grpc.BidiStreamingServer[enginev1.RunRequest, engine
 		s.begin(req.id, cancel)
 		resp.id, resp.kind, resp.nanos, resp.failure = req.id, 0, 0, failure{}
 		err := s.work(ctx, &req, &step, &draft)
-		s.finish()
+		s.finish(req.id)
 		switch {
 		case err != nil:
 			resp.failure = failureOf(err)
@@ -153,11 +160,13 @@ func (s *Server) work(ctx context.Context, req *runRequest, step *StepResult, dr
 func (s *Server) attach() error {
 	s.runMu.Lock()
 	defer s.runMu.Unlock()
-	if s.streams > 0 {
-		return rpcerr.FailedPrecondition("another Run stream is open")
+	if s.streams >= maxRunStreams {
+		return rpcerr.FailedPrecondition("%d Run streams are open, there can be no more", maxRunStreams)
+	}
+	if s.streams == 0 { // another client counts from 1 again
+		clear(s.early[:])
 	}
 	s.streams++
-	s.interrupted = 0
 	return nil
 }
 
@@ -170,25 +179,27 @@ func (s *Server) detach() {
 func (s *Server) begin(id uint64, cancel context.CancelFunc) {
 	s.runMu.Lock()
 	defer s.runMu.Unlock()
-	s.running, s.cancel = id, cancel
-	if id == s.interrupted {
+	s.running[id] = cancel
+	if id != 0 && slices.Contains(s.early[:], id) {
 		cancel()
 	}
 }
 
-func (s *Server) finish() {
+func (s *Server) finish(id uint64) {
 	s.runMu.Lock()
 	defer s.runMu.Unlock()
-	s.running, s.cancel = 0, nil
+	delete(s.running, id)
 }
 
 // Interrupt implements enginev1.EngineServiceServer. It may overtake the request that it is meant for.
 func (s *Server) Interrupt(_ context.Context, req *enginev1.InterruptRequest) (*enginev1.InterruptResponse, error) {
 	s.runMu.Lock()
 	defer s.runMu.Unlock()
-	s.interrupted = max(s.interrupted, req.Id)
-	if s.running == req.Id && s.cancel != nil {
-		s.cancel()
+	if cancel := s.running[req.Id]; cancel != nil {
+		cancel()
+		return &enginev1.InterruptResponse{}, nil
 	}
+	s.early[s.earlyAt] = req.Id
+	s.earlyAt = (s.earlyAt + 1) % len(s.early)
 	return &enginev1.InterruptResponse{}, nil
 }

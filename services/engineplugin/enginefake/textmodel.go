@@ -125,7 +125,7 @@ const catchUp = time.Second
 
 // tick is the grid of paced tokens: as in an engine that runs many sequences in one step, those of different sequences come
 // together.
-const tick = 5 * time.Millisecond
+const tick = 10 * time.Millisecond
 
 func ceil(d, unit time.Duration) time.Duration { return (d + unit - 1) / unit * unit }
 

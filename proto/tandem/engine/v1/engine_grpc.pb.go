@@ -90,9 +90,10 @@ type EngineServiceClient interface {
 	// Score rates every token of a prompt by the attention that query rows pay to it.
 	Score(ctx context.Context, in *ScoreRequest, opts ...grpc.CallOption) (*ScoreResponse, error)
 	// Run is the decode loop: the engine answers every request in order, with failures in the answer, so that the stream
-	// outlives them. At most one request is in flight.
+	// outlives them. At most one request is in flight on a stream; several streams may be open, whose requests wait for each
+	// other at the engine. Numbers of requests are unique among them.
 	Run(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[RunRequest, RunResponse], error)
-	// Interrupt makes the request with this number on the Run stream return CANCELED at its next layer; no effect when that
+	// Interrupt makes the request with this number on a Run stream return CANCELED at its next layer; no effect when that
 	// request is not running. May be retried.
 	Interrupt(ctx context.Context, in *InterruptRequest, opts ...grpc.CallOption) (*InterruptResponse, error)
 }
@@ -378,9 +379,10 @@ type EngineServiceServer interface {
 	// Score rates every token of a prompt by the attention that query rows pay to it.
 	Score(context.Context, *ScoreRequest) (*ScoreResponse, error)
 	// Run is the decode loop: the engine answers every request in order, with failures in the answer, so that the stream
-	// outlives them. At most one request is in flight.
+	// outlives them. At most one request is in flight on a stream; several streams may be open, whose requests wait for each
+	// other at the engine. Numbers of requests are unique among them.
 	Run(grpc.BidiStreamingServer[RunRequest, RunResponse]) error
-	// Interrupt makes the request with this number on the Run stream return CANCELED at its next layer; no effect when that
+	// Interrupt makes the request with this number on a Run stream return CANCELED at its next layer; no effect when that
 	// request is not running. May be retried.
 	Interrupt(context.Context, *InterruptRequest) (*InterruptResponse, error)
 	mustEmbedUnimplementedEngineServiceServer()
