@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 // Defaults of ClientConfig.
@@ -53,6 +55,10 @@ type Client struct {
 	log    *zap.Logger
 	kick   chan struct{}
 	joined atomic.Bool
+
+	mu           sync.Mutex // guards registration
+	registration *tandemv1.Registration
+	updated      chan struct{} // registration changed; capacity 1
 }
 
 // NewClient checks cfg and returns a client that does nothing until Run.
@@ -85,7 +91,33 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
 		}
 	}
-	return &Client{cfg: cfg, log: cfg.Logger, kick: make(chan struct{}, 1)}, nil
+	c := &Client{cfg: cfg, log: cfg.Logger, kick: make(chan struct{}, 1), updated: make(chan struct{}, 1)}
+	c.registration = proto.Clone(cfg.Registration).(*tandemv1.Registration)
+	return c, nil
+}
+
+// Update replaces what the worker says of itself, now and at later joins. Id and role stay as they were.
+func (c *Client) Update(r *tandemv1.Registration) {
+	r = proto.Clone(r).(*tandemv1.Registration)
+	c.mu.Lock()
+	r.WorkerId, r.Role, r.ProtocolVersion = c.registration.WorkerId, c.registration.Role, c.registration.ProtocolVersion
+	c.registration = r
+	c.mu.Unlock()
+	select {
+	case c.updated <- struct{}{}:
+	default:
+	}
+}
+
+// registering is the message that carries the present registration. An update that it covers is no longer one.
+func (c *Client) registering() *tandemv1.JoinRequest {
+	select {
+	case <-c.updated:
+	default:
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return &tandemv1.JoinRequest{Message: &tandemv1.JoinRequest_Registration{Registration: c.registration}}
 }
 
 // Joined reports whether the worker holds a lease now.
@@ -140,8 +172,7 @@ func (c *Client) session(ctx context.Context, api tandemv1.RegistryServiceClient
 	if err != nil {
 		return false, err
 	}
-	reg := &tandemv1.JoinRequest{Message: &tandemv1.JoinRequest_Registration{Registration: c.cfg.Registration}}
-	if err := stream.Send(reg); err != nil {
+	if err := stream.Send(c.registering()); err != nil {
 		return false, recvError(stream, err)
 	}
 	leases := make(chan *tandemv1.Lease)
@@ -204,6 +235,11 @@ func (c *Client) serve(ctx context.Context, stream tandemv1.RegistryService_Join
 		select {
 		case <-timer.C:
 		case <-c.kick:
+		case <-c.updated:
+			if err := stream.Send(c.registering()); err != nil {
+				err, *done = <-ended, true
+				return err
+			}
 		case n := <-leases:
 			if n.GetHeartbeatSeq() == seq && seq > 0 && !sent.IsZero() {
 				rtt, sent = time.Since(sent), time.Time{}

@@ -192,6 +192,51 @@ func TestLeaseLifeCycle(t *testing.T) {
 	})
 }
 
+// TestUpdate: a worker that joined while it loaded tells what it is later; drafts follow, the lease goes on.
+func TestUpdate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHub(ServerConfig{})
+		defer h.stop()
+		d := join(t, h, draft("d1"))
+		defer d.stop()
+		a := join(t, h, registration("t1", tandemv1.Role_ROLE_TARGET, &tandemv1.ModelInfo{Digest: "m"}))
+		defer a.stop()
+		synctest.Wait()
+		epoch := a.epoch()
+		if got := a.peers(); !slices.Contains(got, "d1") {
+			t.Errorf("drafts %v for a target that may fit", got)
+		}
+		a.Update(target("t1"))
+		a.Update(registration("t1", tandemv1.Role_ROLE_TARGET, &tandemv1.ModelInfo{Digest: "m", Hidden: 1024}))
+		synctest.Wait()
+		if got := a.peers(); len(got) != 0 {
+			t.Errorf("drafts %v for a target that they do not fit", got)
+		}
+		a.Update(registration("another", tandemv1.Role_ROLE_DRAFT, targetModel))
+		synctest.Wait()
+		if got := a.peers(); !slices.Contains(got, "d1") {
+			t.Errorf("drafts %v after the update", got)
+		}
+		for _, w := range h.srv.Workers() {
+			if w.ID == "t1" && (w.Registration.GetModel().GetHidden() != 512 || w.Registration.GetRole() != tandemv1.Role_ROLE_TARGET) {
+				t.Errorf("registration %v", w.Registration)
+			}
+		}
+		if a.epoch() != epoch || len(h.srv.Workers()) != 2 {
+			t.Error("the update made a new lease")
+		}
+		// It stays updated for later joins.
+		h.stop()
+		synctest.Wait()
+		h.start()
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		if got := a.peers(); !slices.Contains(got, "d1") {
+			t.Errorf("drafts %v after an outage", got)
+		}
+	})
+}
+
 func TestSilentWorkerExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHub(ServerConfig{LeaseTTL: 3 * time.Second})

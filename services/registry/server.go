@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"context"
 	"errors"
 	"io"
 	"slices"
@@ -103,6 +104,7 @@ func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) error {
 	defer s.remove(e)
 
 	beats := make(chan *tandemv1.Heartbeat)
+	updates := make(chan *tandemv1.Registration)
 	recvErr := make(chan error, 1)
 	go func() {
 		for {
@@ -111,14 +113,17 @@ func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) error {
 				recvErr <- err
 				return
 			}
-			hb := m.GetHeartbeat()
-			if hb == nil {
-				recvErr <- status.Error(codes.InvalidArgument, "a worker registers once per stream; heartbeat expected")
+			sent := false
+			switch m := m.GetMessage().(type) {
+			case *tandemv1.JoinRequest_Heartbeat:
+				sent = pass(stream.Context(), beats, m.Heartbeat)
+			case *tandemv1.JoinRequest_Registration:
+				sent = pass(stream.Context(), updates, m.Registration)
+			default:
+				recvErr <- status.Error(codes.InvalidArgument, "a message must be a registration or a heartbeat")
 				return
 			}
-			select {
-			case beats <- hb:
-			case <-stream.Context().Done():
+			if !sent {
 				recvErr <- stream.Context().Err()
 				return
 			}
@@ -140,6 +145,12 @@ func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) error {
 			if err := stream.Send(s.lease(e, seq)); err != nil {
 				return err
 			}
+		case reg := <-updates:
+			if err := s.checkUpdate(e, reg); err != nil {
+				s.log.Warn("worker refused", zap.String(telemetry.KeyWorker, e.w.ID), zap.Error(err))
+				return err
+			}
+			s.update(e, reg)
 		case <-e.poke:
 			if s.isReplaced(e) {
 				return reasonError(codes.Aborted, "LEASE_REPLACED", "worker registered again on another stream")
@@ -156,6 +167,41 @@ func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) error {
 			return err
 		}
 	}
+}
+
+// pass hands v over; false means that ctx ended first.
+func pass[T any](ctx context.Context, to chan<- T, v T) bool {
+	select {
+	case to <- v:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// checkUpdate validates a later registration of a stream.
+func (s *Server) checkUpdate(e *entry, reg *tandemv1.Registration) error {
+	if reg.GetWorkerId() != e.w.ID || reg.GetRole() != e.w.Registration.GetRole() {
+		return status.Error(codes.InvalidArgument, "registration: worker_id and role of a stream cannot change")
+	}
+	return s.check(reg)
+}
+
+// update replaces a worker's registration.
+func (s *Server) update(e *entry, reg *tandemv1.Registration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.replaced {
+		return
+	}
+	e.w.Registration = reg
+	s.assign()
+	for _, t := range s.workers {
+		if slices.Contains(t.drafts, e.w.ID) {
+			poke(t)
+		}
+	}
+	s.notify()
 }
 
 // check validates a registration.

@@ -26,6 +26,8 @@ type Keeper struct {
 	log        *zap.Logger
 	supervisor *engineplugin.Supervisor
 	openings   atomic.Int64
+	// Bytes of weights while an engine loads.
+	loaded, total atomic.Uint64
 }
 
 // prepared runs OnOpen between opening and use.
@@ -52,7 +54,10 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 	if k.log == nil {
 		k.log = zap.NewNop()
 	}
-	k.supervisor = engineplugin.NewSupervisor(prepared{cfg.Opener, cfg.OnOpen}, cfg.Options, engineplugin.RestartConfig{OnEvent: k.event})
+	k.supervisor = engineplugin.NewSupervisor(prepared{cfg.Opener, cfg.OnOpen}, cfg.Options, engineplugin.RestartConfig{OnEvent: k.event, Progress: func(done, total uint64) {
+		k.loaded.Store(done)
+		k.total.Store(total)
+	}})
 	return k
 }
 
@@ -85,6 +90,14 @@ func (k *Keeper) Engine() (engineplugin.Engine, error) {
 		return nil, rpcerr.EngineLost.With("the engine is restarting").WithRetryAfter(time.Second)
 	}
 	return e, nil
+}
+
+// Loading tells how much of the weights an engine that is being opened has: bytes done of bytes in all, 0 of 0 when none loads.
+func (k *Keeper) Loading() (done, total uint64) {
+	if e, _ := k.supervisor.Current(); e != nil {
+		return 0, 0
+	}
+	return k.loaded.Load(), k.total.Load()
 }
 
 // Restarts counts how often the engine was opened again.

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/reflection"
+	"google.golang.org/protobuf/proto"
 )
 
 // Worker is what a role adds to a node.
@@ -47,6 +48,9 @@ type Config struct {
 	Log   *zap.Logger
 	// Registration without address, which the node fills in.
 	Registration *tandemv1.Registration
+	// Describe waits for what the registration lacks until the engine is open, fills it in and returns; the worker is in the
+	// cluster meanwhile, as one that starts. Nil = it is complete. An error ends the node.
+	Describe func(ctx context.Context, r *tandemv1.Registration) error
 	// Grace is how long work may take to finish after SIGTERM.
 	Grace time.Duration
 }
@@ -96,7 +100,11 @@ type node struct {
 	health   *health.Server
 	client   *registry.Client
 	draining atomic.Bool
+	// complete says that the registration lacks nothing: only then may work come.
+	complete atomic.Bool
 }
+
+func (n *node) ready() bool { return n.complete.Load() && n.worker.Ready() }
 
 func (n *node) run(ctx context.Context, listener net.Listener) error {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -133,10 +141,13 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 		}
 		start("registry", n.client.Run)
 	}
+	n.complete.Store(n.cfg.Describe == nil)
+	if n.cfg.Describe != nil {
+		start("engine", n.describe)
+	}
 	serving := make(chan error, 1)
 	go func() { serving <- n.server.Serve(listener) }()
-	n.log.Info("worker is up", zap.String(telemetry.KeyAddress, n.cfg.Registration.Address),
-		zap.String(telemetry.KeyModel, n.cfg.Registration.Model.GetName()), zap.String(telemetry.KeyDevice, n.cfg.Registration.Device))
+	n.log.Info("worker is up", zap.String(telemetry.KeyAddress, n.cfg.Registration.Address))
 
 	select {
 	case s := <-signals:
@@ -154,6 +165,20 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
+	return nil
+}
+
+// describe completes the registration when the engine is open.
+func (n *node) describe(ctx context.Context) error {
+	r := proto.Clone(n.cfg.Registration).(*tandemv1.Registration)
+	if err := n.cfg.Describe(ctx, r); err != nil {
+		return err
+	}
+	n.log.Info("engine is described", zap.String(telemetry.KeyModel, r.Model.GetName()), zap.String(telemetry.KeyDevice, r.Device))
+	if n.client != nil {
+		n.client.Update(r)
+	}
+	n.complete.Store(true)
 	return nil
 }
 
@@ -198,7 +223,7 @@ func (n *node) watchHealth(ctx context.Context) error {
 	defer ticker.Stop()
 	was := false
 	for first := true; ; first = false {
-		if ready := n.worker.Ready(); ready != was || first {
+		if ready := n.ready(); ready != was || first {
 			was = ready
 			status := healthv1.HealthCheckResponse_NOT_SERVING
 			if ready {
@@ -208,6 +233,8 @@ func (n *node) watchHealth(ctx context.Context) error {
 			if n.client != nil && !first {
 				n.client.Notify()
 			}
+		} else if n.client != nil && !n.complete.Load() {
+			n.client.Notify() // somebody may be watching how far the model is loaded
 		}
 		select {
 		case <-ticker.C:
@@ -222,7 +249,7 @@ func (n *node) heartbeat() *tandemv1.Heartbeat {
 	switch {
 	case n.draining.Load():
 		h.State = registry.StateDraining
-	case n.worker.Ready():
+	case n.ready():
 		h.State = registry.StateReady
 	}
 	n.worker.Heartbeat(h)

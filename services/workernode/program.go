@@ -8,7 +8,9 @@ import (
 	"os"
 
 	"github.com/alecthomas/kong"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/config"
+	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )
@@ -35,6 +37,33 @@ type Streams struct {
 // Logger builds the process's logger.
 func (f *Flags) Logger(s Streams) (*zap.Logger, error) {
 	return telemetry.NewLogger(f.LogLevel, f.LogFormat, s.Err)
+}
+
+// RunWithEngine serves w while keeper keeps its engine open. The worker is in the cluster from the start and reports how far
+// its model is loaded; describe completes the registration from the open engine.
+func RunWithEngine(ctx context.Context, cfg Config, w Worker, keeper *Keeper, describe func(r *tandemv1.Registration, info engineplugin.Info)) error {
+	cfg.Describe = func(ctx context.Context, r *tandemv1.Registration) error {
+		engine, err := keeper.Wait(ctx)
+		if err != nil {
+			return err
+		}
+		describe(r, engine.Info())
+		return nil
+	}
+	return WithEngine(ctx, keeper.Run, func(ctx context.Context) error { return Run(ctx, cfg, loading{w, keeper}) })
+}
+
+// loading adds to heartbeats what the keeper knows of its engine.
+type loading struct {
+	Worker
+	keeper *Keeper
+}
+
+// Heartbeat implements Worker.
+func (l loading) Heartbeat(h *tandemv1.Heartbeat) {
+	l.Worker.Heartbeat(h)
+	h.EngineRestarts = int32(l.keeper.Restarts())
+	h.LoadedBytes, h.LoadBytes = l.keeper.Loading()
 }
 
 // WithEngine runs body while the keeper keeps the engine open; the first error ends both.

@@ -99,6 +99,17 @@ func (a *App) GRPCAddr() net.Addr {
 // RegistryAddr is the address at which workers join.
 func (a *App) RegistryAddr() net.Addr { return a.registryLis.Addr() }
 
+// Loading tells how far the workers are that load a model now: bytes of weights in their engines and in all.
+func (a *App) Loading() (done, total uint64) {
+	for _, w := range a.registry.Workers() {
+		if w.State == registry.StateStarting {
+			done += w.Heartbeat.GetLoadedBytes()
+			total += w.Heartbeat.GetLoadBytes()
+		}
+	}
+	return done, total
+}
+
 // Run serves until ctx is done, then drains: new requests are refused, running ones may finish within the grace time, then
 // they are cancelled. It returns nil after an orderly shutdown.
 func (a *App) Run(ctx context.Context) error {

@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -77,8 +78,14 @@ func (c *Cluster) Run(ctx context.Context) error {
 	}
 }
 
+// loads reports whether a worker still loads its model and has not said yet what it is.
+func loads(w registry.Worker) bool {
+	return w.State == registry.StateStarting && w.Registration.GetModel().GetVocab() == 0
+}
+
 // update brings pools and models in line with the registry.
 func (c *Cluster) update(workers []registry.Worker) {
+	workers = slices.DeleteFunc(slices.Clone(workers), loads)
 	active := c.choose(workers)
 	var targets, scorers []registry.Worker
 	var scorer *tandemv1.ModelInfo

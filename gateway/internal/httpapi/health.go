@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"fmt"
 	"net/http"
 
 	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
@@ -32,10 +33,19 @@ func (s *Server) state() healthBody {
 	}
 	for _, w := range workers {
 		if w.Registration.GetRole() == tandemv1.Role_ROLE_TARGET && w.State == registry.StateStarting {
-			return healthBody{"loading", "target worker " + w.ID + " is starting"}
+			return healthBody{"loading", "target worker " + w.ID + " is starting" + loaded(w.Heartbeat)}
 		}
 	}
 	return healthBody{"unavailable", "no target worker is ready"}
+}
+
+// loaded says how much of its weights a worker has, empty when it does not tell.
+func loaded(h *tandemv1.Heartbeat) string {
+	if h.GetLoadBytes() == 0 {
+		return ""
+	}
+	const mib = 1 << 20
+	return fmt.Sprintf(": %d of %d MiB are loaded", h.GetLoadedBytes()/mib, h.GetLoadBytes()/mib)
 }
 
 // health serves / and /health.

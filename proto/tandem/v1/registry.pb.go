@@ -454,7 +454,10 @@ type Heartbeat struct {
 	// Counters of the worker by name (snake_case), for /metrics.
 	Counters map[string]float64 `protobuf:"bytes,6,rep,name=counters,proto3" json:"counters,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	// Echoed in Lease.heartbeat_seq.
-	Seq           uint64 `protobuf:"varint,7,opt,name=seq,proto3" json:"seq,omitempty"`
+	Seq uint64 `protobuf:"varint,7,opt,name=seq,proto3" json:"seq,omitempty"`
+	// While the worker loads its model: bytes of weights that the engine has, and of all; 0 = nothing to report.
+	LoadedBytes   uint64 `protobuf:"varint,8,opt,name=loaded_bytes,json=loadedBytes,proto3" json:"loaded_bytes,omitempty"`
+	LoadBytes     uint64 `protobuf:"varint,9,opt,name=load_bytes,json=loadBytes,proto3" json:"load_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -534,6 +537,20 @@ func (x *Heartbeat) GetCounters() map[string]float64 {
 func (x *Heartbeat) GetSeq() uint64 {
 	if x != nil {
 		return x.Seq
+	}
+	return 0
+}
+
+func (x *Heartbeat) GetLoadedBytes() uint64 {
+	if x != nil {
+		return x.LoadedBytes
+	}
+	return 0
+}
+
+func (x *Heartbeat) GetLoadBytes() uint64 {
+	if x != nil {
+		return x.LoadBytes
 	}
 	return 0
 }
@@ -772,7 +789,7 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"maxContext\x12\"\n" +
 	"\rmax_tree_rows\x18\x03 \x01(\x05R\vmaxTreeRows\x12(\n" +
 	"\x10max_score_tokens\x18\x04 \x01(\x05R\x0emaxScoreTokens\x12\x1b\n" +
-	"\tkv_tokens\x18\x05 \x01(\x03R\bkvTokens\"\xab\x02\n" +
+	"\tkv_tokens\x18\x05 \x01(\x03R\bkvTokens\"\xed\x02\n" +
 	"\tHeartbeat\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x1d\n" +
 	"\n" +
@@ -781,7 +798,10 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\battached\x18\x04 \x03(\tR\battached\x12'\n" +
 	"\x0fengine_restarts\x18\x05 \x01(\x05R\x0eengineRestarts\x12>\n" +
 	"\bcounters\x18\x06 \x03(\v2\".tandem.v1.Heartbeat.CountersEntryR\bcounters\x12\x10\n" +
-	"\x03seq\x18\a \x01(\x04R\x03seq\x1a;\n" +
+	"\x03seq\x18\a \x01(\x04R\x03seq\x12!\n" +
+	"\floaded_bytes\x18\b \x01(\x04R\vloadedBytes\x12\x1d\n" +
+	"\n" +
+	"load_bytes\x18\t \x01(\x04R\tloadBytes\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"6\n" +

@@ -61,14 +61,10 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	options.MaxSequences = 1 // scoring needs no sequences; the engine takes one prompt at a time
 	keeper := workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine")})
 	w := &worker{Server: server.New(keeper, c.Lanes, log), keeper: keeper}
-	return workernode.WithEngine(ctx, keeper.Run, func(ctx context.Context) error {
-		engine, err := keeper.Wait(ctx)
-		if err != nil {
-			return err
-		}
-		workernode.Describe(registration, engine.Info())
-		registration.Limits.MaxScoreTokens = int32(engine.Info().MaxContext)
-		return workernode.Run(ctx, workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}, w)
+	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}
+	return workernode.RunWithEngine(ctx, node, w, keeper, func(r *tandemv1.Registration, info engineplugin.Info) {
+		workernode.Describe(r, info)
+		r.Limits.MaxScoreTokens = int32(info.MaxContext)
 	})
 }
 
@@ -93,9 +89,3 @@ func (w *worker) Ready() bool {
 
 // Lease has nothing to say to a scorer.
 func (w *worker) Lease(*tandemv1.Lease) {}
-
-// Heartbeat reports lanes and counters.
-func (w *worker) Heartbeat(h *tandemv1.Heartbeat) {
-	w.Server.Heartbeat(h)
-	h.EngineRestarts = int32(w.keeper.Restarts())
-}
