@@ -15,6 +15,7 @@ type HealthCmd struct {
 	Server  string        `default:"http://127.0.0.1:8000" help:"HTTP address of the gateway."`
 	Live    bool          `help:"Ask only whether the process runs, not whether it can serve."`
 	Timeout time.Duration `default:"3s" help:"Longest wait for an answer."`
+	TrustFlags
 }
 
 // Run asks once.
@@ -25,7 +26,12 @@ func (c *HealthCmd) Run(e *env) error {
 	if c.Live {
 		path = "/health/live"
 	}
-	status, err := health(ctx, http.DefaultClient, baseURL(c.Server)+path)
+	client, err := c.client(c.Server)
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	status, err := health(ctx, client, baseURL(c.Server)+path)
 	if err != nil {
 		return err
 	}

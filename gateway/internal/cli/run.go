@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"strconv"
 	"strings"
 
@@ -21,6 +20,7 @@ type RunCmd struct {
 
 	Server string        `placeholder:"URL" env:"TANDEM_SERVER" help:"HTTP address of a running gateway, for example http://127.0.0.1:8000; then no model is loaded here."`
 	APIKey config.Secret `name:"api-key" placeholder:"KEY" help:"Key for --server."`
+	TrustFlags
 
 	System      string   `help:"System message."`
 	MaxTokens   int      `default:"0" help:"Longest answer in tokens, 0 = the gateway's default."`
@@ -82,7 +82,12 @@ func parseSpeculation(text string) (*speculationJSON, error) {
 // Run chats with the gateway at --server or with a cluster of its own.
 func (c *RunCmd) Run(e *env) error {
 	if c.Server != "" {
-		return c.chat(e.ctx, e, &chatClient{http: http.DefaultClient, base: baseURL(c.Server), apiKey: c.APIKey.Reveal()})
+		client, err := c.client(c.Server)
+		if err != nil {
+			return err
+		}
+		defer client.CloseIdleConnections()
+		return c.chat(e.ctx, e, &chatClient{http: client, base: baseURL(c.Server), apiKey: c.APIKey.Reveal()})
 	}
 	models := c.models
 	var err error
@@ -106,7 +111,7 @@ func (c *RunCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	progress.start(len(cluster.names))
+	progress.start(len(cluster.names), cluster.gateway.Loading)
 	defer progress.stop()
 
 	ctx, stop := context.WithCancel(e.ctx)
