@@ -110,7 +110,8 @@ func (e *Emitter) attach() {
 	n, at := 0, -1
 	for ; n < len(e.entries); n++ {
 		t := &e.entries[n]
-		if t.open || t.end > decided || e.lead != leadDone {
+		// A token without text belongs to what follows it, which may be a stop string.
+		if t.open || t.end > decided || t.start == decided || e.lead != leadDone {
 			break
 		}
 		if !e.visible(t) {

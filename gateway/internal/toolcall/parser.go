@@ -138,7 +138,7 @@ func (p *Parser) Decided() int {
 	case p.mute:
 		return p.from + p.sent
 	case p.call != nil:
-		return p.pos
+		return p.pos - p.machine.pending()
 	}
 	return p.from - len(p.blank)
 }
