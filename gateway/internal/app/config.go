@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/watchdog"
 	"github.com/tandem-inference/tandem/services/config"
 )
@@ -67,11 +68,16 @@ type Config struct {
 	PrefillCompression    string          `default:"off" enum:"off,auto,always" help:"Prompt compression: off, auto, always."`
 	PrefillThreshold      int             `default:"32000" help:"Prompt tokens from which auto compresses."`
 	PrefillKeepRatio      float64         `default:"0.05" help:"Fraction of compressible tokens that compression keeps."`
+	PrefillKeepCurve      string          `placeholder:"CURVE" help:"Keep ratio by prompt length, for example 32k:0.10,64k:0.05,128k:0.02; instead of --prefill-keep-ratio."`
 	PrefillMinChunks      int             `default:"0" help:"Chunks of 32 tokens that compression keeps of a segment at least."`
 	PflashTimeoutS        float64         `name:"pflash-timeout-s" default:"60" help:"Longest wait for the scorer, seconds."`
 	PflashRequestOverride bool            `default:"true" negatable:"" help:"Let requests choose compression for themselves."`
 
-	LeaseTTLS float64 `name:"lease-ttl-s" default:"6" hidden:"" help:"Silence after which a worker counts as lost, seconds."`
+	Planned
+
+	LeaseTTLS      float64 `name:"lease-ttl-s" default:"6" hidden:"" help:"Silence after which a worker counts as lost, seconds."`
+	StallTimeoutS  float64 `name:"stall-timeout-s" default:"30" hidden:"" help:"Longest pause of a client while it sends a request or reads an answer, seconds."`
+	QueuedHeadersS float64 `name:"queued-headers-s" default:"10" hidden:"" help:"Wait in the queue after which a stream gets its headers and keep-alives, seconds."`
 }
 
 // imagesReplaced is the ImagePolicy that puts a text in the place of content that the model cannot read.
@@ -82,9 +88,9 @@ func Defaults() Config {
 	return Config{
 		Host: "127.0.0.1", Port: 8000, GRPCPort: 9000, RegistryListen: "127.0.0.1:9100",
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, FailoverTimeoutS: 60, ShutdownGraceS: 30,
-		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{"*"}, ResponseStoreMB: 64, ImagePolicy: "reject",
+		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{"*"}, Planned: Planned{CacheIsolation: "shared"}, ResponseStoreMB: 64, ImagePolicy: "reject",
 		PrefillCompression: "off", PrefillThreshold: 32000, PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true,
-		LeaseTTLS: 6,
+		LeaseTTLS: 6, StallTimeoutS: 30, QueuedHeadersS: 10,
 	}
 }
 
@@ -140,7 +146,8 @@ func (c *Config) Validate() error {
 			bad(flag, "%g is not in 0…1e9", v)
 		}
 	}
-	for flag, v := range map[string]float64{"sse-keepalive-s": c.SSEKeepaliveS, "pflash-timeout-s": c.PflashTimeoutS, "lease-ttl-s": c.LeaseTTLS} {
+	for flag, v := range map[string]float64{"sse-keepalive-s": c.SSEKeepaliveS, "pflash-timeout-s": c.PflashTimeoutS, "lease-ttl-s": c.LeaseTTLS,
+		"stall-timeout-s": c.StallTimeoutS, "queued-headers-s": c.QueuedHeadersS} {
 		if !(v > 0 && v <= 1e9) {
 			bad(flag, "%g is not above 0", v)
 		}
@@ -167,6 +174,12 @@ func (c *Config) Validate() error {
 		} else if st.IsDir() {
 			bad(flag, "%s is a directory", path)
 		}
+	}
+	if _, err := compress.ParseCurve(c.PrefillKeepCurve); err != nil {
+		bad("prefill-keep-curve", "%v", err)
+	}
+	if err := c.Planned.validate(); err != nil {
+		errs = append(errs, err)
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)

@@ -225,9 +225,14 @@ func TestDemoModelsFound(t *testing.T) {
 
 func TestProgressLine(t *testing.T) {
 	p := newProgress(os.Stderr, true, "loading")
-	p.start(2)
+	var loaded, all uint64
+	p.start(2, func() (uint64, uint64) { return loaded, all })
 	p.step("worker-target")
 	if line := p.line(80); !strings.HasPrefix(line, "loading [##########..........]") || !strings.HasSuffix(line, "target") {
+		t.Errorf("%q", line)
+	}
+	loaded, all = 3<<30, 6<<30
+	if line := p.line(80); !strings.HasPrefix(line, "loading [###############.....]") || !strings.Contains(line, "3.0 GiB of 6.0 GiB") {
 		t.Errorf("%q", line)
 	}
 	p.stop()

@@ -118,6 +118,8 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	target := []string{"--model", models.target, "--threads", strconv.Itoa(w.Threads), "--kv-type-k", w.CacheTypeK, "--kv-type-v", w.CacheTypeV}
 	target = optional(target, "--max-ctx", w.MaxCtx)
 	target = optional(target, "--lanes", w.Lanes)
+	target = optional(target, "--tree-budget", w.DDTreeBudget)
+	target = optional(target, "--prefill-chunk", w.Chunk)
 	if w.MemoryCap > 0 {
 		target = append(target, "--memory-cap", w.MemoryCap.String())
 	}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/tandem-inference/tandem/services/config"
 )
 
 // style holds the escape sequences of a terminal, or nothing when the stream is none.
@@ -26,6 +28,7 @@ type progress struct {
 
 	mu      sync.Mutex // guards the rest
 	total   int
+	loading func() (done, total uint64) // bytes of the workers that are not ready
 	done    []string
 	began   time.Time
 	stopped chan struct{}
@@ -43,8 +46,9 @@ func (p *progress) step(worker string) {
 	p.done = append(p.done, strings.TrimPrefix(worker, "worker-"))
 }
 
-func (p *progress) start(total int) {
-	p.total, p.began = total, time.Now()
+// start draws until stop. loading tells the bytes of weights that workers have loaded which are not ready yet.
+func (p *progress) start(total int, loading func() (done, total uint64)) {
+	p.total, p.loading, p.began = total, loading, time.Now()
 	if !p.visible {
 		return
 	}
@@ -67,12 +71,17 @@ func (p *progress) line(width int) string {
 	const cells = 20
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	share, bytes := float64(len(p.done)), ""
+	if done, total := p.loading(); total > 0 {
+		share += float64(done) / float64(total)
+		bytes = fmt.Sprintf("%s of %s  ", config.Size(done).Human(), config.Size(total).Human())
+	}
 	filled := 0
 	if p.total > 0 {
-		filled = min(cells, cells*len(p.done)/p.total)
+		filled = min(cells, int(cells*share/float64(p.total)))
 	}
-	line := fmt.Sprintf("%s [%s%s] %.1f s  %s", p.title, strings.Repeat("#", filled), strings.Repeat(".", cells-filled),
-		time.Since(p.began).Seconds(), strings.Join(p.done, ", "))
+	line := fmt.Sprintf("%s [%s%s] %.1f s  %s%s", p.title, strings.Repeat("#", filled), strings.Repeat(".", cells-filled),
+		time.Since(p.began).Seconds(), bytes, strings.Join(p.done, ", "))
 	return line[:min(len(line), max(width-1, 0))]
 }
 

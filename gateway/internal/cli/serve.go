@@ -39,6 +39,8 @@ type WorkerFlags struct {
 	MemoryCap     config.Size `default:"0" placeholder:"SIZE" help:"Memory of the target's engine, for example 8GiB; 0 = no limit."`
 	CacheTypeK    string      `name:"cache-type-k" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of cached keys: f16, f32, q8_0, q4_0, as the target's device has it."`
 	CacheTypeV    string      `name:"cache-type-v" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of cached values: f16, f32, q8_0, q4_0."`
+	DDTreeBudget  int         `name:"ddtree-budget" default:"0" help:"Nodes of draft trees when a request does not say, 0 = the worker's default; automatic speculation finds its own."`
+	Chunk         int         `default:"0" help:"Prompt tokens that one prefill step reads, 0 = as many as the engine takes."`
 	CacheDir      string      `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers."`
 	Engine        string      `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`
 	Programs      string      `type:"path" placeholder:"DIR" help:"Folder of the worker programs; default: beside this program."`
@@ -65,7 +67,7 @@ func (w *WorkerFlags) validate() error {
 	for _, f := range []struct {
 		flag  string
 		value int
-	}{{"threads", w.Threads}, {"draft-threads", w.DraftThreads}, {"max-ctx", w.MaxCtx}, {"lanes", w.Lanes}} {
+	}{{"threads", w.Threads}, {"draft-threads", w.DraftThreads}, {"max-ctx", w.MaxCtx}, {"lanes", w.Lanes}, {"ddtree-budget", w.DDTreeBudget}, {"chunk", w.Chunk}} {
 		if f.value < 0 {
 			problems = append(problems, fmt.Errorf("--%s: %d is negative", f.flag, f.value))
 		}

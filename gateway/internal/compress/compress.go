@@ -72,6 +72,8 @@ type Config struct {
 	Mode      string
 	Threshold int
 	KeepRatio float64
+	// Curve replaces KeepRatio when it has points.
+	Curve     Curve
 	MinChunks int
 	Timeout   time.Duration
 	// AllowOverride lets requests choose for themselves.
@@ -118,18 +120,22 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 	if mode == ModeOff || mode == "" {
 		return nil, nil
 	}
+	ratio := c.cfg.KeepRatio
+	if len(c.cfg.Curve) > 0 {
+		ratio = c.cfg.Curve.At(tokens)
+	}
 	if c.cfg.AllowOverride {
 		if want.Threshold == 0 {
 			want.Threshold = c.cfg.Threshold
 		}
 		if want.KeepRatio == 0 {
-			want.KeepRatio = c.cfg.KeepRatio
+			want.KeepRatio = ratio
 		}
 		if !want.MinChunksGiven {
 			want.MinChunks = c.cfg.MinChunks
 		}
 	} else {
-		want = Wish{Threshold: c.cfg.Threshold, KeepRatio: c.cfg.KeepRatio, MinChunks: c.cfg.MinChunks}
+		want = Wish{Threshold: c.cfg.Threshold, KeepRatio: ratio, MinChunks: c.cfg.MinChunks}
 	}
 	skip := func(reason string) Func {
 		return func(context.Context) generate.Compressed { return skipped(reason, tokens, want.KeepRatio) }
