@@ -68,6 +68,13 @@ func TestUnknownCallsAreRendered(t *testing.T) {
 		return r.post("/apply-template", body).json(t)["prompt"].(string)
 	}
 	known, unknown := prompt(id), prompt("call_of_another_server")
+	if n := at(r.do("GET", "/props", "").json(t), "tool_replay", "current_entries"); n != 1.0 {
+		t.Errorf("/props counts %v remembered calls", n)
+	}
+	if m := string(r.do("GET", "/metrics", "").body); !strings.Contains(m, `tandem_tool_calls_total{format="qwen_xml"} 1`) ||
+		!strings.Contains(m, `tandem_generated_tokens_total{kind="tool"}`) {
+		t.Error("/metrics does not count the call")
+	}
 	if known != unknown || !strings.Contains(known, "<function=get_weather>\n<parameter=city>\nRome") {
 		t.Errorf("known call:\n%s\nunknown call:\n%s", known, unknown)
 	}

@@ -231,6 +231,7 @@ func (r *run) add(c *Choice, s *stream) {
 	u := &r.usage
 	u.CompletionTokens += c.Tokens.Total
 	u.ReasoningTokens += c.Tokens.Thinking
+	u.ToolTokens += c.Tokens.Tool
 	u.Drafted += s.drafted
 	u.Accepted += s.accepted
 	u.VerifySteps += s.steps
@@ -246,12 +247,25 @@ func (r *run) add(c *Choice, s *stream) {
 	}
 }
 
+func (r *run) countCalls(ctx context.Context, c *Choice) {
+	if r.g.Metrics == nil {
+		return
+	}
+	for _, call := range c.ToolCalls {
+		r.g.Metrics.ToolCall(ctx, call.Format.String())
+	}
+	if c.ToolParseError != "" {
+		r.g.Metrics.ToolParseError(ctx)
+	}
+}
+
 // serve runs one choice on lane and, when workers fail, on the lanes that replace it.
 func (r *run) serve(ctx context.Context, j job, lane *cluster.Lane) error {
 	s := &stream{r: r, job: j, emitter: r.newEmitter(j)}
 	c, err := s.run(ctx, lane)
 	if c != nil {
 		r.add(c, s)
+		r.countCalls(ctx, c)
 	}
 	if err != nil {
 		return err

@@ -152,6 +152,7 @@ type Usage struct {
 	SavedTokens      int
 	CompletionTokens int
 	ReasoningTokens  int
+	ToolTokens       int // of CompletionTokens, the markup of calls
 	Drafted          int64
 	Accepted         int64
 	VerifySteps      int64

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 
 	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
 )
@@ -112,8 +113,17 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 		"server":           map[string]any{"name": "tandem", "version": p.Version, "props_schema": 2},
 		"speculative":      map[string]any{"enabled": speculative, "ddtree_budget": nil},
 		"speculative_mode": mode,
-		"tool_replay":      nil,
+		"tool_replay":      s.toolReplay(),
 		"tandem": map[string]any{"workers": top.Workers, "queue": map[string]any{"depth": s.Cluster.Targets.Queued(), "limit": p.MaxQueue},
 			"features": map[string]any{"pflash": scorer, "speculation": speculative}},
 	})
+}
+
+// toolReplay reports the memory of calls; nil when there is none.
+func (s *Server) toolReplay() any {
+	if s.OpenAI == nil || s.OpenAI.Turn == nil || s.OpenAI.Turn.Memory == nil {
+		return nil
+	}
+	calls, bytes := s.OpenAI.Turn.Memory.Stats()
+	return map[string]any{"max_entries": toolcall.MaxMemoryCalls, "max_bytes": toolcall.MaxMemoryBytes, "current_entries": calls, "current_bytes": bytes}
 }

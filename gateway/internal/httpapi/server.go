@@ -154,7 +154,7 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	r.SetPathValue("id", id)
 	end := func(string) {}
 	if rt != nil && rt.access == accessKey && s.Metrics != nil {
-		end = s.Metrics.Start(r.Context(), name)
+		end = s.Metrics.Start(r.Context(), name, s.keyName(r))
 	}
 	err := s.guard(w, r, rt)
 	status, outcome := s.conclude(w, r, err)
@@ -258,7 +258,7 @@ func (s *Server) report(r *http.Request, call *turn.Call, name string, status in
 		fields = append(fields, zap.Int(telemetry.KeyPrompt, u.PromptTokens), zap.Int(telemetry.KeyTokens, u.CompletionTokens))
 		if s.Metrics != nil {
 			s.Metrics.Generated(r.Context(), metrics.Generation{
-				PromptTokens: u.PromptTokens, ContentTokens: u.CompletionTokens - u.ReasoningTokens, ReasoningTokens: u.ReasoningTokens,
+				PromptTokens: u.PromptTokens, ContentTokens: u.CompletionTokens - u.ReasoningTokens, ReasoningTokens: u.ReasoningTokens, ToolTokens: u.ToolTokens,
 				Drafted: u.Drafted, Accepted: u.Accepted, VerifySteps: u.VerifySteps, Mode: mode(u.Drafted),
 				Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, Total: u.Total, CloseKind: u.CloseKind,
 			})

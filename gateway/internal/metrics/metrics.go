@@ -32,6 +32,7 @@ var (
 type Set struct {
 	requests, promptTokens, generated, drafted, accepted, verifySteps metric.Int64Counter
 	pflashRequests, pflashInput, pflashKept, retries, thinkingClose   metric.Int64Counter
+	toolCalls, toolErrors                                             metric.Int64Counter
 	running                                                           metric.Int64UpDownCounter
 	queue, ttft, interToken, request                                  metric.Float64Histogram
 	prefillRate, decodeRate, acceptLength                             metric.Float64Histogram
@@ -44,6 +45,8 @@ type Sources struct {
 	Workers    func() []registry.Worker
 	// Busy gives lanes in use and in all of a worker.
 	Busy func(id string) (busy, lanes int, ok bool)
+	// Tokens gives tokens of context reserved and in all of a worker.
+	Tokens func(id string) (used, total int, ok bool)
 }
 
 // New makes the instruments. Instruments of a no-op provider cost nothing.
@@ -62,6 +65,8 @@ func New(provider metric.MeterProvider, src Sources) (*Set, error) {
 		pflashKept:     b.counter("tandem.pflash.kept.tokens", "Prompt tokens after compression, of compressed requests."),
 		retries:        b.counter("tandem.retries", "Generations moved to another or the restarted worker."),
 		thinkingClose:  b.counter("tandem.thinking.close", "How reasoning ended."),
+		toolCalls:      b.counter("tandem.tool.calls", "Tool calls of models, by the format in which they were written."),
+		toolErrors:     b.counter("tandem.tool.parse.errors", "Choices with markup of calls that could not be read."),
 		queue:          b.hist("tandem.queue", "s", "Wait for the first lane.", secondsBounds),
 		ttft:           b.hist("tandem.ttft", "s", "From arrival to the first token.", secondsBounds),
 		interToken:     b.hist("tandem.inter_token", "s", "Mean time between tokens of a request.", intervalBounds),
@@ -114,6 +119,7 @@ func (b *builder) observe(src Sources) {
 	}
 	depth := gauge("tandem.queue.depth", "Requests that wait for a worker.")
 	lanes := gauge("tandem.lanes", "Lanes by worker and state.")
+	tokens := gauge("tandem.kv_tokens", "Tokens of context by worker and state, used ones are reserved for running requests.")
 	up := gauge("tandem.worker.up", "1 for a worker that is ready.")
 	restarts, err := b.m.Int64ObservableCounter("tandem.worker.restarts", metric.WithDescription("Restarts of engine processes, by worker."))
 	if err != nil {
@@ -144,6 +150,12 @@ func (b *builder) observe(src Sources) {
 					o.ObserveFloat64(counters, v, metric.WithAttributes(id, attribute.String("name", name)))
 				}
 			}
+			if src.Tokens != nil {
+				if used, total, ok := src.Tokens(w.ID); ok {
+					o.ObserveInt64(tokens, int64(used), metric.WithAttributes(id, attribute.String("state", "used")))
+					o.ObserveInt64(tokens, int64(total-used), metric.WithAttributes(id, attribute.String("state", "free")))
+				}
+			}
 			if src.Busy == nil {
 				continue
 			}
@@ -153,31 +165,46 @@ func (b *builder) observe(src Sources) {
 			}
 		}
 		return nil
-	}, depth, lanes, up, restarts, counters)
+	}, depth, lanes, tokens, up, restarts, counters)
 	if err != nil {
 		b.err = err
 	}
 }
 
-// Start counts a request as running until the returned function is called with its outcome.
-func (s *Set) Start(ctx context.Context, endpoint string) (end func(outcome string)) {
+// Start counts a request as running until the returned function is called with its outcome. key is the name of the API key that
+// it came with, empty for one without a name.
+func (s *Set) Start(ctx context.Context, endpoint, key string) (end func(outcome string)) {
 	began := time.Now()
 	s.running.Add(ctx, 1)
 	return func(outcome string) {
 		ctx := context.WithoutCancel(ctx)
 		s.running.Add(ctx, -1)
-		s.requests.Add(ctx, 1, metric.WithAttributes(attribute.String("endpoint", endpoint), attribute.String("outcome", outcome)))
+		labels := []attribute.KeyValue{attribute.String("endpoint", endpoint), attribute.String("outcome", outcome)}
+		if key != "" {
+			labels = append(labels, attribute.String("key", key))
+		}
+		s.requests.Add(ctx, 1, metric.WithAttributes(labels...))
 		s.request.Record(ctx, time.Since(began).Seconds())
 	}
 }
 
+// ToolCall counts a call by its format.
+func (s *Set) ToolCall(ctx context.Context, format string) {
+	s.toolCalls.Add(context.WithoutCancel(ctx), 1, metric.WithAttributes(attribute.String("format", format)))
+}
+
+// ToolParseError counts a choice whose markup of calls could not be read.
+func (s *Set) ToolParseError(ctx context.Context) { s.toolErrors.Add(context.WithoutCancel(ctx), 1) }
+
 // Generation is what is known of a finished request.
 type Generation struct {
 	PromptTokens, ContentTokens, ReasoningTokens int
-	Drafted, Accepted, VerifySteps               int64
-	Mode                                         string
-	Queue, TTFT, Prefill, Decode, Total          time.Duration
-	CloseKind                                    string // empty: no reasoning
+	// ToolTokens are those of ContentTokens that are markup of calls.
+	ToolTokens                          int
+	Drafted, Accepted, VerifySteps      int64
+	Mode                                string
+	Queue, TTFT, Prefill, Decode, Total time.Duration
+	CloseKind                           string // empty: no reasoning
 }
 
 // genAI labels the measurements of the conventions' family.
@@ -187,7 +214,8 @@ var genAI = metric.WithAttributes(attribute.String(telemetry.GenAIOperation, "ch
 func (s *Set) Generated(ctx context.Context, g Generation) {
 	ctx = context.WithoutCancel(ctx)
 	s.promptTokens.Add(ctx, int64(g.PromptTokens))
-	s.generated.Add(ctx, int64(g.ContentTokens), metric.WithAttributes(attribute.String("kind", "content")))
+	s.generated.Add(ctx, int64(g.ContentTokens-g.ToolTokens), metric.WithAttributes(attribute.String("kind", "content")))
+	s.generated.Add(ctx, int64(g.ToolTokens), metric.WithAttributes(attribute.String("kind", "tool")))
 	s.generated.Add(ctx, int64(g.ReasoningTokens), metric.WithAttributes(attribute.String("kind", "reasoning")))
 	s.drafted.Add(ctx, g.Drafted)
 	s.accepted.Add(ctx, g.Accepted)
