@@ -1,0 +1,37 @@
+# Programs for owners of a card: gpu_tester_<vendor> (first contact) and step27b_<vendor> (phases at true shapes), built by
+# name; and gpu_tester_emu, whose operand-map check is a test here.
+#
+#   cmake --build native/build --target gpu_tester_cuda step27b_cuda
+function(tnd_gpu_benches vendor probe)
+  add_executable(gpu_tester_${vendor} bench/gpu_tester.cpp ${probe})
+  add_executable(step27b_${vendor} bench/step27b_bench.cpp bench/rates_gpu.cpp ${probe})
+  target_link_libraries(step27b_${vendor} PRIVATE tandem_synthetic)
+  foreach(program gpu_tester_${vendor} step27b_${vendor})
+    target_include_directories(${program} PRIVATE bench)
+    target_link_libraries(${program} PRIVATE tandem_${vendor}_objects)
+    set_target_properties(${program} PROPERTIES EXCLUDE_FROM_ALL ON LINKER_LANGUAGE CXX)
+    # Copied to other machines, the programs need nothing but libc and the driver.
+    target_link_options(${program} PRIVATE -static-libstdc++ -static-libgcc)
+  endforeach()
+endfunction()
+
+foreach(vendor cuda hip)
+  if(TARGET tandem_${vendor})
+    tnd_gpu_object(${vendor} ${CMAKE_CURRENT_SOURCE_DIR}/bench/gpu_probe.cu ${CMAKE_CURRENT_BINARY_DIR}/${vendor}/bench object)
+    add_custom_target(tandem_${vendor}_probe DEPENDS ${object})
+    tnd_gpu_benches(${vendor} ${object})
+    add_dependencies(gpu_tester_${vendor} tandem_${vendor}_probe)
+    add_dependencies(step27b_${vendor} tandem_${vendor}_probe)
+  endif()
+endforeach()
+
+if(TARGET tandem_emu_objects)
+  set(wrapper ${CMAKE_CURRENT_BINARY_DIR}/emu/gpu_probe_emu.cpp)
+  file(CONFIGURE OUTPUT ${wrapper} CONTENT "#include \"gpu_probe.cu\"\n")
+  add_executable(gpu_tester_emu bench/gpu_tester.cpp ${wrapper})
+  target_include_directories(gpu_tester_emu PRIVATE bench)
+  target_compile_definitions(gpu_tester_emu PRIVATE TND_GPU_EMU)
+  target_compile_options(gpu_tester_emu PRIVATE ${TND_EMU_OPTIONS})
+  target_link_libraries(gpu_tester_emu PRIVATE tandem_emu_objects)
+  add_test(NAME gpu_tester_maps COMMAND gpu_tester_emu --check)
+endif()
