@@ -43,7 +43,9 @@ func TestQueueIsFair(t *testing.T) {
 		as     func(who string) (more string, header []string)
 	}{
 		{"keys", func(c *Config) { c.APIKey = append(c.APIKey, "key-a", "key-b") },
-			func(who string) (string, []string) { return `,"session_id":"same"`, []string{"x-api-key", "key-" + who} }},
+			func(who string) (string, []string) {
+				return `,"session_id":"same"`, []string{"x-api-key", "key-" + who}
+			}},
 		{"sessions", nil, func(who string) (string, []string) { return `,"session_id":"` + who + `"`, nil }},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -81,7 +81,7 @@ func (a *App) wire() error {
 		return err
 	}
 	set, err := metrics.New(a.deps.Metrics.MeterProvider(), metrics.Sources{
-		QueueDepth: a.cluster.Targets.Queued, Workers: a.cluster.Workers, Busy: a.cluster.Targets.Busy,
+		QueueDepth: a.cluster.Targets.Queued, Workers: a.cluster.Workers, Busy: a.cluster.Targets.Busy, Tokens: a.cluster.Targets.Tokens,
 	})
 	if err != nil {
 		return err
@@ -90,8 +90,12 @@ func (a *App) wire() error {
 	gen := generate.New(generate.Config{
 		MaxTokensCeiling: cfg.MaxTokensCeiling, StrictContext: cfg.StrictContext, FailoverTimeout: failover, Watchdog: cfg.DegenerateWatchdog,
 	}, generate.Deps{Targets: a.cluster.Targets, Metrics: set, Logger: a.log.Named("generate")})
+	curve, err := compress.ParseCurve(cfg.PrefillKeepCurve)
+	if err != nil {
+		return fmt.Errorf("--prefill-keep-curve: %w", err)
+	}
 	pflash := compress.New(compress.Config{
-		Mode: cfg.PrefillCompression, Threshold: cfg.PrefillThreshold, KeepRatio: cfg.PrefillKeepRatio, MinChunks: cfg.PrefillMinChunks,
+		Curve: curve, Mode: cfg.PrefillCompression, Threshold: cfg.PrefillThreshold, KeepRatio: cfg.PrefillKeepRatio, MinChunks: cfg.PrefillMinChunks,
 		Timeout: seconds(cfg.PflashTimeoutS), AllowOverride: cfg.PflashRequestOverride,
 	}, compress.Deps{Scorers: a.cluster.Scorers, Tokenizer: a.models.scorerTokenizer, Logger: a.log.Named("pflash")})
 	keys, err := a.keys()
@@ -100,7 +104,7 @@ func (a *App) wire() error {
 	}
 	turns := turn.New(turn.Config{
 		MaxN: cfg.MaxN, DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel,
-		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS), ImagePlaceholder: cfg.ImagePolicy == imagesReplaced,
+		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS), QueuedHeaders: seconds(cfg.QueuedHeadersS), ImagePlaceholder: cfg.ImagePolicy == imagesReplaced,
 	}, turn.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Budgets: limits, Memory: toolcall.NewMemory(),
 		Logger: a.log.Named("turn")})
 	dialect := openai.New(openai.Config{StreamUsageDefault: cfg.StreamUsageDefault}, openai.Deps{Turn: turns})
@@ -109,7 +113,7 @@ func (a *App) wire() error {
 		return err
 	}
 	a.api = httpapi.New(httpapi.Config{
-		Keys: keys, ProtectIntrospection: cfg.ProtectIntrospection, CORSOrigins: a.corsOrigins(), Props: httpapi.Props{
+		Keys: keys, ProtectIntrospection: cfg.ProtectIntrospection, CORSOrigins: a.corsOrigins(), Stall: seconds(cfg.StallTimeoutS), Props: httpapi.Props{
 			Version: a.deps.Version, MaxQueue: cfg.MaxQueue, DefaultThinking: cfg.DefaultThinking,
 			PflashMode: cfg.PrefillCompression, PflashThreshold: cfg.PrefillThreshold, PflashKeepRatio: cfg.PrefillKeepRatio,
 		},
@@ -148,7 +152,7 @@ func (a *App) newHTTPServer() *http.Server {
 	p.SetUnencryptedHTTP2(true)
 	return &http.Server{
 		Handler: a.api, Protocols: &p, MaxHeaderBytes: httpapi.ReadHeaderBytes,
-		ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
+		ReadHeaderTimeout: seconds(a.cfg.StallTimeoutS), IdleTimeout: 2 * time.Minute,
 		BaseContext: func(net.Listener) context.Context { return a.requests }, ConnContext: httpapi.ConnContext,
 		ErrorLog: zap.NewStdLog(a.log.Named("http")),
 	}

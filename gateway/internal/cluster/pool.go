@@ -343,6 +343,17 @@ func (p *Pool) Ready() bool {
 	return p.anyReady()
 }
 
+// Tokens returns the tokens that are reserved of a worker's memory and those in all; ok is false for workers that do not say.
+func (p *Pool) Tokens(id string) (used, total int, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w := p.workers[id]
+	if w == nil || w.kv == 0 {
+		return 0, 0, false
+	}
+	return w.held, w.kv, true
+}
+
 // Busy returns lanes in use and lanes in all of a worker; ok is false for unknown workers.
 func (p *Pool) Busy(id string) (busy, lanes int, ok bool) {
 	p.mu.Lock()

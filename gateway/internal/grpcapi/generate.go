@@ -22,7 +22,7 @@ import (
 func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.InferenceService_GenerateServer) (err error) {
 	ctx := stream.Context()
 	if s.Metrics != nil {
-		end := s.Metrics.Start(ctx, "grpc/Generate")
+		end := s.Metrics.Start(ctx, "grpc/Generate", "")
 		defer func() { end(outcome(err)) }()
 	}
 	if s.Draining != nil && s.Draining() {

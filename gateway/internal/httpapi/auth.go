@@ -68,6 +68,17 @@ func (s *Server) scope(r *http.Request) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// keyName is the name of the request's key, empty for an unknown key and for one without a name.
+func (s *Server) keyName(r *http.Request) string {
+	secret := secretOf(r)
+	for _, k := range s.cfg.Keys {
+		if k.Name != "" && Match([]Key{k}, secret) {
+			return k.Name
+		}
+	}
+	return ""
+}
+
 func secretOf(r *http.Request) string {
 	secret := r.Header.Get("X-Api-Key")
 	if auth := r.Header.Get("Authorization"); auth != "" {

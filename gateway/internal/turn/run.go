@@ -1,6 +1,7 @@
 package turn
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"strings"
@@ -14,8 +15,8 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
 )
 
-// queuedHeaders is how long a stream may wait in the queue before it gets its headers and keep-alives.
-const queuedHeaders = 10 * time.Second
+// DefaultQueuedHeaders is how long a stream may wait in the queue before it gets its headers and keep-alives.
+const DefaultQueuedHeaders = 10 * time.Second
 
 // Stream is a dialect's event stream. Its methods may run at the same time as each other for different choices; Ping runs
 // beside all of them and must not touch the state of a choice.
@@ -47,7 +48,7 @@ func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, ma
 	})
 	defer out.Close()
 	sink = make(out)
-	early := newTimer(queuedHeaders, func() { _ = sink.Begin() })
+	early := newTimer(cmp.Or(s.cfg.QueuedHeaders, DefaultQueuedHeaders), func() { _ = sink.Begin() })
 	defer early.stop()
 	u, err := s.Generator.Run(ctx, p.Run, s.record(p.Run, sink))
 	early.stop()

@@ -29,6 +29,8 @@ type Config struct {
 	StrictModel     bool
 	Keepalive       time.Duration
 	RequestTimeout  time.Duration
+	// QueuedHeaders replaces DefaultQueuedHeaders when it is not 0.
+	QueuedHeaders time.Duration
 	// ImagePlaceholder puts a text in the place of images and the like; without it they are errors.
 	ImagePlaceholder bool
 }

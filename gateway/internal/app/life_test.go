@@ -1,0 +1,259 @@
+package app
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+)
+
+// wires are the endpoints that generate, each with a body that asks for a stream or not.
+var wires = []struct{ path, body string }{
+	{"/v1/chat/completions", `{"messages":[{"role":"user","content":"Hi"}],"stream":%v}`},
+	{"/v1/completions", `{"prompt":"Hi","stream":%v}`},
+	{"/v1/responses", `{"input":"Hi","stream":%v}`},
+	{"/v1/messages", `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":100,"stream":%v}`},
+}
+
+// TestCancelInEveryPhase: the worker hears within 100 ms that a client has left, whatever it is doing, and its lane is free again.
+func TestCancelInEveryPhase(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{Lanes: 1})
+	for _, wire := range wires {
+		for _, stream := range []bool{true, false} {
+			for phase, at := range map[string]int{"prefill": -1, "first token": 0, "decode": 3} {
+				t.Run(fmt.Sprintf("%s, stream %v, %s", wire.path, stream, phase), func(t *testing.T) {
+					there, gone := make(chan struct{}), make(chan time.Time, 1)
+					script := gatewaytest.Script{Tokens: r.encode("one two three four five six"), Stop: r.tok.StopTokens()[0]}
+					script.Before = func(i int, s tandemv1.TargetService_DecodeServer) error {
+						if i != at {
+							return nil
+						}
+						close(there)
+						<-s.Context().Done()
+						gone <- time.Now()
+						return s.Context().Err()
+					}
+					w.SetDecode(script.Run)
+					ctx, leave := context.WithCancel(t.Context())
+					defer leave()
+					req, err := http.NewRequestWithContext(ctx, "POST", r.url+wire.path, strings.NewReader(fmt.Sprintf(wire.body, stream)))
+					if err != nil {
+						t.Fatal(err)
+					}
+					ended := make(chan error, 1)
+					go func() {
+						resp, err := r.client.Do(req)
+						if err == nil {
+							_, err = io.Copy(io.Discard, resp.Body)
+							resp.Body.Close()
+						}
+						ended <- err
+					}()
+					receive(t, there, phase)
+					left := time.Now()
+					leave()
+					if d := receive(t, gone, "cancel at the worker").Sub(left); d > 100*time.Millisecond {
+						t.Errorf("the worker heard of it after %v", d)
+					}
+					if receive(t, ended, "end of the request") == nil {
+						t.Error("a request that was left has an answer")
+					}
+					w.SetDecode(r.reply("again", 1))
+					if a := r.post("/v1/chat/completions", chatBody("")); a.status != http.StatusOK {
+						t.Errorf("the lane is not free: %d %s", a.status, a.body)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestSlowReader: a client that accepts nothing for the stall time is given up, and its work at the worker with it.
+func TestSlowReader(t *testing.T) {
+	r := start(t, func(c *Config) { c.StallTimeoutS = 0.2 })
+	gone := make(chan struct{})
+	script := gatewaytest.Script{Tokens: r.encode(strings.Repeat("many words that nobody reads ", 20000))[:90_000]}
+	script.Before = func(i int, s tandemv1.TargetService_DecodeServer) error {
+		if i < len(script.Tokens)-1 && s.Context().Err() == nil {
+			return nil
+		}
+		<-s.Context().Done()
+		close(gone)
+		return s.Context().Err()
+	}
+	r.target(gatewaytest.WorkerOptions{MaxContext: 1 << 20, Decode: script.Run})
+	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.(*net.TCPConn).SetReadBuffer(4 << 10); err != nil {
+		t.Fatal(err)
+	}
+	body := chatBody(`"stream":true,"max_tokens":100000`)
+	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	receive(t, gone, "end at the worker")
+}
+
+// TestQueuedStreamGetsHeaders: a stream that waits for long is told so by headers and keep-alives; what goes wrong then is an event.
+func TestQueuedStreamGetsHeaders(t *testing.T) {
+	r := start(t, func(c *Config) { c.QueuedHeadersS, c.SSEKeepaliveS, c.QueueTimeoutS = 0.05, 0.05, 0.5 })
+	b := newBlock()
+	r.target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.script(r, "one two")})
+	first := r.send(t.Context(), chatBody(""))
+	receive(t, b.admitted, "first request runs")
+	for _, c := range []struct{ path, body, ping, failure string }{
+		{"/v1/chat/completions", wires[0].body, `"delta":{"role":"assistant","content":""}`, `"code":"queue_timeout"`},
+		{"/v1/responses", wires[2].body, `"type":"response.in_progress"`, `"type":"response.failed"`},
+		{"/v1/messages", wires[3].body, `"type":"ping"`, `"type":"overloaded_error"`},
+	} {
+		sent := time.Now()
+		resp, err := r.client.Post(r.url+c.path, "application/json", strings.NewReader(fmt.Sprintf(c.body, true)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(sent); resp.StatusCode != http.StatusOK || d > 400*time.Millisecond {
+			t.Errorf("%s: headers with status %d after %v", c.path, resp.StatusCode, d)
+		}
+		text, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(string(text), c.ping); n < 3 {
+			t.Errorf("%s: %d keep-alives in %s", c.path, n, text)
+		}
+		if !strings.Contains(string(text), c.failure) {
+			t.Errorf("%s: the end is no %s: %s", c.path, c.failure, text)
+		}
+	}
+	// What is not a stream waits for its status.
+	a := r.post("/v1/messages", fmt.Sprintf(wires[3].body, false))
+	if a.status != 529 || a.header.Get("Retry-After") == "" {
+		t.Errorf("%d %s", a.status, a.body)
+	}
+	close(b.release)
+	receive(t, first, "first answer")
+}
+
+// TestEventsComeAtOnce: the headers and the first event do not wait for the prompt, and every event is sent when it is there.
+func TestEventsComeAtOnce(t *testing.T) {
+	r := start(t, nil)
+	next := make(chan struct{})
+	script := gatewaytest.Script{Tokens: r.encode("one two three"), Stop: r.tok.StopTokens()[0]}
+	script.Before = func(int, tandemv1.TargetService_DecodeServer) error {
+		<-next
+		return nil
+	}
+	r.target(gatewaytest.WorkerOptions{Decode: script.Run})
+	resp, err := r.client.Post(r.url+"/v1/chat/completions", "application/json", strings.NewReader(chatBody(`"stream":true`)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	for name, want := range map[string]string{
+		"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no",
+	} {
+		if got := resp.Header.Get(name); got != want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	lines := bufio.NewScanner(resp.Body)
+	event := func() string {
+		for lines.Scan() {
+			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+				return data
+			}
+		}
+		t.Fatal("the stream ended")
+		return ""
+	}
+	if first := event(); !strings.Contains(first, `"role":"assistant"`) {
+		t.Errorf("first event %s", first)
+	}
+	next <- struct{}{} // the prompt
+	for range script.Tokens {
+		next <- struct{}{}
+		if e := event(); !strings.Contains(e, `"content":"`) {
+			t.Errorf("event %s", e)
+		}
+	}
+	close(next)
+}
+
+// TestNamedKeys: every key of flags and file opens every route that needs one, and names show in the metrics, secrets nowhere.
+func TestNamedKeys(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "keys")
+	if err := os.WriteFile(file, []byte("# people\nalice: key-of-alice\n\nbob:key-of-bob\nunnamed-key\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, func(c *Config) {
+		c.APIKeyFile = file
+		c.APIKey = append(c.APIKey, "flag-key")
+	})
+	r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
+	for _, key := range []string{"key-of-alice", "key-of-bob", "unnamed-key", "flag-key"} {
+		for _, header := range [][]string{{"Authorization", "Bearer " + key}, {"authorization", "bearer " + key}, {"x-api-key", key}} {
+			for _, wire := range wires {
+				if a := r.post(wire.path, fmt.Sprintf(wire.body, false), header...); a.status != http.StatusOK {
+					t.Errorf("%s with %v: %d %s", wire.path, header, a.status, a.body)
+				}
+			}
+		}
+	}
+	for _, header := range [][]string{nil, {"x-api-key", "alice"}, {"x-api-key", "key-of-alic"}, {"Authorization", "Basic key-of-bob"}, {"Authorization", "key-of-bob"}} {
+		for _, wire := range wires {
+			if a := r.post(wire.path, fmt.Sprintf(wire.body, true), header...); a.status != http.StatusUnauthorized || a.header.Get("WWW-Authenticate") == "" {
+				t.Errorf("%s with %v: %d %s", wire.path, header, a.status, a.body)
+			}
+		}
+	}
+	text := string(r.do("GET", "/metrics", "").body)
+	if !strings.Contains(text, `key="alice"`) || !strings.Contains(text, `key="bob"`) {
+		t.Error("named keys are no labels of the requests")
+	}
+	for _, secret := range []string{"key-of-", "unnamed-key", "flag-key"} {
+		if strings.Contains(text, secret) {
+			t.Errorf("metrics tell %q", secret)
+		}
+	}
+	// Without a key, /props shows base names only.
+	if a := r.do("GET", "/props", ""); a.status != http.StatusOK || strings.Contains(string(a.body), filepath.Dir(gatewaytest.ModelPath(t, gatewaytest.Target))) {
+		t.Errorf("props without a key: %d %s", a.status, a.body)
+	}
+}
+
+// TestIDsNeverRepeat: neither within a gateway nor after a restart.
+func TestIDsNeverRepeat(t *testing.T) {
+	seen := map[string]bool{}
+	for range 2 {
+		r := start(t, nil)
+		r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
+		for range 3 {
+			for _, wire := range wires {
+				a := r.post(wire.path, fmt.Sprintf(wire.body, false))
+				id, _ := a.json(t)["id"].(string)
+				for _, id := range []string{id, a.header.Get("X-Request-Id")} {
+					if len(id) < 20 || seen[id] {
+						t.Errorf("%s: id %q is short or was given before", wire.path, id)
+					}
+					seen[id] = true
+				}
+			}
+		}
+		if err := r.stop(); err != nil {
+			t.Error(err)
+		}
+	}
+}
