@@ -2,9 +2,16 @@ package grammar
 
 import (
 	"testing"
+
+	"github.com/tandem-inference/tandem/services/grammar/grammartest"
 )
 
 const benchVocabulary = 150_000
+
+func syntheticVocabulary(n int) *Vocabulary {
+	list := grammartest.Vocabulary(n)
+	return NewVocabulary(Source{Size: n, Bytes: func(id int32) []byte { return []byte(list[id]) }, Named: func(string) (int32, bool) { return 0, false }})
+}
 
 // jsonText is a grammar of JSON with limits on whitespace, as response formats use it.
 const jsonText = `root ::= object

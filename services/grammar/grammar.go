@@ -85,8 +85,8 @@ func (p *program) through(s *shape) shapeTable {
 	return t
 }
 
-// representatives names, for nodes of counted repetitions that one token cannot bring near a limit, one that all of them share:
-// a round takes at least one byte.
+// representatives names, for nodes of counted repetitions that one token cannot bring to a limit, the node of the repetition
+// without limits: a round takes at least one byte.
 func (p *program) representatives(longest int) []int32 {
 	var rep []int32
 	for _, c := range p.chains {
@@ -103,9 +103,9 @@ func (p *program) representatives(longest int) []int32 {
 		for i := range c.nodes {
 			switch {
 			case i+far <= c.min:
-				rep[c.nodes[i]] = c.nodes[c.min-far]
+				rep[c.nodes[i]] = c.must
 			case c.max > 0 && i >= c.min && i+far <= c.max:
-				rep[c.nodes[i]] = c.nodes[c.max-far]
+				rep[c.nodes[i]] = c.may
 			}
 		}
 	}
@@ -236,14 +236,9 @@ func (g *Grammar) compute(s *State) *Mask {
 	if len(g.stack) < v.longest+1 {
 		g.stack = make([]*State, v.longest+1)
 	}
-	done := [4]bool{}
-	for i := range v.groups {
-		// From the widest shape to the narrowest.
-		at := [...]int{2, 0, 1, 3}[i]
-		if done[at] {
-			continue
-		}
-		if len(v.groups[at].nodes) > 0 && g.contains(s, at) {
+	var done [groups]bool
+	for at := range v.groups {
+		if !done[at] && len(v.groups[at].nodes) > 0 && g.contains(s, at) {
 			for _, c := range v.groups[at].covers {
 				done[c] = true
 				or(m.Bits, v.groups[c].mask)
@@ -306,10 +301,22 @@ func (g *Grammar) walk(s *State, nodes []trieNode, mask []uint32) {
 // maxPairs bounds the comparison of a state with a shape.
 const maxPairs = 512
 
+// lasts tells whether a state allows a run of letters as long as the longest token of a group: a cheap way to find out that it does
+// not allow all of them.
+func (g *Grammar) lasts(s *State, length int) bool {
+	class := g.m.classOf['a']
+	for range length {
+		if s = g.m.step(s, class); s == dead {
+			return false
+		}
+	}
+	return true
+}
+
 // contains tells whether the state allows every text of a group's shape. It may say no without having tried everything.
 func (g *Grammar) contains(s *State, at int) bool {
 	table := g.shapes[at]
-	if table == nil {
+	if table == nil || !g.lasts(s, g.vocab.groups[at].longest) {
 		return false
 	}
 	clear(g.pairs)

@@ -44,6 +44,9 @@ type tokenSet struct {
 type chain struct {
 	nodes    []int32
 	min, max int // max < 0: the last node is a loop
+	// The same repetition without its bounds, which a place that is far from them cannot be told from: may goes on or leaves,
+	// must goes on.
+	may, must int32
 }
 
 // program is a grammar as one automaton per rule. Node 0 is the end that all rules share.
@@ -227,6 +230,11 @@ func (b *builder) repeat(x repeat, next int32) int32 {
 	}
 	slices.Reverse(c.nodes)
 	if copies > inlineRepeat {
+		c.must = b.expr(body, end)
+		b.nodes[c.must].next, b.nodes[c.must].solid = c.must, solid
+		first := b.expr(body, end)
+		c.may = b.add(node{kind: kindSplit, to: []int32{first, next}})
+		b.nodes[first].next, b.nodes[first].solid = c.may, solid
 		b.chains = append(b.chains, c)
 	}
 	return c.nodes[0]

@@ -45,13 +45,18 @@ func FromTokenizer(t *tokenizer.Tokenizer, size int) *Vocabulary {
 	})
 }
 
+// groups of a vocabulary, from the widest shape to the narrowest.
+const groups = 5
+
 // group are tokens of one shape, with the automaton of that shape.
 type group struct {
 	shape *shape
 	// covers lists the groups whose tokens are all texts of this shape, itself included.
 	covers []int
 	mask   []uint32
-	nodes  []trieNode
+	// longest token of the group, in bytes.
+	longest int
+	nodes   []trieNode
 }
 
 // trieNode in depth-first order.
@@ -67,9 +72,10 @@ func NewVocabulary(src Source) *Vocabulary {
 	v := &Vocabulary{size: src.Size, words: (src.Size + 31) / 32, named: src.Named, bytes: src.Bytes}
 	v.normal = make([]uint32, v.words)
 	v.groups = []group{
-		{shape: plainText(0), covers: []int{0, 1}},
-		{shape: plainText(shortText), covers: []int{1}},
-		{shape: anyText(), covers: []int{0, 1, 2}},
+		{shape: anyText(), covers: []int{0, 1, 2, 3}},
+		{shape: plainText(0), covers: []int{1, 2, 3}},
+		{shape: plainText(2 * shortText), covers: []int{2, 3}},
+		{shape: plainText(shortText), covers: []int{3}},
 		{}, // tokens that begin or end inside a character
 	}
 	members := make([][]int32, len(v.groups))
@@ -80,16 +86,16 @@ func NewVocabulary(src Source) *Vocabulary {
 		}
 		v.longest = max(v.longest, len(b))
 		setBit(v.normal, id)
-		g := 3
-		switch {
-		case v.groups[1].shape.holds(b):
-			g = 1
-		case v.groups[0].shape.holds(b):
-			g = 0
-		case v.groups[2].shape.holds(b):
-			g = 2
+		// The narrowest shape that holds it.
+		g := groups - 1
+		for i := groups - 2; i >= 0; i-- {
+			if v.groups[i].shape.holds(b) {
+				g = i
+				break
+			}
 		}
 		members[g] = append(members[g], id)
+		v.groups[g].longest = max(v.groups[g].longest, len(b))
 	}
 	for i := range v.groups {
 		v.groups[i].fill(v, members[i])
@@ -141,8 +147,8 @@ type shape struct {
 	next [][256]int16 // -1 = none
 }
 
-// shortText is the number of characters up to which plain tokens form a group of their own: repetitions with few rounds left
-// still take them whole.
+// shortText is the number of characters up to which plain tokens form a group of their own, as those of up to twice as many do:
+// repetitions with few rounds left still take them whole.
 const shortText = 12
 
 // plainText holds characters that most places of texts allow: none of the controls, quotes, backslashes and angle brackets.
