@@ -198,7 +198,7 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 	}
 	before := r.length
 	reason := r.accept()
-	if r.sound.on && n == 1 {
+	if r.sound.on && !r.sound.rest {
 		r.sound.chosen = append(r.sound.chosen, r.tokens...)
 	}
 	// Draft tokens behind a stop token were accepted by the walk but never leave the worker.
@@ -271,7 +271,7 @@ func (r *run) observe(length, rows int, verify, wall, waited time.Duration, prop
 		r.round.Path = r.path
 	}
 	r.policy.Observe(&r.round)
-	if r.sound.on && rows > 1 {
-		r.endRest()
+	if r.sound.rest {
+		r.endRest(added)
 	}
 }

@@ -19,7 +19,8 @@ type sounding struct {
 	chosen  []int32       // tokens chosen since the question
 	chain   ddtree.Tree   // the proposal
 	path    []int32       // of chain: what was chosen
-	matched int           // nodes of chain that the round in work builds on, 0 = none
+	rest    bool          // the round in work verifies what is left of chain
+	matched int           // nodes of chain that were chosen before that
 }
 
 // listen begins a sounding as plan wants it. A draft that is not there or owes an answer is left alone.
@@ -28,7 +29,7 @@ func (r *run) listen(plan auto.Plan) {
 	if !r.link.Ready() {
 		return
 	}
-	s.on, s.plan, s.askedAt, s.chosen, s.matched = true, plan, time.Now(), s.chosen[:0], 0
+	s.on, s.rest, s.plan, s.askedAt, s.chosen = true, false, plan, time.Now(), s.chosen[:0]
 	s.limit = r.deadline(plan.Block)
 	r.link.Ask(drafts.Ask{
 		Anchor: r.anchor, Position: r.length, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN,
@@ -74,14 +75,19 @@ func (r *run) hear() {
 		r.endSounding(&s.chain, matched)
 		return
 	}
-	s.matched = matched
+	s.rest, s.matched = true, matched
 	r.plan = s.plan
 	r.plan.Kind = auto.Chain
 }
 
-// endRest ends a sounding whose rest was verified: r.path is what the target chose of it.
-func (r *run) endRest() {
+// endRest ends a sounding whose rest was verified: r.path is what the target chose of it. Where a guide put nodes of its own
+// among them, only what was chosen before counts.
+func (r *run) endRest(added bool) {
 	s := &r.sound
+	if added {
+		r.endSounding(&s.chain, s.matched)
+		return
+	}
 	for range r.path[1:] {
 		s.path = append(s.path, int32(len(s.path)))
 	}
@@ -90,7 +96,7 @@ func (r *run) endRest() {
 
 // endSounding tells the policy what a sounding brought: how many nodes of chain were compared with choices of the target.
 func (r *run) endSounding(chain *ddtree.Tree, tested int) {
-	r.sound.on = false
+	r.sound.on, r.sound.rest = false, false
 	r.plan = auto.Plan{Kind: auto.Plain}
 	r.policy.Sounded(chain, tested, r.sound.path, r.length)
 }
