@@ -107,13 +107,13 @@ func (g *callWriter) call(t *Tool) (string, error) {
 		g.gemmaRules()
 		return seq(mark(openGemma), quote("call:"+t.Name+"{"), "gemma-members?", quote("}"), mark(closeGemma)), nil
 	case Laguna:
-		params, err := g.params(t, func(key, value string) string {
-			return seq(mark("<arg_key>"), key, mark("</arg_key>"), quote("\n"), mark("<arg_value>"), value, mark("</arg_value>"), quote("\n"))
+		params, err := g.params(t, mark("</arg_value>"), g.until("</arg_value>"), func(key, value string) string {
+			return seq(mark("<arg_key>"), key, mark("</arg_key>"), quote("\n"), mark("<arg_value>"), value, quote("\n"))
 		})
 		return seq(mark(openToolCall), quote(t.Name+"\n"), params, mark(closeToolCall)), err
 	}
-	params, err := g.params(t, func(key, value string) string {
-		return seq(quote("<parameter="), key, quote(">\n"), value, quote("\n</parameter>\n"))
+	params, err := g.params(t, quote("\n</parameter>"), g.until("</parameter>"), func(key, value string) string {
+		return seq(quote("<parameter="), key, quote(">\n"), value, quote("\n"))
 	})
 	return seq(mark(openToolCall), quote("\n<function="+t.Name+">\n"), params, quote("</function>\n"), mark(closeToolCall)), err
 }
@@ -136,22 +136,26 @@ func strictError(t *Tool, under string, err error) error {
 	return &StrictError{t, strings.Trim(under+"."+se.Path, "."), se.Message}
 }
 
-// params is the rule of arguments with a tag for each: in any order and number, or with strict each as the schema has it.
-func (g *callWriter) params(t *Tool, tag func(key, value string) string) (string, error) {
+// params is the rule of arguments with a tag for each: in any order and number, or with strict each as the schema has it. closer
+// ends a value, text is one that may be any text, its closer included.
+func (g *callWriter) params(t *Tool, closer, text string, tag func(key, value string) string) (string, error) {
 	props := properties(t.Schema)
 	if len(props) == 0 {
 		if t.Strict {
 			return `""`, nil
 		}
-		return g.Rule(tag("[a-zA-Z0-9_.$-]{1,64}", g.text())) + "*", nil
+		return g.Rule(tag("[a-zA-Z0-9_.$-]{1,64}", text)) + "*", nil
 	}
 	var list []string
 	for _, p := range props {
-		value := g.text()
+		value := text
 		if t.Strict {
-			var err error
-			if value, err = g.value(t, p); err != nil {
+			rule, err := g.value(t, p)
+			if err != nil {
 				return "", err
+			}
+			if rule != "" {
+				value = seq(rule, closer)
 			}
 		}
 		rule := g.Rule(tag(grammar.Quote(p.key), value))
@@ -166,7 +170,7 @@ func (g *callWriter) params(t *Tool, tag func(key, value string) string) (string
 	return "(" + strings.Join(list, " | ") + ")*", nil
 }
 
-// value is the rule of a strict parameter: text as it stands for strings, JSON for the rest.
+// value is the rule of a strict parameter that is not any text: JSON, or one of some texts as they stand. It is empty for text.
 func (g *callWriter) value(t *Tool, p property) (string, error) {
 	if k := t.params.of(p.key); k != 0 && k&kindString == 0 {
 		rule, err := g.Schema(p.schema)
@@ -180,16 +184,15 @@ func (g *callWriter) value(t *Tool, p property) (string, error) {
 			return "", &StrictError{t, "properties." + p.key + "." + k, "is not supported for text"}
 		}
 	}
-	return g.text(), nil
+	return "", nil
 }
 
-// text is the rule of a text in a tag: everything that does not begin to close a parameter.
-func (g *callWriter) text() string {
-	next := "p"
-	if g.c.Form == Laguna {
-		next = "a"
+// until is the rule of any text up to a mark, and the mark. The text does not spell the mark either.
+func (g *callWriter) until(mark string) string {
+	if t := g.c.Mark(mark); strings.HasPrefix(t, "<[") {
+		return g.Rule("$without(" + grammar.Quote(mark) + ") " + t)
 	}
-	return g.Rule(`([^<] | "<"+ ([^/<] | "/" [^<` + next + `]))*`)
+	return g.Rule("$until(" + grammar.Quote(mark) + ")")
 }
 
 // gemmaRules adds the arguments of F7.
@@ -198,9 +201,9 @@ func (g *callWriter) gemmaRules() {
 		return
 	}
 	g.gemma = true
-	quote := g.c.Mark(quoteGemma)
+	quote, text := g.c.Mark(quoteGemma), g.until(quoteGemma)
 	g.Define("gemma-members", `gemma-member ("," gemma-member)*`)
 	g.Define("gemma-member", `[a-zA-Z0-9_.$-]{1,64} ":" gemma-value`)
-	g.Define("gemma-value", seq(quote, `([^<] | "<" [^|<])*`, quote)+" | "+g.JSON("number")+" | "+g.JSON("bool")+" | "+g.JSON("null")+
+	g.Define("gemma-value", seq(quote, text)+" | "+g.JSON("number")+" | "+g.JSON("bool")+" | "+g.JSON("null")+
 		` | "{" gemma-members? "}" | "[" (gemma-value ("," gemma-value)*)? "]"`)
 }
