@@ -25,7 +25,7 @@ AttentionMode attention_mode(const KvShape& kv, const DeviceInfo& device) {
 #else
   const bool unit = device.major >= 8;
 #endif
-  const bool room = flash_shared_bytes<Unit, 256, 1, 1>() <= static_cast<unsigned>(device.shared_per_block);
+  const bool room = flash_shared_bytes<Unit, 256, 1, 1, 1>() <= static_cast<unsigned>(device.shared_per_block);
   return kv.k_type == half && kv.v_type == half && dim && unit && room ? AttentionMode::kFlash : AttentionMode::kExact;
 }
 

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "gpu/acts_device.h"
 #include "gpu/attention_device.cuh"
@@ -42,7 +43,7 @@ TND_DEVICE int32_t tail_begin(int32_t end) {
 }
 TND_DEVICE int32_t segment_size(int32_t end) {
   constexpr int32_t kSpan = kAttentionTile * (kAttentionSegments - 1);
-  return (end + kSpan - 1) / kSpan * kAttentionTile;
+  return end > 0 ? (end + kSpan - 1) / kSpan * kAttentionTile : kAttentionTile;
 }
 // part: index of a segment when there are several parts, else all; -1 = the tail.
 TND_DEVICE KeyRange key_range(const AttentionRow& r, int part, int parts) {
@@ -61,8 +62,9 @@ TND_DEVICE KeyRange key_range(const AttentionRow& r, int part, int parts) {
   return k;
 }
 
-template <int DIM, int WM, int MT>
+template <class Unit, int DIM, int WM, int MT, int STAGES>
 struct FlashShape {
+  static constexpr int kBuffers = Unit::kOneBuffer ? 1 : 2 * STAGES;  // tiles of keys or values
   static constexpr int kThreads = 4 * WM * TND_WARP;
   static constexpr int kQueries = 16 * WM * MT;
   static constexpr int kStride = DIM + 8;              // halves; rows start four banks apart
@@ -77,18 +79,20 @@ struct FlashRow {
   float old, add;
 };
 
-template <class Unit, int DIM, int WM, int MT>
+template <class Unit, int DIM, int WM, int MT, int STAGES>
 constexpr unsigned flash_shared_bytes() {
-  using S = FlashShape<DIM, WM, MT>;
-  return static_cast<unsigned>((S::kQueries + (Unit::kOneBuffer ? 1 : 2) * kAttentionTile) * S::kStride * 2 +
+  using S = FlashShape<Unit, DIM, WM, MT, STAGES>;
+  return static_cast<unsigned>((S::kQueries + S::kBuffers * kAttentionTile) * S::kStride * 2 +
                                S::kQueries * (S::kScores * 4 + S::kWeights * 2) +
                                S::kQueries * static_cast<int>(sizeof(FlashRow) + sizeof(KeyRange)) + 16);
 }
 
-template <class Unit, int DIM, int WM, int MT>
+template <class Unit, int DIM, int WM, int MT, int STAGES>
 __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(FlashArgs f) {
-  using S = FlashShape<DIM, WM, MT>;
+  using S = FlashShape<Unit, DIM, WM, MT, STAGES>;
   constexpr int kColumnTiles = DIM / 4 / 16;  // of a warp in p v
+  let_next_start();
+  wait_for_previous();
   const AttentionArgs& a = f.a;
   const int g = a.q_heads / a.kv.heads;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / TND_WARP;
@@ -114,8 +118,9 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   TND_DYNAMIC_SHARED(uint8_t, shared);
   uint16_t* sq = reinterpret_cast<uint16_t*>(shared);
   uint16_t* sk = sq + S::kQueries * S::kStride;
-  uint16_t* sv = Unit::kOneBuffer ? sk : sk + kAttentionTile * S::kStride;
-  float* scores = reinterpret_cast<float*>(sv + kAttentionTile * S::kStride);
+  constexpr int kTileHalves = kAttentionTile * S::kStride;
+  uint16_t* sv = Unit::kOneBuffer ? sk : sk + STAGES * kTileHalves;
+  float* scores = reinterpret_cast<float*>(sk + S::kBuffers * kTileHalves);
   uint16_t* weights = reinterpret_cast<uint16_t*>(scores + S::kQueries * S::kScores);
   FlashRow* work = reinterpret_cast<FlashRow*>(weights + S::kQueries * S::kWeights);
   KeyRange* ranges = reinterpret_cast<KeyRange*>(work + S::kQueries);
@@ -127,6 +132,7 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
     KeyRange k{0, 0, 1};
     if (i < queries) k = key_range(a.row_plans[tile.row + (first_query + i) / g], part, f.bulk_parts);
     ranges[i] = k;
+    work[i] = FlashRow{1.0f, 0, 0.0f, 0.0f};
     if (k.begin < k.end) {
       atomicMin(&span[0], k.begin);
       atomicMax(&span[1], k.end);
@@ -206,79 +212,145 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
     m[i] = -__builtin_inff();
     l[i] = 0.0f;
   };
+  // Tiles of 16 queries of the warp that hold any. The parts below exist for all and for one: what a tail of a single
+  // row needs.
+  const int live_queries = queries - wm * MT * 16;
+  const auto for_live = [&](const auto& work_on) {
+    if (live_queries > 16) {
+      work_on(std::integral_constant<int, MT>());
+    } else if (live_queries > 0) {
+      work_on(std::integral_constant<int, 1>());
+    }
+  };
   // Sums of the warp: to the slot where a segment ended, then scaled.
-  const auto apply_rows = [&] {
+  const auto apply_rows = [&](auto live) {
 #pragma unroll
-    for (int i = 0; i < MT; ++i) {
+    for (int i = 0; i < decltype(live)::value; ++i) {
       const int base = (wm * MT + i) * 16;
+      FlashRow w[8];
+      bool ends = false;
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        const int q = base + c_row(Unit{}, e);
-        const FlashRow w = work[q];
-        if (w.flush != 0) {
-          float* to = f.o + partial(q) * DIM + wn * (DIM / 4);
+        w[e] = work[base + c_row(Unit{}, e)];
+        ends = ends || w[e].flush != 0;
+      }
+      if (ends) {
+        float old[8][kColumnTiles];  // all are read before any is written
+        float* cells[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          if (w[e].flush == 0) continue;
+          cells[e] = f.o + partial(base + c_row(Unit{}, e)) * DIM + wn * (DIM / 4) + c_column(Unit{}, e);
+#pragma unroll
+          for (int n = 0; n < kColumnTiles; ++n) old[e][n] = w[e].flush == 2 ? cells[e][n * 16] : 0.0f;
+        }
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          if (w[e].flush == 0) continue;
 #pragma unroll
           for (int n = 0; n < kColumnTiles; ++n) {
-            float* cell = to + n * 16 + c_column(Unit{}, e);
-            *cell = w.flush == 1 ? o[i][n].v[e] : fmaf(*cell, w.old, o[i][n].v[e] * w.add);
+            const float now = o[i][n].v[e];
+            cells[e][n * 16] = w[e].flush == 1 ? now : fmaf(old[e][n], w[e].old, now * w[e].add);
             o[i][n].v[e] = 0.0f;
           }
-        } else {
-#pragma unroll
-          for (int n = 0; n < kColumnTiles; ++n) o[i][n].v[e] *= w.scale;
         }
+      }
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+#pragma unroll
+        for (int n = 0; n < kColumnTiles; ++n) o[i][n].v[e] *= w[e].scale;
+      }
+    }
+  };
+  // Fragments are loaded one step ahead of the products: instructions stay in the order written here.
+  const auto multiply_keys = [&](const uint16_t* tile_k, auto live) {
+    constexpr int kLive = decltype(live)::value, kSteps = DIM / 16;
+    typename Unit::C c[kLive];
+    typename Unit::B keys[2];
+    typename Unit::A q[2][kLive];
+    const auto load = [&](int k) {
+      load_b_columns(keys[k % 2], tile_k + wn * 16 * S::kStride + k * 16, S::kStride);
+#pragma unroll
+      for (int i = 0; i < kLive; ++i) load_a(q[k % 2][i], sq + (wm * MT + i) * 16 * S::kStride + k * 16, S::kStride);
+    };
+#pragma unroll
+    for (int i = 0; i < kLive; ++i) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) c[i].v[e] = 0.0f;
+    }
+    load(0);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      if (k + 1 < kSteps) load(k + 1);
+#pragma unroll
+      for (int i = 0; i < kLive; ++i) multiply(c[i], q[k % 2][i], keys[k % 2]);
+    }
+#pragma unroll
+    for (int i = 0; i < kLive; ++i) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const int row = (wm * MT + i) * 16 + c_row(Unit{}, e);
+        scores[row * S::kScores + wn * 16 + c_column(Unit{}, e)] = a.scale * c[i].v[e];
+      }
+    }
+  };
+  const auto multiply_values = [&](const uint16_t* tile_v, auto live) {
+    constexpr int kLive = decltype(live)::value, kSteps = kAttentionTile / 16;
+    typename Unit::A p[2][kLive];
+    typename Unit::B v[2];
+    const auto load_p = [&](int k) {
+#pragma unroll
+      for (int i = 0; i < kLive; ++i) {
+        load_a(p[k % 2][i], weights + (wm * MT + i) * 16 * S::kWeights + k * 16, S::kWeights);
+      }
+    };
+    const auto load_v = [&](int step) {
+      load_b_rows(v[step % 2],
+                  tile_v + step / kColumnTiles * 16 * S::kStride + wn * (DIM / 4) + step % kColumnTiles * 16,
+                  S::kStride);
+    };
+    load_p(0);
+    load_v(0);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+#pragma unroll
+      for (int n = 0; n < kColumnTiles; ++n) {
+        const int step = k * kColumnTiles + n;
+        if (step + 1 < kSteps * kColumnTiles) load_v(step + 1);
+        if (n == 0 && k + 1 < kSteps) load_p(k + 1);
+#pragma unroll
+        for (int i = 0; i < kLive; ++i) multiply(o[i][n], p[k % 2][i], v[step % 2]);
       }
     }
   };
 
-  copy_tile(sk, cache.k, first_tile);
-  if constexpr (!Unit::kOneBuffer) copy_tile(sv, cache.v, first_tile);
-  for (int t = first_tile; t < last_tile; ++t) {
-    const bool more = t + 1 < last_tile;
-    if constexpr (Unit::kOneBuffer) {
-      copy_async_wait<0>();
-    } else {
-      copy_async_wait<1>();
-    }
-    __syncthreads();
-    {  // scores
-      typename Unit::C c[MT];
-#pragma unroll
-      for (int i = 0; i < MT; ++i) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) c[i].v[e] = 0.0f;
-      }
-#pragma unroll 4
-      for (int k = 0; k < DIM; k += 16) {
-        typename Unit::B keys;
-        load_b_columns(keys, sk + wn * 16 * S::kStride + k, S::kStride);
-#pragma unroll
-        for (int i = 0; i < MT; ++i) {
-          if ((wm * MT + i) * 16 >= queries) continue;
-          typename Unit::A q;
-          load_a(q, sq + (wm * MT + i) * 16 * S::kStride + k, S::kStride);
-          multiply(c[i], q, keys);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < MT; ++i) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          const int q = (wm * MT + i) * 16 + c_row(Unit{}, e);
-          scores[q * S::kScores + wn * 16 + c_column(Unit{}, e)] = a.scale * c[i].v[e];
-        }
-      }
-    }
-    __syncthreads();
-    if constexpr (Unit::kOneBuffer) {
-      copy_tile(sv, cache.v, t);
-    } else if (more) {
-      copy_tile(sk, cache.k, t + 1);
+  // Copies run STAGES tiles ahead; a group without copies keeps the count.
+  constexpr int kAhead = Unit::kOneBuffer ? 1 : STAGES, kOutstanding = Unit::kOneBuffer ? 0 : 2 * STAGES - 1;
+  const auto copy_or_skip = [&](uint16_t* to, const void* from, int t) {
+    if (t < last_tile) {
+      copy_tile(to + (Unit::kOneBuffer ? 0 : t % STAGES * kTileHalves), from, t);
     } else {
       copy_async_commit();
     }
+  };
+  for (int t = first_tile; t < first_tile + kAhead; ++t) {
+    copy_or_skip(sk, cache.k, t);
+    if constexpr (!Unit::kOneBuffer) copy_or_skip(sv, cache.v, t);
+  }
+  for (int t = first_tile; t < last_tile; ++t) {
+    const int buffer = Unit::kOneBuffer ? 0 : t % STAGES * kTileHalves;
+    copy_async_wait<kOutstanding>();
+    __syncthreads();
+    for_live([&](auto live) { multiply_keys(sk + buffer, live); });
+    __syncthreads();
+    if constexpr (Unit::kOneBuffer) {
+      copy_or_skip(sv, cache.v, t);
+    } else {
+      copy_or_skip(sk, cache.k, t + STAGES);
+    }
 #pragma unroll
     for (int i = 0; i < MT; ++i) {  // softmax
+      if (i * 16 * WM >= queries) continue;
       const int q = i * 16 * WM + tid / 8, lane = tid % 8;
       const KeyRange r = ranges[q];
       const int begin = r.begin - t * kAttentionTile, stop = r.end - t * kAttentionTile;  // keys begin <= j < stop
@@ -317,35 +389,17 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
       }
       if (lane == 0) work[q] = w;
     }
-    if constexpr (Unit::kOneBuffer) {
-      copy_async_wait<0>();
-    } else {
-      copy_async_wait<1>();
-    }
+    copy_async_wait<kOutstanding>();
     __syncthreads();
-    apply_rows();
-#pragma unroll
-    for (int k = 0; k < kAttentionTile; k += 16) {  // sums
-      typename Unit::A p[MT];
-#pragma unroll
-      for (int i = 0; i < MT; ++i) load_a(p[i], weights + (wm * MT + i) * 16 * S::kWeights + k, S::kWeights);
-#pragma unroll
-      for (int n = 0; n < kColumnTiles; ++n) {
-        typename Unit::B v;
-        load_b_rows(v, sv + k * S::kStride + wn * (DIM / 4) + n * 16, S::kStride);
-#pragma unroll
-        for (int i = 0; i < MT; ++i) {
-          if ((wm * MT + i) * 16 < queries) multiply(o[i][n], p[i], v);
-        }
-      }
-    }
+    for_live([&](auto live) {
+      apply_rows(live);
+      multiply_values(sv + buffer, live);
+    });
     __syncthreads();
     if constexpr (Unit::kOneBuffer) {
-      if (more) copy_tile(sk, cache.k, t + 1);
-    } else if (more) {
-      copy_tile(sv, cache.v, t + 1);
+      copy_or_skip(sk, cache.k, t + 1);
     } else {
-      copy_async_commit();
+      copy_or_skip(sv, cache.v, t + STAGES);
     }
   }
 
@@ -357,13 +411,15 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
     if (tid % 8 == 0) work[q] = w;
   }
   __syncthreads();
-  apply_rows();
+  for_live(apply_rows);
 }
 
 // Folds the slots of a row and head in order, divides, applies the gate, prepares the output for the next product. A
 // block is 256 elements of a row's output, a thread one of them.
 static __global__ void __launch_bounds__(kSuper) attention_merge_kernel(FlashArgs f) {
   TND_SHARED(float, outputs, [kSuper]);
+  let_next_start();
+  wait_for_previous();
   const AttentionArgs& a = f.a;
   const int64_t row = blockIdx.y, width = int64_t{a.q_heads} * a.kv.dim;
   const int64_t at = int64_t{blockIdx.x} * kSuper + threadIdx.x;
@@ -372,21 +428,37 @@ static __global__ void __launch_bounds__(kSuper) attention_merge_kernel(FlashArg
     const int64_t head = at / a.kv.dim, d = at % a.kv.dim;
     const AttentionRow plan = a.row_plans[row];
     const int64_t base = (row * a.q_heads + head) * f.slots;
+    // Slots that hold something: neighbours before the tail, then the tail. Eight are read before the first is needed.
+    constexpr int kBatch = 8;
+    const int32_t end = row_end(plan), bulk_end = tail_begin(end), size = segment_size(end);
+    const KeyRange last = key_range(plan, -1, f.bulk_parts);
+    const int from = f.bulk_parts == 1 ? 0 : plan.first / size;
+    const int to = plan.first >= bulk_end ? from : f.bulk_parts == 1 ? 1 : (bulk_end + size - 1) / size;
+    const int n = to - from + (last.begin < last.end ? 1 : 0);
     float m = 0.0f, l = -1.0f, o = 0.0f;
-    for (int s = 0; s < f.slots; ++s) {
-      const KeyRange k = key_range(plan, s == f.slots - 1 ? -1 : s, f.bulk_parts);
-      if (k.begin >= k.end) continue;
-      const float2 now = f.ml[base + s];
-      const float value = f.o[(base + s) * a.kv.dim + d];
-      if (l < 0.0f) {
-        m = now.x, l = now.y, o = value;
-        continue;
+    for (int i = 0; i < n; i += kBatch) {
+      float2 stats[kBatch];
+      float values[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        if (i + j >= n) continue;
+        const int64_t cell = base + (from + i + j < to ? from + i + j : f.slots - 1);
+        stats[j] = f.ml[cell];
+        values[j] = f.o[cell * a.kv.dim + d];
       }
-      const float top = m > now.x ? m : now.x;
-      const float keep = exp_f32(m - top), add = exp_f32(now.x - top);
-      m = top;
-      l = fmaf(l, keep, now.y * add);
-      o = fmaf(o, keep, value * add);
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        if (i + j >= n) continue;
+        if (l < 0.0f) {
+          m = stats[j].x, l = stats[j].y, o = values[j];
+          continue;
+        }
+        const float top = m > stats[j].x ? m : stats[j].x;
+        const float keep = exp_f32(m - top), add = exp_f32(stats[j].x - top);
+        m = top;
+        l = fmaf(l, keep, stats[j].y * add);
+        o = fmaf(o, keep, values[j] * add);
+      }
     }
     y = l < 0.0f ? 0.0f : o / l;
     if (a.gate != nullptr) y *= sigmoid_f32(a.gate[row * a.gate_row + head * a.gate_head + d]);
@@ -404,9 +476,9 @@ static __global__ void __launch_bounds__(kSuper) attention_merge_kernel(FlashArg
 
 // ---- host
 
-template <class Unit, int DIM, int WM, int MT>
+template <class Unit, int DIM, int WM, int MT, int STAGES>
 void launch_flash(Stream& stream, FlashArgs f) {
-  using S = FlashShape<DIM, WM, MT>;
+  using S = FlashShape<Unit, DIM, WM, MT, STAGES>;
   const AttentionArgs& a = f.a;
   const int g = a.q_heads / a.kv.heads;
   f.bulk_blocks = (a.bulk_rows * g + S::kQueries - 1) / S::kQueries;
@@ -415,9 +487,10 @@ void launch_flash(Stream& stream, FlashArgs f) {
   launch(stream,
          {.grid = {static_cast<unsigned>(items)},
           .block = {S::kThreads},
-          .shared_bytes = flash_shared_bytes<Unit, DIM, WM, MT>(),
+          .shared_bytes = flash_shared_bytes<Unit, DIM, WM, MT, STAGES>(),
+          .overlap = true,
           .name = "attention_flash"},
-         attention_flash_kernel<Unit, DIM, WM, MT>, f);
+         attention_flash_kernel<Unit, DIM, WM, MT, STAGES>, f);
 }
 
 // Steps of at most this many rows cut a row's keys into segments that run side by side; wider ones have enough work.
@@ -433,12 +506,18 @@ template <class Unit, int DIM>
 void launch_flash_dim(Stream& stream, const FlashArgs& f) {
   const int queries = std::max(f.a.bulk_rows, f.a.tail_rows) * (f.a.q_heads / f.a.kv.heads);
   const auto fits = [&](unsigned bytes) { return static_cast<int>(bytes) <= f.a.shared_per_block; };
-  if (queries <= 16) return launch_flash<Unit, DIM, 1, 1>(stream, f);
   if constexpr (!Unit::kOneBuffer) {
-    if (queries > 32 && fits(flash_shared_bytes<Unit, DIM, 2, 3>())) return launch_flash<Unit, DIM, 2, 3>(stream, f);
+    if (queries <= 16 && fits(flash_shared_bytes<Unit, DIM, 1, 1, 2>())) {
+      return launch_flash<Unit, DIM, 1, 1, 2>(stream, f);
+    }
+    if (queries > 32 && fits(flash_shared_bytes<Unit, DIM, 2, 3, 1>())) {
+      return launch_flash<Unit, DIM, 2, 3, 1>(stream, f);
+    }
   }
-  if (fits(flash_shared_bytes<Unit, DIM, 1, 2>())) return launch_flash<Unit, DIM, 1, 2>(stream, f);
-  launch_flash<Unit, DIM, 1, 1>(stream, f);
+  if (queries > 16 && fits(flash_shared_bytes<Unit, DIM, 1, 2, 1>())) {
+    return launch_flash<Unit, DIM, 1, 2, 1>(stream, f);
+  }
+  launch_flash<Unit, DIM, 1, 1, 1>(stream, f);
 }
 
 // Bytes of the partial results of a step.
@@ -472,6 +551,7 @@ void launch_attention_flash(Stream& stream, const AttentionArgs& args) {
   launch(stream,
          {.grid = {static_cast<unsigned>(super_blocks(width)), static_cast<unsigned>(args.rows)},
           .block = {kSuper},
+          .overlap = true,
           .name = "attention_merge"},
          attention_merge_kernel, f);
 }

@@ -13,6 +13,8 @@ constexpr float kQueryScale = 0.08838834764831845f;  // 1 / sqrt(128)
 constexpr float kL2Eps = 1e-6f;
 
 __global__ void __launch_bounds__(kThreads) delta_conv_kernel(DeltaArgs a) {
+  let_next_start();
+  wait_for_previous();
   const DeltaShape& shape = a.w.shape;
   const int64_t row = blockIdx.y;
   const DeltaStepRow plan = a.row_plans[row];
@@ -78,7 +80,7 @@ void launch_delta_conv(Stream& stream, const DeltaArgs& args) {
   const int heads = 2 * args.w.shape.nk + args.w.shape.nv;
   const Dim3 grid{static_cast<unsigned>((heads + kHeadsPerBlock - 1) / kHeadsPerBlock) + 1,
                   static_cast<unsigned>(args.rows)};
-  launch(stream, {.grid = grid, .block = {kThreads}, .name = "delta_conv"}, delta_conv_kernel, args);
+  launch(stream, {.grid = grid, .block = {kThreads}, .overlap = true, .name = "delta_conv"}, delta_conv_kernel, args);
 }
 
 }  // namespace tnd::gpu

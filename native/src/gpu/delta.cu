@@ -26,6 +26,7 @@ struct Inputs {
   float q[kTileRows][kStaged];
   float v[kTileRows][kDeltaSlice];
   float alpha[kTileRows], beta[kTileRows];
+  int32_t load[kTileRows], save[kTileRows], update[kTileRows];  // of DeltaStepRow
 };
 
 struct Place {
@@ -55,24 +56,30 @@ TND_DEVICE void store_state(const float2 (&s)[kPer], float* slice, const Place& 
   }
 }
 
-TND_DEVICE float fold_parts(float v) {
+// Adds the eight parts of four values; all lanes get the sums.
+TND_DEVICE void fold_parts(float2& u, float2& v) {
 #pragma unroll
-  for (int mask = kParts / 2; mask > 0; mask /= 2) v += shfl_xor(v, mask);
-  return v;
+  for (int mask = kParts / 2; mask > 0; mask /= 2) {
+    const float ux = shfl_xor(u.x, mask), uy = shfl_xor(u.y, mask), vx = shfl_xor(v.x, mask), vy = shfl_xor(v.y, mask);
+    u.x += ux, u.y += uy, v.x += vx, v.y += vy;
+  }
 }
 
-// One row: d and o from the state; the state becomes the new one unless the row is a leaf.
-template <bool UPDATE>
-TND_DEVICE void delta_row(float2 (&s)[kPer], const float* k, const float* q, float alpha, float beta, float2 v,
-                          float2* d_out, float2* o_out) {
+// One row: d from the state, which becomes the new one unless the row is a leaf. o holds the parts of the row before on
+// entry and their sums once `finish` is called: its exchanges run beside those of d.
+template <bool UPDATE, typename Finish>
+TND_DEVICE float2 delta_row(float2 (&s)[kPer], const float* k, const float* q, float alpha, float beta, float2 v,
+                            float2& o, const Finish& finish) {
   float2 p = make_float2(0.0f, 0.0f);
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
     p.x = fmaf(k[i], s[i].x, p.x);
     p.y = fmaf(k[i], s[i].y, p.y);
   }
-  const float2 d = make_float2(beta * fmaf(-alpha, fold_parts(p.x), v.x), beta * fmaf(-alpha, fold_parts(p.y), v.y));
-  float2 o = make_float2(0.0f, 0.0f);
+  fold_parts(p, o);
+  finish();
+  const float2 d = make_float2(beta * fmaf(-alpha, p.x, v.x), beta * fmaf(-alpha, p.y, v.y));
+  o = make_float2(0.0f, 0.0f);
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
     const float2 next = make_float2(fmaf(k[i], d.x, alpha * s[i].x), fmaf(k[i], d.y, alpha * s[i].y));
@@ -80,8 +87,7 @@ TND_DEVICE void delta_row(float2 (&s)[kPer], const float* k, const float* q, flo
     o.x = fmaf(q[i], next.x, o.x);
     o.y = fmaf(q[i], next.y, o.y);
   }
-  *d_out = d;
-  *o_out = make_float2(fold_parts(o.x), fold_parts(o.y));
+  return d;
 }
 
 // Keeps the last three inputs of a committing chain: thread = channel.
@@ -102,6 +108,8 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   TND_DYNAMIC_SHARED(float2, put_aside);  // [shared_slots][kPer][kThreads]
   TND_SHARED(Inputs, staged, [1]);
   Inputs& in = staged[0];
+  let_next_start();
+  wait_for_previous();
   const DeltaShape& shape = a.w.shape;
   const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim(), value_dim = shape.value_dim();
   const DeltaStepGroup g = a.group_plans[blockIdx.y];
@@ -124,6 +132,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   const float* gates = a.gates + int64_t{g.first} * 2 * shape.nv + at.head;
   float next_k[kTileRows], next_q[kTileRows], next_v[kTileRows * kDeltaSlice / kThreads];
   float next_gate = 0.0f;
+  int32_t next_load = 0, next_save = 0, next_update = 0;
   const auto fetch = [&](int first) {
 #pragma unroll
     for (int r = 0; r < kTileRows; ++r) {
@@ -141,6 +150,11 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
     if (r < kTileRows && first + r < g.count) {
       next_gate = gates[(int64_t{first + r} * 2 + threadIdx.x % 2) * shape.nv];
     }
+    const int planned = static_cast<int>(threadIdx.x) - 2 * kTileRows;  // threads behind those of the gates
+    if (planned >= 0 && planned < kTileRows && first + planned < g.count) {
+      const DeltaStepRow& row = a.row_plans[g.first + first + planned];
+      next_load = row.load, next_save = row.save, next_update = row.update;
+    }
   };
   const auto stage = [&] {
     const int place = static_cast<int>(threadIdx.x) / kPer * kPartStride + static_cast<int>(threadIdx.x) % kPer;
@@ -155,11 +169,20 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
     }
     const int r = static_cast<int>(threadIdx.x) / 2;
     if (r < kTileRows) (threadIdx.x % 2 == 0 ? in.alpha : in.beta)[r] = next_gate;
+    const int planned = static_cast<int>(threadIdx.x) - 2 * kTileRows;
+    if (planned >= 0 && planned < kTileRows) {
+      in.load[planned] = next_load, in.save[planned] = next_save, in.update[planned] = next_update;
+    }
   };
 
   float2 s[kPer];
 #pragma unroll
   for (int i = 0; i < kPer; ++i) s[i] = make_float2(0.0f, 0.0f);
+  float2 o = make_float2(0.0f, 0.0f);  // parts of the row before, not yet added
+  float* o_to = nullptr;               // where their sums go
+  const auto finish = [&] {
+    if (at.part == 0 && o_to != nullptr) *reinterpret_cast<float2*>(o_to) = o;
+  };
   fetch(0);
   for (int first = 0; first < g.count; first += kTileRows) {
     __syncthreads();
@@ -169,14 +192,14 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
     const int n = g.count - first < kTileRows ? g.count - first : kTileRows;
     for (int r = 0; r < n; ++r) {
       const int64_t row = g.first + first + r;
-      const DeltaStepRow plan = a.row_plans[row];
-      if (plan.load == kStateCommitted) {
+      const int32_t load = in.load[r], save = in.save[r];
+      if (load == kStateCommitted) {
         load_state(s, committed, at);
-      } else if (plan.load >= shared_slots) {
-        load_state(s, saved + plan.load * slot_elems, at);
-      } else if (plan.load >= 0) {
+      } else if (load >= shared_slots) {
+        load_state(s, saved + load * slot_elems, at);
+      } else if (load >= 0) {
 #pragma unroll
-        for (int i = 0; i < kPer; ++i) s[i] = put_aside[(plan.load * kPer + i) * kThreads + threadIdx.x];
+        for (int i = 0; i < kPer; ++i) s[i] = put_aside[(load * kPer + i) * kThreads + threadIdx.x];
       }
       float k[kPer], q[kPer];
 #pragma unroll
@@ -187,32 +210,31 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
         q[i] = q4.x, q[i + 1] = q4.y, q[i + 2] = q4.z, q[i + 3] = q4.w;
       }
       const float2 v = *reinterpret_cast<const float2*>(&in.v[r][at.column]);
-      float2 d, o;
-      if (plan.update != 0) {
-        delta_row<true>(s, k, q, in.alpha[r], in.beta[r], v, &d, &o);
-      } else {
-        delta_row<false>(s, k, q, in.alpha[r], in.beta[r], v, &d, &o);
+      const float2 d = in.update[r] != 0 ? delta_row<true>(s, k, q, in.alpha[r], in.beta[r], v, o, finish)
+                                         : delta_row<false>(s, k, q, in.alpha[r], in.beta[r], v, o, finish);
+      o_to = a.mixed + row * value_dim + column;
+      if (at.part == 0 && g.commit == 0) {
+        *reinterpret_cast<float2*>(g.replay.d + int64_t{first + r} * value_dim + column) = d;
       }
-      if (at.part == 0) {
-        *reinterpret_cast<float2*>(a.mixed + row * value_dim + column) = o;
-        if (g.commit == 0) {
-          *reinterpret_cast<float2*>(g.replay.d + int64_t{first + r} * value_dim + column) = d;
-        }
-      }
-      if (plan.save == kStateCommitted) {
+      if (save == kStateCommitted) {
         store_state(s, committed, at);
-      } else if (plan.save >= shared_slots) {
-        store_state(s, saved + plan.save * slot_elems, at);
-      } else if (plan.save >= 0) {
+      } else if (save >= shared_slots) {
+        store_state(s, saved + save * slot_elems, at);
+      } else if (save >= 0) {
 #pragma unroll
-        for (int i = 0; i < kPer; ++i) put_aside[(plan.save * kPer + i) * kThreads + threadIdx.x] = s[i];
+        for (int i = 0; i < kPer; ++i) put_aside[(save * kPer + i) * kThreads + threadIdx.x] = s[i];
       }
     }
   }
+  float2 none = make_float2(0.0f, 0.0f);
+  fold_parts(none, o);
+  finish();
 }
 
 __global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs a) {
   TND_SHARED(float, keys, [kTileRows][kStaged]);
+  let_next_start();
+  wait_for_previous();
   const DeltaShape& shape = a.shape;
   const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim(), value_dim = shape.value_dim();
   const DeltaState state = a.states[blockIdx.y];
@@ -287,6 +309,7 @@ void launch_delta_recur(Stream& stream, const DeltaArgs& args) {
          {.grid = grid,
           .block = {kThreads},
           .shared_bytes = static_cast<unsigned>(slots * kSlotBytes),
+          .overlap = true,
           .name = "delta_recur"},
          delta_recur_kernel, args, slots);
 }
@@ -294,7 +317,8 @@ void launch_delta_recur(Stream& stream, const DeltaArgs& args) {
 void launch_delta_commit(Stream& stream, const DeltaCommitArgs& args) {
   const Dim3 grid{static_cast<unsigned>(args.shape.nv * kSlices) + tap_blocks(args.shape),
                   static_cast<unsigned>(args.layers)};
-  launch(stream, {.grid = grid, .block = {kThreads}, .name = "delta_commit"}, delta_commit_kernel, args);
+  launch(stream, {.grid = grid, .block = {kThreads}, .overlap = true, .name = "delta_commit"}, delta_commit_kernel,
+         args);
 }
 
 }  // namespace tnd::gpu

@@ -9,36 +9,77 @@
 namespace tnd::gpu {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kStagedDim = 12 * 1024;  // 48 KiB; longer rows are read again from the second-level cache
+constexpr int kMaxWarps = 32;
+constexpr int kHeldDim = kMaxWarps * kSuper;  // one super-block a warp
 
-template <bool STAGED>
-__global__ void __launch_bounds__(kThreads) norm_kernel(NormArgs a) {
+// Writes super-block s of the row: plain, or prepared as matmul input.
+TND_DEVICE void store_row(const NormArgs& a, int s, const float (&v)[8]) {
+  const int row = static_cast<int>(blockIdx.x), first = s * kSuper + static_cast<int>(lane_id()) * 8;
+  if (a.forms != 0) {
+    acts_store(a.acts, a.forms, row, s, v);
+  } else if (first < a.dim) {
+    float4* to = reinterpret_cast<float4*>(a.y + int64_t{row} * a.dim + first);
+    to[0] = make_float4(v[0], v[1], v[2], v[3]);
+    to[1] = make_float4(v[4], v[5], v[6], v[7]);
+  }
+}
+
+TND_DEVICE void load_eight(float (&v)[8], const float* from, bool live) {
+  const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  const float4 a = live ? *reinterpret_cast<const float4*>(from) : zero;
+  const float4 b = live ? *reinterpret_cast<const float4*>(from + 4) : zero;
+  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+  v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+// Rows of at most kHeldDim: a warp holds its super-block in registers and memory is waited for once.
+__global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_held_kernel(NormArgs a) {
   TND_DYNAMIC_SHARED(float, staged);
   TND_SHARED(float, scale, [1]);
-  const float* x = a.x + int64_t{blockIdx.x} * a.x_stride;
-  float* y = a.y + int64_t{blockIdx.x} * a.dim;
-  if constexpr (STAGED) {
-    for (int i = threadIdx.x; i < a.dim; i += kThreads) staged[i] = x[i];
-    __syncthreads();
+  let_next_start();
+  const int s = static_cast<int>(warp_id()), first = s * kSuper + static_cast<int>(lane_id()) * 8;
+  const bool live = first < a.dim;
+  float w[8], x[8];
+  load_eight(w, a.w + first, live);
+  wait_for_previous();
+  load_eight(x, a.x + int64_t{blockIdx.x} * a.x_stride + first, live);
+  if (live) {
+    float4* to = reinterpret_cast<float4*>(staged + first);
+    to[0] = make_float4(x[0], x[1], x[2], x[3]);
+    to[1] = make_float4(x[4], x[5], x[6], x[7]);
   }
-  if (warp_id() == 0) {
-    const float sum = sum_squares_16(STAGED ? staged : x, a.dim);
+  __syncthreads();
+  if (s == 0) {
+    const float sum = sum_squares_16(staged, a.dim);
     if (threadIdx.x == 0) scale[0] = 1.0f / sqrtf(sum / static_cast<float>(a.dim) + a.eps);
   }
   __syncthreads();
   const float r = scale[0];
-  const auto value = [&](int i) { return (STAGED ? staged[i] : x[i]) * r * a.w[i]; };
-  if (a.forms == 0) {
-    for (int i = threadIdx.x; i < a.dim; i += kThreads) y[i] = value(i);
-    return;
-  }
-  for (int s = static_cast<int>(warp_id()); s < super_blocks(a.dim); s += kThreads / TND_WARP) {
-    const int first = s * kSuper + static_cast<int>(lane_id()) * 8;
-    float v[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = first + i < a.dim ? value(first + i) : 0.0f;
-    acts_store(a.acts, a.forms, static_cast<int>(blockIdx.x), s, v);
+  for (int i = 0; i < 8; ++i) x[i] = x[i] * r * w[i];
+  store_row(a, s, x);
+}
+
+// Longer rows are read again from the second-level cache.
+__global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_long_kernel(NormArgs a) {
+  TND_SHARED(float, scale, [1]);
+  let_next_start();
+  wait_for_previous();
+  const float* row = a.x + int64_t{blockIdx.x} * a.x_stride;
+  if (warp_id() == 0) {
+    const float sum = sum_squares_16(row, a.dim);
+    if (threadIdx.x == 0) scale[0] = 1.0f / sqrtf(sum / static_cast<float>(a.dim) + a.eps);
+  }
+  __syncthreads();
+  const float r = scale[0];
+  for (int s = static_cast<int>(warp_id()); s < super_blocks(a.dim); s += kMaxWarps) {
+    const int first = s * kSuper + static_cast<int>(lane_id()) * 8;
+    float w[8], x[8];
+    load_eight(w, a.w + first, first < a.dim);
+    load_eight(x, row + first, first < a.dim);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = x[i] * r * w[i];
+    store_row(a, s, x);
   }
 }
 
@@ -50,6 +91,8 @@ static_assert(kPair == kSuper);
 
 __global__ void __launch_bounds__(kGatedWarps* TND_WARP) gated_norm_kernel(GatedNormArgs a) {
   TND_SHARED(float, rows, [kGatedWarps][kPair]);
+  let_next_start();
+  wait_for_previous();
   const int lane = static_cast<int>(lane_id()), pair = static_cast<int>(blockIdx.x * kGatedWarps + warp_id());
   const int pairs = (a.heads + 1) / 2;
   if (pair >= pairs) return;
@@ -92,18 +135,18 @@ __global__ void __launch_bounds__(kGatedWarps* TND_WARP) gated_norm_kernel(Gated
 
 void launch_norm(Stream& stream, const NormArgs& args) {
   const Dim3 grid{static_cast<unsigned>(args.rows)};
-  if (args.dim <= kStagedDim) {
-    const unsigned bytes = static_cast<unsigned>(args.dim) * sizeof(float);
-    launch(stream, {.grid = grid, .block = {kThreads}, .shared_bytes = bytes, .name = "norm"}, norm_kernel<true>, args);
-  } else {
-    launch(stream, {.grid = grid, .block = {kThreads}, .name = "norm"}, norm_kernel<false>, args);
-  }
+  const bool held = args.dim <= kHeldDim;
+  const unsigned warps = held ? static_cast<unsigned>(super_blocks(args.dim)) : kMaxWarps;
+  const unsigned bytes = held ? static_cast<unsigned>(args.dim) * sizeof(float) : 0;
+  launch(stream, {.grid = grid, .block = {warps * TND_WARP}, .shared_bytes = bytes, .overlap = true, .name = "norm"},
+         held ? norm_held_kernel : norm_long_kernel, args);
 }
 
 void launch_gated_norm(Stream& stream, const GatedNormArgs& args) {
   const unsigned pairs = static_cast<unsigned>((args.heads + 1) / 2);
   const Dim3 grid{(pairs + kGatedWarps - 1) / kGatedWarps, static_cast<unsigned>(args.rows)};
-  launch(stream, {.grid = grid, .block = {kGatedWarps * TND_WARP}, .name = "gated_norm"}, gated_norm_kernel, args);
+  launch(stream, {.grid = grid, .block = {kGatedWarps * TND_WARP}, .overlap = true, .name = "gated_norm"},
+         gated_norm_kernel, args);
 }
 
 }  // namespace tnd::gpu

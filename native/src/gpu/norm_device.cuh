@@ -12,12 +12,26 @@ TND_DEVICE float fold_16(float v) {
   return v;
 }
 
-// sum_squares_16 is the sum of x[0..n)^2, n a multiple of 16. Called by the whole warp; both halves do the same.
+// sum_squares_16 is the sum of x[0..n)^2, n a multiple of 16. Called by the whole warp; both halves do the same. Loads
+// run kBatch elements ahead of the chain of fma.
 TND_DEVICE float sum_squares_16(const float* x, int n) {
-  const int lane = static_cast<int>(lane_id()) % 16;
+  constexpr int kBatch = 20;
+  const int lane = static_cast<int>(lane_id()) % 16, steps = n / 16;
+  float now[kBatch], next[kBatch];
   float sum = 0.0f;
-#pragma unroll 16
-  for (int i = lane; i < n; i += 16) sum = fmaf(x[i], x[i], sum);
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) now[i] = i < steps ? x[lane + 16 * i] : 0.0f;
+  for (int at = 0; at < steps; at += kBatch) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int ahead = at + kBatch + i;
+      next[i] = ahead < steps ? x[lane + 16 * ahead] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) sum = fmaf(now[i], now[i], sum);  // zeros beyond the end change nothing
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) now[i] = next[i];
+  }
   return fold_16(sum);
 }
 

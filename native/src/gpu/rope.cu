@@ -11,6 +11,8 @@ constexpr int kHeadsPerBlock = 8;
 
 __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a) {
   TND_DYNAMIC_SHARED(float, shared);  // [heads of the block][dim]
+  let_next_start();
+  wait_for_previous();
   const int dim = a.kv.dim, lane = threadIdx.x % 16;
   const int q_heads = a.q != nullptr ? a.q_heads : 0;
   const int all = q_heads + 2 * a.kv.heads;
@@ -74,8 +76,9 @@ void launch_heads(Stream& stream, const HeadsArgs& args) {
   const Dim3 grid{static_cast<unsigned>((heads + kHeadsPerBlock - 1) / kHeadsPerBlock),
                   static_cast<unsigned>(args.rows)};
   const unsigned bytes = kHeadsPerBlock * static_cast<unsigned>(args.kv.dim) * sizeof(float);
-  launch(stream, {.grid = grid, .block = {16 * kHeadsPerBlock}, .shared_bytes = bytes, .name = "heads"}, heads_kernel,
-         args);
+  launch(stream,
+         {.grid = grid, .block = {16 * kHeadsPerBlock}, .shared_bytes = bytes, .overlap = true, .name = "heads"},
+         heads_kernel, args);
 }
 
 }  // namespace tnd::gpu

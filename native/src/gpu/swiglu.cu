@@ -8,6 +8,8 @@ namespace {
 constexpr int kWarps = 4;
 
 __global__ void __launch_bounds__(kWarps* TND_WARP) swiglu_kernel(SwigluArgs a) {
+  let_next_start();
+  wait_for_previous();
   const int s = static_cast<int>(blockIdx.x * kWarps + warp_id());
   if (s >= super_blocks(a.dim)) return;
   const int64_t row = blockIdx.y;
@@ -37,7 +39,7 @@ __global__ void __launch_bounds__(kWarps* TND_WARP) swiglu_kernel(SwigluArgs a) 
 void launch_swiglu(Stream& stream, const SwigluArgs& args) {
   const unsigned supers = static_cast<unsigned>(super_blocks(args.dim));
   const Dim3 grid{(supers + kWarps - 1) / kWarps, static_cast<unsigned>(args.rows)};
-  launch(stream, {.grid = grid, .block = {kWarps * TND_WARP}, .name = "swiglu"}, swiglu_kernel, args);
+  launch(stream, {.grid = grid, .block = {kWarps * TND_WARP}, .overlap = true, .name = "swiglu"}, swiglu_kernel, args);
 }
 
 }  // namespace tnd::gpu
