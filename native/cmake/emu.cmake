@@ -56,3 +56,8 @@ foreach(source IN LISTS tests)
   get_filename_component(name ${source} NAME_WE)
   tnd_emu_test(${name} ${source})
 endforeach()
+
+# The engine's tests, which open models through the C ABI or make_backend(nullptr).
+foreach(name engine_test engine_errors_test model_test dflash_test dflash_golden_test)
+  tnd_emu_test(emu_${name} tests/${name}.cpp)
+endforeach()

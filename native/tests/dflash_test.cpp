@@ -187,7 +187,7 @@ struct Engine {
 
   Engine(const std::string& model, const std::string& tables, int sequences = 2, int context = 512, int kv_type = 0,
          int top_k = 8, int batch_rows = 64, uint64_t cap = uint64_t{1} << 33) {
-    CHECK_OK(make_backend("cpu", 2, &backend));
+    CHECK_OK(make_backend(nullptr, 2, &backend));
     OpenContext c;
     c.options.struct_size = sizeof c.options;
     c.options.role = TND_ROLE_DRAFT;

@@ -66,8 +66,10 @@ int32_t slow_choice(const std::vector<float>& logits, const SamplerParams& s, co
   for (const int32_t id : ids)
     w[id] = exp_f32(t == 1.0f ? x[static_cast<size_t>(id)] - max : (x[static_cast<size_t>(id)] - max) / t);
   if (s.top_p < 1) {
+    std::map<int32_t, double> sums;
+    for (const auto& [id, v] : w) sums[id / 1024] += v;
     double total = 0;
-    for (const auto& [id, v] : w) total += v;
+    for (const auto& [block, sum] : sums) total += sum;
     const double wanted = static_cast<double>(s.top_p) * total;
     double sum = 0;
     size_t kept = 0;

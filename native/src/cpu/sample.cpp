@@ -53,17 +53,28 @@ struct LessLikely {
   bool operator()(int32_t a, int32_t b) const { return x[a] < x[b] || (x[a] == x[b] && a > b); }
 };
 
-// Draws from weights (0 = dropped): first token in ascending id order whose running sum exceeds u * total.
-// ids == nullptr: all tokens of the vocabulary, in blocks of 1024; else the n ids, ascending, blocks of the id range.
-int32_t draw(const float* w, const int32_t* ids, int64_t n, double u) {
-  const auto id_at = [&](int64_t i) { return ids != nullptr ? static_cast<int64_t>(ids[i]) : i; };
+int64_t token_at(const int32_t* ids, int64_t i) {
+  return ids != nullptr ? static_cast<int64_t>(ids[i]) : i;
+}
+
+// Sum of the weights of n tokens: block sums over the ids' ranges of 1024, each added ascending, added ascending.
+// ids == nullptr: all tokens of the vocabulary; else the n ids, ascending.
+double sum_weights(const float* w, const int32_t* ids, int64_t n) {
   double total = 0;
   for (int64_t i = 0; i < n;) {
-    const int64_t block = id_at(i) / kBlock;
+    const int64_t block = token_at(ids, i) / kBlock;
     double sum = 0;
-    for (; i < n && id_at(i) / kBlock == block; ++i) sum += static_cast<double>(w[id_at(i)]);
+    for (; i < n && token_at(ids, i) / kBlock == block; ++i) sum += static_cast<double>(w[token_at(ids, i)]);
     total += sum;
   }
+  return total;
+}
+
+// Draws from weights (0 = dropped): first token in ascending id order whose running sum exceeds u * total. ids and n as
+// in sum_weights.
+int32_t draw(const float* w, const int32_t* ids, int64_t n, double u) {
+  const auto id_at = [&](int64_t i) { return token_at(ids, i); };
+  const double total = sum_weights(w, ids, n);
   const double target = u * total;
   double before = 0;
   int32_t last = -1;
@@ -184,9 +195,7 @@ int32_t choose_token(const float* logits, int64_t vocab, const HeadRow& row, con
   }
   if (s.top_p < 1.0f) {
     std::sort(ids, ids + n);
-    double total = 0;
-    for (int64_t i = 0; i < n; ++i) total += static_cast<double>(w[ids[i]]);
-    const double wanted = static_cast<double>(s.top_p) * total;
+    const double wanted = static_cast<double>(s.top_p) * sum_weights(w, ids, n);
     std::make_heap(ids, ids + n, less);
     double sum = 0;
     int64_t kept = 0;

@@ -1,10 +1,432 @@
-// The backend of a GPU library (core/backend.h over runtime.h).
-#include "core/backend.h"
+// The step of a GPU backend: scratch, transfers and the operations of a layer, each recorded as one or a few launches.
+// Loading is in backend_load.cpp, the head in backend_head.cpp.
+#include "gpu/backend_gpu.h"
 
-namespace tnd {
+#include <algorithm>
+#include <cstring>
 
-Status make_backend(const char*, int32_t, std::unique_ptr<Backend>*) {
-  return errorf(TND_UNIMPLEMENTED, "the GPU backend is being written");
+#include "gpu/kv.h"
+#include "gpu/memory.h"
+#include "gpu/norm.h"
+#include "gpu/rope.h"
+#include "gpu/swiglu.h"
+
+namespace tnd::gpu {
+namespace {
+
+constexpr int kDeltaGroups = 4;  // sequences whose saved states exist at a time
+constexpr int kGraphRows = 64;   // wider steps are prompts: their launches are few against their work
+constexpr uint64_t kDeviceAlign = 256;
+constexpr int kMaxPath = 128;  // rows of a commit: max_tree_rows
+
+}  // namespace
+
+void* take_aligned(Arena& arena, Purpose purpose, uint64_t bytes, uint64_t align) {
+  auto* p = static_cast<uint8_t*>(arena.take(purpose, bytes + align - Arena::kAlign));
+  if (p == nullptr) return nullptr;
+  const uintptr_t at = reinterpret_cast<uintptr_t>(p);
+  return p + ((at + align - 1) / align * align - at);
 }
 
-}  // namespace tnd
+std::unique_ptr<Acts> GpuBackend::acts(Arena& arena, int64_t max_k, int max_rows, InputForms forms) {
+  auto a = std::make_unique<GpuActs>();
+  void* mem = take_aligned(arena, Purpose::kScratch, acts_bytes(max_k, max_rows, forms), kDeviceAlign);
+  if (!arena.measuring()) acts_init(&a->view, mem, max_k, max_rows, forms);
+  return a;
+}
+
+void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
+  limits_ = limits;
+  const auto take = [&](uint64_t bytes) { return take_aligned(arena, Purpose::kScratch, bytes, kDeviceAlign); };
+  const auto floats = [&](int64_t n) { return static_cast<float*>(take(static_cast<uint64_t>(n) * sizeof(float))); };
+  const int64_t rows = limits.rows, vocab = limits.vocab, head_rows = limits.head_rows;
+  int64_t wide = limits.max_k;
+  if (limits.delta.nv > 0) {
+    const DeltaShape& d = limits.delta;
+    wide = std::max<int64_t>(wide, d.value_dim());
+    conv_ = floats(rows * d.conv_dim());
+    gates_ = floats(rows * 2 * d.nv);
+    saved_ = floats(int64_t{kDeltaGroups} * limits.state_slots * d.state_elems());
+  }
+  rows_ = floats(rows * wide);
+  const AttentionLayer& a = limits.attention;
+  if (a.q_heads > 0) {
+    query_ = floats(rows * a.q_heads * a.kv.dim);
+    attention_scratch_bytes_ =
+        attention_scratch_bytes(attention_mode(a.kv, info_), a.kv, a.q_heads, static_cast<int>(rows));
+    attention_scratch_ = take(attention_scratch_bytes_);
+  }
+  matmul_scratch_ = take(matmul_scratch_bytes(info_.processors));
+  if (vocab > 0) {
+    logits_stride_ = (vocab + 15) / 16 * 16;
+    logits_ = floats(head_rows * logits_stride_);
+    head_acts_ = acts(arena, limits.max_k, limits.head_rows, limits.forms);
+    choose_scratch_ = take(choose_scratch_bytes(vocab, limits.head_rows));
+  }
+  // Plans: rows of attention and DeltaNet with their ancestors, positions, tokens; masks, and one row's bias and
+  // penalty lists at their longest. Results: numbers per row, features, one row of logits.
+  constexpr uint64_t kMiB = uint64_t{1} << 20;
+  const uint64_t plan = kMiB + static_cast<uint64_t>(rows * 4096 + head_rows * (vocab / 8) + vocab * 16);
+  const uint64_t results =
+      4 * kMiB + static_cast<uint64_t>(head_rows * (int64_t{limits.max_top_k} * 8 + 256) + vocab * 8);
+  void* plan_memory = take(plan);
+  void* result_memory = take(results);
+  if (arena.measuring()) return;
+  const Status status = recorder_.set_memory(plan_memory, plan, result_memory, results);
+  if (!status.ok()) stream_.fail(status);
+}
+
+// ---- transfers
+
+void GpuBackend::upload(float* dst, const float* src, int64_t n) {
+  const uint64_t bytes = static_cast<uint64_t>(n) * sizeof(float);
+  if (bytes == 0) return;
+  if (bytes > recorder_.plan_capacity() / 2) {
+    to_device(dst, src, bytes);
+    return;
+  }
+  if (!recorder_.reserve(Recorder::padded(bytes))) return;
+  recorder_.add(launch_copy, CopyArgs{dst, recorder_.put(src, static_cast<size_t>(n)), bytes});
+}
+
+void GpuBackend::zero(float* dst, int64_t n) {
+  auto args = FillArgs();
+  args.dst = dst;
+  args.bytes = static_cast<uint64_t>(n) * sizeof(float);
+  recorder_.add(launch_fill, args);
+}
+
+void GpuBackend::download(float* host, const float* src, int64_t n) {
+  const uint64_t bytes = static_cast<uint64_t>(n) * sizeof(float);
+  if (bytes == 0) return;
+  if (bytes > recorder_.result_capacity() / 2) {
+    to_host(host, src, bytes);
+    return;
+  }
+  if (!recorder_.reserve(0, Recorder::padded(bytes))) return;
+  recorder_.add(launch_copy, CopyArgs{recorder_.result(host, bytes), src, bytes});
+}
+
+void GpuBackend::download_bf16(uint16_t* host, const float* src, int64_t n) {
+  const int64_t most = static_cast<int64_t>(recorder_.result_capacity() / sizeof(uint16_t) / 2);
+  for (int64_t at = 0; at < n; at += most) {
+    const int64_t count = std::min(most, n - at);
+    const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(uint16_t);
+    if (!recorder_.reserve(0, Recorder::padded(bytes))) return;
+    recorder_.add(launch_round_bf16,
+                  RoundArgs{src + at, static_cast<uint16_t*>(recorder_.result(host + at, bytes)), count});
+  }
+}
+
+void GpuBackend::copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, float* dst, int64_t dst_stride) {
+  if (rows.empty() || !recorder_.reserve(Recorder::padded(rows.size_bytes()))) return;
+  auto args = CopyRowsArgs();
+  args.src = x;
+  args.rows = recorder_.put(rows);
+  args.n = static_cast<int32_t>(rows.size());
+  args.dim = dim;
+  args.dst = dst;
+  args.dst_stride = dst_stride;
+  recorder_.add(launch_copy_rows, args);
+}
+
+// ---- rows
+
+void GpuBackend::embed(const Matrix& table, std::span<const int32_t> tokens, float* x) {
+  if (!recorder_.reserve(Recorder::padded(tokens.size_bytes()))) return;
+  auto args = EmbedArgs();
+  args.table = static_cast<const GpuMatrix&>(table).weight;
+  args.tokens = recorder_.put(tokens);
+  args.rows = static_cast<int32_t>(tokens.size());
+  args.y = x;
+  args.y_stride = table.k;
+  recorder_.add(launch_embed, args);
+}
+
+namespace {
+
+NormArgs norm_args(const float* x, const float* w, float eps, int rows, int64_t dim) {
+  auto args = NormArgs();
+  args.x = x;
+  args.x_stride = dim;
+  args.w = w;
+  args.eps = eps;
+  args.rows = rows;
+  args.dim = static_cast<int>(dim);
+  return args;
+}
+
+}  // namespace
+
+void GpuBackend::norm(const float* x, const float* w, float eps, int rows, int64_t dim, InputForms forms, Acts* out) {
+  NormArgs args = norm_args(x, w, eps, rows, dim);
+  args.acts = static_cast<GpuActs*>(out)->view;
+  args.forms = forms;
+  recorder_.add(launch_norm, args);
+}
+
+void GpuBackend::norm_rows(const float* x, const float* w, float eps, int rows, int64_t dim, float* y) {
+  NormArgs args = norm_args(x, w, eps, rows, dim);
+  args.y = y;
+  recorder_.add(launch_norm, args);
+}
+
+void GpuBackend::prepare(const float* x, int64_t stride, int rows, int64_t dim, InputForms forms, Acts* out) {
+  auto args = PrepareArgs();
+  args.x = x;
+  args.x_stride = stride;
+  args.rows = rows;
+  args.k = static_cast<int32_t>(dim);
+  args.forms = forms;
+  args.acts = static_cast<GpuActs*>(out)->view;
+  recorder_.add(launch_prepare, args);
+}
+
+void GpuBackend::matmul(std::span<const Product> products, const Acts& in, int rows) {
+  auto group = MatmulGroup();
+  group.rows = rows;
+  group.acts = static_cast<const GpuActs&>(in).view;
+  group.scratch = matmul_scratch_;
+  group.processors = info_.processors;
+  group.shared_per_block = info_.shared_per_block;
+  for (size_t first = 0; first < products.size(); first += kMaxProducts) {
+    group.count = static_cast<int32_t>(std::min<size_t>(kMaxProducts, products.size() - first));
+    for (int i = 0; i < kMaxProducts; ++i) {
+      group.products[i] = MatmulProduct();
+      if (i >= group.count) continue;
+      const Product& p = products[first + static_cast<size_t>(i)];
+      group.products[i].w = static_cast<const GpuMatrix*>(p.w)->weight;
+      group.products[i].y = p.y;
+      group.products[i].residual = p.residual;
+      group.products[i].y_stride = p.y_stride;
+    }
+    recorder_.add(launch_matmul, group);
+  }
+}
+
+void GpuBackend::swiglu(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out) {
+  auto args = SwigluArgs();
+  args.gate = gate;
+  args.up = up;
+  args.stride = dim;
+  args.rows = rows;
+  args.dim = static_cast<int>(dim);
+  args.acts = static_cast<GpuActs*>(out)->view;
+  args.forms = forms;
+  recorder_.add(launch_swiglu, args);
+}
+
+// ---- gated DeltaNet
+
+void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const DeltaGroup> groups, int rows,
+                             const DeltaIo& io, InputForms forms, Acts* out) {
+  delta_.plan(groups, rows, 0);
+  delta_groups_.assign(groups.size(), DeltaStepGroup());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    DeltaStepGroup& to = delta_groups_[g];
+    to.first = groups[g].first;
+    to.count = groups[g].count;
+    to.commit = groups[g].commit ? 1 : 0;
+    to.state = groups[g].states[layer];
+    if (!groups[g].commit) to.replay = groups[g].replay[layer];
+  }
+  if (!recorder_.reserve(Recorder::padded(delta_.rows.size() * sizeof(DeltaStepRow)) +
+                         Recorder::padded(delta_groups_.size() * sizeof(DeltaStepGroup)))) {
+    return;
+  }
+  auto args = DeltaArgs();
+  args.w = w;
+  args.io = io;
+  args.rows = rows;
+  args.groups = static_cast<int>(groups.size());
+  args.row_plans = recorder_.put(delta_.rows.data(), delta_.rows.size());
+  args.group_plans = recorder_.put(delta_groups_.data(), delta_groups_.size());
+  args.conv = conv_;
+  args.gates = gates_;
+  args.mixed = rows_;
+  args.saved = saved_;
+  args.state_slots = limits_.state_slots;
+  args.shared_per_block = info_.shared_per_block;
+  recorder_.add(launch_delta_conv, args);
+  const DeltaStepGroup* all = args.group_plans;
+  for (size_t first = 0; first < groups.size(); first += kDeltaGroups) {
+    args.group_plans = all + first;
+    args.groups = static_cast<int>(std::min<size_t>(kDeltaGroups, groups.size() - first));
+    recorder_.add(launch_delta_recur, args);
+  }
+  auto norm = GatedNormArgs();
+  norm.o = rows_;
+  norm.w = w.norm;
+  norm.z = io.z;
+  norm.eps = w.eps;
+  norm.rows = rows;
+  norm.heads = w.shape.nv;
+  norm.acts = static_cast<GpuActs*>(out)->view;
+  norm.forms = forms;
+  recorder_.add(launch_gated_norm, norm);
+}
+
+// Lists are as long as the longest path, so that commits of any length are one graph.
+void GpuBackend::delta_commit(const DeltaShape& shape, std::span<const DeltaState> states,
+                              std::span<const DeltaReplay> replay, std::span<const int32_t> path) {
+  if (path.empty()) return;
+  const uint64_t need = Recorder::padded(states.size_bytes()) + Recorder::padded(replay.size_bytes()) +
+                        Recorder::padded(kMaxPath * sizeof(int32_t)) + Recorder::padded(sizeof(int32_t));
+  if (!recorder_.reserve(need)) return;
+  numbers_.assign(kMaxPath, 0);
+  std::copy(path.begin(), path.end(), numbers_.begin());
+  const int32_t count = static_cast<int32_t>(path.size());
+  auto args = DeltaCommitArgs();
+  args.shape = shape;
+  args.layers = static_cast<int>(states.size());
+  args.states = recorder_.put(states);
+  args.replay = recorder_.put(replay);
+  args.path = recorder_.put(numbers_.data(), numbers_.size());
+  args.count = recorder_.put(&count, 1);
+  recorder_.add(launch_delta_commit, args);
+}
+
+// ---- attention
+
+void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPlan& plan, int rows,
+                           const AttentionIo& io, InputForms forms, Acts* out) {
+  const int64_t dim = w.kv.dim, q_width = dim * w.q_heads;
+  AttentionStep& step = attention_;
+  step.plan(plan, rows);
+  caches_.clear();
+  for (const AttentionGroupPlan& g : plan.groups) caches_.push_back(g.caches[layer]);
+  if (rows <= kGraphRows) {  // equal lists for trees of any shape: tiles without rows at the end
+    const size_t most = static_cast<size_t>(rows);
+    const auto pad = [&](std::vector<AttentionTile>* tiles, int* widest) {
+      if (tiles->size() > plan.groups.size()) tiles->resize(most, AttentionTile());
+      int wide = 1;
+      while (wide < *widest) wide *= 2;
+      *widest = wide;
+    };
+    pad(&step.bulk, &step.bulk_rows);
+    pad(&step.tail, &step.tail_rows);
+    size_t tails = 1;
+    while (tails < step.tails.size()) tails *= 2;
+    step.tails.resize(tails, 0);
+  }
+  const auto need = [](const auto& v) { return Recorder::padded(v.size() * sizeof(v[0])); };
+  if (!recorder_.reserve(need(step.rows) + need(step.tails) + need(step.bulk) + need(step.tail) + need(caches_)))
+    return;
+
+  auto heads = HeadsArgs();
+  heads.kv = w.kv;
+  heads.q_heads = w.q_heads;
+  heads.rope_dims = w.rope_dims;
+  heads.gated = w.gated;
+  heads.eps = w.eps;
+  heads.q_norm = w.q_norm;
+  heads.k_norm = w.k_norm;
+  heads.rows = rows;
+  heads.row_plans = recorder_.put(step.rows.data(), step.rows.size());
+  heads.caches = recorder_.put(caches_.data(), caches_.size());
+  heads.rope = plan.rope;
+  heads.q = io.q;
+  heads.q_out = query_;
+  heads.k = io.k;
+  heads.v = io.v;
+  recorder_.add(launch_heads, heads);
+  if (io.q == nullptr) return;
+
+  auto args = AttentionArgs();
+  args.mode = attention_mode(w.kv, info_);
+  args.kv = w.kv;
+  args.q_heads = w.q_heads;
+  args.scale = w.scale;
+  args.rows = rows;
+  args.caches = heads.caches;
+  args.row_plans = heads.row_plans;
+  args.tails = recorder_.put(step.tails.data(), step.tails.size());
+  args.bulk = recorder_.put(step.bulk.data(), step.bulk.size());
+  args.tail = recorder_.put(step.tail.data(), step.tail.size());
+  args.n_bulk = static_cast<int>(step.bulk.size());
+  args.n_tail = static_cast<int>(step.tail.size());
+  args.bulk_rows = step.bulk_rows;
+  args.tail_rows = step.tail_rows;
+  args.q = query_;
+  if (w.gated) {
+    args.gate = io.q + dim;
+    args.gate_row = 2 * q_width;
+    args.gate_head = 2 * dim;
+  }
+  args.out = query_;
+  args.scratch = attention_scratch_;
+  args.scratch_bytes = attention_scratch_bytes_;
+  args.shared_per_block = info_.shared_per_block;
+  args.acts = static_cast<GpuActs*>(out)->view;
+  args.forms = forms;
+  recorder_.add(launch_attention, args);
+}
+
+void GpuBackend::kv_move(const KvShape& shape, std::span<const KvCache> caches, std::span<const int32_t> from,
+                         std::span<const int32_t> to) {
+  if (from.empty() || caches.empty()) return;
+  const uint64_t list = Recorder::padded(kMaxPath * sizeof(int32_t));
+  if (!recorder_.reserve(Recorder::padded(caches.size_bytes()) + 2 * list + Recorder::padded(sizeof(int32_t)))) return;
+  const int32_t count = static_cast<int32_t>(from.size());
+  auto args = KvMoveArgs();
+  args.shape = shape;
+  args.caches = recorder_.put(caches);
+  args.n_caches = static_cast<int>(caches.size());
+  const auto padded = [&](std::span<const int32_t> slots) {
+    numbers_.assign(kMaxPath, 0);
+    std::copy(slots.begin(), slots.end(), numbers_.begin());
+    return recorder_.put(numbers_.data(), numbers_.size());
+  };
+  args.from = padded(from);
+  args.to = padded(to);
+  args.count = recorder_.put(&count, 1);
+  recorder_.add(launch_kv_move, args);
+}
+
+uint64_t GpuBackend::kv_bytes(const KvShape& shape, bool keys) const {
+  return kv_cache_bytes(shape, keys);
+}
+
+uint64_t GpuBackend::kv_row_bytes(const KvShape& shape) const {
+  return kv_row_size(shape);
+}
+
+void GpuBackend::kv_export(const KvShape& shape, const KvCache& cache, int32_t n, void* host) {
+  const uint64_t row = kv_row_size(shape);
+  const int32_t most = static_cast<int32_t>(std::max<uint64_t>(recorder_.result_capacity() / 2 / row, 1));
+  for (int32_t slot = 0; slot < n; slot += most) {
+    auto args = KvRowsArgs();
+    args.shape = shape;
+    args.cache = cache;
+    args.slot = slot;
+    args.n = std::min(most, n - slot);
+    const uint64_t bytes = static_cast<uint64_t>(args.n) * row;
+    if (!recorder_.reserve(0, Recorder::padded(bytes))) return;
+    args.rows = recorder_.result(static_cast<uint8_t*>(host) + static_cast<uint64_t>(slot) * row, bytes);
+    recorder_.add(launch_kv_export, args);
+  }
+}
+
+void GpuBackend::kv_import(const KvShape& shape, const KvCache& cache, int32_t n, const void* host) {
+  const uint64_t row = kv_row_size(shape);
+  const int32_t most = static_cast<int32_t>(std::max<uint64_t>(recorder_.plan_capacity() / 2 / row, 1));
+  for (int32_t slot = 0; slot < n; slot += most) {
+    auto args = KvRowsArgs();
+    args.shape = shape;
+    args.cache = cache;
+    args.slot = slot;
+    args.n = std::min(most, n - slot);
+    const uint64_t bytes = static_cast<uint64_t>(args.n) * row;
+    if (!recorder_.reserve(Recorder::padded(bytes))) return;
+    const auto* from = static_cast<const uint8_t*>(host) + static_cast<uint64_t>(slot) * row;
+    args.rows = const_cast<uint8_t*>(recorder_.put(from, bytes));
+    recorder_.add(launch_kv_import, args);
+  }
+}
+
+Status GpuBackend::sync() {
+  packers_.reset();
+  return recorder_.flush();
+}
+
+}  // namespace tnd::gpu

@@ -53,7 +53,8 @@ Status Recorder::set_memory(void* plan, uint64_t plan_bytes, void* results, uint
 bool Recorder::reserve(uint64_t plan_bytes, uint64_t result_bytes) {
   if (stream_->failed()) return false;
   if (plan_bytes > plan_bytes_ || result_bytes > result_bytes_) {
-    stream_->fail(errorf(TND_INTERNAL, "an operation needs %llu bytes of plan and %llu of results, there are %llu, %llu",
+    stream_->fail(errorf(TND_INTERNAL,
+                         "an operation needs %llu bytes of plan and %llu of results, there are %llu, %llu",
                          static_cast<unsigned long long>(plan_bytes), static_cast<unsigned long long>(result_bytes),
                          static_cast<unsigned long long>(plan_bytes_), static_cast<unsigned long long>(result_bytes_)));
     return false;
@@ -80,6 +81,16 @@ const void* Recorder::put_bytes(const void* data, uint64_t bytes) {
   return plan_ + at;
 }
 
+void* Recorder::room(uint64_t bytes) {
+  const uint64_t at = plan_used_;
+  if (at + padded(bytes) > plan_bytes_) {
+    stream_->fail(errorf(TND_INTERNAL, "the plan of a step is larger than was reserved"));
+    return plan_;
+  }
+  plan_used_ += padded(bytes);
+  return plan_ + at;
+}
+
 void* Recorder::result(void* host, uint64_t bytes) {
   const uint64_t at = result_used_;
   if (at + padded(bytes) > result_bytes_) {
@@ -87,8 +98,12 @@ void* Recorder::result(void* host, uint64_t bytes) {
     return results_;
   }
   result_used_ += padded(bytes);
-  downloads_.push_back(Download{host, at, bytes});
+  if (host != nullptr) downloads_.push_back(Download{host, at, bytes});
   return results_ + at;
+}
+
+void Recorder::scatter(void* host, const void* part, uint64_t bytes) {
+  downloads_.push_back(Download{host, static_cast<uint64_t>(static_cast<const uint8_t*>(part) - results_), bytes});
 }
 
 void Recorder::append(const Call& call, const void* args, size_t bytes) {
@@ -117,8 +132,8 @@ void Recorder::run_list(const std::vector<Word>& list) {
   }
 }
 
-// Runs the list as a graph from its second time on: the first may be the only one (prompts of odd lengths), and it warms
-// up what a vendor's library does at the first launch of a kernel.
+// Runs the list as a graph from its second time on: the first may be the only one (prompts of odd lengths), and it
+// warms up what a vendor's library does at the first launch of a kernel.
 void Recorder::submit() {
   const uint64_t hash = hash_bytes(list_.data(), list_.size() * kWord);
   const auto [first, last] = entries_.equal_range(hash);
@@ -151,6 +166,7 @@ void Recorder::submit() {
 
 Status Recorder::flush() {
   ++flushes_;
+  TND_TRY(use_device(device_));
   if (!list_.empty() && !stream_->failed()) {
     if (plan_used_ > 0) stream_->to_device(plan_, plan_host_, plan_used_);
     submit();

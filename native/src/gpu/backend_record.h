@@ -25,7 +25,7 @@ namespace tnd::gpu {
 
 class Recorder {
  public:
-  explicit Recorder(Stream* stream) : stream_(stream) {}
+  Recorder(Stream* stream, int device) : stream_(stream), device_(device) {}
   ~Recorder();
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
@@ -35,8 +35,8 @@ class Recorder {
   uint64_t plan_capacity() const { return plan_bytes_; }
   uint64_t result_capacity() const { return result_bytes_; }
 
-  // reserve makes room for the plans and results of one operation: when they do not fit behind what is recorded, that is
-  // flushed first. False when they never fit; the stream then holds the reason.
+  // reserve makes room for the plans and results of one operation: when they do not fit behind what is recorded, that
+  // is flushed first. False when they never fit; the stream then holds the reason.
   bool reserve(uint64_t plan_bytes, uint64_t result_bytes = 0);
 
   // put copies n values to the plan buffer and returns their device address; equal contents of a step share one place.
@@ -53,22 +53,24 @@ class Recorder {
   static constexpr uint64_t kAlign = 64;
   static constexpr uint64_t padded(uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
+  // room returns uninitialised device memory of the step, part of what was reserved.
+  void* room(uint64_t bytes);
+
   // result returns device memory that operations write and that reaches `host` in flush.
   void* result(void* host, uint64_t bytes);
+  // scatter hands out a part of what result returned (host nullptr there) to a place of its own.
+  void scatter(void* host, const void* part, uint64_t bytes);
 
-  // add records operation(stream, args).
+  // add records operation(stream, args). Arguments begin as T(), which also zeroes their padding: bytes that mean
+  // nothing would make equal operations look different (and __builtin_clear_padding of gcc 12 clears too much in
+  // arrays).
   template <typename A>
   void add(void (*operation)(Stream&, const A&), const A& args) {
     static_assert(std::is_trivially_copyable_v<A> && alignof(A) <= kWord);
-    A clean = args;
-#if defined(__GNUC__) && !defined(__clang__)
-    __builtin_clear_padding(&clean);  // else equal operations could differ in bytes that mean nothing
-#endif
-    const Call call{&invoke<A>, reinterpret_cast<void (*)()>(operation)};
-    append(call, &clean, sizeof clean);
+    append(Call{&invoke<A>, reinterpret_cast<void (*)()>(operation)}, &args, sizeof args);
   }
 
-  // flush runs everything recorded and waits for it. Failures stay in the stream.
+  // flush runs everything recorded and waits for it; makes the device current. Failures stay in the stream.
   Status flush();
 
   // Counters since open.
@@ -109,6 +111,7 @@ class Recorder {
   void submit();
 
   Stream* stream_;
+  const int device_;
   uint8_t *plan_ = nullptr, *plan_host_ = nullptr;
   uint8_t *results_ = nullptr, *results_host_ = nullptr;
   uint64_t plan_bytes_ = 0, result_bytes_ = 0;

@@ -1,6 +1,6 @@
-#include "gpu/memory.h"
-
 #include <algorithm>
+
+#include "gpu/memory.h"
 
 namespace tnd::gpu {
 namespace {

@@ -2,6 +2,10 @@
 
 #include "core/fp.h"
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace tnd::gpu::emu {
 namespace {
 
@@ -18,11 +22,16 @@ const Operands& of(void* const operands[kLanes], int lane) {
   return *static_cast<const Operands*>(operands[lane]);
 }
 
+float half_value(uint16_t h) {
+  return half_to_float(h);
+}
+
 int32_t byte_of(uint32_t word, int i, bool is_signed) {
   const uint32_t b = word >> (8 * i) & 0xFFu;
   return is_signed ? static_cast<int8_t>(b) : static_cast<int32_t>(b);
 }
 
+#if !defined(__AVX2__)
 // m16n8: rows of A and columns of B as K consecutive values, C and D in place.
 template <int K, typename T, typename ACC>
 void multiply_16x8(void* const operands[kLanes], const T (&a)[16][K], const T (&b)[8][K]) {
@@ -38,7 +47,43 @@ void multiply_16x8(void* const operands[kLanes], const T (&a)[16][K], const T (&
     }
   }
 }
+#endif
 
+#if defined(__AVX2__)
+// As below with pairs of k in 16 bits: one instruction for eight columns. Matrix products are most of what is emulated.
+template <int K>
+void apply_s8(void* const operands[kLanes]) {
+  alignas(32) int32_t a[16][K / 2];  // pairs of k
+  alignas(32) int32_t b[K / 2][8];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const Operands& o = of(operands, lane);
+    const int g = lane / 4, t = lane % 4;
+    const auto widen = [](uint32_t word) { return _mm_cvtepi8_epi16(_mm_cvtsi32_si128(static_cast<int>(word))); };
+    for (int half = 0; half < K / 16; ++half) {
+      const int pair = 8 * half + 2 * t;
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(&a[g][pair]), widen(o.a[2 * half]));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(&a[g + 8][pair]), widen(o.a[2 * half + 1]));
+      const __m128i column = widen(o.b[half]);
+      b[pair][g] = _mm_extract_epi32(column, 0);
+      b[pair + 1][g] = _mm_extract_epi32(column, 1);
+    }
+  }
+  alignas(32) int32_t d[16][8];
+  for (int row = 0; row < 16; ++row) {
+    __m256i sum = _mm256_setzero_si256();
+    for (int pair = 0; pair < K / 2; ++pair) {
+      const __m256i column = _mm256_load_si256(reinterpret_cast<const __m256i*>(b[pair]));
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_set1_epi32(a[row][pair]), column));
+    }
+    _mm256_store_si256(reinterpret_cast<__m256i*>(d[row]), sum);
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    auto* to = static_cast<int32_t*>(of(operands, lane).d);
+    const int g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; ++i) to[i] += d[g + i / 2 * 8][2 * t + i % 2];
+  }
+}
+#else
 template <int K>
 void apply_s8(void* const operands[kLanes]) {
   int16_t a[16][K];
@@ -57,11 +102,30 @@ void apply_s8(void* const operands[kLanes]) {
   }
   multiply_16x8<K, int16_t, int32_t>(operands, a, b);
 }
+#endif
+
+// Sums ascend in k from C; products of halves are exact.
+void multiply_half(void* const operands[kLanes], const float (&a)[16][16], const float (&b)[16][8]) {
+  float d[16][8];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const float* c = static_cast<const float*>(of(operands, lane).d);
+    for (int i = 0; i < 4; ++i) d[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2] = c[i];
+  }
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      for (int column = 0; column < 8; ++column) d[row][column] += a[row][k] * b[k][column];
+    }
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    float* to = static_cast<float*>(of(operands, lane).d);
+    for (int i = 0; i < 4; ++i) to[i] = d[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
+  }
+}
 
 template <float (*DECODE)(uint16_t)>
 void apply_half(void* const operands[kLanes]) {
   float a[16][16];
-  float b[8][16];
+  float b[16][8];
   for (int lane = 0; lane < kLanes; ++lane) {
     const Operands& o = of(operands, lane);
     const int g = lane / 4, t = lane % 4;
@@ -71,11 +135,11 @@ void apply_half(void* const operands[kLanes]) {
       a[g + 8][2 * t + i] = half(o.a[1]);
       a[g][2 * t + 8 + i] = half(o.a[2]);
       a[g + 8][2 * t + 8 + i] = half(o.a[3]);
-      b[g][2 * t + i] = half(o.b[0]);
-      b[g][2 * t + 8 + i] = half(o.b[1]);
+      b[2 * t + i][g] = half(o.b[0]);
+      b[2 * t + 8 + i][g] = half(o.b[1]);
     }
   }
-  multiply_16x8<16, float, float>(operands, a, b);
+  multiply_half(operands, a, b);
 }
 
 struct MatrixOperands {
@@ -160,7 +224,7 @@ void mma_s8_k16(int32_t* d, const uint32_t* a, const uint32_t* b) {
   run(apply_s8<16>, d, a, b);
 }
 void mma_f16_k16(float* d, const uint32_t* a, const uint32_t* b) {
-  run(apply_half<f16_to_f32>, d, a, b);
+  run(apply_half<half_value>, d, a, b);
 }
 void mma_bf16_k16(float* d, const uint32_t* a, const uint32_t* b) {
   run(apply_half<bf16_to_f32>, d, a, b);
@@ -177,7 +241,7 @@ void wmma_iu8(int32_t* d, const uint32_t* a, const uint32_t* b, bool a_signed, b
   run(apply_wmma_iu8, d, a, b, a_signed, b_signed);
 }
 void wmma_f16(float* d, const uint32_t* a, const uint32_t* b) {
-  run(apply_wmma_half<f16_to_f32>, d, a, b);
+  run(apply_wmma_half<half_value>, d, a, b);
 }
 void wmma_bf16(float* d, const uint32_t* a, const uint32_t* b) {
   run(apply_wmma_half<bf16_to_f32>, d, a, b);

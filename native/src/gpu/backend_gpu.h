@@ -1,0 +1,122 @@
+// The backend of a GPU: core/backend.h over the kernels of this folder. One class for CUDA, HIP and the emulation; it
+// names no vendor.
+//
+// Calls record (backend_record.h); sync() runs what was recorded and hands out results. Large transfers (weights,
+// snapshots, prompts' features) do not fit the step's buffers: they run what is recorded and then go through a staging
+// buffer piece by piece.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/backend.h"
+#include "cpu/thread_pool.h"
+#include "gpu/attention.h"
+#include "gpu/backend_record.h"
+#include "gpu/delta.h"
+#include "gpu/matmul.h"
+#include "gpu/runtime.h"
+#include "gpu/sample.h"
+
+namespace tnd::gpu {
+
+struct GpuMatrix final : Matrix {
+  DeviceWeight weight;
+};
+
+struct GpuActs final : Acts {
+  ActsView view;
+};
+
+// take_aligned takes device memory at a multiple of `align` (more than Arena::kAlign).
+void* take_aligned(Arena& arena, Purpose purpose, uint64_t bytes, uint64_t align);
+
+class GpuBackend final : public Backend {
+ public:
+  GpuBackend(int device, const DeviceInfo& info, int threads);
+  ~GpuBackend() override;
+  Status open();
+
+  const char* name() const override { return api_name(); }
+  std::string device() const override;
+  uint64_t free_bytes() const override;
+  Status allocate(uint64_t bytes, void** base) override;
+  void release(void* base) override;
+  Status matrix(const TensorView& t, Arena& arena, std::unique_ptr<Matrix>* out) override;
+  InputForms forms(const Matrix& w) const override { return act_form(w.type); }
+  void upload(float* dst, const float* src, int64_t n) override;
+  void zero(float* dst, int64_t n) override;
+  std::unique_ptr<Acts> acts(Arena& arena, int64_t max_k, int max_rows, InputForms forms) override;
+  void plan_scratch(Arena& arena, const ScratchLimits& limits) override;
+  uint64_t kv_bytes(const KvShape& shape, bool keys) const override;
+
+  void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) override;
+  void download(float* host, const float* src, int64_t n) override;
+  void download_bf16(uint16_t* host, const float* src, int64_t n) override;
+  void norm(const float* x, const float* w, float eps, int rows, int64_t dim, InputForms forms, Acts* out) override;
+  void prepare(const float* x, int64_t stride, int rows, int64_t dim, InputForms forms, Acts* out) override;
+  void norm_rows(const float* x, const float* w, float eps, int rows, int64_t dim, float* y) override;
+  void matmul(std::span<const Product> products, const Acts& in, int rows) override;
+  void swiglu(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out) override;
+  void delta_mixer(const DeltaLayer& w, int layer, std::span<const DeltaGroup> groups, int rows, const DeltaIo& io,
+                   InputForms forms, Acts* out) override;
+  void attention(const AttentionLayer& w, int layer, const AttentionPlan& plan, int rows, const AttentionIo& io,
+                 InputForms forms, Acts* out) override;
+  void copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, float* dst, int64_t dst_stride) override;
+  void head(const HeadArgs& args) override;
+  void delta_commit(const DeltaShape& shape, std::span<const DeltaState> states, std::span<const DeltaReplay> replay,
+                    std::span<const int32_t> path) override;
+  void kv_move(const KvShape& shape, std::span<const KvCache> caches, std::span<const int32_t> from,
+               std::span<const int32_t> to) override;
+  uint64_t kv_row_bytes(const KvShape& shape) const override;
+  void kv_export(const KvShape& shape, const KvCache& cache, int32_t n, void* host) override;
+  void kv_import(const KvShape& shape, const KvCache& cache, int32_t n, const void* host) override;
+  Status sync() override;
+
+  const Recorder& recorder() const { return recorder_; }
+
+ private:
+  // to_device and to_host move any number of bytes through the staging buffer, in order with what is recorded.
+  void to_device(void* dst, const void* host, uint64_t bytes);
+  void to_host(void* host, const void* src, uint64_t bytes);
+  void head_rows(const HeadArgs& args, const HeadRow* rows, int n);
+  void choose_rows(const HeadArgs& args, const HeadRow* rows, int n);
+  ChooseRow plan_choice(const HeadRow& row);
+
+  const int device_;
+  const DeviceInfo info_;
+  const int threads_;
+  Stream stream_;
+  Recorder recorder_;
+  std::map<void*, uint64_t> regions_;
+  uint8_t* stage_ = nullptr;                  // host, for transfers that pass the step's buffers by
+  std::unique_ptr<cpu::ThreadPool> packers_;  // of weights, while a model loads
+
+  ScratchLimits limits_;
+  float* rows_ = nullptr;   // [rows, max_k]: rows between an operation and prepare
+  float* query_ = nullptr;  // [rows, q_heads * dim]
+  float* conv_ = nullptr;   // [rows, conv_dim]
+  float* gates_ = nullptr;  // [rows, 2 nv]
+  float* saved_ = nullptr;  // [kDeltaGroups, state_slots, state_elems]
+  void* attention_scratch_ = nullptr;
+  uint64_t attention_scratch_bytes_ = 0;
+  void* matmul_scratch_ = nullptr;
+  std::unique_ptr<Acts> head_acts_;
+  float* logits_ = nullptr;  // [head_rows, logits_stride_]
+  int64_t logits_stride_ = 0;
+  void* choose_scratch_ = nullptr;
+
+  // Plans of the operation being recorded, reused.
+  AttentionStep attention_;
+  DeltaStep delta_;
+  std::vector<KvCache> caches_;
+  std::vector<DeltaStepGroup> delta_groups_;
+  std::vector<ChooseRow> choices_;
+  std::vector<std::pair<int32_t, float>> bias_;
+  std::vector<int32_t> numbers_;
+  std::vector<float> values_;
+};
+
+}  // namespace tnd::gpu
