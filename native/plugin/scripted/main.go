@@ -3,8 +3,7 @@
 //
 //	TANDEM_SCRIPT=rules.json tandem serve --demo --engine bin/tandem-engine-scripted
 //
-// The rules are described with Rule in native/plugin/internal/script; how output that was forced or masked away from the text
-// finds back to it, with plan.
+// README.md beside this file describes the rules; Rule and plan in native/plugin/internal/script are what reads and follows them.
 package main
 
 import (
