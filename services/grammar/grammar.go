@@ -17,8 +17,8 @@ type Grammar struct {
 	mu     sync.Mutex // guards everything below, and the caches inside States
 	m      *machine
 	start  *State
-	shapes []shapeTable
-	rep    []int32 // node -> the node of its chain that has the same mask
+	shapes []shapeTable // made when they are needed
+	rep    []int32      // node -> the node of its chain that has the same mask
 	masks  lru
 	stack  []*State // scratch of a walk
 	pairs  map[pair]struct{}
@@ -57,9 +57,7 @@ func (s *Syntax) Compile(v *Vocabulary) (*Grammar, error) {
 	}
 	g := &Grammar{vocab: v, m: newMachine(p), pairs: map[pair]struct{}{}}
 	g.masks.max = maxMasks
-	for i := range v.groups {
-		g.shapes = append(g.shapes, p.through(v.groups[i].shape))
-	}
+	g.shapes = make([]shapeTable, len(v.groups))
 	g.rep = p.representatives(v.longest)
 	g.start = g.m.begin()
 	if g.m.fault != nil {
@@ -70,9 +68,6 @@ func (s *Syntax) Compile(v *Vocabulary) (*Grammar, error) {
 
 // through numbers a shape's edges by classes.
 func (p *program) through(s *shape) shapeTable {
-	if s == nil {
-		return nil
-	}
 	t := make(shapeTable, len(s.next))
 	for at := range s.next {
 		for c := range 256 {
@@ -315,10 +310,14 @@ func (g *Grammar) lasts(s *State, length int) bool {
 
 // contains tells whether the state allows every text of a group's shape. It may say no without having tried everything.
 func (g *Grammar) contains(s *State, at int) bool {
-	table := g.shapes[at]
-	if table == nil || !g.lasts(s, g.vocab.groups[at].longest) {
+	of := &g.vocab.groups[at]
+	if of.shape == nil || !g.lasts(s, of.longest) {
 		return false
 	}
+	if g.shapes[at] == nil {
+		g.shapes[at] = g.m.through(of.shape)
+	}
+	table := g.shapes[at]
 	clear(g.pairs)
 	g.queue = append(g.queue[:0], pair{0, s})
 	g.pairs[g.queue[0]] = struct{}{}

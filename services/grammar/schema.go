@@ -44,14 +44,13 @@ func (c *schemaCompiler) fail(path, message string) {
 
 // unsupported are keywords that would narrow what is valid and cannot be expressed.
 var unsupported = []string{
-	"not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "patternProperties", "propertyNames",
-	"unevaluatedItems", "unevaluatedProperties", "contains", "minContains", "maxContains", "multipleOf", "maxProperties",
+	"not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties", "contains", "minContains", "maxContains", "multipleOf", "maxProperties",
 	"$dynamicRef", "$recursiveRef",
 }
 
 // assertions are the keywords that are understood and narrow a value.
 var assertions = []string{
-	"type", "enum", "const", "nullable", "properties", "required", "additionalProperties", "minProperties", "items", "prefixItems",
+	"type", "enum", "const", "nullable", "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties", "items", "prefixItems",
 	"additionalItems", "minItems", "maxItems", "uniqueItems", "minLength", "maxLength", "pattern", "format", "minimum", "maximum",
 	"exclusiveMinimum", "exclusiveMaximum", "anyOf", "oneOf", "allOf", "$ref",
 }
@@ -124,7 +123,7 @@ func (c *schemaCompiler) types(s *jsonNode, path string) []string {
 		has := func(keys ...string) bool {
 			return slices.ContainsFunc(keys, func(k string) bool { return s.get(k) != nil })
 		}
-		if has("properties", "required", "additionalProperties", "minProperties") {
+		if has("properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties") {
 			add("object")
 		}
 		if has("items", "prefixItems", "minItems", "maxItems", "additionalItems", "uniqueItems") {

@@ -50,6 +50,10 @@ func (c *schemaCompiler) object(s *jsonNode, path string) string {
 	if extra == nil {
 		extra = &jsonNode{kind: 'b', text: "true"}
 	}
+	names, patterned := c.names(s, path)
+	if patterned != nil {
+		open, extra = true, patterned
+	}
 	keys := slices.Clone(properties.members)
 	needed := 0
 	for _, r := range requireds.items {
@@ -84,12 +88,18 @@ func (c *schemaCompiler) object(s *jsonNode, path string) string {
 	later, first := "", ""
 	if open {
 		key := c.w.JSON("string")
-		if len(properties.members) > 0 || len(list) > 0 {
-			var names []string
-			for _, m := range keys {
-				names = append(names, m.key)
+		switch {
+		case len(list) > 0 || len(properties.members) > 0:
+			if names != nil {
+				c.fail(path, "propertyNames and patternProperties are not supported beside declared or required keys")
 			}
-			key = c.otherKey(names)
+			var declared []string
+			for _, m := range keys {
+				declared = append(declared, m.key)
+			}
+			key = c.otherKey(declared)
+		case names != nil:
+			key = c.compile(names, path+".propertyNames")
 		}
 		pair := c.w.Rule(fmt.Sprintf(`%s ":" %s %s %s`, key, ws, c.compile(extra, path+".additionalProperties"), ws))
 		later = c.w.Rule(fmt.Sprintf(`("," %s %s)*`, ws, pair))
@@ -111,6 +121,27 @@ func (c *schemaCompiler) object(s *jsonNode, path string) string {
 		first, later = c.w.Rule(begins+" | "+first), c.w.Rule(follows+" | "+later)
 	}
 	return c.w.Rule(fmt.Sprintf(`"{" %s %s "}"`, ws, first))
+}
+
+// names gives the schema of undeclared keys, nil = any, and that of their values when patternProperties has it.
+func (c *schemaCompiler) names(s *jsonNode, path string) (names, values *jsonNode) {
+	text := &jsonNode{kind: 'o', members: []member{{"type", &jsonNode{kind: 's', text: "string"}}}}
+	p, n := s.get("patternProperties"), s.get("propertyNames")
+	if p != nil && (p.kind != 'o' || len(p.members) > 1 || len(p.members) == 1 && n != nil) {
+		c.fail(path+".patternProperties", "is supported for one pattern, without propertyNames")
+	}
+	if p != nil && len(p.members) == 1 {
+		pattern := &jsonNode{kind: 's', text: p.members[0].key}
+		return &jsonNode{kind: 'o', members: append(text.members, member{"pattern", pattern})}, p.members[0].value
+	}
+	if n == nil || n.kind == 'b' && n.text == "true" {
+		return nil, nil
+	}
+	n = c.merge(text, c.flatten(c.resolved(n, path+".propertyNames"), path+".propertyNames"), path+".propertyNames")
+	if !slices.ContainsFunc(n.members, func(m member) bool { return m.key != "type" && slices.Contains(assertions, m.key) }) {
+		return nil, nil
+	}
+	return n, nil
 }
 
 // otherKey writes strings that are none of the keys. They are written without escapes, so that there is one spelling to compare.

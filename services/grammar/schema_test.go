@@ -107,6 +107,9 @@ func TestSchemas(t *testing.T) {
 			[]string{`{}`, `{"ab":1}`, `{"ab":1,"abc":"x"}`, `{"a":"x"}`, `{"":"x"}`, `{"b":"x","c":"y"}`}, []string{`{"ab":"x"}`, `{"a":1}`, `{"\u0061b":"x"}`, `{"b":"x","ab":"x"}`}},
 		{`{"type":"object","required":["z"],"properties":{"a":{"type":"null"}}}`, []string{`{"z":1}`, `{"a":null,"z":[]}`}, []string{`{"a":null}`}},
 		{`{"type":"string","pattern":"^[A-Z]{2}-\\d+(x|\"y\")?$"}`, []string{`"AB-1"`, `"AB-12x"`, `"AB-1\"y\""`}, []string{`"A-1"`, `"AB-"`, `"AB-1xx"`}},
+		{`{"type":"object","propertyNames":{"type":"string"},"additionalProperties":{"type":"integer"}}`, []string{`{}`, `{"x":1}`}, []string{`{"x":"y"}`}},
+		{`{"type":"object","propertyNames":{"pattern":"^[a-c]+$"},"additionalProperties":{"type":"integer"}}`, []string{`{}`, `{"abc":1,"a":2}`}, []string{`{"x":1}`}},
+		{`{"type":"object","patternProperties":{"^x-":{"type":"null"}},"additionalProperties":false}`, []string{`{}`, `{"x-a":null}`}, []string{`{"a":null}`, `{"x-a":1}`}},
 		{`{"type":"string","pattern":"b\\\\"}`, []string{`"b\\"`, `"aab\\ccc"`}, []string{`"b"`, `""`}},
 		{`{"type":"string","format":"date"}`, []string{`"2024-02-28"`, `"1999-12-31"`}, []string{`"2024-02-30"`, `"2024-13-01"`, `"x"`}},
 		{`{"type":"string","format":"date-time"}`, []string{`"2024-02-28T23:59:59Z"`, `"2024-02-28T00:00:00.5+01:30"`}, []string{`"2024-02-28"`}},
@@ -135,7 +138,9 @@ func TestSchemas(t *testing.T) {
 func TestSchemaFaultsNameThePath(t *testing.T) {
 	for _, c := range []struct{ schema, path, want string }{
 		{`{"type":"object","properties":{"a":{"type":"array","items":{"not":{}}}}}`, "properties.a.items.not", "not supported"},
-		{`{"type":"object","patternProperties":{}}`, "patternProperties", "not supported"},
+		{`{"type":"object","patternProperties":{"a":{},"b":{}}}`, "patternProperties", "one pattern"},
+		{`{"type":"object","propertyNames":{"maxLength":3},"properties":{"a":{}},"additionalProperties":true}`, "", "beside declared"},
+		{`{"type":"object","propertyNames":{"type":"integer"}}`, "propertyNames.type", "no type"},
 		{`{"type":"array","uniqueItems":true}`, "uniqueItems", "not supported"},
 		{`{"type":"integer","multipleOf":3}`, "multipleOf", "not supported"},
 		{`{"type":"number","minimum":0.5}`, "minimum", "integers only"},

@@ -111,6 +111,9 @@ func drawSchema(r *rand.Rand, depth int) map[string]any {
 			s["additionalProperties"] = false
 		case 1:
 			s["additionalProperties"] = drawSchema(r, 0)
+			if len(properties) == 0 && r.IntN(2) == 0 {
+				s["propertyNames"] = map[string]any{"pattern": "^[a-c]{1,4}$"}
+			}
 		}
 	case 12:
 		s["type"], s["items"] = "array", drawSchema(r, depth-1)
