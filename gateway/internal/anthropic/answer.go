@@ -23,10 +23,11 @@ type message struct {
 
 // tokens are the counts of usage.
 type tokens struct {
-	Input         int `json:"input_tokens"`
-	CacheCreation int `json:"cache_creation_input_tokens"`
-	CacheRead     int `json:"cache_read_input_tokens"`
-	Output        int `json:"output_tokens"`
+	Input         int           `json:"input_tokens"`
+	CacheCreation int           `json:"cache_creation_input_tokens"`
+	CacheRead     int           `json:"cache_read_input_tokens"`
+	Output        int           `json:"output_tokens"`
+	Details       outputDetails `json:"output_tokens_details"`
 }
 
 // usage is the account in the dialect's shape.
@@ -37,10 +38,15 @@ type usage struct {
 	Pflash     *turn.Pflash `json:"pflash,omitempty"`
 }
 
+type outputDetails struct {
+	Thinking int `json:"thinking_tokens"`
+}
+
 // newUsage splits the prompt into what was read from a cache, what was newly written to one, and the rest; with total the rest
 // is the whole prompt, for clients that ignore caches.
 func newUsage(u *generate.Usage, total bool) *usage {
-	t := tokens{Input: u.PromptTokens, CacheCreation: u.SavedTokens, CacheRead: u.CachedTokens, Output: u.CompletionTokens}
+	t := tokens{Input: u.PromptTokens, CacheCreation: u.SavedTokens, CacheRead: u.CachedTokens, Output: u.CompletionTokens,
+		Details: outputDetails{u.ReasoningTokens}}
 	if !total {
 		t.Input -= t.CacheCreation + t.CacheRead
 	}

@@ -106,11 +106,11 @@ func TestBlocks(t *testing.T) {
 }
 
 func TestUsageAddsUpToThePrompt(t *testing.T) {
-	u := &generate.Usage{PromptTokens: 100, CachedTokens: 60, SavedTokens: 30, CompletionTokens: 7}
-	if got := newUsage(u, false).tokens; got != (tokens{10, 30, 60, 7}) {
+	u := &generate.Usage{PromptTokens: 100, CachedTokens: 60, SavedTokens: 30, CompletionTokens: 7, ReasoningTokens: 2}
+	if got := newUsage(u, false).tokens; got != (tokens{10, 30, 60, 7, outputDetails{2}}) {
 		t.Errorf("usage %+v", got)
 	}
-	if got := newUsage(u, true).tokens; got != (tokens{100, 30, 60, 7}) {
+	if got := newUsage(u, true).tokens; got != (tokens{100, 30, 60, 7, outputDetails{2}}) {
 		t.Errorf("usage with total input %+v", got)
 	}
 }

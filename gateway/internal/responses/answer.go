@@ -154,6 +154,7 @@ type usage struct {
 
 type inputDetails struct {
 	Cached int `json:"cached_tokens"`
+	Saved  int `json:"cache_write_tokens"`
 }
 
 type outputDetails struct {
@@ -162,7 +163,7 @@ type outputDetails struct {
 
 func newUsage(u *generate.Usage) *usage {
 	return &usage{
-		InputTokens: u.PromptTokens, InputDetails: inputDetails{u.CachedTokens}, OutputTokens: u.CompletionTokens, OutputDetails: outputDetails{u.ReasoningTokens},
+		InputTokens: u.PromptTokens, InputDetails: inputDetails{u.CachedTokens, u.SavedTokens}, OutputTokens: u.CompletionTokens, OutputDetails: outputDetails{u.ReasoningTokens},
 		TotalTokens: u.PromptTokens + u.CompletionTokens,
 		Timings:     turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u),
 	}

@@ -1,0 +1,111 @@
+// Package sdk lets the vendors' own typed clients judge the gateway: whatever they send must be understood, whatever comes back
+// must fit their types. A cluster runs on the scripted engine; its rules say what the model answers.
+package sdk
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/anthropics/anthropic-sdk-go"
+	anthropicoption "github.com/anthropics/anthropic-sdk-go/option"
+	"github.com/openai/openai-go/v3"
+	openaioption "github.com/openai/openai-go/v3/option"
+	"github.com/tandem-inference/tandem/tests/cluster"
+)
+
+// rules of the model. A prompt that ends with a tool's result is answered with it; the others go by words of the question.
+var rules = []cluster.Rule{
+	{Prompt: `(?s)<tool_response>\n([^<]*)\n</tool_response><\|im_end\|>\n<\|im_start\|>assistant\n(?:<think>\n\n</think>\n\n)?$`, Emit: "The tool says: $1."},
+	{Prompt: `Think, then ask for the weather`, Emit: "I need the tool.\n</think>\n\nLet me look.\n" + call("weather", "city", "Bern")},
+	{Prompt: `Ask for the weather of Bern and Basel`, Emit: call("weather", "city", "Bern") + "\n" + call("weather", "city", "Basel")},
+	{Prompt: `Ask for the weather of (\w+)`, Emit: call("weather", "city", "$1")},
+	{Prompt: `Patch the file`, Emit: call("patch", "input", "*** Begin Patch\n+ \"quoted\"\n*** End Patch")},
+	{Prompt: `Think about (\w+)`, Emit: "First, $1.\nThen more of $1.\n</think>\n\nAll about $1.", Accept: []int{3}},
+	{Prompt: `Count for ever`, Emit: strings.Repeat("tick ", 4000), TokensPerSecond: 20},
+	{Prompt: `Answer in JSON`, Emit: `{"city": "Bern", "days": 3}`},
+	{Prompt: `What did I say before`, Emit: "Nothing."},
+	{Emit: "Hello, Zürich \U0001F600!"},
+}
+
+const greeting = "Hello, Zürich \U0001F600!"
+
+// call is a tool call in the model's own format.
+func call(name, key, value string) string {
+	return "<tool_call>\n<function=" + name + ">\n<parameter=" + key + ">\n" + value + "\n</parameter>\n</function>\n</tool_call>"
+}
+
+// gateway is the cluster that the tests share, nil without programs; why says what is missing.
+var (
+	gateway *cluster.Cluster
+	why     string
+)
+
+const key = "sdk-test-key"
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	root, err := cluster.Root()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if missing := cluster.Missing(root); len(missing) > 0 {
+		why = "bin/ lacks " + strings.Join(missing, ", ") + ": run make build"
+		return m.Run()
+	}
+	dir, err := os.MkdirTemp("", "tandem-sdk-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	options, err := cluster.Scripted(dir, rules, "--api-key", key, "--model-name", "tiny", "--max-queue", "4", "--max-ctx", "16384")
+	if err != nil {
+		why = err.Error()
+		return m.Run()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if gateway, err = cluster.Start(ctx, options); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer gateway.Close()
+	code := m.Run()
+	if code != 0 {
+		fmt.Fprintf(os.Stderr, "log of the cluster:\n%s", gateway.Log())
+	}
+	return code
+}
+
+// needGateway skips a test when the programs are not built.
+func needGateway(t *testing.T) {
+	t.Helper()
+	if gateway == nil {
+		t.Skip(why)
+	}
+}
+
+// patience bounds every request.
+const patience = 20 * time.Second
+
+// openaiClient is the OpenAI library as a user sets it up; retries would hide errors.
+func openaiClient(t *testing.T, opts ...openaioption.RequestOption) openai.Client {
+	t.Helper()
+	needGateway(t)
+	return openai.NewClient(append([]openaioption.RequestOption{openaioption.WithBaseURL(gateway.HTTP + "/v1"), openaioption.WithAPIKey(key), openaioption.WithMaxRetries(0),
+		openaioption.WithRequestTimeout(patience)}, opts...)...)
+}
+
+// anthropicClient is Anthropic's.
+func anthropicClient(t *testing.T, opts ...anthropicoption.RequestOption) anthropic.Client {
+	t.Helper()
+	needGateway(t)
+	return anthropic.NewClient(append([]anthropicoption.RequestOption{anthropicoption.WithBaseURL(gateway.HTTP), anthropicoption.WithAPIKey(key), anthropicoption.WithMaxRetries(0),
+		anthropicoption.WithRequestTimeout(patience)}, opts...)...)
+}
