@@ -120,6 +120,10 @@ func TestGuides(t *testing.T) {
 			t.Errorf("%s: guide %v", tt.name, g)
 		}
 	}
+	if a := r.post("/v1/completions", `{"prompt":"Say","grammar":"root ::= \"yes\""}`); a.status != 200 ||
+		w.Requests()[len(w.Requests())-1].GetGuide().GetGrammar() != `root ::= "yes"` {
+		t.Errorf("completions with a grammar: %d %s", a.status, a.body)
+	}
 	for more, param := range map[string]string{
 		`"grammar":"root ::= ("`:                    "grammar",
 		weatherTool + `,"grammar":"root ::= \"x\""`: "grammar",

@@ -48,6 +48,9 @@ func (s *Service) Completions(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	p := s.Turn.Raw(m, req)
+	if err := s.Turn.Guide(m, req, p); err != nil {
+		return err
+	}
 	p.Run.Prompts = prompts
 	p.Run.PromptLogprobs = echo && req.TopLogprobs != generate.NoLogprobs
 	env := newEnvelope(turn.NewID("cmpl-"), "text_completion", name, m.Fingerprint, opts)

@@ -17,8 +17,9 @@ import (
 // contentGap is what a model may put before its content: the line ends behind reasoning.
 const contentGap = `[ \n]{0,2} `
 
-// guide limits what may be chosen by tool choice, format and strict tools (docs/spec/http-api.md §10.2, §10.8).
-func (s *Service) guide(m *model.Model, req *Request, p *Prepared) error {
+// Guide limits what may be chosen by tool choice, format and strict tools (docs/spec/http-api.md §10.2, §10.8). Prepare does so
+// by itself; it is for runs that Raw made.
+func (s *Service) Guide(m *model.Model, req *Request, p *Prepared) error {
 	calls := req.Tools.Len() > 0 && req.Choice.Mode != ToolNone
 	if req.Format.Kind == FormatGrammar {
 		if calls {

@@ -21,7 +21,7 @@ const (
 	maxSessionID = 256
 )
 
-// Parse reads all fields that the chat dialects share: those of Base, tools, tool choice, thinking, grammar and compression. The
+// Parse reads all fields that the chat dialects share: those of Base, tools, tool choice, thinking and compression. The
 // dialect adds the conversation and what has its own shape there.
 func (s *Service) Parse(r *http.Request, o reqjson.Object, m *model.Model) (*Request, error) {
 	req, err := s.Base(r, o, m, 1)
@@ -46,9 +46,6 @@ func (s *Service) Parse(r *http.Request, o reqjson.Object, m *model.Model) (*Req
 	if req.Thinking, req.Kwargs, err = ParseThinking(o); err != nil {
 		return nil, err
 	}
-	if req.Format, err = parseGrammar(o); err != nil {
-		return nil, err
-	}
 	req.Pflash, err = parsePflash(o)
 	return req, err
 }
@@ -68,6 +65,9 @@ func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least 
 		return nil, err
 	}
 	if req.Speculation, err = parseSpeculation(o); err != nil {
+		return nil, err
+	}
+	if req.Format, err = parseGrammar(o); err != nil {
 		return nil, err
 	}
 	if req.MaxTokens, req.MaxTokensGiven, err = parseMaxTokens(o, least); err != nil {

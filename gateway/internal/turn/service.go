@@ -183,7 +183,7 @@ func (s *Service) Raw(m *model.Model, req *Request) *Prepared {
 
 // limit bounds the reasoning and what may be chosen.
 func (s *Service) limit(m *model.Model, req *Request, thinking bool, p *Prepared) error {
-	if err := s.guide(m, req, p); err != nil {
+	if err := s.Guide(m, req, p); err != nil {
 		return err
 	}
 	if m.ThinkClose == emit.None || !thinking {
