@@ -13,6 +13,7 @@
 #include "gpu/kv.h"
 #include "gpu/norm.h"
 #include "gpu/rope.h"
+#include "gpu/score_attention.h"
 #include "gpu/swiglu.h"
 #include "gpu_ops_util.h"
 #include "harness.h"
@@ -460,6 +461,68 @@ TEST(prepared_outputs_equal_prepared_rows) {
           "attention");
     }
   }
+}
+
+// Scores of query rows against keys and their peaks: the steps of the scorer, with the CPU's row kernels.
+TEST(score_peaks_have_the_bits_of_the_cpu) {
+  Rng rng(5);
+  Device dev;
+  const cpu::RowKernels& kernels = cpu::kRowKernelsScalar;
+  constexpr int kQueries = 3, kQHeads = 4, kKvHeads = 2, kDim = 64, kRows = 2100, kStride = 2112;
+  const std::vector<int32_t> visible{17, 1024, 2100};
+  const std::vector<float> raw_query = random_floats(&rng, kQueries * kQHeads * kDim, 1.0f),
+                           raw_k = random_floats(&rng, int64_t{kRows} * kKvHeads * kDim, 1.0f),
+                           norm = random_floats(&rng, kDim, 1.0f);
+  std::vector<float> query = raw_query, k = raw_k, dots(kQueries * kQHeads * kStride), best(kQueries * kStride);
+  const auto norm_heads = [&](std::vector<float>* x) {
+    for (size_t i = 0; i < x->size(); i += kDim) kernels.rms_norm(&(*x)[i], norm.data(), 1e-6f, kDim, &(*x)[i]);
+  };
+  norm_heads(&query);
+  norm_heads(&k);
+  for (float& b : best) b = rng.uniform(0.0f, 1e-3f);
+  Buffer<float> dq(dev, raw_query), dk(dev, raw_k), dnorm(dev, norm), ddots(dev, dots.size()), dbest(dev, best),
+      scratch(dev, static_cast<size_t>(score_scratch_floats(kQueries, kQHeads, kRows)));
+  Buffer<int32_t> dvisible(dev, visible);
+  HeadsArgs heads;  // queries alone, then keys alone: norms only
+  heads.kv = {1, 1, kKvHeads, kDim, 16};
+  heads.q_heads = kQHeads, heads.eps = 1e-6f, heads.q_norm = heads.k_norm = dnorm.data;
+  heads.rows = kQueries, heads.q = dq.data, heads.q_out = dq.data;
+  launch_heads(dev.stream, heads);
+  heads.rows = kRows, heads.q = nullptr, heads.k = dk.data;
+  launch_heads(dev.stream, heads);
+  CHECK(same(dk.down(dev), k));
+  constexpr int kChunk = 1000;
+  for (int first = 0; first < kRows; first += kChunk) {
+    launch_score_dots(dev.stream, {dq.data, dk.data + int64_t{first} * kKvHeads * kDim, kQueries, kQHeads, kKvHeads,
+                                   kDim, std::min(kChunk, kRows - first), first, 0.125f, ddots.data, kStride});
+  }
+  launch_score_peaks(dev.stream,
+                     {ddots.data, dbest.data, kStride, kQueries, kQHeads, dvisible.data, kRows, scratch.data});
+
+  for (int t = 0; t < kQueries; ++t) {
+    for (int h = 0; h < kQHeads; ++h) {
+      float* s = &dots[static_cast<size_t>((t * kQHeads + h) * kStride)];
+      for (int j = 0; j < kRows; ++j) {
+        float lanes[16] = {};
+        for (int d = 0; d < kDim; ++d) {
+          lanes[d % 16] += query[static_cast<size_t>((t * kQHeads + h) * kDim + d)] *
+                           k[static_cast<size_t>((j * kKvHeads + h / 2) * kDim + d)];
+        }
+        for (int w = 8; w > 0; w /= 2) {
+          for (int i = 0; i < w; ++i) lanes[i] += lanes[i + w];
+        }
+        s[j] = 0.125f * lanes[0];
+      }
+      const int n = visible[static_cast<size_t>(t)];
+      int32_t at = 0;
+      const float max = kernels.argmax(s, n, &at);
+      const float inverse = 1.0f / kernels.sum_exp(s, n, max, 1.0f);
+      kernels.exp_scaled(s, n, max, 1.0f, s);
+      float* b = &best[static_cast<size_t>(t * kStride)];
+      for (int j = 0; j < n; ++j) b[j] = std::max(b[j], s[j] * inverse);
+    }
+  }
+  CHECK(same(dbest.down(dev), best));
 }
 
 TEST_MAIN()

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
   wait_for_previous();
   const int dim = a.kv.dim, lane = threadIdx.x % 16;
   const int q_heads = a.q != nullptr ? a.q_heads : 0;
-  const int all = q_heads + 2 * a.kv.heads;
+  const int all = q_heads + (a.k == nullptr ? 0 : a.caches == nullptr ? 1 : 2) * a.kv.heads;
   const int index = blockIdx.x * kHeadsPerBlock + threadIdx.x / 16;
   const bool live = index < all;
   const int head = live ? index : 0;  // idle lanes go along: shuffles want whole warps
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
   }
   const int half = a.rope_dims / 2;
   sync_warp();  // pairs may lie in other lanes when half is no multiple of 16
-  if (is_q || is_k) {
+  if ((is_q || is_k) && a.rope != nullptr) {
     const float* cos = a.rope + row * a.rope_dims;
     const float* sin = cos + half;
     for (int j = lane; j < half; j += 16) {
@@ -72,7 +72,8 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
 }  // namespace
 
 void launch_heads(Stream& stream, const HeadsArgs& args) {
-  const int heads = (args.q != nullptr ? args.q_heads : 0) + 2 * args.kv.heads;
+  const int per_kv = args.k == nullptr ? 0 : args.caches == nullptr ? 1 : 2;
+  const int heads = (args.q != nullptr ? args.q_heads : 0) + per_kv * args.kv.heads;
   const Dim3 grid{static_cast<unsigned>((heads + kHeadsPerBlock - 1) / kHeadsPerBlock),
                   static_cast<unsigned>(args.rows)};
   const unsigned bytes = kHeadsPerBlock * static_cast<unsigned>(args.kv.dim) * sizeof(float);

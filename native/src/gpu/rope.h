@@ -18,11 +18,11 @@ struct HeadsArgs {
   int rows = 0;
   const AttentionRow* row_plans = nullptr;  // device: slot and group of a row
   const KvCache* caches = nullptr;          // device [groups]; nullptr = no append
-  const float* rope = nullptr;              // [rows, rope_dims]: cos of the pairs, then sin
+  const float* rope = nullptr;              // [rows, rope_dims]: cos of the pairs, then sin; nullptr = no rotation
   const float* q = nullptr;                 // [rows, q_heads * dim * (gated ? 2 : 1)]; nullptr = only k and v
   float* q_out = nullptr;                   // [rows, q_heads * dim]; may be q when not gated
-  float* k = nullptr;                       // [rows, heads * dim], normed and rotated in place
-  const float* v = nullptr;                 // [rows, heads * dim]
+  float* k = nullptr;                       // [rows, heads * dim], normed and rotated in place; nullptr = only q
+  const float* v = nullptr;                 // [rows, heads * dim]; read when caches are given
 };
 void launch_heads(Stream& stream, const HeadsArgs& args);
 
