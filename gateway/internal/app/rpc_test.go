@@ -160,3 +160,69 @@ func TestRPCCancel(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestRPCTools: calls, forced calls and formats by gRPC are those of HTTP.
+func TestRPCTools(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{Decode: r.reply("Look:\n<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>\nDone.", 3)})
+	api := r.rpc()
+	input := chatInput("Call it.", false)
+	input.Chat.Tools = []*tandemv1.Tool{{Name: "f", ParametersJson: `{"type":"object","properties":{"a":{"type":"string"},"n":{"type":"integer"}}}`}}
+	input.Chat.ToolChoice = &tandemv1.ToolChoice{Mode: tandemv1.ToolMode_TOOL_MODE_REQUIRED}
+	input.Chat.Messages = append(input.Chat.Messages, &tandemv1.Message{Role: "assistant", ToolCalls: []*tandemv1.ToolCall{{Id: "c", Name: "f", ArgumentsJson: `{"n":1}`}}},
+		&tandemv1.Message{Role: "tool", ToolCallId: "c", Content: "one"})
+	stream, err := api.Generate(t.Context(), &tandemv1.GenerateRequest{Input: input})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var story strings.Builder
+	var last *tandemv1.GenerateResponse
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		story.WriteString(m.GetText())
+		for _, c := range m.GetToolCalls() {
+			if c.GetName() != "" {
+				story.WriteString("[" + c.GetName())
+			}
+			story.WriteString(c.GetArguments())
+			if c.GetDone() {
+				story.WriteString("]")
+			}
+		}
+		last = m
+	}
+	if got, want := story.String(), "Look:\n[f{\"a\": \"x\", \"n\": 3}]\nDone."; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if last.GetFinishReason() != tandemv1.FinishReason_FINISH_REASON_TOOL_CALLS || last.GetToolParseError() != "" {
+		t.Errorf("last message %v", last)
+	}
+	req := w.Requests()[0]
+	if prompt := r.tok.Decode(req.GetPromptTokens(), true); !strings.Contains(prompt, "<parameter=n>\n1\n</parameter>") || !strings.Contains(prompt, "<tool_response>\none") ||
+		!strings.Contains(req.GetGuide().GetGrammar(), "function=f") {
+		t.Errorf("the worker was asked %v, prompt %q", req.GetGuide(), prompt)
+	}
+	for name, change := range map[string]func(*tandemv1.GenerateRequest){
+		"chat.tool_choice.name": func(in *tandemv1.GenerateRequest) {
+			in.GetChat().ToolChoice = &tandemv1.ToolChoice{Mode: tandemv1.ToolMode_TOOL_MODE_NAMED, Name: "g"}
+		},
+		"chat.tools[0]": func(in *tandemv1.GenerateRequest) { in.GetChat().Tools = []*tandemv1.Tool{{Name: "no name"}} },
+		"format.grammar": func(in *tandemv1.GenerateRequest) {
+			in.GetChat().Tools, in.GetChat().ToolChoice = nil, nil
+			in.Format = &tandemv1.Format{Kind: &tandemv1.Format_Grammar{Grammar: "root ::= ("}}
+		},
+	} {
+		in := &tandemv1.GenerateRequest{Input: chatInput("Call it.", false)}
+		change(in)
+		_, err := runRPC(t.Context(), api, in)
+		if v := rpcerr.From(err).Violations(); rpcerr.Code(err) != codes.InvalidArgument || len(v) == 0 || v[0].Field != name {
+			t.Errorf("%s: %v, %v", name, err, v)
+		}
+	}
+}

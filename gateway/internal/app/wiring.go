@@ -136,8 +136,8 @@ func (a *App) wire() error {
 			opts = append(opts, grpcapi.Authenticate(func(secret string) bool { return httpapi.Match(keys, secret) })...)
 		}
 		a.grpcServer = grpc.NewServer(opts...)
-		grpcapi.New(grpcapi.Config{DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel, RequestTimeout: seconds(cfg.RequestTimeoutS)},
-			grpcapi.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Budgets: limits, Cluster: a.cluster, Metrics: set,
+		grpcapi.New(grpcapi.Config{StrictModel: cfg.StrictModel, RequestTimeout: seconds(cfg.RequestTimeoutS)},
+			grpcapi.Deps{Turn: turns, Cluster: a.cluster, Metrics: set,
 				Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready}).Register(a.grpcServer)
 		a.addStandardServices(a.grpcServer)
 	}

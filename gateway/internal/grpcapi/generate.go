@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
@@ -41,11 +40,11 @@ func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.Inferen
 		ctx, stop = context.WithTimeout(ctx, s.cfg.RequestTimeout)
 		defer stop()
 	}
-	sink := &sink{stream: stream, tokens: req.RawTokens}
-	u, err := s.Generator.Run(ctx, req, sink)
+	sink := &sink{stream: stream, tokens: req.Run.RawTokens}
+	u, err := s.Turn.Run(ctx, req, sink)
 	if u != nil && s.Metrics != nil {
 		s.Metrics.Generated(ctx, metrics.Generation{PromptTokens: u.PromptTokens, ContentTokens: u.CompletionTokens - u.ReasoningTokens,
-			ReasoningTokens: u.ReasoningTokens, Drafted: u.Drafted, Accepted: u.Accepted, VerifySteps: u.VerifySteps, Mode: "grpc",
+			ReasoningTokens: u.ReasoningTokens, ToolTokens: u.ToolTokens, Drafted: u.Drafted, Accepted: u.Accepted, VerifySteps: u.VerifySteps, Mode: "grpc",
 			Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, Total: u.Total, CloseKind: u.CloseKind})
 	}
 	if err != nil {
@@ -67,7 +66,7 @@ func outcome(err error) string {
 }
 
 // request converts and checks a request.
-func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *model.Model) (*generate.Request, error) {
+func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *model.Model) (*turn.Prepared, error) {
 	sampling, err := checkSampling(in.GetSampling(), m.Tokenizer.VocabSize())
 	if err != nil {
 		return nil, err
@@ -83,77 +82,61 @@ func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *
 			return nil, rpcerr.InvalidArgument("stop", "entries must have 1 to 256 bytes, got %d", len(w))
 		}
 	}
-	req := &generate.Request{
-		ID: requestID(ctx), Arrived: time.Now(), Model: m.Model, N: 1, Sampling: sampling, MaxTokens: int(in.GetMaxTokens()),
+	req := &turn.Request{
+		ID: requestID(ctx), Arrived: time.Now(), N: 1, Sampling: sampling, MaxTokens: int(in.GetMaxTokens()),
 		MaxTokensGiven: in.GetMaxTokens() > 0, Stops: in.GetStop(), Speculation: in.GetSpeculation(), TopLogprobs: generate.NoLogprobs, Priority: 5,
+		Format: format(in.GetFormat()), CachePrompt: true,
 	}
 	if in.TopLogprobs != nil {
 		if n := in.GetTopLogprobs(); n < -1 || n > 20 {
 			return nil, rpcerr.InvalidArgument("top_logprobs", "must be between -1 and 20, got %d", n)
 		}
 		req.TopLogprobs = int(in.GetTopLogprobs())
-		req.RawTokens = req.TopLogprobs != generate.NoLogprobs
 	}
-	if s.Budgets != nil {
-		turn.FillSampling(req.Sampling, s.Budgets.Sampling(m))
-		req.DefaultMaxTokens = s.Budgets.DefaultMaxTokens(m)
+	if s.Turn.Budgets != nil {
+		turn.FillSampling(req.Sampling, s.Turn.Budgets.Sampling(m))
 	}
-	prompt, err := s.prompt(in, m, req)
+	p, err := s.prepare(in, m, req)
 	if err != nil {
 		return nil, err
 	}
-	if chat := in.GetChat(); chat != nil && prompt.Thinking && s.Budgets != nil {
-		b, err := s.Budgets.Budget(m, turn.Thinking{})
+	p.Run.RawTokens = p.Run.RawTokens || req.TopLogprobs != generate.NoLogprobs
+	return p, nil
+}
+
+// prepare reads the input.
+func (s *Service) prepare(in *tandemv1.GenerateRequest, m *model.Model, req *turn.Request) (*turn.Prepared, error) {
+	if input := in.GetChat(); input != nil {
+		if err := s.chat(input, in.GetCompression(), req); err != nil {
+			return nil, err
+		}
+		p, err := s.Turn.Prepare(m, req)
 		if err != nil {
 			return nil, toRPC(err)
 		}
-		req.DefaultMaxTokens, req.Reasoning = b.DefaultMaxTokens, b.Reasoning
+		return p, nil
 	}
-	req.Prompts = []generate.Prompt{prompt}
-	return req, nil
-}
-
-// prompt reads the input.
-func (s *Service) prompt(in *tandemv1.GenerateRequest, m *model.Model, req *generate.Request) (generate.Prompt, error) {
-	var p generate.Prompt
+	if k := req.Format.Kind; k != turn.FormatText && k != turn.FormatGrammar {
+		return nil, rpcerr.InvalidArgument("format", "of a raw prompt can only be a grammar")
+	}
+	p := s.Turn.Raw(m, req)
+	if err := s.Turn.Guide(m, req, p); err != nil {
+		return nil, toRPC(err)
+	}
+	var prompt generate.Prompt
 	switch input := in.GetInput().(type) {
-	case *tandemv1.GenerateRequest_Chat:
-		conv, err := s.conversation(input.Chat)
-		if err != nil {
-			return p, err
-		}
-		r, err := turn.Render(m, conv)
-		if err != nil {
-			return p, toRPC(err)
-		}
-		p.Tokens, p.Thinking, req.SplitReasoning = r.Tokens, r.Thinking, true
-		c := in.GetCompression()
-		if s.Compressor == nil {
-			break
-		}
-		switch c.GetMode() {
-		case "", compress.ModeOff, compress.ModeAuto, compress.ModeAlways:
-		default:
-			return p, rpcerr.InvalidArgument("compression.mode", "must be off, auto or always, got %q", c.GetMode())
-		}
-		if r := c.GetKeepRatio(); r < 0 || r > 1 {
-			return p, rpcerr.InvalidArgument("compression.keep_ratio", "must be in (0, 1], got %g", r)
-		}
-		wish := compress.Wish{Mode: c.GetMode(), Threshold: int(c.GetThreshold()), KeepRatio: c.GetKeepRatio()}
-		if p.Compress, err = s.Compressor.Plan(wish, m, conv, len(p.Tokens), req.ID); err != nil {
-			return p, toRPC(err)
-		}
 	case *tandemv1.GenerateRequest_Prompt:
-		p.Tokens = m.Tokenizer.Encode(input.Prompt, tokenizer.Options{ParseSpecial: true})
+		prompt.Tokens = m.Tokenizer.Encode(input.Prompt, tokenizer.Options{ParseSpecial: true})
 	case *tandemv1.GenerateRequest_Tokens:
 		if err := checkTokens("tokens.ids", input.Tokens.GetIds(), m.Tokenizer.VocabSize()); err != nil {
-			return p, err
+			return nil, err
 		}
-		p.Tokens, req.RawTokens = input.Tokens.GetIds(), true
+		prompt.Tokens, p.Run.RawTokens = input.Tokens.GetIds(), true
 	}
-	if len(p.Tokens) == 0 {
-		return p, rpcerr.InvalidArgument("input", "is required and must not be empty")
+	if len(prompt.Tokens) == 0 {
+		return nil, rpcerr.InvalidArgument("input", "is required and must not be empty")
 	}
+	p.Run.Prompts = []generate.Prompt{prompt}
 	return p, nil
 }
 
@@ -204,15 +187,27 @@ func (s *sink) Admitted() error { return s.stream.SendHeader(nil) }
 // Prompt implements generate.Sink; the service has no prompt log-probabilities.
 func (s *sink) Prompt(int, []*tandemv1.PositionLogprobs) error { return nil }
 
-// Delta implements generate.Sink.
+// Delta implements generate.Sink. A message holds text and what calls follow it; text behind a call begins a new one.
 func (s *sink) Delta(_ int, d generate.Delta) error {
 	msg := &tandemv1.GenerateResponse{}
 	for _, ev := range d.Events {
+		if len(msg.ToolCalls) > 0 && ev.Call == nil {
+			if err := s.stream.Send(msg); err != nil {
+				return err
+			}
+			msg = &tandemv1.GenerateResponse{}
+		}
 		switch ev.Kind {
 		case emit.Reasoning:
 			msg.Reasoning += string(ev.Text)
 		case emit.Content:
 			msg.Text += string(ev.Text)
+		case emit.ToolStart:
+			msg.ToolCalls = append(msg.ToolCalls, &tandemv1.ToolCallDelta{Index: int32(ev.Call.Index), Id: ev.Call.ID, Name: ev.Call.Name})
+		case emit.ToolArgs:
+			msg.ToolCalls = append(msg.ToolCalls, &tandemv1.ToolCallDelta{Index: int32(ev.Call.Index), Arguments: string(ev.Text)})
+		case emit.ToolEnd:
+			msg.ToolCalls = append(msg.ToolCalls, &tandemv1.ToolCallDelta{Index: int32(ev.Call.Index), Done: true})
 		}
 	}
 	if s.tokens {
@@ -241,14 +236,17 @@ func (s *sink) Done(_ int, c generate.Choice) error {
 func (s *sink) last(u *generate.Usage) *tandemv1.GenerateResponse {
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	msg := &tandemv1.GenerateResponse{
-		FinishReason: tandemv1.FinishReason_FINISH_REASON_STOP, StopSequence: s.end.StopString,
+		FinishReason: tandemv1.FinishReason_FINISH_REASON_STOP, StopSequence: s.end.StopString, ToolParseError: s.end.ToolParseError,
 		Usage: &tandemv1.Usage{PromptTokens: int64(u.PromptTokens), CompletionTokens: int64(u.CompletionTokens), ReasoningTokens: int64(u.ReasoningTokens)},
 		Timings: &tandemv1.Timings{QueueMs: ms(u.Queue), CompressMs: ms(u.Compress), RestoreMs: ms(u.Restore), PrefillMs: ms(u.Prefill),
 			TtftMs: ms(u.TTFT), DecodeMs: ms(u.Decode), TotalMs: ms(u.Total), VerifySteps: u.VerifySteps, DraftedTokens: u.Drafted,
 			AcceptedTokens: u.Accepted, SpeculationDegraded: u.Degraded},
 	}
-	if s.end.Finish == generate.FinishLength {
+	switch s.end.Finish {
+	case generate.FinishLength:
 		msg.FinishReason = tandemv1.FinishReason_FINISH_REASON_LENGTH
+	case generate.FinishToolCalls:
+		msg.FinishReason = tandemv1.FinishReason_FINISH_REASON_TOOL_CALLS
 	}
 	if c := u.Compression; c != nil && c.Applied {
 		msg.Usage.CompressedTokens = int64(c.OriginalTokens - c.KeptTokens)

@@ -8,10 +8,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
-	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
-	"github.com/tandem-inference/tandem/gateway/internal/compress"
-	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
@@ -25,19 +22,15 @@ import (
 
 // Config of the service.
 type Config struct {
-	DefaultThinking bool
-	StrictModel     bool
-	RequestTimeout  time.Duration
+	StrictModel    bool
+	RequestTimeout time.Duration
 }
 
 // Deps of the service.
 type Deps struct {
-	Model      func() (*model.Model, error)
-	Generator  *generate.Generator
-	Compressor *compress.Compressor // nil = off
-	Budgets    turn.Budgets         // nil = the generator's defaults
-	Cluster    *cluster.Cluster
-	Metrics    *metrics.Set // nil = none
+	Turn    *turn.Service
+	Cluster *cluster.Cluster
+	Metrics *metrics.Set // nil = none
 	// Draining tells whether the gateway is shutting down.
 	Draining func() bool
 	// ScorerReady tells whether prompt compression can run.
@@ -56,7 +49,7 @@ func New(cfg Config, deps Deps) *Service { return &Service{cfg: cfg, Deps: deps}
 
 // served returns the model a request names.
 func (s *Service) served(name string) (*model.Model, error) {
-	m, err := s.Model()
+	m, err := s.Turn.Model()
 	if err != nil {
 		return nil, toRPC(err)
 	}
@@ -66,27 +59,6 @@ func (s *Service) served(name string) (*model.Model, error) {
 	return m, nil
 }
 
-// conversation converts a chat.
-func (s *Service) conversation(c *tandemv1.Chat) (*chat.Conversation, error) {
-	if len(c.GetMessages()) == 0 {
-		return nil, rpcerr.InvalidArgument("chat.messages", "is required and must not be empty")
-	}
-	conv := &chat.Conversation{Thinking: s.cfg.DefaultThinking}
-	if c.EnableThinking != nil {
-		conv.Thinking = c.GetEnableThinking()
-	}
-	for _, m := range c.GetMessages() {
-		switch m.GetRole() {
-		case chat.RoleSystem, chat.RoleUser, chat.RoleAssistant, chat.RoleTool:
-		default:
-			return nil, rpcerr.InvalidArgument("chat.messages.role", "must be system, user, assistant or tool, got %q", m.GetRole())
-		}
-		conv.Messages = append(conv.Messages, chat.Message{Role: m.GetRole(), Content: m.GetContent(), Reasoning: m.GetReasoningContent(),
-			HasReasoning: m.GetReasoningContent() != ""})
-	}
-	return conv, nil
-}
-
 // Tokenize implements the service.
 func (s *Service) Tokenize(_ context.Context, req *tandemv1.TokenizeRequest) (*tandemv1.TokenizeResponse, error) {
 	m, err := s.served(req.GetModel())
@@ -94,11 +66,11 @@ func (s *Service) Tokenize(_ context.Context, req *tandemv1.TokenizeRequest) (*t
 		return nil, err
 	}
 	if req.GetChat() != nil {
-		conv, err := s.conversation(req.GetChat())
-		if err != nil {
+		t := &turn.Request{}
+		if err := s.chat(req.GetChat(), nil, t); err != nil {
 			return nil, err
 		}
-		r, err := turn.Render(m, conv)
+		r, err := s.Turn.Render(m, t)
 		if err != nil {
 			return nil, toRPC(err)
 		}
@@ -131,7 +103,7 @@ func checkTokens(field string, ids []int32, vocab int) error {
 // ListModels implements the service.
 func (s *Service) ListModels(context.Context, *tandemv1.ListModelsRequest) (*tandemv1.ListModelsResponse, error) {
 	out := &tandemv1.ListModelsResponse{}
-	if m, err := s.Model(); err == nil {
+	if m, err := s.Turn.Model(); err == nil {
 		n := s.Cluster.Targets.MaxContext()
 		if n == 0 {
 			n = m.Context

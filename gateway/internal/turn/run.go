@@ -32,6 +32,11 @@ type Stream interface {
 	Fail(dst []byte, err *apierror.Error) []byte
 }
 
+// Run runs a request into a sink that is no HTTP answer.
+func (s *Service) Run(ctx context.Context, p *Prepared, sink generate.Sink) (*generate.Usage, error) {
+	return s.Generator.Run(ctx, p.Run, s.record(p.Run, sink))
+}
+
 // Stream runs a request as an event stream. make builds the dialect's side on the writer. An error that comes before the headers
 // is returned for an ordinary answer; one that comes later was sent as an event and is returned for the log.
 func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, make func(*sse.Writer) Stream) error {
@@ -50,7 +55,7 @@ func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, ma
 	sink = make(out)
 	early := newTimer(cmp.Or(s.cfg.QueuedHeaders, DefaultQueuedHeaders), func() { _ = sink.Begin() })
 	defer early.stop()
-	u, err := s.Generator.Run(ctx, p.Run, s.record(p.Run, sink))
+	u, err := s.Run(ctx, p, sink)
 	early.stop()
 	account(r, u)
 	if err != nil {
@@ -68,7 +73,7 @@ func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, ma
 func (s *Service) Whole(w http.ResponseWriter, r *http.Request, p *Prepared, sink generate.Sink, build func(*generate.Usage) any) error {
 	ctx, stop := s.deadline(r.Context())
 	defer stop()
-	u, err := s.Generator.Run(ctx, p.Run, s.record(p.Run, sink))
+	u, err := s.Run(ctx, p, sink)
 	account(r, u)
 	if err != nil {
 		return err

@@ -205,6 +205,8 @@ const (
 	FinishReason_FINISH_REASON_LENGTH FinishReason = 2
 	// The caller cancelled.
 	FinishReason_FINISH_REASON_CANCELLED FinishReason = 3
+	// The turn ended with tool calls; gateway only.
+	FinishReason_FINISH_REASON_TOOL_CALLS FinishReason = 4
 )
 
 // Enum value maps for FinishReason.
@@ -214,12 +216,14 @@ var (
 		1: "FINISH_REASON_STOP",
 		2: "FINISH_REASON_LENGTH",
 		3: "FINISH_REASON_CANCELLED",
+		4: "FINISH_REASON_TOOL_CALLS",
 	}
 	FinishReason_value = map[string]int32{
 		"FINISH_REASON_UNSPECIFIED": 0,
 		"FINISH_REASON_STOP":        1,
 		"FINISH_REASON_LENGTH":      2,
 		"FINISH_REASON_CANCELLED":   3,
+		"FINISH_REASON_TOOL_CALLS":  4,
 	}
 )
 
@@ -785,12 +789,13 @@ const file_tandem_v1_common_proto_rawDesc = "" +
 	"\x15SPECULATION_MODE_AUTO\x10\x01\x12\x18\n" +
 	"\x14SPECULATION_MODE_OFF\x10\x02\x12\x1a\n" +
 	"\x16SPECULATION_MODE_CHAIN\x10\x03\x12\x19\n" +
-	"\x15SPECULATION_MODE_TREE\x10\x04*|\n" +
+	"\x15SPECULATION_MODE_TREE\x10\x04*\x9a\x01\n" +
 	"\fFinishReason\x12\x1d\n" +
 	"\x19FINISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12FINISH_REASON_STOP\x10\x01\x12\x18\n" +
 	"\x14FINISH_REASON_LENGTH\x10\x02\x12\x1b\n" +
-	"\x17FINISH_REASON_CANCELLED\x10\x03B\x9e\x01\n" +
+	"\x17FINISH_REASON_CANCELLED\x10\x03\x12\x1c\n" +
+	"\x18FINISH_REASON_TOOL_CALLS\x10\x04B\x9e\x01\n" +
 	"\rcom.tandem.v1B\vCommonProtoP\x01Z;github.com/tandem-inference/tandem/proto/tandem/v1;tandemv1\xa2\x02\x03TXX\xaa\x02\tTandem.V1\xca\x02\tTandem\\V1\xe2\x02\x15Tandem\\V1\\GPBMetadata\xea\x02\n" +
 	"Tandem::V1b\x06proto3"
 

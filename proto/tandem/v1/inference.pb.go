@@ -21,6 +21,65 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// ToolMode says whether the model may or must call a tool.
+type ToolMode int32
+
+const (
+	// Same as AUTO.
+	ToolMode_TOOL_MODE_UNSPECIFIED ToolMode = 0
+	ToolMode_TOOL_MODE_AUTO        ToolMode = 1
+	ToolMode_TOOL_MODE_NONE        ToolMode = 2
+	// One call at least.
+	ToolMode_TOOL_MODE_REQUIRED ToolMode = 3
+	// A call of the tool that ToolChoice names.
+	ToolMode_TOOL_MODE_NAMED ToolMode = 4
+)
+
+// Enum value maps for ToolMode.
+var (
+	ToolMode_name = map[int32]string{
+		0: "TOOL_MODE_UNSPECIFIED",
+		1: "TOOL_MODE_AUTO",
+		2: "TOOL_MODE_NONE",
+		3: "TOOL_MODE_REQUIRED",
+		4: "TOOL_MODE_NAMED",
+	}
+	ToolMode_value = map[string]int32{
+		"TOOL_MODE_UNSPECIFIED": 0,
+		"TOOL_MODE_AUTO":        1,
+		"TOOL_MODE_NONE":        2,
+		"TOOL_MODE_REQUIRED":    3,
+		"TOOL_MODE_NAMED":       4,
+	}
+)
+
+func (x ToolMode) Enum() *ToolMode {
+	p := new(ToolMode)
+	*p = x
+	return p
+}
+
+func (x ToolMode) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ToolMode) Descriptor() protoreflect.EnumDescriptor {
+	return file_tandem_v1_inference_proto_enumTypes[0].Descriptor()
+}
+
+func (ToolMode) Type() protoreflect.EnumType {
+	return &file_tandem_v1_inference_proto_enumTypes[0]
+}
+
+func (x ToolMode) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ToolMode.Descriptor instead.
+func (ToolMode) EnumDescriptor() ([]byte, []int) {
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{0}
+}
+
 // Message is one turn of a chat.
 type Message struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -29,8 +88,12 @@ type Message struct {
 	Content string `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
 	// Reasoning of an assistant turn, without markers.
 	ReasoningContent string `protobuf:"bytes,3,opt,name=reasoning_content,json=reasoningContent,proto3" json:"reasoning_content,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Calls that an assistant turn made.
+	ToolCalls []*ToolCall `protobuf:"bytes,4,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
+	// The call that a tool message answers.
+	ToolCallId    string `protobuf:"bytes,5,opt,name=tool_call_id,json=toolCallId,proto3" json:"tool_call_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Message) Reset() {
@@ -84,19 +147,229 @@ func (x *Message) GetReasoningContent() string {
 	return ""
 }
 
+func (x *Message) GetToolCalls() []*ToolCall {
+	if x != nil {
+		return x.ToolCalls
+	}
+	return nil
+}
+
+func (x *Message) GetToolCallId() string {
+	if x != nil {
+		return x.ToolCallId
+	}
+	return ""
+}
+
+// ToolCall is a call of an earlier turn.
+type ToolCall struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name  string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// A JSON object.
+	ArgumentsJson string `protobuf:"bytes,3,opt,name=arguments_json,json=argumentsJson,proto3" json:"arguments_json,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolCall) Reset() {
+	*x = ToolCall{}
+	mi := &file_tandem_v1_inference_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolCall) ProtoMessage() {}
+
+func (x *ToolCall) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_inference_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolCall.ProtoReflect.Descriptor instead.
+func (*ToolCall) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ToolCall) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ToolCall) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ToolCall) GetArgumentsJson() string {
+	if x != nil {
+		return x.ArgumentsJson
+	}
+	return ""
+}
+
+// Tool is a function that the model may call.
+type Tool struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 128 of the characters A-Z a-z 0-9 _ . : -
+	Name        string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
+	// JSON schema of the arguments, empty = none.
+	ParametersJson string `protobuf:"bytes,3,opt,name=parameters_json,json=parametersJson,proto3" json:"parameters_json,omitempty"`
+	// The arguments follow the schema exactly.
+	Strict        bool `protobuf:"varint,4,opt,name=strict,proto3" json:"strict,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tool) Reset() {
+	*x = Tool{}
+	mi := &file_tandem_v1_inference_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tool) ProtoMessage() {}
+
+func (x *Tool) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_inference_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tool.ProtoReflect.Descriptor instead.
+func (*Tool) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Tool) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Tool) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
+func (x *Tool) GetParametersJson() string {
+	if x != nil {
+		return x.ParametersJson
+	}
+	return ""
+}
+
+func (x *Tool) GetStrict() bool {
+	if x != nil {
+		return x.Strict
+	}
+	return false
+}
+
+// ToolChoice is the wish about calls.
+type ToolChoice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Mode  ToolMode               `protobuf:"varint,1,opt,name=mode,proto3,enum=tandem.v1.ToolMode" json:"mode,omitempty"`
+	// NAMED only.
+	Name          string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolChoice) Reset() {
+	*x = ToolChoice{}
+	mi := &file_tandem_v1_inference_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolChoice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolChoice) ProtoMessage() {}
+
+func (x *ToolChoice) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_inference_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolChoice.ProtoReflect.Descriptor instead.
+func (*ToolChoice) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ToolChoice) GetMode() ToolMode {
+	if x != nil {
+		return x.Mode
+	}
+	return ToolMode_TOOL_MODE_UNSPECIFIED
+}
+
+func (x *ToolChoice) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // Chat is rendered with the model's chat template.
 type Chat struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Messages []*Message             `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
 	// Absent = the gateway's default.
-	EnableThinking *bool `protobuf:"varint,2,opt,name=enable_thinking,json=enableThinking,proto3,oneof" json:"enable_thinking,omitempty"`
+	EnableThinking *bool       `protobuf:"varint,2,opt,name=enable_thinking,json=enableThinking,proto3,oneof" json:"enable_thinking,omitempty"`
+	Tools          []*Tool     `protobuf:"bytes,3,rep,name=tools,proto3" json:"tools,omitempty"`
+	ToolChoice     *ToolChoice `protobuf:"bytes,4,opt,name=tool_choice,json=toolChoice,proto3" json:"tool_choice,omitempty"`
+	// The turn ends after its first call.
+	SingleToolCall bool `protobuf:"varint,5,opt,name=single_tool_call,json=singleToolCall,proto3" json:"single_tool_call,omitempty"`
+	// low, medium, high, x-high or max; switches thinking on, none switches it off. Empty = not given.
+	ReasoningEffort string `protobuf:"bytes,6,opt,name=reasoning_effort,json=reasoningEffort,proto3" json:"reasoning_effort,omitempty"`
+	// Tokens of reasoning, 0 = by effort.
+	ThinkingBudget int32 `protobuf:"varint,7,opt,name=thinking_budget,json=thinkingBudget,proto3" json:"thinking_budget,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Chat) Reset() {
 	*x = Chat{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[1]
+	mi := &file_tandem_v1_inference_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -108,7 +381,7 @@ func (x *Chat) String() string {
 func (*Chat) ProtoMessage() {}
 
 func (x *Chat) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[1]
+	mi := &file_tandem_v1_inference_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -121,7 +394,7 @@ func (x *Chat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Chat.ProtoReflect.Descriptor instead.
 func (*Chat) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{1}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Chat) GetMessages() []*Message {
@@ -138,6 +411,143 @@ func (x *Chat) GetEnableThinking() bool {
 	return false
 }
 
+func (x *Chat) GetTools() []*Tool {
+	if x != nil {
+		return x.Tools
+	}
+	return nil
+}
+
+func (x *Chat) GetToolChoice() *ToolChoice {
+	if x != nil {
+		return x.ToolChoice
+	}
+	return nil
+}
+
+func (x *Chat) GetSingleToolCall() bool {
+	if x != nil {
+		return x.SingleToolCall
+	}
+	return false
+}
+
+func (x *Chat) GetReasoningEffort() string {
+	if x != nil {
+		return x.ReasoningEffort
+	}
+	return ""
+}
+
+func (x *Chat) GetThinkingBudget() int32 {
+	if x != nil {
+		return x.ThinkingBudget
+	}
+	return 0
+}
+
+// Format limits the visible text.
+type Format struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Kind:
+	//
+	//	*Format_JsonObject
+	//	*Format_JsonSchema
+	//	*Format_Grammar
+	Kind          isFormat_Kind `protobuf_oneof:"kind"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Format) Reset() {
+	*x = Format{}
+	mi := &file_tandem_v1_inference_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Format) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Format) ProtoMessage() {}
+
+func (x *Format) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_inference_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Format.ProtoReflect.Descriptor instead.
+func (*Format) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Format) GetKind() isFormat_Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return nil
+}
+
+func (x *Format) GetJsonObject() bool {
+	if x != nil {
+		if x, ok := x.Kind.(*Format_JsonObject); ok {
+			return x.JsonObject
+		}
+	}
+	return false
+}
+
+func (x *Format) GetJsonSchema() string {
+	if x != nil {
+		if x, ok := x.Kind.(*Format_JsonSchema); ok {
+			return x.JsonSchema
+		}
+	}
+	return ""
+}
+
+func (x *Format) GetGrammar() string {
+	if x != nil {
+		if x, ok := x.Kind.(*Format_Grammar); ok {
+			return x.Grammar
+		}
+	}
+	return ""
+}
+
+type isFormat_Kind interface {
+	isFormat_Kind()
+}
+
+type Format_JsonObject struct {
+	// Any JSON object.
+	JsonObject bool `protobuf:"varint,1,opt,name=json_object,json=jsonObject,proto3,oneof"`
+}
+
+type Format_JsonSchema struct {
+	// A value that the schema allows; docs/grammar.md lists the keywords.
+	JsonSchema string `protobuf:"bytes,2,opt,name=json_schema,json=jsonSchema,proto3,oneof"`
+}
+
+type Format_Grammar struct {
+	// GBNF.
+	Grammar string `protobuf:"bytes,3,opt,name=grammar,proto3,oneof"`
+}
+
+func (*Format_JsonObject) isFormat_Kind() {}
+
+func (*Format_JsonSchema) isFormat_Kind() {}
+
+func (*Format_Grammar) isFormat_Kind() {}
+
 // TokenIds is a prompt that is already tokenised.
 type TokenIds struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -148,7 +558,7 @@ type TokenIds struct {
 
 func (x *TokenIds) Reset() {
 	*x = TokenIds{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[2]
+	mi := &file_tandem_v1_inference_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -160,7 +570,7 @@ func (x *TokenIds) String() string {
 func (*TokenIds) ProtoMessage() {}
 
 func (x *TokenIds) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[2]
+	mi := &file_tandem_v1_inference_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -173,7 +583,7 @@ func (x *TokenIds) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenIds.ProtoReflect.Descriptor instead.
 func (*TokenIds) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{2}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TokenIds) GetIds() []int32 {
@@ -198,7 +608,7 @@ type Compression struct {
 
 func (x *Compression) Reset() {
 	*x = Compression{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[3]
+	mi := &file_tandem_v1_inference_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -210,7 +620,7 @@ func (x *Compression) String() string {
 func (*Compression) ProtoMessage() {}
 
 func (x *Compression) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[3]
+	mi := &file_tandem_v1_inference_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -223,7 +633,7 @@ func (x *Compression) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Compression.ProtoReflect.Descriptor instead.
 func (*Compression) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{3}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Compression) GetMode() string {
@@ -265,14 +675,16 @@ type GenerateRequest struct {
 	Speculation *Speculation `protobuf:"bytes,8,opt,name=speculation,proto3" json:"speculation,omitempty"`
 	Compression *Compression `protobuf:"bytes,9,opt,name=compression,proto3" json:"compression,omitempty"`
 	// Number of likeliest tokens to report per position, -1 = no log-probabilities at all (0 reports the chosen one only).
-	TopLogprobs   *int32 `protobuf:"varint,10,opt,name=top_logprobs,json=topLogprobs,proto3,oneof" json:"top_logprobs,omitempty"`
+	TopLogprobs *int32 `protobuf:"varint,10,opt,name=top_logprobs,json=topLogprobs,proto3,oneof" json:"top_logprobs,omitempty"`
+	// Chat and raw prompts; raw prompts take a grammar only.
+	Format        *Format `protobuf:"bytes,11,opt,name=format,proto3" json:"format,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GenerateRequest) Reset() {
 	*x = GenerateRequest{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[4]
+	mi := &file_tandem_v1_inference_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -284,7 +696,7 @@ func (x *GenerateRequest) String() string {
 func (*GenerateRequest) ProtoMessage() {}
 
 func (x *GenerateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[4]
+	mi := &file_tandem_v1_inference_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -297,7 +709,7 @@ func (x *GenerateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateRequest.ProtoReflect.Descriptor instead.
 func (*GenerateRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{4}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GenerateRequest) GetModel() string {
@@ -383,6 +795,13 @@ func (x *GenerateRequest) GetTopLogprobs() int32 {
 	return 0
 }
 
+func (x *GenerateRequest) GetFormat() *Format {
+	if x != nil {
+		return x.Format
+	}
+	return nil
+}
+
 type isGenerateRequest_Input interface {
 	isGenerateRequest_Input()
 }
@@ -420,7 +839,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[5]
+	mi := &file_tandem_v1_inference_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -432,7 +851,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[5]
+	mi := &file_tandem_v1_inference_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -445,7 +864,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{5}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Usage) GetPromptTokens() int64 {
@@ -488,7 +907,7 @@ type OutputToken struct {
 
 func (x *OutputToken) Reset() {
 	*x = OutputToken{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[6]
+	mi := &file_tandem_v1_inference_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -500,7 +919,7 @@ func (x *OutputToken) String() string {
 func (*OutputToken) ProtoMessage() {}
 
 func (x *OutputToken) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[6]
+	mi := &file_tandem_v1_inference_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -513,7 +932,7 @@ func (x *OutputToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputToken.ProtoReflect.Descriptor instead.
 func (*OutputToken) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{6}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *OutputToken) GetId() int32 {
@@ -537,6 +956,86 @@ func (x *OutputToken) GetTop() []*TokenLogprob {
 	return nil
 }
 
+// ToolCallDelta is a part of a call that is being made. Its arguments joined are a JSON object, unless the token limit cut it off.
+type ToolCallDelta struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Counts the calls of the turn from 0.
+	Index int32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	// Set in the first part only.
+	Id        string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	Name      string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Arguments string `protobuf:"bytes,4,opt,name=arguments,proto3" json:"arguments,omitempty"`
+	// Set in the last part.
+	Done          bool `protobuf:"varint,5,opt,name=done,proto3" json:"done,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ToolCallDelta) Reset() {
+	*x = ToolCallDelta{}
+	mi := &file_tandem_v1_inference_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ToolCallDelta) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ToolCallDelta) ProtoMessage() {}
+
+func (x *ToolCallDelta) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_inference_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ToolCallDelta.ProtoReflect.Descriptor instead.
+func (*ToolCallDelta) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ToolCallDelta) GetIndex() int32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *ToolCallDelta) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ToolCallDelta) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ToolCallDelta) GetArguments() string {
+	if x != nil {
+		return x.Arguments
+	}
+	return ""
+}
+
+func (x *ToolCallDelta) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
 type GenerateResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Visible text since the last message, complete UTF-8.
@@ -548,16 +1047,20 @@ type GenerateResponse struct {
 	// Set in the last message only.
 	FinishReason FinishReason `protobuf:"varint,4,opt,name=finish_reason,json=finishReason,proto3,enum=tandem.v1.FinishReason" json:"finish_reason,omitempty"`
 	// The stop string that ended the generation.
-	StopSequence  string   `protobuf:"bytes,5,opt,name=stop_sequence,json=stopSequence,proto3" json:"stop_sequence,omitempty"`
-	Usage         *Usage   `protobuf:"bytes,6,opt,name=usage,proto3" json:"usage,omitempty"`
-	Timings       *Timings `protobuf:"bytes,7,opt,name=timings,proto3" json:"timings,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	StopSequence string   `protobuf:"bytes,5,opt,name=stop_sequence,json=stopSequence,proto3" json:"stop_sequence,omitempty"`
+	Usage        *Usage   `protobuf:"bytes,6,opt,name=usage,proto3" json:"usage,omitempty"`
+	Timings      *Timings `protobuf:"bytes,7,opt,name=timings,proto3" json:"timings,omitempty"`
+	// Parts of calls since the last message; they follow its text.
+	ToolCalls []*ToolCallDelta `protobuf:"bytes,8,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
+	// Last message: why markup of a call is text or was repaired.
+	ToolParseError string `protobuf:"bytes,9,opt,name=tool_parse_error,json=toolParseError,proto3" json:"tool_parse_error,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GenerateResponse) Reset() {
 	*x = GenerateResponse{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[7]
+	mi := &file_tandem_v1_inference_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -569,7 +1072,7 @@ func (x *GenerateResponse) String() string {
 func (*GenerateResponse) ProtoMessage() {}
 
 func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[7]
+	mi := &file_tandem_v1_inference_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -582,7 +1085,7 @@ func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateResponse.ProtoReflect.Descriptor instead.
 func (*GenerateResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{7}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GenerateResponse) GetText() string {
@@ -634,6 +1137,20 @@ func (x *GenerateResponse) GetTimings() *Timings {
 	return nil
 }
 
+func (x *GenerateResponse) GetToolCalls() []*ToolCallDelta {
+	if x != nil {
+		return x.ToolCalls
+	}
+	return nil
+}
+
+func (x *GenerateResponse) GetToolParseError() string {
+	if x != nil {
+		return x.ToolParseError
+	}
+	return ""
+}
+
 type TokenizeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Model string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
@@ -648,7 +1165,7 @@ type TokenizeRequest struct {
 
 func (x *TokenizeRequest) Reset() {
 	*x = TokenizeRequest{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[8]
+	mi := &file_tandem_v1_inference_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -660,7 +1177,7 @@ func (x *TokenizeRequest) String() string {
 func (*TokenizeRequest) ProtoMessage() {}
 
 func (x *TokenizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[8]
+	mi := &file_tandem_v1_inference_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -673,7 +1190,7 @@ func (x *TokenizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeRequest.ProtoReflect.Descriptor instead.
 func (*TokenizeRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{8}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TokenizeRequest) GetModel() string {
@@ -733,7 +1250,7 @@ type TokenizeResponse struct {
 
 func (x *TokenizeResponse) Reset() {
 	*x = TokenizeResponse{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[9]
+	mi := &file_tandem_v1_inference_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -745,7 +1262,7 @@ func (x *TokenizeResponse) String() string {
 func (*TokenizeResponse) ProtoMessage() {}
 
 func (x *TokenizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[9]
+	mi := &file_tandem_v1_inference_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -758,7 +1275,7 @@ func (x *TokenizeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeResponse.ProtoReflect.Descriptor instead.
 func (*TokenizeResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{9}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TokenizeResponse) GetIds() []int32 {
@@ -778,7 +1295,7 @@ type DetokenizeRequest struct {
 
 func (x *DetokenizeRequest) Reset() {
 	*x = DetokenizeRequest{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[10]
+	mi := &file_tandem_v1_inference_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -790,7 +1307,7 @@ func (x *DetokenizeRequest) String() string {
 func (*DetokenizeRequest) ProtoMessage() {}
 
 func (x *DetokenizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[10]
+	mi := &file_tandem_v1_inference_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -803,7 +1320,7 @@ func (x *DetokenizeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetokenizeRequest.ProtoReflect.Descriptor instead.
 func (*DetokenizeRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{10}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DetokenizeRequest) GetModel() string {
@@ -829,7 +1346,7 @@ type DetokenizeResponse struct {
 
 func (x *DetokenizeResponse) Reset() {
 	*x = DetokenizeResponse{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[11]
+	mi := &file_tandem_v1_inference_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -841,7 +1358,7 @@ func (x *DetokenizeResponse) String() string {
 func (*DetokenizeResponse) ProtoMessage() {}
 
 func (x *DetokenizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[11]
+	mi := &file_tandem_v1_inference_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -854,7 +1371,7 @@ func (x *DetokenizeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DetokenizeResponse.ProtoReflect.Descriptor instead.
 func (*DetokenizeResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{11}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DetokenizeResponse) GetText() string {
@@ -872,7 +1389,7 @@ type ListModelsRequest struct {
 
 func (x *ListModelsRequest) Reset() {
 	*x = ListModelsRequest{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[12]
+	mi := &file_tandem_v1_inference_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +1401,7 @@ func (x *ListModelsRequest) String() string {
 func (*ListModelsRequest) ProtoMessage() {}
 
 func (x *ListModelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[12]
+	mi := &file_tandem_v1_inference_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +1414,7 @@ func (x *ListModelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListModelsRequest.ProtoReflect.Descriptor instead.
 func (*ListModelsRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{12}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{17}
 }
 
 type ListModelsResponse struct {
@@ -909,7 +1426,7 @@ type ListModelsResponse struct {
 
 func (x *ListModelsResponse) Reset() {
 	*x = ListModelsResponse{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[13]
+	mi := &file_tandem_v1_inference_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -921,7 +1438,7 @@ func (x *ListModelsResponse) String() string {
 func (*ListModelsResponse) ProtoMessage() {}
 
 func (x *ListModelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[13]
+	mi := &file_tandem_v1_inference_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -934,7 +1451,7 @@ func (x *ListModelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListModelsResponse.ProtoReflect.Descriptor instead.
 func (*ListModelsResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{13}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListModelsResponse) GetModels() []*Model {
@@ -959,7 +1476,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[14]
+	mi := &file_tandem_v1_inference_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -971,7 +1488,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[14]
+	mi := &file_tandem_v1_inference_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -984,7 +1501,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{14}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Model) GetId() string {
@@ -1037,7 +1554,7 @@ type GetClusterRequest struct {
 
 func (x *GetClusterRequest) Reset() {
 	*x = GetClusterRequest{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[15]
+	mi := &file_tandem_v1_inference_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1049,7 +1566,7 @@ func (x *GetClusterRequest) String() string {
 func (*GetClusterRequest) ProtoMessage() {}
 
 func (x *GetClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[15]
+	mi := &file_tandem_v1_inference_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1062,7 +1579,7 @@ func (x *GetClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterRequest.ProtoReflect.Descriptor instead.
 func (*GetClusterRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{15}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{20}
 }
 
 type GetClusterResponse struct {
@@ -1074,7 +1591,7 @@ type GetClusterResponse struct {
 
 func (x *GetClusterResponse) Reset() {
 	*x = GetClusterResponse{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[16]
+	mi := &file_tandem_v1_inference_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1086,7 +1603,7 @@ func (x *GetClusterResponse) String() string {
 func (*GetClusterResponse) ProtoMessage() {}
 
 func (x *GetClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[16]
+	mi := &file_tandem_v1_inference_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1099,7 +1616,7 @@ func (x *GetClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetClusterResponse.ProtoReflect.Descriptor instead.
 func (*GetClusterResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{16}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetClusterResponse) GetWorkers() []*Worker {
@@ -1134,7 +1651,7 @@ type Worker struct {
 
 func (x *Worker) Reset() {
 	*x = Worker{}
-	mi := &file_tandem_v1_inference_proto_msgTypes[17]
+	mi := &file_tandem_v1_inference_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1146,7 +1663,7 @@ func (x *Worker) String() string {
 func (*Worker) ProtoMessage() {}
 
 func (x *Worker) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_inference_proto_msgTypes[17]
+	mi := &file_tandem_v1_inference_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1159,7 +1676,7 @@ func (x *Worker) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worker.ProtoReflect.Descriptor instead.
 func (*Worker) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{17}
+	return file_tandem_v1_inference_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Worker) GetId() string {
@@ -1264,22 +1781,52 @@ var File_tandem_v1_inference_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_inference_proto_rawDesc = "" +
 	"\n" +
-	"\x19tandem/v1/inference.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"d\n" +
+	"\x19tandem/v1/inference.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\xba\x01\n" +
 	"\aMessage\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\tR\acontent\x12+\n" +
-	"\x11reasoning_content\x18\x03 \x01(\tR\x10reasoningContent\"x\n" +
+	"\x11reasoning_content\x18\x03 \x01(\tR\x10reasoningContent\x122\n" +
+	"\n" +
+	"tool_calls\x18\x04 \x03(\v2\x13.tandem.v1.ToolCallR\ttoolCalls\x12 \n" +
+	"\ftool_call_id\x18\x05 \x01(\tR\n" +
+	"toolCallId\"U\n" +
+	"\bToolCall\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +
+	"\x0earguments_json\x18\x03 \x01(\tR\rargumentsJson\"}\n" +
+	"\x04Tool\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12 \n" +
+	"\vdescription\x18\x02 \x01(\tR\vdescription\x12'\n" +
+	"\x0fparameters_json\x18\x03 \x01(\tR\x0eparametersJson\x12\x16\n" +
+	"\x06strict\x18\x04 \x01(\bR\x06strict\"I\n" +
+	"\n" +
+	"ToolChoice\x12'\n" +
+	"\x04mode\x18\x01 \x01(\x0e2\x13.tandem.v1.ToolModeR\x04mode\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\xd5\x02\n" +
 	"\x04Chat\x12.\n" +
 	"\bmessages\x18\x01 \x03(\v2\x12.tandem.v1.MessageR\bmessages\x12,\n" +
-	"\x0fenable_thinking\x18\x02 \x01(\bH\x00R\x0eenableThinking\x88\x01\x01B\x12\n" +
-	"\x10_enable_thinking\"\x1c\n" +
+	"\x0fenable_thinking\x18\x02 \x01(\bH\x00R\x0eenableThinking\x88\x01\x01\x12%\n" +
+	"\x05tools\x18\x03 \x03(\v2\x0f.tandem.v1.ToolR\x05tools\x126\n" +
+	"\vtool_choice\x18\x04 \x01(\v2\x15.tandem.v1.ToolChoiceR\n" +
+	"toolChoice\x12(\n" +
+	"\x10single_tool_call\x18\x05 \x01(\bR\x0esingleToolCall\x12)\n" +
+	"\x10reasoning_effort\x18\x06 \x01(\tR\x0freasoningEffort\x12'\n" +
+	"\x0fthinking_budget\x18\a \x01(\x05R\x0ethinkingBudgetB\x12\n" +
+	"\x10_enable_thinking\"r\n" +
+	"\x06Format\x12!\n" +
+	"\vjson_object\x18\x01 \x01(\bH\x00R\n" +
+	"jsonObject\x12!\n" +
+	"\vjson_schema\x18\x02 \x01(\tH\x00R\n" +
+	"jsonSchema\x12\x1a\n" +
+	"\agrammar\x18\x03 \x01(\tH\x00R\agrammarB\x06\n" +
+	"\x04kind\"\x1c\n" +
 	"\bTokenIds\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\x05R\x03ids\"^\n" +
 	"\vCompression\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1c\n" +
 	"\tthreshold\x18\x02 \x01(\x05R\tthreshold\x12\x1d\n" +
 	"\n" +
-	"keep_ratio\x18\x03 \x01(\x01R\tkeepRatio\"\xb1\x03\n" +
+	"keep_ratio\x18\x03 \x01(\x01R\tkeepRatio\"\xdc\x03\n" +
 	"\x0fGenerateRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12%\n" +
 	"\x04chat\x18\x02 \x01(\v2\x0f.tandem.v1.ChatH\x00R\x04chat\x12\x18\n" +
@@ -1292,7 +1839,8 @@ const file_tandem_v1_inference_proto_rawDesc = "" +
 	"\vspeculation\x18\b \x01(\v2\x16.tandem.v1.SpeculationR\vspeculation\x128\n" +
 	"\vcompression\x18\t \x01(\v2\x16.tandem.v1.CompressionR\vcompression\x12&\n" +
 	"\ftop_logprobs\x18\n" +
-	" \x01(\x05H\x01R\vtopLogprobs\x88\x01\x01B\a\n" +
+	" \x01(\x05H\x01R\vtopLogprobs\x88\x01\x01\x12)\n" +
+	"\x06format\x18\v \x01(\v2\x11.tandem.v1.FormatR\x06formatB\a\n" +
 	"\x05inputB\x0f\n" +
 	"\r_top_logprobs\"\xb1\x01\n" +
 	"\x05Usage\x12#\n" +
@@ -1303,7 +1851,13 @@ const file_tandem_v1_inference_proto_rawDesc = "" +
 	"\vOutputToken\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x18\n" +
 	"\alogprob\x18\x02 \x01(\x02R\alogprob\x12)\n" +
-	"\x03top\x18\x03 \x03(\v2\x17.tandem.v1.TokenLogprobR\x03top\"\xad\x02\n" +
+	"\x03top\x18\x03 \x03(\v2\x17.tandem.v1.TokenLogprobR\x03top\"{\n" +
+	"\rToolCallDelta\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x1c\n" +
+	"\targuments\x18\x04 \x01(\tR\targuments\x12\x12\n" +
+	"\x04done\x18\x05 \x01(\bR\x04done\"\x90\x03\n" +
 	"\x10GenerateResponse\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\x12\x1c\n" +
 	"\treasoning\x18\x02 \x01(\tR\treasoning\x12.\n" +
@@ -1311,7 +1865,10 @@ const file_tandem_v1_inference_proto_rawDesc = "" +
 	"\rfinish_reason\x18\x04 \x01(\x0e2\x17.tandem.v1.FinishReasonR\ffinishReason\x12#\n" +
 	"\rstop_sequence\x18\x05 \x01(\tR\fstopSequence\x12&\n" +
 	"\x05usage\x18\x06 \x01(\v2\x10.tandem.v1.UsageR\x05usage\x12,\n" +
-	"\atimings\x18\a \x01(\v2\x12.tandem.v1.TimingsR\atimings\"m\n" +
+	"\atimings\x18\a \x01(\v2\x12.tandem.v1.TimingsR\atimings\x127\n" +
+	"\n" +
+	"tool_calls\x18\b \x03(\v2\x18.tandem.v1.ToolCallDeltaR\ttoolCalls\x12(\n" +
+	"\x10tool_parse_error\x18\t \x01(\tR\x0etoolParseError\"m\n" +
 	"\x0fTokenizeRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12%\n" +
 	"\x04chat\x18\x02 \x01(\v2\x0f.tandem.v1.ChatH\x00R\x04chat\x12\x14\n" +
@@ -1355,7 +1912,13 @@ const file_tandem_v1_inference_proto_rawDesc = "" +
 	"\x11last_heartbeat_ms\x18\v \x01(\x03R\x0flastHeartbeatMs\x12\x15\n" +
 	"\x06rtt_ms\x18\f \x01(\x01R\x05rttMs\x12\x18\n" +
 	"\aversion\x18\r \x01(\tR\aversion\x12\x16\n" +
-	"\x06drafts\x18\x0e \x03(\tR\x06drafts2\xff\x02\n" +
+	"\x06drafts\x18\x0e \x03(\tR\x06drafts*z\n" +
+	"\bToolMode\x12\x19\n" +
+	"\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n" +
+	"\x0eTOOL_MODE_NONE\x10\x02\x12\x16\n" +
+	"\x12TOOL_MODE_REQUIRED\x10\x03\x12\x13\n" +
+	"\x0fTOOL_MODE_NAMED\x10\x042\xff\x02\n" +
 	"\x10InferenceService\x12E\n" +
 	"\bGenerate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse0\x01\x12C\n" +
 	"\bTokenize\x12\x1a.tandem.v1.TokenizeRequest\x1a\x1b.tandem.v1.TokenizeResponse\x12I\n" +
@@ -1380,64 +1943,77 @@ func file_tandem_v1_inference_proto_rawDescGZIP() []byte {
 	return file_tandem_v1_inference_proto_rawDescData
 }
 
-var file_tandem_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_tandem_v1_inference_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_tandem_v1_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_tandem_v1_inference_proto_goTypes = []any{
-	(*Message)(nil),            // 0: tandem.v1.Message
-	(*Chat)(nil),               // 1: tandem.v1.Chat
-	(*TokenIds)(nil),           // 2: tandem.v1.TokenIds
-	(*Compression)(nil),        // 3: tandem.v1.Compression
-	(*GenerateRequest)(nil),    // 4: tandem.v1.GenerateRequest
-	(*Usage)(nil),              // 5: tandem.v1.Usage
-	(*OutputToken)(nil),        // 6: tandem.v1.OutputToken
-	(*GenerateResponse)(nil),   // 7: tandem.v1.GenerateResponse
-	(*TokenizeRequest)(nil),    // 8: tandem.v1.TokenizeRequest
-	(*TokenizeResponse)(nil),   // 9: tandem.v1.TokenizeResponse
-	(*DetokenizeRequest)(nil),  // 10: tandem.v1.DetokenizeRequest
-	(*DetokenizeResponse)(nil), // 11: tandem.v1.DetokenizeResponse
-	(*ListModelsRequest)(nil),  // 12: tandem.v1.ListModelsRequest
-	(*ListModelsResponse)(nil), // 13: tandem.v1.ListModelsResponse
-	(*Model)(nil),              // 14: tandem.v1.Model
-	(*GetClusterRequest)(nil),  // 15: tandem.v1.GetClusterRequest
-	(*GetClusterResponse)(nil), // 16: tandem.v1.GetClusterResponse
-	(*Worker)(nil),             // 17: tandem.v1.Worker
-	(*Sampling)(nil),           // 18: tandem.v1.Sampling
-	(*Speculation)(nil),        // 19: tandem.v1.Speculation
-	(*TokenLogprob)(nil),       // 20: tandem.v1.TokenLogprob
-	(FinishReason)(0),          // 21: tandem.v1.FinishReason
-	(*Timings)(nil),            // 22: tandem.v1.Timings
-	(Role)(0),                  // 23: tandem.v1.Role
+	(ToolMode)(0),              // 0: tandem.v1.ToolMode
+	(*Message)(nil),            // 1: tandem.v1.Message
+	(*ToolCall)(nil),           // 2: tandem.v1.ToolCall
+	(*Tool)(nil),               // 3: tandem.v1.Tool
+	(*ToolChoice)(nil),         // 4: tandem.v1.ToolChoice
+	(*Chat)(nil),               // 5: tandem.v1.Chat
+	(*Format)(nil),             // 6: tandem.v1.Format
+	(*TokenIds)(nil),           // 7: tandem.v1.TokenIds
+	(*Compression)(nil),        // 8: tandem.v1.Compression
+	(*GenerateRequest)(nil),    // 9: tandem.v1.GenerateRequest
+	(*Usage)(nil),              // 10: tandem.v1.Usage
+	(*OutputToken)(nil),        // 11: tandem.v1.OutputToken
+	(*ToolCallDelta)(nil),      // 12: tandem.v1.ToolCallDelta
+	(*GenerateResponse)(nil),   // 13: tandem.v1.GenerateResponse
+	(*TokenizeRequest)(nil),    // 14: tandem.v1.TokenizeRequest
+	(*TokenizeResponse)(nil),   // 15: tandem.v1.TokenizeResponse
+	(*DetokenizeRequest)(nil),  // 16: tandem.v1.DetokenizeRequest
+	(*DetokenizeResponse)(nil), // 17: tandem.v1.DetokenizeResponse
+	(*ListModelsRequest)(nil),  // 18: tandem.v1.ListModelsRequest
+	(*ListModelsResponse)(nil), // 19: tandem.v1.ListModelsResponse
+	(*Model)(nil),              // 20: tandem.v1.Model
+	(*GetClusterRequest)(nil),  // 21: tandem.v1.GetClusterRequest
+	(*GetClusterResponse)(nil), // 22: tandem.v1.GetClusterResponse
+	(*Worker)(nil),             // 23: tandem.v1.Worker
+	(*Sampling)(nil),           // 24: tandem.v1.Sampling
+	(*Speculation)(nil),        // 25: tandem.v1.Speculation
+	(*TokenLogprob)(nil),       // 26: tandem.v1.TokenLogprob
+	(FinishReason)(0),          // 27: tandem.v1.FinishReason
+	(*Timings)(nil),            // 28: tandem.v1.Timings
+	(Role)(0),                  // 29: tandem.v1.Role
 }
 var file_tandem_v1_inference_proto_depIdxs = []int32{
-	0,  // 0: tandem.v1.Chat.messages:type_name -> tandem.v1.Message
-	1,  // 1: tandem.v1.GenerateRequest.chat:type_name -> tandem.v1.Chat
-	2,  // 2: tandem.v1.GenerateRequest.tokens:type_name -> tandem.v1.TokenIds
-	18, // 3: tandem.v1.GenerateRequest.sampling:type_name -> tandem.v1.Sampling
-	19, // 4: tandem.v1.GenerateRequest.speculation:type_name -> tandem.v1.Speculation
-	3,  // 5: tandem.v1.GenerateRequest.compression:type_name -> tandem.v1.Compression
-	20, // 6: tandem.v1.OutputToken.top:type_name -> tandem.v1.TokenLogprob
-	6,  // 7: tandem.v1.GenerateResponse.tokens:type_name -> tandem.v1.OutputToken
-	21, // 8: tandem.v1.GenerateResponse.finish_reason:type_name -> tandem.v1.FinishReason
-	5,  // 9: tandem.v1.GenerateResponse.usage:type_name -> tandem.v1.Usage
-	22, // 10: tandem.v1.GenerateResponse.timings:type_name -> tandem.v1.Timings
-	1,  // 11: tandem.v1.TokenizeRequest.chat:type_name -> tandem.v1.Chat
-	14, // 12: tandem.v1.ListModelsResponse.models:type_name -> tandem.v1.Model
-	17, // 13: tandem.v1.GetClusterResponse.workers:type_name -> tandem.v1.Worker
-	23, // 14: tandem.v1.Worker.role:type_name -> tandem.v1.Role
-	4,  // 15: tandem.v1.InferenceService.Generate:input_type -> tandem.v1.GenerateRequest
-	8,  // 16: tandem.v1.InferenceService.Tokenize:input_type -> tandem.v1.TokenizeRequest
-	10, // 17: tandem.v1.InferenceService.Detokenize:input_type -> tandem.v1.DetokenizeRequest
-	12, // 18: tandem.v1.InferenceService.ListModels:input_type -> tandem.v1.ListModelsRequest
-	15, // 19: tandem.v1.InferenceService.GetCluster:input_type -> tandem.v1.GetClusterRequest
-	7,  // 20: tandem.v1.InferenceService.Generate:output_type -> tandem.v1.GenerateResponse
-	9,  // 21: tandem.v1.InferenceService.Tokenize:output_type -> tandem.v1.TokenizeResponse
-	11, // 22: tandem.v1.InferenceService.Detokenize:output_type -> tandem.v1.DetokenizeResponse
-	13, // 23: tandem.v1.InferenceService.ListModels:output_type -> tandem.v1.ListModelsResponse
-	16, // 24: tandem.v1.InferenceService.GetCluster:output_type -> tandem.v1.GetClusterResponse
-	20, // [20:25] is the sub-list for method output_type
-	15, // [15:20] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	2,  // 0: tandem.v1.Message.tool_calls:type_name -> tandem.v1.ToolCall
+	0,  // 1: tandem.v1.ToolChoice.mode:type_name -> tandem.v1.ToolMode
+	1,  // 2: tandem.v1.Chat.messages:type_name -> tandem.v1.Message
+	3,  // 3: tandem.v1.Chat.tools:type_name -> tandem.v1.Tool
+	4,  // 4: tandem.v1.Chat.tool_choice:type_name -> tandem.v1.ToolChoice
+	5,  // 5: tandem.v1.GenerateRequest.chat:type_name -> tandem.v1.Chat
+	7,  // 6: tandem.v1.GenerateRequest.tokens:type_name -> tandem.v1.TokenIds
+	24, // 7: tandem.v1.GenerateRequest.sampling:type_name -> tandem.v1.Sampling
+	25, // 8: tandem.v1.GenerateRequest.speculation:type_name -> tandem.v1.Speculation
+	8,  // 9: tandem.v1.GenerateRequest.compression:type_name -> tandem.v1.Compression
+	6,  // 10: tandem.v1.GenerateRequest.format:type_name -> tandem.v1.Format
+	26, // 11: tandem.v1.OutputToken.top:type_name -> tandem.v1.TokenLogprob
+	11, // 12: tandem.v1.GenerateResponse.tokens:type_name -> tandem.v1.OutputToken
+	27, // 13: tandem.v1.GenerateResponse.finish_reason:type_name -> tandem.v1.FinishReason
+	10, // 14: tandem.v1.GenerateResponse.usage:type_name -> tandem.v1.Usage
+	28, // 15: tandem.v1.GenerateResponse.timings:type_name -> tandem.v1.Timings
+	12, // 16: tandem.v1.GenerateResponse.tool_calls:type_name -> tandem.v1.ToolCallDelta
+	5,  // 17: tandem.v1.TokenizeRequest.chat:type_name -> tandem.v1.Chat
+	20, // 18: tandem.v1.ListModelsResponse.models:type_name -> tandem.v1.Model
+	23, // 19: tandem.v1.GetClusterResponse.workers:type_name -> tandem.v1.Worker
+	29, // 20: tandem.v1.Worker.role:type_name -> tandem.v1.Role
+	9,  // 21: tandem.v1.InferenceService.Generate:input_type -> tandem.v1.GenerateRequest
+	14, // 22: tandem.v1.InferenceService.Tokenize:input_type -> tandem.v1.TokenizeRequest
+	16, // 23: tandem.v1.InferenceService.Detokenize:input_type -> tandem.v1.DetokenizeRequest
+	18, // 24: tandem.v1.InferenceService.ListModels:input_type -> tandem.v1.ListModelsRequest
+	21, // 25: tandem.v1.InferenceService.GetCluster:input_type -> tandem.v1.GetClusterRequest
+	13, // 26: tandem.v1.InferenceService.Generate:output_type -> tandem.v1.GenerateResponse
+	15, // 27: tandem.v1.InferenceService.Tokenize:output_type -> tandem.v1.TokenizeResponse
+	17, // 28: tandem.v1.InferenceService.Detokenize:output_type -> tandem.v1.DetokenizeResponse
+	19, // 29: tandem.v1.InferenceService.ListModels:output_type -> tandem.v1.ListModelsResponse
+	22, // 30: tandem.v1.InferenceService.GetCluster:output_type -> tandem.v1.GetClusterResponse
+	26, // [26:31] is the sub-list for method output_type
+	21, // [21:26] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_inference_proto_init() }
@@ -1446,13 +2022,18 @@ func file_tandem_v1_inference_proto_init() {
 		return
 	}
 	file_tandem_v1_common_proto_init()
-	file_tandem_v1_inference_proto_msgTypes[1].OneofWrappers = []any{}
-	file_tandem_v1_inference_proto_msgTypes[4].OneofWrappers = []any{
+	file_tandem_v1_inference_proto_msgTypes[4].OneofWrappers = []any{}
+	file_tandem_v1_inference_proto_msgTypes[5].OneofWrappers = []any{
+		(*Format_JsonObject)(nil),
+		(*Format_JsonSchema)(nil),
+		(*Format_Grammar)(nil),
+	}
+	file_tandem_v1_inference_proto_msgTypes[8].OneofWrappers = []any{
 		(*GenerateRequest_Chat)(nil),
 		(*GenerateRequest_Prompt)(nil),
 		(*GenerateRequest_Tokens)(nil),
 	}
-	file_tandem_v1_inference_proto_msgTypes[8].OneofWrappers = []any{
+	file_tandem_v1_inference_proto_msgTypes[13].OneofWrappers = []any{
 		(*TokenizeRequest_Chat)(nil),
 		(*TokenizeRequest_Text)(nil),
 	}
@@ -1461,13 +2042,14 @@ func file_tandem_v1_inference_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_inference_proto_rawDesc), len(file_tandem_v1_inference_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   18,
+			NumEnums:      1,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_tandem_v1_inference_proto_goTypes,
 		DependencyIndexes: file_tandem_v1_inference_proto_depIdxs,
+		EnumInfos:         file_tandem_v1_inference_proto_enumTypes,
 		MessageInfos:      file_tandem_v1_inference_proto_msgTypes,
 	}.Build()
 	File_tandem_v1_inference_proto = out.File
