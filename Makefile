@@ -131,9 +131,10 @@ test-e2e: bin/testsum ## end-to-end tests of the programs in bin/
 
 clients: ## install the agent clients that tests/agents runs (needs npm and 2 GB)
 	tools/clients.sh
+	cd tests/node && npm ci
 
 test-clients: build clients bin/testsum ## install real clients and run them against a scripted cluster
-	@bin/testsum run -name clients -dir $(RESULTS) -- $(GO) test -json -count=1 -timeout 30m ./tests/agents
+	@bin/testsum run -name clients -dir $(RESULTS) -- $(GO) test -json -count=1 -timeout 30m ./tests/agents ./tests/node
 	@bin/testsum total -dir $(RESULTS)
 
 bin/testsum: $(wildcard tools/testsum/*.go)

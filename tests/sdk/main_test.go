@@ -15,28 +15,8 @@ import (
 	"github.com/openai/openai-go/v3"
 	openaioption "github.com/openai/openai-go/v3/option"
 	"github.com/tandem-inference/tandem/tests/cluster"
+	"github.com/tandem-inference/tandem/tests/sdk/rules"
 )
-
-// rules of the model. A prompt that ends with a tool's result is answered with it; the others go by words of the question.
-var rules = []cluster.Rule{
-	{Prompt: `(?s)<tool_response>\n([^<]*)\n</tool_response><\|im_end\|>\n<\|im_start\|>assistant\n(?:<think>\n\n</think>\n\n)?$`, Emit: "The tool says: $1."},
-	{Prompt: `Think, then ask for the weather`, Emit: "I need the tool.\n</think>\n\nLet me look.\n" + call("weather", "city", "Bern")},
-	{Prompt: `Ask for the weather of Bern and Basel`, Emit: call("weather", "city", "Bern") + "\n" + call("weather", "city", "Basel")},
-	{Prompt: `Ask for the weather of (\w+)`, Emit: call("weather", "city", "$1")},
-	{Prompt: `Patch the file`, Emit: call("patch", "input", "*** Begin Patch\n+ \"quoted\"\n*** End Patch")},
-	{Prompt: `Think about (\w+)`, Emit: "First, $1.\nThen more of $1.\n</think>\n\nAll about $1.", Accept: []int{3}},
-	{Prompt: `Count for ever`, Emit: strings.Repeat("tick ", 4000), TokensPerSecond: 20},
-	{Prompt: `Answer in JSON`, Emit: `{"city": "Bern", "days": 3}`},
-	{Prompt: `What did I say before`, Emit: "Nothing."},
-	{Emit: "Hello, Zürich \U0001F600!"},
-}
-
-const greeting = "Hello, Zürich \U0001F600!"
-
-// call is a tool call in the model's own format.
-func call(name, key, value string) string {
-	return "<tool_call>\n<function=" + name + ">\n<parameter=" + key + ">\n" + value + "\n</parameter>\n</function>\n</tool_call>"
-}
 
 // gateway is the cluster that the tests share, nil without programs; why says what is missing.
 var (
@@ -44,7 +24,7 @@ var (
 	why     string
 )
 
-const key = "sdk-test-key"
+const greeting = rules.Greeting
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -64,7 +44,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	options, err := cluster.Scripted(dir, rules, "--api-key", key, "--model-name", "tiny", "--max-queue", "4", "--max-ctx", "16384")
+	options, err := cluster.Scripted(dir, rules.All(), rules.Flags()...)
 	if err != nil {
 		why = err.Error()
 		return m.Run()
@@ -98,7 +78,7 @@ const patience = 20 * time.Second
 func openaiClient(t *testing.T, opts ...openaioption.RequestOption) openai.Client {
 	t.Helper()
 	needGateway(t)
-	return openai.NewClient(append([]openaioption.RequestOption{openaioption.WithBaseURL(gateway.HTTP + "/v1"), openaioption.WithAPIKey(key), openaioption.WithMaxRetries(0),
+	return openai.NewClient(append([]openaioption.RequestOption{openaioption.WithBaseURL(gateway.HTTP + "/v1"), openaioption.WithAPIKey(rules.Key), openaioption.WithMaxRetries(0),
 		openaioption.WithRequestTimeout(patience)}, opts...)...)
 }
 
@@ -106,6 +86,6 @@ func openaiClient(t *testing.T, opts ...openaioption.RequestOption) openai.Clien
 func anthropicClient(t *testing.T, opts ...anthropicoption.RequestOption) anthropic.Client {
 	t.Helper()
 	needGateway(t)
-	return anthropic.NewClient(append([]anthropicoption.RequestOption{anthropicoption.WithBaseURL(gateway.HTTP), anthropicoption.WithAPIKey(key), anthropicoption.WithMaxRetries(0),
+	return anthropic.NewClient(append([]anthropicoption.RequestOption{anthropicoption.WithBaseURL(gateway.HTTP), anthropicoption.WithAPIKey(rules.Key), anthropicoption.WithMaxRetries(0),
 		anthropicoption.WithRequestTimeout(patience)}, opts...)...)
 }
