@@ -83,16 +83,17 @@ func TestCancelInEveryPhase(t *testing.T) {
 func TestSlowReader(t *testing.T) {
 	r := start(t, func(c *Config) { c.StallTimeoutS = 0.2 })
 	gone := make(chan struct{})
-	script := gatewaytest.Script{Tokens: r.encode(strings.Repeat("many words that nobody reads ", 20000))[:90_000]}
+	script := gatewaytest.Script{Tokens: r.encode(strings.Repeat("words that nobody reads ", 2000))[:5000]}
 	script.Before = func(i int, s tandemv1.TargetService_DecodeServer) error {
-		if i < len(script.Tokens)-1 && s.Context().Err() == nil {
-			return nil
+		if i == len(script.Tokens)-1 { // never ends by itself
+			<-s.Context().Done()
 		}
-		<-s.Context().Done()
-		close(gone)
 		return s.Context().Err()
 	}
-	r.target(gatewaytest.WorkerOptions{MaxContext: 1 << 20, Decode: script.Run})
+	r.target(gatewaytest.WorkerOptions{Decode: func(req *tandemv1.DecodeRequest, s tandemv1.TargetService_DecodeServer) error {
+		defer close(gone)
+		return script.Run(req, s)
+	}})
 	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
 	if err != nil {
 		t.Fatal(err)
@@ -101,7 +102,8 @@ func TestSlowReader(t *testing.T) {
 	if err := conn.(*net.TCPConn).SetReadBuffer(4 << 10); err != nil {
 		t.Fatal(err)
 	}
-	body := chatBody(`"stream":true,"max_tokens":100000`)
+	// Candidates make the events large, more than all buffers on the way hold.
+	body := chatBody(`"stream":true,"max_tokens":10000,"logprobs":true,"top_logprobs":20`)
 	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	receive(t, gone, "end at the worker")
 }
@@ -118,13 +120,12 @@ func TestQueuedStreamGetsHeaders(t *testing.T) {
 		{"/v1/responses", wires[2].body, `"type":"response.in_progress"`, `"type":"response.failed"`},
 		{"/v1/messages", wires[3].body, `"type":"ping"`, `"type":"overloaded_error"`},
 	} {
-		sent := time.Now()
 		resp, err := r.client.Post(r.url+c.path, "application/json", strings.NewReader(fmt.Sprintf(c.body, true)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d := time.Since(sent); resp.StatusCode != http.StatusOK || d > 400*time.Millisecond {
-			t.Errorf("%s: headers with status %d after %v", c.path, resp.StatusCode, d)
+		if resp.StatusCode != http.StatusOK { // a timeout in the queue alone would be 503
+			t.Errorf("%s: status %d", c.path, resp.StatusCode)
 		}
 		text, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
