@@ -1,6 +1,7 @@
 package app
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -185,5 +186,25 @@ func TestCompletions(t *testing.T) {
 	}
 	if text != "Hello world" {
 		t.Errorf("streamed %q", text)
+	}
+}
+
+// TestLimitInACall: a call that the token limit cuts off is not in a whole answer; a stream, which has sent its start, leaves its
+// arguments open and says length.
+func TestLimitInACall(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{})
+	const text = "Writing.\n<tool_call>\n<function=f>\n<parameter=a>\nsome long text that goes on"
+	n := len(r.encode(text))
+	w.SetDecode(gatewaytest.Script{Tokens: r.encode(text + " and on and on"), Step: 3}.Run)
+	more := fmt.Sprintf(`"tools":[{"type":"function","function":{"name":"f","parameters":{"properties":{"a":{"type":"string"}}}}}],"max_tokens":%d`, n)
+	whole := wholeChat(t, r.post("/v1/chat/completions", chatBody(more)))[0]
+	if whole.Content != "Writing.\n" || len(whole.Calls) > 0 || whole.Finish != "length" {
+		t.Errorf("whole: %+v", whole)
+	}
+	stream, _ := readChat(t, r.post("/v1/chat/completions", chatBody(more+`,"stream":true`)).body, 1, true)
+	c := stream[0]
+	if c.Content != "Writing.\n" || c.Finish != "length" || len(c.Calls) != 1 || c.Calls[0].Arguments != `{"a": "some long text that goes on` {
+		t.Errorf("stream: %+v", c)
 	}
 }
