@@ -5,6 +5,8 @@ import (
 	"errors"
 	"math"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -105,5 +107,55 @@ func TestScripted(t *testing.T) {
 	}
 	if !strings.Contains(lost.Text, "None of the 3 rules of TANDEM_SCRIPT") {
 		t.Errorf("no rule matches: %q", lost.Text)
+	}
+}
+
+// TestScriptedFailover: the engine dies in the middle of an answer; the text goes on where it was, token by token.
+func TestScriptedFailover(t *testing.T) {
+	text := strings.Repeat("All is well. ", 20)
+	c, api := scripted(t, []cluster.Rule{{Prompt: "report", Emit: text, TokensPerSecond: 60}})
+	var once sync.Once
+	r, err := api.Stream(t.Context(), client.Request{Messages: chat("report"), MaxTokens: 400}, func(string) {
+		once.Do(func() {
+			worker := c.Find("worker-target")
+			for _, p := range c.Processes() {
+				if p.Parent == worker && p.Name == "tandem-engine-scripted" {
+					if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Text != text || r.Finish != "stop" {
+		t.Errorf("%q (%s)", r.Text, r.Finish)
+	}
+}
+
+// TestScriptedCancel: a client that leaves frees its lane, whatever the worker was doing for it.
+func TestScriptedCancel(t *testing.T) {
+	_, api := scripted(t, []cluster.Rule{
+		{Prompt: "long prompt", Emit: "late", FirstTokenMs: 600_000},
+		{Prompt: "slow answer", Emit: strings.Repeat("word ", 100), TokensPerSecond: 0.01},
+		{Emit: "free"},
+	}, "--lanes", "1")
+	for _, prompt := range []string{"long prompt", "slow answer"} {
+		ctx, leave := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		_, err := api.Stream(ctx, client.Request{Messages: chat(prompt), MaxTokens: 50}, nil)
+		leave()
+		if err == nil {
+			t.Fatalf("%s: an answer came", prompt)
+		}
+		start := time.Now()
+		r, err := api.Do(t.Context(), client.Request{Messages: chat("anything"), MaxTokens: 50})
+		if err != nil || r.Text != "free" {
+			t.Errorf("after %s: %q, %v", prompt, r.Text, err)
+		}
+		if d := time.Since(start); d > 5*time.Second {
+			t.Errorf("after %s the lane was free only after %v", prompt, d)
+		}
 	}
 }
