@@ -173,7 +173,29 @@ func (r *rig) do(method, path, body string, header ...string) answer {
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+		if err := checkWire(path, body, b); err != nil {
+			r.t.Errorf("%s: %v\n%s", path, err, b)
+		}
+	}
 	return answer{resp.StatusCode, resp.Header, b}
+}
+
+// checkWire holds a stream to the grammar of its dialect. Legacy completions have none worth a checker.
+func checkWire(path, request string, stream []byte) (err error) {
+	path, _, _ = strings.Cut(strings.TrimPrefix(path, "/v1"), "?")
+	switch path {
+	case "/chat/completions":
+		var wish struct{ N int }
+		// A wish that cannot be read was refused before the stream.
+		_ = json.Unmarshal([]byte(request), &wish)
+		_, err = wirecheck.Chat(stream, max(1, wish.N))
+	case "/responses":
+		_, err = wirecheck.Responses(stream)
+	case "/messages":
+		_, err = wirecheck.Messages(stream)
+	}
+	return err
 }
 
 func (r *rig) post(path, body string, header ...string) answer {
