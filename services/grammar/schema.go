@@ -1,18 +1,26 @@
 package grammar
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// maxSchemaRules bounds what a schema may become.
-const maxSchemaRules = 20_000
+// Bounds of schemas: bytes of text, rules that they become, and schemas looked at on the way there, references followed.
+const (
+	MaxSchema      = 256 << 10
+	maxSchemaRules = 20_000
+	maxSchemaWork  = 200_000
+)
 
 // Schema adds the rules of a JSON schema and gives the name of the one for the whole value. docs/grammar.md lists the keywords.
 // What cannot be expressed is a *SchemaError. Every text of the rules is valid for the schema; not every valid text is a text of
 // the rules: keys come in the order of the schema, and undeclared keys only where additionalProperties asks for them.
 func (w *Writer) Schema(schema []byte) (rule string, err error) {
+	if len(schema) > MaxSchema {
+		return "", &SchemaError{Message: fmt.Sprintf("has %d bytes, at most %d are allowed", len(schema), MaxSchema)}
+	}
 	root, err := parseJSON(schema)
 	if err != nil {
 		return "", &SchemaError{Message: "is not JSON: " + err.Error()}
@@ -36,7 +44,21 @@ type schemaCompiler struct {
 	refs  map[string]string // rules of targets of $ref
 	limit int
 	depth int
+	work  int
 }
+
+// enter counts a schema that is looked at; the result undoes its part in the nesting.
+func (c *schemaCompiler) enter(path string) (leave func()) {
+	if c.depth++; c.depth > 2*maxSchemaNesting {
+		c.fail(path, "is nested too deep, or refers to itself")
+	}
+	if c.work++; c.work > maxSchemaWork || c.w.count > c.limit {
+		c.fail(path, "the schema is too large once all references are followed")
+	}
+	return c.leave
+}
+
+func (c *schemaCompiler) leave() { c.depth-- }
 
 func (c *schemaCompiler) fail(path, message string) {
 	panic(&SchemaError{strings.TrimPrefix(path, "."), message})
@@ -57,13 +79,7 @@ var assertions = []string{
 
 // compile gives the rule of a schema.
 func (c *schemaCompiler) compile(s *jsonNode, path string) string {
-	if c.depth++; c.depth > 2*maxSchemaNesting {
-		c.fail(path, "is nested too deep")
-	}
-	defer func() { c.depth-- }()
-	if c.w.count > c.limit {
-		c.fail(path, "the schema needs too many rules")
-	}
+	defer c.enter(path)()
 	switch {
 	case s.kind == 'b' && s.text == "true":
 		return c.w.JSON("value")

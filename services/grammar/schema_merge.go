@@ -7,10 +7,7 @@ import (
 
 // resolved follows a $ref that stands alone or beside other keywords until there is none.
 func (c *schemaCompiler) resolved(s *jsonNode, path string) *jsonNode {
-	if c.depth++; c.depth > 2*maxSchemaNesting {
-		c.fail(path+".$ref", "refers to itself")
-	}
-	defer func() { c.depth-- }()
+	defer c.enter(path + ".$ref")()
 	for range 64 {
 		if s.kind != 'o' {
 			return s
@@ -41,10 +38,7 @@ func (c *schemaCompiler) flatten(s *jsonNode, path string) *jsonNode {
 	if s.kind != 'o' {
 		return s
 	}
-	if c.depth++; c.depth > 2*maxSchemaNesting {
-		c.fail(path, "is nested too deep")
-	}
-	defer func() { c.depth-- }()
+	defer c.enter(path)()
 	if s.get("$ref") != nil {
 		beside := slices.ContainsFunc(s.members, func(m member) bool {
 			return m.key != "$ref" && (slices.Contains(assertions, m.key) || slices.Contains(unsupported, m.key))
@@ -87,10 +81,7 @@ func (c *schemaCompiler) merge(a, b *jsonNode, path string) *jsonNode {
 	case a.kind != 'o' || b.kind != 'o':
 		c.fail(path, "nothing is valid for both this schema and what stands beside it")
 	}
-	if c.depth++; c.depth > 2*maxSchemaNesting {
-		c.fail(path, "is nested too deep")
-	}
-	defer func() { c.depth-- }()
+	defer c.enter(path)()
 	out := &jsonNode{kind: 'o', members: slices.Clone(a.members)}
 	for _, m := range b.members {
 		old := out.get(m.key)
@@ -233,6 +224,7 @@ func (c *schemaCompiler) joinTypes(a, b *jsonNode, path string) *jsonNode {
 
 // excludes tells whether no text written for schema a is valid for schema b, as far as that is plain to see.
 func (c *schemaCompiler) excludes(a, b *jsonNode, path string) bool {
+	defer c.enter(path)()
 	if a.kind != 'o' || b.kind != 'o' {
 		return a.kind == 'b' && a.text == "false" || b.kind == 'b' && b.text == "false"
 	}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-inference/tandem/services/grammar/grammartest"
 )
@@ -192,6 +193,26 @@ func TestRandomSchemas(t *testing.T) {
 			if strings.Contains(text, "   ") && !strings.Contains(text, `"`) {
 				t.Fatalf("%q has too much whitespace", text)
 			}
+		}
+	}
+}
+
+// TestSchemasThatExplode: schemas that are small as text and huge when references are followed are refused in time.
+func TestSchemasThatExplode(t *testing.T) {
+	for name, level := range map[string]string{
+		"allOf": `{"allOf":[{"$ref":"#/$defs/d%[1]d"},{"$ref":"#/$defs/d%[1]d"}],"title":"x"}`,
+		"anyOf": `{"type":"object","properties":{"p%[1]d":{"type":"null"}},"anyOf":[{"$ref":"#/$defs/d%[1]d"},{"$ref":"#/$defs/d%[1]d"}]}`,
+		"oneOf": `{"type":"object","properties":{"p":{"oneOf":[{"$ref":"#/$defs/d%[1]d"},{"allOf":[{"$ref":"#/$defs/d%[1]d"},{"$ref":"#/$defs/d%[1]d"}]}]}},"required":["p"]}`,
+	} {
+		var defs []string
+		for i := 1; i < 60; i++ {
+			defs = append(defs, fmt.Sprintf(`"d%d":`, i)+fmt.Sprintf(level, i-1))
+		}
+		schema := `{"$ref":"#/$defs/d59","$defs":{"d0":{"type":"object","properties":{"z":{"type":"integer"}}},` + strings.Join(defs, ",") + "}}"
+		start := time.Now()
+		_, err := NewWriter().Schema([]byte(schema))
+		if d := time.Since(start); err == nil || d > 10*time.Second {
+			t.Errorf("%s: %v after %v", name, err, d)
 		}
 	}
 }

@@ -100,11 +100,11 @@ func guides() map[string]*tandemv1.Guide {
 // TestGuidedIdentity: under every guide every mode gives the tokens, log-probabilities and kind of closing of plain decoding, and
 // so does a second worker that is given any part of the output.
 func TestGuidedIdentity(t *testing.T) {
-	seeds := int32(3)
+	seeds, accepts := int32(3), []float64{0.3, 0.95}
 	if testing.Short() {
-		seeds = 1
+		seeds, accepts = 1, accepts[:1]
 	}
-	for _, accept := range []float64{0.3, 0.95} {
+	for _, accept := range accepts {
 		o := enginefake.Options{Accept: accept, BlockSize: 16, EOS: stopToken, EOSChance: 0.02}
 		r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0)})
 		for name, g := range guides() {
