@@ -89,8 +89,10 @@ func Describe(r *tandemv1.Registration, info engineplugin.Info) {
 	m.Hidden, m.Vocab = int32(info.Hidden), int32(info.Vocab)
 	m.CaptureLayers, m.BlockSize = info.CaptureLayers, int32(info.BlockSize)
 	r.Limits.MaxContext, r.Limits.MaxTreeRows = int32(info.MaxContext), int32(info.MaxTreeRows)
-	// Engines plan for full sequences; what they hold together is what they hold each.
-	r.Limits.KvTokens = int64(info.MaxSequences) * int64(info.MaxContext)
+	if r.Role == tandemv1.Role_ROLE_TARGET {
+		// Engines plan for full sequences: together they hold what each of them holds.
+		r.Limits.KvTokens = int64(info.MaxSequences) * int64(info.MaxContext)
+	}
 }
 
 // modified is the file's time of change in seconds, which stands for when the model was made; 0 when it cannot be read.

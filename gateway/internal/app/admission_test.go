@@ -3,6 +3,7 @@ package app
 import (
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -86,10 +87,27 @@ func TestMemoryIsReserved(t *testing.T) {
 	receive(t, b.admitted, "first request runs")
 	second := r.send(t.Context(), chatBody(`"max_tokens":700`))
 	r.eventually("second request waits for memory", func() bool { return r.app.cluster.Targets.Queued() == 1 })
+	text := string(r.do("GET", "/metrics", "").body)
+	if used := metric(text, `tandem_kv_tokens{state="used",worker="t1"}`); used <= 700 || used >= 1000 {
+		t.Errorf("%v tokens are reported as reserved, want 700 and those of the prompt", used)
+	}
 	close(b.release)
 	for _, done := range []<-chan answer{first, second} {
 		if a := receive(t, done, "answer"); a.status != http.StatusOK {
 			t.Errorf("%d %s", a.status, a.body)
 		}
 	}
+}
+
+// metric is the value of a line of the metrics, -1 when there is none.
+func metric(text, name string) float64 {
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err == nil {
+				return v
+			}
+		}
+	}
+	return -1
 }
