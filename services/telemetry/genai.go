@@ -12,3 +12,14 @@ const (
 	// GenAIProviderTandem is this project's value of GenAIProvider.
 	GenAIProviderTandem = "tandem"
 )
+
+// Attributes of the span of a generation, whose name is the operation and the model.
+const (
+	GenAIRequestModel    = "gen_ai.request.model"
+	GenAIResponseModel   = "gen_ai.response.model"
+	GenAIFinishReasons   = "gen_ai.response.finish_reasons"
+	GenAIInputTokens     = "gen_ai.usage.input_tokens"
+	GenAIOutputTokens    = "gen_ai.usage.output_tokens"
+	GenAICachedTokens    = "gen_ai.usage.cache_read.input_tokens"
+	GenAIReasoningTokens = "gen_ai.usage.reasoning.output_tokens"
+)

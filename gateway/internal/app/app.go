@@ -4,6 +4,7 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"sync/atomic"
@@ -27,6 +28,8 @@ type Deps struct {
 	Logger *zap.Logger
 	// Metrics serves /metrics; nil = Prometheus.
 	Metrics *telemetry.Metrics
+	// Traces of the process; nil = what the configuration says. The app shuts them down.
+	Traces *telemetry.Traces
 	// Version of the build, for /props and the like.
 	Version string
 	// Listeners replace the addresses of the configuration, for tests and for parents that pass sockets on. The app closes them.
@@ -66,6 +69,11 @@ func New(cfg Config, deps Deps) (_ *App, err error) {
 	if deps.Metrics == nil {
 		if deps.Metrics, err = telemetry.NewPrometheus("tandem-gateway", deps.Version); err != nil {
 			return nil, err
+		}
+	}
+	if deps.Traces == nil {
+		if deps.Traces, err = telemetry.NewTraces(context.Background(), "tandem-gateway", deps.Version, cfg.OTLPEndpoint, cfg.TraceRatio); err != nil {
+			return nil, fmt.Errorf("--otlp-endpoint: %w", err)
 		}
 	}
 	a := &App{cfg: cfg, deps: deps, log: deps.Logger}
@@ -139,6 +147,9 @@ func (a *App) Run(ctx context.Context) error {
 	a.closeListeners()
 	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishGrace)
 	defer cancel()
+	if lost := a.deps.Traces.Shutdown(flush); lost != nil {
+		a.log.Warn("the last spans could not be sent", zap.NamedError(telemetry.KeyErr, lost))
+	}
 	return errors.Join(err, a.deps.Metrics.Shutdown(flush))
 }
 

@@ -73,6 +73,9 @@ type Config struct {
 	PflashTimeoutS        float64         `name:"pflash-timeout-s" default:"60" help:"Longest wait for the scorer, seconds."`
 	PflashRequestOverride bool            `default:"true" negatable:"" help:"Let requests choose compression for themselves."`
 
+	OTLPEndpoint string  `name:"otlp-endpoint" placeholder:"URL" help:"Collector that gets traces over OTLP/gRPC, for example http://127.0.0.1:4317; default: none."`
+	TraceRatio   float64 `default:"1" help:"Share of the requests that are traced; those that their client traces always are."`
+
 	Planned
 
 	LeaseTTLS      float64 `name:"lease-ttl-s" default:"6" hidden:"" help:"Silence after which a worker counts as lost, seconds."`
@@ -88,7 +91,7 @@ func Defaults() Config {
 	return Config{
 		Host: "127.0.0.1", Port: 8000, GRPCPort: 9000, RegistryListen: "127.0.0.1:9100",
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, FailoverTimeoutS: 60, ShutdownGraceS: 30,
-		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{"*"}, Planned: Planned{CacheIsolation: "shared"}, ResponseStoreMB: 64, ImagePolicy: "reject",
+		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{"*"}, TraceRatio: 1, Planned: Planned{CacheIsolation: "shared"}, ResponseStoreMB: 64, ImagePolicy: "reject",
 		PrefillCompression: "off", PrefillThreshold: 32000, PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true,
 		LeaseTTLS: 6, StallTimeoutS: 30, QueuedHeadersS: 10,
 	}
@@ -177,6 +180,9 @@ func (c *Config) Validate() error {
 	}
 	if _, err := compress.ParseCurve(c.PrefillKeepCurve); err != nil {
 		bad("prefill-keep-curve", "%v", err)
+	}
+	if !(c.TraceRatio >= 0 && c.TraceRatio <= 1) {
+		bad("trace-ratio", "%g is not in [0, 1]", c.TraceRatio)
 	}
 	if err := c.Planned.validate(); err != nil {
 		errs = append(errs, err)

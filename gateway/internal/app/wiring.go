@@ -89,7 +89,7 @@ func (a *App) wire() error {
 	limits := newBudgets(cfg, a.cluster.Targets.MaxContext, a.log.Named("model"))
 	gen := generate.New(generate.Config{
 		MaxTokensCeiling: cfg.MaxTokensCeiling, StrictContext: cfg.StrictContext, FailoverTimeout: failover, Watchdog: cfg.DegenerateWatchdog,
-	}, generate.Deps{Targets: a.cluster.Targets, Metrics: set, Logger: a.log.Named("generate")})
+	}, generate.Deps{Targets: a.cluster.Targets, Metrics: set, Tracer: a.deps.Traces.TracerProvider(), Logger: a.log.Named("generate")})
 	curve, err := compress.ParseCurve(cfg.PrefillKeepCurve)
 	if err != nil {
 		return fmt.Errorf("--prefill-keep-curve: %w", err)
@@ -161,7 +161,7 @@ func (a *App) newHTTPServer() *http.Server {
 // workerDialOptions are for connections to workers.
 func (a *App) workerDialOptions() []grpc.DialOption {
 	opts := append(tensorwire.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	return append(opts, telemetry.DialOptions(telemetry.Providers{Meter: a.deps.Metrics.MeterProvider()})...)
+	return append(opts, telemetry.DialOptions(a.providers())...)
 }
 
 // serverOptions are for both gRPC servers.
@@ -169,9 +169,18 @@ func (a *App) serverOptions() []grpc.ServerOption {
 	opts := rpcerr.ServerOptions(func(method string, value any, stack []byte) {
 		a.log.Error("handler panicked", zap.String(telemetry.KeyEndpoint, method), zap.Any(telemetry.KeyReason, value), zap.ByteString(telemetry.KeyStack, stack))
 	})
-	opts = append(opts, telemetry.ServerOptions(telemetry.Providers{Meter: a.deps.Metrics.MeterProvider()})...)
+	opts = append(opts, telemetry.ServerOptions(a.providers())...)
 	// Clients may ping as often as the project's own clients do.
 	return append(opts, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
+}
+
+// providers are where telemetry of RPCs goes.
+func (a *App) providers() telemetry.Providers {
+	p := telemetry.Providers{Meter: a.deps.Metrics.MeterProvider()}
+	if a.deps.Traces.On() {
+		p.Tracer = a.deps.Traces.TracerProvider()
+	}
+	return p
 }
 
 // addStandardServices adds health and reflection.

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 )
@@ -38,13 +39,16 @@ type Config struct {
 type Deps struct {
 	Targets *cluster.Pool
 	Metrics *metrics.Set
-	Logger  *zap.Logger
+	// Tracer gets a span per request and phase; nil = none.
+	Tracer trace.TracerProvider
+	Logger *zap.Logger
 }
 
 // Generator runs requests. It is safe for concurrent use.
 type Generator struct {
 	cfg Config
 	Deps
+	tracing tracing
 }
 
 // New returns a generator.
@@ -52,7 +56,7 @@ func New(cfg Config, deps Deps) *Generator {
 	if deps.Logger == nil {
 		deps.Logger = zap.NewNop()
 	}
-	return &Generator{cfg: cfg, Deps: deps}
+	return &Generator{cfg: cfg, Deps: deps, tracing: newTracing(deps.Tracer)}
 }
 
 // run is the state of one request.
@@ -64,9 +68,10 @@ type run struct {
 	once     sync.Once // guards the call of sink.Admitted
 	admitErr error
 
-	mu         sync.Mutex // guards usage and the times
+	mu         sync.Mutex // guards the rest
 	usage      Usage
 	firstToken time.Time
+	finishes   []string // of the choices that ended
 }
 
 // job is one choice.
@@ -85,6 +90,14 @@ func (g *Generator) Run(ctx context.Context, req *Request, sink Sink) (*Usage, e
 	if req.Arrived.IsZero() {
 		req.Arrived = time.Now()
 	}
+	ctx, span := g.tracing.request(ctx, req)
+	u, err := r.run(ctx)
+	g.tracing.end(span, &r.usage, r.finishes, err)
+	return u, err
+}
+
+func (r *run) run(ctx context.Context) (*Usage, error) {
+	g, req := r.g, r.req
 	jobs, err := r.prepare(ctx)
 	if err != nil {
 		return nil, r.fail(ctx, err)
@@ -104,6 +117,7 @@ func (g *Generator) Run(ctx context.Context, req *Request, sink Sink) (*Usage, e
 		return nil, r.fail(ctx, err)
 	}
 	r.usage.Queue = time.Since(queued)
+	g.tracing.phase(ctx, "queue", queued, r.usage.Queue)
 	if len(jobs) == 1 {
 		err = r.serve(ctx, jobs[0], lane)
 	} else {
@@ -156,7 +170,9 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
-			r.usage.Compress += time.Since(began)
+			took := time.Since(began)
+			r.usage.Compress += took
+			r.g.tracing.phase(ctx, "compress", began, took)
 			r.usage.Compression = &c.Report
 			if c.Report.Applied {
 				tokens, thinking = c.Tokens, c.Thinking
@@ -229,6 +245,7 @@ func (r *run) add(c *Choice, s *stream) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	u := &r.usage
+	r.finishes = append(r.finishes, c.Finish)
 	u.CompletionTokens += c.Tokens.Total
 	u.ReasoningTokens += c.Tokens.Thinking
 	u.ToolTokens += c.Tokens.Tool
@@ -262,7 +279,9 @@ func (r *run) countCalls(ctx context.Context, c *Choice) {
 // serve runs one choice on lane and, when workers fail, on the lanes that replace it.
 func (r *run) serve(ctx context.Context, j job, lane *cluster.Lane) error {
 	s := &stream{r: r, job: j, emitter: r.newEmitter(j)}
+	admitted := time.Now()
 	c, err := s.run(ctx, lane)
+	r.g.tracing.choice(ctx, s, admitted)
 	if c != nil {
 		r.add(c, s)
 		r.countCalls(ctx, c)

@@ -55,9 +55,11 @@ type CompressionReport struct {
 
 // Request is a request of any dialect in its normal form.
 type Request struct {
-	ID      string // for workers and logs
-	Model   Model
-	Prompts []Prompt
+	ID string // for workers and logs
+	// ModelName is what answers call the model, for traces.
+	ModelName string
+	Model     Model
+	Prompts   []Prompt
 	// N is the number of choices of each prompt; choice k of prompt i has index i*N+k.
 	N        int
 	Sampling *tandemv1.Sampling

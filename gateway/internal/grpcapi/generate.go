@@ -83,7 +83,7 @@ func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *
 		}
 	}
 	req := &turn.Request{
-		ID: requestID(ctx), Arrived: time.Now(), N: 1, Sampling: sampling, MaxTokens: int(in.GetMaxTokens()),
+		ID: requestID(ctx), Model: m.Name, Arrived: time.Now(), N: 1, Sampling: sampling, MaxTokens: int(in.GetMaxTokens()),
 		MaxTokensGiven: in.GetMaxTokens() > 0, Stops: in.GetStop(), Speculation: in.GetSpeculation(), TopLogprobs: generate.NoLogprobs, Priority: 5,
 		Format: format(in.GetFormat()), CachePrompt: true,
 	}

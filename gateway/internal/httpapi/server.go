@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/responses"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.opentelemetry.io/otel/propagation"
 	"go.uber.org/zap"
 )
 
@@ -150,7 +151,9 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Request-Id", call.ID)
 	}
 	rt, name, id := s.find(r.URL.Path)
-	r = r.WithContext(turn.WithCall(r.Context(), call))
+	// The client's trace goes on, when it has one.
+	ctx := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
+	r = r.WithContext(turn.WithCall(ctx, call))
 	r.SetPathValue("id", id)
 	end := func(string) {}
 	if rt != nil && rt.access == accessKey && s.Metrics != nil {
