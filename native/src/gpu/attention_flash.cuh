@@ -159,15 +159,25 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   const AttentionRow first_row = a.row_plans[tile.row];
   const KvCache cache = a.caches[first_row.group];
   const bool mapped = tile.rows == 1 && first_row.n_tail > 0;  // else slots are positions
-  const auto copy_tile = [&](uint16_t* to, const void* from, int t) {
-    constexpr int kUnits = DIM / 8;  // of 16 bytes, a row
-#pragma unroll 4
-    for (int i = tid; i < kAttentionTile * kUnits; i += S::kThreads) {
-      const int key = i / kUnits, at = i % kUnits * 8, position = t * kAttentionTile + key;
-      const bool live = position < end;  // others become zero: finite, whatever weight they meet
-      const int32_t key_slot = !live ? 0 : mapped ? slot_of(first_row, a.tails, position) : position;
-      copy_async_16(to + key * S::kStride + at,
-                    static_cast<const uint16_t*>(from) + kv_index(a.kv, kv_head, key_slot) + at, live ? 16 : 0);
+  const int64_t head_begin = kv_index(a.kv, kv_head, 0);
+  const auto copy_tile = [&](uint16_t* to, const void* cache_rows, int t) {
+    constexpr int kUnits = DIM / 8;                    // of 16 bytes, a row
+    constexpr int kRowsAtOnce = S::kThreads / kUnits;  // that the block's threads cover
+    const int key = tid / kUnits, at = tid % kUnits * 8;
+    const uint16_t* from = static_cast<const uint16_t*>(cache_rows) + head_begin + at;
+    uint16_t* cell = to + key * S::kStride + at;
+    if (!mapped && (t + 1) * kAttentionTile <= end) {  // nearly always: addresses are steps from the first
+      from += int64_t{t * kAttentionTile + key} * DIM;
+#pragma unroll
+      for (int i = 0; i < kAttentionTile; i += kRowsAtOnce) copy_async_16(cell + i * S::kStride, from + i * DIM);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kAttentionTile; i += kRowsAtOnce) {
+        const int position = t * kAttentionTile + key + i;
+        const bool live = position < end;  // others become zero: finite, whatever weight they meet
+        const int32_t key_slot = !live ? 0 : mapped ? slot_of(first_row, a.tails, position) : position;
+        copy_async_16(cell + i * S::kStride, from + int64_t{key_slot} * DIM, live ? 16 : 0);
+      }
     }
     copy_async_commit();
   };
@@ -216,8 +226,8 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   // row needs.
   const int live_queries = queries - wm * MT * 16;
   const auto for_live = [&](const auto& work_on) {
-    if (live_queries > 16) {
-      work_on(std::integral_constant<int, MT>());
+    if (MT == 1 || live_queries > 16) {
+      if (live_queries > 0) work_on(std::integral_constant<int, MT>());
     } else if (live_queries > 0) {
       work_on(std::integral_constant<int, 1>());
     }
