@@ -145,6 +145,22 @@ func askStream(t *testing.T, c *client.Client, body map[string]any) toolAnswer {
 	return out
 }
 
+// checkPrompt: the request renders to the golden prompt, byte for byte.
+func checkPrompt(t *testing.T, c *client.Client, body map[string]any, want string) {
+	t.Helper()
+	raw, err := c.Post(t.Context(), "/apply-template", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v struct{ Prompt string }
+	if err := json.Unmarshal(raw, &v); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(want, v.Prompt); d != "" {
+		t.Errorf("prompt: %s", d)
+	}
+}
+
 // TestToolCalls: the demonstration models call tools through the chat endpoint, whole and streamed alike, and go on with a result.
 func TestToolCalls(t *testing.T) {
 	_, c := demo(t)
@@ -155,6 +171,7 @@ func TestToolCalls(t *testing.T) {
 		}
 		all++
 		body, want := toolCase(t, g)
+		checkPrompt(t, c, body, g.Prompt)
 		whole, streamed := ask(t, c, body), askStream(t, c, body)
 		got := whole
 		for i := range whole.Calls {
