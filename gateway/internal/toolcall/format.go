@@ -4,7 +4,7 @@ package toolcall
 type Format uint8
 
 const (
-	NoFormat      Format = iota
+	_             Format = iota
 	QwenXML              // F1
 	BareXML              // F2
 	Signature            // F3

@@ -108,7 +108,7 @@ func (s *Service) Render(m *model.Model, req *Request) (*model.Rendered, error) 
 	if err != nil {
 		return nil, err
 	}
-	return Render(m, conv)
+	return render(m, conv)
 }
 
 // Thinking resolves the switch of a request.
@@ -126,8 +126,8 @@ func (s *Service) conversation(m *model.Model, req *Request) (*chat.Conversation
 	return conv, nil
 }
 
-// Render renders a conversation; template errors are answers.
-func Render(m *model.Model, conv *chat.Conversation) (*model.Rendered, error) {
+// render renders a conversation; template errors are answers.
+func render(m *model.Model, conv *chat.Conversation) (*model.Rendered, error) {
 	r, err := m.Render(conv)
 	var te *chattemplate.Error
 	if errors.As(err, &te) {
@@ -142,7 +142,7 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 	if err != nil {
 		return nil, err
 	}
-	rendered, err := Render(m, conv)
+	rendered, err := render(m, conv)
 	if err != nil {
 		return nil, err
 	}
