@@ -3,6 +3,7 @@ package app
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -154,16 +155,20 @@ func (a *App) Run(ctx context.Context) error {
 }
 
 func (a *App) serveHTTP() error {
-	var err error
+	listener := httpapi.Listener(a.httpLis)
 	if a.cfg.TLSCert != "" {
-		err = a.httpServer.ServeTLS(a.httpLis, a.cfg.TLSCert, a.cfg.TLSKey)
-	} else {
-		err = a.httpServer.Serve(httpapi.Listener(a.httpLis))
+		pair, err := tls.LoadX509KeyPair(a.cfg.TLSCert, a.cfg.TLSKey)
+		if err != nil {
+			return fmt.Errorf("--tls-cert: %w", err)
+		}
+		listener = httpapi.TLSListener(a.httpLis, &tls.Config{
+			Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2", "http/1.1"},
+		}, seconds(a.cfg.StallTimeoutS))
 	}
-	if errors.Is(err, http.ErrServerClosed) {
-		return nil
+	if err := a.httpServer.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
 	}
-	return err
+	return nil
 }
 
 // shutdown ends the ports in order: no new work, running work within the grace time, cancelled work within a moment.

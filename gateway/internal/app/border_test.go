@@ -1,6 +1,7 @@
 package app
 
 import (
+	"bufio"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -8,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"io"
 	"math/big"
 	"net"
 	"net/http"
@@ -105,7 +107,7 @@ func certificate(t *testing.T) (cert, key string, pool *x509.CertPool) {
 // TestTLS: streams, errors and limits are the same behind TLS, over HTTP/1.1 and HTTP/2.
 func TestTLS(t *testing.T) {
 	cert, key, pool := certificate(t)
-	r := start(t, func(c *Config) { c.TLSCert, c.TLSKey = cert, key })
+	r := start(t, func(c *Config) { c.TLSCert, c.TLSKey, c.StallTimeoutS = cert, key, 1 })
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("behind a lock", 1)})
 	r.url = strings.Replace(r.url, "http:", "https:", 1)
 	for major, http2 := range map[int]bool{1: false, 2: true} {
@@ -135,4 +137,32 @@ func TestTLS(t *testing.T) {
 			}
 		})
 	}
+	// What is refused before there is a request.
+	for send, want := range map[string]string{
+		"GET /health HTTP/1.1\r\nHost: x\r\nX-Half":                                         "408 Request Timeout",
+		"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + strings.Repeat("a", 1<<20) + "\r\n": "431 Request Header Fields Too Large",
+	} {
+		conn, err := tls.Dial("tcp", strings.TrimPrefix(r.url, "https://"), &tls.Config{RootCAs: pool})
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { _, _ = io.WriteString(conn, send) }()
+		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		conn.Close()
+		if resp.Status != want || !strings.HasPrefix(string(body), `{"error":`) {
+			t.Errorf("%s %s, want %s", resp.Status, body, want)
+		}
+	}
+	// A client that does not know about TLS is told.
+	if resp, err := http.Get(strings.Replace(r.url, "https:", "http:", 1) + "/health"); err != nil || resp.StatusCode != http.StatusBadRequest {
+		t.Errorf("plain HTTP: %v, %v", resp, err)
+	} else {
+		resp.Body.Close()
+	}
+	http.DefaultClient.CloseIdleConnections()
 }

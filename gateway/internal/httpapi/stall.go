@@ -16,8 +16,8 @@ import (
 )
 
 // Listener gives answers before any handler runs the shape of all others: clients that stop in the middle of a request's headers
-// get 408, where net/http itself only closes, and what net/http refuses as plain text is refused as JSON. It is for plain HTTP:
-// behind TLS the bytes are not readable here.
+// get 408, where net/http itself only closes, and what net/http refuses as plain text is refused as JSON. It is for plain HTTP;
+// TLSListener does the same behind TLS.
 func Listener(l net.Listener) net.Listener { return stallListener{l} }
 
 type stallListener struct{ net.Listener }
