@@ -41,23 +41,48 @@ endif()
 tnd_objects(tandem_emu_objects ${parts})
 tnd_library(tandem_emu tandem_emu_objects)
 
-function(tnd_emu_test name source)
+# tnd_gpu_test(name source vendor [argument...]) makes a test program of a backend.
+function(tnd_gpu_test name source vendor)
   add_executable(${name} ${source})
   target_include_directories(${name} PRIVATE tests)
-  target_compile_definitions(${name} PRIVATE TND_GPU_EMU TND_TESTDATA="${CMAKE_CURRENT_SOURCE_DIR}/tests/testdata"
+  target_compile_definitions(${name} PRIVATE TND_TESTDATA="${CMAKE_CURRENT_SOURCE_DIR}/tests/testdata"
     TND_ROOT="${CMAKE_CURRENT_SOURCE_DIR}/..")
-  target_compile_options(${name} PRIVATE ${TND_EMU_OPTIONS})
-  target_link_libraries(${name} PRIVATE tandem_emu_objects)
-  add_test(NAME ${name} COMMAND ${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE tandem_${vendor}_objects)
+  if(vendor STREQUAL emu)
+    target_compile_definitions(${name} PRIVATE TND_GPU_EMU)
+    target_compile_options(${name} PRIVATE ${TND_EMU_OPTIONS})
+    add_test(NAME ${name} COMMAND ${name} ${ARGN})
+  else()
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON LINKER_LANGUAGE CXX)
+    add_dependencies(tandem_${vendor}_tests ${name})
+  endif()
 endfunction()
+
+# The engine's tests, which open models through the C ABI or make_backend(nullptr). Under the emulation some are too slow
+# to be run whole: the cases that follow a name are.
+set(TND_ENGINE_TESTS engine_test engine_errors_test model_test dflash_test dflash_golden_test)
 
 file(GLOB tests CONFIGURE_DEPENDS tests/gpu_*_test.cpp)
 foreach(source IN LISTS tests)
   get_filename_component(name ${source} NAME_WE)
-  tnd_emu_test(${name} ${source})
+  tnd_gpu_test(${name} ${source} emu)
+endforeach()
+foreach(name IN LISTS TND_ENGINE_TESTS)
+  tnd_gpu_test(emu_${name} tests/${name}.cpp emu)
 endforeach()
 
-# The engine's tests, which open models through the C ABI or make_backend(nullptr).
-foreach(name engine_test engine_errors_test model_test dflash_test dflash_golden_test)
-  tnd_emu_test(emu_${name} tests/${name}.cpp)
+# The same programs for a device, by name: cmake --build native/build --target tandem_cuda_tests.
+foreach(vendor cuda hip)
+  if(TARGET tandem_${vendor}_objects)
+    add_custom_target(tandem_${vendor}_tests)
+    foreach(name IN LISTS TND_ENGINE_TESTS)
+      tnd_gpu_test(${vendor}_${name} tests/${name}.cpp ${vendor})
+    endforeach()
+    foreach(source IN LISTS tests)
+      get_filename_component(name ${source} NAME_WE)
+      if(NOT name STREQUAL gpu_emu_test)
+        tnd_gpu_test(${vendor}_${name} ${source} ${vendor})
+      endif()
+    endforeach()
+  endif()
 endforeach()

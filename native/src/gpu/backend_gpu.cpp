@@ -78,6 +78,13 @@ void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
 
 // ---- transfers
 
+void GpuBackend::copy(void* dst, const void* src, uint64_t bytes) {
+  CopyArgs& args = recorder_.add(launch_copy);
+  args.dst = dst;
+  args.src = src;
+  args.bytes = bytes;
+}
+
 void GpuBackend::upload(float* dst, const float* src, int64_t n) {
   const uint64_t bytes = static_cast<uint64_t>(n) * sizeof(float);
   if (bytes == 0) return;
@@ -86,14 +93,13 @@ void GpuBackend::upload(float* dst, const float* src, int64_t n) {
     return;
   }
   if (!recorder_.reserve(Recorder::padded(bytes))) return;
-  recorder_.add(launch_copy, CopyArgs{dst, recorder_.put(src, static_cast<size_t>(n)), bytes});
+  copy(dst, recorder_.put(src, static_cast<size_t>(n)), bytes);
 }
 
 void GpuBackend::zero(float* dst, int64_t n) {
-  auto args = FillArgs();
+  FillArgs& args = recorder_.add(launch_fill);
   args.dst = dst;
   args.bytes = static_cast<uint64_t>(n) * sizeof(float);
-  recorder_.add(launch_fill, args);
 }
 
 void GpuBackend::download(float* host, const float* src, int64_t n) {
@@ -104,7 +110,7 @@ void GpuBackend::download(float* host, const float* src, int64_t n) {
     return;
   }
   if (!recorder_.reserve(0, Recorder::padded(bytes))) return;
-  recorder_.add(launch_copy, CopyArgs{recorder_.result(host, bytes), src, bytes});
+  copy(recorder_.result(host, bytes), src, bytes);
 }
 
 void GpuBackend::download_bf16(uint16_t* host, const float* src, int64_t n) {
@@ -113,99 +119,94 @@ void GpuBackend::download_bf16(uint16_t* host, const float* src, int64_t n) {
     const int64_t count = std::min(most, n - at);
     const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(uint16_t);
     if (!recorder_.reserve(0, Recorder::padded(bytes))) return;
-    recorder_.add(launch_round_bf16,
-                  RoundArgs{src + at, static_cast<uint16_t*>(recorder_.result(host + at, bytes)), count});
+    RoundArgs& args = recorder_.add(launch_round_bf16);
+    args.src = src + at;
+    args.dst = static_cast<uint16_t*>(recorder_.result(host + at, bytes));
+    args.n = count;
   }
 }
 
 void GpuBackend::copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, float* dst, int64_t dst_stride) {
   if (rows.empty() || !recorder_.reserve(Recorder::padded(rows.size_bytes()))) return;
-  auto args = CopyRowsArgs();
+  CopyRowsArgs& args = recorder_.add(launch_copy_rows);
   args.src = x;
   args.rows = recorder_.put(rows);
   args.n = static_cast<int32_t>(rows.size());
   args.dim = dim;
   args.dst = dst;
   args.dst_stride = dst_stride;
-  recorder_.add(launch_copy_rows, args);
 }
 
 // ---- rows
 
 void GpuBackend::embed(const Matrix& table, std::span<const int32_t> tokens, float* x) {
   if (!recorder_.reserve(Recorder::padded(tokens.size_bytes()))) return;
-  auto args = EmbedArgs();
+  EmbedArgs& args = recorder_.add(launch_embed);
   args.table = static_cast<const GpuMatrix&>(table).weight;
   args.tokens = recorder_.put(tokens);
   args.rows = static_cast<int32_t>(tokens.size());
   args.y = x;
   args.y_stride = table.k;
-  recorder_.add(launch_embed, args);
 }
 
 namespace {
 
-NormArgs norm_args(const float* x, const float* w, float eps, int rows, int64_t dim) {
-  auto args = NormArgs();
+void fill_norm(NormArgs& args, const float* x, const float* w, float eps, int rows, int64_t dim) {
   args.x = x;
   args.x_stride = dim;
   args.w = w;
   args.eps = eps;
   args.rows = rows;
   args.dim = static_cast<int>(dim);
-  return args;
 }
 
 }  // namespace
 
 void GpuBackend::norm(const float* x, const float* w, float eps, int rows, int64_t dim, InputForms forms, Acts* out) {
-  NormArgs args = norm_args(x, w, eps, rows, dim);
+  NormArgs& args = recorder_.add(launch_norm);
+  fill_norm(args, x, w, eps, rows, dim);
   args.acts = static_cast<GpuActs*>(out)->view;
   args.forms = forms;
-  recorder_.add(launch_norm, args);
 }
 
 void GpuBackend::norm_rows(const float* x, const float* w, float eps, int rows, int64_t dim, float* y) {
-  NormArgs args = norm_args(x, w, eps, rows, dim);
+  NormArgs& args = recorder_.add(launch_norm);
+  fill_norm(args, x, w, eps, rows, dim);
   args.y = y;
-  recorder_.add(launch_norm, args);
 }
 
 void GpuBackend::prepare(const float* x, int64_t stride, int rows, int64_t dim, InputForms forms, Acts* out) {
-  auto args = PrepareArgs();
+  PrepareArgs& args = recorder_.add(launch_prepare);
   args.x = x;
   args.x_stride = stride;
   args.rows = rows;
   args.k = static_cast<int32_t>(dim);
   args.forms = forms;
   args.acts = static_cast<GpuActs*>(out)->view;
-  recorder_.add(launch_prepare, args);
 }
 
 void GpuBackend::matmul(std::span<const Product> products, const Acts& in, int rows) {
-  auto group = MatmulGroup();
-  group.rows = rows;
-  group.acts = static_cast<const GpuActs&>(in).view;
-  group.scratch = matmul_scratch_;
-  group.processors = info_.processors;
-  group.shared_per_block = info_.shared_per_block;
   for (size_t first = 0; first < products.size(); first += kMaxProducts) {
+    MatmulGroup& group = recorder_.add(launch_matmul);
+    group.rows = rows;
+    group.acts = static_cast<const GpuActs&>(in).view;
+    group.scratch = matmul_scratch_;
+    group.processors = info_.processors;
+    group.shared_per_block = info_.shared_per_block;
     group.count = static_cast<int32_t>(std::min<size_t>(kMaxProducts, products.size() - first));
-    for (int i = 0; i < kMaxProducts; ++i) {
-      group.products[i] = MatmulProduct();
-      if (i >= group.count) continue;
+    for (int i = 0; i < group.count; ++i) {
       const Product& p = products[first + static_cast<size_t>(i)];
-      group.products[i].w = static_cast<const GpuMatrix*>(p.w)->weight;
-      group.products[i].y = p.y;
-      group.products[i].residual = p.residual;
-      group.products[i].y_stride = p.y_stride;
+      MatmulProduct& to = group.products[i];
+      to.w = static_cast<const GpuMatrix*>(p.w)->weight;
+      to.y = p.y;
+      to.residual = p.residual;
+      to.y_stride = p.y_stride;
     }
-    recorder_.add(launch_matmul, group);
   }
 }
 
 void GpuBackend::swiglu(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out) {
-  auto args = SwigluArgs();
+  SwigluArgs& args = recorder_.add(launch_swiglu);
   args.gate = gate;
   args.up = up;
   args.stride = dim;
@@ -213,7 +214,6 @@ void GpuBackend::swiglu(const float* gate, const float* up, int rows, int64_t di
   args.dim = static_cast<int>(dim);
   args.acts = static_cast<GpuActs*>(out)->view;
   args.forms = forms;
-  recorder_.add(launch_swiglu, args);
 }
 
 // ---- gated DeltaNet
@@ -234,27 +234,27 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
                          Recorder::padded(delta_groups_.size() * sizeof(DeltaStepGroup)))) {
     return;
   }
-  auto args = DeltaArgs();
-  args.w = w;
-  args.io = io;
-  args.rows = rows;
-  args.groups = static_cast<int>(groups.size());
-  args.row_plans = recorder_.put(delta_.rows.data(), delta_.rows.size());
-  args.group_plans = recorder_.put(delta_groups_.data(), delta_groups_.size());
-  args.conv = conv_;
-  args.gates = gates_;
-  args.mixed = rows_;
-  args.saved = saved_;
-  args.state_slots = limits_.state_slots;
-  args.shared_per_block = info_.shared_per_block;
-  recorder_.add(launch_delta_conv, args);
-  const DeltaStepGroup* all = args.group_plans;
+  const DeltaStepRow* row_plans = recorder_.put(delta_.rows.data(), delta_.rows.size());
+  const DeltaStepGroup* group_plans = recorder_.put(delta_groups_.data(), delta_groups_.size());
+  const auto fill = [&](DeltaArgs& args, size_t first, size_t count) {
+    args.w = w;
+    args.io = io;
+    args.rows = rows;
+    args.groups = static_cast<int>(count);
+    args.row_plans = row_plans;
+    args.group_plans = group_plans + first;
+    args.conv = conv_;
+    args.gates = gates_;
+    args.mixed = rows_;
+    args.saved = saved_;
+    args.state_slots = limits_.state_slots;
+    args.shared_per_block = info_.shared_per_block;
+  };
+  fill(recorder_.add(launch_delta_conv), 0, groups.size());
   for (size_t first = 0; first < groups.size(); first += kDeltaGroups) {
-    args.group_plans = all + first;
-    args.groups = static_cast<int>(std::min<size_t>(kDeltaGroups, groups.size() - first));
-    recorder_.add(launch_delta_recur, args);
+    fill(recorder_.add(launch_delta_recur), first, std::min<size_t>(kDeltaGroups, groups.size() - first));
   }
-  auto norm = GatedNormArgs();
+  GatedNormArgs& norm = recorder_.add(launch_gated_norm);
   norm.o = rows_;
   norm.w = w.norm;
   norm.z = io.z;
@@ -263,7 +263,6 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
   norm.heads = w.shape.nv;
   norm.acts = static_cast<GpuActs*>(out)->view;
   norm.forms = forms;
-  recorder_.add(launch_gated_norm, norm);
 }
 
 // Lists are as long as the longest path, so that commits of any length are one graph.
@@ -276,14 +275,13 @@ void GpuBackend::delta_commit(const DeltaShape& shape, std::span<const DeltaStat
   numbers_.assign(kMaxPath, 0);
   std::copy(path.begin(), path.end(), numbers_.begin());
   const int32_t count = static_cast<int32_t>(path.size());
-  auto args = DeltaCommitArgs();
+  DeltaCommitArgs& args = recorder_.add(launch_delta_commit);
   args.shape = shape;
   args.layers = static_cast<int>(states.size());
   args.states = recorder_.put(states);
   args.replay = recorder_.put(replay);
   args.path = recorder_.put(numbers_.data(), numbers_.size());
   args.count = recorder_.put(&count, 1);
-  recorder_.add(launch_delta_commit, args);
 }
 
 // ---- attention
@@ -313,7 +311,9 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   if (!recorder_.reserve(need(step.rows) + need(step.tails) + need(step.bulk) + need(step.tail) + need(caches_)))
     return;
 
-  auto heads = HeadsArgs();
+  const AttentionRow* row_plans = recorder_.put(step.rows.data(), step.rows.size());
+  const KvCache* caches = recorder_.put(caches_.data(), caches_.size());
+  HeadsArgs& heads = recorder_.add(launch_heads);
   heads.kv = w.kv;
   heads.q_heads = w.q_heads;
   heads.rope_dims = w.rope_dims;
@@ -322,24 +322,23 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   heads.q_norm = w.q_norm;
   heads.k_norm = w.k_norm;
   heads.rows = rows;
-  heads.row_plans = recorder_.put(step.rows.data(), step.rows.size());
-  heads.caches = recorder_.put(caches_.data(), caches_.size());
+  heads.row_plans = row_plans;
+  heads.caches = caches;
   heads.rope = plan.rope;
   heads.q = io.q;
   heads.q_out = query_;
   heads.k = io.k;
   heads.v = io.v;
-  recorder_.add(launch_heads, heads);
   if (io.q == nullptr) return;
 
-  auto args = AttentionArgs();
+  AttentionArgs& args = recorder_.add(launch_attention);
   args.mode = attention_mode(w.kv, info_);
   args.kv = w.kv;
   args.q_heads = w.q_heads;
   args.scale = w.scale;
   args.rows = rows;
-  args.caches = heads.caches;
-  args.row_plans = heads.row_plans;
+  args.caches = caches;
+  args.row_plans = row_plans;
   args.tails = recorder_.put(step.tails.data(), step.tails.size());
   args.bulk = recorder_.put(step.bulk.data(), step.bulk.size());
   args.tail = recorder_.put(step.tail.data(), step.tail.size());
@@ -359,7 +358,6 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   args.shared_per_block = info_.shared_per_block;
   args.acts = static_cast<GpuActs*>(out)->view;
   args.forms = forms;
-  recorder_.add(launch_attention, args);
 }
 
 void GpuBackend::kv_move(const KvShape& shape, std::span<const KvCache> caches, std::span<const int32_t> from,
@@ -368,7 +366,7 @@ void GpuBackend::kv_move(const KvShape& shape, std::span<const KvCache> caches, 
   const uint64_t list = Recorder::padded(kMaxPath * sizeof(int32_t));
   if (!recorder_.reserve(Recorder::padded(caches.size_bytes()) + 2 * list + Recorder::padded(sizeof(int32_t)))) return;
   const int32_t count = static_cast<int32_t>(from.size());
-  auto args = KvMoveArgs();
+  KvMoveArgs& args = recorder_.add(launch_kv_move);
   args.shape = shape;
   args.caches = recorder_.put(caches);
   args.n_caches = static_cast<int>(caches.size());
@@ -380,7 +378,6 @@ void GpuBackend::kv_move(const KvShape& shape, std::span<const KvCache> caches, 
   args.from = padded(from);
   args.to = padded(to);
   args.count = recorder_.put(&count, 1);
-  recorder_.add(launch_kv_move, args);
 }
 
 uint64_t GpuBackend::kv_bytes(const KvShape& shape, bool keys) const {
@@ -395,15 +392,15 @@ void GpuBackend::kv_export(const KvShape& shape, const KvCache& cache, int32_t n
   const uint64_t row = kv_row_size(shape);
   const int32_t most = static_cast<int32_t>(std::max<uint64_t>(recorder_.result_capacity() / 2 / row, 1));
   for (int32_t slot = 0; slot < n; slot += most) {
-    auto args = KvRowsArgs();
+    const int32_t count = std::min(most, n - slot);
+    const uint64_t bytes = static_cast<uint64_t>(count) * row;
+    if (!recorder_.reserve(0, Recorder::padded(bytes))) return;
+    KvRowsArgs& args = recorder_.add(launch_kv_export);
     args.shape = shape;
     args.cache = cache;
     args.slot = slot;
-    args.n = std::min(most, n - slot);
-    const uint64_t bytes = static_cast<uint64_t>(args.n) * row;
-    if (!recorder_.reserve(0, Recorder::padded(bytes))) return;
+    args.n = count;
     args.rows = recorder_.result(static_cast<uint8_t*>(host) + static_cast<uint64_t>(slot) * row, bytes);
-    recorder_.add(launch_kv_export, args);
   }
 }
 
@@ -411,16 +408,16 @@ void GpuBackend::kv_import(const KvShape& shape, const KvCache& cache, int32_t n
   const uint64_t row = kv_row_size(shape);
   const int32_t most = static_cast<int32_t>(std::max<uint64_t>(recorder_.plan_capacity() / 2 / row, 1));
   for (int32_t slot = 0; slot < n; slot += most) {
-    auto args = KvRowsArgs();
+    const int32_t count = std::min(most, n - slot);
+    const uint64_t bytes = static_cast<uint64_t>(count) * row;
+    if (!recorder_.reserve(Recorder::padded(bytes))) return;
+    KvRowsArgs& args = recorder_.add(launch_kv_import);
     args.shape = shape;
     args.cache = cache;
     args.slot = slot;
-    args.n = std::min(most, n - slot);
-    const uint64_t bytes = static_cast<uint64_t>(args.n) * row;
-    if (!recorder_.reserve(Recorder::padded(bytes))) return;
+    args.n = count;
     const auto* from = static_cast<const uint8_t*>(host) + static_cast<uint64_t>(slot) * row;
     args.rows = const_cast<uint8_t*>(recorder_.put(from, bytes));
-    recorder_.add(launch_kv_import, args);
   }
 }
 

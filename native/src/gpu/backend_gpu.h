@@ -81,6 +81,7 @@ class GpuBackend final : public Backend {
   // to_device and to_host move any number of bytes through the staging buffer, in order with what is recorded.
   void to_device(void* dst, const void* host, uint64_t bytes);
   void to_host(void* host, const void* src, uint64_t bytes);
+  void copy(void* dst, const void* src, uint64_t bytes);
   void head_rows(const HeadArgs& args, const HeadRow* rows, int n);
   void choose_rows(const HeadArgs& args, const HeadRow* rows, int n);
   ChooseRow plan_choice(const HeadRow& row);

@@ -72,7 +72,7 @@ void GpuBackend::choose_rows(const HeadArgs& args, const HeadRow* rows, int n) {
       choices_.push_back(c);
     }
     if (anything) {
-      auto choose = ChooseArgs();
+      ChooseArgs& choose = recorder_.add(launch_choose);
       choose.logits = logits_ + first * logits_stride_;
       choose.stride = logits_stride_;
       choose.vocab = static_cast<int32_t>(vocab);
@@ -80,7 +80,6 @@ void GpuBackend::choose_rows(const HeadArgs& args, const HeadRow* rows, int n) {
       choose.plans = recorder_.put(choices_.data(), choices_.size());
       choose.never = args.never != nullptr ? recorder_.put(args.never, words) : nullptr;
       choose.scratch = choose_scratch_;
-      recorder_.add(launch_choose, choose);
     }
     first += count;
   }

@@ -106,8 +106,7 @@ void Recorder::scatter(void* host, const void* part, uint64_t bytes) {
   downloads_.push_back(Download{host, static_cast<uint64_t>(static_cast<const uint8_t*>(part) - results_), bytes});
 }
 
-void Recorder::append(const Call& call, const void* args, size_t bytes) {
-  if (stream_->failed()) return;
+void* Recorder::append(const Call& call, const void* args, size_t bytes) {
   struct Head {
     Call call;
     uint64_t words;
@@ -119,6 +118,7 @@ void Recorder::append(const Call& call, const void* args, size_t bytes) {
   const Head head{call, words};
   std::memcpy(&list_[at], &head, sizeof head);
   std::memcpy(&list_[at + 2], args, bytes);
+  return &list_[at + 2];
 }
 
 void Recorder::run_list(const std::vector<Word>& list) {

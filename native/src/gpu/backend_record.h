@@ -61,13 +61,14 @@ class Recorder {
   // scatter hands out a part of what result returned (host nullptr there) to a place of its own.
   void scatter(void* host, const void* part, uint64_t bytes);
 
-  // add records operation(stream, args). Arguments begin as T(), which also zeroes their padding: bytes that mean
-  // nothing would make equal operations look different (and __builtin_clear_padding of gcc 12 clears too much in
-  // arrays).
+  // add records operation(stream, arguments) and returns the arguments, with their defaults, to be filled in before the
+  // next call. They are filled in place because lists are compared as bytes: a local object that is copied may bring
+  // along padding that differs from step to step.
   template <typename A>
-  void add(void (*operation)(Stream&, const A&), const A& args) {
+  A& add(void (*operation)(Stream&, const A&)) {
     static_assert(std::is_trivially_copyable_v<A> && alignof(A) <= kWord);
-    append(Call{&invoke<A>, reinterpret_cast<void (*)()>(operation)}, &args, sizeof args);
+    static constinit const A kDefault{};  // static: its padding is zero
+    return *static_cast<A*>(append(Call{&invoke<A>, reinterpret_cast<void (*)()>(operation)}, &kDefault, sizeof(A)));
   }
 
   // flush runs everything recorded and waits for it; makes the device current. Failures stay in the stream.
@@ -106,7 +107,7 @@ class Recorder {
     reinterpret_cast<void (*)(Stream&, const A&)>(operation)(stream, *static_cast<const A*>(args));
   }
   const void* put_bytes(const void* data, uint64_t bytes);
-  void append(const Call& call, const void* args, size_t bytes);
+  void* append(const Call& call, const void* args, size_t bytes);
   void run_list(const std::vector<Word>& list);
   void submit();
 

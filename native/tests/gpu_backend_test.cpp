@@ -1,0 +1,141 @@
+// The GPU backend as a whole: names of devices, memory, transfers of every size, and the step as a replayed graph.
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "core/fp.h"
+#include "engine_util.h"
+#include "gpu/backend_gpu.h"
+#include "harness.h"
+
+using namespace tnd;
+using namespace tnd::test;
+
+namespace {
+
+Status open(const char* name) {
+  std::unique_ptr<Backend> backend;
+  return make_backend(name, 1, &backend);
+}
+
+TEST(devices_are_named) {
+  const std::string api = gpu::api_name();
+  CHECK_OK(open(nullptr));
+  CHECK_OK(open(""));
+  CHECK_OK(open(api.c_str()));
+  CHECK_OK(open((api + ":0").c_str()));
+  for (const char* wrong : {"cpu", "metal:0", ":0"}) {
+    const Status s = open(wrong);
+    CHECK_EQ(s.code(), TND_INVALID_ARGUMENT);
+    CHECK_MSG(s.message().find("\"" + std::string(wrong) + "\": there is") != std::string::npos, s.message());
+  }
+  for (const std::string& wrong : {api + ":", api + ":0x", api + ":-1", api + ":99", api + " :0"}) {
+    CHECK_EQ(open(wrong.c_str()).code(), TND_INVALID_ARGUMENT);
+  }
+  std::unique_ptr<Backend> backend;
+  CHECK_EQ(make_backend(nullptr, -1, &backend).code(), TND_INVALID_ARGUMENT);
+}
+
+TEST(memory_is_zeroed_and_counted) {
+  std::unique_ptr<Backend> backend;
+  CHECK_OK(make_backend(nullptr, 1, &backend));
+  CHECK(backend->free_bytes() > (1u << 20));
+  constexpr int64_t kFloats = 100001;
+  void* base = nullptr;
+  CHECK_OK(backend->allocate(kFloats * sizeof(float), &base));
+  std::vector<float> host(kFloats, 1.0f);
+  backend->download(host.data(), static_cast<float*>(base), kFloats);
+  CHECK_OK(backend->sync());
+  for (const float v : host) REQUIRE(v == 0.0f);
+  backend->release(base);
+  void* none = nullptr;
+  const Status s = backend->allocate(uint64_t{1} << 52, &none);
+  CHECK_EQ(s.code(), TND_RESOURCE_EXHAUSTED);
+}
+
+// Transfers below and above the buffers of a step, in order with operations and with each other.
+TEST(transfers_keep_their_order) {
+  std::unique_ptr<Backend> backend;
+  CHECK_OK(make_backend(nullptr, 1, &backend));
+  constexpr int64_t kMost = 6 << 20;
+  void* base = nullptr;
+  CHECK_OK(backend->allocate(2 * kMost * sizeof(float), &base));
+  float* const a = static_cast<float*>(base);
+  float* const b = a + kMost;
+  ScratchLimits limits;
+  limits.rows = 16;
+  limits.max_k = 64;
+  Arena measured;
+  backend->plan_scratch(measured, limits);
+  void* scratch = nullptr;
+  CHECK_OK(backend->allocate(measured.total(), &scratch));
+  Arena arena(scratch, measured.total());
+  backend->plan_scratch(arena, limits);
+
+  Rng rng(3);
+  for (const int64_t n : {int64_t{1}, int64_t{1000}, int64_t{200000}, kMost}) {
+    std::vector<float> x(static_cast<size_t>(n)), y(x.size()), z(x.size());
+    for (float& v : x) v = rng.uniform(-1, 1);
+    std::vector<uint16_t> rounded(x.size());
+    const std::vector<int32_t> rows{0};
+    backend->upload(a, x.data(), n);
+    backend->copy_rows(a, n, rows, b, n);
+    backend->zero(a, (n + 1) / 2);
+    backend->download(y.data(), a, n);
+    backend->download(z.data(), b, n);
+    backend->download_bf16(rounded.data(), b, n);
+    CHECK_OK(backend->sync());
+    CHECK(same_bits(x, z));
+    for (int64_t i = 0; i < n; ++i) {
+      const size_t at = static_cast<size_t>(i);
+      REQUIRE(y[at] == (i < (n + 1) / 2 ? 0.0f : x[at]));
+      REQUIRE(rounded[at] == f32_to_bf16(x[at]));
+    }
+  }
+  backend->release(scratch);
+  backend->release(base);
+}
+
+// Decode steps and commits of one engine are graphs from their second time on; a graph gives what the launches give.
+TEST(repeated_steps_are_graphs) {
+  std::unique_ptr<Backend> made;
+  CHECK_OK(make_backend(nullptr, 1, &made));
+  auto* backend = static_cast<gpu::GpuBackend*>(made.get());
+  void* base = nullptr;
+  constexpr int kDim = 64, kRows = 5;
+  CHECK_OK(backend->allocate(1 << 16, &base));
+  float* const x = static_cast<float*>(base);
+  ScratchLimits limits;
+  limits.rows = kRows;
+  limits.max_k = kDim;
+  Arena measured;
+  backend->plan_scratch(measured, limits);
+  void* scratch = nullptr;
+  CHECK_OK(backend->allocate(measured.total(), &scratch));
+  Arena arena(scratch, measured.total());
+  backend->plan_scratch(arena, limits);
+  Rng rng(9);
+  for (int round = 0; round < 4; ++round) {
+    std::vector<float> in(kDim * kRows), out(in.size());
+    for (float& v : in) v = rng.uniform(-1, 1);
+    std::vector<int32_t> rows(kRows);
+    for (int32_t& r : rows) r = static_cast<int32_t>(rng.below(kRows));
+    float* const y = x + kDim * kRows;
+    backend->upload(x, in.data(), kDim * kRows);
+    backend->copy_rows(x, kDim, rows, y, kDim);
+    backend->download(out.data(), y, kDim * kRows);
+    CHECK_OK(backend->sync());
+    for (int i = 0; i < kRows * kDim; ++i) {
+      REQUIRE(out[static_cast<size_t>(i)] ==
+              in[static_cast<size_t>(rows[static_cast<size_t>(i / kDim)] * kDim + i % kDim)]);
+    }
+  }
+  CHECK_EQ(backend->recorder().graph_runs(), 3u);
+  CHECK_EQ(backend->recorder().last_nodes(), 3);
+  backend->release(scratch);
+  backend->release(base);
+}
+
+}  // namespace
+
+TEST_MAIN()
