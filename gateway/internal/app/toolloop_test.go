@@ -128,6 +128,7 @@ func TestGuides(t *testing.T) {
 		`"grammar":"root ::= ("`:                    "grammar",
 		weatherTool + `,"grammar":"root ::= \"x\""`: "grammar",
 		`"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"object","properties":{"a":{"not":{}}}}}}`: "response_format.json_schema.schema.properties.a.not",
+		`"response_format":{"type":"json_schema","json_schema":{"schema":{"anyOf":[{"$ref":"#"},{"type":"null"}]}}}`:        "response_format.json_schema.schema",
 		strings.Replace(strict, `"days":{"type":"integer"}`, `"days":{"type":"integer","multipleOf":2}`, 1):                 "tools[0].function.parameters.properties.days.multipleOf",
 	} {
 		if a := r.post("/v1/chat/completions", chatBody(more)); a.status != 400 || at(a.json(t), "error", "param") != param {

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
-// contentGap is what a model may put before its content: the line ends behind reasoning.
+// contentGap is what a model may put between its reasoning and its content; the emitter takes it out.
 const contentGap = `[ \n]{0,2} `
 
 // Guide limits what may be chosen by tool choice, format and strict tools (docs/spec/http-api.md §10.2, §10.8). Prepare does so
@@ -50,6 +50,9 @@ func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls 
 	if err != nil {
 		return err
 	}
+	if root != "" && (s.Thinking(req) || len(p.Run.Prompts) > 0 && p.Run.Prompts[0].Thinking) {
+		root = contentGap + root
+	}
 	must := req.Choice.Mode == ToolRequired || req.Choice.Mode == ToolNamed
 	if calls && (must || root != "" || req.Tools.Strict()) {
 		_, marked := special(m, toolcall.Opener(m.CallForm))
@@ -75,6 +78,9 @@ func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls 
 		return nil
 	}
 	w.Define("root", root)
+	if _, err := grammar.Parse(w.Text()); err != nil { // a schema that begins with itself, or one that is too large
+		return apierror.Unsupported(cmp.Or(req.Format.Path, "tools"), "cannot be followed: %v", err)
+	}
 	p.Run.Guide = &tandemv1.Guide{Grammar: w.Text()}
 	return nil
 }
@@ -83,14 +89,14 @@ func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls 
 func formatRule(w *grammar.Writer, f Format) (string, error) {
 	switch f.Kind {
 	case FormatJSONObject:
-		return contentGap + w.JSON("object"), nil
+		return w.JSON("object"), nil
 	case FormatJSONSchema:
 		rule, err := w.Schema(f.Schema)
 		var se *grammar.SchemaError
 		if errors.As(err, &se) {
 			return "", apierror.Unsupported(strings.TrimSuffix(f.Path+"."+se.Path, "."), "cannot be followed: %s", se.Message)
 		}
-		return contentGap + rule, err
+		return rule, err
 	}
 	return "", nil
 }
