@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/fp.h"
+#include "engine/roles.h"
 #include "engine_util.h"
 #include "gpu/backend_gpu.h"
 #include "harness.h"
@@ -131,9 +132,77 @@ TEST(repeated_steps_are_graphs) {
     }
   }
   CHECK_EQ(backend->recorder().graph_runs(), 3u);
-  CHECK_EQ(backend->recorder().last_nodes(), 3);
+  CHECK_EQ(backend->recorder().most_nodes(), 3);
   backend->release(scratch);
   backend->release(base);
+}
+
+// Rounds of a model (a tree step and the commit of a path) are the same two graphs whatever the position, the tokens
+// and the path, and nothing is captured again.
+TEST(rounds_of_a_model_are_graphs) {
+  std::unique_ptr<Backend> made;
+  CHECK_OK(make_backend(nullptr, 1, &made));
+  auto* backend = static_cast<gpu::GpuBackend*>(made.get());
+  std::atomic<bool> cancel{false};
+  Stats stats;
+  OpenContext c;
+  c.model_path = demo_model();
+  c.options.max_sequences = 1;
+  c.options.max_context = 300;
+  c.options.max_tree_rows = 16;
+  c.options.max_batch_rows = 16;
+  c.options.max_top_k = 4;
+  c.options.kv_type_k = c.options.kv_type_v = TND_KV_DEFAULT;
+  c.memory_cap = backend->free_bytes();
+  c.backend = backend;
+  c.cancel = &cancel;
+  c.stats = &stats;
+  std::unique_ptr<Role> role;
+  CHECK_OK(open_target(c, &role));
+  REQUIRE(role != nullptr);
+  int32_t sequence = -1;
+  CHECK_OK(role->sequence_create(&sequence));
+  tnd_info info{};
+  role->info(&info);
+
+  Rng rng(4);
+  constexpr int kRows = 6, kWarm = 3, kRounds = 9;
+  uint64_t lists = 0, graphs = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    int32_t length = 0;
+    CHECK_OK(role->sequence_length(sequence, &length));
+    const int32_t parents[kRows] = {-1, 0, 0, 1, static_cast<int32_t>(rng.below(4)), 2};
+    tnd_row rows[kRows];
+    for (int i = 0; i < kRows; ++i) {
+      const int32_t position = parents[i] < 0 ? length : rows[parents[i]].position + 1;
+      rows[i] = tnd_row{sequence,
+                        static_cast<int32_t>(rng.below(static_cast<uint64_t>(info.vocab))),
+                        position,
+                        parents[i],
+                        TND_WANT_TOKEN,
+                        0,
+                        0,
+                        -1};
+    }
+    int32_t tokens[kRows];
+    float logprobs[kRows];
+    tnd_step step{};
+    step.n_rows = kRows;
+    step.rows = rows;
+    step.tokens = tokens;
+    step.logprobs = logprobs;
+    CHECK_OK(role->step(step));
+    const std::vector<int32_t> path = round % 2 == 0 ? std::vector<int32_t>{0} : std::vector<int32_t>{0, 2, 5};
+    CHECK_OK(role->commit(sequence, path));
+    if (round == kWarm) {
+      lists = backend->recorder().list_runs();
+      graphs = backend->recorder().graph_runs();
+    }
+  }
+  CHECK_EQ(backend->recorder().list_runs(), lists);
+  CHECK_EQ(backend->recorder().graph_runs(), graphs + 2 * (kRounds - 1 - kWarm));
+  std::fprintf(stderr, "%d layers: %d nodes in a step of %d rows\n", info.n_layers, backend->recorder().most_nodes(),
+               kRows);
 }
 
 }  // namespace

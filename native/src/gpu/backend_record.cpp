@@ -148,7 +148,7 @@ void Recorder::submit() {
       if (stream_->failed()) return;
     }
     stream_->run(e.graph);
-    last_nodes_ = e.graph.nodes();
+    most_nodes_ = std::max(most_nodes_, e.graph.nodes());
     ++graph_runs_;
     return;
   }

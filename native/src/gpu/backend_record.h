@@ -77,7 +77,7 @@ class Recorder {
   // Counters since open.
   uint64_t graph_runs() const { return graph_runs_; }
   uint64_t list_runs() const { return list_runs_; }
-  int last_nodes() const { return last_nodes_; }
+  int most_nodes() const { return most_nodes_; }  // of a graph that ran
 
  private:
   static constexpr size_t kWord = 16;
@@ -125,7 +125,7 @@ class Recorder {
 
   std::unordered_multimap<uint64_t, std::unique_ptr<Entry>> entries_;
   uint64_t flushes_ = 0, graph_runs_ = 0, list_runs_ = 0;
-  int last_nodes_ = 0;
+  int most_nodes_ = 0;
 };
 
 }  // namespace tnd::gpu
