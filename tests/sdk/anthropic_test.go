@@ -180,3 +180,17 @@ func TestAnthropicCancel(t *testing.T) {
 		t.Errorf("the stream ends with %v", stream.Err())
 	}
 }
+
+func TestMessagesStructuredOutput(t *testing.T) {
+	c := anthropicClient(t)
+	p := messageParams("Answer in JSON", func(p *anthropic.MessageNewParams) {
+		p.OutputConfig = anthropic.OutputConfigParam{Format: anthropic.JSONOutputFormatParam{Schema: citySchema}}
+	})
+	whole, err := c.Messages.New(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	structured(t, whole.Content[0].Text)
+	streamed := streamMessage(t, c, p)
+	structured(t, streamed.Content[0].Text)
+}

@@ -2,6 +2,7 @@ package sdk
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -227,5 +228,51 @@ func TestOpenAICancel(t *testing.T) {
 		if _, err := c.Chat.Completions.New(t.Context(), chatParams("Hi")); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// cityAnswer is what the schema of the structured output tests allows.
+type cityAnswer struct {
+	City string `json:"city"`
+	Days int    `json:"days"`
+}
+
+var citySchema = map[string]any{
+	"type": "object", "additionalProperties": false, "required": []string{"city", "days"},
+	"properties": map[string]any{"city": map[string]any{"type": "string"}, "days": map[string]any{"type": "integer"}},
+}
+
+// structured checks an answer against the schema.
+func structured(t *testing.T, text string) {
+	t.Helper()
+	dec := json.NewDecoder(strings.NewReader(text))
+	dec.DisallowUnknownFields()
+	var got cityAnswer
+	if err := dec.Decode(&got); err != nil || got != (cityAnswer{"Bern", 3}) {
+		t.Errorf("%q: %+v, %v", text, got, err)
+	}
+}
+
+func TestChatStructuredOutput(t *testing.T) {
+	c := openaiClient(t)
+	p := chatParams("Answer in JSON", func(p *openai.ChatCompletionNewParams) {
+		p.ResponseFormat = openai.ChatCompletionNewParamsResponseFormatUnion{OfJSONSchema: &shared.ResponseFormatJSONSchemaParam{
+			JSONSchema: shared.ResponseFormatJSONSchemaJSONSchemaParam{Name: "answer", Strict: openai.Bool(true), Schema: citySchema}}}
+	})
+	whole, err := c.Chat.Completions.New(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	structured(t, whole.Choices[0].Message.Content)
+	streamed, _ := streamChat(t, c, p)
+	structured(t, streamed.Choices[0].Message.Content)
+	// The mask shapes text that the model would not write so.
+	p.Messages = []openai.ChatCompletionMessageParamUnion{openai.UserMessage("Hi")}
+	other, err := c.Chat.Completions.New(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := other.Choices[0].Message.Content; !strings.HasPrefix(text, "{") {
+		t.Errorf("the schema does not hold: %q", text)
 	}
 }

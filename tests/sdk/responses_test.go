@@ -245,3 +245,19 @@ func TestResponsesErrors(t *testing.T) {
 		})
 	}
 }
+
+func TestResponsesStructuredOutput(t *testing.T) {
+	c := openaiClient(t)
+	p := responseParams("Answer in JSON", func(p *responses.ResponseNewParams) {
+		p.Text.Format = responses.ResponseFormatTextConfigUnionParam{OfJSONSchema: &responses.ResponseFormatTextJSONSchemaConfigParam{
+			Name: "answer", Strict: openai.Bool(true), Schema: citySchema}}
+	})
+	whole, err := c.Responses.New(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conforms(t, whole)
+	structured(t, whole.OutputText())
+	streamed, _ := streamResponse(t, c, p)
+	structured(t, streamed.OutputText())
+}

@@ -2,11 +2,16 @@ package app
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
+	"google.golang.org/grpc/codes"
+	rpcstatus "google.golang.org/grpc/status"
 )
 
 // TestDialectErrors has the rows of docs/spec/http-api.md §3.2 that a body can cause, for the dialects with several kinds of input.
@@ -144,6 +149,50 @@ func TestDialectStatuses(t *testing.T) {
 		r.target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.script(r, "one two")})
 		check(t, r.post("/v1/messages", messages), 504, "timeout_error")
 		check(t, r.post("/v1/responses", `{"input":"Hi"}`), 504, "server_error")
+	})
+	t.Run("worker failed", func(t *testing.T) {
+		r := start(t, func(c *Config) { c.FailoverTimeoutS = 0.05 })
+		r.target(gatewaytest.WorkerOptions{Decode: dieAt(r, "one two three", 0, 99, rpcstatus.Error(codes.Internal, "fault"))})
+		check(t, r.post("/v1/messages", messages), 500, "api_error")
+		check(t, r.post("/v1/responses", `{"input":"Hi"}`), 500, "server_error")
+	})
+	t.Run("draining", func(t *testing.T) {
+		r := start(t, nil)
+		b := newBlock()
+		r.target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.script(r, "one two")})
+		first := r.send(t.Context(), chatBody(""))
+		receive(t, b.admitted, "first request runs")
+		stopped := make(chan error, 1)
+		go func() { stopped <- r.stop() }()
+		r.eventually("the gateway drains", func() bool { return r.app.draining.Load() })
+		check(t, r.post("/v1/messages", messages), 529, "overloaded_error")
+		check(t, r.post("/v1/responses", `{"input":"Hi"}`), 503, "server_error")
+		close(b.release)
+		receive(t, first, "first answer")
+		if err := receive(t, stopped, "end of the gateway"); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("body", func(t *testing.T) {
+		r := start(t, nil)
+		// The body is never sent: the answer comes to its announcement.
+		client := &http.Client{Transport: &http.Transport{ExpectContinueTimeout: 10 * time.Second}}
+		defer client.CloseIdleConnections()
+		for path, typ := range map[string]string{"/v1/messages": "request_too_large", "/v1/responses": "invalid_request_error"} {
+			req, err := http.NewRequestWithContext(t.Context(), "POST", r.url+path, strings.NewReader("{"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.ContentLength = 64<<20 + 1
+			req.Header.Set("Expect", "100-continue")
+			resp, err := client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, _ := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			check(t, answer{resp.StatusCode, resp.Header, body}, 413, typ)
+		}
 	})
 	t.Run("routes", func(t *testing.T) {
 		r := start(t, func(c *Config) { c.APIKey = append(c.APIKey, "secret") })
