@@ -1,6 +1,6 @@
 // The delta rule over a step, and its replay.
 //
-// Block = (value head, slice of 32 columns) of one sequence; thread = key rows part*16 .. +15 of one column, 16 floats
+// Block = (value head, slice of 32 columns) of one sequence; thread = key rows part*16 .. +15 of two columns, 32 floats
 // of state in registers. Sums over key rows are sixteen fma ascending and three exchanges (4, 2, 1): the eight partials
 // of the contract. Bound: latency of that chain, about 200 cycles a row, once memory has delivered the state (3.1 MB a
 // layer of the 27B); the instructions of all blocks are of the same order.
@@ -12,21 +12,29 @@ namespace tnd::gpu {
 namespace {
 
 constexpr int kParts = 8;
-constexpr int kPer = kDeltaDim / kParts;  // key rows of a thread
-constexpr int kThreads = kParts * kDeltaSlice;
+constexpr int kPer = kDeltaDim / kParts;            // key rows of a thread
+constexpr int kThreads = kParts * kDeltaSlice / 2;  // two columns a thread
 constexpr int kSlices = kDeltaDim / kDeltaSlice;
 constexpr int kSliceElems = kDeltaDim * kDeltaSlice;
 constexpr int kTileRows = 8;           // rows whose inputs are staged together
 constexpr int kPartStride = kPer + 4;  // keeps the parts' reads of 16 bytes on different banks
 constexpr int kStaged = kParts * kPartStride;
-static_assert(kThreads == 2 * kDeltaDim);
+static_assert(kThreads == kDeltaDim);
 
 struct Inputs {
   float k[kTileRows][kStaged];
   float q[kTileRows][kStaged];
   float v[kTileRows][kDeltaSlice];
   float alpha[kTileRows], beta[kTileRows];
-  int32_t load[kTileRows], save[kTileRows], update[kTileRows];  // of DeltaStepRow
+  int4 plan[kTileRows];  // load, save, update of DeltaStepRow
+};
+
+// What a thread needs of a row; read from shared memory while the row before is worked on.
+struct RowInputs {
+  float k[kPer], q[kPer];
+  float2 v;
+  float alpha, beta;
+  int4 plan;
 };
 
 struct Place {
@@ -36,52 +44,56 @@ TND_DEVICE Place place_here(int block) {
   const int lane = static_cast<int>(threadIdx.x) % TND_WARP;
   Place p;
   p.part = lane % kParts;
-  p.column = static_cast<int>(threadIdx.x) / TND_WARP * (TND_WARP / kParts) + lane / kParts;
+  p.column = (static_cast<int>(threadIdx.x) / TND_WARP * (TND_WARP / kParts) + lane / kParts) * 2;
   p.head = block / kSlices;
   p.slice = block % kSlices;
   return p;
 }
 
 // The thread's part of a slice [128][32] in memory.
-TND_DEVICE void load_state(float (&s)[kPer], const float* slice, const Place& p) {
+TND_DEVICE void load_state(float2 (&s)[kPer], const float* slice, const Place& p) {
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    s[i] = slice[(p.part * kPer + i) * kDeltaSlice + p.column];
+    s[i] = *reinterpret_cast<const float2*>(slice + (p.part * kPer + i) * kDeltaSlice + p.column);
   }
 }
-TND_DEVICE void store_state(const float (&s)[kPer], float* slice, const Place& p) {
+TND_DEVICE void store_state(const float2 (&s)[kPer], float* slice, const Place& p) {
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    slice[(p.part * kPer + i) * kDeltaSlice + p.column] = s[i];
+    *reinterpret_cast<float2*>(slice + (p.part * kPer + i) * kDeltaSlice + p.column) = s[i];
   }
 }
 
-// Adds the eight parts of two values; all lanes get the sums.
-TND_DEVICE void fold_parts(float& u, float& v) {
+// Adds the eight parts of four values; all lanes get the sums.
+TND_DEVICE void fold_parts(float2& u, float2& v) {
 #pragma unroll
   for (int mask = kParts / 2; mask > 0; mask /= 2) {
-    const float du = shfl_xor(u, mask), dv = shfl_xor(v, mask);
-    u += du, v += dv;
+    const float ux = shfl_xor(u.x, mask), uy = shfl_xor(u.y, mask), vx = shfl_xor(v.x, mask), vy = shfl_xor(v.y, mask);
+    u.x += ux, u.y += uy, v.x += vx, v.y += vy;
   }
 }
 
 // One row: d from the state, which becomes the new one unless the row is a leaf. o holds the parts of the row before on
 // entry and their sums once `finish` is called: its exchanges run beside those of d.
 template <bool UPDATE, typename Finish>
-TND_DEVICE float delta_row(float (&s)[kPer], const float* k, const float* q, float alpha, float beta, float v, float& o,
-                           const Finish& finish) {
-  float p = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) p = fmaf(k[i], s[i], p);
-  fold_parts(p, o);
-  finish();
-  const float d = beta * fmaf(-alpha, p, v);
-  o = 0.0f;
+TND_DEVICE float2 delta_row(float2 (&s)[kPer], const float* k, const float* q, float alpha, float beta, float2 v,
+                            float2& o, const Finish& finish) {
+  float2 p = make_float2(0.0f, 0.0f);
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    const float next = fmaf(k[i], d, alpha * s[i]);
+    p.x = fmaf(k[i], s[i].x, p.x);
+    p.y = fmaf(k[i], s[i].y, p.y);
+  }
+  fold_parts(p, o);
+  finish();
+  const float2 d = make_float2(beta * fmaf(-alpha, p.x, v.x), beta * fmaf(-alpha, p.y, v.y));
+  o = make_float2(0.0f, 0.0f);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const float2 next = make_float2(fmaf(k[i], d.x, alpha * s[i].x), fmaf(k[i], d.y, alpha * s[i].y));
     if constexpr (UPDATE) s[i] = next;
-    o = fmaf(q[i], next, o);
+    o.x = fmaf(q[i], next.x, o.x);
+    o.y = fmaf(q[i], next.y, o.y);
   }
   return d;
 }
@@ -101,7 +113,7 @@ TND_DEVICE void shift_taps(const DeltaStepGroup& g, const float* qkv, int64_t co
 
 // Tap blocks follow the nv * 4 blocks of the recurrence.
 __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int shared_slots) {
-  TND_DYNAMIC_SHARED(float, put_aside);  // [shared_slots][kPer][kThreads]
+  TND_DYNAMIC_SHARED(float2, put_aside);  // [shared_slots][kPer][kThreads]
   TND_SHARED(Inputs, staged, [1]);
   Inputs& in = staged[0];
   let_next_start();
@@ -126,19 +138,22 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   const float* keys = a.conv + g.first * conv_dim + at.head % shape.nk * kDeltaDim;
   const float* values = a.conv + g.first * conv_dim + 2 * key_dim + at.head * kDeltaDim + at.slice * kDeltaSlice;
   const float* gates = a.gates + int64_t{g.first} * 2 * shape.nv + at.head;
-  // The first half of the threads takes queries, the second keys.
-  const int element = static_cast<int>(threadIdx.x) % kDeltaDim;
-  const bool takes_k = threadIdx.x >= kDeltaDim;
-  static_assert(kTileRows * kDeltaSlice == kThreads);
-  float next_kq[kTileRows], next_v = 0.0f, next_gate = 0.0f;
+  float next_k[kTileRows], next_q[kTileRows], next_v[kTileRows * kDeltaSlice / kThreads];
+  float next_gate = 0.0f;
   int32_t next_load = 0, next_save = 0, next_update = 0;
   const auto fetch = [&](int first) {
 #pragma unroll
     for (int r = 0; r < kTileRows; ++r) {
-      next_kq[r] = first + r < g.count ? keys[int64_t{first + r} * conv_dim + (takes_k ? key_dim : 0) + element] : 0.0f;
+      const bool live = first + r < g.count;
+      const float* row = keys + int64_t{first + r} * conv_dim + threadIdx.x;
+      next_q[r] = live ? row[0] : 0.0f;
+      next_k[r] = live ? row[key_dim] : 0.0f;
     }
-    const int v_row = static_cast<int>(threadIdx.x) / kDeltaSlice;
-    if (first + v_row < g.count) next_v = values[int64_t{first + v_row} * conv_dim + threadIdx.x % kDeltaSlice];
+#pragma unroll
+    for (int i = 0; i < kTileRows * kDeltaSlice / kThreads; ++i) {
+      const int r = (i * kThreads + static_cast<int>(threadIdx.x)) / kDeltaSlice;
+      next_v[i] = first + r < g.count ? values[int64_t{first + r} * conv_dim + threadIdx.x % kDeltaSlice] : 0.0f;
+    }
     const int r = static_cast<int>(threadIdx.x) / 2;
     if (r < kTileRows && first + r < g.count) {
       next_gate = gates[(int64_t{first + r} * 2 + threadIdx.x % 2) * shape.nv];
@@ -150,25 +165,29 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
     }
   };
   const auto stage = [&] {
-    const int place = element / kPer * kPartStride + element % kPer;
+    const int place = static_cast<int>(threadIdx.x) / kPer * kPartStride + static_cast<int>(threadIdx.x) % kPer;
 #pragma unroll
-    for (int r = 0; r < kTileRows; ++r) (takes_k ? in.k : in.q)[r][place] = next_kq[r];
-    (&in.v[0][0])[threadIdx.x] = next_v;
+    for (int r = 0; r < kTileRows; ++r) {
+      in.k[r][place] = next_k[r];
+      in.q[r][place] = next_q[r];
+    }
+#pragma unroll
+    for (int i = 0; i < kTileRows * kDeltaSlice / kThreads; ++i) {
+      (&in.v[0][0])[i * kThreads + static_cast<int>(threadIdx.x)] = next_v[i];
+    }
     const int r = static_cast<int>(threadIdx.x) / 2;
     if (r < kTileRows) (threadIdx.x % 2 == 0 ? in.alpha : in.beta)[r] = next_gate;
     const int planned = static_cast<int>(threadIdx.x) - 2 * kTileRows;
-    if (planned >= 0 && planned < kTileRows) {
-      in.load[planned] = next_load, in.save[planned] = next_save, in.update[planned] = next_update;
-    }
+    if (planned >= 0 && planned < kTileRows) in.plan[planned] = make_int4(next_load, next_save, next_update, 0);
   };
 
-  float s[kPer];
+  float2 s[kPer];
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) s[i] = 0.0f;
-  float o = 0.0f;         // parts of the row before, not yet added
-  float* o_to = nullptr;  // where their sums go
+  for (int i = 0; i < kPer; ++i) s[i] = make_float2(0.0f, 0.0f);
+  float2 o = make_float2(0.0f, 0.0f);  // parts of the row before, not yet added
+  float* o_to = nullptr;               // where their sums go
   const auto finish = [&] {
-    if (at.part == 0 && o_to != nullptr) *o_to = o;
+    if (at.part == 0 && o_to != nullptr) *reinterpret_cast<float2*>(o_to) = o;
   };
   fetch(0);
   for (int first = 0; first < g.count; first += kTileRows) {
@@ -177,9 +196,28 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
     __syncthreads();
     if (first + kTileRows < g.count) fetch(first + kTileRows);
     const int n = g.count - first < kTileRows ? g.count - first : kTileRows;
-    for (int r = 0; r < n; ++r) {
+    const auto read = [&](int r) {
+      RowInputs x;
+#pragma unroll
+      for (int i = 0; i < kPer; i += 4) {
+        const float4 k4 = *reinterpret_cast<const float4*>(&in.k[r][at.part * kPartStride + i]);
+        const float4 q4 = *reinterpret_cast<const float4*>(&in.q[r][at.part * kPartStride + i]);
+        x.k[i] = k4.x, x.k[i + 1] = k4.y, x.k[i + 2] = k4.z, x.k[i + 3] = k4.w;
+        x.q[i] = q4.x, x.q[i + 1] = q4.y, x.q[i + 2] = q4.z, x.q[i + 3] = q4.w;
+      }
+      x.v = *reinterpret_cast<const float2*>(&in.v[r][at.column]);
+      x.alpha = in.alpha[r], x.beta = in.beta[r], x.plan = in.plan[r];
+      return x;
+    };
+    RowInputs inputs[2];
+    inputs[0] = read(0);
+#pragma unroll
+    for (int r = 0; r < kTileRows; ++r) {
+      if (r >= n) break;
+      if (r + 1 < kTileRows) inputs[(r + 1) % 2] = read(r + 1);  // beyond n: whatever is there, not used
+      const RowInputs& x = inputs[r % 2];
       const int64_t row = g.first + first + r;
-      const int32_t load = in.load[r], save = in.save[r];
+      const int32_t load = x.plan.x, save = x.plan.y;
       if (load == kStateCommitted) {
         load_state(s, committed, at);
       } else if (load >= shared_slots) {
@@ -188,20 +226,11 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
 #pragma unroll
         for (int i = 0; i < kPer; ++i) s[i] = put_aside[(load * kPer + i) * kThreads + threadIdx.x];
       }
-      float k[kPer], q[kPer];
-#pragma unroll
-      for (int i = 0; i < kPer; i += 4) {
-        const float4 k4 = *reinterpret_cast<const float4*>(&in.k[r][at.part * kPartStride + i]);
-        const float4 q4 = *reinterpret_cast<const float4*>(&in.q[r][at.part * kPartStride + i]);
-        k[i] = k4.x, k[i + 1] = k4.y, k[i + 2] = k4.z, k[i + 3] = k4.w;
-        q[i] = q4.x, q[i + 1] = q4.y, q[i + 2] = q4.z, q[i + 3] = q4.w;
-      }
-      const float v = in.v[r][at.column];
-      const float d = in.update[r] != 0 ? delta_row<true>(s, k, q, in.alpha[r], in.beta[r], v, o, finish)
-                                        : delta_row<false>(s, k, q, in.alpha[r], in.beta[r], v, o, finish);
+      const float2 d = x.plan.z != 0 ? delta_row<true>(s, x.k, x.q, x.alpha, x.beta, x.v, o, finish)
+                                     : delta_row<false>(s, x.k, x.q, x.alpha, x.beta, x.v, o, finish);
       o_to = a.mixed + row * value_dim + column;
       if (at.part == 0 && g.commit == 0) {
-        g.replay.d[int64_t{first + r} * value_dim + column] = d;
+        *reinterpret_cast<float2*>(g.replay.d + int64_t{first + r} * value_dim + column) = d;
       }
       if (save == kStateCommitted) {
         store_state(s, committed, at);
@@ -213,7 +242,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
       }
     }
   }
-  float none = 0.0f;
+  float2 none = make_float2(0.0f, 0.0f);
   fold_parts(none, o);
   finish();
 }
@@ -246,21 +275,20 @@ __global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs 
   const Place at = place_here(static_cast<int>(blockIdx.x));
   const int64_t column = int64_t{at.head} * kDeltaDim + at.slice * kDeltaSlice + at.column;
   float* slice = state.s + int64_t{blockIdx.x} * kSliceElems;
-  float s[kPer];
+  float2 s[kPer];
   load_state(s, slice, at);
-  const int element = static_cast<int>(threadIdx.x) % kDeltaDim, half = static_cast<int>(threadIdx.x) / kDeltaDim;
-  const int place = element / kPer * kPartStride + element % kPer;
+  const int place = static_cast<int>(threadIdx.x) / kPer * kPartStride + static_cast<int>(threadIdx.x) % kPer;
   for (int first = 0; first < n; first += kTileRows) {
     const int rows = n - first < kTileRows ? n - first : kTileRows;
-    float d[kTileRows];
+    float2 d[kTileRows];
     float alpha[kTileRows];
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < kTileRows; ++r) {
       if (r >= rows) continue;
       const int64_t row = a.path[first + r];
-      if (r % 2 == half) keys[r][place] = replay.k[row * key_dim + at.head % shape.nk * kDeltaDim + element];
-      d[r] = replay.d[row * value_dim + column];
+      keys[r][place] = replay.k[row * key_dim + at.head % shape.nk * kDeltaDim + threadIdx.x];
+      d[r] = *reinterpret_cast<const float2*>(replay.d + row * value_dim + column);
       alpha[r] = replay.alpha[row * shape.nv + at.head];
     }
     __syncthreads();
@@ -270,7 +298,8 @@ __global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs 
 #pragma unroll
       for (int i = 0; i < kPer; ++i) {
         const float k = keys[r][at.part * kPartStride + i];
-        s[i] = fmaf(k, d[r], alpha[r] * s[i]);
+        s[i].x = fmaf(k, d[r].x, alpha[r] * s[i].x);
+        s[i].y = fmaf(k, d[r].y, alpha[r] * s[i].y);
       }
     }
   }
