@@ -6,7 +6,8 @@ import "github.com/tandem-inference/tandem/gateway/internal/toolcall"
 type Kind uint8
 
 // The kinds of events. Of one choice come, in the order of the text: any mix of Reasoning and Content; of each tool call one
-// ToolStart, its ToolArgs, one ToolEnd, with nothing in between.
+// ToolStart, its ToolArgs, one ToolEnd, with nothing in between. A call that the token limit cut off is the last and has no
+// ToolEnd.
 const (
 	// Reasoning is text of the reasoning.
 	Reasoning Kind = iota
