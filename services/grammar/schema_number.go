@@ -31,8 +31,8 @@ func (c *schemaCompiler) number(s *jsonNode, integer bool, path string) string {
 		if b.v != nil && !b.v.IsInt() {
 			c.fail(path+"."+b.key, "is supported for integers only, or with a whole number")
 		}
-		if b.v != nil && len(b.v.Num().String()) > 16 {
-			c.fail(path+"."+b.key, "has more than 15 digits")
+		if b.v != nil && len(new(big.Int).Abs(b.v.Num()).String()) > maxDigits {
+			c.fail(path+"."+b.key, fmt.Sprintf("has more than %d digits", maxDigits))
 		}
 	}
 	if lo != nil && hi != nil && (lo.Cmp(hi) > 0 || lo.Cmp(hi) == 0 && (loOpen || hiOpen)) {
@@ -150,7 +150,7 @@ func magnitudes(from *big.Rat, fromOpen bool, to *big.Rat, toOpen bool, integer 
 	return list
 }
 
-// maxDigits of numbers without an upper bound.
+// maxDigits of bounds, and of numbers without an upper bound: enough for ±(2^53-1), which generators of schemas like to write.
 const maxDigits = 16
 
 // digitsBetween writes the decimal numbers lo..hi, 0 and more, without leading zeros; hi nil = as far as maxDigits go.

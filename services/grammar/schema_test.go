@@ -88,6 +88,7 @@ func TestSchemas(t *testing.T) {
 		{`{"const":"é"}`, []string{`"é"`}, []string{`"e"`}},
 		{`{"type":"integer","minimum":-12,"maximum":305}`, []string{`-12`, `-9`, `0`, `99`, `100`, `299`, `305`}, []string{`-13`, `306`, `1000`, `05`, `1.5`}},
 		{`{"type":"integer","exclusiveMinimum":9}`, []string{`10`, `123456`}, []string{`9`, `-10`, `1`}},
+		{`{"type":"integer","minimum":-9007199254740991,"maximum":9007199254740991}`, []string{`-9007199254740991`, `0`, `9007199254740991`}, []string{`-9007199254740992`, `9007199254740992`}},
 		{`{"type":"number","minimum":0,"maximum":1}`, []string{`0`, `0.25`, `1`}, []string{`1.1`, `-0.1`, `2`}},
 		{`{"type":"number","exclusiveMinimum":-2,"exclusiveMaximum":2.0}`, []string{`-1.99`, `0`, `1.5`, `-0.5`}, []string{`-2`, `2`, `2.5`, `-2.1`}},
 		{`{"type":"number","exclusiveMinimum":0}`, []string{`0.1`, `7`, `1.0`}, []string{`0`, `0.0`, `-1`}},
