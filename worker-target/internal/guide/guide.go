@@ -289,7 +289,7 @@ func (g *Guide) write(s State, token int32) State {
 	if slices.Contains(g.stop, token) {
 		return s
 	}
-	if !s.visible && len(g.open.tokens) > 0 {
+	if g.mayOpen(s) {
 		was := s.opening
 		if s.opening = int32(g.open.next(int(was), token)); s.opening == 1 {
 			s.held = s.content
@@ -313,9 +313,15 @@ func (g *Guide) write(s State, token int32) State {
 	return s
 }
 
-// reopens gives the token that would begin or continue the open marker, -1 where reasoning cannot be reopened.
-func (g *Guide) reopens(s State) int32 {
-	if s.visible || len(g.open.tokens) == 0 {
+// mayOpen tells whether the open marker means something: nothing is visible yet, and no reasoning was closed before. Otherwise a
+// model that a grammar holds would escape from it into reasoning, again and again.
+func (g *Guide) mayOpen(s State) bool {
+	return !s.visible && s.kind == tandemv1.CloseKind_CLOSE_KIND_UNSPECIFIED && len(g.open.tokens) > 0
+}
+
+// opens gives the token that would begin or continue the open marker, -1 where it means nothing.
+func (g *Guide) opens(s State) int32 {
+	if !g.mayOpen(s) {
 		return -1
 	}
 	return g.open.tokens[s.opening]

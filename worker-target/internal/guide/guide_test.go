@@ -151,6 +151,7 @@ func TestClosing(t *testing.T) {
 		{"opened", base(outside), []int32{blank, openToken, 1, closeToken, 4}, []int32{blank, openToken, 1, closeToken, 4}, natural},
 		{"opened and forced", base(outside), []int32{openToken, 1, 1, 1, 1, 1}, []int32{openToken, 1, 1, 1, 1, hint, closeToken, 1}, hard},
 		{"not opened behind visible text", base(outside), []int32{1, openToken, 2, 2, 2, 2, 2, 2, 2, 2}, []int32{1, openToken, 2, 2, 2, 2, 2, 2, 2, 2}, none},
+		{"not opened again", base(), []int32{1, closeToken, openToken, 2, 2, 2, 2, 2, 2, 2, 2, 2}, []int32{1, closeToken, openToken, 2, 2, 2, 2, 2, 2, 2, 2, 2}, natural},
 		{"forced once only", base(), slices.Concat([]int32{1, 1, 1, 1, 1, 9, 9, openToken}, late[:10]), slices.Concat([]int32{1, 1, 1, 1, 1, hint, closeToken, openToken}, late[:10]), hard},
 		{"a reply after closing is its own", base(), slices.Concat([]int32{closeToken}, late), slices.Concat([]int32{closeToken}, late[:60]), natural},
 	} {
@@ -200,7 +201,7 @@ func TestReplay(t *testing.T) {
 				break
 			}
 		}
-		if (g.Kind(s) == tandemv1.CloseKind_CLOSE_KIND_NONE) != (closed == 0) {
+		if closed > 1 || (g.Kind(s) == tandemv1.CloseKind_CLOSE_KIND_NONE) != (closed == 0) {
 			rt.Fatalf("closed %d times, kind %v", closed, g.Kind(s))
 		}
 	})

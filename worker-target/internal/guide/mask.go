@@ -18,7 +18,7 @@ func (g *Guide) Masked(s State) (Key, bool) {
 	if s.inside || s.phase == forcing || g.grammar == nil && g.banned == nil {
 		return Key{}, false
 	}
-	return Key{s.content, g.reopens(s)}, true
+	return Key{s.content, g.opens(s)}, true
 }
 
 // Words is the size of a mask.
@@ -74,7 +74,7 @@ func (g *Guide) fillContent(k Key, dst []uint32) error {
 
 // Ended tells that the content is complete and nothing may follow, not even the end of the turn.
 func (g *Guide) Ended(s State) bool {
-	if g.grammar == nil || s.inside || s.phase != freely || s.content == nil || !g.grammar.Accepts(s.content) || g.reopens(s) >= 0 {
+	if g.grammar == nil || s.inside || s.phase != freely || s.content == nil || !g.grammar.Accepts(s.content) || g.opens(s) >= 0 {
 		return false
 	}
 	if len(g.stop) > 0 {
