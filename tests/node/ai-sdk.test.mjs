@@ -3,12 +3,12 @@ import { test } from 'node:test';
 import { createAnthropic } from '@ai-sdk/anthropic';
 import { createOpenAI } from '@ai-sdk/openai';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
-import { generateText, jsonSchema, stepCountIs, streamText, tool } from 'ai';
+import { generateText, jsonSchema, Output, stepCountIs, streamText, tool } from 'ai';
 import { greeting, key, long, model, timeout, url, weatherParameters } from './setup.mjs';
 
 // One model a wire: chat completions, Responses, Messages.
 const wires = {
-  chat: createOpenAICompatible({ name: 'tandem', baseURL: `${url}/v1`, apiKey: key, includeUsage: true })(model),
+  chat: createOpenAICompatible({ name: 'tandem', baseURL: `${url}/v1`, apiKey: key, includeUsage: true, supportsStructuredOutputs: true })(model),
   responses: createOpenAI({ baseURL: `${url}/v1`, apiKey: key }).responses(model),
   messages: createAnthropic({ baseURL: `${url}/v1`, apiKey: key })(model),
 };
@@ -60,6 +60,14 @@ for (const [wire, languageModel] of Object.entries(wires)) {
     assert.equal(answer.text, 'The tool says: rain.');
     assert.deepEqual(cities, ['Bern']);
     assert.equal(answer.steps.length, 2);
+  });
+
+  test(`${wire}: structured output, whole and streamed`, async () => {
+    const schema = { type: 'object', additionalProperties: false, properties: { city: { type: 'string' }, days: { type: 'integer' } }, required: ['city', 'days'] };
+    for (const run of [generateText, streamText]) {
+      const answer = await run({ model: languageModel, prompt: 'Answer in JSON', output: Output.object({ schema: jsonSchema(schema) }), ...options() });
+      assert.deepEqual(await answer.output, { city: 'Bern', days: 3 });
+    }
   });
 
   test(`${wire}: errors`, async () => {

@@ -1,6 +1,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import OpenAI from 'openai';
+import { zodResponseFormat, zodTextFormat } from 'openai/helpers/zod';
+import { z } from 'zod';
 import { greeting, key, long, model, timeout, url, weatherParameters } from './setup.mjs';
 
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: key, maxRetries: 0, timeout });
@@ -114,6 +116,14 @@ test('responses: tool loop over the store and without it', async () => {
   assert.equal(third.output_text, 'The tool says: fog.');
   assert.equal((await client.responses.retrieve(third.id)).output_text, third.output_text);
   await client.responses.delete(third.id);
+});
+
+test('structured output through the helpers for zod', async () => {
+  const Answer = z.object({ city: z.string(), days: z.int() });
+  const chat = await client.chat.completions.parse(ask('Answer in JSON', { response_format: zodResponseFormat(Answer, 'answer') }));
+  assert.deepEqual(chat.choices[0].message.parsed, { city: 'Bern', days: 3 });
+  const response = await client.responses.parse({ model, input: 'Answer in JSON', text: { format: zodTextFormat(Answer, 'answer') } });
+  assert.deepEqual(response.output_parsed, { city: 'Bern', days: 3 });
 });
 
 test('responses: cancel ends the stream', async () => {

@@ -27,6 +27,8 @@ func All() []cluster.Rule {
 		{Prompt: `Patch the file`, Emit: call("patch", "input", "*** Begin Patch\n+ \"quoted\"\n*** End Patch")},
 		{Prompt: `Think about (\w+)`, Emit: "First, $1.\nThen more of $1.\n</think>\n\nAll about $1.", Accept: []int{3}},
 		{Prompt: `Count for ever`, Emit: strings.Repeat("tick ", 4000), TokensPerSecond: 20},
+		// The AI SDK asks Anthropic's models for structured output through a tool of this name.
+		{Prompt: `(?s)"name": "json".*Answer in JSON`, Emit: "<tool_call>\n<function=json>\n<parameter=city>\nBern\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"},
 		{Prompt: `Answer in JSON`, Emit: `{"city": "Bern", "days": 3}`},
 		{Emit: Greeting},
 	}
