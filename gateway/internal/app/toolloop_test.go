@@ -136,3 +136,20 @@ func TestGuides(t *testing.T) {
 		}
 	}
 }
+
+// TestToolsOfOthersAreLeftOut: tools that a server would have to run are named in a header, whole and streamed, and nothing else
+// changes.
+func TestToolsOfOthersAreLeftOut(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{})
+	w.SetDecode(r.reply("ok", 1))
+	for _, more := range []string{"", `,"stream":true`} {
+		a := r.post("/v1/chat/completions", chatBody(`"tools":[{"type":"web_search"},{"type":"computer\nuse"}]`+more))
+		if got := a.header.Get("X-Tandem-Warning"); a.status != 200 || got != "tools-ignored: web_search,computer?use" {
+			t.Errorf("status %d, warning %q", a.status, got)
+		}
+	}
+	if prompt := r.tok.Decode(w.Requests()[0].GetPromptTokens(), true); strings.Contains(prompt, "web_search") || strings.Contains(prompt, "<tools>") {
+		t.Errorf("the prompt shows them: %q", prompt)
+	}
+}
