@@ -1,5 +1,6 @@
 #include "cpu/cpu_features.h"
 
+#include <initializer_list>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
