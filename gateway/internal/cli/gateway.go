@@ -38,7 +38,7 @@ func (c *GatewayCmd) Run(e *env) error {
 
 // banner tells people (and scripts) where a gateway can be reached.
 func banner(state, url string, gateway *app.App) string {
-	text := fmt.Sprintf("Tandem %s %s\n  HTTP  %s  (OpenAI API)\n", config.Version(), state, url)
+	text := fmt.Sprintf("Tandem %s %s\n  HTTP  %s  (OpenAI and Anthropic APIs)\n", config.Version(), state, url)
 	if addr := gateway.GRPCAddr(); addr != nil {
 		text += fmt.Sprintf("  gRPC  %s  (tandem.v1, with reflection)\n", addr)
 	}
