@@ -170,6 +170,9 @@ func (s *chatState) call(t any) error {
 		}
 		s.Calls = append(s.Calls, Call{ID: str(t, "id"), Name: str(f, "name")})
 	case i == len(s.Calls)-1 && i >= 0:
+		if str(t, "id") != "" {
+			return fmt.Errorf("call %d begins twice", i)
+		}
 		s.Calls[i].Arguments += str(f, "arguments")
 	default:
 		return fmt.Errorf("call %d after %d calls", i, len(s.Calls))
