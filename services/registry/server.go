@@ -113,7 +113,7 @@ func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) error {
 				recvErr <- err
 				return
 			}
-			sent := false
+			var sent bool
 			switch m := m.GetMessage().(type) {
 			case *tandemv1.JoinRequest_Heartbeat:
 				sent = pass(stream.Context(), beats, m.Heartbeat)

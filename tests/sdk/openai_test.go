@@ -84,7 +84,7 @@ func TestChat(t *testing.T) {
 				if name != "length" && m.Message.Content != tt.content {
 					t.Errorf("%s: content %q, want %q", kind, m.Message.Content, tt.content)
 				}
-				if string(m.FinishReason) != tt.finish || got.Model != "tiny" || got.Usage.CompletionTokens == 0 || got.Usage.TotalTokens != got.Usage.PromptTokens+got.Usage.CompletionTokens {
+				if m.FinishReason != tt.finish || got.Model != "tiny" || got.Usage.CompletionTokens == 0 || got.Usage.TotalTokens != got.Usage.PromptTokens+got.Usage.CompletionTokens {
 					t.Errorf("%s: finish %q, model %q, usage %s", kind, m.FinishReason, got.Model, got.Usage.RawJSON())
 				}
 				if len(m.Message.ToolCalls) != len(tt.calls) {

@@ -102,7 +102,7 @@ func (w *world) sound(p *Policy, plan Plan, n int) (total float64, tokens int) {
 		p.Sounded(&t, min(tokens, len(path), t.Len()-1), path[:min(tokens+1, len(path))], 100)
 		return total, tokens
 	}
-	rest.Reset(int32(t.Tokens[tokens]))
+	rest.Reset(t.Tokens[tokens])
 	at := int32(tokens)
 	parents := make([]int32, 0, 16)
 	for i := range t.Len() - tokens - 1 {
