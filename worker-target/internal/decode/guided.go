@@ -84,7 +84,7 @@ func (r *run) extend(node int32, rows, some int) {
 	for t.Len() < rows && int(t.Depths[node]) < ddtree.MaxDepth {
 		state := r.states[node]
 		token, ok := g.Forced(state)
-		after := state
+		var after guide.State
 		if ok {
 			_, after = g.Resolve(state, token)
 		} else if token, after, ok = g.Due(state); !ok {
