@@ -1,9 +1,9 @@
 #include "cpu/cpu_features.h"
 
-#include <initializer_list>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 namespace tnd::cpu {
 namespace {
