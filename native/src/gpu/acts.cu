@@ -33,7 +33,8 @@ __global__ void prepare_f32_kernel(PrepareArgs args) {
 // Parts of a buffer in the order in which they lie in memory, each at a 256-byte boundary.
 uint64_t lay_out(ActsView* acts, void* mem, int64_t max_k, int max_rows, uint32_t forms) {
   const int64_t supers = super_blocks(max_k);
-  const int64_t rows = (max_rows + 63) / 64 * 64;
+  const int64_t step = max_rows <= 64 ? 64 : 128;  // kernels for many rows read whole tiles of 128
+  const int64_t rows = (max_rows + step - 1) / step * step;
   uint64_t at = 0;
   const auto take = [&](auto** p, uint32_t form, int64_t bytes_per_row) {
     if ((forms & form) == 0) return;

@@ -45,7 +45,7 @@ struct ActsView {
   float* sum32 = nullptr;     // [S][8][R] sums of q over 32
   float* f32 = nullptr;       // [R][f32_stride]
   int64_t f32_stride = 0;     // elements, a multiple of 256
-  int32_t row_stride = 0;     // a multiple of 64
+  int32_t row_stride = 0;     // a multiple of 64, and of 128 for batches of more
 };
 
 // acts_bytes returns the device memory of a buffer for at most max_rows rows of max_k elements in these forms;

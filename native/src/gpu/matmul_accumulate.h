@@ -14,7 +14,7 @@ struct SuperInput {
   const float* scale;    // kFormQ256 [stride], kFormQ32 [8][stride]
   const float* sum32;    // [8][stride]
   int stride;            // columns
-  int limit;             // columns that exist
+  int last;              // column that exists
 };
 
 // global_input returns columns row0 .. of super-block s.
@@ -27,10 +27,10 @@ TND_DEVICE SuperInput global_input(const ActsView& acts, int s, int row0, int ro
             acts.scale256 + s * stride + row0,
             nullptr,
             acts.row_stride,
-            rows - row0};
+            rows - row0 - 1};
   } else {
     return {acts.q32 + (s * 4 * stride + row0) * 64, nullptr,         acts.scale32 + s * 8 * stride + row0,
-            acts.sum32 + s * 8 * stride + row0,      acts.row_stride, rows - row0};
+            acts.sum32 + s * 8 * stride + row0,      acts.row_stride, rows - row0 - 1};
   }
 }
 
@@ -58,8 +58,7 @@ TND_DEVICE void accumulate(const uint8_t* super, int64_t unit_stride, const Supe
       for (int u = 0; u < UNITS; ++u) T::words(super + u * unit_stride, head[u], p, lane, w[u]);
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
-        const typename U::Input x =
-            U::load_input(in.q + (p * in.stride + tile * U::kCols) * 64, in.limit - tile * U::kCols, lane);
+        const typename U::Input x = U::load_input(in.q + p * in.stride * 64, tile * U::kCols, in.last, lane);
 #pragma unroll
         for (int u = 0; u < UNITS; ++u) {
 #pragma unroll
@@ -111,8 +110,7 @@ TND_DEVICE void accumulate(const uint8_t* super, int64_t unit_stride, const Supe
       for (int u = 0; u < UNITS; ++u) T::words(super + u * unit_stride, head[u], p, lane, w[u]);
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
-        const typename U::Input x =
-            U::load_input(in.q + (p * in.stride + tile * U::kCols) * 64, in.limit - tile * U::kCols, lane);
+        const typename U::Input x = U::load_input(in.q + p * in.stride * 64, tile * U::kCols, in.last, lane);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const int j = 2 * p + h;

@@ -3,10 +3,10 @@
 // rows of the launch's chunk. That fits memory-bound work: one conversion and one fma per weight and row, against 2
 // bytes per weight.
 //
-// A block is four warps, the four lanes; a warp takes 32 outputs (64 from 8 rows on, which halves the loads of inputs),
-// and each thread streams its own weights through its own ring by asynchronous copies, 16 bytes at a time, so that the
-// few threads of a small matrix still have all of it in flight. Bound: memory up to about 16 rows on H200; then fma, as
-// a float matrix instruction has another order of sums (NUMERICS.md, Float weights).
+// A block is four warps, the four lanes; a warp takes 32 outputs (64 from 8 rows on, which halves the reads of inputs).
+// Each warp streams weights and inputs through its own ring in shared memory by asynchronous copies, so that the few
+// threads of a small matrix still have all of it in flight. Bound: memory up to about 16 rows on H200; then fma, as a
+// float matrix instruction has another order of sums (NUMERICS.md, Float weights).
 #include <algorithm>
 
 #include "gpu/matmul_jobs.h"
@@ -20,8 +20,26 @@ constexpr int kLanes = 4;
 constexpr int kThreads = kLanes * TND_WARP;
 constexpr int kOuts = 32;
 constexpr int kSteps = 4;  // 16-byte steps of a place in the ring
-constexpr int kPlaceBytes = kSteps * kOuts * 16;
-constexpr int kRingBytes = 16 * 1024;  // of a warp
+
+constexpr int outs_of(int rows) {
+  return rows >= 8 ? 2 : 1;  // units of a warp
+}
+// A place of the ring: [outs_of][kSteps][32][16 bytes] of weights, [rows][kSteps * elements] floats of inputs.
+constexpr int weight_part(int rows) {
+  return outs_of(rows) * kSteps * kOuts * 16;
+}
+constexpr int place_bytes(int rows) {
+  return weight_part(rows) + rows * kSteps * 8 * static_cast<int>(sizeof(float));
+}
+constexpr int places_of(int rows) {
+  return rows < 8 ? 8 : rows < 32 ? 4 : 3;
+}
+constexpr int red_bytes(int rows) {
+  return kLanes * rows * outs_of(rows) * kOuts * static_cast<int>(sizeof(float));
+}
+constexpr int ring_bytes(int rows) {
+  return place_bytes(rows) * places_of(rows);  // of a warp
+}
 
 template <DType TYPE>
 constexpr int kElems = TYPE == DType::kF32 ? 4 : 8;
@@ -49,20 +67,20 @@ struct Cursor {
   int group, s, step, end;
 };
 
-template <DType TYPE, int ROWS, int OUTS>
+template <DType TYPE, int ROWS>
 TND_DEVICE void multiply(const MatmulJobs& args, const MatmulJob& job, int block, float* red, uint8_t* smem) {
+  constexpr int OUTS = outs_of(ROWS);
   constexpr int kE = kElems<TYPE>;
   constexpr int kStepsPerSuper = kSuper / kE;
-  constexpr int kPlaces = kRingBytes / (kPlaceBytes * OUTS);
-  [[maybe_unused]] constexpr int kUnroll =
-      ROWS <= 8 ? kSteps : 1;  // more steps at once need more registers than there are
+  constexpr int kPlaces = places_of(ROWS);
+  [[maybe_unused]] constexpr int kUnroll = ROWS <= 8 ? kSteps : 1;  // more steps at once need too many registers
   const int lane = static_cast<int>(lane_id());
   const int k_lane = static_cast<int>(warp_id());
   const int supers = static_cast<int>(super_blocks(args.k));
   const int steps = (args.k + kE - 1) / kE;
   const int groups = (job.units + OUTS - 1) / OUTS;
   const int row0 = static_cast<int>(blockIdx.y) * ROWS;
-  uint8_t* const ring = smem + k_lane * kRingBytes + lane * 16;
+  uint8_t* const ring = smem + k_lane * ring_bytes(ROWS);
 
   const auto end_of = [&](int s) { return (s + 1) * kStepsPerSuper < steps ? (s + 1) * kStepsPerSuper : steps; };
   const auto advance = [&](Cursor* c) {
@@ -76,69 +94,90 @@ TND_DEVICE void multiply(const MatmulJobs& args, const MatmulJob& job, int block
     c->step = c->s * kStepsPerSuper;
     c->end = end_of(c->s);
   };
-  Cursor next{block, k_lane, k_lane * kStepsPerSuper, end_of(k_lane)};
-  const auto fetch = [&](int place) {
-    if (next.group < groups && k_lane < supers) {
+  const auto fetch_weights = [&](const Cursor& c, int place) {
+    if (c.group >= groups || k_lane >= supers) return;
 #pragma unroll
-      for (int o = 0; o < OUTS; ++o) {
-        if (next.group * OUTS + o >= job.units) continue;
-        const uint8_t* from =
-            job.data + (next.group * OUTS + o) * job.unit_bytes + int64_t{next.step} * (kOuts * 16) + lane * 16;
-        uint8_t* to = ring + (place * OUTS + o) * kPlaceBytes;
+    for (int o = 0; o < OUTS; ++o) {
+      if (c.group * OUTS + o >= job.units) continue;
+      const uint8_t* from = job.data + (c.group * OUTS + o) * job.unit_bytes + (int64_t{c.step} * kOuts + lane) * 16;
+      uint8_t* to = ring + place * place_bytes(ROWS) + (o * kSteps * kOuts + lane) * 16;
 #pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          if (next.step + i < next.end) copy_async_16(to + i * kOuts * 16, from + i * kOuts * 16);
-        }
+      for (int i = 0; i < kSteps; ++i) {
+        if (c.step + i < c.end) copy_async_16(to + i * kOuts * 16, from + i * kOuts * 16);
       }
-      advance(&next);
     }
-    copy_async_commit();
   };
-  for (int place = 0; place < kPlaces - 1; ++place) fetch(place);
+  // Rows beyond the batch and elements beyond k exist in the buffer; their results are not stored or not used.
+  const auto fetch_inputs = [&](const Cursor& c, int place) {
+    if (c.group >= groups || k_lane >= supers) return;
+    constexpr int kQuads = kSteps * kE / 4;
+    const float* from = args.acts.f32 + row0 * args.acts.f32_stride + c.step * kE;
+    uint8_t* to = ring + place * place_bytes(ROWS) + weight_part(ROWS);
+    for (int i = lane; i < ROWS * kQuads; i += TND_WARP) {
+      copy_async_16(to + i * 16, from + i / kQuads * args.acts.f32_stride + i % kQuads * 4);
+    }
+  };
+  const Cursor start{block, k_lane, k_lane * kStepsPerSuper, end_of(k_lane)};
+  Cursor next = start;
+  for (int place = 0; place < kPlaces - 1; ++place) {
+    fetch_weights(next, place);
+    advance(&next);
+  }
   wait_for_previous();
+  next = start;
+  for (int place = 0; place < kPlaces - 1; ++place) {
+    fetch_inputs(next, place);
+    copy_async_commit();
+    advance(&next);
+  }
 
-  // Rows beyond the batch exist in the buffer (row_stride); their results are not stored.
-  const float* const x = args.acts.f32 + row0 * args.acts.f32_stride;
   int place = 0;
   for (int group = block; group < groups; group += job.blocks) {
     float acc[OUTS][ROWS] = {};
     for (int s = k_lane; s < supers; s += kLanes) {
       const int end = end_of(s);
       for (int step = s * kStepsPerSuper; step < end; step += kSteps) {
-        copy_async_wait<kPlaces - 2>();  // a thread reads what it copied itself
-        fetch(place == 0 ? kPlaces - 1 : place - 1);
+        copy_async_wait<kPlaces - 2>();
+        sync_warp();  // all lanes have left the place that is filled next
+        const int behind = place == 0 ? kPlaces - 1 : place - 1;
+        fetch_weights(next, behind);
+        fetch_inputs(next, behind);
+        copy_async_commit();
+        advance(&next);
+        const uint8_t* weights = ring + place * place_bytes(ROWS) + lane * 16;
+        const float* inputs = reinterpret_cast<const float*>(ring + place * place_bytes(ROWS) + weight_part(ROWS));
 #pragma unroll kUnroll
         for (int i = 0; i < kSteps; ++i) {
           if (step + i >= end) continue;
           float w[OUTS][kE];
 #pragma unroll
           for (int o = 0; o < OUTS; ++o) {
-            widen<TYPE>(*reinterpret_cast<const uint4*>(ring + (place * OUTS + o) * kPlaceBytes + i * kOuts * 16),
-                        w[o]);
+            widen<TYPE>(*reinterpret_cast<const uint4*>(weights + (o * kSteps + i) * kOuts * 16), w[o]);
           }
-          const int k0 = (step + i) * kE;
-          const float* from = x + k0;
+          const int left = args.k - (step + i) * kE;
+          // Two loops: a condition inside would keep the compiler from overlapping the chains of different rows.
+          if (left >= kE) {
 #pragma unroll
-          for (int r = 0; r < ROWS; ++r, from += args.acts.f32_stride) {
-            if (k0 + kE <= args.k) {
+            for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
               for (int e = 0; e < kE; e += 4) {
-                const float4 v = *reinterpret_cast<const float4*>(from + e);
+                const float4 v = *reinterpret_cast<const float4*>(inputs + (r * kSteps + i) * kE + e);
 #pragma unroll
                 for (int o = 0; o < OUTS; ++o) {
-                  acc[o][r] = fmaf(w[o][e], v.x, acc[o][r]);
-                  acc[o][r] = fmaf(w[o][e + 1], v.y, acc[o][r]);
-                  acc[o][r] = fmaf(w[o][e + 2], v.z, acc[o][r]);
-                  acc[o][r] = fmaf(w[o][e + 3], v.w, acc[o][r]);
+                  float& to = acc[o][r];
+                  to = fmaf(w[o][e + 3], v.w, fmaf(w[o][e + 2], v.z, fmaf(w[o][e + 1], v.y, fmaf(w[o][e], v.x, to))));
                 }
               }
-            } else {
+            }
+          } else {
 #pragma unroll
-              for (int e = 0; e < kE; ++e) {
+            for (int e = 0; e < kE; ++e) {
+              if (e >= left) continue;
 #pragma unroll
-                for (int o = 0; o < OUTS; ++o) {
-                  if (k0 + e < args.k) acc[o][r] = fmaf(w[o][e], from[e], acc[o][r]);
-                }
+              for (int r = 0; r < ROWS; ++r) {
+                const float x = inputs[(r * kSteps + i) * kE + e];
+#pragma unroll
+                for (int o = 0; o < OUTS; ++o) acc[o][r] = fmaf(w[o][e], x, acc[o][r]);
               }
             }
           }
@@ -167,35 +206,34 @@ TND_DEVICE void multiply(const MatmulJobs& args, const MatmulJob& job, int block
   }
 }
 
-constexpr int outs_of(int rows) {
-  return rows >= 8 ? 2 : 1;
+constexpr int blocks_per_processor(int rows) {
+  return rows < 16 ? 3 : 2;
 }
 
 template <int ROWS>
-__global__ void __launch_bounds__(kThreads, 3) matmul_float_kernel(MatmulJobs args) {
+__global__ void __launch_bounds__(kThreads, blocks_per_processor(ROWS)) matmul_float_kernel(MatmulJobs args) {
   let_next_start();
   TND_DYNAMIC_SHARED(uint8_t, smem);
-  constexpr int kO = outs_of(ROWS);
   float* const red = reinterpret_cast<float*>(smem);
-  uint8_t* const ring = smem + kLanes * ROWS * kO * kOuts * static_cast<int>(sizeof(float));
+  uint8_t* const ring = smem + red_bytes(ROWS);
   int block = static_cast<int>(blockIdx.x);
   int index = 0;
   while (block >= args.jobs[index].blocks) block -= args.jobs[index++].blocks;
   const MatmulJob& job = args.jobs[index];
   switch (job.type) {
     case DType::kBF16:
-      return multiply<DType::kBF16, ROWS, kO>(args, job, block, red, ring);
+      return multiply<DType::kBF16, ROWS>(args, job, block, red, ring);
     case DType::kF16:
-      return multiply<DType::kF16, ROWS, kO>(args, job, block, red, ring);
+      return multiply<DType::kF16, ROWS>(args, job, block, red, ring);
     default:
-      return multiply<DType::kF32, ROWS, kO>(args, job, block, red, ring);
+      return multiply<DType::kF32, ROWS>(args, job, block, red, ring);
   }
 }
 
 template <int ROWS>
 void launch_rows(Stream& stream, const MatmulGroup& group, MatmulJobs jobs) {
-  const int shared = kLanes * (ROWS * outs_of(ROWS) * kOuts * static_cast<int>(sizeof(float)) + kRingBytes);
-  const int fit = std::clamp((group.shared_per_block + 1024) / (shared + 1024), 1, 3);
+  const int shared = red_bytes(ROWS) + kLanes * ring_bytes(ROWS);
+  const int fit = std::clamp((group.shared_per_block + 1024) / (shared + 1024), 1, blocks_per_processor(ROWS));
   const int chunks = (jobs.rows + ROWS - 1) / ROWS;
   const int blocks = share_blocks(&jobs, fit * std::max(group.processors, 1));
   launch(stream,

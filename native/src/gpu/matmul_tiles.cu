@@ -40,40 +40,52 @@ constexpr int stages(int cols) {
   return cols == 128 ? 3 : 2;
 }
 
-// Copies `count` x 16 consecutive bytes, all threads together.
-[[maybe_unused]] TND_DEVICE void copy_block(uint8_t* to, const void* from, int count) {
-  const uint8_t* p = static_cast<const uint8_t*>(from);
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) copy_async_16(to + i * 16, p + int64_t{i} * 16);
-}
-
+// Starts the copies of super-block s: warp i takes unit i and 1/8 of the inputs. No conditions, which would cost as
+// much as the products: units that do not exist are the last one again, columns beyond the batch exist in the buffer
+// (row_stride) and reach no other column.
 template <template <class> class TYPE, int COLS>
-TND_DEVICE void fetch_stage(const MatmulJobs& args, const MatmulJob& job, int unit0, int col0, int s, uint8_t* stage) {
+[[maybe_unused]] TND_DEVICE void fetch_stage(const MatmulJobs& args, const MatmulJob& job, int unit0, int col0, int s,
+                                             uint8_t* stage) {
   using T = TYPE<MmaUnit>;
   using Inputs = StageInputs<T::kForm, COLS>;
-  const int units = job.units - unit0 < kUnits ? job.units - unit0 : kUnits;
-  constexpr int kPieces = T::kBytes / 16;
-  for (int i = static_cast<int>(threadIdx.x); i < units * kPieces; i += kThreads) {
-    const int u = i / kPieces;
-    const int at = i % kPieces * 16;
-    copy_async_16(stage + u * T::kBytes + at, job.data + (unit0 + u) * job.unit_bytes + int64_t{s} * T::kBytes + at);
+  static_assert(kUnits == kWarps);
+  const int lane = static_cast<int>(lane_id());
+  const int warp = static_cast<int>(warp_id());
+  const int thread = static_cast<int>(threadIdx.x);
+  const int unit = unit0 + warp < job.units ? unit0 + warp : job.units - 1;
+  const uint8_t* from = job.data + unit * job.unit_bytes + int64_t{s} * T::kBytes + lane * 16;
+  uint8_t* to = stage + warp * T::kBytes + lane * 16;
+#pragma unroll
+  for (int at = 0; at < T::kBytes; at += 512) {
+    if (at + 512 <= T::kBytes || at + lane * 16 < T::kBytes) copy_async_16(to + at, from + at);
   }
-  // Columns that do not exist stay unspecified: they reach no other column.
-  const int cols = args.rows - col0 < COLS ? args.rows - col0 : COLS;
   uint8_t* const inputs = stage + kUnits * T::kBytes;
   const int64_t stride = args.acts.row_stride;
-  const int8_t* q = T::kForm == kFormQ256 ? args.acts.q256 : args.acts.q32;
-  for (int p = 0; p < 4; ++p) {
-    copy_block(inputs + Inputs::kQ + p * COLS * 64, q + ((int64_t{s} * 4 + p) * stride + col0) * 64, cols * 4);
+  const int8_t* q =
+      (T::kForm == kFormQ256 ? args.acts.q256 : args.acts.q32) + (s * 4 * stride + col0) * 64 + thread * 16;
+#pragma unroll
+  for (int p = 0; p < 4; ++p, q += stride * 64) {
+#pragma unroll
+    for (int at = 0; at < COLS * 64; at += kThreads * 16) {
+      copy_async_16(inputs + Inputs::kQ + p * COLS * 64 + at + thread * 16, q + at);
+    }
   }
-  const int quads = (cols + 3) / 4;  // rows of a batch are padded to 64, so whole quads exist
-  if constexpr (T::kForm == kFormQ256) {
-    copy_block(inputs + Inputs::kScale, args.acts.scale256 + s * stride + col0, quads);
-    if constexpr (T::kMin) copy_block(inputs + Inputs::kSums, args.acts.sum16 + (s * stride + col0) * 16, cols * 2);
-  } else {
-    for (int j = 0; j < 8; ++j) {
-      const int64_t from = (int64_t{s} * 8 + j) * stride + col0;
-      copy_block(inputs + Inputs::kScale + j * COLS * 4, args.acts.scale32 + from, quads);
-      if constexpr (T::kMin) copy_block(inputs + Inputs::kSums + j * COLS * 4, args.acts.sum32 + from, quads);
+  // Scales, [1 or 8][COLS] floats; mins, [COLS][16] halves or [8][COLS] floats.
+  constexpr int kScales = T::kForm == kFormQ256 ? 1 : 8;
+  constexpr int kQuads = COLS / 4;
+  if (thread < kScales * kQuads) {
+    const int j = thread / kQuads;
+    const int at = thread % kQuads * 4;
+    const float* scale = T::kForm == kFormQ256 ? args.acts.scale256 : args.acts.scale32;
+    const int64_t column = (int64_t{s} * kScales + j) * stride + col0 + at;
+    copy_async_16(inputs + Inputs::kScale + (j * COLS + at) * 4, scale + column);
+    if constexpr (T::kMin && T::kForm == kFormQ32) {
+      copy_async_16(inputs + Inputs::kSums + (j * COLS + at) * 4, args.acts.sum32 + column);
+    }
+  }
+  if constexpr (T::kMin && T::kForm == kFormQ256) {
+    if (thread < COLS * 2) {
+      copy_async_16(inputs + Inputs::kSums + thread * 16, args.acts.sum16 + (s * stride + col0) * 16 + thread * 8);
     }
   }
 }
@@ -133,7 +145,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const MatmulJob& job, int 
                              scale + warp_col,
                              reinterpret_cast<const float*>(sums) + warp_col,
                              COLS,
-                             COLS};
+                             COLS - 1};
       accumulate<U, TYPE, kWarpUnits, kTiles>(at + warp_unit * T::kBytes, T::kBytes, in, lane, acc);
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }

@@ -38,10 +38,11 @@ struct MmaUnit {
   struct Input {
     uint32_t w[2][2];  // [group of the pair][word]
   };
-  // pair: column 0 of the tile in a pair's [columns][64]. Columns from `limit` on are zero and not read.
-  TND_DEVICE Input load_input(const int8_t* pair, int limit, int lane) {
-    uint4 v = make_uint4(0, 0, 0, 0);
-    if (lane / 4 < limit) v = *reinterpret_cast<const uint4*>(pair + lane * 16);
+  // pair: a pair's [columns][64]; col0: of the tile. Columns beyond `last` get the activations of `last`: a condition
+  // would cost a branch a load, other columns traffic.
+  TND_DEVICE Input load_input(const int8_t* pair, int col0, int last, int lane) {
+    const int column = col0 + lane / 4 < last ? col0 + lane / 4 : last;
+    const uint4 v = *reinterpret_cast<const uint4*>(pair + column * 64 + lane % 4 * 16);
     return {{{v.x, v.y}, {v.z, v.w}}};
   }
   TND_DEVICE void dot32(int32_t (&d)[4], const uint32_t (&w)[2][2], const uint32_t (&x)[2]) {
@@ -88,12 +89,12 @@ struct WmmaUnit {
   struct Input {
     uint32_t w[2][8];  // [group of the pair][half of the group, piece]
   };
-  TND_DEVICE Input load_input(const int8_t* pair, int limit, int lane) {
+  TND_DEVICE Input load_input(const int8_t* pair, int col0, int last, int lane) {
+    const int column = col0 + lane % 16 < last ? col0 + lane % 16 : last;
     Input in;
 #pragma unroll
     for (int t = 0; t < 4; ++t) {
-      uint4 v = make_uint4(0, 0, 0, 0);
-      if (lane % 16 < limit) v = *reinterpret_cast<const uint4*>(pair + lane % 16 * 64 + 16 * t);
+      const uint4 v = *reinterpret_cast<const uint4*>(pair + column * 64 + 16 * t);
       in.w[0][t] = v.x, in.w[0][4 + t] = v.y;
       in.w[1][t] = v.z, in.w[1][4 + t] = v.w;
     }

@@ -39,16 +39,19 @@ inline constexpr bool kHasMma = false, kHasWmma = false;
 // All functions are declared everywhere, so that traits of one vendor compile for the other; where the instruction is
 // missing they do nothing, and nothing must choose them there.
 
+// In the functions of NVIDIA's instructions d is an operand of its own beside the result, and nothing is volatile: sums
+// that start at zero then need no registers set to zero.
+
 // d += A B, 16x8x32, signed bytes.
 TND_DEVICE void mma_s8_k32([[maybe_unused]] int32_t (&d)[4], [[maybe_unused]] const uint32_t (&a)[4],
                            [[maybe_unused]] const uint32_t (&b)[2]) {
 #if defined(TND_GPU_EMU)
   emu::mma_s8_k32(d, a, b);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, "
+      "%13};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3]));
 #elif defined(__CUDA_ARCH__)  // sm_75: m8n8k16 on quarters, same operand maps
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -68,9 +71,9 @@ TND_DEVICE void mma_s8_k16([[maybe_unused]] int32_t (&d)[4], [[maybe_unused]] co
 #if defined(TND_GPU_EMU)
   emu::mma_s8_k16(d, a, b);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-               : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3]));
 #elif defined(__CUDA_ARCH__)
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -87,11 +90,10 @@ TND_DEVICE void mma_f16_k16([[maybe_unused]] float (&d)[4], [[maybe_unused]] con
 #if defined(TND_GPU_EMU)
   emu::mma_f16_k16(d, a, b);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %11, %12, %13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]));
 #elif defined(__CUDA_ARCH__)
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
@@ -108,11 +110,10 @@ TND_DEVICE void mma_bf16_k16([[maybe_unused]] float (&d)[4], [[maybe_unused]] co
 #if defined(TND_GPU_EMU)
   emu::mma_bf16_k16(d, a, b);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %11, %12, %13};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]));
 #endif
 }
 
