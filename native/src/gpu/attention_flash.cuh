@@ -280,24 +280,26 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   const auto multiply_keys = [&](const uint16_t* tile_k, auto live) {
     constexpr int kLive = decltype(live)::value, kSteps = DIM / 16;
     typename Unit::C c[kLive];
-    typename Unit::B keys[2];
-    typename Unit::A q[2][kLive];
+    typename Unit::B keys[Unit::kDepth];
+    typename Unit::A q[Unit::kDepth][kLive];
     const auto load = [&](int k) {
-      load_b_columns(keys[k % 2], tile_k + wn * 16 * S::kStride + k * 16, S::kStride);
+      load_b_columns(keys[k % Unit::kDepth], tile_k + wn * 16 * S::kStride + k * 16, S::kStride);
 #pragma unroll
-      for (int i = 0; i < kLive; ++i) load_a(q[k % 2][i], sq + (wm * MT + i) * 16 * S::kStride + k * 16, S::kStride);
+      for (int i = 0; i < kLive; ++i)
+        load_a(q[k % Unit::kDepth][i], sq + (wm * MT + i) * 16 * S::kStride + k * 16, S::kStride);
     };
 #pragma unroll
     for (int i = 0; i < kLive; ++i) {
 #pragma unroll
       for (int e = 0; e < 8; ++e) c[i].v[e] = 0.0f;
     }
-    load(0);
-#pragma unroll
+    if (Unit::kDepth == 2) load(0);
+#pragma unroll Unit::kUnroll
     for (int k = 0; k < kSteps; ++k) {
-      if (k + 1 < kSteps) load(k + 1);
+      if (Unit::kDepth == 1) load(k);
+      if (Unit::kDepth == 2 && k + 1 < kSteps) load(k + 1);
 #pragma unroll
-      for (int i = 0; i < kLive; ++i) multiply(c[i], q[k % 2][i], keys[k % 2]);
+      for (int i = 0; i < kLive; ++i) multiply(c[i], q[k % Unit::kDepth][i], keys[k % Unit::kDepth]);
     }
 #pragma unroll
     for (int i = 0; i < kLive; ++i) {
@@ -310,30 +312,34 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   };
   const auto multiply_values = [&](const uint16_t* tile_v, auto live) {
     constexpr int kLive = decltype(live)::value, kSteps = kAttentionTile / 16;
-    typename Unit::A p[2][kLive];
-    typename Unit::B v[2];
+    typename Unit::A p[Unit::kDepth][kLive];
+    typename Unit::B v[Unit::kDepth];
     const auto load_p = [&](int k) {
 #pragma unroll
       for (int i = 0; i < kLive; ++i) {
-        load_a(p[k % 2][i], weights + (wm * MT + i) * 16 * S::kWeights + k * 16, S::kWeights);
+        load_a(p[k % Unit::kDepth][i], weights + (wm * MT + i) * 16 * S::kWeights + k * 16, S::kWeights);
       }
     };
     const auto load_v = [&](int step) {
-      load_b_rows(v[step % 2],
+      load_b_rows(v[step % Unit::kDepth],
                   tile_v + step / kColumnTiles * 16 * S::kStride + wn * (DIM / 4) + step % kColumnTiles * 16,
                   S::kStride);
     };
-    load_p(0);
-    load_v(0);
-#pragma unroll
+    if (Unit::kDepth == 2) {
+      load_p(0);
+      load_v(0);
+    }
+#pragma unroll Unit::kUnroll
     for (int k = 0; k < kSteps; ++k) {
+      if (Unit::kDepth == 1) load_p(k);
 #pragma unroll
       for (int n = 0; n < kColumnTiles; ++n) {
         const int step = k * kColumnTiles + n;
-        if (step + 1 < kSteps * kColumnTiles) load_v(step + 1);
-        if (n == 0 && k + 1 < kSteps) load_p(k + 1);
+        if (Unit::kDepth == 1) load_v(step);
+        if (Unit::kDepth == 2 && step + 1 < kSteps * kColumnTiles) load_v(step + 1);
+        if (Unit::kDepth == 2 && n == 0 && k + 1 < kSteps) load_p(k + 1);
 #pragma unroll
-        for (int i = 0; i < kLive; ++i) multiply(o[i][n], p[k % 2][i], v[step % 2]);
+        for (int i = 0; i < kLive; ++i) multiply(o[i][n], p[k % Unit::kDepth][i], v[step % Unit::kDepth]);
       }
     }
   };

@@ -13,6 +13,8 @@ namespace tnd::gpu {
 #if defined(TND_GPU_EMU) || defined(TND_GPU_CUDA)
 struct MmaUnit {
   static constexpr bool kOneBuffer = false;  // K and V in shared memory together, copied ahead
+  static constexpr int kDepth = 2;           // fragments are loaded a step ahead: instructions stay in source order
+  static constexpr int kUnroll = 16;
   struct A {
     uint32_t r[4];
   };
@@ -55,6 +57,8 @@ TND_DEVICE int c_column(const MmaUnit&, int i) {
 #if defined(TND_GPU_EMU) || defined(TND_GPU_HIP)
 struct WmmaUnit {
   static constexpr bool kOneBuffer = true;  // 64 KiB of shared memory, no copies in the background
+  static constexpr int kDepth = 1;          // the compiler moves loads; twice the registers would spill
+  static constexpr int kUnroll = 2;
   struct A {
     uint32_t r[8];
   };
