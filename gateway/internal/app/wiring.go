@@ -65,8 +65,8 @@ func (a *App) listen() (err error) {
 
 // wire builds the parts and connects them. Direction of use:
 //
-//	httpapi → openai → turn → generate, compress → cluster → registry
-//	grpcapi ────────────┘
+//	httpapi → openai, responses, anthropic → turn → generate, compress → cluster → registry
+//	grpcapi ─────────────────────────────────┘
 //	                         → model (tokenizer and template of the served model)
 func (a *App) wire() error {
 	cfg := a.cfg

@@ -1,0 +1,42 @@
+package apierror
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+)
+
+func TestAnthropic(t *testing.T) {
+	for name, tt := range map[string]struct {
+		err     *Error
+		status  int
+		kind    string
+		message string // empty = the error's own
+	}{
+		"value":         {InvalidValue("a[0]", "is odd"), 400, "invalid_request_error", ""},
+		"long prompt":   {ContextLength(900, 0, 512), 400, "invalid_request_error", "prompt is too long: 900 tokens > 512 maximum"},
+		"strict":        {ContextLength(400, 200, 512), 400, "invalid_request_error", "input length and `max_tokens` exceed context limit: 400 + 200 > 512"},
+		"key":           {Unauthorized(), 401, "authentication_error", ""},
+		"model":         {ModelNotFound("x"), 404, "not_found_error", ""},
+		"method":        {MethodNotAllowed("PUT", "/"), 405, "invalid_request_error", ""},
+		"slow":          {Transport(408, "slow"), 408, "invalid_request_error", ""},
+		"body":          {Transport(413, "large"), 413, "request_too_large", ""},
+		"queue":         {QueueFull(1), 429, "rate_limit_error", ""},
+		"worker failed": {WorkerFailed(errors.New("secret")), 500, "api_error", ""},
+		"no worker":     {NoWorker("none"), 529, "overloaded_error", ""},
+		"draining":      {Draining(), 529, "overloaded_error", ""},
+		"deadline":      {Deadline(), 504, "timeout_error", ""},
+	} {
+		if tt.message == "" {
+			tt.message = tt.err.Message
+		}
+		var got anthropicBody
+		if err := json.Unmarshal(tt.err.Anthropic("req-1"), &got); err != nil {
+			t.Fatal(name, err)
+		}
+		want := anthropicBody{Type: "error", RequestID: "req-1", Error: anthropicError{tt.kind, tt.message}}
+		if got != want || tt.err.AnthropicStatus() != tt.status {
+			t.Errorf("%s: %d %+v, want %d %+v", name, tt.err.AnthropicStatus(), got, tt.status, want)
+		}
+	}
+}
