@@ -173,7 +173,7 @@ TEST(open_refuses_what_cannot_work) {
   CHECK_EQ(open(TND_ROOT "/native/tests/data/README.md", nothing, "README.md"), TND_INVALID_ARGUMENT);
   CHECK_EQ(open(TND_ROOT "/models/tandem-tiny-draft-q8_0.gguf", nothing, "architecture"), TND_UNIMPLEMENTED);
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.role = 9; }, "role"), TND_INVALID_ARGUMENT);
-  CHECK_EQ(open(good, [](tnd_open_options& c) { c.device = "cuda:0"; }, "cuda:0"), TND_INVALID_ARGUMENT);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.device = "abacus:0"; }, "abacus:0"), TND_INVALID_ARGUMENT);
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.threads = -1; }, "threads"), TND_INVALID_ARGUMENT);
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.max_tree_rows = 129; }, "max_tree_rows"), TND_INVALID_ARGUMENT);
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.max_batch_rows = 8; }, "max_batch_rows"), TND_INVALID_ARGUMENT);
