@@ -55,6 +55,13 @@ TND_DEVICE uint32_t bit_at(uint32_t w, int j, int at) {
 TND_DEVICE int byte_of(const uint32_t (&w)[2], int i) {
   return static_cast<int>((i < 4 ? w[0] : w[1]) >> i % 4 * 8 & 0xFFu);  // no index: i may be a variable
 }
+// Word i of four. By value and without an index: i may be a variable, and arrays with variable indices are memory.
+TND_DEVICE uint32_t word_of(const uint4& v, int i) {
+  const uint32_t x = v.x, y = v.y, z = v.z, w = v.w;
+  const uint32_t low = i == 0 ? x : y;
+  const uint32_t high = i == 2 ? z : w;
+  return i < 2 ? low : high;
+}
 TND_DEVICE int signed_byte(uint32_t w, int i) {
   return static_cast<int8_t>(w >> i % 4 * 8);
 }
@@ -166,7 +173,7 @@ struct TypeQ6K {
 #pragma unroll
     for (int i = 0; i < U::kPieces; ++i) {
       const uint2 n = nibble_piece<U>(super, p, lane, i);
-      const uint32_t upper[2] = {p < 2 ? head.plane[i].x : head.plane[i].z, p < 2 ? head.plane[i].y : head.plane[i].w};
+      const uint32_t upper[2] = {word_of(head.plane[i], p / 2 * 2), word_of(head.plane[i], p / 2 * 2 + 1)};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int v = (2 * p + h) % 4;
@@ -175,10 +182,7 @@ struct TypeQ6K {
       }
     }
   }
-  TND_DEVICE int scale(const Head& h, int o, int g) {
-    const uint4& s = h.sc[o];
-    return signed_byte(g < 4 ? s.x : g < 8 ? s.y : g < 12 ? s.z : s.w, g);
-  }
+  TND_DEVICE int scale(const Head& h, int o, int g) { return signed_byte(word_of(h.sc[o], g / 4), g); }
 };
 
 // ---- 4-bit codes that stand for values of a table
@@ -245,7 +249,7 @@ TND_DEVICE Halves<U> load_halves(const uint8_t* from, int lane) {
   return r;
 }
 TND_DEVICE float half_of(const uint4& v, int j) {
-  const uint32_t w = j < 2 ? v.x : j < 4 ? v.y : j < 6 ? v.z : v.w;
+  const uint32_t w = word_of(v, j / 2);
   return half_to_float(static_cast<uint16_t>(j % 2 == 0 ? w : w >> 16));
 }
 
