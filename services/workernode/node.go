@@ -113,6 +113,7 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
 	defer signal.Stop(signals)
 
+	n.complete.Store(n.cfg.Describe == nil) // before anything asks
 	parts := 0
 	ended := make(chan error, 8)
 	start := func(name string, f func(context.Context) error) {
@@ -141,7 +142,6 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 		}
 		start("registry", n.client.Run)
 	}
-	n.complete.Store(n.cfg.Describe == nil)
 	if n.cfg.Describe != nil {
 		start("engine", n.describe)
 	}

@@ -50,7 +50,7 @@ func RunWithEngine(ctx context.Context, cfg Config, w Worker, keeper *Keeper, de
 		describe(r, engine.Info())
 		return nil
 	}
-	return WithEngine(ctx, keeper.Run, func(ctx context.Context) error { return Run(ctx, cfg, loading{w, keeper}) })
+	return withEngine(ctx, keeper.Run, func(ctx context.Context) error { return Run(ctx, cfg, loading{w, keeper}) })
 }
 
 // loading adds to heartbeats what the keeper knows of its engine.
@@ -66,8 +66,8 @@ func (l loading) Heartbeat(h *tandemv1.Heartbeat) {
 	h.LoadedBytes, h.LoadBytes = l.keeper.Loading()
 }
 
-// WithEngine runs body while the keeper keeps the engine open; the first error ends both.
-func WithEngine(ctx context.Context, run func(context.Context) error, body func(context.Context) error) error {
+// withEngine runs body while the keeper keeps the engine open; the first error ends both.
+func withEngine(ctx context.Context, run func(context.Context) error, body func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	ended := make(chan error, 1)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -30,27 +29,7 @@ var trioSchemas = []string{
 // TestSlowTrioGuided runs the demonstration models under schemas: every mode gives the tokens of plain decoding, every text is valid
 // for an independent validator, and what guiding costs a step is reported.
 func TestSlowTrioGuided(t *testing.T) {
-	root, err := filepath.Abs("../../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	in := func(path ...string) string { return filepath.Join(append([]string{root}, path...)...) }
-	for _, path := range []string{in("bin", "worker-target"), in("bin", "worker-draft"), in("bin", "tandem-engine"), in("bin", "libtandem_cpu.so")} {
-		if _, err := os.Stat(path); err != nil {
-			t.Skip("needs the programs in bin/: make build")
-		}
-	}
-	if testing.Short() {
-		t.Skip("starts processes")
-	}
-	data, err := os.ReadFile(in("tests", "testdata", "golden", "tandem-tiny-q4km.json"))
-	if err != nil {
-		t.Skip("needs the golden file: ", err)
-	}
-	var golden struct{ Cases []goldenCase }
-	if err := json.Unmarshal(data, &golden); err != nil {
-		t.Fatal(err)
-	}
+	in, cases := trio(t)
 	dir, err := os.MkdirTemp("", "trio")
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +85,7 @@ func TestSlowTrioGuided(t *testing.T) {
 	// The engine loads, and the draft takes the target's tables over the wire.
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		_, end, err := try(&tandemv1.DecodeRequest{
-			PromptTokens: golden.Cases[0].IDs, MaxTokens: 30, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
+			PromptTokens: cases[0].IDs, MaxTokens: 30, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
 		})
 		if err == nil && end.Timings.AcceptedTokens > 0 {
 			break
@@ -125,7 +104,7 @@ func TestSlowTrioGuided(t *testing.T) {
 		}
 		w.Define("root", rule)
 		judge := grammartest.NewJudge(t, schema)
-		for n, c := range golden.Cases[:min(6, len(golden.Cases))] {
+		for n, c := range cases[:min(6, len(cases))] {
 			for _, temperature := range []float64{0, 0.8} {
 				seed := int64(n)
 				var plain []int32

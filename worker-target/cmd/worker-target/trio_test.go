@@ -65,14 +65,14 @@ type goldenCase struct {
 	Greedy []int32 `json:"greedy"`
 }
 
-// TestSlowTrio runs the demonstration models in processes: every mode gives the tokens of plain decoding, the plain ones are
-// those of the golden file but for near ties, and speed and acceptance are reported.
-func TestSlowTrio(t *testing.T) {
+// trio gives paths in the checkout and the golden cases of the demonstration models, or skips the test where programs are missing.
+func trio(t *testing.T) (in func(path ...string) string, cases []goldenCase) {
+	t.Helper()
 	root, err := filepath.Abs("../../..")
 	if err != nil {
 		t.Fatal(err)
 	}
-	in := func(path ...string) string { return filepath.Join(append([]string{root}, path...)...) }
+	in = func(path ...string) string { return filepath.Join(append([]string{root}, path...)...) }
 	for _, path := range []string{in("bin", "worker-target"), in("bin", "worker-draft"), in("bin", "tandem-engine"), in("bin", "libtandem_cpu.so")} {
 		if _, err := os.Stat(path); err != nil {
 			t.Skip("needs the programs in bin/: make build")
@@ -89,6 +89,13 @@ func TestSlowTrio(t *testing.T) {
 	if err := json.Unmarshal(data, &golden); err != nil {
 		t.Fatal(err)
 	}
+	return in, golden.Cases
+}
+
+// TestSlowTrio runs the demonstration models in processes: every mode gives the tokens of plain decoding, the plain ones are
+// those of the golden file but for near ties, and speed and acceptance are reported.
+func TestSlowTrio(t *testing.T) {
+	in, cases := trio(t)
 	// Socket paths are short: their length is limited to some hundred bytes.
 	dir, err := os.MkdirTemp("", "trio")
 	if err != nil {
@@ -144,7 +151,7 @@ func TestSlowTrio(t *testing.T) {
 	// The draft takes the target's tables over the wire first.
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		_, end := run(&tandemv1.DecodeRequest{
-			PromptTokens: golden.Cases[0].IDs, MaxTokens: 30, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
+			PromptTokens: cases[0].IDs, MaxTokens: 30, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
 		})
 		if end.Timings.AcceptedTokens > 0 {
 			break
@@ -163,7 +170,7 @@ func TestSlowTrio(t *testing.T) {
 		}
 		sums := map[string]map[string]*sum{}
 		// Modes take turns at every prompt, so that what else runs on the machine slows them all alike.
-		for i, c := range golden.Cases {
+		for i, c := range cases {
 			var plain []int32
 			for _, mode := range trioModes {
 				tokens, end := run(&tandemv1.DecodeRequest{
@@ -202,7 +209,7 @@ func TestSlowTrio(t *testing.T) {
 	}
 	// The draft's process is killed in the middle of an answer and started again: same tokens, no pause, speculation resumes.
 	request := &tandemv1.DecodeRequest{
-		PromptTokens: golden.Cases[0].IDs, MaxTokens: lossTokens, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
+		PromptTokens: cases[0].IDs, MaxTokens: lossTokens, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
 	}
 	plain, _ := run(request)
 	request.Speculation = &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN}
