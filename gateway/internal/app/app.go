@@ -131,9 +131,9 @@ func (a *App) Run(ctx context.Context) error {
 	grp.Go(func() error { return a.cluster.Run(parts) })
 	grp.Go(func() error { return a.models.run(parts) })
 	grp.Go(func() error { return a.serveHTTP() })
-	grp.Go(func() error { return a.registryServer.Serve(a.registryLis) })
+	grp.Go(func() error { return serveGRPC(a.registryServer, a.registryLis) })
 	if a.grpcServer != nil {
-		grp.Go(func() error { return a.grpcServer.Serve(a.grpcLis) })
+		grp.Go(func() error { return serveGRPC(a.grpcServer, a.grpcLis) })
 	}
 	grp.Go(func() error {
 		select {
@@ -152,6 +152,14 @@ func (a *App) Run(ctx context.Context) error {
 		a.log.Warn("the last spans could not be sent", zap.NamedError(telemetry.KeyErr, lost))
 	}
 	return errors.Join(err, a.deps.Metrics.Shutdown(flush))
+}
+
+// serveGRPC serves until the server is stopped, which may be before it begins: then there is nothing to serve and no fault.
+func serveGRPC(server *grpc.Server, listener net.Listener) error {
+	if err := server.Serve(listener); !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
+	return nil
 }
 
 func (a *App) serveHTTP() error {

@@ -287,6 +287,23 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestStopBeforeServing ends a gateway that had no time to serve: its ports must not take that for a fault.
+func TestStopBeforeServing(t *testing.T) {
+	for range 20 {
+		cfg := Defaults()
+		cfg.Port, cfg.GRPCPort, cfg.RegistryListen, cfg.ShutdownGraceS, cfg.ModelName = 0, 0, "127.0.0.1:0", 5, "tiny"
+		a, err := New(cfg, Deps{Version: "test"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := a.Run(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestShutdownCancelsWhatIsLeft(t *testing.T) {
 	r := start(t, func(c *Config) { c.ShutdownGraceS = 0.05 })
 	b := newBlock()
