@@ -88,7 +88,8 @@ struct Plan {
 };
 
 // Multiplies one tile by rows of a panel and stores what lies in the job's range.
-void run_tile(const Plan& plan, const uint8_t* tile_data, const void* panel, uint64_t tile, int row, int rows) {
+void run_tile(const Plan& plan, const uint8_t* tile_data, const void* panel, uint64_t tile, int row, int rows,
+              bool fetch) {
   const MatmulJob& job = *plan.job;
   const uint64_t k = job.weight->k;
   const uint64_t end = job.n_end != 0 ? job.n_end : job.weight->n;
@@ -98,11 +99,11 @@ void run_tile(const Plan& plan, const uint8_t* tile_data, const void* panel, uin
   float* y = job.y + static_cast<int64_t>(row) * job.y_stride + static_cast<int64_t>(first);
   const bool whole = lo == 0 && hi == kTileOuts;
   if (whole && job.residual == nullptr) {
-    plan.kernel(tile_data, panel, k, row % kPanelRows, rows, y, job.y_stride);
+    plan.kernel(tile_data, panel, k, row % kPanelRows, rows, y, job.y_stride, fetch);
     return;
   }
   alignas(64) float result[kPanelRows * kTileOuts];
-  plan.kernel(tile_data, panel, k, row % kPanelRows, rows, result, kTileOuts);
+  plan.kernel(tile_data, panel, k, row % kPanelRows, rows, result, kTileOuts, fetch);
   const float* residual = job.residual;
   if (residual != nullptr) residual += static_cast<int64_t>(row) * job.residual_stride + static_cast<int64_t>(first);
   for (int r = 0; r < rows; ++r, y += job.y_stride) {
@@ -126,7 +127,7 @@ void run_task(const Plan& plan, const ActBuffer& act, uint64_t task, int row_beg
     const void* panel = panel_of(act, plan.kind, static_cast<uint64_t>(row / kPanelRows));
     const uint8_t* tile_data = static_cast<const uint8_t*>(plan.job->weight->data) + begin * plan.tile_bytes;
     for (uint64_t tile = begin; tile < end; ++tile, tile_data += plan.tile_bytes) {
-      run_tile(plan, tile_data, panel, tile, row, rows);
+      run_tile(plan, tile_data, panel, tile, row, rows, row == row_begin);
     }
     row += rows;
   }

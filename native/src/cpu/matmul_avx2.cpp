@@ -343,12 +343,14 @@ TND_INLINE void add_super_half(const uint8_t* p, uint64_t elems, const void* pan
 }
 
 template <DType TYPE, int R>
-void tile_rows(const uint8_t* tile, const void* panel, uint64_t k, int row0, float* out, int64_t out_stride) {
+void tile_rows(const uint8_t* tile, const void* panel, uint64_t k, int row0, float* out, int64_t out_stride,
+               bool fetch) {
   alignas(64) float lanes[4][R * 16];
   std::memset(lanes, 0, sizeof lanes);
   const uint64_t full = super_bytes(TYPE, kSuper);
   const uint8_t* p = tile;
   for (uint64_t s = 0; s * kSuper < k; ++s, p += full) {
+    if (fetch) fetch_ahead(p, full);
     const uint64_t elems = k - s * kSuper < kSuper ? k - s * kSuper : kSuper;
     if constexpr (TYPE == DType::kF32 || TYPE == DType::kF16 || TYPE == DType::kBF16) {
       super_float<TYPE, R>(p, elems, static_cast<const ActF32*>(panel)[s], row0, lanes[s % 4]);
@@ -365,23 +367,25 @@ void tile_rows(const uint8_t* tile, const void* panel, uint64_t k, int row0, flo
 }
 
 template <DType TYPE>
-void tile_avx2(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out, int64_t out_stride) {
+void tile_avx2(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out, int64_t out_stride,
+               bool fetch) {
   while (rows > 0) {
     const int part = rows < kMaxRows ? rows : kMaxRows;
     switch (part) {
       case 1:
-        tile_rows<TYPE, 1>(tile, panel, k, row0, out, out_stride);
+        tile_rows<TYPE, 1>(tile, panel, k, row0, out, out_stride, fetch);
         break;
       case 2:
-        tile_rows<TYPE, 2>(tile, panel, k, row0, out, out_stride);
+        tile_rows<TYPE, 2>(tile, panel, k, row0, out, out_stride, fetch);
         break;
       case 3:
-        tile_rows<TYPE, 3>(tile, panel, k, row0, out, out_stride);
+        tile_rows<TYPE, 3>(tile, panel, k, row0, out, out_stride, fetch);
         break;
       default:
-        tile_rows<TYPE, 4>(tile, panel, k, row0, out, out_stride);
+        tile_rows<TYPE, 4>(tile, panel, k, row0, out, out_stride, fetch);
         break;
     }
+    fetch = false;
     row0 += part;
     rows -= part;
     out += part * out_stride;

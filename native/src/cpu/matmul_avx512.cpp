@@ -19,7 +19,6 @@
 namespace tnd::cpu {
 namespace {
 
-constexpr uint64_t kPrefetchTile = 24 * 1024;  // a tile of this size fits L1 beside the panel in use
 constexpr int kQStride = 256;                  // bytes from one row's q to the next in a panel block
 
 TND_INLINE __m512i load(const uint8_t* p) {
@@ -387,7 +386,7 @@ TND_INLINE void add_super(const uint8_t* p, uint64_t elems, const void* panel, u
 
 template <DType TYPE, int R>
 void tile_rows(const uint8_t* tile, const void* panel, uint64_t k, int row0, float* out, int64_t out_stride,
-               uint64_t ahead) {
+               bool fetch) {
   constexpr bool kFloat = TYPE == DType::kF32 || TYPE == DType::kF16 || TYPE == DType::kBF16;
   alignas(64) float lanes[4][R * 16];
   const uint64_t full = super_bytes(TYPE, kSuper);
@@ -407,9 +406,7 @@ void tile_rows(const uint8_t* tile, const void* panel, uint64_t k, int row0, flo
     }
   }
   for (; s * kSuper < k; ++s, p += full) {
-    if (R > 4 && ahead != 0) {
-      for (uint64_t i = 0; i < full; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + ahead + i), _MM_HINT_T0);
-    }
+    if (fetch) fetch_ahead(p, full);
     const uint64_t elems = k - s * kSuper < kSuper ? k - s * kSuper : kSuper;
     add_super<TYPE, R>(p, elems, panel, s, row0, lane_of(s));
   }
@@ -431,44 +428,39 @@ void tile_rows(const uint8_t* tile, const void* panel, uint64_t k, int row0, flo
 }
 
 template <DType TYPE>
-void tile_avx512(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out,
-                 int64_t out_stride) {
-  // Up to 8 rows at once; 9 to 16 in two nearly equal parts. With several rows the window of the processor is full of
-  // dot products and loads run too late, so weights are asked for ahead: the next super-block, or, while the second
-  // part works on a tile that the first has brought, the next tile. With few rows the hardware prefetcher does better
-  // alone.
-  const uint64_t super = super_bytes(TYPE, kSuper);
-  const uint64_t whole = tile_bytes(TYPE, k);
-  const bool next_tile = rows > 8 && whole <= kPrefetchTile;
+void tile_avx512(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out, int64_t out_stride,
+                 bool fetch) {
+  // Up to 8 rows at once; 9 to 16 in two nearly equal parts. The window of the processor is full of dot products and
+  // loads run too late, so weights are asked for ahead, by the first part only.
   for (int left = rows > 8 ? 2 : 1; left > 0; --left) {
     const int part = (rows + left - 1) / left;
-    const uint64_t ahead = !next_tile ? super : left == 2 ? 0 : whole;
     switch (part) {
       case 1:
-        tile_rows<TYPE, 1>(tile, panel, k, row0, out, out_stride, ahead);
+        tile_rows<TYPE, 1>(tile, panel, k, row0, out, out_stride, fetch);
         break;
       case 2:
-        tile_rows<TYPE, 2>(tile, panel, k, row0, out, out_stride, ahead);
+        tile_rows<TYPE, 2>(tile, panel, k, row0, out, out_stride, fetch);
         break;
       case 3:
-        tile_rows<TYPE, 3>(tile, panel, k, row0, out, out_stride, ahead);
+        tile_rows<TYPE, 3>(tile, panel, k, row0, out, out_stride, fetch);
         break;
       case 4:
-        tile_rows<TYPE, 4>(tile, panel, k, row0, out, out_stride, ahead);
+        tile_rows<TYPE, 4>(tile, panel, k, row0, out, out_stride, fetch);
         break;
       case 5:
-        tile_rows<TYPE, 5>(tile, panel, k, row0, out, out_stride, ahead);
+        tile_rows<TYPE, 5>(tile, panel, k, row0, out, out_stride, fetch);
         break;
       case 6:
-        tile_rows<TYPE, 6>(tile, panel, k, row0, out, out_stride, ahead);
+        tile_rows<TYPE, 6>(tile, panel, k, row0, out, out_stride, fetch);
         break;
       case 7:
-        tile_rows<TYPE, 7>(tile, panel, k, row0, out, out_stride, ahead);
+        tile_rows<TYPE, 7>(tile, panel, k, row0, out, out_stride, fetch);
         break;
       default:
-        tile_rows<TYPE, 8>(tile, panel, k, row0, out, out_stride, ahead);
+        tile_rows<TYPE, 8>(tile, panel, k, row0, out, out_stride, fetch);
         break;
     }
+    fetch = false;
     row0 += part;
     rows -= part;
     out += part * out_stride;

@@ -113,8 +113,18 @@ static_assert(sizeof(ActF32) == 257 * 64);
 //   tile   tile_bytes(type, k) bytes, 64-byte aligned
 //   panel  first super-block of the panel, in the form act_kind(type)
 //   out    f32, output o of row row0 + r at out[r * out_stride + o]; all 16 are written, any alignment
+//   fetch  ask the caches for the weights kFetchAhead bytes further on as the tile is read. The address may lie past the
+//          last tile: a fetch faults nowhere.
 using TileKernel = void (*)(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out,
-                            int64_t out_stride);
+                            int64_t out_stride, bool fetch);
+
+// Distance of fetches: tiles of a few KB that are worked on one after the other lie one after the other, so it reaches
+// over their ends. Long enough for memory (some 150 ns), short enough for L1.
+constexpr uint64_t kFetchAhead = 12 * 1024;
+
+[[gnu::always_inline]] inline void fetch_ahead(const uint8_t* p, uint64_t bytes) {
+  for (uint64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + kFetchAhead + i);
+}
 
 // Kernels of one instruction set.
 TileKernel tile_kernel_scalar(DType type);

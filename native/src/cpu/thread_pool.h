@@ -1,6 +1,6 @@
 // A fixed set of threads that run short parallel regions: the CPU backend's only source of parallelism.
 //
-// A region is n tasks handed out one by one from an atomic counter; the calling thread takes part. run() returns when
+// A region is n tasks handed out in runs from an atomic counter; the calling thread takes part. run() returns when
 // all tasks are done, not when all workers have noticed: a worker that the system has not scheduled in time simply
 // misses the region, which matters because several Tandem processes share few cores. Results must therefore not
 // depend on which worker runs which task.
