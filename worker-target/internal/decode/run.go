@@ -130,49 +130,28 @@ func (r *run) prefill(ctx context.Context) error {
 	}
 	var scores []*tandemv1.PositionLogprobs
 	for r.length < len(prompt) {
-		n := min(chunk, len(prompt)-r.length)
+		first := r.length
 		r.step = engineplugin.Step{Rows: r.step.Rows[:0], Prefill: true, Features: r.features()}
 		r.startMasks()
-		featured := 0
-		for i := range n {
-			p := r.length + i
-			row := engineplugin.Row{Sequence: r.seq, Token: prompt[p], Position: int32(p), Parent: int32(i - 1), Mask: -1}
-			if p+1 == len(prompt) && r.req.Max > 0 {
-				if err := r.chooseNext(&row, 0); err != nil {
-					return err
-				}
-			}
-			if r.req.PromptLogprobs && p+1 < len(prompt) {
+		n, err := r.feed(ctx, prompt[first:min(first+chunk, len(prompt))], func(i int, row *engineplugin.Row) (bool, error) {
+			switch p := first + i; {
+			case p+1 == len(prompt) && r.req.Max > 0:
+				return false, r.chooseNext(row, 0)
+			case p+1 < len(prompt) && r.req.PromptLogprobs:
 				row.Want |= engineplugin.WantScore
 				row.Score = prompt[p+1]
-				r.wantTop(&row)
+				r.wantTop(row)
 			}
-			if r.captures(p) {
-				row.Want |= engineplugin.WantFeatures
-				featured++
-			}
-			r.step.Rows = append(r.step.Rows, row)
-		}
-		if err := r.forward(ctx); err != nil {
+			return false, nil
+		})
+		if err != nil {
 			return err
-		}
-		if err := r.checkResult(featured); err != nil {
-			return err
-		}
-		if featured > 0 {
-			r.ring.AppendRows(r.result.Features, featured)
-			r.link.Fed()
 		}
 		if r.req.PromptLogprobs {
-			for i := range n {
-				if r.step.Rows[i].Want&engineplugin.WantScore != 0 && r.length+i+1 < len(prompt) {
-					scores = append(scores, &tandemv1.PositionLogprobs{Logprob: r.result.Scores[i], Top: r.top(i)})
-				}
+			for i := range min(n, len(prompt)-1-first) {
+				scores = append(scores, &tandemv1.PositionLogprobs{Logprob: r.result.Scores[i], Top: r.top(i)})
 			}
 		}
-		r.note()
-		r.length += n
-		r.stats.PrefillTokens += n
 	}
 	r.stats.Prefill = time.Since(start)
 	return r.sink.Prefilled(len(prompt), scores)
@@ -185,48 +164,63 @@ func (r *run) replay(ctx context.Context) error {
 	for done := 0; done < len(tokens); {
 		n := min(r.info.MaxTreeRows, r.info.MaxBatchRows, len(tokens)-done)
 		r.startStep()
-		featured := 0
-		for i := 0; i < n; i++ {
-			p := r.length + i
-			row := engineplugin.Row{Sequence: r.seq, Token: tokens[done+i], Position: int32(p), Parent: int32(i - 1), Mask: -1}
+		n, err := r.feed(ctx, tokens[done:done+n], func(i int, row *engineplugin.Row) (bool, error) {
 			if r.req.Guide != nil {
 				if err := r.follow(done+i, r.sampled(tokens[done+i])); err != nil {
-					return err
+					return false, err
 				}
 			}
-			if err := r.chooseNext(&row, done+i+1); err != nil {
-				return err
-			}
-			if row.Want&engineplugin.WantToken != 0 {
-				n = i + 1 // what follows may depend on the choice
-			}
-			if r.captures(p) {
-				row.Want |= engineplugin.WantFeatures
-				featured++
-			}
-			r.step.Rows = append(r.step.Rows, row)
-		}
-		if err := r.forward(ctx); err != nil {
-			return err
-		}
-		if err := r.checkResult(featured); err != nil {
+			err := r.chooseNext(row, done+i+1)
+			return row.Want&engineplugin.WantToken != 0, err // what follows may depend on the choice
+		})
+		if err != nil {
 			return err
 		}
 		r.path = r.path[:0]
 		for i := range n {
 			r.path = append(r.path, int32(i))
 		}
-		if featured > 0 {
-			r.ring.AppendRows(r.result.Features, featured)
-			r.link.Fed()
-		}
-		r.note()
-		r.length += n
 		done += n
-		r.stats.PrefillTokens += n
 	}
 	r.stats.Prefill += time.Since(start)
 	return nil
+}
+
+// feed runs a chain of known tokens in the prepared step and tells how many they were: prepare completes a token's row and may
+// end the chain with it.
+func (r *run) feed(ctx context.Context, tokens []int32, prepare func(i int, row *engineplugin.Row) (end bool, err error)) (int, error) {
+	featured := 0
+	for i, token := range tokens {
+		p := r.length + i
+		row := engineplugin.Row{Sequence: r.seq, Token: token, Position: int32(p), Parent: int32(i - 1), Mask: -1}
+		end, err := prepare(i, &row)
+		if err != nil {
+			return 0, err
+		}
+		if r.captures(p) {
+			row.Want |= engineplugin.WantFeatures
+			featured++
+		}
+		r.step.Rows = append(r.step.Rows, row)
+		if end {
+			break
+		}
+	}
+	if err := r.forward(ctx); err != nil {
+		return 0, err
+	}
+	if err := r.checkResult(featured); err != nil {
+		return 0, err
+	}
+	if featured > 0 {
+		r.ring.AppendRows(r.result.Features, featured)
+		r.link.Fed()
+	}
+	r.note()
+	n := len(r.step.Rows)
+	r.length += n
+	r.stats.PrefillTokens += n
+	return n, nil
 }
 
 // startStep prepares a decode step that first commits the accepted path of the one before, unless that one committed its
