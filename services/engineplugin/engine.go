@@ -177,7 +177,8 @@ type DraftResult struct {
 	Positions   int       // positions per request: block size - 1
 	IDs         []int32   // [requests, Positions, Stride], -1 beyond a request's block or top-k
 	Logprobs    []float32 // same shape
-	EngineNanos int64
+	EngineNanos int64     // time inside the native engine
+	AppendNanos int64     // the part of it that appending the features took
 }
 
 // Stat is a named counter or size.

@@ -130,9 +130,9 @@ func randomResponse(r *rand.Rand) (*runResponse, *enginev1.RunResponse) {
 			HiddenValues: uint32(len(s.HiddenOut)), LogitValues: uint32(len(s.Logits))}}
 		p.Payload = append(append(append([]byte(nil), s.Features...), tensorwire.FloatBytes(s.HiddenOut)...), tensorwire.FloatBytes(s.Logits)...)
 	default:
-		d := &DraftResult{Stride: r.IntN(5), Positions: r.IntN(16), IDs: ints(r, r.IntN(20)), Logprobs: floats(r, r.IntN(20))}
+		d := &DraftResult{Stride: r.IntN(5), Positions: r.IntN(16), IDs: ints(r, r.IntN(20)), Logprobs: floats(r, r.IntN(20)), AppendNanos: int64(number(r))}
 		m.kind, m.propose = outputPropose, d
-		p.Output = &enginev1.RunResponse_Propose{Propose: &enginev1.ProposeOutput{Stride: int32(d.Stride), Positions: int32(d.Positions), Ids: d.IDs, Logprobs: d.Logprobs}}
+		p.Output = &enginev1.RunResponse_Propose{Propose: &enginev1.ProposeOutput{Stride: int32(d.Stride), Positions: int32(d.Positions), Ids: d.IDs, Logprobs: d.Logprobs, AppendNanos: d.AppendNanos}}
 	}
 	return m, p
 }

@@ -67,6 +67,7 @@ func (m *runResponse) AppendHeader(b []byte) []byte {
 		b = tw.AppendInt(b, 2, p.Positions)
 		b = tw.AppendSint32s(b, 3, p.IDs)
 		b = tw.AppendFloats(b, 4, p.Logprobs)
+		b = tw.AppendInt(b, 5, p.AppendNanos)
 		b = tw.Nest(b, mark, outputPropose)
 	}
 	return b
@@ -242,7 +243,7 @@ func (m *runResponse) readPropose(r *tw.Reader) {
 	if p == nil {
 		p = &m.strayPropose
 	}
-	p.Stride, p.Positions, p.IDs, p.Logprobs = 0, 0, p.IDs[:0], p.Logprobs[:0]
+	p.Stride, p.Positions, p.IDs, p.Logprobs, p.AppendNanos = 0, 0, p.IDs[:0], p.Logprobs[:0], 0
 	outer := r.Message()
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
@@ -254,6 +255,8 @@ func (m *runResponse) readPropose(r *tw.Reader) {
 			p.IDs = r.Sint32s(tag, p.IDs)
 		case tw.Tag(4, tw.Fixed32), tw.Tag(4, tw.Bytes):
 			p.Logprobs = r.Floats(tag, p.Logprobs)
+		case tw.Tag(5, tw.Varint):
+			p.AppendNanos = r.Int64()
 		default:
 			r.Skip(tag)
 		}

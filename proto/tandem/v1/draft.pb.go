@@ -671,7 +671,7 @@ type SpeculateResponse struct {
 	Tokens   []int32   `protobuf:"varint,4,rep,packed,name=tokens,proto3" json:"tokens,omitempty"`
 	Parents  []int32   `protobuf:"varint,5,rep,packed,name=parents,proto3" json:"parents,omitempty"`
 	Logprobs []float32 `protobuf:"fixed32,6,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`
-	// Time spent in the engine and building the tree.
+	// Time in the native engine for the features of this message, there for the proposal, and for building the tree.
 	AppendUs      int32 `protobuf:"varint,7,opt,name=append_us,json=appendUs,proto3" json:"append_us,omitempty"`
 	ForwardUs     int32 `protobuf:"varint,8,opt,name=forward_us,json=forwardUs,proto3" json:"forward_us,omitempty"`
 	BuildUs       int32 `protobuf:"varint,9,opt,name=build_us,json=buildUs,proto3" json:"build_us,omitempty"`

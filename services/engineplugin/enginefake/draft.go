@@ -67,6 +67,7 @@ func (e *Engine) Propose(ctx context.Context, features []engineplugin.FeatureRow
 			return err
 		}
 	}
+	result.AppendNanos = int64(time.Since(start))
 	for i := range requests {
 		if err := e.checkRequest(i, &requests[i]); err != nil {
 			return err

@@ -182,6 +182,9 @@ func (s *suite) draft() {
 	if whole.Stride != topK || whole.Positions != i.BlockSize-1 || len(whole.IDs) != whole.Positions*topK || len(whole.Logprobs) != len(whole.IDs) {
 		s.Fatalf("stride %d, %d positions, %d ids, %d logprobs", whole.Stride, whole.Positions, len(whole.IDs), len(whole.Logprobs))
 	}
+	if whole.AppendNanos <= 0 || whole.AppendNanos > whole.EngineNanos {
+		s.Errorf("appending took %d ns of %d", whole.AppendNanos, whole.EngineNanos)
+	}
 	for p := range whole.Positions {
 		ids, lps := whole.IDs[p*topK:][:topK], whole.Logprobs[p*topK:][:topK]
 		sum := 0.0

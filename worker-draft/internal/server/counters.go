@@ -5,10 +5,10 @@ import tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 // counters of the worker since its start, for heartbeats.
 type counters struct {
 	messages, proposals, skipped, nodes float64
-	engineSeconds                       float64
+	engineSeconds, appendSeconds        float64
 }
 
-func (s *Server) count(w *work, reply bool) {
+func (s *Server) count(w *work) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := &s.counters
@@ -20,9 +20,8 @@ func (s *Server) count(w *work, reply bool) {
 	if w.skipped {
 		c.skipped++
 	}
-	if reply {
-		c.engineSeconds += float64(w.response.ForwardUs) / 1e6
-	}
+	c.engineSeconds += (w.appended + w.forward).Seconds()
+	c.appendSeconds += w.appended.Seconds()
 }
 
 // Heartbeat fills in lanes and counters.
@@ -36,6 +35,6 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 	}
 	h.Counters = map[string]float64{
 		"messages": c.messages, "proposals": c.proposals, "proposals_skipped": c.skipped, "proposed_nodes": c.nodes,
-		"engine_seconds": c.engineSeconds,
+		"engine_seconds": c.engineSeconds, "append_seconds": c.appendSeconds,
 	}
 }

@@ -403,15 +403,18 @@ func TestSkips(t *testing.T) {
 	}
 }
 
-// still is an engine that does nothing, so that only the worker's own allocations are counted.
+// still is an engine that does nothing, so that only the worker's own allocations are counted, and states fixed times.
 type still struct {
 	engineplugin.Engine
 	info engineplugin.Info
 }
 
+const stillAppends, stillTakes = 2 * time.Millisecond, 5 * time.Millisecond
+
 func (s *still) Info() engineplugin.Info { return s.info }
 
 func (s *still) Propose(_ context.Context, _ []engineplugin.FeatureRows, requests []engineplugin.DraftRequest, result *engineplugin.DraftResult) error {
+	result.AppendNanos, result.EngineNanos = int64(stillAppends), int64(stillTakes)
 	if len(requests) == 0 {
 		return nil
 	}
@@ -439,5 +442,20 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 	round()
 	if n := testing.AllocsPerRun(200, round); n != 0 {
 		t.Errorf("%v allocations a message", n)
+	}
+}
+
+// TestTimes: features that the engine takes in three calls, the last one with the question.
+func TestTimes(t *testing.T) {
+	w := newWork(&still{info: engineplugin.Info{FeatureFused: hidden, BlockSize: block, MaxContext: 1 << 30, MaxBatchRows: 16, MaxTopK: 64}}, 1)
+	if _, err := w.handle(context.Background(), message(1, 1, 0, 40, ask(1, 40, 22, tree)), time.Now(), false); err != nil {
+		t.Fatal(err)
+	}
+	if appended, forward := w.response.AppendUs, w.response.ForwardUs; appended != 6000 || forward != 9000 {
+		t.Errorf("three calls: %d us for features, %d us for the proposal, want 6000 and 9000", appended, forward)
+	}
+	// Features that the draft has, and no question: nothing for the engine to do.
+	if _, err := w.handle(context.Background(), message(1, 2, 38, 2, nil), time.Now(), false); err != nil || w.appended+w.forward != 0 {
+		t.Errorf("nothing new: %v, %v", w.appended+w.forward, err)
 	}
 }

@@ -76,7 +76,7 @@ func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReq
 			keeper.Report(engine, err)
 			return err
 		}
-		s.count(w, reply)
+		s.count(w)
 		free <- a
 		if reply {
 			if err := stream.Send(&w.response); err != nil {

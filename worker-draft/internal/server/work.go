@@ -32,8 +32,9 @@ type work struct {
 	tree     ddtree.Tree
 	response tandemv1.SpeculateResponse
 
-	proposed bool // the last message brought a proposal
-	skipped  bool // or one that was out of date
+	// What the last message took in the engine, and whether it brought a proposal or was out of date.
+	appended, forward time.Duration
+	proposed, skipped bool
 }
 
 func newWork(engine engineplugin.Engine, sequence engineplugin.Sequence) *work {
@@ -45,7 +46,7 @@ func newWork(engine engineplugin.Engine, sequence engineplugin.Sequence) *work {
 // handle does what a message asks for. reply says that response is to be sent. newer says that another message waits
 // already, which makes a proposal for this one useless.
 func (w *work) handle(ctx context.Context, m *tandemv1.SpeculateRequest, at time.Time, newer bool) (reply bool, err error) {
-	w.proposed, w.skipped = false, false
+	w.proposed, w.skipped, w.appended, w.forward = false, false, 0, 0
 	if w.started && (m.Epoch < w.epoch || m.Epoch == w.epoch && m.Step <= w.step) {
 		return false, nil // stale or repeated
 	}
@@ -62,9 +63,8 @@ func (w *work) handle(ctx context.Context, m *tandemv1.SpeculateRequest, at time
 	if err != nil {
 		return false, err
 	}
-	start := time.Now()
 	ask := m.Propose
-	late := ask != nil && ask.DeadlineUs > 0 && start.Sub(at) > time.Duration(ask.DeadlineUs)*time.Microsecond
+	late := ask != nil && ask.DeadlineUs > 0 && time.Since(at) > time.Duration(ask.DeadlineUs)*time.Microsecond
 	useless := ask != nil && (newer || late || int(ask.Position) != w.base+w.length+rows)
 	requests := w.requests[:0]
 	if ask != nil && !useless {
@@ -75,14 +75,14 @@ func (w *work) handle(ctx context.Context, m *tandemv1.SpeculateRequest, at time
 	if err := w.run(ctx, m, rows, data, requests); err != nil {
 		return false, err
 	}
-	forward := time.Now()
+	build := time.Now()
 	w.tree.Reset(0)
 	if len(requests) > 0 {
 		w.build(ask)
 		w.proposed = true
 	}
 	w.skipped = useless
-	w.answer(forward.Sub(start), time.Since(forward))
+	w.answer(time.Since(build))
 	return ask != nil, nil
 }
 
@@ -168,6 +168,8 @@ func (w *work) run(ctx context.Context, m *tandemv1.SpeculateRequest, rows int, 
 		if err := w.engine.Propose(ctx, features, asks, &w.result); err != nil {
 			return err
 		}
+		w.appended += time.Duration(w.result.AppendNanos)
+		w.forward += time.Duration(w.result.EngineNanos - w.result.AppendNanos)
 		w.length += n
 		rows -= n
 		data = data[n*rowBytes:]
@@ -191,9 +193,9 @@ func (w *work) build(ask *tandemv1.Propose) {
 	w.builder.Build(&w.tree, ask.Anchor, &c, options)
 }
 
-func (w *work) answer(forward, build time.Duration) {
+func (w *work) answer(build time.Duration) {
 	r := &w.response
 	r.Epoch, r.Step, r.Length = w.epoch, w.step, int32(w.base+w.length)
 	r.Tokens, r.Parents, r.Logprobs = w.tree.Tokens[1:], w.tree.Parents[1:], w.tree.Logprobs[1:]
-	r.ForwardUs, r.BuildUs = int32(forward.Microseconds()), int32(build.Microseconds())
+	r.AppendUs, r.ForwardUs, r.BuildUs = int32(w.appended.Microseconds()), int32(w.forward.Microseconds()), int32(build.Microseconds())
 }

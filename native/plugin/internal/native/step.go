@@ -210,6 +210,7 @@ func (e *engine) Propose(ctx context.Context, features []engineplugin.FeatureRow
 			return err
 		}
 	}
+	result.AppendNanos = int64(time.Since(start))
 	result.Stride, result.Positions = i.MaxTopK, i.BlockSize-1
 	n := len(requests) * result.Positions * result.Stride
 	result.IDs, result.Logprobs = room(result.IDs, n), room(result.Logprobs, n)

@@ -3212,8 +3212,10 @@ type ProposeOutput struct {
 	Stride    int32 `protobuf:"varint,1,opt,name=stride,proto3" json:"stride,omitempty"`
 	Positions int32 `protobuf:"varint,2,opt,name=positions,proto3" json:"positions,omitempty"`
 	// [requests, positions, stride], -1 beyond a request's block or top-k.
-	Ids           []int32   `protobuf:"zigzag32,3,rep,packed,name=ids,proto3" json:"ids,omitempty"`
-	Logprobs      []float32 `protobuf:"fixed32,4,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`
+	Ids      []int32   `protobuf:"zigzag32,3,rep,packed,name=ids,proto3" json:"ids,omitempty"`
+	Logprobs []float32 `protobuf:"fixed32,4,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`
+	// The part of engine_nanos that appending the features took.
+	AppendNanos   int64 `protobuf:"varint,5,opt,name=append_nanos,json=appendNanos,proto3" json:"append_nanos,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3274,6 +3276,13 @@ func (x *ProposeOutput) GetLogprobs() []float32 {
 		return x.Logprobs
 	}
 	return nil
+}
+
+func (x *ProposeOutput) GetAppendNanos() int64 {
+	if x != nil {
+		return x.AppendNanos
+	}
+	return 0
 }
 
 var File_tandem_engine_v1_engine_proto protoreflect.FileDescriptor
@@ -3501,12 +3510,13 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\ftop_logprobs\x18\x06 \x03(\x02R\vtopLogprobs\x12#\n" +
 	"\rfeature_bytes\x18\a \x01(\rR\ffeatureBytes\x12#\n" +
 	"\rhidden_values\x18\b \x01(\rR\fhiddenValues\x12!\n" +
-	"\flogit_values\x18\t \x01(\rR\vlogitValues\"s\n" +
+	"\flogit_values\x18\t \x01(\rR\vlogitValues\"\x96\x01\n" +
 	"\rProposeOutput\x12\x16\n" +
 	"\x06stride\x18\x01 \x01(\x05R\x06stride\x12\x1c\n" +
 	"\tpositions\x18\x02 \x01(\x05R\tpositions\x12\x10\n" +
 	"\x03ids\x18\x03 \x03(\x11R\x03ids\x12\x1a\n" +
-	"\blogprobs\x18\x04 \x03(\x02R\blogprobs*M\n" +
+	"\blogprobs\x18\x04 \x03(\x02R\blogprobs\x12!\n" +
+	"\fappend_nanos\x18\x05 \x01(\x03R\vappendNanos*M\n" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vROLE_TARGET\x10\x01\x12\x0e\n" +
