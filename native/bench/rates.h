@@ -11,6 +11,11 @@ struct Rates {
   std::string matmul_how;  // what was measured
 };
 
+// show_breakdowns prints, for every kind of step that follows, where its time goes kernel by kernel (gpu/breakdown.h),
+// each graph measured `runs` times. From then on the engine's results mean nothing. False on the CPU, which has no
+// graphs.
+bool show_breakdowns(int runs, const Rates& rates);
+
 // measure_rates needs half a second and, on a GPU, 1 GiB of its memory. device as in tnd_open_options.
 Rates measure_rates(const char* device, int threads);
 

@@ -9,6 +9,10 @@
 
 namespace tnd::bench {
 
+bool show_breakdowns(int, const Rates&) {
+  return false;
+}
+
 Rates measure_rates(const char*, int threads) {
   constexpr size_t kBytes = size_t{256} << 20;
   std::vector<char> from(kBytes, 1), to(kBytes, 2);

@@ -3,8 +3,10 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 
+#include "gpu/breakdown.h"
 #include "gpu_probe.h"
 #include "rates.h"
 
@@ -50,6 +52,24 @@ double cublas_bf16_tops(Stream& stream, void* mem, std::string* how) {
 }
 
 }  // namespace
+
+bool show_breakdowns(int runs, const Rates& rates) {
+  gpu::show_breakdowns(runs, [copy_gbs = rates.copy_gbs](const gpu::Breakdown& b) {
+    double parts = 0;
+    for (const gpu::LaunchShare& s : b.shares) parts += s.us;
+    std::printf("    graph of %d nodes: %.1f us, its kinds of launches %.1f\n", b.nodes, b.us, parts);
+    for (const gpu::LaunchShare& s : b.shares) {
+      std::printf("      %-18s %5u x %3u blocks  %4d x %8.2f us = %8.1f us  %4.1f %%", s.kernel.c_str(), s.grid.x,
+                  s.grid.y * s.grid.z, s.launches, s.us / s.launches, s.us, 100 * s.us / b.us);
+      if (s.bytes > 0) {
+        const double mb = static_cast<double>(s.bytes) / 1e6;
+        std::printf("  %8.2f MB  %3.0f %% of copy", mb, 100 * mb * s.launches / s.us / copy_gbs * 1e3);
+      }
+      std::printf("\n");
+    }
+  });
+  return true;
+}
 
 Rates measure_rates(const char* device, int) {
   Rates r;

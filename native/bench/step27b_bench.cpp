@@ -5,6 +5,7 @@
 //   step27b_bench [--model 27b|0.8b] [--device cuda:0] [--layers N] [--vocab N] [--contexts 1024,32768] [--prefill
 //   8192]
 //                 [--kv f16|q8_0|q4_0] [--cap GiB] [--batch N] [--runs N] [--threads N] [--draft 0|1] [--score N]
+//                 [--breakdown N]
 // step27b_bench runs on the CPU, step27b_cuda and step27b_hip on GPUs. --layers 4 --vocab 8192 makes it small.
 #include <algorithm>
 #include <chrono>
@@ -29,7 +30,7 @@ struct Options {
   std::map<std::string, std::string> values = {
       {"model", "27b"},    {"device", ""}, {"layers", "0"}, {"vocab", "0"},   {"contexts", "1024,32768"},
       {"prefill", "8192"}, {"kv", "f16"},  {"cap", "24"},   {"batch", "512"}, {"runs", "20"},
-      {"threads", "0"},    {"draft", "1"}, {"score", "0"}};
+      {"threads", "0"},    {"draft", "1"}, {"score", "0"},  {"breakdown", "0"}};
   int number(const char* key) const { return std::atoi(values.at(key).c_str()); }
   const std::string& text(const char* key) const { return values.at(key); }
 };
@@ -393,6 +394,9 @@ int main(int argc, char** argv) {
               shape.name.c_str(), static_cast<double>(model->tensor_bytes()) / 1e9,
               static_cast<double>(model->read_bytes()) / 1e9, static_cast<double>(model->macs()) / 1e9,
               (now_ms() - start) / 1e3);
+  if (o.number("breakdown") > 0 && !tnd::bench::show_breakdowns(o.number("breakdown"), rates)) {
+    fail("--breakdown: the CPU runs no graphs");
+  }
   run_target(o, rates, shape, *model);
   if (o.number("draft") > 0 && shape.hidden == 5120) run_draft(o, rates, shape, *model);
   if (o.number("score") > 0) run_score(o, rates);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/fp.h"
+#include "gpu/breakdown.h"
 #include "gpu/runtime.h"
 #include "gpu/runtime_mma.h"
 #include "harness.h"
@@ -504,6 +505,31 @@ TEST(graphs_replay) {
   for (int i = 0; i < 3; ++i) stream.run(graph);
   CHECK_OK(stream.sync());
   CHECK_EQ(p.data[0], 6);
+}
+
+TEST(breakdowns_leave_out_one_kind_of_launch) {
+  Buffer<int> p(2);
+  Stream stream;
+  CHECK_OK(stream.open());
+  stream.fill(p.data, 0, 2 * sizeof(int));
+  const Breakdown b = break_down(
+      stream,
+      [&] {
+        launch(stream, {.grid = {1}, .block = {1}, .name = "twice"}, add_kernel, p.data);
+        launch(stream, {.grid = {1}, .block = {1}, .bytes = 64, .name = "once"}, add_kernel, p.data + 1);
+        launch(stream, {.grid = {1}, .block = {1}, .name = "twice"}, add_kernel, p.data);
+      },
+      2);
+  CHECK_OK(stream.sync());
+  CHECK_EQ(b.nodes, 3);
+  CHECK_EQ(b.shares.size(), size_t{2});
+  for (const LaunchShare& s : b.shares) {
+    CHECK_EQ(s.launches, s.kernel == "twice" ? 2 : 1);
+    CHECK_EQ(s.bytes, uint64_t{s.kernel == "twice" ? 0u : 64u});
+  }
+  // A graph runs once before it is timed twice; a kind runs in the whole graph and in the one without the other kind.
+  CHECK_EQ(p.data[0], 2 * 3 * 2);
+  CHECK_EQ(p.data[1], 1 * 3 * 2);
 }
 
 }  // namespace

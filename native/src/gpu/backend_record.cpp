@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "gpu/breakdown.h"
+
 namespace tnd::gpu {
 namespace {
 
@@ -146,6 +148,7 @@ void Recorder::submit() {
       run_list(list_);
       stream_->end_capture(&e.graph);
       if (stream_->failed()) return;
+      breakdown_of_new_graph(*stream_, [&] { run_list(list_); });
     }
     stream_->run(e.graph);
     most_nodes_ = std::max(most_nodes_, e.graph.nodes());

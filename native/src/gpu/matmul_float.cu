@@ -241,6 +241,7 @@ void launch_rows(Stream& stream, const MatmulGroup& group, MatmulJobs jobs) {
           .block = {kThreads},
           .shared_bytes = static_cast<unsigned>(shared),
           .overlap = true,
+          .bytes = weight_bytes_of(jobs),
           .name = "matmul_float"},
          matmul_float_kernel<ROWS>, jobs);
 }

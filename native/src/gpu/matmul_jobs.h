@@ -26,6 +26,13 @@ struct MatmulJobs {
   uint8_t* scratch = nullptr;
 };
 
+// weight_bytes_of returns the bytes of all weights of the jobs.
+inline uint64_t weight_bytes_of(const MatmulJobs& jobs) {
+  uint64_t bytes = 0;
+  for (int i = 0; i < jobs.count; ++i) bytes += static_cast<uint64_t>(jobs.jobs[i].units * jobs.jobs[i].unit_bytes);
+  return bytes;
+}
+
 // Which kernel a type runs in. One kernel holds the types that occur together in a model, so that they share a launch.
 enum class KernelSet { kCommon, kOther, kFloat };
 constexpr KernelSet kernel_set(DType type) {

@@ -171,6 +171,7 @@ void launch_columns(Stream& stream, const MatmulGroup& group, MatmulJobs jobs) {
           .block = {kThreads},
           .shared_bytes = static_cast<unsigned>(shared),
           .overlap = true,
+          .bytes = weight_bytes_of(jobs),
           .name = "matmul_rows"},
          matmul_rows_kernel<U, SET, COLS>, jobs);
 }

@@ -274,6 +274,7 @@ void launch_columns(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, K
                     .block = {kThreads},
                     .shared_bytes = static_cast<unsigned>(shared_bytes<COLS>(jobs)),
                     .overlap = true,
+                    .bytes = weight_bytes_of(jobs),
                     .name = "matmul_tiles"};
   if (set == KernelSet::kCommon) {
     launch(stream, l, matmul_tiles_kernel<KernelSet::kCommon, COLS>, jobs);

@@ -68,6 +68,16 @@ void host_free(void* p);
 // ---- streams and graphs
 
 class Graph;
+struct Launch;
+
+// LaunchFilter sees every launch before it is made and may leave it out. For measuring (breakdown.h).
+class LaunchFilter {
+ public:
+  virtual bool keep(const Launch& l) = 0;
+
+ protected:
+  ~LaunchFilter() = default;
+};
 
 // Stream is a queue of work. Nothing it does returns an error at once: the first failure is kept with its place, what
 // follows is dropped, sync returns it for ever (a faulted device stays faulted).
@@ -97,8 +107,12 @@ class Stream {
   void fail(Status status);
   void* native() const { return native_; }
 
+  void set_filter(LaunchFilter* filter) { filter_ = filter; }  // nullptr: all launches are made
+  bool makes(const Launch& l) const;
+
  private:
   void* native_ = nullptr;
+  LaunchFilter* filter_ = nullptr;
   Status fault_;
 };
 
@@ -150,8 +164,13 @@ struct Launch {
   unsigned shared_bytes = 0;  // dynamic shared memory (TND_DYNAMIC_SHARED)
   bool overlap = false;  // the kernel calls wait_for_previous() before it touches what earlier work writes, and so may
                          // start while that runs (programmatic dependent launch; elsewhere ignored)
+  uint64_t bytes = 0;    // of weights that it reads; for measuring, where one kernel does very different work
   const char* name = "kernel";  // for messages
 };
+
+inline bool Stream::makes(const Launch& l) const {
+  return filter_ == nullptr || filter_->keep(l);
+}
 
 }  // namespace tnd::gpu
 
@@ -167,7 +186,7 @@ namespace tnd::gpu {
 template <typename... P, typename... A>
 void launch(Stream& stream, const Launch& l, void (*kernel)(P...), A&&... args) {
   static_assert(sizeof...(P) == sizeof...(A), "number of kernel arguments");
-  if (stream.failed() || l.grid.count() == 0) return;
+  if (stream.failed() || l.grid.count() == 0 || !stream.makes(l)) return;
 #if defined(TND_GPU_EMU)
   emu::launch(stream, l, [kernel, ... copy = static_cast<P>(args)] { kernel(copy...); });
 #else
