@@ -115,6 +115,17 @@ test('responses: tool loop over the store and without it', async () => {
   const third = await client.responses.create({ ...params, previous_response_id: kept.id, input: [{ ...result, call_id: kept.output.at(-1).call_id }] });
   assert.equal(third.output_text, 'The tool says: fog.');
   assert.equal((await client.responses.retrieve(third.id)).output_text, third.output_text);
+  const numbers = [];
+  let last;
+  for await (const event of await client.responses.retrieve(third.id, { stream: true, starting_after: 1 })) {
+    numbers.push(event.sequence_number);
+    last = event;
+  }
+  assert.deepEqual(numbers, numbers.map((_, i) => i + 2));
+  assert.equal(last.response.output_text, third.output_text);
+  const items = [];
+  for await (const item of client.responses.inputItems.list(third.id, { order: 'asc', limit: 2 })) items.push(item.type);
+  assert.deepEqual([items[0], items.at(-1)], ['message', 'function_call_output']);
   await client.responses.delete(third.id);
 });
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/packages/ssestream"
 	"github.com/openai/openai-go/v3/responses"
 	"github.com/openai/openai-go/v3/shared"
 )
@@ -70,6 +71,20 @@ func streamResponse(t *testing.T, c openai.Client, p responses.ResponseNewParams
 		t.Fatal(err)
 	}
 	return final, deltas
+}
+
+// collect reads all events of a stream.
+func collect(t *testing.T, stream *ssestream.Stream[responses.ResponseStreamEventUnion]) (out []responses.ResponseStreamEventUnion) {
+	t.Helper()
+	defer stream.Close()
+	for stream.Next() {
+		conforms(t, stream.Current().AsAny())
+		out = append(out, stream.Current())
+	}
+	if err := stream.Err(); err != nil {
+		t.Error(err)
+	}
+	return out
 }
 
 // outline lists a response's output in short.
@@ -159,6 +174,26 @@ func TestResponsesStore(t *testing.T) {
 	again, err := c.Responses.Get(t.Context(), second.ID, responses.ResponseGetParams{})
 	if err != nil || again.OutputText() != second.OutputText() || again.PreviousResponseID != first.ID {
 		t.Errorf("GET gives %q, %v", again.OutputText(), err)
+	}
+	replayed := collect(t, c.Responses.GetStreaming(t.Context(), second.ID, responses.ResponseGetParams{}))
+	if n := len(replayed); n == 0 || replayed[n-1].Response.OutputText() != second.OutputText() {
+		t.Errorf("%d events of the kept response", n)
+	}
+	rest := collect(t, c.Responses.GetStreaming(t.Context(), second.ID, responses.ResponseGetParams{StartingAfter: openai.Int(2)}))
+	if len(rest) != len(replayed)-3 || rest[0].SequenceNumber != 3 {
+		t.Errorf("%d of %d events behind number 2", len(rest), len(replayed))
+	}
+	var kinds []string
+	items := c.Responses.InputItems.ListAutoPaging(t.Context(), second.ID, responses.InputItemListParams{Limit: openai.Int(1), Order: responses.InputItemListParamsOrderAsc})
+	for items.Next() {
+		it := items.Current()
+		if it.Type != "message" { // the library takes every message for one of the output
+			conforms(t, it.AsAny())
+		}
+		kinds = append(kinds, it.Type)
+	}
+	if got := strings.Join(kinds, " "); items.Err() != nil || got != "message function_call function_call_output" {
+		t.Errorf("input items %q, %v", got, items.Err())
 	}
 	if err := c.Responses.Delete(t.Context(), second.ID); err != nil {
 		t.Error(err)

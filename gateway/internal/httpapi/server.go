@@ -110,6 +110,7 @@ func New(cfg Config, deps Deps) *Server {
 		s.add("POST", prefix+"/completions", accessKey, true, deps.OpenAI.Completions)
 		s.add("POST", prefix+"/responses", accessKey, true, deps.Responses.Create)
 		s.add("POST", prefix+"/responses/{id}/cancel", accessKey, false, deps.Responses.Cancel)
+		s.add("GET", prefix+"/responses/{id}/input_items", accessKey, false, deps.Responses.InputItems)
 		s.add("GET", prefix+"/responses/{id}", accessKey, false, deps.Responses.Get)
 		s.add("DELETE", prefix+"/responses/{id}", accessKey, false, deps.Responses.Delete)
 		s.add("POST", prefix+"/messages", accessKey, true, deps.Anthropic.Messages)

@@ -15,6 +15,26 @@ type answer struct {
 	*request
 	output
 	choice generate.Choice
+	// log takes the events of a response that will be kept; nil for others.
+	log *eventLog
+}
+
+// into lets build append events to dst, and logs them.
+func (a *answer) into(dst []byte, build func()) []byte {
+	from := len(dst)
+	a.buf = dst
+	build()
+	dst, a.buf = a.buf, nil
+	if a.log != nil {
+		a.log.add(dst[from:], a.seq)
+	}
+	return dst
+}
+
+// opening appends the events that every stream starts with.
+func (a *answer) opening() {
+	a.response("response.created", a.object)
+	a.response("response.in_progress", a.object)
 }
 
 // Admitted implements generate.Sink.
@@ -65,6 +85,26 @@ func (a *answer) final(status string, u *generate.Usage) *object {
 	return &obj
 }
 
+// logged is the sink of answers in one piece that will be kept: their events are only logged.
+type logged struct {
+	*answer
+	scratch []byte
+}
+
+func (l *logged) write(build func()) { l.scratch = l.into(l.scratch[:0], build) }
+
+// Admitted implements generate.Sink.
+func (l *logged) Admitted() error {
+	l.write(l.opening)
+	return nil
+}
+
+// Delta implements generate.Sink.
+func (l *logged) Delta(index int, d generate.Delta) (err error) {
+	l.write(func() { err = l.answer.Delta(index, d) })
+	return err
+}
+
 // stream is the sink of answers as events. All of it runs under the writer's lock.
 type stream struct {
 	*answer
@@ -73,6 +113,8 @@ type stream struct {
 	usage func() *generate.Usage
 	// ended takes the last object.
 	ended func(*object)
+	// closed is set with the terminal event.
+	closed bool
 }
 
 // write lets build append events to the output's buffer and sends them.
@@ -80,21 +122,10 @@ func (s *stream) write(build func()) error {
 	return s.w.Send(func(dst []byte) []byte { return s.into(dst, build) })
 }
 
-// into lets build append events to dst.
-func (s *stream) into(dst []byte, build func()) []byte {
-	s.buf = dst
-	build()
-	dst, s.buf = s.buf, nil
-	return dst
-}
-
 // Begin implements turn.Stream.
 func (s *stream) Begin() error {
 	return s.w.Begin(func(dst []byte) []byte {
-		return s.into(dst, func() {
-			s.response("response.created", s.object)
-			s.response("response.in_progress", s.object)
-		})
+		return s.into(dst, s.opening)
 	})
 }
 
@@ -117,27 +148,35 @@ func (s *stream) Delta(index int, d generate.Delta) error {
 
 // End implements turn.Stream.
 func (s *stream) End(dst []byte, u *generate.Usage) []byte {
-	return s.into(dst, func() {
+	return s.close(dst, func() (*object, string) {
 		obj := s.complete(u)
-		s.ended(obj)
-		s.response("response."+obj.Status, obj)
+		return obj, "response." + obj.Status
 	})
 }
 
-// Fail implements turn.Stream. A response that was cancelled through the API did not fail.
+// Fail implements turn.Stream. A response that was cancelled through the API or whose client left did not fail.
 func (s *stream) Fail(dst []byte, e *apierror.Error) []byte {
-	return s.into(dst, func() {
-		if e == errStopped {
-			obj := s.final(statusCancelled, s.usage())
-			s.ended(obj)
-			s.response("response.incomplete", obj)
-			return
+	return s.close(dst, func() (*object, string) {
+		if e.Status == apierror.StatusClientClosed {
+			return s.final(statusCancelled, s.usage()), "response.incomplete"
 		}
 		obj := s.final(statusFailed, s.usage())
 		obj.Error = newFailure(e)
-		s.ended(obj)
-		s.response("response.failed", obj)
+		return obj, "response.failed"
 	})
+}
+
+// close appends the terminal event of the object that final makes.
+func (s *stream) close(dst []byte, final func() (obj *object, kind string)) []byte {
+	var obj *object
+	dst = s.into(dst, func() {
+		var kind string
+		obj, kind = final()
+		s.response(kind, obj)
+	})
+	s.closed = true
+	s.ended(obj)
+	return dst
 }
 
 // usage is the account in the dialect's shape.

@@ -25,7 +25,7 @@ type request struct {
 	scope string
 	// object is the answer as it begins.
 	object *object
-	// inputs are all input items, those of the previous response included.
+	// inputs are all input items, those of the previous response included; in their kept form when the response is to be kept.
 	inputs []json.RawMessage
 	// summary and encrypted say what reasoning items carry, logprobs whether messages carry log-probabilities.
 	summary, encrypted, logprobs bool
@@ -235,7 +235,10 @@ func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) err
 		if err := in.add(raw, reqjson.Index("input", i)); err != nil {
 			return err
 		}
-		q.inputs = append(q.inputs, compactRaw(raw))
+		if q.object.Store {
+			raw = settled(raw, in.find)
+		}
+		q.inputs = append(q.inputs, raw)
 	}
 	if len(q.inputs) == 0 {
 		return apierror.Missing("input")

@@ -45,7 +45,8 @@ func FuzzRequest(f *testing.F) {
 		switch {
 		case err == nil:
 			a := s.newAnswer(m, q)
-			if out := s.keep(q, a.final(statusCompleted, nil)); !json.Valid(out) {
+			a.log = &eventLog{}
+			if out := s.keep(a, a.final(statusCompleted, nil)); !json.Valid(out) {
 				t.Fatalf("the answer is no JSON: %s", out)
 			}
 		case !errors.As(err, &e) || e.Status < 400 || e.Status >= 500:

@@ -2,6 +2,7 @@ package responses
 
 import (
 	"context"
+	"encoding/json"
 	"sync"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
@@ -17,8 +18,11 @@ type running struct {
 type live struct {
 	// begun is the object as the stream began with it.
 	begun *object
-	stop  context.CancelCauseFunc
-	// done is closed when the stream has ended; then body holds the final object, nil when the client left before.
+	// inputs and log are of a response that will be kept; log is nil for others.
+	inputs []json.RawMessage
+	log    *eventLog
+	stop   context.CancelCauseFunc
+	// done is closed when the stream has ended; then body holds the final object, nil when it never began.
 	done chan struct{}
 	body []byte
 }

@@ -77,9 +77,18 @@ func (s *Service) Create(w http.ResponseWriter, r *http.Request) error {
 	if q.Stream {
 		return s.stream(w, r, p, a)
 	}
-	return s.Turn.Whole(w, r, p, a, func(u *generate.Usage) any {
-		obj := a.complete(u)
-		s.keep(q, obj)
+	if !a.object.Store {
+		return s.Turn.Whole(w, r, p, a, func(u *generate.Usage) any { return a.complete(u) })
+	}
+	a.events, a.log = true, &eventLog{}
+	out := &logged{answer: a}
+	return s.Turn.Whole(w, r, p, out, func(u *generate.Usage) (obj any) {
+		out.write(func() {
+			o := a.complete(u)
+			a.response("response."+o.Status, o)
+			obj = o
+		})
+		s.keep(a, obj.(*object))
 		return obj
 	})
 }
@@ -100,20 +109,34 @@ func (s *Service) newAnswer(m *model.Model, q *request) *answer {
 func (s *Service) stream(w http.ResponseWriter, r *http.Request, p *turn.Prepared, a *answer) error {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
+	a.events = true
 	l := &live{begun: a.object, stop: cancel, done: make(chan struct{})}
+	if a.object.Store {
+		a.log = &eventLog{}
+		l.inputs, l.log = a.inputs, a.log
+	}
 	k := key{a.scope, a.object.ID}
 	s.running.add(k, l)
 	defer s.running.end(k, l)
-	return s.Turn.Stream(w, r.WithContext(ctx), p, func(out *sse.Writer) turn.Stream {
-		a.events = true
-		return &stream{answer: a, w: out, usage: func() *generate.Usage { return turn.CallFrom(r.Context()).Usage }, ended: func(obj *object) {
-			l.body = s.keep(a.request, obj)
-		}}
+	out := &stream{answer: a, usage: func() *generate.Usage { return turn.CallFrom(r.Context()).Usage }, ended: func(obj *object) {
+		l.body = s.keep(a, obj)
+	}}
+	err := s.Turn.Stream(w, r.WithContext(ctx), p, func(w *sse.Writer) turn.Stream {
+		out.w = w
+		return out
 	})
+	switch {
+	case !out.closed && a.seq > 0:
+		// The client left. Others may read the events.
+		out.Fail(nil, apierror.Cancelled())
+	case a.log != nil:
+		a.log.end()
+	}
+	return err
 }
 
 // keep stores a finished response if it is to be, and returns its JSON.
-func (s *Service) keep(q *request, obj *object) []byte {
+func (s *Service) keep(a *answer, obj *object) []byte {
 	body, err := jsontext.Marshal(obj)
 	if err != nil {
 		// All its parts marshal by themselves.
@@ -122,14 +145,15 @@ func (s *Service) keep(q *request, obj *object) []byte {
 	if !obj.Store {
 		return body
 	}
-	items := append(make([]json.RawMessage, 0, len(q.inputs)+len(obj.Output)), q.inputs...)
+	a.log.end()
+	items := append(make([]json.RawMessage, 0, len(a.inputs)+len(obj.Output)), a.inputs...)
 	outputs := make(map[string]json.RawMessage, len(obj.Output))
 	for _, it := range obj.Output {
 		raw := appendJSON(nil, it)
 		items = append(items, raw)
 		outputs[itemID(it)] = raw
 	}
-	s.store.put(newEntry(key{q.scope, obj.ID}, body, items, outputs))
+	s.store.put(newEntry(key{a.scope, obj.ID}, body, items, len(a.inputs), outputs, a.log))
 	return body
 }
 
@@ -150,15 +174,6 @@ func itemID(it any) string {
 // keyOf names the response of a request's path.
 func keyOf(r *http.Request) key {
 	return key{turn.CallFrom(r.Context()).Scope, r.PathValue("id")}
-}
-
-// Get serves GET /v1/responses/{id}.
-func (s *Service) Get(w http.ResponseWriter, r *http.Request) error {
-	k := keyOf(r)
-	if l, ok := s.running.get(k); ok {
-		return turn.WriteJSON(w, l.begun)
-	}
-	return s.write(w, k)
 }
 
 type deletion struct {

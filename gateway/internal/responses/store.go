@@ -17,15 +17,18 @@ type entry struct {
 	key
 	// body is the response as GET answers it.
 	body []byte
-	// items are what a later request continues: all input items and the output.
-	items []json.RawMessage
+	// items are what a later request continues: all input items, which are the first inputs ones, and the output.
+	items  []json.RawMessage
+	inputs int
+	// log holds the events.
+	log *eventLog
 	// outputs are the items of the output by their ids.
 	outputs map[string]json.RawMessage
 	size    int
 }
 
-func newEntry(k key, body []byte, items []json.RawMessage, outputs map[string]json.RawMessage) *entry {
-	e := &entry{key: k, body: body, items: items, outputs: outputs, size: len(body)}
+func newEntry(k key, body []byte, items []json.RawMessage, inputs int, outputs map[string]json.RawMessage, log *eventLog) *entry {
+	e := &entry{key: k, body: body, items: items, inputs: inputs, outputs: outputs, log: log, size: len(body) + log.size()}
 	for _, it := range items {
 		e.size += len(it)
 	}

@@ -9,7 +9,7 @@ import (
 
 func testEntry(scope, id string, bytes int) *entry {
 	item := json.RawMessage(`"` + id + `"`)
-	return newEntry(key{scope, id}, []byte(strings.Repeat("x", bytes)), []json.RawMessage{item}, map[string]json.RawMessage{"rs_" + id: item})
+	return newEntry(key{scope, id}, []byte(strings.Repeat("x", bytes)), []json.RawMessage{item}, 0, map[string]json.RawMessage{"rs_" + id: item}, &eventLog{})
 }
 
 func TestStoreEvictsTheLeastRecentlyUsed(t *testing.T) {
