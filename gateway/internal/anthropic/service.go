@@ -3,7 +3,6 @@ package anthropic
 import (
 	"net/http"
 
-	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
@@ -115,7 +114,7 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (*tur
 	if err := in.messages(o); err != nil {
 		return nil, err
 	}
-	req.Messages = chat.JoinSystem(in.msgs, m.LaterSystem)
+	req.Messages = in.msgs
 	if len(in.skipped) > 0 {
 		s.Logger.Debug("content blocks were left out", zap.String(telemetry.KeyRequestID, req.ID), zap.Strings("types", in.skipped))
 	}

@@ -20,10 +20,16 @@ func TestJoinSystem(t *testing.T) {
 		{"later ones join", in, false, []Message{sys("a\n\nb\n\nc"), user, user}},
 		{"none", []Message{user}, false, []Message{user}},
 		{"only later ones", []Message{user, sys("c")}, false, []Message{sys("c"), user}},
-		{"only empty ones", []Message{sys(""), user}, true, []Message{user}},
+		{"only empty ones", []Message{sys(""), sys(""), user}, true, []Message{user}},
+		{"a single one", []Message{{Role: RoleSystem, Name: "n"}, user}, false, []Message{{Role: RoleSystem, Name: "n"}, user}},
+		{"a single one before later ones", []Message{{Role: RoleSystem, Content: "a", Name: "n"}, user, sys("c")}, true, []Message{{Role: RoleSystem, Content: "a", Name: "n"}, user, sys("c")}},
+		{"no messages", nil, false, nil},
 	} {
 		if d := cmp.Diff(tt.want, JoinSystem(tt.in, tt.later)); d != "" {
 			t.Errorf("%s: %s", tt.name, d)
+		}
+		if once := JoinSystem(tt.in, tt.later); cmp.Diff(once, JoinSystem(once, tt.later)) != "" {
+			t.Errorf("%s: a second time changes it", tt.name)
 		}
 	}
 	if in[0].Content != "a" || len(in) != 6 {

@@ -250,6 +250,7 @@ func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) err
 		}
 		q.Tools, q.Skipped = q.Tools.Union(more), append(q.Skipped, skipped...)
 	}
+	// Truncation keeps what stands first, so all that belongs there has to be there before.
 	q.Messages = chat.JoinSystem(in.messages(), m.LaterSystem)
 	s.logSkipped(q, in.skipped)
 	return nil

@@ -115,7 +115,8 @@ func (s *Service) Render(m *model.Model, req *Request) (*model.Rendered, error) 
 func (s *Service) Thinking(req *Request) bool { return req.Thinking.On(s.cfg.DefaultThinking) }
 
 func (s *Service) conversation(m *model.Model, req *Request) (*chat.Conversation, error) {
-	conv := &chat.Conversation{Messages: s.remember(m, req.Messages), Tools: req.Tools.Shown(), Thinking: s.Thinking(req)}
+	msgs := s.remember(m, chat.JoinSystem(req.Messages, m.LaterSystem))
+	conv := &chat.Conversation{Messages: msgs, Tools: req.Tools.Shown(), Thinking: s.Thinking(req)}
 	if req.Kwargs != nil {
 		v, err := chattemplate.FromJSON(req.Kwargs)
 		if err != nil {
