@@ -30,12 +30,16 @@ func FuzzRequest(f *testing.F) {
 		f.Add([]byte(body))
 	}
 	s := New(Config{}, Deps{Turn: turn.New(turn.Config{MaxN: 4}, turn.Deps{})})
+	r := httptest.NewRequest("POST", "/v1/messages", nil)
 	f.Fuzz(func(t *testing.T, body []byte) {
+		if len(body) > 4096 {
+			return
+		}
 		o, err := reqjson.Parse(body)
 		if err != nil {
 			return
 		}
-		req, err := s.parse(httptest.NewRequest("POST", "/v1/messages", nil), o, m)
+		req, err := s.parse(r, o, m)
 		var p *turn.Prepared
 		if err == nil {
 			p, err = s.Turn.Prepare(m, req)

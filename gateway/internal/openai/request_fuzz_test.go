@@ -30,7 +30,11 @@ func FuzzChatRequest(f *testing.F) {
 		f.Add([]byte(body))
 	}
 	s := New(Config{}, Deps{Turn: turn.New(turn.Config{MaxN: 4}, turn.Deps{})})
+	r := httptest.NewRequest("POST", "/v1/chat/completions", nil)
 	f.Fuzz(func(t *testing.T, body []byte) {
+		if len(body) > 4096 {
+			return
+		}
 		o, err := reqjson.Parse(body)
 		if err != nil {
 			return
@@ -41,7 +45,7 @@ func FuzzChatRequest(f *testing.F) {
 				t.Fatalf("error %v is no answer of a client's fault", err)
 			}
 		}
-		req, err := s.parse(httptest.NewRequest("POST", "/v1/chat/completions", nil), o, m)
+		req, err := s.parse(r, o, m)
 		if err == nil {
 			err = s.chatFields(o, req)
 		}
