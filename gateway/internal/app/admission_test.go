@@ -1,6 +1,7 @@
 package app
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"google.golang.org/grpc/metadata"
 )
 
 // turns is a worker with one lane on which requests run one after the other; it notes the order in which their prompts came.
@@ -36,18 +38,50 @@ func marked(mark, more string) string {
 	return `{"messages":[{"role":"user","content":"mark:` + mark + ` "}]` + more + `}`
 }
 
-// TestQueueIsFair: requests of one key, or of one session where there are no keys, take turns with those of others.
+// TestQueueIsFair: requests of one key, or of one session where there are no keys, take turns with those of others, and urgent ones
+// come first; the same holds for gRPC, and between both.
 func TestQueueIsFair(t *testing.T) {
+	overHTTP := func(more string, header ...string) func(*rig, string) error {
+		return func(r *rig, mark string) error {
+			if a := r.post("/v1/chat/completions", marked(mark, more), header...); a.status != http.StatusOK {
+				return fmt.Errorf("%d %s", a.status, a.body)
+			}
+			return nil
+		}
+	}
+	overRPC := func(session string, md ...string) func(*rig, string) error {
+		return func(r *rig, mark string) error {
+			_, err := runRPC(metadata.AppendToOutgoingContext(r.t.Context(), md...), r.rpc(),
+				&tandemv1.GenerateRequest{Input: chatInput("mark:"+mark+" ", false), SessionId: session})
+			return err
+		}
+	}
+	keys := func(c *Config) { c.APIKey = append(c.APIKey, "key-a", "key-b") }
+	byTurns := []string{"a1", "b1", "a2", "b2", "a3"}
 	for _, c := range []struct {
 		name   string
 		change func(*Config)
-		as     func(who string) (more string, header []string)
+		as     func(who string) func(*rig, string) error
+		want   []string
 	}{
-		{"keys", func(c *Config) { c.APIKey = append(c.APIKey, "key-a", "key-b") },
-			func(who string) (string, []string) {
-				return `,"session_id":"same"`, []string{"x-api-key", "key-" + who}
-			}},
-		{"sessions", nil, func(who string) (string, []string) { return `,"session_id":"` + who + `"`, nil }},
+		{"keys", keys, func(who string) func(*rig, string) error {
+			return overHTTP(`,"session_id":"same"`, "x-api-key", "key-"+who)
+		}, byTurns},
+		{"sessions", nil, func(who string) func(*rig, string) error { return overHTTP(`,"session_id":"` + who + `"`) }, byTurns},
+		{"hosts", nil, func(string) func(*rig, string) error { return overHTTP("") }, []string{"a1", "a2", "a3", "b1", "b2"}},
+		{"gRPC, keys", keys, func(who string) func(*rig, string) error { return overRPC("same", "authorization", "Bearer key-"+who) }, byTurns},
+		{"gRPC, sessions", nil, func(who string) func(*rig, string) error { return overRPC(who, "x-session-id", "same") }, byTurns},
+		{"gRPC, sessions in metadata", nil, func(who string) func(*rig, string) error { return overRPC("", "x-session-id", who) }, byTurns},
+		{"gRPC, hosts", nil, func(string) func(*rig, string) error { return overRPC("") }, []string{"a1", "a2", "a3", "b1", "b2"}},
+		{"gRPC, priority", nil, func(who string) func(*rig, string) error {
+			return overRPC("", "x-priority", map[string]string{"a": "5", "b": "7"}[who])
+		}, []string{"a1", "b1", "b2", "a2", "a3"}},
+		{"gRPC and HTTP, keys", keys, func(who string) func(*rig, string) error {
+			if who == "a" {
+				return overHTTP("", "x-api-key", "key-a")
+			}
+			return overRPC("", "x-api-key", "key-b")
+		}, byTurns},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := start(t, c.change)
@@ -56,10 +90,10 @@ func TestQueueIsFair(t *testing.T) {
 			var group sync.WaitGroup
 			waiting := -1 // the first request runs
 			for _, mark := range []string{"a1", "a2", "a3", "b1", "b2"} {
-				more, header := c.as(mark[:1])
+				send := c.as(mark[:1])
 				group.Go(func() {
-					if a := r.post("/v1/chat/completions", marked(mark, more), header...); a.status != http.StatusOK {
-						t.Errorf("%s: %d %s", mark, a.status, a.body)
+					if err := send(r, mark); err != nil {
+						t.Errorf("%s: %v", mark, err)
 					}
 				})
 				waiting++
@@ -71,8 +105,8 @@ func TestQueueIsFair(t *testing.T) {
 			}
 			close(s.next)
 			group.Wait()
-			if want := []string{"a1", "b1", "a2", "b2", "a3"}; !slices.Equal(s.order, want) {
-				t.Errorf("order %v, want %v", s.order, want)
+			if !slices.Equal(s.order, c.want) {
+				t.Errorf("order %v, want %v", s.order, c.want)
 			}
 		})
 	}

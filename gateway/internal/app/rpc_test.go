@@ -110,6 +110,7 @@ func TestRPCErrors(t *testing.T) {
 		{"token", &tandemv1.GenerateRequest{Input: &tandemv1.GenerateRequest_Tokens{Tokens: &tandemv1.TokenIds{Ids: []int32{-1}}}}, codes.InvalidArgument, "INVALID_ARGUMENT", "tokens.ids"},
 		{"too long", &tandemv1.GenerateRequest{Input: chatInput(strings.Repeat("long ", 200), false)}, codes.InvalidArgument, "CONTEXT_LENGTH", "input"},
 		{"model", &tandemv1.GenerateRequest{Model: "gpt", Input: chatInput("x", false)}, codes.NotFound, "UNKNOWN_MODEL", ""},
+		{"session", &tandemv1.GenerateRequest{Input: chatInput("x", false), SessionId: strings.Repeat("s", 257)}, codes.InvalidArgument, "INVALID_ARGUMENT", "session_id"},
 		{"compression", &tandemv1.GenerateRequest{Input: chatInput("x", false), Compression: &tandemv1.Compression{Mode: "some"}}, codes.InvalidArgument, "INVALID_ARGUMENT", "compression.mode"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

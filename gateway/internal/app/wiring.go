@@ -133,7 +133,7 @@ func (a *App) wire() error {
 	if a.grpcLis != nil {
 		opts := append(a.serverOptions(), grpc.MaxRecvMsgSize(maxRequestBytes))
 		if len(keys) > 0 {
-			opts = append(opts, grpcapi.Authenticate(func(secret string) bool { return httpapi.Match(keys, secret) })...)
+			opts = append(opts, grpcapi.Authenticate(func(secret string) bool { return httpapi.Match(keys, secret) }, httpapi.Scope)...)
 		}
 		a.grpcServer = grpc.NewServer(opts...)
 		grpcapi.New(grpcapi.Config{StrictModel: cfg.StrictModel, RequestTimeout: seconds(cfg.RequestTimeoutS)},

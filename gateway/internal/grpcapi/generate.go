@@ -84,8 +84,11 @@ func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *
 	}
 	req := &turn.Request{
 		ID: requestID(ctx), Model: m.Name, Arrived: time.Now(), N: 1, Sampling: sampling, MaxTokens: int(in.GetMaxTokens()),
-		MaxTokensGiven: in.GetMaxTokens() > 0, Stops: in.GetStop(), Speculation: in.GetSpeculation(), TopLogprobs: generate.NoLogprobs, Priority: 5,
+		MaxTokensGiven: in.GetMaxTokens() > 0, Stops: in.GetStop(), Speculation: in.GetSpeculation(), TopLogprobs: generate.NoLogprobs,
 		Format: format(in.GetFormat()), CachePrompt: true,
+	}
+	if err := asker(ctx, in, req); err != nil {
+		return nil, err
 	}
 	if in.TopLogprobs != nil {
 		if n := in.GetTopLogprobs(); n < -1 || n > 20 {

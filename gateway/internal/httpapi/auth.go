@@ -59,12 +59,17 @@ func (s *Server) authorized(r *http.Request, a access) bool {
 // hasKey reports whether the request carries a valid key.
 func (s *Server) hasKey(r *http.Request) bool { return Match(s.cfg.Keys, secretOf(r)) }
 
-// scope names the key of an authorized request without telling it; empty when there are no keys.
+// scope names the key of an authorized request; empty when there are no keys.
 func (s *Server) scope(r *http.Request) string {
 	if len(s.cfg.Keys) == 0 {
 		return ""
 	}
-	sum := sha256.Sum256([]byte(secretOf(r)))
+	return Scope(secretOf(r))
+}
+
+// Scope names a key without telling it.
+func Scope(secret string) string {
+	sum := sha256.Sum256([]byte(secret))
 	return hex.EncodeToString(sum[:])
 }
 

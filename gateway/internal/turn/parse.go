@@ -1,10 +1,8 @@
 package turn
 
 import (
-	"cmp"
 	"math"
 	"net/http"
-	"strconv"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
@@ -18,7 +16,8 @@ import (
 const (
 	maxStops     = 16
 	maxStopBytes = 256
-	maxSessionID = 256
+	// MaxSessionID is in bytes.
+	MaxSessionID = 256
 )
 
 // Parse reads all fields that the chat dialects share: those of Base, tools, tool choice, thinking and compression. The
@@ -53,7 +52,7 @@ func (s *Service) Parse(r *http.Request, o reqjson.Object, m *model.Model) (*Req
 // Base reads the fields that every generating endpoint has, legacy completions included. least is the smallest max_tokens.
 func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least float64) (*Request, error) {
 	call := CallFrom(r.Context())
-	req := &Request{ID: call.ID, Arrived: call.Arrived, Priority: priority(r), N: 1, TopLogprobs: generate.NoLogprobs, CachePrompt: true}
+	req := &Request{ID: call.ID, Arrived: call.Arrived, Priority: Priority(r.Header.Get("X-Priority")), N: 1, TopLogprobs: generate.NoLogprobs, CachePrompt: true}
 	var err error
 	if req.Stream, _, err = o.Bool("stream"); err != nil {
 		return nil, err
@@ -93,16 +92,8 @@ func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least 
 	if req.SessionID, err = sessionID(r, o); err != nil {
 		return nil, err
 	}
-	req.Share = cmp.Or(call.Scope, req.SessionID)
+	req.Share = Share(call.Scope, req.SessionID, r.RemoteAddr)
 	return req, nil
-}
-
-// priority reads X-Priority; what is no digit counts as absent.
-func priority(r *http.Request) int {
-	if p, err := strconv.Atoi(r.Header.Get("X-Priority")); err == nil && p >= 0 && p <= 9 {
-		return p
-	}
-	return 5
 }
 
 // sessionHeaders are those that clients are known to send (docs/spec/clients.md §3).
@@ -127,8 +118,8 @@ func sessionID(r *http.Request, o reqjson.Object) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if len(id) > maxSessionID {
-			return "", apierror.InvalidValue(src.o.Path(src.name), "has %d bytes, at most %d are allowed", len(id), maxSessionID)
+		if len(id) > MaxSessionID {
+			return "", apierror.InvalidValue(src.o.Path(src.name), "has %d bytes, at most %d are allowed", len(id), MaxSessionID)
 		}
 		if ok && id != "" {
 			return id, nil
@@ -136,7 +127,7 @@ func sessionID(r *http.Request, o reqjson.Object) (string, error) {
 	}
 	for _, name := range sessionHeaders {
 		// A header comes from the client's plumbing; one that is too long is not worth an error.
-		if id := r.Header.Get(name); id != "" && len(id) <= maxSessionID {
+		if id := r.Header.Get(name); id != "" && len(id) <= MaxSessionID {
 			return id, nil
 		}
 	}

@@ -48,7 +48,7 @@ type Request struct {
 	TopLogprobs int
 	// SessionID ties requests of one conversation together, empty when the client names none.
 	SessionID string
-	// Share is who asks, by API key where there are keys, else by session.
+	// Share is who asks, see the function Share.
 	Share    string
 	Priority int
 	// CachePrompt allows lookup and save in the prefix cache.

@@ -677,7 +677,10 @@ type GenerateRequest struct {
 	// Number of likeliest tokens to report per position, -1 = no log-probabilities at all (0 reports the chosen one only).
 	TopLogprobs *int32 `protobuf:"varint,10,opt,name=top_logprobs,json=topLogprobs,proto3,oneof" json:"top_logprobs,omitempty"`
 	// Chat and raw prompts; raw prompts take a grammar only.
-	Format        *Format `protobuf:"bytes,11,opt,name=format,proto3" json:"format,omitempty"`
+	Format *Format `protobuf:"bytes,11,opt,name=format,proto3" json:"format,omitempty"`
+	// Ties requests of one conversation together, at most 256 bytes. Waiting requests are served in turn by API key, without keys by
+	// session, without either by address. The metadata key x-session-id means the same.
+	SessionId     string `protobuf:"bytes,12,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -800,6 +803,13 @@ func (x *GenerateRequest) GetFormat() *Format {
 		return x.Format
 	}
 	return nil
+}
+
+func (x *GenerateRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
 }
 
 type isGenerateRequest_Input interface {
@@ -1826,7 +1836,7 @@ const file_tandem_v1_inference_proto_rawDesc = "" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x1c\n" +
 	"\tthreshold\x18\x02 \x01(\x05R\tthreshold\x12\x1d\n" +
 	"\n" +
-	"keep_ratio\x18\x03 \x01(\x01R\tkeepRatio\"\xdc\x03\n" +
+	"keep_ratio\x18\x03 \x01(\x01R\tkeepRatio\"\xfb\x03\n" +
 	"\x0fGenerateRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12%\n" +
 	"\x04chat\x18\x02 \x01(\v2\x0f.tandem.v1.ChatH\x00R\x04chat\x12\x18\n" +
@@ -1840,7 +1850,9 @@ const file_tandem_v1_inference_proto_rawDesc = "" +
 	"\vcompression\x18\t \x01(\v2\x16.tandem.v1.CompressionR\vcompression\x12&\n" +
 	"\ftop_logprobs\x18\n" +
 	" \x01(\x05H\x01R\vtopLogprobs\x88\x01\x01\x12)\n" +
-	"\x06format\x18\v \x01(\v2\x11.tandem.v1.FormatR\x06formatB\a\n" +
+	"\x06format\x18\v \x01(\v2\x11.tandem.v1.FormatR\x06format\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\f \x01(\tR\tsessionIdB\a\n" +
 	"\x05inputB\x0f\n" +
 	"\r_top_logprobs\"\xb1\x01\n" +
 	"\x05Usage\x12#\n" +
