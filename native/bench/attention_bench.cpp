@@ -1,5 +1,5 @@
 // Attention speed: causal prefill in chunks of 512 and single-row decode, as share of the measured f32 fma peak and of
-// bytes read. Usage: attention_bench [tokens] [threads]
+// bytes read. Usage: attention_bench [tokens] [threads] [f32|f16|q8_0|q4_0]
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -56,6 +56,11 @@ double peak_gflops(ThreadPool& pool) {
 int main(int argc, char** argv) {
   const int tokens = argc > 1 ? std::atoi(argv[1]) : 17500;
   const int threads = argc > 2 ? std::atoi(argv[2]) : 2;
+  const char* name = argc > 3 ? argv[3] : "f16";
+  const KvType type = std::strcmp(name, "f32") == 0    ? KvType::kF32
+                      : std::strcmp(name, "q8_0") == 0 ? KvType::kQ8_0
+                      : std::strcmp(name, "q4_0") == 0 ? KvType::kQ4_0
+                                                       : KvType::kF16;
   ThreadPool pool(threads);
   const double peak = isa() == Isa::kAvx512 ? peak_gflops(pool) : 0;
   std::printf("threads %d, isa %s, f32 peak %.0f GFLOP/s\n", threads, isa_name(isa()), peak);
@@ -65,7 +70,7 @@ int main(int argc, char** argv) {
   } shapes[] = {{"tiny target 4x256/1", 256, 1, 4}, {"27B 24x256/4", 256, 4, 24}, {"scorer 4x128/2", 128, 2, 4}};
   for (const auto& sh : shapes) {
     AttentionShape shape;
-    shape.kv = {KvType::kF16, KvType::kF16, sh.dim, sh.kv_heads, (tokens + 160) / 16 * 16};
+    shape.kv = {type, type, sh.dim, sh.kv_heads, (tokens + 160) / 16 * 16};
     shape.q_heads = sh.q_heads;
     shape.scale = 1.0f / std::sqrt(float(sh.dim));
     void* k = std::aligned_alloc(64, shape.kv.k_bytes());

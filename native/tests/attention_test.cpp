@@ -4,10 +4,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "core/dtype.h"
 #include "core/fp.h"
 #include "cpu/cpu_features.h"
 #include "harness.h"
@@ -35,8 +40,9 @@ struct Cache {
   Aligned k, v;
   std::vector<std::vector<float>> k_rows, v_rows;  // by slot
 
-  Cache(int dim, int kv_heads, int capacity, KvType type) {
-    layout = {type, type, dim, kv_heads, capacity};
+  Cache(int dim, int kv_heads, int capacity, KvType type) : Cache(dim, kv_heads, capacity, type, type) {}
+  Cache(int dim, int kv_heads, int capacity, KvType k_type, KvType v_type) {
+    layout = {k_type, v_type, dim, kv_heads, capacity};
     k = aligned(layout.k_bytes());
     v = aligned(layout.v_bytes());
     k_rows.resize(capacity);
@@ -44,12 +50,22 @@ struct Cache {
   }
   void put(int slot, const std::vector<float>& kr, const std::vector<float>& vr) {
     kv_store(layout, k.get(), v.get(), slot, kr.data(), vr.data());
-    k_rows[slot] = kr;
-    v_rows[slot] = vr;
-    if (layout.k_type == KvType::kF16) {
-      for (float& x : k_rows[slot]) x = f16_to_f32(f32_to_f16(x));
-      for (float& x : v_rows[slot]) x = f16_to_f32(f32_to_f16(x));
-    }
+    k_rows[slot] = stored(layout.k_type, kr);
+    v_rows[slot] = stored(layout.v_type, vr);
+  }
+  // What the type keeps of a row, by the encoders and decoders of weights.
+  static std::vector<float> stored(KvType type, const std::vector<float>& x) {
+    const DType t = static_cast<DType>(type);
+    std::vector<uint8_t> blocks(row_bytes(t, x.size()));
+    std::vector<float> y(x.size());
+    CHECK_OK(quantise_row(t, x.data(), blocks.data(), x.size()));
+    dequantise_row(t, blocks.data(), y.data(), y.size());
+    return y;
+  }
+  std::vector<uint8_t> row(int slot) const {
+    std::vector<uint8_t> out(layout.row_bytes());
+    kv_export(layout, k.get(), v.get(), slot, out.data());
+    return out;
   }
 };
 
@@ -106,8 +122,9 @@ struct Shape {
   KvType type;
 };
 const Shape kShapes[] = {
-    {256, 1, 4, KvType::kF16}, {256, 2, 12, KvType::kF16}, {128, 2, 4, KvType::kF32}, {128, 2, 16, KvType::kF16},
-    {64, 1, 1, KvType::kF32},  {80, 2, 6, KvType::kF16},   {112, 1, 7, KvType::kF32},
+    {256, 1, 4, KvType::kF16},  {256, 2, 12, KvType::kF16}, {128, 2, 4, KvType::kF32},
+    {128, 2, 16, KvType::kF16}, {64, 1, 1, KvType::kF32},   {80, 2, 6, KvType::kF16},
+    {112, 1, 7, KvType::kF32},  {256, 1, 6, KvType::kQ8_0}, {96, 2, 4, KvType::kQ4_0},
 };
 
 }  // namespace
@@ -207,6 +224,109 @@ TEST(same_bits_everywhere) {
       }
     }
     isa_force(isa_best());
+  }
+}
+
+// Attention over any pair of types has the bits of attention over an F32 cache that holds the decoded values, for plain
+// rows, windows and trees, with one group of queries in registers and with several.
+TEST(every_pair_of_types_equals_its_decoded_values) {
+  test::Rng rng(6);
+  const KvType types[] = {KvType::kF32, KvType::kF16, KvType::kQ8_0, KvType::kQ4_0};
+  constexpr int kDims[] = {128, 256, 64, 96};
+  int round = 0;
+  for (const KvType k_type : types) {
+    for (const KvType v_type : types) {
+      const int dim = kDims[round++ % 4], heads = 2, q_heads = 6, n = 300, pending = 24;
+      Cache c(dim, heads, 336, k_type, v_type), plain(dim, heads, 336, KvType::kF32);
+      for (int i = 0; i < n + pending; i++) {
+        c.put(i, random_row(rng, heads * dim, 1.0f), random_row(rng, heads * dim, 1.0f));
+        plain.put(i, c.k_rows[i], c.v_rows[i]);
+      }
+      AttentionShape shape{c.layout, q_heads, 1.0f / std::sqrt(float(dim))};
+      AttentionShape plain_shape{plain.layout, q_heads, shape.scale};
+      std::vector<int32_t> tail;
+      for (int i = 0; i < 12; i++) tail.push_back(n + 2 * i + i % 2);
+      std::vector<AttentionRow> rows;
+      for (int i = 0; i < 9; i++) rows.push_back({nullptr, nullptr, i % 2 * 40, n - 9 + i, 0, nullptr});
+      for (int i = 0; i < 6; i++) rows.push_back({nullptr, nullptr, 0, n, 2 * i + 1, tail.data()});
+      std::vector<std::vector<float>> q, want(rows.size()), got(rows.size());
+      for (size_t i = 0; i < rows.size(); i++) {
+        q.push_back(random_row(rng, q_heads * dim, 1.5f));
+        want[i].resize(q[i].size());
+      }
+      for (size_t i = 0; i < rows.size(); i++) rows[i].q = q[i].data(), rows[i].out = want[i].data();
+      const int count = static_cast<int>(rows.size());
+      for (int i = 0; i < count; i++) {
+        attention_reference(plain_shape, {plain.k.get(), plain.v.get(), rows.data(), count}, i);
+      }
+      for (const Isa level : kLevels) {
+        if (level > isa_best()) continue;
+        isa_force(level);
+        Runner run(shape, 2, false);
+        for (const bool alone : {false, true}) {
+          for (int i = 0; i < count; i++) got[i].assign(want[i].size(), -7.0f), rows[i].out = got[i].data();
+          if (!alone) run.run({{c.k.get(), c.v.get(), rows.data(), count}});
+          for (int i = 0; alone && i < count; i++) run.run({{c.k.get(), c.v.get(), rows.data() + i, 1}});
+          for (int i = 0; i < count; i++) {
+            CHECK_MSG(std::memcmp(got[i].data(), want[i].data(), want[i].size() * 4) == 0,
+                      std::string(isa_name(level)) + " types " + std::to_string(int(k_type)) + "," +
+                          std::to_string(int(v_type)) + " row " + std::to_string(i) + (alone ? " alone" : ""));
+          }
+        }
+      }
+      isa_force(isa_best());
+      // Moved rows keep their bytes, and the portable form is the encoders' own.
+      const std::vector<uint8_t> before = c.row(n + 5);
+      kv_move(c.layout, c.k.get(), c.v.get(), n + 5, n + 2);
+      CHECK(c.row(n + 2) == before);
+      std::vector<float> decoded(size_t(heads) * dim);
+      dequantise_row(static_cast<DType>(k_type), before.data(), decoded.data(), decoded.size());
+      CHECK(decoded == c.k_rows[n + 5]);
+      dequantise_row(static_cast<DType>(v_type), before.data() + heads * c.layout.k_row_bytes(), decoded.data(),
+                     decoded.size());
+      CHECK(decoded == c.v_rows[n + 5]);
+    }
+  }
+}
+
+// The blocks of docs/spec/kv-cache.md, through a cache.
+TEST(blocks_have_the_bytes_of_the_specification) {
+  const std::pair<KvType, const char*> golden[] = {
+      {KvType::kQ4_0, "0034730c953fc851ea841da63fd962fb842e"},
+      {KvType::kQ8_0, "0824ad40d467fc9124b94be073089d30c457ec8114a93cd063f88d20b547dc6f0499"}};
+  for (const auto& [type, hex] : golden) {
+    for (const int dim : {128, 256}) {
+      std::vector<float> x(dim);
+      for (int j = 0; j < dim; j++) x[j] = float((37 * (j % 32) + 11) % 64 - 32) / 16;
+      Cache c(dim, 1, 32, type);
+      c.put(21, x, x);
+      std::string got;
+      for (const uint8_t byte : c.row(21)) {
+        char text[3];
+        std::snprintf(text, sizeof text, "%02x", byte);
+        got += text;
+      }
+      std::string want;
+      for (int block = 0; block < 2 * dim / kKvBlock; block++) want += hex;
+      CHECK_MSG(got == want, got);
+    }
+  }
+}
+
+// Whatever comes in, what attention reads is finite, on GPUs also as a half.
+TEST(blocks_of_absurd_rows_are_finite) {
+  const float absurd[] = {1e30f,  -1e30f, __builtin_inff(), -__builtin_inff(), __builtin_nanf(""), 65504.0f,
+                          1e-42f, 0.0f};
+  for (const KvType type : {KvType::kQ8_0, KvType::kQ4_0}) {
+    for (size_t first = 0; first < std::size(absurd); first++) {
+      std::vector<float> x(64, absurd[first]);
+      for (size_t j = 0; j < x.size(); j += 3) x[j] = absurd[(first + j) % std::size(absurd)];
+      Cache c(64, 1, 16, type);
+      kv_store(c.layout, c.k.get(), c.v.get(), 3, x.data(), x.data());
+      std::vector<float> y(64);
+      dequantise_row(static_cast<DType>(type), c.row(3).data(), y.data(), y.size());
+      for (const float v : y) CHECK((f32_to_f16(v) & 0x7C00u) != 0x7C00u);
+    }
   }
 }
 

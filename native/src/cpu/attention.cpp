@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
+#include "core/dtype.h"
 #include "core/fp.h"
 #include "cpu/attention_kernel.h"
 #include "cpu/cpu_features.h"
@@ -11,33 +13,98 @@
 namespace tnd::cpu {
 namespace {
 
-float load_cell(KvType t, const void* p, size_t i) {
+// Code of element d of a block's row of codes: `codes` holds 32 int8 or 16 bytes of nibbles, `step` bytes apart.
+float load_code(KvType t, const uint8_t* codes, int d, int step) {
+  if (t == KvType::kQ8_0) return static_cast<int8_t>(codes[d * step]);
+  const int byte = codes[d % 16 * step];
+  return static_cast<float>((d < 16 ? byte & 15 : byte >> 4) - 8);
+}
+
+float load_plain(KvType t, const void* p, size_t i) {
   return t == KvType::kF32 ? static_cast<const float*>(p)[i] : f16_to_f32(static_cast<const uint16_t*>(p)[i]);
 }
 
-// Index of element d of slot's key inside its head.
-size_t key_index(const KvLayout& l, int32_t slot, int d) {
-  return (static_cast<size_t>(slot / 16) * l.dim + d) * 16 + slot % 16;
+// Bytes of a block of 32 elements.
+size_t block_size(KvType t) {
+  return static_cast<size_t>(kv_row_size(t, kKvBlock));
 }
 
-// Calls f(K element index, V element index, head-major row index) over all elements of a slot; indices count elements
-// over all heads.
+// Element d of a key; k is the head's cache.
+float load_key(const KvLayout& l, const void* k, int32_t slot, int d) {
+  const auto* tile = static_cast<const uint8_t*>(k) + static_cast<size_t>(slot / 16) * 16 * l.k_row_bytes();
+  const int lane = slot % 16;
+  if (!kv_quantised(l.k_type)) return load_plain(l.k_type, tile, static_cast<size_t>(d) * 16 + lane);
+  const uint8_t* block = tile + static_cast<size_t>(d / kKvBlock) * 16 * block_size(l.k_type);
+  return load_code(l.k_type, block + 32 + lane, d % kKvBlock, 16) * f16_to_f32(load_u16(block + 2 * lane));
+}
+
+// Element d of a value row; v is the head's cache.
+float load_value(const KvLayout& l, const void* v, int32_t slot, int d) {
+  const auto* row = static_cast<const uint8_t*>(v) + static_cast<size_t>(slot) * l.v_row_bytes();
+  if (!kv_quantised(l.v_type)) return load_plain(l.v_type, row, static_cast<size_t>(d));
+  const uint8_t* block = row + static_cast<size_t>(d / kKvBlock) * block_size(l.v_type);
+  return load_code(l.v_type, block + 2, d % kKvBlock, 1) * f16_to_f32(load_u16(block));
+}
+
+template <size_t N>
+using Bytes = std::integral_constant<size_t, N>;
+
+// Calls f(place in the head's cache, place in the row, Bytes) for the pieces of a slot's key.
 template <typename F>
-void for_slot(const KvLayout& l, int32_t slot, F&& f) {
-  for (int h = 0; h < l.kv_heads; h++) {
-    const size_t head = static_cast<size_t>(h) * l.capacity * l.dim;
-    for (int d = 0; d < l.dim; d++) {
-      f(head + key_index(l, slot, d), head + static_cast<size_t>(slot) * l.dim + d, static_cast<size_t>(h) * l.dim + d);
-    }
+void for_key(const KvLayout& l, int32_t slot, F&& f) {
+  const size_t tile = static_cast<size_t>(slot / 16) * 16 * l.k_row_bytes(), lane = slot % 16, dim = l.dim;
+  const auto plain = [&](auto size) {
+    for (size_t d = 0; d < dim; d++) f(tile + (d * 16 + lane) * size, d * size, size);
+  };
+  if (l.k_type == KvType::kF32) return plain(Bytes<4>());
+  if (l.k_type == KvType::kF16) return plain(Bytes<2>());
+  const size_t block = block_size(l.k_type);
+  for (size_t b = 0; b < dim / kKvBlock; b++) {
+    const size_t at = tile + b * 16 * block, row = b * block;
+    f(at + 2 * lane, row, Bytes<2>());
+    for (size_t i = 2; i < block; i++) f(at + i * 16 + lane, row + i, Bytes<1>());
   }
 }
 
-void copy_cell(KvType t, void* dst, size_t to, const void* src, size_t from) {
-  if (t == KvType::kF32) {
-    static_cast<float*>(dst)[to] = static_cast<const float*>(src)[from];
-  } else {
-    static_cast<uint16_t*>(dst)[to] = static_cast<const uint16_t*>(src)[from];
+void write_key(const KvLayout& l, void* k, int32_t slot, const void* row) {
+  auto* cache = static_cast<uint8_t*>(k);
+  const auto* src = static_cast<const uint8_t*>(row);
+  for_key(l, slot, [&](size_t at, size_t from, auto n) { std::memcpy(cache + at, src + from, n); });
+}
+
+void read_key(const KvLayout& l, const void* k, int32_t slot, void* row) {
+  const auto* cache = static_cast<const uint8_t*>(k);
+  auto* dst = static_cast<uint8_t*>(row);
+  for_key(l, slot, [&](size_t at, size_t to, auto n) { std::memcpy(dst + to, cache + at, n); });
+}
+
+// One head's row in portable form: x itself or what it was encoded to in `room`.
+const void* encode_row(KvType t, const float* x, int dim, void* room) {
+  if (t == KvType::kF32) return x;
+  if (t == KvType::kF16) {
+    auto* half = static_cast<uint16_t*>(room);
+    if (const AttentionKernels* kernels = attention_kernels(); kernels != nullptr) {
+      kernels->to_half(x, half, dim);
+    } else {
+      for (int d = 0; d < dim; d++) half[d] = f32_to_f16(x[d]);
+    }
+    return room;
   }
+  float kept[kAttnMaxDim];
+  for (int d = 0; d < dim; d++) {
+    const float v = x[d] > kKvLargest ? kKvLargest : x[d] < -kKvLargest ? -kKvLargest : x[d];
+    kept[d] = v == v ? v : 0.0f;
+  }
+  (void)quantise_row(static_cast<DType>(t), kept, room, static_cast<uint64_t>(dim));  // whole blocks: cannot fail
+  return room;
+}
+
+// A head's part of a cache.
+void* k_head(const KvLayout& l, void* k, int head) {
+  return static_cast<char*>(k) + l.k_head_bytes() * head;
+}
+void* v_row(const KvLayout& l, void* v, int head, int32_t slot) {
+  return static_cast<char*>(v) + l.v_head_bytes() * head + l.v_row_bytes() * slot;
 }
 
 }  // namespace
@@ -51,59 +118,40 @@ const AttentionKernels* attention_kernels() {
 }
 
 void kv_store(const KvLayout& l, void* k_cache, void* v_cache, int32_t slot, const float* k, const float* v) {
-  const AttentionKernels* kernels = attention_kernels();
+  alignas(16) uint8_t room[kAttnMaxDim * sizeof(float)];
   for (int h = 0; h < l.kv_heads; h++) {
-    const float* kr = k + static_cast<size_t>(h) * l.dim;
-    const float* vr = v + static_cast<size_t>(h) * l.dim;
-    uint16_t half[kAttnMaxDim];
-    const auto halves = [&](const float* x) {
-      if (kernels != nullptr) return kernels->to_half(x, half, l.dim);
-      for (int d = 0; d < l.dim; d++) half[d] = f32_to_f16(x[d]);
-    };
-    const size_t k_at = static_cast<size_t>(h) * l.capacity * l.dim + key_index(l, slot, 0);
-    const size_t v_at = (static_cast<size_t>(h) * l.capacity + slot) * l.dim;
-    if (l.k_type == KvType::kF32) {
-      for (int d = 0; d < l.dim; d++) static_cast<float*>(k_cache)[k_at + static_cast<size_t>(d) * 16] = kr[d];
-    } else {
-      halves(kr);
-      for (int d = 0; d < l.dim; d++) static_cast<uint16_t*>(k_cache)[k_at + static_cast<size_t>(d) * 16] = half[d];
-    }
-    if (l.v_type == KvType::kF32) {
-      std::memcpy(static_cast<float*>(v_cache) + v_at, vr, static_cast<size_t>(l.dim) * 4);
-    } else {
-      halves(vr);
-      std::memcpy(static_cast<uint16_t*>(v_cache) + v_at, half, static_cast<size_t>(l.dim) * 2);
-    }
+    const size_t at = static_cast<size_t>(h) * l.dim;
+    write_key(l, k_head(l, k_cache, h), slot, encode_row(l.k_type, k + at, l.dim, room));
+    std::memcpy(v_row(l, v_cache, h, slot), encode_row(l.v_type, v + at, l.dim, room), l.v_row_bytes());
   }
 }
 
 void kv_move(const KvLayout& l, void* k_cache, void* v_cache, int32_t from, int32_t to) {
   if (from == to) return;
+  uint8_t room[kAttnMaxDim * sizeof(float)];
   for (int h = 0; h < l.kv_heads; h++) {
-    const size_t head = static_cast<size_t>(h) * l.capacity * l.dim;
-    for (int d = 0; d < l.dim; d++) {
-      copy_cell(l.k_type, k_cache, head + key_index(l, to, d), k_cache, head + key_index(l, from, d));
-    }
-    const size_t row = static_cast<size_t>(l.dim) * kv_type_size(l.v_type);
-    char* v = static_cast<char*>(v_cache) + l.v_head_bytes() * h;
-    std::memcpy(v + row * to, v + row * from, row);
+    read_key(l, k_head(l, k_cache, h), from, room);
+    write_key(l, k_head(l, k_cache, h), to, room);
+    std::memcpy(v_row(l, v_cache, h, to), v_row(l, v_cache, h, from), l.v_row_bytes());
   }
 }
 
 void kv_export(const KvLayout& l, const void* k_cache, const void* v_cache, int32_t slot, void* row) {
-  void* v_row = static_cast<char*>(row) + static_cast<size_t>(l.kv_heads) * l.dim * kv_type_size(l.k_type);
-  for_slot(l, slot, [&](size_t ki, size_t vi, size_t i) {
-    copy_cell(l.k_type, row, i, k_cache, ki);
-    copy_cell(l.v_type, v_row, i, v_cache, vi);
-  });
+  auto* k = static_cast<uint8_t*>(row);
+  uint8_t* v = k + l.kv_heads * l.k_row_bytes();
+  for (int h = 0; h < l.kv_heads; h++) {
+    read_key(l, k_head(l, const_cast<void*>(k_cache), h), slot, k + h * l.k_row_bytes());
+    std::memcpy(v + h * l.v_row_bytes(), v_row(l, const_cast<void*>(v_cache), h, slot), l.v_row_bytes());
+  }
 }
 
 void kv_import(const KvLayout& l, void* k_cache, void* v_cache, int32_t slot, const void* row) {
-  const void* v_row = static_cast<const char*>(row) + static_cast<size_t>(l.kv_heads) * l.dim * kv_type_size(l.k_type);
-  for_slot(l, slot, [&](size_t ki, size_t vi, size_t i) {
-    copy_cell(l.k_type, k_cache, ki, row, i);
-    copy_cell(l.v_type, v_cache, vi, v_row, i);
-  });
+  const auto* k = static_cast<const uint8_t*>(row);
+  const uint8_t* v = k + l.kv_heads * l.k_row_bytes();
+  for (int h = 0; h < l.kv_heads; h++) {
+    write_key(l, k_head(l, k_cache, h), slot, k + h * l.k_row_bytes());
+    std::memcpy(v_row(l, v_cache, h, slot), v + h * l.v_row_bytes(), l.v_row_bytes());
+  }
 }
 
 // The contract of attention.h, word for word.
@@ -127,7 +175,7 @@ void attention_reference(const AttentionShape& shape, const AttentionGroup& grou
       for (int j = lo; j < hi; j++) {
         float s = 0;
         for (int d = 0; d < dim; d++) {
-          s = __builtin_fmaf(q[d], load_cell(kv.k_type, k, key_index(kv, slot_of(j), d)), s);
+          s = __builtin_fmaf(q[d], load_key(kv, k, slot_of(j), d), s);
         }
         s = shape.scale * s;
         p[j - start] = s;
@@ -144,8 +192,7 @@ void attention_reference(const AttentionShape& shape, const AttentionGroup& grou
       const float l = lanes[0];
       float o[kAttnMaxDim] = {};
       for (int j = lo; j < hi; j++) {
-        const size_t base = static_cast<size_t>(slot_of(j)) * dim;
-        for (int d = 0; d < dim; d++) o[d] = __builtin_fmaf(p[j - start], load_cell(kv.v_type, v, base + d), o[d]);
+        for (int d = 0; d < dim; d++) o[d] = __builtin_fmaf(p[j - start], load_value(kv, v, slot_of(j), d), o[d]);
       }
       if (l_run < 0) {
         m_run = m;

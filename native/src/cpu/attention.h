@@ -10,48 +10,52 @@
 //   segments merge ascending into the running (M, L, O), the first one copied:
 //     M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(L, a, l*b), O[d] = fma(O[d], a, o[d]*b)
 //   result O[d] / L; a query that sees nothing gives zeros.
+// k_j[d] and v_j[d] are the cached values as f32; of a block, code * scale, rounded never (NUMERICS.md).
 // Nothing depends on slots: a key has the same effect whether it waits at slot n+17 of a tree or was committed at n+3.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "core/kv_type.h"
 #include "cpu/thread_pool.h"
 
 namespace tnd::cpu {
 
-// Storage of cached rows, ggml ids.
-enum class KvType : int32_t { kF32 = 0, kF16 = 1 };
-inline size_t kv_type_size(KvType t) {
-  return t == KvType::kF32 ? 4 : 2;
-}
+using tnd::KvType;
 
 // Cache of one (sequence, layer). Head-major; per head
-//   K [capacity/16 tiles][dim][16 positions]  (transposed tiles: 16 keys lie in the lanes of one vector)
-//   V [capacity][dim]
-// A slot holds one position's row of all heads; the committed row of position p is in slot p, rows of a pending tree
-// follow at any higher slots. Both bases 64-byte aligned.
+//   K [capacity/16 tiles], V [capacity][dim]
+//   a tile of F32 or F16: [dim][16 positions] (16 keys lie in the lanes of one vector)
+//   a tile of Q8_0 or Q4_0: per block of 32 dims [16 positions] scales (halves), then codes [32 dims][16 positions] in
+//   int8, or nibbles [16 dims][16 positions]: dim j low, dim j + 16 high
+// Rows of V are in the type's portable form (ggml blocks). A slot holds one position's row of all heads; the committed
+// row of position p is in slot p, rows of a pending tree follow at any higher slots. Both bases 64-byte aligned.
 struct KvLayout {
   KvType k_type = KvType::kF16;
   KvType v_type = KvType::kF16;
-  int32_t dim = 0;  // head size, multiple of 16, at most 512
+  int32_t dim = 0;  // head size, multiple of 16 (of 32 where a type is quantised), at most 512
   int32_t kv_heads = 0;
   int32_t capacity = 0;  // slots, multiple of 16
 
-  size_t k_head_bytes() const { return size_t(capacity) * dim * kv_type_size(k_type); }
-  size_t v_head_bytes() const { return size_t(capacity) * dim * kv_type_size(v_type); }
+  // Bytes of one head's row.
+  size_t k_row_bytes() const { return static_cast<size_t>(kv_row_size(k_type, dim)); }
+  size_t v_row_bytes() const { return static_cast<size_t>(kv_row_size(v_type, dim)); }
+  size_t k_head_bytes() const { return size_t(capacity) * k_row_bytes(); }
+  size_t v_head_bytes() const { return size_t(capacity) * v_row_bytes(); }
   size_t k_bytes() const { return k_head_bytes() * kv_heads; }
   size_t v_bytes() const { return v_head_bytes() * kv_heads; }
   // Bytes of one position in row form (kv_export).
-  size_t row_bytes() const { return size_t(kv_heads) * dim * (kv_type_size(k_type) + kv_type_size(v_type)); }
+  size_t row_bytes() const { return size_t(kv_heads) * (k_row_bytes() + v_row_bytes()); }
 };
 
 // kv_store writes the rows k, v [kv_heads, dim] of one position to `slot` (F16: round to nearest even, overflow to
-// infinity as the format has it).
+// infinity as the format has it; Q8_0, Q4_0: values beyond +-kKvLargest become that, NaN becomes 0).
 void kv_store(const KvLayout& l, void* k_cache, void* v_cache, int32_t slot, const float* k, const float* v);
 // kv_move copies the rows of slot `from` to slot `to` (commit of a tree path: ascending, from >= to).
 void kv_move(const KvLayout& l, void* k_cache, void* v_cache, int32_t from, int32_t to);
-// kv_export copies slot's rows out as [kv_heads][dim] K then [kv_heads][dim] V in cache types; kv_import the reverse.
+// kv_export copies slot's rows out as [kv_heads][dim] K then [kv_heads][dim] V in the portable form of the cache types;
+// kv_import the reverse.
 void kv_export(const KvLayout& l, const void* k_cache, const void* v_cache, int32_t slot, void* row);
 void kv_import(const KvLayout& l, void* k_cache, void* v_cache, int32_t slot, const void* row);
 

@@ -3,11 +3,15 @@
 //
 // A work item is a block of rows x one kv head x a range of segments. With G query heads per kv head its rows * G
 // queries share every K and V vector: K tiles lie transposed, so a lane is a key, and V rows lie plain, so a lane is a
-// dimension; both products are broadcast-fma kernels of NQ queries x NV vectors in registers. Cached halves are
-// converted to f32 once per block into a panel that stays in L1 (a single query group converts in registers instead).
+// dimension; both products are broadcast-fma kernels of NQ queries x NV vectors in registers. Cached halves and blocks
+// are converted to f32 once per work item into a panel that stays in L1 (a single query group converts in registers
+// instead, but for keys in blocks).
 // Bound: the fma units in prefill (2 per cycle), memory in decode.
 #pragma once
 
+#include <type_traits>
+
+#include "core/fp.h"
 #include "cpu/attention.h"
 
 namespace tnd::cpu {

@@ -1,6 +1,7 @@
 // The vector form of attention, over a vector type V of W lanes:
 //   V::T, V::W, V::kMaxQueries; zero, load(const float*), load(const uint16_t* halves), store, set(float),
-//   load_one(const float*) (broadcast), fma(a, b, c), add, mul, div, max, exp(T), first_lanes(T x, T other, int n).
+//   load_one(const float*) (broadcast), fma(a, b, c), add, mul, div, max, exp(T); codes8(p) are W int8 as floats,
+//   codes4(p, shift) the nibbles at `shift` of W bytes minus 8, half(p) one half for all lanes.
 // Included by the files of an instruction set only, inside an unnamed namespace, after their vector type.
 // See attention_kernel.h for the idea and attention.h for the contract.
 
@@ -31,6 +32,48 @@ inline Span make_span(const AttentionRow& row, int start) {
   s.row = &row;
   return s;
 }
+
+// Cells of a cache: float, uint16_t (halves), or these for blocks of 32 with a scale.
+struct Q8 {
+  static constexpr int kBlock = 34;  // bytes
+};
+struct Q4 {
+  static constexpr int kBlock = 18;
+};
+template <typename Cell>
+constexpr bool kBlocks = std::is_same_v<Cell, Q8> || std::is_same_v<Cell, Q4>;
+
+// Value rows of a head, from some dimension on.
+template <typename Cell>
+struct Values {
+  const Cell* base;
+  size_t row_bytes;
+  Values from(int d) const { return {base + d, row_bytes}; }
+  Values below(size_t rows) const { return {row(rows), row_bytes}; }
+  typename V::T load(size_t r, int d) const { return V::load(row(r) + d); }
+  const Cell* row(size_t r) const {
+    return reinterpret_cast<const Cell*>(reinterpret_cast<const char*>(base) + r * row_bytes);
+  }
+};
+template <typename Cell>
+  requires kBlocks<Cell>
+struct Values<Cell> {
+  const Cell* base;  // a block
+  size_t row_bytes;
+  int first = 0;  // dimension within it
+  Values from(int d) const { return {block(0, first + d), row_bytes, (first + d) % kKvBlock}; }
+  Values below(size_t rows) const { return {block(rows, 0), row_bytes, first}; }
+  typename V::T load(size_t r, int d) const {
+    const auto* b = reinterpret_cast<const uint8_t*>(block(r, first + d));
+    const int in = (first + d) % kKvBlock;
+    if constexpr (std::is_same_v<Cell, Q8>) return V::mul(V::codes8(b + 2 + in), V::half(b));
+    return V::mul(V::codes4(b + 2 + in % 16, in / 16 * 4), V::half(b));
+  }
+  const Cell* block(size_t r, int d) const {
+    return reinterpret_cast<const Cell*>(reinterpret_cast<const char*>(base) + r * row_bytes +
+                                         d / kKvBlock * Cell::kBlock);
+  }
+};
 
 // scores[i][key] = scale * sum_d q[d][i] * k[d][key] for NQ queries and NV vectors of keys.
 //   q [dim][NQ], k tiles [dim][16] from the first key of a tile, s row stride kAttnScoreStride
@@ -67,13 +110,12 @@ inline __attribute__((always_inline)) void score_kernel(const float* q, const Sr
 // How a query's segment result joins its running result.
 enum Join { kSkip, kCopy, kMerge };
 
+template <typename Cache, typename Src>
 struct PvArgs {
-  const float* p;      // [NQ] rows of kAttnScoreStride
-  const void* cache;   // V of the kv head, first dimension of the slice, slot 0
-  int dim;             // row stride of cache
-  int start;           // position of the segment
-  const void* common;  // V of the common keys: row 0 = position start, first dimension of the slice
-  int common_stride;
+  const float* p;       // [NQ] rows of kAttnScoreStride
+  Values<Cache> cache;  // V of the kv head, first dimension of the slice, slot 0
+  int start;            // position of the segment
+  Values<Src> common;   // V of the common keys: row 0 = position start, first dimension of the slice
   int common_lo, common_hi;
   const Span* spans;  // [NQ]
   const Join* join;   // [NQ]
@@ -83,14 +125,15 @@ struct PvArgs {
 };
 
 template <int NQ, int NV, typename Cache, typename Src>
-inline __attribute__((always_inline)) void pv_kernel(const PvArgs& x) {
+inline __attribute__((always_inline)) void pv_kernel(const PvArgs<Cache, Src>& x) {
   typename V::T acc[NQ][NV];
 #pragma GCC unroll 16
   for (int i = 0; i < NQ; i++) {
 #pragma GCC unroll 4
     for (int v = 0; v < NV; v++) acc[i][v] = V::zero();
   }
-  const Cache* cache = static_cast<const Cache*>(x.cache);
+  const Values<Cache> cache = x.cache;
+  const Values<Src> common = x.common;
   const int lo = x.common_lo, hi = x.common_hi;
   // Keys before the common ones (rows of a window that begin earlier).
 #pragma GCC unroll 16
@@ -99,15 +142,13 @@ inline __attribute__((always_inline)) void pv_kernel(const PvArgs& x) {
     for (int j = x.spans[i].lo; j < end; j++) {
       const typename V::T w = V::load_one(x.p + size_t(i) * kAttnScoreStride + j);
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; v++)
-        acc[i][v] = V::fma(w, V::load(cache + size_t(x.start + j) * x.dim + v * V::W), acc[i][v]);
+      for (int v = 0; v < NV; v++) acc[i][v] = V::fma(w, cache.load(size_t(x.start + j), v * V::W), acc[i][v]);
     }
   }
-  const Src* src = static_cast<const Src*>(x.common) + size_t(lo) * x.common_stride;
-  for (int j = lo; j < hi; j++, src += x.common_stride) {
+  for (int j = lo; j < hi; j++) {
     typename V::T val[NV];
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; v++) val[v] = V::load(src + v * V::W);
+    for (int v = 0; v < NV; v++) val[v] = common.load(size_t(j), v * V::W);
 #pragma GCC unroll 16
     for (int i = 0; i < NQ; i++) {
       const typename V::T w = V::load_one(x.p + size_t(i) * kAttnScoreStride + j);
@@ -122,14 +163,13 @@ inline __attribute__((always_inline)) void pv_kernel(const PvArgs& x) {
     for (int j = imax(s.lo, hi); j < s.hi; j++) {
       const typename V::T w = V::load_one(x.p + size_t(i) * kAttnScoreStride + j);
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; v++)
-        acc[i][v] = V::fma(w, V::load(cache + size_t(x.start + j) * x.dim + v * V::W), acc[i][v]);
+      for (int v = 0; v < NV; v++) acc[i][v] = V::fma(w, cache.load(size_t(x.start + j), v * V::W), acc[i][v]);
     }
     for (int j = s.tail_lo; j < s.tail_hi; j++) {
       const int slot = s.row->tail[x.start + j - s.row->past];
       const typename V::T w = V::load_one(x.p + size_t(i) * kAttnScoreStride + j);
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; v++) acc[i][v] = V::fma(w, V::load(cache + size_t(slot) * x.dim + v * V::W), acc[i][v]);
+      for (int v = 0; v < NV; v++) acc[i][v] = V::fma(w, cache.load(size_t(slot), v * V::W), acc[i][v]);
     }
   }
 #pragma GCC unroll 16
@@ -202,14 +242,14 @@ inline void finish(const float* run, float l, int dim, float* dst) {
 
 // A slice narrower than NV vectors, one vector at a time.
 template <int NQ, typename Cache, typename Src>
-inline void pv_narrow(const PvArgs& x0, int width) {
-  PvArgs x = x0;
+inline void pv_narrow(const PvArgs<Cache, Src>& x0, int width) {
+  PvArgs<Cache, Src> x = x0;
   float* dst[NQ];
   for (int w = 0; w < width; w += V::W) {
     for (int i = 0; i < NQ; i++) dst[i] = x0.out[i] + w;
     x.out = dst;
-    x.cache = static_cast<const Cache*>(x0.cache) + w;
-    x.common = static_cast<const Src*>(x0.common) + w;
+    x.cache = x0.cache.from(w);
+    x.common = x0.common.from(w);
     pv_kernel<NQ, 1, Cache, Src>(x);
   }
 }
@@ -251,9 +291,72 @@ constexpr int vectors_for(int nq) {
   return nq <= V::kMaxQueries / 3 ? 4 : 2;
 }
 
-template <typename Src>
-inline void to_f32(const Src* src, float* dst, size_t n) {
-  for (size_t i = 0; i < n; i += V::W) V::store(dst + i, V::load(src + i));
+// Width values of a row, as floats.
+template <typename Cell>
+inline void expand_row(const Values<Cell>& from, size_t row, int width, float* dst) {
+  for (int d = 0; d < width; d += V::W) V::store(dst + d, from.load(row, d));
+}
+
+// Keys of n positions (whole tiles) as f32 tiles.
+template <typename Key>
+inline void expand_keys(const Key* tiles, int n, int dim, float* dst) {
+  if constexpr (kBlocks<Key>) {
+    const auto* block = reinterpret_cast<const uint8_t*>(tiles);
+    for (int i = 0; i < n / 16 * (dim / kKvBlock); i++, block += 16 * Key::kBlock) {
+      for (int v = 0; v < 16; v += V::W) {
+        const typename V::T scale = V::load(reinterpret_cast<const uint16_t*>(block) + v);
+        const uint8_t* codes = block + 32 + v;
+        float* to = dst + size_t(i) * kKvBlock * 16 + v;
+        for (int d = 0; d < kKvBlock; d++) {
+          typename V::T code;
+          if constexpr (std::is_same_v<Key, Q8>) {
+            code = V::codes8(codes + d * 16);
+          } else {
+            code = V::codes4(codes + d % 16 * 16, d / 16 * 4);
+          }
+          V::store(to + d * 16, V::mul(code, scale));
+        }
+      }
+    }
+  } else {
+    for (int i = 0; i < n * dim; i += V::W) V::store(dst + i, V::load(tiles + i));
+  }
+}
+
+// Elements of a tile of keys that kernels read: halves and floats as they are, blocks only expanded.
+template <typename Key>
+using TileCell = std::conditional_t<kBlocks<Key>, float, Key>;
+
+// The tile that holds a slot's key.
+template <typename Key>
+inline const Key* key_tile(const Key* k, int dim, int slot) {
+  if constexpr (kBlocks<Key>) {
+    const size_t bytes = size_t(dim / kKvBlock) * 16 * Key::kBlock;
+    return reinterpret_cast<const Key*>(reinterpret_cast<const char*>(k) + slot / 16 * bytes);
+  } else {
+    return k + size_t(slot / 16) * 16 * dim;
+  }
+}
+
+// column[16 d] = element d of a slot's key.
+template <typename Key>
+inline void gather_key(const Key* k, int dim, int slot, TileCell<Key>* column) {
+  const Key* tile = key_tile(k, dim, slot);
+  const int lane = slot % 16;
+  if constexpr (kBlocks<Key>) {
+    const auto* block = reinterpret_cast<const uint8_t*>(tile);
+    for (int d0 = 0; d0 < dim; d0 += kKvBlock, block += 16 * Key::kBlock) {
+      const float scale = f16_to_f32(load_u16(block + 2 * lane));
+      const uint8_t* codes = block + 32 + lane;
+      for (int d = 0; d < kKvBlock; d++) {
+        const int code =
+            std::is_same_v<Key, Q8> ? static_cast<int8_t>(codes[d * 16]) : (codes[d % 16 * 16] >> d / 16 * 4 & 15) - 8;
+        column[size_t(d0 + d) * 16] = static_cast<float>(code) * scale;
+      }
+    }
+  } else {
+    for (int d = 0; d < dim; d++) column[size_t(d) * 16] = tile[size_t(d) * 16 + lane];
+  }
 }
 
 template <typename Key>
@@ -292,7 +395,7 @@ void score_tails(const AttentionItem& it, const Key* k, const Span* spans, int g
                  float* scores) {
   const AttentionShape& shape = *it.shape;
   const int dim = shape.kv.dim;
-  Key* tile = reinterpret_cast<Key*>(tile_f);
+  auto* tile = reinterpret_cast<TileCell<Key>*>(tile_f);
   alignas(64) float tmp[V::kMaxQueries * kAttnScoreStride];
   const int32_t* held = nullptr;  // tail whose keys are in the tile
   int held_first = -1, held_n = 0;
@@ -303,9 +406,7 @@ void score_tails(const AttentionItem& it, const Key* k, const Span* spans, int g
       const int first = start + j0 - s.row->past;
       if (held != s.row->tail || held_first != first || held_n != n) {
         for (int i = 0; i < 16; i++) {
-          const int slot = s.row->tail[first + (i < n ? i : 0)];
-          const Key* src = k + size_t(slot / 16) * dim * 16 + slot % 16;
-          for (int d = 0; d < dim; d++) tile[size_t(d) * 16 + i] = src[size_t(d) * 16];
+          gather_key(k, dim, s.row->tail[first + (i < n ? i : 0)], tile + i);
         }
         held = s.row->tail, held_first = first, held_n = n;
       }
@@ -325,7 +426,7 @@ void score_tails(const AttentionItem& it, const Key* k, const Span* spans, int g
 
 // Weighted sums of values for all queries of the segment.
 template <typename Val>
-void pv_segment(const AttentionItem& it, const Val* v, const Span* spans, int nq, int start, const float* scores,
+void pv_segment(const AttentionItem& it, Values<Val> v, const Span* spans, int nq, int start, const float* scores,
                 const Join* join, const float* a, const float* b, float* const* out, float* panel) {
   const int dim = it.shape->kv.dim;
   const bool one_group = group_size(nq) == nq;
@@ -337,51 +438,49 @@ void pv_segment(const AttentionItem& it, const Val* v, const Span* spans, int nq
   for (int d0 = 0; d0 < dim;) {
     const int width = dim - d0 >= 64 ? 64 : dim - d0 >= 32 ? 32 : 16;
     if (!one_group) {
-      for (int j = ulo; j < uhi; j++) to_f32(v + size_t(start + j) * dim + d0, panel + size_t(j) * width, width);
+      const Values<Val> slice = v.from(d0);
+      for (int j = ulo; j < uhi; j++) expand_row(slice, size_t(start + j), width, panel + size_t(j) * width);
     }
     for (int q0 = 0; q0 < nq;) {
       const int n = group_size(nq - q0);
-      PvArgs x;
-      x.p = scores + size_t(q0) * kAttnScoreStride;
-      x.dim = dim;
-      x.start = start;
-      x.spans = spans + q0;
-      x.join = join + q0;
-      x.a = a + q0;
-      x.b = b + q0;
-      // Keys that every query of the group with anything to see has in common.
-      int lo = 0, hi = kAttnSegment;
-      for (int i = 0; i < n; i++) {
-        const Span& s = spans[q0 + i];
-        if (s.any()) lo = imax(lo, s.lo), hi = imin(hi, s.hi);
-      }
-      if (hi <= lo) lo = 0, hi = 0;
-      x.common_lo = lo, x.common_hi = hi;
+      const auto fill = [&](auto& x) {
+        x.p = scores + size_t(q0) * kAttnScoreStride;
+        x.start = start;
+        x.spans = spans + q0;
+        x.join = join + q0;
+        x.a = a + q0;
+        x.b = b + q0;
+        // Keys that every query of the group with anything to see has in common.
+        int lo = 0, hi = kAttnSegment;
+        for (int i = 0; i < n; i++) {
+          const Span& s = spans[q0 + i];
+          if (s.any()) lo = imax(lo, s.lo), hi = imin(hi, s.hi);
+        }
+        if (hi <= lo) lo = 0, hi = 0;
+        x.common_lo = lo, x.common_hi = hi;
+      };
       with_queries(n, [&]<int NQ>() {
         constexpr int NV = vectors_for(NQ);
-        for (int d = 0; d < width; d += NV * V::W) {
-          float* dst[NQ];
-          for (int i = 0; i < NQ; i++) dst[i] = out[q0 + i] + d0 + d;
-          x.out = dst;
-          x.cache = v + d0 + d;
-          const bool full = d + NV * V::W <= width;
-          if (one_group) {
-            x.common = v + size_t(start) * dim + d0 + d;
-            x.common_stride = dim;
-            if (full) {
-              pv_kernel<NQ, NV, Val, Val>(x);
+        const auto slices = [&]<typename Src>(Values<Src> common) {
+          PvArgs<Val, Src> x;
+          fill(x);
+          for (int d = 0; d < width; d += NV * V::W) {
+            float* dst[NQ];
+            for (int i = 0; i < NQ; i++) dst[i] = out[q0 + i] + d0 + d;
+            x.out = dst;
+            x.cache = v.from(d0 + d);
+            x.common = common.from(d);
+            if (d + NV * V::W <= width) {
+              pv_kernel<NQ, NV, Val, Src>(x);
             } else {
-              pv_narrow<NQ, Val, Val>(x, width - d);
-            }
-          } else {
-            x.common = panel + d;
-            x.common_stride = width;
-            if (full) {
-              pv_kernel<NQ, NV, Val, float>(x);
-            } else {
-              pv_narrow<NQ, Val, float>(x, width - d);
+              pv_narrow<NQ, Val, Src>(x, width - d);
             }
           }
+        };
+        if (one_group) {
+          slices(v.below(size_t(start)).from(d0));
+        } else {
+          slices(Values<float>{panel, size_t(width) * sizeof(float)});
         }
       });
       q0 += n;
@@ -398,7 +497,9 @@ void block_typed(const AttentionItem& it) {
   const int n_rows = it.row_end - it.row_begin, nq = n_rows * g;
   const AttentionRow* rows = it.group->rows + it.row_begin;
   const Key* k = reinterpret_cast<const Key*>(static_cast<const char*>(it.group->k) + kv.k_head_bytes() * it.kv_head);
-  const Val* v = reinterpret_cast<const Val*>(static_cast<const char*>(it.group->v) + kv.v_head_bytes() * it.kv_head);
+  const Values<Val> v{
+      reinterpret_cast<const Val*>(static_cast<const char*>(it.group->v) + kv.v_head_bytes() * it.kv_head),
+      kv.v_row_bytes()};
   const AttentionScratchLayout lay(dim);
   float* q_t = it.scratch + lay.q;
   float* scores = it.scratch + lay.scores;
@@ -422,7 +523,8 @@ void block_typed(const AttentionItem& it) {
   }
   for (int i = 0; i < nq; i++) run_l[i] = -1;
 
-  const bool direct = sizeof(Key) == 4 || group_size(nq) == nq;
+  // Blocks are always expanded: as many vector operations as converting them in the kernel, and one kernel less.
+  const bool direct = !kBlocks<Key> && (sizeof(Key) == 4 || group_size(nq) == nq);
   for (int seg = it.segment_begin; seg < it.segment_end; seg++) {
     const int start = seg * kAttnSegment;
     int lo = kAttnSegment, hi = 0;
@@ -445,13 +547,14 @@ void block_typed(const AttentionItem& it) {
     if (lo < hi) {
       // Whole tiles; slots beyond the visible ones hold other rows' or zero keys and are masked below.
       const int first = lo & ~15, last = (hi + 15) & ~15;
-      const Key* tiles = k + size_t(start) * dim;
       if (direct) {
-        score_range(shape, q_t, tiles + size_t(first) * dim, nq, last - first, scores + first);
+        if constexpr (!kBlocks<Key>) {
+          score_range(shape, q_t, key_tile(k, dim, start + first), nq, last - first, scores + first);
+        }
       } else {
         for (int j = first; j < last; j += 32) {
           const int n = imin(32, last - j);
-          to_f32(tiles + size_t(j) * dim, panel, size_t(n) * dim);
+          expand_keys(key_tile(k, dim, start + j), n, dim, panel);
           score_range(shape, q_t, panel, nq, n, scores + j);
         }
       }
@@ -489,13 +592,25 @@ void block_typed(const AttentionItem& it) {
   }
 }
 
-void block(const AttentionItem& it) {
-  const KvLayout& kv = it.shape->kv;
-  if (kv.k_type == KvType::kF16) {
-    kv.v_type == KvType::kF16 ? block_typed<uint16_t, uint16_t>(it) : block_typed<uint16_t, float>(it);
-  } else {
-    kv.v_type == KvType::kF16 ? block_typed<float, uint16_t>(it) : block_typed<float, float>(it);
+// Calls f with a value of the cell type.
+template <typename F>
+inline void with_cell(KvType t, F&& f) {
+  switch (t) {
+    case KvType::kF32:
+      return f(float());
+    case KvType::kF16:
+      return f(uint16_t());
+    case KvType::kQ8_0:
+      return f(Q8());
+    case KvType::kQ4_0:
+      return f(Q4());
   }
+}
+
+void block(const AttentionItem& it) {
+  with_cell(it.shape->kv.k_type, [&](auto key) {
+    with_cell(it.shape->kv.v_type, [&](auto value) { block_typed<decltype(key), decltype(value)>(it); });
+  });
 }
 
 void merge(const AttentionItem& it, int32_t query) {
