@@ -1,6 +1,8 @@
 // Products on the device against the scalar reference of the CPU by memcmp, for every type, row count and shape;
-// packing and quantising likewise. Runs in the host emulation, and on a device when linked with its objects. The
-// emulation also runs AMD's instructions (unit 1) and the path of targets without any (unit 2).
+// packing and quantising likewise. Prompts through 16-bit float weights have a contract of their own: against a
+// reference in double everywhere, and in the emulation, whose matrix instructions add in a known order, by memcmp. Runs
+// in the host emulation, and on a device when linked with its objects. The emulation also runs AMD's instructions (unit
+// 1) and the path of targets without any (unit 2).
 #include <cstdlib>
 #include <limits>
 #include <memory>
@@ -103,10 +105,11 @@ struct Inputs {
   Memory x, memory;
   ActsView acts;
 
-  Inputs(const std::vector<float>& rows, int64_t k, int count, uint32_t forms)
+  Inputs(const std::vector<float>& rows, int64_t k, int count, uint32_t forms, bool prompt = false)
       : x(rows.size() * sizeof(float)), memory(tnd::gpu::acts_bytes(k, count, forms)) {
     device().up(x.get(), rows.data(), rows.size() * sizeof(float));
     tnd::gpu::acts_init(&acts, memory.get(), k, count, forms);
+    acts.prompt = prompt ? 1 : 0;
     tnd::gpu::launch_prepare(device().stream, {.x = x.get<const float>(),
                                                .x_stride = k,
                                                .rows = count,
@@ -159,12 +162,13 @@ MatmulGroup group_of(const ActsView& acts, int rows, int unit) {
   return group;
 }
 
-// Products of the device, `rows` of them; what was not written stays NaN.
-std::vector<float> product(const Weight& w, const Inputs& in, int rows, int unit) {
+// Products of the device, `rows` of them; what was not written stays NaN. processors: 0 = those of the device.
+std::vector<float> product(const Weight& w, const Inputs& in, int rows, int unit, int processors = 0) {
   const uint64_t count = w.packed.n * static_cast<uint64_t>(rows);
   const Memory y(count * sizeof(float));
   device().stream.fill(y.get(), 0xFF, count * sizeof(float));
   MatmulGroup group = group_of(in.acts, rows, unit);
+  if (processors > 0) group.processors = processors;
   group.count = 1;
   group.products[0] = {.w = w.w, .y = y.get<float>(), .y_stride = static_cast<int64_t>(w.packed.n)};
   tnd::gpu::launch_matmul(device().stream, group);
@@ -247,7 +251,7 @@ TEST(inputs_are_quantised_as_on_the_cpu) {
     const int rows = 5;
     auto x = random_input(k, rows, rng);
     for (uint64_t i = 0; i < 32; ++i) x[i] = std::ldexp(x[i], -130);  // scale below the smallest normal number
-    const uint32_t forms = tnd::gpu::kFormQ32 | tnd::gpu::kFormF32 | (k % 256 == 0 ? tnd::gpu::kFormQ256 : 0u);
+    const uint32_t forms = tnd::gpu::kFormQ32 | tnd::gpu::kFormHalf | (k % 256 == 0 ? tnd::gpu::kFormQ256 : 0u);
     const Inputs in(x, static_cast<int64_t>(k), rows, forms);
     const int64_t supers = tnd::gpu::super_blocks(static_cast<int64_t>(k));
     const int64_t stride = in.acts.row_stride;
@@ -351,6 +355,161 @@ TEST(many_rows_equal_scalar) {
   }
 }
 
+namespace {
+
+// Products of a prompt as NUMERICS.md has them, with sums in the order of the emulated instructions (k ascending), and
+// in double with the sum of magnitudes.
+struct PromptProduct {
+  float bits;
+  double exact, magnitude;
+};
+PromptProduct prompt_product(DType type, const uint8_t* row, const float* x, uint64_t k) {
+  const auto hi = [](float v) { return tnd::bf16_to_f32(tnd::f32_to_bf16(v)); };
+  std::vector<float> w(k);
+  tnd::dequantise_row(type, row, w.data(), k);
+  PromptProduct p{};
+  for (uint64_t first = 0; first < k; first += 16) {
+    const uint64_t end = std::min(first + 16, k);
+    const auto add = [&](auto&& weight, auto&& input) {
+      for (uint64_t i = first; i < end; ++i) p.bits += weight(w[i]) * input(x[i]);
+    };
+    // The nearest bfloat16 of a half, ties away from zero; the same as `hi` up to ties.
+    const auto high = [&](float v) {
+      return std::bit_cast<float>((std::bit_cast<uint32_t>(v) + 0x8000u) & 0xFFFF0000u);
+    };
+    const auto low = [&](float v) { return v - high(v); };
+    const auto rest = [&](float v) { return hi(v - hi(v)); };
+    add(high, rest);
+    if (type == DType::kF16) add(low, hi);
+    add(high, hi);
+    for (uint64_t i = first; i < end; ++i) {
+      p.exact += static_cast<double>(w[i]) * static_cast<double>(x[i]);
+      p.magnitude += std::fabs(static_cast<double>(w[i]) * static_cast<double>(x[i]));
+    }
+  }
+  return p;
+}
+
+// Numbers of processors for which the launcher takes its large, its middle and its small tile at 65 x 300.
+constexpr int kProcessors[] = {1, 6, 4096};
+
+}  // namespace
+
+TEST(prompts_through_float_weights_are_within_their_bound) {
+  if (!tnd::gpu::has_matmul_pairs(device().info)) return;
+  Rng rng(16);
+  struct Shape {
+    uint64_t k, n;
+    std::vector<int> rows;
+  };
+  const Shape shapes[] = {{640, 300, {65}}, {257, 130, {100, 128}}, {40, 33, {513}}, {51, 5, {70}}};
+  for (DType type : {DType::kBF16, DType::kF16}) {
+    for (const Shape& shape : shapes) {
+      const uint64_t k = shape.k, n = shape.n;
+      const int most = shape.rows.back();
+      const Weight w(type, k, n, Scales::kOrdinary, rng);
+      const auto x = random_input(k, most, rng);
+      const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type), true);
+      std::vector<PromptProduct> want(n * static_cast<uint64_t>(most));
+      for (uint64_t r = 0; r < static_cast<uint64_t>(most); ++r) {
+        for (uint64_t o = 0; o < n; ++o) {
+          want[r * n + o] = prompt_product(type, &w.rows[o * tnd::row_bytes(type, k)], &x[r * k], k);
+        }
+      }
+      for (int rows : shape.rows) {
+        for (int run = 0; run < (emulated() ? 6 : 3); ++run) {
+          const int unit = run / 3, processors = kProcessors[run % 3];
+          const auto got = product(w, in, rows, unit, processors);
+          const std::string where = std::string(tnd::dtype_name(type)) + " k " + std::to_string(k) + " rows " +
+                                    std::to_string(rows) + " unit " + std::to_string(unit) + " processors " +
+                                    std::to_string(processors);
+          double squares = 0, errors = 0;
+          for (uint64_t i = 0; i < got.size(); ++i) {
+            const PromptProduct& p = want[i];
+            const double error = std::fabs(static_cast<double>(got[i]) - p.exact);
+            const double input = type == DType::kF16 ? 0x1p-15 : 0x1p-16;
+            const double sums = static_cast<double>(k / 16 + 1) * (type == DType::kF16 ? 3 : 2) * 0x1p-20;
+            CHECK_MSG(error <= (input + sums) * p.magnitude + 1e-30, where);
+            if (emulated()) CHECK_MSG(same_bits(&got[i], &p.bits, 1), where);
+            errors += error * error;
+            squares += p.exact * p.exact;
+          }
+          // The bound lets a lost `lo` pass when k is large; this does not (it would be 2^-9 or so).
+          CHECK_MSG(std::sqrt(errors / squares) < 0x1p-15, where + ": " + std::to_string(std::sqrt(errors / squares)));
+        }
+      }
+    }
+  }
+}
+
+TEST(a_row_of_a_prompt_does_not_depend_on_its_place_or_neighbours) {
+  // Rows of 65 again among 513, at other places, for all tiles of the launcher; infinities and NaN beside them.
+  if (!tnd::gpu::has_matmul_pairs(device().info)) return;
+  Rng rng(17);
+  const uint64_t k = 200, n = 290;
+  for (DType type : {DType::kBF16, DType::kF16}) {
+    const Weight w(type, k, n, Scales::kOrdinary, rng);
+    const auto few = random_input(k, 65, rng);
+    const auto alone = product(w, Inputs(few, k, 65, tnd::gpu::act_form(type), true), 65, 0);
+    constexpr int kMany = 513, kStep = 7;
+    auto many = random_input(k, kMany, rng);
+    for (uint64_t i = 0; i < many.size(); i += 89) {
+      many[i] = i % 2 == 0 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
+    }
+    for (int r = 0; r < 65; ++r) {
+      std::copy_n(few.begin() + static_cast<int64_t>(k) * r, k,
+                  many.begin() + static_cast<int64_t>(k) * (r * kStep + 3));
+    }
+    const Inputs in(many, k, kMany, tnd::gpu::act_form(type), true);
+    for (int processors : {1, 12, 4096}) {  // large, middle, small
+      const auto y = product(w, in, kMany, 0, processors);
+      for (uint64_t r = 0; r < 65; ++r) {
+        CHECK_MSG(same_bits(&y[(r * kStep + 3) * n], &alone[r * n], n),
+                  std::string(tnd::dtype_name(type)) + " row " + std::to_string(r));
+      }
+    }
+  }
+}
+
+TEST(products_of_a_prompt_share_inputs_of_all_forms) {
+  // BF16, F16, F32 and Q8_0 weights of one input; residuals, one in place. F32 and Q8_0 keep their bits.
+  if (!tnd::gpu::has_matmul_pairs(device().info)) return;
+  Rng rng(18);
+  const uint64_t k = 96;
+  const int rows = 70;
+  const DType types[] = {DType::kF32, DType::kBF16, DType::kQ8_0, DType::kF16, DType::kBF16};
+  const uint64_t outputs[] = {20, 70, 33, 64, 3};
+  const auto x = random_input(k, rows, rng);
+  const Inputs in(x, k, rows, tnd::gpu::kFormQ32 | tnd::gpu::kFormF32 | tnd::gpu::kFormHalf, true);
+  MatmulGroup group = group_of(in.acts, rows, 0);
+  std::vector<Weight> weights;
+  std::vector<Memory> ys;
+  std::vector<std::vector<float>> want;
+  for (size_t i = 0; i < 5; ++i) {
+    const uint64_t n = outputs[i];
+    weights.emplace_back(types[i], k, n, Scales::kOrdinary, rng);
+    const Weight& w = weights.back();
+    const auto plain =
+        types[i] == DType::kF32 || types[i] == DType::kQ8_0 ? wanted(w.packed, x, rows) : product(w, in, rows, 0);
+    std::vector<float> residual(n * rows);
+    for (float& v : residual) v = rng.normal();
+    ys.emplace_back(residual.size() * sizeof(float));
+    device().up(ys.back().get(), residual.data(), residual.size() * sizeof(float));
+    const bool adds = i % 2 == 1;
+    want.emplace_back(plain);
+    for (size_t at = 0; adds && at < plain.size(); ++at) want.back()[at] = residual[at] + plain[at];
+    float* const y = ys.back().get<float>();
+    group.products[i] = {.w = w.w, .y = y, .residual = adds ? y : nullptr, .y_stride = static_cast<int64_t>(n)};
+  }
+  group.count = 5;
+  tnd::gpu::launch_matmul(device().stream, group);
+  for (size_t i = 0; i < 5; ++i) {
+    std::vector<float> got(want[i].size());
+    device().down(got.data(), ys[i].get(), got.size() * sizeof(float));
+    CHECK_MSG(same_bits(got.data(), want[i].data(), got.size()), tnd::dtype_name(types[i]));
+  }
+}
+
 TEST(largest_codes_and_activations_do_not_overflow) {
   // Every bit of codes and scales set or clear and every activation at +-127: the largest integers there are.
   const uint64_t k = 512;
@@ -394,7 +553,7 @@ TEST(products_of_a_group_share_a_launch) {
   const uint64_t outputs[] = {200, 3, 64, 17, 40, 31, 5, 1};
   for (int rows : {1, 5, 20, 70}) {
     const auto x = random_input(k, rows, rng);
-    const Inputs in(x, k, rows, tnd::gpu::kFormQ256 | tnd::gpu::kFormQ32 | tnd::gpu::kFormF32);
+    const Inputs in(x, k, rows, tnd::gpu::kFormQ256 | tnd::gpu::kFormQ32 | tnd::gpu::kFormHalf);
     for (int unit = 0; unit < (rows < 20 ? units() : 1); ++unit) {
       MatmulGroup group = group_of(in.acts, rows, unit);
       std::vector<Weight> weights;

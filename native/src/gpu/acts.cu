@@ -48,7 +48,9 @@ uint64_t lay_out(ActsView* acts, void* mem, int64_t max_k, int max_rows, uint32_
   take(&acts->q32, kFormQ32, kSuper);
   take(&acts->scale32, kFormQ32, 32);
   take(&acts->sum32, kFormQ32, 32);
-  take(&acts->f32, kFormF32, 4 * kSuper);
+  take(&acts->f32, kFormF32 | kFormHalf, 4 * kSuper);
+  acts->pairs = reinterpret_cast<uint16_t*>(acts->f32);
+  if (forms & kFormF32) take(&acts->pairs, kFormHalf, 4 * kSuper);  // a prompt may need both
   acts->f32_stride = supers * kSuper;
   acts->row_stride = static_cast<int32_t>(rows);
   return at;

@@ -42,6 +42,17 @@ TND_DEVICE int sum_bytes(uint32_t word, int sum) {
   return dp4a(static_cast<int32_t>(word), 0x01010101, sum);
 }
 
+// Words of a pair of elements: bfloat16 nearest to them, and nearest to what is left.
+struct PairWords {
+  uint32_t hi, lo;
+};
+TND_DEVICE PairWords pair_words(float x0, float x1) {
+  const uint32_t h0 = f32_to_bf16(x0), h1 = f32_to_bf16(x1);
+  const uint32_t l0 = f32_to_bf16(x0 - bf16_to_f32(static_cast<uint16_t>(h0)));
+  const uint32_t l1 = f32_to_bf16(x1 - bf16_to_f32(static_cast<uint16_t>(h1)));
+  return {h1 << 16 | h0, l1 << 16 | l0};
+}
+
 // acts_store writes super-block s of a row in all of `forms`. Called by a whole warp: lane i has elements 256 s + 8 i
 // ..
 // + 7 in x, zeros where the row has ended.
@@ -87,10 +98,18 @@ TND_DEVICE void acts_store(const ActsView& acts, uint32_t forms, int row, int s,
     if (lane % 2 == 0) acts.sum16[at * 16 + sum_position(lane / 2)] = float_to_half(static_cast<float>(sum));
     if (lane == 0) acts.scale256[at] = g.a;
   }
-  if (forms & kFormF32) {
+  const bool pairs = (forms & kFormHalf) != 0 && acts.prompt != 0;
+  if ((forms & kFormF32) != 0 || ((forms & kFormHalf) != 0 && !pairs)) {
     float4* to = reinterpret_cast<float4*>(acts.f32 + row * acts.f32_stride + int64_t{s} * kSuper + 8 * lane);
     to[0] = make_float4(x[0], x[1], x[2], x[3]);
     to[1] = make_float4(x[4], x[5], x[6], x[7]);
+  }
+  if (pairs) {
+    uint4* to = reinterpret_cast<uint4*>(acts.pairs) + ((int64_t{s} * 32 + lane) * stride + row) * 2;
+    const PairWords a = pair_words(x[0], x[1]), b = pair_words(x[2], x[3]);
+    const PairWords c = pair_words(x[4], x[5]), d = pair_words(x[6], x[7]);
+    to[pair_part(row, 0)] = make_uint4(a.hi, b.hi, c.hi, d.hi);
+    to[pair_part(row, 1)] = make_uint4(a.lo, b.lo, c.lo, d.lo);
   }
 }
 

@@ -15,8 +15,13 @@ uint32_t act_form(DType type) {
     case DType::kQ6_K:
     case DType::kIQ4_XS:
       return kFormQ256;
+    case DType::kF32:
+      return kFormF32;
+    case DType::kF16:
+    case DType::kBF16:
+      return kFormHalf;
     default:
-      return is_float_type(type) ? kFormF32 : kFormQ32;
+      return kFormQ32;
   }
 }
 
@@ -59,6 +64,23 @@ int share_blocks(MatmulJobs* jobs, int blocks) {
   return dealt + extra;
 }
 
+// Takes the jobs of a type out of `jobs`.
+static MatmulJobs take_type(MatmulJobs* jobs, DType type) {
+  MatmulJobs taken = *jobs;
+  taken.count = 0;
+  int left = 0;
+  for (int i = 0; i < jobs->count; ++i) {
+    const MatmulJob& job = jobs->jobs[i];
+    if (job.type == type) {
+      taken.jobs[taken.count++] = job;
+    } else {
+      jobs->jobs[left++] = job;
+    }
+  }
+  jobs->count = left;
+  return taken;
+}
+
 void launch_matmul(Stream& stream, const MatmulGroup& group) {
   for (KernelSet set : {KernelSet::kCommon, KernelSet::kOther}) {
     const MatmulJobs jobs = jobs_of(group, set);
@@ -69,7 +91,13 @@ void launch_matmul(Stream& stream, const MatmulGroup& group) {
       launch_matmul_rows(stream, group, jobs, set);
     }
   }
-  const MatmulJobs jobs = jobs_of(group, KernelSet::kFloat);
+  MatmulJobs jobs = jobs_of(group, KernelSet::kFloat);
+  if (group.acts.prompt != 0) {
+    for (DType type : {DType::kBF16, DType::kF16}) {
+      const MatmulJobs taken = take_type(&jobs, type);
+      if (taken.count != 0) launch_matmul_pairs(stream, group, taken);
+    }
+  }
   if (jobs.count != 0) launch_matmul_float(stream, group, jobs);
 }
 

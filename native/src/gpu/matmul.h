@@ -2,7 +2,8 @@
 //
 // NUMERIC CONTRACT. The one of cpu/matmul.h and NUMERICS.md, bit for bit, for every row count, kernel and vendor: int8
 // activations, exact integer dot products, a fixed float epilogue, four lanes of super-blocks added as
-// (l0 + l1) + (l2 + l3), the residual last. Tests compare with the scalar reference by memcmp.
+// (l0 + l1) + (l2 + l3), the residual last. Tests compare with the scalar reference by memcmp. One exception: prompts
+// through 16-bit float weights (ActsView::prompt) have a contract of their own.
 //
 // Use: repack.h gives a weight its device order at load; acts_bytes/acts_init plan the input buffer; launch_prepare
 // (or a kernel that fuses acts_device.h) fills it; launch_matmul multiplies it by all weights that share the input.
@@ -30,7 +31,8 @@ struct DeviceWeight {
 enum ActForm : uint32_t {
   kFormQ256 = 1,  // int8, scale per 256: Q4_K, Q5_K, Q6_K, IQ4_XS
   kFormQ32 = 2,   // int8, scale per 32: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL
-  kFormF32 = 4,   // float32: F32, F16, BF16
+  kFormF32 = 4,   // float32: F32
+  kFormHalf = 8,  // float32, or in a prompt pairs of bfloat16: F16, BF16
 };
 uint32_t act_form(DType type);
 
@@ -46,7 +48,15 @@ struct ActsView {
   float* f32 = nullptr;       // [R][f32_stride]
   int64_t f32_stride = 0;     // elements, a multiple of 256
   int32_t row_stride = 0;     // a multiple of 64, and of 128 for batches of more
+  // The rows are a prompt's: kFormHalf is pairs, x = hi + lo, [S * 32 steps of 8 elements][R][2 parts, pair_part()][8],
+  // and products of F16 and BF16 follow NUMERICS.md, "Prompts through float weights". For a device that
+  // has_matmul_pairs() and more than 64 rows. Only one of f32 and pairs is written, so they may share memory.
+  int32_t prompt = 0;
+  uint16_t* pairs = nullptr;
 };
+
+// has_matmul_pairs says whether a device can multiply pairs (ActsView::prompt).
+bool has_matmul_pairs(const DeviceInfo& device);
 
 // acts_bytes returns the device memory of a buffer for at most max_rows rows of max_k elements in these forms;
 // acts_init lays it out at mem (256-byte aligned).

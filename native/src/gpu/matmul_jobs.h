@@ -60,6 +60,7 @@ int share_blocks(MatmulJobs* jobs, int blocks);
 void launch_matmul_rows(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);   // any rows
 void launch_matmul_tiles(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);  // many rows
 void launch_matmul_float(Stream& stream, const MatmulGroup& group, MatmulJobs jobs);
+void launch_matmul_pairs(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);  // one type, of a prompt
 // has_matmul_tiles says whether the device can run launch_matmul_tiles for these jobs.
 bool has_matmul_tiles(const MatmulGroup& group, const MatmulJobs& jobs);
 

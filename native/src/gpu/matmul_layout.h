@@ -133,4 +133,10 @@ constexpr int sum_position(int g) {
   return g / 2 % 4 * 4 + g / 8 * 2 + g % 2;
 }
 
+// pair_part returns which 16 of a row's 32 bytes in a step hold part 0 (hi) or 1 (lo) of its pairs. They change places
+// every four rows: eight rows of a part then lie in different banks of shared memory.
+constexpr int pair_part(int row, int part) {
+  return part ^ row / 4 % 2;
+}
+
 }  // namespace tnd::gpu
