@@ -108,7 +108,10 @@ func TestGuides(t *testing.T) {
 		}},
 		{"grammar", `"grammar":"root ::= \"yes\" | \"no\""`, func(g *tandemv1.Guide) bool { return g.GetGrammar() == `root ::= "yes" | "no"` }},
 		{"thinking first", `"response_format":{"type":"json_object"},"enable_thinking":true`, func(g *tandemv1.Guide) bool {
-			return g.GetReasoning().GetInside() && len(g.GetReasoning().GetClose()) == 1 && g.GetGrammar() != ""
+			return g.GetReasoning().GetInside() && len(g.GetReasoning().GetClose()) == 1 && strings.Contains(g.GetGrammar(), `root ::= [ \n]{0,2} json-object`)
+		}},
+		{"nothing before the first token", `"response_format":{"type":"json_object"}`, func(g *tandemv1.Guide) bool {
+			return strings.Contains(g.GetGrammar(), "root ::= json-object\n")
 		}},
 	} {
 		a := r.post("/v1/chat/completions", chatBody(tt.more))

@@ -14,7 +14,8 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
-// contentGap is what a model may put between its reasoning and its content; the emitter takes it out.
+// contentGap is what a model may put between its reasoning and its content. The emitter takes it out there, so it is for turns that
+// begin in reasoning only: content that follows no close marker begins with its first character.
 const contentGap = `[ \n]{0,2} `
 
 // Guide limits what may be chosen by tool choice, format and strict tools (docs/spec/http-api.md §10.2, §10.8). Prepare does so
@@ -50,7 +51,7 @@ func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls 
 	if err != nil {
 		return err
 	}
-	if root != "" && (s.Thinking(req) || len(p.Run.Prompts) > 0 && p.Run.Prompts[0].Thinking) {
+	if root != "" && len(p.Run.Prompts) > 0 && p.Run.Prompts[0].Thinking {
 		root = contentGap + root
 	}
 	must := req.Choice.Mode == ToolRequired || req.Choice.Mode == ToolNamed
