@@ -76,7 +76,7 @@ func (p *program) onlyEnd(n int32) bool {
 
 // sort orders rules so that a rule stands before those that it may begin with. There are no cycles: left recursion is refused.
 func (p *program) sort() {
-	p.order = make([]int32, len(p.starts))
+	p.order, p.rules = make([]int32, len(p.starts)), make([]int32, len(p.starts))
 	place := int32(len(p.starts))
 	type visit struct{ rule, next int32 }
 	seen := make([]bool, len(p.starts))
@@ -94,7 +94,7 @@ func (p *program) sort() {
 			calls := p.closure(p.starts[top.rule]).calls
 			if int(top.next) == len(calls) {
 				place--
-				p.order[top.rule] = place
+				p.order[top.rule], p.rules[place] = place, top.rule
 				stack = stack[:len(stack)-1]
 				continue
 			}

@@ -38,8 +38,12 @@ type shapeEdge struct {
 	to    int16
 }
 
-// maxMasks kept per grammar.
-const maxMasks = 2048
+const (
+	// maxMasks kept per grammar.
+	maxMasks = 2048
+	// maxMaskWork bounds the pairs that one mask may look at: a second of work, where usual masks need some thousands.
+	maxMaskWork = 1 << 22
+)
 
 // Mask tells which tokens a state allows. It is immutable. A turn may end where Accepts; ends of turns are not in the mask.
 type Mask struct {
@@ -227,6 +231,7 @@ func (g *Grammar) canonical(s *State) *State {
 // compute walks the tries.
 func (g *Grammar) compute(s *State) *Mask {
 	v := g.vocab
+	g.m.spent = 0
 	m := &Mask{Bits: make([]uint32, v.words), Only: -1}
 	if len(g.stack) < v.longest+1 {
 		g.stack = make([]*State, v.longest+1)
@@ -264,6 +269,15 @@ func (g *Grammar) compute(s *State) *Mask {
 	return m
 }
 
+// step is a step of a mask.
+func (g *Grammar) step(s *State, class uint8) *State {
+	t := g.m.step(s, class)
+	if g.m.spent > maxMaskWork || g.m.count > 2*maxStates {
+		g.m.fault = errAmbiguous
+	}
+	return t
+}
+
 // walk sets the bits of the tokens in a trie that the state allows.
 func (g *Grammar) walk(s *State, nodes []trieNode, mask []uint32) {
 	stack := g.stack
@@ -277,7 +291,7 @@ func (g *Grammar) walk(s *State, nodes []trieNode, mask []uint32) {
 			t = at.next[class]
 		}
 		if t == nil {
-			if t = g.m.step(at, class); g.m.fault != nil {
+			if t = g.step(at, class); g.m.fault != nil {
 				return
 			}
 		}
@@ -301,7 +315,7 @@ const maxPairs = 512
 func (g *Grammar) lasts(s *State, length int) bool {
 	class := g.m.classOf['a']
 	for range length {
-		if s = g.m.step(s, class); s == dead {
+		if s = g.step(s, class); s == dead || g.m.fault != nil {
 			return false
 		}
 	}
@@ -325,8 +339,8 @@ func (g *Grammar) contains(s *State, at int) bool {
 		p := g.queue[len(g.queue)-1]
 		g.queue = g.queue[:len(g.queue)-1]
 		for _, e := range table[p.shape] {
-			t := g.m.step(p.state, e.class)
-			if t == dead {
+			t := g.step(p.state, e.class)
+			if t == dead || g.m.fault != nil {
 				return false
 			}
 			q := pair{e.to, t}

@@ -3,6 +3,7 @@ package grammar
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -225,6 +226,77 @@ func TestHeavyGrammars(t *testing.T) {
 			t.Errorf("%s took %v", name, d)
 		}
 	}
+}
+
+// TestMaskWork: a mask that would take many steps, each of them bounded, is refused.
+func TestMaskWork(t *testing.T) {
+	grammar := "root ::= .* ("
+	for i := range 1000 {
+		grammar += fmt.Sprintf("r%d \"x\" | ", i)
+	}
+	grammar += "r0)\n"
+	for i := range 1000 {
+		grammar += fmt.Sprintf("r%d ::= [a-z] \"%d\"\n", i, i)
+	}
+	g := compile(t, grammar, testVocabulary())
+	s := g.AdvanceBytes(g.Start(), []byte("aa"))
+	if _, err := g.Mask(s); err == nil || g.m.spent > 2*maxMaskWork {
+		t.Errorf("%d pairs were looked at, %v", g.m.spent, err)
+	}
+	if !matches(g, "aa7x") {
+		t.Error("the text is not followed after a mask was refused")
+	}
+}
+
+// drawRules draws rules, most of which may be empty.
+func drawRules(t *rapid.T) *Syntax {
+	s := &Syntax{rules: make([]rule, rapid.IntRange(1, 12).Draw(t, "rules"))}
+	var draw func(depth int) expr
+	draw = func(depth int) expr {
+		kind := rapid.IntRange(0, 9).Draw(t, "kind")
+		if depth == 0 {
+			kind %= 6
+		}
+		var list []expr
+		if kind == 6 || kind == 7 {
+			for range rapid.IntRange(0, 4).Draw(t, "parts") {
+				list = append(list, draw(depth-1))
+			}
+		}
+		switch kind {
+		case 0:
+			return literal(rapid.SampledFrom([]string{"", "a"}).Draw(t, "literal"))
+		case 1:
+			return text{through: rapid.Bool().Draw(t, "through")}
+		case 6:
+			return seq(list)
+		case 7:
+			return alt(list)
+		case 8, 9:
+			return repeat{draw(depth - 1), rapid.IntRange(0, 2).Draw(t, "min"), 2}
+		}
+		return ref(rapid.IntRange(0, len(s.rules)-1).Draw(t, "rule"))
+	}
+	for i := range s.rules {
+		s.rules[i].body = draw(3)
+	}
+	return s
+}
+
+// TestNullable: the rules that match the empty text are the fewest that agree with each other.
+func TestNullable(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := drawRules(t)
+		want := make([]bool, len(s.rules))
+		for range s.rules {
+			for i := range s.rules {
+				want[i] = nullableExpr(s.rules[i].body, want)
+			}
+		}
+		if got := s.nullable(); !slices.Equal(got, want) {
+			t.Fatalf("%v are said to match the empty text, want %v: %#v", got, want, s.rules)
+		}
+	})
 }
 
 // drawGrammar draws a grammar without left recursion over a small alphabet.

@@ -12,8 +12,9 @@ import (
 type jsonNode struct {
 	kind    byte // 'o' object, 'a' array, 's' string, 'n' number, 'b' boolean, '0' null
 	text    string
-	members []member
+	members []member // of different keys; only ever appended to
 	items   []*jsonNode
+	places  map[string]int // of the members, when there are many of them
 }
 
 type member struct {
@@ -88,12 +89,30 @@ func readJSON(d *json.Decoder, depth int) (*jsonNode, error) {
 
 // get gives a member of an object, nil when there is none.
 func (n *jsonNode) get(key string) *jsonNode {
-	for i := range n.members {
-		if n.members[i].key == key {
-			return n.members[i].value
-		}
+	if i := n.place(key); i >= 0 {
+		return n.members[i].value
 	}
 	return nil
+}
+
+// fewMembers are searched one by one.
+const fewMembers = 16
+
+// place is the index of a member, -1 when there is none.
+func (n *jsonNode) place(key string) int {
+	if len(n.members) <= fewMembers {
+		return slices.IndexFunc(n.members, func(m member) bool { return m.key == key })
+	}
+	if n.places == nil {
+		n.places = map[string]int{}
+	}
+	for i := len(n.places); i < len(n.members); i++ {
+		n.places[n.members[i].key] = i
+	}
+	if i, ok := n.places[key]; ok {
+		return i
+	}
+	return -1
 }
 
 // spell writes a value as JSON without whitespace.

@@ -62,7 +62,8 @@ type program struct {
 	classOf  [256]uint8
 	closures []*closure
 	entries  int     // of all closures
-	order    []int32 // rules by their place among those that begin with each other: callers first
+	order    []int32 // rule -> its place among those that begin with each other: callers first
+	rules    []int32 // place -> rule
 }
 
 // errTooLarge unwinds the building of a program.
@@ -287,7 +288,14 @@ func (b *builder) chars(c chars, next int32) int32 {
 
 // sequences adds a node for the first bytes of sequences and, below it, for the rest; equal rests share nodes.
 func (b *builder) sequences(list [][]byteRange, next int32, made map[string]int32) int32 {
-	key := fmt.Sprint(list)
+	var bytes []byte
+	for _, s := range list {
+		bytes = append(bytes, byte(len(s)))
+		for _, r := range s {
+			bytes = append(bytes, r.lo, r.hi)
+		}
+	}
+	key := string(bytes)
 	if n, ok := made[key]; ok {
 		return n
 	}

@@ -1,41 +1,69 @@
 package grammar
 
-// nullable tells which rules match the empty text.
+// gate waits until need of its parts match the empty text. A choice needs one, however many do in the end.
+type gate struct {
+	need   int32
+	parent int32
+}
+
+// nullable tells which rules match the empty text, in time linear in the text: what is found out about a part is handed up, and
+// no part is looked at twice. The first gates are the rules.
 func (s *Syntax) nullable() []bool {
-	null := make([]bool, len(s.rules))
-	users := make([][]int32, len(s.rules))
-	var queue []int32
-	for i := range s.rules {
-		mentions(s.rules[i].body, func(r int) { users[r] = append(users[r], int32(i)) })
-		queue = append(queue, int32(i))
+	gates := make([]gate, len(s.rules))
+	users := make([][]int32, len(s.rules)) // gates that a rule is a part of
+	var empty []int32                      // gates with another part that matches the empty text
+	var add func(x expr, parent int32)
+	add = func(x expr, parent int32) {
+		switch x := x.(type) {
+		case seq, alt:
+			parts, need := []expr(nil), 1
+			if list, ok := x.(seq); ok {
+				parts, need = list, len(list)
+			} else {
+				parts = x.(alt)
+			}
+			if need == 0 {
+				empty = append(empty, parent)
+				return
+			}
+			at := int32(len(gates))
+			gates = append(gates, gate{int32(need), parent})
+			for _, y := range parts {
+				add(y, at)
+			}
+		case ref:
+			users[x] = append(users[x], parent)
+		case repeat:
+			if x.min > 0 {
+				add(x.x, parent)
+				return
+			}
+			empty = append(empty, parent)
+		default:
+			if nullableExpr(x, nil) {
+				empty = append(empty, parent)
+			}
+		}
 	}
-	for len(queue) > 0 {
-		i := queue[len(queue)-1]
-		queue = queue[:len(queue)-1]
-		if !null[i] && nullableExpr(s.rules[i].body, null) {
-			null[i] = true
-			queue = append(queue, users[i]...)
+	for i := range s.rules {
+		gates[i] = gate{1, -1}
+		add(s.rules[i].body, int32(i))
+	}
+	null := make([]bool, len(s.rules))
+	for len(empty) > 0 {
+		at := empty[len(empty)-1]
+		empty = empty[:len(empty)-1]
+		if gates[at].need--; gates[at].need != 0 {
+			continue
+		}
+		if int(at) < len(null) {
+			null[at] = true
+			empty = append(empty, users[at]...)
+		} else {
+			empty = append(empty, gates[at].parent)
 		}
 	}
 	return null
-}
-
-// mentions calls visit with every rule in x.
-func mentions(x expr, visit func(int)) {
-	switch x := x.(type) {
-	case seq:
-		for _, y := range x {
-			mentions(y, visit)
-		}
-	case alt:
-		for _, y := range x {
-			mentions(y, visit)
-		}
-	case repeat:
-		mentions(x.x, visit)
-	case ref:
-		visit(int(x))
-	}
 }
 
 func nullableExpr(x expr, null []bool) bool {

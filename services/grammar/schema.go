@@ -7,11 +7,12 @@ import (
 	"strings"
 )
 
-// Bounds of schemas: bytes of text, rules that they become, and schemas looked at on the way there, references followed.
+// Bounds of schemas: bytes of text, rules that they become, and parts looked at on the way there, references followed and pairs
+// of values compared.
 const (
 	MaxSchema      = 256 << 10
 	maxSchemaRules = 20_000
-	maxSchemaWork  = 200_000
+	maxSchemaWork  = 300_000
 )
 
 // Schema adds the rules of a JSON schema and gives the name of the one for the whole value. docs/grammar.md lists the keywords.
@@ -52,10 +53,15 @@ func (c *schemaCompiler) enter(path string) (leave func()) {
 	if c.depth++; c.depth > 2*maxSchemaNesting {
 		c.fail(path, "is nested too deep, or refers to itself")
 	}
-	if c.work++; c.work > maxSchemaWork || c.w.count > c.limit {
+	c.spend(1, path)
+	return c.leave
+}
+
+// spend counts parts that are looked at and pairs that are compared.
+func (c *schemaCompiler) spend(n int, path string) {
+	if c.work += n; c.work > maxSchemaWork || c.w.count > c.limit || c.w.b.Len() > MaxText {
 		c.fail(path, "the schema is too large once all references are followed")
 	}
-	return c.leave
 }
 
 func (c *schemaCompiler) leave() { c.depth-- }
@@ -129,6 +135,9 @@ var jsonTypes = []string{"object", "array", "string", "number", "integer", "bool
 func (c *schemaCompiler) types(s *jsonNode, path string) []string {
 	var types []string
 	add := func(t string) {
+		if !slices.Contains(jsonTypes, t) {
+			c.fail(path+".type", "unknown type "+strconv.Quote(t))
+		}
 		if !slices.Contains(types, t) {
 			types = append(types, t)
 		}
@@ -165,11 +174,6 @@ func (c *schemaCompiler) types(s *jsonNode, path string) []string {
 		}
 	default:
 		c.fail(path+".type", "must be the name of a type or a list of them")
-	}
-	for _, t := range types {
-		if !slices.Contains(jsonTypes, t) {
-			c.fail(path+".type", "unknown type "+strconv.Quote(t))
-		}
 	}
 	if n := s.get("nullable"); n != nil && n.text == "true" {
 		add("null")
@@ -281,12 +285,13 @@ func (c *schemaCompiler) branches(s *jsonNode, keyword string, list *jsonNode, p
 		}
 	}
 	var rules []string
+	listed := map[string]bool{}
 	for i, b := range full {
 		if b.kind == 'b' && b.text == "false" {
 			continue
 		}
-		if r := c.compile(b, at(i)); !slices.Contains(rules, r) {
-			rules = append(rules, r)
+		if r := c.compile(b, at(i)); !listed[r] {
+			rules, listed[r] = append(rules, r), true
 		}
 	}
 	switch len(rules) {

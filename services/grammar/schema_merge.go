@@ -82,6 +82,7 @@ func (c *schemaCompiler) merge(a, b *jsonNode, path string) *jsonNode {
 		c.fail(path, "nothing is valid for both this schema and what stands beside it")
 	}
 	defer c.enter(path)()
+	c.spend((len(a.members)+len(b.members))/fewMembers, path)
 	out := &jsonNode{kind: 'o', members: slices.Clone(a.members)}
 	for _, m := range b.members {
 		old := out.get(m.key)
@@ -90,8 +91,7 @@ func (c *schemaCompiler) merge(a, b *jsonNode, path string) *jsonNode {
 			continue
 		}
 		if v := c.join(m.key, old, m.value, path+"."+m.key); v != old {
-			i := slices.IndexFunc(out.members, func(x member) bool { return x.key == m.key })
-			out.members[i].value = v
+			out.members[out.place(m.key)].value = v
 		}
 	}
 	c.closeKeys(out, a, b, path)
@@ -104,6 +104,7 @@ func (c *schemaCompiler) closeKeys(out, a, b *jsonNode, path string) {
 	if properties == nil {
 		return
 	}
+	needed := required(out)
 	for _, side := range []*jsonNode{a, b} {
 		if x := side.get("additionalProperties"); x == nil || x.text != "false" {
 			continue
@@ -113,19 +114,28 @@ func (c *schemaCompiler) closeKeys(out, a, b *jsonNode, path string) {
 		for _, p := range properties.members {
 			if own != nil && own.get(p.key) != nil {
 				kept.members = append(kept.members, p)
-			} else if required(out, p.key) {
+			} else if needed[p.key] {
 				c.fail(path+".required", strconv.Quote(p.key)+" is required here and forbidden by additionalProperties beside it")
 			}
 		}
 		properties = kept
 	}
-	i := slices.IndexFunc(out.members, func(m member) bool { return m.key == "properties" })
-	out.members[i].value = properties
+	out.members[out.place("properties")].value = properties
 }
 
-func required(s *jsonNode, key string) bool {
+// required is the set of keys that a schema requires.
+func required(s *jsonNode) map[string]bool {
 	r := s.get("required")
-	return r != nil && slices.ContainsFunc(r.items, func(x *jsonNode) bool { return x.kind == 's' && x.text == key })
+	if r == nil {
+		return nil
+	}
+	keys := make(map[string]bool, len(r.items))
+	for _, x := range r.items {
+		if x.kind == 's' {
+			keys[x.text] = true
+		}
+	}
+	return keys
 }
 
 // join gives the value of a keyword that stands on both sides.
@@ -142,6 +152,7 @@ func (c *schemaCompiler) join(key string, a, b *jsonNode, path string) *jsonNode
 	}
 	switch key {
 	case "required":
+		c.spend((len(a.items)+len(b.items))/fewMembers, path)
 		return &jsonNode{kind: 'a', items: append(slices.Clone(a.items), b.items...)}
 	case "properties":
 		if a.kind != 'o' || b.kind != 'o' {
@@ -149,7 +160,7 @@ func (c *schemaCompiler) join(key string, a, b *jsonNode, path string) *jsonNode
 		}
 		out := &jsonNode{kind: 'o', members: slices.Clone(a.members)}
 		for _, m := range b.members {
-			i := slices.IndexFunc(out.members, func(x member) bool { return x.key == m.key })
+			i := out.place(m.key)
 			if i < 0 {
 				out.members = append(out.members, m)
 			} else {
@@ -163,6 +174,7 @@ func (c *schemaCompiler) join(key string, a, b *jsonNode, path string) *jsonNode
 	case "enum":
 		out := &jsonNode{kind: 'a'}
 		for _, x := range a.items {
+			c.spend(len(b.items), path)
 			if slices.ContainsFunc(b.items, x.equal) {
 				out.items = append(out.items, x)
 			}
@@ -206,13 +218,19 @@ func (c *schemaCompiler) joinTypes(a, b *jsonNode, path string) *jsonNode {
 		return []*jsonNode{n}
 	}
 	out := &jsonNode{kind: 'a'}
+	add := func(x *jsonNode) {
+		if !slices.ContainsFunc(out.items, x.equal) {
+			out.items = append(out.items, x)
+		}
+	}
 	for _, x := range list(a) {
+		c.spend(len(list(b)), path)
 		for _, y := range list(b) {
 			switch {
 			case x.text == y.text, x.text == "integer" && y.text == "number":
-				out.items = append(out.items, x)
+				add(x)
 			case x.text == "number" && y.text == "integer":
-				out.items = append(out.items, y)
+				add(y)
 			}
 		}
 	}
@@ -230,13 +248,14 @@ func (c *schemaCompiler) excludes(a, b *jsonNode, path string) bool {
 	}
 	if va, vb := fixed(a), fixed(b); va != nil {
 		valid := func(v *jsonNode) bool {
-			if vb != nil {
+			if c.spend(1+len(vb), path); vb != nil {
 				return slices.ContainsFunc(vb, v.equal)
 			}
 			return b.get("type") == nil || slices.ContainsFunc(c.types(b, path), v.is)
 		}
 		return !slices.ContainsFunc(va, valid)
 	} else if vb != nil {
+		c.spend(len(vb), path)
 		return a.get("type") != nil && !slices.ContainsFunc(vb, func(v *jsonNode) bool { return slices.ContainsFunc(c.types(a, path), v.is) })
 	}
 	if a.get("anyOf") != nil || a.get("oneOf") != nil {
@@ -261,13 +280,16 @@ func (c *schemaCompiler) excludes(a, b *jsonNode, path string) bool {
 		a.get("additionalProperties") != nil && a.get("additionalProperties").text == "false"
 	declares := func(p *jsonNode, key string) bool { return p != nil && p.get(key) != nil }
 	if r := b.get("required"); r != nil && closed {
+		c.spend(len(r.items), path)
+		needed := required(a)
 		for _, k := range r.items {
-			if !declares(pa, k.text) && !required(a, k.text) {
+			if !declares(pa, k.text) && !needed[k.text] {
 				return true
 			}
 		}
 	}
 	if r := a.get("required"); r != nil {
+		c.spend(len(r.items), path)
 		forbids := b.get("additionalProperties") != nil && b.get("additionalProperties").text == "false"
 		for _, k := range r.items {
 			if forbids && !declares(pb, k.text) {

@@ -54,21 +54,23 @@ func (c *schemaCompiler) object(s *jsonNode, path string) string {
 	if patterned != nil {
 		open, extra = true, patterned
 	}
-	keys := slices.Clone(properties.members)
-	needed := 0
+	all := &jsonNode{kind: 'o', members: slices.Clone(properties.members)}
 	for _, r := range requireds.items {
 		if r.kind != 's' {
 			c.fail(path+".required", "must list names of keys")
 		}
-		if properties.get(r.text) == nil && !slices.ContainsFunc(keys, func(m member) bool { return m.key == r.text }) {
+		if all.get(r.text) == nil {
 			if extra.text == "false" {
 				c.fail(path+".required", strconv.Quote(r.text)+" is required but not allowed")
 			}
-			keys = append(keys, member{r.text, extra})
+			all.members = append(all.members, member{r.text, extra})
 		}
 	}
+	keys := all.members
+	needed := 0
+	must := required(s)
 	for _, p := range keys {
-		need := required(s, p.key)
+		need := must[p.key]
 		if p.value.kind == 'b' && p.value.text == "false" && !need {
 			continue
 		}
@@ -97,7 +99,7 @@ func (c *schemaCompiler) object(s *jsonNode, path string) string {
 			for _, m := range keys {
 				declared = append(declared, m.key)
 			}
-			key = c.otherKey(declared)
+			key = c.otherKey(declared, path)
 		case names != nil:
 			key = c.compile(names, path+".propertyNames")
 		}
@@ -145,7 +147,7 @@ func (c *schemaCompiler) names(s *jsonNode, path string) (names, values *jsonNod
 }
 
 // otherKey writes strings that are none of the keys. They are written without escapes, so that there is one spelling to compare.
-func (c *schemaCompiler) otherKey(keys []string) string {
+func (c *schemaCompiler) otherKey(keys []string, path string) string {
 	const char = `[^"\\\x00-\x1F]`
 	keys = slices.Clone(keys)
 	slices.Sort(keys)
@@ -153,6 +155,7 @@ func (c *schemaCompiler) otherKey(keys []string) string {
 	// rest writes what may follow a prefix that all of the keys share; the keys are cut down to what follows it.
 	var rest func(keys []string) string
 	rest = func(keys []string) string {
+		c.spend(maxSchemaWork/maxSchemaRules, path) // it becomes a rule, but only when those for the rests are there
 		mayEnd := true
 		groups := map[rune][]string{}
 		var order []rune

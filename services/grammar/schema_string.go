@@ -84,6 +84,7 @@ type patternWriter struct {
 	c     *schemaCompiler
 	path  string
 	depth int
+	size  int // of all characters and classes so far
 }
 
 // anchored writes one alternative: where it is not tied to an end of the text, anything may stand beside it.
@@ -131,7 +132,7 @@ func (p *patternWriter) write(re *syntax.Regexp) string {
 		for _, r := range re.Rune {
 			b.WriteString(inJSON(r))
 		}
-		return Quote(b.String())
+		return p.sized(Quote(b.String()))
 	case syntax.OpCharClass:
 		return p.class(re.Rune)
 	case syntax.OpAnyChar:
@@ -192,7 +193,15 @@ func (p *patternWriter) class(bounds []rune) string {
 	if len(escaped) == 0 {
 		p.c.fail(p.path, "a character class is empty")
 	}
-	return "(" + strings.Join(escaped, " | ") + ")"
+	return p.sized("(" + strings.Join(escaped, " | ") + ")")
+}
+
+// sized counts what is written: classes of a few characters, such as \pL, are long when they are written out.
+func (p *patternWriter) sized(s string) string {
+	if p.size += len(s); p.size > MaxText {
+		p.c.fail(p.path, "is too long once its classes are written out")
+	}
+	return s
 }
 
 // inJSON writes a character as it stands in a JSON string.

@@ -218,6 +218,37 @@ func TestSchemasThatExplode(t *testing.T) {
 	}
 }
 
+// TestLargeSchemas: schemas whose parts would have to be compared or written out too often are refused before that is done.
+func TestLargeSchemas(t *testing.T) {
+	list := func(n int, format string) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, format+",", i)
+		}
+		return strings.TrimSuffix(b.String(), ",")
+	}
+	nulls := strings.Repeat(`"null",`, 10_000) + `"null"`
+	const tooLarge = "too large"
+	for _, tt := range []struct{ name, schema, want string }{
+		{"lists of values", `{"allOf":[{"enum":[` + list(10_000, "%d.5") + `]},{"enum":[` + list(10_000, "%d.25") + `]}]}`, tooLarge},
+		{"branches", `{"oneOf":[{"enum":[` + list(10_000, "%d.5") + `]},{"enum":[` + list(10_000, "%d.25") + `]}]}`, tooLarge},
+		{"lists of types", `{"allOf":[{"type":[` + nulls + `]},{"type":["string",` + nulls + `]}]}`, tooLarge},
+		{"unknown types", `{"type":[` + list(20_000, `"%x"`) + `]}`, "unknown type"},
+		{"keys", `{"required":[` + list(30_000, `"%x"`) + `]}`, tooLarge},
+		{"a long key", `{"additionalProperties":true,"required":["` + strings.Repeat("k", 200_000) + `"]}`, tooLarge},
+		{"classes", `{"type":"string","pattern":"` + strings.Repeat(`\\pL`, 10_000) + `"}`, "too long"},
+	} {
+		if _, err := NewWriter().Schema([]byte(tt.schema)); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want an error that says %q", tt.name, err, tt.want)
+		}
+	}
+	// A type that stands twice in both lists is still one type.
+	g := schemaGrammar(t, `{"allOf":[{"type":["null","null","string"]},{"type":["null","null"]}]}`, testVocabulary())
+	if !matches(g, "null") || matches(g, `""`) {
+		t.Error("lists of types are not joined")
+	}
+}
+
 func TestManyOptionalProperties(t *testing.T) {
 	properties := map[string]any{}
 	for i := range 300 {

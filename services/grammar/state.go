@@ -2,6 +2,7 @@ package grammar
 
 import (
 	"cmp"
+	"math/bits"
 	"slices"
 )
 
@@ -50,28 +51,28 @@ type machine struct {
 	epoch  uint32
 	fault  error // of the call in progress
 
-	// Scratch of a step.
+	// Scratch of a step. A rule that was called waits at its place of the order: waits has its bit, below where it returns to.
 	tops  []frame
 	seen  map[frame]struct{}
-	calls []pending
+	waits []uint64
+	below [][]frame
 	work  int
-}
 
-// pending collects where a rule returns to.
-type pending struct {
-	rule  int32
-	below []frame
+	spent int // work of all steps since somebody set it to 0
 }
 
 func newMachine(p *program) *machine {
-	return &machine{program: p, table: map[uint64][]*State{}, seen: map[frame]struct{}{}}
+	return &machine{
+		program: p, table: map[uint64][]*State{}, seen: map[frame]struct{}{},
+		waits: make([]uint64, (len(p.rules)+63)/64), below: make([][]frame, len(p.rules)),
+	}
 }
 
 // begin is the state before any text.
 func (m *machine) begin() *State {
 	m.reset()
 	bottom := m.intern([]frame{{node: accepting}})
-	m.calls = append(m.calls, pending{m.root, slices.Clone(bottom.frames)})
+	m.call(m.root, bottom.frames...)
 	if m.null[m.root] {
 		m.tops = append(m.tops, frame{node: accepting})
 	}
@@ -79,8 +80,9 @@ func (m *machine) begin() *State {
 }
 
 func (m *machine) reset() {
-	m.tops, m.calls, m.work = m.tops[:0], m.calls[:0], 0
+	m.tops, m.work = m.tops[:0], 0
 	clear(m.seen)
+	clear(m.waits)
 }
 
 // step gives the state behind a byte of a class, dead when there is none.
@@ -151,46 +153,50 @@ func (m *machine) follow(n int32, below *State) {
 
 // take adds the terminals of a closure to the result and its calls to those that wait.
 func (m *machine) take(c *closure, below *State) {
+	if m.work += len(c.terms) + len(c.calls); m.work > maxWork {
+		m.fault = errAmbiguous
+		return
+	}
 	for _, t := range c.terms {
 		m.tops = append(m.tops, frame{t, below})
 	}
 	for _, x := range c.calls {
-		i := slices.IndexFunc(m.calls, func(p pending) bool { return p.rule == x.rule })
-		if i < 0 {
-			i = len(m.calls)
-			m.calls = slices.Grow(m.calls, 1)[:i+1]
-			m.calls[i].rule, m.calls[i].below = x.rule, m.calls[i].below[:0]
-		}
 		if x.tail {
-			m.calls[i].below = append(m.calls[i].below, below.frames...)
+			m.call(x.rule, below.frames...)
 		} else {
-			m.calls[i].below = append(m.calls[i].below, frame{x.ret, below})
+			m.call(x.rule, frame{x.ret, below})
 		}
 	}
 }
 
+// call adds to what follows the return of a rule.
+func (m *machine) call(rule int32, returns ...frame) {
+	at := m.order[rule]
+	if bit := uint64(1) << (at % 64); m.waits[at/64]&bit == 0 {
+		m.waits[at/64] |= bit
+		m.below[at] = m.below[at][:0]
+	}
+	m.below[at] = append(m.below[at], returns...)
+}
+
 // finish enters the called rules, callers before callees, so that each is entered once with all its returns.
 func (m *machine) finish() *State {
-	for len(m.calls) > 0 {
-		first := 0
-		for i := range m.calls {
-			if m.order[m.calls[i].rule] < m.order[m.calls[first].rule] {
-				first = i
+	for i := range m.waits {
+		// What is entered may call rules of the same word, all of them further on.
+		for m.waits[i] != 0 {
+			at := 64*i + bits.TrailingZeros64(m.waits[i])
+			m.waits[i] &= m.waits[i] - 1
+			if m.work += len(m.below[at]); m.work > maxWork {
+				m.fault = errAmbiguous
+				return dead
+			}
+			below := m.union(m.below[at])
+			if below.depth < MaxDepth {
+				m.take(m.closure(m.starts[m.rules[at]]), below)
 			}
 		}
-		last := len(m.calls) - 1
-		m.calls[first], m.calls[last] = m.calls[last], m.calls[first]
-		p := m.calls[last]
-		if m.work += len(p.below); m.work > maxWork {
-			m.fault = errAmbiguous
-			return dead
-		}
-		below := m.union(p.below)
-		m.calls = m.calls[:last]
-		if below.depth < MaxDepth {
-			m.take(m.closure(m.starts[p.rule]), below)
-		}
 	}
+	m.spent += m.work
 	if m.fault != nil || len(m.tops) == 0 {
 		return dead
 	}
