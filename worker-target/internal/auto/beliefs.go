@@ -9,9 +9,14 @@ import (
 
 const (
 	depths = 32 // deeper positions share the last rate
-	// memory of running rates, in observations: a request follows a change within its last 10 rounds, a worker within 400.
-	requestMemory = 10
+	// memory of running rates, in observations: a request follows a change within its last 16 rounds, a worker within 400.
+	requestMemory = 16
 	workerMemory  = 400
+	// What the last claimMemory proposals claim of themselves, corrected by what became of such claims, counts as much as
+	// claimWeight times as many tests: a proposal that is right by luck seldom looks sure of itself.
+	claimMemory, claimWeight = 2, 2
+	// branches is the part of what the draft's first choice misses that a tree is assumed to hold.
+	branches = 1.0 / 3
 	// seedWeight is how many promised nodes the worker's gauges count in a new request.
 	seedWeight = 6
 	// minRate and maxRate bound the rate assumed at a depth that a request has not seen.
@@ -85,6 +90,7 @@ func (s *shape) read(t *ddtree.Tree) {
 // beliefs are what is known of a draft's quality.
 type beliefs struct {
 	chain, tree [depths]rate
+	claims      [depths]rate // of a request: what the draft says of its own chain
 	// Marginals of a block draft hold for its own chain; on branches they promise too much. So each has its own gauges.
 	onChain, offChain [classes]gauge
 	treeRows          float64 // running mean of the rows of a cut tree, 0 = none yet
@@ -106,13 +112,13 @@ type rates struct {
 }
 
 // workerRates are those of all requests. A depth that was hardly seen leans on the one before; a tree holds the chain, so
-// what is unknown of trees leans on the chain's rate and a third of what it misses.
+// what is unknown of trees leans on the chain's rate and a part of what it misses.
 func (b *beliefs) workerRates(out *rates) {
 	lean := prior
 	for d := range depths {
 		out.chain[d] = b.chain[d].mean(lean)
 		lean = out.chain[d]
-		out.tree[d] = b.tree[d].mean(lean + (1-lean)/3)
+		out.tree[d] = b.tree[d].mean(lean + (1-lean)*branches)
 	}
 }
 
@@ -120,14 +126,17 @@ func (b *beliefs) workerRates(out *rates) {
 // on the worker's rate, scaled by how the request does at the depth before: texts differ in how well a draft knows them, and
 // a text that it gets wrong at the first position it gets wrong at the later ones too.
 func (b *beliefs) requestRates(base, out *rates) {
-	lean(&b.chain, &base.chain, &out.chain)
-	lean(&b.tree, &base.tree, &out.tree)
+	lean(&b.chain, &b.claims, 0, &base.chain, &out.chain)
+	lean(&b.tree, &b.claims, branches, &base.tree, &out.tree)
 }
 
-func lean(own *[depths]rate, base, out *[depths]float64) {
+func lean(own, claims *[depths]rate, more float64, base, out *[depths]float64) {
 	scale := 1.0
 	for d := range depths {
-		out[d] = own[d].mean(clamp(base[d]*scale, minRate, maxRate))
+		r, c := own[d], claims[d]
+		r.hits += claimWeight * (c.hits + more*(c.seen-c.hits))
+		r.seen += claimWeight * c.seen
+		out[d] = r.mean(clamp(base[d]*scale, minRate, maxRate))
 		scale = out[d] / max(base[d], minRate)
 	}
 }
@@ -167,6 +176,16 @@ func (b *beliefs) conditional(s *shape, t *ddtree.Tree, i int32) float64 {
 	const weight = 1 // of the assumption that the draft is right about itself, in promised nodes
 	g, w := b.gauge(s, t, i)
 	return min(1, math.Exp(float64(w))*(g.accepted+weight)/(g.promised+weight))
+}
+
+// claim takes in what a proposal says of the draft's own chain.
+func (b *beliefs) claim(rates []float64) {
+	for d := range depths {
+		b.claims[d].fade(1 - 1.0/claimMemory)
+	}
+	for d, p := range rates {
+		b.claims[min(d, depths-1)].lean(p)
+	}
 }
 
 // observe learns from one verified tree. cut is the corrected probability of the first node that was cut from the draft's

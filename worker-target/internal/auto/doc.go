@@ -16,14 +16,21 @@
 // along the path of the draft's probabilities, each times a correction learnt from how often nodes of that probability were
 // accepted once their parents were.
 //
-// When plain decoding is estimated to be faster, the request decodes plainly and sounds the draft out: now and then it asks
-// for a chain and does not wait. Plain decoding goes on while the draft works; what it chooses shows how much of the proposal
-// is right, and what is left of a proposal that was right so far is verified at once. So a sounding of a bad draft costs what
-// the two take from each other's machine, measured, and one of a good draft hardly anything. A request of which nothing is
-// known starts that way when requests often turn out to be foreign to the draft and a wide step is dear: a first round would
-// cost a draft's time and that step for one token.
+// A proposal is many tests at once: what the draft claims of the nodes of its chain, corrected in the same way, counts beside
+// the few that the target's choices decide. So a text that turns foreign shows within a round or two.
 //
-// The ledger of soundings belongs to the worker: plain rounds add 3 % of their time, a sounding takes what it cost. Debt is
-// bounded by one dear round: a proposal that hung is forgiven beyond that. The same ledger pays for trials of a plan that has
-// not run for a while.
+// When plain decoding is estimated to be faster, the request decodes plainly and tries the draft now and then. There are two
+// ways. A sounding asks for a chain and does not wait: plain decoding goes on while the draft works; what it chooses shows how
+// much of the proposal is right, and what is left of a proposal that was right so far is verified at once. It costs what the
+// two take from each other's machine: nothing where each has its own, more than the draft's time where they share processors.
+// There a round of the best plan, waited for and cut to what is worth its rows, is the cheaper way. The price of soundings is
+// measured, plain steps beside them less plain steps alone, and the cheaper way is taken.
+//
+// A request of which nothing is known starts with a sounding when requests often turn out to be foreign to the draft and a wide
+// step is dear: a first round would cost a draft's time and that step for one token.
+//
+// The ledger of trials belongs to the worker: rounds add 3 % of their time, a trial takes what it cost, the slower plain step
+// behind it included. Savings end at half a chain round, so that no request pays for what the draft did well in others. Debt is
+// bounded by one dear round: a proposal that hung is forgiven beyond that. A request that even a trial shows far from break-even
+// waits twice as long for the next one. The same ledger pays for rounds of a plan that has not run for a while.
 package auto

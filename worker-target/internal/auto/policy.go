@@ -10,8 +10,9 @@ import (
 const (
 	// probeShare of the time of plain rounds may be spent on soundings and trials.
 	probeShare = 0.03
-	// creditRounds caps the ledger, in rounds of the dearest plan: savings of a quiet hour are not spent at once.
-	creditRounds = 3
+	// creditRounds caps the ledger, in chain rounds: what an hour of good drafts saved is not spent on the first request that
+	// the draft does not know.
+	creditRounds = 0.5
 	// stay and enter are how much faster than plain decoding a speculative plan must look to be kept and to be taken up: an
 	// estimate of so many plans is on the high side, and near break-even there is little to win.
 	stay, enter = 1.05, 1.08
@@ -21,6 +22,12 @@ const (
 	startMemory = 30
 	// soundShare of a draft's time is what sounding it costs before it was measured: both work at the same time.
 	soundShare = 0.5
+	// A request that decodes plainly tries its draft again after so many tokens, twice as many each time that even then its
+	// draft looks hopelessly slow against plain decoding.
+	leastGap, mostGap = 2, 256
+	hopeless          = 0.65
+	// forget is the share of the measured price of soundings that fades with every trial that was preferred to one.
+	forget = 1.0 / 32
 	// leastSounding is what a sounding that cost nothing counts, in seconds: 0 would mean that none was measured.
 	leastSounding = 1e-9
 )
@@ -109,9 +116,15 @@ type Policy struct {
 	tested  bool    // a proposal of this request was put to the test
 	strain  float64 // seconds that the running sounding took beyond plain decoding of the same tokens
 	plains  int     // plain rounds in a row
+	since   int     // plain rounds since the draft was last tried against plain decoding
+	gap     int     // of them before it is tried again
+	trying  bool    // the plan tries it
+	tried   bool    // what came of that is not taken into the gap yet
+	after   bool    // the next plain step pays for a trial: the draft's weights are in the caches
 	idle    [kinds]int
 	shape   shape
-	cut     float64 // conditional probability of the first node cut from the chain in this round, < 0 for none
+	cut     float64   // conditional probability of the first node cut from the chain in this round, < 0 for none
+	claims  []float64 // what the proposal says of the draft's own chain, by depth, corrected
 	// Scratch of Cut: nodes in falling probability, probabilities, nodes to keep.
 	order []int32
 	p     [ddtree.MaxNodes + 1]float64
@@ -124,7 +137,7 @@ func (m *Model) NewRequest(block, maxRows int) *Policy {
 	defer m.mu.Unlock()
 	return &Policy{
 		m: m, block: block, maxRows: min(maxRows, ddtree.MaxNodes+1), local: m.beliefs.fresh(),
-		order: make([]int32, 0, ddtree.MaxNodes+1), cut: -1,
+		gap: leastGap, cut: -1, claims: make([]float64, 0, ddtree.MaxNodes+1), order: make([]int32, 0, ddtree.MaxNodes+1),
 	}
 }
 
@@ -193,24 +206,52 @@ func (p *Policy) Next(length, limit int) Plan {
 	}
 	sound := Plan{Kind: Plain, Sound: true, Block: chain.plan.Block, Budget: chain.plan.Budget}
 	plan := best.plan
+	p.trying = false
 	switch {
 	case best.speed() < need:
-		// A sounding of the best chain shows when the draft has become good.
 		p.plain = true
-		if p.m.credit < p.soundCost(chain.plan.Block) {
-			return Plan{Kind: Plain}
-		}
-		return sound
+		return p.instead(best, sound, plainCost, length)
 	case !p.tested && p.soundFirst(chain, plainCost):
 		return sound
 	case second.seconds > 0 && p.idle[second.plan.Kind] > staleRounds && second.speed() > 0.7*best.speed():
-		if cost := second.seconds - second.tokens/best.speed(); p.m.credit >= cost {
+		if p.affords(second.seconds-second.tokens/best.speed(), length) {
 			plan = second.plan
 			plan.Trial = true
 		}
 	}
 	p.plain = false
 	return plan
+}
+
+// instead plans a round of a request that plain decoding serves better than the best of the other plans. Now and then the draft
+// is tried all the same, for it may have become good: by a sounding, or by a round of that plan where the two models take so
+// much from each other that waiting for the draft is cheaper.
+func (p *Policy) instead(best estimate, sound Plan, plainCost float64, length int) Plan {
+	if p.tried {
+		p.tried = false
+		if best.speed()*plainCost < hopeless {
+			p.gap = min(2*p.gap, mostGap)
+		} else {
+			p.gap = leastGap
+		}
+	}
+	cost, blind := p.soundCost(sound.Block), best.seconds-best.tokens*plainCost
+	if p.since < p.gap || !p.affords(min(cost, blind), length) {
+		return Plan{Kind: Plain}
+	}
+	p.since, p.trying = 0, true
+	if blind >= cost {
+		return sound
+	}
+	if p.m.sounded > 0 { // or one dear hour would rule soundings out for good
+		p.m.sounded += forget * (soundShare*p.m.costs.draft(sound.Block) - p.m.sounded)
+	}
+	return best.plan
+}
+
+// affords reports whether the ledger allows a trial at a cost. What is dearer than a full ledger is allowed by a full one.
+func (p *Policy) affords(cost float64, length int) bool {
+	return p.m.credit >= min(cost, p.ceiling(length))
 }
 
 // soundCost is what a sounding is expected to cost.
@@ -236,12 +277,22 @@ func (p *Policy) soundFirst(first estimate, plainCost float64) bool {
 // Cut shortens a proposed tree to the nodes that are worth their verify time; a trial is verified whole.
 func (p *Policy) Cut(t *ddtree.Tree, plan Plan, length int) {
 	p.cut = -1
+	p.read(t)
 	if t.Len() <= 2 || plan.Trial {
 		return
 	}
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	p.trim(t, p.m.costs.draft(plan.Block), length, 2)
+}
+
+// read notes what a proposal, before it is cut, says of the draft's own chain.
+func (p *Policy) read(t *ddtree.Tree) {
+	p.shape.read(t)
+	p.claims = p.claims[:0]
+	for node := p.shape.best[0]; node != 0; node = p.shape.best[node] {
+		p.claims = append(p.claims, p.local.conditional(&p.shape, t, node))
+	}
 }
 
 // Rest shortens what is left of a proposal that a sounding found right so far. The draft's time is spent: only the step counts,
@@ -308,6 +359,7 @@ func (p *Policy) Observe(r *Round) {
 	verify := r.Verify.Seconds()
 	if r.Plan.Kind == Plain {
 		p.plains++
+		p.since++
 	} else {
 		p.plains = 0
 	}
@@ -335,6 +387,10 @@ func (p *Policy) Observe(r *Round) {
 	}
 	p.idle[r.Plan.Kind] = 0
 	if r.Plan.Kind == Plain {
+		if p.after {
+			p.after = false
+			p.charge(verify-c.plainRound(r.Length), r.Length)
+		}
 		p.m.credit = min(p.m.credit+probeShare*verify, p.ceiling(r.Length))
 		return
 	}
@@ -350,7 +406,8 @@ func (p *Policy) Observe(r *Round) {
 			follow(&p.m.beliefs.treeRows, float64(r.Tree.Len()))
 		}
 	}
-	if r.Plan.Trial {
+	if r.Plan.Trial || p.trying {
+		p.after = true
 		p.charge(verify+r.Draft.Seconds()-tokens*c.plainRound(r.Length), r.Length)
 	} else {
 		// Speculation that pays earns the same share: it buys trials of other plans.
@@ -367,7 +424,10 @@ func (p *Policy) learn(t *ddtree.Tree, path []int32, length int) {
 		worth := (c.draft(p.block) + c.round(t.Len(), length)) / max(c.plainRound(length), 1e-9)
 		p.m.losing.add(float64(len(path)) < worth)
 	}
+	p.tried = p.tried || p.trying
 	p.shape.read(t)
+	p.local.claim(p.claims)
+	p.claims = p.claims[:0]
 	p.local.observe(&p.shape, t, path, p.cut, requestMemory)
 	p.m.beliefs.observe(&p.shape, t, path, p.cut, workerMemory)
 	p.cut = -1
@@ -376,8 +436,8 @@ func (p *Policy) learn(t *ddtree.Tree, path []int32, length int) {
 // charge books the cost of a sounding or trial (or, below 0, its gain). Debt ends at one round of the dearest plan: a proposal
 // that hung for a second must not silence drafting for a minute.
 func (p *Policy) charge(cost float64, length int) {
-	ceiling := p.ceiling(length)
-	p.m.credit = max(min(p.m.credit-cost, ceiling), -ceiling/creditRounds)
+	debt := p.m.costs.draft(p.block) + p.m.costs.round(p.maxRows, length)
+	p.m.credit = max(min(p.m.credit-cost, p.ceiling(length)), -debt)
 }
 
 // Sounded ends a sounding at a context of length tokens. chain is the proposal, nil when none came. Its first tested nodes were
@@ -387,14 +447,14 @@ func (p *Policy) Sounded(chain *ddtree.Tree, tested int, path []int32, length in
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	p.charge(p.strain, length)
-	follow(&p.m.sounded, max(p.strain, leastSounding))
+	follow(&p.m.sounded, clamp(p.strain, leastSounding, outlier*max(p.m.sounded, p.m.costs.draft(p.block))))
 	p.strain = 0
 	p.cut = -1
 	if chain == nil || tested == 0 {
 		return
 	}
+	p.read(chain)
 	if n := chain.Len(); tested < n-1 {
-		p.shape.read(chain)
 		p.cut = p.local.conditional(&p.shape, chain, int32(tested+1))
 		keep := p.keep[:n]
 		for i := range keep {
@@ -407,7 +467,7 @@ func (p *Policy) Sounded(chain *ddtree.Tree, tested int, path []int32, length in
 
 // ceiling of the ledger.
 func (p *Policy) ceiling(length int) float64 {
-	return creditRounds * (p.m.costs.draft(p.block) + p.m.costs.round(p.maxRows, length))
+	return creditRounds * (p.m.costs.draft(p.block) + p.m.costs.round(p.block, length))
 }
 
 func follow(mean *float64, x float64) {
