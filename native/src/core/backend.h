@@ -161,6 +161,22 @@ struct AttentionIo {
   const float* v = nullptr;  // backend [rows, kv heads * dim]
 };
 
+// ---- scoring a prompt -----------------------------------------------------------------------------------------------
+
+// Positions [first, first + rows) of the prompt that is being scored, in one layer. K and V of a layer, all positions,
+// lie in a form of the backend's own, which may be coarser than a cache: scores only rank parts of a prompt.
+struct ScoreChunk {
+  int32_t first = 0;
+  int rows = 0;
+  bool rotated = false;          // scores are those of q and k after the rotation
+  const float* rope = nullptr;   // backend [rows, rope_dims] as in AttentionPlan
+  int n_query = 0;               // scoring rows; 0 = no scores
+  const float* query = nullptr;  // backend [n_query, q_heads * dim] from score_queries
+  float* dots = nullptr;         // backend [n_query * q_heads, stride]: columns first + r are written
+  int64_t stride = 0;
+  void* kv = nullptr;  // backend, score_kv_bytes
+};
+
 // ---- head -----------------------------------------------------------------------------------------------------------
 
 // A token of a row's penalty window and how often it occurs there.
@@ -225,7 +241,9 @@ struct ScratchLimits {
   int state_slots = 0;       // saved states of one tree (kStateCommitted excluded)
   AttentionLayer attention;  // widest; q_heads = 0: none
   int32_t max_context = 0;
-  int64_t fused = 0;  // widest fused feature
+  AttentionLayer score;  // layers of a scorer; q_heads = 0: none
+  int max_query = 0;     // scoring rows
+  int64_t fused = 0;     // widest fused feature
   int32_t max_top_k = 0;
 };
 
@@ -279,6 +297,19 @@ class Backend {
   virtual void copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, float* dst,
                          int64_t dst_stride) = 0;
   virtual void head(const HeadArgs& args) = 0;
+
+  // ---- scoring a prompt (models/scorer.h): per layer score_queries, score_chunk for all chunks in order, score_peaks
+  // score_kv_bytes: K and V of one layer for w.kv.capacity positions; zeroed once.
+  virtual uint64_t score_kv_bytes(const AttentionLayer& w) const = 0;
+  // score_queries: head norms and, with rope (backend [rows, rope_dims]), rotation of q [rows, q_heads * dim] in place.
+  virtual void score_queries(const AttentionLayer& w, const float* rope, int rows, float* q) = 0;
+  // score_chunk: head norms of io.k and its scaled products with the queries; then, unless io.q is nullptr (the last
+  // layer), rotation, storage and attention over all positions up to each row's, output as that of attention().
+  virtual void score_chunk(const AttentionLayer& w, const ScoreChunk& chunk, const AttentionIo& io, InputForms forms,
+                           Acts* out) = 0;
+  // score_peaks: best[t][j] = max(best[t][j], softmax over j <= query[t] of dots[t * q_heads + h], all heads h). query
+  // host: ascending positions; best backend [query.size(), stride]; dots are used up.
+  virtual void score_peaks(std::span<const int32_t> query, int q_heads, float* dots, float* best, int64_t stride) = 0;
 
   // ---- commit of rows path[0..n) (group indices, ascending) of a pending step
   virtual void delta_commit(const DeltaShape& shape, std::span<const DeltaState> states,

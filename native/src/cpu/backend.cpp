@@ -156,6 +156,7 @@ void CpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
     attention_scratch_.partial_bytes = attention_partial_bytes(shape, limits.max_context);
     attention_scratch_.partial = arena.take(Purpose::kScratch, attention_scratch_.partial_bytes);
   }
+  if (limits.score.q_heads > 0) plan_score(arena, limits);
   if (limits.vocab > 0) {
     logits_ = floats(int64_t{limits.head_rows} * ((limits.vocab + 15) / 16 * 16));
     head_acts_ = acts(arena, limits.max_k, limits.head_rows, limits.forms);

@@ -1,5 +1,5 @@
 // The CPU backend: core/backend.h over the thread pool, the quantised matmul, the attention operation and the row
-// kernels. Draft and score models that need more than the interface may use pool() and the operations directly.
+// kernels.
 #pragma once
 
 #include <atomic>
@@ -58,6 +58,11 @@ class CpuBackend final : public Backend {
                  InputForms forms, Acts* out) override;
   void copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, float* dst, int64_t dst_stride) override;
   void head(const HeadArgs& args) override;
+  uint64_t score_kv_bytes(const AttentionLayer& w) const override;
+  void score_queries(const AttentionLayer& w, const float* rope, int rows, float* q) override;
+  void score_chunk(const AttentionLayer& w, const ScoreChunk& chunk, const AttentionIo& io, InputForms forms,
+                   Acts* out) override;
+  void score_peaks(std::span<const int32_t> query, int q_heads, float* dots, float* best, int64_t stride) override;
   void delta_commit(const DeltaShape& shape, std::span<const DeltaState> states, std::span<const DeltaReplay> replay,
                     std::span<const int32_t> path) override;
   void kv_move(const KvShape& shape, std::span<const KvCache> caches, std::span<const int32_t> from,
@@ -70,6 +75,7 @@ class CpuBackend final : public Backend {
  private:
   void convolve(const DeltaLayer& w, int layer, std::span<const DeltaGroup> groups, int rows, const DeltaIo& io);
   void recur(const DeltaLayer& w, int layer, std::span<const DeltaGroup> groups);
+  void plan_score(Arena& arena, const ScratchLimits& limits);
 
   ThreadPool pool_;
   struct Region {
@@ -88,6 +94,7 @@ class CpuBackend final : public Backend {
   AttentionRow* attention_rows_ = nullptr;
   AttentionGroup* attention_groups_ = nullptr;
   AttentionScratch attention_scratch_;
+  void* score_scratch_ = nullptr;  // of all threads
   std::unique_ptr<Acts> head_acts_;
   float* logits_ = nullptr;                  // [head_rows, vocab rounded up to 16]
   SampleScratch* sample_scratch_ = nullptr;  // [threads]

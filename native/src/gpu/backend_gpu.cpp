@@ -1,5 +1,5 @@
 // The step of a GPU backend: scratch, transfers and the operations of a layer, each recorded as one or a few launches.
-// Loading is in backend_load.cpp, the head in backend_head.cpp.
+// Loading is in backend_load.cpp, the head in backend_head.cpp, a scorer's steps in backend_score.cpp.
 #include "gpu/backend_gpu.h"
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include "gpu/memory.h"
 #include "gpu/norm.h"
 #include "gpu/rope.h"
+#include "gpu/score_attention.h"
 #include "gpu/swiglu.h"
 
 namespace tnd::gpu {
@@ -49,12 +50,15 @@ void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
     saved_ = floats(int64_t{kDeltaGroups} * limits.state_slots * d.state_elems());
   }
   rows_ = floats(rows * wide);
-  const AttentionLayer& a = limits.attention;
+  const AttentionLayer& a = limits.score.q_heads > 0 ? limits.score : limits.attention;
   if (a.q_heads > 0) {
     query_ = floats(rows * a.q_heads * a.kv.dim);
     attention_scratch_bytes_ =
         attention_scratch_bytes(attention_mode(a.kv, info_), a.kv, a.q_heads, static_cast<int>(rows));
     attention_scratch_ = take(attention_scratch_bytes_);
+  }
+  if (limits.score.q_heads > 0) {
+    score_scratch_ = floats(score_scratch_floats(limits.max_query, a.q_heads, a.kv.capacity));
   }
   matmul_scratch_ = take(matmul_scratch_bytes(info_.processors));
   if (vocab > 0) {

@@ -66,6 +66,11 @@ class GpuBackend final : public Backend {
                  InputForms forms, Acts* out) override;
   void copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, float* dst, int64_t dst_stride) override;
   void head(const HeadArgs& args) override;
+  uint64_t score_kv_bytes(const AttentionLayer& w) const override;
+  void score_queries(const AttentionLayer& w, const float* rope, int rows, float* q) override;
+  void score_chunk(const AttentionLayer& w, const ScoreChunk& chunk, const AttentionIo& io, InputForms forms,
+                   Acts* out) override;
+  void score_peaks(std::span<const int32_t> query, int q_heads, float* dots, float* best, int64_t stride) override;
   void delta_commit(const DeltaShape& shape, std::span<const DeltaState> states, std::span<const DeltaReplay> replay,
                     std::span<const int32_t> path) override;
   void kv_move(const KvShape& shape, std::span<const KvCache> caches, std::span<const int32_t> from,
@@ -103,6 +108,7 @@ class GpuBackend final : public Backend {
   float* saved_ = nullptr;  // [kDeltaGroups, state_slots, state_elems]
   void* attention_scratch_ = nullptr;
   uint64_t attention_scratch_bytes_ = 0;
+  float* score_scratch_ = nullptr;
   void* matmul_scratch_ = nullptr;
   std::unique_ptr<Acts> head_acts_;
   float* logits_ = nullptr;  // [head_rows, logits_stride_]
@@ -113,6 +119,7 @@ class GpuBackend final : public Backend {
   AttentionStep attention_;
   DeltaStep delta_;
   std::vector<KvCache> caches_;
+  std::vector<AttentionRowPlan> score_rows_;
   std::vector<DeltaStepGroup> delta_groups_;
   std::vector<ChooseRow> choices_;
   std::vector<std::pair<int32_t, float>> bias_;

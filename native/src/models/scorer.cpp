@@ -1,177 +1,82 @@
 #include "models/scorer.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 
-#include "cpu/backend.h"
-#include "cpu/row_kernels.h"
+#include "models/rope_angles.h"
 
 namespace tnd {
 namespace {
 
-constexpr int32_t kRowBlock = 16;  // rows of a task between matmuls
-constexpr int32_t kMaxHeadDim = 512;
-
-// Dot product in 16 lanes, folded 8, 4, 2, 1.
-float dot(const float* a, const float* b, int n) {
-  float lanes[16] = {};
-  for (int d = 0; d < n; d += 16) {
-    for (int i = 0; i < 16; ++i) lanes[i] += a[d + i] * b[d + i];
-  }
-  for (int w = 8; w > 0; w /= 2) {
-    for (int i = 0; i < w; ++i) lanes[i] += lanes[i + w];
-  }
-  return lanes[0];
-}
+// Chunks that a backend with queues gets at a time: enough that the device hardly waits for the host, few enough that a
+// cancelled call ends soon.
+constexpr int32_t kChunksAhead = 8;
 
 }  // namespace
-
-void take_peaks(float* s, int32_t visible, float* best) {
-  const cpu::RowKernels& kernels = cpu::row_kernels();
-  int32_t at = 0;
-  const float max = kernels.argmax(s, visible, &at);
-  const float inverse = 1.0f / kernels.sum_exp(s, visible, max, 1.0f);
-  kernels.exp_scaled(s, visible, max, 1.0f, s);
-  for (int32_t j = 0; j < visible; ++j) best[j] = std::max(best[j], s[j] * inverse);
-}
-
-ScorerModel::ScorerModel(const HParams& hparams, cpu::CpuBackend& backend) : p_(hparams), backend_(backend) {
-  scale_ = static_cast<float>(1.0 / std::sqrt(static_cast<double>(p_.head_dim)));
-}
 
 Status ScorerModel::load(WeightLoader& w, Arena& arena, const ScorerLimits& limits) {
   limits_ = limits;
   ws_ = Workspace();
-  fast_ = cpu::score_attention_available(p_.head_dim);
   TND_TRY(w.matrix("token_embd.weight", p_.hidden, p_.vocab, &embedding_));
   TND_TRY(w.vector("output_norm.weight", p_.hidden, &norm_));
   layers_.clear();
   layers_.resize(static_cast<size_t>(p_.n_layers));
-  const KvShape none;
+  const KvShape kv{1, 1, p_.kv_heads, p_.head_dim, (limits.max_tokens + 255) / 256 * 256};
   for (int32_t i = 0; i < p_.n_layers; ++i) {
     const std::string prefix = "blk." + std::to_string(i) + ".";
-    TND_TRY(layers_[i].attention.load(w, backend_, p_, prefix, none, &ws_));
+    TND_TRY(layers_[i].attention.load(w, backend_, p_, prefix, kv, &ws_));
     TND_TRY(layers_[i].mlp.load(w, backend_, p_, prefix, "ffn_norm.weight", &ws_));
   }
-  ws_.take(backend_, arena, std::max(limits.chunk, limits.max_query), p_.hidden);
+  const int32_t rows = std::max(limits.chunk, limits.max_query);
+  ws_.take(backend_, arena, rows, p_.hidden);
 
   const auto floats = [&](uint64_t n) { return arena.take_array<float>(Purpose::kScratch, n); };
   const uint64_t tokens = static_cast<uint64_t>(limits.max_tokens), queries = static_cast<uint64_t>(limits.max_query);
   x_ = floats(tokens * p_.hidden);
+  rope_ = floats(tokens * p_.rope_dims);
   query_x_ = floats(queries * p_.hidden);
+  query_rope_ = floats(queries * p_.rope_dims);
   query_q_ = floats(queries * p_.q_heads * p_.head_dim);
   dots_ = floats(queries * p_.q_heads * tokens);
   best_ = floats(queries * tokens);
-  const int32_t capacity = (limits.max_tokens + 255) / 256 * 256;
-  const uint64_t threads = static_cast<uint64_t>(backend_.pool().threads());
-  if (fast_) {
-    void* mem = arena.take(Purpose::kKv, cpu::ScoreKv::bytes(p_.head_dim, p_.kv_heads, capacity));
-    if (!arena.measuring()) score_kv_.init(mem, p_.head_dim, p_.kv_heads, capacity);
-    scratch_ = arena.take(Purpose::kScratch, threads * cpu::score_scratch_bytes(p_.head_dim));
-  } else {
-    shape_.kv = {cpu::KvType::kF16, cpu::KvType::kF16, p_.head_dim, p_.kv_heads, capacity};
-    shape_.q_heads = p_.q_heads;
-    shape_.scale = scale_;
-    k_cache_ = arena.take(Purpose::kKv, shape_.kv.k_bytes());
-    v_cache_ = arena.take(Purpose::kKv, shape_.kv.v_bytes());
-    scratch_ = arena.take(Purpose::kScratch, threads * cpu::attention_scratch_bytes(shape_));
-  }
   ScratchLimits scratch;
-  scratch.rows = std::max(limits.chunk, limits.max_query);
+  scratch.rows = rows;
   scratch.max_k = ws_.max_k;
   scratch.forms = ws_.forms;
+  scratch.score = layers_[0].attention.layer;
+  scratch.max_query = limits.max_query;
+  kv_ = arena.take(Purpose::kKv, backend_.score_kv_bytes(scratch.score));
   backend_.plan_scratch(arena, scratch);
   if (arena.measuring()) return Status();
-  angles_.init(p_.rope_theta, p_.rope_dims, limits.max_tokens);
-  rows_.resize(static_cast<size_t>(limits.chunk));
-  return Status();
+
+  RopeAngles angles;
+  angles.init(p_.rope_theta, p_.rope_dims, limits.max_tokens);
+  std::vector<float> piece(static_cast<size_t>(limits.chunk) * p_.rope_dims);
+  for (int32_t first = 0; first < limits.max_tokens; first += limits.chunk) {
+    const int32_t n = std::min(limits.chunk, limits.max_tokens - first);
+    for (int32_t i = 0; i < n; ++i) angles.fill(first + i, &piece[static_cast<size_t>(i) * p_.rope_dims]);
+    backend_.upload(rope_ + int64_t{first} * p_.rope_dims, piece.data(), int64_t{n} * p_.rope_dims);
+  }
+  return backend_.sync();
+}
+
+// Starts a prompt: its first residual stream.
+void ScorerModel::embed(std::span<const int32_t> ids) {
+  for (size_t first = 0; first < ids.size(); first += static_cast<size_t>(limits_.chunk)) {
+    const size_t n = std::min(static_cast<size_t>(limits_.chunk), ids.size() - first);
+    backend_.embed(*embedding_, ids.subspan(first, n), x_ + static_cast<int64_t>(first) * p_.hidden);
+  }
 }
 
 // Queries of the scoring rows, head-normed, from the residual stream that enters the layer.
 void ScorerModel::query_rows(const Layer& l, std::span<const int32_t> query, bool rotated) {
-  const cpu::RowKernels& kernels = cpu::row_kernels();
+  const Attention& a = l.attention;
   const int rows = static_cast<int>(query.size());
-  const int32_t dim = p_.head_dim;
   backend_.copy_rows(x_, p_.hidden, query, query_x_, p_.hidden);
-  backend_.norm(query_x_, l.attention.norm, p_.eps, rows, p_.hidden, backend_.forms(*l.attention.q), ws_.acts.get());
-  const Product product{l.attention.q.get(), query_q_, int64_t{p_.q_heads} * dim, nullptr};
+  backend_.norm(query_x_, a.norm, p_.eps, rows, p_.hidden, backend_.forms(*a.q), ws_.acts.get());
+  const Product product{a.q.get(), query_q_, int64_t{p_.q_heads} * p_.head_dim, nullptr};
   backend_.matmul(std::span<const Product>(&product, 1), *ws_.acts, rows);
-  float angles[kMaxHeadDim];
-  for (int r = 0; r < rows; ++r) {
-    if (rotated) angles_.fill(query[r], angles);
-    for (int h = 0; h < p_.q_heads; ++h) {
-      float* q = query_q_ + (int64_t{r} * p_.q_heads + h) * dim;
-      kernels.rms_norm(q, l.attention.layer.q_norm, p_.eps, dim, q);
-      if (rotated) kernels.rope(q, angles, angles + p_.rope_dims / 2, p_.rope_dims / 2);
-    }
-  }
-}
-
-// Head norms, scores against the query rows, rotation and storage of a chunk's keys and values.
-void ScorerModel::finish_rows(const Layer& l, int32_t first, int32_t rows, size_t n_query, bool rotated, bool last) {
-  const cpu::RowKernels& kernels = cpu::row_kernels();
-  const int32_t dim = p_.head_dim, half = p_.rope_dims / 2, g = p_.q_heads / p_.kv_heads;
-  const auto score_row = [&](int32_t position, const float* k) {
-    for (size_t t = 0; t < n_query; ++t) {
-      for (int h = 0; h < p_.q_heads; ++h) {
-        const size_t row = t * p_.q_heads + h;
-        dots_[row * limits_.max_tokens + position] = scale_ * dot(query_q_ + row * dim, k + h / g * dim, dim);
-      }
-    }
-  };
-  backend_.pool().run((rows + kRowBlock - 1) / kRowBlock, [&](int task, int) {
-    float angles[kMaxHeadDim];
-    for (int32_t r = task * kRowBlock; r < std::min(rows, (task + 1) * kRowBlock); ++r) {
-      float* k = k_ + int64_t{r} * p_.kv_heads * dim;
-      for (int h = 0; h < p_.kv_heads; ++h) {
-        kernels.rms_norm(k + h * dim, l.attention.layer.k_norm, p_.eps, dim, k + h * dim);
-      }
-      if (!rotated && n_query > 0) score_row(first + r, k);
-      if (last && !rotated) continue;
-      angles_.fill(first + r, angles);
-      for (int h = 0; h < p_.kv_heads; ++h) kernels.rope(k + h * dim, angles, angles + half, half);
-      if (rotated && n_query > 0) score_row(first + r, k);
-      if (last) continue;
-      const float* v = v_ + int64_t{r} * p_.kv_heads * dim;
-      if (fast_) {
-        cpu::score_store(score_kv_, first + r, k, v);
-      } else {
-        cpu::kv_store(shape_.kv, k_cache_, v_cache_, first + r, k, v);
-      }
-      for (int h = 0; h < p_.q_heads; ++h) {
-        float* q = q_ + (int64_t{r} * p_.q_heads + h) * dim;
-        kernels.rms_norm(q, l.attention.layer.q_norm, p_.eps, dim, q);
-        kernels.rope(q, angles, angles + half, half);
-      }
-    }
-  });
-}
-
-// Attention of a chunk over all positions up to it; the result replaces q.
-void ScorerModel::attend(int32_t first, int32_t rows) {
-  if (fast_) {
-    cpu::score_attention(backend_.pool(), score_kv_, p_.q_heads, scale_, first, rows, q_, q_, scratch_);
-    return;
-  }
-  for (int32_t r = 0; r < rows; ++r) {
-    float* q = q_ + int64_t{r} * p_.q_heads * p_.head_dim;
-    rows_[r] = cpu::AttentionRow{q, q, 0, first + r + 1, 0, nullptr};
-  }
-  const cpu::AttentionGroup group{k_cache_, v_cache_, rows_.data(), rows};
-  cpu::attention(backend_.pool(), shape_, &group, 1, {scratch_, nullptr, 0});
-}
-
-// Softmax of the layer's scores per query row and head; best_ keeps the maximum.
-void ScorerModel::merge_layer(std::span<const int32_t> query) {
-  backend_.pool().run(static_cast<int>(query.size()), [&](int t, int) {
-    float* best = best_ + int64_t{t} * limits_.max_tokens;
-    const int32_t visible = query[t] + 1;
-    for (int h = 0; h < p_.q_heads; ++h) {
-      float* s = dots_ + (int64_t{t} * p_.q_heads + h) * limits_.max_tokens;
-      take_peaks(s, visible, best);
-    }
-  });
+  if (rotated) backend_.copy_rows(rope_, p_.rope_dims, query, query_rope_, p_.rope_dims);
+  backend_.score_queries(a.layer, rotated ? query_rope_ : nullptr, rows, query_q_);
 }
 
 Status ScorerModel::layer(int32_t index, int32_t n, std::span<const int32_t> query, bool rotated, bool last,
@@ -181,16 +86,20 @@ Status ScorerModel::layer(int32_t index, int32_t n, std::span<const int32_t> que
   const int64_t q_width = int64_t{p_.q_heads} * p_.head_dim, kv_width = int64_t{p_.kv_heads} * p_.head_dim;
   if (!query.empty()) query_rows(l, query, rotated);
   for (int32_t first = 0; first < n; first += limits_.chunk) {
+    if (++ahead_ > kChunksAhead) {
+      TND_TRY(backend_.sync());
+      ahead_ = 1;
+    }
     if (cancel != nullptr && cancel->load(std::memory_order_relaxed)) {
       return errorf(TND_CANCELED, "cancelled in layer %d at position %d of %d", index, first, n);
     }
     const int32_t rows = std::min(limits_.chunk, n - first);
     ws_.x = x_ + int64_t{first} * p_.hidden;
-    q_ = ws_.wide;
-    k_ = q_ + rows * q_width;
-    v_ = k_ + rows * kv_width;
+    float* q = ws_.wide;
+    float* k = q + rows * q_width;
+    float* v = k + rows * kv_width;
     const Product all[] = {
-        {a.k.get(), k_, kv_width, nullptr}, {a.v.get(), v_, kv_width, nullptr}, {a.q.get(), q_, q_width, nullptr}};
+        {a.k.get(), k, kv_width, nullptr}, {a.v.get(), v, kv_width, nullptr}, {a.q.get(), q, q_width, nullptr}};
     const std::span<const Product> products(all, last ? 1 : 3);
     InputForms forms = 0;
     for (const Product& p : products) forms |= backend_.forms(*p.w);
@@ -198,18 +107,26 @@ Status ScorerModel::layer(int32_t index, int32_t n, std::span<const int32_t> que
     timer.mark(Counter::kNormNs);
     backend_.matmul(products, *ws_.acts, rows);
     timer.mark(Counter::kMatmulNs);
-    finish_rows(l, first, rows, query.size(), rotated, last);
-    timer.mark(Counter::kNormNs);
-    if (last) continue;
-    attend(first, rows);
+    ScoreChunk c;
+    c.first = first;
+    c.rows = rows;
+    c.rotated = rotated;
+    c.rope = rope_ + int64_t{first} * p_.rope_dims;
+    c.n_query = static_cast<int>(query.size());
+    c.query = query_q_;
+    c.dots = dots_;
+    c.stride = limits_.max_tokens;
+    c.kv = kv_;
+    const AttentionIo io{last ? nullptr : q, k, last ? nullptr : v};
+    backend_.score_chunk(a.layer, c, io, backend_.forms(*a.o), ws_.acts.get());
     timer.mark(Counter::kAttentionNs);
-    backend_.prepare(q_, q_width, rows, q_width, backend_.forms(*a.o), ws_.acts.get());
+    if (last) continue;
     const Product out{a.o.get(), ws_.x, p_.hidden, ws_.x};
     backend_.matmul(std::span<const Product>(&out, 1), *ws_.acts, rows);
     timer.mark(Counter::kMatmulNs);
     l.mlp.forward(backend_, p_, ws_, rows, timer);
   }
-  if (!query.empty()) merge_layer(query);
+  if (!query.empty()) backend_.score_peaks(query, p_.q_heads, dots_, best_, limits_.max_tokens);
   timer.mark(Counter::kHeadNs);
   return Status();
 }
@@ -218,26 +135,28 @@ Status ScorerModel::score(std::span<const int32_t> ids, std::span<const int32_t>
                           const std::atomic<bool>* cancel, Stats* stats, float* scores) {
   PhaseTimer timer(stats);
   const int32_t n = static_cast<int32_t>(ids.size());
-  for (size_t t = 0; t < query.size(); ++t) {
-    std::fill_n(best_ + static_cast<int64_t>(t) * limits_.max_tokens, n, 0.0f);
-  }
-  backend_.embed(*embedding_, ids, x_);
+  const auto best = [&](size_t t) { return best_ + static_cast<int64_t>(t) * limits_.max_tokens; };
+  for (size_t t = 0; t < query.size(); ++t) backend_.zero(best(t), n);
+  embed(ids);
   timer.mark(Counter::kEmbedNs);
   for (int32_t i = 0; i < p_.n_layers; ++i) {
     TND_TRY(layer(i, n, query, rotated, i + 1 == p_.n_layers, cancel, timer));
   }
-  const float inverse = 1.0f / static_cast<float>(query.size());
-  for (int32_t j = 0; j < n; ++j) {
-    float sum = 0;
-    for (size_t t = 0; t < query.size(); ++t) sum += best_[static_cast<int64_t>(t) * limits_.max_tokens + j];
-    scores[j] = sum * inverse;
+  std::vector<float> row(ids.size());
+  std::fill_n(scores, ids.size(), 0.0f);
+  for (size_t t = 0; t < query.size(); ++t) {
+    backend_.download(row.data(), best(t), n);
+    TND_TRY(backend_.sync());
+    for (size_t j = 0; j < ids.size(); ++j) scores[j] += row[j];
   }
+  const float inverse = 1.0f / static_cast<float>(query.size());
+  for (size_t j = 0; j < ids.size(); ++j) scores[j] *= inverse;
   return Status();
 }
 
 const float* ScorerModel::forward(std::span<const int32_t> ids, Stats* stats) {
   PhaseTimer timer(stats);
-  backend_.embed(*embedding_, ids, x_);
+  embed(ids);
   for (int32_t i = 0; i < p_.n_layers; ++i) {
     (void)layer(i, static_cast<int32_t>(ids.size()), {}, false, false, nullptr, timer).ok();
   }

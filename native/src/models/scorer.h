@@ -8,7 +8,8 @@
 // query rows only: no attention output, no MLP, and no head at all.
 //
 // Layers run one after the other in chunks of positions, so that K and V of one layer exist at a time. Query rows are
-// taken from the residual stream before a layer's chunks start: they may lie anywhere and straddle chunks.
+// taken from the residual stream before a layer's chunks start: they may lie anywhere and straddle chunks. How K and V
+// are kept and attended to is the backend's (core/backend.h, scoring a prompt).
 #pragma once
 
 #include <atomic>
@@ -17,17 +18,10 @@
 #include <span>
 #include <vector>
 
-#include "cpu/attention.h"
-#include "cpu/score_attention.h"
 #include "engine/stats.h"
 #include "models/layers.h"
-#include "models/rope_angles.h"
 
 namespace tnd {
-
-namespace cpu {
-class CpuBackend;
-}
 
 struct ScorerLimits {
   int32_t max_tokens = 0;  // of a prompt
@@ -35,13 +29,9 @@ struct ScorerLimits {
   int32_t chunk = 0;       // positions processed together, multiple of 16
 };
 
-// take_peaks turns the scaled scores s [visible] of one query row, layer and head into attention (in place) and raises
-// best [visible] to it where it is larger.
-void take_peaks(float* s, int32_t visible, float* best);
-
 class ScorerModel {
  public:
-  ScorerModel(const HParams& hparams, cpu::CpuBackend& backend);
+  ScorerModel(const HParams& hparams, Backend& backend) : p_(hparams), backend_(backend) {}
 
   // load plans (measuring arena) or loads all weights and takes all working memory.
   Status load(WeightLoader& weights, Arena& arena, const ScorerLimits& limits);
@@ -50,13 +40,10 @@ class ScorerModel {
   Status score(std::span<const int32_t> ids, std::span<const int32_t> query, bool rotated,
                const std::atomic<bool>* cancel, Stats* stats, float* scores);
 
-  // forward runs all layers completely and returns the residual stream [ids.size(), hidden]; for tests that compare the
-  // model's logits.
+  // forward runs all layers completely and returns the residual stream, backend [ids.size(), hidden]; for tests that
+  // compare the model's logits.
   const float* forward(std::span<const int32_t> ids, Stats* stats);
   const float* output_norm() const { return norm_; }
-
-  // fast says whether int8/bf16 attention is in use.
-  bool fast() const { return fast_; }
 
  private:
   struct Layer {
@@ -64,36 +51,31 @@ class ScorerModel {
     Mlp mlp;
   };
 
+  void embed(std::span<const int32_t> ids);
+  void query_rows(const Layer& l, std::span<const int32_t> query, bool rotated);
   Status layer(int32_t index, int32_t n, std::span<const int32_t> query, bool rotated, bool last,
                const std::atomic<bool>* cancel, PhaseTimer& timer);
-  void query_rows(const Layer& l, std::span<const int32_t> query, bool rotated);
-  void finish_rows(const Layer& l, int32_t first, int32_t rows, size_t n_query, bool rotated, bool last);
-  void attend(int32_t first, int32_t rows);
-  void merge_layer(std::span<const int32_t> query);
 
   const HParams p_;
-  cpu::CpuBackend& backend_;
+  Backend& backend_;
   ScorerLimits limits_;
-  bool fast_ = false;
-  float scale_ = 0;
-  RopeAngles angles_;
 
   std::unique_ptr<Matrix> embedding_;
   const float* norm_ = nullptr;
   std::vector<Layer> layers_;
 
-  Workspace ws_;                                      // of a chunk; its x points into x_
-  float* x_ = nullptr;                                // [max_tokens, hidden] residual stream
-  float *q_ = nullptr, *k_ = nullptr, *v_ = nullptr;  // [chunk, …] of the current chunk, in ws_.wide
-  float* query_x_ = nullptr;                          // [max_query, hidden]
-  float* query_q_ = nullptr;                          // [max_query, q_heads * dim]
-  float* dots_ = nullptr;                             // [max_query * q_heads, max_tokens]
-  float* best_ = nullptr;                             // [max_query, max_tokens] M
-  cpu::ScoreKv score_kv_;
-  cpu::AttentionShape shape_;  // without the fast path
-  void *k_cache_ = nullptr, *v_cache_ = nullptr;
-  void* scratch_ = nullptr;  // of attention, all threads
-  std::vector<cpu::AttentionRow> rows_;
+  Workspace ws_;  // of a chunk; its x points into x_
+  // All in backend space.
+  float* x_ = nullptr;           // [max_tokens, hidden] residual stream
+  float* rope_ = nullptr;        // [max_tokens, rope_dims] cosines and sines
+  float* query_x_ = nullptr;     // [max_query, hidden]
+  float* query_rope_ = nullptr;  // [max_query, rope_dims]
+  float* query_q_ = nullptr;     // [max_query, q_heads * dim]
+  float* dots_ = nullptr;        // [max_query * q_heads, max_tokens]
+  float* best_ = nullptr;        // [max_query, max_tokens] M
+  void* kv_ = nullptr;           // K and V of the layer that runs
+
+  int32_t ahead_ = 0;  // chunks issued since the last sync
 };
 
 }  // namespace tnd

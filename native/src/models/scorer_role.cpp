@@ -1,8 +1,6 @@
 // The score role: tnd_score over ScorerModel.
 #include <algorithm>
-#include <cstring>
 
-#include "cpu/backend.h"
 #include "engine/roles.h"
 #include "models/scorer.h"
 
@@ -43,7 +41,7 @@ class ScoreRole final : public Role {
 Status ScoreRole::build(const gguf::File& file, int32_t tokens, Arena& arena) {
   WeightLoader weights(file, *c_.backend, arena);
   weights.on_loaded = [this](uint64_t bytes) { c_.progress(loaded_ += bytes, load_total_); };
-  model_ = std::make_unique<ScorerModel>(p_, static_cast<cpu::CpuBackend&>(*c_.backend));
+  model_ = std::make_unique<ScorerModel>(p_, *c_.backend);
   ScorerLimits limits;
   limits.max_tokens = tokens;
   limits.max_query = kMaxQuery;
@@ -92,9 +90,6 @@ Status ScoreRole::plan(const gguf::File& file) {
 }
 
 Status ScoreRole::open() {
-  if (std::strcmp(c_.backend->name(), "cpu") != 0) {
-    return errorf(TND_UNIMPLEMENTED, "role score is not part of backend %s", c_.backend->name());
-  }
   if (c_.options.max_context < 0 || c_.options.max_context > (1 << 24)) {
     return errorf(TND_INVALID_ARGUMENT, "max_context is %d, must be 0..%d", c_.options.max_context, 1 << 24);
   }
