@@ -22,9 +22,14 @@ type reader struct {
 	tools *toolcall.Set
 	// skipped are the types of blocks that were left out.
 	skipped []string
+	// referred are the bytes of the definitions that references brought.
+	referred int
 
 	msgs []chat.Message
 }
+
+// maxReferred bounds the definitions that references bring: a reference is short, and what it names may be long.
+const maxReferred = 16 << 20
 
 // system reads the system prompt: a string or blocks of text.
 func (r *reader) system(o reqjson.Object) error {
@@ -237,6 +242,9 @@ func (r *reader) toolReference(b block) (string, error) {
 	if err != nil {
 		return "", apierror.InvalidValue(b.Path("tool_name"), "names a tool that cannot be shown: %v", err)
 	}
+	if r.referred += len(def); r.referred > maxReferred {
+		return "", apierror.InvalidValue(b.Path("tool_name"), "brings the tools that are referred to above %d bytes", maxReferred)
+	}
 	return "This tool can be called from now on: " + def, nil
 }
 
@@ -295,6 +303,7 @@ func (r *reader) assistant(o reqjson.Object) error {
 		return err
 	}
 	m := chat.Message{Role: chat.RoleAssistant}
+	var content, reasoning strings.Builder
 	for _, b := range list {
 		switch b.kind {
 		case "text":
@@ -302,16 +311,14 @@ func (r *reader) assistant(o reqjson.Object) error {
 			if err != nil {
 				return err
 			}
-			m.Content += text
+			content.WriteString(text)
 		case "thinking":
 			// The signature is not needed: the text is here.
 			text, _, err := b.String("thinking")
 			if err != nil {
 				return err
 			}
-			if text != "" {
-				m.Reasoning, m.HasReasoning = m.Reasoning+text, true
-			}
+			reasoning.WriteString(text)
 		case "tool_use":
 			call, err := toolUse(b)
 			if err != nil {
@@ -323,6 +330,7 @@ func (r *reader) assistant(o reqjson.Object) error {
 			r.skipped = append(r.skipped, b.kind)
 		}
 	}
+	m.Content, m.Reasoning, m.HasReasoning = content.String(), reasoning.String(), reasoning.Len() > 0
 	r.msgs = append(r.msgs, m)
 	return nil
 }

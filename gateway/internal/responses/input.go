@@ -36,10 +36,22 @@ type reader struct {
 
 	msgs []chat.Message
 	// turn is the assistant's turn that further items join; nil = none is open.
-	turn *chat.Message
+	turn *assistantTurn
 	// tools are the additional_tools items.
 	tools []reqjson.Object
+	// referred are the bytes of the items that references brought.
+	referred int
 }
+
+// assistantTurn is a turn whose texts come in parts, of which there may be many.
+type assistantTurn struct {
+	content, reasoning strings.Builder
+	hasReasoning       bool
+	calls              []chat.ToolCall
+}
+
+// maxReferred bounds the items that references bring: a reference is short, and what it names may be long.
+const maxReferred = 16 << 20
 
 // parseItems reads the input of a request: a string is one user message.
 func parseItems(o reqjson.Object) ([]json.RawMessage, error) {
@@ -112,16 +124,18 @@ func (r *reader) push(m chat.Message) {
 }
 
 // assistant is the turn that the assistant's items join.
-func (r *reader) assistant() *chat.Message {
+func (r *reader) assistant() *assistantTurn {
 	if r.turn == nil {
-		r.turn = &chat.Message{Role: chat.RoleAssistant}
+		r.turn = &assistantTurn{}
 	}
 	return r.turn
 }
 
 func (r *reader) close() {
-	if r.turn != nil {
-		r.msgs = append(r.msgs, *r.turn)
+	if t := r.turn; t != nil {
+		r.msgs = append(r.msgs, chat.Message{
+			Role: chat.RoleAssistant, Content: t.content.String(), Reasoning: t.reasoning.String(), HasReasoning: t.hasReasoning, ToolCalls: t.calls,
+		})
 		r.turn = nil
 	}
 }
@@ -140,7 +154,7 @@ func (r *reader) message(o reqjson.Object) error {
 	}
 	switch role {
 	case chat.RoleAssistant:
-		r.assistant().Content += text
+		r.assistant().content.WriteString(text)
 	case chat.RoleUser:
 		r.push(chat.Message{Role: chat.RoleUser, Content: text})
 	case chat.RoleSystem, "developer":
@@ -170,11 +184,12 @@ func (r *reader) reasoning(o reqjson.Object) error {
 	if !ok {
 		return nil
 	}
-	m := r.assistant()
-	if m.HasReasoning {
-		text = m.Reasoning + "\n\n" + text
+	t := r.assistant()
+	if t.hasReasoning {
+		t.reasoning.WriteString("\n\n")
 	}
-	m.Reasoning, m.HasReasoning = text, true
+	t.reasoning.WriteString(text)
+	t.hasReasoning = true
 	return nil
 }
 
@@ -212,8 +227,8 @@ func (r *reader) call(o reqjson.Object, kind string) error {
 	} else {
 		c.Arguments = chat.ParseArguments(text)
 	}
-	m := r.assistant()
-	m.ToolCalls = append(m.ToolCalls, c)
+	t := r.assistant()
+	t.calls = append(t.calls, c)
 	return nil
 }
 
@@ -242,6 +257,9 @@ func (r *reader) reference(o reqjson.Object) error {
 	if !ok {
 		r.skipped = append(r.skipped, itemReference)
 		return nil
+	}
+	if r.referred += len(item); r.referred > maxReferred {
+		return apierror.InvalidValue(o.Path("id"), "brings the items that are referred to above %d bytes", maxReferred)
 	}
 	return r.add(item, o.Path("id"))
 }

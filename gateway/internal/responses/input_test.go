@@ -2,9 +2,13 @@ package responses
 
 import (
 	"encoding/json"
+	"errors"
+	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/seal"
@@ -69,5 +73,37 @@ func TestInputItems(t *testing.T) {
 				t.Errorf("skipped: %s", d)
 			}
 		})
+	}
+}
+
+// TestManyPartsOfATurn: the texts of a turn are copied once, not once for each text behind them.
+func TestManyPartsOfATurn(t *testing.T) {
+	const parts = 2000
+	text := strings.Repeat("x", 1000)
+	item := json.RawMessage(`{"role":"assistant","content":"` + text + `"},{"type":"reasoning","content":[{"text":"` + text + `"}]},`)
+	items := `[` + strings.TrimSuffix(strings.Repeat(string(item), parts), ",") + `]`
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	got, _ := readItems(t, items)
+	runtime.ReadMemStats(&after)
+	if m := got[len(got)-1]; len(got) != 2 || len(m.Content) != parts*1000 || len(m.Reasoning) != parts*1002-2 {
+		t.Errorf("%d messages, %d bytes of content and %d of reasoning in the last", len(got), len(m.Content), len(m.Reasoning))
+	}
+	if d := after.TotalAlloc - before.TotalAlloc; d > 512<<20 {
+		t.Errorf("%d MiB were allocated for %d MiB of items", d>>20, len(items)>>20)
+	}
+}
+
+func TestReferencesAreBounded(t *testing.T) {
+	item := json.RawMessage(`{"role":"user","content":"` + strings.Repeat("x", maxReferred/8) + `"}`)
+	r := &reader{find: func(string) (json.RawMessage, bool) { return item, true }}
+	var err error
+	n := 0
+	for ; n < 20 && err == nil; n++ {
+		err = r.add(json.RawMessage(`{"type":"item_reference","id":"msg_1"}`), reqjson.Index("input", n))
+	}
+	var e *apierror.Error
+	if !errors.As(err, &e) || e.Param != "input[7].id" {
+		t.Errorf("after %d references: %v", n, err)
 	}
 }

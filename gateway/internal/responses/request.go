@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
@@ -243,13 +244,15 @@ func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) err
 	if len(q.inputs) == 0 {
 		return apierror.Missing("input")
 	}
+	var more []*toolcall.Set
 	for _, item := range in.tools {
-		more, skipped, err := turn.ParseTools(item)
+		set, skipped, err := turn.ParseTools(item)
 		if err != nil {
 			return err
 		}
-		q.Tools, q.Skipped = q.Tools.Union(more), append(q.Skipped, skipped...)
+		more, q.Skipped = append(more, set), append(q.Skipped, skipped...)
 	}
+	q.Tools = q.Tools.Union(more...)
 	// Truncation keeps what stands first, so all that belongs there has to be there before.
 	q.Messages = chat.JoinSystem(in.messages(), m.LaterSystem)
 	s.logSkipped(q, in.skipped)

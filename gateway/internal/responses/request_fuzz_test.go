@@ -32,12 +32,16 @@ func FuzzRequest(f *testing.F) {
 		f.Add([]byte(body))
 	}
 	s := New(Config{StoreBytes: 1 << 20}, Deps{Turn: turn.New(turn.Config{MaxN: 4}, turn.Deps{})})
+	r := httptest.NewRequest("POST", "/v1/responses", nil)
 	f.Fuzz(func(t *testing.T, body []byte) {
+		if len(body) > 4096 {
+			return
+		}
 		o, err := reqjson.Parse(body)
 		if err != nil {
 			return
 		}
-		q, err := s.parse(httptest.NewRequest("POST", "/v1/responses", nil), o, m, "m")
+		q, err := s.parse(r, o, m, "m")
 		if err == nil {
 			_, err = s.Turn.Prepare(m, q.Request)
 		}

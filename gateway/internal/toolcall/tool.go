@@ -130,19 +130,24 @@ func (s *Set) Add(t Tool, order []string) error {
 	return nil
 }
 
-// Union is the tools of s followed by those of more; of two with the same name the later one counts. Neither set is changed.
-func (s *Set) Union(more *Set) *Set {
-	if more.Len() == 0 {
+// Union is the tools of s followed by those of more; of two with the same name the later one counts, in the place of the first.
+// No set is changed.
+func (s *Set) Union(more ...*Set) *Set {
+	if !slices.ContainsFunc(more, func(m *Set) bool { return m.Len() > 0 }) {
 		return s
 	}
 	out := &Set{byName: map[string]*Tool{}}
-	for _, t := range append(slices.Clone(s.All()), more.All()...) {
-		if at := slices.IndexFunc(out.tools, func(o *Tool) bool { return o.Name == t.Name }); at >= 0 {
-			out.tools[at] = t
-		} else {
-			out.tools = append(out.tools, t)
+	places := map[string]int{}
+	for _, set := range append([]*Set{s}, more...) {
+		for _, t := range set.All() {
+			at, ok := places[t.Name]
+			if !ok {
+				at = len(out.tools)
+				places[t.Name] = at
+				out.tools = append(out.tools, nil)
+			}
+			out.tools[at], out.byName[t.Name] = t, t
 		}
-		out.byName[t.Name] = t
 	}
 	return out
 }
