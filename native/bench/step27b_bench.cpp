@@ -2,11 +2,12 @@
 // plain token, a chain of 16 rows, a tree of 23 rows with its commit, at several contexts; the drafter; the scorer.
 // Each line gives ms, the bytes it must move and its operations, as shares of the copy bandwidth and of the matrix rate
 // that the device was measured to have in the same run. Usage:
-//   step27b_bench [--model 27b|0.8b] [--device cuda:0] [--layers N] [--vocab N] [--contexts 1024,32768] [--prefill
+//   step27b_bench [--model 27b|0.8b|none] [--device cuda:0] [--layers N] [--vocab N] [--contexts 1024,32768] [--prefill
 //   8192]
-//                 [--kv f16|q8_0|q4_0] [--cap GiB] [--batch N] [--runs N] [--threads N] [--draft 0|1] [--score N]
-//                 [--breakdown N]
-// step27b_bench runs on the CPU, step27b_cuda and step27b_hip on GPUs. --layers 4 --vocab 8192 makes it small.
+//                 [--kv f16|q8_0|q4_0] [--cap GiB] [--batch N] [--runs N] [--threads N] [--draft 0|1]
+//                 [--score 8192,32768] [--breakdown N]
+// step27b_bench runs on the CPU, step27b_cuda and step27b_hip on GPUs. --layers 4 --vocab 8192 makes it small;
+// --model none --score 8192,32768 is the scorer alone.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -26,13 +27,29 @@ using tnd::bench::Rates;
 using tnd::bench::SyntheticModel;
 using tnd::bench::SyntheticShape;
 
+[[noreturn]] void fail(const std::string& text) {
+  std::fprintf(stderr, "%s\n", text.c_str());
+  std::exit(1);
+}
+
 struct Options {
   std::map<std::string, std::string> values = {
-      {"model", "27b"},    {"device", ""}, {"layers", "0"}, {"vocab", "0"},   {"contexts", "1024,32768"},
-      {"prefill", "8192"}, {"kv", "f16"},  {"cap", "24"},   {"batch", "512"}, {"runs", "20"},
-      {"threads", "0"},    {"draft", "1"}, {"score", "0"},  {"breakdown", "0"}};
+      {"model", "27b"},    {"device", ""}, {"layers", "0"}, {"vocab", "0"},    {"contexts", "1024,32768"},
+      {"prefill", "8192"}, {"kv", "f16"},  {"cap", "24"},   {"batch", "512"},  {"runs", "20"},
+      {"threads", "0"},    {"draft", "1"}, {"score", ""},   {"breakdown", "0"}};
   int number(const char* key) const { return std::atoi(values.at(key).c_str()); }
   const std::string& text(const char* key) const { return values.at(key); }
+  std::vector<int> numbers(const char* key) const {  // ascending
+    std::vector<int> all;
+    for (const char* at = text(key).c_str(); *at != '\0';) {
+      char* end = nullptr;
+      all.push_back(static_cast<int>(std::strtol(at, &end, 10)));
+      if (end == at || all.back() <= 0) fail(std::string("--") + key + ": " + text(key));
+      at = *end == ',' ? end + 1 : end;
+    }
+    std::sort(all.begin(), all.end());
+    return all;
+  }
 };
 
 double now_ms() {
@@ -42,11 +59,6 @@ double now_ms() {
 double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
   return v[v.size() / 2];
-}
-
-[[noreturn]] void fail(const std::string& text) {
-  std::fprintf(stderr, "%s\n", text.c_str());
-  std::exit(1);
 }
 
 void check(tnd_engine* e, tnd_status s, const char* what) {
@@ -262,13 +274,7 @@ double phase(const Options& o, const Rates& rates, Target& t, const std::string&
 }
 
 void run_target(const Options& o, const Rates& rates, const SyntheticShape& shape, const SyntheticModel& model) {
-  std::vector<int> contexts;
-  for (const char* at = o.text("contexts").c_str(); *at != '\0';) {
-    char* end = nullptr;
-    contexts.push_back(static_cast<int>(std::strtol(at, &end, 10)));
-    at = *end == ',' ? end + 1 : end;
-  }
-  std::sort(contexts.begin(), contexts.end());
+  const std::vector<int> contexts = o.numbers("contexts");
   const int reserve = (o.number("runs") + 3) * 16;
   const int longest = std::max(contexts.empty() ? 0 : contexts.back(), o.number("prefill"));
   Target t(o, shape, model, longest + reserve * 2 + 64);
@@ -342,28 +348,42 @@ void run_draft(const Options& o, const Rates& rates, const SyntheticShape& targe
   tnd_close(e);
 }
 
+// The rule of use takes eight scoring rows. Least bytes: the weights of the layers once, and the residual stream in and
+// out of every layer. The last layer makes keys only.
 void run_score(const Options& o, const Rates& rates) {
   SyntheticShape shape = tnd::bench::qwen3_06b_bf16();
   if (o.number("layers") > 0) shape.layers = std::min(shape.layers, o.number("layers"));
+  if (o.number("vocab") > 0) shape.vocab = o.number("vocab");
   std::unique_ptr<SyntheticModel> model;
   const tnd::Status made = SyntheticModel::make(shape, 8, &model);
   if (!made.ok()) fail(made.message());
-  const int n = o.number("score");
-  tnd_engine* e = open(o, TND_ROLE_SCORE, *model, "", n);
-  std::vector<int32_t> ids(static_cast<size_t>(n)), query;
-  for (int i = 0; i < n; ++i) ids[static_cast<size_t>(i)] = i * 7919 % shape.vocab;
-  for (int i = std::max(0, n - 32); i < n; ++i) query.push_back(i);
-  std::vector<float> scores(ids.size());
-  std::vector<double> times;
-  for (int i = 0; i < 3; ++i) {
-    const double start = now_ms();
-    check(e, tnd_score(e, ids.data(), n, query.data(), static_cast<int32_t>(query.size()), 0, scores.data()), "score");
-    times.push_back(now_ms() - start);
+  const std::vector<int> lengths = o.numbers("score");
+  tnd_engine* e = open(o, TND_ROLE_SCORE, *model, "", lengths.back());
+  const double table = 2.0 * static_cast<double>(model->head_macs());  // bytes in BF16
+  const double layer_macs = static_cast<double>(model->macs() - model->head_macs()) / shape.layers;
+  const double key_macs = static_cast<double>(shape.hidden) * shape.kv_heads * shape.head_dim;
+  for (const int n : lengths) {
+    std::vector<int32_t> ids(static_cast<size_t>(n)), query;
+    for (int i = 0; i < n; ++i) ids[static_cast<size_t>(i)] = static_cast<int32_t>(int64_t{i} * 7919 % shape.vocab);
+    for (int i = std::max(0, n - 24); i < std::max(1, n - 16); ++i) query.push_back(i);
+    std::vector<float> scores(ids.size());
+    const auto run = [&] {
+      const double start = now_ms();
+      check(e, tnd_score(e, ids.data(), n, query.data(), static_cast<int32_t>(query.size()), 0, scores.data()),
+            "score");
+      return now_ms() - start;
+    };
+    run();
+    const Stats before(e);
+    std::vector<double> times;
+    for (int i = 0; i < 3; ++i) times.push_back(run());
+    const double tokens = n, whole = shape.layers - 1;
+    const double bytes = static_cast<double>(model->read_bytes()) - table + 8.0 * shape.hidden * tokens * whole;
+    const double attention = 2.0 * shape.q_heads * shape.head_dim * tokens * tokens;
+    line(rates, "score " + std::to_string(n), median(times), bytes,
+         2 * tokens * (layer_macs * whole + key_macs) + attention * whole, tokens / median(times) * 1e3);
+    Stats(e).print(before, 3);
   }
-  const double macs = static_cast<double>(model->macs() - model->head_macs());
-  const double attention = 2.0 * shape.layers * shape.q_heads * shape.head_dim * n * n;
-  line(rates, "score " + std::to_string(n), median(times), static_cast<double>(model->read_bytes()),
-       2.0 * macs * n + attention, n / median(times) * 1e3);
   tnd_close(e);
 }
 
@@ -379,26 +399,29 @@ int main(int argc, char** argv) {
   SyntheticShape shape = o.text("model") == "27b"    ? tnd::bench::qwen35_27b_q4_k_m()
                          : o.text("model") == "0.8b" ? tnd::bench::qwen35_08b_bf16()
                                                      : SyntheticShape();
-  if (shape.layers == 0) fail("--model: 27b or 0.8b");
+  const bool target = shape.layers > 0;
+  if (!target && o.text("model") != "none") fail("--model: 27b, 0.8b or none");
   if (o.number("layers") > 0) shape.layers = o.number("layers");
   if (o.number("vocab") > 0) shape.vocab = o.number("vocab");
   const int threads = std::max(1, o.number("threads") > 0 ? o.number("threads") : 2);
   const Rates rates = tnd::bench::measure_rates(o.text("device").c_str(), threads);
   std::printf("copy %.1f GB/s, matmul %.1f TOP/s (%s)\n", rates.copy_gbs, rates.matmul_tops, rates.matmul_how.c_str());
 
-  const double start = now_ms();
-  std::unique_ptr<SyntheticModel> model;
-  const tnd::Status made = SyntheticModel::make(shape, 16, &model);
-  if (!made.ok()) fail(made.message());
-  std::printf("%s: %.3f GB of tensors, %.3f GB a step, %.3f G multiply-adds a row, made in %.1f s\n",
-              shape.name.c_str(), static_cast<double>(model->tensor_bytes()) / 1e9,
-              static_cast<double>(model->read_bytes()) / 1e9, static_cast<double>(model->macs()) / 1e9,
-              (now_ms() - start) / 1e3);
   if (o.number("breakdown") > 0 && !tnd::bench::show_breakdowns(o.number("breakdown"), rates)) {
     fail("--breakdown: the CPU runs no graphs");
   }
-  run_target(o, rates, shape, *model);
-  if (o.number("draft") > 0 && shape.hidden == 5120) run_draft(o, rates, shape, *model);
-  if (o.number("score") > 0) run_score(o, rates);
+  if (target) {
+    const double start = now_ms();
+    std::unique_ptr<SyntheticModel> model;
+    const tnd::Status made = SyntheticModel::make(shape, 16, &model);
+    if (!made.ok()) fail(made.message());
+    std::printf("%s: %.3f GB of tensors, %.3f GB a step, %.3f G multiply-adds a row, made in %.1f s\n",
+                shape.name.c_str(), static_cast<double>(model->tensor_bytes()) / 1e9,
+                static_cast<double>(model->read_bytes()) / 1e9, static_cast<double>(model->macs()) / 1e9,
+                (now_ms() - start) / 1e3);
+    run_target(o, rates, shape, *model);
+    if (o.number("draft") > 0 && shape.hidden == 5120) run_draft(o, rates, shape, *model);
+  }
+  if (!o.text("score").empty()) run_score(o, rates);
   return 0;
 }

@@ -1,5 +1,5 @@
 # Programs for owners of a card: gpu_tester_<vendor> (first contact) and step27b_<vendor> (phases at true shapes), built by
-# name; and gpu_tester_emu, whose operand-map check is a test here.
+# name; gpu_tester_emu, whose operand-map check is a test here; and step27b_emu by name, to try the program without a card.
 #
 #   cmake --build native/build --target gpu_tester_cuda step27b_cuda
 function(tnd_gpu_benches vendor probe)
@@ -47,4 +47,7 @@ if(TARGET tandem_emu_objects)
   target_compile_options(gpu_tester_emu PRIVATE ${TND_EMU_OPTIONS})
   target_link_libraries(gpu_tester_emu PRIVATE tandem_emu_objects)
   add_test(NAME gpu_tester_maps COMMAND gpu_tester_emu --check)
+  add_executable(step27b_emu EXCLUDE_FROM_ALL bench/step27b_bench.cpp bench/rates_cpu.cpp)
+  target_include_directories(step27b_emu PRIVATE bench)
+  target_link_libraries(step27b_emu PRIVATE tandem_emu_objects tandem_synthetic)
 endif()
