@@ -8,6 +8,7 @@
 #include "engine_util.h"
 #include "gpu/backend_gpu.h"
 #include "harness.h"
+#include "matmul_reference.h"
 
 using namespace tnd;
 using namespace tnd::test;
@@ -203,6 +204,101 @@ TEST(rounds_of_a_model_are_graphs) {
   CHECK_EQ(backend->recorder().graph_runs(), graphs + 2 * (kRounds - 1 - kWarm));
   std::fprintf(stderr, "%d layers: %d nodes in a step of %d rows\n", info.n_layers, backend->recorder().most_nodes(),
                kRows);
+}
+
+// Products with BF16 weights add in the order of the CPU, but for more than kPromptRows rows of a step that says it is
+// a prompt's: those are close, and other bits (else this test would not see the difference).
+TEST(prompts_have_products_of_their_own) {
+  std::unique_ptr<Backend> made;
+  CHECK_OK(make_backend(nullptr, 1, &made));
+  gpu::DeviceInfo info;
+  CHECK_OK(gpu::device_info(0, &info));
+  const bool own = gpu::has_matmul_pairs(info);
+  constexpr int kK = 192, kN = 40, kRows = 70;
+  Rng rng(11);
+  const auto file = random_weights(DType::kBF16, kK, kN, Scales::kOrdinary, rng);
+  TensorView tensor;
+  tensor.name = "w";
+  tensor.type = static_cast<uint32_t>(DType::kBF16);
+  tensor.n_dims = 2;
+  tensor.ne[0] = kK;
+  tensor.ne[1] = kN;
+  tensor.data = file.data();
+  tensor.bytes = file.size();
+  ScratchLimits limits;
+  limits.rows = kRows;
+  limits.max_k = kK;
+  std::unique_ptr<Matrix> w;
+  std::unique_ptr<Acts> acts;
+  float *x = nullptr, *y = nullptr;
+  const auto plan = [&](Arena& arena) {
+    CHECK_OK(made->matrix(tensor, arena, &w));
+    acts = made->acts(arena, kK, kRows, made->forms(*w));
+    x = arena.take_array<float>(Purpose::kScratch, kRows * kK);
+    y = arena.take_array<float>(Purpose::kScratch, kRows * kN);
+    made->plan_scratch(arena, limits);
+  };
+  Arena measured;
+  plan(measured);
+  void* base = nullptr;
+  CHECK_OK(made->allocate(measured.total(), &base));
+  Arena arena(base, measured.total());
+  plan(arena);
+
+  std::vector<float> in(kRows * kK), want(kRows * kN);
+  for (float& v : in) v = rng.normal();
+  for (size_t r = 0; r < kRows; ++r) {
+    for (size_t o = 0; o < kN; ++o) {
+      want[r * kN + o] = reference_product(DType::kBF16, &file[o * kK * 2], &in[r * kK], kK);
+    }
+  }
+  made->upload(x, in.data(), kRows * kK);
+  const auto product = [&](bool prompt, int rows) {
+    made->begin_step(prompt);
+    made->prepare(x, kK, rows, kK, made->forms(*w), acts.get());
+    const Product p{w.get(), y, kN, nullptr};
+    made->matmul({&p, 1}, *acts, rows);
+    std::vector<float> out(static_cast<size_t>(rows * kN));
+    made->download(out.data(), y, rows * kN);
+    CHECK_OK(made->sync());
+    return out;
+  };
+  const std::vector<float> few(want.begin(), want.begin() + kPromptRows * kN);
+  CHECK(same_bits(product(false, kRows), want));
+  CHECK(same_bits(product(true, kPromptRows), few));
+  const auto prompt = product(true, kRows);
+  CHECK_EQ(same_bits(prompt, want), !own);
+  for (size_t i = 0; i < want.size(); ++i) CHECK_NEAR(prompt[i], want[i], 1e-3);
+  CHECK(same_bits(product(false, kRows), want));
+  made->release(base);
+}
+
+// A step is a prompt's only when all of its sequences are at their prompts: what another sequence decodes beside one
+// keeps its bits.
+TEST(rows_beside_a_prompt_keep_their_bits) {
+  constexpr size_t kLong = 70;
+  EngineOptions o;
+  o.max_sequences = 3;
+  o.max_context = 128;
+  o.max_tree_rows = 16;
+  o.max_batch_rows = 128;
+  Engine e(data_file("rand-ratio3-bf16.gguf"), o);
+  REQUIRE(e.handle() != nullptr);
+  Rng rng(12);
+  const std::vector<int32_t> tokens = random_tokens(&rng, kLong, e.info().vocab);
+  const std::vector<int32_t> begin(tokens.begin(), tokens.begin() + 9), next(tokens.begin() + 9, tokens.begin() + 10);
+  const int32_t alone = e.sequence(), beside = e.sequence(), prompt = e.sequence();
+  e.prefill(alone, begin);
+  e.prefill(beside, begin);
+  const StepOut want = e.prefill(alone, next, 512, TND_WANT_LOGITS);
+  StepIn in;
+  in.flags = TND_STEP_COMMIT;
+  in.rows = e.rows(beside, next, {-1}, TND_WANT_LOGITS);
+  for (tnd_row row : e.rows(prompt, tokens, Engine::chain(kLong), 0)) {
+    if (row.parent >= 0) ++row.parent;
+    in.rows.push_back(row);
+  }
+  CHECK(same_bits(e.run_ok(in).logits, want.logits));
 }
 
 }  // namespace

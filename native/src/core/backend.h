@@ -247,6 +247,8 @@ struct ScratchLimits {
   int32_t max_top_k = 0;
 };
 
+inline constexpr int kPromptRows = 64;
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -271,6 +273,10 @@ class Backend {
   virtual uint64_t kv_bytes(const KvShape& shape, bool keys) const = 0;
 
   // ---- a step
+  // begin_step says what the operations up to its next call are of: of a prompt when every sequence commits all its rows,
+  // more than kPromptRows of them. Products of a prompt may then add in an order of their own where the weights are
+  // 16-bit floats (NUMERICS.md); without a call nothing is a prompt's.
+  virtual void begin_step([[maybe_unused]] bool prompt) {}
   // embed: x[r] = row tokens[r] of the table.
   virtual void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) = 0;
   // download copies to host floats, download_bf16 rounds to bfloat16 (nearest, ties to even).

@@ -36,6 +36,12 @@ std::unique_ptr<Acts> GpuBackend::acts(Arena& arena, int64_t max_k, int max_rows
   return a;
 }
 
+ActsView GpuBackend::view(const Acts& acts, int rows) const {
+  ActsView v = static_cast<const GpuActs&>(acts).view;
+  v.prompt = prompt_ && rows > kPromptRows ? 1 : 0;
+  return v;
+}
+
 void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
   limits_ = limits;
   const auto take = [&](uint64_t bytes) { return take_aligned(arena, Purpose::kScratch, bytes, kDeviceAlign); };
@@ -169,7 +175,7 @@ void fill_norm(NormArgs& args, const float* x, const float* w, float eps, int ro
 void GpuBackend::norm(const float* x, const float* w, float eps, int rows, int64_t dim, InputForms forms, Acts* out) {
   NormArgs& args = recorder_.add(launch_norm);
   fill_norm(args, x, w, eps, rows, dim);
-  args.acts = static_cast<GpuActs*>(out)->view;
+  args.acts = view(*out, rows);
   args.forms = forms;
 }
 
@@ -186,14 +192,14 @@ void GpuBackend::prepare(const float* x, int64_t stride, int rows, int64_t dim, 
   args.rows = rows;
   args.k = static_cast<int32_t>(dim);
   args.forms = forms;
-  args.acts = static_cast<GpuActs*>(out)->view;
+  args.acts = view(*out, rows);
 }
 
 void GpuBackend::matmul(std::span<const Product> products, const Acts& in, int rows) {
   for (size_t first = 0; first < products.size(); first += kMaxProducts) {
     MatmulGroup& group = recorder_.add(launch_matmul);
     group.rows = rows;
-    group.acts = static_cast<const GpuActs&>(in).view;
+    group.acts = view(in, rows);
     group.scratch = matmul_scratch_;
     group.processors = info_.processors;
     group.shared_per_block = info_.shared_per_block;
@@ -216,7 +222,7 @@ void GpuBackend::swiglu(const float* gate, const float* up, int rows, int64_t di
   args.stride = dim;
   args.rows = rows;
   args.dim = static_cast<int>(dim);
-  args.acts = static_cast<GpuActs*>(out)->view;
+  args.acts = view(*out, rows);
   args.forms = forms;
 }
 
@@ -265,7 +271,7 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
   norm.eps = w.eps;
   norm.rows = rows;
   norm.heads = w.shape.nv;
-  norm.acts = static_cast<GpuActs*>(out)->view;
+  norm.acts = view(*out, rows);
   norm.forms = forms;
 }
 
@@ -360,7 +366,7 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   args.scratch = attention_scratch_;
   args.scratch_bytes = attention_scratch_bytes_;
   args.shared_per_block = info_.shared_per_block;
-  args.acts = static_cast<GpuActs*>(out)->view;
+  args.acts = view(*out, rows);
   args.forms = forms;
 }
 

@@ -52,6 +52,7 @@ class GpuBackend final : public Backend {
   void plan_scratch(Arena& arena, const ScratchLimits& limits) override;
   uint64_t kv_bytes(const KvShape& shape, bool keys) const override;
 
+  void begin_step(bool prompt) override { prompt_ = prompt && has_matmul_pairs(info_); }
   void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) override;
   void download(float* host, const float* src, int64_t n) override;
   void download_bf16(uint16_t* host, const float* src, int64_t n) override;
@@ -83,6 +84,8 @@ class GpuBackend final : public Backend {
   const Recorder& recorder() const { return recorder_; }
 
  private:
+  // view returns the buffer as `rows` rows of the step are written to it and read.
+  ActsView view(const Acts& acts, int rows) const;
   // to_device and to_host move any number of bytes through the staging buffer, in order with what is recorded.
   void to_device(void* dst, const void* host, uint64_t bytes);
   void to_host(void* host, const void* src, uint64_t bytes);
@@ -100,6 +103,7 @@ class GpuBackend final : public Backend {
   uint8_t* stage_ = nullptr;                  // host, for transfers that pass the step's buffers by
   std::unique_ptr<cpu::ThreadPool> packers_;  // of weights, while a model loads
 
+  bool prompt_ = false;  // of the step; the device has products of its own for it
   ScratchLimits limits_;
   float* rows_ = nullptr;   // [rows, max_k]: rows between an operation and prepare
   float* query_ = nullptr;  // [rows, q_heads * dim]

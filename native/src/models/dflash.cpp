@@ -61,6 +61,7 @@ void DflashModel::append(const KvCache* caches, int32_t position, int32_t n, boo
                          Stats* stats) {
   const HParams& d = p_.decoder;
   PhaseTimer timer(stats);
+  backend_.begin_step(n > kPromptRows);
   float* c = ws_.x;
   if (fused) {
     backend_.upload(c, features, int64_t{n} * d.hidden);
@@ -137,6 +138,7 @@ void DflashModel::plan_block(const DflashBlock& b, int32_t first_row) {
 void DflashModel::propose(std::span<const DflashBlock> blocks, int32_t stride, Stats* stats) {
   const HParams& d = p_.decoder;
   PhaseTimer timer(stats);
+  backend_.begin_step(false);
   int32_t rows = 0;
   for (const DflashBlock& b : blocks) rows += b.rows;
   tokens_.resize(static_cast<size_t>(rows));
