@@ -1,11 +1,13 @@
 // Flash attention: close to double precision, and batch invariant to the bit: a row gives the same alone and among 64,
 // in a tree and after its path was committed, in chunks of any size, with every block shape, with both families of
-// matrix instructions.
+// matrix instructions. Over keys and values in blocks, flash and exact attention have the bits of a cache of halves.
 #include <algorithm>
 #include <cmath>
 
+#include "core/dtype.h"
 #include "core/fp.h"
 #include "gpu/attention_flash.cuh"
+#include "gpu/kv.h"
 #include "gpu_ops_util.h"
 #include "harness.h"
 
@@ -56,13 +58,11 @@ float scale_of(const Shape& s) {
   return 1.0f / std::sqrt(static_cast<float>(s.dim));
 }
 
-// Runs a step of rows over one cache.
-template <class Unit = MmaUnit>
-std::vector<float> run(const Shape& s, const Cache& cache, const PlanBuilder& rows, const std::vector<float>& q,
-                       int shared = kWide) {
-  Device dev;
-  Buffer<uint16_t> k(dev, cache.k), v(dev, cache.v);
-  std::vector<KvCache> table(rows.firsts.size(), KvCache{k.data, v.data});
+// Runs a step of rows over one cache on the device.
+template <class Unit>
+std::vector<float> run_on(Device& dev, const Shape& s, const KvShape& kv, const KvCache& cache, const PlanBuilder& rows,
+                          const std::vector<float>& q, int shared, AttentionMode mode = AttentionMode::kFlash) {
+  std::vector<KvCache> table(rows.firsts.size(), cache);
   Buffer<KvCache> caches(dev, table);
   std::vector<AttentionGroupPlan> groups;
   for (size_t g = 0; g < rows.firsts.size(); ++g) groups.push_back({rows.firsts[g], rows.counts[g], nullptr});
@@ -71,20 +71,71 @@ std::vector<float> run(const Shape& s, const Cache& cache, const PlanBuilder& ro
   Buffer<AttentionRow> plans(dev, step.rows);
   Buffer<int32_t> tails(dev, step.tails.empty() ? std::vector<int32_t>{0} : step.tails);
   Buffer<AttentionTile> bulk(dev, step.bulk), tail(dev, step.tail);
-  const uint64_t bytes = attention_scratch_bytes(AttentionMode::kFlash, cache.kv, s.q_heads, rows.count());
+  const uint64_t bytes = attention_scratch_bytes(AttentionMode::kFlash, kv, s.q_heads, rows.count());
   Buffer<uint8_t> scratch(dev, bytes);
   Buffer<float> dq(dev, q);
   AttentionArgs a;
-  a.mode = AttentionMode::kFlash;
-  a.kv = cache.kv, a.q_heads = s.q_heads, a.scale = scale_of(s), a.rows = rows.count();
+  a.mode = mode;
+  a.kv = kv, a.q_heads = s.q_heads, a.scale = scale_of(s), a.rows = rows.count();
   a.caches = caches.data, a.row_plans = plans.data, a.tails = tails.data;
   a.bulk = bulk.data, a.n_bulk = static_cast<int>(step.bulk.size()), a.bulk_rows = step.bulk_rows;
   a.tail = tail.data, a.n_tail = static_cast<int>(step.tail.size()), a.tail_rows = step.tail_rows;
   a.q = dq.data, a.out = dq.data;
   a.scratch = scratch.data, a.scratch_bytes = bytes, a.shared_per_block = shared;
-  launch_attention_flash<Unit>(dev.stream, a);
+  if (mode == AttentionMode::kFlash) {
+    launch_attention_flash<Unit>(dev.stream, a);
+  } else {
+    launch_attention(dev.stream, a);
+  }
   return dq.down(dev);
 }
+
+template <class Unit = MmaUnit>
+std::vector<float> run(const Shape& s, const Cache& cache, const PlanBuilder& rows, const std::vector<float>& q,
+                       int shared = kWide, AttentionMode mode = AttentionMode::kFlash) {
+  Device dev;
+  Buffer<uint16_t> k(dev, cache.k), v(dev, cache.v);
+  return run_on<Unit>(dev, s, cache.kv, {k.data, v.data}, rows, q, shared, mode);
+}
+
+// Random rows in blocks, and the cache of halves that holds their values.
+struct Blocks {
+  KvShape kv;
+  std::vector<uint8_t> rows;  // portable
+  int slots;
+  Cache halves;
+
+  Blocks(const Shape& s, KvType k_type, KvType v_type, int n, Rng* rng) : slots(n), halves(s, (n + 15) / 16 * 16) {
+    kv = halves.kv;
+    kv.k_type = static_cast<int32_t>(k_type), kv.v_type = static_cast<int32_t>(v_type);
+    std::vector<float> x(static_cast<size_t>(s.dim));
+    for (int slot = 0; slot < n; ++slot) {
+      for (const bool keys : {true, false}) {
+        for (int h = 0; h < s.kv_heads; ++h) {
+          for (float& f : x) f = rng->uniform(-1.7f, 1.7f);
+          if (slot % 7 == 3) std::fill_n(x.begin() + 32, 32, 0.0f);
+          const DType type = static_cast<DType>(keys ? k_type : v_type);
+          const size_t at = rows.size();
+          rows.resize(at + row_bytes(type, x.size()));
+          CHECK_OK(quantise_row(type, x.data(), &rows[at], x.size()));
+          std::vector<float> decoded(x.size());
+          dequantise_row(type, &rows[at], decoded.data(), x.size());
+          uint16_t* to = &(keys ? halves.k : halves.v)[halves.at(h, slot)];
+          for (size_t d = 0; d < x.size(); ++d) to[d] = f32_to_f16(decoded[d]);
+        }
+      }
+    }
+  }
+  // Attention over the blocks on the device.
+  template <class Unit>
+  std::vector<float> attend(const Shape& s, const PlanBuilder& plan, const std::vector<float>& q, int shared,
+                            AttentionMode mode = AttentionMode::kFlash) const {
+    Device dev;
+    Buffer<uint8_t> k(dev, kv_cache_bytes(kv, true)), v(dev, kv_cache_bytes(kv, false)), portable(dev, rows);
+    launch_kv_import(dev.stream, {kv, {k.data, v.data}, 0, slots, portable.data});
+    return run_on<Unit>(dev, s, kv, {k.data, v.data}, plan, q, shared, mode);
+  }
+};
 
 std::vector<float> part(const std::vector<float>& x, int row, int64_t width) {
   return {x.begin() + row * width, x.begin() + (row + 1) * width};
@@ -234,6 +285,46 @@ TEST(blocks_windows_and_groups) {
       CHECK_MSG(same(run(s, cache, one, part(q, r, width)), part(got, r, width)), "row " + std::to_string(r));
     }
   }
+}
+
+// Blocks: plain rows, trees with tails, a long path of gathered tiles, windows, chunks; every block shape and the exact
+// kernel; all pairs of types with blocks.
+template <class Unit>
+void check_blocks(const Shape& s, KvType k_type, KvType v_type, const PlanBuilder& plan, int slots, Rng* rng) {
+  const Blocks blocks(s, k_type, v_type, slots, rng);
+  const std::vector<float> q = random_floats(rng, plan.count() * int64_t{s.q_heads} * s.dim, 1.5f);
+  const std::string what = "dim " + std::to_string(s.dim) + " types " + std::to_string(static_cast<int>(k_type)) + "," +
+                           std::to_string(static_cast<int>(v_type));
+  const std::vector<float> want = run<Unit>(s, blocks.halves, plan, q);
+  for (const int shared : {kWide, kNarrow, kSmall}) {
+    CHECK_MSG(same(blocks.attend<Unit>(s, plan, q, shared), want), what + " shared " + std::to_string(shared));
+  }
+  const std::vector<float> exact = run<Unit>(s, blocks.halves, plan, q, kWide, AttentionMode::kExact);
+  CHECK_MSG(same(blocks.attend<Unit>(s, plan, q, kWide, AttentionMode::kExact), exact), what + " exact");
+}
+
+TEST(blocks_have_the_bits_of_halves) {
+  Rng rng(6);
+  constexpr KvType kF16 = KvType::kF16, kQ8 = KvType::kQ8_0, kQ4 = KvType::kQ4_0;
+  PlanBuilder tree, plain, chunk, windows;
+  tree.tree(150, random_tree(&rng, 19));
+  check_blocks<MmaUnit>({256, 1, 6}, kQ8, kQ8, tree, 169, &rng);
+  check_blocks<MmaUnit>({128, 2, 4}, kQ4, kQ4, tree, 169, &rng);
+  plain.append(300, 1);
+  check_blocks<MmaUnit>({256, 1, 4}, kQ4, kQ8, plain, 301, &rng);
+  check_blocks<MmaUnit>({128, 1, 2}, kQ8, kF16, plain, 301, &rng);
+  chunk.append(60, 70);
+  check_blocks<MmaUnit>({64, 1, 4}, kF16, kQ4, chunk, 130, &rng);
+  check_blocks<MmaUnit>({64, 1, 2}, kQ8, kQ4, chunk, 130, &rng);
+  windows.block(200, 16, 130);
+  windows.block(90, 8, 20);
+  check_blocks<MmaUnit>({128, 1, 4}, kQ4, kF16, windows, 216, &rng);
+  check_blocks<MmaUnit>({128, 1, 4}, kF16, kQ8, windows, 216, &rng);
+#if defined(TND_GPU_EMU)
+  check_blocks<WmmaUnit>({256, 1, 6}, kQ8, kQ4, tree, 169, &rng);
+  check_blocks<WmmaUnit>({128, 1, 2}, kQ4, kF16, windows, 216, &rng);
+  check_blocks<WmmaUnit>({64, 1, 4}, kF16, kQ8, chunk, 130, &rng);
+#endif
 }
 
 TEST_MAIN()

@@ -24,8 +24,8 @@ TND_HOST_DEVICE constexpr bool kv_quantised(KvType type) {
 TND_HOST_DEVICE constexpr int64_t kv_code_bytes(KvType type, int64_t n) {
   return type == KvType::kF32 ? n * 4 : type == KvType::kF16 ? n * 2 : type == KvType::kQ8_0 ? n : n / 2;
 }
-// Bytes of n elements of one head's row.
-TND_HOST_DEVICE constexpr int64_t kv_row_size(KvType type, int64_t n) {
+// Bytes of n elements of one head's row with their scales.
+TND_HOST_DEVICE constexpr int64_t kv_stored_bytes(KvType type, int64_t n) {
   return kv_code_bytes(type, n) + (kv_quantised(type) ? n / kKvBlock * 2 : 0);
 }
 

@@ -26,7 +26,7 @@ float load_plain(KvType t, const void* p, size_t i) {
 
 // Bytes of a block of 32 elements.
 size_t block_size(KvType t) {
-  return static_cast<size_t>(kv_row_size(t, kKvBlock));
+  return static_cast<size_t>(kv_stored_bytes(t, kKvBlock));
 }
 
 // Element d of a key; k is the head's cache.

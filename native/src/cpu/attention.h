@@ -39,8 +39,8 @@ struct KvLayout {
   int32_t capacity = 0;  // slots, multiple of 16
 
   // Bytes of one head's row.
-  size_t k_row_bytes() const { return static_cast<size_t>(kv_row_size(k_type, dim)); }
-  size_t v_row_bytes() const { return static_cast<size_t>(kv_row_size(v_type, dim)); }
+  size_t k_row_bytes() const { return static_cast<size_t>(kv_stored_bytes(k_type, dim)); }
+  size_t v_row_bytes() const { return static_cast<size_t>(kv_stored_bytes(v_type, dim)); }
   size_t k_head_bytes() const { return size_t(capacity) * k_row_bytes(); }
   size_t v_head_bytes() const { return size_t(capacity) * v_row_bytes(); }
   size_t k_bytes() const { return k_head_bytes() * kv_heads; }

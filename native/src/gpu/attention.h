@@ -4,8 +4,11 @@
 // Two contracts, both batch invariant: a row's bits depend on its query and its visible keys by ABSOLUTE position,
 // never on slots, other rows, their number, the grid or the card.
 //
-// kExact: the contract of cpu/attention.h, bit for bit (scalar fma chains, segments of 256 positions). For F32 caches
-// and for devices without matrix instructions of halves.
+// Values in blocks (Q8_0, Q4_0) are code * scale rounded to half, in both: attention over them has the bits of
+// attention over an F16 cache that holds those halves.
+//
+// kExact: the contract of cpu/attention.h, bit for bit (scalar fma chains, segments of 256 positions). Where keys or
+// values are F32 and for devices without matrix instructions of halves.
 //
 // kFlash: products of halves on matrix units, f32 sums. Bits are those of the card's matrix instruction.
 //   e = end of what the row sees (its position + 1; for a block row the end of the block)

@@ -33,6 +33,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_exact_kernel(AttentionA
   const KvCache cache = a.caches[row.group];
   const int tid = static_cast<int>(threadIdx.x);
   const int end = row.past + row.n_tail;
+  const KvType k_type = static_cast<KvType>(a.kv.k_type), v_type = static_cast<KvType>(a.kv.v_type);
 
   for (int i = tid; i < kHeads * dim; i += kThreads) {
     const int h = i / dim;
@@ -47,10 +48,10 @@ __global__ void __launch_bounds__(kThreads, 1) attention_exact_kernel(AttentionA
     const int hi = end - start < kSegment ? end - start : kSegment;
     if (lo >= hi) continue;
     if (tid >= lo && tid < hi) {
-      const int64_t key = kv_index(a.kv, kv_head, slot_of(row, a.tails, start + tid));
+      const KvRow key = kv_row(k_type, a.kv, cache.k, kv_head, slot_of(row, a.tails, start + tid));
       float dot[kHeads] = {};
       for (int d = 0; d < dim; ++d) {
-        const float k = kv_load(a.kv.k_type, cache.k, key + d);
+        const float k = kv_load(k_type, key, d);
 #pragma unroll
         for (int h = 0; h < kHeads; ++h) dot[h] = fmaf(s.q[h][d], k, dot[h]);
       }
@@ -77,8 +78,8 @@ __global__ void __launch_bounds__(kThreads, 1) attention_exact_kernel(AttentionA
       const int h = i / dim, d = i % dim;
       float o = 0.0f;
       for (int j = lo; j < hi; ++j) {
-        const int64_t value = kv_index(a.kv, kv_head, slot_of(row, a.tails, start + j));
-        o = fmaf(s.p[h][j], kv_load(a.kv.v_type, cache.v, value + d), o);
+        const KvRow value = kv_row(v_type, a.kv, cache.v, kv_head, slot_of(row, a.tails, start + j));
+        o = fmaf(s.p[h][j], kv_load(v_type, value, d), o);
       }
       if (s.l_run[h] < 0.0f) {
         s.run[h][d] = o;

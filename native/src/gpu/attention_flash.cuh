@@ -7,6 +7,9 @@
 // takes MT * 16 queries x DIM / 4 columns, sums in registers. Scores and weights cross through shared memory, so that
 // the kernel does not depend on the fragment layout of the matrix unit; K of the next tile is copied under the softmax,
 // V under the next q k^T. Bound: memory up to about 16 queries a key/value head, shared memory and matrix units beyond.
+//
+// BLOCKS: keys or values lie in blocks of codes. Their tiles are copied as they are and unpacked to the one tile of
+// halves that q k^T and p v then read (attention_tile.cuh), K before q k^T and V beside the softmax.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +17,7 @@
 
 #include "gpu/acts_device.h"
 #include "gpu/attention_device.cuh"
+#include "gpu/attention_tile.cuh"
 #include "gpu/attention_unit.cuh"
 
 namespace tnd::gpu {
@@ -62,9 +66,10 @@ TND_DEVICE KeyRange key_range(const AttentionRow& r, int part, int parts) {
   return k;
 }
 
-template <class Unit, int DIM, int WM, int MT, int STAGES>
+template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
 struct FlashShape {
-  static constexpr int kBuffers = Unit::kOneBuffer ? 1 : 2 * STAGES;  // tiles of keys or values
+  static constexpr bool kUnpack = BLOCKS && !Unit::kOneBuffer;                   // copied tiles, unpacked later
+  static constexpr int kBuffers = Unit::kOneBuffer || kUnpack ? 1 : 2 * STAGES;  // tiles of halves
   static constexpr int kThreads = 4 * WM * TND_WARP;
   static constexpr int kQueries = 16 * WM * MT;
   static constexpr int kStride = DIM + 8;              // halves; rows start four banks apart
@@ -79,17 +84,27 @@ struct FlashRow {
   float old, add;
 };
 
-template <class Unit, int DIM, int WM, int MT, int STAGES>
-constexpr unsigned flash_shared_bytes() {
-  using S = FlashShape<Unit, DIM, WM, MT, STAGES>;
-  return static_cast<unsigned>((S::kQueries + S::kBuffers * kAttentionTile) * S::kStride * 2 +
-                               S::kQueries * (S::kScores * 4 + S::kWeights * 2) +
-                               S::kQueries * static_cast<int>(sizeof(FlashRow) + sizeof(KeyRange)) + 16);
+// Bytes of shared memory before copied tiles; a multiple of 16.
+template <class S>
+constexpr int flash_tile_bytes() {
+  return (S::kQueries + S::kBuffers * kAttentionTile) * S::kStride * 2 +
+         S::kQueries * (S::kScores * 4 + S::kWeights * 2) +
+         S::kQueries * static_cast<int>(sizeof(FlashRow) + sizeof(KeyRange)) + 16;
+}
+template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
+constexpr unsigned flash_shared_bytes(const KvShape& kv) {
+  using S = FlashShape<Unit, DIM, WM, MT, STAGES, BLOCKS>;
+  int bytes = flash_tile_bytes<S>();
+  if (S::kUnpack) {
+    bytes += STAGES * (packed_tile_bytes<DIM>(static_cast<KvType>(kv.k_type)) +
+                       packed_tile_bytes<DIM>(static_cast<KvType>(kv.v_type)));
+  }
+  return static_cast<unsigned>(bytes);
 }
 
-template <class Unit, int DIM, int WM, int MT, int STAGES>
+template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
 __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(FlashArgs f) {
-  using S = FlashShape<Unit, DIM, WM, MT, STAGES>;
+  using S = FlashShape<Unit, DIM, WM, MT, STAGES, BLOCKS>;
   constexpr int kColumnTiles = DIM / 4 / 16;  // of a warp in p v
   let_next_start();
   wait_for_previous();
@@ -119,7 +134,7 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   uint16_t* sq = reinterpret_cast<uint16_t*>(shared);
   uint16_t* sk = sq + S::kQueries * S::kStride;
   constexpr int kTileHalves = kAttentionTile * S::kStride;
-  uint16_t* sv = Unit::kOneBuffer ? sk : sk + STAGES * kTileHalves;
+  uint16_t* sv = S::kBuffers == 1 ? sk : sk + STAGES * kTileHalves;
   float* scores = reinterpret_cast<float*>(sk + S::kBuffers * kTileHalves);
   uint16_t* weights = reinterpret_cast<uint16_t*>(scores + S::kQueries * S::kScores);
   FlashRow* work = reinterpret_cast<FlashRow*>(weights + S::kQueries * S::kWeights);
@@ -163,8 +178,28 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   const AttentionRow first_row = a.row_plans[tile.row];
   const KvCache cache = a.caches[first_row.group];
   const bool mapped = tile.rows == 1 && first_row.n_tail > 0;  // else slots are positions
-  const int64_t head_begin = kv_index(a.kv, kv_head, 0);
-  const auto copy_tile = [&](uint16_t* to, const void* cache_rows, int t) {
+  const int64_t head_begin = int64_t{kv_head} * a.kv.capacity * DIM;
+  // Where a head's rows lie: its cache of halves, or rows in blocks.
+  const auto rows_of = [&](void* rows, [[maybe_unused]] int32_t type, [[maybe_unused]] int copies_at) {
+    if constexpr (BLOCKS) {
+      return packed_rows<DIM>(type, a.kv, rows, kv_head, shared + flash_tile_bytes<S>() + copies_at);
+    } else {
+      return static_cast<const void*>(rows);
+    }
+  };
+  const auto keys = rows_of(cache.k, a.kv.k_type, 0);
+  const auto values = rows_of(cache.v, a.kv.v_type, STAGES * packed_tile_bytes<DIM>(static_cast<KvType>(a.kv.k_type)));
+  [[maybe_unused]] const auto slots_of = [&](int t) {
+    return TileSlots{t * kAttentionTile, end, mapped, first_row, a.tails};
+  };
+  [[maybe_unused]] const auto copied = [&](const PackedRows& rows, int t) {
+    return rows.copies + t % STAGES * packed_tile_bytes<DIM>(rows.type);
+  };
+  [[maybe_unused]] const auto unpack = [&](const PackedRows& rows, int t) {
+    unpack_tile<DIM, S::kStride, S::kThreads, S::kUnpack>(sk, rows, S::kUnpack ? copied(rows, t) : nullptr,
+                                                          slots_of(t));
+  };
+  [[maybe_unused]] const auto copy_tile = [&](uint16_t* to, const void* cache_rows, int t) {
     constexpr int kUnits = DIM / 8;                    // of 16 bytes, a row
     constexpr int kRowsAtOnce = S::kThreads / kUnits;  // that the block's threads cover
     const int key = tid / kUnits, at = tid % kUnits * 8;
@@ -346,27 +381,40 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
 
   // Copies run STAGES tiles ahead; a group without copies keeps the count.
   constexpr int kAhead = Unit::kOneBuffer ? 1 : STAGES, kOutstanding = Unit::kOneBuffer ? 0 : 2 * STAGES - 1;
-  const auto copy_or_skip = [&](uint16_t* to, const void* from, int t) {
-    if (t < last_tile) {
-      copy_tile(to + (Unit::kOneBuffer ? 0 : t % STAGES * kTileHalves), from, t);
-    } else {
+  const auto copy_or_skip = [&](uint16_t* to, const auto& from, int t) {
+    if constexpr (S::kUnpack) {
+      if (t < last_tile) copy_packed<DIM, S::kThreads>(from, copied(from, t), slots_of(t));
       copy_async_commit();
+    } else if (t >= last_tile) {
+      copy_async_commit();
+    } else if constexpr (BLOCKS) {
+      unpack(from, t);
+    } else {
+      copy_tile(to + (Unit::kOneBuffer ? 0 : t % STAGES * kTileHalves), from, t);
     }
   };
   for (int t = first_tile; t < first_tile + kAhead; ++t) {
-    copy_or_skip(sk, cache.k, t);
-    if constexpr (!Unit::kOneBuffer) copy_or_skip(sv, cache.v, t);
+    copy_or_skip(sk, keys, t);
+    if constexpr (!Unit::kOneBuffer) copy_or_skip(sv, values, t);
   }
   for (int t = first_tile; t < last_tile; ++t) {
-    const int buffer = Unit::kOneBuffer ? 0 : t % STAGES * kTileHalves;
+    const int buffer = S::kBuffers == 1 ? 0 : t % STAGES * kTileHalves;
     copy_async_wait<kOutstanding>();
     __syncthreads();
+    if constexpr (S::kUnpack) {
+      unpack(keys, t);
+      __syncthreads();
+      copy_or_skip(sk, keys, t + STAGES);
+    }
     for_live([&](auto live) { multiply_keys(sk + buffer, live); });
+    if constexpr (S::kUnpack) copy_async_wait<kOutstanding>();
     __syncthreads();
     if constexpr (Unit::kOneBuffer) {
-      copy_or_skip(sv, cache.v, t);
+      copy_or_skip(sv, values, t);
+    } else if constexpr (S::kUnpack) {
+      unpack(values, t);
     } else {
-      copy_or_skip(sk, cache.k, t + STAGES);
+      copy_or_skip(sk, keys, t + STAGES);
     }
 #pragma unroll
     for (int i = 0; i < MT; ++i) {  // softmax
@@ -409,19 +457,22 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
       }
       if (lane == 0) work[q] = w;
     }
-    copy_async_wait<kOutstanding>();
+    if constexpr (!S::kUnpack) copy_async_wait<kOutstanding>();
     __syncthreads();
+    if constexpr (S::kUnpack) copy_or_skip(sv, values, t + STAGES);
     for_live([&](auto live) {
       apply_rows(live);
       multiply_values(sv + buffer, live);
     });
+    if constexpr (S::kUnpack) continue;  // the next tile starts with a barrier
     __syncthreads();
     if constexpr (Unit::kOneBuffer) {
-      copy_or_skip(sk, cache.k, t + 1);
+      copy_or_skip(sk, keys, t + 1);
     } else {
-      copy_or_skip(sv, cache.v, t + STAGES);
+      copy_or_skip(sv, values, t + STAGES);
     }
   }
+  if constexpr (S::kUnpack) __syncthreads();
 
 #pragma unroll
   for (int i = 0; i < MT; ++i) {
@@ -434,71 +485,11 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   for_live(apply_rows);
 }
 
-// Folds the slots of a row and head in order, divides, applies the gate, prepares the output for the next product. A
-// block is 256 elements of a row's output, a thread one of them.
-static __global__ void __launch_bounds__(kSuper) attention_merge_kernel(FlashArgs f) {
-  TND_SHARED(float, outputs, [kSuper]);
-  let_next_start();
-  wait_for_previous();
-  const AttentionArgs& a = f.a;
-  const int64_t row = blockIdx.y, width = int64_t{a.q_heads} * a.kv.dim;
-  const int64_t at = int64_t{blockIdx.x} * kSuper + threadIdx.x;
-  float y = 0.0f;
-  if (at < width) {
-    const int64_t head = at / a.kv.dim, d = at % a.kv.dim;
-    const AttentionRow plan = a.row_plans[row];
-    const int64_t base = (row * a.q_heads + head) * f.slots;
-    // Slots that hold something: neighbours before the tail, then the tail. Eight are read before the first is needed.
-    constexpr int kBatch = 8;
-    const int32_t end = row_end(plan), bulk_end = tail_begin(end), size = segment_size(end);
-    const KeyRange last = key_range(plan, -1, f.bulk_parts);
-    const int from = f.bulk_parts == 1 ? 0 : plan.first / size;
-    const int to = plan.first >= bulk_end ? from : f.bulk_parts == 1 ? 1 : (bulk_end + size - 1) / size;
-    const int n = to - from + (last.begin < last.end ? 1 : 0);
-    float m = 0.0f, l = -1.0f, o = 0.0f;
-    for (int i = 0; i < n; i += kBatch) {
-      float2 stats[kBatch];
-      float values[kBatch];
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (i + j >= n) continue;
-        const int64_t cell = base + (from + i + j < to ? from + i + j : f.slots - 1);
-        stats[j] = f.ml[cell];
-        values[j] = f.o[cell * a.kv.dim + d];
-      }
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (i + j >= n) continue;
-        if (l < 0.0f) {
-          m = stats[j].x, l = stats[j].y, o = values[j];
-          continue;
-        }
-        const float top = m > stats[j].x ? m : stats[j].x;
-        const float keep = exp_f32(m - top), add = exp_f32(stats[j].x - top);
-        m = top;
-        l = fmaf(l, keep, stats[j].y * add);
-        o = fmaf(o, keep, values[j] * add);
-      }
-    }
-    y = l < 0.0f ? 0.0f : o / l;
-    if (a.gate != nullptr) y *= sigmoid_f32(a.gate[row * a.gate_row + head * a.gate_head + d]);
-    if (a.forms == 0) a.out[row * width + at] = y;
-  }
-  if (a.forms == 0) return;
-  outputs[threadIdx.x] = y;
-  __syncthreads();
-  if (warp_id() != 0) return;
-  float v[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = outputs[lane_id() * 8 + i];
-  acts_store(a.acts, a.forms, static_cast<int>(row), static_cast<int>(blockIdx.x), v);
-}
-
 // ---- host
 
-template <class Unit, int DIM, int WM, int MT, int STAGES>
+template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
 void launch_flash(Stream& stream, FlashArgs f) {
-  using S = FlashShape<Unit, DIM, WM, MT, STAGES>;
+  using S = FlashShape<Unit, DIM, WM, MT, STAGES, BLOCKS>;
   const AttentionArgs& a = f.a;
   const int g = a.q_heads / a.kv.heads;
   f.bulk_blocks = (a.bulk_rows * g + S::kQueries - 1) / S::kQueries;
@@ -507,10 +498,10 @@ void launch_flash(Stream& stream, FlashArgs f) {
   launch(stream,
          {.grid = {static_cast<unsigned>(items)},
           .block = {S::kThreads},
-          .shared_bytes = flash_shared_bytes<Unit, DIM, WM, MT, STAGES>(),
+          .shared_bytes = flash_shared_bytes<Unit, DIM, WM, MT, STAGES, BLOCKS>(a.kv),
           .overlap = true,
           .name = "attention_flash"},
-         attention_flash_kernel<Unit, DIM, WM, MT, STAGES>, f);
+         attention_flash_kernel<Unit, DIM, WM, MT, STAGES, BLOCKS>, f);
 }
 
 // Steps of at most this many rows cut a row's keys into segments that run side by side; wider ones have enough work.
@@ -522,28 +513,47 @@ inline int partial_slots(int rows) {
 }
 
 // The widest block of queries that is useful and fits.
-template <class Unit, int DIM>
+template <class Unit, int DIM, bool BLOCKS>
 void launch_flash_dim(Stream& stream, const FlashArgs& f) {
   const int queries = std::max(f.a.bulk_rows, f.a.tail_rows) * (f.a.q_heads / f.a.kv.heads);
   const auto fits = [&](unsigned bytes) { return static_cast<int>(bytes) <= f.a.shared_per_block; };
   if constexpr (!Unit::kOneBuffer) {
-    if (queries <= 16 && fits(flash_shared_bytes<Unit, DIM, 1, 1, 2>())) {
-      return launch_flash<Unit, DIM, 1, 1, 2>(stream, f);
+    if (queries <= 16 && fits(flash_shared_bytes<Unit, DIM, 1, 1, 2, BLOCKS>(f.a.kv))) {
+      return launch_flash<Unit, DIM, 1, 1, 2, BLOCKS>(stream, f);
     }
-    if (queries > 32 && fits(flash_shared_bytes<Unit, DIM, 2, 3, 1>())) {
-      return launch_flash<Unit, DIM, 2, 3, 1>(stream, f);
+    if (queries > 32 && fits(flash_shared_bytes<Unit, DIM, 2, 3, 1, BLOCKS>(f.a.kv))) {
+      return launch_flash<Unit, DIM, 2, 3, 1, BLOCKS>(stream, f);
     }
   }
-  if (queries > 16 && fits(flash_shared_bytes<Unit, DIM, 1, 2, 1>())) {
-    return launch_flash<Unit, DIM, 1, 2, 1>(stream, f);
+  if (queries > 16 && fits(flash_shared_bytes<Unit, DIM, 1, 2, 1, BLOCKS>(f.a.kv))) {
+    return launch_flash<Unit, DIM, 1, 2, 1, BLOCKS>(stream, f);
   }
-  launch_flash<Unit, DIM, 1, 1, 1>(stream, f);
+  launch_flash<Unit, DIM, 1, 1, 1, BLOCKS>(stream, f);
 }
+
+// Partial results of all items. BLOCKS true lives in attention_blocks.cu.
+template <class Unit, bool BLOCKS>
+void launch_flash_items(Stream& stream, const FlashArgs& f) {
+  if (f.a.kv.dim == 256) {
+    launch_flash_dim<Unit, 256, BLOCKS>(stream, f);
+  } else if (f.a.kv.dim == 128) {
+    launch_flash_dim<Unit, 128, BLOCKS>(stream, f);
+  } else {
+    launch_flash_dim<Unit, 64, BLOCKS>(stream, f);
+  }
+}
+extern template void launch_flash_items<FlashUnit, true>(Stream&, const FlashArgs&);
+
+void launch_attention_merge(Stream& stream, const FlashArgs& f);
 
 // Bytes of the partial results of a step.
 inline uint64_t flash_scratch_bytes(const KvShape& kv, int q_heads, int rows) {
   return static_cast<uint64_t>(rows) * static_cast<uint64_t>(q_heads) * static_cast<uint64_t>(partial_slots(rows)) *
          (static_cast<uint64_t>(kv.dim) + 2) * sizeof(float);
+}
+
+inline bool in_blocks(const KvShape& kv) {
+  return kv_quantised(static_cast<KvType>(kv.k_type)) || kv_quantised(static_cast<KvType>(kv.v_type));
 }
 
 template <class Unit>
@@ -560,20 +570,12 @@ void launch_attention_flash(Stream& stream, const AttentionArgs& args) {
   }
   f.o = static_cast<float*>(args.scratch);
   f.ml = reinterpret_cast<float2*>(f.o + partials * static_cast<uint64_t>(args.kv.dim));
-  if (args.kv.dim == 256) {
-    launch_flash_dim<Unit, 256>(stream, f);
-  } else if (args.kv.dim == 128) {
-    launch_flash_dim<Unit, 128>(stream, f);
+  if (in_blocks(args.kv)) {
+    launch_flash_items<Unit, true>(stream, f);
   } else {
-    launch_flash_dim<Unit, 64>(stream, f);
+    launch_flash_items<Unit, false>(stream, f);
   }
-  const int64_t width = int64_t{args.q_heads} * args.kv.dim;
-  launch(stream,
-         {.grid = {static_cast<unsigned>(super_blocks(width)), static_cast<unsigned>(args.rows)},
-          .block = {kSuper},
-          .overlap = true,
-          .name = "attention_merge"},
-         attention_merge_kernel, f);
+  launch_attention_merge(stream, f);
 }
 
 }  // namespace tnd::gpu

@@ -100,4 +100,11 @@ TND_DEVICE int c_column(const WmmaUnit&, int) {
 }
 #endif
 
+// The unit of the device; the emulation has both and takes this one.
+#if defined(TND_GPU_HIP)
+using FlashUnit = WmmaUnit;
+#else
+using FlashUnit = MmaUnit;
+#endif
+
 }  // namespace tnd::gpu

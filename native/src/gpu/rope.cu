@@ -50,6 +50,19 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
     }
   }
   sync_warp();
+  const KvType type = static_cast<KvType>(is_k ? a.kv.k_type : a.kv.v_type);
+  KvRow cell{};
+  if (a.caches != nullptr && live && !is_q) {
+    const AttentionRow plan = a.row_plans[row];
+    const KvCache cache = a.caches[plan.group];
+    cell = kv_row(type, a.kv, is_k ? cache.k : cache.v, kv_head, plan.slot);
+  }
+  const bool blocks = kv_quantised(static_cast<KvType>(a.kv.k_type)) || kv_quantised(static_cast<KvType>(a.kv.v_type));
+  for (int b = 0; a.caches != nullptr && blocks && b < dim / kKvBlock; ++b) {  // whole warps find the scales
+    const float u = kv_clean(x[b * kKvBlock + lane]), v = kv_clean(x[b * kKvBlock + 16 + lane]);
+    const float extreme = kv_extreme(u, v);
+    if (cell.codes != nullptr && kv_quantised(type)) kv_store_block(type, cell, b, u, v, extreme);
+  }
   if (!live) return;
   if (is_q) {
     float* out = a.q_out + (row * a.q_heads + head) * dim;
@@ -60,13 +73,8 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
     float* out = a.k + (row * a.kv.heads + kv_head) * dim;
     for (int i = lane; i < dim; i += 16) out[i] = x[i];
   }
-  if (a.caches == nullptr) return;
-  const AttentionRow plan = a.row_plans[row];
-  const KvCache cache = a.caches[plan.group];
-  const int64_t at = kv_index(a.kv, kv_head, plan.slot);
-  for (int i = lane; i < dim; i += 16) {
-    kv_store(is_k ? a.kv.k_type : a.kv.v_type, is_k ? cache.k : cache.v, at + i, x[i]);
-  }
+  if (a.caches == nullptr || kv_quantised(type)) return;
+  for (int i = lane; i < dim; i += 16) kv_store_plain(type, cell, i, x[i]);
 }
 
 }  // namespace

@@ -221,8 +221,53 @@ TND_DEVICE uint16_t float_to_half(float f) {
   return f32_to_f16(f);
 #endif
 }
+// pack_halves rounds two floats to halves, the first in the low bits.
+TND_DEVICE uint32_t pack_halves(float low, float high) {
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__)
+  const __half2 both = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(both);
+#else
+  return static_cast<uint32_t>(float_to_half(high)) << 16 | float_to_half(low);
+#endif
+}
 TND_DEVICE float bfloat_to_float(uint16_t b) {
   return bf16_to_f32(b);
+}
+// half2_multiply and half2_subtract work on two halves each, rounded to nearest even, subnormals kept.
+#if defined(__HIP_DEVICE_COMPILE__)
+typedef _Float16 tnd_v2h __attribute__((ext_vector_type(2)));
+#endif
+TND_DEVICE uint32_t half2_multiply(uint32_t a, uint32_t b) {
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__)
+  uint32_t r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+#elif defined(__HIP_DEVICE_COMPILE__)
+  return __builtin_bit_cast(uint32_t, __builtin_bit_cast(tnd_v2h, a) * __builtin_bit_cast(tnd_v2h, b));
+#else
+  const auto one = [&](int shift) {
+    const float x = half_to_float(static_cast<uint16_t>(a >> shift)),
+                y = half_to_float(static_cast<uint16_t>(b >> shift));
+    return static_cast<uint32_t>(float_to_half(x * y)) << shift;  // the product of two halves is exact in f32
+  };
+  return one(0) | one(16);
+#endif
+}
+TND_DEVICE uint32_t half2_subtract(uint32_t a, uint32_t b) {
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__)
+  uint32_t r;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+#elif defined(__HIP_DEVICE_COMPILE__)
+  return __builtin_bit_cast(uint32_t, __builtin_bit_cast(tnd_v2h, a) - __builtin_bit_cast(tnd_v2h, b));
+#else
+  const auto one = [&](int shift) {
+    const float x = half_to_float(static_cast<uint16_t>(a >> shift)),
+                y = half_to_float(static_cast<uint16_t>(b >> shift));
+    return static_cast<uint32_t>(float_to_half(x - y)) << shift;  // f32 has more than twice the bits: one rounding
+  };
+  return one(0) | one(16);
+#endif
 }
 
 // ---- memory
@@ -276,6 +321,15 @@ TND_DEVICE void copy_async_wait() {
   emu::copy_async_wait(N);
 #elif defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
+// keep_order keeps clang from moving instructions across it: unrolled loops of matrix products else load the operands
+// of many steps first, and spill. Nothing elsewhere.
+TND_DEVICE void keep_order() {
+#if defined(__HIP_DEVICE_COMPILE__)
+  asm volatile("" ::: "memory");
+  __builtin_amdgcn_sched_barrier(0);
 #endif
 }
 
