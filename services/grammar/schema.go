@@ -19,6 +19,11 @@ const (
 // What cannot be expressed is a *SchemaError. Every text of the rules is valid for the schema; not every valid text is a text of
 // the rules: keys come in the order of the schema, and undeclared keys only where additionalProperties asks for them.
 func (w *Writer) Schema(schema []byte) (rule string, err error) {
+	return w.SchemaAs(schema, Spelling{})
+}
+
+// SchemaAs is Schema for values that are not written as plain JSON.
+func (w *Writer) SchemaAs(schema []byte, as Spelling) (rule string, err error) {
 	if len(schema) > MaxSchema {
 		return "", &SchemaError{Message: fmt.Sprintf("has %d bytes, at most %d are allowed", len(schema), MaxSchema)}
 	}
@@ -26,7 +31,7 @@ func (w *Writer) Schema(schema []byte) (rule string, err error) {
 	if err != nil {
 		return "", &SchemaError{Message: "is not JSON: " + err.Error()}
 	}
-	c := &schemaCompiler{w: w, root: root, refs: map[string]string{}, limit: w.count + maxSchemaRules}
+	c := &schemaCompiler{w: w, spelling: as, root: root, refs: map[string]string{}, limit: w.count + maxSchemaRules}
 	defer func() {
 		if r := recover(); r != nil {
 			e, ok := r.(*SchemaError)
@@ -40,7 +45,10 @@ func (w *Writer) Schema(schema []byte) (rule string, err error) {
 }
 
 type schemaCompiler struct {
-	w     *Writer
+	w        *Writer
+	spelling Spelling
+	nested   bool // the value that is looked at is a part of another
+
 	root  *jsonNode
 	refs  map[string]string // rules of targets of $ref
 	limit int
@@ -88,7 +96,7 @@ func (c *schemaCompiler) compile(s *jsonNode, path string) string {
 	defer c.enter(path)()
 	switch {
 	case s.kind == 'b' && s.text == "true":
-		return c.w.JSON("value")
+		return c.typed(s, "value", path)
 	case s.kind == 'b':
 		c.fail(path, "a schema that nothing is valid for cannot be met")
 	case s.kind != 'o':
@@ -185,7 +193,12 @@ func (c *schemaCompiler) types(s *jsonNode, path string) []string {
 }
 
 func (c *schemaCompiler) typed(s *jsonNode, t, path string) string {
+	c.readable(s, t, path)
 	switch t {
+	case "value":
+		if c.whole() {
+			return c.w.Rule(c.rawSized(0, -1)) // any text is some value
+		}
 	case "object":
 		return c.object(s, path)
 	case "array":
@@ -195,9 +208,9 @@ func (c *schemaCompiler) typed(s *jsonNode, t, path string) string {
 	case "integer", "number":
 		return c.number(s, t == "integer", path)
 	case "boolean":
-		return c.w.JSON("bool")
+		return c.json("bool")
 	}
-	return c.w.JSON(t)
+	return c.json(t)
 }
 
 // values writes a choice of fixed values, as far as the schema's other keywords allow them.
@@ -221,7 +234,15 @@ func (c *schemaCompiler) values(s *jsonNode, list []*jsonNode, keyword, path str
 			continue
 		}
 		if types == nil || slices.ContainsFunc(types, v.is) {
-			words = append(words, Quote(v.spell()))
+			if c.whole() && c.spelling.Mixed {
+				if v.kind == 's' && misread(v.text) {
+					continue
+				}
+				if v.kind != 's' && v.kind != '0' && path != "" {
+					c.fail(path+"."+keyword, "must list texts and null only, where the value may be other text too")
+				}
+			}
+			words = append(words, c.literal(v, path+"."+keyword))
 		}
 	}
 	if n := s.get("nullable"); n != nil && n.text == "true" && !slices.Contains(words, `"null"`) && keyword == "enum" {
@@ -306,11 +327,15 @@ func (c *schemaCompiler) branches(s *jsonNode, keyword string, list *jsonNode, p
 // reference gives the rule of the target of a $ref, which may be under construction: schemas may contain themselves.
 func (c *schemaCompiler) reference(r *jsonNode, path string) string {
 	target, key := c.target(r, path)
-	if name, ok := c.refs[key]; ok {
+	known := key
+	if c.whole() {
+		known = "whole " + key
+	}
+	if name, ok := c.refs[known]; ok {
 		return name
 	}
 	name := c.w.fresh()
-	c.refs[key] = name
+	c.refs[known] = name
 	at := strings.ReplaceAll(strings.TrimPrefix(key, "#"), "/", ".")
 	c.w.Define(name, c.compile(target, at))
 	return name

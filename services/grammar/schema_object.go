@@ -77,20 +77,25 @@ func (c *schemaCompiler) object(s *jsonNode, path string) string {
 		if need {
 			needed++
 		}
-		list = append(list, property{p.key, c.compile(p.value, path+".properties."+p.key), need})
+		list = append(list, property{p.key, c.inside(p.value, path+".properties."+p.key), need})
 	}
 	if least := c.count(s, "minProperties", 0, path); least > needed {
 		c.fail(path+".minProperties", "is not supported beyond the number of required keys")
 	}
-	ws := c.w.JSON("ws")
+	ws := c.json("ws")
 	if len(list) == 0 && !open {
 		return c.w.Rule(`"{" ` + ws + ` "}"`)
 	}
 	// later is what may follow once a pair was written, first what may follow while none was.
 	later, first := "", ""
 	if open {
-		key := c.w.JSON("string")
+		key := c.json("string")
+		if c.spelling.Quote != "" {
+			key = c.json("key")
+		}
 		switch {
+		case names != nil && c.spelling.Quote != "":
+			c.fail(path, "propertyNames and patternProperties are not supported in this model's calls")
 		case len(list) > 0 || len(properties.members) > 0:
 			if names != nil {
 				c.fail(path, "propertyNames and patternProperties are not supported beside declared or required keys")
@@ -101,14 +106,14 @@ func (c *schemaCompiler) object(s *jsonNode, path string) string {
 			}
 			key = c.otherKey(declared, path)
 		case names != nil:
-			key = c.compile(names, path+".propertyNames")
+			key = c.inside(names, path+".propertyNames")
 		}
-		pair := c.w.Rule(fmt.Sprintf(`%s ":" %s %s %s`, key, ws, c.compile(extra, path+".additionalProperties"), ws))
+		pair := c.w.Rule(fmt.Sprintf(`%s ":" %s %s %s`, key, ws, c.inside(extra, path+".additionalProperties"), ws))
 		later = c.w.Rule(fmt.Sprintf(`("," %s %s)*`, ws, pair))
 		first = c.w.Rule(fmt.Sprintf("(%s %s)?", pair, later))
 	}
 	for _, p := range slices.Backward(list) {
-		pair := c.w.Rule(fmt.Sprintf(`%s ":" %s %s %s`, Quote(spellString(p.key)), ws, p.rule, ws))
+		pair := c.w.Rule(fmt.Sprintf(`%s ":" %s %s %s`, c.key(p.key, path+".properties."+p.key), ws, p.rule, ws))
 		begins := strings.TrimSpace(pair + " " + later)
 		follows := strings.TrimSpace(fmt.Sprintf(`"," %s %s %s`, ws, pair, later))
 		if p.required {
@@ -148,13 +153,36 @@ func (c *schemaCompiler) names(s *jsonNode, path string) (names, values *jsonNod
 
 // otherKey writes strings that are none of the keys. They are written without escapes, so that there is one spelling to compare.
 func (c *schemaCompiler) otherKey(keys []string, path string) string {
-	const char = `[^"\\\x00-\x1F]`
+	not, char := `"\\\x00-\x1F`, ""
+	if c.spelling.Until != "" {
+		not += "<" // an escape would be a second spelling
+	}
+	if char = "[^" + not + "]"; c.spelling.Quote != "" {
+		char = bareChar
+	}
+	// other is a character that is none of those.
+	other := func(than []rune) string {
+		if c.spelling.Quote == "" {
+			var b strings.Builder
+			for _, r := range than {
+				b.WriteString(classRune(r))
+			}
+			return "[^" + not + b.String() + "]"
+		}
+		var b strings.Builder
+		for _, r := range bareChars {
+			if !slices.Contains(than, r) {
+				b.WriteString(classRune(r))
+			}
+		}
+		return "[" + b.String() + "]"
+	}
 	keys = slices.Clone(keys)
 	slices.Sort(keys)
 	keys = slices.Compact(keys)
 	// rest writes what may follow a prefix that all of the keys share; the keys are cut down to what follows it.
-	var rest func(keys []string) string
-	rest = func(keys []string) string {
+	var rest func(keys []string, first bool) string
+	rest = func(keys []string, first bool) string {
 		c.spend(maxSchemaWork/maxSchemaRules, path) // it becomes a rule, but only when those for the rests are there
 		mayEnd := true
 		groups := map[rune][]string{}
@@ -171,22 +199,25 @@ func (c *schemaCompiler) otherKey(keys []string, path string) string {
 			groups[r] = append(groups[r], k[n:])
 		}
 		var list []string
-		var not strings.Builder
+		var plain []rune
 		for _, r := range order {
-			if r == '"' || r == '\\' || r < 0x20 {
+			if r == '"' || r == '\\' || r < 0x20 || r == '<' && c.spelling.Until != "" {
 				continue // such a key is written with escapes and so never an other one
 			}
-			not.WriteString(classRune(r))
-			list = append(list, fmt.Sprintf("%s %s", Quote(string(r)), rest(groups[r])))
+			plain = append(plain, r)
+			list = append(list, fmt.Sprintf("%s %s", Quote(string(r)), rest(groups[r], false)))
 		}
-		list = append(list, fmt.Sprintf(`[^"\\\x00-\x1F%s] %s*`, not.String(), char))
+		list = append(list, other(plain)+" "+char+"*")
 		body := strings.Join(list, " | ")
-		if mayEnd {
+		if mayEnd && !(first && c.spelling.Quote != "") { // a bare key is not empty
 			body = "(" + body + ")?"
 		}
 		return c.w.Rule(body)
 	}
-	return c.w.Rule(`"\"" ` + rest(keys) + ` "\""`)
+	if c.spelling.Quote != "" {
+		return rest(keys, true)
+	}
+	return c.w.Rule(`"\"" ` + rest(keys, true) + ` "\""`)
 }
 
 // classRune writes a character inside a class.
@@ -216,7 +247,7 @@ func (c *schemaCompiler) array(s *jsonNode, path string) string {
 			c.fail(path+".prefixItems", "must be an array")
 		}
 		for i, x := range prefix.items {
-			list = append(list, c.compile(x, fmt.Sprintf("%s.prefixItems[%d]", path, i)))
+			list = append(list, c.inside(x, fmt.Sprintf("%s.prefixItems[%d]", path, i)))
 		}
 	}
 	least, most := c.count(s, "minItems", 0, path), c.count(s, "maxItems", -1, path)
@@ -226,7 +257,7 @@ func (c *schemaCompiler) array(s *jsonNode, path string) string {
 	if most >= 0 && most < len(list) {
 		list = list[:most]
 	}
-	ws := c.w.JSON("ws")
+	ws := c.json("ws")
 	fixed := len(list)
 	least = max(0, least-fixed)
 	if most >= 0 {
@@ -245,7 +276,7 @@ func (c *schemaCompiler) array(s *jsonNode, path string) string {
 		if items == nil {
 			items = &jsonNode{kind: 'b', text: "true"}
 		}
-		item := c.compile(items, path+where)
+		item := c.inside(items, path+where)
 		more := fmt.Sprintf(`("," %s %s %s)`, ws, item, ws)
 		bounds := func(lo, hi int) string {
 			if hi < 0 {

@@ -3,6 +3,7 @@ package grammar
 import (
 	"fmt"
 	"regexp/syntax"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -52,23 +53,40 @@ func (c *schemaCompiler) string(s *jsonNode, path string) string {
 		}
 		body = c.pattern(pattern.text, path+".pattern")
 	case body != "":
+	case c.raw():
+		body = c.rawSized(least, most)
 	case !sized:
-		return c.w.JSON("string")
+		return c.json("string")
 	case most < 0:
-		body = fmt.Sprintf("%s{%d,}", c.w.JSON("char"), least)
+		body = fmt.Sprintf("%s{%d,}", c.json("char"), least)
 	default:
-		body = fmt.Sprintf("%s{%d,%d}", c.w.JSON("char"), least, most)
+		body = fmt.Sprintf("%s{%d,%d}", c.json("char"), least, most)
+	}
+	switch {
+	case c.spelling.Quote != "":
+		return c.w.Rule(fmt.Sprintf("%s (%s) %s", c.spelling.Quote, body, c.spelling.Quote))
+	case c.whole():
+		return c.w.Rule(body)
 	}
 	return c.w.Rule(`"\"" (` + body + `) "\""`)
 }
 
-// pattern turns a regular expression into the inside of a JSON string.
+// pattern turns a regular expression into the inside of a string.
 func (c *schemaCompiler) pattern(text, path string) string {
 	re, err := syntax.Parse(text, syntax.Perl)
 	if err != nil {
 		c.fail(path, "cannot be read: "+err.Error())
 	}
-	p := &patternWriter{c: c, path: path}
+	p := &patternWriter{c: c, path: path, any: c.json("char")}
+	if c.raw() {
+		p.scan(re)
+		for _, next := range p.banned {
+			if slices.Contains(p.begins, next) {
+				c.fail(path, "may spell "+c.spelling.Until)
+			}
+		}
+		p.any = p.class([]rune{0, utf8.MaxRune})
+	}
 	list := []*syntax.Regexp{re}
 	if re.Op == syntax.OpAlternate {
 		list = re.Sub
@@ -83,8 +101,34 @@ func (c *schemaCompiler) pattern(text, path string) string {
 type patternWriter struct {
 	c     *schemaCompiler
 	path  string
+	any   string // rule or class of any character
 	depth int
 	size  int // of all characters and classes so far
+
+	// Of texts without escapes, in which no class has "<": what would go on with a tag that literals begin, and what literals
+	// begin with.
+	banned, begins []rune
+}
+
+// scan looks for literals that begin the tag.
+func (p *patternWriter) scan(re *syntax.Regexp) {
+	if re.Op == syntax.OpLiteral {
+		tag := []rune(p.c.spelling.Until)
+		p.begins = append(p.begins, re.Rune[0])
+		for i := range re.Rune {
+			rest := re.Rune[i:]
+			switch n := min(len(rest), len(tag)); {
+			case !slices.Equal(rest[:n], tag[:n]):
+			case n == len(tag):
+				p.c.fail(p.path, "spells "+p.c.spelling.Until)
+			default:
+				p.banned = append(p.banned, tag[n])
+			}
+		}
+	}
+	for _, x := range re.Sub {
+		p.scan(x)
+	}
 }
 
 // anchored writes one alternative: where it is not tied to an end of the text, anything may stand beside it.
@@ -102,13 +146,13 @@ func (p *patternWriter) anchored(re *syntax.Regexp) string {
 	}
 	var parts []string
 	if !begin {
-		parts = append(parts, p.c.w.JSON("char")+"*")
+		parts = append(parts, p.any+"*")
 	}
 	for _, x := range list {
 		parts = append(parts, p.write(x))
 	}
 	if !end {
-		parts = append(parts, p.c.w.JSON("char")+"*")
+		parts = append(parts, p.any+"*")
 	}
 	if len(parts) == 0 {
 		return `""`
@@ -130,7 +174,7 @@ func (p *patternWriter) write(re *syntax.Regexp) string {
 	case syntax.OpLiteral:
 		var b strings.Builder
 		for _, r := range re.Rune {
-			b.WriteString(inJSON(r))
+			b.WriteString(p.spell(r))
 		}
 		return p.sized(Quote(b.String()))
 	case syntax.OpCharClass:
@@ -173,12 +217,12 @@ func (p *patternWriter) class(bounds []rune) string {
 	for i := 0; i+1 < len(bounds); i += 2 {
 		lo, hi := bounds[i], bounds[i+1]
 		for r := lo; r <= min(hi, '\\'); r++ {
-			if s := inJSON(r); len(s) > 1 {
+			if s := p.spell(r); len(s) > 1 {
 				escaped = append(escaped, Quote(s))
 			}
 		}
-		// The rest in runs between the characters that need escapes.
-		for _, cut := range []runeRange{{0x20, '!'}, {'#', '['}, {']', utf8.MaxRune}} {
+		// The rest in runs between the characters that need escapes or are left out.
+		for _, cut := range p.plain() {
 			if a, z := max(lo, cut.lo), min(hi, cut.hi); a <= z {
 				plain.WriteString(classRune(a))
 				if z > a {
@@ -202,6 +246,43 @@ func (p *patternWriter) sized(s string) string {
 		p.c.fail(p.path, "is too long once its classes are written out")
 	}
 	return s
+}
+
+// spell writes a character.
+func (p *patternWriter) spell(r rune) string {
+	switch {
+	case p.c.raw():
+		return string(r)
+	case r == '<' && p.c.spelling.Until != "":
+		return `\u003c`
+	}
+	return inJSON(r)
+}
+
+// plain are the characters that stand for themselves in classes.
+func (p *patternWriter) plain() []runeRange {
+	var cuts []rune
+	switch {
+	case p.c.raw():
+		cuts = append([]rune{'<'}, p.banned...)
+	case p.c.spelling.Until != "":
+		cuts = []rune{'"', '<', '\\'}
+	default:
+		cuts = []rune{'"', '\\'}
+	}
+	slices.Sort(cuts)
+	var out []runeRange
+	from := rune(0x20)
+	if p.c.raw() {
+		from = 0
+	}
+	for _, r := range cuts {
+		if from < r {
+			out = append(out, runeRange{from, r - 1})
+		}
+		from = max(from, r+1)
+	}
+	return append(out, runeRange{from, utf8.MaxRune})
 }
 
 // inJSON writes a character as it stands in a JSON string.

@@ -93,44 +93,45 @@ func Token(id int32) string { return fmt.Sprintf("<[%d]>", id) }
 
 // The rules of JSON. Whitespace is at most two characters long; numbers and escapes are bounded so that every text is also
 // read by parsers with limits. Escaped surrogates are left out: characters above U+FFFF stand for themselves.
+const jsonEscape = `"\\" (["\\/bfnrt] | "u" ([0-9a-ce-fA-CE-F] json-hex{3} | [dD] [0-7] json-hex{2}))`
+
 var jsonRules = map[string]string{
-	"json-ws":     `[ \t\n]{0,2}`,
-	"json-hex":    `[0-9a-fA-F]`,
-	"json-char":   `[^"\\\x00-\x1F] | "\\" (["\\/bfnrt] | "u" ([0-9a-ce-fA-CE-F] json-hex{3} | [dD] [0-7] json-hex{2}))`,
-	"json-string": `"\"" json-char* "\""`,
-	"json-int":    `"-"? ("0" | [1-9] [0-9]{0,15})`,
-	"json-number": `json-int ("." [0-9]{1,16})? ([eE] [-+]? [0-9]{1,2})?`,
-	"json-bool":   `"true" | "false"`,
-	"json-null":   `"null"`,
-	"json-pair":   `json-string ":" json-ws json-value json-ws`,
-	"json-object": `"{" json-ws (json-pair ("," json-ws json-pair)*)? "}"`,
-	"json-array":  `"[" json-ws (json-value json-ws ("," json-ws json-value json-ws)*)? "]"`,
-	"json-value":  `json-object | json-array | json-string | json-number | json-bool | json-null`,
+	"ws":     `[ \t\n]{0,2}`,
+	"hex":    `[0-9a-fA-F]`,
+	"escape": jsonEscape,
+	"char":   `[^"\\\x00-\x1F] | ` + jsonEscape,
+	"string": `"\"" json-char* "\""`,
+	"int":    `"-"? ("0" | [1-9] [0-9]{0,15})`,
+	"number": `json-int ("." [0-9]{1,16})? ([eE] [-+]? [0-9]{1,2})?`,
+	"bool":   `"true" | "false"`,
+	"null":   `"null"`,
+	"pair":   `json-string ":" json-ws json-value json-ws`,
+	"object": `"{" json-ws (json-pair ("," json-ws json-pair)*)? "}"`,
+	"array":  `"[" json-ws (json-value json-ws ("," json-ws json-value json-ws)*)? "]"`,
+	"value":  `json-object | json-array | json-string | json-number | json-bool | json-null`,
 }
 
 // JSON gives the name of a rule of JSON: object, array, string, int, number, bool, null, value, char or ws. It adds the rule and
 // those that it needs.
-func (w *Writer) JSON(name string) string {
-	name = "json-" + name
-	if w.rules[name] {
-		return name
+func (w *Writer) JSON(name string) string { return w.table("json-", jsonRules, name) }
+
+// table gives the name of a rule out of a table, and adds it with those of this table and of JSON that it needs.
+func (w *Writer) table(prefix string, table map[string]string, name string) string {
+	full := prefix + name
+	if w.rules[full] {
+		return full
 	}
-	body, ok := jsonRules[name]
+	body, ok := table[name]
 	if !ok {
-		panic("grammar: no rule " + name)
+		panic("grammar: no rule " + full)
 	}
-	w.Define(name, body)
-	for i := strings.Index(body, "json-"); i >= 0; {
-		end := i + len("json-")
-		for end < len(body) && wordByte(body[end]) {
-			end++
+	w.Define(full, body)
+	for _, word := range strings.FieldsFunc(body, func(r rune) bool { return r >= 0x80 || !wordByte(byte(r)) }) {
+		if name, ok := strings.CutPrefix(word, "json-"); ok {
+			w.JSON(name)
+		} else if name, ok := strings.CutPrefix(word, prefix); ok && !w.rules[word] {
+			w.table(prefix, table, name)
 		}
-		w.JSON(body[i+len("json-") : end])
-		next := strings.Index(body[end:], "json-")
-		if next < 0 {
-			break
-		}
-		i = end + next
 	}
-	return name
+	return full
 }

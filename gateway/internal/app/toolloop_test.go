@@ -100,6 +100,9 @@ func TestGuides(t *testing.T) {
 			return strings.Contains(g.GetGrammar(), "get_weather") && g.GetReasoning() == nil
 		}},
 		{"strict", strict, func(g *tandemv1.Guide) bool { return strings.Contains(g.GetGrammar(), "get_weather") }},
+		{"strict text", strings.Replace(strict, `"days":{"type":"integer"}`, `"days":{"type":"string","pattern":"^[1-7] days$"}`, 1), func(g *tandemv1.Guide) bool {
+			return strings.Contains(g.GetGrammar(), `[1-7]`) && strings.Contains(g.GetGrammar(), " days")
+		}},
 		{"json", `"response_format":{"type":"json_object"}`, func(g *tandemv1.Guide) bool { return strings.Contains(g.GetGrammar(), "json-object") }},
 		{"schema", `"response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"type":"object","properties":{"age":{"type":"integer"}}}}}`,
 			func(g *tandemv1.Guide) bool { return strings.Contains(g.GetGrammar(), "age") }},

@@ -47,8 +47,7 @@ func (s *Set) Strict() bool {
 }
 
 // Constrain adds the rules of a turn to w and gives the body of the root rule. Without Must and Content the turn is text mixed
-// with calls, which needs a mark that is a token of its own. The arguments of strict tools follow their schemas, but for
-// Gemma's form, which has no grammar for schemas.
+// with calls, which needs a mark that is a token of its own. The arguments of strict tools follow their schemas.
 func (s *Set) Constrain(w *grammar.Writer, c Constraint) (root string, err error) {
 	g := &callWriter{Writer: w, c: c}
 	var calls []string
@@ -91,8 +90,7 @@ func Opener(f Format) string {
 // callWriter adds the rules of calls.
 type callWriter struct {
 	*grammar.Writer
-	c     Constraint
-	gemma bool // the rules of F7 are there
+	c Constraint
 }
 
 func seq(parts ...string) string { return strings.Join(parts, " ") }
@@ -104,15 +102,15 @@ func (g *callWriter) call(t *Tool) (string, error) {
 		args, err := g.object(t)
 		return seq(mark(openToolCall), quote("\n{\"name\": \""+t.Name+"\", \"arguments\": "), args, quote("}\n"), mark(closeToolCall)), err
 	case Gemma:
-		g.gemmaRules()
-		return seq(mark(openGemma), quote("call:"+t.Name+"{"), "gemma-members?", quote("}"), mark(closeGemma)), nil
+		args, err := g.bare(t)
+		return seq(mark(openGemma), quote("call:"+t.Name), args, mark(closeGemma)), err
 	case Laguna:
-		params, err := g.params(t, mark("</arg_value>"), g.until("</arg_value>"), func(key, value string) string {
+		params, err := g.params(t, "</arg_value>", mark("</arg_value>"), func(key, value string) string {
 			return seq(mark("<arg_key>"), key, mark("</arg_key>"), quote("\n"), mark("<arg_value>"), value, quote("\n"))
 		})
 		return seq(mark(openToolCall), quote(t.Name+"\n"), params, mark(closeToolCall)), err
 	}
-	params, err := g.params(t, quote("\n</parameter>"), g.until("</parameter>"), func(key, value string) string {
+	params, err := g.params(t, "</parameter>", quote("\n</parameter>"), func(key, value string) string {
 		return seq(quote("<parameter="), key, quote(">\n"), value, quote("\n"))
 	})
 	return seq(mark(openToolCall), quote("\n<function="+t.Name+">\n"), params, quote("</function>\n"), mark(closeToolCall)), err
@@ -136,9 +134,20 @@ func strictError(t *Tool, under string, err error) error {
 	return &StrictError{t, strings.Trim(under+"."+se.Path, "."), se.Message}
 }
 
-// params is the rule of arguments with a tag for each: in any order and number, or with strict each as the schema has it. closer
-// ends a value, text is one that may be any text, its closer included.
-func (g *callWriter) params(t *Tool, closer, text string, tag func(key, value string) string) (string, error) {
+// bare is the rule of arguments with bare keys and strings between marks.
+func (g *callWriter) bare(t *Tool) (string, error) {
+	as := grammar.Spelling{Until: quoteGemma, Quote: g.c.Mark(quoteGemma)}
+	if !t.Strict || t.params.types(t.params.root, 0) != kindObject {
+		return g.SchemaAs([]byte(`{"type":"object"}`), as)
+	}
+	rule, err := g.SchemaAs(t.Schema, as)
+	return rule, strictError(t, "", err)
+}
+
+// params is the rule of arguments with a tag for each: in any order and number, or with strict each as the schema has it. until is
+// the tag that ends a value, closer what is written there.
+func (g *callWriter) params(t *Tool, until, closer string, tag func(key, value string) string) (string, error) {
+	text := g.until(until)
 	props := properties(t.Schema)
 	if len(props) == 0 {
 		if t.Strict {
@@ -150,13 +159,13 @@ func (g *callWriter) params(t *Tool, closer, text string, tag func(key, value st
 	for _, p := range props {
 		value := text
 		if t.Strict {
-			rule, err := g.value(t, p)
+			kinds := t.params.of(p.key)
+			as := grammar.Spelling{Until: until, Text: kinds == 0 || kinds&kindString != 0, Mixed: kinds != 0 && kinds != kindString}
+			rule, err := g.SchemaAs(p.schema, as)
 			if err != nil {
-				return "", err
+				return "", strictError(t, "properties."+p.key, err)
 			}
-			if rule != "" {
-				value = seq(rule, closer)
-			}
+			value = seq(rule, closer)
 		}
 		rule := g.Rule(tag(grammar.Quote(p.key), value))
 		if t.Strict && !p.required {
@@ -170,40 +179,10 @@ func (g *callWriter) params(t *Tool, closer, text string, tag func(key, value st
 	return "(" + strings.Join(list, " | ") + ")*", nil
 }
 
-// value is the rule of a strict parameter that is not any text: JSON, or one of some texts as they stand. It is empty for text.
-func (g *callWriter) value(t *Tool, p property) (string, error) {
-	if k := t.params.of(p.key); k != 0 && k&kindString == 0 {
-		rule, err := g.Schema(p.schema)
-		return rule, strictError(t, "properties."+p.key, err)
-	}
-	if list := p.choices(); len(list) > 0 {
-		return g.Rule(strings.Join(list, " | ")), nil
-	}
-	for _, k := range []string{"pattern", "format", "minLength", "maxLength"} {
-		if p.has(k) {
-			return "", &StrictError{t, "properties." + p.key + "." + k, "is not supported for text"}
-		}
-	}
-	return "", nil
-}
-
 // until is the rule of any text up to a mark, and the mark. The text does not spell the mark either.
 func (g *callWriter) until(mark string) string {
 	if t := g.c.Mark(mark); strings.HasPrefix(t, "<[") {
 		return g.Rule("$without(" + grammar.Quote(mark) + ") " + t)
 	}
 	return g.Rule("$until(" + grammar.Quote(mark) + ")")
-}
-
-// gemmaRules adds the arguments of F7.
-func (g *callWriter) gemmaRules() {
-	if g.gemma {
-		return
-	}
-	g.gemma = true
-	quote, text := g.c.Mark(quoteGemma), g.until(quoteGemma)
-	g.Define("gemma-members", `gemma-member ("," gemma-member)*`)
-	g.Define("gemma-member", `[a-zA-Z0-9_.$-]{1,64} ":" gemma-value`)
-	g.Define("gemma-value", seq(quote, text)+" | "+g.JSON("number")+" | "+g.JSON("bool")+" | "+g.JSON("null")+
-		` | "{" gemma-members? "}" | "[" (gemma-value ("," gemma-value)*)? "]"`)
 }

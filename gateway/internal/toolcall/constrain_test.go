@@ -37,6 +37,7 @@ func TestConstrain(t *testing.T) {
 	for _, tool := range []Tool{
 		{Name: "write", Strict: true, Schema: json.RawMessage(`{"type":"object","properties":{"mode":{"enum":["a","w"]},"lines":{"$ref":"#/$defs/n"},"text":{"type":"string"}},
 			"required":["mode","lines"],"additionalProperties":false,"$defs":{"n":{"type":"integer","minimum":1,"maximum":99}}}`)},
+		{Name: "plan", Strict: true, Schema: json.RawMessage(planSchema)},
 		{Name: "now"},
 		{Name: "get_weather", Schema: json.RawMessage(`{"type":"object","properties":{"city":{"type":"string"}}}`)},
 	} {
@@ -44,6 +45,7 @@ func TestConstrain(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	judge := planJudge(t)
 	marks := []string{openToolCall, closeToolCall, openGemma, closeGemma, quoteGemma}
 	voc := byteVocabulary(marks)
 	mark := func(m string) string {
@@ -62,7 +64,7 @@ func TestConstrain(t *testing.T) {
 		{QwenXML, QwenFamily, "\n</parameter>\n</function>\n"}, {Hermes, QwenFamily, "\"}]"}, {Gemma, GemmaFamily, "}]"},
 		{Laguna, LagunaFamily, "</arg_value>\n"},
 	} {
-		for _, only := range []string{"", "write", "now"} {
+		for _, only := range []string{"", "write", "plan", "now"} {
 			t.Run(f.form.String()+"/"+only, func(t *testing.T) {
 				w := grammar.NewWriter()
 				root, err := set.Constrain(w, Constraint{Form: f.form, Mark: mark, Must: true, Only: only})
@@ -88,14 +90,43 @@ func TestConstrain(t *testing.T) {
 						if only != "" && c.Name != only {
 							t.Errorf("%q calls %s", text, c.Name)
 						}
-						if c.Name == "write" && f.form != Gemma {
+						if c.Name == "write" {
 							checkWrite(t, c.Arguments)
+						}
+						if c.Name == "plan" && !judge(c.Arguments) {
+							t.Errorf("%q gives the arguments %s", text, c.Arguments)
 						}
 					}
 				}
 			})
 		}
 	}
+}
+
+// planSchema has texts of every kind, values beside text, and values with texts in them.
+const planSchema = `{"type":"object","properties":{"id":{"type":"string","pattern":"^[A-Z]{2}-[0-9]+$"},"day":{"type":"string","format":"date"},
+	"title":{"type":"string","minLength":1,"maxLength":9},"body":{"type":"string","minLength":2},"kind":{"$ref":"#/$defs/kind"},"owner":{"type":["string","null"],"maxLength":4},
+	"steps":{"type":"array","items":{"type":"object","properties":{"do":{"type":"string"},"n":{"type":"integer"}},"required":["do"],"additionalProperties":false},"maxItems":2},"any":{}},
+	"required":["id","title","kind","owner","steps"],"additionalProperties":false,"$defs":{"kind":{"enum":["a<b","null","5"]}}}`
+
+// planJudge accepts arguments by the grammar of the schema in JSON, whose texts are valid.
+func planJudge(t *testing.T) func(args string) bool {
+	t.Helper()
+	w := grammar.NewWriter()
+	rule, err := w.Schema([]byte(planSchema))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Define("root", rule)
+	syntax, err := grammar.Parse(w.Text())
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := syntax.Compile(byteVocabulary(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(args string) bool { return g.Accepts(g.AdvanceBytes(g.Start(), []byte(args))) }
 }
 
 // checkWrite holds arguments to the schema of the strict tool.
@@ -162,9 +193,11 @@ func sample(t *testing.T, g *grammar.Grammar, closing string, marks []string, rn
 
 func TestStrictFaults(t *testing.T) {
 	for schema, want := range map[string]string{
-		`{"type":"object","properties":{"a":{"type":"string","pattern":"^x$"}}}`:       "properties.a.pattern",
-		`{"type":"object","properties":{"a":{"type":"integer","multipleOf":3}}}`:       "properties.a.multipleOf",
-		`{"type":"object","properties":{"a":{"type":"array","contains":{"const":1}}}}`: "properties.a.contains",
+		`{"type":"object","properties":{"a":{"type":"string","pattern":"^</parameter>$"}}}`:    "properties.a.pattern",
+		`{"type":"object","properties":{"a":{"type":"string","pattern":"^x$","minLength":1}}}`: "properties.a.minLength",
+		`{"type":"object","properties":{"a":{"type":["string","integer"],"minimum":1}}}`:       "properties.a.minimum",
+		`{"type":"object","properties":{"a":{"type":"integer","multipleOf":3}}}`:               "properties.a.multipleOf",
+		`{"type":"object","properties":{"a":{"type":"array","contains":{"const":1}}}}`:         "properties.a.contains",
 	} {
 		set := &Set{}
 		if err := set.Add(Tool{Name: "f", Strict: true, Schema: json.RawMessage(schema)}, nil); err != nil {

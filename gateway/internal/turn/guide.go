@@ -66,9 +66,6 @@ func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls 
 			Form: m.CallForm, Mark: func(mark string) string { return terminal(m, mark) }, Must: must, Only: req.Choice.Name,
 			Serial: !req.Parallel, Content: root,
 		})
-		if m.CallForm == toolcall.Gemma && req.Tools.Strict() {
-			p.Warnings = append(p.Warnings, "strict-ignored") // there are rules for the form, none for schemas in it
-		}
 		var strict *toolcall.StrictError
 		if errors.As(err, &strict) {
 			path := cmp.Or(strict.Tool.Path, "tools")
