@@ -106,35 +106,39 @@ func newFinder(literals []string) *finder {
 	return f
 }
 
+// textState is a state of a finder beside one of a reader of UTF-8.
+type textState struct {
+	found int32
+	utf8  int
+}
+
+func (s textState) place() int { return int(s.found)*utf8States + s.utf8 }
+
 // text adds the product of a finder and a reader of UTF-8.
 func (b *builder) text(x text, next int32) int32 {
-	type state struct {
-		found int32
-		utf8  int
-	}
 	f := newFinder(x.literals)
-	made := map[state]int32{}
-	var queue []state
+	made := make([]int32, len(f.next)*utf8States) // 0 = none yet: that is the end's node
+	var queue []textState
 	// enter gives the node of a state; its edges are filled in later.
-	enter := func(s state) int32 {
-		n, ok := made[s]
-		if !ok {
+	enter := func(s textState) int32 {
+		n := made[s.place()]
+		if n == 0 {
 			n = b.add(node{kind: kindBytes})
 			if !x.through && s.utf8 == utf8Start {
 				n = b.add(node{kind: kindSplit, to: []int32{n, next}})
 			}
-			made[s] = n
+			made[s.place()] = n
 			queue = append(queue, s)
 		}
 		return n
 	}
-	first := enter(state{})
+	first := enter(textState{})
 	for len(queue) > 0 {
 		s := queue[0]
 		queue = queue[1:]
 		var edges []edge
 		for c := range 256 {
-			t := state{f.next[s.found][c], utf8Step(s.utf8, byte(c))}
+			t := textState{f.next[s.found][c], utf8Step(s.utf8, byte(c))}
 			if t.utf8 == utf8Bad {
 				continue
 			}
@@ -152,7 +156,7 @@ func (b *builder) text(x text, next int32) int32 {
 				edges = append(edges, edge{byte(c), byte(c), to})
 			}
 		}
-		n := made[s]
+		n := made[s.place()]
 		if b.nodes[n].kind == kindSplit {
 			n = b.nodes[n].to[0]
 		}
