@@ -84,6 +84,76 @@ func FuzzSchema(f *testing.F) {
 	})
 }
 
+// FuzzSpelling: values between tags never hold the tag, whatever the schema, however hard the writer tries.
+func FuzzSpelling(f *testing.F) {
+	eager := []byte(strings.Repeat("\x01", 12))
+	for _, seed := range []struct {
+		schema string
+		kind   byte
+	}{
+		{`true`, 1}, {`{"enum":["</x>",1]}`, 0}, {`{"type":"string","minLength":2,"maxLength":12}`, 3}, {`{"type":["string","null"],"pattern":"^<.a*"}`, 3},
+		{`{"type":"object","properties":{"a</x>":{"type":"string"}},"additionalProperties":true}`, 2},
+		{`{"anyOf":[{"type":"array","items":{"type":"string"}},{"type":"null"}]}`, 4}, {`{"type":"string","pattern":"[^a]</?[x-z]"}`, 1},
+	} {
+		f.Add(seed.schema, eager, seed.kind)
+	}
+	const tag = "</x>"
+	v := testVocabulary()
+	f.Fuzz(func(t *testing.T, schema string, choices []byte, kind byte) {
+		if len(schema) > 1000 || len(choices) > 40 {
+			return
+		}
+		as := Spelling{Until: tag, Text: kind&1 != 0, Mixed: kind&2 != 0}
+		if kind&4 != 0 {
+			as = Spelling{Until: tag, Quote: Quote(tag)}
+		}
+		w := NewWriter()
+		rule, err := w.SchemaAs([]byte(schema), as)
+		if err != nil {
+			return
+		}
+		w.Define("root", rule)
+		s, err := Parse(w.Text())
+		if err != nil {
+			if e, ok := err.(*Error); ok && (strings.Contains(e.Message, "left recursion") || strings.Contains(e.Message, "nested deeper")) {
+				return
+			}
+			t.Fatalf("%s\n%s\n%v", schema, w.Text(), err)
+		}
+		g, err := s.Compile(v)
+		if err != nil {
+			return
+		}
+		at := g.Start()
+		text, goal := "", 0 // goal is how much of the tag was written last
+		for _, c := range choices {
+			m, err := g.Mask(at)
+			if err != nil || m.Count == 0 {
+				break
+			}
+			token := int32(tag[goal])
+			if c&1 == 0 || !m.Allows(token) {
+				for token = int32(c); !m.Allows(token); token = (token + 1) % int32(v.size) {
+				}
+			}
+			if at = g.Advance(at, token); at == nil {
+				t.Fatalf("%s: %q does not go on with %q, which the mask allows", schema, text, token)
+			}
+			switch text += string([]byte{byte(token)}); {
+			case byte(token) == tag[goal]:
+				goal = (goal + 1) % len(tag)
+			case byte(token) == tag[0]:
+				goal = 1
+			default:
+				goal = 0
+			}
+		}
+		if as.Quote == "" && strings.Contains(text, tag) {
+			t.Fatalf("%s %+v: %q holds the tag\n%s", schema, as, text, w.Text())
+		}
+	})
+}
+
 // FuzzQuote: a quoted text is a literal that matches exactly that text.
 func FuzzQuote(f *testing.F) {
 	f.Add("a\"\\\n\x00é\xff[]")
