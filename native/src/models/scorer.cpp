@@ -61,6 +61,7 @@ Status ScorerModel::load(WeightLoader& w, Arena& arena, const ScorerLimits& limi
 
 // Starts a prompt: its first residual stream.
 void ScorerModel::embed(std::span<const int32_t> ids) {
+  backend_.begin_step(true);
   for (size_t first = 0; first < ids.size(); first += static_cast<size_t>(limits_.chunk)) {
     const size_t n = std::min(static_cast<size_t>(limits_.chunk), ids.size() - first);
     backend_.embed(*embedding_, ids.subspan(first, n), x_ + static_cast<int64_t>(first) * p_.hidden);
