@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"encoding/json"
+	"regexp"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/tandem-inference/tandem/tests/client"
@@ -13,9 +15,11 @@ import (
 const answerSchema = `{"type":"object","properties":{"name":{"type":"string","minLength":1,"maxLength":30},"kind":{"enum":["function","type"]},
 	"lines":{"type":"integer","minimum":1,"maximum":99}},"required":["name","kind","lines"],"additionalProperties":false}`
 
-// callSchema is that of a strict tool: text in calls is not quoted and has no limits.
-const callSchema = `{"type":"object","properties":{"kind":{"enum":["function","type"]},"lines":{"type":"integer","minimum":1,"maximum":99},
-	"tags":{"type":"array","items":{"type":"string","maxLength":10},"maxItems":2}},"required":["kind","lines"],"additionalProperties":false}`
+// callSchema is that of a strict tool: text in calls is not quoted, and held to its limits all the same.
+const callSchema = `{"type":"object","properties":{"id":{"type":"string","pattern":"^[A-Z]{2}-[0-9]{2}$"},"note":{"type":"string","minLength":3,"maxLength":20},"kind":{"enum":["function","type"]},"lines":{"type":"integer","minimum":1,"maximum":99},
+	"tags":{"type":"array","items":{"type":"string","maxLength":10},"maxItems":2}},"required":["id","note","kind","lines"],"additionalProperties":false}`
+
+var callID = regexp.MustCompile(`^[A-Z]{2}-[0-9]{2}$`)
 
 // checkAnswer holds a text against answerSchema.
 func checkAnswer(t *testing.T, text string) {
@@ -105,13 +109,14 @@ func TestStructuredOutput(t *testing.T) {
 					}
 				case name == "strict call, forced":
 					var v struct {
-						Kind  string
-						Lines int
-						Tags  []string
+						ID, Note, Kind string
+						Lines          int
+						Tags           []string
 					}
 					d := json.NewDecoder(strings.NewReader(a.Arguments))
 					d.DisallowUnknownFields()
-					if err := d.Decode(&v); err != nil || a.Finish != "tool_calls" || v.Kind != "function" && v.Kind != "type" || v.Lines < 1 || v.Lines > 99 || len(v.Tags) > 2 {
+					if err := d.Decode(&v); err != nil || a.Finish != "tool_calls" || v.Kind != "function" && v.Kind != "type" || v.Lines < 1 || v.Lines > 99 || len(v.Tags) > 2 ||
+						!callID.MatchString(v.ID) || utf8.RuneCountInString(v.Note) < 3 || utf8.RuneCountInString(v.Note) > 20 {
 						t.Errorf("%q: %+v, %v", prompt, a, err)
 					}
 				default:
