@@ -112,7 +112,7 @@ struct DeltaIo {
 // ---- attention ------------------------------------------------------------------------------------------------------
 
 struct KvShape {
-  int32_t k_type = 1, v_type = 1;  // ggml ids: 0 F32, 1 F16
+  int32_t k_type = 1, v_type = 1;  // KvType
   int32_t heads = 0, dim = 0;
   int32_t capacity = 0;  // slots of a sequence, multiple of 16
 };
@@ -273,9 +273,9 @@ class Backend {
   virtual uint64_t kv_bytes(const KvShape& shape, bool keys) const = 0;
 
   // ---- a step
-  // begin_step says what the operations up to its next call are of: of a prompt when every sequence commits all its rows,
-  // more than kPromptRows of them. Products of a prompt may then add in an order of their own where the weights are
-  // 16-bit floats (NUMERICS.md); without a call nothing is a prompt's.
+  // begin_step says what the operations up to its next call are of: of a prompt when every sequence commits all its
+  // rows, more than kPromptRows of them. Products of a prompt may then add in an order of their own where the weights
+  // are 16-bit floats (NUMERICS.md); without a call nothing is a prompt's.
   virtual void begin_step([[maybe_unused]] bool prompt) {}
   // embed: x[r] = row tokens[r] of the table.
   virtual void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) = 0;
