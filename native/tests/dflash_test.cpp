@@ -428,7 +428,7 @@ TEST(incremental_equals_whole) {
   s.window = 12;
   s.sliding = {true, false};
   TempFile tables(table_file(s).bytes()), file(draft_file(s, 3).bytes());
-  for (int kv_type : {0, 1}) {
+  for (int kv_type : {0, 1, 2, 8}) {
     Engine e(file.path, tables.path, 2, 512, kv_type, 8, 16);
     CHECK_OK(e.status);
     if (!e.status.ok()) return;

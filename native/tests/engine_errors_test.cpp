@@ -177,7 +177,8 @@ TEST(open_refuses_what_cannot_work) {
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.threads = -1; }, "threads"), TND_INVALID_ARGUMENT);
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.max_tree_rows = 129; }, "max_tree_rows"), TND_INVALID_ARGUMENT);
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.max_batch_rows = 8; }, "max_batch_rows"), TND_INVALID_ARGUMENT);
-  CHECK_EQ(open(good, [](tnd_open_options& c) { c.kv_type_k = 8; }, "kv_type"), TND_UNIMPLEMENTED);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.kv_type_k = 6; }, "kv_type_k 6"), TND_UNIMPLEMENTED);
+  CHECK_EQ(open(good, [](tnd_open_options& c) { c.kv_type_v = 30; }, "Q8_0 (8)"), TND_UNIMPLEMENTED);
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.layer_last = 9; }, "layer_last"), TND_INVALID_ARGUMENT);
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.layer_first = 8; }, "layer_first"), TND_INVALID_ARGUMENT);
   CHECK_EQ(open(good, [](tnd_open_options& c) { c.max_top_k = 5000; }, "max_top_k"), TND_INVALID_ARGUMENT);

@@ -354,6 +354,61 @@ TEST(snapshots_exports_and_truncation) {
   CHECK(e.exported(s) == e.exported(fresh));
 }
 
+// Keys and values in blocks keep what the other types keep: the same bits for single steps, chains, prefill chunks and
+// trees, the same state after a commit (rows are moved as they are), snapshots and exports that bring back every bit.
+TEST(blocks_keep_every_promise) {
+  struct Case {
+    size_t model;
+    int k, v;
+  };
+  constexpr int kF16 = 1, kQ4 = 2, kQ8 = 8;
+#if defined(TND_GPU_EMU)
+  const Case cases[] = {{1, kQ8, kQ4}};
+#else
+  const Case cases[] = {{0, kQ8, kQ8}, {0, kQ4, kQ4}, {1, kQ8, kQ4}, {1, kF16, kQ8}, {3, kQ8, kQ8}, {3, kQ4, 0}};
+#endif
+  for (const Case& c : cases) {
+    const Model m = models()[c.model];
+    const std::string where = std::string(m.label) + " types " + std::to_string(c.k) + "," + std::to_string(c.v);
+    EngineOptions o;
+    o.kv_type = c.k, o.kv_type_v = c.v;
+    Engine e(m.path, o), twin(m.path, o);
+    REQUIRE(e.handle() != nullptr && twin.handle() != nullptr);
+    CHECK_EQ(e.info().kv_type_k, c.k);
+    CHECK_EQ(e.info().kv_type_v, c.v);
+    Rng rng(29);
+    const std::vector<int32_t> prompt = random_tokens(&rng, 33, m.vocab);
+    const int32_t line = e.sequence(), tree = e.sequence();
+    const std::vector<float> expected = one_by_one(e, line, prompt);
+    CHECK_MSG(same_bits(e.prefill(tree, prompt, 7, kLogits).logits, expected), where + " prefill");
+    const std::vector<uint8_t> state = e.exported(line);
+    CHECK_MSG(e.exported(tree) == state, where + " state");
+
+    int32_t snapshot = -1;
+    e.ok(tnd_snapshot_create(e.handle(), line, &snapshot));
+    const std::vector<int32_t> parents = {-1, 0, 1, 0, 3, 3, 5, 1, -1}, path = {0, 3, 5, 6};
+    const std::vector<int32_t> tokens = random_tokens(&rng, parents.size(), m.vocab);
+    StepIn in;
+    in.rows = e.rows(tree, tokens, parents, kLogits);
+    const StepOut out = e.run_ok(in);
+    const std::vector<float> plain = one_by_one(e, line, pick(tokens, path));
+    for (size_t i = 0; i < path.size(); ++i) {
+      CHECK_MSG(std::memcmp(out.logits.data() + static_cast<size_t>(path[i]) * static_cast<size_t>(m.vocab),
+                            plain.data() + i * static_cast<size_t>(m.vocab),
+                            static_cast<size_t>(m.vocab) * sizeof(float)) == 0,
+                where + " row " + std::to_string(path[i]));
+    }
+    e.commit(tree, path);
+    CHECK_MSG(e.exported(tree) == e.exported(line), where + " commit");
+    e.ok(tnd_snapshot_restore(e.handle(), snapshot, tree));
+    CHECK_MSG(e.exported(tree) == state, where + " snapshot");
+
+    const int32_t far = twin.sequence();
+    CHECK(twin.ok(tnd_sequence_import(twin.handle(), far, state.data(), state.size())));
+    CHECK_MSG(same_bits(one_by_one(twin, far, pick(tokens, path)), plain), where + " import");
+  }
+}
+
 // A dense model can be cut anywhere, and then goes on as if the rest had never been.
 TEST(dense_sequences_can_be_truncated) {
   const Model m = models()[3];
@@ -401,6 +456,7 @@ TEST(damaged_and_foreign_exports_are_refused) {
              TND_DATA_LOSS);
   }
   CHECK_EQ(import(other_kv, good), TND_FAILED_PRECONDITION);
+  CHECK(other_kv.error().find("kv_type F16 for keys") != std::string::npos);
   CHECK_EQ(import(other_model, good), TND_FAILED_PRECONDITION);
   CHECK_EQ(import(small, good), TND_RESOURCE_EXHAUSTED);
   CHECK_EQ(import(e, good), TND_OK);

@@ -26,6 +26,7 @@ struct EngineOptions {
   int max_sequences = 4;
   int max_tree_rows = 64;
   int kv_type = TND_KV_DEFAULT;
+  int kv_type_v = -2;  // -2 = as kv_type
   int layer_first = 0, layer_last = 0;
   uint64_t cap = 0;
   int max_batch_rows = 0;
@@ -74,7 +75,8 @@ class Engine {
     c.max_context = o.max_context;
     c.max_tree_rows = o.max_tree_rows;
     c.max_batch_rows = o.max_batch_rows;
-    c.kv_type_k = c.kv_type_v = o.kv_type;
+    c.kv_type_k = o.kv_type;
+    c.kv_type_v = o.kv_type_v == -2 ? o.kv_type : o.kv_type_v;
     c.layer_first = o.layer_first;
     c.layer_last = o.layer_last;
     return c;

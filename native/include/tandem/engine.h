@@ -73,7 +73,7 @@ typedef struct tnd_open_options {
   int32_t max_tree_rows;  /* widest uncommitted step of one sequence (tree or chain, root included), 1..128; 0 = 64 */
   int32_t max_batch_rows; /* widest step over all sequences and widest committing (prefill) chunk, at least
                              max_tree_rows; 0 = 512 */
-  int32_t kv_type_k;      /* ggml type id of cached keys: 0 F32, 1 F16, TND_KV_DEFAULT */
+  int32_t kv_type_k;      /* ggml type id of cached keys: 0 F32, 1 F16, 2 Q4_0, 8 Q8_0, TND_KV_DEFAULT */
   int32_t kv_type_v;
   int32_t layer_first;      /* first layer of this shard, 0-based */
   int32_t layer_last;       /* one past the last layer; 0 = all layers */
@@ -83,7 +83,7 @@ typedef struct tnd_open_options {
   void* user;               /* handed to log and progress */
 } tnd_open_options;
 
-#define TND_KV_DEFAULT (-1) /* kv_type_*: the backend's choice, F16 on the CPU */
+#define TND_KV_DEFAULT (-1) /* kv_type_*: F16 */
 
 typedef struct tnd_info {
   uint32_t struct_size;

@@ -29,7 +29,7 @@ struct Fingerprint {
 };
 
 // Identity of a model: names, shapes and types of all tensors, and 64 bytes from the middle of each.
-uint64_t model_fingerprint(const gguf::File& file, const HParams& p, int32_t first, int32_t last, const KvShape& kv) {
+uint64_t model_fingerprint(const gguf::File& file, const HParams& p, int32_t first, int32_t last) {
   Fingerprint f;
   f.text(p.arch);
   for (const TensorView& t : file.tensors()) {
@@ -41,8 +41,6 @@ uint64_t model_fingerprint(const gguf::File& file, const HParams& p, int32_t fir
   }
   f.number(static_cast<uint64_t>(first));
   f.number(static_cast<uint64_t>(last));
-  f.number(static_cast<uint64_t>(kv.k_type));
-  f.number(static_cast<uint64_t>(kv.v_type));
   return f.h;
 }
 
@@ -86,10 +84,6 @@ Status TargetRole::check_options() const {
     return out_of_range("max_context", o.max_context, 0, kMaxContext);
   }
   if (o.max_top_k < 1 || o.max_top_k > 1024) return out_of_range("max_top_k", o.max_top_k, 1, 1024);
-  for (const int32_t type : {o.kv_type_k, o.kv_type_v}) {
-    if (type == TND_KV_DEFAULT || type == 0 || type == 1) continue;
-    return errorf(TND_UNIMPLEMENTED, "kv_type %d: this backend caches keys and values as F32 (0) or F16 (1)", type);
-  }
   if (layer_first_ < 0 || layer_first_ >= layer_last_ || layer_last_ > p_.n_layers) {
     return errorf(TND_INVALID_ARGUMENT, "layer_first %d, layer_last %d: no range of the model's %d layers",
                   layer_first_, layer_last_, p_.n_layers);
@@ -113,13 +107,15 @@ Status TargetRole::open() {
   }
   delta_layers_ = p_.delta_layers(layer_first_, layer_last_);
   attention_layers_ = p_.attention_layers(layer_first_, layer_last_);
-  kv_.k_type = c_.options.kv_type_k == TND_KV_DEFAULT ? 1 : c_.options.kv_type_k;
-  kv_.v_type = c_.options.kv_type_v == TND_KV_DEFAULT ? 1 : c_.options.kv_type_v;
-  kv_.heads = p_.kv_heads;
-  kv_.dim = p_.head_dim;
-  fingerprint_ = model_fingerprint(*file, p_, layer_first_, layer_last_, kv_);
+  TND_TRY(set_kv_types(c_.options, p_.kv_heads, p_.head_dim, &kv_));
   model_ = p_.arch == "qwen35" ? make_qwen35(p_, *c_.backend) : make_qwen3(p_, *c_.backend);
   TND_TRY(plan_memory(*file));
+  saved_.init(c_.backend, {{'T', 'N', 'D', 'S', 'E', 'Q', '\r', '\n'},
+                           "sequence",
+                           "model or layer range",
+                           model_fingerprint(*file, p_, layer_first_, layer_last_),
+                           kv_,
+                           max_context_});
 
   const size_t rows = static_cast<size_t>(c_.options.max_batch_rows);
   row_of_batch_.resize(rows);
@@ -285,13 +281,13 @@ void TargetRole::memory(std::vector<tnd_stat>* out) const {
     const bool features = purpose == Purpose::kFeatures;
     add(purpose_name(purpose), features ? feature_bytes_.load() + fuse_bytes_.load() : arena_.of(purpose));
   }
-  add("snapshot_bytes", snapshot_bytes_.load());
-  add("total_bytes", arena_.total() + feature_bytes_.load() + fuse_bytes_.load() + snapshot_bytes_.load());
+  add("snapshot_bytes", saved_.snapshot_bytes());
+  add("total_bytes", arena_.total() + feature_bytes_.load() + fuse_bytes_.load() + saved_.snapshot_bytes());
   add("cap_bytes", c_.memory_cap);
 }
 
 uint64_t TargetRole::available() const {
-  const uint64_t used = arena_.total() + snapshot_bytes_.load() + feature_bytes_.load() + fuse_bytes_.load();
+  const uint64_t used = arena_.total() + saved_.snapshot_bytes() + feature_bytes_.load() + fuse_bytes_.load();
   return used < c_.memory_cap ? c_.memory_cap - used : 0;
 }
 

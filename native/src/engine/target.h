@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "engine/roles.h"
+#include "engine/saved_sequence.h"
 #include "engine/tree.h"
 #include "models/rope_angles.h"
 #include "models/target.h"
@@ -60,11 +61,6 @@ class TargetRole final : public Role {
     std::vector<float> bias_values;
     int32_t group = -1;  // of the step being planned
   };
-  struct Snapshot {
-    int32_t length = 0;
-    std::vector<uint8_t> data;  // payload of an export; empty = free
-    bool used = false;
-  };
   // Rows of one sequence in the step being planned.
   struct Group {
     int32_t sequence = 0, first = 0, count = 0;
@@ -81,9 +77,8 @@ class TargetRole final : public Role {
   // sequences
   Status find(int32_t handle, Sequence** out, bool broken_ok = false);
   void clear(Sequence* s);
-  uint64_t payload_bytes(int32_t length) const;
-  void write_payload(const Sequence& s, uint8_t* out);
-  void read_payload(const uint8_t* in, int32_t length, Sequence* s);
+  SavedParts parts(Sequence* s, int32_t length) const;
+  void replace(Sequence* s, int32_t length);
 
   // step
   Status plan_step(const tnd_step& step);
@@ -106,15 +101,14 @@ class TargetRole final : public Role {
   int32_t layer_first_ = 0, layer_last_ = 0, delta_layers_ = 0, attention_layers_ = 0;
   int32_t max_context_ = 0;
   KvShape kv_;
-  uint64_t fingerprint_ = 0;
   Arena arena_;
   void* region_ = nullptr;
 
   // Beyond the plan of open: snapshots and features, within the cap.
-  std::atomic<uint64_t> snapshot_bytes_{0}, feature_bytes_{0}, fuse_bytes_{0};
+  std::atomic<uint64_t> feature_bytes_{0}, fuse_bytes_{0};
 
   std::vector<Sequence> sequences_;
-  std::vector<Snapshot> snapshots_;
+  SavedSequences saved_;
 
   // Captured features.
   std::vector<int32_t> capture_;

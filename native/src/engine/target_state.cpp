@@ -4,192 +4,72 @@
 //   i32 token ids [n]
 //   per DeltaNet layer: f32 taps [3, conv_dim] oldest first; f32 S [nv, 4 slices, 128 key rows, 32 columns]
 //   per attention layer: n rows of K [kv_heads, dim] then V [kv_heads, dim] in cache types
-// An export puts a header before it; integrity is CRC-32C, identity the model fingerprint.
 #include <algorithm>
-#include <cstring>
 
-#include "core/crc32c.h"
 #include "engine/target.h"
 #include "models/dflash_hparams.h"
 
 namespace tnd {
-namespace {
 
-struct ExportHeader {
-  char magic[8];
-  uint32_t version;
-  uint32_t header_bytes;
-  uint64_t fingerprint;
-  uint64_t payload_bytes;
-  int32_t length;
-  uint32_t payload_crc;
-  uint32_t reserved[5];  // zero
-  uint32_t header_crc;   // of everything before it
-};
-static_assert(sizeof(ExportHeader) == 64);
-
-constexpr char kMagic[8] = {'T', 'N', 'D', 'S', 'E', 'Q', '\r', '\n'};
-constexpr uint32_t kVersion = 1;
-
-}  // namespace
-
-uint64_t TargetRole::payload_bytes(int32_t length) const {
+SavedParts TargetRole::parts(Sequence* s, int32_t length) const {
   const DeltaShape shape = model_->delta_shape();
   const uint64_t n = static_cast<uint64_t>(length);
-  const uint64_t state = static_cast<uint64_t>(shape.taps_elems() + shape.state_elems()) * sizeof(float);
-  return n * sizeof(int32_t) + static_cast<uint64_t>(delta_layers_) * state +
-         static_cast<uint64_t>(attention_layers_) * n * c_.backend->kv_row_bytes(kv_);
+  SavedParts out{{.host = s->tokens.data(), .n = n * sizeof(int32_t)}};
+  for (DeltaState& state : s->states) {
+    out.push_back({.floats = state.taps, .n = static_cast<uint64_t>(shape.taps_elems())});
+    out.push_back({.floats = state.s, .n = static_cast<uint64_t>(shape.state_elems())});
+  }
+  for (const KvCache& cache : s->caches) out.push_back({.cache = &cache, .n = n});
+  return out;
 }
 
-void TargetRole::write_payload(const Sequence& s, uint8_t* out) {
-  const DeltaShape shape = model_->delta_shape();
-  const auto floats = [&](const float* src, int64_t n) {
-    c_.backend->download(reinterpret_cast<float*>(out), src, n);
-    out += static_cast<uint64_t>(n) * sizeof(float);
-  };
-  std::memcpy(out, s.tokens.data(), s.tokens.size() * sizeof(int32_t));
-  out += s.tokens.size() * sizeof(int32_t);
-  for (const DeltaState& state : s.states) {
-    floats(state.taps, shape.taps_elems());
-    floats(state.s, shape.state_elems());
-  }
-  for (const KvCache& cache : s.caches) {
-    c_.backend->kv_export(kv_, cache, s.length, out);
-    out += static_cast<uint64_t>(s.length) * c_.backend->kv_row_bytes(kv_);
-  }
-}
-
-void TargetRole::read_payload(const uint8_t* in, int32_t length, Sequence* s) {
-  const DeltaShape shape = model_->delta_shape();
-  const auto floats = [&](float* dst, int64_t n) {
-    c_.backend->upload(dst, reinterpret_cast<const float*>(in), n);
-    in += static_cast<uint64_t>(n) * sizeof(float);
-  };
+// Makes room for what is restored or imported.
+void TargetRole::replace(Sequence* s, int32_t length) {
   s->length = length;
   s->broken = false;
   s->pending.clear();
   s->tokens.resize(static_cast<size_t>(length));
-  std::memcpy(s->tokens.data(), in, s->tokens.size() * sizeof(int32_t));
-  in += s->tokens.size() * sizeof(int32_t);
-  for (DeltaState& state : s->states) {
-    floats(state.taps, shape.taps_elems());
-    floats(state.s, shape.state_elems());
-  }
-  for (const KvCache& cache : s->caches) {
-    c_.backend->kv_import(kv_, cache, length, in);
-    in += static_cast<uint64_t>(length) * c_.backend->kv_row_bytes(kv_);
-  }
 }
 
 Status TargetRole::snapshot_create(int32_t sequence, int32_t* snapshot) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  const uint64_t bytes = payload_bytes(s->length);
-  if (bytes > available()) {
-    return errorf(TND_RESOURCE_EXHAUSTED,
-                  "a snapshot of %d positions needs %llu bytes, %llu are left of the memory cap", s->length,
-                  static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(available()));
-  }
-  size_t at = 0;
-  while (at < snapshots_.size() && snapshots_[at].used) ++at;
-  if (at == snapshots_.size()) snapshots_.emplace_back();
-  Snapshot& snap = snapshots_[at];
-  snap.data.resize(bytes);
-  snap.length = s->length;
-  snap.used = true;
-  write_payload(*s, snap.data.data());
-  snapshot_bytes_.fetch_add(bytes);
-  *snapshot = static_cast<int32_t>(at);
-  return c_.backend->sync();
+  return saved_.snapshot(parts(s, s->length), s->length, available(), snapshot);
 }
 
 Status TargetRole::snapshot_restore(int32_t snapshot, int32_t sequence) {
   Sequence* s = nullptr;
+  int32_t length = 0;
   TND_TRY(find(sequence, &s, true));
-  if (snapshot < 0 || snapshot >= static_cast<int32_t>(snapshots_.size()) ||
-      !snapshots_[static_cast<size_t>(snapshot)].used) {
-    return errorf(TND_NOT_FOUND, "snapshot %d does not exist", snapshot);
-  }
-  const Snapshot& snap = snapshots_[static_cast<size_t>(snapshot)];
-  read_payload(snap.data.data(), snap.length, s);
-  return c_.backend->sync();
+  TND_TRY(saved_.snapshot_length(snapshot, &length));
+  replace(s, length);
+  return saved_.restore(snapshot, parts(s, length));
 }
 
 Status TargetRole::snapshot_free(int32_t snapshot) {
-  if (snapshot < 0 || snapshot >= static_cast<int32_t>(snapshots_.size()) ||
-      !snapshots_[static_cast<size_t>(snapshot)].used) {
-    return errorf(TND_NOT_FOUND, "snapshot %d does not exist", snapshot);
-  }
-  Snapshot& snap = snapshots_[static_cast<size_t>(snapshot)];
-  snapshot_bytes_.fetch_sub(snap.data.size());
-  snap = Snapshot();
-  return Status();
+  return saved_.free(snapshot);
 }
 
 Status TargetRole::export_size(int32_t sequence, uint64_t* bytes) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  *bytes = sizeof(ExportHeader) + payload_bytes(s->length);
+  *bytes = saved_.export_bytes(parts(s, s->length));
   return Status();
 }
 
 Status TargetRole::export_to(int32_t sequence, void* data, uint64_t bytes) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  const uint64_t payload = payload_bytes(s->length);
-  if (data == nullptr || bytes != sizeof(ExportHeader) + payload) {
-    return errorf(TND_INVALID_ARGUMENT, "bytes is %llu, the sequence exports %llu",
-                  static_cast<unsigned long long>(bytes),
-                  static_cast<unsigned long long>(sizeof(ExportHeader) + payload));
-  }
-  auto* out = static_cast<uint8_t*>(data);
-  write_payload(*s, out + sizeof(ExportHeader));
-  TND_TRY(c_.backend->sync());
-  ExportHeader h{};
-  std::memcpy(h.magic, kMagic, sizeof kMagic);
-  h.version = kVersion;
-  h.header_bytes = sizeof h;
-  h.fingerprint = fingerprint_;
-  h.payload_bytes = payload;
-  h.length = s->length;
-  h.payload_crc = crc32c(out + sizeof h, payload);
-  h.header_crc = crc32c(&h, offsetof(ExportHeader, header_crc));
-  std::memcpy(out, &h, sizeof h);
-  return Status();
+  return saved_.export_to(parts(s, s->length), s->length, data, bytes);
 }
 
 Status TargetRole::import_from(int32_t sequence, const void* data, uint64_t bytes) {
   Sequence* s = nullptr;
+  int32_t length = 0;
   TND_TRY(find(sequence, &s, true));
-  ExportHeader h;
-  if (data == nullptr || bytes < sizeof h) {
-    return errorf(TND_DATA_LOSS, "an exported sequence has at least %zu bytes, not %llu", sizeof h,
-                  static_cast<unsigned long long>(bytes));
-  }
-  std::memcpy(&h, data, sizeof h);
-  if (std::memcmp(h.magic, kMagic, sizeof kMagic) != 0) return errorf(TND_DATA_LOSS, "this is no exported sequence");
-  if (crc32c(&h, offsetof(ExportHeader, header_crc)) != h.header_crc) {
-    return errorf(TND_DATA_LOSS, "checksum of the header is wrong");
-  }
-  if (h.version != kVersion || h.header_bytes != sizeof h) {
-    return errorf(TND_FAILED_PRECONDITION, "exported with version %u, this engine reads %u", h.version, kVersion);
-  }
-  if (h.fingerprint != fingerprint_) {
-    return errorf(TND_FAILED_PRECONDITION, "exported from another model, layer range or KV type");
-  }
-  if (h.length < 0 || h.payload_bytes != payload_bytes(h.length) || h.payload_bytes != bytes - sizeof h) {
-    return errorf(TND_DATA_LOSS, "%llu payload bytes for %d positions do not fit",
-                  static_cast<unsigned long long>(bytes - sizeof h), h.length);
-  }
-  if (h.length > max_context_) {
-    return errorf(TND_RESOURCE_EXHAUSTED, "%d positions do not fit into max_context %d", h.length, max_context_);
-  }
-  const auto* payload = static_cast<const uint8_t*>(data) + sizeof h;
-  if (crc32c(payload, h.payload_bytes) != h.payload_crc) {
-    return errorf(TND_DATA_LOSS, "checksum of the payload is wrong");
-  }
-  read_payload(payload, h.length, s);
-  return c_.backend->sync();
+  TND_TRY(saved_.check_import(data, bytes, [&](int32_t n) { return parts(s, n); }, &length));
+  replace(s, length);
+  return saved_.import_from(data, parts(s, length));
 }
 
 // Takes the buffer of captured features for n layers, within the cap.

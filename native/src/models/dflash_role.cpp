@@ -1,15 +1,15 @@
 // The draft role: sequences of cached K/V, draft_append and draft_propose over DflashModel, snapshots and export.
 //
 // Payload of a sequence of n positions: per layer n rows of K [kv_heads, dim] then V [kv_heads, dim] in cache types.
-// An export puts a header before it; integrity is CRC-32C, identity a checksum over shapes and norms of the draft.
+// The identity of an export is a checksum over shapes and norms of the draft.
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstring>
 
 #include "core/crc32c.h"
 #include "core/fp.h"
 #include "engine/roles.h"
+#include "engine/saved_sequence.h"
 #include "models/dflash.h"
 
 namespace tnd {
@@ -47,23 +47,14 @@ class DraftRole final : public Role {
     std::vector<KvCache> caches;  // [layers]
   };
 
-  struct Snapshot {
-    bool used = false;
-    int32_t length = 0;
-    std::vector<uint8_t> data;
-  };
-
   Status open_files(std::unique_ptr<DflashFile>* draft, std::unique_ptr<gguf::File>* tables);
   Status build(const DflashFile& draft, const gguf::File& tables, int32_t max_context, Arena& arena);
   Status plan(const DflashFile& draft, const gguf::File& tables);
   Status find(int32_t handle, Sequence** out);
-  Status find_snapshot(int32_t handle, Snapshot** out);
-  void take_fingerprint(const DflashFile& draft);
+  uint64_t fingerprint(const DflashFile& draft) const;
   // Features of a piece of an append, converted on the host.
   uint64_t host_bytes() const { return uint64_t{4} * static_cast<uint64_t>(append_rows_) * p_.feature_raw; }
-  uint64_t payload_bytes(int32_t length) const;
-  void write_payload(const Sequence& s, uint8_t* out) const;
-  void read_payload(const uint8_t* in, int32_t length, Sequence* s);
+  static SavedParts parts(const Sequence& s, int32_t length);
 
   OpenContext c_;
   DflashHParams p_;
@@ -73,31 +64,13 @@ class DraftRole final : public Role {
   Arena arena_;
   void* region_ = nullptr;
   uint64_t loaded_ = 0, load_total_ = 0;
-  uint64_t fingerprint_ = 0;
   std::vector<Sequence> sequences_;
-  std::vector<Snapshot> snapshots_;
-  std::atomic<uint64_t> snapshot_bytes_{0};
+  SavedSequences saved_;
   std::vector<float> host_;  // features of one piece of an append as f32
   std::vector<DflashBlock> blocks_;
 };
 
 constexpr int32_t kMaxSequences = 4096;
-
-struct ExportHeader {
-  char magic[8];
-  uint32_t version;
-  uint32_t header_bytes;
-  uint64_t fingerprint;
-  uint64_t payload_bytes;
-  int32_t length;
-  uint32_t payload_crc;
-  uint32_t reserved[5];  // zero
-  uint32_t header_crc;   // of everything before it
-};
-static_assert(sizeof(ExportHeader) == 64);
-
-constexpr char kMagic[8] = {'T', 'N', 'D', 'D', 'R', 'A', 'F', 'T'};
-constexpr uint32_t kVersion = 1;
 
 Status DraftRole::open_files(std::unique_ptr<DflashFile>* draft, std::unique_ptr<gguf::File>* tables) {
   if (c_.tables_path.empty()) {
@@ -146,10 +119,6 @@ Status DraftRole::build(const DflashFile& draft, const gguf::File& tables, int32
   const tnd_open_options& o = c_.options;
   WeightLoader weights(draft, *c_.backend, arena), head(tables, *c_.backend, arena);
   weights.on_loaded = head.on_loaded = [this](uint64_t bytes) { c_.progress(loaded_ += bytes, load_total_); };
-  kv_.k_type = o.kv_type_k == TND_KV_DEFAULT ? 1 : o.kv_type_k;
-  kv_.v_type = o.kv_type_v == TND_KV_DEFAULT ? 1 : o.kv_type_v;
-  kv_.heads = p_.decoder.kv_heads;
-  kv_.dim = p_.decoder.head_dim;
   kv_.capacity = (max_context + p_.block + 15) / 16 * 16;
   DflashLimits limits;
   limits.block_rows = o.max_sequences * p_.block;
@@ -212,11 +181,6 @@ Status DraftRole::plan(const DflashFile& draft, const gguf::File& tables) {
 
 Status DraftRole::open() {
   const tnd_open_options& o = c_.options;
-  for (const int32_t t : {o.kv_type_k, o.kv_type_v}) {
-    if (t != TND_KV_DEFAULT && t != 0 && t != 1) {
-      return errorf(TND_UNIMPLEMENTED, "kv_type %d: drafts cache F32 (0) or F16 (1)", t);
-    }
-  }
   if (o.max_sequences < 1 || o.max_sequences > kMaxSequences) {
     return errorf(TND_INVALID_ARGUMENT, "max_sequences is %d, must be 1..%d", o.max_sequences, kMaxSequences);
   }
@@ -227,9 +191,12 @@ Status DraftRole::open() {
   std::unique_ptr<DflashFile> draft;
   std::unique_ptr<gguf::File> tables;
   TND_TRY(open_files(&draft, &tables));
+  TND_TRY(set_kv_types(o, p_.decoder.kv_heads, p_.decoder.head_dim, &kv_));
   TND_TRY(plan(*draft, *tables));
   host_.resize(static_cast<size_t>(append_rows_) * p_.feature_raw);
-  take_fingerprint(*draft);
+  saved_.init(
+      c_.backend,
+      {{'T', 'N', 'D', 'D', 'R', 'A', 'F', 'T'}, "draft sequence", "draft", fingerprint(*draft), kv_, max_context_});
   return c_.backend->sync();
 }
 
@@ -274,7 +241,7 @@ void DraftRole::memory(std::vector<tnd_stat>* out) const {
     out->push_back(s);
   };
   add("host_bytes", host_bytes());
-  add("snapshot_bytes", snapshot_bytes_.load());
+  add("snapshot_bytes", saved_.snapshot_bytes());
 }
 
 Status DraftRole::find(int32_t handle, Sequence** out) {
@@ -320,10 +287,10 @@ Status DraftRole::sequence_truncate(int32_t sequence, int32_t length) {
   return Status();
 }
 
-// Shapes, cache types and all norms: two drafts that agree in these are the same draft.
-void DraftRole::take_fingerprint(const DflashFile& draft) {
+// Shapes and all norms: two drafts that agree in these are the same draft.
+uint64_t DraftRole::fingerprint(const DflashFile& draft) const {
   const int32_t shape[] = {p_.decoder.n_layers, p_.decoder.hidden, p_.decoder.kv_heads, p_.decoder.head_dim,
-                           p_.feature_raw,      kv_.k_type,        kv_.v_type};
+                           p_.feature_raw};
   uint32_t norms = crc32c(&p_.decoder.rope_theta, sizeof p_.decoder.rope_theta);
   std::vector<std::string> names = {"hidden_norm.weight", "output_norm.weight"};
   for (int32_t i = 0; i < p_.decoder.n_layers; ++i) {
@@ -334,140 +301,52 @@ void DraftRole::take_fingerprint(const DflashFile& draft) {
     const TensorView* t = draft.find(name);
     norms = crc32c(t->data, t->bytes, norms);
   }
-  fingerprint_ = static_cast<uint64_t>(crc32c(shape, sizeof shape)) << 32 | norms;
+  return static_cast<uint64_t>(crc32c(shape, sizeof shape)) << 32 | norms;
 }
 
-uint64_t DraftRole::payload_bytes(int32_t length) const {
-  return static_cast<uint64_t>(p_.decoder.n_layers) * static_cast<uint64_t>(length) * c_.backend->kv_row_bytes(kv_);
-}
-
-void DraftRole::write_payload(const Sequence& s, uint8_t* out) const {
-  for (const KvCache& cache : s.caches) {
-    c_.backend->kv_export(kv_, cache, s.length, out);
-    out += static_cast<uint64_t>(s.length) * c_.backend->kv_row_bytes(kv_);
-  }
-}
-
-void DraftRole::read_payload(const uint8_t* in, int32_t length, Sequence* s) {
-  s->length = length;
-  for (const KvCache& cache : s->caches) {
-    c_.backend->kv_import(kv_, cache, length, in);
-    in += static_cast<uint64_t>(length) * c_.backend->kv_row_bytes(kv_);
-  }
-}
-
-Status DraftRole::find_snapshot(int32_t handle, Snapshot** out) {
-  if (handle < 0 || static_cast<size_t>(handle) >= snapshots_.size() || !snapshots_[handle].used) {
-    return errorf(TND_NOT_FOUND, "snapshot %d does not exist", handle);
-  }
-  *out = &snapshots_[handle];
-  return Status();
+SavedParts DraftRole::parts(const Sequence& s, int32_t length) {
+  SavedParts out;
+  for (const KvCache& cache : s.caches) out.push_back({.cache = &cache, .n = static_cast<uint64_t>(length)});
+  return out;
 }
 
 Status DraftRole::snapshot_create(int32_t sequence, int32_t* snapshot) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  const uint64_t bytes = payload_bytes(s->length), used = arena_.total() + host_bytes() + snapshot_bytes_.load();
-  if (used > c_.memory_cap || bytes > c_.memory_cap - used) {
-    return errorf(TND_RESOURCE_EXHAUSTED,
-                  "a snapshot of %d positions needs %llu bytes, %llu are left of the memory cap", s->length,
-                  static_cast<unsigned long long>(bytes),
-                  static_cast<unsigned long long>(used > c_.memory_cap ? 0 : c_.memory_cap - used));
-  }
-  size_t at = 0;
-  while (at < snapshots_.size() && snapshots_[at].used) ++at;
-  if (at == snapshots_.size()) snapshots_.emplace_back();
-  Snapshot& snap = snapshots_[at];
-  snap.used = true;
-  snap.length = s->length;
-  snap.data.resize(bytes);
-  write_payload(*s, snap.data.data());
-  snapshot_bytes_.fetch_add(bytes);
-  *snapshot = static_cast<int32_t>(at);
-  return c_.backend->sync();
+  const uint64_t used = arena_.total() + host_bytes() + saved_.snapshot_bytes();
+  const uint64_t available = used < c_.memory_cap ? c_.memory_cap - used : 0;
+  return saved_.snapshot(parts(*s, s->length), s->length, available, snapshot);
 }
 
 Status DraftRole::snapshot_restore(int32_t snapshot, int32_t sequence) {
   Sequence* s = nullptr;
-  Snapshot* snap = nullptr;
   TND_TRY(find(sequence, &s));
-  TND_TRY(find_snapshot(snapshot, &snap));
-  read_payload(snap->data.data(), snap->length, s);
-  return c_.backend->sync();
+  TND_TRY(saved_.snapshot_length(snapshot, &s->length));
+  return saved_.restore(snapshot, parts(*s, s->length));
 }
 
 Status DraftRole::snapshot_free(int32_t snapshot) {
-  Snapshot* snap = nullptr;
-  TND_TRY(find_snapshot(snapshot, &snap));
-  snapshot_bytes_.fetch_sub(snap->data.size());
-  *snap = Snapshot();
-  return Status();
+  return saved_.free(snapshot);
 }
 
 Status DraftRole::export_size(int32_t sequence, uint64_t* bytes) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  *bytes = sizeof(ExportHeader) + payload_bytes(s->length);
+  *bytes = saved_.export_bytes(parts(*s, s->length));
   return Status();
 }
 
 Status DraftRole::export_to(int32_t sequence, void* data, uint64_t bytes) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  const uint64_t payload = payload_bytes(s->length);
-  if (data == nullptr || bytes != sizeof(ExportHeader) + payload) {
-    return errorf(TND_INVALID_ARGUMENT, "bytes is %llu, the sequence exports %llu",
-                  static_cast<unsigned long long>(bytes),
-                  static_cast<unsigned long long>(sizeof(ExportHeader) + payload));
-  }
-  uint8_t* out = static_cast<uint8_t*>(data);
-  write_payload(*s, out + sizeof(ExportHeader));
-  TND_TRY(c_.backend->sync());
-  ExportHeader h{};
-  std::memcpy(h.magic, kMagic, sizeof kMagic);
-  h.version = kVersion;
-  h.header_bytes = sizeof h;
-  h.fingerprint = fingerprint_;
-  h.payload_bytes = payload;
-  h.length = s->length;
-  h.payload_crc = crc32c(out + sizeof h, payload);
-  h.header_crc = crc32c(&h, offsetof(ExportHeader, header_crc));
-  std::memcpy(out, &h, sizeof h);
-  return Status();
+  return saved_.export_to(parts(*s, s->length), s->length, data, bytes);
 }
 
 Status DraftRole::import_from(int32_t sequence, const void* data, uint64_t bytes) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  ExportHeader h;
-  if (data == nullptr || bytes < sizeof h) {
-    return errorf(TND_DATA_LOSS, "an exported draft sequence has at least %zu bytes, not %llu", sizeof h,
-                  static_cast<unsigned long long>(bytes));
-  }
-  std::memcpy(&h, data, sizeof h);
-  if (std::memcmp(h.magic, kMagic, sizeof kMagic) != 0 ||
-      crc32c(&h, offsetof(ExportHeader, header_crc)) != h.header_crc) {
-    return Status(TND_DATA_LOSS, "this is no exported draft sequence, or its header is damaged");
-  }
-  if (h.version != kVersion || h.header_bytes != sizeof h) {
-    return errorf(TND_FAILED_PRECONDITION, "exported with version %u, this engine reads %u", h.version, kVersion);
-  }
-  if (h.fingerprint != fingerprint_) {
-    return Status(TND_FAILED_PRECONDITION, "exported from another draft or KV type");
-  }
-  if (h.length < 0 || h.payload_bytes != payload_bytes(h.length) || h.payload_bytes != bytes - sizeof h) {
-    return errorf(TND_DATA_LOSS, "%llu payload bytes for %d positions do not fit",
-                  static_cast<unsigned long long>(bytes - sizeof h), h.length);
-  }
-  if (h.length > max_context_) {
-    return errorf(TND_RESOURCE_EXHAUSTED, "%d positions do not fit into max_context %d", h.length, max_context_);
-  }
-  const uint8_t* payload = static_cast<const uint8_t*>(data) + sizeof h;
-  if (crc32c(payload, h.payload_bytes) != h.payload_crc) {
-    return Status(TND_DATA_LOSS, "checksum of the payload is wrong");
-  }
-  read_payload(payload, h.length, s);
-  return c_.backend->sync();
+  TND_TRY(saved_.check_import(data, bytes, [&](int32_t n) { return parts(*s, n); }, &s->length));
+  return saved_.import_from(data, parts(*s, s->length));
 }
 
 Status DraftRole::draft_append(int32_t sequence, int32_t position, int32_t n, int32_t encoding, const void* features) {
