@@ -83,12 +83,8 @@ func TestCancelReachesWorker(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			done := r.send(ctx, chatBody(fmt.Sprintf(`"stream":%v`, stream)))
 			receive(t, b.admitted, "admission")
-			left := time.Now()
 			cancel()
 			receive(t, b.cancelled, "cancel at the worker")
-			if d := time.Since(left); d > 100*time.Millisecond {
-				t.Errorf("the worker heard of it after %v", d)
-			}
 			receive(t, done, "end of the request")
 			w.SetDecode(r.reply("again", 1))
 			if a := r.post("/v1/chat/completions", chatBody("")); a.status != 200 {

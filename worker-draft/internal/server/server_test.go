@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -368,39 +369,41 @@ func TestLanes(t *testing.T) {
 
 // TestSkips: of questions that pile up behind a slow engine only the newest is worked on, and each is answered.
 func TestSkips(t *testing.T) {
-	r := newRig(t, enginefake.Options{ProposeDelay: 20 * time.Millisecond}, 1, 0, true)
-	r.ready()
-	s := r.stream()
-	const n = 10
-	for i := range n {
-		if err := s.Send(message(1, uint64(i+1), i, 1, ask(1, i+1, 4, chain))); err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, enginefake.Options{ProposeDelay: 20 * time.Millisecond}, 1, 0, true)
+		r.ready()
+		s := r.stream()
+		const n = 10
+		for i := range n {
+			if err := s.Send(message(1, uint64(i+1), i, 1, ask(1, i+1, 4, chain))); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	proposals := 0
-	for i := range n {
-		a, err := s.Recv()
-		if err != nil {
-			t.Fatal(err)
+		proposals := 0
+		for i := range n {
+			a, err := s.Recv()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if a.Step != uint64(i+1) || a.Length != int32(i+1) {
+				t.Fatalf("answer %d: step %d, length %d", i, a.Step, a.Length)
+			}
+			if len(a.Tokens) > 0 {
+				proposals++
+			}
+			if i == n-1 && len(a.Tokens) == 0 {
+				t.Error("the newest question was skipped")
+			}
 		}
-		if a.Step != uint64(i+1) || a.Length != int32(i+1) {
-			t.Fatalf("answer %d: step %d, length %d", i, a.Step, a.Length)
+		if proposals > n/2 {
+			t.Errorf("%d of %d questions were worked on", proposals, n)
 		}
-		if len(a.Tokens) > 0 {
-			proposals++
+		late := message(1, n+1, n, 1, ask(1, n+1, 4, chain))
+		late.Propose.DeadlineUs = 10_000_000
+		if a := exchange(t, s, late); len(a.Tokens) == 0 {
+			t.Error("a question in time was skipped")
 		}
-		if i == n-1 && len(a.Tokens) == 0 {
-			t.Error("the newest question was skipped")
-		}
-	}
-	if proposals > n/2 {
-		t.Errorf("%d of %d questions were worked on", proposals, n)
-	}
-	late := message(1, n+1, n, 1, ask(1, n+1, 4, chain))
-	late.Propose.DeadlineUs = 10_000_000
-	if a := exchange(t, s, late); len(a.Tokens) == 0 {
-		t.Error("a question in time was skipped")
-	}
+	})
 }
 
 // still is an engine that does nothing, so that only the worker's own allocations are counted, and states fixed times.

@@ -131,55 +131,57 @@ func TestHungDraft(t *testing.T) {
 // TestSeveralDrafts: of two drafts of one model both are used; one of another model and one of another vocabulary are
 // refused and counted.
 func TestSeveralDrafts(t *testing.T) {
-	o := enginefake.Options{Accept: 1, BlockSize: 8}
-	a, b := drafttest.New(t, o, 0), drafttest.New(t, o, 0)
-	foreign := drafttest.New(t, o, 0)
-	foreign.Digest = "draft-2"
-	wide := o
-	wide.Vocab = 65
-	other := drafttest.New(t, wide, 0)
-	ctx, cancel := context.WithCancel(t.Context())
-	var group sync.WaitGroup
-	defer group.Wait()
-	defer cancel()
-	named := map[string]*drafttest.Draft{"a": a, "b": b, "c": foreign, "d": other}
-	target := o
-	target.StepDelay = time.Millisecond
-	d := newDirect(t, ctx, &group, target, named)
-	defer d.engine.Close()
-	d.manager.SetPeers([]string{"a", "b"})
-	until := func(what string, ok func() bool) {
-		t.Helper()
-		for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("%s: did not happen", what)
+	synctest.Test(t, func(t *testing.T) {
+		o := enginefake.Options{Accept: 1, BlockSize: 8}
+		a, b := drafttest.New(t, o, 0), drafttest.New(t, o, 0)
+		foreign := drafttest.New(t, o, 0)
+		foreign.Digest = "draft-2"
+		wide := o
+		wide.Vocab = 65
+		other := drafttest.New(t, wide, 0)
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		defer group.Wait()
+		defer cancel()
+		named := map[string]*drafttest.Draft{"a": a, "b": b, "c": foreign, "d": other}
+		target := o
+		target.StepDelay = time.Millisecond
+		d := newDirect(t, ctx, &group, target, named)
+		defer d.engine.Close()
+		d.manager.SetPeers([]string{"a", "b"})
+		until := func(what string, ok func() bool) {
+			t.Helper()
+			for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatalf("%s: did not happen", what)
+				}
 			}
 		}
-	}
-	until("both attached", func() bool { return len(d.manager.Attached()) == 2 })
-	d.manager.SetPeers([]string{"a", "b", "c", "d"})
-	until("others refused", func() bool { return d.manager.Refused() >= 2 })
+		until("both attached", func() bool { return len(d.manager.Attached()) == 2 })
+		d.manager.SetPeers([]string{"a", "b", "c", "d"})
+		until("others refused", func() bool { return d.manager.Refused() >= 2 })
 
-	var wait sync.WaitGroup
-	for i := range 2 {
-		lane := decode.NewLane(decode.Config{}, auto.New(), managed{d.manager})
-		wait.Go(func() {
-			var stats decode.Stats
-			_, err := lane.Run(ctx, d.engine, &decode.Request{
-				Prompt: prompt(40, int32(i)), Sampler: engineplugin.DefaultSampler(), Max: 400, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1, Arrived: time.Now(),
-			}, &collect{}, &stats)
-			if err != nil || stats.Accepted < 100 {
-				t.Errorf("request %d: %v, %+v", i, err, stats)
-			}
-		})
-	}
-	wait.Wait()
-	_, opensA, _, _ := a.State()
-	_, opensB, _, _ := b.State()
-	if opensA != 1 || opensB != 1 {
-		t.Errorf("%d and %d streams on two drafts", opensA, opensB)
-	}
-	// Drafts that leave the lease are let go.
-	d.manager.SetPeers(nil)
-	until("drafts gone", func() bool { return len(d.manager.Attached()) == 0 })
+		var wait sync.WaitGroup
+		for i := range 2 {
+			lane := decode.NewLane(decode.Config{}, auto.New(), managed{d.manager})
+			wait.Go(func() {
+				var stats decode.Stats
+				_, err := lane.Run(ctx, d.engine, &decode.Request{
+					Prompt: prompt(40, int32(i)), Sampler: engineplugin.DefaultSampler(), Max: 400, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1, Arrived: time.Now(),
+				}, &collect{}, &stats)
+				if err != nil || stats.Accepted < 100 {
+					t.Errorf("request %d: %v, %+v", i, err, stats)
+				}
+			})
+		}
+		wait.Wait()
+		_, opensA, _, _ := a.State()
+		_, opensB, _, _ := b.State()
+		if opensA != 1 || opensB != 1 {
+			t.Errorf("%d and %d streams on two drafts", opensA, opensB)
+		}
+		// Drafts that leave the lease are let go.
+		d.manager.SetPeers(nil)
+		until("drafts gone", func() bool { return len(d.manager.Attached()) == 0 })
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -305,23 +306,25 @@ func TestAccept(t *testing.T) {
 
 // TestPace: time is stated and not spent, and every sequence has its own.
 func TestPace(t *testing.T) {
-	r := newRig(t, `[{"prompt":"slow","emit":"a b c","tokens_per_second":2,"first_token_ms":1500}]`, "slow")
-	start := time.Now()
-	first := r.prefill(engineplugin.DefaultSampler())
-	if d := time.Duration(r.result.EngineNanos); d < 1400*time.Millisecond || d > 1510*time.Millisecond {
-		t.Errorf("the first token takes %v", d)
-	}
-	// The caller comes at once, long before the first token was due: the second one takes until half a second after it.
-	step := engineplugin.Step{Prefill: true, Rows: []engineplugin.Row{{
-		Sequence: r.q, Token: first, Position: int32(len(r.prompt)), Parent: -1, Want: engineplugin.WantToken, Mask: -1,
-	}}}
-	r.ok(r.target.Step(t.Context(), &step, &r.result))
-	if d := time.Duration(r.result.EngineNanos); d < 1800*time.Millisecond || d > 2010*time.Millisecond {
-		t.Errorf("the second token takes %v", d)
-	}
-	if spent := time.Since(start); spent > time.Second {
-		t.Errorf("the steps were slept for: %v", spent)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, `[{"prompt":"slow","emit":"a b c","tokens_per_second":2,"first_token_ms":1500}]`, "slow")
+		start := time.Now()
+		first := r.prefill(engineplugin.DefaultSampler())
+		if d := time.Duration(r.result.EngineNanos); d < 1400*time.Millisecond || d > 1510*time.Millisecond {
+			t.Errorf("the first token takes %v", d)
+		}
+		// The caller comes at once, long before the first token was due: the second one takes until half a second after it.
+		step := engineplugin.Step{Prefill: true, Rows: []engineplugin.Row{{
+			Sequence: r.q, Token: first, Position: int32(len(r.prompt)), Parent: -1, Want: engineplugin.WantToken, Mask: -1,
+		}}}
+		r.ok(r.target.Step(t.Context(), &step, &r.result))
+		if d := time.Duration(r.result.EngineNanos); d < 1800*time.Millisecond || d > 2010*time.Millisecond {
+			t.Errorf("the second token takes %v", d)
+		}
+		if spent := time.Since(start); spent > time.Second {
+			t.Errorf("the steps were slept for: %v", spent)
+		}
+	})
 }
 
 // TestBias: a bias bans and forces tokens.
