@@ -54,7 +54,7 @@ func TestRegretOfTexts(t *testing.T) {
 			w := shared()
 			m := calibrated(w)
 			spent, best := map[byte]float64{}, map[byte]float64{}
-			for i := range 1600 {
+			for i := range 800 {
 				kind := cycle[i%len(cycle)]
 				var x text
 				switch kind {
