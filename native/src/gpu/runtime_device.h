@@ -230,6 +230,21 @@ TND_DEVICE uint32_t pack_halves(float low, float high) {
   return static_cast<uint32_t>(float_to_half(high)) << 16 | float_to_half(low);
 #endif
 }
+// fma_halves computes a * b + c on two halves at once, each rounded once.
+TND_DEVICE uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__)
+  const __half2 r = __hfma2(reinterpret_cast<const __half2&>(a), reinterpret_cast<const __half2&>(b),
+                            reinterpret_cast<const __half2&>(c));
+  return reinterpret_cast<const uint32_t&>(r);
+#else
+  // A product of halves is exact in f32, and so is the sum where the result is a half at all; callers have such.
+  const auto one = [&](int at) {
+    const auto half = [&](uint32_t v) { return half_to_float(static_cast<uint16_t>(v >> at)); };
+    return fmaf(half(a), half(b), half(c));
+  };
+  return pack_halves(one(0), one(16));
+#endif
+}
 TND_DEVICE float bfloat_to_float(uint16_t b) {
   return bf16_to_f32(b);
 }
