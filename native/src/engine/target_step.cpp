@@ -38,8 +38,8 @@ Status TargetRole::step(const tnd_step& step) {
   run.cancel = c_.cancel;
   // Steps of up to max_tree_rows rows have the same bits whether they commit or not.
   const int32_t tree = std::max(kPromptRows, c_.options.max_tree_rows);
-  c_.backend->begin_step(
-      commit && std::all_of(groups_.begin(), groups_.end(), [&](const Group& g) { return g.count > tree; }));
+  c_.backend->begin_step(commit &&
+                         std::all_of(groups_.begin(), groups_.end(), [&](const Group& g) { return g.count > tree; }));
   const Status status = model_->forward(run, c_.stats);
   if (!status.ok()) {
     for (const Group& g : groups_) {
