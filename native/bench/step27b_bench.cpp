@@ -4,10 +4,11 @@
 // that the device was measured to have in the same run. Usage:
 //   step27b_bench [--model 27b|0.8b|none] [--device cuda:0] [--layers N] [--vocab N] [--contexts 1024,32768] [--prefill
 //   8192]
-//                 [--kv f16|q8_0|q4_0] [--cap GiB] [--batch N] [--runs N] [--threads N] [--draft 0|1]
-//                 [--score 8192,32768] [--breakdown N]
+//                 [--kv f32|f16|q8_0|q4_0] [--kv-draft f16] [--cap GiB] [--batch N] [--runs N] [--threads N]
+//                 [--draft 0|1] [--score 8192,32768] [--breakdown N] [--plan 1]
 // step27b_bench runs on the CPU, step27b_cuda and step27b_hip on GPUs. --layers 4 --vocab 8192 makes it small;
-// --model none --score 8192,32768 is the scorer alone.
+// --model none --score 8192,32768 is the scorer alone; --plan 1 only prints the memory that target and drafter would
+// take with the longest context.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -34,9 +35,10 @@ using tnd::bench::SyntheticShape;
 
 struct Options {
   std::map<std::string, std::string> values = {
-      {"model", "27b"},    {"device", ""}, {"layers", "0"}, {"vocab", "0"},    {"contexts", "1024,32768"},
-      {"prefill", "8192"}, {"kv", "f16"},  {"cap", "24"},   {"batch", "512"},  {"runs", "20"},
-      {"threads", "0"},    {"draft", "1"}, {"score", ""},   {"breakdown", "0"}};
+      {"model", "27b"},    {"device", ""}, {"layers", "0"}, {"vocab", "0"},     {"contexts", "1024,32768"},
+      {"prefill", "8192"}, {"kv", "f16"},  {"cap", "24"},   {"batch", "512"},   {"runs", "20"},
+      {"threads", "0"},    {"draft", "1"}, {"score", ""},   {"breakdown", "0"}, {"kv-draft", "f16"},
+      {"plan", "0"}};
   int number(const char* key) const { return std::atoi(values.at(key).c_str()); }
   const std::string& text(const char* key) const { return values.at(key); }
   std::vector<int> numbers(const char* key) const {  // ascending
@@ -99,10 +101,12 @@ struct Stats {
   }
 };
 
-tnd_engine* open(const Options& o, uint32_t role, const SyntheticModel& model, const std::string& tables, int context) {
+tnd_open_options open_options(const Options& o, uint32_t role, const SyntheticModel& model, const std::string& tables,
+                              int context) {
   const std::map<std::string, int32_t> kv = {{"f32", 0}, {"f16", 1}, {"q4_0", 2}, {"q8_0", 8}};
-  const auto type = kv.find(o.text("kv"));
-  if (type == kv.end()) fail("--kv: " + o.text("kv"));
+  const char* flag = role == TND_ROLE_DRAFT ? "kv-draft" : "kv";
+  const auto type = kv.find(o.text(flag));
+  if (type == kv.end()) fail(std::string("--") + flag + ": " + o.text(flag) + " is none of f32, f16, q8_0, q4_0");
   tnd_open_options c{};
   c.struct_size = sizeof c;
   c.role = role;
@@ -115,7 +119,22 @@ tnd_engine* open(const Options& o, uint32_t role, const SyntheticModel& model, c
   c.max_context = context;
   c.max_tree_rows = 23;
   c.max_batch_rows = o.number("batch");
-  c.kv_type_k = c.kv_type_v = role == TND_ROLE_TARGET ? type->second : TND_KV_DEFAULT;
+  c.kv_type_k = c.kv_type_v = role == TND_ROLE_SCORE ? TND_KV_DEFAULT : type->second;
+  return c;
+}
+
+// Prints what an engine would take: the words with which it refuses a cap of one byte.
+void print_plan(const Options& o, uint32_t role, const SyntheticModel& model, const std::string& tables, int context) {
+  tnd_open_options c = open_options(o, role, model, tables, context);
+  c.memory_cap_bytes = 1;
+  tnd_engine* e = nullptr;
+  char error[1024];
+  if (tnd_open(&c, &e, error, sizeof error) != TND_RESOURCE_EXHAUSTED) fail(error);
+  std::printf("%s, %d positions: %s\n", role == TND_ROLE_DRAFT ? "draft" : "target", context, error);
+}
+
+tnd_engine* open(const Options& o, uint32_t role, const SyntheticModel& model, const std::string& tables, int context) {
+  const tnd_open_options c = open_options(o, role, model, tables, context);
   tnd_engine* e = nullptr;
   char error[1024];
   const double start = now_ms();
@@ -298,12 +317,34 @@ void run_target(const Options& o, const Rates& rates, const SyntheticShape& shap
   }
 }
 
-void run_draft(const Options& o, const Rates& rates, const SyntheticShape& target, const SyntheticModel& tables) {
+SyntheticShape draft_shape(const Options& o, const SyntheticShape& target) {
   SyntheticShape shape = tnd::bench::dflash_27b_q8_0();
   if (o.number("layers") > 0) shape.layers = std::min(shape.layers, o.number("layers"));
   for (int32_t& id : shape.target_layers) id = id * (target.layers - 1) / 63;
   shape.target_layers.erase(std::unique(shape.target_layers.begin(), shape.target_layers.end()),
                             shape.target_layers.end());
+  return shape;
+}
+
+// Memory of target and drafter at the longest context, from files without contents.
+void plan(const Options& o, const SyntheticShape& shape) {
+  const std::vector<int> contexts = o.numbers("contexts");
+  const int longest = contexts.empty() ? 0 : contexts.back();
+  const auto make = [](const SyntheticShape& s) {
+    std::unique_ptr<SyntheticModel> model;
+    const tnd::Status made = SyntheticModel::make(s, 0, &model);
+    if (!made.ok()) fail(made.message());
+    return model;
+  };
+  const std::unique_ptr<SyntheticModel> target = make(shape);
+  print_plan(o, TND_ROLE_TARGET, *target, "", longest);
+  if (o.number("draft") == 0 || shape.hidden != 5120) return;
+  const std::unique_ptr<SyntheticModel> draft = make(draft_shape(o, shape));
+  print_plan(o, TND_ROLE_DRAFT, *draft, target->path(), longest);
+}
+
+void run_draft(const Options& o, const Rates& rates, const SyntheticShape& target, const SyntheticModel& tables) {
+  const SyntheticShape shape = draft_shape(o, target);
   std::unique_ptr<SyntheticModel> model;
   const tnd::Status made = SyntheticModel::make(shape, 8, &model);
   if (!made.ok()) fail(made.message());
@@ -403,6 +444,10 @@ int main(int argc, char** argv) {
   if (!target && o.text("model") != "none") fail("--model: 27b, 0.8b or none");
   if (o.number("layers") > 0) shape.layers = o.number("layers");
   if (o.number("vocab") > 0) shape.vocab = o.number("vocab");
+  if (o.number("plan") > 0 && target) {
+    plan(o, shape);
+    return 0;
+  }
   const int threads = std::max(1, o.number("threads") > 0 ? o.number("threads") : 2);
   const Rates rates = tnd::bench::measure_rates(o.text("device").c_str(), threads);
   std::printf("copy %.1f GB/s, matmul %.1f TOP/s (%s)\n", rates.copy_gbs, rates.matmul_tops, rates.matmul_how.c_str());

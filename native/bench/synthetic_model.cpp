@@ -381,8 +381,11 @@ Status SyntheticModel::make(const SyntheticShape& shape, int threads, std::uniqu
   }
   std::memcpy(base, h.bytes().data(), h.bytes().size());
   Filler filler(tensors, offsets, static_cast<uint8_t*>(base));
-  const Status s = filler.patterns();
-  if (s.ok()) filler.run(threads);
+  Status s;
+  if (threads > 0) {
+    s = filler.patterns();
+    if (s.ok()) filler.run(threads);
+  }
   munmap(base, size);
   TND_TRY(s);
   m->path_ = "/proc/self/fd/" + std::to_string(m->fd_);

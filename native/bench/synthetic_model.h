@@ -62,7 +62,8 @@ std::vector<SyntheticTensor> synthetic_tensors(const SyntheticShape& shape);
 
 class SyntheticModel {
  public:
-  // make builds the file image with `threads` threads. Errors: TND_RESOURCE_EXHAUSTED when memory is not to be had.
+  // make builds the file image with `threads` threads; 0 leaves all tensors empty (for memory plans). Errors:
+  // TND_RESOURCE_EXHAUSTED when memory is not to be had.
   static Status make(const SyntheticShape& shape, int threads, std::unique_ptr<SyntheticModel>* out);
   ~SyntheticModel();
   SyntheticModel(const SyntheticModel&) = delete;

@@ -361,7 +361,7 @@ TEST(blocks_keep_every_promise) {
     size_t model;
     int k, v;
   };
-  constexpr int kF16 = 1, kQ4 = 2, kQ8 = 8;
+  [[maybe_unused]] constexpr int kF16 = 1, kQ4 = 2, kQ8 = 8;
 #if defined(TND_GPU_EMU)
   const Case cases[] = {{1, kQ8, kQ4}};
 #else

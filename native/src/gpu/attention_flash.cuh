@@ -178,27 +178,12 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   const AttentionRow first_row = a.row_plans[tile.row];
   const KvCache cache = a.caches[first_row.group];
   const bool mapped = tile.rows == 1 && first_row.n_tail > 0;  // else slots are positions
-  const int64_t head_begin = int64_t{kv_head} * a.kv.capacity * DIM;
-  // Where a head's rows lie: its cache of halves, or rows in blocks.
-  const auto rows_of = [&](void* rows, [[maybe_unused]] int32_t type, [[maybe_unused]] int copies_at) {
-    if constexpr (BLOCKS) {
-      return packed_rows<DIM>(type, a.kv, rows, kv_head, shared + flash_tile_bytes<S>() + copies_at);
-    } else {
-      return static_cast<const void*>(rows);
-    }
-  };
-  const auto keys = rows_of(cache.k, a.kv.k_type, 0);
-  const auto values = rows_of(cache.v, a.kv.v_type, STAGES * packed_tile_bytes<DIM>(static_cast<KvType>(a.kv.k_type)));
-  [[maybe_unused]] const auto slots_of = [&](int t) {
-    return TileSlots{t * kAttentionTile, end, mapped, first_row, a.tails};
-  };
-  [[maybe_unused]] const auto copied = [&](const PackedRows& rows, int t) {
-    return rows.copies + t % STAGES * packed_tile_bytes<DIM>(rows.type);
-  };
-  [[maybe_unused]] const auto unpack = [&](const PackedRows& rows, int t) {
-    unpack_tile<DIM, S::kStride, S::kThreads, S::kUnpack>(sk, rows, S::kUnpack ? copied(rows, t) : nullptr,
-                                                          slots_of(t));
-  };
+  const int64_t head_begin = kv_index(a.kv, kv_head, 0);
+  std::conditional_t<BLOCKS, PackedTiles<DIM, STAGES, S::kStride, S::kThreads, S::kUnpack>, NoTiles> packed;
+  if constexpr (BLOCKS) {
+    packed.init(a.kv, cache, kv_head, TileSlots{0, end, mapped, first_row, a.tails}, last_tile,
+                shared + flash_tile_bytes<S>(), sk);
+  }
   [[maybe_unused]] const auto copy_tile = [&](uint16_t* to, const void* cache_rows, int t) {
     constexpr int kUnits = DIM / 8;                    // of 16 bytes, a row
     constexpr int kRowsAtOnce = S::kThreads / kUnits;  // that the block's threads cover
@@ -381,40 +366,42 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
 
   // Copies run STAGES tiles ahead; a group without copies keeps the count.
   constexpr int kAhead = Unit::kOneBuffer ? 1 : STAGES, kOutstanding = Unit::kOneBuffer ? 0 : 2 * STAGES - 1;
-  const auto copy_or_skip = [&](uint16_t* to, const auto& from, int t) {
-    if constexpr (S::kUnpack) {
-      if (t < last_tile) copy_packed<DIM, S::kThreads>(from, copied(from, t), slots_of(t));
-      copy_async_commit();
-    } else if (t >= last_tile) {
-      copy_async_commit();
-    } else if constexpr (BLOCKS) {
-      unpack(from, t);
-    } else {
+  [[maybe_unused]] const auto copy_or_skip = [&](uint16_t* to, const void* from, int t) {
+    if (t < last_tile) {
       copy_tile(to + (Unit::kOneBuffer ? 0 : t % STAGES * kTileHalves), from, t);
+    } else {
+      copy_async_commit();
     }
   };
   for (int t = first_tile; t < first_tile + kAhead; ++t) {
-    copy_or_skip(sk, keys, t);
-    if constexpr (!Unit::kOneBuffer) copy_or_skip(sv, values, t);
+    if constexpr (BLOCKS) {
+      packed.fetch_keys(t);
+      if constexpr (S::kUnpack) packed.fetch_values(t);
+    } else {
+      copy_or_skip(sk, cache.k, t);
+      if constexpr (!Unit::kOneBuffer) copy_or_skip(sv, cache.v, t);
+    }
   }
   for (int t = first_tile; t < last_tile; ++t) {
     const int buffer = S::kBuffers == 1 ? 0 : t % STAGES * kTileHalves;
     copy_async_wait<kOutstanding>();
     __syncthreads();
     if constexpr (S::kUnpack) {
-      unpack(keys, t);
+      packed.unpack_keys(t);
       __syncthreads();
-      copy_or_skip(sk, keys, t + STAGES);
+      packed.fetch_keys(t + STAGES);
     }
     for_live([&](auto live) { multiply_keys(sk + buffer, live); });
     if constexpr (S::kUnpack) copy_async_wait<kOutstanding>();
     __syncthreads();
-    if constexpr (Unit::kOneBuffer) {
-      copy_or_skip(sv, values, t);
-    } else if constexpr (S::kUnpack) {
-      unpack(values, t);
+    if constexpr (S::kUnpack) {
+      packed.unpack_values(t);
+    } else if constexpr (BLOCKS) {
+      packed.fetch_values(t);
+    } else if constexpr (Unit::kOneBuffer) {
+      copy_or_skip(sv, cache.v, t);
     } else {
-      copy_or_skip(sk, keys, t + STAGES);
+      copy_or_skip(sk, cache.k, t + STAGES);
     }
 #pragma unroll
     for (int i = 0; i < MT; ++i) {  // softmax
@@ -459,17 +446,19 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
     }
     if constexpr (!S::kUnpack) copy_async_wait<kOutstanding>();
     __syncthreads();
-    if constexpr (S::kUnpack) copy_or_skip(sv, values, t + STAGES);
+    if constexpr (S::kUnpack) packed.fetch_values(t + STAGES);
     for_live([&](auto live) {
       apply_rows(live);
       multiply_values(sv + buffer, live);
     });
     if constexpr (S::kUnpack) continue;  // the next tile starts with a barrier
     __syncthreads();
-    if constexpr (Unit::kOneBuffer) {
-      copy_or_skip(sk, keys, t + 1);
+    if constexpr (BLOCKS) {
+      packed.fetch_keys(t + 1);
+    } else if constexpr (Unit::kOneBuffer) {
+      copy_or_skip(sk, cache.k, t + 1);
     } else {
-      copy_or_skip(sv, values, t + STAGES);
+      copy_or_skip(sv, cache.v, t + STAGES);
     }
   }
   if constexpr (S::kUnpack) __syncthreads();

@@ -94,7 +94,8 @@ TND_DEVICE void unpack_typed(uint16_t* tile, const PackedRows& rows, const uint8
   constexpr int kUnits = static_cast<int>(kv_code_bytes(TYPE, DIM) / 16), kElems = DIM / kUnits,
                 kScales = DIM / kKvBlock;
   constexpr int kRow = kUnits * 16, kCopied = packed_stride<DIM>(TYPE);
-#pragma unroll 2
+  [[maybe_unused]] constexpr int kUnroll = COPIED ? 2 : 1;  // two from the cache at a time would spill on gfx1100
+#pragma unroll kUnroll
   for (int i = static_cast<int>(threadIdx.x); i < kAttentionTile * kUnits; i += THREADS) {
     const bool blocks = TYPE != KvType::kF16;
     const int key = blocks ? i / (8 * kUnits) * 8 + i % 8 : i / kUnits, unit = blocks ? i / 8 % kUnits : i % kUnits;
@@ -137,5 +138,48 @@ TND_DEVICE void unpack_tile(uint16_t* tile, const PackedRows& rows, const uint8_
     unpack_typed<KvType::kF16, DIM, STRIDE, THREADS, COPIED>(tile, rows, copied, slots);
   }
 }
+
+// The tiles of a block of attention_flash_kernel. COPIED: fetch starts a copy, or ends a group without one beyond the
+// last tile, and unpack waits for no one; else fetch unpacks at once.
+template <int DIM, int STAGES, int STRIDE, int THREADS, bool COPIED>
+struct PackedTiles {
+  PackedRows keys, values;
+  TileSlots slots;
+  int last_tile;
+  uint16_t* tile;
+
+  __device__ __forceinline__ void init(const KvShape& kv, const KvCache& cache, int head, const TileSlots& all,
+                                       int last, uint8_t* copies, uint16_t* halves) {
+    keys = packed_rows<DIM>(kv.k_type, kv, cache.k, head, copies);
+    values = packed_rows<DIM>(kv.v_type, kv, cache.v, head, copies + STAGES * packed_tile_bytes<DIM>(keys.type));
+    slots = all, last_tile = last, tile = halves;
+  }
+  __device__ __forceinline__ void fetch_keys(int t) { fetch(keys, t); }
+  __device__ __forceinline__ void fetch_values(int t) { fetch(values, t); }
+  __device__ __forceinline__ void unpack_keys(int t) { unpack(keys, t); }
+  __device__ __forceinline__ void unpack_values(int t) { unpack(values, t); }
+
+ private:
+  __device__ __forceinline__ TileSlots slots_of(int t) const {
+    TileSlots s = slots;
+    s.first = t * kAttentionTile;
+    return s;
+  }
+  __device__ __forceinline__ uint8_t* copied(const PackedRows& rows, int t) const {
+    return rows.copies + t % STAGES * packed_tile_bytes<DIM>(rows.type);
+  }
+  __device__ __forceinline__ void fetch(const PackedRows& rows, int t) {
+    if constexpr (COPIED) {
+      if (t < last_tile) copy_packed<DIM, THREADS>(rows, copied(rows, t), slots_of(t));
+      copy_async_commit();
+    } else if (t < last_tile) {
+      unpack(rows, t);
+    }
+  }
+  __device__ __forceinline__ void unpack(const PackedRows& rows, int t) {
+    unpack_tile<DIM, STRIDE, THREADS, COPIED>(tile, rows, COPIED ? copied(rows, t) : nullptr, slots_of(t));
+  }
+};
+struct NoTiles {};
 
 }  // namespace tnd::gpu

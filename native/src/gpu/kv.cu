@@ -76,7 +76,8 @@ __global__ void __launch_bounds__(kThreads) kv_block_rows_kernel(KvRowsArgs a) {
   const int64_t slot = a.slot + static_cast<int64_t>(blockIdx.x);
   const int64_t k_all = kv_stored_bytes(type_of(a.shape, true), a.shape.dim) * a.shape.heads;
   const int64_t v_all = kv_stored_bytes(type_of(a.shape, false), a.shape.dim) * a.shape.heads;
-  for (const bool keys : {true, false}) {
+  for (int part = 0; part < 2; ++part) {
+    const bool keys = part == 0;
     const KvType type = type_of(a.shape, keys);
     uint16_t* rows =
         reinterpret_cast<uint16_t*>(static_cast<uint8_t*>(a.rows) + blockIdx.x * (k_all + v_all) + (keys ? 0 : k_all));

@@ -14,6 +14,11 @@ TND_DEVICE uint16_t half_saturated(float x) {
   return x == x ? float_to_half(x) : uint16_t{0};
 }
 
+// Element index of a head's row in [heads][capacity][dim].
+TND_DEVICE int64_t kv_index(const KvShape& s, int head, int64_t slot) {
+  return (int64_t{head} * s.capacity + slot) * s.dim;
+}
+
 // One head's row. scales are those of its blocks, quantised types only.
 struct KvRow {
   uint8_t* codes;
