@@ -69,6 +69,33 @@ func TestIdentityGreedy(t *testing.T) {
 	}
 }
 
+// TestIdentityOfCacheTypes: with keys and values in blocks the text may be another, but it is one text, drafted or not.
+func TestIdentityOfCacheTypes(t *testing.T) {
+	_, c := demo(t, "--threads", "1", "--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--draft-cache-type", "q4_0")
+	_, halves := demo(t, "--threads", "1")
+	equal, cases := 0, golden(t)
+	for i, g := range cases {
+		request := client.Request{Prompt: g.IDs, MaxTokens: len(g.Greedy) + 8}
+		plain := generate(t, c, request, client.Speculation{Mode: "off"})
+		if generate(t, halves, request, client.Speculation{Mode: "off"}).Text == plain.Text {
+			equal++
+		}
+		if i%4 != 0 {
+			continue
+		}
+		for _, s := range append(modes()[:2], client.Speculation{Mode: "tree", Budget: 22}) {
+			if got := generate(t, c, request, s); got.Text != plain.Text {
+				t.Errorf("case %d, %s: %q\nplain: %q", i, name(s), got.Text, plain.Text)
+			}
+		}
+	}
+	// Of all texts few change at this precision; a cache that decodes wrongly changes nearly all.
+	if equal < len(cases)/2 {
+		t.Errorf("%d of %d texts are those of a cache of halves", equal, len(cases))
+	}
+	t.Logf("%d of %d texts are those of a cache of halves", equal, len(cases))
+}
+
 // TestIdentitySampled: the same seed gives the same text, whatever drafts; penalties and filters included.
 func TestIdentitySampled(t *testing.T) {
 	_, c := demo(t, "--threads", "1")

@@ -126,7 +126,7 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	specs := []supervise.Spec{c.spec(programs, workerTarget, target)}
 	specs[0].Essential = true
 	if models.draft != "" {
-		args := []string{"--model", models.draft, "--tables", models.target, "--threads", strconv.Itoa(draftThreads)}
+		args := []string{"--model", models.draft, "--tables", models.target, "--threads", strconv.Itoa(draftThreads), "--kv-type-k", w.DraftCache, "--kv-type-v", w.DraftCache}
 		args = optional(args, "--max-ctx", w.MaxCtx)
 		args = optional(args, "--lanes", w.Lanes)
 		specs = append(specs, c.spec(programs, workerDraft, args))

@@ -38,7 +38,7 @@ func prepare(t *testing.T, models trio, workers WorkerFlags) *cluster {
 
 func TestWorkerCommandLines(t *testing.T) {
 	target, draft, prefill := filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft), filepath.Join(modelsDir, demoPrefill)
-	workers := WorkerFlags{Programs: programs(t), Device: "cpu", Threads: 3, MaxCtx: 4096, Lanes: 2, MemoryCap: 1 << 30, CacheTypeK: "f16", CacheTypeV: "f32", CacheDir: "/c"}
+	workers := WorkerFlags{Programs: programs(t), Device: "cpu", Threads: 3, MaxCtx: 4096, Lanes: 2, MemoryCap: 1 << 30, CacheTypeK: "f16", CacheTypeV: "f32", DraftCache: "q8_0", CacheDir: "/c"}
 	c := prepare(t, trio{target, draft, prefill}, workers)
 	specs, err := c.specs()
 	if err != nil {
@@ -46,7 +46,7 @@ func TestWorkerCommandLines(t *testing.T) {
 	}
 	wants := map[string][]string{
 		workerTarget:  {"--model " + target, "--threads 3", "--max-ctx 4096", "--lanes 2", "--memory-cap 1GiB", "--kv-type-k f16", "--kv-type-v f32", "--cache-dir /c"},
-		workerDraft:   {"--model " + draft, "--tables " + target, "--threads 3", "--lanes 2", "--cache-dir /c"},
+		workerDraft:   {"--model " + draft, "--tables " + target, "--threads 3", "--lanes 2", "--kv-type-k q8_0", "--kv-type-v q8_0", "--cache-dir /c"},
 		workerPrefill: {"--model " + prefill, "--threads 3"},
 	}
 	if len(specs) != len(wants) {

@@ -37,8 +37,9 @@ type WorkerFlags struct {
 	MaxCtx        int         `default:"0" help:"Longest context in tokens, 0 = the model's, as far as --memory-cap allows."`
 	Lanes         int         `default:"0" help:"Requests that the target decodes at a time, 0 = the worker's default."`
 	MemoryCap     config.Size `default:"0" placeholder:"SIZE" help:"Memory of the target's engine, for example 8GiB; 0 = no limit."`
-	CacheTypeK    string      `name:"cache-type-k" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of cached keys: f16, f32, q8_0, q4_0, as the target's device has it."`
-	CacheTypeV    string      `name:"cache-type-v" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of cached values: f16, f32, q8_0, q4_0."`
+	CacheTypeK    string      `name:"cache-type-k" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the target's cached keys: f16, f32, q8_0, q4_0."`
+	CacheTypeV    string      `name:"cache-type-v" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the target's cached values: f16, f32, q8_0, q4_0."`
+	DraftCache    string      `name:"draft-cache-type" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the draft's cached keys and values: f16, f32, q8_0, q4_0."`
 	DDTreeBudget  int         `name:"ddtree-budget" default:"0" help:"Nodes of draft trees when a request does not say, 0 = the worker's default; automatic speculation finds its own."`
 	Chunk         int         `default:"0" help:"Prompt tokens that one prefill step reads, 0 = as many as the engine takes."`
 	CacheDir      string      `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers."`

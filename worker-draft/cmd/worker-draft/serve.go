@@ -22,6 +22,7 @@ const grace = time.Second
 
 type serveCmd struct {
 	workernode.Flags
+	workernode.CacheFlags
 
 	Tables   string `help:"File with the target's embedding and head, for example the target model itself; default: asked of the first target." placeholder:"PATH"`
 	CacheDir string `help:"Folder for files of targets; default: tandem in the user's cache." placeholder:"DIR"`
@@ -77,6 +78,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		Open: func(tables string) server.Engine {
 			options := c.OpenOptions(engineplugin.RoleDraft)
 			options.TablesPath = tables
+			c.CacheFlags.Apply(&options)
 			return workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine")})
 		},
 	})

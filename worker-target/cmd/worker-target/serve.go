@@ -30,9 +30,8 @@ const grace = 30 * time.Second
 
 type serveCmd struct {
 	workernode.Flags
+	workernode.CacheFlags
 
-	KvTypeK  string   `help:"Type of cached keys." enum:"f16,f32,q8_0,q4_0" default:"f16"`
-	KvTypeV  string   `help:"Type of cached values." enum:"f16,f32,q8_0,q4_0" default:"f16"`
 	Draft    []string `help:"Draft worker to use besides those of the lease; may be repeated." placeholder:"ADDR"`
 	CacheDir string   `help:"Folder for files of drafts; default: tandem in the user's cache." placeholder:"DIR"`
 
@@ -58,11 +57,6 @@ func (c *serveCmd) Validate() error {
 		return fmt.Errorf("--draft-deadline: must be in 1ms..1s, got %v", c.DraftDeadline)
 	}
 	return nil
-}
-
-// kvType is the ggml id of a type that the flags accept. Which of them an engine has is its backend's business.
-func kvType(name string) int32 {
-	return map[string]int32{"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}[name]
 }
 
 // Run serves until the process is told to end.
@@ -92,7 +86,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		return err
 	}
 	options := c.OpenOptions(engineplugin.RoleTarget)
-	options.KVTypeK, options.KVTypeV = kvType(c.KvTypeK), kvType(c.KvTypeV)
+	c.CacheFlags.Apply(&options)
 	digest := sync.OnceValues(func() (string, error) { return workernode.TablesDigest(ctx, file) })
 	w := &worker{model: auto.New(), log: log}
 	w.guides = guide.NewFactory(func(vocab int) (*guide.Text, error) {
