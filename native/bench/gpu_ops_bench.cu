@@ -16,6 +16,7 @@
 #include "engine/tree.h"
 #include "gpu/attention.h"
 #include "gpu/delta.h"
+#include "gpu/delta_chunk.h"
 #include "gpu/kv.h"
 #include "gpu/norm.h"
 #include "gpu/rope.h"
@@ -240,6 +241,33 @@ void bench_delta(Bench* b) {
     const double state = 4.0 * static_cast<double>(kDelta.state_elems()) * (c.parents.empty() ? 2 : 1);
     b->line((std::string("delta rule, ") + c.name).c_str(), layers([&] { launch_delta_recur(b->stream, a); }),
             state + 4.0 * c.rows * (kDelta.conv_dim() + 2.0 * kDelta.value_dim()));
+    DeltaChunks chunks;
+    chunks.plan({&group, 1}, 0, delta_chunk_capacity(kMaxRows));
+    if (chunks.chunks.empty() || !delta_chunked(b->info)) continue;
+    DeltaChunkArgs p;
+    p.w = a.w, p.io = a.io, p.conv = a.conv, p.gates = a.gates, p.mixed = a.mixed;
+    p.chunks = b->upload(chunks.chunks), p.n_chunks = static_cast<int>(chunks.chunks.size());
+    p.chains = b->upload(chunks.chains), p.n_chains = static_cast<int>(chunks.chains.size());
+    p.scratch = b->take(delta_chunk_scratch_bytes(kDelta, p.n_chunks));
+    p.shared_per_block = b->info.shared_per_block;
+    const auto chunked = [&](const auto& issue) {
+      return b->time(kDeltaLayers, [&] {
+        for (int i = 0; i < kDeltaLayers; ++i) {
+          p.group_plans = groups + i;
+          issue();
+        }
+      });
+    };
+    const double scratch = static_cast<double>(delta_chunk_scratch_bytes(kDelta, p.n_chunks));
+    b->line("delta rule in chunks, 512: preparation", chunked([&] { launch_delta_prepare(b->stream, p); }),
+            scratch + 4.0 * c.rows * kDelta.conv_dim());
+    b->line("delta rule in chunks, 512: states", chunked([&] { launch_delta_states(b->stream, p); }),
+            scratch + state + 4.0 * c.rows * kDelta.value_dim());
+    b->line("delta rule in chunks, 512: both", chunked([&] {
+              launch_delta_prepare(b->stream, p);
+              launch_delta_states(b->stream, p);
+            }),
+            2 * scratch + state + 4.0 * c.rows * (kDelta.conv_dim() + kDelta.value_dim()));
   }
   std::vector<int32_t> path;
   for (int i = 0; i < 8; ++i) path.push_back(i);

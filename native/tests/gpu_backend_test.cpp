@@ -1,10 +1,12 @@
 // The GPU backend as a whole: names of devices, memory, transfers of every size, and the step as a replayed graph.
 #include <cstdlib>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/fp.h"
 #include "engine/roles.h"
+#include "engine/tree.h"
 #include "engine_util.h"
 #include "gpu/backend_gpu.h"
 #include "harness.h"
@@ -271,6 +273,87 @@ TEST(prompts_have_products_of_their_own) {
   for (size_t i = 0; i < want.size(); ++i) CHECK_NEAR(prompt[i], want[i], 1e-3);
   CHECK(same_bits(product(false, kRows), want));
   made->release(base);
+}
+
+// Chains of a prompt's step go through the chunked delta rule, in as many rounds as its scratch asks for; of any other
+// step through the recurrence, whose results they have but for rounding.
+TEST(long_chains_of_prompts_are_chunked) {
+  constexpr DeltaShape kShape{1, 2};
+  constexpr int kCounts[] = {70, 130, 66}, kRows = 70 + 130 + 66;
+  std::unique_ptr<Backend> backend;
+  CHECK_OK(make_backend(nullptr, 1, &backend));
+  ScratchLimits limits;
+  limits.rows = kRows;
+  limits.max_k = kShape.value_dim();
+  limits.delta = kShape;
+  limits.forms = gpu::kFormQ256;
+  Arena measured;
+  backend->plan_scratch(measured, limits);
+  (void)backend->acts(measured, kShape.value_dim(), kRows, limits.forms);
+  void* scratch = nullptr;
+  CHECK_OK(backend->allocate(measured.total(), &scratch));
+  Arena arena(scratch, measured.total());
+  backend->plan_scratch(arena, limits);
+  const std::unique_ptr<Acts> out = backend->acts(arena, kShape.value_dim(), kRows, limits.forms);
+
+  Rng rng(31);
+  void* base = nullptr;
+  const int64_t state = kShape.state_elems(), taps = kShape.taps_elems(), value_dim = kShape.value_dim();
+  const int64_t inputs =
+      4 * kShape.conv_dim() + 2 * kShape.nv + kDeltaDim + kRows * (kShape.conv_dim() + value_dim + 2 * kShape.nv);
+  CHECK_OK(backend->allocate(static_cast<uint64_t>(inputs + 3 * (state + taps)) * sizeof(float), &base));
+  auto* at = static_cast<float*>(base);
+  const auto random = [&](int64_t n, float low, float high) {
+    std::vector<float> x(static_cast<size_t>(n));
+    for (float& v : x) v = rng.uniform(low, high);
+    backend->upload(at, x.data(), n);
+    CHECK_OK(backend->sync());
+    return std::exchange(at, at + n);
+  };
+  DeltaLayer layer;
+  layer.shape = kShape;
+  layer.conv = random(4 * kShape.conv_dim(), -0.5f, 0.5f);
+  layer.a = random(kShape.nv, -0.2f, -0.01f);
+  layer.dt = random(kShape.nv, -1.0f, 1.0f);
+  layer.norm = random(kDeltaDim, 0.5f, 1.5f);
+  layer.eps = 1e-6f;
+  DeltaIo io;
+  io.qkv = random(kRows * kShape.conv_dim(), -1.0f, 1.0f);
+  io.z = random(kRows * value_dim, -1.0f, 1.0f);
+  io.alpha = random(kRows * kShape.nv, -1.0f, 1.0f);
+  io.beta = random(kRows * kShape.nv, -1.0f, 1.0f);
+  std::vector<DeltaState> states(3);
+  std::vector<DeltaRow> rows(kRows);
+  std::vector<DeltaGroup> groups;
+  int first = 0;
+  for (size_t i = 0; i < 3; ++i) {
+    chain_rows(kCounts[i], rows.data() + first);
+    groups.push_back({first, kCounts[i], true, rows.data() + first, &states[i], nullptr});
+    first += kCounts[i];
+  }
+  std::vector<float> got[2];
+  float* const kept = at;
+  for (const bool prompt : {false, true}) {
+    at = kept;
+    rng = Rng(32);
+    for (DeltaState& s : states) s.s = random(state, -0.5f, 0.5f), s.taps = random(taps, -1.0f, 1.0f);
+    backend->begin_step(prompt);
+    backend->delta_mixer(layer, 0, groups, kRows, io, limits.forms, out.get());
+    std::vector<float>& to = got[prompt ? 1 : 0];
+    to.resize(static_cast<size_t>(3 * (state + taps)));
+    backend->download(to.data(), kept, 3 * (state + taps));
+    CHECK_OK(backend->sync());
+  }
+  double wrong = 0, all = 0;
+  for (size_t i = 0; i < got[0].size(); ++i) {
+    const double d = double{got[1][i]} - got[0][i];
+    wrong += d * d;
+    all += double{got[0][i]} * got[0][i];
+  }
+  CHECK(wrong > 0);  // they are two ways
+  CHECK(wrong <= 1e-12 * all);
+  backend->release(base);
+  backend->release(scratch);
 }
 
 // A step is a prompt's only when all of its sequences are at their prompts: what another sequence decodes beside one

@@ -54,6 +54,8 @@ void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
     conv_ = floats(rows * d.conv_dim());
     gates_ = floats(rows * 2 * d.nv);
     saved_ = floats(int64_t{kDeltaGroups} * limits.state_slots * d.state_elems());
+    chunk_capacity_ = delta_chunked(info_) ? delta_chunk_capacity(limits.rows) : 0;
+    if (chunk_capacity_ > 0) chunk_scratch_ = take(delta_chunk_scratch_bytes(d, chunk_capacity_));
   }
   rows_ = floats(rows * wide);
   const AttentionLayer& a = limits.score.q_heads > 0 ? limits.score : limits.attention;
@@ -228,8 +230,25 @@ void GpuBackend::swiglu(const float* gate, const float* up, int rows, int64_t di
 
 // ---- gated DeltaNet
 
+namespace {
+
+// Room for the plans of chunks: each chain's own lists at worst.
+uint64_t chunk_plan_bytes(std::span<const DeltaGroup> groups, int capacity) {
+  uint64_t bytes = 0;
+  if (capacity == 0) return bytes;
+  for (const DeltaGroup& g : groups) {
+    if (!DeltaChunks::takes(g)) continue;
+    const uint64_t chunks = static_cast<uint64_t>((g.count + kDeltaChunk - 1) / kDeltaChunk);
+    bytes += Recorder::padded(chunks * sizeof(DeltaChunk)) + Recorder::padded(sizeof(DeltaChain));
+  }
+  return bytes;
+}
+
+}  // namespace
+
 void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const DeltaGroup> groups, int rows,
                              const DeltaIo& io, InputForms forms, Acts* out) {
+  const int capacity = prompt_step_ ? chunk_capacity_ : 0;  // else everything goes through the recurrence
   delta_.plan(groups, rows, 0);
   delta_groups_.assign(groups.size(), DeltaStepGroup());
   for (size_t g = 0; g < groups.size(); ++g) {
@@ -237,11 +256,13 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
     to.first = groups[g].first;
     to.count = groups[g].count;
     to.commit = groups[g].commit ? 1 : 0;
+    to.chunked = capacity > 0 && DeltaChunks::takes(groups[g]) ? 1 : 0;
     to.state = groups[g].states[layer];
     if (!groups[g].commit) to.replay = groups[g].replay[layer];
   }
   if (!recorder_.reserve(Recorder::padded(delta_.rows.size() * sizeof(DeltaStepRow)) +
-                         Recorder::padded(delta_groups_.size() * sizeof(DeltaStepGroup)))) {
+                         Recorder::padded(delta_groups_.size() * sizeof(DeltaStepGroup)) +
+                         chunk_plan_bytes(groups, capacity))) {
     return;
   }
   const DeltaStepRow* row_plans = recorder_.put(delta_.rows.data(), delta_.rows.size());
@@ -262,7 +283,31 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
   };
   fill(recorder_.add(launch_delta_conv), 0, groups.size());
   for (size_t first = 0; first < groups.size(); first += kDeltaGroups) {
-    fill(recorder_.add(launch_delta_recur), first, std::min<size_t>(kDeltaGroups, groups.size() - first));
+    const size_t count = std::min<size_t>(kDeltaGroups, groups.size() - first);
+    const auto* window = delta_groups_.data() + first;
+    if (std::all_of(window, window + count, [](const DeltaStepGroup& g) { return g.chunked != 0; })) continue;
+    fill(recorder_.add(launch_delta_recur), first, count);
+  }
+  for (size_t first = 0; capacity > 0;) {
+    first = chunks_.plan(groups, first, capacity);
+    if (chunks_.chains.empty()) break;
+    const DeltaChunk* chunks = recorder_.put(chunks_.chunks.data(), chunks_.chunks.size());
+    const DeltaChain* chains = recorder_.put(chunks_.chains.data(), chunks_.chains.size());
+    for (const auto operation : {launch_delta_prepare, launch_delta_states}) {
+      DeltaChunkArgs& args = recorder_.add(operation);
+      args.w = w;
+      args.io = io;
+      args.group_plans = group_plans;
+      args.chunks = chunks;
+      args.chains = chains;
+      args.n_chunks = static_cast<int>(chunks_.chunks.size());
+      args.n_chains = static_cast<int>(chunks_.chains.size());
+      args.conv = conv_;
+      args.gates = gates_;
+      args.mixed = rows_;
+      args.scratch = chunk_scratch_;
+      args.shared_per_block = info_.shared_per_block;
+    }
   }
   GatedNormArgs& norm = recorder_.add(launch_gated_norm);
   norm.o = rows_;

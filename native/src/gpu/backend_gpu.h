@@ -16,6 +16,7 @@
 #include "gpu/attention.h"
 #include "gpu/backend_record.h"
 #include "gpu/delta.h"
+#include "gpu/delta_chunk.h"
 #include "gpu/matmul.h"
 #include "gpu/runtime.h"
 #include "gpu/sample.h"
@@ -52,7 +53,10 @@ class GpuBackend final : public Backend {
   void plan_scratch(Arena& arena, const ScratchLimits& limits) override;
   uint64_t kv_bytes(const KvShape& shape, bool keys) const override;
 
-  void begin_step(bool prompt) override { prompt_ = prompt && has_matmul_pairs(info_); }
+  void begin_step(bool prompt) override {
+    prompt_step_ = prompt;
+    prompt_ = prompt && has_matmul_pairs(info_);
+  }
   void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) override;
   void download(float* host, const float* src, int64_t n) override;
   void download_bf16(uint16_t* host, const float* src, int64_t n) override;
@@ -103,6 +107,7 @@ class GpuBackend final : public Backend {
   uint8_t* stage_ = nullptr;                  // host, for transfers that pass the step's buffers by
   std::unique_ptr<cpu::ThreadPool> packers_;  // of weights, while a model loads
 
+  bool prompt_step_ = false;
   bool prompt_ = false;  // of the step; the device has products of its own for it
   ScratchLimits limits_;
   float* rows_ = nullptr;   // [rows, max_k]: rows between an operation and prepare
@@ -110,6 +115,8 @@ class GpuBackend final : public Backend {
   float* conv_ = nullptr;   // [rows, conv_dim]
   float* gates_ = nullptr;  // [rows, 2 nv]
   float* saved_ = nullptr;  // [kDeltaGroups, state_slots, state_elems]
+  int chunk_capacity_ = 0;  // chunks of 64 rows that chunk_scratch_ holds; 0: no chunked delta rule
+  void* chunk_scratch_ = nullptr;
   void* attention_scratch_ = nullptr;
   uint64_t attention_scratch_bytes_ = 0;
   float* score_scratch_ = nullptr;
@@ -122,6 +129,7 @@ class GpuBackend final : public Backend {
   // Plans of the operation being recorded, reused.
   AttentionStep attention_;
   DeltaStep delta_;
+  DeltaChunks chunks_;
   std::vector<KvCache> caches_;
   std::vector<AttentionRowPlan> score_rows_;
   std::vector<DeltaStepGroup> delta_groups_;

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "gpu/delta.h"
+#include "gpu/delta_device.cuh"
 
 namespace tnd::gpu {
 namespace {
@@ -98,19 +99,6 @@ TND_DEVICE float2 delta_row(float2 (&s)[kPer], const float* k, const float* q, f
   return d;
 }
 
-// Keeps the last three inputs of a committing chain: thread = channel.
-TND_DEVICE void shift_taps(const DeltaStepGroup& g, const float* qkv, int64_t conv_dim, int64_t channel) {
-  constexpr int kSaved = kConvTaps - 1;
-  float kept[kSaved];
-#pragma unroll
-  for (int t = 0; t < kSaved; ++t) {
-    const int row = g.count - kSaved + t;  // negative: an old tap
-    kept[t] = row >= 0 ? qkv[(g.first + row) * conv_dim + channel] : g.state.taps[(kSaved + row) * conv_dim + channel];
-  }
-#pragma unroll
-  for (int t = 0; t < kSaved; ++t) g.state.taps[t * conv_dim + channel] = kept[t];
-}
-
 // Tap blocks follow the nv * 4 blocks of the recurrence.
 __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int shared_slots) {
   TND_DYNAMIC_SHARED(float2, put_aside);  // [shared_slots][kPer][kThreads]
@@ -121,7 +109,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   const DeltaShape& shape = a.w.shape;
   const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim(), value_dim = shape.value_dim();
   const DeltaStepGroup g = a.group_plans[blockIdx.y];
-  if (g.count == 0) return;
+  if (g.count == 0 || g.chunked != 0) return;
   const int blocks = shape.nv * kSlices;
   if (static_cast<int>(blockIdx.x) >= blocks) {
     const int64_t channel = int64_t{blockIdx.x - blocks} * kThreads + threadIdx.x;
@@ -209,13 +197,11 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
       x.alpha = in.alpha[r], x.beta = in.beta[r], x.plan = in.plan[r];
       return x;
     };
+    // Two rows a turn, for the two sets of inputs: a tile's eight rows are 70 KB of code, more than the nearer caches
+    // of instructions hold, and every turn would fetch them anew.
     RowInputs inputs[2];
     inputs[0] = read(0);
-#pragma unroll
-    for (int r = 0; r < kTileRows; ++r) {
-      if (r >= n) break;
-      if (r + 1 < kTileRows) inputs[(r + 1) % 2] = read(r + 1);  // beyond n: whatever is there, not used
-      const RowInputs& x = inputs[r % 2];
+    const auto do_row = [&](int r, const RowInputs& x) {
       const int64_t row = g.first + first + r;
       const int32_t load = x.plan.x, save = x.plan.y;
       if (load == kStateCommitted) {
@@ -239,6 +225,15 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
       } else if (save >= 0) {
 #pragma unroll
         for (int i = 0; i < kPer; ++i) put_aside[(save * kPer + i) * kThreads + threadIdx.x] = s[i];
+      }
+    };
+#pragma unroll 1
+    for (int r = 0; r < n; r += 2) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        if (r + odd >= n) break;
+        inputs[1 - odd] = read((r + odd + 1) % kTileRows);  // beyond n: whatever is there, not used
+        do_row(r + odd, inputs[odd]);
       }
     }
   }

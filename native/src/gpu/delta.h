@@ -1,5 +1,6 @@
 // Gated DeltaNet on the device. A layer's step is launch_delta_conv, launch_delta_recur, launch_gated_norm (norm.h);
-// accepted rows are replayed by launch_delta_commit for all layers at once. Same bits as cpu/deltanet.cpp.
+// accepted rows are replayed by launch_delta_commit for all layers at once. Same bits as cpu/deltanet.cpp. Long chains
+// of prompts go through delta_chunk.h instead of the recurrence.
 //
 // The recurrence keeps S in registers from the first to the last row of a group: a slice of 32 columns per block of 128
 // threads, eight threads a column, sixteen key rows each (the eight partial sums of the contract). Rows come depth
@@ -28,7 +29,7 @@ struct DeltaStepRow {
 struct DeltaStepGroup {
   int32_t first = 0, count = 0;
   int32_t commit = 0;
-  int32_t unused = 0;
+  int32_t chunked = 0;  // the chunked form takes it (delta_chunk.h), the recurrence leaves it out
   DeltaState state;
   DeltaReplay replay;  // null when commit
 };

@@ -1,4 +1,7 @@
+#include <algorithm>
+
 #include "gpu/delta.h"
+#include "gpu/delta_chunk.h"
 
 namespace tnd::gpu {
 
@@ -48,6 +51,23 @@ void DeltaStep::plan(std::span<const DeltaGroup> host, int n_rows, int layers) {
       if (!group.commit) out.replay = group.replay[layer];
     }
   }
+}
+
+size_t DeltaChunks::plan(std::span<const DeltaGroup> groups, size_t first, int capacity) {
+  chunks.clear();
+  chains.clear();
+  for (; first < groups.size(); ++first) {
+    const DeltaGroup& g = groups[first];
+    if (!takes(g)) continue;
+    const int count = (g.count + kDeltaChunk - 1) / kDeltaChunk;
+    if (static_cast<int>(chunks.size()) + count > capacity) break;
+    const int32_t group = static_cast<int32_t>(first);
+    chains.push_back({static_cast<int32_t>(chunks.size()), count, group});
+    for (int at = 0; at < g.count; at += kDeltaChunk) {
+      chunks.push_back({g.first + at, std::min(kDeltaChunk, g.count - at), group});
+    }
+  }
+  return first;
 }
 
 }  // namespace tnd::gpu
