@@ -230,7 +230,7 @@ func (p *Pool) update(list []registry.Worker, connect func(registry.Worker) *grp
 		}
 	}
 	if p.anyReady() {
-		p.lastReady = now
+		p.lastReady, p.lastCtx = now, p.longest()
 	}
 	p.dispatch(now)
 }

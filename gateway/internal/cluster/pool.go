@@ -39,6 +39,7 @@ type Pool struct {
 	grants    uint64
 	seq       uint64
 	lastReady time.Time
+	lastCtx   int // longest context while a worker was ready
 	draining  bool
 	wake      *time.Timer // dispatches again when a pause ends
 }
@@ -323,10 +324,19 @@ func (p *Pool) Queued() int {
 	return n
 }
 
-// MaxContext is the longest context of the ready workers, 0 when there is none or none said.
+// MaxContext is the longest context of the ready workers, while there is none that of the last ones: a request that waits for one to
+// come back is to fit then. It is 0 when there never was one, or none said.
 func (p *Pool) MaxContext() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if !p.anyReady() {
+		return p.lastCtx
+	}
+	return p.longest()
+}
+
+// longest context of the ready workers; the caller holds mu.
+func (p *Pool) longest() int {
 	n := 0
 	for _, w := range p.workers {
 		if w.ready() {

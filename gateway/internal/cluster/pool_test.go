@@ -250,3 +250,23 @@ func TestServedModel(t *testing.T) {
 	check([]registry.Worker{w("a", "y", 2), w("c", "x", 3)}, "x", "c")
 	check([]registry.Worker{w("a", "y", 2)}, "y", "a")
 }
+
+// TestContextOutlivesWorkers: while no worker is ready, requests are measured by the last ones; one that was let through without a
+// limit would wait for a worker that can take it, and none would come.
+func TestContextOutlivesWorkers(t *testing.T) {
+	p := pool(t, PoolConfig{Grace: time.Minute})
+	if n := p.MaxContext(); n != 0 {
+		t.Errorf("context %d before the first worker", n)
+	}
+	set(p, info("a", 1, 1000, registry.StateReady), info("b", 1, 500, registry.StateStarting))
+	for _, workers := range [][]registry.Worker{{info("a", 1, 1000, registry.StateStarting)}, nil} {
+		set(p, workers...)
+		if n := p.MaxContext(); n != 1000 {
+			t.Errorf("context %d while no worker is ready, was 1000", n)
+		}
+	}
+	set(p, info("b", 1, 500, registry.StateReady))
+	if n := p.MaxContext(); n != 500 {
+		t.Errorf("context %d of a worker with 500", n)
+	}
+}
