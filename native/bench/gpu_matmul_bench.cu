@@ -197,20 +197,11 @@ bool run(Bench* b, const Case& c) {
   const auto want = cpu_products(c.type, file, c.k, x, most);
 
   bool all = true;
-  struct Run {
-    int rows, fold;
-  };
-  std::vector<Run> runs;
   for (int rows : c.rows) {
-    runs.push_back({rows, 0});
-    if (rows > 64 && c.type == DType::kQ4_K) runs.push_back({rows, 1});  // MatmulGroup::fold
-  }
-  for (const auto [rows, fold] : runs) {
     prepare.acts.prompt = rows > 64 && form == kFormHalf && has_matmul_pairs(b->info) ? 1 : 0;
     launch_prepare(b->stream, prepare);
-    const auto launch_once = [&, rows = rows, fold = fold](int i) {
+    const auto launch_once = [&](int i) {
       MatmulGroup group{};
-      group.fold = fold;
       group.count = 1;
       group.rows = rows;
       group.acts = prepare.acts;
@@ -236,8 +227,8 @@ bool run(Bench* b, const Case& c) {
       b->stream.fill(small.p, 0, 4);
     });
     const double ops = 2.0 * c.n * c.k * rows;
-    std::printf("%-6s%s %6d x %5d rows %4d: row %8.1f us, alone %8.1f us, %5.1f %% of copy, %6.1f TFLOP/s",
-                dtype_name(c.type), fold != 0 ? " folded" : "", c.n, c.k, rows, row * 1e6, alone * 1e6,
+    std::printf("%-6s %6d x %5d rows %4d: row %8.1f us, alone %8.1f us, %5.1f %% of copy, %6.1f TFLOP/s",
+                dtype_name(c.type), c.n, c.k, rows, row * 1e6, alone * 1e6,
                 100 * static_cast<double>(bytes) / row / b->copy_rate, ops / row * 1e-12);
     if (b->bf16_rate > 0 && rows > 64) std::printf(" = %4.1f %% of bf16", 100 * ops / row / b->bf16_rate);
     const bool prompt = prepare.acts.prompt != 0;

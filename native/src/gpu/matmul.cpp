@@ -83,14 +83,10 @@ static MatmulJobs take_type(MatmulJobs* jobs, DType type) {
 
 void launch_matmul(Stream& stream, const MatmulGroup& group) {
   for (KernelSet set : {KernelSet::kCommon, KernelSet::kOther}) {
-    MatmulJobs jobs = jobs_of(group, set);
+    const MatmulJobs jobs = jobs_of(group, set);
     if (jobs.count == 0) continue;
     if (group.rows > 64 && has_matmul_tiles(group, jobs)) {
-      if (group.fold != 0) {
-        const MatmulJobs folded = take_type(&jobs, DType::kQ4_K);
-        if (folded.count != 0) launch_matmul_tiles(stream, group, folded, set);
-      }
-      if (jobs.count != 0) launch_matmul_tiles(stream, group, jobs, set);
+      launch_matmul_tiles(stream, group, jobs, set);
     } else {
       launch_matmul_rows(stream, group, jobs, set);
     }

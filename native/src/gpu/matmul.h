@@ -95,9 +95,6 @@ struct MatmulGroup {
   int32_t processors = 0;        // DeviceInfo::processors
   int32_t shared_per_block = 0;  // DeviceInfo::shared_per_block
   int32_t unit = 0;              // emulation: 0 = mma, 1 = wmma, 2 = neither; elsewhere the device decides
-  // More than 64 rows of Q4_K, NVIDIA: 1 = by f16 instructions (matmul_folded.h). The same bits; to be decided by
-  // gpu_matmul_bench on a card.
-  int32_t fold = 0;
 };
 void launch_matmul(Stream& stream, const MatmulGroup& group);
 // matmul_scratch_bytes returns what launch_matmul needs for more than 64 rows, at most.

@@ -12,7 +12,6 @@
 #include <algorithm>
 
 #include "gpu/matmul_accumulate.h"
-#include "gpu/matmul_folded.h"
 #include "gpu/matmul_jobs.h"
 
 namespace tnd::gpu {
@@ -97,8 +96,7 @@ TND_DEVICE float4* quad(uint8_t* scratch, int u, int tile) {
   return reinterpret_cast<float4*>(scratch) + (u * TILES + tile) * kThreads + threadIdx.x;
 }
 
-// FOLD: by accumulate_folded().
-template <template <class> class TYPE, int COLS, bool FOLD = false>
+template <template <class> class TYPE, int COLS>
 TND_DEVICE void multiply_tile(const MatmulJobs& args, const MatmulJob& job, int unit0, int col0, uint8_t* smem,
                               uint8_t* scratch) {
   using U = MmaUnit;
@@ -148,11 +146,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const MatmulJob& job, int 
                              reinterpret_cast<const float*>(sums) + warp_col,
                              COLS,
                              COLS - 1};
-      if constexpr (FOLD) {
-        accumulate_folded<kWarpUnits, kTiles>(at + warp_unit * T::kBytes, T::kBytes, in, lane, acc);
-      } else {
-        accumulate<U, TYPE, kWarpUnits, kTiles>(at + warp_unit * T::kBytes, T::kBytes, in, lane, acc);
-      }
+      accumulate<U, TYPE, kWarpUnits, kTiles>(at + warp_unit * T::kBytes, T::kBytes, in, lane, acc);
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     if (k_lane == 3) break;
@@ -198,41 +192,23 @@ constexpr int scratch_bytes(int cols) {
   return 2 * kUnits * kUnitOuts * cols * static_cast<int>(sizeof(float));  // of a block
 }
 
-// Calls f(job, first unit, first column) for the block's tiles. MatmulJob::blocks counts tiles of outputs here.
-template <int COLS, typename F>
-[[maybe_unused]] TND_DEVICE void for_each_tile(const MatmulJobs& args, F&& f) {
-  const int column_tiles = (args.rows + COLS - 1) / COLS;
-  int items = 0;
-  for (int i = 0; i < args.count; ++i) items += args.jobs[i].blocks * column_tiles;
-  for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
-    int tile = item / column_tiles;
-    const int col0 = item % column_tiles * COLS;
-    int index = 0;
-    while (tile >= args.jobs[index].blocks) tile -= args.jobs[index++].blocks;
-    f(args.jobs[index], tile * kUnits, col0);
-  }
-}
-
-// Q4_K only, by accumulate_folded().
-template <int COLS>
-__global__ void __launch_bounds__(kThreads, 1) matmul_folded_kernel(MatmulJobs args) {
-  if constexpr (kHasMma) {
-    TND_DYNAMIC_SHARED(uint8_t, smem);
-    uint8_t* const scratch = args.scratch + int64_t{blockIdx.x} * scratch_bytes(COLS);
-    wait_for_previous();
-    for_each_tile<COLS>(args, [&](const MatmulJob& job, int unit0, int col0) {
-      multiply_tile<TypeQ4K, COLS, true>(args, job, unit0, col0, smem, scratch);
-    });
-  }
-}
-
+// MatmulJob::blocks counts tiles of outputs here.
 template <KernelSet SET, int COLS>
 __global__ void __launch_bounds__(kThreads, 1) matmul_tiles_kernel(MatmulJobs args) {
   if constexpr (kHasMma) {
     TND_DYNAMIC_SHARED(uint8_t, smem);
     uint8_t* const scratch = args.scratch + int64_t{blockIdx.x} * scratch_bytes(COLS);
     wait_for_previous();
-    for_each_tile<COLS>(args, [&](const MatmulJob& job, int unit0, int col0) {
+    const int column_tiles = (args.rows + COLS - 1) / COLS;
+    int items = 0;
+    for (int i = 0; i < args.count; ++i) items += args.jobs[i].blocks * column_tiles;
+    for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
+      int tile = item / column_tiles;
+      const int col0 = item % column_tiles * COLS;
+      int index = 0;
+      while (tile >= args.jobs[index].blocks) tile -= args.jobs[index++].blocks;
+      const MatmulJob& job = args.jobs[index];
+      const int unit0 = tile * kUnits;
       if constexpr (SET == KernelSet::kCommon) {
         switch (job.type) {
           case DType::kQ4_K:
@@ -268,7 +244,7 @@ __global__ void __launch_bounds__(kThreads, 1) matmul_tiles_kernel(MatmulJobs ar
             multiply_tile<TypeIQ4XS, COLS>(args, job, unit0, col0, smem, scratch);
         }
       }
-    });
+    }
   }
 }
 
@@ -300,9 +276,7 @@ void launch_columns(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, K
                     .overlap = true,
                     .bytes = weight_bytes_of(jobs),
                     .name = "matmul_tiles"};
-  if (group.fold != 0 && jobs.jobs[0].type == DType::kQ4_K) {
-    launch(stream, l, matmul_folded_kernel<COLS>, jobs);
-  } else if (set == KernelSet::kCommon) {
+  if (set == KernelSet::kCommon) {
     launch(stream, l, matmul_tiles_kernel<KernelSet::kCommon, COLS>, jobs);
   } else {
     launch(stream, l, matmul_tiles_kernel<KernelSet::kOther, COLS>, jobs);

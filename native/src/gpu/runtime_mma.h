@@ -148,15 +148,6 @@ typedef int tnd_v8i __attribute__((ext_vector_type(8)));
 typedef float tnd_v8f __attribute__((ext_vector_type(8)));
 typedef _Float16 tnd_v16h __attribute__((ext_vector_type(16)));
 typedef short tnd_v16s __attribute__((ext_vector_type(16)));
-typedef uint32_t tnd_v8u __attribute__((ext_vector_type(8)));
-
-// all_of makes a vector of an array, number by number: a cast of the array itself goes through scratch memory.
-TND_DEVICE tnd_v8u all_of(const uint32_t (&a)[8]) {
-  return tnd_v8u{a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]};
-}
-TND_DEVICE tnd_v8f all_of(const float (&a)[8]) {
-  return tnd_v8f{a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]};
-}
 #endif
 
 // d += A B, 16x16x16 bytes; A_SIGNED, B_SIGNED say how the bytes of a and b are read.
@@ -181,8 +172,8 @@ TND_DEVICE void wmma_f16([[maybe_unused]] float (&d)[8], [[maybe_unused]] const 
   emu::wmma_f16(d, a, b);
 #elif defined(__HIP_DEVICE_COMPILE__)
   if constexpr (kHasWmma) {
-    const tnd_v8f r = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(__builtin_bit_cast(tnd_v16h, all_of(a)),
-                                                                 __builtin_bit_cast(tnd_v16h, all_of(b)), all_of(d));
+    const tnd_v8f r = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(
+        __builtin_bit_cast(tnd_v16h, a), __builtin_bit_cast(tnd_v16h, b), __builtin_bit_cast(tnd_v8f, d));
     for (int i = 0; i < 8; ++i) d[i] = r[i];
   }
 #endif
@@ -194,8 +185,8 @@ TND_DEVICE void wmma_bf16([[maybe_unused]] float (&d)[8], [[maybe_unused]] const
   emu::wmma_bf16(d, a, b);
 #elif defined(__HIP_DEVICE_COMPILE__)
   if constexpr (kHasWmma) {
-    const tnd_v8f r = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(__builtin_bit_cast(tnd_v16s, all_of(a)),
-                                                                  __builtin_bit_cast(tnd_v16s, all_of(b)), all_of(d));
+    const tnd_v8f r = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(
+        __builtin_bit_cast(tnd_v16s, a), __builtin_bit_cast(tnd_v16s, b), __builtin_bit_cast(tnd_v8f, d));
     for (int i = 0; i < 8; ++i) d[i] = r[i];
   }
 #endif
