@@ -12,9 +12,8 @@ struct Rates {
 };
 
 // show_breakdowns prints, for every kind of step that follows, where its time goes kernel by kernel (gpu/breakdown.h),
-// each graph measured `runs` times. A kind whose output steers others shows a wrong, even negative time. From then on the
-// engine's results mean nothing, nor do times that hold a measurement. False on the CPU, which has no
-// graphs.
+// each graph measured `runs` times. A kind whose output steers others shows a wrong, even negative time. From then on
+// the engine's results mean nothing, nor do times that hold a measurement. False on the CPU, which has no graphs.
 bool show_breakdowns(int runs, const Rates& rates);
 
 // measure_rates needs half a second and, on a GPU, 1 GiB of its memory. device as in tnd_open_options.

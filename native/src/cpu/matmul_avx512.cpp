@@ -19,7 +19,7 @@
 namespace tnd::cpu {
 namespace {
 
-constexpr int kQStride = 256;                  // bytes from one row's q to the next in a panel block
+constexpr int kQStride = 256;  // bytes from one row's q to the next in a panel block
 
 TND_INLINE __m512i load(const uint8_t* p) {
   return _mm512_load_si512(p);

@@ -184,8 +184,8 @@ void add_super(const uint8_t* p, const void* panel, uint64_t s, uint64_t elems, 
 }
 
 template <DType TYPE>
-void tile_scalar(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out,
-                 int64_t out_stride, bool /*fetch*/) {
+void tile_scalar(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out, int64_t out_stride,
+                 bool /*fetch*/) {
   for (uint64_t o = 0; o < kTileOuts; ++o) {
     float lanes[kPanelRows][4] = {};
     const uint8_t* p = tile;

@@ -141,8 +141,8 @@ void ThreadPool::run_region(int n_tasks, Fn fn, void* ctx) {
   caller_sleeps_.store(0);
 }
 
-// Claims a run of tasks of the open region and runs it; false when none is left. Runs get shorter towards the end, so that
-// threads finish together, and neighbouring tasks stay with one thread, which asks for their weights ahead.
+// Claims a run of tasks of the open region and runs it; false when none is left. Runs get shorter towards the end, so
+// that threads finish together, and neighbouring tasks stay with one thread, which asks for their weights ahead.
 bool ThreadPool::take_and_run(int worker) {
   uint64_t state = state_.load(std::memory_order_acquire);
   for (;;) {
@@ -153,7 +153,8 @@ bool ThreadPool::take_and_run(int worker) {
     const Fn fn = fn_.load(std::memory_order_relaxed);
     void* ctx = ctx_.load(std::memory_order_relaxed);
     const uint32_t take = std::max<uint32_t>(1, (count - next) / (2 * static_cast<uint32_t>(threads_)));
-    if (!state_.compare_exchange_weak(state, state + take, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+    if (!state_.compare_exchange_weak(state, state + take, std::memory_order_acq_rel, std::memory_order_acquire))
+      continue;
     for (uint32_t task = next; task < next + take; ++task) fn(ctx, static_cast<int>(task), worker);
     const uint32_t done = done_.fetch_add(take) + take;
     if (done == count && caller_sleeps_.load() != 0) futex_wake(&done_, 1);
