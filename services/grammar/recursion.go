@@ -16,7 +16,8 @@ func (s *Syntax) nullable() []bool {
 	add = func(x expr, parent int32) {
 		switch x := x.(type) {
 		case seq, alt:
-			parts, need := []expr(nil), 1
+			var parts []expr
+			need := 1
 			if list, ok := x.(seq); ok {
 				parts, need = list, len(list)
 			} else {
