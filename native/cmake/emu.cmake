@@ -77,7 +77,9 @@ foreach(name IN LISTS TND_ENGINE_TESTS)
   tnd_gpu_test(emu_${name} tests/${name}.cpp emu ${emu_${name}_CASES})
 endforeach()
 
-# The same programs for a device, by name: cmake --build native/build --target tandem_cuda_tests.
+# The same programs for a device, by name: cmake --build native/build --target tandem_cuda_tests. Those of the emulation
+# itself and of single operations (they hold kernels' parts and look into device memory) are for the emulation alone; on a
+# device the engine's tests and gpu_ops_bench run the operations.
 foreach(vendor cuda hip)
   if(TARGET tandem_${vendor}_objects)
     add_custom_target(tandem_${vendor}_tests)
@@ -86,7 +88,7 @@ foreach(vendor cuda hip)
     endforeach()
     foreach(source IN LISTS tests)
       get_filename_component(name ${source} NAME_WE)
-      if(NOT name STREQUAL gpu_emu_test)
+      if(NOT name MATCHES "^gpu_(emu|ops)")
         tnd_gpu_test(${vendor}_${name} ${source} ${vendor})
       endif()
     endforeach()
