@@ -27,47 +27,56 @@ var wires = []struct{ path, body string }{
 
 // TestCancelInEveryPhase: the worker hears within 100 ms that a client has left, whatever it is doing, and its lane is free again.
 func TestCancelInEveryPhase(t *testing.T) {
+	const bound = 100 * time.Millisecond
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{Lanes: 1})
 	for _, wire := range wires {
 		for _, stream := range []bool{true, false} {
 			for phase, at := range map[string]int{"prefill": -1, "first token": 0, "decode": 3} {
 				t.Run(fmt.Sprintf("%s, stream %v, %s", wire.path, stream, phase), func(t *testing.T) {
-					there, gone := make(chan struct{}), make(chan time.Time, 1)
-					script := gatewaytest.Script{Tokens: r.encode("one two three four five six"), Stop: r.tok.StopTokens()[0]}
-					script.Before = func(i int, s tandemv1.TargetService_DecodeServer) error {
-						if i != at {
-							return nil
+					try := func() time.Duration {
+						there, gone := make(chan struct{}), make(chan time.Time, 1)
+						script := gatewaytest.Script{Tokens: r.encode("one two three four five six"), Stop: r.tok.StopTokens()[0]}
+						script.Before = func(i int, s tandemv1.TargetService_DecodeServer) error {
+							if i != at {
+								return nil
+							}
+							close(there)
+							<-s.Context().Done()
+							gone <- time.Now()
+							return s.Context().Err()
 						}
-						close(there)
-						<-s.Context().Done()
-						gone <- time.Now()
-						return s.Context().Err()
-					}
-					w.SetDecode(script.Run)
-					ctx, leave := context.WithCancel(t.Context())
-					defer leave()
-					req, err := http.NewRequestWithContext(ctx, "POST", r.url+wire.path, strings.NewReader(fmt.Sprintf(wire.body, stream)))
-					if err != nil {
-						t.Fatal(err)
-					}
-					ended := make(chan error, 1)
-					go func() {
-						resp, err := r.client.Do(req)
-						if err == nil {
-							_, err = io.Copy(io.Discard, resp.Body)
-							resp.Body.Close()
+						w.SetDecode(script.Run)
+						ctx, leave := context.WithCancel(t.Context())
+						defer leave()
+						req, err := http.NewRequestWithContext(ctx, "POST", r.url+wire.path, strings.NewReader(fmt.Sprintf(wire.body, stream)))
+						if err != nil {
+							t.Fatal(err)
 						}
-						ended <- err
-					}()
-					receive(t, there, phase)
-					left := time.Now()
-					leave()
-					if d := receive(t, gone, "cancel at the worker").Sub(left); d > 100*time.Millisecond {
-						t.Errorf("the worker heard of it after %v", d)
+						ended := make(chan error, 1)
+						go func() {
+							resp, err := r.client.Do(req)
+							if err == nil {
+								_, err = io.Copy(io.Discard, resp.Body)
+								resp.Body.Close()
+							}
+							ended <- err
+						}()
+						receive(t, there, phase)
+						left := time.Now()
+						leave()
+						heard := receive(t, gone, "cancel at the worker").Sub(left)
+						if receive(t, ended, "end of the request") == nil {
+							t.Error("a request that was left has an answer")
+						}
+						return heard
 					}
-					if receive(t, ended, "end of the request") == nil {
-						t.Error("a request that was left has an answer")
+					heard := try()
+					for again := 0; again < 2 && heard > bound; again++ {
+						heard = try() // a busy machine is late now and then, a gateway that does not pass it on always
+					}
+					if heard > bound {
+						t.Errorf("the worker heard of it after %v", heard)
 					}
 					w.SetDecode(r.reply("again", 1))
 					if a := r.post("/v1/chat/completions", chatBody("")); a.status != http.StatusOK {
