@@ -1,6 +1,11 @@
 package workernode
 
-import "github.com/tandem-inference/tandem/services/engineplugin"
+import (
+	"strings"
+
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/gguf"
+)
 
 // CacheFlags are the types of an engine's cached keys and values.
 type CacheFlags struct {
@@ -10,6 +15,11 @@ type CacheFlags struct {
 
 // Apply sets the types in the options of an engine.
 func (f CacheFlags) Apply(o *engineplugin.OpenOptions) {
-	ids := map[string]int32{"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8} // ggml's
-	o.KVTypeK, o.KVTypeV = ids[f.KvTypeK], ids[f.KvTypeV]
+	o.KVTypeK, o.KVTypeV = cacheType(f.KvTypeK), cacheType(f.KvTypeV)
+}
+
+// cacheType is the id of a type that the flags take.
+func cacheType(name string) int32 {
+	t, _ := gguf.ParseType(strings.ToUpper(name))
+	return int32(t)
 }
