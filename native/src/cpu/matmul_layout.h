@@ -113,9 +113,8 @@ static_assert(sizeof(ActF32) == 257 * 64);
 //   tile   tile_bytes(type, k) bytes, 64-byte aligned
 //   panel  first super-block of the panel, in the form act_kind(type)
 //   out    f32, output o of row row0 + r at out[r * out_stride + o]; all 16 are written, any alignment
-//   fetch  ask the caches for the weights kFetchAhead bytes further on as the tile is read. The address may lie past
-//   the
-//          last tile: a fetch faults nowhere.
+//   fetch  ask the caches for the weights kFetchAhead bytes further on as the tile is read; past the last tile too, as
+//          a fetch faults nowhere
 using TileKernel = void (*)(const uint8_t* tile, const void* panel, uint64_t k, int row0, int rows, float* out,
                             int64_t out_stride, bool fetch);
 

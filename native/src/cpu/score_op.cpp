@@ -72,11 +72,12 @@ void CpuBackend::score_queries(const AttentionLayer& w, const float* rope, int r
   const RowKernels& kernels = row_kernels();
   const int64_t dim = w.kv.dim, half = w.rope_dims / 2;
   for (int r = 0; r < rows; ++r) {
-    const float* cos = rope + int64_t{r} * w.rope_dims;
     for (int h = 0; h < w.q_heads; ++h) {
       float* x = q + (int64_t{r} * w.q_heads + h) * dim;
       kernels.rms_norm(x, w.q_norm, w.eps, dim, x);
-      if (rope != nullptr) kernels.rope(x, cos, cos + half, half);
+      if (rope == nullptr) continue;
+      const float* cos = rope + int64_t{r} * w.rope_dims;
+      kernels.rope(x, cos, cos + half, half);
     }
   }
 }
