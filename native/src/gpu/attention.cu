@@ -3,6 +3,7 @@
 #include "gpu/attention.h"
 #include "gpu/attention_exact.h"
 #include "gpu/attention_flash.cuh"
+#include "gpu/half_units.h"
 
 namespace tnd::gpu {
 namespace {
@@ -72,18 +73,11 @@ __global__ void __launch_bounds__(kSuper) attention_merge_kernel(FlashArgs f) {
 AttentionMode attention_mode(const KvShape& kv, const DeviceInfo& device) {
   const int32_t floats = static_cast<int32_t>(KvType::kF32);
   const bool dim = kv.dim == 64 || kv.dim == 128 || kv.dim == 256;
-#if defined(TND_GPU_HIP)
-  const bool unit = device.major == 11;
-#elif defined(TND_GPU_EMU)
-  const bool unit = true;
-#else
-  const bool unit = device.major >= 8;
-#endif
   const unsigned bytes = in_blocks(kv) ? flash_shared_bytes<FlashUnit, 256, 1, 1, 1, true>(kv)
                                        : flash_shared_bytes<FlashUnit, 256, 1, 1, 1, false>(kv);
   const bool room = bytes <= static_cast<unsigned>(device.shared_per_block);
   const bool halves = kv.k_type != floats && kv.v_type != floats;  // or what becomes halves
-  return halves && dim && unit && room ? AttentionMode::kFlash : AttentionMode::kExact;
+  return halves && dim && has_half_units(device) && room ? AttentionMode::kFlash : AttentionMode::kExact;
 }
 
 uint64_t attention_scratch_bytes(AttentionMode mode, const KvShape& kv, int q_heads, int max_rows) {

@@ -1,5 +1,6 @@
 // Which family of matrix instructions the chunked delta rule runs on.
 #include "gpu/delta_chunk.cuh"
+#include "gpu/half_units.h"
 
 namespace tnd::gpu {
 namespace {
@@ -13,14 +14,7 @@ using Unit = DeltaMma;
 }  // namespace
 
 bool delta_chunked(const DeviceInfo& device) {
-#if defined(TND_GPU_HIP)
-  const bool unit = device.major == 11;
-#elif defined(TND_GPU_EMU)
-  const bool unit = true;
-#else
-  const bool unit = device.major >= 8;
-#endif
-  return unit && device.shared_per_block >= 3 * kPlaceBytes;
+  return has_half_units(device) && device.shared_per_block >= 3 * kPlaceBytes;
 }
 
 uint64_t delta_chunk_scratch_bytes(const DeltaShape& shape, int chunks) {

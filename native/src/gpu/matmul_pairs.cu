@@ -13,6 +13,7 @@
 // for as much work. Which tile is taken changes no bits, since an element's sum is one chain over k in any of them.
 #include <algorithm>
 
+#include "gpu/half_units.h"
 #include "gpu/matmul_jobs.h"
 #include "gpu/matmul_pair_unit.h"
 
@@ -226,14 +227,11 @@ void launch_unit(Stream& stream, const MatmulGroup& group, const MatmulJobs& job
 
 }  // namespace
 
-bool has_matmul_pairs([[maybe_unused]] const DeviceInfo& device) {
-#if defined(TND_GPU_HIP)
-  return device.major == 11;
-#elif defined(TND_GPU_EMU)
-  return true;
-#else
-  return device.major >= 8 && device.shared_per_block >= LargeTile::kShared;
+bool has_matmul_pairs(const DeviceInfo& device) {
+#if defined(TND_GPU_CUDA)
+  if (device.shared_per_block < LargeTile::kShared) return false;
 #endif
+  return has_half_units(device);
 }
 
 void launch_matmul_pairs(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
