@@ -99,6 +99,13 @@ func (m *Model) Verify(rows, length int) time.Duration {
 	return time.Duration(m.costs.step(rows, length) * float64(time.Second))
 }
 
+// Hop is what a step takes beyond the engine's time: the way there and back, 0 = none was seen.
+func (m *Model) Hop() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return time.Duration(m.costs.hop * float64(time.Second))
+}
+
 // ObservePlain learns from a step of a request that never drafts, which had so many rows of others beside it.
 func (m *Model) ObservePlain(length, others int, verify, wall time.Duration) {
 	m.mu.Lock()

@@ -3,6 +3,7 @@ package batch
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tandem-inference/tandem/services/engineplugin"
@@ -26,8 +27,9 @@ const (
 // Engine is an engine whose Steps may be called by many goroutines and are put together. Everything else goes through.
 type Engine struct {
 	engineplugin.Engine
-	rows int // of a joint step, at most
-	cost Cost
+	rows  int // of a joint step, at most
+	costs Costs
+	paced atomic.Bool
 
 	mu      sync.Mutex
 	free    []*part
@@ -65,14 +67,19 @@ type part struct {
 	queued bool // nobody has taken it up yet
 }
 
-// Cost is the expected time of a step of so many rows on a context of length positions, 0 = not known.
-type Cost func(rows, length int) time.Duration
+// Costs are the expected times of steps, 0 = not known; *auto.Model knows them.
+type Costs interface {
+	// Verify is the engine's time of a step of so many rows on a context of length positions.
+	Verify(rows, length int) time.Duration
+	// Hop is the time that a step takes beyond that, whatever its rows.
+	Hop() time.Duration
+}
 
 // New wraps an engine whose steps cost so much.
-func New(engine engineplugin.Engine, cost Cost) *Engine {
+func New(engine engineplugin.Engine, costs Costs) *Engine {
 	info := engine.Info()
 	e := &Engine{
-		Engine: engine, rows: min(info.MaxTreeRows, info.MaxBatchRows), cost: cost,
+		Engine: engine, rows: min(info.MaxTreeRows, info.MaxBatchRows), costs: costs,
 		states: map[engineplugin.Sequence]*state{}, arrived: make(chan struct{}, 1), timer: time.NewTimer(time.Hour),
 	}
 	e.timer.Stop()
@@ -81,6 +88,10 @@ func New(engine engineplugin.Engine, cost Cost) *Engine {
 
 // Step implements engineplugin.Engine. result.BatchRows is the number of rows of all steps that ran together.
 func (e *Engine) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
+	if e.paced.Load() && e.plain(step) {
+		result.BatchRows = len(step.Rows)
+		return e.Engine.Step(ctx, step, result)
+	}
 	e.mu.Lock()
 	p := e.part()
 	p.ctx, p.step, p.result, p.err, p.queued = ctx, step, result, nil, true
@@ -112,6 +123,23 @@ func (e *Engine) Step(ctx context.Context, step *engineplugin.Step, result *engi
 	err := p.err
 	e.done(p)
 	return err
+}
+
+// plain reports whether the engine knows the rows that a step commits by the numbers that the step uses, and is owed nothing.
+func (e *Engine) plain(step *engineplugin.Step) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i := range step.Rows {
+		if s := e.states[step.Rows[i].Sequence]; s != nil && (s.base != 0 || len(s.owed) > 0) {
+			return false
+		}
+	}
+	for i := range step.Commits {
+		if s := e.states[step.Commits[i].Sequence]; s != nil && (s.base != 0 || len(s.owed) > 0) {
+			return false
+		}
+	}
+	return true
 }
 
 // part takes one that is not in use. The caller holds mu.
@@ -207,11 +235,11 @@ func (e *Engine) joins(s *engineplugin.Step) bool {
 // and again, so what counts is the time of all their steps: rows must cost clearly less than they cost alone.
 func (e *Engine) gains(first, step *engineplugin.Step, rows int) bool {
 	length := int(first.Rows[0].Position)
-	own, before, after := e.cost(len(step.Rows), length), e.cost(rows, length), e.cost(rows+len(step.Rows), length)
+	own, before, after := e.costs.Verify(len(step.Rows), length), e.costs.Verify(rows, length), e.costs.Verify(rows+len(step.Rows), length)
 	if own == 0 || before == 0 || after == 0 {
 		return true // reading weights once is what decides, until it is known better
 	}
-	return float64(after-before) < worth*float64(own)
+	return float64(after-before) < worth*float64(own+e.costs.Hop())
 }
 
 // take takes p and all that fit to it out of the queue, in order of arrival. The caller holds mu.
@@ -287,8 +315,14 @@ func (e *Engine) alone(p *part) error {
 		step = &e.joint
 		defer func() { e.joint.Rows, e.joint.Masks, e.joint.HiddenIn = nil, nil, nil }()
 	}
+	start := time.Now()
 	if err := e.Engine.Step(p.ctx, step, p.result); err != nil {
 		return err
+	}
+	// An engine that states more time than passed plays a part for each sequence. Its steps are neither joined, which would
+	// make all wait for the slowest, nor kept apart.
+	if time.Duration(p.result.EngineNanos) > 2*time.Since(start)+time.Millisecond {
+		e.paced.Store(true)
 	}
 	p.result.BatchRows = len(p.step.Rows)
 	e.placed(p.step, 0, false)

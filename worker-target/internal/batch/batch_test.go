@@ -36,7 +36,13 @@ func fake(t testing.TB, o enginefake.Options) engineplugin.Engine {
 	return e
 }
 
-func free(int, int) time.Duration { return 0 } // costs are not known: everything that fits is joined
+// cost of a step by its rows; the way is free.
+type cost func(rows int) time.Duration
+
+func (c cost) Verify(rows, _ int) time.Duration { return c(rows) }
+func (cost) Hop() time.Duration                 { return 0 }
+
+var free cost = func(int) time.Duration { return 0 } // not known: everything that fits is joined
 
 // request is a decode loop with a random course that depends on its seed and on the engine's answers alone.
 type request struct {
@@ -239,8 +245,8 @@ func TestCancelOfOne(t *testing.T) {
 // TestOnlyWhatGains: steps are joined while rows are nearly free and left alone where every row costs what it costs alone.
 func TestOnlyWhatGains(t *testing.T) {
 	row := func(n int) *engineplugin.Step { return &engineplugin.Step{Rows: make([]engineplugin.Row, n)} }
-	memory := New(fake(t, enginefake.Options{}), func(rows, _ int) time.Duration { return time.Duration(1000 + 10*rows) })
-	linear := New(fake(t, enginefake.Options{}), func(rows, _ int) time.Duration { return time.Duration(100 * rows) })
+	memory := New(fake(t, enginefake.Options{}), cost(func(rows int) time.Duration { return time.Duration(1000 + 10*rows) }))
+	linear := New(fake(t, enginefake.Options{}), cost(func(rows int) time.Duration { return time.Duration(100 * rows) }))
 	if !memory.gains(row(1), row(1), 3) || !memory.gains(row(8), row(8), 8) {
 		t.Error("rows that are nearly free are not joined")
 	}

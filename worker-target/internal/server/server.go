@@ -79,7 +79,7 @@ func (s *Server) together(engine engineplugin.Engine) *batch.Engine {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.engine != engine {
-		s.engine, s.joint = engine, batch.New(engine, s.deps.Model.Verify)
+		s.engine, s.joint = engine, batch.New(engine, s.deps.Model)
 	}
 	return s.joint
 }
