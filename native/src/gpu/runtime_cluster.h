@@ -11,6 +11,13 @@
 
 namespace tnd::gpu {
 
+// Whether the target has all this; the emulation does.
+#if defined(TND_GPU_EMU) || (defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
+inline constexpr bool kHasClusters = true;
+#else
+inline constexpr bool kHasClusters = false;
+#endif
+
 using Barrier = uint64_t;  // 8-byte aligned, in shared memory
 
 #if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
