@@ -5,9 +5,10 @@
 //   gpu_matmul_bench [type ...]     types such as q4_k; none = all cases
 //
 // A weight lies in memory in as many copies as make 600 MB or four, and launches go round them, so that no figure comes
-// out of the cache. "row" is the time of a launch among launches that follow each other directly (a launch fetches
-// weights while the one before ends), "alone" that of launches with a dependent fill in between, the fill's own time
-// included. The first 512 outputs are random and repeat down the matrix.
+// out of the cache. Launches are nodes of a captured graph. "row" is the time of a launch among launches that follow
+// each other directly (a launch fetches weights while the one before ends), "step" that of launches with a small
+// dependent kernel in between, as a step has them, the kernel's own time included. The first 512 outputs are random and
+// repeat down the matrix.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -42,6 +43,19 @@ void need(const Status& status) {
   if (!status.ok()) die(status);
 }
 
+// Stands for what lies between two products of a step: 16 blocks that start early and depend on the one before.
+__global__ void between_kernel(const float* from, float* to) {
+  let_next_start();
+  wait_for_previous();
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  to[i] = from[i] * 0.5f;
+}
+constexpr unsigned kBetween = 16 * 256;  // elements
+void launch_between(Stream& stream, const float* from, float* to) {
+  launch(stream, {.grid = {kBetween / 256}, .block = {256}, .overlap = true, .name = "between"}, between_kernel, from,
+         to);
+}
+
 struct Memory {
   void* p = nullptr;
   explicit Memory(uint64_t bytes) { need(device_alloc(bytes, &p)); }
@@ -69,6 +83,16 @@ struct Bench {
       if (loop >= 2) best = std::min(best, static_cast<double>(elapsed_ms(from, to)) * 1e-3 / n);
     }
     return best;
+  }
+
+  // Seconds of one of the n calls f(i) that make a graph, the least of several runs.
+  template <typename F>
+  double time_graph(int n, F&& f) {
+    Graph graph;
+    stream.begin_capture();
+    for (int i = 0; i < n; ++i) f(i);
+    stream.end_capture(&graph);
+    return time(1, [&](int) { stream.run(graph); }) / n;
   }
 };
 
@@ -185,7 +209,7 @@ bool run(Bench* b, const Case& c) {
   const uint32_t form = act_form(c.type);
   const Memory plain(x.size() * 4), acts_memory(acts_bytes(c.k, most, form));
   const Memory y(static_cast<uint64_t>(most) * static_cast<uint64_t>(c.n) * 4);
-  const Memory scratch(matmul_scratch_bytes(b->info.processors)), small(256);
+  const Memory scratch(matmul_scratch_bytes(b->info.processors)), small(kBetween * sizeof(float));
   b->stream.to_device(plain.p, x.data(), x.size() * 4);
   PrepareArgs prepare{};
   prepare.x = static_cast<const float*>(plain.p);
@@ -221,14 +245,14 @@ bool run(Bench* b, const Case& c) {
     const bool same = prepare.acts.prompt != 0 ? close(got, want, rows, c.n) : equal(got, want, rows, c.n);
     all = all && same;
     const int n = rows > 64 ? 2 * copies : std::max(16, 2 * copies);
-    const double row = b->time(n, launch_once);
-    const double alone = b->time(n, [&](int i) {
+    const double row = b->time_graph(n, launch_once);
+    const double step = b->time_graph(n, [&](int i) {
       launch_once(i);
-      b->stream.fill(small.p, 0, 4);
+      launch_between(b->stream, static_cast<const float*>(plain.p), static_cast<float*>(small.p));
     });
     const double ops = 2.0 * c.n * c.k * rows;
-    std::printf("%-6s %6d x %5d rows %4d: row %8.1f us, alone %8.1f us, %5.1f %% of copy, %6.1f TFLOP/s",
-                dtype_name(c.type), c.n, c.k, rows, row * 1e6, alone * 1e6,
+    std::printf("%-6s %6d x %5d rows %4d: row %8.1f us, step %8.1f us, %5.1f %% of copy, %6.1f TFLOP/s",
+                dtype_name(c.type), c.n, c.k, rows, row * 1e6, step * 1e6,
                 100 * static_cast<double>(bytes) / row / b->copy_rate, ops / row * 1e-12);
     if (b->bf16_rate > 0 && rows > 64) std::printf(" = %4.1f %% of bf16", 100 * ops / row / b->bf16_rate);
     const bool prompt = prepare.acts.prompt != 0;
@@ -250,10 +274,12 @@ int main(int argc, char** argv) {
   const Case cases[] = {
       {DType::kQ4_K, 69632, 5120, all},  // the reference of gpu-notes 8.2
       {DType::kQ6_K, 69632, 5120, {1, 23, 32, 512}},
-      {DType::kQ4_K, 5120, 6144, {1, 23, 512}},   // attention output
-      {DType::kQ4_K, 34816, 5120, {1, 23, 512}},  // gate and up
-      {DType::kQ4_K, 5120, 17408, {1, 23, 512}},  // down
-      {DType::kQ5_K, 16384, 5120, {1, 23, 512}},  // DeltaNet q, k, v, z
+      {DType::kQ4_K, 5120, 6144, {1, 16, 23, 512}},   // attention output
+      {DType::kQ4_K, 34816, 5120, {1, 16, 23, 512}},  // gate and up
+      {DType::kQ4_K, 5120, 17408, {1, 16, 23, 512}},  // down
+      {DType::kQ6_K, 5120, 17408, {1, 16, 23, 512}},  // and half of the layers' down
+      {DType::kQ5_K, 16384, 5120, {1, 16, 23, 512}},  // DeltaNet q, k, v, z
+      {DType::kQ4_K, 14336, 5120, {1, 16, 23, 512}},  // attention q, k, v
       {DType::kQ8_0, 34816, 5120, {1, 16, 23, 512}},
       {DType::kIQ4_XS, 34816, 5120, {1, 23}},
       {DType::kBF16, 34816, 5120, {1, 4, 16, 32, 512}},

@@ -2,7 +2,8 @@
 // packing and quantising likewise. Prompts through 16-bit float weights have a contract of their own: against a
 // reference in double everywhere, and in the emulation, whose matrix instructions add in a known order, by memcmp. Runs
 // in the host emulation, and on a device when linked with its objects. The emulation also runs AMD's instructions (unit
-// 1) and the path of targets without any (unit 2).
+// 1), the path of targets without any (unit 2) and kernels for clusters of blocks (unit 3).
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 #include <memory>
@@ -589,6 +590,52 @@ TEST(products_of_a_group_share_a_launch) {
         device().down(got.data(), ys[i].get(), got.size() * sizeof(float));
         CHECK_MSG(same_bits(got.data(), want[i].data(), got.size()),
                   std::string(tnd::dtype_name(types[i])) + " rows " + std::to_string(rows));
+      }
+    }
+  }
+}
+
+TEST(clusters_give_the_same_bits) {
+  // Runs of units that end within a weight, warps with several units, with one and with none, lanes of unequal length.
+  Rng rng(17);
+  struct Shape {
+    uint64_t k;
+    std::vector<std::pair<DType, uint64_t>> weights;
+  };
+  const Shape shapes[] = {{1280, {{DType::kQ5_K, 700}, {DType::kQ8_0, 24}, {DType::kQ4_K, 150}}},
+                          {1024, {{DType::kQ6_K, 40}}},
+                          {1312, {{DType::kQ8_0, 90}}},
+                          {4352, {{DType::kQ4_K, 16}, {DType::kQ6_K, 70}}}};
+  for (const Shape& shape : shapes) {
+    const int most = 32;
+    const auto x = random_input(shape.k, most, rng);
+    const bool whole = shape.k % 256 == 0;
+    const Inputs in(x, static_cast<int64_t>(shape.k), most, tnd::gpu::kFormQ32 | (whole ? tnd::gpu::kFormQ256 : 0u));
+    for (int rows : {9, 16, 17, 24, 32}) {
+      MatmulGroup group = group_of(in.acts, rows, emulated() ? 3 : 0);
+      std::vector<Weight> weights;
+      std::vector<Memory> ys;
+      std::vector<std::vector<float>> want;
+      for (const auto& [type, n] : shape.weights) {
+        weights.emplace_back(type, shape.k, n, Scales::kOrdinary, rng);
+        want.push_back(wanted(weights.back().packed, x, rows));
+        ys.emplace_back(want.back().size() * sizeof(float));
+        std::vector<float> residual(want.back().size());
+        for (float& v : residual) v = rng.normal();
+        device().up(ys.back().get(), residual.data(), residual.size() * sizeof(float));
+        const bool adds = group.count == 0;
+        for (size_t i = 0; adds && i < residual.size(); ++i) want.back()[i] = residual[i] + want.back()[i];
+        float* const y = ys.back().get<float>();
+        group.products[group.count++] = {
+            .w = weights.back().w, .y = y, .residual = adds ? y : nullptr, .y_stride = static_cast<int64_t>(n)};
+      }
+      tnd::gpu::launch_matmul(device().stream, group);
+      for (size_t i = 0; i < want.size(); ++i) {
+        std::vector<float> got(want[i].size());
+        device().down(got.data(), ys[i].get(), got.size() * sizeof(float));
+        CHECK_MSG(same_bits(got.data(), want[i].data(), got.size()),
+                  std::string(tnd::dtype_name(shape.weights[i].first)) + " k " + std::to_string(shape.k) + " rows " +
+                      std::to_string(rows));
       }
     }
   }

@@ -2,6 +2,7 @@
 #include "gpu/matmul.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "gpu/matmul_jobs.h"
 #include "gpu/matmul_layout.h"
@@ -81,10 +82,17 @@ static MatmulJobs take_type(MatmulJobs* jobs, DType type) {
   return taken;
 }
 
+// Whether the kernel for clusters should take the products of a set: the emulation must be told, other devices know.
+static bool wants_lanes(const MatmulGroup& group, KernelSet set) {
+  const bool forms_clusters = group.unit == (std::strcmp(api_name(), "emu") == 0 ? 3 : 0);
+  return forms_clusters && set == KernelSet::kCommon && group.rows > 8 && group.rows <= 32;
+}
+
 void launch_matmul(Stream& stream, const MatmulGroup& group) {
   for (KernelSet set : {KernelSet::kCommon, KernelSet::kOther}) {
     const MatmulJobs jobs = jobs_of(group, set);
     if (jobs.count == 0) continue;
+    if (wants_lanes(group, set) && launch_matmul_lanes(stream, group, jobs)) continue;
     if (group.rows > 64 && has_matmul_tiles(group, jobs)) {
       launch_matmul_tiles(stream, group, jobs, set);
     } else {

@@ -94,7 +94,8 @@ struct MatmulGroup {
   void* scratch = nullptr;       // device, matmul_scratch_bytes(); not needed for 64 rows or fewer
   int32_t processors = 0;        // DeviceInfo::processors
   int32_t shared_per_block = 0;  // DeviceInfo::shared_per_block
-  int32_t unit = 0;              // emulation: 0 = mma, 1 = wmma, 2 = neither; elsewhere the device decides
+  int32_t unit = 0;              // emulation: 0 = mma, 1 = wmma, 2 = neither, 3 = mma and clusters; elsewhere
+                                 // the device decides
 };
 void launch_matmul(Stream& stream, const MatmulGroup& group);
 // matmul_scratch_bytes returns what launch_matmul needs for more than 64 rows, at most.

@@ -57,7 +57,9 @@ MatmulJobs jobs_of(const MatmulGroup& group, KernelSet set);
 int share_blocks(MatmulJobs* jobs, int blocks);
 
 // Launches of one set of kernels (jobs.count > 0).
-void launch_matmul_rows(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);   // any rows
+void launch_matmul_rows(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);  // any rows
+// launch_matmul_lanes multiplies up to 32 rows where blocks form clusters; false: it cannot, and has launched nothing.
+bool launch_matmul_lanes(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);
 void launch_matmul_tiles(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);  // many rows
 void launch_matmul_float(Stream& stream, const MatmulGroup& group, MatmulJobs jobs);
 void launch_matmul_pairs(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);  // one type, of a prompt
