@@ -12,6 +12,7 @@
 #include "cpu/matmul.h"
 #include "cpu/matmul_layout.h"
 #include "gpu/matmul.h"
+#include "gpu/matmul_jobs.h"
 #include "gpu/matmul_layout.h"
 #include "gpu/repack.h"
 #include "harness.h"
@@ -23,6 +24,7 @@ using tnd::DType;
 using tnd::gpu::ActsView;
 using tnd::gpu::DeviceWeight;
 using tnd::gpu::MatmulGroup;
+using tnd::gpu::Prompt;
 using tnd::gpu::Stream;
 using tnd::test::kMatmulTypes;
 using tnd::test::Rng;
@@ -97,7 +99,8 @@ struct Weight {
     tnd::gpu::repack_units(type, rows.data(), kk, nn, half, units - half,
                            staged.data() + half * tnd::gpu::unit_bytes(type, kk));
     device().up(memory.get(), staged.data(), staged.size());
-    w = {type, static_cast<int32_t>(k), static_cast<int32_t>(n), memory.get<const uint8_t>()};
+    w = {type, static_cast<int32_t>(k), static_cast<int32_t>(n), memory.get<const uint8_t>(),
+         tnd::gpu::half_scale(tnd::gpu::largest_weight(type, rows.data(), kk * nn))};
   }
 };
 
@@ -106,11 +109,11 @@ struct Inputs {
   Memory x, memory;
   ActsView acts;
 
-  Inputs(const std::vector<float>& rows, int64_t k, int count, uint32_t forms, bool prompt = false)
+  Inputs(const std::vector<float>& rows, int64_t k, int count, uint32_t forms, Prompt prompt = Prompt::kNone)
       : x(rows.size() * sizeof(float)), memory(tnd::gpu::acts_bytes(k, count, forms)) {
     device().up(x.get(), rows.data(), rows.size() * sizeof(float));
     tnd::gpu::acts_init(&acts, memory.get(), k, count, forms);
-    acts.prompt = prompt ? 1 : 0;
+    acts.prompt = prompt;
     tnd::gpu::launch_prepare(device().stream, {.x = x.get<const float>(),
                                                .x_stride = k,
                                                .rows = count,
@@ -391,123 +394,224 @@ PromptProduct prompt_product(DType type, const uint8_t* row, const float* x, uin
   return p;
 }
 
+// The kinds of prompts' inputs that the device multiplies.
+std::vector<Prompt> prompt_kinds() {
+  std::vector<Prompt> kinds;
+  if (tnd::gpu::has_matmul_pairs(device().info)) kinds.push_back(Prompt::kPairs);
+  if (tnd::gpu::has_matmul_panels(device().info)) kinds.push_back(Prompt::kPanels);
+  return kinds;
+}
+
 // Numbers of processors for which the launcher takes its large, its middle and its small tile at 65 x 300.
 constexpr int kProcessors[] = {1, 6, 4096};
 
 }  // namespace
 
 TEST(prompts_through_float_weights_are_within_their_bound) {
-  if (!tnd::gpu::has_matmul_pairs(device().info)) return;
-  Rng rng(16);
-  struct Shape {
-    uint64_t k, n;
-    std::vector<int> rows;
-  };
-  const Shape shapes[] = {{640, 300, {65}}, {257, 130, {100, 128}}, {40, 33, {513}}, {51, 5, {70}}};
-  for (DType type : {DType::kBF16, DType::kF16}) {
-    for (const Shape& shape : shapes) {
-      const uint64_t k = shape.k, n = shape.n;
-      const int most = shape.rows.back();
-      const Weight w(type, k, n, Scales::kOrdinary, rng);
-      const auto x = random_input(k, most, rng);
-      const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type), true);
-      std::vector<PromptProduct> want(n * static_cast<uint64_t>(most));
-      for (uint64_t r = 0; r < static_cast<uint64_t>(most); ++r) {
-        for (uint64_t o = 0; o < n; ++o) {
-          want[r * n + o] = prompt_product(type, &w.rows[o * tnd::row_bytes(type, k)], &x[r * k], k);
-        }
-      }
-      for (int rows : shape.rows) {
-        for (int run = 0; run < (emulated() ? 6 : 3); ++run) {
-          const int unit = run / 3, processors = kProcessors[run % 3];
-          const auto got = product(w, in, rows, unit, processors);
-          const std::string where = std::string(tnd::dtype_name(type)) + " k " + std::to_string(k) + " rows " +
-                                    std::to_string(rows) + " unit " + std::to_string(unit) + " processors " +
-                                    std::to_string(processors);
-          double squares = 0, errors = 0;
-          for (uint64_t i = 0; i < got.size(); ++i) {
-            const PromptProduct& p = want[i];
-            const double error = std::fabs(static_cast<double>(got[i]) - p.exact);
-            const double input = type == DType::kF16 ? 0x1p-15 : 0x1p-16;
-            const double sums = static_cast<double>(k / 16 + 1) * (type == DType::kF16 ? 3 : 2) * 0x1p-20;
-            CHECK_MSG(error <= (input + sums) * p.magnitude + 1e-30, where);
-            if (emulated()) CHECK_MSG(same_bits(&got[i], &p.bits, 1), where);
-            errors += error * error;
-            squares += p.exact * p.exact;
+  for (const Prompt kind : prompt_kinds()) {
+    Rng rng(16);
+    struct Shape {
+      uint64_t k, n;
+      std::vector<int> rows;
+    };
+    const Shape shapes[] = {{640, 300, {65}}, {257, 130, {100, 128}}, {40, 33, {513}}, {51, 5, {70}}};
+    for (DType type : {DType::kBF16, DType::kF16}) {
+      for (const Shape& shape : shapes) {
+        const uint64_t k = shape.k, n = shape.n;
+        const int most = shape.rows.back();
+        const Weight w(type, k, n, Scales::kOrdinary, rng);
+        const auto x = random_input(k, most, rng);
+        const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type), kind);
+        std::vector<PromptProduct> want(n * static_cast<uint64_t>(most));
+        for (uint64_t r = 0; r < static_cast<uint64_t>(most); ++r) {
+          for (uint64_t o = 0; o < n; ++o) {
+            want[r * n + o] = prompt_product(type, &w.rows[o * tnd::row_bytes(type, k)], &x[r * k], k);
           }
-          // The bound lets a lost `lo` pass when k is large; this does not (it would be 2^-9 or so).
-          CHECK_MSG(std::sqrt(errors / squares) < 0x1p-15, where + ": " + std::to_string(std::sqrt(errors / squares)));
+        }
+        for (int rows : shape.rows) {
+          for (int run = 0; run < (emulated() ? 6 : 3); ++run) {
+            const int unit = run / 3, processors = kProcessors[run % 3];
+            const auto got = product(w, in, rows, unit, processors);
+            const std::string where = std::string(tnd::dtype_name(type)) + " k " + std::to_string(k) + " rows " +
+                                      std::to_string(rows) + " unit " + std::to_string(unit) + " processors " +
+                                      std::to_string(processors);
+            double squares = 0, errors = 0;
+            for (uint64_t i = 0; i < got.size(); ++i) {
+              const PromptProduct& p = want[i];
+              const double error = std::fabs(static_cast<double>(got[i]) - p.exact);
+              const double input = type == DType::kF16 ? 0x1p-15 : 0x1p-16;
+              const double sums = static_cast<double>(k / 16 + 1) * (type == DType::kF16 ? 3 : 2) * 0x1p-20;
+              CHECK_MSG(error <= (input + sums) * p.magnitude + 1e-30, where);
+              if (emulated()) CHECK_MSG(same_bits(&got[i], &p.bits, 1), where);
+              errors += error * error;
+              squares += p.exact * p.exact;
+            }
+            // The bound lets a lost `lo` pass when k is large; this does not (it would be 2^-9 or so).
+            CHECK_MSG(std::sqrt(errors / squares) < 0x1p-15,
+                      where + ": " + std::to_string(std::sqrt(errors / squares)));
+          }
         }
       }
+    }
+  }
+}
+
+TEST(panels_hold_every_element_once) {
+  for (const int64_t row : {0, 5, 8, 127}) {
+    std::vector<bool> taken(128);
+    for (int e = 0; e < 64; ++e) {
+      const int64_t at = tnd::gpu::panel_at(row, e) - row * 128;
+      CHECK(at >= 0 && at < 128 && at % 2 == 0 && !taken[static_cast<size_t>(at)]);
+      taken[static_cast<size_t>(at)] = true;
+    }
+  }
+}
+
+TEST(divided_products_cover_all_outputs) {
+  tnd::gpu::MatmulJobs jobs;
+  const int outputs[] = {100, 300, 16, 40};
+  std::vector<float> y(1000);
+  std::vector<uint8_t> data(1000);
+  for (int n : outputs) {
+    tnd::gpu::MatmulJob& job = jobs.jobs[jobs.count++] = tnd::gpu::MatmulJob{};
+    job.data = data.data();
+    job.y = y.data();
+    job.unit_bytes = 3;
+    job.n = n;
+    job.units = (n + 15) / 16;
+  }
+  for (int tiles = 0; tiles <= 6; ++tiles) {  // of 128: 1, 3, 1, 1
+    tnd::gpu::MatmulJobs first = jobs;
+    const tnd::gpu::MatmulJobs rest = tnd::gpu::divide(&first, tiles, 128, 16);
+    int kept = 0, all = 0;
+    for (int i = 0; i < first.count; ++i) {
+      CHECK_EQ(first.jobs[i].units, (first.jobs[i].n + 15) / 16);
+      CHECK(first.jobs[i].y == y.data());
+      kept += (first.jobs[i].n + 127) / 128;
+      all += first.jobs[i].n;
+    }
+    for (int i = 0; i < rest.count; ++i) {
+      const auto& job = rest.jobs[i];
+      CHECK_EQ(job.units, (job.n + 15) / 16);
+      const auto skipped = job.y - y.data();
+      CHECK(skipped % 128 == 0 && job.data - data.data() == skipped / 16 * 3);
+      all += job.n;
+    }
+    CHECK_EQ(kept, tiles);
+    CHECK_EQ(all, 456);
+  }
+}
+
+TEST(prompts_through_quantised_weights_are_within_their_bound) {
+  if (!tnd::gpu::has_matmul_panels(device().info)) return;
+  Rng rng(19);
+  for (DType type : kMatmulTypes) {
+    if (tnd::gpu::is_float_type(type)) continue;
+    for (const Scales scales : {Scales::kOrdinary, Scales::kExtreme, Scales::kZero}) {
+      const uint64_t k = tnd::block_elems(type) == 32 ? 352 : 768, n = 50;
+      const int rows = 70;
+      const Weight w(type, k, n, scales, rng);
+      const auto x = random_input(k, rows, rng);
+      const auto got =
+          product(w, Inputs(x, static_cast<int64_t>(k), rows, tnd::gpu::act_form(type), Prompt::kPanels), rows, 0);
+      const double largest =
+          static_cast<double>(tnd::gpu::largest_weight(type, w.rows.data(), static_cast<int64_t>(k * n)));
+      const std::string where =
+          tnd::dtype_name(type) + std::string(" scales ") + std::to_string(static_cast<int>(scales));
+      double squares = 0, errors = 0;
+      std::vector<float> row(k);
+      for (uint64_t o = 0; o < n; ++o) {
+        tnd::dequantise_row(type, &w.rows[o * tnd::row_bytes(type, k)], row.data(), k);
+        for (uint64_t r = 0; r < static_cast<uint64_t>(rows); ++r) {
+          double exact = 0, inputs = 0;
+          for (uint64_t i = 0; i < k; ++i) {
+            exact += static_cast<double>(row[i]) * static_cast<double>(x[r * k + i]);
+            inputs += std::fabs(static_cast<double>(x[r * k + i]));
+          }
+          const double error = std::fabs(static_cast<double>(got[r * n + o]) - exact);
+          CHECK_MSG(error <= 0x1p-9 * largest * inputs, where);  // four roundings to half
+          errors += error * error;
+          squares += exact * exact;
+        }
+      }
+      // What int8 inputs lose is 2^-7 or more.
+      CHECK_MSG(std::sqrt(errors) <= 0x1p-11 * std::sqrt(squares),
+                where + ": " + std::to_string(std::sqrt(errors / squares)));
     }
   }
 }
 
 TEST(a_row_of_a_prompt_does_not_depend_on_its_place_or_neighbours) {
   // Rows of 65 again among 513, at other places, for all tiles of the launcher; infinities and NaN beside them.
-  if (!tnd::gpu::has_matmul_pairs(device().info)) return;
-  Rng rng(17);
-  const uint64_t k = 200, n = 290;
-  for (DType type : {DType::kBF16, DType::kF16}) {
-    const Weight w(type, k, n, Scales::kOrdinary, rng);
-    const auto few = random_input(k, 65, rng);
-    const auto alone = product(w, Inputs(few, k, 65, tnd::gpu::act_form(type), true), 65, 0);
-    constexpr int kMany = 513, kStep = 7;
-    auto many = random_input(k, kMany, rng);
-    for (uint64_t i = 0; i < many.size(); i += 89) {
-      many[i] = i % 2 == 0 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
-    }
-    for (int r = 0; r < 65; ++r) {
-      std::copy_n(few.begin() + static_cast<int64_t>(k) * r, k,
-                  many.begin() + static_cast<int64_t>(k) * (r * kStep + 3));
-    }
-    const Inputs in(many, k, kMany, tnd::gpu::act_form(type), true);
-    for (int processors : {1, 12, 4096}) {  // large, middle, small
-      const auto y = product(w, in, kMany, 0, processors);
-      for (uint64_t r = 0; r < 65; ++r) {
-        CHECK_MSG(same_bits(&y[(r * kStep + 3) * n], &alone[r * n], n),
-                  std::string(tnd::dtype_name(type)) + " row " + std::to_string(r));
+  for (const Prompt kind : prompt_kinds()) {
+    Rng rng(17);
+    const uint64_t n = 290;
+    for (DType type : {DType::kBF16, DType::kF16, DType::kQ4_K, DType::kQ6_K, DType::kQ8_0}) {
+      if (kind == Prompt::kPairs && !tnd::gpu::is_float_type(type)) continue;
+      const uint64_t k = tnd::gpu::is_float_type(type) ? 200 : 256;
+      const Weight w(type, k, n, Scales::kOrdinary, rng);
+      const auto few = random_input(k, 65, rng);
+      const auto alone = product(w, Inputs(few, k, 65, tnd::gpu::act_form(type), kind), 65, 0);
+      constexpr int kMany = 513, kStep = 7;
+      auto many = random_input(k, kMany, rng);
+      for (uint64_t i = 0; i < many.size(); i += 89) {
+        many[i] = i % 2 == 0 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
+      }
+      for (int r = 0; r < 65; ++r) {
+        std::copy_n(few.begin() + static_cast<int64_t>(k) * r, k,
+                    many.begin() + static_cast<int64_t>(k) * (r * kStep + 3));
+      }
+      const Inputs in(many, k, kMany, tnd::gpu::act_form(type), kind);
+      for (int processors :
+           {1, 4, 12, 4096}) {  // for pairs large, middle, small tiles; for panels rounds of two widths
+        const auto y = product(w, in, kMany, 0, processors);
+        for (uint64_t r = 0; r < 65; ++r) {
+          CHECK_MSG(same_bits(&y[(r * kStep + 3) * n], &alone[r * n], n),
+                    std::string(tnd::dtype_name(type)) + " row " + std::to_string(r));
+        }
       }
     }
   }
 }
 
 TEST(products_of_a_prompt_share_inputs_of_all_forms) {
-  // BF16, F16, F32 and Q8_0 weights of one input; residuals, one in place. F32 and Q8_0 keep their bits.
-  if (!tnd::gpu::has_matmul_pairs(device().info)) return;
-  Rng rng(18);
-  const uint64_t k = 96;
-  const int rows = 70;
-  const DType types[] = {DType::kF32, DType::kBF16, DType::kQ8_0, DType::kF16, DType::kBF16};
-  const uint64_t outputs[] = {20, 70, 33, 64, 3};
-  const auto x = random_input(k, rows, rng);
-  const Inputs in(x, k, rows, tnd::gpu::kFormQ32 | tnd::gpu::kFormF32 | tnd::gpu::kFormHalf, true);
-  MatmulGroup group = group_of(in.acts, rows, 0);
-  std::vector<Weight> weights;
-  std::vector<Memory> ys;
-  std::vector<std::vector<float>> want;
-  for (size_t i = 0; i < 5; ++i) {
-    const uint64_t n = outputs[i];
-    weights.emplace_back(types[i], k, n, Scales::kOrdinary, rng);
-    const Weight& w = weights.back();
-    const auto plain =
-        types[i] == DType::kF32 || types[i] == DType::kQ8_0 ? wanted(w.packed, x, rows) : product(w, in, rows, 0);
-    std::vector<float> residual(n * rows);
-    for (float& v : residual) v = rng.normal();
-    ys.emplace_back(residual.size() * sizeof(float));
-    device().up(ys.back().get(), residual.data(), residual.size() * sizeof(float));
-    const bool adds = i % 2 == 1;
-    want.emplace_back(plain);
-    for (size_t at = 0; adds && at < plain.size(); ++at) want.back()[at] = residual[at] + plain[at];
-    float* const y = ys.back().get<float>();
-    group.products[i] = {.w = w.w, .y = y, .residual = adds ? y : nullptr, .y_stride = static_cast<int64_t>(n)};
-  }
-  group.count = 5;
-  tnd::gpu::launch_matmul(device().stream, group);
-  for (size_t i = 0; i < 5; ++i) {
-    std::vector<float> got(want[i].size());
-    device().down(got.data(), ys[i].get(), got.size() * sizeof(float));
-    CHECK_MSG(same_bits(got.data(), want[i].data(), got.size()), tnd::dtype_name(types[i]));
+  // BF16, F16, F32 and Q8_0 weights of one input; residuals, one in place. F32 keeps its bits, Q8_0 too but for panels.
+  for (const Prompt kind : prompt_kinds()) {
+    Rng rng(18);
+    const uint64_t k = 96;
+    const int rows = 70;
+    const DType types[] = {DType::kF32, DType::kBF16, DType::kQ8_0, DType::kF16, DType::kBF16};
+    const uint64_t outputs[] = {20, 70, 33, 64, 3};
+    const auto x = random_input(k, rows, rng);
+    const Inputs in(x, k, rows, tnd::gpu::kFormQ32 | tnd::gpu::kFormF32 | tnd::gpu::kFormHalf, kind);
+    MatmulGroup group = group_of(in.acts, rows, 0);
+    std::vector<Weight> weights;
+    std::vector<Memory> ys;
+    std::vector<std::vector<float>> want;
+    for (size_t i = 0; i < 5; ++i) {
+      const uint64_t n = outputs[i];
+      weights.emplace_back(types[i], k, n, Scales::kOrdinary, rng);
+      const Weight& w = weights.back();
+      const auto plain = types[i] == DType::kF32 || (types[i] == DType::kQ8_0 && kind == Prompt::kPairs)
+                             ? wanted(w.packed, x, rows)
+                             : product(w, in, rows, 0);
+      std::vector<float> residual(n * rows);
+      for (float& v : residual) v = rng.normal();
+      ys.emplace_back(residual.size() * sizeof(float));
+      device().up(ys.back().get(), residual.data(), residual.size() * sizeof(float));
+      const bool adds = i % 2 == 1;
+      want.emplace_back(plain);
+      for (size_t at = 0; adds && at < plain.size(); ++at) want.back()[at] = residual[at] + plain[at];
+      float* const y = ys.back().get<float>();
+      group.products[i] = {.w = w.w, .y = y, .residual = adds ? y : nullptr, .y_stride = static_cast<int64_t>(n)};
+    }
+    group.count = 5;
+    tnd::gpu::launch_matmul(device().stream, group);
+    for (size_t i = 0; i < 5; ++i) {
+      std::vector<float> got(want[i].size());
+      device().down(got.data(), ys[i].get(), got.size() * sizeof(float));
+      CHECK_MSG(same_bits(got.data(), want[i].data(), got.size()), tnd::dtype_name(types[i]));
+    }
   }
 }
 

@@ -87,14 +87,17 @@ uint64_t attention_scratch_bytes(AttentionMode mode, const KvShape& kv, int q_he
 }
 
 void launch_attention(Stream& stream, const AttentionArgs& args) {
-  if (args.mode == AttentionMode::kExact) {
-    launch_attention_exact(stream, args);
-    if (args.forms == 0) return;
-    const int64_t width = int64_t{args.q_heads} * args.kv.dim;
-    launch_prepare(stream, {args.out, width, args.rows, static_cast<int32_t>(width), args.forms, args.acts});
-    return;
+  const bool exact = args.mode == AttentionMode::kExact, scaled = needs_row_scale(args.acts, args.forms);
+  AttentionArgs a = args;
+  if (scaled) a.forms = 0;
+  if (exact) {
+    launch_attention_exact(stream, a);
+  } else {
+    launch_attention_flash<FlashUnit>(stream, a);
   }
-  launch_attention_flash<FlashUnit>(stream, args);
+  if (args.forms == 0 || !(exact || scaled)) return;
+  const int64_t width = int64_t{args.q_heads} * args.kv.dim;
+  launch_prepare(stream, {args.out, width, args.rows, static_cast<int32_t>(width), args.forms, args.acts});
 }
 
 void launch_attention_merge(Stream& stream, const FlashArgs& f) {

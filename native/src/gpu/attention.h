@@ -87,7 +87,7 @@ struct AttentionArgs {
   const float* q = nullptr;                 // [rows, q_heads * dim] normed and rotated
   const float* gate = nullptr;          // gate of row r, head h at gate + r * gate_row + h * gate_head; nullptr = none
   int64_t gate_row = 0, gate_head = 0;  // elements
-  // [rows, q_heads * dim], times sigmoid(gate); may be q. Scratch of kExact, unused of kFlash, when forms != 0.
+  // [rows, q_heads * dim], times sigmoid(gate); may be q. Scratch when forms != 0.
   float* out = nullptr;
   ActsView acts;  // output prepared as matmul input when forms != 0
   uint32_t forms = 0;

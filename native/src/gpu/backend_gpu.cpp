@@ -38,7 +38,7 @@ std::unique_ptr<Acts> GpuBackend::acts(Arena& arena, int64_t max_k, int max_rows
 
 ActsView GpuBackend::view(const Acts& acts, int rows) const {
   ActsView v = static_cast<const GpuActs&>(acts).view;
-  v.prompt = prompt_ && rows > kPromptRows ? 1 : 0;
+  v.prompt = rows > kPromptRows ? prompt_ : Prompt::kNone;
   return v;
 }
 
@@ -310,7 +310,7 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
     }
   }
   GatedNormArgs& norm = recorder_.add(launch_gated_norm);
-  norm.o = rows_;
+  norm.o = norm.y = rows_;
   norm.w = w.norm;
   norm.z = io.z;
   norm.eps = w.eps;

@@ -55,7 +55,7 @@ class GpuBackend final : public Backend {
 
   void begin_step(bool prompt) override {
     prompt_step_ = prompt;
-    prompt_ = prompt && has_matmul_pairs(info_);
+    prompt_ = prompt ? prompt_inputs(info_) : Prompt::kNone;
   }
   void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) override;
   void download(float* host, const float* src, int64_t n) override;
@@ -108,7 +108,7 @@ class GpuBackend final : public Backend {
   std::unique_ptr<cpu::ThreadPool> packers_;  // of weights, while a model loads
 
   bool prompt_step_ = false;
-  bool prompt_ = false;  // of the step; the device has products of its own for it
+  Prompt prompt_ = Prompt::kNone;  // of the step: how the device wants its rows
   ScratchLimits limits_;
   float* rows_ = nullptr;   // [rows, max_k]: rows between an operation and prepare
   float* query_ = nullptr;  // [rows, q_heads * dim]

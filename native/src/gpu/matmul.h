@@ -3,7 +3,7 @@
 // NUMERIC CONTRACT. The one of cpu/matmul.h and NUMERICS.md, bit for bit, for every row count, kernel and vendor: int8
 // activations, exact integer dot products, a fixed float epilogue, four lanes of super-blocks added as
 // (l0 + l1) + (l2 + l3), the residual last. Tests compare with the scalar reference by memcmp. One exception: prompts
-// through 16-bit float weights (ActsView::prompt) have a contract of their own.
+// (ActsView::prompt) have contracts of their own.
 //
 // Use: repack.h gives a weight its device order at load; acts_bytes/acts_init plan the input buffer; launch_prepare
 // (or a kernel that fuses acts_device.h) fills it; launch_matmul multiplies it by all weights that share the input.
@@ -23,6 +23,7 @@ struct DeviceWeight {
   DType type = DType::kF32;
   int32_t k = 0, n = 0;
   const uint8_t* data = nullptr;  // device, weight_bytes(type, k, n), 256-byte aligned
+  float scale = 1.0f;             // half_scale() of quantised weights, for products of panels
 };
 
 // ---- inputs
@@ -36,6 +37,11 @@ enum ActForm : uint32_t {
 };
 uint32_t act_form(DType type);
 
+// How the rows of a prompt are prepared (NUMERICS.md, "Prompts through ..."): kPairs replaces kFormHalf by pairs of
+// bfloat16, for F16 and BF16; kPanels does so too and replaces kFormQ256 and kFormQ32 by halves, in the order of
+// Hopper's matrix instructions.
+enum class Prompt : int32_t { kNone, kPairs, kPanels };
+
 // Inputs of a batch. Written by acts_device.h; a super-block is 256 elements, S = ceil(k / 256), R = row_stride.
 // Elements beyond k in the last super-block are zero. Contents of rows beyond the batch are unspecified.
 struct ActsView {
@@ -48,15 +54,19 @@ struct ActsView {
   float* f32 = nullptr;       // [R][f32_stride]
   int64_t f32_stride = 0;     // elements, a multiple of 256
   int32_t row_stride = 0;     // a multiple of 64, and of 128 for batches of more
-  // The rows are a prompt's: kFormHalf is pairs, x = hi + lo, [S * 32 steps of 8 elements][R][2 parts, pair_part()][8],
-  // and products of F16 and BF16 follow NUMERICS.md, "Prompts through float weights". For a device that
-  // has_matmul_pairs() and more than 64 rows. Only one of f32 and pairs is written, so they may share memory.
-  int32_t prompt = 0;
-  uint16_t* pairs = nullptr;
+  // What the rows of a prompt are written as; for more than 64 rows. Shares memory with the forms that it replaces.
+  Prompt prompt = Prompt::kNone;
+  uint16_t* pairs = nullptr;     // kPairs: x = hi + lo, [S * 32 steps of 8 elements][R][2 parts, pair_part()][8]
+                                 // kPanels: [S * 4 panels of 64 elements][2 parts][R][64], swizzled
+  uint16_t* panels = nullptr;    // [S * 4][R][64] halves times the row's scale, panel_at()
+  float* row_unscale = nullptr;  // [R] powers of two that take the row's scale back
 };
 
-// has_matmul_pairs says whether a device can multiply pairs (ActsView::prompt).
+// has_matmul_pairs and has_matmul_panels say whether a device can multiply a prompt's inputs of that kind.
 bool has_matmul_pairs(const DeviceInfo& device);
+bool has_matmul_panels(const DeviceInfo& device);
+// prompt_inputs returns the best kind that a device has.
+Prompt prompt_inputs(const DeviceInfo& device);
 
 // acts_bytes returns the device memory of a buffer for at most max_rows rows of max_k elements in these forms;
 // acts_init lays it out at mem (256-byte aligned).
