@@ -1,7 +1,7 @@
 // Times of the operations of a GPU step other than products, at the shapes of the 27B target: microseconds, bytes that
 // must move, percent of the copy bandwidth measured in the same run.
 //
-//   gpu_ops_bench [device]
+//   gpu_ops_bench [device [choice|rows|delta|attention ...]]
 //
 // Every line is a captured graph that runs the operation on as many layers as fit (48 DeltaNet states, 16 or 4 caches),
 // so that nothing is read from the second-level cache that a step would read from memory; time and bytes are of one
@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/tree.h"
@@ -21,6 +23,7 @@
 #include "gpu/norm.h"
 #include "gpu/rope.h"
 #include "gpu/runtime.h"
+#include "gpu/sample.h"
 #include "gpu/swiglu.h"
 
 using namespace tnd;
@@ -55,6 +58,16 @@ __global__ void random_halves_kernel(uint16_t* x, uint64_t n) {
   const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
   for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < n; i += step) {
     x[i] = float_to_half(static_cast<float>(hash(i) >> 8) * 0x1p-23f - 1.0f);
+  }
+}
+
+// Logits like those of a model: a bell of width 3, and some tokens far above it.
+__global__ void random_logits_kernel(float* x, uint64_t n) {
+  const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
+  for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < n; i += step) {
+    float sum = 0;
+    for (uint64_t j = 0; j < 8; ++j) sum += static_cast<float>(hash(8 * i + j) >> 8) * 0x1p-23f - 1.0f;
+    x[i] = 1.8f * sum + (hash(~i) % 20011 == 0 ? 14.0f : 0.0f);
   }
 }
 
@@ -379,6 +392,63 @@ void bench_attention(Bench* b) {
   }
 }
 
+// Choice of tokens from logits as wide as the 27B's.
+void bench_choose(Bench* b) {
+  constexpr int kVocab = 248320, kTimes = 16, kMost = 23;
+  struct Case {
+    const char* name;
+    float temperature, top_p;
+    int top_k;
+    bool logprob;
+    int history, top_n;
+  };
+  const Case cases[] = {{"argmax", 0, 1, 0, false, 0, 0},
+                        {"argmax, log-probability", 0, 1, 0, true, 0, 0},
+                        {"T 0.7, top-k 20, top-p 0.95", 0.7f, 0.95f, 20, false, 0, 0},
+                        {"the same, penalties, log-probability", 0.7f, 0.95f, 20, true, 64, 0},
+                        {"T 1", 1, 1, 0, false, 0, 0},
+                        {"T 1, top-p 0.95", 1, 0.95f, 0, false, 0, 0},
+                        {"list of 8", 0, 1, 0, false, 0, 8}};
+  float* logits = static_cast<float*>(b->take(uint64_t{kMost} * kVocab * sizeof(float)));
+  launch(b->stream, {.grid = {4096}, .block = {256}, .name = "random"}, random_logits_kernel, logits,
+         uint64_t{kMost} * kVocab);
+  std::vector<TokenCount> history;
+  for (int i = 0; i < 64; ++i) history.push_back(TokenCount{i * 3571 % kVocab, 1 + i % 3});
+  const TokenCount* counts = b->upload(history);
+  ChooseArgs a;
+  a.logits = logits, a.stride = kVocab, a.vocab = kVocab;
+  a.scratch = b->take(choose_scratch_bytes(kVocab, kMost));
+  auto* results = static_cast<ChooseResult*>(b->take(kMost * sizeof(ChooseResult)));
+  auto* ids = static_cast<int32_t*>(b->take(kMost * 64));
+  auto* logprobs = static_cast<float*>(b->take(kMost * 64));
+  for (const int rows : {1, 16, kMost}) {
+    for (const Case& c : cases) {
+      std::vector<ChooseRow> plans(static_cast<size_t>(rows));
+      for (int i = 0; i < rows; ++i) {
+        ChooseRow& r = plans[static_cast<size_t>(i)];
+        r.wants = (c.top_n > 0 ? kWantRawSum : kWantToken) | (c.logprob ? kWantLogprob | kWantRawSum : 0);
+        r.temperature = c.temperature, r.top_p = c.top_p, r.top_k = c.top_k, r.draw = 0.37;
+        if (c.history > 0) {
+          r.frequency_penalty = 0.5f;
+          r.history = counts, r.n_history = c.history;
+          r.undo = static_cast<float*>(b->take(static_cast<uint64_t>(c.history) * sizeof(float)));
+        }
+        r.top_n = c.top_n, r.top_ids = ids + i * 16, r.top_logprobs = logprobs + i * 16;
+        r.result = results + i;
+      }
+      a.rows = rows;
+      a.plans = b->upload(plans);
+      b->line(label((std::string("choice, ") + c.name).c_str(), rows).c_str(),
+              b->time(kTimes,
+                      [&] {
+                        for (int i = 0; i < kTimes; ++i) launch_choose(b->stream, a);
+                      }),
+              4.0 * rows * kVocab);
+    }
+  }
+  b->release();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -402,8 +472,12 @@ int main(int argc, char** argv) {
   }) * 1e-3;
   b.release();
   std::printf("%s, %d processors, copy %.0f GB/s\n", b.info.name.c_str(), b.info.processors, b.copy_gbs);
-  bench_rows(&b);
-  bench_delta(&b);
-  bench_attention(&b);
+  const std::pair<const char*, void (*)(Bench*)> parts[] = {
+      {"choice", bench_choose}, {"rows", bench_rows}, {"delta", bench_delta}, {"attention", bench_attention}};
+  for (const auto& [name, bench] : parts) {
+    bool wanted = argc < 3;
+    for (int i = 2; i < argc; ++i) wanted = wanted || std::strcmp(argv[i], name) == 0;
+    if (wanted) bench(&b);
+  }
   return 0;
 }
