@@ -347,6 +347,18 @@ void bench_attention(Bench* b) {
       a.scratch = b->take(a.scratch_bytes);
       const double bytes = 4.0 * kKvHeads * kHeadDim * context;
       const int widths[] = {b->info.shared_per_block, 99 << 10};
+      std::vector<float> outputs[2];  // of both forms of kernels: the same bits
+      for (int i = 0; i < 2 && rows > 1; ++i) {
+        AttentionArgs plain = a;
+        plain.forms = 0, plain.shared_per_block = widths[i], plain.caches = table;
+        launch_attention(b->stream, plain);
+        outputs[i].resize(static_cast<uint64_t>(rows) * q_width);
+        b->stream.to_host(outputs[i].data(), a.out, outputs[i].size() * sizeof(float));
+        b->sync();
+      }
+      if (std::memcmp(outputs[0].data(), outputs[1].data(), outputs[0].size() * sizeof(float)) != 0) {
+        std::printf("attention, rows %d: kernels DIFFER\n", rows);
+      }
       for (const int shared : widths) {
         if (shared != widths[0] && rows == 1) continue;
         a.shared_per_block = shared;

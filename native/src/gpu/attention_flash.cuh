@@ -26,8 +26,9 @@ struct FlashArgs {
   AttentionArgs a;
   int slots = 0;        // of a row in the partial results
   int bulk_parts = 0;   // parts that the keys before a tail are cut into: segments, or 1
-  int bulk_blocks = 0;  // blocks of BM queries of a bulk tile, of a tail tile
-  int tail_blocks = 0;
+  int block_queries = 0;  // most of a block
+  bool spread = false;    // a tile's queries go to its blocks evenly, by sixteens
+  int bulk_blocks = 0, tail_blocks = 0;  // of a tile
   float* o = nullptr;    // [rows * q_heads, slots, dim]
   float2* ml = nullptr;  // [rows * q_heads, slots]: m, l
 };
@@ -66,6 +67,39 @@ TND_DEVICE KeyRange key_range(const AttentionRow& r, int part, int parts) {
   return k;
 }
 
+// FlashItem is the work of a block: queries [first_query, first_query + queries) of a tile of rows (rows x query heads
+// of a key/value head) over a part of their keys, to a slot of the partial results.
+struct FlashItem {
+  AttentionTile tile;
+  int kv_head, part, slot;
+  int first_query, queries;  // <= 0: nothing to do
+};
+// Tails come first, they take longest when contexts are short.
+TND_DEVICE FlashItem flash_item(const FlashArgs& f, int item) {
+  const AttentionArgs& a = f.a;
+  const int tail_items = a.n_tail * a.kv.heads * f.tail_blocks;
+  const bool is_tail = item < tail_items;
+  if (!is_tail) item -= tail_items;
+  const int blocks = is_tail ? f.tail_blocks : f.bulk_blocks;
+  const int block = item % blocks;
+  item /= blocks;
+  FlashItem it;
+  it.kv_head = item % a.kv.heads;
+  item /= a.kv.heads;
+  it.part = is_tail ? -1 : item % f.bulk_parts;
+  it.tile = is_tail ? a.tail[item] : a.bulk[item / f.bulk_parts];
+  const int all = it.tile.rows * (a.q_heads / a.kv.heads);
+  int most = f.block_queries;
+  if (f.spread) {
+    const int used = (all + most - 1) / most;
+    most = used > 0 ? ((all + used - 1) / used + 15) / 16 * 16 : most;
+  }
+  it.first_query = block * most;
+  it.queries = all - it.first_query < most ? all - it.first_query : most;
+  it.slot = is_tail ? f.slots - 1 : f.bulk_parts == 1 ? 0 : it.part;
+  return it;
+}
+
 template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
 struct FlashShape {
   static constexpr bool kUnpack = BLOCKS && !Unit::kOneBuffer;                   // copied tiles, unpacked later
@@ -102,35 +136,20 @@ constexpr unsigned flash_shared_bytes(const KvShape& kv) {
   return static_cast<unsigned>(bytes);
 }
 
+// flash_block works on an item with all threads of the block; `shared` is flash_shared_bytes() of shared memory.
 template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
-__global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(FlashArgs f) {
+TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* shared) {
   using S = FlashShape<Unit, DIM, WM, MT, STAGES, BLOCKS>;
   constexpr int kColumnTiles = DIM / 4 / 16;  // of a warp in p v
-  let_next_start();
-  wait_for_previous();
   const AttentionArgs& a = f.a;
   const int g = a.q_heads / a.kv.heads;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / TND_WARP;
   const int wm = warp / 4, wn = warp % 4;
-
-  // Which item: tails first, they take longest when contexts are short.
-  int item = static_cast<int>(blockIdx.x);
-  const int tail_items = a.n_tail * a.kv.heads * f.tail_blocks;
-  const bool is_tail = item < tail_items;
-  if (!is_tail) item -= tail_items;
-  const int blocks = is_tail ? f.tail_blocks : f.bulk_blocks;
-  const int block = item % blocks;
-  item /= blocks;
-  const int kv_head = item % a.kv.heads;
-  item /= a.kv.heads;
-  const int part = is_tail ? -1 : item % f.bulk_parts;
-  const AttentionTile tile = is_tail ? a.tail[item] : a.bulk[item / f.bulk_parts];
-  const int first_query = block * S::kQueries;
-  const int queries = tile.rows * g - first_query;  // of this block, may exceed kQueries
+  const AttentionTile tile = item.tile;
+  const int kv_head = item.kv_head, part = item.part, slot = item.slot;
+  const int first_query = item.first_query, queries = item.queries;
   if (queries <= 0) return;
-  const int slot = is_tail ? f.slots - 1 : f.bulk_parts == 1 ? 0 : part;
 
-  TND_DYNAMIC_SHARED(uint8_t, shared);
   uint16_t* sq = reinterpret_cast<uint16_t*>(shared);
   uint16_t* sk = sq + S::kQueries * S::kStride;
   constexpr int kTileHalves = kAttentionTile * S::kStride;
@@ -474,6 +493,14 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   for_live(apply_rows);
 }
 
+template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
+__global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(FlashArgs f) {
+  TND_DYNAMIC_SHARED(uint8_t, shared);
+  let_next_start();
+  wait_for_previous();
+  flash_block<Unit, DIM, WM, MT, STAGES, BLOCKS>(f, flash_item(f, static_cast<int>(blockIdx.x)), shared);
+}
+
 // ---- host
 
 template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
@@ -481,6 +508,7 @@ void launch_flash(Stream& stream, FlashArgs f) {
   using S = FlashShape<Unit, DIM, WM, MT, STAGES, BLOCKS>;
   const AttentionArgs& a = f.a;
   const int g = a.q_heads / a.kv.heads;
+  f.block_queries = S::kQueries;
   f.bulk_blocks = (a.bulk_rows * g + S::kQueries - 1) / S::kQueries;
   f.tail_blocks = (a.tail_rows * g + S::kQueries - 1) / S::kQueries;
   const int items = a.kv.heads * (a.n_bulk * f.bulk_parts * f.bulk_blocks + a.n_tail * f.tail_blocks);
@@ -501,12 +529,16 @@ inline int partial_slots(int rows) {
   return rows <= kFlashSplitRows ? kAttentionSegments : 2;
 }
 
+// launch_flash_wide starts the form of attention_wide.cuh if the card has room for it.
+bool launch_flash_wide(Stream& stream, const FlashArgs& f);
+
 // The widest block of queries that is useful and fits.
 template <class Unit, int DIM, bool BLOCKS>
 void launch_flash_dim(Stream& stream, const FlashArgs& f) {
   const int queries = std::max(f.a.bulk_rows, f.a.tail_rows) * (f.a.q_heads / f.a.kv.heads);
   const auto fits = [&](unsigned bytes) { return static_cast<int>(bytes) <= f.a.shared_per_block; };
   if constexpr (!Unit::kOneBuffer) {
+    if (!BLOCKS && queries > 16 && f.bulk_parts > 1 && launch_flash_wide(stream, f)) return;
     if (queries <= 16 && fits(flash_shared_bytes<Unit, DIM, 1, 1, 2, BLOCKS>(f.a.kv))) {
       return launch_flash<Unit, DIM, 1, 1, 2, BLOCKS>(stream, f);
     }
