@@ -61,13 +61,13 @@ __global__ void random_halves_kernel(uint16_t* x, uint64_t n) {
   }
 }
 
-// Logits like those of a model: a bell of width 3, and some tokens far above it.
+// Logits like those of a model: a bell of width 2, and some tokens far above it.
 __global__ void random_logits_kernel(float* x, uint64_t n) {
   const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
   for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < n; i += step) {
     float sum = 0;
     for (uint64_t j = 0; j < 8; ++j) sum += static_cast<float>(hash(8 * i + j) >> 8) * 0x1p-23f - 1.0f;
-    x[i] = 1.8f * sum + (hash(~i) % 20011 == 0 ? 14.0f : 0.0f);
+    x[i] = 1.2f * sum + (hash(~i) % 20011 == 0 ? 14.0f : 0.0f);
   }
 }
 

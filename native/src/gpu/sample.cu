@@ -150,7 +150,7 @@ TND_DEVICE bool moves(const ChooseRow& p) {
 // Steps 1 and 2 of docs/sampling.md in place, for tokens [first, first + n), whose logits are at x; `undo` keeps what
 // was there unless it is nullptr. By THREADS threads; begins and ends with a barrier.
 template <int THREADS>
-TND_DEVICE void move_logits(const ChooseRow& p, float* x, int64_t first, int64_t n, float* undo) {
+TND_OUTLINE void move_logits(const ChooseRow& p, float* x, int64_t first, int64_t n, float* undo) {
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < p.n_bias; i += THREADS) {
     const int32_t token = p.bias_tokens[i];
@@ -175,7 +175,7 @@ TND_DEVICE void move_logits(const ChooseRow& p, float* x, int64_t first, int64_t
   }
   __syncthreads();
 }
-TND_DEVICE void undo_moves(const ChooseRow& p, float* x, int vocab) {
+TND_OUTLINE void undo_moves(const ChooseRow& p, float* x, int vocab) {
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < p.n_history; i += kThreads) {
     x[p.history[i].token] = p.undo[p.n_bias + i];
@@ -188,7 +188,7 @@ TND_DEVICE void undo_moves(const ChooseRow& p, float* x, int vocab) {
   __syncthreads();
 }
 
-// ---- maxima and sums: a block per 1024 tokens, four a thread
+// ---- maxima: a block per 1024 tokens, four a thread
 
 constexpr int kReadThreads = kBlock / 4;
 constexpr int kReadWarps = kReadThreads / TND_WARP;
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kReadThreads, 4) choose_maxima_kernel(ChooseAr
 
 // Best key of a row, from its blocks, for all threads of the block.
 template <int THREADS>
-TND_DEVICE uint64_t row_max(const uint64_t* keys, int64_t blocks) {
+TND_OUTLINE uint64_t row_max(const uint64_t* keys, int64_t blocks) {
   TND_SHARED(uint64_t, of_warp, [THREADS / TND_WARP]);
   uint64_t best = 0;
   for (int64_t i = threadIdx.x; i < blocks; i += THREADS) best = larger(best, keys[i]);
@@ -256,11 +256,17 @@ TND_DEVICE uint64_t row_max(const uint64_t* keys, int64_t blocks) {
   return best;
 }
 
+// Sums of a thread block's blocks of tokens: kSumBlocks of them, so that as many chains of additions run side by side.
+constexpr int kSumBlocks = 4;
+static_assert(kSumBlocks <= kReadWarps);
+using BlockRoom = float[kSumBlocks][kBlock + 1];  // blocks start on different banks
+
 // Sum of a block's exponentials: lane j adds elements j, j + 16, ... and lanes fold 8, 4, 2, 1. By a whole warp.
 TND_DEVICE float sum_of_block(const float* e) {
   constexpr int kLanes = 16, kBatch = 8;
   const int lane = static_cast<int>(lane_id()) % kLanes;
   float sum = 0.0f;
+#pragma unroll 1
   for (int i = 0; i < kBlock; i += kLanes * kBatch) {
     float next[kBatch];
 #pragma unroll
@@ -273,66 +279,99 @@ TND_DEVICE float sum_of_block(const float* e) {
   return sum;
 }
 
+// The four logits of a thread in each of the blocks.
+using SumInputs = float[kSumBlocks][4];
+
+TND_OUTLINE void sum_exponentials(const SumInputs& v, int64_t first_block, int vocab, float max, float temperature,
+                                  BlockRoom& room, float* sums) {
+  const int tid = static_cast<int>(threadIdx.x), warp = static_cast<int>(warp_id());
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < kSumBlocks; ++j) {
+    const int64_t token = (first_block + j) * kBlock + tid * 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // zeros change no sum
+      room[j][tid * 4 + i] = token + i < vocab ? weight_of(v[j][i], max, temperature) : 0.0f;
+    }
+  }
+  __syncthreads();
+  if (warp >= kSumBlocks || first_block + warp >= blocks_of(vocab)) return;
+  const float sum = sum_of_block(room[warp]);
+  if (lane_id() == 0) sums[first_block + warp] = sum;
+}
+
+TND_OUTLINE void sum_choice_weights(const SumInputs& v, int64_t first_block, const View& view, const ChooseRow& plan,
+                                    float max, BlockRoom& room, const Scratch& s) {
+  const int tid = static_cast<int>(threadIdx.x);
+  const float temperature = temperature_of(plan), min_p = first_min_p(plan);
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < kSumBlocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) room[j][tid * 4 + i] = v[j][i];
+  }
+  if (moves(plan)) {
+#pragma unroll 1
+    for (int j = 0; j < kSumBlocks; ++j) {
+      const int64_t first = (first_block + j) * kBlock, left = view.vocab - first;
+      move_logits<kReadThreads>(plan, room[j], first, left < kBlock ? left : kBlock, nullptr);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kSumBlocks; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t token = (first_block + j) * kBlock + tid * 4 + i;
+      float w = 0.0f;
+      if (token < view.vocab) {
+        const uint64_t key = key_of(view.value(room[j][tid * 4 + i], token), token);
+        if (finite_key(key)) w = weight_of(value_of(key), max, temperature);
+      }
+      room[j][tid * 4 + i] = w < min_p ? 0.0f : w;
+    }
+  }
+  __syncthreads();
+  if (tid >= kSumBlocks || first_block + tid >= blocks_of(view.vocab)) return;
+  const int64_t block = first_block + tid;
+  const float* weights = room[tid];
+  double sum = 0;
+#pragma unroll 1
+  for (int i = 0; i < kBlock; i += 16) {
+    if (i % kRun == 0) s.runs[block * (kBlock / kRun) + i / kRun] = sum;
+    float next[16];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) next[j] = weights[i + j];
+#pragma unroll
+    for (int j = 0; j < 16; ++j) sum += static_cast<double>(next[j]);
+  }
+  s.weights[block] = sum;
+}
+
 __global__ void __launch_bounds__(kReadThreads, 4) choose_sums_kernel(ChooseArgs a) {
-  TND_SHARED(float, raw, [kBlock]);
-  TND_SHARED(float, top, [kBlock]);
-  TND_SHARED(float, weights, [kBlock]);
+  TND_SHARED(BlockRoom, room, [1]);
   let_next_start();
   wait_for_previous();
-  const int64_t block = blockIdx.x, row = blockIdx.y, first = block * kBlock, blocks = blocks_of(a.vocab);
+  const int64_t first_block = int64_t{blockIdx.x} * kSumBlocks, row = blockIdx.y, blocks = blocks_of(a.vocab);
   const ChooseRow& plan = a.plans[row];
   const bool wants_raw = (plan.wants & kWantRawSum) != 0, wants_top = (plan.wants & kWantTopSum) != 0;
   const bool wants_weights = takes_all(plan, a.vocab);
   if (!wants_raw && !wants_top && !wants_weights) return;
-  const int tid = static_cast<int>(threadIdx.x);
   const Scratch s = scratch_of(a, row);
-  const int64_t token = first + tid * 4;
-  const float4 x = four_logits(a.logits + row * a.stride, token, a.vocab);
-  float v[4] = {x.x, x.y, x.z, x.w};
+  SumInputs v;
+#pragma unroll
+  for (int j = 0; j < kSumBlocks; ++j) {
+    const int64_t token = (first_block + j) * kBlock + static_cast<int>(threadIdx.x) * 4;
+    const float4 x = four_logits(a.logits + row * a.stride, token, a.vocab);
+    v[j][0] = x.x, v[j][1] = x.y, v[j][2] = x.z, v[j][3] = x.w;
+  }
   if (wants_raw || wants_top) {
     const float max = value_of(row_max<kReadThreads>(s.raw_block_keys, blocks));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool live = token + i < a.vocab;  // zeros change no sum
-      if (wants_raw) raw[tid * 4 + i] = live ? weight_of(v[i], max, 1.0f) : 0.0f;
-      if (wants_top) top[tid * 4 + i] = live ? weight_of(v[i], max, plan.top_temperature) : 0.0f;
-    }
+    if (wants_raw) sum_exponentials(v, first_block, a.vocab, max, 1.0f, room[0], s.raw_sums);
+    if (wants_top) sum_exponentials(v, first_block, a.vocab, max, plan.top_temperature, room[0], s.top_sums);
   }
   if (wants_weights) {
     const float max = value_of(row_max<kReadThreads>(s.allowed_blocks, blocks));
-    const float temperature = temperature_of(plan), min_p = first_min_p(plan);
-    const View view = allowed_view(a, row);
-    move_four(a, plan, first, v, weights);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float w = 0.0f;
-      if (token + i < a.vocab) {
-        const uint64_t key = key_of(view.value(v[i], token + i), token + i);
-        if (finite_key(key)) w = weight_of(value_of(key), max, temperature);
-      }
-      weights[tid * 4 + i] = w < min_p ? 0.0f : w;
-    }
-  }
-  __syncthreads();
-  if (warp_id() == 0 && wants_raw) {
-    const float sum = sum_of_block(raw);
-    if (lane_id() == 0) s.raw_sums[block] = sum;
-  }
-  if (warp_id() == 1 && wants_top) {
-    const float sum = sum_of_block(top);
-    if (lane_id() == 0) s.top_sums[block] = sum;
-  }
-  if (wants_weights && tid == 2 * TND_WARP) {
-    double sum = 0;
-    for (int i = 0; i < kBlock; i += 8) {
-      if (i % kRun == 0) s.runs[block * (kBlock / kRun) + i / kRun] = sum;
-      float next[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) next[j] = weights[i + j];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) sum += static_cast<double>(next[j]);
-    }
-    s.weights[block] = sum;
+    sum_choice_weights(v, first_block, allowed_view(a, row), plan, max, room[0], s);
   }
 }
 
@@ -357,7 +396,7 @@ TND_DEVICE int power_of_two(int n) {
 }
 
 // Sorts the distinct keys list[0 .. n) descending. Begins and ends with a barrier.
-TND_DEVICE void sort_keys(uint64_t* list, int n) {
+TND_OUTLINE void sort_keys(uint64_t* list, int n) {
   constexpr int kByRank = 256;  // up to here every key finds its place by counting the larger ones
   const int tid = static_cast<int>(threadIdx.x);
   __syncthreads();
@@ -375,7 +414,9 @@ TND_DEVICE void sort_keys(uint64_t* list, int n) {
   }
   const int all = power_of_two(n);
   for (int i = n + tid; i < all; i += kThreads) list[i] = 0;
+#pragma unroll 1
   for (int k = 2; k <= all; k *= 2) {
+#pragma unroll 1
     for (int j = k / 2; j > 0; j /= 2) {
       __syncthreads();
       for (int i = tid; i < all; i += kThreads) {
@@ -393,7 +434,7 @@ TND_DEVICE void sort_keys(uint64_t* list, int n) {
 }
 
 // Puts the keys in [low, high) into the list, in any order; returns how many there are (more than kList are dropped).
-TND_DEVICE int collect(const View& view, const uint64_t* keys, uint64_t low, uint64_t high, Shared& s) {
+TND_OUTLINE int collect(const View& view, const uint64_t* keys, uint64_t low, uint64_t high, Shared& s) {
   const int parts = static_cast<int>(parts_of(view.vocab)), tid = static_cast<int>(threadIdx.x);
   int32_t* found = reinterpret_cast<int32_t*>(s.ids);
   __syncthreads();
@@ -431,7 +472,7 @@ TND_DEVICE int collect(const View& view, const uint64_t* keys, uint64_t low, uin
 
 // A value that at least k of the parts' keys reach, and few more if that comes cheap: the smallest key of its logit.
 // 1 <= k <= parts <= kList.
-TND_DEVICE uint64_t bound_of(const uint64_t* keys, int parts, int k, Shared& s) {
+TND_OUTLINE uint64_t bound_of(const uint64_t* keys, int parts, int k, Shared& s) {
   constexpr int kMine = kList / kThreads;
   const int tid = static_cast<int>(threadIdx.x), enough = 2 * k > 64 ? 2 * k : 64;
   uint32_t mine[kMine];
@@ -444,6 +485,7 @@ TND_DEVICE uint64_t bound_of(const uint64_t* keys, int parts, int k, Shared& s) 
   if (tid < 32) s.counts[tid] = 0;
   __syncthreads();
   uint32_t bound = 0;
+#pragma unroll 1
   for (int b = 31; b >= 0; --b) {
     const uint32_t candidate = bound | 1u << b;
     uint32_t reach = 0;
@@ -459,8 +501,9 @@ TND_DEVICE uint64_t bound_of(const uint64_t* keys, int parts, int k, Shared& s) 
 }
 
 // The k-th largest key below `high`, of which there are at least k: eight bits a pass.
-TND_DEVICE uint64_t kth_key(const View& view, uint64_t high, int k, Shared& s) {
+TND_OUTLINE uint64_t kth_key(const View& view, uint64_t high, int k, Shared& s) {
   uint64_t prefix = 0, known = 0;
+#pragma unroll 1
   for (int shift = 56; shift >= 0; shift -= 8) {
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < 256; i += kThreads) s.histogram[i] = 0;
@@ -488,7 +531,7 @@ TND_DEVICE uint64_t kth_key(const View& view, uint64_t high, int k, Shared& s) {
 }
 
 // Leaves the k largest keys at the front of the list, descending. 1 <= k <= min(kList, vocab).
-TND_DEVICE void select_top(const View& view, const uint64_t* keys, int k, Shared& s) {
+TND_OUTLINE void select_top(const View& view, const uint64_t* keys, int k, Shared& s) {
   const int parts = static_cast<int>(parts_of(view.vocab));
   int count = kList + 1;
   if (k <= parts && parts <= kList) count = collect(view, keys, bound_of(keys, parts, k, s), ~uint64_t{0}, s);
@@ -498,7 +541,7 @@ TND_DEVICE void select_top(const View& view, const uint64_t* keys, int k, Shared
 
 // Writes the sums of the weights of candidates (finite keys >= low, weight >= min_p) of every block of 1024 tokens,
 // each added ascending, and returns the ascending sum of those to all threads.
-TND_DEVICE double sum_weights(const View& view, const uint64_t* keys, uint64_t low, float max, float temperature,
+TND_OUTLINE double sum_weights(const View& view, const uint64_t* keys, uint64_t low, float max, float temperature,
                               float min_p, double* sums, Shared& s) {
   const int64_t blocks = blocks_of(view.vocab), parts = parts_of(view.vocab);
   __syncthreads();
@@ -528,7 +571,7 @@ TND_DEVICE double sum_weights(const View& view, const uint64_t* keys, uint64_t l
 }
 
 // The draw of docs/sampling.md, step 9, over the same candidates; by one thread, -1 when there is none.
-TND_DEVICE int32_t draw(const View& view, const uint64_t* keys, uint64_t low, float max, float temperature, float min_p,
+TND_OUTLINE int32_t draw(const View& view, const uint64_t* keys, uint64_t low, float max, float temperature, float min_p,
                         const double* sums, double target) {
   const int64_t blocks = blocks_of(view.vocab);
   const auto weight = [&](int64_t token) {
@@ -562,7 +605,7 @@ TND_DEVICE int32_t draw(const View& view, const uint64_t* keys, uint64_t low, fl
 }
 
 // Lower bound of the candidates that top_p keeps out of the `limit` most likely ones.
-TND_DEVICE uint64_t nucleus(const View& view, const uint64_t* keys, int limit, float max, float temperature,
+TND_OUTLINE uint64_t nucleus(const View& view, const uint64_t* keys, int limit, float max, float temperature,
                             double wanted, Shared& s) {
   constexpr int kBatch = 1024;
   uint64_t high = ~uint64_t{0};
@@ -600,7 +643,7 @@ TND_DEVICE uint64_t nucleus(const View& view, const uint64_t* keys, int limit, f
 // ---- candidates that are all in the list, descending
 
 // How many of list[0 .. n) are finite: those in front.
-TND_DEVICE int finite_count(int n, Shared& s) {
+TND_OUTLINE int finite_count(int n, Shared& s) {
   __syncthreads();
   if (threadIdx.x == 0) s.count = 0;
   __syncthreads();
@@ -612,7 +655,7 @@ TND_DEVICE int finite_count(int n, Shared& s) {
 }
 
 // Weights of list[0 .. n), and their order by token.
-TND_DEVICE void weigh_list(int n, float max, float temperature, Shared& s) {
+TND_OUTLINE void weigh_list(int n, float max, float temperature, Shared& s) {
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
     s.weights[i] = weight_of(value_of(s.list[i]), max, temperature);
     s.ids[i] = s.list[i] << 32 | static_cast<uint32_t>(i);  // the lower half of a key falls with the token
@@ -623,7 +666,7 @@ TND_DEVICE void weigh_list(int n, float max, float temperature, Shared& s) {
 // Sum of the weights of the first `kept` of n candidates, those below min_p left out: by blocks of 1024 tokens, each
 // added ascending, and their sums ascending. Puts tokens (upper half) and weights, 0 of the left out, ascending into
 // the list.
-TND_DEVICE double sum_list(int n, int kept, float min_p, Shared& s) {
+TND_OUTLINE double sum_list(int n, int kept, float min_p, Shared& s) {
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
     const uint32_t at = static_cast<uint32_t>(s.ids[i]), token = ~static_cast<uint32_t>(s.ids[i] >> 32);
@@ -649,7 +692,7 @@ TND_DEVICE double sum_list(int n, int kept, float min_p, Shared& s) {
 }
 
 // The first token of the list of sum_list at which the running sum exceeds the target; by one thread.
-TND_DEVICE int32_t draw_list(int n, double target, const Shared& s) {
+TND_OUTLINE int32_t draw_list(int n, double target, const Shared& s) {
   double before = 0, sum = 0;
   uint32_t block = 0;
   int32_t last = -1;
@@ -667,7 +710,7 @@ TND_DEVICE int32_t draw_list(int n, double target, const Shared& s) {
 }
 
 // How many of list[0 .. n) it takes to reach `wanted`; at least one. `reached`: whether they do.
-TND_DEVICE int count_nucleus(int n, double wanted, Shared& s, bool* reached) {
+TND_OUTLINE int count_nucleus(int n, double wanted, Shared& s, bool* reached) {
   __syncthreads();
   if (threadIdx.x == 0) {
     double sum = 0;
@@ -684,7 +727,7 @@ TND_DEVICE int count_nucleus(int n, double wanted, Shared& s, bool* reached) {
 // ---- all tokens as candidates: sums are those of choose_sums_kernel
 
 // Ascending sum of n doubles for all threads. Leaves them in `ids` if they fit.
-TND_DEVICE double add_ascending(const double* sums, int64_t n, Shared& s) {
+TND_OUTLINE double add_ascending(const double* sums, int64_t n, Shared& s) {
   double* near = reinterpret_cast<double*>(s.ids);
   __syncthreads();
   for (int64_t i = threadIdx.x; i < n && i < kList; i += kThreads) near[i] = sums[i];
@@ -700,7 +743,7 @@ TND_DEVICE double add_ascending(const double* sums, int64_t n, Shared& s) {
   return s.sum;
 }
 
-TND_DEVICE int32_t draw_all(const View& view, float max, float temperature, float min_p, double u,
+TND_OUTLINE int32_t draw_all(const View& view, float max, float temperature, float min_p, double u,
                             const Scratch& scratch, Shared& s) {
   const int64_t blocks = blocks_of(view.vocab);
   const double target = u * add_ascending(scratch.weights, blocks, s);
@@ -758,7 +801,7 @@ TND_DEVICE int32_t draw_all(const View& view, float max, float temperature, floa
 }
 
 // Token of a row whose logits carry their penalties; for all threads.
-TND_DEVICE int32_t choose_token(const ChooseArgs& a, int64_t row, uint64_t best, const Scratch& scratch, Shared& s) {
+TND_OUTLINE int32_t choose_token(const ChooseArgs& a, int64_t row, uint64_t best, const Scratch& scratch, Shared& s) {
   constexpr int kFirst = 256;  // candidates that nearly always hold what top_p keeps
   const ChooseRow& plan = a.plans[row];
   const View view = allowed_view(a, row);
@@ -813,7 +856,7 @@ struct LogSoftmax {
   }
 };
 // For all threads; sums of blocks are added ascending.
-TND_DEVICE LogSoftmax log_softmax(const float* sums, int64_t blocks, float max, float temperature, Shared& s) {
+TND_OUTLINE LogSoftmax log_softmax(const float* sums, int64_t blocks, float max, float temperature, Shared& s) {
   float total = 0.0f;
   for (int64_t from = 0; from < blocks; from += kList) {
     const int n = static_cast<int>(blocks - from < kList ? blocks - from : kList);
@@ -884,7 +927,11 @@ void launch_choose(Stream& stream, const ChooseArgs& args) {
   const unsigned rows = static_cast<unsigned>(args.rows), blocks = static_cast<unsigned>(blocks_of(args.vocab));
   launch(stream, {.grid = {blocks, rows}, .block = {kReadThreads}, .overlap = true, .name = "choose_maxima"},
          choose_maxima_kernel, args);
-  launch(stream, {.grid = {blocks, rows}, .block = {kReadThreads}, .overlap = true, .name = "choose_sums"},
+  launch(stream,
+         {.grid = {(blocks + kSumBlocks - 1) / kSumBlocks, rows},
+          .block = {kReadThreads},
+          .overlap = true,
+          .name = "choose_sums"},
          choose_sums_kernel, args);
   launch(stream, {.grid = {rows}, .block = {kThreads}, .overlap = true, .name = "choose"}, choose_kernel, args);
 }
