@@ -14,8 +14,8 @@ struct Fold {
 };
 
 // Folds the slots of a row and head in order, divides, applies the gate, prepares the output for the next product. A
-// block is 256 elements of a row's output, a thread one of them; a warp a head finds the factors, which are the same for
-// all elements: running maxima are exact in any order, so a lane a slot does. MOST: slots of a row at most.
+// block is 256 elements of a row's output, a thread one of them; a warp a head finds the factors, which are the same
+// for all elements: running maxima are exact in any order, so a lane a slot does. MOST: slots of a row at most.
 template <int MOST>
 __global__ void __launch_bounds__(kSuper) attention_merge_kernel(FlashArgs f) {
   TND_SHARED(float, outputs, [kSuper]);

@@ -136,7 +136,8 @@ constexpr unsigned flash_shared_bytes(const KvShape& kv) {
   return static_cast<unsigned>(bytes);
 }
 
-// flash_block works on an item with all threads of the block; `shared` is flash_shared_bytes() of shared memory.
+// flash_block works on an item with all threads of the block; `shared` is flash_shared_bytes() of shared memory. Plans
+// are older than the work before, which it waits for where it needs it.
 template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
 TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* shared) {
   using S = FlashShape<Unit, DIM, WM, MT, STAGES, BLOCKS>;
@@ -177,23 +178,6 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
   const int last_tile = (end + kAttentionTile - 1) / kAttentionTile;
   if (first_tile >= last_tile) return;
 
-  // Queries, rounded to half: a warp a query, four at a time.
-#pragma unroll 4
-  for (int q = warp; q < S::kQueries; q += S::kThreads / TND_WARP) {
-    const int64_t row = tile.row + (first_query + q) / g, head = kv_head * g + (first_query + q) % g;
-    const float* from = a.q + (row * a.q_heads + head) * DIM;
-#pragma unroll
-    for (int d = static_cast<int>(lane_id()) * 4; d < DIM; d += TND_WARP * 4) {
-      uint2 h = make_uint2(0, 0);
-      if (q < queries) {
-        const float4 x = *reinterpret_cast<const float4*>(from + d);
-        h.x = static_cast<uint32_t>(half_saturated(x.x)) | static_cast<uint32_t>(half_saturated(x.y)) << 16;
-        h.y = static_cast<uint32_t>(half_saturated(x.z)) | static_cast<uint32_t>(half_saturated(x.w)) << 16;
-      }
-      *reinterpret_cast<uint2*>(sq + q * S::kStride + d) = h;
-    }
-  }
-
   const AttentionRow first_row = a.row_plans[tile.row];
   const KvCache cache = a.caches[first_row.group];
   const bool mapped = tile.rows == 1 && first_row.n_tail > 0;  // else slots are positions
@@ -224,6 +208,46 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
     }
     copy_async_commit();
   };
+
+  // Keys before a tail are older than a step of few rows, which has no more of them than a tail has keys.
+  const bool old = part >= 0 && f.bulk_parts > 1;
+  if (!old) wait_for_previous();
+  // Copies run STAGES tiles ahead; a group without copies keeps the count.
+  constexpr int kAhead = Unit::kOneBuffer ? 1 : STAGES, kOutstanding = Unit::kOneBuffer ? 0 : 2 * STAGES - 1;
+  [[maybe_unused]] const auto copy_or_skip = [&](uint16_t* to, const void* from, int t) {
+    if (t < last_tile) {
+      copy_tile(to + (Unit::kOneBuffer ? 0 : t % STAGES * kTileHalves), from, t);
+    } else {
+      copy_async_commit();
+    }
+  };
+  for (int t = first_tile; t < first_tile + kAhead; ++t) {
+    if constexpr (BLOCKS) {
+      packed.fetch_keys(t);
+      if constexpr (S::kUnpack) packed.fetch_values(t);
+    } else {
+      copy_or_skip(sk, cache.k, t);
+      if constexpr (!Unit::kOneBuffer) copy_or_skip(sv, cache.v, t);
+    }
+  }
+  if (old) wait_for_previous();
+
+  // Queries, rounded to half: a warp a query, four at a time.
+#pragma unroll 4
+  for (int q = warp; q < S::kQueries; q += S::kThreads / TND_WARP) {
+    const int64_t row = tile.row + (first_query + q) / g, head = kv_head * g + (first_query + q) % g;
+    const float* from = a.q + (row * a.q_heads + head) * DIM;
+#pragma unroll
+    for (int d = static_cast<int>(lane_id()) * 4; d < DIM; d += TND_WARP * 4) {
+      uint2 h = make_uint2(0, 0);
+      if (q < queries) {
+        const float4 x = *reinterpret_cast<const float4*>(from + d);
+        h.x = static_cast<uint32_t>(half_saturated(x.x)) | static_cast<uint32_t>(half_saturated(x.y)) << 16;
+        h.y = static_cast<uint32_t>(half_saturated(x.z)) | static_cast<uint32_t>(half_saturated(x.w)) << 16;
+      }
+      *reinterpret_cast<uint2*>(sq + q * S::kStride + d) = h;
+    }
+  }
 
   typename Unit::C o[MT][kColumnTiles];
 #pragma unroll
@@ -383,24 +407,6 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
     }
   };
 
-  // Copies run STAGES tiles ahead; a group without copies keeps the count.
-  constexpr int kAhead = Unit::kOneBuffer ? 1 : STAGES, kOutstanding = Unit::kOneBuffer ? 0 : 2 * STAGES - 1;
-  [[maybe_unused]] const auto copy_or_skip = [&](uint16_t* to, const void* from, int t) {
-    if (t < last_tile) {
-      copy_tile(to + (Unit::kOneBuffer ? 0 : t % STAGES * kTileHalves), from, t);
-    } else {
-      copy_async_commit();
-    }
-  };
-  for (int t = first_tile; t < first_tile + kAhead; ++t) {
-    if constexpr (BLOCKS) {
-      packed.fetch_keys(t);
-      if constexpr (S::kUnpack) packed.fetch_values(t);
-    } else {
-      copy_or_skip(sk, cache.k, t);
-      if constexpr (!Unit::kOneBuffer) copy_or_skip(sv, cache.v, t);
-    }
-  }
   for (int t = first_tile; t < last_tile; ++t) {
     const int buffer = S::kBuffers == 1 ? 0 : t % STAGES * kTileHalves;
     copy_async_wait<kOutstanding>();
@@ -497,8 +503,8 @@ template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
 __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(FlashArgs f) {
   TND_DYNAMIC_SHARED(uint8_t, shared);
   let_next_start();
-  wait_for_previous();
   flash_block<Unit, DIM, WM, MT, STAGES, BLOCKS>(f, flash_item(f, static_cast<int>(blockIdx.x)), shared);
+  wait_for_previous();  // blocks without work, too: the next kernel relies on what ran before this one
 }
 
 // ---- host

@@ -290,7 +290,6 @@ __global__ void __launch_bounds__(kWideThreads, 2) attention_wide_kernel(FlashAr
   if (item.queries > 16) {
     wide_block<DIM>(f, item, shared);
   } else {
-    wait_for_previous();
     flash_block<MmaUnit, DIM, 1, 1, 1, false>(f, item, shared);
   }
   wait_for_previous();  // blocks without work, too: the next kernel relies on what ran before this one

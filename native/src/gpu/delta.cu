@@ -73,7 +73,7 @@ TND_DEVICE float fold_parts(const float4& u, const float4& v, int part) {
 
 // The four columns of a value that lanes part 0 .. 3 hold, for all eight lanes of a group.
 TND_DEVICE float4 gather_columns(float x) {
-  const int first = static_cast<int>(lane_id()) / kParts * kParts;
+  const int first = static_cast<int>(threadIdx.x) % TND_WARP / kParts * kParts;
   return make_float4(shfl(x, first), shfl(x, first + 1), shfl(x, first + 2), shfl(x, first + 3));
 }
 
@@ -99,14 +99,17 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   TND_SHARED(Inputs, staged, [1]);
   Inputs& in = staged[0];
   let_next_start();
-  wait_for_previous();
   const DeltaShape& shape = a.w.shape;
   const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim(), value_dim = shape.value_dim();
-  const DeltaStepGroup g = a.group_plans[blockIdx.y];
-  if (g.count == 0 || g.chunked != 0) return;
+  const DeltaStepGroup g = a.group_plans[blockIdx.y];  // plans are older than the work before
+  if (g.count == 0 || g.chunked != 0) {
+    wait_for_previous();
+    return;
+  }
   const int blocks = shape.nv * kSlices, tid = static_cast<int>(threadIdx.x);
   if (static_cast<int>(blockIdx.x) >= blocks) {
     const int64_t channel = int64_t{blockIdx.x - blocks} * kThreads + threadIdx.x;
+    wait_for_previous();
     if (g.commit != 0 && channel < conv_dim) shift_taps(g, a.io.qkv, conv_dim, channel);
     return;
   }
@@ -161,10 +164,11 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
     if (planned >= 0 && planned < kTileRows) in.plan[planned] = next_plan;
   };
 
+  // The first row starts from the committed state, which only this launch of a step touches.
   float4 s[kPer];
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) s[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  load_state(s, committed, at);
   float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);  // parts of the row before, not yet added
+  wait_for_previous();
   fetch(0);
   for (int first = 0; first < g.count; first += kTileRows) {
     __syncthreads();
@@ -183,7 +187,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
       read_part(q, in.q[r], at.part);
       const float v = in.v[r][at.column + at.part % kColumns], alpha = in.alpha[r], beta = in.beta[r];
       if (load == kStateCommitted) {
-        load_state(s, committed, at);
+        if (first + r > 0) load_state(s, committed, at);
       } else if (load >= shared_slots) {
         load_state(s, saved + load * slot_elems, at);
       } else if (load >= 0) {
@@ -196,12 +200,8 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
       // The exchanges of o run beside those of d.
       const float sum = fold_parts(p, o, at.part), mine = beta * fmaf(-alpha, sum, v);
       const float4 d = gather_columns(mine);
-      const int64_t row = first + r;
-      if (at.part < kColumns) {
-        if (out != nullptr) out[row * value_dim] = mine;
-      } else if (row > 0) {
-        out[(row - 1) * value_dim] = sum;
-      }
+      const int64_t row = at.part < kColumns ? first + r : first + r - 1;
+      if (out != nullptr && row >= 0) out[row * value_dim] = at.part < kColumns ? mine : sum;
       o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       const int ahead = (r + 1) % kTileRows;  // beyond n: whatever is there, not used
       if (update) {

@@ -542,7 +542,7 @@ TND_OUTLINE void select_top(const View& view, const uint64_t* keys, int k, Share
 // Writes the sums of the weights of candidates (finite keys >= low, weight >= min_p) of every block of 1024 tokens,
 // each added ascending, and returns the ascending sum of those to all threads.
 TND_OUTLINE double sum_weights(const View& view, const uint64_t* keys, uint64_t low, float max, float temperature,
-                              float min_p, double* sums, Shared& s) {
+                               float min_p, double* sums, Shared& s) {
   const int64_t blocks = blocks_of(view.vocab), parts = parts_of(view.vocab);
   __syncthreads();
   for (int64_t block = threadIdx.x; block < blocks; block += kThreads) {
@@ -571,8 +571,8 @@ TND_OUTLINE double sum_weights(const View& view, const uint64_t* keys, uint64_t 
 }
 
 // The draw of docs/sampling.md, step 9, over the same candidates; by one thread, -1 when there is none.
-TND_OUTLINE int32_t draw(const View& view, const uint64_t* keys, uint64_t low, float max, float temperature, float min_p,
-                        const double* sums, double target) {
+TND_OUTLINE int32_t draw(const View& view, const uint64_t* keys, uint64_t low, float max, float temperature,
+                         float min_p, const double* sums, double target) {
   const int64_t blocks = blocks_of(view.vocab);
   const auto weight = [&](int64_t token) {
     const uint64_t key = view.key(token);
@@ -606,7 +606,7 @@ TND_OUTLINE int32_t draw(const View& view, const uint64_t* keys, uint64_t low, f
 
 // Lower bound of the candidates that top_p keeps out of the `limit` most likely ones.
 TND_OUTLINE uint64_t nucleus(const View& view, const uint64_t* keys, int limit, float max, float temperature,
-                            double wanted, Shared& s) {
+                             double wanted, Shared& s) {
   constexpr int kBatch = 1024;
   uint64_t high = ~uint64_t{0};
   double sum = 0;
@@ -744,7 +744,7 @@ TND_OUTLINE double add_ascending(const double* sums, int64_t n, Shared& s) {
 }
 
 TND_OUTLINE int32_t draw_all(const View& view, float max, float temperature, float min_p, double u,
-                            const Scratch& scratch, Shared& s) {
+                             const Scratch& scratch, Shared& s) {
   const int64_t blocks = blocks_of(view.vocab);
   const double target = u * add_ascending(scratch.weights, blocks, s);
   const double* near = reinterpret_cast<const double*>(s.ids);
