@@ -292,9 +292,21 @@ void bench_delta(Bench* b) {
 }
 
 void bench_attention(Bench* b) {
-  for (const int context : {1024, 8192, 32768, 131072}) {
+  struct Case {
+    const char* type;
+    int32_t kv_type;
+    int context;
+  };
+  constexpr int32_t kF16 = static_cast<int32_t>(KvType::kF16);
+  const Case cases[] = {{"", kF16, 1024},
+                        {"", kF16, 8192},
+                        {"", kF16, 32768},
+                        {" q8_0", static_cast<int32_t>(KvType::kQ8_0), 32768},
+                        {" q4_0", static_cast<int32_t>(KvType::kQ4_0), 32768},
+                        {"", kF16, 131072}};
+  for (const auto& [type, kv_type, context] : cases) {
     const int layers = context > 8192 ? 4 : 16;
-    const KvShape kv{1, 1, kKvHeads, kHeadDim, context + 512};
+    const KvShape kv{kv_type, kv_type, kKvHeads, kHeadDim, context + 512};
     const uint64_t half_elems = kv_cache_bytes(kv, true) / 2;
     std::vector<KvCache> caches;
     for (int i = 0; i < layers; ++i) {
@@ -345,7 +357,7 @@ void bench_attention(Bench* b) {
       a.acts = b->acts(static_cast<int>(q_width), rows), a.forms = kForms;
       a.scratch_bytes = attention_scratch_bytes(a.mode, kv, kQHeads, rows);
       a.scratch = b->take(a.scratch_bytes);
-      const double bytes = 4.0 * kKvHeads * kHeadDim * context;
+      const double bytes = 2.0 * static_cast<double>(kv_cache_bytes(kv, true)) * context / kv.capacity;
       const int widths[] = {b->info.shared_per_block, 99 << 10};
       std::vector<float> outputs[2];  // of both forms of kernels: the same bits
       for (int i = 0; i < 2 && rows > 1; ++i) {
@@ -368,8 +380,8 @@ void bench_attention(Bench* b) {
             launch_attention(b->stream, a);
           }
         });
-        const std::string name = "attention " + std::to_string(context / 1024) + "K, rows " + std::to_string(rows) +
-                                 (shared == widths[0] ? "" : ", blocks of 32");
+        const std::string name = "attention " + std::to_string(context / 1024) + "K" + type + ", rows " +
+                                 std::to_string(rows) + (shared == widths[0] ? "" : ", small blocks");
         b->line(name.c_str(), us, bytes);
         const double pairs = rows == 512 ? 512.0 * (context - 256) : static_cast<double>(rows) * context;
         if (rows > 1) std::printf("%44s %9.1f TFLOP/s\n", "", 4.0 * kQHeads * kHeadDim * pairs / us * 1e-6);

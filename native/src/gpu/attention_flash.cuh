@@ -536,7 +536,12 @@ inline int partial_slots(int rows) {
 }
 
 // launch_flash_wide starts the form of attention_wide.cuh if the card has room for it.
+template <bool BLOCKS>
 bool launch_flash_wide(Stream& stream, const FlashArgs& f);
+template <>
+bool launch_flash_wide<false>(Stream& stream, const FlashArgs& f);
+template <>
+bool launch_flash_wide<true>(Stream& stream, const FlashArgs& f);
 
 // The widest block of queries that is useful and fits.
 template <class Unit, int DIM, bool BLOCKS>
@@ -544,7 +549,7 @@ void launch_flash_dim(Stream& stream, const FlashArgs& f) {
   const int queries = std::max(f.a.bulk_rows, f.a.tail_rows) * (f.a.q_heads / f.a.kv.heads);
   const auto fits = [&](unsigned bytes) { return static_cast<int>(bytes) <= f.a.shared_per_block; };
   if constexpr (!Unit::kOneBuffer) {
-    if (!BLOCKS && queries > 16 && f.bulk_parts > 1 && launch_flash_wide(stream, f)) return;
+    if (queries > 16 && f.bulk_parts > 1 && launch_flash_wide<BLOCKS>(stream, f)) return;
     if (queries <= 16 && fits(flash_shared_bytes<Unit, DIM, 1, 1, 2, BLOCKS>(f.a.kv))) {
       return launch_flash<Unit, DIM, 1, 1, 2, BLOCKS>(stream, f);
     }

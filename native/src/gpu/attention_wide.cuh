@@ -5,7 +5,8 @@
 // A block is four warps and up to 64 queries; a warp has 16 queries from q k^T to p v. Scores never leave its registers:
 // the lanes that hold a query's scores hold keys 2 t, 2 t + 1, 2 t + 8, ... , which are the lanes of the contract's sum
 // by two, and the fragments of p v are their weights, rounded. K and V are tiles of their own in shared memory, copied
-// one behind the other's use, two barriers a tile; two blocks a processor hide them. Bound: shared memory, read once a
+// one behind the other's use, two barriers a tile; two blocks a processor hide them. Where K or V lie in blocks of codes
+// both are unpacked to one tile, behind two more barriers. Bound: shared memory, read once a
 // warp (144 fragments for 256 matrix instructions a tile of 64 keys), then the matrix units.
 //
 // Items of at most 16 queries (the tails of a tree's rows) take the form of attention_flash.cuh, all four warps on one
@@ -22,11 +23,19 @@ inline constexpr int kWideWarps = 4;
 inline constexpr int kWideThreads = kWideWarps * TND_WARP;
 inline constexpr int kWideQueries = 16 * kWideWarps;  // most of a block
 
-template <int DIM>
-constexpr unsigned wide_shared_bytes() {
-  const unsigned tiles = (kWideQueries + 2 * kAttentionTile) * (DIM + 8) * 2;
-  const unsigned narrow = flash_tile_bytes<FlashShape<MmaUnit, DIM, 1, 1, 1, false>>();
-  return tiles > narrow ? tiles : narrow;
+template <int DIM, bool BLOCKS>
+constexpr unsigned wide_tile_bytes() {
+  return (kWideQueries + (BLOCKS ? 1 : 2) * kAttentionTile) * (DIM + 8) * 2;
+}
+template <int DIM, bool BLOCKS>
+constexpr unsigned wide_shared_bytes(const KvShape& kv) {
+  unsigned bytes = wide_tile_bytes<DIM, BLOCKS>();
+  if (BLOCKS) {
+    bytes += packed_tile_bytes<DIM>(static_cast<KvType>(kv.k_type)) +
+             packed_tile_bytes<DIM>(static_cast<KvType>(kv.v_type));
+  }
+  const unsigned narrow = flash_shared_bytes<MmaUnit, DIM, 1, 1, 1, BLOCKS>(kv);
+  return bytes > narrow ? bytes : narrow;
 }
 
 // halves_of packs two floats, rounded to half.
@@ -59,7 +68,7 @@ TND_DEVICE void wide_copy(uint16_t* to, const uint16_t* rows, const TileSlots& s
   copy_async_commit();
 }
 
-template <int DIM>
+template <int DIM, bool BLOCKS>
 TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* shared) {
   constexpr int kStride = DIM + 8, kTile = kAttentionTile, kKeyTiles = kTile / 16, kColumnTiles = DIM / 16;
   using Unit = MmaUnit;
@@ -70,7 +79,7 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   const int queries = item.queries;
   uint16_t* sq = reinterpret_cast<uint16_t*>(shared);
   uint16_t* sk = sq + kWideQueries * kStride;
-  uint16_t* sv = sk + kTile * kStride;
+  uint16_t* sv = BLOCKS ? sk : sk + kTile * kStride;
 
   // Positions that any query of the block sees; every warp finds them. Plans are older than the work before.
   const int first_row = tile.row + item.first_query / g, last_row = tile.row + (item.first_query + queries - 1) / g;
@@ -98,8 +107,15 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   TileSlots slots{first_tile * kTile, end, tile.rows == 1 && plan.n_tail > 0, plan, a.tails};
   // Keys before a tail are older than the step, which has no more rows than a tail has keys.
   if (item.part < 0) wait_for_previous();
-  wide_copy<DIM>(sk, keys, slots);
-  wide_copy<DIM>(sv, values, slots);
+  std::conditional_t<BLOCKS, PackedTiles<DIM, 1, kStride, kWideThreads, true>, NoTiles> packed;
+  if constexpr (BLOCKS) {
+    packed.init(a.kv, cache, item.kv_head, slots, last_tile, shared + wide_tile_bytes<DIM, true>(), sk);
+    packed.fetch_keys(first_tile);
+    packed.fetch_values(first_tile);
+  } else {
+    wide_copy<DIM>(sk, keys, slots);
+    wide_copy<DIM>(sv, values, slots);
+  }
   if (item.part >= 0) wait_for_previous();
 
   // Queries, rounded to half: each warp its own 16, four at a time.
@@ -141,14 +157,20 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   }
 
   for (int t = first_tile; t < last_tile; ++t) {
-    if (t == first_tile) {
+    if (BLOCKS || t == first_tile) {
       copy_async_wait<1>();
     } else {
       copy_async_wait<0>();
     }
     __syncthreads();  // K is there, nobody reads V any more
-    slots.first = t * kTile;
-    if (t > first_tile) wide_copy<DIM>(sv, values, slots);
+    if constexpr (BLOCKS) {
+      packed.unpack_keys(t);
+      __syncthreads();
+      packed.fetch_keys(t + 1);
+    } else {
+      slots.first = t * kTile;
+      if (t > first_tile) wide_copy<DIM>(sv, values, slots);
+    }
     Unit::C s[kKeyTiles];
     Unit::A p[kKeyTiles];
     if (live) {
@@ -240,9 +262,13 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
         for (int i = 0; i < 4; ++i) p[n].r[i] = halves_of(s[n].v[2 * i], s[n].v[2 * i + 1]);
       }
     }
-    copy_async_wait<0>();
+    copy_async_wait<BLOCKS ? 1 : 0>();
     __syncthreads();  // V is there, nobody reads K any more
-    if (t + 1 < last_tile) {
+    if constexpr (BLOCKS) {
+      packed.unpack_values(t);
+      __syncthreads();
+      packed.fetch_values(t + 1);
+    } else if (t + 1 < last_tile) {
       slots.first = (t + 1) * kTile;
       wide_copy<DIM>(sk, keys, slots);
     }
@@ -282,17 +308,52 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   }
 }
 
-template <int DIM>
+template <int DIM, bool BLOCKS>
 __global__ void __launch_bounds__(kWideThreads, 2) attention_wide_kernel(FlashArgs f) {
   TND_DYNAMIC_SHARED(uint8_t, shared);
   let_next_start();
   const FlashItem item = flash_item(f, static_cast<int>(blockIdx.x));
   if (item.queries > 16) {
-    wide_block<DIM>(f, item, shared);
+    wide_block<DIM, BLOCKS>(f, item, shared);
   } else {
-    flash_block<MmaUnit, DIM, 1, 1, 1, false>(f, item, shared);
+    flash_block<MmaUnit, DIM, 1, 1, 1, BLOCKS>(f, item, shared);
   }
   wait_for_previous();  // blocks without work, too: the next kernel relies on what ran before this one
+}
+
+template <int DIM, bool BLOCKS>
+bool launch_wide_dim(Stream& stream, FlashArgs f) {
+  const AttentionArgs& a = f.a;
+  const int g = a.q_heads / a.kv.heads;
+  const unsigned bytes = wide_shared_bytes<DIM, BLOCKS>(a.kv);
+  if (bytes > static_cast<unsigned>(a.shared_per_block)) return false;
+  f.block_queries = kWideQueries;
+  f.spread = true;
+  f.bulk_blocks = (a.bulk_rows * g + kWideQueries - 1) / kWideQueries;
+  f.tail_blocks = (a.tail_rows * g + kWideQueries - 1) / kWideQueries;
+  const int items = a.kv.heads * (a.n_bulk * f.bulk_parts * f.bulk_blocks + a.n_tail * f.tail_blocks);
+  launch(stream,
+         {.grid = {static_cast<unsigned>(items)},
+          .block = {kWideThreads},
+          .shared_bytes = bytes,
+          .overlap = true,
+          .name = "attention_wide"},
+         attention_wide_kernel<DIM, BLOCKS>, f);
+  return true;
+}
+
+template <bool BLOCKS>
+bool launch_wide_dims(Stream& stream, const FlashArgs& f) {
+  if (f.a.kv.dim == 256) return launch_wide_dim<256, BLOCKS>(stream, f);
+  if (f.a.kv.dim == 128) return launch_wide_dim<128, BLOCKS>(stream, f);
+  return launch_wide_dim<64, BLOCKS>(stream, f);
+}
+
+#else
+
+template <bool BLOCKS>
+bool launch_wide_dims(Stream&, const FlashArgs&) {
+  return false;
 }
 
 #endif
