@@ -16,6 +16,7 @@ constexpr int kParts = 8;
 constexpr int kPer = kDeltaDim / kParts;  // key rows of a thread
 constexpr int kColumns = 4;               // of a thread
 constexpr int kThreads = kParts * kDeltaSlice / kColumns;
+constexpr int kTapChannels = 4 * kThreads;  // of a block: few blocks, they keep others from the processors
 constexpr int kSlices = kDeltaDim / kDeltaSlice;
 constexpr int kSliceElems = kDeltaDim * kDeltaSlice;
 constexpr int kTileRows = 8;           // rows whose inputs are staged together
@@ -108,9 +109,12 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   }
   const int blocks = shape.nv * kSlices, tid = static_cast<int>(threadIdx.x);
   if (static_cast<int>(blockIdx.x) >= blocks) {
-    const int64_t channel = int64_t{blockIdx.x - blocks} * kThreads + threadIdx.x;
+    const int64_t channel = int64_t{blockIdx.x - blocks} * kTapChannels + threadIdx.x;
     wait_for_previous();
-    if (g.commit != 0 && channel < conv_dim) shift_taps(g, a.io.qkv, conv_dim, channel);
+#pragma unroll
+    for (int i = 0; i < kTapChannels; i += kThreads) {
+      if (g.commit != 0 && channel + i < conv_dim) shift_taps(g, a.io.qkv, conv_dim, channel + i);
+    }
     return;
   }
   const Place at = place_here(static_cast<int>(blockIdx.x));
@@ -242,16 +246,17 @@ __global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs 
   const int blocks = shape.nv * kSlices;
   if (static_cast<int>(blockIdx.x) >= blocks) {
     constexpr int kSaved = kConvTaps - 1;
-    const int64_t channel = int64_t{blockIdx.x - blocks} * kThreads + threadIdx.x;
+    const int64_t channel = int64_t{blockIdx.x - blocks} * kTapChannels + tid * 4;
     if (n == 0 || channel >= conv_dim) return;
-    float kept[kSaved];
+    float4 kept[kSaved];
 #pragma unroll
     for (int t = 0; t < kSaved; ++t) {
       const int i = n - kSaved + t;
-      kept[t] = i >= 0 ? replay.conv_in[a.path[i] * conv_dim + channel] : state.taps[(kSaved + i) * conv_dim + channel];
+      const float* from = i >= 0 ? replay.conv_in + a.path[i] * conv_dim : state.taps + (kSaved + i) * conv_dim;
+      kept[t] = *reinterpret_cast<const float4*>(from + channel);
     }
 #pragma unroll
-    for (int t = 0; t < kSaved; ++t) state.taps[t * conv_dim + channel] = kept[t];
+    for (int t = 0; t < kSaved; ++t) *reinterpret_cast<float4*>(state.taps + t * conv_dim + channel) = kept[t];
     return;
   }
   const Place at = place_here(static_cast<int>(blockIdx.x));
@@ -288,7 +293,7 @@ __global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs 
 }
 
 unsigned tap_blocks(const DeltaShape& shape) {
-  return static_cast<unsigned>((shape.conv_dim() + kThreads - 1) / kThreads);
+  return static_cast<unsigned>((shape.conv_dim() + kTapChannels - 1) / kTapChannels);
 }
 
 }  // namespace
