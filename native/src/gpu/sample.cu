@@ -256,10 +256,11 @@ TND_OUTLINE uint64_t row_max(const uint64_t* keys, int64_t blocks) {
   return best;
 }
 
-// Sums of a thread block's blocks of tokens: kSumBlocks of them, so that as many chains of additions run side by side.
-constexpr int kSumBlocks = 4;
-static_assert(kSumBlocks <= kReadWarps);
-using BlockRoom = float[kSumBlocks][kBlock + 1];  // blocks start on different banks
+// Sums are of BLOCKS blocks of tokens a thread block: as many chains of additions run side by side, but fewer blocks.
+constexpr int kManyBlocks = 4;
+constexpr int kManyRows = 5;  // that make up for it
+template <int BLOCKS>
+using BlockRoom = float[BLOCKS][kBlock + 1];  // blocks start on different banks
 
 // Sum of a block's exponentials: lane j adds elements j, j + 16, ... and lanes fold 8, 4, 2, 1. By a whole warp.
 TND_DEVICE float sum_of_block(const float* e) {
@@ -279,15 +280,14 @@ TND_DEVICE float sum_of_block(const float* e) {
   return sum;
 }
 
-// The four logits of a thread in each of the blocks.
-using SumInputs = float[kSumBlocks][4];
-
-TND_OUTLINE void sum_exponentials(const SumInputs& v, int64_t first_block, int vocab, float max, float temperature,
-                                  BlockRoom& room, float* sums) {
+// v: the four logits of a thread in each of the blocks.
+template <int BLOCKS>
+TND_DEVICE void sum_exponentials(const float (&v)[BLOCKS][4], int64_t first_block, int vocab, float max,
+                                 float temperature, BlockRoom<BLOCKS>& room, float* sums) {
   const int tid = static_cast<int>(threadIdx.x), warp = static_cast<int>(warp_id());
   __syncthreads();
 #pragma unroll
-  for (int j = 0; j < kSumBlocks; ++j) {
+  for (int j = 0; j < BLOCKS; ++j) {
     const int64_t token = (first_block + j) * kBlock + tid * 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // zeros change no sum
@@ -295,30 +295,31 @@ TND_OUTLINE void sum_exponentials(const SumInputs& v, int64_t first_block, int v
     }
   }
   __syncthreads();
-  if (warp >= kSumBlocks || first_block + warp >= blocks_of(vocab)) return;
+  if (warp >= BLOCKS || first_block + warp >= blocks_of(vocab)) return;
   const float sum = sum_of_block(room[warp]);
   if (lane_id() == 0) sums[first_block + warp] = sum;
 }
 
-TND_OUTLINE void sum_choice_weights(const SumInputs& v, int64_t first_block, const View& view, const ChooseRow& plan,
-                                    float max, BlockRoom& room, const Scratch& s) {
+template <int BLOCKS>
+TND_DEVICE void sum_choice_weights(const float (&v)[BLOCKS][4], int64_t first_block, const View& view,
+                                   const ChooseRow& plan, float max, BlockRoom<BLOCKS>& room, const Scratch& s) {
   const int tid = static_cast<int>(threadIdx.x);
   const float temperature = temperature_of(plan), min_p = first_min_p(plan);
   __syncthreads();
 #pragma unroll
-  for (int j = 0; j < kSumBlocks; ++j) {
+  for (int j = 0; j < BLOCKS; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) room[j][tid * 4 + i] = v[j][i];
   }
   if (moves(plan)) {
 #pragma unroll 1
-    for (int j = 0; j < kSumBlocks; ++j) {
+    for (int j = 0; j < BLOCKS; ++j) {
       const int64_t first = (first_block + j) * kBlock, left = view.vocab - first;
       move_logits<kReadThreads>(plan, room[j], first, left < kBlock ? left : kBlock, nullptr);
     }
   }
 #pragma unroll
-  for (int j = 0; j < kSumBlocks; ++j) {
+  for (int j = 0; j < BLOCKS; ++j) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t token = (first_block + j) * kBlock + tid * 4 + i;
@@ -331,7 +332,7 @@ TND_OUTLINE void sum_choice_weights(const SumInputs& v, int64_t first_block, con
     }
   }
   __syncthreads();
-  if (tid >= kSumBlocks || first_block + tid >= blocks_of(view.vocab)) return;
+  if (tid >= BLOCKS || first_block + tid >= blocks_of(view.vocab)) return;
   const int64_t block = first_block + tid;
   const float* weights = room[tid];
   double sum = 0;
@@ -347,31 +348,32 @@ TND_OUTLINE void sum_choice_weights(const SumInputs& v, int64_t first_block, con
   s.weights[block] = sum;
 }
 
+template <int BLOCKS>
 __global__ void __launch_bounds__(kReadThreads, 4) choose_sums_kernel(ChooseArgs a) {
-  TND_SHARED(BlockRoom, room, [1]);
+  TND_SHARED(BlockRoom<BLOCKS>, room, [1]);
   let_next_start();
   wait_for_previous();
-  const int64_t first_block = int64_t{blockIdx.x} * kSumBlocks, row = blockIdx.y, blocks = blocks_of(a.vocab);
+  const int64_t first_block = int64_t{blockIdx.x} * BLOCKS, row = blockIdx.y, blocks = blocks_of(a.vocab);
   const ChooseRow& plan = a.plans[row];
   const bool wants_raw = (plan.wants & kWantRawSum) != 0, wants_top = (plan.wants & kWantTopSum) != 0;
   const bool wants_weights = takes_all(plan, a.vocab);
   if (!wants_raw && !wants_top && !wants_weights) return;
   const Scratch s = scratch_of(a, row);
-  SumInputs v;
+  float v[BLOCKS][4];
 #pragma unroll
-  for (int j = 0; j < kSumBlocks; ++j) {
+  for (int j = 0; j < BLOCKS; ++j) {
     const int64_t token = (first_block + j) * kBlock + static_cast<int>(threadIdx.x) * 4;
     const float4 x = four_logits(a.logits + row * a.stride, token, a.vocab);
     v[j][0] = x.x, v[j][1] = x.y, v[j][2] = x.z, v[j][3] = x.w;
   }
   if (wants_raw || wants_top) {
     const float max = value_of(row_max<kReadThreads>(s.raw_block_keys, blocks));
-    if (wants_raw) sum_exponentials(v, first_block, a.vocab, max, 1.0f, room[0], s.raw_sums);
-    if (wants_top) sum_exponentials(v, first_block, a.vocab, max, plan.top_temperature, room[0], s.top_sums);
+    if (wants_raw) sum_exponentials<BLOCKS>(v, first_block, a.vocab, max, 1.0f, room[0], s.raw_sums);
+    if (wants_top) sum_exponentials<BLOCKS>(v, first_block, a.vocab, max, plan.top_temperature, room[0], s.top_sums);
   }
   if (wants_weights) {
     const float max = value_of(row_max<kReadThreads>(s.allowed_blocks, blocks));
-    sum_choice_weights(v, first_block, allowed_view(a, row), plan, max, room[0], s);
+    sum_choice_weights<BLOCKS>(v, first_block, allowed_view(a, row), plan, max, room[0], s);
   }
 }
 
@@ -927,12 +929,14 @@ void launch_choose(Stream& stream, const ChooseArgs& args) {
   const unsigned rows = static_cast<unsigned>(args.rows), blocks = static_cast<unsigned>(blocks_of(args.vocab));
   launch(stream, {.grid = {blocks, rows}, .block = {kReadThreads}, .overlap = true, .name = "choose_maxima"},
          choose_maxima_kernel, args);
+  const bool many = args.rows >= kManyRows;
+  const unsigned together = many ? kManyBlocks : 1;
   launch(stream,
-         {.grid = {(blocks + kSumBlocks - 1) / kSumBlocks, rows},
+         {.grid = {(blocks + together - 1) / together, rows},
           .block = {kReadThreads},
           .overlap = true,
           .name = "choose_sums"},
-         choose_sums_kernel, args);
+         many ? choose_sums_kernel<kManyBlocks> : choose_sums_kernel<1>, args);
   launch(stream, {.grid = {rows}, .block = {kThreads}, .overlap = true, .name = "choose"}, choose_kernel, args);
 }
 
