@@ -152,16 +152,19 @@ TND_DEVICE bool moves(const ChooseRow& p) {
 template <int THREADS>
 TND_OUTLINE void move_logits(const ChooseRow& p, float* x, int64_t first, int64_t n, float* undo) {
   __syncthreads();
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < p.n_bias; i += THREADS) {
     const int32_t token = p.bias_tokens[i];
     const int64_t at = token - first;
     if (at < 0 || at >= n || (i > 0 && p.bias_tokens[i - 1] == token)) continue;
     float v = x[at];
     if (undo != nullptr) undo[i] = v;
+#pragma unroll 1
     for (int j = i; j < p.n_bias && p.bias_tokens[j] == token; ++j) v += p.bias_values[j];
     x[at] = v;
   }
   __syncthreads();
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < p.n_history; i += THREADS) {
     const TokenCount h = p.history[i];
     const int64_t at = h.token - first;
@@ -177,10 +180,12 @@ TND_OUTLINE void move_logits(const ChooseRow& p, float* x, int64_t first, int64_
 }
 TND_OUTLINE void undo_moves(const ChooseRow& p, float* x, int vocab) {
   __syncthreads();
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < p.n_history; i += kThreads) {
     x[p.history[i].token] = p.undo[p.n_bias + i];
   }
   __syncthreads();
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < p.n_bias; i += kThreads) {
     const int32_t token = p.bias_tokens[i];
     if (token < vocab && (i == 0 || p.bias_tokens[i - 1] != token)) x[token] = p.undo[i];
@@ -246,14 +251,14 @@ template <int THREADS>
 TND_OUTLINE uint64_t row_max(const uint64_t* keys, int64_t blocks) {
   TND_SHARED(uint64_t, of_warp, [THREADS / TND_WARP]);
   uint64_t best = 0;
+#pragma unroll 1
   for (int64_t i = threadIdx.x; i < blocks; i += THREADS) best = larger(best, keys[i]);
   best = warp_max_key(best);
   __syncthreads();  // an earlier call may still be read
   if (lane_id() == 0) of_warp[warp_id()] = best;
   __syncthreads();
-  best = of_warp[0];
-  for (int i = 1; i < THREADS / TND_WARP; ++i) best = larger(best, of_warp[i]);
-  return best;
+  const int lane = static_cast<int>(lane_id());
+  return warp_max_key(lane < THREADS / TND_WARP ? of_warp[lane] : 0);
 }
 
 // Sums are of BLOCKS blocks of tokens a thread block: as many chains of additions run side by side, but fewer blocks.
@@ -415,12 +420,14 @@ TND_OUTLINE void sort_keys(uint64_t* list, int n) {
     return;
   }
   const int all = power_of_two(n);
+#pragma unroll 1
   for (int i = n + tid; i < all; i += kThreads) list[i] = 0;
 #pragma unroll 1
   for (int k = 2; k <= all; k *= 2) {
 #pragma unroll 1
     for (int j = k / 2; j > 0; j /= 2) {
       __syncthreads();
+#pragma unroll 1
       for (int i = tid; i < all; i += kThreads) {
         const int other = i ^ j;
         if (other < i) continue;
@@ -441,30 +448,39 @@ TND_OUTLINE int collect(const View& view, const uint64_t* keys, uint64_t low, ui
   int32_t* found = reinterpret_cast<int32_t*>(s.ids);
   __syncthreads();
   if (tid == 0) s.count = 0;
+#pragma unroll 1
   for (int from = 0; from < parts; from += kList) {
     if (tid == 0) s.parts = 0;
     __syncthreads();
+#pragma unroll 1
     for (int part = from + tid; part < parts && part < from + kList; part += kThreads) {
       if (keys[part] >= low) found[atomicAdd(&s.parts, 1)] = part;
     }
     __syncthreads();
+#pragma unroll 1
     for (int i = static_cast<int>(warp_id()); i < s.parts; i += kThreads / TND_WARP) {
       const int64_t first = int64_t{found[i]} * kPart + lane_id() * 4;
       float4 x[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) x[half] = four_logits(view.x, first + half * (kPart / 2), view.vocab);
+      uint32_t reach = 0;  // what may reach the bound; few do
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float v[4] = {x[half].x, x[half].y, x[half].z, x[half].w};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const int64_t token = first + half * (kPart / 2) + j;
-          if (token >= view.vocab) continue;
-          const uint64_t key = key_of(view.value(v[j], token), token);
-          if (key < low || key >= high) continue;
-          const int at = atomicAdd(&s.count, 1);
-          if (at < kList) s.list[at] = key;
+          if (key_of(v[j], 0) >> 32 >= low >> 32) reach |= 1u << (half * 4 + j);
         }
+      }
+#pragma unroll 1
+      for (; reach != 0; reach &= reach - 1) {
+        const int j = __ffs(static_cast<int>(reach)) - 1;
+        const int64_t token = first + j / 4 * (kPart / 2) + j % 4;
+        if (token >= view.vocab) continue;
+        const uint64_t key = view.key(token);
+        if (key < low || key >= high) continue;
+        const int at = atomicAdd(&s.count, 1);
+        if (at < kList) s.list[at] = key;
       }
     }
     __syncthreads();
@@ -508,8 +524,10 @@ TND_OUTLINE uint64_t kth_key(const View& view, uint64_t high, int k, Shared& s) 
 #pragma unroll 1
   for (int shift = 56; shift >= 0; shift -= 8) {
     __syncthreads();
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < 256; i += kThreads) s.histogram[i] = 0;
     __syncthreads();
+#pragma unroll 1
     for (int64_t token = threadIdx.x; token < view.vocab; token += kThreads) {
       const uint64_t key = view.key(token);
       if (key < high && (key & known) == prefix) atomicAdd(&s.histogram[key >> shift & 255u], 1u);
@@ -518,6 +536,7 @@ TND_OUTLINE uint64_t kth_key(const View& view, uint64_t high, int k, Shared& s) 
     if (threadIdx.x == 0) {
       int left = k;
       int digit = 255;
+#pragma unroll 1
       for (; digit > 0 && left > static_cast<int>(s.histogram[digit]); --digit) {
         left -= static_cast<int>(s.histogram[digit]);
       }
@@ -547,10 +566,13 @@ TND_OUTLINE double sum_weights(const View& view, const uint64_t* keys, uint64_t 
                                float min_p, double* sums, Shared& s) {
   const int64_t blocks = blocks_of(view.vocab), parts = parts_of(view.vocab);
   __syncthreads();
+#pragma unroll 1
   for (int64_t block = threadIdx.x; block < blocks; block += kThreads) {
     double sum = 0;
+#pragma unroll 1
     for (int64_t part = block * kPartsPerBlock; part < (block + 1) * kPartsPerBlock && part < parts; ++part) {
       if (keys[part] < low) continue;
+#pragma unroll 1
       for (int64_t token = part * kPart; token < (part + 1) * kPart && token < view.vocab; ++token) {
         const uint64_t key = view.key(token);
         if (key < low || !finite_key(key)) continue;
@@ -563,6 +585,7 @@ TND_OUTLINE double sum_weights(const View& view, const uint64_t* keys, uint64_t 
   __syncthreads();
   if (threadIdx.x == 0) {
     double total = 0;
+#pragma unroll 1
     for (int64_t block = 0; block < blocks; ++block) total += sums[block];
     s.key = __builtin_bit_cast(uint64_t, total);
   }
@@ -584,10 +607,12 @@ TND_OUTLINE int32_t draw(const View& view, const uint64_t* keys, uint64_t low, f
   };
   double before = 0;
   int32_t last = -1;
+#pragma unroll 1
   for (int64_t block = 0; block < blocks; ++block) {
     const double sum = sums[block];
     if (before + sum > target) {
       double running = 0;
+#pragma unroll 1
       for (int64_t token = block * kBlock; token < (block + 1) * kBlock && token < view.vocab; ++token) {
         if (keys[token / kPart] < low) continue;
         const double w = static_cast<double>(weight(token));
@@ -600,6 +625,7 @@ TND_OUTLINE int32_t draw(const View& view, const uint64_t* keys, uint64_t low, f
     before += sum;
   }
   if (last >= 0) return last;
+#pragma unroll 1
   for (int64_t token = view.vocab; token-- > 0;) {  // the target was rounded up to the total
     if (weight(token) > 0) return static_cast<int32_t>(token);
   }
@@ -612,6 +638,7 @@ TND_OUTLINE uint64_t nucleus(const View& view, const uint64_t* keys, int limit, 
   constexpr int kBatch = 1024;
   uint64_t high = ~uint64_t{0};
   double sum = 0;
+#pragma unroll 1
   for (int taken = 0;;) {
     const int batch = limit - taken < kBatch ? limit - taken : kBatch;
     if (taken == 0) {
@@ -649,6 +676,7 @@ TND_OUTLINE int finite_count(int n, Shared& s) {
   __syncthreads();
   if (threadIdx.x == 0) s.count = 0;
   __syncthreads();
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
     if (finite_key(s.list[i]) && (i + 1 == n || !finite_key(s.list[i + 1]))) s.count = i + 1;
   }
@@ -658,6 +686,7 @@ TND_OUTLINE int finite_count(int n, Shared& s) {
 
 // Weights of list[0 .. n), and their order by token.
 TND_OUTLINE void weigh_list(int n, float max, float temperature, Shared& s) {
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
     s.weights[i] = weight_of(value_of(s.list[i]), max, temperature);
     s.ids[i] = s.list[i] << 32 | static_cast<uint32_t>(i);  // the lower half of a key falls with the token
@@ -670,6 +699,7 @@ TND_OUTLINE void weigh_list(int n, float max, float temperature, Shared& s) {
 // the list.
 TND_OUTLINE double sum_list(int n, int kept, float min_p, Shared& s) {
   __syncthreads();
+#pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
     const uint32_t at = static_cast<uint32_t>(s.ids[i]), token = ~static_cast<uint32_t>(s.ids[i] >> 32);
     float w = s.weights[at];
@@ -732,12 +762,14 @@ TND_OUTLINE int count_nucleus(int n, double wanted, Shared& s, bool* reached) {
 TND_OUTLINE double add_ascending(const double* sums, int64_t n, Shared& s) {
   double* near = reinterpret_cast<double*>(s.ids);
   __syncthreads();
+#pragma unroll 1
   for (int64_t i = threadIdx.x; i < n && i < kList; i += kThreads) near[i] = sums[i];
   __syncthreads();
   if (threadIdx.x == 0) {
     double total = 0;
 #pragma unroll 8
     for (int i = 0; i < (n < kList ? n : kList); ++i) total += near[i];
+#pragma unroll 1
     for (int64_t i = kList; i < n; ++i) total += sums[i];
     s.sum = total;
   }
@@ -760,6 +792,7 @@ TND_OUTLINE int32_t draw_all(const View& view, float max, float temperature, flo
   if (threadIdx.x == 0) {
     double before = 0;
     int64_t block = 0;
+#pragma unroll 1
     for (; block < blocks; ++block) {
       const double sum = block < kList ? near[block] : scratch.weights[block];
       if (before + sum > target) break;
@@ -778,11 +811,13 @@ TND_OUTLINE int32_t draw_all(const View& view, float max, float temperature, flo
     const double begin = lane < kRuns ? scratch.runs[block * kRuns + lane] : 0.0;
     const int run = __popc(ballot(lane > 0 && lane < kRuns && !(before + begin > target)));  // sums do not fall
     const int64_t first = block * kBlock + run * kRun;
+#pragma unroll 1
     for (int i = lane; i < kRun; i += TND_WARP) s.weights[i] = weight(first + i);
     sync_warp();
     double sum = shfl(begin, run);
     if (lane == 0) {
       int32_t token = -1;
+#pragma unroll 1
       for (int i = 0; i < kRun; ++i) {
         const float w = s.weights[i];
         if (w == 0.0f) continue;
@@ -860,13 +895,15 @@ struct LogSoftmax {
 // For all threads; sums of blocks are added ascending.
 TND_OUTLINE LogSoftmax log_softmax(const float* sums, int64_t blocks, float max, float temperature, Shared& s) {
   float total = 0.0f;
+#pragma unroll 1
   for (int64_t from = 0; from < blocks; from += kList) {
     const int n = static_cast<int>(blocks - from < kList ? blocks - from : kList);
     __syncthreads();
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) s.weights[i] = sums[from + i];
     __syncthreads();
     if (threadIdx.x != 0) continue;
-#pragma unroll 16
+#pragma unroll 8
     for (int i = 0; i < n; ++i) total += s.weights[i];
   }
   if (threadIdx.x == 0) s.float_sum = log_f32(total);
@@ -891,6 +928,7 @@ __global__ void __launch_bounds__(kThreads, 1) choose_kernel(ChooseArgs a) {
     select_top(raw_view(a, row), scratch.raw_keys, plan.top_n, s);
     LogSoftmax of = raw;
     if ((plan.wants & kWantTopSum) != 0) of = log_softmax(scratch.top_sums, blocks, raw_max, plan.top_temperature, s);
+#pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x); i < plan.top_n; i += kThreads) {
       plan.top_ids[i] = token_of(s.list[i]);
       plan.top_logprobs[i] = of(value_of(s.list[i]));
