@@ -849,30 +849,32 @@ TND_OUTLINE int32_t choose_token(const ChooseArgs& a, int64_t row, uint64_t best
   const bool all = limit == a.vocab, by_mass = plan.top_p < 1.0f;
   if (all && !by_mass) return draw_all(view, max, temperature, plan.min_p, plan.draw, scratch, s);
 
-  if (all || limit <= kList) {
-    const int most = !all ? limit : kFirst < a.vocab ? kFirst : a.vocab;
-    double total = all ? add_ascending(scratch.weights, blocks, s) : 0;
+  const double mass = all ? add_ascending(scratch.weights, blocks, s) : 0;
+  const int longest = kList < a.vocab ? kList : a.vocab;
+#pragma unroll 1
+  for (int most = !all ? limit : kFirst < a.vocab ? kFirst : a.vocab; most <= longest; most = longest) {
     select_top(view, keys, most, s);
     const int n = finite_count(most, s);
     weigh_list(n, max, temperature, s);
     int kept = n;
     bool complete = true;
     if (by_mass) {
-      if (!all) total = sum_list(n, n, 0.0f, s);
+      const double total = all ? mass : sum_list(n, n, 0.0f, s);
       kept = count_nucleus(n, static_cast<double>(plan.top_p) * total, s, &complete);
       complete = complete || !all || n < most || most == a.vocab;
     }
     if (complete) {
-      total = sum_list(n, kept, plan.min_p, s);
+      const double total = sum_list(n, kept, plan.min_p, s);
       if (threadIdx.x == 0) s.count = draw_list(n, plan.draw * total, s);
       __syncthreads();
       return s.count;
     }
+    if (most == longest) break;
   }
 
   uint64_t low = all ? 0 : kth_key(view, ~uint64_t{0}, limit, s);
   if (by_mass) {
-    const double total = sum_weights(view, keys, low, max, temperature, 0.0f, scratch.weights, s);
+    const double total = all ? mass : sum_weights(view, keys, low, max, temperature, 0.0f, scratch.weights, s);
     const double wanted = static_cast<double>(plan.top_p) * total;
     const uint64_t kept = nucleus(view, keys, limit, max, temperature, wanted, s);
     low = kept > low ? kept : low;
