@@ -19,19 +19,22 @@ namespace tnd::gpu {
 
 #if defined(TND_GPU_EMU) || defined(TND_GPU_CUDA)
 
-// WARPS of a block, 16 queries each; AHEAD: tiles of K in shared memory, of halves only.
-template <int DIM, bool BLOCKS, int WARPS, int AHEAD>
+inline constexpr int kWideWarps = 4;
+inline constexpr int kWideThreads = kWideWarps * TND_WARP;
+inline constexpr int kWideQueries = 16 * kWideWarps;  // most of a block
+
+template <int DIM, bool BLOCKS>
 constexpr unsigned wide_tile_bytes() {
-  return (16 * WARPS + (BLOCKS ? 1 : AHEAD + 1) * kAttentionTile) * (DIM + 8) * 2;
+  return (kWideQueries + (BLOCKS ? 1 : 2) * kAttentionTile) * (DIM + 8) * 2;
 }
-template <int DIM, bool BLOCKS, int WARPS, int AHEAD>
+template <int DIM, bool BLOCKS>
 constexpr unsigned wide_shared_bytes(const KvShape& kv) {
-  unsigned bytes = wide_tile_bytes<DIM, BLOCKS, WARPS, AHEAD>();
+  unsigned bytes = wide_tile_bytes<DIM, BLOCKS>();
   if (BLOCKS) {
     bytes += packed_tile_bytes<DIM>(static_cast<KvType>(kv.k_type)) +
              packed_tile_bytes<DIM>(static_cast<KvType>(kv.v_type));
   }
-  const unsigned narrow = flash_shared_bytes<MmaUnit, DIM, WARPS / 4, 1, 1, BLOCKS>(kv);
+  const unsigned narrow = flash_shared_bytes<MmaUnit, DIM, 1, 1, 1, BLOCKS>(kv);
   return bytes > narrow ? bytes : narrow;
 }
 
@@ -70,9 +73,9 @@ TND_DEVICE void rare_branch() {
 }
 
 // Starts the copy of a tile of halves; positions from `end` on become zeros.
-template <int DIM, int THREADS>
+template <int DIM>
 TND_DEVICE void wide_copy(uint16_t* to, const uint16_t* rows, const TileSlots& slots) {
-  constexpr int kStride = DIM + 8, kUnits = DIM / 8, kRowsAtOnce = THREADS / kUnits;
+  constexpr int kStride = DIM + 8, kUnits = DIM / 8, kRowsAtOnce = kWideThreads / kUnits;
   const int tid = static_cast<int>(threadIdx.x), key = tid / kUnits, at = tid % kUnits * 8;
   uint16_t* cell = to + key * kStride + at;
   if (!slots.mapped && slots.first + kAttentionTile <= slots.end) {  // nearly always: steps from the first address
@@ -89,10 +92,9 @@ TND_DEVICE void wide_copy(uint16_t* to, const uint16_t* rows, const TileSlots& s
   copy_async_commit();
 }
 
-template <int DIM, bool BLOCKS, int WARPS, int AHEAD>
+template <int DIM, bool BLOCKS>
 TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* shared) {
   constexpr int kStride = DIM + 8, kTile = kAttentionTile, kKeyTiles = kTile / 16, kColumnTiles = DIM / 16;
-  constexpr int kThreads = WARPS * TND_WARP;
   using Unit = MmaUnit;
   const AttentionArgs& a = f.a;
   const int g = a.q_heads / a.kv.heads;
@@ -100,8 +102,8 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   const AttentionTile tile = item.tile;
   const int queries = item.queries;
   uint16_t* sq = reinterpret_cast<uint16_t*>(shared);
-  uint16_t* sk = sq + 16 * WARPS * kStride;
-  uint16_t* sv = BLOCKS ? sk : sk + AHEAD * kTile * kStride;
+  uint16_t* sk = sq + kWideQueries * kStride;
+  uint16_t* sv = BLOCKS ? sk : sk + kTile * kStride;
 
   // Positions that any query of the block sees; every warp finds them. Plans are older than the work before.
   const int first_row = tile.row + item.first_query / g, last_row = tile.row + (item.first_query + queries - 1) / g;
@@ -129,24 +131,14 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   TileSlots slots{first_tile * kTile, end, tile.rows == 1 && plan.n_tail > 0, plan, a.tails};
   // Keys before a tail are older than the step, which has no more rows than a tail has keys.
   if (item.part < 0) wait_for_previous();
-  // Copies K of a tile, or ends a group without a copy beyond the last.
-  [[maybe_unused]] const auto copy_keys = [&](int t) {
-    if (t < last_tile) {
-      slots.first = t * kTile;
-      wide_copy<DIM, kThreads>(sk + (t - first_tile) % AHEAD * kTile * kStride, keys, slots);
-    } else {
-      copy_async_commit();
-    }
-  };
-  std::conditional_t<BLOCKS, PackedTiles<DIM, 1, kStride, kThreads, true>, NoTiles> packed;
+  std::conditional_t<BLOCKS, PackedTiles<DIM, 1, kStride, kWideThreads, true>, NoTiles> packed;
   if constexpr (BLOCKS) {
-    packed.init(a.kv, cache, item.kv_head, slots, last_tile, shared + wide_tile_bytes<DIM, true, WARPS, AHEAD>(), sk);
+    packed.init(a.kv, cache, item.kv_head, slots, last_tile, shared + wide_tile_bytes<DIM, true>(), sk);
     packed.fetch_keys(first_tile);
     packed.fetch_values(first_tile);
   } else {
-    wide_copy<DIM, kThreads>(sk, keys, slots);
-    wide_copy<DIM, kThreads>(sv, values, slots);
-    if constexpr (AHEAD == 2) copy_keys(first_tile + 1);
+    wide_copy<DIM>(sk, keys, slots);
+    wide_copy<DIM>(sv, values, slots);
   }
   if (item.part >= 0) wait_for_previous();
 
@@ -190,9 +182,9 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
 
   for (int t = first_tile; t < last_tile; ++t) {
     if (BLOCKS || t == first_tile) {
-      copy_async_wait<BLOCKS ? 1 : AHEAD>();
+      copy_async_wait<1>();
     } else {
-      copy_async_wait<AHEAD - 1>();
+      copy_async_wait<0>();
     }
     __syncthreads();  // K is there, nobody reads V any more
     if constexpr (BLOCKS) {
@@ -201,7 +193,7 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
       packed.fetch_keys(t + 1);
     } else {
       slots.first = t * kTile;
-      if (t > first_tile) wide_copy<DIM, kThreads>(sv, values, slots);
+      if (t > first_tile) wide_copy<DIM>(sv, values, slots);
     }
     Unit::C s[kKeyTiles];
     Unit::A p[kKeyTiles];
@@ -209,11 +201,10 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
       constexpr int kSteps = DIM / 16;
       Unit::A q[2];
       Unit::B k[2][kKeyTiles];
-      const uint16_t* key_tile = sk + (BLOCKS ? 0 : (t - first_tile) % AHEAD * kTile * kStride);
       const auto load = [&](int step) {
         load_a(q[step % 2], sq + warp * 16 * kStride + step * 16, kStride);
 #pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) load_b_columns(k[step % 2][n], key_tile + n * 16 * kStride + step * 16, kStride);
+        for (int n = 0; n < kKeyTiles; ++n) load_b_columns(k[step % 2][n], sk + n * 16 * kStride + step * 16, kStride);
       };
 #pragma unroll
       for (int n = 0; n < kKeyTiles; ++n) {
@@ -302,18 +293,15 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
         for (int i = 0; i < 4; ++i) p[n].r[i] = halves_of(s[n].v[2 * i], s[n].v[2 * i + 1]);
       }
     }
-    if (BLOCKS || (AHEAD == 2 && t == first_tile)) {
-      copy_async_wait<1>();
-    } else {
-      copy_async_wait<0>();
-    }
+    copy_async_wait<BLOCKS ? 1 : 0>();
     __syncthreads();  // V is there, nobody reads K any more
     if constexpr (BLOCKS) {
       packed.unpack_values(t);
       __syncthreads();
       packed.fetch_values(t + 1);
-    } else {
-      copy_keys(t + AHEAD);
+    } else if (t + 1 < last_tile) {
+      slots.first = (t + 1) * kTile;
+      wide_copy<DIM>(sk, keys, slots);
     }
     if (live) {
       constexpr int kGroup = 4, kGroups = kColumnTiles / kGroup, kSteps = kKeyTiles * kGroups;
@@ -351,46 +339,45 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   }
 }
 
-// Blocks of a processor: as many as the registers and the shared memory of a large card hold.
-template <int DIM, bool BLOCKS, int WARPS, int AHEAD>
-__global__ void __launch_bounds__(WARPS* TND_WARP, 8 / WARPS) attention_wide_kernel(FlashArgs f) {
+template <int DIM, bool BLOCKS>
+__global__ void __launch_bounds__(kWideThreads, 2) attention_wide_kernel(FlashArgs f) {
   TND_DYNAMIC_SHARED(uint8_t, shared);
   let_next_start();
   const FlashItem item = flash_item(f, static_cast<int>(blockIdx.x));
   if (item.queries > 16) {
-    wide_block<DIM, BLOCKS, WARPS, AHEAD>(f, item, shared);
+    wide_block<DIM, BLOCKS>(f, item, shared);
   } else {
-    flash_block<MmaUnit, DIM, WARPS / 4, 1, 1, BLOCKS>(f, item, shared);
+    flash_block<MmaUnit, DIM, 1, 1, 1, BLOCKS>(f, item, shared);
   }
   wait_for_previous();  // blocks without work, too: the next kernel relies on what ran before this one
 }
 
-template <int DIM, bool BLOCKS, int WARPS, int AHEAD>
+template <int DIM, bool BLOCKS>
 bool launch_wide_dim(Stream& stream, FlashArgs f) {
   const AttentionArgs& a = f.a;
   const int g = a.q_heads / a.kv.heads;
-  const unsigned bytes = wide_shared_bytes<DIM, BLOCKS, WARPS, AHEAD>(a.kv);
+  const unsigned bytes = wide_shared_bytes<DIM, BLOCKS>(a.kv);
   if (bytes > static_cast<unsigned>(a.shared_per_block)) return false;
-  f.block_queries = 16 * WARPS;
+  f.block_queries = kWideQueries;
   f.spread = true;
   f.bulk_blocks = (a.bulk_rows * g + f.block_queries - 1) / f.block_queries;
   f.tail_blocks = (a.tail_rows * g + f.block_queries - 1) / f.block_queries;
   const int items = a.kv.heads * (a.n_bulk * f.bulk_parts * f.bulk_blocks + a.n_tail * f.tail_blocks);
   launch(stream,
          {.grid = {static_cast<unsigned>(items)},
-          .block = {WARPS * TND_WARP},
+          .block = {kWideThreads},
           .shared_bytes = bytes,
           .overlap = true,
           .name = "attention_wide"},
-         attention_wide_kernel<DIM, BLOCKS, WARPS, AHEAD>, f);
+         attention_wide_kernel<DIM, BLOCKS>, f);
   return true;
 }
 
 template <bool BLOCKS>
 bool launch_wide_dims(Stream& stream, const FlashArgs& f) {
-  if (f.a.kv.dim == 256) return launch_wide_dim<256, BLOCKS, 4, 1>(stream, f);
-  if (f.a.kv.dim == 128) return launch_wide_dim<128, BLOCKS, 4, 1>(stream, f);
-  return launch_wide_dim<64, BLOCKS, 4, 1>(stream, f);
+  if (f.a.kv.dim == 256) return launch_wide_dim<256, BLOCKS>(stream, f);
+  if (f.a.kv.dim == 128) return launch_wide_dim<128, BLOCKS>(stream, f);
+  return launch_wide_dim<64, BLOCKS>(stream, f);
 }
 
 #else
