@@ -319,13 +319,13 @@ void bench_attention(Bench* b) {
       caches.push_back(c);
     }
     const KvCache* table = b->upload(caches);
-    for (const int rows : {1, 16, 23, 512}) {
+    constexpr std::pair<int, bool> kSteps[] = {{1, false}, {16, false}, {16, true}, {23, true}, {512, false}};
+    for (const auto& [rows, tree] : kSteps) {
       if (rows == 512 && context > 8192) continue;
-      // 1 row: plain; 16 and 23: a tree; 512: the last chunk of a prompt.
+      // Chains (1 row: plain; 512: the last chunk of a prompt) and trees.
       std::vector<AttentionRowPlan> plans;
       std::vector<std::vector<int32_t>> tails;
       const std::vector<int32_t> parents = tree_of(rows);
-      const bool tree = rows > 1 && rows < 64;
       const int past = context - (tree ? rows : 0);
       for (int i = 0; i < rows; ++i) {
         if (!tree) {
@@ -380,13 +380,14 @@ void bench_attention(Bench* b) {
             launch_attention(b->stream, a);
           }
         });
-        const std::string name = "attention " + std::to_string(context / 1024) + "K" + type + ", rows " +
-                                 std::to_string(rows) + (shared == widths[0] ? "" : ", small blocks");
+        const std::string name = "attention " + std::to_string(context / 1024) + "K" + type +
+                                 (tree ? ", tree of " : ", rows ") + std::to_string(rows) +
+                                 (shared == widths[0] ? "" : ", small blocks");
         b->line(name.c_str(), us, bytes);
         const double pairs = rows == 512 ? 512.0 * (context - 256) : static_cast<double>(rows) * context;
         if (rows > 1) std::printf("%44s %9.1f TFLOP/s\n", "", 4.0 * kQHeads * kHeadDim * pairs / us * 1e-6);
       }
-      if (rows > 23) continue;
+      if (rows > 23 || (rows == 16 && tree)) continue;
       HeadsArgs h;
       h.kv = kv, h.q_heads = kQHeads, h.rope_dims = 64, h.gated = true, h.eps = 1e-6f;
       h.q_norm = h.k_norm = b->floats(kHeadDim);

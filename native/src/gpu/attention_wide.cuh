@@ -142,23 +142,37 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   }
   if (item.part >= 0) wait_for_previous();
 
-  // Queries, rounded to half: each warp its own 16, four at a time.
+  // Queries, rounded to half: each warp its own 16, eight at a time.
   const bool live = warp * 16 < queries;
-#pragma unroll 4
-  for (int i = 0; i < 16; ++i) {
-    const int q = warp * 16 + i;
-    if (q >= (queries + 15) / 16 * 16) break;
-    const int64_t row = tile.row + (item.first_query + q) / g, head = item.kv_head * g + (item.first_query + q) % g;
-    const float* from = a.q + (row * a.q_heads + head) * DIM;
+  if (live) {
+    constexpr int kAtOnce = 8, kParts = (DIM + 127) / 128;
+    int q = warp * 16, in_group = (item.first_query + q) % g;
+    int64_t row = tile.row + (item.first_query + q) / g;
+    uint16_t* to = sq + q * kStride + lane * 4;
+#pragma unroll 1
+    for (int round = 0; round < 16 / kAtOnce; ++round) {
+      float4 x[kAtOnce][kParts];
 #pragma unroll
-    for (int d = lane * 4; d < DIM; d += TND_WARP * 4) {
-      uint2 h = make_uint2(0, 0);
-      if (q < queries) {
-        const float4 x = *reinterpret_cast<const float4*>(from + d);
-        h.x = static_cast<uint32_t>(half_saturated(x.x)) | static_cast<uint32_t>(half_saturated(x.y)) << 16;
-        h.y = static_cast<uint32_t>(half_saturated(x.z)) | static_cast<uint32_t>(half_saturated(x.w)) << 16;
+      for (int i = 0; i < kAtOnce; ++i, ++q) {
+        const float* from = a.q + (row * a.q_heads + item.kv_head * g + in_group) * DIM + lane * 4;
+#pragma unroll
+        for (int j = 0; j < kParts; ++j) {
+          const bool inside = q < queries && lane * 4 + 128 * j < DIM;
+          x[i][j] = inside ? *reinterpret_cast<const float4*>(from + 128 * j) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+        if (++in_group == g) in_group = 0, ++row;
       }
-      *reinterpret_cast<uint2*>(sq + q * kStride + d) = h;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i, to += kStride) {
+#pragma unroll
+        for (int j = 0; j < kParts; ++j) {
+          const float4 y = x[i][j];
+          const uint2 h = make_uint2(
+              static_cast<uint32_t>(half_saturated(y.x)) | static_cast<uint32_t>(half_saturated(y.y)) << 16,
+              static_cast<uint32_t>(half_saturated(y.z)) | static_cast<uint32_t>(half_saturated(y.w)) << 16);
+          if (lane * 4 + 128 * j < DIM) *reinterpret_cast<uint2*>(to + 128 * j) = h;
+        }
+      }
     }
   }
 
@@ -212,7 +226,7 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
         for (int e = 0; e < 8; ++e) s[n].v[e] = 0.0f;
       }
       load(0);
-#pragma unroll
+#pragma unroll 4
       for (int step = 0; step < kSteps; ++step) {
         if (step + 1 < kSteps) load(step + 1);
 #pragma unroll
