@@ -32,6 +32,11 @@ TND_DEVICE void load_eight(float (&v)[8], const float* from, bool live) {
   v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
+// The block's row of x.
+TND_DEVICE const float* row_of(const NormArgs& a) {
+  return a.x + (a.gather != nullptr ? a.gather[blockIdx.x] : int64_t{blockIdx.x}) * a.x_stride;
+}
+
 // Rows of at most kHeldDim: a warp holds its super-block in registers and memory is waited for once.
 __global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_held_kernel(NormArgs a) {
   TND_DYNAMIC_SHARED(float, staged);
@@ -41,8 +46,9 @@ __global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_held_kernel(NormArgs
   const bool live = first < a.dim;
   float w[8], x[8];
   load_eight(w, a.w + first, live);
+  const float* row = row_of(a);
   wait_for_previous();
-  load_eight(x, a.x + int64_t{blockIdx.x} * a.x_stride + first, live);
+  load_eight(x, row + first, live);
   if (live) {
     float4* to = reinterpret_cast<float4*>(staged + first);
     to[0] = make_float4(x[0], x[1], x[2], x[3]);
@@ -122,7 +128,7 @@ __global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_long_kernel(NormArgs
   TND_SHARED(float, scale, [1]);
   let_next_start();
   wait_for_previous();
-  const float* row = a.x + int64_t{blockIdx.x} * a.x_stride;
+  const float* row = row_of(a);
   if (warp_id() == 0) {
     const float sum = sum_squares_16(row, a.dim);
     if (threadIdx.x == 0) scale[0] = 1.0f / sqrtf(sum / static_cast<float>(a.dim) + a.eps);
@@ -158,36 +164,33 @@ static_assert(kPair == kSuper);
 __global__ void __launch_bounds__(kGatedWarps* TND_WARP) gated_norm_kernel(GatedNormArgs a) {
   TND_SHARED(float, rows, [kGatedWarps][kPair]);
   let_next_start();
-  wait_for_previous();
   const int lane = static_cast<int>(lane_id()), pair = static_cast<int>(blockIdx.x * kGatedWarps + warp_id());
   const int pairs = (a.heads + 1) / 2;
+  float w[8], z[8];
+  load_eight(w, a.w + lane * 8 % kDeltaDim, true);
+  wait_for_previous();
   if (pair >= pairs) return;
   const int row = static_cast<int>(blockIdx.y);
   const int64_t width = int64_t{a.heads} * kDeltaDim, base = row * width + int64_t{pair} * kPair;
   const bool live = pair * 2 + lane / 16 < a.heads;
+  load_eight(z, a.z + base + lane * 8, live);
   float* o = rows[warp_id()];
+  float v[kDeltaDim / 16];
+#pragma unroll
+  for (int i = 0; i < kDeltaDim / 16; ++i) {
+    v[i] = live ? a.o[base + lane / 16 * kDeltaDim + lane % 16 + 16 * i] : 0.0f;
+  }
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kDeltaDim / 16; ++i) {
-    const int at = lane / 16 * kDeltaDim + lane % 16 + 16 * i;
-    const float v = live ? a.o[base + at] : 0.0f;
-    o[at] = v;
-    sum = fmaf(v, v, sum);
+    o[lane / 16 * kDeltaDim + lane % 16 + 16 * i] = v[i];
+    sum = fmaf(v[i], v[i], sum);
   }
   const float r = 1.0f / sqrtf(fold_16(sum) / static_cast<float>(kDeltaDim) + a.eps);
   sync_warp();
   float y[8];
 #pragma unroll
-  for (int i = 0; i < 8; i += 4) {
-    const int at = lane * 8 + i;
-    const float4 v = *reinterpret_cast<const float4*>(o + at);
-    const float4 w = *reinterpret_cast<const float4*>(a.w + at % kDeltaDim);
-    const float4 z = live ? *reinterpret_cast<const float4*>(a.z + base + at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    y[i] = v.x * r * w.x * silu_f32(z.x);
-    y[i + 1] = v.y * r * w.y * silu_f32(z.y);
-    y[i + 2] = v.z * r * w.z * silu_f32(z.z);
-    y[i + 3] = v.w * r * w.w * silu_f32(z.w);
-  }
+  for (int i = 0; i < 8; ++i) y[i] = o[lane * 8 + i] * r * w[i] * silu_f32(z[i]);
   if (a.forms != 0) {
     acts_store(a.acts, a.forms, row, pair, y);
   } else if (live) {

@@ -24,11 +24,14 @@
 
 #define TND_WARP 32
 
-// TND_DEVICE marks functions that kernels call.
+// TND_DEVICE marks functions that kernels call, TND_OUTLINE large ones that shall exist once: a kernel that runs once a
+// step fetches its instructions from memory.
 #if defined(TND_GPU_EMU)
 #define TND_DEVICE static inline __attribute__((always_inline))
+#define TND_OUTLINE static __attribute__((noinline))
 #else
 #define TND_DEVICE static __device__ __forceinline__
+#define TND_OUTLINE static __device__ __noinline__
 #endif
 
 // TND_SHARED(float, rows, [8][33]) declares static shared memory `rows`; TND_DYNAMIC_SHARED(uint8_t, smem) names the
