@@ -195,7 +195,8 @@ TEST(ranks_of_the_demonstration_scorer) {
   const auto a = got.score(ids, query, false), b = want.score(ids, query, false);
   const double off = difference(a, b);
   std::fprintf(stderr, "%d tokens: largest difference %.2e of the largest score\n", kTokens, off);
-  CHECK_MSG(off < 0.02, std::to_string(off));
+  // The CPU's inputs of eight bits again; what counts is the order.
+  CHECK_MSG(off < 0.04, std::to_string(off));
   const double rho = rank_correlation(ranks(a, kChunk), ranks(b, kChunk));
   CHECK_MSG(rho > 0.999, std::to_string(rho));
 }
