@@ -29,6 +29,9 @@ struct GpuMatrix final : Matrix {
 
 struct GpuActs final : Acts {
   ActsView view;
+  ActsView other;              // pairs alone, for a product that writes the next one's inputs while it reads its own
+  bool in_other = false;       // what was written last
+  mutable bool stale = false;  // not written: the norm of these rows became part of the products that read them
 };
 
 // take_aligned takes device memory at a multiple of `align` (more than Arena::kAlign).
@@ -53,10 +56,7 @@ class GpuBackend final : public Backend {
   void plan_scratch(Arena& arena, const ScratchLimits& limits) override;
   uint64_t kv_bytes(const KvShape& shape, bool keys) const override;
 
-  void begin_step(bool prompt) override {
-    prompt_step_ = prompt;
-    prompt_ = prompt && has_matmul_pairs(info_);
-  }
+  void begin_step(bool prompt) override { prompt_step_ = prompt; }
   void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) override;
   void download(float* host, const float* src, int64_t n) override;
   void download_bf16(uint16_t* host, const float* src, int64_t n) override;
@@ -90,6 +90,12 @@ class GpuBackend final : public Backend {
  private:
   // view returns the buffer as `rows` rows of the step are written to it and read.
   ActsView view(const Acts& acts, int rows) const;
+  // output says that `rows` rows are about to be written to it, and returns it so.
+  ActsView output(Acts* acts, int rows) const;
+  // norm_in_product takes the norm that was recorded last back, if the products can read its rows themselves.
+  NormInput norm_in_product(std::span<const Product> products, const Acts& in, int rows);
+  // swiglu_in_product lets the product that was recorded last write its inputs, if that can be.
+  bool swiglu_in_product(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out);
   // to_device and to_host move any number of bytes through the staging buffer, in order with what is recorded.
   void to_device(void* dst, const void* host, uint64_t bytes);
   void to_host(void* host, const void* src, uint64_t bytes);
@@ -108,7 +114,6 @@ class GpuBackend final : public Backend {
   std::unique_ptr<cpu::ThreadPool> packers_;  // of weights, while a model loads
 
   bool prompt_step_ = false;
-  bool prompt_ = false;  // of the step; the device has products of its own for it
   ScratchLimits limits_;
   float* rows_ = nullptr;   // [rows, max_k]: rows between an operation and prepare
   float* query_ = nullptr;  // [rows, q_heads * dim]

@@ -4,7 +4,7 @@
 
 #include "cpu/sample.h"
 #include "gpu/backend_gpu.h"
-#include "gpu/memory.h"
+#include "gpu/norm.h"
 
 namespace tnd::gpu {
 
@@ -19,9 +19,22 @@ void GpuBackend::head_rows(const HeadArgs& args, const HeadRow* rows, int n) {
   const int64_t hidden = args.w->k;
   numbers_.clear();
   for (int i = 0; i < n; ++i) numbers_.push_back(rows[i].row);
-  copy_rows(args.x, hidden, numbers_, rows_, hidden);
-  if (args.norm != nullptr) norm_rows(rows_, args.norm, args.eps, n, hidden, rows_);
-  prepare(rows_, hidden, n, hidden, forms(*args.w), head_acts_.get());
+  if (args.norm != nullptr) {
+    if (!recorder_.reserve(Recorder::padded(numbers_.size() * sizeof(int32_t)))) return;
+    NormArgs& norm = recorder_.add(launch_norm);
+    norm.x = args.x;
+    norm.x_stride = hidden;
+    norm.w = args.norm;
+    norm.eps = args.eps;
+    norm.rows = n;
+    norm.dim = static_cast<int>(hidden);
+    norm.acts = output(head_acts_.get(), n);
+    norm.forms = forms(*args.w);
+    norm.gather = recorder_.put(numbers_.data(), numbers_.size());
+  } else {
+    copy_rows(args.x, hidden, numbers_, rows_, hidden);
+    prepare(rows_, hidden, n, hidden, forms(*args.w), head_acts_.get());
+  }
   const Product product{args.w, logits_, logits_stride_, nullptr};
   matmul(std::span<const Product>(&product, 1), *head_acts_, n);
 

@@ -23,6 +23,8 @@ struct MatmulJobs {
   int32_t rows = 0;
   int32_t k = 0;
   ActsView acts;
+  ActsView swiglu;  // as in MatmulGroup
+  NormInput norm;
   uint8_t* scratch = nullptr;
 };
 
@@ -60,7 +62,9 @@ int share_blocks(MatmulJobs* jobs, int blocks);
 void launch_matmul_rows(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);   // any rows
 void launch_matmul_tiles(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);  // many rows
 void launch_matmul_float(Stream& stream, const MatmulGroup& group, MatmulJobs jobs);
-void launch_matmul_pairs(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);  // one type, of a prompt
+void launch_matmul_half(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);      // one type, of pairs
+void launch_matmul_half_f16(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);  // its part for F16
+void launch_matmul_pairs(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);     // one type, of a prompt
 // has_matmul_tiles says whether the device can run launch_matmul_tiles for these jobs.
 bool has_matmul_tiles(const MatmulGroup& group, const MatmulJobs& jobs);
 

@@ -32,6 +32,11 @@ TND_DEVICE void load_eight(float (&v)[8], const float* from, bool live) {
   v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
+// The block's row of x.
+TND_DEVICE const float* row_of(const NormArgs& a) {
+  return a.x + (a.gather != nullptr ? a.gather[blockIdx.x] : int64_t{blockIdx.x}) * a.x_stride;
+}
+
 // Rows of at most kHeldDim: a warp holds its super-block in registers and memory is waited for once.
 __global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_held_kernel(NormArgs a) {
   TND_DYNAMIC_SHARED(float, staged);
@@ -41,8 +46,9 @@ __global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_held_kernel(NormArgs
   const bool live = first < a.dim;
   float w[8], x[8];
   load_eight(w, a.w + first, live);
+  const float* row = row_of(a);
   wait_for_previous();
-  load_eight(x, a.x + int64_t{blockIdx.x} * a.x_stride + first, live);
+  load_eight(x, row + first, live);
   if (live) {
     float4* to = reinterpret_cast<float4*>(staged + first);
     to[0] = make_float4(x[0], x[1], x[2], x[3]);
@@ -65,7 +71,7 @@ __global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_long_kernel(NormArgs
   TND_SHARED(float, scale, [1]);
   let_next_start();
   wait_for_previous();
-  const float* row = a.x + int64_t{blockIdx.x} * a.x_stride;
+  const float* row = row_of(a);
   if (warp_id() == 0) {
     const float sum = sum_squares_16(row, a.dim);
     if (threadIdx.x == 0) scale[0] = 1.0f / sqrtf(sum / static_cast<float>(a.dim) + a.eps);

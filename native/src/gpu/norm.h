@@ -7,7 +7,7 @@
 
 namespace tnd::gpu {
 
-// y[r] = (x[r] * rs) * w, rs = 1 / sqrt(sum x^2 / dim + eps).
+// y[r] = (x[gather[r]] * rs) * w, rs = 1 / sqrt(sum x^2 / dim + eps).
 struct NormArgs {
   const float* x = nullptr;  // [rows, dim], row stride x_stride
   int64_t x_stride = 0;      // elements
@@ -18,6 +18,7 @@ struct NormArgs {
   float* y = nullptr;  // [rows, dim], may be x; unused when forms != 0
   ActsView acts;       // output prepared as matmul input when forms != 0
   uint32_t forms = 0;
+  const int32_t* gather = nullptr;  // device [rows]: rows of x, nullptr = all in order
 };
 void launch_norm(Stream& stream, const NormArgs& args);
 

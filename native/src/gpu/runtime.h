@@ -165,6 +165,8 @@ struct Launch {
   bool overlap = false;  // the kernel calls wait_for_previous() before it touches what earlier work writes, and so may
                          // start while that runs (programmatic dependent launch; elsewhere ignored)
   uint64_t bytes = 0;    // of weights that it reads; for measuring, where one kernel does very different work
+  unsigned cluster = 1;  // neighbouring blocks that run together and write each other's shared memory, a divisor of
+                         // grid.x; more than 1 only on CUDA from sm_90 on
   const char* name = "kernel";  // for messages
 };
 
@@ -202,12 +204,17 @@ void launch(Stream& stream, const Launch& l, void (*kernel)(P...), A&&... args) 
   config.blockDim = dim3(l.block.x, l.block.y, l.block.z);
   config.dynamicSmemBytes = l.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream.native());
-  cudaLaunchAttribute attribute{};
+  cudaLaunchAttribute attributes[2]{};
+  config.attrs = attributes;
   if (l.overlap && device_overlaps()) {
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (l.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {l.cluster, 1, 1};
   }
   stream.check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...), l.name);
 #else

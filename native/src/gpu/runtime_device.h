@@ -245,6 +245,16 @@ TND_DEVICE uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
   return pack_halves(one(0), one(16));
 #endif
 }
+// pack_bfloats rounds two floats to bfloat16, to nearest even; x0 is in the lower half. Of NaN some NaN.
+TND_DEVICE uint32_t pack_bfloats(float x0, float x1) {
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(x1), "f"(x0));
+  return r;
+#else
+  return static_cast<uint32_t>(f32_to_bf16(x1)) << 16 | f32_to_bf16(x0);
+#endif
+}
 TND_DEVICE float bfloat_to_float(uint16_t b) {
   return bf16_to_f32(b);
 }
@@ -345,6 +355,38 @@ TND_DEVICE void keep_order() {
 #if defined(__HIP_DEVICE_COMPILE__)
   asm volatile("" ::: "memory");
   __builtin_amdgcn_sched_barrier(0);
+#endif
+}
+
+// ---- clusters (Launch::cluster), CUDA from sm_90 on; elsewhere these do nothing and nothing must come to them
+
+// cluster_arrive and cluster_wait are the two halves of a barrier of all threads of the cluster; what was written
+// before an arrival, also into other blocks' shared memory, is visible behind the wait.
+TND_DEVICE void cluster_arrive() {
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+TND_DEVICE void cluster_wait() {
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// cluster_address returns where `shared`, of this block, lies in block `rank` of the cluster; cluster_store writes
+// there.
+TND_DEVICE uint32_t cluster_address([[maybe_unused]] const void* shared, [[maybe_unused]] int rank) {
+  uint32_t to = 0;
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  const uint32_t own = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(own), "r"(rank));
+#endif
+  return to;
+}
+TND_DEVICE void cluster_store([[maybe_unused]] uint32_t address, [[maybe_unused]] float4 v) {
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z),
+               "f"(v.w)
+               : "memory");
 #endif
 }
 
