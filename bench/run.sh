@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-build/bench}
 mkdir -p "$out"
-for name in speed rounds gateway streams needle constrain soak; do
+for name in speed rounds lanes gateway streams needle constrain soak; do
   go run "./bench/$name" | tee "$out/$name.md"
 done
 echo "tables are in $out"

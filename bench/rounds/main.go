@@ -1,7 +1,7 @@
 // Command rounds shows where the time of a decode round goes, by kind of text and by mode, from the timings that worker-target
 // reports: the whole round, the verify step (engine and the way there and back) and the wait for the draft.
 //
-//	go run ./bench/rounds [-rounds 3] [-modes off,chain:4,chain,tree:22,auto] [-args "--threads 1"]
+//	go run ./bench/rounds [-rounds 3] [-modes off,chain:4,chain,tree:22,auto] [-kinds qa,tools,fn] [-args "--threads 1"]
 package main
 
 import (
@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,9 +25,10 @@ import (
 func main() {
 	rounds := flag.Int("rounds", 3, "times every prompt is asked in every mode")
 	modes := flag.String("modes", "off,chain:4,chain,auto", "off, auto, chain[:block], tree[:budget], separated by commas")
+	kinds := flag.String("kinds", "", "kinds of texts to ask, separated by commas (default: all)")
 	args := flag.String("args", "", "more flags of tandem serve")
 	flag.Parse()
-	if err := run(context.Background(), *rounds, strings.Split(*modes, ","), strings.Fields(*args)); err != nil {
+	if err := run(context.Background(), *rounds, strings.Split(*modes, ","), *kinds, strings.Fields(*args)); err != nil {
 		report.Exit(err)
 	}
 }
@@ -37,10 +39,17 @@ type sum struct {
 	decode, verify, wait, first float64 // milliseconds
 }
 
-func run(ctx context.Context, rounds int, modes, args []string) error {
+func run(ctx context.Context, rounds int, modes []string, wanted string, args []string) error {
 	cases, err := report.Cases()
 	if err != nil {
 		return err
+	}
+	if wanted != "" {
+		only := strings.Split(wanted, ",")
+		cases = slices.DeleteFunc(cases, func(c report.Case) bool { return !slices.Contains(only, c.Kind) })
+		if len(cases) == 0 {
+			return fmt.Errorf("-kinds: no text is one of %s", wanted)
+		}
 	}
 	startCtx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

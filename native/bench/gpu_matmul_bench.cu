@@ -1,16 +1,16 @@
 // Products on one GPU: time, share of the measured copy bandwidth and multiply rate per weight type, shape and row
-// count, each result compared by memcmp with the scalar kernels of the CPU. 16-bit float weights add in an order of the
-// card's instructions: they are compared within 2^-15 of their root mean square, and up to 64 rows (more are a
-// prompt's) bit for bit with the same rows of other row counts.
+// count, each result compared by memcmp with the scalar kernels of the CPU. More than 64 rows
+// are a prompt's if the device has products of its own for them: those are compared with float64 sums, within 2^-15 of
+// their root mean square for 16-bit float weights and 2^-10 for quantised ones. So are 16-bit float weights with fewer
+// rows on devices with matrix instructions, and bit for bit with the same rows of other row counts.
 //
 //   gpu_matmul_bench [type[/n] ...]     types such as q4_k, with n those of n outputs; none = all cases
 //
 // A weight lies in memory in as many copies as make 600 MB or four, and launches go round them, so that no figure comes
-// out of the cache. Launches are nodes of a graph. "row" is the time of a launch among launches that follow each other
-// directly (a launch fetches weights while the one before ends), "alone" that of launches with a dependent fill in
-// between, the fill's own time included, "step" that of launches between whose inputs are prepared, as in a step of a
-// model: the preparation's own time, measured by itself, is taken off. The first 512 outputs are random and repeat down
-// the matrix.
+// out of the cache. Launches are nodes of a captured graph. "row" is the time of a launch among launches that follow
+// each other directly (a launch fetches weights while the one before ends), "step" that of launches with a small
+// dependent kernel in between, as a step has them, the kernel's own time included. The first 512 outputs are random and
+// repeat down the matrix.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -45,6 +45,19 @@ void need(const Status& status) {
   if (!status.ok()) die(status);
 }
 
+// Stands for what lies between two products of a step: 16 blocks that start early and depend on the one before.
+__global__ void between_kernel(const float* from, float* to) {
+  let_next_start();
+  wait_for_previous();
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  to[i] = from[i] * 0.5f;
+}
+constexpr unsigned kBetween = 16 * 256;  // elements
+void launch_between(Stream& stream, const float* from, float* to) {
+  launch(stream, {.grid = {kBetween / 256}, .block = {256}, .overlap = true, .name = "between"}, between_kernel, from,
+         to);
+}
+
 struct Memory {
   void* p = nullptr;
   explicit Memory(uint64_t bytes) { need(device_alloc(bytes, &p)); }
@@ -59,29 +72,29 @@ struct Bench {
   double copy_rate = 0;  // bytes read and written per second
   double bf16_rate = 0;  // operations per second, 0 = not measured
 
-  // Seconds of one call of f(i), the least of several loops of `n`, each one graph unless that cannot be.
+  // Seconds of one call of f(i), the least of several loops of `n`.
   template <typename F>
-  double time(int n, F&& f, bool as_graph = true) {
+  double time(int n, F&& f) {
     double best = 1e9;
-    Graph graph;
-    if (as_graph) {
-      stream.begin_capture();
-      for (int i = 0; i < n; ++i) f(i);
-      stream.end_capture(&graph);
-    }
     for (int loop = 0; loop < 7; ++loop) {
       Event from, to;
       from.record(stream);
-      if (as_graph) {
-        stream.run(graph);
-      } else {
-        for (int i = 0; i < n; ++i) f(i);
-      }
+      for (int i = 0; i < n; ++i) f(i);
       to.record(stream);
       need(stream.sync());
       if (loop >= 2) best = std::min(best, static_cast<double>(elapsed_ms(from, to)) * 1e-3 / n);
     }
     return best;
+  }
+
+  // Seconds of one of the n calls f(i) that make a graph, the least of several runs.
+  template <typename F>
+  double time_graph(int n, F&& f) {
+    Graph graph;
+    stream.begin_capture();
+    for (int i = 0; i < n; ++i) f(i);
+    stream.end_capture(&graph);
+    return time(1, [&](int) { stream.run(graph); }) / n;
   }
 };
 
@@ -104,13 +117,10 @@ void measure_ceilings(Bench* b) {
   cublasCreate(&handle);
   cublasSetStream(handle, static_cast<cudaStream_t>(b->stream.native()));
   const float one = 1.0f, zero = 0.0f;
-  const double seconds = b->time(
-      5,
-      [&](int) {
-        cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, n, n, n, &one, w.p, CUDA_R_16BF, n, x.p, CUDA_R_16BF, n, &zero,
-                     y.p, CUDA_R_16BF, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-      },
-      false);
+  const double seconds = b->time(5, [&](int) {
+    cublasGemmEx(handle, CUBLAS_OP_T, CUBLAS_OP_N, n, n, n, &one, w.p, CUDA_R_16BF, n, x.p, CUDA_R_16BF, n, &zero, y.p,
+                 CUDA_R_16BF, n, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+  });
   cublasDestroy(handle);
   b->bf16_rate = 2.0 * n * n * n / seconds;
   std::printf(", bf16 product %.0f TFLOP/s", b->bf16_rate * 1e-12);
@@ -161,18 +171,37 @@ bool equal(const std::vector<float>& y, const std::vector<float>& want, int rows
   return true;
 }
 
-// Compares with those products up to the precision of pairs.
-bool close(const std::vector<float>& y, const std::vector<float>& want, int rows, int n) {
+constexpr int kSampled = 29;  // every so many rows are compared with float64
+
+// Sums in float64 of every kSampled-th row, [row / kSampled][kDistinct].
+std::vector<double> exact_products(DType type, const std::vector<uint8_t>& file, int k, const std::vector<float>& x,
+                                   int rows) {
+  const size_t kk = static_cast<size_t>(k);
+  std::vector<float> w(kk * kDistinct);
+  dequantise_row(type, file.data(), w.data(), w.size());
+  std::vector<double> y;
+  for (size_t r = 0; r < static_cast<size_t>(rows); r += kSampled) {
+    for (size_t o = 0; o < kDistinct; ++o) {
+      double sum = 0;
+      for (size_t i = 0; i < kk; ++i) sum += static_cast<double>(w[o * kk + i]) * static_cast<double>(x[r * kk + i]);
+      y.push_back(sum);
+    }
+  }
+  return y;
+}
+
+// Compares with those up to the precision of a prompt's products.
+bool close(DType type, const std::vector<float>& y, const std::vector<double>& want, int rows, int n) {
   double squares = 0, errors = 0;
-  for (int r = 0; r < rows; ++r) {
+  for (int r = 0; r < rows; r += kSampled) {
     for (int o = 0; o < n; ++o) {
-      const double wanted = want[static_cast<size_t>(r) * kDistinct + static_cast<size_t>(o % kDistinct)];
+      const double wanted = want[static_cast<size_t>(r / kSampled) * kDistinct + static_cast<size_t>(o % kDistinct)];
       const double got = y[static_cast<size_t>(r) * static_cast<size_t>(n) + static_cast<size_t>(o)];
       errors += (got - wanted) * (got - wanted);
       squares += wanted * wanted;
     }
   }
-  return std::sqrt(errors / squares) < 0x1p-15;
+  return std::sqrt(errors / squares) < (is_float_type(type) ? 0x1p-15 : 0x1p-10);
 }
 
 bool run(Bench* b, const Case& c) {
@@ -180,6 +209,7 @@ bool run(Bench* b, const Case& c) {
   const auto file = test::random_weights(c.type, static_cast<uint64_t>(c.k), kDistinct, test::Scales::kOrdinary, rng);
   std::vector<uint8_t> part(weight_bytes(c.type, c.k, kDistinct));
   repack_units(c.type, file.data(), c.k, kDistinct, 0, units(c.type, kDistinct), part.data());
+  const float scale = half_scale(largest_weight(c.type, file.data(), int64_t{c.k} * kDistinct));
   const uint64_t bytes = weight_bytes(c.type, c.k, c.n);
   const int copies = static_cast<int>(std::max<uint64_t>(4, (600u << 20) / bytes + 1));
   const Memory weights(bytes * static_cast<uint64_t>(copies));
@@ -201,7 +231,7 @@ bool run(Bench* b, const Case& c) {
   const uint32_t form = act_form(c.type);
   const Memory plain(x.size() * 4), acts_memory(acts_bytes(c.k, most, form));
   const Memory y(static_cast<uint64_t>(most) * static_cast<uint64_t>(c.n) * 4);
-  const Memory scratch(matmul_scratch_bytes(b->info.processors)), small(256);
+  const Memory scratch(matmul_scratch_bytes(b->info.processors)), small(kBetween * sizeof(float));
   b->stream.to_device(plain.p, x.data(), x.size() * 4);
   PrepareArgs prepare{};
   prepare.x = static_cast<const float*>(plain.p);
@@ -210,14 +240,22 @@ bool run(Bench* b, const Case& c) {
   prepare.k = c.k;
   prepare.forms = form;
   acts_init(&prepare.acts, acts_memory.p, c.k, most, form);
-  const auto want = cpu_products(c.type, file, c.k, x, most);
+  // How rows are prepared, and the most rows of those that have the CPU's bits.
+  const auto prompt_of = [&](int rows) {
+    const Prompt own = rows > 64 ? prompt_inputs(b->info) : Prompt::kNone;
+    return own == Prompt::kPairs && !is_float_type(c.type) ? Prompt::kNone : own;
+  };
+  const bool paired = form == kFormHalf && has_matmul_pairs(b->info);
+  prepare.acts.paired = paired ? 1 : 0;
+  int same_rows = 0;
+  for (int rows : c.rows) same_rows = std::max(same_rows, prompt_of(rows) == Prompt::kNone && !paired ? rows : 0);
+  const auto want = same_rows > 0 ? cpu_products(c.type, file, c.k, x, same_rows) : std::vector<float>();
+  const auto exact = same_rows < most ? exact_products(c.type, file, c.k, x, most) : std::vector<double>();
 
   bool all = true;
-  std::vector<float> first;  // of 64 rows or less
+  std::vector<float> alike;  // of pairs, the most rows so far
   for (int rows : c.rows) {
-    const bool pairs = form == kFormHalf && has_matmul_pairs(b->info);
-    prepare.acts.halves = !pairs ? HalfInputs::kFloats : rows > 64 ? HalfInputs::kPrompt : HalfInputs::kPairs;
-    prepare.rows = rows;
+    prepare.acts.prompt = prompt_of(rows);
     launch_prepare(b->stream, prepare);
     const auto launch_once = [&](int i) {
       MatmulGroup group{};
@@ -227,7 +265,7 @@ bool run(Bench* b, const Case& c) {
       group.scratch = scratch.p;
       group.processors = b->info.processors;
       group.shared_per_block = b->info.shared_per_block;
-      group.products[0].w = {c.type, c.k, c.n, base + static_cast<uint64_t>(i % copies) * bytes};
+      group.products[0].w = {c.type, c.k, c.n, base + static_cast<uint64_t>(i % copies) * bytes, scale};
       group.products[0].y = static_cast<float*>(y.p);
       group.products[0].y_stride = c.n;
       launch_matmul(b->stream, group);
@@ -237,29 +275,25 @@ bool run(Bench* b, const Case& c) {
     launch_once(1);
     b->stream.to_host(got.data(), y.p, got.size() * 4);
     need(b->stream.sync());
-    bool same = pairs ? close(got, want, rows, c.n) : equal(got, want, rows, c.n);
-    if (pairs && rows <= 64) {
-      same = same && std::memcmp(got.data(), first.data(), std::min(got.size(), first.size()) * sizeof(float)) == 0;
-      if (got.size() > first.size()) first = got;
+    const bool own = paired || prepare.acts.prompt != Prompt::kNone;
+    bool same = own ? close(c.type, got, exact, rows, c.n) : equal(got, want, rows, c.n);
+    if (paired && prepare.acts.prompt == Prompt::kNone) {
+      same = same && std::memcmp(got.data(), alike.data(), std::min(got.size(), alike.size()) * sizeof(float)) == 0;
+      if (got.size() > alike.size()) alike = got;
     }
     all = all && same;
     const int n = rows > 64 ? 2 * copies : std::max(16, 2 * copies);
-    const double row = b->time(n, launch_once);
-    const double alone = b->time(n, [&](int i) {
+    const double row = b->time_graph(n, launch_once);
+    const double step = b->time_graph(n, [&](int i) {
       launch_once(i);
-      b->stream.fill(small.p, 0, 4);
+      launch_between(b->stream, static_cast<const float*>(plain.p), static_cast<float*>(small.p));
     });
-    const double both = b->time(n, [&](int i) {
-      launch_prepare(b->stream, prepare);
-      launch_once(i);
-    });
-    const double prepared = b->time(n, [&](int) { launch_prepare(b->stream, prepare); });
     const double ops = 2.0 * c.n * c.k * rows;
-    std::printf("%-6s %6d x %5d rows %4d: row %7.1f us, alone %7.1f, step %7.1f, %5.1f %% of copy, %6.1f TFLOP/s",
-                dtype_name(c.type), c.n, c.k, rows, row * 1e6, alone * 1e6, (both - prepared) * 1e6,
+    std::printf("%-6s %6d x %5d rows %4d: row %8.1f us, step %8.1f us, %5.1f %% of copy, %6.1f TFLOP/s",
+                dtype_name(c.type), c.n, c.k, rows, row * 1e6, step * 1e6,
                 100 * static_cast<double>(bytes) / row / b->copy_rate, ops / row * 1e-12);
     if (b->bf16_rate > 0 && rows > 64) std::printf(" = %4.1f %% of bf16", 100 * ops / row / b->bf16_rate);
-    std::printf("  %s\n", same ? (pairs ? "close" : "bits equal") : (pairs ? "TOO FAR OR UNLIKE" : "BITS DIFFER"));
+    std::printf("  %s\n", same ? (own ? "close" : "bits equal") : (own ? "TOO FAR OR UNLIKE" : "BITS DIFFER"));
     std::fflush(stdout);
   }
   return all;
@@ -278,10 +312,12 @@ int main(int argc, char** argv) {
   const Case cases[] = {
       {DType::kQ4_K, 69632, 5120, all},  // the reference of gpu-notes 8.2
       {DType::kQ6_K, 69632, 5120, {1, 23, 32, 512}},
-      {DType::kQ4_K, 5120, 6144, {1, 23, 512}},   // attention output
-      {DType::kQ4_K, 34816, 5120, {1, 23, 512}},  // gate and up
-      {DType::kQ4_K, 5120, 17408, {1, 23, 512}},  // down
-      {DType::kQ5_K, 16384, 5120, {1, 23, 512}},  // DeltaNet q, k, v, z
+      {DType::kQ4_K, 5120, 6144, {1, 16, 23, 512}},   // attention output
+      {DType::kQ4_K, 34816, 5120, {1, 16, 23, 512}},  // gate and up
+      {DType::kQ4_K, 5120, 17408, {1, 16, 23, 512}},  // down
+      {DType::kQ6_K, 5120, 17408, {1, 16, 23, 512}},  // and half of the layers' down
+      {DType::kQ5_K, 16384, 5120, {1, 16, 23, 512}},  // DeltaNet q, k, v, z
+      {DType::kQ4_K, 14336, 5120, {1, 16, 23, 512}},  // attention q, k, v
       {DType::kQ8_0, 34816, 5120, {1, 16, 23, 512}},
       {DType::kIQ4_XS, 34816, 5120, {1, 23}},
       {DType::kBF16, 34816, 5120, floats},

@@ -1,7 +1,7 @@
 // Times of the operations of a GPU step other than products, at the shapes of the 27B target: microseconds, bytes that
 // must move, percent of the copy bandwidth measured in the same run.
 //
-//   gpu_ops_bench [device]
+//   gpu_ops_bench [device [choice|rows|delta|attention ...]]
 //
 // Every line is a captured graph that runs the operation on as many layers as fit (48 DeltaNet states, 16 or 4 caches),
 // so that nothing is read from the second-level cache that a step would read from memory; time and bytes are of one
@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/tree.h"
@@ -21,6 +23,7 @@
 #include "gpu/norm.h"
 #include "gpu/rope.h"
 #include "gpu/runtime.h"
+#include "gpu/sample.h"
 #include "gpu/swiglu.h"
 
 using namespace tnd;
@@ -55,6 +58,16 @@ __global__ void random_halves_kernel(uint16_t* x, uint64_t n) {
   const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
   for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < n; i += step) {
     x[i] = float_to_half(static_cast<float>(hash(i) >> 8) * 0x1p-23f - 1.0f);
+  }
+}
+
+// Logits like those of a model: a bell of width 2, and some tokens far above it.
+__global__ void random_logits_kernel(float* x, uint64_t n) {
+  const uint64_t step = uint64_t{gridDim.x} * blockDim.x;
+  for (uint64_t i = blockIdx.x * uint64_t{blockDim.x} + threadIdx.x; i < n; i += step) {
+    float sum = 0;
+    for (uint64_t j = 0; j < 8; ++j) sum += static_cast<float>(hash(8 * i + j) >> 8) * 0x1p-23f - 1.0f;
+    x[i] = 1.2f * sum + (hash(~i) % 20011 == 0 ? 14.0f : 0.0f);
   }
 }
 
@@ -279,9 +292,21 @@ void bench_delta(Bench* b) {
 }
 
 void bench_attention(Bench* b) {
-  for (const int context : {1024, 8192, 32768, 131072}) {
+  struct Case {
+    const char* type;
+    int32_t kv_type;
+    int context;
+  };
+  constexpr int32_t kF16 = static_cast<int32_t>(KvType::kF16);
+  const Case cases[] = {{"", kF16, 1024},
+                        {"", kF16, 8192},
+                        {"", kF16, 32768},
+                        {" q8_0", static_cast<int32_t>(KvType::kQ8_0), 32768},
+                        {" q4_0", static_cast<int32_t>(KvType::kQ4_0), 32768},
+                        {"", kF16, 131072}};
+  for (const auto& [type, kv_type, context] : cases) {
     const int layers = context > 8192 ? 4 : 16;
-    const KvShape kv{1, 1, kKvHeads, kHeadDim, context + 512};
+    const KvShape kv{kv_type, kv_type, kKvHeads, kHeadDim, context + 512};
     const uint64_t half_elems = kv_cache_bytes(kv, true) / 2;
     std::vector<KvCache> caches;
     for (int i = 0; i < layers; ++i) {
@@ -294,13 +319,13 @@ void bench_attention(Bench* b) {
       caches.push_back(c);
     }
     const KvCache* table = b->upload(caches);
-    for (const int rows : {1, 16, 23, 512}) {
+    constexpr std::pair<int, bool> kSteps[] = {{1, false}, {16, false}, {16, true}, {23, true}, {512, false}};
+    for (const auto& [rows, tree] : kSteps) {
       if (rows == 512 && context > 8192) continue;
-      // 1 row: plain; 16 and 23: a tree; 512: the last chunk of a prompt.
+      // Chains (1 row: plain; 512: the last chunk of a prompt) and trees.
       std::vector<AttentionRowPlan> plans;
       std::vector<std::vector<int32_t>> tails;
       const std::vector<int32_t> parents = tree_of(rows);
-      const bool tree = rows > 1 && rows < 64;
       const int past = context - (tree ? rows : 0);
       for (int i = 0; i < rows; ++i) {
         if (!tree) {
@@ -332,8 +357,20 @@ void bench_attention(Bench* b) {
       a.acts = b->acts(static_cast<int>(q_width), rows), a.forms = kForms;
       a.scratch_bytes = attention_scratch_bytes(a.mode, kv, kQHeads, rows);
       a.scratch = b->take(a.scratch_bytes);
-      const double bytes = 4.0 * kKvHeads * kHeadDim * context;
+      const double bytes = 2.0 * static_cast<double>(kv_cache_bytes(kv, true)) * context / kv.capacity;
       const int widths[] = {b->info.shared_per_block, 99 << 10};
+      std::vector<float> outputs[2];  // of both forms of kernels: the same bits
+      for (int i = 0; i < 2 && rows > 1; ++i) {
+        AttentionArgs plain = a;
+        plain.forms = 0, plain.shared_per_block = widths[i], plain.caches = table;
+        launch_attention(b->stream, plain);
+        outputs[i].resize(static_cast<uint64_t>(rows) * q_width);
+        b->stream.to_host(outputs[i].data(), a.out, outputs[i].size() * sizeof(float));
+        b->sync();
+      }
+      if (std::memcmp(outputs[0].data(), outputs[1].data(), outputs[0].size() * sizeof(float)) != 0) {
+        std::printf("attention, rows %d: kernels DIFFER\n", rows);
+      }
       for (const int shared : widths) {
         if (shared != widths[0] && rows == 1) continue;
         a.shared_per_block = shared;
@@ -343,13 +380,14 @@ void bench_attention(Bench* b) {
             launch_attention(b->stream, a);
           }
         });
-        const std::string name = "attention " + std::to_string(context / 1024) + "K, rows " + std::to_string(rows) +
-                                 (shared == widths[0] ? "" : ", blocks of 32");
+        const std::string name = "attention " + std::to_string(context / 1024) + "K" + type +
+                                 (tree ? ", tree of " : ", rows ") + std::to_string(rows) +
+                                 (shared == widths[0] ? "" : ", small blocks");
         b->line(name.c_str(), us, bytes);
         const double pairs = rows == 512 ? 512.0 * (context - 256) : static_cast<double>(rows) * context;
         if (rows > 1) std::printf("%44s %9.1f TFLOP/s\n", "", 4.0 * kQHeads * kHeadDim * pairs / us * 1e-6);
       }
-      if (rows > 23) continue;
+      if (rows > 23 || (rows == 16 && tree)) continue;
       HeadsArgs h;
       h.kv = kv, h.q_heads = kQHeads, h.rope_dims = 64, h.gated = true, h.eps = 1e-6f;
       h.q_norm = h.k_norm = b->floats(kHeadDim);
@@ -379,6 +417,63 @@ void bench_attention(Bench* b) {
   }
 }
 
+// Choice of tokens from logits as wide as the 27B's.
+void bench_choose(Bench* b) {
+  constexpr int kVocab = 248320, kTimes = 16, kMost = 23;
+  struct Case {
+    const char* name;
+    float temperature, top_p;
+    int top_k;
+    bool logprob;
+    int history, top_n;
+  };
+  const Case cases[] = {{"argmax", 0, 1, 0, false, 0, 0},
+                        {"argmax, log-probability", 0, 1, 0, true, 0, 0},
+                        {"T 0.7, top-k 20, top-p 0.95", 0.7f, 0.95f, 20, false, 0, 0},
+                        {"the same, penalties, log-probability", 0.7f, 0.95f, 20, true, 64, 0},
+                        {"T 1", 1, 1, 0, false, 0, 0},
+                        {"T 1, top-p 0.95", 1, 0.95f, 0, false, 0, 0},
+                        {"list of 8", 0, 1, 0, false, 0, 8}};
+  float* logits = static_cast<float*>(b->take(uint64_t{kMost} * kVocab * sizeof(float)));
+  launch(b->stream, {.grid = {4096}, .block = {256}, .name = "random"}, random_logits_kernel, logits,
+         uint64_t{kMost} * kVocab);
+  std::vector<TokenCount> history;
+  for (int i = 0; i < 64; ++i) history.push_back(TokenCount{i * 3571 % kVocab, 1 + i % 3});
+  const TokenCount* counts = b->upload(history);
+  ChooseArgs a;
+  a.logits = logits, a.stride = kVocab, a.vocab = kVocab;
+  a.scratch = b->take(choose_scratch_bytes(kVocab, kMost));
+  auto* results = static_cast<ChooseResult*>(b->take(kMost * sizeof(ChooseResult)));
+  auto* ids = static_cast<int32_t*>(b->take(kMost * 64));
+  auto* logprobs = static_cast<float*>(b->take(kMost * 64));
+  for (const int rows : {1, 16, kMost}) {
+    for (const Case& c : cases) {
+      std::vector<ChooseRow> plans(static_cast<size_t>(rows));
+      for (int i = 0; i < rows; ++i) {
+        ChooseRow& r = plans[static_cast<size_t>(i)];
+        r.wants = (c.top_n > 0 ? kWantRawSum : kWantToken) | (c.logprob ? kWantLogprob | kWantRawSum : 0);
+        r.temperature = c.temperature, r.top_p = c.top_p, r.top_k = c.top_k, r.draw = 0.37;
+        if (c.history > 0) {
+          r.frequency_penalty = 0.5f;
+          r.history = counts, r.n_history = c.history;
+          r.undo = static_cast<float*>(b->take(static_cast<uint64_t>(c.history) * sizeof(float)));
+        }
+        r.top_n = c.top_n, r.top_ids = ids + i * 16, r.top_logprobs = logprobs + i * 16;
+        r.result = results + i;
+      }
+      a.rows = rows;
+      a.plans = b->upload(plans);
+      b->line(label((std::string("choice, ") + c.name).c_str(), rows).c_str(),
+              b->time(kTimes,
+                      [&] {
+                        for (int i = 0; i < kTimes; ++i) launch_choose(b->stream, a);
+                      }),
+              4.0 * rows * kVocab);
+    }
+  }
+  b->release();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -402,8 +497,12 @@ int main(int argc, char** argv) {
   }) * 1e-3;
   b.release();
   std::printf("%s, %d processors, copy %.0f GB/s\n", b.info.name.c_str(), b.info.processors, b.copy_gbs);
-  bench_rows(&b);
-  bench_delta(&b);
-  bench_attention(&b);
+  const std::pair<const char*, void (*)(Bench*)> parts[] = {
+      {"choice", bench_choose}, {"rows", bench_rows}, {"delta", bench_delta}, {"attention", bench_attention}};
+  for (const auto& [name, bench] : parts) {
+    bool wanted = argc < 3;
+    for (int i = 2; i < argc; ++i) wanted = wanted || std::strcmp(argv[i], name) == 0;
+    if (wanted) bench(&b);
+  }
   return 0;
 }

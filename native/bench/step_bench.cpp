@@ -1,6 +1,7 @@
 // Times whole steps of a target engine through the C ABI: rows of a tree on top of a context, prefill by chunk, and the
 // share of every phase. Usage:
-//   step_bench [model.gguf] [threads] [what]      what: rows, prefill or all (default)
+//   step_bench [model.gguf] [threads] [what] [draft.gguf]      what: rows, prefill or all (default)
+// With a draft every row also gives its fused features, as when that draft is attached.
 // The default model is the demonstration target, run from the root of the repository. Each figure is the median of many
 // runs, so that other work on the machine disturbs little.
 #include <algorithm>
@@ -40,6 +41,31 @@ struct Runner {
   tnd_engine* e = nullptr;
   int32_t vocab = 0, sequence = -1, length = 0;
   uint32_t seed = 1;
+  uint64_t feature_row = 0;  // bytes of a row's fused features; 0 = none are wanted
+
+  // Captures for the draft of the file and fuses.
+  void attach(const char* draft, const char* tables) {
+    tnd_open_options o{};
+    o.struct_size = sizeof o;
+    o.role = TND_ROLE_DRAFT;
+    o.model_path = draft;
+    o.tables_path = tables;
+    o.max_context = 256;
+    o.kv_type_k = o.kv_type_v = TND_KV_DEFAULT;
+    tnd_engine* d = nullptr;
+    char error[512];
+    if (tnd_open(&o, &d, error, sizeof error) != TND_OK) {
+      std::fprintf(stderr, "%s\n", error);
+      std::exit(1);
+    }
+    tnd_info info{};
+    info.struct_size = sizeof info;
+    tnd_get_info(d, &info);
+    check(e, tnd_capture_set(e, info.capture_layers, info.n_capture), "capture");
+    check(e, tnd_fuse_load(e, draft), "fuse");
+    feature_row = static_cast<uint64_t>(info.feature_fused) * sizeof(uint16_t);
+    tnd_close(d);
+  }
 
   int32_t next_token() {
     seed = seed * 1664525u + 1013904223u;
@@ -76,12 +102,18 @@ struct Runner {
       const int parent = tree && i >= 3 && i % 3 == 0 ? i - 3 : i - 1;
       const int position = parent < 0 ? length : rows[parent].position + 1;
       rows[i] = tnd_row{sequence, next_token(), position, parent, TND_WANT_TOKEN, 0, 0, -1};
+      if (feature_row > 0) rows[i].want |= TND_WANT_FEATURES;
     }
+    std::vector<uint8_t> features(static_cast<size_t>(n) * feature_row);
     tnd_step step{};
     step.struct_size = sizeof step;
     step.n_rows = n;
     step.rows = rows.data();
     step.tokens = tokens.data();
+    if (feature_row > 0) {
+      step.feature_encoding = TND_FEATURE_FUSED_BF16;
+      step.features = features.data();
+    }
     const double start = now_us();
     check(e, tnd_step_run(e, &step), "step");
     return now_us() - start;
@@ -137,6 +169,8 @@ int main(int argc, char** argv) {
   r.vocab = info.vocab;
   std::printf("%s on %s\n", info.name, info.device);
   check(r.e, tnd_sequence_create(r.e, &r.sequence), "sequence");
+
+  if (argc > 4) r.attach(argv[4], path);
 
   if (what != "prefill") {
     r.prefill(200, 512);

@@ -49,6 +49,9 @@ set(host -fPIC -fvisibility=hidden -fno-exceptions -ffp-contract=off -fno-math-e
 string(REPLACE ";" "," host "${host}")
 set(TND_CUDA_COMPILE ${TND_NVCC} -std=c++20 -O3 --fmad=false --expt-relaxed-constexpr -lineinfo
   -ccbin ${CMAKE_CXX_COMPILER} -DNDEBUG -Xptxas -v -Xcompiler ${host} ${TND_CUDA_CODE})
+if("90a" IN_LIST TND_CUDA_ARCHS)
+  list(APPEND TND_CUDA_COMPILE -DTND_CUDA_WGMMA)  # Hopper's cards have code with wgmma
+endif()
 if(TND_WERROR)
   list(APPEND TND_CUDA_COMPILE -Werror all-warnings)
 endif()

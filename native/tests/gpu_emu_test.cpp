@@ -8,6 +8,7 @@
 #include "core/fp.h"
 #include "gpu/breakdown.h"
 #include "gpu/runtime.h"
+#include "gpu/runtime_cluster.h"
 #include "gpu/runtime_mma.h"
 #include "harness.h"
 
@@ -227,6 +228,51 @@ TEST(background_copies_arrive_at_the_wait) {
   }
 }
 
+// ---- clusters
+
+// Each block fetches its part of the input in bulk, and sends quad i of it to block i.
+__global__ void cluster_kernel(int* p) {
+  TND_DYNAMIC_SHARED(uint8_t, smem);
+  Barrier* const copied = reinterpret_cast<Barrier*>(smem);
+  Barrier* const sent = copied + 1;
+  int* const part = reinterpret_cast<int*>(smem + 16);
+  float* const got = reinterpret_cast<float*>(smem + 16 + 64);
+  const int rank = cluster_rank(), lane = static_cast<int>(lane_id());
+  const int block = static_cast<int>(blockIdx.x);
+  if (lane == 0) {
+    barrier_init(copied, 1);
+    barrier_init(sent, 1);
+    barriers_made();
+    barrier_expect(copied, 64);
+    bulk_copy(part, p + block * 16, 64, copied);
+    p[128 + block] = part[5];  // not there yet
+    barrier_expect(sent, 64);
+  }
+  sync_warp();
+  cluster_arrive();
+  barrier_wait(copied, 0);
+  cluster_wait();
+  if (lane < 4) {
+    float quad[4];
+    for (int i = 0; i < 4; ++i) quad[i] = static_cast<float>(part[lane * 4 + i]);
+    send_quad(of_block(got, lane), rank * 16, quad, of_block(sent, lane));
+  }
+  barrier_wait(sent, 0);
+  if (lane < 16) p[block * 16 + lane] = static_cast<int>(got[lane]);
+}
+
+TEST(blocks_of_a_cluster_exchange_data) {
+  Buffer<int> p(256);
+  std::iota(p.data, p.data + 128, 0);
+  CHECK_OK(run({.grid = {8}, .block = {32}, .shared_bytes = 144, .cluster = 4}, cluster_kernel, p.data));
+  for (int block = 0; block < 8; ++block) {
+    CHECK_EQ(p.data[128 + block], -1);
+    for (int i = 0; i < 16; ++i) {
+      CHECK_EQ(p.data[block * 16 + i], (block / 4 * 4 + i / 4) * 16 + block % 4 * 4 + i % 4);
+    }
+  }
+}
+
 // ---- matrix instructions: fragments cut out of whole matrices, results put together again
 
 struct Matrices {
@@ -442,6 +488,31 @@ __global__ void misaligned_copy_kernel(int* p) {
   copy_async_16(s, p + 1);
 }
 
+__global__ void nobody_arrives_kernel(int* p) {
+  TND_DYNAMIC_SHARED(uint8_t, smem);
+  Barrier* const b = reinterpret_cast<Barrier*>(smem);
+  if (threadIdx.x == 0) barrier_init(b, static_cast<int>(blockDim.x) + 1);
+  __syncthreads();
+  barrier_expect(b, 0);
+  barrier_wait(b, 0);
+  p[0] = 1;
+}
+__global__ void nobody_waits_kernel(int* p) {
+  TND_DYNAMIC_SHARED(uint8_t, smem);
+  Barrier* const b = reinterpret_cast<Barrier*>(smem);
+  barrier_init(b, 1);
+  barrier_expect(b, 16);
+  bulk_copy(smem + 16, p, 16, b);
+}
+__global__ void block_is_gone_kernel(int* p) {
+  TND_DYNAMIC_SHARED(uint8_t, smem);
+  if (cluster_rank() == 0) return;
+  cluster_arrive();
+  cluster_wait();
+  (void)of_block(smem, 0);
+  p[0] = 1;
+}
+
 TEST(mistakes_are_reported) {
   Buffer<int> p(128);
   CHECK(
@@ -454,6 +525,12 @@ TEST(mistakes_are_reported) {
   CHECK(says(run({.grid = {1}, .block = {48}}, half_warp_kernel, p.data), "16 in a warp function, 32 have ended"));
   CHECK(says(run({.grid = {1}, .block = {32}, .shared_bytes = 64}, misaligned_copy_kernel, p.data), "multiple of 16"));
   CHECK(says(run({.grid = {1}, .block = {2048}}, where_kernel, p.data), "more than 1024 threads"));
+  CHECK(says(run({.grid = {2}, .block = {64}, .shared_bytes = 64, .cluster = 2}, nobody_arrives_kernel, p.data),
+             "0 have ended, 128 wait for other blocks or copies"));
+  CHECK(says(run({.grid = {1}, .block = {1}, .shared_bytes = 64}, nobody_waits_kernel, p.data), "nobody waited for"));
+  CHECK(says(run({.grid = {2}, .block = {1}, .shared_bytes = 64, .cluster = 2}, block_is_gone_kernel, p.data),
+             "a block that has ended"));
+  CHECK(says(run({.grid = {3}, .block = {1}, .cluster = 2}, where_kernel, p.data), "do not fit the grid"));
 #if !defined(__SANITIZE_ADDRESS__)  // there it ends the program
   CHECK(says(run({.grid = {1}, .block = {1}, .shared_bytes = 64}, overrun_kernel, p.data), "behind shared memory"));
 #endif

@@ -1,16 +1,19 @@
 // Products on the device against the scalar reference of the CPU by memcmp, for every type, row count and shape;
-// packing and quantising likewise. Pairs, inputs of 16-bit float weights, have contracts of their own: against a
+// packing and quantising likewise. Prompts through 16-bit float weights have a contract of their own: against a
 // reference in double everywhere, and in the emulation, whose matrix instructions add in a known order, by memcmp. Runs
 // in the host emulation, and on a device when linked with its objects. The emulation also runs AMD's instructions (unit
-// 1) and the path of targets without any (unit 2).
+// 1), the path of targets without any (unit 2) and kernels for clusters of blocks (unit 3).
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <span>
 
 #include "cpu/cpu_features.h"
 #include "cpu/matmul.h"
 #include "cpu/matmul_layout.h"
 #include "gpu/matmul.h"
+#include "gpu/matmul_jobs.h"
 #include "gpu/matmul_layout.h"
 #include "gpu/norm.h"
 #include "gpu/repack.h"
@@ -23,8 +26,8 @@ namespace {
 using tnd::DType;
 using tnd::gpu::ActsView;
 using tnd::gpu::DeviceWeight;
-using tnd::gpu::HalfInputs;
 using tnd::gpu::MatmulGroup;
+using tnd::gpu::Prompt;
 using tnd::gpu::Stream;
 using tnd::test::kMatmulTypes;
 using tnd::test::Rng;
@@ -99,7 +102,8 @@ struct Weight {
     tnd::gpu::repack_units(type, rows.data(), kk, nn, half, units - half,
                            staged.data() + half * tnd::gpu::unit_bytes(type, kk));
     device().up(memory.get(), staged.data(), staged.size());
-    w = {type, static_cast<int32_t>(k), static_cast<int32_t>(n), memory.get<const uint8_t>()};
+    w = {type, static_cast<int32_t>(k), static_cast<int32_t>(n), memory.get<const uint8_t>(),
+         tnd::gpu::half_scale(tnd::gpu::largest_weight(type, rows.data(), kk * nn))};
   }
 };
 
@@ -108,11 +112,13 @@ struct Inputs {
   Memory x, memory;
   ActsView acts;
 
-  Inputs(const std::vector<float>& rows, int64_t k, int count, uint32_t forms, HalfInputs halves = HalfInputs::kFloats)
+  Inputs(const std::vector<float>& rows, int64_t k, int count, uint32_t forms, Prompt prompt = Prompt::kNone,
+         bool paired = false)
       : x(rows.size() * sizeof(float)), memory(tnd::gpu::acts_bytes(k, count, forms)) {
     device().up(x.get(), rows.data(), rows.size() * sizeof(float));
     tnd::gpu::acts_init(&acts, memory.get(), k, count, forms);
-    acts.halves = halves;
+    acts.prompt = prompt;
+    acts.paired = paired ? 1 : 0;
     tnd::gpu::launch_prepare(device().stream, {.x = x.get<const float>(),
                                                .x_stride = k,
                                                .rows = count,
@@ -389,7 +395,7 @@ struct Parts {
   }
 };
 
-PairProduct pair_product(DType type, const uint8_t* row, const float* x, uint64_t k, HalfInputs halves) {
+PairProduct pair_product(DType type, const uint8_t* row, const float* x, uint64_t k, bool prompt) {
   constexpr uint64_t kLanes = 32;
   std::vector<float> w(k);
   tnd::dequantise_row(type, row, w.data(), k);
@@ -401,7 +407,7 @@ PairProduct pair_product(DType type, const uint8_t* row, const float* x, uint64_
   }
   const uint64_t blocks = (k + 15) / 16;
   const auto end_of = [&](uint64_t block) { return std::min(block * 16 + 16, k); };
-  if (halves == HalfInputs::kPrompt) {
+  if (prompt) {
     for (uint64_t b = 0; b < blocks; ++b) {
       parts.low(type, b * 16, end_of(b), &p.bits);
       parts.high(b * 16, end_of(b), &p.bits);
@@ -421,12 +427,12 @@ PairProduct pair_product(DType type, const uint8_t* row, const float* x, uint64_
   return p;
 }
 
-std::vector<PairProduct> pair_products(const Weight& w, const std::vector<float>& x, int rows, HalfInputs halves) {
+std::vector<PairProduct> pair_products(const Weight& w, const std::vector<float>& x, int rows, bool prompt) {
   const uint64_t k = w.packed.k, n = w.packed.n;
   std::vector<PairProduct> want(n * static_cast<uint64_t>(rows));
   for (uint64_t r = 0; r < static_cast<uint64_t>(rows); ++r) {
     for (uint64_t o = 0; o < n; ++o) {
-      want[r * n + o] = pair_product(w.w.type, &w.rows[o * tnd::row_bytes(w.w.type, k)], &x[r * k], k, halves);
+      want[r * n + o] = pair_product(w.w.type, &w.rows[o * tnd::row_bytes(w.w.type, k)], &x[r * k], k, prompt);
     }
   }
   return want;
@@ -450,36 +456,131 @@ void check_pairs(DType type, uint64_t k, const std::vector<float>& got, const st
   CHECK_MSG(std::sqrt(errors / squares) < 0x1p-15, where + ": " + std::to_string(std::sqrt(errors / squares)));
 }
 
+// The kinds of prompts' inputs that the device multiplies.
+std::vector<Prompt> prompt_kinds() {
+  std::vector<Prompt> kinds;
+  if (tnd::gpu::has_matmul_pairs(device().info)) kinds.push_back(Prompt::kPairs);
+  if (tnd::gpu::has_matmul_panels(device().info)) kinds.push_back(Prompt::kPanels);
+  return kinds;
+}
+
 // Numbers of processors for which the launcher takes its large, its middle and its small tile at 65 x 300.
 constexpr int kProcessors[] = {1, 6, 4096};
 
 }  // namespace
 
 TEST(prompts_through_float_weights_are_within_their_bound) {
-  if (!tnd::gpu::has_matmul_pairs(device().info)) return;
-  Rng rng(16);
-  struct Shape {
-    uint64_t k, n;
-    std::vector<int> rows;
-  };
-  const Shape shapes[] = {{640, 300, {65}}, {257, 130, {100, 128}}, {40, 33, {513}}, {51, 5, {70}}};
-  for (DType type : {DType::kBF16, DType::kF16}) {
-    for (const Shape& shape : shapes) {
-      const uint64_t k = shape.k, n = shape.n;
-      const int most = shape.rows.back();
-      const Weight w(type, k, n, Scales::kOrdinary, rng);
-      const auto x = random_input(k, most, rng);
-      const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type), HalfInputs::kPrompt);
-      const auto want = pair_products(w, x, most, HalfInputs::kPrompt);
-      for (int rows : shape.rows) {
-        for (int run = 0; run < (emulated() ? 6 : 3); ++run) {
-          const int unit = run / 3, processors = kProcessors[run % 3];
-          const auto got = product(w, in, rows, unit, processors);
-          check_pairs(type, k, got, want,
-                      std::string(tnd::dtype_name(type)) + " k " + std::to_string(k) + " rows " + std::to_string(rows) +
-                          " unit " + std::to_string(unit) + " processors " + std::to_string(processors));
+  for (const Prompt kind : prompt_kinds()) {
+    Rng rng(16);
+    struct Shape {
+      uint64_t k, n;
+      std::vector<int> rows;
+    };
+    const Shape shapes[] = {{640, 300, {65}}, {257, 130, {100, 128}}, {40, 33, {513}}, {51, 5, {70}}};
+    for (DType type : {DType::kBF16, DType::kF16}) {
+      for (const Shape& shape : shapes) {
+        const uint64_t k = shape.k, n = shape.n;
+        const int most = shape.rows.back();
+        const Weight w(type, k, n, Scales::kOrdinary, rng);
+        const auto x = random_input(k, most, rng);
+        const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type), kind);
+        const auto want = pair_products(w, x, most, true);
+        for (int rows : shape.rows) {
+          for (int run = 0; run < (emulated() ? 6 : 3); ++run) {
+            const int unit = run / 3, processors = kProcessors[run % 3];
+            const auto got = product(w, in, rows, unit, processors);
+            check_pairs(type, k, got, want,
+                        std::string(tnd::dtype_name(type)) + " k " + std::to_string(k) + " rows " +
+                            std::to_string(rows) + " unit " + std::to_string(unit) + " processors " +
+                            std::to_string(processors));
+          }
         }
       }
+    }
+  }
+}
+
+TEST(panels_hold_every_element_once) {
+  for (const int64_t row : {0, 5, 8, 127}) {
+    std::vector<bool> taken(128);
+    for (int e = 0; e < 64; ++e) {
+      const int64_t at = tnd::gpu::panel_at(row, e) - row * 128;
+      CHECK(at >= 0 && at < 128 && at % 2 == 0 && !taken[static_cast<size_t>(at)]);
+      taken[static_cast<size_t>(at)] = true;
+    }
+  }
+}
+
+TEST(divided_products_cover_all_outputs) {
+  tnd::gpu::MatmulJobs jobs;
+  const int outputs[] = {100, 300, 16, 40};
+  std::vector<float> y(1000);
+  std::vector<uint8_t> data(1000);
+  for (int n : outputs) {
+    tnd::gpu::MatmulJob& job = jobs.jobs[jobs.count++] = tnd::gpu::MatmulJob{};
+    job.data = data.data();
+    job.y = y.data();
+    job.unit_bytes = 3;
+    job.n = n;
+    job.units = (n + 15) / 16;
+  }
+  for (int tiles = 0; tiles <= 6; ++tiles) {  // of 128: 1, 3, 1, 1
+    tnd::gpu::MatmulJobs first = jobs;
+    const tnd::gpu::MatmulJobs rest = tnd::gpu::divide(&first, tiles, 128, 16);
+    int kept = 0, all = 0;
+    for (int i = 0; i < first.count; ++i) {
+      CHECK_EQ(first.jobs[i].units, (first.jobs[i].n + 15) / 16);
+      CHECK(first.jobs[i].y == y.data());
+      kept += (first.jobs[i].n + 127) / 128;
+      all += first.jobs[i].n;
+    }
+    for (int i = 0; i < rest.count; ++i) {
+      const auto& job = rest.jobs[i];
+      CHECK_EQ(job.units, (job.n + 15) / 16);
+      const auto skipped = job.y - y.data();
+      CHECK(skipped % 128 == 0 && job.data - data.data() == skipped / 16 * 3);
+      all += job.n;
+    }
+    CHECK_EQ(kept, tiles);
+    CHECK_EQ(all, 456);
+  }
+}
+
+TEST(prompts_through_quantised_weights_are_within_their_bound) {
+  if (!tnd::gpu::has_matmul_panels(device().info)) return;
+  Rng rng(19);
+  for (DType type : kMatmulTypes) {
+    if (tnd::gpu::is_float_type(type)) continue;
+    for (const Scales scales : {Scales::kOrdinary, Scales::kExtreme, Scales::kZero}) {
+      const uint64_t k = tnd::block_elems(type) == 32 ? 352 : 768, n = 50;
+      const int rows = 70;
+      const Weight w(type, k, n, scales, rng);
+      const auto x = random_input(k, rows, rng);
+      const auto got =
+          product(w, Inputs(x, static_cast<int64_t>(k), rows, tnd::gpu::act_form(type), Prompt::kPanels), rows, 0);
+      const double largest =
+          static_cast<double>(tnd::gpu::largest_weight(type, w.rows.data(), static_cast<int64_t>(k * n)));
+      const std::string where =
+          tnd::dtype_name(type) + std::string(" scales ") + std::to_string(static_cast<int>(scales));
+      double squares = 0, errors = 0;
+      std::vector<float> row(k);
+      for (uint64_t o = 0; o < n; ++o) {
+        tnd::dequantise_row(type, &w.rows[o * tnd::row_bytes(type, k)], row.data(), k);
+        for (uint64_t r = 0; r < static_cast<uint64_t>(rows); ++r) {
+          double exact = 0, inputs = 0;
+          for (uint64_t i = 0; i < k; ++i) {
+            exact += static_cast<double>(row[i]) * static_cast<double>(x[r * k + i]);
+            inputs += std::fabs(static_cast<double>(x[r * k + i]));
+          }
+          const double error = std::fabs(static_cast<double>(got[r * n + o]) - exact);
+          CHECK_MSG(error <= 0x1p-9 * largest * inputs, where);  // four roundings to half
+          errors += error * error;
+          squares += exact * exact;
+        }
+      }
+      // What int8 inputs lose is 2^-7 or more.
+      CHECK_MSG(std::sqrt(errors) <= 0x1p-11 * std::sqrt(squares),
+                where + ": " + std::to_string(std::sqrt(errors / squares)));
     }
   }
 }
@@ -498,14 +599,17 @@ TEST(products_of_pairs_are_within_their_bound_and_alike_for_every_row_count) {
       const int most = k == 1280 ? 100 : 25;
       const Weight w(type, k, n, Scales::kOrdinary, rng);
       const auto x = random_input(k, most, rng);
-      const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type), HalfInputs::kPairs);
-      const auto want = pair_products(w, x, most, HalfInputs::kPairs);
+      const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type), Prompt::kNone, true);
+      const auto want = pair_products(w, x, most, false);
       std::vector<float> first;
       for (int rows : {most, 1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 48, 63, 64, 65}) {
         if (rows > most) continue;
-        for (int run = 0; run < (emulated() ? 4 : 2); ++run) {
-          // With one processor a block takes several units, one after the other, and clusters never form.
-          const int unit = run / 2, processors = run % 2 == 0 ? 0 : 1;
+        // With one processor a block takes several units, one after the other, and clusters never form.
+        struct Run {
+          int unit, processors;
+        };
+        constexpr Run kRuns[] = {{0, 0}, {0, 1}, {1, 0}, {1, 1}, {3, 64}};
+        for (const auto& [unit, processors] : std::span(kRuns, emulated() ? 5 : 2)) {
           const std::string where = std::string(tnd::dtype_name(type)) + " k " + std::to_string(k) + " n " +
                                     std::to_string(n) + " rows " + std::to_string(rows) + " unit " +
                                     std::to_string(unit) + " processors " + std::to_string(processors);
@@ -540,10 +644,10 @@ TEST(a_product_of_gate_and_up_writes_the_next_inputs) {
       ActsView wanted_acts, got_acts;
       for (const auto& [acts, memory] : {std::pair{&wanted_acts, &wanted_memory}, {&got_acts, &got_memory}}) {
         tnd::gpu::acts_init(acts, memory->get(), nn, most, tnd::gpu::kFormHalf);
-        acts->halves = HalfInputs::kPairs;
+        acts->paired = 1;
       }
       for (int rows : shape.rows) {
-        const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type), HalfInputs::kPairs);
+        const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type), Prompt::kNone, true);
         for (int processors : {0, 1}) {
           MatmulGroup group = group_of(in.acts, rows, 0);
           if (processors > 0) group.processors = processors;
@@ -610,7 +714,7 @@ TEST(products_read_rows_before_their_norm) {
         norm.dim = static_cast<int>(k);
         norm.forms = tnd::gpu::kFormHalf;
         tnd::gpu::acts_init(&norm.acts, acts_memory.get(), static_cast<int64_t>(k), rows, tnd::gpu::kFormHalf);
-        norm.acts.halves = HalfInputs::kPairs;
+        norm.acts.paired = 1;
         std::vector<float> want(count), got(count);
         for (int processors : {0, 1}) {
           MatmulGroup group = group_of(norm.acts, rows, 0);
@@ -640,69 +744,75 @@ TEST(products_read_rows_before_their_norm) {
 
 TEST(a_row_of_a_prompt_does_not_depend_on_its_place_or_neighbours) {
   // Rows of 65 again among 513, at other places, for all tiles of the launcher; infinities and NaN beside them.
-  if (!tnd::gpu::has_matmul_pairs(device().info)) return;
-  Rng rng(17);
-  const uint64_t k = 200, n = 290;
-  for (DType type : {DType::kBF16, DType::kF16}) {
-    const Weight w(type, k, n, Scales::kOrdinary, rng);
-    const auto few = random_input(k, 65, rng);
-    const auto alone = product(w, Inputs(few, k, 65, tnd::gpu::act_form(type), HalfInputs::kPrompt), 65, 0);
-    constexpr int kMany = 513, kStep = 7;
-    auto many = random_input(k, kMany, rng);
-    for (uint64_t i = 0; i < many.size(); i += 89) {
-      many[i] = i % 2 == 0 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
-    }
-    for (int r = 0; r < 65; ++r) {
-      std::copy_n(few.begin() + static_cast<int64_t>(k) * r, k,
-                  many.begin() + static_cast<int64_t>(k) * (r * kStep + 3));
-    }
-    const Inputs in(many, k, kMany, tnd::gpu::act_form(type), HalfInputs::kPrompt);
-    for (int processors : {1, 12, 4096}) {  // large, middle, small
-      const auto y = product(w, in, kMany, 0, processors);
-      for (uint64_t r = 0; r < 65; ++r) {
-        CHECK_MSG(same_bits(&y[(r * kStep + 3) * n], &alone[r * n], n),
-                  std::string(tnd::dtype_name(type)) + " row " + std::to_string(r));
+  for (const Prompt kind : prompt_kinds()) {
+    Rng rng(17);
+    const uint64_t n = 290;
+    for (DType type : {DType::kBF16, DType::kF16, DType::kQ4_K, DType::kQ6_K, DType::kQ8_0}) {
+      if (kind == Prompt::kPairs && !tnd::gpu::is_float_type(type)) continue;
+      const uint64_t k = tnd::gpu::is_float_type(type) ? 200 : 256;
+      const Weight w(type, k, n, Scales::kOrdinary, rng);
+      const auto few = random_input(k, 65, rng);
+      const auto alone = product(w, Inputs(few, k, 65, tnd::gpu::act_form(type), kind), 65, 0);
+      constexpr int kMany = 513, kStep = 7;
+      auto many = random_input(k, kMany, rng);
+      for (uint64_t i = 0; i < many.size(); i += 89) {
+        many[i] = i % 2 == 0 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
+      }
+      for (int r = 0; r < 65; ++r) {
+        std::copy_n(few.begin() + static_cast<int64_t>(k) * r, k,
+                    many.begin() + static_cast<int64_t>(k) * (r * kStep + 3));
+      }
+      const Inputs in(many, k, kMany, tnd::gpu::act_form(type), kind);
+      for (int processors :
+           {1, 4, 12, 4096}) {  // for pairs large, middle, small tiles; for panels rounds of two widths
+        const auto y = product(w, in, kMany, 0, processors);
+        for (uint64_t r = 0; r < 65; ++r) {
+          CHECK_MSG(same_bits(&y[(r * kStep + 3) * n], &alone[r * n], n),
+                    std::string(tnd::dtype_name(type)) + " row " + std::to_string(r));
+        }
       }
     }
   }
 }
 
 TEST(products_of_a_prompt_share_inputs_of_all_forms) {
-  // BF16, F16, F32 and Q8_0 weights of one input; residuals, one in place. F32 and Q8_0 keep their bits.
-  if (!tnd::gpu::has_matmul_pairs(device().info)) return;
-  Rng rng(18);
-  const uint64_t k = 96;
-  const int rows = 70;
-  const DType types[] = {DType::kF32, DType::kBF16, DType::kQ8_0, DType::kF16, DType::kBF16};
-  const uint64_t outputs[] = {20, 70, 33, 64, 3};
-  const auto x = random_input(k, rows, rng);
-  const Inputs in(x, k, rows, tnd::gpu::kFormQ32 | tnd::gpu::kFormF32 | tnd::gpu::kFormHalf, HalfInputs::kPrompt);
-  MatmulGroup group = group_of(in.acts, rows, 0);
-  std::vector<Weight> weights;
-  std::vector<Memory> ys;
-  std::vector<std::vector<float>> want;
-  for (size_t i = 0; i < 5; ++i) {
-    const uint64_t n = outputs[i];
-    weights.emplace_back(types[i], k, n, Scales::kOrdinary, rng);
-    const Weight& w = weights.back();
-    const auto plain =
-        types[i] == DType::kF32 || types[i] == DType::kQ8_0 ? wanted(w.packed, x, rows) : product(w, in, rows, 0);
-    std::vector<float> residual(n * rows);
-    for (float& v : residual) v = rng.normal();
-    ys.emplace_back(residual.size() * sizeof(float));
-    device().up(ys.back().get(), residual.data(), residual.size() * sizeof(float));
-    const bool adds = i % 2 == 1;
-    want.emplace_back(plain);
-    for (size_t at = 0; adds && at < plain.size(); ++at) want.back()[at] = residual[at] + plain[at];
-    float* const y = ys.back().get<float>();
-    group.products[i] = {.w = w.w, .y = y, .residual = adds ? y : nullptr, .y_stride = static_cast<int64_t>(n)};
-  }
-  group.count = 5;
-  tnd::gpu::launch_matmul(device().stream, group);
-  for (size_t i = 0; i < 5; ++i) {
-    std::vector<float> got(want[i].size());
-    device().down(got.data(), ys[i].get(), got.size() * sizeof(float));
-    CHECK_MSG(same_bits(got.data(), want[i].data(), got.size()), tnd::dtype_name(types[i]));
+  // BF16, F16, F32 and Q8_0 weights of one input; residuals, one in place. F32 keeps its bits, Q8_0 too but for panels.
+  for (const Prompt kind : prompt_kinds()) {
+    Rng rng(18);
+    const uint64_t k = 96;
+    const int rows = 70;
+    const DType types[] = {DType::kF32, DType::kBF16, DType::kQ8_0, DType::kF16, DType::kBF16};
+    const uint64_t outputs[] = {20, 70, 33, 64, 3};
+    const auto x = random_input(k, rows, rng);
+    const Inputs in(x, k, rows, tnd::gpu::kFormQ32 | tnd::gpu::kFormF32 | tnd::gpu::kFormHalf, kind);
+    MatmulGroup group = group_of(in.acts, rows, 0);
+    std::vector<Weight> weights;
+    std::vector<Memory> ys;
+    std::vector<std::vector<float>> want;
+    for (size_t i = 0; i < 5; ++i) {
+      const uint64_t n = outputs[i];
+      weights.emplace_back(types[i], k, n, Scales::kOrdinary, rng);
+      const Weight& w = weights.back();
+      const auto plain = types[i] == DType::kF32 || (types[i] == DType::kQ8_0 && kind == Prompt::kPairs)
+                             ? wanted(w.packed, x, rows)
+                             : product(w, in, rows, 0);
+      std::vector<float> residual(n * rows);
+      for (float& v : residual) v = rng.normal();
+      ys.emplace_back(residual.size() * sizeof(float));
+      device().up(ys.back().get(), residual.data(), residual.size() * sizeof(float));
+      const bool adds = i % 2 == 1;
+      want.emplace_back(plain);
+      for (size_t at = 0; adds && at < plain.size(); ++at) want.back()[at] = residual[at] + plain[at];
+      float* const y = ys.back().get<float>();
+      group.products[i] = {.w = w.w, .y = y, .residual = adds ? y : nullptr, .y_stride = static_cast<int64_t>(n)};
+    }
+    group.count = 5;
+    tnd::gpu::launch_matmul(device().stream, group);
+    for (size_t i = 0; i < 5; ++i) {
+      std::vector<float> got(want[i].size());
+      device().down(got.data(), ys[i].get(), got.size() * sizeof(float));
+      CHECK_MSG(same_bits(got.data(), want[i].data(), got.size()), tnd::dtype_name(types[i]));
+    }
   }
 }
 
@@ -790,15 +900,60 @@ TEST(products_of_a_group_share_a_launch) {
   }
 }
 
+TEST(clusters_give_the_same_bits) {
+  // Runs of units that end within a weight, warps with several units, with one and with none, lanes of unequal length.
+  Rng rng(17);
+  struct Shape {
+    uint64_t k;
+    std::vector<std::pair<DType, uint64_t>> weights;
+  };
+  const Shape shapes[] = {{1280, {{DType::kQ5_K, 700}, {DType::kQ8_0, 24}, {DType::kQ4_K, 150}}},
+                          {1024, {{DType::kQ6_K, 40}}},
+                          {1312, {{DType::kQ8_0, 90}}},
+                          {4352, {{DType::kQ4_K, 16}, {DType::kQ6_K, 70}}}};
+  for (const Shape& shape : shapes) {
+    const int most = 32;
+    const auto x = random_input(shape.k, most, rng);
+    const bool whole = shape.k % 256 == 0;
+    const Inputs in(x, static_cast<int64_t>(shape.k), most, tnd::gpu::kFormQ32 | (whole ? tnd::gpu::kFormQ256 : 0u));
+    for (int rows : {9, 16, 17, 24, 32}) {
+      MatmulGroup group = group_of(in.acts, rows, emulated() ? 3 : 0);
+      std::vector<Weight> weights;
+      std::vector<Memory> ys;
+      std::vector<std::vector<float>> want;
+      for (const auto& [type, n] : shape.weights) {
+        weights.emplace_back(type, shape.k, n, Scales::kOrdinary, rng);
+        want.push_back(wanted(weights.back().packed, x, rows));
+        ys.emplace_back(want.back().size() * sizeof(float));
+        std::vector<float> residual(want.back().size());
+        for (float& v : residual) v = rng.normal();
+        device().up(ys.back().get(), residual.data(), residual.size() * sizeof(float));
+        const bool adds = group.count == 0;
+        for (size_t i = 0; adds && i < residual.size(); ++i) want.back()[i] = residual[i] + want.back()[i];
+        float* const y = ys.back().get<float>();
+        group.products[group.count++] = {
+            .w = weights.back().w, .y = y, .residual = adds ? y : nullptr, .y_stride = static_cast<int64_t>(n)};
+      }
+      tnd::gpu::launch_matmul(device().stream, group);
+      for (size_t i = 0; i < want.size(); ++i) {
+        std::vector<float> got(want[i].size());
+        device().down(got.data(), ys[i].get(), got.size() * sizeof(float));
+        CHECK_MSG(same_bits(got.data(), want[i].data(), got.size()),
+                  std::string(tnd::dtype_name(shape.weights[i].first)) + " k " + std::to_string(shape.k) + " rows " +
+                      std::to_string(rows));
+      }
+    }
+  }
+}
+
 TEST(a_row_does_not_depend_on_its_place_or_neighbours) {
   Rng rng(8);
   const uint64_t k = 512, n = 48;
-  const auto check = [&](DType type, HalfInputs halves) {
+  const auto check = [&](DType type, bool paired) {
     const Weight w(type, k, n, Scales::kOrdinary, rng);
     const auto one = random_input(k, 1, rng);
-    const auto alone = halves == HalfInputs::kFloats
-                           ? wanted(w.packed, one, 1)
-                           : product(w, Inputs(one, k, 1, tnd::gpu::act_form(type), halves), 1, 0);
+    const auto alone = paired ? product(w, Inputs(one, k, 1, tnd::gpu::act_form(type), Prompt::kNone, true), 1, 0)
+                              : wanted(w.packed, one, 1);
     for (int rows : {2, 9, 33, 100}) {
       auto x = random_input(k, rows, rng);
       const uint64_t at = rng.below(static_cast<uint64_t>(rows));
@@ -806,17 +961,17 @@ TEST(a_row_does_not_depend_on_its_place_or_neighbours) {
         x[i] = i % 2 == 0 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
       }
       std::copy(one.begin(), one.end(), x.begin() + static_cast<int64_t>(at * k));
-      const Inputs in(x, k, rows, tnd::gpu::act_form(type), halves);
+      const Inputs in(x, k, rows, tnd::gpu::act_form(type), Prompt::kNone, paired);
       const auto y = product(w, in, rows, 0);
       CHECK_MSG(same_bits(&y[at * n], alone.data(), n), tnd::dtype_name(type));
     }
   };
   for (DType type : {DType::kQ4_K, DType::kQ6_K, DType::kQ8_0, DType::kQ5_1, DType::kBF16}) {
-    check(type, HalfInputs::kFloats);
+    check(type, false);
   }
   if (!tnd::gpu::has_matmul_pairs(device().info)) return;
-  check(DType::kBF16, HalfInputs::kPairs);
-  check(DType::kF16, HalfInputs::kPairs);
+  check(DType::kBF16, true);
+  check(DType::kF16, true);
 }
 
 TEST(embedding_equals_the_decoder) {

@@ -18,7 +18,9 @@ using namespace tnd::gpu_test;
 
 namespace {
 
-constexpr int kWide = 227 << 10, kNarrow = 99 << 10, kSmall = 86 << 10;  // shared memory: 96, 32, 16 queries a block
+// Shared memory: 96, 32, 16 queries a block; up to 64 rows of dim 256 take the form of attention_wide.cuh with the
+// first.
+constexpr int kWide = 227 << 10, kNarrow = 99 << 10, kSmall = 86 << 10;
 
 struct Shape {
   int dim, kv_heads, q_heads;
@@ -235,7 +237,7 @@ TEST(deep_trees_equal_their_committed_paths) {
 // Rows of a prompt in chunks of any size (more than 64 rows: segments one after the other) equal single rows.
 TEST(chunks_equal_single_rows) {
   Rng rng(4);
-  for (const Shape& s : {Shape{64, 1, 4}, Shape{128, 1, 2}}) {
+  for (const Shape& s : {Shape{64, 1, 4}, Shape{128, 1, 2}, Shape{256, 1, 6}}) {
     const int64_t width = int64_t{s.q_heads} * s.dim;
     for (const int start : {0, s.dim == 64 ? 1990 : 250}) {
       const int n = 80;
@@ -306,7 +308,7 @@ void check_blocks(const Shape& s, KvType k_type, KvType v_type, const PlanBuilde
 TEST(blocks_have_the_bits_of_halves) {
   Rng rng(6);
   constexpr KvType kF16 = KvType::kF16, kQ8 = KvType::kQ8_0, kQ4 = KvType::kQ4_0;
-  PlanBuilder tree, plain, chunk, windows;
+  PlanBuilder tree, plain, chunk, few, windows;
   tree.tree(150, random_tree(&rng, 19));
   check_blocks<MmaUnit>({256, 1, 6}, kQ8, kQ8, tree, 169, &rng);
   check_blocks<MmaUnit>({128, 2, 4}, kQ4, kQ4, tree, 169, &rng);
@@ -316,6 +318,8 @@ TEST(blocks_have_the_bits_of_halves) {
   chunk.append(60, 70);
   check_blocks<MmaUnit>({64, 1, 4}, kF16, kQ4, chunk, 130, &rng);
   check_blocks<MmaUnit>({64, 1, 2}, kQ8, kQ4, chunk, 130, &rng);
+  few.append(140, 20);
+  check_blocks<MmaUnit>({256, 1, 6}, kQ8, kQ4, few, 160, &rng);
   windows.block(200, 16, 130);
   windows.block(90, 8, 20);
   check_blocks<MmaUnit>({128, 1, 4}, kQ4, kF16, windows, 216, &rng);

@@ -243,7 +243,7 @@ TEST(heads_agree_long_lists) {
   compare_heads(4101, 4, 1024, 3);
 }
 TEST(heads_agree_many_blocks) {
-  compare_heads(20000, 1, 64, 4);
+  compare_heads(20000, 3, 64, 4);
 }
 
 // Nothing but -inf: the choice is token 0 when nothing was asked for but the largest logit, else -1.

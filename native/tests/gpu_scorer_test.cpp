@@ -153,7 +153,9 @@ TEST(bits_of_the_cpu) {
   }
 }
 
-// Heads of 64 and 128 use matrix units of halves: the rounding of a half in a score, nothing in a chunk's size.
+// Heads of 64 and 128 use matrix units of halves: the rounding of a half in a score, nothing in a chunk's size. The CPU
+// multiplies quantised weights with inputs of eight bits, a prompt on a GPU may do better: that is most of what they
+// differ by.
 TEST(close_to_the_cpu_with_matrix_units) {
   for (const auto& [dim, mix] : {std::pair(64, Mix::kQ8_0), {128, Mix::kBF16}}) {
     const auto file = small_model(dim, mix);
@@ -162,8 +164,7 @@ TEST(close_to_the_cpu_with_matrix_units) {
     Scorer want(file->path(), cpu_backend(), 64);
     for (const bool rotated : {false, true}) {
       std::vector<float> first;
-      for (const int chunk : {96, 160}) {  // a last chunk of 54 rows is no prompt to products with BF16
-        if (mix == Mix::kBF16 && chunk == 96) continue;
+      for (const int chunk : {75, 160}) {  // a last chunk of 64 rows or fewer would be no prompt to products
         Scorer s(file->path(), gpu_backend(), chunk);
         const auto got = s.score(ids, kQueries[0], rotated);
         if (first.empty()) first = got;
@@ -173,7 +174,7 @@ TEST(close_to_the_cpu_with_matrix_units) {
       const double off = difference(first, plain);
       std::fprintf(stderr, "heads of %d%s: largest difference %.2e of the largest score\n", dim,
                    rotated ? ", rotated" : "", off);
-      CHECK_MSG(off < 0.004, std::to_string(off));
+      CHECK_MSG(off < (mix == Mix::kQ8_0 ? 0.02 : 0.004), std::to_string(off));
       CHECK(rank_correlation(ranks(first, 16), ranks(plain, 16)) > 0.999);
     }
   }

@@ -128,6 +128,7 @@ type StepResult struct {
 	Features    []byte    // [rows that want them, width] in the step's encoding, little-endian
 	HiddenOut   []float32 // [rows, hidden] when the shard does not end at the last layer
 	EngineNanos int64     // time inside the native engine
+	BatchRows   int       // rows that ran together with those of the step, these included; 0 = these alone
 }
 
 // Sampler is tnd_sampler. The zero value is not neutral: start from DefaultSampler.

@@ -10,6 +10,7 @@ import (
 
 	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/shmstream"
 	"github.com/tandem-inference/tandem/services/tensorwire"
 )
 
@@ -41,12 +42,14 @@ func NewServer(opener Opener) *Server {
 
 // ServerOptions are the gRPC options that a Server needs. onPanic may be nil.
 func ServerOptions(onPanic rpcerr.PanicHandler) []grpc.ServerOption {
-	return append(tensorwire.ServerOptions(), rpcerr.ServerOptions(onPanic)...)
+	options := append(tensorwire.ServerOptions(), rpcerr.ServerOptions(onPanic)...)
+	return append(options, grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(enginev1.EngineService_Run_FullMethodName)))
 }
 
 // DialOptions are the gRPC options of its clients, without credentials.
 func DialOptions() []grpc.DialOption {
-	return append(tensorwire.DialOptions(), rpcerr.DialOptions()...)
+	options := append(tensorwire.DialOptions(), rpcerr.DialOptions()...)
+	return append(options, grpc.WithChainStreamInterceptor(shmstream.ClientInterceptor(enginev1.EngineService_Run_FullMethodName)))
 }
 
 // Shutdown closes the engine when one is open.

@@ -14,6 +14,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/shmstream"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tensorwire"
 	"go.uber.org/zap"
@@ -59,19 +60,38 @@ type Config struct {
 func ServerOptions(log *zap.Logger) []grpc.ServerOption {
 	// Stop waits for handlers: they free sequences, for which the engine must still be there.
 	options := append(tensorwire.ServerOptions(), grpc.WaitForHandlers(true))
-	return append(options, rpcerr.ServerOptions(func(method string, value any, stack []byte) {
+	options = append(options, rpcerr.ServerOptions(func(method string, value any, stack []byte) {
 		log.Error("panic", zap.String(telemetry.KeyEndpoint, method), zap.Any(telemetry.KeyErr, value), zap.ByteString(telemetry.KeyStack, stack))
 	})...)
+	// Behind the others: it sees messages that they do not.
+	return append(options, grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(tandemv1.DraftService_Speculate_FullMethodName)))
 }
 
 // reconnect keeps the pauses of a lost peer short: a draft that is back is to be used within a second.
 var reconnect = backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond}
 
+// Transports of the stream between target and draft: TransportAuto takes shared memory where both are on one host.
+const (
+	TransportAuto = "auto"
+	TransportGRPC = "grpc"
+)
+
+// Dialer returns a function that connects to drafts, whose streams travel as transport says.
+func Dialer(transport string) func(address string) (*grpc.ClientConn, error) {
+	if transport == TransportGRPC {
+		return func(address string) (*grpc.ClientConn, error) { return Dial(address) }
+	}
+	return func(address string) (*grpc.ClientConn, error) {
+		return Dial(address, grpc.WithChainStreamInterceptor(shmstream.ClientInterceptor(tandemv1.DraftService_Speculate_FullMethodName)))
+	}
+}
+
 // Dial connects to another worker.
-func Dial(address string) (*grpc.ClientConn, error) {
+func Dial(address string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	options := append(tensorwire.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: 2 * time.Second}))
-	return grpc.NewClient(DialTarget(address), append(options, rpcerr.DialOptions()...)...)
+	options = append(options, rpcerr.DialOptions()...)
+	return grpc.NewClient(DialTarget(address), append(options, more...)...)
 }
 
 // Run serves w until the process is told to end. It returns nil after an orderly end.

@@ -36,6 +36,10 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+// device is where shared clusters run all their roles; TANDEM_TEST_DEVICE=cuda:0 puts them on a card. The library of the
+// device is then in bin/ too.
+var device = os.Getenv("TANDEM_TEST_DEVICE")
+
 // needPrograms skips a test when bin/ is not built.
 func needPrograms(t *testing.T) {
 	t.Helper()
@@ -71,6 +75,9 @@ func start(t *testing.T, args ...string) *cluster.Cluster {
 func demo(t *testing.T, args ...string) (*cluster.Cluster, *client.Client) {
 	t.Helper()
 	needPrograms(t)
+	if device != "" {
+		args = append([]string{"--device", device}, args...)
+	}
 	key := strings.Join(args, " ")
 	sharedMu.Lock()
 	defer sharedMu.Unlock()

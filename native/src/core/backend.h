@@ -274,8 +274,8 @@ class Backend {
 
   // ---- a step
   // begin_step says what the operations up to its next call are of: of a prompt when every sequence commits all its
-  // rows, more than kPromptRows of them. Products of a prompt may then add in an order of their own where the weights
-  // are 16-bit floats (NUMERICS.md); without a call nothing is a prompt's.
+  // rows, more than kPromptRows of them. Products of a prompt may then have a precision and an order of sums of their
+  // own (NUMERICS.md); without a call nothing is a prompt's.
   virtual void begin_step([[maybe_unused]] bool prompt) {}
   // embed: x[r] = row tokens[r] of the table.
   virtual void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) = 0;

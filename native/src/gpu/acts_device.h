@@ -52,8 +52,7 @@ TND_DEVICE PairWords pair_words(float x0, float x1) {
 }
 
 // acts_store writes super-block s of a row in all of `forms`. Called by a whole warp: lane i has elements 256 s + 8 i
-// ..
-// + 7 in x, zeros where the row has ended.
+// to 256 s + 8 i + 7 in x, zeros where the row has ended. Not for rows that need_row_scale.
 TND_DEVICE void acts_store(const ActsView& acts, uint32_t forms, int row, int s, const float (&x)[8]) {
   const int lane = static_cast<int>(lane_id());
   float max = 0.0f;
@@ -96,19 +95,108 @@ TND_DEVICE void acts_store(const ActsView& acts, uint32_t forms, int row, int s,
     if (lane % 2 == 0) acts.sum16[at * 16 + sum_position(lane / 2)] = float_to_half(static_cast<float>(sum));
     if (lane == 0) acts.scale256[at] = g.a;
   }
-  const bool pairs = (forms & kFormHalf) != 0 && acts.halves != HalfInputs::kFloats;
+  const bool pairs = (forms & kFormHalf) != 0 && (acts.prompt != Prompt::kNone || acts.paired != 0);
   if ((forms & kFormF32) != 0 || ((forms & kFormHalf) != 0 && !pairs)) {
     float4* to = reinterpret_cast<float4*>(acts.f32 + row * acts.f32_stride + int64_t{s} * kSuper + 8 * lane);
     to[0] = make_float4(x[0], x[1], x[2], x[3]);
     to[1] = make_float4(x[4], x[5], x[6], x[7]);
   }
   if (pairs) {
-    uint4* to = reinterpret_cast<uint4*>(acts.pairs) + ((int64_t{s} * 32 + lane) * stride + row) * 2;
     const PairWords a = pair_words(x[0], x[1]), b = pair_words(x[2], x[3]);
     const PairWords c = pair_words(x[4], x[5]), d = pair_words(x[6], x[7]);
-    to[pair_part(row, 0)] = make_uint4(a.hi, b.hi, c.hi, d.hi);
-    to[pair_part(row, 1)] = make_uint4(a.lo, b.lo, c.lo, d.lo);
+    const uint4 hi = make_uint4(a.hi, b.hi, c.hi, d.hi), lo = make_uint4(a.lo, b.lo, c.lo, d.lo);
+    uint8_t* to = reinterpret_cast<uint8_t*>(acts.pairs);
+    if (acts.prompt == Prompt::kPanels) {
+      to += (int64_t{s} * 4 + lane / 8) * 2 * stride * 128 + panel_part(row, lane % 8);
+      *reinterpret_cast<uint4*>(to) = hi;
+      *reinterpret_cast<uint4*>(to + stride * 128) = lo;
+    } else {
+      to += ((int64_t{s} * 32 + lane) * stride + row) * 32;
+      *reinterpret_cast<uint4*>(to + pair_part(row, 0) * 16) = hi;
+      *reinterpret_cast<uint4*>(to + pair_part(row, 1) * 16) = lo;
+    }
   }
+}
+
+// ---- rows with a scale of their own (panels of halves)
+
+inline constexpr uint32_t kScaledForms = kFormQ256 | kFormQ32;
+
+// needs_row_scale says whether these forms are written by store_scaled_row, which sees a whole row.
+constexpr bool needs_row_scale(const ActsView& acts, uint32_t forms) {
+  return acts.prompt == Prompt::kPanels && (forms & kScaledForms) != 0;
+}
+
+// power_of_two is 2^n for the n of normal floats.
+TND_DEVICE float power_of_two(int n) {
+  return __uint_as_float(static_cast<uint32_t>(n + 127) << 23);
+}
+
+// row_scale_exponent returns the power of two that a row with this largest magnitude is multiplied by: it brings it to
+// [2^14, 2^15), which costs no precision, and values down to 2^-28 of the largest keep all bits of a half.
+TND_DEVICE int row_scale_exponent(float max) {
+  const int up = 14 + 127 - static_cast<int>(__float_as_uint(max) >> 23);
+  return up < 100 ? up : 100;
+}
+
+// store_scaled writes super-block s of a row whose scale is known, as acts_store does.
+TND_DEVICE void store_scaled(const ActsView& acts, uint32_t forms, int row, int s, const float (&v)[8], float scale) {
+  const int lane = static_cast<int>(lane_id());
+  uint8_t* to = reinterpret_cast<uint8_t*>(acts.panels) + (int64_t{s} * 4 + lane / 8) * acts.row_stride * 128;
+  const int part = lane % 8 / 2 * 2, at = lane % 2 * 8;
+  *reinterpret_cast<uint2*>(to + panel_part(row, part) + at) =
+      make_uint2(pack_halves(v[0] * scale, v[2] * scale), pack_halves(v[4] * scale, v[6] * scale));
+  *reinterpret_cast<uint2*>(to + panel_part(row, part + 1) + at) =
+      make_uint2(pack_halves(v[1] * scale, v[3] * scale), pack_halves(v[5] * scale, v[7] * scale));
+  if ((forms & ~kScaledForms) != 0) acts_store(acts, forms & ~kScaledForms, row, s, v);
+}
+
+// store_scaled_row writes a row in all of `forms` when it needs_row_scale. Called by a block of one dimension and whole
+// warps; eight(s, v) gives a warp its lanes' elements of super-block s as acts_store wants them, the same each time.
+// A warp keeps HELD super-blocks in registers; more are computed twice.
+template <int HELD, class EIGHT>
+TND_DEVICE void store_scaled_row(const ActsView& acts, uint32_t forms, int row, int supers, EIGHT&& eight) {
+  TND_SHARED(float, maxima, [32]);
+  const int warp = static_cast<int>(warp_id()), warps = static_cast<int>(blockDim.x) / TND_WARP;
+  const int lane = static_cast<int>(lane_id());
+  float held[HELD][8];
+  float max = 0.0f;
+  const auto include = [&](const float(&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) max = larger_magnitude(max, v[i]);
+  };
+#pragma unroll
+  for (int h = 0; h < HELD; ++h) {
+    const int s = warp + h * warps;
+    if (s >= supers) continue;
+    eight(s, held[h]);
+    include(held[h]);
+  }
+  for (int s = warp + HELD * warps; s < supers; s += warps) {
+    float v[8];
+    eight(s, v);
+    include(v);
+  }
+  max = warp_max(max);
+  if (lane == 0) maxima[warp] = max;
+  __syncthreads();
+  const int up = row_scale_exponent(warp_max(lane < warps ? maxima[lane] : 0.0f));
+  const float scale = power_of_two(up);
+  if (threadIdx.x == 0) acts.row_unscale[row] = power_of_two(-up);
+#pragma unroll
+  for (int h = 0; h < HELD; ++h) {
+    const int s = warp + h * warps;
+    if (s < supers) store_scaled(acts, forms, row, s, held[h], scale);
+  }
+  for (int s = warp + HELD * warps; s < supers; s += warps) {
+    float v[8];
+    eight(s, v);
+    store_scaled(acts, forms, row, s, v, scale);
+  }
+}
+// scaled_row_threads is the block for a row of k elements.
+inline unsigned scaled_row_threads(int64_t k) {
+  return static_cast<unsigned>(super_blocks(k) < 32 ? super_blocks(k) : 32) * TND_WARP;
 }
 
 }  // namespace tnd::gpu

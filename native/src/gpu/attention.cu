@@ -8,63 +8,86 @@
 namespace tnd::gpu {
 namespace {
 
+// What a slot does to the sums of those before it: o = o * keep + value * add, l = l * keep + l_add.
+struct Fold {
+  float keep, add, l_add;
+};
+
 // Folds the slots of a row and head in order, divides, applies the gate, prepares the output for the next product. A
-// block is 256 elements of a row's output, a thread one of them.
+// block is 256 elements of a row's output, a thread one of them; a warp a head finds the factors, which are the same
+// for all elements: running maxima are exact in any order, so a lane a slot does. MOST: slots of a row at most.
+template <int MOST>
 __global__ void __launch_bounds__(kSuper) attention_merge_kernel(FlashArgs f) {
   TND_SHARED(float, outputs, [kSuper]);
+  constexpr int kHeads = kSuper / 64;  // of the shortest
+  TND_SHARED(Fold, folds, [kHeads][MOST]);
   let_next_start();
-  wait_for_previous();
   const AttentionArgs& a = f.a;
   const int64_t row = blockIdx.y, width = int64_t{a.q_heads} * a.kv.dim;
-  const int64_t at = int64_t{blockIdx.x} * kSuper + threadIdx.x;
+  const int tid = static_cast<int>(threadIdx.x), lane = static_cast<int>(lane_id()), warp = static_cast<int>(warp_id());
+  const int64_t at = int64_t{blockIdx.x} * kSuper + tid;
+  const int first_head = static_cast<int>(int64_t{blockIdx.x} * kSuper / a.kv.dim), heads = kSuper / a.kv.dim;
+  // Slots that hold something: neighbours before the tail, then the tail.
+  const AttentionRow plan = a.row_plans[row];
+  const int32_t end = row_end(plan), bulk_end = tail_begin(end), size = segment_size(end);
+  const KeyRange last = key_range(plan, -1, f.bulk_parts);
+  const int from = f.bulk_parts == 1 ? 0 : plan.first / size;
+  const int to = plan.first >= bulk_end ? from : f.bulk_parts == 1 ? 1 : (bulk_end + size - 1) / size;
+  const int n = to - from + (last.begin < last.end ? 1 : 0);
+  const auto cell = [&](int64_t head, int i) {
+    return (row * a.q_heads + head) * f.slots + (from + i < to ? from + i : f.slots - 1);
+  };
+  wait_for_previous();
+
+  const int64_t head = at / a.kv.dim, d = at % a.kv.dim;
+  float values[MOST], gate = 0.0f;
+  if (at < width) {
+#pragma unroll
+    for (int i = 0; i < MOST; ++i) {
+      if (i < n) values[i] = f.o[cell(head, i) * a.kv.dim + d];
+    }
+    if (a.gate != nullptr) gate = a.gate[row * a.gate_row + head * a.gate_head + d];
+  }
+  if (warp < heads && first_head + warp < a.q_heads) {
+    float top = -__builtin_inff();  // of the slots before
+    for (int i = 0; i < n; i += TND_WARP) {
+      const bool live = i + lane < n;
+      const float2 stats = live ? f.ml[cell(first_head + warp, i + lane)] : make_float2(-__builtin_inff(), 0.0f);
+      float now = lane == 0 && top > stats.x ? top : stats.x;
+#pragma unroll
+      for (int step = 1; step < TND_WARP; step *= 2) {
+        const float before = shfl_up(now, step);
+        if (lane >= step && before > now) now = before;
+      }
+      const float up = shfl_up(now, 1), before = lane == 0 ? top : up;
+      const float add = exp_f32(stats.x - now);
+      if (live) folds[warp][i + lane] = Fold{exp_f32(before - now), add, i + lane == 0 ? stats.y : stats.y * add};
+      top = shfl(now, TND_WARP - 1);
+    }
+  }
+  __syncthreads();
   float y = 0.0f;
   if (at < width) {
-    const int64_t head = at / a.kv.dim, d = at % a.kv.dim;
-    const AttentionRow plan = a.row_plans[row];
-    const int64_t base = (row * a.q_heads + head) * f.slots;
-    // Slots that hold something: neighbours before the tail, then the tail. Eight are read before the first is needed.
-    constexpr int kBatch = 8;
-    const int32_t end = row_end(plan), bulk_end = tail_begin(end), size = segment_size(end);
-    const KeyRange last = key_range(plan, -1, f.bulk_parts);
-    const int from = f.bulk_parts == 1 ? 0 : plan.first / size;
-    const int to = plan.first >= bulk_end ? from : f.bulk_parts == 1 ? 1 : (bulk_end + size - 1) / size;
-    const int n = to - from + (last.begin < last.end ? 1 : 0);
-    float m = 0.0f, l = -1.0f, o = 0.0f;
-    for (int i = 0; i < n; i += kBatch) {
-      float2 stats[kBatch];
-      float values[kBatch];
+    const Fold* fold = folds[head - first_head];
+    float l = 1.0f, o = 0.0f;
 #pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (i + j >= n) continue;
-        const int64_t cell = base + (from + i + j < to ? from + i + j : f.slots - 1);
-        stats[j] = f.ml[cell];
-        values[j] = f.o[cell * a.kv.dim + d];
-      }
-#pragma unroll
-      for (int j = 0; j < kBatch; ++j) {
-        if (i + j >= n) continue;
-        if (l < 0.0f) {
-          m = stats[j].x, l = stats[j].y, o = values[j];
-          continue;
-        }
-        const float top = m > stats[j].x ? m : stats[j].x;
-        const float keep = exp_f32(m - top), add = exp_f32(stats[j].x - top);
-        m = top;
-        l = fmaf(l, keep, stats[j].y * add);
-        o = fmaf(o, keep, values[j] * add);
-      }
+    for (int i = 0; i < MOST; ++i) {
+      if (i >= n) continue;
+      const Fold x = fold[i];
+      l = i == 0 ? x.l_add : fmaf(l, x.keep, x.l_add);
+      o = i == 0 ? values[i] : fmaf(o, x.keep, values[i] * x.add);
     }
-    y = l < 0.0f ? 0.0f : o / l;
-    if (a.gate != nullptr) y *= sigmoid_f32(a.gate[row * a.gate_row + head * a.gate_head + d]);
+    y = o / l;
+    if (a.gate != nullptr) y *= sigmoid_f32(gate);
     if (a.forms == 0) a.out[row * width + at] = y;
   }
   if (a.forms == 0) return;
-  outputs[threadIdx.x] = y;
+  outputs[tid] = y;
   __syncthreads();
-  if (warp_id() != 0) return;
+  if (warp != 0) return;
   float v[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = outputs[lane_id() * 8 + i];
+  for (int i = 0; i < 8; ++i) v[i] = outputs[lane * 8 + i];
   acts_store(a.acts, a.forms, static_cast<int>(row), static_cast<int>(blockIdx.x), v);
 }
 
@@ -87,14 +110,17 @@ uint64_t attention_scratch_bytes(AttentionMode mode, const KvShape& kv, int q_he
 }
 
 void launch_attention(Stream& stream, const AttentionArgs& args) {
-  if (args.mode == AttentionMode::kExact) {
-    launch_attention_exact(stream, args);
-    if (args.forms == 0) return;
-    const int64_t width = int64_t{args.q_heads} * args.kv.dim;
-    launch_prepare(stream, {args.out, width, args.rows, static_cast<int32_t>(width), args.forms, args.acts});
-    return;
+  const bool exact = args.mode == AttentionMode::kExact, scaled = needs_row_scale(args.acts, args.forms);
+  AttentionArgs a = args;
+  if (scaled) a.forms = 0;
+  if (exact) {
+    launch_attention_exact(stream, a);
+  } else {
+    launch_attention_flash<FlashUnit>(stream, a);
   }
-  launch_attention_flash<FlashUnit>(stream, args);
+  if (args.forms == 0 || !(exact || scaled)) return;
+  const int64_t width = int64_t{args.q_heads} * args.kv.dim;
+  launch_prepare(stream, {args.out, width, args.rows, static_cast<int32_t>(width), args.forms, args.acts});
 }
 
 void launch_attention_merge(Stream& stream, const FlashArgs& f) {
@@ -104,7 +130,7 @@ void launch_attention_merge(Stream& stream, const FlashArgs& f) {
           .block = {kSuper},
           .overlap = true,
           .name = "attention_merge"},
-         attention_merge_kernel, f);
+         f.slots == 2 ? attention_merge_kernel<2> : attention_merge_kernel<kAttentionSegments>, f);
 }
 
 }  // namespace tnd::gpu

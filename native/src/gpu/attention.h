@@ -17,12 +17,15 @@
 //   a segment starts fresh: m = -inf, l = 0, o = 0; per tile with visible keys
 //     s = scale * (q . k) with q and k rounded to half;  m' = max(m, s); a = exp_f32(m - m'); p = exp_f32(s - m')
 //     l = fma(l, a, sum p) with sum p: eight lanes by key mod 8, each ascending, folded 4, 2, 1; o = o * a + half(p) .
-//     v
+//     v. A p below 2^-120 may be any other: its half is 0, and l, at least 1 within a segment, does not feel it
 //   segments merge ascending: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(L, a, l*b), O = fma(O, a, o*b)
 // A tree row has at most 64 keys at slots other than their position (deeper rows take tiles of their own): these lie
 // in the tail, so all rows of a tree share the tiles before it and each row walks its own tail in order of depth. At
 // most 32 segments at any length: work for every processor, and partial results that stay in the second-level cache.
 // Tiles in which a row sees nothing leave it as it was.
+//
+// Launches read plans, and keys and values before the tails of steps of few rows, before they wait for the launch
+// before (runtime_device.h): those were written by earlier submissions, or before the step's first launches.
 #pragma once
 
 #include <cstdint>
@@ -87,7 +90,7 @@ struct AttentionArgs {
   const float* q = nullptr;                 // [rows, q_heads * dim] normed and rotated
   const float* gate = nullptr;          // gate of row r, head h at gate + r * gate_row + h * gate_head; nullptr = none
   int64_t gate_row = 0, gate_head = 0;  // elements
-  // [rows, q_heads * dim], times sigmoid(gate); may be q. Scratch of kExact, unused of kFlash, when forms != 0.
+  // [rows, q_heads * dim], times sigmoid(gate); may be q. Scratch when forms != 0.
   float* out = nullptr;
   ActsView acts;  // output prepared as matmul input when forms != 0
   uint32_t forms = 0;

@@ -26,8 +26,9 @@ struct FlashArgs {
   AttentionArgs a;
   int slots = 0;        // of a row in the partial results
   int bulk_parts = 0;   // parts that the keys before a tail are cut into: segments, or 1
-  int bulk_blocks = 0;  // blocks of BM queries of a bulk tile, of a tail tile
-  int tail_blocks = 0;
+  int block_queries = 0;  // most of a block
+  bool spread = false;    // a tile's queries go to its blocks evenly, by sixteens
+  int bulk_blocks = 0, tail_blocks = 0;  // of a tile
   float* o = nullptr;    // [rows * q_heads, slots, dim]
   float2* ml = nullptr;  // [rows * q_heads, slots]: m, l
 };
@@ -66,6 +67,39 @@ TND_DEVICE KeyRange key_range(const AttentionRow& r, int part, int parts) {
   return k;
 }
 
+// FlashItem is the work of a block: queries [first_query, first_query + queries) of a tile of rows (rows x query heads
+// of a key/value head) over a part of their keys, to a slot of the partial results.
+struct FlashItem {
+  AttentionTile tile;
+  int kv_head, part, slot;
+  int first_query, queries;  // <= 0: nothing to do
+};
+// Tails come first, they take longest when contexts are short.
+TND_DEVICE FlashItem flash_item(const FlashArgs& f, int item) {
+  const AttentionArgs& a = f.a;
+  const int tail_items = a.n_tail * a.kv.heads * f.tail_blocks;
+  const bool is_tail = item < tail_items;
+  if (!is_tail) item -= tail_items;
+  const int blocks = is_tail ? f.tail_blocks : f.bulk_blocks;
+  const int block = item % blocks;
+  item /= blocks;
+  FlashItem it;
+  it.kv_head = item % a.kv.heads;
+  item /= a.kv.heads;
+  it.part = is_tail ? -1 : item % f.bulk_parts;
+  it.tile = is_tail ? a.tail[item] : a.bulk[item / f.bulk_parts];
+  const int all = it.tile.rows * (a.q_heads / a.kv.heads);
+  int most = f.block_queries;
+  if (f.spread) {
+    const int used = (all + most - 1) / most;
+    most = used > 0 ? ((all + used - 1) / used + 15) / 16 * 16 : most;
+  }
+  it.first_query = block * most;
+  it.queries = all - it.first_query < most ? all - it.first_query : most;
+  it.slot = is_tail ? f.slots - 1 : f.bulk_parts == 1 ? 0 : it.part;
+  return it;
+}
+
 template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
 struct FlashShape {
   static constexpr bool kUnpack = BLOCKS && !Unit::kOneBuffer;                   // copied tiles, unpacked later
@@ -102,35 +136,21 @@ constexpr unsigned flash_shared_bytes(const KvShape& kv) {
   return static_cast<unsigned>(bytes);
 }
 
+// flash_block works on an item with all threads of the block; `shared` is flash_shared_bytes() of shared memory. Plans
+// are older than the work before, which it waits for where it needs it.
 template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
-__global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(FlashArgs f) {
+TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* shared) {
   using S = FlashShape<Unit, DIM, WM, MT, STAGES, BLOCKS>;
   constexpr int kColumnTiles = DIM / 4 / 16;  // of a warp in p v
-  let_next_start();
-  wait_for_previous();
   const AttentionArgs& a = f.a;
   const int g = a.q_heads / a.kv.heads;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / TND_WARP;
   const int wm = warp / 4, wn = warp % 4;
-
-  // Which item: tails first, they take longest when contexts are short.
-  int item = static_cast<int>(blockIdx.x);
-  const int tail_items = a.n_tail * a.kv.heads * f.tail_blocks;
-  const bool is_tail = item < tail_items;
-  if (!is_tail) item -= tail_items;
-  const int blocks = is_tail ? f.tail_blocks : f.bulk_blocks;
-  const int block = item % blocks;
-  item /= blocks;
-  const int kv_head = item % a.kv.heads;
-  item /= a.kv.heads;
-  const int part = is_tail ? -1 : item % f.bulk_parts;
-  const AttentionTile tile = is_tail ? a.tail[item] : a.bulk[item / f.bulk_parts];
-  const int first_query = block * S::kQueries;
-  const int queries = tile.rows * g - first_query;  // of this block, may exceed kQueries
+  const AttentionTile tile = item.tile;
+  const int kv_head = item.kv_head, part = item.part, slot = item.slot;
+  const int first_query = item.first_query, queries = item.queries;
   if (queries <= 0) return;
-  const int slot = is_tail ? f.slots - 1 : f.bulk_parts == 1 ? 0 : part;
 
-  TND_DYNAMIC_SHARED(uint8_t, shared);
   uint16_t* sq = reinterpret_cast<uint16_t*>(shared);
   uint16_t* sk = sq + S::kQueries * S::kStride;
   constexpr int kTileHalves = kAttentionTile * S::kStride;
@@ -157,23 +177,6 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   const int first_tile = span[0] / kAttentionTile, end = span[1];
   const int last_tile = (end + kAttentionTile - 1) / kAttentionTile;
   if (first_tile >= last_tile) return;
-
-  // Queries, rounded to half: a warp a query, four at a time.
-#pragma unroll 4
-  for (int q = warp; q < S::kQueries; q += S::kThreads / TND_WARP) {
-    const int64_t row = tile.row + (first_query + q) / g, head = kv_head * g + (first_query + q) % g;
-    const float* from = a.q + (row * a.q_heads + head) * DIM;
-#pragma unroll
-    for (int d = static_cast<int>(lane_id()) * 4; d < DIM; d += TND_WARP * 4) {
-      uint2 h = make_uint2(0, 0);
-      if (q < queries) {
-        const float4 x = *reinterpret_cast<const float4*>(from + d);
-        h.x = static_cast<uint32_t>(half_saturated(x.x)) | static_cast<uint32_t>(half_saturated(x.y)) << 16;
-        h.y = static_cast<uint32_t>(half_saturated(x.z)) | static_cast<uint32_t>(half_saturated(x.w)) << 16;
-      }
-      *reinterpret_cast<uint2*>(sq + q * S::kStride + d) = h;
-    }
-  }
 
   const AttentionRow first_row = a.row_plans[tile.row];
   const KvCache cache = a.caches[first_row.group];
@@ -205,6 +208,46 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
     }
     copy_async_commit();
   };
+
+  // Keys before a tail are older than a step of few rows, which has no more of them than a tail has keys.
+  const bool old = part >= 0 && f.bulk_parts > 1;
+  if (!old) wait_for_previous();
+  // Copies run STAGES tiles ahead; a group without copies keeps the count.
+  constexpr int kAhead = Unit::kOneBuffer ? 1 : STAGES, kOutstanding = Unit::kOneBuffer ? 0 : 2 * STAGES - 1;
+  [[maybe_unused]] const auto copy_or_skip = [&](uint16_t* to, const void* from, int t) {
+    if (t < last_tile) {
+      copy_tile(to + (Unit::kOneBuffer ? 0 : t % STAGES * kTileHalves), from, t);
+    } else {
+      copy_async_commit();
+    }
+  };
+  for (int t = first_tile; t < first_tile + kAhead; ++t) {
+    if constexpr (BLOCKS) {
+      packed.fetch_keys(t);
+      if constexpr (S::kUnpack) packed.fetch_values(t);
+    } else {
+      copy_or_skip(sk, cache.k, t);
+      if constexpr (!Unit::kOneBuffer) copy_or_skip(sv, cache.v, t);
+    }
+  }
+  if (old) wait_for_previous();
+
+  // Queries, rounded to half: a warp a query, four at a time.
+#pragma unroll 4
+  for (int q = warp; q < S::kQueries; q += S::kThreads / TND_WARP) {
+    const int64_t row = tile.row + (first_query + q) / g, head = kv_head * g + (first_query + q) % g;
+    const float* from = a.q + (row * a.q_heads + head) * DIM;
+#pragma unroll
+    for (int d = static_cast<int>(lane_id()) * 4; d < DIM; d += TND_WARP * 4) {
+      uint2 h = make_uint2(0, 0);
+      if (q < queries) {
+        const float4 x = *reinterpret_cast<const float4*>(from + d);
+        h.x = static_cast<uint32_t>(half_saturated(x.x)) | static_cast<uint32_t>(half_saturated(x.y)) << 16;
+        h.y = static_cast<uint32_t>(half_saturated(x.z)) | static_cast<uint32_t>(half_saturated(x.w)) << 16;
+      }
+      *reinterpret_cast<uint2*>(sq + q * S::kStride + d) = h;
+    }
+  }
 
   typename Unit::C o[MT][kColumnTiles];
 #pragma unroll
@@ -364,24 +407,6 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
     }
   };
 
-  // Copies run STAGES tiles ahead; a group without copies keeps the count.
-  constexpr int kAhead = Unit::kOneBuffer ? 1 : STAGES, kOutstanding = Unit::kOneBuffer ? 0 : 2 * STAGES - 1;
-  [[maybe_unused]] const auto copy_or_skip = [&](uint16_t* to, const void* from, int t) {
-    if (t < last_tile) {
-      copy_tile(to + (Unit::kOneBuffer ? 0 : t % STAGES * kTileHalves), from, t);
-    } else {
-      copy_async_commit();
-    }
-  };
-  for (int t = first_tile; t < first_tile + kAhead; ++t) {
-    if constexpr (BLOCKS) {
-      packed.fetch_keys(t);
-      if constexpr (S::kUnpack) packed.fetch_values(t);
-    } else {
-      copy_or_skip(sk, cache.k, t);
-      if constexpr (!Unit::kOneBuffer) copy_or_skip(sv, cache.v, t);
-    }
-  }
   for (int t = first_tile; t < last_tile; ++t) {
     const int buffer = S::kBuffers == 1 ? 0 : t % STAGES * kTileHalves;
     copy_async_wait<kOutstanding>();
@@ -474,6 +499,14 @@ __global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(F
   for_live(apply_rows);
 }
 
+template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
+__global__ void __launch_bounds__(4 * WM * TND_WARP, 1) attention_flash_kernel(FlashArgs f) {
+  TND_DYNAMIC_SHARED(uint8_t, shared);
+  let_next_start();
+  flash_block<Unit, DIM, WM, MT, STAGES, BLOCKS>(f, flash_item(f, static_cast<int>(blockIdx.x)), shared);
+  wait_for_previous();  // blocks without work, too: the next kernel relies on what ran before this one
+}
+
 // ---- host
 
 template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
@@ -481,6 +514,7 @@ void launch_flash(Stream& stream, FlashArgs f) {
   using S = FlashShape<Unit, DIM, WM, MT, STAGES, BLOCKS>;
   const AttentionArgs& a = f.a;
   const int g = a.q_heads / a.kv.heads;
+  f.block_queries = S::kQueries;
   f.bulk_blocks = (a.bulk_rows * g + S::kQueries - 1) / S::kQueries;
   f.tail_blocks = (a.tail_rows * g + S::kQueries - 1) / S::kQueries;
   const int items = a.kv.heads * (a.n_bulk * f.bulk_parts * f.bulk_blocks + a.n_tail * f.tail_blocks);
@@ -501,12 +535,21 @@ inline int partial_slots(int rows) {
   return rows <= kFlashSplitRows ? kAttentionSegments : 2;
 }
 
+// launch_flash_wide starts the form of attention_wide.cuh if the card has room for it.
+template <bool BLOCKS>
+bool launch_flash_wide(Stream& stream, const FlashArgs& f);
+template <>
+bool launch_flash_wide<false>(Stream& stream, const FlashArgs& f);
+template <>
+bool launch_flash_wide<true>(Stream& stream, const FlashArgs& f);
+
 // The widest block of queries that is useful and fits.
 template <class Unit, int DIM, bool BLOCKS>
 void launch_flash_dim(Stream& stream, const FlashArgs& f) {
   const int queries = std::max(f.a.bulk_rows, f.a.tail_rows) * (f.a.q_heads / f.a.kv.heads);
   const auto fits = [&](unsigned bytes) { return static_cast<int>(bytes) <= f.a.shared_per_block; };
   if constexpr (!Unit::kOneBuffer) {
+    if (queries > 16 && f.bulk_parts > 1 && launch_flash_wide<BLOCKS>(stream, f)) return;
     if (queries <= 16 && fits(flash_shared_bytes<Unit, DIM, 1, 1, 2, BLOCKS>(f.a.kv))) {
       return launch_flash<Unit, DIM, 1, 1, 2, BLOCKS>(stream, f);
     }

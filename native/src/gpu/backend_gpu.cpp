@@ -44,9 +44,8 @@ std::unique_ptr<Acts> GpuBackend::acts(Arena& arena, int64_t max_k, int max_rows
 ActsView GpuBackend::view(const Acts& acts, int rows) const {
   const GpuActs& a = static_cast<const GpuActs&>(acts);
   ActsView v = a.in_other ? a.other : a.view;
-  if (has_matmul_pairs(info_)) {
-    v.halves = prompt_step_ && rows > kPromptRows ? HalfInputs::kPrompt : HalfInputs::kPairs;
-  }
+  v.prompt = rows > kPromptRows ? prompt_ : Prompt::kNone;
+  v.paired = has_matmul_pairs(info_) ? 1 : 0;
   return v;
 }
 
@@ -214,8 +213,8 @@ NormInput GpuBackend::norm_in_product(std::span<const Product> products, const A
   const NormArgs* norm = recorder_.last(launch_norm);
   const ActsView acts = view(in, rows);
   const DeviceWeight& first = static_cast<const GpuMatrix*>(products[0].w)->weight;
-  if (norm == nullptr || norm->forms != kFormHalf || acts.halves != HalfInputs::kPairs || norm->rows != rows ||
-      norm->acts.pairs != acts.pairs || products.size() > kMaxProducts || rows > kGraphRows ||
+  if (norm == nullptr || norm->forms != kFormHalf || acts.paired == 0 || acts.prompt != Prompt::kNone ||
+      norm->rows != rows || norm->acts.pairs != acts.pairs || products.size() > kMaxProducts || rows > kGraphRows ||
       !matmul_fuses_norm(info_, rows, first.k)) {
     return {};
   }
@@ -266,8 +265,8 @@ bool GpuBackend::swiglu_in_product(const float* gate, const float* up, int rows,
   }
   const MatmulProduct &g = product->products[0], &u = product->products[1];
   if (product->count != 2 || product->rows != rows || g.y != gate || u.y != up || g.w.n != dim || u.w.n != dim ||
-      g.w.type != u.w.type || act_form(g.w.type) != kFormHalf || product->acts.halves != HalfInputs::kPairs ||
-      product->acts.pairs == acts.other.pairs) {
+      g.w.type != u.w.type || act_form(g.w.type) != kFormHalf || product->acts.paired == 0 ||
+      product->acts.prompt != Prompt::kNone || product->acts.pairs == acts.other.pairs) {
     return false;
   }
   acts.in_other = true;
@@ -370,7 +369,7 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
     }
   }
   GatedNormArgs& norm = recorder_.add(launch_gated_norm);
-  norm.o = rows_;
+  norm.o = norm.y = rows_;
   norm.w = w.norm;
   norm.z = io.z;
   norm.eps = w.eps;

@@ -56,7 +56,10 @@ class GpuBackend final : public Backend {
   void plan_scratch(Arena& arena, const ScratchLimits& limits) override;
   uint64_t kv_bytes(const KvShape& shape, bool keys) const override;
 
-  void begin_step(bool prompt) override { prompt_step_ = prompt; }
+  void begin_step(bool prompt) override {
+    prompt_step_ = prompt;
+    prompt_ = prompt ? prompt_inputs(info_) : Prompt::kNone;
+  }
   void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) override;
   void download(float* host, const float* src, int64_t n) override;
   void download_bf16(uint16_t* host, const float* src, int64_t n) override;
@@ -114,6 +117,7 @@ class GpuBackend final : public Backend {
   std::unique_ptr<cpu::ThreadPool> packers_;  // of weights, while a model loads
 
   bool prompt_step_ = false;
+  Prompt prompt_ = Prompt::kNone;  // of the step: how the device wants its rows
   ScratchLimits limits_;
   float* rows_ = nullptr;   // [rows, max_k]: rows between an operation and prepare
   float* query_ = nullptr;  // [rows, q_heads * dim]

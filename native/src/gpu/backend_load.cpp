@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <vector>
 
 #include "gpu/backend_gpu.h"
 #include "gpu/matmul_layout.h"
@@ -111,16 +112,27 @@ Status GpuBackend::matrix(const TensorView& t, Arena& arena, std::unique_ptr<Mat
       return errorf(TND_UNIMPLEMENTED, "tensor %.*s: rows of %lld values are too long", name_len, t.name.data(),
                     static_cast<long long>(k));
     }
+    const int64_t outs = unit_outs(type);
+    const uint64_t row = row_bytes(type, t.ne[0]);
+    std::vector<float> largest;  // of tasks
+    float most = 0.0f;
     for (int64_t first = 0; first < units; first += fit) {
       const int64_t count = std::min(fit, units - first);
       const int64_t per_task = (count + 4 * threads_ - 1) / (4 * threads_);
-      packers_->run(static_cast<int>((count + per_task - 1) / per_task), [&](int task, int) {
-        const int64_t at = task * per_task;
-        repack_units(type, t.data, k, n, first + at, std::min(per_task, count - at), stage_ + at * unit);
+      const int64_t tasks = (count + per_task - 1) / per_task;
+      largest.assign(static_cast<size_t>(tasks), 0.0f);
+      packers_->run(static_cast<int>(tasks), [&](int task, int) {
+        const int64_t at = task * per_task, taken = std::min(per_task, count - at);
+        const int64_t out = (first + at) * outs, rows = std::min(taken * outs, n - out);
+        const uint8_t* from = static_cast<const uint8_t*>(t.data) + static_cast<uint64_t>(out) * row;
+        largest[static_cast<size_t>(task)] = largest_weight(type, from, rows * k);
+        repack_units(type, t.data, k, n, first + at, taken, stage_ + at * unit);
       });
+      most = std::max(most, *std::max_element(largest.begin(), largest.end()));
       stream_.to_device(dst + first * unit, stage_, static_cast<uint64_t>(count * unit));
       TND_TRY(stream_.sync());
     }
+    m->weight.scale = half_scale(most);
   }
   *out = std::move(m);
   return Status();

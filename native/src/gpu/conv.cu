@@ -14,15 +14,16 @@ constexpr float kL2Eps = 1e-6f;
 
 __global__ void __launch_bounds__(kThreads) delta_conv_kernel(DeltaArgs a) {
   let_next_start();
-  wait_for_previous();
   const DeltaShape& shape = a.w.shape;
   const int64_t row = blockIdx.y;
-  const DeltaStepRow plan = a.row_plans[row];
-  const DeltaStepGroup& group = a.group_plans[plan.group];
-  const int64_t in_group = row - group.first;
   const int heads = 2 * shape.nk + shape.nv;
+  // Plans and weights are older than the work before: one read is left to wait for behind it.
+  const DeltaStepRow plan = a.row_plans[row];
+  const DeltaStepGroup group = a.group_plans[plan.group];
+  const int64_t in_group = row - group.first;
 
   if (blockIdx.x == gridDim.x - 1) {  // gates
+    wait_for_previous();
     for (int h = threadIdx.x; h < shape.nv; h += kThreads) {
       const float alpha = exp_f32(a.w.a[h] * softplus_f32(a.io.alpha[row * shape.nv + h] + a.w.dt[h]));
       a.gates[row * 2 * shape.nv + h] = alpha;
@@ -39,23 +40,28 @@ __global__ void __launch_bounds__(kThreads) delta_conv_kernel(DeltaArgs a) {
   const int64_t at = int64_t{head} * kDeltaDim + threadIdx.x % 16;  // channel of the lane's first element
   // Inputs 3, 2, 1, 0 tokens back: rows of the group, or saved taps (-1 newest).
   const float* inputs[kConvTaps];
+  float w[kConvTaps][kPer], x[kConvTaps][kPer];
 #pragma unroll
-  for (int t = 0; t < kConvTaps - 1; ++t) {
-    const int32_t from = plan.taps[kConvTaps - 2 - t];
+  for (int t = 0; t < kConvTaps; ++t) {
+    const int32_t from = t < kConvTaps - 1 ? plan.taps[kConvTaps - 2 - t] : static_cast<int32_t>(in_group);
     inputs[t] =
         from >= 0 ? a.io.qkv + (group.first + from) * conv_dim : group.state.taps + (kConvTaps - 1 + from) * conv_dim;
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) w[t][i] = a.w.conv[t * conv_dim + at + 16 * i];
   }
-  inputs[kConvTaps - 1] = a.io.qkv + row * conv_dim;
-  float y[kPer], newest[kPer];
+  wait_for_previous();
+#pragma unroll
+  for (int t = 0; t < kConvTaps; ++t) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) x[t][i] = inputs[t][at + 16 * i];
+  }
+  float y[kPer];
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
-    const int64_t c = at + 16 * i;
-    newest[i] = inputs[3][c];
-    float acc = a.w.conv[c] * inputs[0][c];
-    acc = fmaf(a.w.conv[conv_dim + c], inputs[1][c], acc);
-    acc = fmaf(a.w.conv[2 * conv_dim + c], inputs[2][c], acc);
-    acc = fmaf(a.w.conv[3 * conv_dim + c], newest[i], acc);
+    float acc = w[0][i] * x[0][i];
+#pragma unroll
+    for (int t = 1; t < kConvTaps; ++t) acc = fmaf(w[t][i], x[t][i], acc);
     y[i] = silu_f32(acc);
     sum = fmaf(y[i], y[i], sum);
   }
@@ -69,7 +75,7 @@ __global__ void __launch_bounds__(kThreads) delta_conv_kernel(DeltaArgs a) {
     const float v = is_q || is_k ? y[i] * r * (is_q ? kQueryScale : 1.0f) : y[i];
     a.conv[row * conv_dim + c] = v;
     if (group.commit != 0) continue;
-    group.replay.conv_in[in_group * conv_dim + c] = newest[i];
+    group.replay.conv_in[in_group * conv_dim + c] = x[kConvTaps - 1][i];
     if (is_k) group.replay.k[(in_group - 1) * shape.key_dim() + c] = v;  // c counts from the queries
   }
 }

@@ -2,6 +2,8 @@
 #include "gpu/matmul.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include "gpu/matmul_jobs.h"
 #include "gpu/matmul_layout.h"
@@ -44,7 +46,8 @@ MatmulJobs jobs_of(const MatmulGroup& group, KernelSet set) {
                                .n = p.w.n,
                                .units = static_cast<int32_t>(units(p.w.type, p.w.n)),
                                .blocks = 0,
-                               .type = p.w.type};
+                               .type = p.w.type,
+                               .scale = p.w.scale};
   }
   return jobs;
 }
@@ -83,29 +86,92 @@ static MatmulJobs take_type(MatmulJobs* jobs, DType type) {
   return taken;
 }
 
+// Whether the kernel for clusters should take the products of a set: the emulation must be told, other devices know.
+static bool wants_lanes(const MatmulGroup& group, KernelSet set) {
+  const bool forms_clusters = group.unit == (std::strcmp(api_name(), "emu") == 0 ? 3 : 0);
+  return forms_clusters && set == KernelSet::kCommon && group.rows > 8 && group.rows <= 32;
+}
+
+Prompt prompt_inputs(const DeviceInfo& device) {
+  if (has_matmul_panels(device)) return Prompt::kPanels;
+  return has_matmul_pairs(device) ? Prompt::kPairs : Prompt::kNone;
+}
+
+MatmulJobs divide(MatmulJobs* jobs, int tiles, int tile_outs, int unit_outs) {
+  MatmulJobs rest = *jobs;
+  rest.count = 0;
+  int kept = 0;
+  for (int i = 0; i < jobs->count; ++i) {
+    MatmulJob job = jobs->jobs[i];
+    const int all = (job.n + tile_outs - 1) / tile_outs, mine = std::min(tiles, all);
+    tiles -= mine;
+    const int outs = std::min(mine * tile_outs, job.n);
+    if (mine < all) {
+      MatmulJob& tail = rest.jobs[rest.count++] = job;
+      tail.data += outs / unit_outs * job.unit_bytes;
+      tail.units -= outs / unit_outs;
+      tail.y += outs;
+      if (job.residual != nullptr) tail.residual += outs;
+      tail.n -= outs;
+    }
+    if (mine == 0) continue;
+    job.n = outs;
+    job.units = (outs + unit_outs - 1) / unit_outs;
+    jobs->jobs[kept++] = job;
+  }
+  jobs->count = kept;
+  return rest;
+}
+
+// The products of panels of a group, a launch a type.
+static void launch_panels(Stream& stream, const MatmulGroup& group) {
+  MatmulJobs launches[kMaxProducts];
+  int count = 0;
+  for (KernelSet set : {KernelSet::kCommon, KernelSet::kOther, KernelSet::kFloat}) {
+    MatmulJobs jobs = jobs_of(group, set);
+    (void)take_type(&jobs, DType::kF32);
+    while (jobs.count > 0) launches[count++] = take_type(&jobs, jobs.jobs[0].type);
+  }
+  // The largest first: what joins it fills the processors that its last tiles leave.
+  for (int i = 1; i < count; ++i) {
+    if (weight_bytes_of(launches[i]) > weight_bytes_of(launches[0])) std::swap(launches[i], launches[0]);
+  }
+  for (int i = 0; i < count; ++i) {
+    launches[i].joins = i > 0 ? 1 : 0;
+    launches[i].joined = i + 1 < count ? 1 : 0;
+    launch_matmul_panels(stream, group, launches[i]);
+  }
+}
+
 void launch_matmul(Stream& stream, const MatmulGroup& group) {
-  for (KernelSet set : {KernelSet::kCommon, KernelSet::kOther}) {
-    const MatmulJobs jobs = jobs_of(group, set);
-    if (jobs.count == 0) continue;
-    if (group.rows > 64 && has_matmul_tiles(group, jobs)) {
-      launch_matmul_tiles(stream, group, jobs, set);
-    } else {
-      launch_matmul_rows(stream, group, jobs, set);
+  MatmulJobs floats = jobs_of(group, KernelSet::kFloat);
+  if (group.acts.prompt == Prompt::kPanels) {
+    launch_panels(stream, group);
+    floats = take_type(&floats, DType::kF32);
+  } else {
+    for (KernelSet set : {KernelSet::kCommon, KernelSet::kOther}) {
+      const MatmulJobs jobs = jobs_of(group, set);
+      if (jobs.count == 0) continue;
+      if (wants_lanes(group, set) && launch_matmul_lanes(stream, group, jobs)) continue;
+      if (group.rows > 64 && has_matmul_tiles(group, jobs)) {
+        launch_matmul_tiles(stream, group, jobs, set);
+      } else {
+        launch_matmul_rows(stream, group, jobs, set);
+      }
     }
   }
-  MatmulJobs jobs = jobs_of(group, KernelSet::kFloat);
-  if (group.acts.halves != HalfInputs::kFloats) {
+  if (group.acts.prompt == Prompt::kPairs || group.acts.paired != 0) {
     for (DType type : {DType::kBF16, DType::kF16}) {
-      const MatmulJobs taken = take_type(&jobs, type);
+      const MatmulJobs taken = take_type(&floats, type);
       if (taken.count == 0) continue;
-      if (group.acts.halves == HalfInputs::kPrompt) {
+      if (group.acts.prompt == Prompt::kPairs) {
         launch_matmul_pairs(stream, group, taken);
       } else {
         launch_matmul_half(stream, group, taken);
       }
     }
   }
-  if (jobs.count != 0) launch_matmul_float(stream, group, jobs);
+  if (floats.count != 0) launch_matmul_float(stream, group, floats);
 }
 
 }  // namespace tnd::gpu

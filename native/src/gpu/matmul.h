@@ -2,8 +2,9 @@
 //
 // NUMERIC CONTRACT. The one of cpu/matmul.h and NUMERICS.md, bit for bit, for every row count, kernel and vendor: int8
 // activations, exact integer dot products, a fixed float epilogue, four lanes of super-blocks added as
-// (l0 + l1) + (l2 + l3), the residual last. Tests compare with the scalar reference by memcmp. One exception: 16-bit
-// float weights on devices with matrix instructions have contracts of their own (HalfInputs).
+// (l0 + l1) + (l2 + l3), the residual last. Tests compare with the scalar reference by memcmp. Exceptions: 16-bit float
+// weights on devices with matrix instructions (ActsView::paired) and prompts (ActsView::prompt) have contracts of their
+// own.
 //
 // Use: repack.h gives a weight its device order at load; acts_bytes/acts_init plan the input buffer; launch_prepare
 // (or a kernel that fuses acts_device.h) fills it; launch_matmul multiplies it by all weights that share the input.
@@ -23,6 +24,7 @@ struct DeviceWeight {
   DType type = DType::kF32;
   int32_t k = 0, n = 0;
   const uint8_t* data = nullptr;  // device, weight_bytes(type, k, n), 256-byte aligned
+  float scale = 1.0f;             // half_scale() of quantised weights, for products of panels
 };
 
 // ---- inputs
@@ -32,16 +34,14 @@ enum ActForm : uint32_t {
   kFormQ256 = 1,  // int8, scale per 256: Q4_K, Q5_K, Q6_K, IQ4_XS
   kFormQ32 = 2,   // int8, scale per 32: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL
   kFormF32 = 4,   // float32: F32
-  kFormHalf = 8,  // as HalfInputs says: F16, BF16
+  kFormHalf = 8,  // float32, or pairs of bfloat16 (ActsView::paired, prompts): F16, BF16
 };
 uint32_t act_form(DType type);
 
-// How kFormHalf is written, and with it how products of F16 and BF16 weights add.
-enum class HalfInputs : int32_t {
-  kFloats,  // float32, the chain of fma of the CPU: devices without has_matmul_pairs()
-  kPairs,   // pairs of bfloat16, NUMERICS.md, "16-bit float weights on matrix instructions": any number of rows
-  kPrompt,  // pairs, "Prompts through 16-bit float weights": more than 64 rows
-};
+// How the rows of a prompt are prepared (NUMERICS.md, "Prompts through ..."): kPairs replaces kFormHalf by pairs of
+// bfloat16, for F16 and BF16; kPanels does so too and replaces kFormQ256 and kFormQ32 by halves, in the order of
+// Hopper's matrix instructions.
+enum class Prompt : int32_t { kNone, kPairs, kPanels };
 
 // Inputs of a batch. Written by acts_device.h; a super-block is 256 elements, S = ceil(k / 256), R = row_stride.
 // Elements beyond k in the last super-block are zero. Contents of rows beyond the batch are unspecified.
@@ -55,14 +55,22 @@ struct ActsView {
   float* f32 = nullptr;       // [R][f32_stride]
   int64_t f32_stride = 0;     // elements, a multiple of 256
   int32_t row_stride = 0;     // a multiple of 64, and of 128 for batches of more
-  // Only one of f32 and pairs is written for kFormHalf, so they may share memory. x = hi + lo:
-  // [S * 32 steps of 8 elements][R][2 parts, pair_part()][8]
-  HalfInputs halves = HalfInputs::kFloats;
-  uint16_t* pairs = nullptr;
+  // kFormHalf is pairs as of kPairs, not float32, also where the rows are no prompt's (NUMERICS.md, "16-bit float
+  // weights on matrix instructions"): on every device that has_matmul_pairs().
+  int32_t paired = 0;
+  // What the rows of a prompt are written as; for more than 64 rows. Shares memory with the forms that it replaces.
+  Prompt prompt = Prompt::kNone;
+  uint16_t* pairs = nullptr;     // kPairs: x = hi + lo, [S * 32 steps of 8 elements][R][2 parts, pair_part()][8]
+                                 // kPanels: [S * 4 panels of 64 elements][2 parts][R][64], swizzled
+  uint16_t* panels = nullptr;    // [S * 4][R][64] halves times the row's scale, panel_at()
+  float* row_unscale = nullptr;  // [R] powers of two that take the row's scale back
 };
 
-// has_matmul_pairs says whether a device can multiply pairs.
+// has_matmul_pairs and has_matmul_panels say whether a device can multiply inputs of that kind.
 bool has_matmul_pairs(const DeviceInfo& device);
+bool has_matmul_panels(const DeviceInfo& device);
+// prompt_inputs returns the best kind that a device has.
+Prompt prompt_inputs(const DeviceInfo& device);
 
 // acts_bytes returns the device memory of a buffer for at most max_rows rows of max_k elements in these forms;
 // acts_init lays it out at mem (256-byte aligned).
@@ -112,7 +120,8 @@ struct MatmulGroup {
   void* scratch = nullptr;       // device, matmul_scratch_bytes(); not needed for 64 rows or fewer
   int32_t processors = 0;        // DeviceInfo::processors
   int32_t shared_per_block = 0;  // DeviceInfo::shared_per_block
-  int32_t unit = 0;              // emulation: 0 = mma, 1 = wmma, 2 = neither; elsewhere the device decides
+  int32_t unit = 0;              // emulation: 0 = mma, 1 = wmma, 2 = neither, 3 = mma and clusters; elsewhere
+                                 // the device decides
 };
 void launch_matmul(Stream& stream, const MatmulGroup& group);
 // matmul_fuses says whether products of 16-bit float weights can write the inputs of the next one, matmul_fuses_norm

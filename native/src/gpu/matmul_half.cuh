@@ -9,6 +9,7 @@
 #include "gpu/matmul_layout.h"
 #include "gpu/norm_device.cuh"
 #include "gpu/runtime.h"
+#include "gpu/runtime_cluster.h"
 
 namespace tnd::gpu {
 namespace {
@@ -113,8 +114,8 @@ struct HalfProduct {
         sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
       }
       constexpr int kQuadsOfBlock = kSplitOuts / 4;
-      float* const to = red + kRedFloats + ((rank * kOwnGroups + own) * kCols + column) * kSplitOuts;
-      cluster_store(cluster_address(to + quad % kQuadsOfBlock * 4, quad / kQuadsOfBlock), sum);
+      const int at = ((rank * kOwnGroups + own) * kCols + column) * kSplitOuts + quad % kQuadsOfBlock * 4;
+      store_quad(of_block(red + kRedFloats, quad / kQuadsOfBlock), at * static_cast<int>(sizeof(float)), sum);
     }
     cluster_arrive();
     cluster_wait();
@@ -460,9 +461,9 @@ void launch_shape(Stream& stream, const MatmulGroup& group, MatmulJobs jobs) {
          {.grid = {static_cast<unsigned>(P::kSplit), static_cast<unsigned>(chunks), static_cast<unsigned>(blocks)},
           .block = {kThreads},
           .shared_bytes = static_cast<unsigned>(shared),
+          .cluster = static_cast<unsigned>(P::kSplit),
           .overlap = true,
           .bytes = weight_bytes_of(jobs) * (SHAPE::kSwiglu ? 2 : 1),
-          .cluster = static_cast<unsigned>(P::kSplit),
           .name = SHAPE::kSwiglu ? "matmul_swiglu" : "matmul_half"},
          matmul_half_kernel<U, TYPE, SHAPE>, jobs, whole);
 }
@@ -491,7 +492,7 @@ using Few32 = Shape<4, 1, 2, 1>;
 using FewWmma = Shape<1, 2, 1, 1>;
 
 constexpr int kManyShared = 200 * 1024;
-#if defined(TND_GPU_CUDA)
+#if defined(TND_GPU_CUDA) || defined(TND_GPU_EMU)
 constexpr bool kClusters = true;  // cards with that much are sm_90 or newer
 #else
 constexpr bool kClusters = false;
@@ -542,7 +543,12 @@ void launch_half_type(Stream& stream, const MatmulGroup& group, const MatmulJobs
       return start(Held32());
     }
     if constexpr (kClusters) {
-      if (few && split_fits(group.shared_per_block, std::min(rows, 8), jobs.k)) {
+#if defined(TND_GPU_EMU)
+      const bool clusters = group.unit == 3;
+#else
+      constexpr bool clusters = true;
+#endif
+      if (clusters && few && split_fits(group.shared_per_block, std::min(rows, 8), jobs.k)) {
         if (rows <= 8) return start(Split8());
         if (TYPE == DType::kBF16 && rows > 16 && rows <= 24) return start(Split24());
         return start(Split16());

@@ -15,6 +15,7 @@ struct MatmulJob {
   int32_t units;
   int32_t blocks;  // that share its units
   DType type;
+  float scale;  // DeviceWeight::scale
 };
 
 struct MatmulJobs {
@@ -26,6 +27,9 @@ struct MatmulJobs {
   ActsView swiglu;  // as in MatmulGroup
   NormInput norm;
   uint8_t* scratch = nullptr;
+  // Products of panels: the launch before, or after, is of the same group. Those may run beside each other, so that
+  // the last tiles of one leave no processor idle.
+  int32_t joins = 0, joined = 0;
 };
 
 // weight_bytes_of returns the bytes of all weights of the jobs.
@@ -58,13 +62,22 @@ constexpr KernelSet kernel_set(DType type) {
 MatmulJobs jobs_of(const MatmulGroup& group, KernelSet set);
 int share_blocks(MatmulJobs* jobs, int blocks);
 
+// divide leaves the first `tiles` tiles of outputs in `jobs`, each product starting a new one, and returns the others.
+// unit_outs: of the weights' type.
+MatmulJobs divide(MatmulJobs* jobs, int tiles, int tile_outs, int unit_outs);
+
 // Launches of one set of kernels (jobs.count > 0).
-void launch_matmul_rows(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);   // any rows
+void launch_matmul_rows(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);  // any rows
+// launch_matmul_lanes multiplies up to 32 rows where blocks form clusters; false: it cannot, and has launched nothing.
+bool launch_matmul_lanes(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);
 void launch_matmul_tiles(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);  // many rows
 void launch_matmul_float(Stream& stream, const MatmulGroup& group, MatmulJobs jobs);
 void launch_matmul_half(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);      // one type, of pairs
 void launch_matmul_half_f16(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);  // its part for F16
-void launch_matmul_pairs(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);     // one type, of a prompt
+// Of a prompt, one type: Prompt::kPairs F16 or BF16, Prompt::kPanels any but F32.
+void launch_matmul_pairs(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);
+void launch_matmul_panels(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);
+void launch_matmul_panels_float(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);
 // has_matmul_tiles says whether the device can run launch_matmul_tiles for these jobs.
 bool has_matmul_tiles(const MatmulGroup& group, const MatmulJobs& jobs);
 

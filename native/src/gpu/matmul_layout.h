@@ -139,4 +139,20 @@ constexpr int pair_part(int row, int part) {
   return part ^ row / 4 % 2;
 }
 
+// Panels (Prompt::kPanels) hold 64 elements of k of all rows, a row in 128 bytes whose 16-byte parts change places by
+// row % 8 as Hopper's matrix instructions read them: any rows from a multiple of eight on are one copy.
+constexpr int64_t panel_part(int64_t row, int part) {
+  return row * 128 + (part ^ static_cast<int>(row % 8)) * 16;
+}
+// Panels of halves are cut into steps of 16 elements, half f of a group of 32, in the order in which a word of codes
+// yields operands: place 2t, 2t + 1, 2t + 8, 2t + 9 holds element 4t, 4t + 2, 4t + 1, 4t + 3. panel_at returns the byte
+// of element e (0..63).
+constexpr int step_place(int e) {
+  return e % 2 * 8 + e / 4 * 2 + e % 4 / 2;
+}
+constexpr int64_t panel_at(int64_t row, int e) {
+  const int place = step_place(e % 16);
+  return panel_part(row, e / 16 * 2 + place / 8) + place % 8 * 2;
+}
+
 }  // namespace tnd::gpu

@@ -53,7 +53,7 @@ TND_DEVICE uint32_t bit_at(uint32_t w, int j, int at) {
 }
 
 TND_DEVICE int byte_of(const uint32_t (&w)[2], int i) {
-  return static_cast<int>((i < 4 ? w[0] : w[1]) >> i % 4 * 8 & 0xFFu);  // no index: i may be a variable
+  return static_cast<int>(byte_perm(i < 4 ? w[0] : w[1], 0, 0x4440u + i % 4));  // no index: i may be a variable
 }
 // Word i of four. By value and without an index: i may be a variable, and arrays with variable indices are memory.
 TND_DEVICE uint32_t word_of(const uint4& v, int i) {

@@ -19,9 +19,9 @@
 
 namespace tnd::gpu {
 
-// half_pair returns a small integer twice, as two halves.
-TND_DEVICE uint32_t half_pair(uint32_t n) {
-  return float_to_half(static_cast<float>(n)) * 0x10001u;
+// half_pair returns byte i of a word twice, as two halves. 0x6400 + n is the half 1024 + n.
+TND_DEVICE uint32_t half_pair(uint32_t w, uint32_t i) {
+  return half2_subtract(byte_perm(w, 0x64646464u, 0x4040u + i * 0x0101u), 0x64006400u);
 }
 
 // NVIDIA: m16n8k32. Weights are the 16-row operand.
@@ -58,9 +58,8 @@ struct MmaUnit {
   };
   // mn: mins of groups 0..3 and 4..7 as bytes, per output of the lane.
   TND_DEVICE MinOperand min_operand(const uint32_t (&mn)[2][2], int lane) {
-    const int shift = lane % 4 * 8;
-    return {{half_pair(mn[0][0] >> shift & 0xFFu), half_pair(mn[1][0] >> shift & 0xFFu),
-             half_pair(mn[0][1] >> shift & 0xFFu), half_pair(mn[1][1] >> shift & 0xFFu)}};
+    const uint32_t i = lane % 4;
+    return {{half_pair(mn[0][0], i), half_pair(mn[1][0], i), half_pair(mn[0][1], i), half_pair(mn[1][1], i)}};
   }
   // sums: column 0 of the tile in [columns][16].
   TND_DEVICE void add_min(float (&m)[4], const MinOperand& min, const uint16_t* sums, int lane) {
@@ -115,7 +114,7 @@ struct WmmaUnit {
   TND_DEVICE MinOperand min_operand(const uint32_t (&mn)[1][2], int) {
     MinOperand min;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) min.a[i] = half_pair(mn[0][i % 2] >> i / 2 * 8 & 0xFFu);  // as sum_position()
+    for (int i = 0; i < 8; ++i) min.a[i] = half_pair(mn[0][i % 2], static_cast<uint32_t>(i / 2));  // as sum_position()
     return min;
   }
   TND_DEVICE void add_min(float (&m)[8], const MinOperand& min, const uint16_t* sums, int lane) {

@@ -29,7 +29,7 @@ struct GatedNormArgs {
   const float* z = nullptr;  // [rows, heads * 128]
   float eps = 0;
   int rows = 0, heads = 0;
-  float* y = nullptr;  // may be o; unused when forms != 0
+  float* y = nullptr;  // [rows, heads * 128], may be o; scratch when forms != 0
   ActsView acts;       // output prepared as matmul input when forms != 0
   uint32_t forms = 0;
 };

@@ -12,7 +12,8 @@ TND_DEVICE float fold_16(float v) {
   return v;
 }
 
-// sum_squares_16 is the sum of x[0..n)^2, n a multiple of 16. Called by the whole warp; both halves do the same. Loads
+// sum_squares_16 is the sum of x[0..n)^2, n a multiple of 16. Called by the whole warp; each half may have an x
+// of its own. Loads
 // run kBatch elements ahead of the chain of fma.
 TND_DEVICE float sum_squares_16(const float* x, int n) {
   constexpr int kBatch = 20;

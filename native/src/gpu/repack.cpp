@@ -3,6 +3,7 @@
 #include "gpu/repack.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "core/fp.h"
@@ -306,6 +307,57 @@ void unpack_row(DType type, const void* weight, int64_t k, int64_t row, void* ds
   } else {
     unpack_output(type, unit, k, o, static_cast<uint8_t*>(dst));
   }
+}
+
+// Largest magnitudes of code * integer scale and of integer minimum, in units of d and of dmin (or m), and where d lies
+// in a block.
+struct LargestCode {
+  float code, min;
+  int64_t d = 0;
+};
+static LargestCode largest_code(DType type) {
+  switch (type) {
+    case DType::kQ4_K:
+      return {63 * 15, 63};
+    case DType::kQ5_K:
+      return {63 * 31, 63};
+    case DType::kQ6_K:
+      return {128 * 32, 0, 208};
+    case DType::kIQ4_XS:
+      return {32 * 127, 0};
+    case DType::kQ8_0:
+      return {128, 0};
+    case DType::kIQ4_NL:
+      return {127, 0};
+    case DType::kQ4_1:
+      return {15, 1};
+    case DType::kQ5_0:
+      return {16, 0};
+    case DType::kQ5_1:
+      return {31, 1};
+    default:
+      return {8, 0};
+  }
+}
+
+float largest_weight(DType type, const void* blocks, int64_t count) {
+  if (is_float_type(type)) return 0.0f;
+  const LargestCode most = largest_code(type);
+  const uint8_t* block = static_cast<const uint8_t*>(blocks) + most.d;
+  const auto magnitude = [](const uint8_t* at) {
+    const float v = std::fabs(f16_to_f32(load_u16(at)));
+    return v <= 65504.0f ? v : 0.0f;
+  };
+  float largest = 0.0f;
+  for (int64_t i = 0; i < count; i += static_cast<int64_t>(block_elems(type)), block += block_bytes(type)) {
+    const float min = most.min > 0.0f ? most.min * magnitude(block + 2) : 0.0f;
+    largest = std::max(largest, most.code * magnitude(block) + min);
+  }
+  return largest;
+}
+
+float half_scale(float largest) {
+  return largest > 0.0f ? std::ldexp(1.0f, 14 - std::ilogb(largest)) : 1.0f;
 }
 
 }  // namespace tnd::gpu

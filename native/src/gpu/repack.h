@@ -26,4 +26,10 @@ void repack_units(DType type, const void* rows, int64_t k, int64_t n, int64_t fi
 // unpack_row is the inverse for one output: dst gets row_bytes(type, k) bytes in file order.
 void unpack_row(DType type, const void* weight, int64_t k, int64_t row, void* dst);
 
+// largest_weight returns a bound of the magnitudes in `count` values of a quantised tensor in file order (a multiple of
+// the type's block), from the scales of its blocks; those that are not finite count as zero. half_scale is the power of
+// two that brings weights up to a bound as high into the range of halves as is safe (DeviceWeight::scale).
+float largest_weight(DType type, const void* blocks, int64_t count);
+float half_scale(float largest);
+
 }  // namespace tnd::gpu

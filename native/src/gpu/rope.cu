@@ -9,10 +9,11 @@ namespace {
 
 constexpr int kHeadsPerBlock = 8;
 
+constexpr int kMostPer = 512 / 16;  // elements of a lane: heads have at most 512
+
 __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a) {
   TND_DYNAMIC_SHARED(float, shared);  // [heads of the block][dim]
   let_next_start();
-  wait_for_previous();
   const int dim = a.kv.dim, lane = threadIdx.x % 16;
   const int q_heads = a.q != nullptr ? a.q_heads : 0;
   const int all = q_heads + (a.k == nullptr ? 0 : a.caches == nullptr ? 1 : 2) * a.kv.heads;
@@ -28,15 +29,28 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
   const float* src = is_q   ? a.q + (row * a.q_heads + head) * q_step
                      : is_k ? a.k + (row * a.kv.heads + kv_head) * dim
                             : a.v + (row * a.kv.heads + kv_head) * dim;
-  float sum = 0.0f;
-  for (int i = lane; i < dim; i += 16) {
-    x[i] = src[i];
-    sum = fmaf(x[i], x[i], sum);
-  }
-  const float r = 1.0f / sqrtf(fold_16(sum) / static_cast<float>(dim) + a.eps);
+  // Weights and plans are older than the work before.
   const float* w = is_q ? a.q_norm : is_k ? a.k_norm : nullptr;
-  if (w != nullptr) {
-    for (int i = lane; i < dim; i += 16) x[i] = x[i] * r * w[i];
+  float weights[kMostPer], values[kMostPer];
+#pragma unroll
+  for (int i = 0; i < kMostPer; ++i) weights[i] = w != nullptr && lane + 16 * i < dim ? w[lane + 16 * i] : 1.0f;
+  const KvType type = static_cast<KvType>(is_k ? a.kv.k_type : a.kv.v_type);
+  KvRow cell{};
+  if (a.caches != nullptr && live && !is_q) {
+    const AttentionRow plan = a.row_plans[row];
+    const KvCache cache = a.caches[plan.group];
+    cell = kv_row(type, a.kv, is_k ? cache.k : cache.v, kv_head, plan.slot);
+  }
+  wait_for_previous();
+#pragma unroll
+  for (int i = 0; i < kMostPer; ++i) values[i] = lane + 16 * i < dim ? src[lane + 16 * i] : 0.0f;
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kMostPer; ++i) sum = fmaf(values[i], values[i], sum);  // zeros beyond the end change nothing
+  const float r = 1.0f / sqrtf(fold_16(sum) / static_cast<float>(dim) + a.eps);
+#pragma unroll
+  for (int i = 0; i < kMostPer; ++i) {
+    if (lane + 16 * i < dim) x[lane + 16 * i] = w != nullptr ? values[i] * r * weights[i] : values[i];
   }
   const int half = a.rope_dims / 2;
   sync_warp();  // pairs may lie in other lanes when half is no multiple of 16
@@ -50,13 +64,6 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
     }
   }
   sync_warp();
-  const KvType type = static_cast<KvType>(is_k ? a.kv.k_type : a.kv.v_type);
-  KvRow cell{};
-  if (a.caches != nullptr && live && !is_q) {
-    const AttentionRow plan = a.row_plans[row];
-    const KvCache cache = a.caches[plan.group];
-    cell = kv_row(type, a.kv, is_k ? cache.k : cache.v, kv_head, plan.slot);
-  }
   const bool blocks = kv_quantised(static_cast<KvType>(a.kv.k_type)) || kv_quantised(static_cast<KvType>(a.kv.v_type));
   for (int b = 0; a.caches != nullptr && blocks && b < dim / kKvBlock; ++b) {  // whole warps find the scales
     const float u = kv_clean(x[b * kKvBlock + lane]), v = kv_clean(x[b * kKvBlock + 16 + lane]);

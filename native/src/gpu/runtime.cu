@@ -1,5 +1,7 @@
 // Host side of runtime.h on CUDA and HIP, whose APIs differ in names only. The emulation has its own:
 // emu/runtime_emu.cpp.
+#include <atomic>
+
 #include "gpu/runtime.h"
 
 #if !defined(TND_GPU_EMU)
@@ -86,6 +88,36 @@ bool device_overlaps() {
 #endif
 }
 
+int clusters_at_once([[maybe_unused]] int blocks, [[maybe_unused]] int threads, [[maybe_unused]] const void* kernel) {
+#if defined(TND_GPU_CUDA)
+  constexpr int kDevices = 64;
+  static std::atomic<int> known[kDevices][9];  // one more than the answer
+  int device = 0, major = 0, shared = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices || blocks > 8) return 0;
+  if (const int n = known[device][blocks].load(std::memory_order_relaxed); n != 0) return n - 1;
+  int n = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9 &&
+      cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess &&
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess) {
+    cudaLaunchConfig_t config{};
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    config.gridDim = dim3(static_cast<unsigned>(blocks) * 64);
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<size_t>(shared);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    if (cudaOccupancyMaxActiveClusters(&n, kernel, &config) != cudaSuccess) n = 0;
+  }
+  (void)cudaGetLastError();
+  known[device][blocks].store(n + 1, std::memory_order_relaxed);
+  return n;
+#else
+  return 0;
+#endif
+}
 Status memory_free(uint64_t* free_bytes) {
   size_t left = 0, total = 0;
   TND_TRY(check_call(VENDOR(MemGetInfo)(&left, &total), "free memory"));

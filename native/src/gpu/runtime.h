@@ -61,6 +61,10 @@ Status device_alloc(uint64_t bytes, void** out);
 void device_free(void* p);
 // device_overlaps says whether the current device can start a kernel early (Launch::overlap).
 bool device_overlaps();
+// clusters_at_once returns how many clusters of `blocks` blocks (Launch::cluster) of a kernel the current device runs
+// at a time if each takes all shared memory of a processor; 0: no clusters, or not of the kind that kernels here are
+// made for (Hopper). kernel: a kernel for which that is asked first, with blocks of `threads`.
+int clusters_at_once(int blocks, int threads, const void* kernel);
 // host_alloc returns host memory that copies can read and write while the host runs on.
 Status host_alloc(uint64_t bytes, void** out);
 void host_free(void* p);
@@ -162,11 +166,11 @@ struct Launch {
   Dim3 grid;                  // blocks; an empty grid launches nothing
   Dim3 block;                 // threads
   unsigned shared_bytes = 0;  // dynamic shared memory (TND_DYNAMIC_SHARED)
+  unsigned cluster = 1;       // neighbouring blocks (in x) that run together and see each other's shared memory
+                              // (runtime_cluster.h); grid.x is a multiple. 1 where clusters_at_once() is 0
   bool overlap = false;  // the kernel calls wait_for_previous() before it touches what earlier work writes, and so may
                          // start while that runs (programmatic dependent launch; elsewhere ignored)
   uint64_t bytes = 0;    // of weights that it reads; for measuring, where one kernel does very different work
-  unsigned cluster = 1;  // neighbouring blocks that run together and write each other's shared memory, a divisor of
-                         // grid.x; more than 1 only on CUDA from sm_90 on
   const char* name = "kernel";  // for messages
 };
 
@@ -204,17 +208,18 @@ void launch(Stream& stream, const Launch& l, void (*kernel)(P...), A&&... args) 
   config.blockDim = dim3(l.block.x, l.block.y, l.block.z);
   config.dynamicSmemBytes = l.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream.native());
-  cudaLaunchAttribute attributes[2]{};
+  cudaLaunchAttribute attributes[2] = {};
   config.attrs = attributes;
   if (l.overlap && device_overlaps()) {
-    cudaLaunchAttribute& overlap = attributes[config.numAttrs++];
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    config.numAttrs = 1;
   }
   if (l.cluster > 1) {
-    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {l.cluster, 1, 1};
+    cudaLaunchAttribute& a = attributes[config.numAttrs++];
+    a.id = cudaLaunchAttributeClusterDimension;
+    a.val.clusterDim.x = l.cluster;
+    a.val.clusterDim.y = a.val.clusterDim.z = 1;
   }
   stream.check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...), l.name);
 #else

@@ -24,11 +24,14 @@
 
 #define TND_WARP 32
 
-// TND_DEVICE marks functions that kernels call.
+// TND_DEVICE marks functions that kernels call, TND_OUTLINE large ones that shall exist once: a kernel that runs once a
+// step fetches its instructions from memory.
 #if defined(TND_GPU_EMU)
 #define TND_DEVICE static inline __attribute__((always_inline))
+#define TND_OUTLINE static __attribute__((noinline))
 #else
 #define TND_DEVICE static __device__ __forceinline__
+#define TND_OUTLINE static __device__ __noinline__
 #endif
 
 // TND_SHARED(float, rows, [8][33]) declares static shared memory `rows`; TND_DYNAMIC_SHARED(uint8_t, smem) names the
@@ -355,38 +358,6 @@ TND_DEVICE void keep_order() {
 #if defined(__HIP_DEVICE_COMPILE__)
   asm volatile("" ::: "memory");
   __builtin_amdgcn_sched_barrier(0);
-#endif
-}
-
-// ---- clusters (Launch::cluster), CUDA from sm_90 on; elsewhere these do nothing and nothing must come to them
-
-// cluster_arrive and cluster_wait are the two halves of a barrier of all threads of the cluster; what was written
-// before an arrival, also into other blocks' shared memory, is visible behind the wait.
-TND_DEVICE void cluster_arrive() {
-#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-TND_DEVICE void cluster_wait() {
-#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-// cluster_address returns where `shared`, of this block, lies in block `rank` of the cluster; cluster_store writes
-// there.
-TND_DEVICE uint32_t cluster_address([[maybe_unused]] const void* shared, [[maybe_unused]] int rank) {
-  uint32_t to = 0;
-#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  const uint32_t own = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"(own), "r"(rank));
-#endif
-  return to;
-}
-TND_DEVICE void cluster_store([[maybe_unused]] uint32_t address, [[maybe_unused]] float4 v) {
-#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z),
-               "f"(v.w)
-               : "memory");
 #endif
 }
 

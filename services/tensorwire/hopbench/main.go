@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/shmstream"
 	"github.com/tandem-inference/tandem/services/tensorwire"
 )
 
@@ -77,7 +78,8 @@ func server(at string, plain bool) error {
 	}
 	var options []grpc.ServerOption
 	if !plain {
-		options = tensorwire.ServerOptions()
+		options = append(tensorwire.ServerOptions(),
+			grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(tandemv1.DraftService_Speculate_FullMethodName)))
 	}
 	s := grpc.NewServer(options...)
 	tandemv1.RegisterDraftServiceServer(s, drafts{})
@@ -96,8 +98,11 @@ func client(n int, plain bool) error {
 	}
 	defer os.RemoveAll(dir)
 	fmt.Printf("%-5s %9s %10s %10s %10s\n", "", "bytes", "p50 µs", "p99 µs", "allocs")
-	for _, network := range []string{"unix", "tcp4"} {
-		at := "unix:" + filepath.Join(dir, "s")
+	for _, network := range []string{"unix", "tcp4", "shm"} {
+		if plain && network == "shm" {
+			continue
+		}
+		at := "unix:" + filepath.Join(dir, network)
 		if network == "tcp4" {
 			at = "tcp4:127.0.0.1:0"
 		}
@@ -132,12 +137,15 @@ func measure(network, at string, n int, plain bool) error {
 		return fmt.Errorf("the server does not say where it is: %w", err)
 	}
 	target := address
-	if network == "unix" {
+	if network != "tcp4" {
 		target = "unix:" + address
 	}
 	options := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
 	if !plain {
 		options = append(options, tensorwire.DialOptions()...)
+	}
+	if network == "shm" {
+		options = append(options, grpc.WithChainStreamInterceptor(shmstream.ClientInterceptor(tandemv1.DraftService_Speculate_FullMethodName)))
 	}
 	conn, err := grpc.NewClient(target, options...)
 	if err != nil {

@@ -39,6 +39,8 @@ type serveCmd struct {
 	TreeBudget    int           `help:"Nodes of draft trees when a request does not say." default:"22"`
 	FeatureRows   int           `help:"Positions of features kept per request for a draft that comes back." default:"4096"`
 	DraftDeadline time.Duration `help:"Longest wait for a proposal." default:"400ms"`
+
+	DraftTransport string `help:"Way of features and proposals: auto (shared memory where the draft is on this host, else gRPC) or grpc." default:"auto" enum:"auto,grpc"`
 }
 
 // Validate reports every setting that cannot work.
@@ -103,7 +105,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		},
 		TablesDigest:    func(context.Context) (string, error) { return digest() },
 		TablesFile:      (&tables{file: file, dir: cache}).path,
-		TokenizerDigest: registration.Model.TokenizerDigest, CacheDir: cache, Dial: workernode.Dial, Log: log.Named("drafts"),
+		TokenizerDigest: registration.Model.TokenizerDigest, CacheDir: cache, Dial: workernode.Dialer(c.DraftTransport), Log: log.Named("drafts"),
 	}, c.Draft)
 	w.keeper = workernode.NewKeeper(workernode.KeeperConfig{
 		Opener: host, Options: options, Log: log.Named("engine"),

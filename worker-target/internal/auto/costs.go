@@ -37,6 +37,8 @@ type costs struct {
 	// draft's is slower than one among plain steps; the table knows only the former while a request drafts.
 	plain [contexts]float64
 	hop   float64 // what a step costs beyond the engine's own time: the way there and back
+	// others is the running mean of the rows that other requests had in the same step: what rows cost is what they add to those.
+	others float64
 }
 
 // neighbours returns the bins around rows and how far rows is from the lower one, 0..1.
@@ -77,8 +79,8 @@ func (c *costs) observePlain(length int, seconds float64) {
 
 // plainRound is what a round of plain decoding costs, 0 when no step was ever seen.
 func (c *costs) plainRound(length int) float64 {
-	s := c.step(1, length)
-	if p := c.plain[bucket(length)]; p > 0 {
+	s := c.step(1+c.company(), length)
+	if p := c.plain[bucket(length)]; p > 0 && c.company() == 0 {
 		s = min(s, p)
 	}
 	if s == 0 {
@@ -99,9 +101,15 @@ func (c *costs) observeHop(seconds float64) {
 	c.hop *= 1 + 0.01*(min(seconds/c.hop, 2)-1)
 }
 
+// company is the number of rows of others that a step is expected to have.
+func (c *costs) company() int { return int(c.others + 0.5) }
+
+// observeCompany follows the number of rows of others.
+func (c *costs) observeCompany(rows int) { c.others += learn * (float64(rows) - c.others) }
+
 // round is the expected time of a verify step as the loop sees it, 0 when no step was ever seen.
 func (c *costs) round(rows, length int) float64 {
-	if s := c.step(rows, length); s > 0 {
+	if s := c.step(rows+c.company(), length); s > 0 {
 		return s + c.hop
 	}
 	return 0

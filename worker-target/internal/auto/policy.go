@@ -61,6 +61,7 @@ type Round struct {
 	Plan   Plan
 	Length int // context length before the round
 	Rows   int
+	Others int // rows of other requests that ran together with these
 	// Verify is the engine's time for the step, Wall that of the whole call.
 	Verify, Wall time.Duration
 	// Draft is the time waited for the proposal, also for one that came too late.
@@ -98,10 +99,22 @@ func (m *Model) Verify(rows, length int) time.Duration {
 	return time.Duration(m.costs.step(rows, length) * float64(time.Second))
 }
 
-// ObservePlain learns from a step of a request that never drafts.
-func (m *Model) ObservePlain(length int, verify, wall time.Duration) {
+// Hop is what a step takes beyond the engine's time: the way there and back, 0 = none was seen.
+func (m *Model) Hop() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return time.Duration(m.costs.hop * float64(time.Second))
+}
+
+// ObservePlain learns from a step of a request that never drafts, which had so many rows of others beside it.
+func (m *Model) ObservePlain(length, others int, verify, wall time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.costs.observeCompany(others)
+	if others > 0 {
+		m.costs.observeStep(1+others, length, verify.Seconds())
+		return
+	}
 	m.costs.observePlain(length, verify.Seconds())
 	m.costs.observeHop((wall - verify).Seconds())
 }
@@ -357,6 +370,7 @@ func (p *Policy) Observe(r *Round) {
 	defer p.m.mu.Unlock()
 	c := &p.m.costs
 	verify := r.Verify.Seconds()
+	c.observeCompany(r.Others)
 	if r.Plan.Kind == Plain {
 		p.plains++
 		p.since++
@@ -367,17 +381,17 @@ func (p *Policy) Observe(r *Round) {
 		// The draft works at the same time: no price of plain steps, but that of the sounding, less what its rest brought.
 		p.strain += max(r.Wall, r.Verify).Seconds() - float64(max(1, len(r.Path)))*c.plainRound(r.Length)
 		if r.Rows > 1 {
-			c.observeStep(r.Rows, r.Length, verify)
+			c.observeStep(r.Rows+r.Others, r.Length, verify)
 		}
 		return
 	}
 	if r.Rows > 0 {
 		// Plain steps among plain ones have a price of their own. They are many: in the table they would drown what wide
 		// steps cost right after a draft has used the machine.
-		if p.plains > 1 {
+		if p.plains > 1 && r.Others == 0 {
 			c.observePlain(r.Length, verify)
 		} else {
-			c.observeStep(r.Rows, r.Length, verify)
+			c.observeStep(r.Rows+r.Others, r.Length, verify)
 		}
 		c.observeHop((r.Wall - r.Verify).Seconds())
 		verify += c.hop

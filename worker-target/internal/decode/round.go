@@ -207,7 +207,7 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 	case r.policy != nil && (n == 1 || r.asked || r.sound.on):
 		r.observe(before, n, verify, wall, waited, proposed, added)
 	case n == 1:
-		r.model.ObservePlain(before, verify, wall)
+		r.model.ObservePlain(before, r.others(n), verify, wall)
 	}
 	if reason == tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED {
 		if r.link != nil {
@@ -250,13 +250,16 @@ func (r *run) accept() tandemv1.FinishReason {
 	return tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED
 }
 
+// others is the number of rows of other requests in the last step, which had rows of this one.
+func (r *run) others(rows int) int { return max(0, r.result.BatchRows-rows) }
+
 // observe teaches the model what the round cost and brought. A tree with nodes that the guide added says nothing about the draft.
 func (r *run) observe(length, rows int, verify, wall, waited time.Duration, proposed, added bool) {
 	plan := r.plan
 	if !r.asked && !plan.Sound {
 		plan = auto.Plan{Kind: auto.Plain}
 	}
-	r.round = auto.Round{Plan: plan, Length: length, Rows: rows, Verify: verify, Wall: wall}
+	r.round = auto.Round{Plan: plan, Length: length, Rows: rows, Others: r.others(rows), Verify: verify, Wall: wall}
 	if r.asked {
 		if r.warm || !proposed {
 			r.round.Draft = waited

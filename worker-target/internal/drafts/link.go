@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -14,8 +15,9 @@ import (
 )
 
 const (
-	// idleRows of features are sent without being asked for, so that a draft that is not in use now stays near.
-	idleRows = 32
+	// idleRows of features are sent without being asked for, so that a draft that is not in use now stays near: few enough
+	// to be caught up with in a moment, many enough that a draft on the same processors hardly disturbs plain decoding.
+	idleRows = 128
 	// messageBytes bounds the features of one message; a prompt's features travel in several.
 	messageBytes = 1 << 20
 	// silence ends a stream whose draft owes an answer for so long: it is hung, or its host is gone without a word.
@@ -64,6 +66,7 @@ type Link struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	timer  *time.Timer
+	sent   atomic.Int64 // position behind the newest row that was sent; written by the sender
 
 	mu       sync.Mutex
 	live     bool   // a stream is open
@@ -113,8 +116,12 @@ func signal(c chan struct{}) {
 	}
 }
 
-// Fed tells the link that the ring has new rows.
-func (l *Link) Fed() { signal(l.wake) }
+// Fed tells the link that the ring has new rows. The sender is woken when they are enough to be sent, not for every token.
+func (l *Link) Fed() {
+	if _, next := l.ring.Span(); int64(next)-l.sent.Load() >= idleRows {
+		signal(l.wake)
+	}
+}
 
 // Ready reports whether asking makes sense: a stream is open and its draft owes no answer.
 func (l *Link) Ready() bool {
@@ -318,6 +325,7 @@ func (l *Link) receive(api tandemv1.DraftService_SpeculateClient, session uint64
 func (l *Link) send(ctx context.Context, api tandemv1.DraftService_SpeculateClient, info draftInfo, capture *Capture) error {
 	sent, _ := l.ring.Span()
 	base := sent
+	l.sent.Store(int64(sent))
 	perMessage := max(1, messageBytes/capture.Width)
 	limit := info.maxContext - info.block // positions that the draft can hold
 	out := newOutbox(capture, l.id)
@@ -334,6 +342,7 @@ func (l *Link) send(ctx context.Context, api tandemv1.DraftService_SpeculateClie
 				base = max(first, next-limit/2)
 			}
 			sent = base
+			l.sent.Store(int64(sent))
 		}
 		l.mu.Lock()
 		ask := l.ask
@@ -380,5 +389,6 @@ func (l *Link) send(ctx context.Context, api tandemv1.DraftService_SpeculateClie
 			return err
 		}
 		sent += rows
+		l.sent.Store(int64(sent))
 	}
 }

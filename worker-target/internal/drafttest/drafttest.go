@@ -68,7 +68,8 @@ func New(t testing.TB, o enginefake.Options, maxContext int) *Draft {
 		Digest: "draft-1", Fuse: []byte("fc and norm"), engine: engine,
 		listener: bufconn.Listen(1 << 20), rng: rand.New(rand.NewPCG(11, 13)),
 	}
-	d.server = grpc.NewServer(append(tensorwire.ServerOptions(), rpcerr.ServerOptions(nil)...)...)
+	// Stop waits for handlers, which free their sequences.
+	d.server = grpc.NewServer(append(append(tensorwire.ServerOptions(), grpc.WaitForHandlers(true)), rpcerr.ServerOptions(nil)...)...)
 	tandemv1.RegisterDraftServiceServer(d.server, d)
 	go d.server.Serve(d.listener)
 	t.Cleanup(func() {

@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/batch"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
@@ -46,6 +47,8 @@ type Server struct {
 
 	mu       sync.Mutex
 	counters counters
+	engine   engineplugin.Engine // of which joint puts steps together
+	joint    *batch.Engine
 }
 
 // managed adapts the manager's links to what lanes use.
@@ -69,6 +72,16 @@ func New(workerID string, lanes int, cfg decode.Config, deps Deps) *Server {
 		s.lanes <- decode.NewLane(cfg, deps.Model, d)
 	}
 	return s
+}
+
+// together returns the engine as lanes use it.
+func (s *Server) together(engine engineplugin.Engine) *batch.Engine {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.engine != engine {
+		s.engine, s.joint = engine, batch.New(engine, s.deps.Model)
+	}
+	return s.joint
 }
 
 // Drain makes the server refuse new requests.
@@ -109,7 +122,7 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	}
 	ctx := stream.Context()
 	var stats decode.Stats
-	result, err := lane.Run(ctx, engine, req, out, &stats)
+	result, err := lane.Run(ctx, s.together(engine), req, out, &stats)
 	s.account(&stats, err)
 	s.log(ctx, req, &stats, result, err)
 	if err != nil {

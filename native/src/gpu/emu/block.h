@@ -1,4 +1,5 @@
-// Runs one block of a kernel: fibers for its threads, barriers, warp collectives, shared memory.
+// Runs one block of a kernel, or the blocks of a cluster: fibers for its threads, barriers, warp collectives, shared
+// memory.
 #pragma once
 
 #include <array>
@@ -15,6 +16,7 @@ namespace tnd::gpu::emu {
 
 constexpr int kMaxThreads = 1024;
 constexpr unsigned kMaxShared = 227 * 1024;
+constexpr int kMaxCluster = 8;
 constexpr uint8_t kPattern = 0xFF;  // of memory that nobody wrote: NaN as a float, -1 as an integer
 constexpr uint8_t kGuard = 0xA5;    // behind shared and device memory
 
@@ -29,17 +31,26 @@ class Runner {
  public:
   Runner();
   ~Runner();
-  // run executes a block to its end; false and a message when it cannot end.
+  // run executes a block, or the cluster whose first block it is, to its end; false and a message when it cannot end.
   bool run(const Grid& grid, Dim3 block_idx, uint64_t seed, std::string* error);
 
   // From inside the block.
   void collective(Apply apply, void* operands);
   void barrier();
   void* static_memory(const void* key, uint64_t bytes, uint64_t align);
-  void* dynamic_memory() { return shared_; }
+  void* dynamic_memory() { return shared_of(lane().block); }
   void copy_async(void* shared, const void* global, int bytes);
   void copy_commit();
   void copy_wait(int newest);
+  void barrier_init(uint64_t* barrier, int count);
+  void barrier_arrive(uint64_t* barrier, int bytes);
+  void barrier_wait(const uint64_t* barrier, uint32_t parity);
+  void send(void* shared, const void* from, uint32_t bytes, uint64_t* barrier);
+  void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier);
+  void cluster_arrive();
+  void cluster_wait();
+  int rank() const { return lane().block; }
+  void* of_block(void* shared, int rank);
 
  private:
   struct Copy {
@@ -50,12 +61,15 @@ class Runner {
   };
   struct Lane : Thread {  // first: emu::current_thread points here
     Fiber fiber;
-    int index = 0;
-    int group = 0;  // of copies, the open one
+    int index = 0;     // counts all blocks of the cluster, whole warps each
+    int block = 0;     // of the cluster
+    int group = 0;     // of copies, the open one
+    int arrivals = 0;  // at the barrier of the cluster
     std::vector<Copy> copies;
   };
   struct Warp {
     uint32_t present = 0, ready = 0, waiting = 0, at_barrier = 0, ended = 0;
+    uint32_t polling = 0;  // for a condition that another thread brings about, then all of them look again
     Apply apply = nullptr;
     std::array<void*, TND_WARP> operands{};
   };
@@ -63,30 +77,44 @@ class Runner {
   Lane& lane() const;
   Warp& warp_of(const Lane& l) { return warps_[static_cast<size_t>(l.index / TND_WARP)]; }
   void leave(Lane& from);  // to the next ready lane of the warp, else to run()
+  void poll();             // until anything has happened
+  void happened();
+  void settle(uint64_t* barrier);  // ends its phase if nothing is missing
+  uint8_t* shared_of(int block) const;
+  Lane& lane_at(int index) const { return *lanes_[static_cast<size_t>(index)]; }
   static void enter(void* lane);
   uint32_t random();
   void fail(const Lane& at, const char* what);
   void describe_deadlock();
-  void lay_guard(uint64_t end);
+  void lay_guard(uint8_t* end);
   bool guards_hold();
 
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<Warp> warps_;
   Fiber scheduler_;
   Grid grid_;
-  Dim3 block_idx_;
-  int threads_ = 0;
+  int threads_ = 0;  // of a block
+  int blocks_ = 1;   // of the cluster
+  int block_warps_ = 0;
   uint64_t random_ = 1;
   std::string error_;
 
   struct Static {
     const void* key;
+    int block;
     void* memory;
   };
-  uint8_t* shared_ = nullptr;
-  uint64_t shared_used_ = 0;
+  struct BulkCopy {
+    void* to;
+    const void* from;
+    uint32_t bytes;
+    uint64_t* barrier;
+  };
+  uint8_t* shared_ = nullptr;  // a room per block of a cluster
+  std::array<uint64_t, kMaxCluster> shared_used_{};
   std::vector<Static> statics_;
-  std::vector<uint64_t> guards_;  // offsets of guard zones
+  std::vector<uint8_t*> guards_;
+  std::vector<BulkCopy> bulk_;  // not delivered yet
 };
 
 }  // namespace tnd::gpu::emu

@@ -10,7 +10,8 @@
 //   - Shared memory and fresh device memory hold a pattern (NaN as a float); shared memory, dynamic and static, and
 //     device memory end in guard bytes that are looked at after every block or at release; large overruns hit a page
 //     without access. Sanitised builds (TND_SANITIZE) check every access.
-//   - copy_async delivers when waited for, and the destination holds the pattern until then.
+//   - copy_async and bulk copies deliver when waited for, and the destination holds the pattern until then.
+//   - Blocks of a cluster run together, in one host thread.
 //   - Launches and copies of a stream run at sync, not before: host memory must live as long as the contract says.
 // What it is not: a timing model. Lanes of a warp run one after the other between collectives, blocks to their end:
 // kernels that wait for another block of the grid (persistent ones with a grid barrier) cannot run here.
@@ -128,6 +129,18 @@ void* dynamic_shared();
 void copy_async(void* shared, const void* global, int bytes);
 void copy_async_commit();
 void copy_async_wait(int newest);
+
+// ---- clusters (runtime_cluster.h)
+
+void barrier_init(uint64_t* barrier, int count);
+void barrier_arrive(uint64_t* barrier, int bytes);
+void barrier_wait(const uint64_t* barrier, uint32_t parity);
+void send(void* shared, const void* from, uint32_t bytes, uint64_t* barrier);
+void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier);
+void cluster_arrive();
+void cluster_wait();
+int cluster_rank();
+void* of_block(void* shared, int rank);
 
 }  // namespace tnd::gpu::emu
 

@@ -70,8 +70,11 @@ class Pool {
     if (l.block.count() > kMaxBlock) return "a block has more than 1024 threads";
     start();
     grid_ = emu::Grid{&l, &body};
-    blocks_ = l.grid.count();
-    // Blocks in the order a * i + b mod n.
+    if (l.cluster == 0 || l.cluster > emu::kMaxCluster || l.grid.x % l.cluster != 0) {
+      return "clusters do not fit the grid";
+    }
+    blocks_ = l.grid.count() / l.cluster;
+    // Blocks, or clusters, in the order a * i + b mod n.
     seed_ = seed_ * 6364136223846793005u + 1442695040888963407u;
     offset_ = (seed_ >> 33) % blocks_;
     factor_ = (seed_ >> 17) % blocks_;
@@ -128,12 +131,14 @@ class Pool {
     }
   }
   void work(int index) {
-    const Dim3 dim = grid_.launch->grid;
+    const unsigned cluster = grid_.launch->cluster;
+    Dim3 dim = grid_.launch->grid;
+    dim.x /= cluster;
     for (;;) {
       const uint64_t i = next_.fetch_add(1);
       if (i >= blocks_) return;
       const uint64_t block = (i * factor_ + offset_) % blocks_;
-      const Dim3 at{static_cast<unsigned>(block % dim.x), static_cast<unsigned>(block / dim.x % dim.y),
+      const Dim3 at{static_cast<unsigned>(block % dim.x) * cluster, static_cast<unsigned>(block / dim.x % dim.y),
                     static_cast<unsigned>(block / dim.x / dim.y)};
       std::string error;
       if (runners_[static_cast<size_t>(index)]->run(grid_, at, seed_ ^ (block + 1) * 0x9E3779B97F4A7C15u, &error)) {
@@ -275,6 +280,9 @@ Status use_device(int) {
 }
 bool device_overlaps() {
   return false;
+}
+int clusters_at_once(int, int, const void*) {
+  return 3;
 }
 Status memory_free(uint64_t* free_bytes) {
   *free_bytes = meminfo_available();

@@ -1,0 +1,208 @@
+package shmstream
+
+import (
+	"encoding/binary"
+	"errors"
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+// words steer one lane. Both processes see them; each counter has its own cache line.
+type words struct {
+	head atomic.Uint64 // bytes written
+	_    [56]byte
+	tail atomic.Uint64 // bytes read
+	_    [56]byte
+	// Someone sleeps until there are bytes, until there is room: the sleeper counts himself in, whoever changes what he waits
+	// for changes the word and wakes.
+	bytes bell
+	room  bell
+	ended atomic.Uint32 // the writer will write no more
+	_     [60]byte
+}
+
+// bell is a word to sleep on.
+type bell struct {
+	word     uint32
+	sleepers atomic.Int32
+	_        [56]byte
+}
+
+func (b *bell) ring() {
+	if b.sleepers.Load() > 0 {
+		atomic.AddUint32(&b.word, 1)
+		wake(&b.word)
+	}
+}
+
+const (
+	prefixBytes = 4 // length of a message
+	// oversleep bounds a sleep, should a peer die between its change and its ring.
+	oversleep = time.Second
+)
+
+// spin is how long a reader looks before it sleeps, where there are processors to spare: the answer is often near, and a
+// processor that sleeps takes its time to wake.
+var spin = func() time.Duration {
+	if runtime.NumCPU() > 4 {
+		return 20 * time.Microsecond
+	}
+	return 0
+}()
+
+var (
+	errClosed  = errors.New("stream is closed")
+	errEnded   = errors.New("the stream has ended")
+	errCorrupt = errors.New("counters of the shared memory are out of bounds")
+)
+
+// lane is one direction of a stream: a ring of bytes with one writer and one reader.
+type lane struct {
+	*words
+	data []byte
+	side *side
+}
+
+// side is what both lanes of this end of the stream share.
+type side struct {
+	closed atomic.Bool // all calls are to return
+	over   atomic.Bool // the peer is done: what is in the ring is all there will be, and nobody reads any more
+}
+
+// write appends the pieces of a message whose bytes are total in all.
+func (l *lane) write(pieces [][]byte, total int) error {
+	if l.side.over.Load() {
+		return errEnded
+	}
+	var prefix [prefixBytes]byte
+	binary.LittleEndian.PutUint32(prefix[:], uint32(total))
+	head := l.head.Load()
+	if err := l.put(&head, prefix[:]); err != nil {
+		return err
+	}
+	for _, p := range pieces {
+		if err := l.put(&head, p); err != nil {
+			return err
+		}
+	}
+	l.publish(head)
+	return nil
+}
+
+func (l *lane) publish(head uint64) {
+	l.head.Store(head)
+	l.bytes.ring()
+}
+
+// put copies p into the ring; what is in it becomes visible when the ring is full, else with publish.
+func (l *lane) put(head *uint64, p []byte) error {
+	size := uint64(len(l.data))
+	for len(p) > 0 {
+		used := *head - l.tail.Load()
+		if used > size {
+			return errCorrupt
+		}
+		if used == size {
+			l.publish(*head)
+			if err := l.sleep(&l.room, 0, func() bool { return *head-l.tail.Load() != size }); err != nil {
+				return err
+			}
+			continue
+		}
+		at := *head % size
+		n := copy(l.data[at:min(size, at+size-used)], p)
+		p = p[n:]
+		*head += uint64(n)
+	}
+	return nil
+}
+
+// read returns the next message in buf or in a larger slice.
+func (l *lane) read(buf []byte, limit int) ([]byte, error) {
+	var prefix [prefixBytes]byte
+	tail := l.tail.Load()
+	if err := l.get(&tail, prefix[:]); err != nil {
+		return buf, err
+	}
+	n := int(binary.LittleEndian.Uint32(prefix[:]))
+	if n > limit {
+		return buf, errCorrupt
+	}
+	if cap(buf) < n {
+		buf = make([]byte, n)
+	}
+	buf = buf[:n]
+	if err := l.get(&tail, buf); err != nil {
+		return buf, err
+	}
+	l.release(tail)
+	return buf, nil
+}
+
+func (l *lane) release(tail uint64) {
+	l.tail.Store(tail)
+	l.room.ring()
+}
+
+// get copies from the ring to p; what was read becomes room when the ring is empty, else with release.
+func (l *lane) get(tail *uint64, p []byte) error {
+	size := uint64(len(l.data))
+	for len(p) > 0 {
+		there := l.head.Load() - *tail
+		if there > size {
+			return errCorrupt
+		}
+		if there == 0 {
+			l.release(*tail)
+			if err := l.sleep(&l.bytes, spin, func() bool { return l.head.Load() != *tail }); err != nil {
+				return err
+			}
+			continue
+		}
+		at := *tail % size
+		n := copy(p, l.data[at:min(size, at+there)])
+		p = p[n:]
+		*tail += uint64(n)
+	}
+	return nil
+}
+
+// sleep waits until ready, looking for a while before it sleeps.
+func (l *lane) sleep(b *bell, look time.Duration, ready func() bool) error {
+	if look > 0 {
+		for start := time.Now(); time.Since(start) < look; {
+			if ready() {
+				return nil
+			}
+		}
+	}
+	b.sleepers.Add(1)
+	defer b.sleepers.Add(-1)
+	for {
+		word := atomic.LoadUint32(&b.word)
+		switch {
+		case ready(): // what came before the end counts
+			return nil
+		case l.side.closed.Load():
+			return errClosed
+		case l.side.over.Load() || l.ended.Load() != 0:
+			return errEnded
+		}
+		wait(&b.word, word, oversleep)
+	}
+}
+
+// end says that nothing more will be written.
+func (l *lane) end() {
+	l.ended.Store(1)
+	l.rouse()
+}
+
+// rouse makes all who sleep look again, on either side.
+func (l *lane) rouse() {
+	for _, b := range []*bell{&l.bytes, &l.room} {
+		atomic.AddUint32(&b.word, 1)
+		wake(&b.word)
+	}
+}

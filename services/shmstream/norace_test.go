@@ -1,0 +1,5 @@
+//go:build !race
+
+package shmstream
+
+const raceEnabled = false
