@@ -118,6 +118,7 @@ void matmul_table(gpu::Stream& stream, const gpu::DeviceInfo& info, double copy)
     for (const int rows : {1, 2, 4, 8, 16, 23, 32, 64, 512}) {
       prepare.rows = rows;
       prepare.acts.prompt = rows > 64 ? gpu::prompt_inputs(info) : gpu::Prompt::kNone;
+      prepare.acts.paired = gpu::has_matmul_pairs(info) ? 1 : 0;
       gpu::launch_prepare(stream, prepare);
       gpu::MatmulGroup group;
       group.count = 1;

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <span>
 
 #include "cpu/cpu_features.h"
 #include "cpu/matmul.h"
@@ -14,7 +15,9 @@
 #include "gpu/matmul.h"
 #include "gpu/matmul_jobs.h"
 #include "gpu/matmul_layout.h"
+#include "gpu/norm.h"
 #include "gpu/repack.h"
+#include "gpu/swiglu.h"
 #include "harness.h"
 #include "matmul_reference.h"
 
@@ -109,11 +112,13 @@ struct Inputs {
   Memory x, memory;
   ActsView acts;
 
-  Inputs(const std::vector<float>& rows, int64_t k, int count, uint32_t forms, Prompt prompt = Prompt::kNone)
+  Inputs(const std::vector<float>& rows, int64_t k, int count, uint32_t forms, Prompt prompt = Prompt::kNone,
+         bool paired = false)
       : x(rows.size() * sizeof(float)), memory(tnd::gpu::acts_bytes(k, count, forms)) {
     device().up(x.get(), rows.data(), rows.size() * sizeof(float));
     tnd::gpu::acts_init(&acts, memory.get(), k, count, forms);
     acts.prompt = prompt;
+    acts.paired = paired ? 1 : 0;
     tnd::gpu::launch_prepare(device().stream, {.x = x.get<const float>(),
                                                .x_stride = k,
                                                .rows = count,
@@ -361,37 +366,94 @@ TEST(many_rows_equal_scalar) {
 
 namespace {
 
-// Products of a prompt as NUMERICS.md has them, with sums in the order of the emulated instructions (k ascending), and
-// in double with the sum of magnitudes.
-struct PromptProduct {
+// Products of pairs as NUMERICS.md has them, with sums in the order of the emulated instructions (k ascending), and in
+// double with the sum of magnitudes.
+struct PairProduct {
   float bits;
   double exact, magnitude;
 };
-PromptProduct prompt_product(DType type, const uint8_t* row, const float* x, uint64_t k) {
-  const auto hi = [](float v) { return tnd::bf16_to_f32(tnd::f32_to_bf16(v)); };
+
+float bf16_of(float v) {
+  return tnd::bf16_to_f32(tnd::f32_to_bf16(v));
+}
+// The nearest bfloat16 of a half, ties away from zero; the same as bf16_of up to ties.
+float upper(float v) {
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(v) + 0x8000u) & 0xFFFF0000u);
+}
+
+// Adds elements first .. end - 1 to a sum: products of a part of the weights with a part of the inputs.
+struct Parts {
+  const std::vector<float>& w;
+  const float* x;
+  void low(DType type, uint64_t first, uint64_t end, float* sum) const {
+    for (uint64_t i = first; i < end; ++i) *sum += upper(w[i]) * bf16_of(x[i] - bf16_of(x[i]));
+    if (type != DType::kF16) return;
+    for (uint64_t i = first; i < end; ++i) *sum += (w[i] - upper(w[i])) * bf16_of(x[i]);
+  }
+  void high(uint64_t first, uint64_t end, float* sum) const {
+    for (uint64_t i = first; i < end; ++i) *sum += upper(w[i]) * bf16_of(x[i]);
+  }
+};
+
+PairProduct pair_product(DType type, const uint8_t* row, const float* x, uint64_t k, bool prompt) {
+  constexpr uint64_t kLanes = 32;
   std::vector<float> w(k);
   tnd::dequantise_row(type, row, w.data(), k);
-  PromptProduct p{};
-  for (uint64_t first = 0; first < k; first += 16) {
-    const uint64_t end = std::min(first + 16, k);
-    const auto add = [&](auto&& weight, auto&& input) {
-      for (uint64_t i = first; i < end; ++i) p.bits += weight(w[i]) * input(x[i]);
-    };
-    // The nearest bfloat16 of a half, ties away from zero; the same as `hi` up to ties.
-    const auto high = [&](float v) {
-      return std::bit_cast<float>((std::bit_cast<uint32_t>(v) + 0x8000u) & 0xFFFF0000u);
-    };
-    const auto low = [&](float v) { return v - high(v); };
-    const auto rest = [&](float v) { return hi(v - hi(v)); };
-    add(high, rest);
-    if (type == DType::kF16) add(low, hi);
-    add(high, hi);
-    for (uint64_t i = first; i < end; ++i) {
-      p.exact += static_cast<double>(w[i]) * static_cast<double>(x[i]);
-      p.magnitude += std::fabs(static_cast<double>(w[i]) * static_cast<double>(x[i]));
+  const Parts parts{w, x};
+  PairProduct p{};
+  for (uint64_t i = 0; i < k; ++i) {
+    p.exact += static_cast<double>(w[i]) * static_cast<double>(x[i]);
+    p.magnitude += std::fabs(static_cast<double>(w[i]) * static_cast<double>(x[i]));
+  }
+  const uint64_t blocks = (k + 15) / 16;
+  const auto end_of = [&](uint64_t block) { return std::min(block * 16 + 16, k); };
+  if (prompt) {
+    for (uint64_t b = 0; b < blocks; ++b) {
+      parts.low(type, b * 16, end_of(b), &p.bits);
+      parts.high(b * 16, end_of(b), &p.bits);
+    }
+    return p;
+  }
+  float groups[8] = {};
+  for (uint64_t lane = 0; lane < kLanes; ++lane) {
+    float low = 0, high = 0;
+    for (uint64_t b = lane * blocks / kLanes; b < (lane + 1) * blocks / kLanes; ++b) {
+      parts.low(type, b * 16, end_of(b), &low);
+      parts.high(b * 16, end_of(b), &high);
+    }
+    groups[lane / 4] += high + low;
+  }
+  p.bits = ((groups[0] + groups[1]) + (groups[2] + groups[3])) + ((groups[4] + groups[5]) + (groups[6] + groups[7]));
+  return p;
+}
+
+std::vector<PairProduct> pair_products(const Weight& w, const std::vector<float>& x, int rows, bool prompt) {
+  const uint64_t k = w.packed.k, n = w.packed.n;
+  std::vector<PairProduct> want(n * static_cast<uint64_t>(rows));
+  for (uint64_t r = 0; r < static_cast<uint64_t>(rows); ++r) {
+    for (uint64_t o = 0; o < n; ++o) {
+      want[r * n + o] = pair_product(w.w.type, &w.rows[o * tnd::row_bytes(w.w.type, k)], &x[r * k], k, prompt);
     }
   }
-  return p;
+  return want;
+}
+
+// Checks products against their bound and, in the emulation, their bits.
+void check_pairs(DType type, uint64_t k, const std::vector<float>& got, const std::vector<PairProduct>& want,
+                 const std::string& where) {
+  double squares = 0, errors = 0;
+  for (uint64_t i = 0; i < got.size(); ++i) {
+    const PairProduct& p = want[i];
+    const double error = std::fabs(static_cast<double>(got[i]) - p.exact);
+    const double input = type == DType::kF16 ? 0x1p-15 : 0x1p-16;
+    const double sums = static_cast<double>(k / 16 + 1) * (type == DType::kF16 ? 3 : 2) * 0x1p-20;
+    CHECK_MSG(error <= (input + sums) * p.magnitude + 1e-30, where);
+    if (emulated()) CHECK_MSG(same_bits(&got[i], &p.bits, 1), where + " at " + std::to_string(i));
+    errors += error * error;
+    squares += p.exact * p.exact;
+  }
+  // The bound lets a lost `lo` pass when k is large; this does not (it would be 2^-9 or so).
+  CHECK_MSG(std::sqrt(errors / squares) < 0x1p-15, where + ": " + std::to_string(std::sqrt(errors / squares)));
 }
 
 // The kinds of prompts' inputs that the device multiplies.
@@ -422,33 +484,15 @@ TEST(prompts_through_float_weights_are_within_their_bound) {
         const Weight w(type, k, n, Scales::kOrdinary, rng);
         const auto x = random_input(k, most, rng);
         const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type), kind);
-        std::vector<PromptProduct> want(n * static_cast<uint64_t>(most));
-        for (uint64_t r = 0; r < static_cast<uint64_t>(most); ++r) {
-          for (uint64_t o = 0; o < n; ++o) {
-            want[r * n + o] = prompt_product(type, &w.rows[o * tnd::row_bytes(type, k)], &x[r * k], k);
-          }
-        }
+        const auto want = pair_products(w, x, most, true);
         for (int rows : shape.rows) {
           for (int run = 0; run < (emulated() ? 6 : 3); ++run) {
             const int unit = run / 3, processors = kProcessors[run % 3];
             const auto got = product(w, in, rows, unit, processors);
-            const std::string where = std::string(tnd::dtype_name(type)) + " k " + std::to_string(k) + " rows " +
-                                      std::to_string(rows) + " unit " + std::to_string(unit) + " processors " +
-                                      std::to_string(processors);
-            double squares = 0, errors = 0;
-            for (uint64_t i = 0; i < got.size(); ++i) {
-              const PromptProduct& p = want[i];
-              const double error = std::fabs(static_cast<double>(got[i]) - p.exact);
-              const double input = type == DType::kF16 ? 0x1p-15 : 0x1p-16;
-              const double sums = static_cast<double>(k / 16 + 1) * (type == DType::kF16 ? 3 : 2) * 0x1p-20;
-              CHECK_MSG(error <= (input + sums) * p.magnitude + 1e-30, where);
-              if (emulated()) CHECK_MSG(same_bits(&got[i], &p.bits, 1), where);
-              errors += error * error;
-              squares += p.exact * p.exact;
-            }
-            // The bound lets a lost `lo` pass when k is large; this does not (it would be 2^-9 or so).
-            CHECK_MSG(std::sqrt(errors / squares) < 0x1p-15,
-                      where + ": " + std::to_string(std::sqrt(errors / squares)));
+            check_pairs(type, k, got, want,
+                        std::string(tnd::dtype_name(type)) + " k " + std::to_string(k) + " rows " +
+                            std::to_string(rows) + " unit " + std::to_string(unit) + " processors " +
+                            std::to_string(processors));
           }
         }
       }
@@ -537,6 +581,163 @@ TEST(prompts_through_quantised_weights_are_within_their_bound) {
       // What int8 inputs lose is 2^-7 or more.
       CHECK_MSG(std::sqrt(errors) <= 0x1p-11 * std::sqrt(squares),
                 where + ": " + std::to_string(std::sqrt(errors / squares)));
+    }
+  }
+}
+
+TEST(products_of_pairs_are_within_their_bound_and_alike_for_every_row_count) {
+  if (!tnd::gpu::has_matmul_pairs(device().info)) return;
+  Rng rng(19);
+  struct Shape {
+    uint64_t k, n;
+  };
+  // Lanes of several blocks, of one or none, of none but the last; the last step half beyond k.
+  const Shape shapes[] = {{1280, 40}, {640, 97}, {257, 33}, {520, 5}, {51, 70}, {40, 1}};
+  for (DType type : {DType::kBF16, DType::kF16}) {
+    for (const Shape& shape : shapes) {
+      const uint64_t k = shape.k, n = shape.n;
+      const int most = k == 1280 ? 100 : 25;
+      const Weight w(type, k, n, Scales::kOrdinary, rng);
+      const auto x = random_input(k, most, rng);
+      const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type), Prompt::kNone, true);
+      const auto want = pair_products(w, x, most, false);
+      std::vector<float> first;
+      for (int rows : {most, 1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 24, 25, 31, 32, 33, 48, 63, 64, 65}) {
+        if (rows > most) continue;
+        // With one processor a block takes several units, one after the other, and clusters never form.
+        struct Run {
+          int unit, processors;
+        };
+        constexpr Run kRuns[] = {{0, 0}, {0, 1}, {1, 0}, {1, 1}, {3, 64}};
+        for (const auto& [unit, processors] : std::span(kRuns, emulated() ? 5 : 2)) {
+          const std::string where = std::string(tnd::dtype_name(type)) + " k " + std::to_string(k) + " n " +
+                                    std::to_string(n) + " rows " + std::to_string(rows) + " unit " +
+                                    std::to_string(unit) + " processors " + std::to_string(processors);
+          const auto got = product(w, in, rows, unit, processors);
+          check_pairs(type, k, got, want, where);
+          if (first.empty()) first = got;
+          CHECK_MSG(same_bits(got.data(), first.data(), got.size()), where);
+        }
+      }
+    }
+  }
+}
+
+TEST(a_product_of_gate_and_up_writes_the_next_inputs) {
+  // As the products, SwiGLU and its preparation in launches of their own; columns up to the next unit are zeros.
+  if (!tnd::gpu::matmul_fuses(device().info, 64, 640)) return;
+  Rng rng(20);
+  struct Shape {
+    uint64_t k, n;
+    std::vector<int> rows;
+  };
+  const Shape shapes[] = {{520, 96, {1, 8, 9, 24, 25, 64}}, {96, 300, {5, 17}}, {640, 40, {64}}};
+  for (DType type : {DType::kBF16, DType::kF16}) {
+    for (const Shape& shape : shapes) {
+      const uint64_t k = shape.k, n = shape.n;
+      const int64_t nn = static_cast<int64_t>(n);
+      const int most = shape.rows.back();
+      const Weight gate(type, k, n, Scales::kOrdinary, rng), up(type, k, n, Scales::kOrdinary, rng);
+      const auto x = random_input(k, most, rng);
+      const uint64_t bytes = tnd::gpu::acts_bytes(nn, most, tnd::gpu::kFormHalf);
+      const Memory wanted_memory(bytes), got_memory(bytes), ys(2 * n * static_cast<uint64_t>(most) * sizeof(float));
+      ActsView wanted_acts, got_acts;
+      for (const auto& [acts, memory] : {std::pair{&wanted_acts, &wanted_memory}, {&got_acts, &got_memory}}) {
+        tnd::gpu::acts_init(acts, memory->get(), nn, most, tnd::gpu::kFormHalf);
+        acts->paired = 1;
+      }
+      for (int rows : shape.rows) {
+        const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type), Prompt::kNone, true);
+        for (int processors : {0, 1}) {
+          MatmulGroup group = group_of(in.acts, rows, 0);
+          if (processors > 0) group.processors = processors;
+          float* const y = ys.get<float>();
+          group.count = 2;
+          group.products[0] = {.w = gate.w, .y = y, .y_stride = nn};
+          group.products[1] = {.w = up.w, .y = y + nn * rows, .y_stride = nn};
+          tnd::gpu::launch_matmul(device().stream, group);
+          tnd::gpu::SwigluArgs swiglu;
+          swiglu.gate = y, swiglu.up = y + nn * rows, swiglu.stride = nn;
+          swiglu.rows = rows, swiglu.dim = static_cast<int>(n);
+          swiglu.acts = wanted_acts, swiglu.forms = tnd::gpu::kFormHalf;
+          tnd::gpu::launch_swiglu(device().stream, swiglu);
+          device().stream.fill(got_memory.get(), 0xFF, bytes);
+          group.swiglu = got_acts;
+          tnd::gpu::launch_matmul(device().stream, group);
+          std::vector<uint16_t> want(bytes / 2), got(bytes / 2);
+          device().down(want.data(), wanted_memory.get(), bytes);
+          device().down(got.data(), got_memory.get(), bytes);
+          const uint64_t steps = (n + 31) / 32 * 4, stride = static_cast<uint64_t>(got_acts.row_stride);
+          for (uint64_t step = 0; step < steps; ++step) {
+            for (uint64_t row = 0; row < static_cast<uint64_t>(rows); ++row) {
+              const uint64_t at = (step * stride + row) * 16;
+              CHECK_MSG(std::memcmp(&want[at], &got[at], 32) == 0,
+                        std::string(tnd::dtype_name(type)) + " n " + std::to_string(n) + " rows " +
+                            std::to_string(rows) + " row " + std::to_string(row) + " step " + std::to_string(step));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(products_read_rows_before_their_norm) {
+  // As the norm in a launch of its own.
+  constexpr int kMost = 8;
+  if (!tnd::gpu::matmul_fuses_norm(device().info, kMost, 1024)) return;
+  Rng rng(21);
+  for (DType type : {DType::kBF16, DType::kF16}) {
+    for (uint64_t k : {uint64_t{1024}, uint64_t{400}, uint64_t{16}}) {
+      constexpr uint64_t kOutputs[] = {70, 3};
+      const Weight first(type, k, kOutputs[0], Scales::kOrdinary, rng);
+      const Weight second(type, k, kOutputs[1], Scales::kOrdinary, rng);
+      const auto x = random_input(k, kMost, rng);
+      std::vector<float> weights(k);
+      for (float& v : weights) v = rng.normal();
+      const Memory rows_memory(x.size() * sizeof(float)), norm_memory(k * sizeof(float));
+      device().up(rows_memory.get(), x.data(), x.size() * sizeof(float));
+      device().up(norm_memory.get(), weights.data(), k * sizeof(float));
+      const int32_t reversed[kMost] = {7, 6, 5, 4, 3, 2, 1, 0};
+      const Memory gather(sizeof reversed);
+      device().up(gather.get(), reversed, sizeof reversed);
+      for (int rows : {1, 2, 5, kMost}) {
+        const Memory acts_memory(tnd::gpu::acts_bytes(static_cast<int64_t>(k), rows, tnd::gpu::kFormHalf));
+        const uint64_t count = (kOutputs[0] + kOutputs[1]) * static_cast<uint64_t>(rows);
+        const Memory ys(count * sizeof(float));
+        tnd::gpu::NormArgs norm;
+        norm.x = rows_memory.get<const float>();
+        norm.x_stride = static_cast<int64_t>(k);
+        norm.w = norm_memory.get<const float>();
+        norm.eps = 1e-6f;
+        norm.rows = rows;
+        norm.dim = static_cast<int>(k);
+        norm.forms = tnd::gpu::kFormHalf;
+        tnd::gpu::acts_init(&norm.acts, acts_memory.get(), static_cast<int64_t>(k), rows, tnd::gpu::kFormHalf);
+        norm.acts.paired = 1;
+        std::vector<float> want(count), got(count);
+        for (int processors : {0, 1}) {
+          MatmulGroup group = group_of(norm.acts, rows, 0);
+          if (processors > 0) {
+            group.processors = processors;
+            norm.gather = gather.get<const int32_t>();
+          }
+          group.count = 2;
+          float* const y = ys.get<float>();
+          group.products[0] = {.w = first.w, .y = y, .y_stride = kOutputs[0]};
+          group.products[1] = {
+              .w = second.w, .y = y + kOutputs[0] * static_cast<uint64_t>(rows), .y_stride = kOutputs[1]};
+          tnd::gpu::launch_norm(device().stream, norm);
+          tnd::gpu::launch_matmul(device().stream, group);
+          device().down(want.data(), ys.get(), count * sizeof(float));
+          device().stream.fill(ys.get(), 0xFF, count * sizeof(float));
+          group.norm = {.x = norm.x, .gather = norm.gather, .w = norm.w, .eps = norm.eps};
+          tnd::gpu::launch_matmul(device().stream, group);
+          device().down(got.data(), ys.get(), count * sizeof(float));
+          CHECK_MSG(same_bits(got.data(), want.data(), count),
+                    std::string(tnd::dtype_name(type)) + " k " + std::to_string(k) + " rows " + std::to_string(rows));
+        }
+      }
     }
   }
 }
@@ -748,10 +949,11 @@ TEST(clusters_give_the_same_bits) {
 TEST(a_row_does_not_depend_on_its_place_or_neighbours) {
   Rng rng(8);
   const uint64_t k = 512, n = 48;
-  for (DType type : {DType::kQ4_K, DType::kQ6_K, DType::kQ8_0, DType::kQ5_1, DType::kBF16}) {
+  const auto check = [&](DType type, bool paired) {
     const Weight w(type, k, n, Scales::kOrdinary, rng);
     const auto one = random_input(k, 1, rng);
-    const auto alone = wanted(w.packed, one, 1);
+    const auto alone = paired ? product(w, Inputs(one, k, 1, tnd::gpu::act_form(type), Prompt::kNone, true), 1, 0)
+                              : wanted(w.packed, one, 1);
     for (int rows : {2, 9, 33, 100}) {
       auto x = random_input(k, rows, rng);
       const uint64_t at = rng.below(static_cast<uint64_t>(rows));
@@ -759,11 +961,17 @@ TEST(a_row_does_not_depend_on_its_place_or_neighbours) {
         x[i] = i % 2 == 0 ? std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
       }
       std::copy(one.begin(), one.end(), x.begin() + static_cast<int64_t>(at * k));
-      const Inputs in(x, k, rows, tnd::gpu::act_form(type));
+      const Inputs in(x, k, rows, tnd::gpu::act_form(type), Prompt::kNone, paired);
       const auto y = product(w, in, rows, 0);
       CHECK_MSG(same_bits(&y[at * n], alone.data(), n), tnd::dtype_name(type));
     }
+  };
+  for (DType type : {DType::kQ4_K, DType::kQ6_K, DType::kQ8_0, DType::kQ5_1, DType::kBF16}) {
+    check(type, false);
   }
+  if (!tnd::gpu::has_matmul_pairs(device().info)) return;
+  check(DType::kBF16, true);
+  check(DType::kF16, true);
 }
 
 TEST(embedding_equals_the_decoder) {

@@ -27,6 +27,7 @@ TND_DEVICE void load_eight(const PrepareArgs& args, int row, int s, float (&x)[8
 }
 
 __global__ void prepare_f32_kernel(PrepareArgs args) {
+  let_next_start();
   wait_for_previous();
   const int supers = static_cast<int>(super_blocks(args.k));
   const int64_t item = int64_t{blockIdx.x} * kWarps + warp_id();
@@ -72,7 +73,7 @@ uint64_t lay_out(ActsView* acts, void* mem, int64_t max_k, int max_rows, uint32_
   at = std::max(at, panels_end);
   take(&acts->f32, kFormF32 | kFormHalf, 4 * kSuper);
   acts->pairs = reinterpret_cast<uint16_t*>(acts->f32);
-  if (forms & kFormF32) take(&acts->pairs, kFormHalf, 4 * kSuper);  // a prompt may need both
+  if (forms & kFormF32) take(&acts->pairs, kFormHalf, 4 * kSuper);  // weights may need both
   acts->f32_stride = supers * kSuper;
   acts->row_stride = static_cast<int32_t>(rows);
   return at;

@@ -47,10 +47,8 @@ struct PairWords {
   uint32_t hi, lo;
 };
 TND_DEVICE PairWords pair_words(float x0, float x1) {
-  const uint32_t h0 = f32_to_bf16(x0), h1 = f32_to_bf16(x1);
-  const uint32_t l0 = f32_to_bf16(x0 - bf16_to_f32(static_cast<uint16_t>(h0)));
-  const uint32_t l1 = f32_to_bf16(x1 - bf16_to_f32(static_cast<uint16_t>(h1)));
-  return {h1 << 16 | h0, l1 << 16 | l0};
+  const uint32_t hi = pack_bfloats(x0, x1);
+  return {hi, pack_bfloats(x0 - __uint_as_float(hi << 16), x1 - __uint_as_float(hi & 0xFFFF0000u))};
 }
 
 // acts_store writes super-block s of a row in all of `forms`. Called by a whole warp: lane i has elements 256 s + 8 i
@@ -97,7 +95,7 @@ TND_DEVICE void acts_store(const ActsView& acts, uint32_t forms, int row, int s,
     if (lane % 2 == 0) acts.sum16[at * 16 + sum_position(lane / 2)] = float_to_half(static_cast<float>(sum));
     if (lane == 0) acts.scale256[at] = g.a;
   }
-  const bool pairs = (forms & kFormHalf) != 0 && acts.prompt != Prompt::kNone;
+  const bool pairs = (forms & kFormHalf) != 0 && (acts.prompt != Prompt::kNone || acts.paired != 0);
   if ((forms & kFormF32) != 0 || ((forms & kFormHalf) != 0 && !pairs)) {
     float4* to = reinterpret_cast<float4*>(acts.f32 + row * acts.f32_stride + int64_t{s} * kSuper + 8 * lane);
     to[0] = make_float4(x[0], x[1], x[2], x[3]);

@@ -33,13 +33,25 @@ std::unique_ptr<Acts> GpuBackend::acts(Arena& arena, int64_t max_k, int max_rows
   auto a = std::make_unique<GpuActs>();
   void* mem = take_aligned(arena, Purpose::kScratch, acts_bytes(max_k, max_rows, forms), kDeviceAlign);
   if (!arena.measuring()) acts_init(&a->view, mem, max_k, max_rows, forms);
+  if ((forms & kFormHalf) != 0 && matmul_fuses(info_, 1, 256)) {
+    const int rows = std::min(max_rows, kGraphRows);
+    mem = take_aligned(arena, Purpose::kScratch, acts_bytes(max_k, rows, kFormHalf), kDeviceAlign);
+    if (!arena.measuring()) acts_init(&a->other, mem, max_k, rows, kFormHalf);
+  }
   return a;
 }
 
 ActsView GpuBackend::view(const Acts& acts, int rows) const {
-  ActsView v = static_cast<const GpuActs&>(acts).view;
+  const GpuActs& a = static_cast<const GpuActs&>(acts);
+  ActsView v = a.in_other ? a.other : a.view;
   v.prompt = rows > kPromptRows ? prompt_ : Prompt::kNone;
+  v.paired = has_matmul_pairs(info_) ? 1 : 0;
   return v;
+}
+
+ActsView GpuBackend::output(Acts* acts, int rows) const {
+  static_cast<GpuActs*>(acts)->in_other = static_cast<GpuActs*>(acts)->stale = false;
+  return view(*acts, rows);
 }
 
 void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
@@ -177,7 +189,7 @@ void fill_norm(NormArgs& args, const float* x, const float* w, float eps, int ro
 void GpuBackend::norm(const float* x, const float* w, float eps, int rows, int64_t dim, InputForms forms, Acts* out) {
   NormArgs& args = recorder_.add(launch_norm);
   fill_norm(args, x, w, eps, rows, dim);
-  args.acts = view(*out, rows);
+  args.acts = output(out, rows);
   args.forms = forms;
 }
 
@@ -194,14 +206,40 @@ void GpuBackend::prepare(const float* x, int64_t stride, int rows, int64_t dim, 
   args.rows = rows;
   args.k = static_cast<int32_t>(dim);
   args.forms = forms;
-  args.acts = view(*out, rows);
+  args.acts = output(out, rows);
+}
+
+NormInput GpuBackend::norm_in_product(std::span<const Product> products, const Acts& in, int rows) {
+  const NormArgs* norm = recorder_.last(launch_norm);
+  const ActsView acts = view(in, rows);
+  const DeviceWeight& first = static_cast<const GpuMatrix*>(products[0].w)->weight;
+  if (norm == nullptr || norm->forms != kFormHalf || acts.paired == 0 || acts.prompt != Prompt::kNone ||
+      norm->rows != rows || norm->acts.pairs != acts.pairs || products.size() > kMaxProducts || rows > kGraphRows ||
+      !matmul_fuses_norm(info_, rows, first.k)) {
+    return {};
+  }
+  for (const Product& p : products) {
+    if (static_cast<const GpuMatrix*>(p.w)->weight.type != first.type) return {};
+  }
+  const NormInput input{norm->x, norm->gather, norm->w, norm->eps};
+  recorder_.drop_last();
+  static_cast<const GpuActs&>(in).stale = true;
+  return input;
 }
 
 void GpuBackend::matmul(std::span<const Product> products, const Acts& in, int rows) {
+  const NormInput norm = norm_in_product(products, in, rows);
+  if (norm.x == nullptr && static_cast<const GpuActs&>(in).stale) {
+    stream_.fail(errorf(TND_INTERNAL, "products of inputs that were not written"));
+  }
   for (size_t first = 0; first < products.size(); first += kMaxProducts) {
     MatmulGroup& group = recorder_.add(launch_matmul);
     group.rows = rows;
     group.acts = view(in, rows);
+    group.norm.x = norm.x;
+    group.norm.gather = norm.gather;
+    group.norm.w = norm.w;
+    group.norm.eps = norm.eps;
     group.scratch = matmul_scratch_;
     group.processors = info_.processors;
     group.shared_per_block = info_.shared_per_block;
@@ -217,14 +255,35 @@ void GpuBackend::matmul(std::span<const Product> products, const Acts& in, int r
   }
 }
 
+bool GpuBackend::swiglu_in_product(const float* gate, const float* up, int rows, int64_t dim, InputForms forms,
+                                   Acts* out) {
+  GpuActs& acts = *static_cast<GpuActs*>(out);
+  MatmulGroup* product = recorder_.last(launch_matmul);
+  if (product == nullptr || acts.other.pairs == nullptr || forms != kFormHalf || rows > kGraphRows ||
+      !matmul_fuses(info_, rows, product->products[0].w.k)) {
+    return false;
+  }
+  const MatmulProduct &g = product->products[0], &u = product->products[1];
+  if (product->count != 2 || product->rows != rows || g.y != gate || u.y != up || g.w.n != dim || u.w.n != dim ||
+      g.w.type != u.w.type || act_form(g.w.type) != kFormHalf || product->acts.paired == 0 ||
+      product->acts.prompt != Prompt::kNone || product->acts.pairs == acts.other.pairs) {
+    return false;
+  }
+  acts.in_other = true;
+  acts.stale = false;
+  product->swiglu = view(acts, rows);
+  return true;
+}
+
 void GpuBackend::swiglu(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out) {
+  if (swiglu_in_product(gate, up, rows, dim, forms, out)) return;
   SwigluArgs& args = recorder_.add(launch_swiglu);
   args.gate = gate;
   args.up = up;
   args.stride = dim;
   args.rows = rows;
   args.dim = static_cast<int>(dim);
-  args.acts = view(*out, rows);
+  args.acts = output(out, rows);
   args.forms = forms;
 }
 
@@ -316,7 +375,7 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
   norm.eps = w.eps;
   norm.rows = rows;
   norm.heads = w.shape.nv;
-  norm.acts = view(*out, rows);
+  norm.acts = output(out, rows);
   norm.forms = forms;
 }
 
@@ -411,7 +470,7 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   args.scratch = attention_scratch_;
   args.scratch_bytes = attention_scratch_bytes_;
   args.shared_per_block = info_.shared_per_block;
-  args.acts = view(*out, rows);
+  args.acts = output(out, rows);
   args.forms = forms;
 }
 

@@ -29,6 +29,9 @@ struct GpuMatrix final : Matrix {
 
 struct GpuActs final : Acts {
   ActsView view;
+  ActsView other;              // pairs alone, for a product that writes the next one's inputs while it reads its own
+  bool in_other = false;       // what was written last
+  mutable bool stale = false;  // not written: the norm of these rows became part of the products that read them
 };
 
 // take_aligned takes device memory at a multiple of `align` (more than Arena::kAlign).
@@ -90,6 +93,12 @@ class GpuBackend final : public Backend {
  private:
   // view returns the buffer as `rows` rows of the step are written to it and read.
   ActsView view(const Acts& acts, int rows) const;
+  // output says that `rows` rows are about to be written to it, and returns it so.
+  ActsView output(Acts* acts, int rows) const;
+  // norm_in_product takes the norm that was recorded last back, if the products can read its rows themselves.
+  NormInput norm_in_product(std::span<const Product> products, const Acts& in, int rows);
+  // swiglu_in_product lets the product that was recorded last write its inputs, if that can be.
+  bool swiglu_in_product(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out);
   // to_device and to_host move any number of bytes through the staging buffer, in order with what is recorded.
   void to_device(void* dst, const void* host, uint64_t bytes);
   void to_host(void* host, const void* src, uint64_t bytes);

@@ -28,7 +28,7 @@ void GpuBackend::head_rows(const HeadArgs& args, const HeadRow* rows, int n) {
     norm.eps = args.eps;
     norm.rows = n;
     norm.dim = static_cast<int>(hidden);
-    norm.acts = view(*head_acts_, n);
+    norm.acts = output(head_acts_.get(), n);
     norm.forms = forms(*args.w);
     norm.gather = recorder_.put(numbers_.data(), numbers_.size());
   } else {

@@ -115,12 +115,19 @@ void* Recorder::append(const Call& call, const void* args, size_t bytes) {
   };
   static_assert(sizeof(Head) <= 2 * kWord);
   const size_t words = 2 + (bytes + kWord - 1) / kWord;
-  const size_t at = list_.size();
+  const size_t at = last_ = list_.size();
   list_.resize(at + words, Word{});
   const Head head{call, words};
   std::memcpy(&list_[at], &head, sizeof head);
   std::memcpy(&list_[at + 2], args, bytes);
   return &list_[at + 2];
+}
+
+void* Recorder::last_of(void (*operation)()) {
+  if (last_ >= list_.size()) return nullptr;
+  Call call;
+  std::memcpy(&call, &list_[last_], sizeof call);
+  return call.operation == operation ? &list_[last_ + 2] : nullptr;
 }
 
 void Recorder::run_list(const std::vector<Word>& list) {

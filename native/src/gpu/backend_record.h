@@ -71,6 +71,16 @@ class Recorder {
     return *static_cast<A*>(append(Call{&invoke<A>, reinterpret_cast<void (*)()>(operation)}, &kDefault, sizeof(A)));
   }
 
+  // last returns the arguments of what was recorded last if that is `operation`, else nullptr: an operation may go into
+  // the launch before it.
+  template <typename A>
+  A* last(void (*operation)(Stream&, const A&)) {
+    return static_cast<A*>(last_of(reinterpret_cast<void (*)()>(operation)));
+  }
+
+  // drop_last takes back what last() returned.
+  void drop_last() { list_.resize(last_); }
+
   // flush runs everything recorded and waits for it; makes the device current. Failures stay in the stream.
   Status flush();
 
@@ -108,6 +118,7 @@ class Recorder {
   }
   const void* put_bytes(const void* data, uint64_t bytes);
   void* append(const Call& call, const void* args, size_t bytes);
+  void* last_of(void (*operation)());
   void run_list(const std::vector<Word>& list);
   void submit();
 
@@ -119,6 +130,7 @@ class Recorder {
 
   // Of the step being recorded.
   std::vector<Word> list_;
+  size_t last_ = 0;  // where the last call of list_ begins
   uint64_t plan_used_ = 0, result_used_ = 0;
   std::vector<Download> downloads_;
   std::unordered_multimap<uint64_t, Piece> pieces_;

@@ -31,6 +31,8 @@ MatmulJobs jobs_of(const MatmulGroup& group, KernelSet set) {
   MatmulJobs jobs;
   jobs.rows = group.rows;
   jobs.acts = group.acts;
+  jobs.swiglu = group.swiglu;
+  jobs.norm = group.norm;
   jobs.scratch = static_cast<uint8_t*>(group.scratch);
   for (int i = 0; i < group.count; ++i) {
     const MatmulProduct& p = group.products[i];
@@ -158,10 +160,15 @@ void launch_matmul(Stream& stream, const MatmulGroup& group) {
       }
     }
   }
-  if (group.acts.prompt == Prompt::kPairs) {
+  if (group.acts.prompt == Prompt::kPairs || group.acts.paired != 0) {
     for (DType type : {DType::kBF16, DType::kF16}) {
       const MatmulJobs taken = take_type(&floats, type);
-      if (taken.count != 0) launch_matmul_pairs(stream, group, taken);
+      if (taken.count == 0) continue;
+      if (group.acts.prompt == Prompt::kPairs) {
+        launch_matmul_pairs(stream, group, taken);
+      } else {
+        launch_matmul_half(stream, group, taken);
+      }
     }
   }
   if (floats.count != 0) launch_matmul_float(stream, group, floats);

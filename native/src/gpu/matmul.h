@@ -2,8 +2,9 @@
 //
 // NUMERIC CONTRACT. The one of cpu/matmul.h and NUMERICS.md, bit for bit, for every row count, kernel and vendor: int8
 // activations, exact integer dot products, a fixed float epilogue, four lanes of super-blocks added as
-// (l0 + l1) + (l2 + l3), the residual last. Tests compare with the scalar reference by memcmp. One exception: prompts
-// (ActsView::prompt) have contracts of their own.
+// (l0 + l1) + (l2 + l3), the residual last. Tests compare with the scalar reference by memcmp. Exceptions: 16-bit float
+// weights on devices with matrix instructions (ActsView::paired) and prompts (ActsView::prompt) have contracts of their
+// own.
 //
 // Use: repack.h gives a weight its device order at load; acts_bytes/acts_init plan the input buffer; launch_prepare
 // (or a kernel that fuses acts_device.h) fills it; launch_matmul multiplies it by all weights that share the input.
@@ -33,7 +34,7 @@ enum ActForm : uint32_t {
   kFormQ256 = 1,  // int8, scale per 256: Q4_K, Q5_K, Q6_K, IQ4_XS
   kFormQ32 = 2,   // int8, scale per 32: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL
   kFormF32 = 4,   // float32: F32
-  kFormHalf = 8,  // float32, or in a prompt pairs of bfloat16: F16, BF16
+  kFormHalf = 8,  // float32, or pairs of bfloat16 (ActsView::paired, prompts): F16, BF16
 };
 uint32_t act_form(DType type);
 
@@ -54,6 +55,9 @@ struct ActsView {
   float* f32 = nullptr;       // [R][f32_stride]
   int64_t f32_stride = 0;     // elements, a multiple of 256
   int32_t row_stride = 0;     // a multiple of 64, and of 128 for batches of more
+  // kFormHalf is pairs as of kPairs, not float32, also where the rows are no prompt's (NUMERICS.md, "16-bit float
+  // weights on matrix instructions"): on every device that has_matmul_pairs().
+  int32_t paired = 0;
   // What the rows of a prompt are written as; for more than 64 rows. Shares memory with the forms that it replaces.
   Prompt prompt = Prompt::kNone;
   uint16_t* pairs = nullptr;     // kPairs: x = hi + lo, [S * 32 steps of 8 elements][R][2 parts, pair_part()][8]
@@ -62,7 +66,7 @@ struct ActsView {
   float* row_unscale = nullptr;  // [R] powers of two that take the row's scale back
 };
 
-// has_matmul_pairs and has_matmul_panels say whether a device can multiply a prompt's inputs of that kind.
+// has_matmul_pairs and has_matmul_panels say whether a device can multiply inputs of that kind.
 bool has_matmul_pairs(const DeviceInfo& device);
 bool has_matmul_panels(const DeviceInfo& device);
 // prompt_inputs returns the best kind that a device has.
@@ -95,12 +99,24 @@ struct MatmulProduct {
 
 inline constexpr int kMaxProducts = 8;
 
+// Rows whose norm (norm.h) is the input of products: with x these take the place of acts, whose pairs nobody wrote.
+struct NormInput {
+  const float* x = nullptr;         // device [rows, k]
+  const int32_t* gather = nullptr;  // device [rows]: rows of x, nullptr = all in order
+  const float* w = nullptr;         // device [k]
+  float eps = 0;
+};
+
 // Products that share one input: every weight has the same k and a form that acts holds. Outputs do not overlap.
 struct MatmulGroup {
   MatmulProduct products[kMaxProducts];
   int32_t count = 0;
   int32_t rows = 0;  // 1 or more
   ActsView acts;
+  // With pairs here the products are gate and up, of one type (F16 or BF16), n and k, and the pairs of silu(gate) * up
+  // are written instead of y. acts are other pairs. Where matmul_fuses().
+  ActsView swiglu;
+  NormInput norm;
   void* scratch = nullptr;       // device, matmul_scratch_bytes(); not needed for 64 rows or fewer
   int32_t processors = 0;        // DeviceInfo::processors
   int32_t shared_per_block = 0;  // DeviceInfo::shared_per_block
@@ -108,6 +124,10 @@ struct MatmulGroup {
                                  // the device decides
 };
 void launch_matmul(Stream& stream, const MatmulGroup& group);
+// matmul_fuses says whether products of 16-bit float weights can write the inputs of the next one, matmul_fuses_norm
+// whether they can read rows before their norm.
+bool matmul_fuses(const DeviceInfo& device, int rows, int k);
+bool matmul_fuses_norm(const DeviceInfo& device, int rows, int k);
 // matmul_scratch_bytes returns what launch_matmul needs for more than 64 rows, at most.
 uint64_t matmul_scratch_bytes(int processors);
 

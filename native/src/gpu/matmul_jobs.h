@@ -24,6 +24,8 @@ struct MatmulJobs {
   int32_t rows = 0;
   int32_t k = 0;
   ActsView acts;
+  ActsView swiglu;  // as in MatmulGroup
+  NormInput norm;
   uint8_t* scratch = nullptr;
   // Products of panels: the launch before, or after, is of the same group. Those may run beside each other, so that
   // the last tiles of one leave no processor idle.
@@ -70,6 +72,8 @@ void launch_matmul_rows(Stream& stream, const MatmulGroup& group, MatmulJobs job
 bool launch_matmul_lanes(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);
 void launch_matmul_tiles(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set);  // many rows
 void launch_matmul_float(Stream& stream, const MatmulGroup& group, MatmulJobs jobs);
+void launch_matmul_half(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);      // one type, of pairs
+void launch_matmul_half_f16(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);  // its part for F16
 // Of a prompt, one type: Prompt::kPairs F16 or BF16, Prompt::kPanels any but F32.
 void launch_matmul_pairs(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);
 void launch_matmul_panels(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs);

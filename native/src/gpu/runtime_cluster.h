@@ -129,6 +129,17 @@ TND_DEVICE BlockMemory of_block([[maybe_unused]] void* own, [[maybe_unused]] int
   return {static_cast<uint8_t*>(own)};
 #endif
 }
+// store_quad writes four floats there; a barrier of the cluster makes them visible.
+TND_DEVICE void store_quad([[maybe_unused]] const BlockMemory& to, [[maybe_unused]] int offset,
+                           [[maybe_unused]] const float4& v) {
+#if defined(TND_GPU_EMU)
+  *reinterpret_cast<float4*>(to.at + offset) = v;
+#elif defined(TND_CLUSTER_CODE)
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to.at + offset), "f"(v.x), "f"(v.y), "f"(v.z),
+               "f"(v.w)
+               : "memory");
+#endif
+}
 // send_quad writes four floats there in the background and then counts their bytes at a barrier of that block.
 TND_DEVICE void send_quad([[maybe_unused]] const BlockMemory& to, [[maybe_unused]] int offset,
                           [[maybe_unused]] const float (&v)[4], [[maybe_unused]] const BlockMemory& barrier) {

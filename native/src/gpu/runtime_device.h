@@ -248,6 +248,16 @@ TND_DEVICE uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
   return pack_halves(one(0), one(16));
 #endif
 }
+// pack_bfloats rounds two floats to bfloat16, to nearest even; x0 is in the lower half. Of NaN some NaN.
+TND_DEVICE uint32_t pack_bfloats(float x0, float x1) {
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(x1), "f"(x0));
+  return r;
+#else
+  return static_cast<uint32_t>(f32_to_bf16(x1)) << 16 | f32_to_bf16(x0);
+#endif
+}
 TND_DEVICE float bfloat_to_float(uint16_t b) {
   return bf16_to_f32(b);
 }
