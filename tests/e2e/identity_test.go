@@ -143,8 +143,12 @@ func TestGolden(t *testing.T) {
 		wantSteps += len(g.AcceptLengths)
 	}
 	t.Logf("%d of %d texts equal, in %d steps; reference %d", equal, len(cases), gotSteps, wantSteps)
-	if equal < 34 {
-		t.Errorf("%d of %d texts equal the reference, want 34", equal, len(cases))
+	want := 34
+	if device != "" {
+		want = 32 // cards add in other orders, and near ties fall otherwise
+	}
+	if equal < want {
+		t.Errorf("%d of %d texts equal the reference, want %d", equal, len(cases), want)
 	}
 	if ratio := float64(gotSteps) / float64(wantSteps); math.Abs(ratio-1) > 0.05 {
 		t.Errorf("%d steps, reference %d: more than 5 %% apart", gotSteps, wantSteps)
