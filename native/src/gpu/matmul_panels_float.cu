@@ -126,12 +126,16 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const Item& item, const Fl
       }
       wgmma_commit();
       wgmma_wait<1>();  // the pair before has left its operands
-      if (pair == 0 && last >= 0 && lane == 0) barrier_arrive(ring.empty + last);
+      if (pair == 0 && last >= 0) {
+        sync_warp();  // every lane has its weights of that stage
+        if (lane == 0) barrier_arrive(ring.empty + last);
+      }
     }
     last = place->stage;
     advance(place, Stages::kCount);
   }
   wgmma_wait<0>();
+  sync_warp();
   if (lane == 0) barrier_arrive(ring.empty + last);
   store_tile<T>(args, item, sums, nullptr);
 }
