@@ -24,13 +24,13 @@ namespace tnd::gpu {
 
 struct FlashArgs {
   AttentionArgs a;
-  int slots = 0;        // of a row in the partial results
-  int bulk_parts = 0;   // parts that the keys before a tail are cut into: segments, or 1
-  int block_queries = 0;  // most of a block
-  bool spread = false;    // a tile's queries go to its blocks evenly, by sixteens
+  int slots = 0;                         // of a row in the partial results
+  int bulk_parts = 0;                    // parts that the keys before a tail are cut into: segments, or 1
+  int block_queries = 0;                 // most of a block
+  bool spread = false;                   // a tile's queries go to its blocks evenly, by sixteens
   int bulk_blocks = 0, tail_blocks = 0;  // of a tile
-  float* o = nullptr;    // [rows * q_heads, slots, dim]
-  float2* ml = nullptr;  // [rows * q_heads, slots]: m, l
+  float* o = nullptr;                    // [rows * q_heads, slots, dim]
+  float2* ml = nullptr;                  // [rows * q_heads, slots]: m, l
 };
 
 // Part of a row's keys.

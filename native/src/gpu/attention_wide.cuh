@@ -1,13 +1,13 @@
 // The flash contract of attention.h for the middle between plain decoding and prompts: trees, chains and blocks of
-// drafts, 17 or more queries a key/value head in steps whose segments run side by side. mma.sync only: the softmax works
-// on fragments as these instructions leave them.
+// drafts, 17 or more queries a key/value head in steps whose segments run side by side. mma.sync only: the softmax
+// works on fragments as these instructions leave them.
 //
-// A block is four warps and up to 64 queries; a warp has 16 queries from q k^T to p v. Scores never leave its registers:
-// the lanes that hold a query's scores hold keys 2 t, 2 t + 1, 2 t + 8, ... , which are the lanes of the contract's sum
-// by two, and the fragments of p v are their weights, rounded. K and V are tiles of their own in shared memory, copied
-// one behind the other's use, two barriers a tile; two blocks a processor hide them. Where K or V lie in blocks of codes
-// both are unpacked to one tile, behind two more barriers. Bound: shared memory, read once a
-// warp (144 fragments for 256 matrix instructions a tile of 64 keys), then the matrix units.
+// A block is four warps and up to 64 queries; a warp has 16 queries from q k^T to p v. Scores never leave its
+// registers: the lanes that hold a query's scores hold keys 2 t, 2 t + 1, 2 t + 8, ... , which are the lanes of the
+// contract's sum by two, and the fragments of p v are their weights, rounded. K and V are tiles of their own in shared
+// memory, copied one behind the other's use, two barriers a tile; two blocks a processor hide them. Where K or V lie in
+// blocks of codes both are unpacked to one tile, behind two more barriers. Bound: shared memory, read once a warp (144
+// fragments for 256 matrix instructions a tile of 64 keys), then the matrix units.
 //
 // Items of at most 16 queries (the tails of a tree's rows) take the form of attention_flash.cuh, all four warps on one
 // tile of queries.
@@ -31,8 +31,8 @@ template <int DIM, bool BLOCKS>
 constexpr unsigned wide_shared_bytes(const KvShape& kv) {
   unsigned bytes = wide_tile_bytes<DIM, BLOCKS>();
   if (BLOCKS) {
-    bytes += packed_tile_bytes<DIM>(static_cast<KvType>(kv.k_type)) +
-             packed_tile_bytes<DIM>(static_cast<KvType>(kv.v_type));
+    bytes +=
+        packed_tile_bytes<DIM>(static_cast<KvType>(kv.k_type)) + packed_tile_bytes<DIM>(static_cast<KvType>(kv.v_type));
   }
   const unsigned narrow = flash_shared_bytes<MmaUnit, DIM, 1, 1, 1, BLOCKS>(kv);
   return bytes > narrow ? bytes : narrow;
@@ -48,8 +48,8 @@ TND_DEVICE uint32_t halves_of(float x, float y) {
 #endif
 }
 
-// e^x of x <= 0 as weights want it: the bits of exp_f32 down to x = -84. Below it is about 2^-121, which a weight's half
-// does not hold and no sum of weights feels: within a segment the largest weight is 1.
+// e^x of x <= 0 as weights want it: the bits of exp_f32 down to x = -84. Below it is about 2^-121, which a weight's
+// half does not hold and no sum of weights feels: within a segment the largest weight is 1.
 TND_DEVICE float exp_weight(float x) {
   using namespace exp_const;
   x = fmaxf(x, -84.0f);
@@ -167,9 +167,9 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
 #pragma unroll
         for (int j = 0; j < kParts; ++j) {
           const float4 y = x[i][j];
-          const uint2 h = make_uint2(
-              static_cast<uint32_t>(half_saturated(y.x)) | static_cast<uint32_t>(half_saturated(y.y)) << 16,
-              static_cast<uint32_t>(half_saturated(y.z)) | static_cast<uint32_t>(half_saturated(y.w)) << 16);
+          const uint2 h =
+              make_uint2(static_cast<uint32_t>(half_saturated(y.x)) | static_cast<uint32_t>(half_saturated(y.y)) << 16,
+                         static_cast<uint32_t>(half_saturated(y.z)) | static_cast<uint32_t>(half_saturated(y.w)) << 16);
           if (lane * 4 + 128 * j < DIM) *reinterpret_cast<uint2*>(to + 128 * j) = h;
         }
       }

@@ -15,9 +15,9 @@
 // Two launches of a step are part of this one where the whole model has such weights: the norm of up to eight rows,
 // which every block makes for itself, and SwiGLU, when the units of a pair are one of gate and one of up.
 //
-// Bound: memory; up to 16 rows, then the second-level cache, from which every block reads the inputs, and the latency of
-// one block a processor. In a step it is latency: 174 launches of a few microseconds. Loops are not unrolled beyond an
-// instruction's operands, because a launch of a step finds little of its code in a processor's instruction caches
+// Bound: memory; up to 16 rows, then the second-level cache, from which every block reads the inputs, and the latency
+// of one block a processor. In a step it is latency: 174 launches of a few microseconds. Loops are not unrolled beyond
+// an instruction's operands, because a launch of a step finds little of its code in a processor's instruction caches
 // (SPEED.md): 8 to 18 KB a kernel instead of 20 to 40, and no slower back to back.
 #include "gpu/matmul_half.cuh"
 
