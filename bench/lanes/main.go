@@ -21,8 +21,6 @@ import (
 
 	"github.com/tandem-inference/tandem/bench/report"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/tests/client"
-	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
 func main() {
@@ -46,18 +44,11 @@ func run(ctx context.Context, lanes, modes []string, seconds float64, args []str
 	if err != nil {
 		return err
 	}
-	startCtx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	cl, err := cluster.Start(startCtx, cluster.Options{Args: append([]string{"--demo"}, args...)})
+	target, stop, err := report.DemoTarget(ctx, args)
 	if err != nil {
 		return err
 	}
-	defer cl.Close()
-	target, hangUp, err := report.DialTarget(ctx, client.New(cl.HTTP))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = hangUp() }()
+	defer stop()
 
 	alone := make([][]int32, len(cases))
 	for i, g := range cases {

@@ -3,12 +3,33 @@ package report
 import (
 	"context"
 	"errors"
+	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/tests/client"
+	"github.com/tandem-inference/tandem/tests/cluster"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 )
+
+// DemoTarget starts a cluster of the demonstration models with more flags of tandem serve and dials its target. stop ends both.
+func DemoTarget(ctx context.Context, args []string) (target tandemv1.TargetServiceClient, stop func(), err error) {
+	startCtx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	cl, err := cluster.Start(startCtx, cluster.Options{Args: append([]string{"--demo"}, args...)})
+	if err != nil {
+		return nil, nil, err
+	}
+	target, hangUp, err := DialTarget(ctx, client.New(cl.HTTP))
+	if err != nil {
+		cl.Close()
+		return nil, nil, err
+	}
+	return target, func() {
+		_ = hangUp()
+		cl.Close()
+	}, nil
+}
 
 // DialTarget returns a client that talks straight to the target worker of a running cluster, past the gateway, and a function
 // that closes its connection.

@@ -14,12 +14,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/tandem-inference/tandem/bench/report"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/tests/client"
-	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
 func main() {
@@ -51,18 +48,11 @@ func run(ctx context.Context, rounds int, modes []string, wanted string, args []
 			return fmt.Errorf("-kinds: no text is one of %s", wanted)
 		}
 	}
-	startCtx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	cl, err := cluster.Start(startCtx, cluster.Options{Args: append([]string{"--demo"}, args...)})
+	target, stop, err := report.DemoTarget(ctx, args)
 	if err != nil {
 		return err
 	}
-	defer cl.Close()
-	target, hangUp, err := report.DialTarget(ctx, client.New(cl.HTTP))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = hangUp() }()
+	defer stop()
 
 	sums := map[string]*sum{}
 	var kinds []string
