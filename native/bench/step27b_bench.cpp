@@ -5,10 +5,11 @@
 //   step27b_bench [--model 27b|0.8b|none] [--device cuda:0] [--layers N] [--vocab N] [--contexts 1024,32768] [--prefill
 //   8192]
 //                 [--kv f32|f16|q8_0|q4_0] [--kv-draft f16] [--cap GiB] [--batch N] [--runs N] [--threads N]
-//                 [--draft 0|1] [--score 8192,32768] [--breakdown N] [--plan 1]
+//                 [--draft 0|1] [--together 1] [--score 8192,32768] [--breakdown N] [--plan 1]
 // step27b_bench runs on the CPU, step27b_cuda and step27b_hip on GPUs. --layers 4 --vocab 8192 makes it small;
-// --model none --score 8192,32768 is the scorer alone; --plan 1 only prints the memory that target and drafter would
-// take with the longest context.
+// --model none --score 8192,32768 is the scorer alone; --together 1 opens target and drafter side by side within one
+// cap, both for the longest context, and also times rounds of both; --plan 1 only prints the memory that they would
+// take.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -38,7 +39,7 @@ struct Options {
       {"model", "27b"},    {"device", ""}, {"layers", "0"}, {"vocab", "0"},     {"contexts", "1024,32768"},
       {"prefill", "8192"}, {"kv", "f16"},  {"cap", "24"},   {"batch", "512"},   {"runs", "20"},
       {"threads", "0"},    {"draft", "1"}, {"score", ""},   {"breakdown", "0"}, {"kv-draft", "f16"},
-      {"plan", "0"}};
+      {"together", "0"},   {"plan", "0"}};
   int number(const char* key) const { return std::atoi(values.at(key).c_str()); }
   const std::string& text(const char* key) const { return values.at(key); }
   std::vector<int> numbers(const char* key) const {  // ascending
@@ -133,8 +134,30 @@ void print_plan(const Options& o, uint32_t role, const SyntheticModel& model, co
   std::printf("%s, %d positions: %s\n", role == TND_ROLE_DRAFT ? "draft" : "target", context, error);
 }
 
-tnd_engine* open(const Options& o, uint32_t role, const SyntheticModel& model, const std::string& tables, int context) {
-  const tnd_open_options c = open_options(o, role, model, tables, context);
+// Bytes of device memory that an engine has planned, and so allocated.
+uint64_t planned_bytes(const std::map<std::string, uint64_t>& memory) {
+  uint64_t sum = 0;
+  for (const auto& [name, bytes] : memory) {
+    if (name != "total_bytes" && name != "cap_bytes" && name != "host_bytes") sum += bytes;
+  }
+  return sum;
+}
+
+std::map<std::string, uint64_t> memory_of(tnd_engine* e) {
+  uint64_t n = 0;
+  tnd_memory(e, nullptr, &n);
+  std::vector<tnd_stat> entries(n);
+  tnd_memory(e, entries.data(), &n);
+  std::map<std::string, uint64_t> all;
+  for (const tnd_stat& m : entries) all[m.name] = m.value;
+  return all;
+}
+
+// Opens an engine beside others that have `taken` bytes of the cap.
+tnd_engine* open(const Options& o, uint32_t role, const SyntheticModel& model, const std::string& tables, int context,
+                 uint64_t taken = 0) {
+  tnd_open_options c = open_options(o, role, model, tables, context);
+  c.memory_cap_bytes -= std::min(c.memory_cap_bytes - 1, taken);
   tnd_engine* e = nullptr;
   char error[1024];
   const double start = now_ms();
@@ -144,13 +167,9 @@ tnd_engine* open(const Options& o, uint32_t role, const SyntheticModel& model, c
   tnd_get_info(e, &info);
   std::printf("%s on %s, opened in %.1f s, context %d\n", info.name, info.device, (now_ms() - start) / 1e3,
               info.max_context);
-  uint64_t n = 0;
-  tnd_memory(e, nullptr, &n);
-  std::vector<tnd_stat> memory(n);
-  tnd_memory(e, memory.data(), &n);
   std::printf("   ");
-  for (const tnd_stat& m : memory) {
-    if (m.value > 0) std::printf(" %s %.1f MB", m.name, static_cast<double>(m.value) / 1e6);
+  for (const auto& [name, bytes] : memory_of(e)) {
+    if (bytes > 0) std::printf(" %s %.1f MB", name.c_str(), static_cast<double>(bytes) / 1e6);
   }
   std::printf("\n");
   return e;
@@ -159,8 +178,8 @@ tnd_engine* open(const Options& o, uint32_t role, const SyntheticModel& model, c
 // The target with what its phases cost at least.
 class Target {
  public:
-  Target(const Options& o, const SyntheticShape& shape, const SyntheticModel& model, int context)
-      : shape_(shape), model_(model), e_(open(o, TND_ROLE_TARGET, model, "", context)) {
+  Target(const Options& o, const SyntheticShape& shape, const SyntheticModel& model, int context, uint64_t taken = 0)
+      : shape_(shape), model_(model), e_(open(o, TND_ROLE_TARGET, model, "", context, taken)) {
     tnd_info info{};
     info.struct_size = sizeof info;
     tnd_get_info(e_, &info);
@@ -182,6 +201,16 @@ class Target {
 
   tnd_engine* engine() const { return e_; }
   int length() const { return length_; }
+
+  // From now on every row of a round also gives its features, fused for the draft of the file.
+  void fuse(const SyntheticShape& draft, const std::string& path) {
+    check(e_, tnd_capture_set(e_, draft.target_layers.data(), static_cast<int32_t>(draft.target_layers.size())),
+          "capture");
+    check(e_, tnd_fuse_load(e_, path.c_str()), "fuse");
+    feature_width_ = draft.hidden;
+  }
+  // features [rows of the last round, hidden of the draft] in BF16.
+  const std::vector<uint16_t>& features() const { return features_; }
 
   void reset() {
     check(e_, tnd_sequence_truncate(e_, sequence_, 0), "truncate");
@@ -229,6 +258,10 @@ class Target {
   double round(int n, bool tree, int keep) {
     const double start = now_ms();
     make_rows(n, [tree](int i) { return tree && i >= 4 && i % 2 == 0 ? i - 3 : i - 1; });
+    if (feature_width_ > 0) {
+      for (tnd_row& row : rows_) row.want |= TND_WANT_FEATURES;
+      features_.resize(rows_.size() * static_cast<size_t>(feature_width_));
+    }
     step(0);
     std::vector<int32_t> path;  // the first branch
     for (int32_t row = 0, i = 0; i < keep && row >= 0; ++i) {
@@ -265,6 +298,8 @@ class Target {
     s.n_rows = static_cast<int32_t>(rows_.size());
     s.rows = rows_.data();
     s.tokens = tokens_.data();
+    s.feature_encoding = TND_FEATURE_FUSED_BF16;
+    s.features = features_.data();
     check(e_, tnd_step_run(e_, &s), "step");
   }
 
@@ -275,8 +310,63 @@ class Target {
   int length_ = 0;
   double kv_bytes_ = 0, state_bytes_ = 0;
   uint32_t random_ = 1;
+  int feature_width_ = 0;
   std::vector<tnd_row> rows_;
   std::vector<int32_t> tokens_;
+  std::vector<uint16_t> features_;
+};
+
+// The drafter, its cache filled with features of ones.
+class Drafter {
+ public:
+  static constexpr int kBlock = 16;
+
+  Drafter(const Options& o, const SyntheticShape& shape, const SyntheticModel& model, const std::string& tables,
+          int context)
+      : shape_(shape), e_(open(o, TND_ROLE_DRAFT, model, tables, context)) {
+    check(e_, tnd_sequence_create(e_, &sequence_), "sequence");
+    tnd_info info{};
+    info.struct_size = sizeof info;
+    tnd_get_info(e_, &info);
+    kv_bytes_ = static_cast<double>(info.kv_bytes_per_token);
+    ids_.resize(static_cast<size_t>((kBlock - 1) * info.max_top_k));
+    logprobs_.resize(ids_.size());
+  }
+  ~Drafter() { tnd_close(e_); }
+  Drafter(const Drafter&) = delete;
+  Drafter& operator=(const Drafter&) = delete;
+
+  uint64_t memory() const { return planned_bytes(memory_of(e_)); }
+  int length() const { return length_; }
+  double cache_bytes() const { return kv_bytes_ * length_; }
+
+  void fill(int length) {
+    constexpr int kAtOnce = 4096;
+    const std::vector<uint16_t> ones(static_cast<size_t>(kAtOnce) * static_cast<size_t>(shape_.hidden), 0x3F80);
+    while (length_ < length) append(std::min(kAtOnce, length - length_), ones.data());
+  }
+  // ms.
+  double append(int n, const uint16_t* features) {
+    const double start = now_ms();
+    check(e_, tnd_draft_append(e_, sequence_, length_, n, TND_FEATURE_FUSED_BF16, features), "append");
+    length_ += n;
+    return now_ms() - start;
+  }
+  double propose() {
+    const double start = now_ms();
+    const tnd_draft_request request{sequence_, 1, length_, kBlock, 8, 1.0f};
+    check(e_, tnd_draft_propose(e_, &request, 1, ids_.data(), logprobs_.data()), "propose");
+    return now_ms() - start;
+  }
+
+ private:
+  const SyntheticShape& shape_;
+  tnd_engine* e_;
+  int32_t sequence_ = -1;
+  int length_ = 0;
+  double kv_bytes_ = 0;
+  std::vector<int32_t> ids_;
+  std::vector<float> logprobs_;
 };
 
 // Runs and prints one kind of step. Returns its median ms.
@@ -292,11 +382,29 @@ double phase(const Options& o, const Rates& rates, Target& t, const std::string&
   return ms;
 }
 
+SyntheticShape draft_shape(const Options& o, const SyntheticShape& target) {
+  SyntheticShape shape = tnd::bench::dflash_27b_q8_0();
+  if (o.number("layers") > 0) shape.layers = std::min(shape.layers, o.number("layers"));
+  for (int32_t& id : shape.target_layers) id = id * (target.layers - 1) / 63;
+  shape.target_layers.erase(std::unique(shape.target_layers.begin(), shape.target_layers.end()),
+                            shape.target_layers.end());
+  return shape;
+}
+
 void run_target(const Options& o, const Rates& rates, const SyntheticShape& shape, const SyntheticModel& model) {
   const std::vector<int> contexts = o.numbers("contexts");
   const int reserve = (o.number("runs") + 3) * 16;
   const int longest = std::max(contexts.empty() ? 0 : contexts.back(), o.number("prefill"));
-  Target t(o, shape, model, longest + reserve * 2 + 64);
+  const int room = longest + reserve * 3 + 64;
+  std::unique_ptr<SyntheticModel> draft_model;
+  std::unique_ptr<Drafter> drafter;
+  const SyntheticShape draft = draft_shape(o, shape);
+  if (o.number("together") > 0) {
+    const tnd::Status made = SyntheticModel::make(draft, 8, &draft_model);
+    if (!made.ok()) fail(made.message());
+    drafter = std::make_unique<Drafter>(o, draft, *draft_model, model.path(), room);
+  }
+  Target t(o, shape, model, room, drafter ? drafter->memory() : 0);
   if (const int tokens = o.number("prefill"); tokens > 0) {
     t.prefill(std::min(tokens, o.number("batch")), o.number("batch"));  // first touch of everything
     t.reset();
@@ -314,16 +422,20 @@ void run_target(const Options& o, const Rates& rates, const SyntheticShape& shap
     const double chain = phase(o, rates, t, "chain, 16 rows, 8 kept", 16, 8, [&] { return t.round(16, false, 8); });
     const double tree = phase(o, rates, t, "tree, 23 rows, 8 kept", 23, 8, [&] { return t.round(23, true, 8); });
     std::printf("    chain / plain %.3f   tree / plain %.3f\n", chain / plain, tree / plain);
+    if (!drafter) continue;
+    t.fuse(draft, draft_model->path());  // steps at later contexts then pay for features, too
+    drafter->fill(t.length());
+    std::printf("target and drafter have %.1f MB\n",
+                static_cast<double>(drafter->memory() + planned_bytes(memory_of(t.engine()))) / 1e6);
+    const double round = phase(o, rates, t, "tree, append, proposal", 23, 8, [&] {
+      const double start = now_ms();
+      t.round(23, true, 8);
+      drafter->append(8, t.features().data());
+      drafter->propose();
+      return now_ms() - start;
+    });
+    std::printf("    round / plain %.3f\n", round / plain);
   }
-}
-
-SyntheticShape draft_shape(const Options& o, const SyntheticShape& target) {
-  SyntheticShape shape = tnd::bench::dflash_27b_q8_0();
-  if (o.number("layers") > 0) shape.layers = std::min(shape.layers, o.number("layers"));
-  for (int32_t& id : shape.target_layers) id = id * (target.layers - 1) / 63;
-  shape.target_layers.erase(std::unique(shape.target_layers.begin(), shape.target_layers.end()),
-                            shape.target_layers.end());
-  return shape;
 }
 
 // Memory of target and drafter at the longest context, from files without contents.
@@ -348,30 +460,14 @@ void run_draft(const Options& o, const Rates& rates, const SyntheticShape& targe
   std::unique_ptr<SyntheticModel> model;
   const tnd::Status made = SyntheticModel::make(shape, 8, &model);
   if (!made.ok()) fail(made.message());
-  constexpr int kContext = 4096, kBlock = 16;
-  tnd_engine* e = open(o, TND_ROLE_DRAFT, *model, tables.path(), kContext + 1024);
-  int32_t sequence = -1;
-  check(e, tnd_sequence_create(e, &sequence), "sequence");
-  const std::vector<uint16_t> features(static_cast<size_t>(kContext) * static_cast<size_t>(shape.hidden), 0x3F80);
-  check(e, tnd_draft_append(e, sequence, 0, kContext, TND_FEATURE_FUSED_BF16, features.data()), "append");
-  tnd_info info{};
-  info.struct_size = sizeof info;
-  tnd_get_info(e, &info);
-  const int width = info.max_top_k;
-  std::vector<int32_t> ids(static_cast<size_t>((kBlock - 1) * width));
-  std::vector<float> logprobs(ids.size());
-  tnd_draft_request request{sequence, 1, kContext, kBlock, 8, 1.0f};
+  constexpr int kContext = 4096;
+  Drafter d(o, shape, *model, tables.path(), kContext + 1024);
+  d.fill(kContext);
+  const std::vector<uint16_t> features(size_t{8} * static_cast<size_t>(shape.hidden), 0x3F80);
   std::vector<double> times, appends;
-  int position = kContext;
   for (int i = 0; i < o.number("runs") + 3; ++i) {
-    double start = now_ms();
-    check(e, tnd_draft_append(e, sequence, position, 8, TND_FEATURE_FUSED_BF16, features.data()), "append");
-    position += 8;
-    appends.push_back(now_ms() - start);
-    request.position = position;
-    start = now_ms();
-    check(e, tnd_draft_propose(e, &request, 1, ids.data(), logprobs.data()), "propose");
-    times.push_back(now_ms() - start);
+    appends.push_back(d.append(8, features.data()));
+    times.push_back(d.propose());
   }
   // fc is not read by a proposal; the head is the target's.
   const double fc = static_cast<double>(shape.target_layers.size()) * shape.hidden * shape.hidden;
@@ -381,12 +477,10 @@ void run_draft(const Options& o, const Rates& rates, const SyntheticShape& targe
     head_bytes = static_cast<double>(t.bytes());
     head_macs = static_cast<double>(t.elements());
   }
-  const double bytes = static_cast<double>(model->read_bytes()) - fc * 34 / 32 + head_bytes +
-                       static_cast<double>(info.kv_bytes_per_token) * position;
-  const double operations = 2.0 * kBlock * (static_cast<double>(model->macs()) - fc + head_macs);
+  const double bytes = static_cast<double>(model->read_bytes()) - fc * 34 / 32 + head_bytes + d.cache_bytes();
+  const double operations = 2.0 * Drafter::kBlock * (static_cast<double>(model->macs()) - fc + head_macs);
   line(rates, "draft append, 8 positions", median(appends), 0, 0, 1e3 / median(appends));
   line(rates, "draft propose, block 16", median(times), bytes, operations, 1e3 / median(times));
-  tnd_close(e);
 }
 
 // The rule of use takes eight scoring rows. Least bytes: the weights of the layers once, and the residual stream in and
@@ -444,6 +538,7 @@ int main(int argc, char** argv) {
   if (!target && o.text("model") != "none") fail("--model: 27b, 0.8b or none");
   if (o.number("layers") > 0) shape.layers = o.number("layers");
   if (o.number("vocab") > 0) shape.vocab = o.number("vocab");
+  if (o.number("together") > 0 && shape.hidden != 5120) fail("--together: there is a drafter for the 27B only");
   if (o.number("plan") > 0 && target) {
     plan(o, shape);
     return 0;
@@ -465,7 +560,7 @@ int main(int argc, char** argv) {
                 static_cast<double>(model->read_bytes()) / 1e9, static_cast<double>(model->macs()) / 1e9,
                 (now_ms() - start) / 1e3);
     run_target(o, rates, shape, *model);
-    if (o.number("draft") > 0 && shape.hidden == 5120) run_draft(o, rates, shape, *model);
+    if (o.number("draft") > 0 && o.number("together") == 0 && shape.hidden == 5120) run_draft(o, rates, shape, *model);
   }
   if (!o.text("score").empty()) run_score(o, rates);
   return 0;
