@@ -40,13 +40,17 @@ const (
 	Plain Kind = iota
 	Chain
 	Tree
+	Lookup // a chain of what followed the newest tokens where they stood before
 	kinds
 )
+
+// Drafts reports whether rounds of the kind wait for a draft.
+func (k Kind) Drafts() bool { return k == Chain || k == Tree }
 
 // Plan of one round.
 type Plan struct {
 	Kind   Kind
-	Block  int // rows of the draft's block, anchor included
+	Block  int // rows of the draft's block or of the lookup, anchor included
 	Budget int // nodes without the root
 	// Trial is a round of a plan that was not the best for long. It is verified whole.
 	Trial bool
@@ -76,6 +80,7 @@ type Model struct {
 	mu      sync.Mutex
 	costs   costs
 	beliefs beliefs
+	looks   looks
 	credit  float64 // seconds
 	// losing is the share of requests whose first proposal was not worth its time.
 	losing  rate
@@ -125,11 +130,13 @@ type Policy struct {
 	block   int // the draft's block size
 	maxRows int
 	local   beliefs
-	plain   bool    // the last plan was plain by choice
+	looks   looks
+	shadow  shadow
+	plain   bool    // the last plan went without the draft by choice
 	tested  bool    // a proposal of this request was put to the test
 	strain  float64 // seconds that the running sounding took beyond plain decoding of the same tokens
-	plains  int     // plain rounds in a row
-	since   int     // plain rounds since the draft was last tried against plain decoding
+	plains  int     // rounds without a draft in a row
+	since   int     // of them since the draft was last tried against decoding without it
 	gap     int     // of them before it is tried again
 	trying  bool    // the plan tries it
 	tried   bool    // what came of that is not taken into the gap yet
@@ -144,7 +151,8 @@ type Policy struct {
 	keep  [ddtree.MaxNodes + 1]bool
 }
 
-// NewRequest starts the policy of a request for a draft with blocks of block rows; maxRows is the widest verify step.
+// NewRequest starts the policy of a request for a draft with blocks of block rows, 0 while there is none; maxRows is the widest
+// verify step.
 func (m *Model) NewRequest(block, maxRows int) *Policy {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -154,6 +162,9 @@ func (m *Model) NewRequest(block, maxRows int) *Policy {
 	}
 }
 
+// Attach gives the request a draft with blocks of block rows.
+func (p *Policy) Attach(block int) { p.block = block }
+
 // estimate is a plan with its expected tokens and seconds.
 type estimate struct {
 	plan            Plan
@@ -162,68 +173,44 @@ type estimate struct {
 
 func (e estimate) speed() float64 { return e.tokens / e.seconds }
 
-// Next plans a round at a context of length tokens; limit is the largest useful block (tokens still wanted, plus one).
-func (p *Policy) Next(length, limit int) Plan {
+// Next plans a round at a context of length tokens; limit is the largest useful block (tokens still wanted, plus one), and the
+// newest matched tokens stood in the text before.
+//
+// Draft and plain decoding are there for every round, matches come and go. So plans are not compared by their own speed alone:
+// the draft must beat decoding without it as it does on the whole, and a match is used when it gains on what decodes the text else.
+func (p *Policy) Next(length, limit, matched int) Plan {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	block := min(p.block, limit, p.maxRows)
 	if block < 2 {
-		return Plan{Kind: Plain}
+		return p.without(length, limit, matched)
 	}
 	c := &p.m.costs
 	plainCost := c.plainRound(length)
 	if plainCost == 0 { // nothing measured yet: a chain teaches both costs
 		return Plan{Kind: Chain, Block: block, Budget: block - 1}
 	}
-	var base, own rates
-	p.m.beliefs.workerRates(&base)
-	p.local.requestRates(&base, &own)
-
-	var best, second estimate
-	consider := func(e estimate) {
-		switch {
-		case best.seconds == 0 || e.speed() > best.speed():
-			if e.plan.Kind != best.plan.Kind {
-				second = best
-			}
-			best = e
-		case e.plan.Kind != best.plan.Kind && (second.seconds == 0 || e.speed() > second.speed()):
-			second = e
-		}
-	}
-	for b := 4; ; b *= 2 {
-		b = min(b, block)
-		consider(estimate{
-			plan:   Plan{Kind: Chain, Block: b, Budget: b - 1},
-			tokens: expected(&own.chain, b-1), seconds: c.draft(b) + c.round(b, length),
-		})
-		if b == block {
-			break
-		}
-	}
-	chain := best
-	if p.maxRows > block {
-		rows := p.local.treeRows
-		if rows == 0 {
-			rows = float64(min(p.maxRows, block+block/2-1))
-		}
-		consider(estimate{
-			plan:   Plan{Kind: Tree, Block: block, Budget: p.maxRows - 1},
-			tokens: expected(&own.tree, block-1), seconds: c.draft(block) + c.round(int(rows+0.5), length),
-		})
-	}
-
-	need := stay / plainCost
+	best, second, chain := p.drafted(block, length)
+	token := p.tokenCost(length)
+	need := stay / token
 	if p.plain {
-		need = enter / plainCost
+		need = enter / token
 	}
 	sound := Plan{Kind: Plain, Sound: true, Block: chain.plan.Block, Budget: chain.plan.Budget}
 	plan := best.plan
 	p.trying = false
-	switch {
-	case best.speed() < need:
+	if best.speed() < need {
 		p.plain = true
-		return p.instead(best, sound, plainCost, length)
+		if trial, ok := p.instead(best, sound, token, length); ok {
+			return trial
+		}
+		return p.without(length, limit, matched)
+	}
+	p.plain = false
+	if e := p.look(limit, matched, length, best.speed()); e.plan.Kind == Lookup && e.speed() > best.speed() {
+		return e.plan
+	}
+	switch {
 	case !p.tested && p.soundFirst(chain, plainCost):
 		return sound
 	case second.seconds > 0 && p.idle[second.plan.Kind] > staleRounds && second.speed() > 0.7*best.speed():
@@ -232,9 +219,48 @@ func (p *Policy) Next(length, limit int) Plan {
 			plan.Trial = true
 		}
 	}
-	p.plain = false
 	return plan
 }
+
+// drafted estimates the plans that ask the draft: the best, the best of the other kind, and the best chain.
+func (p *Policy) drafted(block, length int) (best, second, chain estimate) {
+	c := &p.m.costs
+	var base, own rates
+	p.m.beliefs.workerRates(&base)
+	p.local.requestRates(&base, &own)
+	for b := 4; ; b *= 2 {
+		b = min(b, block)
+		e := estimate{
+			plan:   Plan{Kind: Chain, Block: b, Budget: b - 1},
+			tokens: expected(&own.chain, b-1), seconds: c.draft(b) + c.round(b, length),
+		}
+		if best.seconds == 0 || e.speed() > best.speed() {
+			best = e
+		}
+		if b == block {
+			break
+		}
+	}
+	chain = best
+	if p.maxRows <= block {
+		return best, second, chain
+	}
+	rows := p.local.treeRows
+	if rows == 0 {
+		rows = float64(min(p.maxRows, block+block/2-1))
+	}
+	tree := estimate{
+		plan:   Plan{Kind: Tree, Block: block, Budget: p.maxRows - 1},
+		tokens: expected(&own.tree, block-1), seconds: c.draft(block) + c.round(int(rows+0.5), length),
+	}
+	if tree.speed() > chain.speed() {
+		return tree, chain, chain
+	}
+	return chain, tree, chain
+}
+
+// tokenCost is what a token costs that is decoded without the draft.
+func (p *Policy) tokenCost(length int) float64 { return p.m.costs.plainRound(length) / p.bare() }
 
 // Cut shortens a proposed tree to the nodes that are worth their verify time; a trial is verified whole.
 func (p *Policy) Cut(t *ddtree.Tree, plan Plan, length int) {
@@ -320,7 +346,7 @@ func (p *Policy) Observe(r *Round) {
 	c := &p.m.costs
 	verify := r.Verify.Seconds()
 	c.observeCompany(r.Others)
-	if r.Plan.Kind == Plain {
+	if !r.Plan.Kind.Drafts() {
 		p.plains++
 		p.since++
 	} else {
@@ -328,17 +354,17 @@ func (p *Policy) Observe(r *Round) {
 	}
 	if r.Plan.Sound {
 		// The draft works at the same time: no price of plain steps, but that of the sounding, less what its rest brought.
-		p.strain += max(r.Wall, r.Verify).Seconds() - float64(max(1, len(r.Path)))*c.plainRound(r.Length)
+		p.strain += max(r.Wall, r.Verify).Seconds() - float64(max(1, len(r.Path)))*p.tokenCost(r.Length)
 		if r.Rows > 1 {
 			c.observeStep(r.Rows+r.Others, r.Length, verify)
 		}
 		return
 	}
 	if r.Rows > 0 {
-		// Plain steps among plain ones have a price of their own. They are many: in the table they would drown what wide
+		// Steps among others without a draft have a price of their own. They are many: in the table they would drown what wide
 		// steps cost right after a draft has used the machine.
 		if p.plains > 1 && r.Others == 0 {
-			c.observePlain(r.Length, verify)
+			c.observeBare(r.Rows, r.Length, verify)
 		} else {
 			c.observeStep(r.Rows+r.Others, r.Length, verify)
 		}
@@ -349,12 +375,14 @@ func (p *Policy) Observe(r *Round) {
 		p.idle[k]++
 	}
 	p.idle[r.Plan.Kind] = 0
-	if r.Plan.Kind == Plain {
+	if !r.Plan.Kind.Drafts() {
 		if p.after {
 			p.after = false
-			p.charge(verify-c.plainRound(r.Length), r.Length)
+			p.charge(verify-c.bareRound(r.Rows, r.Length), r.Length)
 		}
-		p.m.credit = min(p.m.credit+probeShare*verify, p.ceiling(r.Length))
+		if p.block > 0 { // a request that has no draft earns no trials for those that do
+			p.m.credit = min(p.m.credit+probeShare*verify, p.ceiling(r.Length))
+		}
 		return
 	}
 	if r.Draft > 0 { // 0: not representative, the draft had features to catch up with
@@ -371,7 +399,7 @@ func (p *Policy) Observe(r *Round) {
 	}
 	if r.Plan.Trial || p.trying {
 		p.after = true
-		p.charge(verify+r.Draft.Seconds()-tokens*c.plainRound(r.Length), r.Length)
+		p.charge(verify+r.Draft.Seconds()-tokens*p.tokenCost(r.Length), r.Length)
 	} else {
 		// Speculation that pays earns the same share: it buys trials of other plans.
 		p.m.credit = min(p.m.credit+probeShare*(verify+r.Draft.Seconds()), p.ceiling(r.Length))

@@ -2,30 +2,30 @@ package auto
 
 import "github.com/tandem-inference/tandem/services/ddtree"
 
-// instead plans a round of a request that plain decoding serves better than the best of the other plans. Now and then the draft
-// is tried all the same, for it may have become good: by a sounding, or by a round of that plan where the two models take so
-// much from each other that waiting for the draft is cheaper.
-func (p *Policy) instead(best estimate, sound Plan, plainCost float64, length int) Plan {
+// instead plans a trial in a round of a request that decoding without the draft, at token seconds a token, serves better than the
+// best of the other plans. Now and then the draft is tried all the same, for it may have become good: by a sounding, or by a round
+// of that plan where the two models take so much from each other that waiting for the draft is cheaper.
+func (p *Policy) instead(best estimate, sound Plan, token float64, length int) (trial Plan, ok bool) {
 	if p.tried {
 		p.tried = false
-		if best.speed()*plainCost < hopeless {
+		if best.speed()*token < hopeless {
 			p.gap = min(2*p.gap, mostGap)
 		} else {
 			p.gap = leastGap
 		}
 	}
-	cost, blind := p.soundCost(sound.Block), best.seconds-best.tokens*plainCost
+	cost, blind := p.soundCost(sound.Block), best.seconds-best.tokens*token
 	if p.since < p.gap || !p.affords(min(cost, blind), length) {
-		return Plan{Kind: Plain}
+		return trial, false
 	}
 	p.since, p.trying = 0, true
 	if blind >= cost {
-		return sound
+		return sound, true
 	}
 	if p.m.sounded > 0 { // or one dear hour would rule soundings out for good
 		p.m.sounded += forget * (soundShare*p.m.costs.draft(sound.Block) - p.m.sounded)
 	}
-	return best.plan
+	return best.plan, true
 }
 
 // affords reports whether the ledger allows a trial at a cost. What is dearer than a full ledger is allowed by a full one.
