@@ -36,6 +36,9 @@
 // on what the text is decoded at else, tokens less seconds times that speed; and a draft has to beat decoding without it as it
 // does on the whole, lookups included. That pace is counted beside every text, also while the draft is used.
 //
+// What the best plan with a draft promises is held against what such rounds brought, apart for first rounds, those behind a
+// proposal that was right and those behind one that went wrong: texts change, and most changes are for the worse.
+//
 // The ledger of trials belongs to the worker: rounds add 3 % of their time, a trial takes what it cost, the slower plain step
 // behind it included. Savings end at half a chain round, so that no request pays for what the draft did well in others. Debt is
 // bounded by one dear round: a proposal that hung is forgiven beyond that. A request that even a trial shows far from break-even

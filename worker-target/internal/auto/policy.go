@@ -68,10 +68,11 @@ type Round struct {
 	Others int // rows of other requests that ran together with these
 	// Verify is the engine's time for the step, Wall that of the whole call.
 	Verify, Wall time.Duration
-	// Draft is the time waited for the proposal, also for one that came too late.
-	Draft time.Duration
-	Tree  *ddtree.Tree
-	Path  []int32
+	// Draft is the time waited for the proposal, also for one that came too late. CatchUp is that time where it says little
+	// about the next: the draft had the features of a prompt or of a gap to read.
+	Draft, CatchUp time.Duration
+	Tree           *ddtree.Tree
+	Path           []int32
 }
 
 // Model is what a worker knows: costs of the machine, quality of its drafts, and the ledger of probes. Safe for concurrent
@@ -85,6 +86,8 @@ type Model struct {
 	// losing is the share of requests whose first proposal was not worth its time.
 	losing  rate
 	sounded float64 // running mean of the seconds that a sounding costs, 0 = none measured
+	// promises are held against what came of them, by what the draft's last round was.
+	promises [standings]gauge
 }
 
 // New returns a model that knows nothing.
@@ -132,8 +135,10 @@ type Policy struct {
 	local   beliefs
 	looks   looks
 	shadow  shadow
-	plain   bool    // the last plan went without the draft by choice
-	tested  bool    // a proposal of this request was put to the test
+	plain   bool // the last plan went without the draft by choice
+	tested  bool // a proposal of this request was put to the test
+	stands  standing
+	speed   float64 // tokens a second that the round's plan promises, 0 = none that counts
 	strain  float64 // seconds that the running sounding took beyond plain decoding of the same tokens
 	plains  int     // rounds without a draft in a row
 	since   int     // of them since the draft was last tried against decoding without it
@@ -191,6 +196,8 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 		return Plan{Kind: Chain, Block: block, Budget: block - 1}
 	}
 	best, second, chain := p.drafted(block, length)
+	kept := p.kept()
+	p.speed = 0
 	token := p.tokenCost(length)
 	need := stay / token
 	if p.plain {
@@ -199,15 +206,15 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 	sound := Plan{Kind: Plain, Sound: true, Block: chain.plan.Block, Budget: chain.plan.Budget}
 	plan := best.plan
 	p.trying = false
-	if best.speed() < need {
+	if kept*best.speed() < need {
 		p.plain = true
-		if trial, ok := p.instead(best, sound, token, length); ok {
+		if trial, ok := p.instead(best, sound, token, kept, length); ok {
 			return trial
 		}
 		return p.without(length, limit, matched)
 	}
 	p.plain = false
-	if e := p.look(limit, matched, length, best.speed()); e.plan.Kind == Lookup && e.speed() > best.speed() {
+	if e := p.look(limit, matched, length, kept*best.speed()); e.plan.Kind == Lookup && e.speed() > kept*best.speed() {
 		return e.plan
 	}
 	switch {
@@ -217,8 +224,10 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 		if p.affords(second.seconds-second.tokens/best.speed(), length) {
 			plan = second.plan
 			plan.Trial = true
+			return plan
 		}
 	}
+	p.speed = best.speed()
 	return plan
 }
 
@@ -385,12 +394,13 @@ func (p *Policy) Observe(r *Round) {
 		}
 		return
 	}
-	if r.Draft > 0 { // 0: not representative, the draft had features to catch up with
+	if r.Draft > 0 {
 		c.observeDraft(r.Plan.Block, r.Draft.Seconds())
 	}
 	tokens := 1.0
 	if r.Tree != nil {
 		tokens = float64(len(r.Path))
+		p.settle(tokens, verify+(r.Draft+r.CatchUp).Seconds())
 		p.learn(r.Tree, r.Path, r.Length)
 		if r.Plan.Kind == Tree {
 			follow(&p.local.treeRows, float64(r.Tree.Len()))
@@ -416,6 +426,7 @@ func (p *Policy) learn(t *ddtree.Tree, path []int32, length int) {
 		p.m.losing.add(float64(len(path)) < worth)
 	}
 	p.tried = p.tried || p.trying
+	p.stand(t, path)
 	p.shape.read(t)
 	p.local.claim(p.claims)
 	p.claims = p.claims[:0]

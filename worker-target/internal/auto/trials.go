@@ -3,9 +3,9 @@ package auto
 import "github.com/tandem-inference/tandem/services/ddtree"
 
 // instead plans a trial in a round of a request that decoding without the draft, at token seconds a token, serves better than the
-// best of the other plans. Now and then the draft is tried all the same, for it may have become good: by a sounding, or by a round
+// best of the other plans, which keeps only a part of what it promises. Now and then the draft is tried all the same, for it may have become good: by a sounding, or by a round
 // of that plan where the two models take so much from each other that waiting for the draft is cheaper.
-func (p *Policy) instead(best estimate, sound Plan, token float64, length int) (trial Plan, ok bool) {
+func (p *Policy) instead(best estimate, sound Plan, token, kept float64, length int) (trial Plan, ok bool) {
 	if p.tried {
 		p.tried = false
 		if best.speed()*token < hopeless {
@@ -15,7 +15,7 @@ func (p *Policy) instead(best estimate, sound Plan, token float64, length int) (
 		}
 	}
 	cost, blind := p.soundCost(sound.Block), best.seconds-best.tokens*token
-	if p.since < p.gap || !p.affords(min(cost, blind), length) {
+	if p.since < p.gap || !p.affords(min(cost, blind+(1-kept)*best.tokens*token), length) {
 		return trial, false
 	}
 	p.since, p.trying = 0, true
@@ -25,6 +25,7 @@ func (p *Policy) instead(best estimate, sound Plan, token float64, length int) (
 	if p.m.sounded > 0 { // or one dear hour would rule soundings out for good
 		p.m.sounded += forget * (soundShare*p.m.costs.draft(sound.Block) - p.m.sounded)
 	}
+	p.speed = best.speed()
 	return best.plan, true
 }
 

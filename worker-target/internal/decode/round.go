@@ -298,6 +298,8 @@ func (r *run) observe(length, rows int, verify, wall, waited time.Duration, prop
 	if r.asked {
 		if r.warm || !proposed {
 			r.round.Draft = waited
+		} else {
+			r.round.CatchUp = waited
 		}
 		r.warm = r.warm || proposed
 	}
