@@ -34,10 +34,10 @@ func TestDockerCompose(t *testing.T) {
 		t.Fatal(err)
 	}
 	compose := findCompose(t, root)
-	goImage, baseImage := baseImages(t, root)
+	images := baseImages(t, root)
 
 	port := freePort(t)
-	env := append(os.Environ(), "DOCKER_BUILDKIT=0", "TANDEM_GO_IMAGE="+goImage, "TANDEM_BASE_IMAGE="+baseImage,
+	env := append(os.Environ(), "DOCKER_BUILDKIT=0", "TANDEM_GO_IMAGE="+images["go"], "TANDEM_BASE_IMAGE="+images["base"],
 		"TANDEM_PORT="+strconv.Itoa(port), "TANDEM_VERSION=test")
 	project := fmt.Sprintf("tandem-test-%d", os.Getpid())
 	do := func(limit time.Duration, args ...string) (string, error) {
@@ -127,8 +127,9 @@ func findCompose(t *testing.T, root string) []string {
 	return nil
 }
 
-// baseImages makes the images that the Dockerfiles start from, named by the modules and tools that they hold.
-func baseImages(t *testing.T, root string) (goImage, baseImage string) {
+// baseImages makes the images that the Dockerfiles start from, "go" and "base" and those named besides ("cuda" and "rocm" or none),
+// tagged by the modules and tools that they hold.
+func baseImages(t *testing.T, root string, more ...string) map[string]string {
 	t.Helper()
 	hash := sha256.New()
 	sums, _ := filepath.Glob(filepath.Join(root, "*", "go.sum"))
@@ -140,12 +141,17 @@ func baseImages(t *testing.T, root string) (goImage, baseImage string) {
 		hash.Write(data)
 	}
 	tag := hex.EncodeToString(hash.Sum(nil))[:12]
-	goImage, baseImage = "tandem-test-go:"+tag, "tandem-test-base:"+tag
-	cmd := exec.Command(filepath.Join(root, "tools", "base-images.sh"), goImage, baseImage)
+	images := map[string]string{}
+	var names []string
+	for _, kind := range append([]string{"go", "base"}, more...) {
+		images[kind] = "tandem-test-" + kind + ":" + tag
+		names = append(names, images[kind])
+	}
+	cmd := exec.Command(filepath.Join(root, "tools", "base-images.sh"), names...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("base images: %v\n%s", err, last(string(out), 2000))
 	}
-	return goImage, baseImage
+	return images
 }
 
 func freePort(t *testing.T) int {
