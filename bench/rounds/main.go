@@ -1,7 +1,7 @@
 // Command rounds shows where the time of a decode round goes, by kind of text and by mode, from the timings that worker-target
 // reports: the whole round, the verify step (engine and the way there and back) and the wait for the draft.
 //
-//	go run ./bench/rounds [-rounds 3] [-modes off,chain:4,chain,tree:22,auto] [-kinds qa,tools,fn] [-args "--threads 1"]
+//	go run ./bench/rounds [-rounds 3] [-modes off,lookup:4,lookup,chain:4,chain,tree:22,auto] [-kinds qa,tools,fn] [-args "--threads 1"]
 package main
 
 import (
@@ -21,7 +21,7 @@ import (
 
 func main() {
 	rounds := flag.Int("rounds", 3, "times every prompt is asked in every mode")
-	modes := flag.String("modes", "off,chain:4,chain,auto", "off, auto, chain[:block], tree[:budget], separated by commas")
+	modes := flag.String("modes", "off,lookup,chain:4,chain,auto", "off, auto, lookup[:rows], chain[:block], tree[:budget], separated by commas")
 	kinds := flag.String("kinds", "", "kinds of texts to ask, separated by commas (default: all)")
 	args := flag.String("args", "", "more flags of tandem serve")
 	flag.Parse()
@@ -113,7 +113,7 @@ func (s *sum) add(o sum) {
 	s.first += o.first
 }
 
-// parse reads a mode with its number: the block of a chain, the budget of a tree.
+// parse reads a mode with its number: the rows of a lookup, the block of a chain, the budget of a tree.
 func parse(mode string) (*tandemv1.Speculation, error) {
 	name, number, _ := strings.Cut(mode, ":")
 	n := 0
@@ -129,12 +129,14 @@ func parse(mode string) (*tandemv1.Speculation, error) {
 		s.Mode = tandemv1.SpeculationMode_SPECULATION_MODE_OFF
 	case "auto":
 		s.Mode = tandemv1.SpeculationMode_SPECULATION_MODE_AUTO
+	case "lookup":
+		s.Mode, s.Block = tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP, int32(n)
 	case "chain":
 		s.Mode, s.Block = tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, int32(n)
 	case "tree":
 		s.Mode, s.Budget = tandemv1.SpeculationMode_SPECULATION_MODE_TREE, int32(n)
 	default:
-		return nil, fmt.Errorf("-modes: %q is none of off, auto, chain[:block], tree[:budget]", mode)
+		return nil, fmt.Errorf("-modes: %q is none of off, auto, lookup[:rows], chain[:block], tree[:budget]", mode)
 	}
 	return s, nil
 }

@@ -30,6 +30,7 @@ func New(base string) *Client {
 type Speculation struct {
 	Mode   string `json:"mode"`
 	Budget int    `json:"budget,omitempty"`
+	Block  int    `json:"block,omitempty"`
 }
 
 // Message is a turn of a chat.

@@ -11,7 +11,7 @@ import (
 
 // modes are the ways to decode that must all give one text.
 func modes() []client.Speculation {
-	out := []client.Speculation{{Mode: "chain"}, {Mode: "auto"}}
+	out := []client.Speculation{{Mode: "chain"}, {Mode: "auto"}, {Mode: "lookup"}, {Mode: "lookup", Block: 8}}
 	for _, budget := range []int{1, 4, 8, 16, 22, 40} {
 		out = append(out, client.Speculation{Mode: "tree", Budget: budget})
 	}
@@ -19,7 +19,10 @@ func modes() []client.Speculation {
 }
 
 func name(s client.Speculation) string {
-	if s.Budget == 0 {
+	switch {
+	case s.Block > 0:
+		return fmt.Sprintf("%s:%d", s.Mode, s.Block)
+	case s.Budget == 0:
 		return s.Mode
 	}
 	return fmt.Sprintf("%s:%d", s.Mode, s.Budget)
@@ -60,7 +63,7 @@ func TestIdentityGreedy(t *testing.T) {
 				}
 				list := modes()
 				if threads == "2" {
-					list = list[:3]
+					list = list[:5]
 				}
 				for _, s := range list {
 					got := generate(t, c, request, s)
@@ -87,7 +90,7 @@ func TestIdentityOfCacheTypes(t *testing.T) {
 		if i%4 != 0 {
 			continue
 		}
-		for _, s := range append(modes()[:2], client.Speculation{Mode: "tree", Budget: 22}) {
+		for _, s := range append(modes()[:4], client.Speculation{Mode: "tree", Budget: 22}) {
 			if got := generate(t, c, request, s); got.Text != plain.Text {
 				t.Errorf("case %d, %s: %q\nplain: %q", i, name(s), got.Text, plain.Text)
 			}

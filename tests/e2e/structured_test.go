@@ -93,7 +93,7 @@ func TestStructuredOutput(t *testing.T) {
 				"strict call, forced": {"tools": strict, "tool_choice": "required", "parallel_tool_calls": false},
 			} {
 				got := map[string]structured{}
-				for _, mode := range []string{"off", "chain", "tree", "auto"} {
+				for _, mode := range []string{"off", "lookup", "chain", "tree", "auto"} {
 					body := base(more)
 					body["speculation"] = map[string]any{"mode": mode}
 					got[mode] = askStructured(t, c, body)

@@ -112,7 +112,7 @@ func TestMetricsMove(t *testing.T) {
 	for _, want := range []string{
 		`tandem_requests_total{endpoint="/chat/completions",outcome="ok"} 1`,
 		`tandem_requests_total{endpoint="/chat/completions",outcome="client_error"} 1`,
-		`tandem_generated_tokens_total{kind="content"}`, `tandem_draft_tokens_total`, `tandem_verify_steps_total`, `tandem_ttft_seconds_count 1`,
+		`tandem_generated_tokens_total{kind="content"}`, `tandem_draft_tokens_total{source="draft"} 4`, `tandem_draft_tokens_total{source="lookup"} 2`, `tandem_verify_steps_total`, `tandem_ttft_seconds_count 1`,
 		`tandem_worker_up{backend="cpu",role="target",worker="t1"} 1`, `tandem_lanes{state="free",worker="t1"} 4`, `tandem_queue_depth 0`,
 		`tandem_worker_counter{name="rounds",worker="t1"} 3`, `tandem_accept_length_count 1`,
 		`gen_ai_server_time_to_first_token_seconds_count{gen_ai_operation_name="chat",gen_ai_provider_name="tandem"} 1`,

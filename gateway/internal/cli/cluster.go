@@ -120,6 +120,9 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	target = optional(target, "--lanes", w.Lanes)
 	target = optional(target, "--tree-budget", w.DDTreeBudget)
 	target = optional(target, "--prefill-chunk", w.Chunk)
+	if !w.Lookup {
+		target = append(target, "--no-lookup")
+	}
 	if w.MemoryCap > 0 {
 		target = append(target, "--memory-cap", w.MemoryCap.String())
 	}

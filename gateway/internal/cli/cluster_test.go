@@ -45,7 +45,7 @@ func TestWorkerCommandLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	wants := map[string][]string{
-		workerTarget:  {"--model " + target, "--threads 3", "--max-ctx 4096", "--lanes 2", "--memory-cap 1GiB", "--kv-type-k f16", "--kv-type-v f32", "--cache-dir /c"},
+		workerTarget:  {"--model " + target, "--threads 3", "--max-ctx 4096", "--lanes 2", "--memory-cap 1GiB", "--kv-type-k f16", "--kv-type-v f32", "--cache-dir /c", "--no-lookup"},
 		workerDraft:   {"--model " + draft, "--tables " + target, "--threads 3", "--lanes 2", "--kv-type-k q8_0", "--kv-type-v q8_0", "--cache-dir /c"},
 		workerPrefill: {"--model " + prefill, "--threads 3"},
 	}
@@ -70,7 +70,7 @@ func TestWorkerCommandLines(t *testing.T) {
 
 func TestDevicesOfWorkers(t *testing.T) {
 	models := trio{filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft), filepath.Join(modelsDir, demoPrefill)}
-	workers := WorkerFlags{Programs: programs(t), Device: "cpu", TargetDevice: "cuda:1", DraftDevice: "hip:0"}
+	workers := WorkerFlags{Programs: programs(t), Device: "cpu", TargetDevice: "cuda:1", DraftDevice: "hip:0", Lookup: true}
 	t.Setenv("TMPDIR", t.TempDir())
 	gateway := app.Defaults()
 	gateway.Port, gateway.GRPCPort = 0, -1
@@ -91,6 +91,9 @@ func TestDevicesOfWorkers(t *testing.T) {
 	for _, spec := range specs {
 		if line := strings.Join(spec.Args, " "); !strings.Contains(line, wants[spec.Name]) {
 			t.Errorf("%s lacks %q: %s", spec.Name, wants[spec.Name], line)
+		}
+		if slices.Contains(spec.Args, "--no-lookup") {
+			t.Errorf("%s is told not to look up", spec.Name)
 		}
 	}
 

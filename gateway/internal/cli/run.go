@@ -27,7 +27,7 @@ type RunCmd struct {
 	Temperature *float64 `help:"0 = always the likeliest token."`
 	Seed        *int64   `help:"Seed of the sampler: the same seed gives the same answer."`
 	Thinking    *bool    `negatable:"" help:"Let the model reason before it answers."`
-	Speculation string   `default:"auto" placeholder:"MODE" help:"auto, off, chain, tree or tree:BUDGET. It changes speed, never the answer."`
+	Speculation string   `default:"auto" placeholder:"MODE" help:"auto, off, lookup, chain, tree or tree:BUDGET. It changes speed, never the answer."`
 	Quiet       bool     `short:"q" help:"Print nothing but the answer."`
 
 	PrefillDrafter string `type:"path" placeholder:"PATH" help:"Scorer model for the compression of long prompts."`
@@ -60,14 +60,14 @@ func (c *RunCmd) Validate() error {
 	return c.WorkerFlags.validate()
 }
 
-// parseSpeculation reads auto, off, chain, tree, tree:22.
+// parseSpeculation reads auto, off, lookup, chain, tree, tree:22.
 func parseSpeculation(text string) (*speculationJSON, error) {
 	mode, budget, hasBudget := strings.Cut(text, ":")
 	s := &speculationJSON{Mode: mode}
 	switch mode {
-	case "auto", "off", "chain", "tree":
+	case "auto", "off", "lookup", "chain", "tree":
 	default:
-		return nil, fmt.Errorf("--speculation: %q is not auto, off, chain, tree or tree:BUDGET", text)
+		return nil, fmt.Errorf("--speculation: %q is not auto, off, lookup, chain, tree or tree:BUDGET", text)
 	}
 	if hasBudget {
 		n, err := strconv.Atoi(budget)

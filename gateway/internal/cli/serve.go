@@ -27,7 +27,7 @@ type ServeCmd struct {
 
 // WorkerFlags are settings of the workers that a command starts.
 type WorkerFlags struct {
-	Draft         string      `type:"path" placeholder:"PATH" help:"DFlash draft of the target; without it decoding is plain."`
+	Draft         string      `type:"path" placeholder:"PATH" help:"DFlash draft of the target; without it only lookup speculates."`
 	Device        string      `default:"cpu" placeholder:"NAME" help:"Device of all engines: cpu, cuda:0, hip:0."`
 	TargetDevice  string      `placeholder:"NAME" help:"Device of the target, if not --device."`
 	DraftDevice   string      `placeholder:"NAME" help:"Device of the draft, if not --device."`
@@ -41,6 +41,7 @@ type WorkerFlags struct {
 	CacheTypeV    string      `name:"cache-type-v" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the target's cached values: f16, f32, q8_0, q4_0."`
 	DraftCache    string      `name:"draft-cache-type" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the draft's cached keys and values: f16, f32, q8_0, q4_0."`
 	DDTreeBudget  int         `name:"ddtree-budget" default:"0" help:"Nodes of draft trees when a request does not say, 0 = the worker's default; automatic speculation finds its own."`
+	Lookup        bool        `default:"true" negatable:"" help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft."`
 	Chunk         int         `default:"0" help:"Prompt tokens that one prefill step reads, 0 = as many as the engine takes."`
 	CacheDir      string      `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers."`
 	Engine        string      `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`

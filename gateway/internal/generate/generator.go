@@ -251,6 +251,8 @@ func (r *run) add(c *Choice, s *stream) {
 	u.ToolTokens += c.Tokens.Tool
 	u.Drafted += s.drafted
 	u.Accepted += s.accepted
+	u.LookupDrafted += s.lookDrafted
+	u.LookupAccepted += s.lookAccepted
 	u.VerifySteps += s.steps
 	u.Retries += s.retries
 	u.CloseKind = c.CloseKind

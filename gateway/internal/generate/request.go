@@ -157,6 +157,8 @@ type Usage struct {
 	ToolTokens       int // of CompletionTokens, the markup of calls
 	Drafted          int64
 	Accepted         int64
+	LookupDrafted    int64 // of Drafted and Accepted, proposed by lookup
+	LookupAccepted   int64
 	VerifySteps      int64
 	Degraded         bool
 	Retries          int

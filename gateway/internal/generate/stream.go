@@ -43,6 +43,8 @@ type stream struct {
 
 	first, last       time.Time
 	drafted, accepted int64
+	lookDrafted       int64 // of drafted and accepted, by lookup
+	lookAccepted      int64
 	steps             int64
 	messages          int64 // Committed messages: one per verify step
 	retries           int
@@ -285,6 +287,8 @@ func (s *stream) timings(t *tandemv1.Timings) {
 	ms := func(x float64) time.Duration { return time.Duration(x * float64(time.Millisecond)) }
 	s.drafted += t.GetDraftedTokens()
 	s.accepted += t.GetAcceptedTokens()
+	s.lookDrafted += t.GetLookupDraftedTokens()
+	s.lookAccepted += t.GetLookupAcceptedTokens()
 	s.steps += t.GetVerifySteps()
 	s.prefill += ms(t.GetPrefillMs())
 	s.restore += ms(t.GetRestoreMs())

@@ -45,6 +45,7 @@ func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.Inferen
 	if u != nil && s.Metrics != nil {
 		s.Metrics.Generated(ctx, metrics.Generation{PromptTokens: u.PromptTokens, ContentTokens: u.CompletionTokens - u.ReasoningTokens,
 			ReasoningTokens: u.ReasoningTokens, ToolTokens: u.ToolTokens, Drafted: u.Drafted, Accepted: u.Accepted, VerifySteps: u.VerifySteps, Mode: "grpc",
+			LookupDrafted: u.LookupDrafted, LookupAccepted: u.LookupAccepted,
 			Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, Total: u.Total, CloseKind: u.CloseKind})
 	}
 	if err != nil {
@@ -243,7 +244,7 @@ func (s *sink) last(u *generate.Usage) *tandemv1.GenerateResponse {
 		Usage: &tandemv1.Usage{PromptTokens: int64(u.PromptTokens), CompletionTokens: int64(u.CompletionTokens), ReasoningTokens: int64(u.ReasoningTokens)},
 		Timings: &tandemv1.Timings{QueueMs: ms(u.Queue), CompressMs: ms(u.Compress), RestoreMs: ms(u.Restore), PrefillMs: ms(u.Prefill),
 			TtftMs: ms(u.TTFT), DecodeMs: ms(u.Decode), TotalMs: ms(u.Total), VerifySteps: u.VerifySteps, DraftedTokens: u.Drafted,
-			AcceptedTokens: u.Accepted, SpeculationDegraded: u.Degraded},
+			AcceptedTokens: u.Accepted, SpeculationDegraded: u.Degraded, LookupDraftedTokens: u.LookupDrafted, LookupAcceptedTokens: u.LookupAccepted},
 	}
 	switch s.end.Finish {
 	case generate.FinishLength:

@@ -57,8 +57,8 @@ func New(provider metric.MeterProvider, src Sources) (*Set, error) {
 		requests:       b.counter("tandem.requests", "Finished requests."),
 		promptTokens:   b.counter("tandem.prompt.tokens", "Prompt tokens, before compression."),
 		generated:      b.counter("tandem.generated.tokens", "Generated tokens."),
-		drafted:        b.counter("tandem.draft.tokens", "Draft tokens proposed."),
-		accepted:       b.counter("tandem.accepted.tokens", "Draft tokens accepted."),
+		drafted:        b.counter("tandem.draft.tokens", "Draft tokens proposed, by what proposed them."),
+		accepted:       b.counter("tandem.accepted.tokens", "Draft tokens accepted, by what proposed them."),
 		verifySteps:    b.counter("tandem.verify.steps", "Verify steps of the target."),
 		pflashRequests: b.counter("tandem.pflash.requests", "Requests that asked for prompt compression, by result."),
 		pflashInput:    b.counter("tandem.pflash.input.tokens", "Prompt tokens before compression, of compressed requests."),
@@ -200,8 +200,10 @@ func (s *Set) ToolParseError(ctx context.Context) { s.toolErrors.Add(context.Wit
 type Generation struct {
 	PromptTokens, ContentTokens, ReasoningTokens int
 	// ToolTokens are those of ContentTokens that are markup of calls.
-	ToolTokens                          int
-	Drafted, Accepted, VerifySteps      int64
+	ToolTokens                     int
+	Drafted, Accepted, VerifySteps int64
+	// LookupDrafted and LookupAccepted are those of Drafted and Accepted that lookup proposed.
+	LookupDrafted, LookupAccepted       int64
 	Mode                                string
 	Queue, TTFT, Prefill, Decode, Total time.Duration
 	CloseKind                           string // empty: no reasoning
@@ -210,6 +212,12 @@ type Generation struct {
 // genAI labels the measurements of the conventions' family.
 var genAI = metric.WithAttributes(attribute.String(telemetry.GenAIOperation, "chat"), attribute.String(telemetry.GenAIProvider, telemetry.GenAIProviderTandem))
 
+// What proposed draft tokens.
+var (
+	fromDraft  = metric.WithAttributes(attribute.String("source", "draft"))
+	fromLookup = metric.WithAttributes(attribute.String("source", "lookup"))
+)
+
 // Generated records a finished request.
 func (s *Set) Generated(ctx context.Context, g Generation) {
 	ctx = context.WithoutCancel(ctx)
@@ -217,8 +225,10 @@ func (s *Set) Generated(ctx context.Context, g Generation) {
 	s.generated.Add(ctx, int64(g.ContentTokens-g.ToolTokens), metric.WithAttributes(attribute.String("kind", "content")))
 	s.generated.Add(ctx, int64(g.ToolTokens), metric.WithAttributes(attribute.String("kind", "tool")))
 	s.generated.Add(ctx, int64(g.ReasoningTokens), metric.WithAttributes(attribute.String("kind", "reasoning")))
-	s.drafted.Add(ctx, g.Drafted)
-	s.accepted.Add(ctx, g.Accepted)
+	s.drafted.Add(ctx, g.Drafted-g.LookupDrafted, fromDraft)
+	s.accepted.Add(ctx, g.Accepted-g.LookupAccepted, fromDraft)
+	s.drafted.Add(ctx, g.LookupDrafted, fromLookup)
+	s.accepted.Add(ctx, g.LookupAccepted, fromLookup)
 	s.verifySteps.Add(ctx, g.VerifySteps, metric.WithAttributes(attribute.String("mode", g.Mode)))
 	s.queue.Record(ctx, g.Queue.Seconds())
 	n := g.ContentTokens + g.ReasoningTokens

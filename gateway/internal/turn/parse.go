@@ -168,10 +168,11 @@ func parseSpeculation(o reqjson.Object) (*tandemv1.Speculation, error) {
 	if ok {
 		modes := map[string]tandemv1.SpeculationMode{
 			"auto": tandemv1.SpeculationMode_SPECULATION_MODE_AUTO, "off": tandemv1.SpeculationMode_SPECULATION_MODE_OFF,
-			"chain": tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, "tree": tandemv1.SpeculationMode_SPECULATION_MODE_TREE,
+			"lookup": tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP,
+			"chain":  tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, "tree": tandemv1.SpeculationMode_SPECULATION_MODE_TREE,
 		}
 		if out.Mode, ok = modes[mode]; !ok {
-			return nil, apierror.InvalidValue("speculation.mode", "must be auto, off, chain or tree, got %q", mode)
+			return nil, apierror.InvalidValue("speculation.mode", "must be auto, off, lookup, chain or tree, got %q", mode)
 		}
 	}
 	for name, dst := range map[string]*int32{"budget": &out.Budget, "block": &out.Block} {

@@ -147,6 +147,8 @@ const (
 	SpeculationMode_SPECULATION_MODE_CHAIN SpeculationMode = 3
 	// Draft tree under a node budget.
 	SpeculationMode_SPECULATION_MODE_TREE SpeculationMode = 4
+	// What followed the newest tokens where they stood in prompt or output before; needs no draft. AUTO uses it too.
+	SpeculationMode_SPECULATION_MODE_LOOKUP SpeculationMode = 5
 )
 
 // Enum value maps for SpeculationMode.
@@ -157,6 +159,7 @@ var (
 		2: "SPECULATION_MODE_OFF",
 		3: "SPECULATION_MODE_CHAIN",
 		4: "SPECULATION_MODE_TREE",
+		5: "SPECULATION_MODE_LOOKUP",
 	}
 	SpeculationMode_value = map[string]int32{
 		"SPECULATION_MODE_UNSPECIFIED": 0,
@@ -164,6 +167,7 @@ var (
 		"SPECULATION_MODE_OFF":         2,
 		"SPECULATION_MODE_CHAIN":       3,
 		"SPECULATION_MODE_TREE":        4,
+		"SPECULATION_MODE_LOOKUP":      5,
 	}
 )
 
@@ -323,7 +327,7 @@ type Speculation struct {
 	Mode  SpeculationMode        `protobuf:"varint,1,opt,name=mode,proto3,enum=tandem.v1.SpeculationMode" json:"mode,omitempty"`
 	// Nodes without the root, 0 = the worker's choice. TREE only.
 	Budget int32 `protobuf:"varint,2,opt,name=budget,proto3" json:"budget,omitempty"`
-	// Rows of the draft's block, anchor included, 0 = the worker's choice. CHAIN and TREE.
+	// Rows of the draft's block or of the lookup, anchor included, 0 = the worker's choice. CHAIN, TREE and LOOKUP.
 	Block         int32 `protobuf:"varint,3,opt,name=block,proto3" json:"block,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -576,7 +580,7 @@ type Timings struct {
 	TotalMs  float64 `protobuf:"fixed64,7,opt,name=total_ms,json=totalMs,proto3" json:"total_ms,omitempty"`
 	// Verify steps of the target, plain decode steps included.
 	VerifySteps int64 `protobuf:"varint,8,opt,name=verify_steps,json=verifySteps,proto3" json:"verify_steps,omitempty"`
-	// Draft tokens proposed and accepted.
+	// Draft tokens proposed and accepted, whatever proposed them.
 	DraftedTokens  int64 `protobuf:"varint,9,opt,name=drafted_tokens,json=draftedTokens,proto3" json:"drafted_tokens,omitempty"`
 	AcceptedTokens int64 `protobuf:"varint,10,opt,name=accepted_tokens,json=acceptedTokens,proto3" json:"accepted_tokens,omitempty"`
 	// Phases of the speculative loop, summed over the request.
@@ -584,8 +588,11 @@ type Timings struct {
 	VerifyMs    float64 `protobuf:"fixed64,12,opt,name=verify_ms,json=verifyMs,proto3" json:"verify_ms,omitempty"`
 	// True when a draft was lost or missing while speculation was asked for.
 	SpeculationDegraded bool `protobuf:"varint,13,opt,name=speculation_degraded,json=speculationDegraded,proto3" json:"speculation_degraded,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Those of drafted_tokens and accepted_tokens that lookup proposed.
+	LookupDraftedTokens  int64 `protobuf:"varint,14,opt,name=lookup_drafted_tokens,json=lookupDraftedTokens,proto3" json:"lookup_drafted_tokens,omitempty"`
+	LookupAcceptedTokens int64 `protobuf:"varint,15,opt,name=lookup_accepted_tokens,json=lookupAcceptedTokens,proto3" json:"lookup_accepted_tokens,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *Timings) Reset() {
@@ -709,6 +716,20 @@ func (x *Timings) GetSpeculationDegraded() bool {
 	return false
 }
 
+func (x *Timings) GetLookupDraftedTokens() int64 {
+	if x != nil {
+		return x.LookupDraftedTokens
+	}
+	return 0
+}
+
+func (x *Timings) GetLookupAcceptedTokens() int64 {
+	if x != nil {
+		return x.LookupAcceptedTokens
+	}
+	return 0
+}
+
 var File_tandem_v1_common_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_common_proto_rawDesc = "" +
@@ -749,7 +770,7 @@ const file_tandem_v1_common_proto_rawDesc = "" +
 	"\x05_seed\">\n" +
 	"\fTokenLogprob\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\x05R\x05token\x12\x18\n" +
-	"\alogprob\x18\x02 \x01(\x02R\alogprob\"\xbb\x03\n" +
+	"\alogprob\x18\x02 \x01(\x02R\alogprob\"\xa5\x04\n" +
 	"\aTimings\x12\x19\n" +
 	"\bqueue_ms\x18\x01 \x01(\x01R\aqueueMs\x12\x1f\n" +
 	"\vcompress_ms\x18\x02 \x01(\x01R\n" +
@@ -767,7 +788,9 @@ const file_tandem_v1_common_proto_rawDesc = "" +
 	" \x01(\x03R\x0eacceptedTokens\x12\"\n" +
 	"\rdraft_wait_ms\x18\v \x01(\x01R\vdraftWaitMs\x12\x1b\n" +
 	"\tverify_ms\x18\f \x01(\x01R\bverifyMs\x121\n" +
-	"\x14speculation_degraded\x18\r \x01(\bR\x13speculationDegraded*o\n" +
+	"\x14speculation_degraded\x18\r \x01(\bR\x13speculationDegraded\x122\n" +
+	"\x15lookup_drafted_tokens\x18\x0e \x01(\x03R\x13lookupDraftedTokens\x124\n" +
+	"\x16lookup_accepted_tokens\x18\x0f \x01(\x03R\x14lookupAcceptedTokens*o\n" +
 	"\x05DType\x12\x16\n" +
 	"\x12D_TYPE_UNSPECIFIED\x10\x00\x12\x0e\n" +
 	"\n" +
@@ -783,13 +806,14 @@ const file_tandem_v1_common_proto_rawDesc = "" +
 	"\vROLE_TARGET\x10\x01\x12\x0e\n" +
 	"\n" +
 	"ROLE_DRAFT\x10\x02\x12\x10\n" +
-	"\fROLE_PREFILL\x10\x03*\x9f\x01\n" +
+	"\fROLE_PREFILL\x10\x03*\xbc\x01\n" +
 	"\x0fSpeculationMode\x12 \n" +
 	"\x1cSPECULATION_MODE_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15SPECULATION_MODE_AUTO\x10\x01\x12\x18\n" +
 	"\x14SPECULATION_MODE_OFF\x10\x02\x12\x1a\n" +
 	"\x16SPECULATION_MODE_CHAIN\x10\x03\x12\x19\n" +
-	"\x15SPECULATION_MODE_TREE\x10\x04*\x9a\x01\n" +
+	"\x15SPECULATION_MODE_TREE\x10\x04\x12\x1b\n" +
+	"\x17SPECULATION_MODE_LOOKUP\x10\x05*\x9a\x01\n" +
 	"\fFinishReason\x12\x1d\n" +
 	"\x19FINISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12FINISH_REASON_STOP\x10\x01\x12\x18\n" +

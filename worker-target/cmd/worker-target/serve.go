@@ -39,6 +39,7 @@ type serveCmd struct {
 	TreeBudget    int           `help:"Nodes of draft trees when a request does not say." default:"22"`
 	FeatureRows   int           `help:"Positions of features kept per request for a draft that comes back." default:"4096"`
 	DraftDeadline time.Duration `help:"Longest wait for a proposal." default:"400ms"`
+	Lookup        bool          `help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before." default:"true" negatable:""`
 
 	DraftTransport string `help:"Way of features and proposals: auto (shared memory where the draft is on this host, else gRPC) or grpc." default:"auto" enum:"auto,grpc"`
 }
@@ -112,7 +113,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		OnOpen: func(ctx context.Context, e engineplugin.Engine) error { return w.manager.Restore(ctx, e) },
 	})
 	w.Server = server.New(id, c.Lanes, decode.Config{
-		PrefillChunk: c.PrefillChunk, TreeBudget: c.TreeBudget, RingRows: c.FeatureRows, MaxDeadline: c.DraftDeadline,
+		PrefillChunk: c.PrefillChunk, TreeBudget: c.TreeBudget, RingRows: c.FeatureRows, MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup,
 	}, server.Deps{Engines: w.keeper, Drafts: w.manager, Guides: w.guides, Model: w.model, Log: log})
 
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}

@@ -253,6 +253,8 @@ var trioModes = []struct {
 	{"chain", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN}},
 	{"tree", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_TREE}},
 	{"tree40", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_TREE, Budget: 40}},
+	{"lookup", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP}},
+	{"lookup8", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP, Block: 8}},
 	{"auto", nil},
 }
 

@@ -70,7 +70,7 @@ func (w *world) run(p *Policy, n int) (total float64, rounds [kinds]int) {
 		if w.along != nil {
 			w.along(done)
 		}
-		plan := p.Next(100, min(worldBlock, n-done))
+		plan := p.Next(100, min(worldBlock, n-done), 0)
 		rounds[plan.Kind]++
 		ms, tokens := w.round(p, plan, n-done)
 		total += ms
@@ -281,7 +281,7 @@ func TestForgivesAHang(t *testing.T) {
 	p := m.NewRequest(worldBlock, worldRows)
 	w.run(p, 400) // plain, with soundings
 	for hung := false; !hung; {
-		plan := p.Next(100, worldBlock)
+		plan := p.Next(100, worldBlock, 0)
 		if hung = plan.Sound; hung { // the machine swapped for a second
 			p.Observe(&Round{Plan: plan, Length: 100, Rows: 1, Verify: ms(1200)})
 			p.Sounded(nil, 0, nil, 100)
@@ -291,7 +291,7 @@ func TestForgivesAHang(t *testing.T) {
 	}
 	asked := 0
 	for range 800 {
-		plan := p.Next(100, worldBlock)
+		plan := p.Next(100, worldBlock, 0)
 		if plan.Sound || plan.Kind != Plain {
 			asked++
 			p.Sounded(nil, 0, nil, 100)
@@ -311,7 +311,7 @@ func TestSeeds(t *testing.T) {
 	m := calibrated(w)
 	w.run(m.NewRequest(worldBlock, worldRows), 1000)
 	m.credit = 0
-	if plan := m.NewRequest(worldBlock, worldRows).Next(100, worldBlock); plan.Kind != Plain {
+	if plan := m.NewRequest(worldBlock, worldRows).Next(100, worldBlock, 0); plan.Kind != Plain {
 		t.Errorf("first plan of a new request is %+v", plan)
 	}
 }
@@ -372,7 +372,7 @@ func TestNoAllocation(t *testing.T) {
 	w.propose(&tree, &b, Plan{Kind: Tree, Block: 16, Budget: 31})
 	scratch.Reset(0)
 	if n := testing.AllocsPerRun(100, func() {
-		plan := p.Next(100, 16)
+		plan := p.Next(100, 16, 0)
 		if err := scratch.Set(0, tree.Tokens[1:], tree.Parents[1:], tree.Logprobs[1:], ddtree.Limits{Vocab: 8, Nodes: 31, Depth: 15}); err != nil {
 			t.Fatal(err)
 		}

@@ -69,6 +69,9 @@ func (c *costs) table(length int) *[len(rowBins)]float64 {
 
 // observePlain learns from a step of one row that followed another of its kind.
 func (c *costs) observePlain(length int, seconds float64) {
+	if c.table(length) == nil { // nothing was timed at start
+		c.observeStep(1, length, seconds)
+	}
 	p := &c.plain[bucket(length)]
 	if *p == 0 {
 		*p = seconds

@@ -29,6 +29,16 @@
 // A request of which nothing is known starts with a sounding when requests often turn out to be foreign to the draft and a wide
 // step is dear: a first round would cost a draft's time and that step for one token.
 //
+// Lookup proposes what followed the newest tokens where they stood in the text before. It has no price beside its rows, and what it
+// is worth is learnt without trying: every committed token shows whether lookup would have foretold it. Its rates are kept by the
+// length of the match; a token behind j right ones of a proposal stands behind a match that is j longer, so a proposal of k tokens
+// commits 1 + sum over j <= k of the product of j rates. A match is there in some rounds only. So its plan is the k that gains most
+// on what the text is decoded at else, tokens less seconds times that speed; and a draft has to beat decoding without it as it
+// does on the whole, lookups included. That pace is counted beside every text, also while the draft is used.
+//
+// What the best plan with a draft promises is held against what such rounds brought, apart for first rounds, those behind a
+// proposal that was right and those behind one that went wrong: texts change, and most changes are for the worse.
+//
 // The ledger of trials belongs to the worker: rounds add 3 % of their time, a trial takes what it cost, the slower plain step
 // behind it included. Savings end at half a chain round, so that no request pays for what the draft did well in others. Debt is
 // bounded by one dear round: a proposal that hung is forgiven beyond that. A request that even a trial shows far from break-even

@@ -40,13 +40,17 @@ const (
 	Plain Kind = iota
 	Chain
 	Tree
+	Lookup // a chain of what followed the newest tokens where they stood before
 	kinds
 )
+
+// Drafts reports whether rounds of the kind wait for a draft.
+func (k Kind) Drafts() bool { return k == Chain || k == Tree }
 
 // Plan of one round.
 type Plan struct {
 	Kind   Kind
-	Block  int // rows of the draft's block, anchor included
+	Block  int // rows of the draft's block or of the lookup, anchor included
 	Budget int // nodes without the root
 	// Trial is a round of a plan that was not the best for long. It is verified whole.
 	Trial bool
@@ -64,10 +68,11 @@ type Round struct {
 	Others int // rows of other requests that ran together with these
 	// Verify is the engine's time for the step, Wall that of the whole call.
 	Verify, Wall time.Duration
-	// Draft is the time waited for the proposal, also for one that came too late.
-	Draft time.Duration
-	Tree  *ddtree.Tree
-	Path  []int32
+	// Draft is the time waited for the proposal, also for one that came too late. CatchUp is that time where it says little
+	// about the next: the draft had the features of a prompt or of a gap to read.
+	Draft, CatchUp time.Duration
+	Tree           *ddtree.Tree
+	Path           []int32
 }
 
 // Model is what a worker knows: costs of the machine, quality of its drafts, and the ledger of probes. Safe for concurrent
@@ -76,10 +81,13 @@ type Model struct {
 	mu      sync.Mutex
 	costs   costs
 	beliefs beliefs
+	looks   looks
 	credit  float64 // seconds
 	// losing is the share of requests whose first proposal was not worth its time.
 	losing  rate
 	sounded float64 // running mean of the seconds that a sounding costs, 0 = none measured
+	// promises are held against what came of them, by what the draft's last round was.
+	promises [standings]gauge
 }
 
 // New returns a model that knows nothing.
@@ -125,11 +133,15 @@ type Policy struct {
 	block   int // the draft's block size
 	maxRows int
 	local   beliefs
-	plain   bool    // the last plan was plain by choice
-	tested  bool    // a proposal of this request was put to the test
+	looks   looks
+	shadow  shadow
+	plain   bool // the last plan went without the draft by choice
+	tested  bool // a proposal of this request was put to the test
+	stands  standing
+	speed   float64 // tokens a second that the round's plan promises, 0 = none that counts
 	strain  float64 // seconds that the running sounding took beyond plain decoding of the same tokens
-	plains  int     // plain rounds in a row
-	since   int     // plain rounds since the draft was last tried against plain decoding
+	plains  int     // rounds without a draft in a row
+	since   int     // of them since the draft was last tried against decoding without it
 	gap     int     // of them before it is tried again
 	trying  bool    // the plan tries it
 	tried   bool    // what came of that is not taken into the gap yet
@@ -144,7 +156,8 @@ type Policy struct {
 	keep  [ddtree.MaxNodes + 1]bool
 }
 
-// NewRequest starts the policy of a request for a draft with blocks of block rows; maxRows is the widest verify step.
+// NewRequest starts the policy of a request for a draft with blocks of block rows, 0 while there is none; maxRows is the widest
+// verify step.
 func (m *Model) NewRequest(block, maxRows int) *Policy {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -154,6 +167,9 @@ func (m *Model) NewRequest(block, maxRows int) *Policy {
 	}
 }
 
+// Attach gives the request a draft with blocks of block rows.
+func (p *Policy) Attach(block int) { p.block = block }
+
 // estimate is a plan with its expected tokens and seconds.
 type estimate struct {
 	plan            Plan
@@ -162,130 +178,98 @@ type estimate struct {
 
 func (e estimate) speed() float64 { return e.tokens / e.seconds }
 
-// Next plans a round at a context of length tokens; limit is the largest useful block (tokens still wanted, plus one).
-func (p *Policy) Next(length, limit int) Plan {
+// Next plans a round at a context of length tokens; limit is the largest useful block (tokens still wanted, plus one), and the
+// newest matched tokens stood in the text before.
+//
+// Draft and plain decoding are there for every round, matches come and go. So plans are not compared by their own speed alone:
+// the draft must beat decoding without it as it does on the whole, and a match is used when it gains on what decodes the text else.
+func (p *Policy) Next(length, limit, matched int) Plan {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	block := min(p.block, limit, p.maxRows)
 	if block < 2 {
-		return Plan{Kind: Plain}
+		return p.without(length, limit, matched)
 	}
 	c := &p.m.costs
 	plainCost := c.plainRound(length)
 	if plainCost == 0 { // nothing measured yet: a chain teaches both costs
 		return Plan{Kind: Chain, Block: block, Budget: block - 1}
 	}
-	var base, own rates
-	p.m.beliefs.workerRates(&base)
-	p.local.requestRates(&base, &own)
-
-	var best, second estimate
-	consider := func(e estimate) {
-		switch {
-		case best.seconds == 0 || e.speed() > best.speed():
-			if e.plan.Kind != best.plan.Kind {
-				second = best
-			}
-			best = e
-		case e.plan.Kind != best.plan.Kind && (second.seconds == 0 || e.speed() > second.speed()):
-			second = e
-		}
-	}
-	for b := 4; ; b *= 2 {
-		b = min(b, block)
-		consider(estimate{
-			plan:   Plan{Kind: Chain, Block: b, Budget: b - 1},
-			tokens: expected(&own.chain, b-1), seconds: c.draft(b) + c.round(b, length),
-		})
-		if b == block {
-			break
-		}
-	}
-	chain := best
-	if p.maxRows > block {
-		rows := p.local.treeRows
-		if rows == 0 {
-			rows = float64(min(p.maxRows, block+block/2-1))
-		}
-		consider(estimate{
-			plan:   Plan{Kind: Tree, Block: block, Budget: p.maxRows - 1},
-			tokens: expected(&own.tree, block-1), seconds: c.draft(block) + c.round(int(rows+0.5), length),
-		})
-	}
-
-	need := stay / plainCost
+	best, second, chain := p.drafted(block, length)
+	kept := p.kept()
+	p.speed = 0
+	token := p.tokenCost(length)
+	need := stay / token
 	if p.plain {
-		need = enter / plainCost
+		need = enter / token
 	}
 	sound := Plan{Kind: Plain, Sound: true, Block: chain.plan.Block, Budget: chain.plan.Budget}
 	plan := best.plan
 	p.trying = false
-	switch {
-	case best.speed() < need:
+	if kept*best.speed() < need {
 		p.plain = true
-		return p.instead(best, sound, plainCost, length)
+		if trial, ok := p.instead(best, sound, token, kept, length); ok {
+			return trial
+		}
+		return p.without(length, limit, matched)
+	}
+	p.plain = false
+	if e := p.look(limit, matched, length, kept*best.speed()); e.plan.Kind == Lookup && e.speed() > kept*best.speed() {
+		return e.plan
+	}
+	switch {
 	case !p.tested && p.soundFirst(chain, plainCost):
 		return sound
 	case second.seconds > 0 && p.idle[second.plan.Kind] > staleRounds && second.speed() > 0.7*best.speed():
 		if p.affords(second.seconds-second.tokens/best.speed(), length) {
 			plan = second.plan
 			plan.Trial = true
+			return plan
 		}
 	}
-	p.plain = false
+	p.speed = best.speed()
 	return plan
 }
 
-// instead plans a round of a request that plain decoding serves better than the best of the other plans. Now and then the draft
-// is tried all the same, for it may have become good: by a sounding, or by a round of that plan where the two models take so
-// much from each other that waiting for the draft is cheaper.
-func (p *Policy) instead(best estimate, sound Plan, plainCost float64, length int) Plan {
-	if p.tried {
-		p.tried = false
-		if best.speed()*plainCost < hopeless {
-			p.gap = min(2*p.gap, mostGap)
-		} else {
-			p.gap = leastGap
+// drafted estimates the plans that ask the draft: the best, the best of the other kind, and the best chain.
+func (p *Policy) drafted(block, length int) (best, second, chain estimate) {
+	c := &p.m.costs
+	var base, own rates
+	p.m.beliefs.workerRates(&base)
+	p.local.requestRates(&base, &own)
+	for b := 4; ; b *= 2 {
+		b = min(b, block)
+		e := estimate{
+			plan:   Plan{Kind: Chain, Block: b, Budget: b - 1},
+			tokens: expected(&own.chain, b-1), seconds: c.draft(b) + c.round(b, length),
+		}
+		if best.seconds == 0 || e.speed() > best.speed() {
+			best = e
+		}
+		if b == block {
+			break
 		}
 	}
-	cost, blind := p.soundCost(sound.Block), best.seconds-best.tokens*plainCost
-	if p.since < p.gap || !p.affords(min(cost, blind), length) {
-		return Plan{Kind: Plain}
+	chain = best
+	if p.maxRows <= block {
+		return best, second, chain
 	}
-	p.since, p.trying = 0, true
-	if blind >= cost {
-		return sound
+	rows := p.local.treeRows
+	if rows == 0 {
+		rows = float64(min(p.maxRows, block+block/2-1))
 	}
-	if p.m.sounded > 0 { // or one dear hour would rule soundings out for good
-		p.m.sounded += forget * (soundShare*p.m.costs.draft(sound.Block) - p.m.sounded)
+	tree := estimate{
+		plan:   Plan{Kind: Tree, Block: block, Budget: p.maxRows - 1},
+		tokens: expected(&own.tree, block-1), seconds: c.draft(block) + c.round(int(rows+0.5), length),
 	}
-	return best.plan
+	if tree.speed() > chain.speed() {
+		return tree, chain, chain
+	}
+	return chain, tree, chain
 }
 
-// affords reports whether the ledger allows a trial at a cost. What is dearer than a full ledger is allowed by a full one.
-func (p *Policy) affords(cost float64, length int) bool {
-	return p.m.credit >= min(cost, p.ceiling(length))
-}
-
-// soundCost is what a sounding is expected to cost.
-func (p *Policy) soundCost(block int) float64 {
-	if p.m.sounded > 0 {
-		return p.m.sounded
-	}
-	return soundShare * p.m.costs.draft(block)
-}
-
-// soundFirst decides how a request starts of which nothing is known. A first round costs a draft's time and a wide step for one
-// token when the draft turns out not to know this text; a sounding costs the draft's time when it does.
-func (p *Policy) soundFirst(first estimate, plainCost float64) bool {
-	draft := p.m.costs.draft(first.plan.Block)
-	if draft == 0 {
-		return false // its first round measures it
-	}
-	losing := p.m.losing.mean(1 - prior)
-	blind := losing * (first.seconds - plainCost)
-	return (1-losing)*draft+p.soundCost(first.plan.Block) < blind
-}
+// tokenCost is what a token costs that is decoded without the draft.
+func (p *Policy) tokenCost(length int) float64 { return p.m.costs.plainRound(length) / p.bare() }
 
 // Cut shortens a proposed tree to the nodes that are worth their verify time; a trial is verified whole.
 func (p *Policy) Cut(t *ddtree.Tree, plan Plan, length int) {
@@ -371,7 +355,7 @@ func (p *Policy) Observe(r *Round) {
 	c := &p.m.costs
 	verify := r.Verify.Seconds()
 	c.observeCompany(r.Others)
-	if r.Plan.Kind == Plain {
+	if !r.Plan.Kind.Drafts() {
 		p.plains++
 		p.since++
 	} else {
@@ -379,17 +363,17 @@ func (p *Policy) Observe(r *Round) {
 	}
 	if r.Plan.Sound {
 		// The draft works at the same time: no price of plain steps, but that of the sounding, less what its rest brought.
-		p.strain += max(r.Wall, r.Verify).Seconds() - float64(max(1, len(r.Path)))*c.plainRound(r.Length)
+		p.strain += max(r.Wall, r.Verify).Seconds() - float64(max(1, len(r.Path)))*p.tokenCost(r.Length)
 		if r.Rows > 1 {
 			c.observeStep(r.Rows+r.Others, r.Length, verify)
 		}
 		return
 	}
 	if r.Rows > 0 {
-		// Plain steps among plain ones have a price of their own. They are many: in the table they would drown what wide
+		// Steps among others without a draft have a price of their own. They are many: in the table they would drown what wide
 		// steps cost right after a draft has used the machine.
 		if p.plains > 1 && r.Others == 0 {
-			c.observePlain(r.Length, verify)
+			c.observeBare(r.Rows, r.Length, verify)
 		} else {
 			c.observeStep(r.Rows+r.Others, r.Length, verify)
 		}
@@ -400,20 +384,23 @@ func (p *Policy) Observe(r *Round) {
 		p.idle[k]++
 	}
 	p.idle[r.Plan.Kind] = 0
-	if r.Plan.Kind == Plain {
+	if !r.Plan.Kind.Drafts() {
 		if p.after {
 			p.after = false
-			p.charge(verify-c.plainRound(r.Length), r.Length)
+			p.charge(verify-c.bareRound(r.Rows, r.Length), r.Length)
 		}
-		p.m.credit = min(p.m.credit+probeShare*verify, p.ceiling(r.Length))
+		if p.block > 0 { // a request that has no draft earns no trials for those that do
+			p.m.credit = min(p.m.credit+probeShare*verify, p.ceiling(r.Length))
+		}
 		return
 	}
-	if r.Draft > 0 { // 0: not representative, the draft had features to catch up with
+	if r.Draft > 0 {
 		c.observeDraft(r.Plan.Block, r.Draft.Seconds())
 	}
 	tokens := 1.0
 	if r.Tree != nil {
 		tokens = float64(len(r.Path))
+		p.settle(tokens, verify+(r.Draft+r.CatchUp).Seconds())
 		p.learn(r.Tree, r.Path, r.Length)
 		if r.Plan.Kind == Tree {
 			follow(&p.local.treeRows, float64(r.Tree.Len()))
@@ -422,7 +409,7 @@ func (p *Policy) Observe(r *Round) {
 	}
 	if r.Plan.Trial || p.trying {
 		p.after = true
-		p.charge(verify+r.Draft.Seconds()-tokens*c.plainRound(r.Length), r.Length)
+		p.charge(verify+r.Draft.Seconds()-tokens*p.tokenCost(r.Length), r.Length)
 	} else {
 		// Speculation that pays earns the same share: it buys trials of other plans.
 		p.m.credit = min(p.m.credit+probeShare*(verify+r.Draft.Seconds()), p.ceiling(r.Length))
@@ -439,49 +426,13 @@ func (p *Policy) learn(t *ddtree.Tree, path []int32, length int) {
 		p.m.losing.add(float64(len(path)) < worth)
 	}
 	p.tried = p.tried || p.trying
+	p.stand(t, path)
 	p.shape.read(t)
 	p.local.claim(p.claims)
 	p.claims = p.claims[:0]
 	p.local.observe(&p.shape, t, path, p.cut, requestMemory)
 	p.m.beliefs.observe(&p.shape, t, path, p.cut, workerMemory)
 	p.cut = -1
-}
-
-// charge books the cost of a sounding or trial (or, below 0, its gain). Debt ends at one round of the dearest plan: a proposal
-// that hung for a second must not silence drafting for a minute.
-func (p *Policy) charge(cost float64, length int) {
-	debt := p.m.costs.draft(p.block) + p.m.costs.round(p.maxRows, length)
-	p.m.credit = max(min(p.m.credit-cost, p.ceiling(length)), -debt)
-}
-
-// Sounded ends a sounding at a context of length tokens. chain is the proposal, nil when none came. Its first tested nodes were
-// compared with what the target chose, in plain steps and perhaps in one verify step of the rest; path are those of them that
-// it chose, root first. chain is cut to what was tested.
-func (p *Policy) Sounded(chain *ddtree.Tree, tested int, path []int32, length int) {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
-	p.charge(p.strain, length)
-	follow(&p.m.sounded, clamp(p.strain, leastSounding, outlier*max(p.m.sounded, p.m.costs.draft(p.block))))
-	p.strain = 0
-	p.cut = -1
-	if chain == nil || tested == 0 {
-		return
-	}
-	p.read(chain)
-	if n := chain.Len(); tested < n-1 {
-		p.cut = p.local.conditional(&p.shape, chain, int32(tested+1))
-		keep := p.keep[:n]
-		for i := range keep {
-			keep[i] = i <= tested
-		}
-		chain.Keep(keep)
-	}
-	p.learn(chain, path, length)
-}
-
-// ceiling of the ledger.
-func (p *Policy) ceiling(length int) float64 {
-	return creditRounds * (p.m.costs.draft(p.block) + p.m.costs.round(p.block, length))
 }
 
 func follow(mean *float64, x float64) {

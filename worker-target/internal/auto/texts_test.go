@@ -125,7 +125,7 @@ func TestTries(t *testing.T) {
 			const tokens = 5000
 			for done := 0; done < tokens; {
 				p.m.credit = math.Inf(1) // the gap alone decides
-				plan := p.Next(100, worldBlock)
+				plan := p.Next(100, worldBlock, 0)
 				switch {
 				case plan.Sound:
 					soundings++

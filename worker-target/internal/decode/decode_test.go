@@ -105,6 +105,7 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 	for _, mode := range []tandemv1.SpeculationMode{
 		tandemv1.SpeculationMode_SPECULATION_MODE_OFF, tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN,
 		tandemv1.SpeculationMode_SPECULATION_MODE_TREE, tandemv1.SpeculationMode_SPECULATION_MODE_AUTO,
+		tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP,
 	} {
 		engine, drafter := &counting{}, &knowing{}
 		lane := NewLane(Config{RingRows: 256}, auto.New(), drafter)
@@ -143,6 +144,29 @@ func TestRoundTrips(t *testing.T) {
 	}
 	// 130 prompt tokens are three chunks of 64; 70 tokens after the first are ten rounds of seven.
 	if engine.steps != 3+10 || stats.Steps != 10 || stats.Accepted != 60 || out.tokens != 71 {
+		t.Errorf("%d engine calls, %+v, %d tokens", engine.steps, stats, out.tokens)
+	}
+}
+
+// TestLookup: a text that repeats itself every hundred tokens is looked up from its second turn on, in blocks of the wanted rows; a
+// round costs one engine call as any other.
+func TestLookup(t *testing.T) {
+	engine := &counting{}
+	lane := NewLane(Config{}, auto.New(), nil)
+	prompt := make([]int32, 120) // 0..99, 0..19
+	for i := range prompt {
+		prompt[i] = int32(i % vocab)
+	}
+	var stats Stats
+	var out discard
+	_, err := lane.Run(context.Background(), engine, &Request{
+		Prompt: prompt, Sampler: engineplugin.DefaultSampler(), Max: 71, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP, Block: 7, TopLogprobs: -1,
+	}, &out, &stats)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 120 prompt tokens are two chunks of 64; 70 tokens after the first are ten rounds of seven.
+	if engine.steps != 2+10 || stats.Steps != 10 || stats.Accepted != 60 || stats.LookAccepted != 60 || stats.LookDrafted != 60 || out.tokens != 71 {
 		t.Errorf("%d engine calls, %+v, %d tokens", engine.steps, stats, out.tokens)
 	}
 }

@@ -12,6 +12,7 @@ func (r *run) begin() {
 	r.tokens = r.tokens[:0]
 	r.closed = tandemv1.CloseKind_CLOSE_KIND_UNSPECIFIED
 	r.logprobs = r.logprobs[:0]
+	r.looked = r.looked[:0]
 }
 
 // emit takes the token that row chose into the output, unless it is a stop token. The result says whether the request ends
@@ -31,6 +32,7 @@ func (r *run) emit(row int) tandemv1.FinishReason {
 	}
 	r.anchor = token
 	r.out++
+	r.look(token)
 	if r.req.Guide != nil && r.req.Guide.Ended(r.state) {
 		return tandemv1.FinishReason_FINISH_REASON_STOP
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/lookup"
 )
 
 // Drafter is the speculation of one request; *drafts.Link implements it.
@@ -43,6 +44,8 @@ type Config struct {
 	TreeBudget int
 	// RingRows of features kept per lane, 0 = drafts.DefaultRingRows.
 	RingRows int
+	// NoLookup keeps automatic speculation from looking proposals up in the text.
+	NoLookup bool
 	// Proposals are waited for at least MinDeadline, or four times the expected time, at most MaxDeadline; zero values mean
 	// the defaults.
 	MinDeadline, MaxDeadline time.Duration
@@ -84,7 +87,10 @@ type Lane struct {
 	commit [1]engineplugin.Commit
 	tree   ddtree.Tree
 	sound  sounding
-	path   []int32 // accepted rows of the last step, not committed yet
+	index  lookup.Index
+	found  []int32     // by lookup, for the round
+	looked []auto.Look // the round's tokens
+	path   []int32     // accepted rows of the last step, not committed yet
 	guided
 	masks []uint32 // of the step
 	stop  map[int32]bool

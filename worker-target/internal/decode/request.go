@@ -18,7 +18,7 @@ type Request struct {
 	Stop      []int32
 	Mode      tandemv1.SpeculationMode
 	Budget    int // 0 = the worker's choice
-	Block     int // 0 = the draft's
+	Block     int // 0 = the draft's; of lookup: as long as pays
 	// TopLogprobs: -1 = no log-probabilities, 0 = of chosen tokens only.
 	TopLogprobs    int
 	PromptLogprobs bool
@@ -52,6 +52,8 @@ type Stats struct {
 	Plain         int // steps without a tree
 	Drafted       int // draft tokens verified
 	Accepted      int
+	LookDrafted   int // of Drafted and Accepted: in rounds of lookup
+	LookAccepted  int
 	DraftWait     time.Duration
 	Verify        time.Duration
 	Late          int // proposals that missed their deadline
@@ -66,6 +68,7 @@ func (s *Stats) Timings(arrived time.Time) *tandemv1.Timings {
 	return &tandemv1.Timings{
 		PrefillMs: ms(s.Prefill), TtftMs: ms(s.FirstToken), DecodeMs: ms(s.Decode), TotalMs: ms(time.Since(arrived)),
 		VerifySteps: int64(s.Steps), DraftedTokens: int64(s.Drafted), AcceptedTokens: int64(s.Accepted),
+		LookupDraftedTokens: int64(s.LookDrafted), LookupAcceptedTokens: int64(s.LookAccepted),
 		DraftWaitMs: ms(s.DraftWait), VerifyMs: ms(s.Verify), SpeculationDegraded: s.Degraded,
 	}
 }

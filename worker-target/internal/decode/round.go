@@ -19,32 +19,35 @@ func (r *run) ask() {
 	if r.req.Guide != nil && r.certain() {
 		return
 	}
-	if r.req.Mode == tandemv1.SpeculationMode_SPECULATION_MODE_OFF || limit < 2 || r.drafts == nil {
-		return
-	}
-	if r.link == nil {
-		r.missing()
+	if r.req.Mode == tandemv1.SpeculationMode_SPECULATION_MODE_OFF || limit < 2 {
 		return
 	}
 	if r.sound.on {
 		r.plan = r.sound.plan
 		return
 	}
-	plan := r.choosePlan(limit)
-	if plan.Sound {
-		if r.listen(plan); r.sound.on {
-			r.plan = plan
+	var plan auto.Plan
+	if r.link != nil {
+		plan = r.choosePlan(limit)
+	} else {
+		if r.drafts != nil && r.req.Mode != tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP {
+			r.missing()
 		}
-		return
+		plan = r.unassisted(limit)
 	}
-	if plan.Kind == auto.Plain {
-		return
-	}
-	if !r.link.Ready() {
+	switch {
+	case plan.Sound:
+		if r.listen(plan); !r.sound.on {
+			plan = r.unassisted(limit)
+		}
+	case plan.Kind.Drafts() && !r.link.Ready():
 		r.missing()
-		return
+		plan = r.unassisted(limit)
 	}
 	r.plan = plan
+	if !plan.Kind.Drafts() {
+		return
+	}
 	r.asked = true
 	r.askedAt = time.Now()
 	r.link.Ask(drafts.Ask{
@@ -54,7 +57,8 @@ func (r *run) ask() {
 
 func (r *run) automatic() bool {
 	switch r.req.Mode {
-	case tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, tandemv1.SpeculationMode_SPECULATION_MODE_TREE, tandemv1.SpeculationMode_SPECULATION_MODE_OFF:
+	case tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, tandemv1.SpeculationMode_SPECULATION_MODE_TREE, tandemv1.SpeculationMode_SPECULATION_MODE_OFF,
+		tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP:
 		return false
 	}
 	return true
@@ -91,9 +95,30 @@ func (r *run) deadline(block int) time.Duration {
 	return r.cfg.MaxDeadline
 }
 
-// choosePlan picks kind, block and budget; limit is the largest useful block.
+// width is the most rows of the next step.
+func (r *run) width() int {
+	return min(r.info.MaxTreeRows, r.info.MaxBatchRows, r.info.MaxContext-r.length)
+}
+
+// unassisted picks the plan of a round without a draft; limit is the largest useful block.
+func (r *run) unassisted(limit int) auto.Plan {
+	matched := r.matched()
+	if matched == 0 {
+		return auto.Plan{Kind: auto.Plain}
+	}
+	block := min(limit, r.width())
+	if r.req.Mode != tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP || r.req.Block < 2 {
+		return r.policy.Bare(r.length, block, matched)
+	}
+	if block = min(block, r.req.Block); block < 2 {
+		return auto.Plan{Kind: auto.Plain}
+	}
+	return auto.Plan{Kind: auto.Lookup, Block: block, Budget: block - 1}
+}
+
+// choosePlan picks kind, block and budget of a request with a link to a draft; limit is the largest useful block.
 func (r *run) choosePlan(limit int) auto.Plan {
-	rows := min(r.info.MaxTreeRows, r.info.MaxBatchRows, r.info.MaxContext-r.length)
+	rows := r.width()
 	block := r.capture.Block
 	if r.req.Block >= 2 {
 		block = min(block, r.req.Block)
@@ -110,10 +135,10 @@ func (r *run) choosePlan(limit int) auto.Plan {
 		}
 		plan = auto.Plan{Kind: auto.Tree, Block: block, Budget: budget}
 	default:
-		plan = r.policy.Next(r.length, limit)
+		plan = r.policy.Next(r.length, limit, r.matched())
 	}
 	plan.Budget = min(plan.Budget, rows-1)
-	if plan.Kind == auto.Chain {
+	if plan.Kind == auto.Chain || plan.Kind == auto.Lookup {
 		plan.Block = min(plan.Block, plan.Budget+1)
 	}
 	if plan.Kind != auto.Plain && (plan.Block < 2 || plan.Budget < 1) {
@@ -127,6 +152,9 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 	var waited time.Duration
 	proposed := false
 	r.tree.Reset(r.anchor)
+	if r.plan.Kind == auto.Lookup {
+		r.lookUp()
+	}
 	if r.asked {
 		outcome := r.link.Wait(ctx, &r.tree)
 		waited = time.Since(r.askedAt)
@@ -202,9 +230,16 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 		r.sound.chosen = append(r.sound.chosen, r.tokens...)
 	}
 	// Draft tokens behind a stop token were accepted by the walk but never leave the worker.
-	r.stats.Accepted += min(len(r.path)-1, len(r.tokens))
+	accepted := min(len(r.path)-1, len(r.tokens))
+	r.stats.Accepted += accepted
+	looked := r.plan.Kind == auto.Lookup
+	if looked {
+		r.stats.LookDrafted += n - 1
+		r.stats.LookAccepted += accepted
+	}
+	r.learnLooks(before)
 	switch {
-	case r.policy != nil && (n == 1 || r.asked || r.sound.on):
+	case r.policy != nil && (n == 1 || r.asked || looked || r.sound.on):
 		r.observe(before, n, verify, wall, waited, proposed, added)
 	case n == 1:
 		r.model.ObservePlain(before, r.others(n), verify, wall)
@@ -256,13 +291,15 @@ func (r *run) others(rows int) int { return max(0, r.result.BatchRows-rows) }
 // observe teaches the model what the round cost and brought. A tree with nodes that the guide added says nothing about the draft.
 func (r *run) observe(length, rows int, verify, wall, waited time.Duration, proposed, added bool) {
 	plan := r.plan
-	if !r.asked && !plan.Sound {
+	if !r.asked && !plan.Sound && (plan.Kind != auto.Lookup || rows == 1) {
 		plan = auto.Plan{Kind: auto.Plain}
 	}
 	r.round = auto.Round{Plan: plan, Length: length, Rows: rows, Others: r.others(rows), Verify: verify, Wall: wall}
 	if r.asked {
 		if r.warm || !proposed {
 			r.round.Draft = waited
+		} else {
+			r.round.CatchUp = waited
 		}
 		r.warm = r.warm || proposed
 	}

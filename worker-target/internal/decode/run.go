@@ -35,6 +35,7 @@ type run struct {
 	capture *drafts.Capture // nil = features are not captured
 	link    Drafter
 	policy  *auto.Policy
+	lookup  bool // the index follows the text
 	warm    bool // a proposal of this stream arrived: its time is the draft's, not that of catching up
 	round   auto.Round
 	plan    auto.Plan
@@ -50,6 +51,9 @@ func (r *run) close() {
 
 func (r *run) run(ctx context.Context) (tandemv1.FinishReason, error) {
 	reason := tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED
+	if r.lookup = r.looks(); r.lookup {
+		r.policy = r.model.NewRequest(0, r.info.MaxTreeRows)
+	}
 	r.attach(ctx, len(r.req.Prompt)+len(r.req.Committed))
 	if err := r.prefill(ctx); err != nil {
 		return reason, err
@@ -71,6 +75,7 @@ func (r *run) run(ctx context.Context) (tandemv1.FinishReason, error) {
 	last := len(r.step.Rows) - 1
 	r.begin()
 	reason = r.emit(last)
+	r.learnLooks(r.length)
 	if reason == tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED {
 		r.ask()
 	}
@@ -88,7 +93,11 @@ func (r *run) run(ctx context.Context) (tandemv1.FinishReason, error) {
 
 // attach starts capturing features when a draft is wanted and one is attached; length is the context known by now.
 func (r *run) attach(ctx context.Context, length int) {
-	if r.req.Mode == tandemv1.SpeculationMode_SPECULATION_MODE_OFF || r.req.Max <= r.out+1 || r.drafts == nil {
+	switch r.req.Mode {
+	case tandemv1.SpeculationMode_SPECULATION_MODE_OFF, tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP:
+		return
+	}
+	if r.req.Max <= r.out+1 || r.drafts == nil {
 		return
 	}
 	if r.capture = r.drafts.Capture(); r.capture == nil {
@@ -101,7 +110,10 @@ func (r *run) attach(ctx context.Context, length int) {
 	}
 	r.ring.Reset(r.capture.Width, first)
 	r.link = r.drafts.Open(ctx, r.req.ID, r.ring, r.capture, r.info.Vocab)
-	r.policy = r.model.NewRequest(r.capture.Block, r.info.MaxTreeRows)
+	if r.policy == nil {
+		r.policy = r.model.NewRequest(0, r.info.MaxTreeRows)
+	}
+	r.policy.Attach(r.capture.Block)
 }
 
 // captures reports whether the row of a position belongs into the ring.
@@ -206,6 +218,7 @@ func (r *run) feed(ctx context.Context, tokens []int32, prepare func(i int, row 
 			break
 		}
 	}
+	r.read(tokens[:len(r.step.Rows)])
 	if err := r.forward(ctx); err != nil {
 		return 0, err
 	}

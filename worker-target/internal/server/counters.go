@@ -13,6 +13,7 @@ type counters struct {
 	requests, failed, cancelled                      float64
 	prompt, tokens                                   float64
 	steps, plain, drafted, accepted, late, malformed float64
+	lookDrafted, lookAccepted                        float64
 	degraded                                         float64
 	prefill, decode, verify, wait                    float64 // seconds
 }
@@ -34,6 +35,8 @@ func (s *Server) account(stats *decode.Stats, err error) {
 	c.plain += float64(stats.Plain)
 	c.drafted += float64(stats.Drafted)
 	c.accepted += float64(stats.Accepted)
+	c.lookDrafted += float64(stats.LookDrafted)
+	c.lookAccepted += float64(stats.LookAccepted)
 	c.late += float64(stats.Late)
 	c.malformed += float64(stats.Malformed)
 	if stats.Degraded {
@@ -55,6 +58,7 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 		"requests": c.requests, "requests_failed": c.failed, "requests_cancelled": c.cancelled, "requests_degraded": c.degraded,
 		"prompt_tokens": c.prompt, "generated_tokens": c.tokens,
 		"verify_steps": c.steps, "plain_steps": c.plain, "drafted_tokens": c.drafted, "accepted_tokens": c.accepted,
+		"lookup_drafted_tokens": c.lookDrafted, "lookup_accepted_tokens": c.lookAccepted,
 		"proposals_late": c.late, "proposals_malformed": c.malformed,
 		"prefill_seconds": c.prefill, "decode_seconds": c.decode, "verify_seconds": c.verify, "draft_wait_seconds": c.wait,
 	}

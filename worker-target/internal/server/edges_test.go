@@ -78,7 +78,7 @@ func TestFailover(t *testing.T) {
 	for name, sampling := range samplings() {
 		full := r.must(&tandemv1.DecodeRequest{PromptTokens: prompt(70, 2), Sampling: sampling, MaxTokens: 200, TopLogprobs: -1, Speculation: modes()[0].spec}).tokens
 		for _, n := range []int{1, 2, 63, 64, 65, 150, 199} {
-			for _, m := range modes()[:5] {
+			for _, m := range modes()[:8] {
 				a := r.must(&tandemv1.DecodeRequest{
 					PromptTokens: prompt(70, 2), CommittedTokens: full[:n], Sampling: sampling, MaxTokens: 200, TopLogprobs: -1, Speculation: m.spec,
 				})
@@ -261,7 +261,8 @@ func TestWithoutDraft(t *testing.T) {
 	r := newRig(t, rigOptions{})
 	for _, m := range modes() {
 		a := r.must(&tandemv1.DecodeRequest{PromptTokens: prompt(10, 1), MaxTokens: 20, TopLogprobs: -1, Speculation: m.spec})
-		insists := m.spec != nil && m.spec.Mode >= tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN
+		mode := m.spec.GetMode()
+		insists := mode == tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN || mode == tandemv1.SpeculationMode_SPECULATION_MODE_TREE
 		if tm := a.finished.Timings; len(a.tokens) != 20 || tm.SpeculationDegraded != insists || tm.VerifySteps != 19 || tm.DraftedTokens != 0 {
 			t.Errorf("%s: %d tokens, %v", m.name, len(a.tokens), tm)
 		}

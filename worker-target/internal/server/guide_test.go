@@ -291,6 +291,7 @@ func TestRandomSchemas(t *testing.T) {
 		texts += len(out)
 		for _, m := range []tandemv1.SpeculationMode{
 			tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, tandemv1.SpeculationMode_SPECULATION_MODE_TREE, tandemv1.SpeculationMode_SPECULATION_MODE_AUTO,
+			tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP,
 		} {
 			request.Speculation = &tandemv1.Speculation{Mode: m}
 			got := r.must(request)

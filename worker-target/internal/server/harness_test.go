@@ -221,6 +221,9 @@ func modes() []mode {
 		{"plain", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF}},
 		{"chain", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN}},
 		{"chain4", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, Block: 4}},
+		{"lookup", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP}},
+		{"lookup2", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP, Block: 2}},
+		{"lookup16", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP, Block: 16}},
 		{"auto", &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_AUTO}},
 		{"default", nil},
 	}

@@ -157,7 +157,7 @@ func (s *Server) log(ctx context.Context, req *decode.Request, stats *decode.Sta
 	fields := []zap.Field{
 		zap.String(telemetry.KeyRequestID, req.ID), zap.String(telemetry.KeyOutcome, outcome), zap.Int(telemetry.KeyPrompt, stats.PrefillTokens),
 		zap.Int(telemetry.KeyTokens, stats.Emitted), zap.Int64(telemetry.KeyDurationMS, time.Since(req.Arrived).Milliseconds()),
-		zap.Int("steps", stats.Steps), zap.Int("drafted", stats.Drafted), zap.Int("accepted", stats.Accepted), zap.Int("late", stats.Late),
+		zap.Int("steps", stats.Steps), zap.Int("drafted", stats.Drafted), zap.Int("accepted", stats.Accepted), zap.Int("looked_up", stats.LookDrafted), zap.Int("late", stats.Late),
 		zap.Bool("degraded", stats.Degraded),
 	}
 	if err != nil && !errors.Is(err, context.Canceled) && ctx.Err() == nil {

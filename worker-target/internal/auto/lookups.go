@@ -1,0 +1,217 @@
+package auto
+
+// Look is one committed token as prompt lookup saw it before it came.
+type Look struct {
+	Matched int  // tokens of the match, 0 = there was none
+	Right   bool // the token is the one that followed the match
+}
+
+// matchedEdges divide matches by their length.
+var matchedEdges = [...]int{3, 4, 5, 6, 8, 12, 16, 24}
+
+const matches = len(matchedEdges) + 1
+
+// matchPriors are assumed of a worker that has seen nothing: what functions and tool calls of the demonstration models show.
+var matchPriors = [matches]float64{.5, .6, .7, .75, .8, .85, .88, .9, .95}
+
+const (
+	// matchWeight is how many tests a prior counts, ownWeight what the worker knows of a class in a new request. Requests are
+	// short, and one text that repeats itself makes long matches look better than they are: less weight costs functions 3 %.
+	matchWeight, ownWeight = 4, 16
+	// mostAssumed of what a request has not shown itself, for the same reason.
+	mostAssumed = 0.92
+	// A request follows a change within so many matches, its pace within so many tokens; workerMemory holds for a worker.
+	matchMemory, paceMemory = 64, 64
+	// paceWeight is how many plain rounds the worker's pace counts in a new request.
+	paceWeight = 8
+	// leastGain in tokens is what a proposal must promise beyond plain decoding.
+	leastGain = 0.02
+)
+
+func matchClass(matched int) int {
+	for i, edge := range matchedEdges {
+		if matched < edge {
+			return i
+		}
+	}
+	return len(matchedEdges)
+}
+
+// looks are what is known of prompt lookup. The position in a proposal needs no rates of its own: a token behind j right ones of a
+// proposal stands behind a match that is j tokens longer.
+type looks struct {
+	right [matches]rate
+	all   gauge // right ones against those that the worker's rates promised
+	pace  pace
+}
+
+// pace is how fast decoding without a draft is, plain and lookup as they serve best, against plain decoding alone. It is counted
+// along every text, whatever is really done: what lookup would have proposed and how much of it was right is known for nothing.
+type pace struct {
+	tokens, rounds float64 // rounds in units of a plain one
+}
+
+func (c *pace) fade(keep float64) {
+	c.tokens *= keep
+	c.rounds *= keep
+}
+
+func (c *pace) mean(lean float64) float64 {
+	return (c.tokens + lean*paceWeight) / (c.rounds + paceWeight)
+}
+
+// shadow is the round that decoding without a draft would be in.
+type shadow struct {
+	left int // tokens that it may still commit
+}
+
+// matchRates are chances that the token after a match comes again, by the match's class.
+func (p *Policy) matchRates(out *[matches]float64) {
+	scale := (p.looks.all.accepted + matchWeight) / (p.looks.all.promised + matchWeight)
+	for i := range out {
+		base := p.m.looks.right[i].weigh(matchPriors[i], matchWeight)
+		out[i] = p.looks.right[i].weigh(clamp(base*scale, minRate, mostAssumed), ownWeight)
+	}
+}
+
+// bare is the speed of decoding without a draft in units of plain decoding, at least 1: where lookup does not pay it is not used.
+func (p *Policy) bare() float64 {
+	return max(1, p.looks.pace.mean(p.m.looks.pace.mean(1)))
+}
+
+// reach finds the length of a proposal behind a match, at most most tokens, that gains most where a second is worth speed tokens:
+// tokens committed less those that its time is worth. 0 when that is no more than a plain round gains.
+func (p *Policy) reach(rates *[matches]float64, matched, most, length int, speed float64) (best estimate) {
+	c := &p.m.costs
+	plain := c.plainRound(length)
+	best = estimate{plan: Plan{Kind: Plain}, tokens: 1, seconds: plain}
+	gain := 1 - speed*plain + leastGain
+	if matched == 0 {
+		return best
+	}
+	tokens, product := 1.0, 1.0
+	for k := 1; k <= most; k++ {
+		product *= rates[matchClass(matched+k-1)]
+		if product < minRate {
+			break
+		}
+		tokens += product
+		seconds := c.bareRound(k+1, length)
+		if g := tokens - speed*seconds; g > gain {
+			gain = g
+			best = estimate{plan: Plan{Kind: Lookup, Block: k + 1, Budget: k}, tokens: tokens, seconds: seconds}
+		}
+	}
+	return best
+}
+
+// Foretold learns from the tokens of a round, in order, in a context of length tokens before it.
+func (p *Policy) Foretold(looked []Look, length int) {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	c := &p.m.costs
+	plain := c.plainRound(length)
+	var rates [matches]float64
+	p.matchRates(&rates)
+	for _, l := range looked {
+		rounds := 0.0
+		if p.shadow.left == 0 && plain > 0 {
+			e := p.reach(&rates, l.Matched, p.maxRows-1, length, p.bare()/plain)
+			p.shadow.left = e.plan.Budget + 1
+			rounds = e.seconds / plain
+		}
+		p.shadow.left--
+		if !l.Right || p.shadow.left < 0 {
+			p.shadow.left = 0
+		}
+		if plain > 0 {
+			p.looks.pace.add(rounds, paceMemory)
+			p.m.looks.pace.add(rounds, workerMemory)
+		}
+		if l.Matched == 0 {
+			continue
+		}
+		i := matchClass(l.Matched)
+		p.looks.all.fade(1 - 1.0/matchMemory)
+		p.looks.all.promised += p.m.looks.right[i].weigh(matchPriors[i], matchWeight)
+		if l.Right {
+			p.looks.all.accepted++
+		}
+		for _, b := range []struct {
+			r      *rate
+			memory float64
+		}{{&p.looks.right[i], matchMemory}, {&p.m.looks.right[i], workerMemory}} {
+			b.r.fade(1 - 1/b.memory)
+			b.r.add(l.Right)
+		}
+	}
+}
+
+// add takes in one token and what the rounds that end with it took.
+func (c *pace) add(rounds, memory float64) {
+	c.fade(1 - 1/memory)
+	c.tokens++
+	c.rounds += rounds
+}
+
+func (g *gauge) fade(keep float64) {
+	g.promised *= keep
+	g.accepted *= keep
+}
+
+// weigh is the mean of a running rate that leans on another with a weight.
+func (r rate) weigh(lean, weight float64) float64 {
+	return (r.hits + lean*weight) / (r.seen + weight)
+}
+
+// Bare plans a round for which there is no draft: plain, or what followed a match of so many tokens.
+func (p *Policy) Bare(length, limit, matched int) Plan {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	return p.without(length, limit, matched)
+}
+
+func (p *Policy) without(length, limit, matched int) Plan {
+	plain := p.m.costs.plainRound(length)
+	if matched == 0 || plain == 0 {
+		return Plan{Kind: Plain}
+	}
+	return p.look(limit, matched, length, p.bare()/plain).plan
+}
+
+// look is the best round without a draft where a second is worth speed tokens.
+func (p *Policy) look(limit, matched, length int, speed float64) estimate {
+	if matched == 0 {
+		return estimate{plan: Plan{Kind: Plain}, tokens: 1, seconds: p.m.costs.plainRound(length)}
+	}
+	var rates [matches]float64
+	p.matchRates(&rates)
+	return p.reach(&rates, matched, min(limit, p.maxRows)-1, length, speed)
+}
+
+// bareRound is what a round of so many rows costs among others without a draft.
+func (c *costs) bareRound(rows, length int) float64 {
+	s := c.step(rows+c.company(), length)
+	if s == 0 {
+		return 0
+	}
+	return max(s-c.reload(length)+c.hop, c.plainRound(length))
+}
+
+// reload is what a step of any width costs more beside a draft, which the table knows, than among others without one: weights that
+// left the caches are read again.
+func (c *costs) reload(length int) float64 {
+	if p := c.plain[bucket(length)]; p > 0 && c.company() == 0 {
+		return max(0, c.step(1, length)-p)
+	}
+	return 0
+}
+
+// observeBare learns from a step of a round without a draft that followed another.
+func (c *costs) observeBare(rows, length int, seconds float64) {
+	if rows == 1 {
+		c.observePlain(length, seconds)
+		return
+	}
+	c.observeStep(rows, length, seconds+c.reload(length))
+}

@@ -1,0 +1,92 @@
+package auto
+
+import "github.com/tandem-inference/tandem/services/ddtree"
+
+// instead plans a trial in a round of a request that decoding without the draft, at token seconds a token, serves better than the
+// best of the other plans, which keeps only a part of what it promises. Now and then the draft is tried all the same, for it may have become good: by a sounding, or by a round
+// of that plan where the two models take so much from each other that waiting for the draft is cheaper.
+func (p *Policy) instead(best estimate, sound Plan, token, kept float64, length int) (trial Plan, ok bool) {
+	if p.tried {
+		p.tried = false
+		if best.speed()*token < hopeless {
+			p.gap = min(2*p.gap, mostGap)
+		} else {
+			p.gap = leastGap
+		}
+	}
+	cost, blind := p.soundCost(sound.Block), best.seconds-best.tokens*token
+	if p.since < p.gap || !p.affords(min(cost, blind+(1-kept)*best.tokens*token), length) {
+		return trial, false
+	}
+	p.since, p.trying = 0, true
+	if blind >= cost {
+		return sound, true
+	}
+	if p.m.sounded > 0 { // or one dear hour would rule soundings out for good
+		p.m.sounded += forget * (soundShare*p.m.costs.draft(sound.Block) - p.m.sounded)
+	}
+	p.speed = best.speed()
+	return best.plan, true
+}
+
+// affords reports whether the ledger allows a trial at a cost. What is dearer than a full ledger is allowed by a full one.
+func (p *Policy) affords(cost float64, length int) bool {
+	return p.m.credit >= min(cost, p.ceiling(length))
+}
+
+// soundCost is what a sounding is expected to cost.
+func (p *Policy) soundCost(block int) float64 {
+	if p.m.sounded > 0 {
+		return p.m.sounded
+	}
+	return soundShare * p.m.costs.draft(block)
+}
+
+// soundFirst decides how a request starts of which nothing is known. A first round costs a draft's time and a wide step for one
+// token when the draft turns out not to know this text; a sounding costs the draft's time when it does.
+func (p *Policy) soundFirst(first estimate, plainCost float64) bool {
+	draft := p.m.costs.draft(first.plan.Block)
+	if draft == 0 {
+		return false // its first round measures it
+	}
+	losing := p.m.losing.mean(1 - prior)
+	blind := losing * (first.seconds - plainCost)
+	return (1-losing)*draft+p.soundCost(first.plan.Block) < blind
+}
+
+// charge books the cost of a sounding or trial (or, below 0, its gain). Debt ends at one round of the dearest plan: a proposal
+// that hung for a second must not silence drafting for a minute.
+func (p *Policy) charge(cost float64, length int) {
+	debt := p.m.costs.draft(p.block) + p.m.costs.round(p.maxRows, length)
+	p.m.credit = max(min(p.m.credit-cost, p.ceiling(length)), -debt)
+}
+
+// Sounded ends a sounding at a context of length tokens. chain is the proposal, nil when none came. Its first tested nodes were
+// compared with what the target chose, in plain steps and perhaps in one verify step of the rest; path are those of them that
+// it chose, root first. chain is cut to what was tested.
+func (p *Policy) Sounded(chain *ddtree.Tree, tested int, path []int32, length int) {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	p.charge(p.strain, length)
+	follow(&p.m.sounded, clamp(p.strain, leastSounding, outlier*max(p.m.sounded, p.m.costs.draft(p.block))))
+	p.strain = 0
+	p.cut = -1
+	if chain == nil || tested == 0 {
+		return
+	}
+	p.read(chain)
+	if n := chain.Len(); tested < n-1 {
+		p.cut = p.local.conditional(&p.shape, chain, int32(tested+1))
+		keep := p.keep[:n]
+		for i := range keep {
+			keep[i] = i <= tested
+		}
+		chain.Keep(keep)
+	}
+	p.learn(chain, path, length)
+}
+
+// ceiling of the ledger.
+func (p *Policy) ceiling(length int) float64 {
+	return creditRounds * (p.m.costs.draft(p.block) + p.m.costs.round(p.block, length))
+}
