@@ -179,7 +179,7 @@ func (r *reading) round(plan Plan) {
 	r.p.Observe(&round)
 	if r.sound != nil && r.works <= 0 {
 		path := r.follow(r.sound, r.soundAt, r.at)
-		r.p.Sounded(r.sound, min(len(path), r.sound.Nodes()), path, r.index.Len())
+		r.p.Sounded(r.sound, min(len(path), r.at-r.soundAt, r.sound.Nodes()), path, r.index.Len())
 		r.sound = nil
 	}
 }

@@ -423,7 +423,7 @@ func (p *Policy) learn(t *ddtree.Tree, path []int32, length int) {
 		p.tested = true
 		p.m.losing.fade(1 - 1.0/startMemory)
 		worth := (c.draft(p.block) + c.round(t.Len(), length)) / max(c.plainRound(length), 1e-9)
-		p.m.losing.add(float64(len(path)) < worth)
+		p.m.losing.add(float64(len(path)) < worth && len(path)-1 < t.Nodes()) // a sounding that was right tests but a few nodes
 	}
 	p.tried = p.tried || p.trying
 	p.stand(t, path)

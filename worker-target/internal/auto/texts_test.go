@@ -4,6 +4,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/tandem-inference/tandem/services/ddtree"
 )
 
 // text is a kind of request: its length, and how well the draft knows it along the way.
@@ -143,5 +145,23 @@ func TestTries(t *testing.T) {
 				t.Errorf("a hopeless draft is tried %d times in %d tokens, want at most %d", soundings+rounds, tokens, most)
 			}
 		})
+	}
+}
+
+// TestRightSoundings: requests that begin with a sounding which was right as far as it went do not make later ones begin so.
+func TestRightSoundings(t *testing.T) {
+	w := shared()
+	w.truth = ranks(1)
+	w.says = w.truth
+	m := calibrated(w)
+	m.costs.drafts[worldBlock] = w.draft(worldBlock) / 1e3
+	for range startMemory {
+		var chain ddtree.Tree
+		var b ddtree.Builder
+		w.propose(&chain, &b, Plan{Kind: Chain, Block: worldBlock, Budget: worldBlock - 1})
+		m.NewRequest(worldBlock, worldRows).Sounded(&chain, 2, []int32{0, 1, 2}, 100)
+	}
+	if losing := m.losing.mean(0); losing > 0 {
+		t.Errorf("%.2f of the first proposals count as lost", losing)
 	}
 }
