@@ -215,7 +215,7 @@ func TestRegret(t *testing.T) {
 			w := &world{verify: test.verify, draft: test.draft, truth: test.truth, says: test.says, strain: .5, rng: rand.New(rand.NewPCG(1, 2))}
 			best := w.bestFixed(n)
 			m := calibrated(w)
-			got, rounds := w.run(m.NewRequest(worldBlock, worldRows), n)
+			got, rounds := w.run(m.NewRequest(worldBlock, worldRows, nil), n)
 			// A constant for learning from nothing: twenty of the dearest rounds.
 			start := 20 * (w.verify(worldRows) + w.draft(worldBlock))
 			t.Logf("%.0f ms, best fixed plan %.0f ms (%.3f), plain %.0f ms, rounds %v", got, best, got/best, w.fixed(Plan{}, n), rounds)
@@ -231,11 +231,11 @@ func TestProbesAreBounded(t *testing.T) {
 	bad := []float64{.05, .03}
 	w := &world{verify: medium, draft: dear, truth: bad, says: bad, strain: .5, rng: rand.New(rand.NewPCG(3, 4))}
 	m := calibrated(w)
-	w.run(m.NewRequest(worldBlock, worldRows), 500)
+	w.run(m.NewRequest(worldBlock, worldRows, nil), 500)
 	var got float64
 	const requests, tokens = 100, 50
 	for range requests {
-		ms, _ := w.run(m.NewRequest(worldBlock, worldRows), tokens)
+		ms, _ := w.run(m.NewRequest(worldBlock, worldRows, nil), tokens)
 		got += ms
 	}
 	plain := w.fixed(Plan{}, requests*tokens)
@@ -250,7 +250,7 @@ func TestFollowsChanges(t *testing.T) {
 	good, bad := []float64{.9, .05}, []float64{.04, .03}
 	w := &world{verify: medium, draft: dear, truth: good, says: good, rng: rand.New(rand.NewPCG(5, 6))}
 	m := calibrated(w)
-	p := m.NewRequest(worldBlock, worldRows)
+	p := m.NewRequest(worldBlock, worldRows, nil)
 	w.run(p, 1000)
 
 	w.truth = bad
@@ -278,7 +278,7 @@ func TestForgivesAHang(t *testing.T) {
 	bad := []float64{.06, .03, .02, .01}
 	w := &world{verify: medium, draft: dear, truth: bad, says: bad, strain: .5, rng: rand.New(rand.NewPCG(11, 12))}
 	m := calibrated(w)
-	p := m.NewRequest(worldBlock, worldRows)
+	p := m.NewRequest(worldBlock, worldRows, nil)
 	w.run(p, 400) // plain, with soundings
 	for hung := false; !hung; {
 		plan := p.Next(100, worldBlock, 0)
@@ -309,9 +309,9 @@ func TestSeeds(t *testing.T) {
 	bad := []float64{.05, .03}
 	w := &world{verify: medium, draft: dear, truth: bad, says: bad, strain: .5, rng: rand.New(rand.NewPCG(7, 8))}
 	m := calibrated(w)
-	w.run(m.NewRequest(worldBlock, worldRows), 1000)
+	w.run(m.NewRequest(worldBlock, worldRows, nil), 1000)
 	m.credit = 0
-	if plan := m.NewRequest(worldBlock, worldRows).Next(100, worldBlock, 0); plan.Kind != Plain {
+	if plan := m.NewRequest(worldBlock, worldRows, nil).Next(100, worldBlock, 0); plan.Kind != Plain {
 		t.Errorf("first plan of a new request is %+v", plan)
 	}
 }
@@ -366,7 +366,7 @@ func TestDeadline(t *testing.T) {
 func TestNoAllocation(t *testing.T) {
 	fair := []float64{.6, .15, .08, .04}
 	w := &world{verify: medium, draft: cheap, truth: fair, says: fair, rng: rand.New(rand.NewPCG(1, 1))}
-	p := calibrated(w).NewRequest(worldBlock, worldRows)
+	p := calibrated(w).NewRequest(worldBlock, worldRows, make([]int32, 64))
 	var tree, scratch ddtree.Tree
 	var b ddtree.Builder
 	w.propose(&tree, &b, Plan{Kind: Tree, Block: 16, Budget: 31})
@@ -396,7 +396,7 @@ func TestMixedRequests(t *testing.T) {
 		kind := i % 2
 		w.truth = [][]float64{good, poor}[kind]
 		w.says = w.truth
-		ms, _ := w.run(m.NewRequest(worldBlock, worldRows), tokens)
+		ms, _ := w.run(m.NewRequest(worldBlock, worldRows, nil), tokens)
 		spent[kind] += ms
 		plain[kind] += w.fixed(Plan{}, tokens)
 		best[kind] += w.bestFixed(tokens)

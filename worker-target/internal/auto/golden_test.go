@@ -78,8 +78,8 @@ type reading struct {
 	works   float64
 }
 
-func (w *world) open(m *Model, text goldenText, block int) *reading {
-	r := &reading{world: w, p: m.NewRequest(block, 64), text: text, at: 1}
+func (w *world) open(m *Model, text goldenText, block int, prompt []int32) *reading {
+	r := &reading{world: w, p: m.NewRequest(block, 64, prompt), text: text, at: 1}
 	r.index.Extend(text.IDs)
 	r.index.Append(text.Greedy[0])
 	return r
@@ -179,46 +179,92 @@ func (r *reading) round(plan Plan) {
 	r.p.Observe(&round)
 	if r.sound != nil && r.works <= 0 {
 		path := r.follow(r.sound, r.soundAt, r.at)
-		r.p.Sounded(r.sound, min(len(path), r.sound.Nodes()), path, r.index.Len())
+		r.p.Sounded(r.sound, min(len(path), r.at-r.soundAt, r.sound.Nodes()), path, r.index.Len())
 		r.sound = nil
 	}
+}
+
+// goldenTraffic is the order in which the texts are asked for and what the policy sees of their prompts.
+type goldenTraffic struct {
+	shuffled bool
+	prompt   func(rng *rand.Rand, ids []int32) []int32
+}
+
+func known(_ *rand.Rand, ids []int32) []int32 { return ids }
+
+func unseen(*rand.Rand, []int32) []int32 { return nil }
+
+// newPrompt begins as the chat template does and goes on as no other.
+func newPrompt(rng *rand.Rand, ids []int32) []int32 {
+	prompt := slices.Clone(ids)
+	for i := range prompt[3:] {
+		prompt[3+i] = rng.Int32N(8000)
+	}
+	return prompt
+}
+
+// oneClient is new behind 64 tokens that all requests share.
+func oneClient(rng *rand.Rand, ids []int32) []int32 {
+	return append(make([]int32, 64), newPrompt(rng, ids)...)
+}
+
+// goldenSpeeds are the speeds of the texts' kinds in 20 turns, times plain decoding.
+func goldenSpeeds(t *testing.T, texts []goldenText, block int, traffic goldenTraffic) map[string]float64 {
+	w := goldenWorld()
+	m := calibrated(w)
+	order := slices.Clone(texts)
+	spent, plain, rounds := map[string]float64{}, map[string]float64{}, map[string]*[kinds]int{"fn": {}, "tools": {}, "qa": {}}
+	for range 20 {
+		if traffic.shuffled {
+			w.rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+		}
+		for _, g := range order {
+			r := w.open(m, g, block, traffic.prompt(w.rng, g.IDs))
+			for r.left() > 0 {
+				plan := r.plan
+				if r.sound == nil {
+					plan = r.p.Next(r.index.Len(), r.left()+1, r.index.Matched())
+				}
+				rounds[g.Kind][plan.Kind]++
+				r.round(plan)
+			}
+			spent[g.Kind] += r.ms
+			plain[g.Kind] += float64(len(g.Greedy)-1) * w.verify(1)
+		}
+	}
+	speeds := map[string]float64{}
+	for _, kind := range []string{"fn", "tools", "qa"} {
+		speeds[kind] = plain[kind] / spent[kind]
+		t.Logf("%-5s %.3f times plain decoding, rounds %v", kind, speeds[kind], *rounds[kind])
+	}
+	return speeds
 }
 
 // TestGoldenTexts: the texts of the demonstration models, in turns and with their noise, in a cluster with a draft that knows questions
 // and tool calls and in one without a draft. What fixed lookups reach there: functions 1.26, tools 1.24, questions 1.00.
 func TestGoldenTexts(t *testing.T) {
 	texts := goldenTexts(t)
-	for name, test := range map[string]struct {
-		block int
-		least map[string]float64 // times plain decoding
+	for _, test := range []struct {
+		name    string
+		block   int
+		traffic goldenTraffic
+		least   map[string]float64 // times plain decoding
 	}{
-		"no draft": {0, map[string]float64{"fn": 1.23, "tools": 1.14, "qa": 0.985}},
-		"draft":    {worldBlock, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		{"no draft", 0, goldenTraffic{prompt: known}, map[string]float64{"fn": 1.23, "tools": 1.14, "qa": 0.985}},
+		{"draft", worldBlock, goldenTraffic{prompt: known}, map[string]float64{"fn": 1.13, "tools": 1.58, "qa": 2.2}},
+		{"draft, prompts unseen", worldBlock, goldenTraffic{prompt: unseen}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		{"draft, new prompts", worldBlock, goldenTraffic{prompt: newPrompt}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		{"draft, one client", worldBlock, goldenTraffic{prompt: oneClient}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		{"draft, shuffled", worldBlock, goldenTraffic{true, known}, map[string]float64{"fn": 1.12, "tools": 1.58, "qa": 2.2}},
+		{"draft, shuffled, prompts unseen", worldBlock, goldenTraffic{true, unseen}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		{"draft, shuffled, new prompts", worldBlock, goldenTraffic{true, newPrompt}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		{"draft, shuffled, one client", worldBlock, goldenTraffic{true, oneClient}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			w := goldenWorld()
-			m := calibrated(w)
-			spent, plain, rounds := map[string]float64{}, map[string]float64{}, map[string]*[kinds]int{"fn": {}, "tools": {}, "qa": {}}
-			for range 20 {
-				for _, g := range texts {
-					r := w.open(m, g, test.block)
-					for r.left() > 0 {
-						plan := r.plan
-						if r.sound == nil {
-							plan = r.p.Next(r.index.Len(), r.left()+1, r.index.Matched())
-						}
-						rounds[g.Kind][plan.Kind]++
-						r.round(plan)
-					}
-					spent[g.Kind] += r.ms
-					plain[g.Kind] += float64(len(g.Greedy)-1) * w.verify(1)
-				}
-			}
+		t.Run(test.name, func(t *testing.T) {
+			speeds := goldenSpeeds(t, texts, test.block, test.traffic)
 			for kind, least := range test.least {
-				got := plain[kind] / spent[kind]
-				t.Logf("%-5s %.3f times plain decoding, rounds %v", kind, got, *rounds[kind])
-				if got < least {
-					t.Errorf("%s: %.3f times plain decoding, want %.2f", kind, got, least)
+				if speeds[kind] < least {
+					t.Errorf("%s: %.3f times plain decoding, want %.2f", kind, speeds[kind], least)
 				}
 			}
 		})

@@ -63,6 +63,9 @@ func (c *pace) mean(lean float64) float64 {
 // shadow is the round that decoding without a draft would be in.
 type shadow struct {
 	left int // tokens that it may still commit
+	// What the tokens of the round in work would have been: their number, and plain rounds' worth of decoding without a draft.
+	tokens int
+	rounds float64
 }
 
 // matchRates are chances that the token after a match comes again, by the match's class.
@@ -113,6 +116,7 @@ func (p *Policy) Foretold(looked []Look, length int) {
 	plain := c.plainRound(length)
 	var rates [matches]float64
 	p.matchRates(&rates)
+	p.shadow.tokens, p.shadow.rounds = len(looked), 0
 	for _, l := range looked {
 		rounds := 0.0
 		if p.shadow.left == 0 && plain > 0 {
@@ -120,6 +124,7 @@ func (p *Policy) Foretold(looked []Look, length int) {
 			p.shadow.left = e.plan.Budget + 1
 			rounds = e.seconds / plain
 		}
+		p.shadow.rounds += rounds
 		p.shadow.left--
 		if !l.Right || p.shadow.left < 0 {
 			p.shadow.left = 0

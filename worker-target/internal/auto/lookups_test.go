@@ -103,7 +103,7 @@ func TestRegretWithLookup(t *testing.T) {
 				for _, k := range []int{1, 2, 3, 5, 7, 11, 15, 23, 31} {
 					best = min(best, w.readFixed(looked, k))
 				}
-				got, rounds := w.read(calibrated(w).NewRequest(block, worldRows), looked)
+				got, rounds := w.read(calibrated(w).NewRequest(block, worldRows, nil), looked)
 				start := 20 * w.verify(worldRows) // for learning from nothing
 				if block > 0 {
 					start += 20 * w.draft(worldBlock)
@@ -122,11 +122,11 @@ func TestUselessLookup(t *testing.T) {
 	w := &world{verify: medium, rng: rand.New(rand.NewPCG(3, 4))}
 	m := calibrated(w)
 	useless := func(int) float64 { return .03 }
-	w.read(m.NewRequest(0, worldRows), copies(w.rng, 500, .5, useless))
+	w.read(m.NewRequest(0, worldRows, nil), copies(w.rng, 500, .5, useless))
 	const requests, tokens = 100, 50
 	var got float64
 	for range requests {
-		ms, _ := w.read(m.NewRequest(0, worldRows), copies(w.rng, tokens, .5, useless))
+		ms, _ := w.read(m.NewRequest(0, worldRows, nil), copies(w.rng, tokens, .5, useless))
 		got += ms
 	}
 	if plain := w.fixed(Plan{}, requests*tokens); got > 1.005*plain {
@@ -137,7 +137,7 @@ func TestUselessLookup(t *testing.T) {
 // TestLookupFollowsChanges: within one text lookup turns from good to useless and back.
 func TestLookupFollowsChanges(t *testing.T) {
 	w := &world{verify: medium, rng: rand.New(rand.NewPCG(5, 6))}
-	p := calibrated(w).NewRequest(0, worldRows)
+	p := calibrated(w).NewRequest(0, worldRows, nil)
 	for i, right := range []float64{.97, .03, .97, .03} {
 		looked := copies(w.rng, 400, .5, func(int) float64 { return right })
 		best := min(w.fixed(Plan{}, len(looked)), w.readFixed(looked, 7), w.readFixed(looked, 15), w.readFixed(looked, 31))
@@ -151,7 +151,7 @@ func TestLookupFollowsChanges(t *testing.T) {
 
 func TestForetoldNoAllocation(t *testing.T) {
 	w := &world{verify: medium, rng: rand.New(rand.NewPCG(1, 1))}
-	p := calibrated(w).NewRequest(0, worldRows)
+	p := calibrated(w).NewRequest(0, worldRows, nil)
 	looked := []Look{{Matched: 3, Right: true}, {Matched: 4, Right: true}, {Matched: 5}}
 	if n := testing.AllocsPerRun(100, func() {
 		plan := p.Next(100, 16, 7)

@@ -88,10 +88,11 @@ type Model struct {
 	sounded float64 // running mean of the seconds that a sounding costs, 0 = none measured
 	// promises are held against what came of them, by what the draft's last round was.
 	promises [standings]gauge
+	prefixes prefixes // what became of drafts in requests that began alike
 }
 
 // New returns a model that knows nothing.
-func New() *Model { return &Model{} }
+func New() *Model { return &Model{prefixes: newPrefixes()} }
 
 // SetVerify stores a calibrated time of a step of rows rows on a short context. Call it with rising row counts.
 func (m *Model) SetVerify(rows int, d time.Duration) {
@@ -129,27 +130,30 @@ func (m *Model) ObservePlain(length, others int, verify, wall time.Duration) {
 
 // Policy plans the rounds of one request. Not safe for concurrent use.
 type Policy struct {
-	m       *Model
-	block   int // the draft's block size
-	maxRows int
-	local   beliefs
-	looks   looks
-	shadow  shadow
-	plain   bool // the last plan went without the draft by choice
-	tested  bool // a proposal of this request was put to the test
-	stands  standing
-	speed   float64 // tokens a second that the round's plan promises, 0 = none that counts
-	strain  float64 // seconds that the running sounding took beyond plain decoding of the same tokens
-	plains  int     // rounds without a draft in a row
-	since   int     // of them since the draft was last tried against decoding without it
-	gap     int     // of them before it is tried again
-	trying  bool    // the plan tries it
-	tried   bool    // what came of that is not taken into the gap yet
-	after   bool    // the next plain step pays for a trial: the draft's weights are in the caches
-	idle    [kinds]int
-	shape   shape
-	cut     float64   // conditional probability of the first node cut from the chain in this round, < 0 for none
-	claims  []float64 // what the proposal says of the draft's own chain, by depth, corrected
+	m        *Model
+	block    int // the draft's block size
+	maxRows  int
+	opening  opening
+	local    beliefs
+	looks    looks
+	shadow   shadow
+	plain    bool // the last plan went without the draft by choice
+	starting bool // drafts since the first proposal
+	tested   bool // a proposal of this request was put to the test
+	stands   standing
+	speed    float64 // tokens a second that the round's plan promises, 0 = none that counts
+	strain   float64 // seconds that the running sounding took beyond plain decoding of the same tokens
+	plains   int     // rounds without a draft in a row
+	since    int     // of them since the draft was last tried against decoding without it
+	gap      int     // of them before it is tried again
+	least    int     // the least that gap falls back to
+	trying   bool    // the plan tries it
+	tried    bool    // what came of that is not taken into the gap yet
+	after    bool    // the next plain step pays for a trial: the draft's weights are in the caches
+	idle     [kinds]int
+	shape    shape
+	cut      float64   // conditional probability of the first node cut from the chain in this round, < 0 for none
+	claims   []float64 // what the proposal says of the draft's own chain, by depth, corrected
 	// Scratch of Cut: nodes in falling probability, probabilities, nodes to keep.
 	order []int32
 	p     [ddtree.MaxNodes + 1]float64
@@ -157,13 +161,13 @@ type Policy struct {
 }
 
 // NewRequest starts the policy of a request for a draft with blocks of block rows, 0 while there is none; maxRows is the widest
-// verify step.
-func (m *Model) NewRequest(block, maxRows int) *Policy {
+// verify step. What is known of prompts that begin like this one is where it starts from.
+func (m *Model) NewRequest(block, maxRows int, prompt []int32) *Policy {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return &Policy{
-		m: m, block: block, maxRows: min(maxRows, ddtree.MaxNodes+1), local: m.beliefs.fresh(),
-		gap: leastGap, cut: -1, claims: make([]float64, 0, ddtree.MaxNodes+1), order: make([]int32, 0, ddtree.MaxNodes+1),
+		m: m, block: block, maxRows: min(maxRows, ddtree.MaxNodes+1), opening: m.prefixes.open(prompt), local: m.beliefs.fresh(),
+		gap: leastGap, least: leastGap, cut: -1, claims: make([]float64, 0, ddtree.MaxNodes+1), order: make([]int32, 0, ddtree.MaxNodes+1),
 	}
 }
 
@@ -196,9 +200,9 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 		return Plan{Kind: Chain, Block: block, Budget: block - 1}
 	}
 	best, second, chain := p.drafted(block, length)
-	kept := p.kept()
 	p.speed = 0
 	token := p.tokenCost(length)
+	outlook := p.outlook(best, token)
 	need := stay / token
 	if p.plain {
 		need = enter / token
@@ -206,19 +210,22 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 	sound := Plan{Kind: Plain, Sound: true, Block: chain.plan.Block, Budget: chain.plan.Budget}
 	plan := best.plan
 	p.trying = false
-	if kept*best.speed() < need {
-		p.plain = true
-		if trial, ok := p.instead(best, sound, token, kept, length); ok {
+	if outlook < need {
+		if !p.plain {
+			p.hold()
+		}
+		p.plain, p.starting = true, false
+		if trial, ok := p.instead(best, sound, token, outlook, length); ok {
 			return trial
 		}
 		return p.without(length, limit, matched)
 	}
 	p.plain = false
-	if e := p.look(limit, matched, length, kept*best.speed()); e.plan.Kind == Lookup && e.speed() > kept*best.speed() {
+	if e := p.look(limit, matched, length, outlook); e.plan.Kind == Lookup && e.speed() > outlook {
 		return e.plan
 	}
 	switch {
-	case !p.tested && p.soundFirst(chain, plainCost):
+	case !p.tested && !p.m.prefixes.knows(&p.opening, p.stands) && p.soundFirst(chain, plainCost):
 		return sound
 	case second.seconds > 0 && p.idle[second.plan.Kind] > staleRounds && second.speed() > 0.7*best.speed():
 		if p.affords(second.seconds-second.tokens/best.speed(), length) {
@@ -400,7 +407,7 @@ func (p *Policy) Observe(r *Round) {
 	tokens := 1.0
 	if r.Tree != nil {
 		tokens = float64(len(r.Path))
-		p.settle(tokens, verify+(r.Draft+r.CatchUp).Seconds())
+		p.settle(r, verify)
 		p.learn(r.Tree, r.Path, r.Length)
 		if r.Plan.Kind == Tree {
 			follow(&p.local.treeRows, float64(r.Tree.Len()))
@@ -423,7 +430,7 @@ func (p *Policy) learn(t *ddtree.Tree, path []int32, length int) {
 		p.tested = true
 		p.m.losing.fade(1 - 1.0/startMemory)
 		worth := (c.draft(p.block) + c.round(t.Len(), length)) / max(c.plainRound(length), 1e-9)
-		p.m.losing.add(float64(len(path)) < worth)
+		p.m.losing.add(float64(len(path)) < worth && len(path)-1 < t.Nodes()) // a sounding that was right tests but a few nodes
 	}
 	p.tried = p.tried || p.trying
 	p.stand(t, path)

@@ -17,6 +17,10 @@ const (
 	// the assumption counts that they are kept.
 	promiseMemory, promiseWeight = 60, 12
 	leastKept                    = 0.5 // no round is given up for what others did
+	// mostWorth in tokens of a round's time: a draft that hung once must not rule its kind of requests out.
+	mostWorth = 4 * prefixWeight
+	// mostCatchUp is the part of the time of catching up, in times of a proposal, that not asking would have saved.
+	mostCatchUp = 2
 )
 
 // kept is the part of what the best plan of a round promises, in tokens a second, that such rounds have brought. Estimates of what a
@@ -27,15 +31,56 @@ func (p *Policy) kept() float64 {
 	return clamp((g.accepted+promiseWeight)/(g.promised+promiseWeight), leastKept, 1)
 }
 
-// settle compares what a round with a proposal brought in so many seconds with what was promised.
-func (p *Policy) settle(tokens, seconds float64) {
+// outlook is the tokens a second that the best plan is expected to bring where a token costs token seconds without the draft. Nothing
+// but how others did speaks of a request's first round, so what those brought that began alike counts as it is; of later rounds the
+// request knows something itself, and theirs say how far such promises are kept.
+func (p *Policy) outlook(best estimate, token float64) float64 {
+	unit, lean := best.speed(), p.kept()
+	if p.stands == untried {
+		unit, lean = 1/token, lean*best.speed()*token
+	}
+	return unit * p.m.prefixes.mean(&p.opening, p.stands, lean)
+}
+
+// settle compares what a round with a proposal, whose step took verify seconds, brought with what was promised.
+func (p *Policy) settle(r *Round, verify float64) {
 	if p.speed == 0 {
 		return
 	}
+	tokens := float64(len(r.Path))
+	promised := p.speed * (verify + (r.Draft + r.CatchUp).Seconds())
 	g := &p.m.promises[p.stands]
 	g.fade(1 - 1.0/promiseMemory)
-	g.promised += p.speed * seconds
+	g.promised += promised
 	g.accepted += tokens
+	p.remember(r, verify, promised)
+}
+
+// remember keeps what a round brought for requests that begin alike. While rounds draft no plain step shows what those cost just now,
+// so in a slow minute of the machine time is scaled back to what the round's step was expected to take. Lookup has some tokens for
+// less than others, above all where a text quotes: what the round's own would have taken without the draft is known.
+func (p *Policy) remember(r *Round, verify, promised float64) {
+	c := &p.m.costs
+	tokens, token := float64(len(r.Path)), p.tokenCost(r.Length)
+	if p.shadow.tokens > 0 {
+		tokens = p.shadow.rounds * c.plainRound(r.Length) / token
+	}
+	usual := clamp(c.round(r.Rows, r.Length)/verify, 1.0/outlier, outlier)
+	// A draft that has much to read was sent it before it was asked, and would have read it beside plain steps.
+	wait := (r.Draft + r.CatchUp).Seconds()
+	if d := c.draft(r.Plan.Block); d > 0 && r.CatchUp > 0 {
+		wait = min(wait, mostCatchUp*d)
+	}
+	worth := min((verify+wait)*usual/token, mostWorth)
+	if p.stands == untried {
+		p.starting = true
+		p.m.prefixes.add(&p.opening, untried, worth, tokens)
+		return
+	}
+	p.m.prefixes.add(&p.opening, p.stands, promised*usual, tokens)
+	if p.starting {
+		p.m.prefixes.more(&p.opening, untried, worth, tokens)
+	}
 }
 
 // stand notes how a proposal did: path is the part of tree that the target chose itself.

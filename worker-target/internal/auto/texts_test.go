@@ -4,6 +4,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/tandem-inference/tandem/services/ddtree"
 )
 
 // text is a kind of request: its length, and how well the draft knows it along the way.
@@ -12,6 +14,7 @@ type text struct {
 	lead   int     // tokens at the start
 	known  float64 // acceptance of the draft's first choice there
 	rate   float64 // and behind them
+	prompt []int32
 }
 
 // ranks are chances of a draft's candidates when the first is right with probability p: a third of what it misses is second.
@@ -37,7 +40,7 @@ func (w *world) ask(m *Model, t text) float64 {
 		w.says = w.truth
 	}
 	defer func() { w.along = nil }()
-	spent, _ := w.run(m.NewRequest(worldBlock, worldRows), t.tokens)
+	spent, _ := w.run(m.NewRequest(worldBlock, worldRows, t.prompt), t.tokens)
 	return spent
 }
 
@@ -119,7 +122,7 @@ func TestTries(t *testing.T) {
 			w.truth = ranks(test.rate)
 			w.says = w.truth
 			m := calibrated(w)
-			p := m.NewRequest(worldBlock, worldRows)
+			p := m.NewRequest(worldBlock, worldRows, nil)
 			w.run(p, 1000)
 			soundings, rounds := 0, 0
 			const tokens = 5000
@@ -143,5 +146,23 @@ func TestTries(t *testing.T) {
 				t.Errorf("a hopeless draft is tried %d times in %d tokens, want at most %d", soundings+rounds, tokens, most)
 			}
 		})
+	}
+}
+
+// TestRightSoundings: requests that begin with a sounding which was right as far as it went do not make later ones begin so.
+func TestRightSoundings(t *testing.T) {
+	w := shared()
+	w.truth = ranks(1)
+	w.says = w.truth
+	m := calibrated(w)
+	m.costs.drafts[worldBlock] = w.draft(worldBlock) / 1e3
+	for range startMemory {
+		var chain ddtree.Tree
+		var b ddtree.Builder
+		w.propose(&chain, &b, Plan{Kind: Chain, Block: worldBlock, Budget: worldBlock - 1})
+		m.NewRequest(worldBlock, worldRows, nil).Sounded(&chain, 2, []int32{0, 1, 2}, 100)
+	}
+	if losing := m.losing.mean(0); losing > 0 {
+		t.Errorf("%.2f of the first proposals count as lost", losing)
 	}
 }

@@ -2,20 +2,31 @@ package auto
 
 import "github.com/tandem-inference/tandem/services/ddtree"
 
+// hold begins decoding without the draft: a request waits longer before it tries the draft where those that began alike lost by it.
+func (p *Policy) hold() {
+	p.least = leastGap
+	if p.m.prefixes.knows(&p.opening, p.stands) {
+		p.m.prefixes.rest(&p.opening, p.stands)
+		p.least = lateGap
+	}
+	p.gap = max(p.gap, p.least)
+}
+
 // instead plans a trial in a round of a request that decoding without the draft, at token seconds a token, serves better than the
-// best of the other plans, which keeps only a part of what it promises. Now and then the draft is tried all the same, for it may have become good: by a sounding, or by a round
-// of that plan where the two models take so much from each other that waiting for the draft is cheaper.
-func (p *Policy) instead(best estimate, sound Plan, token, kept float64, length int) (trial Plan, ok bool) {
+// best of the other plans, which is expected to bring outlook tokens a second. Now and then the draft is tried all the same, for it
+// may have become good: by a sounding, or by a round of that plan where the two models take so much from each other that waiting for
+// the draft is cheaper.
+func (p *Policy) instead(best estimate, sound Plan, token, outlook float64, length int) (trial Plan, ok bool) {
 	if p.tried {
 		p.tried = false
 		if best.speed()*token < hopeless {
 			p.gap = min(2*p.gap, mostGap)
 		} else {
-			p.gap = leastGap
+			p.gap = p.least
 		}
 	}
 	cost, blind := p.soundCost(sound.Block), best.seconds-best.tokens*token
-	if p.since < p.gap || !p.affords(min(cost, blind+(1-kept)*best.tokens*token), length) {
+	if p.since < p.gap || !p.affords(min(cost, best.seconds*(1-outlook*token)), length) {
 		return trial, false
 	}
 	p.since, p.trying = 0, true

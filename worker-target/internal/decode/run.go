@@ -52,7 +52,7 @@ func (r *run) close() {
 func (r *run) run(ctx context.Context) (tandemv1.FinishReason, error) {
 	reason := tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED
 	if r.lookup = r.looks(); r.lookup {
-		r.policy = r.model.NewRequest(0, r.info.MaxTreeRows)
+		r.policy = r.model.NewRequest(0, r.info.MaxTreeRows, r.req.Prompt)
 	}
 	r.attach(ctx, len(r.req.Prompt)+len(r.req.Committed))
 	if err := r.prefill(ctx); err != nil {
@@ -111,7 +111,7 @@ func (r *run) attach(ctx context.Context, length int) {
 	r.ring.Reset(r.capture.Width, first)
 	r.link = r.drafts.Open(ctx, r.req.ID, r.ring, r.capture, r.info.Vocab)
 	if r.policy == nil {
-		r.policy = r.model.NewRequest(0, r.info.MaxTreeRows)
+		r.policy = r.model.NewRequest(0, r.info.MaxTreeRows, r.req.Prompt)
 	}
 	r.policy.Attach(r.capture.Block)
 }

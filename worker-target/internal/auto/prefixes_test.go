@@ -1,0 +1,114 @@
+package auto
+
+import "testing"
+
+func TestPrefixesAreBounded(t *testing.T) {
+	s := newPrefixes()
+	first := s.open([]int32{1, 2, 3, 4})
+	for i := range int32(3 * mostPrefixes) {
+		s.add(&first, untried, 30, 90) // in use all the time
+		o := s.open([]int32{-1, i, i, i, i, i, i, i})
+		s.add(&o, untried, 30, 10)
+		if len(s.all) > mostPrefixes || len(s.index) != len(s.all) {
+			t.Fatalf("%d prefixes, %d of them found by their hash, want at most %d", len(s.all), len(s.index), mostPrefixes)
+		}
+	}
+	if !s.knows(&first, untried) {
+		t.Error("a prefix in use was forgotten")
+	}
+	old := s.open([]int32{-1, 0, 0, 0, 0, 0, 0, 0})
+	if s.knows(&old, untried) {
+		t.Error("the oldest prefix is still known")
+	}
+}
+
+// TestPrefixesLean: requests lean on the longest prefix that they share with others, and what those saw counts once.
+func TestPrefixesLean(t *testing.T) {
+	s := newPrefixes()
+	prompt := func(tail int32) []int32 {
+		p := make([]int32, 20)
+		p[10] = tail
+		return p
+	}
+	good, bad := s.open(prompt(1)), s.open(prompt(2))
+	for range 50 {
+		s.add(&good, untried, 10, 30)
+		s.add(&bad, untried, 10, 5)
+	}
+	fresh, foreign, short := s.open(prompt(3)), s.open([]int32{7, 7, 7, 7, 7}), s.open([]int32{0, 0})
+	for _, test := range []struct {
+		name   string
+		o      opening
+		lo, hi float64
+	}{
+		{"good", good, 2.9, 3}, {"bad", bad, .5, .6}, {"as both begin", fresh, 1.4, 2.1}, {"foreign", foreign, 1.5, 1.5}, {"short", short, 1.5, 1.5},
+	} {
+		if got := s.mean(&test.o, untried, 1.5); got < test.lo || got > test.hi {
+			t.Errorf("%s: %.2f, want %.2f to %.2f", test.name, got, test.lo, test.hi)
+		}
+	}
+	one := s.open(make([]int32, 64))
+	s = newPrefixes()
+	s.add(&one, untried, prefixWeight, 0)
+	if got := s.mean(&one, untried, 2); got != 1 {
+		t.Errorf("one round in five prefixes: %v, want that of one round, 1", got)
+	}
+}
+
+// TestPrefixFollowsChanges: a kind of requests that lost by drafting starts with the draft again when that has become good, and one
+// that won does not lose for long when it has become bad.
+func TestPrefixFollowsChanges(t *testing.T) {
+	w := shared()
+	m := calibrated(w)
+	prompt := []int32{1, 2, 3, 4, 5, 6, 7, 8}
+	const tokens = 60
+	run := func(rate float64, requests int) (spent float64) {
+		for range requests {
+			spent += w.ask(m, text{tokens: tokens, rate: rate, prompt: prompt})
+			w.ask(m, text{tokens: tokens, lead: tokens, known: .97}) // others keep the worker's trust in its draft
+		}
+		return spent
+	}
+	fixed := func(requests int) float64 { return w.fixed(Plan{}, requests*tokens) }
+	run(.4, 60)
+	spent := run(.4, 60)
+	// Without the prefix 1.08 of plain decoding, 1.08 of the best plan and 1.08 of plain decoding again.
+	t.Logf("bad: %.3f of plain decoding", spent/fixed(60))
+	if spent > 1.06*fixed(60) {
+		t.Errorf("bad: took %.0f, plain decoding %.0f", spent, fixed(60))
+	}
+	run(.97, 120)
+	spent = run(.97, 60)
+	w.truth, w.says = ranks(.97), ranks(.97)
+	best := w.bestFixed(60 * tokens)
+	t.Logf("good: %.3f of the best plan", spent/best)
+	if spent > 1.07*best {
+		t.Errorf("good: took %.0f, the best plan %.0f", spent, best)
+	}
+	spent = run(.4, 60)
+	t.Logf("bad again: %.3f of plain decoding", spent/fixed(60))
+	if spent > 1.075*fixed(60) {
+		t.Errorf("bad again: took %.0f, plain decoding %.0f", spent, fixed(60))
+	}
+}
+
+// TestPrefixInASlowMinute: while rounds draft, no plain step shows that the machine has become slow; good drafts must not look bad for it.
+func TestPrefixInASlowMinute(t *testing.T) {
+	w := shared()
+	w.noise = 0
+	w.truth, w.says = ranks(.97), ranks(.97)
+	m := calibrated(w)
+	prompt := []int32{1, 2, 3, 4, 5}
+	w.run(m.NewRequest(worldBlock, worldRows, prompt), 100)
+	verify, draft := w.verify, w.draft
+	w.verify = func(rows int) float64 { return 3 * verify(rows) }
+	w.draft = func(block int) float64 { return 3 * draft(block) }
+	const requests = 5
+	for i := range requests {
+		p := m.NewRequest(worldBlock, worldRows, prompt)
+		if plan := p.Next(100, worldBlock, 0); !plan.Kind.Drafts() {
+			t.Errorf("request %d of a slow minute starts with %+v", i, plan)
+		}
+		w.run(p, worldBlock)
+	}
+}
