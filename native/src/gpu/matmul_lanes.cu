@@ -116,7 +116,7 @@ TND_DEVICE void fetch_from(LanesWarp& w, const LanesArgs& args, int unit) {
 // fetch starts the copy of the next super-block into a stage that nobody reads.
 [[maybe_unused]] TND_DEVICE void fetch(LanesWarp& w, const LanesArgs& args, int stage) {
   if (w.unit >= w.end) return;
-  if (w.lane == 0) {
+  if (one_of_warp()) {
     barrier_expect(w.ring_full + stage, static_cast<uint32_t>(w.bytes));
     bulk_copy(w.ring + stage * args.slot, w.from, static_cast<uint32_t>(w.bytes), w.ring_full + stage);
   }
@@ -255,12 +255,12 @@ __global__ void __launch_bounds__(WARPS* TND_WARP, 1) matmul_lanes_kernel(const 
       barriers_made();
     }
     sync_warp();
+    cluster_arrive_relaxed();
     fetch_from(w, args, begin + w.warp);
     for (int i = 0; i < args.stages; ++i) fetch(w, args, i);
     __syncthreads();
-    cluster_arrive();
     wait_for_previous();
-    if (w.lane == 0 && begin < w.end) fetch_inputs<COLS>(w, args);
+    if (begin < w.end && one_of_warp()) fetch_inputs<COLS>(w, args);
     sync_warp();
 
     int unit = begin + w.warp;
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(WARPS* TND_WARP, 1) matmul_lanes_kernel(const 
       int of_job;
       switch (job_of(args.jobs, unit, &of_job).type) {
         case DType::kQ4_K:
-          multiply_unit<TypeQ4K, COLS>(w, args, acc);
+          multiply_unit<TypeQ4KInPlace, COLS>(w, args, acc);
           break;
         case DType::kQ5_K:
           multiply_unit<TypeQ5K, COLS>(w, args, acc);
@@ -293,6 +293,20 @@ __global__ void __launch_bounds__(WARPS* TND_WARP, 1) matmul_lanes_kernel(const 
   }
 }
 
+// choose_warps returns how many of at most `most` warps should share a run of units: the busiest quarter of a
+// processor, which runs every fourth warp, gets as few units as possible, and a warp too.
+int choose_warps(int units, int most) {
+  int best = 1, least_busy = units, least_rounds = units;
+  for (int warps = std::min(units, most); warps > 1; --warps) {
+    int busy = 0;
+    for (int i = 0; i < units; ++i) busy += i % warps % 4 == 0 ? 1 : 0;
+    const int rounds = (units + warps - 1) / warps;
+    if (busy > least_busy || (busy == least_busy && rounds > least_rounds)) continue;
+    best = warps, least_busy = busy, least_rounds = rounds;
+  }
+  return best;
+}
+
 template <int COLS, int WARPS>
 bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
   const int supers = static_cast<int>(super_blocks(jobs.k));
@@ -313,9 +327,8 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
   for (int i = 0; i < clusters; ++i) {
     units = std::max(units, first_unit(jobs, i + 1, clusters) - first_unit(jobs, i, clusters));
   }
-  const int rounds = (units + WARPS - 1) / WARPS;
-  const int warps = (units + rounds - 1) / rounds;
-  args.sets = rounds > 1 ? 2 : 1;
+  const int warps = choose_warps(units, WARPS);
+  args.sets = units > warps ? 2 : 1;
   const int fixed = round_up(sizeof(LanesBarriers<WARPS>)) + warps * args.sets * sum_bytes(COLS) +
                     most * input_pitch(args.forms, COLS);
   args.stages = std::min(kMaxStages, (group.shared_per_block - fixed) / (warps * args.slot));
@@ -335,7 +348,7 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
 }  // namespace
 
 bool launch_matmul_lanes(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
-  if (jobs.rows <= 16) return launch_columns<16, 12>(stream, group, jobs);
+  if (jobs.rows <= 16) return launch_columns<16, 16>(stream, group, jobs);
   if (jobs.rows <= 24) return launch_columns<24, 16>(stream, group, jobs);
   return jobs.rows <= 32 && launch_columns<32, 12>(stream, group, jobs);
 }
