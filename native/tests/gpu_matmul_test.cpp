@@ -190,8 +190,7 @@ TEST(many_rows_equal_scalar) {
 }
 
 TEST(largest_codes_and_activations_do_not_overflow) {
-  // Every bit of codes and scales set or clear and every activation at +-127: the largest integers there are. Nine rows
-  // are those of kernels for clusters too.
+  // Every bit of codes and scales set or clear and every activation at +-127: the largest integers there are.
   const uint64_t k = 1024;
   const int rows = 9;
   for (DType type : kMatmulTypes) {
@@ -296,7 +295,7 @@ TEST(clusters_give_the_same_bits) {
     const auto x = random_input(shape.k, most, rng);
     const bool whole = shape.k % 256 == 0;
     const Inputs in(x, static_cast<int64_t>(shape.k), most, tnd::gpu::kFormQ32 | (whole ? tnd::gpu::kFormQ256 : 0u));
-    for (int rows : {9, 16, 17, 24, 32}) {
+    for (int rows : {1, 8, 9, 16, 17, 24, 32}) {
       MatmulGroup group = group_of(in.acts, rows, emulated() ? 3 : 0);
       std::vector<Weight> weights;
       std::vector<Memory> ys;

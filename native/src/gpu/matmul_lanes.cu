@@ -1,4 +1,4 @@
-// Products for 9 to 32 rows where blocks form clusters (Hopper): the arithmetic of matmul_rows.cu, arranged so that
+// Products for 1 to 32 rows where blocks form clusters (Hopper): the arithmetic of matmul_rows.cu, arranged so that
 // activations come to a processor once.
 //
 // A cluster is four blocks, one a processor. It takes a run of units of 16 outputs, and each of its blocks multiplies
@@ -22,7 +22,8 @@ namespace {
 constexpr int kLanes = 4;
 constexpr int kOuts = 16;
 constexpr int kMaxStages = 5;
-constexpr int kMaxSupers = 32;  // of a lane: k up to 32768
+constexpr int kStagesBeforeInputs = 3;  // copies are served in turn, and inputs shall not wait for all of the ring
+constexpr int kMaxSupers = 32;          // of a lane: k up to 32768
 constexpr int kMaxClusters = 63;
 constexpr int kFewestWarps = 8;  // that are tried where more leave no room for two stages
 
@@ -76,22 +77,14 @@ constexpr int first_unit(const MatmulJobs& jobs, int i, int n) {
   return unit;
 }
 
-// A unit of all jobs in one register: its job, and which of the job's it is.
+// A unit of all jobs: its job, and which of the job's it is.
 struct Unit {
-  int32_t packed;
+  int job, of_job;
 };
-constexpr int kOfJobBits = 24;
-TND_DEVICE int job_index(Unit u) {
-  return u.packed >> kOfJobBits;
-}
-TND_DEVICE int unit_of_job(Unit u) {
-  return u.packed & ((1 << kOfJobBits) - 1);
-}
-// later returns the unit that many units on.
-TND_DEVICE Unit later(const MatmulJobs& jobs, Unit u, int units) {
-  int job = job_index(u), of_job = unit_of_job(u) + units;
-  while (of_job >= jobs.jobs[job].units) of_job -= jobs.jobs[job++].units;
-  return {job << kOfJobBits | of_job};
+// advance goes to the unit that many units on.
+TND_DEVICE void advance(const MatmulJobs& jobs, int units, Unit* u) {
+  u->of_job += units;
+  while (u->of_job >= jobs.jobs[u->job].units) u->of_job -= jobs.jobs[u->job++].units;
 }
 
 // A warp of a block: where its things are, and how far it is.
@@ -118,9 +111,9 @@ struct LanesWarp {
 };
 
 TND_DEVICE void fetch_from_unit(LanesWarp& w, const LanesArgs& args) {
-  const MatmulJob& job = args.jobs.jobs[job_index(w.unit)];
+  const MatmulJob& job = args.jobs.jobs[w.unit.job];
   w.bytes = job.blocks;
-  w.from = job.data + unit_of_job(w.unit) * job.unit_bytes + w.k_lane * w.bytes;
+  w.from = job.data + w.unit.of_job * job.unit_bytes + w.k_lane * w.bytes;
   w.left = w.supers;
 }
 
@@ -133,7 +126,7 @@ TND_DEVICE void fetch_from_unit(LanesWarp& w, const LanesArgs& args) {
   }
   w.from += kLanes * w.bytes;
   if (--w.left != 0 || --w.units == 0) return;
-  w.unit = later(args.jobs, w.unit, w.warps);
+  advance(args.jobs, w.warps, &w.unit);
   fetch_from_unit(w, args);
 }
 
@@ -205,10 +198,10 @@ TND_DEVICE void send(const LanesWarp& w, const LanesArgs& args, const float (&ac
 
 // finish adds the lanes of the block's quarter of a unit's columns. number: of the units that the warp has done.
 template <int COLS>
-TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, Unit unit, int number) {
+TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& unit, int number) {
   constexpr int kTiles = COLS / 8;
-  const MatmulJob& job = args.jobs.jobs[job_index(unit)];
-  const int out = unit_of_job(unit) * kOuts + w.lane % kOuts, row = w.k_lane * 2 + w.lane / kOuts;
+  const MatmulJob& job = args.jobs.jobs[unit.job];
+  const int out = unit.of_job * kOuts + w.lane % kOuts, row = w.k_lane * 2 + w.lane / kOuts;
   const int64_t at = row * job.y_stride + out;
   const float* const from = job.residual;
   bool exists[kTiles];
@@ -267,20 +260,21 @@ __global__ void __launch_bounds__(WARPS* TND_WARP, 1) matmul_lanes_kernel(const 
     cluster_arrive_relaxed();
     if (w.warp < units) {
       w.units = (units - w.warp + w.warps - 1) / w.warps;
-      w.unit = later(args.jobs, {}, begin + w.warp);
+      advance(args.jobs, begin + w.warp, &w.unit);
       fetch_from_unit(w, args);
     }
     const int mine = w.units;
     Unit unit = w.unit, before = w.unit;
-    for (int i = 0; i < args.stages; ++i) fetch(w, args, i);
+    for (int i = 0; i < args.stages && i < kStagesBeforeInputs; ++i) fetch(w, args, i);
     __syncthreads();
     wait_for_previous();
     if (units > 0 && one_of_warp()) fetch_inputs<COLS>(w, args);
     sync_warp();
+    for (int i = kStagesBeforeInputs; i < args.stages; ++i) fetch(w, args, i);
 
     while (w.done < mine) {
       float acc[1][COLS / 8][4] = {};
-      switch (args.jobs.jobs[job_index(unit)].type) {
+      switch (args.jobs.jobs[unit.job].type) {
         case DType::kQ4_K:
           multiply_unit<TypeQ4KInPlace, COLS>(w, args, acc);
           break;
@@ -301,7 +295,7 @@ __global__ void __launch_bounds__(WARPS* TND_WARP, 1) matmul_lanes_kernel(const 
       }
       send<COLS>(w, args, acc);
       before = unit;
-      if (++w.done < mine) unit = later(args.jobs, unit, w.warps);
+      if (++w.done < mine) advance(args.jobs, w.warps, &unit);
     }
     if (mine != 0) finish<COLS>(w, args, before, mine - 1);
   }
@@ -367,6 +361,7 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
 }  // namespace
 
 bool launch_matmul_lanes(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
+  if (jobs.rows <= 8) return launch_columns<8, 16>(stream, group, jobs);
   if (jobs.rows <= 16) return launch_columns<16, 16>(stream, group, jobs);
   if (jobs.rows <= 24) return launch_columns<24, 16>(stream, group, jobs);
   return jobs.rows <= 32 && launch_columns<32, 12>(stream, group, jobs);
