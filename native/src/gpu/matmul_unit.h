@@ -47,8 +47,8 @@ struct MmaUnit {
   // pair: a pair's [columns][64]; col0: of the tile. Columns beyond `last` get the activations of `last`: a condition
   // would cost a branch a load, other columns traffic.
   TND_DEVICE Input load_input(const int8_t* pair, int col0, int last, int lane) {
-    const int part = col0 + lane / 4 <= last ? col0 * 4 + lane : last * 4 + lane % 4;
-    const uint4 v = *reinterpret_cast<const uint4*>(pair + part * 16);
+    const int column = col0 + lane / 4 < last ? col0 + lane / 4 : last;
+    const uint4 v = *reinterpret_cast<const uint4*>(pair + column * 64 + lane % 4 * 16);
     return {{{v.x, v.y}, {v.z, v.w}}};
   }
   TND_DEVICE void dot32(int32_t (&d)[4], const uint32_t (&w)[2][2], const uint32_t (&x)[2]) {
