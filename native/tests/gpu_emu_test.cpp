@@ -280,8 +280,8 @@ struct Matrices {
   float c[16][16], d[16][16];
 };
 
-template <int K>
-__global__ void mma_s8_kernel(int* p) {
+template <int K, bool A_SIGNED = true>
+__global__ void mma_bytes_kernel(int* p) {
   Matrices& m = *reinterpret_cast<Matrices*>(p);
   const int lane = static_cast<int>(lane_id()), g = lane / 4, t = lane % 4;
   uint32_t a[K / 8], b[K / 16];
@@ -301,7 +301,9 @@ __global__ void mma_s8_kernel(int* p) {
   }
   int32_t d[4];
   for (int i = 0; i < 4; ++i) d[i] = static_cast<int32_t>(m.c[g + i / 2 * 8][2 * t + i % 2]);
-  if constexpr (K == 32) {
+  if constexpr (!A_SIGNED) {
+    mma_u8_k32(d, a, b);
+  } else if constexpr (K == 32) {
     mma_s8_k32(d, a, b);
   } else {
     mma_s8_k16(d, a, b);
@@ -396,8 +398,9 @@ void check_product(const char* name, void (*kernel)(int*), int n, int k, bool a_
 }
 
 TEST(matrix_instructions) {
-  check_product("mma s8 k32", mma_s8_kernel<32>, 8, 32);
-  check_product("mma s8 k16", mma_s8_kernel<16>, 8, 16);
+  check_product("mma s8 k32", mma_bytes_kernel<32>, 8, 32);
+  check_product("mma u8 k32", mma_bytes_kernel<32, false>, 8, 32, false);
+  check_product("mma s8 k16", mma_bytes_kernel<16>, 8, 16);
   check_product("mma f16", mma_half_kernel<false>, 8, 16);
   check_product("mma bf16", mma_half_kernel<true>, 8, 16);
   check_product("wmma iu8", wmma_iu8_kernel<true, true>, 16, 16);

@@ -1,6 +1,6 @@
-// What only Hopper's multiprocessors have (sm_90a): matrix instructions of a warpgroup (wgmma), bulk copies and
-// barriers in shared memory that count bytes. Everything is declared everywhere and does nothing elsewhere; kHasWgmma
-// says where it works. The emulation has none of it.
+// Matrix instructions of a warpgroup (wgmma), which only Hopper's multiprocessors have (sm_90a); what they share with
+// later ones is in runtime_cluster.h. Everything is declared everywhere and does nothing elsewhere; kHasWgmma says
+// where it works. The emulation has none of it.
 //
 // Operand maps of m64nNk16, warp w of the warpgroup, g = lane / 4, t = lane % 4:
 //   A (registers)  rows 16w + 0..15 as in mma.sync m16n8k16: a0 = A[g][2t, 2t+1], a1 = A[g+8][2t..], a2 = A[g][2t+8..],
@@ -9,7 +9,7 @@
 //   D              d[4j], d[4j+1] = D[16w+g][8j+2t, 8j+2t+1]; d[4j+2], d[4j+3] = D[16w+g+8][..]
 #pragma once
 
-#include "gpu/runtime.h"
+#include "gpu/runtime_cluster.h"
 
 namespace tnd::gpu {
 
@@ -19,68 +19,6 @@ inline constexpr bool kHasWgmma = true;
 #else
 inline constexpr bool kHasWgmma = false;
 #endif
-
-// ---- barriers in shared memory
-
-// A barrier flips its phase when `count` arrivals and all bytes announced for the phase are there.
-TND_DEVICE uint32_t shared_address([[maybe_unused]] const void* p) {
-#if defined(TND_WGMMA_CODE)
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-#else
-  return 0;
-#endif
-}
-TND_DEVICE void barrier_init([[maybe_unused]] uint64_t* barrier, [[maybe_unused]] int count) {
-#if defined(TND_WGMMA_CODE)
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
-#endif
-}
-// barrier_init_done makes initialised barriers known to the copy engine; a __syncthreads() follows.
-TND_DEVICE void barrier_init_done() {
-#if defined(TND_WGMMA_CODE)
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-TND_DEVICE void barrier_arrive([[maybe_unused]] uint64_t* barrier) {
-#if defined(TND_WGMMA_CODE)
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-#endif
-}
-// barrier_expect arrives once and announces bytes.
-TND_DEVICE void barrier_expect([[maybe_unused]] uint64_t* barrier, [[maybe_unused]] int bytes) {
-#if defined(TND_WGMMA_CODE)
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
-#endif
-}
-// barrier_wait waits for the end of the phase of this parity.
-TND_DEVICE void barrier_wait([[maybe_unused]] uint64_t* barrier, [[maybe_unused]] uint32_t parity) {
-#if defined(TND_WGMMA_CODE)
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra over;\n"
-      "bra again;\n"
-      "over:\n"
-      "}" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-#endif
-}
-
-// copy_bulk copies a multiple of 16 aligned bytes from global to shared memory in the background; its bytes count at
-// the barrier.
-TND_DEVICE void copy_bulk([[maybe_unused]] void* shared, [[maybe_unused]] const void* global,
-                          [[maybe_unused]] int bytes, [[maybe_unused]] uint64_t* barrier) {
-#if defined(TND_WGMMA_CODE)
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(shared)),
-               "l"(global), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-#endif
-}
 
 // ---- matrix instructions of a warpgroup
 

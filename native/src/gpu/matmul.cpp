@@ -89,7 +89,7 @@ static MatmulJobs take_type(MatmulJobs* jobs, DType type) {
 // Whether the kernel for clusters should take the products of a set: the emulation must be told, other devices know.
 static bool wants_lanes(const MatmulGroup& group, KernelSet set) {
   const bool forms_clusters = group.unit == (std::strcmp(api_name(), "emu") == 0 ? 3 : 0);
-  return forms_clusters && set == KernelSet::kCommon && group.rows > 8 && group.rows <= 32;
+  return forms_clusters && set == KernelSet::kCommon && group.rows <= 32;
 }
 
 Prompt prompt_inputs(const DeviceInfo& device) {

@@ -65,7 +65,11 @@ TND_DEVICE void accumulate(const uint8_t* super, int64_t unit_stride, const Supe
           for (int h = 0; h < 2; ++h) {
             if constexpr (T::kGroup == 32) {
               int32_t d[U::kElems] = {};
-              U::dot32(d, w[u][h], x.w[h]);
+              if constexpr (T::kUnsigned) {
+                U::dot32_unsigned(d, w[u][h], x.w[h]);
+              } else {
+                U::dot32(d, w[u][h], x.w[h]);
+              }
 #pragma unroll
               for (int i = 0; i < U::kElems; ++i) {
                 sum[u][tile][i] += T::scale(head[u], U::out_index(i), 2 * p + h) * d[i];

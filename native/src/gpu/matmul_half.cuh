@@ -303,7 +303,7 @@ struct HalfProduct {
       if constexpr (HELD) copy_async_commit();
       advance(&next);
     }
-    if constexpr (kSplit > 1) cluster_arrive();
+    if constexpr (kSplit > 1) cluster_arrive_relaxed();
     if (kNorm && args.norm.x != nullptr) {
       if constexpr (kNorm) hold_norms(args, blocks, row0, rows, red, held);
     } else {

@@ -1,4 +1,4 @@
-// Products for 9 to 32 rows where blocks form clusters (Hopper): the arithmetic of matmul_rows.cu, arranged so that
+// Products for 1 to 32 rows where blocks form clusters (Hopper): the arithmetic of matmul_rows.cu, arranged so that
 // activations come to a processor once.
 //
 // A cluster is four blocks, one a processor. It takes a run of units of 16 outputs, and each of its blocks multiplies
@@ -22,14 +22,18 @@ namespace {
 constexpr int kLanes = 4;
 constexpr int kOuts = 16;
 constexpr int kMaxStages = 5;
-constexpr int kMaxSupers = 32;  // of a lane: k up to 32768
+constexpr int kStagesBeforeInputs = 3;  // copies are served in turn, and inputs shall not wait for all of the ring
+constexpr int kMaxSupers = 32;          // of a lane: k up to 32768
+constexpr int kMaxClusters = 63;
+constexpr int kFewestWarps = 8;  // that are tried where more leave no room for two stages
 
 struct LanesArgs {
-  MatmulJobs jobs;     // MatmulJob::blocks is the bytes of a super-block
-  int32_t stages = 0;  // of a ring
-  int32_t slot = 0;    // bytes of a stage
-  int32_t sets = 1;    // of places for sums of a warp: 2 if it takes more than one unit
-  uint32_t forms = 0;  // of activations
+  MatmulJobs jobs;                       // MatmulJob::blocks is the bytes of a super-block
+  int32_t stages = 0;                    // of a ring
+  int32_t slot = 0;                      // bytes of a stage
+  int32_t sets = 1;                      // of places for sums of a warp: 2 if it takes more than one unit
+  uint32_t forms = 0;                    // of activations
+  int32_t first[kMaxClusters + 1] = {};  // unit of each cluster's run, and the end
 };
 
 // Barriers at the start of shared memory.
@@ -73,6 +77,16 @@ constexpr int first_unit(const MatmulJobs& jobs, int i, int n) {
   return unit;
 }
 
+// A unit of all jobs: its job, and which of the job's it is.
+struct Unit {
+  int job, of_job;
+};
+// advance goes to the unit that many units on.
+TND_DEVICE void advance(const MatmulJobs& jobs, int units, Unit* u) {
+  u->of_job += units;
+  while (u->of_job >= jobs.jobs[u->job].units) u->of_job -= jobs.jobs[u->job++].units;
+}
+
 // A warp of a block: where its things are, and how far it is.
 struct LanesWarp {
   Barrier* ring_full;  // [stages]
@@ -84,44 +98,36 @@ struct LanesWarp {
   int lane, warp, warps;
   int k_lane;  // lane of the contract, the block's rank
   int supers;  // of that lane in a unit
-  int end;     // of the units of the run
 
-  // The next super-block to fetch: its unit, how many of the unit are left with it, bytes of each.
+  // The next super-block to fetch, its unit, how many units and how many super-blocks of the unit are left with it, and
+  // the bytes of each.
   const uint8_t* from;
-  int unit, left, bytes;
+  Unit unit;
+  int units, left, bytes;
   // The next stage to take.
   int stage;
   uint32_t phase;
   int done;  // units
 };
 
-// job_of returns the job of a unit of all jobs, and which of the job's it is.
-TND_DEVICE const MatmulJob& job_of(const MatmulJobs& jobs, int unit, int* of_job) {
-  int index = 0;
-  while (unit >= jobs.jobs[index].units) unit -= jobs.jobs[index++].units;
-  *of_job = unit;
-  return jobs.jobs[index];
-}
-
-TND_DEVICE void fetch_from(LanesWarp& w, const LanesArgs& args, int unit) {
-  w.unit = unit;
-  if (unit >= w.end) return;
-  int of_job;
-  const MatmulJob& job = job_of(args.jobs, unit, &of_job);
+TND_DEVICE void fetch_from_unit(LanesWarp& w, const LanesArgs& args) {
+  const MatmulJob& job = args.jobs.jobs[w.unit.job];
   w.bytes = job.blocks;
-  w.from = job.data + of_job * job.unit_bytes + w.k_lane * w.bytes;
+  w.from = job.data + w.unit.of_job * job.unit_bytes + w.k_lane * w.bytes;
   w.left = w.supers;
 }
 
 // fetch starts the copy of the next super-block into a stage that nobody reads.
 [[maybe_unused]] TND_DEVICE void fetch(LanesWarp& w, const LanesArgs& args, int stage) {
-  if (w.unit >= w.end) return;
-  if (w.lane == 0) {
+  if (w.units == 0) return;
+  if (one_of_warp()) {
     barrier_expect(w.ring_full + stage, static_cast<uint32_t>(w.bytes));
     bulk_copy(w.ring + stage * args.slot, w.from, static_cast<uint32_t>(w.bytes), w.ring_full + stage);
   }
   w.from += kLanes * w.bytes;
-  if (--w.left == 0) fetch_from(w, args, w.unit + w.warps);
+  if (--w.left != 0 || --w.units == 0) return;
+  advance(args.jobs, w.warps, &w.unit);
+  fetch_from_unit(w, args);
 }
 
 // Starts the copies of the lane's activations, super-block i by warp i % warps.
@@ -192,20 +198,18 @@ TND_DEVICE void send(const LanesWarp& w, const LanesArgs& args, const float (&ac
 
 // finish adds the lanes of the block's quarter of a unit's columns. number: of the units that the warp has done.
 template <int COLS>
-TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, int unit_of_all, int number) {
+TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& unit, int number) {
   constexpr int kTiles = COLS / 8;
-  int unit;
-  const MatmulJob& job = job_of(args.jobs, unit_of_all, &unit);
-  const int out = unit * kOuts + w.lane % kOuts;
-  int64_t at[kTiles];
+  const MatmulJob& job = args.jobs.jobs[unit.job];
+  const int out = unit.of_job * kOuts + w.lane % kOuts, row = w.k_lane * 2 + w.lane / kOuts;
+  const int64_t at = row * job.y_stride + out;
+  const float* const from = job.residual;
   bool exists[kTiles];
-  float residual[kTiles];
+  float residual[kTiles] = {};
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
-    const int row = tile * 8 + w.k_lane * 2 + w.lane / kOuts;
-    at[tile] = row * job.y_stride + out;
-    exists[tile] = row < args.jobs.rows && out < job.n;
-    residual[tile] = exists[tile] && job.residual != nullptr ? job.residual[at[tile]] : 0.0f;
+    exists[tile] = row + tile * 8 < args.jobs.rows && out < job.n;
+    if (from != nullptr && exists[tile]) residual[tile] = from[at + tile * 8 * job.y_stride];
   }
   const int set = args.sets == 2 ? number % 2 : 0;
   const uint8_t* const sums = w.sums + (w.warp * args.sets + set) * sum_bytes(COLS);
@@ -216,8 +220,8 @@ TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, int unit_of_al
     const float* l = reinterpret_cast<const float*>(sums) + tile * kOuts * 2 + w.lane % 8 * 4 + w.lane % kOuts / 8 * 2 +
                      w.lane / kOuts;
     float y = (l[0] + l[kPitch]) + (l[2 * kPitch] + l[3 * kPitch]);
-    if (job.residual != nullptr) y = residual[tile] + y;
-    if (exists[tile]) job.y[at[tile]] = y;
+    if (from != nullptr) y = residual[tile] + y;
+    if (exists[tile]) job.y[at + tile * 8 * job.y_stride] = y;
   }
 }
 
@@ -228,8 +232,8 @@ __global__ void __launch_bounds__(WARPS* TND_WARP, 1) matmul_lanes_kernel(const 
     TND_DYNAMIC_SHARED(uint8_t, smem);
     using Barriers = LanesBarriers<WARPS>;
     Barriers* const barriers = reinterpret_cast<Barriers*>(smem);
-    const int clusters = static_cast<int>(gridDim.x) / kLanes;
     const int cluster = static_cast<int>(blockIdx.x) / kLanes;
+    const int begin = args.first[cluster], units = args.first[cluster + 1] - begin;
     const int supers = static_cast<int>(super_blocks(args.jobs.k));
     const int most = (supers + kLanes - 1) / kLanes;
     LanesWarp w = {};
@@ -238,7 +242,6 @@ __global__ void __launch_bounds__(WARPS* TND_WARP, 1) matmul_lanes_kernel(const 
     w.warps = static_cast<int>(blockDim.x) / TND_WARP;
     w.k_lane = cluster_rank();
     w.supers = (supers - w.k_lane + kLanes - 1) / kLanes;
-    w.end = first_unit(args.jobs, cluster + 1, clusters);
     w.ring_full = barriers->ring[w.warp];
     w.sums_full = barriers->sums[0];
     w.inputs_full = barriers->inputs;
@@ -246,30 +249,34 @@ __global__ void __launch_bounds__(WARPS* TND_WARP, 1) matmul_lanes_kernel(const 
     w.inputs[0] = w.sums + w.warps * args.sets * sum_bytes(COLS);
     w.inputs[1] = w.inputs[0] + most * input_pitch(args.forms & kFormQ256, COLS);
     w.ring = w.inputs[1] + most * input_pitch(args.forms & kFormQ32, COLS) + w.warp * args.stages * args.slot;
-    const int begin = first_unit(args.jobs, cluster, clusters);
 
-    if (w.lane == 0) {
+    if (one_of_warp()) {
       for (int i = 0; i < args.stages; ++i) barrier_init(w.ring_full + i, 1);
       for (int i = 0; i < 2; ++i) barrier_init(w.sums_full + w.warp * 2 + i, 1);
       for (int i = w.warp; i < w.supers; i += w.warps) barrier_init(w.inputs_full + i, 1);
       barriers_made();
     }
     sync_warp();
-    fetch_from(w, args, begin + w.warp);
-    for (int i = 0; i < args.stages; ++i) fetch(w, args, i);
+    cluster_arrive_relaxed();
+    if (w.warp < units) {
+      w.units = (units - w.warp + w.warps - 1) / w.warps;
+      advance(args.jobs, begin + w.warp, &w.unit);
+      fetch_from_unit(w, args);
+    }
+    const int mine = w.units;
+    Unit unit = w.unit, before = w.unit;
+    for (int i = 0; i < args.stages && i < kStagesBeforeInputs; ++i) fetch(w, args, i);
     __syncthreads();
-    cluster_arrive();
     wait_for_previous();
-    if (w.lane == 0 && begin < w.end) fetch_inputs<COLS>(w, args);
+    if (units > 0 && one_of_warp()) fetch_inputs<COLS>(w, args);
     sync_warp();
+    for (int i = kStagesBeforeInputs; i < args.stages; ++i) fetch(w, args, i);
 
-    int unit = begin + w.warp;
-    for (; unit < w.end; unit += w.warps) {
+    while (w.done < mine) {
       float acc[1][COLS / 8][4] = {};
-      int of_job;
-      switch (job_of(args.jobs, unit, &of_job).type) {
+      switch (args.jobs.jobs[unit.job].type) {
         case DType::kQ4_K:
-          multiply_unit<TypeQ4K, COLS>(w, args, acc);
+          multiply_unit<TypeQ4KInPlace, COLS>(w, args, acc);
           break;
         case DType::kQ5_K:
           multiply_unit<TypeQ5K, COLS>(w, args, acc);
@@ -284,13 +291,28 @@ __global__ void __launch_bounds__(WARPS* TND_WARP, 1) matmul_lanes_kernel(const 
       if (w.done == 0) {
         cluster_wait();
       } else {
-        finish<COLS>(w, args, unit - w.warps, w.done - 1);
+        finish<COLS>(w, args, before, w.done - 1);
       }
       send<COLS>(w, args, acc);
-      ++w.done;
+      before = unit;
+      if (++w.done < mine) advance(args.jobs, w.warps, &unit);
     }
-    if (w.done != 0) finish<COLS>(w, args, unit - w.warps, w.done - 1);
+    if (mine != 0) finish<COLS>(w, args, before, mine - 1);
   }
+}
+
+// choose_warps returns how many of at most `most` warps should share a run of units: the busiest quarter of a
+// processor, which runs every fourth warp, gets as few units as possible, and a warp too.
+int choose_warps(int units, int most) {
+  int best = 1, least_busy = units, least_rounds = units;
+  for (int warps = std::min(units, most); warps > 1; --warps) {
+    int busy = 0;
+    for (int i = 0; i < units; ++i) busy += i % warps % 4 == 0 ? 1 : 0;
+    const int rounds = (units + warps - 1) / warps;
+    if (busy > least_busy || (busy == least_busy && rounds > least_rounds)) continue;
+    best = warps, least_busy = busy, least_rounds = rounds;
+  }
+  return best;
 }
 
 template <int COLS, int WARPS>
@@ -300,7 +322,7 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
   if (supers < kLanes || most > kMaxSupers) return false;
   const int clusters =
       clusters_at_once(kLanes, WARPS * TND_WARP, reinterpret_cast<const void*>(matmul_lanes_kernel<COLS, WARPS>));
-  if (clusters == 0) return false;
+  if (clusters == 0 || clusters > kMaxClusters) return false;
   LanesArgs args;
   args.jobs = jobs;
   for (int i = 0; i < jobs.count; ++i) {
@@ -310,16 +332,20 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
     args.slot = std::max(args.slot, job.blocks);
   }
   int units = 0;  // of the longest run
+  args.first[0] = 0;
   for (int i = 0; i < clusters; ++i) {
-    units = std::max(units, first_unit(jobs, i + 1, clusters) - first_unit(jobs, i, clusters));
+    args.first[i + 1] = first_unit(jobs, i + 1, clusters);
+    units = std::max(units, args.first[i + 1] - args.first[i]);
   }
-  const int rounds = (units + WARPS - 1) / WARPS;
-  const int warps = (units + rounds - 1) / rounds;
-  args.sets = rounds > 1 ? 2 : 1;
-  const int fixed = round_up(sizeof(LanesBarriers<WARPS>)) + warps * args.sets * sum_bytes(COLS) +
-                    most * input_pitch(args.forms, COLS);
-  args.stages = std::min(kMaxStages, (group.shared_per_block - fixed) / (warps * args.slot));
-  if (args.stages < 2) return false;
+  int warps = WARPS + 1, fixed = 0;
+  while (args.stages < 2) {
+    if (warps <= kFewestWarps) return false;
+    warps = choose_warps(units, warps - 1);
+    args.sets = units > warps ? 2 : 1;
+    fixed = round_up(sizeof(LanesBarriers<WARPS>)) + warps * args.sets * sum_bytes(COLS) +
+            most * input_pitch(args.forms, COLS);
+    args.stages = std::min(kMaxStages, (group.shared_per_block - fixed) / (warps * args.slot));
+  }
   launch(stream,
          {.grid = {static_cast<unsigned>(clusters * kLanes)},
           .block = {static_cast<unsigned>(warps * TND_WARP)},
@@ -335,7 +361,8 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
 }  // namespace
 
 bool launch_matmul_lanes(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
-  if (jobs.rows <= 16) return launch_columns<16, 12>(stream, group, jobs);
+  if (jobs.rows <= 8) return launch_columns<8, 16>(stream, group, jobs);
+  if (jobs.rows <= 16) return launch_columns<16, 16>(stream, group, jobs);
   if (jobs.rows <= 24) return launch_columns<24, 16>(stream, group, jobs);
   return jobs.rows <= 32 && launch_columns<32, 12>(stream, group, jobs);
 }

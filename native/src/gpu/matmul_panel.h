@@ -71,7 +71,9 @@ struct PanelWeights {
   template <int J>
   TND_DEVICE float min_of(const Head& head, int o) {
     if constexpr (T::kForm == kFormQ256) {
-      return static_cast<float>(byte_of(head.of.mn[o], J)) * (head.of.dmin[o] * head.scale);
+      uint32_t mn[2];
+      packed_mins(head.of.mn[o], mn);
+      return static_cast<float>(byte_of(mn, J)) * (head.of.dmin[o] * head.scale);
     } else {
       return -(half_of(head.of.m.v[o], J) * head.scale);
     }

@@ -1,5 +1,5 @@
-// What the kernels over panels share (matmul_panels.cu, matmul_panels_float.cu): tiles of a block, its ring of stages,
-// and the same products by mma.sync for the emulation. For files with kernels.
+// What the kernels over panels share (matmul_panels.cu, matmul_panels_float.cu): tiles of a block and who in it does
+// what, its rings of stages, and the same products by mma.sync for the emulation. For files with kernels.
 #pragma once
 
 #include <algorithm>
@@ -55,6 +55,58 @@ TND_DEVICE int warp_in_group() {
 template <class T>
 TND_DEVICE int first_out(int m) {
   return (static_cast<int>(threadIdx.x) / kGroupThreads * T::kM + m) * 64 + warp_in_group() * 16;
+}
+
+// share_block calls, for every tile of the block, weights(item) in a warp of the third warpgroup, inputs(item) in one
+// thread of it and multiply(item) in the two others.
+template <class WEIGHTS, class INPUTS, class MULTIPLY>
+TND_DEVICE void share_block(const MatmulJobs& args, int cols, WEIGHTS&& weights, INPUTS&& inputs, MULTIPLY&& multiply) {
+  const int column_tiles = (args.rows + cols - 1) / cols;
+  int items = 0;
+  for (int i = 0; i < args.count; ++i) items += args.jobs[i].blocks * column_tiles;
+  const auto for_items = [&](auto&& take) {
+    for (int i = static_cast<int>(blockIdx.x); i < items; i += static_cast<int>(gridDim.x)) {
+      take(item_of(args, i, column_tiles, cols));
+    }
+  };
+  if (threadIdx.x >= kConsumers * kGroupThreads) {
+    give_registers<40>();
+    const int warp = warp_in_group();
+    if (warp == 0) {  // weights do not wait for the kernel before
+      for_items(weights);
+    } else if (warp == 1 && lane_id() == 0) {
+      if (args.joins == 0) wait_for_previous();
+      for_items(inputs);
+    } else if (warp == 2 && args.joined != 0) {
+      if (args.joins == 0) wait_for_previous();
+      let_next_start();  // it reads what this launch does and no results
+    }
+  } else {
+    take_registers<232>();
+    if (args.joins == 0) wait_for_previous();
+    for_items(multiply);
+  }
+  if (args.joins != 0) wait_for_previous();  // what comes next waits for this launch alone
+}
+
+// The unit of a tile of UNITS that a lane fetches; beyond the end the last one again.
+template <int UNITS>
+TND_DEVICE const uint8_t* unit_of_lane(const Item& item, int lane) {
+  const int wanted = item.tile * UNITS + lane;
+  return item.job->data + (wanted < item.job->units ? wanted : item.job->units - 1) * item.job->unit_bytes;
+}
+// A warp fetches `bytes` of each of UNITS units, which lie `pitch` apart in the stage.
+template <int UNITS>
+TND_DEVICE void fetch_units(uint8_t* stage, const uint8_t* from, int bytes, int pitch, int lane, Barrier* full) {
+  if (lane == 0) barrier_expect(full, UNITS * bytes);
+  sync_warp();
+  if (lane < UNITS) bulk_copy(stage + lane * pitch, from, bytes, full);
+}
+// Bytes of a panel that a tile's columns have; what is left in the ring beyond reaches no other column.
+template <class T>
+TND_DEVICE int panel_bytes(const MatmulJobs& args, const Item& item) {
+  const int there = args.acts.row_stride - item.col0;
+  return (there < T::kN ? there : T::kN) * kPanelBytes;
 }
 
 // aligned_shared rounds up what a block got.

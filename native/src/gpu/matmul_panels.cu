@@ -90,7 +90,7 @@ struct PanelStages {
 
 // Shared memory of a block: barriers, inputs, weights.
 struct Rings {
-  uint64_t *weights_full, *weights_empty, *inputs_full, *inputs_empty;
+  Barrier *weights_full, *weights_empty, *inputs_full, *inputs_empty;
   float* factors;  // of a tile's rows, each warp's own
   uint8_t *inputs, *weights;
 };
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kPanelThreads, 1) matmul_panels_kernel(MatmulJ
     constexpr int kInputStages = Shape::kInputStages;
     TND_DYNAMIC_SHARED(uint8_t, raw);
     uint8_t* const smem = aligned_shared(raw);
-    uint64_t* const barriers = reinterpret_cast<uint64_t*>(smem);
+    Barrier* const barriers = reinterpret_cast<Barrier*>(smem);
     const Rings rings = {barriers,
                          barriers + kWeightStages,
                          barriers + 2 * kWeightStages,
@@ -199,65 +199,36 @@ __global__ void __launch_bounds__(kPanelThreads, 1) matmul_panels_kernel(MatmulJ
         barrier_init(rings.inputs_full + i, 1);
         barrier_init(rings.inputs_empty + i, kConsumers * 4);
       }
-      barrier_init_done();
+      barriers_made();
     }
     __syncthreads();
-    const int column_tiles = (args.rows + T::kN - 1) / T::kN;
-    const int supers = static_cast<int>(super_blocks(args.k));
-    const int step = static_cast<int>(gridDim.x);
-    int items = 0;
-    for (int i = 0; i < args.count; ++i) items += args.jobs[i].blocks * column_tiles;
-
-    if (threadIdx.x >= kConsumers * kGroupThreads) {
-      give_registers<40>();
-      const int warp = warp_in_group(), lane = static_cast<int>(lane_id());
-      Place place;
-      if (warp == 0) {  // weights do not wait for the kernel before
-        for (int i = static_cast<int>(blockIdx.x); i < items; i += step) {
-          const Item item = item_of(args, i, column_tiles, T::kN);
-          const MatmulJob& job = *item.job;
-          constexpr int bytes = PanelWeights<TYPE>::kBytes;
-          const int wanted = item.tile * kUnits<T> + lane;  // beyond the end the last one again
-          const uint8_t* from = job.data + (wanted < job.units ? wanted : job.units - 1) * job.unit_bytes;
-          for (int s = 0; s < supers; ++s, from += bytes) {
+    const int lane = static_cast<int>(lane_id()), supers = static_cast<int>(super_blocks(args.k));
+    const int64_t panel = int64_t{args.acts.row_stride} * kPanelBytes;
+    Place place;  // of who fetches
+    Places places;
+    share_block(
+        args, T::kN,
+        [&](const Item& item) {
+          constexpr int kBytes = PanelWeights<TYPE>::kBytes;
+          const uint8_t* from = unit_of_lane<kUnits<T> >(item, lane);
+          for (int s = 0; s < supers; ++s, from += kBytes) {
             barrier_wait(rings.weights_empty + place.stage, place.parity ^ 1);
-            if (lane == 0) barrier_expect(rings.weights_full + place.stage, Shape::kWeightBytes);
-            sync_warp();
-            if (lane < kUnits<T>) {
-              copy_bulk(rings.weights + place.stage * Shape::kWeightBytes + lane * bytes, from, bytes,
-                        rings.weights_full + place.stage);
-            }
+            fetch_units<kUnits<T> >(rings.weights + place.stage * Shape::kWeightBytes, from, kBytes, kBytes, lane,
+                                    rings.weights_full + place.stage);
             advance(&place, kWeightStages);
           }
-        }
-      } else if (warp == 1 && lane == 0) {
-        if (args.joins == 0) wait_for_previous();
-        const int64_t panel = int64_t{args.acts.row_stride} * kPanelBytes;
-        for (int i = static_cast<int>(blockIdx.x); i < items; i += step) {
-          const int col0 = item_of(args, i, column_tiles, T::kN).col0;
-          const int there = args.acts.row_stride - col0;  // what is left in the ring beyond reaches no other column
-          const int bytes = (there < T::kN ? there : T::kN) * kPanelBytes;
-          const uint8_t* from = reinterpret_cast<const uint8_t*>(args.acts.panels) + col0 * kPanelBytes;
+        },
+        [&](const Item& item) {
+          const int bytes = panel_bytes<T>(args, item);
+          const uint8_t* from = reinterpret_cast<const uint8_t*>(args.acts.panels) + item.col0 * kPanelBytes;
           for (int s = 0; s < supers * 4; ++s, from += panel) {
             barrier_wait(rings.inputs_empty + place.stage, place.parity ^ 1);
             barrier_expect(rings.inputs_full + place.stage, bytes);
-            copy_bulk(rings.inputs + place.stage * T::kInputBytes, from, bytes, rings.inputs_full + place.stage);
+            bulk_copy(rings.inputs + place.stage * T::kInputBytes, from, bytes, rings.inputs_full + place.stage);
             advance(&place, kInputStages);
           }
-        }
-      } else if (warp == 2 && args.joined != 0) {
-        if (args.joins == 0) wait_for_previous();
-        let_next_start();  // it reads what this launch does and no results
-      }
-    } else {
-      take_registers<232>();
-      if (args.joins == 0) wait_for_previous();
-      Places places;
-      for (int i = static_cast<int>(blockIdx.x); i < items; i += step) {
-        multiply_tile<TYPE, T>(args, item_of(args, i, column_tiles, T::kN), rings, &places);
-      }
-    }
-    if (args.joins != 0) wait_for_previous();  // what comes next waits for this launch alone
+        },
+        [&](const Item& item) { multiply_tile<TYPE, T>(args, item, rings, &places); });
   }
 }
 

@@ -69,7 +69,7 @@ struct FloatStages {
 };
 
 struct FloatRing {
-  uint64_t *full, *empty;
+  Barrier *full, *empty;
   uint8_t* stages;
 };
 
@@ -146,74 +146,44 @@ __global__ void __launch_bounds__(kPanelThreads, 1) matmul_panels_float_kernel(M
     using Stages = FloatStages<T>;
     TND_DYNAMIC_SHARED(uint8_t, raw);
     uint8_t* const smem = aligned_shared(raw);
-    uint64_t* const barriers = reinterpret_cast<uint64_t*>(smem);
+    Barrier* const barriers = reinterpret_cast<Barrier*>(smem);
     const FloatRing ring = {barriers, barriers + Stages::kCount, smem + kBarrierBytes};
     if (threadIdx.x == 0) {
       for (int i = 0; i < Stages::kCount; ++i) {
         barrier_init(ring.full + i, 2);  // who fetches weights, who fetches inputs
         barrier_init(ring.empty + i, kConsumers * 4);
       }
-      barrier_init_done();
+      barriers_made();
     }
     __syncthreads();
-    const int column_tiles = (args.rows + T::kN - 1) / T::kN;
-    const int steps = static_cast<int>(float_steps(TYPE, args.k));
-    const int stride = static_cast<int>(gridDim.x);
-    int items = 0;
-    for (int i = 0; i < args.count; ++i) items += args.jobs[i].blocks * column_tiles;
-
-    if (threadIdx.x >= kConsumers * kGroupThreads) {
-      give_registers<40>();
-      const int warp = warp_in_group(), lane = static_cast<int>(lane_id());
-      Place place;
-      if (warp == 0) {  // weights do not wait for the kernel before
-        for (int i = static_cast<int>(blockIdx.x); i < items; i += stride) {
-          const Item item = item_of(args, i, column_tiles, T::kN);
-          const MatmulJob& job = *item.job;
-          const int wanted = item.tile * Stages::kUnits + lane;  // beyond the end the last one again
-          const uint8_t* from = job.data + (wanted < job.units ? wanted : job.units - 1) * job.unit_bytes;
+    const int lane = static_cast<int>(lane_id()), steps = static_cast<int>(float_steps(TYPE, args.k));
+    const int64_t panel = int64_t{args.acts.row_stride} * kPanelBytes;
+    Place place;
+    share_block(
+        args, T::kN,
+        [&](const Item& item) {
+          const uint8_t* from = unit_of_lane<Stages::kUnits>(item, lane);
           for (int step = 0; step < steps; step += 8, from += kStageUnitBytes) {
             const int bytes = (steps - step < 8 ? steps - step : 8) * kStepBytes;
             barrier_wait(ring.empty + place.stage, place.parity ^ 1);
-            if (lane == 0) barrier_expect(ring.full + place.stage, Stages::kUnits * bytes);
-            sync_warp();
-            if (lane < Stages::kUnits) {
-              copy_bulk(ring.stages + place.stage * Stages::kBytes + 2 * T::kInputBytes + lane * kStageUnitBytes, from,
-                        bytes, ring.full + place.stage);
-            }
+            fetch_units<Stages::kUnits>(ring.stages + place.stage * Stages::kBytes + 2 * T::kInputBytes, from, bytes,
+                                        kStageUnitBytes, lane, ring.full + place.stage);
             advance(&place, Stages::kCount);
           }
-        }
-      } else if (warp == 1 && lane == 0) {
-        if (args.joins == 0) wait_for_previous();
-        const int64_t panel = int64_t{args.acts.row_stride} * kPanelBytes;
-        for (int i = static_cast<int>(blockIdx.x); i < items; i += stride) {
-          const int col0 = item_of(args, i, column_tiles, T::kN).col0;
-          const int there = args.acts.row_stride - col0;  // what is left in the ring beyond reaches no other column
-          const int bytes = (there < T::kN ? there : T::kN) * kPanelBytes;
-          const uint8_t* from = reinterpret_cast<const uint8_t*>(args.acts.pairs) + col0 * kPanelBytes;
+        },
+        [&](const Item& item) {
+          const int bytes = panel_bytes<T>(args, item);
+          const uint8_t* from = reinterpret_cast<const uint8_t*>(args.acts.pairs) + item.col0 * kPanelBytes;
           for (int step = 0; step < steps; step += 8, from += 2 * panel) {
             barrier_wait(ring.empty + place.stage, place.parity ^ 1);
             barrier_expect(ring.full + place.stage, 2 * bytes);
             uint8_t* const to = ring.stages + place.stage * Stages::kBytes;
-            copy_bulk(to, from, bytes, ring.full + place.stage);
-            copy_bulk(to + T::kInputBytes, from + panel, bytes, ring.full + place.stage);
+            bulk_copy(to, from, bytes, ring.full + place.stage);
+            bulk_copy(to + T::kInputBytes, from + panel, bytes, ring.full + place.stage);
             advance(&place, Stages::kCount);
           }
-        }
-      } else if (warp == 2 && args.joined != 0) {
-        if (args.joins == 0) wait_for_previous();
-        let_next_start();  // it reads what this launch does and no results
-      }
-    } else {
-      take_registers<232>();
-      if (args.joins == 0) wait_for_previous();
-      Place place;
-      for (int i = static_cast<int>(blockIdx.x); i < items; i += stride) {
-        multiply_tile<TYPE, T>(args, item_of(args, i, column_tiles, T::kN), ring, &place);
-      }
-    }
-    if (args.joins != 0) wait_for_previous();  // what comes next waits for this launch alone
+        },
+        [&](const Item& item) { multiply_tile<TYPE, T>(args, item, ring, &place); });
   }
 }
 

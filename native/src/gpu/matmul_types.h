@@ -21,7 +21,7 @@ namespace tnd::gpu {
 
 template <class U>
 TND_DEVICE uint2 nibble_piece(const uint8_t* super, int p, int lane, int i) {
-  return *reinterpret_cast<const uint2*>(super + p * 512 + U::piece_row(lane, i) * 32 + U::piece_t(lane, i) * 8);
+  return *reinterpret_cast<const uint2*>(super + p * 512 + U::piece(lane, i) * 8);
 }
 
 // Planes of a super-block: one bit (two words a piece) or two bits (four words) per code.
@@ -34,7 +34,7 @@ TND_DEVICE Plane1<U> load_plane1(const uint8_t* plane, int lane) {
   Plane1<U> r;
 #pragma unroll
   for (int i = 0; i < U::kPieces; ++i) {
-    r.w[i] = *reinterpret_cast<const uint2*>(plane + U::piece_row(lane, i) * 32 + U::piece_t(lane, i) * 8);
+    r.w[i] = *reinterpret_cast<const uint2*>(plane + U::piece(lane, i) * 8);
   }
   return r;
 }
@@ -70,7 +70,8 @@ TND_DEVICE int signed_byte(uint32_t w, int i) {
 
 template <class U>
 struct HeadK45 {
-  uint32_t sc[U::kOuts][2], mn[U::kOuts][2];  // bytes: groups 0..3, 4..7
+  uint32_t sc[U::kOuts][2];  // bytes: groups 0..3, 4..7
+  uint32_t mn[U::kOuts][2];  // packed_mins()
   float d[U::kOuts], dmin[U::kOuts];
 };
 template <class U>
@@ -81,9 +82,9 @@ TND_DEVICE void load_head_k45(const uint8_t* header, int lane, HeadK45<U>* h) {
     h->d[o] = half_to_float(static_cast<uint16_t>(v.x));
     h->dmin[o] = half_to_float(static_cast<uint16_t>(v.x >> 16));
     h->sc[o][0] = v.y & 0x3F3F3F3Fu;
-    h->mn[o][0] = v.z & 0x3F3F3F3Fu;
     h->sc[o][1] = (v.w & 0x0F0F0F0Fu) | (v.y >> 2 & 0x30303030u);
-    h->mn[o][1] = (v.w >> 4 & 0x0F0F0F0Fu) | (v.z >> 2 & 0x30303030u);
+    h->mn[o][0] = v.z;
+    h->mn[o][1] = v.w;
   }
 }
 
@@ -93,6 +94,7 @@ struct TypeQ4K {
   static constexpr uint32_t kForm = kFormQ256;
   static constexpr bool kMin = true;
   static constexpr float kUnscale = 1.0f;
+  static constexpr bool kUnsigned = false;
   using Head = HeadK45<U>;
   TND_DEVICE Head head(const uint8_t* super, int lane) {
     Head h;
@@ -113,12 +115,49 @@ struct TypeQ4K {
   TND_DEVICE int scale(const Head& h, int o, int j) { return byte_of(h.sc[o], j); }
 };
 
+// Q4_K for signed times unsigned bytes: the nibbles of odd groups stay where they are, so their codes are 16 times
+// those of the contract, and the scales of even groups are too.
+template <class U>
+struct TypeQ4KInPlace {
+  static constexpr int kBytes = LayoutQ4K::kBytes, kGroup = 32;
+  static constexpr uint32_t kForm = kFormQ256;
+  static constexpr bool kMin = true;
+  static constexpr float kUnscale = 0.0625f;
+  static constexpr bool kUnsigned = true;
+  struct Head : HeadK45<U> {
+    uint32_t even[U::kOuts][2];  // halves of a word: 16 times the scales of groups 0 and 2, 4 and 6
+  };
+  TND_DEVICE Head head(const uint8_t* super, int lane) {
+    Head h;
+    load_head_k45<U>(super + LayoutQ4K::kHeader, lane, &h);
+#pragma unroll
+    for (int o = 0; o < U::kOuts; ++o) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) h.even[o][i] = (h.sc[o][i] & 0x003F003Fu) * 16;
+    }
+    return h;
+  }
+  TND_DEVICE void words(const uint8_t* super, const Head&, int p, int lane, uint32_t (&w)[2][U::kPieces][2]) {
+#pragma unroll
+    for (int i = 0; i < U::kPieces; ++i) {
+      const uint2 n = nibble_piece<U>(super, p, lane, i);
+      w[0][i][0] = n.x & 0x0F0F0F0Fu, w[0][i][1] = n.y & 0x0F0F0F0Fu;
+      w[1][i][0] = n.x & 0xF0F0F0F0u, w[1][i][1] = n.y & 0xF0F0F0F0u;
+    }
+  }
+  TND_DEVICE int scale(const Head& h, int o, int j) {
+    if (j % 2 != 0) return byte_of(h.sc[o], j);
+    return static_cast<int>(byte_perm(h.even[o][j / 4], 0, j % 4 == 0 ? 0x4410u : 0x4432u));
+  }
+};
+
 template <class U>
 struct TypeQ5K {
   static constexpr int kBytes = LayoutQ5K::kBytes, kGroup = 32;
   static constexpr uint32_t kForm = kFormQ256;
   static constexpr bool kMin = true;
   static constexpr float kUnscale = 1.0f;
+  static constexpr bool kUnsigned = false;
   struct Head : HeadK45<U> {
     Plane1<U> plane;
   };
@@ -164,8 +203,7 @@ struct TypeQ6K {
     }
 #pragma unroll
     for (int i = 0; i < U::kPieces; ++i) {
-      h.plane[i] = *reinterpret_cast<const uint4*>(super + LayoutQ6K::kPlane + U::piece_row(lane, i) * 64 +
-                                                   U::piece_t(lane, i) * 16);
+      h.plane[i] = *reinterpret_cast<const uint4*>(super + LayoutQ6K::kPlane + U::piece(lane, i) * 16);
     }
     return h;
   }
@@ -215,6 +253,7 @@ struct TypeIQ4XS {
   static constexpr uint32_t kForm = kFormQ256;
   static constexpr bool kMin = false;
   static constexpr float kUnscale = 1.0f;
+  static constexpr bool kUnsigned = false;
   struct Head {
     uint2 sc[U::kOuts];  // 8 signed bytes
     float d[U::kOuts];
@@ -266,8 +305,7 @@ struct TypeQ80 {
   TND_DEVICE void words(const uint8_t* super, const Head&, int p, int lane, uint32_t (&w)[2][U::kPieces][2]) {
 #pragma unroll
     for (int i = 0; i < U::kPieces; ++i) {
-      const uint4 v =
-          *reinterpret_cast<const uint4*>(super + p * 1024 + U::piece_row(lane, i) * 64 + U::piece_t(lane, i) * 16);
+      const uint4 v = *reinterpret_cast<const uint4*>(super + p * 1024 + U::piece(lane, i) * 16);
       w[0][i][0] = v.x, w[0][i][1] = v.y;
       w[1][i][0] = v.z, w[1][i][1] = v.w;
     }

@@ -7,8 +7,8 @@
 //   kElems     results of a lane
 //   kOuts      different outputs among them, out(lane, o)
 //   out_index  which of these result i belongs to; column(lane, i) its column in the tile
-//   kPieces    pieces (8 codes of both groups of a pair) that a lane feeds; piece_row(lane, i) their output,
-//              piece_t(lane, i) their number in the pair
+//   kPieces    pieces (8 codes of both groups of a pair) that a lane feeds; piece(lane, i) says which of the pair's 64,
+//              four of an output
 //   Input      activations of a tile for a pair of groups; dot32, dot16 multiply one group, or half F of one
 //   MinOperand, add_min   exact sums of mins times sums of activations (integers below 2^24, exact in f32)
 //   kRing      weights come through shared memory by asynchronous copies
@@ -19,9 +19,16 @@
 
 namespace tnd::gpu {
 
-// half_pair returns byte i of a word twice, as two halves. 0x6400 + n is the half 1024 + n.
-TND_DEVICE uint32_t half_pair(uint32_t w, uint32_t i) {
-  return half2_subtract(byte_perm(w, 0x64646464u, 0x4040u + i * 0x0101u), 0x64006400u);
+// half_pair returns byte i of a word twice, as two halves 1024 + n.
+TND_DEVICE uint32_t half_pair(uint32_t w, int i) {
+  return byte_perm(w, 0x64646464u, 0x4040u + static_cast<uint32_t>(i) * 0x0101u);
+}
+
+// packed_mins decodes the words of Q4_K and Q5_K that hold mins: bytes of the first are the mins of groups 0..3, above
+// them the top bits of those of groups 4..7, whose low bits are the high nibbles of the second.
+TND_DEVICE void packed_mins(const uint32_t (&words)[2], uint32_t (&mn)[2]) {
+  mn[0] = words[0] & 0x3F3F3F3Fu;
+  mn[1] = (words[1] >> 4 & 0x0F0F0F0Fu) | (words[0] >> 2 & 0x30303030u);
 }
 
 // NVIDIA: m16n8k32. Weights are the 16-row operand.
@@ -32,8 +39,7 @@ struct MmaUnit {
   TND_DEVICE int out(int lane, int o) { return lane / 4 + 8 * o; }
   TND_DEVICE constexpr int out_index(int i) { return i / 2; }
   TND_DEVICE int column(int lane, int i) { return lane % 4 * 2 + i % 2; }
-  TND_DEVICE int piece_row(int lane, int i) { return lane / 4 + 8 * i; }
-  TND_DEVICE int piece_t(int lane, int) { return lane % 4; }
+  TND_DEVICE int piece(int lane, int i) { return lane + 32 * i; }
 
   struct Input {
     uint32_t w[2][2];  // [group of the pair][word]
@@ -48,6 +54,9 @@ struct MmaUnit {
   TND_DEVICE void dot32(int32_t (&d)[4], const uint32_t (&w)[2][2], const uint32_t (&x)[2]) {
     mma_s8_k32(d, {w[0][0], w[1][0], w[0][1], w[1][1]}, x);
   }
+  TND_DEVICE void dot32_unsigned(int32_t (&d)[4], const uint32_t (&w)[2][2], const uint32_t (&x)[2]) {
+    mma_u8_k32(d, {w[0][0], w[1][0], w[0][1], w[1][1]}, x);
+  }
   template <int F>
   TND_DEVICE void dot16(int32_t (&d)[4], const uint32_t (&w)[2][2], const uint32_t (&x)[2]) {
     mma_s8_k16(d, {w[0][F], w[1][F]}, {x[F]});
@@ -56,10 +65,18 @@ struct MmaUnit {
   struct MinOperand {
     uint32_t a[4];
   };
-  // mn: mins of groups 0..3 and 4..7 as bytes, per output of the lane.
-  TND_DEVICE MinOperand min_operand(const uint32_t (&mn)[2][2], int lane) {
-    const uint32_t i = lane % 4;
-    return {{half_pair(mn[0][0], i), half_pair(mn[1][0], i), half_pair(mn[0][1], i), half_pair(mn[1][1], i)}};
+  // words: as packed_mins() takes them, per output of the lane.
+  TND_DEVICE MinOperand min_operand(const uint32_t (&words)[2][2], int lane) {
+    MinOperand min;
+#pragma unroll
+    for (int o = 0; o < 2; ++o) {
+      const uint32_t low = half_pair(words[o][0], lane % 4), high = half_pair(words[o][1], lane % 4);
+      min.a[o] = half2_subtract(low & 0x643F643Fu, 0x64006400u);
+      // (1024 + 16 n) / 16 - 320 + (1024 + 64 m) / 4 = n + 16 m
+      const uint32_t bits = fma_halves(high & 0x64F064F0u, 0x2C002C00u, 0xDD00DD00u);
+      min.a[2 + o] = fma_halves(low & 0x64C064C0u, 0x34003400u, bits);
+    }
+    return min;
   }
   // sums: column 0 of the tile in [columns][16].
   TND_DEVICE void add_min(float (&m)[4], const MinOperand& min, const uint16_t* sums, int lane) {
@@ -82,8 +99,7 @@ struct WmmaUnit {
   TND_DEVICE int out(int lane, int) { return lane % 16; }
   TND_DEVICE constexpr int out_index(int) { return 0; }
   TND_DEVICE int column(int lane, int i) { return 2 * i + lane / 16; }
-  TND_DEVICE int piece_row(int lane, int) { return lane % 16; }
-  TND_DEVICE int piece_t(int, int i) { return i; }
+  TND_DEVICE int piece(int lane, int i) { return lane % 16 * 4 + i; }
 
   struct Input {
     uint32_t w[2][8];  // [group of the pair][half of the group, piece]
@@ -111,10 +127,14 @@ struct WmmaUnit {
   struct MinOperand {
     uint32_t a[8];
   };
-  TND_DEVICE MinOperand min_operand(const uint32_t (&mn)[1][2], int) {
+  TND_DEVICE MinOperand min_operand(const uint32_t (&words)[1][2], int) {
+    uint32_t mn[2];
+    packed_mins(words[0], mn);
     MinOperand min;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) min.a[i] = half_pair(mn[0][i % 2], static_cast<uint32_t>(i / 2));  // as sum_position()
+    for (int i = 0; i < 8; ++i) {  // as sum_position()
+      min.a[i] = half2_subtract(half_pair(mn[i % 2], i / 2), 0x64006400u);
+    }
     return min;
   }
   TND_DEVICE void add_min(float (&m)[8], const MinOperand& min, const uint16_t* sums, int lane) {

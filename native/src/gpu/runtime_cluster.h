@@ -1,6 +1,6 @@
-// Clusters of blocks (Launch::cluster), barriers in shared memory and bulk copies: what Hopper has for blocks that work
-// together. Kernels that use them are launched where clusters_at_once() is not 0; elsewhere the functions do
-// nothing.
+// Clusters of blocks (Launch::cluster), barriers in shared memory and bulk copies: what Hopper has for threads and
+// blocks that work together. Kernels that use them are launched where clusters_at_once() is not 0, or where hopper.h
+// works; elsewhere the functions do nothing.
 //
 // A barrier counts arrivals and bytes. It is in a phase, 0 first; when as many threads as barrier_init() said have
 // arrived and all bytes that they announced have been copied, the next phase begins. barrier_wait(b, parity) returns
@@ -22,10 +22,15 @@ using Barrier = uint64_t;  // 8-byte aligned, in shared memory
 
 #if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define TND_CLUSTER_CODE 1
-TND_DEVICE uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
 #endif
+
+TND_DEVICE uint32_t shared_address([[maybe_unused]] const void* p) {
+#if defined(TND_CLUSTER_CODE)
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+#else
+  return 0;
+#endif
+}
 
 // barrier_init is called by one thread, then barriers_made by that thread; a barrier between threads follows before
 // others use it, one of the cluster before other blocks do.
@@ -41,7 +46,14 @@ TND_DEVICE void barriers_made() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
-// barrier_expect arrives at a barrier of the own block and announces bytes.
+// barrier_arrive and barrier_expect arrive at a barrier of the own block, the second announces bytes.
+TND_DEVICE void barrier_arrive([[maybe_unused]] Barrier* b) {
+#if defined(TND_GPU_EMU)
+  emu::barrier_arrive(b, 0);
+#elif defined(TND_CLUSTER_CODE)
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b)) : "memory");
+#endif
+}
 TND_DEVICE void barrier_expect([[maybe_unused]] Barrier* b, [[maybe_unused]] uint32_t bytes) {
 #if defined(TND_GPU_EMU)
   emu::barrier_arrive(b, static_cast<int>(bytes));
@@ -63,6 +75,23 @@ TND_DEVICE void barrier_wait([[maybe_unused]] const Barrier* b, [[maybe_unused]]
       "}" ::"r"(shared_address(b)),
       "r"(parity)
       : "memory");
+#endif
+}
+// one_of_warp is true in one lane of a whole warp. Unlike a comparison it tells the compiler that operands of bulk
+// copies are of one thread, and saves the loop over lanes.
+TND_DEVICE bool one_of_warp() {
+#if defined(TND_CLUSTER_CODE)
+  uint32_t one;
+  asm volatile(
+      "{\n"
+      ".reg .pred one;\n"
+      "elect.sync _|one, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, one;\n"
+      "}"
+      : "=r"(one));
+  return one != 0;
+#else
+  return lane_id() == 0;
 #endif
 }
 // bulk_copy copies from global to the own block's shared memory in the background and then counts the bytes at the
@@ -94,12 +123,21 @@ TND_DEVICE int cluster_rank() {
 #endif
 }
 // cluster_arrive and cluster_wait are the halves of a barrier of all threads of the cluster; threads that have ended
-// count. Called by whole warps.
+// count. Called by whole warps. cluster_arrive waits until all that the thread has begun, asynchronous copies too, is
+// visible to the cluster; cluster_arrive_relaxed waits for nothing and says only that the block runs and that its
+// barriers are made.
 TND_DEVICE void cluster_arrive() {
 #if defined(TND_GPU_EMU)
   emu::cluster_arrive();
 #elif defined(TND_CLUSTER_CODE)
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+TND_DEVICE void cluster_arrive_relaxed() {
+#if defined(TND_GPU_EMU)
+  emu::cluster_arrive();
+#elif defined(TND_CLUSTER_CODE)
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 TND_DEVICE void cluster_wait() {

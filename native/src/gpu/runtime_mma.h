@@ -65,6 +65,29 @@ TND_DEVICE void mma_s8_k32([[maybe_unused]] int32_t (&d)[4], [[maybe_unused]] co
 #endif
 }
 
+// The same, bytes of A unsigned.
+TND_DEVICE void mma_u8_k32([[maybe_unused]] int32_t (&d)[4], [[maybe_unused]] const uint32_t (&a)[4],
+                           [[maybe_unused]] const uint32_t (&b)[2]) {
+#if defined(TND_GPU_EMU)
+  emu::mma_u8_k32(d, a, b);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, "
+      "%13};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3]));
+#elif defined(__CUDA_ARCH__)
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.u8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+                   : "+r"(d[2 * half]), "+r"(d[2 * half + 1])
+                   : "r"(a[half + 2 * k]), "r"(b[k]));
+    }
+  }
+#endif
+}
+
 // d += A B, 16x8x16, signed bytes.
 TND_DEVICE void mma_s8_k16([[maybe_unused]] int32_t (&d)[4], [[maybe_unused]] const uint32_t (&a)[2],
                            [[maybe_unused]] const uint32_t (&b)[1]) {

@@ -51,18 +51,21 @@ void multiply_16x8(void* const operands[kLanes], const T (&a)[16][K], const T (&
 
 #if defined(__AVX2__)
 // As below with pairs of k in 16 bits: one instruction for eight columns. Matrix products are most of what is emulated.
-template <int K>
-void apply_s8(void* const operands[kLanes]) {
+template <int K, bool A_SIGNED>
+void apply_bytes(void* const operands[kLanes]) {
   alignas(32) int32_t a[16][K / 2];  // pairs of k
   alignas(32) int32_t b[K / 2][8];
   for (int lane = 0; lane < kLanes; ++lane) {
     const Operands& o = of(operands, lane);
     const int g = lane / 4, t = lane % 4;
     const auto widen = [](uint32_t word) { return _mm_cvtepi8_epi16(_mm_cvtsi32_si128(static_cast<int>(word))); };
+    const auto widen_a = [&](uint32_t word) {
+      return A_SIGNED ? widen(word) : _mm_cvtepu8_epi16(_mm_cvtsi32_si128(static_cast<int>(word)));
+    };
     for (int half = 0; half < K / 16; ++half) {
       const int pair = 8 * half + 2 * t;
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(&a[g][pair]), widen(o.a[2 * half]));
-      _mm_storel_epi64(reinterpret_cast<__m128i*>(&a[g + 8][pair]), widen(o.a[2 * half + 1]));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(&a[g][pair]), widen_a(o.a[2 * half]));
+      _mm_storel_epi64(reinterpret_cast<__m128i*>(&a[g + 8][pair]), widen_a(o.a[2 * half + 1]));
       const __m128i column = widen(o.b[half]);
       b[pair][g] = _mm_extract_epi32(column, 0);
       b[pair + 1][g] = _mm_extract_epi32(column, 1);
@@ -84,8 +87,8 @@ void apply_s8(void* const operands[kLanes]) {
   }
 }
 #else
-template <int K>
-void apply_s8(void* const operands[kLanes]) {
+template <int K, bool A_SIGNED>
+void apply_bytes(void* const operands[kLanes]) {
   int16_t a[16][K];
   int16_t b[8][K];
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -94,8 +97,8 @@ void apply_s8(void* const operands[kLanes]) {
     for (int half = 0; half < K / 16; ++half) {
       for (int i = 0; i < 4; ++i) {
         const int k = 16 * half + 4 * t + i;
-        a[g][k] = static_cast<int16_t>(byte_of(o.a[2 * half], i, true));
-        a[g + 8][k] = static_cast<int16_t>(byte_of(o.a[2 * half + 1], i, true));
+        a[g][k] = static_cast<int16_t>(byte_of(o.a[2 * half], i, A_SIGNED));
+        a[g + 8][k] = static_cast<int16_t>(byte_of(o.a[2 * half + 1], i, A_SIGNED));
         b[g][k] = static_cast<int16_t>(byte_of(o.b[half], i, true));
       }
     }
@@ -218,10 +221,13 @@ void run(Apply apply, void* d, const uint32_t* a, const uint32_t* b, bool a_sign
 }  // namespace
 
 void mma_s8_k32(int32_t* d, const uint32_t* a, const uint32_t* b) {
-  run(apply_s8<32>, d, a, b);
+  run(apply_bytes<32, true>, d, a, b);
+}
+void mma_u8_k32(int32_t* d, const uint32_t* a, const uint32_t* b) {
+  run(apply_bytes<32, false>, d, a, b);
 }
 void mma_s8_k16(int32_t* d, const uint32_t* a, const uint32_t* b) {
-  run(apply_s8<16>, d, a, b);
+  run(apply_bytes<16, true>, d, a, b);
 }
 void mma_f16_k16(float* d, const uint32_t* a, const uint32_t* b) {
   run(apply_half<half_value>, d, a, b);

@@ -6,6 +6,7 @@
 namespace tnd::gpu::emu {
 
 void mma_s8_k32(int32_t* d, const uint32_t* a, const uint32_t* b);
+void mma_u8_k32(int32_t* d, const uint32_t* a, const uint32_t* b);
 void mma_s8_k16(int32_t* d, const uint32_t* a, const uint32_t* b);
 void mma_f16_k16(float* d, const uint32_t* a, const uint32_t* b);
 void mma_bf16_k16(float* d, const uint32_t* a, const uint32_t* b);
