@@ -330,6 +330,17 @@ TND_DEVICE uint4 load_once(const void* p) {
 #endif
 }
 
+// store_result writes to global memory what this kernel does not read. A plain store through a pointer that was itself
+// read from memory may be one to shared memory for all that the compiler knows: reads of shared memory do not move
+// across.
+TND_DEVICE void store_result(float* p, float v) {
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__)
+  asm volatile("st.global.f32 [%0], %1;" ::"l"(p), "f"(v));
+#else
+  *p = v;
+#endif
+}
+
 // copy_async_16 copies 16 aligned bytes from global to shared memory in the background, copy_async_commit ends a group
 // of the thread's copies, copy_async_wait<N> waits until at most the N newest groups are outstanding; other threads see
 // them after a barrier behind that. The emulation delivers at the wait and shows a pattern before it. Where there is no
