@@ -245,11 +245,19 @@ TEST(norms_and_swiglu_have_the_bits_of_the_cpu) {
     for (int r = 0; r < rows; ++r)
       cpu_kernels.rms_norm(&x[static_cast<size_t>(r * dim)], w.data(), 1e-6f, dim, &want[static_cast<size_t>(r * dim)]);
     CHECK_MSG(same(dy.down(dev), want), "norm " + std::to_string(dim));
+    // Gates of all magnitudes: of some the exponential or the division takes a way of its own.
+    std::vector<float> gates = x;
+    constexpr float kUnusual[] = {
+        0.0f,    -0.0f,    0x1p-149f, -0x1p-149f, 0x1.234566p-127f, -0x1p-61f, 1e-10f,   -39.9f,
+        -40.0f,  -40.1f,   40.1f,     60.0f,      -60.0f,           88.8f,     -88.8f,   -103.0f,
+        -200.0f, 0x1p100f, -0x1p100f, 3e38f,      -3e38f,           17.0f,     -16.999f, 0.5f};
+    for (size_t i = 0; i < n / 2; i += 7) gates[i] = kUnusual[i / 7 % std::size(kUnusual)];
+    Buffer<float> dg(dev, gates);
     SwigluArgs s;
-    s.gate = dx.data, s.up = du.data, s.stride = dim, s.rows = rows, s.dim = dim, s.y = dy.data;
+    s.gate = dg.data, s.up = du.data, s.stride = dim, s.rows = rows, s.dim = dim, s.y = dy.data;
     launch_swiglu(dev.stream, s);
     for (int r = 0; r < rows; ++r)
-      cpu_kernels.swiglu(&x[static_cast<size_t>(r * dim)], &u[static_cast<size_t>(r * dim)], dim,
+      cpu_kernels.swiglu(&gates[static_cast<size_t>(r * dim)], &u[static_cast<size_t>(r * dim)], dim,
                          &want[static_cast<size_t>(r * dim)]);
     CHECK_MSG(same(dy.down(dev), want), "swiglu " + std::to_string(dim));
   }

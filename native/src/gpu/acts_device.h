@@ -14,6 +14,10 @@ struct GroupScale {
   float a, inverse;
 };
 TND_DEVICE GroupScale group_scale(float max) {
+  if (max >= 0x1p-50f && max <= 0x1p60f) {
+    const float a = divide_usual(max, 127.0f);
+    return {a, divide_usual(1.0f, a)};
+  }
   const float a = max / 127.0f;
   if (a < 1.17549435e-38f) return {0.0f, 0.0f};  // FLT_MIN
   return {a, 1.0f / a};

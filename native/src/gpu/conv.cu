@@ -2,6 +2,7 @@
 // that the sums of the norms run in the order of the CPU; one more block a row computes the gates.
 #include "gpu/delta.h"
 #include "gpu/norm_device.cuh"
+#include "gpu/silu_device.h"
 
 namespace tnd::gpu {
 namespace {
@@ -62,9 +63,11 @@ __global__ void __launch_bounds__(kThreads) delta_conv_kernel(DeltaArgs a) {
     float acc = w[0][i] * x[0][i];
 #pragma unroll
     for (int t = 1; t < kConvTaps; ++t) acc = fmaf(w[t][i], x[t][i], acc);
-    y[i] = silu_f32(acc);
-    sum = fmaf(y[i], y[i], sum);
+    y[i] = acc;
   }
+  silu_all(y);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) sum = fmaf(y[i], y[i], sum);
   sum = fold_16(sum);
   if (!live) return;
   const bool is_q = head < shape.nk, is_k = !is_q && head < 2 * shape.nk;

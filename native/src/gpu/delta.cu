@@ -1,11 +1,11 @@
 // The delta rule over a step, and its replay.
 //
-// Block = (value head, slice of 32 columns) of one sequence; thread = key rows part*16 .. +15 of four columns, 64
-// floats of state in registers. Sums over key rows are sixteen fma ascending and three exchanges (4, 2, 1): the eight
-// partials of the contract. Bound: a warp's row alone, about 350 instructions of which 256 are products; four columns a
-// thread because keys and queries come from shared memory once for all of them.
+// Block = (value head, slice of 32 columns) of one sequence; thread = parts p and p + 4 of the eight parts of 16 key
+// rows, of two columns: 64 floats of state in registers. Sums over key rows are sixteen fma ascending, an addition
+// within the thread and two exchanges (2, 1): the eight partials of the contract. Bound: a warp's row alone, about 320
+// instructions of which 256 are products. Two parts a thread instead of one of four columns: an exchange less on the
+// way to d, for twice the reads of keys and queries, which hide behind it.
 #include <algorithm>
-#include <type_traits>
 
 #include "gpu/delta.h"
 #include "gpu/delta_device.cuh"
@@ -14,30 +14,41 @@ namespace tnd::gpu {
 namespace {
 
 constexpr int kParts = 8;
-constexpr int kPer = kDeltaDim / kParts;  // key rows of a thread
+constexpr int kPer = kDeltaDim / kParts;  // key rows of a part
+constexpr int kLanes = kParts / 2;        // threads that share their columns
+constexpr int kHeld = 2 * kPer;           // key rows of a thread
 constexpr int kSlices = kDeltaDim / kDeltaSlice;
 constexpr int kSliceElems = kDeltaDim * kDeltaSlice;
-constexpr int kTileRows = 8;           // rows whose inputs are staged together
-constexpr int kPartStride = kPer + 4;  // keeps the parts' reads of 16 bytes on different banks
-constexpr int kStaged = kParts * kPartStride;
-
-struct Inputs {
-  float k[kTileRows][kStaged];
-  float q[kTileRows][kStaged];
-  float v[kTileRows][kDeltaSlice];
-  float alpha[kTileRows], beta[kTileRows];
-  int4 plan[kTileRows];  // load, save, update of DeltaStepRow
-};
 
 // COLUMNS of a thread, and what follows from them.
 template <int COLUMNS>
 struct Form {
-  static constexpr int kThreads = kParts * kDeltaSlice / COLUMNS;
-  static constexpr int kKeys = kDeltaDim / kThreads;                  // elements of a row of keys that a thread fetches
-  static constexpr int kValues = kTileRows * kDeltaSlice / kThreads;  // of a tile of values
-  static constexpr int kTapChannels = 4 * kThreads;  // of a block: few blocks, they keep others from the processors
-  static_assert(kValues == COLUMNS && kThreads >= 3 * kTileRows);
+  static constexpr int kThreads = kLanes * kDeltaSlice / COLUMNS;
+  static constexpr int kTapChannels = 4 * kThreads;   // of a block: few blocks, they keep others from the processors
+  static constexpr int kQuads = kHeld * COLUMNS / 4;  // a thread's state in pieces of 16 bytes
 };
+
+// A lane's neighbour (xor 1) has its part and other columns: reads of 16 bytes of a row of keys then take half the
+// turns.
+constexpr int kPartBit = 2, kOtherPart = 2 * kPartBit;  // lanes of parts p ^ 1 and p ^ 2
+struct Place {
+  int part, column, head, slice;
+};
+template <int COLUMNS>
+TND_DEVICE Place place_here(int block) {
+  const int tid = static_cast<int>(threadIdx.x);
+  Place p;
+  p.part = tid / 2 % kLanes;
+  p.column = (tid % 2 + tid / (2 * kLanes) * 2) * COLUMNS;
+  p.head = block / kSlices;
+  p.slice = block % kSlices;
+  return p;
+}
+
+// Key row of the thread's i-th.
+TND_DEVICE int key_row(int i, int part) {
+  return (part + i / kPer * kLanes) * kPer + i % kPer;
+}
 
 // N neighbouring floats, read and written at once.
 template <int N>
@@ -45,77 +56,52 @@ struct alignas(N * 4) Floats {
   float v[N];
 };
 
-struct Place {
-  int part, column, head, slice;
-};
-template <int COLUMNS>
-TND_DEVICE Place place_here(int block) {
-  Place p;
-  p.part = static_cast<int>(threadIdx.x) % kParts;
-  p.column = static_cast<int>(threadIdx.x) / kParts * COLUMNS;
-  p.head = block / kSlices;
-  p.slice = block % kSlices;
-  return p;
-}
-
 // The thread's part of a slice [128][32] in memory.
 template <int N>
-TND_DEVICE void load_state(Floats<N> (&s)[kPer], const float* slice, const Place& p) {
+TND_DEVICE void load_state(Floats<N> (&s)[kHeld], const float* slice, const Place& p) {
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    s[i] = *reinterpret_cast<const Floats<N>*>(slice + (p.part * kPer + i) * kDeltaSlice + p.column);
+  for (int i = 0; i < kHeld; ++i) {
+    s[i] = *reinterpret_cast<const Floats<N>*>(slice + key_row(i, p.part) * kDeltaSlice + p.column);
   }
 }
 template <int N>
-TND_DEVICE void store_state(const Floats<N> (&s)[kPer], float* slice, const Place& p) {
+TND_DEVICE void store_state(const Floats<N> (&s)[kHeld], float* slice, const Place& p) {
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    *reinterpret_cast<Floats<N>*>(slice + (p.part * kPer + i) * kDeltaSlice + p.column) = s[i];
+  for (int i = 0; i < kHeld; ++i) {
+    *reinterpret_cast<Floats<N>*>(slice + key_row(i, p.part) * kDeltaSlice + p.column) = s[i];
   }
 }
 
-// Adds the eight parts of the columns of u and v: the first exchange parts u (part < 4 goes on with it) from v, the
-// second columns. Lane `part` ends with the sum of column own_column(part). Adding is commutative: the order of the
-// parts is that of exchanging everything.
-template <int COLUMNS>
-TND_DEVICE int own_column(int part) {
-  return COLUMNS == 4 ? part % 4 : part / 2 % 2;
+// A row of keys or queries in shared memory: the k-th four floats of all parts side by side, so that neither copies nor
+// reads of 16 bytes meet in a bank. piece_place is where four floats from 4 * piece on lie.
+constexpr int kPieces = kDeltaDim / 4;
+TND_DEVICE int piece_at(int place) {
+  return place % kParts * (kPer / 4) + place / kParts;
 }
-template <int COLUMNS>
-TND_DEVICE float fold_parts(const Floats<COLUMNS>& u, const Floats<COLUMNS>& v, int part) {
-  const bool upper = (part & 4) != 0, second = (part & 2) != 0, odd = (part & 1) != 0;
-  Floats<COLUMNS> x;
-#pragma unroll
-  for (int c = 0; c < COLUMNS; ++c) {
-    x.v[c] = (upper ? v.v[c] : u.v[c]) + shfl_xor(upper ? u.v[c] : v.v[c], 4);
-  }
-  constexpr int kHalf = COLUMNS / 2;
-  float z[kHalf];
-#pragma unroll
-  for (int c = 0; c < kHalf; ++c) {
-    z[c] = (second ? x.v[kHalf + c] : x.v[c]) + shfl_xor(second ? x.v[c] : x.v[kHalf + c], 2);
-  }
-  if constexpr (COLUMNS == 4) return (odd ? z[1] : z[0]) + shfl_xor(odd ? z[0] : z[1], 1);
-  return z[0] + shfl_xor(z[0], 1);
-}
-// The columns of a value that lanes part 0 .. 3 hold, for all eight lanes of a group.
-template <int COLUMNS>
-TND_DEVICE Floats<COLUMNS> gather_columns(float x) {
-  const int first = static_cast<int>(threadIdx.x) % TND_WARP / kParts * kParts;
-  Floats<COLUMNS> all;
-#pragma unroll
-  for (int c = 0; c < COLUMNS; ++c) all.v[c] = shfl(x, first + c * (4 / COLUMNS));
-  return all;
+// Four key rows of the thread, from its i-th on.
+TND_DEVICE void read_four(float (&x)[kHeld], int i, const float* row, int part) {
+  const int place = i % kPer / 4 * kParts + i / kPer * kLanes + part;
+  const float4 four = *reinterpret_cast<const float4*>(row + place * 4);
+  x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
 }
 
-// A thread's part of a staged row.
-TND_DEVICE void read_part(float (&x)[kPer], const float* row, int part) {
-#pragma unroll
-  for (int i = 0; i < kPer; i += 4) {
-    const float4 four = *reinterpret_cast<const float4*>(row + part * kPartStride + i);
-    x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
-  }
-}
+// ---- the recurrence
+
+// Rows of a sequence as they lie in shared memory, a ring of tiles: one is worked on, the next one is there or on its
+// way, the one before may still be read by the other warps.
+constexpr int kTileRows = 8;
+constexpr int kRingRows = 3 * kTileRows;
+struct alignas(16) RowHead {
+  float alpha, beta;
+  int32_t update;   // of DeltaStepRow
+  int32_t special;  // not a row that leaves a state to the next one, which is of the same tile
+};
+struct alignas(16) RowInputs {
+  float k[kDeltaDim], q[kDeltaDim];  // piece_at
+  float v[kDeltaSlice];
+  RowHead head;
+  int32_t save, load;  // between this row and the next one, of DeltaStepRow
+};
 
 // Tap blocks follow the nv * 4 blocks of the recurrence.
 template <int COLUMNS>
@@ -123,9 +109,8 @@ __global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(De
   using F = Form<COLUMNS>;
   using State = Floats<COLUMNS>;
   constexpr int kThreads = F::kThreads;
-  TND_DYNAMIC_SHARED(State, put_aside);  // [shared_slots][kPer][kThreads]
-  TND_SHARED(Inputs, staged, [1]);
-  Inputs& in = staged[0];
+  TND_DYNAMIC_SHARED(float4, put_aside);  // [shared_slots][kQuads][kThreads]
+  TND_SHARED(RowInputs, ring, [kRingRows]);
   let_next_start();
   const DeltaShape& shape = a.w.shape;
   const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim(), value_dim = shape.value_dim();
@@ -148,153 +133,239 @@ __global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(De
   float* committed = g.state.s + int64_t{blockIdx.x} * kSliceElems;
   float* saved = a.saved + (int64_t{blockIdx.y} * a.state_slots * blocks + blockIdx.x) * kSliceElems;
   const int64_t slot_elems = int64_t{blocks} * kSliceElems;
-  // Where the lane's share of d (parts 0 .. 3) and of o (parts 4 .. 7) goes.
-  const int own = at.column + own_column<COLUMNS>(at.part);
-  const int64_t column = int64_t{at.head} * kDeltaDim + at.slice * kDeltaSlice + own;
-  const bool holds_o = at.part >= 4, twin = COLUMNS == 2 && at.part % 2 != 0;  // two lanes have the same sum
-  float* out = twin            ? nullptr
-               : holds_o       ? a.mixed + g.first * value_dim + column
-               : g.commit == 0 ? g.replay.d + column
-                               : nullptr;
-
-  // Inputs of a tile go through registers: loads of the next tile run under the work on this one.
-  const float* keys = a.conv + g.first * conv_dim + at.head % shape.nk * kDeltaDim + tid * F::kKeys;
-  const float* values = a.conv + g.first * conv_dim + 2 * key_dim + at.head * kDeltaDim + at.slice * kDeltaSlice +
-                        tid * F::kValues % kDeltaSlice;
-  const float* gates = a.gates + int64_t{g.first} * 2 * shape.nv + at.head;
-  Floats<F::kKeys> next_k[kTileRows], next_q[kTileRows];
-  Floats<F::kValues> next_v{};
-  float next_gate = 0.0f;
-  int4 next_plan = make_int4(0, 0, 0, 0);
-  const auto fetch = [&](int first) {
-    const Floats<F::kKeys> zero{};
-#pragma unroll
-    for (int r = 0; r < kTileRows; ++r) {
-      const bool live = first + r < g.count;
-      const float* row = keys + int64_t{first + r} * conv_dim;
-      next_q[r] = live ? *reinterpret_cast<const Floats<F::kKeys>*>(row) : zero;
-      next_k[r] = live ? *reinterpret_cast<const Floats<F::kKeys>*>(row + key_dim) : zero;
-    }
-    int r = first + tid * F::kValues / kDeltaSlice;
-    if (r < g.count) next_v = *reinterpret_cast<const Floats<F::kValues>*>(values + int64_t{r} * conv_dim);
-    r = first + tid / 2;
-    if (tid < 2 * kTileRows && r < g.count) next_gate = gates[(int64_t{r} * 2 + tid % 2) * shape.nv];
-    r = first + tid - 2 * kTileRows;  // threads behind those of the gates
-    if (tid >= 2 * kTileRows && tid < 3 * kTileRows && r < g.count) {
-      const DeltaStepRow& row = a.row_plans[g.first + r];
-      next_plan = make_int4(row.load, row.save, row.update, 0);
-    }
-  };
-  const auto stage = [&] {
-    const int place = tid * F::kKeys / kPer * kPartStride + tid * F::kKeys % kPer;
-#pragma unroll
-    for (int r = 0; r < kTileRows; ++r) {
-      *reinterpret_cast<Floats<F::kKeys>*>(&in.k[r][place]) = next_k[r];
-      *reinterpret_cast<Floats<F::kKeys>*>(&in.q[r][place]) = next_q[r];
-    }
-    reinterpret_cast<Floats<F::kValues>*>(&in.v[0][0])[tid] = next_v;
-    if (tid < 2 * kTileRows) (tid % 2 == 0 ? in.alpha : in.beta)[tid / 2] = next_gate;
-    const int planned = tid - 2 * kTileRows;
-    if (planned >= 0 && planned < kTileRows) in.plan[planned] = next_plan;
-  };
 
   // The first row starts from the committed state, which only this launch of a step touches.
-  State s[kPer], o{};  // o: parts of the row before, not yet added
+  State s[kHeld];
   load_state(s, committed, at);
-  float k[kPer], q[kPer];
-  // One row: d from the state, which becomes the new one unless the row is a leaf.
-  const auto do_row = [&](int r, int row, auto updates) {
-    constexpr bool kUpdate = decltype(updates)::value;
-    const float v = in.v[r][own], alpha = in.alpha[r], beta = in.beta[r];
-    State p{};
+
+  // Even parts store o of a row, odd ones d, of one column each; o is summed beside d of the row after.
+  const bool second = COLUMNS == 2 && at.part >= kLanes / 2;
+  const bool holds_o = at.part % 2 == 0, twin = COLUMNS == 1 && at.part >= kLanes / 2;
+  const int64_t column = int64_t{at.head} * kDeltaDim + at.slice * kDeltaSlice + at.column + (second ? 1 : 0);
+  const bool holds_d = !holds_o && g.commit == 0;
+  float* out = (holds_d ? g.replay.d : a.mixed + (int64_t{g.first} - 1) * value_dim) + column;
+
+  const int first_stored = twin || (!holds_o && !holds_d) ? g.count : holds_o ? 1 : 0;
+
+  // A tile's copies: threads share pieces of keys and queries, then of values; gates and plans go through registers.
+  constexpr int kCopied = 2 * kPieces, kRowsAtOnce = kThreads / kCopied, kValuePieces = kDeltaSlice / 4;
+  static_assert(kThreads % kCopied == 0 && kThreads >= kTileRows * kValuePieces);
+  constexpr int kRowFloats = sizeof(RowInputs) / sizeof(float);
+  const bool copies_k = tid % kCopied < kPieces;
+  const int copied_row = tid / kCopied, copied_place = tid % kPieces;
+  const int value_row = tid / kValuePieces, value_piece = tid % kValuePieces;
+  float* to_row = (copies_k ? ring[copied_row].k : ring[copied_row].q) + copied_place * 4;
+  float* to_value = ring[value_row % kTileRows].v + value_piece * 4;
+  const float* rows = a.conv + g.first * conv_dim;
+  const float* from_row = rows + copied_row * conv_dim + (copies_k ? key_dim : 0) + at.head % shape.nk * kDeltaDim +
+                          piece_at(copied_place) * 4;
+  const float* from_value =
+      rows + value_row * conv_dim + 2 * key_dim + at.head * kDeltaDim + at.slice * kDeltaSlice + value_piece * 4;
+  const float* gates = a.gates + int64_t{g.first} * 2 * shape.nv + at.head;
+  RowHead head{};
+  int32_t save = kStateNone, load = kStateNone;
+  const auto copy_tile = [&](int first) {
+    const int place = first % kRingRows * kRowFloats, live = g.count - first;
+    const float* from = from_row + first * conv_dim;
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-#pragma unroll
-      for (int c = 0; c < COLUMNS; ++c) p.v[c] = fmaf(k[i], s[i].v[c], p.v[c]);
+    for (int i = 0; i < kTileRows; i += kRowsAtOnce) {
+      if (i + copied_row < live) copy_async_16(to_row + place + i * kRowFloats, from);
+      from += kRowsAtOnce * conv_dim;
     }
-    if constexpr (kUpdate) {  // under the exchanges
+    if (value_row < kTileRows && value_row < live) copy_async_16(to_value + place, from_value + first * conv_dim);
+    copy_async_commit();
+  };
+  const auto read_heads = [&](int first) {
+    const int row = first + tid;
+    if (tid >= kTileRows || row >= g.count) return;
+    const float* gate = gates + int64_t{row} * 2 * shape.nv;
+    head.alpha = gate[0];
+    head.beta = gate[shape.nv];
+    const DeltaStepRow* plan = a.row_plans + g.first + row;
+    head.update = plan->update;
+    save = plan->save;
+    load = row + 1 < g.count ? (plan + 1)->load : kStateNone;
+  };
+  const auto stage = [&](int first) {  // what read_heads left in registers; nothing waits for it before
+    if (tid >= kTileRows) return;
+    const bool moves = save != kStateNone || load != kStateNone, last = first + tid + 1 >= g.count;
+    head.special = last || moves || head.update == 0 || tid == kTileRows - 1 ? 1 : 0;
+    RowInputs& to = ring[first % kRingRows + tid];
+    to.head = head, to.save = save, to.load = load;
+  };
+  const auto move_state = [&](int32_t to, int32_t from) {
+    if (to == kStateCommitted) {
+      store_state(s, committed, at);
+    } else if (to >= shared_slots) {
+      store_state(s, saved + to * slot_elems, at);
+    } else if (to >= 0) {
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) {
-#pragma unroll
-        for (int c = 0; c < COLUMNS; ++c) s[i].v[c] = alpha * s[i].v[c];
+      for (int i = 0; i < F::kQuads; ++i) {
+        constexpr int kRows = 4 / COLUMNS;
+        float4 four;
+        four.x = s[i * kRows].v[0], four.y = s[i * kRows + 1 / COLUMNS].v[1 % COLUMNS];
+        four.z = s[i * kRows + 2 / COLUMNS].v[0], four.w = s[i * kRows + 3 / COLUMNS].v[3 % COLUMNS];
+        put_aside[(to * F::kQuads + i) * kThreads + tid] = four;
       }
     }
-    const float sum = fold_parts<COLUMNS>(p, o, at.part), mine = beta * fmaf(-alpha, sum, v);
-    const State d = gather_columns<COLUMNS>(mine);
-    const int64_t to = holds_o ? row - 1 : row;
-    if (out != nullptr && to >= 0) out[to * value_dim] = holds_o ? sum : mine;
-    o = State{};
-    if constexpr (kUpdate) {
+    if (from == kStateCommitted) {
+      load_state(s, committed, at);
+    } else if (from >= shared_slots) {
+      load_state(s, saved + from * slot_elems, at);
+    } else if (from >= 0) {
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) {
-#pragma unroll
-        for (int c = 0; c < COLUMNS; ++c) s[i].v[c] = fmaf(k[i], d.v[c], s[i].v[c]);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kPer; ++i) {
-#pragma unroll
-      for (int c = 0; c < COLUMNS; ++c) {
-        const float next = kUpdate ? s[i].v[c] : fmaf(k[i], d.v[c], alpha * s[i].v[c]);
-        o.v[c] = fmaf(q[i], next, o.v[c]);
+      for (int i = 0; i < F::kQuads; ++i) {
+        constexpr int kRows = 4 / COLUMNS;
+        const float4 four = put_aside[(from * F::kQuads + i) * kThreads + tid];
+        s[i * kRows].v[0] = four.x, s[i * kRows + 1 / COLUMNS].v[1 % COLUMNS] = four.y;
+        s[i * kRows + 2 / COLUMNS].v[0] = four.z, s[i * kRows + 3 / COLUMNS].v[3 % COLUMNS] = four.w;
       }
     }
   };
+
   wait_for_previous();
-  fetch(0);
-  for (int first = 0; first < g.count; first += kTileRows) {
-    __syncthreads();
-    stage();
-    __syncthreads();
-    if (first + kTileRows < g.count) fetch(first + kTileRows);
-    const int n = g.count - first < kTileRows ? g.count - first : kTileRows;
-    read_part(k, in.k[0], at.part);
-    int4 plan = in.plan[0];
-    // One row a turn: a tile's eight rows in one piece are more code than the nearer caches of instructions hold.
-#pragma unroll 1
-    for (int r = 0; r < n; ++r) {
-      const int32_t load = plan.x, save = plan.y;
-      read_part(q, in.q[r], at.part);
-      if (load == kStateCommitted) {
-        if (first + r > 0) load_state(s, committed, at);
-      } else if (load >= shared_slots) {
-        load_state(s, saved + load * slot_elems, at);
-      } else if (load >= 0) {
+  copy_tile(0);
+  read_heads(0);
+  copy_tile(kTileRows);
+  stage(0);
+  read_heads(kTileRows);
+  copy_async_wait<1>();
+  __syncthreads();
+
+  // A turn of the loop begins behind the sums of k s and ends with those of the next row.
+  float k[kHeld], q[kHeld];
+  State p[2], o[2] = {};  // sums of parts p and p + 4: of k s of this row, of q s of the row before
+  const RowInputs* row_now = ring;
+  const auto read_row = [&](float(&x)[kHeld], const float* row) {
 #pragma unroll
-        for (int i = 0; i < kPer; ++i) s[i] = put_aside[(load * kPer + i) * kThreads + tid];
-      }
-      if (plan.z != 0) {
-        do_row(r, first + r, std::true_type());
-      } else {
-        do_row(r, first + r, std::false_type());
-      }
-      const int ahead = (r + 1) % kTileRows;  // beyond n: whatever is there, not used
-      read_part(k, in.k[ahead], at.part);
-      plan = in.plan[ahead];
-      if (save == kStateCommitted) {
-        store_state(s, committed, at);
-      } else if (save >= shared_slots) {
-        store_state(s, saved + save * slot_elems, at);
-      } else if (save >= 0) {
+    for (int i = 0; i < kHeld; i += 4) read_four(x, i, row, at.part);
+  };
+  const auto add = [&](State(&sum)[2], const float(&x)[kHeld], const State(&y)[kHeld], int i) {
 #pragma unroll
-        for (int i = 0; i < kPer; ++i) put_aside[(save * kPer + i) * kThreads + tid] = s[i];
-      }
+    for (int c = 0; c < COLUMNS; ++c) sum[i / kPer].v[c] = fmaf(x[i], y[i].v[c], sum[i / kPer].v[c]);
+  };
+  // The i-th of both parts side by side.
+  const auto both_parts = [&](const auto& work) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) work(i), work(i + kPer);
+  };
+  const auto begin_row = [&] {
+    read_row(k, row_now->k);
+    p[0] = p[1] = State{};
+    both_parts([&](int i) { add(p, k, s, i); });
+  };
+  // Adds the parts of o; the lane's column of it.
+  const auto fold_o = [&] {
+    State sum;
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) sum.v[c] = o[0].v[c] + o[1].v[c];
+    if constexpr (COLUMNS == 1) {
+      const float x = sum.v[0] + shfl_xor(sum.v[0], kOtherPart);
+      return x + shfl_xor(x, kPartBit);
+    } else {  // lanes of parts 0, 1 go on with column 0, of 2, 3 with 1
+      const float x = (second ? sum.v[1] : sum.v[0]) + shfl_xor(second ? sum.v[0] : sum.v[1], kOtherPart);
+      return x + shfl_xor(x, kPartBit);
     }
+  };
+
+  RowHead now = ring[0].head;
+  State v = *reinterpret_cast<const State*>(ring[0].v + at.column);
+  begin_row();
+  int row = 0;
+  State d;
+  const auto exchange = [&] {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; ++c) {
+      float sum = p[0].v[c] + p[1].v[c];
+      sum += shfl_xor(sum, kOtherPart);
+      sum += shfl_xor(sum, kPartBit);
+      d.v[c] = now.beta * fmaf(-now.alpha, sum, v.v[c]);
+    }
+    const float sum_o = fold_o(), sum_d = second ? d.v[COLUMNS - 1] : d.v[0];
+    if (row >= first_stored) store_result(out, holds_o ? sum_o : sum_d);
+    o[0] = o[1] = State{};
+    read_row(q, row_now->q);
+  };
+  // The products by alpha run under the exchanges, so each kind of row has exchanges of its own.
+  const auto update = [&] {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+#pragma unroll
+      for (int c = 0; c < COLUMNS; ++c) s[i].v[c] = fmaf(k[i], d.v[c], now.alpha * s[i].v[c]);
+    }
+  };
+  const auto take_head = [&](const RowInputs* next) {
+    now = next->head;
+    v = *reinterpret_cast<const State*>(next->v + at.column);
+    row_now = next;
+    out += value_dim;
+    ++row;
+  };
+  // One row a turn: more are more code than the nearer caches of instructions hold. Most rows take the short way, which
+  // has one branch and its code in one piece.
+#pragma unroll 1
+  for (;;) {
+    if (__builtin_expect(now.special == 0, 1)) {
+      exchange();
+      update();
+      read_row(k, row_now[1].k);
+      p[0] = p[1] = State{};
+      both_parts([&](int i) { add(o, q, s, i), add(p, k, s, i); });
+      take_head(row_now + 1);
+      continue;
+    }
+    const bool more = row + 1 < g.count;
+    if (row % kTileRows == kTileRows - 1 && more) {
+      stage(row + 1);
+      copy_async_wait<0>();
+      __syncthreads();
+      copy_tile(row + 1 + kTileRows);  // where the tile before this one was
+      read_heads(row + 1 + kTileRows);
+    }
+    if (now.update != 0) {
+      exchange();
+      update();
+      both_parts([&](int i) { add(o, q, s, i); });
+    } else {
+      exchange();
+      both_parts([&](int i) {
+        State leaf[kHeld];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; ++c) leaf[i].v[c] = fmaf(k[i], d.v[c], now.alpha * s[i].v[c]);
+        add(o, q, leaf, i);
+      });
+    }
+    if (!more) break;
+    move_state(row_now->save, row_now->load);
+    take_head(ring + (row + 1) % kRingRows);
+    begin_row();
   }
-  const float sum = fold_parts<COLUMNS>(State{}, o, at.part);
-  if (holds_o && out != nullptr) out[int64_t{g.count - 1} * value_dim] = sum;
+  out += value_dim;
+  const float sum_o = fold_o();
+  if (holds_o && !twin) *out = sum_o;
+  if (row_now->save == kStateCommitted) store_state(s, committed, at);
 }
 
-// Four columns need 242 registers, which gfx1100 does not have.
+// On gfx1100 two columns do not fit the registers.
 #if defined(TND_GPU_HIP)
-constexpr int kColumns = 2;
+constexpr int kColumns = 1;
 #else
-constexpr int kColumns = 4;
+constexpr int kColumns = 2;
 #endif
 constexpr int kThreads = Form<kColumns>::kThreads;
 
+// ---- the replay
+
+constexpr int kCommitRows = 16;  // whose inputs are in shared memory together
+
+// Bound: the state, read and written once. Nothing waits for memory twice but rows beyond the first kCommitRows.
 __global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs a) {
-  TND_SHARED(float, keys, [kTileRows][kStaged]);
+  struct Row {
+    float k[kDeltaDim];  // piece_at
+    float d[kDeltaSlice];
+  };
+  TND_SHARED(Row, inputs, [kCommitRows]);
+  TND_SHARED(float, alphas, [kCommitRows]);
   let_next_start();
   wait_for_previous();
   const DeltaShape& shape = a.shape;
@@ -318,41 +389,48 @@ __global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs 
     for (int t = 0; t < kSaved; ++t) *reinterpret_cast<float4*>(state.taps + t * conv_dim + channel) = kept[t];
     return;
   }
+  if (n == 0) return;
   const Place at = place_here<kColumns>(static_cast<int>(blockIdx.x));
-  const int64_t column = int64_t{at.head} * kDeltaDim + at.slice * kDeltaSlice + at.column;
   float* slice = state.s + int64_t{blockIdx.x} * kSliceElems;
-  Floats<kColumns> s[kPer];
+  Floats<kColumns> s[kHeld];
   load_state(s, slice, at);  // under the reads of the path
-  constexpr int kKeys = Form<kColumns>::kKeys;
-  const int place = tid * kKeys / kPer * kPartStride + tid * kKeys % kPer;
-  for (int first = 0; first < n; first += kTileRows) {
-    const int rows = n - first < kTileRows ? n - first : kTileRows;
-    Floats<kColumns> d[kTileRows];
-    float alpha[kTileRows];
-    __syncthreads();
+  // A row's copies: pieces of keys by the first threads, of d by those behind them.
+  constexpr int kValuePieces = kDeltaSlice / 4;
+  static_assert(kThreads >= kPieces + kValuePieces && kThreads >= kCommitRows);
+  const bool copies_k = tid < kPieces, copies = tid < kPieces + kValuePieces;
+  const float* from = copies_k ? replay.k + at.head % shape.nk * kDeltaDim + piece_at(tid) * 4
+                               : replay.d + int64_t{at.head} * kDeltaDim + at.slice * kDeltaSlice + (tid - kPieces) * 4;
+  const int64_t stride = copies_k ? key_dim : value_dim;
+  for (int first = 0; first < n; first += kCommitRows) {
+    const int rows = n - first < kCommitRows ? n - first : kCommitRows;
+    int32_t path[kCommitRows];  // read at once, before anything depends on them
 #pragma unroll
-    for (int r = 0; r < kTileRows; ++r) {
-      if (r >= rows) continue;
-      const int64_t row = a.path[first + r];
-      *reinterpret_cast<Floats<kKeys>*>(&keys[r][place]) = *reinterpret_cast<const Floats<kKeys>*>(
-          replay.k + row * key_dim + at.head % shape.nk * kDeltaDim + tid * kKeys);
-      d[r] = *reinterpret_cast<const Floats<kColumns>*>(replay.d + row * value_dim + column);
-      alpha[r] = replay.alpha[row * shape.nv + at.head];
+    for (int r = 0; r < kCommitRows; ++r) path[r] = r < rows ? a.path[first + r] : 0;
+    const float alpha = tid < rows ? replay.alpha[int64_t{a.path[first + tid]} * shape.nv + at.head] : 0.0f;
+    if (first > 0) __syncthreads();
+#pragma unroll
+    for (int r = 0; r < kCommitRows; ++r) {
+      float* to = copies_k ? inputs[r].k + tid * 4 : inputs[r].d + (tid - kPieces) * 4;
+      if (r < rows && copies) copy_async_16(to, from + path[r] * stride);
     }
+    copy_async_commit();
+    if (tid < kCommitRows) alphas[tid] = alpha;
+    copy_async_wait<0>();
     __syncthreads();
+#pragma unroll 1
+    for (int r = 0; r < rows; ++r) {
+      const Floats<kColumns> d = *reinterpret_cast<const Floats<kColumns>*>(inputs[r].d + at.column);
+      float k[kHeld];
 #pragma unroll
-    for (int r = 0; r < kTileRows; ++r) {
-      if (r >= rows) continue;
-      float k[kPer];
-      read_part(k, keys[r], at.part);
+      for (int i = 0; i < kHeld; i += 4) read_four(k, i, inputs[r].k, at.part);
 #pragma unroll
-      for (int i = 0; i < kPer; ++i) {
+      for (int i = 0; i < kHeld; ++i) {
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) s[i].v[c] = fmaf(k[i], d[r].v[c], alpha[r] * s[i].v[c]);
+        for (int c = 0; c < kColumns; ++c) s[i].v[c] = fmaf(k[i], d.v[c], alphas[r] * s[i].v[c]);
       }
     }
   }
-  if (n > 0) store_state(s, slice, at);
+  store_state(s, slice, at);
 }
 
 unsigned tap_blocks(const DeltaShape& shape) {
@@ -365,7 +443,7 @@ void launch_delta_recur(Stream& stream, const DeltaArgs& args) {
   // Two blocks a processor must fit, or the grid of a large model runs in waves.
   constexpr int kBlocksPerProcessor = 2;
   constexpr int kSlotBytes = kSliceElems * static_cast<int>(sizeof(float));
-  constexpr int kOther = static_cast<int>(sizeof(Inputs)) + 1024;
+  constexpr int kOther = static_cast<int>(sizeof(RowInputs)) * kRingRows + 1024;
   const int room = args.shared_per_block / kBlocksPerProcessor - kOther;
   const int slots = std::clamp(room / kSlotBytes, 0, args.state_slots);
   const Dim3 grid{static_cast<unsigned>(args.w.shape.nv * kSlices) + tap_blocks(args.w.shape),

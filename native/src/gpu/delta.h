@@ -2,10 +2,10 @@
 // accepted rows are replayed by launch_delta_commit for all layers at once. Same bits as cpu/deltanet.cpp. Long chains
 // of prompts go through delta_chunk.h instead of the recurrence.
 //
-// The recurrence keeps S in registers from the first to the last row of a group: a slice of 32 columns per block, eight
-// threads to four columns, sixteen key rows each (the eight partial sums of the contract). Rows come depth
-// first; at a node that is left and returned to, the slice is put aside (plan below says where), in shared memory while
-// it lasts, then in scratch. The committed state is read once a step and not written, unless the group commits.
+// The recurrence keeps S in registers from the first to the last row of a group: a slice of 32 columns per block, four
+// threads to two columns, twice sixteen key rows each (the eight partial sums of the contract). Rows come depth first;
+// at a node that is left and returned to, the slice is put aside (plan below says where), in shared memory while it
+// lasts, then in scratch. The committed state is read once a step and not written, unless the group commits.
 #pragma once
 
 #include <cstdint>

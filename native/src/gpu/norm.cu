@@ -5,6 +5,7 @@
 #include "gpu/acts_device.h"
 #include "gpu/norm.h"
 #include "gpu/norm_device.cuh"
+#include "gpu/silu_device.h"
 
 namespace tnd::gpu {
 namespace {
@@ -186,11 +187,12 @@ __global__ void __launch_bounds__(kGatedWarps* TND_WARP) gated_norm_kernel(Gated
     o[lane / 16 * kDeltaDim + lane % 16 + 16 * i] = v[i];
     sum = fmaf(v[i], v[i], sum);
   }
+  silu_all(z);
   const float r = 1.0f / sqrtf(fold_16(sum) / static_cast<float>(kDeltaDim) + a.eps);
   sync_warp();
   float y[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) y[i] = o[lane * 8 + i] * r * w[i] * silu_f32(z[i]);
+  for (int i = 0; i < 8; ++i) y[i] = o[lane * 8 + i] * r * w[i] * z[i];
   if (a.forms != 0) {
     acts_store(a.acts, a.forms, row, pair, y);
   } else if (live) {

@@ -12,27 +12,34 @@ TND_DEVICE float fold_16(float v) {
   return v;
 }
 
-// sum_squares_16 is the sum of x[0..n)^2, n a multiple of 16. Called by the whole warp; each half may have an x
-// of its own. Loads
-// run kBatch elements ahead of the chain of fma.
+// sum_squares_16 is the sum of x[0..n)^2, n a multiple of 16. Called by the whole warp; each half may have an x of its
+// own. The chain of fma is waited for and nothing else: loads run a batch ahead of it, in two sets of registers, and
+// have no conditions.
 TND_DEVICE float sum_squares_16(const float* x, int n) {
-  constexpr int kBatch = 20;
-  const int lane = static_cast<int>(lane_id()) % 16, steps = n / 16;
+  constexpr int kBatch = 16;
+  const float* from = x + lane_id() % 16;
+  const int steps = n / 16, batches = steps / kBatch;
   float now[kBatch], next[kBatch];
   float sum = 0.0f;
+  const auto read = [&](float(&to)[kBatch], int batch) {
 #pragma unroll
-  for (int i = 0; i < kBatch; ++i) now[i] = i < steps ? x[lane + 16 * i] : 0.0f;
-  for (int at = 0; at < steps; at += kBatch) {
+    for (int i = 0; i < kBatch; ++i) to[i] = from[16 * (batch * kBatch + i)];
+  };
+  const auto add = [&](const float(&v)[kBatch]) {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int ahead = at + kBatch + i;
-      next[i] = ahead < steps ? x[lane + 16 * ahead] : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) sum = fmaf(now[i], now[i], sum);  // zeros beyond the end change nothing
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) now[i] = next[i];
+    for (int i = 0; i < kBatch; ++i) sum = fmaf(v[i], v[i], sum);
+  };
+  if (batches > 0) read(now, 0);
+#pragma unroll 1
+  for (int b = 0; b + 1 < batches; b += 2) {
+    read(next, b + 1);
+    add(now);
+    read(now, b + 2 < batches ? b + 2 : b);
+    add(next);
   }
+  if (batches % 2 != 0) add(now);
+#pragma unroll 1
+  for (int i = batches * kBatch; i < steps; ++i) sum = fmaf(from[16 * i], from[16 * i], sum);
   return fold_16(sum);
 }
 

@@ -298,6 +298,22 @@ TND_DEVICE uint32_t half2_subtract(uint32_t a, uint32_t b) {
 #endif
 }
 
+// ---- division
+
+// divide_usual is n / d for magnitudes of n, d and the quotient from 2^-60 to 2^60: what the compiler's division does
+// for them, without its branch for others, so that several of them run side by side.
+TND_DEVICE float divide_usual(float n, float d) {
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__)
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+  r = fmaf(r, fmaf(-d, r, 1.0f), r);
+  const float q = n * r;
+  return fmaf(r, fmaf(-d, q, n), q);
+#else
+  return n / d;
+#endif
+}
+
 // ---- memory
 
 // load_once reads 16 bytes of global memory that nobody reads again soon (weights): evicted first. 16-byte aligned, not
@@ -311,6 +327,17 @@ TND_DEVICE uint4 load_once(const void* p) {
   return v;
 #else
   return *static_cast<const uint4*>(p);
+#endif
+}
+
+// store_result writes to global memory what this kernel does not read. A plain store through a pointer that was itself
+// read from memory may be one to shared memory for all that the compiler knows: reads of shared memory do not move
+// across.
+TND_DEVICE void store_result(float* p, float v) {
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__)
+  asm volatile("st.global.f32 [%0], %1;" ::"l"(p), "f"(v));
+#else
+  *p = v;
 #endif
 }
 
