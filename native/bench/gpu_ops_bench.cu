@@ -352,7 +352,10 @@ void bench_attention(Bench* b) {
       a.tail = b->upload(step.tail), a.n_tail = static_cast<int>(step.tail.size()), a.tail_rows = step.tail_rows;
       const uint64_t q_width = kQHeads * kHeadDim;
       float* q = b->floats(static_cast<uint64_t>(rows) * 2 * q_width);
-      a.q = q, a.gate = q, a.gate_row = static_cast<int64_t>(q_width), a.gate_head = kHeadDim;
+      auto* halves = static_cast<uint16_t*>(b->take(static_cast<uint64_t>(rows) * q_width * 2));
+      launch(b->stream, {.grid = {1024}, .block = {256}, .name = "random"}, random_halves_kernel, halves,
+             static_cast<uint64_t>(rows) * q_width);
+      a.q = halves, a.gate = q, a.gate_row = static_cast<int64_t>(q_width), a.gate_head = kHeadDim;
       a.out = b->floats(static_cast<uint64_t>(rows) * q_width);
       a.acts = b->acts(static_cast<int>(q_width), rows), a.forms = kForms;
       a.scratch_bytes = attention_scratch_bytes(a.mode, kv, kQHeads, rows);
@@ -363,6 +366,7 @@ void bench_attention(Bench* b) {
       for (int i = 0; i < 2 && rows > 1; ++i) {
         AttentionArgs plain = a;
         plain.forms = 0, plain.shared_per_block = widths[i], plain.caches = table;
+        plain.wgmma = i == 0 && has_attention_wgmma(b->info);
         launch_attention(b->stream, plain);
         outputs[i].resize(static_cast<uint64_t>(rows) * q_width);
         b->stream.to_host(outputs[i].data(), a.out, outputs[i].size() * sizeof(float));
@@ -374,6 +378,7 @@ void bench_attention(Bench* b) {
       for (const int shared : widths) {
         if (shared != widths[0] && rows == 1) continue;
         a.shared_per_block = shared;
+        a.wgmma = shared == widths[0] && has_attention_wgmma(b->info);
         const double us = b->time(layers, [&] {
           for (int i = 0; i < layers; ++i) {
             a.caches = table + i;
@@ -392,7 +397,7 @@ void bench_attention(Bench* b) {
       h.kv = kv, h.q_heads = kQHeads, h.rope_dims = 64, h.gated = true, h.eps = 1e-6f;
       h.q_norm = h.k_norm = b->floats(kHeadDim);
       h.rows = rows, h.row_plans = a.row_plans, h.rope = b->floats(static_cast<uint64_t>(rows) * 64);
-      h.q = q, h.q_out = a.out, h.k = b->floats(static_cast<uint64_t>(rows) * 1024);
+      h.q = q, h.q_out = halves, h.q_halves = true, h.k = b->floats(static_cast<uint64_t>(rows) * 1024);
       h.v = b->floats(static_cast<uint64_t>(rows) * 1024);
       if (context == 1024) {
         b->line(label("head norms, rotation, append", rows).c_str(),

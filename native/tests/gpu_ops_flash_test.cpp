@@ -76,6 +76,9 @@ std::vector<float> run_on(Device& dev, const Shape& s, const KvShape& kv, const 
   const uint64_t bytes = attention_scratch_bytes(AttentionMode::kFlash, kv, s.q_heads, rows.count());
   Buffer<uint8_t> scratch(dev, bytes);
   Buffer<float> dq(dev, q);
+  std::vector<uint16_t> rounded;
+  for (const float x : q) rounded.push_back(f32_to_f16(x));
+  Buffer<uint16_t> halves(dev, rounded);
   AttentionArgs a;
   a.mode = mode;
   a.kv = kv, a.q_heads = s.q_heads, a.scale = scale_of(s), a.rows = rows.count();
@@ -83,7 +86,11 @@ std::vector<float> run_on(Device& dev, const Shape& s, const KvShape& kv, const 
   a.bulk = bulk.data, a.n_bulk = static_cast<int>(step.bulk.size()), a.bulk_rows = step.bulk_rows;
   a.tail = tail.data, a.n_tail = static_cast<int>(step.tail.size()), a.tail_rows = step.tail_rows;
   a.q = dq.data, a.out = dq.data;
+  if (mode == AttentionMode::kFlash) a.q = halves.data;
   a.scratch = scratch.data, a.scratch_bytes = bytes, a.shared_per_block = shared;
+  DeviceInfo info;
+  CHECK_OK(device_info(0, &info));
+  a.wgmma = shared == kWide && has_attention_wgmma(info);
   if (mode == AttentionMode::kFlash) {
     launch_attention_flash<Unit>(dev.stream, a);
   } else {

@@ -366,6 +366,14 @@ TEST(exact_attention_has_the_bits_of_the_cpu) {
       heads.q = attend ? dq.data : nullptr, heads.q_out = query.data, heads.k = dk.data, heads.v = dv.data;
       launch_heads(dev.stream, heads);
       if (attend) {
+        HeadsArgs rounded = heads;  // queries alone, in the form of flash attention
+        Buffer<uint16_t> halves(dev, static_cast<size_t>(n * out_width));
+        rounded.q_out = halves.data, rounded.q_halves = true, rounded.k = nullptr;
+        launch_heads(dev.stream, rounded);
+        const std::vector<float> plain = query.down(dev);
+        const std::vector<uint16_t> got = halves.down(dev);
+        CHECK(
+            std::equal(got.begin(), got.end(), plain.begin(), [](uint16_t h, float x) { return h == f32_to_f16(x); }));
         AttentionArgs a;
         a.mode = AttentionMode::kExact;
         a.kv = layer.kv, a.q_heads = c.q_heads, a.scale = layer.scale, a.rows = n;
@@ -428,8 +436,12 @@ TEST(prepared_outputs_equal_prepared_rows) {
   };
   const int width = 1536;  // 12 heads of 128, 6 of 256
   const size_t n = static_cast<size_t>(kRows * width);
-  Buffer<float> x(dev, random_floats(&rng, static_cast<int64_t>(n), 2.0f)),
-      z(dev, random_floats(&rng, static_cast<int64_t>(n), 2.0f)), w(dev, random_floats(&rng, width, 1.0f));
+  const std::vector<float> values = random_floats(&rng, static_cast<int64_t>(n), 2.0f);
+  std::vector<uint16_t> rounded;
+  for (const float v : values) rounded.push_back(f32_to_f16(v));
+  Buffer<uint16_t> halves(dev, rounded);
+  Buffer<float> x(dev, values), z(dev, random_floats(&rng, static_cast<int64_t>(n), 2.0f)),
+      w(dev, random_floats(&rng, width, 1.0f));
   check(
       width,
       [&](float* y, const ActsView& acts, uint32_t forms) {
@@ -470,6 +482,7 @@ TEST(prepared_outputs_equal_prepared_rows) {
       a.caches = caches.data, a.row_plans = plans.data, a.bulk = bulk.data, a.tail = tail.data;
       a.n_bulk = a.n_tail = 1, a.bulk_rows = step.bulk_rows, a.tail_rows = step.tail_rows;
       a.q = x.data, a.gate = z.data, a.gate_row = width, a.gate_head = dim;
+      if (mode == AttentionMode::kFlash) a.q = halves.data;
       a.scratch = scratch.data, a.shared_per_block = 99 << 10;
       check(
           width,

@@ -29,11 +29,12 @@ constexpr float kC5 = 0x1.123a6cp-7f;
 constexpr float kC6 = 0x1.6a2350p-10f;
 }  // namespace exp_const
 
-// exp_f32 returns e^x; 0 below -104, +inf above 88.72, NaN for NaN. Subnormal results are rounded twice.
-TND_HOST_DEVICE static inline float exp_f32(float x) {
+// e^x = p * 2^n, n = shifted - kRound, for x where n is in range.
+struct ExpParts {
+  float p, shifted;
+};
+TND_HOST_DEVICE static inline ExpParts exp_parts(float x) {
   using namespace exp_const;
-  x = kMax < x ? kMax : x;  // NaN passes both comparisons, as with vminps/vmaxps
-  x = kMin > x ? kMin : x;
   const float shifted = fmaf(x, kLog2e, kRound);
   const float n = shifted - kRound;
   float r = fmaf(n, -kLn2Hi, x);
@@ -42,7 +43,15 @@ TND_HOST_DEVICE static inline float exp_f32(float x) {
   p = fmaf(p, r, kC4);
   p = fmaf(p, r, kC3);
   p = fmaf(p, r, kC2);
-  p = fmaf(p, r * r, r) + 1.0f;
+  return {fmaf(p, r * r, r) + 1.0f, shifted};
+}
+
+// exp_f32 returns e^x; 0 below -104, +inf above 88.72, NaN for NaN. Subnormal results are rounded twice.
+TND_HOST_DEVICE static inline float exp_f32(float x) {
+  using namespace exp_const;
+  x = kMax < x ? kMax : x;  // NaN passes both comparisons, as with vminps/vmaxps
+  x = kMin > x ? kMin : x;
+  const auto [p, shifted] = exp_parts(x);
   // 2^n as a product of two normal powers: n may be -150 or 128.
   const int32_t i = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRound);
   const int32_t half = i >> 1;

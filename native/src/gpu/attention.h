@@ -53,6 +53,7 @@ struct AttentionRow {
 // Rows [row, row + rows) of one group that share keys.
 struct AttentionTile {
   int32_t row = 0, rows = 0;
+  int32_t group = 0;
 };
 
 // AttentionStep is the plan of a step, the same for all layers. The backend makes it once a step, copies its arrays to
@@ -71,6 +72,10 @@ enum class AttentionMode { kExact, kFlash };
 // attention_mode picks the contract for a cache on a device. The same for every step of an engine.
 AttentionMode attention_mode(const KvShape& kv, const DeviceInfo& device);
 
+// has_attention_wgmma says whether trees and chains may go by Hopper's wgmma (attention_wgmma.cuh): the bits are the
+// same.
+bool has_attention_wgmma(const DeviceInfo& device);
+
 // attention_scratch_bytes is what launch_attention needs for steps of at most max_rows rows.
 uint64_t attention_scratch_bytes(AttentionMode mode, const KvShape& kv, int q_heads, int max_rows);
 
@@ -87,16 +92,17 @@ struct AttentionArgs {
   const AttentionTile* tail = nullptr;      // device [n_tail]
   int n_bulk = 0, n_tail = 0;               // tiles; entries with rows = 0 are skipped
   int bulk_rows = 0, tail_rows = 0;         // of the largest tile, or more
-  const float* q = nullptr;                 // [rows, q_heads * dim] normed and rotated
+  const void* q = nullptr;                  // [rows, q_heads * dim] normed and rotated: floats, kFlash: halves
   const float* gate = nullptr;          // gate of row r, head h at gate + r * gate_row + h * gate_head; nullptr = none
   int64_t gate_row = 0, gate_head = 0;  // elements
-  // [rows, q_heads * dim], times sigmoid(gate); may be q. Scratch when forms != 0.
+  // [rows, q_heads * dim], times sigmoid(gate); may begin where q does. Scratch when forms != 0.
   float* out = nullptr;
   ActsView acts;  // output prepared as matmul input when forms != 0
   uint32_t forms = 0;
   void* scratch = nullptr;  // 256-byte aligned
   uint64_t scratch_bytes = 0;
   int shared_per_block = 0;  // DeviceInfo::shared_per_block
+  bool wgmma = false;        // has_attention_wgmma(), or not to use it
 };
 void launch_attention(Stream& stream, const AttentionArgs& args);
 

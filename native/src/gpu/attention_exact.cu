@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_exact_kernel(AttentionA
 
   for (int i = tid; i < kHeads * dim; i += kThreads) {
     const int h = i / dim;
-    s.q[h][i % dim] = h < heads ? a.q[out_row * dim + i] : 0.0f;
+    s.q[h][i % dim] = h < heads ? static_cast<const float*>(a.q)[out_row * dim + i] : 0.0f;
     s.run[h][i % dim] = 0.0f;
   }
   if (tid < kHeads) s.l_run[tid] = -1.0f;

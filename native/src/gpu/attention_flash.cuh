@@ -22,13 +22,26 @@
 
 namespace tnd::gpu {
 
+// Divides by a number that the host knows in four instructions; n times the divisor is below 2^20.
+struct Divisor {
+  int32_t by = 1;
+  uint32_t inverse = 1 << 20;
+  Divisor() = default;
+  explicit Divisor(int n) : by(n), inverse(((1u << 20) + static_cast<uint32_t>(n) - 1) / static_cast<uint32_t>(n)) {}
+};
+TND_DEVICE int operator/(int n, const Divisor& d) {
+  return static_cast<int>(static_cast<uint64_t>(static_cast<uint32_t>(n)) * d.inverse >> 20);
+}
+
 struct FlashArgs {
   AttentionArgs a;
+  Divisor group;                         // query heads of a key/value head
   int slots = 0;                         // of a row in the partial results
   int bulk_parts = 0;                    // parts that the keys before a tail are cut into: segments, or 1
   int block_queries = 0;                 // most of a block
   bool spread = false;                   // a tile's queries go to its blocks evenly, by sixteens
   int bulk_blocks = 0, tail_blocks = 0;  // of a tile
+  Divisor bulk_divisor, tail_divisor;    // of their number, for attention_wgmma.cuh
   float* o = nullptr;                    // [rows * q_heads, slots, dim]
   float2* ml = nullptr;                  // [rows * q_heads, slots]: m, l
 };
@@ -98,6 +111,13 @@ TND_DEVICE FlashItem flash_item(const FlashArgs& f, int item) {
   it.queries = all - it.first_query < most ? all - it.first_query : most;
   it.slot = is_tail ? f.slots - 1 : f.bulk_parts == 1 ? 0 : it.part;
   return it;
+}
+
+// Query q of a tile of rows, as halves.
+template <int DIM>
+TND_DEVICE const uint16_t* flash_query(const FlashArgs& f, const AttentionTile& tile, int kv_head, int q) {
+  const int row = q / f.group, head = kv_head * f.group.by + q - row * f.group.by;
+  return static_cast<const uint16_t*>(f.a.q) + (int64_t{tile.row + row} * f.a.q_heads + head) * DIM;
 }
 
 template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
@@ -232,21 +252,13 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
   }
   if (old) wait_for_previous();
 
-  // Queries, rounded to half: a warp a query, four at a time.
-#pragma unroll 4
-  for (int q = warp; q < S::kQueries; q += S::kThreads / TND_WARP) {
-    const int64_t row = tile.row + (first_query + q) / g, head = kv_head * g + (first_query + q) % g;
-    const float* from = a.q + (row * a.q_heads + head) * DIM;
-#pragma unroll
-    for (int d = static_cast<int>(lane_id()) * 4; d < DIM; d += TND_WARP * 4) {
-      uint2 h = make_uint2(0, 0);
-      if (q < queries) {
-        const float4 x = *reinterpret_cast<const float4*>(from + d);
-        h.x = static_cast<uint32_t>(half_saturated(x.x)) | static_cast<uint32_t>(half_saturated(x.y)) << 16;
-        h.y = static_cast<uint32_t>(half_saturated(x.z)) | static_cast<uint32_t>(half_saturated(x.w)) << 16;
-      }
-      *reinterpret_cast<uint2*>(sq + q * S::kStride + d) = h;
-    }
+  constexpr int kUnits = S::kQueries * DIM / 8;  // of 16 bytes
+#pragma unroll 8
+  for (int i = tid; i < kUnits; i += S::kThreads) {
+    const int q = i / (DIM / 8), at = i % (DIM / 8) * 8;
+    uint4 x = make_uint4(0, 0, 0, 0);
+    if (q < queries) x = *reinterpret_cast<const uint4*>(flash_query<DIM>(f, tile, kv_head, first_query + q) + at);
+    *reinterpret_cast<uint4*>(sq + q * S::kStride + at) = x;
   }
 
   typename Unit::C o[MT][kColumnTiles];
@@ -542,6 +554,8 @@ template <>
 bool launch_flash_wide<false>(Stream& stream, const FlashArgs& f);
 template <>
 bool launch_flash_wide<true>(Stream& stream, const FlashArgs& f);
+// The form of attention_wgmma.cuh, of caches of halves on cards that have it (has_attention_wgmma).
+void launch_flash_wgmma(Stream& stream, const FlashArgs& f);
 
 // The widest block of queries that is useful and fits.
 template <class Unit, int DIM, bool BLOCKS>
@@ -549,7 +563,10 @@ void launch_flash_dim(Stream& stream, const FlashArgs& f) {
   const int queries = std::max(f.a.bulk_rows, f.a.tail_rows) * (f.a.q_heads / f.a.kv.heads);
   const auto fits = [&](unsigned bytes) { return static_cast<int>(bytes) <= f.a.shared_per_block; };
   if constexpr (!Unit::kOneBuffer) {
-    if (queries > 16 && f.bulk_parts > 1 && launch_flash_wide<BLOCKS>(stream, f)) return;
+    if (queries > 16 && f.bulk_parts > 1) {
+      if (!BLOCKS && f.a.wgmma) return launch_flash_wgmma(stream, f);
+      if (launch_flash_wide<BLOCKS>(stream, f)) return;
+    }
     if (queries <= 16 && fits(flash_shared_bytes<Unit, DIM, 1, 1, 2, BLOCKS>(f.a.kv))) {
       return launch_flash<Unit, DIM, 1, 1, 2, BLOCKS>(stream, f);
     }
@@ -592,6 +609,7 @@ template <class Unit>
 void launch_attention_flash(Stream& stream, const AttentionArgs& args) {
   FlashArgs f;
   f.a = args;
+  f.group = Divisor(args.q_heads / args.kv.heads);
   f.slots = partial_slots(args.rows);
   f.bulk_parts = f.slots == 2 ? 1 : kAttentionSegments - 1;
   const uint64_t partials = static_cast<uint64_t>(args.rows) * static_cast<uint64_t>(args.q_heads * f.slots);

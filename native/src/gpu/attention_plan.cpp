@@ -27,7 +27,7 @@ void AttentionStep::plan(const AttentionPlan& plan, int n_rows) {
           *most = std::max(*most, ++t.rows);
           return;
         }
-        tiles->push_back(AttentionTile{row, 1});
+        tiles->push_back(AttentionTile{row, 1, static_cast<int32_t>(g)});
         *open = shares ? static_cast<int>(tiles->size()) - 1 : -1;
       };
       // Before the tail a row's keys lie in slots of the same number, unless its own tail is very long. In the tail

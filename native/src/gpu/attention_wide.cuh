@@ -14,6 +14,7 @@
 #pragma once
 
 #include "gpu/attention_flash.cuh"
+#include "gpu/attention_softmax.cuh"
 
 namespace tnd::gpu {
 
@@ -36,40 +37,6 @@ constexpr unsigned wide_shared_bytes(const KvShape& kv) {
   }
   const unsigned narrow = flash_shared_bytes<MmaUnit, DIM, 1, 1, 1, BLOCKS>(kv);
   return bytes > narrow ? bytes : narrow;
-}
-
-// halves_of packs two floats, rounded to half.
-TND_DEVICE uint32_t halves_of(float x, float y) {
-#if defined(TND_GPU_CUDA)
-  const __half2 h = __floats2half2_rn(x, y);
-  return *reinterpret_cast<const uint32_t*>(&h);
-#else
-  return static_cast<uint32_t>(float_to_half(x)) | static_cast<uint32_t>(float_to_half(y)) << 16;
-#endif
-}
-
-// e^x of x <= 0 as weights want it: the bits of exp_f32 down to x = -84. Below it is about 2^-121, which a weight's
-// half does not hold and no sum of weights feels: within a segment the largest weight is 1.
-TND_DEVICE float exp_weight(float x) {
-  using namespace exp_const;
-  x = fmaxf(x, -84.0f);
-  const float shifted = fmaf(x, kLog2e, kRound);
-  const float n = shifted - kRound;
-  float r = fmaf(n, -kLn2Hi, x);
-  r = fmaf(n, -kLn2Lo, r);
-  float p = fmaf(kC6, r, kC5);
-  p = fmaf(p, r, kC4);
-  p = fmaf(p, r, kC3);
-  p = fmaf(p, r, kC2);
-  p = fmaf(p, r * r, r) + 1.0f;
-  return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));  // times 2^n
-}
-
-// Keeps a rare branch a branch: its instructions would cost more than jumping over them.
-TND_DEVICE void rare_branch() {
-#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__)
-  asm volatile("");
-#endif
 }
 
 // Starts the copy of a tile of halves; positions from `end` on become zeros.
@@ -124,7 +91,7 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   if (first_tile >= last_tile) return;
 
   const AttentionRow plan = a.row_plans[tile.row];
-  const KvCache cache = a.caches[plan.group];
+  const KvCache cache = a.caches[tile.group];
   const int64_t head_begin = kv_index(a.kv, item.kv_head, 0);
   const auto* keys = static_cast<const uint16_t*>(cache.k) + head_begin;
   const auto* values = static_cast<const uint16_t*>(cache.v) + head_begin;
@@ -142,37 +109,18 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   }
   if (item.part >= 0) wait_for_previous();
 
-  // Queries, rounded to half: each warp its own 16, eight at a time.
+  // Queries: each warp its own 16.
   const bool live = warp * 16 < queries;
   if (live) {
-    constexpr int kAtOnce = 8, kParts = (DIM + 127) / 128;
-    int q = warp * 16, in_group = (item.first_query + q) % g;
-    int64_t row = tile.row + (item.first_query + q) / g;
-    uint16_t* to = sq + q * kStride + lane * 4;
-#pragma unroll 1
-    for (int round = 0; round < 16 / kAtOnce; ++round) {
-      float4 x[kAtOnce][kParts];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i, ++q) {
-        const float* from = a.q + (row * a.q_heads + item.kv_head * g + in_group) * DIM + lane * 4;
-#pragma unroll
-        for (int j = 0; j < kParts; ++j) {
-          const bool inside = q < queries && lane * 4 + 128 * j < DIM;
-          x[i][j] = inside ? *reinterpret_cast<const float4*>(from + 128 * j) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        }
-        if (++in_group == g) in_group = 0, ++row;
+    constexpr int kUnits = DIM / 8;  // of 16 bytes
+#pragma unroll 8
+    for (int i = lane; i < 16 * kUnits; i += TND_WARP) {
+      const int q = warp * 16 + i / kUnits, at = i % kUnits * 8;
+      uint4 x = make_uint4(0, 0, 0, 0);
+      if (q < queries) {
+        x = *reinterpret_cast<const uint4*>(flash_query<DIM>(f, tile, item.kv_head, item.first_query + q) + at);
       }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i, to += kStride) {
-#pragma unroll
-        for (int j = 0; j < kParts; ++j) {
-          const float4 y = x[i][j];
-          const uint2 h =
-              make_uint2(static_cast<uint32_t>(half_saturated(y.x)) | static_cast<uint32_t>(half_saturated(y.y)) << 16,
-                         static_cast<uint32_t>(half_saturated(y.z)) | static_cast<uint32_t>(half_saturated(y.w)) << 16);
-          if (lane * 4 + 128 * j < DIM) *reinterpret_cast<uint2*>(to + 128 * j) = h;
-        }
-      }
+      *reinterpret_cast<uint4*>(sq + q * kStride + at) = x;
     }
   }
 
@@ -304,7 +252,7 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
 #pragma unroll
       for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) p[n].r[i] = halves_of(s[n].v[2 * i], s[n].v[2 * i + 1]);
+        for (int i = 0; i < 4; ++i) p[n].r[i] = pack_halves(s[n].v[2 * i], s[n].v[2 * i + 1]);
       }
     }
     copy_async_wait<BLOCKS ? 1 : 0>();

@@ -441,6 +441,7 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   heads.rope = plan.rope;
   heads.q = io.q;
   heads.q_out = query_;
+  heads.q_halves = attention_mode(w.kv, info_) == AttentionMode::kFlash;
   heads.k = io.k;
   heads.v = io.v;
   if (io.q == nullptr) return;
@@ -470,6 +471,7 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   args.scratch = attention_scratch_;
   args.scratch_bytes = attention_scratch_bytes_;
   args.shared_per_block = info_.shared_per_block;
+  args.wgmma = has_attention_wgmma(info_);
   args.acts = output(out, rows);
   args.forms = forms;
 }

@@ -3,25 +3,25 @@
 #include <algorithm>
 
 #include "gpu/breakdown.h"
+#include "gpu/memory.h"
 
 namespace tnd::gpu {
 namespace {
 
-uint64_t hash_bytes(const void* data, uint64_t n) {
-  const auto* p = static_cast<const uint8_t*>(data);
-  uint64_t h = n * 0x9E3779B97F4A7C15u;
-  const auto mix = [&](uint64_t v) {
-    h = (h ^ v) * 0xFF51AFD7ED558CCDu;
-    h ^= h >> 32;
+// Of the ends of a piece: pieces that differ only in between are told apart when they are compared.
+uint64_t hash_of(const uint8_t* p, uint64_t n) {
+  constexpr uint64_t kEnd = 64;
+  uint64_t h = n;
+  const auto mix = [&](const uint8_t* from, uint64_t bytes) {
+    for (; bytes > 0; bytes -= std::min<uint64_t>(bytes, 8), from += 8) {
+      uint64_t v = 0;
+      std::memcpy(&v, from, std::min<uint64_t>(bytes, 8));
+      h = (h ^ v) * 0x9E3779B97F4A7C15u;
+      h ^= h >> 32;
+    }
   };
-  for (; n >= 8; n -= 8, p += 8) {
-    uint64_t v;
-    std::memcpy(&v, p, 8);
-    mix(v);
-  }
-  uint64_t v = 0;
-  std::memcpy(&v, p, n);
-  mix(v);
+  mix(p, std::min(n, kEnd));
+  if (n > kEnd) mix(p + n - std::min(n - kEnd, kEnd), std::min(n - kEnd, kEnd));
   return h;
 }
 
@@ -30,6 +30,7 @@ uint64_t hash_bytes(const void* data, uint64_t n) {
 Recorder::~Recorder() {
   host_free(plan_host_);
   host_free(results_host_);
+  host_free(done_);
 }
 
 Status Recorder::set_memory(void* plan, uint64_t plan_bytes, void* results, uint64_t result_bytes) {
@@ -43,6 +44,12 @@ Status Recorder::set_memory(void* plan, uint64_t plan_bytes, void* results, uint
     *host = static_cast<uint8_t*>(p);
     return Status();
   };
+  if (done_ == nullptr) {
+    void* p = nullptr;
+    TND_TRY(host_alloc(sizeof *done_, &p));
+    done_ = static_cast<uint64_t*>(p);
+    *done_ = number_;
+  }
   TND_TRY(grow(&plan_host_, plan_bytes));
   TND_TRY(grow(&results_host_, result_bytes));
   plan_ = static_cast<uint8_t*>(plan);
@@ -54,11 +61,11 @@ Status Recorder::set_memory(void* plan, uint64_t plan_bytes, void* results, uint
 
 bool Recorder::reserve(uint64_t plan_bytes, uint64_t result_bytes) {
   if (stream_->failed()) return false;
-  if (plan_bytes > plan_bytes_ || result_bytes > result_bytes_) {
-    stream_->fail(errorf(TND_INTERNAL,
-                         "an operation needs %llu bytes of plan and %llu of results, there are %llu, %llu",
-                         static_cast<unsigned long long>(plan_bytes), static_cast<unsigned long long>(result_bytes),
-                         static_cast<unsigned long long>(plan_bytes_), static_cast<unsigned long long>(result_bytes_)));
+  if (plan_bytes > plan_capacity() || result_bytes > result_bytes_) {
+    stream_->fail(
+        errorf(TND_INTERNAL, "an operation needs %llu bytes of plan and %llu of results, there are %llu, %llu",
+               static_cast<unsigned long long>(plan_bytes), static_cast<unsigned long long>(result_bytes),
+               static_cast<unsigned long long>(plan_capacity()), static_cast<unsigned long long>(result_bytes_)));
     return false;
   }
   if (plan_used_ + plan_bytes > plan_bytes_ || result_used_ + result_bytes > result_bytes_) return flush().ok();
@@ -66,11 +73,11 @@ bool Recorder::reserve(uint64_t plan_bytes, uint64_t result_bytes) {
 }
 
 const void* Recorder::put_bytes(const void* data, uint64_t bytes) {
-  const uint64_t hash = hash_bytes(data, bytes);
-  const auto [first, last] = pieces_.equal_range(hash);
-  for (auto it = first; it != last; ++it) {
-    const Piece& p = it->second;
-    if (p.bytes == bytes && std::memcmp(plan_host_ + p.at, data, bytes) == 0) return plan_ + p.at;
+  const uint64_t hash = hash_of(static_cast<const uint8_t*>(data), bytes);
+  int32_t& bucket = buckets_[hash % kBuckets];
+  for (int32_t i = bucket; i >= 0; i = pieces_[static_cast<size_t>(i)].next) {
+    const Piece& p = pieces_[static_cast<size_t>(i)];
+    if (p.hash == hash && p.bytes == bytes && std::memcmp(plan_host_ + p.at, data, bytes) == 0) return plan_ + p.at;
   }
   const uint64_t at = plan_used_;
   if (at + padded(bytes) > plan_bytes_) {  // more than was reserved
@@ -79,7 +86,8 @@ const void* Recorder::put_bytes(const void* data, uint64_t bytes) {
   }
   std::memcpy(plan_host_ + at, data, bytes);
   plan_used_ += padded(bytes);
-  pieces_.emplace(hash, Piece{at, bytes});
+  pieces_.push_back(Piece{hash, at, bytes, bucket});
+  bucket = static_cast<int32_t>(pieces_.size()) - 1;
   return plan_ + at;
 }
 
@@ -115,81 +123,100 @@ void* Recorder::append(const Call& call, const void* args, size_t bytes) {
   };
   static_assert(sizeof(Head) <= 2 * kWord);
   const size_t words = 2 + (bytes + kWord - 1) / kWord;
-  const size_t at = last_ = list_.size();
-  list_.resize(at + words, Word{});
+  last_ = used_;
+  used_ += words;
+  if (used_ > list_.size()) list_.resize(std::max<size_t>(2 * list_.size(), used_ + 4096));
+  unsigned char* to = list_[last_].bytes;
+  list_[last_ + 1] = list_[used_ - 1] = Word{};  // what head and arguments leave over
   const Head head{call, words};
-  std::memcpy(&list_[at], &head, sizeof head);
-  std::memcpy(&list_[at + 2], args, bytes);
-  return &list_[at + 2];
+  std::memcpy(to, &head, sizeof head);
+  std::memcpy(to + 2 * kWord, args, bytes);
+  return to + 2 * kWord;
 }
 
 void* Recorder::last_of(void (*operation)()) {
-  if (last_ >= list_.size()) return nullptr;
+  if (last_ >= used_) return nullptr;
   Call call;
   std::memcpy(&call, &list_[last_], sizeof call);
   return call.operation == operation ? &list_[last_ + 2] : nullptr;
 }
 
-void Recorder::run_list(const std::vector<Word>& list) {
-  for (size_t at = 0; at < list.size();) {
+// The step: plans to the device, the list, results to the host. What is large goes by a copy engine.
+void Recorder::run_list() {
+  constexpr uint64_t kLarge = 128 << 10;
+  const uint64_t plan_bytes = plan_copied(), result_bytes = result_copied();
+  if (plan_bytes > kLarge) {
+    stream_->to_device(plan_, plan_host_, plan_bytes);
+  } else {
+    launch_plan(*stream_, {plan_, plan_host_, plan_bytes});
+    stream_->no_overlap();
+  }
+  for (size_t at = 0; at < used_;) {
     Call call;
     uint64_t words;
-    std::memcpy(&call, &list[at], sizeof call);
-    std::memcpy(&words, reinterpret_cast<const unsigned char*>(&list[at]) + sizeof call, sizeof words);
-    call.invoke(*stream_, call.operation, &list[at + 2]);
+    std::memcpy(&call, &list_[at], sizeof call);
+    std::memcpy(&words, reinterpret_cast<const unsigned char*>(&list_[at]) + sizeof call, sizeof words);
+    call.invoke(*stream_, call.operation, &list_[at + 2]);
     at += words;
   }
+  const bool large = result_bytes > kLarge;
+  if (large) stream_->to_host(results_host_, results_, result_bytes);
+  launch_results(*stream_,
+                 {results_host_, results_, large ? 0 : result_bytes, done_, reinterpret_cast<uint64_t*>(plan_)});
 }
 
 // Runs the list as a graph from its second time on: the first may be the only one (prompts of odd lengths), and it
 // warms up what a vendor's library does at the first launch of a kernel.
 void Recorder::submit() {
-  const uint64_t hash = hash_bytes(list_.data(), list_.size() * kWord);
-  const auto [first, last] = entries_.equal_range(hash);
-  for (auto it = first; it != last; ++it) {
-    Entry& e = *it->second;
-    if (e.list.size() != list_.size() || std::memcmp(e.list.data(), list_.data(), list_.size() * kWord) != 0) continue;
-    e.used = flushes_;
-    if (!e.graph) {
-      stream_->begin_capture();
-      run_list(list_);
-      stream_->end_capture(&e.graph);
-      if (stream_->failed()) return;
-      breakdown_of_new_graph(*stream_, [&] { run_list(list_); });
-    }
-    stream_->run(e.graph);
-    most_nodes_ = std::max(most_nodes_, e.graph.nodes());
-    ++graph_runs_;
+  const auto same = [&](const std::unique_ptr<Entry>& e) {
+    return e->list.size() == used_ && e->plan_bytes == plan_copied() && e->result_bytes == result_copied() &&
+           std::memcmp(e->list.data(), list_.data(), used_ * kWord) == 0;
+  };
+  const auto found = std::find_if(entries_.begin(), entries_.end(), same);
+  if (found == entries_.end()) {
+    run_list();
+    ++list_runs_;
+    if (entries_.size() >= kMaxGraphs) entries_.pop_back();
+    auto e = std::make_unique<Entry>();
+    e->list.assign(list_.begin(), list_.begin() + static_cast<std::ptrdiff_t>(used_));
+    e->plan_bytes = plan_copied(), e->result_bytes = result_copied();
+    entries_.insert(entries_.begin(), std::move(e));
     return;
   }
-  run_list(list_);
-  ++list_runs_;
-  if (entries_.size() >= kMaxGraphs) {
-    entries_.erase(std::min_element(entries_.begin(), entries_.end(),
-                                    [](const auto& a, const auto& b) { return a.second->used < b.second->used; }));
+  std::rotate(entries_.begin(), found, found + 1);
+  Entry& e = *entries_.front();
+  if (!e.graph) {
+    stream_->begin_capture();
+    run_list();
+    stream_->end_capture(&e.graph);
+    if (stream_->failed()) return;
+    breakdown_of_new_graph(*stream_, [&] { run_list(); });
   }
-  auto e = std::make_unique<Entry>();
-  e->list = list_;
-  e->used = flushes_;
-  entries_.emplace(hash, std::move(e));
+  stream_->run(e.graph);
+  most_nodes_ = std::max(most_nodes_, e.graph.nodes());
+  ++graph_runs_;
 }
 
 Status Recorder::flush() {
-  ++flushes_;
   TND_TRY(use_device(device_));
-  if (!list_.empty() && !stream_->failed()) {
-    if (plan_used_ > 0) stream_->to_device(plan_, plan_host_, plan_used_);
+  Status status;
+  if (used_ > 0 && !stream_->failed()) {
+    ++number_;
+    std::memcpy(plan_host_, &number_, sizeof number_);
     submit();
-    if (result_used_ > 0) stream_->to_host(results_host_, results_, result_used_);
+    status = stream_->wait(done_, number_);
+  } else {
+    status = stream_->sync();
   }
-  const Status status = stream_->sync();
   if (status.ok()) {
     for (const Download& d : downloads_) std::memcpy(d.host, results_host_ + d.at, d.bytes);
   }
-  list_.clear();
+  used_ = last_ = 0;
   downloads_.clear();
   pieces_.clear();
-  plan_used_ = result_used_ = 0;
+  buckets_.fill(-1);
+  plan_used_ = kAlign;
+  result_used_ = 0;
   return status;
 }
 

@@ -5,17 +5,22 @@
 // the first buffer to the device, runs the list, copies the second one back, waits, and hands the results out. A step
 // thus has two copies and one wait, and the host reads nothing in between.
 //
-// A list that was seen before, byte by byte, has the same launches on the same pointers: it runs as a captured graph.
-// That is why everything that differs between steps of the same kind goes through the plan buffer, and why nothing here
-// knows about models: equal rows of equal shape give equal lists. Lists are compared in full, the hash only finds them.
+// A list that was seen before, byte by byte, has the same launches on the same pointers: it runs as a captured graph,
+// the two copies included. That is why everything that differs between steps of the same kind goes through the plan
+// buffer, and why nothing here knows about models: equal rows of equal shape give equal lists. A list is hundreds of
+// kilobytes, so it is compared, newest first (others differ early), and never hashed.
+//
+// The plan begins with the number of the step. The last launch writes it to the host behind the results, and that is
+// what flush waits for.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <span>
 #include <type_traits>
-#include <unordered_map>
 #include <vector>
 
 #include "core/status.h"
@@ -25,14 +30,14 @@ namespace tnd::gpu {
 
 class Recorder {
  public:
-  Recorder(Stream* stream, int device) : stream_(stream), device_(device) {}
+  Recorder(Stream* stream, int device) : stream_(stream), device_(device) { buckets_.fill(-1); }
   ~Recorder();
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
   // plan_bytes and result_bytes are taken on the device by the caller (set_memory) and here in pinned host memory.
   Status set_memory(void* plan, uint64_t plan_bytes, void* results, uint64_t result_bytes);
-  uint64_t plan_capacity() const { return plan_bytes_; }
+  uint64_t plan_capacity() const { return plan_bytes_ - kAlign; }
   uint64_t result_capacity() const { return result_bytes_; }
 
   // reserve makes room for the plans and results of one operation: when they do not fit behind what is recorded, that
@@ -79,7 +84,7 @@ class Recorder {
   }
 
   // drop_last takes back what last() returned.
-  void drop_last() { list_.resize(last_); }
+  void drop_last() { used_ = last_; }
 
   // flush runs everything recorded and waits for it; makes the device current. Failures stay in the stream.
   Status flush();
@@ -99,17 +104,19 @@ class Recorder {
     void (*invoke)(Stream&, void (*)(), const void*);
     void (*operation)();
   };
+  static constexpr uint64_t kCopyStep = 16 << 10;  // plans and results that differ a little in size are one graph
   struct Entry {
     std::vector<Word> list;
+    uint64_t plan_bytes, result_bytes;  // that are copied
     Graph graph;
-    uint64_t used = 0;  // flush in which it ran last
   };
   struct Download {
     void* host;
     uint64_t at, bytes;
   };
-  struct Piece {
-    uint64_t at, bytes;
+  struct Piece {  // of the plan buffer
+    uint64_t hash, at, bytes;
+    int32_t next;  // of the same bucket
   };
 
   template <typename A>
@@ -119,24 +126,33 @@ class Recorder {
   const void* put_bytes(const void* data, uint64_t bytes);
   void* append(const Call& call, const void* args, size_t bytes);
   void* last_of(void (*operation)());
-  void run_list(const std::vector<Word>& list);
+  void run_list();
   void submit();
+  // Bytes that are copied of a step's plan and results.
+  uint64_t plan_copied() const { return std::min((plan_used_ + kCopyStep - 1) / kCopyStep * kCopyStep, plan_bytes_); }
+  uint64_t result_copied() const {
+    return std::min((result_used_ + kCopyStep - 1) / kCopyStep * kCopyStep, result_bytes_);
+  }
 
   Stream* stream_;
   const int device_;
   uint8_t *plan_ = nullptr, *plan_host_ = nullptr;
   uint8_t *results_ = nullptr, *results_host_ = nullptr;
-  uint64_t plan_bytes_ = 0, result_bytes_ = 0;
+  uint64_t plan_bytes_ = kAlign, result_bytes_ = 0;
+  uint64_t* done_ = nullptr;  // pinned: number of the step that is done
+  uint64_t number_ = 0;
 
   // Of the step being recorded.
-  std::vector<Word> list_;
-  size_t last_ = 0;  // where the last call of list_ begins
-  uint64_t plan_used_ = 0, result_used_ = 0;
+  std::vector<Word> list_;      // its first used_ words; the rest is room
+  size_t used_ = 0, last_ = 0;  // where the last call begins
+  uint64_t plan_used_ = kAlign, result_used_ = 0;
   std::vector<Download> downloads_;
-  std::unordered_multimap<uint64_t, Piece> pieces_;
+  static constexpr size_t kBuckets = 512;
+  std::vector<Piece> pieces_;
+  std::array<int32_t, kBuckets> buckets_;  // newest piece with this hash, -1 = none
 
-  std::unordered_multimap<uint64_t, std::unique_ptr<Entry>> entries_;
-  uint64_t flushes_ = 0, graph_runs_ = 0, list_runs_ = 0;
+  std::vector<std::unique_ptr<Entry>> entries_;  // the one that ran last is the first
+  uint64_t graph_runs_ = 0, list_runs_ = 0;
   int most_nodes_ = 0;
 };
 

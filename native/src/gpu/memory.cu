@@ -27,7 +27,33 @@ __global__ void round_bf16_kernel(RoundArgs a) {
   }
 }
 
+__global__ void plan_kernel(PlanArgs a) {
+  const uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < a.bytes / 16) static_cast<uint4*>(a.dst)[i] = static_cast<const uint4*>(a.host)[i];
+}
+
+constexpr unsigned kResultThreads = 512;
+__global__ void __launch_bounds__(kResultThreads) results_kernel(ResultsArgs a) {
+  const uint64_t number = *a.number;  // of the plan: older than the launch before
+  wait_for_previous();
+  for (uint64_t i = threadIdx.x; i < a.bytes / 16; i += kResultThreads) {
+    static_cast<uint4*>(a.host)[i] = static_cast<const uint4*>(a.src)[i];
+  }
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x == 0) *static_cast<volatile uint64_t*>(a.done) = number;
+}
+
 }  // namespace
+
+void launch_plan(Stream& stream, const PlanArgs& args) {
+  launch(stream, {.grid = {blocks_for(static_cast<int64_t>(args.bytes / 16))}, .block = {kThreads}, .name = "plan"},
+         plan_kernel, args);
+}
+
+void launch_results(Stream& stream, const ResultsArgs& args) {
+  launch(stream, {.grid = {1}, .block = {kResultThreads}, .overlap = true, .name = "results"}, results_kernel, args);
+}
 
 void launch_copy_rows(Stream& stream, const CopyRowsArgs& args) {
   launch(stream,

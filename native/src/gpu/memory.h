@@ -1,4 +1,4 @@
-// Small copies within device memory.
+// Small copies: within device memory, and between it and pinned host memory at the ends of a step.
 #pragma once
 
 #include "gpu/runtime.h"
@@ -30,6 +30,24 @@ struct CopyArgs {
   uint64_t bytes = 0;
 };
 void launch_copy(Stream& stream, const CopyArgs& args);
+
+// The plan of a step from pinned host memory, and its results there. Kernels, because a copy engine takes several
+// microseconds to begin and to be waited for. Nothing that follows a plan may start before it is complete
+// (Stream::no_overlap). When results are on the host, *done becomes *number.
+struct PlanArgs {
+  void* dst = nullptr;         // 16-byte aligned, as host is
+  const void* host = nullptr;  // pinned
+  uint64_t bytes = 0;          // multiple of 16
+};
+void launch_plan(Stream& stream, const PlanArgs& args);
+struct ResultsArgs {
+  void* host = nullptr;  // pinned
+  const void* src = nullptr;
+  uint64_t bytes = 0;                // multiple of 16; small: one block copies them
+  uint64_t* done = nullptr;          // pinned
+  const uint64_t* number = nullptr;  // device
+};
+void launch_results(Stream& stream, const ResultsArgs& args);
 
 struct FillArgs {
   void* dst = nullptr;

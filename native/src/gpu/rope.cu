@@ -1,5 +1,6 @@
 // Sixteen lanes a head, as the sums of the norm want it; a lane reads elements lane, lane + 16, … of its head from its
-// own part of shared memory. Heads of a row: queries, keys, values.
+// own part of shared memory. Heads of a row: queries, keys, values. DIM: elements of a head, 0 = any up to 512; a step
+// fetches the kernel's code from memory.
 #include "gpu/kv_device.cuh"
 #include "gpu/norm_device.cuh"
 #include "gpu/rope.h"
@@ -9,12 +10,12 @@ namespace {
 
 constexpr int kHeadsPerBlock = 8;
 
-constexpr int kMostPer = 512 / 16;  // elements of a lane: heads have at most 512
-
+template <int DIM>
 __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a) {
   TND_DYNAMIC_SHARED(float, shared);  // [heads of the block][dim]
   let_next_start();
-  const int dim = a.kv.dim, lane = threadIdx.x % 16;
+  constexpr int kMostPer = (DIM > 0 ? DIM : 512) / 16;  // elements of a lane
+  const int dim = DIM > 0 ? DIM : a.kv.dim, lane = threadIdx.x % 16;
   const int q_heads = a.q != nullptr ? a.q_heads : 0;
   const int all = q_heads + (a.k == nullptr ? 0 : a.caches == nullptr ? 1 : 2) * a.kv.heads;
   const int index = blockIdx.x * kHeadsPerBlock + threadIdx.x / 16;
@@ -72,8 +73,15 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
   }
   if (!live) return;
   if (is_q) {
-    float* out = a.q_out + (row * a.q_heads + head) * dim;
-    for (int i = lane; i < dim; i += 16) out[i] = x[i];
+    const int64_t at = (row * a.q_heads + head) * dim;
+#pragma unroll 4
+    for (int i = lane; i < dim; i += 16) {
+      if (a.q_halves) {
+        static_cast<uint16_t*>(a.q_out)[at + i] = half_saturated(x[i]);
+      } else {
+        static_cast<float*>(a.q_out)[at + i] = x[i];
+      }
+    }
     return;
   }
   if (is_k) {
@@ -94,7 +102,10 @@ void launch_heads(Stream& stream, const HeadsArgs& args) {
   const unsigned bytes = kHeadsPerBlock * static_cast<unsigned>(args.kv.dim) * sizeof(float);
   launch(stream,
          {.grid = grid, .block = {16 * kHeadsPerBlock}, .shared_bytes = bytes, .overlap = true, .name = "heads"},
-         heads_kernel, args);
+         args.kv.dim == 256   ? heads_kernel<256>
+         : args.kv.dim == 128 ? heads_kernel<128>
+                              : heads_kernel<0>,
+         args);
 }
 
 }  // namespace tnd::gpu

@@ -20,7 +20,8 @@ struct HeadsArgs {
   const KvCache* caches = nullptr;          // device [groups]; nullptr = no append
   const float* rope = nullptr;              // [rows, rope_dims]: cos of the pairs, then sin; nullptr = no rotation
   const float* q = nullptr;                 // [rows, q_heads * dim * (gated ? 2 : 1)]; nullptr = only k and v
-  float* q_out = nullptr;                   // [rows, q_heads * dim]; may be q when not gated
+  void* q_out = nullptr;                    // [rows, q_heads * dim]; may be q when not gated and no halves
+  bool q_halves = false;                    // q_out: halves as kFlash wants them, else floats
   float* k = nullptr;                       // [rows, heads * dim], normed and rotated in place; nullptr = only q
   const float* v = nullptr;                 // [rows, heads * dim]; read when caches are given
 };

@@ -183,6 +183,27 @@ Status Stream::sync() {
   return fault_;
 }
 
+Status Stream::wait(const uint64_t* done, uint64_t number) {
+  constexpr int kSpins = 1024;  // between two questions whether the device is well
+  const auto is_done = [&] { return __atomic_load_n(done, __ATOMIC_ACQUIRE) == number; };
+  while (!failed()) {
+    for (int i = 0; i < kSpins; ++i) {
+      if (is_done()) return Status();
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+    const auto code = VENDOR(StreamQuery)(stream_of(native_));
+    if (code != VENDOR(ErrorNotReady)) break;
+  }
+  return sync();
+}
+
+bool Stream::overlaps(const Launch& l) {
+  const bool held = std::exchange(holds_, false);
+  return l.overlap && !held && device_overlaps();
+}
+
 void Stream::begin_capture() {
   if (failed()) return;
   check(VENDOR(StreamBeginCapture)(stream_of(native_), VENDOR(StreamCaptureModeThreadLocal)), "graph capture");

@@ -99,6 +99,14 @@ class Stream {
   void copy(void* dst, const void* src, uint64_t bytes);  // within the device, no overlap
   void fill(void* dst, uint8_t value, uint64_t bytes);
   Status sync();
+  // wait is a sync that ends when a kernel that was launched has made *done (pinned host memory) equal to number, and
+  // is back a few microseconds earlier.
+  Status wait(const uint64_t* done, uint64_t number);
+
+  // no_overlap makes the next launch wait for what is before it, whatever it says (Launch::overlap): the launches after
+  // it then rely on that, too.
+  void no_overlap() { holds_ = true; }
+  bool overlaps(const Launch& l);  // for launch(): ends no_overlap
 
   // Work between begin_capture and end_capture is recorded, not run.
   void begin_capture();
@@ -117,6 +125,7 @@ class Stream {
  private:
   void* native_ = nullptr;
   LaunchFilter* filter_ = nullptr;
+  bool holds_ = false;
   Status fault_;
 };
 
@@ -210,7 +219,7 @@ void launch(Stream& stream, const Launch& l, void (*kernel)(P...), A&&... args) 
   config.stream = static_cast<cudaStream_t>(stream.native());
   cudaLaunchAttribute attributes[2] = {};
   config.attrs = attributes;
-  if (l.overlap && device_overlaps()) {
+  if (stream.overlaps(l)) {
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     config.numAttrs = 1;

@@ -333,6 +333,9 @@ Status Stream::sync() {
   }
   return fault_;
 }
+Status Stream::wait(const uint64_t*, uint64_t) {
+  return sync();
+}
 void Stream::begin_capture() {
   queue(native_).capturing = true;
   queue(native_).captured.clear();
