@@ -71,9 +71,17 @@ __global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_held_kernel(NormArgs
 constexpr int kTogether = 2;
 constexpr int kStagedPad = 16;  // floats: rows of the two halves of a warp lie in different banks
 
-// BLOCKS of a processor at least: bounds the registers.
+// Blocks that a processor should hold, which bounds the registers; before sm_80 two of 20 warps are more than it can.
+constexpr int resident(int blocks) {
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  return blocks > 1 ? 1 : blocks;
+#else
+  return blocks;
+#endif
+}
+
 template <int WARPS, int BLOCKS>
-__global__ void __launch_bounds__(WARPS* TND_WARP, BLOCKS) norm_scaled_kernel(NormArgs a) {
+__global__ void __launch_bounds__(WARPS* TND_WARP, resident(BLOCKS)) norm_scaled_kernel(NormArgs a) {
   TND_DYNAMIC_SHARED(float, staged);
   TND_SHARED(float, scale, [kTogether]);
   TND_SHARED(float, maxima, [kTogether][kMaxWarps]);
