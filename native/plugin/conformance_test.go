@@ -139,3 +139,29 @@ func TestOrphan(t *testing.T) {
 		t.Errorf("ended with %v", cmd.ProcessState)
 	}
 }
+
+// TestParent: a worker may be process 1, that of a container; what is no process id is refused.
+func TestParent(t *testing.T) {
+	lib, _ := files(t)
+	bin := build(t)
+	for pid, ok := range map[string]bool{"1": true, "0": false, "-1": false, "x": false} {
+		cmd := exec.Command(bin, "--lib", lib)
+		h := engineplugin.Handshake
+		cmd.Env = append(os.Environ(), h.MagicCookieKey+"="+h.MagicCookieValue, "PLUGIN_PROTOCOL_VERSIONS=1",
+			"PLUGIN_UNIX_SOCKET_DIR="+t.TempDir(), engineplugin.ParentPIDVariable+"="+pid)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		line := make([]byte, 256)
+		n, _ := out.Read(line)
+		if serves := strings.Contains(string(line[:n]), "|unix|"); serves != ok {
+			t.Errorf("parent %s: serves %t, want %t: %q", pid, serves, ok, line[:n])
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+}

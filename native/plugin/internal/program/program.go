@@ -94,7 +94,7 @@ func followParent(log hclog.Logger) error {
 		return nil
 	}
 	pid, err := strconv.Atoi(text)
-	if err != nil || pid <= 1 {
+	if err != nil || pid < 1 { // 1 is a worker that is all of a container
 		return fmt.Errorf("%s: not a process id: %q", engineplugin.ParentPIDVariable, text)
 	}
 	signal.Ignore(syscall.SIGTERM)
