@@ -107,6 +107,25 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
+// follow starts the engine program for a worker of the given process id, and returns its first line: the handshake when it serves.
+func follow(t *testing.T, bin, lib, parent string) (cmd *exec.Cmd, line string) {
+	t.Helper()
+	cmd = exec.Command(bin, "--lib", lib)
+	h := engineplugin.Handshake
+	cmd.Env = append(os.Environ(), h.MagicCookieKey+"="+h.MagicCookieValue, "PLUGIN_PROTOCOL_VERSIONS=1",
+		"PLUGIN_UNIX_SOCKET_DIR="+t.TempDir(), engineplugin.ParentPIDVariable+"="+parent)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	first := make([]byte, 256)
+	n, _ := out.Read(first) // nothing when it ended without a word
+	return cmd, string(first[:n])
+}
+
 // TestOrphan: the engine program ends when its worker has died.
 func TestOrphan(t *testing.T) {
 	lib, _ := files(t)
@@ -115,21 +134,9 @@ func TestOrphan(t *testing.T) {
 	if err := worker.Start(); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(bin, "--lib", lib)
-	h := engineplugin.Handshake
-	cmd.Env = append(os.Environ(), h.MagicCookieKey+"="+h.MagicCookieValue, "PLUGIN_PROTOCOL_VERSIONS=1",
-		"PLUGIN_UNIX_SOCKET_DIR="+t.TempDir(), engineplugin.ParentPIDVariable+"="+strconv.Itoa(worker.Process.Pid))
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	line := make([]byte, 256)
-	n, err := out.Read(line) // the handshake: it serves
-	if err != nil || !strings.Contains(string(line[:n]), "|unix|") {
-		t.Fatalf("%v: %q", err, line[:n])
+	cmd, line := follow(t, bin, lib, strconv.Itoa(worker.Process.Pid))
+	if !strings.Contains(line, "|unix|") {
+		t.Fatalf("%q", line)
 	}
 	if err := worker.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -145,21 +152,9 @@ func TestParent(t *testing.T) {
 	lib, _ := files(t)
 	bin := build(t)
 	for pid, ok := range map[string]bool{"1": true, "0": false, "-1": false, "x": false} {
-		cmd := exec.Command(bin, "--lib", lib)
-		h := engineplugin.Handshake
-		cmd.Env = append(os.Environ(), h.MagicCookieKey+"="+h.MagicCookieValue, "PLUGIN_PROTOCOL_VERSIONS=1",
-			"PLUGIN_UNIX_SOCKET_DIR="+t.TempDir(), engineplugin.ParentPIDVariable+"="+pid)
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		line := make([]byte, 256)
-		n, _ := out.Read(line)
-		if serves := strings.Contains(string(line[:n]), "|unix|"); serves != ok {
-			t.Errorf("parent %s: serves %t, want %t: %q", pid, serves, ok, line[:n])
+		cmd, line := follow(t, bin, lib, pid)
+		if serves := strings.Contains(line, "|unix|"); serves != ok {
+			t.Errorf("parent %s: serves %t, want %t: %q", pid, serves, ok, line)
 		}
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
