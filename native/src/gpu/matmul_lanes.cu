@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kLanes = 4;
 constexpr int kOuts = 16;
-constexpr int kMaxStages = 5;
+constexpr int kMaxStages = 4;
 constexpr int kStagesBeforeInputs = 3;  // copies are served in turn, and inputs shall not wait for all of the ring
 constexpr int kMaxSupers = 32;          // of a lane: k up to 32768
 constexpr int kMaxClusters = 63;
