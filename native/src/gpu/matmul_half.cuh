@@ -546,7 +546,7 @@ void launch_half_type(Stream& stream, const MatmulGroup& group, const MatmulJobs
 #if defined(TND_GPU_EMU)
       const bool clusters = group.unit == 3;
 #else
-      constexpr bool clusters = true;
+      const bool clusters = !plain_launches();
 #endif
       if (clusters && few && split_fits(group.shared_per_block, std::min(rows, 8), jobs.k)) {
         if (rows <= 8) return start(Split8());

@@ -93,7 +93,7 @@ int clusters_at_once([[maybe_unused]] int blocks, [[maybe_unused]] int threads, 
   constexpr int kDevices = 64;
   static std::atomic<int> known[kDevices][9];  // one more than the answer
   int device = 0, major = 0, shared = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices || blocks > 8) return 0;
+  if (plain_launches() || cudaGetDevice(&device) != cudaSuccess || device >= kDevices || blocks > 8) return 0;
   if (const int n = known[device][blocks].load(std::memory_order_relaxed); n != 0) return n - 1;
   int n = 0;
   if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9 &&
@@ -201,7 +201,7 @@ Status Stream::wait(const uint64_t* done, uint64_t number) {
 
 bool Stream::overlaps(const Launch& l) {
   const bool held = std::exchange(holds_, false);
-  return l.overlap && !held && device_overlaps();
+  return l.overlap && !held && !plain_launches() && device_overlaps();
 }
 
 void Stream::begin_capture() {

@@ -20,6 +20,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -61,9 +63,18 @@ Status device_alloc(uint64_t bytes, void** out);
 void device_free(void* p);
 // device_overlaps says whether the current device can start a kernel early (Launch::overlap).
 bool device_overlaps();
+// plain_launches says whether the environment asks for launches that tools for checking memory accesses can follow
+// (TANDEM_GPU_LAUNCHES=plain): one after the other, without graphs, clusters and early starts. Slower, same bits.
+inline bool plain_launches() {
+  static const bool plain = [] {
+    const char* const wish = std::getenv("TANDEM_GPU_LAUNCHES");
+    return wish != nullptr && std::strcmp(wish, "plain") == 0;
+  }();
+  return plain;
+}
 // clusters_at_once returns how many clusters of `blocks` blocks (Launch::cluster) of a kernel the current device runs
 // at a time if each takes all shared memory of a processor; 0: no clusters, or not of the kind that kernels here are
-// made for (Hopper). kernel: a kernel for which that is asked first, with blocks of `threads`.
+// made for (Hopper), or plain_launches(). kernel: a kernel for which that is asked first, with blocks of `threads`.
 int clusters_at_once(int blocks, int threads, const void* kernel);
 // host_alloc returns host memory that copies can read and write while the host runs on.
 Status host_alloc(uint64_t bytes, void** out);
