@@ -1,7 +1,8 @@
-// Times whole steps of a target engine through the C ABI: rows of a tree on top of a context, prefill by chunk, and the
-// share of every phase. Usage:
-//   step_bench [model.gguf] [threads] [what] [draft.gguf]      what: rows, prefill or all (default)
-// With a draft every row also gives its fused features, as when that draft is attached.
+// Times whole steps of a target engine through the C ABI: rows of a tree on top of a context, plain decoding, prefill
+// by chunk, and the share of every phase. Usage:
+//   step_bench [model.gguf] [threads] [what] [draft.gguf]      what: rows, plain, prefill or all (default)
+// With a draft every row also gives its fused features, as when that draft is attached; plain decoding is timed without
+// them, with them at once and with them kept and read many at a time.
 // The default model is the demonstration target, run from the root of the repository. Each figure is the median of many
 // runs, so that other work on the machine disturbs little.
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -119,6 +121,34 @@ struct Runner {
     return now_us() - start;
   }
 
+  // Plain decoding of TND_KEPT_ROWS tokens with `want` of features; kept ones are read at the end. Returns the time in
+  // us.
+  double plain(uint32_t want) {
+    std::vector<uint8_t> features(TND_KEPT_ROWS * feature_row);
+    const double start = now_us();
+    for (int i = 0; i < TND_KEPT_ROWS; ++i) {
+      const tnd_row row{sequence, next_token(), length, -1, TND_WANT_TOKEN | want, 0, 0, -1};
+      int32_t token;
+      tnd_step step{};
+      step.struct_size = sizeof step;
+      step.flags = TND_STEP_COMMIT;
+      step.n_rows = 1;
+      step.rows = &row;
+      step.tokens = &token;
+      step.feature_encoding = TND_FEATURE_FUSED_BF16;
+      step.features = features.data() + static_cast<uint64_t>(i) * feature_row;
+      check(e, tnd_step_run(e, &step), "plain step");
+      ++length;
+    }
+    if ((want & TND_WANT_KEEP) != 0) {
+      check(e,
+            tnd_features_read(e, sequence, length - TND_KEPT_ROWS, TND_KEPT_ROWS, TND_FEATURE_FUSED_BF16,
+                              features.data()),
+            "kept features");
+    }
+    return now_us() - start;
+  }
+
   std::vector<tnd_stat> stats() {
     uint64_t count = 0;
     tnd_stats(e, nullptr, &count);
@@ -172,7 +202,8 @@ int main(int argc, char** argv) {
 
   if (argc > 4) r.attach(argv[4], path);
 
-  if (what != "prefill") {
+  const bool all = what == "all";
+  if (all || what == "rows") {
     r.prefill(200, 512);
     for (const int n : {1, 2, 4, 8, 16, 23, 32, 64}) {
       for (const bool tree : {false, true}) {
@@ -191,7 +222,29 @@ int main(int argc, char** argv) {
       }
     }
   }
-  if (what != "rows") {
+  if (all || what == "plain") {
+    // In turn, so that a slow second hits all of them; always on the same context.
+    constexpr int kTurns = 60;
+    const struct {
+      const char* name;
+      uint32_t want;
+    } kinds[] = {{"without", 0}, {"at once", TND_WANT_FEATURES}, {"kept", TND_WANT_KEEP}};
+    const size_t count = r.feature_row > 0 ? std::size(kinds) : 1;
+    std::vector<double> times[std::size(kinds)];
+    for (int turn = 0; turn < kTurns; ++turn) {
+      for (size_t k = 0; k < count; ++k) {
+        check(r.e, tnd_sequence_truncate(r.e, r.sequence, 0), "truncate");
+        r.length = 0;
+        r.prefill(200, 512);
+        times[k].push_back(r.plain(kinds[k].want) / TND_KEPT_ROWS);
+      }
+    }
+    for (size_t k = 0; k < count; ++k) {
+      std::printf("plain, features %-8s median %7.1f us   best %7.1f us\n", kinds[k].name, median(times[k]),
+                  *std::min_element(times[k].begin(), times[k].end()));
+    }
+  }
+  if (all || what == "prefill") {
     for (const int n : {512, 2048, 3500, 8192}) {
       check(r.e, tnd_sequence_truncate(r.e, r.sequence, 0), "truncate");
       r.length = 0;

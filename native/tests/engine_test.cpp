@@ -608,6 +608,119 @@ TEST(features_are_residual_streams) {
   CHECK_EQ(e.run(in).status, TND_FAILED_PRECONDITION);
 }
 
+// Features read later have the bits of features in the step's own results, whether rows were committed one by one or as
+// paths of trees; what has lost its place or its position is refused.
+TEST(features_are_kept_for_later) {
+  const Model m = models()[0];
+  Rng rng(32);
+  EngineOptions o;
+  o.max_context = 128;
+  o.max_batch_rows = 64;
+  Engine e(m.path, o);
+  REQUIRE(e.handle() != nullptr);
+  REQUIRE(e.ok(tnd_fuse_load(e.handle(), TND_ROOT "/models/tandem-tiny-draft-q8_0.gguf")));
+  const size_t width = static_cast<size_t>(e.info().feature_fused);
+  CHECK_EQ(e.stat("feature_bytes", true) % sizeof(float), 0u);
+  const int32_t s = e.sequence(), t = e.sequence();
+  const auto read = [&](int32_t sequence, int32_t position, int32_t n, std::vector<float>* out) {
+    out->assign(static_cast<size_t>(std::max(n, 1)) * width, 0.0f);
+    return tnd_features_read(e.handle(), sequence, position, n, TND_FEATURE_FUSED_F32, out->data());
+  };
+  std::vector<float> got;
+  const auto refused = [&](int32_t sequence, int32_t position, int32_t n) {
+    CHECK_EQ(read(sequence, position, n, &got), TND_FAILED_PRECONDITION);
+  };
+  const std::vector<int32_t> tokens = random_tokens(&rng, 48, m.vocab);
+  StepIn in;
+  in.flags = TND_STEP_COMMIT;
+  in.feature_encoding = TND_FEATURE_FUSED_F32;
+  in.feature_width = static_cast<int>(width);
+  in.rows = e.rows(s, tokens, Engine::chain(tokens.size()), TND_WANT_FEATURES);
+  const std::vector<float> now = e.run_ok(in).features;
+  const auto want = [&](size_t position, size_t n) {
+    return std::vector<float>(now.begin() + static_cast<std::ptrdiff_t>(position * width),
+                              now.begin() + static_cast<std::ptrdiff_t>((position + n) * width));
+  };
+  // One by one; another sequence's rows are in places of their own.
+  const auto plain = [&](int32_t sequence, int32_t token, uint32_t wants) {
+    StepIn one;
+    one.flags = TND_STEP_COMMIT;
+    one.rows = e.rows(sequence, {token}, {-1}, wants);
+    e.run_ok(one);
+  };
+  e.ok(tnd_sequence_truncate(e.handle(), s, 0));
+  refused(s, 0, 1);
+  for (int i = 0; i < 5; ++i) {
+    plain(s, tokens[static_cast<size_t>(i)], TND_WANT_KEEP | TND_WANT_TOKEN);
+    plain(t, 77, TND_WANT_KEEP);
+  }
+  REQUIRE(e.ok(read(s, 0, 5, &got)));
+  CHECK(same_bits(got, want(0, 5)));
+  REQUIRE(e.ok(read(s, 3, 1, &got)));  // again
+  CHECK(same_bits(got, want(3, 1)));
+  refused(s, 0, 6);
+  refused(s, -1, 2);
+  // A chain that is partly taken, then a tree whose path is not its first rows; a row may also be a result.
+  StepIn tree;
+  tree.rows = e.rows(s, {tokens[5], tokens[6], 3}, Engine::chain(3), TND_WANT_KEEP);
+  e.run_ok(tree);
+  refused(s, 5, 1);  // pending
+  e.commit(s, {0, 1});
+  tree.rows = e.rows(s, {1, tokens[7], 2, tokens[8]}, {-1, -1, 0, 1}, 0);
+  tree.rows[1].want = TND_WANT_KEEP;
+  tree.rows[3].want = TND_WANT_KEEP | TND_WANT_FEATURES;
+  tree.feature_encoding = TND_FEATURE_FUSED_F32;
+  tree.feature_width = in.feature_width;
+  CHECK(same_bits(e.run_ok(tree).features, want(8, 1)));
+  e.commit(s, {1, 3});
+  REQUIRE(e.ok(read(s, 0, 9, &got)));
+  CHECK(same_bits(got, want(0, 9)));
+  // Rows that were dropped leave nothing; rows that are not kept make a gap.
+  tree.rows = e.rows(s, {1}, {-1}, TND_WANT_KEEP);
+  e.run_ok(tree);
+  plain(s, tokens[9], 0);
+  refused(s, 9, 1);
+  REQUIRE(e.ok(read(s, 0, 9, &got)));
+  plain(s, tokens[10], TND_WANT_KEEP);
+  refused(s, 8, 3);
+  // The newest stay, and no more: also a dropped row takes a place.
+  for (size_t i = 11; i < tokens.size(); ++i) plain(s, tokens[i], TND_WANT_KEEP);
+  const int32_t end = static_cast<int32_t>(tokens.size()), first = end - TND_KEPT_ROWS;
+  REQUIRE(e.ok(read(s, first, TND_KEPT_ROWS, &got)));
+  CHECK(same_bits(got, want(static_cast<size_t>(first), TND_KEPT_ROWS)));
+  refused(s, first - 1, TND_KEPT_ROWS);
+  tree.rows = e.rows(s, {1, 2}, Engine::chain(2), TND_WANT_KEEP);
+  e.run_ok(tree);
+  e.commit(s, {});
+  refused(s, first + 1, 1);
+  REQUIRE(e.ok(read(s, first + 2, TND_KEPT_ROWS - 2, &got)));
+  CHECK(same_bits(got, want(static_cast<size_t>(first) + 2, TND_KEPT_ROWS - 2)));
+  // A snapshot has none.
+  int32_t snapshot = -1;
+  e.ok(tnd_snapshot_create(e.handle(), s, &snapshot));
+  e.ok(tnd_snapshot_restore(e.handle(), snapshot, s));
+  refused(s, end - 1, 1);
+  // What can never work.
+  const int32_t length = e.length(s);
+  tree.rows = e.rows(s, {1, 2}, {-1, -1}, TND_WANT_KEEP);  // both at one position
+  CHECK_EQ(e.run(tree).status, TND_INVALID_ARGUMENT);
+  CHECK_EQ(e.length(s), length);
+  CHECK_EQ(read(s, 0, 0, &got), TND_INVALID_ARGUMENT);
+  CHECK_EQ(read(s, 0, 65, &got), TND_INVALID_ARGUMENT);
+  CHECK_EQ(read(9, 0, 1, &got), TND_NOT_FOUND);
+  CHECK_EQ(tnd_features_read(e.handle(), t, 0, 1, 9, got.data()), TND_INVALID_ARGUMENT);
+  CHECK_EQ(tnd_features_read(e.handle(), t, 0, 1, TND_FEATURE_FUSED_F32, nullptr), TND_INVALID_ARGUMENT);
+  REQUIRE(e.ok(read(t, 0, 5, &got)));
+  // Other layers.
+  const int32_t layer = 0;
+  REQUIRE(e.ok(tnd_capture_set(e.handle(), &layer, 1)));
+  refused(t, 0, 1);  // by its encoding
+  CHECK_EQ(tnd_features_read(e.handle(), t, 0, 1, TND_FEATURE_RAW_BF16, got.data()), TND_FAILED_PRECONDITION);
+  REQUIRE(e.ok(tnd_capture_set(e.handle(), nullptr, 0)));
+  tree.rows = e.rows(s, {1}, {-1}, TND_WANT_KEEP);
+  CHECK_EQ(e.run(tree).status, TND_FAILED_PRECONDITION);
+}
+
 // A cancelled committing step breaks its sequence until it is rebuilt; a cancelled pending step harms nothing.
 TEST(cancel_stops_at_the_next_layer) {
   EngineOptions o;

@@ -83,7 +83,7 @@ TEST(transfers_keep_their_order) {
     std::vector<uint16_t> rounded(x.size());
     const std::vector<int32_t> rows{0};
     backend->upload(a, x.data(), n);
-    backend->copy_rows(a, n, rows, b, n);
+    backend->copy_rows(a, n, rows, {}, b, n);
     backend->zero(a, (n + 1) / 2);
     backend->download(y.data(), a, n);
     backend->download(z.data(), b, n);
@@ -126,7 +126,7 @@ TEST(repeated_steps_are_graphs) {
     for (int32_t& r : rows) r = static_cast<int32_t>(rng.below(kRows));
     float* const y = x + kDim * kRows;
     backend->upload(x, in.data(), kDim * kRows);
-    backend->copy_rows(x, kDim, rows, y, kDim);
+    backend->copy_rows(x, kDim, rows, {}, y, kDim);
     backend->download(out.data(), y, kDim * kRows);
     CHECK_OK(backend->sync());
     for (int i = 0; i < kRows * kDim; ++i) {
@@ -206,6 +206,74 @@ TEST(rounds_of_a_model_are_graphs) {
   CHECK_EQ(backend->recorder().graph_runs(), graphs + 2 * (kRounds - 1 - kWarm));
   std::fprintf(stderr, "%d layers: %d nodes in a step of %d rows\n", info.n_layers, backend->recorder().most_nodes(),
                kRows);
+}
+
+// Plain steps whose features are kept are one graph wherever they are kept, and have the launches of steps without a
+// fused product; reading so many rows is one graph as well.
+TEST(steps_that_keep_features_are_graphs) {
+  std::unique_ptr<Backend> made;
+  CHECK_OK(make_backend(nullptr, 1, &made));
+  auto* backend = static_cast<gpu::GpuBackend*>(made.get());
+  std::atomic<bool> cancel{false};
+  Stats stats;
+  OpenContext c;
+  c.model_path = demo_model();
+  c.options.max_sequences = 2;
+  c.options.max_context = 100;
+  c.options.max_tree_rows = 4;
+  c.options.max_batch_rows = 8;
+  c.options.max_top_k = 4;
+  c.options.kv_type_k = c.options.kv_type_v = TND_KV_DEFAULT;
+  c.memory_cap = backend->free_bytes();
+  c.backend = backend;
+  c.cancel = &cancel;
+  c.stats = &stats;
+  std::unique_ptr<Role> role;
+  CHECK_OK(open_target(c, &role));
+  REQUIRE(role != nullptr);
+  CHECK_OK(role->fuse_load(TND_ROOT "/models/tandem-tiny-draft-q8_0.gguf"));
+  tnd_info info{};
+  role->info(&info);
+  const size_t width = static_cast<size_t>(info.feature_fused);
+  int32_t sequences[2];
+  for (int32_t& s : sequences) CHECK_OK(role->sequence_create(&s));
+  constexpr int kWarm = 3, kRounds = 8, kRead = 4;
+  uint64_t lists = 0, graphs = 0;
+  std::vector<float> now(size_t{kRounds} * width), later(now.size());
+  const auto plain = [&](int32_t sequence, int32_t position, uint32_t want, float* features) {
+    const tnd_row row{sequence, 100 + 7 * position, position, -1, TND_WANT_TOKEN | want, 0, 0, -1};
+    int32_t token;
+    float logprob;
+    tnd_step step{};
+    step.flags = TND_STEP_COMMIT;
+    step.n_rows = 1;
+    step.rows = &row;
+    step.tokens = &token;
+    step.logprobs = &logprob;
+    step.feature_encoding = TND_FEATURE_FUSED_F32;
+    step.features = features;
+    CHECK_OK(role->step(step));
+  };
+  for (int round = 0; round < kRounds; ++round) {
+    plain(sequences[round % 2], round / 2, TND_WANT_KEEP, nullptr);
+    if (round == kWarm) {
+      lists = backend->recorder().list_runs();
+      graphs = backend->recorder().graph_runs();
+    }
+  }
+  CHECK_EQ(backend->recorder().list_runs(), lists);
+  CHECK_EQ(backend->recorder().graph_runs(), graphs + kRounds - 1 - kWarm);
+  const int nodes = backend->recorder().most_nodes();
+  for (const int32_t s : sequences) CHECK_OK(role->features_read(s, 0, kRead, TND_FEATURE_FUSED_F32, later.data()));
+  lists = backend->recorder().list_runs();
+  CHECK_OK(role->features_read(sequences[0], 0, kRead, TND_FEATURE_FUSED_F32, later.data()));
+  CHECK_EQ(backend->recorder().list_runs(), lists);
+  CHECK_OK(role->sequence_truncate(sequences[0], 0));
+  for (int32_t i = 0; i < kRead; ++i) {
+    plain(sequences[0], i, TND_WANT_FEATURES, now.data() + static_cast<size_t>(i) * width);
+  }
+  CHECK(std::memcmp(now.data(), later.data(), kRead * width * sizeof(float)) == 0);
+  CHECK(backend->recorder().most_nodes() > nodes);
 }
 
 // Products with BF16 weights add in the order of the CPU where the device has no matrix instructions for them. Else

@@ -72,7 +72,11 @@ const (
 	WantLogits   uint32 = 4
 	WantFeatures uint32 = 8
 	WantScore    uint32 = 16
+	WantKeep     uint32 = 32 // features stay in the engine, to be read by Step.Kept
 )
+
+// KeptRows is how many of a sequence's rows that want WantKeep are kept, the newest; TND_KEPT_ROWS.
+const KeptRows = 32
 
 // Row is one row of a Step, tnd_row.
 type Row struct {
@@ -104,9 +108,18 @@ type Commit struct {
 	Path     []int32
 }
 
-// Step is one forward pass. Commits are applied first, in order, so that a decode loop needs one round trip per step.
+// KeptFeatures names committed positions from Position on whose rows wanted WantKeep, tnd_features_read.
+type KeptFeatures struct {
+	Sequence Sequence
+	Position int32
+	Rows     int32
+}
+
+// Step is one forward pass. Commits are applied first, in order, then kept features are read, so that a decode loop needs
+// one round trip per step.
 type Step struct {
 	Commits  []Commit
+	Kept     []KeptFeatures
 	Rows     []Row
 	Prefill  bool // TND_STEP_COMMIT: rows are chains and committed by this call
 	Masks    []uint32
@@ -125,7 +138,7 @@ type StepResult struct {
 	TopIDs      []int32   // [rows, TopStride], -1 beyond a row's TopK
 	TopLogprobs []float32 // [rows, TopStride]
 	Logits      []float32 // [rows that want them, vocab]
-	Features    []byte    // [rows that want them, width] in the step's encoding, little-endian
+	Features    []byte    // [rows of Kept, then rows that want them, width] in the step's encoding, little-endian
 	HiddenOut   []float32 // [rows, hidden] when the shard does not end at the last layer
 	EngineNanos int64     // time inside the native engine
 	BatchRows   int       // rows that ran together with those of the step, these included; 0 = these alone
@@ -209,7 +222,7 @@ type Engine interface {
 	Export(ctx context.Context, s Sequence) ([]byte, error)
 	Import(ctx context.Context, s Sequence, state []byte) error
 
-	// Step runs the commits, then the rows. A step without rows only commits.
+	// Step runs the commits, reads kept features, then runs the rows, of which there may be none.
 	Step(ctx context.Context, step *Step, result *StepResult) error
 	// SetCapture chooses captured layers; LoadFuse loads fc and norm of a draft and captures its layers.
 	SetCapture(ctx context.Context, layers []int32) error

@@ -84,6 +84,11 @@ func randomRequest(r *rand.Rand) (*runRequest, *enginev1.RunRequest) {
 			s.Commits = append(s.Commits, c)
 			ps.Commits = append(ps.Commits, &enginev1.Commit{Sequence: int32(c.Sequence), Path: c.Path})
 		}
+		for range r.IntN(3) {
+			k := KeptFeatures{Sequence(number(r)), number(r), number(r)}
+			s.Kept = append(s.Kept, k)
+			ps.Kept = append(ps.Kept, &enginev1.KeptFeatures{Sequence: int32(k.Sequence), Position: k.Position, Rows: k.Rows})
+		}
 		for range r.IntN(6) {
 			w := Row{Sequence(number(r)), number(r), number(r), number(r), r.Uint32() >> r.IntN(32), number(r), number(r), number(r)}
 			s.Rows = append(s.Rows, w)

@@ -105,7 +105,16 @@ func appendStep(b []byte, s *Step) []byte {
 	b = tw.AppendInt(b, 4, s.NMasks)
 	b = tw.AppendUint(b, 5, uint64(len(s.Masks)))
 	b = tw.AppendUint(b, 6, uint64(len(s.HiddenIn)))
-	return tw.AppendInt(b, 7, s.Features)
+	b = tw.AppendInt(b, 7, s.Features)
+	for i := range s.Kept {
+		k := &s.Kept[i]
+		at := len(b)
+		b = tw.AppendInt(b, 1, k.Sequence)
+		b = tw.AppendSint(b, 2, k.Position)
+		b = tw.AppendSint(b, 3, k.Rows)
+		b = tw.Nest(b, at, 8)
+	}
+	return b
 }
 
 // Payload implements tensorwire.Message.
@@ -128,7 +137,7 @@ func (m *runRequest) ReadFrom(r *tw.Reader) error {
 	s := &m.own
 	m.step, m.id, m.kind = s, 0, 0
 	m.bytes, m.maskWords, m.hiddenWords = 0, 0, 0
-	s.Commits, s.Rows, s.Prefill, s.NMasks, s.Features = s.Commits[:0], s.Rows[:0], false, 0, FeatureNone
+	s.Commits, s.Kept, s.Rows, s.Prefill, s.NMasks, s.Features = s.Commits[:0], s.Kept[:0], s.Rows[:0], false, 0, FeatureNone
 	m.features, m.requests, m.dataBytes = m.features[:0], m.requests[:0], m.dataBytes[:0]
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
@@ -218,11 +227,31 @@ func (m *runRequest) readStep(r *tw.Reader) {
 			m.hiddenWords = int(min(r.Uint32(), maxPayloadWords))
 		case tw.Tag(7, tw.Varint):
 			s.Features = FeatureEncoding(r.Int32())
+		case tw.Tag(8, tw.Bytes):
+			s.Kept = append(s.Kept, readKept(r))
 		default:
 			r.Skip(tag)
 		}
 	}
 	r.Leave(outer)
+}
+
+func readKept(r *tw.Reader) (k KeptFeatures) {
+	outer := r.Message()
+	for tag := r.Next(); tag != 0; tag = r.Next() {
+		switch tag {
+		case tw.Tag(1, tw.Varint):
+			k.Sequence = Sequence(r.Int32())
+		case tw.Tag(2, tw.Varint):
+			k.Position = r.Sint32()
+		case tw.Tag(3, tw.Varint):
+			k.Rows = r.Sint32()
+		default:
+			r.Skip(tag)
+		}
+	}
+	r.Leave(outer)
+	return k
 }
 
 func readCommit(r *tw.Reader, c *Commit) {

@@ -126,6 +126,11 @@ typedef struct tnd_row {
 #define TND_WANT_LOGITS 4u   /* all raw logits */
 #define TND_WANT_FEATURES 8u /* captured features */
 #define TND_WANT_SCORE 16u   /* log-probability of .score */
+#define TND_WANT_KEEP 32u    /* captured features, later: tnd_features_read */
+
+/* Rows of a sequence whose captured features the engine keeps for tnd_features_read: the newest. The positions of those
+ * in one step must differ modulo TND_KEPT_ROWS, for a row takes the place of its position. */
+#define TND_KEPT_ROWS 32
 
 #define TND_FEATURE_RAW_BF16 1   /* [n_capture * hidden] residual streams, ascending layers */
 #define TND_FEATURE_FUSED_BF16 2 /* [feature_fused] hidden_norm(fc * features); needs tnd_fuse_load */
@@ -243,10 +248,19 @@ TND_API tnd_status tnd_step_run(tnd_engine* engine, const tnd_step* step);
 /* Keeps the pending rows path[0..n): indices of the last step's batch, path[0] a child of the tip, each the parent of
  * the next. n = 0 drops all. The sequence grows by n. */
 TND_API tnd_status tnd_commit(tnd_engine* engine, int32_t sequence, const int32_t* path, int32_t n);
-/* Chooses the layers whose outgoing residual stream TND_WANT_FEATURES returns; n = 0 = none. */
+/* Chooses the layers whose outgoing residual stream TND_WANT_FEATURES returns; n = 0 = none. Takes memory within the
+ * cap for the features of max_batch_rows rows and of TND_KEPT_ROWS rows of every sequence. */
 TND_API tnd_status tnd_capture_set(tnd_engine* engine, const int32_t* layers, int32_t n);
 /* Loads fc and its norm of a draft (its GGUF, or a GGUF cut to these tensors) and captures the layers that it names. */
 TND_API tnd_status tnd_fuse_load(tnd_engine* engine, const char* path);
+
+/* Features of the committed positions [position, position + n), whose rows wanted TND_WANT_KEEP: the bits that
+ * TND_WANT_FEATURES gives in a step of up to 64 rows, for the price of one product for all of them. They stay kept
+ * until newer rows take their place, the sequence is cut, restored or imported, or other layers are captured; they are
+ * part of no snapshot or export. TND_FAILED_PRECONDITION when not all of them are kept. n: 1..max_batch_rows. features:
+ * [n, width of the encoding]. */
+TND_API tnd_status tnd_features_read(tnd_engine* engine, int32_t sequence, int32_t position, int32_t n,
+                                     int32_t encoding, void* features);
 
 /* Drafts. Appends the features of n committed positions starting at `position`, which must be the sequence's length. */
 TND_API tnd_status tnd_draft_append(tnd_engine* engine, int32_t sequence, int32_t position, int32_t n, int32_t encoding,

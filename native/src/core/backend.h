@@ -299,9 +299,9 @@ class Backend {
   // [rows, q_heads * dim] prepared as matmul input (out may be nullptr when io.q is).
   virtual void attention(const AttentionLayer& w, int layer, const AttentionPlan& plan, int rows, const AttentionIo& io,
                          InputForms forms, Acts* out) = 0;
-  // copy_rows: dst[i * dst_stride ..] = x[rows[i] * dim ..], dim elements; dst backend.
-  virtual void copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, float* dst,
-                         int64_t dst_stride) = 0;
+  // copy_rows: dst[to[i] * dst_stride ..] = x[rows[i] * dim ..], dim elements; dst backend. `to` is empty: 0, 1, ..
+  virtual void copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, std::span<const int32_t> to,
+                         float* dst, int64_t dst_stride) = 0;
   virtual void head(const HeadArgs& args) = 0;
 
   // ---- scoring a prompt (models/scorer.h): per layer score_queries, score_chunk for all chunks in order, score_peaks

@@ -215,9 +215,10 @@ void CpuBackend::swiglu(const float* gate, const float* up, int rows, int64_t di
   prepare(normed_, dim, rows, dim, forms, out);
 }
 
-void CpuBackend::copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, float* dst, int64_t dst_stride) {
+void CpuBackend::copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, std::span<const int32_t> to,
+                           float* dst, int64_t dst_stride) {
   for (size_t i = 0; i < rows.size(); ++i) {
-    std::memcpy(dst + static_cast<int64_t>(i) * dst_stride, x + rows[i] * dim,
+    std::memcpy(dst + (to.empty() ? static_cast<int64_t>(i) : to[i]) * dst_stride, x + rows[i] * dim,
                 static_cast<size_t>(dim) * sizeof(float));
   }
 }

@@ -272,6 +272,15 @@ tnd_status tnd_fuse_load(tnd_engine* engine, const char* path) {
   });
 }
 
+tnd_status tnd_features_read(tnd_engine* engine, int32_t sequence, int32_t position, int32_t n, int32_t encoding,
+                             void* features) {
+  return call(engine, [&](tnd::Role& role) -> Status {
+    if (n < 1) return errorf(TND_INVALID_ARGUMENT, "n is %d", n);
+    TND_TRY(need(features, "features"));
+    return role.features_read(sequence, position, n, encoding, features);
+  });
+}
+
 tnd_status tnd_draft_append(tnd_engine* engine, int32_t sequence, int32_t position, int32_t n, int32_t encoding,
                             const void* features) {
   return call(engine, [&](tnd::Role& role) -> Status {

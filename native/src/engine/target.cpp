@@ -133,7 +133,8 @@ Status TargetRole::open() {
   attention_groups_.reserve(sequences_.size());
   last_of_sequence_.resize(sequences_.size());
   head_rows_.reserve(rows);
-  feature_rows_.reserve(rows);
+  feature_rows_.reserve(2 * rows);  // a row may be a result and kept
+  feature_places_.reserve(2 * rows);
   counts_.assign(static_cast<size_t>(p_.vocab), 0);
   rope_host_.resize(rows * static_cast<size_t>(p_.rope_dims));
   if (layer_first_ > 0) hidden_.resize(rows * static_cast<size_t>(p_.hidden));
@@ -311,6 +312,7 @@ void TargetRole::clear(Sequence* s) {
   s->length = 0;
   s->tokens.clear();
   s->pending.clear();
+  s->kept_first = s->kept_next = 0;
   s->broken = false;
   for (DeltaState& state : s->states) {
     c_.backend->zero(state.taps, shape.taps_elems());
@@ -365,6 +367,7 @@ Status TargetRole::sequence_truncate(int32_t sequence, int32_t length) {
     return c_.backend->sync();
   }
   s->length = length;
+  s->kept_next = std::min(s->kept_next, length);
   s->tokens.resize(static_cast<size_t>(length));
   return Status();
 }

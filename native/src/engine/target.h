@@ -39,11 +39,13 @@ class TargetRole final : public Role {
   Status commit(int32_t sequence, std::span<const int32_t> path) override;
   Status capture_set(std::span<const int32_t> layers) override;
   Status fuse_load(const char* path) override;
+  Status features_read(int32_t sequence, int32_t position, int32_t n, int32_t encoding, void* out) override;
 
  private:
   // A row of an uncommitted step, by position in depth-first order.
   struct Pending {
     int32_t batch_index, token, parent;
+    bool kept;  // its captured features are
   };
   struct Sequence {
     bool used = false;
@@ -51,6 +53,9 @@ class TargetRole final : public Role {
     int32_t length = 0;
     std::vector<int32_t> tokens;  // [length] committed ids, -1 where unknown (shards that get hidden rows)
     std::vector<Pending> pending;
+    // Committed positions whose captured features are kept, position p in place p mod TND_KEPT_ROWS; none when first is
+    // not below next.
+    int32_t kept_first = 0, kept_next = 0;
     std::vector<KvCache> caches;      // [attention layers]
     std::vector<DeltaState> states;   // [delta layers]
     std::vector<DeltaReplay> replay;  // [delta layers]
@@ -64,6 +69,7 @@ class TargetRole final : public Role {
   // Rows of one sequence in the step being planned.
   struct Group {
     int32_t sequence = 0, first = 0, count = 0;
+    uint32_t kept = 0;  // places of rows that are kept
   };
 
   // open
@@ -89,7 +95,10 @@ class TargetRole final : public Role {
   void fill_rope();
   void plan_head(const tnd_step& step);
   void count_history(const Sequence& s, int32_t row, std::vector<TokenCount>* out, size_t* first);
-  void write_features(const tnd_step& step, int32_t n);
+  int32_t kept_place(int32_t sequence, int32_t position) const;
+  static void keep(Sequence* s, int32_t position);
+  Status check_encoding(int32_t encoding) const;
+  void write_features(int32_t encoding, int32_t n, void* out);
   void finish_step(const tnd_step& step);
   Status take_features(int32_t n_capture);
 
@@ -113,7 +122,8 @@ class TargetRole final : public Role {
   // Captured features.
   std::vector<int32_t> capture_;
   void* feature_region_ = nullptr;
-  float* features_ = nullptr;  // backend [max_batch_rows, captures * hidden]
+  // backend [max_batch_rows of the step, then max_sequences x TND_KEPT_ROWS that are kept, captures * hidden]
+  float* features_ = nullptr;
   void* fuse_region_ = nullptr;
   std::unique_ptr<Matrix> fc_;
   FuseLayer fuse_;
@@ -135,7 +145,9 @@ class TargetRole final : public Role {
   std::vector<HeadRow> head_rows_;
   std::vector<TokenCount> history_;
   std::vector<int32_t> counts_;  // [vocab] zero between uses
-  std::vector<int32_t> feature_rows_;
+  // Captured rows and their places in features_; the first wanted_features_ of them, in places 0, 1, .., are results.
+  std::vector<int32_t> feature_rows_, feature_places_;
+  int32_t wanted_features_ = 0;
 };
 
 }  // namespace tnd

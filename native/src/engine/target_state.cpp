@@ -28,6 +28,7 @@ void TargetRole::replace(Sequence* s, int32_t length) {
   s->length = length;
   s->broken = false;
   s->pending.clear();
+  s->kept_first = s->kept_next = 0;
   s->tokens.resize(static_cast<size_t>(length));
 }
 
@@ -72,8 +73,12 @@ Status TargetRole::import_from(int32_t sequence, const void* data, uint64_t byte
   return saved_.import_from(data, parts(s, length));
 }
 
-// Takes the buffer of captured features for n layers, within the cap.
+// Takes the buffer of captured features for n layers, within the cap. Nothing is kept any more.
 Status TargetRole::take_features(int32_t n) {
+  for (Sequence& s : sequences_) {
+    s.kept_first = s.kept_next = 0;
+    for (Pending& p : s.pending) p.kept = false;
+  }
   if (feature_region_ != nullptr) {
     c_.backend->release(feature_region_);
     feature_region_ = nullptr;
@@ -81,7 +86,7 @@ Status TargetRole::take_features(int32_t n) {
     feature_bytes_.store(0);
   }
   if (n == 0) return Status();
-  const uint64_t bytes = static_cast<uint64_t>(c_.options.max_batch_rows) * static_cast<uint64_t>(n) *
+  const uint64_t bytes = static_cast<uint64_t>(kept_place(c_.options.max_sequences, 0)) * static_cast<uint64_t>(n) *
                          static_cast<uint64_t>(p_.hidden) * sizeof(float);
   if (bytes > available()) {
     return errorf(TND_RESOURCE_EXHAUSTED, "features of %d layers need %llu bytes, %llu are left of the memory cap", n,
@@ -180,11 +185,57 @@ Status TargetRole::fuse_load(const char* path) {
   return c_.backend->sync();
 }
 
-void TargetRole::write_features(const tnd_step& step, int32_t n) {
+// Place in features_ of a row that is kept.
+int32_t TargetRole::kept_place(int32_t sequence, int32_t position) const {
+  return c_.options.max_batch_rows + sequence * TND_KEPT_ROWS + position % TND_KEPT_ROWS;
+}
+
+// The row of a position that was committed just now is kept.
+void TargetRole::keep(Sequence* s, int32_t position) {
+  if (position != s->kept_next || s->kept_first > position) s->kept_first = position;
+  s->kept_next = position + 1;
+}
+
+Status TargetRole::check_encoding(int32_t encoding) const {
+  if (encoding < TND_FEATURE_RAW_BF16 || encoding > TND_FEATURE_FUSED_F32) {
+    return errorf(TND_INVALID_ARGUMENT, "feature_encoding is %d", encoding);
+  }
+  if ((encoding == TND_FEATURE_FUSED_BF16 || encoding == TND_FEATURE_FUSED_F32) && fc_ == nullptr) {
+    return errorf(TND_FAILED_PRECONDITION, "fused features need tnd_fuse_load");
+  }
+  return Status();
+}
+
+Status TargetRole::features_read(int32_t sequence, int32_t position, int32_t n, int32_t encoding, void* out) {
+  PhaseTimer timer(c_.stats);
+  Sequence* s = nullptr;
+  TND_TRY(find(sequence, &s));
+  TND_TRY(check_encoding(encoding));
+  if (n > c_.options.max_batch_rows)
+    return errorf(TND_INVALID_ARGUMENT, "n is %d, at most max_batch_rows %d", n, c_.options.max_batch_rows);
+  const int64_t next = int64_t{position} + n;
+  if (position < s->kept_first || next > s->kept_next) {
+    return errorf(TND_FAILED_PRECONDITION,
+                  "features of positions %d..%lld of sequence %d are not kept, those of %d..%d are", position,
+                  static_cast<long long>(next - 1), sequence, s->kept_first, s->kept_next - 1);
+  }
+  feature_rows_.clear();
+  for (int32_t i = 0; i < n; ++i) feature_rows_.push_back(kept_place(sequence, position + i));
+  const int64_t raw = static_cast<int64_t>(capture_.size()) * p_.hidden;
+  c_.backend->begin_step(false);
+  c_.backend->copy_rows(features_, raw, feature_rows_, {}, features_, raw);
+  write_features(encoding, n, out);
+  TND_TRY(c_.backend->sync());
+  timer.mark(Counter::kFeatureNs);
+  return Status();
+}
+
+// Writes the first n rows of features_.
+void TargetRole::write_features(int32_t encoding, int32_t n, void* out) {
   const int64_t raw = static_cast<int64_t>(capture_.size()) * p_.hidden;
   const float* src = features_;
   int64_t width = raw;
-  if (step.feature_encoding == TND_FEATURE_FUSED_BF16 || step.feature_encoding == TND_FEATURE_FUSED_F32) {
+  if (encoding == TND_FEATURE_FUSED_BF16 || encoding == TND_FEATURE_FUSED_F32) {
     width = fc_->n;
     c_.backend->prepare(features_, raw, n, raw, c_.backend->forms(*fc_), fuse_acts_.get());
     const Product product{fc_.get(), fused_, width, nullptr};
@@ -192,10 +243,10 @@ void TargetRole::write_features(const tnd_step& step, int32_t n) {
     c_.backend->norm_rows(fused_, fuse_.norm, fuse_.eps, n, width, fused_);
     src = fused_;
   }
-  if (step.feature_encoding == TND_FEATURE_RAW_BF16 || step.feature_encoding == TND_FEATURE_FUSED_BF16) {
-    c_.backend->download_bf16(static_cast<uint16_t*>(step.features), src, n * width);
+  if (encoding == TND_FEATURE_RAW_BF16 || encoding == TND_FEATURE_FUSED_BF16) {
+    c_.backend->download_bf16(static_cast<uint16_t*>(out), src, n * width);
   } else {
-    c_.backend->download(static_cast<float*>(step.features), src, n * width);
+    c_.backend->download(static_cast<float*>(out), src, n * width);
   }
 }
 

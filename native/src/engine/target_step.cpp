@@ -34,6 +34,7 @@ Status TargetRole::step(const tnd_step& step) {
   run.attention = AttentionPlan{attention_groups_, attention_rows_.data(), rope_};
   run.capture_layers = capture_;
   run.feature_rows = feature_rows_;
+  if (static_cast<size_t>(wanted_features_) < feature_rows_.size()) run.feature_places = feature_places_;
   run.features = features_;
   run.cancel = c_.cancel;
   // Steps of up to max_tree_rows rows have the same bits whether they commit or not.
@@ -81,7 +82,7 @@ Status TargetRole::check_rows(const tnd_step& step) {
     TND_TRY(find(row.sequence, &s));
     if (s->group < 0) {
       s->group = static_cast<int32_t>(groups_.size());
-      groups_.push_back(Group{row.sequence, 0, 0});
+      groups_.push_back(Group{row.sequence, 0, 0, 0});
       last_of_sequence_[static_cast<size_t>(row.sequence)] = -1;
     }
     Group& g = groups_[static_cast<size_t>(s->group)];
@@ -112,7 +113,8 @@ Status TargetRole::check_rows(const tnd_step& step) {
       return errorf(TND_INVALID_ARGUMENT, "sequence %d has more than %d uncommitted rows (max_tree_rows)", row.sequence,
                     c_.options.max_tree_rows);
     }
-    if ((row.want & ~(kHeadWants | TND_WANT_FEATURES)) != 0) return bad_row(i, "want is %lld", row.want, 0);
+    if ((row.want & ~(kHeadWants | TND_WANT_FEATURES | TND_WANT_KEEP)) != 0)
+      return bad_row(i, "want is %lld", row.want, 0);
     if ((row.want & TND_WANT_TOP) != 0 &&
         (row.top_k < 1 || row.top_k > c_.options.max_top_k || row.top_k > step.top_stride || row.top_k > p_.vocab)) {
       return bad_row(i, "top_k is %lld, must be 1..max_top_k, top_stride and vocabulary (max_top_k %lld)", row.top_k,
@@ -128,8 +130,16 @@ Status TargetRole::check_rows(const tnd_step& step) {
       return errorf(TND_FAILED_PRECONDITION, "rows[%d].want asks for tokens of a shard that ends at layer %d of %d", i,
                     layer_last_, p_.n_layers);
     }
-    if ((row.want & TND_WANT_FEATURES) != 0 && capture_.empty()) {
+    if ((row.want & (TND_WANT_FEATURES | TND_WANT_KEEP)) != 0 && capture_.empty()) {
       return errorf(TND_FAILED_PRECONDITION, "rows[%d].want asks for features, but no layers are captured", i);
+    }
+    if ((row.want & TND_WANT_KEEP) != 0) {
+      const uint32_t place = 1u << (row.position % TND_KEPT_ROWS);
+      if ((g.kept & place) != 0) {
+        return bad_row(i, "position is %lld, another row that is kept takes its place of %lld", row.position,
+                       TND_KEPT_ROWS);
+      }
+      g.kept |= place;
     }
   }
   return Status();
@@ -146,13 +156,7 @@ Status TargetRole::check_outputs(const tnd_step& step) const {
   if ((wants & TND_WANT_SCORE) != 0 && step.scores == nullptr) return missing("scores");
   if ((wants & TND_WANT_FEATURES) != 0) {
     if (step.features == nullptr) return missing("features");
-    const int32_t e = step.feature_encoding;
-    if (e < TND_FEATURE_RAW_BF16 || e > TND_FEATURE_FUSED_F32) {
-      return errorf(TND_INVALID_ARGUMENT, "feature_encoding is %d", e);
-    }
-    if ((e == TND_FEATURE_FUSED_BF16 || e == TND_FEATURE_FUSED_F32) && fc_ == nullptr) {
-      return errorf(TND_FAILED_PRECONDITION, "fused features need tnd_fuse_load");
-    }
+    TND_TRY(check_encoding(step.feature_encoding));
   }
   if (layer_first_ > 0 && step.hidden_in == nullptr) return missing("hidden_in");
   if (layer_first_ == 0 && step.hidden_in != nullptr) {
@@ -228,16 +232,30 @@ Status TargetRole::plan_step(const tnd_step& step) {
     }
   }
   feature_rows_.clear();
+  feature_places_.clear();
   for (int32_t i = 0; i < step.n_rows; ++i) {
     const tnd_row& row = step.rows[i];
     const size_t at = static_cast<size_t>(row_of_batch_[static_cast<size_t>(i)]);
     tokens_[at] = row.token >= 0 && row.token < p_.vocab ? row.token : -1;
     positions_[at] = row.position;
-    if ((row.want & TND_WANT_FEATURES) != 0) feature_rows_.push_back(static_cast<int32_t>(at));
+    if ((row.want & TND_WANT_FEATURES) != 0) {
+      feature_places_.push_back(static_cast<int32_t>(feature_rows_.size()));
+      feature_rows_.push_back(static_cast<int32_t>(at));
+    }
     if (layer_first_ > 0) {
       std::memcpy(hidden_.data() + static_cast<int64_t>(at) * p_.hidden, step.hidden_in + int64_t{i} * p_.hidden,
                   static_cast<size_t>(p_.hidden) * sizeof(float));
     }
+  }
+  wanted_features_ = static_cast<int32_t>(feature_rows_.size());
+  for (int32_t i = 0; i < step.n_rows; ++i) {
+    const tnd_row& row = step.rows[i];
+    if ((row.want & TND_WANT_KEEP) == 0) continue;
+    feature_rows_.push_back(row_of_batch_[static_cast<size_t>(i)]);
+    feature_places_.push_back(kept_place(row.sequence, row.position));
+    // What was in its place is gone, whether or not the row is committed.
+    Sequence& s = sequences_[static_cast<size_t>(row.sequence)];
+    s.kept_first = std::max(s.kept_first, row.position - TND_KEPT_ROWS + 1);
   }
   for (const Group& g : groups_) {
     Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
@@ -378,8 +396,8 @@ void TargetRole::finish_step(const tnd_step& step) {
     c_.stats->add(Counter::kHeadRows, head_rows_.size());
     timer.mark(Counter::kHeadNs);
   }
-  if (!feature_rows_.empty()) {
-    write_features(step, static_cast<int32_t>(feature_rows_.size()));
+  if (wanted_features_ > 0) {
+    write_features(step.feature_encoding, wanted_features_, step.features);
     timer.mark(Counter::kFeatureNs);
   }
   if (layer_last_ < p_.n_layers) {
@@ -393,10 +411,12 @@ void TargetRole::finish_step(const tnd_step& step) {
     Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
     for (int32_t i = 0; i < g.count; ++i) {
       const size_t row = static_cast<size_t>(g.first + i);
+      const bool kept = (step.rows[batch_of_row_[row]].want & TND_WANT_KEEP) != 0;
       if (commit) {
         s.tokens.push_back(tokens_[row]);
+        if (kept) keep(&s, s.length + i);
       } else {
-        s.pending.push_back(Pending{batch_of_row_[row], tokens_[row], parent_rows_[row]});
+        s.pending.push_back(Pending{batch_of_row_[row], tokens_[row], parent_rows_[row], kept});
       }
     }
     if (commit) s.length += g.count;
@@ -442,8 +462,12 @@ Status TargetRole::commit(int32_t sequence, std::span<const int32_t> path) {
   if (delta_layers_ > 0) c_.backend->delta_commit(model_->delta_shape(), s->states, s->replay, kept);
   c_.backend->kv_move(kv_, s->caches, std::span<const int32_t>(parents_).first(n),
                       std::span<const int32_t>(parent_rows_).first(n));
-  for (const int32_t row : kept) s->tokens.push_back(s->pending[static_cast<size_t>(row)].token);
-  s->length += static_cast<int32_t>(n);
+  for (const int32_t row : kept) {
+    const Pending& p = s->pending[static_cast<size_t>(row)];
+    s->tokens.push_back(p.token);
+    if (p.kept) keep(s, s->length);
+    ++s->length;
+  }
   s->pending.clear();
   TND_TRY(c_.backend->sync());
   c_.stats->add(Counter::kCommits, 1);

@@ -150,11 +150,15 @@ void GpuBackend::download_bf16(uint16_t* host, const float* src, int64_t n) {
   }
 }
 
-void GpuBackend::copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, float* dst, int64_t dst_stride) {
-  if (rows.empty() || !recorder_.reserve(Recorder::padded(rows.size_bytes()))) return;
+void GpuBackend::copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, std::span<const int32_t> to,
+                           float* dst, int64_t dst_stride) {
+  if (rows.empty() || !recorder_.reserve(Recorder::padded(rows.size_bytes()) + Recorder::padded(to.size_bytes()))) {
+    return;
+  }
   CopyRowsArgs& args = recorder_.add(launch_copy_rows);
   args.src = x;
   args.rows = recorder_.put(rows);
+  if (!to.empty()) args.to = recorder_.put(to);
   args.n = static_cast<int32_t>(rows.size());
   args.dim = dim;
   args.dst = dst;

@@ -72,7 +72,8 @@ class GpuBackend final : public Backend {
                    InputForms forms, Acts* out) override;
   void attention(const AttentionLayer& w, int layer, const AttentionPlan& plan, int rows, const AttentionIo& io,
                  InputForms forms, Acts* out) override;
-  void copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, float* dst, int64_t dst_stride) override;
+  void copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, std::span<const int32_t> to, float* dst,
+                 int64_t dst_stride) override;
   void head(const HeadArgs& args) override;
   uint64_t score_kv_bytes(const AttentionLayer& w) const override;
   void score_queries(const AttentionLayer& w, const float* rope, int rows, float* q) override;

@@ -32,7 +32,7 @@ void GpuBackend::head_rows(const HeadArgs& args, const HeadRow* rows, int n) {
     norm.forms = forms(*args.w);
     norm.gather = recorder_.put(numbers_.data(), numbers_.size());
   } else {
-    copy_rows(args.x, hidden, numbers_, rows_, hidden);
+    copy_rows(args.x, hidden, numbers_, {}, rows_, hidden);
     prepare(rows_, hidden, n, hidden, forms(*args.w), head_acts_.get());
   }
   const Product product{args.w, logits_, logits_stride_, nullptr};

@@ -15,7 +15,7 @@ unsigned blocks_for(int64_t n) {
 // Block (x, i) copies elements of row i.
 __global__ void copy_rows_f32_kernel(CopyRowsArgs a) {
   const float* from = a.src + a.rows[blockIdx.y] * a.dim;
-  float* to = a.dst + blockIdx.y * a.dst_stride;
+  float* to = a.dst + (a.to != nullptr ? a.to[blockIdx.y] : int64_t{blockIdx.y}) * a.dst_stride;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < a.dim; i += int64_t{gridDim.x} * kThreads) {
     to[i] = from[i];
   }

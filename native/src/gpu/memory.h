@@ -5,13 +5,14 @@
 
 namespace tnd::gpu {
 
-// dst[i] = src[rows[i]], dim floats each.
+// dst[to[i]] = src[rows[i]], dim floats each.
 struct CopyRowsArgs {
   const float* src = nullptr;     // [.., dim]
   const int32_t* rows = nullptr;  // device [n]
+  const int32_t* to = nullptr;    // device [n]; nullptr = 0, 1, ..
   int32_t n = 0;
   int64_t dim = 0;
-  float* dst = nullptr;  // [n, dim], row stride dst_stride
+  float* dst = nullptr;  // [.., dim], row stride dst_stride
   int64_t dst_stride = 0;
 };
 void launch_copy_rows(Stream& stream, const CopyRowsArgs& args);

@@ -99,7 +99,8 @@ void capture(Backend& b, const HParams& p, const Workspace& ws, int32_t layer, c
   for (size_t i = 0; i < step.capture_layers.size(); ++i) {
     if (step.capture_layers[i] != layer) continue;
     const int64_t width = static_cast<int64_t>(step.capture_layers.size()) * p.hidden;
-    b.copy_rows(ws.x, p.hidden, step.feature_rows, step.features + static_cast<int64_t>(i) * p.hidden, width);
+    b.copy_rows(ws.x, p.hidden, step.feature_rows, step.feature_places,
+                step.features + static_cast<int64_t>(i) * p.hidden, width);
     timer.mark(Counter::kFeatureNs);
   }
 }

@@ -72,11 +72,11 @@ void ScorerModel::embed(std::span<const int32_t> ids) {
 void ScorerModel::query_rows(const Layer& l, std::span<const int32_t> query, bool rotated) {
   const Attention& a = l.attention;
   const int rows = static_cast<int>(query.size());
-  backend_.copy_rows(x_, p_.hidden, query, query_x_, p_.hidden);
+  backend_.copy_rows(x_, p_.hidden, query, {}, query_x_, p_.hidden);
   backend_.norm(query_x_, a.norm, p_.eps, rows, p_.hidden, backend_.forms(*a.q), ws_.acts.get());
   const Product product{a.q.get(), query_q_, int64_t{p_.q_heads} * p_.head_dim, nullptr};
   backend_.matmul(std::span<const Product>(&product, 1), *ws_.acts, rows);
-  if (rotated) backend_.copy_rows(rope_, p_.rope_dims, query, query_rope_, p_.rope_dims);
+  if (rotated) backend_.copy_rows(rope_, p_.rope_dims, query, {}, query_rope_, p_.rope_dims);
   backend_.score_queries(a.layer, rotated ? query_rope_ : nullptr, rows, query_q_);
 }
 

@@ -22,7 +22,8 @@ struct TargetStep {
   std::span<const DeltaGroup> delta;  // same groups as attention.groups
   AttentionPlan attention;
   std::span<const int32_t> capture_layers;    // ascending, in the layer range
-  std::span<const int32_t> feature_rows;      // rows whose residual stream is kept
+  std::span<const int32_t> feature_rows;      // rows whose residual stream is captured
+  std::span<const int32_t> feature_places;    // by feature row: its row of features; empty: 0, 1, ..
   float* features = nullptr;                  // backend [feature rows, capture layers * hidden]
   const std::atomic<bool>* cancel = nullptr;  // checked before each layer
 };

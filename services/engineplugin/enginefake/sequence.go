@@ -23,6 +23,7 @@ type sequence struct {
 	set     bool // a sampler was set
 	broken  bool // a cancelled committing step: only free, restore and import work
 	pending []pendingRow
+	kept    kept // features, of targets
 }
 
 type pendingRow struct {
@@ -30,6 +31,7 @@ type pendingRow struct {
 	parent int32
 	token  int32
 	hash   uint64
+	kept   bool
 }
 
 func (s *sequence) length() int { return len(s.hashes) }
@@ -57,6 +59,7 @@ func (s *sequence) assume(from *sequence) {
 	s.hashes = append(s.hashes[:0], from.hashes...)
 	s.hints = append(s.hints[:0], from.hints...)
 	s.fold, s.broken, s.pending = from.fold, false, s.pending[:0]
+	s.kept.clear()
 }
 
 func (e *Engine) find(id engineplugin.Sequence) (*sequence, error) {
@@ -147,6 +150,7 @@ func (e *Engine) Truncate(ctx context.Context, id engineplugin.Sequence, length 
 		return rpcerr.FailedPrecondition("length: recurrent states cannot go back from %d to %d", s.length(), length)
 	}
 	s.hashes = s.hashes[:length]
+	s.kept.truncate(length)
 	if e.options.Role == engineplugin.RoleTarget {
 		s.tokens = s.tokens[:length]
 	} else {

@@ -9,7 +9,8 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-const allWants = engineplugin.WantToken | engineplugin.WantTop | engineplugin.WantLogits | engineplugin.WantFeatures | engineplugin.WantScore
+const allWants = engineplugin.WantToken | engineplugin.WantTop | engineplugin.WantLogits | engineplugin.WantFeatures | engineplugin.WantScore |
+	engineplugin.WantKeep
 
 // Step implements engineplugin.Engine.
 func (e *Engine) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
@@ -30,8 +31,11 @@ func (e *Engine) Step(ctx context.Context, step *engineplugin.Step, result *engi
 			return err
 		}
 	}
+	reset(result)
+	if err := e.readKept(step, result); err != nil {
+		return err
+	}
 	if len(step.Rows) == 0 {
-		reset(result, 0, 0)
 		result.EngineNanos = int64(time.Since(start))
 		return nil
 	}
@@ -79,6 +83,9 @@ func (e *Engine) commit(c *engineplugin.Commit) error {
 	}
 	for _, row := range c.Path {
 		p := slices.IndexFunc(s.pending, func(p pendingRow) bool { return p.row == row })
+		if s.pending[p].kept {
+			s.kept.commit(int32(s.length()))
+		}
 		s.append(s.pending[p].token, s.pending[p].hash)
 	}
 	s.pending = s.pending[:0]
@@ -147,6 +154,9 @@ func (e *Engine) checkRows(step *engineplugin.Step) error {
 		}
 		w.last[r.Sequence] = int32(i)
 	}
+	if err := e.checkKeeps(step); err != nil {
+		return err
+	}
 	if !step.Prefill {
 		for id := range w.last {
 			rows := 0
@@ -169,7 +179,7 @@ func (e *Engine) checkWants(step *engineplugin.Step, i int, last bool) error {
 	switch {
 	case r.Want&^allWants != 0:
 		return bad("rows.want", "row %d: unknown bits %#x", i, r.Want&^allWants)
-	case !last && r.Want&^engineplugin.WantFeatures != 0:
+	case !last && r.Want&^(engineplugin.WantFeatures|engineplugin.WantKeep) != 0:
 		return rpcerr.FailedPrecondition("rows.want: row %d: a shard that does not end at the last layer has no head", i)
 	case r.Want&engineplugin.WantTop != 0 && (r.TopK < 1 || int(r.TopK) > e.options.MaxTopK):
 		return bad("rows.top_k", "row %d: must be in 1..%d, got %d", i, e.options.MaxTopK, r.TopK)
@@ -178,25 +188,20 @@ func (e *Engine) checkWants(step *engineplugin.Step, i int, last bool) error {
 	case r.Mask < -1 || int(r.Mask) >= step.NMasks:
 		return bad("rows.mask", "row %d: must be in -1..%d, got %d", i, step.NMasks-1, r.Mask)
 	}
+	if r.Want&engineplugin.WantKeep != 0 && len(e.info.CaptureLayers) == 0 {
+		return rpcerr.FailedPrecondition("rows.want: row %d: no layers are captured", i)
+	}
 	if r.Want&engineplugin.WantFeatures != 0 {
-		switch {
-		case step.Features == engineplugin.FeatureNone:
-			return bad("feature_encoding", "row %d wants features, no encoding is given", i)
-		case len(e.info.CaptureLayers) == 0:
-			return rpcerr.FailedPrecondition("feature_encoding: no layers are captured")
-		case isFused(step.Features) && e.info.FeatureFused == 0:
-			return rpcerr.FailedPrecondition("feature_encoding: fused features need a loaded fuse")
-		}
+		return e.checkFeatures(step.Features)
 	}
 	return nil
 }
 
-func reset(r *engineplugin.StepResult, rows, stride int) {
+func reset(r *engineplugin.StepResult) {
 	r.Tokens, r.Logprobs, r.Scores = r.Tokens[:0], r.Logprobs[:0], r.Scores[:0]
 	r.TopIDs, r.TopLogprobs = r.TopIDs[:0], r.TopLogprobs[:0]
 	r.Logits, r.Features, r.HiddenOut = r.Logits[:0], r.Features[:0], r.HiddenOut[:0]
-	r.TopStride = stride
-	_ = rows
+	r.TopStride = 0
 }
 
 // run computes checked rows and returns how long a model of texts wants them to take.
@@ -210,7 +215,7 @@ func (e *Engine) run(step *engineplugin.Step, result *engineplugin.StepResult, n
 			stride = max(stride, int(r.TopK))
 		}
 	}
-	reset(result, len(step.Rows), stride)
+	result.TopStride = stride
 	last := e.options.LayerLast == e.m.o.Layers
 	w.hashes = w.hashes[:0]
 	for i := range step.Rows {
@@ -226,19 +231,21 @@ func (e *Engine) run(step *engineplugin.Step, result *engineplugin.StepResult, n
 		}
 		w.hashes = append(w.hashes, h)
 		if !step.Prefill {
-			s.pending = append(s.pending, pendingRow{int32(i), r.Parent, r.Token, h})
+			s.pending = append(s.pending, pendingRow{int32(i), r.Parent, r.Token, h, r.Want&engineplugin.WantKeep != 0})
 		}
 		if !last {
 			w.logits = slices.Grow(w.logits[:0], hidden)[:hidden]
 			hashToHidden(h, w.logits)
 			result.HiddenOut = append(result.HiddenOut, w.logits...)
 		}
-		if r.Want&engineplugin.WantFeatures != 0 {
-			layers := e.info.CaptureLayers
-			if isFused(step.Features) {
-				layers = fused[:]
+		if r.Want&(engineplugin.WantFeatures|engineplugin.WantKeep) != 0 {
+			hint := e.hint(step, i)
+			if r.Want&engineplugin.WantKeep != 0 {
+				s.kept.put(r.Position, h, hint)
 			}
-			result.Features = appendFeatures(result.Features, h, e.hint(step, i), layers, hidden, isF32(step.Features))
+			if r.Want&engineplugin.WantFeatures != 0 {
+				result.Features = e.appendFeatures(result.Features, step.Features, h, hint)
+			}
 			if e.m.o.Histories != nil {
 				e.m.o.Histories.put(h, e.history(step, i))
 			}
@@ -252,7 +259,11 @@ func (e *Engine) run(step *engineplugin.Step, result *engineplugin.StepResult, n
 	}
 	if step.Prefill {
 		for i := range step.Rows {
-			e.sequences[step.Rows[i].Sequence].append(step.Rows[i].Token, w.hashes[i])
+			s := e.sequences[step.Rows[i].Sequence]
+			if step.Rows[i].Want&engineplugin.WantKeep != 0 {
+				s.kept.commit(int32(s.length()))
+			}
+			s.append(step.Rows[i].Token, w.hashes[i])
 		}
 	}
 	return paced
@@ -278,7 +289,7 @@ func (e *Engine) output(step *engineplugin.Step, i int, h uint64, want uint32, s
 	w, r := &e.w, &step.Rows[i]
 	s := e.sequences[r.Sequence]
 	token, logprob, score := int32(-1), float32(0), float32(0)
-	needs := r.Want&^engineplugin.WantFeatures != 0
+	needs := r.Want&^(engineplugin.WantFeatures|engineplugin.WantKeep) != 0
 	switch {
 	case needs && e.m.o.Text != nil:
 		token, logprob, score = e.peaked(step, i, result)
@@ -355,6 +366,7 @@ func (e *Engine) SetCapture(ctx context.Context, layers []int32) error {
 			return rpcerr.InvalidArgument("layers", "must be ascending in %d..%d, got %v", e.options.LayerFirst, e.options.LayerLast-1, layers)
 		}
 	}
+	e.forgetKept(layers)
 	e.setCapture(layers, 0)
 	return nil
 }
@@ -382,6 +394,7 @@ func (e *Engine) LoadFuse(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
+	e.forgetKept(layers)
 	e.setCapture(layers, e.m.o.Hidden)
 	return nil
 }

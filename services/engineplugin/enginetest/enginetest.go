@@ -62,6 +62,7 @@ func Run(t *testing.T, make Constructor) {
 		{"Masks", (*suite).masks},
 		{"Features", (*suite).features},
 		{"FusedFeatures", (*suite).fusedFeatures},
+		{"KeptFeatures", (*suite).keptFeatures},
 		{"Shards", (*suite).shards},
 		{"Draft", (*suite).draft},
 		{"DraftErrors", (*suite).draftErrors},

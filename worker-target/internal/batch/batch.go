@@ -129,13 +129,22 @@ func (e *Engine) Step(ctx context.Context, step *engineplugin.Step, result *engi
 func (e *Engine) plain(step *engineplugin.Step) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	owes := func(q engineplugin.Sequence) bool {
+		s := e.states[q]
+		return s != nil && (s.base != 0 || len(s.owed) > 0)
+	}
 	for i := range step.Rows {
-		if s := e.states[step.Rows[i].Sequence]; s != nil && (s.base != 0 || len(s.owed) > 0) {
+		if owes(step.Rows[i].Sequence) {
 			return false
 		}
 	}
 	for i := range step.Commits {
-		if s := e.states[step.Commits[i].Sequence]; s != nil && (s.base != 0 || len(s.owed) > 0) {
+		if owes(step.Commits[i].Sequence) {
+			return false
+		}
+	}
+	for i := range step.Kept {
+		if owes(step.Kept[i].Sequence) {
 			return false
 		}
 	}
@@ -310,10 +319,10 @@ func (e *Engine) alone(p *part) error {
 	e.commits(p.step)
 	step := p.step
 	if len(e.joint.Commits) > 0 {
-		e.joint.Rows, e.joint.Masks, e.joint.HiddenIn = step.Rows, step.Masks, step.HiddenIn
+		e.joint.Kept, e.joint.Rows, e.joint.Masks, e.joint.HiddenIn = step.Kept, step.Rows, step.Masks, step.HiddenIn
 		e.joint.Prefill, e.joint.NMasks, e.joint.Features = step.Prefill, step.NMasks, step.Features
 		step = &e.joint
-		defer func() { e.joint.Rows, e.joint.Masks, e.joint.HiddenIn = nil, nil, nil }()
+		defer func() { e.joint.Kept, e.joint.Rows, e.joint.Masks, e.joint.HiddenIn = nil, nil, nil, nil }()
 	}
 	start := time.Now()
 	if err := e.Engine.Step(p.ctx, step, p.result); err != nil {
@@ -336,6 +345,7 @@ func (e *Engine) together(list []*part) error {
 	j.Prefill = true
 	for _, p := range list {
 		e.commits(p.step)
+		j.Kept = append(j.Kept, p.step.Kept...)
 		j.Prefill = j.Prefill && p.step.Prefill
 	}
 	for _, p := range list {
@@ -357,7 +367,7 @@ func (e *Engine) together(list []*part) error {
 	if err := e.Engine.Step(context.WithoutCancel(list[0].ctx), j, &e.result); err != nil {
 		return err
 	}
-	out := splitter{from: &e.result, total: len(j.Rows), rows: j.Rows}
+	out := newSplitter(&e.result, j)
 	for _, p := range list {
 		e.placed(p.step, int32(out.row), p.step.Prefill && !j.Prefill)
 		out.next(p.step, p.result)
@@ -367,7 +377,7 @@ func (e *Engine) together(list []*part) error {
 
 // start empties the joint step.
 func (e *Engine) start() {
-	e.joint = engineplugin.Step{Commits: e.joint.Commits[:0], Rows: e.joint.Rows[:0], Masks: e.joint.Masks[:0]}
+	e.joint = engineplugin.Step{Commits: e.joint.Commits[:0], Kept: e.joint.Kept[:0], Rows: e.joint.Rows[:0], Masks: e.joint.Masks[:0]}
 	e.paths = e.paths[:0]
 }
 
@@ -375,6 +385,9 @@ func (e *Engine) start() {
 func (e *Engine) commits(step *engineplugin.Step) {
 	for i := range step.Rows {
 		e.settle(step.Rows[i].Sequence)
+	}
+	for i := range step.Kept {
+		e.settle(step.Kept[i].Sequence)
 	}
 	for i := range step.Commits {
 		c := &step.Commits[i]

@@ -52,6 +52,7 @@ type request struct {
 	length int
 	path   []int32
 	plain  bool // the last step committed its row
+	kept   int  // newest rows whose features the engine keeps
 	anchor int32
 	step   engineplugin.Step
 	result engineplugin.StepResult
@@ -95,7 +96,7 @@ func (r *request) forward(ctx context.Context) error {
 	if r.result.BatchRows > len(r.step.Rows) {
 		r.joined++
 	}
-	r.record = append(r.record, fmt.Sprint(r.result.Tokens, r.result.Logprobs, len(r.result.Features), r.result.Features[:min(64, len(r.result.Features))]))
+	r.record = append(r.record, fmt.Sprint(r.result.Tokens, r.result.Logprobs, r.result.Features))
 	for i := range r.step.Rows {
 		if row := r.step.Rows[i]; row.Want&engineplugin.WantTop != 0 {
 			at := i * r.result.TopStride
@@ -120,9 +121,26 @@ func (r *request) round(ctx context.Context) error {
 	if r.random.IntN(2) == 0 {
 		wants |= engineplugin.WantTop
 	}
-	if r.random.IntN(2) == 0 {
+	switch r.random.IntN(3) {
+	case 0:
 		wants |= engineplugin.WantFeatures
 		r.step.Features = engineplugin.FeatureRawBF16
+	case 1:
+		if n == 1 {
+			wants |= engineplugin.WantKeep
+		}
+	}
+	if r.kept > 0 && (r.kept == engineplugin.KeptRows || r.random.IntN(4) == 0) {
+		kept := []engineplugin.KeptFeatures{{Sequence: r.seq, Position: int32(r.length - r.kept), Rows: int32(r.kept)}}
+		r.step.Kept, r.step.Features = kept, engineplugin.FeatureRawBF16
+		if r.random.IntN(3) == 0 { // in a step of their own
+			if err := r.e.Step(ctx, &engineplugin.Step{Commits: r.step.Commits, Kept: kept, Features: r.step.Features}, &r.result); err != nil {
+				return err
+			}
+			r.record = append(r.record, string(r.result.Features))
+			r.step.Commits, r.step.Kept = nil, nil
+		}
+		r.kept = 0
 	}
 	mask := int32(-1)
 	if r.random.IntN(3) == 0 {
@@ -152,6 +170,11 @@ func (r *request) round(ctx context.Context) error {
 		r.path = append(r.path, int32(child))
 	}
 	r.length += len(r.path)
+	if wants&engineplugin.WantKeep != 0 {
+		r.kept++
+	} else {
+		r.kept = 0
+	}
 	r.anchor = r.result.Tokens[r.path[len(r.path)-1]]
 	return nil
 }

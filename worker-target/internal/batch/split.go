@@ -8,8 +8,38 @@ type splitter struct {
 	rows     []engineplugin.Row
 	total    int
 	row      int // of the next part
-	features int // bytes dealt
+	width    int // bytes of a row of features
+	kept     int // bytes of kept features dealt
+	features int // bytes of features of rows dealt, and all those of kept ones before them
 	logits   int // values dealt
+}
+
+func newSplitter(from *engineplugin.StepResult, step *engineplugin.Step) splitter {
+	s := splitter{from: from, rows: step.Rows, total: len(step.Rows)}
+	kept := keptRows(step)
+	if n := kept + wanting(step.Rows, engineplugin.WantFeatures); n > 0 {
+		s.width = len(from.Features) / n
+	}
+	s.features = kept * s.width
+	return s
+}
+
+// keptRows of a step are read before its rows run.
+func keptRows(step *engineplugin.Step) (n int) {
+	for i := range step.Kept {
+		n += int(step.Kept[i].Rows)
+	}
+	return n
+}
+
+// wanting counts the rows that want something.
+func wanting(rows []engineplugin.Row, want uint32) (n int) {
+	for i := range rows {
+		if rows[i].Want&want != 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // next fills to with the results of step.
@@ -22,8 +52,17 @@ func (s *splitter) next(step *engineplugin.Step, to *engineplugin.StepResult) {
 	to.TopIDs = rows(to.TopIDs, f.TopIDs, s.row, n, f.TopStride)
 	to.TopLogprobs = rows(to.TopLogprobs, f.TopLogprobs, s.row, n, f.TopStride)
 	to.HiddenOut = rows(to.HiddenOut, f.HiddenOut, s.row, n, len(f.HiddenOut)/s.total)
-	to.Features, s.features = wanted(s, to.Features, f.Features, engineplugin.WantFeatures, n, s.features)
-	to.Logits, s.logits = wanted(s, to.Logits, f.Logits, engineplugin.WantLogits, n, s.logits)
+	kept := keptRows(step) * s.width
+	to.Features = append(to.Features[:0], f.Features[s.kept:s.kept+kept]...)
+	own := wanting(step.Rows, engineplugin.WantFeatures) * s.width
+	to.Features = append(to.Features, f.Features[s.features:s.features+own]...)
+	s.kept, s.features = s.kept+kept, s.features+own
+	logits := 0
+	if all := wanting(s.rows, engineplugin.WantLogits); all > 0 {
+		logits = wanting(step.Rows, engineplugin.WantLogits) * (len(f.Logits) / all)
+	}
+	to.Logits = append(to.Logits[:0], f.Logits[s.logits:s.logits+logits]...)
+	s.logits += logits
 	to.EngineNanos, to.BatchRows = f.EngineNanos, s.total
 	s.row += n
 }
@@ -35,24 +74,4 @@ func rows[T any](to, from []T, row, n, width int) []T {
 		return to
 	}
 	return append(to, from[row*width:(row+n)*width]...)
-}
-
-// wanted copies the values of those of the next n rows that want them, from at on, and returns where the next ones are.
-func wanted[T any](s *splitter, to, from []T, want uint32, n, at int) ([]T, int) {
-	mine, all := 0, 0
-	for i := range s.rows {
-		if s.rows[i].Want&want == 0 {
-			continue
-		}
-		all++
-		if i >= s.row && i < s.row+n {
-			mine++
-		}
-	}
-	to = to[:0]
-	if all == 0 {
-		return to, at
-	}
-	width := len(from) / all
-	return append(to, from[at:at+mine*width]...), at + mine*width
 }

@@ -39,6 +39,11 @@ func (c *counting) SetSampler(context.Context, engineplugin.Sequence, engineplug
 func (c *counting) Step(_ context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
 	c.steps++
 	result.Tokens, result.Logprobs, result.Features = result.Tokens[:0], result.Logprobs[:0], result.Features[:0]
+	for _, k := range step.Kept {
+		for range k.Rows {
+			result.Features = append(result.Features, row[:]...)
+		}
+	}
 	for i := range step.Rows {
 		result.Tokens = append(result.Tokens, (step.Rows[i].Token+1)%vocab)
 		result.Logprobs = append(result.Logprobs, -1)

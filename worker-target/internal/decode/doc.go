@@ -10,7 +10,7 @@
 //
 // While the engine works on a round nothing else is waited for except the draft's proposal for it, and that only until the
 // proposal's deadline. Features of accepted rows leave together with the question for the next proposal, before the tokens
-// are handed to the caller.
+// are handed to the caller. Those of plain steps are fused in batches (features.go).
 //
 // Exactness after failover: tokens committed before are replayed as chains through the same uncommitted steps that decoding
 // uses, not as prefill, because prefill may use other kernels; and prompts are cut into chunks of a fixed size.

@@ -85,12 +85,15 @@ type Lane struct {
 	step   engineplugin.Step
 	result engineplugin.StepResult
 	commit [1]engineplugin.Commit
-	tree   ddtree.Tree
-	sound  sounding
-	index  lookup.Index
-	found  []int32     // by lookup, for the round
-	looked []auto.Look // the round's tokens
-	path   []int32     // accepted rows of the last step, not committed yet
+	// Features that the engine keeps: those that are asked for, and the result of asking for them alone.
+	keptRange [1]engineplugin.KeptFeatures
+	fetched   engineplugin.StepResult
+	tree      ddtree.Tree
+	sound     sounding
+	index     lookup.Index
+	found     []int32     // by lookup, for the round
+	looked    []auto.Look // the round's tokens
+	path      []int32     // accepted rows of the last step, not committed yet
 	guided
 	masks []uint32 // of the step
 	stop  map[int32]bool

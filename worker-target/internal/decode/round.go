@@ -11,20 +11,20 @@ import (
 )
 
 // ask plans the next round, which starts from the anchor, and asks the draft when the plan needs it.
-func (r *run) ask() {
+func (r *run) ask(ctx context.Context) error {
 	r.asked = false
 	r.plan = auto.Plan{Kind: auto.Plain}
 	// The block's rows are the tokens it can commit: more than are wanted are of no use. All rows must fit the context.
 	limit := min(r.req.Max-r.out, r.info.MaxContext-r.length)
 	if r.req.Guide != nil && r.certain() {
-		return
+		return nil
 	}
 	if r.req.Mode == tandemv1.SpeculationMode_SPECULATION_MODE_OFF || limit < 2 {
-		return
+		return nil
 	}
 	if r.sound.on {
 		r.plan = r.sound.plan
-		return
+		return nil
 	}
 	var plan auto.Plan
 	if r.link != nil {
@@ -37,7 +37,10 @@ func (r *run) ask() {
 	}
 	switch {
 	case plan.Sound:
-		if r.listen(plan); !r.sound.on {
+		if err := r.listen(ctx, plan); err != nil {
+			return err
+		}
+		if !r.sound.on {
 			plan = r.unassisted(limit)
 		}
 	case plan.Kind.Drafts() && !r.link.Ready():
@@ -46,13 +49,17 @@ func (r *run) ask() {
 	}
 	r.plan = plan
 	if !plan.Kind.Drafts() {
-		return
+		return nil
 	}
 	r.asked = true
 	r.askedAt = time.Now()
+	if err := r.fetch(ctx); err != nil {
+		return err
+	}
 	r.link.Ask(drafts.Ask{
 		Anchor: r.anchor, Position: r.length, Mode: mode(plan.Kind), Block: plan.Block, Budget: plan.Budget, Deadline: r.deadline(plan.Block),
 	})
+	return nil
 }
 
 func (r *run) automatic() bool {
@@ -190,13 +197,15 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 		added = r.fit()
 	}
 	r.startStep()
+	kept, keeps := r.wantKept(), r.keeps()
 	if err := r.rows(); err != nil {
 		return 0, err
 	}
 	// The anchor alone is kept whatever the step chooses: committing it at once saves the engine the replay of its state.
 	r.step.Prefill = r.tree.Len() == 1
 	start := time.Now()
-	if err := r.forward(ctx); err != nil {
+	err := r.forward(ctx)
+	if err != nil {
 		return 0, err
 	}
 	wall := time.Since(start)
@@ -205,9 +214,9 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 		verify = wall
 	}
 	n := r.tree.Len()
-	featured := 0
-	if r.link != nil {
-		featured = n
+	featured := kept
+	if r.link != nil && !keeps {
+		featured += n
 	}
 	if err := r.checkResult(featured); err != nil {
 		return 0, err
@@ -245,17 +254,30 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 		r.model.ObservePlain(before, r.others(n), verify, wall)
 	}
 	if reason == tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED {
-		if r.link != nil {
-			r.ring.AppendPath(r.result.Features, r.path)
+		if featured > 0 {
+			r.ring.AppendRows(r.result.Features, kept)
+			if !keeps {
+				r.ring.AppendPath(r.result.Features[kept*r.capture.Width:], r.path)
+			}
 			r.link.Fed()
 		}
-		r.ask()
+		err = r.ask(ctx)
 	}
-	return reason, r.flush()
+	if lost := r.flush(); err == nil {
+		err = lost
+	}
+	return reason, err
 }
 
 // rows fills the step with the tree's rows.
 func (r *run) rows() error {
+	features := uint32(0)
+	switch {
+	case r.keeps():
+		features = engineplugin.WantKeep
+	case r.link != nil:
+		features = engineplugin.WantFeatures
+	}
 	for i := range r.tree.Len() {
 		row := engineplugin.Row{
 			Sequence: r.seq, Token: r.tree.Tokens[i], Position: int32(r.length) + r.tree.Depths[i], Parent: r.tree.Parents[i], Mask: -1,
@@ -265,9 +287,7 @@ func (r *run) rows() error {
 		} else if err := r.limit(&row, r.states[i]); err != nil {
 			return err
 		}
-		if r.link != nil {
-			row.Want |= engineplugin.WantFeatures
-		}
+		row.Want |= features
 		r.step.Rows = append(r.step.Rows, row)
 	}
 	return nil

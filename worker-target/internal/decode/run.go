@@ -77,7 +77,9 @@ func (r *run) run(ctx context.Context) (tandemv1.FinishReason, error) {
 	reason = r.emit(last)
 	r.learnLooks(r.length)
 	if reason == tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED {
-		r.ask()
+		if err := r.ask(ctx); err != nil {
+			return reason, err
+		}
 	}
 	if err := r.flush(); err != nil {
 		return reason, err
@@ -114,22 +116,6 @@ func (r *run) attach(ctx context.Context, length int) {
 		r.policy = r.model.NewRequest(0, r.info.MaxTreeRows, r.req.Prompt)
 	}
 	r.policy.Attach(r.capture.Block)
-}
-
-// captures reports whether the row of a position belongs into the ring.
-func (r *run) captures(position int) bool {
-	if r.link == nil {
-		return false
-	}
-	_, next := r.ring.Span()
-	return position >= next
-}
-
-func (r *run) features() engineplugin.FeatureEncoding {
-	if r.link == nil {
-		return engineplugin.FeatureNone
-	}
-	return r.capture.Encoding
 }
 
 // prefill runs the prompt in chunks.
@@ -309,8 +295,12 @@ func (r *run) checkResult(featured int) error {
 	if want&engineplugin.WantTop != 0 && len(r.result.TopIDs) < len(r.step.Rows)*r.result.TopStride {
 		return rpcerr.Internal("engine returned %d candidates for %d rows of %d", len(r.result.TopIDs), len(r.step.Rows), r.result.TopStride)
 	}
-	if featured > 0 && len(r.result.Features) != featured*r.capture.Width {
-		return rpcerr.Internal("engine returned %d bytes of features for %d rows of %d", len(r.result.Features), featured, r.capture.Width)
+	return r.checkFeatures(&r.result, featured)
+}
+
+func (r *run) checkFeatures(result *engineplugin.StepResult, rows int) error {
+	if rows > 0 && len(result.Features) != rows*r.capture.Width {
+		return rpcerr.Internal("engine returned %d bytes of features for %d rows of %d", len(result.Features), rows, r.capture.Width)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package decode
 
 import (
+	"context"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -24,10 +25,13 @@ type sounding struct {
 }
 
 // listen begins a sounding as plan wants it. A draft that is not there or owes an answer is left alone.
-func (r *run) listen(plan auto.Plan) {
+func (r *run) listen(ctx context.Context, plan auto.Plan) error {
 	s := &r.sound
 	if !r.link.Ready() {
-		return
+		return nil
+	}
+	if err := r.fetch(ctx); err != nil {
+		return err
 	}
 	s.on, s.rest, s.plan, s.askedAt, s.chosen = true, false, plan, time.Now(), s.chosen[:0]
 	s.limit = r.deadline(plan.Block)
@@ -35,6 +39,7 @@ func (r *run) listen(plan auto.Plan) {
 		Anchor: r.anchor, Position: r.length, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN,
 		Block: plan.Block, Budget: plan.Budget, Deadline: s.limit,
 	})
+	return nil
 }
 
 // hear looks whether the draft has answered. A proposal that was right so far leaves its rest in r.tree, to be verified now.

@@ -34,6 +34,8 @@ func TestLayout(t *testing.T) {
 	source.WriteString("#include <stddef.h>\n#include <stdio.h>\n#include \"tandem/engine.h\"\nint main(void) {\n")
 	source.WriteString("  printf(\"abi %u\\n\", TND_ABI_VERSION);\n")
 	fmt.Fprintf(&want, "abi %d\n", abiVersion)
+	source.WriteString("  printf(\"keep %u %d\\n\", TND_WANT_KEEP, TND_KEPT_ROWS);\n")
+	fmt.Fprintf(&want, "keep %d %d\n", engineplugin.WantKeep, engineplugin.KeptRows)
 	for name, typ := range structs {
 		fmt.Fprintf(&source, "  printf(\"%s %%zu\\n\", sizeof(%s));\n", name, name)
 		fmt.Fprintf(&want, "%s %d\n", name, typ.Size())

@@ -22,7 +22,8 @@ func room[T any](s []T, n int) []T {
 	return s
 }
 
-// Step implements engineplugin.Engine: one tnd_commit per commit, then tnd_step_run.
+// Step implements engineplugin.Engine: one tnd_commit per commit, one tnd_features_read per range of kept features, then
+// tnd_step_run.
 func (e *engine) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
@@ -40,6 +41,9 @@ func (e *engine) Step(ctx context.Context, step *engineplugin.Step, result *engi
 	if err := e.prepare(step, result); err != nil {
 		return err
 	}
+	if err := e.readKept(ctx, step, result); err != nil {
+		return err
+	}
 	if len(step.Rows) > 0 {
 		r, _, _ := purego.SyscallN(e.lib.sym.stepRun, e.handle, uintptr(unsafe.Pointer(&e.step)))
 		runtime.KeepAlive(step)
@@ -49,6 +53,23 @@ func (e *engine) Step(ctx context.Context, step *engineplugin.Step, result *engi
 		}
 	}
 	result.EngineNanos = int64(time.Since(start))
+	return nil
+}
+
+// readKept reads kept features to the front of the step's.
+func (e *engine) readKept(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
+	width, at := featureBytes(&e.info, step.Features), 0
+	for i := range step.Kept {
+		k := &step.Kept[i]
+		n := int(k.Rows) * width
+		r, _, _ := purego.SyscallN(e.lib.sym.featuresRead, e.handle, uintptr(uint32(k.Sequence)), uintptr(uint32(k.Position)),
+			uintptr(uint32(k.Rows)), uintptr(uint32(step.Features)), uintptr(pointer(result.Features[at:at+n])))
+		runtime.KeepAlive(result)
+		if err := e.check(ctx, r); err != nil {
+			return err
+		}
+		at += n
+	}
 	return nil
 }
 
@@ -70,6 +91,17 @@ func (e *engine) prepare(step *engineplugin.Step, result *engineplugin.StepResul
 		return rpcerr.InvalidArgument("hidden_in", "must have %d values, got %d", n*i.Hidden, len(step.HiddenIn))
 	}
 	w := count(step.Rows, i.MaxTopK)
+	kept := 0
+	for k := range step.Kept {
+		if r := int(step.Kept[k].Rows); r < 1 || r > i.MaxBatchRows {
+			return rpcerr.InvalidArgument("n", "is %d, must be 1..%d (max_batch_rows)", r, i.MaxBatchRows)
+		}
+		kept += int(step.Kept[k].Rows)
+	}
+	if kept > 0 && step.Features == engineplugin.FeatureNone {
+		return rpcerr.InvalidArgument("feature_encoding", "is missing for kept features")
+	}
+	w.features += kept
 	if w.features > 0 && step.Features != engineplugin.FeatureNone && featureBytes(i, step.Features) == 0 {
 		return rpcerr.FailedPrecondition("feature_encoding: %d needs captured layers, or a loaded fuse when it is fused", step.Features)
 	}
@@ -81,7 +113,7 @@ func (e *engine) prepare(step *engineplugin.Step, result *engineplugin.StepResul
 		HiddenOut: pointer(result.HiddenOut), Tokens: pointer(result.Tokens), Logprobs: pointer(result.Logprobs),
 		Scores: pointer(result.Scores), TopIDs: pointer(result.TopIDs), TopLogprobs: pointer(result.TopLogprobs),
 		TopStride: int32(w.stride), FeatureEncoding: int32(step.Features), Logits: pointer(result.Logits),
-		Features: pointer(result.Features),
+		Features: pointer(result.Features[kept*featureBytes(i, step.Features):]),
 	}
 	if step.Prefill {
 		c.Flags = stepCommit

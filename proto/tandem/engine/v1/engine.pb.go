@@ -2446,9 +2446,11 @@ type Step struct {
 	Prefill bool  `protobuf:"varint,3,opt,name=prefill,proto3" json:"prefill,omitempty"`
 	NMasks  int32 `protobuf:"varint,4,opt,name=n_masks,json=nMasks,proto3" json:"n_masks,omitempty"`
 	// Values in the payload: masks (u32), hidden rows (f32).
-	MaskWords     uint32          `protobuf:"varint,5,opt,name=mask_words,json=maskWords,proto3" json:"mask_words,omitempty"`
-	HiddenValues  uint32          `protobuf:"varint,6,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
-	Features      FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.engine.v1.FeatureEncoding" json:"features,omitempty"`
+	MaskWords    uint32          `protobuf:"varint,5,opt,name=mask_words,json=maskWords,proto3" json:"mask_words,omitempty"`
+	HiddenValues uint32          `protobuf:"varint,6,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
+	Features     FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.engine.v1.FeatureEncoding" json:"features,omitempty"`
+	// Features that the engine kept, read behind the commits and before the rows.
+	Kept          []*KeptFeatures `protobuf:"bytes,8,rep,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2532,6 +2534,74 @@ func (x *Step) GetFeatures() FeatureEncoding {
 	return FeatureEncoding_FEATURE_ENCODING_UNSPECIFIED
 }
 
+func (x *Step) GetKept() []*KeptFeatures {
+	if x != nil {
+		return x.Kept
+	}
+	return nil
+}
+
+// KeptFeatures names committed positions [position, position + rows) of a sequence whose rows wanted their features kept.
+type KeptFeatures struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sequence      int32                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Position      int32                  `protobuf:"zigzag32,2,opt,name=position,proto3" json:"position,omitempty"`
+	Rows          int32                  `protobuf:"zigzag32,3,opt,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KeptFeatures) Reset() {
+	*x = KeptFeatures{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeptFeatures) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeptFeatures) ProtoMessage() {}
+
+func (x *KeptFeatures) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeptFeatures.ProtoReflect.Descriptor instead.
+func (*KeptFeatures) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *KeptFeatures) GetSequence() int32 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *KeptFeatures) GetPosition() int32 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *KeptFeatures) GetRows() int32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
 // Commit keeps a path of the pending rows of a sequence, indices of its last step's batch; an empty path drops them.
 type Commit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2543,7 +2613,7 @@ type Commit struct {
 
 func (x *Commit) Reset() {
 	*x = Commit{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2555,7 +2625,7 @@ func (x *Commit) String() string {
 func (*Commit) ProtoMessage() {}
 
 func (x *Commit) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2568,7 +2638,7 @@ func (x *Commit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Commit.ProtoReflect.Descriptor instead.
 func (*Commit) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{43}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Commit) GetSequence() int32 {
@@ -2602,7 +2672,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2684,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2697,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{44}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Row) GetSequence() int32 {
@@ -2697,7 +2767,7 @@ type Propose struct {
 
 func (x *Propose) Reset() {
 	*x = Propose{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2709,7 +2779,7 @@ func (x *Propose) String() string {
 func (*Propose) ProtoMessage() {}
 
 func (x *Propose) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2722,7 +2792,7 @@ func (x *Propose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Propose.ProtoReflect.Descriptor instead.
 func (*Propose) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{45}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Propose) GetFeatures() []*FeatureRows {
@@ -2753,7 +2823,7 @@ type FeatureRows struct {
 
 func (x *FeatureRows) Reset() {
 	*x = FeatureRows{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2765,7 +2835,7 @@ func (x *FeatureRows) String() string {
 func (*FeatureRows) ProtoMessage() {}
 
 func (x *FeatureRows) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2778,7 +2848,7 @@ func (x *FeatureRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeatureRows.ProtoReflect.Descriptor instead.
 func (*FeatureRows) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *FeatureRows) GetSequence() int32 {
@@ -2831,7 +2901,7 @@ type DraftRequest struct {
 
 func (x *DraftRequest) Reset() {
 	*x = DraftRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2843,7 +2913,7 @@ func (x *DraftRequest) String() string {
 func (*DraftRequest) ProtoMessage() {}
 
 func (x *DraftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2856,7 +2926,7 @@ func (x *DraftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DraftRequest.ProtoReflect.Descriptor instead.
 func (*DraftRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DraftRequest) GetSequence() int32 {
@@ -2914,7 +2984,7 @@ type RunResponse struct {
 	//	*RunResponse_Step
 	//	*RunResponse_Propose
 	Output isRunResponse_Output `protobuf_oneof:"output"`
-	// Step: features, then hidden_out f32 [rows, hidden], then logits f32 [rows that want them, vocab]. Little-endian.
+	// Step: features (kept ones in order, then those of rows), then hidden_out f32 [rows, hidden], then logits f32 [rows that want them, vocab]. Little-endian.
 	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2922,7 +2992,7 @@ type RunResponse struct {
 
 func (x *RunResponse) Reset() {
 	*x = RunResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2934,7 +3004,7 @@ func (x *RunResponse) String() string {
 func (*RunResponse) ProtoMessage() {}
 
 func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2947,7 +3017,7 @@ func (x *RunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
 func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RunResponse) GetId() uint64 {
@@ -3035,7 +3105,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3047,7 +3117,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3060,7 +3130,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Failure) GetCode() int32 {
@@ -3115,7 +3185,7 @@ type StepOutput struct {
 
 func (x *StepOutput) Reset() {
 	*x = StepOutput{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3127,7 +3197,7 @@ func (x *StepOutput) String() string {
 func (*StepOutput) ProtoMessage() {}
 
 func (x *StepOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3140,7 +3210,7 @@ func (x *StepOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepOutput.ProtoReflect.Descriptor instead.
 func (*StepOutput) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StepOutput) GetTokens() []int32 {
@@ -3222,7 +3292,7 @@ type ProposeOutput struct {
 
 func (x *ProposeOutput) Reset() {
 	*x = ProposeOutput{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3234,7 +3304,7 @@ func (x *ProposeOutput) String() string {
 func (*ProposeOutput) ProtoMessage() {}
 
 func (x *ProposeOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3247,7 +3317,7 @@ func (x *ProposeOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeOutput.ProtoReflect.Descriptor instead.
 func (*ProposeOutput) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ProposeOutput) GetStride() int32 {
@@ -3447,7 +3517,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x04step\x18\x02 \x01(\v2\x16.tandem.engine.v1.StepH\x00R\x04step\x125\n" +
 	"\apropose\x18\x03 \x01(\v2\x19.tandem.engine.v1.ProposeH\x00R\apropose\x12\x18\n" +
 	"\apayload\x18\x0f \x01(\fR\apayloadB\x06\n" +
-	"\x04work\"\x9b\x02\n" +
+	"\x04work\"\xcf\x02\n" +
 	"\x04Step\x122\n" +
 	"\acommits\x18\x01 \x03(\v2\x18.tandem.engine.v1.CommitR\acommits\x12)\n" +
 	"\x04rows\x18\x02 \x03(\v2\x15.tandem.engine.v1.RowR\x04rows\x12\x18\n" +
@@ -3456,7 +3526,12 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\n" +
 	"mask_words\x18\x05 \x01(\rR\tmaskWords\x12#\n" +
 	"\rhidden_values\x18\x06 \x01(\rR\fhiddenValues\x12=\n" +
-	"\bfeatures\x18\a \x01(\x0e2!.tandem.engine.v1.FeatureEncodingR\bfeatures\"8\n" +
+	"\bfeatures\x18\a \x01(\x0e2!.tandem.engine.v1.FeatureEncodingR\bfeatures\x122\n" +
+	"\x04kept\x18\b \x03(\v2\x1e.tandem.engine.v1.KeptFeaturesR\x04kept\"Z\n" +
+	"\fKeptFeatures\x12\x1a\n" +
+	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x1a\n" +
+	"\bposition\x18\x02 \x01(\x11R\bposition\x12\x12\n" +
+	"\x04rows\x18\x03 \x01(\x11R\x04rows\"8\n" +
 	"\x06Commit\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
 	"\x04path\x18\x02 \x03(\x05R\x04path\"\xbe\x01\n" +
@@ -3568,7 +3643,7 @@ func file_tandem_engine_v1_engine_proto_rawDescGZIP() []byte {
 }
 
 var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(Role)(0),                         // 0: tandem.engine.v1.Role
 	(FeatureEncoding)(0),              // 1: tandem.engine.v1.FeatureEncoding
@@ -3615,15 +3690,16 @@ var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(*InterruptResponse)(nil),         // 42: tandem.engine.v1.InterruptResponse
 	(*RunRequest)(nil),                // 43: tandem.engine.v1.RunRequest
 	(*Step)(nil),                      // 44: tandem.engine.v1.Step
-	(*Commit)(nil),                    // 45: tandem.engine.v1.Commit
-	(*Row)(nil),                       // 46: tandem.engine.v1.Row
-	(*Propose)(nil),                   // 47: tandem.engine.v1.Propose
-	(*FeatureRows)(nil),               // 48: tandem.engine.v1.FeatureRows
-	(*DraftRequest)(nil),              // 49: tandem.engine.v1.DraftRequest
-	(*RunResponse)(nil),               // 50: tandem.engine.v1.RunResponse
-	(*Failure)(nil),                   // 51: tandem.engine.v1.Failure
-	(*StepOutput)(nil),                // 52: tandem.engine.v1.StepOutput
-	(*ProposeOutput)(nil),             // 53: tandem.engine.v1.ProposeOutput
+	(*KeptFeatures)(nil),              // 45: tandem.engine.v1.KeptFeatures
+	(*Commit)(nil),                    // 46: tandem.engine.v1.Commit
+	(*Row)(nil),                       // 47: tandem.engine.v1.Row
+	(*Propose)(nil),                   // 48: tandem.engine.v1.Propose
+	(*FeatureRows)(nil),               // 49: tandem.engine.v1.FeatureRows
+	(*DraftRequest)(nil),              // 50: tandem.engine.v1.DraftRequest
+	(*RunResponse)(nil),               // 51: tandem.engine.v1.RunResponse
+	(*Failure)(nil),                   // 52: tandem.engine.v1.Failure
+	(*StepOutput)(nil),                // 53: tandem.engine.v1.StepOutput
+	(*ProposeOutput)(nil),             // 54: tandem.engine.v1.ProposeOutput
 }
 var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	0,  // 0: tandem.engine.v1.OpenRequest.role:type_name -> tandem.engine.v1.Role
@@ -3636,61 +3712,62 @@ var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	8,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
 	8,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
 	44, // 9: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
-	47, // 10: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
-	45, // 11: tandem.engine.v1.Step.commits:type_name -> tandem.engine.v1.Commit
-	46, // 12: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
+	48, // 10: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
+	46, // 11: tandem.engine.v1.Step.commits:type_name -> tandem.engine.v1.Commit
+	47, // 12: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
 	1,  // 13: tandem.engine.v1.Step.features:type_name -> tandem.engine.v1.FeatureEncoding
-	48, // 14: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
-	49, // 15: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
-	1,  // 16: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.engine.v1.FeatureEncoding
-	51, // 17: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
-	52, // 18: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
-	53, // 19: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
-	2,  // 20: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
-	4,  // 21: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
-	6,  // 22: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
-	9,  // 23: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
-	11, // 24: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
-	14, // 25: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
-	16, // 26: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
-	18, // 27: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
-	20, // 28: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
-	22, // 29: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
-	25, // 30: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
-	27, // 31: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
-	29, // 32: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
-	31, // 33: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
-	33, // 34: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
-	35, // 35: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
-	37, // 36: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
-	39, // 37: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
-	43, // 38: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
-	41, // 39: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
-	3,  // 40: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
-	5,  // 41: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
-	7,  // 42: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
-	10, // 43: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
-	12, // 44: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
-	15, // 45: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
-	17, // 46: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
-	19, // 47: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
-	21, // 48: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
-	23, // 49: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
-	26, // 50: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
-	28, // 51: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
-	30, // 52: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
-	32, // 53: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
-	34, // 54: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
-	36, // 55: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
-	38, // 56: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
-	40, // 57: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
-	50, // 58: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
-	42, // 59: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
-	40, // [40:60] is the sub-list for method output_type
-	20, // [20:40] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	45, // 14: tandem.engine.v1.Step.kept:type_name -> tandem.engine.v1.KeptFeatures
+	49, // 15: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
+	50, // 16: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
+	1,  // 17: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.engine.v1.FeatureEncoding
+	52, // 18: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
+	53, // 19: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
+	54, // 20: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
+	2,  // 21: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
+	4,  // 22: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
+	6,  // 23: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
+	9,  // 24: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
+	11, // 25: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
+	14, // 26: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
+	16, // 27: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
+	18, // 28: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
+	20, // 29: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
+	22, // 30: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
+	25, // 31: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
+	27, // 32: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
+	29, // 33: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
+	31, // 34: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
+	33, // 35: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
+	35, // 36: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
+	37, // 37: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
+	39, // 38: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
+	43, // 39: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
+	41, // 40: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
+	3,  // 41: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
+	5,  // 42: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
+	7,  // 43: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
+	10, // 44: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
+	12, // 45: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
+	15, // 46: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
+	17, // 47: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
+	19, // 48: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
+	21, // 49: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
+	23, // 50: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
+	26, // 51: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
+	28, // 52: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
+	30, // 53: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
+	32, // 54: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
+	34, // 55: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
+	36, // 56: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
+	38, // 57: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
+	40, // 58: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
+	51, // 59: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
+	42, // 60: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
+	41, // [41:61] is the sub-list for method output_type
+	21, // [21:41] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_tandem_engine_v1_engine_proto_init() }
@@ -3702,7 +3779,7 @@ func file_tandem_engine_v1_engine_proto_init() {
 		(*RunRequest_Step)(nil),
 		(*RunRequest_Propose)(nil),
 	}
-	file_tandem_engine_v1_engine_proto_msgTypes[48].OneofWrappers = []any{
+	file_tandem_engine_v1_engine_proto_msgTypes[49].OneofWrappers = []any{
 		(*RunResponse_Step)(nil),
 		(*RunResponse_Propose)(nil),
 	}
@@ -3712,7 +3789,7 @@ func file_tandem_engine_v1_engine_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_engine_v1_engine_proto_rawDesc), len(file_tandem_engine_v1_engine_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   52,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

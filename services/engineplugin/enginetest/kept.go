@@ -1,0 +1,205 @@
+package enginetest
+
+import (
+	"slices"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/tandem-inference/tandem/services/engineplugin"
+)
+
+// keeper reads kept features of one encoding.
+type keeper struct {
+	*suite
+	e     engineplugin.Engine
+	enc   engineplugin.FeatureEncoding
+	width int // bytes of a row
+}
+
+func (k *keeper) read(q engineplugin.Sequence, position, rows int) ([]byte, error) {
+	r := &engineplugin.StepResult{}
+	err := k.e.Step(k.ctx, &engineplugin.Step{
+		Kept: []engineplugin.KeptFeatures{{Sequence: q, Position: int32(position), Rows: int32(rows)}}, Features: k.enc,
+	}, r)
+	return r.Features, err
+}
+
+func (k *keeper) refuses(what string, q engineplugin.Sequence, position, rows int) {
+	k.Helper()
+	_, err := k.read(q, position, rows)
+	k.refused(what, err, codes.FailedPrecondition, "kept")
+}
+
+// holds compares kept features with rows [from, from + rows) of what the rows gave at once.
+func (k *keeper) holds(what string, q engineplugin.Sequence, position, rows int, now []byte, from int) {
+	k.Helper()
+	got, err := k.read(q, position, rows)
+	k.ok(err)
+	if !slices.Equal(got, now[from*k.width:(from+rows)*k.width]) {
+		k.Errorf("%s: features of %d rows from %d on differ from those at once", what, rows, position)
+	}
+}
+
+// plain commits tokens one by one.
+func (k *keeper) plain(q engineplugin.Sequence, want uint32, tokens ...int32) {
+	k.Helper()
+	for _, t := range tokens {
+		rows := rowsOf(q, k.length(k.e, q), chain([]int32{t}), want, 0)
+		k.ok(k.e.Step(k.ctx, &engineplugin.Step{Rows: rows, Prefill: true}, &engineplugin.StepResult{}))
+	}
+}
+
+// keptFeatures: features that are read later are those at once, for every number of rows, and only those of committed rows.
+func (s *suite) keptFeatures() {
+	for _, enc := range []engineplugin.FeatureEncoding{engineplugin.FeatureRawF32, engineplugin.FeatureFusedBF16} {
+		e := s.target()
+		k := &keeper{suite: s, e: e, enc: enc}
+		switch enc {
+		case engineplugin.FeatureFusedBF16:
+			if s.models.Draft == "" {
+				continue
+			}
+			s.ok(e.LoadFuse(s.ctx, s.models.Draft))
+			k.width = 2 * e.Info().FeatureFused
+		default:
+			s.ok(e.SetCapture(s.ctx, []int32{0, int32(e.Info().Layers - 1)}[:min(2, e.Info().Layers)]))
+			k.width = 4 * e.Info().FeatureRaw
+		}
+		k.run()
+	}
+}
+
+func (k *keeper) run() {
+	const (
+		keep  = engineplugin.WantKeep
+		start = 5
+		size  = engineplugin.KeptRows
+		last  = start + size - 1 // of the reference
+	)
+	e := k.e
+	q, other := k.sequence(e), k.sequence(e)
+	prompt, tokens := k.tokens(e, start), k.tokens(e, size)
+	k.feed(e, q, prompt, 0)
+	k.feed(e, other, k.tokens(e, 3), 0)
+	p, err := e.NewSnapshot(k.ctx, q)
+	k.ok(err)
+	now := slices.Clone(k.featuresOf(e, q, chain(tokens), k.enc))
+	k.commit(e, q)
+	k.refuses("nothing kept", q, start, 1)
+	k.refuses("a prompt that was not kept", q, 0, 1)
+
+	// Committed one by one, with another sequence in between.
+	for i, t := range tokens {
+		k.plain(q, keep|engineplugin.WantToken, t)
+		k.plain(other, keep, t)
+		if i == 2 {
+			k.holds("one row", q, start+2, 1, now, 2)
+		}
+	}
+	for n := 1; n <= size; n++ {
+		k.holds("one by one", q, start+size-n, n, now, size-n)
+	}
+	k.refuses("a row too many", q, start-1, size)
+	k.refuses("a row not committed yet", q, start+1, size)
+
+	// Two sequences at once, and rows that want theirs: kept ones first, in order.
+	var r engineplugin.StepResult
+	rows := rowsOf(q, k.length(e, q), chain(prompt[:2]), engineplugin.WantFeatures, 0)
+	k.ok(e.Step(k.ctx, &engineplugin.Step{
+		Kept: []engineplugin.KeptFeatures{{Sequence: q, Position: last - 1, Rows: 2}, {Sequence: other, Position: 3, Rows: 1}, {Sequence: q, Position: start, Rows: 1}},
+		Rows: rows, Features: k.enc,
+	}, &r))
+	if len(r.Features) != 6*k.width || !slices.Equal(r.Features[:2*k.width], now[(size-2)*k.width:]) || !slices.Equal(r.Features[3*k.width:4*k.width], now[:k.width]) {
+		k.Errorf("%d bytes of features, or not those of kept rows first", len(r.Features))
+	}
+	if alone := k.featuresOf(e, q, chain(prompt[:2]), k.enc); !slices.Equal(r.Features[4*k.width:], alone) {
+		k.Error("features of rows differ beside kept ones")
+	}
+
+	k.pendingKeeps(q, p, tokens, now, start)
+	k.keptPlaces(q, p, tokens, now, start)
+	k.keptErrors(q, other)
+	k.ok(e.FreeSnapshot(k.ctx, p))
+}
+
+// pendingKeeps: rows of a tree are kept once their path is committed, by the same step at the earliest.
+func (k *keeper) pendingKeeps(q engineplugin.Sequence, p engineplugin.Snapshot, tokens []int32, now []byte, start int) {
+	e := k.e
+	k.ok(e.RestoreSnapshot(k.ctx, p, q))
+	k.refuses("kept before the restore", q, start, 1)
+	tree := []node{{tokens[0], -1}, {tokens[1] ^ 1, 0}, {tokens[1], 0}, {tokens[2], 2}, {tokens[3], 3}}
+	rows := rowsOf(q, start, tree, engineplugin.WantKeep, 0)
+	rows[1].Want = 0
+	k.ok(e.Step(k.ctx, &engineplugin.Step{Rows: rows}, &engineplugin.StepResult{}))
+	k.refuses("pending", q, start, 1)
+	var r engineplugin.StepResult
+	k.ok(e.Step(k.ctx, &engineplugin.Step{
+		Commits: commit(q, 0, 2, 3), Kept: []engineplugin.KeptFeatures{{Sequence: q, Position: int32(start), Rows: 3}}, Features: k.enc,
+	}, &r))
+	if !slices.Equal(r.Features, now[:3*k.width]) {
+		k.Error("a path's features differ from those at once")
+	}
+	k.refuses("not part of the path", q, start+3, 1)
+	k.plain(q, 0, tokens[3])
+	k.plain(q, engineplugin.WantKeep, tokens[4])
+	k.holds("behind a gap", q, start+4, 1, now, 4)
+	k.refuses("a gap", q, start+3, 2)
+}
+
+// keptPlaces: the newest rows are kept, and a dropped row takes a place as well.
+func (k *keeper) keptPlaces(q engineplugin.Sequence, p engineplugin.Snapshot, tokens []int32, now []byte, start int) {
+	e, size := k.e, engineplugin.KeptRows
+	k.ok(e.RestoreSnapshot(k.ctx, p, q))
+	k.plain(q, engineplugin.WantKeep, tokens...)
+	k.step(e, q, chain([]int32{1, 2, 3}), engineplugin.WantKeep)
+	k.commit(e, q)
+	k.refuses("overwritten by dropped rows", q, start+2, 1)
+	k.holds("not overwritten", q, start+3, size-3, now, 3)
+	k.plain(q, engineplugin.WantKeep, 1, 2, 3, 4)
+	k.refuses("overwritten", q, start+3, 1)
+	k.holds("the newest", q, start+4, size-4, now, 4)
+	// A state that comes from elsewhere has none.
+	state, err := e.Export(k.ctx, q)
+	k.ok(err)
+	k.ok(e.Import(k.ctx, q, state))
+	k.refuses("kept before the import", q, start+4, 1)
+}
+
+func (k *keeper) keptErrors(q, other engineplugin.Sequence) {
+	e := k.e
+	k.plain(q, engineplugin.WantKeep, 1)
+	at := k.length(e, q) - 1
+	for _, c := range []struct {
+		name string
+		kept engineplugin.KeptFeatures
+		enc  engineplugin.FeatureEncoding
+		code codes.Code
+		word string
+	}{
+		{"unknown sequence", engineplugin.KeptFeatures{Sequence: 4711, Position: int32(at), Rows: 1}, k.enc, codes.NotFound, "sequence"},
+		{"no rows", engineplugin.KeptFeatures{Sequence: q, Position: int32(at)}, k.enc, codes.InvalidArgument, "n"},
+		{"negative rows", engineplugin.KeptFeatures{Sequence: q, Position: int32(at), Rows: -1}, k.enc, codes.InvalidArgument, "n"},
+		{"more than a step has", engineplugin.KeptFeatures{Sequence: q, Position: int32(at), Rows: batchRows + 1}, k.enc, codes.InvalidArgument, "n"},
+		{"negative position", engineplugin.KeptFeatures{Sequence: q, Position: -1, Rows: 1}, k.enc, codes.FailedPrecondition, "kept"},
+		{"no encoding", engineplugin.KeptFeatures{Sequence: q, Position: int32(at), Rows: 1}, engineplugin.FeatureNone, codes.InvalidArgument, "feature"},
+	} {
+		err := e.Step(k.ctx, &engineplugin.Step{Kept: []engineplugin.KeptFeatures{c.kept}, Features: c.enc}, &engineplugin.StepResult{})
+		k.refused(c.name, err, c.code, c.word)
+	}
+	siblings := rowsOf(q, at+1, []node{{1, -1}, {2, -1}}, engineplugin.WantKeep, 0)
+	err := e.Step(k.ctx, &engineplugin.Step{Rows: siblings}, &engineplugin.StepResult{})
+	k.refused("two rows at one position", err, codes.InvalidArgument, "position")
+	// The same positions of two sequences do not meet.
+	n := k.length(e, other)
+	both := append(rowsOf(q, at+1, chain([]int32{1}), engineplugin.WantKeep, 0), rowsOf(other, n, chain([]int32{2}), engineplugin.WantKeep, 0)...)
+	k.ok(e.Step(k.ctx, &engineplugin.Step{Rows: both, Prefill: true}, &engineplugin.StepResult{}))
+	_, err = k.read(q, at, 2)
+	k.ok(err)
+	// Other layers.
+	k.ok(e.SetCapture(k.ctx, []int32{0}))
+	k.enc = engineplugin.FeatureRawF32
+	k.refuses("captured from other layers", q, at, 1)
+	k.ok(e.SetCapture(k.ctx, nil))
+	row := rowsOf(q, at+2, chain([]int32{1}), engineplugin.WantKeep, 0)
+	k.refused("capture switched off", e.Step(k.ctx, &engineplugin.Step{Rows: row}, &engineplugin.StepResult{}), codes.FailedPrecondition)
+}

@@ -1,0 +1,203 @@
+package decode
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/ddtree"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+)
+
+// watched is an engine whose rows are cheap in wide steps, and which counts how features are asked for.
+type watched struct {
+	engineplugin.Engine
+	atOnce, batches, largest, beside, alone int
+	failAlone                               error // instead of a step without rows
+}
+
+func (w *watched) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
+	if len(step.Rows) == 0 && w.failAlone != nil {
+		return w.failAlone
+	}
+	for i := range step.Rows {
+		if step.Rows[i].Want&engineplugin.WantFeatures != 0 && !step.Prefill {
+			w.atOnce++
+		}
+	}
+	for _, k := range step.Kept {
+		w.batches++
+		w.largest = max(w.largest, int(k.Rows))
+		switch len(step.Rows) {
+		case 0:
+			w.alone++
+		case 1:
+		default:
+			w.beside++
+		}
+	}
+	err := w.Engine.Step(ctx, step, result)
+	result.EngineNanos = int64(100*time.Microsecond) + int64(len(step.Rows))*1000
+	return err
+}
+
+// flaky is a drafter that is there now and then and guesses badly. It holds the ring to be complete at every question.
+type flaky struct {
+	t      *testing.T
+	random *rand.Rand
+	width  int
+	ring   *drafts.Ring
+	ask    drafts.Ask
+	asked  int
+}
+
+func (f *flaky) Known() bool { return true }
+func (f *flaky) Capture() *drafts.Capture {
+	return &drafts.Capture{Encoding: engineplugin.FeatureRawBF16, Width: f.width, Block: 8}
+}
+
+func (f *flaky) Open(_ context.Context, _ string, ring *drafts.Ring, _ *drafts.Capture, _ int) Drafter {
+	f.ring = ring
+	return f
+}
+func (f *flaky) Fed()        {}
+func (f *flaky) Ready() bool { return f.random.IntN(48) == 0 }
+func (f *flaky) Close()      {}
+func (f *flaky) Forget()     {}
+
+func (f *flaky) Ask(a drafts.Ask) {
+	f.ask = a
+	f.asked++
+	if _, next := f.ring.Span(); next != a.Position {
+		f.t.Errorf("asked at %d, the ring ends at %d", a.Position, next)
+	}
+}
+
+func (f *flaky) Poll(tree *ddtree.Tree) (drafts.Outcome, bool) {
+	return f.Wait(context.Background(), tree), true
+}
+
+func (f *flaky) Wait(_ context.Context, tree *ddtree.Tree) drafts.Outcome {
+	if f.random.IntN(3) == 0 {
+		return drafts.Lost
+	}
+	tokens, parents, logprobs := []int32{}, []int32{}, []float32{}
+	for i := range int32(min(4, f.ask.Block-1, f.ask.Budget)) {
+		tokens, parents, logprobs = append(tokens, int32(f.random.IntN(64))), append(parents, i), append(logprobs, -float32(i))
+	}
+	if err := tree.Set(f.ask.Anchor, tokens, parents, logprobs, ddtree.Limits{Vocab: 64, Nodes: f.ask.Budget, Depth: f.ask.Block - 1}); err != nil {
+		return drafts.Malformed
+	}
+	return drafts.Proposed
+}
+
+// kept keeps the output.
+type kept struct {
+	discard
+	text []int32
+}
+
+func (k *kept) Committed(tokens []int32, logprobs []*tandemv1.PositionLogprobs, closed tandemv1.CloseKind) error {
+	k.text = append(k.text, tokens...)
+	return k.discard.Committed(tokens, logprobs, closed)
+}
+
+func newWatched(t *testing.T) *watched {
+	t.Helper()
+	// The text goes round in circles of 9 and now and then leaves them, so that lookup has something to find.
+	next := func(history []int32) (int32, bool) {
+		n := len(history)
+		return (history[n-1] + 1) % 9, n%70 < 60
+	}
+	e, err := enginefake.New(enginefake.Options{Next: next}).Open(t.Context(), engineplugin.OpenOptions{
+		Role: engineplugin.RoleTarget, ModelPath: "target", MaxSequences: 2, MaxContext: 1024, KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.Close() })
+	if err := e.SetCapture(t.Context(), []int32{1, 3}); err != nil {
+		t.Fatal(err)
+	}
+	return &watched{Engine: e}
+}
+
+// TestKeptFeatures: however rounds get their features, the ring ends up with those that a prompt of the whole text gives, and plain
+// steps get them many at a time.
+func TestKeptFeatures(t *testing.T) {
+	for _, mode := range []tandemv1.SpeculationMode{tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, tandemv1.SpeculationMode_SPECULATION_MODE_AUTO} {
+		engine := newWatched(t)
+		drafter := &flaky{t: t, random: rand.New(rand.NewPCG(1, uint64(mode))), width: 2 * engine.Info().FeatureRaw}
+		lane := NewLane(Config{}, auto.New(), drafter)
+		prompt := []int32{1, 2, 3, 4, 5, 6}
+		var stats Stats
+		var out kept
+		_, err := lane.Run(t.Context(), engine, &Request{
+			Prompt: prompt, Sampler: engineplugin.DefaultSampler(), Max: 700, Mode: mode, TopLogprobs: -1,
+		}, &out, &stats)
+		if err != nil {
+			t.Fatal(mode, err)
+		}
+		t.Logf("%v: %d steps, %d plain, %d questions; features of %d rows at once, %d batches of up to %d, %d beside rows, %d alone",
+			mode, stats.Steps, stats.Plain, drafter.asked, engine.atOnce, engine.batches, engine.largest, engine.beside, engine.alone)
+		if engine.largest != engineplugin.KeptRows && mode == tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN {
+			t.Errorf("%v: the largest batch has %d rows", mode, engine.largest)
+		}
+		if drafter.asked == 0 || engine.alone == 0 || engine.beside == 0 && mode == tandemv1.SpeculationMode_SPECULATION_MODE_AUTO {
+			t.Errorf("%v: not all ways of getting features were taken", mode)
+		}
+		first, next := drafter.ring.Span()
+		got, rows, ok := drafter.ring.Copy(nil, first, next-first)
+		if !ok || first != 0 || next < 600 {
+			t.Fatalf("%v: the ring holds %d..%d", mode, first, next)
+		}
+		whole := append(append([]int32(nil), prompt...), out.text...)
+		if want := featuresOf(t, engine, whole[:rows]); string(got) != string(want) {
+			t.Errorf("%v: features in the ring differ", mode)
+		}
+	}
+}
+
+// featuresOf is what a prompt of the tokens gives.
+func featuresOf(t *testing.T, e engineplugin.Engine, tokens []int32) (all []byte) {
+	t.Helper()
+	seq, err := e.NewSequence(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at := 0; at < len(tokens); {
+		step := &engineplugin.Step{Prefill: true, Features: engineplugin.FeatureRawBF16}
+		for i := range min(64, len(tokens)-at) {
+			step.Rows = append(step.Rows, engineplugin.Row{
+				Sequence: seq, Token: tokens[at+i], Position: int32(at + i), Parent: int32(i - 1), Want: engineplugin.WantFeatures, Mask: -1,
+			})
+		}
+		var r engineplugin.StepResult
+		if err := e.Step(t.Context(), step, &r); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, r.Features...)
+		at += len(step.Rows)
+	}
+	return all
+}
+
+// TestKeptFeaturesLost: an engine that fails while features are fetched ends the request, after the tokens that are there.
+func TestKeptFeaturesLost(t *testing.T) {
+	engine := newWatched(t)
+	engine.failAlone = context.DeadlineExceeded
+	drafter := &flaky{t: t, random: rand.New(rand.NewPCG(1, 2)), width: 2 * engine.Info().FeatureRaw}
+	var stats Stats
+	var out kept
+	_, err := NewLane(Config{}, auto.New(), drafter).Run(t.Context(), engine, &Request{
+		Prompt: []int32{1, 2, 3}, Sampler: engineplugin.DefaultSampler(), Max: 700, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1,
+	}, &out, &stats)
+	if err == nil || len(out.text) != stats.Steps+1 {
+		t.Errorf("%v after %d tokens of %d steps", err, len(out.text), stats.Steps)
+	}
+}
