@@ -43,8 +43,9 @@
 // what decoding without it would have taken for the same tokens is kept by the first 4, 8, 16, 32 and 64 tokens of the prompt too.
 // A longer prefix leans on the shorter one, the shortest on the worker's memory: a template that all share hides nothing, and a
 // prompt never seen before is planned as if there were no prefixes. A request of a kind that loses by drafting starts without the
-// draft and tries it late; what held it back fades with every such request, so that a draft that became good is found again. Of
-// prompts only salted hashes are stored, of the 1024 prefixes used last, in some 100 KB, and no longer than the process lives.
+// draft, which hears nothing of it, and tries it late; the trial pays for reading the text so far. What held it back fades with every
+// such request, so that a draft that became good is found again. Of prompts only salted hashes are stored, of the 1024 prefixes
+// used last, in some 100 KB, and no longer than the process lives.
 //
 // The ledger of trials belongs to the worker: rounds add 3 % of their time, a trial takes what it cost, the slower plain step
 // behind it included. Savings end at half a chain round, so that no request pays for what the draft did well in others. Debt is

@@ -51,6 +51,8 @@ const (
 	goldenReload   = 0.12  // weights that left the caches, in steps beside a draft
 	goldenFirst    = 0.6   // what the first proposal takes longer, and for every token of the prompt
 	goldenCatchUp  = 0.006 //
+	goldenReading  = 0.77  // share by which steps are slower while the draft reads a prompt that it was sent without being asked
+	goldenIdle     = 128   // features that are so many are sent without being asked for
 )
 
 func goldenWorld() *world {
@@ -69,8 +71,10 @@ type reading struct {
 	index  lookup.Index
 	at     int // tokens known
 	ms     float64
-	asked  bool // the draft has answered before
-	beside bool // the step before ran beside the draft's work
+	asked  bool    // the draft has answered before
+	beside bool    // the step before ran beside the draft's work
+	unread float64 // how long the draft has to read before it can propose
+	sent   bool    // it was given the prompt without being asked, and reads beside plain steps
 	// A sounding: the proposal, its plan and place, and how long the draft still works on it.
 	sound   *ddtree.Tree
 	plan    Plan
@@ -78,10 +82,14 @@ type reading struct {
 	works   float64
 }
 
-func (w *world) open(m *Model, text goldenText, block int, prompt []int32) *reading {
+// open begins a request of whose prompt the policy sees prompt, with so many tokens more for the draft to read.
+func (w *world) open(m *Model, text goldenText, block int, prompt []int32, more int) *reading {
 	r := &reading{world: w, p: m.NewRequest(block, 64, prompt), text: text, at: 1}
 	r.index.Extend(text.IDs)
 	r.index.Append(text.Greedy[0])
+	n := len(text.IDs) + more
+	r.unread = goldenCatchUp * float64(n)
+	r.sent = block > 0 && n >= goldenIdle && !r.p.Held(n, r.left()+1)
 	return r
 }
 
@@ -129,8 +137,8 @@ func (r *reading) round(plan Plan) {
 	beside := r.sound != nil
 	switch {
 	case plan.Sound && r.sound == nil:
-		r.sound, r.plan, r.soundAt, r.works = r.foretell(plan), plan, r.at, r.draft(plan.Block)
-		beside = true
+		r.sound, r.plan, r.soundAt, r.works = r.foretell(plan), plan, r.at, r.draft(plan.Block)+r.unread
+		r.unread, beside = 0, true
 	case plan.Kind == Lookup:
 		for i, token := range r.index.Propose(nil, plan.Budget) {
 			t.Add(token, int32(i), 0)
@@ -140,10 +148,10 @@ func (r *reading) round(plan Plan) {
 		if wait = r.draft(plan.Block); r.asked {
 			round.Draft = ms(wait)
 		} else {
-			wait += goldenFirst + goldenCatchUp*float64(len(r.text.IDs))
+			wait += goldenFirst + r.unread
 			round.CatchUp = ms(wait)
 		}
-		r.asked, beside = true, true
+		r.unread, r.asked, beside = 0, true, true
 		r.p.Cut(&t, plan, length)
 		round.Tree = &t
 	}
@@ -153,6 +161,8 @@ func (r *reading) round(plan Plan) {
 		round.Path = path
 	}
 	took := r.verify(round.Rows)
+	reads := r.sent && r.unread > 0
+	beside = beside || reads
 	if beside || r.beside {
 		took += goldenReload
 	}
@@ -160,6 +170,10 @@ func (r *reading) round(plan Plan) {
 		took += goldenFeatures * (1 + float64(round.Rows)/8)
 	}
 	took *= math.Exp(r.noise*r.rng.NormFloat64() - r.noise*r.noise/2)
+	if reads {
+		took += goldenReading * min(took, r.unread)
+		r.unread = max(0, r.unread-took)
+	}
 	if r.sound != nil {
 		took += r.strain * min(took, r.works)
 		r.works -= took
@@ -188,6 +202,7 @@ func (r *reading) round(plan Plan) {
 type goldenTraffic struct {
 	shuffled bool
 	prompt   func(rng *rand.Rand, ids []int32) []int32
+	more     int // tokens behind them that the draft reads too
 }
 
 func known(_ *rand.Rand, ids []int32) []int32 { return ids }
@@ -219,7 +234,7 @@ func goldenSpeeds(t *testing.T, texts []goldenText, block int, traffic goldenTra
 			w.rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
 		}
 		for _, g := range order {
-			r := w.open(m, g, block, traffic.prompt(w.rng, g.IDs))
+			r := w.open(m, g, block, traffic.prompt(w.rng, g.IDs), traffic.more)
 			for r.left() > 0 {
 				plan := r.plan
 				if r.sound == nil {
@@ -255,10 +270,11 @@ func TestGoldenTexts(t *testing.T) {
 		{"draft, prompts unseen", worldBlock, goldenTraffic{prompt: unseen}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
 		{"draft, new prompts", worldBlock, goldenTraffic{prompt: newPrompt}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
 		{"draft, one client", worldBlock, goldenTraffic{prompt: oneClient}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
-		{"draft, shuffled", worldBlock, goldenTraffic{true, known}, map[string]float64{"fn": 1.12, "tools": 1.58, "qa": 2.2}},
-		{"draft, shuffled, prompts unseen", worldBlock, goldenTraffic{true, unseen}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
-		{"draft, shuffled, new prompts", worldBlock, goldenTraffic{true, newPrompt}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
-		{"draft, shuffled, one client", worldBlock, goldenTraffic{true, oneClient}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		{"draft, long prompts", worldBlock, goldenTraffic{prompt: known, more: 400}, map[string]float64{"fn": 1.11, "tools": 1.25, "qa": 1.9}},
+		{"draft, shuffled", worldBlock, goldenTraffic{shuffled: true, prompt: known}, map[string]float64{"fn": 1.12, "tools": 1.58, "qa": 2.2}},
+		{"draft, shuffled, prompts unseen", worldBlock, goldenTraffic{shuffled: true, prompt: unseen}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		{"draft, shuffled, new prompts", worldBlock, goldenTraffic{shuffled: true, prompt: newPrompt}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		{"draft, shuffled, one client", worldBlock, goldenTraffic{shuffled: true, prompt: oneClient}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			speeds := goldenSpeeds(t, texts, test.block, test.traffic)

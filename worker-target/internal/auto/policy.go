@@ -202,15 +202,11 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 	best, second, chain := p.drafted(block, length)
 	p.speed = 0
 	token := p.tokenCost(length)
-	outlook := p.outlook(best, token)
-	need := stay / token
-	if p.plain {
-		need = enter / token
-	}
+	outlook, without := p.compare(best, token)
 	sound := Plan{Kind: Plain, Sound: true, Block: chain.plan.Block, Budget: chain.plan.Budget}
 	plan := best.plan
 	p.trying = false
-	if outlook < need {
+	if without {
 		if !p.plain {
 			p.hold()
 		}
@@ -416,7 +412,7 @@ func (p *Policy) Observe(r *Round) {
 	}
 	if r.Plan.Trial || p.trying {
 		p.after = true
-		p.charge(verify+r.Draft.Seconds()-tokens*p.tokenCost(r.Length), r.Length)
+		p.charge(verify+(r.Draft+r.CatchUp).Seconds()-tokens*p.tokenCost(r.Length), r.Length)
 	} else {
 		// Speculation that pays earns the same share: it buys trials of other plans.
 		p.m.credit = min(p.m.credit+probeShare*(verify+r.Draft.Seconds()), p.ceiling(r.Length))

@@ -92,6 +92,38 @@ func TestPrefixFollowsChanges(t *testing.T) {
 	}
 }
 
+// TestHeld: a request is held back from its draft where those that began alike lost by drafting, and only there; what is told before the
+// first round is what that round then does.
+func TestHeld(t *testing.T) {
+	w := shared()
+	m := calibrated(w)
+	good, bad, foreign := []int32{1, 1, 1, 1}, []int32{2, 2, 2, 2}, []int32{3, 3, 3, 3}
+	if m.NewRequest(worldBlock, worldRows, bad).Held(100, worldBlock) {
+		t.Error("held back by a worker that knows nothing")
+	}
+	for range 40 {
+		w.ask(m, text{tokens: 60, lead: 60, known: .97, prompt: good})
+		w.ask(m, text{tokens: 60, rate: .3, prompt: bad})
+	}
+	for _, test := range []struct {
+		name   string
+		prompt []int32
+		held   bool
+	}{{"good", good, false}, {"bad", bad, true}, {"foreign", foreign, false}} {
+		p := m.NewRequest(worldBlock, worldRows, test.prompt)
+		if got := p.Held(100, worldBlock); got != test.held {
+			t.Errorf("%s: held %v, want %v", test.name, got, test.held)
+		}
+		if plan := p.Next(100, worldBlock, 0); test.held && (plan.Kind != Plain || plan.Sound) {
+			t.Errorf("%s: held back, and then %+v", test.name, plan)
+		}
+		p = m.NewRequest(worldBlock, worldRows, test.prompt)
+		if !p.Held(100, 1) {
+			t.Errorf("%s: one token more, and not held back from the draft", test.name)
+		}
+	}
+}
+
 // TestPrefixInASlowMinute: while rounds draft, no plain step shows that the machine has become slow; good drafts must not look bad for it.
 func TestPrefixInASlowMinute(t *testing.T) {
 	w := shared()
