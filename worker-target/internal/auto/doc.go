@@ -34,7 +34,9 @@
 // length of the match; a token behind j right ones of a proposal stands behind a match that is j longer, so a proposal of k tokens
 // commits 1 + sum over j <= k of the product of j rates. A match is there in some rounds only. So its plan is the k that gains most
 // on what the text is decoded at else, tokens less seconds times that speed; and a draft has to beat decoding without it as it
-// does on the whole, lookups included. That pace is counted beside every text, also while the draft is used.
+// does on the whole, lookups included. That pace is counted beside every text, also while the draft is used. A draft that has proposed all
+// that its block holds is prolonged by lookup: tokens behind it are added while their chance, the proposal's included, is worth their row
+// at the speed of the round's plan.
 //
 // What the best plan with a draft promises is held against what such rounds brought, apart for first rounds, those behind a
 // proposal that was right and those behind one that went wrong: texts change, and most changes are for the worse.

@@ -73,6 +73,7 @@ type Round struct {
 	Draft, CatchUp time.Duration
 	Tree           *ddtree.Tree
 	Path           []int32
+	Beyond         int // tokens behind the path that were right where lookup prolonged the proposal; Tree and Path are the draft's part
 }
 
 // Model is what a worker knows: costs of the machine, quality of its drafts, and the ledger of probes. Safe for concurrent
@@ -402,7 +403,7 @@ func (p *Policy) Observe(r *Round) {
 	}
 	tokens := 1.0
 	if r.Tree != nil {
-		tokens = float64(len(r.Path))
+		tokens = float64(len(r.Path) + r.Beyond)
 		p.settle(r, verify)
 		p.learn(r.Tree, r.Path, r.Length)
 		if r.Plan.Kind == Tree {

@@ -49,7 +49,7 @@ func (p *Policy) settle(r *Round, verify float64) {
 	if p.speed == 0 {
 		return
 	}
-	tokens := float64(len(r.Path))
+	tokens := float64(len(r.Path) + r.Beyond)
 	promised := p.speed * (verify + (r.Draft + r.CatchUp).Seconds())
 	g := &p.m.promises[p.stands]
 	g.fade(1 - 1.0/promiseMemory)
@@ -63,7 +63,7 @@ func (p *Policy) settle(r *Round, verify float64) {
 // less than others, above all where a text quotes: what the round's own would have taken without the draft is known.
 func (p *Policy) remember(r *Round, verify, promised float64) {
 	c := &p.m.costs
-	tokens, token := float64(len(r.Path)), p.tokenCost(r.Length)
+	tokens, token := float64(len(r.Path)+r.Beyond), p.tokenCost(r.Length)
 	if p.shadow.tokens > 0 {
 		tokens = p.shadow.rounds * c.plainRound(r.Length) / token
 	}
