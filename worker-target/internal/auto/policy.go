@@ -87,6 +87,7 @@ type Model struct {
 	// losing is the share of requests whose first proposal was not worth its time.
 	losing  rate
 	sounded float64 // running mean of the seconds that a sounding costs, 0 = none measured
+	started bool    // a draft's first proposal was seen
 	// promises are held against what came of them, by what the draft's last round was.
 	promises [standings]gauge
 	prefixes prefixes // what became of drafts in requests that began alike

@@ -1,6 +1,10 @@
 package auto
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/tandem-inference/tandem/services/ddtree"
+)
 
 func TestPrefixesAreBounded(t *testing.T) {
 	s := newPrefixes()
@@ -89,6 +93,27 @@ func TestPrefixFollowsChanges(t *testing.T) {
 	t.Logf("bad again: %.3f of plain decoding", spent/fixed(60))
 	if spent > 1.075*fixed(60) {
 		t.Errorf("bad again: took %.0f, plain decoding %.0f", spent, fixed(60))
+	}
+}
+
+// TestColdStart: the first proposal of all takes as long as a draft needs that has just started; requests that begin like the one that
+// waited for it are not held back for that.
+func TestColdStart(t *testing.T) {
+	w := shared()
+	w.noise = 0
+	m := calibrated(w)
+	prompt := []int32{1, 2, 3, 4, 5}
+	p := m.NewRequest(worldBlock, worldRows, prompt)
+	plan := p.Next(100, worldBlock, 0)
+	var tree ddtree.Tree
+	var b ddtree.Builder
+	w.truth, w.says = ranks(1), ranks(.95)
+	w.propose(&tree, &b, plan)
+	p.Observe(&Round{Plan: plan, Length: 100, Rows: tree.Len(), Verify: ms(w.verify(tree.Len())), CatchUp: ms(200), Tree: &tree, Path: w.walk(&tree)})
+	w.run(p, 40)
+	p = m.NewRequest(worldBlock, worldRows, prompt)
+	if held, plan := p.Held(100, worldBlock), p.Next(100, worldBlock, 0); held || !plan.Kind.Drafts() {
+		t.Errorf("held back: %v, starts with %+v", held, plan)
 	}
 }
 

@@ -49,6 +49,10 @@ func (p *Policy) settle(r *Round, verify float64) {
 	if p.speed == 0 {
 		return
 	}
+	if !p.m.started { // a draft that has just started takes long for its first proposal, which says nothing about others
+		p.m.started = true
+		return
+	}
 	tokens := float64(len(r.Path) + r.Beyond)
 	promised := p.speed * (verify + (r.Draft + r.CatchUp).Seconds())
 	g := &p.m.promises[p.stands]
