@@ -86,6 +86,9 @@ type Timings struct {
 	PrefillTokensPerSec float64 `json:"prefill_tokens_per_sec"`
 	VerifySteps         int     `json:"verify_steps"`
 	AcceptLength        float64 `json:"accept_length"`
+	DraftedTokens       int     `json:"drafted_tokens"`
+	AcceptedTokens      int     `json:"accepted_tokens"`
+	LookupDraftedTokens int     `json:"lookup_drafted_tokens"`
 	SpeculationDegraded bool    `json:"speculation_degraded"`
 }
 

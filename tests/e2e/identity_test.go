@@ -35,6 +35,20 @@ func generate(t *testing.T, c *client.Client, r client.Request, s client.Specula
 	if err != nil {
 		t.Fatalf("%s: %v", name(s), err)
 	}
+	// Where one source proposes, all that was proposed is its.
+	u := reply.Usage.Timings
+	wrong := u.AcceptedTokens > u.DraftedTokens
+	switch s.Mode {
+	case "off":
+		wrong = wrong || u.DraftedTokens > 0
+	case "lookup":
+		wrong = wrong || u.LookupDraftedTokens != u.DraftedTokens
+	case "chain", "tree":
+		wrong = wrong || u.LookupDraftedTokens > 0
+	}
+	if wrong {
+		t.Errorf("%s: counts of proposed and accepted tokens: %+v", name(s), u)
+	}
 	return reply
 }
 

@@ -1,7 +1,9 @@
 package app
 
 import (
+	"encoding/json"
 	"fmt"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -100,7 +102,7 @@ func TestUsageAndTimings(t *testing.T) {
 		t.Errorf("usage %v, want %v completion tokens", v["usage"], n)
 	}
 	for _, k := range []string{"queue_ms", "compress_ms", "restore_ms", "prefill_ms", "ttft_ms", "decode_ms", "total_ms", "decode_tokens_per_sec",
-		"prefill_tokens_per_sec", "verify_steps", "accept_length"} {
+		"prefill_tokens_per_sec", "verify_steps", "accept_length", "drafted_tokens", "accepted_tokens", "lookup_drafted_tokens", "lookup_accepted_tokens"} {
 		if _, ok := at(v, "usage", "timings", k).(float64); !ok {
 			t.Errorf("timings lack %s: %v", k, at(v, "usage", "timings"))
 		}
@@ -118,6 +120,47 @@ func TestUsageAndTimings(t *testing.T) {
 	req := w.Requests()[0]
 	if req.GetSampling().GetSeed() != 7 || req.GetSampling().GetTemperature() != 0.5 || len(req.GetStopTokens()) == 0 || req.GetTopLogprobs() != -1 {
 		t.Errorf("worker was asked %v", req)
+	}
+}
+
+// TestTimingsBySource: every dialect tells, whole and streamed, how many proposed tokens there were and were right, and which of them
+// lookup proposed; several choices are summed.
+func TestTimingsBySource(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{})
+	const text = "one two three four"
+	w.SetDecode(r.reply(text, 2))
+	n := len(r.encode(text))
+	steps := (n + 1) / 2
+	timings := regexp.MustCompile(`"timings":(\{[^}]*\})`)
+	for path, request := range map[string]struct {
+		body    string
+		choices int
+	}{
+		"/v1/chat/completions": {`"messages":[{"role":"user","content":"Count."}],"n":2`, 2},
+		"/v1/completions":      {`"prompt":["Count"],"max_tokens":100,"n":2`, 2},
+		"/v1/responses":        {`"input":"Count."`, 1},
+		"/v1/messages":         {`"messages":[{"role":"user","content":"Count."}],"max_tokens":100`, 1},
+	} {
+		for _, stream := range []bool{false, true} {
+			a := r.post(path, fmt.Sprintf(`{%s,"stream":%v}`, request.body, stream))
+			all := timings.FindAllSubmatch(a.body, -1)
+			if a.status != 200 || len(all) == 0 {
+				t.Errorf("%s: %d %s", path, a.status, a.body)
+				continue
+			}
+			var got map[string]float64
+			if err := json.Unmarshal(all[len(all)-1][1], &got); err != nil {
+				t.Fatal(err)
+			}
+			for k, want := range map[string]int{
+				"drafted_tokens": 3 * steps, "accepted_tokens": n - steps, "lookup_drafted_tokens": steps, "lookup_accepted_tokens": 1,
+			} {
+				if want *= request.choices; got[k] != float64(want) {
+					t.Errorf("%s, stream %v: %s is %v, want %d", path, stream, k, got[k], want)
+				}
+			}
+		}
 	}
 }
 

@@ -45,13 +45,16 @@ type speculationJSON struct {
 
 // chatUsage is what the last event of a stream tells.
 type chatUsage struct {
-	PromptTokens     int      `json:"prompt_tokens"`
-	CompletionTokens int      `json:"completion_tokens"`
-	AcceptRate       *float64 `json:"accept_rate"`
+	PromptTokens     int `json:"prompt_tokens"`
+	CompletionTokens int `json:"completion_tokens"`
 	Timings          struct {
-		TTFTMillis   float64 `json:"ttft_ms"`
-		TokensPerSec float64 `json:"decode_tokens_per_sec"`
-		AcceptLength float64 `json:"accept_length"`
+		TTFTMillis     float64 `json:"ttft_ms"`
+		TokensPerSec   float64 `json:"decode_tokens_per_sec"`
+		AcceptLength   float64 `json:"accept_length"`
+		Drafted        int64   `json:"drafted_tokens"`
+		Accepted       int64   `json:"accepted_tokens"`
+		LookupDrafted  int64   `json:"lookup_drafted_tokens"`
+		LookupAccepted int64   `json:"lookup_accepted_tokens"`
 	} `json:"timings"`
 }
 

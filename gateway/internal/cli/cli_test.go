@@ -139,7 +139,7 @@ var chatEvents = []string{
 	`{"choices":[{"index":0,"delta":{"reasoning_content":"hm"}}]}`,
 	`{"choices":[{"index":0,"delta":{"content":"Hello"}}]}`,
 	`{"choices":[{"index":0,"delta":{"content":" you"},"finish_reason":"stop"}]}`,
-	`{"choices":[],"usage":{"completion_tokens":3,"accept_rate":0.5,"timings":{"ttft_ms":12,"decode_tokens_per_sec":100.5,"accept_length":2.5}}}`,
+	`{"choices":[],"usage":{"completion_tokens":3,"timings":{"ttft_ms":12,"decode_tokens_per_sec":100.5,"accept_length":2.5,"drafted_tokens":14,"accepted_tokens":8,"lookup_drafted_tokens":4,"lookup_accepted_tokens":3}}}`,
 	`[DONE]`,
 }
 
@@ -168,7 +168,7 @@ func TestRunArguments(t *testing.T) {
 	if code != 0 || !strings.Contains(out, "Hello you\n") {
 		t.Errorf("%d %q", code, out)
 	}
-	if want := "3 tokens, 100.5 tokens/s, first after 12 ms, 50 % of drafts accepted, 2.5 tokens per step\n"; errOut != want {
+	if want := "3 tokens, 100.5 tokens/s, first after 12 ms, 50 % of drafts and 75 % of lookups accepted, 2.5 tokens per step\n"; errOut != want {
 		t.Errorf("stderr %q, want %q", errOut, want)
 	}
 	if m := (*last)["messages"].([]any)[0].(map[string]any)["content"]; m != "Summarise the text" {

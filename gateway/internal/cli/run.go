@@ -261,9 +261,19 @@ func (c *RunCmd) answer(ctx context.Context, e *env, client *chatClient, message
 // statistics is the line below an answer.
 func statistics(a answer) string {
 	u := a.usage
-	line := fmt.Sprintf("%d tokens, %.1f tokens/s, first after %.0f ms", u.CompletionTokens, u.Timings.TokensPerSec, u.Timings.TTFTMillis)
-	if u.AcceptRate != nil {
-		line += fmt.Sprintf(", %.0f %% of drafts accepted, %.1f tokens per step", 100**u.AcceptRate, u.Timings.AcceptLength)
+	t := &u.Timings
+	line := fmt.Sprintf("%d tokens, %.1f tokens/s, first after %.0f ms", u.CompletionTokens, t.TokensPerSec, t.TTFTMillis)
+	if t.Drafted > 0 {
+		var shares []string
+		for _, s := range []struct {
+			source            string
+			drafted, accepted int64
+		}{{"drafts", t.Drafted - t.LookupDrafted, t.Accepted - t.LookupAccepted}, {"lookups", t.LookupDrafted, t.LookupAccepted}} {
+			if s.drafted > 0 {
+				shares = append(shares, fmt.Sprintf("%.0f %% of %s", 100*float64(s.accepted)/float64(s.drafted), s.source))
+			}
+		}
+		line += fmt.Sprintf(", %s accepted, %.1f tokens per step", strings.Join(shares, " and "), t.AcceptLength)
 	}
 	if a.finish == "length" {
 		line += ", cut by the token limit"

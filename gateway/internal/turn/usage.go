@@ -21,7 +21,12 @@ type Timings struct {
 	PrefillPerSec float64 `json:"prefill_tokens_per_sec"`
 	VerifySteps   int64   `json:"verify_steps"`
 	AcceptLength  float64 `json:"accept_length"`
-	Degraded      bool    `json:"speculation_degraded,omitempty"`
+	// Tokens that were proposed and those of them that were right, whatever proposed them; then those of both that lookup did.
+	Drafted        int64 `json:"drafted_tokens"`
+	Accepted       int64 `json:"accepted_tokens"`
+	LookupDrafted  int64 `json:"lookup_drafted_tokens"`
+	LookupAccepted int64 `json:"lookup_accepted_tokens"`
+	Degraded       bool  `json:"speculation_degraded,omitempty"`
 }
 
 // NewTimings converts an account.
@@ -30,6 +35,7 @@ func NewTimings(u *generate.Usage) Timings {
 		QueueMS: ms(u.Queue), CompressMS: ms(u.Compress), RestoreMS: ms(u.Restore), PrefillMS: ms(u.Prefill), TTFTMS: ms(u.TTFT),
 		DecodeMS: ms(u.Decode), TotalMS: ms(u.Total), VerifySteps: u.VerifySteps, Degraded: u.Degraded,
 		DecodePerSec: rate(u.CompletionTokens, u.Decode), PrefillPerSec: rate(u.PrefilledTokens(), u.Prefill),
+		Drafted: u.Drafted, Accepted: u.Accepted, LookupDrafted: u.LookupDrafted, LookupAccepted: u.LookupAccepted,
 	}
 	if u.VerifySteps > 0 {
 		t.AcceptLength = round(float64(u.CompletionTokens)/float64(u.VerifySteps), 3)

@@ -34,7 +34,9 @@
 // length of the match; a token behind j right ones of a proposal stands behind a match that is j longer, so a proposal of k tokens
 // commits 1 + sum over j <= k of the product of j rates. A match is there in some rounds only. So its plan is the k that gains most
 // on what the text is decoded at else, tokens less seconds times that speed; and a draft has to beat decoding without it as it
-// does on the whole, lookups included. That pace is counted beside every text, also while the draft is used.
+// does on the whole, lookups included. That pace is counted beside every text, also while the draft is used. A draft that has proposed all
+// that its block holds is prolonged by lookup: tokens behind it are added while their chance, the proposal's included, is worth their row
+// at the speed of the round's plan.
 //
 // What the best plan with a draft promises is held against what such rounds brought, apart for first rounds, those behind a
 // proposal that was right and those behind one that went wrong: texts change, and most changes are for the worse.
@@ -43,8 +45,9 @@
 // what decoding without it would have taken for the same tokens is kept by the first 4, 8, 16, 32 and 64 tokens of the prompt too.
 // A longer prefix leans on the shorter one, the shortest on the worker's memory: a template that all share hides nothing, and a
 // prompt never seen before is planned as if there were no prefixes. A request of a kind that loses by drafting starts without the
-// draft and tries it late; what held it back fades with every such request, so that a draft that became good is found again. Of
-// prompts only salted hashes are stored, of the 1024 prefixes used last, in some 100 KB, and no longer than the process lives.
+// draft, which hears nothing of it, and tries it late; the trial pays for reading the text so far. What held it back fades with every
+// such request, so that a draft that became good is found again. Of prompts only salted hashes are stored, of the 1024 prefixes
+// used last, in some 100 KB, and no longer than the process lives.
 //
 // The ledger of trials belongs to the worker: rounds add 3 % of their time, a trial takes what it cost, the slower plain step
 // behind it included. Savings end at half a chain round, so that no request pays for what the draft did well in others. Debt is

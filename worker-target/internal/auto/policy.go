@@ -73,6 +73,7 @@ type Round struct {
 	Draft, CatchUp time.Duration
 	Tree           *ddtree.Tree
 	Path           []int32
+	Beyond         int // tokens behind the path that were right where lookup prolonged the proposal; Tree and Path are the draft's part
 }
 
 // Model is what a worker knows: costs of the machine, quality of its drafts, and the ledger of probes. Safe for concurrent
@@ -86,6 +87,7 @@ type Model struct {
 	// losing is the share of requests whose first proposal was not worth its time.
 	losing  rate
 	sounded float64 // running mean of the seconds that a sounding costs, 0 = none measured
+	started bool    // a draft's first proposal was seen
 	// promises are held against what came of them, by what the draft's last round was.
 	promises [standings]gauge
 	prefixes prefixes // what became of drafts in requests that began alike
@@ -202,15 +204,11 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 	best, second, chain := p.drafted(block, length)
 	p.speed = 0
 	token := p.tokenCost(length)
-	outlook := p.outlook(best, token)
-	need := stay / token
-	if p.plain {
-		need = enter / token
-	}
+	outlook, without := p.compare(best, token)
 	sound := Plan{Kind: Plain, Sound: true, Block: chain.plan.Block, Budget: chain.plan.Budget}
 	plan := best.plan
 	p.trying = false
-	if outlook < need {
+	if without {
 		if !p.plain {
 			p.hold()
 		}
@@ -406,7 +404,7 @@ func (p *Policy) Observe(r *Round) {
 	}
 	tokens := 1.0
 	if r.Tree != nil {
-		tokens = float64(len(r.Path))
+		tokens = float64(len(r.Path) + r.Beyond)
 		p.settle(r, verify)
 		p.learn(r.Tree, r.Path, r.Length)
 		if r.Plan.Kind == Tree {
@@ -416,7 +414,7 @@ func (p *Policy) Observe(r *Round) {
 	}
 	if r.Plan.Trial || p.trying {
 		p.after = true
-		p.charge(verify+r.Draft.Seconds()-tokens*p.tokenCost(r.Length), r.Length)
+		p.charge(verify+(r.Draft+r.CatchUp).Seconds()-tokens*p.tokenCost(r.Length), r.Length)
 	} else {
 		// Speculation that pays earns the same share: it buys trials of other plans.
 		p.m.credit = min(p.m.credit+probeShare*(verify+r.Draft.Seconds()), p.ceiling(r.Length))

@@ -1,6 +1,10 @@
 package auto
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/tandem-inference/tandem/services/ddtree"
+)
 
 func TestPrefixesAreBounded(t *testing.T) {
 	s := newPrefixes()
@@ -89,6 +93,59 @@ func TestPrefixFollowsChanges(t *testing.T) {
 	t.Logf("bad again: %.3f of plain decoding", spent/fixed(60))
 	if spent > 1.075*fixed(60) {
 		t.Errorf("bad again: took %.0f, plain decoding %.0f", spent, fixed(60))
+	}
+}
+
+// TestColdStart: the first proposal of all takes as long as a draft needs that has just started; requests that begin like the one that
+// waited for it are not held back for that.
+func TestColdStart(t *testing.T) {
+	w := shared()
+	w.noise = 0
+	m := calibrated(w)
+	prompt := []int32{1, 2, 3, 4, 5}
+	p := m.NewRequest(worldBlock, worldRows, prompt)
+	plan := p.Next(100, worldBlock, 0)
+	var tree ddtree.Tree
+	var b ddtree.Builder
+	w.truth, w.says = ranks(1), ranks(.95)
+	w.propose(&tree, &b, plan)
+	p.Observe(&Round{Plan: plan, Length: 100, Rows: tree.Len(), Verify: ms(w.verify(tree.Len())), CatchUp: ms(200), Tree: &tree, Path: w.walk(&tree)})
+	w.run(p, 40)
+	p = m.NewRequest(worldBlock, worldRows, prompt)
+	if held, plan := p.Held(100, worldBlock), p.Next(100, worldBlock, 0); held || !plan.Kind.Drafts() {
+		t.Errorf("held back: %v, starts with %+v", held, plan)
+	}
+}
+
+// TestHeld: a request is held back from its draft where those that began alike lost by drafting, and only there; what is told before the
+// first round is what that round then does.
+func TestHeld(t *testing.T) {
+	w := shared()
+	m := calibrated(w)
+	good, bad, foreign := []int32{1, 1, 1, 1}, []int32{2, 2, 2, 2}, []int32{3, 3, 3, 3}
+	if m.NewRequest(worldBlock, worldRows, bad).Held(100, worldBlock) {
+		t.Error("held back by a worker that knows nothing")
+	}
+	for range 40 {
+		w.ask(m, text{tokens: 60, lead: 60, known: .97, prompt: good})
+		w.ask(m, text{tokens: 60, rate: .3, prompt: bad})
+	}
+	for _, test := range []struct {
+		name   string
+		prompt []int32
+		held   bool
+	}{{"good", good, false}, {"bad", bad, true}, {"foreign", foreign, false}} {
+		p := m.NewRequest(worldBlock, worldRows, test.prompt)
+		if got := p.Held(100, worldBlock); got != test.held {
+			t.Errorf("%s: held %v, want %v", test.name, got, test.held)
+		}
+		if plan := p.Next(100, worldBlock, 0); test.held && (plan.Kind != Plain || plan.Sound) {
+			t.Errorf("%s: held back, and then %+v", test.name, plan)
+		}
+		p = m.NewRequest(worldBlock, worldRows, test.prompt)
+		if !p.Held(100, 1) {
+			t.Errorf("%s: one token more, and not held back from the draft", test.name)
+		}
 	}
 }
 

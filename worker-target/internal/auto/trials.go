@@ -2,6 +2,33 @@ package auto
 
 import "github.com/tandem-inference/tandem/services/ddtree"
 
+// Held reports whether a request that is yet to begin, at a context of length tokens and with a largest useful block of limit rows, is
+// going to be decoded without the draft at first. Such a draft is told nothing of the request until it is asked.
+func (p *Policy) Held(length, limit int) bool {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	block := min(p.block, limit, p.maxRows)
+	if block < 2 {
+		return true
+	}
+	if p.m.costs.plainRound(length) == 0 || !p.m.prefixes.knows(&p.opening, p.stands) {
+		return false
+	}
+	best, _, _ := p.drafted(block, length)
+	_, without := p.compare(best, p.tokenCost(length))
+	return without
+}
+
+// compare gives the outlook of the best plan with a draft, and whether decoding without it, at token seconds a token, is the better way.
+func (p *Policy) compare(best estimate, token float64) (outlook float64, without bool) {
+	need := stay / token
+	if p.plain {
+		need = enter / token
+	}
+	outlook = p.outlook(best, token)
+	return outlook, outlook < need
+}
+
 // hold begins decoding without the draft: a request waits longer before it tries the draft where those that began alike lost by it.
 func (p *Policy) hold() {
 	p.least = leastGap

@@ -71,11 +71,13 @@ func (k *knowing) Known() bool { return true }
 func (k *knowing) Capture() *drafts.Capture {
 	return &drafts.Capture{Encoding: engineplugin.FeatureFusedBF16, Width: width, Block: 8}
 }
-func (k *knowing) Open(context.Context, string, *drafts.Ring, *drafts.Capture, int) Drafter { return k }
-func (k *knowing) Fed()                                                                     {}
-func (k *knowing) Ready() bool                                                              { return true }
-func (k *knowing) Ask(a drafts.Ask)                                                         { k.ask = a; k.asked++ }
-func (k *knowing) Close()                                                                   {}
+func (k *knowing) Open(context.Context, string, *drafts.Ring, *drafts.Capture, int, bool) Drafter {
+	return k
+}
+func (k *knowing) Fed()             {}
+func (k *knowing) Ready() bool      { return true }
+func (k *knowing) Ask(a drafts.Ask) { k.ask = a; k.asked++ }
+func (k *knowing) Close()           {}
 
 func (k *knowing) Forget() {}
 func (k *knowing) Poll(tree *ddtree.Tree) (drafts.Outcome, bool) {

@@ -6,7 +6,8 @@
 // round's call, so that a round costs one round trip. Without a tree the round is plain decoding of one token.
 //
 // Proposals come from a draft or from lookup, which finds what followed the newest tokens in prompt or output before. Its chain is
-// put together when the round starts; everything else is as with a draft's.
+// put together when the round starts; everything else is as with a draft's. Where a draft's proposal is likely to be right to the end
+// of its block, lookup goes on behind it.
 //
 // While the engine works on a round nothing else is waited for except the draft's proposal for it, and that only until the
 // proposal's deadline. Features of accepted rows leave together with the question for the next proposal, before the tokens

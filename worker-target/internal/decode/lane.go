@@ -33,7 +33,8 @@ type Drafts interface {
 	Known() bool
 	// Capture is what features the engine delivers now, nil for none.
 	Capture() *drafts.Capture
-	Open(ctx context.Context, id string, ring *drafts.Ring, capture *drafts.Capture, vocab int) Drafter
+	// Open starts the speculation of a request. A held one is not known to its draft before the first question.
+	Open(ctx context.Context, id string, ring *drafts.Ring, capture *drafts.Capture, vocab int, held bool) Drafter
 }
 
 // Config of decoding, the same for all lanes.

@@ -52,7 +52,7 @@ type Stats struct {
 	Plain         int // steps without a tree
 	Drafted       int // draft tokens verified
 	Accepted      int
-	LookDrafted   int // of Drafted and Accepted: in rounds of lookup
+	LookDrafted   int // of Drafted and Accepted: proposed by lookup
 	LookAccepted  int
 	DraftWait     time.Duration
 	Verify        time.Duration

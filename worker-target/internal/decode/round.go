@@ -157,7 +157,7 @@ func (r *run) choosePlan(limit int) auto.Plan {
 // decode runs one round: wait for the proposal, verify, walk, ask for the next, emit.
 func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 	var waited time.Duration
-	proposed := false
+	proposed, prolonged := false, 0
 	r.tree.Reset(r.anchor)
 	if r.plan.Kind == auto.Lookup {
 		r.lookUp()
@@ -171,6 +171,7 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 			proposed = true
 			if r.automatic() {
 				r.policy.Cut(&r.tree, r.plan, r.length)
+				prolonged = r.prolong()
 			}
 		case drafts.Late:
 			r.stats.Late++
@@ -242,14 +243,18 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 	accepted := min(len(r.path)-1, len(r.tokens))
 	r.stats.Accepted += accepted
 	looked := r.plan.Kind == auto.Lookup
+	beyond := r.shorten(prolonged)
 	if looked {
 		r.stats.LookDrafted += n - 1
 		r.stats.LookAccepted += accepted
+	} else {
+		r.stats.LookDrafted += prolonged
+		r.stats.LookAccepted += max(0, accepted-(len(r.path)-1-beyond))
 	}
 	r.learnLooks(before)
 	switch {
 	case r.policy != nil && (n == 1 || r.asked || looked || r.sound.on):
-		r.observe(before, n, verify, wall, waited, proposed, added)
+		r.observe(before, n, beyond, verify, wall, waited, proposed, added)
 	case n == 1:
 		r.model.ObservePlain(before, r.others(n), verify, wall)
 	}
@@ -308,8 +313,9 @@ func (r *run) accept() tandemv1.FinishReason {
 // others is the number of rows of other requests in the last step, which had rows of this one.
 func (r *run) others(rows int) int { return max(0, r.result.BatchRows-rows) }
 
-// observe teaches the model what the round cost and brought. A tree with nodes that the guide added says nothing about the draft.
-func (r *run) observe(length, rows int, verify, wall, waited time.Duration, proposed, added bool) {
+// observe teaches the model what the round cost and brought; beyond tokens of the path are those that lookup added to a draft's. A tree
+// with nodes that the guide added says nothing about the draft.
+func (r *run) observe(length, rows, beyond int, verify, wall, waited time.Duration, proposed, added bool) {
 	plan := r.plan
 	if !r.asked && !plan.Sound && (plan.Kind != auto.Lookup || rows == 1) {
 		plan = auto.Plan{Kind: auto.Plain}
@@ -326,7 +332,7 @@ func (r *run) observe(length, rows int, verify, wall, waited time.Duration, prop
 	switch {
 	case added:
 	case proposed:
-		r.round.Tree, r.round.Path = &r.tree, r.path
+		r.round.Tree, r.round.Path, r.round.Beyond = &r.tree, r.path[:len(r.path)-beyond], beyond
 	case rows > 1:
 		r.round.Path = r.path
 	}

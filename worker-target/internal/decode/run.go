@@ -111,11 +111,12 @@ func (r *run) attach(ctx context.Context, length int) {
 		first = max(0, length-r.cfg.RingRows)
 	}
 	r.ring.Reset(r.capture.Width, first)
-	r.link = r.drafts.Open(ctx, r.req.ID, r.ring, r.capture, r.info.Vocab)
 	if r.policy == nil {
 		r.policy = r.model.NewRequest(0, r.info.MaxTreeRows, r.req.Prompt)
 	}
 	r.policy.Attach(r.capture.Block)
+	held := r.automatic() && r.policy.Held(length, min(r.req.Max-r.out, r.info.MaxContext-length))
+	r.link = r.drafts.Open(ctx, r.req.ID, r.ring, r.capture, r.info.Vocab, held)
 }
 
 // prefill runs the prompt in chunks.

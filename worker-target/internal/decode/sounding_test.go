@@ -30,8 +30,10 @@ type moody struct {
 	forgotten       int
 }
 
-func (m *moody) Open(context.Context, string, *drafts.Ring, *drafts.Capture, int) Drafter { return m }
-func (m *moody) Forget()                                                                  { m.forgotten++ }
+func (m *moody) Open(context.Context, string, *drafts.Ring, *drafts.Capture, int, bool) Drafter {
+	return m
+}
+func (m *moody) Forget() { m.forgotten++ }
 func (m *moody) Ask(a drafts.Ask) {
 	m.knowing.Ask(a)
 	m.polls = 0

@@ -9,7 +9,9 @@
 // A Link serves one request. The decode loop only appends features to a ring and asks; a goroutine of the link sends and
 // another receives, so that a slow, dead or absent draft can never hold the loop up: the loop waits for a proposal until its
 // own deadline and decodes plainly without one. When the stream breaks the link attaches again in the background, to the
-// same or another draft, gives it the features of the newest positions under a new epoch, and speculation resumes.
+// same or another draft, gives it the features of the newest positions under a new epoch, and speculation resumes. The link of
+// a request that starts without its draft opens no stream before the first question: one that ends sooner costs no draft a
+// lane, and none has read its prompt for nothing.
 //
 // Locks: Manager.mu before peer.mu; Link.mu and Ring.mu are leaves and never held while calling out.
 package drafts

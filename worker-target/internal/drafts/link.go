@@ -55,18 +55,20 @@ type linkConfig struct {
 	manager *Manager
 	capture *Capture // what the ring's rows are
 	vocab   int
+	held    bool // the draft is told nothing before the first question
 	log     *zap.Logger
 }
 
 // Link is the speculation of one request. Its methods belong to the decode loop, one goroutine.
 type Link struct {
 	linkConfig
-	wake   chan struct{} // to the sender: features or an ask are there
-	answer chan struct{} // to the decode loop: response or stream state changed
-	cancel context.CancelFunc
-	done   chan struct{}
-	timer  *time.Timer
-	sent   atomic.Int64 // position behind the newest row that was sent; written by the sender
+	release chan struct{} // of a held link: closed by its first question and nil from then on
+	wake    chan struct{} // to the sender: features or an ask are there
+	answer  chan struct{} // to the decode loop: response or stream state changed
+	cancel  context.CancelFunc
+	done    chan struct{}
+	timer   *time.Timer
+	sent    atomic.Int64 // position behind the newest row that was sent; written by the sender
 
 	mu       sync.Mutex
 	live     bool   // a stream is open
@@ -91,12 +93,23 @@ func newLink(ctx context.Context, cfg linkConfig) *Link {
 	l := &Link{
 		linkConfig: cfg, cancel: cancel, done: make(chan struct{}),
 		wake: make(chan struct{}, 1), answer: make(chan struct{}, 1),
-		timer: time.NewTimer(time.Hour), starting: cfg.manager.available(cfg.capture),
+		timer: time.NewTimer(time.Hour),
 	}
 	l.timer.Stop()
+	release := make(chan struct{})
+	if cfg.held {
+		l.release = release
+	} else {
+		l.starting = cfg.manager.available(cfg.capture)
+		close(release)
+	}
 	go func() {
 		defer close(l.done)
-		l.run(ctx)
+		select {
+		case <-release:
+			l.run(ctx)
+		case <-ctx.Done():
+		}
 	}()
 	return l
 }
@@ -123,8 +136,11 @@ func (l *Link) Fed() {
 	}
 }
 
-// Ready reports whether asking makes sense: a stream is open and its draft owes no answer.
+// Ready reports whether asking makes sense: a stream is open, or can be, and its draft owes no answer.
 func (l *Link) Ready() bool {
+	if l.release != nil {
+		return l.manager.available(l.capture)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.live && l.owed && time.Since(l.owedAt) > silence {
@@ -135,9 +151,15 @@ func (l *Link) Ready() bool {
 	return (l.live || l.starting) && !l.owed
 }
 
-// Ask asks for a proposal after the features that the ring holds now. It does not wait.
+// Ask asks for a proposal after the features that the ring holds now. It does not wait. The first question of a held link makes it
+// one like any other.
 func (l *Link) Ask(a Ask) {
 	l.mu.Lock()
+	if l.release != nil {
+		l.starting = true
+		close(l.release)
+		l.release = nil
+	}
 	l.ask, l.asking, l.waiting = a, true, true
 	l.keep(l.response)
 	l.response = nil

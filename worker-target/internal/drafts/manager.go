@@ -180,12 +180,13 @@ func (m *Manager) Restore(ctx context.Context, engine Engine) error {
 	return engine.SetCapture(ctx, c.layers)
 }
 
-// Open starts the link of a request whose features, of kind capture, go to ring. vocab is the target's.
-func (m *Manager) Open(ctx context.Context, id string, ring *Ring, capture *Capture, vocab int) *Link {
+// Open starts the link of a request whose features, of kind capture, go to ring. vocab is the target's. No draft hears of a held
+// request before the first question; then it is given what the ring holds.
+func (m *Manager) Open(ctx context.Context, id string, ring *Ring, capture *Capture, vocab int, held bool) *Link {
 	m.mu.Lock()
 	m.links++
 	m.mu.Unlock()
-	return newLink(ctx, linkConfig{id: id, ring: ring, manager: m, capture: capture, vocab: vocab, log: m.cfg.Log})
+	return newLink(ctx, linkConfig{id: id, ring: ring, manager: m, capture: capture, vocab: vocab, held: held, log: m.cfg.Log})
 }
 
 // closed takes note of a link's end.

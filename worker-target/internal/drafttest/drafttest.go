@@ -2,6 +2,7 @@
 package drafttest
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -53,6 +54,8 @@ type Draft struct {
 	answers  int
 	maxEpoch uint64
 	down     bool
+	first    int    // position of the newest epoch's first feature row
+	features []byte // rows of the newest epoch
 }
 
 // New starts a draft with the engine's options; it ends with the test.
@@ -109,6 +112,13 @@ func (d *Draft) State() (streams, opened, answers int, epoch uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.streams, d.opened, d.answers, d.maxEpoch
+}
+
+// Features of the epoch that began last: the position of the first row, and all rows that came.
+func (d *Draft) Features() (position int, rows []byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.first, bytes.Clone(d.features)
 }
 
 func (d *Draft) isDown() error {
@@ -211,8 +221,12 @@ func (d *Draft) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequ
 			epoch, base, length = m.Epoch, int(m.FeaturePosition), 0
 			d.mu.Lock()
 			d.maxEpoch = max(d.maxEpoch, epoch)
+			d.first, d.features = base, d.features[:0]
 			d.mu.Unlock()
 		}
+		d.mu.Lock()
+		d.features = append(d.features, m.Features...)
+		d.mu.Unlock()
 		var features []engineplugin.FeatureRows
 		if m.FeatureRows > 0 {
 			if int(m.FeaturePosition) != base+length {

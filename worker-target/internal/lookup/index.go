@@ -87,6 +87,73 @@ func (x *Index) Propose(out []int32, n int) []int32 {
 	return out
 }
 
+// Behind appends to out the n tokens that are expected behind path, which is one token at least and assumed to follow the text: those
+// that followed the latest occurrence in the text of the newest tokens, path included. matched is the length of the match, 0 when there
+// is none. What path adds to the text is not looked up, and the index stays as it is. out may be path.
+func (x *Index) Behind(path, out []int32, n int) (_ []int32, matched int) {
+	source := 0
+	h := uint64(0)
+	for gram := 1; gram <= min(MaxGram, len(x.tokens)+len(path)); gram++ {
+		h = mix(h, x.newest(path, gram-1))
+		if gram < MinGram {
+			continue
+		}
+		last := x.find(h, path, gram)
+		if last < 0 {
+			break
+		}
+		source, matched = last+1, gram
+	}
+	if matched == 0 {
+		return out, 0
+	}
+	for matched >= MaxGram && matched < min(MaxMatched, source) && x.tokens[source-1-matched] == x.newest(path, matched) {
+		matched++
+	}
+	period := len(x.tokens) + len(path) - source
+	for i := range n {
+		switch {
+		case source+i < len(x.tokens):
+			out = append(out, x.tokens[source+i])
+		case i < period:
+			out = append(out, path[source+i-len(x.tokens)])
+		default:
+			out = append(out, out[len(out)-period])
+		}
+	}
+	return out, matched
+}
+
+// newest is the token of text and path behind which there are i others.
+func (x *Index) newest(path []int32, i int) int32 {
+	if i < len(path) {
+		return path[len(path)-1-i]
+	}
+	return x.tokens[len(x.tokens)-1-(i-len(path))]
+}
+
+// find returns where the n newest tokens of text and path, with hash h, ended in the text last, -1 for nowhere.
+func (x *Index) find(h uint64, path []int32, n int) int {
+	t := &x.tables[n-MinGram]
+	if len(t.slots) == 0 {
+		return -1
+	}
+	mask := len(t.slots) - 1
+search:
+	for i := slot(h, t.shift); ; i = (i + 1) & mask {
+		last := int(t.slots[i]) - 1
+		if last < 0 {
+			return -1
+		}
+		for k := range n {
+			if x.tokens[last-k] != x.newest(path, k) {
+				continue search
+			}
+		}
+		return last
+	}
+}
+
 // Extend appends tokens to the text.
 func (x *Index) Extend(tokens []int32) {
 	for _, token := range tokens {

@@ -79,6 +79,45 @@ func TestIndexEqualsSearch(t *testing.T) {
 	})
 }
 
+// TestBehindEqualsSearch: the latest occurrence that ends in the text, of the longest of the last MaxGram to MinGram tokens of text and
+// path; the index answers as before.
+func TestBehindEqualsSearch(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		vocab := rapid.SampledFrom([]int32{1, 2, 5, 50}).Draw(t, "vocab")
+		text := rapid.SliceOfN(rapid.Int32Range(0, vocab), 0, 120).Draw(t, "text")
+		path := rapid.SliceOfN(rapid.Int32Range(0, vocab), 1, 20).Draw(t, "path")
+		if n := len(text); n > 0 && rapid.Bool().Draw(t, "copy") {
+			from := rapid.IntRange(0, n-1).Draw(t, "from")
+			path = append(slices.Clone(path), text[from:rapid.IntRange(from, n).Draw(t, "to")]...)
+		}
+		var x Index
+		x.Extend(text)
+		all := slices.Concat(text, path)
+		source, matched := 0, 0
+	search:
+		for n := MaxGram; n >= MinGram; n-- {
+			for end := len(text); end >= n; end-- {
+				if n <= len(all) && slices.Equal(all[end-n:end], all[len(all)-n:]) {
+					for n < min(MaxMatched, end) && all[end-n-1] == all[len(all)-n-1] {
+						n++
+					}
+					source, matched = end, n
+					break search
+				}
+			}
+		}
+		got, m := x.Behind(path, []int32{-1}, 30)
+		want := []int32{-1}
+		if matched > 0 {
+			want = append(want, follow(all, source, 30)...)
+		}
+		if m != matched || !slices.Equal(got, want) {
+			t.Fatalf("%v, %v: %v behind a match of %d, want %v, %d", text, path, got, m, want, matched)
+		}
+		check(t, &x, text)
+	})
+}
+
 // TestGrowth: tables that were made for less hold what they should.
 func TestGrowth(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -23,6 +23,7 @@ import (
 type direct struct {
 	manager *drafts.Manager
 	engine  engineplugin.Engine
+	model   *auto.Model
 	lane    *decode.Lane
 }
 
@@ -34,7 +35,7 @@ func newDirect(t *testing.T, ctx context.Context, group *sync.WaitGroup, o engin
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &direct{engine: engine}
+	d := &direct{engine: engine, model: auto.New()}
 	var addresses []string
 	for a := range named {
 		addresses = append(addresses, a)
@@ -48,7 +49,7 @@ func newDirect(t *testing.T, ctx context.Context, group *sync.WaitGroup, o engin
 	}, nil)
 	group.Go(func() { _ = d.manager.Run(ctx) })
 	d.manager.SetPeers(addresses)
-	d.lane = decode.NewLane(decode.Config{}, auto.New(), managed{d.manager})
+	d.lane = decode.NewLane(decode.Config{}, d.model, managed{d.manager})
 	return d
 }
 

@@ -54,8 +54,8 @@ type Server struct {
 // managed adapts the manager's links to what lanes use.
 type managed struct{ *drafts.Manager }
 
-func (m managed) Open(ctx context.Context, id string, ring *drafts.Ring, capture *drafts.Capture, vocab int) decode.Drafter {
-	return m.Manager.Open(ctx, id, ring, capture, vocab)
+func (m managed) Open(ctx context.Context, id string, ring *drafts.Ring, capture *drafts.Capture, vocab int, held bool) decode.Drafter {
+	return m.Manager.Open(ctx, id, ring, capture, vocab, held)
 }
 
 // New returns a server with lanes requests at a time.
