@@ -31,7 +31,7 @@ struct LanesArgs {
   MatmulJobs jobs;                       // MatmulJob::blocks is the bytes of a super-block
   int32_t stages = 0;                    // of a ring
   int32_t slot = 0;                      // bytes of a stage
-  int32_t shift = 0;                     // of lane 1's stages, in bytes (stage_shift)
+  int32_t shift = 0;                     // of lane 1's stages, in bytes (slot_bytes)
   int32_t sets = 1;                      // of places for sums of a warp: 2 if it takes more than one unit
   uint32_t forms = 0;                    // of activations
   int32_t first[kMaxClusters + 1] = {};  // unit of each cluster's run, and the end
@@ -69,9 +69,6 @@ constexpr int slot_bytes(int super) {
   int shift = 0;
   for (int lane = 0; lane < kLanes; ++lane) shift = std::max(shift, lane * super % 128);
   return round_up(static_cast<uint64_t>(super + shift));
-}
-TND_DEVICE int stage_shift(const LanesArgs& args, int k_lane) {
-  return k_lane * args.shift % 128;
 }
 
 // First unit of run i of n: cut where the bytes are i / n of all.
@@ -263,7 +260,7 @@ __global__ void __launch_bounds__(WARPS* TND_WARP, 1) matmul_lanes_kernel(const 
     w.inputs[0] = w.sums + w.warps * args.sets * sum_bytes(COLS);
     w.inputs[1] = w.inputs[0] + most * input_pitch(args.forms & kFormQ256, COLS);
     w.ring = w.inputs[1] + most * input_pitch(args.forms & kFormQ32, COLS) + w.warp * args.stages * args.slot +
-             stage_shift(args, w.k_lane);
+             w.k_lane * args.shift % 128;
 
     if (one_of_warp()) {
       for (int i = 0; i < args.stages; ++i) barrier_init(w.ring_full + i, 1);
