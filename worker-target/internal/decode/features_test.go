@@ -61,7 +61,7 @@ func (f *flaky) Capture() *drafts.Capture {
 	return &drafts.Capture{Encoding: engineplugin.FeatureRawBF16, Width: f.width, Block: 8}
 }
 
-func (f *flaky) Open(_ context.Context, _ string, ring *drafts.Ring, _ *drafts.Capture, _ int) Drafter {
+func (f *flaky) Open(_ context.Context, _ string, ring *drafts.Ring, _ *drafts.Capture, _ int, _ bool) Drafter {
 	f.ring = ring
 	return f
 }
