@@ -17,6 +17,14 @@ using namespace tnd::test;
 
 namespace {
 
+// Of n steps whose lists were seen before, those that run as graphs and those that do not (gpu::plain_launches).
+uint64_t graphs_of(uint64_t n) {
+  return gpu::plain_launches() ? 0 : n;
+}
+uint64_t lists_of(uint64_t n) {
+  return n - graphs_of(n);
+}
+
 Status open(const char* name) {
   std::unique_ptr<Backend> backend;
   return make_backend(name, 1, &backend);
@@ -135,8 +143,8 @@ TEST(repeated_steps_are_graphs) {
               in[static_cast<size_t>(rows[static_cast<size_t>(i / kDim)] * kDim + i % kDim)]);
     }
   }
-  CHECK_EQ(backend->recorder().graph_runs(), 3u);
-  CHECK_EQ(backend->recorder().most_nodes(), 5);  // with plan and results
+  CHECK_EQ(backend->recorder().graph_runs(), graphs_of(3));
+  CHECK_EQ(backend->recorder().most_nodes(), gpu::plain_launches() ? 0 : 5);  // with plan and results
   backend->release(scratch);
   backend->release(base);
 }
@@ -203,8 +211,8 @@ TEST(rounds_of_a_model_are_graphs) {
       graphs = backend->recorder().graph_runs();
     }
   }
-  CHECK_EQ(backend->recorder().list_runs(), lists);
-  CHECK_EQ(backend->recorder().graph_runs(), graphs + 2 * (kRounds - 1 - kWarm));
+  CHECK_EQ(backend->recorder().list_runs(), lists + lists_of(2 * (kRounds - 1 - kWarm)));
+  CHECK_EQ(backend->recorder().graph_runs(), graphs + graphs_of(2 * (kRounds - 1 - kWarm)));
   std::fprintf(stderr, "%d layers: %d nodes in a step of %d rows\n", info.n_layers, backend->recorder().most_nodes(),
                kRows);
 }
@@ -262,19 +270,19 @@ TEST(steps_that_keep_features_are_graphs) {
       graphs = backend->recorder().graph_runs();
     }
   }
-  CHECK_EQ(backend->recorder().list_runs(), lists);
-  CHECK_EQ(backend->recorder().graph_runs(), graphs + kRounds - 1 - kWarm);
+  CHECK_EQ(backend->recorder().list_runs(), lists + lists_of(kRounds - 1 - kWarm));
+  CHECK_EQ(backend->recorder().graph_runs(), graphs + graphs_of(kRounds - 1 - kWarm));
   const int nodes = backend->recorder().most_nodes();
   for (const int32_t s : sequences) CHECK_OK(role->features_read(s, 0, kRead, TND_FEATURE_FUSED_F32, later.data()));
   lists = backend->recorder().list_runs();
   CHECK_OK(role->features_read(sequences[0], 0, kRead, TND_FEATURE_FUSED_F32, later.data()));
-  CHECK_EQ(backend->recorder().list_runs(), lists);
+  CHECK_EQ(backend->recorder().list_runs(), lists + lists_of(1));
   CHECK_OK(role->sequence_truncate(sequences[0], 0));
   for (int32_t i = 0; i < kRead; ++i) {
     plain(sequences[0], i, TND_WANT_FEATURES, now.data() + static_cast<size_t>(i) * width);
   }
   CHECK(std::memcmp(now.data(), later.data(), kRead * width * sizeof(float)) == 0);
-  CHECK(backend->recorder().most_nodes() > nodes);
+  CHECK(gpu::plain_launches() || backend->recorder().most_nodes() > nodes);
 }
 
 // Products with BF16 weights add in the order of the CPU where the device has no matrix instructions for them. Else
