@@ -3,6 +3,7 @@ package decode
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -62,6 +63,10 @@ func (m *moody) Wait(ctx context.Context, tree *ddtree.Tree) drafts.Outcome {
 // TestSounding: on a worker whose requests are often foreign to the draft, a request begins plainly, listens to the draft beside
 // it, and speculates when the draft was right; the output is that of plain decoding whatever the draft says and when.
 func TestSounding(t *testing.T) {
+	synctest.Test(t, sounds) // in virtual time, in which a busy machine makes nothing dear
+}
+
+func sounds(t *testing.T) {
 	model := auto.New()
 	for _, rows := range []int{1, 2, 4, 8, 16, 32, 64} {
 		model.SetVerify(rows, time.Duration(rows)*50*time.Microsecond)
