@@ -132,8 +132,7 @@ TND_DEVICE void fetch_from_unit(LanesWarp& w, const LanesArgs& args) {
   if (w.units == 0) return;
   if (one_of_warp()) {
     barrier_expect(w.ring_full + stage, static_cast<uint32_t>(w.bytes));
-    bulk_copy_once(w.ring + stage * args.slot, w.from, static_cast<uint32_t>(w.bytes), w.ring_full + stage,
-                   once_policy());
+    bulk_copy_once(w.ring + stage * args.slot, w.from, static_cast<uint32_t>(w.bytes), w.ring_full + stage);
   }
   w.from += kLanes * w.bytes;
   if (--w.left != 0 || --w.units == 0) return;

@@ -109,27 +109,18 @@ TND_DEVICE void bulk_copy([[maybe_unused]] void* shared, [[maybe_unused]] const 
 #endif
 }
 
-// CachePolicy says which lines of the second-level cache go first. once_policy: those of this copy.
-using CachePolicy = uint64_t;
-TND_DEVICE CachePolicy once_policy() {
-  CachePolicy policy = 0;
+// bulk_copy_once is bulk_copy of what nobody reads again soon: its lines leave the second-level cache first.
+TND_DEVICE void bulk_copy_once(void* shared, const void* global, uint32_t bytes, Barrier* b) {
 #if defined(TND_CLUSTER_CODE)
+  uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-#endif
-  return policy;
-}
-// bulk_copy_once is bulk_copy of what nobody reads again soon.
-TND_DEVICE void bulk_copy_once([[maybe_unused]] void* shared, [[maybe_unused]] const void* global,
-                               [[maybe_unused]] uint32_t bytes, [[maybe_unused]] Barrier* b,
-                               [[maybe_unused]] CachePolicy policy) {
-#if defined(TND_GPU_EMU)
-  emu::bulk_copy(shared, global, bytes, b);
-#elif defined(TND_CLUSTER_CODE)
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
           "r"(shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(b)), "l"(policy)
       : "memory");
+#else
+  bulk_copy(shared, global, bytes, b);
 #endif
 }
 
