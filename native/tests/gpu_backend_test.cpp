@@ -25,6 +25,32 @@ uint64_t lists_of(uint64_t n) {
   return n - graphs_of(n);
 }
 
+// The demonstration target on the device.
+struct Demo {
+  std::unique_ptr<Backend> made;
+  std::atomic<bool> cancel{false};
+  Stats stats;
+  std::unique_ptr<Role> role;  // nullptr when it did not open
+
+  Demo(int sequences, int context, int tree_rows, int batch_rows) {
+    CHECK_OK(make_backend(nullptr, 1, &made));
+    OpenContext c;
+    c.model_path = demo_model();
+    c.options.max_sequences = sequences;
+    c.options.max_context = context;
+    c.options.max_tree_rows = tree_rows;
+    c.options.max_batch_rows = batch_rows;
+    c.options.max_top_k = 4;
+    c.options.kv_type_k = c.options.kv_type_v = TND_KV_DEFAULT;
+    c.memory_cap = made->free_bytes();
+    c.backend = made.get();
+    c.cancel = &cancel;
+    c.stats = &stats;
+    CHECK_OK(open_target(c, &role));
+  }
+  gpu::GpuBackend* backend() const { return static_cast<gpu::GpuBackend*>(made.get()); }
+};
+
 Status open(const char* name) {
   std::unique_ptr<Backend> backend;
   return make_backend(name, 1, &backend);
@@ -152,25 +178,9 @@ TEST(repeated_steps_are_graphs) {
 // Rounds of a model (a tree step and the commit of a path) are the same two graphs whatever the position, the tokens
 // and the path, and nothing is captured again.
 TEST(rounds_of_a_model_are_graphs) {
-  std::unique_ptr<Backend> made;
-  CHECK_OK(make_backend(nullptr, 1, &made));
-  auto* backend = static_cast<gpu::GpuBackend*>(made.get());
-  std::atomic<bool> cancel{false};
-  Stats stats;
-  OpenContext c;
-  c.model_path = demo_model();
-  c.options.max_sequences = 1;
-  c.options.max_context = 300;
-  c.options.max_tree_rows = 16;
-  c.options.max_batch_rows = 16;
-  c.options.max_top_k = 4;
-  c.options.kv_type_k = c.options.kv_type_v = TND_KV_DEFAULT;
-  c.memory_cap = backend->free_bytes();
-  c.backend = backend;
-  c.cancel = &cancel;
-  c.stats = &stats;
-  std::unique_ptr<Role> role;
-  CHECK_OK(open_target(c, &role));
+  Demo demo(1, 300, 16, 16);
+  gpu::GpuBackend* const backend = demo.backend();
+  Role* const role = demo.role.get();
   REQUIRE(role != nullptr);
   int32_t sequence = -1;
   CHECK_OK(role->sequence_create(&sequence));
@@ -220,25 +230,9 @@ TEST(rounds_of_a_model_are_graphs) {
 // Plain steps whose features are kept are one graph wherever they are kept, and have the launches of steps without a
 // fused product; reading so many rows is one graph as well.
 TEST(steps_that_keep_features_are_graphs) {
-  std::unique_ptr<Backend> made;
-  CHECK_OK(make_backend(nullptr, 1, &made));
-  auto* backend = static_cast<gpu::GpuBackend*>(made.get());
-  std::atomic<bool> cancel{false};
-  Stats stats;
-  OpenContext c;
-  c.model_path = demo_model();
-  c.options.max_sequences = 2;
-  c.options.max_context = 100;
-  c.options.max_tree_rows = 4;
-  c.options.max_batch_rows = 8;
-  c.options.max_top_k = 4;
-  c.options.kv_type_k = c.options.kv_type_v = TND_KV_DEFAULT;
-  c.memory_cap = backend->free_bytes();
-  c.backend = backend;
-  c.cancel = &cancel;
-  c.stats = &stats;
-  std::unique_ptr<Role> role;
-  CHECK_OK(open_target(c, &role));
+  Demo demo(2, 100, 4, 8);
+  gpu::GpuBackend* const backend = demo.backend();
+  Role* const role = demo.role.get();
   REQUIRE(role != nullptr);
   CHECK_OK(role->fuse_load(TND_ROOT "/models/tandem-tiny-draft-q8_0.gguf"));
   tnd_info info{};
