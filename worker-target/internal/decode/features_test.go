@@ -96,17 +96,6 @@ func (f *flaky) Wait(_ context.Context, tree *ddtree.Tree) drafts.Outcome {
 	return drafts.Proposed
 }
 
-// kept keeps the output.
-type kept struct {
-	discard
-	text []int32
-}
-
-func (k *kept) Committed(tokens []int32, logprobs []*tandemv1.PositionLogprobs, closed tandemv1.CloseKind) error {
-	k.text = append(k.text, tokens...)
-	return k.discard.Committed(tokens, logprobs, closed)
-}
-
 func newWatched(t *testing.T) *watched {
 	t.Helper()
 	// The text goes round in circles of 9 and now and then leaves them, so that lookup has something to find.
@@ -136,7 +125,7 @@ func TestKeptFeatures(t *testing.T) {
 		lane := NewLane(Config{}, auto.New(), drafter)
 		prompt := []int32{1, 2, 3, 4, 5, 6}
 		var stats Stats
-		var out kept
+		var out recording
 		_, err := lane.Run(t.Context(), engine, &Request{
 			Prompt: prompt, Sampler: engineplugin.DefaultSampler(), Max: 700, Mode: mode, TopLogprobs: -1,
 		}, &out, &stats)
@@ -156,7 +145,7 @@ func TestKeptFeatures(t *testing.T) {
 		if !ok || first != 0 || next < 600 {
 			t.Fatalf("%v: the ring holds %d..%d", mode, first, next)
 		}
-		whole := append(append([]int32(nil), prompt...), out.text...)
+		whole := append(append([]int32(nil), prompt...), out.tokens...)
 		if want := featuresOf(t, engine, whole[:rows]); string(got) != string(want) {
 			t.Errorf("%v: features in the ring differ", mode)
 		}
@@ -193,11 +182,11 @@ func TestKeptFeaturesLost(t *testing.T) {
 	engine.failAlone = context.DeadlineExceeded
 	drafter := &flaky{t: t, random: rand.New(rand.NewPCG(1, 2)), width: 2 * engine.Info().FeatureRaw}
 	var stats Stats
-	var out kept
+	var out recording
 	_, err := NewLane(Config{}, auto.New(), drafter).Run(t.Context(), engine, &Request{
 		Prompt: []int32{1, 2, 3}, Sampler: engineplugin.DefaultSampler(), Max: 700, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1,
 	}, &out, &stats)
-	if err == nil || len(out.text) != stats.Steps+1 {
-		t.Errorf("%v after %d tokens of %d steps", err, len(out.text), stats.Steps)
+	if err == nil || len(out.tokens) != stats.Steps+1 {
+		t.Errorf("%v after %d tokens of %d steps", err, len(out.tokens), stats.Steps)
 	}
 }

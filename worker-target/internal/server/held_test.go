@@ -2,9 +2,7 @@ package server
 
 import (
 	"bytes"
-	"context"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,7 +13,6 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
-	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
 )
 
 // teach tells a model of requests that begin with prompt what became of their first proposals: all of it was right or nothing.
@@ -45,22 +42,7 @@ func teach(model *auto.Model, prompt []int32, block int, right bool) {
 func TestHeldBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := enginefake.Options{NeverAccept: true, BlockSize: 8}
-		draft := drafttest.New(t, o, 0)
-		draft.Set(drafttest.Faults{Forward: 8 * time.Millisecond})
-		ctx, cancel := context.WithCancel(t.Context())
-		var group sync.WaitGroup
-		target := o
-		target.StepDelay = 5 * time.Millisecond
-		d := newDirect(t, ctx, &group, target, map[string]*drafttest.Draft{"a": draft})
-		defer func() {
-			cancel()
-			group.Wait()
-			d.engine.Close()
-		}()
-		time.Sleep(time.Second)
-		if err := decode.Calibrate(ctx, d.engine, d.model); err != nil {
-			t.Fatal(err)
-		}
+		ctx, d, draft := calibrated(t, o, 8*time.Millisecond, 5*time.Millisecond)
 		const short, long = 24, 400
 		// early and opened are the draft's streams that the request opened in its first tokens and in all.
 		run := func(tokens int, mode tandemv1.SpeculationMode) (out []int32, early, opened int) {

@@ -53,6 +53,28 @@ func newDirect(t *testing.T, ctx context.Context, group *sync.WaitGroup, o engin
 	return d
 }
 
+// calibrated is newDirect with one draft, whose passes take forward as steps of the target take step, when they are attached and the
+// target's steps are measured. It ends with the test, in whose bubble it runs; until then ctx lives.
+func calibrated(t *testing.T, o enginefake.Options, forward, step time.Duration) (ctx context.Context, d *direct, draft *drafttest.Draft) {
+	t.Helper()
+	draft = drafttest.New(t, o, 0)
+	draft.Set(drafttest.Faults{Forward: forward})
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	o.StepDelay = step
+	d = newDirect(t, ctx, &group, o, map[string]*drafttest.Draft{"a": draft})
+	t.Cleanup(func() {
+		cancel()
+		group.Wait()
+		d.engine.Close()
+	})
+	time.Sleep(time.Second)
+	if err := decode.Calibrate(ctx, d.engine, d.model); err != nil {
+		t.Fatal(err)
+	}
+	return ctx, d, draft
+}
+
 // collect takes a request's output and calls back.
 type collect struct {
 	tokens []int32

@@ -1,9 +1,7 @@
 package server
 
 import (
-	"context"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,30 +9,13 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
-	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
 )
 
 // TestIdentityOfProlonged runs in virtual time, in which wide steps cost nothing: lookup goes on behind the proposals of a draft that is
 // nearly always right, and the text is that of plain decoding, whatever chooses it.
 func TestIdentityOfProlonged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := repeating(0.98)
-		draft := drafttest.New(t, o, 0)
-		draft.Set(drafttest.Faults{Forward: time.Millisecond})
-		ctx, cancel := context.WithCancel(t.Context())
-		var group sync.WaitGroup
-		target := o
-		target.StepDelay = 10 * time.Millisecond
-		d := newDirect(t, ctx, &group, target, map[string]*drafttest.Draft{"a": draft})
-		defer func() {
-			cancel()
-			group.Wait()
-			d.engine.Close()
-		}()
-		time.Sleep(time.Second)
-		if err := decode.Calibrate(ctx, d.engine, d.model); err != nil {
-			t.Fatal(err)
-		}
+		ctx, d, _ := calibrated(t, repeating(0.98), time.Millisecond, 10*time.Millisecond)
 		sampled := engineplugin.DefaultSampler()
 		sampled.Temperature, sampled.TopK, sampled.Seed = 1.3, 20, 42
 		for name, sampler := range map[string]engineplugin.Sampler{"greedy": engineplugin.DefaultSampler(), "sampled": sampled} {
