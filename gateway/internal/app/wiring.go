@@ -150,12 +150,13 @@ func (a *App) newHTTPServer() *http.Server {
 	p.SetHTTP1(true)
 	p.SetHTTP2(true)
 	p.SetUnencryptedHTTP2(true)
-	return &http.Server{
+	h := &http.Server{
 		Handler: a.api, Protocols: &p, MaxHeaderBytes: httpapi.ReadHeaderBytes,
 		ReadHeaderTimeout: seconds(a.cfg.StallTimeoutS), IdleTimeout: 2 * time.Minute,
-		BaseContext: func(net.Listener) context.Context { return a.requests }, ConnContext: httpapi.ConnContext,
-		ErrorLog: zap.NewStdLog(a.log.Named("http")),
+		BaseContext: func(net.Listener) context.Context { return a.requests }, ErrorLog: zap.NewStdLog(a.log.Named("http")),
 	}
+	httpapi.Attend(h)
+	return h
 }
 
 // workerDialOptions are for connections to workers.

@@ -139,7 +139,7 @@ func (s *Server) Wait(ctx context.Context) error { return s.running.wait(ctx) }
 
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	defer handling(r)()
+	handling(r)
 	call := &turn.Call{ID: requestID(r), Arrived: time.Now()}
 	w := newWriter(rw, s.cfg.Stall)
 	w.Header().Set("X-Request-Id", call.ID)

@@ -33,9 +33,11 @@ func (l stallListener) Accept() (net.Conn, error) {
 // stallConn knows whether a request has begun and not yet reached a handler.
 type stallConn struct {
 	net.Conn
-	// begun: bytes came since the last handler ended. other: a handler runs, or the connection speaks HTTP/2.
-	begun, other atomic.Bool
-	seen         bool // the first bytes were looked at; only the server's reader reads it
+	// begun: bytes came since the last request ended. busy: a handler runs, or net/http still ends its request: it reads what the
+	// handler left of the body and then gives up a read of its own by a deadline in the past.
+	begun, busy atomic.Bool
+	// The first bytes were looked at, and they were HTTP/2's; only the server's reader uses them.
+	seen, http2 bool
 }
 
 var http2Preface = []byte("PRI ")
@@ -45,14 +47,11 @@ func (c *stallConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
 		if !c.seen {
-			c.seen = true
-			if bytes.HasPrefix(p[:n], http2Preface) {
-				c.other.Store(true)
-			}
+			c.seen, c.http2 = true, bytes.HasPrefix(p[:n], http2Preface)
 		}
 		c.begun.Store(true)
 	}
-	if err != nil && errors.Is(err, os.ErrDeadlineExceeded) && c.begun.Load() && !c.other.Load() {
+	if err != nil && errors.Is(err, os.ErrDeadlineExceeded) && c.begun.Load() && !c.busy.Load() && !c.http2 {
 		c.refuse()
 	}
 	return n, err
@@ -107,23 +106,26 @@ func (c *stallConn) CloseWrite() error {
 
 type connKey struct{}
 
-// ConnContext lets handlers tell the connection of Listener that they run.
-func ConnContext(ctx context.Context, c net.Conn) context.Context {
-	if sc, ok := c.(*stallConn); ok {
-		return context.WithValue(ctx, connKey{}, sc)
+// Attend lets a server tell the connections of Listener and TLSListener when their requests begin and end.
+func Attend(h *http.Server) {
+	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+		if sc, ok := c.(*stallConn); ok {
+			return context.WithValue(ctx, connKey{}, sc)
+		}
+		return ctx
 	}
-	return ctx
+	h.ConnState = func(c net.Conn, state http.ConnState) {
+		if sc, ok := c.(*stallConn); ok && state == http.StateIdle {
+			sc.begun.Store(false)
+			sc.busy.Store(false)
+		}
+	}
 }
 
-// handling marks the connection as busy with a handler; the returned function ends that.
-func handling(r *http.Request) func() {
-	sc, ok := r.Context().Value(connKey{}).(*stallConn)
-	if !ok || r.ProtoMajor != 1 {
-		return func() {}
-	}
-	sc.other.Store(true)
-	return func() {
-		sc.begun.Store(false)
-		sc.other.Store(false)
+// handling marks the connection as busy until it is idle again. The state hook alone does not do: net/http calls no connection
+// active whose next request it already had in its buffer.
+func handling(r *http.Request) {
+	if sc, ok := r.Context().Value(connKey{}).(*stallConn); ok {
+		sc.busy.Store(true)
 	}
 }

@@ -45,7 +45,8 @@ func serve(t *testing.T, stall time.Duration, flood chan<- error) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &http.Server{Handler: s, MaxHeaderBytes: ReadHeaderBytes, ReadHeaderTimeout: stall, IdleTimeout: stall, ConnContext: ConnContext}
+	h := &http.Server{Handler: s, MaxHeaderBytes: ReadHeaderBytes, ReadHeaderTimeout: stall, IdleTimeout: stall}
+	Attend(h)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -215,6 +216,27 @@ func TestExpectContinue(t *testing.T) {
 	}
 	if resp, body := exchange(t, addr, "POST /nowhere HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"); resp.StatusCode != 404 {
 		t.Errorf("a request that is refused anyway: %d %s", resp.StatusCode, body)
+	}
+}
+
+// TestUnreadBody: after an answer that did not read the request's body the connection serves on, and says nothing by itself.
+func TestUnreadBody(t *testing.T) {
+	c := dial(t, serve(t, time.Minute, nil))
+	br := bufio.NewReader(c)
+	// The handler has answered before the body comes: its reading is net/http's.
+	for range 20 {
+		io.WriteString(c, "POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n")
+		time.Sleep(time.Millisecond)
+		io.WriteString(c, strings.Repeat("x", 5000)+"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi")
+		for i, want := range []int{404, 200} {
+			resp, err := http.ReadResponse(br, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if b, _ := io.ReadAll(resp.Body); resp.StatusCode != want {
+				t.Fatalf("answer %d: %d %s", i, resp.StatusCode, b)
+			}
+		}
 	}
 }
 
