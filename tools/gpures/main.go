@@ -2,6 +2,7 @@
 //
 //	gpures -table native/GPU_RESOURCES.tsv -junit build/test/gpu.xml native/build/cuda native/build/hip
 //	gpures -table native/GPU_RESOURCES.tsv -update native/build/cuda native/build/hip
+//	cuobjdump --dump-sass native/build/cuda/matmul_rows.o | gpures -loops
 //
 // The folders hold one report per object (native/cmake/compile_gpu.sh). A kernel must have exactly the registers, spills,
 // scratch and shared memory of the table; with another version of a compiler only spills and scratch are judged, and that
@@ -32,7 +33,12 @@ func main() {
 	path := flag.String("table", "native/GPU_RESOURCES.tsv", "table to compare with")
 	update := flag.Bool("update", false, "rewrite the table instead")
 	junit := flag.String("junit", "", "write cases to this JUnit file")
+	countLoops := flag.Bool("loops", false, "count the instructions of loops with matrix instructions in the listing on standard input")
 	flag.Parse()
+	if *countLoops {
+		fatal(printLoops(os.Stdout, os.Stdin))
+		return
+	}
 	if flag.NArg() == 0 {
 		fatal(fmt.Errorf("usage: gpures [flags] folder..."))
 	}

@@ -138,3 +138,37 @@ func TestCompareAndRewrite(t *testing.T) {
 		t.Errorf("a row without kernel: %q", got)
 	}
 }
+
+const sass = `
+	code for sm_86
+		Function : _ZN3tnd11tmpl_kernelILi8EEEvPf
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+        /*0010*/                   LDS R4, [R2] ;
+        /*0020*/                   IMMA.16832.S8.S8 R4, R8.ROW, R6.COL, R4 ;
+        /*0030*/                   @P1 BRA 0x60 ;
+        /*0040*/                   IADD3 R2, R2, 0x10, RZ ;
+        /*0050*/              @!P0 BRA 0x10 ;
+        /*0060*/               @P2 BRA 0x0 ;
+        /*0070*/                   FADD R1, R1, R2 ;
+        /*0080*/               @P0 BRA 0x70 ;
+        /*0090*/                   EXIT ;
+        /*00a0*/                   BRA 0xa0;
+		Function : _Z1fv
+        /*0000*/                   HMMA.16816.F32 R4, R8, R6, R4 ;
+        /*0010*/              @!P0 BRA 0x0 ;
+`
+
+func TestLoops(t *testing.T) {
+	got, err := loops(strings.NewReader(sass))
+	want := []Loop{{Kernel: "_ZN3tnd11tmpl_kernelILi8EEEvPf", Instructions: 5, Matrix: 1}, {Kernel: "_Z1fv", Instructions: 2, Matrix: 1}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	var out strings.Builder
+	if err := printLoops(&out, strings.NewReader(sass)); err != nil || !strings.Contains(out.String(), "   5 instructions,   1 matrix  tmpl_kernel<8>\n") {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+	if err := printLoops(&out, strings.NewReader("")); err == nil {
+		t.Error("an empty listing passed")
+	}
+}
