@@ -49,6 +49,18 @@ func files(t testing.TB) (lib string, models enginetest.Models) {
 // TestLibrary runs the suite in process.
 func TestLibrary(t *testing.T) {
 	path, models := files(t)
+	runInProcess(t, path, models)
+}
+
+// TestLibrarySmall runs what the suite asks of a target with the smallest model there is, random 16-bit weights with six
+// value heads to two key heads: little enough work for tools that check every access to memory.
+func TestLibrarySmall(t *testing.T) {
+	path, models := files(t)
+	runInProcess(t, path, enginetest.Models{Target: "../tests/data/rand-ratio3-bf16.gguf", Missing: models.Missing})
+}
+
+func runInProcess(t *testing.T, path string, models enginetest.Models) {
+	t.Helper()
 	lib, err := native.Load(path, func(level int, text string) {
 		if level >= 2 {
 			t.Logf("native: %s", text)

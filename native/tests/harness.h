@@ -94,7 +94,12 @@ class Rng {
   uint64_t state_;
 };
 
+// run_all runs the cases whose names contain an argument, or all; --list prints the names instead.
 inline int run_all(int argc, char** argv) {
+  if (argc == 2 && std::strcmp(argv[1], "--list") == 0) {
+    for (const Case& test : cases()) std::printf("%s\n", test.name);
+    return 0;
+  }
   int passed = 0;
   int failed = 0;
   for (const Case& test : cases()) {
