@@ -246,6 +246,45 @@ TEST(heads_agree_many_blocks) {
   compare_heads(20000, 3, 64, 4);
 }
 
+// Nuclei of thousands of tokens: with ties at their end, with an end that rounding decides, and cut by top_k.
+TEST(long_nuclei) {
+  constexpr int64_t kVocab = 6000;
+  Rng rng(5);
+  std::vector<float> columns(kVocab * kRows);
+  for (size_t i = 0; i < columns.size(); ++i) {
+    const int kind = static_cast<int>(i % kRows) % 4;  // alike, three values, some thousand values, all different
+    const float v = rng.normal();
+    columns[i] = kind == 0   ? 0.25f
+                 : kind == 1 ? std::round(v * 0.5f)
+                 : kind == 2 ? std::round(v * 1000.0f) / 1000.0f
+                             : v;
+  }
+  std::unique_ptr<Backend> gpu;
+  CHECK_OK(make_backend(nullptr, 2, &gpu));
+  cpu::CpuBackend cpu(2);
+  Side a(&cpu, columns, kVocab, kRows), b(gpu.get(), columns, kVocab, kRows);
+  int32_t some = 0;
+  for (const float top_p : {0.5f, 0.50001f, 0.7f, 0.97f, 0.9999999f}) {
+    Wants wants;
+    wants.rows.resize(kRows);
+    wants.samplers.resize(kRows);
+    for (size_t i = 0; i < kRows; ++i) {
+      SamplerParams& s = wants.samplers[i];
+      s.temperature = i % 8 < 4 ? 1.0f : 1.7f;
+      s.top_p = top_p;
+      s.top_k = i < kRows / 2 ? 0 : 5000;
+      s.min_p = i % 5 == 4 ? 0.3f : 0.0f;
+      s.seed = 100 + i;
+      wants.rows[i].row = static_cast<int32_t>(i);
+      wants.rows[i].token = &some;
+      wants.rows[i].sampler = &s;
+      wants.rows[i].output_position = static_cast<int32_t>(i);
+    }
+    const Outputs of_cpu = run(&a, wants, {}, kVocab, 1), of_gpu = run(&b, wants, {}, kVocab, 1);
+    compare(of_cpu, of_gpu, wants, "top_p " + std::to_string(top_p));
+  }
+}
+
 // Nothing but -inf: the choice is token 0 when nothing was asked for but the largest logit, else -1.
 TEST(no_finite_logit) {
   constexpr int64_t kVocab = 100;

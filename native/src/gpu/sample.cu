@@ -1,5 +1,6 @@
 // The choice of a row from its maxima and sums (sample_device.cuh): one block a row.
 #include "gpu/sample_list.cuh"
+#include "gpu/sample_nucleus.cuh"
 
 namespace tnd::gpu {
 namespace {
@@ -89,43 +90,6 @@ TND_OUTLINE int32_t draw(const View& view, const uint64_t* keys, uint64_t low, f
     if (weight(token) > 0) return static_cast<int32_t>(token);
   }
   return -1;
-}
-
-// Lower bound of the candidates that top_p keeps out of the `limit` most likely ones.
-TND_OUTLINE uint64_t nucleus(const View& view, const uint64_t* keys, int limit, float max, float temperature,
-                             double wanted, Shared& s) {
-  constexpr int kBatch = 1024;
-  uint64_t high = ~uint64_t{0};
-  double sum = 0;
-#pragma unroll 1
-  for (int taken = 0;;) {
-    const int batch = limit - taken < kBatch ? limit - taken : kBatch;
-    if (taken == 0) {
-      select_top(view, keys, batch, s);
-    } else {
-      collect(view, keys, kth_key(view, high, batch, s), high, s);
-      sort_keys(s.list, batch);
-    }
-    if (threadIdx.x == 0) {
-      // The kept ones end before `count`; reaching the batch's end without enough asks for the next batch.
-      int kept = 0;
-      while (kept < batch && finite_key(s.list[kept]) && sum < wanted) {
-        sum += static_cast<double>(weight_of(value_of(s.list[kept]), max, temperature));
-        ++kept;
-      }
-      const bool more = sum < wanted && kept == batch && taken + batch < limit;
-      s.count = more ? 1 : 0;
-      const int at = taken == 0 && kept == 0 ? 1 : kept;
-      s.key = at > 0 ? s.list[at - 1] : high;
-    }
-    __syncthreads();
-    const uint64_t low = s.key;
-    const bool more = s.count != 0;
-    __syncthreads();
-    if (!more) return low;
-    taken += batch;
-    high = low;
-  }
 }
 
 // ---- candidates that are all in the list, descending
@@ -335,7 +299,7 @@ TND_OUTLINE int32_t choose_token(const ChooseArgs& a, int64_t row, uint64_t best
   if (by_mass) {
     const double total = all ? mass : sum_weights(view, keys, low, max, temperature, 0.0f, scratch.weights, s);
     const double wanted = static_cast<double>(plan.top_p) * total;
-    const uint64_t kept = nucleus(view, keys, limit, max, temperature, wanted, s);
+    const uint64_t kept = nucleus(view, keys, limit, low, max, temperature, wanted, total, s);
     low = kept > low ? kept : low;
   }
   const double total = sum_weights(view, keys, low, max, temperature, plan.min_p, scratch.weights, s);
