@@ -396,6 +396,15 @@ TND_DEVICE void keep_here([[maybe_unused]] float& v) {
 #endif
 }
 
+// anew returns n in a way that clang computes what follows from it where it is used, not before a loop. Nothing
+// elsewhere.
+TND_DEVICE int anew(int n) {
+#if defined(__HIP_DEVICE_COMPILE__)
+  asm volatile("" : "+v"(n));
+#endif
+  return n;
+}
+
 // ---- overlapping launches (Launch::overlap)
 
 // wait_for_previous waits until the work before this kernel is complete and visible; weights may be fetched before it.
