@@ -311,8 +311,10 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
       work_on(std::integral_constant<int, 1>());
     }
   };
-  // Sums of the warp: to the slot where a segment ended, then scaled.
-  const auto apply_rows = [&](auto live) {
+  // Sums of the warp: to the slot where a segment ended, then scaled unless this is the end. Clang would make functions
+  // of it, called from the loop and behind it, and so keep all sums in memory; it also joins stores to them of two
+  // branches, with the same result, where the end writes to them.
+  const auto apply_rows = [&](auto live, auto last) __attribute__((always_inline)) {
 #pragma unroll
     for (int i = 0; i < decltype(live)::value; ++i) {
       const int base = (wm * MT + i) * 16;
@@ -340,14 +342,16 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
           for (int n = 0; n < kColumnTiles; ++n) {
             const float now = o[i][n].v[e];
             cells[e][n * 16] = w[e].flush == 1 ? now : fmaf(old[e][n], w[e].old, now * w[e].add);
-            o[i][n].v[e] = 0.0f;
+            if constexpr (!decltype(last)::value) o[i][n].v[e] = 0.0f;
           }
         }
       }
+      if constexpr (!decltype(last)::value) {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
+        for (int e = 0; e < 8; ++e) {
 #pragma unroll
-        for (int n = 0; n < kColumnTiles; ++n) o[i][n].v[e] *= w[e].scale;
+          for (int n = 0; n < kColumnTiles; ++n) o[i][n].v[e] *= w[e].scale;
+        }
       }
     }
   };
@@ -485,7 +489,7 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
     __syncthreads();
     if constexpr (S::kUnpack) packed.fetch_values(t + STAGES);
     for_live([&](auto live) {
-      apply_rows(live);
+      apply_rows(live, std::false_type());
       multiply_values(sv + buffer, live);
     });
     if constexpr (S::kUnpack) continue;  // the next tile starts with a barrier
@@ -508,7 +512,7 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
     if (tid % 8 == 0) work[q] = w;
   }
   __syncthreads();
-  for_live(apply_rows);
+  for_live([&](auto live) { apply_rows(live, std::true_type()); });
 }
 
 template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>

@@ -94,8 +94,7 @@ TND_DEVICE void unpack_typed(uint16_t* tile, const PackedRows& rows, const uint8
   constexpr int kUnits = static_cast<int>(kv_code_bytes(TYPE, DIM) / 16), kElems = DIM / kUnits,
                 kScales = DIM / kKvBlock;
   constexpr int kRow = kUnits * 16, kCopied = packed_stride<DIM>(TYPE);
-  [[maybe_unused]] constexpr int kUnroll = COPIED ? 2 : 1;  // two from the cache at a time would spill on gfx1100
-#pragma unroll kUnroll
+#pragma unroll 2
   for (int i = static_cast<int>(threadIdx.x); i < kAttentionTile * kUnits; i += THREADS) {
     const bool blocks = TYPE != KvType::kF16;
     const int key = blocks ? i / (8 * kUnits) * 8 + i % 8 : i / kUnits, unit = blocks ? i / 8 % kUnits : i % kUnits;

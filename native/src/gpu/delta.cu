@@ -45,6 +45,11 @@ TND_DEVICE Place place_here(int block) {
   return p;
 }
 
+TND_DEVICE Place place_anew(Place p) {
+  p.part = anew(p.part), p.column = anew(p.column);
+  return p;
+}
+
 // Key row of the thread's i-th.
 TND_DEVICE int key_row(int i, int part) {
   return (part + i / kPer * kLanes) * kPer + i % kPer;
@@ -193,11 +198,12 @@ __global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(De
     RowInputs& to = ring[first % kRingRows + tid];
     to.head = head, to.save = save, to.load = load;
   };
+  // Places anew, or addresses of the whole state stay in registers through all rows.
   const auto move_state = [&](int32_t to, int32_t from) {
     if (to == kStateCommitted) {
-      store_state(s, committed, at);
+      store_state(s, committed, place_anew(at));
     } else if (to >= shared_slots) {
-      store_state(s, saved + to * slot_elems, at);
+      store_state(s, saved + to * slot_elems, place_anew(at));
     } else if (to >= 0) {
 #pragma unroll
       for (int i = 0; i < F::kQuads; ++i) {
@@ -209,9 +215,9 @@ __global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(De
       }
     }
     if (from == kStateCommitted) {
-      load_state(s, committed, at);
+      load_state(s, committed, place_anew(at));
     } else if (from >= shared_slots) {
-      load_state(s, saved + from * slot_elems, at);
+      load_state(s, saved + from * slot_elems, place_anew(at));
     } else if (from >= 0) {
 #pragma unroll
       for (int i = 0; i < F::kQuads; ++i) {
@@ -343,10 +349,10 @@ __global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(De
   out += value_dim;
   const float sum_o = fold_o();
   if (holds_o && !twin) *out = sum_o;
-  if (row_now->save == kStateCommitted) store_state(s, committed, at);
+  if (row_now->save == kStateCommitted) store_state(s, committed, place_anew(at));
 }
 
-// On gfx1100 two columns do not fit the registers.
+// On gfx1100 two columns take all 256 registers, one takes 200; neither was timed there.
 #if defined(TND_GPU_HIP)
 constexpr int kColumns = 1;
 #else

@@ -511,6 +511,7 @@ __global__ void __launch_bounds__(kChunkThreads, Unit::kStateBlocks) delta_state
           v[t].v[e] = fmaf(-inverse, v[t].v[e], u[t].v[e]);
           o[t].v[e] *= inverse * factors[t * 16 + Unit::row(e)];
         }
+        keep_here(o[t]);
       }
     }
     {
@@ -528,6 +529,7 @@ __global__ void __launch_bounds__(kChunkThreads, Unit::kStateBlocks) delta_state
           load_halves(x, piece + tri_tile(i, j) * kHalvesBytes);
           multiply(sum[i], x, y);
         }
+        keep_here(sum[j]);
       }
       const DeltaChunk chunk = a.chunks[chain.first + c];
       float* out = a.mixed + (chunk.first + row0) * value_dim + head * kDeltaDim + column;

@@ -22,6 +22,11 @@ TND_DEVICE void clear(Tile& c) {
   for (int e = 0; e < 8; ++e) c.v[e] = 0.0f;
 }
 
+TND_DEVICE void keep_here(Tile& c) {
+#pragma unroll
+  for (int e = 0; e < 8; ++e) keep_here(c.v[e]);
+}
+
 // Operands lie in memory as they lie in registers: 512 bytes of hi, 512 of lo, 16 bytes a lane at a time.
 constexpr int kHalvesBytes = 1024;
 constexpr int kTileFloatBytes = 16 * 16 * static_cast<int>(sizeof(float));

@@ -388,6 +388,23 @@ TND_DEVICE void keep_order() {
 #endif
 }
 
+// keep_here keeps clang from moving what makes a number into the branch behind that alone uses it: the operands of a
+// matrix product, or both factors of a scaled sum, would live until there. Nothing elsewhere.
+TND_DEVICE void keep_here([[maybe_unused]] float& v) {
+#if defined(__HIP_DEVICE_COMPILE__)
+  asm volatile("" : "+v"(v));
+#endif
+}
+
+// anew returns n in a way that clang computes what follows from it where it is used, not before a loop. Nothing
+// elsewhere.
+TND_DEVICE int anew(int n) {
+#if defined(__HIP_DEVICE_COMPILE__)
+  asm volatile("" : "+v"(n));
+#endif
+  return n;
+}
+
 // ---- overlapping launches (Launch::overlap)
 
 // wait_for_previous waits until the work before this kernel is complete and visible; weights may be fetched before it.

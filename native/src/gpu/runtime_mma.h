@@ -171,6 +171,15 @@ typedef int tnd_v8i __attribute__((ext_vector_type(8)));
 typedef float tnd_v8f __attribute__((ext_vector_type(8)));
 typedef _Float16 tnd_v16h __attribute__((ext_vector_type(16)));
 typedef short tnd_v16s __attribute__((ext_vector_type(16)));
+
+// By number: where an array that is written by number is cast as a whole, clang leaves it in scratch.
+template <typename V>
+TND_DEVICE V wmma_operand(const uint32_t (&r)[8]) {
+  tnd_v8i v;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = static_cast<int>(r[i]);
+  return __builtin_bit_cast(V, v);
+}
 #endif
 
 // d += A B, 16x16x16 bytes; A_SIGNED, B_SIGNED say how the bytes of a and b are read.
@@ -195,8 +204,8 @@ TND_DEVICE void wmma_f16([[maybe_unused]] float (&d)[8], [[maybe_unused]] const 
   emu::wmma_f16(d, a, b);
 #elif defined(__HIP_DEVICE_COMPILE__)
   if constexpr (kHasWmma) {
-    const tnd_v8f r = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(
-        __builtin_bit_cast(tnd_v16h, a), __builtin_bit_cast(tnd_v16h, b), __builtin_bit_cast(tnd_v8f, d));
+    const tnd_v8f r = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(wmma_operand<tnd_v16h>(a), wmma_operand<tnd_v16h>(b),
+                                                                 __builtin_bit_cast(tnd_v8f, d));
     for (int i = 0; i < 8; ++i) d[i] = r[i];
   }
 #endif
@@ -208,8 +217,8 @@ TND_DEVICE void wmma_bf16([[maybe_unused]] float (&d)[8], [[maybe_unused]] const
   emu::wmma_bf16(d, a, b);
 #elif defined(__HIP_DEVICE_COMPILE__)
   if constexpr (kHasWmma) {
-    const tnd_v8f r = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(
-        __builtin_bit_cast(tnd_v16s, a), __builtin_bit_cast(tnd_v16s, b), __builtin_bit_cast(tnd_v8f, d));
+    const tnd_v8f r = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(wmma_operand<tnd_v16s>(a), wmma_operand<tnd_v16s>(b),
+                                                                  __builtin_bit_cast(tnd_v8f, d));
     for (int i = 0; i < 8; ++i) d[i] = r[i];
   }
 #endif
