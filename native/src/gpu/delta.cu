@@ -20,13 +20,10 @@ constexpr int kHeld = 2 * kPer;           // key rows of a thread
 constexpr int kSlices = kDeltaDim / kDeltaSlice;
 constexpr int kSliceElems = kDeltaDim * kDeltaSlice;
 
-// COLUMNS of a thread, and what follows from them.
-template <int COLUMNS>
-struct Form {
-  static constexpr int kThreads = kLanes * kDeltaSlice / COLUMNS;
-  static constexpr int kTapChannels = 4 * kThreads;   // of a block: few blocks, they keep others from the processors
-  static constexpr int kQuads = kHeld * COLUMNS / 4;  // a thread's state in pieces of 16 bytes
-};
+constexpr int kColumns = 2;  // of a thread
+constexpr int kThreads = kLanes * kDeltaSlice / kColumns;
+constexpr int kTapChannels = 4 * kThreads;    // of a block: few blocks, they keep others from the processors
+constexpr int kQuads = kHeld * kColumns / 4;  // a thread's state in pieces of 16 bytes
 
 // A lane's neighbour (xor 1) has its part and other columns: reads of 16 bytes of a row of keys then take half the
 // turns.
@@ -34,12 +31,11 @@ constexpr int kPartBit = 2, kOtherPart = 2 * kPartBit;  // lanes of parts p ^ 1 
 struct Place {
   int part, column, head, slice;
 };
-template <int COLUMNS>
 TND_DEVICE Place place_here(int block) {
   const int tid = static_cast<int>(threadIdx.x);
   Place p;
   p.part = tid / 2 % kLanes;
-  p.column = (tid % 2 + tid / (2 * kLanes) * 2) * COLUMNS;
+  p.column = (tid % 2 + tid / (2 * kLanes) * 2) * kColumns;
   p.head = block / kSlices;
   p.slice = block % kSlices;
   return p;
@@ -55,25 +51,22 @@ TND_DEVICE int key_row(int i, int part) {
   return (part + i / kPer * kLanes) * kPer + i % kPer;
 }
 
-// N neighbouring floats, read and written at once.
-template <int N>
-struct alignas(N * 4) Floats {
-  float v[N];
+// A key row of the thread's columns, read and written at once.
+struct alignas(kColumns * 4) Pair {
+  float v[kColumns];
 };
 
 // The thread's part of a slice [128][32] in memory.
-template <int N>
-TND_DEVICE void load_state(Floats<N> (&s)[kHeld], const float* slice, const Place& p) {
+TND_DEVICE void load_state(Pair (&s)[kHeld], const float* slice, const Place& p) {
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
-    s[i] = *reinterpret_cast<const Floats<N>*>(slice + key_row(i, p.part) * kDeltaSlice + p.column);
+    s[i] = *reinterpret_cast<const Pair*>(slice + key_row(i, p.part) * kDeltaSlice + p.column);
   }
 }
-template <int N>
-TND_DEVICE void store_state(const Floats<N> (&s)[kHeld], float* slice, const Place& p) {
+TND_DEVICE void store_state(const Pair (&s)[kHeld], float* slice, const Place& p) {
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
-    *reinterpret_cast<Floats<N>*>(slice + key_row(i, p.part) * kDeltaSlice + p.column) = s[i];
+    *reinterpret_cast<Pair*>(slice + key_row(i, p.part) * kDeltaSlice + p.column) = s[i];
   }
 }
 
@@ -109,11 +102,7 @@ struct alignas(16) RowInputs {
 };
 
 // Tap blocks follow the nv * 4 blocks of the recurrence.
-template <int COLUMNS>
-__global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(DeltaArgs a, int shared_slots) {
-  using F = Form<COLUMNS>;
-  using State = Floats<COLUMNS>;
-  constexpr int kThreads = F::kThreads;
+__global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int shared_slots) {
   TND_DYNAMIC_SHARED(float4, put_aside);  // [shared_slots][kQuads][kThreads]
   TND_SHARED(RowInputs, ring, [kRingRows]);
   let_next_start();
@@ -126,31 +115,30 @@ __global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(De
   }
   const int blocks = shape.nv * kSlices, tid = static_cast<int>(threadIdx.x);
   if (static_cast<int>(blockIdx.x) >= blocks) {
-    const int64_t channel = int64_t{blockIdx.x - blocks} * F::kTapChannels + threadIdx.x;
+    const int64_t channel = int64_t{blockIdx.x - blocks} * kTapChannels + threadIdx.x;
     wait_for_previous();
 #pragma unroll
-    for (int i = 0; i < F::kTapChannels; i += kThreads) {
+    for (int i = 0; i < kTapChannels; i += kThreads) {
       if (g.commit != 0 && channel + i < conv_dim) shift_taps(g, a.io.qkv, conv_dim, channel + i);
     }
     return;
   }
-  const Place at = place_here<COLUMNS>(static_cast<int>(blockIdx.x));
+  const Place at = place_here(static_cast<int>(blockIdx.x));
   float* committed = g.state.s + int64_t{blockIdx.x} * kSliceElems;
   float* saved = a.saved + (int64_t{blockIdx.y} * a.state_slots * blocks + blockIdx.x) * kSliceElems;
   const int64_t slot_elems = int64_t{blocks} * kSliceElems;
 
   // The first row starts from the committed state, which only this launch of a step touches.
-  State s[kHeld];
+  Pair s[kHeld];
   load_state(s, committed, at);
 
   // Even parts store o of a row, odd ones d, of one column each; o is summed beside d of the row after.
-  const bool second = COLUMNS == 2 && at.part >= kLanes / 2;
-  const bool holds_o = at.part % 2 == 0, twin = COLUMNS == 1 && at.part >= kLanes / 2;
+  const bool second = at.part >= kLanes / 2, holds_o = at.part % 2 == 0;
   const int64_t column = int64_t{at.head} * kDeltaDim + at.slice * kDeltaSlice + at.column + (second ? 1 : 0);
   const bool holds_d = !holds_o && g.commit == 0;
   float* out = (holds_d ? g.replay.d : a.mixed + (int64_t{g.first} - 1) * value_dim) + column;
 
-  const int first_stored = twin || (!holds_o && !holds_d) ? g.count : holds_o ? 1 : 0;
+  const int first_stored = !holds_o && !holds_d ? g.count : holds_o ? 1 : 0;
 
   // A tile's copies: threads share pieces of keys and queries, then of values; gates and plans go through registers.
   constexpr int kCopied = 2 * kPieces, kRowsAtOnce = kThreads / kCopied, kValuePieces = kDeltaSlice / 4;
@@ -206,12 +194,11 @@ __global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(De
       store_state(s, saved + to * slot_elems, place_anew(at));
     } else if (to >= 0) {
 #pragma unroll
-      for (int i = 0; i < F::kQuads; ++i) {
-        constexpr int kRows = 4 / COLUMNS;
+      for (int i = 0; i < kQuads; ++i) {
         float4 four;
-        four.x = s[i * kRows].v[0], four.y = s[i * kRows + 1 / COLUMNS].v[1 % COLUMNS];
-        four.z = s[i * kRows + 2 / COLUMNS].v[0], four.w = s[i * kRows + 3 / COLUMNS].v[3 % COLUMNS];
-        put_aside[(to * F::kQuads + i) * kThreads + tid] = four;
+        four.x = s[2 * i].v[0], four.y = s[2 * i].v[1];
+        four.z = s[2 * i + 1].v[0], four.w = s[2 * i + 1].v[1];
+        put_aside[(to * kQuads + i) * kThreads + tid] = four;
       }
     }
     if (from == kStateCommitted) {
@@ -220,11 +207,10 @@ __global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(De
       load_state(s, saved + from * slot_elems, place_anew(at));
     } else if (from >= 0) {
 #pragma unroll
-      for (int i = 0; i < F::kQuads; ++i) {
-        constexpr int kRows = 4 / COLUMNS;
-        const float4 four = put_aside[(from * F::kQuads + i) * kThreads + tid];
-        s[i * kRows].v[0] = four.x, s[i * kRows + 1 / COLUMNS].v[1 % COLUMNS] = four.y;
-        s[i * kRows + 2 / COLUMNS].v[0] = four.z, s[i * kRows + 3 / COLUMNS].v[3 % COLUMNS] = four.w;
+      for (int i = 0; i < kQuads; ++i) {
+        const float4 four = put_aside[(from * kQuads + i) * kThreads + tid];
+        s[2 * i].v[0] = four.x, s[2 * i].v[1] = four.y;
+        s[2 * i + 1].v[0] = four.z, s[2 * i + 1].v[1] = four.w;
       }
     }
   };
@@ -240,15 +226,15 @@ __global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(De
 
   // A turn of the loop begins behind the sums of k s and ends with those of the next row.
   float k[kHeld], q[kHeld];
-  State p[2], o[2] = {};  // sums of parts p and p + 4: of k s of this row, of q s of the row before
+  Pair p[2], o[2] = {};  // sums of parts p and p + 4: of k s of this row, of q s of the row before
   const RowInputs* row_now = ring;
   const auto read_row = [&](float(&x)[kHeld], const float* row) {
 #pragma unroll
     for (int i = 0; i < kHeld; i += 4) read_four(x, i, row, at.part);
   };
-  const auto add = [&](State(&sum)[2], const float(&x)[kHeld], const State(&y)[kHeld], int i) {
+  const auto add = [&](Pair(&sum)[2], const float(&x)[kHeld], const Pair(&y)[kHeld], int i) {
 #pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) sum[i / kPer].v[c] = fmaf(x[i], y[i].v[c], sum[i / kPer].v[c]);
+    for (int c = 0; c < kColumns; ++c) sum[i / kPer].v[c] = fmaf(x[i], y[i].v[c], sum[i / kPer].v[c]);
   };
   // The i-th of both parts side by side.
   const auto both_parts = [&](const auto& work) {
@@ -257,39 +243,35 @@ __global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(De
   };
   const auto begin_row = [&] {
     read_row(k, row_now->k);
-    p[0] = p[1] = State{};
+    p[0] = p[1] = Pair{};
     both_parts([&](int i) { add(p, k, s, i); });
   };
   // Adds the parts of o; the lane's column of it.
   const auto fold_o = [&] {
-    State sum;
+    Pair sum;
 #pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) sum.v[c] = o[0].v[c] + o[1].v[c];
-    if constexpr (COLUMNS == 1) {
-      const float x = sum.v[0] + shfl_xor(sum.v[0], kOtherPart);
-      return x + shfl_xor(x, kPartBit);
-    } else {  // lanes of parts 0, 1 go on with column 0, of 2, 3 with 1
-      const float x = (second ? sum.v[1] : sum.v[0]) + shfl_xor(second ? sum.v[0] : sum.v[1], kOtherPart);
-      return x + shfl_xor(x, kPartBit);
-    }
+    for (int c = 0; c < kColumns; ++c) sum.v[c] = o[0].v[c] + o[1].v[c];
+    // Lanes of parts 0, 1 go on with column 0, of 2, 3 with 1.
+    const float x = (second ? sum.v[1] : sum.v[0]) + shfl_xor(second ? sum.v[0] : sum.v[1], kOtherPart);
+    return x + shfl_xor(x, kPartBit);
   };
 
   RowHead now = ring[0].head;
-  State v = *reinterpret_cast<const State*>(ring[0].v + at.column);
+  Pair v = *reinterpret_cast<const Pair*>(ring[0].v + at.column);
   begin_row();
   int row = 0;
-  State d;
+  Pair d;
   const auto exchange = [&] {
 #pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) {
+    for (int c = 0; c < kColumns; ++c) {
       float sum = p[0].v[c] + p[1].v[c];
       sum += shfl_xor(sum, kOtherPart);
       sum += shfl_xor(sum, kPartBit);
       d.v[c] = now.beta * fmaf(-now.alpha, sum, v.v[c]);
     }
-    const float sum_o = fold_o(), sum_d = second ? d.v[COLUMNS - 1] : d.v[0];
+    const float sum_o = fold_o(), sum_d = second ? d.v[kColumns - 1] : d.v[0];
     if (row >= first_stored) store_result(out, holds_o ? sum_o : sum_d);
-    o[0] = o[1] = State{};
+    o[0] = o[1] = Pair{};
     read_row(q, row_now->q);
   };
   // The products by alpha run under the exchanges, so each kind of row has exchanges of its own.
@@ -297,12 +279,12 @@ __global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(De
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
 #pragma unroll
-      for (int c = 0; c < COLUMNS; ++c) s[i].v[c] = fmaf(k[i], d.v[c], now.alpha * s[i].v[c]);
+      for (int c = 0; c < kColumns; ++c) s[i].v[c] = fmaf(k[i], d.v[c], now.alpha * s[i].v[c]);
     }
   };
   const auto take_head = [&](const RowInputs* next) {
     now = next->head;
-    v = *reinterpret_cast<const State*>(next->v + at.column);
+    v = *reinterpret_cast<const Pair*>(next->v + at.column);
     row_now = next;
     out += value_dim;
     ++row;
@@ -315,7 +297,7 @@ __global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(De
       exchange();
       update();
       read_row(k, row_now[1].k);
-      p[0] = p[1] = State{};
+      p[0] = p[1] = Pair{};
       both_parts([&](int i) { add(o, q, s, i), add(p, k, s, i); });
       take_head(row_now + 1);
       continue;
@@ -335,9 +317,9 @@ __global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(De
     } else {
       exchange();
       both_parts([&](int i) {
-        State leaf[kHeld];
+        Pair leaf[kHeld];
 #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c) leaf[i].v[c] = fmaf(k[i], d.v[c], now.alpha * s[i].v[c]);
+        for (int c = 0; c < kColumns; ++c) leaf[i].v[c] = fmaf(k[i], d.v[c], now.alpha * s[i].v[c]);
         add(o, q, leaf, i);
       });
     }
@@ -348,17 +330,9 @@ __global__ void __launch_bounds__(Form<COLUMNS>::kThreads) delta_recur_kernel(De
   }
   out += value_dim;
   const float sum_o = fold_o();
-  if (holds_o && !twin) *out = sum_o;
+  if (holds_o) *out = sum_o;
   if (row_now->save == kStateCommitted) store_state(s, committed, place_anew(at));
 }
-
-// On gfx1100 two columns take all 256 registers, one takes 200; neither was timed there.
-#if defined(TND_GPU_HIP)
-constexpr int kColumns = 1;
-#else
-constexpr int kColumns = 2;
-#endif
-constexpr int kThreads = Form<kColumns>::kThreads;
 
 // ---- the replay
 
@@ -382,7 +356,7 @@ __global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs 
   const int blocks = shape.nv * kSlices;
   if (static_cast<int>(blockIdx.x) >= blocks) {
     constexpr int kSaved = kConvTaps - 1;
-    const int64_t channel = int64_t{blockIdx.x - blocks} * Form<kColumns>::kTapChannels + tid * 4;
+    const int64_t channel = int64_t{blockIdx.x - blocks} * kTapChannels + tid * 4;
     if (n == 0 || channel >= conv_dim) return;
     float4 kept[kSaved];
 #pragma unroll
@@ -396,9 +370,9 @@ __global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs 
     return;
   }
   if (n == 0) return;
-  const Place at = place_here<kColumns>(static_cast<int>(blockIdx.x));
+  const Place at = place_here(static_cast<int>(blockIdx.x));
   float* slice = state.s + int64_t{blockIdx.x} * kSliceElems;
-  Floats<kColumns> s[kHeld];
+  Pair s[kHeld];
   load_state(s, slice, at);  // under the reads of the path
   // A row's copies: pieces of keys by the first threads, of d by those behind them.
   constexpr int kValuePieces = kDeltaSlice / 4;
@@ -425,7 +399,7 @@ __global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs 
     __syncthreads();
 #pragma unroll 1
     for (int r = 0; r < rows; ++r) {
-      const Floats<kColumns> d = *reinterpret_cast<const Floats<kColumns>*>(inputs[r].d + at.column);
+      const Pair d = *reinterpret_cast<const Pair*>(inputs[r].d + at.column);
       float k[kHeld];
 #pragma unroll
       for (int i = 0; i < kHeld; i += 4) read_four(k, i, inputs[r].k, at.part);
@@ -440,7 +414,7 @@ __global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs 
 }
 
 unsigned tap_blocks(const DeltaShape& shape) {
-  return static_cast<unsigned>((shape.conv_dim() + Form<kColumns>::kTapChannels - 1) / Form<kColumns>::kTapChannels);
+  return static_cast<unsigned>((shape.conv_dim() + kTapChannels - 1) / kTapChannels);
 }
 
 }  // namespace
@@ -460,7 +434,7 @@ void launch_delta_recur(Stream& stream, const DeltaArgs& args) {
           .shared_bytes = static_cast<unsigned>(slots * kSlotBytes),
           .overlap = true,
           .name = "delta_recur"},
-         delta_recur_kernel<kColumns>, args, slots);
+         delta_recur_kernel, args, slots);
 }
 
 void launch_delta_commit(Stream& stream, const DeltaCommitArgs& args) {

@@ -5,10 +5,10 @@
 
 namespace tnd::gpu {
 
-// The definition: adds the `limit` most likely candidates in their order until the sum reaches `wanted`; returns the key
-// of the last.
+// The definition: adds the `limit` most likely candidates in their order until the sum reaches `wanted`; returns the
+// key of the last.
 TND_OUTLINE uint64_t nucleus_in_order(const View& view, const uint64_t* keys, int limit, float max, float temperature,
-                             double wanted, Shared& s) {
+                                      double wanted, Shared& s) {
   constexpr int kBatch = 1024;
   uint64_t high = ~uint64_t{0};
   double sum = 0;
@@ -43,8 +43,8 @@ TND_OUTLINE uint64_t nucleus_in_order(const View& view, const uint64_t* keys, in
   }
 }
 
-// Weights as integers, so that sums are the same in any order: multiples of 2^-44, rounded down. The largest weight is 1
-// and there are fewer than kMostTokens.
+// Weights as integers, so that sums are the same in any order: multiples of 2^-44, rounded down. The largest weight is
+// 1 and there are fewer than kMostTokens.
 inline constexpr float kWeightUnits = 0x1p44f;
 inline constexpr uint64_t kMostTokens = 1 << 19;
 TND_DEVICE uint64_t units_of(float weight) {
