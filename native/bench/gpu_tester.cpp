@@ -152,8 +152,16 @@ void matmul_table(gpu::Stream& stream, const gpu::DeviceInfo& info, double copy)
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool check_only = argc > 1 && std::strcmp(argv[1], "--check") == 0;
-  const int device = argc > 1 && !check_only ? std::atoi(argv[1]) : 0;
+  const bool check_only = argc == 2 && std::strcmp(argv[1], "--check") == 0;
+  char* end = nullptr;
+  const int device = argc == 2 && !check_only ? static_cast<int>(std::strtol(argv[1], &end, 10)) : 0;
+  if (argc > 2 || (end != nullptr && (end == argv[1] || *end != '\0'))) {
+    std::fprintf(stderr,
+                 "usage: %s [device number]   five minutes; prints a block of text to send back\n"
+                 "       %s --check           the maps of matrix instructions only\n",
+                 argv[0], argv[0]);
+    return 2;
+  }
   if (device < 0 || device >= gpu::device_count()) {
     std::printf("there is no %s device %d: the driver shows %d\n", gpu::api_name(), device, gpu::device_count());
     return 1;

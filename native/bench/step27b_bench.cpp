@@ -1,15 +1,8 @@
 // Times the phases of a round at true shapes with synthetic weights (synthetic_model.h), through the C ABI: prefill, a
 // plain token, a chain of 16 rows, a tree of 23 rows with its commit, at several contexts; the drafter; the scorer.
 // Each line gives ms, the bytes it must move and its operations, as shares of the copy bandwidth and of the matrix rate
-// that the device was measured to have in the same run. Usage:
-//   step27b_bench [--model 27b|0.8b|none] [--device cuda:0] [--layers N] [--vocab N] [--contexts 1024,32768] [--prefill
-//   8192]
-//                 [--kv f32|f16|q8_0|q4_0] [--kv-draft f16] [--cap GiB] [--batch N] [--runs N] [--threads N]
-//                 [--draft 0|1] [--together 1] [--score 8192,32768] [--breakdown N] [--plan 1]
-// step27b_bench runs on the CPU, step27b_cuda and step27b_hip on GPUs. --layers 4 --vocab 8192 makes it small;
-// --model none --score 8192,32768 is the scorer alone; --together 1 opens target and drafter side by side within one
-// cap, both for the longest context, and also times rounds of both; --plan 1 only prints the memory that they would
-// take.
+// that the device was measured to have in the same run. step27b_bench runs on the CPU, step27b_cuda and step27b_hip on
+// GPUs; --help lists the options.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -34,12 +27,34 @@ using tnd::bench::SyntheticShape;
   std::exit(1);
 }
 
+struct Option {
+  const char *name, *value, *help;
+};
+constexpr Option kOptions[] = {
+    {"model", "27b", "27b (Q4_K_M), 0.8b (BF16), or none: the scorer alone"},
+    {"device", "", "cuda:N or hip:N; none in step27b_bench"},
+    {"layers", "0", "fewer layers than the model has; 0: all"},
+    {"vocab", "0", "a smaller vocabulary; 0: the model's"},
+    {"contexts", "1024,32768", "positions before the steps that are timed"},
+    {"prefill", "8192", "tokens of the prompt that is timed"},
+    {"kv", "f16", "cache of the target: f32, f16, q8_0, q4_0"},
+    {"kv-draft", "f16", "cache of the drafter"},
+    {"cap", "24", "GiB of device memory"},
+    {"batch", "512", "rows of a prompt's chunk"},
+    {"runs", "20", "steps whose median is shown"},
+    {"threads", "0", "of the CPU; 0: two"},
+    {"draft", "1", "0: no drafter"},
+    {"together", "0", "1: target and drafter in one cap, both for the longest context, and rounds of both"},
+    {"score", "", "lengths of prompts for the scorer (Qwen3-0.6B in BF16), such as 8192,32768"},
+    {"breakdown", "0", "runs of a graph for what each kind of launch costs; 0: none"},
+    {"plan", "0", "1: print the memory that everything takes, and end"},
+};
+
 struct Options {
-  std::map<std::string, std::string> values = {
-      {"model", "27b"},    {"device", ""}, {"layers", "0"}, {"vocab", "0"},     {"contexts", "1024,32768"},
-      {"prefill", "8192"}, {"kv", "f16"},  {"cap", "24"},   {"batch", "512"},   {"runs", "20"},
-      {"threads", "0"},    {"draft", "1"}, {"score", ""},   {"breakdown", "0"}, {"kv-draft", "f16"},
-      {"together", "0"},   {"plan", "0"}};
+  std::map<std::string, std::string> values;
+  Options() {
+    for (const Option& o : kOptions) values[o.name] = o.value;
+  }
   int number(const char* key) const { return std::atoi(values.at(key).c_str()); }
   const std::string& text(const char* key) const { return values.at(key); }
   std::vector<int> numbers(const char* key) const {  // ascending
@@ -526,9 +541,16 @@ void run_score(const Options& o, const Rates& rates) {
 
 int main(int argc, char** argv) {
   Options o;
+  if (argc == 2 && std::strcmp(argv[1], "--help") == 0) {
+    std::printf("usage: %s [--option value]...\n", argv[0]);
+    for (const Option& option : kOptions) std::printf("  --%-9s %s [%s]\n", option.name, option.help, option.value);
+    std::printf("--layers 4 --vocab 8192 makes it small.\n");
+    return 0;
+  }
   for (int i = 1; i < argc; i += 2) {
     const std::string key = std::strncmp(argv[i], "--", 2) == 0 ? argv[i] + 2 : "";
-    if (o.values.count(key) == 0 || i + 1 == argc) fail("unknown option or missing value: " + std::string(argv[i]));
+    if (o.values.count(key) == 0 || i + 1 == argc)
+      fail("unknown option or missing value (--help lists them): " + std::string(argv[i]));
     o.values[key] = argv[i + 1];
   }
   SyntheticShape shape = o.text("model") == "27b"    ? tnd::bench::qwen35_27b_q4_k_m()
