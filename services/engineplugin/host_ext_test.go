@@ -43,6 +43,14 @@ func TestMain(m *testing.M) {
 		os.Exit(7)
 	case "slow":
 		o.OpenDelay = time.Minute
+	case "last-words":
+		stderr := os.Stderr // as native code has it: go-plugin puts another file in its place
+		o.Next = func([]int32) (int32, bool) {
+			// In one piece that the pipe holds: most of it is unread when the process has ended.
+			fmt.Fprint(stderr, strings.Repeat("frame\n", 10_000), "that was all\n")
+			os.Exit(3)
+			return 0, false
+		}
 	case "exit-in-open":
 		o.Next = func([]int32) (int32, bool) { return 0, false }
 		go func() { time.Sleep(20 * time.Millisecond); os.Exit(9) }()
@@ -223,6 +231,40 @@ func TestSupervisorRestarts(t *testing.T) {
 	}
 	if got := seen.String(); got != "up1 down1 up2 down2 up3 failed3" {
 		t.Error(got)
+	}
+}
+
+// TestLastWords: what a process wrote before it ended is told whole, though the loss shows sooner by its broken stream.
+func TestLastWords(t *testing.T) {
+	down := make(chan engineplugin.Event, 1)
+	s := engineplugin.NewSupervisor(host(t, "last-words"), targetOptions(), engineplugin.RestartConfig{Backoff: time.Hour, MaxBackoff: time.Hour, OnEvent: func(e engineplugin.Event) {
+		if e.Kind == engineplugin.EngineDown {
+			down <- e
+		}
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = s.Run(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	e, _, err := s.Engine(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := e.NewSequence(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Step(t.Context(), oneRow(q), &engineplugin.StepResult{}); !errors.Is(err, rpcerr.EngineLost) {
+		t.Errorf("step: %v", err)
+	}
+	if lines := (<-down).Stderr; len(lines) == 0 || lines[len(lines)-1] != "that was all" {
+		t.Errorf("stderr: %q", lines)
 	}
 }
 
