@@ -52,9 +52,10 @@ func TestMain(m *testing.M) {
 			return 0, false
 		}
 	case "exit-in-open":
-		o.Next = func([]int32) (int32, bool) { return 0, false }
-		go func() { time.Sleep(20 * time.Millisecond); os.Exit(9) }()
-		o.OpenDelay = time.Minute
+		o.CheckFile = func(string, string) error {
+			os.Exit(9)
+			return nil
+		}
 	}
 	server := engineplugin.NewServer(enginefake.New(o))
 	goplugin.Serve(&goplugin.ServeConfig{
@@ -114,11 +115,11 @@ func TestHostSocketIsPrivate(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("%v %v", info.Mode(), err)
 	}
-	if lines := e.(*engineplugin.Process).Stderr(); len(lines) == 0 || !strings.Contains(lines[0], "fake engine starts") {
-		t.Errorf("stderr: %q", lines)
-	}
 	if err := e.Close(); err != nil {
 		t.Error(err)
+	}
+	if lines := e.(*engineplugin.Process).Stderr(); len(lines) == 0 || !strings.Contains(lines[0], "fake engine starts") {
+		t.Errorf("stderr: %q", lines)
 	}
 	if entries, _ = os.ReadDir(dir); len(entries) != 0 {
 		t.Errorf("left behind: %v", entries)
