@@ -36,7 +36,6 @@ func start(t testing.TB, change func(*Config)) *rig {
 	t.Helper()
 	cfg := Defaults()
 	cfg.Port, cfg.GRPCPort, cfg.RegistryListen, cfg.ShutdownGraceS, cfg.ModelName = 0, 0, "127.0.0.1:0", 5, "tiny"
-	cfg.LeaseTTLS = 0.6
 	if change != nil {
 		change(&cfg)
 	}
