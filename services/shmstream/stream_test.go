@@ -359,7 +359,7 @@ func TestSteadyState(t *testing.T) {
 			one()
 		}
 		for start := time.Now(); mappings(t) > before; time.Sleep(5 * time.Millisecond) { // the server's side ends later
-			if time.Since(start) > 5*time.Second {
+			if time.Since(start) > time.Minute {
 				t.Fatalf("%d mappings and descriptors before, %d after", before, mappings(t))
 			}
 		}
