@@ -43,10 +43,19 @@ func TestMain(m *testing.M) {
 		os.Exit(7)
 	case "slow":
 		o.OpenDelay = time.Minute
+	case "last-words":
+		stderr := os.Stderr // as native code has it: go-plugin puts another file in its place
+		o.Next = func([]int32) (int32, bool) {
+			// In one piece that the pipe holds: most of it is unread when the process has ended.
+			fmt.Fprint(stderr, strings.Repeat("frame\n", 10_000), "that was all\n")
+			os.Exit(3)
+			return 0, false
+		}
 	case "exit-in-open":
-		o.Next = func([]int32) (int32, bool) { return 0, false }
-		go func() { time.Sleep(20 * time.Millisecond); os.Exit(9) }()
-		o.OpenDelay = time.Minute
+		o.CheckFile = func(string, string) error {
+			os.Exit(9)
+			return nil
+		}
 	}
 	server := engineplugin.NewServer(enginefake.New(o))
 	goplugin.Serve(&goplugin.ServeConfig{
@@ -106,11 +115,11 @@ func TestHostSocketIsPrivate(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("%v %v", info.Mode(), err)
 	}
-	if lines := e.(*engineplugin.Process).Stderr(); len(lines) == 0 || !strings.Contains(lines[0], "fake engine starts") {
-		t.Errorf("stderr: %q", lines)
-	}
 	if err := e.Close(); err != nil {
 		t.Error(err)
+	}
+	if lines := e.(*engineplugin.Process).Stderr(); len(lines) == 0 || !strings.Contains(lines[0], "fake engine starts") {
+		t.Errorf("stderr: %q", lines)
 	}
 	if entries, _ = os.ReadDir(dir); len(entries) != 0 {
 		t.Errorf("left behind: %v", entries)
@@ -223,6 +232,40 @@ func TestSupervisorRestarts(t *testing.T) {
 	}
 	if got := seen.String(); got != "up1 down1 up2 down2 up3 failed3" {
 		t.Error(got)
+	}
+}
+
+// TestLastWords: what a process wrote before it ended is told whole, though the loss shows sooner by its broken stream.
+func TestLastWords(t *testing.T) {
+	down := make(chan engineplugin.Event, 1)
+	s := engineplugin.NewSupervisor(host(t, "last-words"), targetOptions(), engineplugin.RestartConfig{Backoff: time.Hour, MaxBackoff: time.Hour, OnEvent: func(e engineplugin.Event) {
+		if e.Kind == engineplugin.EngineDown {
+			down <- e
+		}
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = s.Run(ctx)
+	}()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	e, _, err := s.Engine(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := e.NewSequence(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Step(t.Context(), oneRow(q), &engineplugin.StepResult{}); !errors.Is(err, rpcerr.EngineLost) {
+		t.Errorf("step: %v", err)
+	}
+	if lines := (<-down).Stderr; len(lines) == 0 || lines[len(lines)-1] != "that was all" {
+		t.Errorf("stderr: %q", lines)
 	}
 }
 

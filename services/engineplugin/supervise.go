@@ -146,11 +146,11 @@ func (s *Supervisor) Run(ctx context.Context) (err error) {
 				return e.Close()
 			}
 			s.set(nil, nil)
+			// It is lost already; Close frees what is left on our side, and waits for the process and all that it wrote.
+			_ = e.Close()
 			if p, ok := e.(*Process); ok {
 				down.Stderr = p.Stderr()
 			}
-			// It is lost already; Close frees what is left on our side.
-			_ = e.Close()
 		} else if first || !curable(err) {
 			s.tell(Event{Kind: EngineFailed, Err: err})
 			return err

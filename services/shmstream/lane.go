@@ -36,11 +36,10 @@ func (b *bell) ring() {
 	}
 }
 
-const (
-	prefixBytes = 4 // length of a message
-	// oversleep bounds a sleep, should a peer die between its change and its ring.
-	oversleep = time.Second
-)
+const prefixBytes = 4 // length of a message
+
+// oversleep bounds a sleep, should a peer die between its change and its ring. Tests change it.
+var oversleep = time.Second
 
 // spin is how long a reader looks before it sleeps, where there are processors to spare: the answer is often near, and a
 // processor that sleeps takes its time to wake.

@@ -220,6 +220,9 @@ func TestStatusFollowsMessages(t *testing.T) {
 
 // TestCancel: a client's cancel wakes both sides, whether they wait for bytes or for room.
 func TestCancel(t *testing.T) {
+	usual := oversleep
+	t.Cleanup(func() { oversleep = usual })
+	oversleep = time.Hour // who is not woken stays asleep
 	server, client := both()
 	ended := make(chan error, 1)
 	conn := serve(t, func(ss grpc.ServerStream) error {
@@ -244,17 +247,17 @@ func TestCancel(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(20 * time.Millisecond) // let them fall asleep
-		start := time.Now()
 		cancel()
 		if err := <-ended; status.Code(err) != codes.Canceled {
 			t.Fatalf("fill %d: server got %v", fill, err)
 		}
-		var m blob
-		if err := s.RecvMsg(&m); status.Code(err) != codes.Canceled {
-			t.Fatalf("fill %d: client got %v", fill, err)
+		// As in gRPC, what has come already may still be read.
+		var err error
+		for m := new(blob); err == nil; {
+			err = s.RecvMsg(m)
 		}
-		if d := time.Since(start); d > oversleep/2 {
-			t.Fatalf("fill %d: took %v", fill, d)
+		if status.Code(err) != codes.Canceled {
+			t.Fatalf("fill %d: client got %v", fill, err)
 		}
 	}
 }
@@ -356,7 +359,7 @@ func TestSteadyState(t *testing.T) {
 			one()
 		}
 		for start := time.Now(); mappings(t) > before; time.Sleep(5 * time.Millisecond) { // the server's side ends later
-			if time.Since(start) > 5*time.Second {
+			if time.Since(start) > time.Minute {
 				t.Fatalf("%d mappings and descriptors before, %d after", before, mappings(t))
 			}
 		}

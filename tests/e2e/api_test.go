@@ -33,9 +33,13 @@ func TestChat(t *testing.T) {
 		if u.CompletionTokens == 0 || u.PromptTokens == 0 || u.TotalTokens != u.PromptTokens+u.CompletionTokens {
 			t.Errorf("%s: usage %+v", name, u)
 		}
-		if u.AcceptRate == nil || *u.AcceptRate < 0.5 || u.Timings.AcceptLength < 4 {
-			t.Errorf("%s: speculation did not help: %+v", name, u)
-		}
+	}
+	// Not by automatic choice: that depends on what steps and proposals cost, and so on what else the machine does.
+	drafted := inTime(t, func() (client.Reply, error) {
+		return c.Do(t.Context(), client.Request{Messages: chat("What is DDTree?"), MaxTokens: 100, Speculation: &client.Speculation{Mode: "tree", Budget: 16}})
+	})
+	if u := drafted.Usage; drafted.Text != plain.Text || u.AcceptRate == nil || *u.AcceptRate < 0.3 || u.Timings.AcceptLength < 4 {
+		t.Errorf("speculation did not help: %q, %+v", drafted.Text, u)
 	}
 }
 

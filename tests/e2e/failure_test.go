@@ -54,10 +54,11 @@ func TestDraftDies(t *testing.T) {
 	if got.Text != want.Text {
 		t.Errorf("the text changed:\n got %q\nwant %q", got.Text, want.Text)
 	}
-	if got.Gap > time.Second {
+	// A second is usual on a busy machine; one that waited for the draft would stand still until the draft's lease ends, after 6.
+	if got.Gap > 5*time.Second {
 		t.Errorf("the stream stood still for %v", got.Gap)
 	}
-	eventually(t, 5*time.Second, "drafts are accepted again", func() bool {
+	eventually(t, "drafts are accepted again", func() bool {
 		reply, err := c.Do(t.Context(), client.Request{
 			Messages: chat("What is DDTree?"), MaxTokens: 60, Speculation: &client.Speculation{Mode: "tree", Budget: 16},
 		})
@@ -163,7 +164,7 @@ func TestCancel(t *testing.T) {
 			t.Log(busy)
 		}
 	})
-	eventually(t, 5*time.Second, "all lanes are free", func() bool {
+	eventually(t, "all lanes are free", func() bool {
 		metrics, err := c.Get(t.Context(), "/metrics")
 		if err != nil {
 			return false
@@ -178,16 +179,12 @@ func TestCancel(t *testing.T) {
 		}
 		return busy == ""
 	})
-	start := time.Now()
 	reply, err := c.Do(t.Context(), client.Request{Messages: chat("What is DDTree?"), MaxTokens: 60})
 	if err != nil || reply.Text == "" {
 		t.Fatalf("after the cancellations: %q, %v", reply.Text, err)
 	}
-	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("an answer took %v after the cancellations", took)
-	}
 	c.HTTP.CloseIdleConnections()
-	eventually(t, 10*time.Second, "open files are back to where they were", func() bool {
+	eventually(t, "open files are back to where they were", func() bool {
 		for name, after := range sizes(t, cl) {
 			if after.Files > before[name].Files+8 {
 				return false
@@ -253,7 +250,7 @@ func TestKillLeavesNothing(t *testing.T) {
 
 func nothingLeft(t *testing.T, cl *cluster.Cluster, files bool) {
 	t.Helper()
-	eventually(t, 10*time.Second, "all processes are gone", func() bool {
+	eventually(t, "all processes are gone", func() bool {
 		left := cl.Processes()
 		if len(left) > 0 {
 			t.Logf("left: %v", left)

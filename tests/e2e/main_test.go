@@ -137,14 +137,31 @@ func readJSON(t *testing.T, name string, v any) {
 	}
 }
 
-// eventually asks until ok says yes, for at most limit.
-func eventually(t *testing.T, limit time.Duration, what string, ok func() bool) {
+// patience is how long a test waits for what must come. Nothing promises a time: the machine may be busy with other things.
+const patience = time.Minute
+
+// eventually asks until ok says yes.
+func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(limit)
+	deadline := time.Now().Add(patience)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("after %v still not: %s", limit, what)
+			t.Fatalf("after %v still not: %s", patience, what)
 		}
 		time.Sleep(10 * time.Millisecond) // poll: another process changes this
 	}
+}
+
+// inTime asks until no proposal of an answer was late. On a busy machine some are, and each of them costs a step.
+func inTime(t *testing.T, ask func() (client.Reply, error)) client.Reply {
+	t.Helper()
+	var reply client.Reply
+	eventually(t, "an answer without late proposals", func() bool {
+		var err error
+		if reply, err = ask(); err != nil {
+			t.Fatal(err)
+		}
+		return !reply.Usage.Timings.SpeculationDegraded
+	})
+	return reply
 }

@@ -83,7 +83,7 @@ func TestSlowTrioGuided(t *testing.T) {
 		return tokens, end
 	}
 	// The engine loads, and the draft takes the target's tables over the wire.
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		_, end, err := try(&tandemv1.DecodeRequest{
 			PromptTokens: cases[0].IDs, MaxTokens: 30, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
 		})

@@ -20,6 +20,9 @@ import (
 	"github.com/tandem-inference/tandem/services/workernode"
 )
 
+// patience is how long a test waits for what must come: nothing promises a time on a busy machine.
+const patience = time.Minute
+
 // start runs a worker program until the test ends and returns once it answers health checks.
 func start(t *testing.T, program, socket string, args ...string) *exec.Cmd {
 	t.Helper()
@@ -48,7 +51,7 @@ func start(t *testing.T, program, socket string, args ...string) *exec.Cmd {
 			t.Errorf("%s ended with %v", filepath.Base(program), err)
 		}
 	})
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		health := workernode.HealthCmd{Address: address, Timeout: time.Second}
 		if err = health.Run(); err == nil {
 			return cmd
@@ -115,25 +118,24 @@ func TestSlowTrio(t *testing.T) {
 	defer conn.Close()
 	client := tandemv1.NewTargetServiceClient(conn)
 	var gap time.Duration // longest pause of the last request's output
-	run := func(m *tandemv1.DecodeRequest, on ...func(total int)) ([]int32, *tandemv1.Finished) {
-		t.Helper()
+	try := func(m *tandemv1.DecodeRequest, on ...func(total int)) ([]int32, *tandemv1.Finished, error) {
 		gap = 0
 		var last time.Time
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		stream, err := client.Decode(ctx, m)
 		if err != nil {
-			t.Fatal(err)
+			return nil, nil, err
 		}
 		var tokens []int32
 		var end *tandemv1.Finished
 		for {
 			e, err := stream.Recv()
 			if errors.Is(err, io.EOF) {
-				return tokens, end
+				return tokens, end, nil
 			}
 			if err != nil {
-				t.Fatal(err)
+				return nil, nil, err
 			}
 			tokens = append(tokens, e.GetCommitted().GetTokens()...)
 			if !last.IsZero() {
@@ -148,16 +150,24 @@ func TestSlowTrio(t *testing.T) {
 			}
 		}
 	}
-	// The draft takes the target's tables over the wire first.
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		_, end := run(&tandemv1.DecodeRequest{
+	run := func(m *tandemv1.DecodeRequest, on ...func(total int)) ([]int32, *tandemv1.Finished) {
+		t.Helper()
+		tokens, end, err := try(m, on...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tokens, end
+	}
+	// The engine loads, and the draft takes the target's tables over the wire.
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		_, end, err := try(&tandemv1.DecodeRequest{
 			PromptTokens: cases[0].IDs, MaxTokens: 30, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
 		})
-		if end.Timings.AcceptedTokens > 0 {
+		if err == nil && end.Timings.AcceptedTokens > 0 {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("the draft was not attached: %v", end)
+			t.Fatalf("the draft was not attached: %v, %v", end, err)
 		}
 	}
 
@@ -213,22 +223,26 @@ func TestSlowTrio(t *testing.T) {
 	}
 	plain, _ := run(request)
 	request.Speculation = &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN}
-	killed := false
+	killed, restarted := false, make(chan struct{})
 	tokens, end := run(request, func(total int) {
 		if total > 300 && !killed {
 			killed = true
 			if err := draft.Process.Kill(); err != nil {
 				t.Error(err)
 			}
-			go startDraft()
+			go func() {
+				defer close(restarted)
+				startDraft()
+			}()
 		}
 	})
 	t.Logf("draft killed: longest pause %v, %v", gap, end.Timings)
-	if !slices.Equal(tokens, plain) || gap > time.Second || !end.Timings.SpeculationDegraded {
+	// A second is usual on a busy machine; one that waited for a draft that says nothing would stand still for half a minute.
+	if !slices.Equal(tokens, plain) || gap > 5*time.Second || !end.Timings.SpeculationDegraded {
 		t.Errorf("draft killed: %d tokens of %d, equal %v, longest pause %v", len(tokens), len(plain), slices.Equal(tokens, plain), gap)
 	}
 	request.MaxTokens = 60
-	for deadline := time.Now().Add(20 * time.Second); ; {
+	for deadline := time.Now().Add(patience); ; {
 		if _, end := run(request); end.Timings.AcceptedTokens > 0 {
 			break
 		}
@@ -236,6 +250,7 @@ func TestSlowTrio(t *testing.T) {
 			t.Fatal("the draft was not taken up again")
 		}
 	}
+	<-restarted
 	t.Logf("%d of %d greedy texts are those of the golden file", same, total)
 	if same < total/2 {
 		t.Errorf("%d of %d greedy texts are those of the golden file", same, total)

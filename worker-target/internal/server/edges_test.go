@@ -169,34 +169,36 @@ func TestCancelEndsWithinOneStep(t *testing.T) {
 }
 
 // TestCrash: the death of the engine fails running requests with UNAVAILABLE; the worker serves again by itself, with
-// features for its draft.
+// features for its draft. In virtual time, in which a busy machine makes no proposal late.
 func TestCrash(t *testing.T) {
-	o := enginefake.Options{Accept: 1, BlockSize: 8}
-	draft := drafttest.New(t, o, 0)
-	target := o
-	target.StepDelay = time.Millisecond
-	r := newRig(t, rigOptions{target: target, draft: draft})
-	request := &tandemv1.DecodeRequest{
-		PromptTokens: prompt(10, 1), MaxTokens: 400, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
-	}
-	want := r.must(request)
-	got, err := r.decode(context.Background(), request, func(total int) {
-		if total > 100 {
-			r.opener.Opened()[0].Crash()
+	synctest.Test(t, func(t *testing.T) {
+		o := enginefake.Options{Accept: 1, BlockSize: 8}
+		draft := drafttest.New(t, o, 0)
+		target := o
+		target.StepDelay = time.Millisecond
+		r := newRig(t, rigOptions{target: target, draft: draft})
+		request := &tandemv1.DecodeRequest{
+			PromptTokens: prompt(10, 1), MaxTokens: 400, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
+		}
+		want := r.must(request)
+		got, err := r.decode(context.Background(), request, func(total int) {
+			if total > 100 {
+				r.opener.Opened()[0].Crash()
+			}
+		})
+		if !errors.Is(err, rpcerr.AnyUnavailable) {
+			t.Fatalf("after the crash: %v", err)
+		}
+		r.until("engine back", func() bool { e, err := r.keeper.Engine(); return err == nil && e != r.opener.Opened()[0] })
+		request.CommittedTokens = got.tokens
+		rest := r.must(request)
+		if d := cmp.Diff(want.tokens, append(got.tokens, rest.tokens...)); d != "" {
+			t.Error(d)
+		}
+		if tm := rest.finished.Timings; tm.AcceptedTokens == 0 || tm.SpeculationDegraded {
+			t.Errorf("after the restart: %v", tm)
 		}
 	})
-	if !errors.Is(err, rpcerr.AnyUnavailable) {
-		t.Fatalf("after the crash: %v", err)
-	}
-	r.until("engine back", func() bool { _, err := r.keeper.Engine(); return err == nil })
-	request.CommittedTokens = got.tokens
-	rest := r.must(request)
-	if d := cmp.Diff(want.tokens, append(got.tokens, rest.tokens...)); d != "" {
-		t.Error(d)
-	}
-	if tm := rest.finished.Timings; tm.AcceptedTokens == 0 || tm.SpeculationDegraded {
-		t.Errorf("after the restart: %v", tm)
-	}
 }
 
 // TestDeviceFault: a poisoned engine is replaced.

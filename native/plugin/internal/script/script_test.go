@@ -242,66 +242,68 @@ func (r *rig) prefill(s engineplugin.Sampler) int32 {
 
 // TestAccept: rounds of drafting and verification commit the numbers of tokens that the rule lists, and the text is the rule's.
 func TestAccept(t *testing.T) {
-	const emit = "one two three four five six seven eight nine ten eleven twelve"
-	r := newRig(t, `[{"prompt":"count","emit":"`+emit+`","accept":[3,1,5],"tokens_per_second":10}]`, "please count")
-	s := engineplugin.DefaultSampler()
-	s.Temperature, s.Seed = 1.5, 7 // does not move the script
-	out := []int32{r.prefill(s)}
-	length := len(r.prompt)
-	features := append([]byte(nil), r.result.Features...)
-	featured := 0
-	info := r.draft.Info()
-	var sizes []int
-	var draft engineplugin.DraftResult
-	var commits []engineplugin.Commit
-	for out[len(out)-1] != r.tok.EOS() {
-		rows := len(features) / (2 * info.FeatureFused)
-		r.ok(r.draft.Propose(t.Context(), []engineplugin.FeatureRows{{
-			Sequence: r.dq, Position: int32(featured), Rows: int32(rows), Encoding: engineplugin.FeatureFusedBF16, Data: features,
-		}}, []engineplugin.DraftRequest{{
-			Sequence: r.dq, Token: out[len(out)-1], Position: int32(length), Block: 8, TopK: 2, Temperature: 1,
-		}}, &draft))
-		featured += rows
-		step := engineplugin.Step{Commits: commits, Features: engineplugin.FeatureFusedBF16}
-		token := out[len(out)-1]
-		for i := range 8 {
-			step.Rows = append(step.Rows, engineplugin.Row{
-				Sequence: r.q, Token: token, Position: int32(length + i), Parent: int32(i) - 1,
-				Want: engineplugin.WantToken | engineplugin.WantFeatures, Mask: -1,
-			})
-			if i < 7 {
-				token = draft.IDs[i*draft.Stride]
+	synctest.Test(t, func(t *testing.T) { // the pace is that of a caller who comes at once
+		const emit = "one two three four five six seven eight nine ten eleven twelve"
+		r := newRig(t, `[{"prompt":"count","emit":"`+emit+`","accept":[3,1,5],"tokens_per_second":10}]`, "please count")
+		s := engineplugin.DefaultSampler()
+		s.Temperature, s.Seed = 1.5, 7 // does not move the script
+		out := []int32{r.prefill(s)}
+		length := len(r.prompt)
+		features := append([]byte(nil), r.result.Features...)
+		featured := 0
+		info := r.draft.Info()
+		var sizes []int
+		var draft engineplugin.DraftResult
+		var commits []engineplugin.Commit
+		for out[len(out)-1] != r.tok.EOS() {
+			rows := len(features) / (2 * info.FeatureFused)
+			r.ok(r.draft.Propose(t.Context(), []engineplugin.FeatureRows{{
+				Sequence: r.dq, Position: int32(featured), Rows: int32(rows), Encoding: engineplugin.FeatureFusedBF16, Data: features,
+			}}, []engineplugin.DraftRequest{{
+				Sequence: r.dq, Token: out[len(out)-1], Position: int32(length), Block: 8, TopK: 2, Temperature: 1,
+			}}, &draft))
+			featured += rows
+			step := engineplugin.Step{Commits: commits, Features: engineplugin.FeatureFusedBF16}
+			token := out[len(out)-1]
+			for i := range 8 {
+				step.Rows = append(step.Rows, engineplugin.Row{
+					Sequence: r.q, Token: token, Position: int32(length + i), Parent: int32(i) - 1,
+					Want: engineplugin.WantToken | engineplugin.WantFeatures, Mask: -1,
+				})
+				if i < 7 {
+					token = draft.IDs[i*draft.Stride]
+				}
 			}
+			r.ok(r.target.Step(t.Context(), &step, &r.result))
+			var path []int32
+			for i := range 8 {
+				path = append(path, int32(i))
+				out = append(out, r.result.Tokens[i])
+				if i == 7 || step.Rows[i+1].Token != r.result.Tokens[i] || r.result.Tokens[i] == r.tok.EOS() {
+					break
+				}
+			}
+			sizes = append(sizes, len(path))
+			if want := time.Duration(len(path)) * 100 * time.Millisecond; time.Duration(r.result.EngineNanos) < want-50*time.Millisecond {
+				t.Errorf("%d tokens at 10 a second take %v", len(path), time.Duration(r.result.EngineNanos))
+			}
+			length += len(path)
+			features = append(features[:0], r.result.Features[:len(path)*2*info.FeatureFused]...)
+			commits = []engineplugin.Commit{{Sequence: r.q, Path: path}}
 		}
-		r.ok(r.target.Step(t.Context(), &step, &r.result))
-		var path []int32
-		for i := range 8 {
-			path = append(path, int32(i))
-			out = append(out, r.result.Tokens[i])
-			if i == 7 || step.Rows[i+1].Token != r.result.Tokens[i] || r.result.Tokens[i] == r.tok.EOS() {
+		if got := r.tok.Decode(out[:len(out)-1], true); got != emit {
+			t.Errorf("said %q", got)
+		}
+		for i, n := range sizes[:len(sizes)-1] { // the last one ends with the text
+			if want := []int{3, 1, 5}[i%3]; n != want {
+				t.Errorf("rounds committed %v, want 3, 1, 5 in turns", sizes)
 				break
 			}
 		}
-		sizes = append(sizes, len(path))
-		if want := time.Duration(len(path)) * 100 * time.Millisecond; time.Duration(r.result.EngineNanos) < want-50*time.Millisecond {
-			t.Errorf("%d tokens at 10 a second take %v", len(path), time.Duration(r.result.EngineNanos))
+		if len(sizes) < 4 {
+			t.Errorf("%d rounds", len(sizes))
 		}
-		length += len(path)
-		features = append(features[:0], r.result.Features[:len(path)*2*info.FeatureFused]...)
-		commits = []engineplugin.Commit{{Sequence: r.q, Path: path}}
-	}
-	if got := r.tok.Decode(out[:len(out)-1], true); got != emit {
-		t.Errorf("said %q", got)
-	}
-	for i, n := range sizes[:len(sizes)-1] { // the last one ends with the text
-		if want := []int{3, 1, 5}[i%3]; n != want {
-			t.Errorf("rounds committed %v, want 3, 1, 5 in turns", sizes)
-			break
-		}
-	}
-	if len(sizes) < 4 {
-		t.Errorf("%d rounds", len(sizes))
-	}
+	})
 }
 
 // TestPace: time is stated and not spent, and every sequence has its own.
