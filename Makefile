@@ -89,13 +89,13 @@ test-go: bin/testsum ## format, vet and Go tests
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
 		if [ -n "$$unformatted" ]; then echo "gofmt differs: $$unformatted"; exit 1; fi
 	$(GO) vet $(GO_TESTED) ./tests/... ./bench/...
-	@bin/testsum run -name go -dir $(RESULTS) -- $(GO) test -json -shuffle=on -timeout 10m $(GO_TESTED)
+	@bin/testsum run -name go -dir $(RESULTS) -- $(GO) test -json -shuffle=on -timeout 20m $(GO_TESTED)
 	@for tool in testsum gpures; do cd $(CURDIR)/tools/$$tool && \
 		GOWORK=off ../../bin/testsum run -name $$tool -dir ../../$(RESULTS) -- $(GO) test -json ./...; done
 
 test-race: bin/testsum ## Go tests marked short, under the race detector
 	@CGO_ENABLED=1 bin/testsum run -name go-race -dir $(RESULTS) -- \
-		$(GO) test -json -race -short -shuffle=on -timeout 10m $(GO_TESTED)
+		$(GO) test -json -race -short -shuffle=on -timeout 20m $(GO_TESTED)
 
 test-native: build-native bin/testsum ## native tests, release build
 	cmake --build native/build -j $(JOBS)
