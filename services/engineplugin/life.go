@@ -26,7 +26,7 @@ type CallWatch struct {
 }
 
 // NewCallWatch returns a watch that calls interrupt, on a goroutine of its own, when the context of the running call ends.
-// The call may be over by then, or not have reached the point where it can be interrupted: Running tells.
+// The call may be over by then, or not have reached the point where it can be interrupted: WhileRunning tells.
 func NewCallWatch(interrupt func(id uint64)) *CallWatch { return &CallWatch{interrupt: interrupt} }
 
 // Begin starts call id. When it returns an error the context had ended and End must not be called.
@@ -63,11 +63,16 @@ func (w *CallWatch) fire(done <-chan struct{}) {
 	}
 }
 
-// Running reports whether call id has not ended.
-func (w *CallWatch) Running(id uint64) bool {
+// WhileRunning calls f and returns true unless call id has ended. The call cannot end before f returns, so what f does to
+// the running call it does to that one and to none behind it.
+func (w *CallWatch) WhileRunning(id uint64, f func()) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.running && w.id == id
+	if !w.running || w.id != id {
+		return false
+	}
+	f()
+	return true
 }
 
 // End ends the running call.

@@ -17,8 +17,8 @@ import (
 
 // engine is one open handle.
 //
-// Lock order: turn before life. Calls that submit hold turn and read-lock life; statistics and cancel read-lock life only;
-// Close takes both, so that no call meets a freed handle.
+// Lock order: turn before life. Calls that submit hold turn and read-lock life; statistics read-lock life only; Close takes
+// both, so that no call meets a freed handle.
 type engine struct {
 	lib    *Library
 	handle uintptr
@@ -59,14 +59,9 @@ var errClosed = rpcerr.FailedPrecondition("the engine is closed")
 // cancelRepeat is the pause between two cancels: the first may have come before the call reached the engine.
 const cancelRepeat = 200 * time.Microsecond
 
-// interrupt cancels call id until it has returned.
+// interrupt cancels call id until it has returned. The handle lives as long as the call, which read-locks life.
 func (e *engine) interrupt(id uint64) {
-	for e.watch.Running(id) {
-		e.life.RLock()
-		if !e.closed {
-			purego.SyscallN(e.lib.sym.cancel, e.handle)
-		}
-		e.life.RUnlock()
+	for e.watch.WhileRunning(id, func() { purego.SyscallN(e.lib.sym.cancel, e.handle) }) {
 		time.Sleep(cancelRepeat)
 	}
 }
