@@ -9,13 +9,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tandem-inference/tandem/services/gguf"
+	"github.com/tandem-inference/tandem/services/internal/cputime"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
@@ -276,16 +276,6 @@ func TestInjection(t *testing.T) {
 	}
 }
 
-// spent is the processor time of this process so far: time on the clock says as much of what else the machine does.
-func spent(t *testing.T) time.Duration {
-	t.Helper()
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
 func TestLimits(t *testing.T) {
 	cases := map[string]string{
 		"doubling":        "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
@@ -317,7 +307,7 @@ func TestLimits(t *testing.T) {
 	}
 	for name, src := range cases {
 		t.Run(name, func(t *testing.T) {
-			start := spent(t)
+			start := cputime.Spent(t)
 			tmpl, err := Compile(src)
 			if err == nil {
 				vars := NewDict()
@@ -328,7 +318,7 @@ func TestLimits(t *testing.T) {
 			if !errors.As(err, &te) {
 				t.Errorf("no error: %v", err)
 			}
-			if took := spent(t) - start; took > 20*time.Second {
+			if took := cputime.Spent(t) - start; took > 20*time.Second {
 				t.Errorf("took %v", took)
 			}
 		})

@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/tandem-inference/tandem/services/internal/cputime"
 )
 
 // testVocabulary has all bytes, then words, then a few tokens without text.
@@ -194,16 +195,6 @@ func TestDeepTextEnds(t *testing.T) {
 	}
 }
 
-// spent is the processor time of this process so far: time on the clock says as much of what else the machine does.
-func spent(t *testing.T) time.Duration {
-	t.Helper()
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
 // TestHeavyGrammars: what looks dangerous is refused or handled within a bounded time.
 func TestHeavyGrammars(t *testing.T) {
 	v := testVocabulary("aa", "aaaa", "ab")
@@ -219,7 +210,7 @@ func TestHeavyGrammars(t *testing.T) {
 		"stars": `root ::= (((("a"*)*)*)* "a"*)*`, "counted": `root ::= ("a" | "aa"){0,60000}`, "two stacks": "root ::= \"a\" root \"a\" | \"a\"? \"b\"?",
 		"classes": "root ::= " + strings.Repeat(`[^a-c\u0100-\u0103é-ú] `, 500),
 	} {
-		start := spent(t)
+		start := cputime.Spent(t)
 		s, err := Parse(text)
 		if err != nil {
 			t.Fatal(name, err)
@@ -232,7 +223,7 @@ func TestHeavyGrammars(t *testing.T) {
 			}
 			_, err = g.Mask(state)
 		}
-		took := spent(t) - start
+		took := cputime.Spent(t) - start
 		t.Logf("%s: %v, %v", name, took, err)
 		if took > 20*time.Second {
 			t.Errorf("%s took %v", name, took)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/services/grammar/grammartest"
+	"github.com/tandem-inference/tandem/services/internal/cputime"
 )
 
 func schemaGrammar(t testing.TB, schema string, v *Vocabulary) *Grammar {
@@ -210,9 +211,9 @@ func TestSchemasThatExplode(t *testing.T) {
 			defs = append(defs, fmt.Sprintf(`"d%d":`, i)+fmt.Sprintf(level, i-1))
 		}
 		schema := `{"$ref":"#/$defs/d59","$defs":{"d0":{"type":"object","properties":{"z":{"type":"integer"}}},` + strings.Join(defs, ",") + "}}"
-		start := spent(t)
+		start := cputime.Spent(t)
 		_, err := NewWriter().Schema([]byte(schema))
-		if took := spent(t) - start; err == nil || took > 10*time.Second {
+		if took := cputime.Spent(t) - start; err == nil || took > 10*time.Second {
 			t.Errorf("%s: %v after %v", name, err, took)
 		}
 	}
