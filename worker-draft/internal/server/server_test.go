@@ -367,7 +367,7 @@ func TestLanes(t *testing.T) {
 	}
 }
 
-// TestSkips: of questions that pile up behind a slow engine only the newest is worked on, and each is answered.
+// TestSkips: of questions that pile up behind a slow engine those with newer ones behind them are skipped, and each is answered.
 func TestSkips(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, enginefake.Options{ProposeDelay: 20 * time.Millisecond}, 1, 0, true)
@@ -379,7 +379,7 @@ func TestSkips(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		proposals := 0
+		before := false
 		for i := range n {
 			a, err := s.Recv()
 			if err != nil {
@@ -388,15 +388,15 @@ func TestSkips(t *testing.T) {
 			if a.Step != uint64(i+1) || a.Length != int32(i+1) {
 				t.Fatalf("answer %d: step %d, length %d", i, a.Step, a.Length)
 			}
-			if len(a.Tokens) > 0 {
-				proposals++
-			}
-			if i == n-1 && len(a.Tokens) == 0 {
+			worked := len(a.Tokens) > 0
+			if i == n-1 && !worked {
 				t.Error("the newest question was skipped")
 			}
-		}
-		if proposals > n/2 {
-			t.Errorf("%d of %d questions were worked on", proposals, n)
+			// While one is worked on, newer ones than the next come in.
+			if i < n-1 && worked && before {
+				t.Errorf("questions %d and %d were both worked on", i, i+1)
+			}
+			before = worked
 		}
 		late := message(1, n+1, n, 1, ask(1, n+1, 4, chain))
 		late.Propose.DeadlineUs = 10_000_000
