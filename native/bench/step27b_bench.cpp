@@ -549,8 +549,9 @@ int main(int argc, char** argv) {
   }
   for (int i = 1; i < argc; i += 2) {
     const std::string key = std::strncmp(argv[i], "--", 2) == 0 ? argv[i] + 2 : "";
-    if (o.values.count(key) == 0 || i + 1 == argc)
+    if (o.values.count(key) == 0 || i + 1 == argc) {
       fail("unknown option or missing value (--help lists them): " + std::string(argv[i]));
+    }
     o.values[key] = argv[i + 1];
   }
   SyntheticShape shape = o.text("model") == "27b"    ? tnd::bench::qwen35_27b_q4_k_m()

@@ -172,11 +172,7 @@ func TestCancelEndsWithinOneStep(t *testing.T) {
 // features for its draft. In virtual time, in which a busy machine makes no proposal late.
 func TestCrash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := enginefake.Options{Accept: 1, BlockSize: 8}
-		draft := drafttest.New(t, o, 0)
-		target := o
-		target.StepDelay = time.Millisecond
-		r := newRig(t, rigOptions{target: target, draft: draft})
+		r, _ := newSlowRig(t, enginefake.Options{Accept: 1, BlockSize: 8}, time.Millisecond)
 		request := &tandemv1.DecodeRequest{
 			PromptTokens: prompt(10, 1), MaxTokens: 400, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
 		}

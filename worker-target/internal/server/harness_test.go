@@ -54,6 +54,14 @@ type rigOptions struct {
 
 const draftName = "draft-address"
 
+// newSlowRig is newRig with a draft and a target of the same engine, whose steps take a while.
+func newSlowRig(t testing.TB, o enginefake.Options, step time.Duration) (*rig, *drafttest.Draft) {
+	t.Helper()
+	draft := drafttest.New(t, o, 0)
+	o.StepDelay = step
+	return newRig(t, rigOptions{target: o, draft: draft}), draft
+}
+
 func newRig(t testing.TB, o rigOptions) *rig {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

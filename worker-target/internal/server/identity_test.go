@@ -73,10 +73,7 @@ func TestDraftFaults(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				draft := drafttest.New(t, o, 0)
-				target := o
-				target.StepDelay = 2 * time.Millisecond
-				r := newRig(t, rigOptions{target: target, draft: draft})
+				r, draft := newSlowRig(t, o, 2*time.Millisecond)
 				request := &tandemv1.DecodeRequest{
 					PromptTokens: prompt(50, 9), MaxTokens: 300, TopLogprobs: -1, Sampling: samplings()["sampled"],
 					Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
@@ -105,11 +102,7 @@ func TestDraftFaults(t *testing.T) {
 // TestReattach: a draft that is away for a while in the middle of an answer is used again in the same answer.
 func TestReattach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := enginefake.Options{Accept: 0.95, BlockSize: 8}
-		draft := drafttest.New(t, o, 0)
-		target := o
-		target.StepDelay = time.Millisecond
-		r := newRig(t, rigOptions{target: target, draft: draft})
+		r, draft := newSlowRig(t, enginefake.Options{Accept: 0.95, BlockSize: 8}, time.Millisecond)
 		plain := r.must(&tandemv1.DecodeRequest{
 			PromptTokens: prompt(60, 5), MaxTokens: 3000, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
 		})
