@@ -34,6 +34,7 @@ MatmulJobs jobs_of(const MatmulGroup& group, KernelSet set) {
   jobs.swiglu = group.swiglu;
   jobs.norm = group.norm;
   jobs.scratch = static_cast<uint8_t*>(group.scratch);
+  jobs.arrivals = plain_launches() ? 32 : 1;
   for (int i = 0; i < group.count; ++i) {
     const MatmulProduct& p = group.products[i];
     if (kernel_set(p.w.type) != set) continue;

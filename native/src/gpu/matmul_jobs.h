@@ -30,6 +30,9 @@ struct MatmulJobs {
   // Products of panels: the launch before, or after, is of the same group. Those may run beside each other, so that
   // the last tiles of one leave no processor idle.
   int32_t joins = 0, joined = 0;
+  // Lanes of a warp that say that it has read a stage: one, or all where a race checker looks on, which does not follow
+  // what a barrier of the warp orders.
+  int32_t arrivals = 1;
 };
 
 // weight_bytes_of returns the bytes of all weights of the jobs.

@@ -136,7 +136,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const Item& item, const Ri
       for (int m = 0; m < T::kM; ++m) codes[m] = W::codes(super[m], head[m], P, lane);
       if constexpr (P == 3) {
         sync_warp();
-        if (lane == 0) barrier_arrive(rings.weights_empty + weights->stage);
+        if (lane < args.arrivals) barrier_arrive(rings.weights_empty + weights->stage);
       }
       const auto group = [&]<int H>() {
         GroupOperands w[T::kM];
@@ -155,7 +155,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const Item& item, const Ri
         wgmma_commit();
         wgmma_wait<1>();  // the group before has left its operands
         if constexpr (H == 0) {
-          if (last >= 0 && lane == 0) barrier_arrive(rings.inputs_empty + last);
+          if (last >= 0 && lane < args.arrivals) barrier_arrive(rings.inputs_empty + last);
         }
       };
       group.template operator()<0>();
@@ -170,7 +170,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const Item& item, const Ri
     advance(weights, kWeightStages);
   }
   wgmma_wait<0>();
-  if (lane == 0) barrier_arrive(rings.inputs_empty + last);
+  if (lane < args.arrivals) barrier_arrive(rings.inputs_empty + last);
 
   store_tile<T>(args, item, sums, factors);
 }
@@ -193,11 +193,11 @@ __global__ void __launch_bounds__(kPanelThreads, 1) matmul_panels_kernel(MatmulJ
     if (threadIdx.x == 0) {
       for (int i = 0; i < kWeightStages; ++i) {
         barrier_init(rings.weights_full + i, 1);
-        barrier_init(rings.weights_empty + i, kConsumers * 4);
+        barrier_init(rings.weights_empty + i, kConsumers * 4 * args.arrivals);
       }
       for (int i = 0; i < kInputStages; ++i) {
         barrier_init(rings.inputs_full + i, 1);
-        barrier_init(rings.inputs_empty + i, kConsumers * 4);
+        barrier_init(rings.inputs_empty + i, kConsumers * 4 * args.arrivals);
       }
       barriers_made();
     }

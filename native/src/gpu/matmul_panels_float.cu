@@ -128,7 +128,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const Item& item, const Fl
       wgmma_wait<1>();  // the pair before has left its operands
       if (pair == 0 && last >= 0) {
         sync_warp();  // every lane has its weights of that stage
-        if (lane == 0) barrier_arrive(ring.empty + last);
+        if (lane < args.arrivals) barrier_arrive(ring.empty + last);
       }
     }
     last = place->stage;
@@ -136,7 +136,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const Item& item, const Fl
   }
   wgmma_wait<0>();
   sync_warp();
-  if (lane == 0) barrier_arrive(ring.empty + last);
+  if (lane < args.arrivals) barrier_arrive(ring.empty + last);
   store_tile<T>(args, item, sums, nullptr);
 }
 
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kPanelThreads, 1) matmul_panels_float_kernel(M
     if (threadIdx.x == 0) {
       for (int i = 0; i < Stages::kCount; ++i) {
         barrier_init(ring.full + i, 2);  // who fetches weights, who fetches inputs
-        barrier_init(ring.empty + i, kConsumers * 4);
+        barrier_init(ring.empty + i, kConsumers * 4 * args.arrivals);
       }
       barriers_made();
     }
