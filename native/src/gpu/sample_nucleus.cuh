@@ -85,11 +85,17 @@ TND_OUTLINE bool nucleus_by_value(const View& view, const uint64_t* keys, uint64
   // Calls work(key) for the candidates from a value on.
   const auto each = [&](uint32_t from, const auto& work) {
     const uint64_t bound = larger(static_cast<uint64_t>(from) << 32, least);
+    float4 x = four_logits(view.x, int64_t{threadIdx.x} * 4, view.vocab);
 #pragma unroll 1
-    for (int64_t token = threadIdx.x; token < view.vocab; token += kThreads) {
-      if (keys[token / kPart] < bound) continue;
-      const uint64_t key = view.key(token);
-      if (key >= bound) work(key);
+    for (int64_t first = int64_t{threadIdx.x} * 4; first < view.vocab; first += kThreads * 4) {
+      const float v[4] = {x.x, x.y, x.z, x.w};
+      x = four_logits(view.x, first + kThreads * 4, view.vocab);  // on its way meanwhile
+      if (keys[first / kPart] < bound) continue;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint64_t key = key_of(view.value(v[i], first + i), first + i);
+        if (first + i < view.vocab && key >= bound) work(key);
+      }
     }
   };
   // Values are upper halves of keys. What is not below `end` sums up to `above`, less than the goal; what is not below
