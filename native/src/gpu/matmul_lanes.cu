@@ -235,8 +235,10 @@ TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& un
   }
 }
 
-template <int COLS, int WARPS>
-__global__ void __launch_bounds__(WARPS* TND_WARP, 1) matmul_lanes_kernel(const LanesArgs args) {
+// SPARE: registers of so many more warps stay free. The small kernels between products then wait for this one on its
+// processors, and start when it ends.
+template <int COLS, int WARPS, int SPARE>
+__global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_kernel(const LanesArgs args) {
   if constexpr (kHasClusters) {
     let_next_start();
     TND_DYNAMIC_SHARED(uint8_t, smem);
@@ -248,7 +250,7 @@ __global__ void __launch_bounds__(WARPS* TND_WARP, 1) matmul_lanes_kernel(const 
     const int most = (supers + kLanes - 1) / kLanes;
     LanesWarp w = {};
     w.lane = static_cast<int>(lane_id());
-    w.warp = static_cast<int>(warp_id());
+    w.warp = one_warp_id();
     w.warps = static_cast<int>(blockDim.x) / TND_WARP;
     w.k_lane = cluster_rank();
     w.supers = (supers - w.k_lane + kLanes - 1) / kLanes;
@@ -326,13 +328,13 @@ int choose_warps(int units, int most) {
   return best;
 }
 
-template <int COLS, int WARPS>
+template <int COLS, int WARPS, int SPARE>
 bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
   const int supers = static_cast<int>(super_blocks(jobs.k));
   const int most = (supers + kLanes - 1) / kLanes;
   if (supers < kLanes || most > kMaxSupers) return false;
-  const int clusters =
-      clusters_at_once(kLanes, WARPS * TND_WARP, reinterpret_cast<const void*>(matmul_lanes_kernel<COLS, WARPS>));
+  const int clusters = clusters_at_once(kLanes, WARPS * TND_WARP,
+                                        reinterpret_cast<const void*>(matmul_lanes_kernel<COLS, WARPS, SPARE>));
   if (clusters == 0 || clusters > kMaxClusters) return false;
   LanesArgs args;
   args.jobs = jobs;
@@ -366,17 +368,17 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
           .overlap = true,
           .bytes = weight_bytes_of(jobs),
           .name = "matmul_lanes"},
-         matmul_lanes_kernel<COLS, WARPS>, args);
+         matmul_lanes_kernel<COLS, WARPS, SPARE>, args);
   return true;
 }
 
 }  // namespace
 
 bool launch_matmul_lanes(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
-  if (jobs.rows <= 8) return launch_columns<8, 16>(stream, group, jobs);
-  if (jobs.rows <= 16) return launch_columns<16, 16>(stream, group, jobs);
-  if (jobs.rows <= 24) return launch_columns<24, 16>(stream, group, jobs);
-  return jobs.rows <= 32 && launch_columns<32, 12>(stream, group, jobs);
+  if (jobs.rows <= 8) return launch_columns<8, 16, 4>(stream, group, jobs);
+  if (jobs.rows <= 16) return launch_columns<16, 16, 4>(stream, group, jobs);
+  if (jobs.rows <= 24) return launch_columns<24, 16, 4>(stream, group, jobs);
+  return jobs.rows <= 32 && launch_columns<32, 16, 0>(stream, group, jobs);
 }
 
 }  // namespace tnd::gpu

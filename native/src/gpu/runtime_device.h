@@ -135,6 +135,12 @@ TND_DEVICE void sync_warp() {
 }
 #endif
 
+// one_warp_id is warp_id() in a form that compilers know to be the same in all lanes: what follows from it (addresses,
+// loops, indices of arguments) is then computed once a warp. Called by whole warps.
+TND_DEVICE int one_warp_id() {
+  return shfl(static_cast<int>(warp_id()), 0);
+}
+
 TND_DEVICE bool any_lane(bool value) {
   return ballot(value) != 0;
 }
