@@ -108,7 +108,7 @@ GPU_REPORTS := native/build/cuda native/build/hip
 gpu-compile:
 	@tools/gpu-toolchain.sh
 	@$(call gpu_configure,-DTND_WERROR=ON -DTND_CUDA=ON -DTND_HIP=ON -DTND_CUDA_ARCHS="86;90a" -DTND_HIP_ARCHS=gfx1100)
-	cmake --build native/build -j $(JOBS) --target tandem_cuda tandem_hip
+	cmake --build native/build -j $(JOBS) --target tandem_cuda tandem_cuda_timeline tandem_hip
 .PHONY: build-cuda build-hip gpu-compile test-gpu-compile gpu-resources
 
 test-gpu-compile: bin/testsum bin/gpures ## compile the GPU libraries, compare registers and spills with the table

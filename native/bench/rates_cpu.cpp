@@ -13,6 +13,14 @@ bool show_breakdowns(int, const Rates&) {
   return false;
 }
 
+std::string start_timeline(const char*) {
+  return "the CPU has no launches";
+}
+
+std::string print_timeline(double) {
+  return "the CPU has no launches";
+}
+
 Rates measure_rates(const char*, int threads) {
   constexpr size_t kBytes = size_t{256} << 20;
   std::vector<char> from(kBytes, 1), to(kBytes, 2);

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "gpu/breakdown.h"
+#include "gpu/timeline.h"
 #include "gpu_probe.h"
 #include "rates.h"
 
@@ -14,6 +15,13 @@ namespace tnd::bench {
 namespace {
 
 using namespace tnd::gpu;
+
+// N of "cuda:N", 0 if there is none.
+int device_index(const char* device) {
+  const char* colon =
+      device == nullptr ? nullptr : std::char_traits<char>::find(device, std::char_traits<char>::length(device), ':');
+  return colon == nullptr ? 0 : std::atoi(colon + 1);
+}
 
 // cuBLAS by hand: these calls and numbers are part of its stable ABI.
 double cublas_bf16_tops(Stream& stream, void* mem, std::string* how) {
@@ -71,11 +79,29 @@ bool show_breakdowns(int runs, const Rates& rates) {
   return true;
 }
 
+std::string start_timeline(const char* device) {
+  const int index = device_index(device);
+  Status s = use_device(index);
+  if (s.ok()) s = timeline_start(index);
+  return s.message();
+}
+
+std::string print_timeline(double ms) {
+  std::vector<TimelineShare> shares;
+  const Status s = timeline_stop(1e3 * ms, &shares);
+  if (!s.ok()) return s.message();
+  std::printf("      us until the next launch's first block goes, medians; how long blocks had waited by then\n");
+  for (const TimelineShare& share : shares) {
+    std::printf("      %-18s after %-18s %4d blocks x %2d warps  %4d x %7.2f us = %8.1f us  waited %7.2f us\n",
+                share.kernel.c_str(), share.before.c_str(), share.blocks, share.warps, share.launches, share.us,
+                share.us * share.launches, share.waited);
+  }
+  return "";
+}
+
 Rates measure_rates(const char* device, int) {
   Rates r;
-  const char* colon =
-      device == nullptr ? nullptr : std::char_traits<char>::find(device, std::char_traits<char>::length(device), ':');
-  const int index = colon == nullptr ? 0 : std::atoi(colon + 1);
+  const int index = device_index(device);
   constexpr uint64_t kBytes = uint64_t{1} << 30;
   Stream stream;
   DeviceInfo info;

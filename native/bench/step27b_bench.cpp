@@ -47,6 +47,7 @@ constexpr Option kOptions[] = {
     {"together", "0", "1: target and drafter in one cap, both for the longest context, and rounds of both"},
     {"score", "", "lengths of prompts for the scorer (Qwen3-0.6B in BF16), such as 8192,32768"},
     {"breakdown", "0", "runs of a graph for what each kind of launch costs; 0: none"},
+    {"timeline", "0", "1: when launches ran, in one more step of each kind; needs a build with TND_TIMELINE"},
     {"plan", "0", "1: print the memory that everything takes, and end"},
 };
 
@@ -394,6 +395,15 @@ double phase(const Options& o, const Rates& rates, Target& t, const std::string&
   const double ms = median(times);
   line(rates, name, ms, t.bytes(rows), t.operations(rows), 1e3 / ms * tokens);
   Stats(t.engine()).print(before, o.number("runs"));
+  if (o.number("timeline") > 0) {
+    std::string fault = tnd::bench::start_timeline(o.text("device").c_str());
+    double once = 0;
+    if (fault.empty()) {
+      for (int i = 0; i < 2; ++i) once = run();
+      fault = tnd::bench::print_timeline(once);
+    }
+    if (!fault.empty()) fail("--timeline: " + fault);
+  }
   return ms;
 }
 
@@ -408,7 +418,7 @@ SyntheticShape draft_shape(const Options& o, const SyntheticShape& target) {
 
 void run_target(const Options& o, const Rates& rates, const SyntheticShape& shape, const SyntheticModel& model) {
   const std::vector<int> contexts = o.numbers("contexts");
-  const int reserve = (o.number("runs") + 3) * 16;
+  const int reserve = (o.number("runs") + 5) * 16;
   const int longest = std::max(contexts.empty() ? 0 : contexts.back(), o.number("prefill"));
   const int room = longest + reserve * 3 + 64;
   std::unique_ptr<SyntheticModel> draft_model;

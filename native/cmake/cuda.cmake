@@ -52,6 +52,9 @@ set(TND_CUDA_COMPILE ${TND_NVCC} -std=c++20 -O3 --fmad=false --expt-relaxed-cons
 if("90a" IN_LIST TND_CUDA_ARCHS)
   list(APPEND TND_CUDA_COMPILE -DTND_CUDA_WGMMA)  # Hopper's cards have code with wgmma
 endif()
+if(TND_TIMELINE)
+  list(APPEND TND_CUDA_COMPILE -DTND_TIMELINE)
+endif()
 if(TND_WERROR)
   list(APPEND TND_CUDA_COMPILE -Werror all-warnings)
 endif()

@@ -17,6 +17,8 @@ set(TND_CUDA_ARCHS "75;80;86;89;90a;120;110;121" CACHE STRING
 set(TND_HIP_ARCHS "gfx1100;gfx1101;gfx1151;gfx1030;gfx1201" CACHE STRING
   "AMD processors to compile for; those that the compiler does not know are left out")
 
+option(TND_TIMELINE "CUDA kernels note when they run (src/gpu/timeline.h), for step27b_cuda --timeline" OFF)
+
 # Floating point as on the host (NUMERICS.md): no contraction but by explicit fma, no fast-math, denormals kept.
 set(TND_GPU_WARNINGS -Wall -Wextra)
 if(TND_WERROR)
@@ -72,6 +74,13 @@ endfunction()
 if(TND_CUDA)
   include(cmake/cuda.cmake)
   tnd_gpu_library(cuda)
+  # tandem_cuda_timeline compiles one file as TND_TIMELINE has all of them, so that it goes on compiling.
+  function(tnd_timeline_check)
+    list(APPEND TND_CUDA_COMPILE -DTND_TIMELINE)
+    tnd_gpu_object(cuda ${CMAKE_CURRENT_SOURCE_DIR}/src/gpu/swiglu.cu ${CMAKE_CURRENT_BINARY_DIR}/cuda/timeline object)
+    add_custom_target(tandem_cuda_timeline DEPENDS ${object})
+  endfunction()
+  tnd_timeline_check()
 endif()
 if(TND_HIP)
   include(cmake/hip.cmake)

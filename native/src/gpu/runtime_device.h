@@ -17,6 +17,9 @@
 
 #include "core/elementary.h"
 #include "core/fp.h"
+#if defined(TND_TIMELINE)
+#include "gpu/timeline_device.h"
+#endif
 
 #if defined(TND_GPU_CUDA)
 #include <cuda_fp16.h>
@@ -415,8 +418,14 @@ TND_DEVICE int anew(int n) {
 
 // wait_for_previous waits until the work before this kernel is complete and visible; weights may be fetched before it.
 TND_DEVICE void wait_for_previous() {
+#if defined(TND_TIMELINE)
+  const uint32_t came = timeline_clock();
+#endif
 #if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+#if defined(TND_TIMELINE)
+  timeline_note(came);
 #endif
 }
 // let_next_start allows the next overlapping kernel to be scheduled once every block called it or ended.
