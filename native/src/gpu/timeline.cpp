@@ -4,7 +4,7 @@
 #include <cstring>
 #include <map>
 #include <set>
-#include <tuple>
+#include <utility>
 
 #include "gpu/runtime.h"
 
