@@ -1,6 +1,7 @@
 // What the device can do at best, measured in the same run as what is compared with it.
 #pragma once
 
+#include <functional>
 #include <string>
 
 namespace tnd::bench {
@@ -16,10 +17,9 @@ struct Rates {
 // the engine's results mean nothing, nor do times that hold a measurement. False on the CPU, which has no graphs.
 bool show_breakdowns(int runs, const Rates& rates);
 
-// start_timeline and print_timeline show when the launches between them ran (gpu/timeline.h), those of the last `ms`.
-// The engine is idle at both. They return why they cannot, or an empty string.
-std::string start_timeline(const char* device);
-std::string print_timeline(double ms);
+// show_timeline runs a step, which returns its ms, and prints when its launches ran (gpu/timeline.h). The engine is
+// idle before and after. Returns why it cannot, or an empty string.
+std::string show_timeline(const char* device, const std::function<double()>& step);
 
 // measure_rates needs half a second and, on a GPU, 1 GiB of its memory. device as in tnd_open_options.
 Rates measure_rates(const char* device, int threads);

@@ -13,11 +13,7 @@ bool show_breakdowns(int, const Rates&) {
   return false;
 }
 
-std::string start_timeline(const char*) {
-  return "the CPU has no launches";
-}
-
-std::string print_timeline(double) {
+std::string show_timeline(const char*, const std::function<double()>&) {
   return "the CPU has no launches";
 }
 

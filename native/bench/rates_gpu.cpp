@@ -79,16 +79,12 @@ bool show_breakdowns(int runs, const Rates& rates) {
   return true;
 }
 
-std::string start_timeline(const char* device) {
+std::string show_timeline(const char* device, const std::function<double()>& step) {
   const int index = device_index(device);
+  std::vector<TimelineShare> shares;
   Status s = use_device(index);
   if (s.ok()) s = timeline_start(index);
-  return s.message();
-}
-
-std::string print_timeline(double ms) {
-  std::vector<TimelineShare> shares;
-  const Status s = timeline_stop(1e3 * ms, &shares);
+  if (s.ok()) s = timeline_stop(1e3 * step(), &shares);
   if (!s.ok()) return s.message();
   std::printf("      us until the next launch's first block goes, medians; how long blocks had waited by then\n");
   for (const TimelineShare& share : shares) {

@@ -396,12 +396,7 @@ double phase(const Options& o, const Rates& rates, Target& t, const std::string&
   line(rates, name, ms, t.bytes(rows), t.operations(rows), 1e3 / ms * tokens);
   Stats(t.engine()).print(before, o.number("runs"));
   if (o.number("timeline") > 0) {
-    std::string fault = tnd::bench::start_timeline(o.text("device").c_str());
-    double once = 0;
-    if (fault.empty()) {
-      for (int i = 0; i < 2; ++i) once = run();
-      fault = tnd::bench::print_timeline(once);
-    }
+    const std::string fault = tnd::bench::show_timeline(o.text("device").c_str(), run);
     if (!fault.empty()) fail("--timeline: " + fault);
   }
   return ms;
@@ -418,7 +413,7 @@ SyntheticShape draft_shape(const Options& o, const SyntheticShape& target) {
 
 void run_target(const Options& o, const Rates& rates, const SyntheticShape& shape, const SyntheticModel& model) {
   const std::vector<int> contexts = o.numbers("contexts");
-  const int reserve = (o.number("runs") + 5) * 16;
+  const int reserve = (o.number("runs") + 4) * 16;
   const int longest = std::max(contexts.empty() ? 0 : contexts.back(), o.number("prefill"));
   const int room = longest + reserve * 3 + 64;
   std::unique_ptr<SyntheticModel> draft_model;

@@ -235,8 +235,8 @@ TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& un
   }
 }
 
-// SPARE: registers of so many more warps stay free. Small kernels that start early find room on the same processors
-// then; steps are faster (SPEED.md), and that this is why is supposed.
+// SPARE: registers of so many more warps stay free. Blocks of the small kernel after this one then find room beside it
+// and wait there for its end (SPEED.md, "When launches really run").
 template <int COLS, int WARPS, int SPARE>
 __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_kernel(const LanesArgs args) {
   if constexpr (kHasClusters) {

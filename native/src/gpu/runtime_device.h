@@ -419,7 +419,7 @@ TND_DEVICE int anew(int n) {
 // wait_for_previous waits until the work before this kernel is complete and visible; weights may be fetched before it.
 TND_DEVICE void wait_for_previous() {
 #if defined(TND_TIMELINE)
-  const uint32_t came = timeline_clock();
+  const TimelineCame came = timeline_came();
 #endif
 #if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -25,11 +25,25 @@ struct Went {
   double us;      // since the newest record, negative
   double waited;  // before that, us
   uint32_t place;
-  int file() const { return static_cast<int>(place >> 26) - 1; }
-  int warps() const { return static_cast<int>(place >> 20 & 63); }
-  int blocks() const { return static_cast<int>(place >> 10 & 1023); }
-  int block() const { return static_cast<int>(place & 1023); }
 };
+
+// Of TimelineRecord::place. shape_of is all of it that the blocks of a launch have in common.
+constexpr uint32_t kMostFiles = 63;
+int block_of(uint32_t place) {
+  return static_cast<int>(place & 1023);
+}
+uint32_t shape_of(uint32_t place) {
+  return place >> 10;
+}
+int file_of(uint32_t shape) {
+  return static_cast<int>(shape >> 16) - 1;
+}
+int warps_of(uint32_t shape) {
+  return static_cast<int>(shape >> 10 & 63);
+}
+int blocks_of(uint32_t shape) {
+  return static_cast<int>(shape & 1023);
+}
 
 double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
@@ -101,11 +115,11 @@ std::vector<TimelineShare> timeline_shares(std::span<const TimelineRecord> recor
   };
   std::vector<Seen> launches;
   for (const Went& w : blocks) {
-    const bool same = !launches.empty() && (launches.back().first.place ^ w.place) >> 10 == 0 &&
-                      launches.back().blocks.count(w.block()) == 0;
+    const bool same = !launches.empty() && shape_of(launches.back().first.place) == shape_of(w.place) &&
+                      launches.back().blocks.count(block_of(w.place)) == 0;
     if (!same) launches.push_back({w, {}, {}});
     Seen& launch = launches.back();
-    launch.blocks.insert(w.block());
+    launch.blocks.insert(block_of(w.place));
     launch.waited.push_back(launch.first.us - (w.us - w.waited));
   }
 
@@ -114,7 +128,7 @@ std::vector<TimelineShare> timeline_shares(std::span<const TimelineRecord> recor
   };
   std::map<std::pair<uint32_t, int>, Times> kinds;  // by shape and the file before
   for (size_t i = 1; i + 1 < launches.size(); ++i) {
-    Times& t = kinds[{launches[i].first.place >> 10, launches[i - 1].first.file()}];
+    Times& t = kinds[{shape_of(launches[i].first.place), file_of(shape_of(launches[i - 1].first.place))}];
     t.us.push_back(launches[i + 1].first.us - launches[i].first.us);
     t.waited.push_back(median(launches[i].waited));
   }
@@ -124,9 +138,9 @@ std::vector<TimelineShare> timeline_shares(std::span<const TimelineRecord> recor
   };
   std::vector<TimelineShare> shares;
   for (const auto& [kind, times] : kinds) {
-    const Went w{0, 0, kind.first << 10};
-    shares.push_back({name(w.file()), name(kind.second), w.blocks(), w.warps(), static_cast<int>(times.us.size()),
-                      median(times.us), median(times.waited)});
+    const auto& [shape, before] = kind;
+    shares.push_back({name(file_of(shape)), name(before), blocks_of(shape), warps_of(shape),
+                      static_cast<int>(times.us.size()), median(times.us), median(times.waited)});
   }
   std::stable_sort(shares.begin(), shares.end(), [](const TimelineShare& x, const TimelineShare& y) {
     return x.us * x.launches > y.us * y.launches;
@@ -136,6 +150,10 @@ std::vector<TimelineShare> timeline_shares(std::span<const TimelineRecord> recor
 
 Status timeline_start(int device) {
   if (known_files().empty()) return errorf(TND_UNIMPLEMENTED, "timeline: built without TND_TIMELINE");
+  if (known_files().size() > kMostFiles) {
+    return errorf(TND_INTERNAL, "timeline: %zu files of kernels, records tell %u apart", known_files().size(),
+                  kMostFiles);
+  }
   if (device_records == nullptr) {
     DeviceInfo info;
     if (Status s = device_info(device, &info); !s.ok()) return s;

@@ -19,10 +19,18 @@ static __device__ __forceinline__ uint32_t timeline_clock() {
   asm volatile("mov.u32 %0, %%clock;" : "=r"(t)::"memory");
   return t;
 }
-static __device__ __forceinline__ void timeline_note(uint32_t came) {
-  const TimelinePlace at = timeline_place;
-  if (at.records == nullptr || (threadIdx.x | threadIdx.y | threadIdx.z) != 0) return;
+// What is read before the wait, so that nothing but the clock stands between its end and what is noted.
+struct TimelineCame {
+  TimelinePlace at;
+  uint32_t clock;
+};
+static __device__ __forceinline__ TimelineCame timeline_came() {
+  return {timeline_place, timeline_clock()};
+}
+static __device__ __forceinline__ void timeline_note(const TimelineCame& came) {
+  const TimelinePlace& at = came.at;
   const uint32_t went = timeline_clock();
+  if (at.records == nullptr || (threadIdx.x | threadIdx.y | threadIdx.z) != 0) return;
   uint32_t time, processor;
   asm volatile("mov.u32 %0, %%globaltimer_lo;" : "=r"(time));
   asm("mov.u32 %0, %%smid;" : "=r"(processor));
@@ -31,7 +39,7 @@ static __device__ __forceinline__ void timeline_note(uint32_t came) {
   const uint32_t warps = (blockDim.x * blockDim.y * blockDim.z + 31) / 32;
   const uint32_t place = (block & 1023) | (blocks & 1023) << 10 | (warps & 63) << 20 | (at.file + 1) << 26;
   const uint32_t slot = processor * kTimelineSlots + (went >> kTimelineTick) % kTimelineSlots;
-  *reinterpret_cast<uint4*>(at.records + slot) = make_uint4(came, went, time, place);
+  *reinterpret_cast<uint4*>(at.records + slot) = make_uint4(came.clock, went, time, place);
 }
 
 }  // namespace tnd::gpu
