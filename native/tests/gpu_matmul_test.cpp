@@ -1,7 +1,7 @@
 // Products on the device against the scalar reference of the CPU by memcmp, for every type, row count and shape;
 // packing and quantising likewise. Runs in the host emulation, and on a device when linked with its objects. The
 // emulation also runs AMD's instructions (unit 1), the path of targets without any (unit 2) and kernels for clusters of
-// blocks (unit 3).
+// four blocks (unit 3) and of two (unit 4).
 #include <algorithm>
 #include <limits>
 #include <memory>
@@ -211,7 +211,7 @@ TEST(largest_codes_and_activations_do_not_overflow) {
         x[i] = kind == 0 ? 1.0f : kind == 1 || i % 2 == 0 ? -1.0f : 1.0f;
       }
       const Inputs in(x, k, rows, tnd::gpu::act_form(type));
-      for (int unit = 0; unit < (emulated() ? 4 : 1); ++unit) {
+      for (int unit = 0; unit < (emulated() ? 5 : 1); ++unit) {
         for (int count : {3, rows}) {
           MatmulGroup group = group_of(in.acts, count, unit);
           group.count = 1;
@@ -280,7 +280,8 @@ TEST(products_of_a_group_share_a_launch) {
 }
 
 TEST(clusters_give_the_same_bits) {
-  // Runs of units that end within a weight, warps with several units, with one and with none, lanes of unequal length.
+  // Runs of units that end within a weight, teams with several units, with one and with none, lanes of unequal length;
+  // on cards also outputs enough for clusters of two.
   Rng rng(17);
   struct Shape {
     uint64_t k;
@@ -289,37 +290,45 @@ TEST(clusters_give_the_same_bits) {
   const Shape shapes[] = {{1280, {{DType::kQ5_K, 700}, {DType::kQ8_0, 24}, {DType::kQ4_K, 150}}},
                           {1024, {{DType::kQ6_K, 40}}},
                           {1312, {{DType::kQ8_0, 90}}},
-                          {4352, {{DType::kQ4_K, 16}, {DType::kQ6_K, 70}}}};
-  for (const Shape& shape : shapes) {
+                          {4352, {{DType::kQ4_K, 16}, {DType::kQ6_K, 70}}},
+                          {1280, {{DType::kQ4_K, 15000}, {DType::kQ8_0, 40}, {DType::kQ6_K, 15000}}}};
+  const std::vector<int> units = emulated() ? std::vector<int>{3, 4} : std::vector<int>{0};
+  for (const Shape& shape : std::span(shapes, emulated() ? 4 : 5)) {
     const int most = 32;
     const auto x = random_input(shape.k, most, rng);
     const bool whole = shape.k % 256 == 0;
     const Inputs in(x, static_cast<int64_t>(shape.k), most, tnd::gpu::kFormQ32 | (whole ? tnd::gpu::kFormQ256 : 0u));
+    std::vector<Weight> weights;
+    std::vector<std::vector<float>> products, residuals;
+    for (const auto& [type, n] : shape.weights) {
+      weights.emplace_back(type, shape.k, n, Scales::kOrdinary, rng);
+      products.push_back(wanted(weights.back().packed, x, most));
+      residuals.emplace_back(products.back().size());
+      for (float& v : residuals.back()) v = rng.normal();
+    }
     for (int rows : {1, 8, 9, 16, 17, 24, 32}) {
-      MatmulGroup group = group_of(in.acts, rows, emulated() ? 3 : 0);
-      std::vector<Weight> weights;
-      std::vector<Memory> ys;
-      std::vector<std::vector<float>> want;
-      for (const auto& [type, n] : shape.weights) {
-        weights.emplace_back(type, shape.k, n, Scales::kOrdinary, rng);
-        want.push_back(wanted(weights.back().packed, x, rows));
-        ys.emplace_back(want.back().size() * sizeof(float));
-        std::vector<float> residual(want.back().size());
-        for (float& v : residual) v = rng.normal();
-        device().up(ys.back().get(), residual.data(), residual.size() * sizeof(float));
-        const bool adds = group.count == 0;
-        for (size_t i = 0; adds && i < residual.size(); ++i) want.back()[i] = residual[i] + want.back()[i];
-        float* const y = ys.back().get<float>();
-        group.products[group.count++] = {
-            .w = weights.back().w, .y = y, .residual = adds ? y : nullptr, .y_stride = static_cast<int64_t>(n)};
-      }
-      tnd::gpu::launch_matmul(device().stream, group);
-      for (size_t i = 0; i < want.size(); ++i) {
-        std::vector<float> got(want[i].size());
-        device().down(got.data(), ys[i].get(), got.size() * sizeof(float));
-        CHECK_MSG(same_bits(got.data(), want[i].data(), got.size()),
-                  std::string(tnd::dtype_name(shape.weights[i].first)) + " k " + std::to_string(shape.k) + " rows " +
-                      std::to_string(rows));
+      for (int unit : units) {
+        MatmulGroup group = group_of(in.acts, rows, unit);
+        std::vector<Memory> ys;
+        for (size_t i = 0; i < weights.size(); ++i) {
+          const uint64_t n = shape.weights[i].second;
+          ys.emplace_back(residuals[i].size() * sizeof(float));
+          float* const y = ys.back().get<float>();
+          device().up(y, residuals[i].data(), residuals[i].size() * sizeof(float));
+          group.products[group.count++] = {
+              .w = weights[i].w, .y = y, .residual = i == 0 ? y : nullptr, .y_stride = static_cast<int64_t>(n)};
+        }
+        tnd::gpu::launch_matmul(device().stream, group);
+        for (size_t i = 0; i < weights.size(); ++i) {
+          std::vector<float> want = residuals[i], got(want.size());  // rows beyond the batch stay as they were
+          for (size_t at = 0; at < static_cast<size_t>(rows) * shape.weights[i].second; ++at) {
+            want[at] = i == 0 ? want[at] + products[i][at] : products[i][at];
+          }
+          device().down(got.data(), ys[i].get(), got.size() * sizeof(float));
+          CHECK_MSG(same_bits(got.data(), want.data(), got.size()),
+                    std::string(tnd::dtype_name(shape.weights[i].first)) + " k " + std::to_string(shape.k) + " rows " +
+                        std::to_string(rows) + " unit " + std::to_string(unit));
+        }
       }
     }
   }

@@ -89,7 +89,7 @@ static MatmulJobs take_type(MatmulJobs* jobs, DType type) {
 
 // Whether the kernel for clusters should take the products of a set: the emulation must be told, other devices know.
 static bool wants_lanes(const MatmulGroup& group, KernelSet set) {
-  const bool forms_clusters = group.unit == (std::strcmp(api_name(), "emu") == 0 ? 3 : 0);
+  const bool forms_clusters = std::strcmp(api_name(), "emu") == 0 ? group.unit >= 3 : group.unit == 0;
   return forms_clusters && set == KernelSet::kCommon && group.rows <= 32;
 }
 
@@ -145,6 +145,7 @@ static void launch_panels(Stream& stream, const MatmulGroup& group) {
 }
 
 void launch_matmul(Stream& stream, const MatmulGroup& group) {
+  stream.prefer_shared(false);  // most kernels read inputs through the cache
   MatmulJobs floats = jobs_of(group, KernelSet::kFloat);
   if (group.acts.prompt == Prompt::kPanels) {
     launch_panels(stream, group);

@@ -3,13 +3,18 @@
 //
 // A cluster is four blocks, one a processor. It takes a run of units of 16 outputs, and each of its blocks multiplies
 // one of the contract's four lanes of super-blocks: a quarter of the activations, which stays in shared memory for the
-// whole launch. Warps work alone. Warp w takes units w, w + warps, … of the run; its super-blocks come through a ring
-// of its own by bulk copies, which are under way before the inputs of the launch are ready. It sends its sums of a unit
-// to the same warps of the other blocks, each of which adds the four lanes of a quarter of the columns, one unit later,
-// so that nobody waits for the others.
+// whole launch. A team, one warp for each lane, multiplies a unit: team t takes units t, t + teams, … of the run. Its
+// warps work alone. Super-blocks come through a ring of the warp's own by bulk copies, which are under way before the
+// inputs of the launch are ready. A warp sends its sums of a unit to the others of its team, each of which adds the
+// four lanes of a quarter of the columns, one unit later, so that nobody waits for the others.
 //
 // Bytes: weights once, activations once a processor (matmul_rows.cu reads them once a unit, from the second-level
-// cache). A run is cut by bytes in units, so few units still share the card evenly.
+// cache). A run is cut by bytes in units, so few units still share the card evenly. It holds weights of one form of
+// activations: the few outputs of DeltaNet's alpha and beta would else have every block fetch a second form for them
+// and size its stages by theirs.
+//
+// Products of many outputs for more than eight rows take clusters of two blocks (SHARE), each with two lanes: twice as
+// many runs and half as many teams, so that the team with one unit more than the others has a smaller part of all.
 #include <algorithm>
 
 #include "gpu/matmul_accumulate.h"
@@ -23,17 +28,30 @@ constexpr int kLanes = 4;
 constexpr int kOuts = 16;
 constexpr int kMaxStages = 4;
 constexpr int kStagesBeforeInputs = 3;  // copies are served in turn, and inputs shall not wait for all of the ring
-constexpr int kMaxSupers = 32;          // of a lane: k up to 32768
-constexpr int kMaxClusters = 63;
-constexpr int kFewestWarps = 8;  // that are tried where more leave no room for two stages
+constexpr int kMaxSupers = 32;          // of a block: k up to 32768 in clusters of four
+constexpr int kMaxClusters = 72;
+constexpr int kFewestWarps = 8;   // that are tried where more leave no room for two stages
+constexpr int kWideOuts = 10000;  // outputs from which on clusters are of two
+// Shared memory that a block leaves free, so that blocks of the small kernel after it find room beside it.
+constexpr int kLeftFree = 4096;
+
+// What clusters share that read one form of activations.
+struct LanesForm {
+  int32_t stages = 0;  // of a ring
+  int32_t slot = 0;    // bytes of a stage
+  int32_t shift = 0;   // of lane 1's stages, in bytes (slot_bytes)
+  // Which form. From here also where a kernel knows it: with addresses of constants the compilers compute these anew
+  // for every super-block instead of keeping them.
+  uint32_t form = 0;
+};
+constexpr uint32_t kForms[2] = {kFormQ256, kFormQ32};
+constexpr uint32_t kBothForms = kFormQ256 | kFormQ32;
 
 struct LanesArgs {
-  MatmulJobs jobs;                       // MatmulJob::blocks is the bytes of a super-block
-  int32_t stages = 0;                    // of a ring
-  int32_t slot = 0;                      // bytes of a stage
-  int32_t shift = 0;                     // of lane 1's stages, in bytes (slot_bytes)
+  MatmulJobs jobs;                       // those of kForms[0] first; MatmulJob::blocks is the bytes of a super-block
+  LanesForm forms[2];                    // as kForms; the first one if there is one only
+  int32_t second = 0;                    // first cluster that reads the second form
   int32_t sets = 1;                      // of places for sums of a warp: 2 if it takes more than one unit
-  uint32_t forms = 0;                    // of activations
   int32_t first[kMaxClusters + 1] = {};  // unit of each cluster's run, and the end
 };
 
@@ -71,16 +89,16 @@ constexpr int slot_bytes(int super) {
   return round_up(static_cast<uint64_t>(super + shift));
 }
 
-// First unit of run i of n: cut where the bytes are i / n of all.
-constexpr int first_unit(const MatmulJobs& jobs, int i, int n) {
+// First unit of run i of n of jobs [begin, end): cut where the bytes are i / n of theirs.
+constexpr int first_unit(const MatmulJobs& jobs, int begin, int end, int i, int n) {
   int64_t bytes = 0;
-  for (int j = 0; j < jobs.count; ++j) bytes += jobs.jobs[j].units * jobs.jobs[j].unit_bytes;
+  for (int j = begin; j < end; ++j) bytes += jobs.jobs[j].units * jobs.jobs[j].unit_bytes;
   int64_t from = bytes / n * i + bytes % n * i / n;
   int unit = 0;
-  for (int j = 0; j < jobs.count; ++j) {
+  for (int j = 0; j < end; ++j) {
     const int64_t each = jobs.jobs[j].unit_bytes;
-    const int64_t all = jobs.jobs[j].units * each;
-    if (from < all) return unit + static_cast<int>((from + each - 1) / each);
+    const int64_t all = j < begin ? 0 : jobs.jobs[j].units * each;
+    if (j >= begin && from < all) return unit + static_cast<int>((from + each - 1) / each);
     from -= all;
     unit += jobs.jobs[j].units;
   }
@@ -92,21 +110,22 @@ struct Unit {
   int job, of_job;
 };
 // advance goes to the unit that many units on.
-TND_DEVICE void advance(const MatmulJobs& jobs, int units, Unit* u) {
+[[maybe_unused]] TND_DEVICE void advance(const MatmulJobs& jobs, int units, Unit* u) {
   u->of_job += units;
   while (u->of_job >= jobs.jobs[u->job].units) u->of_job -= jobs.jobs[u->job++].units;
 }
 
-// A warp of a block: where its things are, and how far it is.
+// A warp of a block: where its things are, and how far it is. Warp w is of team w / SHARE.
 struct LanesWarp {
-  Barrier* ring_full;  // [stages]
-  Barrier* sums_full;  // [2], of all warps
-  Barrier* inputs_full;
-  uint8_t* sums;       // places of all warps
-  uint8_t* inputs[2];  // Q256, Q32
-  uint8_t* ring;       // of this warp
-  int lane, warp, warps;
-  int k_lane;  // lane of the contract, the block's rank
+  Barrier* ring_full;    // [stages]
+  Barrier* sums_full;    // [2], of all warps
+  Barrier* inputs_full;  // of its lane
+  uint8_t* sums;         // places of all warps
+  uint8_t* inputs[2];    // as kForms; of its lane
+  uint8_t* ring;         // of this warp
+  int slot, stages;      // MIXED: as LanesForm
+  int lane, team, teams;
+  int k_lane;  // lane of the contract
   int supers;  // of that lane in a unit
 
   // The next super-block to fetch, its unit, how many units and how many super-blocks of the unit are left with it, and
@@ -120,7 +139,17 @@ struct LanesWarp {
   int done;  // units
 };
 
-TND_DEVICE void fetch_from_unit(LanesWarp& w, const LanesArgs& args) {
+// Of the launch they are constants, of a cluster they take registers, which the widest tiles have none of.
+template <bool MIXED>
+TND_DEVICE int slot_of(const LanesWarp& w, const LanesArgs& args) {
+  return MIXED ? w.slot : args.forms[0].slot;
+}
+template <bool MIXED>
+TND_DEVICE int stages_of(const LanesWarp& w, const LanesArgs& args) {
+  return MIXED ? w.stages : args.forms[0].stages;
+}
+
+[[maybe_unused]] TND_DEVICE void fetch_from_unit(LanesWarp& w, const LanesArgs& args) {
   const MatmulJob& job = args.jobs.jobs[w.unit.job];
   w.bytes = job.blocks;
   w.from = job.data + w.unit.of_job * job.unit_bytes + w.k_lane * w.bytes;
@@ -128,34 +157,34 @@ TND_DEVICE void fetch_from_unit(LanesWarp& w, const LanesArgs& args) {
 }
 
 // fetch starts the copy of the next super-block into a stage that nobody reads.
-[[maybe_unused]] TND_DEVICE void fetch(LanesWarp& w, const LanesArgs& args, int stage) {
+template <bool MIXED>
+TND_DEVICE void fetch(LanesWarp& w, const LanesArgs& args, int stage) {
   if (w.units == 0) return;
   if (one_of_warp()) {
     barrier_expect(w.ring_full + stage, static_cast<uint32_t>(w.bytes));
-    bulk_copy_once(w.ring + stage * args.slot, w.from, static_cast<uint32_t>(w.bytes), w.ring_full + stage);
+    bulk_copy_once(w.ring + stage * slot_of<MIXED>(w, args), w.from, static_cast<uint32_t>(w.bytes),
+                   w.ring_full + stage);
   }
   w.from += kLanes * w.bytes;
   if (--w.left != 0 || --w.units == 0) return;
-  advance(args.jobs, w.warps, &w.unit);
+  advance(args.jobs, w.teams, &w.unit);
   fetch_from_unit(w, args);
 }
 
-// Starts the copies of the lane's activations, super-block i by warp i % warps.
+// Starts the copies of the lane's activations, super-block i by team i % teams.
 template <int COLS>
-TND_DEVICE void fetch_inputs(const LanesWarp& w, const LanesArgs& args) {
-  const ActsView& acts = args.jobs.acts;
+TND_DEVICE void fetch_inputs(const LanesWarp& w, const ActsView& acts, uint32_t form) {
   const int64_t stride = acts.row_stride;
-  for (int i = w.warp; i < w.supers; i += w.warps) {
+  for (int i = w.team; i < w.supers; i += w.teams) {
     const int64_t s = w.k_lane + i * kLanes;
     Barrier* const full = w.inputs_full + i;
-    barrier_expect(full, static_cast<uint32_t>(input_bytes(args.forms, COLS)));
-    if ((args.forms & kFormQ256) != 0) {
+    barrier_expect(full, static_cast<uint32_t>(input_bytes(form, COLS)));
+    if (form == kFormQ256) {
       uint8_t* const to = w.inputs[0] + i * input_pitch(kFormQ256, COLS);
       for (int p = 0; p < 4; ++p) bulk_copy(to + p * COLS * 64, acts.q256 + (s * 4 + p) * stride * 64, COLS * 64, full);
       bulk_copy(to + COLS * 256, acts.sum16 + s * stride * 16, COLS * 32, full);
       bulk_copy(to + COLS * 288, acts.scale256 + s * stride, COLS * 4, full);
-    }
-    if ((args.forms & kFormQ32) != 0) {
+    } else {
       uint8_t* const to = w.inputs[1] + i * input_pitch(kFormQ32, COLS);
       for (int p = 0; p < 4; ++p) bulk_copy(to + p * COLS * 64, acts.q32 + (s * 4 + p) * stride * 64, COLS * 64, full);
       for (int j = 0; j < 8; ++j) {
@@ -166,7 +195,7 @@ TND_DEVICE void fetch_inputs(const LanesWarp& w, const LanesArgs& args) {
   }
 }
 
-template <template <class> class TYPE, int COLS>
+template <template <class> class TYPE, int COLS, bool MIXED>
 TND_DEVICE void multiply_unit(LanesWarp& w, const LanesArgs& args, float (&acc)[1][COLS / 8][4]) {
   using U = MmaUnit;
   using T = TYPE<U>;
@@ -180,34 +209,34 @@ TND_DEVICE void multiply_unit(LanesWarp& w, const LanesArgs& args, float (&acc)[
                            reinterpret_cast<const float*>(x + COLS * 256),
                            COLS,
                            COLS - 1};
-    accumulate<U, TYPE, 1, COLS / U::kCols>(w.ring + w.stage * args.slot, 0, in, w.lane, acc);
+    accumulate<U, TYPE, 1, COLS / U::kCols>(w.ring + w.stage * slot_of<MIXED>(w, args), 0, in, w.lane, acc);
     sync_warp();  // all lanes have read the stage
-    fetch(w, args, w.stage);
-    if (++w.stage == args.stages) {
+    fetch<MIXED>(w, args, w.stage);
+    if (++w.stage == stages_of<MIXED>(w, args)) {
       w.stage = 0;
       w.phase ^= 1;
     }
   }
 }
 
-// send hands the warp's sums of a unit over. Columns c with c / 2 % 4 = q are added in block q: those of a thread all
-// go there. Places for sums change with every unit: whoever sends the sums of unit i + 2 has finished i + 1, so all had
-// sent i + 1 and before that had finished i.
-template <int COLS>
+// send hands the warp's sums of a unit over. Columns c with c / 2 % 4 = q are added by the team's warp of lane q: those
+// of a thread all go there. Places for sums change with every unit: whoever sends the sums of unit i + 2 has finished i
+// + 1, so all had sent i + 1 and before that had finished i.
+template <int COLS, int SHARE>
 TND_DEVICE void send(const LanesWarp& w, const LanesArgs& args, const float (&acc)[1][COLS / 8][4]) {
   constexpr int kTileBytes = kOuts * 2 * static_cast<int>(sizeof(float));
   const int set = args.sets == 2 ? w.done % 2 : 0;
-  Barrier* const full = w.sums_full + w.warp * 2 + set;
-  if (w.lane == 0) barrier_expect(full, sum_bytes(COLS));
-  uint8_t* const place = w.sums + (w.warp * args.sets + set) * sum_bytes(COLS);
-  const BlockMemory to = of_block(place + w.k_lane * (COLS / 8) * kTileBytes + w.lane / 4 * 16, w.lane % 4);
-  const BlockMemory there = of_block(full, w.lane % 4);
+  if (w.lane == 0) barrier_expect(w.sums_full + (w.team * SHARE + w.k_lane % SHARE) * 2 + set, sum_bytes(COLS));
+  const int quarter = w.lane % 4, warp = w.team * SHARE + quarter % SHARE;
+  uint8_t* const place = w.sums + (warp * args.sets + set) * sum_bytes(COLS);
+  const BlockMemory to = of_block(place + w.k_lane * (COLS / 8) * kTileBytes + w.lane / 4 * 16, quarter / SHARE);
+  const BlockMemory there = of_block(w.sums_full + warp * 2 + set, quarter / SHARE);
 #pragma unroll
   for (int tile = 0; tile < COLS / 8; ++tile) send_quad(to, tile * kTileBytes, acc[0][tile], there);
 }
 
-// finish adds the lanes of the block's quarter of a unit's columns. number: of the units that the warp has done.
-template <int COLS>
+// finish adds the lanes of the warp's quarter of a unit's columns. number: of the units that the warp has done.
+template <int COLS, int SHARE>
 TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& unit, int number) {
   constexpr int kTiles = COLS / 8;
   const MatmulJob& job = args.jobs.jobs[unit.job];
@@ -222,8 +251,9 @@ TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& un
     if (from != nullptr && exists[tile]) residual[tile] = from[at + tile * 8 * job.y_stride];
   }
   const int set = args.sets == 2 ? number % 2 : 0;
-  const uint8_t* const sums = w.sums + (w.warp * args.sets + set) * sum_bytes(COLS);
-  barrier_wait(w.sums_full + w.warp * 2 + set, static_cast<uint32_t>(args.sets == 2 ? number / 2 % 2 : 0));
+  const int warp = w.team * SHARE + w.k_lane % SHARE;
+  const uint8_t* const sums = w.sums + (warp * args.sets + set) * sum_bytes(COLS);
+  barrier_wait(w.sums_full + warp * 2 + set, static_cast<uint32_t>(args.sets == 2 ? number / 2 % 2 : 0));
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     constexpr int kPitch = kTiles * kOuts * 2;
@@ -237,148 +267,228 @@ TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& un
 
 // SPARE: registers of so many more warps stay free. Blocks of the small kernel after this one then find room beside it
 // and wait there for its end (SPEED.md, "When launches really run").
-template <int COLS, int WARPS, int SPARE>
+// FORMS: of activations. A cluster reads one.
+template <int COLS, int WARPS, int SPARE, int SHARE, uint32_t FORMS>
 __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_kernel(const LanesArgs args) {
   if constexpr (kHasClusters) {
+    constexpr bool MIXED = FORMS == kBothForms;
     let_next_start();
     TND_DYNAMIC_SHARED(uint8_t, smem);
     using Barriers = LanesBarriers<WARPS>;
     Barriers* const barriers = reinterpret_cast<Barriers*>(smem);
-    const int cluster = static_cast<int>(blockIdx.x) / kLanes;
+    const int cluster = static_cast<int>(blockIdx.x) / (kLanes / SHARE);
     const int begin = args.first[cluster], units = args.first[cluster + 1] - begin;
     const int supers = static_cast<int>(super_blocks(args.jobs.k));
     const int most = (supers + kLanes - 1) / kLanes;
+    const int warp = one_warp_id(), warps = static_cast<int>(blockDim.x) / TND_WARP, own_lane = warp % SHARE;
     LanesWarp w = {};
     w.lane = static_cast<int>(lane_id());
-    w.warp = one_warp_id();
-    w.warps = static_cast<int>(blockDim.x) / TND_WARP;
-    w.k_lane = cluster_rank();
+    w.team = warp / SHARE;
+    w.teams = warps / SHARE;
+    w.k_lane = cluster_rank() * SHARE + own_lane;
     w.supers = (supers - w.k_lane + kLanes - 1) / kLanes;
-    w.ring_full = barriers->ring[w.warp];
+    w.ring_full = barriers->ring[warp];
     w.sums_full = barriers->sums[0];
-    w.inputs_full = barriers->inputs;
+    w.inputs_full = barriers->inputs + own_lane * most;
     w.sums = smem + round_up(sizeof(Barriers));
-    w.inputs[0] = w.sums + w.warps * args.sets * sum_bytes(COLS);
-    w.inputs[1] = w.inputs[0] + most * input_pitch(args.forms & kFormQ256, COLS);
-    w.ring = w.inputs[1] + most * input_pitch(args.forms & kFormQ32, COLS) + w.warp * args.stages * args.slot +
-             w.k_lane * args.shift % 128;
+    const int second = MIXED && cluster >= args.second ? 1 : 0;
+    const LanesForm& form = args.forms[second];
+    if constexpr (MIXED) w.slot = form.slot, w.stages = form.stages;
+    uint8_t* next = w.sums + warps * args.sets * sum_bytes(COLS);
+    w.inputs[0] = next + own_lane * most * input_pitch(form.form & kFormQ256, COLS);
+    next += SHARE * most * input_pitch(form.form & kFormQ256, COLS);
+    w.inputs[1] = next + own_lane * most * input_pitch(form.form & kFormQ32, COLS);
+    next += SHARE * most * input_pitch(form.form & kFormQ32, COLS);
+    w.ring = next + warp * form.stages * form.slot + w.k_lane * form.shift % 128;
 
     if (one_of_warp()) {
-      for (int i = 0; i < args.stages; ++i) barrier_init(w.ring_full + i, 1);
-      for (int i = 0; i < 2; ++i) barrier_init(w.sums_full + w.warp * 2 + i, 1);
-      for (int i = w.warp; i < w.supers; i += w.warps) barrier_init(w.inputs_full + i, 1);
+      for (int i = 0; i < form.stages; ++i) barrier_init(w.ring_full + i, 1);
+      for (int i = 0; i < 2; ++i) barrier_init(w.sums_full + warp * 2 + i, 1);
+      for (int i = w.team; i < w.supers; i += w.teams) barrier_init(w.inputs_full + i, 1);
       barriers_made();
     }
     sync_warp();
     cluster_arrive_relaxed();
-    if (w.warp < units) {
-      w.units = (units - w.warp + w.warps - 1) / w.warps;
-      advance(args.jobs, begin + w.warp, &w.unit);
+    if (w.team < units) {
+      w.units = (units - w.team + w.teams - 1) / w.teams;
+      advance(args.jobs, begin + w.team, &w.unit);
       fetch_from_unit(w, args);
     }
     const int mine = w.units;
     Unit unit = w.unit, before = w.unit;
-    for (int i = 0; i < args.stages && i < kStagesBeforeInputs; ++i) fetch(w, args, i);
+    for (int i = 0; i < form.stages && i < kStagesBeforeInputs; ++i) fetch<MIXED>(w, args, i);
     __syncthreads();
     wait_for_previous();
-    if (units > 0 && one_of_warp()) fetch_inputs<COLS>(w, args);
+    if (units > 0 && one_of_warp()) fetch_inputs<COLS>(w, args.jobs.acts, form.form);
     sync_warp();
-    for (int i = kStagesBeforeInputs; i < args.stages; ++i) fetch(w, args, i);
+    for (int i = kStagesBeforeInputs; i < form.stages; ++i) fetch<MIXED>(w, args, i);
 
     while (w.done < mine) {
       float acc[1][COLS / 8][4] = {};
-      switch (args.jobs.jobs[unit.job].type) {
-        case DType::kQ4_K:
-          multiply_unit<TypeQ4KInPlace, COLS>(w, args, acc);
-          break;
-        case DType::kQ5_K:
-          multiply_unit<TypeQ5K, COLS>(w, args, acc);
-          break;
-        case DType::kQ6_K:
-          multiply_unit<TypeQ6K, COLS>(w, args, acc);
-          break;
-        default:
-          multiply_unit<TypeQ80, COLS>(w, args, acc);
+      const DType type = args.jobs.jobs[unit.job].type;
+      if (FORMS == kFormQ32 || (MIXED && type == DType::kQ8_0)) {
+        multiply_unit<TypeQ80, COLS, MIXED>(w, args, acc);
+      } else if constexpr (FORMS != kFormQ32) {
+        if (type == DType::kQ4_K) {
+          multiply_unit<TypeQ4KInPlace, COLS, MIXED>(w, args, acc);
+        } else if (type == DType::kQ5_K) {
+          multiply_unit<TypeQ5K, COLS, MIXED>(w, args, acc);
+        } else {
+          multiply_unit<TypeQ6K, COLS, MIXED>(w, args, acc);
+        }
       }
       // The sums of the unit before have come meanwhile. Before the first, the other blocks' barriers must exist.
       if (w.done == 0) {
         cluster_wait();
       } else {
-        finish<COLS>(w, args, before, w.done - 1);
+        finish<COLS, SHARE>(w, args, before, w.done - 1);
       }
-      send<COLS>(w, args, acc);
+      send<COLS, SHARE>(w, args, acc);
       before = unit;
-      if (++w.done < mine) advance(args.jobs, w.warps, &unit);
+      if (++w.done < mine) advance(args.jobs, w.teams, &unit);
     }
-    if (mine != 0) finish<COLS>(w, args, before, mine - 1);
+    if (mine != 0) finish<COLS, SHARE>(w, args, before, mine - 1);
   }
 }
 
-// choose_warps returns how many of at most `most` warps should share a run of units: the busiest quarter of a
-// processor, which runs every fourth warp, gets as few units as possible, and a warp too.
-int choose_warps(int units, int most) {
+// choose_teams returns how many of at most `most` teams should share a run of units: the busiest quarter of a
+// processor, which runs every fourth warp, gets as few units as possible, and a team too. share: warps of a team in a
+// block.
+int choose_teams(int units, int most, int share) {
   int best = 1, least_busy = units, least_rounds = units;
-  for (int warps = std::min(units, most); warps > 1; --warps) {
+  for (int teams = std::min(units, most); teams > 1; --teams) {
     int busy = 0;
-    for (int i = 0; i < units; ++i) busy += i % warps % 4 == 0 ? 1 : 0;
-    const int rounds = (units + warps - 1) / warps;
+    for (int i = 0; i < units; ++i) busy += i % teams % (kLanes / share) == 0 ? 1 : 0;
+    const int rounds = (units + teams - 1) / teams;
     if (busy > least_busy || (busy == least_busy && rounds > least_rounds)) continue;
-    best = warps, least_busy = busy, least_rounds = rounds;
+    best = teams, least_busy = busy, least_rounds = rounds;
   }
   return best;
 }
 
-template <int COLS, int WARPS, int SPARE>
+// by_form puts the jobs into args in the order of their forms, with what their stages need, and returns how many are of
+// the first.
+int by_form(const MatmulJobs& jobs, LanesArgs* args) {
+  args->jobs = jobs;
+  int placed = 0, by_first = 0;
+  for (int f = 0; f < 2; ++f) {
+    LanesForm& form = args->forms[f];
+    form.form = kForms[f];
+    for (int i = 0; i < jobs.count; ++i) {
+      if (act_form(jobs.jobs[i].type) != kForms[f]) continue;
+      MatmulJob& job = args->jobs.jobs[placed++] = jobs.jobs[i];
+      job.blocks = super_bytes(job.type);
+      form.shift = form.slot == 0 || form.shift == job.blocks % 128 ? job.blocks % 128 : 0;
+      form.slot = std::max(form.slot, slot_bytes(job.blocks));
+    }
+    if (f == 0) by_first = placed;
+  }
+  return by_first;
+}
+
+// cut_runs deals the units to clusters, to those of each form by its bytes, and returns how many the longest run has.
+int cut_runs(int by_first, int clusters, LanesArgs* args) {
+  MatmulJobs& jobs = args->jobs;
+  uint64_t first_bytes = 0;
+  for (int i = 0; i < by_first; ++i) first_bytes += static_cast<uint64_t>(jobs.jobs[i].units * jobs.jobs[i].unit_bytes);
+  const double share = static_cast<double>(first_bytes) / static_cast<double>(weight_bytes_of(jobs));
+  args->second = by_first == 0            ? 0
+                 : by_first == jobs.count ? clusters
+                                          : std::clamp(static_cast<int>(clusters * share + 0.5), 1, clusters - 1);
+  int longest = 0;
+  for (int i = 0; i < clusters; ++i) {
+    const bool second = i >= args->second;
+    args->first[i] = second ? first_unit(jobs, by_first, jobs.count, i - args->second, clusters - args->second)
+                            : first_unit(jobs, 0, by_first, i, args->second);
+    if (i > 0) longest = std::max(longest, args->first[i] - args->first[i - 1]);
+  }
+  args->first[clusters] = first_unit(jobs, 0, jobs.count, 1, 1);
+  return std::max(longest, args->first[clusters] - args->first[clusters - 1]);
+}
+
+template <int COLS, int WARPS, int SPARE, int SHARE, uint32_t FORMS>
 bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
   const int supers = static_cast<int>(super_blocks(jobs.k));
   const int most = (supers + kLanes - 1) / kLanes;
-  if (supers < kLanes || most > kMaxSupers) return false;
-  const int clusters = clusters_at_once(kLanes, WARPS * TND_WARP,
-                                        reinterpret_cast<const void*>(matmul_lanes_kernel<COLS, WARPS, SPARE>));
+  if (supers < kLanes || SHARE * most > kMaxSupers) return false;
+  constexpr int kBlocks = kLanes / SHARE;  // of a cluster
+  const auto kernel = matmul_lanes_kernel<COLS, WARPS, SPARE, SHARE, FORMS>;
+  const int clusters = clusters_at_once(kBlocks, WARPS * TND_WARP, reinterpret_cast<const void*>(kernel));
   if (clusters == 0 || clusters > kMaxClusters) return false;
   LanesArgs args;
-  args.jobs = jobs;
-  for (int i = 0; i < jobs.count; ++i) {
-    MatmulJob& job = args.jobs.jobs[i];
-    job.blocks = super_bytes(job.type);
-    args.forms |= act_form(job.type);
-    args.slot = std::max(args.slot, slot_bytes(job.blocks));
-    args.shift = i == 0 || args.shift == job.blocks % 128 ? job.blocks % 128 : 0;
-  }
-  int units = 0;  // of the longest run
-  args.first[0] = 0;
+  const int by_first = by_form(jobs, &args);
+  if (FORMS == kBothForms && clusters < 2) return false;
+  const int units = cut_runs(by_first, clusters, &args);
+  int longest[2] = {};  // run of each form
   for (int i = 0; i < clusters; ++i) {
-    args.first[i + 1] = first_unit(jobs, i + 1, clusters);
-    units = std::max(units, args.first[i + 1] - args.first[i]);
+    int& n = longest[i < args.second ? 0 : 1];
+    n = std::max(n, args.first[i + 1] - args.first[i]);
   }
-  int warps = WARPS + 1, fixed = 0;
-  while (args.stages < 2) {
-    if (warps <= kFewestWarps) return false;
-    warps = choose_warps(units, warps - 1);
-    args.sets = units > warps ? 2 : 1;
-    fixed = round_up(sizeof(LanesBarriers<WARPS>)) + warps * args.sets * sum_bytes(COLS) +
-            most * input_pitch(args.forms, COLS);
-    args.stages = std::min(kMaxStages, (group.shared_per_block - fixed) / (warps * args.slot));
+  int teams = WARPS / SHARE + 1, shared = 0;
+  for (bool fits = false; !fits;) {
+    if (teams * SHARE <= kFewestWarps) return false;
+    teams = choose_teams(units, teams - 1, SHARE);
+    args.sets = units > teams ? 2 : 1;
+    fits = true;
+    shared = 0;
+    for (int f = 0; f < 2; ++f) {
+      if (longest[f] == 0) continue;
+      LanesForm& form = args.forms[f];
+      const int fixed = round_up(sizeof(LanesBarriers<WARPS>)) + teams * SHARE * args.sets * sum_bytes(COLS) +
+                        SHARE * most * input_pitch(kForms[f], COLS);
+      const int stage = std::min(teams, longest[f]) * SHARE * form.slot;  // of all warps that have units
+      form.stages = std::min(kMaxStages, (group.shared_per_block - kLeftFree - fixed) / stage);
+      shared = std::max(shared, fixed + form.stages * stage);
+      fits = fits && form.stages >= 2;
+    }
   }
+  if (FORMS == kFormQ32) args.forms[0] = args.forms[1];
+  stream.prefer_shared(true);
   launch(stream,
-         {.grid = {static_cast<unsigned>(clusters * kLanes)},
-          .block = {static_cast<unsigned>(warps * TND_WARP)},
-          .shared_bytes = static_cast<unsigned>(fixed + warps * args.stages * args.slot),
-          .cluster = kLanes,
+         {.grid = {static_cast<unsigned>(clusters * kBlocks)},
+          .block = {static_cast<unsigned>(teams * SHARE * TND_WARP)},
+          .shared_bytes = static_cast<unsigned>(shared),
+          .cluster = kBlocks,
           .overlap = true,
           .bytes = weight_bytes_of(jobs),
           .name = "matmul_lanes"},
-         matmul_lanes_kernel<COLS, WARPS, SPARE>, args);
+         kernel, args);
   return true;
+}
+
+// Products of one form, or of both: in clusters of two where inputs have both, and where products for nine rows or more
+// are wide and fit.
+template <int COLS, int SPARE, uint32_t FORMS>
+bool launch_forms(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
+  constexpr int kWarps = 16;
+  int64_t outs = 0;
+  for (int i = 0; i < jobs.count; ++i) outs += jobs.jobs[i].n;
+  if constexpr (COLS > 8 || FORMS == kBothForms) {
+    const bool wide = FORMS == kBothForms || group.unit == 4 || outs >= kWideOuts;
+    if (wide && launch_columns<COLS, kWarps, SPARE, 2, FORMS>(stream, group, jobs)) return true;
+  }
+  if constexpr (FORMS == kBothForms) {
+    return false;
+  } else {
+    return launch_columns<COLS, kWarps, SPARE, 1, FORMS>(stream, group, jobs);
+  }
+}
+template <int COLS, int SPARE>
+bool launch_rows(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
+  uint32_t forms = 0;
+  for (int i = 0; i < jobs.count; ++i) forms |= act_form(jobs.jobs[i].type);
+  if (forms == kFormQ256) return launch_forms<COLS, SPARE, kFormQ256>(stream, group, jobs);
+  if (forms == kFormQ32) return launch_forms<COLS, SPARE, kFormQ32>(stream, group, jobs);
+  return launch_forms<COLS, SPARE, kBothForms>(stream, group, jobs);
 }
 
 }  // namespace
 
 bool launch_matmul_lanes(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
-  if (jobs.rows <= 8) return launch_columns<8, 16, 4>(stream, group, jobs);
-  if (jobs.rows <= 16) return launch_columns<16, 16, 4>(stream, group, jobs);
-  if (jobs.rows <= 24) return launch_columns<24, 16, 4>(stream, group, jobs);
-  return jobs.rows <= 32 && launch_columns<32, 16, 0>(stream, group, jobs);
+  if (jobs.rows <= 8) return launch_rows<8, 4>(stream, group, jobs);
+  if (jobs.rows <= 16) return launch_rows<16, 4>(stream, group, jobs);
+  if (jobs.rows <= 24) return launch_rows<24, 4>(stream, group, jobs);
+  return jobs.rows <= 32 && launch_rows<32, 0>(stream, group, jobs);
 }
 
 }  // namespace tnd::gpu

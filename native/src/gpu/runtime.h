@@ -119,6 +119,12 @@ class Stream {
   void no_overlap() { holds_ = true; }
   bool overlaps(const Launch& l);  // for launch(): ends no_overlap
 
+  // prefer_shared says how launches that overlap want a processor's memory divided from here on: all of it shared, or
+  // as their kernel needs. A processor divides it anew only when it is empty, so where a product takes all, blocks of
+  // the small kernels around it come to processors that are not if they want the same.
+  void prefer_shared(bool all) { prefers_shared_ = all; }
+  bool prefers_shared() const { return prefers_shared_; }
+
   // Work between begin_capture and end_capture is recorded, not run.
   void begin_capture();
   void end_capture(Graph* out);
@@ -137,6 +143,7 @@ class Stream {
   void* native_ = nullptr;
   LaunchFilter* filter_ = nullptr;
   bool holds_ = false;
+  bool prefers_shared_ = false;
   Status fault_;
 };
 
@@ -231,6 +238,10 @@ void launch(Stream& stream, const Launch& l, void (*kernel)(P...), A&&... args) 
   cudaLaunchAttribute attributes[2] = {};
   config.attrs = attributes;
   if (stream.overlaps(l)) {
+    stream.check(
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributePreferredSharedMemoryCarveout,
+                             stream.prefers_shared() ? cudaSharedmemCarveoutMaxShared : cudaSharedmemCarveoutDefault),
+        l.name);
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[0].val.programmaticStreamSerializationAllowed = 1;
     config.numAttrs = 1;
