@@ -175,6 +175,47 @@ TEST(repeated_steps_are_graphs) {
   backend->release(base);
 }
 
+// Work that is started and not waited for keeps its plan while the host records what follows, several times over.
+TEST(started_work_keeps_its_plan) {
+  std::unique_ptr<Backend> made;
+  CHECK_OK(make_backend(nullptr, 1, &made));
+  auto* backend = static_cast<gpu::GpuBackend*>(made.get());
+  void* base = nullptr;
+  constexpr int kDim = 64, kRows = 5, kStarts = 3;
+  CHECK_OK(backend->allocate(1 << 18, &base));
+  float* const x = static_cast<float*>(base);
+  ScratchLimits limits;
+  limits.rows = kRows;
+  limits.max_k = kDim;
+  Arena measured;
+  backend->plan_scratch(measured, limits);
+  void* scratch = nullptr;
+  CHECK_OK(backend->allocate(measured.total(), &scratch));
+  Arena arena(scratch, measured.total());
+  backend->plan_scratch(arena, limits);
+  Rng rng(10);
+  for (int round = 0; round < 4; ++round) {
+    std::vector<float> in(kDim * kRows * (kStarts + 1)), out(in.size());
+    for (float& v : in) v = rng.uniform(-1, 1);
+    for (int i = 0; i <= kStarts; ++i) {
+      const auto at = static_cast<size_t>(i * kDim * kRows);
+      backend->upload(x + at, in.data() + at, kDim * kRows);
+      if (i < kStarts) CHECK_OK(backend->start());
+    }
+    backend->download(out.data(), x, static_cast<int64_t>(out.size()));
+    CHECK_OK(backend->sync());
+    CHECK(same_bits(in, out));
+    // With results to hand out it waits.
+    std::fill(out.begin(), out.end(), 0.0f);
+    backend->download(out.data(), x, static_cast<int64_t>(out.size()));
+    CHECK_OK(backend->start());
+    CHECK(same_bits(in, out));
+  }
+  CHECK_EQ(backend->recorder().graph_runs(), graphs_of(3 * (kStarts + 2)));
+  backend->release(scratch);
+  backend->release(base);
+}
+
 // Rounds of a model (a tree step and the commit of a path) are the same two graphs whatever the position, the tokens
 // and the path, and nothing is captured again.
 TEST(rounds_of_a_model_are_graphs) {

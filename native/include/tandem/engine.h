@@ -246,7 +246,8 @@ TND_API tnd_status tnd_sequence_import(tnd_engine* engine, int32_t sequence, con
 /* Targets. */
 TND_API tnd_status tnd_step_run(tnd_engine* engine, const tnd_step* step);
 /* Keeps the pending rows path[0..n): indices of the last step's batch, path[0] a child of the tip, each the parent of
- * the next. n = 0 drops all. The sequence grows by n. */
+ * the next. n = 0 drops all. The sequence grows by n. On a GPU the call returns while the card still works on it: a
+ * fault of the card comes out of the next call, and commit_ns counts the host's part. */
 TND_API tnd_status tnd_commit(tnd_engine* engine, int32_t sequence, const int32_t* path, int32_t n);
 /* Chooses the layers whose outgoing residual stream TND_WANT_FEATURES returns; n = 0 = none. Takes memory within the
  * cap for the features of max_batch_rows rows and of TND_KEPT_ROWS rows of every sequence. */

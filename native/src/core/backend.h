@@ -331,6 +331,8 @@ class Backend {
 
   // sync waits for everything issued; a device fault surfaces here.
   virtual Status sync() = 0;
+  // start sets everything issued going, and the host need not wait for it; a fault may surface in a later call.
+  virtual Status start() { return sync(); }
 };
 
 // make_backend creates the backend of this library. device: "cpu", nullptr = first. threads: 0 = one per core.

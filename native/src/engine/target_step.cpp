@@ -469,7 +469,7 @@ Status TargetRole::commit(int32_t sequence, std::span<const int32_t> path) {
     ++s->length;
   }
   s->pending.clear();
-  TND_TRY(c_.backend->sync());
+  TND_TRY(c_.backend->start());
   c_.stats->add(Counter::kCommits, 1);
   c_.stats->add(Counter::kCommittedRows, n);
   c_.stats->add(Counter::kCommitNs, static_cast<uint64_t>(PhaseTimer::now() - start));

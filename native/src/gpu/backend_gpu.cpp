@@ -546,4 +546,8 @@ Status GpuBackend::sync() {
   return recorder_.flush();
 }
 
+Status GpuBackend::start() {
+  return recorder_.start();
+}
+
 }  // namespace tnd::gpu

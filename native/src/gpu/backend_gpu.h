@@ -88,6 +88,7 @@ class GpuBackend final : public Backend {
   void kv_export(const KvShape& shape, const KvCache& cache, int32_t n, void* host) override;
   void kv_import(const KvShape& shape, const KvCache& cache, int32_t n, const void* host) override;
   Status sync() override;
+  Status start() override;
 
   const Recorder& recorder() const { return recorder_; }
 

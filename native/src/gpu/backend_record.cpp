@@ -28,6 +28,8 @@ uint64_t hash_of(const uint8_t* p, uint64_t n) {
 }  // namespace
 
 Recorder::~Recorder() {
+  if (started_ != 0) (void)stream_->sync();
+  host_free(start_host_);
   host_free(plan_host_);
   host_free(results_host_);
   host_free(done_);
@@ -49,6 +51,8 @@ Status Recorder::set_memory(void* plan, uint64_t plan_bytes, void* results, uint
     TND_TRY(host_alloc(sizeof *done_, &p));
     done_ = static_cast<uint64_t*>(p);
     *done_ = number_;
+    TND_TRY(host_alloc(kStartBytes, &p));
+    start_host_ = static_cast<uint8_t*>(p);
   }
   TND_TRY(grow(&plan_host_, plan_bytes));
   TND_TRY(grow(&results_host_, result_bytes));
@@ -142,13 +146,13 @@ void* Recorder::last_of(void (*operation)()) {
 }
 
 // The step: plans to the device, the list, results to the host. What is large goes by a copy engine.
-void Recorder::run_list() {
+void Recorder::run_list(const uint8_t* plan_host) {
   constexpr uint64_t kLarge = 128 << 10;
   const uint64_t plan_bytes = plan_copied(), result_bytes = result_copied();
   if (plan_bytes > kLarge) {
-    stream_->to_device(plan_, plan_host_, plan_bytes);
+    stream_->to_device(plan_, plan_host, plan_bytes);
   } else {
-    launch_plan(*stream_, {plan_, plan_host_, plan_bytes});
+    launch_plan(*stream_, {plan_, plan_host, plan_bytes});
     stream_->no_overlap();
   }
   for (size_t at = 0; at < used_;) {
@@ -167,23 +171,24 @@ void Recorder::run_list() {
 
 // Runs the list as a graph from its second time on: the first may be the only one (prompts of odd lengths), and it
 // warms up what a vendor's library does at the first launch of a kernel.
-void Recorder::submit() {
+void Recorder::submit(const uint8_t* plan_host) {
   if (plain_launches()) {
     ++list_runs_;
-    return run_list();
+    return run_list(plan_host);
   }
   const auto same = [&](const std::unique_ptr<Entry>& e) {
     return e->list.size() == used_ && e->plan_bytes == plan_copied() && e->result_bytes == result_copied() &&
-           std::memcmp(e->list.data(), list_.data(), used_ * kWord) == 0;
+           e->plan_host == plan_host && std::memcmp(e->list.data(), list_.data(), used_ * kWord) == 0;
   };
   const auto found = std::find_if(entries_.begin(), entries_.end(), same);
   if (found == entries_.end()) {
-    run_list();
+    run_list(plan_host);
     ++list_runs_;
     if (entries_.size() >= kMaxGraphs) entries_.pop_back();
     auto e = std::make_unique<Entry>();
     e->list.assign(list_.begin(), list_.begin() + static_cast<std::ptrdiff_t>(used_));
     e->plan_bytes = plan_copied(), e->result_bytes = result_copied();
+    e->plan_host = plan_host;
     entries_.insert(entries_.begin(), std::move(e));
     return;
   }
@@ -191,10 +196,10 @@ void Recorder::submit() {
   Entry& e = *entries_.front();
   if (!e.graph) {
     stream_->begin_capture();
-    run_list();
+    run_list(plan_host);
     stream_->end_capture(&e.graph);
     if (stream_->failed()) return;
-    breakdown_of_new_graph(*stream_, [&] { run_list(); });
+    breakdown_of_new_graph(*stream_, [&] { run_list(plan_host); });
   }
   stream_->run(e.graph);
   most_nodes_ = std::max(most_nodes_, e.graph.nodes());
@@ -207,21 +212,39 @@ Status Recorder::flush() {
   if (used_ > 0 && !stream_->failed()) {
     ++number_;
     std::memcpy(plan_host_, &number_, sizeof number_);
-    submit();
+    submit(plan_host_);
     status = stream_->wait(done_, number_);
   } else {
     status = stream_->sync();
   }
+  started_ = 0;
   if (status.ok()) {
     for (const Download& d : downloads_) std::memcpy(d.host, results_host_ + d.at, d.bytes);
   }
+  forget();
+  return status;
+}
+
+Status Recorder::start() {
+  const uint64_t bytes = plan_copied();
+  if (used_ == 0 || result_used_ != 0 || bytes > kStartBytes || stream_->failed()) return flush();
+  TND_TRY(use_device(device_));
+  if (started_ != 0) TND_TRY(stream_->wait(done_, started_));
+  started_ = ++number_;
+  std::memcpy(plan_host_, &number_, sizeof number_);
+  std::memcpy(start_host_, plan_host_, bytes);
+  submit(start_host_);
+  forget();
+  return stream_->failed() ? stream_->sync() : Status();
+}
+
+void Recorder::forget() {
   used_ = last_ = 0;
   downloads_.clear();
   pieces_.clear();
   buckets_.fill(-1);
   plan_used_ = kAlign;
   result_used_ = 0;
-  return status;
 }
 
 }  // namespace tnd::gpu

@@ -11,7 +11,7 @@
 // kilobytes, so it is compared, newest first (others differ early), and never hashed.
 //
 // The plan begins with the number of the step. The last launch writes it to the host behind the results, and that is
-// what flush waits for.
+// what flush waits for. start() does not wait: a commit runs while the host records the step after it.
 #pragma once
 
 #include <algorithm>
@@ -89,6 +89,10 @@ class Recorder {
   // flush runs everything recorded and waits for it; makes the device current. Failures stay in the stream.
   Status flush();
 
+  // start is a flush that does not wait if nothing comes back to the host and the plan is small: what it ran is over
+  // when the next flush returns, and its failures come out there.
+  Status start();
+
   // Counters since open.
   uint64_t graph_runs() const { return graph_runs_; }
   uint64_t list_runs() const { return list_runs_; }
@@ -108,6 +112,7 @@ class Recorder {
   struct Entry {
     std::vector<Word> list;
     uint64_t plan_bytes, result_bytes;  // that are copied
+    const uint8_t* plan_host;           // from where
     Graph graph;
   };
   struct Download {
@@ -126,8 +131,9 @@ class Recorder {
   const void* put_bytes(const void* data, uint64_t bytes);
   void* append(const Call& call, const void* args, size_t bytes);
   void* last_of(void (*operation)());
-  void run_list();
-  void submit();
+  void run_list(const uint8_t* plan_host);
+  void submit(const uint8_t* plan_host);
+  void forget();  // what was recorded
   // Bytes that are copied of a step's plan and results.
   uint64_t plan_copied() const { return std::min((plan_used_ + kCopyStep - 1) / kCopyStep * kCopyStep, plan_bytes_); }
   uint64_t result_copied() const {
@@ -141,6 +147,10 @@ class Recorder {
   uint64_t plan_bytes_ = kAlign, result_bytes_ = 0;
   uint64_t* done_ = nullptr;  // pinned: number of the step that is done
   uint64_t number_ = 0;
+  // Plan of what start() ran, pinned: plan_host_ is written while the device may still read this.
+  static constexpr uint64_t kStartBytes = 4 * kCopyStep;
+  uint8_t* start_host_ = nullptr;
+  uint64_t started_ = 0;  // its number; 0 = none, or over
 
   // Of the step being recorded.
   std::vector<Word> list_;      // its first used_ words; the rest is room
