@@ -341,7 +341,7 @@ void bench_attention(Bench* b) {
         plans.push_back(
             {past + static_cast<int32_t>(i), 0, past, static_cast<int32_t>(tails[i].size()), tails[i].data()});
       }
-      const AttentionGroupPlan group{0, rows, nullptr};
+      const AttentionGroupPlan group{0, rows, nullptr, context - rows};
       AttentionStep step;
       step.plan({{&group, 1}, plans.data(), nullptr}, rows);
       AttentionArgs a;

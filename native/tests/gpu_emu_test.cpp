@@ -199,6 +199,25 @@ TEST(order_of_blocks_depends_on_the_seed) {
 
 // ---- copies in the background
 
+__global__ void early_copy_kernel(int* p) {
+  TND_DYNAMIC_SHARED(int, s);
+  copy_async_16(s, p);
+  copy_async_16(s + 4, p + 4, 0);  // reads nothing
+  wait_for_previous();
+  copy_async_16(s + 4, p + 4);
+}
+
+TEST(fresh_bytes_are_copied_behind_the_wait) {
+  Buffer<int> p(8);
+  const Launch l{.grid = {2}, .block = {32}, .shared_bytes = 64};
+  emu::set_fresh({{p.data + 4, 4 * sizeof(int)}});
+  CHECK_OK(run(l, early_copy_kernel, p.data));
+  emu::set_fresh({{p.data + 3, 4 * sizeof(int)}});
+  CHECK(says(run(l, early_copy_kernel, p.data), "fresh bytes before wait_for_previous()"));
+  emu::set_fresh({});
+  CHECK_OK(run(l, early_copy_kernel, p.data));
+}
+
 __global__ void copies_kernel(int* p) {
   TND_DYNAMIC_SHARED(int, stage);
   const int lane = static_cast<int>(threadIdx.x);

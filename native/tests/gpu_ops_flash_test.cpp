@@ -60,14 +60,29 @@ float scale_of(const Shape& s) {
   return 1.0f / std::sqrt(static_cast<float>(s.dim));
 }
 
-// Runs a step of rows over one cache on the device.
+#if defined(TND_GPU_EMU)
+// The slots of a cache from `first` on.
+void add_slots(const KvShape& kv, const KvCache& cache, int first, std::vector<emu::Bytes>* out) {
+  for (const bool keys : {true, false}) {
+    const KvType type = static_cast<KvType>(keys ? kv.k_type : kv.v_type);
+    for (int h = 0; h < kv.heads; ++h) {
+      const KvRow row = kv_row(type, kv, keys ? cache.k : cache.v, h, first);
+      const uint64_t slots = static_cast<uint64_t>(kv.capacity - first);
+      out->push_back({row.codes, slots * static_cast<uint64_t>(kv_code_bytes(type, kv.dim))});
+      if (kv_quantised(type)) out->push_back({row.scales, slots * static_cast<uint64_t>(kv.dim / kKvBlock) * 2});
+    }
+  }
+}
+#endif
+
+// Runs a step of rows, a cache a sequence. Slots from fresh[sequence] on may be copied behind the wait for earlier work
+// only (where caches are shared: from the last of them).
 template <class Unit>
-std::vector<float> run_on(Device& dev, const Shape& s, const KvShape& kv, const KvCache& cache, const PlanBuilder& rows,
-                          const std::vector<float>& q, int shared, AttentionMode mode = AttentionMode::kFlash) {
-  std::vector<KvCache> table(rows.firsts.size(), cache);
+Status attend(Device& dev, const Shape& s, const KvShape& kv, const std::vector<KvCache>& table,
+              const PlanBuilder& rows, const std::vector<float>& q, int shared, AttentionMode mode,
+              [[maybe_unused]] const std::vector<int>& fresh, std::vector<float>* out) {
   Buffer<KvCache> caches(dev, table);
-  std::vector<AttentionGroupPlan> groups;
-  for (size_t g = 0; g < rows.firsts.size(); ++g) groups.push_back({rows.firsts[g], rows.counts[g], nullptr});
+  const std::vector<AttentionGroupPlan> groups = rows.groups();
   AttentionStep step;
   step.plan({groups, rows.rows.data(), nullptr}, rows.count());
   Buffer<AttentionRow> plans(dev, step.rows);
@@ -96,7 +111,31 @@ std::vector<float> run_on(Device& dev, const Shape& s, const KvShape& kv, const 
   } else {
     launch_attention(dev.stream, a);
   }
-  return dq.down(dev);
+#if defined(TND_GPU_EMU)
+  std::vector<emu::Bytes> bytes_behind;
+  for (size_t g = 0; g < table.size(); ++g) {
+    int first = fresh[g];
+    for (size_t i = 0; i < table.size(); ++i) first = table[i].k == table[g].k ? std::max(first, fresh[i]) : first;
+    add_slots(kv, table[g], first, &bytes_behind);
+  }
+  emu::set_fresh(bytes_behind);
+#endif
+  const Status status = dev.stream.sync();
+#if defined(TND_GPU_EMU)
+  emu::set_fresh({});
+#endif
+  if (status.ok()) *out = dq.down(dev);
+  return status;
+}
+
+// The same over one cache.
+template <class Unit>
+std::vector<float> run_on(Device& dev, const Shape& s, const KvShape& kv, const KvCache& cache, const PlanBuilder& rows,
+                          const std::vector<float>& q, int shared, AttentionMode mode = AttentionMode::kFlash) {
+  const std::vector<KvCache> table(rows.firsts.size(), cache);
+  std::vector<float> out(q.size());
+  CHECK_OK(attend<Unit>(dev, s, kv, table, rows, q, shared, mode, rows.olds, &out));
+  return out;
 }
 
 template <class Unit = MmaUnit>
@@ -337,5 +376,131 @@ TEST(blocks_have_the_bits_of_halves) {
   check_blocks<WmmaUnit>({64, 1, 4}, kF16, kQ8, chunk, 130, &rng);
 #endif
 }
+
+// What a plan says of old keys, for chains, trees, drafts with a window and several sequences: no row writes below it,
+// and no row has a key below it in another slot.
+TEST(old_keys_are_below_the_rows_of_a_step) {
+  Rng rng(7);
+  for (const int past : {0, 1, 15, 16, 17, 63, 64, 65, 127, 128, 300}) {
+    PlanBuilder one, chain, tree, block, many;
+    one.append(past, 1);
+    chain.append(past, 16);
+    tree.tree(past, random_tree(&rng, 23));
+    block.block(past, 16, 40);
+    many.append(past, 3);
+    many.tree(past / 2, random_tree(&rng, 9));
+    many.block(past + 7, 5, 20);
+    many.tree(2 * past, chain_of(6));
+    for (PlanBuilder* b : {&one, &chain, &tree, &block, &many}) {
+      for (const int too_many : {0, 5}) {  // the plan takes back what a caller says too much
+        const std::vector<int> olds = b->olds;
+        std::vector<AttentionGroupPlan> groups = b->groups();
+        for (AttentionGroupPlan& g : groups) g.old += too_many;
+        AttentionStep step;
+        step.plan({groups, b->rows.data(), nullptr}, b->count());
+        for (const std::vector<AttentionTile>* tiles : {&step.bulk, &step.tail}) {
+          int rows = 0;
+          for (const AttentionTile& t : *tiles) {
+            const size_t g = static_cast<size_t>(t.group);
+            CHECK_EQ(t.old, olds[g]);
+            rows += t.rows;
+            for (int r = b->firsts[g]; r < b->firsts[g] + b->counts[g]; ++r) {
+              const AttentionRowPlan& row = b->rows[static_cast<size_t>(r)];
+              CHECK(row.slot >= t.old && row.past >= t.old);
+            }
+          }
+          CHECK_EQ(rows, b->count());
+        }
+      }
+    }
+  }
+}
+
+#if defined(TND_GPU_EMU)
+// Several sequences with caches of their own, contexts around the borders of tiles: run_on has the emulation report
+// copies that are too early, and a sequence's bits are those of a step of its own in which nothing is old.
+template <class Unit>
+void check_contexts(const Shape& s, KvType k_type, KvType v_type, int shared, Rng* rng) {
+  const int64_t width = int64_t{s.q_heads} * s.dim;
+  const int pasts[] = {0, 1, 15, 16, 17, 63, 64, 65, 127, 129, 200};
+  for (size_t at = 0; at < std::size(pasts); ++at) {
+    const int past = pasts[at], other = pasts[(at + 4) % std::size(pasts)];
+    PlanBuilder plain, mixed;
+    plain.append(past, 1);
+    mixed.append(past, 16);
+    mixed.tree(other, random_tree(rng, 13));
+    mixed.block(past, 8, 20);
+    for (const PlanBuilder* plan : {&plain, &mixed}) {
+      const std::vector<float> q = random_floats(rng, plan->count() * width, 1.5f);
+      const Blocks blocks(s, k_type, v_type, 224, rng);
+      const size_t groups = plan->firsts.size();
+      Device dev;
+      Buffer<uint8_t> portable(dev, blocks.rows);
+      std::vector<std::unique_ptr<Buffer<uint8_t>>> memory;
+      std::vector<KvCache> table;
+      for (size_t g = 0; g < groups; ++g) {
+        for (const bool keys : {true, false}) {
+          memory.push_back(std::make_unique<Buffer<uint8_t>>(dev, kv_cache_bytes(blocks.kv, keys)));
+        }
+        table.push_back({memory[2 * g]->data, memory[2 * g + 1]->data});
+        launch_kv_import(dev.stream, {blocks.kv, table.back(), 0, blocks.slots, portable.data});
+      }
+      std::vector<float> got, want;
+      CHECK_OK(attend<Unit>(dev, s, blocks.kv, table, *plan, q, shared, AttentionMode::kFlash, plan->olds, &got));
+      PlanBuilder fresh;
+      fresh.rows = plan->rows, fresh.firsts = plan->firsts, fresh.counts = plan->counts;
+      fresh.olds.assign(groups, 0);
+      CHECK_OK(attend<Unit>(dev, s, blocks.kv, table, fresh, q, shared, AttentionMode::kFlash, fresh.olds, &want));
+      CHECK_MSG(same(got, want), "past " + std::to_string(past) + " shared " + std::to_string(shared));
+    }
+  }
+}
+
+TEST(what_is_copied_before_the_wait_is_old) {
+  Rng rng(8);
+  constexpr KvType kF16 = KvType::kF16, kQ8 = KvType::kQ8_0, kQ4 = KvType::kQ4_0;
+  for (const int shared : {kWide, kNarrow, kSmall}) {
+    check_contexts<MmaUnit>({64, 1, 4}, kF16, kF16, shared, &rng);
+    check_contexts<MmaUnit>({64, 2, 4}, kQ8, kQ4, shared, &rng);
+  }
+  check_contexts<MmaUnit>({256, 1, 6}, kF16, kF16, kSmall, &rng);
+  check_contexts<WmmaUnit>({64, 1, 4}, kF16, kF16, kWide, &rng);
+}
+
+// The first tile of a tail is asked for before the wait as soon as all its positions are old, in every form of kernel:
+// were it not so, the emulation would have nothing to report.
+TEST(old_tiles_of_tails_are_copied_before_the_wait) {
+  Rng rng(9);
+  const auto check = [&](const Shape& s, KvType type, const PlanBuilder& rows, int shared) {
+    const Blocks blocks(s, type, type, 224, &rng);
+    const std::vector<float> q = random_floats(&rng, rows.count() * int64_t{s.q_heads} * s.dim, 1.5f);
+    for (const int old : {128, 191, 192}) {  // the tail begins at 128
+      Device dev;
+      Buffer<uint8_t> k(dev, kv_cache_bytes(blocks.kv, true)), v(dev, kv_cache_bytes(blocks.kv, false)),
+          portable(dev, blocks.rows);
+      launch_kv_import(dev.stream, {blocks.kv, {k.data, v.data}, 0, blocks.slots, portable.data});
+      PlanBuilder plan;
+      plan.rows = rows.rows, plan.firsts = rows.firsts, plan.counts = rows.counts, plan.olds = {old};
+      std::vector<float> out;
+      const Status status =
+          attend<MmaUnit>(dev, s, blocks.kv, {{k.data, v.data}}, plan, q, shared, AttentionMode::kFlash, {128}, &out);
+      const bool early = status.message().find("before wait_for_previous") != std::string::npos;
+      CHECK_MSG(early == (old == 192) && status.ok() == !early, "rows " + std::to_string(rows.count()) + " shared " +
+                                                                    std::to_string(shared) + " old " +
+                                                                    std::to_string(old) + " " + status.message());
+    }
+  };
+  PlanBuilder plain, chain, tree;
+  plain.append(200, 1);
+  chain.append(195, 16);
+  tree.tree(195, random_tree(&rng, 19));
+  for (const PlanBuilder* rows : {&plain, &chain, &tree}) {
+    for (const int shared : {kWide, kNarrow, kSmall}) {
+      check({256, 1, 6}, KvType::kF16, *rows, shared);
+      check({128, 1, 4}, KvType::kQ8_0, *rows, shared);
+    }
+  }
+}
+#endif
 
 TEST_MAIN()

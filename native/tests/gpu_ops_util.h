@@ -88,22 +88,28 @@ inline std::vector<int32_t> random_tree(test::Rng* rng, int n) {
 // PlanBuilder makes attention plans, one group (sequence) per call.
 struct PlanBuilder {
   std::vector<AttentionRowPlan> rows;
-  std::vector<int> firsts, counts;
+  std::vector<int> firsts, counts, olds;
   std::vector<std::unique_ptr<std::vector<int32_t>>> tails;
 
   int count() const { return static_cast<int>(rows.size()); }
-  void open(int n) {
+  void open(int n, int old = 0) {
     firsts.push_back(count());
     counts.push_back(n);
+    olds.push_back(old);
+  }
+  std::vector<AttentionGroupPlan> groups() const {
+    std::vector<AttentionGroupPlan> out;
+    for (size_t g = 0; g < firsts.size(); ++g) out.push_back({firsts[g], counts[g], nullptr, olds[g]});
+    return out;
   }
   // Rows at positions [first, first + n) of a committing chain.
   void append(int first, int n) {
-    open(n);
+    open(n, first);
     for (int i = 0; i < n; ++i) rows.push_back({first + i, 0, first + i + 1, 0, nullptr});
   }
   // A tree on `past` positions; parents are indices of the group.
   void tree(int past, const std::vector<int32_t>& parents) {
-    open(static_cast<int>(parents.size()));
+    open(static_cast<int>(parents.size()), past);
     for (size_t i = 0; i < parents.size(); ++i) {
       auto path = std::make_unique<std::vector<int32_t>>();
       for (int32_t at = static_cast<int32_t>(i); at >= 0; at = parents[static_cast<size_t>(at)]) {
@@ -115,7 +121,7 @@ struct PlanBuilder {
   }
   // A block whose rows see each other and the last `window` positions.
   void block(int past, int n, int window) {
-    open(n);
+    open(n, past);
     auto slots = std::make_unique<std::vector<int32_t>>();
     for (int i = 0; i < n; ++i) slots->push_back(past + i);
     for (int i = 0; i < n; ++i) {

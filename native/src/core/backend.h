@@ -147,6 +147,7 @@ struct AttentionRowPlan {
 struct AttentionGroupPlan {
   int first = 0, count = 0;         // rows of the step
   const KvCache* caches = nullptr;  // host [attention layers]
+  int32_t old = 0;                  // slots below hold what they held at the last sync() or start()
 };
 
 struct AttentionPlan {

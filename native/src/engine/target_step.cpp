@@ -261,7 +261,7 @@ Status TargetRole::plan_step(const tnd_step& step) {
     Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
     delta_groups_.push_back(
         DeltaGroup{g.first, g.count, commit, delta_rows_.data() + g.first, s.states.data(), s.replay.data()});
-    attention_groups_.push_back(AttentionGroupPlan{g.first, g.count, s.caches.data()});
+    attention_groups_.push_back(AttentionGroupPlan{g.first, g.count, s.caches.data(), s.length});
     plan_attention(s, g, commit);
   }
   fill_rope();

@@ -24,7 +24,7 @@
 // most 32 segments at any length: work for every processor, and partial results that stay in the second-level cache.
 // Tiles in which a row sees nothing leave it as it was.
 //
-// Launches read plans, and keys and values before the tails of steps of few rows, before they wait for the launch
+// Launches read plans, and tiles of keys and values that are older than the step, before they wait for the launch
 // before (runtime_device.h): those were written by earlier submissions, or before the step's first launches.
 #pragma once
 
@@ -54,6 +54,7 @@ struct AttentionRow {
 struct AttentionTile {
   int32_t row = 0, rows = 0;
   int32_t group = 0;
+  int32_t old = 0;  // keys and values of positions below are older than the step's submission, in slots of that number
 };
 
 // AttentionStep is the plan of a step, the same for all layers. The backend makes it once a step, copies its arrays to

@@ -157,7 +157,7 @@ constexpr unsigned flash_shared_bytes(const KvShape& kv) {
 }
 
 // flash_block works on an item with all threads of the block; `shared` is flash_shared_bytes() of shared memory. Plans
-// are older than the work before, which it waits for where it needs it.
+// and old tiles are older than the work before, which it waits for where it needs it.
 template <class Unit, int DIM, int WM, int MT, int STAGES, bool BLOCKS>
 TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* shared) {
   using S = FlashShape<Unit, DIM, WM, MT, STAGES, BLOCKS>;
@@ -200,12 +200,11 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
 
   const AttentionRow first_row = a.row_plans[tile.row];
   const KvCache cache = a.caches[first_row.group];
-  const bool mapped = tile.rows == 1 && first_row.n_tail > 0;  // else slots are positions
+  TileSlots slots = tile_slots(tile, first_row, a.tails, 0, end);
   const int64_t head_begin = kv_index(a.kv, kv_head, 0);
   std::conditional_t<BLOCKS, PackedTiles<DIM, STAGES, S::kStride, S::kThreads, S::kUnpack>, NoTiles> packed;
   if constexpr (BLOCKS) {
-    packed.init(a.kv, cache, kv_head, TileSlots{0, end, mapped, first_row, a.tails}, last_tile,
-                shared + flash_tile_bytes<S>(), sk);
+    packed.init(a.kv, cache, kv_head, slots, last_tile, shared + flash_tile_bytes<S>(), sk);
   }
   [[maybe_unused]] const auto copy_tile = [&](uint16_t* to, const void* cache_rows, int t) {
     constexpr int kUnits = DIM / 8;                    // of 16 bytes, a row
@@ -213,25 +212,23 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
     const int key = tid / kUnits, at = tid % kUnits * 8;
     const uint16_t* from = static_cast<const uint16_t*>(cache_rows) + head_begin + at;
     uint16_t* cell = to + key * S::kStride + at;
-    if (!mapped && (t + 1) * kAttentionTile <= end) {  // nearly always: addresses are steps from the first
-      from += int64_t{t * kAttentionTile + key} * DIM;
+    slots.first = t * kAttentionTile;
+    if (plain_tile(slots)) {
+      from += int64_t{slots.first + key} * DIM;
 #pragma unroll
       for (int i = 0; i < kAttentionTile; i += kRowsAtOnce) copy_async_16(cell + i * S::kStride, from + i * DIM);
     } else {
 #pragma unroll 1
       for (int i = 0; i < kAttentionTile; i += kRowsAtOnce) {
-        const int position = t * kAttentionTile + key + i;
-        const bool live = position < end;  // others become zero: finite, whatever weight they meet
-        const int32_t key_slot = !live ? 0 : mapped ? slot_of(first_row, a.tails, position) : position;
-        copy_async_16(cell + i * S::kStride, from + int64_t{key_slot} * DIM, live ? 16 : 0);
+        const int32_t key_slot = slot_in(slots, key + i);
+        copy_async_16(cell + i * S::kStride, from + int64_t{key_slot < 0 ? 0 : key_slot} * DIM, key_slot < 0 ? 0 : 16);
       }
     }
     copy_async_commit();
   };
 
-  // Keys before a tail are older than a step of few rows, which has no more of them than a tail has keys.
-  const bool old = part >= 0 && f.bulk_parts > 1;
-  if (!old) wait_for_previous();
+  // Tiles before this one are old; what is asked for from here on may be of the step, queries too.
+  const int new_tile = tile.old / kAttentionTile > first_tile ? tile.old / kAttentionTile : first_tile;
   // Copies run STAGES tiles ahead; a group without copies keeps the count.
   constexpr int kAhead = Unit::kOneBuffer ? 1 : STAGES, kOutstanding = Unit::kOneBuffer ? 0 : 2 * STAGES - 1;
   [[maybe_unused]] const auto copy_or_skip = [&](uint16_t* to, const void* from, int t) {
@@ -242,6 +239,7 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
     }
   };
   for (int t = first_tile; t < first_tile + kAhead; ++t) {
+    if (t == new_tile) wait_for_previous();
     if constexpr (BLOCKS) {
       packed.fetch_keys(t);
       if constexpr (S::kUnpack) packed.fetch_values(t);
@@ -250,7 +248,7 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
       if constexpr (!Unit::kOneBuffer) copy_or_skip(sv, cache.v, t);
     }
   }
-  if (old) wait_for_previous();
+  if (new_tile >= first_tile + kAhead) wait_for_previous();
 
   constexpr int kUnits = S::kQueries * DIM / 8;  // of 16 bytes
 #pragma unroll 8

@@ -14,6 +14,11 @@ void AttentionStep::plan(const AttentionPlan& plan, int n_rows) {
     const AttentionGroupPlan& group = plan.groups[g];
     int apart = -1;  // open tile of bulk, of tail; -1 = none
     int tail_apart = -1;
+    int32_t old = group.old;  // below what the rows write, and in slots of the same number
+    for (int i = 0; i < group.count; ++i) {
+      const AttentionRowPlan& in = plan.rows[group.first + i];
+      old = std::min({old, in.slot, in.past});
+    }
     for (int i = 0; i < group.count; ++i) {
       const int32_t row = group.first + i;
       const AttentionRowPlan& in = plan.rows[row];
@@ -27,7 +32,7 @@ void AttentionStep::plan(const AttentionPlan& plan, int n_rows) {
           *most = std::max(*most, ++t.rows);
           return;
         }
-        tiles->push_back(AttentionTile{row, 1, static_cast<int32_t>(g)});
+        tiles->push_back(AttentionTile{row, 1, static_cast<int32_t>(g), old});
         *open = shares ? static_cast<int>(tiles->size()) - 1 : -1;
       };
       // Before the tail a row's keys lie in slots of the same number, unless its own tail is very long. In the tail

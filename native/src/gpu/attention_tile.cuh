@@ -42,14 +42,24 @@ TND_DEVICE PackedRows packed_rows(int32_t type, const KvShape& kv, void* cache, 
 // The slots of a tile's positions; -1 = not visible to anyone, read as zeros: finite, whatever weight they meet.
 struct TileSlots {
   int32_t first, end;  // positions
-  bool mapped;         // by the tail of `row`, else slots are positions
+  int32_t direct;      // those below lie in slots of the same number, others by the tail of `row`; at most end
   AttentionRow row;
   const int32_t* tails;
 };
+// Of the tile that begins at `first`; row: the first of `tile`.
+TND_DEVICE TileSlots tile_slots(const AttentionTile& tile, const AttentionRow& row, const int32_t* tails, int32_t first,
+                                int32_t end) {
+  const bool mapped = tile.rows == 1 && row.n_tail > 0 && row.past < end;
+  return {first, end, mapped ? row.past : end, row, tails};
+}
+// Nearly always: slots of all keys are steps from the first.
+TND_DEVICE bool plain_tile(const TileSlots& s) {
+  return s.first + kAttentionTile <= s.direct;
+}
 TND_DEVICE int32_t slot_in(const TileSlots& s, int key) {
   const int32_t position = s.first + key;
   if (position >= s.end) return -1;
-  return s.mapped ? slot_of(s.row, s.tails, position) : position;
+  return position < s.direct ? position : slot_of(s.row, s.tails, position);
 }
 
 // copy_packed starts the copy of a tile to shared memory.
@@ -58,7 +68,7 @@ TND_DEVICE void copy_packed(const PackedRows& rows, uint8_t* to, const TileSlots
   const int tid = static_cast<int>(threadIdx.x), stride = packed_stride<DIM>(rows.type);
   const int64_t row = kv_code_bytes(rows.type, DIM);
   const int units = static_cast<int>(row / 16), at = tid % units * 16;
-  const bool plain = !slots.mapped && slots.first + kAttentionTile <= slots.end;  // nearly always
+  const bool plain = plain_tile(slots);
   for (int key = tid / units; key < kAttentionTile; key += THREADS / units) {
     const int32_t slot = plain ? slots.first + key : slot_in(slots, key);
     copy_async_16(to + key * stride + at, rows.codes + (slot < 0 ? 0 : slot) * row + at, slot < 0 ? 0 : 16);

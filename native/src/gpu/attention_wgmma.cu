@@ -34,7 +34,7 @@ TND_DEVICE void copy_tile(uint16_t* to, const uint16_t* rows, const TileSlots& s
   constexpr unsigned kUnits = DIM / 8, kRowsAtOnce = kThreads / kUnits;
   const unsigned unit = threadIdx.x % kUnits, key = threadIdx.x / kUnits;
   rows += unit * 8;
-  if (!slots.mapped && slots.first + kAttentionTile <= slots.end) {  // nearly always: steps from the first address
+  if (plain_tile(slots)) {
     rows += int64_t{slots.first + static_cast<int>(key)} * DIM;
     constexpr unsigned kPeriod = kRowsAtOnce < 8 ? 8 : kRowsAtOnce;  // rows after which cells are a step apart
 #pragma unroll
@@ -220,12 +220,12 @@ TND_DEVICE void attend(const FlashArgs& f, const FlashItem& item, uint8_t* share
   const int64_t head_begin = kv_index(a.kv, item.kv_head, 0);
   const auto* keys = static_cast<const uint16_t*>(cache.k) + head_begin;
   const auto* values = static_cast<const uint16_t*>(cache.v) + head_begin;
-  TileSlots slots{first_tile * kTile, end, tile.rows == 1 && plan.n_tail > 0, plan, a.tails};
-  // Keys before a tail are older than the step, which has no more rows than a tail has keys.
-  if (item.part < 0) wait_for_previous();
+  TileSlots slots = tile_slots(tile, plan, a.tails, first_tile * kTile, end);
+  const bool old = (first_tile + 1) * kTile <= tile.old;  // the first tile
+  if (!old) wait_for_previous();
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) copy_tile<DIM>(i == 0 ? sk : sv, i == 0 ? keys : values, slots);
-  if (item.part >= 0) wait_for_previous();
+  if (old) wait_for_previous();
   constexpr int kUnits = DIM / 8;
 #pragma unroll 1
   for (int q = static_cast<int>(threadIdx.x) / kUnits; q < queries; q += kThreads / kUnits) {

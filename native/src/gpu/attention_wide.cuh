@@ -45,7 +45,7 @@ TND_DEVICE void wide_copy(uint16_t* to, const uint16_t* rows, const TileSlots& s
   constexpr int kStride = DIM + 8, kUnits = DIM / 8, kRowsAtOnce = kWideThreads / kUnits;
   const int tid = static_cast<int>(threadIdx.x), key = tid / kUnits, at = tid % kUnits * 8;
   uint16_t* cell = to + key * kStride + at;
-  if (!slots.mapped && slots.first + kAttentionTile <= slots.end) {  // nearly always: steps from the first address
+  if (plain_tile(slots)) {
     const uint16_t* from = rows + int64_t{slots.first + key} * DIM + at;
 #pragma unroll
     for (int i = 0; i < kAttentionTile; i += kRowsAtOnce) copy_async_16(cell + i * kStride, from + i * DIM);
@@ -95,9 +95,17 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   const int64_t head_begin = kv_index(a.kv, item.kv_head, 0);
   const auto* keys = static_cast<const uint16_t*>(cache.k) + head_begin;
   const auto* values = static_cast<const uint16_t*>(cache.v) + head_begin;
-  TileSlots slots{first_tile * kTile, end, tile.rows == 1 && plan.n_tail > 0, plan, a.tails};
-  // Keys before a tail are older than the step, which has no more rows than a tail has keys.
-  if (item.part < 0) wait_for_previous();
+  TileSlots slots = tile_slots(tile, plan, a.tails, first_tile * kTile, end);
+  // Of the lane's two queries, rows c_row(0) and c_row(2) of the fragments.
+  KeyRange range[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int q = warp * 16 + lane / 4 + 8 * h;
+    range[h] = KeyRange{0, 0, 1};
+    if (q < queries) range[h] = key_range(a.row_plans[tile.row + (item.first_query + q) / g], item.part, f.bulk_parts);
+  }
+  const bool old = (first_tile + 1) * kTile <= tile.old;  // the first tile
+  if (!old) wait_for_previous();
   std::conditional_t<BLOCKS, PackedTiles<DIM, 1, kStride, kWideThreads, true>, NoTiles> packed;
   if constexpr (BLOCKS) {
     packed.init(a.kv, cache, item.kv_head, slots, last_tile, shared + wide_tile_bytes<DIM, true>(), sk);
@@ -107,7 +115,7 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
     wide_copy<DIM>(sk, keys, slots);
     wide_copy<DIM>(sv, values, slots);
   }
-  if (item.part >= 0) wait_for_previous();
+  if (old) wait_for_previous();
 
   // Queries: each warp its own 16.
   const bool live = warp * 16 < queries;
@@ -124,17 +132,10 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
     }
   }
 
-  // Of the lane's two queries, rows c_row(0) and c_row(2) of the fragments.
-  KeyRange range[2];
   float m[2], l[2];
   bool seen[2];
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int q = warp * 16 + lane / 4 + 8 * h;
-    range[h] = KeyRange{0, 0, 1};
-    if (q < queries) range[h] = key_range(a.row_plans[tile.row + (item.first_query + q) / g], item.part, f.bulk_parts);
-    m[h] = -__builtin_inff(), l[h] = 0.0f, seen[h] = false;
-  }
+  for (int h = 0; h < 2; ++h) m[h] = -__builtin_inff(), l[h] = 0.0f, seen[h] = false;
   Unit::C o[kColumnTiles];
 #pragma unroll
   for (int n = 0; n < kColumnTiles; ++n) {

@@ -421,7 +421,9 @@ TND_DEVICE void wait_for_previous() {
 #if defined(TND_TIMELINE)
   const TimelineCame came = timeline_came();
 #endif
-#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(TND_GPU_EMU)
+  emu::wait_for_previous();
+#elif defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 #if defined(TND_TIMELINE)

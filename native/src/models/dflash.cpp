@@ -155,7 +155,7 @@ void DflashModel::propose(std::span<const DflashBlock> blocks, int32_t stride, S
       head_rows_[i].top_ids += static_cast<int64_t>(i - heads) * stride;
       head_rows_[i].top_logprobs += static_cast<int64_t>(i - heads) * stride;
     }
-    groups_.push_back({first, b.rows, b.caches});
+    groups_.push_back({first, b.rows, b.caches, b.length});
     first += b.rows;
   }
   backend_.upload(rope_, rope_host_.data(), int64_t{rows} * d.rope_dims);

@@ -21,6 +21,16 @@ constexpr uint64_t kRoom = 512 * 1024;  // declarations beyond kMaxShared are re
 
 thread_local Runner* current_runner __attribute__((tls_model("initial-exec"))) = nullptr;
 
+std::vector<Bytes> fresh_bytes;
+
+bool is_fresh(const void* p, int bytes) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(p);
+  return std::any_of(fresh_bytes.begin(), fresh_bytes.end(), [&](const Bytes& b) {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(b.begin);
+    return at < begin + b.count && begin < at + static_cast<uintptr_t>(bytes);
+  });
+}
+
 uint64_t round_up(uint64_t n, uint64_t to) {
   return (n + to - 1) / to * to;
 }
@@ -306,6 +316,7 @@ void Runner::copy_async(void* shared, const void* global, int bytes) {
   if (reinterpret_cast<uintptr_t>(shared) % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0) {
     fail(l, "copy_async_16 of an address that is not a multiple of 16");
   }
+  if (!l.waited && is_fresh(global, bytes)) fail(l, "copy_async_16 of fresh bytes before wait_for_previous()");
   std::memset(shared, kPattern, 16);
   l.copies.push_back(Copy{shared, global, bytes, l.group});
 }
@@ -358,6 +369,7 @@ bool Runner::run(const Grid& grid, Dim3 block_idx, uint64_t seed, std::string* e
       l.lane = n % TND_WARP;
       l.index = index;
       l.block = block;
+      l.waited = false;
       l.group = 0;
       l.arrivals = 0;
       l.copies.clear();
@@ -432,6 +444,9 @@ void* static_memory(const void* key, uint64_t bytes, uint64_t align) {
 }
 void* dynamic_shared() {
   return current_runner->dynamic_memory();
+}
+void set_fresh(std::vector<Bytes> fresh) {
+  fresh_bytes = std::move(fresh);
 }
 void copy_async(void* shared, const void* global, int bytes) {
   current_runner->copy_async(shared, global, bytes);

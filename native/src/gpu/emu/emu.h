@@ -12,6 +12,8 @@
 //     without access. Sanitised builds (TND_SANITIZE) check every access.
 //   - copy_async and bulk copies deliver when waited for, and the destination holds the pattern until then.
 //   - Blocks of a cluster run together, in one host thread.
+//   - A thread that asks for bytes named by set_fresh in the background before it calls wait_for_previous() is
+//   reported.
 //   - Launches and copies of a stream run at sync, not before: host memory must live as long as the contract says.
 // What it is not: a timing model. Lanes of a warp run one after the other between collectives, blocks to their end:
 // kernels that wait for another block of the grid (persistent ones with a grid barrier) cannot run here.
@@ -22,6 +24,7 @@
 #include <cstring>
 #include <functional>
 #include <type_traits>
+#include <vector>
 
 #define __global__
 #define __device__
@@ -73,10 +76,14 @@ namespace tnd::gpu::emu {
 struct Thread {
   Dim3 thread_idx, block_idx, block_dim, grid_dim;
   unsigned lane = 0;
+  bool waited = false;  // called wait_for_previous()
 };
 extern thread_local Thread* current_thread __attribute__((tls_model("initial-exec")));
 inline const Thread& self() {
   return *current_thread;
+}
+inline void wait_for_previous() {
+  current_thread->waited = true;
 }
 
 // launch queues a kernel: body runs once per thread.
@@ -85,6 +92,14 @@ void launch(Stream& stream, const Launch& l, std::function<void()> body);
 // set_threads chooses how many host threads run blocks, 0 = one per core; set_seed the order of blocks and warps.
 void set_threads(int threads);
 void set_seed(uint64_t seed);
+
+// set_fresh names device memory that stands for what earlier launches of a step write; empty = none. Not while a stream
+// synchronises.
+struct Bytes {
+  const void* begin;
+  uint64_t count;
+};
+void set_fresh(std::vector<Bytes> fresh);
 
 // ---- collectives
 
