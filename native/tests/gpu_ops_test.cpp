@@ -276,14 +276,16 @@ TEST(delta_step_has_the_bits_of_the_cpu) {
   }
 }
 
-// Chains of every length around the tile of rows, committed at once.
+// Chains of every length around the tile of rows, committed at once; with few states put aside and room for all.
 TEST(delta_chains_have_the_bits_of_the_cpu) {
   for (const int n : {1, 2, 3, 7, 8, 9, 33}) {
     DeltaCase c;
     c.shape = {1, 2};
     c.parents = {chain_of(n)};
     c.commit = {true};
-    check_delta(c, 100 << 10, 300 + static_cast<uint64_t>(n), ("chain " + std::to_string(n)).c_str());
+    for (const int shared : {100 << 10, 227 << 10}) {
+      check_delta(c, shared, 300 + static_cast<uint64_t>(n), ("chain " + std::to_string(n)).c_str());
+    }
   }
 }
 

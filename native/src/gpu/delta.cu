@@ -423,8 +423,8 @@ void launch_delta_recur(Stream& stream, const DeltaArgs& args) {
   // Two blocks a processor must fit, or the grid of a large model runs in waves.
   constexpr int kBlocksPerProcessor = 2;
   constexpr int kSlotBytes = kSliceElems * static_cast<int>(sizeof(float));
-  constexpr int kOther = static_cast<int>(sizeof(RowInputs)) * kRingRows + 1024;
-  const int room = args.shared_per_block / kBlocksPerProcessor - kOther;
+  constexpr int kRingBytes = static_cast<int>(sizeof(RowInputs)) * kRingRows;
+  const int room = args.shared_per_block / kBlocksPerProcessor - kRingBytes - 1024;
   const int slots = std::clamp(room / kSlotBytes, 0, args.state_slots);
   const Dim3 grid{static_cast<unsigned>(args.w.shape.nv * kSlices) + tap_blocks(args.w.shape),
                   static_cast<unsigned>(args.groups)};
@@ -432,6 +432,7 @@ void launch_delta_recur(Stream& stream, const DeltaArgs& args) {
          {.grid = grid,
           .block = {kThreads},
           .shared_bytes = static_cast<unsigned>(slots * kSlotBytes),
+          .static_bytes = kRingBytes,
           .overlap = true,
           .name = "delta_recur"},
          delta_recur_kernel, args, slots);

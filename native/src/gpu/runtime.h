@@ -189,10 +189,14 @@ struct Dim3 {
   constexpr uint64_t count() const { return uint64_t{x} * y * z; }
 };
 
+// Shared memory of a block, static and dynamic, that a kernel has without asking.
+inline constexpr unsigned kSharedUnasked = 48 * 1024;
+
 struct Launch {
   Dim3 grid;                  // blocks; an empty grid launches nothing
   Dim3 block;                 // threads
   unsigned shared_bytes = 0;  // dynamic shared memory (TND_DYNAMIC_SHARED)
+  unsigned static_bytes = 0;  // at least what the kernel has of TND_SHARED, if both may be more than kSharedUnasked
   unsigned cluster = 1;       // neighbouring blocks (in x) that run together and see each other's shared memory
                               // (runtime_cluster.h); grid.x is a multiple. 1 where clusters_at_once() is 0
   bool overlap = false;  // the kernel calls wait_for_previous() before it touches what earlier work writes, and so may
@@ -223,9 +227,9 @@ void launch(Stream& stream, const Launch& l, void (*kernel)(P...), A&&... args) 
 #if defined(TND_GPU_EMU)
   emu::launch(stream, l, [kernel, ... copy = static_cast<P>(args)] { kernel(copy...); });
 #else
-  constexpr unsigned kWithoutAsking = 48 * 1024;
+  const bool asks = l.shared_bytes + l.static_bytes > kSharedUnasked;
 #if defined(TND_GPU_CUDA)
-  if (l.shared_bytes > kWithoutAsking) {
+  if (asks) {
     stream.check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                       cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(l.shared_bytes)),
                  l.name);
@@ -254,7 +258,7 @@ void launch(Stream& stream, const Launch& l, void (*kernel)(P...), A&&... args) 
   }
   stream.check(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...), l.name);
 #else
-  if (l.shared_bytes > kWithoutAsking) {
+  if (asks) {
     stream.check(hipFuncSetAttribute(reinterpret_cast<const void*>(kernel), hipFuncAttributeMaxDynamicSharedMemorySize,
                                      static_cast<int>(l.shared_bytes)),
                  l.name);

@@ -429,6 +429,11 @@ bool Runner::run(const Grid& grid, Dim3 block_idx, uint64_t seed, std::string* e
   const uint64_t shared =
       statics_.empty() ? dynamic : *std::max_element(shared_used_.begin(), shared_used_.begin() + blocks_);
   if (error_.empty() && shared > kMaxShared) fail(*lanes_[0], "more shared memory than any card has");
+  constexpr uint64_t kGuards = 1024;  // at most, of a kernel's arrays
+  if (error_.empty() && dynamic > 0 && shared > kSharedUnasked + kGuards &&
+      dynamic + grid.launch->static_bytes <= kSharedUnasked) {
+    fail(*lanes_[0], "static shared memory that the launch does not count (Launch::static_bytes)");
+  }
   *error = error_;
   return error_.empty();
 }
