@@ -85,14 +85,15 @@ TND_DEVICE void read_four(float (&x)[kHeld], int i, const float* row, int part) 
 
 // ---- the recurrence
 
-// Rows of a sequence as they lie in shared memory, a ring of tiles: one is worked on, the next one is there or on its
-// way, the one before may still be read by the other warps.
+// Rows of a sequence as they lie in shared memory. Up to kRingRows are all there before the first; more go through a
+// ring of tiles: one is worked on, the next one is there or on its way, the one before may still be read by the other
+// warps. The turn from tile to tile costs as much as four rows.
 constexpr int kTileRows = 8;
 constexpr int kRingRows = 3 * kTileRows;
 struct alignas(16) RowHead {
   float alpha, beta;
   int32_t update;   // of DeltaStepRow
-  int32_t special;  // not a row that leaves a state to the next one, which is of the same tile
+  int32_t special;  // not a row that leaves a state to the next one, which is there
 };
 struct alignas(16) RowInputs {
   float k[kDeltaDim], q[kDeltaDim];  // piece_at
@@ -155,6 +156,9 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   const float* from_value =
       rows + value_row * conv_dim + 2 * key_dim + at.head * kDeltaDim + at.slice * kDeltaSlice + value_piece * 4;
   const float* gates = a.gates + int64_t{g.first} * 2 * shape.nv + at.head;
+  const bool in_tiles = g.count > kRingRows;
+  const int heads = in_tiles ? kTileRows : kRingRows;  // rows whose heads are read at once, by a thread each
+  static_assert(kThreads >= kRingRows);
   RowHead head{};
   int32_t save = kStateNone, load = kStateNone;
   const auto copy_tile = [&](int first) {
@@ -170,7 +174,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   };
   const auto read_heads = [&](int first) {
     const int row = first + tid;
-    if (tid >= kTileRows || row >= g.count) return;
+    if (tid >= heads || row >= g.count) return;
     const float* gate = gates + int64_t{row} * 2 * shape.nv;
     head.alpha = gate[0];
     head.beta = gate[shape.nv];
@@ -180,9 +184,10 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
     load = row + 1 < g.count ? (plan + 1)->load : kStateNone;
   };
   const auto stage = [&](int first) {  // what read_heads left in registers; nothing waits for it before
-    if (tid >= kTileRows) return;
+    if (tid >= heads) return;
     const bool moves = save != kStateNone || load != kStateNone, last = first + tid + 1 >= g.count;
-    head.special = last || moves || head.update == 0 || tid == kTileRows - 1 ? 1 : 0;
+    const bool turns = in_tiles && tid == kTileRows - 1;
+    head.special = last || moves || head.update == 0 || turns ? 1 : 0;
     RowInputs& to = ring[first % kRingRows + tid];
     to.head = head, to.save = save, to.load = load;
   };
@@ -219,9 +224,15 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   copy_tile(0);
   read_heads(0);
   copy_tile(kTileRows);
-  stage(0);
-  read_heads(kTileRows);
-  copy_async_wait<1>();
+  if (in_tiles) {
+    stage(0);
+    read_heads(kTileRows);
+    copy_async_wait<1>();
+  } else {
+    copy_tile(2 * kTileRows);
+    stage(0);
+    copy_async_wait<0>();
+  }
   __syncthreads();
 
   // A turn of the loop begins behind the sums of k s and ends with those of the next row.
@@ -303,7 +314,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
       continue;
     }
     const bool more = row + 1 < g.count;
-    if (row % kTileRows == kTileRows - 1 && more) {
+    if (in_tiles && row % kTileRows == kTileRows - 1 && more) {
       stage(row + 1);
       copy_async_wait<0>();
       __syncthreads();
