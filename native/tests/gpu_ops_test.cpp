@@ -276,9 +276,10 @@ TEST(delta_step_has_the_bits_of_the_cpu) {
   }
 }
 
-// Chains of every length around the tile of rows, committed at once; with few states put aside and room for all.
+// Chains of lengths around the tile of rows and around what is there at once, committed; with few states put aside and
+// room for all.
 TEST(delta_chains_have_the_bits_of_the_cpu) {
-  for (const int n : {1, 2, 3, 7, 8, 9, 33}) {
+  for (const int n : {1, 2, 3, 7, 8, 9, 23, 24, 25, 32, 33}) {
     DeltaCase c;
     c.shape = {1, 2};
     c.parents = {chain_of(n)};
