@@ -56,6 +56,31 @@ Status open(const char* name) {
   return make_backend(name, 1, &backend);
 }
 
+// A backend with memory of its own and scratch for a few rows.
+struct WithMemory {
+  std::unique_ptr<Backend> made;
+  gpu::GpuBackend* backend = nullptr;
+  void *base = nullptr, *scratch = nullptr;
+
+  WithMemory(uint64_t bytes, int rows, int max_k) {
+    CHECK_OK(make_backend(nullptr, 1, &made));
+    backend = static_cast<gpu::GpuBackend*>(made.get());
+    CHECK_OK(backend->allocate(bytes, &base));
+    ScratchLimits limits;
+    limits.rows = rows;
+    limits.max_k = max_k;
+    Arena measured;
+    backend->plan_scratch(measured, limits);
+    CHECK_OK(backend->allocate(measured.total(), &scratch));
+    Arena arena(scratch, measured.total());
+    backend->plan_scratch(arena, limits);
+  }
+  ~WithMemory() {
+    backend->release(scratch);
+    backend->release(base);
+  }
+};
+
 TEST(devices_are_named) {
   const std::string api = gpu::api_name();
   CHECK_OK(open(nullptr));
@@ -94,22 +119,11 @@ TEST(memory_is_zeroed_and_counted) {
 
 // Transfers below and above the buffers of a step, in order with operations and with each other.
 TEST(transfers_keep_their_order) {
-  std::unique_ptr<Backend> backend;
-  CHECK_OK(make_backend(nullptr, 1, &backend));
   constexpr int64_t kMost = 6 << 20;
-  void* base = nullptr;
-  CHECK_OK(backend->allocate(2 * kMost * sizeof(float), &base));
-  float* const a = static_cast<float*>(base);
+  const WithMemory memory(2 * kMost * sizeof(float), 16, 64);
+  Backend* const backend = memory.backend;
+  float* const a = static_cast<float*>(memory.base);
   float* const b = a + kMost;
-  ScratchLimits limits;
-  limits.rows = 16;
-  limits.max_k = 64;
-  Arena measured;
-  backend->plan_scratch(measured, limits);
-  void* scratch = nullptr;
-  CHECK_OK(backend->allocate(measured.total(), &scratch));
-  Arena arena(scratch, measured.total());
-  backend->plan_scratch(arena, limits);
 
   Rng rng(3);
   for (const int64_t n : {int64_t{1}, int64_t{1000}, int64_t{200000}, kMost}) {
@@ -131,28 +145,14 @@ TEST(transfers_keep_their_order) {
       REQUIRE(rounded[at] == f32_to_bf16(x[at]));
     }
   }
-  backend->release(scratch);
-  backend->release(base);
 }
 
 // Decode steps and commits of one engine are graphs from their second time on; a graph gives what the launches give.
 TEST(repeated_steps_are_graphs) {
-  std::unique_ptr<Backend> made;
-  CHECK_OK(make_backend(nullptr, 1, &made));
-  auto* backend = static_cast<gpu::GpuBackend*>(made.get());
-  void* base = nullptr;
   constexpr int kDim = 64, kRows = 5;
-  CHECK_OK(backend->allocate(1 << 16, &base));
-  float* const x = static_cast<float*>(base);
-  ScratchLimits limits;
-  limits.rows = kRows;
-  limits.max_k = kDim;
-  Arena measured;
-  backend->plan_scratch(measured, limits);
-  void* scratch = nullptr;
-  CHECK_OK(backend->allocate(measured.total(), &scratch));
-  Arena arena(scratch, measured.total());
-  backend->plan_scratch(arena, limits);
+  const WithMemory memory(1 << 16, kRows, kDim);
+  gpu::GpuBackend* const backend = memory.backend;
+  float* const x = static_cast<float*>(memory.base);
   Rng rng(9);
   for (int round = 0; round < 4; ++round) {
     std::vector<float> in(kDim * kRows), out(in.size());
@@ -171,28 +171,14 @@ TEST(repeated_steps_are_graphs) {
   }
   CHECK_EQ(backend->recorder().graph_runs(), graphs_of(3));
   CHECK_EQ(backend->recorder().most_nodes(), gpu::plain_launches() ? 0 : 5);  // with plan and results
-  backend->release(scratch);
-  backend->release(base);
 }
 
 // Work that is started and not waited for keeps its plan while the host records what follows, several times over.
 TEST(started_work_keeps_its_plan) {
-  std::unique_ptr<Backend> made;
-  CHECK_OK(make_backend(nullptr, 1, &made));
-  auto* backend = static_cast<gpu::GpuBackend*>(made.get());
-  void* base = nullptr;
   constexpr int kDim = 64, kRows = 5, kStarts = 3;
-  CHECK_OK(backend->allocate(1 << 18, &base));
-  float* const x = static_cast<float*>(base);
-  ScratchLimits limits;
-  limits.rows = kRows;
-  limits.max_k = kDim;
-  Arena measured;
-  backend->plan_scratch(measured, limits);
-  void* scratch = nullptr;
-  CHECK_OK(backend->allocate(measured.total(), &scratch));
-  Arena arena(scratch, measured.total());
-  backend->plan_scratch(arena, limits);
+  const WithMemory memory(1 << 18, kRows, kDim);
+  gpu::GpuBackend* const backend = memory.backend;
+  float* const x = static_cast<float*>(memory.base);
   Rng rng(10);
   for (int round = 0; round < 4; ++round) {
     std::vector<float> in(kDim * kRows * (kStarts + 1)), out(in.size());
@@ -212,8 +198,6 @@ TEST(started_work_keeps_its_plan) {
     CHECK(same_bits(in, out));
   }
   CHECK_EQ(backend->recorder().graph_runs(), graphs_of(3 * (kStarts + 2)));
-  backend->release(scratch);
-  backend->release(base);
 }
 
 // Rounds of a model (a tree step and the commit of a path) are the same two graphs whatever the position, the tokens
