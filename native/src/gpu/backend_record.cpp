@@ -171,7 +171,9 @@ void Recorder::run_list(const uint8_t* plan_host) {
 
 // Runs the list as a graph from its second time on: the first may be the only one (prompts of odd lengths), and it
 // warms up what a vendor's library does at the first launch of a kernel.
-void Recorder::submit(const uint8_t* plan_host) {
+void Recorder::submit(uint8_t* plan_host) {
+  ++number_;
+  std::memcpy(plan_host, &number_, sizeof number_);
   if (plain_launches()) {
     ++list_runs_;
     return run_list(plan_host);
@@ -210,8 +212,6 @@ Status Recorder::flush() {
   TND_TRY(use_device(device_));
   Status status;
   if (used_ > 0 && !stream_->failed()) {
-    ++number_;
-    std::memcpy(plan_host_, &number_, sizeof number_);
     submit(plan_host_);
     status = stream_->wait(done_, number_);
   } else {
@@ -230,10 +230,9 @@ Status Recorder::start() {
   if (used_ == 0 || result_used_ != 0 || bytes > kStartBytes || stream_->failed()) return flush();
   TND_TRY(use_device(device_));
   if (started_ != 0) TND_TRY(stream_->wait(done_, started_));
-  started_ = ++number_;
-  std::memcpy(plan_host_, &number_, sizeof number_);
   std::memcpy(start_host_, plan_host_, bytes);
   submit(start_host_);
+  started_ = number_;
   forget();
   return stream_->failed() ? stream_->sync() : Status();
 }

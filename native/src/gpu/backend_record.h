@@ -132,8 +132,8 @@ class Recorder {
   void* append(const Call& call, const void* args, size_t bytes);
   void* last_of(void (*operation)());
   void run_list(const uint8_t* plan_host);
-  void submit(const uint8_t* plan_host);
-  void forget();  // what was recorded
+  void submit(uint8_t* plan_host);  // gives the step its number
+  void forget();                    // what was recorded
   // Bytes that are copied of a step's plan and results.
   uint64_t plan_copied() const { return std::min((plan_used_ + kCopyStep - 1) / kCopyStep * kCopyStep, plan_bytes_); }
   uint64_t result_copied() const {
