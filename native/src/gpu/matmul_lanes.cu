@@ -271,7 +271,7 @@ TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& un
 template <int COLS, int WARPS, int SPARE, int SHARE, uint32_t FORMS>
 __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_kernel(const LanesArgs args) {
   if constexpr (kHasClusters) {
-    constexpr bool MIXED = FORMS == kBothForms;
+    constexpr bool kMixed = FORMS == kBothForms;
     let_next_start();
     TND_DYNAMIC_SHARED(uint8_t, smem);
     using Barriers = LanesBarriers<WARPS>;
@@ -291,9 +291,9 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
     w.sums_full = barriers->sums[0];
     w.inputs_full = barriers->inputs + own_lane * most;
     w.sums = smem + round_up(sizeof(Barriers));
-    const int second = MIXED && cluster >= args.second ? 1 : 0;
+    const int second = kMixed && cluster >= args.second ? 1 : 0;
     const LanesForm& form = args.forms[second];
-    if constexpr (MIXED) w.slot = form.slot, w.stages = form.stages;
+    if constexpr (kMixed) w.slot = form.slot, w.stages = form.stages;
     uint8_t* next = w.sums + warps * args.sets * sum_bytes(COLS);
     w.inputs[0] = next + own_lane * most * input_pitch(form.form & kFormQ256, COLS);
     next += SHARE * most * input_pitch(form.form & kFormQ256, COLS);
@@ -316,25 +316,25 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
     }
     const int mine = w.units;
     Unit unit = w.unit, before = w.unit;
-    for (int i = 0; i < form.stages && i < kStagesBeforeInputs; ++i) fetch<MIXED>(w, args, i);
+    for (int i = 0; i < form.stages && i < kStagesBeforeInputs; ++i) fetch<kMixed>(w, args, i);
     __syncthreads();
     wait_for_previous();
     if (units > 0 && one_of_warp()) fetch_inputs<COLS>(w, args.jobs.acts, form.form);
     sync_warp();
-    for (int i = kStagesBeforeInputs; i < form.stages; ++i) fetch<MIXED>(w, args, i);
+    for (int i = kStagesBeforeInputs; i < form.stages; ++i) fetch<kMixed>(w, args, i);
 
     while (w.done < mine) {
       float acc[1][COLS / 8][4] = {};
       const DType type = args.jobs.jobs[unit.job].type;
-      if (FORMS == kFormQ32 || (MIXED && type == DType::kQ8_0)) {
-        multiply_unit<TypeQ80, COLS, MIXED>(w, args, acc);
+      if (FORMS == kFormQ32 || (kMixed && type == DType::kQ8_0)) {
+        multiply_unit<TypeQ80, COLS, kMixed>(w, args, acc);
       } else if constexpr (FORMS != kFormQ32) {
         if (type == DType::kQ4_K) {
-          multiply_unit<TypeQ4KInPlace, COLS, MIXED>(w, args, acc);
+          multiply_unit<TypeQ4KInPlace, COLS, kMixed>(w, args, acc);
         } else if (type == DType::kQ5_K) {
-          multiply_unit<TypeQ5K, COLS, MIXED>(w, args, acc);
+          multiply_unit<TypeQ5K, COLS, kMixed>(w, args, acc);
         } else {
-          multiply_unit<TypeQ6K, COLS, MIXED>(w, args, acc);
+          multiply_unit<TypeQ6K, COLS, kMixed>(w, args, acc);
         }
       }
       // The sums of the unit before have come meanwhile. Before the first, the other blocks' barriers must exist.
@@ -386,8 +386,8 @@ int by_form(const MatmulJobs& jobs, LanesArgs* args) {
   return by_first;
 }
 
-// cut_runs deals the units to clusters, to those of each form by its bytes, and returns how many the longest run has.
-int cut_runs(int by_first, int clusters, LanesArgs* args) {
+// cut_runs deals the units to clusters, to those of each form by its bytes.
+void cut_runs(int by_first, int clusters, LanesArgs* args) {
   MatmulJobs& jobs = args->jobs;
   uint64_t first_bytes = 0;
   for (int i = 0; i < by_first; ++i) first_bytes += static_cast<uint64_t>(jobs.jobs[i].units * jobs.jobs[i].unit_bytes);
@@ -395,15 +395,12 @@ int cut_runs(int by_first, int clusters, LanesArgs* args) {
   args->second = by_first == 0            ? 0
                  : by_first == jobs.count ? clusters
                                           : std::clamp(static_cast<int>(clusters * share + 0.5), 1, clusters - 1);
-  int longest = 0;
   for (int i = 0; i < clusters; ++i) {
-    const bool second = i >= args->second;
-    args->first[i] = second ? first_unit(jobs, by_first, jobs.count, i - args->second, clusters - args->second)
-                            : first_unit(jobs, 0, by_first, i, args->second);
-    if (i > 0) longest = std::max(longest, args->first[i] - args->first[i - 1]);
+    args->first[i] = i < args->second
+                         ? first_unit(jobs, 0, by_first, i, args->second)
+                         : first_unit(jobs, by_first, jobs.count, i - args->second, clusters - args->second);
   }
   args->first[clusters] = first_unit(jobs, 0, jobs.count, 1, 1);
-  return std::max(longest, args->first[clusters] - args->first[clusters - 1]);
 }
 
 template <int COLS, int WARPS, int SPARE, int SHARE, uint32_t FORMS>
@@ -418,12 +415,13 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
   LanesArgs args;
   const int by_first = by_form(jobs, &args);
   if (FORMS == kBothForms && clusters < 2) return false;
-  const int units = cut_runs(by_first, clusters, &args);
+  cut_runs(by_first, clusters, &args);
   int longest[2] = {};  // run of each form
   for (int i = 0; i < clusters; ++i) {
     int& n = longest[i < args.second ? 0 : 1];
     n = std::max(n, args.first[i + 1] - args.first[i]);
   }
+  const int units = std::max(longest[0], longest[1]);
   int teams = WARPS / SHARE + 1, shared = 0;
   for (bool fits = false; !fits;) {
     if (teams * SHARE <= kFewestWarps) return false;
@@ -461,15 +459,15 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
 template <int COLS, int SPARE, uint32_t FORMS>
 bool launch_forms(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
   constexpr int kWarps = 16;
-  int64_t outs = 0;
-  for (int i = 0; i < jobs.count; ++i) outs += jobs.jobs[i].n;
-  if constexpr (COLS > 8 || FORMS == kBothForms) {
-    const bool wide = FORMS == kBothForms || group.unit == 4 || outs >= kWideOuts;
-    if (wide && launch_columns<COLS, kWarps, SPARE, 2, FORMS>(stream, group, jobs)) return true;
-  }
   if constexpr (FORMS == kBothForms) {
-    return false;
+    return launch_columns<COLS, kWarps, SPARE, 2, FORMS>(stream, group, jobs);
   } else {
+    if constexpr (COLS > 8) {
+      int64_t outs = 0;
+      for (int i = 0; i < jobs.count; ++i) outs += jobs.jobs[i].n;
+      const bool wide = group.unit == 4 || outs >= kWideOuts;
+      if (wide && launch_columns<COLS, kWarps, SPARE, 2, FORMS>(stream, group, jobs)) return true;
+    }
     return launch_columns<COLS, kWarps, SPARE, 1, FORMS>(stream, group, jobs);
   }
 }
