@@ -2,6 +2,8 @@ package app
 
 import (
 	"bufio"
+	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -141,11 +143,12 @@ func describe(resp map[string]any) string {
 func TestResponseObject(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
-	w.SetDecode(r.reply("so\n</think>\n\nYes.", 2))
+	const thought = "The user wants a yes."
+	w.SetDecode(r.reply(thought+"\n</think>\n\nYes.", 2))
 	v := r.post("/v1/responses", `{"input":"Hi","instructions":"Be brief.","max_output_tokens":50,"temperature":0.5,"top_p":0.9,"metadata":{"a":"b"},
 		"reasoning":{"effort":"medium","summary":"auto"},"tools":[{"type":"function","name":"f"}],"tool_choice":"none","parallel_tool_calls":false,
 		"truncation":"auto","user":"me","store":false,"prompt_cache_key":"k","include":["reasoning.encrypted_content"]}`).json(t)
-	n := float64(len(r.encode("so\n</think>\n\nYes.")))
+	n := float64(len(r.encode(thought + "\n</think>\n\nYes.")))
 	reasoning := at(v, "usage", "output_tokens_details", "reasoning_tokens").(float64)
 	for path, want := range map[string]any{
 		"object": "response", "status": "completed", "background": false, "instructions": "Be brief.", "max_output_tokens": 50.0, "temperature": 0.5,
@@ -175,8 +178,10 @@ func TestResponseObject(t *testing.T) {
 	if at(v, "finish_details", "close_kind") != "natural" || at(v, "tools", 0, "name") != "f" || at(v, "completed_at") == nil {
 		t.Errorf("response %v", v)
 	}
-	if s, _ := at(v, "output", 0, "encrypted_content").(string); len(s) < 20 || strings.Contains(s, "so") {
-		t.Errorf("encrypted_content %q", s)
+	sealed, _ := at(v, "output", 0, "encrypted_content").(string)
+	raw, err := base64.RawURLEncoding.DecodeString(sealed)
+	if err != nil || len(raw) < len(thought) || bytes.Contains(raw, []byte(thought)) {
+		t.Errorf("encrypted_content %q says %q: %v", sealed, raw, err)
 	}
 }
 
