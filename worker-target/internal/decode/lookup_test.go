@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/tandem-inference/tandem/services/ddtree"
@@ -46,15 +47,21 @@ func (s *sure) Wait(ctx context.Context, tree *ddtree.Tree) drafts.Outcome {
 	return outcome
 }
 
-// reciting chooses the tokens of refrain. It counts the steps that are wider than what the drafter proposed for them.
+// reciting chooses the tokens of refrain. Wide steps cost it little more than plain ones. It counts the steps that are wider than what
+// the drafter proposed for them.
 type reciting struct {
 	counting
 	drafter   *sure
 	prolonged int
 }
 
+func stepTime(rows int) time.Duration {
+	return time.Duration(100+rows) * time.Microsecond
+}
+
 func (c *reciting) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
 	err := c.counting.Step(ctx, step, result)
+	time.Sleep(stepTime(len(step.Rows)))
 	for i := range step.Rows {
 		result.Tokens[i] = refrain(int(step.Rows[i].Position) + 1)
 	}
@@ -68,6 +75,10 @@ func (c *reciting) Step(ctx context.Context, step *engineplugin.Step, result *en
 // TestProlonged: lookup goes on behind a draft that has proposed all that its block holds; tokens are counted by what proposed them, and
 // the output is that of plain decoding.
 func TestProlonged(t *testing.T) {
+	synctest.Test(t, testProlonged) // what is drafted depends on times
+}
+
+func testProlonged(t *testing.T) {
 	prompt := make([]int32, 100)
 	for i := range prompt {
 		prompt[i] = refrain(i)
@@ -75,8 +86,8 @@ func TestProlonged(t *testing.T) {
 	run := func(noLookup bool, tokens int) (stats Stats, prolonged int) {
 		t.Helper()
 		model := auto.New()
-		for _, rows := range []int{1, 2, 4, 8, 16, 32, 64} { // wide steps are cheap
-			model.SetVerify(rows, time.Duration(100+rows)*time.Microsecond)
+		for _, rows := range []int{1, 2, 4, 8, 16, 32, 64} {
+			model.SetVerify(rows, stepTime(rows))
 		}
 		drafter := &sure{}
 		engine, out := &reciting{drafter: drafter}, recording{}
