@@ -154,7 +154,7 @@ void print_plan(const Options& o, uint32_t role, const SyntheticModel& model, co
 uint64_t planned_bytes(const std::map<std::string, uint64_t>& memory) {
   uint64_t sum = 0;
   for (const auto& [name, bytes] : memory) {
-    if (name != "total_bytes" && name != "cap_bytes" && name != "host_bytes") sum += bytes;
+    if (name != "total_bytes" && name != "cap_bytes") sum += bytes;
   }
   return sum;
 }

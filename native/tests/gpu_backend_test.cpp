@@ -1,5 +1,6 @@
 // The GPU backend as a whole: names of devices, memory, transfers of every size, and the step as a replayed graph.
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -144,6 +145,13 @@ TEST(transfers_keep_their_order) {
       REQUIRE(y[at] == (i < (n + 1) / 2 ? 0.0f : x[at]));
       REQUIRE(rounded[at] == f32_to_bf16(x[at]));
     }
+    std::vector<uint8_t> unaligned(1 + 2 * x.size());
+    std::memcpy(unaligned.data() + 1, rounded.data(), 2 * x.size());
+    backend->upload_bf16(b, unaligned.data() + 1, n);
+    backend->zero(a, n);
+    backend->download(z.data(), b, n);
+    CHECK_OK(backend->sync());
+    for (size_t i = 0; i < x.size(); ++i) REQUIRE(z[i] == bf16_to_f32(rounded[i]));
   }
 }
 

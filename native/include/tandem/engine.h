@@ -263,7 +263,9 @@ TND_API tnd_status tnd_fuse_load(tnd_engine* engine, const char* path);
 TND_API tnd_status tnd_features_read(tnd_engine* engine, int32_t sequence, int32_t position, int32_t n,
                                      int32_t encoding, void* features);
 
-/* Drafts. Appends the features of n committed positions starting at `position`, which must be the sequence's length. */
+/* Drafts. Appends the features of n committed positions starting at `position`, which must be the sequence's length.
+ * The features may be reused at once. On a GPU the call returns while the card still works on the last rows, as
+ * tnd_commit does; draft_ns counts the host's part of that. */
 TND_API tnd_status tnd_draft_append(tnd_engine* engine, int32_t sequence, int32_t position, int32_t n, int32_t encoding,
                                     const void* features);
 /* One block forward per request. ids and logprobs: [n requests, block_size - 1, max_top_k of the engine's options],

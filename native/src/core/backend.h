@@ -264,8 +264,10 @@ class Backend {
   // matrix plans (measuring arena) or loads a weight: memory from the arena, all types of dtype_matmul.
   virtual Status matrix(const TensorView& t, Arena& arena, std::unique_ptr<Matrix>* out) = 0;
   virtual InputForms forms(const Matrix& w) const = 0;
-  // upload copies host floats to backend space, zero clears; both in order with the operations below.
+  // upload copies host floats to backend space, upload_bf16 host bfloat16 (not aligned) as floats, zero clears; all in
+  // order with the operations below.
   virtual void upload(float* dst, const float* src, int64_t n) = 0;
+  virtual void upload_bf16(float* dst, const void* src, int64_t n) = 0;
   virtual void zero(float* dst, int64_t n) = 0;
   // acts plans an input buffer; forms is the union of what its readers need.
   virtual std::unique_ptr<Acts> acts(Arena& arena, int64_t max_k, int max_rows, InputForms forms) = 0;

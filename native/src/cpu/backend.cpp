@@ -115,6 +115,11 @@ void CpuBackend::upload(float* dst, const float* src, int64_t n) {
   std::memcpy(dst, src, static_cast<size_t>(n) * sizeof(float));
 }
 
+void CpuBackend::upload_bf16(float* dst, const void* src, int64_t n) {
+  const uint8_t* from = static_cast<const uint8_t*>(src);
+  for (int64_t i = 0; i < n; ++i) dst[i] = bf16_to_f32(load_u16(from + 2 * i));
+}
+
 void CpuBackend::zero(float* dst, int64_t n) {
   std::memset(dst, 0, static_cast<size_t>(n) * sizeof(float));
 }

@@ -39,6 +39,7 @@ class CpuBackend final : public Backend {
   Status matrix(const TensorView& t, Arena& arena, std::unique_ptr<Matrix>* out) override;
   InputForms forms(const Matrix& w) const override { return act_kind(w.type); }
   void upload(float* dst, const float* src, int64_t n) override;
+  void upload_bf16(float* dst, const void* src, int64_t n) override;
   void zero(float* dst, int64_t n) override;
   std::unique_ptr<Acts> acts(Arena& arena, int64_t max_k, int max_rows, InputForms forms) override;
   void plan_scratch(Arena& arena, const ScratchLimits& limits) override;

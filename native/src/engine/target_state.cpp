@@ -200,7 +200,7 @@ Status TargetRole::check_encoding(int32_t encoding) const {
   if (encoding < TND_FEATURE_RAW_BF16 || encoding > TND_FEATURE_FUSED_F32) {
     return errorf(TND_INVALID_ARGUMENT, "feature_encoding is %d", encoding);
   }
-  if ((encoding == TND_FEATURE_FUSED_BF16 || encoding == TND_FEATURE_FUSED_F32) && fc_ == nullptr) {
+  if (fused_features(encoding) && fc_ == nullptr) {
     return errorf(TND_FAILED_PRECONDITION, "fused features need tnd_fuse_load");
   }
   return Status();
@@ -235,7 +235,7 @@ void TargetRole::write_features(int32_t encoding, int32_t n, void* out) {
   const int64_t raw = static_cast<int64_t>(capture_.size()) * p_.hidden;
   const float* src = features_;
   int64_t width = raw;
-  if (encoding == TND_FEATURE_FUSED_BF16 || encoding == TND_FEATURE_FUSED_F32) {
+  if (fused_features(encoding)) {
     width = fc_->n;
     c_.backend->prepare(features_, raw, n, raw, c_.backend->forms(*fc_), fuse_acts_.get());
     const Product product{fc_.get(), fused_, width, nullptr};
@@ -243,7 +243,7 @@ void TargetRole::write_features(int32_t encoding, int32_t n, void* out) {
     c_.backend->norm_rows(fused_, fuse_.norm, fuse_.eps, n, width, fused_);
     src = fused_;
   }
-  if (encoding == TND_FEATURE_RAW_BF16 || encoding == TND_FEATURE_FUSED_BF16) {
+  if (bf16_features(encoding)) {
     c_.backend->download_bf16(static_cast<uint16_t*>(out), src, n * width);
   } else {
     c_.backend->download(static_cast<float*>(out), src, n * width);

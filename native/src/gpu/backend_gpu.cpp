@@ -120,6 +120,20 @@ void GpuBackend::upload(float* dst, const float* src, int64_t n) {
   copy(dst, recorder_.put(src, static_cast<size_t>(n)), bytes);
 }
 
+void GpuBackend::upload_bf16(float* dst, const void* src, int64_t n) {
+  const uint8_t* const from = static_cast<const uint8_t*>(src);
+  const int64_t most = static_cast<int64_t>(recorder_.plan_capacity() / sizeof(uint16_t) / 2);
+  for (int64_t at = 0; at < n; at += most) {
+    const int64_t count = std::min(most, n - at);
+    const size_t bytes = static_cast<size_t>(count) * sizeof(uint16_t);
+    if (!recorder_.reserve(Recorder::padded(bytes))) return;
+    WidenArgs& args = recorder_.add(launch_widen_bf16);
+    args.src = reinterpret_cast<const uint16_t*>(recorder_.put(from + at * 2, bytes));
+    args.dst = dst + at;
+    args.n = count;
+  }
+}
+
 void GpuBackend::zero(float* dst, int64_t n) {
   FillArgs& args = recorder_.add(launch_fill);
   args.dst = dst;

@@ -147,8 +147,9 @@ class Recorder {
   uint64_t plan_bytes_ = kAlign, result_bytes_ = 0;
   uint64_t* done_ = nullptr;  // pinned: number of the step that is done
   uint64_t number_ = 0;
-  // Plan of what start() ran, pinned: plan_host_ is written while the device may still read this.
-  static constexpr uint64_t kStartBytes = 4 * kCopyStep;
+  // Plan of what start() ran, pinned: plan_host_ is written while the device may still read this. Features of a round's
+  // tokens for a draft fit.
+  static constexpr uint64_t kStartBytes = 32 * kCopyStep;
   uint8_t* start_host_ = nullptr;
   uint64_t started_ = 0;  // its number; 0 = none, or over
 

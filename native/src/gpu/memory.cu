@@ -21,9 +21,24 @@ __global__ void copy_rows_f32_kernel(CopyRowsArgs a) {
   }
 }
 
+__global__ void copy_kernel(CopyArgs a) {
+  let_next_start();
+  wait_for_previous();
+  const uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < a.bytes / 16) static_cast<uint4*>(a.dst)[i] = static_cast<const uint4*>(a.src)[i];
+}
+
 __global__ void round_bf16_kernel(RoundArgs a) {
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < a.n; i += int64_t{gridDim.x} * kThreads) {
     a.dst[i] = f32_to_bf16(a.src[i]);
+  }
+}
+
+__global__ void widen_bf16_kernel(WidenArgs a) {
+  let_next_start();
+  wait_for_previous();
+  for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < a.n; i += int64_t{gridDim.x} * kThreads) {
+    a.dst[i] = bf16_to_f32(a.src[i]);
   }
 }
 
@@ -65,8 +80,23 @@ void launch_round_bf16(Stream& stream, const RoundArgs& args) {
   launch(stream, {.grid = {blocks_for(args.n)}, .block = {kThreads}, .name = "round_bf16"}, round_bf16_kernel, args);
 }
 
+void launch_widen_bf16(Stream& stream, const WidenArgs& args) {
+  launch(stream, {.grid = {blocks_for(args.n)}, .block = {kThreads}, .overlap = true, .name = "widen_bf16"},
+         widen_bf16_kernel, args);
+}
+
 void launch_copy(Stream& stream, const CopyArgs& args) {
-  stream.copy(args.dst, args.src, args.bytes);
+  constexpr uint64_t kMost = 1 << 20;
+  const auto aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  if (args.bytes > kMost || args.bytes % 16 != 0 || !aligned(args.dst) || !aligned(args.src)) {
+    return stream.copy(args.dst, args.src, args.bytes);
+  }
+  launch(stream,
+         {.grid = {blocks_for(static_cast<int64_t>(args.bytes / 16))},
+          .block = {kThreads},
+          .overlap = true,
+          .name = "copy"},
+         copy_kernel, args);
 }
 
 void launch_fill(Stream& stream, const FillArgs& args) {

@@ -25,6 +25,15 @@ struct RoundArgs {
 };
 void launch_round_bf16(Stream& stream, const RoundArgs& args);
 
+// dst[i] = src[i], exactly.
+struct WidenArgs {
+  const uint16_t* src = nullptr;  // bfloat16
+  float* dst = nullptr;
+  int64_t n = 0;
+};
+void launch_widen_bf16(Stream& stream, const WidenArgs& args);
+
+// A small copy is a kernel: what waits for a copy node of a graph waits some microseconds more.
 struct CopyArgs {
   void* dst = nullptr;
   const void* src = nullptr;

@@ -57,16 +57,21 @@ Status DflashModel::load(WeightLoader& w, WeightLoader& tables, int32_t vocab, A
   return Status();
 }
 
-void DflashModel::append(const KvCache* caches, int32_t position, int32_t n, bool fused, const float* features,
+void DflashModel::append(const KvCache* caches, int32_t position, int32_t n, int32_t encoding, const void* features,
                          Stats* stats) {
   const HParams& d = p_.decoder;
   PhaseTimer timer(stats);
   backend_.begin_step(n > kPromptRows);
   float* c = ws_.x;
-  if (fused) {
-    backend_.upload(c, features, int64_t{n} * d.hidden);
+  const bool fused = fused_features(encoding);
+  float* const to = fused ? c : features_;
+  const int64_t count = n * int64_t{fused ? d.hidden : p_.feature_raw};
+  if (bf16_features(encoding)) {
+    backend_.upload_bf16(to, features, count);
   } else {
-    backend_.upload(features_, features, int64_t{n} * p_.feature_raw);
+    backend_.upload(to, static_cast<const float*>(features), count);
+  }
+  if (!fused) {
     backend_.prepare(features_, p_.feature_raw, n, p_.feature_raw, backend_.forms(*fc_), feature_acts_.get());
     timer.mark(Counter::kFeatureNs);
     const Product fuse{fc_.get(), c, d.hidden, nullptr};

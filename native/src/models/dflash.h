@@ -56,9 +56,9 @@ class DflashModel {
   // token_embd.weight and, unless tied, output.weight.
   Status load(WeightLoader& weights, WeightLoader& tables, int32_t vocab, Arena& arena, const DflashLimits& limits);
 
-  // append caches K/V of n <= append_rows positions starting at `position`. fused: features are c already
-  // [n, hidden], else raw [n, feature_raw]; host f32.
-  void append(const KvCache* caches, int32_t position, int32_t n, bool fused, const float* features, Stats* stats);
+  // append caches K/V of n <= append_rows positions starting at `position`. encoding: TND_FEATURE_*; fused features are
+  // c already [n, hidden], others raw [n, feature_raw].
+  void append(const KvCache* caches, int32_t position, int32_t n, int32_t encoding, const void* features, Stats* stats);
 
   // propose runs one pass over all blocks; stride: elements between positions in ids and logprobs.
   void propose(std::span<const DflashBlock> blocks, int32_t stride, Stats* stats);

@@ -16,6 +16,14 @@
 
 namespace tnd {
 
+// What an encoding of features (TND_FEATURE_*) says.
+constexpr bool fused_features(int32_t encoding) {
+  return encoding == TND_FEATURE_FUSED_BF16 || encoding == TND_FEATURE_FUSED_F32;
+}
+constexpr bool bf16_features(int32_t encoding) {
+  return encoding == TND_FEATURE_RAW_BF16 || encoding == TND_FEATURE_FUSED_BF16;
+}
+
 struct DflashHParams {
   HParams decoder;    // Qwen3-style layers of the draft; vocab is 0 (it has no table of its own)
   int32_t block = 0;  // rows of a block, anchor included

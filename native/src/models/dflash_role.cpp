@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "core/crc32c.h"
-#include "core/fp.h"
 #include "engine/roles.h"
 #include "engine/saved_sequence.h"
 #include "models/dflash.h"
@@ -52,8 +51,6 @@ class DraftRole final : public Role {
   Status plan(const DflashFile& draft, const gguf::File& tables);
   Status find(int32_t handle, Sequence** out);
   uint64_t fingerprint(const DflashFile& draft) const;
-  // Features of a piece of an append, converted on the host.
-  uint64_t host_bytes() const { return uint64_t{4} * static_cast<uint64_t>(append_rows_) * p_.feature_raw; }
   static SavedParts parts(const Sequence& s, int32_t length);
 
   OpenContext c_;
@@ -66,7 +63,6 @@ class DraftRole final : public Role {
   uint64_t loaded_ = 0, load_total_ = 0;
   std::vector<Sequence> sequences_;
   SavedSequences saved_;
-  std::vector<float> host_;  // features of one piece of an append as f32
   std::vector<DflashBlock> blocks_;
 };
 
@@ -148,12 +144,12 @@ Status DraftRole::plan(const DflashFile& draft, const gguf::File& tables) {
   for (;;) {
     Arena measure;
     TND_TRY(build(draft, tables, context, measure));
-    if (measure.total() + host_bytes() <= c_.memory_cap) {
+    if (measure.total() <= c_.memory_cap) {
       max_context_ = context;
       break;
     }
     const uint64_t per_position = measure.of(Purpose::kKv) / static_cast<uint64_t>(kv_.capacity);
-    const uint64_t over = measure.total() + host_bytes() - c_.memory_cap;
+    const uint64_t over = measure.total() - c_.memory_cap;
     const int64_t fits = context - static_cast<int64_t>(over / std::max<uint64_t>(per_position, 1)) - 16;
     if (asked || fits < 256) {
       return errorf(
@@ -193,7 +189,6 @@ Status DraftRole::open() {
   TND_TRY(open_files(&draft, &tables));
   TND_TRY(set_kv_types(o, p_.decoder.kv_heads, p_.decoder.head_dim, &kv_));
   TND_TRY(plan(*draft, *tables));
-  host_.resize(static_cast<size_t>(append_rows_) * p_.feature_raw);
   saved_.init(
       c_.backend,
       {{'T', 'N', 'D', 'D', 'R', 'A', 'F', 'T'}, "draft sequence", "draft", fingerprint(*draft), kv_, max_context_});
@@ -234,14 +229,10 @@ void DraftRole::memory(std::vector<tnd_stat>* out) const {
     s.value = arena_.of(static_cast<Purpose>(i));
     out->push_back(s);
   }
-  const auto add = [&](const char* name, uint64_t value) {
-    tnd_stat s{};
-    std::snprintf(s.name, sizeof s.name, "%s", name);
-    s.value = value;
-    out->push_back(s);
-  };
-  add("host_bytes", host_bytes());
-  add("snapshot_bytes", saved_.snapshot_bytes());
+  tnd_stat snapshots{};
+  std::snprintf(snapshots.name, sizeof snapshots.name, "snapshot_bytes");
+  snapshots.value = saved_.snapshot_bytes();
+  out->push_back(snapshots);
 }
 
 Status DraftRole::find(int32_t handle, Sequence** out) {
@@ -313,7 +304,7 @@ SavedParts DraftRole::parts(const Sequence& s, int32_t length) {
 Status DraftRole::snapshot_create(int32_t sequence, int32_t* snapshot) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  const uint64_t used = arena_.total() + host_bytes() + saved_.snapshot_bytes();
+  const uint64_t used = arena_.total() + saved_.snapshot_bytes();
   const uint64_t available = used < c_.memory_cap ? c_.memory_cap - used : 0;
   return saved_.snapshot(parts(*s, s->length), s->length, available, snapshot);
 }
@@ -361,26 +352,21 @@ Status DraftRole::draft_append(int32_t sequence, int32_t position, int32_t n, in
   if (n > max_context_ - position) {
     return errorf(TND_RESOURCE_EXHAUSTED, "%d positions after %d exceed max_context %d", n, position, max_context_);
   }
-  const bool fused = encoding == TND_FEATURE_FUSED_BF16 || encoding == TND_FEATURE_FUSED_F32;
-  const bool bf16 = encoding == TND_FEATURE_FUSED_BF16 || encoding == TND_FEATURE_RAW_BF16;
-  if (!fused && !bf16 && encoding != TND_FEATURE_RAW_F32) {
+  if (!fused_features(encoding) && !bf16_features(encoding) && encoding != TND_FEATURE_RAW_F32) {
     return errorf(TND_INVALID_ARGUMENT, "encoding %d is not one of TND_FEATURE_*", encoding);
   }
-  const int64_t width = fused ? p_.decoder.hidden : p_.feature_raw;
+  const int64_t row_bytes =
+      int64_t{fused_features(encoding) ? p_.decoder.hidden : p_.feature_raw} * (bf16_features(encoding) ? 2 : 4);
   for (int32_t done = 0; done < n;) {
     if (c_.cancel->load(std::memory_order_relaxed)) {
       return errorf(TND_CANCELED, "cancelled after %d of %d positions", done, n);
     }
     const int32_t rows = std::min(n - done, append_rows_);
-    const float* f = static_cast<const float*>(features) + done * width;
-    if (bf16) {
-      const uint8_t* src = static_cast<const uint8_t*>(features) + done * width * 2;
-      for (int64_t i = 0; i < rows * width; ++i) host_[i] = bf16_to_f32(load_u16(src + 2 * i));
-      f = host_.data();
-    }
-    model_->append(s->caches.data(), position + done, rows, fused, f, c_.stats);
-    TND_TRY(c_.backend->sync());
+    const auto* from = static_cast<const uint8_t*>(features) + done * row_bytes;
+    model_->append(s->caches.data(), position + done, rows, encoding, from, c_.stats);
     done += rows;
+    // A proposal comes next and is recorded while the device works on the last rows.
+    TND_TRY(done < n ? c_.backend->sync() : c_.backend->start());
     s->length += rows;
   }
   c_.stats->add(Counter::kDraftAppends, static_cast<uint64_t>(n));
