@@ -280,8 +280,8 @@ TEST(products_of_a_group_share_a_launch) {
 }
 
 TEST(clusters_give_the_same_bits) {
-  // Runs of units that end within a weight, teams with several units, with one and with none, lanes of unequal length;
-  // on cards also outputs enough for clusters of two.
+  // Runs of units that end within a weight, teams with several units, with one and with none, units that are left over
+  // and multiplied in parts, lanes of unequal length; on cards also outputs enough for clusters of two.
   Rng rng(17);
   struct Shape {
     uint64_t k;
@@ -291,9 +291,14 @@ TEST(clusters_give_the_same_bits) {
                           {1024, {{DType::kQ6_K, 40}}},
                           {1312, {{DType::kQ8_0, 90}}},
                           {4352, {{DType::kQ4_K, 16}, {DType::kQ6_K, 70}}},
-                          {1280, {{DType::kQ4_K, 15000}, {DType::kQ8_0, 40}, {DType::kQ6_K, 15000}}}};
+                          {17408, {{DType::kQ6_K, 450}}},
+                          {3328, {{DType::kQ4_K, 1200}}},
+                          {3072, {{DType::kQ6_K, 912}}},
+                          {3072, {{DType::kQ5_K, 900}, {DType::kQ8_0, 40}, {DType::kQ6_K, 60}}},
+                          {1280, {{DType::kQ4_K, 15000}, {DType::kQ8_0, 40}, {DType::kQ6_K, 15000}}},
+                          {2560, {{DType::kQ4_K, 35000}}}};
   const std::vector<int> units = emulated() ? std::vector<int>{3, 4} : std::vector<int>{0};
-  for (const Shape& shape : std::span(shapes, emulated() ? 4 : 5)) {
+  for (const Shape& shape : std::span(shapes, emulated() ? 8 : 10)) {
     const int most = 32;
     const auto x = random_input(shape.k, most, rng);
     const bool whole = shape.k % 256 == 0;

@@ -54,8 +54,7 @@ MatmulJobs jobs_of(const MatmulGroup& group, KernelSet set) {
 }
 
 int share_blocks(MatmulJobs* jobs, int blocks) {
-  int64_t bytes = 0;
-  for (int i = 0; i < jobs->count; ++i) bytes += jobs->jobs[i].units * jobs->jobs[i].unit_bytes;
+  const int64_t bytes = weight_bytes_of(*jobs, 0, jobs->count);
   int dealt = 0;
   MatmulJob* largest = &jobs->jobs[0];
   for (int i = 0; i < jobs->count; ++i) {

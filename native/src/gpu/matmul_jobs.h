@@ -35,11 +35,14 @@ struct MatmulJobs {
   int32_t arrivals = 1;
 };
 
-// weight_bytes_of returns the bytes of all weights of the jobs.
-inline uint64_t weight_bytes_of(const MatmulJobs& jobs) {
-  uint64_t bytes = 0;
-  for (int i = 0; i < jobs.count; ++i) bytes += static_cast<uint64_t>(jobs.jobs[i].units * jobs.jobs[i].unit_bytes);
+// weight_bytes_of returns the bytes of the weights of jobs [begin, end), or of all.
+constexpr int64_t weight_bytes_of(const MatmulJobs& jobs, int begin, int end) {
+  int64_t bytes = 0;
+  for (int i = begin; i < end; ++i) bytes += jobs.jobs[i].units * jobs.jobs[i].unit_bytes;
   return bytes;
+}
+constexpr uint64_t weight_bytes_of(const MatmulJobs& jobs) {
+  return static_cast<uint64_t>(weight_bytes_of(jobs, 0, jobs.count));
 }
 
 // Which kernel a type runs in. One kernel holds the types that occur together in a model, so that they share a launch.

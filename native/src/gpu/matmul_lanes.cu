@@ -15,6 +15,10 @@
 //
 // Products of many outputs for more than eight rows take clusters of two blocks (SHARE), each with two lanes: twice as
 // many runs and half as many teams, so that the team with one unit more than the others has a smaller part of all.
+// Units beyond those that all teams have alike would still keep a few warps busy while the rest of the processor idles.
+// In these clusters they are multiplied in parts, by several teams: the first part before its team's own units, the
+// second after its team's first own unit and so on, so that the sums which a part goes on from are there when it
+// begins.
 #include <algorithm>
 
 #include "gpu/matmul_accumulate.h"
@@ -37,9 +41,12 @@ constexpr int kLeftFree = 4096;
 
 // What clusters share that read one form of activations.
 struct LanesForm {
-  int32_t stages = 0;  // of a ring
-  int32_t slot = 0;    // bytes of a stage
-  int32_t shift = 0;   // of lane 1's stages, in bytes (slot_bytes)
+  int32_t stages = 0;   // of a ring
+  int32_t slot = 0;     // bytes of a stage
+  int32_t shift = 0;    // of lane 1's stages, in bytes (slot_bytes)
+  int32_t teams = 0;    // most that have units
+  int32_t sets = 1;     // of places for sums of a warp: 2 if it takes more than one unit
+  int32_t divided = 0;  // most units of a run that are multiplied in parts
   // Which form. From here also where a kernel knows it: with addresses of constants the compilers compute these anew
   // for every super-block instead of keeping them.
   uint32_t form = 0;
@@ -47,12 +54,18 @@ struct LanesForm {
 constexpr uint32_t kForms[2] = {kFormQ256, kFormQ32};
 constexpr uint32_t kBothForms = kFormQ256 | kFormQ32;
 
+// Units of a cluster.
+struct LanesRun {
+  int32_t first = 0;
+  int16_t each = 0;   // units that every team has at least
+  int16_t parts = 0;  // of each unit beyond those, 0: it is one team's
+};
+
 struct LanesArgs {
-  MatmulJobs jobs;                       // those of kForms[0] first; MatmulJob::blocks is the bytes of a super-block
-  LanesForm forms[2];                    // as kForms; the first one if there is one only
-  int32_t second = 0;                    // first cluster that reads the second form
-  int32_t sets = 1;                      // of places for sums of a warp: 2 if it takes more than one unit
-  int32_t first[kMaxClusters + 1] = {};  // unit of each cluster's run, and the end
+  MatmulJobs jobs;                  // those of kForms[0] first; MatmulJob::blocks is the bytes of a super-block
+  LanesForm forms[2];               // as kForms; the first one if there is one only
+  int32_t second = 0;               // first cluster that reads the second form
+  LanesRun runs[kMaxClusters + 1];  // of each cluster, and where the next one would begin
 };
 
 // Barriers at the start of shared memory.
@@ -60,6 +73,7 @@ template <int WARPS>
 struct LanesBarriers {
   Barrier ring[WARPS][kMaxStages];
   Barrier sums[WARPS][2];
+  Barrier handed[WARPS];  // sums of a part of a unit, by the warp that has multiplied it
   Barrier inputs[kMaxSupers];
 };
 constexpr int round_up(uint64_t n) {
@@ -74,6 +88,10 @@ constexpr int input_bytes(uint32_t forms, int cols) {
 constexpr int input_pitch(uint32_t forms, int cols) {
   return round_up(static_cast<uint64_t>(input_bytes(forms & kFormQ256, cols))) +
          round_up(static_cast<uint64_t>(input_bytes(forms & kFormQ32, cols)));
+}
+// Sums of a part of a unit: [cols / 8][lane][4].
+constexpr int part_bytes(int cols) {
+  return cols / 8 * TND_WARP * 4 * static_cast<int>(sizeof(float));
 }
 // Sums of a unit that one warp adds: [4 lanes][cols / 8][8 outputs][2 outputs 8 apart][2 columns].
 constexpr int sum_bytes(int cols) {
@@ -91,8 +109,7 @@ constexpr int slot_bytes(int super) {
 
 // First unit of run i of n of jobs [begin, end): cut where the bytes are i / n of theirs.
 constexpr int first_unit(const MatmulJobs& jobs, int begin, int end, int i, int n) {
-  int64_t bytes = 0;
-  for (int j = begin; j < end; ++j) bytes += jobs.jobs[j].units * jobs.jobs[j].unit_bytes;
+  const int64_t bytes = weight_bytes_of(jobs, begin, end);
   int64_t from = bytes / n * i + bytes % n * i / n;
   int unit = 0;
   for (int j = 0; j < end; ++j) {
@@ -117,26 +134,32 @@ struct Unit {
 
 // A warp of a block: where its things are, and how far it is. Warp w is of team w / SHARE.
 struct LanesWarp {
-  Barrier* ring_full;    // [stages]
-  Barrier* sums_full;    // [2], of all warps
-  Barrier* inputs_full;  // of its lane
-  uint8_t* sums;         // places of all warps
-  uint8_t* inputs[2];    // as kForms; of its lane
-  uint8_t* ring;         // of this warp
-  int slot, stages;      // MIXED: as LanesForm
+  Barrier* ring_full;      // [stages]
+  Barrier* sums_full;      // [2], of all warps
+  Barrier* inputs_full;    // of its lane
+  uint8_t* sums;           // places of all warps
+  uint8_t* inputs[2];      // as kForms; of its lane
+  uint8_t* ring;           // of this warp
+  int slot, stages, sets;  // MIXED: as LanesForm
   int lane, team, teams;
   int k_lane;  // lane of the contract
   int supers;  // of that lane in a unit
 
-  // The next super-block to fetch, its unit, how many units and how many super-blocks of the unit are left with it, and
-  // the bytes of each.
+  // Its part of a unit that is left over: how many own units come first (-1 = it has none), the unit, super-blocks.
+  int part;
+  Unit divided;
+  int part_first, part_supers;
+
+  // The next super-block to fetch, its unit or the next own one, how many units (a part counts as one) have been
+  // fetched and how many are left with this one, how many super-blocks of it are left, and the bytes of each.
   const uint8_t* from;
   Unit unit;
-  int units, left, bytes;
+  int fetched, units, left, bytes;
   // The next stage to take.
   int stage;
   uint32_t phase;
-  int done;  // units
+  int seen;  // super-blocks whose activations it has seen arrive
+  int done;  // units whose sums it has sent
 };
 
 // Of the launch they are constants, of a cluster they take registers, which the widest tiles have none of.
@@ -148,12 +171,27 @@ template <bool MIXED>
 TND_DEVICE int stages_of(const LanesWarp& w, const LanesArgs& args) {
   return MIXED ? w.stages : args.forms[0].stages;
 }
+template <bool MIXED>
+TND_DEVICE int sets_of(const LanesWarp& w, const LanesArgs& args) {
+  return MIXED ? w.sets : args.forms[0].sets;
+}
+
+// is_part says whether the n-th unit that the warp multiplies is its part of one.
+[[maybe_unused]] TND_DEVICE bool is_part(const LanesWarp& w, int n) {
+  return w.part >= 0 && n == w.part;
+}
 
 [[maybe_unused]] TND_DEVICE void fetch_from_unit(LanesWarp& w, const LanesArgs& args) {
-  const MatmulJob& job = args.jobs.jobs[w.unit.job];
+  const bool part = is_part(w, w.fetched);
+  const Unit unit = part ? w.divided : w.unit;
+  const MatmulJob& job = args.jobs.jobs[unit.job];
   w.bytes = job.blocks;
-  w.from = job.data + w.unit.of_job * job.unit_bytes + w.k_lane * w.bytes;
-  w.left = w.supers;
+  w.from = job.data + unit.of_job * job.unit_bytes + (w.k_lane + (part ? w.part_first * kLanes : 0)) * w.bytes;
+  w.left = part ? w.part_supers : w.supers;
+}
+// to_unit makes *own the own unit that is n-th of what the warp multiplies, if it is one, from the one before.
+[[maybe_unused]] TND_DEVICE void to_unit(const LanesWarp& w, const LanesArgs& args, int n, Unit* own) {
+  if (!is_part(w, n) && (n != 1 || w.part != 0)) advance(args.jobs, w.teams, own);
 }
 
 // fetch starts the copy of the next super-block into a stage that nobody reads.
@@ -167,7 +205,7 @@ TND_DEVICE void fetch(LanesWarp& w, const LanesArgs& args, int stage) {
   }
   w.from += kLanes * w.bytes;
   if (--w.left != 0 || --w.units == 0) return;
-  advance(args.jobs, w.teams, &w.unit);
+  to_unit(w, args, ++w.fetched, &w.unit);
   fetch_from_unit(w, args);
 }
 
@@ -195,13 +233,14 @@ TND_DEVICE void fetch_inputs(const LanesWarp& w, const ActsView& acts, uint32_t 
   }
 }
 
+// multiply adds super-blocks [begin, end) of a unit.
 template <template <class> class TYPE, int COLS, bool MIXED>
-TND_DEVICE void multiply_unit(LanesWarp& w, const LanesArgs& args, float (&acc)[1][COLS / 8][4]) {
+TND_DEVICE void multiply(LanesWarp& w, const LanesArgs& args, int begin, int end, float (&acc)[1][COLS / 8][4]) {
   using U = MmaUnit;
   using T = TYPE<U>;
-  const uint8_t* x = w.inputs[T::kForm == kFormQ256 ? 0 : 1];
-  for (int i = 0; i < w.supers; ++i, x += input_pitch(T::kForm, COLS)) {
-    if (w.done == 0) barrier_wait(w.inputs_full + i, 0);
+  const uint8_t* x = w.inputs[T::kForm == kFormQ256 ? 0 : 1] + begin * input_pitch(T::kForm, COLS);
+  for (int i = begin; i < end; ++i, x += input_pitch(T::kForm, COLS)) {
+    if (i >= w.seen) barrier_wait(w.inputs_full + i, 0);
     barrier_wait(w.ring_full + w.stage, w.phase);
     const SuperInput in = {reinterpret_cast<const int8_t*>(x),
                            reinterpret_cast<const uint16_t*>(x + COLS * 256),
@@ -217,18 +256,19 @@ TND_DEVICE void multiply_unit(LanesWarp& w, const LanesArgs& args, float (&acc)[
       w.phase ^= 1;
     }
   }
+  w.seen = w.seen > end ? w.seen : end;
 }
 
 // send hands the warp's sums of a unit over. Columns c with c / 2 % 4 = q are added by the team's warp of lane q: those
 // of a thread all go there. Places for sums change with every unit: whoever sends the sums of unit i + 2 has finished i
 // + 1, so all had sent i + 1 and before that had finished i.
-template <int COLS, int SHARE>
+template <int COLS, int SHARE, bool MIXED>
 TND_DEVICE void send(const LanesWarp& w, const LanesArgs& args, const float (&acc)[1][COLS / 8][4]) {
   constexpr int kTileBytes = kOuts * 2 * static_cast<int>(sizeof(float));
-  const int set = args.sets == 2 ? w.done % 2 : 0;
+  const int sets = sets_of<MIXED>(w, args), set = sets == 2 ? w.done % 2 : 0;
   if (w.lane == 0) barrier_expect(w.sums_full + (w.team * SHARE + w.k_lane % SHARE) * 2 + set, sum_bytes(COLS));
   const int quarter = w.lane % 4, warp = w.team * SHARE + quarter % SHARE;
-  uint8_t* const place = w.sums + (warp * args.sets + set) * sum_bytes(COLS);
+  uint8_t* const place = w.sums + (warp * sets + set) * sum_bytes(COLS);
   const BlockMemory to = of_block(place + w.k_lane * (COLS / 8) * kTileBytes + w.lane / 4 * 16, quarter / SHARE);
   const BlockMemory there = of_block(w.sums_full + warp * 2 + set, quarter / SHARE);
 #pragma unroll
@@ -236,7 +276,7 @@ TND_DEVICE void send(const LanesWarp& w, const LanesArgs& args, const float (&ac
 }
 
 // finish adds the lanes of the warp's quarter of a unit's columns. number: of the units that the warp has done.
-template <int COLS, int SHARE>
+template <int COLS, int SHARE, bool MIXED>
 TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& unit, int number) {
   constexpr int kTiles = COLS / 8;
   const MatmulJob& job = args.jobs.jobs[unit.job];
@@ -250,10 +290,10 @@ TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& un
     exists[tile] = row + tile * 8 < args.jobs.rows && out < job.n;
     if (from != nullptr && exists[tile]) residual[tile] = from[at + tile * 8 * job.y_stride];
   }
-  const int set = args.sets == 2 ? number % 2 : 0;
+  const int sets = sets_of<MIXED>(w, args), set = sets == 2 ? number % 2 : 0;
   const int warp = w.team * SHARE + w.k_lane % SHARE;
-  const uint8_t* const sums = w.sums + (warp * args.sets + set) * sum_bytes(COLS);
-  barrier_wait(w.sums_full + warp * 2 + set, static_cast<uint32_t>(args.sets == 2 ? number / 2 % 2 : 0));
+  const uint8_t* const sums = w.sums + (warp * sets + set) * sum_bytes(COLS);
+  barrier_wait(w.sums_full + warp * 2 + set, static_cast<uint32_t>(sets == 2 ? number / 2 % 2 : 0));
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile) {
     constexpr int kPitch = kTiles * kOuts * 2;
@@ -277,7 +317,8 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
     using Barriers = LanesBarriers<WARPS>;
     Barriers* const barriers = reinterpret_cast<Barriers*>(smem);
     const int cluster = static_cast<int>(blockIdx.x) / (kLanes / SHARE);
-    const int begin = args.first[cluster], units = args.first[cluster + 1] - begin;
+    const LanesRun run = args.runs[cluster];
+    const int units = args.runs[cluster + 1].first - run.first;
     const int supers = static_cast<int>(super_blocks(args.jobs.k));
     const int most = (supers + kLanes - 1) / kLanes;
     const int warp = one_warp_id(), warps = static_cast<int>(blockDim.x) / TND_WARP, own_lane = warp % SHARE;
@@ -293,8 +334,10 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
     w.sums = smem + round_up(sizeof(Barriers));
     const int second = kMixed && cluster >= args.second ? 1 : 0;
     const LanesForm& form = args.forms[second];
-    if constexpr (kMixed) w.slot = form.slot, w.stages = form.stages;
-    uint8_t* next = w.sums + warps * args.sets * sum_bytes(COLS);
+    if constexpr (kMixed) w.slot = form.slot, w.stages = form.stages, w.sets = form.sets;
+    uint8_t* next = w.sums + form.teams * SHARE * form.sets * sum_bytes(COLS);
+    uint8_t* const handed = next + (own_lane * TND_WARP + w.lane) * 4 * static_cast<int>(sizeof(float));
+    next += form.divided * SHARE * part_bytes(COLS);
     w.inputs[0] = next + own_lane * most * input_pitch(form.form & kFormQ256, COLS);
     next += SHARE * most * input_pitch(form.form & kFormQ256, COLS);
     w.inputs[1] = next + own_lane * most * input_pitch(form.form & kFormQ32, COLS);
@@ -304,18 +347,33 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
     if (one_of_warp()) {
       for (int i = 0; i < form.stages; ++i) barrier_init(w.ring_full + i, 1);
       for (int i = 0; i < 2; ++i) barrier_init(w.sums_full + warp * 2 + i, 1);
+      barrier_init(barriers->handed + warp, 1);
       for (int i = w.team; i < w.supers; i += w.teams) barrier_init(w.inputs_full + i, 1);
       barriers_made();
     }
     sync_warp();
     cluster_arrive_relaxed();
-    if (w.team < units) {
-      w.units = (units - w.team + w.teams - 1) / w.teams;
-      advance(args.jobs, begin + w.team, &w.unit);
+    const int left_over = units - run.each * w.teams;
+    w.part = -1;
+    w.units = run.each + (w.team < left_over ? 1 : 0);
+    int division = 0;  // which unit of those that are left over
+    if (SHARE == 2 && run.parts != 0) {
+      division = w.team / run.parts;
+      const bool has_part = division < left_over;
+      w.units = run.each + (has_part ? 1 : 0);
+      if (has_part) {
+        w.part = w.team - division * run.parts;
+        w.part_first = w.supers * w.part / run.parts;
+        w.part_supers = w.supers * (w.part + 1) / run.parts - w.part_first;
+        advance(args.jobs, run.first + run.each * w.teams + division, &w.divided);
+      }
+    }
+    if (w.units != 0) {
+      advance(args.jobs, run.first + w.team, &w.unit);
       fetch_from_unit(w, args);
     }
     const int mine = w.units;
-    Unit unit = w.unit, before = w.unit;
+    Unit own = w.unit, before = w.unit;
     for (int i = 0; i < form.stages && i < kStagesBeforeInputs; ++i) fetch<kMixed>(w, args, i);
     __syncthreads();
     wait_for_previous();
@@ -323,31 +381,58 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
     sync_warp();
     for (int i = kStagesBeforeInputs; i < form.stages; ++i) fetch<kMixed>(w, args, i);
 
-    while (w.done < mine) {
+    // The other blocks' barriers may not exist yet. w.done == 0 says the same, but asked for that, loops of the widest
+    // tiles read spilled values.
+    bool alone = true;
+    for (int n = 0; n < mine; ++n) {
       float acc[1][COLS / 8][4] = {};
-      const DType type = args.jobs.jobs[unit.job].type;
-      if (FORMS == kFormQ32 || (kMixed && type == DType::kQ8_0)) {
-        multiply_unit<TypeQ80, COLS, kMixed>(w, args, acc);
-      } else if constexpr (FORMS != kFormQ32) {
-        if (type == DType::kQ4_K) {
-          multiply_unit<TypeQ4KInPlace, COLS, kMixed>(w, args, acc);
-        } else if (type == DType::kQ5_K) {
-          multiply_unit<TypeQ5K, COLS, kMixed>(w, args, acc);
-        } else {
-          multiply_unit<TypeQ6K, COLS, kMixed>(w, args, acc);
+      if (n != 0) to_unit(w, args, n, &own);
+      const bool part = is_part(w, n);
+      const Unit unit = part ? w.divided : own;
+      const int first = part ? w.part_first : 0, end = part ? first + w.part_supers : w.supers;
+      float4* const sums = reinterpret_cast<float4*>(handed + division * SHARE * part_bytes(COLS));
+      if (part && first != 0) {
+        barrier_wait(barriers->handed + warp - SHARE, 0);
+#pragma unroll
+        for (int tile = 0; tile < COLS / 8; ++tile) {
+          const float4 v = sums[tile * SHARE * TND_WARP];
+          acc[0][tile][0] = v.x, acc[0][tile][1] = v.y, acc[0][tile][2] = v.z, acc[0][tile][3] = v.w;
         }
       }
-      // The sums of the unit before have come meanwhile. Before the first, the other blocks' barriers must exist.
-      if (w.done == 0) {
-        cluster_wait();
-      } else {
-        finish<COLS, SHARE>(w, args, before, w.done - 1);
+      const DType type = args.jobs.jobs[unit.job].type;
+      if (FORMS == kFormQ32 || (kMixed && type == DType::kQ8_0)) {
+        multiply<TypeQ80, COLS, kMixed>(w, args, first, end, acc);
+      } else if constexpr (FORMS != kFormQ32) {
+        if (type == DType::kQ4_K) {
+          multiply<TypeQ4KInPlace, COLS, kMixed>(w, args, first, end, acc);
+        } else if (type == DType::kQ5_K) {
+          multiply<TypeQ5K, COLS, kMixed>(w, args, first, end, acc);
+        } else {
+          multiply<TypeQ6K, COLS, kMixed>(w, args, first, end, acc);
+        }
       }
-      send<COLS, SHARE>(w, args, acc);
+      if (part && end != w.supers) {
+#pragma unroll
+        for (int tile = 0; tile < COLS / 8; ++tile) {
+          sums[tile * SHARE * TND_WARP] =
+              make_float4(acc[0][tile][0], acc[0][tile][1], acc[0][tile][2], acc[0][tile][3]);
+        }
+        sync_warp();
+        if (w.lane == 0) barrier_arrive(barriers->handed + warp);
+        continue;
+      }
+      // The sums of the unit before have come meanwhile.
+      if (alone) {
+        cluster_wait();
+        alone = false;
+      } else {
+        finish<COLS, SHARE, kMixed>(w, args, before, w.done - 1);
+      }
+      send<COLS, SHARE, kMixed>(w, args, acc);
       before = unit;
-      if (++w.done < mine) advance(args.jobs, w.teams, &unit);
+      ++w.done;
     }
-    if (mine != 0) finish<COLS, SHARE>(w, args, before, mine - 1);
+    if (w.done != 0) finish<COLS, SHARE, kMixed>(w, args, before, w.done - 1);
   }
 }
 
@@ -389,18 +474,53 @@ int by_form(const MatmulJobs& jobs, LanesArgs* args) {
 // cut_runs deals the units to clusters, to those of each form by its bytes.
 void cut_runs(int by_first, int clusters, LanesArgs* args) {
   MatmulJobs& jobs = args->jobs;
-  uint64_t first_bytes = 0;
-  for (int i = 0; i < by_first; ++i) first_bytes += static_cast<uint64_t>(jobs.jobs[i].units * jobs.jobs[i].unit_bytes);
-  const double share = static_cast<double>(first_bytes) / static_cast<double>(weight_bytes_of(jobs));
+  const double share =
+      static_cast<double>(weight_bytes_of(jobs, 0, by_first)) / static_cast<double>(weight_bytes_of(jobs));
   args->second = by_first == 0            ? 0
                  : by_first == jobs.count ? clusters
                                           : std::clamp(static_cast<int>(clusters * share + 0.5), 1, clusters - 1);
   for (int i = 0; i < clusters; ++i) {
-    args->first[i] = i < args->second
-                         ? first_unit(jobs, 0, by_first, i, args->second)
-                         : first_unit(jobs, by_first, jobs.count, i - args->second, clusters - args->second);
+    args->runs[i].first = i < args->second
+                              ? first_unit(jobs, 0, by_first, i, args->second)
+                              : first_unit(jobs, by_first, jobs.count, i - args->second, clusters - args->second);
   }
-  args->first[clusters] = first_unit(jobs, 0, jobs.count, 1, 1);
+  args->runs[clusters].first = first_unit(jobs, 0, jobs.count, 1, 1);
+}
+
+// divide_rests decides how the units are multiplied that teams cannot share evenly: in at most `most` parts where every
+// team has units before. A team's part comes after as many own units as there are parts before it.
+void divide_rests(int clusters, int teams, int most, LanesArgs* args) {
+  args->forms[0].divided = args->forms[1].divided = 0;
+  for (int i = 0; i < clusters; ++i) {
+    LanesRun& run = args->runs[i];
+    const int units = args->runs[i + 1].first - run.first, each = units / teams, rest = units % teams;
+    const int parts = each == 0 || rest == 0 ? 0 : std::min({each + 1, teams / rest, most});
+    run.each = static_cast<int16_t>(each);
+    run.parts = static_cast<int16_t>(parts > 1 ? parts : 0);
+    int32_t& divided = args->forms[i < args->second ? 0 : 1].divided;
+    if (parts > 1) divided = std::max(divided, rest);
+  }
+}
+
+// take_shared gives clusters their stages in `room` bytes of shared memory for a block, of `teams` teams, and returns
+// what is used, 0 if it is too little. longest: units of the longest run of each form; barriers: bytes; supers: whose
+// activations a block holds.
+template <int COLS, int SHARE>
+int take_shared(int room, int teams, const int (&longest)[2], int barriers, int supers, LanesArgs* args) {
+  int shared = 0;
+  for (int f = 0; f < 2; ++f) {
+    if (longest[f] == 0) continue;
+    LanesForm& form = args->forms[f];
+    form.teams = std::min(teams, longest[f]);
+    form.sets = longest[f] > teams ? 2 : 1;
+    const int fixed = barriers + form.teams * SHARE * form.sets * sum_bytes(COLS) +
+                      form.divided * SHARE * part_bytes(COLS) + supers * input_pitch(kForms[f], COLS);
+    const int stage = form.teams * SHARE * form.slot;
+    form.stages = std::min(kMaxStages, (room - fixed) / stage);
+    if (form.stages < 2) return 0;
+    shared = std::max(shared, fixed + form.stages * stage);
+  }
+  return shared;
 }
 
 template <int COLS, int WARPS, int SPARE, int SHARE, uint32_t FORMS>
@@ -419,25 +539,17 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
   int longest[2] = {};  // run of each form
   for (int i = 0; i < clusters; ++i) {
     int& n = longest[i < args.second ? 0 : 1];
-    n = std::max(n, args.first[i + 1] - args.first[i]);
+    n = std::max(n, args.runs[i + 1].first - args.runs[i].first);
   }
-  const int units = std::max(longest[0], longest[1]);
+  const int units = std::max(longest[0], longest[1]), room = group.shared_per_block - kLeftFree;
   int teams = WARPS / SHARE + 1, shared = 0;
-  for (bool fits = false; !fits;) {
+  while (shared == 0) {
     if (teams * SHARE <= kFewestWarps) return false;
     teams = choose_teams(units, teams - 1, SHARE);
-    args.sets = units > teams ? 2 : 1;
-    fits = true;
-    shared = 0;
-    for (int f = 0; f < 2; ++f) {
-      if (longest[f] == 0) continue;
-      LanesForm& form = args.forms[f];
-      const int fixed = round_up(sizeof(LanesBarriers<WARPS>)) + teams * SHARE * args.sets * sum_bytes(COLS) +
-                        SHARE * most * input_pitch(kForms[f], COLS);
-      const int stage = std::min(teams, longest[f]) * SHARE * form.slot;  // of all warps that have units
-      form.stages = std::min(kMaxStages, (group.shared_per_block - kLeftFree - fixed) / stage);
-      shared = std::max(shared, fixed + form.stages * stage);
-      fits = fits && form.stages >= 2;
+    for (int parts = SHARE == 2 ? supers / kLanes : 1; shared == 0 && parts > 0; parts = parts > 1 ? 1 : 0) {
+      divide_rests(clusters, teams, parts, &args);
+      shared =
+          take_shared<COLS, SHARE>(room, teams, longest, round_up(sizeof(LanesBarriers<WARPS>)), SHARE * most, &args);
     }
   }
   if (FORMS == kFormQ32) args.forms[0] = args.forms[1];
