@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "delta_columns.cuh"
 #include "engine/tree.h"
 #include "gpu/attention.h"
 #include "gpu/delta.h"
@@ -220,8 +221,11 @@ void bench_delta(Bench* b) {
   };
   std::vector<int32_t> chain;
   for (int i = 0; i < 16; ++i) chain.push_back(i - 1);
+  std::vector<int32_t> branches;  // as in step27b_bench
+  for (int i = 0; i < 23; ++i) branches.push_back(i >= 4 && i % 2 == 0 ? i - 3 : i - 1);
   const Case cases[] = {{"1 row", {-1}, 1},
                         {"chain of 16", chain, 16},
+                        {"two branches of 23", branches, 23},
                         {"tree of 23", tree_of(23), 23},
                         {"tree of 32", tree_of(32), 32},
                         {"committing chain of 512", {}, 512}};
@@ -252,8 +256,22 @@ void bench_delta(Bench* b) {
     b->line((std::string("delta conv, ") + c.name).c_str(), layers([&] { launch_delta_conv(b->stream, a); }),
             row_bytes);
     const double state = 4.0 * static_cast<double>(kDelta.state_elems()) * (c.parents.empty() ? 2 : 1);
-    b->line((std::string("delta rule, ") + c.name).c_str(), layers([&] { launch_delta_recur(b->stream, a); }),
-            state + 4.0 * c.rows * (kDelta.conv_dim() + 2.0 * kDelta.value_dim()));
+    std::vector<float> outputs[2];  // of both forms: the same bits
+    for (const bool columns : {false, true}) {
+      const auto rule = [&] {
+        if (columns) return launch_delta_columns(b->stream, a, b->info.processors);
+        launch_delta_recur(b->stream, a);
+      };
+      b->line((std::string(columns ? "delta rule by columns, " : "delta rule, ") + c.name).c_str(), layers(rule),
+              state + 4.0 * c.rows * (kDelta.conv_dim() + 2.0 * kDelta.value_dim()));
+      if (c.parents.empty()) continue;  // every launch goes on from the state of the one before
+      const size_t n = static_cast<size_t>(c.rows) * static_cast<size_t>(kDelta.value_dim());
+      outputs[columns].resize(2 * n);
+      b->stream.to_host(outputs[columns].data(), a.mixed, n * sizeof(float));
+      b->stream.to_host(outputs[columns].data() + n, replay.back().d, n * sizeof(float));
+      b->sync();
+    }
+    if (outputs[0] != outputs[1]) die(errorf(TND_INTERNAL, "delta rule, %s: the forms differ", c.name));
     DeltaChunks chunks;
     chunks.plan({&group, 1}, 0, delta_chunk_capacity(kMaxRows));
     if (chunks.chunks.empty() || !delta_chunked(b->info)) continue;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "../bench/delta_columns.cuh"
 #include "cpu/backend.h"
 #include "cpu/matmul_layout.h"
 #include "cpu/row_kernels.h"
@@ -129,7 +130,8 @@ struct DeltaData {
   }
 };
 
-void check_delta(const DeltaCase& c, int shared_per_block, uint64_t seed, const char* what) {
+void check_delta(const DeltaCase& c, int shared_per_block, uint64_t seed, const char* what,
+                 void (*rule)(Stream&, const DeltaArgs&)) {
   Rng rng(seed);
   DeltaData h(c, &rng);
   const DeltaShape& sh = c.shape;
@@ -173,7 +175,7 @@ void check_delta(const DeltaCase& c, int shared_per_block, uint64_t seed, const 
   args.state_slots = h.slots;
   args.shared_per_block = shared_per_block;
   launch_delta_conv(dev.stream, args);
-  launch_delta_recur(dev.stream, args);
+  rule(dev.stream, args);
   launch_gated_norm(dev.stream, {mixed.data, norm.data, z.data, h.layer.eps, h.n, sh.nv, mixed.data, {}, 0});
 
   ScratchLimits limits;
@@ -263,16 +265,32 @@ TEST(norms_and_swiglu_have_the_bits_of_the_cpu) {
   }
 }
 
+// The recurrence in use, and that of bench/delta_columns.cuh on cards of two sizes.
+constexpr struct {
+  const char* name;
+  void (*launch)(Stream&, const DeltaArgs&);
+} kDeltaRules[] = {
+    {"slices", launch_delta_recur},
+    {"columns", [](Stream& stream, const DeltaArgs& args) { launch_delta_columns(stream, args, 2); }},
+    {"columns, many processors", [](Stream& stream, const DeltaArgs& args) { launch_delta_columns(stream, args, 99); }},
+};
+
 TEST(delta_step_has_the_bits_of_the_cpu) {
   Rng rng(2);
   constexpr int kShared[] = {0, 60 << 10, 200 << 10};  // all put-aside states in memory, some, all in shared memory
+  constexpr DeltaShape kShapes[] = {{1, 3}, {2, 2}, {1, 4}, {2, 4}, {1, 5}, {1, 6}};
   for (int round = 0; round < 6; ++round) {
     DeltaCase c;
-    c.shape = round % 2 == 0 ? DeltaShape{1, 3} : DeltaShape{2, 2};
     const int n = static_cast<int>(std::vector<int>{1, 5, 9, 23, 40, 64}[static_cast<size_t>(round)]);
     c.parents = {random_tree(&rng, n), chain_of(3 + round), random_tree(&rng, 2)};
     c.commit = {false, true, false};
-    check_delta(c, kShared[round % 3], 100 + static_cast<uint64_t>(round), ("rows " + std::to_string(n)).c_str());
+    for (const auto& rule : kDeltaRules) {
+      for (const int other : {0, 3}) {
+        c.shape = kShapes[(round + other) % 6];
+        check_delta(c, kShared[round % 3], 100 + static_cast<uint64_t>(round),
+                    (std::string(rule.name) + ", rows " + std::to_string(n)).c_str(), rule.launch);
+      }
+    }
   }
 }
 
@@ -281,11 +299,14 @@ TEST(delta_step_has_the_bits_of_the_cpu) {
 TEST(delta_chains_have_the_bits_of_the_cpu) {
   for (const int n : {1, 2, 3, 7, 8, 9, 23, 24, 25, 32, 33}) {
     DeltaCase c;
-    c.shape = {1, 2};
+    c.shape = {1, 2 + n % 2};
     c.parents = {chain_of(n)};
     c.commit = {true};
-    for (const int shared : {100 << 10, 227 << 10}) {
-      check_delta(c, shared, 300 + static_cast<uint64_t>(n), ("chain " + std::to_string(n)).c_str());
+    for (const auto& rule : kDeltaRules) {
+      for (const int shared : {100 << 10, 227 << 10}) {
+        check_delta(c, shared, 300 + static_cast<uint64_t>(n),
+                    (std::string(rule.name) + ", chain " + std::to_string(n)).c_str(), rule.launch);
+      }
     }
   }
 }

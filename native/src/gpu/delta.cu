@@ -9,14 +9,15 @@
 
 #include "gpu/delta.h"
 #include "gpu/delta_device.cuh"
+#include "gpu/delta_rows.cuh"
 
 namespace tnd::gpu {
 namespace {
 
-constexpr int kParts = 8;
-constexpr int kPer = kDeltaDim / kParts;  // key rows of a part
-constexpr int kLanes = kParts / 2;        // threads that share their columns
-constexpr int kHeld = 2 * kPer;           // key rows of a thread
+using namespace delta_rows;
+
+constexpr int kLanes = kParts / 2;  // threads that share their columns
+constexpr int kHeld = 2 * kPer;     // key rows of a thread
 constexpr int kSlices = kDeltaDim / kDeltaSlice;
 constexpr int kSliceElems = kDeltaDim * kDeltaSlice;
 
@@ -70,12 +71,6 @@ TND_DEVICE void store_state(const Pair (&s)[kHeld], float* slice, const Place& p
   }
 }
 
-// A row of keys or queries in shared memory: the k-th four floats of all parts side by side, so that neither copies nor
-// reads of 16 bytes meet in a bank. piece_place is where four floats from 4 * piece on lie.
-constexpr int kPieces = kDeltaDim / 4;
-TND_DEVICE int piece_at(int place) {
-  return place % kParts * (kPer / 4) + place / kParts;
-}
 // Four key rows of the thread, from its i-th on.
 TND_DEVICE void read_four(float (&x)[kHeld], int i, const float* row, int part) {
   const int place = i % kPer / 4 * kParts + i / kPer * kLanes + part;
@@ -85,11 +80,6 @@ TND_DEVICE void read_four(float (&x)[kHeld], int i, const float* row, int part) 
 
 // ---- the recurrence
 
-// Rows of a sequence as they lie in shared memory. Up to kRingRows are all there before the first; more go through a
-// ring of tiles: one is worked on, the next one is there or on its way, the one before may still be read by the other
-// warps. The turn from tile to tile costs as much as four rows.
-constexpr int kTileRows = 8;
-constexpr int kRingRows = 3 * kTileRows;
 struct alignas(16) RowHead {
   float alpha, beta;
   int32_t update;   // of DeltaStepRow
