@@ -86,11 +86,13 @@ std::string show_timeline(const char* device, const std::function<double()>& ste
   if (s.ok()) s = timeline_start(index);
   if (s.ok()) s = timeline_stop(1e3 * step(), &shares);
   if (!s.ok()) return s.message();
-  std::printf("      us until the next launch's first block goes, medians; how long blocks had waited by then\n");
+  std::printf(
+      "      us until the next launch's first block goes, medians; how long blocks had waited by then; processors that "
+      "had some\n");
   for (const TimelineShare& share : shares) {
-    std::printf("      %-18s after %-18s %4d blocks x %2d warps  %4d x %7.2f us = %8.1f us  waited %7.2f us\n",
+    std::printf("      %-18s after %-18s %4d blocks x %2d warps  %4d x %7.2f us = %8.1f us  waited %7.2f us  on %3d\n",
                 share.kernel.c_str(), share.before.c_str(), share.blocks, share.warps, share.launches, share.us,
-                share.us * share.launches, share.waited);
+                share.us * share.launches, share.waited, share.processors);
   }
   return "";
 }

@@ -50,11 +50,13 @@ TEST(launches_are_told_apart_and_added_up) {
   CHECK_EQ(shares[0].launches, 10);
   CHECK(std::fabs(shares[0].us - 25.0) < 0.01);
   CHECK(std::fabs(shares[0].waited - 4.7) < 0.01);  // of 5.0, 4.7, 4.4 and 4.1 before the first block went
+  CHECK_EQ(shares[0].processors, 2);
   CHECK_EQ(shares[1].before, std::string("matmul_lanes"));
   CHECK_EQ(shares[1].launches, 9);  // the last launch has no next one
   CHECK(std::fabs(shares[1].us - 15.0) < 0.01);
   CHECK_EQ(shares[2].kernel, std::string("norm"));
   CHECK_EQ(shares[2].launches, 9);  // the first has none before
+  CHECK_EQ(shares[2].processors, 1);
   CHECK(std::fabs(shares[2].us - 4.0) < 0.01);
   CHECK(std::fabs(shares[2].waited - 3.0) < 0.02);
 }

@@ -25,6 +25,7 @@ struct Went {
   double us;      // since the newest record, negative
   double waited;  // before that, us
   uint32_t place;
+  size_t processor;
 };
 
 // Of TimelineRecord::place. shape_of is all of it that the blocks of a launch have in common.
@@ -45,7 +46,8 @@ int blocks_of(uint32_t shape) {
   return static_cast<int>(shape & 1023);
 }
 
-double median(std::vector<double> v) {
+template <typename T>
+T median(std::vector<T> v) {
   std::sort(v.begin(), v.end());
   return v[v.size() / 2];
 }
@@ -100,10 +102,11 @@ std::vector<TimelineShare> timeline_shares(std::span<const TimelineRecord> recor
   }
   const double rate = cycles_per_ns(records, newest, us * 1e3);
   std::vector<Went> blocks;
-  for (const TimelineRecord& r : records) {
+  for (size_t i = 0; i < records.size(); ++i) {
+    const TimelineRecord& r = records[i];
     const double age = static_cast<double>(newest - r.time) / 1e3;
     if (r.place == 0 || age > us) continue;
-    blocks.push_back({-age, static_cast<double>(r.went - r.came) / rate / 1e3, r.place});
+    blocks.push_back({-age, static_cast<double>(r.went - r.came) / rate / 1e3, r.place, i / kTimelineSlots});
   }
   std::sort(blocks.begin(), blocks.end(), [](const Went& x, const Went& y) { return x.us < y.us; });
 
@@ -111,26 +114,30 @@ std::vector<TimelineShare> timeline_shares(std::span<const TimelineRecord> recor
   struct Seen {
     Went first;
     std::set<int> blocks;
+    std::set<size_t> processors;
     std::vector<double> waited;
   };
   std::vector<Seen> launches;
   for (const Went& w : blocks) {
     const bool same = !launches.empty() && shape_of(launches.back().first.place) == shape_of(w.place) &&
                       launches.back().blocks.count(block_of(w.place)) == 0;
-    if (!same) launches.push_back({w, {}, {}});
+    if (!same) launches.push_back({w, {}, {}, {}});
     Seen& launch = launches.back();
     launch.blocks.insert(block_of(w.place));
+    launch.processors.insert(w.processor);
     launch.waited.push_back(launch.first.us - (w.us - w.waited));
   }
 
   struct Times {
     std::vector<double> us, waited;
+    std::vector<int> processors;
   };
   std::map<std::pair<uint32_t, int>, Times> kinds;  // by shape and the file before
   for (size_t i = 1; i + 1 < launches.size(); ++i) {
     Times& t = kinds[{shape_of(launches[i].first.place), file_of(shape_of(launches[i - 1].first.place))}];
     t.us.push_back(launches[i + 1].first.us - launches[i].first.us);
     t.waited.push_back(median(launches[i].waited));
+    t.processors.push_back(static_cast<int>(launches[i].processors.size()));
   }
   const auto name = [&](int file) {
     const size_t at = static_cast<size_t>(file);
@@ -140,7 +147,8 @@ std::vector<TimelineShare> timeline_shares(std::span<const TimelineRecord> recor
   for (const auto& [kind, times] : kinds) {
     const auto& [shape, before] = kind;
     shares.push_back({name(file_of(shape)), name(before), blocks_of(shape), warps_of(shape),
-                      static_cast<int>(times.us.size()), median(times.us), median(times.waited)});
+                      static_cast<int>(times.us.size()), median(times.us), median(times.waited),
+                      median(times.processors)});
   }
   std::stable_sort(shares.begin(), shares.end(), [](const TimelineShare& x, const TimelineShare& y) {
     return x.us * x.launches > y.us * y.launches;

@@ -33,8 +33,9 @@ struct TimelineShare {
   std::string kernel, before;  // files without .cu
   int blocks = 0, warps = 0;
   int launches = 0;
-  double us = 0;      // median from its first block to the next launch's
-  double waited = 0;  // median of what its blocks waited when the first one went, us; negative: they came later
+  double us = 0;       // median from its first block to the next launch's
+  double waited = 0;   // median of what its blocks waited when the first one went, us; negative: they came later
+  int processors = 0;  // median of how many processors its blocks were on, at least
 };
 
 // timeline_shares finds the launches of the last `us` among records [processors][kTimelineSlots], by falling sum of
