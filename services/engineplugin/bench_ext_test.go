@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/racetest"
 )
 
 // stepCases are the two ends of the decode loop: a plain token, and a tree of 23 rows with 92,160 bytes of features, nine
@@ -86,7 +87,7 @@ func BenchmarkStep(b *testing.B) {
 
 // TestStepAllocations bounds what a step costs the worker's process: gRPC's own objects, none of ours.
 func TestStepAllocations(t *testing.T) {
-	if raceEnabled {
+	if racetest.Enabled {
 		t.Skip("the race detector makes pools forget at random")
 	}
 	for name, step := range stepCases() {

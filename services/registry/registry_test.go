@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"go.uber.org/goleak"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
@@ -158,7 +159,7 @@ func states(s *Server) map[string]string {
 }
 
 func TestLeaseLifeCycle(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		h := newHub(ServerConfig{LeaseTTL: 3 * time.Second})
 		defer h.stop()
 		a := join(t, h, target("t1"))
@@ -194,7 +195,7 @@ func TestLeaseLifeCycle(t *testing.T) {
 
 // TestUpdate: a worker that joined while it loaded tells what it is later; drafts follow, the lease goes on.
 func TestUpdate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		h := newHub(ServerConfig{})
 		defer h.stop()
 		d := join(t, h, draft("d1"))
@@ -238,7 +239,7 @@ func TestUpdate(t *testing.T) {
 }
 
 func TestSilentWorkerExpires(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		h := newHub(ServerConfig{LeaseTTL: 3 * time.Second})
 		defer h.stop()
 		conn, err := grpc.NewClient("passthrough:///hub", h.options()...)
@@ -271,7 +272,7 @@ func TestSilentWorkerExpires(t *testing.T) {
 }
 
 func TestReconnectRaisesEpoch(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		h := newHub(ServerConfig{})
 		a := join(t, h, target("t1"))
 		defer a.stop()
@@ -294,7 +295,7 @@ func TestReconnectRaisesEpoch(t *testing.T) {
 }
 
 func TestSecondStreamReplacesFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		h := newHub(ServerConfig{})
 		defer h.stop()
 		d := join(t, h, draft("d"))
@@ -320,7 +321,7 @@ func TestSecondStreamReplacesFirst(t *testing.T) {
 }
 
 func TestPeerAssignment(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		h := newHub(ServerConfig{})
 		defer h.stop()
 		ws := map[string]*worker{}
@@ -446,7 +447,7 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestWatchMergesChanges(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		h := newHub(ServerConfig{})
 		defer h.stop()
 		ch, end := h.srv.Watch()

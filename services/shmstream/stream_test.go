@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/tensorwire"
 )
 
@@ -337,7 +338,7 @@ func TestSteadyState(t *testing.T) {
 			trip()
 		}
 		runtime.ReadMemStats(&after)
-		if n := after.Mallocs - before.Mallocs; n > trips/10 && !raceEnabled {
+		if n := after.Mallocs - before.Mallocs; n > trips/10 && !racetest.Enabled {
 			t.Fatalf("%d allocations in %d round trips", n, trips)
 		}
 	})

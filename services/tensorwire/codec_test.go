@@ -13,6 +13,7 @@ import (
 
 	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/racetest"
 )
 
 // hot lists a constructor per message that is written by hand.
@@ -259,7 +260,7 @@ func TestRefusesDamage(t *testing.T) {
 }
 
 func TestSteadyStateAllocatesNothing(t *testing.T) {
-	if raceEnabled {
+	if racetest.Enabled {
 		t.Skip("the race detector makes pools forget at random")
 	}
 	c := NewCodec()

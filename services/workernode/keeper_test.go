@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -21,7 +22,7 @@ func TestKeeperReopens(t *testing.T) {
 		{"device fault", func(k *Keeper, e *enginefake.Engine) { k.Report(e, rpcerr.Internal("fault")) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			racetest.Bubble(t, func(t *testing.T) {
 				prepared := 0
 				k := NewKeeper(KeeperConfig{
 					Opener:  enginefake.New(enginefake.Options{}),

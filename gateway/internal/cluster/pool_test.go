@@ -7,11 +7,11 @@ import (
 	"net"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/registry"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -115,7 +115,7 @@ func TestLeastBusyWorkerThatFits(t *testing.T) {
 }
 
 func TestQueueLimits(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		p := NewPool(PoolConfig{MaxQueue: 2, QueueTimeout: time.Minute, Grace: 10 * time.Second})
 		defer p.close()
 		if _, err := p.Submit(Demand{}); code(err) != "no_worker" {
@@ -161,7 +161,7 @@ func TestNoQueueStillServes(t *testing.T) {
 }
 
 func TestSuspectsRest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		p := NewPool(PoolConfig{MaxQueue: 10})
 		defer p.close()
 		a, b := info("a", 2, 0, registry.StateReady), info("b", 2, 0, registry.StateReady)
@@ -187,7 +187,7 @@ func TestSuspectsRest(t *testing.T) {
 }
 
 func TestFullWorkerIsAskedAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		p := NewPool(PoolConfig{MaxQueue: 10})
 		defer p.close()
 		set(p, info("a", 1, 0, registry.StateReady))

@@ -12,13 +12,13 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/tensorwire"
 	"github.com/tandem-inference/tandem/services/workernode"
@@ -369,7 +369,7 @@ func TestLanes(t *testing.T) {
 
 // TestSkips: of questions that pile up behind a slow engine those with newer ones behind them are skipped, and each is answered.
 func TestSkips(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		r := newRig(t, enginefake.Options{ProposeDelay: 20 * time.Millisecond}, 1, 0, true)
 		r.ready()
 		s := r.stream()

@@ -4,11 +4,11 @@ import (
 	"context"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/tandem-inference/tandem/services/ddtree"
 	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 )
@@ -75,7 +75,7 @@ func (c *reciting) Step(ctx context.Context, step *engineplugin.Step, result *en
 // TestProlonged: lookup goes on behind a draft that has proposed all that its block holds; tokens are counted by what proposed them, and
 // the output is that of plain decoding.
 func TestProlonged(t *testing.T) {
-	synctest.Test(t, testProlonged) // what is drafted depends on times
+	racetest.Bubble(t, testProlonged) // what is drafted depends on times
 }
 
 func testProlonged(t *testing.T) {

@@ -3,12 +3,12 @@ package decode
 import (
 	"context"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
 	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 )
@@ -63,7 +63,7 @@ func (m *moody) Wait(ctx context.Context, tree *ddtree.Tree) drafts.Outcome {
 // TestSounding: on a worker whose requests are often foreign to the draft, a request begins plainly, listens to the draft beside
 // it, and speculates when the draft was right; the output is that of plain decoding whatever the draft says and when.
 func TestSounding(t *testing.T) {
-	synctest.Test(t, sounds) // in virtual time, in which a busy machine makes nothing dear
+	racetest.Bubble(t, sounds) // in virtual time, in which a busy machine makes nothing dear
 }
 
 func sounds(t *testing.T) {

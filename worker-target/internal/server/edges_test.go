@@ -6,13 +6,13 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
 	"google.golang.org/protobuf/proto"
@@ -150,7 +150,7 @@ func TestCancel(t *testing.T) {
 
 // TestCancelEndsWithinOneStep measures the time from cancel to a free lane, in virtual time, against that of a step, 50 ms.
 func TestCancelEndsWithinOneStep(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		r := newRig(t, rigOptions{target: enginefake.Options{StepDelay: 50 * time.Millisecond}, lanes: 1})
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
@@ -171,7 +171,7 @@ func TestCancelEndsWithinOneStep(t *testing.T) {
 // TestCrash: the death of the engine fails running requests with UNAVAILABLE; the worker serves again by itself, with
 // features for its draft. In virtual time, in which a busy machine makes no proposal late.
 func TestCrash(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		r, _ := newSlowRig(t, enginefake.Options{Accept: 1, BlockSize: 8}, time.Millisecond)
 		request := &tandemv1.DecodeRequest{
 			PromptTokens: prompt(10, 1), MaxTokens: 400, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},

@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 )
@@ -40,7 +40,7 @@ func teach(model *auto.Model, prompt []int32, block int, right bool) {
 // TestHeldBack runs in virtual time: where requests that began alike lost by drafting, the draft does not hear of the next one. One that
 // is long enough to try it sends the features that any other sends, and the text is that of plain decoding.
 func TestHeldBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		o := enginefake.Options{NeverAccept: true, BlockSize: 8}
 		ctx, d, draft := calibrated(t, o, 8*time.Millisecond, 5*time.Millisecond)
 		const short, long = 24, 400

@@ -7,13 +7,13 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
 )
 
@@ -21,7 +21,7 @@ import (
 func TestIdentity(t *testing.T) {
 	for _, accept := range []float64{0.05, 0.5, 0.9, 1} {
 		t.Run(fmt.Sprintf("accept %v", accept), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			racetest.Bubble(t, func(t *testing.T) {
 				o := enginefake.Options{Accept: accept, BlockSize: 16}
 				r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0)})
 				for name, sampling := range samplings() {
@@ -72,7 +72,7 @@ func TestDraftFaults(t *testing.T) {
 		"all":     {Break: 0.02, Delay: 0.05, DelayFor: 30 * time.Millisecond, Wrong: 0.1, Garbage: 0.02, StaleStep: 0.02},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			racetest.Bubble(t, func(t *testing.T) {
 				r, draft := newSlowRig(t, o, 2*time.Millisecond)
 				request := &tandemv1.DecodeRequest{
 					PromptTokens: prompt(50, 9), MaxTokens: 300, TopLogprobs: -1, Sampling: samplings()["sampled"],
@@ -101,7 +101,7 @@ func TestDraftFaults(t *testing.T) {
 
 // TestReattach: a draft that is away for a while in the middle of an answer is used again in the same answer.
 func TestReattach(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		r, draft := newSlowRig(t, enginefake.Options{Accept: 0.95, BlockSize: 8}, time.Millisecond)
 		plain := r.must(&tandemv1.DecodeRequest{
 			PromptTokens: prompt(60, 5), MaxTokens: 3000, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
@@ -187,7 +187,7 @@ func TestConcurrent(t *testing.T) {
 
 // TestLateDraft: a request that starts before any draft is there speculates once it has come.
 func TestLateDraft(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		o := enginefake.Options{Accept: 1, BlockSize: 8}
 		draft := drafttest.New(t, o, 0)
 		draft.SetDown(true)
@@ -210,7 +210,7 @@ func TestLateDraft(t *testing.T) {
 
 // TestFullDraft: a draft with a short context is started again with the newest features instead of running full.
 func TestFullDraft(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		o := enginefake.Options{Accept: 1, BlockSize: 8}
 		draft := drafttest.New(t, o, 128)
 		r := newRig(t, rigOptions{target: o, draft: draft})
@@ -226,7 +226,7 @@ func TestFullDraft(t *testing.T) {
 
 // TestLongPrompt: features of a prompt reach the draft in many messages before its first answer.
 func TestLongPrompt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		o := enginefake.Options{Accept: 1, BlockSize: 8}
 		r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0), open: engineplugin.OpenOptions{MaxBatchRows: 64}})
 		for _, n := range []int{1000, 3900} {

@@ -6,12 +6,12 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
@@ -101,7 +101,7 @@ func (c *collect) Committed(tokens []int32, _ []*tandemv1.PositionLogprobs, _ ta
 // TestHungDraft runs in virtual time: a draft that stops answering costs one deadline, is given up after two seconds of
 // silence, and is used again once it answers.
 func TestHungDraft(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		o := enginefake.Options{Accept: 1, BlockSize: 8}
 		draft := drafttest.New(t, o, 0)
 		draft.Set(drafttest.Faults{Forward: 2 * time.Millisecond})
@@ -154,7 +154,7 @@ func TestHungDraft(t *testing.T) {
 // TestSeveralDrafts: of two drafts of one model both are used; one of another model and one of another vocabulary are
 // refused and counted.
 func TestSeveralDrafts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		o := enginefake.Options{Accept: 1, BlockSize: 8}
 		a, b := drafttest.New(t, o, 0), drafttest.New(t, o, 0)
 		foreign := drafttest.New(t, o, 0)

@@ -3,18 +3,18 @@ package server
 import (
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 )
 
 // TestIdentityOfProlonged runs in virtual time, in which wide steps cost nothing: lookup goes on behind the proposals of a draft that is
 // nearly always right, and the text is that of plain decoding, whatever chooses it.
 func TestIdentityOfProlonged(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		ctx, d, _ := calibrated(t, repeating(0.98), time.Millisecond, 10*time.Millisecond)
 		sampled := engineplugin.DefaultSampler()
 		sampled.Temperature, sampled.TopK, sampled.Seed = 1.3, 20, 42

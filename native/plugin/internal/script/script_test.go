@@ -4,7 +4,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -13,6 +12,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
 	"github.com/tandem-inference/tandem/services/gguf"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
@@ -242,7 +242,7 @@ func (r *rig) prefill(s engineplugin.Sampler) int32 {
 
 // TestAccept: rounds of drafting and verification commit the numbers of tokens that the rule lists, and the text is the rule's.
 func TestAccept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // the pace is that of a caller who comes at once
+	racetest.Bubble(t, func(t *testing.T) { // the pace is that of a caller who comes at once
 		const emit = "one two three four five six seven eight nine ten eleven twelve"
 		r := newRig(t, `[{"prompt":"count","emit":"`+emit+`","accept":[3,1,5],"tokens_per_second":10}]`, "please count")
 		s := engineplugin.DefaultSampler()
@@ -308,7 +308,7 @@ func TestAccept(t *testing.T) {
 
 // TestPace: time is stated and not spent, and every sequence has its own.
 func TestPace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		r := newRig(t, `[{"prompt":"slow","emit":"a b c","tokens_per_second":2,"first_token_ms":1500}]`, "slow")
 		start := time.Now()
 		first := r.prefill(engineplugin.DefaultSampler())

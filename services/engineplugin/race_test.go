@@ -1,5 +1,0 @@
-//go:build race
-
-package engineplugin_test
-
-const raceEnabled = true

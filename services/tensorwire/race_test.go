@@ -1,5 +1,0 @@
-//go:build race
-
-package tensorwire
-
-const raceEnabled = true
