@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "delta_columns.cuh"
 #include "engine/tree.h"
 #include "gpu/attention.h"
 #include "gpu/delta.h"
@@ -213,6 +212,7 @@ void bench_delta(Bench* b) {
   a.saved = b->floats(static_cast<uint64_t>(a.state_slots) * static_cast<uint64_t>(kDelta.state_elems()));
   a.groups = 1;
   a.shared_per_block = b->info.shared_per_block;
+  a.processors = b->info.processors;
 
   struct Case {
     const char* name;
@@ -258,11 +258,9 @@ void bench_delta(Bench* b) {
     const double state = 4.0 * static_cast<double>(kDelta.state_elems()) * (c.parents.empty() ? 2 : 1);
     std::vector<float> outputs[2];  // of both forms: the same bits
     for (const bool columns : {false, true}) {
-      const auto rule = [&] {
-        if (columns) return launch_delta_columns(b->stream, a, b->info.processors);
-        launch_delta_recur(b->stream, a);
-      };
-      b->line((std::string(columns ? "delta rule by columns, " : "delta rule, ") + c.name).c_str(), layers(rule),
+      const DeltaRule rule = columns ? launch_delta_columns : launch_delta_slices;
+      b->line((std::string(columns ? "delta rule by columns, " : "delta rule by slices, ") + c.name).c_str(),
+              layers([&] { rule(b->stream, a); }),
               state + 4.0 * c.rows * (kDelta.conv_dim() + 2.0 * kDelta.value_dim()));
       if (c.parents.empty()) continue;  // every launch goes on from the state of the one before
       const size_t n = static_cast<size_t>(c.rows) * static_cast<size_t>(kDelta.value_dim());

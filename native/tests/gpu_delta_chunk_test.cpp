@@ -199,7 +199,7 @@ Result run(const Data& d, const Rule& rule) {
 }
 
 constexpr auto recurrence = [](Stream& stream, const DeltaArgs& r, const DeltaChunkArgs&) {
-  launch_delta_recur(stream, r);
+  launch_delta_slices(stream, r);
 };
 // The chunked form with rings of three places or, where there is room, of seven.
 auto chunked(int shared_per_block) {

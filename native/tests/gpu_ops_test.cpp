@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "../bench/delta_columns.cuh"
 #include "cpu/backend.h"
 #include "cpu/matmul_layout.h"
 #include "cpu/row_kernels.h"
@@ -130,8 +129,8 @@ struct DeltaData {
   }
 };
 
-void check_delta(const DeltaCase& c, int shared_per_block, uint64_t seed, const char* what,
-                 void (*rule)(Stream&, const DeltaArgs&)) {
+void check_delta(const DeltaCase& c, int shared_per_block, uint64_t seed, const char* what, DeltaRule rule,
+                 int processors) {
   Rng rng(seed);
   DeltaData h(c, &rng);
   const DeltaShape& sh = c.shape;
@@ -174,6 +173,7 @@ void check_delta(const DeltaCase& c, int shared_per_block, uint64_t seed, const 
   args.conv = conv.data, args.gates = gates.data, args.mixed = mixed.data, args.saved = saved.data;
   args.state_slots = h.slots;
   args.shared_per_block = shared_per_block;
+  args.processors = processors;
   launch_delta_conv(dev.stream, args);
   rule(dev.stream, args);
   launch_gated_norm(dev.stream, {mixed.data, norm.data, z.data, h.layer.eps, h.n, sh.nv, mixed.data, {}, 0});
@@ -265,14 +265,15 @@ TEST(norms_and_swiglu_have_the_bits_of_the_cpu) {
   }
 }
 
-// The recurrence in use, and that of bench/delta_columns.cuh on cards of two sizes.
+// Both forms of the recurrence, the second one on cards of two sizes.
 constexpr struct {
   const char* name;
-  void (*launch)(Stream&, const DeltaArgs&);
+  DeltaRule launch;
+  int processors;
 } kDeltaRules[] = {
-    {"slices", launch_delta_recur},
-    {"columns", [](Stream& stream, const DeltaArgs& args) { launch_delta_columns(stream, args, 2); }},
-    {"columns, many processors", [](Stream& stream, const DeltaArgs& args) { launch_delta_columns(stream, args, 99); }},
+    {"slices", launch_delta_slices, 2},
+    {"columns", launch_delta_columns, 2},
+    {"columns, many processors", launch_delta_columns, 99},
 };
 
 TEST(delta_step_has_the_bits_of_the_cpu) {
@@ -288,7 +289,7 @@ TEST(delta_step_has_the_bits_of_the_cpu) {
       for (const int other : {0, 3}) {
         c.shape = kShapes[(round + other) % 6];
         check_delta(c, kShared[round % 3], 100 + static_cast<uint64_t>(round),
-                    (std::string(rule.name) + ", rows " + std::to_string(n)).c_str(), rule.launch);
+                    (std::string(rule.name) + ", rows " + std::to_string(n)).c_str(), rule.launch, rule.processors);
       }
     }
   }
@@ -305,7 +306,7 @@ TEST(delta_chains_have_the_bits_of_the_cpu) {
     for (const auto& rule : kDeltaRules) {
       for (const int shared : {100 << 10, 227 << 10}) {
         check_delta(c, shared, 300 + static_cast<uint64_t>(n),
-                    (std::string(rule.name) + ", chain " + std::to_string(n)).c_str(), rule.launch);
+                    (std::string(rule.name) + ", chain " + std::to_string(n)).c_str(), rule.launch, rule.processors);
       }
     }
   }

@@ -357,13 +357,14 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
     args.saved = saved_;
     args.state_slots = limits_.state_slots;
     args.shared_per_block = info_.shared_per_block;
+    args.processors = info_.processors;
   };
   fill(recorder_.add(launch_delta_conv), 0, groups.size());
   for (size_t first = 0; first < groups.size(); first += kDeltaGroups) {
     const size_t count = std::min<size_t>(kDeltaGroups, groups.size() - first);
     const auto* window = delta_groups_.data() + first;
     if (std::all_of(window, window + count, [](const DeltaStepGroup& g) { return g.chunked != 0; })) continue;
-    fill(recorder_.add(launch_delta_recur), first, count);
+    fill(recorder_.add(delta_rule_), first, count);
   }
   for (size_t first = 0; capacity > 0;) {
     first = chunks_.plan(groups, first, capacity);

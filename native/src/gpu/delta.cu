@@ -420,7 +420,7 @@ unsigned tap_blocks(const DeltaShape& shape) {
 
 }  // namespace
 
-void launch_delta_recur(Stream& stream, const DeltaArgs& args) {
+void launch_delta_slices(Stream& stream, const DeltaArgs& args) {
   // Two blocks a processor must fit, or the grid of a large model runs in waves.
   constexpr int kBlocksPerProcessor = 2;
   constexpr int kSlotBytes = kSliceElems * static_cast<int>(sizeof(float));

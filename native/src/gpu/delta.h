@@ -1,11 +1,15 @@
-// Gated DeltaNet on the device. A layer's step is launch_delta_conv, launch_delta_recur, launch_gated_norm (norm.h);
+// Gated DeltaNet on the device. A layer's step is launch_delta_conv, a DeltaRule, launch_gated_norm (norm.h);
 // accepted rows are replayed by launch_delta_commit for all layers at once. Same bits as cpu/deltanet.cpp. Long chains
 // of prompts go through delta_chunk.h instead of the recurrence.
 //
-// The recurrence keeps S in registers from the first to the last row of a group: a slice of 32 columns per block, four
-// threads to two columns, twice sixteen key rows each (the eight partial sums of the contract). Rows come depth first;
-// at a node that is left and returned to, the slice is put aside (plan below says where), in shared memory while it
-// lasts, then in scratch. The committed state is read once a step and not written, unless the group commits.
+// The recurrence keeps S in registers from the first to the last row of a group. Rows come depth first; at a node that
+// is left and returned to, S is put aside (plan below says where), in shared memory while it lasts, then in scratch.
+// The committed state is read once a step and not written, unless the group commits. There are two forms, of the same
+// bits:
+//   slices   a slice of 32 columns of a value head per block of two warps, four threads to two columns, twice sixteen
+//            key rows each (the eight partial sums of the contract)
+//   columns  the columns of all value heads of a key head dealt to blocks of four warps, eight threads to up to four
+//            columns, sixteen key rows each
 #pragma once
 
 #include <cstdint>
@@ -55,11 +59,16 @@ struct DeltaArgs {
   float* saved = nullptr;    // scratch [groups][state_slots][state_elems]: states put aside
   int state_slots = 0;       // of one tree
   int shared_per_block = 0;  // DeviceInfo::shared_per_block
+  int processors = 0;        // DeviceInfo::processors
 };
 // Convolution by parents, SiLU, L2 norms, gates; fills the replay of groups that do not commit (but d).
 void launch_delta_conv(Stream& stream, const DeltaArgs& args);
 // The recurrence over all rows; d of the replay, or state and taps of committing groups.
-void launch_delta_recur(Stream& stream, const DeltaArgs& args);
+void launch_delta_slices(Stream& stream, const DeltaArgs& args);
+void launch_delta_columns(Stream& stream, const DeltaArgs& args);
+using DeltaRule = void (*)(Stream&, const DeltaArgs&);
+// delta_rule finds the one that steps take: as TANDEM_GPU_DELTA (slices, columns) says, else by slices.
+Status delta_rule(DeltaRule* out);
 
 // Replays rows path[0..*count) of one sequence into state and taps of all layers.
 struct DeltaCommitArgs {

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 
 #include "gpu/delta.h"
 #include "gpu/delta_chunk.h"
@@ -68,6 +70,18 @@ size_t DeltaChunks::plan(std::span<const DeltaGroup> groups, size_t first, int c
     }
   }
   return first;
+}
+
+Status delta_rule(DeltaRule* out) {
+  const char* const wish = std::getenv("TANDEM_GPU_DELTA");
+  if (wish == nullptr || *wish == 0 || std::strcmp(wish, "slices") == 0) {
+    *out = launch_delta_slices;
+  } else if (std::strcmp(wish, "columns") == 0) {
+    *out = launch_delta_columns;
+  } else {
+    return errorf(TND_INVALID_ARGUMENT, "TANDEM_GPU_DELTA is %s; known are slices and columns", wish);
+  }
+  return Status();
 }
 
 }  // namespace tnd::gpu

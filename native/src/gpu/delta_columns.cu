@@ -1,5 +1,4 @@
-// A second form of the delta rule over a step, timed by gpu_ops_bench beside the one in use (src/gpu/delta.cu); same
-// bits.
+// The delta rule by columns (delta.h).
 //
 // A key head's value heads lie side by side, and their columns are dealt to warps, four times as many as value heads
 // share a key head: 512 warps for every model with 16 key heads. A block is four warps, one for each quarter of a
@@ -10,8 +9,6 @@
 // over key rows are sixteen fma ascending and three exchanges (4, 2, 1): the eight partials of the contract. Of a row,
 // only k s, the exchanges, d and the update depend on each other; the products q s of the row before run under the
 // exchanges. Bound: a warp's row alone, 258 instructions with three columns a thread (sm_90).
-#pragma once
-
 #include <algorithm>
 
 #include "gpu/delta.h"
@@ -19,7 +16,7 @@
 #include "gpu/delta_rows.cuh"
 
 namespace tnd::gpu {
-namespace delta_columns {
+namespace {
 
 using namespace delta_rows;
 
@@ -453,11 +450,11 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
 }
 
 template <int COLUMNS>
-void launch_columns(Stream& stream, const DeltaArgs& args, int processors) {
+void launch_columns(Stream& stream, const DeltaArgs& args) {
   using C = Columns<COLUMNS>;
   const DeltaShape& shape = args.w.shape;
   const int blocks = shape.value_dim() / C::kBlock, all = blocks * args.groups;
-  const int share = std::clamp((all + processors - 1) / processors, 1, kMostBlocks);
+  const int share = std::clamp((all + args.processors - 1) / args.processors, 1, kMostBlocks);
   constexpr int kSlotBytes = C::kElems * static_cast<int>(sizeof(float));
   constexpr int kRingBytes = static_cast<int>(sizeof(RowInputs<COLUMNS>)) * kRingRows;
   const int room = args.shared_per_block / share - kRingBytes - kLeftFree;
@@ -474,15 +471,14 @@ void launch_columns(Stream& stream, const DeltaArgs& args, int processors) {
          delta_columns_kernel<COLUMNS>, args, slots);
 }
 
-}  // namespace delta_columns
+}  // namespace
 
-inline void launch_delta_columns(Stream& stream, const DeltaArgs& args, int processors) {
-  using delta_columns::launch_columns;
+void launch_delta_columns(Stream& stream, const DeltaArgs& args) {
   // Blocks of 16 times as many columns as a thread has must end where those of a key head do.
   const int heads = args.w.shape.nv / args.w.shape.nk;
-  if (heads % 3 == 0 && heads % 4 != 0) return launch_columns<3>(stream, args, processors);
-  if (heads >= 4) return launch_columns<4>(stream, args, processors);
-  return heads >= 2 ? launch_columns<2>(stream, args, processors) : launch_columns<1>(stream, args, processors);
+  if (heads % 3 == 0 && heads % 4 != 0) return launch_columns<3>(stream, args);
+  if (heads >= 4) return launch_columns<4>(stream, args);
+  return heads >= 2 ? launch_columns<2>(stream, args) : launch_columns<1>(stream, args);
 }
 
 }  // namespace tnd::gpu
