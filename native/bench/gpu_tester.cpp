@@ -1,5 +1,6 @@
-// First contact with a card: five minutes that tell what the kernels can expect of it and whether its matrix
-// instructions are what they take them for. Needs nothing but the driver. Prints a block of text to send back.
+// First contact with a card: five minutes that tell what the kernels can expect of it, whether its matrix instructions
+// are what they take them for, and which of two forms of a kernel suit it. Needs nothing but the driver. Prints a block
+// of text to send back.
 //   gpu_tester_cuda [device]      gpu_tester_hip [device]
 //   gpu_tester_emu --check        operand maps only, as a test of the emulation and of this program
 #include <algorithm>
@@ -7,8 +8,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <tuple>
+#include <vector>
 
 #include "core/dtype.h"
+#include "engine/tree.h"
+#include "gpu/delta.h"
 #include "gpu/matmul.h"
 #include "gpu/matmul_layout.h"
 #include "gpu/repack.h"
@@ -49,6 +55,22 @@ void bandwidth(gpu::Stream& stream, void* mem, uint64_t bytes, int processors) {
   }
 }
 
+// Device memory that ends with a block of the program.
+class Memory {
+ public:
+  explicit Memory(uint64_t bytes) { require(gpu::device_alloc(bytes, &p_)); }
+  ~Memory() { gpu::device_free(p_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  template <typename T>
+  T* at(uint64_t byte = 0) const {
+    return reinterpret_cast<T*>(static_cast<uint8_t*>(p_) + byte);
+  }
+
+ private:
+  void* p_ = nullptr;
+};
+
 // Weight bytes of random codes: the pattern of a few outputs, repacked and repeated on the device.
 class Weight {
  public:
@@ -74,47 +96,42 @@ class Weight {
     void* pinned = nullptr;
     require(gpu::host_alloc(part, &pinned));
     gpu::repack_units(type, file.data(), k, kOuts, 0, gpu::units(type, kOuts), static_cast<uint8_t*>(pinned));
-    require(gpu::device_alloc(total, &mem_));
+    mem_.emplace(total);
     for (uint64_t at = 0; at < total; at += part) {
-      stream.to_device(static_cast<uint8_t*>(mem_) + at, pinned, std::min(part, total - at));
+      stream.to_device(mem_->at<uint8_t>(at), pinned, std::min(part, total - at));
     }
     require(stream.sync());
     gpu::host_free(pinned);
-    w_.data = static_cast<const uint8_t*>(mem_);
+    w_.data = mem_->at<uint8_t>();
     bytes_ = total;
   }
-  ~Weight() { gpu::device_free(mem_); }
-  Weight(const Weight&) = delete;
-  Weight& operator=(const Weight&) = delete;
   const gpu::DeviceWeight& get() const { return w_; }
   uint64_t bytes() const { return bytes_; }
 
  private:
   gpu::DeviceWeight w_;
-  void* mem_ = nullptr;
+  std::optional<Memory> mem_;
   uint64_t bytes_ = 0;
 };
 
 // The table that figures of other engines can be laid beside: gate and up of the 27B as one matrix.
 void matmul_table(gpu::Stream& stream, const gpu::DeviceInfo& info, double copy) {
   constexpr int kK = 5120, kN = 69632, kRows = 512, kCopies = 3;
-  void *acts_mem = nullptr, *x = nullptr, *y = nullptr, *scratch = nullptr;
   for (const DType type : {DType::kQ4_K, DType::kQ5_K, DType::kQ6_K, DType::kQ8_0, DType::kBF16}) {
     const uint32_t forms = gpu::act_form(type);
     const int n = type == DType::kBF16 ? kN / 4 : kN;
     std::unique_ptr<Weight> weights[kCopies];  // a ring larger than any cache
     for (auto& w : weights) w = std::make_unique<Weight>(stream, type, kK, n);
-    require(gpu::device_alloc(gpu::acts_bytes(kK, kRows, forms), &acts_mem));
-    require(gpu::device_alloc(uint64_t{kRows} * kK * 4, &x));
-    require(gpu::device_alloc(uint64_t{kRows} * static_cast<uint64_t>(n) * 4, &y));
-    require(gpu::device_alloc(std::max<uint64_t>(gpu::matmul_scratch_bytes(info.processors), 256), &scratch));
-    stream.fill(x, 0x3C, uint64_t{kRows} * kK * 4);
+    const Memory acts(gpu::acts_bytes(kK, kRows, forms)), x(uint64_t{kRows} * kK * 4),
+        y(uint64_t{kRows} * static_cast<uint64_t>(n) * 4),
+        scratch(std::max<uint64_t>(gpu::matmul_scratch_bytes(info.processors), 256));
+    stream.fill(x.at<void>(), 0x3C, uint64_t{kRows} * kK * 4);
     gpu::PrepareArgs prepare;
-    prepare.x = static_cast<const float*>(x);
+    prepare.x = x.at<float>();
     prepare.x_stride = kK;
     prepare.k = kK;
     prepare.forms = forms;
-    gpu::acts_init(&prepare.acts, acts_mem, kK, kRows, forms);
+    gpu::acts_init(&prepare.acts, acts.at<void>(), kK, kRows, forms);
     for (const int rows : {1, 2, 4, 8, 16, 23, 32, 64, 512}) {
       prepare.rows = rows;
       prepare.acts.prompt = rows > 64 ? gpu::prompt_inputs(info) : gpu::Prompt::kNone;
@@ -124,10 +141,10 @@ void matmul_table(gpu::Stream& stream, const gpu::DeviceInfo& info, double copy)
       group.count = 1;
       group.rows = rows;
       group.acts = prepare.acts;
-      group.scratch = scratch;
+      group.scratch = scratch.at<void>();
       group.processors = info.processors;
       group.shared_per_block = info.shared_per_block;
-      group.products[0].y = static_cast<float*>(y);
+      group.products[0].y = y.at<float>();
       group.products[0].y_stride = n;
       const auto run = [&](int i) {
         group.products[0].w = weights[i % kCopies]->get();
@@ -145,8 +162,99 @@ void matmul_table(gpu::Stream& stream, const gpu::DeviceInfo& info, double copy)
                   kK, rows, us, 100 * static_cast<double>(weights[0]->bytes()) / us / 1e3 / copy,
                   2e-6 * rows * n * kK / us);
     }
-    for (void* p : {acts_mem, x, y, scratch}) gpu::device_free(p);
   }
+}
+
+// Both forms of the delta rule, as in a layer of the 27B; which one steps take is TANDEM_GPU_DELTA.
+bool delta_table(gpu::Stream& stream, const gpu::DeviceInfo& info) {
+  constexpr DeltaShape kShape{16, 48};
+  constexpr int kLayers = 24, kMost = 23, kRuns = 10;  // states of all layers are larger than caches of 64 MB
+  constexpr uint64_t kState = kShape.state_elems() * sizeof(float), kRow = kShape.conv_dim() * sizeof(float),
+                     kOut = kShape.value_dim() * sizeof(float), kGates = 2 * kShape.nv * sizeof(float);
+  const int slots = TreePlanner::saved_states(kMost);
+  const Memory states(kLayers * kState), conv(kMost * kRow), gates(kMost * kGates), mixed(kMost * kOut),
+      replay(kMost * kOut), saved(static_cast<uint64_t>(slots) * kState), rows(kMost * sizeof(gpu::DeltaStepRow)),
+      groups(kLayers * sizeof(gpu::DeltaStepGroup));
+  void* pinned = nullptr;
+  require(gpu::host_alloc(kState, &pinned));
+  uint32_t random = 1;
+  // Floats in [from, from + width).
+  const auto upload_random = [&](float* to, uint64_t bytes, float from, float width) {
+    auto* const values = static_cast<float*>(pinned);
+    for (uint64_t i = 0; i < bytes / sizeof(float); ++i) {
+      random = random * 1664525u + 1013904223u;
+      values[i] = from + width * static_cast<float>(random >> 8) * 0x1p-24f;
+    }
+    stream.to_device(to, values, bytes);
+    require(stream.sync());
+  };
+  const auto upload = [&](void* to, const void* from, uint64_t bytes) {
+    std::memcpy(pinned, from, bytes);
+    stream.to_device(to, pinned, bytes);
+    require(stream.sync());
+  };
+  for (int i = 0; i < kLayers; ++i) upload_random(states.at<float>(i * kState), kState, -0.1f, 0.2f);
+  upload_random(conv.at<float>(), kMost * kRow, -0.1f, 0.2f);
+  upload_random(gates.at<float>(), kMost * kGates, 0.5f, 0.5f);
+
+  gpu::DeltaArgs a;
+  a.w.shape = kShape;
+  a.groups = 1;
+  a.row_plans = rows.at<gpu::DeltaStepRow>();
+  a.conv = conv.at<float>(), a.gates = gates.at<float>(), a.mixed = mixed.at<float>(), a.saved = saved.at<float>();
+  a.state_slots = slots;
+  a.shared_per_block = info.shared_per_block;
+  a.processors = info.processors;
+  bool same = true;
+  // A chain, and a tree with a twig at every second node.
+  for (const auto& [name, n, tree] :
+       {std::tuple{"1 row", 1, false}, {"chain of 16", 16, false}, {"tree of 23", 23, true}}) {
+    std::vector<int32_t> parents, order(kMost), up(kMost);
+    for (int i = 0; i < n; ++i) parents.push_back(tree && i % 3 == 2 ? i - 2 : i - 1);
+    std::vector<DeltaRow> plan(static_cast<size_t>(n));
+    TreePlanner(n).plan(parents, order.data(), up.data(), plan.data());
+    std::vector<DeltaState> state;
+    for (int i = 0; i < kLayers; ++i) state.push_back({nullptr, states.at<float>(i * kState)});
+    std::vector<DeltaReplay> kept(kLayers);
+    for (DeltaReplay& r : kept) r.d = replay.at<float>();
+    const DeltaGroup group{0, n, false, plan.data(), state.data(), kept.data()};
+    gpu::DeltaStep step;
+    step.plan({&group, 1}, n, kLayers);
+    upload(rows.at<void>(), step.rows.data(), step.rows.size() * sizeof(step.rows[0]));
+    upload(groups.at<void>(), step.groups.data(), step.groups.size() * sizeof(step.groups[0]));
+    a.rows = n;
+    double us[2];
+    std::vector<uint8_t> out[2];
+    for (const int form : {0, 1}) {
+      const gpu::DeltaRule rule = form == 0 ? gpu::launch_delta_slices : gpu::launch_delta_columns;
+      const auto layers = [&] {
+        for (int i = 0; i < kLayers; ++i) {
+          a.group_plans = groups.at<gpu::DeltaStepGroup>() + i;
+          rule(stream, a);
+        }
+      };
+      layers();
+      gpu::Event from, to;
+      from.record(stream);
+      for (int i = 0; i < kRuns; ++i) layers();
+      to.record(stream);
+      require(stream.sync());
+      us[form] = 1e3 * double{gpu::elapsed_ms(from, to)} / (kRuns * kLayers);
+      const uint64_t bytes = static_cast<uint64_t>(n) * kOut;
+      for (const Memory* result : {&mixed, &replay}) {
+        stream.to_host(pinned, result->at<void>(), bytes);
+        require(stream.sync());
+        const auto* const from_device = static_cast<const uint8_t*>(pinned);
+        out[form].insert(out[form].end(), from_device, from_device + bytes);
+      }
+    }
+    const bool equal = out[0] == out[1];
+    std::printf("delta rule of a layer, %-11s: slices %7.1f us, columns %7.1f us, %s\n", name, us[0], us[1],
+                equal ? "same bits" : "WRONG: bits differ");
+    same &= equal;
+  }
+  gpu::host_free(pinned);
+  return same;
 }
 
 }  // namespace
@@ -203,6 +311,7 @@ int main(int argc, char** argv) {
   gpu::device_free(mem);
   matmul_table(stream, info, copy);
   require(stream.sync());
+  const bool same = delta_table(stream, info);
   std::printf("---- to here ----\n");
-  return good ? 0 : 1;
+  return good && same ? 0 : 1;
 }
