@@ -14,12 +14,11 @@ struct alignas(16) Fold {
 };
 
 // Folds the slots of a row and head in order, divides, applies the gate, prepares the output for the next product. A
-// block is 256 elements of a row's output, a thread four of them; a warp finds for a head or two the factors, which are
-// the same for all elements: running maxima are exact in any order, so a lane a slot does. Slots are read two rounds
-// ahead; of many (MOST, at most) in a loop, because a step fetches the code from memory.
-constexpr int kMergeEach = 4, kMergeThreads = kSuper / kMergeEach, kMergeWarps = kMergeThreads / TND_WARP;
+// block is 256 elements of a row's output, a thread one of them; a warp a head finds the factors, which are the same
+// for all elements: running maxima are exact in any order, so a lane a slot does. Slots are read two rounds ahead; of
+// many (MOST, at most) in a loop, because a step fetches the code from memory.
 template <int MOST>
-__global__ void __launch_bounds__(kMergeThreads) attention_merge_kernel(FlashArgs f) {
+__global__ void __launch_bounds__(kSuper) attention_merge_kernel(FlashArgs f) {
   TND_SHARED(float, outputs, [kSuper]);
   constexpr int kHeads = kSuper / 64;  // of the shortest
   TND_SHARED(Fold, folds, [kHeads][MOST]);
@@ -27,7 +26,7 @@ __global__ void __launch_bounds__(kMergeThreads) attention_merge_kernel(FlashArg
   const AttentionArgs& a = f.a;
   const int row = static_cast<int>(blockIdx.y), width = a.q_heads * a.kv.dim;
   const int tid = static_cast<int>(threadIdx.x), lane = tid % TND_WARP, warp = tid / TND_WARP;
-  const int at = static_cast<int>(blockIdx.x) * kSuper + kMergeEach * tid;  // and what follows it
+  const int at = static_cast<int>(blockIdx.x) * kSuper + tid;
   const int shift = a.kv.dim == 256 ? 8 : a.kv.dim == 128 ? 7 : 6;
   const int first_head = static_cast<int>(blockIdx.x) * kSuper >> shift, heads = kSuper >> shift;
   // Slots that hold something: neighbours before the tail, then the tail.
@@ -43,19 +42,14 @@ __global__ void __launch_bounds__(kMergeThreads) attention_merge_kernel(FlashArg
 
   const int head = at >> shift, d = at & (a.kv.dim - 1);
   const int64_t gate_at = row * a.gate_row + head * a.gate_head + d;
-  float gate[kMergeEach] = {};
-  if (a.gate != nullptr && at < width) {
-#pragma unroll
-    for (int i = 0; i < kMergeEach; ++i) gate[i] = a.gate[gate_at + i];
-  }
+  const float gate = a.gate != nullptr && at < width ? a.gate[gate_at] : 0.0f;
   const float* cells = f.o + (first_cell(head) << shift) + d;
   const Fold* fold = folds[head - first_head];
   constexpr int kRound = MOST < 8 ? MOST : 8;
   [[maybe_unused]] constexpr int kUnroll = MOST == kRound ? 3 : 1;
   const int past = MOST == kRound ? 1 : n;  // known: unrolled
-  float4 now[kRound] = {}, next[kRound] = {};
-  // The first slot's keep is zero: its values stay as they are, signs of zeros too.
-  float l = 1.0f, o[kMergeEach] = {-0.0f, -0.0f, -0.0f, -0.0f};
+  float now[kRound] = {}, next[kRound] = {};
+  float l = 1.0f, o = -0.0f;  // the first slot's keep is zero: its values stay as they are, signs of zeros too
 #pragma unroll kUnroll
   for (int first = -2 * kRound; first < past; first += kRound) {
     if (first >= 0) {
@@ -64,22 +58,18 @@ __global__ void __launch_bounds__(kMergeThreads) attention_merge_kernel(FlashArg
         if (first + i >= n) continue;
         const Fold x = fold[first + i];
         l = fmaf(l, x.keep, x.l_add);
-        o[0] = fmaf(o[0], x.keep, now[i].x * x.add);
-        o[1] = fmaf(o[1], x.keep, now[i].y * x.add);
-        o[2] = fmaf(o[2], x.keep, now[i].z * x.add);
-        o[3] = fmaf(o[3], x.keep, now[i].w * x.add);
+        o = fmaf(o, x.keep, now[i] * x.add);
       }
     }
 #pragma unroll
     for (int i = 0; i < kRound; ++i) {
       const int index = first + 2 * kRound + i, slot = index < bulk ? index : tail;
       now[i] = next[i];
-      if (index < MOST && index < n && at < width) next[i] = *reinterpret_cast<const float4*>(cells + (slot << shift));
+      if (index < MOST && index < n && at < width) next[i] = cells[slot << shift];
     }
     if (first != -kRound) continue;
-#pragma unroll 1
-    for (int h = warp; h < heads && first_head + h < a.q_heads; h += kMergeWarps) {
-      const float2* stats_of = f.ml + first_cell(first_head + h);
+    if (warp < heads && first_head + warp < a.q_heads) {
+      const float2* stats_of = f.ml + first_cell(first_head + warp);
       float top = -__builtin_inff();  // of the slots before
 #pragma unroll 1
       for (int i = lane; i - lane < n; i += TND_WARP) {
@@ -93,23 +83,20 @@ __global__ void __launch_bounds__(kMergeThreads) attention_merge_kernel(FlashArg
         }
         const float up = shfl_up(most, 1), before = lane == 0 ? top : up;
         const float add = exp_f32(stats.x - most);
-        if (live) folds[h][i] = Fold{exp_f32(before - most), add, stats.y * add};
+        if (live) folds[warp][i] = Fold{exp_f32(before - most), add, stats.y * add};
         top = shfl(most, TND_WARP - 1);
       }
     }
     __syncthreads();
   }
-#pragma unroll
-  for (int i = 0; i < kMergeEach; ++i) {
-    float y = 0.0f;
-    if (at < width) {
-      y = o[i] / l;
-      if (a.gate != nullptr) y *= sigmoid_f32(gate[i]);
-      if (a.forms == 0) a.out[int64_t{row} * width + at + i] = y;
-    }
-    outputs[kMergeEach * tid + i] = y;
+  float y = 0.0f;
+  if (at < width) {
+    y = o / l;
+    if (a.gate != nullptr) y *= sigmoid_f32(gate);
+    if (a.forms == 0) a.out[int64_t{row} * width + at] = y;
   }
   if (a.forms == 0) return;
+  outputs[tid] = y;
   __syncthreads();
   if (warp != 0) return;
   float v[8];
@@ -154,7 +141,7 @@ void launch_attention_merge(Stream& stream, const FlashArgs& f) {
   const int64_t width = int64_t{f.a.q_heads} * f.a.kv.dim;
   launch(stream,
          {.grid = {static_cast<unsigned>(super_blocks(width)), static_cast<unsigned>(f.a.rows)},
-          .block = {kMergeThreads},
+          .block = {kSuper},
           .overlap = true,
           .name = "attention_merge"},
          f.slots == 2 ? attention_merge_kernel<2> : attention_merge_kernel<kAttentionSegments>, f);

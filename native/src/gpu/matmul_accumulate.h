@@ -38,14 +38,13 @@ TND_DEVICE SuperInput global_input(const ActsView& acts, int s, int row0, int ro
 inline constexpr int32_t kFloatBias = 0x4B400000;
 
 // acc += one super-block. super: of the first unit, the others unit_stride bytes apart.
-template <class U, template <class> class TYPE, int UNITS, int TILES,
-          int PAIR_UNROLL = (UNITS > 1 || !U::kRing) ? 1 : 4>
+template <class U, template <class> class TYPE, int UNITS, int TILES>
 TND_DEVICE void accumulate(const uint8_t* super, int64_t unit_stride, const SuperInput& in, int lane,
                            float (&acc)[UNITS][TILES][U::kElems]) {
   using T = TYPE<U>;
   // Unrolled, the compilers load the operands of all pairs first, for which wide tiles and targets that read weights
   // straight from memory have no registers.
-  [[maybe_unused]] constexpr int kPairUnroll = PAIR_UNROLL;
+  [[maybe_unused]] constexpr int kPairUnroll = UNITS > 1 || !U::kRing ? 1 : 4;
   typename T::Head head[UNITS];
 #pragma unroll
   for (int u = 0; u < UNITS; ++u) head[u] = T::head(super + u * unit_stride, lane);

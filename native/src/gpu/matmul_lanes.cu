@@ -15,8 +15,6 @@
 //
 // Products of many outputs for more than eight rows take clusters of two blocks (SHARE), each with two lanes: twice as
 // many runs and half as many teams, so that the team with one unit more than the others has a smaller part of all.
-// For 17 to 24 rows a team of these takes two neighbouring units at a time (UNITS) with half as many warps: a fragment
-// of activations is read from shared memory once for both. What is called a unit below is then such a pair.
 // Units beyond those that all teams have alike would still keep a few warps busy while the rest of the processor idles.
 // In these clusters they are multiplied in parts, by several teams: the first part before its team's own units, the
 // second after its team's first own unit and so on, so that the sums which a part goes on from are there when it
@@ -157,7 +155,6 @@ struct LanesWarp {
   const uint8_t* from;
   Unit unit;
   int fetched, units, left, bytes;
-  int second;  // bytes from a super-block to that of the second unit
   // The next stage to take.
   int stage;
   uint32_t phase;
@@ -184,16 +181,13 @@ TND_DEVICE int sets_of(const LanesWarp& w, const LanesArgs& args) {
   return w.part >= 0 && n == w.part;
 }
 
-template <int UNITS>
-TND_DEVICE void fetch_from_unit(LanesWarp& w, const LanesArgs& args) {
+[[maybe_unused]] TND_DEVICE void fetch_from_unit(LanesWarp& w, const LanesArgs& args) {
   const bool part = is_part(w, w.fetched);
   const Unit unit = part ? w.divided : w.unit;
   const MatmulJob& job = args.jobs.jobs[unit.job];
   w.bytes = job.blocks;
   w.from = job.data + unit.of_job * job.unit_bytes + (w.k_lane + (part ? w.part_first * kLanes : 0)) * w.bytes;
   w.left = part ? w.part_supers : w.supers;
-  // Where a job ends with half a pair, its last unit comes twice.
-  if (UNITS == 2) w.second = (unit.of_job * 2 + 1) * kOuts < job.n ? static_cast<int>(job.unit_bytes / 2) : 0;
 }
 // to_unit makes *own the own unit that is n-th of what the warp multiplies, if it is one, from the one before.
 [[maybe_unused]] TND_DEVICE void to_unit(const LanesWarp& w, const LanesArgs& args, int n, Unit* own) {
@@ -201,22 +195,18 @@ TND_DEVICE void fetch_from_unit(LanesWarp& w, const LanesArgs& args) {
 }
 
 // fetch starts the copy of the next super-block into a stage that nobody reads.
-template <bool MIXED, int UNITS>
+template <bool MIXED>
 TND_DEVICE void fetch(LanesWarp& w, const LanesArgs& args, int stage) {
   if (w.units == 0) return;
   if (one_of_warp()) {
-    const int slot = slot_of<MIXED>(w, args);
-    uint8_t* const to = w.ring + stage * slot;
-    barrier_expect(w.ring_full + stage, static_cast<uint32_t>(UNITS * w.bytes));
-    bulk_copy_once(to, w.from, static_cast<uint32_t>(w.bytes), w.ring_full + stage);
-    if (UNITS == 2) {
-      bulk_copy_once(to + slot / 2, w.from + w.second, static_cast<uint32_t>(w.bytes), w.ring_full + stage);
-    }
+    barrier_expect(w.ring_full + stage, static_cast<uint32_t>(w.bytes));
+    bulk_copy_once(w.ring + stage * slot_of<MIXED>(w, args), w.from, static_cast<uint32_t>(w.bytes),
+                   w.ring_full + stage);
   }
   w.from += kLanes * w.bytes;
   if (--w.left != 0 || --w.units == 0) return;
   to_unit(w, args, ++w.fetched, &w.unit);
-  fetch_from_unit<UNITS>(w, args);
+  fetch_from_unit(w, args);
 }
 
 // Starts the copies of the lane's activations, super-block i by team i % teams.
@@ -244,8 +234,8 @@ TND_DEVICE void fetch_inputs(const LanesWarp& w, const ActsView& acts, uint32_t 
 }
 
 // multiply adds super-blocks [begin, end) of a unit.
-template <template <class> class TYPE, int COLS, bool MIXED, int UNITS>
-TND_DEVICE void multiply(LanesWarp& w, const LanesArgs& args, int begin, int end, float (&acc)[UNITS][COLS / 8][4]) {
+template <template <class> class TYPE, int COLS, bool MIXED>
+TND_DEVICE void multiply(LanesWarp& w, const LanesArgs& args, int begin, int end, float (&acc)[1][COLS / 8][4]) {
   using U = MmaUnit;
   using T = TYPE<U>;
   const uint8_t* x = w.inputs[T::kForm == kFormQ256 ? 0 : 1] + begin * input_pitch(T::kForm, COLS);
@@ -258,10 +248,9 @@ TND_DEVICE void multiply(LanesWarp& w, const LanesArgs& args, int begin, int end
                            reinterpret_cast<const float*>(x + COLS * 256),
                            COLS,
                            COLS - 1};
-    const int slot = slot_of<MIXED>(w, args);
-    accumulate<U, TYPE, UNITS, COLS / U::kCols, 4>(w.ring + w.stage * slot, slot / UNITS, in, w.lane, acc);
+    accumulate<U, TYPE, 1, COLS / U::kCols>(w.ring + w.stage * slot_of<MIXED>(w, args), 0, in, w.lane, acc);
     sync_warp();  // all lanes have read the stage
-    fetch<MIXED, UNITS>(w, args, w.stage);
+    fetch<MIXED>(w, args, w.stage);
     if (++w.stage == stages_of<MIXED>(w, args)) {
       w.stage = 0;
       w.phase ^= 1;
@@ -273,81 +262,53 @@ TND_DEVICE void multiply(LanesWarp& w, const LanesArgs& args, int begin, int end
 // send hands the warp's sums of a unit over. Columns c with c / 2 % 4 = q are added by the team's warp of lane q: those
 // of a thread all go there. Places for sums change with every unit: whoever sends the sums of unit i + 2 has finished i
 // + 1, so all had sent i + 1 and before that had finished i.
-template <int COLS, int SHARE, bool MIXED, int UNITS>
-TND_DEVICE void send(const LanesWarp& w, const LanesArgs& args, const float (&acc)[UNITS][COLS / 8][4]) {
-  constexpr int kTileBytes = kOuts * 2 * static_cast<int>(sizeof(float)), kBytes = UNITS * sum_bytes(COLS);
-  const uint32_t more = static_cast<uint32_t>(sets_of<MIXED>(w, args)) - 1, set = static_cast<uint32_t>(w.done) & more;
-  if (w.lane == 0) barrier_expect(w.sums_full + (w.team * SHARE + w.k_lane % SHARE) * 2 + set, kBytes);
-  const uint32_t quarter = static_cast<uint32_t>(w.lane) % 4,
-                 warp = static_cast<uint32_t>(w.team * SHARE) + quarter % SHARE;
-  uint8_t* const place = w.sums + ((warp << more) + set) * kBytes;
+template <int COLS, int SHARE, bool MIXED>
+TND_DEVICE void send(const LanesWarp& w, const LanesArgs& args, const float (&acc)[1][COLS / 8][4]) {
+  constexpr int kTileBytes = kOuts * 2 * static_cast<int>(sizeof(float));
+  const int sets = sets_of<MIXED>(w, args), set = sets == 2 ? w.done % 2 : 0;
+  if (w.lane == 0) barrier_expect(w.sums_full + (w.team * SHARE + w.k_lane % SHARE) * 2 + set, sum_bytes(COLS));
+  const int quarter = w.lane % 4, warp = w.team * SHARE + quarter % SHARE;
+  uint8_t* const place = w.sums + (warp * sets + set) * sum_bytes(COLS);
   const BlockMemory to = of_block(place + w.k_lane * (COLS / 8) * kTileBytes + w.lane / 4 * 16, quarter / SHARE);
   const BlockMemory there = of_block(w.sums_full + warp * 2 + set, quarter / SHARE);
 #pragma unroll
-  for (int u = 0; u < UNITS; ++u) {
-#pragma unroll
-    for (int tile = 0; tile < COLS / 8; ++tile) {
-      send_quad(to, u * sum_bytes(COLS) + tile * kTileBytes, acc[u][tile], there);
-    }
-  }
+  for (int tile = 0; tile < COLS / 8; ++tile) send_quad(to, tile * kTileBytes, acc[0][tile], there);
 }
 
 // finish adds the lanes of the warp's quarter of a unit's columns. number: of the units that the warp has done.
-template <int COLS, int SHARE, bool MIXED, int UNITS>
-TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& unit, uint32_t number) {
+template <int COLS, int SHARE, bool MIXED>
+TND_DEVICE void finish(const LanesWarp& w, const LanesArgs& args, const Unit& unit, int number) {
+  constexpr int kTiles = COLS / 8;
   const MatmulJob& job = args.jobs.jobs[unit.job];
-  // A thread takes two outputs 8 apart of two columns, as they came.
-  const int out = unit.of_job * UNITS * kOuts + w.lane % 8, row = w.lane / 8 * 8 + w.k_lane * 2;
-  const int rows_left = args.jobs.rows - row, outs_left = job.n - out;
-  const int stride = static_cast<int>(job.y_stride), at = row * stride + out;
-  float residual[UNITS][4] = {};
-  const bool adds = job.residual != nullptr;
-  if (adds && rows_left > 0) {
-    const float *const from = job.residual + at, *const next = from + stride;
+  const int out = unit.of_job * kOuts + w.lane % kOuts, row = w.k_lane * 2 + w.lane / kOuts;
+  const int64_t at = row * job.y_stride + out;
+  const float* const from = job.residual;
+  bool exists[kTiles];
+  float residual[kTiles] = {};
 #pragma unroll
-    for (int u = 0; u < UNITS; ++u) {
-      if (outs_left > u * kOuts) {
-        residual[u][0] = from[u * kOuts];
-        if (rows_left > 1) residual[u][1] = next[u * kOuts];
-      }
-      if (outs_left > u * kOuts + 8) {
-        residual[u][2] = from[u * kOuts + 8];
-        if (rows_left > 1) residual[u][3] = next[u * kOuts + 8];
-      }
-    }
+  for (int tile = 0; tile < kTiles; ++tile) {
+    exists[tile] = row + tile * 8 < args.jobs.rows && out < job.n;
+    if (from != nullptr && exists[tile]) residual[tile] = from[at + tile * 8 * job.y_stride];
   }
-  const uint32_t more = static_cast<uint32_t>(sets_of<MIXED>(w, args)) - 1, set = number & more;
-  const uint32_t warp = static_cast<uint32_t>(w.team * SHARE + w.k_lane % SHARE);
-  barrier_wait(w.sums_full + warp * 2 + set, number / 2 % 2);
-  if (rows_left <= 0) return;
-  const uint8_t* const sums = w.sums + ((warp << more) + set) * (UNITS * sum_bytes(COLS));
-  float *const to = job.y + at, *const next = to + stride;
+  const int sets = sets_of<MIXED>(w, args), set = sets == 2 ? number % 2 : 0;
+  const int warp = w.team * SHARE + w.k_lane % SHARE;
+  const uint8_t* const sums = w.sums + (warp * sets + set) * sum_bytes(COLS);
+  barrier_wait(w.sums_full + warp * 2 + set, static_cast<uint32_t>(sets == 2 ? number / 2 % 2 : 0));
 #pragma unroll
-  for (int u = 0; u < UNITS; ++u) {
-    const float4* const l = reinterpret_cast<const float4*>(sums + u * sum_bytes(COLS)) + w.lane;
-    constexpr int kPitch = COLS / 8 * kOuts / 2;
-    const float4 l0 = l[0], l1 = l[kPitch], l2 = l[2 * kPitch], l3 = l[3 * kPitch];
-    float y[4] = {(l0.x + l1.x) + (l2.x + l3.x), (l0.y + l1.y) + (l2.y + l3.y), (l0.z + l1.z) + (l2.z + l3.z),
-                  (l0.w + l1.w) + (l2.w + l3.w)};
-    if (adds) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) y[i] = residual[u][i] + y[i];
-    }
-    if (outs_left > u * kOuts) {
-      to[u * kOuts] = y[0];
-      if (rows_left > 1) next[u * kOuts] = y[1];
-    }
-    if (outs_left > u * kOuts + 8) {
-      to[u * kOuts + 8] = y[2];
-      if (rows_left > 1) next[u * kOuts + 8] = y[3];
-    }
+  for (int tile = 0; tile < kTiles; ++tile) {
+    constexpr int kPitch = kTiles * kOuts * 2;
+    const float* l = reinterpret_cast<const float*>(sums) + tile * kOuts * 2 + w.lane % 8 * 4 + w.lane % kOuts / 8 * 2 +
+                     w.lane / kOuts;
+    float y = (l[0] + l[kPitch]) + (l[2 * kPitch] + l[3 * kPitch]);
+    if (from != nullptr) y = residual[tile] + y;
+    if (exists[tile]) job.y[at + tile * 8 * job.y_stride] = y;
   }
 }
 
 // SPARE: registers of so many more warps stay free. Blocks of the small kernel after this one then find room beside it
 // and wait there for its end (SPEED.md, "When launches really run").
 // FORMS: of activations. A cluster reads one.
-template <int COLS, int WARPS, int SPARE, int SHARE, uint32_t FORMS, int UNITS>
+template <int COLS, int WARPS, int SPARE, int SHARE, uint32_t FORMS>
 __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_kernel(const LanesArgs args) {
   if constexpr (kHasClusters) {
     constexpr bool kMixed = FORMS == kBothForms;
@@ -374,9 +335,9 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
     const int second = kMixed && cluster >= args.second ? 1 : 0;
     const LanesForm& form = args.forms[second];
     if constexpr (kMixed) w.slot = form.slot, w.stages = form.stages, w.sets = form.sets;
-    uint8_t* next = w.sums + form.teams * SHARE * form.sets * UNITS * sum_bytes(COLS);
+    uint8_t* next = w.sums + form.teams * SHARE * form.sets * sum_bytes(COLS);
     uint8_t* const handed = next + (own_lane * TND_WARP + w.lane) * 4 * static_cast<int>(sizeof(float));
-    next += form.divided * SHARE * UNITS * part_bytes(COLS);
+    next += form.divided * SHARE * part_bytes(COLS);
     w.inputs[0] = next + own_lane * most * input_pitch(form.form & kFormQ256, COLS);
     next += SHARE * most * input_pitch(form.form & kFormQ256, COLS);
     w.inputs[1] = next + own_lane * most * input_pitch(form.form & kFormQ32, COLS);
@@ -409,58 +370,52 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
     }
     if (w.units != 0) {
       advance(args.jobs, run.first + w.team, &w.unit);
-      fetch_from_unit<UNITS>(w, args);
+      fetch_from_unit(w, args);
     }
     const int mine = w.units;
     Unit own = w.unit, before = w.unit;
-    for (int i = 0; i < form.stages && i < kStagesBeforeInputs; ++i) fetch<kMixed, UNITS>(w, args, i);
+    for (int i = 0; i < form.stages && i < kStagesBeforeInputs; ++i) fetch<kMixed>(w, args, i);
     __syncthreads();
     wait_for_previous();
     if (units > 0 && one_of_warp()) fetch_inputs<COLS>(w, args.jobs.acts, form.form);
     sync_warp();
-    for (int i = kStagesBeforeInputs; i < form.stages; ++i) fetch<kMixed, UNITS>(w, args, i);
+    for (int i = kStagesBeforeInputs; i < form.stages; ++i) fetch<kMixed>(w, args, i);
 
     // The other blocks' barriers may not exist yet. w.done == 0 says the same, but asked for that, loops of the widest
     // tiles read spilled values.
     bool alone = true;
     for (int n = 0; n < mine; ++n) {
-      float acc[UNITS][COLS / 8][4] = {};
+      float acc[1][COLS / 8][4] = {};
       if (n != 0) to_unit(w, args, n, &own);
       const bool part = is_part(w, n);
       const Unit unit = part ? w.divided : own;
       const int first = part ? w.part_first : 0, end = part ? first + w.part_supers : w.supers;
-      float4* const sums = reinterpret_cast<float4*>(handed + division * SHARE * UNITS * part_bytes(COLS));
+      float4* const sums = reinterpret_cast<float4*>(handed + division * SHARE * part_bytes(COLS));
       if (part && first != 0) {
         barrier_wait(barriers->handed + warp - SHARE, 0);
 #pragma unroll
-        for (int u = 0; u < UNITS; ++u) {
-#pragma unroll
-          for (int tile = 0; tile < COLS / 8; ++tile) {
-            const float4 v = sums[(u * (COLS / 8) + tile) * SHARE * TND_WARP];
-            acc[u][tile][0] = v.x, acc[u][tile][1] = v.y, acc[u][tile][2] = v.z, acc[u][tile][3] = v.w;
-          }
+        for (int tile = 0; tile < COLS / 8; ++tile) {
+          const float4 v = sums[tile * SHARE * TND_WARP];
+          acc[0][tile][0] = v.x, acc[0][tile][1] = v.y, acc[0][tile][2] = v.z, acc[0][tile][3] = v.w;
         }
       }
       const DType type = args.jobs.jobs[unit.job].type;
       if (FORMS == kFormQ32 || (kMixed && type == DType::kQ8_0)) {
-        multiply<TypeQ80, COLS, kMixed, UNITS>(w, args, first, end, acc);
+        multiply<TypeQ80, COLS, kMixed>(w, args, first, end, acc);
       } else if constexpr (FORMS != kFormQ32) {
         if (type == DType::kQ4_K) {
-          multiply<TypeQ4KInPlace, COLS, kMixed, UNITS>(w, args, first, end, acc);
+          multiply<TypeQ4KInPlace, COLS, kMixed>(w, args, first, end, acc);
         } else if (type == DType::kQ5_K) {
-          multiply<TypeQ5K, COLS, kMixed, UNITS>(w, args, first, end, acc);
+          multiply<TypeQ5K, COLS, kMixed>(w, args, first, end, acc);
         } else {
-          multiply<TypeQ6K, COLS, kMixed, UNITS>(w, args, first, end, acc);
+          multiply<TypeQ6K, COLS, kMixed>(w, args, first, end, acc);
         }
       }
       if (part && end != w.supers) {
 #pragma unroll
-        for (int u = 0; u < UNITS; ++u) {
-#pragma unroll
-          for (int tile = 0; tile < COLS / 8; ++tile) {
-            sums[(u * (COLS / 8) + tile) * SHARE * TND_WARP] =
-                make_float4(acc[u][tile][0], acc[u][tile][1], acc[u][tile][2], acc[u][tile][3]);
-          }
+        for (int tile = 0; tile < COLS / 8; ++tile) {
+          sums[tile * SHARE * TND_WARP] =
+              make_float4(acc[0][tile][0], acc[0][tile][1], acc[0][tile][2], acc[0][tile][3]);
         }
         sync_warp();
         if (w.lane == 0) barrier_arrive(barriers->handed + warp);
@@ -471,13 +426,13 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
         cluster_wait();
         alone = false;
       } else {
-        finish<COLS, SHARE, kMixed, UNITS>(w, args, before, static_cast<uint32_t>(w.done - 1));
+        finish<COLS, SHARE, kMixed>(w, args, before, w.done - 1);
       }
-      send<COLS, SHARE, kMixed, UNITS>(w, args, acc);
+      send<COLS, SHARE, kMixed>(w, args, acc);
       before = unit;
       ++w.done;
     }
-    if (w.done != 0) finish<COLS, SHARE, kMixed, UNITS>(w, args, before, static_cast<uint32_t>(w.done - 1));
+    if (w.done != 0) finish<COLS, SHARE, kMixed>(w, args, before, w.done - 1);
   }
 }
 
@@ -498,7 +453,7 @@ int choose_teams(int units, int most, int share) {
 
 // by_form puts the jobs into args in the order of their forms, with what their stages need, and returns how many are of
 // the first.
-int by_form(const MatmulJobs& jobs, int units, LanesArgs* args) {
+int by_form(const MatmulJobs& jobs, LanesArgs* args) {
   args->jobs = jobs;
   int placed = 0, by_first = 0;
   for (int f = 0; f < 2; ++f) {
@@ -508,10 +463,8 @@ int by_form(const MatmulJobs& jobs, int units, LanesArgs* args) {
       if (act_form(jobs.jobs[i].type) != kForms[f]) continue;
       MatmulJob& job = args->jobs.jobs[placed++] = jobs.jobs[i];
       job.blocks = super_bytes(job.type);
-      job.units = (job.units + units - 1) / units;
-      job.unit_bytes *= units;
       form.shift = form.slot == 0 || form.shift == job.blocks % 128 ? job.blocks % 128 : 0;
-      form.slot = std::max(form.slot, units * slot_bytes(job.blocks));
+      form.slot = std::max(form.slot, slot_bytes(job.blocks));
     }
     if (f == 0) by_first = placed;
   }
@@ -552,7 +505,7 @@ void divide_rests(int clusters, int teams, int most, LanesArgs* args) {
 // take_shared gives clusters their stages in `room` bytes of shared memory for a block, of `teams` teams, and returns
 // what is used, 0 if it is too little. longest: units of the longest run of each form; barriers: bytes; supers: whose
 // activations a block holds.
-template <int COLS, int SHARE, int UNITS>
+template <int COLS, int SHARE>
 int take_shared(int room, int teams, const int (&longest)[2], int barriers, int supers, LanesArgs* args) {
   int shared = 0;
   for (int f = 0; f < 2; ++f) {
@@ -560,8 +513,8 @@ int take_shared(int room, int teams, const int (&longest)[2], int barriers, int 
     LanesForm& form = args->forms[f];
     form.teams = std::min(teams, longest[f]);
     form.sets = longest[f] > teams ? 2 : 1;
-    const int fixed = barriers + form.teams * SHARE * form.sets * UNITS * sum_bytes(COLS) +
-                      form.divided * SHARE * UNITS * part_bytes(COLS) + supers * input_pitch(kForms[f], COLS);
+    const int fixed = barriers + form.teams * SHARE * form.sets * sum_bytes(COLS) +
+                      form.divided * SHARE * part_bytes(COLS) + supers * input_pitch(kForms[f], COLS);
     const int stage = form.teams * SHARE * form.slot;
     form.stages = std::min(kMaxStages, (room - fixed) / stage);
     if (form.stages < 2) return 0;
@@ -570,17 +523,17 @@ int take_shared(int room, int teams, const int (&longest)[2], int barriers, int 
   return shared;
 }
 
-template <int COLS, int WARPS, int SPARE, int SHARE, uint32_t FORMS, int UNITS = 1>
+template <int COLS, int WARPS, int SPARE, int SHARE, uint32_t FORMS>
 bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
   const int supers = static_cast<int>(super_blocks(jobs.k));
   const int most = (supers + kLanes - 1) / kLanes;
   if (supers < kLanes || SHARE * most > kMaxSupers) return false;
   constexpr int kBlocks = kLanes / SHARE;  // of a cluster
-  const auto kernel = matmul_lanes_kernel<COLS, WARPS, SPARE, SHARE, FORMS, UNITS>;
+  const auto kernel = matmul_lanes_kernel<COLS, WARPS, SPARE, SHARE, FORMS>;
   const int clusters = clusters_at_once(kBlocks, WARPS * TND_WARP, reinterpret_cast<const void*>(kernel));
   if (clusters == 0 || clusters > kMaxClusters) return false;
   LanesArgs args;
-  const int by_first = by_form(jobs, UNITS, &args);
+  const int by_first = by_form(jobs, &args);
   if (FORMS == kBothForms && clusters < 2) return false;
   cut_runs(by_first, clusters, &args);
   int longest[2] = {};  // run of each form
@@ -591,12 +544,12 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
   const int units = std::max(longest[0], longest[1]), room = group.shared_per_block - kLeftFree;
   int teams = WARPS / SHARE + 1, shared = 0;
   while (shared == 0) {
-    if (teams * SHARE * UNITS <= kFewestWarps) return false;
+    if (teams * SHARE <= kFewestWarps) return false;
     teams = choose_teams(units, teams - 1, SHARE);
     for (int parts = SHARE == 2 ? supers / kLanes : 1; shared == 0 && parts > 0; parts = parts > 1 ? 1 : 0) {
       divide_rests(clusters, teams, parts, &args);
-      shared = take_shared<COLS, SHARE, UNITS>(room, teams, longest, round_up(sizeof(LanesBarriers<WARPS>)),
-                                               SHARE * most, &args);
+      shared =
+          take_shared<COLS, SHARE>(room, teams, longest, round_up(sizeof(LanesBarriers<WARPS>)), SHARE * most, &args);
     }
   }
   if (FORMS == kFormQ32) args.forms[0] = args.forms[1];
@@ -619,18 +572,12 @@ template <int COLS, int SPARE, uint32_t FORMS>
 bool launch_forms(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
   constexpr int kWarps = 16;
   if constexpr (FORMS == kBothForms) {
-    if constexpr (COLS == 24) {
-      if (launch_columns<COLS, 8, SPARE, 2, FORMS, 2>(stream, group, jobs)) return true;
-    }
     return launch_columns<COLS, kWarps, SPARE, 2, FORMS>(stream, group, jobs);
   } else {
     if constexpr (COLS > 8) {
       int64_t outs = 0;
       for (int i = 0; i < jobs.count; ++i) outs += jobs.jobs[i].n;
       const bool wide = group.unit == 4 || outs >= kWideOuts;
-      if constexpr (COLS == 24) {
-        if (wide && launch_columns<COLS, 8, SPARE, 2, FORMS, 2>(stream, group, jobs)) return true;
-      }
       if (wide && launch_columns<COLS, kWarps, SPARE, 2, FORMS>(stream, group, jobs)) return true;
     }
     return launch_columns<COLS, kWarps, SPARE, 1, FORMS>(stream, group, jobs);
