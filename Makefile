@@ -19,7 +19,7 @@ ARGS ?=
 
 export PATH := $(CURDIR)/bin:$(PATH)
 
-.PHONY: help setup build build-go build-test build-native up down test test-go test-race test-native test-sanitize test-e2e clients test-clients \
+.PHONY: help setup build build-go build-test build-native up down test test-go test-race test-native test-sanitize test-e2e test-card clients test-clients \
 	lint lint-proto lint-go lint-native lint-flags fmt proto compose bench clean
 
 help: ## show this list
@@ -129,6 +129,20 @@ test-sanitize: bin/testsum ## native tests under AddressSanitizer and UBSan
 
 test-e2e: bin/testsum ## end-to-end tests of the programs in bin/
 	@bin/testsum run -name e2e -dir $(RESULTS) -- $(GO) test -json -count=1 -timeout 30m ./tests/...
+
+# Which library: cuda or hip. CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES choose a card.
+CARD ?= cuda
+test-card: build bin/testsum ## the engine's tests on a card, and the golden texts from there: make test-card CARD=hip
+	@rm -rf $(RESULTS)
+	@$(MAKE) --no-print-directory build-$(CARD)
+	@bin/tandem-engine info --device $(CARD):0 --model models/tandem-tiny-target-q4_k_m.gguf | grep '"Device"'
+	cmake --build native/build -j $(JOBS) --target tandem_$(CARD)_tests
+	@bin/testsum run -name native -dir $(RESULTS) -- tools/card-tests.sh $(CARD) native/build
+	@TANDEM_ENGINE_LIB=$(CURDIR)/bin/libtandem_$(CARD).so bin/testsum run -name conformance -dir $(RESULTS) -- \
+		$(GO) test -json -count=1 -timeout 30m -run '^TestLibrary' ./native/plugin
+	@TANDEM_TEST_DEVICE=$(CARD):0 bin/testsum run -name e2e -dir $(RESULTS) -- \
+		$(GO) test -json -count=1 -timeout 30m -run 'Identity|Golden' ./tests/e2e
+	@bin/testsum total -dir $(RESULTS)
 
 clients: ## install the agent clients that tests/agents runs (needs npm and 2 GB)
 	tools/clients.sh

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Runs the native tests of a GPU library on the first card and prints what they say as events of go test -json, for
+# bin/testsum: a line a case and a line a program; of a program that fails everything it wrote.
+#   tools/card-tests.sh cuda native/build
+# BUILD is a build with the target tandem_cuda_tests (tandem_hip_tests). CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES
+# choose another card.
+set -euo pipefail
+[ $# -eq 2 ] || { sed -n '2,/^set/{/^set/d;s/^# \?//p}' "$0" >&2; exit 2; }
+build=$(realpath "$2")
+programs=("$build/$1"_*_test)
+cd "$(dirname "$0")/../native" # where the tests find their data
+[ -x "${programs[0]}" ] || { echo "card-tests.sh: no $1_*_test in $2: build tandem_$1_tests" >&2; exit 2; }
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+failed=0
+for program in "${programs[@]}"; do
+  name=$(basename "$program") start=$SECONDS status=0
+  "$program" > "$log" 2>&1 || status=$?
+  [ "$status" -eq 0 ] || cat "$log"
+  event="{\"Action\":\"%s\",\"Package\":\"$name\",\"Test\":\"%s\"}\n"
+  while read -r outcome test _; do
+    case $outcome in
+      ok) printf "$event" pass "$test" ;;
+      FAIL) printf "$event" fail "$test" ;;
+    esac
+  done < "$log"
+  action=pass
+  if [ "$status" -ne 0 ]; then
+    action=fail failed=1
+    echo "$name ended with status $status"
+  fi
+  echo "{\"Action\":\"$action\",\"Package\":\"$name\",\"Elapsed\":$((SECONDS - start))}"
+done
+exit $failed
