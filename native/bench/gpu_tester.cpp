@@ -31,6 +31,18 @@ void require(const Status& s) {
   std::exit(1);
 }
 
+// Numbers in [0, 1), the same in every run.
+class Random {
+ public:
+  float next() {
+    state_ = state_ * 1664525u + 1013904223u;
+    return static_cast<float>(state_ >> 8) * 0x1p-24f;
+  }
+
+ private:
+  uint32_t state_ = 1;
+};
+
 bool check_maps(gpu::Stream& stream, void* mem) {
   bool good = true;
   for (const Mma kind : kAllMma) {
@@ -81,11 +93,8 @@ class Weight {
     const uint64_t total = gpu::weight_bytes(type, k, n);
     constexpr int kOuts = 128;  // whole units of every type
     std::vector<float> values(static_cast<size_t>(kOuts) * static_cast<size_t>(k));
-    uint32_t random = 1;
-    for (float& v : values) {
-      random = random * 1664525u + 1013904223u;
-      v = (static_cast<float>(random >> 8) * 0x1p-24f - 0.5f) * 0.05f;
-    }
+    Random random;
+    for (float& v : values) v = (random.next() - 0.5f) * 0.05f;
     std::vector<uint8_t> file(row_bytes(type, static_cast<uint64_t>(k)) * kOuts);
     for (int i = 0; i < kOuts; ++i) {
       require(quantise_row(type, &values[static_cast<size_t>(i) * static_cast<size_t>(k)],
@@ -177,21 +186,19 @@ bool delta_table(gpu::Stream& stream, const gpu::DeviceInfo& info) {
       groups(kLayers * sizeof(gpu::DeltaStepGroup));
   void* pinned = nullptr;
   require(gpu::host_alloc(kState, &pinned));
-  uint32_t random = 1;
+  const auto send_pinned = [&](void* to, uint64_t bytes) {
+    stream.to_device(to, pinned, bytes);
+    require(stream.sync());
+  };
+  Random random;
   // Floats in [from, from + width).
   const auto upload_random = [&](float* to, uint64_t bytes, float from, float width) {
-    auto* const values = static_cast<float*>(pinned);
-    for (uint64_t i = 0; i < bytes / sizeof(float); ++i) {
-      random = random * 1664525u + 1013904223u;
-      values[i] = from + width * static_cast<float>(random >> 8) * 0x1p-24f;
-    }
-    stream.to_device(to, values, bytes);
-    require(stream.sync());
+    for (uint64_t i = 0; i < bytes / sizeof(float); ++i) static_cast<float*>(pinned)[i] = from + width * random.next();
+    send_pinned(to, bytes);
   };
   const auto upload = [&](void* to, const void* from, uint64_t bytes) {
     std::memcpy(pinned, from, bytes);
-    stream.to_device(to, pinned, bytes);
-    require(stream.sync());
+    send_pinned(to, bytes);
   };
   for (int i = 0; i < kLayers; ++i) upload_random(states.at<float>(i * kState), kState, -0.1f, 0.2f);
   upload_random(conv.at<float>(), kMost * kRow, -0.1f, 0.2f);

@@ -197,7 +197,7 @@ void TargetRole::keep(Sequence* s, int32_t position) {
 }
 
 Status TargetRole::check_encoding(int32_t encoding) const {
-  if (encoding < TND_FEATURE_RAW_BF16 || encoding > TND_FEATURE_FUSED_F32) {
+  if (!known_features(encoding)) {
     return errorf(TND_INVALID_ARGUMENT, "feature_encoding is %d", encoding);
   }
   if (fused_features(encoding) && fc_ == nullptr) {

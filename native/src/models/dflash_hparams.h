@@ -16,7 +16,10 @@
 
 namespace tnd {
 
-// What an encoding of features (TND_FEATURE_*) says.
+// What an encoding of features (TND_FEATURE_*) says, and whether it is one.
+constexpr bool known_features(int32_t encoding) {
+  return encoding >= TND_FEATURE_RAW_BF16 && encoding <= TND_FEATURE_FUSED_F32;
+}
 constexpr bool fused_features(int32_t encoding) {
   return encoding == TND_FEATURE_FUSED_BF16 || encoding == TND_FEATURE_FUSED_F32;
 }

@@ -352,7 +352,7 @@ Status DraftRole::draft_append(int32_t sequence, int32_t position, int32_t n, in
   if (n > max_context_ - position) {
     return errorf(TND_RESOURCE_EXHAUSTED, "%d positions after %d exceed max_context %d", n, position, max_context_);
   }
-  if (!fused_features(encoding) && !bf16_features(encoding) && encoding != TND_FEATURE_RAW_F32) {
+  if (!known_features(encoding)) {
     return errorf(TND_INVALID_ARGUMENT, "encoding %d is not one of TND_FEATURE_*", encoding);
   }
   const int64_t row_bytes =
