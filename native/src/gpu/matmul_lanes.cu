@@ -34,6 +34,8 @@ constexpr int kMaxStages = 4;
 constexpr int kStagesBeforeInputs = 3;  // copies are served in turn, and inputs shall not wait for all of the ring
 constexpr int kMaxSupers = 32;          // of a block: k up to 32768 in clusters of four
 constexpr int kMaxClusters = 72;
+constexpr int kWarps = 16;
+constexpr int kFewWarps = 12;     // of products with few units, for which these get more registers
 constexpr int kFewestWarps = 8;   // that are tried where more leave no room for two stages
 constexpr int kWideOuts = 10000;  // outputs from which on clusters are of two
 // Shared memory that a block leaves free, so that blocks of the small kernel after it find room beside it.
@@ -313,7 +315,10 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
   if constexpr (kHasClusters) {
     constexpr bool kMixed = FORMS == kBothForms;
     let_next_start();
-    TND_DYNAMIC_SHARED(uint8_t, smem);
+    TND_DYNAMIC_SHARED(uint8_t, dynamic);
+    // Q6_K's loop computes the place of shared memory anew for every super-block otherwise. Loops of clusters of two
+    // keep it and have no register for it.
+    uint8_t* const smem = WARPS == kFewWarps ? kept_place(dynamic) : dynamic;
     using Barriers = LanesBarriers<WARPS>;
     Barriers* const barriers = reinterpret_cast<Barriers*>(smem);
     const int cluster = static_cast<int>(blockIdx.x) / (kLanes / SHARE);
@@ -542,6 +547,7 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
     n = std::max(n, args.runs[i + 1].first - args.runs[i].first);
   }
   const int units = std::max(longest[0], longest[1]), room = group.shared_per_block - kLeftFree;
+  if (WARPS == kFewWarps && units > kFewWarps) return false;
   int teams = WARPS / SHARE + 1, shared = 0;
   while (shared == 0) {
     if (teams * SHARE <= kFewestWarps) return false;
@@ -570,7 +576,6 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
 // are wide and fit.
 template <int COLS, int SPARE, uint32_t FORMS>
 bool launch_forms(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
-  constexpr int kWarps = 16;
   if constexpr (FORMS == kBothForms) {
     return launch_columns<COLS, kWarps, SPARE, 2, FORMS>(stream, group, jobs);
   } else {
@@ -579,6 +584,9 @@ bool launch_forms(Stream& stream, const MatmulGroup& group, const MatmulJobs& jo
       for (int i = 0; i < jobs.count; ++i) outs += jobs.jobs[i].n;
       const bool wide = group.unit == 4 || outs >= kWideOuts;
       if (wide && launch_columns<COLS, kWarps, SPARE, 2, FORMS>(stream, group, jobs)) return true;
+    }
+    if constexpr (COLS == 24) {
+      if (launch_columns<COLS, kFewWarps, SPARE, 1, FORMS>(stream, group, jobs)) return true;
     }
     return launch_columns<COLS, kWarps, SPARE, 1, FORMS>(stream, group, jobs);
   }

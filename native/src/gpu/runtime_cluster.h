@@ -32,6 +32,18 @@ TND_DEVICE uint32_t shared_address([[maybe_unused]] const void* p) {
 #endif
 }
 
+// kept_place returns the place in shared memory that it is given, as a number that compilers keep in a register: they
+// else compute it from the block's number in its cluster wherever registers are short.
+TND_DEVICE uint8_t* kept_place(uint8_t* shared) {
+#if defined(TND_CLUSTER_CODE)
+  uint32_t at;
+  asm volatile("mov.u32 %0, %1;" : "=r"(at) : "r"(shared_address(shared)));
+  return static_cast<uint8_t*>(__cvta_shared_to_generic(at));
+#else
+  return shared;
+#endif
+}
+
 // barrier_init is called by one thread, then barriers_made by that thread; a barrier between threads follows before
 // others use it, one of the cluster before other blocks do.
 TND_DEVICE void barrier_init([[maybe_unused]] Barrier* b, [[maybe_unused]] int count) {
