@@ -253,7 +253,8 @@ void check_tree(const Shape& s, int past, const std::vector<int32_t>& parents, R
 
 TEST(trees_equal_their_committed_paths) {
   Rng rng(1);
-  // Around the borders: of a tile, of the first segment before a tail, of segment sizes (2048 positions).
+  // Around the borders: of a tile, of the first segment before a tail, of segment sizes (multiples of 2048 positions
+  // from 4096 on).
   for (const int past : {0, 57, 120, 700, 2042}) {
     check_tree<MmaUnit>({64, 1, 3}, past, random_tree(&rng, 23), &rng);
   }

@@ -13,7 +13,8 @@
 // kFlash: products of halves on matrix units, f32 sums. Bits are those of the card's matrix instruction.
 //   e = end of what the row sees (its position + 1; for a block row the end of the block)
 //   keys are taken in tiles of 64 positions from absolute multiples of 64, tiles ascending, in segments:
-//     B = max(0, 64 * (e / 64 - 1)), S = 64 * ceil(e / 2048);  segments [i S, min((i+1) S, B)), then the tail [B, e)
+//     B = max(0, 64 * (e / 64 - 1)), S = 64 * max(2, ceil(e / 2048));  segments [i S, min((i+1) S, B)), then the tail
+//     [B, e)
 //   a segment starts fresh: m = -inf, l = 0, o = 0; per tile with visible keys
 //     s = scale * (q . k) with q and k rounded to half;  m' = max(m, s); a = exp_f32(m - m'); p = exp_f32(s - m')
 //     l = fma(l, a, sum p) with sum p: eight lanes by key mod 8, each ascending, folded 4, 2, 1; o = o * a + half(p) .
@@ -21,7 +22,8 @@
 //   segments merge ascending: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(L, a, l*b), O = fma(O, a, o*b)
 // A tree row has at most 64 keys at slots other than their position (deeper rows take tiles of their own): these lie
 // in the tail, so all rows of a tree share the tiles before it and each row walks its own tail in order of depth. At
-// most 32 segments at any length: work for every processor, and partial results that stay in the second-level cache.
+// most 32 segments at any length, of two tiles or more: work for every processor, and partial results that are written
+// and read in less time than the tiles of a tree take.
 // Tiles in which a row sees nothing leave it as it was.
 //
 // Launches read plans, and tiles of keys and values that are older than the step, before they wait for the launch

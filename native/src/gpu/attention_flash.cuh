@@ -61,7 +61,7 @@ TND_DEVICE int32_t tail_begin(int32_t end) {
 }
 TND_DEVICE int32_t segment_size(int32_t end) {
   constexpr int32_t kSpan = kAttentionTile * (kAttentionSegments - 1);
-  return end > 0 ? (end + kSpan - 1) / kSpan * kAttentionTile : kAttentionTile;
+  return end > 2 * kSpan ? (end + kSpan - 1) / kSpan * kAttentionTile : 2 * kAttentionTile;
 }
 // part: index of a segment when there are several parts, else all; -1 = the tail.
 TND_DEVICE KeyRange key_range(const AttentionRow& r, int part, int parts) {
