@@ -174,7 +174,7 @@ void matmul_table(gpu::Stream& stream, const gpu::DeviceInfo& info, double copy)
   }
 }
 
-// Both forms of the delta rule, as in a layer of the 27B; which one steps take is TANDEM_GPU_DELTA.
+// Both forms of the delta rule, as in a layer of the 27B; which one a step takes is in gpu/delta.h.
 bool delta_table(gpu::Stream& stream, const gpu::DeviceInfo& info) {
   constexpr DeltaShape kShape{16, 48};
   constexpr int kLayers = 24, kMost = 23, kRuns = 10;  // states of all layers are larger than caches of 64 MB

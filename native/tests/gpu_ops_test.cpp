@@ -312,6 +312,21 @@ TEST(delta_chains_have_the_bits_of_the_cpu) {
   }
 }
 
+TEST(few_rows_of_one_sequence_take_the_delta_rule_by_columns) {
+  const auto rule = [](std::vector<int> counts, DeltaRule wish = nullptr) {
+    std::vector<DeltaStepGroup> groups(counts.size());
+    for (size_t g = 0; g < counts.size(); ++g) groups[g].count = counts[g];
+    return delta_rule(groups, wish);
+  };
+  CHECK(rule({1}) == launch_delta_slices);
+  CHECK(rule({2}) == launch_delta_columns);
+  CHECK(rule({24}) == launch_delta_columns);
+  CHECK(rule({25}) == launch_delta_slices);
+  CHECK(rule({2, 2}) == launch_delta_slices);
+  CHECK(rule({1}, launch_delta_columns) == launch_delta_columns);
+  CHECK(rule({2}, launch_delta_slices) == launch_delta_slices);
+}
+
 // Head norms, rotation, append and exact attention against the CPU backend: trees, chains, windows, blocks. Attention
 // over values in blocks rounds them to halves here, so that of it only the cache is compared (gpu_ops_flash_test has
 // the rest).

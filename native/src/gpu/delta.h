@@ -67,8 +67,11 @@ void launch_delta_conv(Stream& stream, const DeltaArgs& args);
 void launch_delta_slices(Stream& stream, const DeltaArgs& args);
 void launch_delta_columns(Stream& stream, const DeltaArgs& args);
 using DeltaRule = void (*)(Stream&, const DeltaArgs&);
-// delta_rule finds the one that steps take: as TANDEM_GPU_DELTA (slices, columns) says, else by slices.
-Status delta_rule(DeltaRule* out);
+// The form for groups of a step: `wish`, else columns for 2 to 24 rows of one sequence and slices for the rest
+// (SPEED.md). Not by what the rows are, or equally many rows of a tree and of a chain were two graphs.
+DeltaRule delta_rule(std::span<const DeltaStepGroup> groups, DeltaRule wish);
+// delta_wish finds the form that TANDEM_GPU_DELTA (slices, columns) wants for all steps; nullptr = it says nothing.
+Status delta_wish(DeltaRule* out);
 
 // Replays rows path[0..*count) of one sequence into state and taps of all layers.
 struct DeltaCommitArgs {

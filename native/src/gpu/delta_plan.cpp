@@ -72,9 +72,18 @@ size_t DeltaChunks::plan(std::span<const DeltaGroup> groups, size_t first, int c
   return first;
 }
 
-Status delta_rule(DeltaRule* out) {
+DeltaRule delta_rule(std::span<const DeltaStepGroup> groups, DeltaRule wish) {
+  if (wish != nullptr) return wish;
+  constexpr int kMostRows = 24;  // that kernels have before the first; columns are slower where tiles follow each other
+  const bool few = groups.size() == 1 && groups[0].count > 1 && groups[0].count <= kMostRows;
+  return few ? launch_delta_columns : launch_delta_slices;
+}
+
+Status delta_wish(DeltaRule* out) {
   const char* const wish = std::getenv("TANDEM_GPU_DELTA");
-  if (wish == nullptr || *wish == 0 || std::strcmp(wish, "slices") == 0) {
+  if (wish == nullptr || *wish == 0) {
+    *out = nullptr;
+  } else if (std::strcmp(wish, "slices") == 0) {
     *out = launch_delta_slices;
   } else if (std::strcmp(wish, "columns") == 0) {
     *out = launch_delta_columns;
