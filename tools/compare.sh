@@ -3,9 +3,11 @@
 # they time, and the ratio of each to the first command's.
 #   tools/compare.sh [-n RUNS] COMMAND COMMAND...
 # A command is a line for the shell. It prints lines such as "plain token   5.431 ms ..."; lines of the same name are
-# told apart by their order; times are in ms or us. For example, two forms of a kernel in whole steps:
+# told apart by their order; times are in ms or us, the first of a line counts. For example, two forms of a kernel in
+# whole steps, and two builds of products alone:
 #   STEP="native/build/step27b_cuda --device cuda:0 --contexts 1024 --draft 0 --prefill 0"
-#   tools/compare.sh "$STEP" "TANDEM_GPU_DELTA=columns $STEP"
+#   tools/compare.sh "TANDEM_GPU_DELTA=slices $STEP" "TANDEM_GPU_DELTA=columns $STEP"
+#   tools/compare.sh "before/gpu_matmul_bench_cuda q6_k/5120" "native/build/gpu_matmul_bench_cuda q6_k/5120"
 set -euo pipefail
 usage="usage: tools/compare.sh [-n RUNS] COMMAND COMMAND..."
 runs=3
@@ -36,9 +38,14 @@ for ((i = 1; i <= $#; i++)); do echo "$i: ${!i}"; done
 echo "medians of $runs runs (times command 1)"
 for ((i = 1; i <= $#; i++)); do
   for ((run = 1; run <= runs; run++)); do
-    # The first time of a line, under the line's name.
-    sed -nE 's/^([[:alpha:]].*[^[:space:]])[[:space:]]+([0-9.]+) (ms|us)( .*)?$/\2\t\1, \3/p' "$out/$i.$run" \
-      | awk -F '\t' -v command="$i" '{ print command "\t" $2 "\t" ++seen[$2] "\t" NR "\t" $1 }'
+    # The first time of a line, under what stands before it.
+    awk -v command="$i" '/^[[:alpha:]]/ && match($0, /[[:space:]][0-9.]+ (ms|us)([ ,]|$)/) {
+      name = substr($0, 1, RSTART - 1)
+      sub(/[[:space:]]+$/, "", name)
+      split(substr($0, RSTART + 1, RLENGTH - 1), time, /[ ,]/)
+      name = name ", " time[2]
+      print command "\t" name "\t" ++seen[name] "\t" ++lines "\t" time[1]
+    }' "$out/$i.$run"
   done
 done | sort -t $'\t' -k4,4n -k1,1n -k5,5g | awk -F '\t' -v commands=$# '
   function row(  c, text) {
