@@ -67,8 +67,11 @@ void launch_delta_conv(Stream& stream, const DeltaArgs& args);
 void launch_delta_slices(Stream& stream, const DeltaArgs& args);
 void launch_delta_columns(Stream& stream, const DeltaArgs& args);
 using DeltaRule = void (*)(Stream&, const DeltaArgs&);
-// The form for groups of a step: `wish`, else columns for 2 to 24 rows of one sequence and slices for the rest
-// (SPEED.md). Not by what the rows are, or equally many rows of a tree and of a chain were two graphs.
+// Rows of a sequence that a block has in shared memory before the first; more follow in tiles.
+inline constexpr int kDeltaRowsAtOnce = 24;
+// The form for groups of a step: `wish`, else columns for 2 to kDeltaRowsAtOnce rows of one sequence and slices for the
+// rest (columns are slower where tiles follow each other, SPEED.md). Not by what the rows are, or equally many rows of
+// a tree and of a chain were two graphs.
 DeltaRule delta_rule(std::span<const DeltaStepGroup> groups, DeltaRule wish);
 // delta_wish finds the form that TANDEM_GPU_DELTA (slices, columns) wants for all steps; nullptr = it says nothing.
 Status delta_wish(DeltaRule* out);

@@ -74,8 +74,7 @@ size_t DeltaChunks::plan(std::span<const DeltaGroup> groups, size_t first, int c
 
 DeltaRule delta_rule(std::span<const DeltaStepGroup> groups, DeltaRule wish) {
   if (wish != nullptr) return wish;
-  constexpr int kMostRows = 24;  // that kernels have before the first; columns are slower where tiles follow each other
-  const bool few = groups.size() == 1 && groups[0].count > 1 && groups[0].count <= kMostRows;
+  const bool few = groups.size() == 1 && groups[0].count > 1 && groups[0].count <= kDeltaRowsAtOnce;
   return few ? launch_delta_columns : launch_delta_slices;
 }
 

@@ -12,7 +12,8 @@ constexpr int kPer = kDeltaDim / kParts;  // key rows of a part
 // is there or on its way, the one before may still be read by the other warps. The turn from tile to tile costs as much
 // as four rows.
 constexpr int kTileRows = 8;
-constexpr int kRingRows = 3 * kTileRows;
+constexpr int kRingRows = kDeltaRowsAtOnce;
+static_assert(kRingRows == 3 * kTileRows);
 
 // A row of keys or queries in shared memory: the k-th four floats of all parts side by side, so that neither copies nor
 // reads of 16 bytes meet in a bank. piece_at is which four floats lie at a place.
