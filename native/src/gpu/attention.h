@@ -22,9 +22,8 @@
 //   segments merge ascending: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(L, a, l*b), O = fma(O, a, o*b)
 // A tree row has at most 64 keys at slots other than their position (deeper rows take tiles of their own): these lie
 // in the tail, so all rows of a tree share the tiles before it and each row walks its own tail in order of depth. At
-// most 32 segments at any length, of two tiles or more: work for every processor, and partial results that are written
-// and read in less time than the tiles of a tree take.
-// Tiles in which a row sees nothing leave it as it was.
+// most 32 segments at any length, of two tiles or more: work for every processor, and few partial results to write and
+// read. Tiles in which a row sees nothing leave it as it was.
 //
 // Launches read plans, and tiles of keys and values that are older than the step, before they wait for the launch
 // before (runtime_device.h): those were written by earlier submissions, or before the step's first launches.

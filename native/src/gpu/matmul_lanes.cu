@@ -573,7 +573,7 @@ bool launch_columns(Stream& stream, const MatmulGroup& group, const MatmulJobs& 
 }
 
 // Products of one form, or of both: in clusters of two where inputs have both, and where products for nine rows or more
-// are wide and fit.
+// are wide and fit. Few units with 17 to 24 rows take kFewWarps, which was not tried with fewer rows.
 template <int COLS, int SPARE, uint32_t FORMS>
 bool launch_forms(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
   if constexpr (FORMS == kBothForms) {
