@@ -179,10 +179,12 @@ struct DotUnit : WmmaUnit {
   }
 };
 
-#if defined(TND_GPU_CUDA)
-using DeviceUnit = MmaUnit;
+#if defined(TND_GPU_HIP)
+// One name for all processors and for the host, where clang knows of none: kernels are found by their names, and those
+// hold their arguments.
+struct DeviceUnit : std::conditional_t<kHasWmma, WmmaUnit, DotUnit> {};
 #else
-using DeviceUnit = std::conditional_t<kHasMma, MmaUnit, std::conditional_t<kHasWmma, WmmaUnit, DotUnit> >;
+using DeviceUnit = MmaUnit;
 #endif
 
 }  // namespace tnd::gpu
