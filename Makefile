@@ -111,7 +111,7 @@ gpu-compile:
 	cmake --build native/build -j $(JOBS) --target tandem_cuda tandem_cuda_timeline tandem_hip
 .PHONY: build-cuda build-hip gpu-compile test-gpu-compile gpu-resources
 
-test-gpu-compile: bin/testsum bin/gpures ## compile the GPU libraries, compare registers and spills with the table
+test-gpu-compile: bin/testsum bin/gpures ## compile the GPU libraries, compare registers and spills with the table, and names of HIP kernels
 	@bin/testsum run -name gpu -dir $(RESULTS) -junit $(CURDIR)/$(RESULTS)/gpu.xml -- \
 		bash -c '$(MAKE) --no-print-directory gpu-compile && bin/gpures -table $(GPU_TABLE) -junit $(RESULTS)/gpu.xml $(GPU_REPORTS)'
 

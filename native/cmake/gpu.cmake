@@ -6,7 +6,8 @@
 # The .cu files are compiled by plain commands instead of CMake's CUDA and HIP languages: those need toolkits laid out as
 # the vendors' installers do it, while ours may come from PyPI (nvcc) or from Debian (clang, HIP's headers); see
 # tools/gpu-toolchain.sh. Each object has its resource report beside it, <object>.res, which tools/gpures compares with
-# GPU_RESOURCES.tsv. Nothing here is part of the target `all`.
+# GPU_RESOURCES.tsv; of HIP's objects it also compares the kernels that the host launches with those of each processor's
+# code. Nothing here is part of the target `all`.
 option(TND_CUDA "Add the target tandem_cuda" OFF)
 option(TND_HIP "Add the target tandem_hip" OFF)
 set(TND_GPU_CACHE "${CMAKE_CURRENT_SOURCE_DIR}/../build/gpu-toolchain" CACHE PATH

@@ -1,4 +1,5 @@
-// Command gpures compares what GPU kernels take of their processors with native/GPU_RESOURCES.tsv.
+// Command gpures compares what GPU kernels take of their processors with native/GPU_RESOURCES.tsv, and the kernels that HIP
+// objects launch with those that they hold.
 //
 //	gpures -table native/GPU_RESOURCES.tsv -junit build/test/gpu.xml native/build/cuda native/build/hip
 //	gpures -table native/GPU_RESOURCES.tsv -update native/build/cuda native/build/hip
@@ -6,7 +7,8 @@
 //
 // The folders hold one report per object (native/cmake/compile_gpu.sh). A kernel must have exactly the registers, spills,
 // scratch and shared memory of the table; with another version of a compiler only spills and scratch are judged, and that
-// is said. One case per processor and source file goes into the JUnit file.
+// is said. In HIP's folder every object's host side must launch exactly the kernels that its code for each processor holds
+// (objects.go). One case per processor and source file, and one per HIP object, goes into the JUnit file.
 package main
 
 import (
@@ -29,18 +31,27 @@ type failure struct {
 	Message string `xml:"message,attr"`
 }
 
+const usage = `usage: gpures [flags] folder...
+Compares the reports of GPU kernels in build folders with the table. In a folder of HIP it also checks that each object's
+host side launches exactly the kernels that its code for each processor holds.
+`
+
 func main() {
 	path := flag.String("table", "native/GPU_RESOURCES.tsv", "table to compare with")
 	update := flag.Bool("update", false, "rewrite the table instead")
 	junit := flag.String("junit", "", "write cases to this JUnit file")
 	countLoops := flag.Bool("loops", false, "count the instructions of loops with matrix instructions in the listing on standard input")
+	flag.Usage = func() {
+		fmt.Fprint(flag.CommandLine.Output(), usage)
+		flag.PrintDefaults()
+	}
 	flag.Parse()
 	if *countLoops {
 		fatal(printLoops(os.Stdout, os.Stdin))
 		return
 	}
 	if flag.NArg() == 0 {
-		fatal(fmt.Errorf("usage: gpures [flags] folder..."))
+		fatal(fmt.Errorf("no folder\n%s", usage))
 	}
 	table, err := readTable(*path)
 	if err != nil && !(*update && os.IsNotExist(err)) {
@@ -52,16 +63,10 @@ func main() {
 	}
 	cases, err := compare(table, flag.Args())
 	fatal(err)
-	failed := 0
-	for _, c := range cases {
-		switch {
-		case c.Failure != nil:
-			failed++
-			fmt.Printf("FAIL  %s\n%s\n", c.Name, c.Failure.Message)
-		case c.Skipped != nil:
-			fmt.Printf("skip  %s: %s\n", c.Name, c.Skipped.Message)
-		}
-	}
+	byName, err := checkObjects(flag.Args())
+	fatal(err)
+	changed, failed := show(cases), show(byName)
+	cases = append(cases, byName...)
 	if *junit != "" {
 		out, err := xml.MarshalIndent(struct {
 			XMLName xml.Name `xml:"testsuite"`
@@ -71,10 +76,26 @@ func main() {
 		fatal(os.MkdirAll(filepath.Dir(*junit), 0o755))
 		fatal(os.WriteFile(*junit, out, 0o644))
 	}
-	if failed > 0 {
+	if changed > 0 {
 		fmt.Println("After a change that is meant, run: make gpu-resources")
+	}
+	if changed+failed > 0 {
 		os.Exit(1)
 	}
+}
+
+// show prints the cases that failed or were skipped and counts the former.
+func show(cases []testCase) (failed int) {
+	for _, c := range cases {
+		switch {
+		case c.Failure != nil:
+			failed++
+			fmt.Printf("FAIL  %s\n%s\n", c.Name, c.Failure.Message)
+		case c.Skipped != nil:
+			fmt.Printf("skip  %s: %s\n", c.Name, c.Skipped.Message)
+		}
+	}
+	return failed
 }
 
 func fatal(err error) {

@@ -26,17 +26,25 @@ type Kernel struct {
 
 func (k Kernel) key() [3]string { return [3]string{k.Arch, k.File, k.Name} }
 
-// readFolder reads the reports of a build folder: <object>.res of every source and the compiler's version from
-// compiler.txt, whose second line lists the processors of a compiler that does not repeat them in its reports.
-func readFolder(folder string) (compiler string, kernels []Kernel, err error) {
+// readCompiler reads compiler.txt of a build folder: the compiler's version, and on the second line the processors of a
+// compiler that does not repeat them in its reports, which is clang for HIP.
+func readCompiler(folder string) (compiler string, archs []string, err error) {
 	text, err := os.ReadFile(filepath.Join(folder, "compiler.txt"))
 	if err != nil {
 		return "", nil, err
 	}
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-	archs := []string{}
 	if len(lines) > 1 {
 		archs = strings.Fields(lines[1])
+	}
+	return lines[0], archs, nil
+}
+
+// readFolder reads the reports of a build folder, <object>.res of every source.
+func readFolder(folder string) (compiler string, kernels []Kernel, err error) {
+	compiler, archs, err := readCompiler(folder)
+	if err != nil {
+		return "", nil, err
 	}
 	paths, err := filepath.Glob(filepath.Join(folder, "*.o.res"))
 	if err != nil {
@@ -62,7 +70,7 @@ func readFolder(folder string) (compiler string, kernels []Kernel, err error) {
 		return "", nil, err
 	}
 	slices.SortFunc(kernels, func(a, b Kernel) int { return slices.Compare(slices.Collect(values(a)), slices.Collect(values(b))) })
-	return lines[0], kernels, nil
+	return compiler, kernels, nil
 }
 
 func values(k Kernel) func(func(string) bool) {
@@ -154,29 +162,38 @@ func number(text string) int {
 	return n
 }
 
-// demangle makes names readable with c++filt, which is there wherever a C++ compiler is.
+// demangle makes the names of kernels readable and short.
 func demangle(kernels []Kernel) error {
-	if len(kernels) == 0 {
-		return nil
+	names := make([]string, len(kernels))
+	for i, k := range kernels {
+		names[i] = k.Name
 	}
-	var in strings.Builder
-	for _, k := range kernels {
-		in.WriteString(k.Name + "\n")
-	}
-	cmd := exec.Command("c++filt")
-	cmd.Stdin = strings.NewReader(in.String())
-	out, err := cmd.Output()
+	names, err := readable(names)
 	if err != nil {
-		return fmt.Errorf("c++filt: %w", err)
-	}
-	names := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
-	if len(names) != len(kernels) {
-		return fmt.Errorf("c++filt: %d names for %d kernels", len(names), len(kernels))
+		return err
 	}
 	for i := range kernels {
 		kernels[i].Name = short(names[i])
 	}
 	return nil
+}
+
+// readable demangles names with c++filt, which is there wherever a C++ compiler is.
+func readable(mangled []string) ([]string, error) {
+	if len(mangled) == 0 {
+		return nil, nil
+	}
+	cmd := exec.Command("c++filt")
+	cmd.Stdin = strings.NewReader(strings.Join(mangled, "\n") + "\n")
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("c++filt: %w", err)
+	}
+	names := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
+	if len(names) != len(mangled) {
+		return nil, fmt.Errorf("c++filt: %d names for %d kernels", len(names), len(mangled))
+	}
+	return names, nil
 }
 
 // short drops return type, namespaces and parameters: "void tnd::gpu::(anonymous namespace)::f<tnd::gpu::Q4K, 8>(int)"
