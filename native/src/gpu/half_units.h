@@ -6,11 +6,9 @@
 
 namespace tnd::gpu {
 
-inline bool has_half_units([[maybe_unused]] const DeviceInfo& device) {
+inline bool has_half_units(const DeviceInfo& device) {
 #if defined(TND_GPU_HIP)
   return device.major == 11;
-#elif defined(TND_GPU_EMU)
-  return true;
 #else
   return device.major >= 8;
 #endif

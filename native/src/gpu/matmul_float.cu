@@ -31,15 +31,20 @@ constexpr int weight_part(int rows) {
 constexpr int place_bytes(int rows) {
   return weight_part(rows) + rows * kSteps * 8 * static_cast<int>(sizeof(float));
 }
-constexpr int places_of(int rows) {
-  return rows < 8 ? 8 : rows < 32 ? 4 : 3;
+// small: for devices with less shared memory, most of which copy at once anyway (sm_75, HIP).
+constexpr int places_of(int rows, bool small) {
+  return small ? 2 : rows < 8 ? 8 : rows < 32 ? 4 : 3;
 }
 constexpr int red_bytes(int rows) {
   return kLanes * rows * outs_of(rows) * kOuts * static_cast<int>(sizeof(float));
 }
-constexpr int ring_bytes(int rows) {
-  return place_bytes(rows) * places_of(rows);  // of a warp
+constexpr int ring_bytes(int rows, bool small) {
+  return place_bytes(rows) * places_of(rows, small);  // of a warp
 }
+constexpr int shared_bytes(int rows, bool small) {
+  return red_bytes(rows) + kLanes * ring_bytes(rows, small);
+}
+static_assert(shared_bytes(16, true) <= 64 * 1024, "every device has room for 16 rows");
 
 template <DType TYPE>
 constexpr int kElems = TYPE == DType::kF32 ? 4 : 8;
@@ -67,12 +72,12 @@ struct Cursor {
   int group, s, step, end;
 };
 
-template <DType TYPE, int ROWS>
+template <DType TYPE, int ROWS, bool SMALL>
 TND_DEVICE void multiply(const MatmulJobs& args, const MatmulJob& job, int block, float* red, uint8_t* smem) {
   constexpr int OUTS = outs_of(ROWS);
   constexpr int kE = kElems<TYPE>;
   constexpr int kStepsPerSuper = kSuper / kE;
-  constexpr int kPlaces = places_of(ROWS);
+  constexpr int kPlaces = places_of(ROWS, SMALL);
   [[maybe_unused]] constexpr int kUnroll = ROWS <= 8 ? kSteps : 1;  // more steps at once need too many registers
   const int lane = static_cast<int>(lane_id());
   const int k_lane = static_cast<int>(warp_id());
@@ -80,7 +85,7 @@ TND_DEVICE void multiply(const MatmulJobs& args, const MatmulJob& job, int block
   const int steps = (args.k + kE - 1) / kE;
   const int groups = (job.units + OUTS - 1) / OUTS;
   const int row0 = static_cast<int>(blockIdx.y) * ROWS;
-  uint8_t* const ring = smem + k_lane * ring_bytes(ROWS);
+  uint8_t* const ring = smem + k_lane * ring_bytes(ROWS, SMALL);
 
   const auto end_of = [&](int s) { return (s + 1) * kStepsPerSuper < steps ? (s + 1) * kStepsPerSuper : steps; };
   const auto advance = [&](Cursor* c) {
@@ -210,7 +215,7 @@ constexpr int blocks_per_processor(int rows) {
   return rows < 16 ? 3 : 2;
 }
 
-template <int ROWS>
+template <int ROWS, bool SMALL>
 __global__ void __launch_bounds__(kThreads, blocks_per_processor(ROWS)) matmul_float_kernel(MatmulJobs args) {
   let_next_start();
   TND_DYNAMIC_SHARED(uint8_t, smem);
@@ -222,17 +227,17 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor(ROWS)) matmul_f
   const MatmulJob& job = args.jobs[index];
   switch (job.type) {
     case DType::kBF16:
-      return multiply<DType::kBF16, ROWS>(args, job, block, red, ring);
+      return multiply<DType::kBF16, ROWS, SMALL>(args, job, block, red, ring);
     case DType::kF16:
-      return multiply<DType::kF16, ROWS>(args, job, block, red, ring);
+      return multiply<DType::kF16, ROWS, SMALL>(args, job, block, red, ring);
     default:
-      return multiply<DType::kF32, ROWS>(args, job, block, red, ring);
+      return multiply<DType::kF32, ROWS, SMALL>(args, job, block, red, ring);
   }
 }
 
-template <int ROWS>
-void launch_rows(Stream& stream, const MatmulGroup& group, MatmulJobs jobs) {
-  const int shared = red_bytes(ROWS) + kLanes * ring_bytes(ROWS);
+template <int ROWS, bool SMALL>
+void launch_places(Stream& stream, const MatmulGroup& group, MatmulJobs jobs) {
+  constexpr int shared = shared_bytes(ROWS, SMALL);
   const int fit = std::clamp((group.shared_per_block + 1024) / (shared + 1024), 1, blocks_per_processor(ROWS));
   const int chunks = (jobs.rows + ROWS - 1) / ROWS;
   const int blocks = share_blocks(&jobs, fit * std::max(group.processors, 1));
@@ -243,7 +248,21 @@ void launch_rows(Stream& stream, const MatmulGroup& group, MatmulJobs jobs) {
           .overlap = true,
           .bytes = weight_bytes_of(jobs),
           .name = "matmul_float"},
-         matmul_float_kernel<ROWS>, jobs);
+         matmul_float_kernel<ROWS, SMALL>, jobs);
+}
+
+#if defined(TND_GPU_HIP)
+constexpr bool kAllSmall = true;  // 64 KiB a block, copies at once
+#else
+constexpr bool kAllSmall = false;
+#endif
+
+template <int ROWS>
+void launch_rows(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
+  if constexpr (!kAllSmall) {
+    if (group.shared_per_block >= shared_bytes(ROWS, false)) return launch_places<ROWS, false>(stream, group, jobs);
+  }
+  launch_places<ROWS, true>(stream, group, jobs);
 }
 
 }  // namespace
@@ -253,9 +272,13 @@ void launch_matmul_float(Stream& stream, const MatmulGroup& group, MatmulJobs jo
   if (jobs.rows == 2) return launch_rows<2>(stream, group, jobs);
   if (jobs.rows <= 4) return launch_rows<4>(stream, group, jobs);
   if (jobs.rows <= 8) return launch_rows<8>(stream, group, jobs);
-  if (jobs.rows <= 16) return launch_rows<16>(stream, group, jobs);
-  if (jobs.rows <= 24) return launch_rows<24>(stream, group, jobs);
-  launch_rows<32>(stream, group, jobs);
+  if constexpr (!kAllSmall) {
+    if (jobs.rows > 16 && group.shared_per_block >= shared_bytes(32, true)) {
+      if (jobs.rows <= 24) return launch_rows<24>(stream, group, jobs);
+      return launch_rows<32>(stream, group, jobs);
+    }
+  }
+  launch_rows<16>(stream, group, jobs);
 }
 
 }  // namespace tnd::gpu

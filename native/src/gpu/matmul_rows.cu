@@ -157,12 +157,17 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor(COLS)) matmul_r
   }
 }
 
+template <class U>
+int shared_bytes(const MatmulJobs& jobs, int cols) {
+  int ring = 0;
+  for (int i = 0; i < jobs.count; ++i) ring = std::max(ring, ring_bytes(super_bytes(jobs.jobs[i].type)));
+  return red_bytes(cols) + (U::kRing ? ring : 0);
+}
+
 template <class U, KernelSet SET, int COLS>
 void launch_columns(Stream& stream, const MatmulGroup& group, MatmulJobs jobs) {
   constexpr int kCols = COLS > U::kCols ? COLS : U::kCols;
-  int ring = 0;
-  for (int i = 0; i < jobs.count; ++i) ring = std::max(ring, ring_bytes(super_bytes(jobs.jobs[i].type)));
-  const int shared = red_bytes(kCols) + (U::kRing ? ring : 0);
+  const int shared = shared_bytes<U>(jobs, kCols);
   // A block also takes 1 KB of its own; shared_per_block is 1 KB less than a processor has.
   const int fit = std::clamp((group.shared_per_block + 1024) / (shared + 1024), 1, blocks_per_processor(COLS));
   const int blocks = share_blocks(&jobs, fit * std::max(group.processors, 1));
@@ -184,7 +189,10 @@ void launch_set(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs
     if (jobs.rows <= 24) return launch_columns<U, SET, 24>(stream, group, jobs);
   }
   if constexpr (U::kCols == 8) {
-    if (jobs.rows > 32) return launch_columns<U, SET, 64>(stream, group, jobs);
+    // sm_75 has no room for 64 rows of Q8_0.
+    if (jobs.rows > 32 && shared_bytes<U>(jobs, 64) <= group.shared_per_block) {
+      return launch_columns<U, SET, 64>(stream, group, jobs);
+    }
   }
   launch_columns<U, SET, 32>(stream, group, jobs);
 }

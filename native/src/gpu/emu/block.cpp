@@ -428,8 +428,11 @@ bool Runner::run(const Grid& grid, Dim3 block_idx, uint64_t seed, std::string* e
   if (!bulk_.empty()) fail(*lanes_[0], "the block ended before a bulk copy that nobody waited for");
   const uint64_t shared =
       statics_.empty() ? dynamic : *std::max_element(shared_used_.begin(), shared_used_.begin() + blocks_);
-  if (error_.empty() && shared > kMaxShared) fail(*lanes_[0], "more shared memory than any card has");
   constexpr uint64_t kGuards = 1024;  // at most, of a kernel's arrays
+  const uint64_t limit = shared_per_block();
+  if (error_.empty() && (dynamic > limit || shared > limit + kGuards)) {
+    fail(*lanes_[0], "more shared memory than the device has");
+  }
   if (error_.empty() && dynamic > 0 && shared > kSharedUnasked + kGuards &&
       dynamic + grid.launch->static_bytes <= kSharedUnasked) {
     fail(*lanes_[0], "static shared memory that the launch does not count (Launch::static_bytes)");

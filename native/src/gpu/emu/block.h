@@ -16,6 +16,8 @@ namespace tnd::gpu::emu {
 
 constexpr int kMaxThreads = 1024;
 constexpr unsigned kMaxShared = 227 * 1024;
+// Of the emulated device: kMaxShared unless TND_EMU_SHARED says less.
+unsigned shared_per_block();
 constexpr int kMaxCluster = 8;
 constexpr uint8_t kPattern = 0xFF;  // of memory that nobody wrote: NaN as a float, -1 as an integer
 constexpr uint8_t kGuard = 0xA5;    // behind shared and device memory

@@ -255,6 +255,11 @@ void launch(Stream& stream, const Launch& l, std::function<void()> body) {
   });
 }
 
+unsigned shared_per_block() {
+  static const auto bytes = static_cast<unsigned>(env_number("TND_EMU_SHARED", kMaxShared));
+  return bytes;
+}
+
 }  // namespace emu
 
 // ---- devices
@@ -270,7 +275,8 @@ Status device_info(int device, DeviceInfo* out) {
   *out = DeviceInfo();
   out->name = "GPU emulation";
   out->processors = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  out->shared_per_block = static_cast<int>(emu::kMaxShared);
+  out->shared_per_block = static_cast<int>(emu::shared_per_block());
+  out->major = out->shared_per_block > 64 * 1024 ? 8 : 7;  // what has less is an sm_75
   out->l2_bytes = 1 << 20;
   out->total_bytes = meminfo_available();
   return Status();
