@@ -82,7 +82,7 @@ down: ## end a cluster that `make up` left running in this checkout
 
 test: build bin/testsum ## build, then run every test; the last line says how many passed
 	@rm -rf $(RESULTS)
-	@$(MAKE) --no-print-directory test-go test-race test-native test-gpu-compile test-sanitize test-e2e
+	@$(MAKE) --no-print-directory test-go test-race test-native test-gpu-compile test-amdsim test-sanitize test-e2e
 	@bin/testsum total -dir $(RESULTS)
 
 test-go: bin/testsum ## format, vet and Go tests
@@ -109,11 +109,22 @@ gpu-compile:
 	@tools/gpu-toolchain.sh
 	@$(call gpu_configure,-DTND_WERROR=ON -DTND_CUDA=ON -DTND_HIP=ON -DTND_CUDA_ARCHS="86;90a" -DTND_HIP_ARCHS=gfx1100)
 	cmake --build native/build -j $(JOBS) --target tandem_cuda tandem_cuda_timeline tandem_hip
-.PHONY: build-cuda build-hip gpu-compile test-gpu-compile gpu-resources
+.PHONY: build-cuda build-hip gpu-compile test-gpu-compile test-amdsim gpu-resources
 
 test-gpu-compile: bin/testsum bin/gpures ## compile the GPU libraries, compare registers and spills with the table, and names of HIP kernels
 	@bin/testsum run -name gpu -dir $(RESULTS) -junit $(CURDIR)/$(RESULTS)/gpu.xml -- \
 		bash -c '$(MAKE) --no-print-directory gpu-compile && bin/gpures -table $(GPU_TABLE) -junit $(RESULTS)/gpu.xml $(GPU_REPORTS)'
+
+# Cases: quick or all (half an hour on 2 cores). AMDSIM_PROCESSOR: one that the library was compiled for.
+CASES ?= quick
+AMDSIM := $(CURDIR)/native/build/libamdsim.so
+test-amdsim: bin/testsum ## run the HIP library in a simulator of an AMD card: its native tests and the engine's conformance
+	@$(MAKE) --no-print-directory gpu-compile
+	cmake --build native/build -j $(JOBS) --target amdsim tandem_hip_tests
+	@PRELOAD=$(AMDSIM) bin/testsum run -name amdsim -dir $(RESULTS) -- tools/card-tests.sh hip native/build $(CASES)
+	@LD_PRELOAD=$(AMDSIM) TANDEM_ENGINE_LIB=$(CURDIR)/native/build/libtandem_hip.so \
+		bin/testsum run -name amdsim-conformance -dir $(RESULTS) -- \
+		$(GO) test -json -count=1 -timeout 60m -run '$(if $(filter quick,$(CASES)),^TestLibrarySmall$$,^TestLibrary)' ./native/plugin
 
 gpu-resources: gpu-compile bin/gpures ## rewrite the table of the GPU kernels' registers and spills
 	bin/gpures -table $(GPU_TABLE) -update $(GPU_REPORTS)

@@ -2,20 +2,32 @@
 # Runs the native tests of a GPU library on the first card and prints what they say as events of go test -json, for
 # bin/testsum: a line a case and a line a program; of a program that fails everything it wrote.
 #   tools/card-tests.sh cuda native/build
+#   PRELOAD=native/build/libamdsim.so tools/card-tests.sh hip native/build quick
 # BUILD is a build with the target tandem_cuda_tests (tandem_hip_tests). CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES
-# choose another card.
+# choose another card. PRELOAD is a library that programs load first: a simulator. quick: of the programs that run whole
+# models only the cases that take seconds there.
 set -euo pipefail
-[ $# -eq 2 ] || { sed -n '2,/^set/{/^set/d;s/^# \?//p}' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,/^set/{/^set/d;s/^# \?//p}' "$0" >&2; exit 2; }
 build=$(realpath "$2")
 programs=("$build/$1"_*_test)
 cd "$(dirname "$0")/../native" # where the tests find their data
 [ -x "${programs[0]}" ] || { echo "card-tests.sh: no $1_*_test in $2: build tandem_$1_tests" >&2; exit 2; }
+preload=
+[ -z "${PRELOAD:-}" ] || preload=$(cd "$OLDPWD" && realpath "$PRELOAD")
+declare -A quick=(
+  [engine_test]="bits_do_not layer_shards snapshots_ sequences_ dense_ damaged wanted_outputs features_are"
+  [model_test]="random_shape qwen3"
+  [dflash_golden_test]="fused_features"
+)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 failed=0
 for program in "${programs[@]}"; do
   name=$(basename "$program") start=$SECONDS status=0
-  "$program" > "$log" 2>&1 || status=$?
+  cases=
+  [ "${3:-}" != quick ] || cases=${quick[${name#"$1"_}]:-}
+  # shellcheck disable=SC2086 # a list of words
+  LD_PRELOAD=$preload "$program" $cases > "$log" 2>&1 || status=$?
   [ "$status" -eq 0 ] || cat "$log"
   event="{\"Action\":\"%s\",\"Package\":\"$name\",\"Test\":\"%s\"}\n"
   while read -r outcome test _; do
