@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_exact_kernel(AttentionA
   const int heads = g - first_head < kHeads ? g - first_head : kHeads;
   const int64_t out_row = int64_t{blockIdx.y} * a.q_heads + kv_head * g + first_head;
   const AttentionRow row = a.row_plans[blockIdx.y];
-  const KvCache cache = a.caches[row.group];
+  const KvCache cache = load_cache(&a.caches[row.group]);
   const int tid = static_cast<int>(threadIdx.x);
   const int end = row.past + row.n_tail;
   const KvType k_type = static_cast<KvType>(a.kv.k_type), v_type = static_cast<KvType>(a.kv.v_type);

@@ -199,7 +199,7 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
   if (first_tile >= last_tile) return;
 
   const AttentionRow first_row = a.row_plans[tile.row];
-  const KvCache cache = a.caches[first_row.group];
+  const KvCache cache = load_cache(&a.caches[first_row.group]);
   TileSlots slots = tile_slots(tile, first_row, a.tails, 0, end);
   const int64_t head_begin = kv_index(a.kv, kv_head, 0);
   std::conditional_t<BLOCKS, PackedTiles<DIM, STAGES, S::kStride, S::kThreads, S::kUnpack>, NoTiles> packed;

@@ -182,7 +182,7 @@ TND_DEVICE void attend(const FlashArgs& f, const FlashItem& item, uint8_t* share
 
   // Positions that any query of the block sees, and those of the lane's two: a lane a row. Plans are older than the
   // work before.
-  const KvCache cache = a.caches[tile.group];
+  const KvCache cache = load_cache(&a.caches[tile.group]);
   const AttentionRow plan = a.row_plans[tile.row];
   const int first_row = item.first_query / f.group, rows = (item.first_query + queries - 1) / f.group - first_row + 1;
   const int first_of_lane = warp * 16 + lane / 4;

@@ -91,7 +91,7 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   if (first_tile >= last_tile) return;
 
   const AttentionRow plan = a.row_plans[tile.row];
-  const KvCache cache = a.caches[tile.group];
+  const KvCache cache = load_cache(&a.caches[tile.group]);
   const int64_t head_begin = kv_index(a.kv, item.kv_head, 0);
   const auto* keys = static_cast<const uint16_t*>(cache.k) + head_begin;
   const auto* values = static_cast<const uint16_t*>(cache.v) + head_begin;

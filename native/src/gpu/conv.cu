@@ -1,6 +1,6 @@
 // Causal convolution by parents, SiLU, L2 norms of queries and keys, gates. Sixteen lanes a head of 128 channels, so
 // that the sums of the norms run in the order of the CPU; one more block a row computes the gates.
-#include "gpu/delta.h"
+#include "gpu/delta_device.cuh"
 #include "gpu/norm_device.cuh"
 #include "gpu/silu_device.h"
 
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads) delta_conv_kernel(DeltaArgs a) {
   const int heads = 2 * shape.nk + shape.nv;
   // Plans and weights are older than the work before: one read is left to wait for behind it.
   const DeltaStepRow plan = a.row_plans[row];
-  const DeltaStepGroup group = a.group_plans[plan.group];
+  const DeltaStepGroup group = load_group(&a.group_plans[plan.group]);
   const int64_t in_group = row - group.first;
 
   if (blockIdx.x == gridDim.x - 1) {  // gates

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   let_next_start();
   const DeltaShape& shape = a.w.shape;
   const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim(), value_dim = shape.value_dim();
-  const DeltaStepGroup g = a.group_plans[blockIdx.y];  // plans are older than the work before
+  const DeltaStepGroup g = load_group(&a.group_plans[blockIdx.y]);  // plans are older than the work before
   if (g.count == 0 || g.chunked != 0) {
     wait_for_previous();
     return;
@@ -351,8 +351,8 @@ __global__ void __launch_bounds__(kThreads) delta_commit_kernel(DeltaCommitArgs 
   wait_for_previous();
   const DeltaShape& shape = a.shape;
   const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim(), value_dim = shape.value_dim();
-  const DeltaState state = a.states[blockIdx.y];
-  const DeltaReplay replay = a.replay[blockIdx.y];
+  const DeltaState state = device_pointers(a.states[blockIdx.y]);
+  const DeltaReplay replay = device_pointers(a.replay[blockIdx.y]);
   const int n = *a.count, tid = static_cast<int>(threadIdx.x);
   const int blocks = shape.nv * kSlices;
   if (static_cast<int>(blockIdx.x) >= blocks) {

@@ -392,7 +392,7 @@ __global__ void __launch_bounds__(kChunkThreads, Unit::kStateBlocks) delta_state
   const DeltaShape& shape = a.w.shape;
   const int64_t value_dim = shape.value_dim();
   const DeltaChain chain = a.chains[blockIdx.y];
-  const DeltaStepGroup& group = a.group_plans[chain.group];
+  const DeltaStepGroup group = load_group(&a.group_plans[chain.group]);
   const int blocks = shape.nv * kHalfBlocks;
   if (static_cast<int>(blockIdx.x) >= blocks) {
     const int64_t channel = int64_t{blockIdx.x - blocks} * kChunkThreads + threadIdx.x;

@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
   let_next_start();
   const DeltaShape& shape = a.w.shape;
   const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim(), value_dim = shape.value_dim();
-  const DeltaStepGroup g = a.group_plans[blockIdx.y];  // plans are older than the work before
+  const DeltaStepGroup g = load_group(&a.group_plans[blockIdx.y]);  // plans are older than the work before
   if (g.count == 0 || g.chunked != 0) {
     wait_for_previous();
     return;

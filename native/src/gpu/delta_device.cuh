@@ -5,6 +5,20 @@
 
 namespace tnd::gpu {
 
+TND_DEVICE DeltaState device_pointers(const DeltaState& s) {
+  return {device_pointer(s.taps), device_pointer(s.s)};
+}
+TND_DEVICE DeltaReplay device_pointers(const DeltaReplay& r) {
+  return {device_pointer(r.conv_in), device_pointer(r.k), device_pointer(r.d), device_pointer(r.alpha)};
+}
+// Of a plan in device memory.
+TND_DEVICE DeltaStepGroup load_group(const DeltaStepGroup* plan) {
+  DeltaStepGroup g = *plan;
+  g.state = device_pointers(g.state);
+  g.replay = device_pointers(g.replay);
+  return g;
+}
+
 // The last three inputs of a committing chain: thread = channel.
 TND_DEVICE void read_taps(const DeltaStepGroup& g, const float* qkv, int64_t conv_dim, int64_t channel,
                           float (&kept)[kConvTaps - 1]) {

@@ -35,7 +35,7 @@ TND_DEVICE void move_rows(uint8_t* base, int64_t row, const KvMoveArgs& a) {
 
 // A block moves one head of one cache (K or V).
 __global__ void __launch_bounds__(kThreads) kv_move_kernel(KvMoveArgs a) {
-  const KvCache cache = a.caches[blockIdx.y];
+  const KvCache cache = load_cache(&a.caches[blockIdx.y]);
   const bool keys = blockIdx.x < static_cast<unsigned>(a.shape.heads);
   const int head = static_cast<int>(blockIdx.x) - (keys ? 0 : a.shape.heads);
   const KvType type = type_of(a.shape, keys);

@@ -19,6 +19,11 @@ TND_DEVICE int64_t kv_index(const KvShape& s, int head, int64_t slot) {
   return (int64_t{head} * s.capacity + slot) * s.dim;
 }
 
+// Of a table in device memory.
+TND_DEVICE KvCache load_cache(const KvCache* from) {
+  return {device_pointer(from->k), device_pointer(from->v)};
+}
+
 // One head's row. scales are those of its blocks, quantised types only.
 struct KvRow {
   uint8_t* codes;

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
   KvRow cell{};
   if (a.caches != nullptr && live && !is_q) {
     const AttentionRow plan = a.row_plans[row];
-    const KvCache cache = a.caches[plan.group];
+    const KvCache cache = load_cache(&a.caches[plan.group]);
     cell = kv_row(type, a.kv, is_k ? cache.k : cache.v, kv_head, plan.slot);
   }
   wait_for_previous();

@@ -165,6 +165,20 @@ TND_DEVICE float warp_max(float v) {
   return v;
 }
 
+// ---- pointers
+
+// device_pointer is p, which points into device memory. clang knows that of a kernel's arguments alone, and reads
+// through pointers that come out of memory by instructions that look at shared memory, too, and whose waits are for
+// both. By way of an integer, or the casts there and back fall away before they are used.
+template <typename T>
+TND_DEVICE T* device_pointer(T* p) {
+#if defined(__HIP_DEVICE_COMPILE__)
+  return (T*)(__attribute__((address_space(1))) T*)reinterpret_cast<uint64_t>(p);
+#else
+  return p;
+#endif
+}
+
 // ---- integers
 
 // dp4a adds the four products of signed bytes to c; dp4a_us has unsigned bytes in a.
