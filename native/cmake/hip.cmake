@@ -62,9 +62,10 @@ set(TND_HIP_DEPFILE -MD -MF)
 set(TND_HIP_LIBRARIES ${TND_AMDHIP})
 message(STATUS "HIP: ${TND_HIP_CLANG}, for ${TND_HIP_KNOWN}")
 
-# For tools/gpures: which compiler made the reports, and for which processors, which its reports do not say. The line of
-# processors also tells it that the objects beside are HIP's.
+# For tools/gpures: which compiler made the reports, and for which processors, which its reports do not say: they come in
+# the order of clang, by name. The line of processors also tells it that the objects beside are HIP's.
 execute_process(COMMAND ${TND_HIP_CLANG} --version OUTPUT_VARIABLE version COMMAND_ERROR_IS_FATAL ANY)
 string(REGEX MATCH "clang version [^ \n]+" version "${version}")
+list(SORT TND_HIP_KNOWN)
 string(REPLACE ";" " " known "${TND_HIP_KNOWN}")
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/hip/compiler.txt "${version}\n${known}\n")
