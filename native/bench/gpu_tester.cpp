@@ -43,10 +43,10 @@ class Random {
   uint32_t state_ = 1;
 };
 
-bool check_maps(gpu::Stream& stream, void* mem) {
+bool check_maps(gpu::Stream& stream, const gpu::DeviceInfo& info, void* mem) {
   bool good = true;
   for (const Mma kind : kAllMma) {
-    if (!mma_present(kind)) continue;
+    if (!mma_present(kind, info)) continue;
     const std::string text = check_map(stream, kind, mem);
     std::printf("map   %-20s %s\n", mma_name(kind), text.empty() ? "as documented" : ("WRONG:" + text).c_str());
     good &= text.empty();
@@ -289,7 +289,7 @@ int main(int argc, char** argv) {
   void* mem = nullptr;
   if (check_only) {
     require(gpu::device_alloc(16 << 10, &mem));
-    const bool good = check_maps(stream, mem);
+    const bool good = check_maps(stream, info, mem);
     gpu::device_free(mem);
     return good ? 0 : 1;
   }
@@ -305,13 +305,13 @@ int main(int argc, char** argv) {
   require(gpu::device_alloc(bytes, &mem));
   stream.fill(mem, 0x5A, bytes);
   require(stream.sync());
-  const bool good = check_maps(stream, mem);
+  const bool good = check_maps(stream, info, mem);
   bandwidth(stream, mem, bytes, info.processors);
   for (const int nodes : {1, 16, 128, 512}) {
     std::printf("graph of %3d dependent nodes: %6.2f us a node\n", nodes, node_us(stream, mem, nodes));
   }
   for (const Mma kind : kAllMma) {
-    if (!mma_present(kind)) continue;
+    if (!mma_present(kind, info)) continue;
     std::printf("rate  %-20s %7.1f TOP/s\n", mma_name(kind), mma_tops(stream, kind, mem, 8 * info.processors));
   }
   const double copy = copy_gbs(stream, mem, bytes / 2, 8 * info.processors);

@@ -121,9 +121,13 @@ Rates measure_rates(const char* device, int) {
   r.copy_gbs = copy_gbs(stream, mem, kBytes / 2, 8 * info.processors);
   r.matmul_tops = cublas_bf16_tops(stream, mem, &r.matmul_how);
   if (r.matmul_tops == 0) {
-    const Mma kind = mma_present(Mma::kBF16) ? Mma::kBF16 : Mma::kWmmaBF16;
-    r.matmul_tops = mma_tops(stream, kind, mem, 8 * info.processors);
-    r.matmul_how = mma_name(kind);
+    r.matmul_how = "not measured";
+    for (const Mma kind : {Mma::kBF16, Mma::kWmmaBF16, Mma::kWmma12BF16}) {
+      if (!mma_present(kind, info)) continue;
+      r.matmul_tops = mma_tops(stream, kind, mem, 8 * info.processors);
+      r.matmul_how = mma_name(kind);
+      break;
+    }
   }
   host_free(noise);
   device_free(mem);

@@ -212,10 +212,11 @@ auto chunked(int shared_per_block) {
 constexpr int kNarrow = 64 << 10, kWide = 200 << 10;
 
 #if defined(TND_GPU_EMU)
+template <class MAP>
 constexpr auto waves = [](Stream& stream, const DeltaArgs&, DeltaChunkArgs c) {
   c.shared_per_block = kNarrow;
-  launch_delta_prepare_on<DeltaWmma>(stream, c);
-  launch_delta_states_on<DeltaWmma>(stream, c);
+  launch_delta_prepare_on<DeltaWmma<MAP>>(stream, c);
+  launch_delta_states_on<DeltaWmma<MAP>>(stream, c);
 };
 #endif
 
@@ -290,15 +291,16 @@ TEST(pieces_of_a_prompt_agree) {
   CHECK(error(one.s[0], want.s[0]) <= kTolerance && error(state, want.s[0]) <= kTolerance);
 }
 
-// Rings of three places and of seven; and in the emulation, whose instructions all add in the same order, both
+// Rings of three places and of seven; and in the emulation, whose instructions all add in the same order, all
 // families.
 TEST(rings_and_instructions_do_not_matter) {
   const Data d({.shape = {1, 1}, .counts = {200}}, 22);
   const Result a = run(d, chunked(kWide)), b = run(d, chunked(kNarrow));
   CHECK(same(a.mixed, b.mixed) && same(a.s[0], b.s[0]));
 #if defined(TND_GPU_EMU)
-  const Result c = run(d, waves);
-  CHECK(same(a.mixed, c.mixed) && same(a.s[0], c.s[0]));
+  for (const Result& w : {run(d, waves<Wmma11>), run(d, waves<Wmma12>)}) {
+    CHECK(same(a.mixed, w.mixed) && same(a.s[0], w.s[0]));
+  }
 #endif
 }
 

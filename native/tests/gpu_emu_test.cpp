@@ -356,42 +356,56 @@ __global__ void mma_half_kernel(int* p) {
   for (int i = 0; i < 4; ++i) m.d[g + i / 2 * 8][2 * t + i % 2] = d[i];
 }
 
-template <bool A_SIGNED, bool B_SIGNED>
-__global__ void wmma_iu8_kernel(int* p) {
-  Matrices& m = *reinterpret_cast<Matrices*>(p);
-  const int lane = static_cast<int>(lane_id());
-  uint32_t a[4] = {}, b[4] = {};
-  for (int k = 0; k < 16; ++k) {
-    a[k / 4] |= static_cast<uint32_t>(static_cast<uint8_t>(m.a[lane % 16][k])) << (k % 4 * 8);
-    b[k / 4] |= static_cast<uint32_t>(static_cast<uint8_t>(m.b[k][lane % 16])) << (k % 4 * 8);
-  }
-  int32_t d[8];
-  for (int i = 0; i < 8; ++i) d[i] = static_cast<int32_t>(m.c[2 * i + lane / 16][lane % 16]);
-  wmma_iu8<A_SIGNED, B_SIGNED>(d, a, b);
-  for (int i = 0; i < 8; ++i) m.d[2 * i + lane / 16][lane % 16] = static_cast<float>(d[i]);
+// The maps of WMMA as runtime_mma.h words them. A lane of gfx11 holds 16 elements of k, one of gfx12 eight.
+template <int GFX>
+int wmma_first(int lane) {
+  return GFX == 11 ? 0 : 8 * (lane / 16);
+}
+template <int GFX>
+int wmma_row(int lane, int i) {
+  return GFX == 11 ? 2 * i + lane / 16 : 8 * (lane / 16) + i;
 }
 
-template <bool BFLOAT>
+template <int GFX, bool A_SIGNED, bool B_SIGNED>
+__global__ void wmma_iu8_kernel(int* p) {
+  Matrices& m = *reinterpret_cast<Matrices*>(p);
+  const int lane = static_cast<int>(lane_id()), first = wmma_first<GFX>(lane);
+  constexpr int kRegs = GFX == 11 ? 4 : 2;
+  uint32_t a[kRegs] = {}, b[kRegs] = {};
+  for (int k = 0; k < kRegs * 4; ++k) {
+    a[k / 4] |= static_cast<uint32_t>(static_cast<uint8_t>(m.a[lane % 16][first + k])) << (k % 4 * 8);
+    b[k / 4] |= static_cast<uint32_t>(static_cast<uint8_t>(m.b[first + k][lane % 16])) << (k % 4 * 8);
+  }
+  int32_t d[8];
+  for (int i = 0; i < 8; ++i) d[i] = static_cast<int32_t>(m.c[wmma_row<GFX>(lane, i)][lane % 16]);
+  wmma_iu8<A_SIGNED, B_SIGNED>(d, a, b);
+  for (int i = 0; i < 8; ++i) m.d[wmma_row<GFX>(lane, i)][lane % 16] = static_cast<float>(d[i]);
+}
+
+template <int GFX, bool BFLOAT>
 __global__ void wmma_half_kernel(int* p) {
   Matrices& m = *reinterpret_cast<Matrices*>(p);
-  const int lane = static_cast<int>(lane_id());
-  uint32_t a[8], b[8];
-  for (int k = 0; k < 8; ++k) {
-    a[k] = two(BFLOAT, m.a[lane % 16][2 * k], m.a[lane % 16][2 * k + 1]);
-    b[k] = two(BFLOAT, m.b[2 * k][lane % 16], m.b[2 * k + 1][lane % 16]);
+  const int lane = static_cast<int>(lane_id()), first = wmma_first<GFX>(lane);
+  constexpr int kRegs = GFX == 11 ? 8 : 4;
+  uint32_t a[kRegs], b[kRegs];
+  for (int r = 0; r < kRegs; ++r) {
+    const int k = first + 2 * r;
+    a[r] = two(BFLOAT, m.a[lane % 16][k], m.a[lane % 16][k + 1]);
+    b[r] = two(BFLOAT, m.b[k][lane % 16], m.b[k + 1][lane % 16]);
   }
   float d[8];
-  for (int i = 0; i < 8; ++i) d[i] = m.c[2 * i + lane / 16][lane % 16];
+  for (int i = 0; i < 8; ++i) d[i] = m.c[wmma_row<GFX>(lane, i)][lane % 16];
   if constexpr (BFLOAT) {
     wmma_bf16(d, a, b);
   } else {
     wmma_f16(d, a, b);
   }
-  for (int i = 0; i < 8; ++i) m.d[2 * i + lane / 16][lane % 16] = d[i];
+  for (int i = 0; i < 8; ++i) m.d[wmma_row<GFX>(lane, i)][lane % 16] = d[i];
 }
 
 // Checks D = C + A B for a kernel of shape 16 x n x k; bytes of a side may be read as unsigned.
-void check_product(const char* name, void (*kernel)(int*), int n, int k, bool a_signed = true, bool b_signed = true) {
+void check_product(const std::string& name, void (*kernel)(int*), int n, int k, bool a_signed = true,
+                   bool b_signed = true) {
   Rng rng(7);
   Buffer<Matrices> m(1);
   for (auto& row : m.data->a) {
@@ -416,17 +430,24 @@ void check_product(const char* name, void (*kernel)(int*), int n, int k, bool a_
   }
 }
 
+template <int GFX>
+void check_wmma() {
+  const std::string of = " of gfx" + std::to_string(GFX);
+  check_product("wmma iu8" + of, wmma_iu8_kernel<GFX, true, true>, 16, 16);
+  check_product("wmma iu8 u s" + of, wmma_iu8_kernel<GFX, false, true>, 16, 16, false, true);
+  check_product("wmma iu8 s u" + of, wmma_iu8_kernel<GFX, true, false>, 16, 16, true, false);
+  check_product("wmma f16" + of, wmma_half_kernel<GFX, false>, 16, 16);
+  check_product("wmma bf16" + of, wmma_half_kernel<GFX, true>, 16, 16);
+}
+
 TEST(matrix_instructions) {
   check_product("mma s8 k32", mma_bytes_kernel<32>, 8, 32);
   check_product("mma u8 k32", mma_bytes_kernel<32, false>, 8, 32, false);
   check_product("mma s8 k16", mma_bytes_kernel<16>, 8, 16);
   check_product("mma f16", mma_half_kernel<false>, 8, 16);
   check_product("mma bf16", mma_half_kernel<true>, 8, 16);
-  check_product("wmma iu8", wmma_iu8_kernel<true, true>, 16, 16);
-  check_product("wmma iu8 u s", wmma_iu8_kernel<false, true>, 16, 16, false, true);
-  check_product("wmma iu8 s u", wmma_iu8_kernel<true, false>, 16, 16, true, false);
-  check_product("wmma f16", wmma_half_kernel<false>, 16, 16);
-  check_product("wmma bf16", wmma_half_kernel<true>, 16, 16);
+  check_wmma<11>();
+  check_wmma<12>();
 }
 
 // Lanes 16..31 must repeat lanes 0..15: the emulation shows it when they do not.

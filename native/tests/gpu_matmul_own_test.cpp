@@ -152,7 +152,7 @@ TEST(prompts_through_float_weights_are_within_their_bound) {
         const Inputs in(x, static_cast<int64_t>(k), most, tnd::gpu::act_form(type), kind);
         const auto want = pair_products(w, x, most, true);
         for (int rows : shape.rows) {
-          for (int run = 0; run < (emulated() ? 6 : 3); ++run) {
+          for (int run = 0; run < (emulated() ? 9 : 3); ++run) {
             const int unit = run / 3, processors = kProcessors[run % 3];
             const auto got = product(w, in, rows, unit, processors);
             check_pairs(type, k, got, want,
@@ -274,8 +274,8 @@ TEST(products_of_pairs_are_within_their_bound_and_alike_for_every_row_count) {
         struct Run {
           int unit, processors;
         };
-        constexpr Run kRuns[] = {{0, 0}, {0, 1}, {1, 0}, {1, 1}, {3, 64}};
-        for (const auto& [unit, processors] : std::span(kRuns, emulated() ? 5 : 2)) {
+        constexpr Run kRuns[] = {{0, 0}, {0, 1}, {1, 0}, {1, 1}, {2, 0}, {2, 1}, {4, 64}};
+        for (const auto& [unit, processors] : std::span(kRuns, emulated() ? 7 : 2)) {
           const std::string where = std::string(tnd::dtype_name(type)) + " k " + std::to_string(k) + " n " +
                                     std::to_string(n) + " rows " + std::to_string(rows) + " unit " +
                                     std::to_string(unit) + " processors " + std::to_string(processors);

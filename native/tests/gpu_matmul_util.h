@@ -197,7 +197,7 @@ inline std::string difference(DType type, uint64_t k, uint64_t n, int rows, int 
 }
 
 inline int units() {
-  return emulated() ? 3 : 1;
+  return emulated() ? 4 : 1;
 }
 
 }  // namespace tnd::gpu_matmul_test

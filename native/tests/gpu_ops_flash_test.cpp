@@ -1,5 +1,5 @@
 // Flash attention: close to double precision, and batch invariant to the bit: a row gives the same alone and among 64,
-// in a tree and after its path was committed, in chunks of any size, with every block shape, with both families of
+// in a tree and after its path was committed, in chunks of any size, with every block shape, with all families of
 // matrix instructions. Over keys and values in blocks, flash and exact attention have the bits of a cache of halves.
 #include <algorithm>
 #include <cmath>
@@ -264,11 +264,16 @@ TEST(trees_equal_their_committed_paths) {
 }
 
 #if defined(TND_GPU_EMU)
-TEST(trees_equal_their_committed_paths_on_wmma) {
+template <class MAP>
+void check_wmma_trees() {
   Rng rng(2);
-  check_tree<WmmaUnit>({256, 1, 6}, 250, random_tree(&rng, 9), &rng);
-  check_tree<WmmaUnit>({128, 1, 4}, 2045, random_tree(&rng, 9), &rng);
-  check_tree<WmmaUnit>({64, 2, 6}, 130, random_tree(&rng, 23), &rng);
+  check_tree<WmmaUnit<MAP>>({256, 1, 6}, 250, random_tree(&rng, 9), &rng);
+  check_tree<WmmaUnit<MAP>>({128, 1, 4}, 2045, random_tree(&rng, 9), &rng);
+  check_tree<WmmaUnit<MAP>>({64, 2, 6}, 130, random_tree(&rng, 23), &rng);
+}
+TEST(trees_equal_their_committed_paths_on_wmma) {
+  check_wmma_trees<Wmma11>();
+  check_wmma_trees<Wmma12>();
 }
 #endif
 
@@ -372,9 +377,13 @@ TEST(blocks_have_the_bits_of_halves) {
   check_blocks<MmaUnit>({128, 1, 4}, kQ4, kF16, windows, 216, &rng);
   check_blocks<MmaUnit>({128, 1, 4}, kF16, kQ8, windows, 216, &rng);
 #if defined(TND_GPU_EMU)
-  check_blocks<WmmaUnit>({256, 1, 6}, kQ8, kQ4, tree, 169, &rng);
-  check_blocks<WmmaUnit>({128, 1, 2}, kQ4, kF16, windows, 216, &rng);
-  check_blocks<WmmaUnit>({64, 1, 4}, kF16, kQ8, chunk, 130, &rng);
+  const auto check_wmma = [&]<class MAP>(MAP) {
+    check_blocks<WmmaUnit<MAP>>({256, 1, 6}, kQ8, kQ4, tree, 169, &rng);
+    check_blocks<WmmaUnit<MAP>>({128, 1, 2}, kQ4, kF16, windows, 216, &rng);
+    check_blocks<WmmaUnit<MAP>>({64, 1, 4}, kF16, kQ8, chunk, 130, &rng);
+  };
+  check_wmma(Wmma11());
+  check_wmma(Wmma12());
 #endif
 }
 
@@ -465,7 +474,8 @@ TEST(what_is_copied_before_the_wait_is_old) {
     check_contexts<MmaUnit>({64, 2, 4}, kQ8, kQ4, shared, &rng);
   }
   check_contexts<MmaUnit>({256, 1, 6}, kF16, kF16, kSmall, &rng);
-  check_contexts<WmmaUnit>({64, 1, 4}, kF16, kF16, kWide, &rng);
+  check_contexts<WmmaUnit<Wmma11>>({64, 1, 4}, kF16, kF16, kWide, &rng);
+  check_contexts<WmmaUnit<Wmma12>>({64, 1, 4}, kF16, kF16, kWide, &rng);
 }
 
 // The first tile of a tail is asked for before the wait as soon as all its positions are old, in every form of kernel:

@@ -55,54 +55,57 @@ TND_DEVICE int c_column(const MmaUnit&, int i) {
 #endif
 
 #if defined(TND_GPU_EMU) || defined(TND_GPU_HIP)
+template <class MAP>
+struct WmmaOperand {
+  uint32_t r[MAP::kHalves];
+};
+template <class MAP>
 struct WmmaUnit {
   static constexpr bool kOneBuffer = true;  // 64 KiB of shared memory, no copies in the background
   static constexpr int kDepth = 1;          // the compiler moves loads; twice the registers would spill
   static constexpr int kUnroll = 2;
-  struct A {
-    uint32_t r[8];
-  };
-  struct B {
-    uint32_t r[8];
-  };
+  using A = WmmaOperand<MAP>;
+  using B = WmmaOperand<MAP>;
   struct C {
     float v[8];
   };
 };
 
-TND_DEVICE void load_a(WmmaUnit::A& f, const uint16_t* m, int stride) {
-  const uint4* row = reinterpret_cast<const uint4*>(m + lane_id() % 16 * stride);
-  const uint4 x = row[0], y = row[1];
-  f.r[0] = x.x, f.r[1] = x.y, f.r[2] = x.z, f.r[3] = x.w;
-  f.r[4] = y.x, f.r[5] = y.y, f.r[6] = y.z, f.r[7] = y.w;
+template <class MAP>
+TND_DEVICE void load_a(WmmaOperand<MAP>& f, const uint16_t* m, int stride) {
+  const int lane = static_cast<int>(lane_id());
+  load_wmma<MAP>(f.r, m + lane % 16 * stride, 16, lane);
 }
-TND_DEVICE void load_b_columns(WmmaUnit::B& f, const uint16_t* m, int stride) {
-  const uint4* row = reinterpret_cast<const uint4*>(m + lane_id() % 16 * stride);
-  const uint4 x = row[0], y = row[1];
-  f.r[0] = x.x, f.r[1] = x.y, f.r[2] = x.z, f.r[3] = x.w;
-  f.r[4] = y.x, f.r[5] = y.y, f.r[6] = y.z, f.r[7] = y.w;
+template <class MAP>
+TND_DEVICE void load_b_columns(WmmaOperand<MAP>& f, const uint16_t* m, int stride) {
+  load_a(f, m, stride);
 }
-TND_DEVICE void load_b_rows(WmmaUnit::B& f, const uint16_t* m, int stride) {
-  const uint16_t* column = m + lane_id() % 16;
+template <class MAP>
+TND_DEVICE void load_b_rows(WmmaOperand<MAP>& f, const uint16_t* m, int stride) {
+  const int lane = static_cast<int>(lane_id());
+  const uint16_t* column = m + MAP::first_k(lane) * stride + lane % 16;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < MAP::kHalves; ++i) {
     f.r[i] = static_cast<uint32_t>(column[2 * i * stride]) | static_cast<uint32_t>(column[(2 * i + 1) * stride]) << 16;
   }
 }
-TND_DEVICE void multiply(WmmaUnit::C& c, const WmmaUnit::A& a, const WmmaUnit::B& b) {
+template <class C, class MAP>
+TND_DEVICE void multiply(C& c, const WmmaOperand<MAP>& a, const WmmaOperand<MAP>& b) {
   wmma_f16(c.v, a.r, b.r);
 }
-TND_DEVICE int c_row(const WmmaUnit&, int i) {
-  return 2 * i + static_cast<int>(lane_id()) / 16;
+template <class MAP>
+TND_DEVICE int c_row(const WmmaUnit<MAP>&, int i) {
+  return MAP::row(static_cast<int>(lane_id()), i);
 }
-TND_DEVICE int c_column(const WmmaUnit&, int) {
+template <class MAP>
+TND_DEVICE int c_column(const WmmaUnit<MAP>&, int) {
   return static_cast<int>(lane_id()) % 16;
 }
 #endif
 
-// The unit of the device; the emulation has both and takes this one.
+// The unit of the device; the emulation has all and takes this one.
 #if defined(TND_GPU_HIP)
-using FlashUnit = WmmaUnit;
+using FlashUnit = WmmaUnit<DeviceWmma>;
 #else
 using FlashUnit = MmaUnit;
 #endif

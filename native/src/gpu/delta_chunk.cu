@@ -6,7 +6,7 @@ namespace tnd::gpu {
 namespace {
 
 #if defined(TND_GPU_HIP)
-using Unit = DeltaWmma;
+using Unit = DeltaWmma<DeviceWmma>;
 #else
 using Unit = DeltaMma;
 #endif

@@ -7,7 +7,8 @@
 //   turn     a Tile as operand [column][row], without going through memory: the result of a product is the next one's
 //            operand
 // NVIDIA's accumulators hold pairs along what its A operand holds pairs along, so there Y is A and tiles are kept
-// transposed and turn moves nothing; AMD's hold every other row, and turn exchanges between the halves of a wave.
+// transposed and turn moves nothing. AMD's hold rows: of gfx12 neighbours, which a lane has as an operand too, of gfx11
+// every other one, and turn exchanges between the halves of a wave.
 #pragma once
 
 #include "gpu/runtime_mma.h"
@@ -72,30 +73,37 @@ TND_DEVICE void multiply_halves(DeltaMma, Tile& c, const uint32_t (&x)[4], const
 #endif
 
 #if defined(TND_GPU_EMU) || defined(TND_GPU_HIP)
+template <class MAP>
 struct DeltaWmma {
-  static constexpr int kRegs = 8;
-  static constexpr int kWide = 2;
-  static constexpr int kLanes = 16;  // the others hold the same
+  static constexpr int kRegs = MAP::kHalves;
+  static constexpr int kWide = MAP::kHeld / 8;
+  static constexpr int kLanes = 16 * 16 / MAP::kHeld;  // the others hold the same
   static constexpr int kPrepareBlocks = 1, kStateBlocks = 1, kManyPlaces = 3;
   static constexpr bool kAhead = false;
   static constexpr int kTogether = 1;
   static constexpr int kCopies = 2;
-  static constexpr int row(int e) { return 2 * e; }
+  TND_DEVICE constexpr int row(int e) { return MAP::row(0, e); }
   static constexpr int column(int) { return 0; }
 };
-TND_DEVICE int operand_index(DeltaWmma, int) {
+template <class MAP>
+TND_DEVICE int operand_index(DeltaWmma<MAP>, int) {
   return static_cast<int>(lane_id()) % 16;
 }
-TND_DEVICE int operand_k(DeltaWmma, int r) {
-  return 2 * r;
+template <class MAP>
+TND_DEVICE int operand_k(DeltaWmma<MAP>, int r) {
+  return MAP::first_k(static_cast<int>(lane_id())) + 2 * r;
 }
-TND_DEVICE int tile_row(DeltaWmma) {
-  return static_cast<int>(lane_id()) / 16;
+template <class MAP>
+TND_DEVICE int tile_row(DeltaWmma<MAP>) {
+  return MAP::row(static_cast<int>(lane_id()), 0);
 }
-TND_DEVICE int tile_column(DeltaWmma) {
+template <class MAP>
+TND_DEVICE int tile_column(DeltaWmma<MAP>) {
   return static_cast<int>(lane_id()) % 16;
 }
-TND_DEVICE void multiply_halves(DeltaWmma, Tile& c, const uint32_t (&x)[8], const uint32_t (&y)[8]) {
+template <class MAP>
+TND_DEVICE void multiply_halves(DeltaWmma<MAP>, Tile& c, const uint32_t (&x)[MAP::kHalves],
+                                const uint32_t (&y)[MAP::kHalves]) {
   wmma_f16(c.v, x, y);
   keep_order();
 }
@@ -178,18 +186,23 @@ TND_DEVICE void turn(Halves<DeltaMma>& f, const Value& value) {
 }
 #endif
 #if defined(TND_GPU_EMU) || defined(TND_GPU_HIP)
-template <typename Value>
-TND_DEVICE void turn(Halves<DeltaWmma>& f, const Value& value) {
-  const bool odd = lane_id() >= 16;  // the lane holds rows 2r + 1
+template <class MAP, typename Value>
+TND_DEVICE void turn(Halves<DeltaWmma<MAP>>& f, const Value& value) {
+  if constexpr (MAP::kRowsFollow) {
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
-    const float x = value(r);
-    const uint16_t h = float_to_half(x);
-    const uint32_t mine = static_cast<uint32_t>(float_to_half(x - half_to_float(h))) << 16 | h;
-    const uint32_t other = shfl_xor(mine, 16);
-    const uint32_t even_row = odd ? other : mine, odd_row = odd ? mine : other;
-    f.hi[r] = byte_perm(even_row, odd_row, 0x5410);
-    f.lo[r] = byte_perm(even_row, odd_row, 0x7632);
+    for (int r = 0; r < MAP::kHalves; ++r) split_pair(value(2 * r), value(2 * r + 1), &f.hi[r], &f.lo[r]);
+  } else {
+    const bool odd = lane_id() >= 16;  // the lane holds rows 2r + 1
+#pragma unroll
+    for (int r = 0; r < MAP::kHalves; ++r) {
+      const float x = value(r);
+      const uint16_t h = float_to_half(x);
+      const uint32_t mine = static_cast<uint32_t>(float_to_half(x - half_to_float(h))) << 16 | h;
+      const uint32_t other = shfl_xor(mine, 16);
+      const uint32_t even_row = odd ? other : mine, odd_row = odd ? mine : other;
+      f.hi[r] = byte_perm(even_row, odd_row, 0x5410);
+      f.lo[r] = byte_perm(even_row, odd_row, 0x7632);
+    }
   }
 }
 #endif

@@ -88,7 +88,7 @@ static MatmulJobs take_type(MatmulJobs* jobs, DType type) {
 
 // Whether the kernel for clusters should take the products of a set: the emulation must be told, other devices know.
 static bool wants_lanes(const MatmulGroup& group, KernelSet set) {
-  const bool forms_clusters = std::strcmp(api_name(), "emu") == 0 ? group.unit >= 3 : group.unit == 0;
+  const bool forms_clusters = std::strcmp(api_name(), "emu") == 0 ? group.unit >= 4 : group.unit == 0;
   return forms_clusters && set == KernelSet::kCommon && group.rows <= 32;
 }
 

@@ -120,8 +120,8 @@ struct MatmulGroup {
   void* scratch = nullptr;       // device, matmul_scratch_bytes(); not needed for 64 rows or fewer
   int32_t processors = 0;        // DeviceInfo::processors
   int32_t shared_per_block = 0;  // DeviceInfo::shared_per_block
-  int32_t unit = 0;              // emulation: 0 = mma, 1 = wmma, 2 = neither, 3 = mma and clusters, 4 = those of two
-                                 // blocks where there are any; elsewhere the device decides
+  int32_t unit = 0;              // emulation: 0 = mma, 1 = wmma of gfx11, 2 = of gfx12, 3 = neither, 4 = mma and
+                                 // clusters, 5 = those of two blocks where there are any; elsewhere the device decides
 };
 void launch_matmul(Stream& stream, const MatmulGroup& group);
 // matmul_fuses says whether products of 16-bit float weights can write the inputs of the next one, matmul_fuses_norm

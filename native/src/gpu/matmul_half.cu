@@ -33,9 +33,10 @@ bool matmul_fuses_norm(const DeviceInfo& device, int rows, int k) {
 void launch_matmul_half(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
   if (jobs.jobs[0].type == DType::kF16) return launch_matmul_half_f16(stream, group, jobs);
 #if defined(TND_GPU_EMU)
-  if (group.unit == 1) return launch_half_type<HalfWmma, DType::kBF16>(stream, group, jobs);
+  if (group.unit == 1) return launch_half_type<HalfWmma<Wmma11>, DType::kBF16>(stream, group, jobs);
+  if (group.unit == 2) return launch_half_type<HalfWmma<Wmma12>, DType::kBF16>(stream, group, jobs);
 #endif
-  launch_half_type<std::conditional_t<kHasMma, HalfMma, HalfWmma>, DType::kBF16>(stream, group, jobs);
+  launch_half_type<std::conditional_t<kHasMma, HalfMma, HalfWmma<DeviceWmma>>, DType::kBF16>(stream, group, jobs);
 }
 
 }  // namespace tnd::gpu

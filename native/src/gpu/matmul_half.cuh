@@ -424,7 +424,7 @@ inline int units_of(const MatmulJobs& jobs) {
 // Chunks of rows are neighbouring blocks, so that they read the same weights at about the same time.
 template <class U, DType TYPE, class SHAPE>
 __global__ void __launch_bounds__(kThreads, SHAPE::kBlocks) matmul_half_kernel(MatmulJobs args, bool whole) {
-  if constexpr ((std::is_same_v<U, HalfMma> && kHasMma) || (std::is_same_v<U, HalfWmma> && kHasWmma)) {
+  if constexpr (U::kPresent) {
     using P = HalfProduct<U, TYPE, SHAPE>;
     let_next_start();
     TND_DYNAMIC_SHARED(uint8_t, smem);
@@ -521,7 +521,7 @@ template <class U, DType TYPE>
 void launch_half_type(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
   const auto start = [&]<class SHAPE>(SHAPE) { launch_shape<U, TYPE, SHAPE>(stream, group, jobs); };
   const int rows = jobs.rows;
-  if constexpr (std::is_same_v<U, HalfWmma>) {
+  if constexpr (!U::kRings) {
     return start(FewWmma());
   } else {
     if (group.shared_per_block < kManyShared) {
@@ -544,7 +544,7 @@ void launch_half_type(Stream& stream, const MatmulGroup& group, const MatmulJobs
     }
     if constexpr (kClusters) {
 #if defined(TND_GPU_EMU)
-      const bool clusters = group.unit >= 3;
+      const bool clusters = group.unit >= 4;
 #else
       const bool clusters = !plain_launches();
 #endif

@@ -8,10 +8,13 @@
 namespace tnd::gpu {
 
 // Instructions on 16 outputs x kCols rows and 16 elements of k.
+//   kPresent      the target has them
+//   kRings        copies run in the background, so rings have several places
 //   load_weights  at: the first of 16 outputs in a step; the next step lies kStepBytes behind
 //   load_inputs   at: [2 steps][rows][2 parts, swapped by pair_part][16 bytes]; columns col + i beyond `rows` are the
 //   last out, column   where result i of a lane belongs
 struct HalfMma {
+  static constexpr bool kPresent = kHasMma, kRings = true;
   static constexpr int kCols = 8, kResults = 4;
   using Weights = PairMma::Weights;
   struct Inputs {
@@ -33,27 +36,31 @@ struct HalfMma {
   TND_DEVICE int column(int lane, int i) { return lane % 4 * 2 + i % 2; }
 };
 
+template <class MAP>
 struct HalfWmma {
+  static constexpr bool kPresent = MAP::kPresent, kRings = false;
   static constexpr int kCols = 16, kResults = 8;
-  using Weights = PairWmma::Weights;
+  using Weights = typename PairWmma<MAP>::Weights;
   struct Inputs {
-    uint32_t hi[8], lo[8];
+    uint32_t hi[MAP::kHalves], lo[MAP::kHalves];
   };
   struct Sums {
     float d[kResults];
   };
-  TND_DEVICE Weights load_weights(const uint8_t* at, int lane) { return PairWmma::load_weights(at, lane); }
+  TND_DEVICE Weights load_weights(const uint8_t* at, int lane) { return PairWmma<MAP>::load_weights(at, lane); }
   TND_DEVICE Inputs load_inputs(const uint8_t* at, int col, int rows, int lane) {
     int column = col + lane % 16;
     column = column < rows ? column : rows - 1;
     Inputs x;
-    PairWmma::load_steps(x.hi, at + column * 32 + pair_part(column, 0) * 16, rows * 32);
-    PairWmma::load_steps(x.lo, at + column * 32 + pair_part(column, 1) * 16, rows * 32);
+    load_wmma<MAP>(x.hi, at + column * 32 + pair_part(column, 0) * 16, rows * 32, lane);
+    load_wmma<MAP>(x.lo, at + column * 32 + pair_part(column, 1) * 16, rows * 32, lane);
     return x;
   }
-  TND_DEVICE void multiply(Sums* sums, const Weights& w, const uint32_t (&x)[8]) { wmma_bf16(sums->d, x, w.r); }
+  TND_DEVICE void multiply(Sums* sums, const Weights& w, const uint32_t (&x)[MAP::kHalves]) {
+    wmma_bf16(sums->d, x, w.r);
+  }
   TND_DEVICE int out(int lane, int) { return lane % 16; }
-  TND_DEVICE int column(int lane, int i) { return 2 * i + lane / 16; }
+  TND_DEVICE int column(int lane, int i) { return MAP::row(lane, i); }
 };
 
 }  // namespace tnd::gpu

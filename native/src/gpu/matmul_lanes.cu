@@ -582,7 +582,7 @@ bool launch_forms(Stream& stream, const MatmulGroup& group, const MatmulJobs& jo
     if constexpr (COLS > 8) {
       int64_t outs = 0;
       for (int i = 0; i < jobs.count; ++i) outs += jobs.jobs[i].n;
-      const bool wide = group.unit == 4 || outs >= kWideOuts;
+      const bool wide = group.unit == 5 || outs >= kWideOuts;
       if (wide && launch_columns<COLS, kWarps, SPARE, 2, FORMS>(stream, group, jobs)) return true;
     }
     if constexpr (COLS == 24) {

@@ -15,11 +15,13 @@ inline constexpr int kUnitBytes = kStageSteps * kStepBytes;  // of a unit in a s
 inline constexpr int kPairResults = 8;                       // of a lane
 
 // Instructions on 16 outputs x 16 rows. Weights and Inputs hold 16 elements of k.
+//   kPresent      the target has them
 //   load_weights  at: the first of 16 outputs in a step of a stage; the next step lies kStepBytes behind
 //   load_inputs   at: the first column in a step of a stage, [columns][2 parts, swapped by pair_part][16 bytes];
 //                 col: of the tile; part 0 = hi, 1 = lo
 //   out, column   where result i of a lane belongs
 struct PairMma {
+  static constexpr bool kPresent = kHasMma;
   struct Weights {
     uint32_t r[4];
   };
@@ -50,39 +52,35 @@ struct PairMma {
   TND_DEVICE int column(int lane, int i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
 };
 
+template <class MAP>
 struct PairWmma {
+  static constexpr bool kPresent = MAP::kPresent;
   struct Weights {
-    uint32_t r[8];
+    uint32_t r[MAP::kHalves];
   };
   struct Inputs {
-    uint32_t r[8];
+    uint32_t r[MAP::kHalves];
   };
   struct Sums {
     float d[8];
   };
-  TND_DEVICE void load_steps(uint32_t (&r)[8], const uint8_t* first, int stride) {
-    const uint4 a = *reinterpret_cast<const uint4*>(first);
-    const uint4 b = *reinterpret_cast<const uint4*>(first + stride);
-    r[0] = a.x, r[1] = a.y, r[2] = a.z, r[3] = a.w;
-    r[4] = b.x, r[5] = b.y, r[6] = b.z, r[7] = b.w;
-  }
   TND_DEVICE Weights load_weights(const uint8_t* at, int lane) {
     Weights w;
-    load_steps(w.r, at + lane % 16 * 16, kStepBytes);
+    load_wmma<MAP>(w.r, at + lane % 16 * 16, kStepBytes, lane);
     return w;
   }
   template <int COLS>
   TND_DEVICE Inputs load_inputs(const uint8_t* at, int col, int part, int lane) {
     const int column = col + lane % 16;
     Inputs x;
-    load_steps(x.r, at + column * 32 + pair_part(column, part) * 16, COLS * 32);
+    load_wmma<MAP>(x.r, at + column * 32 + pair_part(column, part) * 16, COLS * 32, lane);
     return x;
   }
   // Inputs are the first operand, so that a lane's results are all of one output.
   TND_DEVICE void multiply(Sums* sums, const Weights& w, const Inputs& x) { wmma_bf16(sums->d, x.r, w.r); }
   TND_DEVICE float result(const Sums& sums, int i) { return sums.d[i]; }
   TND_DEVICE int out(int lane, int) { return lane % 16; }
-  TND_DEVICE int column(int lane, int i) { return 2 * i + lane / 16; }
+  TND_DEVICE int column(int lane, int i) { return MAP::row(lane, i); }
 };
 
 // split_halves makes two bfloat16 of each half: the nearest one (ties away from zero) and what is left, at most three

@@ -105,7 +105,7 @@ TND_DEVICE void multiply_stage(const uint8_t* weights, const uint8_t* inputs, in
 // from memory once.
 template <class U, DType TYPE, class T>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocks) matmul_pairs_kernel(MatmulJobs args) {
-  if constexpr ((std::is_same_v<U, PairMma> && kHasMma) || (std::is_same_v<U, PairWmma> && kHasWmma)) {
+  if constexpr (U::kPresent) {
     TND_DYNAMIC_SHARED(uint8_t, smem);
     let_next_start();
     const int column_tiles = (args.rows + T::kCols - 1) / T::kCols;
@@ -236,9 +236,10 @@ bool has_matmul_pairs(const DeviceInfo& device) {
 
 void launch_matmul_pairs(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
 #if defined(TND_GPU_EMU)
-  if (group.unit == 1) return launch_unit<PairWmma>(stream, group, jobs);
+  if (group.unit == 1) return launch_unit<PairWmma<Wmma11>>(stream, group, jobs);
+  if (group.unit == 2) return launch_unit<PairWmma<Wmma12>>(stream, group, jobs);
 #endif
-  launch_unit<std::conditional_t<kHasMma, PairMma, PairWmma>>(stream, group, jobs);
+  launch_unit<std::conditional_t<kHasMma, PairMma, PairWmma<DeviceWmma>>>(stream, group, jobs);
 }
 
 }  // namespace tnd::gpu

@@ -207,8 +207,9 @@ void launch_unit(Stream& stream, const MatmulGroup& group, const MatmulJobs& job
 
 void launch_matmul_rows(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set) {
 #if defined(TND_GPU_EMU)
-  if (group.unit == 1) return launch_unit<WmmaUnit>(stream, group, jobs, set);
-  if (group.unit == 2) return launch_unit<DotUnit>(stream, group, jobs, set);
+  if (group.unit == 1) return launch_unit<WmmaUnit<Wmma11>>(stream, group, jobs, set);
+  if (group.unit == 2) return launch_unit<WmmaUnit<Wmma12>>(stream, group, jobs, set);
+  if (group.unit == 3) return launch_unit<DotUnit>(stream, group, jobs, set);
 #endif
   launch_unit<DeviceUnit>(stream, group, jobs, set);
 }

@@ -91,65 +91,78 @@ struct MmaUnit {
   }
 };
 
-// AMD, gfx11: 16x16x16. Activations are the first operand, so that a lane's results are all of one output.
+// AMD: 16x16x16. Activations are the first operand, so that a lane's results are all of one output.
+template <class MAP>
 struct WmmaUnit {
-  static constexpr int kCols = 16, kElems = 8, kOuts = 1, kPieces = 4;
+  static constexpr int kCols = 16, kElems = 8, kOuts = 1, kPieces = MAP::kBytes;
   static constexpr bool kRing = false;
 
   TND_DEVICE int out(int lane, int) { return lane % 16; }
   TND_DEVICE constexpr int out_index(int) { return 0; }
-  TND_DEVICE int column(int lane, int i) { return 2 * i + lane / 16; }
-  TND_DEVICE int piece(int lane, int i) { return lane % 16 * 4 + i; }
+  TND_DEVICE int column(int lane, int i) { return MAP::row(lane, i); }
+  TND_DEVICE int piece(int lane, int i) { return lane % 16 * 4 + MAP::first_k(lane) / 4 + i; }
 
   struct Input {
-    uint32_t w[2][8];  // [group of the pair][half of the group, piece]
+    uint32_t w[2][2 * kPieces];  // [group of the pair][half of the group, piece]
   };
   TND_DEVICE Input load_input(const int8_t* pair, int col0, int last, int lane) {
     const int column = col0 + lane % 16 < last ? col0 + lane % 16 : last;
+    const int8_t* from = pair + column * 64 + MAP::first_k(lane) * 4;
     Input in;
 #pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const uint4 v = *reinterpret_cast<const uint4*>(pair + column * 64 + 16 * t);
-      in.w[0][t] = v.x, in.w[0][4 + t] = v.y;
-      in.w[1][t] = v.z, in.w[1][4 + t] = v.w;
+    for (int t = 0; t < kPieces; ++t) {
+      const uint4 v = *reinterpret_cast<const uint4*>(from + 16 * t);
+      in.w[0][t] = v.x, in.w[0][kPieces + t] = v.y;
+      in.w[1][t] = v.z, in.w[1][kPieces + t] = v.w;
     }
     return in;
   }
-  TND_DEVICE void dot32(int32_t (&d)[8], const uint32_t (&w)[4][2], const uint32_t (&x)[8]) {
+  TND_DEVICE void dot32(int32_t (&d)[8], const uint32_t (&w)[kPieces][2], const uint32_t (&x)[2 * kPieces]) {
     dot16<0>(d, w, x);
     dot16<1>(d, w, x);
   }
   template <int F>
-  TND_DEVICE void dot16(int32_t (&d)[8], const uint32_t (&w)[4][2], const uint32_t (&x)[8]) {
-    wmma_iu8<true, true>(d, {x[4 * F], x[4 * F + 1], x[4 * F + 2], x[4 * F + 3]}, {w[0][F], w[1][F], w[2][F], w[3][F]});
+  TND_DEVICE void dot16(int32_t (&d)[8], const uint32_t (&w)[kPieces][2], const uint32_t (&x)[2 * kPieces]) {
+    uint32_t a[kPieces], b[kPieces];
+#pragma unroll
+    for (int t = 0; t < kPieces; ++t) a[t] = x[kPieces * F + t], b[t] = w[t][F];
+    wmma_iu8<true, true>(d, a, b);
   }
 
   struct MinOperand {
-    uint32_t a[8];
+    uint32_t a[MAP::kHalves];
   };
-  TND_DEVICE MinOperand min_operand(const uint32_t (&words)[1][2], int) {
+  TND_DEVICE MinOperand min_operand(const uint32_t (&words)[1][2], int lane) {
     uint32_t mn[2];
     packed_mins(words[0], mn);
     MinOperand min;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {  // as sum_position()
-      min.a[i] = half2_subtract(half_pair(mn[i % 2], i / 2), 0x64006400u);
+    for (int i = 0; i < MAP::kHalves; ++i) {  // as sum_position(): two bytes of each word are 8 of k
+      const uint32_t word = mn[i % 2] >> MAP::first_k(lane) * 2;
+      min.a[i] = half2_subtract(half_pair(word, i / 2), 0x64006400u);
     }
     return min;
   }
   TND_DEVICE void add_min(float (&m)[8], const MinOperand& min, const uint16_t* sums, int lane) {
-    const uint4* p = reinterpret_cast<const uint4*>(sums + lane % 16 * 16);
-    const uint4 a = p[0], b = p[1];
-    wmma_f16(m, {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}, min.a);
+    uint32_t a[MAP::kHalves];
+    load_wmma<MAP>(a, sums + lane % 16 * 16, 16, lane);
+    wmma_f16(m, a, min.a);
   }
   TND_DEVICE void load_columns(const float* p, int lane, float (&v)[8]) {
+    if constexpr (MAP::kRowsFollow) {
+      const float4* from = reinterpret_cast<const float4*>(p + MAP::row(lane, 0));
+      const float4 a = from[0], b = from[1];
+      v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+      v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+    } else {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = p[2 * i + lane / 16];
+      for (int i = 0; i < 8; ++i) v[i] = p[MAP::row(lane, i)];
+    }
   }
 };
 
-// Targets without matrix instructions: the maps of WmmaUnit by shuffles and dp4a.
-struct DotUnit : WmmaUnit {
+// Targets without matrix instructions: the maps of gfx11 by shuffles and dp4a.
+struct DotUnit : WmmaUnit<Wmma11> {
   TND_DEVICE void dot32(int32_t (&d)[8], const uint32_t (&w)[4][2], const uint32_t (&x)[8]) {
     dot16<0>(d, w, x);
     dot16<1>(d, w, x);
@@ -180,9 +193,8 @@ struct DotUnit : WmmaUnit {
 };
 
 #if defined(TND_GPU_HIP)
-// One name for all processors and for the host, where clang knows of none: kernels are found by their names, and those
-// hold their arguments.
-struct DeviceUnit : std::conditional_t<kHasWmma, WmmaUnit, DotUnit> {};
+// One name for all processors and for the host, as DeviceWmma.
+struct DeviceUnit : std::conditional_t<DeviceWmma::kPresent, WmmaUnit<DeviceWmma>, DotUnit> {};
 #else
 using DeviceUnit = MmaUnit;
 #endif

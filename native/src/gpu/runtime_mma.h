@@ -1,7 +1,7 @@
-// Matrix instructions on fragments of one warp: NVIDIA's mma.sync, AMD's WMMA (wave32, gfx11) and, in the emulation,
-// software versions of both. Integers are exact everywhere. Float products are exact and summed in f32, but order and
-// rounding of those sums are the vendor's: results of mma_f16/bf16 are never part of a bit-exact contract (sums that
-// are integers below 2^24 are exact in any order, and those are allowed).
+// Matrix instructions on fragments of one warp: NVIDIA's mma.sync, AMD's WMMA (wave32, gfx11 and gfx12) and, in the
+// emulation, software versions of all. Integers are exact everywhere. Float products are exact and summed in f32, but
+// order and rounding of those sums are the vendor's: results of mma_f16/bf16 are never part of a bit-exact contract
+// (sums that are integers below 2^24 are exact in any order, and those are allowed).
 //
 // Operand maps. g = lane / 4, t = lane % 4; bytes and halves of a register in ascending index.
 //   m16n8k32 s8   A[16][32] row-major: a0 = A[g][4t..4t+3], a1 = A[g+8][4t..], a2 = A[g][16+4t..], a3 = A[g+8][16+4t..]
@@ -14,7 +14,11 @@
 //   wmma 16x16x16 A[16][16]: lane holds row lane % 16, all 16 k ascending (iu8: 4 registers, f16/bf16: 8); lanes 16..31
 //   (gfx11)       repeat lanes 0..15.  B[16][16]: the same of column lane % 16.
 //                 C, D[16][16]: register i = D[2i + lane / 16][lane % 16]
+//   (gfx12)       A: lane holds row lane % 16, the 8 k from 8 * (lane / 16) on, ascending (iu8: 2 registers, f16/bf16:
+//                 4).  B: the same of column lane % 16.  C, D: register i = D[8 * (lane / 16) + i][lane % 16]
 #pragma once
+
+#include <type_traits>
 
 #include "gpu/runtime.h"
 
@@ -24,17 +28,41 @@
 
 namespace tnd::gpu {
 
-// What the target has. Kernels pick a traits struct by these; the emulation has all.
+// What the target has. Kernels pick a traits struct by these; the emulation has all. The host pass of clang sees no
+// processor of AMD, so what the host does must not depend on the WMMA that there is.
 #if defined(TND_GPU_EMU)
-inline constexpr bool kHasMma = true, kHasWmma = true;
+inline constexpr bool kHasMma = true, kHasWmma11 = true, kHasWmma12 = true;
 #elif defined(TND_GPU_CUDA)
-inline constexpr bool kHasMma = true, kHasWmma = false;
+inline constexpr bool kHasMma = true, kHasWmma11 = false, kHasWmma12 = false;
 #elif defined(__gfx1100__) || defined(__gfx1101__) || defined(__gfx1102__) || defined(__gfx1103__) || \
     defined(__gfx1150__) || defined(__gfx1151__)
-inline constexpr bool kHasMma = false, kHasWmma = true;
+inline constexpr bool kHasMma = false, kHasWmma11 = true, kHasWmma12 = false;
+#elif defined(__gfx1200__) || defined(__gfx1201__)
+inline constexpr bool kHasMma = false, kHasWmma11 = false, kHasWmma12 = true;
 #else
-inline constexpr bool kHasMma = false, kHasWmma = false;
+inline constexpr bool kHasMma = false, kHasWmma11 = false, kHasWmma12 = false;
 #endif
+
+// Operand maps of WMMA (see above), what the units of kernels are templates over:
+//   kPresent   the target has the instructions
+//   kHeld      elements of k in a lane, the first of which is first_k(lane); kHalves registers of 16-bit floats, kBytes
+//              registers of bytes
+//   row        row of D of register i; its column is lane % 16. kRowsFollow: a lane's rows are neighbours
+struct Wmma11 {
+  static constexpr bool kPresent = kHasWmma11, kRowsFollow = false;
+  static constexpr int kHeld = 16, kHalves = kHeld / 2, kBytes = kHeld / 4;
+  TND_DEVICE constexpr int first_k(int) { return 0; }
+  TND_DEVICE constexpr int row(int lane, int i) { return 2 * i + lane / 16; }
+};
+struct Wmma12 {
+  static constexpr bool kPresent = kHasWmma12, kRowsFollow = true;
+  static constexpr int kHeld = 8, kHalves = kHeld / 2, kBytes = kHeld / 4;
+  TND_DEVICE constexpr int first_k(int lane) { return lane / 16 * 8; }
+  TND_DEVICE constexpr int row(int lane, int i) { return lane / 16 * 8 + i; }
+};
+// The map of the device. One name for all processors and for the host: kernels are found by their names, and those hold
+// their arguments.
+struct DeviceWmma : std::conditional_t<kHasWmma12, Wmma12, Wmma11> {};
 
 // All functions are declared everywhere, so that traits of one vendor compile for the other; where the instruction is
 // missing they do nothing, and nothing must choose them there.
@@ -165,19 +193,26 @@ TND_DEVICE void load_matrix_x4_transposed([[maybe_unused]] uint32_t (&r)[4], [[m
                : "memory");
 #endif
 }
+
+// The functions of WMMA have a form for operands of gfx11 and one for those of gfx12, which are half as many registers.
+
 #if defined(TND_GPU_HIP)
+typedef int tnd_v2i __attribute__((ext_vector_type(2)));
 typedef int tnd_v4i __attribute__((ext_vector_type(4)));
 typedef int tnd_v8i __attribute__((ext_vector_type(8)));
 typedef float tnd_v8f __attribute__((ext_vector_type(8)));
+typedef _Float16 tnd_v8h __attribute__((ext_vector_type(8)));
 typedef _Float16 tnd_v16h __attribute__((ext_vector_type(16)));
+typedef short tnd_v8s __attribute__((ext_vector_type(8)));
 typedef short tnd_v16s __attribute__((ext_vector_type(16)));
 
 // By number: where an array that is written by number is cast as a whole, clang leaves it in scratch.
-template <typename V>
-TND_DEVICE V wmma_operand(const uint32_t (&r)[8]) {
-  tnd_v8i v;
+template <typename V, int N>
+TND_DEVICE V wmma_operand(const uint32_t (&r)[N]) {
+  typedef int Words __attribute__((ext_vector_type(N)));
+  Words v;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = static_cast<int>(r[i]);
+  for (int i = 0; i < N; ++i) v[i] = static_cast<int>(r[i]);
   return __builtin_bit_cast(V, v);
 }
 #endif
@@ -187,12 +222,26 @@ template <bool A_SIGNED, bool B_SIGNED>
 TND_DEVICE void wmma_iu8([[maybe_unused]] int32_t (&d)[8], [[maybe_unused]] const uint32_t (&a)[4],
                          [[maybe_unused]] const uint32_t (&b)[4]) {
 #if defined(TND_GPU_EMU)
-  emu::wmma_iu8(d, a, b, A_SIGNED, B_SIGNED);
+  emu::wmma11_iu8(d, a, b, A_SIGNED, B_SIGNED);
 #elif defined(__HIP_DEVICE_COMPILE__)
-  if constexpr (kHasWmma) {
+  if constexpr (kHasWmma11) {
     const tnd_v8i r = __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32(A_SIGNED, __builtin_bit_cast(tnd_v4i, a), B_SIGNED,
                                                                  __builtin_bit_cast(tnd_v4i, b),
                                                                  __builtin_bit_cast(tnd_v8i, d), false);
+    for (int i = 0; i < 8; ++i) d[i] = r[i];
+  }
+#endif
+}
+template <bool A_SIGNED, bool B_SIGNED>
+TND_DEVICE void wmma_iu8([[maybe_unused]] int32_t (&d)[8], [[maybe_unused]] const uint32_t (&a)[2],
+                         [[maybe_unused]] const uint32_t (&b)[2]) {
+#if defined(TND_GPU_EMU)
+  emu::wmma12_iu8(d, a, b, A_SIGNED, B_SIGNED);
+#elif defined(__HIP_DEVICE_COMPILE__)
+  if constexpr (kHasWmma12) {
+    const tnd_v8i r = __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32_gfx12(A_SIGNED, __builtin_bit_cast(tnd_v2i, a),
+                                                                       B_SIGNED, __builtin_bit_cast(tnd_v2i, b),
+                                                                       __builtin_bit_cast(tnd_v8i, d), false);
     for (int i = 0; i < 8; ++i) d[i] = r[i];
   }
 #endif
@@ -201,11 +250,23 @@ TND_DEVICE void wmma_iu8([[maybe_unused]] int32_t (&d)[8], [[maybe_unused]] cons
 TND_DEVICE void wmma_f16([[maybe_unused]] float (&d)[8], [[maybe_unused]] const uint32_t (&a)[8],
                          [[maybe_unused]] const uint32_t (&b)[8]) {
 #if defined(TND_GPU_EMU)
-  emu::wmma_f16(d, a, b);
+  emu::wmma11_f16(d, a, b);
 #elif defined(__HIP_DEVICE_COMPILE__)
-  if constexpr (kHasWmma) {
+  if constexpr (kHasWmma11) {
     const tnd_v8f r = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(wmma_operand<tnd_v16h>(a), wmma_operand<tnd_v16h>(b),
                                                                  __builtin_bit_cast(tnd_v8f, d));
+    for (int i = 0; i < 8; ++i) d[i] = r[i];
+  }
+#endif
+}
+TND_DEVICE void wmma_f16([[maybe_unused]] float (&d)[8], [[maybe_unused]] const uint32_t (&a)[4],
+                         [[maybe_unused]] const uint32_t (&b)[4]) {
+#if defined(TND_GPU_EMU)
+  emu::wmma12_f16(d, a, b);
+#elif defined(__HIP_DEVICE_COMPILE__)
+  if constexpr (kHasWmma12) {
+    const tnd_v8f r = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(
+        wmma_operand<tnd_v8h>(a), wmma_operand<tnd_v8h>(b), __builtin_bit_cast(tnd_v8f, d));
     for (int i = 0; i < 8; ++i) d[i] = r[i];
   }
 #endif
@@ -214,14 +275,38 @@ TND_DEVICE void wmma_f16([[maybe_unused]] float (&d)[8], [[maybe_unused]] const 
 TND_DEVICE void wmma_bf16([[maybe_unused]] float (&d)[8], [[maybe_unused]] const uint32_t (&a)[8],
                           [[maybe_unused]] const uint32_t (&b)[8]) {
 #if defined(TND_GPU_EMU)
-  emu::wmma_bf16(d, a, b);
+  emu::wmma11_bf16(d, a, b);
 #elif defined(__HIP_DEVICE_COMPILE__)
-  if constexpr (kHasWmma) {
+  if constexpr (kHasWmma11) {
     const tnd_v8f r = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(wmma_operand<tnd_v16s>(a), wmma_operand<tnd_v16s>(b),
                                                                   __builtin_bit_cast(tnd_v8f, d));
     for (int i = 0; i < 8; ++i) d[i] = r[i];
   }
 #endif
+}
+TND_DEVICE void wmma_bf16([[maybe_unused]] float (&d)[8], [[maybe_unused]] const uint32_t (&a)[4],
+                          [[maybe_unused]] const uint32_t (&b)[4]) {
+#if defined(TND_GPU_EMU)
+  emu::wmma12_bf16(d, a, b);
+#elif defined(__HIP_DEVICE_COMPILE__)
+  if constexpr (kHasWmma12) {
+    const tnd_v8f r = __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(
+        wmma_operand<tnd_v8s>(a), wmma_operand<tnd_v8s>(b), __builtin_bit_cast(tnd_v8f, d));
+    for (int i = 0; i < 8; ++i) d[i] = r[i];
+  }
+#endif
+}
+
+// load_wmma reads a lane's part of its row of A or column of B: 16 halves, the second eight `stride` bytes behind the
+// first, 16-byte aligned.
+template <class MAP>
+TND_DEVICE void load_wmma(uint32_t (&r)[MAP::kHalves], const void* first, int stride, int lane) {
+  const uint8_t* from = static_cast<const uint8_t*>(first) + MAP::first_k(lane) / 8 * stride;
+#pragma unroll
+  for (int i = 0; i < MAP::kHeld / 8; ++i) {
+    const uint4 v = *reinterpret_cast<const uint4*>(from + i * stride);
+    r[4 * i] = v.x, r[4 * i + 1] = v.y, r[4 * i + 2] = v.z, r[4 * i + 3] = v.w;
+  }
 }
 
 }  // namespace tnd::gpu

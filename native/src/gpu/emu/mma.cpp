@@ -165,13 +165,14 @@ void apply_load_matrix(void* const operands[kLanes]) {
   }
 }
 
-// WMMA: lane % 16 is the row of A and the column of B; lanes 16..31 hold the same again, which is checked.
-template <typename ACC, typename T>
+// WMMA: lane % 16 is the row of A and the column of B. Of gfx11 lanes 16..31 hold the same again, which is checked; of
+// gfx12 they hold the second eight k.
+template <int GFX, typename ACC, typename T>
 void multiply_wmma(void* const operands[kLanes], const T (&a)[16][16], const T (&b)[16][16]) {
   for (int lane = 0; lane < kLanes; ++lane) {
     ACC* d = static_cast<ACC*>(of(operands, lane).d);
     for (int i = 0; i < 8; ++i) {
-      const T* row = a[2 * i + lane / 16];
+      const T* row = a[GFX == 11 ? 2 * i + lane / 16 : lane / 16 * 8 + i];
       const T* column = b[lane % 16];
       ACC sum = d[i];
       for (int k = 0; k < 16; ++k) sum += static_cast<ACC>(row[k]) * static_cast<ACC>(column[k]);
@@ -186,31 +187,43 @@ bool copies_agree(void* const operands[kLanes], int lane, int registers) {
          std::memcmp(of(operands, lane).b, of(operands, lane + 16).b, bytes) == 0;
 }
 
-void apply_wmma_iu8(void* const operands[kLanes]) {
-  int32_t a[16][16], b[16][16];
-  for (int lane = 0; lane < 16; ++lane) {
-    const Operands& o = of(operands, lane);
-    const bool agree = copies_agree(operands, lane, 4);
-    for (int k = 0; k < 16; ++k) {
-      a[lane][k] = agree ? byte_of(o.a[k / 4], k % 4, o.a_signed) : INT16_MIN;
-      b[lane][k] = byte_of(o.b[k / 4], k % 4, o.b_signed);
-    }
-  }
-  multiply_wmma<int32_t>(operands, a, b);
+// The lane that holds element k of row or column i, and where in it.
+struct Held {
+  int lane, at;
+};
+template <int GFX>
+Held held(int i, int k) {
+  return GFX == 11 ? Held{i, k} : Held{i + k / 8 * 16, k % 8};
 }
 
-template <float (*DECODE)(uint16_t)>
-void apply_wmma_half(void* const operands[kLanes]) {
-  float a[16][16], b[16][16];
-  for (int lane = 0; lane < 16; ++lane) {
-    const Operands& o = of(operands, lane);
-    const bool agree = copies_agree(operands, lane, 8);
+template <int GFX>
+void apply_wmma_iu8(void* const operands[kLanes]) {
+  int32_t a[16][16], b[16][16];
+  for (int i = 0; i < 16; ++i) {
+    const bool agree = GFX != 11 || copies_agree(operands, i, 4);
     for (int k = 0; k < 16; ++k) {
-      a[lane][k] = agree ? DECODE(static_cast<uint16_t>(o.a[k / 2] >> (16 * (k % 2)))) : __builtin_nanf("");
-      b[lane][k] = DECODE(static_cast<uint16_t>(o.b[k / 2] >> (16 * (k % 2))));
+      const Held h = held<GFX>(i, k);
+      const Operands& o = of(operands, h.lane);
+      a[i][k] = agree ? byte_of(o.a[h.at / 4], h.at % 4, o.a_signed) : INT16_MIN;
+      b[i][k] = byte_of(o.b[h.at / 4], h.at % 4, o.b_signed);
     }
   }
-  multiply_wmma<float>(operands, a, b);
+  multiply_wmma<GFX, int32_t>(operands, a, b);
+}
+
+template <int GFX, float (*DECODE)(uint16_t)>
+void apply_wmma_half(void* const operands[kLanes]) {
+  float a[16][16], b[16][16];
+  for (int i = 0; i < 16; ++i) {
+    const bool agree = GFX != 11 || copies_agree(operands, i, 8);
+    for (int k = 0; k < 16; ++k) {
+      const Held h = held<GFX>(i, k);
+      const Operands& o = of(operands, h.lane);
+      a[i][k] = agree ? DECODE(static_cast<uint16_t>(o.a[h.at / 2] >> (16 * (h.at % 2)))) : __builtin_nanf("");
+      b[i][k] = DECODE(static_cast<uint16_t>(o.b[h.at / 2] >> (16 * (h.at % 2))));
+    }
+  }
+  multiply_wmma<GFX, float>(operands, a, b);
 }
 
 void run(Apply apply, void* d, const uint32_t* a, const uint32_t* b, bool a_signed = true, bool b_signed = true) {
@@ -243,14 +256,23 @@ void load_matrix_x4_transposed(uint32_t* r, const void* shared_row) {
   MatrixOperands o{r, shared_row};
   warp_collective(apply_load_matrix<true>, &o);
 }
-void wmma_iu8(int32_t* d, const uint32_t* a, const uint32_t* b, bool a_signed, bool b_signed) {
-  run(apply_wmma_iu8, d, a, b, a_signed, b_signed);
+void wmma11_iu8(int32_t* d, const uint32_t* a, const uint32_t* b, bool a_signed, bool b_signed) {
+  run(apply_wmma_iu8<11>, d, a, b, a_signed, b_signed);
 }
-void wmma_f16(float* d, const uint32_t* a, const uint32_t* b) {
-  run(apply_wmma_half<half_value>, d, a, b);
+void wmma11_f16(float* d, const uint32_t* a, const uint32_t* b) {
+  run(apply_wmma_half<11, half_value>, d, a, b);
 }
-void wmma_bf16(float* d, const uint32_t* a, const uint32_t* b) {
-  run(apply_wmma_half<bf16_to_f32>, d, a, b);
+void wmma11_bf16(float* d, const uint32_t* a, const uint32_t* b) {
+  run(apply_wmma_half<11, bf16_to_f32>, d, a, b);
+}
+void wmma12_iu8(int32_t* d, const uint32_t* a, const uint32_t* b, bool a_signed, bool b_signed) {
+  run(apply_wmma_iu8<12>, d, a, b, a_signed, b_signed);
+}
+void wmma12_f16(float* d, const uint32_t* a, const uint32_t* b) {
+  run(apply_wmma_half<12, half_value>, d, a, b);
+}
+void wmma12_bf16(float* d, const uint32_t* a, const uint32_t* b) {
+  run(apply_wmma_half<12, bf16_to_f32>, d, a, b);
 }
 
 }  // namespace tnd::gpu::emu
