@@ -15,7 +15,7 @@ set(TND_GPU_CACHE "${CMAKE_CURRENT_SOURCE_DIR}/../build/gpu-toolchain" CACHE PAT
 set(TND_CUDA_ROOT "" CACHE PATH "CUDA toolkit (holds bin/nvcc); empty: nvcc on PATH, /usr/local/cuda, TND_GPU_CACHE")
 set(TND_CUDA_ARCHS "75;80;86;89;90a;120;110;121" CACHE STRING
   "Compute capabilities to compile for; those that the compiler does not know are left out")
-set(TND_HIP_ARCHS "gfx1100;gfx1101;gfx1151;gfx1030;gfx1201" CACHE STRING
+set(TND_HIP_ARCHS "gfx1100;gfx1101;gfx1151;gfx1030;gfx1200;gfx1201" CACHE STRING
   "AMD processors to compile for; those that the compiler does not know are left out")
 
 option(TND_TIMELINE "CUDA kernels note when they run (src/gpu/timeline.h), for step27b_cuda --timeline" OFF)
