@@ -107,7 +107,7 @@ GPU_REPORTS := native/build/cuda native/build/hip
 # What CI compiles: the processors of the table.
 gpu-compile:
 	@tools/gpu-toolchain.sh
-	@$(call gpu_configure,-DTND_WERROR=ON -DTND_CUDA=ON -DTND_HIP=ON -DTND_CUDA_ARCHS="86;90a" -DTND_HIP_ARCHS=gfx1100)
+	@$(call gpu_configure,-DTND_WERROR=ON -DTND_CUDA=ON -DTND_HIP=ON -DTND_CUDA_ARCHS="86;90a" -DTND_HIP_ARCHS="gfx1100;gfx1201")
 	cmake --build native/build -j $(JOBS) --target tandem_cuda tandem_cuda_timeline tandem_hip
 .PHONY: build-cuda build-hip gpu-compile test-gpu-compile test-amdsim gpu-resources
 
@@ -115,13 +115,15 @@ test-gpu-compile: bin/testsum bin/gpures ## compile the GPU libraries, compare r
 	@bin/testsum run -name gpu -dir $(RESULTS) -junit $(CURDIR)/$(RESULTS)/gpu.xml -- \
 		bash -c '$(MAKE) --no-print-directory gpu-compile && bin/gpures -table $(GPU_TABLE) -junit $(RESULTS)/gpu.xml $(GPU_REPORTS)'
 
-# Cases: quick or all (half an hour on 2 cores). AMDSIM_PROCESSOR: one that the library was compiled for.
+# Cases: quick or all (half an hour on 2 cores).
 CASES ?= quick
 AMDSIM := $(CURDIR)/native/build/libamdsim.so
 test-amdsim: bin/testsum ## run the HIP library in a simulator of an AMD card: its native tests and the engine's conformance
 	@$(MAKE) --no-print-directory gpu-compile
 	cmake --build native/build -j $(JOBS) --target amdsim tandem_hip_tests
 	@PRELOAD=$(AMDSIM) bin/testsum run -name amdsim -dir $(RESULTS) -- tools/card-tests.sh hip native/build $(CASES)
+	@PRELOAD=$(AMDSIM) TANDEM_AMDSIM_PROCESSOR=gfx1201 bin/testsum run -name amdsim-gfx1201 -dir $(RESULTS) -- \
+		tools/card-tests.sh hip native/build $(CASES) 'gpu_*'
 	@LD_PRELOAD=$(AMDSIM) TANDEM_ENGINE_LIB=$(CURDIR)/native/build/libtandem_hip.so \
 		bin/testsum run -name amdsim-conformance -dir $(RESULTS) -- \
 		$(GO) test -json -count=1 -timeout 60m -run '$(if $(filter quick,$(CASES)),^TestLibrarySmall$$,^TestLibrary)' ./native/plugin

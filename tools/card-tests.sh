@@ -2,14 +2,15 @@
 # Runs the native tests of a GPU library on the first card and prints what they say as events of go test -json, for
 # bin/testsum: a line a case and a line a program; of a program that fails everything it wrote.
 #   tools/card-tests.sh cuda native/build
-#   PRELOAD=native/build/libamdsim.so tools/card-tests.sh hip native/build quick
+#   PRELOAD=native/build/libamdsim.so tools/card-tests.sh hip native/build quick 'gpu_*'
 # BUILD is a build with the target tandem_cuda_tests (tandem_hip_tests). CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES
 # choose another card. PRELOAD is a library that programs load first: a simulator. quick: of the programs that run whole
-# models only the cases that take seconds there.
+# models only the cases that take seconds there (all: every case). Last, which programs, all unless told.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,/^set/{/^set/d;s/^# \?//p}' "$0" >&2; exit 2; }
 build=$(realpath "$2")
-programs=("$build/$1"_*_test)
+# shellcheck disable=SC2206 # a pattern
+programs=("$build/$1"_${4:-*}_test)
 cd "$(dirname "$0")/../native" # where the tests find their data
 [ -x "${programs[0]}" ] || { echo "card-tests.sh: no $1_*_test in $2: build tandem_$1_tests" >&2; exit 2; }
 preload=
