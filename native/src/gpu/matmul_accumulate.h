@@ -72,7 +72,7 @@ TND_DEVICE void accumulate(const uint8_t* super, int64_t unit_stride, const Supe
               }
 #pragma unroll
               for (int i = 0; i < U::kElems; ++i) {
-                sum[u][tile][i] += T::scale(head[u], U::out_index(i), 2 * p + h) * d[i];
+                sum[u][tile][i] += mul24(T::scale(head[u], U::out_index(i), 2 * p + h), d[i]);
               }
             } else {
               int32_t d0[U::kElems] = {}, d1[U::kElems] = {};
@@ -80,8 +80,8 @@ TND_DEVICE void accumulate(const uint8_t* super, int64_t unit_stride, const Supe
               U::template dot16<1>(d1, w[u][h], x.w[h]);
 #pragma unroll
               for (int i = 0; i < U::kElems; ++i) {
-                sum[u][tile][i] += T::scale(head[u], U::out_index(i), 4 * p + 2 * h) * d0[i];
-                sum[u][tile][i] += T::scale(head[u], U::out_index(i), 4 * p + 2 * h + 1) * d1[i];
+                sum[u][tile][i] += mul24(T::scale(head[u], U::out_index(i), 4 * p + 2 * h), d0[i]);
+                sum[u][tile][i] += mul24(T::scale(head[u], U::out_index(i), 4 * p + 2 * h + 1), d1[i]);
               }
             }
           }

@@ -181,6 +181,15 @@ TND_DEVICE T* device_pointer(T* p) {
 
 // ---- integers
 
+// mul24 is a * b of numbers of at most 24 bits with their signs: on AMD a product of words takes four times as long.
+TND_DEVICE int32_t mul24(int32_t a, int32_t b) {
+#if defined(__HIP_DEVICE_COMPILE__)
+  const auto small = [](int32_t x) { return static_cast<int32_t>(static_cast<uint32_t>(x) << 8) >> 8; };
+  return small(a) * small(b);
+#else
+  return a * b;
+#endif
+}
 // dp4a adds the four products of signed bytes to c; dp4a_us has unsigned bytes in a.
 TND_DEVICE int32_t dp4a(int32_t a, int32_t b, int32_t c) {
 #if defined(TND_GPU_CUDA)
