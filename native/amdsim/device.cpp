@@ -101,7 +101,7 @@ struct UserRegister {
   int bit, count;
 };
 constexpr UserRegister kUserRegisters[] = {{0, 4}, {1, 2}, {2, 2}, {3, 2}, {4, 2}, {5, 2}, {6, 1}};
-constexpr int kArgumentsBit = 3;
+constexpr int kScratchBufferBit = 0, kArgumentsBit = 3, kScratchBit = 5;
 
 struct Launch {
   const Kernel* kernel;
@@ -122,6 +122,10 @@ void start_wave(const Launch& launch, Grid block, uint32_t index, Group* group, 
   int at = 0;
   for (const UserRegister& user : kUserRegisters) {
     if ((kernel.properties >> user.bit & 1) == 0) continue;
+    if (kernel.gfx10 && (user.bit == kScratchBufferBit || user.bit == kScratchBit)) {
+      at += user.count;  // where private memory is, which the simulator knows by itself
+      continue;
+    }
     if (user.bit != kArgumentsBit) quit(kernel.name + " wants user registers that the simulator has not");
     const auto address = reinterpret_cast<uint64_t>(launch.arguments);
     w->s[at] = static_cast<uint32_t>(address);
@@ -148,7 +152,11 @@ void start_wave(const Launch& launch, Grid block, uint32_t index, Group* group, 
     exec |= 1u << l;
     const uint32_t x = id % launch.threads.x, y = id / launch.threads.x % launch.threads.y,
                    z = id / launch.threads.x / launch.threads.y;
-    w->v[0][l] = x | y << 10 | z << 20;
+    if (kernel.gfx10) {
+      w->v[0][l] = x, w->v[1][l] = y, w->v[2][l] = z;
+    } else {
+      w->v[0][l] = x | y << 10 | z << 20;
+    }
   }
   w->s[kExec] = exec;
   w->s[kExec + 1] = 0;
@@ -228,6 +236,7 @@ void CodeObject::load() {
     kernel->entry = code_.at(symbol->second + static_cast<uint64_t>(read_at<int64_t>(descriptor + 16)));
     kernel->resources2 = read_at<uint32_t>(descriptor + 52);
     kernel->properties = read_at<uint16_t>(descriptor + 56);
+    kernel->gfx10 = processor_.rfind("gfx10", 0) == 0;
     kernel->gfx12 = processor_.rfind("gfx12", 0) == 0;
     kernel->copies = processor_.rfind("gfx11", 0) == 0;
     kernel->arguments = metadata.arguments;

@@ -2,7 +2,7 @@
 // once. A library that was linked with HIP runs with this one loaded before it:
 //   LD_PRELOAD=native/build/libamdsim.so TANDEM_ENGINE_LIB=native/build/libtandem_hip.so …
 // Environment:
-//   TANDEM_AMDSIM_PROCESSOR  gfx1100 (the default), gfx1101, gfx1151, gfx1200, gfx1201: which code of the library runs
+//   TANDEM_AMDSIM_PROCESSOR  gfx1100 (the default), gfx1030, gfx1151, gfx1201, …: which code of the library runs
 //   TANDEM_AMDSIM_MEMORY     bytes of device memory, 2 GiB unless told
 //   TANDEM_AMDSIM_THREADS    threads of the host that run work groups, all unless told
 //   TANDEM_AMDSIM_LLVM       folder of llvm-objdump and llvm-readelf

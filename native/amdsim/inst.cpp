@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <iterator>
+#include <utility>
 
 #include "core/fp.h"
 
@@ -17,6 +19,54 @@ std::string_view trim(std::string_view s) {
 
 bool starts_with(std::string_view s, std::string_view prefix) {
   return s.substr(0, prefix.size()) == prefix;
+}
+
+// gfx11's name of an instruction of gfx10.
+std::string present_name(std::string name) {
+  static const std::pair<std::string_view, std::string_view> kWhole[] = {
+      {"s_andn2_b32", "s_and_not1_b32"}, {"s_andn2_saveexec_b32", "s_and_not1_saveexec_b32"},
+      {"s_orn2_b32", "s_or_not1_b32"},   {"s_ff1_i32_b32", "s_ctz_i32_b32"},
+      {"v_ffbl_b32", "v_ctz_i32_b32"},   {"v_ffbh_u32", "v_clz_i32_u32"},
+  };
+  for (const auto& [old_name, new_name] : kWhole) {
+    if (name == old_name) return std::string(new_name);
+  }
+  // In this order: the first that fits.
+  static const std::pair<std::string_view, std::string_view> kParts[] = {
+      {"ds_read2st64_", "ds_load_2addr_stride64_"},
+      {"ds_write2st64_", "ds_store_2addr_stride64_"},
+      {"ds_read2_", "ds_load_2addr_"},
+      {"ds_write2_", "ds_store_2addr_"},
+      {"ds_read_", "ds_load_"},
+      {"ds_write_", "ds_store_"},
+  };
+  for (const auto& [old_part, new_part] : kParts) {
+    if (starts_with(name, old_part)) return std::string(new_part) + name.substr(old_part.size());
+  }
+  static const std::pair<std::string_view, std::string_view> kEnds[] = {
+      {"_load_dwordx16", "_load_b512"},     {"_load_dwordx8", "_load_b256"},
+      {"_load_dwordx4", "_load_b128"},      {"_load_dwordx3", "_load_b96"},
+      {"_load_dwordx2", "_load_b64"},       {"_load_dword", "_load_b32"},
+      {"_store_dwordx4", "_store_b128"},    {"_store_dwordx3", "_store_b96"},
+      {"_store_dwordx2", "_store_b64"},     {"_store_dword", "_store_b32"},
+      {"_load_ubyte", "_load_u8"},          {"_load_sbyte", "_load_i8"},
+      {"_load_ushort", "_load_u16"},        {"_load_sshort", "_load_i16"},
+      {"_load_short_d16", "_load_d16_b16"}, {"_load_short_d16_hi", "_load_d16_hi_b16"},
+      {"_store_short", "_store_b16"},       {"_store_short_d16_hi", "_store_d16_hi_b16"},
+      {"_store_byte", "_store_b8"},
+  };
+  for (const auto& [old_end, new_end] : kEnds) {
+    if (name.ends_with(old_end)) return name.substr(0, name.size() - old_end.size()) + std::string(new_end);
+  }
+  return name;
+}
+
+Part part_of(std::string_view name) {
+  constexpr std::string_view kNames[] = {"DWORD", "BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1"};
+  for (size_t i = 0; i < std::size(kNames); ++i) {
+    if (name == kNames[i]) return static_cast<Part>(i);
+  }
+  return Part::kDword;
 }
 
 // Number of "v12", "v[12:15]", "s[4:5]", "ttmp9".
@@ -121,6 +171,10 @@ void parse_modifier(std::string_view s, Inst* inst) {
   value("op_sel_hi:", [&](std::string_view v) { inst->op_sel_hi = bit_list(v); });
   value("neg_lo:", [&](std::string_view v) { inst->neg_lo = bit_list(v); });
   value("neg_hi:", [&](std::string_view v) { inst->neg_hi = bit_list(v); });
+  value("dst_sel:", [&](std::string_view v) { inst->parts[0] = part_of(v); });
+  value("src0_sel:", [&](std::string_view v) { inst->parts[1] = part_of(v); });
+  value("src1_sel:", [&](std::string_view v) { inst->parts[2] = part_of(v); });
+  value("dst_unused:", [&](std::string_view v) { inst->keeps = v == "UNUSED_PRESERVE"; });
   if (s == "clamp") inst->clamp = true;
 }
 
@@ -133,6 +187,9 @@ void parse_instruction(std::string_view text, Inst* inst) {
   for (const std::string_view suffix : {"_e32", "_e64"}) {
     if (name.ends_with(suffix)) name.resize(name.size() - suffix.size());
   }
+  const bool parts = name.ends_with("_sdwa");
+  if (parts) name.resize(name.size() - 5);
+  name = present_name(name);
   inst->run = handler_of(name);
   inst->op_sel_hi = starts_with(name, "v_fma_mix") ? 0 : 7;
   while (!rest.empty()) {
@@ -148,7 +205,9 @@ void parse_instruction(std::string_view text, Inst* inst) {
       if (first && word.find(':') != std::string_view::npos && word.find('[') == std::string_view::npos) {
         parse_modifier(word, inst);  // no operands at all
       } else if (first && inst->operands < 5) {
-        inst->o[inst->operands++] = parse_operand(word);
+        const bool extends = starts_with(word, "sext(");
+        if (inst->operands < 3) inst->extends[inst->operands] = extends;
+        inst->o[inst->operands++] = parse_operand(extends ? word.substr(5, word.size() - 6) : word);
       } else {
         parse_modifier(word, inst);
       }
@@ -156,6 +215,19 @@ void parse_instruction(std::string_view text, Inst* inst) {
     }
   }
   if (dual && name == "v_cndmask_b32") inst->o[inst->operands++] = parse_operand("vcc_lo");
+  if (!parts || inst->run == nullptr) return;
+  inst->inner = std::make_unique<Inst>();
+  Inst& inner = *inst->inner;
+  inner.run = std::exchange(inst->run, handler_of("sdwa"));
+  inner.operands = inst->operands;
+  inner.clamp = inst->clamp;
+  inner.text = inst->text;
+  std::copy(std::begin(inst->o), std::end(inst->o), std::begin(inner.o));
+  for (int i = 0; i < 3 && i < inst->operands; ++i) {
+    if (i == 0 && inst->o[0].kind != Operand::kVector) continue;  // a mask
+    inner.o[i].kind = Operand::kVector;
+    inner.o[i].index = static_cast<uint16_t>(kHidden + i);
+  }
 }
 
 }  // namespace

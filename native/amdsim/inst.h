@@ -1,4 +1,4 @@
-// Instructions of AMD processors (RDNA3, RDNA4, waves of 32 lanes) as the simulator runs them: decoded from what
+// Instructions of AMD processors (RDNA2 to RDNA4, waves of 32 lanes) as the simulator runs them: decoded from what
 // llvm-objdump prints, so that the encoding is the compiler's business.
 #pragma once
 
@@ -14,6 +14,8 @@ struct Wave;
 struct Inst;
 using Handler = void (*)(Wave&, const Inst&);
 
+// Vector registers: those of the processor and three that only the simulator knows.
+inline constexpr int kVectors = 256, kHidden = 256, kHiddenCount = 3;
 // Scalar registers by their numbers in the encoding.
 enum : uint16_t { kVcc = 106, kTtmp = 108, kNullReg = 124, kM0 = 125, kExec = 126, kScalars = 128 };
 
@@ -30,6 +32,8 @@ struct Operand {
   uint64_t double64 = 0;
 };
 
+enum class Part : uint8_t { kDword, kByte0, kByte1, kByte2, kByte3, kWord0, kWord1 };
+
 struct Inst {
   Handler run = nullptr;
   Operand o[5];  // in the order of the text, results first
@@ -39,6 +43,11 @@ struct Inst {
   bool clamp = false;
   int target = -1;               // of a branch, index into Code::insts
   std::unique_ptr<Inst> second;  // of a dual instruction
+  // gfx10's parts of registers: `inner` works on hidden ones, run takes and puts the parts.
+  std::unique_ptr<Inst> inner;
+  Part parts[3] = {Part::kDword, Part::kDword, Part::kDword};  // of the result and two sources
+  bool extends[3] = {};                                        // sources with their sign
+  bool keeps = false;                                          // the rest of the result stays, else it is zero
   uint64_t address = 0;
   std::string text;
 };
@@ -54,7 +63,7 @@ struct Code {
 // handler: running into one ends the program.
 Code disassemble(const std::string& listing);
 
-// handler_of names what runs an instruction, null if it is unknown. The name has no _e32 or _e64.
+// handler_of names what runs an instruction, null if it is unknown. The name is that of gfx11, without _e32 and _e64.
 Handler handler_of(std::string_view name);
 
 }  // namespace tnd::amdsim

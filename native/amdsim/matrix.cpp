@@ -64,6 +64,13 @@ void v_packed_half(Wave& w, const Inst& i) {
   }
   write(w, i.o[0], out);
 }
+void v_add_f16(Wave& w, const Inst& i) {
+  Lanes pa, pb, out;
+  const uint32_t* a = read<Width::kHalf>(w, i.o[1], pa);
+  const uint32_t* b = read<Width::kHalf>(w, i.o[2], pb);
+  for (int l = 0; l < kLanes; ++l) out[l] = f32_to_f16(half_at(a[l], false) + half_at(b[l], false));
+  write_low(w, i.o[0], out);
+}
 void v_cvt_f16_f32(Wave& w, const Inst& i) {
   Lanes pa, out;
   const uint32_t* a = read<Width::kFloat>(w, i.o[1], pa);
@@ -96,6 +103,15 @@ void v_dot4_i32_iu8(Wave& w, const Inst& i) {
     out[l] = static_cast<uint32_t>(sum);
   }
   write(w, i.o[0], out);
+}
+
+// The result is the third operand, too.
+void v_dot4c_i32_i8(Wave& w, const Inst& i) {
+  Inst whole;
+  for (int n = 0; n < 3; ++n) whole.o[n] = i.o[n];
+  whole.o[3] = i.o[0];
+  whole.neg_lo = 3;
+  v_dot4_i32_iu8(w, whole);
 }
 
 // An operand of 16 x 16 elements: gfx11 holds all 16 k of row lane % 16 in a lane, twice; gfx12 eight of them.
@@ -170,10 +186,12 @@ void add_matrix_instructions(Table& table) {
   add("v_fma_mixhi_f16", v_fma_mix_f16<true>);
   add("v_pk_add_f16", v_packed_half<[](float a, float b) { return a + b; }>);
   add("v_pk_mul_f16", v_packed_half<[](float a, float b) { return a * b; }>);
+  add("v_add_f16", v_add_f16);
   add("v_cvt_f16_f32", v_cvt_f16_f32);
   add("v_cvt_f32_f16", v_cvt_f32_f16);
 
   add("v_dot4_i32_iu8", v_dot4_i32_iu8);
+  add("v_dot4c_i32_i8", v_dot4c_i32_i8);
   add("v_wmma_i32_16x16x16_iu8", v_wmma_iu8);
   add("v_wmma_f32_16x16x16_f16", v_wmma_half<f16_to_f32>);
   add("v_wmma_f32_16x16x16_bf16", v_wmma_half<bf16_to_f32>);

@@ -232,6 +232,18 @@ Ranges& ranges() {
   return *all;
 }
 
+// gfx10 reaches private memory through a buffer: data, off, resource, scalar offset.
+template <bool STORES>
+void private_buffer(Wave& w, const Inst& i) {
+  if (i.o[1].kind != Operand::kOff) w.fail("a buffer that is no private memory");
+  each_active(w, [&](int l) {
+    const uint32_t address = scalar32(w, i.o[3]) + static_cast<uint32_t>(i.offset[0]);
+    uint8_t* p = scratch_at(w, address, 4, l);
+    uint32_t* value = &w.v[i.o[0].index][l];
+    STORES ? std::memcpy(p, value, 4) : std::memcpy(value, p, 4);
+  });
+}
+
 }  // namespace
 
 void add_memory_instructions(Table& table) {
@@ -239,6 +251,8 @@ void add_memory_instructions(Table& table) {
   memory<Space::kGlobal>(table, "global");
   memory<Space::kFlat>(table, "flat");
   memory<Space::kScratch>(table, "scratch");
+  add("buffer_load_b32", private_buffer<false>);
+  add("buffer_store_b32", private_buffer<true>);
   add("ds_load_b32", ds_load<1>);
   add("ds_load_b64", ds_load<2>);
   add("ds_load_b96", ds_load<3>);

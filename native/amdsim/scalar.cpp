@@ -121,6 +121,7 @@ void add_scalar_instructions(Table& table) {
   const auto add = [&](const std::string& name, Handler run) { table[name] = run; };
   // Scheduling, caches and ends of programs; waits are the compiler's.
   for (const char* name : {"s_nop",
+                           "s_setreg_b32",
                            "v_nop",
                            "s_clause",
                            "s_delay_alu",

@@ -267,6 +267,39 @@ float div_fixup(float q, float b, float c) {
   return negative ? -std::fabs(q) : std::fabs(q);
 }
 
+// ---- parts of registers (gfx10)
+
+uint32_t part(uint32_t x, Part which, bool extends) {
+  const auto n = static_cast<uint32_t>(which);
+  if (which == Part::kDword) return x;
+  const bool byte = which <= Part::kByte3;
+  const uint32_t shift = byte ? 8 * (n - 1) : 16 * (n - static_cast<uint32_t>(Part::kWord0)), bits = byte ? 8 : 16;
+  return extends ? static_cast<uint32_t>(signed_field(x, shift, bits)) : field(x, shift, bits);
+}
+void sdwa(Wave& w, const Inst& i) {
+  const Inst& inner = *i.inner;
+  for (int n = 1; n < 3 && n < i.operands; ++n) {
+    Lanes place;
+    Operand o = i.o[n];
+    o.neg = o.abs = false;  // those of the inner instruction's operand
+    const uint32_t* from = read<Width::kInt>(w, o, place);
+    for (int l = 0; l < kLanes; ++l) w.v[kHidden + n][l] = part(from[l], i.parts[n], i.extends[n]);
+  }
+  if (i.o[0].kind == Operand::kVector) std::memcpy(w.v[kHidden], w.v[i.o[0].index], sizeof w.v[kHidden]);
+  inner.run(w, inner);
+  if (i.o[0].kind != Operand::kVector) return;
+  Lanes out;
+  for (int l = 0; l < kLanes; ++l) {
+    const uint32_t y = w.v[kHidden][l], old = w.v[i.o[0].index][l];
+    const auto n = static_cast<uint32_t>(i.parts[0]);
+    const bool byte = i.parts[0] <= Part::kByte3;
+    const uint32_t shift = byte ? 8 * (n - 1) : 16 * (n - static_cast<uint32_t>(Part::kWord0));
+    const uint32_t mask = (byte ? 0xFFu : 0xFFFFu) << shift;
+    out[l] = i.parts[0] == Part::kDword ? y : (y << shift & mask) | (i.keeps ? old & ~mask : 0);
+  }
+  write(w, i.o[0], out);
+}
+
 }  // namespace
 
 void add_vector_instructions(Table& table) {
@@ -435,6 +468,7 @@ void add_vector_instructions(Table& table) {
 
   add("v_pack_b32_f16", v_binary<u32, [](u32 a, u32 b) { return (a & 0xFFFFu) | b << 16; }>);
   add("ds_bpermute_b32", ds_bpermute);
+  add("sdwa", sdwa);
   add("v_readfirstlane_b32", v_readfirstlane);
   add("v_readlane_b32", v_readlane);
   add("v_writelane_b32", v_writelane);

@@ -9,7 +9,6 @@
 namespace tnd::amdsim {
 
 inline constexpr int kLanes = 32;
-inline constexpr int kVectors = 256;
 // Upper halves of generic addresses of shared and private memory; no pointer of the host has them.
 inline constexpr uint32_t kSharedAperture = 0x00010000, kPrivateAperture = 0x00020000;
 
@@ -35,7 +34,7 @@ struct Kernel {
   uint32_t shared_bytes = 0, private_bytes = 0, arguments_bytes = 0;
   uint32_t resources2 = 0;  // COMPUTE_PGM_RSRC2
   uint16_t properties = 0;
-  bool gfx12 = false;
+  bool gfx10 = false, gfx12 = false;
   bool copies = false;  // gfx11: lanes 16 to 31 of matrix operands repeat lanes 0 to 15
   struct Argument {
     uint32_t offset, bytes;
@@ -50,7 +49,7 @@ struct Group {
 };
 
 struct Wave {
-  alignas(64) uint32_t v[kVectors][kLanes];
+  alignas(64) uint32_t v[kVectors + kHiddenCount][kLanes];
   uint32_t s[kScalars];
   bool scc = false;
   const Inst* at = nullptr;  // the instruction that runs, for reports

@@ -11,6 +11,7 @@
 #include "engine/tree.h"
 #include "engine_util.h"
 #include "gpu/backend_gpu.h"
+#include "gpu/delta_chunk.h"
 #include "harness.h"
 #include "matmul_reference.h"
 
@@ -475,7 +476,9 @@ TEST(long_chains_of_prompts_are_chunked) {
     wrong += d * d;
     all += double{got[0][i]} * got[0][i];
   }
-  CHECK(wrong > 0);  // they are two ways
+  gpu::DeviceInfo info;
+  CHECK_OK(gpu::device_info(0, &info));
+  CHECK_EQ(wrong > 0, gpu::delta_chunked(info));  // they are two ways, where the device has both
   CHECK(wrong <= 1e-12 * all);
   backend->release(base);
   backend->release(scratch);
