@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <thread>
+#include <utility>
 
 namespace tnd::amdsim {
 namespace {
@@ -176,7 +177,12 @@ void run_group(const Launch& launch, Grid block, std::vector<std::unique_ptr<Wav
       Wave& w = *(*waves)[i];
       if (w.ended) continue;  // a barrier waits for the others only
       run_until_barrier(w);
-      if (!w.ended) ++running;
+      if (!w.ended) {
+        ++running;
+        continue;
+      }
+      for (int n = 0; n < kClasses; ++n) launch.kernel->instructions[n] += std::exchange(w.instructions[n], 0);
+      ++launch.kernel->waves;
     }
   }
 }
@@ -253,6 +259,16 @@ const Kernel* CodeObject::find(const std::string& name) {
   return found == kernels_.end() ? nullptr : found->second.get();
 }
 
+void CodeObject::print_counts(FILE* to) const {
+  for (const auto& [name, kernel] : kernels_) {
+    if (kernel->launches == 0) continue;
+    std::fprintf(to, "%s\t%llu\t%llu", name.c_str(), static_cast<unsigned long long>(kernel->launches),
+                 static_cast<unsigned long long>(kernel->waves));
+    for (const auto& n : kernel->instructions) std::fprintf(to, "\t%llu", static_cast<unsigned long long>(n));
+    std::fprintf(to, "\n");
+  }
+}
+
 std::unique_ptr<CodeObject> object_of(const uint8_t* bundle, const std::string& processor) {
   constexpr char kMagic[] = "__CLANG_OFFLOAD_BUNDLE__";
   constexpr size_t kMagicBytes = sizeof kMagic - 1;
@@ -303,6 +319,7 @@ void run_grid(const Kernel& kernel, Grid blocks, Grid threads, void* const* argu
     }
   }
   Memory::of_device().add(segment.data(), segment.size());
+  ++kernel.launches;
   const Launch launch{&kernel, blocks, threads, shared, segment.data()};
   const uint64_t count = uint64_t{blocks.x} * blocks.y * blocks.z;
   std::atomic<uint64_t> taken{0};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -24,6 +25,8 @@ class CodeObject {
   CodeObject(const uint8_t* elf, uint64_t bytes, const std::string& processor);
   // find returns null where the object has no kernel of that name.
   const Kernel* find(const std::string& name);
+  // print_counts writes a line a kernel that ran: name, launches, waves, instructions by Class.
+  void print_counts(FILE* to) const;
 
  private:
   void load();

@@ -5,6 +5,8 @@
 //   TANDEM_AMDSIM_PROCESSOR  gfx1100 (the default), gfx1030, gfx1151, gfx1201, …: which code of the library runs
 //   TANDEM_AMDSIM_MEMORY     bytes of device memory, 2 GiB unless told
 //   TANDEM_AMDSIM_THREADS    threads of the host that run work groups, all unless told
+//   TANDEM_AMDSIM_COUNTS     file that gets a line a kernel at the end: name, launches, waves, then its instructions:
+//                            scalar, vector, vector of words' products or 64 bits, matrix, shared memory, memory
 //   TANDEM_AMDSIM_LLVM       folder of llvm-objdump and llvm-readelf
 #include <hip/hip_runtime_api.h>
 
@@ -139,7 +141,14 @@ void** __hipRegisterFatBinary(const void* data) {
   auto* object = tnd::amdsim::object_of(static_cast<const FatBinary*>(data)->bundle, processor()).release();
   return reinterpret_cast<void**>(object);
 }
-void __hipUnregisterFatBinary(void**) {}
+void __hipUnregisterFatBinary(void** modules) {
+  const char* path = std::getenv("TANDEM_AMDSIM_COUNTS");
+  if (path == nullptr || modules == nullptr) return;
+  if (FILE* to = std::fopen(path, "a"); to != nullptr) {
+    reinterpret_cast<CodeObject*>(modules)->print_counts(to);
+    std::fclose(to);
+  }
+}
 void __hipRegisterFunction(void** modules, const void* stub, char*, const char* name, unsigned, void*, void*, void*,
                            void*, int*) {
   Registry& all = registry();

@@ -157,6 +157,17 @@ uint8_t bit_list(std::string_view s) {
   return bits;
 }
 
+Class class_of(std::string_view name) {
+  if (starts_with(name, "v_wmma")) return Class::kMatrix;
+  if (starts_with(name, "ds_")) return Class::kShared;
+  if (starts_with(name, "s_load") || !(starts_with(name, "s_") || starts_with(name, "v_"))) return Class::kMemory;
+  if (name[0] == 's') return Class::kScalar;
+  for (const std::string_view slow : {"v_mul_lo_u32", "v_mul_hi_", "v_mad_u64", "v_mad_i64", "v_rcp", "v_sqrt"}) {
+    if (starts_with(name, slow)) return Class::kSlowVector;
+  }
+  return name.find("64") != std::string_view::npos ? Class::kSlowVector : Class::kVector;
+}
+
 void parse_modifier(std::string_view s, Inst* inst) {
   const auto value = [&](std::string_view name, auto&& take) {
     if (starts_with(s, name)) take(s.substr(name.size()));
@@ -191,6 +202,7 @@ void parse_instruction(std::string_view text, Inst* inst) {
   if (parts) name.resize(name.size() - 5);
   name = present_name(name);
   inst->run = handler_of(name);
+  inst->kind = class_of(name);
   inst->op_sel_hi = starts_with(name, "v_fma_mix") ? 0 : 7;
   while (!rest.empty()) {
     const size_t comma = rest.find(", ");

@@ -32,12 +32,17 @@ struct Operand {
   uint64_t double64 = 0;
 };
 
+// What an instruction keeps busy. A slow vector instruction multiplies words or is of 64 bits.
+enum class Class : uint8_t { kScalar, kVector, kSlowVector, kMatrix, kShared, kMemory };
+inline constexpr int kClasses = 6;
+
 enum class Part : uint8_t { kDword, kByte0, kByte1, kByte2, kByte3, kWord0, kWord1 };
 
 struct Inst {
   Handler run = nullptr;
   Operand o[5];  // in the order of the text, results first
   int operands = 0;
+  Class kind = Class::kScalar;
   int32_t offset[2] = {0, 0};
   uint8_t op_sel = 0, op_sel_hi = 0, neg_lo = 0, neg_hi = 0;  // bit i: source i
   bool clamp = false;

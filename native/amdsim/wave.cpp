@@ -40,6 +40,7 @@ void run_until_barrier(Wave& w) {
     w.at = &i;
     ++w.next;
     if (i.run == nullptr) w.fail("unknown instruction");
+    ++w.instructions[static_cast<int>(i.kind)];
     if (i.second == nullptr) {
       i.run(w, i);
       continue;

@@ -1,6 +1,7 @@
 // A wave of 32 lanes and the work group that it belongs to.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -41,6 +42,8 @@ struct Kernel {
     std::string kind;
   };
   std::vector<Argument> arguments;
+  // Of all launches: waves and the instructions that they ran, by class.
+  mutable std::atomic<uint64_t> launches{0}, waves{0}, instructions[kClasses]{};
 };
 
 struct Group {
@@ -63,6 +66,8 @@ struct Wave {
   bool holds = false;
   uint16_t held = 0;
   alignas(64) uint32_t held_values[kLanes];
+
+  uint64_t instructions[kClasses] = {};
 
   uint32_t exec() const { return s[kExec]; }
   bool active(int lane) const { return (s[kExec] >> lane & 1u) != 0; }
