@@ -34,6 +34,7 @@ struct Bench {
     kernel.code = &code;
     group.kernel = &kernel;
     group.shared.assign(1024, 0);
+    group.touches.resize(512);
     wave->group = &group;
     std::memset(wave->v, 0, sizeof wave->v);
     std::memset(wave->s, 0, sizeof wave->s);
@@ -274,6 +275,28 @@ TEST(what_a_kernel_must_not_do_ends_the_program) {
     b.wave->s[kExec] = 1;
     b.run("v_wmma_i32_16x16x16_iu8 v[0:7], v[8:11], v[12:15], v[0:7]");
   }));
+}
+
+TEST(waves_meet_before_they_read_what_others_wrote) {
+  const auto second = [](const char* lines, uint32_t epoch) {
+    return dies([=] {
+      Bench b;
+      b.wave->v[0][0] = 8;
+      b.wave->s[kExec] = 1;
+      b.run("ds_store_b32 v0, v1\nds_load_b32 v2, v0 offset:8");
+      b.wave->number = 1;
+      b.wave->epoch = epoch;
+      b.run(lines);
+    });
+  };
+  CHECK(second("ds_load_b32 v2, v0", 1));
+  CHECK(second("ds_store_b16 v0, v1 offset:2", 1));
+  CHECK(second("ds_store_b32 v0, v1 offset:8", 1));  // the first has read it
+  CHECK(second("ds_add_u32 v0, v1", 1));
+  CHECK(!second("ds_load_b32 v2, v0 offset:8", 1));
+  CHECK(!second("ds_load_b32 v2, v0 offset:4", 1));
+  CHECK(!second("ds_load_b32 v2, v0", 2));
+  CHECK(!second("ds_store_b32 v0, v1", 2));
 }
 
 TEST(memory_ends_where_its_allocation_does) {

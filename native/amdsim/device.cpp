@@ -118,6 +118,8 @@ void start_wave(const Launch& launch, Grid block, uint32_t index, Group* group, 
   for (uint32_t& s : w->s) s = 0xA5A5A5A5u;
   w->scc = false, w->ended = false, w->waits = false, w->holds = false;
   w->group = group;
+  w->number = static_cast<uint8_t>(index);
+  w->epoch = 1;
   w->next = kernel.entry;
   w->scratch.assign(uint64_t{kernel.private_bytes} * kLanes, 0xA5);
   int at = 0;
@@ -167,6 +169,7 @@ void run_group(const Launch& launch, Grid block, std::vector<std::unique_ptr<Wav
   Group group;
   group.kernel = launch.kernel;
   group.shared.assign(launch.shared_bytes, 0xA5);
+  group.touches.assign((launch.shared_bytes + 1) / 2, Touch());
   const uint32_t threads = launch.threads.x * launch.threads.y * launch.threads.z;
   const uint32_t count = (threads + kLanes - 1) / kLanes;
   while (waves->size() < count) waves->push_back(std::make_unique<Wave>());
@@ -179,6 +182,7 @@ void run_group(const Launch& launch, Grid block, std::vector<std::unique_ptr<Wav
       run_until_barrier(w);
       if (!w.ended) {
         ++running;
+        ++w.epoch;
         continue;
       }
       for (int n = 0; n < kClasses; ++n) launch.kernel->instructions[n] += std::exchange(w.instructions[n], 0);

@@ -8,8 +8,30 @@
 namespace tnd::amdsim {
 namespace {
 
-uint8_t* shared_at(Wave& w, uint32_t address, uint32_t bytes, int lane) {
+void touch(const Wave& w, Touch& t, Access access, uint32_t address, int lane) {
+  const uint32_t mine = 1u << w.number;
+  const bool both_atomic = access == Access::kAtomic && t.atomic;
+  if (t.write_epoch == w.epoch && t.writer != w.number && !both_atomic) {
+    w.fail("shared memory that another wave has written since the last barrier", address, lane);
+  }
+  if (access == Access::kRead) {
+    if (t.read_epoch != w.epoch) t.readers = 0;
+    t.read_epoch = w.epoch;
+    t.readers |= mine;
+    return;
+  }
+  if (t.read_epoch == w.epoch && (t.readers & ~mine) != 0) {
+    w.fail("shared memory that another wave has read since the last barrier", address, lane);
+  }
+  t.write_epoch = w.epoch;
+  t.writer = w.number;
+  t.atomic = access == Access::kAtomic;
+}
+uint8_t* shared_at(Wave& w, Access access, uint32_t address, uint32_t bytes, int lane) {
   if (uint64_t{address} + bytes > w.group->shared.size()) w.fail("access outside of shared memory", address, lane);
+  for (uint32_t at = address / 2; at <= (address + bytes - 1) / 2; ++at) {
+    touch(w, w.group->touches[at], access, address, lane);
+  }
   return w.group->shared.data() + address;
 }
 uint8_t* scratch_at(Wave& w, uint32_t address, uint32_t bytes, int lane) {
@@ -29,7 +51,7 @@ enum class Space { kGlobal, kFlat, kScratch };
 
 // The address operands begin at o[at]: global: vector and scalar or off, flat: vector, scratch: vector and scalar, each
 // may be off.
-template <Space SPACE>
+template <Space SPACE, Access ACCESS>
 uint8_t* address_of(Wave& w, const Inst& i, int at, int lane, uint32_t bytes) {
   const Operand& vector = i.o[at];
   const auto offset = static_cast<uint64_t>(int64_t{i.offset[0]});
@@ -47,7 +69,7 @@ uint8_t* address_of(Wave& w, const Inst& i, int at, int lane, uint32_t bytes) {
   }
   if constexpr (SPACE == Space::kFlat) {
     const auto aperture = static_cast<uint32_t>(address >> 32);
-    if (aperture == kSharedAperture) return shared_at(w, static_cast<uint32_t>(address), bytes, lane);
+    if (aperture == kSharedAperture) return shared_at(w, ACCESS, static_cast<uint32_t>(address), bytes, lane);
     if (aperture == kPrivateAperture) return scratch_at(w, static_cast<uint32_t>(address), bytes, lane);
   }
   return global_at(w, address, bytes, lane);
@@ -63,7 +85,7 @@ void load_words(Wave& w, const Inst& i) {
   // Addresses may be among the results.
   uint32_t out[WORDS][kLanes];
   each_active(w, [&](int l) {
-    const uint8_t* p = address_of<SPACE>(w, i, 1, l, WORDS * 4);
+    const uint8_t* p = address_of<SPACE, Access::kRead>(w, i, 1, l, WORDS * 4);
     for (int n = 0; n < WORDS; ++n) std::memcpy(&out[n][l], p + 4 * n, 4);
   });
   each_active(w, [&](int l) {
@@ -83,7 +105,7 @@ template <int WORDS, Space SPACE>
 void store_behind(Wave& w, const Inst& i) {
   const Inst view = address_operands(i);
   each_active(w, [&](int l) {
-    uint8_t* p = address_of<SPACE>(w, view, 0, l, WORDS * 4);
+    uint8_t* p = address_of<SPACE, Access::kWrite>(w, view, 0, l, WORDS * 4);
     for (int n = 0; n < WORDS; ++n) std::memcpy(p + 4 * n, &w.v[i.o[1].index + n][l], 4);
   });
 }
@@ -102,7 +124,7 @@ void load_small(Wave& w, const Inst& i) {
   Lanes out;
   each_active(w, [&](int l) {
     T value;
-    std::memcpy(&value, address_of<SPACE>(w, i, 1, l, sizeof value), sizeof value);
+    std::memcpy(&value, address_of<SPACE, Access::kRead>(w, i, 1, l, sizeof value), sizeof value);
     out[l] = placed<PLACE>(w.v[i.o[0].index][l], value);
   });
   each_active(w, [&](int l) { w.v[i.o[0].index][l] = out[l]; });
@@ -112,7 +134,7 @@ void store_small(Wave& w, const Inst& i) {
   const Inst view = address_operands(i);
   each_active(w, [&](int l) {
     const auto value = static_cast<T>(w.v[i.o[1].index][l] >> (HIGH ? 16 : 0));
-    std::memcpy(address_of<SPACE>(w, view, 0, l, sizeof value), &value, sizeof value);
+    std::memcpy(address_of<SPACE, Access::kWrite>(w, view, 0, l, sizeof value), &value, sizeof value);
   });
 }
 
@@ -122,7 +144,7 @@ void ds_load(Wave& w, const Inst& i) {
   uint32_t out[WORDS][kLanes];
   const uint32_t* address = w.v[i.o[1].index];
   each_active(w, [&](int l) {
-    const uint8_t* p = shared_at(w, address[l] + static_cast<uint32_t>(i.offset[0]), WORDS * 4, l);
+    const uint8_t* p = shared_at(w, Access::kRead, address[l] + static_cast<uint32_t>(i.offset[0]), WORDS * 4, l);
     for (int n = 0; n < WORDS; ++n) std::memcpy(&out[n][l], p + 4 * n, 4);
   });
   each_active(w, [&](int l) {
@@ -133,7 +155,7 @@ template <int WORDS>
 void ds_store(Wave& w, const Inst& i) {
   const uint32_t* address = w.v[i.o[0].index];
   each_active(w, [&](int l) {
-    uint8_t* p = shared_at(w, address[l] + static_cast<uint32_t>(i.offset[0]), WORDS * 4, l);
+    uint8_t* p = shared_at(w, Access::kWrite, address[l] + static_cast<uint32_t>(i.offset[0]), WORDS * 4, l);
     for (int n = 0; n < WORDS; ++n) std::memcpy(p + 4 * n, &w.v[i.o[1].index + n][l], 4);
   });
 }
@@ -143,7 +165,8 @@ void ds_load_two(Wave& w, const Inst& i) {
   const uint32_t* address = w.v[i.o[1].index];
   each_active(w, [&](int l) {
     for (int place = 0; place < 2; ++place) {
-      const uint8_t* p = shared_at(w, address[l] + static_cast<uint32_t>(i.offset[place] * UNIT), WORDS * 4, l);
+      const uint8_t* p =
+          shared_at(w, Access::kRead, address[l] + static_cast<uint32_t>(i.offset[place] * UNIT), WORDS * 4, l);
       for (int n = 0; n < WORDS; ++n) std::memcpy(&out[place * WORDS + n][l], p + 4 * n, 4);
     }
   });
@@ -156,7 +179,8 @@ void ds_store_two(Wave& w, const Inst& i) {
   const uint32_t* address = w.v[i.o[0].index];
   each_active(w, [&](int l) {
     for (int place = 0; place < 2; ++place) {
-      uint8_t* p = shared_at(w, address[l] + static_cast<uint32_t>(i.offset[place] * UNIT), WORDS * 4, l);
+      uint8_t* p =
+          shared_at(w, Access::kWrite, address[l] + static_cast<uint32_t>(i.offset[place] * UNIT), WORDS * 4, l);
       for (int n = 0; n < WORDS; ++n) std::memcpy(p + 4 * n, &w.v[i.o[1 + place].index + n][l], 4);
     }
   });
@@ -167,7 +191,7 @@ void ds_load_small(Wave& w, const Inst& i) {
   each_active(w, [&](int l) {
     T value;
     const uint32_t address = w.v[i.o[1].index][l] + static_cast<uint32_t>(i.offset[0]);
-    std::memcpy(&value, shared_at(w, address, sizeof value, l), sizeof value);
+    std::memcpy(&value, shared_at(w, Access::kRead, address, sizeof value, l), sizeof value);
     out[l] = placed<PLACE>(w.v[i.o[0].index][l], value);
   });
   each_active(w, [&](int l) { w.v[i.o[0].index][l] = out[l]; });
@@ -177,7 +201,7 @@ void ds_store_small(Wave& w, const Inst& i) {
   each_active(w, [&](int l) {
     const auto value = static_cast<T>(w.v[i.o[1].index][l] >> (HIGH ? 16 : 0));
     const uint32_t address = w.v[i.o[0].index][l] + static_cast<uint32_t>(i.offset[0]);
-    std::memcpy(shared_at(w, address, sizeof value, l), &value, sizeof value);
+    std::memcpy(shared_at(w, Access::kWrite, address, sizeof value, l), &value, sizeof value);
   });
 }
 // Lanes in ascending order, as good as any.
@@ -187,7 +211,7 @@ void ds_atomic(Wave& w, const Inst& i) {
   const Operand& data = i.o[RETURNS ? 2 : 1];
   Lanes out;
   each_active(w, [&](int l) {
-    uint8_t* p = shared_at(w, w.v[address.index][l] + static_cast<uint32_t>(i.offset[0]), 4, l);
+    uint8_t* p = shared_at(w, Access::kAtomic, w.v[address.index][l] + static_cast<uint32_t>(i.offset[0]), 4, l);
     uint32_t old;
     std::memcpy(&old, p, 4);
     const uint32_t value = F(old, w.v[data.index][l]);

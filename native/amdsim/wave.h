@@ -46,9 +46,20 @@ struct Kernel {
   mutable std::atomic<uint64_t> launches{0}, waves{0}, instructions[kClasses]{};
 };
 
+// Who touched two bytes of shared memory since which barrier. Waves run one after the other here: what another wave
+// wrote or read since the last barrier is a race on a card.
+struct Touch {
+  uint32_t write_epoch = 0, read_epoch = 0;  // 1 for before the first barrier; 0: never
+  uint32_t readers = 0;                      // bit i: wave i of the group, since read_epoch
+  uint8_t writer = 0;
+  bool atomic = false;
+};
+enum class Access { kRead, kWrite, kAtomic };
+
 struct Group {
   const Kernel* kernel = nullptr;
   std::vector<uint8_t> shared;
+  std::vector<Touch> touches;  // [bytes of shared memory / 2]
 };
 
 struct Wave {
@@ -58,6 +69,8 @@ struct Wave {
   const Inst* at = nullptr;  // the instruction that runs, for reports
   int next = 0;              // the one behind it
   bool ended = false, waits = false;
+  uint8_t number = 0;  // in its group
+  uint32_t epoch = 1;  // barriers passed, and one
   Group* group = nullptr;
   std::vector<uint8_t> scratch;  // [lane][private_bytes]
   Memory::Range recent;          // where the last access was
