@@ -262,6 +262,8 @@ TEST(matrix_products_of_gfx12) {
 
 TEST(what_a_kernel_must_not_do_ends_the_program) {
   CHECK(dies([] { Bench().run("v_no_such_thing v0, v1"); }));
+  CHECK(dies([] { Bench().run("v_mov_b32_e32 v0, v1 row_shr:1"); }));
+  CHECK(dies([] { Bench().run("v_pack_b32_f16 v0, v1, v2 op_sel:[1,0,0]"); }));
   CHECK(dies([] { Bench().run("ds_store_b32 v0, v1 offset:1022"); }));  // two bytes beyond
   CHECK(!dies([] { Bench().run("ds_store_b32 v0, v1 offset:1020"); }));
   CHECK(dies([] { Bench().run("global_load_b32 v0, v[0:1], off"); }));  // address 0

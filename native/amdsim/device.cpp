@@ -14,8 +14,6 @@
 namespace tnd::amdsim {
 namespace {
 
-constexpr uint32_t kSharedPerBlock = 64 * 1024;
-
 [[noreturn]] void quit(const std::string& what) {
   std::fprintf(stderr, "amdsim: %s\n", what.c_str());
   std::abort();

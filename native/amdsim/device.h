@@ -13,6 +13,8 @@
 
 namespace tnd::amdsim {
 
+inline constexpr uint32_t kSharedPerBlock = 64 * 1024;  // of every processor
+
 struct Grid {
   uint32_t x = 1, y = 1, z = 1;
 };

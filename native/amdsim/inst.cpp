@@ -168,9 +168,13 @@ Class class_of(std::string_view name) {
   return name.find("64") != std::string_view::npos ? Class::kSlowVector : Class::kVector;
 }
 
-void parse_modifier(std::string_view s, Inst* inst) {
+// parse_modifier returns false for one that the simulator does not know. Hints for caches are known and ignored.
+bool parse_modifier(std::string_view s, Inst* inst) {
+  bool known = s == "glc" || s == "slc" || s == "dlc" || starts_with(s, "scope:") || starts_with(s, "th:");
   const auto value = [&](std::string_view name, auto&& take) {
-    if (starts_with(s, name)) take(s.substr(name.size()));
+    if (!starts_with(s, name)) return;
+    take(s.substr(name.size()));
+    known = true;
   };
   const auto number = [](std::string_view v) {
     return static_cast<int32_t>(std::strtol(std::string(v).c_str(), nullptr, 0));
@@ -186,7 +190,8 @@ void parse_modifier(std::string_view s, Inst* inst) {
   value("src0_sel:", [&](std::string_view v) { inst->parts[1] = part_of(v); });
   value("src1_sel:", [&](std::string_view v) { inst->parts[2] = part_of(v); });
   value("dst_unused:", [&](std::string_view v) { inst->keeps = v == "UNUSED_PRESERVE"; });
-  if (s == "clamp") inst->clamp = true;
+  if (s == "clamp") known = inst->clamp = true;
+  return known;
 }
 
 void parse_instruction(std::string_view text, Inst* inst) {
@@ -204,6 +209,7 @@ void parse_instruction(std::string_view text, Inst* inst) {
   inst->run = handler_of(name);
   inst->kind = class_of(name);
   inst->op_sel_hi = starts_with(name, "v_fma_mix") ? 0 : 7;
+  bool known = true;
   while (!rest.empty()) {
     const size_t comma = rest.find(", ");
     std::string_view piece = rest.substr(0, comma);
@@ -215,16 +221,21 @@ void parse_instruction(std::string_view text, Inst* inst) {
       const std::string_view word = piece.substr(0, end);
       piece = end == std::string_view::npos ? std::string_view() : trim(piece.substr(end));
       if (first && word.find(':') != std::string_view::npos && word.find('[') == std::string_view::npos) {
-        parse_modifier(word, inst);  // no operands at all
+        known = parse_modifier(word, inst) && known;  // no operands at all
       } else if (first && inst->operands < 5) {
         const bool extends = starts_with(word, "sext(");
         if (inst->operands < 3) inst->extends[inst->operands] = extends;
         inst->o[inst->operands++] = parse_operand(extends ? word.substr(5, word.size() - 6) : word);
       } else {
-        parse_modifier(word, inst);
+        known = parse_modifier(word, inst) && known;
       }
       first = false;
     }
+  }
+  // Scalar instructions that are not loads have hints and counters in words of their own.
+  if (!known && (name[0] != 's' || starts_with(name, "s_load"))) inst->run = nullptr;
+  if (inst->op_sel != 0 && !starts_with(name, "v_pk_") && !starts_with(name, "v_fma_mix") && name != "v_cvt_f32_f16") {
+    inst->run = nullptr;
   }
   if (dual && name == "v_cndmask_b32") inst->o[inst->operands++] = parse_operand("vcc_lo");
   if (!parts || inst->run == nullptr) return;
