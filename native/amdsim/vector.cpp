@@ -269,12 +269,18 @@ float div_fixup(float q, float b, float c) {
 
 // ---- parts of registers (gfx10)
 
-uint32_t part(uint32_t x, Part which, bool extends) {
-  const auto n = static_cast<uint32_t>(which);
-  if (which == Part::kDword) return x;
-  const bool byte = which <= Part::kByte3;
-  const uint32_t shift = byte ? 8 * (n - 1) : 16 * (n - static_cast<uint32_t>(Part::kWord0)), bits = byte ? 8 : 16;
-  return extends ? static_cast<uint32_t>(signed_field(x, shift, bits)) : field(x, shift, bits);
+struct Field {
+  uint32_t shift, bits;
+};
+Field field_of(Part part) {
+  const auto n = static_cast<uint32_t>(part);
+  if (part == Part::kDword) return {0, 32};
+  return part <= Part::kByte3 ? Field{8 * (n - 1), 8} : Field{16 * (n - static_cast<uint32_t>(Part::kWord0)), 16};
+}
+uint32_t part_of(uint32_t x, Part part, bool extends) {
+  const Field f = field_of(part);
+  if (f.bits == 32) return x;
+  return extends ? static_cast<uint32_t>(signed_field(x, f.shift, f.bits)) : field(x, f.shift, f.bits);
 }
 void sdwa(Wave& w, const Inst& i) {
   const Inst& inner = *i.inner;
@@ -283,19 +289,16 @@ void sdwa(Wave& w, const Inst& i) {
     Operand o = i.o[n];
     o.neg = o.abs = false;  // those of the inner instruction's operand
     const uint32_t* from = read<Width::kInt>(w, o, place);
-    for (int l = 0; l < kLanes; ++l) w.v[kHidden + n][l] = part(from[l], i.parts[n], i.extends[n]);
+    for (int l = 0; l < kLanes; ++l) w.v[kHidden + n][l] = part_of(from[l], i.parts[n], i.extends[n]);
   }
   if (i.o[0].kind == Operand::kVector) std::memcpy(w.v[kHidden], w.v[i.o[0].index], sizeof w.v[kHidden]);
   inner.run(w, inner);
   if (i.o[0].kind != Operand::kVector) return;
+  const Field f = field_of(i.parts[0]);
+  const uint32_t mask = f.bits == 32 ? ~0u : ((1u << f.bits) - 1) << f.shift;
   Lanes out;
   for (int l = 0; l < kLanes; ++l) {
-    const uint32_t y = w.v[kHidden][l], old = w.v[i.o[0].index][l];
-    const auto n = static_cast<uint32_t>(i.parts[0]);
-    const bool byte = i.parts[0] <= Part::kByte3;
-    const uint32_t shift = byte ? 8 * (n - 1) : 16 * (n - static_cast<uint32_t>(Part::kWord0));
-    const uint32_t mask = (byte ? 0xFFu : 0xFFFFu) << shift;
-    out[l] = i.parts[0] == Part::kDword ? y : (y << shift & mask) | (i.keeps ? old & ~mask : 0);
+    out[l] = (w.v[kHidden][l] << f.shift & mask) | (i.keeps ? w.v[i.o[0].index][l] & ~mask : 0);
   }
   write(w, i.o[0], out);
 }
