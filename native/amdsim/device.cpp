@@ -116,6 +116,7 @@ void start_wave(const Launch& launch, Grid block, uint32_t index, Group* group, 
   for (uint32_t& s : w->s) s = 0xA5A5A5A5u;
   w->scc = false, w->ended = false, w->waits = false, w->holds = false;
   w->group = group;
+  w->recent = {};  // what was there for the last launch may be gone
   w->number = static_cast<uint8_t>(index);
   w->epoch = 1;
   w->next = kernel.entry;
@@ -291,7 +292,6 @@ std::unique_ptr<CodeObject> object_of(const uint8_t* bundle, const std::string& 
 
 void run_grid(const Kernel& kernel, Grid blocks, Grid threads, void* const* arguments, uint32_t dynamic_shared) {
   const uint32_t shared = kernel.shared_bytes + dynamic_shared;
-  if (shared > kSharedPerBlock) quit(kernel.name + " wants " + std::to_string(shared) + " bytes of shared memory");
   std::vector<uint8_t> segment(kernel.arguments_bytes, 0xA5);
   size_t next = 0;
   for (const Kernel::Argument& argument : kernel.arguments) {

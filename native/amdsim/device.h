@@ -13,8 +13,6 @@
 
 namespace tnd::amdsim {
 
-inline constexpr uint32_t kSharedPerBlock = 64 * 1024;  // of every processor
-
 struct Grid {
   uint32_t x = 1, y = 1, z = 1;
 };
@@ -45,7 +43,8 @@ class CodeObject {
 // object_of finds a processor's code in a bundle of clang (__CLANG_OFFLOAD_BUNDLE__), null if it has none.
 std::unique_ptr<CodeObject> object_of(const uint8_t* bundle, const std::string& processor);
 
-// run_grid runs all work groups of a kernel. arguments: pointers to the values of the explicit ones.
+// run_grid runs all work groups of a kernel. arguments: pointers to the values of the explicit ones. The caller has
+// checked that threads and shared memory are no more than a processor has.
 void run_grid(const Kernel& kernel, Grid blocks, Grid threads, void* const* arguments, uint32_t dynamic_shared);
 
 }  // namespace tnd::amdsim

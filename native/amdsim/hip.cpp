@@ -28,11 +28,12 @@
 using tnd::amdsim::CodeObject;
 using tnd::amdsim::Grid;
 using tnd::amdsim::Kernel;
-using tnd::amdsim::kSharedPerBlock;
 using tnd::amdsim::Memory;
 
 namespace {
 
+// Of every processor.
+constexpr uint32_t kSharedPerBlock = 64 * 1024;
 constexpr uint32_t kThreadsPerBlock = 1024;
 
 std::string processor() {
