@@ -128,7 +128,7 @@ func MethodNotAllowed(method, path string) *Error {
 		Message: fmt.Sprintf("%s does not support %s", path, method)}
 }
 
-// Transport: a limit or a rule of the transport was broken: 408, 413, 414, 431, and what is no HTTP at all.
+// Transport: a limit or a rule of the transport was broken: 403 (origin or host), 408, 413, 414, 415, 431, and 400 for what is no HTTP.
 func Transport(status int, format string, args ...any) *Error {
 	code := map[int]string{
 		http.StatusRequestTimeout:              "request_timeout",
@@ -136,6 +136,8 @@ func Transport(status int, format string, args ...any) *Error {
 		http.StatusRequestURITooLong:           "uri_too_long",
 		http.StatusRequestHeaderFieldsTooLarge: "headers_too_large",
 		http.StatusBadRequest:                  "invalid_http",
+		http.StatusUnsupportedMediaType:        "unsupported_encoding",
+		http.StatusForbidden:                   "forbidden_origin",
 	}[status]
 	return &Error{Status: status, Type: TypeInvalidRequest, Code: code, Message: fmt.Sprintf(format, args...)}
 }
@@ -256,7 +258,7 @@ func (e *Error) write(w http.ResponseWriter, status int, body []byte) {
 	if e.RetryAfter > 0 {
 		h.Set("Retry-After", fmt.Sprint(max(1, int(e.RetryAfter.Seconds()))))
 	}
-	if e.Status == http.StatusRequestTimeout {
+	if e.Status == http.StatusRequestTimeout || e.Code == "invalid_http" {
 		h.Set("Connection", "close")
 	}
 	w.WriteHeader(status)

@@ -3,6 +3,8 @@ package app
 import (
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,6 +62,13 @@ func TestQueueIsFair(t *testing.T) {
 		}
 	}
 	keys := func(c *Config) { c.APIKey = append(c.APIKey, "key-a", "key-b") }
+	// Of the two only b may say how urgent it is.
+	trusted := func(c *Config) {
+		c.APIKeyFile = filepath.Join(t.TempDir(), "keys")
+		if err := os.WriteFile(c.APIKeyFile, []byte("a:key-a\nb,trusted:key-b\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	byTurns := []string{"a1", "b1", "a2", "b2", "a3"}
 	for _, c := range []struct {
 		name   string
@@ -76,9 +85,21 @@ func TestQueueIsFair(t *testing.T) {
 		{"gRPC, sessions", nil, func(who string) func(*rig, string) error { return overRPC(who, "x-session-id", "same") }, byTurns},
 		{"gRPC, sessions in metadata", nil, func(who string) func(*rig, string) error { return overRPC("", "x-session-id", who) }, byTurns},
 		{"gRPC, hosts", nil, func(string) func(*rig, string) error { return overRPC("") }, []string{"a1", "a2", "a3", "b1", "b2"}},
-		{"gRPC, priority", nil, func(who string) func(*rig, string) error {
-			return overRPC("", "x-priority", map[string]string{"a": "5", "b": "7"}[who])
+		{"priority of a trusted key", trusted, func(who string) func(*rig, string) error {
+			return overHTTP("", "x-api-key", "key-"+who, "x-priority", map[string]string{"a": "5", "b": "7"}[who])
 		}, []string{"a1", "b1", "b2", "a2", "a3"}},
+		{"priority of another key", trusted, func(who string) func(*rig, string) error {
+			return overHTTP("", "x-api-key", "key-"+who, "x-priority", map[string]string{"a": "9", "b": "5"}[who])
+		}, byTurns},
+		{"priority without keys", nil, func(who string) func(*rig, string) error {
+			return overHTTP("", "x-priority", map[string]string{"a": "5", "b": "9"}[who])
+		}, []string{"a1", "a2", "a3", "b1", "b2"}},
+		{"gRPC, priority of a trusted key", trusted, func(who string) func(*rig, string) error {
+			return overRPC("", "x-api-key", "key-"+who, "x-priority", map[string]string{"a": "5", "b": "7"}[who])
+		}, []string{"a1", "b1", "b2", "a2", "a3"}},
+		{"gRPC, priority of another key", trusted, func(who string) func(*rig, string) error {
+			return overRPC("", "x-api-key", "key-"+who, "x-priority", map[string]string{"a": "9", "b": "5"}[who])
+		}, byTurns},
 		{"gRPC and HTTP, keys", keys, func(who string) func(*rig, string) error {
 			if who == "a" {
 				return overHTTP("", "x-api-key", "key-a")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
 	"github.com/tandem-inference/tandem/services/registry"
@@ -45,6 +46,7 @@ type App struct {
 
 	httpLis, grpcLis, registryLis net.Listener
 
+	keys           *apikey.Ring
 	registry       *registry.Server
 	cluster        *cluster.Cluster
 	models         *models

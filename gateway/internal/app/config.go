@@ -61,7 +61,7 @@ type Config struct {
 	NoCORS                bool            `name:"no-cors" help:"Send no CORS headers."`
 	CORSOrigin            []string        `name:"cors-origin" default:"*" placeholder:"ORIGIN" help:"Allowed origins."`
 	APIKey                []config.Secret `name:"api-key" placeholder:"KEY" help:"Key that clients must present; repeatable."`
-	APIKeyFile            string          `name:"api-key-file" type:"path" placeholder:"PATH" help:"File of keys, one a line, optional \"name:\" in front."`
+	APIKeyFile            string          `name:"api-key-file" type:"path" placeholder:"PATH" help:"File of keys, one a line, optional \"name:\" in front, or \"name,trusted:\" for keys that may set X-Priority."`
 	ProtectIntrospection  bool            `help:"Ask for a key on /props, /metrics and /cluster too."`
 	TLSCert               string          `name:"tls-cert" type:"path" placeholder:"PATH" help:"Certificate of the HTTP port."`
 	TLSKey                string          `name:"tls-key" type:"path" placeholder:"PATH" help:"Key of the HTTP port's certificate."`

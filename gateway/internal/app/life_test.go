@@ -233,7 +233,9 @@ func TestNamedKeys(t *testing.T) {
 	})
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
 	for _, key := range []string{"key-of-alice", "key-of-bob", "unnamed-key", "flag-key"} {
-		for _, header := range [][]string{{"Authorization", "Bearer " + key}, {"authorization", "bearer " + key}, {"x-api-key", key}} {
+		for _, header := range [][]string{{"Authorization", "Bearer " + key}, {"authorization", "bearer " + key}, {"x-api-key", key}, {"api-key", key},
+			// Clients and proxies that send both: one that is valid suffices.
+			{"Authorization", "Bearer wrong", "x-api-key", key}, {"Authorization", "Bearer " + key, "x-api-key", "wrong"}} {
 			for _, wire := range wires {
 				if a := r.post(wire.path, fmt.Sprintf(wire.body, false), header...); a.status != http.StatusOK {
 					t.Errorf("%s with %v: %d %s", wire.path, header, a.status, a.body)
@@ -257,9 +259,16 @@ func TestNamedKeys(t *testing.T) {
 			t.Errorf("metrics tell %q", secret)
 		}
 	}
-	// Without a key, /props shows base names only.
-	if a := r.do("GET", "/props", ""); a.status != http.StatusOK || strings.Contains(string(a.body), filepath.Dir(gatewaytest.ModelPath(t, gatewaytest.Target))) {
-		t.Errorf("props without a key: %d %s", a.status, a.body)
+	// Without a valid key, /props shows the base names of files only, and nothing else shows their folder either.
+	path := gatewaytest.ModelPath(t, gatewaytest.Target)
+	for key, want := range map[string]string{"": filepath.Base(path), "wrong": filepath.Base(path), "flag-key": path} {
+		if a := r.do("GET", "/props", "", "x-api-key", key); a.status != http.StatusOK || at(a.json(t), "model_path") != want ||
+			strings.Contains(string(a.body), filepath.Dir(path)) != (key == "flag-key") {
+			t.Errorf("props with the key %q: %d %s, want the path %s", key, a.status, a.body, want)
+		}
+		if a := r.do("GET", "/cluster", "", "x-api-key", key); strings.Contains(string(a.body), filepath.Dir(path)) {
+			t.Errorf("cluster: %s", a.body)
+		}
 	}
 }
 

@@ -144,6 +144,26 @@ func TestRPCKeysAndHealth(t *testing.T) {
 	}
 }
 
+// TestRPCRequestID: an id of the right form is the request's, as over HTTP; any other is replaced.
+func TestRPCRequestID(t *testing.T) {
+	r := start(t, nil)
+	ids := make(chan string, 1)
+	w := r.reply("ok", 1)
+	r.target(gatewaytest.WorkerOptions{Decode: func(req *tandemv1.DecodeRequest, s tandemv1.TargetService_DecodeServer) error {
+		ids <- req.GetRequestId()
+		return w(req, s)
+	}})
+	for id, kept := range map[string]bool{"mine-1": true, "a b": false, "slash/and!": false, strings.Repeat("x", 129): false} {
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "x-request-id", id)
+		if _, err := runRPC(ctx, r.rpc(), &tandemv1.GenerateRequest{Input: chatInput("x", false)}); err != nil {
+			t.Fatal(err)
+		}
+		if got := receive(t, ids, "request"); (got == id) != kept || !kept && !strings.HasPrefix(got, "req-") {
+			t.Errorf("%q: the worker was given %q", id, got)
+		}
+	}
+}
+
 func TestRPCCancel(t *testing.T) {
 	r := start(t, nil)
 	b := newBlock()

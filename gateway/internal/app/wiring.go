@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/anthropic"
+	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
@@ -98,10 +99,11 @@ func (a *App) wire() error {
 		Curve: curve, Mode: cfg.PrefillCompression, Threshold: cfg.PrefillThreshold, KeepRatio: cfg.PrefillKeepRatio, MinChunks: cfg.PrefillMinChunks,
 		Timeout: seconds(cfg.PflashTimeoutS), AllowOverride: cfg.PflashRequestOverride,
 	}, compress.Deps{Scorers: a.cluster.Scorers, Tokenizer: a.models.scorerTokenizer, Logger: a.log.Named("pflash")})
-	keys, err := a.keys()
+	keys, err := a.readKeys()
 	if err != nil {
 		return err
 	}
+	a.keys = apikey.NewRing(keys...)
 	turns := turn.New(turn.Config{
 		MaxN: cfg.MaxN, DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel,
 		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS), QueuedHeaders: seconds(cfg.QueuedHeadersS), ImagePlaceholder: cfg.ImagePolicy == imagesReplaced,
@@ -113,7 +115,7 @@ func (a *App) wire() error {
 		return err
 	}
 	a.api = httpapi.New(httpapi.Config{
-		Keys: keys, ProtectIntrospection: cfg.ProtectIntrospection, CORSOrigins: a.corsOrigins(), Stall: seconds(cfg.StallTimeoutS), Props: httpapi.Props{
+		Keys: a.keys, ProtectIntrospection: cfg.ProtectIntrospection, CORSOrigins: a.corsOrigins(), Stall: seconds(cfg.StallTimeoutS), Props: httpapi.Props{
 			Version: a.deps.Version, MaxQueue: cfg.MaxQueue, DefaultThinking: cfg.DefaultThinking,
 			PflashMode: cfg.PrefillCompression, PflashThreshold: cfg.PrefillThreshold, PflashKeepRatio: cfg.PrefillKeepRatio,
 		},
@@ -131,14 +133,12 @@ func (a *App) wire() error {
 	tandemv1.RegisterRegistryServiceServer(a.registryServer, a.registry)
 	a.addStandardServices(a.registryServer)
 	if a.grpcLis != nil {
+		service := grpcapi.New(grpcapi.Config{StrictModel: cfg.StrictModel, RequestTimeout: seconds(cfg.RequestTimeoutS)},
+			grpcapi.Deps{Turn: turns, Cluster: a.cluster, Metrics: set, Keys: a.keys,
+				Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready})
 		opts := append(a.serverOptions(), grpc.MaxRecvMsgSize(maxRequestBytes))
-		if len(keys) > 0 {
-			opts = append(opts, grpcapi.Authenticate(func(secret string) bool { return httpapi.Match(keys, secret) }, httpapi.Scope)...)
-		}
-		a.grpcServer = grpc.NewServer(opts...)
-		grpcapi.New(grpcapi.Config{StrictModel: cfg.StrictModel, RequestTimeout: seconds(cfg.RequestTimeoutS)},
-			grpcapi.Deps{Turn: turns, Cluster: a.cluster, Metrics: set,
-				Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready}).Register(a.grpcServer)
+		a.grpcServer = grpc.NewServer(append(opts, service.Interceptors()...)...)
+		service.Register(a.grpcServer)
 		a.addStandardServices(a.grpcServer)
 	}
 	return nil
@@ -205,25 +205,21 @@ func (a *App) sealKey() (seal.Key, error) {
 	return k, nil
 }
 
-// keys collects the API keys of flags and file.
-func (a *App) keys() ([]httpapi.Key, error) {
-	var keys []httpapi.Key
+// readKeys collects the API keys of flags and file.
+func (a *App) readKeys() ([]apikey.Key, error) {
+	var keys []apikey.Key
 	for _, k := range a.cfg.APIKey {
 		if k.Reveal() == "" {
 			return nil, fmt.Errorf("--api-key: %w", os.ErrInvalid)
 		}
-		keys = append(keys, httpapi.NewKey("", k.Reveal()))
+		keys = append(keys, apikey.New("", k.Reveal()))
 	}
 	if a.cfg.APIKeyFile == "" {
 		return keys, nil
 	}
-	more, err := httpapi.ReadKeys(a.cfg.APIKeyFile)
+	more, err := apikey.ReadFile(a.cfg.APIKeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("--api-key-file: %w", err)
-	}
-	if len(more) == 0 {
-		// An empty file must not open the server.
-		return nil, fmt.Errorf("--api-key-file: %s holds no key", a.cfg.APIKeyFile)
 	}
 	return append(keys, more...), nil
 }

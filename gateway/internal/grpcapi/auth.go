@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"strings"
+	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -15,60 +17,54 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-type scopeKey struct{}
-
-// Authenticate returns interceptors that ask for a key in the metadata "authorization: Bearer KEY" or "x-api-key: KEY". Health
-// checks and reflection stay open. What scope makes of the key tells its clients from others.
-func Authenticate(valid func(secret string) bool, scope func(secret string) string) []grpc.ServerOption {
-	check := func(ctx context.Context, method string) (context.Context, error) {
-		if strings.HasPrefix(method, "/grpc.health.") || strings.HasPrefix(method, "/grpc.reflection.") {
-			return ctx, nil
-		}
-		for _, secret := range secrets(ctx) {
-			if valid(secret) {
-				return context.WithValue(ctx, scopeKey{}, scope(secret)), nil
-			}
-		}
-		return nil, status.Error(codes.Unauthenticated, "missing or wrong API key")
-	}
+// Interceptors attach a turn.Call to the context of every RPC: its id, arrival, and whose key it carries. Where there are keys, an
+// RPC without a valid one is refused; health checks and reflection stay open. Keys come as the metadata "authorization: Bearer KEY",
+// "x-api-key: KEY" or "api-key: KEY".
+func (s *Service) Interceptors() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
-			ctx, err := check(ctx, info.FullMethod)
+			ctx, err := s.enter(ctx, info.FullMethod)
 			if err != nil {
 				return nil, err
 			}
 			return h(ctx, req)
 		}),
 		grpc.ChainStreamInterceptor(func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
-			ctx, err := check(ss.Context(), info.FullMethod)
+			ctx, err := s.enter(ss.Context(), info.FullMethod)
 			if err != nil {
 				return err
 			}
-			return h(srv, &scopedStream{ss, ctx})
+			return h(srv, &callStream{ss, ctx})
 		}),
 	}
 }
 
-// secrets are the keys that a caller presents.
-func secrets(ctx context.Context) []string {
+// enter makes the call of an RPC and checks its key.
+func (s *Service) enter(ctx context.Context, method string) (context.Context, error) {
+	call := &turn.Call{ID: requestID(ctx), Arrived: time.Now()}
 	md, _ := metadata.FromIncomingContext(ctx)
-	out := md.Get("x-api-key")
-	for _, v := range md.Get("authorization") {
-		if scheme, token, ok := strings.Cut(v, " "); ok && strings.EqualFold(scheme, "Bearer") {
-			out = append(out, strings.TrimSpace(token))
-		}
+	k, ok := s.Keys.Find(apikey.Presented(md.Get))
+	if ok {
+		call.Scope, call.Key, call.Trusted = k.Scope(), k.Name, k.Trusted
 	}
-	return out
+	ctx = turn.WithCall(ctx, call)
+	if !ok && !s.Keys.Open() && !strings.HasPrefix(method, "/grpc.health.") && !strings.HasPrefix(method, "/grpc.reflection.") {
+		return ctx, status.Error(codes.Unauthenticated, "missing or wrong API key")
+	}
+	if len(md.Get("x-priority")) > 0 && !call.Trusted {
+		_ = grpc.SetHeader(ctx, metadata.Pairs("x-tandem-warning", "priority-ignored"))
+	}
+	return ctx, nil
 }
 
-// scopedStream is a stream whose context knows the key.
-type scopedStream struct {
+// callStream is a stream whose context holds its call.
+type callStream struct {
 	grpc.ServerStream
 	ctx context.Context
 }
 
 // Context implements grpc.ServerStream.
-func (s *scopedStream) Context() context.Context { return s.ctx }
+func (s *callStream) Context() context.Context { return s.ctx }
 
 // asker fills in who asks and how urgent it is, by the rules of HTTP.
 func asker(ctx context.Context, in *tandemv1.GenerateRequest, req *turn.Request) error {
@@ -85,11 +81,11 @@ func asker(ctx context.Context, in *tandemv1.GenerateRequest, req *turn.Request)
 	if id := header("x-session-id"); len(id) <= turn.MaxSessionID {
 		req.SessionID = cmp.Or(req.SessionID, id)
 	}
-	scope, _ := ctx.Value(scopeKey{}).(string)
+	call := turn.CallFrom(ctx)
 	address := ""
 	if p, ok := peer.FromContext(ctx); ok {
 		address = p.Addr.String()
 	}
-	req.Share, req.Priority = turn.Share(scope, req.SessionID, address), turn.Priority(header("x-priority"))
+	req.Share, req.Priority = turn.Share(call.Scope, req.SessionID, address), turn.Priority(call.Trusted, header("x-priority"))
 	return nil
 }

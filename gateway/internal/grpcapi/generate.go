@@ -21,7 +21,7 @@ import (
 func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.InferenceService_GenerateServer) (err error) {
 	ctx := stream.Context()
 	if s.Metrics != nil {
-		end := s.Metrics.Start(ctx, "grpc/Generate", "")
+		end := s.Metrics.Start(ctx, "grpc/Generate", turn.CallFrom(ctx).Key)
 		defer func() { end(outcome(err)) }()
 	}
 	if s.Draining != nil && s.Draining() {
@@ -83,8 +83,9 @@ func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *
 			return nil, rpcerr.InvalidArgument("stop", "entries must have 1 to 256 bytes, got %d", len(w))
 		}
 	}
+	call := turn.CallFrom(ctx)
 	req := &turn.Request{
-		ID: requestID(ctx), Model: m.Name, Arrived: time.Now(), N: 1, Sampling: sampling, MaxTokens: int(in.GetMaxTokens()),
+		ID: call.ID, Model: m.Name, Arrived: call.Arrived, N: 1, Sampling: sampling, MaxTokens: int(in.GetMaxTokens()),
 		MaxTokensGiven: in.GetMaxTokens() > 0, Stops: in.GetStop(), Speculation: in.GetSpeculation(), TopLogprobs: generate.NoLogprobs,
 		Format: format(in.GetFormat()), CachePrompt: true,
 	}

@@ -3,11 +3,10 @@ package grpcapi
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
@@ -31,6 +30,8 @@ type Deps struct {
 	Turn    *turn.Service
 	Cluster *cluster.Cluster
 	Metrics *metrics.Set // nil = none
+	// Keys that callers must present; without any the service is open.
+	Keys *apikey.Ring
 	// Draining tells whether the gateway is shutting down.
 	Draining func() bool
 	// ScorerReady tells whether prompt compression can run.
@@ -137,16 +138,13 @@ func (s *Service) GetCluster(context.Context, *tandemv1.GetClusterRequest) (*tan
 	return out, nil
 }
 
-// requestID takes the caller's x-request-id or makes one.
+// requestID takes the caller's x-request-id if it has the right form, else makes one.
 func requestID(ctx context.Context) string {
-	if md, ok := metadata.FromIncomingContext(ctx); ok {
-		if v := md.Get("x-request-id"); len(v) > 0 && v[0] != "" && len(v[0]) <= 128 {
-			return v[0]
-		}
+	id := ""
+	if v := metadata.ValueFromIncomingContext(ctx, "x-request-id"); len(v) > 0 {
+		id = v[0]
 	}
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return "req-" + hex.EncodeToString(b[:])
+	return turn.RequestID(id)
 }
 
 // toRPC turns an answer into a status.

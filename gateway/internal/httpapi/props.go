@@ -57,7 +57,7 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 	var defaults modelcard.Sampling
 	if m, err := s.Model(); err == nil {
 		name, arch, tokID, path = m.Name, m.Arch, m.Tokenizer.PreTokenizer(), m.Path
-		if len(s.cfg.Keys) > 0 && !s.hasKey(r) {
+		if !s.cfg.Keys.Open() && !s.hasKey(r) {
 			path = filepath.Base(m.Path)
 		}
 		ctx, reasoning, tools = s.Context(m), m.ThinkOpen >= 0, true

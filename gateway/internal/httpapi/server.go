@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/anthropic"
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
@@ -25,8 +26,8 @@ import (
 
 // Config of the border.
 type Config struct {
-	// Keys that clients must present; empty = open.
-	Keys []Key
+	// Keys that clients must present; without any the server is open.
+	Keys *apikey.Ring
 	// ProtectIntrospection asks for a key on /props, /metrics and /cluster too.
 	ProtectIntrospection bool
 	// CORSOrigins is nil when CORS is off; "*" allows all.
@@ -140,7 +141,7 @@ func (s *Server) Wait(ctx context.Context) error { return s.running.wait(ctx) }
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	handling(r)
-	call := &turn.Call{ID: requestID(r), Arrived: time.Now()}
+	call := &turn.Call{ID: turn.RequestID(r.Header.Get("X-Request-Id")), Arrived: time.Now()}
 	w := newWriter(rw, s.cfg.Stall)
 	w.Header().Set("X-Request-Id", call.ID)
 	s.cors(w, r)
@@ -153,18 +154,25 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 	rt, name, id := s.find(r.URL.Path)
 	// The client's trace goes on, when it has one.
+	if k, ok := s.key(r); ok {
+		call.Scope, call.Key, call.Trusted = k.Scope(), k.Name, k.Trusted
+	}
 	ctx := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
 	r = r.WithContext(turn.WithCall(ctx, call))
 	r.SetPathValue("id", id)
 	end := func(string) {}
 	if rt != nil && rt.access == accessKey && s.Metrics != nil {
-		end = s.Metrics.Start(r.Context(), name, s.keyName(r))
+		end = s.Metrics.Start(r.Context(), name, call.Key)
 	}
 	err := s.guard(w, r, rt)
 	status, outcome := s.conclude(w, r, err)
 	end(outcome)
 	if rt != nil && rt.access == accessKey {
 		s.report(r, call, name, status, outcome, err)
+	}
+	if status == apierror.StatusClientClosed && !w.wrote {
+		// Without this net/http would answer 200 to what it takes for a request that went well.
+		panic(http.ErrAbortHandler)
 	}
 }
 
@@ -201,7 +209,9 @@ func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 		return apierror.Unauthorized()
 	}
-	turn.CallFrom(r.Context()).Scope = s.scope(r)
+	if r.Header.Get("X-Priority") != "" && !turn.CallFrom(r.Context()).Trusted {
+		w.Header().Add("x-tandem-warning", "priority-ignored")
+	}
 	if rt.work {
 		// Counted before the check: a request that passes it is waited for.
 		s.running.add()
@@ -213,7 +223,9 @@ func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
 	if r.ContentLength > maxBodyBytes {
 		return tooLarge()
 	}
-	r.Body = newBody(w, r, s.cfg.Stall)
+	if r.Body, err = newBody(w, r, s.cfg.Stall); err != nil {
+		return err
+	}
 	return h(w, r)
 }
 

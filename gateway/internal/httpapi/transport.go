@@ -1,14 +1,14 @@
 package httpapi
 
 import (
+	"compress/gzip"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"os"
-	"regexp"
+	"strings"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
@@ -26,18 +26,6 @@ const (
 	// as making progress.
 	writePiece = 32 << 10
 )
-
-var idPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
-
-// requestID takes the client's id if it has the right form, else makes one.
-func requestID(r *http.Request) string {
-	if id := r.Header.Get("X-Request-Id"); idPattern.MatchString(id) {
-		return id
-	}
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return "req-" + hex.EncodeToString(b[:])
-}
 
 // writer notes the status and gives every write a time limit.
 type writer struct {
@@ -80,15 +68,35 @@ func (w *writer) Write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// body reads a request body within its limits: size, and progress within the stall time.
+// bodyError is an error of reading a request body.
+type bodyError struct{ error }
+
+// Unwrap returns what went wrong.
+func (e bodyError) Unwrap() error { return e.error }
+
+// errDamaged is the body's own fault: it is not what its headers say.
+var errDamaged = errors.New("the body is damaged")
+
+// body reads a request body within its limits: size, and progress within the stall time. Its errors are bodyErrors.
 type body struct {
 	io.ReadCloser
 	rc    *http.ResponseController
 	stall time.Duration
 }
 
-func newBody(w *writer, r *http.Request, stall time.Duration) io.ReadCloser {
-	return &body{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, maxBodyBytes), rc: w.rc, stall: stall}
+// newBody returns the body of a request, decompressed where its Content-Encoding says so. Both sizes, as sent and decompressed, are
+// bounded by maxBodyBytes.
+func newBody(w *writer, r *http.Request, stall time.Duration) (io.ReadCloser, error) {
+	plain := &body{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, maxBodyBytes), rc: w.rc, stall: stall}
+	switch encoding := strings.ToLower(strings.Join(r.Header.Values("Content-Encoding"), ",")); encoding {
+	case "", "identity":
+		return plain, nil
+	case "gzip", "x-gzip":
+		return &gzipBody{from: plain, left: maxBodyBytes}, nil
+	default:
+		w.Header().Set("Accept-Encoding", "gzip, identity")
+		return nil, apierror.Transport(http.StatusUnsupportedMediaType, "the Content-Encoding %q is not known: use gzip or none", encoding)
+	}
 }
 
 // Read implements io.Reader. At the end the time limit is lifted: from then on the server watches the connection for the
@@ -99,9 +107,49 @@ func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if errors.Is(err, io.EOF) {
 		_ = b.rc.SetReadDeadline(time.Time{})
+	} else if err != nil {
+		err = bodyError{err}
 	}
 	return n, err
 }
+
+// gzipBody decompresses a body.
+type gzipBody struct {
+	from io.ReadCloser
+	z    *gzip.Reader // nil before the first Read
+	left int64        // bytes that may still come
+}
+
+// Read implements io.Reader.
+func (g *gzipBody) Read(p []byte) (n int, err error) {
+	if g.z == nil {
+		if g.z, err = gzip.NewReader(g.from); err != nil {
+			return 0, damaged(err)
+		}
+	}
+	// One byte more than allowed tells a body that just fits from one that is too large.
+	n, err = g.z.Read(p[:min(int64(len(p)), g.left+1)])
+	if int64(n) > g.left {
+		return int(g.left), bodyError{&http.MaxBytesError{Limit: maxBodyBytes}}
+	}
+	g.left -= int64(n)
+	if err != nil && err != io.EOF {
+		err = damaged(err)
+	}
+	return n, err
+}
+
+// damaged marks errors of the compressed data; those of the connection below are marked already.
+func damaged(err error) error {
+	var known bodyError
+	if errors.As(err, &known) {
+		return err
+	}
+	return bodyError{errors.Join(errDamaged, err)}
+}
+
+// Close implements io.Closer.
+func (g *gzipBody) Close() error { return g.from.Close() }
 
 // headerBytes is the size of the request's header block as HTTP/1.1 writes it.
 func headerBytes(r *http.Request) int {
@@ -126,22 +174,39 @@ func tooLarge() *apierror.Error {
 // readError turns the error of a handler into an answer; errors of reading the body are told from others here.
 func readError(w *writer, r *http.Request, err error) *apierror.Error {
 	var known *apierror.Error
-	var big *http.MaxBytesError
+	var ofBody bodyError
 	switch {
 	case errors.As(err, &known):
 		return known
 	case w.wrote:
 		// Only writing can still fail: the client is gone.
 		return apierror.Cancelled().WithCause(err)
+	case errors.As(err, &ofBody):
+		// Asked before the context: net/http cancels it on every failed read.
+		return bodyFailed(r, err)
+	case r.Context().Err() != nil:
+		return apierror.From(context.Cause(r.Context()))
+	}
+	return apierror.From(err)
+}
+
+// bodyFailed tells what the client did wrong from what the connection did.
+func bodyFailed(r *http.Request, err error) *apierror.Error {
+	var big *http.MaxBytesError
+	var network net.Error
+	switch {
 	case errors.As(err, &big):
 		return tooLarge()
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		// Asked before the context: net/http cancels it on every failed read.
 		return apierror.Transport(http.StatusRequestTimeout, "the request body made no progress in time")
-	case r.Context().Err() != nil:
-		return apierror.From(context.Cause(r.Context()))
+	case errors.Is(err, errDamaged):
+		return apierror.Transport(http.StatusBadRequest, "the request body is not valid gzip").WithCause(err)
 	case errors.Is(err, io.ErrUnexpectedEOF):
+		// The client may have closed only its own direction.
+		return apierror.Transport(http.StatusBadRequest, "the request body ends before its announced length").WithCause(err)
+	case errors.As(err, &network), errors.Is(err, net.ErrClosed), r.ProtoMajor >= 2:
+		// Over HTTP/2 the body is in frames: what fails is the stream.
 		return apierror.Cancelled().WithCause(err)
 	}
-	return apierror.From(err)
+	return apierror.Transport(http.StatusBadRequest, "the request body cannot be read: %v", err).WithCause(err)
 }

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"io"
@@ -39,6 +40,10 @@ func serve(t *testing.T, stall time.Duration, flood chan<- error) string {
 				return err
 			}
 		}
+	})
+	s.add("GET", "/wait", accessKey, false, func(_ http.ResponseWriter, r *http.Request) error {
+		<-r.Context().Done()
+		return r.Context().Err()
 	})
 	s.add("GET", "/panic", accessKey, false, func(http.ResponseWriter, *http.Request) error { panic("bug") })
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
@@ -261,5 +266,113 @@ func TestPipelining(t *testing.T) {
 		if resp.StatusCode != want.status || want.body != "" && string(b) != want.body || want.method == "HEAD" && len(b) > 0 {
 			t.Errorf("answer %d: %d %q", i, resp.StatusCode, b)
 		}
+	}
+}
+
+// TestDamagedBodies: a body that is not what its headers say is the client's error, and never a 200.
+func TestDamagedBodies(t *testing.T) {
+	addr := serve(t, 5*time.Second, nil)
+	const chunked = "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+	for name, send := range map[string]string{
+		"negative chunk size": chunked + "-1\r\nhello\r\n0\r\n\r\n",
+		"no chunk size":       chunked + "zz\r\nhello\r\n0\r\n\r\n",
+		"long chunk size":     chunked + strings.Repeat("F", 17) + "\r\nhello\r\n0\r\n\r\n",
+		"chunk line ends":     chunked + "5\r\nhelloXX0\r\n\r\n",
+		"long extension":      chunked + "5;" + strings.Repeat("e", 1<<20) + "\r\nhello\r\n0\r\n\r\n",
+		"long trailers":       chunked + "5\r\nhello\r\n0\r\nX-Trailer: " + strings.Repeat("t", 1<<20) + "\r\n\r\n",
+		"cut off":             "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf",
+		"cut off in a chunk":  chunked + "64\r\nhalf",
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := dial(t, addr).(*net.TCPConn)
+			go func() {
+				io.WriteString(c, send)
+				if strings.HasPrefix(name, "cut off") {
+					_ = c.CloseWrite()
+				}
+			}()
+			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			b, _ := io.ReadAll(resp.Body)
+			if resp.StatusCode != 400 || !bytes.Contains(b, []byte(`"code":"invalid_http"`)) || !resp.Close {
+				t.Errorf("%d %s, close %v", resp.StatusCode, b, resp.Close)
+			}
+		})
+	}
+}
+
+func zipped(t *testing.T, text []byte) string {
+	t.Helper()
+	var out bytes.Buffer
+	z := gzip.NewWriter(&out)
+	if _, err := z.Write(text); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// TestContentEncoding: bodies may be compressed with gzip; the limit holds for what they decompress to.
+func TestContentEncoding(t *testing.T) {
+	addr := serve(t, 5*time.Second, nil)
+	good := zipped(t, []byte("hello"))
+	for _, c := range []struct {
+		name, encoding, body string
+		status               int
+		want                 string
+	}{
+		{"none", "", "hello", 200, "hello"},
+		{"identity", "identity", "hello", 200, "hello"},
+		{"gzip", "gzip", good, 200, "hello"},
+		{"GZip", "GZip", good, 200, "hello"},
+		{"two members", "gzip", good + good, 200, "hellohello"},
+		{"not gzip", "gzip", "hello", 400, "not valid gzip"},
+		{"cut off", "gzip", good[:len(good)-3], 400, "not valid gzip"},
+		{"wrong sum", "gzip", good[:len(good)-6] + "xx" + good[len(good)-4:], 400, "not valid gzip"},
+		{"bomb", "gzip", zipped(t, make([]byte, maxBodyBytes+1)), 413, "payload_too_large"},
+		{"just fits", "gzip", zipped(t, make([]byte, maxBodyBytes)), 200, ""},
+		{"zstd", "zstd", "hello", 415, "unsupported_encoding"},
+		{"twice", "gzip, gzip", zipped(t, []byte(good)), 415, "unsupported_encoding"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+addr+"/echo", strings.NewReader(c.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Close = true
+			if c.encoding != "" {
+				req.Header.Set("Content-Encoding", c.encoding)
+			}
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			b, _ := io.ReadAll(resp.Body)
+			if resp.StatusCode != c.status || !strings.Contains(string(b[:min(len(b), 500)]), c.want) {
+				t.Errorf("%d %.200q", resp.StatusCode, b)
+			}
+			if accepts := resp.Header.Get("Accept-Encoding"); (accepts != "") != (c.status == 415) {
+				t.Errorf("accepts %q", accepts)
+			}
+		})
+	}
+}
+
+// TestLeftRequestGetsNoAnswer: a client that left while nothing was written gets no status, least of all 200.
+func TestLeftRequestGetsNoAnswer(t *testing.T) {
+	addr := serve(t, 5*time.Second, nil)
+	c := dial(t, addr).(*net.TCPConn)
+	io.WriteString(c, "GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+	if err := c.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(c); len(b) > 0 {
+		t.Errorf("got %q, %v", b, err)
 	}
 }

@@ -24,7 +24,10 @@ type Object struct {
 
 // Parse reads a request body: one JSON object, nesting at most MaxDepth. Members of extra_body stand in for members that the
 // top level lacks.
+//
+// A byte order mark in front is skipped, as RFC 8259 §8.1 allows.
 func Parse(body []byte) (Object, error) {
+	body = bytes.TrimPrefix(body, []byte("\xef\xbb\xbf"))
 	if err := checkDepth(body); err != nil {
 		return Object{}, err
 	}

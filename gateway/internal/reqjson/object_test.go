@@ -80,3 +80,13 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// TestByteOrderMark: some editors and shells put one in front of a file that becomes a body.
+func TestByteOrderMark(t *testing.T) {
+	if s, _, err := parse(t, "\xef\xbb\xbf{\"a\":\"x\"}").String("a"); err != nil || s != "x" {
+		t.Errorf("%q, %v", s, err)
+	}
+	if _, err := Parse([]byte("\xef\xbb\xbf\xef\xbb\xbf{}")); err == nil {
+		t.Error("two marks are accepted")
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"regexp"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
@@ -17,6 +18,10 @@ type Call struct {
 	Arrived time.Time
 	// Scope tells clients with different API keys apart, for what is kept for them; empty when there are no keys.
 	Scope string
+	// Key is the name of the API key, empty for one without a name.
+	Key string
+	// Trusted calls may set their priority.
+	Trusted bool
 	// Usage is filled with the account of the request, for log and metrics.
 	Usage *generate.Usage
 }
@@ -34,6 +39,16 @@ func CallFrom(ctx context.Context) *Call {
 		return c
 	}
 	return &Call{ID: NewID("req-"), Arrived: time.Now()}
+}
+
+var idPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
+
+// RequestID returns the id that a client chose if it has the right form, else a new one.
+func RequestID(chosen string) string {
+	if idPattern.MatchString(chosen) {
+		return chosen
+	}
+	return NewID("req-")
 }
 
 // NewID returns prefix and 96 random bits in 24 hexadecimal digits.

@@ -52,7 +52,7 @@ func (s *Service) Parse(r *http.Request, o reqjson.Object, m *model.Model) (*Req
 // Base reads the fields that every generating endpoint has, legacy completions included. least is the smallest max_tokens.
 func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least float64) (*Request, error) {
 	call := CallFrom(r.Context())
-	req := &Request{ID: call.ID, Arrived: call.Arrived, Priority: Priority(r.Header.Get("X-Priority")), N: 1, TopLogprobs: generate.NoLogprobs, CachePrompt: true}
+	req := &Request{ID: call.ID, Arrived: call.Arrived, Priority: Priority(call.Trusted, r.Header.Get("X-Priority")), N: 1, TopLogprobs: generate.NoLogprobs, CachePrompt: true}
 	var err error
 	if req.Stream, _, err = o.Bool("stream"); err != nil {
 		return nil, err

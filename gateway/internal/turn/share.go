@@ -24,9 +24,9 @@ func Share(scope, session, address string) string {
 	return "host " + address
 }
 
-// Priority reads the X-Priority of headers or metadata; what is no digit counts as absent.
-func Priority(value string) int {
-	if p, err := strconv.Atoi(value); err == nil && p >= 0 && p <= 9 {
+// Priority reads the X-Priority of headers or metadata, which only trusted keys may set; what is no digit counts as absent.
+func Priority(trusted bool, value string) int {
+	if p, err := strconv.Atoi(value); trusted && err == nil && p >= 0 && p <= 9 {
 		return p
 	}
 	return defaultPriority
