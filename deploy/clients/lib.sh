@@ -1,12 +1,17 @@
 # What the launchers of this folder share. Sourced, not run.
 #
-#   TANDEM_URL      the gateway, default http://127.0.0.1:8000
-#   TANDEM_API_KEY  a key of the gateway, default "local" (a gateway without keys takes anything)
-#   TANDEM_MODEL    the model's name, default: the one that the gateway serves
+#   TANDEM_SERVER      the gateway, default http://127.0.0.1:8000
+#   TANDEM_API_KEY     a key of the gateway, default "local" (a gateway without keys takes anything)
+#   TANDEM_MODEL_NAME  the model's name, default: the one that the gateway serves
 
 set -euo pipefail
-TANDEM_URL=${TANDEM_URL:-http://127.0.0.1:8000}
-TANDEM_URL=${TANDEM_URL%/}
+if [ -z "${TANDEM_SERVER:-}" ] && [ -n "${TANDEM_URL:-}" ]; then
+  echo "note: TANDEM_URL is called TANDEM_SERVER now; the old name goes with the next version" >&2
+  TANDEM_SERVER=$TANDEM_URL
+fi
+TANDEM_SERVER=${TANDEM_SERVER:-http://127.0.0.1:8000}
+TANDEM_SERVER=${TANDEM_SERVER%/}
+case $TANDEM_SERVER in *://*) ;; *) TANDEM_SERVER=http://$TANDEM_SERVER ;; esac
 TANDEM_API_KEY=${TANDEM_API_KEY:-local}
 
 die() {
@@ -19,15 +24,15 @@ need() {
   command -v "$1" > /dev/null || die "$1 is not installed: $2"
 }
 
-# ask_gateway sets TANDEM_MODEL and TANDEM_CONTEXT (tokens) from what the gateway serves.
+# ask_gateway sets TANDEM_MODEL_NAME and TANDEM_CONTEXT (tokens) from what the gateway serves.
 ask_gateway() {
   need curl "install the package curl"
   local list
-  list=$(curl -fsS -m 10 -H "Authorization: Bearer $TANDEM_API_KEY" "$TANDEM_URL/v1/models") \
-    || die "no gateway answers at $TANDEM_URL; start one (tandem serve …) or set TANDEM_URL and TANDEM_API_KEY"
+  list=$(curl -fsS -m 10 -H "Authorization: Bearer $TANDEM_API_KEY" "$TANDEM_SERVER/v1/models") \
+    || die "no gateway answers at $TANDEM_SERVER; start one (tandem serve …) or set TANDEM_SERVER and TANDEM_API_KEY"
   TANDEM_CONTEXT=$(sed -n 's/.*"context_length":\([0-9]*\).*/\1/p' <<< "$list")
-  [ -n "$TANDEM_CONTEXT" ] || die "the gateway at $TANDEM_URL serves no model yet"
-  TANDEM_MODEL=${TANDEM_MODEL:-$(sed -n 's/.*"id":"\([^"]*\)".*/\1/p' <<< "$list")}
+  [ -n "$TANDEM_CONTEXT" ] || die "the gateway at $TANDEM_SERVER serves no model yet"
+  TANDEM_MODEL_NAME=${TANDEM_MODEL_NAME:-$(sed -n 's/.*"id":"\([^"]*\)".*/\1/p' <<< "$list")}
 }
 
 # want_context TOKENS: warn when the client needs more context than the gateway offers.

@@ -28,6 +28,8 @@ type serveCmd struct {
 	APIKey  Secret        `name:"api-key" help:"Key."`
 	Workers []string      `name:"worker" help:"Workers."`
 	Strict  bool          `help:"Strict."`
+	Width   int           `was:"breadth,span" help:"Width."`
+	Words   []string      `arg:"" optional:"" help:"Words."`
 }
 
 func (s *serveCmd) Validate() error {
@@ -166,7 +168,7 @@ func TestDumpMasksSecrets(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]any{"port": 8000.0, "grace": "30s", "cap": "2GiB", "api-key": "***", "worker": nil, "strict": false}
+	want := map[string]any{"port": 8000.0, "grace": "30s", "cap": "2GiB", "api-key": "***", "worker": nil, "strict": false, "width": 0.0}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
@@ -207,4 +209,108 @@ func TestSize(t *testing.T) {
 	if got := Size(8 << 30).Human(); got != "8.0 GiB" {
 		t.Errorf("Human = %q", got)
 	}
+}
+
+func TestEarlierNamesStillWork(t *testing.T) {
+	for name, c := range map[string]struct {
+		file string
+		args []string
+		note string
+	}{
+		"flag":             {"", []string{"serve", "--breadth", "7"}, "--breadth is called --width now"},
+		"flag with equals": {"", []string{"serve", "--span=7"}, "--span is called --width now"},
+		"key":              {"breadth: 7\n", []string{"serve"}, ""},
+		"new name":         {"", []string{"serve", "--width", "7"}, ""},
+	} {
+		cli, r, _, errOut := parse(t, c.file, nil, c.args...)
+		if r.Done || cli.Serve.Width != 7 {
+			t.Errorf("%s: width %d, %+v, %s", name, cli.Serve.Width, r, errOut)
+		}
+		if !strings.Contains(errOut, c.note) || c.note == "" && errOut != "" {
+			t.Errorf("%s: stderr %q, want %q", name, errOut, c.note)
+		}
+	}
+	if _, _, out, _ := parse(t, "", nil, "serve", "--help"); strings.Contains(out, "breadth") {
+		t.Error("help shows an earlier name")
+	}
+}
+
+func TestUnknownVariablesAreNamed(t *testing.T) {
+	for variable, want := range map[string]string{
+		"TANDEM_PROT":     `TANDEM_PROT has no effect, no setting is called so, did you mean "TANDEM_PORT"?`,
+		"TANDEM_BREADTH":  "TANDEM_BREADTH has no effect, it is called TANDEM_WIDTH now",
+		"TANDEM_KV":       "TANDEM_KV has no effect, it is called TANDEM_CACHE_TYPE_K now",
+		"TANDEM_PORT":     "",
+		"TANDEM_TEST_ANY": "",
+		"TANDEMX":         "",
+		"TANDEM_BIND":     "",
+	} {
+		_, r, _, errOut := parse(t, "", map[string]string{variable: "1"}, "serve")
+		if r.Done || !strings.Contains(errOut, want) || want == "" && errOut != "" {
+			t.Errorf("%s: %+v, stderr %q, want %q", variable, r, errOut, want)
+		}
+		t.Setenv(variable, "")
+	}
+}
+
+type roleCLI struct{ testCLI }
+
+func (roleCLI) Variables() map[string][]string {
+	return map[string][]string{"port": {"DRAFT_PORT", "PORT"}, "cap": nil}
+}
+
+func TestVariablesOfARole(t *testing.T) {
+	read := func(env map[string]string) serveCmd {
+		for k, v := range env {
+			t.Setenv(k, v)
+		}
+		var cli roleCLI
+		var out, errOut bytes.Buffer
+		if r := Parse(&cli, "tandem", "Test.", []string{"serve"}, Streams{&out, &errOut}); r.Done {
+			t.Fatal(errOut.String())
+		}
+		return cli.Serve
+	}
+	if got := read(map[string]string{"TANDEM_PORT": "5", "TANDEM_CAP": "9"}); got.Port != 5 || got.Cap != 0 {
+		t.Errorf("port %d, cap %d: the second variable holds, a flag without variables takes none", got.Port, got.Cap)
+	}
+	if got := read(map[string]string{"TANDEM_DRAFT_PORT": "6"}); got.Port != 6 {
+		t.Errorf("port %d: the first variable wins", got.Port)
+	}
+}
+
+func TestFlagsBetweenArguments(t *testing.T) {
+	for _, c := range []struct {
+		args  string
+		words string
+		port  int
+	}{
+		{"serve a --port 3 b", "a b", 3}, {"serve a --port=3 b --strict c", "a b c", 3}, {"serve --port 3 a b", "a b", 3},
+		{"serve a -- --port b", "a --port b", 8000}, {"serve a - --port 3 b", "a - b", 3}, {"serve a --span 4 b", "a b", 8000},
+	} {
+		cli, r, _, errOut := parse(t, "", nil, strings.Fields(c.args)...)
+		if r.Done || strings.Join(cli.Serve.Words, " ") != c.words || cli.Serve.Port != c.port {
+			t.Errorf("%s: words %q, port %d, stderr %s", c.args, cli.Serve.Words, cli.Serve.Port, errOut)
+		}
+	}
+	if _, r, _, errOut := parse(t, "", nil, "serve", "a", "--prot", "3", "b"); !r.Done || !strings.Contains(errOut, "unknown flag --prot") {
+		t.Errorf("unknown flag between arguments: %+v %s", r, errOut)
+	}
+}
+
+func TestListSettings(t *testing.T) {
+	_, r, out, _ := parse(t, "", nil, "--list-settings")
+	var list []Setting
+	if err := json.Unmarshal([]byte(out), &list); err != nil || !r.Done || r.Exit != 0 {
+		t.Fatalf("%v %+v %s", err, r, out)
+	}
+	for _, s := range list {
+		if s.Flag == "width" {
+			if d := cmp.Diff(Setting{Command: "serve", Flag: "width", Earlier: []string{"breadth", "span"}, Variables: []string{"TANDEM_WIDTH"}, Help: "Width."}, s); d != "" {
+				t.Error(d)
+			}
+			return
+		}
+	}
+	t.Errorf("width is missing: %s", out)
 }

@@ -119,23 +119,19 @@ func (r *fileResolver) fail(at *token.Token, text string) error {
 
 // Validate reports keys that no flag of the program has, each with its line.
 func (r *fileResolver) Validate(app *kong.Application) error {
-	known := map[string]bool{}
-	var walk func(*kong.Node)
-	walk = func(n *kong.Node) {
-		for _, flag := range n.Flags {
-			known[flag.Name] = true
-		}
-		for _, child := range n.Children {
-			walk(child)
+	known, earlier := map[string]bool{}, map[string]bool{}
+	for _, flag := range allFlags(app) {
+		known[flag.Name] = true
+		for _, name := range earlierNames(flag) {
+			earlier[name] = true
 		}
 	}
-	walk(app.Node)
 	for _, name := range ownFlags {
 		delete(known, name)
 	}
 	var problems []error
 	for _, key := range r.order {
-		if !known[key] {
+		if !known[key] && !earlier[key] {
 			problems = append(problems, fmt.Errorf("--config: %s:%d: unknown key %q%s", r.path, r.entries[key].line, key, suggest(key, known)))
 		}
 	}
@@ -145,6 +141,11 @@ func (r *fileResolver) Validate(app *kong.Application) error {
 // Resolve returns the file's value of a flag, or nil when the file does not set it or its environment variable is set.
 func (r *fileResolver) Resolve(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
 	e, ok := r.entries[flag.Name]
+	for _, name := range earlierNames(flag) {
+		if !ok {
+			e, ok = r.entries[name]
+		}
+	}
 	if !ok {
 		return nil, nil
 	}

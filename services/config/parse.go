@@ -20,7 +20,7 @@ const (
 )
 
 // ownFlags are the flags of Flags and kong; they are neither dumped nor read from a file.
-var ownFlags = []string{"config", "dump-config", "verify-config", "help", "version"}
+var ownFlags = []string{"config", "dump-config", "verify-config", "list-settings", "help", "version"}
 
 // Flags are the settings about settings; embed them in a command.
 type Flags struct {
@@ -99,10 +99,15 @@ func Parse(cli any, name, description string, args []string, streams Streams, op
 			result = Result{Done: true, Exit: int(code)}
 		}
 	}()
+	list := struct {
+		ListSettings listFlag `hidden:"" env:"-" help:"Print all settings of the program as JSON and exit."`
+	}{}
 	options = append([]kong.Option{
+		kong.Embed(&list),
 		kong.Name(name),
 		kong.Description(description),
 		kong.DefaultEnvars(EnvPrefix),
+		prepareFlags(cli),
 		kong.UsageOnError(),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 110}),
 		kong.Writers(streams.Out, streams.Err),
@@ -113,7 +118,7 @@ func Parse(cli any, name, description string, args []string, streams Streams, op
 	if err != nil {
 		panic(fmt.Sprintf("config: struct of %s: %v", name, err)) // a broken struct tag, found by the first test
 	}
-	ctx, err := parser.Parse(args)
+	ctx, err := parser.Parse(spread(parser.Model, args))
 	if err != nil {
 		fmt.Fprintf(streams.Err, "%s: %v\n", name, err)
 		var parse *kong.ParseError
@@ -124,6 +129,8 @@ func Parse(cli any, name, description string, args []string, streams Streams, op
 		}
 		return Result{Done: true, Exit: ExitUsage}
 	}
+	noteEarlierNames(name, args, ctx.Flags(), streams.Err)
+	noteVariables(name, environ(), allFlags(parser.Model), streams.Err)
 	switch {
 	case flagSet(ctx, "dump-config"):
 		if err := Dump(ctx, streams.Out); err != nil {

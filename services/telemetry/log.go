@@ -3,17 +3,42 @@ package telemetry
 import (
 	"fmt"
 	"io"
+	"os"
 	"strings"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/sys/unix"
 )
 
 // Names of the accepted log formats.
 const (
 	FormatJSON    = "json"
 	FormatConsole = "console"
+	// FormatAuto is console on a terminal and json elsewhere; ChooseFormat decides.
+	FormatAuto = "auto"
 )
+
+// ChooseFormat returns format, or for auto the one that suits w.
+func ChooseFormat(format string, w io.Writer) string {
+	if format != FormatAuto {
+		return format
+	}
+	if IsTerminal(w) {
+		return FormatConsole
+	}
+	return FormatJSON
+}
+
+// IsTerminal reports whether a stream is a person's terminal.
+func IsTerminal(stream any) bool {
+	file, ok := stream.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
+	return err == nil
+}
 
 // NewLogger builds the one logger of a process. level is debug, info, warn or error (empty = info); format is json
 // (empty = json) or console, "text" being another name of console. w is written by one goroutine at a time.

@@ -9,13 +9,13 @@ import (
 
 // CacheFlags are the types of an engine's cached keys and values.
 type CacheFlags struct {
-	KvTypeK string `help:"Type of cached keys: f16, f32, q8_0 or q4_0." enum:"f16,f32,q8_0,q4_0" default:"f16"`
-	KvTypeV string `help:"Type of cached values: f16, f32, q8_0 or q4_0." enum:"f16,f32,q8_0,q4_0" default:"f16"`
+	CacheTypeK string `name:"cache-type-k" was:"kv-type-k" help:"Type of cached keys: f16, f32, q8_0, q4_0." enum:"f16,f32,q8_0,q4_0" default:"f16"`
+	CacheTypeV string `name:"cache-type-v" was:"kv-type-v" help:"Type of cached values: f16, f32, q8_0, q4_0." enum:"f16,f32,q8_0,q4_0" default:"f16"`
 }
 
 // Apply sets the types in the options of an engine.
 func (f CacheFlags) Apply(o *engineplugin.OpenOptions) {
-	o.KVTypeK, o.KVTypeV = cacheType(f.KvTypeK), cacheType(f.KvTypeV)
+	o.KVTypeK, o.KVTypeV = cacheType(f.CacheTypeK), cacheType(f.CacheTypeV)
 }
 
 // cacheType is the id of a type that the flags take.

@@ -28,7 +28,7 @@ type Flags struct {
 	WorkerID  string `help:"Name in the cluster; default: role, host and a random part." placeholder:"ID"`
 
 	Model     string      `help:"Model file (GGUF)." required:"" placeholder:"PATH"`
-	Engine    string      `help:"The tandem-engine program; default: beside this program." placeholder:"PATH"`
+	Engine    string      `help:"Engine program; default: tandem-engine beside this program." placeholder:"PATH"`
 	EngineLib string      `help:"Engine library; default: the one of --device beside the engine program, libtandem_cpu.so for cpu." placeholder:"PATH"`
 	Device    string      `help:"Device to run on: cpu, cuda:0, hip:0." default:"cpu"`
 	Threads   int         `help:"CPU threads of the engine, 0 = one per core." default:"0"`
@@ -36,8 +36,8 @@ type Flags struct {
 	Lanes     int         `help:"Requests at a time." default:"4"`
 	MemoryCap config.Size `help:"Memory of the engine, 0 = what is free." default:"0" placeholder:"SIZE"`
 
-	LogLevel  string `help:"debug, info, warn or error." default:"info" enum:"debug,info,warn,error"`
-	LogFormat string `help:"json or console." default:"json" enum:"json,console,text"`
+	LogLevel  string `help:"Least severe messages shown: debug, info, warn, error." default:"info" enum:"debug,info,warn,error"`
+	LogFormat string `help:"json, console, or auto: console on a terminal, json otherwise." default:"auto" enum:"auto,json,console,text"`
 	ParentPid int    `help:"Exit when this process is gone, 0 = stay." default:"0" placeholder:"PID"`
 }
 

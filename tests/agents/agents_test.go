@@ -147,7 +147,7 @@ func (s *session) run(ctx context.Context, args []string, prompt string) (string
 	cmd.WaitDelay = 5 * time.Second // helpers of a client may hold its output open
 	cmd.Env = []string{
 		"PATH=" + s.clients + string(os.PathListSeparator) + os.Getenv("PATH"), "HOME=" + s.home, "TMPDIR=" + os.TempDir(),
-		"TANDEM_URL=" + s.url, "TERM=dumb", "LANG=C.UTF-8",
+		"TANDEM_SERVER=" + s.url, "TERM=dumb", "LANG=C.UTF-8",
 	}
 	cmd.Env = append(cmd.Env, s.env...)
 	var out bytes.Buffer

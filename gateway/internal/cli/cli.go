@@ -127,13 +127,7 @@ type LogFlags struct {
 
 // logger builds the process's logger and tells the format that was chosen.
 func (f LogFlags) logger(w io.Writer) (*zap.Logger, string, error) {
-	format := f.LogFormat
-	if format == "auto" {
-		format = telemetry.FormatJSON
-		if isTerminal(w) {
-			format = telemetry.FormatConsole
-		}
-	}
+	format := telemetry.ChooseFormat(f.LogFormat, w)
 	log, err := telemetry.NewLogger(f.LogLevel, format, w)
 	return log, format, err
 }

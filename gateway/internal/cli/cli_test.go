@@ -94,7 +94,7 @@ func TestWrongModels(t *testing.T) {
 
 func TestInspect(t *testing.T) {
 	path := filepath.Join(modelsDir, demoTarget)
-	code, out, errOut := tandem(t, "", "inspect", path, "--memory", "100MiB", "--sequences", "2")
+	code, out, errOut := tandem(t, "", "inspect", path, "--memory", "100MiB", "--lanes", "2")
 	if code != 0 {
 		t.Fatal(errOut)
 	}

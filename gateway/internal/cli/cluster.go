@@ -115,11 +115,11 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	if draftThreads == 0 {
 		draftThreads = w.Threads
 	}
-	target := []string{"--model", models.target, "--threads", strconv.Itoa(w.Threads), "--kv-type-k", w.CacheTypeK, "--kv-type-v", w.CacheTypeV}
+	target := []string{"--model", models.target, "--threads", strconv.Itoa(w.Threads), "--cache-type-k", w.CacheTypeK, "--cache-type-v", w.CacheTypeV}
 	target = optional(target, "--max-ctx", w.MaxCtx)
 	target = optional(target, "--lanes", w.Lanes)
-	target = optional(target, "--tree-budget", w.DDTreeBudget)
-	target = optional(target, "--prefill-chunk", w.Chunk)
+	target = optional(target, "--ddtree-budget", w.DDTreeBudget)
+	target = optional(target, "--chunk", w.Chunk)
 	if !w.Lookup {
 		target = append(target, "--no-lookup")
 	}
@@ -129,7 +129,7 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	specs := []supervise.Spec{c.spec(programs, workerTarget, target)}
 	specs[0].Essential = true
 	if models.draft != "" {
-		args := []string{"--model", models.draft, "--tables", models.target, "--threads", strconv.Itoa(draftThreads), "--kv-type-k", w.DraftCache, "--kv-type-v", w.DraftCache}
+		args := []string{"--model", models.draft, "--tables", models.target, "--threads", strconv.Itoa(draftThreads), "--cache-type-k", w.DraftCache, "--cache-type-v", w.DraftCache}
 		args = optional(args, "--max-ctx", w.MaxCtx)
 		args = optional(args, "--lanes", w.Lanes)
 		specs = append(specs, c.spec(programs, workerDraft, args))
@@ -186,8 +186,7 @@ func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
 // scriptVariable is what the engine program of tests reads; see native/plugin/scripted.
 const scriptVariable = config.EnvPrefix + "_SCRIPT"
 
-// workerEnvironment is ours without the variables that stand for flags: TANDEM_DRAFT is a file to this program and an
-// address to worker-target. Everything a worker is to know is on its command line.
+// workerEnvironment is ours without the variables that stand for flags: everything a worker is to know is on its command line.
 func workerEnvironment() []string {
 	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")

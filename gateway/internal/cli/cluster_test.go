@@ -45,8 +45,8 @@ func TestWorkerCommandLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	wants := map[string][]string{
-		workerTarget:  {"--model " + target, "--threads 3", "--max-ctx 4096", "--lanes 2", "--memory-cap 1GiB", "--kv-type-k f16", "--kv-type-v f32", "--cache-dir /c", "--no-lookup"},
-		workerDraft:   {"--model " + draft, "--tables " + target, "--threads 3", "--lanes 2", "--kv-type-k q8_0", "--kv-type-v q8_0", "--cache-dir /c"},
+		workerTarget:  {"--model " + target, "--threads 3", "--max-ctx 4096", "--lanes 2", "--memory-cap 1GiB", "--cache-type-k f16", "--cache-type-v f32", "--cache-dir /c", "--no-lookup"},
+		workerDraft:   {"--model " + draft, "--tables " + target, "--threads 3", "--lanes 2", "--cache-type-k q8_0", "--cache-type-v q8_0", "--cache-dir /c"},
 		workerPrefill: {"--model " + prefill, "--threads 3"},
 	}
 	if len(specs) != len(wants) {

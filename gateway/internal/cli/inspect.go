@@ -13,10 +13,10 @@ import (
 // InspectCmd is tandem inspect.
 type InspectCmd struct {
 	File      string      `arg:"" type:"existingfile" help:"GGUF file; of a sharded model the first file."`
-	Context   int         `default:"0" help:"Context length in tokens for the account of memory, 0 = the model's."`
-	Sequences int         `default:"1" help:"Requests at a time for the account of memory."`
+	MaxCtx    int         `was:"context" default:"0" help:"Context length in tokens for the account of memory, 0 = the model's."`
+	Lanes     int         `was:"sequences" default:"1" help:"Requests at a time for the account of memory."`
 	Memory    config.Size `default:"0" placeholder:"SIZE" help:"Memory of the device, for example 24GiB: says what fits."`
-	KVType    string      `name:"kv-type" default:"f16" help:"Type of cached keys and values: f32, f16, bf16, q8_0, q4_0, …"`
+	CacheType string      `was:"kv-type" default:"f16" help:"Type of cached keys and values: f32, f16, bf16, q8_0, q4_0, …"`
 }
 
 // workspace estimates what activations and the draft's share need besides weights and caches. The engine plans exactly when
@@ -25,8 +25,8 @@ func workspace(weights int64) int64 { return 64<<20 + weights/32 }
 
 // Validate checks the numbers.
 func (c *InspectCmd) Validate() error {
-	if c.Context < 0 || c.Sequences < 1 {
-		return fmt.Errorf("--context and --sequences: %d and %d are not sensible", c.Context, c.Sequences)
+	if c.MaxCtx < 0 || c.Lanes < 1 {
+		return fmt.Errorf("--max-ctx and --lanes: %d and %d are not sensible", c.MaxCtx, c.Lanes)
 	}
 	return nil
 }
@@ -85,21 +85,21 @@ func (c *InspectCmd) describe(w io.Writer, file *gguf.File, m *gguf.Model) {
 
 // memory adds up what a run needs and says what fits.
 func (c *InspectCmd) memory(w io.Writer, m *gguf.Model) error {
-	perToken, err := m.KVBytesPerToken(c.KVType, c.KVType)
+	perToken, err := m.KVBytesPerToken(c.CacheType, c.CacheType)
 	if err != nil {
-		return fmt.Errorf("--kv-type: %w", err)
+		return fmt.Errorf("--cache-type: %w", err)
 	}
-	context := c.Context
+	context := c.MaxCtx
 	if context == 0 {
 		context = m.Context
 	}
-	sequences := int64(c.Sequences)
+	sequences := int64(c.Lanes)
 	fixed := m.TensorBytes + sequences*m.StateBytes()
 	cache := sequences * int64(context) * perToken
 	fmt.Fprintln(w)
 	fmt.Fprintf(w, "weights\t%s\n", config.Size(m.TensorBytes).Human())
 	fmt.Fprintf(w, "recurrent state\t%s for %d sequence(s)\n", config.Size(sequences*m.StateBytes()).Human(), sequences)
-	fmt.Fprintf(w, "key-value cache\t%s for %d tokens of %s (%d bytes a token)\n", config.Size(cache).Human(), int64(context)*sequences, c.KVType, perToken)
+	fmt.Fprintf(w, "key-value cache\t%s for %d tokens of %s (%d bytes a token)\n", config.Size(cache).Human(), int64(context)*sequences, c.CacheType, perToken)
 	fmt.Fprintf(w, "together\t%s\n", config.Size(fixed+cache).Human())
 	if c.Memory == 0 {
 		return nil

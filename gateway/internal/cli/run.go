@@ -32,7 +32,7 @@ type RunCmd struct {
 
 	PrefillDrafter string `type:"path" placeholder:"PATH" help:"Scorer model for the compression of long prompts."`
 	WorkerFlags
-	LogLevel string `default:"error" enum:"debug,info,warn,error" help:"Least severe messages of gateway and workers that are shown: debug, info, warn, error."`
+	LogLevel string `default:"error" enum:"debug,info,warn,error" help:"Least severe messages shown: debug, info, warn, error."`
 
 	models trio
 	prompt []string

@@ -3,17 +3,13 @@ package cli
 import (
 	"os"
 
+	"github.com/tandem-inference/tandem/services/telemetry"
 	"golang.org/x/sys/unix"
 )
 
 // isTerminal says whether a stream of ours is a person's terminal.
 func isTerminal(stream any) bool {
-	file, ok := stream.(*os.File)
-	if !ok {
-		return false
-	}
-	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS)
-	return err == nil
+	return telemetry.IsTerminal(stream)
 }
 
 // terminalWidth is the number of columns, 80 when it is not known.

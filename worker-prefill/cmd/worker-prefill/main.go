@@ -28,6 +28,14 @@ type cli struct {
 	Health workernode.HealthCmd `cmd:"" help:"Ask a worker whether it serves; exit status 0 or 1."`
 }
 
+// Variables implements config.Variables: on a machine where one variable reaches several programs it means the same to all of them.
+func (cli) Variables() map[string][]string {
+	return map[string][]string{
+		"model": {"PREFILL_DRAFTER"}, "device": {"PREFILL_DEVICE", "DEVICE"}, "threads": {"DRAFT_THREADS", "THREADS"}, "memory-cap": {"PREFILL_MEMORY_CAP"},
+		"max-ctx": {"PREFILL_MAX_CTX"},
+	}
+}
+
 type serveCmd struct {
 	workernode.Flags
 }

@@ -46,7 +46,7 @@ func TestSlowTrioGuided(t *testing.T) {
 		t.Fatal(err)
 	}
 	start(t, in("bin", "worker-draft"), filepath.Join(dir, "d"), "--model", in("models", "tandem-tiny-draft-q8_0.gguf"), "--cache-dir", filepath.Join(dir, "cd"))
-	start(t, in("bin", "worker-target"), filepath.Join(dir, "t"), "--model", model, "--cache-dir", filepath.Join(dir, "ct"), "--draft", "unix://"+filepath.Join(dir, "d"))
+	start(t, in("bin", "worker-target"), filepath.Join(dir, "t"), "--model", model, "--cache-dir", filepath.Join(dir, "ct"), "--draft-address", "unix://"+filepath.Join(dir, "d"))
 	conn, err := workernode.Dial("unix://" + filepath.Join(dir, "t"))
 	if err != nil {
 		t.Fatal(err)

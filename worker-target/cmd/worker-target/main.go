@@ -11,3 +11,8 @@ type cli struct {
 	Serve  serveCmd             `cmd:"" default:"withargs" help:"Run the worker (the default)."`
 	Health workernode.HealthCmd `cmd:"" help:"Ask a worker whether it serves; exit status 0 or 1."`
 }
+
+// Variables implements config.Variables: TANDEM_TARGET_DEVICE of tandem serve holds for this program, too.
+func (cli) Variables() map[string][]string {
+	return map[string][]string{"device": {"TARGET_DEVICE", "DEVICE"}}
+}

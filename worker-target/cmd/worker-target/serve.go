@@ -32,14 +32,14 @@ type serveCmd struct {
 	workernode.Flags
 	workernode.CacheFlags
 
-	Draft    []string `help:"Draft worker to use besides those of the lease; may be repeated." placeholder:"ADDR"`
-	CacheDir string   `help:"Folder for files of drafts; default: tandem in the user's cache." placeholder:"DIR"`
+	DraftAddress []string `was:"draft" help:"Draft worker to use besides those that the gateway names; may be repeated." placeholder:"ADDR"`
+	CacheDir     string   `help:"Folder for files of drafts; default: tandem in the user's cache." placeholder:"DIR"`
 
-	PrefillChunk  int           `help:"Rows of a prefill step, 0 = the engine's widest." default:"0"`
-	TreeBudget    int           `help:"Nodes of draft trees when a request does not say." default:"22"`
+	Chunk         int           `was:"prefill-chunk" help:"Prompt tokens that one prefill step reads, 0 = as many as the engine takes." default:"0"`
+	DDTreeBudget  int           `name:"ddtree-budget" was:"tree-budget" help:"Nodes of draft trees when a request does not say; automatic speculation finds its own." default:"22"`
 	FeatureRows   int           `help:"Positions of features kept per request for a draft that comes back." default:"4096"`
 	DraftDeadline time.Duration `help:"Longest wait for a proposal." default:"400ms"`
-	Lookup        bool          `help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before." default:"true" negatable:""`
+	Lookup        bool          `help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft." default:"true" negatable:""`
 
 	DraftTransport string `help:"Way of features and proposals: auto (shared memory where the draft is on this host, else gRPC) or grpc." default:"auto" enum:"auto,grpc"`
 }
@@ -50,10 +50,10 @@ func (c *serveCmd) Validate() error {
 		return err
 	}
 	switch {
-	case c.PrefillChunk < 0:
-		return fmt.Errorf("--prefill-chunk: must be >= 0, got %d", c.PrefillChunk)
-	case c.TreeBudget < 1:
-		return fmt.Errorf("--tree-budget: must be >= 1, got %d", c.TreeBudget)
+	case c.Chunk < 0:
+		return fmt.Errorf("--chunk: must be >= 0, got %d", c.Chunk)
+	case c.DDTreeBudget < 1:
+		return fmt.Errorf("--ddtree-budget: must be >= 1, got %d", c.DDTreeBudget)
 	case c.FeatureRows < 64:
 		return fmt.Errorf("--feature-rows: must be >= 64, got %d", c.FeatureRows)
 	case c.DraftDeadline < time.Millisecond || c.DraftDeadline > time.Second:
@@ -107,13 +107,13 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		TablesDigest:    func(context.Context) (string, error) { return digest() },
 		TablesFile:      (&tables{file: file, dir: cache}).path,
 		TokenizerDigest: registration.Model.TokenizerDigest, CacheDir: cache, Dial: workernode.Dialer(c.DraftTransport), Log: log.Named("drafts"),
-	}, c.Draft)
+	}, c.DraftAddress)
 	w.keeper = workernode.NewKeeper(workernode.KeeperConfig{
 		Opener: host, Options: options, Log: log.Named("engine"),
 		OnOpen: func(ctx context.Context, e engineplugin.Engine) error { return w.manager.Restore(ctx, e) },
 	})
 	w.Server = server.New(id, c.Lanes, decode.Config{
-		PrefillChunk: c.PrefillChunk, TreeBudget: c.TreeBudget, RingRows: c.FeatureRows, MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup,
+		PrefillChunk: c.Chunk, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows, MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup,
 	}, server.Deps{Engines: w.keeper, Drafts: w.manager, Guides: w.guides, Model: w.model, Log: log})
 
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}

@@ -110,7 +110,7 @@ func TestSlowTrio(t *testing.T) {
 		return start(t, in("bin", "worker-draft"), filepath.Join(dir, "d"), "--model", in("models", "tandem-tiny-draft-q8_0.gguf"), "--cache-dir", filepath.Join(dir, "cd"))
 	}
 	draft := startDraft()
-	start(t, in("bin", "worker-target"), filepath.Join(dir, "t"), "--model", model, "--cache-dir", filepath.Join(dir, "ct"), "--draft", "unix://"+filepath.Join(dir, "d"))
+	start(t, in("bin", "worker-target"), filepath.Join(dir, "t"), "--model", model, "--cache-dir", filepath.Join(dir, "ct"), "--draft-address", "unix://"+filepath.Join(dir, "d"))
 	conn, err := workernode.Dial("unix://" + filepath.Join(dir, "t"))
 	if err != nil {
 		t.Fatal(err)
