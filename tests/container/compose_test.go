@@ -89,7 +89,7 @@ func TestDockerCompose(t *testing.T) {
 		t.Errorf("answer %q, %+v", before.Text, before.Usage)
 	}
 	published := must(time.Minute, "ps", "--format", "{{.Service}} {{.Publishers}}")
-	if n := strings.Count(published, "8000"); n == 0 || strings.Contains(published, "9200 ") && strings.Contains(published, "0.0.0.0 9200") {
+	if n := strings.Count(published, "8000"); n == 0 || strings.Contains(published, "8105 ") && strings.Contains(published, "0.0.0.0 8105") {
 		t.Errorf("published ports: %s", published)
 	}
 

@@ -114,7 +114,7 @@ func config(t *testing.T, root string, compose []string, profile string) map[str
 func checkWorker(t *testing.T, name string, s service, device string) {
 	t.Helper()
 	line := strings.Join(s.Command, " ")
-	for _, want := range []string{"--gateway=gateway:9100", "--advertise=" + name + ":9200", "--model=/models/"} {
+	for _, want := range []string{"--gateway=gateway:8104", "--advertise=" + name + ":8105", "--model=/models/"} {
 		if !strings.Contains(line, want) {
 			t.Errorf("%s lacks %s: %s", name, want, line)
 		}

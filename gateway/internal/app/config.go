@@ -18,8 +18,8 @@ import (
 type Config struct {
 	Host           string `default:"127.0.0.1" help:"Address of the HTTP and gRPC ports."`
 	Port           int    `default:"8000" help:"HTTP port; 0 picks a free one."`
-	GRPCPort       int    `name:"grpc-port" default:"9000" help:"Port of the public gRPC API; 0 picks a free one, -1 turns it off."`
-	RegistryListen string `default:"127.0.0.1:9100" placeholder:"ADDR" help:"Where workers join: host:port or unix:///path."`
+	GRPCPort       int    `name:"grpc-port" default:"8103" help:"Port of the public gRPC API; 0 picks a free one, -1 turns it off."`
+	RegistryListen string `default:"127.0.0.1:8104" placeholder:"ADDR" help:"Where workers join: host:port or unix:///path."`
 
 	Model            string `name:"model" type:"path" placeholder:"PATH" help:"Model file to read tokenizer and chat template from; default: the path that the target worker reports."`
 	PrefillDrafter   string `type:"path" placeholder:"PATH" help:"Scorer's model file to read its tokenizer from; default: the path that the prefill worker reports."`
@@ -89,7 +89,7 @@ const imagesReplaced = "placeholder"
 // Defaults returns the configuration that the flags' defaults describe, for callers without a command line.
 func Defaults() Config {
 	return Config{
-		Host: "127.0.0.1", Port: 8000, GRPCPort: 9000, RegistryListen: "127.0.0.1:9100",
+		Host: "127.0.0.1", Port: 8000, GRPCPort: 8103, RegistryListen: "127.0.0.1:8104",
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, FailoverTimeoutS: 60, ShutdownGraceS: 30,
 		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{"*"}, TraceRatio: 1, Planned: Planned{CacheIsolation: "shared"}, ResponseStoreMB: 64, ImagePolicy: "reject",
 		PrefillCompression: "off", PrefillThreshold: 32000, PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true,

@@ -1,9 +1,13 @@
 package app
 
 import (
+	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -80,5 +84,64 @@ func TestHTTP2WithoutTLS(t *testing.T) {
 	a := r.post("/v1/chat/completions", chatBody(`"stream":true`))
 	if c, _ := readChat(t, a.body, 1, true); c[0].Content != "over h2" {
 		t.Errorf("%d %s", a.status, a.body)
+	}
+}
+
+// TestTakenPortsSayWhatToTry opens each port twice: the message names the flag and a value that works.
+func TestTakenPortsSayWhatToTry(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	port := taken.Addr().(*net.TCPAddr).Port
+	for flag, set := range map[string]func(c *Config, port int){
+		"--port":            func(c *Config, port int) { c.Port = port },
+		"--grpc-port":       func(c *Config, port int) { c.GRPCPort = port },
+		"--registry-listen": func(c *Config, port int) { c.RegistryListen = fmt.Sprint("127.0.0.1:", port) },
+	} {
+		cfg := Defaults()
+		cfg.Port, cfg.GRPCPort, cfg.RegistryListen = 0, 0, "127.0.0.1:0"
+		set(&cfg, port)
+		_, err := New(cfg, Deps{})
+		try := regexp.MustCompile(flag + `: another program uses port ` + strconv.Itoa(port) + `; try ` + flag + ` (?:127\.0\.0\.1:)?(\d+)`)
+		if err == nil || try.FindStringSubmatch(err.Error()) == nil {
+			t.Errorf("%s: New = %v", flag, err)
+			continue
+		}
+		free, _ := strconv.Atoi(try.FindStringSubmatch(err.Error())[1])
+		set(&cfg, free)
+		a, err := New(cfg, Deps{})
+		if err != nil {
+			t.Errorf("%s: what was proposed does not work: %v", flag, err)
+			continue
+		}
+		a.closeListeners()
+		a.cancelRequests(nil)
+	}
+}
+
+// TestDefaultPortsAreNobodysElse keeps the defaults off ports that common services have: a machine that is monitored or stores
+// objects runs them already.
+func TestDefaultPortsAreNobodysElse(t *testing.T) {
+	theirs := map[int]string{
+		8001: "kubectl proxy", 8002: "Triton", 8005: "Tomcat", 8009: "AJP", 8080: "HTTP proxies", 8081: "HTTP proxies", 8086: "InfluxDB", 8088: "Superset",
+		8200: "Vault", 8300: "Consul", 8443: "HTTPS", 8500: "Consul", 8883: "MQTT", 8888: "Jupyter", 9000: "MinIO, Portainer, PHP-FPM", 9001: "MinIO",
+		9042: "Cassandra", 9090: "Prometheus", 9091: "Pushgateway", 9092: "Kafka", 9093: "Alertmanager", 9100: "node_exporter", 9200: "Elasticsearch",
+		9300: "Elasticsearch", 9400: "DCGM exporter", 11434: "Ollama", 50051: "gRPC examples",
+	}
+	d := Defaults()
+	_, registry, err := net.SplitHostPort(d.RegistryListen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := strconv.Atoi(registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for flag, port := range map[string]int{"--port": d.Port, "--grpc-port": d.GRPCPort, "--registry-listen": port} {
+		if theirs[port] != "" {
+			t.Errorf("%s %d is the port of %s", flag, port, theirs[port])
+		}
 	}
 }

@@ -2,11 +2,14 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
 	"strconv"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/anthropic"
@@ -43,25 +46,75 @@ const maxRequestBytes = 64 << 20
 func (a *App) listen() (err error) {
 	a.httpLis, a.grpcLis, a.registryLis = a.deps.HTTP, a.deps.GRPC, a.deps.Registry
 	if a.httpLis == nil {
-		if a.httpLis, err = net.Listen("tcp", net.JoinHostPort(a.cfg.Host, strconv.Itoa(a.cfg.Port))); err != nil {
-			return fmt.Errorf("--port: %w", err)
+		if a.httpLis, err = listenTCP("--port", a.cfg.Host, a.cfg.Port, func(free int) string { return fmt.Sprintf("--port %d", free) }); err != nil {
+			return err
 		}
 	}
 	if a.grpcLis == nil && a.cfg.GRPCPort >= 0 {
-		if a.grpcLis, err = net.Listen("tcp", net.JoinHostPort(a.cfg.Host, strconv.Itoa(a.cfg.GRPCPort))); err != nil {
-			return fmt.Errorf("--grpc-port: %w", err)
+		if a.grpcLis, err = listenTCP("--grpc-port", a.cfg.Host, a.cfg.GRPCPort, func(free int) string {
+			return fmt.Sprintf("--grpc-port %d, or --grpc-port=-1 for none", free)
+		}); err != nil {
+			return err
 		}
 	}
 	if a.registryLis == nil {
-		network, addr, err := splitListen(a.cfg.RegistryListen)
-		if err == nil {
-			a.registryLis, err = net.Listen(network, addr)
-		}
-		if err != nil {
-			return fmt.Errorf("--registry-listen: %w", err)
+		if a.registryLis, err = listenRegistry(a.cfg.RegistryListen); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+func listenRegistry(address string) (net.Listener, error) {
+	network, addr, err := splitListen(address)
+	if err != nil {
+		return nil, fmt.Errorf("--registry-listen: %w", err)
+	}
+	if network == "tcp" {
+		host, text, err := net.SplitHostPort(addr)
+		if err != nil {
+			return nil, fmt.Errorf("--registry-listen: %w", err)
+		}
+		if port, err := strconv.Atoi(text); err == nil {
+			return listenTCP("--registry-listen", host, port, func(free int) string {
+				return "--registry-listen " + net.JoinHostPort(host, strconv.Itoa(free))
+			})
+		}
+	}
+	l, err := net.Listen(network, addr)
+	if err != nil {
+		return nil, fmt.Errorf("--registry-listen: %w", err)
+	}
+	return l, nil
+}
+
+// listenTCP opens a port. The error for a taken one says what to try: instead writes that for a port that is free.
+func listenTCP(flag, host string, port int, instead func(free int) string) (net.Listener, error) {
+	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	if err == nil {
+		return l, nil
+	}
+	if errors.Is(err, syscall.EADDRINUSE) {
+		if free := freePort(host, port); free > 0 {
+			return nil, fmt.Errorf("%s: another program uses port %d; try %s", flag, port, instead(free))
+		}
+	}
+	return nil, fmt.Errorf("%s: %w", flag, err)
+}
+
+// freePort returns the first port above a taken one that nobody has now, or 0. The defaults of the other ports are left out.
+func freePort(host string, taken int) int {
+	d := Defaults()
+	for port := taken + 1; port <= min(taken+50, 65535); port++ {
+		if port == d.Port || port == d.GRPCPort || strings.HasSuffix(d.RegistryListen, ":"+strconv.Itoa(port)) {
+			continue
+		}
+		if l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port))); err == nil {
+			_ = l.Close()
+			return port
+		}
+	}
+	return 0
 }
 
 // wire builds the parts and connects them. Direction of use:

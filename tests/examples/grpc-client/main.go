@@ -1,6 +1,6 @@
 // Command grpc-client asks a Tandem gateway one question over gRPC and prints the answer as it comes.
 //
-//	go run ./tests/examples/grpc-client -address 127.0.0.1:9000 "What is DDTree?"
+//	go run ./tests/examples/grpc-client -address 127.0.0.1:8103 "What is DDTree?"
 package main
 
 import (
@@ -16,11 +16,13 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 )
 
 func main() {
-	address := flag.String("address", "127.0.0.1:9000", "gRPC address of the gateway")
+	address := flag.String("address", "127.0.0.1:8103", "gRPC address of the gateway")
 	flag.Parse()
 	question := strings.Join(flag.Args(), " ")
 	if question == "" {
@@ -53,6 +55,9 @@ func ask(ctx context.Context, w io.Writer, address, question string) error {
 		message, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			return nil
+		}
+		if status.Code(err) == codes.Unavailable {
+			return fmt.Errorf("no gateway answers at %s (-address names another): %w", address, err)
 		}
 		if err != nil {
 			return err
