@@ -33,10 +33,7 @@ func newBudgets(cfg Config, context func() int, log *zap.Logger) *budgets {
 
 // Envelope returns what holds for a model in the context that workers offer now.
 func (b *budgets) Envelope(m *model.Model) modelcard.Envelope {
-	ctx := b.context()
-	if ctx == 0 {
-		ctx = m.Context
-	}
+	ctx := m.Limit(b.context())
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if m != b.model {

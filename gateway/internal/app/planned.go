@@ -14,7 +14,7 @@ type Planned struct {
 	KVCacheBudget    int    `name:"kv-cache-budget" default:"0" help:"MiB of the prefix cache on disk; not built yet, only 0."`
 	CacheIsolation   string `default:"shared" help:"Who may share cached prefixes; not built yet, only shared."`
 	PflashAdaptive   bool   `help:"Let a session's draft acceptance set its keep ratio; not built yet."`
-	PrefillSkipPark  bool   `help:"Never make room for the scorer on the target's device; not built yet: nothing is ever parked."`
+	PrefillSkipPark  bool   `help:"Never make room for the scorer on the target's device; not built yet."`
 	LazyDraft        bool   `help:"Load the draft with the first request; not built yet."`
 	FaWindow         int    `default:"0" help:"Window of the target's attention; not built yet, only 0 = full."`
 	DraftSwa         int    `default:"0" help:"Window of the draft's attention; not built yet, only 0 = as its file says."`
@@ -31,7 +31,7 @@ func (p *Planned) validate() error {
 	}{
 		{"prefix-cache-slots", p.PrefixCacheSlots != 0}, {"prefix-cache-ram-mb", p.PrefixCacheRAMMB != 0}, {"kv-cache-dir", p.KVCacheDir != ""},
 		{"kv-cache-budget", p.KVCacheBudget != 0}, {"cache-isolation", p.CacheIsolation != "shared" && p.CacheIsolation != ""},
-		{"pflash-adaptive", p.PflashAdaptive}, {"lazy-draft", p.LazyDraft}, {"fa-window", p.FaWindow != 0},
+		{"pflash-adaptive", p.PflashAdaptive}, {"prefill-skip-park", p.PrefillSkipPark}, {"lazy-draft", p.LazyDraft}, {"fa-window", p.FaWindow != 0},
 		{"draft-swa", p.DraftSwa != 0}, {"target-layer-split", p.TargetLayerSplit != ""}, {"peer-access", p.PeerAccess},
 	} {
 		if f.on {

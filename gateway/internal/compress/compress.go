@@ -40,6 +40,9 @@ const (
 	ReasonTimeout        = "timeout"
 	ReasonScorerFailed   = "scorer_failed"
 	ReasonNoGain         = "no_gain"
+	// Of requests whose output must follow definitions in the prompt; mode auto leaves them alone.
+	ReasonTools  = "tools"
+	ReasonFormat = "response_format"
 )
 
 // Bounds of what is worth compressing, in the scorer's tokens.
@@ -48,8 +51,8 @@ const (
 	minSegment = 256
 	// minTotal: with less than this compressible, nothing is compressed.
 	minTotal = 1024
-	// longTurn: a last user turn of this length holds a document besides the question. It is compressed too; its head and tail,
-	// where instructions and question stand, are kept by the scorer's rules (256 and 768 tokens).
+	// longTurn: a shorter last user turn is never shortened. One of this length holds a document besides the question. It is
+	// compressed too; the scorer keeps its head and tail, where instructions and question stand (256 and 768 tokens).
 	longTurn = 1024
 	// keepAll: above this ratio compression gains nothing.
 	keepAll = 0.95
@@ -65,6 +68,8 @@ type Wish struct {
 	KeepRatio      float64
 	MinChunks      int
 	MinChunksGiven bool
+	// Exact is the reason why mode auto leaves the request alone, ReasonTools or ReasonFormat; empty = it may compress.
+	Exact string
 }
 
 // Config holds the server's settings.
@@ -135,7 +140,7 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 			want.MinChunks = c.cfg.MinChunks
 		}
 	} else {
-		want = Wish{Threshold: c.cfg.Threshold, KeepRatio: ratio, MinChunks: c.cfg.MinChunks}
+		want = Wish{Threshold: c.cfg.Threshold, KeepRatio: ratio, MinChunks: c.cfg.MinChunks, Exact: want.Exact}
 	}
 	skip := func(reason string) Func {
 		return func(context.Context) generate.Compressed { return skipped(reason, tokens, want.KeepRatio) }
@@ -143,6 +148,8 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 	switch {
 	case mode == ModeAuto && tokens < want.Threshold:
 		return skip(ReasonBelowThreshold), nil
+	case mode == ModeAuto && want.Exact != "":
+		return skip(want.Exact), nil
 	case want.KeepRatio >= keepAll:
 		return skip(ReasonKeepRatio), nil
 	}
@@ -153,7 +160,9 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 				zap.String(telemetry.KeyReason, reason), zap.NamedError(telemetry.KeyErr, err))
 		}
 		if reason != "" {
-			return skipped(reason, tokens, want.KeepRatio)
+			out := skipped(reason, tokens, want.KeepRatio)
+			out.Report.Failed = err != nil && rpcerr.Code(err) != codes.InvalidArgument
+			return out
 		}
 		return out
 	}, nil

@@ -159,11 +159,12 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 	if err := r.g.Targets.Check(); err != nil {
 		return nil, err
 	}
-	limit := r.g.Targets.MaxContext()
+	limit := r.req.Model.Limit(r.g.Targets.MaxContext())
 	var jobs []job
 	for i, p := range r.req.Prompts {
 		r.usage.PromptTokens += len(p.Tokens)
 		tokens, thinking := p.Tokens, p.Thinking
+		var report *CompressionReport
 		if p.Compress != nil {
 			began := time.Now()
 			c := p.Compress(ctx)
@@ -173,7 +174,11 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 			took := time.Since(began)
 			r.usage.Compress += took
 			r.g.tracing.phase(ctx, "compress", began, took)
-			r.usage.Compression = &c.Report
+			report = &c.Report
+			r.usage.Compression = report
+			if r.req.Compressed != nil {
+				r.req.Compressed(report)
+			}
 			if c.Report.Applied {
 				tokens, thinking = c.Tokens, c.Thinking
 			}
@@ -181,8 +186,9 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 		}
 		n, clamped, err := r.length(len(tokens), limit)
 		if err != nil {
-			if c := r.usage.Compression; c != nil && !c.Applied {
-				return nil, apierror.NoWorker("the prompt needs compression, which failed: " + c.Reason).WithCause(err)
+			// Only a scorer that failed is worth another try. Clients repeat what gets a 503 and shorten what gets a 400.
+			if report != nil && report.Failed {
+				return nil, apierror.NoWorker("the prompt needs compression, which failed: " + report.Reason).WithCause(err)
 			}
 			return nil, err
 		}

@@ -24,6 +24,17 @@ type Model struct {
 	Stops []int32
 	// Markup are control tokens in which the model writes calls.
 	Markup []int32
+	// Context is the model's own context length in tokens, 0 = unknown.
+	Context int
+}
+
+// Limit is the context that a request may fill, in tokens, where workers offer that many (0 = unknown): a worker that says more
+// than the model has is not believed. 0 = unknown.
+func (m *Model) Limit(workers int) int {
+	if workers > 0 && (m.Context == 0 || workers < m.Context) {
+		return workers
+	}
+	return m.Context
 }
 
 // Prompt is one prompt of a request.
@@ -44,8 +55,11 @@ type Compressed struct {
 
 // CompressionReport goes into usage.
 type CompressionReport struct {
-	Applied        bool
-	Reason         string // why not, empty when applied
+	Applied bool
+	Reason  string // why not, empty when applied
+	// Failed reports that compression was to run and did not, so that a later try may succeed. Without it, not to compress
+	// was the plan.
+	Failed         bool
 	OriginalTokens int
 	KeptTokens     int
 	KeepRatio      float64
@@ -75,6 +89,8 @@ type Request struct {
 	SplitReasoning bool
 	// Tools makes calls of what the model writes as such; nil = all of it is text.
 	Tools *toolcall.Config
+	// Compressed is called with the outcome of each compression, before Admitted; nil = nobody is told.
+	Compressed func(*CompressionReport)
 	// RawTokens hands the ids of each step to the sink as well.
 	RawTokens bool
 	// Guide limits what may be chosen; nil = nothing. Its Reasoning is filled by Reasoning.

@@ -29,7 +29,10 @@ func (s *Service) chat(in *tandemv1.Chat, c *tandemv1.Compression, req *turn.Req
 	default:
 		return rpcerr.InvalidArgument("compression.mode", "must be off, auto or always, got %q", c.GetMode())
 	}
-	if r := c.GetKeepRatio(); r < 0 || r > 1 {
+	if n := c.GetThreshold(); n < 0 {
+		return rpcerr.InvalidArgument("compression.threshold", "must not be negative, got %d", n)
+	}
+	if r := c.GetKeepRatio(); !(r >= 0 && r <= 1) {
 		return rpcerr.InvalidArgument("compression.keep_ratio", "must be in (0, 1], got %g", r)
 	}
 	req.Pflash = compress.Wish{Mode: c.GetMode(), Threshold: int(c.GetThreshold()), KeepRatio: c.GetKeepRatio()}

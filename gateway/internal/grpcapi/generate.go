@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -152,17 +153,16 @@ func checkSampling(in *tandemv1.Sampling, vocab int) (*tandemv1.Sampling, error)
 		proto.Merge(out, in)
 	}
 	for _, f := range []struct {
-		name   string
-		val    *float64
-		lo, hi float64
-		openLo bool
+		name string
+		val  *float64
+		rng  reqjson.Range
 	}{
-		{"temperature", out.Temperature, 0, 2, false}, {"top_p", out.TopP, 0, 1, true}, {"min_p", out.MinP, 0, 1, false},
-		{"repetition_penalty", out.RepetitionPenalty, 0, 4, true}, {"frequency_penalty", out.FrequencyPenalty, -2, 2, false},
-		{"presence_penalty", out.PresencePenalty, -2, 2, false},
+		{"temperature", out.Temperature, reqjson.Between(0, 2)}, {"top_p", out.TopP, reqjson.Positive(1)}, {"min_p", out.MinP, reqjson.Between(0, 1)},
+		{"repetition_penalty", out.RepetitionPenalty, reqjson.Positive(4)}, {"frequency_penalty", out.FrequencyPenalty, reqjson.Between(-2, 2)},
+		{"presence_penalty", out.PresencePenalty, reqjson.Between(-2, 2)},
 	} {
-		if v := f.val; v != nil && !(*v <= f.hi && (*v > f.lo || (*v == f.lo && !f.openLo))) {
-			return nil, rpcerr.InvalidArgument("sampling."+f.name, "must be between %g and %g, got %g", f.lo, f.hi, *v)
+		if v := f.val; v != nil && !f.rng.Has(*v) {
+			return nil, rpcerr.InvalidArgument("sampling."+f.name, "must be %s, got %g", f.rng, *v)
 		}
 	}
 	if w := out.PenaltyWindow; w != nil && (*w < 1 || *w > 8192) {

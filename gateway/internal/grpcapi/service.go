@@ -105,10 +105,7 @@ func checkTokens(field string, ids []int32, vocab int) error {
 func (s *Service) ListModels(context.Context, *tandemv1.ListModelsRequest) (*tandemv1.ListModelsResponse, error) {
 	out := &tandemv1.ListModelsResponse{}
 	if m, err := s.Turn.Model(); err == nil {
-		n := s.Cluster.Targets.MaxContext()
-		if n == 0 {
-			n = m.Context
-		}
+		n := m.Limit(s.Cluster.Targets.MaxContext())
 		speculative := false
 		for _, w := range s.Cluster.Workers() {
 			speculative = speculative || (w.State == registry.StateReady && len(w.Heartbeat.GetAttached()) > 0)

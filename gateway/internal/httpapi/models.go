@@ -34,10 +34,7 @@ func (s *Server) entry(m *model.Model) modelEntry {
 
 // Context is the context length that requests get: the workers', else the model's own.
 func (s *Server) Context(m *model.Model) int {
-	if n := s.Cluster.Targets.MaxContext(); n > 0 {
-		return n
-	}
-	return m.Context
+	return m.Limit(s.Cluster.Targets.MaxContext())
 }
 
 // models serves /v1/models in the shape that the client knows: Codex names its version in the query, clients of Anthropic's

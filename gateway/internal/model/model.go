@@ -26,8 +26,6 @@ type Model struct {
 	Arch string
 	// GeneralName is the model's own name, general.name of its file; empty when it has none.
 	GeneralName string
-	// Context is the model's native context length.
-	Context int
 	// Created is the file's modification time, unix seconds.
 	Created int64
 	// Digest of the file's content as its worker reported it, empty when nobody did.

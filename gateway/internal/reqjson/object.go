@@ -169,10 +169,19 @@ func AtLeast(lo float64) Range {
 	return Range{Lo: lo, Hi: math.MaxInt64, describe: "at least " + num(lo)}
 }
 
+// Positive is 0 < x ≤ hi for a number that the engine keeps in 32 bits: what rounds to 0 there is no positive number.
+func Positive(hi float64) Range {
+	return Range{Lo: math.SmallestNonzeroFloat32, Hi: hi, describe: "above 0 (at least " + num(math.SmallestNonzeroFloat32) + ") and at most " + num(hi)}
+}
+
 // Any allows every number.
 func Any() Range { return Range{Lo: math.Inf(-1), Hi: math.Inf(1), describe: "a number"} }
 
-func (r Range) has(x float64) bool { return x <= r.Hi && (x > r.Lo || (x == r.Lo && !r.OpenLo)) }
+// String says in words which numbers are in the range.
+func (r Range) String() string { return r.describe }
+
+// Has reports whether x is in the range. NaN is in none.
+func (r Range) Has(x float64) bool { return x <= r.Hi && (x > r.Lo || (x == r.Lo && !r.OpenLo)) }
 
 func num(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 
@@ -185,7 +194,7 @@ func (o Object) Float(r Range, names ...string) (val float64, ok bool, err error
 	if err := json.Unmarshal(raw, &val); err != nil {
 		return 0, false, apierror.InvalidValue(o.Path(name), "must be a number")
 	}
-	if !r.has(val) {
+	if !r.Has(val) {
 		return 0, false, apierror.InvalidValue(o.Path(name), "must be %s, got %s", r.describe, num(val))
 	}
 	return val, true, nil
@@ -201,7 +210,7 @@ func (o Object) Int(r Range, names ...string) (val int64, ok bool, err error) {
 	if !ok {
 		return 0, false, apierror.InvalidValue(o.Path(name), "must be an integer")
 	}
-	if !r.has(float64(val)) {
+	if !r.Has(float64(val)) {
 		return 0, false, apierror.InvalidValue(o.Path(name), "must be %s, got %d", r.describe, val)
 	}
 	return val, true, nil

@@ -61,6 +61,15 @@ func (s *Writer) Begin(first func(dst []byte) []byte) error {
 	return s.send(first)
 }
 
+// Header lets edit change the response's headers, unless they are out already.
+func (s *Writer) Header(edit func(http.Header)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.begun && !s.closed {
+		edit(s.w.Header())
+	}
+}
+
 // Begun reports whether the headers are out: from then on errors are events.
 func (s *Writer) Begun() bool {
 	s.mu.Lock()

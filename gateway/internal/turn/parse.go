@@ -222,6 +222,10 @@ func parsePflash(o reqjson.Object) (want compress.Wish, err error) {
 	if err != nil {
 		return want, err
 	}
-	_, _, err = p.Float(reqjson.Between(0, 1), "code_floor")
-	return want, err
+	for _, name := range []string{"code_floor", "protect", "rescore"} {
+		if p.Has(name) {
+			return want, apierror.Unsupported(p.Path(name), "is not supported yet")
+		}
+	}
+	return want, nil
 }

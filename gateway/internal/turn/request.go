@@ -137,9 +137,12 @@ type Prepared struct {
 	Warnings []string
 }
 
+// warningHeader tells clients what of their request was left out.
+const warningHeader = "x-tandem-warning"
+
 // warn sends the warnings; headers must not be out yet.
 func (p *Prepared) warn(h http.Header) {
 	for _, w := range p.Warnings {
-		h.Add("x-tandem-warning", headerText(w))
+		h.Add(warningHeader, headerText(w))
 	}
 }

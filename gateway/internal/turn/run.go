@@ -53,6 +53,11 @@ func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, ma
 	})
 	defer out.Close()
 	sink = make(out)
+	p.Run.Compressed = func(c *generate.CompressionReport) {
+		if w := compressionWarning(c); w != "" {
+			out.Header(func(h http.Header) { h.Add(warningHeader, w) })
+		}
+	}
 	early := newTimer(cmp.Or(s.cfg.QueuedHeaders, DefaultQueuedHeaders), func() { _ = sink.Begin() })
 	defer early.stop()
 	u, err := s.Run(ctx, p, sink)
@@ -79,10 +84,21 @@ func (s *Service) Whole(w http.ResponseWriter, r *http.Request, p *Prepared, sin
 		return err
 	}
 	p.warn(w.Header())
-	if c := u.Compression; c != nil && !c.Applied && c.Reason != compress.ReasonBelowThreshold {
-		w.Header().Add("x-tandem-warning", "pflash-skipped")
+	if c := u.Compression; c != nil {
+		if warning := compressionWarning(c); warning != "" {
+			w.Header().Add(warningHeader, warning)
+		}
 	}
 	return WriteJSON(w, build(u))
+}
+
+// compressionWarning is the warning about a prompt that was to be compressed and was not, else empty.
+func compressionWarning(c *generate.CompressionReport) string {
+	switch {
+	case c.Applied, c.Reason == compress.ReasonBelowThreshold, c.Reason == compress.ReasonTools, c.Reason == compress.ReasonFormat:
+		return ""
+	}
+	return "pflash-skipped"
 }
 
 // deadline bounds the life of a request when the server does.

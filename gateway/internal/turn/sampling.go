@@ -51,9 +51,9 @@ func parseSampling(o reqjson.Object, vocab int) (*tandemv1.Sampling, error) {
 		names []string
 	}{
 		{&s.Temperature, reqjson.Between(0, 2), []string{"temperature"}},
-		{&s.TopP, reqjson.Above(0, 1), []string{"top_p"}},
+		{&s.TopP, reqjson.Positive(1), []string{"top_p"}},
 		{&s.MinP, reqjson.Between(0, 1), []string{"min_p"}},
-		{&s.RepetitionPenalty, reqjson.Above(0, 4), []string{"repetition_penalty", "rep_pen", "repeat_penalty"}},
+		{&s.RepetitionPenalty, reqjson.Positive(4), []string{"repetition_penalty", "rep_pen", "repeat_penalty"}},
 		{&s.FrequencyPenalty, reqjson.Between(-2, 2), []string{"frequency_penalty"}},
 		{&s.PresencePenalty, reqjson.Between(-2, 2), []string{"presence_penalty"}},
 	} {

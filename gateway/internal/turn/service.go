@@ -212,5 +212,12 @@ func (s *Service) compression(req *Request, m *model.Model, conv *chat.Conversat
 		}
 		return nil, nil
 	}
-	return s.Compressor.Plan(req.Pflash, m, conv, tokens, req.ID)
+	want := req.Pflash
+	switch {
+	case req.Tools.Len() > 0:
+		want.Exact = compress.ReasonTools
+	case req.Format.Kind != FormatText:
+		want.Exact = compress.ReasonFormat
+	}
+	return s.Compressor.Plan(want, m, conv, tokens, req.ID)
 }
