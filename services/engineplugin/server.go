@@ -43,7 +43,7 @@ func NewServer(opener Opener) *Server {
 // ServerOptions are the gRPC options that a Server needs. onPanic may be nil.
 func ServerOptions(onPanic rpcerr.PanicHandler) []grpc.ServerOption {
 	options := append(tensorwire.ServerOptions(), rpcerr.ServerOptions(onPanic)...)
-	return append(options, grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(enginev1.EngineService_Run_FullMethodName)))
+	return append(options, grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(tensorwire.MaxMessageBytes, enginev1.EngineService_Run_FullMethodName)))
 }
 
 // DialOptions are the gRPC options of its clients, without credentials.

@@ -3,6 +3,7 @@ package shmstream
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync/atomic"
 	"time"
@@ -126,7 +127,7 @@ func (l *lane) read(buf []byte, limit int) ([]byte, error) {
 	}
 	n := int(binary.LittleEndian.Uint32(prefix[:]))
 	if n > limit {
-		return buf, errCorrupt
+		return buf, fmt.Errorf("%w: a message of %d bytes, at most %d are received", errCorrupt, n, limit)
 	}
 	if cap(buf) < n {
 		buf = make([]byte, n)

@@ -30,6 +30,7 @@ type conn struct {
 	out    lane
 	in     lane
 	codec  encoding.CodecV2
+	most   int // bytes of a received message
 
 	// use is held shared by whoever touches the region, and alone to unmap it.
 	use sync.RWMutex
@@ -40,8 +41,8 @@ type conn struct {
 	list   mem.BufferSlice // buf
 }
 
-func newConn(r *region, out, in int) *conn {
-	c := &conn{region: r, out: r.lane(out), in: r.lane(in), codec: tensorwire.NewCodec()}
+func newConn(r *region, out, in, most int) *conn {
+	c := &conn{region: r, out: r.lane(out), in: r.lane(in), codec: tensorwire.NewCodec(), most: most}
 	c.out.side, c.in.side = &c.side, &c.side
 	c.list = mem.BufferSlice{&c.buf}
 	return c
@@ -80,7 +81,7 @@ func (c *conn) receive(m any) error {
 		return errClosed
 	}
 	var err error
-	if c.buf, err = c.in.read(c.buf, tensorwire.MaxMessageBytes); err != nil {
+	if c.buf, err = c.in.read(c.buf, c.most); err != nil {
 		return err
 	}
 	if err := c.codec.Unmarshal(c.list, m); err != nil {
@@ -141,7 +142,8 @@ func (c *conn) hide() {
 
 // ---- client
 
-// ClientInterceptor moves streams of the methods into shared memory where the server can follow.
+// ClientInterceptor moves streams of the methods into shared memory where the server can follow. grpc.MaxCallRecvMsgSize among a
+// call's options bounds what is received either way.
 func ClientInterceptor(methods ...string) grpc.StreamClientInterceptor {
 	return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 		if !slices.Contains(methods, method) {
@@ -156,7 +158,7 @@ func ClientInterceptor(methods ...string) grpc.StreamClientInterceptor {
 			r.unmap()
 			return nil, err
 		}
-		t := &track{conn: newConn(r, 0, 1), known: make(chan struct{}), over: make(chan struct{})}
+		t := &track{conn: newConn(r, 0, 1, mostReceived(opts)), known: make(chan struct{}), over: make(chan struct{})}
 		s := &clientStream{ClientStream: cs, track: t}
 		// A stream that nobody reads to its end leaves its memory to the collector.
 		runtime.AddCleanup(s, func(c *conn) { go c.close() }, t.conn)
@@ -167,6 +169,17 @@ func ClientInterceptor(methods ...string) grpc.StreamClientInterceptor {
 		}()
 		return s, nil
 	}
+}
+
+// mostReceived is the largest message in bytes that the options of a call allow.
+func mostReceived(opts []grpc.CallOption) int {
+	most := tensorwire.MaxMessageBytes
+	for _, o := range opts { // the last one counts, as in gRPC
+		if o, ok := o.(grpc.MaxRecvMsgSizeCallOption); ok {
+			most = o.MaxRecvMsgSize
+		}
+	}
+	return most
 }
 
 // track is what is known of a client's stream.
@@ -258,8 +271,9 @@ func (s *clientStream) RecvMsg(m any) error {
 
 // ---- server
 
-// ServerInterceptor follows clients that move streams of the methods into shared memory.
-func ServerInterceptor(methods ...string) grpc.StreamServerInterceptor {
+// ServerInterceptor follows clients that move streams of the methods into shared memory; most is the largest message in bytes that is
+// received there, as grpc.MaxRecvMsgSize is elsewhere.
+func ServerInterceptor(most int, methods ...string) grpc.StreamServerInterceptor {
 	return func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		if !slices.Contains(methods, info.FullMethod) {
 			return handler(srv, ss)
@@ -273,7 +287,7 @@ func ServerInterceptor(methods ...string) grpc.StreamServerInterceptor {
 		if err != nil {
 			return handler(srv, ss) // another host, container or user
 		}
-		c := newConn(r, 1, 0)
+		c := newConn(r, 1, 0, most)
 		defer c.close()
 		stop := context.AfterFunc(ss.Context(), c.abort)
 		defer stop()

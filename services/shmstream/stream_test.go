@@ -77,7 +77,7 @@ func serve(t testing.TB, h handler, server []grpc.ServerOption, client []grpc.Di
 }
 
 func both() ([]grpc.ServerOption, []grpc.DialOption) {
-	return []grpc.ServerOption{grpc.ChainStreamInterceptor(ServerInterceptor(method))},
+	return []grpc.ServerOption{grpc.ChainStreamInterceptor(ServerInterceptor(tensorwire.MaxMessageBytes, method))},
 		[]grpc.DialOption{grpc.WithChainStreamInterceptor(ClientInterceptor(method))}
 }
 
@@ -368,3 +368,32 @@ func TestSteadyState(t *testing.T) {
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestLimits: a message that is larger than its receiver allows ends the stream on either side, through memory as through gRPC.
+func TestLimits(t *testing.T) {
+	const most = 1 << 16
+	for _, test := range []struct {
+		name           string
+		server, client int
+	}{{"server", most, 1 << 20}, {"client", 1 << 20, most}} {
+		t.Run(test.name, func(t *testing.T) {
+			conn := serve(t, bounce, []grpc.ServerOption{grpc.ChainStreamInterceptor(ServerInterceptor(test.server, method))},
+				[]grpc.DialOption{grpc.WithChainStreamInterceptor(ClientInterceptor(method)), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(test.client))})
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			s := open(t, ctx, conn)
+			if !moved(s) {
+				t.Skip("no shared memory here")
+			}
+			for _, n := range []int{most - 16, most} { // a message is a few bytes more than its data
+				if err := s.SendMsg(&blob{make([]byte, n)}); err != nil {
+					t.Fatal(err)
+				}
+				var m blob
+				if err := s.RecvMsg(&m); (err == nil) != (n < most) {
+					t.Errorf("%d bytes: %v", n, err)
+				}
+			}
+		})
+	}
+}

@@ -56,15 +56,19 @@ type Config struct {
 	Grace time.Duration
 }
 
+// MaxRequestBytes bounds a message that a worker receives. The largest are prompts, some 4 bytes a token, and grammars; features and
+// tables travel in pieces of about 1 MiB.
+const MaxRequestBytes = 32 << 20
+
 // ServerOptions are those of every worker's server.
 func ServerOptions(log *zap.Logger) []grpc.ServerOption {
 	// Stop waits for handlers: they free sequences, for which the engine must still be there.
-	options := append(tensorwire.ServerOptions(), grpc.WaitForHandlers(true))
+	options := append(tensorwire.ServerOptions(), grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(MaxRequestBytes))
 	options = append(options, rpcerr.ServerOptions(func(method string, value any, stack []byte) {
 		log.Error("panic", zap.String(telemetry.KeyEndpoint, method), zap.Any(telemetry.KeyErr, value), zap.ByteString(telemetry.KeyStack, stack))
 	})...)
 	// Behind the others: it sees messages that they do not.
-	return append(options, grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(tandemv1.DraftService_Speculate_FullMethodName)))
+	return append(options, grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(MaxRequestBytes, tandemv1.DraftService_Speculate_FullMethodName)))
 }
 
 // reconnect keeps the pauses of a lost peer short: a draft that is back is to be used within a second.

@@ -79,7 +79,7 @@ func server(at string, plain bool) error {
 	var options []grpc.ServerOption
 	if !plain {
 		options = append(tensorwire.ServerOptions(),
-			grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(tandemv1.DraftService_Speculate_FullMethodName)))
+			grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(tensorwire.MaxMessageBytes, tandemv1.DraftService_Speculate_FullMethodName)))
 	}
 	s := grpc.NewServer(options...)
 	tandemv1.RegisterDraftServiceServer(s, drafts{})

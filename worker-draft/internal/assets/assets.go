@@ -3,10 +3,10 @@
 package assets
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/transfer"
 	"github.com/tandem-inference/tandem/services/workernode"
 )
 
@@ -83,46 +84,20 @@ func wellFormed(digest string) bool {
 	return err == nil && len(raw) == sha256.Size
 }
 
-// Receive stores tables that arrive in pieces; next returns io.EOF after the last. DATA_LOSS when they are not what digest
-// announces.
+// Receive stores tables that arrive in pieces; next returns io.EOF after the last. What bounds them is said at transfer.Receive;
+// DATA_LOSS also when they are not what digest announces.
 func (s *Store) Receive(ctx context.Context, digest string, totalBytes int64, next func() ([]byte, error)) (string, error) {
 	if !wellFormed(digest) {
 		return "", rpcerr.InvalidArgument("digest", "is not a SHA-256 in hex")
 	}
 	s.putMu.Lock()
 	defer s.putMu.Unlock()
-	if err := os.MkdirAll(s.cacheDir, 0o700); err != nil {
-		return "", err
-	}
-	f, err := os.CreateTemp(s.cacheDir, "tables-*.part")
+	part, err := transfer.Receive(ctx, s.cacheDir, "tables-*.part", transfer.Limits{Total: totalBytes, Most: s.mostTables()}, next)
 	if err != nil {
 		return "", err
 	}
-	defer os.Remove(f.Name())
-	defer f.Close()
-	var got int64
-	for {
-		part, err := next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return "", err
-		}
-		if got += int64(len(part)); got > totalBytes {
-			return "", rpcerr.DataLoss("more than the announced %d bytes arrived", totalBytes)
-		}
-		if _, err := f.Write(part); err != nil {
-			return "", err
-		}
-	}
-	if got != totalBytes {
-		return "", rpcerr.DataLoss("%d of the announced %d bytes arrived", got, totalBytes)
-	}
-	if err := f.Close(); err != nil {
-		return "", err
-	}
-	found, err := Tables(ctx, f.Name())
+	defer os.Remove(part)
+	found, err := Tables(ctx, part)
 	if err != nil {
 		return "", rpcerr.DataLoss("the tables cannot be read: %v", err)
 	}
@@ -130,7 +105,19 @@ func (s *Store) Receive(ctx context.Context, digest string, totalBytes int64, ne
 		return "", rpcerr.DataLoss("the tables have digest %.12s, announced was %.12s", found, digest)
 	}
 	path := filepath.Join(s.cacheDir, "tables-"+digest+".gguf")
-	return path, os.Rename(f.Name(), path)
+	return path, os.Rename(part, path)
+}
+
+const (
+	// mostVocab is assumed of a draft whose file does not say how large its vocabulary is.
+	mostVocab = 1 << 20
+	// metadata is allowed in a file of tables, in bytes.
+	metadata = 8 << 20
+)
+
+// mostTables is the largest size in bytes of tables of the draft's target: embedding and head as 32-bit floats.
+func (s *Store) mostTables() int64 {
+	return 2*4*int64(cmp.Or(s.Model.Vocab, mostVocab))*int64(s.Model.Hidden) + metadata
 }
 
 // Fuse returns the projection and its norm as a file of their own, cut on first use, with its digest.

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -334,6 +335,15 @@ func TestRefusesBadMessages(t *testing.T) {
 		"no rows":  {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureEncoding: 2, Features: make([]byte, 32)}, rpcerr.AnyInvalidArgument},
 		"context":  {message(1, 1, 0, 65, nil), rpcerr.AnyResourceExhausted},
 		"anchor":   {message(1, 1, 0, 1, ask(-1, 1, 4, chain)), rpcerr.AnyInvalidArgument},
+		"vocab":    {message(1, 1, 0, 1, ask(64, 1, 4, chain)), rpcerr.AnyInvalidArgument},
+		"negative": {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureRows: -2, FeatureEncoding: 2}, rpcerr.AnyInvalidArgument},
+		"before":   {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeaturePosition: -9}, rpcerr.AnyInvalidArgument},
+		"position": {message(1, 1, 0, 1, ask(3, -1, 4, chain)), rpcerr.AnyInvalidArgument},
+		"block":    {message(1, 1, 0, 1, &tandemv1.Propose{Anchor: 3, Position: 1, Block: -4}), rpcerr.AnyInvalidArgument},
+		"budget":   {message(1, 1, 0, 1, &tandemv1.Propose{Anchor: 3, Position: 1, Budget: -4}), rpcerr.AnyInvalidArgument},
+		"mode":     {message(1, 1, 0, 1, &tandemv1.Propose{Anchor: 3, Position: 1, Mode: 77}), rpcerr.AnyInvalidArgument},
+		"deadline": {message(1, 1, 0, 1, &tandemv1.Propose{Anchor: 3, Position: 1, DeadlineUs: -1}), rpcerr.AnyInvalidArgument},
+		"name":     {&tandemv1.SpeculateRequest{SessionId: strings.Repeat("x", 257), Epoch: 1, Step: 1}, rpcerr.AnyInvalidArgument},
 	} {
 		s := r.stream()
 		if err := s.Send(test.m); err != nil {
@@ -431,7 +441,7 @@ func (s *still) Propose(_ context.Context, _ []engineplugin.FeatureRows, request
 }
 
 func TestHotPathDoesNotAllocate(t *testing.T) {
-	w := newWork(&still{info: engineplugin.Info{FeatureFused: hidden, BlockSize: block, MaxContext: 1 << 30, MaxBatchRows: 512, MaxTopK: 64}}, 1)
+	w := newWork(&still{info: engineplugin.Info{Vocab: 64, FeatureFused: hidden, BlockSize: block, MaxContext: 1 << 30, MaxBatchRows: 512, MaxTopK: 64}}, 1)
 	m := message(1, 0, 0, 4, ask(1, 4, 22, tree))
 	ctx := context.Background()
 	round := func() {
@@ -450,7 +460,7 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 
 // TestTimes: features that the engine takes in three calls, the last one with the question.
 func TestTimes(t *testing.T) {
-	w := newWork(&still{info: engineplugin.Info{FeatureFused: hidden, BlockSize: block, MaxContext: 1 << 30, MaxBatchRows: 16, MaxTopK: 64}}, 1)
+	w := newWork(&still{info: engineplugin.Info{Vocab: 64, FeatureFused: hidden, BlockSize: block, MaxContext: 1 << 30, MaxBatchRows: 16, MaxTopK: 64}}, 1)
 	if _, err := w.handle(context.Background(), message(1, 1, 0, 40, ask(1, 40, 22, tree)), time.Now(), false); err != nil {
 		t.Fatal(err)
 	}

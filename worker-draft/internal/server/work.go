@@ -47,6 +47,9 @@ func newWork(engine engineplugin.Engine, sequence engineplugin.Sequence) *work {
 // already, which makes a proposal for this one useless.
 func (w *work) handle(ctx context.Context, m *tandemv1.SpeculateRequest, at time.Time, newer bool) (reply bool, err error) {
 	w.proposed, w.skipped, w.appended, w.forward = false, false, 0, 0
+	if err := check(m, w.info.Vocab); err != nil {
+		return false, err
+	}
 	if w.started && (m.Epoch < w.epoch || m.Epoch == w.epoch && m.Step <= w.step) {
 		return false, nil // stale or repeated
 	}
@@ -86,9 +89,47 @@ func (w *work) handle(ctx context.Context, m *tandemv1.SpeculateRequest, at time
 	return ask != nil, nil
 }
 
+const (
+	// mostID bounds the id of a sequence, which is for logs, in bytes.
+	mostID = 256
+	// mostPosition bounds positions of a text: sums of two fit 32 bits.
+	mostPosition = 1 << 30
+)
+
+// check says which field of a message cannot be. What depends on the sequence is checked where it is used.
+func check(m *tandemv1.SpeculateRequest, vocab int) error {
+	switch {
+	case len(m.SessionId) > mostID:
+		return rpcerr.InvalidArgument("session_id", "has %d bytes, at most %d are allowed", len(m.SessionId), mostID)
+	case m.FeaturePosition < 0 || m.FeaturePosition > mostPosition:
+		return rpcerr.InvalidArgument("feature_position", "must be in 0..%d, got %d", mostPosition, m.FeaturePosition)
+	case m.FeatureRows < 0:
+		return rpcerr.InvalidArgument("feature_rows", "must be >= 0, got %d", m.FeatureRows)
+	}
+	ask := m.Propose
+	if ask == nil {
+		return nil
+	}
+	switch {
+	case ask.Anchor < 0 || int(ask.Anchor) >= vocab:
+		return rpcerr.InvalidArgument("propose.anchor", "token %d is outside the vocabulary of %d", ask.Anchor, vocab)
+	case ask.Position < 0 || ask.Position > mostPosition:
+		return rpcerr.InvalidArgument("propose.position", "must be in 0..%d, got %d", mostPosition, ask.Position)
+	case ask.Budget < 0:
+		return rpcerr.InvalidArgument("propose.budget", "must be >= 0, got %d", ask.Budget)
+	case ask.Block < 0:
+		return rpcerr.InvalidArgument("propose.block", "must be >= 0, got %d", ask.Block)
+	case tandemv1.SpeculationMode_name[int32(ask.Mode)] == "":
+		return rpcerr.InvalidArgument("propose.mode", "unknown mode %d", ask.Mode)
+	case ask.DeadlineUs < 0:
+		return rpcerr.InvalidArgument("propose.deadline_us", "must be >= 0, got %d", ask.DeadlineUs)
+	}
+	return nil
+}
+
 // fresh returns the rows of a message that the sequence does not have yet.
 func (w *work) fresh(m *tandemv1.SpeculateRequest) (rows int, data []byte, err error) {
-	if m.FeatureRows <= 0 {
+	if m.FeatureRows == 0 {
 		if len(m.Features) > 0 {
 			return 0, nil, rpcerr.InvalidArgument("feature_rows", "is %d, but there are %d bytes of features", m.FeatureRows, len(m.Features))
 		}
@@ -132,9 +173,6 @@ func (w *work) request(ask *tandemv1.Propose, rows int) ([]engineplugin.DraftReq
 	width := 1
 	if ask.Mode != tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN {
 		width = max(1, min(treeWidth, int(ask.Budget), w.info.MaxTopK))
-	}
-	if ask.Anchor < 0 || ask.Budget < 0 {
-		return nil, rpcerr.InvalidArgument("propose", "anchor %d, budget %d", ask.Anchor, ask.Budget)
 	}
 	w.requests[0] = engineplugin.DraftRequest{
 		Sequence: w.sequence, Token: ask.Anchor, Position: int32(w.length + rows), Block: int32(block), TopK: int32(width), Temperature: 1,

@@ -124,6 +124,13 @@ func span(s *tandemv1.Span) pflash.Span {
 	return pflash.Span{First: int(s.GetFirst()), Last: int(s.GetLast())}
 }
 
+const (
+	// mostID bounds a request's id, which is for logs, in bytes.
+	mostID = 256
+	// mostQuery bounds the rows that ask: each of them looks at the whole prompt.
+	mostQuery = 1024
+)
+
 // check says which field of a request cannot work.
 func check(m *tandemv1.CompressRequest, info engineplugin.Info) error {
 	n := len(m.Tokens)
@@ -132,8 +139,10 @@ func check(m *tandemv1.CompressRequest, info engineplugin.Info) error {
 		return rpcerr.InvalidArgument("tokens", "is empty")
 	case n > info.MaxContext:
 		return rpcerr.ResourceExhausted("tokens: the prompt has %d tokens, the scorer takes %d", n, info.MaxContext)
-	case m.QueryTokens < 0:
-		return rpcerr.InvalidArgument("query_tokens", "must be >= 0, got %d", m.QueryTokens)
+	case len(m.RequestId) > mostID:
+		return rpcerr.InvalidArgument("request_id", "has %d bytes, at most %d are allowed", len(m.RequestId), mostID)
+	case m.QueryTokens < 0 || m.QueryTokens > mostQuery:
+		return rpcerr.InvalidArgument("query_tokens", "must be in 0..%d, got %d", mostQuery, m.QueryTokens)
 	case m.ChunkTokens < 0:
 		return rpcerr.InvalidArgument("chunk_tokens", "must be >= 0, got %d", m.ChunkTokens)
 	case m.PoolTokens < 0:

@@ -131,6 +131,8 @@ func TestRefusals(t *testing.T) {
 		"segment end":    {&tandemv1.CompressRequest{Tokens: ok, Segments: []*tandemv1.Segment{{Span: span(5, 51), KeepRatio: 1}}}, rpcerr.AnyInvalidArgument, "segment 0"},
 		"no span":        {&tandemv1.CompressRequest{Tokens: ok, Segments: []*tandemv1.Segment{{KeepRatio: 1}}}, rpcerr.AnyInvalidArgument, "segment 0"},
 		"ratio":          {&tandemv1.CompressRequest{Tokens: ok, Segments: []*tandemv1.Segment{{Span: span(5, 9)}}}, rpcerr.AnyInvalidArgument, "keep_ratio"},
+		"query tokens":   {&tandemv1.CompressRequest{Tokens: ok, QueryTokens: 1 << 30}, rpcerr.AnyInvalidArgument, "query_tokens"},
+		"id":             {&tandemv1.CompressRequest{Tokens: ok, RequestId: strings.Repeat("x", 257)}, rpcerr.AnyInvalidArgument, "request_id"},
 		"negative chunk": {&tandemv1.CompressRequest{Tokens: ok, ChunkTokens: -1}, rpcerr.AnyInvalidArgument, "chunk_tokens"},
 	} {
 		if _, err := s.Compress(t.Context(), test.request); !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.text) {

@@ -4,7 +4,13 @@ import (
 	"math"
 	"math/bits"
 	"time"
+
+	"github.com/tandem-inference/tandem/services/ddtree"
 )
+
+// MaxBlock is the largest block, in rows with the anchor, that plans use: more cannot be verified in one step. A draft with larger
+// blocks is used up to it.
+const MaxBlock = ddtree.MaxNodes + 1
 
 // rowBins are the row counts at which verify times are kept; between them times are interpolated.
 var rowBins = [...]int{1, 2, 4, 8, 16, 24, 32, 48, 64, 128}
@@ -32,7 +38,7 @@ func bucket(length int) int {
 // costs are the times of this machine in seconds. Guarded by Model.mu.
 type costs struct {
 	verify [contexts][len(rowBins)]float64 // 0 = nothing known for this context
-	drafts [129]float64                    // by block size, 0 = not measured
+	drafts [MaxBlock + 1]float64           // by block size, 0 = not measured
 	// plain steps of requests that do not draft at the moment. On a machine that both models share, a step right after the
 	// draft's is slower than one among plain steps; the table knows only the former while a request drafts.
 	plain [contexts]float64
@@ -174,8 +180,10 @@ func (c *costs) set(rows int, seconds float64) {
 	}
 }
 
-// draft is the expected time from asking for a proposal to its arrival; 0 when none ever came.
+// draft is the expected time from asking for a proposal to its arrival; 0 when none ever came. Any block is allowed: sizes without a
+// measurement have the time of the nearest one.
 func (c *costs) draft(block int) float64 {
+	block = min(max(block, 1), MaxBlock)
 	for d := range len(c.drafts) {
 		if b := block + d; b < len(c.drafts) && c.drafts[b] > 0 {
 			return c.drafts[b]

@@ -162,19 +162,19 @@ type Policy struct {
 	keep  [ddtree.MaxNodes + 1]bool
 }
 
-// NewRequest starts the policy of a request for a draft with blocks of block rows, 0 while there is none; maxRows is the widest
-// verify step. What is known of prompts that begin like this one is where it starts from.
+// NewRequest starts the policy of a request for a draft with blocks of block rows, 0 while there is none (more than MaxBlock are not
+// used); maxRows is the widest verify step. What is known of prompts that begin like this one is where it starts from.
 func (m *Model) NewRequest(block, maxRows int, prompt []int32) *Policy {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return &Policy{
-		m: m, block: block, maxRows: min(maxRows, ddtree.MaxNodes+1), opening: m.prefixes.open(prompt), local: m.beliefs.fresh(),
+		m: m, block: min(max(block, 0), MaxBlock), maxRows: min(max(maxRows, 1), MaxBlock), opening: m.prefixes.open(prompt), local: m.beliefs.fresh(),
 		gap: leastGap, least: leastGap, cut: -1, claims: make([]float64, 0, ddtree.MaxNodes+1), order: make([]int32, 0, ddtree.MaxNodes+1),
 	}
 }
 
-// Attach gives the request a draft with blocks of block rows.
-func (p *Policy) Attach(block int) { p.block = block }
+// Attach gives the request a draft with blocks of block rows; more than MaxBlock are not used.
+func (p *Policy) Attach(block int) { p.block = min(max(block, 0), MaxBlock) }
 
 // estimate is a plan with its expected tokens and seconds.
 type estimate struct {

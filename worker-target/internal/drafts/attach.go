@@ -16,7 +16,10 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tensorwire"
+	"github.com/tandem-inference/tandem/services/transfer"
+	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 )
 
@@ -31,15 +34,15 @@ func (m *Manager) attach(ctx context.Context, client tandemv1.DraftServiceClient
 		return draftInfo{}, err
 	}
 	target := engine.Info()
-	describe := func() (*tandemv1.GetDraftResponse, error) {
+	ask := func() (*tandemv1.GetDraftResponse, error) {
 		call, cancel := context.WithTimeout(ctx, attachTimeout)
 		defer cancel()
 		return client.GetDraft(call, &tandemv1.GetDraftRequest{
 			TablesDigest: digest, TokenizerDigest: m.cfg.TokenizerDigest,
 			TargetHidden: int32(target.Hidden), TargetLayers: int32(target.Layers), TargetVocab: int32(target.Vocab),
-		})
+		}, grpc.MaxCallRecvMsgSize(mostDescription))
 	}
-	d, err := describe()
+	d, err := ask()
 	if err != nil {
 		return draftInfo{}, err
 	}
@@ -52,42 +55,88 @@ func (m *Manager) attach(ctx context.Context, client tandemv1.DraftServiceClient
 		if err := putTables(ctx, client, tables, digest); err != nil {
 			return draftInfo{}, fmt.Errorf("put tables: %w", err)
 		}
-		if d, err = describe(); err != nil {
+		if d, err = ask(); err != nil {
 			return draftInfo{}, err
 		}
 	}
 	if !d.Ready {
 		return draftInfo{}, errNotReady
 	}
+	info, err := describe(d, target)
+	if err != nil {
+		return draftInfo{}, err
+	}
+	if err := m.adopt(ctx, engine, client, d, info, log); err != nil {
+		return draftInfo{}, err
+	}
+	return info, nil
+}
+
+// describe reads a draft's description, which is another process's word, and returns what is used of it. Everything that is not refused
+// here is within what engine, cost model and messages can hold.
+func describe(d *tandemv1.GetDraftResponse, target engineplugin.Info) (draftInfo, error) {
 	if err := check(d, target); err != nil {
 		return draftInfo{}, err
 	}
-	if err := m.adopt(ctx, engine, client, d, log); err != nil {
-		return draftInfo{}, err
+	info := draftInfo{workerID: d.WorkerId, digest: d.DraftDigest, block: min(int(d.BlockSize), auto.MaxBlock), maxContext: int(d.MaxContext)}
+	if target.MaxTreeRows > 0 {
+		info.block = min(info.block, target.MaxTreeRows) // a step does not verify more
 	}
-	return draftInfo{workerID: d.WorkerId, digest: d.DraftDigest, block: int(d.BlockSize), maxContext: int(d.MaxContext)}, nil
+	if info.maxContext > 0 {
+		info.block = min(info.block, info.maxContext/2) // and something to draft from must fit beside the block
+	}
+	if info.block < 2 {
+		return draftInfo{}, rpcerr.ModelMismatch.With("max_context: the draft reports %d positions, which hold no block beside its context", d.MaxContext)
+	}
+	return info, nil
 }
+
+const (
+	// mostText bounds names and digests of a description in bytes, mostDescription a whole one.
+	mostText        = 256
+	mostDescription = 64 << 10
+	// mostContext bounds a draft's positions: positions of rows must fit 32 bits with room to add.
+	mostContext = 1 << 30
+)
 
 // check compares a draft's description with the target.
 func check(d *tandemv1.GetDraftResponse, target engineplugin.Info) error {
+	refuse := rpcerr.ModelMismatch.With
 	switch {
+	case len(d.WorkerId) > mostText:
+		return refuse("worker_id: has %d bytes, at most %d are allowed", len(d.WorkerId), mostText)
+	case d.DraftDigest == "" || len(d.DraftDigest) > mostText:
+		return refuse("draft_digest: has %d bytes, must have 1 to %d", len(d.DraftDigest), mostText)
 	case d.BlockSize < 2:
-		return rpcerr.ModelMismatch.With("draft reports block size %d", d.BlockSize)
-	case len(d.CaptureLayers) == 0 || !slices.IsSorted(d.CaptureLayers) || d.CaptureLayers[0] < 0:
-		return rpcerr.ModelMismatch.With("draft reports capture layers %v", d.CaptureLayers)
-	case int(d.CaptureLayers[len(d.CaptureLayers)-1]) >= target.Layers:
-		return rpcerr.ModelMismatch.With("draft captures layer %d, the target has %d layers", d.CaptureLayers[len(d.CaptureLayers)-1], target.Layers)
+		return refuse("block_size: the draft reports %d, at least 2 are needed", d.BlockSize)
+	case d.MaxContext < 0 || d.MaxContext > mostContext:
+		return refuse("max_context: the draft reports %d, must be in 0..%d", d.MaxContext, mostContext)
+	case len(d.CaptureLayers) == 0 || len(d.CaptureLayers) > target.Layers:
+		return refuse("capture_layers: the draft reports %d layers, the target has %d", len(d.CaptureLayers), target.Layers)
 	case d.MaskToken < 0 || int(d.MaskToken) >= target.Vocab:
-		return rpcerr.ModelMismatch.With("draft masks with token %d, the target's vocabulary has %d", d.MaskToken, target.Vocab)
-	case d.DraftDigest == "":
-		return rpcerr.ModelMismatch.With("draft reports no digest")
+		return refuse("mask_token: the draft masks with token %d, the target's vocabulary has %d", d.MaskToken, target.Vocab)
+	case d.FusedWidth < 0 || int(d.FusedWidth) > len(d.CaptureLayers)*target.Hidden:
+		return refuse("fused_width: the draft reports %d, raw features have %d values", d.FusedWidth, len(d.CaptureLayers)*target.Hidden)
+	}
+	for i, layer := range d.CaptureLayers {
+		switch {
+		case layer < 0 || int(layer) >= target.Layers:
+			return refuse("capture_layers: the draft captures layer %d, the target has %d layers", layer, target.Layers)
+		case i > 0 && layer <= d.CaptureLayers[i-1]:
+			return refuse("capture_layers: layer %d follows layer %d, they must ascend", layer, d.CaptureLayers[i-1])
+		}
 	}
 	return nil
 }
 
+// mostFuse is the largest size in bytes of a projection file: fc and its norm as 32-bit floats, and a megabyte of metadata.
+func mostFuse(d *tandemv1.GetDraftResponse, target engineplugin.Info) int64 {
+	return 4*int64(d.FusedWidth)*(int64(len(d.CaptureLayers))*int64(target.Hidden)+1) + 1<<20
+}
+
 // adopt makes the engine capture what the draft reads, unless it does already. Features of running requests must keep their
 // layout, so another draft model is taken up only when nobody uses the present one.
-func (m *Manager) adopt(ctx context.Context, engine Engine, client tandemv1.DraftServiceClient, d *tandemv1.GetDraftResponse, log *zap.Logger) error {
+func (m *Manager) adopt(ctx context.Context, engine Engine, client tandemv1.DraftServiceClient, d *tandemv1.GetDraftResponse, info draftInfo, log *zap.Logger) error {
 	m.captureMu.Lock()
 	defer m.captureMu.Unlock()
 	m.mu.Lock()
@@ -98,19 +147,31 @@ func (m *Manager) adopt(ctx context.Context, engine Engine, client tandemv1.Draf
 		}
 	}
 	m.mu.Unlock()
-	if current != nil && current.draftDigest == d.DraftDigest {
+	next := &Capture{
+		Encoding: engineplugin.FeatureFusedBF16, Wire: tandemv1.FeatureEncoding_FEATURE_ENCODING_FUSED_BF16,
+		Width: 2 * int(d.FusedWidth), Block: info.block, draftDigest: d.DraftDigest, layers: d.CaptureLayers, fuseDigest: d.FuseDigest,
+	}
+	if current != nil && current.same(next) {
 		return nil
 	}
 	if current != nil && inUse {
+		if current.draftDigest == d.DraftDigest { // a draft that lies about itself must not decide for those that do not
+			return rpcerr.ModelMismatch.With("the draft %.12s is attached with another block, layers or projection", d.DraftDigest)
+		}
 		return rpcerr.ModelMismatch.With("another draft model is attached (%.12s), this one is %.12s", current.draftDigest, d.DraftDigest)
 	}
-	next := &Capture{
-		Encoding: engineplugin.FeatureFusedBF16, Wire: tandemv1.FeatureEncoding_FEATURE_ENCODING_FUSED_BF16,
-		Width: 2 * int(d.FusedWidth), Block: int(d.BlockSize), draftDigest: d.DraftDigest, layers: d.CaptureLayers,
+	path, err := "", errors.New("the draft reports no fused features")
+	if d.FusedWidth > 0 {
+		path, err = m.fuse(ctx, client, d.FuseDigest, mostFuse(d, engine.Info()))
 	}
-	path, err := m.fuse(ctx, client, d.FuseDigest)
 	if err == nil {
 		err = engine.LoadFuse(ctx, path)
+	}
+	if err == nil {
+		if e := engine.Info(); e.FeatureFused != int(d.FusedWidth) || !slices.Equal(e.CaptureLayers, d.CaptureLayers) {
+			err = fmt.Errorf("the projection makes %d values of layers %v, the draft reports %d of %v",
+				e.FeatureFused, e.CaptureLayers, d.FusedWidth, d.CaptureLayers)
+		}
 	}
 	if err == nil {
 		next.fusePath = path
@@ -176,10 +237,10 @@ func putTables(ctx context.Context, client tandemv1.DraftServiceClient, path, di
 	return err
 }
 
-// fuse returns the draft's projection as a file, from the cache when it is there.
-func (m *Manager) fuse(ctx context.Context, client tandemv1.DraftServiceClient, digest string) (string, error) {
+// fuse returns the draft's projection as a file, from the cache when it is there. most is the largest size in bytes that it can have.
+func (m *Manager) fuse(ctx context.Context, client tandemv1.DraftServiceClient, digest string, most int64) (string, error) {
 	if len(digest) != 2*sha256.Size {
-		return "", fmt.Errorf("draft reports fuse digest %q", digest)
+		return "", fmt.Errorf("draft reports fuse digest %.80q", digest)
 	}
 	if _, err := hex.DecodeString(digest); err != nil {
 		return "", fmt.Errorf("draft reports fuse digest %q", digest)
@@ -188,42 +249,37 @@ func (m *Manager) fuse(ctx context.Context, client tandemv1.DraftServiceClient, 
 	if sum, err := fileDigest(path); err == nil && sum == digest {
 		return path, nil
 	}
-	if err := os.MkdirAll(m.cfg.CacheDir, 0o700); err != nil {
-		return "", err
-	}
-	f, err := os.CreateTemp(m.cfg.CacheDir, "fuse-*.part")
-	if err != nil {
-		return "", err
-	}
-	defer os.Remove(f.Name())
-	defer f.Close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := client.GetFuse(ctx, &tandemv1.GetFuseRequest{})
+	stream, err := client.GetFuse(ctx, &tandemv1.GetFuseRequest{}, grpc.MaxCallRecvMsgSize(tensorwire.ChunkBytes+mostDescription))
 	if err != nil {
 		return "", err
 	}
-	hash := sha256.New()
-	for {
-		part, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return "", err
-		}
-		hash.Write(part.Chunk)
-		if _, err := f.Write(part.Chunk); err != nil {
-			return "", err
-		}
+	first, err := stream.Recv()
+	if errors.Is(err, io.EOF) {
+		return "", rpcerr.DataLoss("the draft sent no projection")
 	}
-	if sum := hex.EncodeToString(hash.Sum(nil)); sum != digest {
-		return "", rpcerr.DataLoss("fuse file has digest %.12s, the draft announced %.12s", sum, digest)
-	}
-	if err := f.Close(); err != nil {
+	if err != nil {
 		return "", err
 	}
-	return path, os.Rename(f.Name(), path)
+	pending := first.Chunk
+	part, err := transfer.Receive(ctx, m.cfg.CacheDir, "fuse-*.part", transfer.Limits{Total: first.TotalBytes, Most: most, Digest: digest},
+		func() ([]byte, error) {
+			if chunk := pending; chunk != nil {
+				pending = nil
+				return chunk, nil
+			}
+			next, err := stream.Recv()
+			return next.GetChunk(), err
+		})
+	if err != nil {
+		return "", err
+	}
+	if err := os.Rename(part, path); err != nil {
+		os.Remove(part)
+		return "", err
+	}
+	return path, nil
 }
 
 func fileDigest(path string) (string, error) {

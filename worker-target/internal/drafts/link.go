@@ -20,6 +20,8 @@ const (
 	idleRows = 128
 	// messageBytes bounds the features of one message; a prompt's features travel in several.
 	messageBytes = 1 << 20
+	// mostProposal bounds an answer in bytes: ddtree.MaxNodes nodes take less than 3 KB.
+	mostProposal = 16 << 10
 	// silence ends a stream whose draft owes an answer for so long: it is hung, or its host is gone without a word.
 	silence = 2 * time.Second
 	// Back-off between attempts to attach a link again.
@@ -283,7 +285,7 @@ func (l *Link) stream(ctx context.Context, p *peer) error {
 	client, info := p.describe()
 	// Without the limit gRPC keeps what was sent until the first answer, to send it again on another connection: a prompt's
 	// features would wait for a question that they hold up.
-	api, err := client.Speculate(ctx, grpc.MaxRetryRPCBufferSize(0))
+	api, err := client.Speculate(ctx, grpc.MaxRetryRPCBufferSize(0), grpc.MaxCallRecvMsgSize(mostProposal))
 	if err != nil {
 		return err
 	}
@@ -349,7 +351,7 @@ func (l *Link) send(ctx context.Context, api tandemv1.DraftService_SpeculateClie
 	base := sent
 	l.sent.Store(int64(sent))
 	perMessage := max(1, messageBytes/capture.Width)
-	limit := info.maxContext - info.block // positions that the draft can hold
+	limit := info.maxContext - info.block // positions that the draft can hold, at least 1 where maxContext is known: see describe
 	out := newOutbox(capture, l.id)
 	for {
 		first, next := l.ring.Span()
@@ -372,8 +374,10 @@ func (l *Link) send(ctx context.Context, api tandemv1.DraftService_SpeculateClie
 		if l.asking {
 			end = min(next, ask.Position) // the loop may have gone on: what came later does not belong to the question
 		}
-		rows := min(end-sent, perMessage)
-		carries := l.asking && sent+rows == ask.Position
+		// A question whose position lies before all rows that are sent from now on, because the epoch began after it, goes out
+		// without rows: the draft answers at once that it has nothing to propose.
+		rows := max(0, min(end-sent, perMessage))
+		carries := l.asking && sent+rows >= ask.Position
 		ready := carries || (rows > 0 && (rows >= idleRows || l.asking))
 		if ready {
 			l.step++

@@ -45,12 +45,20 @@ type Capture struct {
 	Encoding engineplugin.FeatureEncoding
 	Wire     tandemv1.FeatureEncoding
 	Width    int // bytes per row
-	// Block of the draft, anchor included.
+	// Block of the draft as far as it is used, anchor included: 2 to auto.MaxBlock.
 	Block int
 
 	draftDigest string
 	layers      []int32
+	fuseDigest  string // as the draft reports it
 	fusePath    string // "" = raw
+}
+
+// same reports whether features and blocks of c are those that a draft with the description of next expects. A draft whose projection
+// could not be used gets raw features, whose width follows from the layers.
+func (c *Capture) same(next *Capture) bool {
+	return c.draftDigest == next.draftDigest && c.Block == next.Block && slices.Equal(c.layers, next.layers) &&
+		c.fuseDigest == next.fuseDigest && (c.fusePath == "" || c.Width == next.Width)
 }
 
 // Manager attaches drafts and hands them to links.

@@ -54,6 +54,7 @@ type Draft struct {
 	answers  int
 	maxEpoch uint64
 	down     bool
+	negative int    // messages with a negative position or number of rows
 	first    int    // position of the newest epoch's first feature row
 	features []byte // rows of the newest epoch
 }
@@ -77,6 +78,9 @@ func New(t testing.TB, o enginefake.Options, maxContext int) *Draft {
 	go d.server.Serve(d.listener)
 	t.Cleanup(func() {
 		d.server.Stop()
+		if d.negative > 0 {
+			t.Errorf("%d messages had a negative number of feature rows or a negative position", d.negative)
+		}
 		d.listener.Close()
 		if seqs, _ := engine.(*enginefake.Engine).Leaks(); len(seqs) > 0 {
 			t.Errorf("draft sequences not freed: %v", seqs)
@@ -175,7 +179,8 @@ func (d *Draft) PutTables(stream grpc.ClientStreamingServer[tandemv1.PutTablesRe
 
 // GetFuse implements DraftService.
 func (d *Draft) GetFuse(_ *tandemv1.GetFuseRequest, stream grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error {
-	return stream.Send(&tandemv1.GetFuseResponse{Chunk: d.Fuse})
+	sum := sha256.Sum256(d.Fuse)
+	return stream.Send(&tandemv1.GetFuseResponse{Digest: hex.EncodeToString(sum[:]), TotalBytes: int64(len(d.Fuse)), Chunk: d.Fuse})
 }
 
 // Speculate implements DraftService.
@@ -226,6 +231,9 @@ func (d *Draft) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequ
 		}
 		d.mu.Lock()
 		d.features = append(d.features, m.Features...)
+		if m.FeatureRows < 0 || m.FeaturePosition < 0 {
+			d.negative++
+		}
 		d.mu.Unlock()
 		var features []engineplugin.FeatureRows
 		if m.FeatureRows > 0 {
@@ -240,7 +248,7 @@ func (d *Draft) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequ
 			length += int(m.FeatureRows)
 		}
 		var requests []engineplugin.DraftRequest
-		if p := m.Propose; p != nil {
+		if p := m.Propose; p != nil && int(p.Position) == base+length {
 			requests = []engineplugin.DraftRequest{{
 				Sequence: seq, Token: p.Anchor, Position: p.Position - int32(base), Block: p.Block, TopK: min(8, max(1, p.Budget)), Temperature: 1,
 			}}
@@ -251,7 +259,10 @@ func (d *Draft) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequ
 		if m.Propose == nil {
 			continue
 		}
-		c := ddtree.Candidates{IDs: result.IDs, Logprobs: result.Logprobs, Stride: result.Stride, Positions: int(m.Propose.Block) - 1}
+		if len(requests) == 0 { // a question about rows that are not there
+			result = engineplugin.DraftResult{}
+		}
+		c := ddtree.Candidates{IDs: result.IDs, Logprobs: result.Logprobs, Stride: result.Stride, Positions: min(result.Positions, int(m.Propose.Block)-1)}
 		o := ddtree.Options{Budget: int(m.Propose.Budget), ChainSeed: true}
 		if m.Propose.Mode == tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN {
 			o.Width = 1
