@@ -30,6 +30,14 @@ type serveCmd struct {
 	Strict  bool          `help:"Strict."`
 	Width   int           `was:"breadth,span" help:"Width."`
 	Words   []string      `arg:"" optional:"" help:"Words."`
+	Offset  int           `default:"0" help:"Offset."`
+}
+
+func (s *serveCmd) Check() []Warning {
+	if s.Port == 23 {
+		return []Warning{{"port", "is telnet's"}}
+	}
+	return nil
 }
 
 func (s *serveCmd) Validate() error {
@@ -313,4 +321,43 @@ func TestListSettings(t *testing.T) {
 		}
 	}
 	t.Errorf("width is missing: %s", out)
+}
+
+// TestNegativeNumbers: a number below zero may stand behind its flag as a word of its own.
+func TestNegativeNumbers(t *testing.T) {
+	for _, args := range [][]string{{"serve", "--offset", "-1"}, {"serve", "--offset=-1"}, {"serve", "--strict", "--offset", "-1", "--port", "2"}} {
+		cli, r, _, errOut := parse(t, "", nil, args...)
+		if r.Done || cli.Serve.Offset != -1 {
+			t.Errorf("%q: offset %d, %s", args, cli.Serve.Offset, errOut)
+		}
+	}
+	if cli, r, _, errOut := parse(t, "", nil, "serve", "--", "--offset", "-1"); r.Done || strings.Join(cli.Serve.Words, " ") != "--offset -1" {
+		t.Errorf("behind --: %q, %s", cli.Serve.Words, errOut)
+	}
+	// What is no number stays what it was: a flag.
+	for _, args := range [][]string{{"serve", "--offset", "--strict"}, {"serve", "--offset", "-x"}, {"serve", "--strict", "-1"}} {
+		if _, r, _, _ := parse(t, "", nil, args...); !r.Done || r.Exit != ExitUsage {
+			t.Errorf("%q is accepted", args)
+		}
+	}
+}
+
+func TestExposed(t *testing.T) {
+	for address, want := range map[string]bool{
+		"127.0.0.1:80": false, "127.9.9.9:80": false, "[::1]:80": false, "localhost:80": false, "LOCALHOST:80": false, "unix:///x": false, "unix:x": false,
+		"0.0.0.0:80": true, ":80": true, "[::]:80": true, "10.0.0.1:80": true, "host.example:80": true, "192.168.0.4": true, "": true,
+	} {
+		if got := Exposed(address); got != want {
+			t.Errorf("Exposed(%q) = %v", address, got)
+		}
+	}
+}
+
+func TestVerifyShowsWarnings(t *testing.T) {
+	for port, want := range map[string]string{"23": "tandem: warning: --port: is telnet's\n", "24": ""} {
+		_, r, out, errOut := parse(t, "", nil, "serve", "--verify-config", "--port", port)
+		if r.Exit != ExitOK || errOut != want || !strings.Contains(out, "valid") {
+			t.Errorf("port %s: exit %d, %q %q", port, r.Exit, out, errOut)
+		}
+	}
 }

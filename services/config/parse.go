@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 
 	"github.com/alecthomas/kong"
 )
@@ -118,7 +119,7 @@ func Parse(cli any, name, description string, args []string, streams Streams, op
 	if err != nil {
 		panic(fmt.Sprintf("config: struct of %s: %v", name, err)) // a broken struct tag, found by the first test
 	}
-	ctx, err := parser.Parse(spread(parser.Model, args))
+	ctx, err := parser.Parse(spread(parser.Model, joinNegative(args)))
 	if err != nil {
 		fmt.Fprintf(streams.Err, "%s: %v\n", name, err)
 		var parse *kong.ParseError
@@ -139,10 +140,49 @@ func Parse(cli any, name, description string, args []string, streams Streams, op
 		}
 		return Result{Done: true}
 	case flagSet(ctx, "verify-config"):
+		if c, ok := selected(ctx).(Checker); ok {
+			for _, w := range c.Check() {
+				fmt.Fprintf(streams.Err, "%s: warning: %s\n", name, w)
+			}
+		}
 		fmt.Fprintln(streams.Out, "settings are valid")
 		return Result{Done: true}
 	}
 	return Result{Context: ctx}
+}
+
+var (
+	longFlag = regexp.MustCompile(`^--[a-z][a-z0-9-]*$`)
+	negative = regexp.MustCompile(`^-\.?[0-9]`)
+)
+
+// joinNegative writes "--flag -1" as "--flag=-1": kong would take the number for a flag. No program has flags that are digits.
+func joinNegative(args []string) []string {
+	out := make([]string, 0, len(args))
+	for i := 0; i < len(args); i++ {
+		if args[i] == "--" {
+			return append(out, args[i:]...)
+		}
+		if i+1 < len(args) && longFlag.MatchString(args[i]) && negative.MatchString(args[i+1]) {
+			out = append(out, args[i]+"="+args[i+1])
+			i++
+			continue
+		}
+		out = append(out, args[i])
+	}
+	return out
+}
+
+// selected is the command that was chosen, or the whole command line of a program that has none.
+func selected(ctx *kong.Context) any {
+	node := ctx.Selected()
+	if node == nil {
+		node = ctx.Model.Node
+	}
+	if !node.Target.CanAddr() {
+		return nil
+	}
+	return node.Target.Addr().Interface()
 }
 
 // commandLine is the program's name with the chosen sub-commands, without their arguments.

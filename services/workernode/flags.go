@@ -59,6 +59,14 @@ func (f *Flags) Validate() error {
 	return errors.Join(errs...)
 }
 
+// Check reports settings that are legal and dangerous.
+func (f *Flags) Check() []config.Warning {
+	if !config.Exposed(f.Listen) {
+		return nil
+	}
+	return []config.Warning{{Flag: "listen", Text: f.Listen + " is reachable from other machines, and workers ask for no key: whoever reaches it can use the engine; keep it on a network of your own"}}
+}
+
 // ID returns the worker's name, made up for role when none was given.
 func (f *Flags) ID(role string) string {
 	if f.WorkerID != "" {

@@ -104,6 +104,9 @@ func Run(ctx context.Context, cfg Config, w Worker) error {
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}
+	for _, w := range cfg.Flags.Check() {
+		cfg.Log.Warn(w.String())
+	}
 	n := &node{cfg: cfg, worker: w, log: cfg.Log, health: health.NewServer()}
 	n.server = grpc.NewServer(ServerOptions(cfg.Log)...)
 	w.Register(n.server)

@@ -126,6 +126,9 @@ func (a *App) Loading() (done, total uint64) {
 func (a *App) Run(ctx context.Context) error {
 	a.log.Info("gateway serves", zap.Stringer("http", a.HTTPAddr()), zap.Stringer("registry", a.RegistryAddr()),
 		zap.String(telemetry.KeyVersion, a.deps.Version))
+	for _, w := range a.cfg.Check() {
+		a.log.Warn(w.String())
+	}
 	// The parts outlive ctx: they serve while the gateway drains.
 	parts, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()

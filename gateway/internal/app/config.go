@@ -6,10 +6,12 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
+	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
 	"github.com/tandem-inference/tandem/gateway/internal/watchdog"
 	"github.com/tandem-inference/tandem/services/config"
 )
@@ -59,7 +61,8 @@ type Config struct {
 	SealKeyFile         string `type:"path" placeholder:"PATH" help:"Key that seals reasoning which clients carry, made when missing; default: gateway.key in the user's cache folder."`
 
 	NoCORS                bool            `name:"no-cors" help:"Send no CORS headers."`
-	CORSOrigin            []string        `name:"cors-origin" default:"*" placeholder:"ORIGIN" help:"Allowed origins."`
+	CORSOrigin            []string        `name:"cors-origin" default:"local" placeholder:"ORIGIN" help:"Origins of web pages that may use the API: local (pages and apps of this machine), * (all), or https://HOST; repeatable."`
+	AllowedHost           []string        `placeholder:"NAME" help:"Further host names under which clients may call a gateway that listens on loopback and asks for no key; repeatable."`
 	APIKey                []config.Secret `name:"api-key" placeholder:"KEY" help:"Key that clients must present; repeatable."`
 	APIKeyFile            string          `name:"api-key-file" type:"path" placeholder:"PATH" help:"File of keys, one a line, optional \"name:\" in front, or \"name,trusted:\" for keys that may set X-Priority."`
 	ProtectIntrospection  bool            `help:"Ask for a key on /props, /metrics and /cluster too."`
@@ -91,7 +94,7 @@ func Defaults() Config {
 	return Config{
 		Host: "127.0.0.1", Port: 8000, GRPCPort: 8103, RegistryListen: "127.0.0.1:8104",
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, FailoverTimeoutS: 60, ShutdownGraceS: 30,
-		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{"*"}, TraceRatio: 1, Planned: Planned{CacheIsolation: "shared"}, ResponseStoreMB: 64, ImagePolicy: "reject",
+		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, Planned: Planned{CacheIsolation: "shared"}, ResponseStoreMB: 64, ImagePolicy: "reject",
 		PrefillCompression: "off", PrefillThreshold: 32000, PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true,
 		LeaseTTLS: 6, StallTimeoutS: 30, QueuedHeadersS: 10,
 	}
@@ -164,6 +167,11 @@ func (c *Config) Validate() error {
 	if !slices.Contains([]string{"reject", imagesReplaced}, c.ImagePolicy) {
 		bad("image-policy", "%q is not reject or placeholder", c.ImagePolicy)
 	}
+	for _, origin := range c.CORSOrigin {
+		if err := httpapi.CheckOrigin(origin); err != nil {
+			bad("cors-origin", "%v", err)
+		}
+	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		bad("tls-cert", "needs --tls-key and the other way round")
 	}
@@ -189,6 +197,28 @@ func (c *Config) Validate() error {
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)
+}
+
+// Check reports settings that are legal and dangerous.
+func (c *Config) Check() []config.Warning {
+	var out []config.Warning
+	warn := func(flag, text string) { out = append(out, config.Warning{Flag: flag, Text: text}) }
+	keys := len(c.APIKey) > 0 || c.APIKeyFile != ""
+	if config.Exposed(net.JoinHostPort(c.Host, strconv.Itoa(c.Port))) {
+		switch {
+		case !keys:
+			warn("host", c.Host+" is reachable from other machines and no key is asked for: everybody there can use the model; set --api-key or --api-key-file")
+		case c.TLSCert == "":
+			warn("host", c.Host+" is reachable from other machines without TLS: keys and prompts travel unencrypted; set --tls-cert and --tls-key, or put a proxy with TLS in front")
+		}
+	}
+	if config.Exposed(c.RegistryListen) {
+		warn("registry-listen", c.RegistryListen+" is reachable from other machines: whoever reaches it can join as a worker and read prompts; keep it on a network of your own")
+	}
+	if slices.Contains(c.CORSOrigin, httpapi.OriginAny) && !c.NoCORS && !keys {
+		warn("cors-origin", "* without a key lets every web page that somebody opens on this machine use the gateway; set --api-key, or name the origins")
+	}
+	return out
 }
 
 // splitListen turns host:port or unix:///path (unix://path too) into the arguments of net.Listen.

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/http"
@@ -15,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 )
 
 func TestDefaultsAreTheFlagsDefaults(t *testing.T) {
@@ -143,5 +146,62 @@ func TestDefaultPortsAreNobodysElse(t *testing.T) {
 		if theirs[port] != "" {
 			t.Errorf("%s %d is the port of %s", flag, port, theirs[port])
 		}
+	}
+}
+
+// TestWarnings: every listener that other machines reach without protection is named, and what is safe is not.
+func TestWarnings(t *testing.T) {
+	key := func(c *Config) { c.APIKey = append(c.APIKey, "k") }
+	for _, c := range []struct {
+		name   string
+		change []func(*Config)
+		want   []string // flags
+	}{
+		{"defaults", nil, nil},
+		{"a name of this machine", []func(*Config){func(c *Config) { c.Host = "localhost" }}, nil},
+		{"all addresses", []func(*Config){func(c *Config) { c.Host = "0.0.0.0" }}, []string{"host: no key"}},
+		{"an address", []func(*Config){func(c *Config) { c.Host = "192.168.1.2" }}, []string{"host: no key"}},
+		{"all addresses of IPv6", []func(*Config){func(c *Config) { c.Host = "::" }}, []string{"host: no key"}},
+		{"with a key", []func(*Config){key, func(c *Config) { c.Host = "0.0.0.0" }}, []string{"host: without TLS"}},
+		{"with a key and TLS", []func(*Config){key, func(c *Config) { c.Host, c.TLSCert, c.TLSKey = "0.0.0.0", "c", "k" }}, nil},
+		{"registry", []func(*Config){func(c *Config) { c.RegistryListen = "0.0.0.0:9100" }}, []string{"registry-listen: join as a worker"}},
+		{"registry on a socket", []func(*Config){func(c *Config) { c.RegistryListen = "unix:///run/x" }}, nil},
+		{"all origins", []func(*Config){func(c *Config) { c.CORSOrigin = []string{"*"} }}, []string{"cors-origin: every web page"}},
+		{"all origins with a key", []func(*Config){key, func(c *Config) { c.CORSOrigin = []string{"*"} }}, nil},
+	} {
+		cfg := Defaults()
+		for _, change := range c.change {
+			change(&cfg)
+		}
+		got := cfg.Check()
+		if len(got) != len(c.want) {
+			t.Errorf("%s: %v", c.name, got)
+			continue
+		}
+		for i, w := range got {
+			flag, words, _ := strings.Cut(c.want[i], ": ")
+			if w.Flag != flag || !strings.Contains(strings.ReplaceAll(w.Text, "no key is asked for", "no key"), words) {
+				t.Errorf("%s: %v, want %q", c.name, w, c.want[i])
+			}
+		}
+	}
+}
+
+// TestWarningsAreLogged: a gateway says at its start what Check found.
+func TestWarningsAreLogged(t *testing.T) {
+	core, logs := observer.New(zap.WarnLevel)
+	cfg := Defaults()
+	cfg.Host, cfg.Port, cfg.GRPCPort, cfg.RegistryListen = "0.0.0.0", 0, -1, "127.0.0.1:0"
+	a, err := New(cfg, Deps{Logger: zap.New(core)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := a.Run(ctx); err != nil {
+		t.Error(err)
+	}
+	if n := logs.Filter(func(e observer.LoggedEntry) bool { return strings.Contains(e.Message, "--host: 0.0.0.0 is reachable") }).Len(); n != 1 {
+		t.Errorf("%d warnings: %v", n, logs.All())
 	}
 }

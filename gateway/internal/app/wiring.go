@@ -26,6 +26,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -168,7 +169,8 @@ func (a *App) wire() error {
 		return err
 	}
 	a.api = httpapi.New(httpapi.Config{
-		Keys: a.keys, ProtectIntrospection: cfg.ProtectIntrospection, CORSOrigins: a.corsOrigins(), Stall: seconds(cfg.StallTimeoutS), Props: httpapi.Props{
+		Keys: a.keys, ProtectIntrospection: cfg.ProtectIntrospection, CORSOrigins: cfg.CORSOrigin, NoCORS: cfg.NoCORS,
+		LocalHosts: !config.Exposed(a.httpLis.Addr().String()) || a.httpLis.Addr().Network() == "unix", AllowedHosts: cfg.AllowedHost, Stall: seconds(cfg.StallTimeoutS), Props: httpapi.Props{
 			Version: a.deps.Version, MaxQueue: cfg.MaxQueue, DefaultThinking: cfg.DefaultThinking,
 			PflashMode: cfg.PrefillCompression, PflashThreshold: cfg.PrefillThreshold, PflashKeepRatio: cfg.PrefillKeepRatio,
 		},
@@ -275,11 +277,4 @@ func (a *App) readKeys() ([]apikey.Key, error) {
 		return nil, fmt.Errorf("--api-key-file: %w", err)
 	}
 	return append(keys, more...), nil
-}
-
-func (a *App) corsOrigins() []string {
-	if a.cfg.NoCORS {
-		return nil
-	}
-	return a.cfg.CORSOrigin
 }

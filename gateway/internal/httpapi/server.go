@@ -30,8 +30,13 @@ type Config struct {
 	Keys *apikey.Ring
 	// ProtectIntrospection asks for a key on /props, /metrics and /cluster too.
 	ProtectIntrospection bool
-	// CORSOrigins is nil when CORS is off; "*" allows all.
+	// CORSOrigins are the origins whose pages may use the server: OriginLocal, OriginAny, or scheme://host[:port].
 	CORSOrigins []string
+	// NoCORS leaves the headers of CORS out.
+	NoCORS bool
+	// LocalHosts limits the Host of requests to names of this machine and AllowedHosts while no key is asked for.
+	LocalHosts   bool
+	AllowedHosts []string
 	// Stall is the longest pause of a client while it sends or reads; 0 = 30 s.
 	Stall time.Duration
 	// Props are the settings that /props shows.
@@ -211,6 +216,9 @@ func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
 	}
 	if r.Header.Get("X-Priority") != "" && !turn.CallFrom(r.Context()).Trusted {
 		w.Header().Add("x-tandem-warning", "priority-ignored")
+	}
+	if err := s.foreign(r, rt.access); err != nil {
+		return err
 	}
 	if rt.work {
 		// Counted before the check: a request that passes it is waited for.
