@@ -3,7 +3,6 @@ package app
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -47,6 +46,9 @@ type App struct {
 	httpLis, grpcLis, registryLis net.Listener
 
 	keys           *apikey.Ring
+	cert           servedCertificate
+	filesRead      []string   // stamps of the files of both when they were first read
+	rpcHealth      *rpcHealth // nil when the gRPC port is off
 	registry       *registry.Server
 	cluster        *cluster.Cluster
 	models         *models
@@ -139,7 +141,9 @@ func (a *App) Run(ctx context.Context) error {
 	grp.Go(func() error { return serveGRPC(a.registryServer, a.registryLis) })
 	if a.grpcServer != nil {
 		grp.Go(func() error { return serveGRPC(a.grpcServer, a.grpcLis) })
+		grp.Go(func() error { return a.rpcHealth.run(parts) })
 	}
+	grp.Go(func() error { return a.watchFiles(parts) })
 	grp.Go(func() error {
 		select {
 		case <-ctx.Done():
@@ -170,13 +174,7 @@ func serveGRPC(server *grpc.Server, listener net.Listener) error {
 func (a *App) serveHTTP() error {
 	listener := httpapi.Listener(a.httpLis)
 	if a.cfg.TLSCert != "" {
-		pair, err := tls.LoadX509KeyPair(a.cfg.TLSCert, a.cfg.TLSKey)
-		if err != nil {
-			return fmt.Errorf("--tls-cert: %w", err)
-		}
-		listener = httpapi.TLSListener(a.httpLis, &tls.Config{
-			Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2", "http/1.1"},
-		}, seconds(a.cfg.StallTimeoutS))
+		listener = httpapi.TLSListener(a.httpLis, a.cert.config("h2", "http/1.1"), seconds(a.cfg.StallTimeoutS))
 	}
 	if err := a.httpServer.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err

@@ -66,8 +66,8 @@ type Config struct {
 	APIKey                []config.Secret `name:"api-key" placeholder:"KEY" help:"Key that clients must present; repeatable."`
 	APIKeyFile            string          `name:"api-key-file" type:"path" placeholder:"PATH" help:"File of keys, one a line, optional \"name:\" in front, or \"name,trusted:\" for keys that may set X-Priority."`
 	ProtectIntrospection  bool            `help:"Ask for a key on /props, /metrics and /cluster too."`
-	TLSCert               string          `name:"tls-cert" type:"path" placeholder:"PATH" help:"Certificate of the HTTP port."`
-	TLSKey                string          `name:"tls-key" type:"path" placeholder:"PATH" help:"Key of the HTTP port's certificate."`
+	TLSCert               string          `name:"tls-cert" type:"path" placeholder:"PATH" help:"Certificate of the HTTP and gRPC ports; read again when the file changes and on SIGHUP, like the files of its key and of API keys."`
+	TLSKey                string          `name:"tls-key" type:"path" placeholder:"PATH" help:"Key of that certificate."`
 	PrefillCompression    string          `default:"off" enum:"off,auto,always" help:"Prompt compression: off, auto, always."`
 	PrefillThreshold      int             `default:"32000" help:"Prompt tokens from which auto compresses."`
 	PrefillKeepRatio      float64         `default:"0.05" help:"Fraction of compressible tokens that compression keeps."`
@@ -82,6 +82,7 @@ type Config struct {
 	Planned
 
 	LeaseTTLS      float64 `name:"lease-ttl-s" default:"6" hidden:"" help:"Silence after which a worker counts as lost, seconds."`
+	FilePollS      float64 `name:"file-poll-s" default:"2" hidden:"" help:"How often files of keys and certificates are looked at, seconds."`
 	StallTimeoutS  float64 `name:"stall-timeout-s" default:"30" hidden:"" help:"Longest pause of a client while it sends a request or reads an answer, seconds."`
 	QueuedHeadersS float64 `name:"queued-headers-s" default:"10" hidden:"" help:"Wait in the queue after which a stream gets its headers and keep-alives, seconds."`
 }
@@ -96,7 +97,7 @@ func Defaults() Config {
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, FailoverTimeoutS: 60, ShutdownGraceS: 30,
 		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, Planned: Planned{CacheIsolation: "shared"}, ResponseStoreMB: 64, ImagePolicy: "reject",
 		PrefillCompression: "off", PrefillThreshold: 32000, PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true,
-		LeaseTTLS: 6, StallTimeoutS: 30, QueuedHeadersS: 10,
+		LeaseTTLS: 6, FilePollS: 2, StallTimeoutS: 30, QueuedHeadersS: 10,
 	}
 }
 
@@ -153,7 +154,7 @@ func (c *Config) Validate() error {
 		}
 	}
 	for flag, v := range map[string]float64{"sse-keepalive-s": c.SSEKeepaliveS, "pflash-timeout-s": c.PflashTimeoutS, "lease-ttl-s": c.LeaseTTLS,
-		"stall-timeout-s": c.StallTimeoutS, "queued-headers-s": c.QueuedHeadersS} {
+		"file-poll-s": c.FilePollS, "stall-timeout-s": c.StallTimeoutS, "queued-headers-s": c.QueuedHeadersS} {
 		if !(v > 0 && v <= 1e9) {
 			bad(flag, "%g is not above 0", v)
 		}

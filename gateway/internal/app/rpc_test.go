@@ -136,9 +136,12 @@ func TestRPCKeysAndHealth(t *testing.T) {
 	if _, err := api.ListModels(ctx, &tandemv1.ListModelsRequest{}); err != nil {
 		t.Errorf("with a key: %v", err)
 	}
-	for _, addr := range []string{r.app.GRPCAddr().String(), r.app.RegistryAddr().String()} {
+	// Health checks need no key. Without a target only the registry serves.
+	for addr, want := range map[string]grpc_health_v1.HealthCheckResponse_ServingStatus{
+		r.app.GRPCAddr().String(): grpc_health_v1.HealthCheckResponse_NOT_SERVING, r.app.RegistryAddr().String(): grpc_health_v1.HealthCheckResponse_SERVING,
+	} {
 		h, err := grpc_health_v1.NewHealthClient(r.conn(addr)).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
-		if err != nil || h.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
+		if err != nil || h.GetStatus() != want {
 			t.Errorf("health at %s: %v %v", addr, h, err)
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"syscall"
@@ -33,6 +32,7 @@ import (
 	"github.com/tandem-inference/tandem/services/tensorwire"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -153,11 +153,11 @@ func (a *App) wire() error {
 		Curve: curve, Mode: cfg.PrefillCompression, Threshold: cfg.PrefillThreshold, KeepRatio: cfg.PrefillKeepRatio, MinChunks: cfg.PrefillMinChunks,
 		Timeout: seconds(cfg.PflashTimeoutS), AllowOverride: cfg.PflashRequestOverride,
 	}, compress.Deps{Scorers: a.cluster.Scorers, Tokenizer: a.models.scorerTokenizer, Logger: a.log.Named("pflash")})
-	keys, err := a.readKeys()
-	if err != nil {
+	a.keys = apikey.NewRing()
+	a.filesRead = stamps(a.secretFiles())
+	if err := a.load(); err != nil {
 		return err
 	}
-	a.keys = apikey.NewRing(keys...)
 	turns := turn.New(turn.Config{
 		MaxN: cfg.MaxN, DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel,
 		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS), QueuedHeaders: seconds(cfg.QueuedHeadersS), ImagePlaceholder: cfg.ImagePolicy == imagesReplaced,
@@ -186,15 +186,23 @@ func (a *App) wire() error {
 	a.httpServer = a.newHTTPServer()
 	a.registryServer = grpc.NewServer(a.serverOptions()...)
 	tandemv1.RegisterRegistryServiceServer(a.registryServer, a.registry)
-	a.addStandardServices(a.registryServer)
+	always := health.NewServer()
+	always.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
+	grpc_health_v1.RegisterHealthServer(a.registryServer, always)
+	reflection.Register(a.registryServer)
 	if a.grpcLis != nil {
 		service := grpcapi.New(grpcapi.Config{StrictModel: cfg.StrictModel, RequestTimeout: seconds(cfg.RequestTimeoutS)},
 			grpcapi.Deps{Turn: turns, Cluster: a.cluster, Metrics: set, Keys: a.keys,
 				Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready})
 		opts := append(a.serverOptions(), grpc.MaxRecvMsgSize(maxRequestBytes))
+		if cfg.TLSCert != "" {
+			opts = append(opts, grpc.Creds(credentials.NewTLS(a.cert.config("h2"))))
+		}
 		a.grpcServer = grpc.NewServer(append(opts, service.Interceptors()...)...)
 		service.Register(a.grpcServer)
-		a.addStandardServices(a.grpcServer)
+		a.rpcHealth = &rpcHealth{health.NewServer(), a.api.Serving}
+		grpc_health_v1.RegisterHealthServer(a.grpcServer, a.rpcHealth)
+		reflection.Register(a.grpcServer)
 	}
 	return nil
 }
@@ -239,14 +247,6 @@ func (a *App) providers() telemetry.Providers {
 	return p
 }
 
-// addStandardServices adds health and reflection.
-func (a *App) addStandardServices(g *grpc.Server) {
-	h := health.NewServer()
-	h.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
-	grpc_health_v1.RegisterHealthServer(g, h)
-	reflection.Register(g)
-}
-
 // sealKey is the secret under which the gateway seals what clients keep for it. Without a file it lasts as long as the process:
 // later gateways leave out what this one sealed.
 func (a *App) sealKey() (seal.Key, error) {
@@ -258,23 +258,4 @@ func (a *App) sealKey() (seal.Key, error) {
 		return k, fmt.Errorf("--seal-key-file: %w", err)
 	}
 	return k, nil
-}
-
-// readKeys collects the API keys of flags and file.
-func (a *App) readKeys() ([]apikey.Key, error) {
-	var keys []apikey.Key
-	for _, k := range a.cfg.APIKey {
-		if k.Reveal() == "" {
-			return nil, fmt.Errorf("--api-key: %w", os.ErrInvalid)
-		}
-		keys = append(keys, apikey.New("", k.Reveal()))
-	}
-	if a.cfg.APIKeyFile == "" {
-		return keys, nil
-	}
-	more, err := apikey.ReadFile(a.cfg.APIKeyFile)
-	if err != nil {
-		return nil, fmt.Errorf("--api-key-file: %w", err)
-	}
-	return append(keys, more...), nil
 }

@@ -34,8 +34,9 @@ type env struct {
 	out io.Writer
 	err io.Writer
 
-	mu        sync.Mutex // guards interrupt
+	mu        sync.Mutex // guards the rest
 	interrupt func()
+	hangup    func()
 }
 
 // onInterrupt makes Ctrl-C call f once instead of ending the command; the returned function takes that back.
@@ -48,6 +49,24 @@ func (e *env) onInterrupt(f func()) (restore func()) {
 		defer e.mu.Unlock()
 		e.interrupt = nil
 	}
+}
+
+// onHangup makes SIGHUP call f instead of ending the command, unless it says that the terminal is gone.
+func (e *env) onHangup(f func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.hangup = f
+}
+
+// reloaded says whether somebody took the SIGHUP.
+func (e *env) reloaded() bool {
+	e.mu.Lock()
+	f := e.hangup
+	e.mu.Unlock()
+	if f != nil {
+		f()
+	}
+	return f != nil
 }
 
 // interrupted says whether somebody took the Ctrl-C.
@@ -82,19 +101,28 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	return config.ExitOK
 }
 
-// watchSignals sets ctx, which the first SIGTERM or Ctrl-C ends. After a second one the process ends within a second,
-// whatever still runs.
+// watchSignals sets ctx, which the first SIGTERM, Ctrl-C or hang-up of the terminal ends. After a second one the process ends within
+// a second, whatever still runs. A SIGHUP that somebody sends makes servers read their files again.
 func (e *env) watchSignals() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	e.ctx = ctx
 	received := make(chan os.Signal, 2)
 	finished := make(chan struct{})
-	signal.Notify(received, syscall.SIGTERM, syscall.SIGINT)
+	signal.Notify(received, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	onTerminal := isTerminal(e.err)
 	go func() {
 		for ctx.Err() == nil {
 			select {
 			case s := <-received:
-				if s != os.Interrupt || !e.interrupted() {
+				taken := false
+				switch s {
+				case os.Interrupt:
+					taken = e.interrupted()
+				case syscall.SIGHUP:
+					// A terminal that hung up is no terminal any more when its signal comes.
+					taken = onTerminal == isTerminal(e.err) && e.reloaded()
+				}
+				if !taken {
 					cancel()
 				}
 			case <-finished:
@@ -102,7 +130,14 @@ func (e *env) watchSignals() (stop func()) {
 			}
 		}
 		select {
-		case <-received:
+		case s := <-received:
+			for s == syscall.SIGHUP { // a terminal that hangs up may send more than one
+				select {
+				case s = <-received:
+				case <-finished:
+					return
+				}
+			}
 			fmt.Fprintln(e.err, "tandem: second signal, ending at once")
 			select {
 			case <-time.After(time.Second):

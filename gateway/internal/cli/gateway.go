@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/tandem-inference/tandem/gateway/internal/app"
 	"github.com/tandem-inference/tandem/services/config"
@@ -30,6 +31,7 @@ func (c *GatewayCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
+	e.onHangup(func() { _ = gateway.Reload() }) // logs its errors
 	log.Info("gateway listens", zap.String(telemetry.KeyAddress, gateway.HTTPAddr().String()), zap.String(telemetry.KeyVersion, config.Version()))
 	at := endpoint{gateway.HTTPAddr(), c.TLSCert != ""}
 	fmt.Fprint(e.out, banner("waits for workers at "+gateway.RegistryAddr().String(), at.url(), gateway))
@@ -40,7 +42,7 @@ func (c *GatewayCmd) Run(e *env) error {
 func banner(state, url string, gateway *app.App) string {
 	text := fmt.Sprintf("Tandem %s %s\n  HTTP  %s  (OpenAI and Anthropic APIs)\n", config.Version(), state, url)
 	if addr := gateway.GRPCAddr(); addr != nil {
-		text += fmt.Sprintf("  gRPC  %s  (tandem.v1, with reflection)\n", addr)
+		text += fmt.Sprintf("  gRPC  %s  (tandem.v1, with reflection%s)\n", addr, map[bool]string{true: ", TLS"}[strings.HasPrefix(url, "https:")])
 	}
 	return text
 }

@@ -126,6 +126,7 @@ func (c *ServeCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
+	e.onHangup(func() { _ = cluster.gateway.Reload() }) // logs its errors
 	onReady := func() {
 		fmt.Fprint(e.out, banner(fmt.Sprintf("is ready after %.1f s", time.Since(started).Seconds()), cluster.endpoint().url(), cluster.gateway))
 		fmt.Fprintf(e.out, "  Try   tandem run --server %s \"What is DFlash?\"\n", cluster.endpoint().url())

@@ -39,6 +39,11 @@ func (s *Server) state() healthBody {
 	return healthBody{"unavailable", "no target worker is ready"}
 }
 
+// Serving reports whether /health answers 200.
+func (s *Server) Serving() bool { return s.state().serving() }
+
+func (b healthBody) serving() bool { return b.Status == "ok" || b.Status == "degraded" }
+
 // loaded says how much of its weights a worker has, empty when it does not tell.
 func loaded(h *tandemv1.Heartbeat) string {
 	if h.GetLoadBytes() == 0 {
@@ -65,7 +70,7 @@ func (s *Server) live(w http.ResponseWriter, _ *http.Request) error {
 
 func (s *Server) writeHealth(w http.ResponseWriter, b healthBody) error {
 	status := http.StatusOK
-	if b.Status != "ok" && b.Status != "degraded" {
+	if !b.serving() {
 		status = http.StatusServiceUnavailable
 	}
 	return writeJSON(w, status, b)
