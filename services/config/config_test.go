@@ -30,7 +30,7 @@ type serveCmd struct {
 	Strict  bool          `help:"Strict."`
 	Width   int           `was:"breadth,span" help:"Width."`
 	Words   []string      `arg:"" optional:"" help:"Words."`
-	Offset  int           `default:"0" help:"Offset."`
+	Offset  int           `help:"Offset."`
 }
 
 func (s *serveCmd) Check() []Warning {
@@ -176,7 +176,7 @@ func TestDumpMasksSecrets(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]any{"port": 8000.0, "grace": "30s", "cap": "2GiB", "api-key": "***", "worker": nil, "strict": false, "width": 0.0}
+	want := map[string]any{"port": 8000.0, "grace": "30s", "cap": "2GiB", "api-key": "***", "worker": nil, "strict": false, "width": 0.0, "offset": 0.0}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
