@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
@@ -111,12 +112,16 @@ func (a *App) watchFiles(ctx context.Context) error {
 	}
 }
 
-// stamps tells versions of files apart.
+// stamps tells versions of files apart: by time and size, and by the file itself, because clocks of file systems are coarse.
 func stamps(files []string) []string {
 	out := make([]string, len(files))
 	for i, path := range files {
 		if st, err := os.Stat(path); err == nil {
-			out[i] = fmt.Sprintf("%d %d", st.ModTime().UnixNano(), st.Size())
+			var inode uint64
+			if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+				inode = sys.Ino
+			}
+			out[i] = fmt.Sprintf("%d %d %d", st.ModTime().UnixNano(), st.Size(), inode)
 		}
 	}
 	return out
