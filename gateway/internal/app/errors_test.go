@@ -71,7 +71,6 @@ func TestErrorTable(t *testing.T) {
 		{"pflash code floor", chat, chatBody(`"pflash":{"code_floor":0.3}`), 400, "invalid_request_error", "unsupported_parameter", "pflash.code_floor"},
 		{"pflash protect", chat, chatBody(`"pflash":{"protect":["cache_control"]}`), 400, "invalid_request_error", "unsupported_parameter", "pflash.protect"},
 		{"pflash rescore", chat, chatBody(`"pflash":{"rescore":true}`), 400, "invalid_request_error", "unsupported_parameter", "pflash.rescore"},
-		{"suffix", "/v1/completions", `{"prompt":"a","suffix":"b"}`, 400, "invalid_request_error", "unsupported_parameter", "suffix"},
 		{"context", chat, `{"messages":[{"role":"user","content":"` + long + `"}]}`, 400, "invalid_request_error", "context_length_exceeded", "messages"},
 		{"template", chat, `{"messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"no object"}}]},{"role":"user","content":"x"}]}`, 400, "invalid_request_error", "template_error", "messages"},
 		{"other model", chat, chatBody(`"model":"gpt"`), 404, "invalid_request_error", "model_not_found", "model"},

@@ -3,6 +3,7 @@ package openai
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
@@ -36,7 +37,11 @@ func (s *Service) Completions(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	prompts, err := s.parsePrompts(o, m)
+	fill, err := parseSuffix(o, m)
+	if err != nil {
+		return err
+	}
+	prompts, err := s.parsePrompts(o, m, fill)
 	if err != nil {
 		return err
 	}
@@ -52,6 +57,9 @@ func (s *Service) Completions(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	p.Run.Prompts = prompts
+	if fill != nil && echo {
+		return apierror.Unsupported("suffix", "cannot be combined with echo")
+	}
 	p.Run.PromptLogprobs = echo && req.TopLogprobs != generate.NoLogprobs
 	env := newEnvelope(turn.NewID("cmpl-"), "text_completion", name, m.Fingerprint, opts)
 	sink := newCompletionSink(env, m.Tokenizer, p.Run, echo)
@@ -68,11 +76,6 @@ func (s *Service) Completions(w http.ResponseWriter, r *http.Request) error {
 func (s *Service) completionFields(o reqjson.Object, req *turn.Request) (echo bool, err error) {
 	if echo, _, err = o.Bool("echo"); err != nil {
 		return false, err
-	}
-	if suffix, ok, err := o.String("suffix"); err != nil {
-		return false, err
-	} else if ok && suffix != "" {
-		return false, apierror.Unsupported("suffix", "needs a model with fill-in-the-middle tokens")
 	}
 	if best, ok, err := o.Int(reqjson.AtLeast(1), "best_of"); err != nil {
 		return false, err
@@ -97,9 +100,44 @@ func (s *Service) completionFields(o reqjson.Object, req *turn.Request) (echo bo
 	return echo, nil
 }
 
+// middle is how a prompt asks for the text between it and a suffix: prefix, prompt, suffix.
+type middle struct {
+	prefix int32
+	suffix []int32 // with the marks around it
+}
+
+// fillMarks are those of vocabularies that can fill in the middle, in the order prefix, suffix, middle. The tokens that end what is
+// filled in (fim_pad, file_sep …) are among the vocabulary's stop tokens.
+var fillMarks = [3]string{"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}
+
+// parseSuffix reads suffix; nil = none.
+func parseSuffix(o reqjson.Object, m *model.Model) (*middle, error) {
+	suffix, ok, err := o.String("suffix")
+	if err != nil || !ok || suffix == "" {
+		return nil, err
+	}
+	var marks [3]int32
+	for i, mark := range fillMarks {
+		if marks[i], ok = control(m, mark); !ok {
+			return nil, apierror.Unsupported("suffix", "needs a vocabulary with the token %s, which this model's lacks", mark)
+		}
+	}
+	out := &middle{prefix: marks[0], suffix: append([]int32{marks[1]}, m.Tokenizer.Encode(suffix, tokenizer.Options{})...)}
+	out.suffix = append(out.suffix, marks[2])
+	return out, nil
+}
+
+// control finds a mark that is a token of its own.
+func control(m *model.Model, mark string) (int32, bool) {
+	id, ok := m.Tokenizer.ID(mark)
+	kind := m.Tokenizer.TokenKind(id)
+	return id, ok && kind != tokenizer.KindNormal && kind != tokenizer.KindByte
+}
+
 // parsePrompts reads a string, an array of strings, an array of tokens, or an array of such arrays. Control tokens in text are
-// recognised: a raw prompt is the caller's own template.
-func (s *Service) parsePrompts(o reqjson.Object, m *model.Model) ([]generate.Prompt, error) {
+// recognised, because a raw prompt is the caller's own template, unless there is a suffix: then prompt and suffix are the halves
+// of somebody's file.
+func (s *Service) parsePrompts(o reqjson.Object, m *model.Model, fill *middle) ([]generate.Prompt, error) {
 	raw, _, ok := o.Raw("prompt")
 	if !ok {
 		return nil, apierror.Missing("prompt")
@@ -112,6 +150,9 @@ func (s *Service) parsePrompts(o reqjson.Object, m *model.Model) ([]generate.Pro
 		if len(out) == maxCompletions {
 			return apierror.InvalidValue("prompt", "has more than %d prompts", maxCompletions)
 		}
+		if fill != nil {
+			ids = slices.Concat([]int32{fill.prefix}, ids, fill.suffix)
+		}
 		out = append(out, generate.Prompt{Tokens: ids})
 		return nil
 	}
@@ -120,7 +161,7 @@ func (s *Service) parsePrompts(o reqjson.Object, m *model.Model) ([]generate.Pro
 		if err := json.Unmarshal(raw, &t); err != nil {
 			return apierror.InvalidValue(path, "must be a string")
 		}
-		return add(m.Tokenizer.Encode(t, tokenizer.Options{ParseSpecial: true}), path)
+		return add(m.Tokenizer.Encode(t, tokenizer.Options{ParseSpecial: fill == nil}), path)
 	}
 	if reqjson.Kind(raw) == 's' {
 		err := text(raw, "prompt")
@@ -319,6 +360,10 @@ func (c *completionSink) chunk(dst []byte, index int, text []byte, end *generate
 			dst = append(dst, `,"stop_sequence":`...)
 			dst = jsontext.AppendString(dst, end.StopString)
 		}
+		if fd := turn.NewFinishDetails(end); fd != nil {
+			dst = append(dst, `,"finish_details":`...)
+			dst = appendJSON(dst, fd)
+		}
 	}
 	dst = append(dst, '}')
 	return c.env.tail(dst)
@@ -335,18 +380,20 @@ type completion struct {
 }
 
 type completionAnswer struct {
-	Index        int             `json:"index"`
-	Text         string          `json:"text"`
-	Logprobs     json.RawMessage `json:"logprobs"`
-	FinishReason string          `json:"finish_reason"`
-	StopSequence string          `json:"stop_sequence,omitempty"`
+	Index         int                 `json:"index"`
+	Text          string              `json:"text"`
+	Logprobs      json.RawMessage     `json:"logprobs"`
+	FinishReason  string              `json:"finish_reason"`
+	StopSequence  string              `json:"stop_sequence,omitempty"`
+	FinishDetails *turn.FinishDetails `json:"finish_details,omitempty"`
 }
 
 func (c *completionSink) answer(u *generate.Usage) *completion {
 	out := &completion{ID: c.env.id, Object: "text_completion", Created: c.env.created, Model: c.env.model, Fingerprint: c.env.fingerprint, Usage: NewUsage(u)}
 	for i := range c.choices {
 		ch := &c.choices[i]
-		a := completionAnswer{Index: i, Text: string(ch.text), FinishReason: ch.end.Finish, StopSequence: ch.end.StopString}
+		a := completionAnswer{Index: i, Text: string(ch.text), FinishReason: ch.end.Finish, StopSequence: ch.end.StopString,
+			FinishDetails: turn.NewFinishDetails(&ch.end)}
 		if ch.classic != nil {
 			a.Logprobs = ch.classic.take(nil)
 		}

@@ -1,6 +1,8 @@
 package openai
 
 import (
+	"bytes"
+	"fmt"
 	"strconv"
 	"unicode/utf8"
 
@@ -28,7 +30,7 @@ func (c *classic) add(e emit.Entry, known bool) {
 		c.top, c.offsets = append(c.top, ','), append(c.offsets, ',')
 	}
 	c.n++
-	c.tokens = jsontext.AppendString(c.tokens, b)
+	c.tokens = jsontext.AppendString(c.tokens, spell(b))
 	c.offsets = strconv.AppendInt(c.offsets, int64(c.offset), 10)
 	c.advance(b)
 	if !known {
@@ -41,11 +43,35 @@ func (c *classic) add(e emit.Entry, known bool) {
 		if i > 0 {
 			c.top = append(c.top, ',')
 		}
-		c.top = jsontext.AppendString(c.top, c.tok.TokenBytes(t.ID))
+		c.top = jsontext.AppendString(c.top, c.key(e.Top[:i], t.ID))
 		c.top = append(c.top, ':')
 		c.top = jsontext.AppendFloat(c.top, t.Logprob)
 	}
 	c.top = append(c.top, '}')
+}
+
+// key is the spelling of a candidate in the map. Of tokens that are spelled alike, as the unused ones of a vocabulary may be, all
+// but the first have their id in it, so that the map holds as many entries as there are candidates.
+func (c *classic) key(before []emit.Candidate, id int32) []byte {
+	text := spell(c.tok.TokenBytes(id))
+	for _, t := range before {
+		if bytes.Equal(text, spell(c.tok.TokenBytes(t.ID))) {
+			return strconv.AppendInt([]byte("token_id:"), int64(id), 10)
+		}
+	}
+	return text
+}
+
+// spell writes a token as the original API did: its text, or bytes:\xE2\x80 when it holds a part of a character.
+func spell(b []byte) []byte {
+	if utf8.Valid(b) {
+		return b
+	}
+	out := []byte("bytes:")
+	for _, c := range b {
+		out = fmt.Appendf(out, `\x%02X`, c)
+	}
+	return out
 }
 
 // advance counts the code points that b completes.
