@@ -86,6 +86,7 @@ func TestGuides(t *testing.T) {
 	w := r.target(gatewaytest.WorkerOptions{})
 	w.SetDecode(r.reply("ok", 1))
 	opener, _ := r.tok.ID("<tool_call>")
+	closer, _ := r.tok.ID("</tool_call>")
 	strict := strings.Replace(weatherTool, `"name"`, `"strict":true,"name"`, 1)
 	for _, tt := range []struct {
 		name, more string
@@ -112,6 +113,12 @@ func TestGuides(t *testing.T) {
 		{"grammar", `"grammar":"root ::= \"yes\" | \"no\""`, func(g *tandemv1.Guide) bool { return g.GetGrammar() == `root ::= "yes" | "no"` }},
 		{"thinking first", `"response_format":{"type":"json_object"},"enable_thinking":true`, func(g *tandemv1.Guide) bool {
 			return g.GetReasoning().GetInside() && len(g.GetReasoning().GetClose()) == 1 && strings.Contains(g.GetGrammar(), `root ::= [ \n]{0,2} json-object`)
+		}},
+		{"calls in reasoning", weatherTool + `,"enable_thinking":true`, func(g *tandemv1.Guide) bool {
+			return g.GetReasoning().CallOpen != nil && g.GetReasoning().GetCallOpen() == opener && g.GetReasoning().GetCallClose() == closer
+		}},
+		{"no calls in reasoning", `"enable_thinking":true`, func(g *tandemv1.Guide) bool {
+			return g.GetReasoning().CallOpen == nil && g.GetReasoning().CallClose == nil
 		}},
 		{"nothing before the first token", `"response_format":{"type":"json_object"}`, func(g *tandemv1.Guide) bool {
 			return strings.Contains(g.GetGrammar(), "root ::= json-object\n")

@@ -1,6 +1,7 @@
 package emit
 
 import (
+	"bytes"
 	"math"
 	"slices"
 
@@ -26,6 +27,8 @@ type Config struct {
 	Logprobs bool
 	// Tools finds calls in the content; nil = there are none.
 	Tools *toolcall.Parser
+	// Trial makes a parser that tries whether markup in open reasoning is a call, see finder; nil = no call ends reasoning.
+	Trial func() *toolcall.Parser
 	// Literal are control tokens whose text is read like any other: the markup of calls.
 	Literal []int32
 }
@@ -50,8 +53,11 @@ type Emitter struct {
 	dec  *tokenizer.Decoder
 	stop *matcher
 
-	thinking bool
-	label    string // what may still come of the open marker's label
+	thinking  bool
+	finder    *finder // looks for calls in reasoning; nil = none are looked for
+	label     string  // what may still come of the open marker's label
+	aside     []Entry // tokens of a channel in the answer, which may turn out to be empty
+	asideText []byte  // what they spell
 	// reasoned is set once reasoning text was emitted: leading newlines end there.
 	reasoned bool
 	newlines []byte // trailing newlines of reasoning, held back
@@ -82,11 +88,17 @@ func New(cfg Config) *Emitter {
 	if cfg.ThinkOpen == None && cfg.ThinkClose == None {
 		e.lead = leadDone
 	}
+	if cfg.Trial != nil {
+		e.finder = &finder{make: cfg.Trial}
+	}
 	return e
 }
 
 // Push adds a token. It returns false when a stop string or the only call that is allowed was completed: the generation is over
 // and further tokens are ignored.
+//
+// An open marker that is the first visible thing of the output opens reasoning, a close marker ends open reasoning. Everywhere
+// else both are text.
 func (e *Emitter) Push(tok Entry) bool {
 	e.begin()
 	if e.over() {
@@ -94,28 +106,41 @@ func (e *Emitter) Push(tok Entry) bool {
 	}
 	e.counts.Total++
 	id := tok.ID
+	opens, closes := id == e.cfg.ThinkOpen && id != None, id == e.cfg.ThinkClose && id != None
+	if len(e.aside) > 0 || opens && !e.thinking && e.cfg.ThinkLabel != "" && e.lead != leadHold && !e.inside() {
+		return e.channel(tok, closes)
+	}
 	switch {
-	case id == e.cfg.ThinkClose && id != None && e.thinking:
+	case closes && e.thinking && (e.finder == nil || !e.finder.closed):
 		e.counts.Thinking++
 		e.text(e.dec.AppendFlush(e.buf[:0]))
-		e.thinking, e.closed, e.lead = false, true, leadDrop
-		e.newlines = e.newlines[:0]
-		return true
-	case id == e.cfg.ThinkOpen && id != None && !e.thinking:
-		if e.lead == leadHold {
-			// Whitespace before the reasoning is nobody's text.
-			e.counts.Thinking++
-			e.blank, e.entries = e.blank[:0], e.entries[:0]
-			e.dec.AppendFlush(e.buf[:0])
-			e.thinking, e.label = true, e.cfg.ThinkLabel
+		e.closed = true
+		if e.finder != nil && e.finder.close() {
+			return true
 		}
+		e.settle(false)
+		e.endThinking()
 		return true
-	case id == e.cfg.ThinkOpen && id != None, id == e.cfg.ThinkClose && id != None:
-		// A marker where it has no meaning is not text either.
-		if e.thinking {
-			e.counts.Thinking++
+	case opens && !e.thinking && e.lead == leadHold && e.dec.Held() == 0:
+		// Whitespace before the reasoning is nobody's text.
+		e.counts.Thinking++
+		e.blank, e.entries = e.blank[:0], e.entries[:0]
+		e.thinking, e.label = true, e.cfg.ThinkLabel
+		return true
+	}
+	return e.write(tok, opens || closes)
+}
+
+// write takes a token that is text. marker says that it is a reasoning marker without a meaning.
+func (e *Emitter) write(tok Entry, marker bool) bool {
+	e.buf = e.decode(e.buf[:0], tok.ID, marker)
+	if e.finder != nil && e.finder.closed {
+		if skipSpace(e.buf) == len(e.buf) && e.dec.Held() == 0 {
+			return true
 		}
-		return true
+		// The reasoning was closed and the answer follows: the calls in it were part of it.
+		e.settle(false)
+		e.endThinking()
 	}
 	if e.thinking {
 		e.counts.Thinking++
@@ -126,11 +151,6 @@ func (e *Emitter) Push(tok Entry) bool {
 		tok.start, tok.hidden = e.fed+len(e.blank), inside
 		e.entries = append(e.entries, tok)
 	}
-	if slices.Contains(e.cfg.Literal, id) && !e.thinking {
-		e.buf = append(e.dec.AppendFlush(e.buf[:0]), e.cfg.Tokenizer.TokenBytes(id)...)
-	} else {
-		e.buf = e.dec.Append(e.buf[:0], id)
-	}
 	e.text(e.buf)
 	if inside || e.inside() {
 		e.counts.Tool++
@@ -139,6 +159,61 @@ func (e *Emitter) Push(tok Entry) bool {
 		e.mark()
 	}
 	return !e.over()
+}
+
+// decode appends the text that becomes complete with a token. Control tokens have none, but for markup of calls, and inside of a
+// call's arguments, where they are what the model wrote into a file. marker says that the token is a reasoning marker without a
+// meaning, which is text. Those with a label are parts of a channel and stay control tokens.
+func (e *Emitter) decode(dst []byte, id int32, marker bool) []byte {
+	if e.cfg.Tokenizer.TokenKind(id) != tokenizer.KindControl {
+		return e.dec.Append(dst, id)
+	}
+	literal := marker && e.cfg.ThinkLabel == ""
+	if e.thinking {
+		literal = literal || e.finder != nil && slices.Contains(e.cfg.Literal, id)
+	} else {
+		literal = literal || slices.Contains(e.cfg.Literal, id) || e.cfg.Tools != nil && e.cfg.Tools.InCall()
+	}
+	if !literal {
+		return dst
+	}
+	return append(e.dec.AppendFlush(dst), e.cfg.Tokenizer.TokenBytes(id)...)
+}
+
+// channel takes a token behind an open marker with a label that stands in the answer. A channel without any text is markup; once
+// it has text, all of it is text.
+func (e *Emitter) channel(tok Entry, closes bool) bool {
+	if len(e.aside) > 0 && e.cfg.Tokenizer.TokenKind(tok.ID) != tokenizer.KindControl {
+		e.asideText = append(e.asideText, e.cfg.Tokenizer.TokenBytes(tok.ID)...)
+	}
+	e.aside = append(e.aside, tok)
+	rest, labelled := bytes.CutPrefix(e.asideText, []byte(e.cfg.ThinkLabel))
+	empty := len(e.asideText) == 0 || labelled && skipSpace(rest) == len(rest)
+	switch {
+	case closes && empty:
+		e.counts.Thinking += len(e.aside)
+		e.aside, e.asideText = e.aside[:0], e.asideText[:0]
+	case closes || !empty && !bytes.HasPrefix([]byte(e.cfg.ThinkLabel), e.asideText):
+		e.replay()
+	}
+	return !e.over()
+}
+
+// replay writes the tokens of a channel that is text.
+func (e *Emitter) replay() {
+	for _, tok := range e.aside {
+		if e.over() {
+			break
+		}
+		e.write(tok, tok.ID == e.cfg.ThinkOpen || tok.ID == e.cfg.ThinkClose)
+	}
+	e.aside, e.asideText = e.aside[:0], e.asideText[:0]
+}
+
+// endThinking begins the content behind a close marker.
+func (e *Emitter) endThinking() {
+	e.thinking, e.lead = false, leadDrop
+	e.newlines = e.newlines[:0]
 }
 
 // inside reports whether the text is inside of a call's markup.
@@ -172,7 +247,7 @@ func (e *Emitter) text(b []byte) {
 		return
 	}
 	if e.thinking {
-		e.reasoning(b)
+		e.thought(b)
 		return
 	}
 	switch e.lead {
@@ -298,8 +373,17 @@ func (e *Emitter) decided() int {
 // no more room: a call that is not complete then has no ToolEnd. Take returns the rest afterwards.
 func (e *Emitter) Finish(cut bool) {
 	e.begin()
+	e.replay()
 	if e.stopped == 0 {
 		e.text(e.dec.AppendFlush(e.buf[:0]))
+		for i := range e.entries {
+			if n := &e.entries[i]; n.open {
+				n.end = e.fed + len(e.blank)
+			}
+		}
+		if e.thinking {
+			e.finishThought(cut)
+		}
 	}
 	if e.stopped == 0 {
 		if e.lead == leadHold && len(e.blank) > 0 {

@@ -311,6 +311,11 @@ func (r *run) newEmitter(j job) *emit.Emitter {
 	}
 	if r.req.Tools != nil {
 		cfg.Tools, cfg.Literal = toolcall.NewParser(*r.req.Tools), r.req.Model.Markup
+		if r.req.SplitReasoning && r.req.Guide.GetGrammar() == "" {
+			// Under a grammar the worker closes reasoning before a call, so that the call is held to it.
+			try := toolcall.Config{Set: r.req.Tools.Set, Family: r.req.Tools.Family, NewID: func() string { return "" }}
+			cfg.Trial = func() *toolcall.Parser { return toolcall.NewParser(try) }
+		}
 	}
 	return emit.New(cfg)
 }
@@ -336,6 +341,9 @@ func (r *run) guide(j job) *tandemv1.Guide {
 	g := r.req.Guide
 	if reasoning == nil {
 		return g
+	}
+	if m := r.req.Model; r.req.Tools != nil && m.CallOpen != emit.None && m.CallClose != emit.None {
+		reasoning.CallOpen, reasoning.CallClose = &m.CallOpen, &m.CallClose
 	}
 	return &tandemv1.Guide{Reasoning: reasoning, Grammar: g.GetGrammar(), BannedTokens: g.GetBannedTokens()}
 }

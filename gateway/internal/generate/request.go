@@ -26,6 +26,8 @@ type Model struct {
 	Markup []int32
 	// Context is the model's own context length in tokens, 0 = unknown.
 	Context int
+	// CallOpen and CallClose are the tokens around a call in the model's own form, emit.None when they are text.
+	CallOpen, CallClose int32
 }
 
 // Limit is the context that a request may fill, in tokens, where workers offer that many (0 = unknown): a worker that says more

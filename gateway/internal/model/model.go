@@ -101,6 +101,7 @@ func Load(opt Options) (*Model, error) {
 	if err := m.chooseTemplate(own, opt); err != nil {
 		return nil, err
 	}
+	m.CallOpen, m.CallClose = marker(tok, toolcall.Opener(m.CallForm)), marker(tok, toolcall.Closer(m.CallForm))
 	m.LaterSystem, m.TakesWritten = m.laterSystem(), m.takesWritten()
 	sum := sha256.Sum256([]byte(opt.Version + "\x00" + cmp.Or(opt.Digest, m.Name)))
 	m.Fingerprint = "fp_" + hex.EncodeToString(sum[:6])

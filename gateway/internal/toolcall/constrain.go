@@ -87,6 +87,14 @@ func Opener(f Format) string {
 	return openToolCall
 }
 
+// Closer is the mark that closes a call of a form.
+func Closer(f Format) string {
+	if f == Gemma {
+		return closeGemma
+	}
+	return closeToolCall
+}
+
 // callWriter adds the rules of calls.
 type callWriter struct {
 	*grammar.Writer

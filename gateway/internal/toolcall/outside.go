@@ -75,6 +75,27 @@ func (p *Parser) mark() (mark string, part bool) {
 	return mark, part
 }
 
+// OpensCall returns the mark in which a call begins that b spells, or whether b may still become one. Inside of another call the
+// marks that only occur within calls do not count.
+func OpensCall(b []byte, inside bool) (mark string, part bool) {
+	try := func(m string) {
+		if !bytes.HasPrefix([]byte(m), b) {
+			return
+		}
+		part = true
+		if len(m) == len(b) {
+			mark = m
+		}
+	}
+	for _, m := range openers {
+		if m != openFunction || !inside {
+			try(m)
+		}
+	}
+	try(openGemma)
+	return mark, part
+}
+
 // open enters the region of a mark.
 func (p *Parser) open(mark string) {
 	p.opener = p.opener[:0]

@@ -130,6 +130,9 @@ func (p *Parser) Done() bool { return p.cfg.Serial && p.calls > 0 }
 // Inside reports whether the text is inside of a call's markup, as far as one can tell.
 func (p *Parser) Inside() bool { return p.machine != nil && !p.mute }
 
+// InCall reports whether the text is inside of a call that was announced.
+func (p *Parser) InCall() bool { return p.call != nil }
+
 // Decided is the offset before which it is known what is text and what is not.
 func (p *Parser) Decided() int {
 	switch {

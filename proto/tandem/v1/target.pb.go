@@ -293,6 +293,11 @@ type Reasoning struct {
 	Reserve int32 `protobuf:"varint,5,opt,name=reserve,proto3" json:"reserve,omitempty"`
 	// What is forced. When it does not contain close, up to 64 tokens are chosen freely after it before close is forced alone.
 	CloseSequence []int32 `protobuf:"varint,6,rep,packed,name=close_sequence,json=closeSequence,proto3" json:"close_sequence,omitempty"`
+	// Tokens that open and close a tool call; absent = calls are not told from other text. A turn that ends in reasoning behind a
+	// complete call ends there, whatever reserve is. With a grammar close is forced in place of call_open, so that the grammar holds
+	// the call.
+	CallOpen      *int32 `protobuf:"varint,7,opt,name=call_open,json=callOpen,proto3,oneof" json:"call_open,omitempty"`
+	CallClose     *int32 `protobuf:"varint,8,opt,name=call_close,json=callClose,proto3,oneof" json:"call_close,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -367,6 +372,20 @@ func (x *Reasoning) GetCloseSequence() []int32 {
 		return x.CloseSequence
 	}
 	return nil
+}
+
+func (x *Reasoning) GetCallOpen() int32 {
+	if x != nil && x.CallOpen != nil {
+		return *x.CallOpen
+	}
+	return 0
+}
+
+func (x *Reasoning) GetCallClose() int32 {
+	if x != nil && x.CallClose != nil {
+		return *x.CallClose
+	}
+	return 0
 }
 
 type DecodeResponse struct {
@@ -792,14 +811,20 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\x05Guide\x122\n" +
 	"\treasoning\x18\x01 \x01(\v2\x14.tandem.v1.ReasoningR\treasoning\x12\x18\n" +
 	"\agrammar\x18\x02 \x01(\tR\agrammar\x12#\n" +
-	"\rbanned_tokens\x18\x03 \x03(\x05R\fbannedTokens\"\xa6\x01\n" +
+	"\rbanned_tokens\x18\x03 \x03(\x05R\fbannedTokens\"\x89\x02\n" +
 	"\tReasoning\x12\x12\n" +
 	"\x04open\x18\x01 \x03(\x05R\x04open\x12\x14\n" +
 	"\x05close\x18\x02 \x03(\x05R\x05close\x12\x16\n" +
 	"\x06inside\x18\x03 \x01(\bR\x06inside\x12\x16\n" +
 	"\x06budget\x18\x04 \x01(\x05R\x06budget\x12\x18\n" +
 	"\areserve\x18\x05 \x01(\x05R\areserve\x12%\n" +
-	"\x0eclose_sequence\x18\x06 \x03(\x05R\rcloseSequence\"\xeb\x01\n" +
+	"\x0eclose_sequence\x18\x06 \x03(\x05R\rcloseSequence\x12 \n" +
+	"\tcall_open\x18\a \x01(\x05H\x00R\bcallOpen\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"call_close\x18\b \x01(\x05H\x01R\tcallClose\x88\x01\x01B\f\n" +
+	"\n" +
+	"_call_openB\r\n" +
+	"\v_call_close\"\xeb\x01\n" +
 	"\x0eDecodeResponse\x121\n" +
 	"\badmitted\x18\x01 \x01(\v2\x13.tandem.v1.AdmittedH\x00R\badmitted\x124\n" +
 	"\tprefilled\x18\x02 \x01(\v2\x14.tandem.v1.PrefilledH\x00R\tprefilled\x124\n" +
@@ -900,6 +925,7 @@ func file_tandem_v1_target_proto_init() {
 		return
 	}
 	file_tandem_v1_common_proto_init()
+	file_tandem_v1_target_proto_msgTypes[2].OneofWrappers = []any{}
 	file_tandem_v1_target_proto_msgTypes[3].OneofWrappers = []any{
 		(*DecodeResponse_Admitted)(nil),
 		(*DecodeResponse_Prefilled)(nil),

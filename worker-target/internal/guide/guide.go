@@ -28,6 +28,8 @@ type Guide struct {
 	sequence []int32 // forced to close
 	max      int
 	stop     []int32
+
+	callOpen, callClose int32 // -1 = calls are not told from other text
 }
 
 // marker is a sequence of tokens with the lengths to fall back to when it does not go on (Knuth, Morris and Pratt).
@@ -74,7 +76,7 @@ func (f *Factory) New(m *tandemv1.Guide, o Options) (*Guide, error) {
 	if m == nil {
 		return nil, nil
 	}
-	g := &Guide{words: (o.Vocab + 31) / 32, vocab: o.Vocab, max: o.Max, stop: o.Stop}
+	g := &Guide{words: (o.Vocab + 31) / 32, vocab: o.Vocab, max: o.Max, stop: o.Stop, callOpen: -1, callClose: -1}
 	check := func(field string, tokens []int32) error {
 		for i, t := range tokens {
 			if t < 0 || int(t) >= o.Vocab {
@@ -103,6 +105,20 @@ func (f *Factory) New(m *tandemv1.Guide, o Options) (*Guide, error) {
 		g.reasons, g.inside = true, r.Inside
 		g.open, g.close = newMarker(r.Open), newMarker(r.Close)
 		g.budget, g.reserve, g.sequence = int(r.Budget), int(r.Reserve), r.CloseSequence
+		for field, token := range map[string]*int32{"call_open": r.CallOpen, "call_close": r.CallClose} {
+			if token == nil {
+				continue
+			}
+			if err := check("reasoning."+field, []int32{*token}); err != nil {
+				return nil, err
+			}
+		}
+		if (r.CallOpen == nil) != (r.CallClose == nil) {
+			return nil, rpcerr.InvalidArgument("guide.reasoning", "call_open and call_close must both be set or both be absent")
+		}
+		if r.CallOpen != nil {
+			g.callOpen, g.callClose = *r.CallOpen, *r.CallClose
+		}
 	}
 	if len(m.BannedTokens) > 0 {
 		g.banned = make([]uint32, g.words)
@@ -128,6 +144,16 @@ const (
 	forcing                // the close sequence
 	hinted                 // it did not hold the marker: tokens are free for a while
 	finishing              // the marker alone
+	calling                // the marker alone, in place of a call that the grammar has to hold
+)
+
+// progress of a call in reasoning.
+type progress uint8
+
+const (
+	noCall    progress = iota
+	inCall             // the mark that opens a call was written
+	calledNow          // the one that closes it too, and nothing visible since
 )
 
 // State of a path: what was generated decides what may follow. It is a value and comparable.
@@ -139,6 +165,7 @@ type State struct {
 	at        int32 // next token of what is forced
 	free      int32 // left after a hint
 	phase     phase
+	call      progress // while inside
 	inside    bool
 	visible   bool
 	used      bool // closing was forced once
@@ -175,7 +202,7 @@ func (g *Guide) Forced(s State) (token int32, ok bool) {
 	switch s.phase {
 	case forcing:
 		return g.sequence[s.at], true
-	case finishing:
+	case finishing, calling:
 		return g.close.tokens[s.at], true
 	}
 	return -1, false
@@ -218,6 +245,9 @@ func (g *Guide) Due(s State) (token int32, after State, ok bool) {
 
 // Open tells whether the sample decides between the token itself and forced closing: only then does a replay need to know it.
 func (g *Guide) Open(s State, token int32) bool {
+	if s.inside && g.holdsCalls() && (s.phase == freely || s.phase == hinted) && token == g.close.tokens[0] {
+		return true
+	}
 	if !s.inside || g.reserve == 0 || s.phase != freely && s.phase != hinted {
 		return false
 	}
@@ -232,8 +262,13 @@ func (g *Guide) Resolve(s State, sampled int32) (int32, State) {
 	}
 	if s.inside {
 		own := sampled == g.close.tokens[s.closing]
-		ends := g.reserve > 0 && !s.visible && (!s.used || s.phase == hinted) && slices.Contains(g.stop, sampled)
-		if g.due(s) && !own || ends {
+		ends := g.reserve > 0 && !s.visible && s.call != calledNow && (!s.used || s.phase == hinted) && slices.Contains(g.stop, sampled)
+		due := g.due(s)
+		switch {
+		case sampled == g.callOpen && g.holdsCalls() && !due:
+			s.phase, s.at = calling, 0
+			sampled, _ = g.Forced(s)
+		case due && !own || ends:
 			s = g.load(s)
 			sampled, _ = g.Forced(s)
 		}
@@ -241,10 +276,28 @@ func (g *Guide) Resolve(s State, sampled int32) (int32, State) {
 	return sampled, g.advance(s, sampled)
 }
 
+// holdsCalls tells whether calls are held to a grammar, which begins only behind the reasoning.
+func (g *Guide) holdsCalls() bool { return g.grammar != nil && g.callOpen >= 0 }
+
+// follow tells how far a call is when a token of reasoning follows.
+func (g *Guide) follow(p progress, token int32) progress {
+	switch {
+	case g.callOpen < 0 || slices.Contains(g.stop, token):
+		return p
+	case token == g.callOpen:
+		return inCall
+	case p == inCall && token == g.callClose:
+		return calledNow
+	case p == calledNow && g.text.visible(token):
+		return noCall
+	}
+	return p
+}
+
 // advance appends a token.
 func (g *Guide) advance(s State, token int32) State {
 	s.generated++
-	forced := s.phase == forcing || s.phase == finishing
+	forced := s.phase == forcing || s.phase == finishing || s.phase == calling
 	if forced {
 		s.at++
 	}
@@ -258,17 +311,18 @@ func (g *Guide) advance(s State, token int32) State {
 		return s
 	}
 	s.thought++
+	s.call = g.follow(s.call, token)
 	s.closing = int32(g.close.next(int(s.closing), token))
 	if int(s.closing) == len(g.close.tokens) {
 		switch s.phase {
-		case freely:
+		case freely, calling:
 			s.kind = tandemv1.CloseKind_CLOSE_KIND_NATURAL
 		case hinted:
 			s.kind = tandemv1.CloseKind_CLOSE_KIND_SOFT
 		default:
 			s.kind = tandemv1.CloseKind_CLOSE_KIND_HARD
 		}
-		s.inside, s.closing, s.free = false, 0, 0
+		s.inside, s.closing, s.free, s.call = false, 0, 0, noCall
 		// What the sequence has behind its marker is forced too.
 		if s.phase != forcing || int(s.at) == len(g.sequence) {
 			s.phase, s.at = freely, 0

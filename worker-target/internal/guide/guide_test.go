@@ -163,6 +163,83 @@ func TestClosing(t *testing.T) {
 	}
 }
 
+// TestCalls: a turn may end in reasoning behind a complete call; under a grammar reasoning is closed before a call.
+func TestCalls(t *testing.T) {
+	const callOpen, callClose = 34, 33
+	make := func(grammar string, reserve int32) *Guide {
+		o, c := int32(callOpen), int32(callClose)
+		return newGuide(t, &tandemv1.Guide{Grammar: grammar, Reasoning: &tandemv1.Reasoning{
+			Close: []int32{closeToken}, Inside: true, Reserve: reserve, CloseSequence: []int32{hint, closeToken}, CallOpen: &o, CallClose: &c,
+		}}, 40)
+	}
+	const natural, none, hard = tandemv1.CloseKind_CLOSE_KIND_NATURAL, tandemv1.CloseKind_CLOSE_KIND_NONE, tandemv1.CloseKind_CLOSE_KIND_HARD
+	for _, c := range []struct {
+		name, grammar string
+		reserve       int32
+		say, want     []int32
+		kind          tandemv1.CloseKind
+	}{
+		{"no call", "", 10, []int32{1, stop, 2, stop}, []int32{1, hint, closeToken}, hard},
+		{"call", "", 10, []int32{1, callOpen, 2, callClose, stop}, []int32{1, callOpen, 2, callClose}, none},
+		{"call and whitespace", "", 10, []int32{1, callOpen, 2, callClose, blank, stop}, []int32{1, callOpen, 2, callClose, blank}, none},
+		{"two calls", "", 10, []int32{callOpen, callClose, callOpen, callClose, stop}, []int32{callOpen, callClose, callOpen, callClose}, none},
+		{"text behind a call", "", 10, []int32{callOpen, callClose, 3, stop, 2, stop}, []int32{callOpen, callClose, 3, hint, closeToken}, hard},
+		{"open call", "", 10, []int32{callOpen, 2, stop, 2, stop}, []int32{callOpen, 2, hint, closeToken}, hard},
+		{"closed only", "", 10, []int32{callClose, stop, 2, stop}, []int32{callClose, hint, closeToken}, hard},
+		{"with a grammar", `root ::= "bc"`, 10, []int32{4, callOpen, 1, 2, stop}, []int32{4, closeToken, 1, 2}, natural},
+		{"with a grammar and no reserve", `root ::= "bc"`, 0, []int32{4, callOpen, 1, 2, stop}, []int32{4, closeToken, 1, 2}, natural},
+	} {
+		g := make(c.grammar, c.reserve)
+		s, again := g.Start(), g.Start()
+		var out []int32
+		for _, sample := range c.say {
+			// What is forced takes the place of no sample of the table.
+			for {
+				forced, ok := g.Forced(s)
+				if !ok {
+					break
+				}
+				_, s = g.Resolve(s, forced)
+				_, again = g.Resolve(again, forced)
+				out = append(out, forced)
+			}
+			token, next := g.Resolve(s, sample)
+			seen := token
+			if g.Open(again, token) {
+				seen = sample
+			}
+			_, again = g.Resolve(again, seen)
+			if s = next; again != s {
+				t.Errorf("%s: replayed %+v, want %+v", c.name, again, s)
+			}
+			if token == stop {
+				break
+			}
+			out = append(out, token)
+			if token != sample && token == hint {
+				forced, _ := g.Forced(s)
+				_, s = g.Resolve(s, forced)
+				out = append(out, forced)
+				break
+			}
+		}
+		if !slices.Equal(out, c.want) || g.Kind(s) != c.kind {
+			t.Errorf("%s: wrote %v, closed %v, want %v, %v", c.name, out, g.Kind(s), c.want, c.kind)
+		}
+	}
+	o := int32(3)
+	for _, r := range []*tandemv1.Reasoning{{Close: []int32{1}, CallOpen: &o}, {Close: []int32{1}, CallClose: &o}} {
+		if _, err := factory().New(&tandemv1.Guide{Reasoning: r}, Options{Vocab: vocab}); err == nil {
+			t.Error("half a pair of marks is accepted")
+		}
+	}
+	o = vocab
+	outside := &tandemv1.Reasoning{Close: []int32{1}, CallOpen: &o, CallClose: &o}
+	if _, err := factory().New(&tandemv1.Guide{Reasoning: outside}, Options{Vocab: vocab}); err == nil {
+		t.Error("a mark outside the vocabulary is accepted")
+	}
+}
+
 // TestReplay: states are functions of what was sampled; where Open says that a token does not tell, the sample does.
 func TestReplay(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
@@ -172,8 +249,16 @@ func TestReplay(t *testing.T) {
 			CloseSequence: rapid.SliceOfN(rapid.SampledFrom([]int32{1, 2, hint, closeToken}), 1, 4).Draw(rt, "sequence"),
 			Open:          rapid.SampledFrom([][]int32{nil, {openToken}, {3, 4}}).Draw(rt, "open"),
 		}
-		g := newGuide(t, &tandemv1.Guide{Reasoning: r}, 60)
-		samples := rapid.SliceOfN(rapid.SampledFrom([]int32{1, 2, 3, 4, 5, blank, hint, closeToken, openToken, stop}), 60, 60).Draw(rt, "samples")
+		guide := &tandemv1.Guide{Reasoning: r}
+		if rapid.Bool().Draw(rt, "calls") {
+			o, c := int32(5), int32(6)
+			r.CallOpen, r.CallClose = &o, &c
+		}
+		if rapid.Bool().Draw(rt, "grammar") {
+			guide.Grammar = "root ::= [a-z \\n]*"
+		}
+		g := newGuide(t, guide, 60)
+		samples := rapid.SliceOfN(rapid.SampledFrom([]int32{1, 2, 3, 4, 5, 6, blank, hint, closeToken, openToken, stop}), 60, 60).Draw(rt, "samples")
 		s, again := g.Start(), g.Start()
 		closed := 0
 		for i, sample := range samples {

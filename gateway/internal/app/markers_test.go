@@ -1,0 +1,155 @@
+package app
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
+	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest/wirecheck"
+)
+
+// said puts an answer of any dialect together: reasoning, text and the arguments of the calls.
+type said struct{ Reasoning, Text, Calls string }
+
+// hear asks for an answer, whole or as a stream.
+func (r *rig) hear(t *testing.T, path, body string, stream bool) said {
+	t.Helper()
+	if stream {
+		body = withStream(body)
+	}
+	a := r.post(path, body)
+	if a.status != 200 {
+		t.Fatalf("%s: %d %s", path, a.status, a.body)
+	}
+	var s said
+	var whole map[string]any
+	switch {
+	case path == "/v1/chat/completions":
+		var c chatState
+		if stream {
+			got, err := wirecheck.Chat(a.body, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c = got.Choices[0]
+		} else {
+			c = wholeChat(t, a)[0]
+		}
+		s.Reasoning, s.Text = c.Reasoning, c.Content
+		for _, call := range c.Calls {
+			s.Calls += call.Arguments + ";"
+		}
+		return s
+	case !stream:
+		whole = a.json(t)
+	case path == "/v1/responses":
+		got, err := wirecheck.Responses(a.body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole = got.Final
+	default:
+		got, err := wirecheck.Messages(a.body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole = got.Message
+	}
+	items, _ := whole["output"].([]any)
+	if path == "/v1/messages" {
+		items, _ = whole["content"].([]any)
+	}
+	for _, it := range items {
+		switch at(it, "type") {
+		case "message":
+			s.Text += fmt.Sprint(at(it, "content", 0, "text"))
+		case "text":
+			s.Text += fmt.Sprint(at(it, "text"))
+		case "thinking":
+			s.Reasoning += fmt.Sprint(at(it, "thinking"))
+		case "reasoning":
+			if text, ok := at(it, "content", 0, "text").(string); ok {
+				s.Reasoning += text
+			} else {
+				s.Reasoning += fmt.Sprint(at(it, "summary", 0, "text"))
+			}
+		case "function_call":
+			s.Calls += fmt.Sprint(at(it, "arguments")) + ";"
+		case "tool_use":
+			var b strings.Builder
+			e := json.NewEncoder(&b)
+			e.SetEscapeHTML(false)
+			if err := e.Encode(at(it, "input")); err != nil {
+				t.Fatal(err)
+			}
+			s.Calls += strings.TrimSpace(b.String()) + ";"
+		}
+	}
+	return s
+}
+
+// TestMarkersAreText: reasoning markers without a meaning are text in every dialect, whole and streamed, also inside of arguments;
+// a call that ends open reasoning is a call.
+func TestMarkersAreText(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{})
+	const args = `{"old":"if \"</think>\" in text:","new":"cut(\"<think>\")"}`
+	const call = "<tool_call>\n<function=edit>\n<parameter=old>\nif \"</think>\" in text:\n</parameter>\n<parameter=new>\ncut(\"<think>\")\n</parameter>\n</function>\n</tool_call>"
+	for _, tt := range []struct {
+		name, say string
+		thinking  bool
+		want      said
+	}{
+		{"answer", "Use `<think>` and `</think>`.\n\n<think>", false, said{Text: "Use `<think>` and `</think>`.\n\n<think>"}},
+		{"after reasoning", "Why?\n</think>\n\nUse `<think>` and\n</think>", true, said{"Why?", "Use `<think>` and\n</think>", ""}},
+		{"arguments", call, false, said{Calls: args + ";"}},
+		{"arguments after reasoning", "Why <think>?\n</think>\n\nNow.\n" + call, true, said{"Why <think>?", "Now.\n", args + ";"}},
+		{"a call ends reasoning", "Look.\n" + strings.ReplaceAll(call, "</think>", "</thinking>"), true,
+			said{"Look.", "", strings.ReplaceAll(args, "</think>", "</thinking>") + ";"}},
+		{"a mention does not", "I could write <tool_call>\n<function=edit>, but no.\n</think>\n\nNo.", true,
+			said{"I could write <tool_call>\n<function=edit>, but no.", "No.", ""}},
+	} {
+		on, kind := "disabled", "none"
+		if tt.thinking {
+			on, kind = "enabled", "high"
+		}
+		const params = `{"type":"object","properties":{"old":{"type":"string"},"new":{"type":"string"}}}`
+		bodies := map[string]string{
+			"/v1/chat/completions": `{"messages":[{"role":"user","content":"Go."}],"thinking":{"type":"` + on + `"},"tools":[{"type":"function","function":{"name":"edit","parameters":` + params + `}}]}`,
+			"/v1/responses":        `{"input":"Go.","reasoning":{"effort":"` + kind + `"},"tools":[{"type":"function","name":"edit","parameters":` + params + `,"strict":false}]}`,
+			"/v1/messages":         `{"max_tokens":1000,"messages":[{"role":"user","content":"Go."}],"thinking":{"type":"` + on + `"},"tools":[{"name":"edit","input_schema":` + params + `}]}`,
+		}
+		for path, body := range bodies {
+			for _, step := range []int{1, 3, 1000} {
+				w.SetDecode(r.reply(tt.say, step))
+				for _, stream := range []bool{false, true} {
+					got := r.hear(t, path, body, stream)
+					want := tt.want
+					got.Calls = canonical(t, got.Calls)
+					want.Calls = canonical(t, want.Calls)
+					if got != want {
+						t.Errorf("%s, %s, step %d, stream %v:\n%+v, want\n%+v", tt.name, path, step, stream, got, want)
+					}
+				}
+			}
+		}
+	}
+}
+
+// canonical spells the arguments of calls with sorted keys.
+func canonical(t *testing.T, calls string) (out string) {
+	t.Helper()
+	for _, c := range strings.SplitAfter(calls, "};") {
+		if c = strings.TrimSuffix(c, ";"); c == "" {
+			continue
+		}
+		var v any
+		if err := json.Unmarshal([]byte(c), &v); err != nil {
+			t.Fatalf("arguments %q: %v", c, err)
+		}
+		out += string(mustJSON(v)) + ";"
+	}
+	return out
+}
