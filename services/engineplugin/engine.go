@@ -4,7 +4,7 @@
 // The interface mirrors native/include/tandem/engine.h; that header is the reference for semantics.
 //
 // Locking: an Engine takes one submitter at a time. Implementations serialise callers themselves in arrival order; a
-// caller that waits gives up when its context ends. Stats, Memory and Info never wait for the submitter.
+// caller that waits gives up when its context ends. Stats, Memory, Handles and Info never wait for the submitter.
 package engineplugin
 
 import "context"
@@ -209,6 +209,8 @@ type Engine interface {
 	Info() Info
 	Stats(ctx context.Context) ([]Stat, error)
 	Memory(ctx context.Context) ([]Stat, error)
+	// Handles lists what exists in the engine.
+	Handles(ctx context.Context) (Handles, error)
 
 	NewSequence(ctx context.Context) (Sequence, error)
 	FreeSequence(ctx context.Context, s Sequence) error

@@ -26,6 +26,15 @@ func (r *Remote) Memory(ctx context.Context) ([]Stat, error) {
 	return statsFromProto(m.Entries), nil
 }
 
+// Handles implements Engine.
+func (r *Remote) Handles(ctx context.Context) (Handles, error) {
+	m, err := r.client.ListHandles(ctx, &enginev1.ListHandlesRequest{})
+	if err != nil {
+		return Handles{}, r.translate(err)
+	}
+	return handlesFromProto(m), nil
+}
+
 // NewSequence implements Engine.
 func (r *Remote) NewSequence(ctx context.Context) (Sequence, error) {
 	m, err := r.client.CreateSequence(ctx, &enginev1.CreateSequenceRequest{})

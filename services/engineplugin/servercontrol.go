@@ -49,7 +49,30 @@ func (s *Server) CreateSequence(ctx context.Context, _ *enginev1.CreateSequenceR
 		return nil, err
 	}
 	id, err := e.NewSequence(ctx)
+	if err == nil && ctx.Err() != nil {
+		return nil, abandon(ctx, func(ctx context.Context) error { return e.FreeSequence(ctx, id) })
+	}
 	return &enginev1.CreateSequenceResponse{Sequence: int32(id)}, err
+}
+
+// abandon frees what was made for a call that was cancelled meanwhile: its caller will not learn the handle. It returns the
+// error of the call. The engine outlives its calls, so there is no time limit: as long as the engine works, free comes to
+// its turn.
+func abandon(ctx context.Context, free func(context.Context) error) error {
+	if err := free(context.WithoutCancel(ctx)); err != nil {
+		return rpcerr.Internal("free what a cancelled call has made: %v", err)
+	}
+	return rpcerr.From(ctx.Err())
+}
+
+// ListHandles lists sequences and snapshots.
+func (s *Server) ListHandles(ctx context.Context, _ *enginev1.ListHandlesRequest) (*enginev1.ListHandlesResponse, error) {
+	e, err := s.open()
+	if err != nil {
+		return nil, err
+	}
+	h, err := e.Handles(ctx)
+	return handlesToProto(h), err
 }
 
 // FreeSequence frees a sequence.
@@ -96,6 +119,9 @@ func (s *Server) CreateSnapshot(ctx context.Context, req *enginev1.CreateSnapsho
 		return nil, err
 	}
 	id, err := e.NewSnapshot(ctx, Sequence(req.Sequence))
+	if err == nil && ctx.Err() != nil {
+		return nil, abandon(ctx, func(ctx context.Context) error { return e.FreeSnapshot(ctx, id) })
+	}
 	return &enginev1.CreateSnapshotResponse{Snapshot: int32(id)}, err
 }
 

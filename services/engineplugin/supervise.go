@@ -148,7 +148,7 @@ func (s *Supervisor) Run(ctx context.Context) (err error) {
 			s.set(nil, nil)
 			// It is lost already; Close frees what is left on our side, and waits for the process and all that it wrote.
 			_ = e.Close()
-			if p, ok := e.(*Process); ok {
+			if p, ok := e.(interface{ Stderr() []string }); ok {
 				down.Stderr = p.Stderr()
 			}
 		} else if first || !curable(err) {

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -18,7 +19,9 @@ type KeeperConfig struct {
 	Options engineplugin.OpenOptions
 	// OnOpen prepares an engine before anybody gets it. May be nil.
 	OnOpen func(context.Context, engineplugin.Engine) error
-	Log    *zap.Logger
+	// Guard of every engine; OnOrphans is the keeper's.
+	Guard engineplugin.GuardConfig
+	Log   *zap.Logger
 }
 
 // Keeper is a worker's view of its supervised engine: prepared before use, replaced after death or device fault.
@@ -30,16 +33,21 @@ type Keeper struct {
 	loaded, total atomic.Uint64
 }
 
-// prepared runs OnOpen between opening and use.
+// prepared guards engines and runs OnOpen between opening and use.
 type prepared struct {
 	engineplugin.Opener
+	guard  engineplugin.GuardConfig
 	onOpen func(context.Context, engineplugin.Engine) error
 }
 
 func (p prepared) Open(ctx context.Context, o engineplugin.OpenOptions, progress engineplugin.Progress) (engineplugin.Engine, error) {
-	e, err := p.Opener.Open(ctx, o, progress)
-	if err != nil || p.onOpen == nil {
-		return e, err
+	inner, err := p.Opener.Open(ctx, o, progress)
+	if err != nil {
+		return nil, err
+	}
+	e := engineplugin.NewGuard(inner, p.guard)
+	if p.onOpen == nil {
+		return e, nil
 	}
 	if err := p.onOpen(ctx, e); err != nil {
 		_ = e.Close()
@@ -54,7 +62,8 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 	if k.log == nil {
 		k.log = zap.NewNop()
 	}
-	k.supervisor = engineplugin.NewSupervisor(prepared{cfg.Opener, cfg.OnOpen}, cfg.Options, engineplugin.RestartConfig{OnEvent: k.event, Progress: func(done, total uint64) {
+	cfg.Guard.OnOrphans = k.orphans
+	k.supervisor = engineplugin.NewSupervisor(prepared{cfg.Opener, cfg.Guard, cfg.OnOpen}, cfg.Options, engineplugin.RestartConfig{OnEvent: k.event, Progress: func(done, total uint64) {
 		k.loaded.Store(done)
 		k.total.Store(total)
 	}})
@@ -71,6 +80,37 @@ func (k *Keeper) event(e engineplugin.Event) {
 	case engineplugin.EngineFailed:
 		k.log.Error("engine cannot be kept open", zap.NamedError(telemetry.KeyErr, e.Err), zap.Strings("stderr", e.Stderr))
 	}
+}
+
+// orphans says loudly what should never happen; the guard frees them.
+func (k *Keeper) orphans(h engineplugin.Handles) {
+	k.log.Error("the engine holds sequences or snapshots that belong to no request, freeing them",
+		zap.Int32s("sequences", toInt32(h.Sequences)), zap.Int32s("snapshots", toInt32(h.Snapshots)))
+}
+
+func toInt32[H ~int32](list []H) []int32 {
+	out := make([]int32, len(list))
+	for i, h := range list {
+		out[i] = int32(h)
+	}
+	return out
+}
+
+// Heartbeat fills in what the keeper knows of its engine.
+func (k *Keeper) Heartbeat(h *tandemv1.Heartbeat) {
+	h.EngineRestarts = int32(k.Restarts())
+	h.LoadedBytes, h.LoadBytes = k.Loading()
+	e, _ := k.supervisor.Current()
+	g, ok := e.(*engineplugin.Guard)
+	if !ok {
+		return
+	}
+	c := g.Counts()
+	h.EngineSequences, h.OrphanedSequences = int32(c.Sequences), int32(c.Orphans)
+	if h.Counters == nil {
+		h.Counters = map[string]float64{}
+	}
+	h.Counters["orphaned_sequences_freed"] = float64(c.Freed)
 }
 
 // Run keeps the engine open until ctx ends.

@@ -16,16 +16,19 @@ import (
 func TestKeeperReopens(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		kill func(k *Keeper, e *enginefake.Engine)
+		kill func(k *Keeper, o *enginefake.Opener)
 	}{
-		{"process dies", func(_ *Keeper, e *enginefake.Engine) { e.Crash() }},
-		{"device fault", func(k *Keeper, e *enginefake.Engine) { k.Report(e, rpcerr.Internal("fault")) }},
+		{"process dies", func(_ *Keeper, o *enginefake.Opener) { o.Opened()[0].Crash() }},
+		{"device fault", func(k *Keeper, _ *enginefake.Opener) {
+			e, _ := k.Engine()
+			k.Report(e, rpcerr.Internal("fault"))
+		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			racetest.Bubble(t, func(t *testing.T) {
-				prepared := 0
+				prepared, opener := 0, enginefake.New(enginefake.Options{})
 				k := NewKeeper(KeeperConfig{
-					Opener:  enginefake.New(enginefake.Options{}),
+					Opener:  opener,
 					Options: engineplugin.OpenOptions{Role: engineplugin.RoleTarget, ModelPath: "model", MaxSequences: 1, KVTypeK: -1, KVTypeV: -1},
 					OnOpen:  func(context.Context, engineplugin.Engine) error { prepared++; return nil },
 				})
@@ -39,7 +42,7 @@ func TestKeeperReopens(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				test.kill(k, first.(*enginefake.Engine))
+				test.kill(k, opener)
 				synctest.Wait()
 				if _, err := k.Engine(); !errors.Is(err, rpcerr.AnyUnavailable) {
 					t.Errorf("after death: %v", err)

@@ -62,8 +62,7 @@ type loading struct {
 // Heartbeat implements Worker.
 func (l loading) Heartbeat(h *tandemv1.Heartbeat) {
 	l.Worker.Heartbeat(h)
-	h.EngineRestarts = int32(l.keeper.Restarts())
-	h.LoadedBytes, h.LoadBytes = l.keeper.Loading()
+	l.keeper.Heartbeat(h)
 }
 
 // withEngine runs body while the keeper keeps the engine open; the first error ends both.

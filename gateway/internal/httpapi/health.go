@@ -28,6 +28,9 @@ func (s *Server) state() healthBody {
 			if w.Registration.GetRole() == tandemv1.Role_ROLE_DRAFT && w.State != registry.StateReady {
 				return healthBody{"degraded", "draft worker " + w.ID + " is " + w.State}
 			}
+			if n := w.Heartbeat.GetOrphanedSequences(); n > 0 && w.State != registry.StateLost {
+				return healthBody{"degraded", fmt.Sprintf("worker %s has %d sequences that belong to no request", w.ID, n)}
+			}
 		}
 		return healthBody{Status: "ok"}
 	}

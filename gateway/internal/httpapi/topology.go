@@ -9,23 +9,26 @@ import (
 )
 
 type workerEntry struct {
-	ID            string   `json:"id"`
-	Role          string   `json:"role"`
-	Address       string   `json:"address"`
-	Backend       string   `json:"backend"`
-	Device        string   `json:"device"`
-	Model         string   `json:"model"`
-	State         string   `json:"state"`
-	MaxCtx        int32    `json:"max_ctx"`
-	Lanes         int32    `json:"lanes"`
-	LanesBusy     int      `json:"lanes_busy"`
-	LastHeartbeat int64    `json:"last_heartbeat_ms"`
-	RTT           float64  `json:"rtt_ms"`
-	Version       string   `json:"version"`
-	Epoch         uint64   `json:"epoch"`
-	Restarts      int32    `json:"engine_restarts"`
-	Drafts        []string `json:"drafts,omitempty"`
-	Attached      []string `json:"attached,omitempty"`
+	ID            string  `json:"id"`
+	Role          string  `json:"role"`
+	Address       string  `json:"address"`
+	Backend       string  `json:"backend"`
+	Device        string  `json:"device"`
+	Model         string  `json:"model"`
+	State         string  `json:"state"`
+	MaxCtx        int32   `json:"max_ctx"`
+	Lanes         int32   `json:"lanes"`
+	LanesBusy     int     `json:"lanes_busy"`
+	LastHeartbeat int64   `json:"last_heartbeat_ms"`
+	RTT           float64 `json:"rtt_ms"`
+	Version       string  `json:"version"`
+	Epoch         uint64  `json:"epoch"`
+	Restarts      int32   `json:"engine_restarts"`
+	// Sequences in the engine, and those of them that belong to no request.
+	Sequences int32    `json:"engine_sequences"`
+	Orphans   int32    `json:"orphaned_sequences"`
+	Drafts    []string `json:"drafts,omitempty"`
+	Attached  []string `json:"attached,omitempty"`
 	// LoadedBytes of LoadBytes of weights, while a model is being loaded.
 	LoadedBytes uint64             `json:"loaded_bytes,omitempty"`
 	LoadBytes   uint64             `json:"load_bytes,omitempty"`
@@ -62,7 +65,7 @@ func (s *Server) workers() topologyBody {
 			Model: reg.GetModel().GetName(), State: w.State, MaxCtx: reg.GetLimits().GetMaxContext(), Lanes: reg.GetLimits().GetLanes(),
 			LanesBusy: int(hb.GetLanesBusy()), LastHeartbeat: time.Since(w.LastHeartbeat).Milliseconds(), RTT: hb.GetRttMs(),
 			Version: reg.GetVersion(), Epoch: w.Epoch, Restarts: hb.GetEngineRestarts(), Drafts: w.Drafts, Attached: hb.GetAttached(),
-			LoadedBytes: hb.GetLoadedBytes(), LoadBytes: hb.GetLoadBytes(), Counters: hb.GetCounters(),
+			Sequences: hb.GetEngineSequences(), Orphans: hb.GetOrphanedSequences(), LoadedBytes: hb.GetLoadedBytes(), LoadBytes: hb.GetLoadBytes(), Counters: hb.GetCounters(),
 		}
 		busy, _, served := s.Cluster.Targets.Busy(w.ID)
 		if served {

@@ -121,6 +121,7 @@ func (b *builder) observe(src Sources) {
 	lanes := gauge("tandem.lanes", "Lanes by worker and state.")
 	tokens := gauge("tandem.kv_tokens", "Tokens of context by worker and state, used ones are reserved for running requests.")
 	up := gauge("tandem.worker.up", "1 for a worker that is ready.")
+	sequences := gauge("tandem.engine.sequences", "Sequences in the engine, by worker; those of owner none belong to no request.")
 	restarts, err := b.m.Int64ObservableCounter("tandem.worker.restarts", metric.WithDescription("Restarts of engine processes, by worker."))
 	if err != nil {
 		b.err = err
@@ -146,6 +147,9 @@ func (b *builder) observe(src Sources) {
 			o.ObserveInt64(up, ready, metric.WithAttributes(id, role, attribute.String("backend", reg.GetBackend())))
 			if hb := w.Heartbeat; hb != nil {
 				o.ObserveInt64(restarts, int64(hb.GetEngineRestarts()), metric.WithAttributes(id, role))
+				orphans := int64(hb.GetOrphanedSequences())
+				o.ObserveInt64(sequences, int64(hb.GetEngineSequences())-orphans, metric.WithAttributes(id, role, attribute.String("owner", "request")))
+				o.ObserveInt64(sequences, orphans, metric.WithAttributes(id, role, attribute.String("owner", "none")))
 				for name, v := range hb.GetCounters() {
 					o.ObserveFloat64(counters, v, metric.WithAttributes(id, attribute.String("name", name)))
 				}
@@ -165,7 +169,7 @@ func (b *builder) observe(src Sources) {
 			}
 		}
 		return nil
-	}, depth, lanes, tokens, up, restarts, counters)
+	}, depth, lanes, tokens, up, sequences, restarts, counters)
 	if err != nil {
 		b.err = err
 	}

@@ -456,10 +456,13 @@ type Heartbeat struct {
 	// Echoed in Lease.heartbeat_seq.
 	Seq uint64 `protobuf:"varint,7,opt,name=seq,proto3" json:"seq,omitempty"`
 	// While the worker loads its model: bytes of weights that the engine has, and of all; 0 = nothing to report.
-	LoadedBytes   uint64 `protobuf:"varint,8,opt,name=loaded_bytes,json=loadedBytes,proto3" json:"loaded_bytes,omitempty"`
-	LoadBytes     uint64 `protobuf:"varint,9,opt,name=load_bytes,json=loadBytes,proto3" json:"load_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	LoadedBytes uint64 `protobuf:"varint,8,opt,name=loaded_bytes,json=loadedBytes,proto3" json:"loaded_bytes,omitempty"`
+	LoadBytes   uint64 `protobuf:"varint,9,opt,name=load_bytes,json=loadBytes,proto3" json:"load_bytes,omitempty"`
+	// Sequences that exist in the engine, and those of them that belong to no request and will be freed: 0 on a healthy worker.
+	EngineSequences   int32 `protobuf:"varint,10,opt,name=engine_sequences,json=engineSequences,proto3" json:"engine_sequences,omitempty"`
+	OrphanedSequences int32 `protobuf:"varint,11,opt,name=orphaned_sequences,json=orphanedSequences,proto3" json:"orphaned_sequences,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Heartbeat) Reset() {
@@ -551,6 +554,20 @@ func (x *Heartbeat) GetLoadedBytes() uint64 {
 func (x *Heartbeat) GetLoadBytes() uint64 {
 	if x != nil {
 		return x.LoadBytes
+	}
+	return 0
+}
+
+func (x *Heartbeat) GetEngineSequences() int32 {
+	if x != nil {
+		return x.EngineSequences
+	}
+	return 0
+}
+
+func (x *Heartbeat) GetOrphanedSequences() int32 {
+	if x != nil {
+		return x.OrphanedSequences
 	}
 	return 0
 }
@@ -789,7 +806,7 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"maxContext\x12\"\n" +
 	"\rmax_tree_rows\x18\x03 \x01(\x05R\vmaxTreeRows\x12(\n" +
 	"\x10max_score_tokens\x18\x04 \x01(\x05R\x0emaxScoreTokens\x12\x1b\n" +
-	"\tkv_tokens\x18\x05 \x01(\x03R\bkvTokens\"\xed\x02\n" +
+	"\tkv_tokens\x18\x05 \x01(\x03R\bkvTokens\"\xc7\x03\n" +
 	"\tHeartbeat\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x1d\n" +
 	"\n" +
@@ -801,7 +818,10 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\x03seq\x18\a \x01(\x04R\x03seq\x12!\n" +
 	"\floaded_bytes\x18\b \x01(\x04R\vloadedBytes\x12\x1d\n" +
 	"\n" +
-	"load_bytes\x18\t \x01(\x04R\tloadBytes\x1a;\n" +
+	"load_bytes\x18\t \x01(\x04R\tloadBytes\x12)\n" +
+	"\x10engine_sequences\x18\n" +
+	" \x01(\x05R\x0fengineSequences\x12-\n" +
+	"\x12orphaned_sequences\x18\v \x01(\x05R\x11orphanedSequences\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"6\n" +

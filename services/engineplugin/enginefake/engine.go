@@ -47,6 +47,8 @@ type Engine struct {
 	lost   error
 	done   chan struct{}
 
+	handles engineplugin.HandleTable // what the maps below hold
+
 	// Guarded by turn.
 	sequences    map[engineplugin.Sequence]*sequence
 	snapshots    map[engineplugin.Snapshot]*sequence
@@ -231,6 +233,14 @@ func (e *Engine) Memory(context.Context) ([]engineplugin.Stat, error) {
 		{Name: "weight_bytes", Value: weightBytes}, {Name: "state_bytes", Value: n * stateBytes},
 		{Name: "kv_bytes", Value: n * kvBytesPerToken * uint64(e.options.MaxContext)},
 	}, nil
+}
+
+// Handles implements engineplugin.Engine.
+func (e *Engine) Handles(context.Context) (engineplugin.Handles, error) {
+	if err := e.Err(); err != nil {
+		return engineplugin.Handles{}, err
+	}
+	return e.handles.List(), nil
 }
 
 // enter waits for the caller's turn on a healthy engine; leave must follow when err is nil.

@@ -104,6 +104,7 @@ func (e *Engine) NewSequence(ctx context.Context) (engineplugin.Sequence, error)
 	// Handles are not reused, so that a stale one is always noticed.
 	e.nextSequence++
 	e.sequences[e.nextSequence] = &sequence{sampler: engineplugin.DefaultSampler()}
+	e.handles.AddSequence(e.nextSequence)
 	return e.nextSequence, nil
 }
 
@@ -117,6 +118,7 @@ func (e *Engine) FreeSequence(ctx context.Context, id engineplugin.Sequence) err
 		return err
 	}
 	delete(e.sequences, id)
+	e.handles.DropSequence(id)
 	return nil
 }
 
@@ -212,6 +214,7 @@ func (e *Engine) NewSnapshot(ctx context.Context, id engineplugin.Sequence) (eng
 	}
 	e.nextSnapshot++
 	e.snapshots[e.nextSnapshot] = s.clone()
+	e.handles.AddSnapshot(e.nextSnapshot)
 	return e.nextSnapshot, nil
 }
 
@@ -247,6 +250,7 @@ func (e *Engine) FreeSnapshot(ctx context.Context, p engineplugin.Snapshot) erro
 		return rpcerr.NotFound("snapshot: %d does not exist", p)
 	}
 	delete(e.snapshots, p)
+	e.handles.DropSnapshot(p)
 	return nil
 }
 

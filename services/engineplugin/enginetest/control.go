@@ -1,6 +1,7 @@
 package enginetest
 
 import (
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc/codes"
@@ -281,4 +282,35 @@ func (s *suite) concurrent() {
 			s.Errorf("the same prompt gave %v", results)
 		}
 	}
+}
+
+// handles: an engine lists what exists in it, and nothing that was freed or refused.
+func (s *suite) handles() {
+	e := s.open(options(engineplugin.RoleTarget, s.models.Target))
+	expect := func(what string, sequences []engineplugin.Sequence, snapshots []engineplugin.Snapshot) {
+		s.Helper()
+		h, err := e.Handles(s.ctx)
+		s.ok(err)
+		if !slices.Equal(h.Sequences, sequences) || !slices.Equal(h.Snapshots, snapshots) {
+			s.Errorf("%s: %v, want sequences %v and snapshots %v", what, h, sequences, snapshots)
+		}
+	}
+	expect("a new engine", nil, nil)
+	var all []engineplugin.Sequence
+	for range maxSequences {
+		q, err := e.NewSequence(s.ctx)
+		s.ok(err)
+		all = append(all, q)
+	}
+	_, err := e.NewSequence(s.ctx)
+	s.refused("one sequence too many", err, codes.ResourceExhausted)
+	slices.Sort(all)
+	expect("all sequences", all, nil)
+	p, err := e.NewSnapshot(s.ctx, all[0])
+	s.ok(err)
+	expect("with a snapshot", all, []engineplugin.Snapshot{p})
+	s.ok(e.FreeSequence(s.ctx, all[1]))
+	s.refused("freed twice", e.FreeSequence(s.ctx, all[1]), codes.NotFound)
+	s.ok(e.FreeSnapshot(s.ctx, p))
+	expect("after frees", slices.Delete(all, 1, 2), nil)
 }

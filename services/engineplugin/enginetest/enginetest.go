@@ -71,6 +71,7 @@ func Run(t *testing.T, make Constructor) {
 		{"Cancel", (*suite).cancel},
 		{"CancelPrefill", (*suite).cancelPrefill},
 		{"Stats", (*suite).stats},
+		{"Handles", (*suite).handles},
 		{"Concurrent", (*suite).concurrent},
 	} {
 		t.Run(c.name, func(t *testing.T) {

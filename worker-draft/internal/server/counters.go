@@ -30,11 +30,11 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 	c, engine := s.counters, s.engine
 	s.mu.Unlock()
 	h.LanesBusy = int32(len(s.lanes))
-	if engine != nil {
-		h.EngineRestarts = int32(engine.Restarts())
-	}
 	h.Counters = map[string]float64{
 		"messages": c.messages, "proposals": c.proposals, "proposals_skipped": c.skipped, "proposed_nodes": c.nodes,
 		"engine_seconds": c.engineSeconds, "append_seconds": c.appendSeconds,
+	}
+	if engine != nil {
+		engine.Heartbeat(h)
 	}
 }

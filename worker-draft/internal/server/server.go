@@ -24,7 +24,7 @@ type Engine interface {
 	Wait(ctx context.Context) (engineplugin.Engine, error)
 	Engine() (engineplugin.Engine, error)
 	Report(engine engineplugin.Engine, err error)
-	Restarts() int
+	Heartbeat(h *tandemv1.Heartbeat)
 }
 
 // Assets are the draft's files; *assets.Store implements it.

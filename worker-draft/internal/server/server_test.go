@@ -86,6 +86,13 @@ type rig struct {
 
 func newRig(t *testing.T, o enginefake.Options, lanes, maxContext int, local bool) *rig {
 	t.Helper()
+	return newWrappedRig(t, o, lanes, maxContext, local, workernode.KeeperConfig{})
+}
+
+// newWrappedRig is newRig with the rest of the keeper's settings and with wrappers around the fake engine.
+func newWrappedRig(t *testing.T, o enginefake.Options, lanes, maxContext int, local bool, keeper workernode.KeeperConfig,
+	wrap ...func(engineplugin.Opener) engineplugin.Opener) *rig {
+	t.Helper()
 	o.BlockSize, o.Hidden = block, hidden
 	r := &rig{t: t, opener: enginefake.New(o), files: &files{dir: t.TempDir(), cached: map[string]string{}}}
 	if err := os.WriteFile(filepath.Join(r.files.dir, "fuse"), make([]byte, 3<<20+5), 0o600); err != nil {
@@ -95,10 +102,14 @@ func newRig(t *testing.T, o enginefake.Options, lanes, maxContext int, local boo
 		WorkerID: "draft", Lanes: lanes, Assets: r.files,
 		Shape: Shape{Digest: "draft-digest", TokenizerDigest: "tok", Hidden: hidden, Vocab: 64, CaptureLayers: []int32{1, 3}},
 		Open: func(tables string) Engine {
-			return workernode.NewKeeper(workernode.KeeperConfig{Opener: r.opener, Options: engineplugin.OpenOptions{
+			keeper.Opener, keeper.Options = r.opener, engineplugin.OpenOptions{
 				Role: engineplugin.RoleDraft, ModelPath: "draft", TablesPath: tables, MaxSequences: lanes, MaxContext: maxContext,
 				MaxBatchRows: 16, KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
-			}})
+			}
+			for _, w := range wrap {
+				keeper.Opener = w(keeper.Opener)
+			}
+			return workernode.NewKeeper(keeper)
 		},
 	}
 	if local {

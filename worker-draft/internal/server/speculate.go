@@ -17,8 +17,6 @@ const (
 	readAhead = 3
 	// laneWait is how long a stream waits for a lane.
 	laneWait = 250 * time.Millisecond
-	// freeTimeout bounds the clean-up after a stream.
-	freeTimeout = 10 * time.Second
 )
 
 // arrival is a message with the time it came.
@@ -45,11 +43,8 @@ func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReq
 	if err != nil {
 		return err
 	}
-	defer func() {
-		free, cancel := context.WithTimeout(context.WithoutCancel(ctx), freeTimeout)
-		defer cancel()
-		_ = engine.FreeSequence(free, sequence) // fails only with the engine itself
-	}()
+	// It happens although ctx is over by then, and is tried again should it fail: see engineplugin.Guard.
+	defer func() { _ = engine.FreeSequence(ctx, sequence) }()
 
 	free := make(chan *arrival, readAhead)
 	full := make(chan *arrival, readAhead)

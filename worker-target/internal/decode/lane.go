@@ -110,21 +110,14 @@ func NewLane(cfg Config, model *auto.Model, d Drafts) *Lane {
 	return &Lane{cfg: cfg, model: model, drafts: d, ring: drafts.NewRing(cfg.RingRows), stop: map[int32]bool{}}
 }
 
-// freeTimeout bounds the clean-up after a request, which must happen even when the request was cancelled.
-const freeTimeout = 10 * time.Second
-
-// Run runs a request on engine. stats is filled as far as the request came, also when an error is returned.
+// Run runs a request on engine, which frees a sequence although its request is over (engineplugin.Guard). stats is filled as far as the request came, also when an error is returned.
 func (l *Lane) Run(ctx context.Context, engine engineplugin.Engine, req *Request, sink Sink, stats *Stats) (Result, error) {
 	info := engine.Info()
 	seq, err := engine.NewSequence(ctx)
 	if err != nil {
 		return Result{}, err
 	}
-	defer func() {
-		free, cancel := context.WithTimeout(context.WithoutCancel(ctx), freeTimeout)
-		defer cancel()
-		_ = engine.FreeSequence(free, seq) // fails only with the engine itself, and then there is nothing to free
-	}()
+	defer func() { _ = engine.FreeSequence(ctx, seq) }()
 	sampler := req.Sampler
 	sampler.PromptTokens = int32(len(req.Prompt))
 	if err := engine.SetSampler(ctx, seq, sampler); err != nil {

@@ -173,6 +173,7 @@ func TestCancelEndsWithinOneStep(t *testing.T) {
 func TestCrash(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		r, _ := newSlowRig(t, enginefake.Options{Accept: 1, BlockSize: 8}, time.Millisecond)
+		first, _ := r.keeper.Engine()
 		request := &tandemv1.DecodeRequest{
 			PromptTokens: prompt(10, 1), MaxTokens: 400, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
 		}
@@ -185,7 +186,7 @@ func TestCrash(t *testing.T) {
 		if !errors.Is(err, rpcerr.AnyUnavailable) {
 			t.Fatalf("after the crash: %v", err)
 		}
-		r.until("engine back", func() bool { e, err := r.keeper.Engine(); return err == nil && e != r.opener.Opened()[0] })
+		r.until("engine back", func() bool { e, err := r.keeper.Engine(); return err == nil && e != first })
 		request.CommittedTokens = got.tokens
 		rest := r.must(request)
 		if d := cmp.Diff(want.tokens, append(got.tokens, rest.tokens...)); d != "" {
@@ -200,11 +201,12 @@ func TestCrash(t *testing.T) {
 // TestDeviceFault: a poisoned engine is replaced.
 func TestDeviceFault(t *testing.T) {
 	r := newRig(t, rigOptions{target: enginefake.Options{FailAfterSteps: 20}})
+	first, _ := r.keeper.Engine()
 	_, err := r.decode(context.Background(), &tandemv1.DecodeRequest{PromptTokens: prompt(10, 1), MaxTokens: 100, TopLogprobs: -1}, nil)
 	if !errors.Is(err, rpcerr.AnyInternal) {
 		t.Fatalf("fault: %v", err)
 	}
-	r.until("engine back", func() bool { e, err := r.keeper.Engine(); return err == nil && e != r.opener.Opened()[0] })
+	r.until("engine back", func() bool { e, err := r.keeper.Engine(); return err == nil && e != first })
 	if a := r.must(&tandemv1.DecodeRequest{PromptTokens: prompt(10, 1), MaxTokens: 5, TopLogprobs: -1}); len(a.tokens) != 5 {
 		t.Errorf("%d tokens", len(a.tokens))
 	}

@@ -49,7 +49,9 @@ type rigOptions struct {
 	draft      *drafttest.Draft
 	lanes      int
 	dontAttach bool
-	text       func(vocab int) (*guide.Text, error) // nil = testText
+	text       func(vocab int) (*guide.Text, error)          // nil = testText
+	wrap       func(engineplugin.Opener) engineplugin.Opener // around the fake engine; nil = nothing
+	guard      engineplugin.GuardConfig
 }
 
 const draftName = "draft-address"
@@ -98,8 +100,12 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		TablesFile:   func(context.Context) (string, error) { return tables, nil },
 		CacheDir:     filepath.Join(dir, "cache"), Dial: dial, Log: log,
 	}, static)
+	var opener engineplugin.Opener = r.opener
+	if o.wrap != nil {
+		opener = o.wrap(opener)
+	}
 	r.keeper = workernode.NewKeeper(workernode.KeeperConfig{
-		Opener: r.opener, Options: o.open, Log: log,
+		Opener: opener, Options: o.open, Log: log, Guard: o.guard,
 		OnOpen: func(ctx context.Context, e engineplugin.Engine) error { return r.manager.Restore(ctx, e) },
 	})
 	group.Go(func() { _ = r.keeper.Run(ctx) })

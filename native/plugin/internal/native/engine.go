@@ -29,6 +29,8 @@ type engine struct {
 	life   sync.RWMutex // guards closed and the handle's existence
 	closed bool
 
+	handles engineplugin.HandleTable
+
 	infoMu sync.Mutex // guards info
 	info   engineplugin.Info
 
@@ -196,6 +198,16 @@ func (e *engine) Memory(context.Context) ([]engineplugin.Stat, error) {
 	return e.list(e.lib.sym.memory)
 }
 
+// Handles implements engineplugin.Engine. The library does not list its handles: this process is its only caller.
+func (e *engine) Handles(context.Context) (engineplugin.Handles, error) {
+	e.life.RLock()
+	defer e.life.RUnlock()
+	if e.closed {
+		return engineplugin.Handles{}, errClosed
+	}
+	return e.handles.List(), nil
+}
+
 func (e *engine) list(fn uintptr) ([]engineplugin.Stat, error) {
 	e.life.RLock()
 	defer e.life.RUnlock()
@@ -231,7 +243,9 @@ func (e *engine) NewSequence(ctx context.Context) (engineplugin.Sequence, error)
 	if err := e.check(ctx, r); err != nil {
 		return 0, err
 	}
-	return engineplugin.Sequence(e.out.i32), nil
+	s := engineplugin.Sequence(e.out.i32)
+	e.handles.AddSequence(s)
+	return s, nil
 }
 
 // call is a submitting call with one or two 32-bit arguments.
@@ -244,9 +258,23 @@ func (e *engine) call(ctx context.Context, fn uintptr, a, b int32) error {
 	return e.check(ctx, r)
 }
 
+// free frees a handle and strikes it off while nobody else can be given the same one.
+func (e *engine) free(ctx context.Context, fn uintptr, handle int32, strike func()) error {
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	defer e.leave()
+	r, _, _ := purego.SyscallN(fn, e.handle, uintptr(uint32(handle)))
+	err := e.check(ctx, r)
+	if err == nil {
+		strike()
+	}
+	return err
+}
+
 // FreeSequence implements engineplugin.Engine.
 func (e *engine) FreeSequence(ctx context.Context, s engineplugin.Sequence) error {
-	return e.call(ctx, e.lib.sym.sequenceFree, int32(s), 0)
+	return e.free(ctx, e.lib.sym.sequenceFree, int32(s), func() { e.handles.DropSequence(s) })
 }
 
 // SequenceLength implements engineplugin.Engine.
@@ -300,7 +328,9 @@ func (e *engine) NewSnapshot(ctx context.Context, s engineplugin.Sequence) (engi
 	if err := e.check(ctx, r); err != nil {
 		return 0, err
 	}
-	return engineplugin.Snapshot(e.out.i32), nil
+	p := engineplugin.Snapshot(e.out.i32)
+	e.handles.AddSnapshot(p)
+	return p, nil
 }
 
 // RestoreSnapshot implements engineplugin.Engine.
@@ -310,7 +340,7 @@ func (e *engine) RestoreSnapshot(ctx context.Context, p engineplugin.Snapshot, s
 
 // FreeSnapshot implements engineplugin.Engine.
 func (e *engine) FreeSnapshot(ctx context.Context, p engineplugin.Snapshot) error {
-	return e.call(ctx, e.lib.sym.snapshotFree, int32(p), 0)
+	return e.free(ctx, e.lib.sym.snapshotFree, int32(p), func() { e.handles.DropSnapshot(p) })
 }
 
 // Export implements engineplugin.Engine.

@@ -822,6 +822,95 @@ func (x *GetStatsResponse) GetStats() []*Stat {
 	return nil
 }
 
+type ListHandlesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListHandlesRequest) Reset() {
+	*x = ListHandlesRequest{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListHandlesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListHandlesRequest) ProtoMessage() {}
+
+func (x *ListHandlesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListHandlesRequest.ProtoReflect.Descriptor instead.
+func (*ListHandlesRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{9}
+}
+
+// ListHandlesResponse lists handles in ascending order.
+type ListHandlesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sequences     []int32                `protobuf:"varint,1,rep,packed,name=sequences,proto3" json:"sequences,omitempty"`
+	Snapshots     []int32                `protobuf:"varint,2,rep,packed,name=snapshots,proto3" json:"snapshots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListHandlesResponse) Reset() {
+	*x = ListHandlesResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListHandlesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListHandlesResponse) ProtoMessage() {}
+
+func (x *ListHandlesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListHandlesResponse.ProtoReflect.Descriptor instead.
+func (*ListHandlesResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ListHandlesResponse) GetSequences() []int32 {
+	if x != nil {
+		return x.Sequences
+	}
+	return nil
+}
+
+func (x *ListHandlesResponse) GetSnapshots() []int32 {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
 type GetMemoryRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -830,7 +919,7 @@ type GetMemoryRequest struct {
 
 func (x *GetMemoryRequest) Reset() {
 	*x = GetMemoryRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[9]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +931,7 @@ func (x *GetMemoryRequest) String() string {
 func (*GetMemoryRequest) ProtoMessage() {}
 
 func (x *GetMemoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[9]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +944,7 @@ func (x *GetMemoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMemoryRequest.ProtoReflect.Descriptor instead.
 func (*GetMemoryRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{9}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{11}
 }
 
 type GetMemoryResponse struct {
@@ -867,7 +956,7 @@ type GetMemoryResponse struct {
 
 func (x *GetMemoryResponse) Reset() {
 	*x = GetMemoryResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[10]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -879,7 +968,7 @@ func (x *GetMemoryResponse) String() string {
 func (*GetMemoryResponse) ProtoMessage() {}
 
 func (x *GetMemoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[10]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -892,7 +981,7 @@ func (x *GetMemoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetMemoryResponse.ProtoReflect.Descriptor instead.
 func (*GetMemoryResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{10}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetMemoryResponse) GetEntries() []*Stat {
@@ -913,7 +1002,7 @@ type Stat struct {
 
 func (x *Stat) Reset() {
 	*x = Stat{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[11]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1014,7 @@ func (x *Stat) String() string {
 func (*Stat) ProtoMessage() {}
 
 func (x *Stat) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[11]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1027,7 @@ func (x *Stat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stat.ProtoReflect.Descriptor instead.
 func (*Stat) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{11}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Stat) GetName() string {
@@ -963,7 +1052,7 @@ type CreateSequenceRequest struct {
 
 func (x *CreateSequenceRequest) Reset() {
 	*x = CreateSequenceRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[12]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -975,7 +1064,7 @@ func (x *CreateSequenceRequest) String() string {
 func (*CreateSequenceRequest) ProtoMessage() {}
 
 func (x *CreateSequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[12]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -988,7 +1077,7 @@ func (x *CreateSequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSequenceRequest.ProtoReflect.Descriptor instead.
 func (*CreateSequenceRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{12}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{14}
 }
 
 type CreateSequenceResponse struct {
@@ -1000,7 +1089,7 @@ type CreateSequenceResponse struct {
 
 func (x *CreateSequenceResponse) Reset() {
 	*x = CreateSequenceResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[13]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1012,7 +1101,7 @@ func (x *CreateSequenceResponse) String() string {
 func (*CreateSequenceResponse) ProtoMessage() {}
 
 func (x *CreateSequenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[13]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1025,7 +1114,7 @@ func (x *CreateSequenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSequenceResponse.ProtoReflect.Descriptor instead.
 func (*CreateSequenceResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{13}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateSequenceResponse) GetSequence() int32 {
@@ -1044,7 +1133,7 @@ type FreeSequenceRequest struct {
 
 func (x *FreeSequenceRequest) Reset() {
 	*x = FreeSequenceRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[14]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1056,7 +1145,7 @@ func (x *FreeSequenceRequest) String() string {
 func (*FreeSequenceRequest) ProtoMessage() {}
 
 func (x *FreeSequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[14]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1069,7 +1158,7 @@ func (x *FreeSequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreeSequenceRequest.ProtoReflect.Descriptor instead.
 func (*FreeSequenceRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{14}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *FreeSequenceRequest) GetSequence() int32 {
@@ -1087,7 +1176,7 @@ type FreeSequenceResponse struct {
 
 func (x *FreeSequenceResponse) Reset() {
 	*x = FreeSequenceResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[15]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1188,7 @@ func (x *FreeSequenceResponse) String() string {
 func (*FreeSequenceResponse) ProtoMessage() {}
 
 func (x *FreeSequenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[15]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1201,7 @@ func (x *FreeSequenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreeSequenceResponse.ProtoReflect.Descriptor instead.
 func (*FreeSequenceResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{15}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{17}
 }
 
 type GetSequenceLengthRequest struct {
@@ -1124,7 +1213,7 @@ type GetSequenceLengthRequest struct {
 
 func (x *GetSequenceLengthRequest) Reset() {
 	*x = GetSequenceLengthRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[16]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1136,7 +1225,7 @@ func (x *GetSequenceLengthRequest) String() string {
 func (*GetSequenceLengthRequest) ProtoMessage() {}
 
 func (x *GetSequenceLengthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[16]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1149,7 +1238,7 @@ func (x *GetSequenceLengthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSequenceLengthRequest.ProtoReflect.Descriptor instead.
 func (*GetSequenceLengthRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{16}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetSequenceLengthRequest) GetSequence() int32 {
@@ -1168,7 +1257,7 @@ type GetSequenceLengthResponse struct {
 
 func (x *GetSequenceLengthResponse) Reset() {
 	*x = GetSequenceLengthResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[17]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1180,7 +1269,7 @@ func (x *GetSequenceLengthResponse) String() string {
 func (*GetSequenceLengthResponse) ProtoMessage() {}
 
 func (x *GetSequenceLengthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[17]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1193,7 +1282,7 @@ func (x *GetSequenceLengthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSequenceLengthResponse.ProtoReflect.Descriptor instead.
 func (*GetSequenceLengthResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{17}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetSequenceLengthResponse) GetLength() int32 {
@@ -1213,7 +1302,7 @@ type TruncateSequenceRequest struct {
 
 func (x *TruncateSequenceRequest) Reset() {
 	*x = TruncateSequenceRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[18]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1225,7 +1314,7 @@ func (x *TruncateSequenceRequest) String() string {
 func (*TruncateSequenceRequest) ProtoMessage() {}
 
 func (x *TruncateSequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[18]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1238,7 +1327,7 @@ func (x *TruncateSequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TruncateSequenceRequest.ProtoReflect.Descriptor instead.
 func (*TruncateSequenceRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{18}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TruncateSequenceRequest) GetSequence() int32 {
@@ -1263,7 +1352,7 @@ type TruncateSequenceResponse struct {
 
 func (x *TruncateSequenceResponse) Reset() {
 	*x = TruncateSequenceResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[19]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1275,7 +1364,7 @@ func (x *TruncateSequenceResponse) String() string {
 func (*TruncateSequenceResponse) ProtoMessage() {}
 
 func (x *TruncateSequenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[19]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1288,7 +1377,7 @@ func (x *TruncateSequenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TruncateSequenceResponse.ProtoReflect.Descriptor instead.
 func (*TruncateSequenceResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{19}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{21}
 }
 
 type SetSamplerRequest struct {
@@ -1301,7 +1390,7 @@ type SetSamplerRequest struct {
 
 func (x *SetSamplerRequest) Reset() {
 	*x = SetSamplerRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[20]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1313,7 +1402,7 @@ func (x *SetSamplerRequest) String() string {
 func (*SetSamplerRequest) ProtoMessage() {}
 
 func (x *SetSamplerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[20]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1326,7 +1415,7 @@ func (x *SetSamplerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSamplerRequest.ProtoReflect.Descriptor instead.
 func (*SetSamplerRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{20}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SetSamplerRequest) GetSequence() int32 {
@@ -1351,7 +1440,7 @@ type SetSamplerResponse struct {
 
 func (x *SetSamplerResponse) Reset() {
 	*x = SetSamplerResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[21]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1363,7 +1452,7 @@ func (x *SetSamplerResponse) String() string {
 func (*SetSamplerResponse) ProtoMessage() {}
 
 func (x *SetSamplerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[21]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1376,7 +1465,7 @@ func (x *SetSamplerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSamplerResponse.ProtoReflect.Descriptor instead.
 func (*SetSamplerResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{21}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{23}
 }
 
 // Sampler is tnd_sampler.
@@ -1402,7 +1491,7 @@ type Sampler struct {
 
 func (x *Sampler) Reset() {
 	*x = Sampler{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[22]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1414,7 +1503,7 @@ func (x *Sampler) String() string {
 func (*Sampler) ProtoMessage() {}
 
 func (x *Sampler) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[22]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1427,7 +1516,7 @@ func (x *Sampler) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sampler.ProtoReflect.Descriptor instead.
 func (*Sampler) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{22}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Sampler) GetTopK() int32 {
@@ -1530,7 +1619,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[23]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1542,7 +1631,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[23]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1555,7 +1644,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{23}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateSnapshotRequest) GetSequence() int32 {
@@ -1574,7 +1663,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[24]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1586,7 +1675,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[24]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1599,7 +1688,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{24}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() int32 {
@@ -1619,7 +1708,7 @@ type RestoreSnapshotRequest struct {
 
 func (x *RestoreSnapshotRequest) Reset() {
 	*x = RestoreSnapshotRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[25]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1631,7 +1720,7 @@ func (x *RestoreSnapshotRequest) String() string {
 func (*RestoreSnapshotRequest) ProtoMessage() {}
 
 func (x *RestoreSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[25]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1644,7 +1733,7 @@ func (x *RestoreSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RestoreSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{25}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RestoreSnapshotRequest) GetSnapshot() int32 {
@@ -1669,7 +1758,7 @@ type RestoreSnapshotResponse struct {
 
 func (x *RestoreSnapshotResponse) Reset() {
 	*x = RestoreSnapshotResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[26]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +1770,7 @@ func (x *RestoreSnapshotResponse) String() string {
 func (*RestoreSnapshotResponse) ProtoMessage() {}
 
 func (x *RestoreSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[26]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +1783,7 @@ func (x *RestoreSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RestoreSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{26}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{28}
 }
 
 type FreeSnapshotRequest struct {
@@ -1706,7 +1795,7 @@ type FreeSnapshotRequest struct {
 
 func (x *FreeSnapshotRequest) Reset() {
 	*x = FreeSnapshotRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[27]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1718,7 +1807,7 @@ func (x *FreeSnapshotRequest) String() string {
 func (*FreeSnapshotRequest) ProtoMessage() {}
 
 func (x *FreeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[27]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1731,7 +1820,7 @@ func (x *FreeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*FreeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{27}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FreeSnapshotRequest) GetSnapshot() int32 {
@@ -1749,7 +1838,7 @@ type FreeSnapshotResponse struct {
 
 func (x *FreeSnapshotResponse) Reset() {
 	*x = FreeSnapshotResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[28]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1761,7 +1850,7 @@ func (x *FreeSnapshotResponse) String() string {
 func (*FreeSnapshotResponse) ProtoMessage() {}
 
 func (x *FreeSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[28]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1774,7 +1863,7 @@ func (x *FreeSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreeSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*FreeSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{28}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{30}
 }
 
 type ExportSequenceRequest struct {
@@ -1786,7 +1875,7 @@ type ExportSequenceRequest struct {
 
 func (x *ExportSequenceRequest) Reset() {
 	*x = ExportSequenceRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[29]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +1887,7 @@ func (x *ExportSequenceRequest) String() string {
 func (*ExportSequenceRequest) ProtoMessage() {}
 
 func (x *ExportSequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[29]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +1900,7 @@ func (x *ExportSequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSequenceRequest.ProtoReflect.Descriptor instead.
 func (*ExportSequenceRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{29}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExportSequenceRequest) GetSequence() int32 {
@@ -1832,7 +1921,7 @@ type ExportSequenceResponse struct {
 
 func (x *ExportSequenceResponse) Reset() {
 	*x = ExportSequenceResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[30]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +1933,7 @@ func (x *ExportSequenceResponse) String() string {
 func (*ExportSequenceResponse) ProtoMessage() {}
 
 func (x *ExportSequenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[30]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +1946,7 @@ func (x *ExportSequenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSequenceResponse.ProtoReflect.Descriptor instead.
 func (*ExportSequenceResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{30}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExportSequenceResponse) GetTotalBytes() uint64 {
@@ -1886,7 +1975,7 @@ type ImportSequenceRequest struct {
 
 func (x *ImportSequenceRequest) Reset() {
 	*x = ImportSequenceRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[31]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1898,7 +1987,7 @@ func (x *ImportSequenceRequest) String() string {
 func (*ImportSequenceRequest) ProtoMessage() {}
 
 func (x *ImportSequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[31]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1911,7 +2000,7 @@ func (x *ImportSequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSequenceRequest.ProtoReflect.Descriptor instead.
 func (*ImportSequenceRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{31}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ImportSequenceRequest) GetSequence() int32 {
@@ -1943,7 +2032,7 @@ type ImportSequenceResponse struct {
 
 func (x *ImportSequenceResponse) Reset() {
 	*x = ImportSequenceResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[32]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1955,7 +2044,7 @@ func (x *ImportSequenceResponse) String() string {
 func (*ImportSequenceResponse) ProtoMessage() {}
 
 func (x *ImportSequenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[32]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +2057,7 @@ func (x *ImportSequenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSequenceResponse.ProtoReflect.Descriptor instead.
 func (*ImportSequenceResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{32}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{34}
 }
 
 type SetCaptureRequest struct {
@@ -1980,7 +2069,7 @@ type SetCaptureRequest struct {
 
 func (x *SetCaptureRequest) Reset() {
 	*x = SetCaptureRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[33]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1992,7 +2081,7 @@ func (x *SetCaptureRequest) String() string {
 func (*SetCaptureRequest) ProtoMessage() {}
 
 func (x *SetCaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[33]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2005,7 +2094,7 @@ func (x *SetCaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCaptureRequest.ProtoReflect.Descriptor instead.
 func (*SetCaptureRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{33}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetCaptureRequest) GetLayers() []int32 {
@@ -2024,7 +2113,7 @@ type SetCaptureResponse struct {
 
 func (x *SetCaptureResponse) Reset() {
 	*x = SetCaptureResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[34]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2036,7 +2125,7 @@ func (x *SetCaptureResponse) String() string {
 func (*SetCaptureResponse) ProtoMessage() {}
 
 func (x *SetCaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[34]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2049,7 +2138,7 @@ func (x *SetCaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCaptureResponse.ProtoReflect.Descriptor instead.
 func (*SetCaptureResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{34}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SetCaptureResponse) GetInfo() *Info {
@@ -2068,7 +2157,7 @@ type LoadFuseRequest struct {
 
 func (x *LoadFuseRequest) Reset() {
 	*x = LoadFuseRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[35]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2080,7 +2169,7 @@ func (x *LoadFuseRequest) String() string {
 func (*LoadFuseRequest) ProtoMessage() {}
 
 func (x *LoadFuseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[35]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2093,7 +2182,7 @@ func (x *LoadFuseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadFuseRequest.ProtoReflect.Descriptor instead.
 func (*LoadFuseRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{35}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *LoadFuseRequest) GetPath() string {
@@ -2112,7 +2201,7 @@ type LoadFuseResponse struct {
 
 func (x *LoadFuseResponse) Reset() {
 	*x = LoadFuseResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[36]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2124,7 +2213,7 @@ func (x *LoadFuseResponse) String() string {
 func (*LoadFuseResponse) ProtoMessage() {}
 
 func (x *LoadFuseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[36]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2137,7 +2226,7 @@ func (x *LoadFuseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadFuseResponse.ProtoReflect.Descriptor instead.
 func (*LoadFuseResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{36}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *LoadFuseResponse) GetInfo() *Info {
@@ -2160,7 +2249,7 @@ type ScoreRequest struct {
 
 func (x *ScoreRequest) Reset() {
 	*x = ScoreRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[37]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2261,7 @@ func (x *ScoreRequest) String() string {
 func (*ScoreRequest) ProtoMessage() {}
 
 func (x *ScoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[37]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2274,7 @@ func (x *ScoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreRequest.ProtoReflect.Descriptor instead.
 func (*ScoreRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{37}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ScoreRequest) GetIds() []int32 {
@@ -2219,7 +2308,7 @@ type ScoreResponse struct {
 
 func (x *ScoreResponse) Reset() {
 	*x = ScoreResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[38]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2231,7 +2320,7 @@ func (x *ScoreResponse) String() string {
 func (*ScoreResponse) ProtoMessage() {}
 
 func (x *ScoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[38]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2244,7 +2333,7 @@ func (x *ScoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreResponse.ProtoReflect.Descriptor instead.
 func (*ScoreResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{38}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ScoreResponse) GetScores() []float32 {
@@ -2263,7 +2352,7 @@ type InterruptRequest struct {
 
 func (x *InterruptRequest) Reset() {
 	*x = InterruptRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[39]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2275,7 +2364,7 @@ func (x *InterruptRequest) String() string {
 func (*InterruptRequest) ProtoMessage() {}
 
 func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[39]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2288,7 +2377,7 @@ func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRequest.ProtoReflect.Descriptor instead.
 func (*InterruptRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{39}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *InterruptRequest) GetId() uint64 {
@@ -2306,7 +2395,7 @@ type InterruptResponse struct {
 
 func (x *InterruptResponse) Reset() {
 	*x = InterruptResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[40]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2318,7 +2407,7 @@ func (x *InterruptResponse) String() string {
 func (*InterruptResponse) ProtoMessage() {}
 
 func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[40]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2331,7 +2420,7 @@ func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptResponse.ProtoReflect.Descriptor instead.
 func (*InterruptResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{40}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{42}
 }
 
 // RunRequest is one step of the decode loop. Field order keeps the payload last: services/tensorwire passes it by
@@ -2354,7 +2443,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[41]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2366,7 +2455,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[41]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2379,7 +2468,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{41}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RunRequest) GetId() uint64 {
@@ -2457,7 +2546,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[42]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2469,7 +2558,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[42]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2482,7 +2571,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{42}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Step) GetCommits() []*Commit {
@@ -2553,7 +2642,7 @@ type KeptFeatures struct {
 
 func (x *KeptFeatures) Reset() {
 	*x = KeptFeatures{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2565,7 +2654,7 @@ func (x *KeptFeatures) String() string {
 func (*KeptFeatures) ProtoMessage() {}
 
 func (x *KeptFeatures) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2578,7 +2667,7 @@ func (x *KeptFeatures) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeptFeatures.ProtoReflect.Descriptor instead.
 func (*KeptFeatures) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{43}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *KeptFeatures) GetSequence() int32 {
@@ -2613,7 +2702,7 @@ type Commit struct {
 
 func (x *Commit) Reset() {
 	*x = Commit{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2625,7 +2714,7 @@ func (x *Commit) String() string {
 func (*Commit) ProtoMessage() {}
 
 func (x *Commit) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2638,7 +2727,7 @@ func (x *Commit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Commit.ProtoReflect.Descriptor instead.
 func (*Commit) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{44}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Commit) GetSequence() int32 {
@@ -2672,7 +2761,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2684,7 +2773,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2697,7 +2786,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{45}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Row) GetSequence() int32 {
@@ -2767,7 +2856,7 @@ type Propose struct {
 
 func (x *Propose) Reset() {
 	*x = Propose{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2779,7 +2868,7 @@ func (x *Propose) String() string {
 func (*Propose) ProtoMessage() {}
 
 func (x *Propose) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2792,7 +2881,7 @@ func (x *Propose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Propose.ProtoReflect.Descriptor instead.
 func (*Propose) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Propose) GetFeatures() []*FeatureRows {
@@ -2823,7 +2912,7 @@ type FeatureRows struct {
 
 func (x *FeatureRows) Reset() {
 	*x = FeatureRows{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2835,7 +2924,7 @@ func (x *FeatureRows) String() string {
 func (*FeatureRows) ProtoMessage() {}
 
 func (x *FeatureRows) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2848,7 +2937,7 @@ func (x *FeatureRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeatureRows.ProtoReflect.Descriptor instead.
 func (*FeatureRows) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *FeatureRows) GetSequence() int32 {
@@ -2901,7 +2990,7 @@ type DraftRequest struct {
 
 func (x *DraftRequest) Reset() {
 	*x = DraftRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2913,7 +3002,7 @@ func (x *DraftRequest) String() string {
 func (*DraftRequest) ProtoMessage() {}
 
 func (x *DraftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2926,7 +3015,7 @@ func (x *DraftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DraftRequest.ProtoReflect.Descriptor instead.
 func (*DraftRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DraftRequest) GetSequence() int32 {
@@ -2992,7 +3081,7 @@ type RunResponse struct {
 
 func (x *RunResponse) Reset() {
 	*x = RunResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3004,7 +3093,7 @@ func (x *RunResponse) String() string {
 func (*RunResponse) ProtoMessage() {}
 
 func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3017,7 +3106,7 @@ func (x *RunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
 func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RunResponse) GetId() uint64 {
@@ -3105,7 +3194,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3117,7 +3206,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3130,7 +3219,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Failure) GetCode() int32 {
@@ -3185,7 +3274,7 @@ type StepOutput struct {
 
 func (x *StepOutput) Reset() {
 	*x = StepOutput{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3197,7 +3286,7 @@ func (x *StepOutput) String() string {
 func (*StepOutput) ProtoMessage() {}
 
 func (x *StepOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3210,7 +3299,7 @@ func (x *StepOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepOutput.ProtoReflect.Descriptor instead.
 func (*StepOutput) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StepOutput) GetTokens() []int32 {
@@ -3292,7 +3381,7 @@ type ProposeOutput struct {
 
 func (x *ProposeOutput) Reset() {
 	*x = ProposeOutput{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3304,7 +3393,7 @@ func (x *ProposeOutput) String() string {
 func (*ProposeOutput) ProtoMessage() {}
 
 func (x *ProposeOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3317,7 +3406,7 @@ func (x *ProposeOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeOutput.ProtoReflect.Descriptor instead.
 func (*ProposeOutput) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ProposeOutput) GetStride() int32 {
@@ -3428,7 +3517,11 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x18state_bytes_per_sequence\x18\x19 \x01(\x04R\x15stateBytesPerSequence\"\x11\n" +
 	"\x0fGetStatsRequest\"@\n" +
 	"\x10GetStatsResponse\x12,\n" +
-	"\x05stats\x18\x01 \x03(\v2\x16.tandem.engine.v1.StatR\x05stats\"\x12\n" +
+	"\x05stats\x18\x01 \x03(\v2\x16.tandem.engine.v1.StatR\x05stats\"\x14\n" +
+	"\x12ListHandlesRequest\"Q\n" +
+	"\x13ListHandlesResponse\x12\x1c\n" +
+	"\tsequences\x18\x01 \x03(\x05R\tsequences\x12\x1c\n" +
+	"\tsnapshots\x18\x02 \x03(\x05R\tsnapshots\"\x12\n" +
 	"\x10GetMemoryRequest\"E\n" +
 	"\x11GetMemoryResponse\x120\n" +
 	"\aentries\x18\x01 \x03(\v2\x16.tandem.engine.v1.StatR\aentries\"0\n" +
@@ -3604,13 +3697,14 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x19FEATURE_ENCODING_RAW_BF16\x10\x01\x12\x1f\n" +
 	"\x1bFEATURE_ENCODING_FUSED_BF16\x10\x02\x12\x1c\n" +
 	"\x18FEATURE_ENCODING_RAW_F32\x10\x03\x12\x1e\n" +
-	"\x1aFEATURE_ENCODING_FUSED_F32\x10\x042\x9f\x0e\n" +
+	"\x1aFEATURE_ENCODING_FUSED_F32\x10\x042\xfb\x0e\n" +
 	"\rEngineService\x12G\n" +
 	"\x04Open\x12\x1d.tandem.engine.v1.OpenRequest\x1a\x1e.tandem.engine.v1.OpenResponse0\x01\x12H\n" +
 	"\x05Close\x12\x1e.tandem.engine.v1.CloseRequest\x1a\x1f.tandem.engine.v1.CloseResponse\x12N\n" +
 	"\aGetInfo\x12 .tandem.engine.v1.GetInfoRequest\x1a!.tandem.engine.v1.GetInfoResponse\x12Q\n" +
 	"\bGetStats\x12!.tandem.engine.v1.GetStatsRequest\x1a\".tandem.engine.v1.GetStatsResponse\x12T\n" +
-	"\tGetMemory\x12\".tandem.engine.v1.GetMemoryRequest\x1a#.tandem.engine.v1.GetMemoryResponse\x12c\n" +
+	"\tGetMemory\x12\".tandem.engine.v1.GetMemoryRequest\x1a#.tandem.engine.v1.GetMemoryResponse\x12Z\n" +
+	"\vListHandles\x12$.tandem.engine.v1.ListHandlesRequest\x1a%.tandem.engine.v1.ListHandlesResponse\x12c\n" +
 	"\x0eCreateSequence\x12'.tandem.engine.v1.CreateSequenceRequest\x1a(.tandem.engine.v1.CreateSequenceResponse\x12]\n" +
 	"\fFreeSequence\x12%.tandem.engine.v1.FreeSequenceRequest\x1a&.tandem.engine.v1.FreeSequenceResponse\x12l\n" +
 	"\x11GetSequenceLength\x12*.tandem.engine.v1.GetSequenceLengthRequest\x1a+.tandem.engine.v1.GetSequenceLengthResponse\x12i\n" +
@@ -3643,7 +3737,7 @@ func file_tandem_engine_v1_engine_proto_rawDescGZIP() []byte {
 }
 
 var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(Role)(0),                         // 0: tandem.engine.v1.Role
 	(FeatureEncoding)(0),              // 1: tandem.engine.v1.FeatureEncoding
@@ -3656,115 +3750,119 @@ var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(*Info)(nil),                      // 8: tandem.engine.v1.Info
 	(*GetStatsRequest)(nil),           // 9: tandem.engine.v1.GetStatsRequest
 	(*GetStatsResponse)(nil),          // 10: tandem.engine.v1.GetStatsResponse
-	(*GetMemoryRequest)(nil),          // 11: tandem.engine.v1.GetMemoryRequest
-	(*GetMemoryResponse)(nil),         // 12: tandem.engine.v1.GetMemoryResponse
-	(*Stat)(nil),                      // 13: tandem.engine.v1.Stat
-	(*CreateSequenceRequest)(nil),     // 14: tandem.engine.v1.CreateSequenceRequest
-	(*CreateSequenceResponse)(nil),    // 15: tandem.engine.v1.CreateSequenceResponse
-	(*FreeSequenceRequest)(nil),       // 16: tandem.engine.v1.FreeSequenceRequest
-	(*FreeSequenceResponse)(nil),      // 17: tandem.engine.v1.FreeSequenceResponse
-	(*GetSequenceLengthRequest)(nil),  // 18: tandem.engine.v1.GetSequenceLengthRequest
-	(*GetSequenceLengthResponse)(nil), // 19: tandem.engine.v1.GetSequenceLengthResponse
-	(*TruncateSequenceRequest)(nil),   // 20: tandem.engine.v1.TruncateSequenceRequest
-	(*TruncateSequenceResponse)(nil),  // 21: tandem.engine.v1.TruncateSequenceResponse
-	(*SetSamplerRequest)(nil),         // 22: tandem.engine.v1.SetSamplerRequest
-	(*SetSamplerResponse)(nil),        // 23: tandem.engine.v1.SetSamplerResponse
-	(*Sampler)(nil),                   // 24: tandem.engine.v1.Sampler
-	(*CreateSnapshotRequest)(nil),     // 25: tandem.engine.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),    // 26: tandem.engine.v1.CreateSnapshotResponse
-	(*RestoreSnapshotRequest)(nil),    // 27: tandem.engine.v1.RestoreSnapshotRequest
-	(*RestoreSnapshotResponse)(nil),   // 28: tandem.engine.v1.RestoreSnapshotResponse
-	(*FreeSnapshotRequest)(nil),       // 29: tandem.engine.v1.FreeSnapshotRequest
-	(*FreeSnapshotResponse)(nil),      // 30: tandem.engine.v1.FreeSnapshotResponse
-	(*ExportSequenceRequest)(nil),     // 31: tandem.engine.v1.ExportSequenceRequest
-	(*ExportSequenceResponse)(nil),    // 32: tandem.engine.v1.ExportSequenceResponse
-	(*ImportSequenceRequest)(nil),     // 33: tandem.engine.v1.ImportSequenceRequest
-	(*ImportSequenceResponse)(nil),    // 34: tandem.engine.v1.ImportSequenceResponse
-	(*SetCaptureRequest)(nil),         // 35: tandem.engine.v1.SetCaptureRequest
-	(*SetCaptureResponse)(nil),        // 36: tandem.engine.v1.SetCaptureResponse
-	(*LoadFuseRequest)(nil),           // 37: tandem.engine.v1.LoadFuseRequest
-	(*LoadFuseResponse)(nil),          // 38: tandem.engine.v1.LoadFuseResponse
-	(*ScoreRequest)(nil),              // 39: tandem.engine.v1.ScoreRequest
-	(*ScoreResponse)(nil),             // 40: tandem.engine.v1.ScoreResponse
-	(*InterruptRequest)(nil),          // 41: tandem.engine.v1.InterruptRequest
-	(*InterruptResponse)(nil),         // 42: tandem.engine.v1.InterruptResponse
-	(*RunRequest)(nil),                // 43: tandem.engine.v1.RunRequest
-	(*Step)(nil),                      // 44: tandem.engine.v1.Step
-	(*KeptFeatures)(nil),              // 45: tandem.engine.v1.KeptFeatures
-	(*Commit)(nil),                    // 46: tandem.engine.v1.Commit
-	(*Row)(nil),                       // 47: tandem.engine.v1.Row
-	(*Propose)(nil),                   // 48: tandem.engine.v1.Propose
-	(*FeatureRows)(nil),               // 49: tandem.engine.v1.FeatureRows
-	(*DraftRequest)(nil),              // 50: tandem.engine.v1.DraftRequest
-	(*RunResponse)(nil),               // 51: tandem.engine.v1.RunResponse
-	(*Failure)(nil),                   // 52: tandem.engine.v1.Failure
-	(*StepOutput)(nil),                // 53: tandem.engine.v1.StepOutput
-	(*ProposeOutput)(nil),             // 54: tandem.engine.v1.ProposeOutput
+	(*ListHandlesRequest)(nil),        // 11: tandem.engine.v1.ListHandlesRequest
+	(*ListHandlesResponse)(nil),       // 12: tandem.engine.v1.ListHandlesResponse
+	(*GetMemoryRequest)(nil),          // 13: tandem.engine.v1.GetMemoryRequest
+	(*GetMemoryResponse)(nil),         // 14: tandem.engine.v1.GetMemoryResponse
+	(*Stat)(nil),                      // 15: tandem.engine.v1.Stat
+	(*CreateSequenceRequest)(nil),     // 16: tandem.engine.v1.CreateSequenceRequest
+	(*CreateSequenceResponse)(nil),    // 17: tandem.engine.v1.CreateSequenceResponse
+	(*FreeSequenceRequest)(nil),       // 18: tandem.engine.v1.FreeSequenceRequest
+	(*FreeSequenceResponse)(nil),      // 19: tandem.engine.v1.FreeSequenceResponse
+	(*GetSequenceLengthRequest)(nil),  // 20: tandem.engine.v1.GetSequenceLengthRequest
+	(*GetSequenceLengthResponse)(nil), // 21: tandem.engine.v1.GetSequenceLengthResponse
+	(*TruncateSequenceRequest)(nil),   // 22: tandem.engine.v1.TruncateSequenceRequest
+	(*TruncateSequenceResponse)(nil),  // 23: tandem.engine.v1.TruncateSequenceResponse
+	(*SetSamplerRequest)(nil),         // 24: tandem.engine.v1.SetSamplerRequest
+	(*SetSamplerResponse)(nil),        // 25: tandem.engine.v1.SetSamplerResponse
+	(*Sampler)(nil),                   // 26: tandem.engine.v1.Sampler
+	(*CreateSnapshotRequest)(nil),     // 27: tandem.engine.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),    // 28: tandem.engine.v1.CreateSnapshotResponse
+	(*RestoreSnapshotRequest)(nil),    // 29: tandem.engine.v1.RestoreSnapshotRequest
+	(*RestoreSnapshotResponse)(nil),   // 30: tandem.engine.v1.RestoreSnapshotResponse
+	(*FreeSnapshotRequest)(nil),       // 31: tandem.engine.v1.FreeSnapshotRequest
+	(*FreeSnapshotResponse)(nil),      // 32: tandem.engine.v1.FreeSnapshotResponse
+	(*ExportSequenceRequest)(nil),     // 33: tandem.engine.v1.ExportSequenceRequest
+	(*ExportSequenceResponse)(nil),    // 34: tandem.engine.v1.ExportSequenceResponse
+	(*ImportSequenceRequest)(nil),     // 35: tandem.engine.v1.ImportSequenceRequest
+	(*ImportSequenceResponse)(nil),    // 36: tandem.engine.v1.ImportSequenceResponse
+	(*SetCaptureRequest)(nil),         // 37: tandem.engine.v1.SetCaptureRequest
+	(*SetCaptureResponse)(nil),        // 38: tandem.engine.v1.SetCaptureResponse
+	(*LoadFuseRequest)(nil),           // 39: tandem.engine.v1.LoadFuseRequest
+	(*LoadFuseResponse)(nil),          // 40: tandem.engine.v1.LoadFuseResponse
+	(*ScoreRequest)(nil),              // 41: tandem.engine.v1.ScoreRequest
+	(*ScoreResponse)(nil),             // 42: tandem.engine.v1.ScoreResponse
+	(*InterruptRequest)(nil),          // 43: tandem.engine.v1.InterruptRequest
+	(*InterruptResponse)(nil),         // 44: tandem.engine.v1.InterruptResponse
+	(*RunRequest)(nil),                // 45: tandem.engine.v1.RunRequest
+	(*Step)(nil),                      // 46: tandem.engine.v1.Step
+	(*KeptFeatures)(nil),              // 47: tandem.engine.v1.KeptFeatures
+	(*Commit)(nil),                    // 48: tandem.engine.v1.Commit
+	(*Row)(nil),                       // 49: tandem.engine.v1.Row
+	(*Propose)(nil),                   // 50: tandem.engine.v1.Propose
+	(*FeatureRows)(nil),               // 51: tandem.engine.v1.FeatureRows
+	(*DraftRequest)(nil),              // 52: tandem.engine.v1.DraftRequest
+	(*RunResponse)(nil),               // 53: tandem.engine.v1.RunResponse
+	(*Failure)(nil),                   // 54: tandem.engine.v1.Failure
+	(*StepOutput)(nil),                // 55: tandem.engine.v1.StepOutput
+	(*ProposeOutput)(nil),             // 56: tandem.engine.v1.ProposeOutput
 }
 var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	0,  // 0: tandem.engine.v1.OpenRequest.role:type_name -> tandem.engine.v1.Role
 	8,  // 1: tandem.engine.v1.OpenResponse.info:type_name -> tandem.engine.v1.Info
 	8,  // 2: tandem.engine.v1.GetInfoResponse.info:type_name -> tandem.engine.v1.Info
 	0,  // 3: tandem.engine.v1.Info.role:type_name -> tandem.engine.v1.Role
-	13, // 4: tandem.engine.v1.GetStatsResponse.stats:type_name -> tandem.engine.v1.Stat
-	13, // 5: tandem.engine.v1.GetMemoryResponse.entries:type_name -> tandem.engine.v1.Stat
-	24, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
+	15, // 4: tandem.engine.v1.GetStatsResponse.stats:type_name -> tandem.engine.v1.Stat
+	15, // 5: tandem.engine.v1.GetMemoryResponse.entries:type_name -> tandem.engine.v1.Stat
+	26, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
 	8,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
 	8,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
-	44, // 9: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
-	48, // 10: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
-	46, // 11: tandem.engine.v1.Step.commits:type_name -> tandem.engine.v1.Commit
-	47, // 12: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
+	46, // 9: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
+	50, // 10: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
+	48, // 11: tandem.engine.v1.Step.commits:type_name -> tandem.engine.v1.Commit
+	49, // 12: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
 	1,  // 13: tandem.engine.v1.Step.features:type_name -> tandem.engine.v1.FeatureEncoding
-	45, // 14: tandem.engine.v1.Step.kept:type_name -> tandem.engine.v1.KeptFeatures
-	49, // 15: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
-	50, // 16: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
+	47, // 14: tandem.engine.v1.Step.kept:type_name -> tandem.engine.v1.KeptFeatures
+	51, // 15: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
+	52, // 16: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
 	1,  // 17: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.engine.v1.FeatureEncoding
-	52, // 18: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
-	53, // 19: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
-	54, // 20: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
+	54, // 18: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
+	55, // 19: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
+	56, // 20: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
 	2,  // 21: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
 	4,  // 22: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
 	6,  // 23: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
 	9,  // 24: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
-	11, // 25: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
-	14, // 26: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
-	16, // 27: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
-	18, // 28: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
-	20, // 29: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
-	22, // 30: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
-	25, // 31: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
-	27, // 32: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
-	29, // 33: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
-	31, // 34: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
-	33, // 35: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
-	35, // 36: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
-	37, // 37: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
-	39, // 38: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
-	43, // 39: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
-	41, // 40: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
-	3,  // 41: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
-	5,  // 42: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
-	7,  // 43: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
-	10, // 44: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
-	12, // 45: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
-	15, // 46: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
-	17, // 47: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
-	19, // 48: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
-	21, // 49: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
-	23, // 50: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
-	26, // 51: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
-	28, // 52: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
-	30, // 53: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
-	32, // 54: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
-	34, // 55: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
-	36, // 56: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
-	38, // 57: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
-	40, // 58: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
-	51, // 59: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
-	42, // 60: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
-	41, // [41:61] is the sub-list for method output_type
-	21, // [21:41] is the sub-list for method input_type
+	13, // 25: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
+	11, // 26: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
+	16, // 27: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
+	18, // 28: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
+	20, // 29: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
+	22, // 30: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
+	24, // 31: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
+	27, // 32: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
+	29, // 33: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
+	31, // 34: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
+	33, // 35: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
+	35, // 36: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
+	37, // 37: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
+	39, // 38: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
+	41, // 39: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
+	45, // 40: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
+	43, // 41: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
+	3,  // 42: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
+	5,  // 43: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
+	7,  // 44: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
+	10, // 45: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
+	14, // 46: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
+	12, // 47: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
+	17, // 48: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
+	19, // 49: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
+	21, // 50: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
+	23, // 51: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
+	25, // 52: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
+	28, // 53: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
+	30, // 54: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
+	32, // 55: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
+	34, // 56: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
+	36, // 57: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
+	38, // 58: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
+	40, // 59: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
+	42, // 60: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
+	53, // 61: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
+	44, // 62: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
+	42, // [42:63] is the sub-list for method output_type
+	21, // [21:42] is the sub-list for method input_type
 	21, // [21:21] is the sub-list for extension type_name
 	21, // [21:21] is the sub-list for extension extendee
 	0,  // [0:21] is the sub-list for field type_name
@@ -3775,11 +3873,11 @@ func file_tandem_engine_v1_engine_proto_init() {
 	if File_tandem_engine_v1_engine_proto != nil {
 		return
 	}
-	file_tandem_engine_v1_engine_proto_msgTypes[41].OneofWrappers = []any{
+	file_tandem_engine_v1_engine_proto_msgTypes[43].OneofWrappers = []any{
 		(*RunRequest_Step)(nil),
 		(*RunRequest_Propose)(nil),
 	}
-	file_tandem_engine_v1_engine_proto_msgTypes[49].OneofWrappers = []any{
+	file_tandem_engine_v1_engine_proto_msgTypes[51].OneofWrappers = []any{
 		(*RunResponse_Step)(nil),
 		(*RunResponse_Propose)(nil),
 	}
@@ -3789,7 +3887,7 @@ func file_tandem_engine_v1_engine_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_engine_v1_engine_proto_rawDesc), len(file_tandem_engine_v1_engine_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   53,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,7 @@ const (
 	EngineService_GetInfo_FullMethodName           = "/tandem.engine.v1.EngineService/GetInfo"
 	EngineService_GetStats_FullMethodName          = "/tandem.engine.v1.EngineService/GetStats"
 	EngineService_GetMemory_FullMethodName         = "/tandem.engine.v1.EngineService/GetMemory"
+	EngineService_ListHandles_FullMethodName       = "/tandem.engine.v1.EngineService/ListHandles"
 	EngineService_CreateSequence_FullMethodName    = "/tandem.engine.v1.EngineService/CreateSequence"
 	EngineService_FreeSequence_FullMethodName      = "/tandem.engine.v1.EngineService/FreeSequence"
 	EngineService_GetSequenceLength_FullMethodName = "/tandem.engine.v1.EngineService/GetSequenceLength"
@@ -48,7 +49,7 @@ const (
 // EngineService is what a worker asks of its engine process: one engine on one device, as declared by
 // native/include/tandem/engine.h, whose comments are the reference for semantics, limits and errors. A process opens one
 // engine in its life. Control is unary; the decode loop is the Run stream. One submitter at a time: Run and the calls that
-// touch sequences wait for each other in arrival order; Get calls never wait. A call whose context ends while it waits
+// touch sequences wait for each other in arrival order; Get and List calls never wait. A call whose context ends while it waits
 // does nothing; one that already runs is interrupted within one layer (CANCELED).
 type EngineServiceClient interface {
 	// Open loads a model: progress while weights load, then one message with info. FAILED_PRECONDITION: already open.
@@ -62,7 +63,10 @@ type EngineServiceClient interface {
 	GetStats(ctx context.Context, in *GetStatsRequest, opts ...grpc.CallOption) (*GetStatsResponse, error)
 	// GetMemory lists planned bytes by purpose. May be retried.
 	GetMemory(ctx context.Context, in *GetMemoryRequest, opts ...grpc.CallOption) (*GetMemoryResponse, error)
-	// CreateSequence makes an empty sequence. RESOURCE_EXHAUSTED: max_sequences exist.
+	// ListHandles lists the sequences and snapshots that exist. May be retried.
+	ListHandles(ctx context.Context, in *ListHandlesRequest, opts ...grpc.CallOption) (*ListHandlesResponse, error)
+	// CreateSequence makes an empty sequence. RESOURCE_EXHAUSTED: max_sequences exist. When the call is cancelled before it
+	// returns, the sequence is freed again; a caller that gives up later does not learn its handle, so callers wait.
 	CreateSequence(ctx context.Context, in *CreateSequenceRequest, opts ...grpc.CallOption) (*CreateSequenceResponse, error)
 	// FreeSequence forgets a sequence. NOT_FOUND: no such sequence, as everywhere below.
 	FreeSequence(ctx context.Context, in *FreeSequenceRequest, opts ...grpc.CallOption) (*FreeSequenceResponse, error)
@@ -72,7 +76,7 @@ type EngineServiceClient interface {
 	TruncateSequence(ctx context.Context, in *TruncateSequenceRequest, opts ...grpc.CallOption) (*TruncateSequenceResponse, error)
 	// SetSampler sets how tokens of a sequence are chosen.
 	SetSampler(ctx context.Context, in *SetSamplerRequest, opts ...grpc.CallOption) (*SetSamplerResponse, error)
-	// CreateSnapshot copies the state of a sequence within engine memory.
+	// CreateSnapshot copies the state of a sequence within engine memory. Cancellation: as with CreateSequence.
 	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error)
 	// RestoreSnapshot overwrites a sequence with a snapshot, which stays.
 	RestoreSnapshot(ctx context.Context, in *RestoreSnapshotRequest, opts ...grpc.CallOption) (*RestoreSnapshotResponse, error)
@@ -159,6 +163,16 @@ func (c *engineServiceClient) GetMemory(ctx context.Context, in *GetMemoryReques
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetMemoryResponse)
 	err := c.cc.Invoke(ctx, EngineService_GetMemory_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *engineServiceClient) ListHandles(ctx context.Context, in *ListHandlesRequest, opts ...grpc.CallOption) (*ListHandlesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListHandlesResponse)
+	err := c.cc.Invoke(ctx, EngineService_ListHandles_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -337,7 +351,7 @@ func (c *engineServiceClient) Interrupt(ctx context.Context, in *InterruptReques
 // EngineService is what a worker asks of its engine process: one engine on one device, as declared by
 // native/include/tandem/engine.h, whose comments are the reference for semantics, limits and errors. A process opens one
 // engine in its life. Control is unary; the decode loop is the Run stream. One submitter at a time: Run and the calls that
-// touch sequences wait for each other in arrival order; Get calls never wait. A call whose context ends while it waits
+// touch sequences wait for each other in arrival order; Get and List calls never wait. A call whose context ends while it waits
 // does nothing; one that already runs is interrupted within one layer (CANCELED).
 type EngineServiceServer interface {
 	// Open loads a model: progress while weights load, then one message with info. FAILED_PRECONDITION: already open.
@@ -351,7 +365,10 @@ type EngineServiceServer interface {
 	GetStats(context.Context, *GetStatsRequest) (*GetStatsResponse, error)
 	// GetMemory lists planned bytes by purpose. May be retried.
 	GetMemory(context.Context, *GetMemoryRequest) (*GetMemoryResponse, error)
-	// CreateSequence makes an empty sequence. RESOURCE_EXHAUSTED: max_sequences exist.
+	// ListHandles lists the sequences and snapshots that exist. May be retried.
+	ListHandles(context.Context, *ListHandlesRequest) (*ListHandlesResponse, error)
+	// CreateSequence makes an empty sequence. RESOURCE_EXHAUSTED: max_sequences exist. When the call is cancelled before it
+	// returns, the sequence is freed again; a caller that gives up later does not learn its handle, so callers wait.
 	CreateSequence(context.Context, *CreateSequenceRequest) (*CreateSequenceResponse, error)
 	// FreeSequence forgets a sequence. NOT_FOUND: no such sequence, as everywhere below.
 	FreeSequence(context.Context, *FreeSequenceRequest) (*FreeSequenceResponse, error)
@@ -361,7 +378,7 @@ type EngineServiceServer interface {
 	TruncateSequence(context.Context, *TruncateSequenceRequest) (*TruncateSequenceResponse, error)
 	// SetSampler sets how tokens of a sequence are chosen.
 	SetSampler(context.Context, *SetSamplerRequest) (*SetSamplerResponse, error)
-	// CreateSnapshot copies the state of a sequence within engine memory.
+	// CreateSnapshot copies the state of a sequence within engine memory. Cancellation: as with CreateSequence.
 	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error)
 	// RestoreSnapshot overwrites a sequence with a snapshot, which stays.
 	RestoreSnapshot(context.Context, *RestoreSnapshotRequest) (*RestoreSnapshotResponse, error)
@@ -409,6 +426,9 @@ func (UnimplementedEngineServiceServer) GetStats(context.Context, *GetStatsReque
 }
 func (UnimplementedEngineServiceServer) GetMemory(context.Context, *GetMemoryRequest) (*GetMemoryResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetMemory not implemented")
+}
+func (UnimplementedEngineServiceServer) ListHandles(context.Context, *ListHandlesRequest) (*ListHandlesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListHandles not implemented")
 }
 func (UnimplementedEngineServiceServer) CreateSequence(context.Context, *CreateSequenceRequest) (*CreateSequenceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateSequence not implemented")
@@ -555,6 +575,24 @@ func _EngineService_GetMemory_Handler(srv interface{}, ctx context.Context, dec 
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(EngineServiceServer).GetMemory(ctx, req.(*GetMemoryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EngineService_ListHandles_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListHandlesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EngineServiceServer).ListHandles(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EngineService_ListHandles_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EngineServiceServer).ListHandles(ctx, req.(*ListHandlesRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -822,6 +860,10 @@ var EngineService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetMemory",
 			Handler:    _EngineService_GetMemory_Handler,
+		},
+		{
+			MethodName: "ListHandles",
+			Handler:    _EngineService_ListHandles_Handler,
 		},
 		{
 			MethodName: "CreateSequence",
