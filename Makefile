@@ -20,7 +20,7 @@ ARGS ?=
 export PATH := $(CURDIR)/bin:$(PATH)
 
 .PHONY: help setup build build-go build-test build-native up down test test-go test-race test-native test-sanitize test-e2e test-card clients test-clients \
-	lint lint-proto lint-go lint-native lint-flags fmt proto compose bench clean
+	install uninstall lint lint-proto lint-go lint-native lint-flags fmt proto compose bench clean
 
 help: ## show this list
 	@echo "Tandem: fast, lossless speculative inference. First steps: make up, then see README.md."
@@ -71,6 +71,21 @@ build-hip: ## build bin/libtandem_hip.so: ROCm of the system, else Debian's clan
 	@$(call gpu_configure,-DTND_HIP=ON $(if $(HIP_ARCHS),-DTND_HIP_ARCHS="$(HIP_ARCHS)",-UTND_HIP_ARCHS))
 	cmake --build native/build -j $(JOBS) --target tandem_hip
 	@install -m 755 native/build/libtandem_hip.so bin/
+
+# Programs find each other, the engine's libraries and the models beside the real file behind bin/tandem.
+PREFIX ?= /usr/local
+DESTDIR ?=
+INSTALLED := $(DESTDIR)$(PREFIX)/lib/tandem
+install: build ## install programs, libraries and demonstration models: make install PREFIX=$$HOME/.local
+	@mkdir -p $(INSTALLED)/models $(DESTDIR)$(PREFIX)/bin
+	install -m 755 bin/tandem bin/worker-target bin/worker-draft bin/worker-prefill bin/tandem-engine bin/libtandem_*.so $(INSTALLED)/
+	install -m 644 models/*.gguf $(INSTALLED)/models/
+	@for p in tandem worker-target worker-draft worker-prefill; do ln -sfn ../lib/tandem/$$p $(DESTDIR)$(PREFIX)/bin/$$p; done
+	@case ":$$PATH:" in *":$(PREFIX)/bin:"*) ;; *) echo "$(PREFIX)/bin is not in PATH: add it, or call $(PREFIX)/bin/tandem" ;; esac
+
+uninstall: ## remove what make install put under PREFIX
+	rm -rf $(INSTALLED)
+	@for p in tandem worker-target worker-draft worker-prefill; do rm -f $(DESTDIR)$(PREFIX)/bin/$$p; done
 
 up: build ## build what is missing and run the demonstration cluster on http://127.0.0.1:8000 (Ctrl-C ends it)
 	exec bin/tandem serve --demo $(ARGS)

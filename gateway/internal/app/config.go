@@ -48,6 +48,7 @@ type Config struct {
 
 	MaxQueue         int     `default:"256" help:"Requests that may wait for a worker; more get 429."`
 	QueueTimeoutS    float64 `name:"queue-timeout-s" default:"600" help:"Longest wait in the queue, seconds."`
+	NoWorkerTimeoutS float64 `name:"no-worker-timeout-s" default:"30" help:"Longest wait in the queue while no target worker is there, not even one that starts, seconds; then 503 with Retry-After."`
 	RequestTimeoutS  float64 `name:"request-timeout-s" default:"0" help:"Longest life of a request, seconds; 0 = no limit."`
 	FailoverTimeoutS float64 `name:"failover-timeout-s" default:"60" help:"How long a request waits for a worker to take over, seconds."`
 	ShutdownGraceS   float64 `name:"shutdown-grace-s" default:"30" help:"How long running requests may go on after SIGTERM, seconds."`
@@ -94,7 +95,7 @@ const imagesReplaced = "placeholder"
 func Defaults() Config {
 	return Config{
 		Host: "127.0.0.1", Port: 8000, GRPCPort: 8103, RegistryListen: "127.0.0.1:8104",
-		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, FailoverTimeoutS: 60, ShutdownGraceS: 30,
+		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30, FailoverTimeoutS: 60, ShutdownGraceS: 30,
 		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, Planned: Planned{CacheIsolation: "shared"}, ResponseStoreMB: 64, ImagePolicy: "reject",
 		PrefillCompression: "off", PrefillThreshold: 32000, PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true,
 		LeaseTTLS: 6, FilePollS: 2, StallTimeoutS: 30, QueuedHeadersS: 10,
@@ -154,7 +155,7 @@ func (c *Config) Validate() error {
 		}
 	}
 	for flag, v := range map[string]float64{"sse-keepalive-s": c.SSEKeepaliveS, "pflash-timeout-s": c.PflashTimeoutS, "lease-ttl-s": c.LeaseTTLS,
-		"file-poll-s": c.FilePollS, "stall-timeout-s": c.StallTimeoutS, "queued-headers-s": c.QueuedHeadersS} {
+		"file-poll-s": c.FilePollS, "no-worker-timeout-s": c.NoWorkerTimeoutS, "stall-timeout-s": c.StallTimeoutS, "queued-headers-s": c.QueuedHeadersS} {
 		if !(v > 0 && v <= 1e9) {
 			bad(flag, "%g is not above 0", v)
 		}

@@ -128,7 +128,7 @@ func (a *App) wire() error {
 	a.registry = registry.NewServer(registry.ServerConfig{LeaseTTL: seconds(cfg.LeaseTTLS), Logger: a.log.Named("registry")})
 	failover := seconds(cfg.FailoverTimeoutS)
 	a.cluster = cluster.New(cluster.Config{
-		Targets: cluster.PoolConfig{MaxQueue: cfg.MaxQueue, QueueTimeout: seconds(cfg.QueueTimeoutS), Grace: failover},
+		Targets: cluster.PoolConfig{MaxQueue: cfg.MaxQueue, QueueTimeout: seconds(cfg.QueueTimeoutS), Grace: failover, Absence: seconds(cfg.NoWorkerTimeoutS)},
 		Scorers: cluster.PoolConfig{MaxQueue: cfg.MaxQueue},
 	}, cluster.Deps{Registry: a.registry, Logger: a.log.Named("cluster"), DialOptions: a.workerDialOptions()})
 	a.models = newModels(cfg, a.deps.Version, a.cluster, a.log.Named("model"))

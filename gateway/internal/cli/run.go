@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +19,7 @@ import (
 type RunCmd struct {
 	Args []string `arg:"" optional:"" name:"model|prompt" help:"A model file (*.gguf; default: the demonstration models) and a prompt. \"-\" stands for standard input. Without a prompt: a chat on a terminal, else the prompt is read from standard input."`
 
-	Server string        `placeholder:"URL" env:"TANDEM_SERVER" help:"HTTP address of a running gateway, for example http://127.0.0.1:8000; then no model is loaded here."`
+	Server string        `placeholder:"URL" help:"HTTP address of a running gateway; none loads the model here. Default: the one at http://127.0.0.1:8000, if it is there and serves the model."`
 	APIKey config.Secret `name:"api-key" placeholder:"KEY" help:"Key for --server."`
 	TrustFlags
 
@@ -37,16 +38,21 @@ type RunCmd struct {
 	models trio
 	prompt []string
 	mode   *speculationJSON
+	given  []string // flags of the command line
+	typed  []byte   // while the model was loading
 }
 
 // Validate sorts the arguments and reports what cannot work.
 func (c *RunCmd) Validate() error {
 	c.models, c.prompt = trio{draft: c.Draft, prefill: c.PrefillDrafter}, c.Args
 	if len(c.Args) > 0 && strings.HasSuffix(c.Args[0], ".gguf") {
-		if c.Server != "" {
+		if c.Server != "" && c.Server != noServer {
 			return errors.New("--server: the gateway there has its model, leave the file name away")
 		}
 		c.models.target, c.prompt = c.Args[0], c.Args[1:]
+		if len(c.prompt) > 0 && strings.HasSuffix(c.prompt[0], ".gguf") {
+			return fmt.Errorf("%s looks like a second model: a draft is given as --draft %[1]s, a scorer as --prefill-drafter %[1]s", c.prompt[0])
+		}
 	} else if c.Draft != "" {
 		return errors.New("--draft: needs a target model as the first argument")
 	}
@@ -79,9 +85,18 @@ func parseSpeculation(text string) (*speculationJSON, error) {
 	return s, nil
 }
 
-// Run chats with the gateway at --server or with a cluster of its own.
+// Run chats with the gateway at --server, with the one that runs on this machine, or with a cluster of its own.
 func (c *RunCmd) Run(e *env) error {
-	if c.Server != "" {
+	if c.Server == "" || c.Server == noServer {
+		found, err := c.choose(e)
+		if err != nil {
+			return err
+		}
+		if found != nil {
+			defer found.http.CloseIdleConnections()
+			return c.chat(e.ctx, e, &chatClient{http: found.http, base: found.url, apiKey: c.APIKey.Reveal()})
+		}
+	} else {
 		client, err := c.client(c.Server)
 		if err != nil {
 			return err
@@ -113,6 +128,9 @@ func (c *RunCmd) Run(e *env) error {
 	}
 	progress.start(len(cluster.names), cluster.gateway.Loading)
 	defer progress.stop()
+	// What is typed meanwhile is shown after the bar, not in it.
+	typed := holdEcho(e.in, progress.visible)
+	defer typed.release()
 
 	ctx, stop := context.WithCancel(e.ctx)
 	defer stop()
@@ -125,6 +143,7 @@ func (c *RunCmd) Run(e *env) error {
 	case <-ready:
 	}
 	progress.stop()
+	c.typed = typed.release()
 	at := cluster.endpoint()
 	err = c.chat(ctx, e, &chatClient{http: at.client(), base: at.url()})
 	stop()
@@ -147,10 +166,18 @@ func (c *RunCmd) chat(ctx context.Context, e *env, client *chatClient) error {
 		return err
 	}
 	fmt.Fprintln(e.out, "Ask something. /clear starts over, /bye or Ctrl-D ends.")
-	lines := readLines(e.in)
+	// Lines that were typed during loading were not echoed then.
+	early := strings.Split(string(c.typed), "\n")
+	lines := readLines(io.MultiReader(bytes.NewReader(c.typed), e.in))
 	system := len(messages)
 	for {
 		fmt.Fprint(e.out, "\n> ")
+		if len(early) > 0 {
+			fmt.Fprint(e.out, early[0])
+			if early = early[1:]; len(early) > 0 {
+				fmt.Fprintln(e.out)
+			}
+		}
 		var line string
 		select {
 		case <-ctx.Done():
@@ -223,10 +250,13 @@ func (c *RunCmd) answer(ctx context.Context, e *env, client *chatClient, message
 	}
 	style := newStyle(e.out)
 	dim := false
+	waits := noteWaiting(ctx, e.err, client, c.Quiet)
+	defer waits.stop()
 	reply, err := client.stream(ctx, chatRequest{
 		Messages: messages, MaxTokens: c.MaxTokens, Temperature: c.Temperature, Seed: c.Seed,
 		EnableThinking: c.Thinking, Speculation: c.mode,
 	}, func(text string, reasoning bool) {
+		waits.stop()
 		if reasoning && c.Quiet {
 			return
 		}

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
+	"os/exec"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/app"
@@ -129,9 +131,26 @@ func (c *ServeCmd) Run(e *env) error {
 	e.onHangup(func() { _ = cluster.gateway.Reload() }) // logs its errors
 	onReady := func() {
 		fmt.Fprint(e.out, banner(fmt.Sprintf("is ready after %.1f s", time.Since(started).Seconds()), cluster.endpoint().url(), cluster.gateway))
-		fmt.Fprintf(e.out, "  Try   tandem run --server %s \"What is DFlash?\"\n", cluster.endpoint().url())
+		fmt.Fprintf(e.out, "  Try   %s \"What is DFlash?\"\n", tryLine(cluster.endpoint().url()))
 	}
 	return cluster.run(e.ctx, onReady)
+}
+
+// tryLine is a command that asks a gateway: with this program's path as it was called, unless the shell finds it by its name, and with
+// the address, unless tandem run finds that by itself.
+func tryLine(url string) string {
+	program := os.Args[0]
+	if found, err := exec.LookPath("tandem"); err == nil {
+		mine, err1 := os.Stat(program)
+		theirs, err2 := os.Stat(found)
+		if err1 == nil && err2 == nil && os.SameFile(mine, theirs) {
+			program = "tandem"
+		}
+	}
+	if url == defaultServer() {
+		return program + " run"
+	}
+	return program + " run --server " + url
 }
 
 // waitServing returns when the gateway says it can serve.

@@ -232,6 +232,7 @@ func (p *Pool) update(list []registry.Worker, connect func(registry.Worker) *grp
 	if p.anyReady() {
 		p.lastReady, p.lastCtx = now, p.longest()
 	}
+	p.attend(now)
 	p.dispatch(now)
 }
 
@@ -248,8 +249,10 @@ func (p *Pool) remove(w *worker) {
 func (p *Pool) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.wake != nil {
-		p.wake.Stop()
+	for _, timer := range []*time.Timer{p.wake, p.absence} {
+		if timer != nil {
+			timer.Stop()
+		}
 	}
 	for _, w := range p.workers {
 		w.gone = true

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -26,6 +27,8 @@ type PoolConfig struct {
 	QueueTimeout time.Duration
 	// Grace is how long new requests still wait after the last ready worker went away, in the hope that it restarts.
 	Grace time.Duration
+	// Absence is how long requests wait for a first lane while no worker is there, not even one that starts; 0 = as long as for a lane.
+	Absence time.Duration
 }
 
 // Pool gives out the lanes of the workers of one role. It is safe for concurrent use.
@@ -39,7 +42,9 @@ type Pool struct {
 	grants    uint64
 	seq       uint64
 	lastReady time.Time
-	lastCtx   int // longest context while a worker was ready
+	absent    time.Time   // since when no worker is there; zero while there is one
+	absence   *time.Timer // ends the waiting of requests then
+	lastCtx   int         // longest context while a worker was ready
 	draining  bool
 	wake      *time.Timer // dispatches again when a pause ends
 }
@@ -129,13 +134,48 @@ func (p *Pool) check(now time.Time) error {
 	if p.draining {
 		return apierror.Draining()
 	}
-	if !p.anyReady() && (p.lastReady.IsZero() || now.Sub(p.lastReady) > p.cfg.Grace) {
+	if !p.anyReady() && (p.lastReady.IsZero() || now.Sub(p.lastReady) > p.cfg.Grace || p.gaveUp(now)) {
 		return apierror.NoWorker("no worker is ready")
 	}
 	if p.full() {
 		return apierror.QueueFull(p.cfg.MaxQueue)
 	}
 	return nil
+}
+
+// gaveUp reports whether no worker has been there for so long that nobody waits for one any more.
+func (p *Pool) gaveUp(now time.Time) bool {
+	return p.cfg.Absence > 0 && !p.absent.IsZero() && now.Sub(p.absent) >= p.cfg.Absence
+}
+
+// attend notes whether a worker is there and ends the waiting of requests some time after the last one went away. The caller
+// holds mu.
+func (p *Pool) attend(now time.Time) {
+	for _, w := range p.workers {
+		if w.ready() || !w.gone && w.info.State == registry.StateStarting {
+			p.absent = time.Time{}
+			if p.absence != nil {
+				p.absence.Stop()
+			}
+			return
+		}
+	}
+	if !p.absent.IsZero() || p.cfg.Absence == 0 {
+		return
+	}
+	p.absent = now
+	p.absence = time.AfterFunc(p.cfg.Absence, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if !p.gaveUp(time.Now()) {
+			return
+		}
+		for _, t := range slices.Clone(p.queue) {
+			if !t.first && !t.demand.Takeover {
+				p.end(t, apierror.NoWorker(fmt.Sprintf("no worker is there, and none came within %v", p.cfg.Absence)))
+			}
+		}
+	})
 }
 
 // full: requests that can start at once do not count as waiting, so a limit of 0 still lets them through.

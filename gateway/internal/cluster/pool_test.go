@@ -270,3 +270,40 @@ func TestContextOutlivesWorkers(t *testing.T) {
 		t.Errorf("context %d of a worker with 500", n)
 	}
 }
+
+// TestNobodyWaitsForWorkersThatAreNotThere: without any worker a request gets its 503 soon; one that starts is waited for.
+func TestNobodyWaitsForWorkersThatAreNotThere(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		cfg := PoolConfig{MaxQueue: 10, QueueTimeout: 600 * time.Second, Grace: time.Minute, Absence: 30 * time.Second}
+		p := pool(t, cfg, info("w", 1, 0, registry.StateReady))
+		running := submit(t, p, Demand{})
+		lane := granted(running)[0]
+		began := time.Now()
+		waits := submit(t, p, Demand{})
+		back := submit(t, p, Demand{Takeover: true})
+		set(p)
+		_, err := waits.Lane(t.Context())
+		if code(err) != "no_worker" || time.Since(began) != 30*time.Second || apierror.From(err).RetryAfter == 0 {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		if _, err := p.Submit(Demand{}); code(err) != "no_worker" {
+			t.Errorf("a new request after that: %v", err)
+		}
+		set(p, info("w2", 1, 0, registry.StateStarting))
+		late := submit(t, p, Demand{})
+		time.Sleep(45 * time.Second)
+		set(p, info("w2", 1, 0, registry.StateReady))
+		if len(granted(back)) != 1 {
+			t.Error("a request that lost its worker was given up, too")
+		}
+		back.Close()
+		set(p, info("w2", 2, 0, registry.StateReady))
+		if len(granted(late)) != 1 {
+			t.Error("a request did not wait for a worker that started")
+		}
+		late.Close()
+		lane.Release()
+		waits.Close()
+		running.Close()
+	})
+}
