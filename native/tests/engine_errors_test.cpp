@@ -1,6 +1,8 @@
 // What the C ABI refuses, with which status and which words; and the memory cap.
 #include <cmath>
+#include <cstddef>
 #include <cstdlib>
+#include <cstring>
 
 #include "engine_util.h"
 
@@ -220,6 +222,30 @@ TEST(memory_cap_is_kept) {
   CHECK_EQ(tnd_snapshot_create(automatic.handle(), s, &snapshot), TND_RESOURCE_EXHAUSTED);
   const int32_t layers[] = {1, 2, 3};
   CHECK_EQ(tnd_capture_set(automatic.handle(), layers, 3), TND_RESOURCE_EXHAUSTED);
+}
+
+// tnd_info names the arithmetic; a caller whose struct ends before that gets what it knows and no byte more.
+TEST(info_states_the_arithmetic) {
+  Engine e(demo_model());
+  REQUIRE(e.handle() != nullptr);
+  tnd_info info{};
+  info.struct_size = sizeof info;
+  CHECK_EQ(tnd_get_info(e.handle(), &info), TND_OK);
+  const std::string numerics = info.numerics;
+  CHECK_MSG(numerics.rfind(std::string(info.backend) + " ", 0) == 0, numerics);
+  for (const char* set : {" matmul=", " float=", " prompt=", " attention=", " delta=", " sample="}) {
+    CHECK_MSG(numerics.find(set) != std::string::npos, numerics + " lacks" + set);
+  }
+  CHECK_MSG(numerics.find("avx") == std::string::npos, numerics);  // kernels of all instruction sets agree
+  if (std::string(info.backend) == "cpu") CHECK_EQ(info.prompt_rows, 0);
+
+  tnd_info old{};
+  std::memset(static_cast<void*>(&old), 0x55, sizeof old);
+  old.struct_size = offsetof(tnd_info, numerics);
+  CHECK_EQ(tnd_get_info(e.handle(), &old), TND_OK);
+  CHECK_EQ(old.vocab, info.vocab);
+  CHECK_EQ(old.state_bytes_per_sequence, info.state_bytes_per_sequence);
+  CHECK_EQ(static_cast<int>(old.numerics[0]), 0x55);
 }
 
 TEST_MAIN()

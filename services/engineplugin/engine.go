@@ -57,6 +57,11 @@ type Info struct {
 	Recurrent                          bool
 	KVBytesPerToken                    uint64
 	StateBytesPerSequence              uint64
+	// Numerics names the engine's arithmetic: backend, kind of device, versions of the sets of kernels with bits of their own.
+	Numerics string
+	// PromptRows is 0 when prompts have the bits of decoding however they are cut; else steps that commit more rows of a
+	// sequence may have other bits.
+	PromptRows int
 }
 
 // Sequence is a handle of an engine's sequence, Snapshot one of a stored state.

@@ -11,6 +11,7 @@ const (
 	KeyBackend    = "backend"
 	KeyDevice     = "device"
 	KeyModel      = "model"
+	KeyContract   = "contract"
 	KeyTokens     = "tokens"
 	KeyPrompt     = "prompt_tokens"
 	KeyDurationMS = "duration_ms"

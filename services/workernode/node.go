@@ -201,7 +201,8 @@ func (n *node) describe(ctx context.Context) error {
 	if err := n.cfg.Describe(ctx, r); err != nil {
 		return err
 	}
-	n.log.Info("engine is described", zap.String(telemetry.KeyModel, r.Model.GetName()), zap.String(telemetry.KeyDevice, r.Device))
+	n.log.Info("engine is described", zap.String(telemetry.KeyModel, r.Model.GetName()), zap.String(telemetry.KeyDevice, r.Device),
+		zap.String(telemetry.KeyContract, r.Contract), zap.String("numerics", r.Numerics))
 	if n.client != nil {
 		n.client.Update(r)
 	}

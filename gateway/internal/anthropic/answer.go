@@ -36,6 +36,7 @@ type usage struct {
 	Timings    turn.Timings `json:"timings"`
 	AcceptRate *float64     `json:"accept_rate"`
 	Pflash     *turn.Pflash `json:"pflash,omitempty"`
+	turn.Contract
 }
 
 type outputDetails struct {
@@ -50,7 +51,7 @@ func newUsage(u *generate.Usage, total bool) *usage {
 	if !total {
 		t.Input -= t.CacheCreation + t.CacheRead
 	}
-	return &usage{tokens: t, Timings: turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u)}
+	return &usage{tokens: t, Timings: turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u), Contract: turn.NewContract(u)}
 }
 
 // answer collects the output of a request. It is the sink of answers in one piece.

@@ -51,6 +51,7 @@ type Config struct {
 	NoWorkerTimeoutS float64 `name:"no-worker-timeout-s" default:"30" help:"Longest wait in the queue while no target worker is there, not even one that starts, seconds; then 503 with Retry-After."`
 	RequestTimeoutS  float64 `name:"request-timeout-s" default:"0" help:"Longest life of a request, seconds; 0 = no limit."`
 	FailoverTimeoutS float64 `name:"failover-timeout-s" default:"60" help:"How long a request waits for a worker to take over, seconds."`
+	FailoverAny      bool    `name:"failover-any" help:"Let a request that lost its worker go on at one with other arithmetic (another contract id) when no equal one is free; its text may then differ."`
 	ShutdownGraceS   float64 `name:"shutdown-grace-s" default:"30" help:"How long running requests may go on after SIGTERM, seconds."`
 
 	SSEKeepaliveS      float64 `name:"sse-keepalive-s" default:"15" help:"Silence after which a stream gets a keep-alive event, seconds."`

@@ -143,7 +143,7 @@ func (a *App) wire() error {
 	}
 	limits := newBudgets(cfg, a.cluster.Targets.MaxContext, a.log.Named("model"))
 	gen := generate.New(generate.Config{
-		MaxTokensCeiling: cfg.MaxTokensCeiling, StrictContext: cfg.StrictContext, FailoverTimeout: failover, Watchdog: cfg.DegenerateWatchdog,
+		MaxTokensCeiling: cfg.MaxTokensCeiling, StrictContext: cfg.StrictContext, FailoverTimeout: failover, FailoverAny: cfg.FailoverAny, Watchdog: cfg.DegenerateWatchdog,
 	}, generate.Deps{Targets: a.cluster.Targets, Metrics: set, Tracer: a.deps.Traces.TracerProvider(), Logger: a.log.Named("generate")})
 	curve, err := compress.ParseCurve(cfg.PrefillKeepCurve)
 	if err != nil {

@@ -145,7 +145,8 @@ func (c *Cluster) choose(workers []registry.Worker) *tandemv1.ModelInfo {
 	return first.Registration.GetModel()
 }
 
-// sameModel compares by content; models without a digest by name.
+// sameModel compares by content; models without a digest by name. Targets of one model may have unlike contract ids: all serve new
+// requests, and a generation that loses its worker stays within its own id (Demand.Contract).
 func sameModel(a, b *tandemv1.ModelInfo) bool {
 	return a.GetDigest() == b.GetDigest() && (a.GetDigest() != "" || a.GetName() == b.GetName())
 }

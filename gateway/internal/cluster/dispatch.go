@@ -21,7 +21,7 @@ func (p *Pool) dispatch(now time.Time) {
 		if t == nil {
 			break
 		}
-		w := p.pick(t.demand.Tokens, now, kept)
+		w := p.pick(&t.demand, now, kept)
 		if w == nil {
 			if stuck == nil {
 				stuck, kept = map[*Ticket]bool{}, map[*worker]bool{}
@@ -92,7 +92,7 @@ func (p *Pool) grant(t *Ticket, w *worker) {
 	if t.timer != nil {
 		t.timer.Stop()
 	}
-	t.lanes <- &Lane{Worker: w.info.ID, Conn: w.conn, pool: p, w: w, share: t.demand.Share, tokens: t.demand.Tokens}
+	t.lanes <- &Lane{Worker: w.info.ID, Contract: w.info.Registration.GetContract(), Conn: w.conn, pool: p, w: w, share: t.demand.Share, tokens: t.demand.Tokens}
 	if t.left == 0 {
 		p.drop(t)
 	}
@@ -116,17 +116,32 @@ func (p *Pool) returned(name string) {
 // later, it would wait for ever.
 func (p *Pool) keep(t *Ticket, now time.Time, kept map[*worker]bool) {
 	for _, w := range p.workers {
-		if w.usable(t.demand.Tokens, now) && !w.room(t.demand.Tokens) {
+		if w.usable(t.demand.Tokens, now) && !w.room(t.demand.Tokens) && (t.demand.AnyContract || t.demand.like(w)) {
 			kept[w] = true
 		}
 	}
 }
 
-// pick returns the usable worker with the smallest share of busy lanes, the lowest id on ties.
-func (p *Pool) pick(tokens int, now time.Time, kept map[*worker]bool) *worker {
+// like reports whether w computes the bits that the demand asks for.
+func (d *Demand) like(w *worker) bool {
+	return d.Contract == nil || *d.Contract == w.info.Registration.GetContract()
+}
+
+// pick returns the usable worker for d with the smallest share of busy lanes, the lowest id on ties. Workers with other bits are
+// taken only when d allows it and no like one can be had.
+func (p *Pool) pick(d *Demand, now time.Time, kept map[*worker]bool) *worker {
+	best := p.least(d, now, kept, d.like)
+	if best == nil && d.AnyContract {
+		best = p.least(d, now, kept, func(*worker) bool { return true })
+	}
+	return best
+}
+
+// least is pick among the workers that admits returns true for.
+func (p *Pool) least(d *Demand, now time.Time, kept map[*worker]bool, admits func(*worker) bool) *worker {
 	var best *worker
 	for _, w := range p.workers {
-		if kept[w] || !w.usable(tokens, now) || !w.room(tokens) {
+		if kept[w] || !admits(w) || !w.usable(d.Tokens, now) || !w.room(d.Tokens) {
 			continue
 		}
 		if best == nil {

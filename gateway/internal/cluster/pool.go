@@ -77,6 +77,11 @@ type Demand struct {
 	// Takeover is set for requests that already ran and lost their worker: they go to the front, are not counted against the
 	// queue's limit, and wait for a worker to come back.
 	Takeover bool
+	// Contract is the contract id of the worker that was lost, for a takeover of what was generated already. Only workers with
+	// the same id are considered; with AnyContract the others, too, while none of the same id has a free lane. nil = all are
+	// alike.
+	Contract    *string
+	AnyContract bool
 }
 
 // Ticket is a request's place in the queue and its claim on lanes.
@@ -96,6 +101,8 @@ type Ticket struct {
 type Lane struct {
 	// Worker is the worker's id.
 	Worker string
+	// Contract is the worker's contract id, empty when it states none.
+	Contract string
 	// Conn is its connection.
 	Conn *grpc.ClientConn
 

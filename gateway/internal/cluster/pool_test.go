@@ -307,3 +307,39 @@ func TestNobodyWaitsForWorkersThatAreNotThere(t *testing.T) {
 		running.Close()
 	})
 }
+
+// TestTakeoverPrefersLikeWorkers: a takeover gets a worker with the lost one's contract id, another one only when it is allowed and
+// no like one is free, and new requests get any.
+func TestTakeoverPrefersLikeWorkers(t *testing.T) {
+	like, other := info("z", 1, 100, registry.StateReady), info("a", 1, 100, registry.StateReady)
+	like.Registration.Contract, other.Registration.Contract = "cpu", "gpu"
+	contract := "cpu"
+	takeover := Demand{Tokens: 10, Takeover: true, Contract: &contract}
+	p := pool(t, PoolConfig{MaxQueue: 9}, like, other)
+	first := granted(submit(t, p, takeover))
+	if len(first) != 1 || first[0].Worker != "z" || first[0].Contract != "cpu" {
+		t.Fatalf("takeover got %v", first)
+	}
+	waits := submit(t, p, takeover)
+	if got := granted(waits); got != nil {
+		t.Fatalf("takeover got worker %s of other arithmetic", got[0].Worker)
+	}
+	// A waiting takeover does not hold up what other workers can do.
+	plain := granted(submit(t, p, Demand{Tokens: 10}))
+	if len(plain) != 1 || plain[0].Worker != "a" {
+		t.Fatalf("new request got %v", plain)
+	}
+	plain[0].Release()
+	if got := granted(waits); got != nil {
+		t.Fatalf("takeover got worker %s of other arithmetic", got[0].Worker)
+	}
+	takeover.AnyContract = true
+	moved := granted(submit(t, p, takeover))
+	if len(moved) != 1 || moved[0].Worker != "a" {
+		t.Fatalf("takeover by any worker got %v", moved)
+	}
+	first[0].Release()
+	if got := granted(waits); len(got) != 1 || got[0].Worker != "z" {
+		t.Fatalf("takeover got %v after the like worker was free", got)
+	}
+}

@@ -35,6 +35,7 @@ type Worker struct {
 	mu       sync.Mutex // guards the following
 	decode   Decode
 	compress Compress
+	contract string
 	state    string
 	running  int
 	requests []*tandemv1.DecodeRequest
@@ -50,6 +51,8 @@ type WorkerOptions struct {
 	MaxContext int32
 	// KVTokens are what all sequences hold together, 0 = no limit of its own.
 	KVTokens int64
+	// Contract is the contract id that it registers and states when it admits a request.
+	Contract string
 	Decode   Decode
 	Compress Compress
 	Model    *tandemv1.ModelInfo
@@ -62,7 +65,7 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	w := &Worker{ID: opt.ID, decode: opt.Decode, compress: opt.Compress, state: registry.StateReady, done: make(chan struct{})}
+	w := &Worker{ID: opt.ID, decode: opt.Decode, compress: opt.Compress, contract: opt.Contract, state: registry.StateReady, done: make(chan struct{})}
 	w.server = grpc.NewServer(tensorwire.ServerOptions()...)
 	tandemv1.RegisterTargetServiceServer(w.server, w)
 	tandemv1.RegisterPrefillServiceServer(w.server, w)
@@ -75,7 +78,7 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 	}
 	w.client, err = registry.NewClient(registry.ClientConfig{
 		Gateway: gateway,
-		Registration: &tandemv1.Registration{WorkerId: opt.ID, Role: opt.Role, Address: lis.Addr().String(), Backend: "cpu", Device: "fake",
+		Registration: &tandemv1.Registration{WorkerId: opt.ID, Role: opt.Role, Address: lis.Addr().String(), Backend: "cpu", Device: "fake", Contract: opt.Contract,
 			Model: opt.Model, Limits: &tandemv1.Limits{Lanes: opt.Lanes, MaxContext: opt.MaxContext, KvTokens: opt.KVTokens}},
 		Heartbeat: func() *tandemv1.Heartbeat {
 			w.mu.Lock()
@@ -118,6 +121,28 @@ func (w *Worker) Kill() {
 	<-w.done
 }
 
+// stating puts the worker's contract id into the message that admits a request.
+type stating struct {
+	tandemv1.TargetService_DecodeServer
+	contract string
+}
+
+// Send implements the stream.
+func (s *stating) Send(m *tandemv1.DecodeResponse) error {
+	if a := m.GetAdmitted(); a != nil {
+		a.Contract = s.contract
+	}
+	return s.TargetService_DecodeServer.Send(m)
+}
+
+// SetContract changes the id that the worker states when it admits a request, not the registered one: what a worker does that
+// was started again at the same address with other settings.
+func (w *Worker) SetContract(id string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.contract = id
+}
+
 // SetDecode replaces the script.
 func (w *Worker) SetDecode(d Decode) {
 	w.mu.Lock()
@@ -152,6 +177,7 @@ func (w *Worker) Decode(req *tandemv1.DecodeRequest, stream tandemv1.TargetServi
 	w.running++
 	w.requests = append(w.requests, req)
 	script := w.decode
+	stream = &stating{stream, w.contract}
 	w.mu.Unlock()
 	defer func() {
 		w.mu.Lock()

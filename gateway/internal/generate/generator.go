@@ -31,6 +31,8 @@ type Config struct {
 	StrictContext    bool
 	// FailoverTimeout is how long a generation that lost its worker waits for another.
 	FailoverTimeout time.Duration
+	// FailoverAny lets a generation move to a worker with another contract id when no equal one is free.
+	FailoverAny bool
 	// Watchdog is a mode of package watchdog; empty = off.
 	Watchdog string
 }
@@ -261,6 +263,8 @@ func (r *run) add(c *Choice, s *stream) {
 	u.LookupAccepted += s.lookAccepted
 	u.VerifySteps += s.steps
 	u.Retries += s.retries
+	u.ContractChanges += s.contractChanges
+	u.addContract(s.contract)
 	u.CloseKind = c.CloseKind
 	u.Degraded = u.Degraded || s.degraded
 	u.Prefill = max(u.Prefill, s.prefill)

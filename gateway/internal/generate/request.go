@@ -2,6 +2,7 @@ package generate
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
@@ -180,10 +181,21 @@ type Usage struct {
 	VerifySteps      int64
 	Degraded         bool
 	Retries          int
-	CloseKind        string             // of the last choice that ended, see Choice
-	Compression      *CompressionReport // nil when compression was off
+	// Contracts are the contract ids of the workers that ended the choices, without repetition, in order of their end.
+	Contracts []string
+	// ContractChanges counts moves to a worker with another id after tokens were generated; Config.FailoverAny allows them.
+	ContractChanges int
+	CloseKind       string             // of the last choice that ended, see Choice
+	Compression     *CompressionReport // nil when compression was off
 
 	Queue, Compress, Restore, Prefill, TTFT, Decode, Total time.Duration
+}
+
+// addContract notes the id of a choice's worker; an empty one says nothing.
+func (u *Usage) addContract(id string) {
+	if id != "" && !slices.Contains(u.Contracts, id) {
+		u.Contracts = append(u.Contracts, id)
+	}
 }
 
 // PrefilledTokens is the length of the prompts as the target read them.

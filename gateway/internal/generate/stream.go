@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"slices"
@@ -48,6 +49,8 @@ type stream struct {
 	steps             int64
 	messages          int64 // Committed messages: one per verify step
 	retries           int
+	contract          string // id of the worker that computed the newest tokens
+	contractChanges   int
 	degraded          bool
 	watching          bool
 	watchdog          watchdog.Watchdog
@@ -118,9 +121,16 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 		g.Metrics.Retry(ctx)
 	}
 	timeout := errors.New("no worker took over in time")
+	if s.begun() && s.contract != "" && !g.cfg.FailoverAny {
+		timeout = fmt.Errorf("no worker with the contract id %s took over in time (--failover-any lets others take over)", s.contract)
+	}
 	wait, cancel := context.WithDeadlineCause(ctx, lostAt.Add(g.cfg.FailoverTimeout), timeout)
 	defer cancel()
-	ticket, err := g.Targets.Submit(cluster.Demand{Lanes: 1, Tokens: len(s.job.prompt) + s.job.max, Priority: s.r.req.Priority, Takeover: true})
+	demand := cluster.Demand{Lanes: 1, Tokens: len(s.job.prompt) + s.job.max, Priority: s.r.req.Priority, Takeover: true, AnyContract: g.cfg.FailoverAny}
+	if s.begun() {
+		demand.Contract = &s.contract
+	}
+	ticket, err := g.Targets.Submit(demand)
 	if err != nil {
 		return nil, err
 	}
@@ -176,6 +186,9 @@ func (s *stream) message(msg *tandemv1.DecodeResponse) error {
 	switch ev := msg.GetEvent().(type) {
 	case *tandemv1.DecodeResponse_Admitted:
 		s.admitted = true
+		if err := s.admit(ev.Admitted); err != nil {
+			return err
+		}
 		return wrapSink(s.r.admitted())
 	case *tandemv1.DecodeResponse_Prefilled:
 		if s.r.req.PromptLogprobs && !s.prompted {
@@ -192,6 +205,31 @@ func (s *stream) message(msg *tandemv1.DecodeResponse) error {
 			return rpcerr.Unavailable("the worker cancelled the generation")
 		}
 	}
+	return nil
+}
+
+// begun reports whether something that depends on the worker's bits was handed over.
+func (s *stream) begun() bool { return len(s.committed) > 0 || s.prompted }
+
+// admit compares the worker's contract id with that of the worker before. The pool compares what workers registered; a worker
+// that was started again at the same address with other settings shows only here.
+func (s *stream) admit(a *tandemv1.Admitted) error {
+	id := a.GetContract()
+	if !s.begun() || id == s.contract {
+		s.contract = id
+		return nil
+	}
+	if !s.r.g.cfg.FailoverAny {
+		s.admitted = false // nothing ran: this attempt is not a failure of the worker
+		return rpcerr.Unavailable("worker %s has contract id %q, the generation began with %q", a.GetWorkerId(), id, s.contract)
+	}
+	s.r.g.Logger.Warn("generation goes on with another contract id: its text may differ from an undisturbed one",
+		zap.String(telemetry.KeyRequestID, s.r.req.ID), zap.String(telemetry.KeyContract, id), zap.String("contract_before", s.contract))
+	if s.r.g.Metrics != nil {
+		s.r.g.Metrics.ContractChange(context.Background())
+	}
+	s.contract = id
+	s.contractChanges++
 	return nil
 }
 

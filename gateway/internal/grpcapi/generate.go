@@ -3,6 +3,7 @@ package grpcapi
 import (
 	"context"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
@@ -242,7 +243,8 @@ func (s *sink) last(u *generate.Usage) *tandemv1.GenerateResponse {
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	msg := &tandemv1.GenerateResponse{
 		FinishReason: tandemv1.FinishReason_FINISH_REASON_STOP, StopSequence: s.end.StopString, ToolParseError: s.end.ToolParseError,
-		Usage: &tandemv1.Usage{PromptTokens: int64(u.PromptTokens), CompletionTokens: int64(u.CompletionTokens), ReasoningTokens: int64(u.ReasoningTokens)},
+		Usage: &tandemv1.Usage{PromptTokens: int64(u.PromptTokens), CompletionTokens: int64(u.CompletionTokens), ReasoningTokens: int64(u.ReasoningTokens),
+			Contract: strings.Join(u.Contracts, ","), ContractChanges: int32(u.ContractChanges)},
 		Timings: &tandemv1.Timings{QueueMs: ms(u.Queue), CompressMs: ms(u.Compress), RestoreMs: ms(u.Restore), PrefillMs: ms(u.Prefill),
 			TtftMs: ms(u.TTFT), DecodeMs: ms(u.Decode), TotalMs: ms(u.Total), VerifySteps: u.VerifySteps, DraftedTokens: u.Drafted,
 			AcceptedTokens: u.Accepted, SpeculationDegraded: u.Degraded, LookupDraftedTokens: u.LookupDrafted, LookupAcceptedTokens: u.LookupAccepted},

@@ -125,7 +125,7 @@ func (s *Service) GetCluster(context.Context, *tandemv1.GetClusterRequest) (*tan
 			Id: w.ID, Role: reg.GetRole(), Address: reg.GetAddress(), Backend: reg.GetBackend(), Device: reg.GetDevice(),
 			Model: reg.GetModel().GetName(), State: w.State, MaxContext: reg.GetLimits().GetMaxContext(), Lanes: reg.GetLimits().GetLanes(),
 			LanesBusy: w.Heartbeat.GetLanesBusy(), LastHeartbeatMs: time.Since(w.LastHeartbeat).Milliseconds(), RttMs: w.Heartbeat.GetRttMs(),
-			Version: reg.GetVersion(), Drafts: w.Drafts,
+			Version: reg.GetVersion(), Drafts: w.Drafts, Contract: reg.GetContract(),
 		}
 		if busy, _, ok := s.Cluster.Targets.Busy(w.ID); ok {
 			e.LanesBusy = int32(busy)

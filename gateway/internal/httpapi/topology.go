@@ -22,8 +22,11 @@ type workerEntry struct {
 	LastHeartbeat int64   `json:"last_heartbeat_ms"`
 	RTT           float64 `json:"rtt_ms"`
 	Version       string  `json:"version"`
-	Epoch         uint64  `json:"epoch"`
-	Restarts      int32   `json:"engine_restarts"`
+	// Contract id and the engine's arithmetic in words.
+	Contract string `json:"contract,omitempty"`
+	Numerics string `json:"numerics,omitempty"`
+	Epoch    uint64 `json:"epoch"`
+	Restarts int32  `json:"engine_restarts"`
 	// Sequences in the engine, and those of them that belong to no request.
 	Sequences int32    `json:"engine_sequences"`
 	Orphans   int32    `json:"orphaned_sequences"`
@@ -64,7 +67,7 @@ func (s *Server) workers() topologyBody {
 			ID: w.ID, Role: roleName(reg.GetRole()), Address: reg.GetAddress(), Backend: reg.GetBackend(), Device: reg.GetDevice(),
 			Model: reg.GetModel().GetName(), State: w.State, MaxCtx: reg.GetLimits().GetMaxContext(), Lanes: reg.GetLimits().GetLanes(),
 			LanesBusy: int(hb.GetLanesBusy()), LastHeartbeat: time.Since(w.LastHeartbeat).Milliseconds(), RTT: hb.GetRttMs(),
-			Version: reg.GetVersion(), Epoch: w.Epoch, Restarts: hb.GetEngineRestarts(), Drafts: w.Drafts, Attached: hb.GetAttached(),
+			Version: reg.GetVersion(), Contract: reg.GetContract(), Numerics: reg.GetNumerics(), Epoch: w.Epoch, Restarts: hb.GetEngineRestarts(), Drafts: w.Drafts, Attached: hb.GetAttached(),
 			Sequences: hb.GetEngineSequences(), Orphans: hb.GetOrphanedSequences(), LoadedBytes: hb.GetLoadedBytes(), LoadBytes: hb.GetLoadBytes(), Counters: hb.GetCounters(),
 		}
 		busy, _, served := s.Cluster.Targets.Busy(w.ID)

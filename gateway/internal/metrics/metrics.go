@@ -30,13 +30,13 @@ var (
 
 // Set is all instruments of the gateway.
 type Set struct {
-	requests, promptTokens, generated, drafted, accepted, verifySteps metric.Int64Counter
-	pflashRequests, pflashInput, pflashKept, retries, thinkingClose   metric.Int64Counter
-	toolCalls, toolErrors                                             metric.Int64Counter
-	running                                                           metric.Int64UpDownCounter
-	queue, ttft, interToken, request                                  metric.Float64Histogram
-	prefillRate, decodeRate, acceptLength                             metric.Float64Histogram
-	genRequest, genTTFT, genPerToken                                  metric.Float64Histogram
+	requests, promptTokens, generated, drafted, accepted, verifySteps                metric.Int64Counter
+	pflashRequests, pflashInput, pflashKept, retries, contractChanges, thinkingClose metric.Int64Counter
+	toolCalls, toolErrors                                                            metric.Int64Counter
+	running                                                                          metric.Int64UpDownCounter
+	queue, ttft, interToken, request                                                 metric.Float64Histogram
+	prefillRate, decodeRate, acceptLength                                            metric.Float64Histogram
+	genRequest, genTTFT, genPerToken                                                 metric.Float64Histogram
 }
 
 // Sources are read when metrics are collected.
@@ -54,29 +54,30 @@ func New(provider metric.MeterProvider, src Sources) (*Set, error) {
 	m := provider.Meter("tandem")
 	b := &builder{m: m}
 	s := &Set{
-		requests:       b.counter("tandem.requests", "Finished requests."),
-		promptTokens:   b.counter("tandem.prompt.tokens", "Prompt tokens, before compression."),
-		generated:      b.counter("tandem.generated.tokens", "Generated tokens."),
-		drafted:        b.counter("tandem.draft.tokens", "Draft tokens proposed, by what proposed them."),
-		accepted:       b.counter("tandem.accepted.tokens", "Draft tokens accepted, by what proposed them."),
-		verifySteps:    b.counter("tandem.verify.steps", "Verify steps of the target."),
-		pflashRequests: b.counter("tandem.pflash.requests", "Requests that asked for prompt compression, by result."),
-		pflashInput:    b.counter("tandem.pflash.input.tokens", "Prompt tokens before compression, of compressed requests."),
-		pflashKept:     b.counter("tandem.pflash.kept.tokens", "Prompt tokens after compression, of compressed requests."),
-		retries:        b.counter("tandem.retries", "Generations moved to another or the restarted worker."),
-		thinkingClose:  b.counter("tandem.thinking.close", "How reasoning ended."),
-		toolCalls:      b.counter("tandem.tool.calls", "Tool calls of models, by the format in which they were written."),
-		toolErrors:     b.counter("tandem.tool.parse.errors", "Choices with markup of calls that could not be read."),
-		queue:          b.hist("tandem.queue", "s", "Wait for the first lane.", secondsBounds),
-		ttft:           b.hist("tandem.ttft", "s", "From arrival to the first token.", secondsBounds),
-		interToken:     b.hist("tandem.inter_token", "s", "Mean time between tokens of a request.", intervalBounds),
-		request:        b.hist("tandem.request", "s", "From arrival to the end of the answer.", secondsBounds),
-		prefillRate:    b.hist("tandem.prefill.tokens_per_second", "", "Prefill speed of a request.", tokenRateBounds),
-		decodeRate:     b.hist("tandem.decode.tokens_per_second", "", "Decode speed of a request.", tokenRateBounds),
-		genRequest:     b.hist(telemetry.GenAIRequestDuration, "s", "Duration of a generation.", secondsBounds),
-		genTTFT:        b.hist(telemetry.GenAITimeToFirstToken, "s", "Time to the first token.", secondsBounds),
-		genPerToken:    b.hist(telemetry.GenAITimePerOutputToken, "s", "Time per token after the first.", intervalBounds),
-		acceptLength:   b.hist("tandem.accept_length", "", "Tokens committed per verify step, mean of a request.", acceptBounds),
+		requests:        b.counter("tandem.requests", "Finished requests."),
+		promptTokens:    b.counter("tandem.prompt.tokens", "Prompt tokens, before compression."),
+		generated:       b.counter("tandem.generated.tokens", "Generated tokens."),
+		drafted:         b.counter("tandem.draft.tokens", "Draft tokens proposed, by what proposed them."),
+		accepted:        b.counter("tandem.accepted.tokens", "Draft tokens accepted, by what proposed them."),
+		verifySteps:     b.counter("tandem.verify.steps", "Verify steps of the target."),
+		pflashRequests:  b.counter("tandem.pflash.requests", "Requests that asked for prompt compression, by result."),
+		pflashInput:     b.counter("tandem.pflash.input.tokens", "Prompt tokens before compression, of compressed requests."),
+		pflashKept:      b.counter("tandem.pflash.kept.tokens", "Prompt tokens after compression, of compressed requests."),
+		retries:         b.counter("tandem.retries", "Generations moved to another or the restarted worker."),
+		contractChanges: b.counter("tandem.contract.changes", "Generations moved to a worker with another contract id (--failover-any): other bits."),
+		thinkingClose:   b.counter("tandem.thinking.close", "How reasoning ended."),
+		toolCalls:       b.counter("tandem.tool.calls", "Tool calls of models, by the format in which they were written."),
+		toolErrors:      b.counter("tandem.tool.parse.errors", "Choices with markup of calls that could not be read."),
+		queue:           b.hist("tandem.queue", "s", "Wait for the first lane.", secondsBounds),
+		ttft:            b.hist("tandem.ttft", "s", "From arrival to the first token.", secondsBounds),
+		interToken:      b.hist("tandem.inter_token", "s", "Mean time between tokens of a request.", intervalBounds),
+		request:         b.hist("tandem.request", "s", "From arrival to the end of the answer.", secondsBounds),
+		prefillRate:     b.hist("tandem.prefill.tokens_per_second", "", "Prefill speed of a request.", tokenRateBounds),
+		decodeRate:      b.hist("tandem.decode.tokens_per_second", "", "Decode speed of a request.", tokenRateBounds),
+		genRequest:      b.hist(telemetry.GenAIRequestDuration, "s", "Duration of a generation.", secondsBounds),
+		genTTFT:         b.hist(telemetry.GenAITimeToFirstToken, "s", "Time to the first token.", secondsBounds),
+		genPerToken:     b.hist(telemetry.GenAITimePerOutputToken, "s", "Time per token after the first.", intervalBounds),
+		acceptLength:    b.hist("tandem.accept_length", "", "Tokens committed per verify step, mean of a request.", acceptBounds),
 	}
 	var err error
 	if s.running, err = m.Int64UpDownCounter("tandem.requests.running", metric.WithDescription("Requests being served.")); err != nil {
@@ -255,6 +256,11 @@ func (s *Set) Generated(ctx context.Context, g Generation) {
 	if g.CloseKind != "" {
 		s.thinkingClose.Add(ctx, 1, metric.WithAttributes(attribute.String("kind", g.CloseKind)))
 	}
+}
+
+// ContractChange counts a generation that went on at a worker with another contract id.
+func (s *Set) ContractChange(ctx context.Context) {
+	s.contractChanges.Add(context.WithoutCancel(ctx), 1)
 }
 
 // Retry counts a generation that moved to another worker.

@@ -15,6 +15,7 @@ type Usage struct {
 	Timings          turn.Timings      `json:"timings"`
 	AcceptRate       *float64          `json:"accept_rate"`
 	Pflash           *turn.Pflash      `json:"pflash,omitempty"`
+	turn.Contract
 }
 
 type promptDetails struct {
@@ -34,7 +35,7 @@ func NewUsage(u *generate.Usage) *Usage {
 		PromptTokens: u.PromptTokens, CompletionTokens: u.CompletionTokens, TotalTokens: u.PromptTokens + u.CompletionTokens,
 		PromptDetails: promptDetails{Cached: u.CachedTokens},
 		Details:       completionDetails{Reasoning: u.ReasoningTokens, Accepted: u.Accepted, Rejected: max(0, u.Drafted-u.Accepted)},
-		Timings:       turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u),
+		Timings:       turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u), Contract: turn.NewContract(u),
 	}
 	if c := u.Compression; c != nil && c.Applied {
 		out.PromptDetails.Compressed = c.OriginalTokens - c.KeptTokens

@@ -189,6 +189,7 @@ type usage struct {
 	Timings       turn.Timings  `json:"timings"`
 	AcceptRate    *float64      `json:"accept_rate"`
 	Pflash        *turn.Pflash  `json:"pflash,omitempty"`
+	turn.Contract
 }
 
 type inputDetails struct {
@@ -204,6 +205,6 @@ func newUsage(u *generate.Usage) *usage {
 	return &usage{
 		InputTokens: u.PromptTokens, InputDetails: inputDetails{u.CachedTokens, u.SavedTokens}, OutputTokens: u.CompletionTokens, OutputDetails: outputDetails{u.ReasoningTokens},
 		TotalTokens: u.PromptTokens + u.CompletionTokens,
-		Timings:     turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u),
+		Timings:     turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u), Contract: turn.NewContract(u),
 	}
 }

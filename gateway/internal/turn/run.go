@@ -89,6 +89,9 @@ func (s *Service) Whole(w http.ResponseWriter, r *http.Request, p *Prepared, sin
 			w.Header().Add(warningHeader, warning)
 		}
 	}
+	if u.ContractChanges > 0 {
+		w.Header().Add("x-tandem-warning", "contract-changed")
+	}
 	return WriteJSON(w, build(u))
 }
 

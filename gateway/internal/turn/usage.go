@@ -3,6 +3,7 @@ package turn
 import (
 	"cmp"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
@@ -50,6 +51,19 @@ func AcceptRate(u *generate.Usage) *float64 {
 	}
 	r := round(float64(u.Accepted)/float64(u.Drafted), 4)
 	return &r
+}
+
+// Contract says which arithmetic computed the answer.
+type Contract struct {
+	// IDs are the contract ids of the workers that computed the choices, with commas between them; nearly always one.
+	IDs string `json:"contract,omitempty"`
+	// Changes counts moves of a choice to a worker with another id, after which its text may differ from an undisturbed one.
+	Changes int `json:"contract_changes,omitempty"`
+}
+
+// NewContract converts an account.
+func NewContract(u *generate.Usage) Contract {
+	return Contract{IDs: strings.Join(u.Contracts, ","), Changes: u.ContractChanges}
 }
 
 // Pflash reports prompt compression.

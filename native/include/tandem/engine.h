@@ -107,6 +107,12 @@ typedef struct tnd_info {
   int32_t recurrent;          /* 1 when states cannot be truncated (gated DeltaNet layers) */
   uint64_t kv_bytes_per_token;
   uint64_t state_bytes_per_sequence; /* recurrent and convolution state */
+  /* The numeric contract, without model file, KV types, layers and cuts of prompts: backend, kind of device and a
+   * version for each set of kernels with bits of its own (native/NUMERICS.md). Equal texts mean equal bits. */
+  char numerics[192];
+  /* 0: rows of prompts have the bits of decoding, however a prompt is cut. Else the number of rows of a sequence and
+   * step above which a committing step may have other bits. */
+  int32_t prompt_rows;
 } tnd_info;
 
 /* One row of a step. */

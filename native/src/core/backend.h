@@ -255,6 +255,11 @@ class Backend {
   virtual ~Backend() = default;
   virtual const char* name() const = 0;     // "cpu"
   virtual std::string device() const = 0;   // human text
+  // numerics returns the numeric contract: the backend, the kind of device and a version for each set of kernels that
+  // has bits of its own (NUMERICS.md, "Contract id"). A change of bits raises the version of its set.
+  virtual std::string numerics() const = 0;
+  // prompt_bits reports whether the rows of a prompt have other bits than the same rows in steps of decoding.
+  virtual bool prompt_bits() const = 0;
   virtual uint64_t free_bytes() const = 0;  // memory that an engine could get now
 
   // ---- memory and loading (may be slow, may fail)

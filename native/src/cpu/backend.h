@@ -32,6 +32,9 @@ class CpuBackend final : public Backend {
   ThreadPool& pool() { return pool_; }
 
   const char* name() const override { return "cpu"; }
+  // Scalar, AVX2 and AVX-512 kernels have the same bits, so the instruction set is no part of it.
+  std::string numerics() const override { return "cpu matmul=1 float=1 prompt=decode attention=1 delta=1 sample=1"; }
+  bool prompt_bits() const override { return false; }
   std::string device() const override;
   uint64_t free_bytes() const override;
   Status allocate(uint64_t bytes, void** base) override;

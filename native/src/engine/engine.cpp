@@ -151,6 +151,8 @@ tnd_status tnd_get_info(tnd_engine* engine, tnd_info* info) {
   full.role = engine->role_id;
   std::snprintf(full.backend, sizeof full.backend, "%s", engine->backend->name());
   std::snprintf(full.device, sizeof full.device, "%s", engine->device.c_str());
+  std::snprintf(full.numerics, sizeof full.numerics, "%s", engine->backend->numerics().c_str());
+  if (engine->backend->prompt_bits()) full.prompt_rows = std::max<int32_t>(tnd::kPromptRows, full.max_tree_rows);
   std::memcpy(static_cast<void*>(info), &full, std::min<size_t>(size, sizeof full));
   return TND_OK;
 }

@@ -44,6 +44,8 @@ class GpuBackend final : public Backend {
   Status open();
 
   const char* name() const override { return api_name(); }
+  std::string numerics() const override;
+  bool prompt_bits() const override { return true; }  // on some devices only some kernels differ, none promises equality
   std::string device() const override;
   uint64_t free_bytes() const override;
   Status allocate(uint64_t bytes, void** base) override;

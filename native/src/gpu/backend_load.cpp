@@ -43,6 +43,22 @@ std::string GpuBackend::device() const {
   return text + ")";
 }
 
+// The kind of device is part of it: sums inside a matrix instruction are the vendor's.
+std::string GpuBackend::numerics() const {
+  std::string text = std::string(api_name()) + " " + std::to_string(info_.major) + "." + std::to_string(info_.minor);
+  text += " matmul=1 float=";
+  text += has_matmul_pairs(info_) ? "pairs1" : "1";
+  text += " prompt=";
+  switch (prompt_inputs(info_)) {
+    case Prompt::kNone: text += "decode"; break;
+    case Prompt::kPairs: text += "pairs1"; break;
+    case Prompt::kPanels: text += "panels1"; break;
+  }
+  text += " attention=1 delta=";
+  text += delta_chunked(info_) ? "chunk1" : "1";
+  return text + " sample=1";
+}
+
 uint64_t GpuBackend::free_bytes() const {
   uint64_t bytes = 0;
   return use_device(device_).ok() && memory_free(&bytes).ok() ? bytes : 0;

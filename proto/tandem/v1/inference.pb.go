@@ -843,8 +843,12 @@ type Usage struct {
 	ReasoningTokens  int64                  `protobuf:"varint,3,opt,name=reasoning_tokens,json=reasoningTokens,proto3" json:"reasoning_tokens,omitempty"`
 	// Prompt tokens dropped by compression.
 	CompressedTokens int64 `protobuf:"varint,4,opt,name=compressed_tokens,json=compressedTokens,proto3" json:"compressed_tokens,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Contract id of the worker that computed the answer (Registration.contract); empty when it states none.
+	Contract string `protobuf:"bytes,5,opt,name=contract,proto3" json:"contract,omitempty"`
+	// Moves of the answer to a worker with another contract id, after which its text may differ from an undisturbed one.
+	ContractChanges int32 `protobuf:"varint,6,opt,name=contract_changes,json=contractChanges,proto3" json:"contract_changes,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {
@@ -901,6 +905,20 @@ func (x *Usage) GetReasoningTokens() int64 {
 func (x *Usage) GetCompressedTokens() int64 {
 	if x != nil {
 		return x.CompressedTokens
+	}
+	return 0
+}
+
+func (x *Usage) GetContract() string {
+	if x != nil {
+		return x.Contract
+	}
+	return ""
+}
+
+func (x *Usage) GetContractChanges() int32 {
+	if x != nil {
+		return x.ContractChanges
 	}
 	return 0
 }
@@ -1654,7 +1672,9 @@ type Worker struct {
 	RttMs           float64 `protobuf:"fixed64,12,opt,name=rtt_ms,json=rttMs,proto3" json:"rtt_ms,omitempty"`
 	Version         string  `protobuf:"bytes,13,opt,name=version,proto3" json:"version,omitempty"`
 	// Drafts attached to a target (worker ids).
-	Drafts        []string `protobuf:"bytes,14,rep,name=drafts,proto3" json:"drafts,omitempty"`
+	Drafts []string `protobuf:"bytes,14,rep,name=drafts,proto3" json:"drafts,omitempty"`
+	// Contract id: workers with equal ids compute the same bits.
+	Contract      string `protobuf:"bytes,15,opt,name=contract,proto3" json:"contract,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1787,6 +1807,13 @@ func (x *Worker) GetDrafts() []string {
 	return nil
 }
 
+func (x *Worker) GetContract() string {
+	if x != nil {
+		return x.Contract
+	}
+	return ""
+}
+
 var File_tandem_v1_inference_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_inference_proto_rawDesc = "" +
@@ -1854,12 +1881,14 @@ const file_tandem_v1_inference_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\f \x01(\tR\tsessionIdB\a\n" +
 	"\x05inputB\x0f\n" +
-	"\r_top_logprobs\"\xb1\x01\n" +
+	"\r_top_logprobs\"\xf8\x01\n" +
 	"\x05Usage\x12#\n" +
 	"\rprompt_tokens\x18\x01 \x01(\x03R\fpromptTokens\x12+\n" +
 	"\x11completion_tokens\x18\x02 \x01(\x03R\x10completionTokens\x12)\n" +
 	"\x10reasoning_tokens\x18\x03 \x01(\x03R\x0freasoningTokens\x12+\n" +
-	"\x11compressed_tokens\x18\x04 \x01(\x03R\x10compressedTokens\"b\n" +
+	"\x11compressed_tokens\x18\x04 \x01(\x03R\x10compressedTokens\x12\x1a\n" +
+	"\bcontract\x18\x05 \x01(\tR\bcontract\x12)\n" +
+	"\x10contract_changes\x18\x06 \x01(\x05R\x0fcontractChanges\"b\n" +
 	"\vOutputToken\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x18\n" +
 	"\alogprob\x18\x02 \x01(\x02R\alogprob\x12)\n" +
@@ -1906,7 +1935,7 @@ const file_tandem_v1_inference_proto_rawDesc = "" +
 	"\vcompression\x18\x06 \x01(\bR\vcompression\"\x13\n" +
 	"\x11GetClusterRequest\"A\n" +
 	"\x12GetClusterResponse\x12+\n" +
-	"\aworkers\x18\x01 \x03(\v2\x11.tandem.v1.WorkerR\aworkers\"\x80\x03\n" +
+	"\aworkers\x18\x01 \x03(\v2\x11.tandem.v1.WorkerR\aworkers\"\x9c\x03\n" +
 	"\x06Worker\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.tandem.v1.RoleR\x04role\x12\x18\n" +
@@ -1924,7 +1953,8 @@ const file_tandem_v1_inference_proto_rawDesc = "" +
 	"\x11last_heartbeat_ms\x18\v \x01(\x03R\x0flastHeartbeatMs\x12\x15\n" +
 	"\x06rtt_ms\x18\f \x01(\x01R\x05rttMs\x12\x18\n" +
 	"\aversion\x18\r \x01(\tR\aversion\x12\x16\n" +
-	"\x06drafts\x18\x0e \x03(\tR\x06drafts*z\n" +
+	"\x06drafts\x18\x0e \x03(\tR\x06drafts\x12\x1a\n" +
+	"\bcontract\x18\x0f \x01(\tR\bcontract*z\n" +
 	"\bToolMode\x12\x19\n" +
 	"\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n" +

@@ -115,10 +115,15 @@ type Registration struct {
 	// host:port or unix:///path at which peers and the gateway reach it.
 	Address string `protobuf:"bytes,5,opt,name=address,proto3" json:"address,omitempty"`
 	// cpu, cuda or hip, and the device's name.
-	Backend       string     `protobuf:"bytes,6,opt,name=backend,proto3" json:"backend,omitempty"`
-	Device        string     `protobuf:"bytes,7,opt,name=device,proto3" json:"device,omitempty"`
-	Model         *ModelInfo `protobuf:"bytes,8,opt,name=model,proto3" json:"model,omitempty"`
-	Limits        *Limits    `protobuf:"bytes,9,opt,name=limits,proto3" json:"limits,omitempty"`
+	Backend string     `protobuf:"bytes,6,opt,name=backend,proto3" json:"backend,omitempty"`
+	Device  string     `protobuf:"bytes,7,opt,name=device,proto3" json:"device,omitempty"`
+	Model   *ModelInfo `protobuf:"bytes,8,opt,name=model,proto3" json:"model,omitempty"`
+	Limits  *Limits    `protobuf:"bytes,9,opt,name=limits,proto3" json:"limits,omitempty"`
+	// Contract id of the engine, hex: workers with equal ids compute the same bits (native/NUMERICS.md). Empty until the engine
+	// is open. A generation that lost its worker goes on at one with an equal id.
+	Contract string `protobuf:"bytes,10,opt,name=contract,proto3" json:"contract,omitempty"`
+	// The engine's arithmetic in words, as the engine states it: backend, kind of device, versions of its kernels.
+	Numerics      string `protobuf:"bytes,11,opt,name=numerics,proto3" json:"numerics,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -214,6 +219,20 @@ func (x *Registration) GetLimits() *Limits {
 		return x.Limits
 	}
 	return nil
+}
+
+func (x *Registration) GetContract() string {
+	if x != nil {
+		return x.Contract
+	}
+	return ""
+}
+
+func (x *Registration) GetNumerics() string {
+	if x != nil {
+		return x.Numerics
+	}
+	return ""
 }
 
 // ModelInfo describes the model that a worker's engine has open.
@@ -771,7 +790,7 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\vJoinRequest\x12=\n" +
 	"\fregistration\x18\x01 \x01(\v2\x17.tandem.v1.RegistrationH\x00R\fregistration\x124\n" +
 	"\theartbeat\x18\x02 \x01(\v2\x14.tandem.v1.HeartbeatH\x00R\theartbeatB\t\n" +
-	"\amessage\"\xb8\x02\n" +
+	"\amessage\"\xf0\x02\n" +
 	"\fRegistration\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.tandem.v1.RoleR\x04role\x12)\n" +
@@ -781,7 +800,10 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\abackend\x18\x06 \x01(\tR\abackend\x12\x16\n" +
 	"\x06device\x18\a \x01(\tR\x06device\x12*\n" +
 	"\x05model\x18\b \x01(\v2\x14.tandem.v1.ModelInfoR\x05model\x12)\n" +
-	"\x06limits\x18\t \x01(\v2\x11.tandem.v1.LimitsR\x06limits\"\xfc\x02\n" +
+	"\x06limits\x18\t \x01(\v2\x11.tandem.v1.LimitsR\x06limits\x12\x1a\n" +
+	"\bcontract\x18\n" +
+	" \x01(\tR\bcontract\x12\x1a\n" +
+	"\bnumerics\x18\v \x01(\tR\bnumerics\"\xfc\x02\n" +
 	"\tModelInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04arch\x18\x02 \x01(\tR\x04arch\x12\x16\n" +

@@ -505,8 +505,10 @@ func (*DecodeResponse_Committed) isDecodeResponse_Event() {}
 func (*DecodeResponse_Finished) isDecodeResponse_Event() {}
 
 type Admitted struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	WorkerId      string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	WorkerId string                 `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
+	// Contract id of the engine that computes the answer, Registration.contract.
+	Contract      string `protobuf:"bytes,2,opt,name=contract,proto3" json:"contract,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -544,6 +546,13 @@ func (*Admitted) Descriptor() ([]byte, []int) {
 func (x *Admitted) GetWorkerId() string {
 	if x != nil {
 		return x.WorkerId
+	}
+	return ""
+}
+
+func (x *Admitted) GetContract() string {
+	if x != nil {
+		return x.Contract
 	}
 	return ""
 }
@@ -830,9 +839,10 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\tprefilled\x18\x02 \x01(\v2\x14.tandem.v1.PrefilledH\x00R\tprefilled\x124\n" +
 	"\tcommitted\x18\x03 \x01(\v2\x14.tandem.v1.CommittedH\x00R\tcommitted\x121\n" +
 	"\bfinished\x18\x04 \x01(\v2\x13.tandem.v1.FinishedH\x00R\bfinishedB\a\n" +
-	"\x05event\"'\n" +
+	"\x05event\"C\n" +
 	"\bAdmitted\x12\x1b\n" +
-	"\tworker_id\x18\x01 \x01(\tR\bworkerId\"\\\n" +
+	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1a\n" +
+	"\bcontract\x18\x02 \x01(\tR\bcontract\"\\\n" +
 	"\tPrefilled\x12\x16\n" +
 	"\x06tokens\x18\x01 \x01(\x05R\x06tokens\x127\n" +
 	"\blogprobs\x18\x02 \x03(\v2\x1b.tandem.v1.PositionLogprobsR\blogprobs\"\x91\x01\n" +

@@ -193,7 +193,7 @@ func (e *Engine) describe() engineplugin.Info {
 		Layers: f.Layers, LayerFirst: o.LayerFirst, LayerLast: o.LayerLast, Hidden: f.Hidden, Vocab: f.Vocab,
 		MaxSequences: o.MaxSequences, MaxContext: o.MaxContext, MaxTreeRows: o.MaxTreeRows, MaxBatchRows: o.MaxBatchRows,
 		MaxTopK: o.MaxTopK, KVTypeK: o.KVTypeK, KVTypeV: o.KVTypeV, Recurrent: !f.Truncatable && o.Role == engineplugin.RoleTarget,
-		KVBytesPerToken: kvBytesPerToken, StateBytesPerSequence: stateBytes,
+		Numerics: f.Backend + " fake=1", KVBytesPerToken: kvBytesPerToken, StateBytesPerSequence: stateBytes,
 	}
 	if o.Role == engineplugin.RoleDraft {
 		i.BlockSize, i.MaskToken = f.BlockSize, f.MaskToken

@@ -112,12 +112,18 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		Opener: host, Options: options, Log: log.Named("engine"),
 		OnOpen: func(ctx context.Context, e engineplugin.Engine) error { return w.manager.Restore(ctx, e) },
 	})
+	contract := func(info engineplugin.Info) string {
+		return workernode.Contract(registration.Model.Digest, info, c.Chunk)
+	}
 	w.Server = server.New(id, c.Lanes, decode.Config{
 		PrefillChunk: c.Chunk, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows, MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup,
-	}, server.Deps{Engines: w.keeper, Drafts: w.manager, Guides: w.guides, Model: w.model, Log: log})
+	}, server.Deps{Engines: w.keeper, Drafts: w.manager, Guides: w.guides, Model: w.model, Contract: contract, Log: log})
 
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}
-	return workernode.RunWithEngine(ctx, node, w, w.keeper, workernode.Describe)
+	return workernode.RunWithEngine(ctx, node, w, w.keeper, func(r *tandemv1.Registration, info engineplugin.Info) {
+		workernode.Describe(r, info)
+		r.Contract = contract(info)
+	})
 }
 
 // worker is the target's part of a node.

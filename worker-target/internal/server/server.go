@@ -33,7 +33,9 @@ type Deps struct {
 	Drafts  *drafts.Manager // nil = no speculation
 	Guides  *guide.Factory
 	Model   *auto.Model
-	Log     *zap.Logger
+	// Contract returns the contract id of an engine; nil = requests are not told.
+	Contract func(engineplugin.Info) string
+	Log      *zap.Logger
 }
 
 // Server implements TargetService.
@@ -117,7 +119,11 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	// The lane goes back before the handler returns: a caller that saw the end finds it free.
 	defer func() { s.lanes <- lane }()
 	out := &sink{stream: stream}
-	if err := out.send(&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Admitted{Admitted: &tandemv1.Admitted{WorkerId: s.workerID}}}); err != nil {
+	admitted := &tandemv1.Admitted{WorkerId: s.workerID}
+	if s.deps.Contract != nil {
+		admitted.Contract = s.deps.Contract(engine.Info())
+	}
+	if err := out.send(&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Admitted{Admitted: admitted}}); err != nil {
 		return err
 	}
 	ctx := stream.Context()

@@ -172,6 +172,7 @@ func (e *engine) refresh() error {
 		KVTypeK: c.KVTypeK, KVTypeV: c.KVTypeV, BlockSize: int(c.BlockSize), MaskToken: c.MaskToken,
 		FeatureRaw: int(c.FeatureRaw), FeatureFused: int(c.FeatureFused), Recurrent: c.Recurrent != 0,
 		KVBytesPerToken: c.KVBytesPerToken, StateBytesPerSequence: c.StateBytesPerSequence,
+		Numerics: text(c.Numerics[:]), PromptRows: int(c.PromptRows),
 	}
 	n := max(0, min(int(c.Captures), len(c.CaptureLayers)))
 	i.CaptureLayers = slices.Clone(c.CaptureLayers[:n])

@@ -57,6 +57,8 @@ type cInfo struct {
 	Recurrent             int32     `c:"recurrent"`
 	KVBytesPerToken       uint64    `c:"kv_bytes_per_token"`
 	StateBytesPerSequence uint64    `c:"state_bytes_per_sequence"`
+	Numerics              [192]byte `c:"numerics"`
+	PromptRows            int32     `c:"prompt_rows"`
 }
 
 // cRow has the layout of engineplugin.Row, which is handed over as it is.

@@ -533,8 +533,12 @@ type Info struct {
 	Recurrent             bool   `protobuf:"varint,23,opt,name=recurrent,proto3" json:"recurrent,omitempty"`
 	KvBytesPerToken       uint64 `protobuf:"varint,24,opt,name=kv_bytes_per_token,json=kvBytesPerToken,proto3" json:"kv_bytes_per_token,omitempty"`
 	StateBytesPerSequence uint64 `protobuf:"varint,25,opt,name=state_bytes_per_sequence,json=stateBytesPerSequence,proto3" json:"state_bytes_per_sequence,omitempty"`
-	unknownFields         protoimpl.UnknownFields
-	sizeCache             protoimpl.SizeCache
+	// The engine's arithmetic: backend, kind of device, versions of the sets of kernels with bits of their own.
+	Numerics string `protobuf:"bytes,26,opt,name=numerics,proto3" json:"numerics,omitempty"`
+	// 0 = prompts have the bits of decoding however they are cut; else steps that commit more rows of a sequence may have others.
+	PromptRows    int32 `protobuf:"varint,27,opt,name=prompt_rows,json=promptRows,proto3" json:"prompt_rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Info) Reset() {
@@ -738,6 +742,20 @@ func (x *Info) GetKvBytesPerToken() uint64 {
 func (x *Info) GetStateBytesPerSequence() uint64 {
 	if x != nil {
 		return x.StateBytesPerSequence
+	}
+	return 0
+}
+
+func (x *Info) GetNumerics() string {
+	if x != nil {
+		return x.Numerics
+	}
+	return ""
+}
+
+func (x *Info) GetPromptRows() int32 {
+	if x != nil {
+		return x.PromptRows
 	}
 	return 0
 }
@@ -3481,7 +3499,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\rCloseResponse\"\x10\n" +
 	"\x0eGetInfoRequest\"=\n" +
 	"\x0fGetInfoResponse\x12*\n" +
-	"\x04info\x18\x01 \x01(\v2\x16.tandem.engine.v1.InfoR\x04info\"\xa5\x06\n" +
+	"\x04info\x18\x01 \x01(\v2\x16.tandem.engine.v1.InfoR\x04info\"\xe2\x06\n" +
 	"\x04Info\x12*\n" +
 	"\x04role\x18\x01 \x01(\x0e2\x16.tandem.engine.v1.RoleR\x04role\x12\x12\n" +
 	"\x04arch\x18\x02 \x01(\tR\x04arch\x12\x12\n" +
@@ -3514,7 +3532,10 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\rfeature_fused\x18\x16 \x01(\x05R\ffeatureFused\x12\x1c\n" +
 	"\trecurrent\x18\x17 \x01(\bR\trecurrent\x12+\n" +
 	"\x12kv_bytes_per_token\x18\x18 \x01(\x04R\x0fkvBytesPerToken\x127\n" +
-	"\x18state_bytes_per_sequence\x18\x19 \x01(\x04R\x15stateBytesPerSequence\"\x11\n" +
+	"\x18state_bytes_per_sequence\x18\x19 \x01(\x04R\x15stateBytesPerSequence\x12\x1a\n" +
+	"\bnumerics\x18\x1a \x01(\tR\bnumerics\x12\x1f\n" +
+	"\vprompt_rows\x18\x1b \x01(\x05R\n" +
+	"promptRows\"\x11\n" +
 	"\x0fGetStatsRequest\"@\n" +
 	"\x10GetStatsResponse\x12,\n" +
 	"\x05stats\x18\x01 \x03(\v2\x16.tandem.engine.v1.StatR\x05stats\"\x14\n" +
