@@ -1,6 +1,7 @@
 package toolcall
 
 import (
+	stdcmp "cmp"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -135,6 +136,7 @@ func testSet(tb testing.TB) *Set {
 // formatCase is one format with its markup for the cases that all of them share.
 type formatCase struct {
 	format Format
+	label  string // for a second spelling of a format
 	family Family
 	// call writes a call; args are pairs of name and JSON value.
 	call func(name string, args ...string) string
@@ -214,6 +216,14 @@ var formats = []formatCase{
 				return "<parameter=" + k + ">" + unquoted(v) + "</parameter>"
 			}, "") + "</function>"
 		}},
+	{format: QwenXML, label: "qwen_xml with JSON", family: QwenFamily, closer: "\n</tool_call>", missing: true, garbled: "<tool_call>\n<function=now>\n{oops",
+		call: func(name string, args ...string) string {
+			return "<tool_call>\n<function=" + name + ">\n" + jsonObject(args) + "\n</function>\n</tool_call>"
+		}},
+	{format: BareXML, label: "bare_xml with JSON", family: Generic, closer: "</function>", missing: true, garbled: "<function=now>{oops",
+		call: func(name string, args ...string) string {
+			return "<function=" + name + ">" + jsonObject(args) + "</function>"
+		}},
 	{format: Signature, family: QwenFamily, closer: "</function>", garbled: "<function=now(=)>",
 		call: func(name string, args ...string) string {
 			return "<function=" + name + "(" + pairs(args, func(k, v string) string { return k + "=" + v }, ", ") + ")></function>"
@@ -287,7 +297,7 @@ func TestFormats(t *testing.T) {
 					tt.failed = false
 				}
 			}
-			t.Run(f.format.String()+"/"+tt.name, func(t *testing.T) {
+			t.Run(stdcmp.Or(f.label, f.format.String())+"/"+tt.name, func(t *testing.T) {
 				cfg := Config{Set: set, Family: f.family}
 				whole, rec := parse(t, cfg, tt.text, false, func(int) bool { return false })
 				if tt.want != nil {

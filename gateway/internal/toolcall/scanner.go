@@ -3,6 +3,7 @@ package toolcall
 import (
 	"bytes"
 	"encoding/json"
+	"strings"
 )
 
 // maxDepth bounds the nesting of JSON that a model writes.
@@ -215,4 +216,22 @@ func (s *scanner) take() []byte {
 	b := s.out
 	s.out = s.out[:0]
 	return b
+}
+
+// CompleteObject completes the JSON of an object that was cut off: strings and brackets are closed, a key without a value gets
+// null. It returns false for anything else, such as an object with a fault inside or with text behind it.
+func CompleteObject(text string) (string, bool) {
+	text = strings.TrimSpace(text)
+	if !strings.HasPrefix(text, "{") {
+		return "", false
+	}
+	var s scanner
+	for i := range len(text) {
+		if v := s.push(text[i]); v != more && (v != over || i < len(text)-1) {
+			return "", false
+		}
+	}
+	s.repair()
+	out := string(s.out)
+	return out, json.Valid([]byte(out))
 }

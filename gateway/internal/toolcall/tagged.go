@@ -43,7 +43,9 @@ const (
 	stateKey                      // in a parameter's name
 	stateValueGap                 // between a parameter's name and its value
 	stateValue
-	stateOuter // behind a complete call, before the outer closing mark
+	stateOuter   // behind a complete call, before the outer closing mark
+	stateJSON    // in arguments that are one JSON object in place of parameters, as Llama 3 writes them
+	stateJSONEnd // behind them
 )
 
 // tagged reads F1, F2, F8 and F9.
@@ -63,6 +65,9 @@ type tagged struct {
 	started bool // the value is going out: its string is open
 	first   bool // nothing of the value was read
 	odd     int  // bytes that did not fit outside of marks
+	scan    scanner
+	fresh   bool // nothing stands behind the call's name
+	object  bool // the arguments are one JSON object
 }
 
 // newWrapped is at the start of F1, F4 or F8.
@@ -87,7 +92,7 @@ func (t *tagged) enter(s tagState) {
 			t.lit = expecting(t.form.next)
 		}
 	case stateName:
-		t.name = t.name[:0]
+		t.name, t.object = t.name[:0], false
 	case stateNameEnd:
 		t.lit = expecting(t.form.param, t.form.end)
 	case stateBody:
@@ -100,6 +105,10 @@ func (t *tagged) enter(s tagState) {
 		t.startValue()
 	case stateOuter:
 		t.lit = expecting(t.form.outer, t.form.next)
+	case stateJSON:
+		t.scan, t.object = scanner{}, true
+	case stateJSONEnd:
+		t.lit = expecting(t.form.end)
 	}
 }
 
@@ -114,6 +123,13 @@ func (t *tagged) push(c byte) verdict {
 		return t.inKey(c)
 	case stateValue:
 		return t.inValue(c)
+	case stateJSON:
+		return t.inJSON(c)
+	case stateBody:
+		if c == '{' && len(t.lit.buf) == 0 && t.fresh && t.form.param == "<parameter=" {
+			t.enter(stateJSON)
+			return t.inJSON(c)
+		}
 	}
 	mark, v := t.lit.push(c)
 	if v != over {
@@ -177,7 +193,26 @@ func (t *tagged) inName(c byte) verdict {
 	return t.reject()
 }
 
-func (t *tagged) announce() { t.p.announce(string(t.name), t.form.format) }
+func (t *tagged) announce() {
+	t.p.announce(string(t.name), t.form.format)
+	t.fresh = true
+}
+
+// inJSON reads a byte of arguments that are one JSON object.
+func (t *tagged) inJSON(c byte) verdict {
+	v := t.scan.push(c)
+	b := t.scan.take()
+	if t.p.call != nil {
+		t.p.fragment = append(t.p.fragment, b...)
+	}
+	switch v {
+	case bad:
+		return t.reject()
+	case over:
+		t.enter(stateJSONEnd)
+	}
+	return more
+}
 
 // read acts on a complete mark.
 func (t *tagged) read(mark string) verdict {
@@ -190,6 +225,7 @@ func (t *tagged) read(mark string) verdict {
 	}
 	switch mark {
 	case t.form.param:
+		t.fresh = false
 		t.enter(stateKey)
 	case t.form.valueOpen:
 		t.enter(stateValue)
@@ -211,7 +247,7 @@ func (t *tagged) read(mark string) verdict {
 
 // complete ends the arguments of a call.
 func (t *tagged) complete() verdict {
-	if t.p.call != nil {
+	if t.p.call != nil && !t.object {
 		t.p.closeObject()
 	}
 	switch {
@@ -351,7 +387,7 @@ func (t *tagged) pending() int {
 	switch t.state {
 	case stateValue:
 		return t.matched
-	case stateFirst, stateName, stateKey:
+	case stateFirst, stateName, stateKey, stateJSON:
 		return t.odd
 	}
 	return len(t.lit.buf)
@@ -362,6 +398,8 @@ func (t *tagged) ending() ending {
 	switch t.state {
 	case stateOuter:
 		return endComplete
+	case stateJSONEnd:
+		return endOptional
 	case stateBody:
 		if t.form.format != FunctionCalls {
 			return endOptional
@@ -375,6 +413,11 @@ func (t *tagged) repair() {
 	if t.state == stateValue {
 		t.value = t.value[:len(t.value)-t.matched]
 		t.endValue()
+	}
+	if t.object {
+		t.scan.repair()
+		t.p.fragment = append(t.p.fragment, t.scan.take()...)
+		return
 	}
 	t.p.closeObject()
 }

@@ -36,8 +36,9 @@ type Tool struct {
 	// Name as the model sees it: for a tool in a namespace Namespace, a dot and Local.
 	Name string
 	Kind Kind
-	// Description is empty when there is none.
+	// Description as the request has it. Described tells an empty one, which templates render, from none.
 	Description string
+	Described   bool
 	// Schema is the JSON schema of the arguments, keys in their order; nil when there is none.
 	Schema json.RawMessage
 	// Strict asks that arguments follow the schema exactly.
@@ -92,7 +93,7 @@ func (s *Set) Add(t Tool, order []string) error {
 		case "name":
 			fn.Set(key, t.Name)
 		case "description":
-			if t.Description != "" {
+			if t.Description != "" || t.Described {
 				fn.Set(key, t.Description)
 			}
 		case "parameters":

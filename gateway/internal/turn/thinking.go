@@ -19,6 +19,9 @@ func ParseThinking(o reqjson.Object) (t Thinking, kwargs json.RawMessage, err er
 		if t.KwargsEnable, err = optionalBool(kw, "enable_thinking"); err != nil {
 			return t, nil, err
 		}
+		if err := checkKwargs(kw); err != nil {
+			return t, nil, err
+		}
 	}
 	if t.Enable, err = optionalBool(o, "enable_thinking"); err != nil {
 		return t, nil, err
@@ -54,6 +57,24 @@ func ParseThinking(o reqjson.Object) (t Thinking, kwargs json.RawMessage, err er
 		t.ReplyBudget = &n
 	}
 	return t, kwargs, err
+}
+
+// checkKwargs refuses variables that the request gives elsewhere, and values that the gateway's own variables cannot have.
+func checkKwargs(kw reqjson.Object) error {
+	for _, name := range []string{"messages", "tools"} {
+		if kw.Has(name) {
+			return apierror.InvalidValue(kw.Path(name), "cannot be set here, use %s of the request", name)
+		}
+	}
+	if _, err := optionalBool(kw, "add_generation_prompt"); err != nil {
+		return err
+	}
+	for _, name := range []string{"bos_token", "eos_token"} {
+		if _, _, err := kw.String(name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // parseEffort finds the first effort of reasoning.effort, reasoning_effort and output_config.effort. reasoning may also be text

@@ -110,7 +110,7 @@ func (p *toolParser) add(o reqjson.Object, raw json.RawMessage, kind toolcall.Ki
 	if p.namespace != "" {
 		t.Namespace, t.Local = p.namespace, name
 	}
-	if t.Description, _, err = o.String("description"); err != nil {
+	if t.Description, t.Described, err = o.String("description"); err != nil {
 		return err
 	}
 	if t.Strict, _, err = o.Bool("strict"); err != nil {

@@ -47,6 +47,20 @@ func TestToolsAreCanonical(t *testing.T) {
 			t.Errorf("%s: names are %v", name, set.All())
 		}
 	}
+	// An empty description is rendered like any other, none is not.
+	for body, want := range map[string]string{
+		`{"type":"function","function":{"name":"f","description":""}}`:   `[{"type": "function", "function": {"name": "f", "description": ""}}]`,
+		`{"name":"f","description":"","input_schema":{}}`:                `[{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]`,
+		`{"type":"function","function":{"name":"f","description":null}}`: `[{"type": "function", "function": {"name": "f"}}]`,
+	} {
+		set, _, err := ParseTools(object(t, `{"tools":[`+body+`]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, _ := chattemplate.ToJSON(set.Shown()); got != want {
+			t.Errorf("%s becomes %s, want %s", body, got, want)
+		}
+	}
 	// The order of keys is the definition's.
 	set, _, err := ParseTools(object(t, `{"tools":[{"type":"function","function":{"strict":true,"parameters":{},"name":"f"}}]}`))
 	if err != nil {
