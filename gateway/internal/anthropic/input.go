@@ -347,6 +347,12 @@ func toolUse(b block) (c chat.ToolCall, err error) {
 		return c, apierror.Missing(b.Path("name"))
 	}
 	c.Name, c.Arguments = name, chattemplate.NewDict()
+	if raw, _, ok := b.Raw("input"); ok && reqjson.Kind(raw) == 's' {
+		// Clients that could not read what they were sent keep the text.
+		text, _, err := b.String("input")
+		c.Arguments = chat.ParseArguments(text)
+		return c, err
+	}
 	if _, ok, err := b.Object.Object("input"); !ok || err != nil {
 		return c, err
 	}

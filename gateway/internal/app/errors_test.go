@@ -3,6 +3,8 @@ package app
 import (
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -72,7 +74,6 @@ func TestErrorTable(t *testing.T) {
 		{"pflash protect", chat, chatBody(`"pflash":{"protect":["cache_control"]}`), 400, "invalid_request_error", "unsupported_parameter", "pflash.protect"},
 		{"pflash rescore", chat, chatBody(`"pflash":{"rescore":true}`), 400, "invalid_request_error", "unsupported_parameter", "pflash.rescore"},
 		{"context", chat, `{"messages":[{"role":"user","content":"` + long + `"}]}`, 400, "invalid_request_error", "context_length_exceeded", "messages"},
-		{"template", chat, `{"messages":[{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":"no object"}}]},{"role":"user","content":"x"}]}`, 400, "invalid_request_error", "template_error", "messages"},
 		{"other model", chat, chatBody(`"model":"gpt"`), 404, "invalid_request_error", "model_not_found", "model"},
 	}
 	for _, tt := range tests {
@@ -85,14 +86,11 @@ func TestErrorTable(t *testing.T) {
 				if a.status != tt.status || e["type"] != tt.typ || e["code"] != tt.code || param != tt.param {
 					t.Errorf("status %d, error %v; want %d %s %s %q", a.status, e, tt.status, tt.typ, tt.code, tt.param)
 				}
-				if tt.param != "" && tt.code != "context_length_exceeded" && tt.code != "template_error" && tt.code != "model_not_found" && !strings.Contains(fmt.Sprint(e["message"]), tt.param) {
+				if tt.param != "" && tt.code != "context_length_exceeded" && tt.code != "model_not_found" && !strings.Contains(fmt.Sprint(e["message"]), tt.param) {
 					t.Errorf("message %q does not name %q", e["message"], tt.param)
 				}
 				if tt.code == "context_length_exceeded" && !strings.Contains(fmt.Sprint(e["message"]), "maximum context length is 512 tokens") {
 					t.Errorf("message %q lacks the limit", e["message"])
-				}
-				if tt.code == "template_error" && !strings.Contains(fmt.Sprint(e["message"]), "line ") {
-					t.Errorf("message %q lacks the line", e["message"])
 				}
 			}
 		})
@@ -100,6 +98,30 @@ func TestErrorTable(t *testing.T) {
 }
 
 // withStream asks for a stream; errors before the first event must look the same.
+// TestTemplateRefuses: what a template raises is the answer, with the line where it happened.
+func TestTemplateRefuses(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "strict.jinja")
+	const source = "{%- for m in messages %}\n{%- if m.role == 'system' %}\n{{- raise_exception('No rules, please.') }}\n{%- endif %}\n{{- m.content }}\n{%- endfor %}"
+	if err := os.WriteFile(file, []byte(source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, func(c *Config) { c.ChatTemplateFile = file })
+	w := r.target(gatewaytest.WorkerOptions{})
+	w.SetDecode(r.reply("ok", 1))
+	if a := r.post("/v1/chat/completions", chatBody("")); a.status != 200 {
+		t.Fatalf("%d %s", a.status, a.body)
+	}
+	const body = `{"messages":[{"role":"system","content":"x"},{"role":"user","content":"y"}]}`
+	for _, body := range []string{body, withStream(body)} {
+		a := r.post("/v1/chat/completions", body)
+		e := at(a.json(t), "error")
+		if text := fmt.Sprint(at(e, "message")); a.status != 400 || at(e, "code") != "template_error" || at(e, "param") != "messages" ||
+			!strings.Contains(text, "No rules, please.") || !strings.Contains(text, "line 3") {
+			t.Errorf("%d %s", a.status, a.body)
+		}
+	}
+}
+
 func withStream(body string) string {
 	if strings.HasPrefix(body, "{") && strings.HasSuffix(body, "}") && !strings.Contains(body, `"stream"`) && body != "{}" {
 		return strings.TrimSuffix(body, "}") + `,"stream":true}`

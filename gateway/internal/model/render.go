@@ -38,33 +38,46 @@ func (m *Model) Render(c *chat.Conversation) (*Rendered, error) {
 	return r, nil
 }
 
-// segments is the prompt as text.
+// segments is the prompt as text. Calls of earlier turns whose arguments are no object reach the template as text; when it cannot
+// take that, they are rendered as a part of the message's text, so that one such call does not end the conversation.
 func (m *Model) segments(c *chat.Conversation) ([]tokenizer.Segment, error) {
 	vars := chattemplate.NewDict()
+	vars.Set("bos_token", chattemplate.Trusted(m.bos))
+	vars.Set("eos_token", chattemplate.Trusted(m.eos))
+	vars.Set("add_generation_prompt", true)
 	if c.Kwargs != nil {
 		for _, k := range c.Kwargs.Keys() {
 			v, _ := c.Kwargs.Get(k)
+			if _, own := vars.Get(k); own && v == nil {
+				continue // null = not given
+			}
 			vars.Set(k, v)
 		}
 	}
+	opens, _ := vars.Get("add_generation_prompt")
 	msgs, prefill, thinking := c.Messages, "", c.Thinking
-	if c.Prefill() {
+	if c.Prefill() && opens != false {
 		last := msgs[len(msgs)-1]
 		msgs, prefill, thinking = msgs[:len(msgs)-1], last.Content, false
 	}
-	vars.Set("messages", chat.TemplateMessages(msgs))
 	if c.Tools != nil && c.Tools.Len() > 0 {
 		vars.Set("tools", c.Tools)
 	} else {
 		vars.Set("tools", nil)
 	}
-	vars.Set("add_generation_prompt", true)
 	vars.Set("enable_thinking", thinking)
-	vars.Set("bos_token", chattemplate.Trusted(m.bos))
-	vars.Set("eos_token", chattemplate.Trusted(m.eos))
+	vars.Set("messages", chat.TemplateMessages(msgs))
 	segs, err := m.template.RenderSegments(vars)
 	if err != nil {
-		return nil, err
+		asText, found := chat.LooseAsText(msgs)
+		if !found {
+			return nil, err
+		}
+		vars.Set("messages", chat.TemplateMessages(asText))
+		var again error
+		if segs, again = m.template.RenderSegments(vars); again != nil {
+			return nil, err
+		}
 	}
 	if prefill != "" {
 		segs = append(segs, tokenizer.Segment{Text: prefill})
