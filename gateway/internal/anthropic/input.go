@@ -18,7 +18,9 @@ const billingHeader = "x-anthropic-billing-header:"
 // reader turns messages with content blocks into the canonical ones.
 type reader struct {
 	// omit decides about blocks that the model cannot read, see turn.Service.Omit.
-	omit  func(kind, path string) (string, error)
+	omit func(kind, path string) (string, error)
+	// open reads the signature of a thinking block whose text was not shown; nil = no such signature is known.
+	open  func(signature string) (string, bool)
 	tools *toolcall.Set
 	// skipped are the types of blocks that were left out.
 	skipped []string
@@ -198,8 +200,29 @@ func (r *reader) piece(b block) (text string, ok bool, err error) {
 		text, err = r.toolReference(b)
 		return text, true, err
 	}
-	r.skipped = append(r.skipped, b.kind)
+	r.skip(b.kind)
 	return "", false, nil
+}
+
+// skip notes the type of a block that was left out. What redacted_thinking holds was never readable here.
+func (r *reader) skip(kind string) {
+	if kind != "redacted_thinking" && !slices.Contains(r.skipped, kind) {
+		r.skipped = append(r.skipped, kind)
+	}
+}
+
+// thinking is the text of a block, from its signature when the text was not shown. A text that is there needs no signature.
+func (r *reader) thinking(b block) (string, error) {
+	text, _, err := b.String("thinking")
+	if err != nil || text != "" || r.open == nil {
+		return text, err
+	}
+	signature, _, err := b.String("signature")
+	if err != nil {
+		return "", err
+	}
+	text, _ = r.open(signature)
+	return text, nil
 }
 
 // document reads a document whose source is text; another is content that the model cannot read.
@@ -265,12 +288,22 @@ func (r *reader) result(b block) error {
 	if err != nil {
 		return err
 	}
-	if failed && text == "" {
-		// Without words of its own a failure would look like an empty success.
-		text = "The tool failed."
+	if failed {
+		text = failure(text)
 	}
 	r.msgs = append(r.msgs, chat.Message{Role: chat.RoleTool, ToolCallID: id, Content: text})
 	return nil
+}
+
+// failure says that a tool failed, which templates have no place for, unless its text begins by saying so.
+func failure(text string) string {
+	switch {
+	case text == "":
+		return "The tool failed."
+	case strings.Contains(strings.ToLower(text[:min(len(text), 64)]), "error"):
+		return text
+	}
+	return "Error: " + text
 }
 
 // text reads a string or blocks of text, which are joined by newlines.
@@ -313,8 +346,7 @@ func (r *reader) assistant(o reqjson.Object) error {
 			}
 			content.WriteString(text)
 		case "thinking":
-			// The signature is not needed: the text is here.
-			text, _, err := b.String("thinking")
+			text, err := r.thinking(b)
 			if err != nil {
 				return err
 			}
@@ -327,7 +359,7 @@ func (r *reader) assistant(o reqjson.Object) error {
 			m.ToolCalls = append(m.ToolCalls, call)
 		default:
 			// redacted_thinking, server_tool_use and the like say nothing to this model.
-			r.skipped = append(r.skipped, b.kind)
+			r.skip(b.kind)
 		}
 	}
 	m.Content, m.Reasoning, m.HasReasoning = content.String(), reasoning.String(), reasoning.Len() > 0

@@ -38,7 +38,9 @@ type toolBlock struct {
 // output puts the blocks of an answer together. With events on it also appends the events that tell of each step to buf; the
 // blocks are the same with and without.
 type output struct {
-	sign   func(text []byte) string
+	sign func(text []byte) string
+	// seal, when not nil, makes the signature of thinking blocks whose text is not shown: it holds the text.
+	seal   func(text string) string
 	events bool
 	buf    []byte
 
@@ -84,6 +86,9 @@ func (o *output) append(kind, delta, field string, text []byte) {
 		o.begin(kind, nil)
 	}
 	o.open.text = append(o.open.text, text...)
+	if kind == blockThinking && o.seal != nil {
+		return
+	}
 	o.delta(delta, field, text)
 }
 
@@ -140,9 +145,14 @@ func (o *output) finish() {
 	}
 	switch b.kind {
 	case blockThinking:
-		signature := o.sign(b.text)
+		signature, shown := "", ""
+		if o.seal != nil {
+			signature = o.seal(string(b.text))
+		} else {
+			signature, shown = o.sign(b.text), string(b.text)
+		}
 		o.delta("signature_delta", "signature", []byte(signature))
-		o.blocks = append(o.blocks, thinkingBlock{b.kind, string(b.text), signature})
+		o.blocks = append(o.blocks, thinkingBlock{b.kind, shown, signature})
 	case blockText:
 		o.blocks = append(o.blocks, textBlock{b.kind, string(b.text)})
 	default:

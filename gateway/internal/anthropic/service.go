@@ -56,10 +56,17 @@ func (s *Service) Messages(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	display, err := thinkingDisplay(o)
+	if err != nil {
+		return err
+	}
 	a := &answer{
 		output:  output{sign: s.signer.Sign, events: req.Stream},
 		message: message{ID: turn.NewID("msg_"), Type: "message", Role: "assistant", Model: name},
 		total:   s.cfg.InputTotal,
+	}
+	if display == displayOmitted {
+		a.seal = s.signer.Seal
 	}
 	if req.Stream {
 		return s.Turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
@@ -67,6 +74,19 @@ func (s *Service) Messages(w http.ResponseWriter, r *http.Request) error {
 		})
 	}
 	return s.Turn.Whole(w, r, p, a, func(u *generate.Usage) any { return a.complete(u) })
+}
+
+// displayOmitted is the thinking.display that asks for blocks without their text.
+const displayOmitted = "omitted"
+
+// thinkingDisplay reads thinking.display. Clients send values of their own too, which show the text.
+func thinkingDisplay(o reqjson.Object) (string, error) {
+	thinking, ok, err := o.Object("thinking")
+	if err != nil || !ok {
+		return "", err
+	}
+	display, _, err := thinking.String("display")
+	return display, err
 }
 
 // CountTokens serves POST /v1/messages/count_tokens: the prompt of the same body, before compression.
@@ -107,14 +127,14 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (*tur
 			req.Format = format
 		}
 	}
-	in := &reader{omit: s.Turn.Omit, tools: req.Tools}
+	in := &reader{omit: s.Turn.Omit(req), open: s.signer.Open, tools: req.Tools}
 	if err := in.system(o); err != nil {
 		return nil, err
 	}
 	if err := in.messages(o); err != nil {
 		return nil, err
 	}
-	req.Messages = in.msgs
+	req.Messages, req.SkippedItems = in.msgs, in.skipped
 	if len(in.skipped) > 0 {
 		s.Logger.Debug("content blocks were left out", zap.String(telemetry.KeyRequestID, req.ID), zap.Strings("types", in.skipped))
 	}

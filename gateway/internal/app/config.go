@@ -59,7 +59,7 @@ type Config struct {
 
 	ResponseStoreMB     int    `name:"response-store-mb" default:"64" help:"Memory for kept responses of the Responses API, MB; 0 keeps none."`
 	AnthropicInputTotal bool   `help:"Report the whole prompt as input_tokens of the Messages API, cached tokens included."`
-	ImagePolicy         string `default:"reject" enum:"reject,placeholder" help:"Images, audio and files in requests: reject, placeholder (a short text in their place)."`
+	ImagePolicy         string `default:"placeholder" enum:"reject,placeholder" help:"Images, audio and files in requests: placeholder (a short text in their place and a warning), reject."`
 	SealKeyFile         string `type:"path" placeholder:"PATH" help:"Key that seals reasoning which clients carry, made when missing; default: gateway.key in the user's cache folder."`
 
 	NoCORS                bool            `name:"no-cors" help:"Send no CORS headers."`
@@ -97,7 +97,7 @@ func Defaults() Config {
 	return Config{
 		Host: "127.0.0.1", Port: 8000, GRPCPort: 8103, RegistryListen: "127.0.0.1:8104",
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30, FailoverTimeoutS: 60, ShutdownGraceS: 30,
-		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, Planned: Planned{CacheIsolation: "shared"}, ResponseStoreMB: 64, ImagePolicy: "reject",
+		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, Planned: Planned{CacheIsolation: "shared"}, ResponseStoreMB: 64, ImagePolicy: imagesReplaced,
 		PrefillCompression: "off", PrefillThreshold: 32000, PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true,
 		LeaseTTLS: 6, FilePollS: 2, StallTimeoutS: 30, QueuedHeadersS: 10,
 	}

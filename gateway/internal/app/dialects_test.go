@@ -16,7 +16,7 @@ import (
 
 // TestDialectErrors has the rows of docs/spec/http-api.md §3.2 that a body can cause, for the dialects with several kinds of input.
 func TestDialectErrors(t *testing.T) {
-	r := start(t, func(c *Config) { c.StrictModel = true })
+	r := start(t, func(c *Config) { c.StrictModel, c.ImagePolicy = true, "reject" })
 	w := r.target(gatewaytest.WorkerOptions{MaxContext: 512})
 	w.SetDecode(r.reply("ok", 1))
 	long := strings.Repeat("many words in here ", 400)
@@ -319,7 +319,9 @@ func TestHistoryRendersTheSameInAllDialects(t *testing.T) {
 }
 
 func TestImagesAreReplacedInAllDialects(t *testing.T) {
-	r := start(t, func(c *Config) { c.ImagePolicy = "placeholder" })
+	r := start(t, nil)
+	strict := start(t, func(c *Config) { c.ImagePolicy = "reject" })
+	strict.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
 	w := r.target(gatewaytest.WorkerOptions{})
 	w.SetDecode(r.reply("ok", 1))
 	for path, body := range map[string]string{
@@ -329,6 +331,14 @@ func TestImagesAreReplacedInAllDialects(t *testing.T) {
 	} {
 		if a := r.post(path, body); a.status != 200 || !strings.Contains(r.lastPrompt(w), "[image omitted]") {
 			t.Errorf("%s: %d %s, prompt %s", path, a.status, a.body, r.lastPrompt(w))
+		}
+		for _, body := range []string{body, withStream(body)} {
+			if got := r.post(path, body).header.Get("X-Tandem-Warning"); got != "content-omitted: image" {
+				t.Errorf("%s: warning %q", path, got)
+			}
+		}
+		if a := strict.post(path, body); a.status != 400 || !strings.Contains(string(a.body), "is not supported by this model") {
+			t.Errorf("%s, policy reject: %d %s", path, a.status, a.body)
 		}
 	}
 }

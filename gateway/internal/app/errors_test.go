@@ -12,7 +12,7 @@ import (
 )
 
 func TestErrorTable(t *testing.T) {
-	r := start(t, func(c *Config) { c.StrictModel = true })
+	r := start(t, func(c *Config) { c.StrictModel, c.ImagePolicy = true, "reject" })
 	w := r.target(gatewaytest.WorkerOptions{MaxContext: 512})
 	w.SetDecode(r.reply("ok", 1))
 	const chat = "/v1/chat/completions"

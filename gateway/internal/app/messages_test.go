@@ -38,7 +38,7 @@ func TestMessagesStreamEqualsWhole(t *testing.T) {
 	for _, tt := range []struct{ name, text, more, want string }{
 		{"plain", "Hello, wörld 日本!", "", `text "Hello, wörld 日本!"; end_turn <nil>`},
 		{"empty", "", "", `text ""; end_turn <nil>`},
-		{"thinking", "it is\nso\n</think>\n\nYes.", `"thinking":{"type":"adaptive","display":"omitted"}`, `thinking "it is\nso", text "Yes."; end_turn <nil>`},
+		{"thinking", "it is\nso\n</think>\n\nYes.", `"thinking":{"type":"adaptive","display":"summarized"}`, `thinking "it is\nso", text "Yes."; end_turn <nil>`},
 		{"stop sequence", "one two three", `"stop_sequences":["wo th"]`, `text "one t"; stop_sequence wo th`},
 		{"length", "one two three four five six", `"max_tokens":2`, ""},
 		{"call", callText("weather", "city", "Zürich"), tools, `tool_use weather map[city:Zürich]; tool_use <nil>`},
@@ -104,7 +104,7 @@ func TestCountTokensEqualsUsage(t *testing.T) {
 
 // What the newest client of the dialect sends; docs/spec/clients.md §3.
 func TestMessagesOfClaudeCode(t *testing.T) {
-	r := start(t, func(c *Config) { c.ImagePolicy = "placeholder" })
+	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
 	w.SetDecode(r.reply("ok", 1))
 	prompt := func(body string) string {

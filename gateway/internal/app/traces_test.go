@@ -55,7 +55,7 @@ func TestTraces(t *testing.T) {
 	})
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("A secret answer.", 1)})
 	ask := func(traceparent string) {
-		request, err := http.NewRequest(http.MethodPost, r.url+"/v1/chat/completions", strings.NewReader(`{"messages":[{"role":"user","content":"A secret question?"}]}`))
+		request, err := http.NewRequest(http.MethodPost, r.url+"/v1/chat/completions", strings.NewReader(`{"model":"gpt-asked","messages":[{"role":"user","content":"A secret question?"}]}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -97,9 +97,14 @@ func TestTraces(t *testing.T) {
 			t.Errorf("no span %q among %q", want, names)
 		}
 	}
-	for _, key := range []string{"gen_ai.operation.name", "gen_ai.request.model", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.response.finish_reasons"} {
+	for _, key := range []string{"gen_ai.operation.name", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.response.finish_reasons"} {
 		if attributes[key] == "" {
 			t.Errorf("no attribute %s in %v", key, attributes)
+		}
+	}
+	for key, want := range map[string]string{"gen_ai.request.model": "gpt-asked", "gen_ai.response.model": "tiny"} {
+		if !strings.Contains(attributes[key], `"`+want+`"`) {
+			t.Errorf("%s is %s, want %s", key, attributes[key], want)
 		}
 	}
 }

@@ -75,8 +75,10 @@ type Request struct {
 	ID string // for workers and logs
 	// ModelName is what answers call the model, for traces.
 	ModelName string
-	Model     Model
-	Prompts   []Prompt
+	// Served is the name of the model that answers, for traces.
+	Served  string
+	Model   Model
+	Prompts []Prompt
 	// N is the number of choices of each prompt; choice k of prompt i has index i*N+k.
 	N        int
 	Sampling *tandemv1.Sampling
@@ -198,10 +200,11 @@ func (u *Usage) addContract(id string) {
 	}
 }
 
-// PrefilledTokens is the length of the prompts as the target read them.
+// PrefilledTokens is how many tokens of the prompts the target read: without those that compression dropped or a cache held.
 func (u *Usage) PrefilledTokens() int {
+	n := u.PromptTokens - u.CachedTokens
 	if c := u.Compression; c != nil && c.Applied {
-		return u.PromptTokens - c.OriginalTokens + c.KeptTokens
+		n -= c.OriginalTokens - c.KeptTokens
 	}
-	return u.PromptTokens
+	return n
 }

@@ -24,10 +24,11 @@ func newTracing(p trace.TracerProvider) tracing {
 
 // request starts the span of a request at its arrival.
 func (t tracing) request(ctx context.Context, req *Request) (context.Context, trace.Span) {
-	return t.tracer.Start(ctx, "chat "+req.ModelName, trace.WithTimestamp(req.Arrived), trace.WithSpanKind(trace.SpanKindServer),
+	return t.tracer.Start(ctx, "chat "+req.Served, trace.WithTimestamp(req.Arrived), trace.WithSpanKind(trace.SpanKindServer),
 		trace.WithAttributes(
 			attribute.String(telemetry.GenAIOperation, "chat"), attribute.String(telemetry.GenAIProvider, telemetry.GenAIProviderTandem),
-			attribute.String(telemetry.GenAIRequestModel, req.ModelName), attribute.String("request_id", req.ID),
+			attribute.String(telemetry.GenAIRequestModel, req.ModelName), attribute.String(telemetry.GenAIResponseModel, req.Served),
+			attribute.String("request_id", req.ID),
 		))
 }
 

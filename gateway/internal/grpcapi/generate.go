@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -42,10 +43,15 @@ func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.Inferen
 		ctx, stop = context.WithTimeout(ctx, s.cfg.RequestTimeout)
 		defer stop()
 	}
-	sink := &sink{stream: stream, tokens: req.Run.RawTokens}
+	sink := &sink{stream: stream, tokens: req.Run.RawTokens, warnings: req.Warnings}
+	req.Run.Compressed = func(c *generate.CompressionReport) {
+		if w := turn.CompressionWarning(c); w != "" {
+			sink.warnings = append(sink.warnings, w)
+		}
+	}
 	u, err := s.Turn.Run(ctx, req, sink)
 	if u != nil && s.Metrics != nil {
-		s.Metrics.Generated(ctx, metrics.Generation{PromptTokens: u.PromptTokens, ContentTokens: u.CompletionTokens - u.ReasoningTokens,
+		s.Metrics.Generated(ctx, metrics.Generation{PromptTokens: u.PromptTokens, PrefilledTokens: u.PrefilledTokens(), ContentTokens: u.CompletionTokens - u.ReasoningTokens,
 			ReasoningTokens: u.ReasoningTokens, ToolTokens: u.ToolTokens, Drafted: u.Drafted, Accepted: u.Accepted, VerifySteps: u.VerifySteps, Mode: "grpc",
 			LookupDrafted: u.LookupDrafted, LookupAccepted: u.LookupAccepted,
 			Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, Total: u.Total, CloseKind: u.CloseKind})
@@ -89,7 +95,7 @@ func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *
 	req := &turn.Request{
 		ID: call.ID, Model: m.Name, Arrived: call.Arrived, N: 1, Sampling: sampling, MaxTokens: int(in.GetMaxTokens()),
 		MaxTokensGiven: in.GetMaxTokens() > 0, Stops: in.GetStop(), Speculation: in.GetSpeculation(), TopLogprobs: generate.NoLogprobs,
-		Format: format(in.GetFormat()), CachePrompt: true,
+		Format: format(in.GetFormat()),
 	}
 	if err := asker(ctx, in, req); err != nil {
 		return nil, err
@@ -184,11 +190,15 @@ func checkSampling(in *tandemv1.Sampling, vocab int) (*tandemv1.Sampling, error)
 type sink struct {
 	stream tandemv1.InferenceService_GenerateServer
 	tokens bool
-	end    generate.Choice
+	// warnings go out in the metadata key x-tandem-warning.
+	warnings []string
+	end      generate.Choice
 }
 
-// Admitted implements generate.Sink: the headers tell the caller that a worker took the request.
-func (s *sink) Admitted() error { return s.stream.SendHeader(nil) }
+// Admitted implements generate.Sink: the headers tell the caller that a worker took the request, and what of it was left out.
+func (s *sink) Admitted() error {
+	return s.stream.SendHeader(metadata.MD{"x-tandem-warning": s.warnings})
+}
 
 // Prompt implements generate.Sink; the service has no prompt log-probabilities.
 func (s *sink) Prompt(int, []*tandemv1.PositionLogprobs) error { return nil }

@@ -282,7 +282,7 @@ func (s *Server) report(r *http.Request, call *turn.Call, name string, status in
 		fields = append(fields, zap.Int(telemetry.KeyPrompt, u.PromptTokens), zap.Int(telemetry.KeyTokens, u.CompletionTokens))
 		if s.Metrics != nil {
 			s.Metrics.Generated(r.Context(), metrics.Generation{
-				PromptTokens: u.PromptTokens, ContentTokens: u.CompletionTokens - u.ReasoningTokens, ReasoningTokens: u.ReasoningTokens, ToolTokens: u.ToolTokens,
+				PromptTokens: u.PromptTokens, PrefilledTokens: u.PrefilledTokens(), ContentTokens: u.CompletionTokens - u.ReasoningTokens, ReasoningTokens: u.ReasoningTokens, ToolTokens: u.ToolTokens,
 				Drafted: u.Drafted, Accepted: u.Accepted, VerifySteps: u.VerifySteps, Mode: mode(u.Drafted),
 				LookupDrafted: u.LookupDrafted, LookupAccepted: u.LookupAccepted,
 				Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, Total: u.Total, CloseKind: u.CloseKind,

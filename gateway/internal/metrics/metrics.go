@@ -204,6 +204,8 @@ func (s *Set) ToolParseError(ctx context.Context) { s.toolErrors.Add(context.Wit
 // Generation is what is known of a finished request.
 type Generation struct {
 	PromptTokens, ContentTokens, ReasoningTokens int
+	// PrefilledTokens of the prompt were read by the target: not dropped by compression, not restored from a cache.
+	PrefilledTokens int
 	// ToolTokens are those of ContentTokens that are markup of calls.
 	ToolTokens                     int
 	Drafted, Accepted, VerifySteps int64
@@ -248,7 +250,7 @@ func (s *Set) Generated(ctx context.Context, g Generation) {
 		s.decodeRate.Record(ctx, float64(n)/d)
 	}
 	if d := g.Prefill.Seconds(); d > 0 {
-		s.prefillRate.Record(ctx, float64(g.PromptTokens)/d)
+		s.prefillRate.Record(ctx, float64(g.PrefilledTokens)/d)
 	}
 	if g.VerifySteps > 0 {
 		s.acceptLength.Record(ctx, float64(n)/float64(g.VerifySteps))

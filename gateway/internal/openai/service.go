@@ -34,7 +34,7 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (*tur
 	if err != nil {
 		return nil, err
 	}
-	req.Messages, err = parseMessages(o, s.Turn.Omit)
+	req.Messages, err = parseMessages(o, s.Turn.Omit(req))
 	return req, err
 }
 

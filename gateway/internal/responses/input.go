@@ -2,6 +2,7 @@ package responses
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
@@ -113,8 +114,15 @@ func (r *reader) add(raw json.RawMessage, path string) error {
 		r.tools = append(r.tools, o)
 		return nil
 	}
-	r.skipped = append(r.skipped, kind)
+	r.skip(kind)
 	return nil
+}
+
+// skip notes the type of an item that was left out.
+func (r *reader) skip(kind string) {
+	if !slices.Contains(r.skipped, kind) {
+		r.skipped = append(r.skipped, kind)
+	}
 }
 
 // push adds a message that is not the assistant's.
@@ -255,7 +263,7 @@ func (r *reader) reference(o reqjson.Object) error {
 	}
 	item, ok := r.find(id)
 	if !ok {
-		r.skipped = append(r.skipped, itemReference)
+		r.skip(itemReference)
 		return nil
 	}
 	if r.referred += len(item); r.referred > maxReferred {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
@@ -205,7 +206,7 @@ func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) err
 	if err != nil {
 		return err
 	}
-	in := &reader{omit: s.Turn.Omit, sealed: s.sealed, find: func(id string) (json.RawMessage, bool) {
+	in := &reader{omit: s.Turn.Omit(q.Request), sealed: s.sealed, find: func(id string) (json.RawMessage, bool) {
 		return s.store.item(key{q.scope, id})
 	}}
 	if instructions != "" {
@@ -255,6 +256,10 @@ func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) err
 	q.Tools = q.Tools.Union(more...)
 	// Truncation keeps what stands first, so all that belongs there has to be there before.
 	q.Messages = chat.JoinSystem(in.messages(), m.LaterSystem)
+	if len(q.Messages) == 0 {
+		return apierror.InvalidValue("input", "holds nothing that can be read here: only %s", strings.Join(in.skipped, ", "))
+	}
 	s.logSkipped(q, in.skipped)
+	q.SkippedItems = in.skipped
 	return nil
 }

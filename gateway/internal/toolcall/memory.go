@@ -53,10 +53,14 @@ func memoryKey(id string) string {
 	}, id)
 }
 
-// Put remembers a complete call.
-func (m *Memory) Put(c *Call, reasoning string) {
+// Put remembers a complete call for the holders of one API key, whom scope names.
+func (m *Memory) Put(scope string, c *Call, reasoning string) {
 	w := &Written{Gap: c.Gap, Raw: c.Raw, Reasoning: reasoning, key: memoryKey(c.ID), name: c.Name}
-	if w.key == "" || json.Unmarshal([]byte(c.Arguments), &w.arguments) != nil {
+	if w.key == "" {
+		return
+	}
+	w.key = scoped(scope, w.key)
+	if json.Unmarshal([]byte(c.Arguments), &w.arguments) != nil {
 		return
 	}
 	// The arguments are about as long as what they were written as.
@@ -73,16 +77,19 @@ func (m *Memory) Put(c *Call, reasoning string) {
 	}
 }
 
+// scoped is the key of a call's id in a scope; ids are letters and digits, so no two pairs share one.
+func scoped(scope, id string) string { return id + " " + scope }
+
 func (m *Memory) drop(e *list.Element) {
 	w := m.order.Remove(e).(*Written)
 	delete(m.byID, w.key)
 	m.bytes -= w.size
 }
 
-// Get finds the call of an id, if name and arguments (JSON) still mean the same; nil = not known.
-func (m *Memory) Get(id, name, arguments string) *Written {
+// Get finds the call of an id in a scope, if name and arguments (JSON) still mean the same; nil = not known.
+func (m *Memory) Get(scope, id, name, arguments string) *Written {
 	m.mu.Lock()
-	e := m.byID[memoryKey(id)]
+	e := m.byID[scoped(scope, memoryKey(id))]
 	if e == nil {
 		m.mu.Unlock()
 		return nil

@@ -13,7 +13,7 @@ import (
 
 // remember gives the calls of a history the text in which the model wrote them, and their turns the reasoning that a client did
 // not send back (docs/spec/http-api.md §6.6). msgs is not changed.
-func (s *Service) remember(m *model.Model, msgs []chat.Message) []chat.Message {
+func (s *Service) remember(m *model.Model, scope string, msgs []chat.Message) []chat.Message {
 	if s.Memory == nil {
 		return msgs
 	}
@@ -30,7 +30,7 @@ func (s *Service) remember(m *model.Model, msgs []chat.Message) []chat.Message {
 			if err != nil {
 				continue
 			}
-			w := s.Memory.Get(c.ID, c.Name, args)
+			w := s.Memory.Get(scope, c.ID, c.Name, args)
 			if w == nil {
 				continue
 			}
@@ -49,15 +49,17 @@ func (s *Service) remember(m *model.Model, msgs []chat.Message) []chat.Message {
 type recorder struct {
 	generate.Sink
 	memory    *toolcall.Memory
+	scope     string
 	reasoning [][]byte // by choice; each is touched by its choice only
 }
 
 // record wraps the sink of a request that has tools.
-func (s *Service) record(run *generate.Request, sink generate.Sink) generate.Sink {
+func (s *Service) record(p *Prepared, sink generate.Sink) generate.Sink {
+	run := p.Run
 	if s.Memory == nil || run.Tools == nil {
 		return sink
 	}
-	return &recorder{Sink: sink, memory: s.Memory, reasoning: make([][]byte, len(run.Prompts)*max(1, run.N))}
+	return &recorder{Sink: sink, memory: s.Memory, scope: p.scope, reasoning: make([][]byte, len(run.Prompts)*max(1, run.N))}
 }
 
 // Delta implements generate.Sink.
@@ -67,7 +69,7 @@ func (r *recorder) Delta(index int, d generate.Delta) error {
 		case emit.Reasoning:
 			r.reasoning[index] = append(r.reasoning[index], ev.Text...)
 		case emit.ToolEnd:
-			r.memory.Put(ev.Call, string(r.reasoning[index]))
+			r.memory.Put(r.scope, ev.Call, string(r.reasoning[index]))
 		}
 	}
 	return r.Sink.Delta(index, d)

@@ -52,7 +52,7 @@ func (s *Service) Parse(r *http.Request, o reqjson.Object, m *model.Model) (*Req
 // Base reads the fields that every generating endpoint has, legacy completions included. least is the smallest max_tokens.
 func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least float64) (*Request, error) {
 	call := CallFrom(r.Context())
-	req := &Request{ID: call.ID, Arrived: call.Arrived, Priority: Priority(call.Trusted, r.Header.Get("X-Priority")), N: 1, TopLogprobs: generate.NoLogprobs, CachePrompt: true}
+	req := &Request{ID: call.ID, Arrived: call.Arrived, Priority: Priority(call.Trusted, r.Header.Get("X-Priority")), N: 1, TopLogprobs: generate.NoLogprobs, Scope: call.Scope}
 	var err error
 	if req.Stream, _, err = o.Bool("stream"); err != nil {
 		return nil, err
@@ -79,14 +79,13 @@ func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least 
 	if ok {
 		req.N = int(n)
 	}
-	cache, ok, err := o.Bool("cache_prompt")
-	if err != nil {
-		return nil, err
+	// There is no prefix cache yet: nothing is looked up or saved, whatever is allowed.
+	for _, name := range []string{"cache_prompt", "store"} {
+		if _, _, err := o.Bool(name); err != nil {
+			return nil, err
+		}
 	}
-	if ok {
-		req.CachePrompt = cache
-	}
-	if _, _, err := o.Bool("store"); err != nil {
+	if req.Model, _, err = o.String("model"); err != nil {
 		return nil, err
 	}
 	if req.SessionID, err = sessionID(r, o); err != nil {

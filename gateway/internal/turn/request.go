@@ -30,6 +30,9 @@ type Request struct {
 	Tools   *toolcall.Set
 	Skipped []string
 	Choice  ToolChoice
+	// Omitted are the kinds of content that a placeholder took the place of, SkippedItems the types of blocks and items of the
+	// conversation that say nothing to this model.
+	Omitted, SkippedItems []string
 	// Parallel allows more than one call in a turn.
 	Parallel bool
 	// NewCallID makes the ids of calls; nil = OpenAI's form.
@@ -51,9 +54,9 @@ type Request struct {
 	// Share is who asks, see the function Share.
 	Share    string
 	Priority int
-	// CachePrompt allows lookup and save in the prefix cache.
-	CachePrompt bool
-	Pflash      compress.Wish
+	// Scope tells API keys apart, see Call.
+	Scope  string
+	Pflash compress.Wish
 }
 
 // ToolMode says whether the model may or must call a tool.
@@ -135,6 +138,8 @@ type Prepared struct {
 	PromptTokens int
 	// Warnings are sent as x-tandem-warning headers.
 	Warnings []string
+
+	scope string
 }
 
 // warningHeader tells clients what of their request was left out.

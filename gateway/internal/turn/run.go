@@ -34,7 +34,7 @@ type Stream interface {
 
 // Run runs a request into a sink that is no HTTP answer.
 func (s *Service) Run(ctx context.Context, p *Prepared, sink generate.Sink) (*generate.Usage, error) {
-	return s.Generator.Run(ctx, p.Run, s.record(p.Run, sink))
+	return s.Generator.Run(ctx, p.Run, s.record(p, sink))
 }
 
 // Stream runs a request as an event stream. make builds the dialect's side on the writer. An error that comes before the headers
@@ -54,7 +54,7 @@ func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, ma
 	defer out.Close()
 	sink = make(out)
 	p.Run.Compressed = func(c *generate.CompressionReport) {
-		if w := compressionWarning(c); w != "" {
+		if w := CompressionWarning(c); w != "" {
 			out.Header(func(h http.Header) { h.Add(warningHeader, w) })
 		}
 	}
@@ -85,7 +85,7 @@ func (s *Service) Whole(w http.ResponseWriter, r *http.Request, p *Prepared, sin
 	}
 	p.warn(w.Header())
 	if c := u.Compression; c != nil {
-		if warning := compressionWarning(c); warning != "" {
+		if warning := CompressionWarning(c); warning != "" {
 			w.Header().Add(warningHeader, warning)
 		}
 	}
@@ -95,8 +95,8 @@ func (s *Service) Whole(w http.ResponseWriter, r *http.Request, p *Prepared, sin
 	return WriteJSON(w, build(u))
 }
 
-// compressionWarning is the warning about a prompt that was to be compressed and was not, else empty.
-func compressionWarning(c *generate.CompressionReport) string {
+// CompressionWarning is the warning about a prompt that was to be compressed and was not, else empty.
+func CompressionWarning(c *generate.CompressionReport) string {
 	switch {
 	case c.Applied, c.Reason == compress.ReasonBelowThreshold, c.Reason == compress.ReasonTools, c.Reason == compress.ReasonFormat:
 		return ""

@@ -115,7 +115,7 @@ func (s *Service) Render(m *model.Model, req *Request) (*model.Rendered, error) 
 func (s *Service) Thinking(req *Request) bool { return req.Thinking.On(s.cfg.DefaultThinking) }
 
 func (s *Service) conversation(m *model.Model, req *Request) (*chat.Conversation, error) {
-	msgs := s.remember(m, chat.JoinSystem(req.Messages, m.LaterSystem))
+	msgs := s.remember(m, req.Scope, chat.JoinSystem(req.Messages, m.LaterSystem))
 	conv := &chat.Conversation{Messages: msgs, Tools: req.Tools.Shown(), Thinking: s.Thinking(req)}
 	if req.Kwargs != nil {
 		v, err := chattemplate.FromJSON(req.Kwargs)
@@ -164,8 +164,13 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 	if err := s.limit(m, req, conv.Thinking || rendered.Thinking, p); err != nil {
 		return nil, err
 	}
-	if len(req.Skipped) > 0 {
-		p.Warnings = append(p.Warnings, "tools-ignored: "+strings.Join(req.Skipped, ","))
+	for _, left := range []struct {
+		what string
+		list []string
+	}{{"tools-ignored", req.Skipped}, {"content-omitted", req.Omitted}, {"items-ignored", req.SkippedItems}} {
+		if len(left.list) > 0 {
+			p.Warnings = append(p.Warnings, left.what+": "+strings.Join(left.list, ","))
+		}
 	}
 	return p, nil
 }
@@ -173,13 +178,13 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 // Raw turns the fields of Base into a run without prompts, for endpoints that have no conversation.
 func (s *Service) Raw(m *model.Model, req *Request) *Prepared {
 	run := &generate.Request{
-		ID: req.ID, ModelName: cmp.Or(req.Model, m.Name), Arrived: req.Arrived, Model: m.Model, Share: req.Share, Priority: req.Priority, N: req.N, Sampling: req.Sampling, Stops: req.Stops,
+		ID: req.ID, ModelName: cmp.Or(req.Model, m.Name), Served: m.Name, Arrived: req.Arrived, Model: m.Model, Share: req.Share, Priority: req.Priority, N: req.N, Sampling: req.Sampling, Stops: req.Stops,
 		MaxTokens: req.MaxTokens, MaxTokensGiven: req.MaxTokensGiven, Speculation: req.Speculation, TopLogprobs: req.TopLogprobs,
 	}
 	if s.Budgets != nil {
 		run.DefaultMaxTokens = s.Budgets.DefaultMaxTokens(m)
 	}
-	return &Prepared{Run: run}
+	return &Prepared{Run: run, scope: req.Scope}
 }
 
 // limit bounds the reasoning and what may be chosen.
