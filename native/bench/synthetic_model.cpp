@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -46,6 +47,12 @@ class Header {
     u32(5);
     u64(values.size());
     for (const int32_t v : values) u32(static_cast<uint32_t>(v));
+  }
+  void key_texts(const std::string& key, const std::vector<std::string>& values) {
+    open(key, 9);
+    u32(8);
+    u64(values.size());
+    for (const std::string& v : values) text(v);
   }
   uint64_t keys() const { return keys_; }
   const std::string& bytes() const { return bytes_; }
@@ -231,6 +238,49 @@ void write_keys(const SyntheticShape& s, Header* h) {
   }
 }
 
+// The character that stands for a byte in vocabulary files (docs/spec/tokenizer.md §4), in UTF-8.
+std::string byte_character(int byte) {
+  static const std::vector<int> points = [] {
+    std::vector<int> all(256);
+    int next = 0x100;
+    for (int b = 0; b < 256; ++b) {
+      const bool printable = (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
+      all[static_cast<size_t>(b)] = printable ? b : next++;
+    }
+    return all;
+  }();
+  const int point = points[static_cast<size_t>(byte)];
+  if (point < 0x80) return std::string(1, static_cast<char>(point));
+  return {static_cast<char>(0xC0 | point >> 6), static_cast<char>(0x80 | (point & 0x3F))};
+}
+
+// write_tokenizer gives every id a token: bytes, two control tokens, then words that no merge makes. So each id can be
+// generated, as with a real vocabulary, while a prompt is one token a byte.
+void write_tokenizer(int32_t vocab, Header* h) {
+  constexpr int32_t kNormal = 1, kControl = 3;
+  std::vector<std::string> tokens;
+  std::vector<int32_t> types;
+  for (int b = 0; b < 256; ++b) tokens.push_back(byte_character(b));
+  types.assign(tokens.size(), kNormal);
+  for (const char* text : {"<|im_start|>", "<|im_end|>"}) {
+    tokens.emplace_back(text);
+    types.push_back(kControl);
+  }
+  for (int32_t i = static_cast<int32_t>(tokens.size()); i < vocab; ++i) {
+    tokens.push_back(std::to_string(i) + 'w');
+    types.push_back(kNormal);
+  }
+  h->key_text("tokenizer.ggml.model", "gpt2");
+  h->key_text("tokenizer.ggml.pre", "qwen35");
+  h->key_texts("tokenizer.ggml.tokens", tokens);
+  h->key_ints("tokenizer.ggml.token_type", types);
+  h->key_texts("tokenizer.ggml.merges", {});
+  h->key_u32("tokenizer.ggml.eos_token_id", 257);
+  h->key_text("tokenizer.chat_template",
+              "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+              "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}");
+}
+
 }  // namespace
 
 uint64_t SyntheticTensor::elements() const {
@@ -337,10 +387,25 @@ std::vector<SyntheticTensor> synthetic_tensors(const SyntheticShape& s) {
 }
 
 Status SyntheticModel::make(const SyntheticShape& shape, int threads, std::unique_ptr<SyntheticModel>* out) {
-  const std::vector<SyntheticTensor> tensors = synthetic_tensors(shape);
   std::unique_ptr<SyntheticModel> m(new SyntheticModel());
+  m->fd_ = memfd_create("synthetic.gguf", MFD_CLOEXEC);
+  TND_TRY(m->fill(shape, threads, false));
+  m->path_ = "/proc/self/fd/" + std::to_string(m->fd_);
+  *out = std::move(m);
+  return Status();
+}
+
+Status SyntheticModel::write(const SyntheticShape& shape, int threads, const std::string& path) {
+  SyntheticModel m;
+  m.fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  return m.fill(shape, threads, true);
+}
+
+Status SyntheticModel::fill(const SyntheticShape& shape, int threads, bool served) {
+  const std::vector<SyntheticTensor> tensors = synthetic_tensors(shape);
   Header keys;
   write_keys(shape, &keys);
+  if (served && shape.vocab > 0) write_tokenizer(shape.vocab, &keys);
 
   Header h;
   h.raw("GGUF", 4);
@@ -358,23 +423,22 @@ Status SyntheticModel::make(const SyntheticShape& shape, int threads, std::uniqu
     h.u64(at);
     offsets.push_back(at);
     at += aligned(t.bytes());
-    m->tensor_bytes_ += t.bytes();
+    tensor_bytes_ += t.bytes();
     const bool table = t.name == "token_embd.weight" && !shape.tied;
-    if (!table) m->read_bytes_ += t.bytes();
+    if (!table) read_bytes_ += t.bytes();
     const bool head = t.name == "output.weight" || (t.name == "token_embd.weight" && shape.tied);
-    if (head) m->head_macs_ = t.elements();
-    if (t.ne.size() == 2 && t.type != DType::kF32 && !table) m->macs_ += t.elements();
+    if (head) head_macs_ = t.elements();
+    if (t.ne.size() == 2 && t.type != DType::kF32 && !table) macs_ += t.elements();
   }
   const uint64_t start = aligned(h.bytes().size());
   for (uint64_t& o : offsets) o += start;
 
-  m->fd_ = memfd_create("synthetic.gguf", MFD_CLOEXEC);
   const uint64_t size = start + at;
-  if (m->fd_ < 0 || ftruncate(m->fd_, static_cast<off_t>(size)) != 0) {
-    return errorf(TND_RESOURCE_EXHAUSTED, "%s: no memory file of %llu bytes", shape.name.c_str(),
-                  static_cast<unsigned long long>(size));
+  if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(size)) != 0) {
+    return errorf(TND_RESOURCE_EXHAUSTED, "%s: no file of %llu bytes: %s", shape.name.c_str(),
+                  static_cast<unsigned long long>(size), std::strerror(errno));
   }
-  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, m->fd_, 0);
+  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
   if (base == MAP_FAILED) {
     return errorf(TND_RESOURCE_EXHAUSTED, "%s: cannot map %llu bytes", shape.name.c_str(),
                   static_cast<unsigned long long>(size));
@@ -387,10 +451,7 @@ Status SyntheticModel::make(const SyntheticShape& shape, int threads, std::uniqu
     if (s.ok()) filler.run(threads);
   }
   munmap(base, size);
-  TND_TRY(s);
-  m->path_ = "/proc/self/fd/" + std::to_string(m->fd_);
-  *out = std::move(m);
-  return Status();
+  return s;
 }
 
 SyntheticModel::~SyntheticModel() {

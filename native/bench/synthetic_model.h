@@ -62,9 +62,14 @@ std::vector<SyntheticTensor> synthetic_tensors(const SyntheticShape& shape);
 
 class SyntheticModel {
  public:
-  // make builds the file image with `threads` threads; 0 leaves all tensors empty (for memory plans). Errors:
+  // make builds the file image in memory with `threads` threads; 0 leaves all tensors empty (for memory plans). Errors:
   // TND_RESOURCE_EXHAUSTED when memory is not to be had.
   static Status make(const SyntheticShape& shape, int threads, std::unique_ptr<SyntheticModel>* out);
+  // write makes the same image as a file that can be served: a shape with a vocabulary gets a tokenizer (256 byte
+  // tokens,
+  // <|im_start|>, <|im_end|>, and words of their own number that no text merges to) and a chat template. Errors:
+  // TND_RESOURCE_EXHAUSTED when the file cannot be made.
+  static Status write(const SyntheticShape& shape, int threads, const std::string& path);
   ~SyntheticModel();
   SyntheticModel(const SyntheticModel&) = delete;
   SyntheticModel& operator=(const SyntheticModel&) = delete;
@@ -80,6 +85,8 @@ class SyntheticModel {
 
  private:
   SyntheticModel() = default;
+  // fill writes the image of `shape` into the file fd_. `served` adds tokenizer and template.
+  Status fill(const SyntheticShape& shape, int threads, bool served);
   int fd_ = -1;
   std::string path_;
   uint64_t tensor_bytes_ = 0, read_bytes_ = 0, macs_ = 0, head_macs_ = 0;
