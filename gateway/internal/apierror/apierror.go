@@ -171,6 +171,12 @@ func WorkerFailed(err error) *Error {
 	return e.WithCause(err)
 }
 
+// WorkerInvalid reports that a worker's answer cannot be: field is the field of its message, problem what is wrong with it.
+func WorkerInvalid(field, problem string) *Error {
+	return &Error{Status: http.StatusBadGateway, Type: TypeServer, Code: "worker_invalid",
+		Message: "a worker answered with something that cannot be: " + field + ": " + problem}
+}
+
 // Deadline: --request-timeout-s ran out.
 func Deadline() *Error {
 	return &Error{Status: http.StatusGatewayTimeout, Type: TypeServer, Code: "deadline_exceeded", Message: "the request took longer than the server allows"}

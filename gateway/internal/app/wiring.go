@@ -152,7 +152,7 @@ func (a *App) wire() error {
 	pflash := compress.New(compress.Config{
 		Curve: curve, Mode: cfg.PrefillCompression, Threshold: cfg.PrefillThreshold, KeepRatio: cfg.PrefillKeepRatio, MinChunks: cfg.PrefillMinChunks,
 		Timeout: seconds(cfg.PflashTimeoutS), AllowOverride: cfg.PflashRequestOverride,
-	}, compress.Deps{Scorers: a.cluster.Scorers, Tokenizer: a.models.scorerTokenizer, Logger: a.log.Named("pflash")})
+	}, compress.Deps{Scorers: a.cluster.Scorers, Metrics: set, Tokenizer: a.models.scorerTokenizer, Logger: a.log.Named("pflash")})
 	a.keys = apikey.NewRing()
 	a.filesRead = stamps(a.secretFiles())
 	if err := a.load(); err != nil {

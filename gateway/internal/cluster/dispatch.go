@@ -116,7 +116,7 @@ func (p *Pool) returned(name string) {
 // later, it would wait for ever.
 func (p *Pool) keep(t *Ticket, now time.Time, kept map[*worker]bool) {
 	for _, w := range p.workers {
-		if w.usable(t.demand.Tokens, now) && !w.room(t.demand.Tokens) && (t.demand.AnyContract || t.demand.like(w)) {
+		if !t.demand.Avoid[w.info.ID] && w.usable(t.demand.Tokens, now) && !w.room(t.demand.Tokens) && (t.demand.AnyContract || t.demand.like(w)) {
 			kept[w] = true
 		}
 	}
@@ -141,7 +141,7 @@ func (p *Pool) pick(d *Demand, now time.Time, kept map[*worker]bool) *worker {
 func (p *Pool) least(d *Demand, now time.Time, kept map[*worker]bool, admits func(*worker) bool) *worker {
 	var best *worker
 	for _, w := range p.workers {
-		if kept[w] || !admits(w) || !w.usable(d.Tokens, now) || !w.room(d.Tokens) {
+		if kept[w] || d.Avoid[w.info.ID] || !admits(w) || !w.usable(d.Tokens, now) || !w.room(d.Tokens) {
 			continue
 		}
 		if best == nil {

@@ -74,6 +74,8 @@ type Demand struct {
 	Share string
 	// Priority 0…9, higher first.
 	Priority int
+	// Avoid are ids of workers that get no part of this request.
+	Avoid map[string]bool
 	// Takeover is set for requests that already ran and lost their worker: they go to the front, are not counted against the
 	// queue's limit, and wait for a worker to come back.
 	Takeover bool
@@ -391,6 +393,18 @@ func (p *Pool) longest() int {
 		}
 	}
 	return n
+}
+
+// Others reports whether a worker takes work that is none of avoid.
+func (p *Pool) Others(avoid map[string]bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id, w := range p.workers {
+		if w.ready() && !avoid[id] {
+			return true
+		}
+	}
+	return false
 }
 
 // Ready reports whether a worker takes work.

@@ -8,18 +8,21 @@ package compress
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 )
@@ -91,6 +94,8 @@ type Deps struct {
 	// Tokenizer returns the scorer's tokenizer, nil while no scorer is known.
 	Tokenizer func() *tokenizer.Tokenizer
 	Logger    *zap.Logger
+	// Metrics count answers that cannot be; nil = nobody counts.
+	Metrics *metrics.Set
 }
 
 // Compressor plans and runs compression. It is safe for concurrent use.
@@ -227,30 +232,63 @@ func (c *Compressor) score(ctx context.Context, doc *document, want Wish, id str
 		}
 		return nil, 0, ReasonScorerFailed, err
 	}
-	ticket, err := c.Scorers.Submit(cluster.Demand{Lanes: 1, Tokens: len(doc.tokens)})
-	if err != nil {
-		return failed(err)
-	}
-	defer ticket.Close()
-	lane, err := ticket.Lane(ctx)
-	if err != nil {
-		return failed(err)
-	}
 	req := &tandemv1.CompressRequest{RequestId: id, Tokens: doc.tokens, Query: doc.query.proto()}
 	for _, s := range doc.segments {
 		req.Segments = append(req.Segments, &tandemv1.Segment{Span: s.span.proto(), KeepRatio: want.KeepRatio, MinChunks: int32(want.MinChunks)})
 	}
-	resp, err := tandemv1.NewPrefillServiceClient(lane.Conn).Compress(metadata.AppendToOutgoingContext(ctx, "x-request-id", id), req)
+	avoid := map[string]bool{} // scorers whose answer cannot be
+	for {
+		kept, scoreMS, worker, err := c.ask(ctx, doc, req, avoid)
+		if err == nil {
+			return kept, scoreMS, "", nil
+		}
+		if !errors.Is(err, errAnswer) {
+			return failed(err)
+		}
+		if c.Metrics != nil {
+			c.Metrics.Violation(ctx, "prefill", "segments")
+		}
+		c.Logger.Warn("a scorer's answer cannot be", zap.String(telemetry.KeyRequestID, id), zap.String(telemetry.KeyWorker, worker),
+			zap.NamedError(telemetry.KeyErr, err))
+		if avoid[worker] = true; !c.Scorers.Others(avoid) {
+			return failed(err)
+		}
+	}
+}
+
+// errAnswer is the kind of an answer that cannot be.
+var errAnswer = errors.New("the scorer's answer cannot be")
+
+// Sizes of an answer in bytes: what every answer may have, and what a token of the prompt may add (a span of its own).
+const answerBase, answerToken = 64 << 10, 16
+
+// ask has one scorer score the document, none of avoid. worker is who it was. Errors that are errAnswer are the scorer's.
+func (c *Compressor) ask(ctx context.Context, doc *document, req *tandemv1.CompressRequest, avoid map[string]bool) (kept [][]span, scoreMS float64, worker string, err error) {
+	ticket, err := c.Scorers.Submit(cluster.Demand{Lanes: 1, Tokens: len(doc.tokens), Avoid: avoid})
+	if err != nil {
+		return nil, 0, "", err
+	}
+	defer ticket.Close()
+	lane, err := ticket.Lane(ctx)
+	if err != nil {
+		return nil, 0, "", err
+	}
+	defer lane.Release()
+	resp, err := tandemv1.NewPrefillServiceClient(lane.Conn).Compress(metadata.AppendToOutgoingContext(ctx, "x-request-id", req.RequestId), req,
+		grpc.MaxCallRecvMsgSize(answerBase+answerToken*len(doc.tokens)))
 	if err != nil {
 		if c := rpcerr.Code(err); ctx.Err() == nil && c != codes.DeadlineExceeded && c != codes.ResourceExhausted {
 			lane.Failed()
 		}
-		lane.Release()
-		return failed(err)
+		if strings.Contains(err.Error(), "received message larger than max") { // gRPC's own words: the code alone could be that of a full scorer
+			lane.Failed()
+			err = errors.Join(errAnswer, err)
+		}
+		return nil, 0, lane.Worker, err
 	}
-	lane.Release()
 	if kept, err = doc.read(resp); err != nil {
-		return failed(err)
+		lane.Failed()
+		return nil, 0, lane.Worker, errors.Join(errAnswer, err)
 	}
-	return kept, resp.GetScoreMs(), "", nil
+	return kept, resp.GetScoreMs(), lane.Worker, nil
 }

@@ -114,10 +114,16 @@ func newSegment(tok *tokenizer.Tokenizer, message int, text string) *segment {
 	return s
 }
 
+// mostScoreMS bounds what a scorer may say that it took: a day.
+const mostScoreMS = 24 * 3600 * 1000
+
 // read checks a scorer's answer and makes its spans relative to their segments.
 func (d *document) read(resp *tandemv1.CompressResponse) ([][]span, error) {
 	if len(resp.GetSegments()) != len(d.segments) {
 		return nil, fmt.Errorf("scorer answered %d segments for %d", len(resp.GetSegments()), len(d.segments))
+	}
+	if ms := resp.GetScoreMs(); !(ms >= 0 && ms < mostScoreMS) {
+		return nil, fmt.Errorf("scorer says that it took %v ms", ms)
 	}
 	out := make([][]span, len(d.segments))
 	for i, k := range resp.GetSegments() {

@@ -62,7 +62,7 @@ func (s Script) Run(req *tandemv1.DecodeRequest, stream tandemv1.TargetService_D
 	}
 	accepted := max(0, int64(limit)-steps)
 	fin := &tandemv1.Finished{Reason: tandemv1.FinishReason_FINISH_REASON_LENGTH, Timings: &tandemv1.Timings{
-		PrefillMs: 2, DecodeMs: 10, VerifySteps: steps, DraftedTokens: 3 * steps, AcceptedTokens: accepted,
+		PrefillMs: 2, DecodeMs: 10, VerifySteps: steps, DraftedTokens: max(3*steps, accepted), AcceptedTokens: accepted,
 		LookupDraftedTokens: steps, LookupAcceptedTokens: min(1, accepted)}}
 	if limit == len(s.Tokens) && s.Stop != 0 {
 		fin.Reason, fin.StopToken = tandemv1.FinishReason_FINISH_REASON_STOP, proto.Int32(s.Stop)

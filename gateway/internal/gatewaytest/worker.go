@@ -1,6 +1,7 @@
 package gatewaytest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -130,7 +131,7 @@ type stating struct {
 // Send implements the stream.
 func (s *stating) Send(m *tandemv1.DecodeResponse) error {
 	if a := m.GetAdmitted(); a != nil {
-		a.Contract = s.contract
+		a.Contract = cmp.Or(a.Contract, s.contract)
 	}
 	return s.TargetService_DecodeServer.Send(m)
 }

@@ -25,6 +25,8 @@ type Model struct {
 	Stops []int32
 	// Markup are control tokens in which the model writes calls.
 	Markup []int32
+	// Vocab is the number of tokens that the model can choose from, 0 = unknown.
+	Vocab int
 	// Context is the model's own context length in tokens, 0 = unknown.
 	Context int
 	// CallOpen and CallClose are the tokens around a call in the model's own form, emit.None when they are text.

@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 )
@@ -36,6 +37,8 @@ type stream struct {
 	emitter *emit.Emitter
 
 	committed []int32 // every token the workers sent, for replay
+	verify    verifier
+	avoid     map[string]bool // workers that sent what cannot be
 	raw       []emit.Entry
 	admitted  bool // by the present worker
 	finished  *tandemv1.Finished
@@ -95,6 +98,9 @@ func (s *stream) judge(ctx context.Context, lane *cluster.Lane, err error, failu
 		lane.Release()
 		return false, failures
 	}
+	if v := violation(err); v != nil {
+		return s.bar(ctx, lane, v), failures
+	}
 	switch code := rpcerr.Code(err); {
 	case code == codes.ResourceExhausted && !s.admitted:
 		lane.Full()
@@ -126,7 +132,7 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 	}
 	wait, cancel := context.WithDeadlineCause(ctx, lostAt.Add(g.cfg.FailoverTimeout), timeout)
 	defer cancel()
-	demand := cluster.Demand{Lanes: 1, Tokens: len(s.job.prompt) + s.job.max, Priority: s.r.req.Priority, Takeover: true, AnyContract: g.cfg.FailoverAny}
+	demand := cluster.Demand{Lanes: 1, Tokens: len(s.job.prompt) + s.job.max, Priority: s.r.req.Priority, Takeover: true, AnyContract: g.cfg.FailoverAny, Avoid: s.avoid}
 	if s.begun() {
 		demand.Contract = &s.contract
 	}
@@ -139,6 +145,9 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 	if err != nil && ctx.Err() == nil {
 		if rpcerr.Code(cause) == codes.ResourceExhausted {
 			return nil, apierror.QueueTimeout().WithCause(cause)
+		}
+		if violation(cause) != nil {
+			return nil, cause
 		}
 		return nil, apierror.WorkerFailed(errors.Join(cause, context.Cause(wait)))
 	}
@@ -160,7 +169,9 @@ func (s *stream) attempt(ctx context.Context, lane *cluster.Lane) error {
 	}
 	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(ctx, "x-request-id", s.r.req.ID))
 	defer cancel()
-	call, err := tandemv1.NewTargetServiceClient(lane.Conn).Decode(ctx, s.r.decodeRequest(s.job, s.committed))
+	request := s.r.decodeRequest(s.job, s.committed)
+	s.verify = newVerifier(request, s.r.req.Model.Vocab)
+	call, err := tandemv1.NewTargetServiceClient(lane.Conn).Decode(ctx, request, grpc.MaxCallRecvMsgSize(s.verify.mostBytes()))
 	if err != nil {
 		return err
 	}
@@ -173,6 +184,9 @@ func (s *stream) attempt(ctx context.Context, lane *cluster.Lane) error {
 				}
 				return rpcerr.Internal("worker %s ended the stream without a result", lane.Worker)
 			}
+			return tooLarge(err)
+		}
+		if err := s.verify.message(msg); err != nil {
 			return err
 		}
 		if err := s.message(msg); err != nil {

@@ -32,7 +32,7 @@ var (
 type Set struct {
 	requests, promptTokens, generated, drafted, accepted, verifySteps                metric.Int64Counter
 	pflashRequests, pflashInput, pflashKept, retries, contractChanges, thinkingClose metric.Int64Counter
-	toolCalls, toolErrors                                                            metric.Int64Counter
+	toolCalls, toolErrors, violations                                                metric.Int64Counter
 	running                                                                          metric.Int64UpDownCounter
 	queue, ttft, interToken, request                                                 metric.Float64Histogram
 	prefillRate, decodeRate, acceptLength                                            metric.Float64Histogram
@@ -68,6 +68,7 @@ func New(provider metric.MeterProvider, src Sources) (*Set, error) {
 		thinkingClose:   b.counter("tandem.thinking.close", "How reasoning ended."),
 		toolCalls:       b.counter("tandem.tool.calls", "Tool calls of models, by the format in which they were written."),
 		toolErrors:      b.counter("tandem.tool.parse.errors", "Choices with markup of calls that could not be read."),
+		violations:      b.counter("tandem.worker.violations", "Answers of workers that cannot be, by role and field; the worker is not used for that request any more."),
 		queue:           b.hist("tandem.queue", "s", "Wait for the first lane.", secondsBounds),
 		ttft:            b.hist("tandem.ttft", "s", "From arrival to the first token.", secondsBounds),
 		interToken:      b.hist("tandem.inter_token", "s", "Mean time between tokens of a request.", intervalBounds),
@@ -267,6 +268,11 @@ func (s *Set) ContractChange(ctx context.Context) {
 
 // Retry counts a generation that moved to another worker.
 func (s *Set) Retry(ctx context.Context) { s.retries.Add(context.WithoutCancel(ctx), 1) }
+
+// Violation counts an answer of a worker of a role that cannot be; field is the field of its message.
+func (s *Set) Violation(ctx context.Context, role, field string) {
+	s.violations.Add(context.WithoutCancel(ctx), 1, metric.WithAttributes(attribute.String("role", role), attribute.String("field", field)))
+}
 
 // Compressed counts a request that asked for compression; tokens are 0 when it was not applied.
 func (s *Set) Compressed(ctx context.Context, result string, input, kept int) {

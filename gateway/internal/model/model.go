@@ -77,6 +77,10 @@ func Load(opt Options) (*Model, error) {
 		Name: cmp.Or(opt.Name, BaseName(opt.Path)), Path: opt.Path, Created: st.ModTime().Unix(), Digest: opt.Digest,
 		Model: generate.Model{Tokenizer: tok},
 	}
+	m.Vocab = tok.VocabSize()
+	if t, ok := f.Tensor("token_embd.weight"); ok && len(t.Shape) > 1 {
+		m.Vocab = max(m.Vocab, int(t.Shape[1])) // embeddings are padded beyond the tokenizer's words
+	}
 	if m.Arch, err = f.Architecture(); err != nil {
 		return nil, fmt.Errorf("model file %s: %w", opt.Path, err)
 	}
