@@ -14,6 +14,9 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -483,4 +486,48 @@ func TestClientConfigErrors(t *testing.T) {
 			t.Errorf("%s: accepted", name)
 		}
 	}
+}
+
+// TestLeavingIsLogged: a worker that goes without having said so is a warning with the reason, one that drained is not.
+func TestLeavingIsLogged(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		core, logs := observer.New(zap.InfoLevel)
+		h := newHub(ServerConfig{LeaseTTL: 3 * time.Second, Logger: zap.New(core)})
+		defer h.stop()
+		left := func(level zapcore.Level, reason string, drained bool) {
+			t.Helper()
+			synctest.Wait()
+			all := logs.FilterMessage("worker left").All()
+			logs.TakeAll()
+			if len(all) != 1 || all[0].Level != level || all[0].ContextMap()["reason"] != reason || h.srv.Workers()[0].Drained != drained {
+				t.Errorf("logged %v, want %v %q", all, level, reason)
+			}
+		}
+		a := join(t, h, target("t1"))
+		synctest.Wait()
+		a.stop()
+		left(zap.WarnLevel, "its connection was lost: the process ended, or the network", false)
+		a = join(t, h, target("t1"))
+		synctest.Wait()
+		a.setState(StateDraining)
+		synctest.Wait()
+		a.stop()
+		left(zap.InfoLevel, "it was told to end", true)
+		conn, err := grpc.NewClient("passthrough:///hub", h.options()...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		stream, err := tandemv1.NewRegistryServiceClient(conn).Join(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		reg := target("t1")
+		reg.ProtocolVersion = ProtocolVersion
+		stream.Send(&tandemv1.JoinRequest{Message: &tandemv1.JoinRequest_Registration{Registration: reg}})
+		time.Sleep(4 * time.Second)
+		left(zap.WarnLevel, "no heartbeat within the lease", false)
+	})
 }

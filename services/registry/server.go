@@ -48,6 +48,8 @@ type Worker struct {
 	LastHeartbeat time.Time
 	// Drafts assigned to this target.
 	Drafts []string
+	// Drained says of a lost worker that it had said it would go.
+	Drained bool
 }
 
 // Server is the gateway's side of the lease. It is safe for concurrent use.
@@ -90,7 +92,7 @@ func NewServer(cfg ServerConfig) *Server {
 }
 
 // Join serves one worker for as long as its stream lives.
-func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) error {
+func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) (err error) {
 	first, err := stream.Recv()
 	if err != nil {
 		return err
@@ -101,7 +103,7 @@ func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) error {
 		return err
 	}
 	e := s.add(reg)
-	defer s.remove(e)
+	defer func() { s.remove(e, err) }()
 
 	beats := make(chan *tandemv1.Heartbeat)
 	updates := make(chan *tandemv1.Registration)
@@ -287,17 +289,36 @@ func (s *Server) beat(e *entry, hb *tandemv1.Heartbeat) {
 	s.notify()
 }
 
-// remove marks a worker lost when its stream ends.
-func (s *Server) remove(e *entry) {
+// remove marks a worker lost when its stream ends, with an error or without.
+func (s *Server) remove(e *entry, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e.replaced {
 		return
 	}
+	e.w.Drained = e.w.State == StateDraining
 	e.w.State, e.lostAt = StateLost, time.Now()
 	s.assign()
 	s.notify()
-	s.log.Info("worker left", zap.String(telemetry.KeyWorker, e.w.ID), zap.String(telemetry.KeyRole, RoleName(e.w.Registration.GetRole())))
+	level := zap.WarnLevel
+	if e.w.Drained || s.draining {
+		level = zap.InfoLevel
+	}
+	s.log.Log(level, "worker left", zap.String(telemetry.KeyWorker, e.w.ID), zap.String(telemetry.KeyRole, RoleName(e.w.Registration.GetRole())),
+		zap.String(telemetry.KeyReason, leaveReason(e.w.Drained, err)))
+}
+
+// leaveReason says why a worker's stream ended.
+func leaveReason(drained bool, err error) string {
+	switch {
+	case drained:
+		return "it was told to end"
+	case err == nil:
+		return "it closed its stream without draining"
+	case status.Code(err) == codes.Canceled, status.Code(err) == codes.Unavailable:
+		return "its connection was lost: the process ended, or the network"
+	}
+	return status.Convert(err).Message()
 }
 
 func (s *Server) isReplaced(e *entry) bool {

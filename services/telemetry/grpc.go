@@ -1,6 +1,8 @@
 package telemetry
 
 import (
+	"strings"
+
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"go.opentelemetry.io/otel/metric"
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
@@ -8,6 +10,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 )
 
 // Providers names where telemetry of RPCs goes; nil members mean nowhere.
@@ -27,7 +32,23 @@ func (p Providers) options() []otelgrpc.Option {
 		otelgrpc.WithMeterProvider(p.Meter),
 		otelgrpc.WithTracerProvider(p.Tracer),
 		otelgrpc.WithPropagators(propagation.TraceContext{}),
+		otelgrpc.WithFilter(func(rpc *stats.RPCTagInfo) bool { return known(rpc.FullMethodName) }),
 	}
+}
+
+// known reports whether a method exists in this program: callers may name any, and each would be a label of its own. Health checks
+// are left out, they come every few seconds and tell nothing.
+func known(method string) bool {
+	name := strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", ".")
+	if strings.HasPrefix(name, "grpc.health.") {
+		return false
+	}
+	d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))
+	if err != nil {
+		return false
+	}
+	_, ok := d.(protoreflect.MethodDescriptor)
+	return ok
 }
 
 // set reports whether any telemetry is wanted: with nothing set no handler is installed, so that the per-step path pays nothing.

@@ -1,11 +1,14 @@
 package app
 
 import (
+	"bytes"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 )
 
 func TestModelsAndHealth(t *testing.T) {
@@ -114,7 +117,7 @@ func TestMetricsMove(t *testing.T) {
 		`tandem_requests_total{endpoint="/chat/completions",outcome="client_error"} 1`,
 		`tandem_generated_tokens_total{kind="content"}`, `tandem_draft_tokens_total{source="draft"} 4`, `tandem_draft_tokens_total{source="lookup"} 2`, `tandem_verify_steps_total`, `tandem_ttft_seconds_count 1`,
 		`tandem_worker_up{backend="cpu",role="target",worker="t1"} 1`, `tandem_lanes{state="free",worker="t1"} 4`, `tandem_queue_depth 0`,
-		`tandem_worker_counter{name="rounds",worker="t1"} 3`, `tandem_accept_length_count 1`,
+		`tandem_worker_verify_steps_total{role="target",worker="t1"} 3`, `tandem_verify_steps_total{mode="speculative"}`, `tandem_accept_length_count 1`,
 		`gen_ai_server_time_to_first_token_seconds_count{gen_ai_operation_name="chat",gen_ai_provider_name="tandem"} 1`,
 	} {
 		if !strings.Contains(body, want) {
@@ -127,5 +130,51 @@ func TestMetricsMove(t *testing.T) {
 				t.Log(l)
 			}
 		}
+	}
+}
+
+// TestMetricsAreClean: names, units and help are as Prometheus' own linter wants them, and no label holds an address, a made-up name
+// of a worker, or a method that nobody serves.
+func TestMetricsAreClean(t *testing.T) {
+	r := start(t, nil)
+	r.target(gatewaytest.WorkerOptions{Decode: r.reply("one two three", 2)})
+	r.post("/v1/chat/completions", chatBody(""))
+	r.post("/v1/chat/completions", chatBody(`"max_tokens":0`))
+	if _, err := runRPC(t.Context(), r.rpc(), &tandemv1.GenerateRequest{Input: chatInput("x", false)}); err != nil {
+		t.Fatal(err)
+	}
+	_ = r.conn(r.app.GRPCAddr().String()).Invoke(t.Context(), "/tandem.v1.InferenceService/MadeUp", &tandemv1.ListModelsRequest{}, &tandemv1.ListModelsResponse{})
+	body := r.do("GET", "/metrics", "").body
+	problems, err := promlint.New(bytes.NewReader(body)).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	for _, never := range []string{"127.0.0.1", "server_address", "made_up", "MadeUp", `mode="grpc"`, "NaN"} {
+		for line := range strings.Lines(string(body)) {
+			if strings.Contains(line, never) {
+				t.Errorf("%q in %s", never, line)
+			}
+		}
+	}
+	if !strings.Contains(string(body), `rpc_method="tandem.v1.InferenceService/Generate"`) {
+		t.Error("RPCs are not counted")
+	}
+}
+
+// TestDeadWorkerIsDown: a worker that died is shown as down for as long as an alert may need, also when the registry has forgotten it.
+func TestDeadWorkerIsDown(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{Decode: r.reply("one", 1)})
+	const line = `tandem_worker_up{backend="cpu",role="target",worker="t1"}`
+	if v := metric(string(r.do("GET", "/metrics", "").body), line); v != 1 {
+		t.Fatalf("a worker that is ready is %v", v)
+	}
+	w.Kill()
+	r.eventually("the registry notices", func() bool { return !r.ready("t1") })
+	if v := metric(string(r.do("GET", "/metrics", "").body), line); v != 0 {
+		t.Errorf("a worker that died is %v", v)
 	}
 }

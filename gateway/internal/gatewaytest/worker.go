@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
 	"net"
 	"sync"
 	"testing"
@@ -84,7 +85,7 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 		Heartbeat: func() *tandemv1.Heartbeat {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			return &tandemv1.Heartbeat{State: w.state, LanesBusy: int32(w.running), Counters: map[string]float64{"rounds": 3}}
+			return &tandemv1.Heartbeat{State: w.state, LanesBusy: int32(w.running), Counters: map[string]float64{"verify_steps": 3, "made_up": 4, "prefill_seconds": math.NaN()}}
 		},
 		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())},
 	})

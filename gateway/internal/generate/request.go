@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/tokenizer"
@@ -209,4 +210,14 @@ func (u *Usage) PrefilledTokens() int {
 		n -= c.OriginalTokens - c.KeptTokens
 	}
 	return n
+}
+
+// Generation is the account as the metrics want it.
+func (u *Usage) Generation() metrics.Generation {
+	return metrics.Generation{
+		PromptTokens: u.PromptTokens, PrefilledTokens: u.PrefilledTokens(), ContentTokens: u.CompletionTokens - u.ReasoningTokens, ReasoningTokens: u.ReasoningTokens,
+		ToolTokens: u.ToolTokens, Drafted: u.Drafted, Accepted: u.Accepted, VerifySteps: u.VerifySteps,
+		LookupDrafted: u.LookupDrafted, LookupAccepted: u.LookupAccepted,
+		Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, Total: u.Total, CloseKind: u.CloseKind,
+	}
 }

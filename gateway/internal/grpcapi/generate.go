@@ -51,10 +51,7 @@ func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.Inferen
 	}
 	u, err := s.Turn.Run(ctx, req, sink)
 	if u != nil && s.Metrics != nil {
-		s.Metrics.Generated(ctx, metrics.Generation{PromptTokens: u.PromptTokens, PrefilledTokens: u.PrefilledTokens(), ContentTokens: u.CompletionTokens - u.ReasoningTokens,
-			ReasoningTokens: u.ReasoningTokens, ToolTokens: u.ToolTokens, Drafted: u.Drafted, Accepted: u.Accepted, VerifySteps: u.VerifySteps, Mode: "grpc",
-			LookupDrafted: u.LookupDrafted, LookupAccepted: u.LookupAccepted,
-			Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, Total: u.Total, CloseKind: u.CloseKind})
+		s.Metrics.Generated(ctx, u.Generation())
 	}
 	if err != nil {
 		return toRPC(err)

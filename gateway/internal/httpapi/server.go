@@ -281,12 +281,7 @@ func (s *Server) report(r *http.Request, call *turn.Call, name string, status in
 	if u := call.Usage; u != nil {
 		fields = append(fields, zap.Int(telemetry.KeyPrompt, u.PromptTokens), zap.Int(telemetry.KeyTokens, u.CompletionTokens))
 		if s.Metrics != nil {
-			s.Metrics.Generated(r.Context(), metrics.Generation{
-				PromptTokens: u.PromptTokens, PrefilledTokens: u.PrefilledTokens(), ContentTokens: u.CompletionTokens - u.ReasoningTokens, ReasoningTokens: u.ReasoningTokens, ToolTokens: u.ToolTokens,
-				Drafted: u.Drafted, Accepted: u.Accepted, VerifySteps: u.VerifySteps, Mode: mode(u.Drafted),
-				LookupDrafted: u.LookupDrafted, LookupAccepted: u.LookupAccepted,
-				Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, Total: u.Total, CloseKind: u.CloseKind,
-			})
+			s.Metrics.Generated(r.Context(), u.Generation())
 		}
 	}
 	if outcome == metrics.OutcomeServerError {
@@ -294,14 +289,6 @@ func (s *Server) report(r *http.Request, call *turn.Call, name string, status in
 		return
 	}
 	s.Logger.Info("request", fields...)
-}
-
-// mode labels verify steps by whether anything was drafted.
-func mode(drafted int64) string {
-	if drafted > 0 {
-		return "speculative"
-	}
-	return "plain"
 }
 
 // chain shows the cause of an answer, which the client does not see.

@@ -59,7 +59,7 @@ func New(provider metric.MeterProvider, src Sources) (*Set, error) {
 		generated:       b.counter("tandem.generated.tokens", "Generated tokens."),
 		drafted:         b.counter("tandem.draft.tokens", "Draft tokens proposed, by what proposed them."),
 		accepted:        b.counter("tandem.accepted.tokens", "Draft tokens accepted, by what proposed them."),
-		verifySteps:     b.counter("tandem.verify.steps", "Verify steps of the target."),
+		verifySteps:     b.counter("tandem.verify.steps", "Steps of the target that commit tokens, by mode: speculative for requests for which anything was proposed, else plain."),
 		pflashRequests:  b.counter("tandem.pflash.requests", "Requests that asked for prompt compression, by result."),
 		pflashInput:     b.counter("tandem.pflash.input.tokens", "Prompt tokens before compression, of compressed requests."),
 		pflashKept:      b.counter("tandem.pflash.kept.tokens", "Prompt tokens after compression, of compressed requests."),
@@ -110,68 +110,28 @@ func (b *builder) hist(name, unit, help string, bounds []float64) metric.Float64
 	return h
 }
 
+func (b *builder) gauge(name, help string) metric.Int64ObservableGauge {
+	g, err := b.m.Int64ObservableGauge(name, metric.WithDescription(help))
+	if err != nil {
+		b.err = err
+	}
+	return g
+}
+
 // observe registers what is read at collection time.
 func (b *builder) observe(src Sources) {
-	gauge := func(name, help string) metric.Int64ObservableGauge {
-		g, err := b.m.Int64ObservableGauge(name, metric.WithDescription(help))
-		if err != nil {
-			b.err = err
-		}
-		return g
-	}
-	depth := gauge("tandem.queue.depth", "Requests that wait for a worker.")
-	lanes := gauge("tandem.lanes", "Lanes by worker and state.")
-	tokens := gauge("tandem.kv_tokens", "Tokens of context by worker and state, used ones are reserved for running requests.")
-	up := gauge("tandem.worker.up", "1 for a worker that is ready.")
-	sequences := gauge("tandem.engine.sequences", "Sequences in the engine, by worker; those of owner none belong to no request.")
-	restarts, err := b.m.Int64ObservableCounter("tandem.worker.restarts", metric.WithDescription("Restarts of engine processes, by worker."))
-	if err != nil {
-		b.err = err
-	}
-	counters, err := b.m.Float64ObservableGauge("tandem.worker.counter", metric.WithDescription("Counters that workers report, by name."))
-	if err != nil {
-		b.err = err
-	}
-	_, err = b.m.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+	depth := b.gauge("tandem.queue.depth", "Requests that wait for a worker.")
+	workers := b.workers()
+	gone := &dead{now: time.Now, seen: map[string]presence{}}
+	_, err := b.m.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
 		if src.QueueDepth != nil {
 			o.ObserveInt64(depth, int64(src.QueueDepth()))
 		}
-		if src.Workers == nil {
-			return nil
-		}
-		for _, w := range src.Workers() {
-			reg := w.Registration
-			id, role := attribute.String("worker", w.ID), attribute.String("role", registry.RoleName(reg.GetRole()))
-			ready := int64(0)
-			if w.State == registry.StateReady {
-				ready = 1
-			}
-			o.ObserveInt64(up, ready, metric.WithAttributes(id, role, attribute.String("backend", reg.GetBackend())))
-			if hb := w.Heartbeat; hb != nil {
-				o.ObserveInt64(restarts, int64(hb.GetEngineRestarts()), metric.WithAttributes(id, role))
-				orphans := int64(hb.GetOrphanedSequences())
-				o.ObserveInt64(sequences, int64(hb.GetEngineSequences())-orphans, metric.WithAttributes(id, role, attribute.String("owner", "request")))
-				o.ObserveInt64(sequences, orphans, metric.WithAttributes(id, role, attribute.String("owner", "none")))
-				for name, v := range hb.GetCounters() {
-					o.ObserveFloat64(counters, v, metric.WithAttributes(id, attribute.String("name", name)))
-				}
-			}
-			if src.Tokens != nil {
-				if used, total, ok := src.Tokens(w.ID); ok {
-					o.ObserveInt64(tokens, int64(used), metric.WithAttributes(id, attribute.String("state", "used")))
-					o.ObserveInt64(tokens, int64(total-used), metric.WithAttributes(id, attribute.String("state", "free")))
-				}
-			}
-			if src.Busy == nil {
-				continue
-			}
-			if busy, n, ok := src.Busy(w.ID); ok {
-				o.ObserveInt64(lanes, int64(busy), metric.WithAttributes(id, attribute.String("state", "busy")))
-				o.ObserveInt64(lanes, int64(n-busy), metric.WithAttributes(id, attribute.String("state", "free")))
-			}
+		if src.Workers != nil {
+			workers.observe(ctx, o, &src, gone)
 		}
 		return nil
-	}, depth, lanes, tokens, up, sequences, restarts, counters)
+	}, append(workers.all(), depth)...)
 	if err != nil {
 		b.err = err
 	}
@@ -212,7 +172,6 @@ type Generation struct {
 	Drafted, Accepted, VerifySteps int64
 	// LookupDrafted and LookupAccepted are those of Drafted and Accepted that lookup proposed.
 	LookupDrafted, LookupAccepted       int64
-	Mode                                string
 	Queue, TTFT, Prefill, Decode, Total time.Duration
 	CloseKind                           string // empty: no reasoning
 }
@@ -226,6 +185,14 @@ var (
 	fromLookup = metric.WithAttributes(attribute.String("source", "lookup"))
 )
 
+// mode labels verify steps by whether anything was drafted.
+func mode(drafted int64) string {
+	if drafted > 0 {
+		return "speculative"
+	}
+	return "plain"
+}
+
 // Generated records a finished request.
 func (s *Set) Generated(ctx context.Context, g Generation) {
 	ctx = context.WithoutCancel(ctx)
@@ -237,7 +204,7 @@ func (s *Set) Generated(ctx context.Context, g Generation) {
 	s.accepted.Add(ctx, g.Accepted-g.LookupAccepted, fromDraft)
 	s.drafted.Add(ctx, g.LookupDrafted, fromLookup)
 	s.accepted.Add(ctx, g.LookupAccepted, fromLookup)
-	s.verifySteps.Add(ctx, g.VerifySteps, metric.WithAttributes(attribute.String("mode", g.Mode)))
+	s.verifySteps.Add(ctx, g.VerifySteps, metric.WithAttributes(attribute.String("mode", mode(g.Drafted))))
 	s.queue.Record(ctx, g.Queue.Seconds())
 	n := g.ContentTokens + g.ReasoningTokens
 	s.genRequest.Record(ctx, g.Total.Seconds(), genAI)

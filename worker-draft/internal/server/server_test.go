@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
 	"github.com/tandem-inference/tandem/services/racetest"
+	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/tensorwire"
 	"github.com/tandem-inference/tandem/services/workernode"
@@ -331,6 +332,22 @@ func TestSpeculate(t *testing.T) {
 	}
 	if _, err := s.Recv(); !errors.Is(err, rpcerr.AnyAborted) {
 		t.Errorf("after a gap: %v", err)
+	}
+}
+
+// TestCountersAreKnown: what heartbeats count is what the gateway shows.
+func TestCountersAreKnown(t *testing.T) {
+	r := newRig(t, enginefake.Options{}, 2, 0, true)
+	r.ready()
+	var h tandemv1.Heartbeat
+	r.server.Heartbeat(&h)
+	if len(h.Counters) == 0 {
+		t.Error("no counters")
+	}
+	for name := range h.Counters {
+		if registry.Counters[name] == "" {
+			t.Errorf("the counter %s is not in registry.Counters: the gateway will not show it", name)
+		}
 	}
 }
 

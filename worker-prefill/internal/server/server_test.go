@@ -11,6 +11,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -109,6 +110,11 @@ func TestCompress(t *testing.T) {
 	}
 	var h tandemv1.Heartbeat
 	s.Heartbeat(&h)
+	for name := range h.Counters {
+		if registry.Counters[name] == "" {
+			t.Errorf("the counter %s is not in registry.Counters: the gateway will not show it", name)
+		}
+	}
 	if h.LanesBusy != 0 || h.Counters["requests"] != 2 || h.Counters["scored_tokens"] != 6400 {
 		t.Errorf("%v", &h)
 	}

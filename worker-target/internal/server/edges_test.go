@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
 	"github.com/tandem-inference/tandem/services/racetest"
+	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
 	"google.golang.org/protobuf/proto"
@@ -281,6 +282,11 @@ func TestHeartbeat(t *testing.T) {
 	if h.LanesBusy != 0 || len(h.Attached) != 1 || h.Counters["generated_tokens"] != 50 || h.Counters["accepted_tokens"] != float64(tm.AcceptedTokens) ||
 		h.Counters["prompt_tokens"] != 10 || h.Counters["requests"] != 1 {
 		t.Errorf("%v", &h)
+	}
+	for name := range h.Counters {
+		if registry.Counters[name] == "" {
+			t.Errorf("the counter %s is not in registry.Counters: the gateway will not show it", name)
+		}
 	}
 	if tm.AcceptedTokens+tm.VerifySteps+1 < 50 {
 		t.Errorf("steps and accepted tokens do not add up: %v", tm)

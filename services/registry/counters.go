@@ -1,0 +1,39 @@
+package registry
+
+// Counters lists the counters that workers send in heartbeats, with what each counts since the worker's start. Names that end in
+// _seconds are times, all others are numbers of things. The gateway shows each as tandem_worker_NAME_total and no others, so that a
+// worker cannot make up series.
+var Counters = map[string]string{
+	"requests":           "Requests of the worker that ended.",
+	"requests_failed":    "Requests that ended with an error.",
+	"requests_cancelled": "Requests that their client left.",
+	"requests_degraded":  "Requests that lost their draft on the way.",
+
+	"prompt_tokens":    "Prompt tokens that the target read.",
+	"generated_tokens": "Tokens that the target sent.",
+	"prefill_seconds":  "Time in which the target read prompts.",
+	"decode_seconds":   "Time in which the target decoded, from the first to the last token of requests.",
+
+	"verify_steps":           "Steps of the target that verified a proposal.",
+	"plain_steps":            "Steps of the target without a proposal.",
+	"verify_seconds":         "Time of steps of the target.",
+	"draft_wait_seconds":     "Time in which the target waited for proposals.",
+	"drafted_tokens":         "Tokens that were proposed to the target.",
+	"accepted_tokens":        "Proposed tokens that the target accepted.",
+	"lookup_drafted_tokens":  "Tokens that prompt lookup proposed.",
+	"lookup_accepted_tokens": "Tokens of prompt lookup that the target accepted.",
+	"proposals_late":         "Proposals that came too late for their round.",
+	"proposals_malformed":    "Proposals that no draft may make.",
+	"drafts_refused":         "Drafts that do not fit the target.",
+
+	"messages":          "Messages that the draft got from targets.",
+	"proposals":         "Proposals that the draft made.",
+	"proposals_skipped": "Proposals that the draft left out because a newer one was asked for.",
+	"proposed_nodes":    "Nodes of the trees that the draft proposed.",
+	"engine_seconds":    "Time of the draft's engine.",
+	"append_seconds":    "Time in which the draft's engine read features.",
+
+	"scored_tokens": "Prompt tokens that the scorer read.",
+	"kept_tokens":   "Prompt tokens that compression kept.",
+	"score_seconds": "Time in which the scorer worked.",
+}
