@@ -26,6 +26,8 @@ var Counters = map[string]string{
 	"proposals_malformed":    "Proposals that no draft may make.",
 	"drafts_refused":         "Drafts that do not fit the target.",
 
+	"orphaned_sequences_freed": "Sequences of the engine that belonged to no request any more and were freed.",
+
 	"messages":          "Messages that the draft got from targets.",
 	"proposals":         "Proposals that the draft made.",
 	"proposals_skipped": "Proposals that the draft left out because a newer one was asked for.",
