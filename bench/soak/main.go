@@ -1,119 +1,80 @@
-// Command soak sends many requests and cancellations and watches that memory, open files and goroutines stay flat.
+// Command soak runs mixed traffic against a demonstration cluster, a third of whose clients leave at random moments, and judges
+// what must stay true (see tests/soak). The last line is PASS or FAIL; a JSON file holds all figures.
 //
-//	go run ./bench/soak [-requests 1000] [-cancels 200] [-clients 4]
+//	go run ./bench/soak [-duration 15m] [-clients 8] [-seed 1] [-out build/soak.json]
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
-	"regexp"
-	"strconv"
-	"sync"
-	"sync/atomic"
+	"path/filepath"
 	"time"
 
 	"github.com/tandem-inference/tandem/bench/report"
-	"github.com/tandem-inference/tandem/tests/client"
 	"github.com/tandem-inference/tandem/tests/cluster"
+	"github.com/tandem-inference/tandem/tests/soak"
 )
 
 func main() {
-	requests := flag.Int("requests", 1000, "requests that run to their end")
-	cancels := flag.Int("cancels", 200, "requests that are cancelled while they stream")
-	clients := flag.Int("clients", 4, "requests at a time")
+	duration := flag.Duration("duration", 15*time.Minute, "length of the run")
+	clients := flag.Int("clients", 8, "requests at a time, besides the reference request")
+	seed := flag.Uint64("seed", 1, "of the clients' choices")
+	out := flag.String("out", filepath.Join("build", "soak.json"), "file of results")
 	flag.Parse()
-	if err := run(context.Background(), *requests, *cancels, *clients); err != nil {
+	passed, err := run(context.Background(), *duration, *clients, *seed, *out)
+	if err != nil {
 		report.Exit(err)
+	}
+	if !passed {
+		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, requests, cancels, clients int) error {
-	cases, err := report.Cases()
-	if err != nil {
-		return err
-	}
+func run(ctx context.Context, duration time.Duration, clients int, seed uint64, out string) (bool, error) {
 	startCtx, stop := context.WithTimeout(ctx, time.Minute)
 	defer stop()
 	cl, err := cluster.Start(startCtx, cluster.Options{})
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer cl.Close()
-	c := client.New(cl.HTTP)
-
 	fmt.Println("# Soak\n\n" + report.Machine())
-	load := func(total int, cancelEvery int) (failed int64) {
-		var next atomic.Int64
-		var failures atomic.Int64
-		var group sync.WaitGroup
-		for range clients {
-			group.Go(func() {
-				for i := next.Add(1); i <= int64(total); i = next.Add(1) {
-					g := cases[int(i)%len(cases)]
-					requestCtx, cancel := context.WithCancel(ctx)
-					r := client.Request{Prompt: g.IDs, MaxTokens: 48, Temperature: 0.8, Seed: &i}
-					onText := func(string) {}
-					if cancelEvery > 0 {
-						onText = func(string) { cancel() }
-					}
-					if _, err := c.Stream(requestCtx, r, onText); err != nil && cancelEvery == 0 {
-						failures.Add(1)
-						fmt.Fprintln(os.Stderr, err)
-					}
-					cancel()
-				}
-			})
-		}
-		group.Wait()
-		return failures.Load()
+	// Memory rises for a while after the first third, as pools grow to their largest request: by 10 % and 16 MB at most.
+	r, err := soak.Run(ctx, cl, soak.Config{
+		Duration: duration, Clients: clients, Seed: seed, LatencyRise: 0.10, MemoryRise: 0.10, MemorySlack: 16 << 20, Log: os.Stderr,
+	})
+	if err != nil {
+		return false, err
 	}
-	load(100, 0) // warm-up: caches and pools fill
-	table := &report.Table{Title: "Sizes before and after", Header: []string{"process", "memory before, MB", "after, MB", "files before", "after", "threads before", "after"}}
-	before, goBefore := sizes(cl), goroutines(ctx, c)
-	start := time.Now()
-	failed := load(requests, 0)
-	took := time.Since(start)
-	load(cancels, 1)
-	c.HTTP.CloseIdleConnections()
-	time.Sleep(2 * time.Second) // let the last cancellations arrive
-	after, goAfter := sizes(cl), goroutines(ctx, c)
-	for _, p := range cl.Processes() {
-		b, a := before[p.PID], after[p.PID]
-		table.Add(fmt.Sprintf("%s (%d)", p.Name, p.PID), float64(b.RSSBytes)/1e6, float64(a.RSSBytes)/1e6, b.Files, a.Files, b.Threads, a.Threads)
+	table := &report.Table{Title: "Memory", Header: []string{"process", "after a third, MB", "at the end, MB"}}
+	for _, m := range r.Memory {
+		table.Add(fmt.Sprintf("%s (%d)", m.Name, m.PID), float64(m.Before)/1e6, float64(m.After)/1e6)
 	}
 	table.Write(os.Stdout)
-	fmt.Printf("\n%d requests in %.1f s (%.1f a second, %d at a time), %d failed; then %d cancelled\ngoroutines of the gateway: %s before, %s after\n",
-		requests, took.Seconds(), float64(requests)/took.Seconds(), clients, failed, cancels, goBefore, goAfter)
-	if failed > 0 {
-		return fmt.Errorf("%d requests failed", failed)
-	}
-	return nil
-}
-
-func sizes(cl *cluster.Cluster) map[int]cluster.Sizes {
-	out := map[int]cluster.Sizes{}
-	for _, p := range cl.Processes() {
-		if s, err := cluster.SizesOf(p.PID); err == nil {
-			out[p.PID] = s
-		}
-	}
-	return out
-}
-
-var goroutineLine = regexp.MustCompile(`(?m)^go_goroutines (\S+)$`)
-
-// goroutines reads the gateway's count from /metrics, if it is there.
-func goroutines(ctx context.Context, c *client.Client) string {
-	body, err := c.Get(ctx, "/metrics")
+	fmt.Printf("\n%d requests finished and %v left in %.0f s; reference request, median by thirds: %.0f, %.0f, %.0f ms\n", r.Finished, r.Left,
+		r.Seconds, r.Reference[0].MedianMs, r.Reference[1].MedianMs, r.Reference[2].MedianMs)
+	fmt.Printf("%d refused, %d of them for want of sequences; %d text mismatches; %d samples of /cluster with %d orphans; engines at the end: %v\n",
+		r.Refused, r.NoSequence, r.Mismatches, r.Samples, r.Orphans, r.AtEnd)
+	data, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
-		return "unknown"
+		return false, err
 	}
-	m := goroutineLine.FindSubmatch(body)
-	if m == nil {
-		return "unknown"
+	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
+		return false, err
 	}
-	v, _ := strconv.ParseFloat(string(m[1]), 64)
-	return fmt.Sprintf("%.0f", v)
+	if err := os.WriteFile(out, append(data, '\n'), 0o644); err != nil {
+		return false, err
+	}
+	for _, p := range r.Problems {
+		fmt.Println("problem:", p)
+	}
+	if !r.Passed() {
+		fmt.Println("FAIL")
+		return false, nil
+	}
+	fmt.Println("PASS")
+	return true, nil
 }
