@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/tandem-inference/tandem/services/procwatch"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -22,11 +23,20 @@ type GuardConfig struct {
 	CallTimeout time.Duration
 	// Frees is how often freeing a handle is tried before the engine is given up, default 5.
 	Frees int
+	// HangLimit is procwatch's limit: a call that has not come back after StuckFactor times as long, or 30 times what such
+	// calls took so far, whichever is longer, loses the engine. 0 = procwatch.DefaultLimit, negative = never.
+	HangLimit time.Duration
 	// OnOrphans is told the handles that belong to nobody, once each, before they are freed; nil = not wanted.
 	OnOrphans func(Handles)
 }
 
+// StuckFactor is how many limits long a call may take in an engine that shows signs of life.
+const StuckFactor = 20
+
 func (c GuardConfig) withDefaults() GuardConfig {
+	if c.HangLimit == 0 {
+		c.HangLimit = procwatch.DefaultLimit
+	}
 	def := func(d *time.Duration, v time.Duration) {
 		if *d <= 0 {
 			*d = v
@@ -60,6 +70,7 @@ type Guard struct {
 	cfg       GuardConfig
 	sequences ledger[Sequence]
 	snapshots ledger[Snapshot]
+	clock     callClock
 
 	countsMu sync.Mutex // guards counts
 	counts   HandleCounts
@@ -69,7 +80,7 @@ type Guard struct {
 	done   chan struct{}
 
 	stop  context.CancelFunc
-	group sync.WaitGroup // of watch
+	group sync.WaitGroup // of watch and watchCalls
 	once  sync.Once      // for Close
 	err   error          // of Close
 }
@@ -84,7 +95,9 @@ func NewGuard(engine Engine, cfg GuardConfig) *Guard {
 		Engine: engine, cfg: cfg.withDefaults(), done: make(chan struct{}), stop: stop,
 		sequences: newLedger("sequence", engine.FreeSequence), snapshots: newLedger("snapshot", engine.FreeSnapshot),
 	}
+	g.clock.floor = max(0, StuckFactor*g.cfg.HangLimit)
 	g.group.Go(func() { g.watch(ctx) })
+	g.group.Go(func() { g.watchCalls(ctx) })
 	return g
 }
 
@@ -129,7 +142,9 @@ func create[H handle](ctx context.Context, g *Guard, l *ledger[H], call func(con
 		return 0, rpcerr.From(err)
 	}
 	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.cfg.CallTimeout)
+	i := g.clock.begin(callControl, 1)
 	h, err := call(own)
+	g.clock.end(i, err)
 	late := own.Err() != nil
 	cancel()
 	switch {
@@ -153,7 +168,7 @@ func release[H handle](ctx context.Context, g *Guard, l *ledger[H], h H) error {
 	}
 	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.cfg.CallTimeout)
 	defer cancel()
-	err := l.free(own, h)
+	err := g.timed(func() error { return l.free(own, h) })
 	if l.freed(h, e, err) >= g.cfg.Frees {
 		g.giveUp(rpcerr.EngineLost.With("the engine did not free a handle in %d tries", g.cfg.Frees).WithCause(err))
 	}
@@ -181,6 +196,32 @@ func (g *Guard) watch(ctx context.Context) {
 	}
 }
 
+// watchCalls gives up an engine whose calls do not come back.
+func (g *Guard) watchCalls(ctx context.Context) {
+	if g.clock.floor == 0 {
+		return
+	}
+	period := min(time.Second, g.clock.floor/10)
+	ticker := time.NewTicker(period)
+	defer ticker.Stop()
+	for last := time.Now(); ; {
+		select {
+		case <-ticker.C:
+		case <-g.done:
+			return
+		case <-ctx.Done():
+			return
+		}
+		now := time.Now()
+		passed := min(now.Sub(last), 2*period)
+		last = now
+		if still := g.clock.tick(passed); still > 0 {
+			g.giveUp(rpcerr.EngineLost.With("the engine is stuck: it has finished nothing for %v", still.Round(100*time.Millisecond)))
+			return
+		}
+	}
+}
+
 // compare looks for handles that belong to nobody.
 func (g *Guard) compare(ctx context.Context) {
 	sequences, snapshots := g.sequences.known(), g.snapshots.known()
@@ -189,7 +230,7 @@ func (g *Guard) compare(ctx context.Context) {
 		return // the engine is gone, or will be found hanging
 	}
 	now := time.Now()
-	abandoned := g.sequences.abandon(now, g.cfg.OwnerGrace, func(Sequence) bool { return false })
+	abandoned := g.sequences.abandon(now, g.cfg.OwnerGrace)
 	g.report(Handles{Sequences: abandoned})
 	lasting := g.sequences.stray(h.Sequences, sequences, now, g.cfg.Grace)
 	lasting = g.snapshots.stray(h.Snapshots, snapshots, now, g.cfg.Grace) || lasting

@@ -15,7 +15,10 @@ import (
 	goplugin "github.com/hashicorp/go-plugin"
 	"github.com/hashicorp/go-plugin/runner"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 
+	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
+	"github.com/tandem-inference/tandem/services/procwatch"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -34,6 +37,9 @@ type HostConfig struct {
 	Logger hclog.Logger
 	// StartTimeout until the handshake, 0 = 30 s. Loading the model has no limit but the context of Open.
 	StartTimeout time.Duration
+	// HangLimit is how long a process may show no sign of life before it is killed, see procwatch; 0 = its default, negative =
+	// for ever.
+	HangLimit time.Duration
 	// StderrLines is how many of the last lines are kept for the post-mortem, 0 = 40.
 	StderrLines int
 }
@@ -82,6 +88,10 @@ type Process struct {
 	stderr *tail
 	once   sync.Once
 	wait   sync.WaitGroup
+
+	causeMu sync.Mutex // guards cause
+	cause   error      // why we killed it, nil when we did not
+	opened  *Remote    // nil while it opens
 }
 
 // Open implements Opener: it starts a process, opens the engine in it and returns a *Process.
@@ -126,7 +136,13 @@ func (h *Host) Open(ctx context.Context, options OpenOptions, progress Progress)
 			remote.lose(p.postMortem())
 		}
 	}()
-	opened, err := OpenRemote(ctx, raw.(*grpc.ClientConn), options, progress, p.kill)
+	conn := raw.(*grpc.ClientConn)
+	p.wait.Add(1)
+	go func() {
+		defer p.wait.Done()
+		p.watch(conn, h.cfg.HangLimit, lost)
+	}()
+	opened, err := OpenRemote(ctx, conn, options, progress, p.kill)
 	if err != nil {
 		died := false
 		select {
@@ -152,6 +168,9 @@ func (h *Host) Open(ctx context.Context, options OpenOptions, progress Progress)
 		}
 		return nil, err
 	}
+	p.causeMu.Lock()
+	p.opened = opened
+	p.causeMu.Unlock()
 	remoteMu.Lock()
 	remote = opened
 	p.Remote = opened
@@ -191,9 +210,58 @@ func (h *Host) clientConfig(p *Process) *goplugin.ClientConfig {
 	}
 }
 
+// watch kills the process when it hangs, also while it loads a model.
+func (p *Process) watch(conn *grpc.ClientConn, limit time.Duration, lost <-chan struct{}) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-lost:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	client := enginev1.NewEngineServiceClient(conn)
+	err := procwatch.Watch(ctx, procwatch.Config{PID: p.PID(), Limit: limit, Ping: func(ctx context.Context) error {
+		_, err := client.ListHandles(ctx, &enginev1.ListHandlesRequest{})
+		if rpcerr.Code(err) == codes.FailedPrecondition { // no engine is open yet, or any more
+			return nil
+		}
+		return err
+	}})
+	if err != nil {
+		p.Kill(rpcerr.EngineLost.With("the engine %v", err))
+	}
+}
+
+// Kill ends the process at once, without its help; cause is what callers and the supervisor are told.
+func (p *Process) Kill(cause error) {
+	p.causeMu.Lock()
+	if p.cause == nil {
+		p.cause = cause
+	}
+	cause, opened := p.cause, p.opened
+	p.causeMu.Unlock()
+	if opened != nil {
+		opened.lose(cause) // before its streams break, which would be the reason given otherwise
+	}
+	_ = p.proc.Load().Kill(context.Background())
+}
+
+// killAfter is how long a process that was asked to end may take. go-plugin waits for its answer without a limit.
+const killAfter = 2 * time.Second
+
 // kill asks the process to end, for two seconds, then ends it. It is the closer of the Remote.
 func (p *Process) kill() error {
-	p.once.Do(p.client.Kill)
+	p.once.Do(func() {
+		timer := time.AfterFunc(killAfter, func() {
+			if proc := p.proc.Load(); proc != nil {
+				_ = proc.Kill(context.Background())
+			}
+		})
+		defer timer.Stop()
+		p.client.Kill()
+	})
 	return nil
 }
 
@@ -219,6 +287,11 @@ func (p *Process) PID() int {
 func (p *Process) postMortem() error {
 	proc := p.proc.Load()
 	<-proc.exited
+	p.causeMu.Lock()
+	defer p.causeMu.Unlock()
+	if p.cause != nil {
+		return p.cause
+	}
 	return rpcerr.EngineLost.With("the engine process ended: %s", proc.cmd.ProcessState)
 }
 

@@ -93,14 +93,14 @@ func (l *ledger[H]) owing() []H {
 	return list
 }
 
-// abandon marks handles to be freed whose owner ended at least grace ago and that busy does not name, and returns them.
-func (l *ledger[H]) abandon(now time.Time, grace time.Duration, busy func(H) bool) []H {
+// abandon marks handles to be freed whose owner ended at least grace ago, and returns them.
+func (l *ledger[H]) abandon(now time.Time, grace time.Duration) []H {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var list []H
 	for h, e := range l.entries {
 		switch {
-		case e.owner == nil || e.freeing || e.owner.Err() == nil || busy(h):
+		case e.owner == nil || e.freeing || e.owner.Err() == nil:
 			e.ended = time.Time{}
 		case e.ended.IsZero():
 			e.ended = now

@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/device"
 	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/procwatch"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -36,6 +37,8 @@ type Flags struct {
 	Lanes     int         `help:"Requests at a time." default:"4"`
 	MemoryCap config.Size `help:"Memory of the engine, 0 = what is free." default:"0" placeholder:"SIZE"`
 
+	HangTimeout string `help:"How long a worker or engine process may show no sign of life before it is killed and replaced; off = never." default:"3s" placeholder:"DURATION"`
+
 	LogLevel  string `help:"Least severe messages shown: debug, info, warn, error." default:"info" enum:"debug,info,warn,error"`
 	LogFormat string `help:"json, console, or auto: console on a terminal, json otherwise." default:"auto" enum:"auto,json,console,text"`
 	ParentPid int    `help:"Exit when this process is gone, 0 = stay." default:"0" placeholder:"PID"`
@@ -53,6 +56,9 @@ func (f *Flags) Validate() error {
 	if f.Lanes < 1 {
 		errs = append(errs, fmt.Errorf("--lanes: must be >= 1, got %d", f.Lanes))
 	}
+	if _, err := procwatch.ParseLimit(f.HangTimeout); err != nil {
+		errs = append(errs, fmt.Errorf("--hang-timeout: %w", err))
+	}
 	if _, err := device.Parse(f.Device); err != nil {
 		errs = append(errs, fmt.Errorf("--device: %w", err))
 	}
@@ -65,6 +71,15 @@ func (f *Flags) Check() []config.Warning {
 		return nil
 	}
 	return []config.Warning{{Flag: "listen", Text: f.Listen + " is reachable from other machines, and workers ask for no key: whoever reaches it can use the engine; keep it on a network of your own"}}
+}
+
+// HangLimit is --hang-timeout as engine hosts and guards take it.
+func (f *Flags) HangLimit() time.Duration {
+	limit, err := procwatch.ParseLimit(f.HangTimeout)
+	if err != nil {
+		return 0 // Flags that were not parsed: the default
+	}
+	return limit
 }
 
 // ID returns the worker's name, made up for role when none was given.

@@ -123,5 +123,5 @@ func (f *Flags) Host(log *zap.Logger) (*engineplugin.Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	return engineplugin.NewHost(engineplugin.HostConfig{Program: program, Library: library, Logger: telemetry.HCLog(log.Named("engine"))})
+	return engineplugin.NewHost(engineplugin.HostConfig{Program: program, Library: library, Logger: telemetry.HCLog(log.Named("engine")), HangLimit: f.HangLimit()})
 }

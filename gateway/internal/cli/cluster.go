@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/supervise"
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/device"
+	"github.com/tandem-inference/tandem/services/procwatch"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )
@@ -89,7 +90,11 @@ func newCluster(cfg clusterConfig) (_ *cluster, err error) {
 	for _, spec := range specs {
 		c.names = append(c.names, spec.Name)
 	}
-	c.workers = supervise.New(supervise.Config{Grace: workerGrace, Output: cfg.output, OnReady: cfg.onReady}, cfg.log.Named("supervisor"), specs...)
+	hang, err := procwatch.ParseLimit(cfg.workers.HangTimeout)
+	if err != nil {
+		return nil, fmt.Errorf("--hang-timeout: %w", err)
+	}
+	c.workers = supervise.New(supervise.Config{Grace: workerGrace, HangLimit: hang, Output: cfg.output, OnReady: cfg.onReady}, cfg.log.Named("supervisor"), specs...)
 	return c, nil
 }
 
@@ -168,7 +173,7 @@ func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
 	args = append(args,
 		"--gateway", registryTarget(c.gateway.RegistryAddr()), "--listen", address, "--worker-id", name,
 		"--device", c.cfg.workers.device(name), "--parent-pid", strconv.Itoa(os.Getpid()),
-		"--log-level", c.cfg.logLevel, "--log-format", c.cfg.logFormat)
+		"--hang-timeout", c.cfg.workers.HangTimeout, "--log-level", c.cfg.logLevel, "--log-format", c.cfg.logFormat)
 	if c.cfg.workers.Engine != "" {
 		args = append(args, "--engine", c.cfg.workers.Engine)
 	}
@@ -180,6 +185,7 @@ func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
 		// Temporary files of workers and the sockets of their engines go where nobody else looks, and go away with us.
 		Env:   append(workerEnvironment(), "TMPDIR="+c.dir),
 		Probe: func(ctx context.Context) error { return supervise.Healthy(ctx, address) },
+		Ping:  func(ctx context.Context) error { return supervise.Answers(ctx, address) },
 	}
 }
 

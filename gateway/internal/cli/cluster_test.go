@@ -38,7 +38,7 @@ func prepare(t *testing.T, models trio, workers WorkerFlags) *cluster {
 
 func TestWorkerCommandLines(t *testing.T) {
 	target, draft, prefill := filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft), filepath.Join(modelsDir, demoPrefill)
-	workers := WorkerFlags{Programs: programs(t), Device: "cpu", Threads: 3, MaxCtx: 4096, Lanes: 2, MemoryCap: 1 << 30, CacheTypeK: "f16", CacheTypeV: "f32", DraftCache: "q8_0", CacheDir: "/c"}
+	workers := WorkerFlags{Programs: programs(t), Device: "cpu", HangTimeout: "3s", Threads: 3, MaxCtx: 4096, Lanes: 2, MemoryCap: 1 << 30, CacheTypeK: "f16", CacheTypeV: "f32", DraftCache: "q8_0", CacheDir: "/c"}
 	c := prepare(t, trio{target, draft, prefill}, workers)
 	specs, err := c.specs()
 	if err != nil {
@@ -54,7 +54,7 @@ func TestWorkerCommandLines(t *testing.T) {
 	}
 	for _, spec := range specs {
 		line := strings.Join(spec.Args, " ")
-		for _, want := range append(wants[spec.Name], "--gateway unix://", "--listen unix://"+c.dir, "--parent-pid ", "--worker-id "+spec.Name, "--log-level warn") {
+		for _, want := range append(wants[spec.Name], "--gateway unix://", "--listen unix://"+c.dir, "--parent-pid ", "--hang-timeout 3s", "--worker-id "+spec.Name, "--log-level warn") {
 			if !strings.Contains(line, want) {
 				t.Errorf("%s lacks %q: %s", spec.Name, want, line)
 			}
@@ -70,7 +70,7 @@ func TestWorkerCommandLines(t *testing.T) {
 
 func TestDevicesOfWorkers(t *testing.T) {
 	models := trio{filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft), filepath.Join(modelsDir, demoPrefill)}
-	workers := WorkerFlags{Programs: programs(t), Device: "cpu", TargetDevice: "cuda:1", DraftDevice: "hip:0", Lookup: true}
+	workers := WorkerFlags{Programs: programs(t), Device: "cpu", HangTimeout: "3s", TargetDevice: "cuda:1", DraftDevice: "hip:0", Lookup: true}
 	t.Setenv("TMPDIR", t.TempDir())
 	gateway := app.Defaults()
 	gateway.Port, gateway.GRPCPort = 0, -1
@@ -107,7 +107,7 @@ func TestDevicesOfWorkers(t *testing.T) {
 }
 
 func TestTargetAlone(t *testing.T) {
-	c := prepare(t, trio{target: filepath.Join(modelsDir, demoTarget)}, WorkerFlags{Programs: programs(t), Device: "cpu"})
+	c := prepare(t, trio{target: filepath.Join(modelsDir, demoTarget)}, WorkerFlags{Programs: programs(t), Device: "cpu", HangTimeout: "3s"})
 	if len(c.names) != 1 || c.names[0] != workerTarget {
 		t.Errorf("workers %v", c.names)
 	}
@@ -118,7 +118,7 @@ func TestMissingPrograms(t *testing.T) {
 	gateway := app.Defaults()
 	gateway.Port, gateway.GRPCPort = 0, -1
 	_, err := newCluster(clusterConfig{
-		models: trio{target: filepath.Join(modelsDir, demoTarget)}, workers: WorkerFlags{Programs: t.TempDir(), Device: "cpu"}, gateway: gateway, log: zap.NewNop(),
+		models: trio{target: filepath.Join(modelsDir, demoTarget)}, workers: WorkerFlags{Programs: t.TempDir(), Device: "cpu", HangTimeout: "3s"}, gateway: gateway, log: zap.NewNop(),
 	})
 	if err == nil || !strings.Contains(err.Error(), "make build") {
 		t.Errorf("newCluster = %v", err)

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/app"
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/device"
+	"github.com/tandem-inference/tandem/services/procwatch"
 )
 
 // ServeCmd is tandem serve: gateway and workers of one machine, supervised.
@@ -45,6 +46,7 @@ type WorkerFlags struct {
 	DDTreeBudget  int         `name:"ddtree-budget" default:"0" help:"Nodes of draft trees when a request does not say, 0 = the worker's default; automatic speculation finds its own."`
 	Lookup        bool        `default:"true" negatable:"" help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft."`
 	Chunk         int         `default:"0" help:"Prompt tokens that one prefill step reads, 0 = as many as the engine takes."`
+	HangTimeout   string      `default:"3s" placeholder:"DURATION" help:"How long a worker or engine process may show no sign of life before it is killed and replaced; off = never."`
 	CacheDir      string      `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers."`
 	Engine        string      `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`
 	Programs      string      `type:"path" placeholder:"DIR" help:"Folder of the worker programs; default: beside this program."`
@@ -75,6 +77,9 @@ func (w *WorkerFlags) validate() error {
 		if f.value < 0 {
 			problems = append(problems, fmt.Errorf("--%s: %d is negative", f.flag, f.value))
 		}
+	}
+	if _, err := procwatch.ParseLimit(w.HangTimeout); err != nil {
+		problems = append(problems, fmt.Errorf("--hang-timeout: %w", err))
 	}
 	for _, f := range []struct{ flag, value string }{
 		{"device", w.Device}, {"target-device", w.TargetDevice}, {"draft-device", w.DraftDevice}, {"prefill-device", w.PrefillDevice},

@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/tandem-inference/tandem/services/procwatch"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )
@@ -36,6 +37,9 @@ type Spec struct {
 	Socket string
 	// Probe says whether the child is ready; nil = as soon as it runs. It is asked again until it returns nil.
 	Probe func(ctx context.Context) error
+	// Ping says whether the child answers at all, ready or not: one that hangs is killed and started again, see procwatch. Nil =
+	// it is not watched.
+	Ping func(ctx context.Context) error
 	// Essential children that fail MaxFailures times in a row before they were ever ready end Run with an error.
 	Essential bool
 }
@@ -48,6 +52,8 @@ type Config struct {
 	Stable time.Duration
 	// Grace is the time between SIGTERM and SIGKILL when stopping. Default 10 s.
 	Grace time.Duration
+	// HangLimit of procwatch, 0 = its default, negative = children may hang.
+	HangLimit time.Duration
 	// MaxFailures of an essential child before Run gives up. Default 3.
 	MaxFailures int
 	// Output receives what children print, whole lines. Default os.Stderr.
@@ -222,6 +228,12 @@ func (s *Supervisor) once(ctx context.Context, spec Spec, log *zap.Logger) (time
 		}
 	}()
 
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		s.watch(probeCtx, spec, pid, log)
+	}()
+
 	select {
 	case <-ended:
 	case <-ctx.Done():
@@ -237,6 +249,7 @@ func (s *Supervisor) once(ctx context.Context, spec Spec, log *zap.Logger) (time
 	_ = syscall.Kill(-pid, syscall.SIGKILL)
 	<-ended
 	<-probed
+	<-watched
 	s.setReady(spec.Name, false)
 	if spec.Socket != "" {
 		_ = os.Remove(spec.Socket)
@@ -249,6 +262,17 @@ func (s *Supervisor) once(ctx context.Context, spec Spec, log *zap.Logger) (time
 		waitErr = errors.New("exit status 0")
 	}
 	return readyFor, lines.tailText(), waitErr
+}
+
+// watch kills a child that hangs, and its process group with it. Its end is then seen like any other.
+func (s *Supervisor) watch(ctx context.Context, spec Spec, pid int, log *zap.Logger) {
+	if spec.Ping == nil {
+		return
+	}
+	if err := procwatch.Watch(ctx, procwatch.Config{PID: pid, Limit: s.cfg.HangLimit, Ping: spec.Ping}); err != nil {
+		log.Error("worker hangs, killing it", zap.NamedError(telemetry.KeyErr, err))
+		_ = syscall.Kill(-pid, syscall.SIGKILL)
+	}
 }
 
 // waitProbe asks probe until it says yes or ctx ends.

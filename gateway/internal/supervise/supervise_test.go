@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -44,6 +45,21 @@ func child(kind string) {
 			os.Exit(3)
 		}
 		fmt.Println("pid", grandchild.Process.Pid)
+	case "answers":
+		l, err := net.Listen("unix", os.Getenv("TANDEM_TEST_SOCKET"))
+		if err != nil {
+			os.Exit(4)
+		}
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = conn.Write([]byte("x"))
+				_ = conn.Close()
+			}
+		}()
 	case "parent":
 		// A supervisor of its own, to be killed.
 		s := New(Config{Output: os.Stdout}, zap.NewNop(), spec("wait"))
@@ -122,6 +138,61 @@ func gone(t *testing.T, pid int) {
 func zombie(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && strings.Contains(string(data), ") Z ")
+}
+
+// TestHungChild: a child that is stopped is killed and started again; one that is not watched stays as it is.
+func TestHungChild(t *testing.T) {
+	for _, limit := range []time.Duration{300 * time.Millisecond, -1} {
+		out := newOutput()
+		restarts := make(chan string, 10)
+		answers := spec("answers")
+		answers.Socket = filepath.Join(t.TempDir(), "s")
+		answers.Env = append(answers.Env, "TANDEM_TEST_SOCKET="+answers.Socket)
+		answered := make(chan struct{}, 1)
+		answers.Ping = func(ctx context.Context) error {
+			var d net.Dialer
+			conn, err := d.DialContext(ctx, "unix", answers.Socket)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			if deadline, ok := ctx.Deadline(); ok {
+				_ = conn.SetDeadline(deadline)
+			}
+			if _, err = conn.Read(make([]byte, 1)); err == nil {
+				select {
+				case answered <- struct{}{}:
+				default:
+				}
+			}
+			return err
+		}
+		_, stop := start(t, Config{Output: out, HangLimit: limit, FirstBackoff: time.Millisecond, OnRestart: func(n string) { restarts <- n }}, answers)
+		pid := out.pid(t)
+		if limit > 0 {
+			<-answered
+			<-answered // the watcher has taken note of the first
+		}
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		if limit > 0 {
+			if again := out.pid(t); again == pid {
+				t.Error("the same process")
+			}
+			gone(t, pid)
+		} else {
+			select {
+			case <-restarts:
+				t.Error("a child was restarted although the watch is off")
+			case <-time.After(time.Second):
+			}
+			_ = syscall.Kill(pid, syscall.SIGCONT)
+		}
+		if err := stop(); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 func TestRestartAndStop(t *testing.T) {

@@ -109,7 +109,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		TokenizerDigest: registration.Model.TokenizerDigest, CacheDir: cache, Dial: workernode.Dialer(c.DraftTransport), Log: log.Named("drafts"),
 	}, c.DraftAddress)
 	w.keeper = workernode.NewKeeper(workernode.KeeperConfig{
-		Opener: host, Options: options, Log: log.Named("engine"),
+		Opener: host, Options: options, Log: log.Named("engine"), Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()},
 		OnOpen: func(ctx context.Context, e engineplugin.Engine) error { return w.manager.Restore(ctx, e) },
 	})
 	contract := func(info engineplugin.Info) string {
