@@ -171,6 +171,9 @@ func (in *interp) evalSlice(x *sliceExpr) (Value, error) {
 			a, b := sliceRange(bounds, o.runeLen())
 			return o.slice(o.byteAt(a), o.byteAt(max(a, b))), nil
 		}
+		if err := in.parts(o.runeLen()); err != nil {
+			return nil, err
+		}
 		rs := o.runes()
 		idx, err := in.sliceIndices(bounds, len(rs))
 		if err != nil {

@@ -58,6 +58,9 @@ func (in *interp) arith(op string, l, r Value) (Value, error) {
 	}
 	switch a := l.(type) {
 	case Str:
+		if op == "%" {
+			return in.percent(a, r)
+		}
 		if b, ok := r.(Str); ok && op == "+" {
 			if err := in.text(len(a.s) + len(b.s)); err != nil {
 				return nil, err
@@ -69,7 +72,7 @@ func (in *interp) arith(op string, l, r Value) (Value, error) {
 		}
 	case *List:
 		if b, ok := r.(*List); ok && op == "+" && a.tuple == b.tuple {
-			if err := in.charge(len(a.items)+len(b.items), 0); err != nil {
+			if err := in.charge(len(a.items)+len(b.items), itemBytes*(len(a.items)+len(b.items))); err != nil {
 				return nil, err
 			}
 			items := append(append(make([]Value, 0, len(a.items)+len(b.items)), a.items...), b.items...)
@@ -95,7 +98,7 @@ func (in *interp) repeat(s Str, n int64) (Value, error) {
 	if s.s == "" {
 		return s, nil
 	}
-	if err := in.text(len(s.s) * int(n)); err != nil {
+	if err := in.text((len(s.s) + spanBytes*len(s.user)) * int(n)); err != nil {
 		return nil, err
 	}
 	var b strBuilder
@@ -113,7 +116,7 @@ func (in *interp) repeatList(l *List, n int64) (Value, error) {
 	if n > math.MaxInt32/int64(len(l.items)) {
 		return nil, fmt.Errorf("list of %d × %d items", len(l.items), n)
 	}
-	if err := in.charge(len(l.items)*int(n), 0); err != nil {
+	if err := in.charge(len(l.items)*int(n), itemBytes*len(l.items)*int(n)); err != nil {
 		return nil, err
 	}
 	out.items = slices.Repeat(l.items, int(n))

@@ -6,7 +6,7 @@
 // and which are the template's own. RenderSegments hands that on, so that a tokenizer can refuse control tokens in text that a
 // user wrote. A value from outside is never trusted unless the caller says so with Trusted.
 //
-// Templates come with model files, so they are foreign programs: source size, nesting, steps, string sizes and output are
+// Templates come with model files, so they are foreign programs: source size, nesting, steps, memory, string sizes and output are
 // bounded, and nothing reaches the file system, the network or Go's reflection.
 //
 // Absent on purpose: include, import, extends and blocks (a chat template is one file), recursive loops, autoescaping,

@@ -23,6 +23,12 @@ func (in *interp) eval(x expr) (Value, error) {
 	if err == nil {
 		err = in.charge(1, 0)
 	}
+	if err == nil {
+		switch x.(type) {
+		case *listExpr, *dictExpr, *sliceExpr, *callExpr, *filterExpr, *binaryExpr, *concatExpr:
+			err = in.made(v)
+		}
+	}
 	if err != nil {
 		return nil, atLine(err, x)
 	}
@@ -151,7 +157,7 @@ func (in *interp) join(vals []Value) (Value, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := in.text(len(b.b) + len(s.s)); err != nil {
+		if err := in.text(b.size() + len(s.s)); err != nil {
 			return nil, err
 		}
 		b.add(s)
@@ -214,6 +220,9 @@ func (in *interp) evalTest(x *testExpr) (Value, error) {
 	obj, err := in.eval(x.obj)
 	if err != nil {
 		return nil, err
+	}
+	if x.fn == nil {
+		return nil, fmt.Errorf("no test named %q", x.name)
 	}
 	args, err := in.callArgs(x.args)
 	if err != nil {

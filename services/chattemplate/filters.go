@@ -1,6 +1,7 @@
 package chattemplate
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -15,6 +16,9 @@ import (
 type filterFunc func(in *interp, v Value, args callArgs) (Value, error)
 
 func (in *interp) applyFilter(x *filterExpr, v Value) (Value, error) {
+	if x.fn == nil {
+		return nil, fmt.Errorf("no filter named %q", x.name)
+	}
 	args, err := in.callArgs(x.args)
 	if err != nil {
 		return nil, err
@@ -75,6 +79,7 @@ func textFilters() map[string]filterFunc {
 		return onText(func(_ *interp, s Str, _ []Value) (Value, error) { return f(s), nil })
 	}
 	keep := simple(func(s Str) Str { return s })
+	safe := simple(func(s Str) Str { s.html = true; return s })
 	def := func(_ *interp, v Value, a callArgs) (Value, error) {
 		p, err := a.params("default_value", "boolean")
 		if err != nil {
@@ -91,15 +96,41 @@ func textFilters() map[string]filterFunc {
 	}
 	escape := onText(func(in *interp, s Str, _ []Value) (Value, error) {
 		names := map[rune]string{'&': "&amp;", '<': "&lt;", '>': "&gt;", '\'': "&#39;", '"': "&#34;"}
-		return s.mapRunes(func(_ int, r rune) string {
+		s = s.mapRunes(func(_ int, r rune) string {
 			if n, ok := names[r]; ok {
 				return n
 			}
 			return string(r)
-		}), nil
+		})
+		s.html = true
+		return s, nil
 	})
 	return map[string]filterFunc{
-		"string": keep, "safe": keep, "escape": escape, "e": escape,
+		"string": keep, "safe": safe, "escape": escape, "e": escape, "forceescape": escape,
+		"truncate": onText(truncate, "length", "killwords", "end", "leeway"),
+		"center": onText(func(in *interp, s Str, p []Value) (Value, error) {
+			width, err := argInt(p[0], "width", 80)
+			if err != nil {
+				return nil, err
+			}
+			return in.center(s, width, Trusted(" "))
+		}, "width"),
+		"format": func(in *interp, v Value, a callArgs) (Value, error) {
+			s, err := in.toStr(v)
+			switch {
+			case err != nil:
+				return nil, err
+			case len(a.pos) > 0 && len(a.names) > 0:
+				return nil, errors.New("takes positional or named arguments, not both")
+			case len(a.names) > 0:
+				d := NewDict()
+				for i, n := range a.names {
+					d.put(Trusted(n), n, a.named[i])
+				}
+				return in.percent(s, d)
+			}
+			return in.percent(s, &List{items: a.pos, tuple: true})
+		},
 		"default": def, "d": def,
 		"tojson":     tojson,
 		"upper":      simple(Str.upper),
@@ -131,6 +162,40 @@ func textFilters() map[string]filterFunc {
 		"abs":   abs,
 		"round": round,
 	}
+}
+
+// truncate shortens a text to a length in characters, at a word unless killwords is set. A text that is longer by no more than
+// leeway stays whole.
+func truncate(_ *interp, s Str, p []Value) (Value, error) {
+	length, err := argInt(p[0], "length", 255)
+	if err != nil {
+		return nil, err
+	}
+	end := Trusted("...")
+	if given(p[2]) {
+		var ok bool
+		if end, ok = p[2].(Str); !ok {
+			return nil, fmt.Errorf("end must be str, not %s", typeName(p[2]))
+		}
+	}
+	leeway, err := argInt(p[3], "leeway", 5)
+	switch {
+	case err != nil:
+		return nil, err
+	case length < end.runeLen():
+		return nil, fmt.Errorf("expected length >= %d, got %d", end.runeLen(), length)
+	case leeway < 0:
+		return nil, fmt.Errorf("expected leeway >= 0, got %d", leeway)
+	case s.runeLen() <= length+leeway:
+		return s, nil
+	}
+	cut := s.slice(0, s.byteAt(length-end.runeLen()))
+	if !argBool(p[1], false) {
+		if i := strings.LastIndexByte(cut.s, ' '); i >= 0 {
+			cut = cut.slice(0, i)
+		}
+	}
+	return Join(cut, end), nil
 }
 
 // tojson is the filter as Hugging Face defines it: json.dumps with its arguments, non-ASCII kept.
@@ -193,6 +258,9 @@ func indent(in *interp, s Str, p []Value) (Value, error) {
 		pad = Trusted(strings.Repeat(" ", min(max(n, 0), 1024)))
 	}
 	first, blank := argBool(p[1], false), argBool(p[2], false)
+	if err := in.parts(2 + lineEnds(s.s)); err != nil {
+		return nil, err
+	}
 	lines := Join(s, Trusted("\n")).lines(false)
 	var b strBuilder
 	for i, l := range lines {
@@ -203,7 +271,7 @@ func indent(in *interp, s Str, p []Value) (Value, error) {
 			b.add(pad)
 		}
 		b.add(l)
-		if err := in.charge(1, len(b.b)); err != nil {
+		if err := in.charge(1, b.size()); err != nil {
 			return nil, err
 		}
 	}

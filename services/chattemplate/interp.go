@@ -45,6 +45,7 @@ type interp struct {
 	evalDepth int
 	maxBytes  int
 	maxDepth  int
+	room      int // bytes left of what the rendering may make
 }
 
 func newInterp(t *Template) *interp {
@@ -59,13 +60,74 @@ func newInterp(t *Template) *interp {
 		steps:    or(t.Limits.Steps, defaultSteps),
 		maxBytes: or(t.Limits.OutputBytes, defaultOutputBytes),
 		maxDepth: or(t.Limits.Depth, defaultDepth),
+		room:     or(t.Limits.MemoryBytes, defaultMemoryBytes),
 	}
+}
+
+// grow raises the default limits by the size of the variables: a long conversation takes more than a short one.
+func (in *interp) grow(vars *Dict) {
+	if vars == nil {
+		return
+	}
+	visits := maxSteps // shared values are counted each time: bounded, so that they cannot be exponentially long to walk
+	size := 0
+	var walk func(v Value)
+	walk = func(v Value) {
+		if visits--; visits < 0 {
+			return
+		}
+		switch x := v.(type) {
+		case Str:
+			size += len(x.s)
+		case *List:
+			for _, item := range x.items {
+				walk(item)
+			}
+		case *Dict:
+			for i := range x.keys {
+				walk(x.keys[i])
+				walk(x.vals[i])
+			}
+		}
+		size++
+	}
+	walk(vars)
+	if in.t.Limits.Steps == 0 {
+		in.steps = min(in.steps+stepsPerByte*size, maxSteps)
+	}
+	if in.t.Limits.MemoryBytes == 0 {
+		in.room += memoryPerByte * size
+	}
+}
+
+// use takes n bytes of what the rendering may make.
+func (in *interp) use(n int) error {
+	if in.room -= n; in.room < 0 {
+		return errors.New("template takes too much memory")
+	}
+	return nil
+}
+
+// made takes the bytes of a value that was just made, without those of its items.
+func (in *interp) made(v Value) error {
+	switch x := v.(type) {
+	case Str:
+		return in.use(len(x.s) + spanBytes*len(x.user))
+	case *List:
+		return in.use(itemBytes * len(x.items))
+	case *Dict:
+		return in.use(pairBytes * len(x.keys))
+	}
+	return nil
 }
 
 // charge takes n steps and checks the size of a string that exists or is about to.
 func (in *interp) charge(n, bytes int) error {
 	if bytes > in.maxBytes {
 		return fmt.Errorf("text of more than %d bytes", in.maxBytes)
+	}
+	if bytes > in.room {
+		return errors.New("template takes too much memory")
 	}
 	if in.steps -= n; in.steps < 0 {
 		return errors.New("template takes too many steps")
@@ -178,11 +240,14 @@ func (in *interp) stmt(s stmt) (jump, error) {
 }
 
 func (in *interp) print(s Str) error {
-	if err := in.charge(1+len(s.s)/64, len(in.out.b)+len(s.s)); err != nil {
+	if err := in.charge(1+len(s.s)/64, 0); err != nil {
 		return err
 	}
+	if len(in.out.b)+len(s.s) > in.maxBytes {
+		return fmt.Errorf("text of more than %d bytes", in.maxBytes)
+	}
 	in.out.add(s)
-	return nil
+	return in.made(s)
 }
 
 // capture runs a body in its own scope and gives what it prints, through filters.
@@ -194,6 +259,9 @@ func (in *interp) capture(body []stmt, fs []*filterExpr) (Value, error) {
 	leave()
 	text := in.out.str()
 	in.out = out
+	if err == nil {
+		err = in.made(text)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -378,7 +446,7 @@ func (in *interp) iterate(v Value) ([]Value, error) {
 	case *Dict:
 		return x.keys, in.charge(len(x.keys), 0)
 	case Str:
-		if err := in.charge(partSteps*len(x.s), 0); err != nil {
+		if err := in.parts(x.runeLen()); err != nil {
 			return nil, err
 		}
 		rs := x.runes()

@@ -13,6 +13,14 @@ import (
 // partSteps is the price of making one string out of a part of another.
 const partSteps = 8
 
+// parts pays for cutting a string into n parts.
+func (in *interp) parts(n int) error {
+	if err := in.use(partBytes * n); err != nil {
+		return err
+	}
+	return in.charge(partSteps*n, 0)
+}
+
 // strFunc is a method of strings.
 type strFunc func(in *interp, s Str, args callArgs) (Value, error)
 
@@ -33,7 +41,18 @@ func strMethod(s Str, name string) *function {
 	}}
 }
 
-var strMethods = sync.OnceValue(func() map[string]strFunc {
+// methodRegistry holds the methods of strings. It is filled on first use, not by an initialiser, because format looks methods up.
+var methodRegistry struct {
+	once    sync.Once
+	methods map[string]strFunc
+}
+
+func strMethods() map[string]strFunc {
+	methodRegistry.once.Do(func() { methodRegistry.methods = makeStrMethods() })
+	return methodRegistry.methods
+}
+
+func makeStrMethods() map[string]strFunc {
 	noArgs := func(f func(Str) Value) strFunc {
 		return func(_ *interp, s Str, a callArgs) (Value, error) {
 			_, err := a.params()
@@ -138,8 +157,10 @@ var strMethods = sync.OnceValue(func() map[string]strFunc {
 			if err != nil {
 				return nil, err
 			}
-			parts := s.lines(argBool(p[0], false))
-			return strList(parts), in.charge(partSteps*len(parts), 0)
+			if err := in.parts(1 + lineEnds(s.s)); err != nil {
+				return nil, err
+			}
+			return strList(s.lines(argBool(p[0], false))), nil
 		},
 		"replace": func(in *interp, s Str, a callArgs) (Value, error) {
 			p, err := a.params("old", "new", "count")
@@ -175,10 +196,98 @@ var strMethods = sync.OnceValue(func() map[string]strFunc {
 			}
 			return int64(strings.Count(s.s, x.s)), nil
 		},
+		"format": func(in *interp, s Str, a callArgs) (Value, error) { return in.strFormat(s, a) },
+		"format_map": func(in *interp, s Str, a callArgs) (Value, error) {
+			p, err := a.params("mapping")
+			if err != nil {
+				return nil, err
+			}
+			d, ok := p[0].(*Dict)
+			if !ok {
+				return nil, fmt.Errorf("needs a mapping, not %s", typeName(p[0]))
+			}
+			named := callArgs{}
+			for i, k := range d.keys {
+				if name, ok := k.(Str); ok {
+					named.names, named.named = append(named.names, name.s), append(named.named, d.vals[i])
+				}
+			}
+			return in.strFormat(s, named)
+		},
+		"center": justify(func(in *interp, s Str, width int, fill Str) (Str, error) { return in.center(s, width, fill) }),
+		"ljust": justify(func(in *interp, s Str, width int, fill Str) (Str, error) {
+			return in.pad(s, formatSpec{fill: fill, width: width}, '<')
+		}),
+		"rjust": justify(func(in *interp, s Str, width int, fill Str) (Str, error) {
+			return in.pad(s, formatSpec{fill: fill, width: width}, '>')
+		}),
+		"zfill": func(in *interp, s Str, a callArgs) (Value, error) {
+			p, err := a.params("width")
+			if err != nil {
+				return nil, err
+			}
+			width, err := argInt(p[0], "width", 0)
+			if err != nil {
+				return nil, err
+			}
+			sign := 0
+			if s.s != "" && (s.s[0] == '-' || s.s[0] == '+') {
+				sign = 1
+			}
+			rest, err := in.pad(s.slice(sign, len(s.s)), formatSpec{fill: Trusted("0"), width: width - sign}, '>')
+			return Join(s.slice(0, sign), rest), err
+		},
+		"swapcase": noArgs(func(s Str) Value {
+			return s.mapRunes(func(_ int, r rune) string {
+				if unicode.IsUpper(r) {
+					return string(unicode.ToLower(r))
+				}
+				return upperRune(r)
+			})
+		}),
 		"partition":  partition(strings.Index, false),
 		"rpartition": partition(strings.LastIndex, true),
 	}
-})
+}
+
+// justify is a method that fills a text up to a width.
+func justify(f func(in *interp, s Str, width int, fill Str) (Str, error)) strFunc {
+	return func(in *interp, s Str, a callArgs) (Value, error) {
+		p, err := a.params("width", "fillchar")
+		if err != nil {
+			return nil, err
+		}
+		width, err := argInt(p[0], "width", 0)
+		if err != nil {
+			return nil, err
+		}
+		fill, ok, err := argStr(p[1], "fillchar")
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			fill = Trusted(" ")
+		}
+		if fill.runeLen() != 1 {
+			return nil, errors.New("the fill character must be exactly one character long")
+		}
+		return f(in, s, width, fill)
+	}
+}
+
+// center is str.center: of an odd number of fill characters the one more stands at the left if the width is odd.
+func (in *interp) center(s Str, width int, fill Str) (Str, error) {
+	n := width - s.runeLen()
+	if n <= 0 {
+		return s, nil
+	}
+	left := n/2 + n&width&1
+	out, err := in.pad(s, formatSpec{fill: fill, width: width - left}, '<')
+	if err != nil {
+		return Str{}, err
+	}
+	return in.pad(out, formatSpec{fill: fill, width: width}, '>')
+}
 
 // cmpErr gives err, or a new error when there is none.
 func cmpErr(err error, msg string) error {
@@ -236,14 +345,36 @@ func splitMethod(fromRight bool) strFunc {
 		if hasSep && sep.s == "" {
 			return nil, errors.New("empty separator")
 		}
-		var parts []Str
+		n := 1
 		if hasSep {
-			parts = splitBy(s, sep.s, limit, fromRight)
+			n += strings.Count(s.s, sep.s)
 		} else {
-			parts = splitSpace(s, limit, fromRight)
+			n += words(s.s)
 		}
-		return strList(parts), in.charge(partSteps*len(parts), 0)
+		if limit >= 0 {
+			n = min(n, limit+1)
+		}
+		if err := in.parts(n); err != nil {
+			return nil, err
+		}
+		if hasSep {
+			return strList(splitBy(s, sep.s, limit, fromRight)), nil
+		}
+		return strList(splitSpace(s, limit, fromRight)), nil
 	}
+}
+
+// words counts the runs of other characters than white space.
+func words(s string) (n int) {
+	inside := false
+	for _, r := range s {
+		space := pySpace(r)
+		if !space && !inside {
+			n++
+		}
+		inside = !space
+	}
+	return n
 }
 
 func splitBy(s Str, sep string, limit int, fromRight bool) []Str {
@@ -310,6 +441,17 @@ func splitSpace(s Str, limit int, fromRight bool) []Str {
 	return out
 }
 
+// lineEnds counts the characters at which lines may cut.
+func lineEnds(s string) (n int) {
+	for _, r := range s {
+		switch r {
+		case '\r', '\n', '\v', '\f', 0x1c, 0x1d, 0x1e, 0x85, 0x2028, 0x2029:
+			n++
+		}
+	}
+	return n
+}
+
 // lines cuts at line boundaries as str.splitlines does.
 func (s Str) lines(keep bool) []Str {
 	var out []Str
@@ -350,14 +492,24 @@ func (in *interp) replace(s Str, oldV, newV, countV Value) (Value, error) {
 	if err != nil {
 		return nil, err
 	}
+	n := strings.Count(s.s, old.s) + 1
+	if limit >= 0 {
+		n = min(n, limit+1)
+	}
+	if err := in.parts(n); err != nil {
+		return nil, err
+	}
 	var b strBuilder
 	if old.s == "" { // between all characters
+		if err := in.parts(s.runeLen()); err != nil {
+			return nil, err
+		}
 		for i, r := range append([]Str{{}}, s.runes()...) {
 			b.add(r)
 			if limit < 0 || i < limit {
 				b.add(repl)
 			}
-			if err := in.charge(1, len(b.b)); err != nil {
+			if err := in.charge(1, b.size()); err != nil {
 				return nil, err
 			}
 		}
@@ -368,7 +520,7 @@ func (in *interp) replace(s Str, oldV, newV, countV Value) (Value, error) {
 			b.add(repl)
 		}
 		b.add(part)
-		if err := in.charge(1, len(b.b)); err != nil {
+		if err := in.charge(1, b.size()); err != nil {
 			return nil, err
 		}
 	}
@@ -387,7 +539,7 @@ func (in *interp) joinStrs(items []Value, sep Str) (Value, error) {
 			b.add(sep)
 		}
 		b.add(s)
-		if err := in.charge(1+(len(s.s)+len(sep.s))/64, len(b.b)); err != nil {
+		if err := in.charge(1+(len(s.s)+len(sep.s))/64, b.size()); err != nil {
 			return nil, err
 		}
 	}
@@ -407,6 +559,9 @@ func dictMethod(d *Dict, name string) *function {
 	list := func(f func(i int) Value) *function {
 		return &function{name, func(in *interp, a callArgs) (Value, error) {
 			if _, err := a.params(); err != nil {
+				return nil, err
+			}
+			if err := in.use(pairBytes * len(d.keys)); err != nil {
 				return nil, err
 			}
 			l := &List{items: make([]Value, len(d.keys))}

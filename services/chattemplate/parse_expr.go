@@ -16,11 +16,13 @@ func (p *parser) expr() (expr, error) {
 	}
 	defer p.leave()
 	line := p.peek().line
+	known := len(p.unknown)
 	x, err := p.or()
 	if err != nil {
 		return nil, err
 	}
 	for n := 0; p.isName("if"); n++ {
+		defer func() { p.unknown = p.unknown[:min(known, len(p.unknown))] }()
 		if n > maxNesting {
 			return nil, p.fail("nested too deeply")
 		}
@@ -354,7 +356,13 @@ func (p *parser) postfix(x expr) (expr, error) {
 func (p *parser) subscript(pos at, obj expr) (expr, error) {
 	var parts [3]expr
 	colons := 0
+	var keys []expr // of a tuple
+	tuple := p.isOp("]")
 	for !p.isOp("]") {
+		if colons == 0 && parts[0] != nil && p.takeOp(",") {
+			keys, parts[0], tuple = append(keys, parts[0]), nil, true
+			continue
+		}
 		if p.takeOp(":") {
 			if colons++; colons > 2 {
 				return nil, p.fail("too many ':' in a slice")
@@ -366,16 +374,22 @@ func (p *parser) subscript(pos at, obj expr) (expr, error) {
 			return nil, err
 		}
 		parts[colons] = x
-		if !p.isOp("]") && !p.isOp(":") {
+		if !p.isOp("]") && !p.isOp(":") && (colons > 0 || !p.isOp(",")) {
 			return nil, p.fail("expected ']', got %s", p.peek().describe())
 		}
 	}
 	p.pos++
+	if tuple {
+		if colons > 0 {
+			return nil, errorAt(pos.line, "slices of tuples are not supported")
+		}
+		if parts[0] != nil {
+			keys = append(keys, parts[0])
+		}
+		return &itemExpr{pos, obj, &listExpr{at: pos, items: keys, tuple: true}}, nil
+	}
 	if colons > 0 {
 		return &sliceExpr{pos, obj, parts[0], parts[1], parts[2]}, nil
-	}
-	if parts[0] == nil {
-		return nil, errorAt(pos.line, "expected an index")
 	}
 	return &itemExpr{pos, obj, parts[0]}, nil
 }
@@ -455,9 +469,8 @@ func (p *parser) filter(obj expr) (*filterExpr, error) {
 		return nil, err
 	}
 	f := &filterExpr{at: at{t.line}, obj: obj, name: t.text}
-	var ok bool
-	if f.fn, ok = filters()[t.text]; !ok {
-		return nil, errorAt(t.line, "no filter named %q", t.text)
+	if f.fn = filters()[t.text]; f.fn == nil {
+		p.unknown = append(p.unknown, errorAt(t.line, "no filter named %q", t.text))
 	}
 	if p.isOp("(") {
 		f.args, err = p.args()
@@ -473,9 +486,8 @@ func (p *parser) test(obj expr) (expr, error) {
 	if t.kind != tokName && t.kind != tokOp {
 		return nil, errorAt(t.line, "expected a test, got %s", t.describe())
 	}
-	var ok bool
-	if x.fn, ok = tests()[t.text]; !ok {
-		return nil, errorAt(t.line, "no test named %q", t.text)
+	if x.fn = tests()[t.text]; x.fn == nil {
+		p.unknown = append(p.unknown, errorAt(t.line, "no test named %q", t.text))
 	}
 	var err error
 	switch a := p.peek(); {

@@ -18,6 +18,9 @@ type parser struct {
 	loops int // open for loops, for break and continue
 	// used collects the names that a macro's body reads.
 	used map[string]bool
+	// unknown are the uses of filters and tests that do not exist, outside of branches that may not be taken: those are reported
+	// when they run, as the reference does.
+	unknown []error
 }
 
 func (p *parser) peek() token  { return p.toks[p.pos] }
@@ -220,10 +223,18 @@ func (p *parser) statement() (stmt, error) {
 func (p *parser) ifStatement(pos at) (stmt, error) {
 	root := &ifStmt{at: pos}
 	cur := root
+	known := len(p.unknown)
+	defer func() {
+		// The first condition always runs, what follows it may not.
+		p.unknown = p.unknown[:min(known, len(p.unknown))]
+	}()
 	for {
 		var err error
 		if cur.test, err = p.tupleExpr(false); err != nil {
 			return nil, err
+		}
+		if cur == root {
+			known = len(p.unknown)
 		}
 		if _, err := p.need(tokBlockEnd); err != nil {
 			return nil, err

@@ -9,11 +9,21 @@ import (
 // span is a range of bytes.
 type span struct{ start, end int }
 
+// What values take besides their text, in bytes, about.
+const (
+	spanBytes = 16 // of a string's marks
+	itemBytes = 16 // of a list
+	pairBytes = 96 // of a dictionary, with its index
+	partBytes = 96 // a string that is an item, with its header and marks
+)
+
 // Str is a template string: text, and which bytes of it are a user's. Operations on strings keep that per byte; where the
 // origin of a byte cannot be told (a printed list, JSON) the whole result counts as the user's if any part was.
 type Str struct {
 	s    string
 	user []span // ascending, not touching, within s
+	// html says that a filter made the text safe for HTML. Only the test "escaped" looks at it: nothing is escaped by itself.
+	html bool
 }
 
 // Text is text from outside: its bytes never become control tokens.
@@ -21,7 +31,7 @@ func Text(s string) Str {
 	if s == "" {
 		return Str{}
 	}
-	return Str{s, []span{{0, len(s)}}}
+	return Str{s: s, user: []span{{0, len(s)}}}
 }
 
 // Trusted is text that may hold control tokens, like the template's own: bos_token and the like.
@@ -78,7 +88,10 @@ func (b *strBuilder) mark(start, end int) {
 	}
 }
 
-func (b *strBuilder) str() Str { return Str{string(b.b), b.user} }
+func (b *strBuilder) str() Str { return Str{s: string(b.b), user: b.user} }
+
+// size is what the builder holds, in bytes.
+func (b *strBuilder) size() int { return len(b.b) + spanBytes*len(b.user) }
 
 // Join joins texts; each keeps its origin.
 func Join(parts ...Str) Str {

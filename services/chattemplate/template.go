@@ -27,8 +27,11 @@ func errorAt(line int, format string, args ...any) *Error {
 type Limits struct {
 	// OutputBytes bounds the rendered text and every string on the way (default 64 MiB).
 	OutputBytes int
+	// MemoryBytes bounds what a rendering makes, in bytes: texts, lists and dictionaries together, also those that are no longer
+	// needed (default 32 MiB, and 1024 bytes for each byte of the variables).
+	MemoryBytes int
 	// Steps bounds the work: one step for each statement, expression and item visited, and for each 64 bytes of text handled
-	// (default 20 million, about a second).
+	// (default 4 million, and 64 for each byte of the variables, at most 20 million, about a second).
 	Steps int
 	// Depth bounds calls of macros inside each other (default 64).
 	Depth int
@@ -36,7 +39,11 @@ type Limits struct {
 
 const (
 	defaultOutputBytes = 64 << 20
-	defaultSteps       = 20_000_000
+	defaultMemoryBytes = 32 << 20
+	memoryPerByte      = 1024
+	defaultSteps       = 4_000_000
+	stepsPerByte       = 64
+	maxSteps           = 20_000_000
 	defaultDepth       = 64
 )
 
@@ -51,7 +58,8 @@ type Template struct {
 }
 
 // Compile reads a template. Everything that the package does not have (tags, filters, tests) is an error here rather than while
-// rendering, so that a caller can fall back at start. Errors are of type *Error.
+// rendering, so that a caller can fall back at start; but a filter or test in a branch of an if is an error only when the branch
+// runs. Errors are of type *Error.
 func Compile(src string) (*Template, error) {
 	if len(src) > maxSourceBytes {
 		return nil, errorAt(1, "template has %d bytes, at most %d allowed", len(src), maxSourceBytes)
@@ -64,6 +72,9 @@ func Compile(src string) (*Template, error) {
 	body, err := p.body()
 	if err != nil {
 		return nil, err
+	}
+	if len(p.unknown) > 0 {
+		return nil, p.unknown[0]
 	}
 	return &Template{body: body}, nil
 }
@@ -103,6 +114,7 @@ func (t *Template) RenderSegments(vars *Dict) ([]tokenizer.Segment, error) {
 
 func (t *Template) run(vars *Dict) (*strBuilder, error) {
 	in := newInterp(t)
+	in.grow(vars)
 	root := &frame{vars: map[string]Value{}, parent: &frame{vars: globals()}}
 	if vars != nil {
 		for i, k := range vars.keys {

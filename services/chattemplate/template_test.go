@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -333,6 +334,84 @@ func TestLimits(t *testing.T) {
 	small.Limits = Limits{}
 	if _, err := small.Render(nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestBombs: templates of a few bytes that would take gigabytes stop within tens of megabytes and well under a second.
+func TestBombs(t *testing.T) {
+	loop := func(n, step string) string {
+		return "{% set ns = namespace(s='ab', l=[1], d={}, u=u) %}{% for i in range(" + n + ") %}{% set " + step + " %}{% endfor %}"
+	}
+	for name, src := range map[string]string{
+		"concatenation":   loop("99", "ns.s = ns.s ~ ns.s"),
+		"plus":            loop("99", "ns.s = ns.s + ns.s"),
+		"replace":         loop("99", "ns.s = ns.s.replace('a', 'aa')|replace('b', 'ab')"),
+		"replace between": loop("99", "ns.s = ns.s.replace('', 'ab')"),
+		"list":            loop("99", "ns.l = ns.l + ns.l"),
+		"list product":    "{{ [1] * 500000000 }}",
+		"lists":           loop("99999", "ns.l = [ns.l, range(99999)|list]"),
+		"spans":           loop("99", "ns.u = ns.u ~ ',' ~ ns.u"),
+		"split":           loop("9999", "q = (',' * 99999).split(',')"),
+		"split at spaces": loop("9999", "q = ('a\v' * 99999).split()"),
+		"lines":           loop("9999", "q = ('\f' * 999999).splitlines()"),
+		"characters":      loop("9999", "q = ('ab' * 999999)|list"),
+		"reverse":         loop("9999", "q = ('ab' * 999999)|reverse"),
+		"slices":          loop("9999", "q = ('ab' * 999999)[::-1]"),
+		"join":            "{{ range(99999)|join('b' * 9999) }}",
+		"indent":          "{{ ('\n' * 9999999)|indent }}",
+		"JSON":            loop("60", "ns.l = [ns.l, ns.l]") + "{{ ns.l|tojson }}",
+		"print":           loop("60", "ns.l = [ns.l, ns.l]") + "{{ ns.l }}",
+		"output":          "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
+		"capture":         "{% for a in range(99999) %}{% set q %}{{ 'x' * 99999 }}{% endset %}{% endfor %}",
+		"width":           "{{ '%65000d' % 1 * 99999 }}",
+		"format":          loop("999", "ns.s = '{0}{0}'.format(ns.s)"),
+		"percent":         loop("999", "ns.s = '%s%s' % (ns.s, ns.s)"),
+		"center":          "{{ 'x'.center(2000000000) }}",
+		"zfill":           "{{ 'x'.zfill(2000000000) }}",
+		"pairs":           loop("99999", "q = dict(a=1, b=2).items()|list") + loop("99999", "q = [dict(a=1, b=2)] * 999"),
+		"tuple keys":      "{% set ns = namespace(t=(1,)) %}{% for i in range(60) %}{% set ns.t = (ns.t, ns.t) %}{% endfor %}{{ {ns.t: 1} }}",
+		"macros":          "{% macro m(n) %}{% for i in range(9) %}{{ m(n + 1) }}{% endfor %}{% endmacro %}{{ m(0) }}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			tmpl := compile(t, src)
+			vars := NewDict()
+			vars.Set("u", "u")
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			start := cputime.Spent(t)
+			_, err := tmpl.Render(vars)
+			took := cputime.Spent(t) - start
+			runtime.ReadMemStats(&after)
+			var te *Error
+			if !errors.As(err, &te) {
+				t.Errorf("no error: %v", err)
+			}
+			if made := (after.TotalAlloc - before.TotalAlloc) >> 20; made > 256 {
+				t.Errorf("made %d MiB", made)
+			}
+			if limit := 3 * time.Second; took > limit {
+				t.Errorf("took %v of processor time", took)
+			}
+			t.Logf("%v, %d MiB: %v", took.Round(time.Millisecond), (after.TotalAlloc-before.TotalAlloc)>>20, err)
+		})
+	}
+}
+
+// TestLongConversations: the limits grow with the input. A template that copies everything for each message, as some do, renders
+// a long conversation.
+func TestLongConversations(t *testing.T) {
+	tmpl := compile(t, "{% set ns = namespace(all='') %}{% for m in messages %}{% set ns.all = ns.all ~ m.role ~ (m.content|trim).replace('\n', ' ') %}{% endfor %}{{ ns.all }}")
+	list := NewList()
+	for range 400 {
+		d := NewDict()
+		d.Set("role", "user")
+		d.Set("content", strings.Repeat("line of text\n", 100))
+		list.Append(d)
+	}
+	vars := NewDict()
+	vars.Set("messages", list)
+	if out, err := tmpl.Render(vars); err != nil || len(out) != 400*1303 {
+		t.Errorf("%d bytes, %v", len(out), err)
 	}
 }
 

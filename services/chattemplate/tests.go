@@ -85,11 +85,10 @@ func makeTests() map[string]testFunc {
 		"even":      parity(0),
 		"lower":     cased(strings.ToLower),
 		"upper":     cased(strings.ToUpper),
-		"sameas": one(func(in *interp, v, x Value) (bool, error) {
-			same, err := in.equal(v, x)
-			return same && typeName(v) == typeName(x), err
-		}),
-		"in": one(func(in *interp, v, x Value) (bool, error) { return in.contains(x, v) }),
+		"sameas":    one(same),
+		"escaped":   plain(func(v Value) bool { s, ok := v.(Str); return ok && s.html }),
+		"test":      plain(func(v Value) bool { s, ok := v.(Str); return ok && tests()[s.s] != nil }),
+		"in":        one(func(in *interp, v, x Value) (bool, error) { return in.contains(x, v) }),
 		"divisibleby": one(func(in *interp, v, x Value) (bool, error) {
 			m, err := in.arith("%", v, x)
 			return err == nil && isEqual(m, 0), err
@@ -104,6 +103,24 @@ func makeTests() map[string]testFunc {
 		}
 	}
 	return m
+}
+
+// same is identity. Containers are the same when they are one object; numbers, text and the constants when they are equal and of
+// one type; two undefined values never.
+func same(in *interp, v, x Value) (bool, error) {
+	switch a := v.(type) {
+	case undefined:
+		return false, nil
+	case *List:
+		b, ok := x.(*List)
+		return ok && (a == b || a.tuple && b.tuple && len(a.items)+len(b.items) == 0), nil
+	case *Dict, *namespace, *function, *loopState:
+		return v == x, nil
+	}
+	if typeName(v) != typeName(x) {
+		return false, nil
+	}
+	return in.equal(v, x)
 }
 
 // lookupTest finds a test that a filter is given by name.

@@ -1,10 +1,12 @@
 package chattemplate
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/big"
 	"slices"
+	"strings"
 )
 
 // Value is anything a template can hold: nil (None), bool, int64, *big.Int, float64, Str, *List, *Dict, and inside a running
@@ -154,7 +156,39 @@ func hashKey(v Value) (any, error) {
 		}
 		return x, nil
 	}
+	if l, ok := v.(*List); ok && l.tuple {
+		size := 0
+		return hashTuple(l, &size)
+	}
 	return nil, fmt.Errorf("unhashable type: '%s'", typeName(v))
+}
+
+// tupleKey is the dictionary hash of a tuple.
+type tupleKey string
+
+// maxTupleKey bounds the hash of a tuple in bytes: tuples of one another can be exponentially long.
+const maxTupleKey = 1 << 16
+
+func hashTuple(l *List, size *int) (any, error) {
+	var b strings.Builder
+	for _, v := range l.items {
+		var hash any
+		var err error
+		if sub, ok := v.(*List); ok && sub.tuple {
+			hash, err = hashTuple(sub, size)
+		} else {
+			hash, err = hashKey(v)
+		}
+		if err != nil {
+			return nil, err
+		}
+		text := fmt.Sprintf("%T %v", hash, hash)
+		fmt.Fprintf(&b, "%d:%s;", len(text), text)
+		if *size += len(text); *size > maxTupleKey {
+			return nil, errors.New("a tuple is too long for a key")
+		}
+	}
+	return tupleKey(b.String()), nil
 }
 
 // typeName is Python's name of a value's type, for messages.

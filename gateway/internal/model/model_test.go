@@ -126,3 +126,32 @@ func TestTemplateFile(t *testing.T) {
 		t.Error("a broken template file was accepted")
 	}
 }
+
+// TestUnfitTemplates: a template of the model that cannot render one question gives way to the built-in one, at once even when it
+// would take gigabytes; one that the operator named is an error.
+func TestUnfitTemplates(t *testing.T) {
+	m := load(t, Options{})
+	for _, tt := range []struct{ name, source, want string }{
+		{"fit", "{{ messages[0].content }}", "model"},
+		{"unknown filter in a branch that is not taken", "{% if tools %}{{ tools|from_json }}{% endif %}{{ messages[0].content }}", "model"},
+		{"refuses by itself", "{{ raise_exception('not so') }}", "model"},
+		{"syntax", "{% if %}", "built-in"},
+		{"unknown filter", "{{ messages|from_json }}", "built-in"},
+		{"unknown filter in a branch that is taken", "{% if messages %}{{ messages|from_json }}{% endif %}", "built-in"},
+		{"undefined", "{{ messages[0].nope.x }}", "built-in"},
+		{"bomb of text", "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s.replace('a', 'aa') %}{% endfor %}", "built-in"},
+		{"bomb of lists", "{% set ns = namespace(l=[1]) %}{% for i in range(99) %}{% set ns.l = ns.l + ns.l %}{% endfor %}", "built-in"},
+		{"bomb of steps", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "built-in"},
+	} {
+		if err := m.chooseTemplate(tt.source, Options{}); err != nil || m.TemplateSource != tt.want {
+			t.Errorf("%s: %s, %v, want %s", tt.name, m.TemplateSource, err, tt.want)
+		}
+		file := filepath.Join(t.TempDir(), "chat.jinja")
+		if err := os.WriteFile(file, []byte(tt.source), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.chooseTemplate("", Options{TemplateFile: file}); (err == nil) != (tt.want == "model") {
+			t.Errorf("%s as a file: %v", tt.name, err)
+		}
+	}
+}

@@ -2,10 +2,12 @@ package model
 
 import (
 	_ "embed"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 
+	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/services/chattemplate"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -44,7 +46,7 @@ func builtIn(f toolcall.Family) string {
 }
 
 // chooseTemplate takes the configured file, else the model's own template, else the built-in one. A template of the model that
-// cannot be compiled is a warning; one that the operator named is an error.
+// cannot be compiled, or cannot render a first question, is a warning; one that the operator named is an error.
 func (m *Model) chooseTemplate(own string, opt Options) error {
 	if opt.TemplateFile != "" {
 		src, err := os.ReadFile(opt.TemplateFile)
@@ -52,7 +54,7 @@ func (m *Model) chooseTemplate(own string, opt Options) error {
 			return fmt.Errorf("--chat-template-file: %w", err)
 		}
 		if len(src) > 0 {
-			if err := m.useTemplate(string(src), "file"); err != nil {
+			if err := m.tryTemplate(string(src), "file"); err != nil {
 				return fmt.Errorf("--chat-template-file %s: %w", opt.TemplateFile, err)
 			}
 			return nil
@@ -60,7 +62,7 @@ func (m *Model) chooseTemplate(own string, opt Options) error {
 		own = ""
 	}
 	if own != "" {
-		err := m.useTemplate(own, "model")
+		err := m.tryTemplate(own, "model")
 		if err == nil {
 			return nil
 		}
@@ -70,6 +72,19 @@ func (m *Model) chooseTemplate(own string, opt Options) error {
 	}
 	if err := m.useTemplate(builtIn(m.Family), "built-in"); err != nil {
 		return fmt.Errorf("built-in chat template: %w", err)
+	}
+	return nil
+}
+
+// tryTemplate uses a template that renders one user message. One that refuses it by raise_exception may have its reasons.
+func (m *Model) tryTemplate(src, source string) error {
+	if err := m.useTemplate(src, source); err != nil {
+		return err
+	}
+	_, err := m.segments(&chat.Conversation{Messages: []chat.Message{{Role: chat.RoleUser, Content: "A question."}}})
+	var te *chattemplate.Error
+	if errors.As(err, &te) && !te.Raised {
+		return fmt.Errorf("one user message cannot be rendered: %w", err)
 	}
 	return nil
 }
