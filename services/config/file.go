@@ -25,6 +25,7 @@ type entry struct {
 // variable is set is left alone, because the environment is stronger than the file; and keys are checked.
 type fileResolver struct {
 	path    string
+	cli     any // the command line, which may explain unknown keys
 	entries map[string]entry
 	order   []string
 }
@@ -132,10 +133,18 @@ func (r *fileResolver) Validate(app *kong.Application) error {
 	var problems []error
 	for _, key := range r.order {
 		if !known[key] && !earlier[key] {
-			problems = append(problems, fmt.Errorf("--config: %s:%d: unknown key %q%s", r.path, r.entries[key].line, key, suggest(key, known)))
+			problems = append(problems, fmt.Errorf("--config: %s:%d: unknown key %q%s", r.path, r.entries[key].line, key, r.hint(key, known)))
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// hint says why a key is unknown, or which one may have been meant.
+func (r *fileResolver) hint(key string, known map[string]bool) string {
+	if why := absent(r.cli, key); why != "" {
+		return ": " + why
+	}
+	return suggest(key, known)
 }
 
 // Resolve returns the file's value of a flag, or nil when the file does not set it or its environment variable is set.

@@ -44,6 +44,7 @@ func addFile(ctx *kong.Context, path string) error {
 	if err != nil {
 		return err
 	}
+	r.cli = ctx.Model.Target.Addr().Interface()
 	ctx.AddResolver(r)
 	return nil
 }
@@ -101,7 +102,8 @@ func Parse(cli any, name, description string, args []string, streams Streams, op
 		}
 	}()
 	list := struct {
-		ListSettings listFlag `hidden:"" env:"-" help:"Print all settings of the program as JSON and exit."`
+		Version      versionFlag `env:"-" help:"Print the version and exit."`
+		ListSettings listFlag    `hidden:"" env:"-" help:"Print all settings of the program as JSON and exit."`
 	}{}
 	options = append([]kong.Option{
 		kong.Embed(&list),
@@ -121,7 +123,7 @@ func Parse(cli any, name, description string, args []string, streams Streams, op
 	}
 	ctx, err := parser.Parse(spread(parser.Model, joinNegative(args)))
 	if err != nil {
-		fmt.Fprintf(streams.Err, "%s: %v\n", name, err)
+		fmt.Fprintf(streams.Err, "%s: %s\n", name, explain(cli, err))
 		var parse *kong.ParseError
 		if errors.As(err, &parse) && parse.Context != nil && parse.Context.Command() != "" {
 			fmt.Fprintf(streams.Err, "Run \"%s --help\" for the flags.\n", commandLine(name, parse.Context))
@@ -144,6 +146,10 @@ func Parse(cli any, name, description string, args []string, streams Streams, op
 			for _, w := range c.Check() {
 				fmt.Fprintf(streams.Err, "%s: warning: %s\n", name, w)
 			}
+		}
+		if err := verify(ctx); err != nil {
+			fmt.Fprintf(streams.Err, "%s: %v\n", name, err)
+			return Result{Done: true, Exit: ExitUsage}
 		}
 		fmt.Fprintln(streams.Out, "settings are valid")
 		return Result{Done: true}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -16,6 +18,33 @@ import (
 // first; an empty list means that the flag has none.
 type Variables interface {
 	Variables() map[string][]string
+}
+
+// Absent is implemented by a command line that explains flags which it does not have: those of other programs or of other versions that
+// people try. The map goes from a flag's name to the explanation.
+type Absent interface {
+	Absent() map[string]string
+}
+
+// absent returns what cli says about a flag that it does not have, or "".
+func absent(cli any, flag string) string {
+	if a, ok := cli.(Absent); ok {
+		return a.Absent()[flag]
+	}
+	return ""
+}
+
+var unknownFlag = regexp.MustCompile(`^unknown flag --([a-z0-9-]+)`)
+
+// explain adds to kong's message about an unknown flag what cli says about it.
+func explain(cli any, err error) string {
+	text := err.Error()
+	if m := unknownFlag.FindStringSubmatch(text); m != nil {
+		if why := absent(cli, m[1]); why != "" {
+			return m[0] + ": " + why
+		}
+	}
+	return text
 }
 
 // earlierNames are the names that a flag had before, from its tag was:"…". They are still accepted, with a note.
@@ -144,6 +173,39 @@ type Setting struct {
 	Default   string   `json:"default,omitempty"`
 	Help      string   `json:"help"`
 	Hidden    bool     `json:"hidden,omitempty"`
+}
+
+// versionFlag prints the version instead of running a program.
+type versionFlag bool
+
+// BeforeReset prints the version and ends the program, like --help.
+func (versionFlag) BeforeReset(app *kong.Kong) error {
+	fmt.Fprintln(app.Stdout, VersionLine(app.Model.Name))
+	app.Exit(ExitOK)
+	return nil
+}
+
+// VersionLine is what --version of a program prints.
+func VersionLine(program string) string {
+	return fmt.Sprintf("%s %s %s %s/%s", program, Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+// Verifier is implemented by commands that can check more than single values before they run: files, and what belongs together.
+// --verify-config asks them.
+type Verifier interface {
+	Verify() error
+}
+
+// verify asks the chosen command.
+func verify(ctx *kong.Context) error {
+	for node := ctx.Selected(); node != nil; node = node.Parent {
+		if node.Target.CanAddr() {
+			if v, ok := node.Target.Addr().Interface().(Verifier); ok {
+				return v.Verify()
+			}
+		}
+	}
+	return nil
 }
 
 // listFlag prints all settings of a program instead of running it.

@@ -22,7 +22,11 @@ var pattern = regexp.MustCompile(`^([a-z]+)(?::(\d{1,4}))?$`)
 func Parse(text string) (Name, error) {
 	m := pattern.FindStringSubmatch(text)
 	if m == nil || m[1] == "cpu" && m[2] != "" {
-		return Name{}, fmt.Errorf("%q is no device: cpu, cuda:0, hip:0 are", text)
+		return Name{}, fmt.Errorf("%q is no device: cpu, cuda:N for NVIDIA cards, hip:N for AMD cards are, N counted from 0", text)
+	}
+	switch m[1] {
+	case "gpu", "nvidia", "amd", "rocm", "vulkan", "metal":
+		return Name{}, fmt.Errorf("%q is no device: cpu, cuda:N for NVIDIA cards, hip:N for AMD cards are, N counted from 0", text)
 	}
 	d := Name{Backend: m[1]}
 	if m[2] != "" {

@@ -16,9 +16,9 @@ func TestParse(t *testing.T) {
 			t.Errorf("%s: %+v, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"", "cpu:0", "CUDA:0", "cuda:", "cuda:-1", "cuda:12345", "hip:0:1", "../x", "rocm 0"} {
-		if d, err := Parse(text); err == nil {
-			t.Errorf("%q passed as %+v", text, d)
+	for _, text := range []string{"", "cpu:0", "CUDA:0", "cuda:", "cuda:-1", "cuda:12345", "hip:0:1", "../x", "rocm 0", "gpu", "gpu:0", "nvidia", "rocm:1"} {
+		if d, err := Parse(text); err == nil || !strings.Contains(err.Error(), "cuda:N") {
+			t.Errorf("%q passed as %+v, or the error lists no devices: %v", text, d, err)
 		}
 	}
 	for _, text := range []string{"cpu", "hip:1"} {

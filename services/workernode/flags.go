@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/device"
 	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/procwatch"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -80,6 +81,20 @@ func (f *Flags) HangLimit() time.Duration {
 		return 0 // Flags that were not parsed: the default
 	}
 	return limit
+}
+
+// Verify looks at model, engine and library for --verify-config.
+func (f *Flags) Verify() error {
+	file, err := gguf.Open(f.Model)
+	if err != nil {
+		return fmt.Errorf("--model: %w", err)
+	}
+	defer file.Close()
+	if _, err := file.Model(); err != nil {
+		return fmt.Errorf("--model: %w", err)
+	}
+	_, _, err = f.EnginePaths()
+	return err
 }
 
 // ID returns the worker's name, made up for role when none was given.

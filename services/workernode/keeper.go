@@ -22,11 +22,17 @@ type KeeperConfig struct {
 	// Guard of every engine; OnOrphans is the keeper's.
 	Guard engineplugin.GuardConfig
 	Log   *zap.Logger
+	// Flags are those of the program, for advice when a model does not fit; nil = none.
+	Flags *Flags
+	// Trained is the context that the model was trained for, in tokens; 0 = not known.
+	Trained int
 }
 
 // Keeper is a worker's view of its supervised engine: prepared before use, replaced after death or device fault.
 type Keeper struct {
 	log        *zap.Logger
+	flags      *Flags
+	trained    int
 	supervisor *engineplugin.Supervisor
 	openings   atomic.Int64
 	// Bytes of weights while an engine loads.
@@ -58,7 +64,7 @@ func (p prepared) Open(ctx context.Context, o engineplugin.OpenOptions, progress
 
 // NewKeeper returns a keeper; Run opens the engine.
 func NewKeeper(cfg KeeperConfig) *Keeper {
-	k := &Keeper{log: cfg.Log}
+	k := &Keeper{log: cfg.Log, flags: cfg.Flags, trained: cfg.Trained}
 	if k.log == nil {
 		k.log = zap.NewNop()
 	}
@@ -75,9 +81,13 @@ func (k *Keeper) event(e engineplugin.Event) {
 	case engineplugin.EngineUp:
 		k.openings.Add(1)
 		k.log.Info("engine is open", zap.Uint64("generation", e.Generation))
+		k.warnOfLongContext()
 	case engineplugin.EngineDown:
 		k.log.Error("engine is lost, opening it again", zap.NamedError(telemetry.KeyErr, e.Err), zap.Strings("stderr", e.Stderr))
 	case engineplugin.EngineFailed:
+		if len(e.Stderr) == 0 {
+			return // Run returns the error to somebody who says it
+		}
 		k.log.Error("engine cannot be kept open", zap.NamedError(telemetry.KeyErr, e.Err), zap.Strings("stderr", e.Stderr))
 	}
 }
@@ -113,8 +123,31 @@ func (k *Keeper) Heartbeat(h *tandemv1.Heartbeat) {
 	h.Counters["orphaned_sequences_freed"] = float64(c.Freed)
 }
 
-// Run keeps the engine open until ctx ends.
-func (k *Keeper) Run(ctx context.Context) error { return k.supervisor.Run(ctx) }
+// Run keeps the engine open until ctx ends. The error of an engine that does not fit names the flags to turn.
+func (k *Keeper) Run(ctx context.Context) error {
+	err := k.supervisor.Run(ctx)
+	if err == nil {
+		return nil
+	}
+	never, last := k.openings.Load() == 0, lasting(err)
+	if k.flags != nil {
+		err = k.flags.advise(err, k.trained)
+	}
+	if never && last {
+		return unopened{err}
+	}
+	return err
+}
+
+// warnOfLongContext tells once that requests may be longer than any text that the model was trained on.
+func (k *Keeper) warnOfLongContext() {
+	e, _ := k.supervisor.Current()
+	if e == nil || k.trained == 0 || e.Info().MaxContext <= k.trained || k.openings.Load() > 1 {
+		return
+	}
+	k.log.Warn("the context is longer than the model was trained for; answers may get worse beyond that",
+		zap.Int("max_ctx", e.Info().MaxContext), zap.Int("trained", k.trained))
+}
 
 // Wait returns the engine as soon as it is open.
 func (k *Keeper) Wait(ctx context.Context) (engineplugin.Engine, error) {

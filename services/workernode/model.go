@@ -105,6 +105,15 @@ func modified(path string) int64 {
 	return info.ModTime().Unix()
 }
 
+// Trained is the context that the model of a file was trained for, in tokens; 0 when the file does not say.
+func Trained(f *gguf.File) int {
+	m, err := f.Model()
+	if err != nil {
+		return 0
+	}
+	return m.Context
+}
+
 // CacheDir is where a worker keeps files that it makes or receives: the flag's value, or a folder in the user's cache.
 func CacheDir(flag string) (string, error) {
 	if flag != "" {

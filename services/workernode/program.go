@@ -24,6 +24,9 @@ func Main(cli any, name, description string, args []string, stdout, stderr io.Wr
 	}
 	if err := result.Context.Run(); err != nil {
 		fmt.Fprintf(stderr, "%s: %v\n", name, err)
+		if u := (unopened{}); errors.As(err, &u) {
+			return config.ExitUsage
+		}
 		return config.ExitError
 	}
 	return config.ExitOK

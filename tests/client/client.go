@@ -19,6 +19,7 @@ import (
 type Client struct {
 	Base string
 	HTTP *http.Client
+	Key  string // sent with every request unless empty
 }
 
 // New makes a client of the gateway at base, for example http://127.0.0.1:8000.
@@ -252,6 +253,9 @@ func (c *Client) post(ctx context.Context, path string, body any) (*http.Respons
 	if err != nil {
 		return nil, err
 	}
+	if c.Key != "" {
+		request.Header.Set("Authorization", "Bearer "+c.Key)
+	}
 	request.Header.Set("Content-Type", "application/json")
 	return c.do(request)
 }
@@ -261,6 +265,9 @@ func (c *Client) Get(ctx context.Context, path string) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.Base+path, nil)
 	if err != nil {
 		return nil, err
+	}
+	if c.Key != "" {
+		request.Header.Set("Authorization", "Bearer "+c.Key)
 	}
 	response, err := c.do(request)
 	if err != nil {

@@ -7,10 +7,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -29,6 +32,7 @@ func TestDockerCompose(t *testing.T) {
 	if out, err := exec.Command("docker", "info").CombinedOutput(); err != nil {
 		t.Skipf("no container engine is running: %s", lastLine(out))
 	}
+	needTime(t, 28*time.Minute)
 	root, err := cluster.Root()
 	if err != nil {
 		t.Fatal(err)
@@ -36,9 +40,18 @@ func TestDockerCompose(t *testing.T) {
 	compose := findCompose(t, root)
 	images := baseImages(t, root)
 
-	port := freePort(t)
+	port, rpcPort := freePort(t), freePort(t)
+	keys := filepath.Join(t.TempDir(), "keys")
+	if err := os.WriteFile(keys, []byte("test: "+composeKey+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Dir(keys), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	env := append(os.Environ(), "DOCKER_BUILDKIT=0", "TANDEM_GO_IMAGE="+images["go"], "TANDEM_BASE_IMAGE="+images["base"],
-		"TANDEM_PORT="+strconv.Itoa(port), "TANDEM_VERSION=test")
+		"TANDEM_PORT="+strconv.Itoa(port), "TANDEM_GRPC_PORT="+strconv.Itoa(rpcPort), "TANDEM_VERSION=test",
+		// Settings of the gateway and of the target that no line of compose.yaml holds by name.
+		"TANDEM_API_KEY_FILE="+keys, "TANDEM_MAX_CTX=4096", "TANDEM_MODEL_NAME=passed-on", "TANDEM_LOG_LEVEL=warn")
 	project := fmt.Sprintf("tandem-test-%d", os.Getpid())
 	do := func(limit time.Duration, args ...string) (string, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -73,6 +86,7 @@ func TestDockerCompose(t *testing.T) {
 	must(3*time.Minute, "up", "--detach", "--wait", "--wait-timeout", "120")
 
 	c := client.New(fmt.Sprintf("http://127.0.0.1:%d", port))
+	c.Key = composeKey
 	// A tree is asked for: whether the automatic choice drafts depends on how busy the machine is.
 	ask := func() client.Reply {
 		t.Helper()
@@ -88,10 +102,16 @@ func TestDockerCompose(t *testing.T) {
 	if !strings.Contains(before.Text, "tree") || before.Usage.AcceptRate == nil {
 		t.Errorf("answer %q, %+v", before.Text, before.Usage)
 	}
-	published := must(time.Minute, "ps", "--format", "{{.Service}} {{.Publishers}}")
-	if n := strings.Count(published, "8000"); n == 0 || strings.Contains(published, "8105 ") && strings.Contains(published, "0.0.0.0 8105") {
-		t.Errorf("published ports: %s", published)
+	for service, ports := range map[string][]string{"gateway": {"8000", "8103"}, "worker-target": nil, "worker-draft": nil, "worker-prefill": nil} {
+		for _, inside := range []string{"8000", "8103", "8104", "8105"} {
+			out, err := do(time.Minute, "port", service, inside)
+			open := err == nil && strings.HasPrefix(strings.TrimSpace(out), "127.0.0.1:") && !strings.HasSuffix(strings.TrimSpace(out), ":0")
+			if open != slices.Contains(ports, inside) {
+				t.Errorf("port %s of %s is open: %v, %s", inside, service, open, out)
+			}
+		}
 	}
+	checkPassedOn(t, port)
 
 	must(time.Minute, "kill", "worker-draft")
 	if during := ask(); during.Text != before.Text {
@@ -111,6 +131,53 @@ func TestDockerCompose(t *testing.T) {
 			t.Fatal("drafts are not accepted again 30 s after the draft's restart")
 		}
 		time.Sleep(100 * time.Millisecond) // poll: the draft joins by itself
+	}
+}
+
+// composeKey is the gateway's key in the test.
+const composeKey = "key-of-the-test"
+
+// checkPassedOn looks at what the gateway says of itself: the key is asked for, the target's context and the model's name are those of the
+// environment, workers have the same names at every start.
+func checkPassedOn(t *testing.T, port int) {
+	t.Helper()
+	get := func(path, key string) (int, string) {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", port, path), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if key != "" {
+			request.Header.Set("Authorization", "Bearer "+key)
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		body, err := io.ReadAll(response.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return response.StatusCode, string(body)
+	}
+	if status, body := get("/v1/models", ""); status != http.StatusUnauthorized {
+		t.Errorf("without the key: %d %s", status, body)
+	}
+	if status, body := get("/v1/models", composeKey); status != http.StatusOK || !strings.Contains(body, `"passed-on"`) || !strings.Contains(body, `"context_length":4096`) {
+		t.Errorf("models: %d %s", status, body)
+	}
+	for _, id := range []string{"worker-target", "worker-draft", "worker-prefill"} {
+		if _, body := get("/cluster", composeKey); !strings.Contains(body, `"id":"`+id+`"`) {
+			t.Errorf("/cluster has no %s: %s", id, body)
+		}
+	}
+}
+
+// needTime fails at once when the test's deadline is nearer than limit: a panic of go test in the midst of a build cleans up nothing.
+func needTime(t *testing.T, limit time.Duration) {
+	t.Helper()
+	if deadline, ok := t.Deadline(); ok && time.Until(deadline) < limit {
+		t.Fatalf("the test may take %v, but go test ends it in %v: give -timeout 40m", limit, time.Until(deadline).Round(time.Second))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
@@ -16,6 +17,7 @@ func TestGPUImages(t *testing.T) {
 	if os.Getenv("TANDEM_TEST_GPU_IMAGES") == "" {
 		t.Skip("compiles all kernels in containers, 15 minutes: set TANDEM_TEST_GPU_IMAGES=1")
 	}
+	needTime(t, 35*time.Minute)
 	if out, err := exec.Command("docker", "info").CombinedOutput(); err != nil {
 		t.Skipf("no container engine is running: %s", lastLine(out))
 	}
@@ -29,7 +31,7 @@ func TestGPUImages(t *testing.T) {
 		args           []string
 	}{
 		{"cuda", "cuda:0", []string{"CUDA_BUILD=" + images["cuda"], "CUDA_BASE=" + images["base"], "CUDA_ARCHS=86"}},
-		{"rocm", "hip:0", []string{"ROCM_IMAGE=" + images["rocm"], "HIP_ARCHS=gfx1100"}},
+		{"rocm", "hip:0", []string{"ROCM_BUILD=" + images["rocm"], "ROCM_BASE=" + images["rocm"], "HIP_ARCHS=gfx1100"}},
 	} {
 		t.Run(c.vendor, func(t *testing.T) {
 			image := "tandem-test-worker-" + c.vendor

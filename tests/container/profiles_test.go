@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
@@ -19,14 +20,20 @@ type service struct {
 		Dockerfile string
 		Args       map[string]string
 	}
-	Image   string
-	Devices []struct{ Source string }
-	Volumes []struct {
-		Target   string
-		ReadOnly bool `json:"read_only"`
+	Image       string
+	Devices     []struct{ Source string }
+	Volumes     []volume
+	GroupAdd    []string `json:"group_add"`
+	Environment map[string]*string
+	HealthCheck struct {
+		StartPeriod string `json:"start_period"`
 	}
-	GroupAdd []string `json:"group_add"`
-	Deploy   struct {
+	Logging struct {
+		Options map[string]string
+	}
+	PIDs    int `json:"pids_limit"`
+	Secrets []struct{ Source string }
+	Deploy  struct {
 		Resources struct {
 			Reservations struct {
 				Devices []struct {
@@ -37,6 +44,11 @@ type service struct {
 			}
 		}
 	}
+}
+
+type volume struct {
+	Target   string
+	ReadOnly bool `json:"read_only"`
 }
 
 // TestComposeProfiles resolves compose.yaml for every profile: which workers there are, on which devices, with which
@@ -70,7 +82,14 @@ func TestComposeProfiles(t *testing.T) {
 						t.Error(err)
 					}
 				}
+				if d, err := time.ParseDuration(s.HealthCheck.StartPeriod); err != nil || d < 10*time.Minute {
+					t.Errorf("%s has %q to load a model", name, s.HealthCheck.StartPeriod)
+				}
+				if s.Logging.Options["max-size"] == "" || s.Logging.Options["max-file"] == "" || s.PIDs == 0 {
+					t.Errorf("%s: logs %v and %d processes are not bounded", name, s.Logging.Options, s.PIDs)
+				}
 				if name == "gateway" {
+					checkGateway(t, s)
 					continue
 				}
 				want, ok := c.devices[name]
@@ -99,7 +118,8 @@ func config(t *testing.T, root string, compose []string, profile string) map[str
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "COMPOSE_") || strings.HasPrefix(v, "TANDEM_")
 	})
-	cmd.Env = append(cmd.Env, "TANDEM_CUDA_DEVICE=2", "TANDEM_HIP_DEVICE=1")
+	cmd.Env = append(cmd.Env, "TANDEM_CUDA_DEVICE=2", "TANDEM_HIP_DEVICE=1", "TANDEM_MAX_CTX=4096", "TANDEM_MEMORY_CAP=7GiB", "TANDEM_API_KEY=secret",
+		"TANDEM_API_KEY_FILE=/etc/keys", "TANDEM_TLS_CERT=/etc/cert", "TANDEM_QUEUE_TIMEOUT_S=7", "TANDEM_LOG_LEVEL=debug", "TANDEM_DRAFT_CACHE_TYPE=q8_0")
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("%v: %v", cmd.Args, err)
@@ -111,15 +131,48 @@ func config(t *testing.T, root string, compose []string, profile string) map[str
 	return all.Services
 }
 
+// has reports whether a service gets a variable with a value.
+func (s service) has(name, value string) bool {
+	v := s.Environment[name]
+	return v != nil && *v == value
+}
+
+func checkGateway(t *testing.T, s service) {
+	t.Helper()
+	for name, value := range map[string]string{
+		"TANDEM_API_KEY": "secret", "TANDEM_API_KEY_FILE": "/run/secrets/api_keys", "TANDEM_TLS_CERT": "/run/secrets/tls_cert", "TANDEM_TLS_KEY": "",
+		"TANDEM_QUEUE_TIMEOUT_S": "7", "TANDEM_LOG_LEVEL": "debug", "TANDEM_SERVER": "https://127.0.0.1:8000", "TANDEM_INSECURE": "true",
+	} {
+		if !s.has(name, value) {
+			t.Errorf("gateway: %s is %v, want %q", name, s.Environment[name], value)
+		}
+	}
+	if len(s.Secrets) != 3 || !slices.ContainsFunc(s.Volumes, func(v volume) bool { return v.Target == "/state" && !v.ReadOnly }) {
+		t.Errorf("gateway: secrets %v, mounts %v", s.Secrets, s.Volumes)
+	}
+}
+
 func checkWorker(t *testing.T, name string, s service, device string) {
 	t.Helper()
 	line := strings.Join(s.Command, " ")
-	for _, want := range []string{"--gateway=gateway:8104", "--advertise=" + name + ":8105", "--model=/models/"} {
+	role, _, _ := strings.Cut(strings.TrimPrefix(name, "worker-"), "-")
+	for variable, value := range map[string]map[string]string{
+		"target": {"TANDEM_MAX_CTX": "4096", "TANDEM_MEMORY_CAP": "7GiB", "TANDEM_LOG_LEVEL": "debug"},
+		"draft":  {"TANDEM_MAX_CTX": "4096", "TANDEM_DRAFT_CACHE_TYPE": "q8_0"}, "prefill": {"TANDEM_LOG_LEVEL": "debug"},
+	}[role] {
+		if !s.has(variable, value) {
+			t.Errorf("%s: %s is %v, want %q", name, variable, s.Environment[variable], value)
+		}
+	}
+	if role != "target" && s.has("TANDEM_MEMORY_CAP", "7GiB") || s.has("TANDEM_API_KEY", "secret") {
+		t.Errorf("%s gets what is not for it", name)
+	}
+	for _, want := range []string{"--worker-id=" + name, "--gateway=gateway:8104", "--advertise=" + name + ":8105", "--model=/models/"} {
 		if !strings.Contains(line, want) {
 			t.Errorf("%s lacks %s: %s", name, want, line)
 		}
 	}
-	if role, _, _ := strings.Cut(strings.TrimPrefix(name, "worker-"), "-"); s.Command[0] != "worker-"+role {
+	if s.Command[0] != "worker-"+role {
 		t.Errorf("%s runs %s", name, s.Command[0])
 	}
 	if len(s.Volumes) != 1 || s.Volumes[0].Target != "/models" || !s.Volumes[0].ReadOnly {

@@ -91,21 +91,23 @@ var ask = sync.OnceValues(func() (settings []setting, err error) {
 // meanings are the names that several commands have with help texts of their own: what they mean to all of them. A name that is
 // not here must have the same help text wherever it occurs.
 var meanings = map[string]string{
-	"model":           "the model file that the program serves; tandem reads tokenizer and template from the target's",
-	"device":          "device of the engines that the program starts",
-	"threads":         "CPU threads of the engines that the program starts",
-	"max-ctx":         "longest context in tokens, 0 = the model's",
-	"lanes":           "requests at a time",
-	"memory-cap":      "memory of the engine",
-	"cache-type-k":    "type of cached keys",
-	"cache-type-v":    "type of cached values",
-	"ddtree-budget":   "nodes of draft trees when a request does not say",
-	"cache-dir":       "folder of what workers received from peers",
-	"engine":          "path of the engine program",
-	"prefill-drafter": "the scorer's model file",
-	"api-key":         "a key of the gateway: servers ask for it, clients present it",
-	"server":          "HTTP address of the gateway to ask",
-	"timeout":         "longest wait of a health check",
+	"model":            "the model file that the program serves; tandem reads tokenizer and template from the target's",
+	"device":           "device of the engines that the program starts",
+	"threads":          "CPU threads of the engines that the program starts",
+	"max-ctx":          "longest context in tokens, 0 = the model's",
+	"lanes":            "requests at a time",
+	"memory-cap":       "memory of the engine",
+	"cache-type-k":     "type of cached keys",
+	"cache-type-v":     "type of cached values",
+	"ddtree-budget":    "nodes of draft trees when a request does not say",
+	"draft-cache-type": "type of the draft's cached keys and values",
+	"cache-dir":        "folder of what workers received from peers",
+	"engine":           "path of the engine program",
+	"draft":            "the draft's model file",
+	"prefill-drafter":  "the scorer's model file",
+	"api-key":          "a key of the gateway: servers ask for it, clients present it",
+	"server":           "HTTP address of the gateway to ask",
+	"timeout":          "longest wait of a health check",
 }
 
 // variableMeanings are the variables that stand for flags of different names: what they mean to all of them.
@@ -193,19 +195,10 @@ func TestVariablesAreListed(t *testing.T) {
 	}
 	var b strings.Builder
 	b.WriteString("var programVariables = []string{\n")
-	line := "\t"
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		item := fmt.Sprintf("%q,", name)
-		if len(line)+1+len(item) > 118 {
-			b.WriteString(line + "\n")
-			line = "\t"
-		}
-		if line != "\t" {
-			line += " "
-		}
-		line += item
+	for _, name := range slices.Sorted(maps.Keys(names)) { // one a line: changes of several people merge
+		fmt.Fprintf(&b, "\t%q,\n", name)
 	}
-	b.WriteString(line + "\n}\n")
+	b.WriteString("}\n")
 	path := filepath.Join(root, "services", "config", "variables.go")
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -227,7 +220,7 @@ func TestVariablesAreListed(t *testing.T) {
 }
 
 // containerVariables are variables of compose.yaml and of the launchers that are no program's.
-var containerVariables = regexp.MustCompile(`^TANDEM_(BIND|(TARGET|DRAFT|PREFILL)_FILE|MODELS_DIR|API_KEYS|TLS_DIR|ENV_FILE|(CUDA|HIP)_(DEVICE|ARCHS)|(VIDEO|RENDER)_GID|` +
+var containerVariables = regexp.MustCompile(`^TANDEM_(BIND|(TARGET|DRAFT|PREFILL)_FILE|MODELS_DIR|(CUDA|HIP)_(DEVICE|ARCHS)|(VIDEO|RENDER)_GID|` +
 	`(GO|BASE)_IMAGE|(CUDA|ROCM)_(BUILD|BASE)|VERSION|(GATEWAY_)?MEMORY_LIMIT|CONTEXT|CLIENT_HOME)$`)
 
 // TestComposeAndLaunchersUseTheSameNames looks at every variable of compose.yaml and of the launchers: it is a setting of theirs
@@ -257,7 +250,7 @@ func TestComposeAndLaunchersUseTheSameNames(t *testing.T) {
 		}
 		name := strings.TrimPrefix(path, root+"/")
 		for _, m := range passed.FindAllStringSubmatch(string(data), -1) {
-			if m[1] != "" && m[1] != m[2] && flagOf[m[2]] != nil {
+			if m[1] != "" && m[1] != m[2] && flagOf[m[2]] != nil && m[1] != "TANDEM_INSECURE" { // the gateway's certificate is no other's
 				t.Errorf("%s: %s is passed on as %s", name, m[2], m[1])
 			}
 			if m[3] != "" && flagOf[m[4]] != nil && !slices.Contains(flagOf[m[4]], m[3]) {
@@ -275,6 +268,71 @@ func TestComposeAndLaunchersUseTheSameNames(t *testing.T) {
 			case same[v] != "" && !slices.Contains(flagOf[v], same[v]):
 				t.Errorf("%s: %s is no variable of --%s", name, v, same[v])
 			}
+		}
+	}
+}
+
+// environments are the lists of compose.yaml: which program gets which variables. A container fixes the other settings itself.
+var environments = []struct {
+	list, program, command string
+	fixed                  []string
+}{
+	{"gateway", "tandem", "gateway", []string{"config", "host", "port", "grpc-port", "registry-listen", "model", "prefill-drafter", "seal-key-file", "api-key-file", "tls-cert", "tls-key"}},
+	{"target", "worker-target", "serve", nil},
+	{"draft", "worker-draft", "serve", []string{"tables"}},
+	{"prefill", "worker-prefill", "serve", nil},
+}
+
+// fixedForWorkers are settings of workers whose values belong to the container.
+var fixedForWorkers = []string{"config", "gateway", "listen", "advertise", "worker-id", "model", "device", "engine", "engine-lib", "cache-dir", "parent-pid", "draft-address"}
+
+var environmentList = regexp.MustCompile(`(?m)^x-(gateway|target|draft|prefill)-settings: &\w+-settings.*\n(?:  TANDEM_\w+:\n)*`)
+
+// TestComposePassesEverySettingOn holds the lists in compose.yaml to the programs: each setting that a container does not fix is passed on
+// where the environment has it.
+func TestComposePassesEverySettingOn(t *testing.T) {
+	root, settings := all(t)
+	path := filepath.Join(root, "compose.yaml")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, wrong := string(data), false
+	for _, e := range environments {
+		fixed := e.fixed
+		if e.list != "gateway" {
+			fixed = append(slices.Clone(fixed), fixedForWorkers...)
+		}
+		names := map[string]bool{}
+		for _, s := range settings {
+			if s.Program == e.program && s.Command == e.command && !slices.Contains(fixed, s.Flag) {
+				for _, v := range s.Variables {
+					names[v] = true
+				}
+			}
+		}
+		want := fmt.Sprintf("x-%s-settings: &%[1]s-settings\n", e.list)
+		for _, name := range slices.Sorted(maps.Keys(names)) {
+			want += "  " + name + ":\n"
+		}
+		found := false
+		text = environmentList.ReplaceAllStringFunc(text, func(have string) string {
+			if !strings.HasPrefix(have, "x-"+e.list+"-") {
+				return have
+			}
+			found, wrong = true, wrong || have != want
+			return want
+		})
+		if !found || len(names) < 5 {
+			t.Fatalf("compose.yaml has no list for the %s, or it would be short: %v", e.list, names)
+		}
+	}
+	switch {
+	case wrong && !*update:
+		t.Error("compose.yaml does not pass on what the programs take; run: go test ./tests/settings -update")
+	case wrong:
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

@@ -23,8 +23,8 @@ type Config struct {
 	GRPCPort       int    `name:"grpc-port" default:"8103" help:"Port of the public gRPC API; 0 picks a free one, -1 turns it off."`
 	RegistryListen string `default:"127.0.0.1:8104" placeholder:"ADDR" help:"Where workers join: host:port or unix:///path."`
 
-	Model            string `name:"model" type:"path" placeholder:"PATH" help:"Model file to read tokenizer and chat template from; default: the path that the target worker reports."`
-	PrefillDrafter   string `type:"path" placeholder:"PATH" help:"Scorer's model file to read its tokenizer from; default: the path that the prefill worker reports."`
+	Model            string `name:"model" type:"path" placeholder:"PATH" help:"Target's model file: tandem serve runs it, like one that is given as an argument; tandem gateway reads tokenizer and chat template from it, by default from the path that the target worker reports."`
+	PrefillDrafter   string `type:"path" placeholder:"PATH" help:"Scorer's model file: tandem serve runs it; tandem gateway reads its tokenizer from it, by default from the path that the prefill worker reports."`
 	ModelName        string `placeholder:"NAME" help:"Name under which the model is served; default: base name of the model file."`
 	ChatTemplateFile string `type:"path" placeholder:"PATH" help:"Jinja chat template instead of the model file's own; an empty file selects the built-in one."`
 	StrictModel      bool   `help:"Refuse requests that name another model."`
@@ -81,8 +81,6 @@ type Config struct {
 	OTLPEndpoint string  `name:"otlp-endpoint" placeholder:"URL" help:"Collector that gets traces over OTLP/gRPC, for example http://127.0.0.1:4317; default: none."`
 	TraceRatio   float64 `default:"1" help:"Share of the requests that are traced; those that their client traces always are."`
 
-	Planned
-
 	LeaseTTLS      float64 `name:"lease-ttl-s" default:"6" hidden:"" help:"Silence after which a worker counts as lost, seconds."`
 	FilePollS      float64 `name:"file-poll-s" default:"2" hidden:"" help:"How often files of keys and certificates are looked at, seconds."`
 	StallTimeoutS  float64 `name:"stall-timeout-s" default:"30" hidden:"" help:"Longest pause of a client while it sends a request or reads an answer, seconds."`
@@ -97,7 +95,7 @@ func Defaults() Config {
 	return Config{
 		Host: "127.0.0.1", Port: 8000, GRPCPort: 8103, RegistryListen: "127.0.0.1:8104",
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30, FailoverTimeoutS: 60, ShutdownGraceS: 30,
-		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, Planned: Planned{CacheIsolation: "shared"}, ResponseStoreMB: 64, ImagePolicy: imagesReplaced,
+		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, ResponseStoreMB: 64, ImagePolicy: imagesReplaced,
 		PrefillCompression: "off", PrefillThreshold: 32000, PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true,
 		LeaseTTLS: 6, FilePollS: 2, StallTimeoutS: 30, QueuedHeadersS: 10,
 	}
@@ -194,9 +192,6 @@ func (c *Config) Validate() error {
 	}
 	if !(c.TraceRatio >= 0 && c.TraceRatio <= 1) {
 		bad("trace-ratio", "%g is not in [0, 1]", c.TraceRatio)
-	}
-	if err := c.Planned.validate(); err != nil {
-		errs = append(errs, err)
 	}
 	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(errs...)

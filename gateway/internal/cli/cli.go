@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -25,6 +24,23 @@ type Commands struct {
 	Inspect InspectCmd `cmd:"" help:"Show what a GGUF model file holds and what it needs to run."`
 	Health  HealthCmd  `cmd:"" help:"Ask a gateway whether it can serve; exit status 0 or 1."`
 	Version VersionCmd `cmd:"" help:"Print the version."`
+}
+
+// Absent implements config.Absent: features that other servers have, or that this one is to get.
+func (Commands) Absent() map[string]string {
+	prefix := "this version has no prefix cache"
+	return map[string]string{
+		"prefix-cache-slots": prefix, "prefix-cache-ram-mb": prefix, "prefix-cache-min-tokens": prefix, "kv-cache-dir": prefix, "kv-cache-budget": prefix,
+		"cache-isolation":    prefix,
+		"pflash-adaptive":    "this version keeps what --prefill-keep-ratio and --prefill-keep-curve say",
+		"prefill-skip-park":  "this version never parks a model: the scorer needs memory of its own",
+		"lazy-draft":         "this version loads the draft at the start",
+		"fa-window":          "this version attends to the whole context",
+		"draft-swa":          "this version takes the window from the draft's file",
+		"target-layer-split": "this version runs a target on one device", "peer-access": "this version runs a target on one device",
+		"gpu-layers": "all layers run on --device", "n-gpu-layers": "all layers run on --device", "ngl": "all layers run on --device",
+		"ctx-size": "it is called --max-ctx here", "parallel": "it is called --lanes here",
+	}
 }
 
 // env is what commands get besides their flags.
@@ -88,7 +104,7 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 		args = []string{"--help"}
 	}
 	result := config.Parse(&commands, "tandem", "Tandem: fast, lossless speculative inference of open language models.",
-		args, config.Streams{Out: out, Err: errOut})
+		args, config.Streams{Out: out, Err: errOut}, groupFlags())
 	if result.Done {
 		return result.Exit
 	}
@@ -172,6 +188,6 @@ type VersionCmd struct{}
 
 // Run prints the version.
 func (VersionCmd) Run(e *env) error {
-	fmt.Fprintf(e.out, "tandem %s %s %s/%s\n", config.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	fmt.Fprintln(e.out, config.VersionLine("tandem"))
 	return nil
 }

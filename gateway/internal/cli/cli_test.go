@@ -46,6 +46,8 @@ func TestUsageErrors(t *testing.T) {
 		{"speculation", []string{"run", "--speculation", "wild", "x"}, "--speculation"},
 		{"budget of chain", []string{"run", "--speculation", "chain:3", "x"}, "only tree takes a budget"},
 		{"server and file", []string{"run", "--server", "http://x", "m.gguf"}, "--server"},
+		{"feature of other versions", []string{"serve", "--demo", "--lazy-draft"}, "unknown flag --lazy-draft: this version loads the draft at the start"},
+		{"flag of other servers", []string{"serve", "--demo", "--ctx-size", "4096"}, "unknown flag --ctx-size: it is called --max-ctx here"},
 		{"inspect without file", []string{"inspect", "nothing.gguf"}, "nothing.gguf"},
 	}
 	for _, c := range cases {
@@ -237,4 +239,102 @@ func TestProgressLine(t *testing.T) {
 	}
 	p.stop()
 	p.stop()
+}
+
+func TestKeysOfOtherVersionsAreExplained(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "t.yaml")
+	if err := os.WriteFile(path, []byte("demo: true\nkv-cache-dir: /tmp\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errOut := tandem(t, "", "serve", "--config", path); code != 2 || !strings.Contains(errOut, `t.yaml:2: unknown key "kv-cache-dir": this version has no prefix cache`) {
+		t.Errorf("%d %q", code, errOut)
+	}
+}
+
+// TestNoFlagOnlyRefuses: what a version cannot do has no flag that takes a value to refuse it.
+func TestNoFlagOnlyRefuses(t *testing.T) {
+	for _, command := range []string{"serve", "run", "gateway"} {
+		if _, out, _ := tandem(t, "", command, "--help"); strings.Contains(out, "not built yet") {
+			t.Errorf("the help of %s offers what is not there", command)
+		}
+	}
+}
+
+// TestVerifyConfigLooksAtModels: what would not start is not valid.
+func TestVerifyConfigLooksAtModels(t *testing.T) {
+	workers := programs(t)
+	in := func(name string) string { return filepath.Join(modelsDir, name) }
+	for name, c := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no target":          {[]string{"serve", "nosuch.gguf", "--draft", in(demoDraft), "--programs", workers}, "nosuch.gguf"},
+		"no draft":           {[]string{"serve", in(demoTarget), "--draft", "nosuch.gguf", "--programs", workers}, "--draft"},
+		"another's draft":    {[]string{"serve", in(demoPrefill), "--draft", in(demoDraft), "--programs", workers}, "hidden size"},
+		"no worker programs": {[]string{"serve", in(demoTarget), "--programs", t.TempDir()}, "make build"},
+		"no library":         {[]string{"serve", in(demoTarget), "--device", "cuda:0", "--programs", workers}, "libtandem_cuda.so"},
+		"no model":           {[]string{"gateway", "--model", "cli.go"}, "--model"},
+		"good":               {[]string{"serve", in(demoTarget), "--draft", in(demoDraft), "--prefill-drafter", in(demoPrefill), "--programs", workers}, ""},
+		"good gateway":       {[]string{"gateway", "--model", in(demoTarget)}, ""},
+	} {
+		code, out, errOut := tandem(t, "", append(c.args, "--verify-config")...)
+		if (code == 0) != (c.want == "") || !strings.Contains(errOut, c.want) || code == 0 && out != "settings are valid\n" {
+			t.Errorf("%s: %d %q %q, want %q", name, code, out, errOut, c.want)
+		}
+	}
+}
+
+func TestVersionFlag(t *testing.T) {
+	_, want, _ := tandem(t, "", "version")
+	for _, args := range [][]string{{"--version"}, {"serve", "--version"}} {
+		if code, out, _ := tandem(t, "", args...); code != 0 || out != want || !strings.HasPrefix(out, "tandem ") {
+			t.Errorf("%v: %d %q, want %q", args, code, out, want)
+		}
+	}
+}
+
+// TestHelpIsGrouped: no flag of a command with many stands without a heading.
+func TestHelpIsGrouped(t *testing.T) {
+	for _, command := range []string{"serve", "gateway", "run"} {
+		_, out, _ := tandem(t, "", command, "--help")
+		_, flags, found := strings.Cut(out, "\nFlags:\n")
+		if !found {
+			t.Fatalf("%s: %s", command, out)
+		}
+		general, _, grouped := strings.Cut(flags, "\n\n")
+		if n := strings.Count(general, "--"); !grouped || n > 12 {
+			t.Errorf("%s: %d flags have no heading:\n%s", command, n, general)
+		}
+	}
+}
+
+func TestInspectAccountsForDraftAndScorer(t *testing.T) {
+	in := func(name string) string { return filepath.Join(modelsDir, name) }
+	sum := func(args ...string) (code int, together, errOut string) {
+		code, out, errOut := tandem(t, "", append([]string{"inspect", in(demoTarget)}, args...)...)
+		for line := range strings.Lines(out) {
+			if rest, ok := strings.CutPrefix(line, "together"); ok {
+				together = strings.TrimSpace(rest)
+			}
+		}
+		return code, together, errOut
+	}
+	_, alone, _ := sum("--max-ctx", "1024")
+	_, withDraft, _ := sum("--max-ctx", "1024", "--draft", in(demoDraft))
+	_, all, _ := sum("--max-ctx", "1024", "--draft", in(demoDraft), "--prefill-drafter", in(demoPrefill))
+	if alone == "" || alone == withDraft || withDraft == all {
+		t.Errorf("together: %q, with the draft %q, with the scorer %q", alone, withDraft, all)
+	}
+	if code, _, errOut := sum("--memory", "5MiB"); code != 1 || !strings.Contains(errOut, "does not fit in 5MiB") {
+		t.Errorf("5 MiB: %d %q", code, errOut)
+	}
+	if code, _, errOut := sum("--memory", "150MiB", "--max-ctx", "1024"); code != 0 {
+		t.Errorf("the target in 150 MiB: %q", errOut)
+	}
+	if code, _, _ := sum("--memory", "150MiB", "--max-ctx", "1024", "--draft", in(demoDraft), "--prefill-drafter", in(demoPrefill)); code != 1 {
+		t.Error("all three in 150 MiB fit")
+	}
+	if code, _, errOut := sum("--draft", in(demoPrefill)); code != 1 || !strings.Contains(errOut, "--draft") {
+		t.Errorf("a scorer as draft: %d %q", code, errOut)
+	}
 }

@@ -107,13 +107,9 @@ func (c *cluster) socket(name string) string { return filepath.Join(c.dir, name+
 
 // specs describes the worker processes of the cluster.
 func (c *cluster) specs() ([]supervise.Spec, error) {
-	programs := c.cfg.workers.Programs
-	if programs == "" {
-		exe, err := os.Executable()
-		if err != nil {
-			return nil, err
-		}
-		programs = filepath.Dir(exe)
+	programs, err := c.cfg.workers.programs()
+	if err != nil {
+		return nil, err
 	}
 	w, models := c.cfg.workers, c.cfg.models
 	draftThreads := w.DraftThreads
@@ -142,29 +138,63 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	if models.prefill != "" {
 		specs = append(specs, c.spec(programs, workerPrefill, []string{"--model", models.prefill, "--threads", strconv.Itoa(draftThreads)}))
 	}
-	if w.Engine != "" {
-		if _, err := os.Stat(w.Engine); err != nil {
-			return nil, fmt.Errorf("--engine: %w", err)
-		}
-	}
-	engines := programs
-	if w.Engine != "" {
-		engines = filepath.Dir(w.Engine)
-	}
 	for _, spec := range specs {
-		// The cpu's library is the engine program's own business: one of the user's choice may need none.
-		if d, err := device.Parse(w.device(spec.Name)); err != nil {
+		if err := w.checkProgram(programs, spec.Name); err != nil {
 			return nil, err
-		} else if d.Backend != "cpu" {
-			if _, err := device.FindLibrary(engines, d); err != nil {
-				return nil, fmt.Errorf("%s: %w", spec.Name, err)
-			}
-		}
-		if _, err := os.Stat(spec.Path); err != nil {
-			return nil, fmt.Errorf("the worker program %s is missing: build it (make build) or name its folder by --programs", spec.Path)
 		}
 	}
 	return specs, nil
+}
+
+// programs is the folder of the worker programs.
+func (w *WorkerFlags) programs() (string, error) {
+	if w.Programs != "" {
+		return w.Programs, nil
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Dir(exe), nil
+}
+
+// checkProgram finds out whether a worker program, its engine and the library of its device are there.
+func (w *WorkerFlags) checkProgram(programs, name string) error {
+	engines := programs
+	if w.Engine != "" {
+		if _, err := os.Stat(w.Engine); err != nil {
+			return fmt.Errorf("--engine: %w", err)
+		}
+		engines = filepath.Dir(w.Engine)
+	}
+	// The cpu's library is the engine program's own business: one of the user's choice may need none.
+	if d, err := device.Parse(w.device(name)); err != nil {
+		return err
+	} else if d.Backend != "cpu" {
+		if _, err := device.FindLibrary(engines, d); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	path := filepath.Join(programs, name)
+	if _, err := os.Stat(path); err != nil {
+		return fmt.Errorf("the worker program %s is missing: build it (make build) or name its folder by --programs", path)
+	}
+	return nil
+}
+
+// verify checks the programs that models need.
+func (w *WorkerFlags) verify(models trio) error {
+	programs, err := w.programs()
+	if err != nil {
+		return err
+	}
+	var problems []error
+	for _, p := range []struct{ name, model string }{{workerTarget, models.target}, {workerDraft, models.draft}, {workerPrefill, models.prefill}} {
+		if p.model != "" {
+			problems = append(problems, w.checkProgram(programs, p.name))
+		}
+	}
+	return errors.Join(problems...)
 }
 
 func (c *cluster) spec(programs, name string, args []string) supervise.Spec {

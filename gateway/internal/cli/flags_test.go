@@ -80,9 +80,10 @@ func TestSampleConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	workers := programs(t)
 	t.Chdir(root)
 	sample := filepath.Join("deploy", "tandem.yaml")
-	if code, _, errOut := tandem(t, "", "serve", "--config", sample, "--verify-config"); code != 0 {
+	if code, _, errOut := tandem(t, "", "serve", "--config", sample, "--programs", workers, "--verify-config"); code != 0 {
 		t.Errorf("as it is: %s", errOut)
 	}
 	data, err := os.ReadFile(sample)
@@ -97,7 +98,7 @@ func TestSampleConfig(t *testing.T) {
 	if err := os.WriteFile(path, []byte(all), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, errOut := tandem(t, "", "serve", "--config", path, "--verify-config"); code != 0 {
+	if code, _, errOut := tandem(t, "", "serve", "--config", path, "--programs", workers, "--verify-config"); code != 0 {
 		t.Errorf("with everything on: %s", errOut)
 	}
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -19,6 +20,20 @@ type GatewayCmd struct {
 
 // Validate reports settings that cannot work.
 func (c *GatewayCmd) Validate() error { return c.Config.Validate() }
+
+// Verify looks at the model files for --verify-config.
+func (c *GatewayCmd) Verify() error {
+	var problems []error
+	for flag, path := range map[string]string{"--model": c.Model, "--prefill-drafter": c.PrefillDrafter} {
+		if path == "" {
+			continue
+		}
+		if _, err := readModel(path); err != nil {
+			problems = append(problems, fmt.Errorf("%s: %w", flag, err))
+		}
+	}
+	return errors.Join(problems...)
+}
 
 // Run serves until the process is told to stop.
 func (c *GatewayCmd) Run(e *env) error {

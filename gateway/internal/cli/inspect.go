@@ -12,11 +12,14 @@ import (
 
 // InspectCmd is tandem inspect.
 type InspectCmd struct {
-	File      string      `arg:"" type:"existingfile" help:"GGUF file; of a sharded model the first file."`
-	MaxCtx    int         `was:"context" default:"0" help:"Context length in tokens for the account of memory, 0 = the model's."`
-	Lanes     int         `was:"sequences" default:"1" help:"Requests at a time for the account of memory."`
-	Memory    config.Size `default:"0" placeholder:"SIZE" help:"Memory of the device, for example 24GiB: says what fits."`
-	CacheType string      `was:"kv-type" default:"f16" help:"Type of cached keys and values: f32, f16, bf16, q8_0, q4_0, …"`
+	File           string      `arg:"" type:"existingfile" help:"GGUF file; of a sharded model the first file."`
+	MaxCtx         int         `was:"context" default:"0" help:"Context length in tokens for the account of memory, 0 = the model's."`
+	Lanes          int         `was:"sequences" default:"1" help:"Requests at a time for the account of memory."`
+	Draft          string      `type:"existingfile" placeholder:"PATH" help:"Draft to account for beside the target."`
+	PrefillDrafter string      `type:"existingfile" placeholder:"PATH" help:"Scorer to account for beside the target."`
+	DraftCacheType string      `name:"draft-cache-type" default:"f16" help:"Type of the draft's cached keys and values: f16, f32, q8_0, q4_0."`
+	Memory         config.Size `default:"0" placeholder:"SIZE" help:"Memory of the device, for example 24GiB: says what fits; the status is 1 when nothing does. Draft and scorer count, when given."`
+	CacheType      string      `was:"kv-type" default:"f16" help:"Type of cached keys and values: f32, f16, bf16, q8_0, q4_0, …"`
 }
 
 // workspace estimates what activations and the draft's share need besides weights and caches. The engine plans exactly when
@@ -44,11 +47,12 @@ func (c *InspectCmd) Run(e *env) error {
 	}
 	w := tabwriter.NewWriter(e.out, 0, 0, 2, ' ', 0)
 	c.describe(w, file, model)
-	if err := c.memory(w, model); err != nil {
-		return err
-	}
+	fits := c.memory(w, model)
 	if err := w.Flush(); err != nil {
 		return err
+	}
+	if fits != nil {
+		return fits
 	}
 	if err := model.CheckComplete(); err != nil {
 		fmt.Fprintf(e.out, "\nIncomplete: %v\n", err)
@@ -83,7 +87,7 @@ func (c *InspectCmd) describe(w io.Writer, file *gguf.File, m *gguf.Model) {
 	}
 }
 
-// memory adds up what a run needs and says what fits.
+// memory adds up what a run needs, draft and scorer included, and says what fits. It is an error when nothing does.
 func (c *InspectCmd) memory(w io.Writer, m *gguf.Model) error {
 	perToken, err := m.KVBytesPerToken(c.CacheType, c.CacheType)
 	if err != nil {
@@ -93,26 +97,50 @@ func (c *InspectCmd) memory(w io.Writer, m *gguf.Model) error {
 	if context == 0 {
 		context = m.Context
 	}
-	sequences := int64(c.Lanes)
-	fixed := m.TensorBytes + sequences*m.StateBytes()
-	cache := sequences * int64(context) * perToken
+	lanes := int64(c.Lanes)
+	fixed, spare := m.TensorBytes+lanes*m.StateBytes(), workspace(m.TensorBytes)
 	fmt.Fprintln(w)
 	fmt.Fprintf(w, "weights\t%s\n", config.Size(m.TensorBytes).Human())
-	fmt.Fprintf(w, "recurrent state\t%s for %d sequence(s)\n", config.Size(sequences*m.StateBytes()).Human(), sequences)
-	fmt.Fprintf(w, "key-value cache\t%s for %d tokens of %s (%d bytes a token)\n", config.Size(cache).Human(), int64(context)*sequences, c.CacheType, perToken)
+	fmt.Fprintf(w, "recurrent state\t%s for %d request(s) at a time\n", config.Size(lanes*m.StateBytes()).Human(), lanes)
+	if c.Draft != "" {
+		draft, err := readModel(c.Draft)
+		if err != nil {
+			return fmt.Errorf("--draft: %w", err)
+		}
+		if draft.Draft == nil || draft.Hidden != m.Hidden {
+			return fmt.Errorf("--draft: %s is no draft of this target", c.Draft)
+		}
+		more, err := draft.KVBytesPerToken(c.DraftCacheType, c.DraftCacheType)
+		if err != nil {
+			return fmt.Errorf("--draft-cache-type: %w", err)
+		}
+		// A draft has the target's embedding and head besides its own weights.
+		tables := m.GroupBytes[gguf.GroupEmbedding] + m.GroupBytes[gguf.GroupHead]
+		fmt.Fprintf(w, "draft\t%s, with embedding and head of the target %s\n", config.Size(draft.TensorBytes).Human(), config.Size(draft.TensorBytes+tables).Human())
+		fixed, spare, perToken = fixed+draft.TensorBytes+tables, spare+workspace(draft.TensorBytes), perToken+more
+	}
+	if c.PrefillDrafter != "" {
+		scorer, err := readModel(c.PrefillDrafter)
+		if err != nil {
+			return fmt.Errorf("--prefill-drafter: %w", err)
+		}
+		fmt.Fprintf(w, "scorer\t%s, besides what a long prompt takes\n", config.Size(scorer.TensorBytes).Human())
+		fixed, spare = fixed+scorer.TensorBytes, spare+workspace(scorer.TensorBytes)
+	}
+	cache := lanes * int64(context) * perToken
+	fmt.Fprintf(w, "keys and values\t%s for %d tokens of %s (%d bytes a token)\n", config.Size(cache).Human(), int64(context)*lanes, c.CacheType, perToken)
 	fmt.Fprintf(w, "together\t%s\n", config.Size(fixed+cache).Human())
 	if c.Memory == 0 {
 		return nil
 	}
-	spare := workspace(m.TensorBytes)
 	room := int64(c.Memory) - fixed - spare
 	switch {
-	case room < 0:
-		fmt.Fprintf(w, "in %s\tdoes not fit: weights and state alone need %s, besides %s to work in\n", c.Memory, config.Size(fixed).Human(), config.Size(spare).Human())
+	case room < 0 || perToken > 0 && room < perToken*lanes:
+		return fmt.Errorf("does not fit in %s: weights and state alone need %s, besides %s to work in", c.Memory, config.Size(fixed).Human(), config.Size(spare).Human())
 	case cache <= room || perToken == 0:
 		fmt.Fprintf(w, "in %s\tfits, %s stay free (%s of it to work in)\n", c.Memory, config.Size(int64(c.Memory)-fixed-cache).Human(), config.Size(spare).Human())
 	default:
-		fmt.Fprintf(w, "in %s\tfits with a context of %d tokens\n", c.Memory, room/(perToken*sequences))
+		fmt.Fprintf(w, "in %s\tfits with a context of %d tokens: --max-ctx %[2]d\n", c.Memory, room/(perToken*lanes))
 	}
 	return nil
 }

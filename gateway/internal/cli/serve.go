@@ -103,6 +103,15 @@ func (w *WorkerFlags) device(program string) string {
 	return w.Device
 }
 
+// Verify looks at the model files and programs for --verify-config.
+func (c *ServeCmd) Verify() error {
+	models, err := c.models()
+	if err != nil {
+		return err
+	}
+	return c.WorkerFlags.verify(models)
+}
+
 // models resolves the three files and checks that they belong together.
 func (c *ServeCmd) models() (trio, error) {
 	if c.Demo {

@@ -183,7 +183,13 @@ func (r Range) String() string { return r.describe }
 // Has reports whether x is in the range. NaN is in none.
 func (r Range) Has(x float64) bool { return x <= r.Hi && (x > r.Lo || (x == r.Lo && !r.OpenLo)) }
 
-func num(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+// num writes a bound as people do: 2147483647, not 2.147483647e+09. What is beyond whole numbers keeps its exponent.
+func num(x float64) string {
+	if math.Abs(x) < 1<<53 {
+		return strconv.FormatFloat(x, 'f', -1, 64)
+	}
+	return strconv.FormatFloat(x, 'g', -1, 64)
+}
 
 // Float reads a number within r.
 func (o Object) Float(r Range, names ...string) (val float64, ok bool, err error) {

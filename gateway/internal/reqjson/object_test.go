@@ -90,3 +90,14 @@ func TestByteOrderMark(t *testing.T) {
 		t.Error("two marks are accepted")
 	}
 }
+
+func TestBoundsAreWrittenAsWholeNumbers(t *testing.T) {
+	o, err := Parse([]byte(`{"max_tokens":-3}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _, err = o.Int(Between(1, 2147483647), "max_tokens")
+	if err == nil || !strings.Contains(err.Error(), "between 1 and 2147483647") {
+		t.Errorf("%v", err)
+	}
+}

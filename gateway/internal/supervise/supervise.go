@@ -157,8 +157,10 @@ func (s *Supervisor) keep(ctx context.Context, spec Spec) error {
 	backoff := s.cfg.FirstBackoff
 	everReady, failures := false, 0
 	for {
-		readyFor, tail, err := s.once(ctx, spec, log)
+		lines := &lineWriter{supervisor: s, program: spec.Name}
+		readyFor, err := s.once(ctx, spec, log, lines)
 		if ctx.Err() != nil {
+			lines.flush()
 			return nil
 		}
 		everReady = everReady || readyFor > 0
@@ -168,8 +170,13 @@ func (s *Supervisor) keep(ctx context.Context, spec Spec) error {
 			failures = 0
 		}
 		if spec.Essential && !everReady && (failures >= s.cfg.MaxFailures || exitStatus(err) == 2) {
-			return fmt.Errorf("%s does not start (%w); its last words:\n%s", spec.Name, err, tail)
+			if reason, said := strings.CutPrefix(lines.reason(), spec.Name+": "); said {
+				return fmt.Errorf("%s does not start: %s", spec.Name, reason)
+			}
+			lines.flush()
+			return fmt.Errorf("%s does not start (%w); its last words:\n%s", spec.Name, err, lines.tailText())
 		}
+		lines.flush()
 		if readyFor >= s.cfg.Stable {
 			backoff = s.cfg.FirstBackoff
 		}
@@ -187,13 +194,11 @@ func (s *Supervisor) keep(ctx context.Context, spec Spec) error {
 	}
 }
 
-// once runs a child until it ends, or stops it when ctx ends. It returns for how long the child was ready, its last lines,
-// and how it ended.
-func (s *Supervisor) once(ctx context.Context, spec Spec, log *zap.Logger) (time.Duration, string, error) {
+// once runs a child until it ends, or stops it when ctx ends. It returns for how long the child was ready and how it ended.
+func (s *Supervisor) once(ctx context.Context, spec Spec, log *zap.Logger, lines *lineWriter) (time.Duration, error) {
 	if spec.Socket != "" {
 		_ = os.Remove(spec.Socket)
 	}
-	lines := &lineWriter{supervisor: s}
 	cmd := exec.Command(spec.Path, spec.Args...) // not CommandContext: we stop it ourselves, gently first
 	cmd.Env = spec.Env
 	cmd.Stdout, cmd.Stderr = lines, lines
@@ -201,7 +206,7 @@ func (s *Supervisor) once(ctx context.Context, spec Spec, log *zap.Logger) (time
 	cmd.WaitDelay = time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := cmd.Start(); err != nil {
-		return 0, "", err
+		return 0, err
 	}
 	pid := cmd.Process.Pid
 	log.Debug("worker started", zap.Int(telemetry.KeyPID, pid))
@@ -261,7 +266,7 @@ func (s *Supervisor) once(ctx context.Context, spec Spec, log *zap.Logger) (time
 	if waitErr == nil {
 		waitErr = errors.New("exit status 0")
 	}
-	return readyFor, lines.tailText(), waitErr
+	return readyFor, waitErr
 }
 
 // watch kills a child that hangs, and its process group with it. Its end is then seen like any other.
@@ -305,12 +310,15 @@ func exitStatus(err error) int {
 	return -1
 }
 
-// lineWriter forwards whole lines to the supervisor's output and keeps the last ones.
+// lineWriter forwards whole lines to the supervisor's output and keeps the last ones. A line "program: …", which is how programs say why
+// they end, is held back until another one follows or flush: the supervisor may say it itself.
 type lineWriter struct {
 	supervisor *Supervisor
+	program    string
 	mu         sync.Mutex // guards the rest; Stdout and Stderr are the same value, but Wait may race with tailText
 	partial    []byte
 	tail       []string
+	held       string
 }
 
 const tailLines = 20
@@ -331,11 +339,41 @@ func (w *lineWriter) Write(p []byte) (int, error) {
 		if len(w.tail) > tailLines {
 			w.tail = w.tail[1:]
 		}
-		w.supervisor.out.Lock()
-		_, _ = io.WriteString(w.supervisor.cfg.Output, line+"\n")
-		w.supervisor.out.Unlock()
+		w.forward()
+		if strings.HasPrefix(line, w.program+": ") {
+			w.held = line + "\n"
+			continue
+		}
+		w.print(line + "\n")
 	}
 	return len(p), nil
+}
+
+func (w *lineWriter) print(text string) {
+	w.supervisor.out.Lock()
+	defer w.supervisor.out.Unlock()
+	_, _ = io.WriteString(w.supervisor.cfg.Output, text)
+}
+
+// forward prints the line that is held back; the caller holds mu.
+func (w *lineWriter) forward() {
+	if w.held != "" {
+		w.print(w.held)
+		w.held = ""
+	}
+}
+
+func (w *lineWriter) flush() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.forward()
+}
+
+// reason is the line with which the program ended, "" when it gave none.
+func (w *lineWriter) reason() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return strings.TrimSuffix(w.held, "\n")
 }
 
 func (w *lineWriter) tailText() string {

@@ -38,6 +38,9 @@ func child(kind string) {
 		os.Exit(1)
 	case "usage":
 		os.Exit(2)
+	case "unfit":
+		fmt.Println("unfit: the model does not fit")
+		os.Exit(2)
 	case "stubborn":
 		signal.Ignore(syscall.SIGTERM)
 		grandchild := exec.Command("sleep", "600")
@@ -244,6 +247,28 @@ func TestEssentialFailure(t *testing.T) {
 				t.Errorf("Run = %v, want it to say %q", err, c.want)
 			}
 		})
+	}
+}
+
+// TestReasonIsSaidOnce: what a program says about its end is in the error, not in the output beside it, and it is not started again.
+func TestReasonIsSaidOnce(t *testing.T) {
+	out := newOutput()
+	sp := spec("unfit")
+	sp.Probe = func(context.Context) error { return errors.New("never") }
+	err := New(Config{Output: out, FirstBackoff: time.Millisecond}, zap.NewNop(), sp).Run(context.Background())
+	if err == nil || err.Error() != "unfit does not start: the model does not fit" {
+		t.Errorf("Run = %v", err)
+	}
+	if text := out.buf.String(); strings.Contains(text, "does not fit") || strings.Count(text, "pid ") != 1 {
+		t.Errorf("output %q", text)
+	}
+	// A worker that is restarted says it in the output.
+	out = newOutput()
+	sp.Essential = false
+	ctx, cancel := context.WithCancel(t.Context())
+	s := New(Config{Output: out, FirstBackoff: time.Millisecond, OnRestart: func(string) { cancel() }}, zap.NewNop(), sp)
+	if err := s.Run(ctx); err != nil || !strings.Contains(out.buf.String(), "unfit: the model does not fit\n") {
+		t.Errorf("%v, output %q", err, out.buf.String())
 	}
 }
 

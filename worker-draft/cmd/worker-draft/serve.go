@@ -79,7 +79,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 			options := c.OpenOptions(engineplugin.RoleDraft)
 			options.TablesPath = tables
 			c.CacheFlags.Apply(&options)
-			return workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine"), Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()}})
+			return workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine"), Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags})
 		},
 	})
 	return workernode.Run(ctx, workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}, s)

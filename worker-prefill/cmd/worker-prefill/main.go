@@ -67,7 +67,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	}
 	options := c.OpenOptions(engineplugin.RoleScore)
 	options.MaxSequences = 1 // scoring needs no sequences; the engine takes one prompt at a time
-	keeper := workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine"), Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()}})
+	keeper := workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine"), Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags, Trained: workernode.Trained(file)})
 	w := &worker{Server: server.New(keeper, c.Lanes, log), keeper: keeper}
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}
 	return workernode.RunWithEngine(ctx, node, w, keeper, func(r *tandemv1.Registration, info engineplugin.Info) {

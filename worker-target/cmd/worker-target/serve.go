@@ -110,6 +110,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	}, c.DraftAddress)
 	w.keeper = workernode.NewKeeper(workernode.KeeperConfig{
 		Opener: host, Options: options, Log: log.Named("engine"), Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()},
+		Flags: &c.Flags, Trained: workernode.Trained(file),
 		OnOpen: func(ctx context.Context, e engineplugin.Engine) error { return w.manager.Restore(ctx, e) },
 	})
 	contract := func(info engineplugin.Info) string {
