@@ -35,21 +35,6 @@ func TestModelsAndHealth(t *testing.T) {
 	}
 }
 
-func TestProps(t *testing.T) {
-	r := start(t, nil)
-	r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
-	v := r.do("GET", "/props", "").json(t)
-	for _, k := range strings.Fields(`api budget_envelope build_info capabilities daemon default_generation_settings full_cache model model_alias
-		model_card model_path pflash prefix_cache reasoning runtime sampling server speculative speculative_mode tool_replay tandem`) {
-		if _, ok := v[k]; !ok {
-			t.Errorf("props lack %s", k)
-		}
-	}
-	if at(v, "model_alias") != "tiny" || at(v, "speculative_mode") != "off" || at(v, "reasoning", "supported") != true {
-		t.Errorf("props %v", v)
-	}
-}
-
 func TestTokenEndpoints(t *testing.T) {
 	r := start(t, nil)
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"math"
 	"net"
 	"sync"
@@ -58,6 +59,10 @@ type WorkerOptions struct {
 	Decode   Decode
 	Compress Compress
 	Model    *tandemv1.ModelInfo
+	// Settings, Attached and Counters are what it tells of itself.
+	Settings map[string]string
+	Attached []string
+	Counters map[string]float64
 }
 
 // Join starts a worker on a free port and registers it at the gateway. It ends with the test.
@@ -81,11 +86,13 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 	w.client, err = registry.NewClient(registry.ClientConfig{
 		Gateway: gateway,
 		Registration: &tandemv1.Registration{WorkerId: opt.ID, Role: opt.Role, Address: lis.Addr().String(), Backend: "cpu", Device: "fake", Contract: opt.Contract,
-			Model: opt.Model, Limits: &tandemv1.Limits{Lanes: opt.Lanes, MaxContext: opt.MaxContext, KvTokens: opt.KVTokens}},
+			Model: opt.Model, Limits: &tandemv1.Limits{Lanes: opt.Lanes, MaxContext: opt.MaxContext, KvTokens: opt.KVTokens}, Settings: opt.Settings},
 		Heartbeat: func() *tandemv1.Heartbeat {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			return &tandemv1.Heartbeat{State: w.state, LanesBusy: int32(w.running), Counters: map[string]float64{"verify_steps": 3, "made_up": 4, "prefill_seconds": math.NaN()}}
+			counters := map[string]float64{"verify_steps": 3, "made_up": 4, "prefill_seconds": math.NaN()}
+			maps.Copy(counters, opt.Counters)
+			return &tandemv1.Heartbeat{State: w.state, LanesBusy: int32(w.running), Counters: counters, Attached: opt.Attached}
 		},
 		DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())},
 	})

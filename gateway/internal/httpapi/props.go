@@ -3,6 +3,8 @@ package httpapi
 import (
 	"net/http"
 	"path/filepath"
+	"slices"
+	"strconv"
 
 	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
@@ -50,24 +52,38 @@ var samplers = []string{"temperature", "top_p", "top_k", "min_p", "repetition_pe
 func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 	p := s.cfg.Props
 	top := s.workers()
+	// Without a key paths are base names.
+	shown := func(path string) any {
+		switch {
+		case path == "":
+			return nil
+		case !s.cfg.Keys.Open() && !s.hasKey(r):
+			return filepath.Base(path)
+		}
+		return path
+	}
 	var name, path, arch, tokID, card any
 	ctx := 0
 	reasoning, tools := false, false
 	var limits modelcard.Envelope
 	var defaults modelcard.Sampling
 	if m, err := s.Model(); err == nil {
-		name, arch, tokID, path = m.Name, m.Arch, m.Tokenizer.PreTokenizer(), m.Path
-		if !s.cfg.Keys.Open() && !s.hasKey(r) {
-			path = filepath.Base(m.Path)
-		}
+		name, arch, tokID, path = m.Name, m.Arch, m.Tokenizer.PreTokenizer(), shown(m.Path)
 		ctx, reasoning, tools = s.Context(m), m.ThinkOpen >= 0, true
 		limits = s.Envelope(m)
 		if limits.Card != nil {
 			card, defaults = limits.Card.Raw, limits.Card.Sampling
 		}
 	}
-	backend, targetDevice, draftDevice, draftModel := any(nil), any(nil), any(nil), any(nil)
-	speculative := false
+	backend, targetDevice, draftDevice, draftPath, drafter := any(nil), any(nil), any(nil), any(nil), any(nil)
+	settings := map[string]string{}
+	sources := []string{}
+	var drafted, accepted float64
+	add := func(source string) {
+		if !slices.Contains(sources, source) {
+			sources = append(sources, source)
+		}
+	}
 	for _, wk := range s.Cluster.Workers() {
 		if wk.State == registry.StateLost {
 			continue
@@ -75,14 +91,34 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 		switch wk.Registration.GetRole() {
 		case tandemv1.Role_ROLE_TARGET:
 			backend, targetDevice = wk.Registration.GetBackend(), wk.Registration.GetDevice()
-			speculative = speculative || len(wk.Heartbeat.GetAttached()) > 0
+			settings = wk.Registration.GetSettings()
+			if len(wk.Heartbeat.GetAttached()) > 0 {
+				add("draft")
+			}
+			if settings["lookup"] == "true" {
+				add("lookup")
+			}
+			counters := finite(wk.Heartbeat.GetCounters())
+			drafted += counters["drafted_tokens"]
+			accepted += counters["accepted_tokens"]
 		case tandemv1.Role_ROLE_DRAFT:
-			draftDevice, draftModel = wk.Registration.GetDevice(), wk.Registration.GetModel().GetName()
+			draftDevice, draftPath = wk.Registration.GetDevice(), shown(wk.Registration.GetModel().GetPath())
+		case tandemv1.Role_ROLE_PREFILL:
+			drafter = shown(wk.Registration.GetModel().GetPath())
 		}
 	}
+	slices.Sort(sources)
+	speculative := len(sources) > 0
 	mode := "off"
-	if speculative {
+	switch {
+	case slices.Contains(sources, "draft"):
 		mode = "dflash"
+	case speculative:
+		mode = "lookup"
+	}
+	var acceptRate any
+	if drafted > 0 {
+		acceptRate = accepted / drafted
 	}
 	scorer := s.ScorerReady != nil && s.ScorerReady()
 	sampling := map[string]bool{}
@@ -99,24 +135,41 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 		"default_generation_settings": map[string]any{"n_ctx": ctx, "temperature": or(defaults.Temperature, 0), "top_p": or(defaults.TopP, 1),
 			"top_k": or(defaults.TopK, 0), "min_p": or(defaults.MinP, 0), "repeat_penalty": or(defaults.RepetitionPenalty, 1)},
 		"full_cache":  nil,
-		"model":       map[string]any{"arch": arch, "draft_path": draftModel, "tokenizer_id": tokID},
+		"model":       map[string]any{"arch": arch, "draft_path": draftPath, "tokenizer_id": tokID},
 		"model_alias": name,
 		"model_card":  card,
 		"model_path":  path,
 		"pflash": map[string]any{"enabled": scorer && p.PflashMode != "off", "mode": p.PflashMode, "threshold": p.PflashThreshold,
-			"keep_ratio": p.PflashKeepRatio, "drafter_gguf": nil, "skip_park": nil, "bsa_enabled": nil, "bsa_alpha": nil, "lm_head_fix": nil},
+			"keep_ratio": p.PflashKeepRatio, "drafter_gguf": drafter, "skip_park": nil, "bsa_enabled": nil, "bsa_alpha": nil, "lm_head_fix": nil},
 		"prefix_cache": nil,
 		"reasoning":    map[string]any{"supported": reasoning, "default": p.DefaultThinking, "supported_efforts": efforts(reasoning)},
-		"runtime": map[string]any{"backend": backend, "fa_window": 0, "kv_cache_k": nil, "kv_cache_v": nil, "lazy_draft": false,
-			"target_sharding": nil, "chunk": nil, "target_device": targetDevice, "draft_device": draftDevice},
-		"sampling":         map[string]any{"capabilities": sampling},
-		"server":           map[string]any{"name": "tandem", "version": p.Version, "props_schema": 2},
-		"speculative":      map[string]any{"enabled": speculative, "ddtree_budget": nil},
+		"runtime": map[string]any{"backend": backend, "fa_window": 0, "kv_cache_k": text(settings["cache-type-k"]), "kv_cache_v": text(settings["cache-type-v"]), "lazy_draft": false,
+			"target_sharding": nil, "chunk": count(settings["chunk"]), "target_device": targetDevice, "draft_device": draftDevice},
+		"sampling": map[string]any{"capabilities": sampling},
+		"server":   map[string]any{"name": "tandem", "version": p.Version, "props_schema": 2},
+		"speculative": map[string]any{"enabled": speculative, "ddtree_budget": count(settings["ddtree-budget"]), "sources": sources,
+			"drafted_tokens": drafted, "accepted_tokens": accepted, "accept_rate": acceptRate},
 		"speculative_mode": mode,
 		"tool_replay":      s.toolReplay(),
 		"tandem": map[string]any{"workers": top.Workers, "queue": map[string]any{"depth": s.Cluster.Targets.Queued(), "limit": p.MaxQueue},
 			"features": map[string]any{"pflash": scorer, "speculation": speculative}},
 	})
+}
+
+// text is a setting of a worker, nil when it does not say.
+func text(value string) any {
+	if value == "" {
+		return nil
+	}
+	return value
+}
+
+// count is a number among a worker's settings, nil when it does not say or leaves it to the engine.
+func count(value string) any {
+	if n, err := strconv.Atoi(value); err == nil && n > 0 {
+		return n
+	}
+	return nil
 }
 
 // toolReplay reports the memory of calls; nil when there is none.

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"math"
 	"net/http"
 	"time"
 
@@ -50,6 +51,17 @@ type topologyBody struct {
 	Groups  []groupEntry  `json:"groups"`
 }
 
+// finite leaves out of a worker's counters what JSON has no number for: one worker's NaN is not to hide all others.
+func finite(counters map[string]float64) map[string]float64 {
+	out := make(map[string]float64, len(counters))
+	for name, v := range counters {
+		if !math.IsNaN(v) && !math.IsInf(v, 0) {
+			out[name] = v
+		}
+	}
+	return out
+}
+
 // roleName is the name of a role in /cluster.
 func roleName(r tandemv1.Role) string {
 	if r == tandemv1.Role_ROLE_PREFILL {
@@ -68,7 +80,7 @@ func (s *Server) workers() topologyBody {
 			Model: reg.GetModel().GetName(), State: w.State, MaxCtx: reg.GetLimits().GetMaxContext(), Lanes: reg.GetLimits().GetLanes(),
 			LanesBusy: int(hb.GetLanesBusy()), LastHeartbeat: time.Since(w.LastHeartbeat).Milliseconds(), RTT: hb.GetRttMs(),
 			Version: reg.GetVersion(), Contract: reg.GetContract(), Numerics: reg.GetNumerics(), Epoch: w.Epoch, Restarts: hb.GetEngineRestarts(), Drafts: w.Drafts, Attached: hb.GetAttached(),
-			Sequences: hb.GetEngineSequences(), Orphans: hb.GetOrphanedSequences(), LoadedBytes: hb.GetLoadedBytes(), LoadBytes: hb.GetLoadBytes(), Counters: hb.GetCounters(),
+			Sequences: hb.GetEngineSequences(), Orphans: hb.GetOrphanedSequences(), LoadedBytes: hb.GetLoadedBytes(), LoadBytes: hb.GetLoadBytes(), Counters: finite(hb.GetCounters()),
 		}
 		busy, _, served := s.Cluster.Targets.Busy(w.ID)
 		if served {

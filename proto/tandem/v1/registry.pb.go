@@ -123,7 +123,10 @@ type Registration struct {
 	// is open. A generation that lost its worker goes on at one with an equal id.
 	Contract string `protobuf:"bytes,10,opt,name=contract,proto3" json:"contract,omitempty"`
 	// The engine's arithmetic in words, as the engine states it: backend, kind of device, versions of its kernels.
-	Numerics      string `protobuf:"bytes,11,opt,name=numerics,proto3" json:"numerics,omitempty"`
+	Numerics string `protobuf:"bytes,11,opt,name=numerics,proto3" json:"numerics,omitempty"`
+	// Settings that the worker runs with, by the names of its flags: of targets lookup, chunk, ddtree-budget, cache-type-k and
+	// cache-type-v. For /props.
+	Settings      map[string]string `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -233,6 +236,13 @@ func (x *Registration) GetNumerics() string {
 		return x.Numerics
 	}
 	return ""
+}
+
+func (x *Registration) GetSettings() map[string]string {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
 }
 
 // ModelInfo describes the model that a worker's engine has open.
@@ -790,7 +800,7 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\vJoinRequest\x12=\n" +
 	"\fregistration\x18\x01 \x01(\v2\x17.tandem.v1.RegistrationH\x00R\fregistration\x124\n" +
 	"\theartbeat\x18\x02 \x01(\v2\x14.tandem.v1.HeartbeatH\x00R\theartbeatB\t\n" +
-	"\amessage\"\xf0\x02\n" +
+	"\amessage\"\xf0\x03\n" +
 	"\fRegistration\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12#\n" +
 	"\x04role\x18\x02 \x01(\x0e2\x0f.tandem.v1.RoleR\x04role\x12)\n" +
@@ -803,7 +813,11 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\x06limits\x18\t \x01(\v2\x11.tandem.v1.LimitsR\x06limits\x12\x1a\n" +
 	"\bcontract\x18\n" +
 	" \x01(\tR\bcontract\x12\x1a\n" +
-	"\bnumerics\x18\v \x01(\tR\bnumerics\"\xfc\x02\n" +
+	"\bnumerics\x18\v \x01(\tR\bnumerics\x12A\n" +
+	"\bsettings\x18\f \x03(\v2%.tandem.v1.Registration.SettingsEntryR\bsettings\x1a;\n" +
+	"\rSettingsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfc\x02\n" +
 	"\tModelInfo\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04arch\x18\x02 \x01(\tR\x04arch\x12\x16\n" +
@@ -878,7 +892,7 @@ func file_tandem_v1_registry_proto_rawDescGZIP() []byte {
 	return file_tandem_v1_registry_proto_rawDescData
 }
 
-var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_tandem_v1_registry_proto_goTypes = []any{
 	(*JoinRequest)(nil),  // 0: tandem.v1.JoinRequest
 	(*Registration)(nil), // 1: tandem.v1.Registration
@@ -888,27 +902,29 @@ var file_tandem_v1_registry_proto_goTypes = []any{
 	(*JoinResponse)(nil), // 5: tandem.v1.JoinResponse
 	(*Lease)(nil),        // 6: tandem.v1.Lease
 	(*Peer)(nil),         // 7: tandem.v1.Peer
-	nil,                  // 8: tandem.v1.Heartbeat.CountersEntry
-	(Role)(0),            // 9: tandem.v1.Role
+	nil,                  // 8: tandem.v1.Registration.SettingsEntry
+	nil,                  // 9: tandem.v1.Heartbeat.CountersEntry
+	(Role)(0),            // 10: tandem.v1.Role
 }
 var file_tandem_v1_registry_proto_depIdxs = []int32{
 	1,  // 0: tandem.v1.JoinRequest.registration:type_name -> tandem.v1.Registration
 	4,  // 1: tandem.v1.JoinRequest.heartbeat:type_name -> tandem.v1.Heartbeat
-	9,  // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
+	10, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
 	2,  // 3: tandem.v1.Registration.model:type_name -> tandem.v1.ModelInfo
 	3,  // 4: tandem.v1.Registration.limits:type_name -> tandem.v1.Limits
-	8,  // 5: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
-	6,  // 6: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
-	7,  // 7: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
-	9,  // 8: tandem.v1.Peer.role:type_name -> tandem.v1.Role
-	2,  // 9: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
-	0,  // 10: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
-	5,  // 11: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
-	11, // [11:12] is the sub-list for method output_type
-	10, // [10:11] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	8,  // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
+	9,  // 6: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
+	6,  // 7: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
+	7,  // 8: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
+	10, // 9: tandem.v1.Peer.role:type_name -> tandem.v1.Role
+	2,  // 10: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
+	0,  // 11: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
+	5,  // 12: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
+	12, // [12:13] is the sub-list for method output_type
+	11, // [11:12] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_registry_proto_init() }
@@ -927,7 +943,7 @@ func file_tandem_v1_registry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_registry_proto_rawDesc), len(file_tandem_v1_registry_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -62,6 +63,14 @@ func (c *serveCmd) Validate() error {
 	return nil
 }
 
+// settings are those that the gateway reports in /props, by flag.
+func (c *serveCmd) settings() map[string]string {
+	return map[string]string{
+		"lookup": strconv.FormatBool(c.Lookup), "chunk": strconv.Itoa(c.Chunk), "ddtree-budget": strconv.Itoa(c.DDTreeBudget),
+		"cache-type-k": c.CacheTypeK, "cache-type-v": c.CacheTypeV,
+	}
+}
+
 // Run serves until the process is told to end.
 func (c *serveCmd) Run(streams workernode.Streams) error {
 	log, err := c.Logger(streams)
@@ -80,6 +89,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	if err != nil {
 		return err
 	}
+	registration.Settings = c.settings()
 	cache, err := workernode.CacheDir(c.CacheDir)
 	if err != nil {
 		return err
