@@ -15,11 +15,31 @@ const (
 
 // Attributes of the span of a generation, whose name is the operation and the model.
 const (
-	GenAIRequestModel    = "gen_ai.request.model"
-	GenAIResponseModel   = "gen_ai.response.model"
-	GenAIFinishReasons   = "gen_ai.response.finish_reasons"
-	GenAIInputTokens     = "gen_ai.usage.input_tokens"
-	GenAIOutputTokens    = "gen_ai.usage.output_tokens"
-	GenAICachedTokens    = "gen_ai.usage.cache_read.input_tokens"
-	GenAIReasoningTokens = "gen_ai.usage.reasoning.output_tokens"
+	GenAIRequestMaxTokens   = "gen_ai.request.max_tokens"
+	GenAIRequestTemperature = "gen_ai.request.temperature"
+	GenAIResponseID         = "gen_ai.response.id"
+	GenAIRequestModel       = "gen_ai.request.model"
+	GenAIResponseModel      = "gen_ai.response.model"
+	GenAIFinishReasons      = "gen_ai.response.finish_reasons"
+	GenAIInputTokens        = "gen_ai.usage.input_tokens"
+	GenAIOutputTokens       = "gen_ai.usage.output_tokens"
+	GenAICachedTokens       = "gen_ai.usage.cache_read.input_tokens"
+	GenAIReasoningTokens    = "gen_ai.usage.reasoning.output_tokens"
+)
+
+// Values of GenAIOperation.
+const (
+	GenAIChat           = "chat"
+	GenAITextCompletion = "text_completion"
+)
+
+// Attributes of our own.
+const (
+	AttrRequestID   = "tandem.request_id"
+	AttrOutcome     = "tandem.outcome"
+	AttrTokens      = "tandem.tokens"
+	AttrVerifySteps = "tandem.verify_steps"
+	AttrDrafted     = "tandem.drafted_tokens"
+	AttrAccepted    = "tandem.accepted_tokens"
+	AttrReason      = "tandem.reason"
 )

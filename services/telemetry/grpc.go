@@ -37,10 +37,10 @@ func (p Providers) options() []otelgrpc.Option {
 }
 
 // known reports whether a method exists in this program: callers may name any, and each would be a label of its own. Health checks
-// are left out, they come every few seconds and tell nothing.
+// are left out, which come every few seconds, and leases, which last as long as a worker: neither tells anything.
 func known(method string) bool {
 	name := strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", ".")
-	if strings.HasPrefix(name, "grpc.health.") {
+	if strings.HasPrefix(name, "grpc.health.") || strings.HasPrefix(name, "tandem.v1.RegistryService.") {
 		return false
 	}
 	d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(name))

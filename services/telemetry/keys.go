@@ -29,4 +29,12 @@ const (
 	KeyPath       = "path"
 	KeyStack      = "stack"
 	KeySignal     = "signal"
+	KeyTraceID    = "trace_id"
+	KeyClient     = "client"
+	KeyKeyName    = "key" // the name of an API key, never the key
+	KeyMethod     = "method"
+	KeyDialect    = "dialect"
+	KeyCode       = "code"
+	KeyTTFTMS     = "ttft_ms"
+	KeyTokenRate  = "tokens_per_s"
 )

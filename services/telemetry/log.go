@@ -40,8 +40,23 @@ func IsTerminal(stream any) bool {
 	return err == nil
 }
 
+// LevelAuto is the level that depends on who reads; see ChooseLevel.
+const LevelAuto = "auto"
+
+// ChooseLevel resolves LevelAuto: on a terminal only what somebody should act on, elsewhere what an operator may want later.
+func ChooseLevel(level string, w io.Writer) string {
+	switch {
+	case level != LevelAuto:
+		return level
+	case IsTerminal(w):
+		return "warn"
+	}
+	return "info"
+}
+
 // NewLogger builds the one logger of a process. level is debug, info, warn or error (empty = info); format is json
-// (empty = json) or console, "text" being another name of console. w is written by one goroutine at a time.
+// (empty = json) or console, "text" being another name of console. Levels have colours on a terminal, unless NO_COLOR is set. w is
+// written by one goroutine at a time.
 func NewLogger(level, format string, w io.Writer) (*zap.Logger, error) {
 	lvl, err := parseLevel(level)
 	if err != nil {
@@ -60,8 +75,7 @@ func NewLogger(level, format string, w io.Writer) (*zap.Logger, error) {
 	case "", FormatJSON:
 		enc = zapcore.NewJSONEncoder(ec)
 	case FormatConsole, "text":
-		ec.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000")
-		enc = zapcore.NewConsoleEncoder(ec)
+		return zap.New(newConsole(lvl, w, IsTerminal(w) && os.Getenv("NO_COLOR") == "")), nil
 	default:
 		return nil, fmt.Errorf("log format %q is not one of json, console", format)
 	}

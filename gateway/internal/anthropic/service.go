@@ -62,7 +62,7 @@ func (s *Service) Messages(w http.ResponseWriter, r *http.Request) error {
 	}
 	a := &answer{
 		output:  output{sign: s.signer.Sign, events: req.Stream},
-		message: message{ID: turn.NewID("msg_"), Type: "message", Role: "assistant", Model: name},
+		message: message{ID: turn.ResponseID(r.Context(), "msg_"), Type: "message", Role: "assistant", Model: name},
 		total:   s.cfg.InputTotal,
 	}
 	if display == displayOmitted {

@@ -34,12 +34,18 @@ type rig struct {
 // start runs a gateway; change edits its configuration.
 func start(t testing.TB, change func(*Config)) *rig {
 	t.Helper()
+	return startWith(t, change, Deps{Version: "test"})
+}
+
+// startWith is start with dependencies of the caller's choice.
+func startWith(t testing.TB, change func(*Config), deps Deps) *rig {
+	t.Helper()
 	cfg := Defaults()
 	cfg.Port, cfg.GRPCPort, cfg.RegistryListen, cfg.ShutdownGraceS, cfg.ModelName = 0, 0, "127.0.0.1:0", 5, "tiny"
 	if change != nil {
 		change(&cfg)
 	}
-	a, err := New(cfg, Deps{Version: "test"})
+	a, err := New(cfg, deps)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,6 +24,28 @@ var wires = []struct{ path, body string }{
 	{"/v1/completions", `{"prompt":"Hi","stream":%v}`},
 	{"/v1/responses", `{"input":"Hi","stream":%v}`},
 	{"/v1/messages", `{"messages":[{"role":"user","content":"Hi"}],"max_tokens":100,"stream":%v}`},
+}
+
+// lateness measures how late timers fire until the returned function is called, which gives the worst.
+func lateness() (worst func() time.Duration) {
+	stop, result := make(chan struct{}), make(chan time.Duration, 1)
+	go func() {
+		var most time.Duration
+		for {
+			began := time.Now()
+			select {
+			case <-stop:
+				result <- most
+				return
+			case <-time.After(time.Millisecond):
+				most = max(most, time.Since(began)-time.Millisecond)
+			}
+		}
+	}()
+	return func() time.Duration {
+		close(stop)
+		return <-result
+	}
 }
 
 // TestCancelInEveryPhase: the worker hears within 100 ms that a client has left, whatever it is doing, and its lane is free again.
@@ -71,12 +94,21 @@ func TestCancelInEveryPhase(t *testing.T) {
 						}
 						return heard
 					}
-					heard := try()
-					for end := time.Now().Add(10 * time.Second); heard > bound && time.Now().Before(end); {
-						heard = try() // a busy machine is late now and then, a gateway that does not pass it on always
+					// A busy machine is late by itself: tries during which it was do not count. Of those that do, one may be late.
+					var heard []time.Duration
+					for tries := 0; len(heard) < 5 && tries < 50; tries++ {
+						late := lateness()
+						took := try()
+						if late() < bound/5 {
+							heard = append(heard, took)
+						}
 					}
-					if heard > bound {
-						t.Errorf("the worker heard of it after %v", heard)
+					if len(heard) < 5 {
+						t.Skipf("the machine is too busy to measure %v: %d tries of 50 were quiet", bound, len(heard))
+					}
+					slices.Sort(heard)
+					if heard[3] > bound {
+						t.Errorf("the worker heard of it after %v, at most %v is allowed", heard, bound)
 					}
 					w.SetDecode(r.reply("again", 1))
 					if a := r.post("/v1/chat/completions", chatBody("")); a.status != http.StatusOK {

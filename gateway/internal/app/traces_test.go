@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
 	collectorv1 "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
@@ -34,8 +35,9 @@ func (c *collector) Export(_ context.Context, r *collectorv1.ExportTraceServiceR
 	return &collectorv1.ExportTraceServiceResponse{}, nil
 }
 
-// TestTraces: a request continues its client's trace; its span has the account, its phases hang below, and no text is in it.
-func TestTraces(t *testing.T) {
+// collect runs a collector and returns its address.
+func collect(t *testing.T) (*collector, string) {
+	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -45,12 +47,116 @@ func TestTraces(t *testing.T) {
 	collectorv1.RegisterTraceServiceServer(server, c)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(lis) }()
-	defer func() {
+	t.Cleanup(func() {
 		server.Stop()
 		<-served
+	})
+	return c, "http://" + lis.Addr().String()
+}
+
+func attributes(s *tracev1.Span) map[string]string {
+	out := map[string]string{}
+	for _, a := range s.GetAttributes() {
+		v := a.GetValue()
+		switch {
+		case v.GetStringValue() != "":
+			out[a.GetKey()] = v.GetStringValue()
+		default:
+			out[a.GetKey()] = strings.TrimSpace(v.String())
+		}
+	}
+	return out
+}
+
+// TestTracesOfFailures: what is refused has a span, what the client left is no error in any span, what the gateway failed at is one.
+func TestTracesOfFailures(t *testing.T) {
+	c, endpoint := collect(t)
+	r := start(t, func(cfg *Config) { cfg.OTLPEndpoint = endpoint })
+	b := newBlock()
+	r.target(gatewaytest.WorkerOptions{Decode: b.script(r, "one two")})
+	if a := r.post("/v1/chat/completions", `{"messages":[]}`); a.status != 400 {
+		t.Fatal(a.status)
+	}
+	if a := r.do("GET", "/v1/nothing", ""); a.status != 404 {
+		t.Fatal(a.status)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	req, err := http.NewRequestWithContext(ctx, "POST", r.url+"/v1/completions", strings.NewReader(`{"prompt":"x","model":"gpt-4","max_tokens":9,"temperature":0.5}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		<-b.admitted
+		leave()
 	}()
+	if resp, err := r.client.Do(req); err == nil {
+		resp.Body.Close()
+	}
+	receive(t, b.cancelled, "cancel at the worker")
+	r.app.cluster.Targets.Drain()
+	if a := r.post("/v1/chat/completions", chatBody("")); a.status != 503 {
+		t.Fatal(a.status, string(a.body))
+	}
+	r.do("GET", "/health", "")
+	r.do("GET", "/metrics", "")
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	byStatus := map[string]int{}
+	for _, s := range c.spans {
+		a := attributes(s)
+		failed := s.GetStatus().GetCode() == tracev1.Status_STATUS_CODE_ERROR
+		if s.GetKind() == tracev1.Span_SPAN_KIND_CLIENT {
+			if failed {
+				t.Errorf("%s, cancelled by the gateway itself, is an error", s.GetName())
+			}
+			continue
+		}
+		if s.GetKind() != tracev1.Span_SPAN_KIND_SERVER {
+			continue
+		}
+		_, port, _ := net.SplitHostPort(r.app.HTTPAddr().String())
+		if a["server.address"] != "127.0.0.1" || !strings.Contains(a["server.port"], port) || a["tandem.request_id"] == "" {
+			t.Errorf("%s: %v", s.GetName(), a)
+		}
+		for key := range a {
+			switch prefix, _, _ := strings.Cut(key, "."); prefix {
+			case "http", "server", "client", "network", "error", "gen_ai", "tandem":
+			default:
+				t.Errorf("%s: the attribute %s has no prefix of ours or of a convention", s.GetName(), key)
+			}
+		}
+		byStatus[a["tandem.outcome"]+" "+a["error.type"]]++
+		switch a["tandem.outcome"] {
+		case "cancelled":
+			if failed || a["error.type"] != "" || s.GetName() != "text_completion tiny" || a["gen_ai.operation.name"] != "text_completion" ||
+				a["gen_ai.request.model"] != "gpt-4" || a["gen_ai.response.model"] != "tiny" || !strings.HasPrefix(a["gen_ai.response.id"], "cmpl-") ||
+				!strings.Contains(a["gen_ai.request.max_tokens"], "9") || !strings.Contains(a["gen_ai.request.temperature"], "0.5") {
+				t.Errorf("cancelled: %s, error %v, %v", s.GetName(), failed, a)
+			}
+		case "client_error":
+			if failed {
+				t.Errorf("%s is an error of the server's: %v", s.GetName(), a)
+			}
+		case "server_error":
+			if !failed || s.GetStatus().GetMessage() != "draining" {
+				t.Errorf("%s is no error: %v", s.GetName(), s.GetStatus())
+			}
+		}
+	}
+	want := map[string]int{"client_error missing_required_parameter": 1, "client_error not_found": 1, "cancelled ": 1, "server_error draining": 1}
+	if d := cmp.Diff(want, byStatus); d != "" {
+		t.Error(d)
+	}
+}
+
+// TestTraces: a request continues its client's trace; its span has the account, its phases hang below, and no text is in it.
+func TestTraces(t *testing.T) {
+	c, endpoint := collect(t)
 	r := start(t, func(cfg *Config) {
-		cfg.OTLPEndpoint = "http://" + lis.Addr().String()
+		cfg.OTLPEndpoint = endpoint
 		cfg.TraceRatio = 0 // only what the client traces
 	})
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("A secret answer.", 1)})

@@ -181,7 +181,7 @@ func (a *App) wire() error {
 		Anthropic: anthropic.New(anthropic.Config{InputTotal: cfg.AnthropicInputTotal, Key: secret},
 			anthropic.Deps{Turn: turns, Logger: a.log.Named("anthropic")}),
 		Cluster: a.cluster, Model: a.models.served, Metrics: set, Scrape: a.deps.Metrics.Handler(), Envelope: limits.Envelope,
-		Logger: a.log.Named("http"), Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready,
+		Logger: a.log.Named("http"), Tracer: a.deps.Traces.TracerProvider(), Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready,
 	})
 	a.httpServer = a.newHTTPServer()
 	a.registryServer = grpc.NewServer(a.serverOptions()...)
@@ -192,7 +192,7 @@ func (a *App) wire() error {
 	reflection.Register(a.registryServer)
 	if a.grpcLis != nil {
 		service := grpcapi.New(grpcapi.Config{StrictModel: cfg.StrictModel, RequestTimeout: seconds(cfg.RequestTimeoutS)},
-			grpcapi.Deps{Turn: turns, Cluster: a.cluster, Metrics: set, Keys: a.keys,
+			grpcapi.Deps{Turn: turns, Cluster: a.cluster, Metrics: set, Keys: a.keys, Logger: a.log.Named("grpc"),
 				Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready})
 		opts := append(a.serverOptions(), grpc.MaxRecvMsgSize(maxRequestBytes))
 		if cfg.TLSCert != "" {

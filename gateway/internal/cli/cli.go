@@ -172,15 +172,18 @@ func (e *env) watchSignals() (stop func()) {
 
 // LogFlags choose what is logged.
 type LogFlags struct {
-	LogLevel  string `default:"info" enum:"debug,info,warn,error" help:"Least severe messages shown: debug, info, warn, error."`
+	LogLevel  string `default:"auto" enum:"auto,debug,info,warn,error" help:"Least severe messages shown: debug, info, warn, error, or auto: warn on a terminal, info otherwise."`
 	LogFormat string `default:"auto" enum:"auto,json,console" help:"json, console, or auto: console on a terminal, json otherwise."`
 }
 
-// logger builds the process's logger and tells the format that was chosen.
-func (f LogFlags) logger(w io.Writer) (*zap.Logger, string, error) {
-	format := telemetry.ChooseFormat(f.LogFormat, w)
-	log, err := telemetry.NewLogger(f.LogLevel, format, w)
-	return log, format, err
+// resolve replaces auto by what it means for w.
+func (f LogFlags) resolve(w io.Writer) LogFlags {
+	return LogFlags{telemetry.ChooseLevel(f.LogLevel, w), telemetry.ChooseFormat(f.LogFormat, w)}
+}
+
+// logger builds the process's logger; the flags are resolved.
+func (f LogFlags) logger(w io.Writer) (*zap.Logger, error) {
+	return telemetry.NewLogger(f.LogLevel, f.LogFormat, w)
 }
 
 // VersionCmd is tandem version.

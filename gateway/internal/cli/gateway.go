@@ -37,7 +37,7 @@ func (c *GatewayCmd) Verify() error {
 
 // Run serves until the process is told to stop.
 func (c *GatewayCmd) Run(e *env) error {
-	log, _, err := c.logger(e.err)
+	log, err := c.LogFlags.resolve(e.err).logger(e.err)
 	if err != nil {
 		return err
 	}

@@ -126,7 +126,8 @@ func (c *ServeCmd) models() (trio, error) {
 
 // Run serves until the process is told to stop; then running requests may finish, and no process stays behind.
 func (c *ServeCmd) Run(e *env) error {
-	log, format, err := c.logger(e.err)
+	logs := c.LogFlags.resolve(e.err)
+	log, err := logs.logger(e.err)
 	if err != nil {
 		return err
 	}
@@ -137,7 +138,7 @@ func (c *ServeCmd) Run(e *env) error {
 	started := time.Now()
 	cluster, err := newCluster(clusterConfig{
 		models: models, workers: c.WorkerFlags, gateway: c.Config,
-		logLevel: c.LogLevel, logFormat: format, log: log, output: e.err,
+		logLevel: logs.LogLevel, logFormat: logs.LogFormat, log: log, output: e.err,
 	})
 	if err != nil {
 		return err

@@ -92,9 +92,9 @@ func (g *Generator) Run(ctx context.Context, req *Request, sink Sink) (*Usage, e
 	if req.Arrived.IsZero() {
 		req.Arrived = time.Now()
 	}
-	ctx, span := g.tracing.request(ctx, req)
+	ctx, span, own := g.tracing.request(ctx, req)
 	u, err := r.run(ctx)
-	g.tracing.end(span, &r.usage, r.finishes, err)
+	g.tracing.end(span, own, &r.usage, r.finishes, err)
 	return u, err
 }
 
@@ -175,7 +175,7 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 			}
 			took := time.Since(began)
 			r.usage.Compress += took
-			r.g.tracing.phase(ctx, "compress", began, took)
+			r.g.tracing.compressed(ctx, began, took, &c.Report)
 			report = &c.Report
 			r.usage.Compression = report
 			if r.req.Compressed != nil {

@@ -76,6 +76,8 @@ type CompressionReport struct {
 // Request is a request of any dialect in its normal form.
 type Request struct {
 	ID string // for workers and logs
+	// Operation is that of the GenAI conventions, empty = chat.
+	Operation string
 	// ModelName is what answers call the model, for traces.
 	ModelName string
 	// Served is the name of the model that answers, for traces.

@@ -1,10 +1,12 @@
 package generate
 
 import (
+	"cmp"
 	"context"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -22,14 +24,30 @@ func newTracing(p trace.TracerProvider) tracing {
 	return tracing{p.Tracer("github.com/tandem-inference/tandem/gateway")}
 }
 
-// request starts the span of a request at its arrival.
-func (t tracing) request(ctx context.Context, req *Request) (context.Context, trace.Span) {
-	return t.tracer.Start(ctx, "chat "+req.Served, trace.WithTimestamp(req.Arrived), trace.WithSpanKind(trace.SpanKindServer),
-		trace.WithAttributes(
-			attribute.String(telemetry.GenAIOperation, "chat"), attribute.String(telemetry.GenAIProvider, telemetry.GenAIProviderTandem),
-			attribute.String(telemetry.GenAIRequestModel, req.ModelName), attribute.String(telemetry.GenAIResponseModel, req.Served),
-			attribute.String("request_id", req.ID),
-		))
+// request describes the generation in the span of its request, which the border made; without a border it makes one. end ends what
+// request began.
+func (t tracing) request(ctx context.Context, req *Request) (_ context.Context, span trace.Span, own bool) {
+	operation := cmp.Or(req.Operation, telemetry.GenAIChat)
+	if span = trace.SpanFromContext(ctx); !span.SpanContext().IsValid() || span.SpanContext().IsRemote() {
+		ctx, span = t.tracer.Start(ctx, operation, trace.WithTimestamp(req.Arrived), trace.WithSpanKind(trace.SpanKindServer))
+		own = true
+	}
+	if !span.IsRecording() {
+		return ctx, span, own
+	}
+	span.SetName(operation + " " + req.Served)
+	span.SetAttributes(
+		attribute.String(telemetry.GenAIOperation, operation), attribute.String(telemetry.GenAIProvider, telemetry.GenAIProviderTandem),
+		attribute.String(telemetry.GenAIRequestModel, req.ModelName), attribute.String(telemetry.GenAIResponseModel, req.Served),
+		attribute.String(telemetry.AttrRequestID, req.ID),
+	)
+	if req.MaxTokensGiven {
+		span.SetAttributes(attribute.Int(telemetry.GenAIRequestMaxTokens, req.MaxTokens))
+	}
+	if s := req.Sampling; s != nil && s.Temperature != nil {
+		span.SetAttributes(attribute.Float64(telemetry.GenAIRequestTemperature, s.GetTemperature()))
+	}
+	return ctx, span, own
 }
 
 // phase records a phase that is over; phases that took no time are left out.
@@ -46,13 +64,29 @@ func (t tracing) choice(ctx context.Context, s *stream, admitted time.Time) {
 	if s.first.IsZero() {
 		return
 	}
-	t.phase(ctx, "prefill", admitted, s.first.Sub(admitted), attribute.Int("tokens", len(s.job.prompt)))
-	t.phase(ctx, "decode", s.first, s.last.Sub(s.first), attribute.Int("tokens", len(s.committed)),
-		attribute.Int64("verify_steps", s.steps), attribute.Int64("drafted", s.drafted), attribute.Int64("accepted", s.accepted))
+	t.phase(ctx, "prefill", admitted, s.first.Sub(admitted), attribute.Int(telemetry.AttrTokens, len(s.job.prompt)))
+	t.phase(ctx, "decode", s.first, s.last.Sub(s.first), attribute.Int(telemetry.AttrTokens, len(s.committed)),
+		attribute.Int64(telemetry.AttrVerifySteps, s.steps), attribute.Int64(telemetry.AttrDrafted, s.drafted), attribute.Int64(telemetry.AttrAccepted, s.accepted))
 }
 
-// end ends the span of a request with its account.
-func (t tracing) end(span trace.Span, u *Usage, finishes []string, err error) {
+// compressed records the phase of compression; one that was to run and did not is an error.
+func (t tracing) compressed(ctx context.Context, from time.Time, took time.Duration, c *CompressionReport) {
+	if took <= 0 || !trace.SpanFromContext(ctx).IsRecording() {
+		return
+	}
+	_, span := t.tracer.Start(ctx, "compress", trace.WithTimestamp(from), trace.WithAttributes(attribute.Int(telemetry.AttrTokens, c.OriginalTokens)))
+	if !c.Applied {
+		span.SetAttributes(attribute.String(telemetry.AttrReason, c.Reason))
+	}
+	if c.Failed {
+		span.SetAttributes(attribute.String("error.type", c.Reason))
+		span.SetStatus(codes.Error, c.Reason)
+	}
+	span.End(trace.WithTimestamp(from.Add(took)))
+}
+
+// end adds the account, and ends the span if request began it. A client that left is no error.
+func (t tracing) end(span trace.Span, own bool, u *Usage, finishes []string, err error) {
 	if span.IsRecording() {
 		span.SetAttributes(
 			attribute.Int(telemetry.GenAIInputTokens, u.PromptTokens), attribute.Int(telemetry.GenAICachedTokens, u.CachedTokens),
@@ -60,10 +94,17 @@ func (t tracing) end(span trace.Span, u *Usage, finishes []string, err error) {
 			attribute.StringSlice(telemetry.GenAIFinishReasons, finishes),
 		)
 		if err != nil {
-			kind := apierror.From(err).Type
-			span.SetAttributes(attribute.String("error.type", kind))
-			span.SetStatus(codes.Error, kind)
+			if e := apierror.From(err); e.Status == apierror.StatusClientClosed {
+				span.SetAttributes(attribute.String(telemetry.AttrOutcome, metrics.OutcomeCancelled))
+			} else {
+				span.SetAttributes(attribute.String("error.type", e.Code))
+				if own && e.Status >= 500 {
+					span.SetStatus(codes.Error, e.Code)
+				}
+			}
 		}
 	}
-	span.End()
+	if own {
+		span.End()
+	}
 }

@@ -6,10 +6,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/accesslog"
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -24,17 +26,20 @@ func (s *Service) Interceptors() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 			ctx, err := s.enter(ctx, info.FullMethod)
-			if err != nil {
-				return nil, err
+			var answer any
+			if err == nil {
+				answer, err = h(ctx, req)
 			}
-			return h(ctx, req)
+			s.leave(ctx, info.FullMethod, err)
+			return answer, err
 		}),
 		grpc.ChainStreamInterceptor(func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
 			ctx, err := s.enter(ss.Context(), info.FullMethod)
-			if err != nil {
-				return err
+			if err == nil {
+				err = h(srv, &callStream{ss, ctx})
 			}
-			return h(srv, &callStream{ss, ctx})
+			s.leave(ctx, info.FullMethod, err)
+			return err
 		}),
 	}
 }
@@ -48,13 +53,35 @@ func (s *Service) enter(ctx context.Context, method string) (context.Context, er
 		call.Scope, call.Key, call.Trusted = k.Scope(), k.Name, k.Trusted
 	}
 	ctx = turn.WithCall(ctx, call)
-	if !ok && !s.Keys.Open() && !strings.HasPrefix(method, "/grpc.health.") && !strings.HasPrefix(method, "/grpc.reflection.") {
+	if !ok && !s.Keys.Open() && !standard(method) {
 		return ctx, status.Error(codes.Unauthenticated, "missing or wrong API key")
 	}
 	if len(md.Get("x-priority")) > 0 && !call.Trusted {
 		_ = grpc.SetHeader(ctx, metadata.Pairs("x-tandem-warning", "priority-ignored"))
 	}
 	return ctx, nil
+}
+
+// standard reports whether a method is one of the services that every port has.
+func standard(method string) bool {
+	return strings.HasPrefix(method, "/grpc.health.") || strings.HasPrefix(method, "/grpc.reflection.")
+}
+
+// leave logs an RPC that is over.
+func (s *Service) leave(ctx context.Context, method string, err error) {
+	if standard(method) {
+		return
+	}
+	address := ""
+	if p, ok := peer.FromContext(ctx); ok {
+		address = p.Addr.String()
+	}
+	log := s.Logger
+	if log == nil {
+		log = zap.NewNop()
+	}
+	accesslog.Write(ctx, log, accesslog.Entry{Method: "RPC", Endpoint: strings.TrimPrefix(method, "/"), Client: address,
+		Code: rpcerr.Code(err).String(), Outcome: outcome(err), Err: err})
 }
 
 // callStream is a stream whose context holds its call.

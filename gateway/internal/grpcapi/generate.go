@@ -34,6 +34,7 @@ func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.Inferen
 	if err != nil {
 		return err
 	}
+	turn.CallFrom(ctx).Model = m.Name
 	req, err := s.request(ctx, in, m)
 	if err != nil {
 		return err
@@ -50,6 +51,7 @@ func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.Inferen
 		}
 	}
 	u, err := s.Turn.Run(ctx, req, sink)
+	turn.CallFrom(ctx).Usage = u
 	if u != nil && s.Metrics != nil {
 		s.Metrics.Generated(ctx, u.Generation())
 	}
@@ -65,7 +67,7 @@ func outcome(err error) string {
 		return metrics.OutcomeOK
 	case codes.Canceled:
 		return metrics.OutcomeCancelled
-	case codes.InvalidArgument, codes.NotFound, codes.ResourceExhausted:
+	case codes.InvalidArgument, codes.NotFound, codes.ResourceExhausted, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented:
 		return metrics.OutcomeClientError
 	}
 	return metrics.OutcomeServerError

@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/tokenizer"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 )
@@ -31,7 +32,8 @@ type Deps struct {
 	Cluster *cluster.Cluster
 	Metrics *metrics.Set // nil = none
 	// Keys that callers must present; without any the service is open.
-	Keys *apikey.Ring
+	Keys   *apikey.Ring
+	Logger *zap.Logger // nil = none
 	// Draining tells whether the gateway is shutting down.
 	Draining func() bool
 	// ScorerReady tells whether prompt compression can run.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/accesslog"
 	"github.com/tandem-inference/tandem/gateway/internal/anthropic"
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
@@ -20,7 +21,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/responses"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	"github.com/tandem-inference/tandem/services/telemetry"
-	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 )
 
@@ -55,6 +56,8 @@ type Deps struct {
 	// Scrape serves /metrics.
 	Scrape http.Handler
 	Logger *zap.Logger
+	// Tracer gets a span per request; nil = none.
+	Tracer trace.TracerProvider
 	// Draining tells whether the gateway is shutting down.
 	Draining func() bool
 	// ScorerReady tells whether prompt compression can run.
@@ -91,6 +94,7 @@ type Server struct {
 	// patterns are the paths with an id, the longer ones of a prefix first.
 	patterns []*pattern
 	running  inflight
+	tracer   trace.Tracer
 }
 
 // New builds the routes.
@@ -101,7 +105,7 @@ func New(cfg Config, deps Deps) *Server {
 	if deps.Logger == nil {
 		deps.Logger = zap.NewNop()
 	}
-	s := &Server{cfg: cfg, Deps: deps, routes: map[string]*route{}}
+	s := &Server{cfg: cfg, Deps: deps, routes: map[string]*route{}, tracer: newTracer(deps.Tracer)}
 	s.add("GET", "/", accessOpen, false, s.health)
 	s.add("GET", "/health", accessOpen, false, s.health)
 	s.add("GET", "/health/live", accessOpen, false, s.live)
@@ -158,12 +162,16 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Request-Id", call.ID)
 	}
 	rt, name, id := s.find(r.URL.Path)
-	// The client's trace goes on, when it has one.
 	if k, ok := s.key(r); ok {
 		call.Scope, call.Key, call.Trusted = k.Scope(), k.Name, k.Trusted
 	}
-	ctx := propagation.TraceContext{}.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
-	r = r.WithContext(turn.WithCall(ctx, call))
+	// Requests of probes and for metrics come all the time and tell nothing; what is refused tells something.
+	counted := rt == nil || rt.access == accessKey
+	ctx, span := turn.WithCall(r.Context(), call), trace.Span(nil)
+	if counted {
+		ctx, span = s.startSpan(ctx, r, call, name)
+	}
+	r = r.WithContext(ctx)
 	r.SetPathValue("id", id)
 	end := func(string) {}
 	if rt != nil && rt.access == accessKey && s.Metrics != nil {
@@ -172,8 +180,9 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	err := s.guard(w, r, rt)
 	status, outcome := s.conclude(w, r, err)
 	end(outcome)
-	if rt != nil && rt.access == accessKey {
-		s.report(r, call, name, status, outcome, err)
+	if counted {
+		endSpan(span, status, outcome, err)
+		s.report(r, name, status, outcome, err)
 	}
 	if status == apierror.StatusClientClosed && !w.wrote {
 		// Without this net/http would answer 200 to what it takes for a request that went well.
@@ -273,29 +282,18 @@ func (s *Server) conclude(w *writer, r *http.Request, err error) (status int, ou
 }
 
 // report writes the log line and the metrics of a finished request.
-func (s *Server) report(r *http.Request, call *turn.Call, name string, status int, outcome string, err error) {
-	fields := []zap.Field{
-		zap.String(telemetry.KeyRequestID, call.ID), zap.String(telemetry.KeyEndpoint, name), zap.Int(telemetry.KeyStatus, status),
-		zap.String(telemetry.KeyOutcome, outcome), zap.Int64(telemetry.KeyDurationMS, time.Since(call.Arrived).Milliseconds()),
+func (s *Server) report(r *http.Request, name string, status int, outcome string, err error) {
+	if u := turn.CallFrom(r.Context()).Usage; u != nil && s.Metrics != nil {
+		s.Metrics.Generated(r.Context(), u.Generation())
 	}
-	if u := call.Usage; u != nil {
-		fields = append(fields, zap.Int(telemetry.KeyPrompt, u.PromptTokens), zap.Int(telemetry.KeyTokens, u.CompletionTokens))
-		if s.Metrics != nil {
-			s.Metrics.Generated(r.Context(), u.Generation())
-		}
-	}
-	if outcome == metrics.OutcomeServerError {
-		s.Logger.Warn("request failed", append(fields, zap.NamedError(telemetry.KeyErr, chain(err)))...)
-		return
-	}
-	s.Logger.Info("request", fields...)
+	accesslog.Write(r.Context(), s.Logger, accesslog.Entry{Method: method(r), Endpoint: name, Client: r.RemoteAddr, Status: status, Outcome: outcome, Err: err})
 }
 
-// chain shows the cause of an answer, which the client does not see.
-func chain(err error) error {
-	var e *apierror.Error
-	if errors.As(err, &e) && e.Unwrap() != nil {
-		return errors.Join(e, e.Unwrap())
+// method is the request's method, _OTHER for one that HTTP does not have: clients may send any word.
+func method(r *http.Request) string {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions, http.MethodTrace, http.MethodConnect:
+		return r.Method
 	}
-	return err
+	return "_OTHER"
 }

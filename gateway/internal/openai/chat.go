@@ -31,13 +31,13 @@ func (s *Service) Chat(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if req.Stream {
-		env := newEnvelope(turn.NewID("chatcmpl-"), "chat.completion.chunk", name, m.Fingerprint, opts)
+		env := newEnvelope(turn.ResponseID(r.Context(), "chatcmpl-"), "chat.completion.chunk", name, m.Fingerprint, opts)
 		return s.Turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
 			return &chatStream{closing: closing{env}, w: out, tok: m.Tokenizer, n: req.N}
 		})
 	}
 	sink := newChatWhole(m.Tokenizer, req.N, req.TopLogprobs != generate.NoLogprobs)
-	env := newEnvelope(turn.NewID("chatcmpl-"), "chat.completion", name, m.Fingerprint, opts)
+	env := newEnvelope(turn.ResponseID(r.Context(), "chatcmpl-"), "chat.completion", name, m.Fingerprint, opts)
 	return s.Turn.Whole(w, r, p, sink, func(u *generate.Usage) any { return sink.answer(env, u) })
 }
 

@@ -61,7 +61,7 @@ func (s *Service) Completions(w http.ResponseWriter, r *http.Request) error {
 		return apierror.Unsupported("suffix", "cannot be combined with echo")
 	}
 	p.Run.PromptLogprobs = echo && req.TopLogprobs != generate.NoLogprobs
-	env := newEnvelope(turn.NewID("cmpl-"), "text_completion", name, m.Fingerprint, opts)
+	env := newEnvelope(turn.ResponseID(r.Context(), "cmpl-"), "text_completion", name, m.Fingerprint, opts)
 	sink := newCompletionSink(env, m.Tokenizer, p.Run, echo)
 	if req.Stream {
 		return s.Turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {

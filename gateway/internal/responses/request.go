@@ -42,7 +42,7 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model, name 
 	// The dialect has one choice.
 	base.N = 1
 	q := &request{Request: base, scope: turn.CallFrom(r.Context()).Scope, object: &object{
-		ID: turn.NewID("resp_"), Object: "response", CreatedAt: time.Now().Unix(), Status: statusInProgress, Model: name,
+		ID: turn.ResponseID(r.Context(), "resp_"), Object: "response", CreatedAt: time.Now().Unix(), Status: statusInProgress, Model: name,
 		Output: []any{}, ParallelToolCalls: base.Parallel, ServiceTier: "default",
 		Temperature: base.Sampling.Temperature, TopP: base.Sampling.TopP,
 	}}

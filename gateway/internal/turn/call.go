@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // Call is what the surroundings know of a request.
@@ -22,6 +25,8 @@ type Call struct {
 	Key string
 	// Trusted calls may set their priority.
 	Trusted bool
+	// Model is filled with the name of the served model, once it is known, for the log.
+	Model string
 	// Usage is filled with the account of the request, for log and metrics.
 	Usage *generate.Usage
 }
@@ -56,6 +61,13 @@ func NewID(prefix string) string {
 	var b [12]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return prefix + hex.EncodeToString(b[:])
+}
+
+// ResponseID makes the id of an answer and notes it in the request's span.
+func ResponseID(ctx context.Context, prefix string) string {
+	id := NewID(prefix)
+	trace.SpanFromContext(ctx).SetAttributes(attribute.String(telemetry.GenAIResponseID, id))
+	return id
 }
 
 // callID is the id of a tool call in OpenAI's form.

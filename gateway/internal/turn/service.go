@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/chattemplate"
+	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )
 
@@ -96,6 +97,7 @@ func (s *Service) Read(r *http.Request) (o reqjson.Object, m *model.Model, name 
 	if m, err = s.Model(); err != nil {
 		return o, nil, "", err
 	}
+	CallFrom(r.Context()).Model = m.Name
 	if s.cfg.StrictModel && name != "" && name != m.Name {
 		return o, nil, "", apierror.ModelNotFound(name)
 	}
@@ -148,7 +150,7 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 		return nil, err
 	}
 	p := s.Raw(m, req)
-	p.Run.SplitReasoning = true
+	p.Run.SplitReasoning, p.Run.Operation = true, telemetry.GenAIChat
 	p.PromptTokens = len(rendered.Tokens)
 	prompt := generate.Prompt{Tokens: rendered.Tokens, Thinking: rendered.Thinking}
 	if prompt.Compress, err = s.compression(req, m, conv, len(rendered.Tokens)); err != nil {
@@ -178,7 +180,7 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 // Raw turns the fields of Base into a run without prompts, for endpoints that have no conversation.
 func (s *Service) Raw(m *model.Model, req *Request) *Prepared {
 	run := &generate.Request{
-		ID: req.ID, ModelName: cmp.Or(req.Model, m.Name), Served: m.Name, Arrived: req.Arrived, Model: m.Model, Share: req.Share, Priority: req.Priority, N: req.N, Sampling: req.Sampling, Stops: req.Stops,
+		ID: req.ID, Operation: telemetry.GenAITextCompletion, ModelName: cmp.Or(req.Model, m.Name), Served: m.Name, Arrived: req.Arrived, Model: m.Model, Share: req.Share, Priority: req.Priority, N: req.N, Sampling: req.Sampling, Stops: req.Stops,
 		MaxTokens: req.MaxTokens, MaxTokensGiven: req.MaxTokensGiven, Speculation: req.Speculation, TopLogprobs: req.TopLogprobs,
 	}
 	if s.Budgets != nil {
