@@ -26,6 +26,12 @@ const (
 	DefaultMaxBackoff = 5 * time.Second
 )
 
+// warnAfter is how long a worker is without a lease before it warns.
+const warnAfter = 2 * time.Second
+
+// goodbyeTimeout bounds the wait for the gateway's end of a stream that the worker has ended.
+const goodbyeTimeout = 500 * time.Millisecond
+
 // joinTimeout bounds the wait for the first lease of a stream.
 const joinTimeout = 10 * time.Second
 
@@ -141,17 +147,19 @@ func (c *Client) Run(ctx context.Context) error {
 	defer conn.Close()
 	api := tandemv1.NewRegistryServiceClient(conn)
 	wait := c.cfg.MinBackoff
+	alone, warned := time.Now(), false // since when there is no lease
 	for {
 		joined, err := c.session(ctx, api)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		if joined {
-			wait = c.cfg.MinBackoff
+			wait, alone, warned = c.cfg.MinBackoff, time.Now(), false
 		}
+		// A gateway that ends tells its workers to end as well, and one that starts may do so after them: that is no news.
 		level := zap.DebugLevel
-		if joined || wait == c.cfg.MinBackoff || status.Code(err) == codes.FailedPrecondition {
-			level = zap.WarnLevel
+		if status.Code(err) == codes.FailedPrecondition || !warned && time.Since(alone) >= warnAfter {
+			level, warned = zap.WarnLevel, true
 		}
 		c.log.Log(level, "not registered, will try again", zap.Duration("wait", wait), zap.NamedError(telemetry.KeyErr, err))
 		if !sleep(ctx, jitter(wait)) {
@@ -161,14 +169,17 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// session is one stream: it registers, then sends heartbeats until the stream or ctx ends. joined says whether a lease came.
+// session is one stream: it registers, then sends heartbeats until the stream or ctx ends. joined says whether a lease came. A
+// worker that ends says goodbye: it sends its last state and closes the stream, instead of breaking it.
 func (c *Client) session(ctx context.Context, api tandemv1.RegistryServiceClient) (joined bool, err error) {
-	ctx, cancel := context.WithCancel(ctx)
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx)) // outlives ctx for the goodbye
 	defer cancel()
 	// A gateway that accepts the connection and never answers must not hold the worker.
 	first := time.AfterFunc(joinTimeout, cancel)
 	defer first.Stop()
-	stream, err := api.Join(ctx)
+	early := context.AfterFunc(ctx, cancel) // until there is a lease
+	defer early()
+	stream, err := api.Join(own)
 	if err != nil {
 		return false, err
 	}
@@ -186,8 +197,8 @@ func (c *Client) session(ctx context.Context, api tandemv1.RegistryServiceClient
 			}
 			select {
 			case leases <- m.GetLease():
-			case <-ctx.Done():
-				ended <- ctx.Err()
+			case <-own.Done():
+				ended <- own.Err()
 				return
 			}
 		}
@@ -204,6 +215,9 @@ func (c *Client) session(ctx context.Context, api tandemv1.RegistryServiceClient
 	select {
 	case l := <-leases:
 		first.Stop()
+		if !early() {
+			return true, ctx.Err()
+		}
 		c.joined.Store(true)
 		return true, c.serve(ctx, stream, l, leases, ended, &done)
 	case err := <-ended:
@@ -253,20 +267,44 @@ func (c *Client) serve(ctx context.Context, stream tandemv1.RegistryService_Join
 			*done = true
 			return err
 		case <-ctx.Done():
+			*done = c.goodbye(stream, seq+1, leases, ended)
 			return ctx.Err()
 		}
 		seq++
-		hb := c.cfg.Heartbeat()
-		if hb == nil {
-			hb = &tandemv1.Heartbeat{State: StateStarting}
-		}
-		hb.Seq, hb.RttMs = seq, float64(rtt.Microseconds())/1000
 		sent = time.Now()
-		if err := stream.Send(&tandemv1.JoinRequest{Message: &tandemv1.JoinRequest_Heartbeat{Heartbeat: hb}}); err != nil {
+		if err := stream.Send(c.heartbeat(seq, rtt)); err != nil {
 			err, *done = <-ended, true
 			return err
 		}
 		timer.Reset(period)
+	}
+}
+
+// heartbeat asks for the present state.
+func (c *Client) heartbeat(seq uint64, rtt time.Duration) *tandemv1.JoinRequest {
+	hb := c.cfg.Heartbeat()
+	if hb == nil {
+		hb = &tandemv1.Heartbeat{State: StateStarting}
+	}
+	hb.Seq, hb.RttMs = seq, float64(rtt.Microseconds())/1000
+	return &tandemv1.JoinRequest{Message: &tandemv1.JoinRequest_Heartbeat{Heartbeat: hb}}
+}
+
+// goodbye ends a stream in order; done reports that ended was read.
+func (c *Client) goodbye(stream tandemv1.RegistryService_JoinClient, seq uint64, leases <-chan *tandemv1.Lease, ended <-chan error) (done bool) {
+	if stream.Send(c.heartbeat(seq, 0)) != nil || stream.CloseSend() != nil {
+		return false
+	}
+	timer := time.NewTimer(goodbyeTimeout)
+	defer timer.Stop()
+	for {
+		select {
+		case <-leases: // answers on their way
+		case <-ended:
+			return true
+		case <-timer.C:
+			return false
+		}
 	}
 }
 

@@ -506,7 +506,7 @@ func TestLeavingIsLogged(t *testing.T) {
 		a := join(t, h, target("t1"))
 		synctest.Wait()
 		a.stop()
-		left(zap.WarnLevel, "its connection was lost: the process ended, or the network", false)
+		left(zap.WarnLevel, "it closed its stream without draining", false)
 		a = join(t, h, target("t1"))
 		synctest.Wait()
 		a.setState(StateDraining)
@@ -527,7 +527,67 @@ func TestLeavingIsLogged(t *testing.T) {
 		reg := target("t1")
 		reg.ProtocolVersion = ProtocolVersion
 		stream.Send(&tandemv1.JoinRequest{Message: &tandemv1.JoinRequest_Registration{Registration: reg}})
+		synctest.Wait()
+		cancel()
+		left(zap.WarnLevel, "its connection was lost: the process ended, or the network", false)
+		ctx, cancel = context.WithCancel(t.Context())
+		defer cancel()
+		if stream, err = tandemv1.NewRegistryServiceClient(conn).Join(ctx); err != nil {
+			t.Fatal(err)
+		}
+		stream.Send(&tandemv1.JoinRequest{Message: &tandemv1.JoinRequest_Registration{Registration: reg}})
 		time.Sleep(4 * time.Second)
 		left(zap.WarnLevel, "no heartbeat within the lease", false)
+	})
+}
+
+// TestQuietEnd: a worker whose gateway ends just before it, as in every shutdown, warns of nothing and says goodbye to one that
+// is there; a gateway that stays away is one warning.
+func TestQuietEnd(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		server, left := observer.New(zap.InfoLevel)
+		h := newHub(ServerConfig{LeaseTTL: 3 * time.Second, Logger: zap.New(server)})
+		core, logs := observer.New(zap.WarnLevel)
+		begin := func() (end func()) {
+			state := StateReady
+			c, err := NewClient(ClientConfig{
+				Gateway: "passthrough:///hub", Registration: target("t1"), DialOptions: h.options(), Logger: zap.New(core),
+				Heartbeat: func() *tandemv1.Heartbeat { return &tandemv1.Heartbeat{State: state} },
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				_ = c.Run(ctx)
+			}()
+			time.Sleep(time.Second)
+			return func() {
+				synctest.Wait()
+				state = StateDraining // which no heartbeat has told yet
+				cancel()
+				<-done
+				synctest.Wait()
+			}
+		}
+		begin()()
+		if all := left.FilterMessage("worker left").All(); len(all) != 1 || all[0].ContextMap()["reason"] != "it was told to end" {
+			t.Errorf("the gateway saw %v", all)
+		}
+		end := begin()
+		h.stop()
+		time.Sleep(time.Second)
+		end()
+		if logs.Len() != 0 {
+			t.Errorf("a clean end logged %v", logs.All())
+		}
+		end = begin()
+		time.Sleep(time.Minute)
+		end()
+		if logs.Len() != 1 {
+			t.Errorf("a gateway that stays away logged %d times: %v", logs.Len(), logs.All())
+		}
 	})
 }

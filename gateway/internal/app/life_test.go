@@ -327,3 +327,48 @@ func TestIDsNeverRepeat(t *testing.T) {
 		}
 	}
 }
+
+// TestLeaseLost: a worker that loses its lease keeps its streams while it serves them, and loses them when it is silent,
+// though its connection stays.
+func TestLeaseLost(t *testing.T) {
+	text := "alpha beta gamma delta epsilon"
+	for _, silent := range []bool{true, false} {
+		t.Run(fmt.Sprintf("silent %v", silent), func(t *testing.T) {
+			r := start(t, nil)
+			b := newBlock()
+			first := b.script(r, text)
+			if !silent {
+				first = gatewaytest.Script{Tokens: r.encode(text), Stop: r.tok.StopTokens()[0], Before: func(i int, stream tandemv1.TargetService_DecodeServer) error {
+					if i == 1 {
+						b.admitted <- struct{}{}
+					}
+					if i > 0 {
+						// Slower than the grace of a lost lease in all, but never silent for as long.
+						select {
+						case <-time.After(400 * time.Millisecond):
+						case <-stream.Context().Done():
+							b.cancelled <- struct{}{}
+							return stream.Context().Err()
+						}
+					}
+					return nil
+				}}.Run
+			}
+			a := r.target(gatewaytest.WorkerOptions{ID: "a", Decode: first})
+			done := r.send(t.Context(), chatBody(`"stream":true`))
+			receive(t, b.admitted, "stream runs")
+			other := r.target(gatewaytest.WorkerOptions{ID: "b", Decode: r.reply(text, 2)})
+			a.Leave()
+			if silent {
+				receive(t, b.cancelled, "cancel at the silent worker")
+			}
+			got := receive(t, done, "end of the stream")
+			if c, _ := readChat(t, got.body, 1, true); c[0].Content != text {
+				t.Errorf("content %q, want %q", c[0].Content, text)
+			}
+			if n := len(other.Requests()); (n == 1) != silent {
+				t.Errorf("the other worker got %d requests", n)
+			}
+		})
+	}
+}

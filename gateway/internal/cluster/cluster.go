@@ -210,7 +210,7 @@ func (p *Pool) update(list []registry.Worker, connect func(registry.Worker) *grp
 			if conn == nil {
 				continue
 			}
-			w = &worker{conn: conn}
+			w = &worker{conn: conn, lease: make(chan struct{})}
 			p.workers[info.ID] = w
 			// Connect at once: the first request should not pay for it.
 			conn.Connect()
@@ -240,6 +240,7 @@ func (p *Pool) update(list []registry.Worker, connect func(registry.Worker) *grp
 // remove forgets a worker; its connection closes when nobody uses it. A worker whose lease broke may still be serving.
 func (p *Pool) remove(w *worker) {
 	w.gone = true
+	close(w.lease)
 	delete(p.workers, w.info.ID)
 	if w.busy == 0 {
 		_ = w.conn.Close()

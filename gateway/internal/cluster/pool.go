@@ -57,10 +57,11 @@ type worker struct {
 	maxCtx  int
 	kv      int // tokens that all its sequences hold together, 0 = as many as its lanes take
 	busy    int
-	held    int       // tokens reserved for requests that run
-	gone    bool      // no longer in the table; conn is closed when busy reaches 0
-	pause   time.Time // no new lanes before
-	suspect time.Time // failed then; a heartbeat after it clears
+	held    int           // tokens reserved for requests that run
+	lease   chan struct{} // closed when its lease ends
+	gone    bool          // no longer in the table; conn is closed when busy reaches 0
+	pause   time.Time     // no new lanes before
+	suspect time.Time     // failed then; a heartbeat after it clears
 }
 
 // Demand says what a request needs.

@@ -8,6 +8,7 @@ package compress
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"time"
 
@@ -256,6 +257,9 @@ func (c *Compressor) score(ctx context.Context, doc *document, want Wish, id str
 	}
 }
 
+// errLease is why a scorer that lost its lease is not waited for.
+var errLease = rpcerr.Unavailable("the scorer lost its lease")
+
 // errAnswer is the kind of an answer that cannot be.
 var errAnswer = errors.New("the scorer's answer cannot be")
 
@@ -274,8 +278,17 @@ func (c *Compressor) ask(ctx context.Context, doc *document, req *tandemv1.Compr
 		return nil, 0, "", err
 	}
 	defer lane.Release()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	// A scorer says nothing before its answer.
+	stop := lane.Watch(func() time.Duration { return math.MaxInt64 }, func() { cancel(errLease) })
+	defer stop()
 	resp, err := tandemv1.NewPrefillServiceClient(lane.Conn).Compress(metadata.AppendToOutgoingContext(ctx, "x-request-id", req.RequestId), req,
 		grpc.MaxCallRecvMsgSize(answerBase+answerToken*len(doc.tokens)))
+	if err != nil && context.Cause(ctx) == error(errLease) {
+		lane.Failed()
+		return nil, 0, lane.Worker, errLease
+	}
 	if err != nil {
 		if c := rpcerr.Code(err); ctx.Err() == nil && c != codes.DeadlineExceeded && c != codes.ResourceExhausted {
 			lane.Failed()

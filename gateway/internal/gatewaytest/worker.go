@@ -33,6 +33,7 @@ type Worker struct {
 	server *grpc.Server
 	client *registry.Client
 	stop   context.CancelFunc
+	leave  context.CancelFunc
 	done   chan struct{}
 
 	mu       sync.Mutex // guards the following
@@ -101,6 +102,8 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w.stop = cancel
+	registered, leave := context.WithCancel(ctx)
+	w.leave = leave
 	go func() {
 		defer close(w.done)
 		serve := make(chan struct{})
@@ -108,9 +111,10 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 			defer close(serve)
 			_ = w.server.Serve(lis)
 		}()
-		if err := w.client.Run(ctx); !errors.Is(err, context.Canceled) {
+		if err := w.client.Run(registered); !errors.Is(err, context.Canceled) {
 			tb.Errorf("worker %s: %v", opt.ID, err)
 		}
+		<-ctx.Done()
 		w.server.Stop()
 		<-serve
 	}()
@@ -129,6 +133,9 @@ func (w *Worker) Kill() {
 	}
 	<-w.done
 }
+
+// Leave ends the worker's lease; it serves on.
+func (w *Worker) Leave() { w.leave() }
 
 // stating puts the worker's contract id into the message that admits a request.
 type stating struct {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
@@ -160,6 +161,9 @@ type sinkError struct{ err error }
 func (e *sinkError) Error() string { return e.err.Error() }
 func (e *sinkError) Unwrap() error { return e.err }
 
+// errLease is why an attempt ends on a worker that lost its lease and does not answer.
+var errLease = rpcerr.Unavailable("the worker lost its lease and is silent")
+
 // attempt runs the choice on one worker until it ends. errDone: the gateway ended it.
 func (s *stream) attempt(ctx context.Context, lane *cluster.Lane) error {
 	if s.job.max > 0 && len(s.committed) >= s.job.max {
@@ -167,8 +171,12 @@ func (s *stream) attempt(ctx context.Context, lane *cluster.Lane) error {
 		s.ended = FinishLength
 		return errDone
 	}
-	ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(ctx, "x-request-id", s.r.req.ID))
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(metadata.AppendToOutgoingContext(ctx, "x-request-id", s.r.req.ID))
+	defer cancel(nil)
+	var heard atomic.Int64 // nanoseconds from began to the last message
+	began := time.Now()
+	stop := lane.Watch(func() time.Duration { return time.Since(began) - time.Duration(heard.Load()) }, func() { cancel(errLease) })
+	defer stop()
 	request := s.r.decodeRequest(s.job, s.committed)
 	s.verify = newVerifier(request, s.r.req.Model.Vocab)
 	call, err := tandemv1.NewTargetServiceClient(lane.Conn).Decode(ctx, request, grpc.MaxCallRecvMsgSize(s.verify.mostBytes()))
@@ -184,8 +192,12 @@ func (s *stream) attempt(ctx context.Context, lane *cluster.Lane) error {
 				}
 				return rpcerr.Internal("worker %s ended the stream without a result", lane.Worker)
 			}
+			if context.Cause(ctx) == error(errLease) {
+				return errLease
+			}
 			return tooLarge(err)
 		}
+		heard.Store(int64(time.Since(began)))
 		if err := s.verify.message(msg); err != nil {
 			return err
 		}

@@ -25,7 +25,7 @@ func (s *Server) state() healthBody {
 			return healthBody{"unavailable", "the tokenizer of the model is not loaded"}
 		}
 		for _, w := range workers {
-			if w.Registration.GetRole() == tandemv1.Role_ROLE_DRAFT && w.State != registry.StateReady {
+			if w.Registration.GetRole() == tandemv1.Role_ROLE_DRAFT && w.State != registry.StateReady && !w.Drained {
 				return healthBody{"degraded", "draft worker " + w.ID + " is " + w.State}
 			}
 			if n := w.Heartbeat.GetOrphanedSequences(); n > 0 && w.State != registry.StateLost {
