@@ -3,6 +3,7 @@ package httpapi
 import (
 	"math"
 	"net/http"
+	"strconv"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -37,6 +38,37 @@ type workerEntry struct {
 	LoadedBytes uint64             `json:"loaded_bytes,omitempty"`
 	LoadBytes   uint64             `json:"load_bytes,omitempty"`
 	Counters    map[string]float64 `json:"counters,omitempty"`
+	Speculation *speculationEntry  `json:"speculation,omitempty"`
+}
+
+// speculationEntry is what a target believes of speculation; see tandem.v1.AutoSpeculation.
+type speculationEntry struct {
+	StepMS           map[string]float64 `json:"step_ms"` // by rows
+	DraftMS          float64            `json:"draft_ms"`
+	DraftBlock       int32              `json:"draft_block"`
+	HopMS            float64            `json:"hop_ms"`
+	FirstAccepted    float64            `json:"first_accepted"`
+	FourthAccepted   float64            `json:"fourth_accepted"`
+	Outlook          float64            `json:"outlook"`
+	WithoutDraft     float64            `json:"without_draft"`
+	HeldBack         bool               `json:"held_back"`
+	TokensSinceDraft int64              `json:"tokens_since_draft"`
+	Reason           string             `json:"reason"`
+}
+
+func speculationOf(m *tandemv1.AutoSpeculation) *speculationEntry {
+	if m == nil {
+		return nil
+	}
+	e := &speculationEntry{
+		StepMS: map[string]float64{}, DraftMS: m.DraftMs, DraftBlock: m.DraftBlock, HopMS: m.HopMs, FirstAccepted: m.FirstAccepted,
+		FourthAccepted: m.FourthAccepted, Outlook: m.Outlook, WithoutDraft: m.WithoutDraft, HeldBack: m.HeldBack,
+		TokensSinceDraft: m.TokensSinceDraft, Reason: m.Reason,
+	}
+	for _, s := range m.Steps {
+		e.StepMS[strconv.Itoa(int(s.GetRows()))] = s.GetMs()
+	}
+	return e
 }
 
 type groupEntry struct {
@@ -81,6 +113,7 @@ func (s *Server) workers() topologyBody {
 			LanesBusy: int(hb.GetLanesBusy()), LastHeartbeat: time.Since(w.LastHeartbeat).Milliseconds(), RTT: hb.GetRttMs(),
 			Version: reg.GetVersion(), Contract: reg.GetContract(), Numerics: reg.GetNumerics(), Epoch: w.Epoch, Restarts: hb.GetEngineRestarts(), Drafts: w.Drafts, Attached: hb.GetAttached(),
 			Sequences: hb.GetEngineSequences(), Orphans: hb.GetOrphanedSequences(), LoadedBytes: hb.GetLoadedBytes(), LoadBytes: hb.GetLoadBytes(), Counters: finite(hb.GetCounters()),
+			Speculation: speculationOf(hb.GetSpeculation()),
 		}
 		busy, _, served := s.Cluster.Targets.Busy(w.ID)
 		if served {

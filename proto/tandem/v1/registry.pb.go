@@ -490,8 +490,10 @@ type Heartbeat struct {
 	// Sequences that exist in the engine, and those of them that belong to no request and will be freed: 0 on a healthy worker.
 	EngineSequences   int32 `protobuf:"varint,10,opt,name=engine_sequences,json=engineSequences,proto3" json:"engine_sequences,omitempty"`
 	OrphanedSequences int32 `protobuf:"varint,11,opt,name=orphaned_sequences,json=orphanedSequences,proto3" json:"orphaned_sequences,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Of a target that speculates.
+	Speculation   *AutoSpeculation `protobuf:"bytes,12,opt,name=speculation,proto3" json:"speculation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Heartbeat) Reset() {
@@ -601,6 +603,198 @@ func (x *Heartbeat) GetOrphanedSequences() int32 {
 	return 0
 }
 
+func (x *Heartbeat) GetSpeculation() *AutoSpeculation {
+	if x != nil {
+		return x.Speculation
+	}
+	return nil
+}
+
+// AutoSpeculation is what a target believes of speculation at the moment. Times are in milliseconds, 0 = not known.
+type AutoSpeculation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Steps by rows, at the context that was used last.
+	Steps []*StepTime `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"`
+	// A proposal of the draft, of draft_block rows.
+	DraftMs    float64 `protobuf:"fixed64,2,opt,name=draft_ms,json=draftMs,proto3" json:"draft_ms,omitempty"`
+	DraftBlock int32   `protobuf:"varint,3,opt,name=draft_block,json=draftBlock,proto3" json:"draft_block,omitempty"`
+	// What a step takes beyond the engine's own time.
+	HopMs float64 `protobuf:"fixed64,4,opt,name=hop_ms,json=hopMs,proto3" json:"hop_ms,omitempty"`
+	// Shares of first and of fourth tokens of proposals that a new request is assumed to accept.
+	FirstAccepted  float64 `protobuf:"fixed64,5,opt,name=first_accepted,json=firstAccepted,proto3" json:"first_accepted,omitempty"`
+	FourthAccepted float64 `protobuf:"fixed64,6,opt,name=fourth_accepted,json=fourthAccepted,proto3" json:"fourth_accepted,omitempty"`
+	// Speed of the best plan with the draft, times that of decoding without it, as planned last.
+	Outlook float64 `protobuf:"fixed64,7,opt,name=outlook,proto3" json:"outlook,omitempty"`
+	// Speed of decoding without the draft, prompt lookup included, times that of plain steps.
+	WithoutDraft float64 `protobuf:"fixed64,8,opt,name=without_draft,json=withoutDraft,proto3" json:"without_draft,omitempty"`
+	// The draft has not been used for long, because decoding without it is believed to be faster; tokens decoded since it was.
+	HeldBack         bool  `protobuf:"varint,9,opt,name=held_back,json=heldBack,proto3" json:"held_back,omitempty"`
+	TokensSinceDraft int64 `protobuf:"varint,10,opt,name=tokens_since_draft,json=tokensSinceDraft,proto3" json:"tokens_since_draft,omitempty"`
+	// The same in words.
+	Reason        string `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AutoSpeculation) Reset() {
+	*x = AutoSpeculation{}
+	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AutoSpeculation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AutoSpeculation) ProtoMessage() {}
+
+func (x *AutoSpeculation) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AutoSpeculation.ProtoReflect.Descriptor instead.
+func (*AutoSpeculation) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *AutoSpeculation) GetSteps() []*StepTime {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *AutoSpeculation) GetDraftMs() float64 {
+	if x != nil {
+		return x.DraftMs
+	}
+	return 0
+}
+
+func (x *AutoSpeculation) GetDraftBlock() int32 {
+	if x != nil {
+		return x.DraftBlock
+	}
+	return 0
+}
+
+func (x *AutoSpeculation) GetHopMs() float64 {
+	if x != nil {
+		return x.HopMs
+	}
+	return 0
+}
+
+func (x *AutoSpeculation) GetFirstAccepted() float64 {
+	if x != nil {
+		return x.FirstAccepted
+	}
+	return 0
+}
+
+func (x *AutoSpeculation) GetFourthAccepted() float64 {
+	if x != nil {
+		return x.FourthAccepted
+	}
+	return 0
+}
+
+func (x *AutoSpeculation) GetOutlook() float64 {
+	if x != nil {
+		return x.Outlook
+	}
+	return 0
+}
+
+func (x *AutoSpeculation) GetWithoutDraft() float64 {
+	if x != nil {
+		return x.WithoutDraft
+	}
+	return 0
+}
+
+func (x *AutoSpeculation) GetHeldBack() bool {
+	if x != nil {
+		return x.HeldBack
+	}
+	return false
+}
+
+func (x *AutoSpeculation) GetTokensSinceDraft() int64 {
+	if x != nil {
+		return x.TokensSinceDraft
+	}
+	return 0
+}
+
+func (x *AutoSpeculation) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type StepTime struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rows          int32                  `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`
+	Ms            float64                `protobuf:"fixed64,2,opt,name=ms,proto3" json:"ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StepTime) Reset() {
+	*x = StepTime{}
+	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StepTime) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StepTime) ProtoMessage() {}
+
+func (x *StepTime) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StepTime.ProtoReflect.Descriptor instead.
+func (*StepTime) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *StepTime) GetRows() int32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *StepTime) GetMs() float64 {
+	if x != nil {
+		return x.Ms
+	}
+	return 0
+}
+
 type JoinResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lease         *Lease                 `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
@@ -610,7 +804,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	mi := &file_tandem_v1_registry_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -622,7 +816,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[5]
+	mi := &file_tandem_v1_registry_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -635,7 +829,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{5}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *JoinResponse) GetLease() *Lease {
@@ -661,7 +855,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	mi := &file_tandem_v1_registry_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -673,7 +867,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[6]
+	mi := &file_tandem_v1_registry_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -686,7 +880,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{6}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Lease) GetLeaseTtlMs() int32 {
@@ -736,7 +930,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_tandem_v1_registry_proto_msgTypes[7]
+	mi := &file_tandem_v1_registry_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -748,7 +942,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_registry_proto_msgTypes[7]
+	mi := &file_tandem_v1_registry_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -761,7 +955,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{7}
+	return file_tandem_v1_registry_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Peer) GetWorkerId() string {
@@ -842,7 +1036,7 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"maxContext\x12\"\n" +
 	"\rmax_tree_rows\x18\x03 \x01(\x05R\vmaxTreeRows\x12(\n" +
 	"\x10max_score_tokens\x18\x04 \x01(\x05R\x0emaxScoreTokens\x12\x1b\n" +
-	"\tkv_tokens\x18\x05 \x01(\x03R\bkvTokens\"\xc7\x03\n" +
+	"\tkv_tokens\x18\x05 \x01(\x03R\bkvTokens\"\x85\x04\n" +
 	"\tHeartbeat\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x1d\n" +
 	"\n" +
@@ -857,10 +1051,28 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"load_bytes\x18\t \x01(\x04R\tloadBytes\x12)\n" +
 	"\x10engine_sequences\x18\n" +
 	" \x01(\x05R\x0fengineSequences\x12-\n" +
-	"\x12orphaned_sequences\x18\v \x01(\x05R\x11orphanedSequences\x1a;\n" +
+	"\x12orphaned_sequences\x18\v \x01(\x05R\x11orphanedSequences\x12<\n" +
+	"\vspeculation\x18\f \x01(\v2\x1a.tandem.v1.AutoSpeculationR\vspeculation\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"6\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x81\x03\n" +
+	"\x0fAutoSpeculation\x12)\n" +
+	"\x05steps\x18\x01 \x03(\v2\x13.tandem.v1.StepTimeR\x05steps\x12\x19\n" +
+	"\bdraft_ms\x18\x02 \x01(\x01R\adraftMs\x12\x1f\n" +
+	"\vdraft_block\x18\x03 \x01(\x05R\n" +
+	"draftBlock\x12\x15\n" +
+	"\x06hop_ms\x18\x04 \x01(\x01R\x05hopMs\x12%\n" +
+	"\x0efirst_accepted\x18\x05 \x01(\x01R\rfirstAccepted\x12'\n" +
+	"\x0ffourth_accepted\x18\x06 \x01(\x01R\x0efourthAccepted\x12\x18\n" +
+	"\aoutlook\x18\a \x01(\x01R\aoutlook\x12#\n" +
+	"\rwithout_draft\x18\b \x01(\x01R\fwithoutDraft\x12\x1b\n" +
+	"\theld_back\x18\t \x01(\bR\bheldBack\x12,\n" +
+	"\x12tokens_since_draft\x18\n" +
+	" \x01(\x03R\x10tokensSinceDraft\x12\x16\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\".\n" +
+	"\bStepTime\x12\x12\n" +
+	"\x04rows\x18\x01 \x01(\x05R\x04rows\x12\x0e\n" +
+	"\x02ms\x18\x02 \x01(\x01R\x02ms\"6\n" +
 	"\fJoinResponse\x12&\n" +
 	"\x05lease\x18\x01 \x01(\v2\x10.tandem.v1.LeaseR\x05lease\"\xa1\x01\n" +
 	"\x05Lease\x12 \n" +
@@ -892,39 +1104,43 @@ func file_tandem_v1_registry_proto_rawDescGZIP() []byte {
 	return file_tandem_v1_registry_proto_rawDescData
 }
 
-var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_tandem_v1_registry_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_tandem_v1_registry_proto_goTypes = []any{
-	(*JoinRequest)(nil),  // 0: tandem.v1.JoinRequest
-	(*Registration)(nil), // 1: tandem.v1.Registration
-	(*ModelInfo)(nil),    // 2: tandem.v1.ModelInfo
-	(*Limits)(nil),       // 3: tandem.v1.Limits
-	(*Heartbeat)(nil),    // 4: tandem.v1.Heartbeat
-	(*JoinResponse)(nil), // 5: tandem.v1.JoinResponse
-	(*Lease)(nil),        // 6: tandem.v1.Lease
-	(*Peer)(nil),         // 7: tandem.v1.Peer
-	nil,                  // 8: tandem.v1.Registration.SettingsEntry
-	nil,                  // 9: tandem.v1.Heartbeat.CountersEntry
-	(Role)(0),            // 10: tandem.v1.Role
+	(*JoinRequest)(nil),     // 0: tandem.v1.JoinRequest
+	(*Registration)(nil),    // 1: tandem.v1.Registration
+	(*ModelInfo)(nil),       // 2: tandem.v1.ModelInfo
+	(*Limits)(nil),          // 3: tandem.v1.Limits
+	(*Heartbeat)(nil),       // 4: tandem.v1.Heartbeat
+	(*AutoSpeculation)(nil), // 5: tandem.v1.AutoSpeculation
+	(*StepTime)(nil),        // 6: tandem.v1.StepTime
+	(*JoinResponse)(nil),    // 7: tandem.v1.JoinResponse
+	(*Lease)(nil),           // 8: tandem.v1.Lease
+	(*Peer)(nil),            // 9: tandem.v1.Peer
+	nil,                     // 10: tandem.v1.Registration.SettingsEntry
+	nil,                     // 11: tandem.v1.Heartbeat.CountersEntry
+	(Role)(0),               // 12: tandem.v1.Role
 }
 var file_tandem_v1_registry_proto_depIdxs = []int32{
 	1,  // 0: tandem.v1.JoinRequest.registration:type_name -> tandem.v1.Registration
 	4,  // 1: tandem.v1.JoinRequest.heartbeat:type_name -> tandem.v1.Heartbeat
-	10, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
+	12, // 2: tandem.v1.Registration.role:type_name -> tandem.v1.Role
 	2,  // 3: tandem.v1.Registration.model:type_name -> tandem.v1.ModelInfo
 	3,  // 4: tandem.v1.Registration.limits:type_name -> tandem.v1.Limits
-	8,  // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
-	9,  // 6: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
-	6,  // 7: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
-	7,  // 8: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
-	10, // 9: tandem.v1.Peer.role:type_name -> tandem.v1.Role
-	2,  // 10: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
-	0,  // 11: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
-	5,  // 12: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
-	12, // [12:13] is the sub-list for method output_type
-	11, // [11:12] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	10, // 5: tandem.v1.Registration.settings:type_name -> tandem.v1.Registration.SettingsEntry
+	11, // 6: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
+	5,  // 7: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
+	6,  // 8: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
+	8,  // 9: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
+	9,  // 10: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
+	12, // 11: tandem.v1.Peer.role:type_name -> tandem.v1.Role
+	2,  // 12: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
+	0,  // 13: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
+	7,  // 14: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
+	14, // [14:15] is the sub-list for method output_type
+	13, // [13:14] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_registry_proto_init() }
@@ -943,7 +1159,7 @@ func file_tandem_v1_registry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_registry_proto_rawDesc), len(file_tandem_v1_registry_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

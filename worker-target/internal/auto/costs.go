@@ -21,6 +21,16 @@ const (
 	learn = 0.125
 	// A measurement may change an estimate by this factor at most: schedulers and page faults make rare huge outliers.
 	outlier = 3
+	// settled is how many measurements make an estimate one that moves by learn; before, it is the mean of what was seen. Times from
+	// the start count little: what else runs then makes them too long.
+	settled = 1/learn - 1
+	// halfLife is the time of steps, in seconds, after which measurements count half. A longer one trusts old times longer.
+	halfLife = 60
+	// doubt is the count of measurements below which a time is measured again when it is cheap to.
+	doubt = 0.5
+	// A measurement that is shorter than an estimate by this factor replaces it where few were made: what else runs on a machine
+	// makes steps longer, never shorter.
+	disturbance = 1.5
 )
 
 // bucket maps a context length to its table.
@@ -37,14 +47,39 @@ func bucket(length int) int {
 
 // costs are the times of this machine in seconds. Guarded by Model.mu.
 type costs struct {
+	clock  float64                         // seconds of steps that were observed
 	verify [contexts][len(rowBins)]float64 // 0 = nothing known for this context
 	drafts [MaxBlock + 1]float64           // by block size, 0 = not measured
+	// How well those times are known: measurements while serving.
+	verified [contexts][len(rowBins)]trust
+	drafted  [MaxBlock + 1]trust
 	// plain steps of requests that do not draft at the moment. On a machine that both models share, a step right after the
 	// draft's is slower than one among plain steps; the table knows only the former while a request drafts.
 	plain [contexts]float64
 	hop   float64 // what a step costs beyond the engine's own time: the way there and back
 	// others is the running mean of the rows that other requests had in the same step: what rows cost is what they add to those.
 	others float64
+}
+
+// trust counts measurements, which fade.
+type trust struct {
+	count float64
+	at    float64 // costs.clock when count was true
+}
+
+// now is the count at a time of the clock.
+func (t *trust) now(clock float64) float64 { return t.count * math.Exp2((t.at-clock)/halfLife) }
+
+// add counts a share of a measurement.
+func (t *trust) add(clock, share float64) { t.count, t.at = min(t.now(clock)+share, settled+1), clock }
+
+// corrected returns an estimate after a measurement, of which share belongs to it, where count were made before.
+func corrected(estimate, measured, count, share float64) float64 {
+	ratio := measured / estimate
+	if count < settled/2 && ratio < 1/disturbance {
+		return estimate * (1 + share*(ratio-1))
+	}
+	return estimate * (1 + share*max(learn, 1/(count+2))*(clamp(ratio, 1.0/outlier, outlier)-1))
 }
 
 // neighbours returns the bins around rows and how far rows is from the lower one, 0..1.
@@ -78,12 +113,18 @@ func (c *costs) observePlain(length int, seconds float64) {
 	if c.table(length) == nil { // nothing was timed at start
 		c.observeStep(1, length, seconds)
 	}
-	p := &c.plain[bucket(length)]
+	c.clock += seconds
+	b := bucket(length)
+	p := &c.plain[b]
 	if *p == 0 {
 		*p = seconds
-		return
+	} else {
+		*p *= 1 + learn*(clamp(seconds / *p, 1.0/outlier, outlier)-1)
 	}
-	*p *= 1 + learn*(clamp(seconds / *p, 1.0/outlier, outlier)-1)
+	// A step beside a draft is somewhat slower, but not by what a disturbed start makes of it.
+	if t := &c.verify[b]; c.verified[b][0].now(c.clock) < doubt && t[0] > disturbance**p {
+		t[0] = disturbance * *p
+	}
 }
 
 // plainRound is what a round of plain decoding costs, 0 when no step was ever seen.
@@ -134,10 +175,11 @@ func (c *costs) step(rows, length int) float64 {
 	return t[lo]*(1-f) + t[hi]*f
 }
 
-// observeStep corrects the table by one measured step: the bins around rows move towards it most.
-func (c *costs) observeStep(rows, length int, seconds float64) {
+// observeStep corrects the table by one measured step: the bins around rows move towards it most. wrong reports that the time from the
+// start was far too long.
+func (c *costs) observeStep(rows, length int, seconds float64) (wrong bool) {
 	if seconds <= 0 {
-		return
+		return false
 	}
 	t := &c.verify[bucket(length)]
 	if t[0] == 0 {
@@ -146,23 +188,57 @@ func (c *costs) observeStep(rows, length int, seconds float64) {
 			for i := range t {
 				t[i] = seconds
 			}
-			return
+			return false
 		}
 		*t = *near
 	}
+	c.clock += seconds
 	lo, hi, f := neighbours(rows)
+	known := &c.verified[bucket(length)]
 	model := t[lo]*(1-f) + t[hi]*f
-	ratio := clamp(seconds/model, 1.0/outlier, outlier)
-	// Half of the correction is taken for the machine's speed and moves the whole table: otherwise the widths that are not
-	// in use now, plain steps above all, would keep the price of a busier or slower hour.
-	whole, own := 1+learn/2*(ratio-1), learn/2*(ratio-1)
-	for i := range t {
-		t[i] *= whole
+	ratio := seconds / model
+	count := known[lo].now(c.clock)*(1-f) + known[hi].now(c.clock)*f
+	if count >= settled/2 {
+		// Half of the correction is taken for the machine's speed and moves the whole table: otherwise the widths that are not
+		// in use now, plain steps above all, would keep the price of a busier or slower hour.
+		ratio = clamp(ratio, 1.0/outlier, outlier)
+		whole, own := 1+learn/2*(ratio-1), learn/2*(ratio-1)
+		for i := range t {
+			t[i] *= whole
+		}
+		t[lo] *= 1 + own*(1-f)
+		if hi != lo {
+			t[hi] *= 1 + own*f
+		}
+	} else {
+		wrong = count < doubt && ratio < 1/disturbance
+		t[lo] = corrected(t[lo], t[lo]*ratio, count, 1-f)
+		if hi != lo {
+			t[hi] = corrected(t[hi], t[hi]*ratio, count, f)
+		}
 	}
-	t[lo] *= 1 + own*(1-f)
+	known[lo].add(c.clock, 1-f)
 	if hi != lo {
-		t[hi] *= 1 + own*f
+		known[hi].add(c.clock, f)
 	}
+	// Widths that were not measured: a step is not dearer than a wider one, nor than as many narrower ones as hold its rows.
+	for i := range t {
+		switch {
+		case known[i].now(c.clock) >= doubt:
+		case i < lo:
+			t[i] = min(t[i], t[lo])
+		case i > hi:
+			t[i] = min(t[i], t[hi]*float64(rowBins[i])/float64(rowBins[hi]))
+		}
+	}
+	return wrong
+}
+
+// doubtful reports whether the time of a step of so many rows is hardly known: not measured while serving, or long ago.
+func (c *costs) doubtful(rows, length int) bool {
+	lo, hi, f := neighbours(rows)
+	known := &c.verified[bucket(length)]
+	return known[lo].now(c.clock)*(1-f)+known[hi].now(c.clock)*f < doubt
 }
 
 // set writes a calibrated time; larger bins without one of their own follow in proportion to the rows.
@@ -195,16 +271,27 @@ func (c *costs) draft(block int) float64 {
 	return 0
 }
 
-func (c *costs) observeDraft(block int, seconds float64) {
+// observeDraft learns from the time of a proposal; wrong as in observeStep.
+func (c *costs) observeDraft(block int, seconds float64) (wrong bool) {
 	if block <= 0 || block >= len(c.drafts) {
-		return
+		return false
 	}
-	if c.drafts[block] == 0 {
-		c.drafts[block] = max(seconds, 1e-9)
-		return
+	seconds = max(seconds, 1e-9)
+	d, known := &c.drafts[block], &c.drafted[block]
+	if *d == 0 {
+		*d = seconds
+	} else {
+		count := known.now(c.clock)
+		wrong = count < settled/2 && seconds < *d/disturbance
+		*d = corrected(*d, seconds, count, 1)
 	}
-	ratio := clamp(seconds/c.drafts[block], 1.0/outlier, outlier)
-	c.drafts[block] *= 1 + learn*(ratio-1)
+	known.add(c.clock, 1)
+	return wrong
+}
+
+// doubtfulDraft is doubtful for a proposal of a block; one that was never asked for is not.
+func (c *costs) doubtfulDraft(block int) bool {
+	return block > 0 && block < len(c.drafts) && c.drafts[block] > 0 && c.drafted[block].now(c.clock) < doubt
 }
 
 func clamp(x, lo, hi float64) float64 {

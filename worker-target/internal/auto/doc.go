@@ -5,7 +5,7 @@
 //
 //	plain 1/V(1)   chain of block b: E_chain(b) / (D(b) + V(b))   tree: E_tree / (D(B) + V(rows))
 //
-// V is a table over row counts and context lengths, measured at start and corrected by every step; D is a running mean per
+// V is a table over row counts and context lengths, timed at the start and measured by every step; D is a running mean per
 // block size, waiting included; E is 1 + sum over depths of the product of conditional acceptance rates, kept separately for
 // the draft's first choice (chain) and for any node (tree). Rates are running estimates of the request that lean on those of
 // the whole worker, so that a new request starts where the last ones ended and still finds out about itself within some
@@ -48,6 +48,13 @@
 // draft, which hears nothing of it, and tries it late; the trial pays for reading the text so far. What held it back fades with every
 // such request, so that a draft that became good is found again. Of prompts only salted hashes are stored, of the 1024 prefixes
 // used last, in some 100 KB, and no longer than the process lives.
+//
+// Times from the start may be wrong: other programs load their models at that moment. They count little (costs.go): the first
+// measurements while serving are averaged, one that is far shorter than an estimate replaces it, and a width that was not measured is
+// never believed dearer than a wider one that was, or than as many narrower ones. Measurements fade with the time spent in steps.
+// Where the time of a plain step or of the draft's whole block is hardly known, such a round is run once, paid by the ledger, also
+// for a draft that is held back: it is what may be wrong with the reason. When a time turns out to have been far too long, what was
+// concluded from it (which prompts lose by drafting, how promises are kept) is dropped. Report says what is believed.
 //
 // The ledger of trials belongs to the worker: rounds add 3 % of their time, a trial takes what it cost, the slower plain step
 // behind it included. Savings end at half a chain round, so that no request pays for what the draft did well in others. Debt is

@@ -243,10 +243,10 @@ func (c *costs) reload(length int) float64 {
 }
 
 // observeBare learns from a step of a round without a draft that followed another.
-func (c *costs) observeBare(rows, length int, seconds float64) {
+func (c *costs) observeBare(rows, length int, seconds float64) (wrong bool) {
 	if rows == 1 {
 		c.observePlain(length, seconds)
-		return
+		return false
 	}
-	c.observeStep(rows, length, seconds+c.reload(length))
+	return c.observeStep(rows, length, seconds+c.reload(length))
 }

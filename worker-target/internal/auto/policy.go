@@ -91,6 +91,7 @@ type Model struct {
 	// promises are held against what came of them, by what the draft's last round was.
 	promises [standings]gauge
 	prefixes prefixes // what became of drafts in requests that began alike
+	state    state    // for reports
 }
 
 // New returns a model that knows nothing.
@@ -205,6 +206,7 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 	p.speed = 0
 	token := p.tokenCost(length)
 	outlook, without := p.compare(best, token)
+	p.m.state.note(length, best.plan.Block, outlook*token)
 	sound := Plan{Kind: Plain, Sound: true, Block: chain.plan.Block, Budget: chain.plan.Budget}
 	plan := best.plan
 	p.trying = false
@@ -213,12 +215,15 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 			p.hold()
 		}
 		p.plain, p.starting = true, false
-		if trial, ok := p.instead(best, sound, token, outlook, length); ok {
+		if trial, ok := p.instead(best, sound, token, outlook, length, limit); ok {
 			return trial
 		}
 		return p.without(length, limit, matched)
 	}
 	p.plain = false
+	if trial, ok := p.measure(block, length, best); ok {
+		return trial
+	}
 	if e := p.look(limit, matched, length, outlook); e.plan.Kind == Lookup && e.speed() > outlook {
 		return e.plan
 	}
@@ -366,6 +371,9 @@ func (p *Policy) Observe(r *Round) {
 	} else {
 		p.plains = 0
 	}
+	if p.block > 1 {
+		p.m.state.done(r.Plan, max(1, len(r.Path)+r.Beyond), r.Plan.Trial || p.trying)
+	}
 	if r.Plan.Sound {
 		// The draft works at the same time: no price of plain steps, but that of the sounding, less what its rest brought.
 		p.strain += max(r.Wall, r.Verify).Seconds() - float64(max(1, len(r.Path)))*p.tokenCost(r.Length)
@@ -377,10 +385,14 @@ func (p *Policy) Observe(r *Round) {
 	if r.Rows > 0 {
 		// Steps among others without a draft have a price of their own. They are many: in the table they would drown what wide
 		// steps cost right after a draft has used the machine.
+		wrong := false
 		if p.plains > 1 && r.Others == 0 {
-			c.observeBare(r.Rows, r.Length, verify)
+			wrong = c.observeBare(r.Rows, r.Length, verify)
 		} else {
-			c.observeStep(r.Rows+r.Others, r.Length, verify)
+			wrong = c.observeStep(r.Rows+r.Others, r.Length, verify)
+		}
+		if wrong {
+			p.m.reprice()
 		}
 		c.observeHop((r.Wall - r.Verify).Seconds())
 		verify += c.hop
@@ -400,7 +412,9 @@ func (p *Policy) Observe(r *Round) {
 		return
 	}
 	if r.Draft > 0 {
-		c.observeDraft(r.Plan.Block, r.Draft.Seconds())
+		if c.observeDraft(r.Plan.Block, r.Draft.Seconds()) {
+			p.m.reprice()
+		}
 	}
 	tokens := 1.0
 	if r.Tree != nil {

@@ -43,7 +43,7 @@ func (p *Policy) hold() {
 // best of the other plans, which is expected to bring outlook tokens a second. Now and then the draft is tried all the same, for it
 // may have become good: by a sounding, or by a round of that plan where the two models take so much from each other that waiting for
 // the draft is cheaper.
-func (p *Policy) instead(best estimate, sound Plan, token, outlook float64, length int) (trial Plan, ok bool) {
+func (p *Policy) instead(best estimate, sound Plan, token, outlook float64, length, limit int) (trial Plan, ok bool) {
 	if p.tried {
 		p.tried = false
 		if best.speed()*token < hopeless {
@@ -57,6 +57,10 @@ func (p *Policy) instead(best estimate, sound Plan, token, outlook float64, leng
 		return trial, false
 	}
 	p.since, p.trying = 0, true
+	if full := min(p.block, p.maxRows); sound.Block > 1 && limit >= full && (p.m.costs.doubtful(full, length) || p.m.costs.doubtfulDraft(full)) {
+		// The times that speak against the draft are from the start or old: the whole block is measured, waited for.
+		return Plan{Kind: Chain, Block: full, Budget: full - 1, Trial: true}, true
+	}
 	if blind >= cost {
 		return sound, true
 	}
@@ -65,6 +69,35 @@ func (p *Policy) instead(best estimate, sound Plan, token, outlook float64, leng
 	}
 	p.speed = best.speed()
 	return best.plan, true
+}
+
+// measure is a round for a time that is hardly known and may keep the better plan from being taken: a plain step, or the draft's whole
+// block. What is used anyway measures itself. ok is false while there is none, or the ledger does not pay for it.
+func (p *Policy) measure(block, length int, best estimate) (plan Plan, ok bool) {
+	c := &p.m.costs
+	if c.doubtful(1, length) {
+		// It costs a step and brings a token, which the best plan makes in less.
+		if cost := c.plainRound(length) - 1/best.speed(); p.affords(cost, length) {
+			p.charge(cost, length)
+			return Plan{Kind: Plain}, true
+		}
+		return Plan{}, false
+	}
+	if block < min(p.block, p.maxRows) || best.plan.Kind == Tree || best.plan.Block == block || !c.doubtful(block, length) && !c.doubtfulDraft(block) {
+		return Plan{}, false
+	}
+	if !p.affords(c.draft(block)+c.round(block, length)-1/best.speed(), length) {
+		return Plan{}, false
+	}
+	p.speed = 0
+	return Plan{Kind: Chain, Block: block, Budget: block - 1, Trial: true}, true
+}
+
+// reprice drops what was concluded from times that turned out far too long: which requests lose by drafting, and how promises are kept.
+func (m *Model) reprice() {
+	clear(m.prefixes.index)
+	m.prefixes.all = m.prefixes.all[:0]
+	m.promises, m.losing, m.sounded = [standings]gauge{}, rate{}, 0
 }
 
 // affords reports whether the ledger allows a trial at a cost. What is dearer than a full ledger is allowed by a full one.

@@ -5,7 +5,9 @@ import (
 	"errors"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
+	"go.uber.org/zap"
 )
 
 // counters of the worker since its start, for heartbeats.
@@ -63,7 +65,24 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 		"prefill_seconds": c.prefill, "decode_seconds": c.decode, "verify_seconds": c.verify, "draft_wait_seconds": c.wait,
 	}
 	if d := s.deps.Drafts; d != nil {
+		h.Speculation = s.speculation()
 		h.Attached = d.Attached()
 		h.Counters["drafts_refused"] = float64(d.Refused())
 	}
+}
+
+// speculation returns what automatic speculation believes, and logs when it begins and ends to hold the draft back.
+func (s *Server) speculation() *tandemv1.AutoSpeculation {
+	r := s.deps.Model.Report()
+	s.mu.Lock()
+	before := s.held
+	s.held = r.Held
+	s.mu.Unlock()
+	switch {
+	case r.Held && !before:
+		s.deps.Log.Info("automatic speculation holds the draft back", zap.Int(telemetry.KeyTokens, r.Without), zap.String(telemetry.KeyReason, r.Why()))
+	case !r.Held && before:
+		s.deps.Log.Info("automatic speculation uses the draft again", zap.String(telemetry.KeyReason, r.Why()))
+	}
+	return r.Message()
 }

@@ -49,6 +49,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	counters counters
+	held     bool                // the last heartbeat found the draft held back
 	engine   engineplugin.Engine // of which joint puts steps together
 	joint    *batch.Engine
 }

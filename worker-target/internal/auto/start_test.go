@@ -1,0 +1,117 @@
+package auto
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// disturbed is a model whose steps were timed while other programs ran: some widths seem several times as slow as they are.
+func disturbed(w *world, rng *rand.Rand) *Model {
+	m := New()
+	for _, rows := range []int{1, 2, 4, 8, 16, 24, 32} {
+		factor := 1.0
+		if rng.IntN(3) > 0 {
+			factor = 2 + 3*rng.Float64()
+		}
+		m.SetVerify(rows, ms(factor*w.verify(rows)))
+	}
+	if rng.IntN(2) > 0 { // so were the draft's first proposals
+		m.costs.drafts[worldBlock] = (2 + 3*rng.Float64()) * w.draft(worldBlock) / 1e3
+	}
+	return m
+}
+
+// serveTexts runs the texts in turns for so many ms of the machine's time and returns tokens a second, and the part of the rounds that
+// asked the draft.
+func serveTexts(w *world, m *Model, texts []goldenText, block int, ms float64) (speed, drafted float64) {
+	spent, tokens, rounds, asked := 0.0, 0, 0, 0
+	for i := 0; spent < ms; i++ {
+		g := texts[i%len(texts)]
+		r := w.open(m, g, block, g.IDs, 0)
+		for r.left() > 0 {
+			plan := r.plan
+			if r.sound == nil {
+				plan = r.p.Next(r.index.Len(), r.left()+1, r.index.Matched())
+			}
+			rounds++
+			if plan.Kind.Drafts() {
+				asked++
+			}
+			r.round(plan)
+		}
+		spent += r.ms
+		tokens += len(g.Greedy)
+	}
+	return float64(tokens) / spent * 1e3, float64(asked) / float64(rounds)
+}
+
+// TestDisturbedStart: whatever the steps seemed to take while they were timed, after three seconds of requests decoding is as fast as
+// after a start on an idle machine, and the draft is asked as often.
+func TestDisturbedStart(t *testing.T) {
+	texts := goldenTexts(t)
+	questions := slices.DeleteFunc(slices.Clone(texts), func(g goldenText) bool { return g.Kind == "fn" })
+	for _, test := range []struct {
+		name    string
+		machine func() *world
+		texts   []goldenText
+	}{
+		{"processors", goldenWorld, texts}, {"processors, texts that the draft knows", goldenWorld, questions}, {"card", goldenCard, texts},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			after := func(model func(w *world) *Model) (speed, drafted float64) {
+				w := test.machine()
+				m := model(w)
+				serveTexts(w, m, test.texts, worldBlock, 3000)
+				return serveTexts(w, m, test.texts, worldBlock, 20000)
+			}
+			want, share := after(calibrated)
+			t.Logf("idle start: %.0f tokens/s, %.0f %% of the rounds drafted", want, 100*share)
+			for seed := range uint64(20) {
+				got, drafted := after(func(w *world) *Model { return disturbed(w, rand.New(rand.NewPCG(seed, 9))) })
+				t.Logf("start %d: %.3f of that, %.0f %% drafted", seed, got/want, 100*drafted)
+				if got < 0.95*want || drafted < 0.8*share {
+					t.Errorf("start %d: %.0f tokens/s and %.0f %% drafted, after an idle start %.0f and %.0f %%", seed, got, 100*drafted, want, 100*share)
+				}
+			}
+		})
+	}
+}
+
+// TestUselessDraft: a draft that knows nothing costs at most 1.5 % of plain decoding (the share of trials where they are cheap) once a worker has seen it for three seconds, also
+// after a disturbed start.
+func TestUselessDraft(t *testing.T) {
+	bad := []float64{.05, .03}
+	for _, test := range []struct {
+		name          string
+		verify, draft func(int) float64
+		most          float64
+	}{
+		{"medium steps, dear draft", medium, dear, 1.015}, {"steep steps", steep, dear, 1.015},
+		{"processors", goldenWorld().verify, goldenWorld().draft, 1.015},
+		// Rounds cost little more than plain steps here, so trials never look hopeless and use their whole share.
+		{"card", goldenCard().verify, goldenCard().draft, 1.026},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for seed := range uint64(10) {
+				w := &world{verify: test.verify, draft: test.draft, truth: bad, says: bad, strain: .5, rng: rand.New(rand.NewPCG(seed, 4))}
+				m := disturbed(w, rand.New(rand.NewPCG(seed, 9)))
+				request := func() float64 {
+					took, _ := w.run(m.NewRequest(worldBlock, worldRows, nil), 400)
+					return took
+				}
+				for warm := 0.0; warm < 3000; warm += request() {
+				}
+				got, plain := 0.0, 0.0
+				for range 50 {
+					got += request()
+					plain += 400 * w.verify(1)
+				}
+				t.Logf("start %d: %.4f times plain decoding", seed, got/plain)
+				if got > test.most*plain {
+					t.Errorf("start %d: %.0f ms, plain decoding %.0f ms", seed, got, plain)
+				}
+			}
+		})
+	}
+}
