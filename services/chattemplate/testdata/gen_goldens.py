@@ -173,4 +173,5 @@ def main():
         f.write("\n]}\n")
 
 
-main()
+if __name__ == "__main__":
+    main()
