@@ -252,6 +252,51 @@ TEST(sampler_matches_the_slow_one) {
   }
 }
 
+// Large vocabularies, where nucleus and top_k are found by selection: flat, steep and level rows, ties across the cut,
+// goals that rounding decides (level rows and top_p of 0.5), and values too large for the temperature's buckets.
+TEST(selection_matches_the_slow_one) {
+  Rng rng(17);
+  const std::vector<float> top_ps{1, 0.999999f, 0.95f, 0.5f, 1e-6f}, temperatures{1, 0.7f, 0.001f, 5};
+  const std::vector<int> top_ks{0, 256, 257, 1000, 20000, 1 << 20};
+  for (int round = 0; round < 240; ++round) {
+    const size_t vocab = round == 0 ? 151936 : 20000 + rng.below(5000);
+    std::vector<float> logits(vocab);
+    const uint64_t kind = rng.below(6);
+    const float offset = kind == 5 ? 3e6f : 0.0f;
+    for (size_t i = 0; i < vocab; ++i) {
+      float v = rng.normal();
+      if (kind == 1) v += 18 - 2 * std::log(static_cast<float>((i * 7919) % vocab + 1));
+      if (kind == 2) v = 1.5f;
+      if (kind == 3) v = std::round(v * 4) / 4;
+      if (kind == 4) v = v > 0 ? 0.0f : -0.0f;
+      logits[i] = v + offset;
+    }
+    SamplerParams s;
+    s.temperature = temperatures[rng.below(4)];
+    s.top_p = top_ps[rng.below(5)];
+    s.top_k = top_ks[rng.below(6)];
+    s.min_p = rng.below(3) == 0 ? 0.2f : 0.0f;
+    s.seed = rng.next();
+    std::vector<bool> allowed(vocab, true);
+    std::vector<uint32_t> mask((vocab + 31) / 32, ~0u);
+    const bool use_mask = rng.below(3) == 0;
+    for (size_t i = 0; use_mask && i < vocab; ++i) {
+      if (rng.below(2) == 0) continue;
+      mask[i / 32] &= ~(1u << (i % 32));
+      allowed[i] = false;
+    }
+    HeadRow row;
+    row.sampler = &s;
+    row.mask = use_mask ? mask.data() : nullptr;
+    row.output_position = round;
+    Scratch scratch(static_cast<int64_t>(vocab));
+    const int32_t got = choose_token(logits.data(), static_cast<int64_t>(vocab), row, nullptr, &scratch.scratch);
+    const int32_t want = slow_choice(logits, s, {}, allowed, row.output_position);
+    CHECK_MSG(got == want, "round " + std::to_string(round) + ", kind " + std::to_string(kind) + ": " +
+                               std::to_string(got) + " against " + std::to_string(want));
+  }
+}
+
 // 200,000 draws at temperature 1 follow the softmax (chi-square, 9 degrees of freedom, 0.1 % limit 27.9).
 TEST(draws_follow_the_distribution) {
   const std::vector<float> logits{0, 1, 2, 0.5f, -1, 1.5f, 0.25f, -2, 0.75f, 1.25f};

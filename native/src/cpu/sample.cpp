@@ -53,43 +53,36 @@ struct LessLikely {
   bool operator()(int32_t a, int32_t b) const { return x[a] < x[b] || (x[a] == x[b] && a > b); }
 };
 
-int64_t token_at(const int32_t* ids, int64_t i) {
-  return ids != nullptr ? static_cast<int64_t>(ids[i]) : i;
-}
-
-// Sum of the weights of n tokens: block sums over the ids' ranges of 1024, each added ascending, added ascending.
-// ids == nullptr: all tokens of the vocabulary; else the n ids, ascending.
+// Sum of the weights of n tokens, ids ascending: block sums over the ids' ranges of 1024, each added ascending, added
+// ascending.
 double sum_weights(const float* w, const int32_t* ids, int64_t n) {
   double total = 0;
   for (int64_t i = 0; i < n;) {
-    const int64_t block = token_at(ids, i) / kBlock;
+    const int64_t block = ids[i] / kBlock;
     double sum = 0;
-    for (; i < n && token_at(ids, i) / kBlock == block; ++i) sum += static_cast<double>(w[token_at(ids, i)]);
+    for (; i < n && ids[i] / kBlock == block; ++i) sum += static_cast<double>(w[ids[i]]);
     total += sum;
   }
   return total;
 }
 
-// Draws from weights (0 = dropped): first token in ascending id order whose running sum exceeds u * total. ids and n as
-// in sum_weights.
+// Draws from the weights of n tokens, ids ascending: the first whose running sum exceeds u * total.
 int32_t draw(const float* w, const int32_t* ids, int64_t n, double u) {
-  const auto id_at = [&](int64_t i) { return token_at(ids, i); };
-  const double total = sum_weights(w, ids, n);
-  const double target = u * total;
+  const double target = u * sum_weights(w, ids, n);
   double before = 0;
   int32_t last = -1;
   for (int64_t i = 0; i < n;) {
-    const int64_t block = id_at(i) / kBlock;
+    const int64_t block = ids[i] / kBlock;
     const int64_t first = i;
     double sum = 0;
-    for (; i < n && id_at(i) / kBlock == block; ++i) sum += static_cast<double>(w[id_at(i)]);
+    for (; i < n && ids[i] / kBlock == block; ++i) sum += static_cast<double>(w[ids[i]]);
     if (before + sum > target) {
       double running = 0;
-      for (int64_t j = first; j < i; ++j) {
-        const double v = static_cast<double>(w[id_at(j)]);
+      for (int64_t k = first; k < i; ++k) {
+        const double v = static_cast<double>(w[ids[k]]);
         if (v == 0) continue;
         running += v;
-        last = static_cast<int32_t>(id_at(j));
+        last = ids[k];
         if (before + running > target) return last;
       }
     }
@@ -97,9 +90,248 @@ int32_t draw(const float* w, const int32_t* ids, int64_t n, double u) {
   }
   if (last >= 0) return last;
   for (int64_t i = n; i-- > 0;) {  // the target was rounded up to the total: the last token with weight
-    if (w[id_at(i)] > 0) return static_cast<int32_t>(id_at(i));
+    if (w[ids[i]] > 0) return ids[i];
   }
   return -1;
+}
+
+// Sums of the weights of each block of 1024 tokens, each added ascending. sums [ceil(vocab / 1024)]. Eight blocks at a
+// time: an addition waits for the one before it in its own block only.
+void sum_blocks(const float* w, int64_t vocab, double* sums) {
+  constexpr int kTogether = 8;
+  int64_t block = 0;
+  for (; (block + kTogether) * kBlock <= vocab; block += kTogether) {
+    const float* const at = w + block * kBlock;
+    double sum[kTogether] = {};
+    for (int64_t i = 0; i < kBlock; ++i) {
+      for (int b = 0; b < kTogether; ++b) sum[b] += static_cast<double>(at[b * kBlock + i]);
+    }
+    for (int b = 0; b < kTogether; ++b) sums[block + b] = sum[b];
+  }
+  for (; block * kBlock < vocab; ++block) {
+    double sum = 0;
+    const int64_t end = std::min(vocab, (block + 1) * kBlock);
+    for (int64_t i = block * kBlock; i < end; ++i) sum += static_cast<double>(w[i]);
+    sums[block] = sum;
+  }
+}
+
+double total_of(const double* sums, int64_t vocab) {
+  double total = 0;
+  for (int64_t block = 0; block * kBlock < vocab; ++block) total += sums[block];
+  return total;
+}
+
+// Draws from the weights of the whole vocabulary, 0 = dropped. Blocks and tokens without weight change no sum, so the
+// choice is that of draw() over the others. sums: working memory of sum_blocks.
+int32_t draw_all(const float* w, int64_t vocab, double u, double* sums) {
+  sum_blocks(w, vocab, sums);
+  const double target = u * total_of(sums, vocab);
+  double before = 0;
+  int32_t last = -1;
+  for (int64_t block = 0; block * kBlock < vocab; ++block) {
+    if (before + sums[block] > target) {
+      double running = 0;
+      const int64_t end = std::min(vocab, (block + 1) * kBlock);
+      for (int64_t i = block * kBlock; i < end; ++i) {
+        const double v = static_cast<double>(w[i]);
+        if (v == 0) continue;
+        running += v;
+        last = static_cast<int32_t>(i);
+        if (before + running > target) return last;
+      }
+    }
+    before += sums[block];
+  }
+  if (last >= 0) return last;
+  for (int64_t i = vocab; i-- > 0;) {  // the target was rounded up to the total: the last token with weight
+    if (w[i] > 0) return static_cast<int32_t>(i);
+  }
+  return -1;
+}
+
+// ---- selection without sorting: of candidates ordered by likelihood, where does the sum of a mass reach a goal?
+
+// Cut ends a prefix of the order of likelihood: all candidates with a value above `value`, and the `alike` lowest tokens
+// of those that have it.
+struct Cut {
+  float value = kMinusInf;
+  int64_t alike = 0;
+  uint64_t before = 0, mass = 0;  // sums of the prefix without its last candidate, and with it
+};
+
+// Values are put into buckets by their distance from the largest: kSpan temperatures in equal parts, and a last bucket
+// for the rest, whose weights are below e^-32.
+constexpr float kSpan = 32.0f;
+
+struct Buckets {
+  static constexpr int32_t kLast = SampleScratch::kBuckets - 1;
+  float max, least, scale;
+  // largest: finite.
+  Buckets(float largest, float temperature) : max(largest), least(largest - kSpan * temperature) {
+    // Half a part less, so that no rounding takes `least` out of the last bucket. Values too coarse for the span have
+    // one bucket.
+    const float span = max - least;
+    scale = span > 0.0f ? (static_cast<float>(kLast) + 0.5f) / span : 0.0f;
+  }
+  // Never falls while x falls: subtraction and product are rounded monotonically. NaN is in the last one.
+  int32_t of(float x) const { return static_cast<int32_t>((max - select(x > least ? x : least)) * scale); }
+  // Optimisation barrier: without it the compiler computes the last bucket once and branches to it, and half of a row
+  // may go either way.
+  static float select(float v) {
+#if defined(__x86_64__)
+    asm("" : "+x"(v));
+#elif defined(__aarch64__)
+    asm("" : "+w"(v));
+#endif
+    return v;
+  }
+};
+
+// find_cut returns the shortest prefix whose mass(token), a positive integer or 0, adds up to `goal` > 0. False if all
+// candidates are less. One pass adds up buckets, one collects the bucket that the cut is in, and that one is divided
+// around one of its values until the value is found: no order is made. Only tokens with a value above -inf count.
+template <typename Mass>
+bool find_cut(const float* x, int64_t vocab, const Buckets& buckets, uint64_t goal, const Mass& mass,
+              SampleScratch* scratch, Cut* cut) {
+  uint64_t* const sums = scratch->buckets;
+  std::fill_n(sums, SampleScratch::kBuckets + SampleScratch::kSpread, uint64_t{0});
+  for (int64_t i = 0; i < vocab; ++i) {
+    // Nearly all of a steep row lies in the last bucket, whose sum is not needed: additions there go to changing places,
+    // for each would wait for the one before.
+    const int32_t b = buckets.of(x[i]);
+    const int32_t last = -static_cast<int32_t>(b == Buckets::kLast);
+    sums[b + (last & static_cast<int32_t>(i) & (SampleScratch::kSpread - 1))] += mass(i);
+  }
+  uint64_t above = 0;
+  int32_t bucket = 0;
+  while (bucket < Buckets::kLast && above + sums[bucket] < goal) above += sums[bucket++];
+  int32_t* const ids = scratch->ids;
+  int64_t n = 0;
+  for (int64_t i = 0; i < vocab; ++i) {
+    ids[n] = static_cast<int32_t>(i);
+    n += static_cast<int64_t>(buckets.of(x[i]) == bucket) & static_cast<int64_t>(x[i] > kMinusInf);
+  }
+  int64_t first = 0, end = n;  // the cut is in here; `above` is the mass of what is more likely
+  while (first < end) {
+    const float a = x[ids[first]], b = x[ids[first + (end - first) / 2]], c = x[ids[end - 1]];
+    const float pivot = std::max(std::min(a, b), std::min(std::max(a, b), c));
+    // [first, high) > pivot, [high, at) == pivot, [low, end) < pivot
+    uint64_t more = 0, equal = 0;
+    int64_t high = first, at = first, low = end;
+    while (at < low) {
+      const float v = x[ids[at]];
+      if (v > pivot) {
+        more += mass(ids[at]);
+        std::swap(ids[high++], ids[at++]);
+      } else if (v < pivot) {
+        std::swap(ids[at], ids[--low]);
+      } else {
+        equal += mass(ids[at++]);
+      }
+    }
+    if (above + more >= goal) {
+      end = high;
+    } else if (above + more + equal >= goal) {  // equal values have equal masses
+      const uint64_t each = equal / static_cast<uint64_t>(low - high);
+      const uint64_t alike = (goal - above - more + each - 1) / each;
+      cut->value = pivot;
+      cut->alike = static_cast<int64_t>(alike);
+      cut->mass = above + more + alike * each;
+      cut->before = cut->mass - each;
+      return true;
+    } else {
+      above += more + equal;
+      first = low;
+    }
+  }
+  return false;
+}
+
+// drop_beyond sets y to `dropped` for all tokens beyond the cut, NaN included.
+void drop_beyond(const float* x, int64_t vocab, const Cut& cut, float dropped, float* y) {
+  int64_t alike = cut.alike;
+  for (int64_t i = 0; i < vocab; ++i) {
+    const int64_t equal = x[i] == cut.value ? 1 : 0;
+    const float tie = equal > 0 && alike > 0 ? y[i] : dropped;
+    y[i] = x[i] > cut.value ? y[i] : tie;
+    alike -= equal;
+  }
+}
+
+// Weights as integers, so that sums are the same in any order: multiples of 2^-44, rounded down. The largest weight is
+// 1 and there are fewer than kMostTokens.
+constexpr float kWeightUnits = 0x1p44f;
+constexpr int64_t kMostTokens = 1 << 19;
+
+// nucleus_in_order is the definition of top_p: adds the weights of the n candidates in their order until the sum reaches
+// `wanted` (at least one is taken) and sets the weights of the others to 0.
+void nucleus_in_order(const float* x, int64_t vocab, double wanted, float* w, int32_t* ids) {
+  int64_t n = 0;
+  for (int64_t i = 0; i < vocab; ++i) {
+    if (x[i] > kMinusInf) ids[n++] = static_cast<int32_t>(i);
+  }
+  const LessLikely less{x};
+  std::make_heap(ids, ids + n, less);
+  double sum = 0;
+  for (bool first = true; n > 0 && (first || sum < wanted); first = false) {
+    std::pop_heap(ids, ids + n, less);
+    sum += static_cast<double>(w[ids[--n]]);
+  }
+  for (int64_t i = 0; i < n; ++i) w[ids[i]] = 0.0f;
+}
+
+// keep_nucleus sets the weights of all candidates to 0 that top_p drops. The cut by integer weights is the definition's
+// unless rounding could decide: the definition's sum of n weights is off the true one by at most n 2^-53 of the total,
+// the integers by n units.
+void keep_nucleus(const float* x, int64_t vocab, float max, float temperature, float top_p, float* w,
+                  SampleScratch* scratch) {
+  sum_blocks(w, vocab, scratch->sums);
+  const double total = total_of(scratch->sums, vocab);
+  const double wanted = static_cast<double>(top_p) * total;
+  const double units = static_cast<double>(kWeightUnits);
+  if (vocab < kMostTokens && std::isfinite(max) && wanted * units >= 1) {
+    const auto goal = static_cast<uint64_t>(wanted * units);
+    const uint64_t doubt =
+        2 * static_cast<uint64_t>(vocab) + static_cast<uint64_t>(static_cast<double>(vocab) * total * 0x1p-8);
+    const auto mass = [w](int64_t i) { return static_cast<uint64_t>(static_cast<int64_t>(w[i] * kWeightUnits)); };
+    Cut cut;
+    if (find_cut(x, vocab, Buckets(max, temperature), goal, mass, scratch, &cut) && cut.before + doubt < goal &&
+        cut.mass >= goal + doubt) {
+      drop_beyond(x, vocab, cut, 0.0f, w);
+      return;
+    }
+  }
+  nucleus_in_order(x, vocab, wanted, w, scratch->ids);
+}
+
+// Chooses among the top_k <= kListed most likely candidates, which fit a list. w: weights of these only.
+constexpr int32_t kListed = 256;
+int32_t choose_listed(const float* x, int64_t vocab, const SamplerParams& s, float max, float temperature, double u,
+                      float* w) {
+  int32_t ids[kListed];
+  float values[kListed], weights[kListed];
+  const RowKernels& kernels = row_kernels();
+  kernels.top_k(x, vocab, s.top_k, ids, values);
+  int64_t n = s.top_k;
+  while (n > 0 && !(values[n - 1] > kMinusInf)) --n;  // forbidden tokens and NaN stand last
+  kernels.exp_scaled(values, n, max, temperature, weights);
+  for (int64_t i = 0; i < n; ++i) w[ids[i]] = weights[i];
+  if (s.top_p < 1.0f) {
+    int32_t ascending[kListed];
+    std::copy(ids, ids + n, ascending);
+    std::sort(ascending, ascending + n);
+    const double wanted = static_cast<double>(s.top_p) * sum_weights(w, ascending, n);
+    double sum = 0;
+    int64_t kept = 0;
+    while (kept < n && (kept == 0 || sum < wanted)) sum += static_cast<double>(weights[kept++]);
+    n = kept;
+  }
+  if (s.min_p > 0.0f) {
+    n = std::remove_if(ids, ids + n, [&](int32_t id) { return w[id] < s.min_p; }) - ids;
+  }
+  std::sort(ids, ids + n);
+  return draw(w, ids, n, u);
 }
 
 }  // namespace
@@ -135,7 +367,9 @@ double uniform_draw(uint64_t seed, int32_t choice, int32_t position) {
 }
 
 uint64_t SampleScratch::bytes(int64_t vocab) {
-  return 3 * round64(static_cast<uint64_t>(vocab) * 4);
+  const uint64_t blocks = static_cast<uint64_t>((vocab + kBlock - 1) / kBlock);
+  return 3 * round64(static_cast<uint64_t>(vocab) * 4) + round64((kBuckets + kSpread) * sizeof(uint64_t)) +
+         round64(blocks * sizeof(double));
 }
 
 void SampleScratch::init(void* mem, int64_t vocab) {
@@ -144,6 +378,8 @@ void SampleScratch::init(void* mem, int64_t vocab) {
   logits = reinterpret_cast<float*>(p);
   weights = reinterpret_cast<float*>(p + step);
   ids = reinterpret_cast<int32_t*>(p + 2 * step);
+  buckets = reinterpret_cast<uint64_t*>(p + 3 * step);
+  sums = reinterpret_cast<double*>(p + 3 * step + round64((kBuckets + kSpread) * sizeof(uint64_t)));
 }
 
 int32_t choose_token(const float* logits, int64_t vocab, const HeadRow& row, const uint32_t* never,
@@ -170,52 +406,28 @@ int32_t choose_token(const float* logits, int64_t vocab, const HeadRow& row, con
   if (s.temperature <= 0.0f) return best;
 
   const float temperature = std::max(s.temperature, kMinTemperature);
-  const bool by_rank = s.top_k > 0 || s.top_p < 1.0f;
   float* w = scratch->weights;
-  kernels.exp_scaled(x, vocab, max, temperature, w);
   const double u = uniform_draw(s.seed, s.choice, row.output_position);
-  if (!by_rank) {
-    if (s.min_p > 0.0f) {
-      for (int64_t i = 0; i < vocab; ++i) w[i] = w[i] < s.min_p ? 0.0f : w[i];  // the largest weight is 1
+  if (s.top_k > 0 && s.top_k < vocab && std::isfinite(max)) {
+    if (s.top_k <= kListed) return choose_listed(x, vocab, s, max, temperature, u, w);
+    // What top_k drops is as if it were forbidden.
+    Cut cut;
+    const auto one = [](int64_t) { return uint64_t{1}; };
+    if (find_cut(x, vocab, Buckets(max, temperature), static_cast<uint64_t>(s.top_k), one, scratch, &cut)) {
+      if (x == logits) std::memcpy(scratch->logits, logits, static_cast<size_t>(vocab) * 4);
+      drop_beyond(x, vocab, cut, kMinusInf, scratch->logits);
+      x = scratch->logits;
     }
-    return draw(w, nullptr, vocab, u);
   }
-
-  // The candidates in order of likelihood, as far as top_k and top_p ask for them.
-  int32_t* ids = scratch->ids;
-  int64_t n = 0;
-  for (int64_t i = 0; i < vocab; ++i) {
-    if (x[i] != kMinusInf && x[i] == x[i]) ids[n++] = static_cast<int32_t>(i);
+  kernels.exp_scaled(x, vocab, max, temperature, w);
+  if (s.top_k > 0 || s.top_p < 1.0f) {
+    for (int64_t i = 0; i < vocab; ++i) w[i] = x[i] > kMinusInf ? w[i] : 0.0f;  // NaN is no candidate
   }
-  const int64_t limit = s.top_k > 0 ? std::min<int64_t>(s.top_k, n) : n;
-  const LessLikely less{x};
-  if (limit < n) {
-    std::nth_element(ids, ids + limit, ids + n, [&](int32_t a, int32_t b) { return less(b, a); });
-    n = limit;
-  }
-  if (s.top_p < 1.0f) {
-    std::sort(ids, ids + n);
-    const double wanted = static_cast<double>(s.top_p) * sum_weights(w, ids, n);
-    std::make_heap(ids, ids + n, less);
-    double sum = 0;
-    int64_t kept = 0;
-    while (kept < n && sum < wanted) {
-      std::pop_heap(ids, ids + (n - kept), less);
-      ++kept;
-      sum += static_cast<double>(w[ids[n - kept]]);
-    }
-    if (kept == 0) {  // top_p so small that nothing is wanted: the most likely token stays
-      std::pop_heap(ids, ids + n, less);
-      kept = 1;
-    }
-    std::move(ids + (n - kept), ids + n, ids);
-    n = kept;
-  }
+  if (s.top_p < 1.0f) keep_nucleus(x, vocab, max, temperature, s.top_p, w, scratch);
   if (s.min_p > 0.0f) {
-    n = std::remove_if(ids, ids + n, [&](int32_t id) { return w[id] < s.min_p; }) - ids;
+    for (int64_t i = 0; i < vocab; ++i) w[i] = w[i] < s.min_p ? 0.0f : w[i];  // the largest weight is 1
   }
-  std::sort(ids, ids + n);
-  return draw(w, ids, n, u);
+  return draw_all(w, vocab, u, scratch->sums);
 }
 
 LogSoftmax::LogSoftmax(const float* logits, int64_t vocab, float t) : temperature(t) {
