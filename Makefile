@@ -19,7 +19,7 @@ ARGS ?=
 
 export PATH := $(CURDIR)/bin:$(PATH)
 
-.PHONY: help setup build build-go build-test build-native up down test test-go test-race test-native test-sanitize test-e2e test-card clients test-clients \
+.PHONY: help setup build build-go build-test build-native up down test test-quick test-go test-race test-native test-sanitize test-e2e test-card clients test-clients \
 	install uninstall lint lint-proto lint-go lint-native lint-flags fmt proto compose bench clean
 
 help: ## show this list
@@ -28,8 +28,9 @@ help: ## show this list
 
 # ---- set-up and build ------------------------------------------------------------------------------------------------
 
-setup: ## install the Debian packages that a build needs (as root), else name them
-	@tools/setup.sh build
+# As root on Debian the packages are installed, after they were named; TANDEM_NO_APT=1 only names them.
+setup: ## install the Debian packages that a build needs (as root; not with TANDEM_NO_APT=1), else name them
+	@GO=$(GO) tools/setup.sh build
 
 build: setup build-native build-go build-test ## build all programs and the native engine into bin/
 
@@ -95,9 +96,17 @@ down: ## end a cluster that `make up` left running in this checkout
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
 
-test: build bin/testsum ## build, then run every test; the last line says how many passed
+test: build bin/testsum ## build, then run every test, an hour or more; the last line says how many passed (RESUME=1 goes on)
+	@MAKE="$(MAKE)" tools/test.sh go race native gpu-compile amdsim sanitize e2e
+	@bin/testsum total -dir $(RESULTS)
+
+# Go only, from the build's cache where nothing changed: minutes. No processes, no engine, no race detector.
+test-quick: bin/testsum ## under five minutes on 2 cores with a warm cache: format, vet, Go tests marked short, names of settings
 	@rm -rf $(RESULTS)
-	@$(MAKE) --no-print-directory test-go test-race test-native test-gpu-compile test-amdsim test-sanitize test-e2e
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); \
+		if [ -n "$$unformatted" ]; then echo "gofmt differs: $$unformatted"; exit 1; fi
+	$(GO) vet $(GO_TESTED) ./tests/... ./bench/...
+	@bin/testsum run -name go-short -dir $(RESULTS) -- $(GO) test -json -short -timeout 10m $(GO_TESTED) ./tests/settings ./tests/tools
 	@bin/testsum total -dir $(RESULTS)
 
 test-go: bin/testsum ## format, vet and Go tests

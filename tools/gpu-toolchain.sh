@@ -27,7 +27,7 @@ cuda() {
       install_debian python3-venv
     fi
   fi
-  echo "fetching ${nvcc_packages[0]} and its parts"
+  echo "fetching ${nvcc_packages[0]} and its parts from PyPI into build/gpu-toolchain: no nvcc is installed"
   rm -rf "$cache/cuda" "$cache/venv"
   mkdir -p "$cache"
   "$python" -m venv "$cache/venv"
@@ -48,13 +48,7 @@ install_debian() {
     dpkg-query -W -f '${db:Status-Status}' "$package" 2> /dev/null | grep -qx installed || missing+=("$package")
   done
   [ ${#missing[@]} -eq 0 ] && return
-  if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
-    echo "These packages are missing, please install them: ${missing[*]}" >&2
-    exit 1
-  fi
-  echo "installing ${missing[*]}"
-  apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" > /dev/null
+  tools/setup.sh apt "the compilers of the GPU libraries" "${missing[@]}"
 }
 
 hip() {

@@ -94,7 +94,7 @@ func TestAgents(t *testing.T) {
 		}
 	}
 	if len(installed) == 0 {
-		t.Skip("no agent client is installed: make test-clients does it")
+		cluster.SkipClients(t, "TANDEM_TEST_AGENTS", "no agent client is installed: make test-clients does it")
 	}
 	if missing := cluster.Missing(root); missing != nil {
 		t.Fatalf("programs are missing in bin/: %v; run make build", missing)

