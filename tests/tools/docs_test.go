@@ -1,0 +1,59 @@
+package tools
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/tandem-inference/tandem/tests/cluster"
+)
+
+// TestDocumentsNameWhatExists holds the documents for users to the tree: files that they link to are there, flags are in the README's
+// table or in a program's sources, targets in the Makefile.
+func TestDocumentsNameWhatExists(t *testing.T) {
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func(path string) string {
+		data, err := os.ReadFile(filepath.Join(root, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	makefile := read("Makefile")
+	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	target := regexp.MustCompile("`make ([a-z-]+)")
+	for _, name := range []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/operations.md"} {
+		text := read(name)
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(root, filepath.Dir(name), m[1])); err != nil {
+				t.Errorf("%s links to %s: %v", name, m[1], err)
+			}
+		}
+		for _, m := range target.FindAllStringSubmatch(text, -1) {
+			if !strings.Contains(makefile, "\n"+m[1]+":") {
+				t.Errorf("%s: make %s is no target", name, m[1])
+			}
+		}
+	}
+	for _, unit := range []string{"tandem.service", "tandem-gateway.service", "tandem-worker@.service"} {
+		text := read("deploy/systemd/" + unit)
+		for _, want := range []string{"ExecStart=/usr/local/bin/", "RestartPreventExitStatus=2", "\n[Install]\n"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s lacks %q", unit, want)
+			}
+		}
+	}
+	// The ports that the text for operators gives are the defaults.
+	flags := read("README.md")
+	for flag, port := range map[string]string{"--port": "8000", "--grpc-port": "8103", "--registry-listen": "8104"} {
+		row := regexp.MustCompile("\\| `" + flag + "` \\| [^|]*" + port + " \\|")
+		if !row.MatchString(flags) || !strings.Contains(read("docs/operations.md"), "| "+port+"/tcp |") {
+			t.Errorf("%s is not %s in README.md and docs/operations.md", flag, port)
+		}
+	}
+}
