@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -425,4 +426,48 @@ func ExampleTokenizer_NewDecoder() {
 	}
 	fmt.Printf("%q\n", d.Flush())
 	// Output: "n" "" "é" ""
+}
+
+// TestMinTokens: the bound is never above the true number, whatever normalisation makes of the text, and useful for long texts.
+func TestMinTokens(t *testing.T) {
+	tok := tiny(t)
+	for _, text := range []string{"", "a", "e\u0301", strings.Repeat("e\u0301", 1000), strings.Repeat("\u1112\u1161\u11ab", 1000), strings.Repeat("\u03b1\u0313\u0300\u0345", 1000),
+		strings.Repeat("<|im_start|>", 100), strings.Repeat(" ", 5000), "\xff\xfe"} {
+		if least, n := tok.MinTokens(text), len(tok.Encode(text, Options{ParseSpecial: true})); least > n {
+			t.Errorf("%.20q: at least %d tokens, but it has %d", text, least, n)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		parts := rapid.SliceOf(rapid.String()).Draw(t, "parts")
+		if least, n := tok.MinTokens(parts...), len(tok.Encode(strings.Join(parts, ""), Options{ParseSpecial: true})); least > n {
+			t.Errorf("%q: at least %d tokens, but it has %d", parts, least, n)
+		}
+	})
+	if text := strings.Repeat("hopeless words ", 10_000); tok.MinTokens(text) < 1000 {
+		t.Errorf("%d bytes have at least %d tokens: that bounds nothing", len(text), tok.MinTokens(text))
+	}
+}
+
+// TestLargeTextsWait: when as many large texts are encoded as may be, another one waits, and small ones do not.
+func TestLargeTextsWait(t *testing.T) {
+	tok := tiny(t)
+	for range cap(largeSlots) {
+		largeSlots <- struct{}{}
+	}
+	done := make(chan int, 1)
+	go func() { done <- len(tok.Encode(strings.Repeat("large text ", largeText/10), Options{})) }()
+	if n := len(tok.Encode("small text", Options{})); n == 0 {
+		t.Error("no tokens")
+	}
+	select {
+	case <-done:
+		t.Error("one text too many was encoded at a time")
+	case <-time.After(50 * time.Millisecond):
+	}
+	for range cap(largeSlots) {
+		<-largeSlots
+	}
+	if n := <-done; n == 0 {
+		t.Error("no tokens")
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
@@ -99,6 +100,19 @@ func ContextLength(prompt, output, limit int) *Error {
 	e.Message += ". Please shorten the prompt."
 	e.PromptTokens, e.OutputTokens, e.MaxContext = prompt, output, limit
 	return e
+}
+
+// ContextLengthAtLeast: the prompt is too long by its length alone; it was not even tokenised.
+func ContextLengthAtLeast(least, limit int) *Error {
+	e := ContextLength(least, 0, limit)
+	e.Message = strings.Replace(e.Message, "the prompt has ", "the prompt has at least ", 1)
+	return e
+}
+
+// BodiesFull: the bodies of the requests at work have as many bytes as they may.
+func BodiesFull(limit int64) *Error {
+	return &Error{Status: http.StatusTooManyRequests, Type: TypeRateLimit, Code: "queue_full", RetryAfter: time.Second,
+		Message: fmt.Sprintf("bodies of other requests fill the %d MB that are allowed for them, please try again", limit>>20)}
 }
 
 // Unauthorized: missing or wrong key.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
+	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
 	"github.com/tandem-inference/tandem/services/registry"
@@ -46,6 +47,7 @@ type App struct {
 	httpLis, grpcLis, registryLis net.Listener
 
 	keys           *apikey.Ring
+	bodies         *bodybudget.Budget
 	cert           servedCertificate
 	filesRead      []string   // stamps of the files of both when they were first read
 	rpcHealth      *rpcHealth // nil when the gRPC port is off

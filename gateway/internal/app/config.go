@@ -57,6 +57,7 @@ type Config struct {
 	SSEKeepaliveS      float64 `name:"sse-keepalive-s" default:"15" help:"Silence after which a stream gets a keep-alive event, seconds."`
 	StreamUsageDefault bool    `default:"true" negatable:"" help:"Send usage at the end of chat streams that do not ask for or against it."`
 
+	BodyMemoryMB        int    `name:"body-memory-mb" default:"256" help:"Memory for the bodies of all requests at work, MB; a request that finds no room gets 429."`
 	ResponseStoreMB     int    `name:"response-store-mb" default:"64" help:"Memory for kept responses of the Responses API, MB; 0 keeps none."`
 	AnthropicInputTotal bool   `help:"Report the whole prompt as input_tokens of the Messages API, cached tokens included."`
 	ImagePolicy         string `default:"placeholder" enum:"reject,placeholder" help:"Images, audio and files in requests: placeholder (a short text in their place and a warning), reject."`
@@ -95,7 +96,7 @@ func Defaults() Config {
 	return Config{
 		Host: "127.0.0.1", Port: 8000, GRPCPort: 8103, RegistryListen: "127.0.0.1:8104",
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30, FailoverTimeoutS: 60, ShutdownGraceS: 30,
-		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, ResponseStoreMB: 64, ImagePolicy: imagesReplaced,
+		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, ResponseStoreMB: 64, BodyMemoryMB: 256, ImagePolicy: imagesReplaced,
 		PrefillCompression: "off", PrefillThreshold: 32000, PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true,
 		LeaseTTLS: 6, FilePollS: 2, StallTimeoutS: 30, QueuedHeadersS: 10,
 	}
@@ -130,6 +131,9 @@ func (c *Config) Validate() error {
 	}
 	if v := c.HardLimitReplyBudget; v != nil && *v < 0 {
 		bad("hard-limit-reply-budget", "%d is negative", *v)
+	}
+	if c.BodyMemoryMB < maxRequestBytes>>20 {
+		bad("body-memory-mb", "%d is below %d, the size of the largest body", c.BodyMemoryMB, maxRequestBytes>>20)
 	}
 	if !slices.Contains(watchdog.Modes(), c.DegenerateWatchdog) {
 		bad("degenerate-watchdog", "%q is not always, after-close or off", c.DegenerateWatchdog)

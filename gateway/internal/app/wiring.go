@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/anthropic"
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
+	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
@@ -154,6 +155,7 @@ func (a *App) wire() error {
 		Timeout: seconds(cfg.PflashTimeoutS), AllowOverride: cfg.PflashRequestOverride,
 	}, compress.Deps{Scorers: a.cluster.Scorers, Metrics: set, Tokenizer: a.models.scorerTokenizer, Logger: a.log.Named("pflash")})
 	a.keys = apikey.NewRing()
+	a.bodies = bodybudget.New(int64(cfg.BodyMemoryMB) << 20)
 	a.filesRead = stamps(a.secretFiles())
 	if err := a.load(); err != nil {
 		return err
@@ -181,7 +183,7 @@ func (a *App) wire() error {
 		Anthropic: anthropic.New(anthropic.Config{InputTotal: cfg.AnthropicInputTotal, Key: secret},
 			anthropic.Deps{Turn: turns, Logger: a.log.Named("anthropic")}),
 		Cluster: a.cluster, Model: a.models.served, Metrics: set, Scrape: a.deps.Metrics.Handler(), Envelope: limits.Envelope,
-		Logger: a.log.Named("http"), Tracer: a.deps.Traces.TracerProvider(), Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready,
+		Logger: a.log.Named("http"), Tracer: a.deps.Traces.TracerProvider(), Bodies: a.bodies, Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready,
 	})
 	a.httpServer = a.newHTTPServer()
 	a.registryServer = grpc.NewServer(a.serverOptions()...)
@@ -192,7 +194,7 @@ func (a *App) wire() error {
 	reflection.Register(a.registryServer)
 	if a.grpcLis != nil {
 		service := grpcapi.New(grpcapi.Config{StrictModel: cfg.StrictModel, RequestTimeout: seconds(cfg.RequestTimeoutS)},
-			grpcapi.Deps{Turn: turns, Cluster: a.cluster, Metrics: set, Keys: a.keys, Logger: a.log.Named("grpc"),
+			grpcapi.Deps{Turn: turns, Cluster: a.cluster, Metrics: set, Keys: a.keys, Bodies: a.bodies, Logger: a.log.Named("grpc"),
 				Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready})
 		opts := append(a.serverOptions(), grpc.MaxRecvMsgSize(maxRequestBytes))
 		if cfg.TLSCert != "" {

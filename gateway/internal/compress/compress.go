@@ -6,6 +6,7 @@
 package compress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -111,6 +112,12 @@ func New(cfg Config, deps Deps) *Compressor {
 		deps.Logger = zap.NewNop()
 	}
 	return &Compressor{cfg: cfg, Deps: deps}
+}
+
+// Wanted reports whether a request asks for compression, itself or by the server's setting.
+func (c *Compressor) Wanted(want Wish) bool {
+	mode := cmp.Or(want.Mode, c.cfg.Mode)
+	return mode != ModeOff && mode != ""
 }
 
 // Plan decides whether a conversation whose prompt has that many tokens is compressed. It returns nil when compression is off.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/accesslog"
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
+	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 // Interceptors attach a turn.Call to the context of every RPC: its id, arrival, and whose key it carries. Where there are keys, an
@@ -27,6 +29,11 @@ func (s *Service) Interceptors() []grpc.ServerOption {
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 			ctx, err := s.enter(ctx, info.FullMethod)
 			var answer any
+			share := s.Bodies.Share()
+			defer share.Release()
+			if err == nil {
+				err = count(share, req)
+			}
 			if err == nil {
 				answer, err = h(ctx, req)
 			}
@@ -35,8 +42,10 @@ func (s *Service) Interceptors() []grpc.ServerOption {
 		}),
 		grpc.ChainStreamInterceptor(func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
 			ctx, err := s.enter(ss.Context(), info.FullMethod)
+			share := s.Bodies.Share()
+			defer share.Release()
 			if err == nil {
-				err = h(srv, &callStream{ss, ctx})
+				err = h(srv, &callStream{ss, ctx, share})
 			}
 			s.leave(ctx, info.FullMethod, err)
 			return err
@@ -84,10 +93,31 @@ func (s *Service) leave(ctx context.Context, method string, err error) {
 		Code: rpcerr.Code(err).String(), Outcome: outcome(err), Err: err})
 }
 
-// callStream is a stream whose context holds its call.
+// count adds a message to what its RPC holds of the budget.
+func count(share *bodybudget.Share, msg any) error {
+	m, ok := msg.(proto.Message)
+	if !ok {
+		return nil
+	}
+	if err := share.Add(proto.Size(m)); err != nil {
+		return toRPC(err)
+	}
+	return nil
+}
+
+// callStream is a stream whose context holds its call and whose messages are counted.
 type callStream struct {
 	grpc.ServerStream
-	ctx context.Context
+	ctx   context.Context
+	share *bodybudget.Share
+}
+
+// RecvMsg implements grpc.ServerStream.
+func (s *callStream) RecvMsg(m any) error {
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	return count(s.share, m)
 }
 
 // Context implements grpc.ServerStream.

@@ -138,6 +138,9 @@ func (s *Service) prepare(in *tandemv1.GenerateRequest, m *model.Model, req *tur
 	var prompt generate.Prompt
 	switch input := in.GetInput().(type) {
 	case *tandemv1.GenerateRequest_Prompt:
+		if err := s.Turn.CheckLength(m, input.Prompt); err != nil {
+			return nil, toRPC(err)
+		}
 		prompt.Tokens = m.Tokenizer.Encode(input.Prompt, tokenizer.Options{ParseSpecial: true})
 	case *tandemv1.GenerateRequest_Tokens:
 		if err := checkTokens("tokens.ids", input.Tokens.GetIds(), m.Tokenizer.VocabSize()); err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
+	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
@@ -34,6 +35,8 @@ type Deps struct {
 	// Keys that callers must present; without any the service is open.
 	Keys   *apikey.Ring
 	Logger *zap.Logger // nil = none
+	// Bodies bounds the memory of requests; nil = no bound.
+	Bodies *bodybudget.Budget
 	// Draining tells whether the gateway is shutting down.
 	Draining func() bool
 	// ScorerReady tells whether prompt compression can run.

@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/anthropic"
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
+	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
@@ -58,6 +59,8 @@ type Deps struct {
 	Logger *zap.Logger
 	// Tracer gets a span per request; nil = none.
 	Tracer trace.TracerProvider
+	// Bodies bounds the memory of request bodies; nil = no bound.
+	Bodies *bodybudget.Budget
 	// Draining tells whether the gateway is shutting down.
 	Draining func() bool
 	// ScorerReady tells whether prompt compression can run.
@@ -243,6 +246,9 @@ func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
 	if r.Body, err = newBody(w, r, s.cfg.Stall); err != nil {
 		return err
 	}
+	share := s.Bodies.Share()
+	defer share.Release()
+	r.Body = share.Reader(r.Body)
 	return h(w, r)
 }
 

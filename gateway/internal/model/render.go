@@ -3,6 +3,7 @@ package model
 import (
 	"strings"
 
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/services/chattemplate"
 	"github.com/tandem-inference/tandem/services/tokenizer"
@@ -28,10 +29,23 @@ func (r *Rendered) Text() string {
 // Render runs the chat template and tokenises its output: the template's own text with control tokens, the messages' text
 // without. An assistant text at the end is continued: the turn before it is rendered up to the place where the answer
 // starts, with thinking off, and the text follows. Errors are *chattemplate.Error.
-func (m *Model) Render(c *chat.Conversation) (*Rendered, error) {
+func (m *Model) Render(c *chat.Conversation) (*Rendered, error) { return m.RenderWithin(c, 0) }
+
+// RenderWithin is Render for a prompt of which at most limit tokens can be used, 0 = no limit: one that is certainly longer is refused
+// before it is tokenised, with an *apierror.Error.
+func (m *Model) RenderWithin(c *chat.Conversation, limit int) (*Rendered, error) {
 	segs, err := m.segments(c)
 	if err != nil {
 		return nil, err
+	}
+	if limit > 0 {
+		texts := make([]string, len(segs))
+		for i, s := range segs {
+			texts[i] = s.Text
+		}
+		if least := m.Tokenizer.MinTokens(texts...); least > limit {
+			return nil, apierror.ContextLengthAtLeast(least, limit)
+		}
 	}
 	r := &Rendered{Segments: segs, Tokens: m.Tokenizer.EncodeSegments(segs)}
 	r.Thinking = m.EndsInThinking(r.Tokens)

@@ -161,6 +161,9 @@ func (s *Service) parsePrompts(o reqjson.Object, m *model.Model, fill *middle) (
 		if err := json.Unmarshal(raw, &t); err != nil {
 			return apierror.InvalidValue(path, "must be a string")
 		}
+		if err := s.Turn.CheckLength(m, t); err != nil {
+			return err
+		}
 		return add(m.Tokenizer.Encode(t, tokenizer.Options{ParseSpecial: fill == nil}), path)
 	}
 	if reqjson.Kind(raw) == 's' {

@@ -110,7 +110,7 @@ func (s *Service) Render(m *model.Model, req *Request) (*model.Rendered, error) 
 	if err != nil {
 		return nil, err
 	}
-	return render(m, conv)
+	return render(m, conv, 0)
 }
 
 // Thinking resolves the switch of a request.
@@ -130,13 +130,33 @@ func (s *Service) conversation(m *model.Model, req *Request) (*chat.Conversation
 }
 
 // render renders a conversation; template errors are answers.
-func render(m *model.Model, conv *chat.Conversation) (*model.Rendered, error) {
-	r, err := m.Render(conv)
+func render(m *model.Model, conv *chat.Conversation, limit int) (*model.Rendered, error) {
+	r, err := m.RenderWithin(conv, limit)
 	var te *chattemplate.Error
 	if errors.As(err, &te) {
 		return nil, apierror.Template(err)
 	}
 	return r, err
+}
+
+// longestPrompt is how many tokens of a prompt can be used at most, 0 = unknown: compression may make room for more.
+func (s *Service) longestPrompt(m *model.Model, req *Request) int {
+	if s.Generator == nil || s.Compressor != nil && s.Compressor.Wanted(req.Pflash) {
+		return 0
+	}
+	return m.Limit(s.Generator.Targets.MaxContext())
+}
+
+// CheckLength refuses a raw prompt that is certainly longer than the context, before it is tokenised.
+func (s *Service) CheckLength(m *model.Model, text string) error {
+	if s.Generator == nil {
+		return nil
+	}
+	limit := m.Limit(s.Generator.Targets.MaxContext())
+	if least := m.Tokenizer.MinTokens(text); limit > 0 && least > limit {
+		return apierror.ContextLengthAtLeast(least, limit)
+	}
+	return nil
 }
 
 // Prepare turns a chat request into one that can run.
@@ -145,7 +165,7 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 	if err != nil {
 		return nil, err
 	}
-	rendered, err := render(m, conv)
+	rendered, err := render(m, conv, s.longestPrompt(m, req))
 	if err != nil {
 		return nil, err
 	}
