@@ -6,13 +6,13 @@ require (
 	github.com/tandem-inference/tandem/proto v0.0.0
 	github.com/tandem-inference/tandem/services v0.0.0
 	github.com/tandem-inference/tandem/tests v0.0.0
+	golang.org/x/sys v0.49.0
 	google.golang.org/grpc v1.85.0
 )
 
 require (
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3 // indirect
 	golang.org/x/net v0.60.0 // indirect
-	golang.org/x/sys v0.49.0 // indirect
 	golang.org/x/text v0.43.0 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20261019180522-ce908d29299b // indirect
 	google.golang.org/protobuf v1.36.12 // indirect

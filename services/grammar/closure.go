@@ -21,8 +21,10 @@ const maxEntries = 1 << 22
 // closure of a node, computed once. Rules that match the empty text are also passed over: hence returning at once from a rule
 // that was just entered never has to be followed.
 func (p *program) closure(n int32) *closure {
-	if c := p.closures[n]; c != nil {
-		return c
+	if int(n) < len(p.closures) {
+		if c := p.closures[n]; c != nil {
+			return c
+		}
 	}
 	c := &closure{}
 	seen := map[int32]bool{n: true}
@@ -50,9 +52,14 @@ func (p *program) closure(n int32) *closure {
 			if p.null[x.rule] && !x.solid {
 				visit(x.next)
 			}
+		case kindMembers:
+			p.expand(at, c, visit)
 		}
 	}
 	slices.Sort(c.terms)
+	for int(n) >= len(p.closures) {
+		p.closures = append(p.closures, nil)
+	}
 	p.closures[n] = c
 	p.entries += len(seen)
 	return c

@@ -1,8 +1,11 @@
 package grammar
 
 import (
+	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"github.com/tandem-inference/tandem/services/grammar/grammartest"
 )
 
 // FuzzParse: no text makes the parser or the compiler crash or hang, and what compiles can be followed.
@@ -54,15 +57,22 @@ func FuzzSchema(f *testing.F) {
 		`{"type":"array","prefixItems":[true],"items":{"oneOf":[{"const":1},{"type":"string","format":"date"}]},"minItems":2,"maxItems":300}`,
 		`{"type":"number","exclusiveMinimum":0,"exclusiveMaximum":true,"maximum":-0.0}`, `{"$ref":"#"}`, `{"anyOf":[{"$ref":"#"}]}`,
 	} {
-		f.Add(s)
+		f.Add(s, true, false)
+	}
+	for n := range 40 {
+		f.Add(grammartest.RandomFullSchema(rand.New(rand.NewPCG(uint64(n), 3))), n%2 == 0, n%3 == 0)
 	}
 	v := testVocabulary()
-	f.Fuzz(func(t *testing.T, schema string) {
+	f.Fuzz(func(t *testing.T, schema string, open, lenient bool) {
 		if len(schema) > 4000 {
 			return
 		}
+		o := SchemaOptions{Open: open}
+		if lenient {
+			o.Drop = func(*SchemaError) {}
+		}
 		w := NewWriter()
-		rule, err := w.Schema([]byte(schema))
+		rule, err := w.SchemaWith([]byte(schema), o)
 		if err != nil {
 			return
 		}

@@ -71,7 +71,7 @@ func (s *Syntax) Compile(v *Vocabulary) (*Grammar, error) {
 }
 
 // through numbers a shape's edges by classes.
-func (p *program) through(s *shape) shapeTable {
+func (p *program) through(s *tokenShape) shapeTable {
 	t := make(shapeTable, len(s.next))
 	for at := range s.next {
 		for c := range 256 {
@@ -215,7 +215,9 @@ func (g *Grammar) canonical(s *State) *State {
 		if f.node == accepting {
 			continue
 		}
-		list[i].node = g.rep[f.node]
+		if int(f.node) < len(g.rep) { // others are places of $members
+			list[i].node = g.rep[f.node]
+		}
 		list[i].below = g.canonical(f.below)
 		changed = changed || list[i] != f
 	}

@@ -15,6 +15,11 @@ type jsonNode struct {
 	members []member // of different keys; only ever appended to
 	items   []*jsonNode
 	places  map[string]int // of the members, when there are many of them
+
+	// Of schemas: a number from 1, 0 = not used as one yet; where it is in the text, the address and the root of the resource it is in.
+	id         int
+	path, base string
+	resource   *jsonNode
 }
 
 type member struct {

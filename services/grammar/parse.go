@@ -448,10 +448,13 @@ func (p *parser) construct() expr {
 	at := p.pos
 	p.pos++
 	name := p.name()
-	if name != "until" && name != "without" {
-		p.failAt(at, "unknown construct $%s; known are $until and $without", name)
+	if name != "until" && name != "without" && name != "members" {
+		p.failAt(at, "unknown construct $%s; known are $until, $without and $members", name)
 	}
 	p.expect("(")
+	if name == "members" {
+		return p.members(at)
+	}
 	x := text{through: name == "until"}
 	size := 0
 	for {
@@ -475,6 +478,69 @@ func (p *parser) construct() expr {
 	return x
 }
 
+// maxParts of one $members.
+const maxParts = 512
+
+// members reads $members(least, most, separator, part, part!, part*, part+) behind its parenthesis.
+func (p *parser) members(at int) expr {
+	comma := func() {
+		p.space(true)
+		p.expect(",")
+		p.space(true)
+	}
+	rule := func() expr {
+		from := p.pos
+		name := p.name()
+		return ref(p.index(name, from))
+	}
+	x := members{most: -1}
+	p.space(true)
+	x.least = p.number()
+	comma()
+	if !p.accept("*") {
+		x.most = p.number()
+	}
+	comma()
+	x.separator = rule()
+	needed, few, many := 0, 0, false
+	for {
+		p.space(true)
+		if p.accept(")") {
+			break
+		}
+		p.expect(",")
+		p.space(true)
+		part := memberPart{x: rule()}
+		switch {
+		case p.accept("!"):
+			part.required = true
+			needed++
+			few++
+		case p.accept("*"):
+			part.many, many = true, true
+		case p.accept("+"):
+			part.many, part.late, many = true, true, true
+		default:
+			few++
+		}
+		if x.parts = append(x.parts, part); len(x.parts) > maxParts {
+			p.failAt(at, "$members has more than %d parts", maxParts)
+		}
+	}
+	if many {
+		few++
+	}
+	switch {
+	case len(x.parts) == 0:
+		p.failAt(at, "$members has no parts")
+	case x.least > few:
+		p.failAt(at, "$members asks for %d parts and has %d", x.least, few)
+	case x.most >= 0 && (x.most < needed || x.most < x.least):
+		p.failAt(at, "$members allows %d parts and needs more", x.most)
+	}
+	return x
+}
+
 // finish checks what can only be seen at the end.
 func (p *parser) finish() *Syntax {
 	s := p.syntax
@@ -489,6 +555,9 @@ func (p *parser) finish() *Syntax {
 	}
 	s.root = root
 	nullable := s.nullable()
+	for i := range s.rules {
+		p.solid(s.rules[i].body, s.rules[i].at, nullable)
+	}
 	if cycle := s.leftRecursion(nullable); cycle != nil {
 		names := make([]string, len(cycle))
 		for i, r := range cycle {
@@ -497,6 +566,31 @@ func (p *parser) finish() *Syntax {
 		p.failAt(s.rules[cycle[0]].at, "left recursion: %s; write it with a repetition or with the recursion at the end", strings.Join(names, " -> "))
 	}
 	return s
+}
+
+// solid refuses parts of $members that match the empty text: it could not be told which of them were there.
+func (p *parser) solid(x expr, at int, null []bool) {
+	switch x := x.(type) {
+	case seq:
+		for _, y := range x {
+			p.solid(y, at, null)
+		}
+	case alt:
+		for _, y := range x {
+			p.solid(y, at, null)
+		}
+	case repeat:
+		p.solid(x.x, at, null)
+	case members:
+		if nullableExpr(x.separator, null) {
+			p.failAt(at, "the separator of $members matches the empty text")
+		}
+		for _, part := range x.parts {
+			if nullableExpr(part.x, null) {
+				p.failAt(at, "a part of $members matches the empty text")
+			}
+		}
+	}
 }
 
 // normal sorts and joins ranges.

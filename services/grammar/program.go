@@ -10,11 +10,12 @@ import (
 type kind uint8
 
 const (
-	kindEnd    kind = iota // the rule is complete
-	kindBytes              // one byte, then where its edge leads
-	kindTokens             // one whole token
-	kindSplit              // either of several
-	kindCall               // another rule, then next
+	kindEnd     kind = iota // the rule is complete
+	kindBytes               // one byte, then where its edge leads
+	kindTokens              // one whole token
+	kindSplit               // either of several
+	kindCall                // another rule, then next
+	kindMembers             // the parts of a memberSet that may still come, or next
 )
 
 // node of the automaton. Only some fields count for a kind.
@@ -25,7 +26,7 @@ type node struct {
 	solid bool    // kindCall: a round that matches the empty text is no round, what follows is reached otherwise
 	to    []int32 // kindSplit
 	edges []edge  // kindBytes: sorted, disjoint
-	set   int32   // kindTokens: index of program.sets
+	set   int32   // kindTokens: index of program.sets; kindMembers: of program.memberStates
 }
 
 // edge is a range of bytes.
@@ -56,7 +57,14 @@ type program struct {
 	root   int32
 	sets   []tokenSet
 	chains []chain
-	null   []bool // rules that match the empty text
+	// Nodes of $members are made when they are reached: there is one for every set of parts that were there.
+	memberSets   []memberSet
+	memberStates []memberState
+	memberNodes  map[string]int32 // by state
+	fixed        int              // nodes that the text gave
+	fixedStates  int
+	crowded      bool   // there are too many nodes
+	null         []bool // rules that match the empty text
 
 	classes  int
 	classOf  [256]uint8
@@ -108,6 +116,7 @@ func (s *Syntax) build(v *Vocabulary) (p *program, err error) {
 	b.classify()
 	b.closures = make([]*closure, len(b.nodes))
 	b.sort()
+	b.fixed, b.fixedStates = len(b.nodes), len(b.memberStates)
 	return b.program, nil
 }
 
@@ -142,6 +151,8 @@ func (b *builder) expr(x expr, next int32) int32 {
 		return b.repeat(x, next)
 	case tokens:
 		return b.add(node{kind: kindTokens, set: b.tokenSet(x), next: next})
+	case members:
+		return b.members(x, next)
 	case text:
 		return b.text(x, next)
 	}

@@ -1,5 +1,7 @@
 package grammar
 
+import "slices"
+
 // gate waits until need of its parts match the empty text. A choice needs one, however many do in the end.
 type gate struct {
 	need   int32
@@ -91,6 +93,8 @@ func nullableExpr(x expr, null []bool) bool {
 		return x.min == 0 || nullableExpr(x.x, null)
 	case text:
 		return !x.through
+	case members:
+		return x.least == 0 && !slices.ContainsFunc(x.parts, func(p memberPart) bool { return p.required })
 	}
 	return false
 }
@@ -114,6 +118,10 @@ func leftmost(x expr, null []bool, visit func(int)) {
 	case repeat:
 		if x.max != 0 {
 			leftmost(x.x, null, visit)
+		}
+	case members:
+		for _, p := range x.parts {
+			leftmost(p.x, null, visit)
 		}
 	}
 }

@@ -7,15 +7,9 @@ import (
 )
 
 // number writes integers and numbers. With bounds it writes digits only, without exponents.
-func (c *schemaCompiler) number(s *jsonNode, integer bool, path string) string {
-	lo, loOpen := c.bound(s, "minimum", "exclusiveMinimum", 1, path)
-	hi, hiOpen := c.bound(s, "maximum", "exclusiveMaximum", -1, path)
-	if lo == nil && hi == nil {
-		if integer {
-			return c.w.JSON("int")
-		}
-		return c.w.JSON("number")
-	}
+func (c *schemaCompiler) number(n *numberShape, path string) string {
+	integer, lo, hi, loOpen, hiOpen := n.integer, n.lo, n.hi, n.loOpen, n.hiOpen
+	digits := func(b *big.Rat) bool { return b == nil || len(new(big.Int).Abs(b.Num()).String()) <= maxDigits }
 	if integer {
 		if lo != nil {
 			lo, loOpen = inward(lo, loOpen, 1), false
@@ -24,19 +18,34 @@ func (c *schemaCompiler) number(s *jsonNode, integer bool, path string) string {
 			hi, hiOpen = inward(hi, hiOpen, -1), false
 		}
 	}
+	bounded := lo != nil || hi != nil
+	// Bounds that no number of so many digits reaches do not matter.
+	if lo != nil && lo.Sign() < 0 && !digits(new(big.Rat).SetInt(inward(lo, false, 1).Num())) {
+		lo = nil
+	}
+	if hi != nil && hi.Sign() > 0 && !digits(new(big.Rat).SetInt(inward(hi, false, -1).Num())) {
+		hi = nil
+	}
+	if !n.plain() || lo != nil && !lo.IsInt() || hi != nil && !hi.IsInt() {
+		return c.numberLang(&numberShape{integer, n.fraction, lo, hi, loOpen, hiOpen, n.multiple, n.notMultiple, n.except}, path)
+	}
+	if lo == nil && hi == nil {
+		if integer {
+			return c.w.JSON("int")
+		}
+		if bounded {
+			return c.w.Rule(c.w.JSON("int") + " " + anyFraction) // an exponent leads beyond them
+		}
+		return c.w.JSON("number")
+	}
 	for _, b := range []struct {
 		v   *big.Rat
 		key string
 	}{{lo, "minimum"}, {hi, "maximum"}} {
-		if b.v != nil && !b.v.IsInt() {
-			c.fail(path+"."+b.key, "is supported for integers only, or with a whole number")
+		if !digits(b.v) {
+			c.drop(path+"."+b.key, fmt.Sprintf("has more than %d digits", maxDigits))
+			return c.number(&numberShape{integer: integer}, path)
 		}
-		if b.v != nil && len(new(big.Int).Abs(b.v.Num()).String()) > maxDigits {
-			c.fail(path+"."+b.key, fmt.Sprintf("has more than %d digits", maxDigits))
-		}
-	}
-	if lo != nil && hi != nil && (lo.Cmp(hi) > 0 || lo.Cmp(hi) == 0 && (loOpen || hiOpen)) {
-		c.fail(path+".maximum", "no number is between the bounds")
 	}
 	zero := new(big.Rat)
 	var list []string
@@ -62,18 +71,23 @@ func (c *schemaCompiler) number(s *jsonNode, integer bool, path string) string {
 		}
 	}
 	if len(list) == 0 {
-		c.fail(path+".maximum", "no number is between the bounds")
+		return ""
 	}
 	return c.w.Rule(strings.Join(list, " | "))
 }
 
+// plain reports whether only bounds and whole numbers are asked for.
+func (a *numberShape) plain() bool {
+	return !a.fraction && len(a.multiple)+len(a.notMultiple)+len(a.except) == 0
+}
+
 // bound reads the stricter of an inclusive and an exclusive bound; sign is 1 for lower ones. The exclusive form may be a boolean
 // that makes the inclusive one open, as in older schemas.
-func (c *schemaCompiler) bound(s *jsonNode, key, exclusive string, sign int, path string) (v *big.Rat, open bool) {
+func (c *schemaCompiler) bound(s *jsonNode, key, exclusive string, sign int) (v *big.Rat, open bool) {
 	read := func(k string, n *jsonNode) *big.Rat {
 		r := n.number()
 		if r == nil {
-			c.fail(path+"."+k, "must be a number of reasonable size")
+			c.fail(s.path+"."+k, "must be a number of reasonable size")
 		}
 		return r
 	}

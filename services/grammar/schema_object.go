@@ -9,146 +9,375 @@ import (
 )
 
 // count reads a keyword that counts something; def when it is absent.
-func (c *schemaCompiler) count(s *jsonNode, key string, def int, path string) int {
+func (c *schemaCompiler) count(s *jsonNode, key string, def int) int {
 	v := s.get(key)
 	if v == nil {
 		return def
 	}
 	r := v.number()
 	if r == nil || !r.IsInt() || r.Sign() < 0 {
-		c.fail(path+"."+key, "must be an integer, at least 0")
+		c.fail(s.path+"."+key, "must be an integer, at least 0")
 	}
 	if !r.Num().IsInt64() || r.Num().Int64() > MaxRepeat {
 		if strings.HasPrefix(key, "max") {
+			if c.wide {
+				return -1
+			}
 			return MaxRepeat
 		}
-		c.fail(path+"."+key, "is more than "+strconv.Itoa(MaxRepeat))
+		c.fail(s.path+"."+key, "is more than "+strconv.Itoa(MaxRepeat))
 	}
 	return int(r.Num().Int64())
 }
 
-// object writes declared keys in their order, then what additionalProperties allows.
-func (c *schemaCompiler) object(s *jsonNode, path string) string {
-	type property struct {
-		key, rule string
-		required  bool
-	}
-	var list []property
-	properties := s.get("properties")
-	if properties == nil {
-		properties = &jsonNode{kind: 'o'}
-	}
-	if properties.kind != 'o' {
-		c.fail(path+".properties", "must be an object")
-	}
-	requireds := s.get("required")
-	if requireds == nil {
-		requireds = &jsonNode{kind: 'a'}
-	}
-	extra := s.get("additionalProperties")
-	open := extra != nil && extra.text != "false" || extra == nil && len(properties.members) == 0
-	if extra == nil {
-		extra = &jsonNode{kind: 'b', text: "true"}
-	}
-	names, patterned := c.names(s, path)
-	if patterned != nil {
-		open, extra = true, patterned
-	}
-	all := &jsonNode{kind: 'o', members: slices.Clone(properties.members)}
-	for _, r := range requireds.items {
-		if r.kind != 's' {
-			c.fail(path+".required", "must list names of keys")
-		}
-		if all.get(r.text) == nil {
-			if extra.text == "false" {
-				c.fail(path+".required", strconv.Quote(r.text)+" is required but not allowed")
-			}
-			all.members = append(all.members, member{r.text, extra})
-		}
-	}
-	keys := all.members
-	needed := 0
-	must := required(s)
-	for _, p := range keys {
-		need := must[p.key]
-		if p.value.kind == 'b' && p.value.text == "false" && !need {
-			continue
-		}
-		if need {
-			needed++
-		}
-		list = append(list, property{p.key, c.inside(p.value, path+".properties."+p.key), need})
-	}
-	if least := c.count(s, "minProperties", 0, path); least > needed {
-		c.fail(path+".minProperties", "is not supported beyond the number of required keys")
-	}
-	ws := c.json("ws")
-	if len(list) == 0 && !open {
-		return c.w.Rule(`"{" ` + ws + ` "}"`)
-	}
-	// later is what may follow once a pair was written, first what may follow while none was.
-	later, first := "", ""
-	if open {
-		key := c.json("string")
-		if c.spelling.Quote != "" {
-			key = c.json("key")
-		}
-		switch {
-		case names != nil && c.spelling.Quote != "":
-			c.fail(path, "propertyNames and patternProperties are not supported in this model's calls")
-		case len(list) > 0 || len(properties.members) > 0:
-			if names != nil {
-				c.fail(path, "propertyNames and patternProperties are not supported beside declared or required keys")
-			}
-			var declared []string
-			for _, m := range keys {
-				declared = append(declared, m.key)
-			}
-			key = c.otherKey(declared, path)
-		case names != nil:
-			key = c.inside(names, path+".propertyNames")
-		}
-		pair := c.w.Rule(fmt.Sprintf(`%s ":" %s %s %s`, key, ws, c.inside(extra, path+".additionalProperties"), ws))
-		later = c.w.Rule(fmt.Sprintf(`("," %s %s)*`, ws, pair))
-		first = c.w.Rule(fmt.Sprintf("(%s %s)?", pair, later))
-	}
-	for _, p := range slices.Backward(list) {
-		pair := c.w.Rule(fmt.Sprintf(`%s ":" %s %s %s`, c.key(p.key, path+".properties."+p.key), ws, p.rule, ws))
-		begins := strings.TrimSpace(pair + " " + later)
-		follows := strings.TrimSpace(fmt.Sprintf(`"," %s %s %s`, ws, pair, later))
-		if p.required {
-			first, later = c.w.Rule(begins), c.w.Rule(follows)
-			continue
-		}
-		if first == "" {
-			first = c.w.Rule(fmt.Sprintf("(%s)?", begins))
-			later = c.w.Rule(fmt.Sprintf("(%s)?", follows))
-			continue
-		}
-		first, later = c.w.Rule(begins+" | "+first), c.w.Rule(follows+" | "+later)
-	}
-	return c.w.Rule(fmt.Sprintf(`"{" %s %s "}"`, ws, first))
+// property is a declared or required key with the rule of its value.
+type property struct {
+	key, pair string
+	required  bool
 }
 
-// names gives the schema of undeclared keys, nil = any, and that of their values when patternProperties has it.
-func (c *schemaCompiler) names(s *jsonNode, path string) (names, values *jsonNode) {
-	text := &jsonNode{kind: 'o', members: []member{{"type", &jsonNode{kind: 's', text: "string"}}}}
-	p, n := s.get("patternProperties"), s.get("propertyNames")
-	if p != nil && (p.kind != 'o' || len(p.members) > 1 || len(p.members) == 1 && n != nil) {
-		c.fail(path+".patternProperties", "is supported for one pattern, without propertyNames")
+// object writes the members that a shape asks for and allows.
+func (c *schemaCompiler) object(s *shape, path string) string {
+	o := &s.object
+	if len(s.except) > 0 {
+		if o = c.without(o, s.except, path); o == nil {
+			return ""
+		}
 	}
-	if p != nil && len(p.members) == 1 {
-		pattern := &jsonNode{kind: 's', text: p.members[0].key}
-		return &jsonNode{kind: 'o', members: append(text.members, member{"pattern", pattern})}, p.members[0].value
+	must := make(map[string]bool, len(o.required))
+	for _, k := range o.required {
+		must[k] = true
 	}
-	if n == nil || n.kind == 'b' && n.text == "true" {
-		return nil, nil
+	var list []property
+	keys := union(o.keys, o.required)
+	ws := c.json("ws")
+	declares := false
+	for _, k := range keys {
+		value := c.member(o, k)
+		if c.hollow(value) {
+			if must[k] {
+				return ""
+			}
+			continue
+		}
+		declares = true
+		rule := c.inside(value, path+".properties."+k)
+		list = append(list, property{k, c.w.Rule(fmt.Sprintf(`%s ":" %s %s %s`, c.key(k, path+".properties."+k), ws, rule, ws)), must[k]})
 	}
-	n = c.merge(text, c.flatten(c.resolved(n, path+".propertyNames"), path+".propertyNames"), path+".propertyNames")
-	if !slices.ContainsFunc(n.members, func(m member) bool { return m.key != "type" && slices.Contains(assertions, m.key) }) {
-		return nil, nil
+	extra := c.otherMembers(o, keys, declares, path)
+	least, most := o.lo, o.hi
+	if least <= len(o.required) {
+		least = 0
 	}
-	return n, nil
+	if most >= len(list) && extra == "" {
+		most = -1
+	}
+	possible := len(list)
+	if extra != "" {
+		possible++ // others may have the same key, of which the last counts: they are counted once
+	}
+	if least > possible {
+		if extra == "" {
+			return ""
+		}
+		c.drop(path+".minProperties", "is not supported beyond the number of declared keys and one")
+		least = 0
+	}
+	if most >= 0 && most < len(o.required) {
+		return ""
+	}
+	if len(list) == 0 && extra == "" {
+		return c.w.Rule(`"{" ` + ws + ` "}"`)
+	}
+	if c.options.Open && c.spelling.Quote == "" && len(list) <= maxFreeKeys {
+		return c.anyOrder(list, extra, least, most)
+	}
+	return c.inOrder(list, extra, least, most, path)
+}
+
+// maxFreeKeys of an object whose keys may come in any order.
+const maxFreeKeys = 48
+
+// anyOrder writes members in any order.
+func (c *schemaCompiler) anyOrder(list []property, extra string, least, most int) string {
+	ws := c.json("ws")
+	parts := make([]string, 0, len(list)+1)
+	for _, p := range list {
+		if p.required {
+			parts = append(parts, p.pair+"!")
+		} else {
+			parts = append(parts, p.pair)
+		}
+	}
+	switch {
+	case extra != "" && len(list) > 0:
+		parts = append(parts, extra+"+") // what the schema names leads
+	case extra != "":
+		parts = append(parts, extra+"*")
+	}
+	limit := "*"
+	if most >= 0 {
+		limit = strconv.Itoa(most)
+	}
+	return c.w.Rule(fmt.Sprintf(`"{" %s $members(%d, %s, %s, %s) "}"`, ws, least, limit, c.w.Rule(strings.TrimSpace(`"," `+ws)), strings.Join(parts, ", ")))
+}
+
+// inOrder writes declared members in their order, then others.
+func (c *schemaCompiler) inOrder(list []property, extra string, least, most int, path string) string {
+	ws := c.json("ws")
+	comma := strings.TrimSpace(`"," ` + ws)
+	// A state is the next key, and how many members there are as far as that matters. "" = no text leads to the end from there.
+	type state struct {
+		next, count int
+		others      bool
+	}
+	bound := max(least, most)
+	type rules struct{ first, later string }
+	known := map[state]rules{}
+	const empty = `""`
+	var tail func(s state) rules
+	tail = func(s state) rules {
+		if r, ok := known[s]; ok {
+			return r
+		}
+		c.spend(1, path)
+		count := func(n int) int {
+			if bound <= 0 {
+				return 0
+			}
+			return min(n, bound+1)
+		}
+		var r rules
+		if s.next < len(list) {
+			p := list[s.next]
+			var first, later []string
+			if most < 0 || s.count < most {
+				if then := tail(state{s.next + 1, count(s.count + 1), s.others}).later; then != "" {
+					first = append(first, strings.TrimSuffix(p.pair+" "+then, " "+empty))
+					later = append(later, strings.TrimSuffix(`"," `+ws+" "+p.pair+" "+then, " "+empty))
+				}
+			}
+			if !p.required {
+				if skip := tail(state{s.next + 1, s.count, s.others}); skip.later != "" {
+					later = append(later, skip.later)
+					if skip.first != "" {
+						first = append(first, skip.first)
+					}
+				}
+			}
+			if len(first) > 0 {
+				r.first = c.w.Rule(strings.Join(first, " | "))
+			}
+			if len(later) > 0 {
+				r.later = c.w.Rule(strings.Join(later, " | "))
+			}
+		} else {
+			ends := s.count >= least
+			switch {
+			case extra == "" && ends:
+				r = rules{empty, empty}
+			case extra == "":
+			case most >= 0:
+				room := most - s.count
+				if least > s.count+1 || least > s.count && room < 1 {
+					break
+				}
+				from := max(0, least-s.count)
+				r.later = c.w.Rule(fmt.Sprintf("(%s %s){%d,%d}", comma, extra, from, room))
+				r.first = r.later
+				if room > 0 {
+					r.first = c.w.Rule(fmt.Sprintf("%s (%s %s){0,%d}", extra, comma, extra, room-1))
+					if from == 0 {
+						r.first = c.w.Rule(r.first + "?")
+					}
+				}
+			case ends:
+				r.later = c.w.Rule(fmt.Sprintf("(%s %s)*", comma, extra))
+				r.first = c.w.Rule(fmt.Sprintf("(%s %s)?", extra, r.later))
+			case least == s.count+1:
+				r.later = c.w.Rule(fmt.Sprintf("(%s %s)+", comma, extra))
+				r.first = c.w.Rule(fmt.Sprintf("%s (%s %s)*", extra, comma, extra))
+			}
+		}
+		known[s] = r
+		return r
+	}
+	first := tail(state{}).first
+	if first == "" {
+		return ""
+	}
+	return c.w.Rule(strings.Join(strings.Fields(fmt.Sprintf(`"{" %s %s "}"`, ws, strings.TrimSuffix(first, empty))), " "))
+}
+
+// otherMembers gives the rule of a member whose key is not declared, "" when there is none.
+func (c *schemaCompiler) otherMembers(o *objectShape, keys []string, declares bool, path string) string {
+	// Without a word about other keys they are allowed by the standard; otherwise only in objects that declare nothing.
+	free := c.options.Open || len(o.others) > 0 || !declares && len(o.patterns) == 0
+	var patterns []string
+	add := func(p string) {
+		if !slices.Contains(patterns, p) {
+			patterns = append(patterns, p)
+		}
+	}
+	for _, p := range o.patterns {
+		add(p.pattern)
+	}
+	for _, x := range o.others {
+		for _, p := range x.patterns {
+			add(p)
+		}
+	}
+	if len(patterns) == 0 && len(o.names) == 0 {
+		var value conj
+		for _, x := range o.others {
+			value = value.and(x.conj) // what is named there is declared or was looked at by its own schema
+		}
+		if !free || c.hollow(value) {
+			return ""
+		}
+		if named := c.undeclared(o, keys); len(named) > 0 {
+			keys = append(slices.Clone(keys), named...)
+		}
+		key := c.json("string")
+		switch {
+		case len(keys) > 0:
+			key = c.otherKey(keys, path)
+		case c.spelling.Quote != "":
+			key = c.json("key")
+		}
+		return c.pair(key, value, path+".additionalProperties")
+	}
+	if c.spelling.Quote != "" {
+		c.fail(path, "propertyNames and patternProperties are not supported in this model's calls")
+	}
+	if len(patterns) > 6 {
+		c.drop(path+".patternProperties", "has more than 6 patterns")
+		return ""
+	}
+	keys = append(slices.Clone(keys), c.undeclared(o, keys)...)
+	// Every combination of patterns is a set of keys with a value of its own.
+	var list []string
+	for _, names := range c.nameShapes(o) {
+		if names.listed {
+			for _, v := range names.values {
+				if v.kind != 's' || slices.Contains(keys, v.text) || !c.fits(names, v) {
+					continue
+				}
+				c.spend(1, path)
+				value := c.member(o, v.text)
+				if (free || c.namedBy(o, v.text)) && !c.hollow(value) {
+					list = append(list, c.pair(c.key(v.text, path), value, path+".propertyNames"))
+				}
+			}
+			continue
+		}
+		for set := range 1 << len(patterns) {
+			var value conj
+			t := names.text
+			for i, p := range patterns {
+				t.patterns = append(slices.Clone(t.patterns), textPattern{p, set>>i&1 == 0})
+			}
+			matched := false
+			for _, p := range o.patterns {
+				if set>>slices.Index(patterns, p.pattern)&1 == 1 {
+					matched = true
+					value = value.and(p.conj)
+				}
+			}
+			for _, x := range o.others {
+				if !slices.ContainsFunc(x.patterns, func(p string) bool { return set>>slices.Index(patterns, p)&1 == 1 }) {
+					value = value.and(x.conj)
+				}
+			}
+			if !matched && !free || c.hollow(value) {
+				continue
+			}
+			if r := c.nameRule(&t, keys, path); r != "" {
+				list = append(list, c.pair(r, value, path+".patternProperties"))
+			}
+		}
+	}
+	if len(list) == 0 {
+		return ""
+	}
+	return c.w.Rule(strings.Join(list, " | "))
+}
+
+// namedBy reports whether a key matches a pattern.
+func (c *schemaCompiler) namedBy(o *objectShape, key string) bool {
+	return slices.ContainsFunc(o.patterns, func(p patternMember) bool { return c.matches(p.pattern, key) })
+}
+
+// undeclared lists keys that a schema for other members names although the shape does not: they are left out.
+func (c *schemaCompiler) undeclared(o *objectShape, keys []string) (out []string) {
+	for _, x := range o.others {
+		for _, k := range x.named {
+			c.spend(1, "")
+			if o.values[k] == nil && !slices.Contains(keys, k) && !slices.Contains(out, k) {
+				out = append(out, k)
+			}
+		}
+	}
+	return out
+}
+
+// nameShapes gives the shapes of names that are texts.
+func (c *schemaCompiler) nameShapes(o *objectShape) (out []*shape) {
+	for _, s := range c.live(c.shapes(o.names)) {
+		if s.types&typeString != 0 {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// nameRule writes keys of a language, without those that are declared. They have no escapes where other keys have none.
+func (c *schemaCompiler) nameRule(t *textShape, not []string, path string) string {
+	was := c.nested
+	c.nested = true
+	defer func() { c.nested = was }()
+	u := *t
+	for _, k := range not {
+		c.spend(1, path)
+		if c.textHolds(t, k) {
+			u.except = append(slices.Clone(u.except), k)
+		}
+	}
+	return c.string(&shape{text: u}, path)
+}
+
+// pair writes a member.
+func (c *schemaCompiler) pair(key string, value conj, path string) string {
+	ws := c.json("ws")
+	return c.w.Rule(fmt.Sprintf(`%s ":" %s %s %s`, key, ws, c.inside(value, path), ws))
+}
+
+// without narrows an object so that it is none of some values; nil when that cannot be said.
+func (c *schemaCompiler) without(o *objectShape, list []*jsonNode, path string) *objectShape {
+	out := *o
+	for _, v := range list {
+		if v.kind != 'o' || !c.objectHolds(&out, v) {
+			continue
+		}
+		// One member fewer than the value has, a key of it missing, or one that it does not have: the first that is easy to say.
+		switch {
+		case len(v.members) == 0:
+			out.lo = max(out.lo, 1)
+		default:
+			m := v.members[0]
+			other := objectShape{hi: -1}
+			other.set(m.key, conj{{c.constant(m.value), true}})
+			out = out.and(&other)
+		}
+	}
+	return &out
+}
+
+// constant is a schema of one value.
+func (c *schemaCompiler) constant(v *jsonNode) *jsonNode {
+	n := &jsonNode{kind: 'o', members: []member{{"const", v}}}
+	c.know(n)
+	return n
 }
 
 // otherKey writes strings that are none of the keys. They are written without escapes, so that there is one spelling to compare.
@@ -229,69 +458,4 @@ func classRune(r rune) string {
 		return fmt.Sprintf(`\x%02X`, r)
 	}
 	return string(r)
-}
-
-// array writes prefixItems, all of them, then items as often as the bounds allow.
-func (c *schemaCompiler) array(s *jsonNode, path string) string {
-	if u := s.get("uniqueItems"); u != nil && u.text == "true" {
-		c.fail(path+".uniqueItems", "is not supported")
-	}
-	items, prefix := s.get("items"), s.get("prefixItems")
-	where := ".items"
-	if items != nil && items.kind == 'a' { // the older spelling
-		prefix, items, where = items, s.get("additionalItems"), ".additionalItems"
-	}
-	var list []string
-	if prefix != nil {
-		if prefix.kind != 'a' {
-			c.fail(path+".prefixItems", "must be an array")
-		}
-		for i, x := range prefix.items {
-			list = append(list, c.inside(x, fmt.Sprintf("%s.prefixItems[%d]", path, i)))
-		}
-	}
-	least, most := c.count(s, "minItems", 0, path), c.count(s, "maxItems", -1, path)
-	if most >= 0 && most < least {
-		c.fail(path+".maxItems", "is less than minItems")
-	}
-	if most >= 0 && most < len(list) {
-		list = list[:most]
-	}
-	ws := c.json("ws")
-	fixed := len(list)
-	least = max(0, least-fixed)
-	if most >= 0 {
-		most -= fixed
-	}
-	none := items != nil && items.kind == 'b' && items.text == "false" || items == nil && fixed > 0 && least == 0
-	if none && least > 0 {
-		c.fail(path+".minItems", "is more than there are items")
-	}
-	var parts []string
-	for _, x := range list {
-		parts = append(parts, x+" "+ws)
-	}
-	body := strings.Join(parts, ` "," `+ws+" ")
-	if !none && most != 0 {
-		if items == nil {
-			items = &jsonNode{kind: 'b', text: "true"}
-		}
-		item := c.inside(items, path+where)
-		more := fmt.Sprintf(`("," %s %s %s)`, ws, item, ws)
-		bounds := func(lo, hi int) string {
-			if hi < 0 {
-				return fmt.Sprintf("{%d,}", lo)
-			}
-			return fmt.Sprintf("{%d,%d}", lo, hi)
-		}
-		switch {
-		case fixed > 0:
-			body += " " + more + bounds(least, most)
-		case least > 0:
-			body = fmt.Sprintf("%s %s %s%s", item, ws, more, bounds(least-1, max(most-1, -1)))
-		default:
-			body = fmt.Sprintf("(%s %s %s%s)?", item, ws, more, bounds(0, max(most-1, -1)))
-		}
-	}
-	return c.w.Rule(strings.Join(strings.Fields(fmt.Sprintf(`"[" %s %s "]"`, ws, body)), " "))
 }

@@ -8,59 +8,176 @@ import (
 	"unicode/utf8"
 )
 
-// formats that are enforced; others say what a text is for and do not narrow it. Days stop at the 28th in February, so that
-// every date exists.
+// formats that are followed, as patterns; others say what a text is for and do not narrow it. Each takes only texts that have the
+// format, not all of them. Days stop at the 28th in February, so that every date exists.
 var formats = map[string]string{
-	"date":      formatDate,
-	"time":      formatTime,
-	"date-time": formatDate + ` "T" ` + formatTime,
-	"uuid":      `[0-9a-f]{8} "-" [0-9a-f]{4} "-" [0-9a-f]{4} "-" [0-9a-f]{4} "-" [0-9a-f]{12}`,
-	"ipv4":      formatByte + ` ("." ` + formatByte + `){3}`,
-	"email":     `[a-zA-Z0-9_+-]{1,20} ("." [a-zA-Z0-9_+-]{1,20}){0,2} "@" [a-z0-9]{1,30} ("." [a-z0-9]{1,30}){0,2} "." [a-z]{2,10}`,
-	"hostname":  `[a-z0-9]{1,30} ("." [a-z0-9]{1,30}){0,4}`,
+	"date":                  "^" + formatDate + "$",
+	"time":                  "^" + formatTime + "$",
+	"date-time":             "^" + formatDate + "T" + formatTime + "$",
+	"duration":              `^P(\d{1,4}W|\d{1,4}Y(\d{1,3}M(\d{1,3}D)?)?|\d{1,3}M(\d{1,3}D)?|\d{1,3}D|(\d{1,4}Y(\d{1,3}M(\d{1,3}D)?)?|\d{1,3}M(\d{1,3}D)?|\d{1,3}D)?T(\d{1,3}H(\d{1,3}M(\d{1,3}S)?)?|\d{1,3}M(\d{1,3}S)?|\d{1,3}S))$`,
+	"uuid":                  `^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$`,
+	"ipv4":                  "^" + formatIPv4 + "$",
+	"ipv6":                  "^" + formatIPv6 + "$",
+	"email":                 "^" + formatLocal + "@" + formatHost + "$",
+	"idn-email":             "^" + formatLocal + "@" + formatHost + "$",
+	"hostname":              "^" + formatHost + "$",
+	"idn-hostname":          "^" + formatHost + "$",
+	"uri":                   "^" + formatScheme + ":" + formatURI + "$",
+	"iri":                   "^" + formatScheme + ":" + formatURI + "$",
+	"uri-reference":         "^(" + formatScheme + ":" + formatURI + "|" + formatRelative + ")$",
+	"iri-reference":         "^(" + formatScheme + ":" + formatURI + "|" + formatRelative + ")$",
+	"uri-template":          `^([A-Za-z0-9._~!$&()*+,;=:@/?#-]|` + formatPercent + `|\{[A-Za-z0-9_]{1,40}(,[A-Za-z0-9_]{1,40}){0,5}\})*$`,
+	"json-pointer":          `^(/([^~/]|~[01])*)*$`,
+	"relative-json-pointer": `^(0|[1-9]\d{0,5})(#|(/([^~/]|~[01])*)*)$`,
+	"regex":                 `^([A-Za-z0-9 _:;,<>=!@&%~#"'-]|\\[dDwWsS.*+?()^$|/\[\]{}\\]|\[\^?[A-Za-z0-9_]+(-[a-z])?\])*$`,
 }
 
 const (
-	formatDate = `[0-9]{4} "-" (("0" [13578] | "1" [02]) "-" ("0" [1-9] | [12] [0-9] | "3" [01])` +
-		` | ("0" [469] | "11") "-" ("0" [1-9] | [12] [0-9] | "30") | "02-" ("0" [1-9] | "1" [0-9] | "2" [0-8]))`
-	formatTime = `([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9] ":" [0-5] [0-9] ("." [0-9]{1,9})? ("Z" | [+-] ([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9])`
-	formatByte = `([0-9] | [1-9] [0-9] | "1" [0-9]{2} | "2" [0-4] [0-9] | "25" [0-5])`
+	formatDate = `[0-9]{4}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))`
+	formatTime = `([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])`
+	formatByte = `([0-9]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])`
+	formatIPv4 = formatByte + `(\.` + formatByte + `){3}`
+	formatHex4 = `[0-9a-fA-F]{1,4}`
+	formatIPv6 = `((` + formatHex4 + `:){7}` + formatHex4 + `|::|::(` + formatHex4 + `:){0,5}` + formatHex4 + `|` + formatHex4 + `::((` + formatHex4 + `:){0,4}` + formatHex4 + `)?|(` +
+		formatHex4 + `:){1}` + formatHex4 + `::((` + formatHex4 + `:){0,3}` + formatHex4 + `)?|(` + formatHex4 + `:){2}` + formatHex4 + `::((` + formatHex4 + `:){0,2}` + formatHex4 + `)?|(` +
+		formatHex4 + `:){3}` + formatHex4 + `::((` + formatHex4 + `:){0,1}` + formatHex4 + `)?)`
+	formatLabel = `[A-Za-z0-9]([A-Za-z0-9]|-[A-Za-z0-9]){0,30}`
+	formatHost  = formatLabel + `(\.` + formatLabel + `){0,3}`
+	formatAtom  = `[A-Za-z0-9!#$%&'*+/=?^_{|}~-]{1,20}`
+	formatLocal = formatAtom + `(\.` + formatAtom + `){0,2}`
+
+	formatPercent = `%[0-9A-Fa-f]{2}`
+	formatPchar   = `([A-Za-z0-9._~!$&'()*+,;=:@-]|` + formatPercent + `)`
+	formatScheme  = `[A-Za-z][A-Za-z0-9+.-]*`
+	formatPath    = `(/` + formatPchar + `*)*`
+	formatTail    = `(\?(` + formatPchar + `|[/?])*)?(#(` + formatPchar + `|[/?])*)?`
+	formatAuth    = `//([A-Za-z0-9._~-]+@)?([A-Za-z0-9._~-]|` + formatPercent + `)*(:[0-9]{1,4})?` + formatPath
+	// What follows a scheme, and references without one.
+	formatURI      = `(` + formatAuth + `|/(` + formatPchar + `+` + formatPath + `)?|` + formatPchar + `+` + formatPath + `|)` + formatTail
+	formatRelative = `(` + formatAuth + `|/(` + formatPchar + `+` + formatPath + `)?|([A-Za-z0-9._~!$&'()*+,;=@-]|` + formatPercent + `)+` + formatPath + `|)` + formatTail
 )
 
-func (c *schemaCompiler) string(s *jsonNode, path string) string {
-	least, most := c.count(s, "minLength", 0, path), c.count(s, "maxLength", -1, path)
-	if most >= 0 && most < least {
-		c.fail(path+".maxLength", "is less than minLength")
+// textLang is the language of a string, or why there is no automaton for it.
+type textLang struct {
+	lang *dfa
+	err  error
+}
+
+// textLang is the language of a string with more than one condition, as an automaton. One with a long maxLength may hold shorter
+// texts only, so that the automaton stays small.
+func (c *schemaCompiler) textLang(t *textShape) (*dfa, error) {
+	key := fmt.Sprintf("%v %q %q %d %d %v", t.patterns, t.formats, t.except, t.lo, t.hi, c.raw())
+	if l, ok := c.texts[key]; ok {
+		return l.lang, l.err
 	}
-	sized := s.get("minLength") != nil || s.get("maxLength") != nil
-	pattern, format := s.get("pattern"), s.get("format")
-	body := ""
-	if format != nil {
-		body = formats[format.text]
+	d, err := c.makeTextLang(t)
+	c.texts[key] = textLang{d, err}
+	return d, err
+}
+
+func (c *schemaCompiler) makeTextLang(t *textShape) (*dfa, error) {
+	list, err := c.operands(t)
+	if err != nil {
+		return nil, err
 	}
+	if len(t.except) > 0 {
+		c.spend(len(t.except), "")
+		list = append(list, operand{onlyTexts(t.except), true})
+	}
+	if c.raw() {
+		list = append(list, operand{holding(c.spelling.Until), true})
+	}
+	if t.lo > maxLangStates {
+		return nil, errLangSize
+	}
+	d, err := c.intersect(list, t.lo, -1)
+	if err != nil || t.hi < 0 || d.empty() {
+		return d, err
+	}
+	return c.intersect([]operand{{d, false}}, 0, max(t.lo, min(t.hi, maxLangStates/len(d.next))))
+}
+
+// maxCells of all automata of a schema.
+const maxCells = 4_000_000
+
+// intersect is counted.
+func (c *schemaCompiler) intersect(list []operand, least, most int) (*dfa, error) {
+	if c.cells > maxCells {
+		return nil, errLangSize
+	}
+	d, cells, err := intersect(list, least, most)
+	c.cells += cells
+	return d, err
+}
+
+// holding is the language of the texts that hold a text.
+func holding(text string) *dfa {
+	d, err := regexLang(&syntax.Regexp{Op: syntax.OpLiteral, Rune: []rune(text)})
+	if err != nil {
+		panic(err) // a tag is a few characters long
+	}
+	return d
+}
+
+func (c *schemaCompiler) string(s *shape, path string) string {
+	t := &s.text
+	sized := t.lo > 0 || t.hi >= 0
+	conditions := len(t.patterns) + len(t.formats)
+	if sized {
+		conditions++
+	}
+	var body string
 	switch {
-	case pattern != nil && body != "":
-		c.fail(path+".pattern", "is not supported beside format "+format.text)
-	case sized && (pattern != nil || body != ""):
-		k := "minLength"
-		if s.get(k) == nil {
-			k = "maxLength"
-		}
-		c.fail(path+"."+k, "is not supported beside pattern or format")
-	case pattern != nil:
-		if pattern.kind != 's' {
-			c.fail(path+".pattern", "must be a string")
-		}
-		body = c.pattern(pattern.text, path+".pattern")
-	case body != "":
-	case c.raw():
-		body = c.rawSized(least, most)
-	case !sized:
+	case conditions == 0 && len(t.except) == 0 && !c.raw():
 		return c.json("string")
-	case most < 0:
-		body = fmt.Sprintf("%s{%d,}", c.json("char"), least)
+	case conditions == 0 && len(t.except) == 0:
+		body = c.rawSized(0, -1)
+	case sized && conditions == 1 && len(t.except) == 0:
+		switch {
+		case c.raw():
+			body = c.rawSized(t.lo, t.hi)
+		case t.hi < 0:
+			body = fmt.Sprintf("%s{%d,}", c.json("char"), t.lo)
+		default:
+			body = fmt.Sprintf("%s{%d,%d}", c.json("char"), t.lo, t.hi)
+		}
+	case conditions == 1 && len(t.except) == 0 && (len(t.formats) == 1 || !t.patterns[0].not && !strings.Contains(t.patterns[0].text, "(?")):
+		var pattern string
+		if len(t.formats) == 1 {
+			pattern = formats[t.formats[0]]
+		} else {
+			pattern = t.patterns[0].text
+		}
+		body = c.pattern(fromECMA(pattern), path+".pattern")
 	default:
-		body = fmt.Sprintf("%s{%d,%d}", c.json("char"), least, most)
+		if body = c.classRun(t); body != "" {
+			break
+		}
+		d, err := c.textLang(t)
+		if err != nil {
+			key := "pattern"
+			if len(t.patterns) == 0 {
+				key = "format"
+			}
+			c.drop(path+"."+key, err.Error())
+			var rest *textShape
+			if sized {
+				rest = &textShape{lo: t.lo, hi: t.hi}
+			} else {
+				rest = &textShape{hi: -1}
+			}
+			return c.string(&shape{text: *rest}, path)
+		}
+		if d.empty() {
+			return ""
+		}
+		p := &patternWriter{c: c, path: path, any: c.json("char"), exact: true}
+		body = c.writeLang(d, func(bounds []rune) string {
+			if len(bounds) == 2 && bounds[0] == 0 && bounds[1] == utf8.MaxRune && !c.raw() {
+				return p.any
+			}
+			return p.class(bounds)
+		}, path)
 	}
 	switch {
 	case c.spelling.Quote != "":
@@ -71,11 +188,54 @@ func (c *schemaCompiler) string(s *jsonNode, path string) string {
 	return c.w.Rule(`"\"" (` + body + `) "\""`)
 }
 
+// classRun writes a pattern that repeats one class, beside lengths: a counted repetition is cheaper than an automaton.
+func (c *schemaCompiler) classRun(t *textShape) string {
+	if len(t.patterns) != 1 || t.patterns[0].not || len(t.formats)+len(t.except) > 0 || c.raw() {
+		return ""
+	}
+	re, err := syntax.Parse(fromECMA(t.patterns[0].text), syntax.Perl)
+	if err != nil || re.Op != syntax.OpConcat || len(re.Sub) != 3 || re.Sub[0].Op != syntax.OpBeginText || re.Sub[2].Op != syntax.OpEndText {
+		return ""
+	}
+	run := re.Sub[1]
+	for run.Op == syntax.OpCapture {
+		run = run.Sub[0]
+	}
+	lo, hi := 0, -1
+	switch run.Op {
+	case syntax.OpStar:
+	case syntax.OpPlus:
+		lo = 1
+	case syntax.OpRepeat:
+		lo, hi = run.Min, run.Max
+	default:
+		return ""
+	}
+	class := run.Sub[0]
+	for class.Op == syntax.OpCapture {
+		class = class.Sub[0]
+	}
+	if class.Op != syntax.OpCharClass && class.Op != syntax.OpAnyChar {
+		return ""
+	}
+	lo, hi = max(lo, t.lo), lower(hi, t.hi)
+	if hi >= 0 && lo > hi {
+		return ""
+	}
+	p := &patternWriter{c: c, path: "pattern", any: c.json("char")}
+	body := p.write(class)
+	if hi < 0 {
+		return fmt.Sprintf("%s{%d,}", body, lo)
+	}
+	return fmt.Sprintf("%s{%d,%d}", body, lo, hi)
+}
+
 // pattern turns a regular expression into the inside of a string.
 func (c *schemaCompiler) pattern(text, path string) string {
 	re, err := syntax.Parse(text, syntax.Perl)
 	if err != nil {
-		c.fail(path, "cannot be read: "+err.Error())
+		c.drop(path, "cannot be read: "+err.Error())
+		return c.json("char") + "*"
 	}
 	p := &patternWriter{c: c, path: path, any: c.json("char")}
 	if c.raw() {
@@ -103,7 +263,8 @@ type patternWriter struct {
 	path  string
 	any   string // rule or class of any character
 	depth int
-	size  int // of all characters and classes so far
+	size  int  // of all characters and classes so far
+	exact bool // texts without escapes have any character: what is written is known not to hold the tag
 
 	// Of texts without escapes, in which no class has "<": what would go on with a tag that literals begin, and what literals
 	// begin with.
@@ -263,6 +424,7 @@ func (p *patternWriter) spell(r rune) string {
 func (p *patternWriter) plain() []runeRange {
 	var cuts []rune
 	switch {
+	case p.c.raw() && p.exact:
 	case p.c.raw():
 		cuts = append([]rune{'<'}, p.banned...)
 	case p.c.spelling.Until != "":

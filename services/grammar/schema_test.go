@@ -27,6 +27,16 @@ func schemaGrammar(t testing.TB, schema string, v *Vocabulary) *Grammar {
 // write lets a random writer choose among the allowed tokens; it ends as soon as it may once it has written enough.
 func write(t testing.TB, g *Grammar, r *rand.Rand, enough int) string {
 	t.Helper()
+	text, ok := writeUpTo(t, g, r, enough, 20*enough+5000)
+	if !ok {
+		t.Fatalf("no end after %q", text)
+	}
+	return text
+}
+
+// writeUpTo is write that gives up after so many tokens: the writer may not think of the item that an array has to contain.
+func writeUpTo(t testing.TB, g *Grammar, r *rand.Rand, enough, limit int) (string, bool) {
+	t.Helper()
 	var out []byte
 	s := g.Start()
 	for n := 0; ; n++ {
@@ -35,10 +45,13 @@ func write(t testing.TB, g *Grammar, r *rand.Rand, enough int) string {
 			t.Fatal(err)
 		}
 		if g.Accepts(s) && (m.Count == 0 || n > enough || r.IntN(3) == 0) {
-			return string(out)
+			return string(out), true
 		}
-		if n > 20*enough+5000 {
-			t.Fatalf("no end after %q", out)
+		if n > limit {
+			return string(out), false
+		}
+		if m.Count == 0 {
+			t.Fatalf("nothing may follow %q", out)
 		}
 		id := int32(-1)
 		if n > enough || r.IntN(4) == 0 {
@@ -140,30 +153,28 @@ func TestSchemas(t *testing.T) {
 
 func TestSchemaFaultsNameThePath(t *testing.T) {
 	for _, c := range []struct{ schema, path, want string }{
-		{`{"type":"object","properties":{"a":{"type":"array","items":{"not":{}}}}}`, "properties.a.items.not", "not supported"},
-		{`{"type":"object","patternProperties":{"a":{},"b":{}}}`, "patternProperties", "one pattern"},
-		{`{"type":"object","propertyNames":{"maxLength":3},"properties":{"a":{}},"additionalProperties":true}`, "", "beside declared"},
-		{`{"type":"object","propertyNames":{"type":"integer"}}`, "propertyNames.type", "no type"},
-		{`{"type":"array","uniqueItems":true}`, "uniqueItems", "not supported"},
-		{`{"type":"integer","multipleOf":3}`, "multipleOf", "not supported"},
-		{`{"type":"number","minimum":0.5}`, "minimum", "integers only"},
-		{`{"type":"integer","minimum":3,"maximum":2}`, "maximum", "no number"},
+		{`{"type":"object","properties":{"a":{"not":{}}},"required":["a"]}`, "", "cannot be met"},
+		{`{"type":"array","minItems":1,"items":{"not":{}}}`, "", "cannot be met"},
+		{`{"properties":{"a":{"type":"string","not":{"format":"uri"}}}}`, "properties.a.not", "not supported"},
+		{`{"type":"object","propertyNames":{"type":"integer"},"minProperties":1}`, "", "cannot be met"},
+		{`{"type":"array","items":{"type":"string"},"uniqueItems":true}`, "uniqueItems", "list of values only"},
+		{`{"type":"number","multipleOf":0.1234567}`, "multipleOf", "too many states"},
+		{`{"type":"integer","multipleOf":0}`, "multipleOf", "above 0"},
+		{`{"type":"integer","minimum":3,"maximum":2}`, "", "cannot be met"},
 		{`{"anyOf":[{"type":"string"},{"type":"strin"}]}`, "anyOf[1].type", `unknown type "strin"`},
-		{`{"oneOf":[{"type":"integer"},{"type":"number"}]}`, "oneOf[1]", "use anyOf"},
+		{`{"oneOf":[{"type":"string","format":"uri"},{"type":"string","format":"email"}]}`, "oneOf[0]", "use anyOf"},
 		{`{"$ref":"other.json"}`, "$ref", "inside the schema"},
 		{`{"$ref":"#/$defs/x"}`, "$ref", "is not in the schema"},
-		{`{"$ref":"#","type":"string"}`, "$ref", "refers to itself"},
-		{`{"type":"string","pattern":"(?=a)"}`, "pattern", "cannot be read"},
+		{`{"$ref":"#","type":"string"}`, "", "refers to itself"},
+		{`{"type":"string","pattern":"x(?=a)"}`, "pattern", "cannot be read"},
 		{`{"type":"string","pattern":"a\\b"}`, "pattern", "not supported"},
-		{`{"type":"string","pattern":"a","maxLength":3}`, "maxLength", "beside pattern"},
 		{`{"type":"string","minLength":-1}`, "minLength", "at least 0"},
 		{`{"properties":3}`, "properties", "must be an object"},
-		{`{"properties":{"a":false},"required":["a"]}`, "properties.a", "cannot be met"},
-		{`{"additionalProperties":false,"required":["a"]}`, "required", "not allowed"},
-		{`{"enum":["a"],"type":"integer"}`, "enum", "none of the values"},
-		{`{"enum":["a"],"maxLength":3}`, "maxLength", "beside enum"},
-		{`{"allOf":[{"type":"string"},{"type":"null"}]}`, "allOf[1].type", "no type"},
-		{`{"minProperties":2}`, "minProperties", "required keys"},
+		{`{"properties":{"a":false},"required":["a"]}`, "", "cannot be met"},
+		{`{"additionalProperties":false,"required":["a"]}`, "", "cannot be met"},
+		{`{"enum":["a"],"type":"integer"}`, "", "cannot be met"},
+		{`{"allOf":[{"type":"string"},{"type":"null"}]}`, "", "cannot be met"},
+		{`{"minProperties":2}`, "minProperties", "declared keys"},
 		{`[1]`, "", "must be an object or a boolean"},
 		{`{`, "", "is not JSON"},
 	} {
@@ -202,7 +213,6 @@ func TestRandomSchemas(t *testing.T) {
 // TestSchemasThatExplode: schemas that are small as text and huge when references are followed are refused in time.
 func TestSchemasThatExplode(t *testing.T) {
 	for name, level := range map[string]string{
-		"allOf": `{"allOf":[{"$ref":"#/$defs/d%[1]d"},{"$ref":"#/$defs/d%[1]d"}],"title":"x"}`,
 		"anyOf": `{"type":"object","properties":{"p%[1]d":{"type":"null"}},"anyOf":[{"$ref":"#/$defs/d%[1]d"},{"$ref":"#/$defs/d%[1]d"}]}`,
 		"oneOf": `{"type":"object","properties":{"p":{"oneOf":[{"$ref":"#/$defs/d%[1]d"},{"allOf":[{"$ref":"#/$defs/d%[1]d"},{"$ref":"#/$defs/d%[1]d"}]}]}},"required":["p"]}`,
 	} {
@@ -228,12 +238,10 @@ func TestLargeSchemas(t *testing.T) {
 		}
 		return strings.TrimSuffix(b.String(), ",")
 	}
-	nulls := strings.Repeat(`"null",`, 10_000) + `"null"`
 	const tooLarge = "too large"
 	for _, tt := range []struct{ name, schema, want string }{
 		{"lists of values", `{"allOf":[{"enum":[` + list(10_000, "%d.5") + `]},{"enum":[` + list(10_000, "%d.25") + `]}]}`, tooLarge},
 		{"branches", `{"oneOf":[{"enum":[` + list(10_000, "%d.5") + `]},{"enum":[` + list(10_000, "%d.25") + `]}]}`, tooLarge},
-		{"lists of types", `{"allOf":[{"type":[` + nulls + `]},{"type":["string",` + nulls + `]}]}`, tooLarge},
 		{"unknown types", `{"type":[` + list(20_000, `"%x"`) + `]}`, "unknown type"},
 		{"keys", `{"required":[` + list(30_000, `"%x"`) + `]}`, tooLarge},
 		{"a long key", `{"additionalProperties":true,"required":["` + strings.Repeat("k", 200_000) + `"]}`, tooLarge},

@@ -69,11 +69,11 @@ func (c *schemaCompiler) whole() bool { return c.spelling.Text && !c.nested }
 func (c *schemaCompiler) raw() bool { return c.spelling.Quote != "" || c.whole() }
 
 // inside compiles a part of a value.
-func (c *schemaCompiler) inside(s *jsonNode, path string) string {
+func (c *schemaCompiler) inside(set conj, path string) string {
 	was := c.nested
 	c.nested = true
 	defer func() { c.nested = was }()
-	return c.compile(s, path)
+	return c.compile(set, path)
 }
 
 // rawSized is text of least to most characters (-1 = any number) that does not hold the tag. A text with a limit cannot be told
@@ -164,17 +164,19 @@ func (c *schemaCompiler) key(key, path string) string {
 
 // readable refuses another type than string in a value that may be text too, if it has bounds: a text that reads as this type
 // would be taken for it.
-func (c *schemaCompiler) readable(s *jsonNode, t, path string) {
-	if !c.whole() || !c.spelling.Mixed || t == "string" || t == "null" {
+func (c *schemaCompiler) readable(s *shape, path string) {
+	if !c.whole() || !c.spelling.Mixed {
 		return
 	}
-	for _, k := range assertions {
-		switch k {
-		case "type", "nullable", "minLength", "maxLength", "pattern", "format":
-		default:
-			if s.get(k) != nil {
-				c.fail(path+"."+k, "is not supported where the value may be text too")
+	narrow := s.types&typeNumber != 0 && (s.number.lo != nil || s.number.hi != nil || !s.number.plain()) ||
+		s.types&typeArray != 0 && !s.array.free() || s.types&typeObject != 0 && !s.object.free()
+	if narrow {
+		for _, k := range []string{"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "properties", "required", "items", "minItems", "maxItems"} {
+			if s.at != nil && s.at.get(k) != nil {
+				path += "." + k
+				break
 			}
 		}
+		c.fail(path, "is not supported where the value may be text too")
 	}
 }

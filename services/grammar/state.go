@@ -15,6 +15,8 @@ type State struct {
 	id     uint64
 	epoch  uint32
 	depth  int32 // of the deepest stack
+	// places of $members at the time of the state: its nodes from fixed on are numbered by them.
+	places *[]memberState
 
 	next  []*State // by class of bytes; nil = not known yet, dead = nothing follows
 	mask  *Mask
@@ -35,6 +37,8 @@ const (
 	maxFrames = 1 << 14
 	// maxWork bounds the pairs that one step may look at.
 	maxWork = 1 << 17
+	// maxPlaces of $members kept before all of them are forgotten, with the states.
+	maxPlaces = 1 << 18
 	// maxStates kept before all of them are forgotten.
 	maxStates = 1 << 17
 )
@@ -49,7 +53,8 @@ type machine struct {
 	count  int
 	lastID uint64
 	epoch  uint32
-	fault  error // of the call in progress
+	places *[]memberState // of this epoch
+	fault  error          // of the call in progress
 
 	// Scratch of a step. A rule that was called waits at its place of the order: waits has its bit, below where it returns to.
 	tops  []frame
@@ -63,7 +68,7 @@ type machine struct {
 
 func newMachine(p *program) *machine {
 	return &machine{
-		program: p, table: map[uint64][]*State{}, seen: map[frame]struct{}{},
+		places: new([]memberState), program: p, table: map[uint64][]*State{}, seen: map[frame]struct{}{},
 		waits: make([]uint64, (len(p.rules)+63)/64), below: make([][]frame, len(p.rules)),
 	}
 }
@@ -134,7 +139,7 @@ func (m *machine) follow(n int32, below *State) {
 		return
 	}
 	m.seen[f] = struct{}{}
-	if m.work++; m.work > maxWork || m.entries > maxEntries {
+	if m.work++; m.work > maxWork || m.entries > maxEntries || m.crowded {
 		m.fault = errAmbiguous
 		return
 	}
@@ -282,7 +287,7 @@ func (m *machine) intern(list []frame) *State {
 	}
 	m.lastID++
 	m.count++
-	s := &State{frames: slices.Clone(list), id: m.lastID, epoch: m.epoch, depth: depth + 1}
+	s := &State{frames: slices.Clone(list), id: m.lastID, epoch: m.epoch, depth: depth + 1, places: m.places}
 	m.table[h] = append(m.table[h], s)
 	return s
 }
@@ -292,6 +297,7 @@ func (m *machine) current(s *State) *State {
 	if s.epoch == m.epoch {
 		return s
 	}
+	m.work = 0
 	return m.renew(s, map[*State]*State{})
 }
 
@@ -301,21 +307,32 @@ func (m *machine) renew(s *State, done map[*State]*State) *State {
 	}
 	list := slices.Clone(s.frames)
 	for i := range list {
+		if n := int(list[i].node); n >= m.fixed {
+			list[i].node = m.member((*s.places)[m.fixedStates+n-m.fixed])
+			if list[i].node < 0 {
+				m.fault = errAmbiguous
+				return dead
+			}
+		}
 		if list[i].below != nil {
 			list[i].below = m.renew(list[i].below, done)
 		}
 	}
-	t := m.intern(list)
+	t := m.union(list)
 	done[s] = t
 	return t
 }
 
 // forget starts a new epoch when there are too many states.
 func (m *machine) forget() bool {
-	if m.count < maxStates {
+	if m.count < maxStates && len(m.nodes)-m.fixed < maxPlaces {
 		return false
 	}
 	m.table, m.count = map[uint64][]*State{}, 0
 	m.epoch++
+	old := slices.Clone(m.memberStates) // states of the epoch are read with it
+	*m.places = old
+	m.forgetMembers()
+	m.places = new([]memberState)
 	return true
 }

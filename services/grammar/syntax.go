@@ -63,12 +63,24 @@ type (
 		not  bool
 		list []tokenName
 	}
+	// members are some of parts, with a separator between them, in any order.
+	members struct {
+		least, most int // most < 0 = without end; parts that may come often count once towards least
+		separator   expr
+		parts       []memberPart
+	}
 	// text is any text without one of the literals; with through it ends with the first of them.
 	text struct {
 		through  bool
 		literals []string
 	}
 )
+
+// memberPart is a rule that comes once at most, exactly once, or any number of times; late says that it does not come first.
+type memberPart struct {
+	x                    expr
+	required, many, late bool
+}
 
 type runeRange struct{ lo, hi rune }
 

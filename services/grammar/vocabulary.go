@@ -50,7 +50,7 @@ const groups = 5
 
 // group are tokens of one shape, with the automaton of that shape.
 type group struct {
-	shape *shape
+	shape *tokenShape
 	// covers lists the groups whose tokens are all texts of this shape, itself included.
 	covers []int
 	mask   []uint32
@@ -142,8 +142,8 @@ func (g *group) fill(v *Vocabulary, ids []int32) {
 
 func setBit(mask []uint32, id int32) { mask[id/32] |= 1 << (id % 32) }
 
-// shape is a small automaton over bytes; state 0 is the first, all states count as complete.
-type shape struct {
+// tokenShape is a small automaton over bytes; state 0 is the first, all states count as complete.
+type tokenShape struct {
 	next [][256]int16 // -1 = none
 }
 
@@ -153,18 +153,18 @@ const shortText = 12
 
 // plainText holds characters that most places of texts allow: none of the controls, quotes, backslashes and angle brackets.
 // limit is the number of characters, 0 = any.
-func plainText(limit int) *shape {
+func plainText(limit int) *tokenShape {
 	return newShape(limit, func(c byte) bool { return c >= 0x20 && c != '"' && c != '\\' && c != '<' && c != 0x7F })
 }
 
-func anyText() *shape { return newShape(0, func(byte) bool { return true }) }
+func anyText() *tokenShape { return newShape(0, func(byte) bool { return true }) }
 
-func newShape(limit int, ascii func(byte) bool) *shape {
+func newShape(limit int, ascii func(byte) bool) *tokenShape {
 	rounds := limit + 1
 	if limit == 0 {
 		rounds = 1
 	}
-	s := &shape{next: make([][256]int16, rounds*utf8States)}
+	s := &tokenShape{next: make([][256]int16, rounds*utf8States)}
 	for at := range s.next {
 		done, state := at/utf8States, at%utf8States
 		for c := range 256 {
@@ -186,7 +186,7 @@ func newShape(limit int, ascii func(byte) bool) *shape {
 }
 
 // holds tells whether b is of the shape and ends with a whole character.
-func (s *shape) holds(b []byte) bool {
+func (s *tokenShape) holds(b []byte) bool {
 	at := int16(0)
 	for _, c := range b {
 		if at = s.next[at][c]; at < 0 {

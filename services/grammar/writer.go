@@ -11,6 +11,8 @@ type SchemaError struct {
 	// Path of the keyword at fault, such as properties.age.minimum, empty at the top.
 	Path    string
 	Message string
+	// TooHard says that the schema as a whole is beyond the compiler, not one of its keywords.
+	TooHard bool
 }
 
 // Error implements error.

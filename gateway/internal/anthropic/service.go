@@ -124,6 +124,7 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (*tur
 			return nil, err
 		}
 		if format.Kind != turn.FormatText {
+			format.Lenient = false // this API promises that the schema is held
 			req.Format = format
 		}
 	}

@@ -137,12 +137,23 @@ func TestGuides(t *testing.T) {
 		w.Requests()[len(w.Requests())-1].GetGuide().GetGrammar() != `root ::= "yes"` {
 		t.Errorf("completions with a grammar: %d %s", a.status, a.body)
 	}
+	// Without strict what cannot be held is named, and the rest is held.
+	a := r.post("/v1/chat/completions", chatBody(`"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"object","properties":{"a":{"type":"array","uniqueItems":true}}}}}`))
+	if g := w.Requests()[len(w.Requests())-1].GetGuide().GetGrammar(); a.status != 200 || !strings.Contains(g, `"\"a\""`) && !strings.Contains(g, "a") ||
+		a.header.Get("x-tandem-warning") != "schema-partly-followed: response_format.json_schema.schema.properties.a.uniqueItems" {
+		t.Errorf("without strict: %d %v\n%s", a.status, a.header, g)
+	}
+	a = r.post("/v1/chat/completions", chatBody(`"response_format":{"type":"json_schema","json_schema":{"strict":false,"schema":{"type":"object","properties":{"x":{"anyOf":[{"$ref":"#/properties/x"},{"type":"null"}]}}}}}`))
+	if g := w.Requests()[len(w.Requests())-1].GetGuide().GetGrammar(); a.status != 200 || !strings.Contains(g, "root ::= json-value") ||
+		!strings.HasPrefix(a.header.Get("x-tandem-warning"), "schema-not-followed: response_format.json_schema.schema.properties.x") {
+		t.Errorf("a schema that cannot be read without strict: %d %v\n%s", a.status, a.header, g)
+	}
 	for more, param := range map[string]string{
 		`"grammar":"root ::= ("`:                    "grammar",
 		weatherTool + `,"grammar":"root ::= \"x\""`: "grammar",
-		`"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"object","properties":{"a":{"not":{}}}}}}`: "response_format.json_schema.schema.properties.a.not",
-		`"response_format":{"type":"json_schema","json_schema":{"schema":{"anyOf":[{"$ref":"#"},{"type":"null"}]}}}`:        "response_format.json_schema.schema",
-		strings.Replace(strict, `"days":{"type":"integer"}`, `"days":{"type":"integer","multipleOf":2}`, 1):                 "tools[0].function.parameters.properties.days.multipleOf",
+		`"response_format":{"type":"json_schema","json_schema":{"strict":true,"schema":{"type":"object","properties":{"a":{"type":"array","uniqueItems":true}}}}}`: "response_format.json_schema.schema.properties.a.uniqueItems",
+		`"response_format":{"type":"json_schema","json_schema":{"strict":true,"schema":{"anyOf":[{"$ref":"#"},{"type":"null"}]}}}`:                                 "response_format.json_schema.schema",
+		strings.Replace(strict, `"days":{"type":"integer"}`, `"days":{"type":"integer","multipleOf":0.1234567}`, 1):                                                "tools[0].function.parameters.properties.days.multipleOf",
 	} {
 		if a := r.post("/v1/chat/completions", chatBody(more)); a.status != 400 || at(a.json(t), "error", "param") != param {
 			t.Errorf("%s: %d %s, want 400 at %s", more, a.status, a.body, param)

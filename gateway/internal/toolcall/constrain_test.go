@@ -193,11 +193,11 @@ func sample(t *testing.T, g *grammar.Grammar, closing string, marks []string, rn
 
 func TestStrictFaults(t *testing.T) {
 	for schema, want := range map[string]string{
-		`{"type":"object","properties":{"a":{"type":"string","pattern":"^</parameter>$"}}}`:    "properties.a.pattern",
-		`{"type":"object","properties":{"a":{"type":"string","pattern":"^x$","minLength":1}}}`: "properties.a.minLength",
-		`{"type":"object","properties":{"a":{"type":["string","integer"],"minimum":1}}}`:       "properties.a.minimum",
-		`{"type":"object","properties":{"a":{"type":"integer","multipleOf":3}}}`:               "properties.a.multipleOf",
-		`{"type":"object","properties":{"a":{"type":"array","contains":{"const":1}}}}`:         "properties.a.contains",
+		`{"type":"object","properties":{"a":{"type":"string","pattern":"^</parameter>$"}}}`: "properties.a.pattern",
+		`{"type":"object","properties":{"a":{"type":"string","not":{"format":"uri"}}}}`:     "properties.a.not",
+		`{"type":"object","properties":{"a":{"type":["string","integer"],"minimum":1}}}`:    "properties.a.minimum",
+		`{"type":"object","properties":{"a":{"type":"integer","multipleOf":0.1234567}}}`:    "properties.a.multipleOf",
+		`{"type":"object","properties":{"a":{"type":"array","uniqueItems":true}}}`:          "properties.a.uniqueItems",
 	} {
 		set := &Set{}
 		if err := set.Add(Tool{Name: "f", Strict: true, Schema: json.RawMessage(schema)}, nil); err != nil {

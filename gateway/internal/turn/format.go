@@ -39,6 +39,7 @@ func ParseFormat(parent reqjson.Object, name string) (f Format, err error) {
 	if f.Strict, _, err = in.Bool("strict"); err != nil {
 		return f, err
 	}
+	f.Lenient = !f.Strict
 	if _, ok, err = in.Object("schema"); err != nil {
 		return f, err
 	}

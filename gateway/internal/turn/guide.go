@@ -47,9 +47,12 @@ func (s *Service) Guide(m *model.Model, req *Request, p *Prepared) error {
 // writeGrammar makes the grammar of formats and calls, if one is needed.
 func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls bool) error {
 	w := grammar.NewWriter()
-	root, err := formatRule(w, req.Format)
+	root, warning, err := formatRule(w, req.Format)
 	if err != nil {
 		return err
+	}
+	if warning != "" {
+		p.Warnings = append(p.Warnings, warning)
 	}
 	if root != "" && len(p.Run.Prompts) > 0 && p.Run.Prompts[0].Thinking {
 		root = contentGap + root
@@ -86,20 +89,40 @@ func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls 
 	return nil
 }
 
-// formatRule is the rule of the content, empty when it is free.
-func formatRule(w *grammar.Writer, f Format) (string, error) {
+// maxNamed keywords in a warning.
+const maxNamed = 8
+
+// formatRule is the rule of the content, empty when it is free, and a warning when a lenient schema is not held as a whole.
+func formatRule(w *grammar.Writer, f Format) (rule, warning string, err error) {
 	switch f.Kind {
 	case FormatJSONObject:
-		return w.JSON("object"), nil
+		return w.JSON("object"), "", nil
 	case FormatJSONSchema:
-		rule, err := w.Schema(f.Schema)
-		var se *grammar.SchemaError
-		if errors.As(err, &se) {
-			return "", apierror.Unsupported(strings.TrimSuffix(f.Path+"."+se.Path, "."), "cannot be followed: %s", se.Message)
+		at := func(e *grammar.SchemaError) string { return strings.TrimSuffix(f.Path+"."+e.Path, ".") }
+		var dropped []string
+		o := grammar.SchemaOptions{Open: f.Lenient}
+		if f.Lenient {
+			o.Drop = func(e *grammar.SchemaError) {
+				if len(dropped) < maxNamed {
+					dropped = append(dropped, at(e))
+				} else if len(dropped) == maxNamed {
+					dropped = append(dropped, "...")
+				}
+			}
 		}
-		return rule, err
+		rule, err := w.SchemaWith(f.Schema, o)
+		var se *grammar.SchemaError
+		switch {
+		case errors.As(err, &se) && f.Lenient && se.TooHard:
+			return w.JSON("value"), "schema-not-followed: " + at(se), nil
+		case errors.As(err, &se):
+			return "", "", apierror.Unsupported(at(se), "cannot be followed: %s", se.Message)
+		case len(dropped) > 0:
+			warning = "schema-partly-followed: " + strings.Join(dropped, ", ")
+		}
+		return rule, warning, err
 	}
-	return "", nil
+	return "", "", nil
 }
 
 // reasoning tells reasoning from content for guides of requests without a budget.

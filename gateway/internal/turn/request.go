@@ -96,7 +96,10 @@ type Format struct {
 	// Name and Strict are echoed, Schema constrains; FormatJSONSchema only.
 	Name   string
 	Strict bool
-	Schema json.RawMessage
+	// Lenient leaves out what cannot be followed, with a warning, instead of refusing the request, and reads the schema as the
+	// standard has it: keys in any order, undeclared ones where nothing forbids them.
+	Lenient bool
+	Schema  json.RawMessage
 	// Grammar is GBNF; FormatGrammar only.
 	Grammar string
 }

@@ -17,20 +17,28 @@ type Judge struct{ schema *jsonschema.Schema }
 // NewJudge reads a schema, formats included.
 func NewJudge(t testing.TB, schema string) Judge {
 	t.Helper()
+	j, err := ReadJudge(schema, true)
+	if err != nil {
+		t.Fatalf("%s: %v", schema, err)
+	}
+	return j
+}
+
+// ReadJudge reads a schema. Without formats texts may have any.
+func ReadJudge(schema string, formats bool) (Judge, error) {
 	doc, err := jsonschema.UnmarshalJSON(strings.NewReader(schema))
 	if err != nil {
-		t.Fatal(err)
+		return Judge{}, err
 	}
 	c := jsonschema.NewCompiler()
-	c.AssertFormat()
+	if formats {
+		c.AssertFormat()
+	}
 	if err := c.AddResource("schema.json", doc); err != nil {
-		t.Fatalf("%s: %v", schema, err)
+		return Judge{}, err
 	}
 	s, err := c.Compile("schema.json")
-	if err != nil {
-		t.Fatalf("%s: %v", schema, err)
-	}
-	return Judge{s}
+	return Judge{s}, err
 }
 
 // Validate reports what is wrong with a text.
@@ -151,6 +159,100 @@ func RandomSchema(r *rand.Rand) string {
 		"properties": map[string]any{"v": drawSchema(r, 0), "kids": map[string]any{"type": "array", "items": map[string]any{"$ref": "#/$defs/tree"}}},
 		"required":   []any{"v"},
 	}}
+	b, err := json.Marshal(s)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// drawCondition makes a random schema that says little: for not, if, contains and branches that overlap.
+func drawCondition(r *rand.Rand, depth int) map[string]any {
+	pick := func(list ...string) string { return list[r.IntN(len(list))] }
+	key := pick("a", "b", "name")
+	switch kind := r.IntN(14); {
+	case kind == 0:
+		return map[string]any{"required": []any{key}}
+	case kind == 1:
+		return map[string]any{"const": []any{"a", 3, nil, true, []any{1}, map[string]any{"a": 1}}[r.IntN(6)]}
+	case kind == 2:
+		return map[string]any{"enum": []any{"a", "ab", 3, nil, true}[:1+r.IntN(5)]}
+	case kind == 3:
+		return map[string]any{"type": pick("string", "integer", "number", "object", "array", "null", "boolean")}
+	case kind == 4:
+		return map[string]any{"minimum": r.IntN(20) - 10, "maxLength": r.IntN(4)}
+	case kind == 5:
+		return map[string]any{"multipleOf": []any{2, 3, 0.5, 0.25, 1.5}[r.IntN(5)]}
+	case kind == 6:
+		return map[string]any{"pattern": pick("^a", "b$", `^[a-z]*$`, "[0-9]"), "minLength": r.IntN(3)}
+	case kind == 7:
+		return map[string]any{"minProperties": r.IntN(3), "maxProperties": 2 + r.IntN(2)}
+	case kind == 8:
+		return map[string]any{"minItems": r.IntN(2), "maxItems": 1 + r.IntN(3)}
+	case kind == 9 && depth > 0:
+		return map[string]any{"properties": map[string]any{key: drawCondition(r, depth-1)}, "required": []any{key}}
+	case kind == 10 && depth > 0:
+		return map[string]any{"contains": drawCondition(r, depth-1)}
+	case kind == 11 && depth > 0:
+		return map[string]any{"not": drawCondition(r, depth-1)}
+	case kind == 12 && depth > 0:
+		return map[string]any{pick("anyOf", "oneOf", "allOf"): []any{drawCondition(r, depth-1), drawCondition(r, depth-1)}}
+	case kind == 13 && depth > 0:
+		return map[string]any{"items": drawCondition(r, depth-1), "additionalProperties": drawCondition(r, depth-1)}
+	}
+	return map[string]any{"exclusiveMaximum": []any{0.5, 10, -1.25}[r.IntN(3)]}
+}
+
+// RandomFullSchema draws a schema with any of the keywords, joined as they come.
+func RandomFullSchema(r *rand.Rand) string {
+	pick := func(list ...string) string { return list[r.IntN(len(list))] }
+	s := drawSchema(r, 1)
+	if r.IntN(3) == 0 {
+		s = map[string]any{"type": "object", "properties": map[string]any{"a": drawCondition(r, 1), "name": drawSchema(r, 0)}}
+	}
+	for range 1 + r.IntN(4) {
+		switch r.IntN(14) {
+		case 0:
+			s["not"] = drawCondition(r, 2)
+		case 1:
+			s["if"], s["then"] = drawCondition(r, 1), drawCondition(r, 1)
+			if r.IntN(2) == 0 {
+				s["else"] = drawCondition(r, 1)
+			}
+		case 2:
+			s["oneOf"] = []any{drawCondition(r, 1), drawCondition(r, 1), drawCondition(r, 1)}[:2+r.IntN(2)]
+		case 3:
+			s["anyOf"] = []any{drawCondition(r, 2), drawCondition(r, 1)}
+		case 4:
+			s["allOf"] = []any{drawCondition(r, 2), drawCondition(r, 1)}
+		case 5:
+			s["dependentRequired"] = map[string]any{pick("a", "b"): []any{pick("b", "name", "c")}}
+		case 6:
+			s["dependentSchemas"] = map[string]any{pick("a", "b"): drawCondition(r, 1)}
+		case 7:
+			s["contains"] = drawCondition(r, 1)
+			if r.IntN(2) == 0 {
+				s["minContains"], s["maxContains"] = r.IntN(2), 1+r.IntN(2)
+			}
+		case 8:
+			s["uniqueItems"], s["items"] = true, map[string]any{"enum": []any{"a", 1, 1.0, nil, []any{}}[:2+r.IntN(4)]}
+		case 9:
+			s[pick("minProperties", "maxProperties")] = 1 + r.IntN(2)
+		case 10:
+			s["patternProperties"] = map[string]any{"^a": drawCondition(r, 1), "[b-d]$": drawCondition(r, 1)}
+		case 11:
+			s["propertyNames"] = map[string]any{pick("pattern", "not"): map[string]any{"pattern": "^b"}}
+			if p := s["propertyNames"].(map[string]any); p["pattern"] != nil {
+				p["pattern"] = "^[a-z]{1,5}$"
+			}
+		case 12:
+			s[pick("unevaluatedProperties", "additionalProperties")] = []any{false, drawCondition(r, 0)}[r.IntN(2)]
+		case 13:
+			s[pick("unevaluatedItems", "items")] = []any{false, drawCondition(r, 0)}[r.IntN(2)]
+		}
+	}
+	s["$defs"] = map[string]any{"tree": map[string]any{"type": "object", "properties": map[string]any{
+		"v": drawCondition(r, 0), "kids": map[string]any{"type": "array", "items": map[string]any{"$ref": "#/$defs/tree"}}}}}
 	b, err := json.Marshal(s)
 	if err != nil {
 		panic(err)
