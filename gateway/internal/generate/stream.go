@@ -122,7 +122,11 @@ func (s *stream) judge(ctx context.Context, lane *cluster.Lane, err error, failu
 // takeover waits for a lane that replaces a lost one. cause is reported when none comes in time.
 func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*cluster.Lane, error) {
 	g := s.r.g
-	g.Logger.Warn("generation moves to another worker", zap.String(telemetry.KeyRequestID, s.r.req.ID),
+	level := zap.WarnLevel
+	if rpcerr.Code(cause) == codes.ResourceExhausted {
+		level = zap.DebugLevel // the lane of a request that just left is not back yet: a matter of milliseconds
+	}
+	g.Logger.Log(level, "generation moves to another worker", zap.String(telemetry.KeyRequestID, s.r.req.ID),
 		zap.Int(telemetry.KeyTokens, len(s.committed)), zap.NamedError(telemetry.KeyErr, cause))
 	if g.Metrics != nil {
 		g.Metrics.Retry(ctx)
