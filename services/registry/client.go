@@ -300,7 +300,8 @@ func (c *Client) goodbye(stream tandemv1.RegistryService_JoinClient, seq uint64,
 	for {
 		select {
 		case <-leases: // answers on their way
-		case <-ended:
+		case err := <-ended:
+			c.log.Debug("left the gateway", zap.NamedError(telemetry.KeyErr, err))
 			return true
 		case <-timer.C:
 			return false
