@@ -1,5 +1,8 @@
 package telemetry
 
+// MetadataRequestID is the metadata in which a request's id travels where messages have no field for it.
+const MetadataRequestID = "x-request-id"
+
 // Keys of structured log fields. They are the only ones used, so that a log can be searched without knowing who wrote it.
 // Prompt text, output text, API keys and cookies are never logged.
 const (
@@ -29,6 +32,9 @@ const (
 	KeyPath       = "path"
 	KeyStack      = "stack"
 	KeySignal     = "signal"
+	KeyMessages   = "messages"
+	KeyProposals  = "proposals"
+	KeyNodes      = "nodes"
 	KeyTraceID    = "trace_id"
 	KeyClient     = "client"
 	KeyKeyName    = "key" // the name of an API key, never the key

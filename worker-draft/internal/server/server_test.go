@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
 	"github.com/tandem-inference/tandem/services/engineplugin"
@@ -22,12 +23,15 @@ import (
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tensorwire"
 	"github.com/tandem-inference/tandem/services/workernode"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/test/bufconn"
 )
 
@@ -332,6 +336,36 @@ func TestSpeculate(t *testing.T) {
 	}
 	if _, err := s.Recv(); !errors.Is(err, rpcerr.AnyAborted) {
 		t.Errorf("after a gap: %v", err)
+	}
+}
+
+// TestStreamsAreLogged: a stream leaves one line, with the request that it was for.
+func TestStreamsAreLogged(t *testing.T) {
+	core, logs := observer.New(zap.InfoLevel)
+	r := newRig(t, enginefake.Options{}, 2, 0, true)
+	r.server.cfg.Log = zap.New(core)
+	r.ready()
+	s, err := r.client.Speculate(metadata.AppendToOutgoingContext(t.Context(), telemetry.MetadataRequestID, "req-7"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	exchange(t, s, message(1, 1, 0, 40, ask(5, 40, 22, tree)))
+	exchange(t, s, message(1, 2, 40, 3, ask(6, 43, 10, tree)))
+	if err := s.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Recv(); !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+	lines := logs.FilterMessage("request ended").All()
+	if len(lines) != 1 {
+		t.Fatalf("%d lines", len(lines))
+	}
+	got := lines[0].ContextMap()
+	delete(got, "duration_ms")
+	want := map[string]any{"request_id": "req-7", "outcome": "ok", "messages": int64(2), "proposals": int64(2), "nodes": int64(32)}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
 	}
 }
 

@@ -8,7 +8,11 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/telemetry"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 )
 
 const (
@@ -26,7 +30,10 @@ type arrival struct {
 }
 
 // Speculate implements DraftService.
-func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequest, tandemv1.SpeculateResponse]) error {
+func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequest, tandemv1.SpeculateResponse]) (err error) {
+	began := time.Now()
+	var done streamed
+	defer func() { s.logStream(stream.Context(), began, &done, err) }()
 	if s.draining.Load() {
 		return rpcerr.Draining
 	}
@@ -72,6 +79,7 @@ func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReq
 			return err
 		}
 		s.count(w)
+		done.add(w)
 		free <- a
 		if reply {
 			if err := stream.Send(&w.response); err != nil {
@@ -79,6 +87,40 @@ func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReq
 			}
 		}
 	}
+}
+
+// streamed is what one stream brought.
+type streamed struct{ messages, proposals, nodes int }
+
+func (d *streamed) add(w *work) {
+	d.messages++
+	if w.proposed {
+		d.proposals++
+		d.nodes += w.tree.Nodes()
+	}
+}
+
+// logStream writes the line of a stream that is over: at warn when it failed here, else at info.
+func (s *Server) logStream(ctx context.Context, began time.Time, d *streamed, err error) {
+	id := ""
+	if v := metadata.ValueFromIncomingContext(ctx, telemetry.MetadataRequestID); len(v) > 0 {
+		id = v[0]
+	}
+	level, outcome := zap.InfoLevel, "ok"
+	switch {
+	case ctx.Err() != nil || rpcerr.Code(err) == codes.Canceled:
+		outcome = "cancelled" // how targets end streams
+	case err != nil:
+		level, outcome = zap.WarnLevel, "failed"
+	}
+	fields := []zap.Field{
+		zap.String(telemetry.KeyRequestID, id), zap.String(telemetry.KeyOutcome, outcome), zap.Int(telemetry.KeyMessages, d.messages),
+		zap.Int(telemetry.KeyProposals, d.proposals), zap.Int(telemetry.KeyNodes, d.nodes), zap.Int64(telemetry.KeyDurationMS, time.Since(began).Milliseconds()),
+	}
+	if level == zap.WarnLevel {
+		fields = append(fields, zap.NamedError(telemetry.KeyErr, err))
+	}
+	s.cfg.Log.Log(level, "request ended", fields...)
 }
 
 // lane takes a lane. A target that ends one request and starts the next may be here before its last stream has ended, so a

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-prefill/internal/pflash"
 	"go.uber.org/zap"
+	"google.golang.org/grpc/codes"
 )
 
 // Engines yields the engine; *workernode.Keeper implements it.
@@ -50,7 +51,9 @@ func New(engines Engines, lanes int, log *zap.Logger) *Server {
 func (s *Server) Drain() { s.draining.Store(true) }
 
 // Compress implements PrefillService.
-func (s *Server) Compress(ctx context.Context, m *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
+func (s *Server) Compress(ctx context.Context, m *tandemv1.CompressRequest) (reply *tandemv1.CompressResponse, err error) {
+	began := time.Now()
+	defer func() { s.logRequest(ctx, m, reply, began, err) }()
 	if s.draining.Load() {
 		return nil, rpcerr.Draining
 	}
@@ -93,7 +96,7 @@ func (s *Server) Compress(ctx context.Context, m *tandemv1.CompressRequest) (*ta
 	if query.Len() <= 0 {
 		query = pflash.Span{First: 0, Last: len(m.Tokens)}
 	}
-	reply := &tandemv1.CompressResponse{ScoreMs: float64(elapsed.Microseconds()) / 1000}
+	reply = &tandemv1.CompressResponse{ScoreMs: float64(elapsed.Microseconds()) / 1000}
 	for _, seg := range m.Segments {
 		kept := pflash.Select(m.Tokens, scores, pflash.Segment{
 			Span: span(seg.Span), KeepRatio: float32(seg.KeepRatio), MinChunks: int(seg.MinChunks),
@@ -105,9 +108,35 @@ func (s *Server) Compress(ctx context.Context, m *tandemv1.CompressRequest) (*ta
 		reply.Segments = append(reply.Segments, out)
 	}
 	s.account(m, reply, elapsed, nil)
-	s.log.Info("prompt compressed", zap.String(telemetry.KeyRequestID, m.RequestId), zap.Int(telemetry.KeyPrompt, len(m.Tokens)),
-		zap.Int("segments", len(m.Segments)), zap.Int64(telemetry.KeyDurationMS, elapsed.Milliseconds()))
 	return reply, nil
+}
+
+// logRequest writes the line of a request that is over: at warn when the scorer failed, else at info.
+func (s *Server) logRequest(ctx context.Context, m *tandemv1.CompressRequest, reply *tandemv1.CompressResponse, began time.Time, err error) {
+	kept := 0
+	for _, seg := range reply.GetSegments() {
+		for _, k := range seg.GetKept() {
+			kept += int(k.GetLast() - k.GetFirst())
+		}
+	}
+	level, outcome := zap.InfoLevel, "ok"
+	switch {
+	case ctx.Err() != nil:
+		outcome = "cancelled"
+	case rpcerr.Code(err) == codes.InvalidArgument, rpcerr.Code(err) == codes.ResourceExhausted:
+		outcome = "refused"
+	case err != nil:
+		level, outcome = zap.WarnLevel, "failed"
+	}
+	id := m.GetRequestId()
+	fields := []zap.Field{
+		zap.String(telemetry.KeyRequestID, id[:min(len(id), mostID)]), zap.String(telemetry.KeyOutcome, outcome), zap.Int(telemetry.KeyPrompt, len(m.GetTokens())),
+		zap.Int(telemetry.KeyTokens, kept), zap.Int64(telemetry.KeyDurationMS, time.Since(began).Milliseconds()),
+	}
+	if err != nil && outcome != "cancelled" {
+		fields = append(fields, zap.NamedError(telemetry.KeyErr, err))
+	}
+	s.log.Log(level, "request ended", fields...)
 }
 
 // scoring reports whether any segment is long enough to need scores.

@@ -14,6 +14,8 @@ import (
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/protobuf/testing/protocmp"
 )
 
@@ -117,6 +119,29 @@ func TestCompress(t *testing.T) {
 	}
 	if h.LanesBusy != 0 || h.Counters["requests"] != 2 || h.Counters["scored_tokens"] != 6400 {
 		t.Errorf("%v", &h)
+	}
+}
+
+// TestRequestsAreLogged: served or refused, a request leaves one line with its id.
+func TestRequestsAreLogged(t *testing.T) {
+	core, logs := observer.New(zap.InfoLevel)
+	s := newServer(t, enginefake.Options{Vocab: 128, Context: 4000}, 1)
+	s.log = zap.New(core)
+	tokens, query := document()
+	for id, want := range map[string]string{"good": "ok", "bad": "refused"} {
+		m := &tandemv1.CompressRequest{RequestId: id, Tokens: tokens, Query: query, Segments: []*tandemv1.Segment{{Span: &tandemv1.Span{First: 0, Last: 3000}, KeepRatio: 0.1}}}
+		if id == "bad" {
+			m.Tokens = append([]int32{1000}, tokens...)
+		}
+		_, err := s.Compress(t.Context(), m)
+		lines := logs.TakeAll()
+		if len(lines) != 1 || lines[0].Message != "request ended" {
+			t.Fatalf("%s: %v, %v", id, lines, err)
+		}
+		got := lines[0].ContextMap()
+		if got["request_id"] != id || got["outcome"] != want || (err == nil) != (want == "ok") || got["prompt_tokens"] != int64(len(m.Tokens)) || (got["tokens"] == int64(0)) == (want == "ok") {
+			t.Errorf("%s: %v, %v", id, got, err)
+		}
 	}
 }
 

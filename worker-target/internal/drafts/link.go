@@ -3,6 +3,7 @@ package drafts
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 )
 
 const (
@@ -278,6 +280,14 @@ func (l *Link) responses() int {
 	return l.received
 }
 
+// named lets the draft log which request a stream is for. Metadata takes printable ASCII only.
+func named(ctx context.Context, id string) context.Context {
+	if id == "" || strings.ContainsFunc(id, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return ctx
+	}
+	return metadata.AppendToOutgoingContext(ctx, telemetry.MetadataRequestID, id)
+}
+
 // stream opens a stream to p and serves it to its end.
 func (l *Link) stream(ctx context.Context, p *peer) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -285,7 +295,7 @@ func (l *Link) stream(ctx context.Context, p *peer) error {
 	client, info := p.describe()
 	// Without the limit gRPC keeps what was sent until the first answer, to send it again on another connection: a prompt's
 	// features would wait for a question that they hold up.
-	api, err := client.Speculate(ctx, grpc.MaxRetryRPCBufferSize(0), grpc.MaxCallRecvMsgSize(mostProposal))
+	api, err := client.Speculate(named(ctx, l.id), grpc.MaxRetryRPCBufferSize(0), grpc.MaxCallRecvMsgSize(mostProposal))
 	if err != nil {
 		return err
 	}
