@@ -4,23 +4,30 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash"
+	"io"
+	"os"
 	"path/filepath"
 	"sync"
+	"time"
 )
 
 // digests remembers the digest of files by what identifies their content on disk. It is process-wide on purpose: hashing 17 GB
 // takes many seconds, and gateway, worker and inspection code each open the same file for themselves. Bounded by maxDigests.
 var digests = struct {
-	mu sync.Mutex
-	m  map[fileStat]string
+	mu     sync.Mutex
+	m      map[fileStat]string
+	record *record // nil = nothing is kept on disk
 }{m: make(map[fileStat]string)}
 
 const maxDigests = 256
 
 // Digest is the SHA-256 of the model's bytes in lower-case hex: of the file, or for a sharded model of the shards' digests
-// (32 bytes each) in order. Results are remembered by path, size and modification time. Cancelling ctx stops the reading.
+// (32 bytes each) in order. Results are remembered by path, size, modification time and inode, in the process and, after
+// RememberDigests, on disk. The files are read, not mapped: their pages do not count as the process's memory. Cancelling ctx
+// stops the reading.
 func (f *File) Digest(ctx context.Context) (string, error) {
 	sums := make([]string, len(f.shards))
 	for i, s := range f.shards {
@@ -49,28 +56,73 @@ func (f *File) Digest(ctx context.Context) (string, error) {
 }
 
 func shardDigest(ctx context.Context, st fileStat, data []byte) (string, error) {
-	if st.path != "" {
-		digests.mu.Lock()
-		sum, ok := digests.m[st]
-		digests.mu.Unlock()
-		if ok {
-			return sum, nil
+	if st.path == "" {
+		h := sha256.New()
+		if err := hashChunks(ctx, h, data); err != nil {
+			return "", fmt.Errorf("gguf: digest: %w", err)
+		}
+		return hex.EncodeToString(h.Sum(nil)), nil
+	}
+	digests.mu.Lock()
+	sum, ok := digests.m[st]
+	rec := digests.record
+	digests.mu.Unlock()
+	if ok {
+		return sum, nil
+	}
+	if sum, ok = rec.read(st); !ok {
+		var settled bool
+		var err error
+		if sum, settled, err = hashFile(ctx, st, data); err != nil {
+			return "", fmt.Errorf("gguf: digest of %s: %w", st.path, err)
+		}
+		if settled {
+			rec.write(st, sum)
 		}
 	}
-	h := sha256.New()
-	if err := hashChunks(ctx, h, data); err != nil {
-		return "", fmt.Errorf("gguf: digest: %w", err)
+	digests.mu.Lock()
+	defer digests.mu.Unlock()
+	if len(digests.m) >= maxDigests {
+		clear(digests.m)
 	}
-	sum := hex.EncodeToString(h.Sum(nil))
-	if st.path != "" {
-		digests.mu.Lock()
-		if len(digests.m) >= maxDigests {
-			clear(digests.m)
-		}
-		digests.m[st] = sum
-		digests.mu.Unlock()
-	}
+	digests.m[st] = sum
 	return sum, nil
+}
+
+// settleTime is how old a file's last change must be for its digest to be kept on disk: a change within the same tick of the file
+// system's clock would not show.
+const settleTime = 100 * time.Millisecond
+
+// hashFile hashes the file that st describes. Where the path leads to another file by now, the mapping of the one that was opened
+// is read instead. settled reports whether the file is the one of st still, and no longer being written.
+func hashFile(ctx context.Context, st fileStat, data []byte) (sum string, settled bool, err error) {
+	h := sha256.New()
+	same := func(info os.FileInfo, err error) bool { return err == nil && statOf(st.path, info) == st }
+	file, err := os.Open(st.path)
+	if err == nil {
+		defer file.Close()
+	}
+	if err != nil || !same(file.Stat()) {
+		err = hashChunks(ctx, h, data)
+		release(data)
+		return hex.EncodeToString(h.Sum(nil)), false, err
+	}
+	buffer := make([]byte, 1<<20)
+	for {
+		if err := ctx.Err(); err != nil {
+			return "", false, err
+		}
+		n, err := file.Read(buffer)
+		h.Write(buffer[:n])
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return "", false, err
+		}
+	}
+	settled = same(file.Stat()) && time.Since(time.Unix(0, st.mtimeNs)) >= settleTime
+	return hex.EncodeToString(h.Sum(nil)), settled, nil
 }
 
 // hashChunks hashes in pieces small enough that a cancel is noticed within milliseconds.

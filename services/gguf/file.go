@@ -43,6 +43,11 @@ type fileStat struct {
 	path    string // as opened
 	size    int64
 	mtimeNs int64
+	inode   uint64 // 0 where the system has none
+}
+
+func statOf(path string, st os.FileInfo) fileStat {
+	return fileStat{path: path, size: st.Size(), mtimeNs: st.ModTime().UnixNano(), inode: inode(st)}
 }
 
 // shardName matches the file name of a shard: base, number (from 1), count.
@@ -129,8 +134,18 @@ func (f *File) openShard(path string) error {
 	}
 	s.path = path
 	f.shards = append(f.shards, s)
-	f.stats = append(f.stats, fileStat{path: path, size: st.Size(), mtimeNs: st.ModTime().UnixNano()})
+	f.stats = append(f.stats, statOf(path, st))
 	return nil
+}
+
+// Release takes the pages of the mapped files that were read so far out of the process's memory. They come back when they are read
+// again, so it may be called at any time before Close.
+func (f *File) Release() {
+	for i := range f.shards {
+		if i < len(f.stats) { // not those from memory
+			release(f.shards[i].data)
+		}
+	}
 }
 
 // atPath adds the file name to a format error.

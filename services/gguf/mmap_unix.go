@@ -24,3 +24,18 @@ func mapFile(f *os.File, size int64) (data []byte, unmap func() error, err error
 	}
 	return data, func() error { return syscall.Munmap(data) }, nil
 }
+
+// inode of a file.
+func inode(st os.FileInfo) uint64 {
+	if s, ok := st.Sys().(*syscall.Stat_t); ok {
+		return uint64(s.Ino)
+	}
+	return 0
+}
+
+// release takes the pages of a mapping out of the process; they are mapped again when they are read.
+func release(data []byte) {
+	if len(data) > 0 {
+		_ = syscall.Madvise(data, syscall.MADV_DONTNEED)
+	}
+}

@@ -96,6 +96,19 @@ func Describe(r *tandemv1.Registration, info engineplugin.Info) {
 	}
 }
 
+// RememberDigests keeps digests of model files in the cache folder, so that a model is hashed once and not at every start. flag is
+// the worker's --cache-dir. A folder that cannot be written is reported once and changes nothing else.
+func RememberDigests(flag string, log *zap.Logger) {
+	dir, err := CacheDir(flag)
+	if err != nil {
+		log.Warn("digests of model files are not kept, the model is hashed at every start", zap.NamedError(telemetry.KeyErr, err))
+		return
+	}
+	gguf.RememberDigests(filepath.Join(dir, "digests"), func(err error) {
+		log.Warn("the model is hashed at every start", zap.NamedError(telemetry.KeyErr, err))
+	})
+}
+
 // modified is the file's time of change in seconds, which stands for when the model was made; 0 when it cannot be read.
 func modified(path string) int64 {
 	info, err := os.Stat(path)

@@ -17,6 +17,7 @@ func TablesDigest(ctx context.Context, f *gguf.File) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	defer f.Release() // embedding and head are gigabytes
 	h := sha256.New()
 	for _, name := range names {
 		t, _ := f.Tensor(name)

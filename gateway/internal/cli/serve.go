@@ -47,7 +47,7 @@ type WorkerFlags struct {
 	Lookup        bool        `default:"true" negatable:"" help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft."`
 	Chunk         int         `default:"0" help:"Prompt tokens that one prefill step reads, 0 = as many as the engine takes."`
 	HangTimeout   string      `default:"3s" placeholder:"DURATION" help:"How long a worker or engine process may show no sign of life before it is killed and replaced; off = never."`
-	CacheDir      string      `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers."`
+	CacheDir      string      `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers, and digests of model files."`
 	Engine        string      `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`
 	Programs      string      `type:"path" placeholder:"DIR" help:"Folder of the worker programs; default: beside this program."`
 }

@@ -42,6 +42,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	if err != nil {
 		return err
 	}
+	workernode.RememberDigests(c.CacheDir, log)
 	store, err := assets.Open(ctx, c.Model, cache)
 	if err != nil {
 		return err

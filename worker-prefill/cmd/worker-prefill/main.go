@@ -57,6 +57,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	defer file.Close()
 	id := c.ID("prefill")
 	log = log.Named("worker.prefill").With(zap.String(telemetry.KeyWorker, id))
+	workernode.RememberDigests("", log)
 	registration, err := workernode.Registration(ctx, &c.Flags, id, tandemv1.Role_ROLE_PREFILL, file, config.Version())
 	if err != nil {
 		return err

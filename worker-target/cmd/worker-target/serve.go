@@ -34,7 +34,7 @@ type serveCmd struct {
 	workernode.CacheFlags
 
 	DraftAddress []string `was:"draft" help:"Draft worker to use besides those that the gateway names; may be repeated." placeholder:"ADDR"`
-	CacheDir     string   `help:"Folder for files of drafts; default: tandem in the user's cache." placeholder:"DIR"`
+	CacheDir     string   `help:"Folder for files of drafts and digests of model files; default: tandem in the user's cache." placeholder:"DIR"`
 
 	Chunk         int           `was:"prefill-chunk" help:"Prompt tokens that one prefill step reads, 0 = as many as the engine takes." default:"0"`
 	DDTreeBudget  int           `name:"ddtree-budget" was:"tree-budget" help:"Nodes of draft trees when a request does not say; automatic speculation finds its own." default:"22"`
@@ -85,6 +85,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	defer file.Close()
 	id := c.ID("target")
 	log = log.Named("worker.target").With(zap.String(telemetry.KeyWorker, id))
+	workernode.RememberDigests(c.CacheDir, log)
 	registration, err := workernode.Registration(ctx, &c.Flags, id, tandemv1.Role_ROLE_TARGET, file, config.Version())
 	if err != nil {
 		return err
@@ -220,5 +221,6 @@ func (t *tables) path(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	defer t.file.Release()
 	return path, gguf.ExtractTensors(t.file, path, names)
 }
