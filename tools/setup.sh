@@ -28,7 +28,7 @@ older() { [ "$1" != "$2" ] && [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head 
 # GOTOOLCHAIN forbids it.
 check_go() {
   local go=${GO:-go} wanted have
-  wanted=$(awk '$1 == "go" { print $2; exit }' go.work)
+  wanted=$(sed -n 's/^go \([0-9.]*\).*/\1/p' go.work)
   if ! command -v "$go" > /dev/null; then
     echo "Go $wanted or newer is needed: get it from https://go.dev/dl/, put it on PATH or call make GO=/path/to/go" >&2
     return 1

@@ -39,7 +39,7 @@ type Streams struct {
 
 // Logger builds the process's logger.
 func (f *Flags) Logger(s Streams) (*zap.Logger, error) {
-	return telemetry.NewLogger(f.LogLevel, telemetry.ChooseFormat(f.LogFormat, s.Err), s.Err)
+	return telemetry.NewLogger(telemetry.ChooseLevel(f.LogLevel, s.Err), telemetry.ChooseFormat(f.LogFormat, s.Err), s.Err)
 }
 
 // RunWithEngine serves w while keeper keeps its engine open. The worker is in the cluster from the start and reports how far

@@ -33,7 +33,7 @@ type RunCmd struct {
 
 	PrefillDrafter string `type:"path" placeholder:"PATH" help:"Scorer model for the compression of long prompts."`
 	WorkerFlags
-	LogLevel string `default:"error" enum:"debug,info,warn,error" help:"Least severe messages shown: debug, info, warn, error."`
+	LogLevel string `default:"error" enum:"auto,debug,info,warn,error" help:"Least severe messages shown: debug, info, warn, error, or auto: warn on a terminal, info otherwise."`
 
 	models trio
 	prompt []string
@@ -114,14 +114,15 @@ func (c *RunCmd) Run(e *env) error {
 	if err != nil {
 		return err
 	}
-	log, err := telemetry.NewLogger(c.LogLevel, telemetry.FormatConsole, e.err)
+	level := telemetry.ChooseLevel(c.LogLevel, e.err)
+	log, err := telemetry.NewLogger(level, telemetry.FormatConsole, e.err)
 	if err != nil {
 		return err
 	}
 	progress := newProgress(e.err, c.Quiet, "loading the model")
 	cluster, err := newCluster(clusterConfig{
 		models: models, workers: c.WorkerFlags, gateway: app.Defaults(), private: true,
-		logLevel: c.LogLevel, logFormat: telemetry.FormatConsole, log: log, output: e.err, onReady: progress.step,
+		logLevel: level, logFormat: telemetry.FormatConsole, log: log, output: e.err, onReady: progress.step,
 	})
 	if err != nil {
 		return err
