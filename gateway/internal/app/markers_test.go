@@ -153,3 +153,18 @@ func canonical(t *testing.T, calls string) (out string) {
 	}
 	return out
 }
+
+// TestNoCallInReasoningUnderAGrammar: the worker closes reasoning before a call that a grammar has to hold, so a call that still
+// stands in reasoning was held to nothing and does not count.
+func TestNoCallInReasoningUnderAGrammar(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{})
+	const call = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
+	w.SetDecode(r.reply("Look.\n"+call, 3))
+	for more, calls := range map[string]int{"": 1, `,"tool_choice":"required"`: 0} {
+		c := wholeChat(t, r.post("/v1/chat/completions", chatBody(weatherTool+`,"enable_thinking":true`+more)))[0]
+		if len(c.Calls) != calls || (c.Reasoning == "Look.") != (calls == 1) {
+			t.Errorf("with %q: %+v, want %d calls", more, c, calls)
+		}
+	}
+}
