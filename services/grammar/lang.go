@@ -260,7 +260,7 @@ func (d *dfa) minimal() *dfa {
 	return out
 }
 
-// onlyText is the language of some texts.
+// onlyTexts is the language of some texts.
 func onlyTexts(texts []string) *dfa {
 	cuts := []rune{0}
 	for _, s := range texts {

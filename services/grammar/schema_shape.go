@@ -275,7 +275,7 @@ func (c *schemaCompiler) alternatives(s *jsonNode, not bool) []*shape {
 	return out
 }
 
-// count of a keyword, see number; bounds above MaxRepeat are no bounds.
+// one is the set of one schema, or of its negation; empty when every value is valid.
 func (c *schemaCompiler) one(n *jsonNode, not bool) conj {
 	c.know(n)
 	if n.kind == 'b' && (n.text == "true") != not {
@@ -316,7 +316,7 @@ func (c *schemaCompiler) schemaMembers(s *jsonNode, key string) []member {
 	return n.members
 }
 
-// names lists the texts of a keyword.
+// textList gives the texts of a keyword that lists names of keys.
 func (c *schemaCompiler) textList(n *jsonNode, path string) []string {
 	if n == nil {
 		return nil
