@@ -156,7 +156,11 @@ func (t *Tokenizer) appendEncode(dst []int32, text string, special *spanCursor) 
 		defer func() { <-largeSlots }()
 	}
 	sc := t.scratch.Get().(*bpeScratch)
-	defer t.scratch.Put(sc)
+	defer func() {
+		if cap(sc.ids) <= largeText { // a single endless word needs 28 bytes a byte: not to be kept
+			t.scratch.Put(sc)
+		}
+	}()
 	for pos := 0; pos < len(text); {
 		start, end, id := t.added.find(text, pos, special)
 		if end < 0 {

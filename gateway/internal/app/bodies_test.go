@@ -51,6 +51,18 @@ func TestBodiesAreBounded(t *testing.T) {
 	}
 }
 
+// TestTokenizeIsBounded: no context bounds the text of /tokenize, so it has a bound of its own.
+func TestTokenizeIsBounded(t *testing.T) {
+	r := start(t, nil)
+	r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
+	if a := r.post("/tokenize", `{"content":"`+strings.Repeat("x", 16<<20+1)+`"}`); a.status != http.StatusRequestEntityTooLarge || !strings.Contains(string(a.body), "'content' has 16777217 bytes") {
+		t.Errorf("%d %.300s", a.status, a.body)
+	}
+	if a := r.post("/tokenize", `{"content":"`+strings.Repeat("some words ", 100_000)+`"}`); a.status != http.StatusOK {
+		t.Errorf("%d %.300s", a.status, a.body)
+	}
+}
+
 // TestHopelessPrompts: a prompt that cannot fit is refused by its length, in all dialects, without the work of tokenising it; one that
 // may fit is tokenised and gets its exact length.
 func TestHopelessPrompts(t *testing.T) {

@@ -27,7 +27,13 @@ type Budget struct {
 }
 
 // New returns a budget of max bytes.
-func New(max int64) *Budget { return &Budget{max: max, free: debug.FreeOSMemory} }
+func New(max int64) *Budget {
+	return &Budget{max: max, free: func() {
+		// Pools give up what they hold at the second collection.
+		debug.FreeOSMemory()
+		debug.FreeOSMemory()
+	}}
+}
 
 // Used returns the bytes that are reserved.
 func (b *Budget) Used() int64 {

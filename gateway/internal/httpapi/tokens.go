@@ -26,6 +26,9 @@ func (s *Server) parse(r *http.Request) (reqjson.Object, *model.Model, error) {
 	return o, m, err
 }
 
+// maxTokenize bounds a text of /tokenize, which no context bounds: a single endless word takes 28 bytes of memory a byte.
+const maxTokenize = 16 << 20
+
 type tokensBody struct {
 	Tokens any `json:"tokens"`
 	Count  int `json:"count"`
@@ -77,6 +80,9 @@ func (s *Server) idsOf(r *http.Request, o reqjson.Object, m *model.Model) ([]int
 	}
 	if !ok {
 		return nil, apierror.Missing("content")
+	}
+	if len(text) > maxTokenize {
+		return nil, apierror.Transport(http.StatusRequestEntityTooLarge, "'content' has %d bytes, at most %d are tokenised at a time", len(text), maxTokenize)
 	}
 	return m.Tokenizer.Encode(text, tokenizer.Options{ParseSpecial: true}), nil
 }
