@@ -232,13 +232,13 @@ func (g *Guard) compare(ctx context.Context) {
 	now := time.Now()
 	abandoned := g.sequences.abandon(now, g.cfg.OwnerGrace)
 	g.report(Handles{Sequences: abandoned})
-	lasting := g.sequences.stray(h.Sequences, sequences, now, g.cfg.Grace)
-	lasting = g.snapshots.stray(h.Snapshots, snapshots, now, g.cfg.Grace) || lasting
+	strays, lasting := g.sequences.stray(h.Sequences, sequences, now, g.cfg.Grace)
+	_, stale := g.snapshots.stray(h.Snapshots, snapshots, now, g.cfg.Grace)
 	owing := len(g.sequences.owing())
 	g.countsMu.Lock()
-	g.counts.Sequences, g.counts.Orphans = len(h.Sequences), owing
+	g.counts.Sequences, g.counts.Orphans = len(h.Sequences), owing+strays
 	g.countsMu.Unlock()
-	if lasting || owing+len(g.snapshots.owing()) > 0 {
+	if lasting || stale || owing+len(g.snapshots.owing()) > 0 {
 		g.sweep(ctx)
 	}
 }

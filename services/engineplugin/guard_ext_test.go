@@ -166,7 +166,7 @@ func TestGuardGivesUp(t *testing.T) {
 func TestGuardFreesOrphans(t *testing.T) {
 	var mu sync.Mutex
 	var told []engineplugin.Sequence
-	f, g := openFlawed(t, engineplugin.GuardConfig{Every: 5 * time.Millisecond, Grace: 20 * time.Millisecond, OwnerGrace: 20 * time.Millisecond,
+	f, g := openFlawed(t, engineplugin.GuardConfig{Every: 5 * time.Millisecond, Grace: 100 * time.Millisecond, OwnerGrace: 20 * time.Millisecond,
 		OnOrphans: func(h engineplugin.Handles) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -180,6 +180,7 @@ func TestGuardFreesOrphans(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, "the stray shows", func() bool { return g.Counts().Orphans == 1 && g.Counts().Sequences == 2 })
 	eventually(t, "the stray is freed", func() bool { return f.left(t) == 1 })
 	// One whose request ended without freeing it.
 	ctx, cancel := context.WithCancel(t.Context())

@@ -124,10 +124,11 @@ func (l *ledger[H]) known() map[H]bool {
 	return out
 }
 
-// stray takes note of handles in the engine that are not known, and reports whether one has been so for grace. known was read
+// stray takes note of handles in the engine that are not known. It returns how many were not known at the comparison before
+// either, and whether one has been so for grace. known was read
 // before the list: what was freed in between is in both. A handle that is being made has no entry either, but only for the
 // rest of a call.
-func (l *ledger[H]) stray(list []H, known map[H]bool, now time.Time, grace time.Duration) (lasting bool) {
+func (l *ledger[H]) stray(list []H, known map[H]bool, now time.Time, grace time.Duration) (again int, lasting bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	maps.DeleteFunc(l.strays, func(h H, _ time.Time) bool { return !slices.Contains(list, h) })
@@ -138,8 +139,10 @@ func (l *ledger[H]) stray(list []H, known map[H]bool, now time.Time, grace time.
 		since, seen := l.strays[h]
 		if !seen {
 			l.strays[h] = now
+		} else {
+			again++
 		}
 		lasting = lasting || seen && now.Sub(since) >= grace
 	}
-	return lasting
+	return again, lasting
 }

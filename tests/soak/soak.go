@@ -62,6 +62,8 @@ type Engine struct {
 	Orphans   int `json:"orphaned_sequences"`
 	Busy      int `json:"lanes_busy"`
 	Restarts  int `json:"engine_restarts"`
+	// Freed orphans since the worker started: what was lost and cured was lost all the same.
+	Freed float64 `json:"orphaned_sequences_freed"`
 }
 
 // Process is the memory of one process, in bytes.
@@ -264,7 +266,8 @@ func (s *run) engines(ctx context.Context) (map[string]Engine, error) {
 	defer response.Body.Close()
 	var reply struct {
 		Workers []struct {
-			ID string
+			ID       string
+			Counters map[string]float64
 			Engine
 		}
 	}
@@ -273,6 +276,7 @@ func (s *run) engines(ctx context.Context) (map[string]Engine, error) {
 	}
 	out := map[string]Engine{}
 	for _, w := range reply.Workers {
+		w.Freed = w.Counters["orphaned_sequences_freed"]
 		out[w.ID] = w.Engine
 	}
 	return out, nil
@@ -321,6 +325,11 @@ func (s *run) judge() {
 	}
 	if r.Orphans > 0 {
 		s.problem("engines held sequences that belonged to no request in %d samples", r.Orphans)
+	}
+	for id, e := range r.AtEnd {
+		if e.Freed > 0 {
+			s.problem("%s had to free %.0f sequences that belonged to no request", id, e.Freed)
+		}
 	}
 	if r.Finished == 0 || r.Samples == 0 {
 		s.problem("%d requests finished, /cluster was read %d times: nothing was tested", r.Finished, r.Samples)
