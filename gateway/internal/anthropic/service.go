@@ -103,6 +103,7 @@ func (s *Service) CountTokens(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	s.Turn.Warn(w.Header(), req)
 	return turn.WriteJSON(w, map[string]int{"input_tokens": len(rendered.Tokens)})
 }
 
@@ -111,10 +112,13 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (*tur
 	if err != nil {
 		return nil, err
 	}
-	// The dialect has one choice and no log-probabilities.
-	req.N, req.TopLogprobs = 1, generate.NoLogprobs
+	if err := req.OneChoice(); err != nil {
+		return nil, err
+	}
+	// The dialect has no log-probabilities.
+	req.TopLogprobs = generate.NoLogprobs
 	req.NewCallID = func() string { return turn.NewID("toolu_") }
-	if raw, _, ok := o.Raw("output_config"); ok && reqjson.Kind(raw) == 'o' {
+	if raw, _, ok := o.Peek("output_config"); ok && reqjson.Kind(raw) == 'o' {
 		config, _, err := o.Object("output_config")
 		if err != nil {
 			return nil, err

@@ -6,6 +6,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
@@ -15,7 +16,7 @@ func (s *Service) Chat(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	req, err := s.parse(r, o, m)
+	req, legacy, err := s.parse(r, o, m)
 	if err != nil {
 		return err
 	}
@@ -33,10 +34,11 @@ func (s *Service) Chat(w http.ResponseWriter, r *http.Request) error {
 	if req.Stream {
 		env := newEnvelope(turn.ResponseID(r.Context(), "chatcmpl-"), "chat.completion.chunk", name, m.Fingerprint, opts)
 		return s.Turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
-			return &chatStream{closing: closing{env}, w: out, tok: m.Tokenizer, n: req.N}
+			return &chatStream{closing: closing{env}, w: out, tok: m.Tokenizer, n: req.N, legacy: legacy, custom: map[int]*toolcall.InputText{}}
 		})
 	}
 	sink := newChatWhole(m.Tokenizer, req.N, req.TopLogprobs != generate.NoLogprobs)
+	sink.legacy = legacy
 	env := newEnvelope(turn.ResponseID(r.Context(), "chatcmpl-"), "chat.completion", name, m.Fingerprint, opts)
 	return s.Turn.Whole(w, r, p, sink, func(u *generate.Usage) any { return sink.answer(env, u) })
 }

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"fmt"
 	"strconv"
 
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
@@ -19,6 +20,10 @@ type chatStream struct {
 	w   *sse.Writer
 	tok *tokenizer.Tokenizer
 	n   int
+	// legacy: calls are the message's function_call.
+	legacy bool
+	// custom reads the text of the call that a choice makes of a custom tool. The writer orders its use.
+	custom map[int]*toolcall.InputText
 }
 
 // Begin implements turn.Stream: the headers and the role chunk of every choice.
@@ -78,9 +83,23 @@ func (c *chatStream) Delta(index int, d generate.Delta) error {
 	})
 }
 
-// event appends the chunk of one event. A call's end has none: its arguments were sent.
+// event appends the chunk of one event. A call's end has none, as its arguments were sent, unless a custom tool's text is complete
+// only now.
 func (c *chatStream) event(dst []byte, index int, ev *emit.Event) []byte {
-	if ev.Kind == emit.ToolEnd {
+	field, text := "arguments", ev.Text
+	if ev.Call != nil && isCustom(ev.Call) {
+		field = "input"
+		switch x := c.custom[index]; ev.Kind {
+		case emit.ToolStart:
+			c.custom[index] = &toolcall.InputText{}
+		case emit.ToolArgs:
+			text = x.Add(nil, ev.Text)
+		case emit.ToolEnd:
+			text = x.End(nil)
+		}
+	}
+	switch {
+	case ev.Kind == emit.ToolEnd && (field != "input" || len(text) == 0), ev.Kind == emit.ToolArgs && field == "input" && len(text) == 0:
 		return dst
 	}
 	dst = c.open(dst, index)
@@ -96,17 +115,39 @@ func (c *chatStream) event(dst []byte, index int, ev *emit.Event) []byte {
 		dst = append(dst, `{"content":`...)
 		dst = jsontext.AppendString(dst, ev.Text)
 	case emit.ToolStart:
+		if c.legacy {
+			dst = append(dst, `{"function_call":{"name":`...)
+			dst = jsontext.AppendString(dst, ev.Call.Name)
+			dst = append(dst, `,"arguments":""}`...)
+			break
+		}
 		dst = openCall(dst, ev.Call)
 		dst = append(dst, `,"id":`...)
 		dst = jsontext.AppendString(dst, ev.Call.ID)
-		dst = append(dst, `,"type":"function","function":{"name":`...)
+		kind := "function"
+		if field == "input" {
+			kind = "custom"
+		}
+		dst = fmt.Appendf(dst, `,"type":"%s","%s":{"name":`, kind, kind)
 		dst = jsontext.AppendString(dst, ev.Call.Name)
-		dst = append(dst, `,"arguments":""}}]`...)
-	case emit.ToolArgs:
-		dst = openCall(dst, ev.Call)
-		dst = append(dst, `,"function":{"arguments":`...)
-		dst = jsontext.AppendString(dst, ev.Text)
-		dst = append(dst, `}}]`...)
+		dst = fmt.Appendf(dst, `,"%s":""}}]`, field)
+	case emit.ToolArgs, emit.ToolEnd:
+		switch {
+		case c.legacy:
+			dst = append(dst, `{"function_call":{"arguments":`...)
+			dst = jsontext.AppendString(dst, text)
+			dst = append(dst, '}')
+		case field == "input":
+			dst = openCall(dst, ev.Call)
+			dst = append(dst, `,"custom":{"input":`...)
+			dst = jsontext.AppendString(dst, text)
+			dst = append(dst, `}}]`...)
+		default:
+			dst = openCall(dst, ev.Call)
+			dst = append(dst, `,"function":{"arguments":`...)
+			dst = jsontext.AppendString(dst, text)
+			dst = append(dst, `}}]`...)
+		}
 	}
 	dst = append(dst, '}')
 	return c.close(dst, ev.Entries)
@@ -123,7 +164,7 @@ func (c *chatStream) Done(index int, ch generate.Choice) error {
 	return c.w.Send(func(dst []byte) []byte {
 		dst = c.open(dst, index)
 		dst = append(dst, `{},"logprobs":null,"finish_reason":`...)
-		dst = jsontext.AppendString(dst, ch.Finish)
+		dst = jsontext.AppendString(dst, finish(&ch, c.legacy))
 		if fd := turn.NewFinishDetails(&ch); fd != nil {
 			dst = append(dst, `,"finish_details":`...)
 			dst = appendJSON(dst, fd)

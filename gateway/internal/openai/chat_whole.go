@@ -5,6 +5,7 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/tokenizer"
@@ -14,6 +15,7 @@ import (
 type chatWhole struct {
 	tok      *tokenizer.Tokenizer
 	logprobs bool
+	legacy   bool // calls are the message's function_call
 	choices  []chatChoice
 }
 
@@ -88,12 +90,20 @@ type chatMessage struct {
 	Reasoning        string            `json:"reasoning,omitempty"`
 	ReasoningDetails []reasoningDetail `json:"reasoning_details,omitempty"`
 	ToolCalls        []toolCall        `json:"tool_calls,omitempty"`
+	FunctionCall     *functionCall     `json:"function_call,omitempty"`
 }
 
+// toolCall has one of function and custom, as type says.
 type toolCall struct {
-	ID       string       `json:"id"`
-	Type     string       `json:"type"`
-	Function functionCall `json:"function"`
+	ID       string        `json:"id"`
+	Type     string        `json:"type"`
+	Function *functionCall `json:"function,omitempty"`
+	Custom   *customCall   `json:"custom,omitempty"`
+}
+
+type customCall struct {
+	Name  string `json:"name"`
+	Input string `json:"input"`
 }
 
 type functionCall struct {
@@ -105,6 +115,18 @@ type reasoningDetail struct {
 	Type string `json:"type"`
 	Text string `json:"text"`
 }
+
+// newToolCall is a call in the shape of its tool's type.
+func newToolCall(call *toolcall.Call) toolCall {
+	if !isCustom(call) {
+		return toolCall{ID: call.ID, Type: "function", Function: &functionCall{Name: call.Name, Arguments: call.Arguments}}
+	}
+	x := &toolcall.InputText{}
+	text := x.End(x.Add(nil, []byte(call.Arguments)))
+	return toolCall{ID: call.ID, Type: "custom", Custom: &customCall{Name: call.Name, Input: string(text)}}
+}
+
+func isCustom(call *toolcall.Call) bool { return call.Tool != nil && call.Tool.Kind == toolcall.Custom }
 
 // answer builds the object.
 func (c *chatWhole) answer(env *envelope, u *generate.Usage) *chatCompletion {
@@ -118,13 +140,17 @@ func (c *chatWhole) answer(env *envelope, u *generate.Usage) *chatCompletion {
 			m.Content = &text
 		}
 		for _, call := range ch.end.ToolCalls {
-			m.ToolCalls = append(m.ToolCalls, toolCall{ID: call.ID, Type: "function", Function: functionCall{Name: call.Name, Arguments: call.Arguments}})
+			if c.legacy {
+				m.FunctionCall = &functionCall{Name: call.Name, Arguments: call.Arguments}
+				break
+			}
+			m.ToolCalls = append(m.ToolCalls, newToolCall(call))
 		}
 		if len(ch.reasoning) > 0 {
 			m.ReasoningContent, m.Reasoning = string(ch.reasoning), string(ch.reasoning)
 			m.ReasoningDetails = []reasoningDetail{{Type: "reasoning.text", Text: m.Reasoning}}
 		}
-		s := chatChoiceShape{Index: i, Message: m, FinishReason: ch.end.Finish, FinishDetails: turn.NewFinishDetails(&ch.end), StopSequence: ch.end.StopString}
+		s := chatChoiceShape{Index: i, Message: m, FinishReason: finish(&ch.end, c.legacy), FinishDetails: turn.NewFinishDetails(&ch.end), StopSequence: ch.end.StopString}
 		if c.logprobs {
 			s.Logprobs = append(append([]byte(`{"content":[`), ch.entries...), `],"refusal":null}`...)
 		}

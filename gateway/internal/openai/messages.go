@@ -7,6 +7,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
@@ -182,6 +183,15 @@ func parseToolCalls(o reqjson.Object) ([]chat.ToolCall, error) {
 		if c.ID, _, err = call.String("id"); err != nil {
 			return nil, err
 		}
+		if custom, ok, err := call.Object("custom"); err != nil {
+			return nil, err
+		} else if ok {
+			if c.Name, c.Arguments, err = parseCustom(custom); err != nil {
+				return nil, err
+			}
+			out = append(out, c)
+			continue
+		}
 		fn, ok, err := call.Object("function")
 		if err != nil {
 			return nil, err
@@ -204,6 +214,24 @@ func parseToolCalls(o reqjson.Object) ([]chat.ToolCall, error) {
 		out = append(out, c)
 	}
 	return out, nil
+}
+
+// parseCustom reads name and text of a custom tool's call.
+func parseCustom(o reqjson.Object) (name string, args chattemplate.Value, err error) {
+	name, ok, err := o.String("name")
+	if err != nil {
+		return "", nil, err
+	}
+	if !ok || name == "" {
+		return "", nil, apierror.Missing(o.Path("name"))
+	}
+	input, _, err := o.String("input")
+	if err != nil {
+		return "", nil, err
+	}
+	dict := chattemplate.NewDict()
+	dict.Set(toolcall.InputKey, input)
+	return name, dict, nil
 }
 
 // parseCall reads name and arguments of a call. Arguments that are a JSON object, or text that holds one, keep the order of

@@ -45,7 +45,7 @@ func FuzzChatRequest(f *testing.F) {
 				t.Fatalf("error %v is no answer of a client's fault", err)
 			}
 		}
-		req, err := s.parse(r, o, m)
+		req, _, err := s.parse(r, o, m)
 		if err == nil {
 			err = s.chatFields(o, req)
 		}

@@ -28,19 +28,21 @@ type Service struct {
 // New returns the dialect's handlers.
 func New(cfg Config, deps Deps) *Service { return &Service{cfg: cfg, Deps: deps} }
 
-// parse reads a chat request.
-func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (*turn.Request, error) {
-	req, err := s.Turn.Parse(r, o, m)
-	if err != nil {
-		return nil, err
+// parse reads a chat request; legacy reports that it has functions instead of tools.
+func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (req *turn.Request, legacy bool, err error) {
+	if req, err = s.Turn.Parse(r, o, m); err != nil {
+		return nil, false, err
+	}
+	if legacy, err = parseFunctions(o, req); err != nil {
+		return nil, false, err
 	}
 	req.Messages, err = parseMessages(o, s.Turn.Omit(req))
-	return req, err
+	return req, legacy, err
 }
 
 // Rendered gives the prompt of a chat request, for /apply-template and /tokenize.
 func (s *Service) Rendered(r *http.Request, o reqjson.Object, m *model.Model) (*model.Rendered, error) {
-	req, err := s.parse(r, o, m)
+	req, _, err := s.parse(r, o, m)
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,9 @@ package reqjson
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -20,7 +22,17 @@ type Object struct {
 	path   string // of the object itself, empty at the top
 	fields map[string]json.RawMessage
 	extra  map[string]json.RawMessage // members of extra_body, top level only
+	use    *use                       // nil for objects that are not watched
 }
+
+// use notes which members of an object were looked at. The objects of a request's body are watched, but for those in arrays.
+type use struct {
+	read map[string]bool   // by name
+	kids map[string]Object // objects among the members that were opened
+	all  bool              // its members are data, whatever they are called
+}
+
+func watched() *use { return &use{read: map[string]bool{}, kids: map[string]Object{}} }
 
 // Parse reads a request body: one JSON object, nesting at most MaxDepth. Members of extra_body stand in for members that the
 // top level lacks.
@@ -31,7 +43,7 @@ func Parse(body []byte) (Object, error) {
 	if err := checkDepth(body); err != nil {
 		return Object{}, err
 	}
-	var o Object
+	o := Object{use: watched()}
 	if err := json.Unmarshal(body, &o.fields); err != nil {
 		if se, ok := err.(*json.SyntaxError); ok {
 			return Object{}, apierror.InvalidJSON("the body is not valid JSON: %v at byte %d", se, se.Offset)
@@ -48,6 +60,7 @@ func Parse(body []byte) (Object, error) {
 	}
 	if ok {
 		o.extra = extra.fields
+		delete(o.use.kids, "extra_body") // its members count as the top level's
 	}
 	return o, nil
 }
@@ -104,8 +117,57 @@ func (o Object) Path(name string) string {
 	return o.path + "." + name
 }
 
-// Raw finds the first of the names that is present.
+// Raw finds the first of the names that is present. It counts as read with all that is in it.
 func (o Object) Raw(names ...string) (raw json.RawMessage, name string, ok bool) {
+	raw, name, ok = o.find(names)
+	if ok && o.use != nil {
+		delete(o.use.kids, name)
+	}
+	return raw, name, ok
+}
+
+// Peek is Raw for a look that does not count as reading.
+func (o Object) Peek(names ...string) (raw json.RawMessage, name string, ok bool) {
+	o.use = nil
+	return o.find(names)
+}
+
+// find is Raw; what is in the member does not count as read.
+func (o Object) find(names []string) (raw json.RawMessage, name string, ok bool) {
+	raw, name, ok = o.first(names)
+	if ok && o.use != nil {
+		o.use.read[name] = true
+	}
+	return raw, name, ok
+}
+
+// Unread lists the paths of members that nobody looked at, sorted: what a request says in vain. Members of objects in arrays are
+// not among them.
+func (o Object) Unread() []string {
+	if o.use == nil || o.use.all {
+		return nil
+	}
+	names := slices.Collect(maps.Keys(o.fields))
+	for name := range o.extra {
+		if _, ok := o.fields[name]; !ok {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	var out []string
+	for _, name := range names {
+		kid, opened := o.use.kids[name]
+		switch {
+		case !o.use.read[name]:
+			out = append(out, o.Path(name))
+		case opened:
+			out = append(out, kid.Unread()...)
+		}
+	}
+	return out
+}
+
+func (o Object) first(names []string) (raw json.RawMessage, name string, ok bool) {
 	for _, n := range names {
 		if v, ok := o.fields[n]; ok {
 			return v, n, true
@@ -119,13 +181,13 @@ func (o Object) Raw(names ...string) (raw json.RawMessage, name string, ok bool)
 
 // Has reports whether a member is present and not null.
 func (o Object) Has(name string) bool {
-	_, _, ok := o.Raw(name)
+	_, _, ok := o.Peek(name)
 	return ok
 }
 
 // String reads a string.
 func (o Object) String(names ...string) (val string, ok bool, err error) {
-	raw, name, ok := o.Raw(names...)
+	raw, name, ok := o.find(names)
 	if !ok {
 		return "", false, nil
 	}
@@ -137,7 +199,7 @@ func (o Object) String(names ...string) (val string, ok bool, err error) {
 
 // Bool reads a boolean.
 func (o Object) Bool(names ...string) (val, ok bool, err error) {
-	raw, name, ok := o.Raw(names...)
+	raw, name, ok := o.find(names)
 	if !ok {
 		return false, false, nil
 	}
@@ -193,7 +255,7 @@ func num(x float64) string {
 
 // Float reads a number within r.
 func (o Object) Float(r Range, names ...string) (val float64, ok bool, err error) {
-	raw, name, ok := o.Raw(names...)
+	raw, name, ok := o.find(names)
 	if !ok {
 		return 0, false, nil
 	}
@@ -208,7 +270,7 @@ func (o Object) Float(r Range, names ...string) (val float64, ok bool, err error
 
 // Int reads an integer within r. 5.0 is an integer, 5.5 is not.
 func (o Object) Int(r Range, names ...string) (val int64, ok bool, err error) {
-	raw, name, ok := o.Raw(names...)
+	raw, name, ok := o.find(names)
 	if !ok {
 		return 0, false, nil
 	}
@@ -237,17 +299,28 @@ func Int64(raw json.RawMessage) (int64, bool) {
 
 // Object reads an object.
 func (o Object) Object(names ...string) (val Object, ok bool, err error) {
-	raw, name, ok := o.Raw(names...)
+	raw, name, ok := o.find(names)
 	if !ok {
 		return Object{}, false, nil
 	}
-	val, err = Wrap(raw, o.Path(name))
-	return val, err == nil, err
+	if o.use != nil {
+		if kid, ok := o.use.kids[name]; ok {
+			return kid, true, nil
+		}
+	}
+	if val, err = Wrap(raw, o.Path(name)); err != nil {
+		return val, false, err
+	}
+	if o.use != nil {
+		val.use = watched()
+		o.use.kids[name] = val
+	}
+	return val, true, nil
 }
 
 // Array reads an array, its elements raw; null elements stay null.
 func (o Object) Array(names ...string) (val []json.RawMessage, name string, ok bool, err error) {
-	raw, name, ok := o.Raw(names...)
+	raw, name, ok := o.find(names)
 	if !ok {
 		return nil, "", false, nil
 	}
@@ -259,7 +332,7 @@ func (o Object) Array(names ...string) (val []json.RawMessage, name string, ok b
 
 // Strings reads a string or an array of strings.
 func (o Object) Strings(names ...string) (val []string, name string, ok bool, err error) {
-	raw, name, ok := o.Raw(names...)
+	raw, name, ok := o.find(names)
 	if !ok {
 		return nil, "", false, nil
 	}
@@ -274,7 +347,12 @@ func (o Object) Strings(names ...string) (val []string, name string, ok bool, er
 }
 
 // Members returns the members, nulls left out; extra_body is not consulted. The caller must not change them.
-func (o Object) Members() map[string]json.RawMessage { return o.fields }
+func (o Object) Members() map[string]json.RawMessage {
+	if o.use != nil {
+		o.use.all = true
+	}
+	return o.fields
+}
 
 // Kind tells what a JSON value is by its first byte: 's'tring, 'o'bject, 'a'rray, 'n'umber, 'b'oolean, '0' for null.
 func Kind(raw json.RawMessage) byte {

@@ -32,6 +32,7 @@ type object struct {
 	IncompleteDetails  *incomplete     `json:"incomplete_details"`
 	Instructions       json.RawMessage `json:"instructions"`
 	MaxOutputTokens    *int            `json:"max_output_tokens"`
+	MaxToolCalls       *int64          `json:"max_tool_calls"`
 	Model              string          `json:"model"`
 	Output             []any           `json:"output"`
 	OutputText         string          `json:"output_text"`

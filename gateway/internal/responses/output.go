@@ -41,7 +41,7 @@ type building struct {
 	call     *toolcall.Call
 	text     []byte
 	logprobs []byte
-	input    inputText // of a custom tool's call
+	input    toolcall.InputText // of a custom tool's call
 }
 
 // add takes one event of the generation.
@@ -172,7 +172,7 @@ func (o *output) arguments(fragment []byte) {
 	kind := "response.function_call_arguments.delta"
 	if b.kind == itemCustom {
 		kind = "response.custom_tool_call_input.delta"
-		b.text = b.input.add(b.text, fragment)
+		b.text = b.input.Add(b.text, fragment)
 	} else {
 		b.text = append(b.text, fragment...)
 	}
@@ -196,7 +196,7 @@ func (o *output) finish(status string) {
 	}
 	if b.kind == itemCustom {
 		from := len(b.text)
-		b.text = b.input.end(b.text)
+		b.text = b.input.End(b.text)
 		o.argumentsDelta("response.custom_tool_call_input.delta", b.text[from:])
 	}
 	shape := b.shape(status, &o.outputOptions)

@@ -39,8 +39,9 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model, name 
 	if err != nil {
 		return nil, err
 	}
-	// The dialect has one choice.
-	base.N = 1
+	if err := base.OneChoice(); err != nil {
+		return nil, err
+	}
 	q := &request{Request: base, scope: turn.CallFrom(r.Context()).Scope, object: &object{
 		ID: turn.ResponseID(r.Context(), "resp_"), Object: "response", CreatedAt: time.Now().Unix(), Status: statusInProgress, Model: name,
 		Output: []any{}, ParallelToolCalls: base.Parallel, ServiceTier: "default",
@@ -101,7 +102,7 @@ func (q *request) options(o reqjson.Object) error {
 }
 
 func (q *request) reasoning(o reqjson.Object) error {
-	raw, _, ok := o.Raw("reasoning")
+	raw, _, ok := o.Peek("reasoning")
 	if !ok {
 		return nil
 	}
@@ -136,10 +137,16 @@ func (q *request) include(o reqjson.Object) error {
 	}
 	q.object.TopLogprobs = int(top)
 	q.TopLogprobs = generate.NoLogprobs
-	if q.logprobs {
+	// Who names candidates wants them, also without the word in include.
+	if q.logprobs = q.logprobs || top > 0; q.logprobs {
 		q.TopLogprobs = int(top)
 	}
-	return nil
+	calls, given, err := o.Int(reqjson.AtLeast(1), "max_tool_calls")
+	if given {
+		// It limits calls of tools that a server runs, of which there are none here.
+		q.object.MaxToolCalls = &calls
+	}
+	return err
 }
 
 // echoes are fields that the answer repeats.
@@ -179,7 +186,7 @@ func (q *request) echoes(o reqjson.Object) (err error) {
 
 // compact is a copy of a member that does not keep the whole body in memory.
 func compact(o reqjson.Object, name string) json.RawMessage {
-	raw, _, _ := o.Raw(name)
+	raw, _, _ := o.Peek(name)
 	return compactRaw(raw)
 }
 

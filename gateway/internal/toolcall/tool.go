@@ -153,6 +153,17 @@ func (s *Set) Union(more ...*Set) *Set {
 	return out
 }
 
+// Only is the tools of s with these names.
+func (s *Set) Only(names []string) *Set {
+	out := &Set{byName: map[string]*Tool{}}
+	for _, t := range s.All() {
+		if slices.Contains(names, t.Name) {
+			out.tools, out.byName[t.Name] = append(out.tools, t), t
+		}
+	}
+	return out
+}
+
 // Len is the number of tools.
 func (s *Set) Len() int {
 	if s == nil {

@@ -58,14 +58,17 @@ func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls 
 		root = contentGap + root
 	}
 	must := req.Choice.Mode == ToolRequired || req.Choice.Mode == ToolNamed
-	if calls && (must || root != "" || req.Tools.Strict()) {
+	tools := req.Callable()
+	if calls && (must || root != "" || tools.Strict() || tools.Len() < req.Tools.Len()) {
 		_, marked := special(m, toolcall.Opener(m.CallForm))
 		if !must && root == "" && !marked {
-			// Text and calls cannot be told apart by a grammar.
-			p.Warnings = append(p.Warnings, "strict-ignored")
+			// Text and calls cannot be told apart by a grammar. Calls of tools that are not allowed are text then.
+			if tools.Strict() {
+				p.Warnings = append(p.Warnings, "strict-ignored")
+			}
 			return nil
 		}
-		root, err = req.Tools.Constrain(w, toolcall.Constraint{
+		root, err = tools.Constrain(w, toolcall.Constraint{
 			Form: m.CallForm, Mark: func(mark string) string { return terminal(m, mark) }, Must: must, Only: req.Choice.Name,
 			Serial: !req.Parallel, Content: root,
 		})

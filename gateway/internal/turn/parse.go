@@ -52,7 +52,12 @@ func (s *Service) Parse(r *http.Request, o reqjson.Object, m *model.Model) (*Req
 // Base reads the fields that every generating endpoint has, legacy completions included. least is the smallest max_tokens.
 func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least float64) (*Request, error) {
 	call := CallFrom(r.Context())
-	req := &Request{ID: call.ID, Arrived: call.Arrived, Priority: Priority(call.Trusted, r.Header.Get("X-Priority")), N: 1, TopLogprobs: generate.NoLogprobs, Scope: call.Scope}
+	req := &Request{ID: call.ID, Arrived: call.Arrived, Priority: Priority(call.Trusted, r.Header.Get("X-Priority")), N: 1, TopLogprobs: generate.NoLogprobs, Scope: call.Scope, Body: o}
+	for _, name := range otherConstraints {
+		if o.Has(name) {
+			return nil, apierror.Unsupported(name, "is not supported; response_format and grammar are")
+		}
+	}
 	var err error
 	if req.Stream, _, err = o.Bool("stream"); err != nil {
 		return nil, err
@@ -95,6 +100,17 @@ func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least 
 	return req, nil
 }
 
+// otherConstraints are fields of other servers that limit the output. To ignore them would break what the client relies on.
+var otherConstraints = []string{"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "json_schema", "regex", "ebnf"}
+
+// OneChoice refuses a number of choices above 1, for dialects that answer with one.
+func (r *Request) OneChoice() error {
+	if r.N > 1 {
+		return apierror.InvalidValue("n", "must be 1 here, got %d", r.N)
+	}
+	return nil
+}
+
 // sessionHeaders are those that clients are known to send (docs/spec/clients.md §3).
 var sessionHeaders = []string{"X-Session-Id", "X-Claude-Code-Session-Id", "Session-Id", "X-Session-Affinity"}
 
@@ -105,7 +121,7 @@ func sessionID(r *http.Request, o reqjson.Object) (string, error) {
 		name string
 	}
 	sources := []source{{o, "session_id"}}
-	if raw, _, ok := o.Raw("metadata"); ok && reqjson.Kind(raw) == 'o' {
+	if raw, _, ok := o.Peek("metadata"); ok && reqjson.Kind(raw) == 'o' {
 		md, _, err := o.Object("metadata")
 		if err != nil {
 			return "", err

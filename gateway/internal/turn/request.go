@@ -8,6 +8,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 )
@@ -30,6 +31,8 @@ type Request struct {
 	Tools   *toolcall.Set
 	Skipped []string
 	Choice  ToolChoice
+	// Body is the object that the request was read from, for what nobody read of it.
+	Body reqjson.Object
 	// Omitted are the kinds of content that a placeholder took the place of, SkippedItems the types of blocks and items of the
 	// conversation that say nothing to this model.
 	Omitted, SkippedItems []string
@@ -75,6 +78,10 @@ type ToolChoice struct {
 	Mode ToolMode
 	// Name of the one tool that must be called, as the model knows it; ToolNamed only.
 	Name string
+	// Allowed are the only tools that may be called; nil = all.
+	Allowed []string
+	// Hosted is the type of a tool that a server would run and that the choice asks for: it is not obeyed.
+	Hosted string
 }
 
 // FormatKind says what the visible text must be.
@@ -132,6 +139,14 @@ func (t Thinking) On(byDefault bool) bool {
 		return *t.KwargsEnable
 	}
 	return byDefault
+}
+
+// Callable are the tools that may be called.
+func (r *Request) Callable() *toolcall.Set {
+	if r.Choice.Allowed == nil {
+		return r.Tools
+	}
+	return r.Tools.Only(r.Choice.Allowed)
 }
 
 // Prepared is a request that is ready to run.

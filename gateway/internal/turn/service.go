@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
@@ -178,21 +177,13 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 	}
 	p.Run.Prompts = []generate.Prompt{prompt}
 	if req.Tools.Len() > 0 && req.Choice.Mode != ToolNone {
-		p.Run.Tools = &toolcall.Config{Set: req.Tools, Family: m.Family, Serial: !req.Parallel, NewID: req.NewCallID}
+		p.Run.Tools = &toolcall.Config{Set: req.Callable(), Family: m.Family, Serial: !req.Parallel, NewID: req.NewCallID}
 		if req.NewCallID == nil {
 			p.Run.Tools.NewID = callID
 		}
 	}
 	if err := s.limit(m, req, conv.Thinking || rendered.Thinking, p); err != nil {
 		return nil, err
-	}
-	for _, left := range []struct {
-		what string
-		list []string
-	}{{"tools-ignored", req.Skipped}, {"content-omitted", req.Omitted}, {"items-ignored", req.SkippedItems}} {
-		if len(left.list) > 0 {
-			p.Warnings = append(p.Warnings, left.what+": "+strings.Join(left.list, ","))
-		}
 	}
 	return p, nil
 }
@@ -206,7 +197,7 @@ func (s *Service) Raw(m *model.Model, req *Request) *Prepared {
 	if s.Budgets != nil {
 		run.DefaultMaxTokens = s.Budgets.DefaultMaxTokens(m)
 	}
-	return &Prepared{Run: run, scope: req.Scope}
+	return &Prepared{Run: run, scope: req.Scope, Warnings: warnings(req)}
 }
 
 // limit bounds the reasoning and what may be chosen.

@@ -83,7 +83,7 @@ func parseEffort(o reqjson.Object) (string, error) {
 	for _, from := range []string{"reasoning", "", "output_config"} {
 		in, name := o, "reasoning_effort"
 		if from != "" {
-			raw, _, ok := o.Raw(from)
+			raw, _, ok := o.Peek(from)
 			if !ok || reqjson.Kind(raw) != 'o' {
 				continue
 			}

@@ -13,7 +13,17 @@ import (
 // ParseTools reads tool definitions in the forms of all dialects (docs/spec/http-api.md §10.1): nested and flat functions, input_schema,
 // custom tools, namespaces. skipped are the types of tools that a server would have to run itself.
 func ParseTools(o reqjson.Object) (set *toolcall.Set, skipped []string, err error) {
-	raw, name, _, err := o.Array("tools")
+	return parseTools(o, "tools")
+}
+
+// ParseFunctions reads the older functions of chat; the set is nil when there are none.
+func ParseFunctions(o reqjson.Object) (*toolcall.Set, error) {
+	set, _, err := parseTools(o, "functions")
+	return set, err
+}
+
+func parseTools(o reqjson.Object, field string) (set *toolcall.Set, skipped []string, err error) {
+	raw, name, _, err := o.Array(field)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -190,24 +200,103 @@ func ParseToolChoice(o reqjson.Object, set *toolcall.Set) (c ToolChoice, paralle
 		return c, parallel, needTools(c, set, path)
 	}
 	if kind == "allowed_tools" {
-		// The mode is obeyed; the list only narrows what the model sees anyway.
-		in, nested, err := obj.Object("allowed_tools")
-		if err != nil {
-			return c, nil, err
+		c, err = allowedTools(o, obj, set)
+		return c, parallel, err
+	}
+	if hosted(o, obj, kind) {
+		// The tool itself was left out with a warning.
+		c.Hosted = kind
+		if name, ok, _ := obj.String("name"); ok {
+			c.Hosted = name
 		}
-		if !nested {
-			in = obj
-		}
-		mode, _, err := in.String("mode")
-		if err != nil {
-			return c, nil, err
-		}
-		c.Mode = toolModes[mode]
-		return c, parallel, needTools(c, set, path)
+		return c, parallel, nil
+	}
+	switch kind {
+	case "", "function", "tool", "custom":
+	default:
+		return c, nil, apierror.InvalidValue(obj.Path("type"), "names no tool of this request: %q", kind)
 	}
 	c.Name, err = namedTool(obj, set)
 	c.Mode = ToolNamed
 	return c, parallel, err
+}
+
+// allowedTools reads a choice among some of the tools. Tools that a server would run are not there anyway.
+func allowedTools(o, obj reqjson.Object, set *toolcall.Set) (c ToolChoice, err error) {
+	in, nested, err := obj.Object("allowed_tools")
+	if err != nil {
+		return c, err
+	}
+	if !nested {
+		in = obj
+	}
+	switch mode, ok, err := in.String("mode"); {
+	case err != nil:
+		return c, err
+	case !ok:
+		return c, apierror.Missing(in.Path("mode"))
+	case mode == "auto":
+	case mode == "required":
+		c.Mode = ToolRequired
+	default:
+		return c, apierror.InvalidValue(in.Path("mode"), "must be auto or required, got %q", mode)
+	}
+	list, _, ok, err := in.Array("tools")
+	if err != nil {
+		return c, err
+	}
+	path := in.Path("tools")
+	if !ok {
+		return c, apierror.Missing(path)
+	}
+	c.Allowed = []string{}
+	for i, raw := range list {
+		tool, err := reqjson.Wrap(raw, reqjson.Index(path, i))
+		if err != nil {
+			return c, err
+		}
+		kind, _, err := tool.String("type")
+		if err != nil {
+			return c, err
+		}
+		if hosted(o, tool, kind) {
+			continue
+		}
+		name, err := namedTool(tool, set)
+		if err != nil {
+			return c, err
+		}
+		c.Allowed = append(c.Allowed, name)
+	}
+	if len(c.Allowed) == 0 {
+		return c, apierror.InvalidValue(path, "names no tool of this request")
+	}
+	return c, nil
+}
+
+// hosted reports whether a choice, of a kind, is about a tool of the request that a server would have to run.
+func hosted(o, choice reqjson.Object, kind string) bool {
+	list, _, _, err := o.Array("tools")
+	if err != nil {
+		return false
+	}
+	name, _, _ := choice.String("name")
+	for _, raw := range list {
+		tool, err := reqjson.Wrap(raw, "tools")
+		if err != nil || tool.Has("input_schema") {
+			continue
+		}
+		own, _, _ := tool.String("type")
+		switch own {
+		case "", "function", "custom", "namespace":
+			continue
+		}
+		named, _, _ := tool.String("name")
+		if own == kind || kind == "tool" && named != "" && named == name {
+			return true
+		}
+	}
+	return false
 }
 
 // toolModes are the words for modes in all dialects.

@@ -109,20 +109,23 @@ func TestToolFaults(t *testing.T) {
 }
 
 func TestToolChoices(t *testing.T) {
-	const tools = `"tools":[{"name":"f"},{"type":"namespace","name":"n","tools":[{"name":"g"}]}]`
+	const tools = `"tools":[{"type":"web_search","name":"web_search"},{"name":"f"},{"type":"namespace","name":"n","tools":[{"name":"g"}]}]`
 	no, yes := false, true
 	for choice, want := range map[string]struct {
 		c        ToolChoice
 		parallel *bool
 	}{
 		`"auto"`: {}, `"none"`: {c: ToolChoice{Mode: ToolNone}}, `"required"`: {c: ToolChoice{Mode: ToolRequired}}, `"any"`: {c: ToolChoice{Mode: ToolRequired}},
-		`{"type":"auto","disable_parallel_tool_use":true}`:         {parallel: &no},
-		`{"type":"any","disable_parallel_tool_use":false}`:         {c: ToolChoice{Mode: ToolRequired}, parallel: &yes},
-		`{"type":"tool","name":"f"}`:                               {c: ToolChoice{Mode: ToolNamed, Name: "f"}},
-		`{"type":"function","function":{"name":"f"}}`:              {c: ToolChoice{Mode: ToolNamed, Name: "f"}},
-		`{"type":"function","name":"g","namespace":"n"}`:           {c: ToolChoice{Mode: ToolNamed, Name: "n.g"}},
-		`{"type":"allowed_tools","mode":"required","tools":[]}`:    {c: ToolChoice{Mode: ToolRequired}},
-		`{"type":"allowed_tools","allowed_tools":{"mode":"auto"}}`: {},
+		`{"type":"auto","disable_parallel_tool_use":true}`:                                                                      {parallel: &no},
+		`{"type":"any","disable_parallel_tool_use":false}`:                                                                      {c: ToolChoice{Mode: ToolRequired}, parallel: &yes},
+		`{"type":"tool","name":"f"}`:                                                                                            {c: ToolChoice{Mode: ToolNamed, Name: "f"}},
+		`{"type":"function","function":{"name":"f"}}`:                                                                           {c: ToolChoice{Mode: ToolNamed, Name: "f"}},
+		`{"type":"function","name":"g","namespace":"n"}`:                                                                        {c: ToolChoice{Mode: ToolNamed, Name: "n.g"}},
+		`{"type":"allowed_tools","mode":"required","tools":[{"type":"function","name":"f"}]}`:                                   {c: ToolChoice{Mode: ToolRequired, Allowed: []string{"f"}}},
+		`{"type":"allowed_tools","allowed_tools":{"mode":"auto","tools":[{"type":"function","function":{"name":"f"}}]}}`:        {c: ToolChoice{Allowed: []string{"f"}}},
+		`{"type":"allowed_tools","mode":"auto","tools":[{"type":"web_search"},{"type":"function","name":"g","namespace":"n"}]}`: {c: ToolChoice{Allowed: []string{"n.g"}}},
+		`{"type":"web_search"}`:               {c: ToolChoice{Hosted: "web_search"}},
+		`{"type":"tool","name":"web_search"}`: {c: ToolChoice{Hosted: "web_search"}},
 	} {
 		o := object(t, `{`+tools+`,"tool_choice":`+choice+`}`)
 		set, _, err := ParseTools(o)
@@ -130,8 +133,34 @@ func TestToolChoices(t *testing.T) {
 			t.Fatal(err)
 		}
 		c, parallel, err := ParseToolChoice(o, set)
-		if err != nil || c != want.c || !cmp.Equal(parallel, want.parallel) {
+		if err != nil || !cmp.Equal(c, want.c) || !cmp.Equal(parallel, want.parallel) {
 			t.Errorf("%s: %+v %v %v, want %+v %v", choice, c, parallel, err, want.c, want.parallel)
+		}
+	}
+}
+
+// TestToolChoiceFaults: a choice that cannot be kept is refused where it says so.
+func TestToolChoiceFaults(t *testing.T) {
+	const tools = `"tools":[{"name":"f"},{"type":"web_search"}]`
+	for choice, param := range map[string]string{
+		`"sometimes"`: "tool_choice", `{"type":"sometimes"}`: "tool_choice.type", `{"type":"file_search"}`: "tool_choice.type", `{"type":"function"}`: "tool_choice.name",
+		`{"type":"allowed_tools","mode":"sometimes","tools":[{"type":"function","name":"f"}]}`:                 "tool_choice.mode",
+		`{"type":"allowed_tools","tools":[{"type":"function","name":"f"}]}`:                                    "tool_choice.mode",
+		`{"type":"allowed_tools","mode":"auto"}`:                                                               "tool_choice.tools",
+		`{"type":"allowed_tools","mode":"auto","tools":[]}`:                                                    "tool_choice.tools",
+		`{"type":"allowed_tools","mode":"required","tools":[{"type":"web_search"}]}`:                           "tool_choice.tools",
+		`{"type":"allowed_tools","mode":"auto","tools":[{"type":"function","name":"f"},{"name":"g"}]}`:         "tool_choice.tools[1].name",
+		`{"type":"allowed_tools","allowed_tools":{"mode":"auto","tools":[{"type":"function","function":{}}]}}`: "tool_choice.allowed_tools.tools[0].function.name",
+	} {
+		o := object(t, `{`+tools+`,"tool_choice":`+choice+`}`)
+		set, _, err := ParseTools(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, err = ParseToolChoice(o, set)
+		var e *apierror.Error
+		if !errors.As(err, &e) || e.Status != 400 || e.Param != param {
+			t.Errorf("%s: %v, want a fault at %s", choice, err, param)
 		}
 	}
 }

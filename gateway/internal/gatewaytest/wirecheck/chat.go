@@ -7,7 +7,11 @@ import (
 )
 
 // Call is a tool call of a chat answer.
-type Call struct{ ID, Name, Arguments string }
+type Call struct {
+	ID, Name, Arguments string
+	// Custom: Arguments are the text of a custom tool, Legacy: the call is the message's function_call.
+	Custom, Legacy bool
+}
 
 // Choice is one choice of a chat answer.
 type Choice struct {
@@ -57,7 +61,7 @@ func Chat(body []byte, n int) (*ChatAnswer, error) {
 		if out.Error == nil {
 			for i, c := range states[k].Calls {
 				// The limit may cut the last call off.
-				if cut := states[k].Finish == "length" && i == len(states[k].Calls)-1; !cut && !complete(c.Arguments) {
+				if cut := states[k].Finish == "length" && i == len(states[k].Calls)-1; !cut && !c.Custom && !complete(c.Arguments) {
 					return nil, fmt.Errorf("choice %d: the arguments of %s are %q", k, c.Name, c.Arguments)
 				}
 			}
@@ -148,6 +152,15 @@ func (s *chatState) chunk(c any) error {
 			return err
 		}
 	}
+	if f := obj(d, "function_call"); f != nil {
+		if name := str(f, "name"); name != "" {
+			s.Calls = append(s.Calls, Call{Name: name, Legacy: true})
+		}
+		if len(s.Calls) != 1 {
+			return fmt.Errorf("function_call is call %d", len(s.Calls))
+		}
+		s.Calls[0].Arguments += str(f, "arguments")
+	}
 	if f := str(c, "finish_reason"); f != "" {
 		s.finished, s.Finish, s.Stop = true, f, str(c, "stop_sequence")
 		s.Details = c.(map[string]any)["finish_details"]
@@ -159,21 +172,28 @@ func (s *chatState) chunk(c any) error {
 }
 
 func (s *chatState) call(t any) error {
-	f := obj(t, "function")
+	f, args := obj(t, "function"), "arguments"
+	custom := obj(t, "custom") != nil
+	if custom {
+		f, args = obj(t, "custom"), "input"
+	}
 	switch i := num(t, "index"); {
 	case i == len(s.Calls):
-		if !strings.HasPrefix(str(t, "id"), "call_") || str(t, "type") != "function" || str(f, "name") == "" {
+		if !strings.HasPrefix(str(t, "id"), "call_") || str(t, "type") != map[bool]string{false: "function", true: "custom"}[custom] || str(f, "name") == "" {
 			return fmt.Errorf("call %d begins with %v", i, t)
 		}
-		if str(f, "arguments") != "" {
+		if str(f, args) != "" {
 			return fmt.Errorf("call %d begins with arguments", i)
 		}
-		s.Calls = append(s.Calls, Call{ID: str(t, "id"), Name: str(f, "name")})
+		s.Calls = append(s.Calls, Call{ID: str(t, "id"), Name: str(f, "name"), Custom: custom})
 	case i == len(s.Calls)-1 && i >= 0:
 		if str(t, "id") != "" {
 			return fmt.Errorf("call %d begins twice", i)
 		}
-		s.Calls[i].Arguments += str(f, "arguments")
+		if custom != s.Calls[i].Custom {
+			return fmt.Errorf("call %d changes its type", i)
+		}
+		s.Calls[i].Arguments += str(f, args)
 	default:
 		return fmt.Errorf("call %d after %d calls", i, len(s.Calls))
 	}

@@ -29,7 +29,7 @@ func TestChat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Choice{{Content: "Look.", Reasoning: "why", Calls: []Call{{"call_1", "f", "{}"}}, Finish: "tool_calls"}}
+	want := []Choice{{Content: "Look.", Reasoning: "why", Calls: []Call{{ID: "call_1", Name: "f", Arguments: "{}"}}, Finish: "tool_calls"}}
 	if d := cmp.Diff(want, got.Choices); d != "" {
 		t.Error(d)
 	}

@@ -1,4 +1,4 @@
-package responses
+package toolcall
 
 import (
 	"encoding/json"
@@ -8,12 +8,12 @@ import (
 )
 
 func inputOf(fragments ...string) string {
-	x := &inputText{}
+	x := &InputText{}
 	var out []byte
 	for _, f := range fragments {
-		out = x.add(out, []byte(f))
+		out = x.Add(out, []byte(f))
 	}
-	return string(x.end(out))
+	return string(x.End(out))
 }
 
 func TestInputTextOfAnyTextAtAnyCut(t *testing.T) {

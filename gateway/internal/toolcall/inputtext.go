@@ -1,17 +1,15 @@
-package responses
+package toolcall
 
 import (
 	"encoding/json"
 	"unicode/utf16"
 	"unicode/utf8"
-
-	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 )
 
-// inputText takes the free text of a custom tool's call out of the arguments object that the model writes, while it is being
+// InputText takes the free text of a custom tool's call out of the arguments object that the model writes, while it is being
 // written: {"input":"text"}. It is a reader of one JSON string behind a fixed opening; arguments of any other form are
 // looked at when they are complete.
-type inputText struct {
+type InputText struct {
 	args []byte // all arguments so far
 	at   int    // bytes of args that were read
 	mode inputMode
@@ -27,8 +25,8 @@ const (
 	inputWhole                    // given out at the end, or over
 )
 
-// add takes a fragment of the arguments and appends the text that it completes to dst.
-func (x *inputText) add(dst, fragment []byte) []byte {
+// Add takes a fragment of the arguments and appends the text that it completes to dst.
+func (x *InputText) Add(dst, fragment []byte) []byte {
 	x.args = append(x.args, fragment...)
 	if x.mode == inputOpening {
 		x.open()
@@ -43,9 +41,9 @@ func (x *inputText) add(dst, fragment []byte) []byte {
 }
 
 // open looks for {"input":" with whitespace between.
-func (x *inputText) open() {
+func (x *InputText) open() {
 	i := 0
-	for _, want := range []string{"{", `"` + toolcall.InputKey + `"`, ":", `"`} {
+	for _, want := range []string{"{", `"` + InputKey + `"`, ":", `"`} {
 		for i < len(x.args) && (x.args[i] == ' ' || x.args[i] == '\n' || x.args[i] == '\t' || x.args[i] == '\r') {
 			i++
 		}
@@ -63,7 +61,7 @@ func (x *inputText) open() {
 }
 
 // read decodes as much of the string as is there.
-func (x *inputText) read(dst []byte) []byte {
+func (x *InputText) read(dst []byte) []byte {
 	for x.at < len(x.args) {
 		c := x.args[x.at]
 		switch {
@@ -104,23 +102,23 @@ func (x *inputText) read(dst []byte) []byte {
 }
 
 // flush gives out half of a surrogate pair that has no other half.
-func (x *inputText) flush(dst []byte) []byte {
+func (x *InputText) flush(dst []byte) []byte {
 	if x.high != 0 {
 		dst, x.high = utf8.AppendRune(dst, utf8.RuneError), 0
 	}
 	return dst
 }
 
-// end appends what is left when the arguments are complete: of arguments in another form the text under the key, else the
+// End appends what is left when the arguments are complete: of arguments in another form the text under the key, else the
 // arguments themselves.
-func (x *inputText) end(dst []byte) []byte {
+func (x *InputText) End(dst []byte) []byte {
 	dst = x.flush(dst)
 	if x.sent > 0 || x.mode == inputInside || x.at > 0 {
 		return dst
 	}
 	var args map[string]json.RawMessage
 	var text string
-	if json.Unmarshal(x.args, &args) == nil && json.Unmarshal(args[toolcall.InputKey], &text) == nil {
+	if json.Unmarshal(x.args, &args) == nil && json.Unmarshal(args[InputKey], &text) == nil {
 		return append(dst, text...)
 	}
 	return append(dst, x.args...)

@@ -1,0 +1,57 @@
+package turn
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
+)
+
+// ignored are fields that change nothing by the rules of docs/spec/http-api.md §5.1: labels for somebody's records, and hints about
+// time, price or place. All other fields are read, refused, or named in a warning.
+var ignored = []string{
+	"metadata", "user", "client_metadata", "safety_identifier", "user_profile_id", "workspace_id", "diagnostics", "anthropic_version", "anthropic_beta",
+	"service_tier", "store", "cache_control", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "inference_geo", "prediction", "speed",
+	"stream_options",
+}
+
+// warnings say what of a request was left out. All of the request must have been read.
+func warnings(req *Request) []string {
+	var out []string
+	add := func(what string, list []string) {
+		if len(list) > 0 {
+			out = append(out, what+": "+strings.Join(list, ","))
+		}
+	}
+	add("tools-ignored", req.Skipped)
+	if req.Choice.Hosted != "" {
+		add("tool-choice-ignored", []string{req.Choice.Hosted})
+	}
+	add("tool-format-ignored", grammarTools(req.Tools))
+	add("content-omitted", req.Omitted)
+	add("items-ignored", req.SkippedItems)
+	add("fields-ignored", slices.DeleteFunc(req.Body.Unread(), func(path string) bool {
+		top, _, _ := strings.Cut(path, ".")
+		return slices.Contains(ignored, top)
+	}))
+	return out
+}
+
+// grammarTools are the custom tools whose text a grammar describes: the model sees them as free text.
+func grammarTools(set *toolcall.Set) []string {
+	var out []string
+	for _, t := range set.All() {
+		var format struct{ Type string }
+		if t.Kind == toolcall.Custom && t.Format != nil && json.Unmarshal(t.Format, &format) == nil && format.Type == "grammar" {
+			out = append(out, t.Name)
+		}
+	}
+	return out
+}
+
+// Warn sends the warnings about a request that is not run, for answers that only count or render.
+func (s *Service) Warn(h http.Header, req *Request) {
+	(&Prepared{Warnings: warnings(req)}).warn(h)
+}
