@@ -3,6 +3,7 @@ package anthropic
 import (
 	"net/http"
 
+	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
@@ -131,6 +132,20 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (*tur
 			format.Lenient = false // this API promises that the schema is held
 			req.Format = format
 		}
+	}
+	if _, err := thinkingDisplay(o); err != nil {
+		return nil, err
+	}
+	// The form of earlier clients.
+	format, err := turn.ParseFormat(o, "output_format")
+	if err != nil {
+		return nil, err
+	}
+	if format.Kind != turn.FormatText {
+		req.Format = format
+	}
+	if o.Has("thread") {
+		return nil, apierror.Unsupported("thread", "is not supported: send the whole conversation")
 	}
 	in := &reader{omit: s.Turn.Omit(req), open: s.signer.Open, tools: req.Tools}
 	if err := in.system(o); err != nil {
