@@ -111,7 +111,7 @@ func dialectFields() []dialect {
 		"response_format.json_schema.schema":      change(`"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"string"}}}`, `"response_format":{"type":"json_schema","json_schema":{"schema":`+anySchema+`}}`),
 		"response_format.json_schema.name":        {kind: queued, with: `"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":` + anySchema + `}}`, base: `"response_format":{"type":"json_schema","json_schema":{"schema":` + anySchema + `}}`},
 		"response_format.json_schema.description": {kind: warned, with: `"response_format":{"type":"json_schema","json_schema":{"description":"d","schema":` + anySchema + `}}`, base: `"response_format":{"type":"json_schema","json_schema":{"schema":` + anySchema + `}}`},
-		"response_format.json_schema.strict":      {kind: queued, with: `"response_format":{"type":"json_schema","json_schema":{"strict":true,"schema":` + anySchema + `}}`, base: `"response_format":{"type":"json_schema","json_schema":{"schema":` + anySchema + `}}`},
+		"response_format.json_schema.strict":      change(`"response_format":{"type":"json_schema","json_schema":{"strict":true,"schema":`+anySchema+`}}`, `"response_format":{"type":"json_schema","json_schema":{"schema":`+anySchema+`}}`),
 		"stream_options":                          change(`"stream_options":{"include_usage":false},"stream":true`, `"stream":true`),
 		"stream_options.include_usage":            change(`"stream_options":{"include_usage":false}`, `"stream":true,"stream_options":{"include_usage":true}`),
 		"stream_options.include_obfuscation":      {kind: byRule, with: `"stream_options":{"include_obfuscation":true}`, base: `"stream":true,"stream_options":{}`},

@@ -2,6 +2,7 @@ package app
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -19,6 +20,113 @@ var randomPieces = []string{
 	"<tool_code>", "</tool_code>", "<function_calls>", `<invoke name="f">`, "</invoke>", "</function_calls>", "<function=f(a=\"x\")></function>", "```json\n", "<",
 }
 
+// randomScript is a worker that says random tokens in random steps.
+func (r *rig) randomScript(rt *rapid.T) (gatewaytest.Decode, []int32) {
+	var ids []int32
+	for range rapid.IntRange(0, 30).Draw(rt, "n") {
+		if rapid.IntRange(0, 7).Draw(rt, "kind") == 0 {
+			ids = append(ids, rapid.Int32Range(0, 8000).Draw(rt, "id"))
+			continue
+		}
+		ids = append(ids, r.tok.Encode(rapid.SampledFrom(randomPieces).Draw(rt, "piece"), tokenizer.Options{})...)
+	}
+	return gatewaytest.Script{Tokens: ids, Step: rapid.IntRange(1, 9).Draw(rt, "step"), Stop: r.tok.StopTokens()[0], Logprobs: true}.Run, ids
+}
+
+// TestRandomStreamsEqualWholeInAllDialects: the same for Responses, Messages and legacy completions.
+func TestRandomStreamsEqualWholeInAllDialects(t *testing.T) {
+	r := start(t, nil)
+	w := r.target(gatewaytest.WorkerOptions{})
+	schema := map[string]any{"properties": map[string]any{"a": map[string]any{"type": "string"}, "n": map[string]any{"type": "integer"}}}
+	for _, path := range []string{"/v1/responses", "/v1/messages", "/v1/completions"} {
+		t.Run(strings.TrimPrefix(path, "/v1/"), func(t *testing.T) {
+			rapid.Check(t, func(rt *rapid.T) {
+				script, ids := r.randomScript(rt)
+				w.SetDecode(script)
+				body := map[string]any{"stop": rapid.SliceOfN(rapid.SampledFrom([]string{"stop", "日", "\n\n", "12"}), 0, 2).Draw(rt, "stops")}
+				if path == "/v1/completions" {
+					body["prompt"], body["echo"] = "Go.", rapid.Bool().Draw(rt, "echo")
+					if rapid.Bool().Draw(rt, "logprobs") {
+						body["logprobs"] = 2
+					}
+				} else {
+					body["input"], body["messages"] = "Go.", []any{map[string]any{"role": "user", "content": "Go."}}
+					body["enable_thinking"], body["parallel_tool_calls"] = rapid.Bool().Draw(rt, "thinking"), rapid.Bool().Draw(rt, "parallel")
+					if rapid.Bool().Draw(rt, "tools") {
+						tool := map[string]any{"name": "f", "parameters": schema, "type": "function"}
+						if path == "/v1/messages" {
+							tool = map[string]any{"name": "f", "input_schema": schema}
+						}
+						body["tools"] = []any{tool}
+					}
+					if path == "/v1/responses" && rapid.Bool().Draw(rt, "logprobs") {
+						body["top_logprobs"] = 1
+					}
+				}
+				whole := r.post(path, string(mustJSON(body)))
+				if whole.status != 200 {
+					rt.Fatalf("status %d: %s", whole.status, whole.body)
+				}
+				body["stream"] = true
+				stream := r.post(path, string(mustJSON(body)))
+				if d := cmp.Diff(comparable(t, path, whole.body, false), comparable(t, path, stream.body, true), cmpopts.EquateEmpty()); d != "" {
+					rt.Fatalf("%q: stream differs from whole:\n%s", r.tok.Decode(ids, true), d)
+				}
+			})
+		})
+	}
+}
+
+// comparable is an answer without what differs from request to request; that of a stream is put together from its events.
+func comparable(t *testing.T, path string, body []byte, stream bool) any {
+	t.Helper()
+	var v any
+	switch {
+	case !stream:
+		if err := json.Unmarshal(body, &v); err != nil {
+			t.Fatal(err)
+		}
+	case path == "/v1/responses":
+		a, err := wirecheck.Responses(body)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, body)
+		}
+		v = a.Final
+	case path == "/v1/messages":
+		a, err := wirecheck.Messages(body)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, body)
+		}
+		v = a.Message
+	}
+	if path != "/v1/completions" {
+		return settled(v)
+	}
+	// Legacy completions: text, log-probabilities and the end.
+	out := map[string]any{"text": ""}
+	var tokens, top []any
+	add := func(c any) {
+		text, _ := at(c, "text").(string)
+		out["text"] = out["text"].(string) + text
+		if f := at(c, "finish_reason"); f != nil {
+			out["finish"], out["stop"], out["details"] = f, at(c, "stop_sequence"), at(c, "finish_details")
+		}
+		list, _ := at(c, "logprobs", "tokens").([]any)
+		tokens = append(tokens, list...)
+		list, _ = at(c, "logprobs", "top_logprobs").([]any)
+		top = append(top, list...)
+	}
+	if stream {
+		for _, ev := range events(t, body) {
+			add(at(ev, "choices", 0))
+		}
+	} else {
+		add(at(v, "choices", 0))
+	}
+	out["tokens"], out["top"] = tokens, top
+	return out
+}
+
 // TestRandomStreamsEqualWhole: whatever tokens come, in whatever steps, a chat stream obeys its grammar and says what the whole
 // answer says (docs/spec/http-api.md §21 item 2).
 func TestRandomStreamsEqualWhole(t *testing.T) {
@@ -26,15 +134,8 @@ func TestRandomStreamsEqualWhole(t *testing.T) {
 	w := r.target(gatewaytest.WorkerOptions{})
 	tools := json.RawMessage(`[{"type":"function","function":{"name":"f","parameters":{"properties":{"a":{"type":"string"},"n":{"type":"integer"}}}}}]`)
 	rapid.Check(t, func(rt *rapid.T) {
-		var ids []int32
-		for range rapid.IntRange(0, 30).Draw(rt, "n") {
-			if rapid.IntRange(0, 7).Draw(rt, "kind") == 0 {
-				ids = append(ids, rapid.Int32Range(0, 8000).Draw(rt, "id"))
-				continue
-			}
-			ids = append(ids, r.tok.Encode(rapid.SampledFrom(randomPieces).Draw(rt, "piece"), tokenizer.Options{})...)
-		}
-		w.SetDecode(gatewaytest.Script{Tokens: ids, Step: rapid.IntRange(1, 9).Draw(rt, "step"), Stop: r.tok.StopTokens()[0], Logprobs: true}.Run)
+		script, ids := r.randomScript(rt)
+		w.SetDecode(script)
 		body := map[string]any{
 			"messages": []any{map[string]any{"role": "user", "content": "Go."}}, "enable_thinking": rapid.Bool().Draw(rt, "thinking"),
 			"stop":     rapid.SliceOfN(rapid.SampledFrom([]string{"stop", "日", "\n\n", "12"}), 0, 2).Draw(rt, "stops"),

@@ -80,7 +80,13 @@ func readTools(in *tandemv1.Chat, req *turn.Request) error {
 	}
 	req.Parallel = !in.GetSingleToolCall()
 	c := in.GetToolChoice()
+	if c.GetName() != "" && c.GetMode() != tandemv1.ToolMode_TOOL_MODE_NAMED {
+		return rpcerr.InvalidArgument("chat.tool_choice.name", "needs mode TOOL_MODE_NAMED")
+	}
 	switch c.GetMode() {
+	case tandemv1.ToolMode_TOOL_MODE_UNSPECIFIED, tandemv1.ToolMode_TOOL_MODE_AUTO:
+	default:
+		return rpcerr.InvalidArgument("chat.tool_choice.mode", "%d is no mode", c.GetMode())
 	case tandemv1.ToolMode_TOOL_MODE_NONE:
 		req.Choice.Mode = turn.ToolNone
 	case tandemv1.ToolMode_TOOL_MODE_REQUIRED:

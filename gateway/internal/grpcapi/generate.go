@@ -79,6 +79,9 @@ func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *
 	if err != nil {
 		return nil, err
 	}
+	if err := checkSpeculation(in.GetSpeculation()); err != nil {
+		return nil, err
+	}
 	if in.GetMaxTokens() < 0 {
 		return nil, rpcerr.InvalidArgument("max_tokens", "must not be negative, got %d", in.GetMaxTokens())
 	}
@@ -128,6 +131,9 @@ func (s *Service) prepare(in *tandemv1.GenerateRequest, m *model.Model, req *tur
 		}
 		return p, nil
 	}
+	if in.GetCompression() != nil {
+		return nil, rpcerr.InvalidArgument("compression", "is for chats: a raw prompt has no turns to shorten")
+	}
 	if k := req.Format.Kind; k != turn.FormatText && k != turn.FormatGrammar {
 		return nil, rpcerr.InvalidArgument("format", "of a raw prompt can only be a grammar")
 	}
@@ -153,6 +159,19 @@ func (s *Service) prepare(in *tandemv1.GenerateRequest, m *model.Model, req *tur
 	}
 	p.Run.Prompts = []generate.Prompt{prompt}
 	return p, nil
+}
+
+// checkSpeculation checks ranges, those of HTTP.
+func checkSpeculation(in *tandemv1.Speculation) error {
+	if _, ok := tandemv1.SpeculationMode_name[int32(in.GetMode())]; !ok {
+		return rpcerr.InvalidArgument("speculation.mode", "%d is no mode", in.GetMode())
+	}
+	for field, n := range map[string]int32{"budget": in.GetBudget(), "block": in.GetBlock()} {
+		if n < 0 || n > turn.MaxSpeculation {
+			return rpcerr.InvalidArgument("speculation."+field, "must be between 0 and %d, got %d", turn.MaxSpeculation, n)
+		}
+	}
+	return nil
 }
 
 // checkSampling checks ranges and draws a seed when none is given. The request's message is not changed.

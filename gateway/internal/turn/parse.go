@@ -16,6 +16,8 @@ import (
 const (
 	maxStops     = 16
 	maxStopBytes = 256
+	// MaxSpeculation bounds the nodes and rows of a request's speculation.
+	MaxSpeculation = 4096
 	// MaxSessionID is in bytes.
 	MaxSessionID = 256
 )
@@ -191,7 +193,7 @@ func parseSpeculation(o reqjson.Object) (*tandemv1.Speculation, error) {
 		}
 	}
 	for name, dst := range map[string]*int32{"budget": &out.Budget, "block": &out.Block} {
-		v, _, err := s.Int(reqjson.Between(0, 4096), name)
+		v, _, err := s.Int(reqjson.Between(0, MaxSpeculation), name)
 		if err != nil {
 			return nil, err
 		}

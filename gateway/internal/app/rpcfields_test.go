@@ -1,0 +1,159 @@
+package app
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+)
+
+// rpcRule is a fieldRule of the gRPC API, in the text form of the message, parts to be merged apart by ##.
+type rpcRule struct {
+	kind, with, base string
+}
+
+const (
+	rpcChat = `chat{messages{role:"user" content:"Go."}} sampling{seed:1} max_tokens:60`
+	rpcTool = `chat{messages{role:"user" content:"Go."} tools{name:"get_weather" parameters_json:"{\"type\":\"object\",\"properties\":{\"city\":{\"type\":\"string\"}}}"} tools{name:"other"}} sampling{seed:1} max_tokens:60`
+	rpcTurn = `chat{messages{role:"user" content:"Go."} messages{role:"assistant" content:"So." tool_calls{id:"c" name:"f" arguments_json:"{}"}} messages{role:"tool" content:"r"}} sampling{seed:1} max_tokens:60`
+)
+
+func rpcRules() map[string]rpcRule {
+	long := `chat{messages{role:"user" content:` + string(mustJSON(haystack(150, 60))) + `} messages{role:"assistant" content:"I read it."} messages{role:"user" content:"What is the code of raven?"}} sampling{seed:1} max_tokens:60 `
+	plain := func(with string) rpcRule { return rpcRule{changes, rpcChat + "##" + with, rpcChat} }
+	in := func(base, old, new string) rpcRule {
+		if !strings.Contains(base, old) {
+			panic(old)
+		}
+		return rpcRule{changes, strings.Replace(base, old, new, 1), base}
+	}
+	return map[string]rpcRule{
+		"model": {queued, rpcChat + `##model:"tiny"`, rpcChat}, // one model is served; TestStrictModel
+		"chat":  {}, "chat.messages": {}, "chat.messages.role": in(rpcChat, `role:"user"`, `role:"system"`), "chat.messages.content": in(rpcChat, `content:"Go."`, `content:"Stop."`),
+		"chat.messages.reasoning_content": in(rpcTurn, `content:"So."`, `content:"So." reasoning_content:"why"`), "chat.messages.tool_calls": in(rpcTurn, `tool_calls{id:"c" name:"f" arguments_json:"{}"}`, ``),
+		"chat.messages.tool_calls.id":   {queued, strings.Replace(rpcTurn, `id:"c"`, `id:"d"`, 1), rpcTurn}, // TestToolLoop: finds the call in the memory
+		"chat.messages.tool_calls.name": in(rpcTurn, `name:"f"`, `name:"g"`), "chat.messages.tool_calls.arguments_json": in(rpcTurn, `arguments_json:"{}"`, `arguments_json:"{\"a\":1}"`),
+		"chat.messages.tool_call_id": {queued, strings.Replace(rpcTurn, `content:"r"`, `content:"r" tool_call_id:"c"`, 1), rpcTurn}, // for templates that show it
+		"chat.enable_thinking":       in(rpcChat, `chat{`, `chat{enable_thinking:true `),
+		"chat.tools":                 {changes, rpcTool, rpcChat}, "chat.tools.name": in(rpcTool, `name:"other"`, `name:"another"`), "chat.tools.description": in(rpcTool, `name:"other"`, `name:"other" description:"d"`),
+		"chat.tools.parameters_json": in(rpcTool, `name:"other"`, `name:"other" parameters_json:"{}"`), "chat.tools.strict": in(rpcTool, `name:"get_weather"`, `name:"get_weather" strict:true`),
+		"chat.tool_choice": in(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_NONE} `), "chat.tool_choice.mode": in(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_REQUIRED} `),
+		"chat.tool_choice.name": {changes, strings.Replace(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_NAMED name:"other"} `, 1), strings.Replace(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_NAMED name:"get_weather"} `, 1)},
+		"chat.single_tool_call": in(rpcTool, `chat{`, `chat{single_tool_call:true `), "chat.reasoning_effort": in(rpcChat, `chat{`, `chat{reasoning_effort:"low" `),
+		"chat.thinking_budget": {changes, strings.Replace(rpcChat, `chat{`, `chat{enable_thinking:true thinking_budget:5 `, 1), strings.Replace(rpcChat, `chat{`, `chat{enable_thinking:true `, 1)},
+		"prompt":               {changes, `prompt:"Go." sampling{seed:1} max_tokens:60`, rpcChat}, "tokens": {changes, `tokens{ids:[5,6]} sampling{seed:1} max_tokens:60`, rpcChat}, "tokens.ids": {changes, `tokens{ids:[5,7]} sampling{seed:1} max_tokens:60`, `tokens{ids:[5,6]} sampling{seed:1} max_tokens:60`},
+		"sampling": {}, "sampling.temperature": plain(`sampling{temperature:0.5}`), "sampling.top_p": plain(`sampling{top_p:0.5}`), "sampling.top_k": plain(`sampling{top_k:5}`), "sampling.min_p": plain(`sampling{min_p:0.1}`),
+		"sampling.repetition_penalty": plain(`sampling{repetition_penalty:1.1}`), "sampling.frequency_penalty": plain(`sampling{frequency_penalty:1}`), "sampling.presence_penalty": plain(`sampling{presence_penalty:1}`),
+		"sampling.penalty_window": plain(`sampling{penalty_window:9}`), "sampling.seed": plain(`sampling{seed:2}`), "sampling.logit_bias": plain(`sampling{logit_bias{key:5 value:1}}`),
+		"max_tokens": plain(`max_tokens:3`), "stop": plain(`stop:"one"`), "speculation": plain(`speculation{mode:SPECULATION_MODE_OFF}`), "speculation.mode": plain(`speculation{mode:SPECULATION_MODE_TREE}`),
+		"speculation.budget": {changes, rpcChat + `##speculation{budget:9}`, rpcChat + `##speculation{}`}, "speculation.block": {changes, rpcChat + `##speculation{block:9}`, rpcChat + `##speculation{}`},
+		"compression": {changes, long + `compression{mode:"always"}`, long}, "compression.mode": {changes, long + `compression{mode:"always"}`, long + `compression{mode:"off"}`},
+		"compression.threshold":  {changes, long + `compression{mode:"auto" threshold:1000}`, long + `compression{mode:"auto"}`},
+		"compression.keep_ratio": {changes, long + `compression{mode:"always" keep_ratio:0.3}`, long + `compression{mode:"always"}`},
+		"top_logprobs":           plain(`top_logprobs:2`), "format": plain(`format{json_object:true}`), "format.json_object": {changes, rpcChat + `##format{json_object:true}`, rpcChat + `##format{json_object:false}`},
+		"format.json_schema": plain(`format{json_schema:"{\"type\":\"string\"}"}`), "format.grammar": plain(`format{grammar:"root ::= [a-z]+"}`),
+		"session_id": {queued, rpcChat + `##session_id:"s"`, rpcChat},
+	}
+}
+
+// messageFields are the dotted paths of all fields below a message.
+func messageFields(d protoreflect.MessageDescriptor, prefix string) []string {
+	var out []string
+	for i := range d.Fields().Len() {
+		f := d.Fields().Get(i)
+		path := prefix + string(f.Name())
+		out = append(out, path)
+		if f.Message() != nil && !f.IsMap() {
+			out = append(out, messageFields(f.Message(), path+".")...)
+		}
+	}
+	return out
+}
+
+type rpcSeen struct {
+	Text, Reasoning, Last, Worker, Scorer string
+	Code                                  codes.Code
+	Message                               string
+}
+
+func (w *walkRig) call(api tandemv1.InferenceServiceClient, text string) rpcSeen {
+	req := &tandemv1.GenerateRequest{}
+	for part := range strings.SplitSeq(text, "##") {
+		more := &tandemv1.GenerateRequest{}
+		if err := prototext.Unmarshal([]byte(part), more); err != nil {
+			w.t.Fatalf("%s: %v", text, err)
+		}
+		proto.Merge(req, more)
+	}
+	before, scored := len(w.target.Requests()), len(w.scorer.Scored())
+	g, err := runRPC(w.t.Context(), api, req)
+	out := rpcSeen{Text: g.text, Reasoning: g.reasoning, Code: status.Code(err), Message: status.Convert(err).Message()}
+	if g.last != nil {
+		last := proto.Clone(g.last).(*tandemv1.GenerateResponse)
+		last.Timings = nil
+		out.Last = compactProto(last)
+	}
+	for _, r := range w.target.Requests()[before:] {
+		r = proto.Clone(r).(*tandemv1.DecodeRequest)
+		r.RequestId = ""
+		out.Worker += compactProto(r)
+	}
+	for _, r := range w.scorer.Scored()[scored:] {
+		r = proto.Clone(r).(*tandemv1.CompressRequest)
+		r.RequestId = ""
+		out.Scorer += compactProto(r)
+	}
+	return out
+}
+
+// TestEveryFieldOfRPC walks the fields of GenerateRequest as its descriptor has them.
+func TestEveryFieldOfRPC(t *testing.T) {
+	w := startWalk(t)
+	api := w.rpc()
+	rules := rpcRules()
+	fields := messageFields((&tandemv1.GenerateRequest{}).ProtoReflect().Descriptor(), "")
+	for _, path := range fields {
+		rule, ok := rules[path]
+		if !ok {
+			t.Errorf("the field %s has no rule: what does it do?", path)
+			continue
+		}
+		if rule.kind == "" {
+			continue // part of every request
+		}
+		t.Run(path, func(t *testing.T) {
+			without, with := w.call(api, rule.base), w.call(api, rule.with)
+			if without.Code != codes.OK || with.Code != codes.OK {
+				t.Fatalf("without %v %s, with %v %s", without.Code, without.Message, with.Code, with.Message)
+			}
+			if d := cmp.Diff(without, with, cmpopts.EquateEmpty()); (d != "") != (rule.kind == changes) {
+				t.Errorf("%s, and it changes: %s", rule.kind, d)
+			}
+		})
+	}
+	for path := range rules {
+		if !slices.Contains(fields, path) {
+			t.Errorf("the rule for %s is about no field", path)
+		}
+	}
+	// What cannot be followed is refused by name.
+	for text, field := range map[string]string{
+		`prompt:"Go." compression{mode:"always"}`: "compression", rpcChat + `##speculation{mode:99}`: "speculation.mode", rpcChat + `##speculation{budget:-1}`: "speculation.budget",
+		rpcChat + `##speculation{block:99999}`: "speculation.block", rpcChat + `##sampling{top_p:5e-324}`: "sampling.top_p", rpcChat + `##sampling{repetition_penalty:1e-50}`: "sampling.repetition_penalty",
+		rpcChat + `##compression{mode:"some"}`: "compression.mode", rpcChat + `##compression{threshold:-1}`: "compression.threshold", rpcChat + `##compression{keep_ratio:nan}`: "compression.keep_ratio",
+		strings.Replace(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_AUTO name:"other"} `, 1): "chat.tool_choice.name", strings.Replace(rpcTool, `chat{`, `chat{tool_choice{mode:99} `, 1): "chat.tool_choice.mode",
+		strings.Replace(rpcChat, `max_tokens:60`, `max_tokens:-1`, 1): "max_tokens", rpcChat + `##top_logprobs:21`: "top_logprobs", rpcChat + `##stop:""`: "stop",
+	} {
+		if got := w.call(api, text); got.Code != codes.InvalidArgument || !strings.Contains(got.Message, field) || got.Worker != "" {
+			t.Errorf("%.80s: %v %s, want a fault of %s", text, got.Code, got.Message, field)
+		}
+	}
+}
