@@ -28,7 +28,7 @@ func mapFile(f *os.File, size int64) (data []byte, unmap func() error, err error
 // inode of a file.
 func inode(st os.FileInfo) uint64 {
 	if s, ok := st.Sys().(*syscall.Stat_t); ok {
-		return uint64(s.Ino)
+		return uint64(s.Ino) //nolint:unconvert // narrower on some systems
 	}
 	return 0
 }
