@@ -10,6 +10,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/bounds"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -193,6 +194,10 @@ func (c *Client) session(ctx context.Context, api tandemv1.RegistryServiceClient
 			m, err := stream.Recv()
 			if err != nil {
 				ended <- err
+				return
+			}
+			if err := bounds.Check(m); err != nil {
+				ended <- status.Error(codes.InvalidArgument, "the gateway's lease: "+err.Error())
 				return
 			}
 			select {

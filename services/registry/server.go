@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/bounds"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -20,10 +23,12 @@ import (
 
 // Defaults of ServerConfig.
 const (
-	DefaultLeaseTTL   = 6 * time.Second
-	DefaultKeepLost   = time.Minute
-	maxWorkerIDLength = 128
+	DefaultLeaseTTL = 6 * time.Second
+	DefaultKeepLost = time.Minute
 )
+
+// MaxMessageBytes bounds a message of the registry: a registration within its bounds takes some 30 KB.
+const MaxMessageBytes = 64 << 10
 
 // ServerConfig sets up a Server; zero members take the defaults.
 type ServerConfig struct {
@@ -60,7 +65,9 @@ type Server struct {
 
 	mu       sync.Mutex // guards everything below
 	workers  map[string]*entry
-	epochs   map[string]uint64
+	epochs   map[string]uint64 // of workers in the table
+	oldest   uint64            // the highest epoch of those that were forgotten: who comes back gets a higher one
+	limits   limits
 	watchers map[chan struct{}]struct{}
 	draining bool
 }
@@ -87,7 +94,7 @@ func NewServer(cfg ServerConfig) *Server {
 		cfg.Logger = zap.NewNop()
 	}
 	return &Server{
-		cfg: cfg, log: cfg.Logger, workers: map[string]*entry{}, epochs: map[string]uint64{}, watchers: map[chan struct{}]struct{}{},
+		cfg: cfg, log: cfg.Logger, workers: map[string]*entry{}, epochs: map[string]uint64{}, limits: newLimits(), watchers: map[chan struct{}]struct{}{},
 	}
 }
 
@@ -102,7 +109,17 @@ func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) (err error) {
 		s.log.Warn("worker refused", zap.String(telemetry.KeyWorker, reg.GetWorkerId()), zap.Error(err))
 		return err
 	}
-	e := s.add(reg)
+	host := peerHost(stream.Context())
+	if err := s.limits.admit(host, time.Now()); err != nil {
+		s.log.Warn("worker refused", zap.String(telemetry.KeyAddress, host), zap.Error(err))
+		return err
+	}
+	defer s.limits.release(host)
+	e, err := s.add(reg)
+	if err != nil {
+		s.log.Warn("worker refused", zap.String(telemetry.KeyWorker, reg.GetWorkerId()), zap.Error(err))
+		return err
+	}
 	defer func() { s.remove(e, err) }()
 
 	beats := make(chan *tandemv1.Heartbeat)
@@ -141,6 +158,12 @@ func (s *Server) Join(stream tandemv1.RegistryService_JoinServer) (err error) {
 	for {
 		select {
 		case hb := <-beats:
+			// A count that is no number is left out: it is for eyes only, and no reason to lose a worker.
+			maps.DeleteFunc(hb.GetCounters(), func(_ string, n float64) bool { return math.IsNaN(n) || math.IsInf(n, 0) })
+			if err := bounds.Check(hb); err != nil {
+				s.log.Warn("heartbeat refused", zap.String(telemetry.KeyWorker, e.w.ID), zap.Error(err))
+				return status.Error(codes.InvalidArgument, "heartbeat: "+err.Error())
+			}
 			ttl.Reset(s.cfg.LeaseTTL)
 			seq = hb.GetSeq()
 			s.beat(e, hb)
@@ -212,12 +235,16 @@ func (s *Server) check(reg *tandemv1.Registration) error {
 	switch {
 	case reg == nil:
 		field, problem = "registration", "the first message must be a registration"
-	case reg.GetWorkerId() == "" || len(reg.GetWorkerId()) > maxWorkerIDLength:
+	case reg.GetWorkerId() == "":
 		field, problem = "worker_id", "must have 1 to 128 bytes"
 	case reg.GetRole() == tandemv1.Role_ROLE_UNSPECIFIED:
 		field, problem = "role", "must be target, draft or prefill"
 	case reg.GetAddress() == "":
 		field, problem = "address", "must be host:port or unix:///path"
+	default:
+		if err := bounds.Check(reg); err != nil {
+			field, problem, _ = strings.Cut(err.Error(), ": ")
+		}
 	}
 	if field != "" {
 		st, err := status.New(codes.InvalidArgument, "registration: "+field+": "+problem).WithDetails(&errdetails.BadRequest{
@@ -239,15 +266,18 @@ func (s *Server) check(reg *tandemv1.Registration) error {
 }
 
 // add puts a worker into the table, replacing an older lease of the same id.
-func (s *Server) add(reg *tandemv1.Registration) *entry {
+func (s *Server) add(reg *tandemv1.Registration) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id := reg.GetWorkerId()
+	if err := s.room(id); err != nil {
+		return nil, err
+	}
 	if old := s.workers[id]; old != nil {
 		old.replaced = true
 		poke(old)
 	}
-	s.epochs[id]++
+	s.epochs[id] = max(s.epochs[id], s.oldest) + 1
 	now := time.Now()
 	e := &entry{
 		w:    Worker{ID: id, Epoch: s.epochs[id], State: StateStarting, Registration: reg, Joined: now, LastHeartbeat: now},
@@ -266,7 +296,7 @@ func (s *Server) add(reg *tandemv1.Registration) *entry {
 	s.log.Info("worker joined", zap.String(telemetry.KeyWorker, id), zap.String(telemetry.KeyRole, RoleName(reg.GetRole())),
 		zap.Uint64(telemetry.KeyEpoch, e.w.Epoch), zap.String(telemetry.KeyAddress, reg.GetAddress()),
 		zap.String(telemetry.KeyBackend, reg.GetBackend()), zap.String(telemetry.KeyModel, reg.GetModel().GetName()))
-	return e
+	return e, nil
 }
 
 // beat records a heartbeat.
@@ -397,14 +427,20 @@ func (s *Server) notify() {
 	}
 }
 
-// dropLost forgets workers that are lost for long; the caller holds mu. Epochs stay, so that a worker that comes back
-// still has a higher one.
+// dropLost forgets workers that are lost for long; the caller holds mu.
 func (s *Server) dropLost(now time.Time) {
 	for id, e := range s.workers {
 		if e.w.State == StateLost && now.Sub(e.lostAt) > s.cfg.KeepLost {
-			delete(s.workers, id)
+			s.forget(id)
 		}
 	}
+}
+
+// forget drops a worker from the table; the caller holds mu.
+func (s *Server) forget(id string) {
+	delete(s.workers, id)
+	s.oldest = max(s.oldest, s.epochs[id])
+	delete(s.epochs, id)
 }
 
 func poke(e *entry) {

@@ -186,7 +186,7 @@ func (a *App) wire() error {
 		Logger: a.log.Named("http"), Tracer: a.deps.Traces.TracerProvider(), Bodies: a.bodies, Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready,
 	})
 	a.httpServer = a.newHTTPServer()
-	a.registryServer = grpc.NewServer(a.serverOptions()...)
+	a.registryServer = grpc.NewServer(append(a.serverOptions(), grpc.MaxRecvMsgSize(registry.MaxMessageBytes))...)
 	tandemv1.RegisterRegistryServiceServer(a.registryServer, a.registry)
 	always := health.NewServer()
 	always.SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)

@@ -85,6 +85,7 @@ func loads(w registry.Worker) bool {
 
 // update brings pools and models in line with the registry.
 func (c *Cluster) update(workers []registry.Worker) {
+	c.forgetOdd(workers)
 	workers = slices.DeleteFunc(slices.Clone(workers), loads)
 	active := c.choose(workers)
 	var targets, scorers []registry.Worker
@@ -149,6 +150,17 @@ func (c *Cluster) choose(workers []registry.Worker) *tandemv1.ModelInfo {
 // requests, and a generation that loses its worker stays within its own id (Demand.Contract).
 func sameModel(a, b *tandemv1.ModelInfo) bool {
 	return a.GetDigest() == b.GetDigest() && (a.GetDigest() != "" || a.GetName() == b.GetName())
+}
+
+// forgetOdd drops those who were warned of and are no longer in the registry's table.
+func (c *Cluster) forgetOdd(workers []registry.Worker) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id := range c.odd {
+		if !slices.ContainsFunc(workers, func(w registry.Worker) bool { return w.ID == id }) {
+			delete(c.odd, id)
+		}
+	}
 }
 
 func (c *Cluster) warnOdd(w registry.Worker) {
