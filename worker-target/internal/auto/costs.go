@@ -28,6 +28,8 @@ const (
 	halfLife = 60
 	// doubt is the count of measurements below which a time is measured again when it is cheap to.
 	doubt = 0.5
+	// A proposal that was measured less than sure times is not believed to take longer than longest wide steps.
+	sure, longest = 1.5, 4
 	// A measurement that is shorter than an estimate by this factor replaces it where few were made: what else runs on a machine
 	// makes steps longer, never shorter.
 	disturbance = 1.5
@@ -262,13 +264,22 @@ func (c *costs) draft(block int) float64 {
 	block = min(max(block, 1), MaxBlock)
 	for d := range len(c.drafts) {
 		if b := block + d; b < len(c.drafts) && c.drafts[b] > 0 {
-			return c.drafts[b]
+			return c.believed(b)
 		}
 		if b := block - d; b > 0 && c.drafts[b] > 0 {
-			return c.drafts[b]
+			return c.believed(b)
 		}
 	}
 	return 0
+}
+
+// believed is the time of a proposal as far as it was measured often enough: one that hung while programs started must not be the price
+// of all that follow.
+func (c *costs) believed(block int) float64 {
+	if step := c.step(block, 0); c.drafted[block].now(c.clock) < sure && step > 0 {
+		return min(c.drafts[block], longest*step)
+	}
+	return c.drafts[block]
 }
 
 // observeDraft learns from the time of a proposal; wrong as in observeStep.
@@ -291,7 +302,10 @@ func (c *costs) observeDraft(block int, seconds float64) (wrong bool) {
 
 // doubtfulDraft is doubtful for a proposal of a block; one that was never asked for is not.
 func (c *costs) doubtfulDraft(block int) bool {
-	return block > 0 && block < len(c.drafts) && c.drafts[block] > 0 && c.drafted[block].now(c.clock) < doubt
+	if block <= 0 || block >= len(c.drafts) || c.drafts[block] == 0 {
+		return false
+	}
+	return c.drafted[block].now(c.clock) < doubt || c.believed(block) < c.drafts[block]
 }
 
 func clamp(x, lo, hi float64) float64 {

@@ -78,6 +78,29 @@ func TestDisturbedStart(t *testing.T) {
 	}
 }
 
+// TestHungFirstProposal: a first proposal that ran into its deadline while programs started is not the price of those that follow.
+func TestHungFirstProposal(t *testing.T) {
+	texts := slices.DeleteFunc(goldenTexts(t), func(g goldenText) bool { return g.Kind == "fn" })
+	speed := func(hung float64) float64 {
+		w := goldenWorld()
+		m := calibrated(w)
+		if hung > 0 {
+			m.costs.observeDraft(worldBlock, hung)
+		}
+		serveTexts(w, m, texts, worldBlock, 3000)
+		got, _ := serveTexts(w, m, texts, worldBlock, 10000)
+		return got
+	}
+	want := speed(0)
+	for _, hung := range []float64{.02, .1, .4, 2} {
+		if got := speed(hung); got < 0.95*want {
+			t.Errorf("after a first proposal of %.0f ms: %.0f tokens/s, without it %.0f", 1e3*hung, got, want)
+		} else {
+			t.Logf("after a first proposal of %.0f ms: %.3f of the speed without it", 1e3*hung, got/want)
+		}
+	}
+}
+
 // TestUselessDraft: a draft that knows nothing costs at most 1.5 % of plain decoding (the share of trials where they are cheap) once a worker has seen it for three seconds, also
 // after a disturbed start.
 func TestUselessDraft(t *testing.T) {
