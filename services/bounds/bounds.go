@@ -106,7 +106,7 @@ func (r *Rule) elements(f protoreflect.FieldDescriptor, list protoreflect.List, 
 }
 
 func (r *Rule) value(f protoreflect.FieldDescriptor, v protoreflect.Value, at string) error {
-	x := 0.0
+	var x float64
 	switch f.Kind() {
 	case protoreflect.MessageKind:
 		return check(v.Message(), at+".")

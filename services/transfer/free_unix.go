@@ -10,5 +10,5 @@ func free(dir string) (bytes int64, ok bool) {
 	if err := unix.Statfs(dir, &s); err != nil {
 		return 0, false
 	}
-	return int64(min(uint64(s.Bavail), 1<<40)) * int64(s.Bsize), true
+	return int64(min(s.Bavail, 1<<40)) * s.Bsize, true
 }

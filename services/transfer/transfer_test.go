@@ -9,9 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
@@ -64,7 +64,7 @@ func TestReceive(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
-			synctest.Test(t, func(t *testing.T) {
+			racetest.Bubble(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				next := source(ctx, test.n, test.count, test.pause)

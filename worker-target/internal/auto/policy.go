@@ -385,7 +385,7 @@ func (p *Policy) Observe(r *Round) {
 	if r.Rows > 0 {
 		// Steps among others without a draft have a price of their own. They are many: in the table they would drown what wide
 		// steps cost right after a draft has used the machine.
-		wrong := false
+		var wrong bool
 		if p.plains > 1 && r.Others == 0 {
 			wrong = c.observeBare(r.Rows, r.Length, verify)
 		} else {
