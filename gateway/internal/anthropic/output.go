@@ -145,7 +145,7 @@ func (o *output) finish() {
 	}
 	switch b.kind {
 	case blockThinking:
-		signature, shown := "", ""
+		var signature, shown string
 		if o.seal != nil {
 			signature = o.seal(string(b.text))
 		} else {

@@ -85,8 +85,6 @@ func readTools(in *tandemv1.Chat, req *turn.Request) error {
 	}
 	switch c.GetMode() {
 	case tandemv1.ToolMode_TOOL_MODE_UNSPECIFIED, tandemv1.ToolMode_TOOL_MODE_AUTO:
-	default:
-		return rpcerr.InvalidArgument("chat.tool_choice.mode", "%d is no mode", c.GetMode())
 	case tandemv1.ToolMode_TOOL_MODE_NONE:
 		req.Choice.Mode = turn.ToolNone
 	case tandemv1.ToolMode_TOOL_MODE_REQUIRED:
@@ -99,6 +97,8 @@ func readTools(in *tandemv1.Chat, req *turn.Request) error {
 			return rpcerr.InvalidArgument("chat.tool_choice.name", "names no tool of this request: %q", c.GetName())
 		}
 		req.Choice = turn.ToolChoice{Mode: turn.ToolNamed, Name: c.GetName()}
+	default:
+		return rpcerr.InvalidArgument("chat.tool_choice.mode", "%d is no mode", c.GetMode())
 	}
 	return nil
 }
