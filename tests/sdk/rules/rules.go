@@ -37,7 +37,7 @@ func All() []cluster.Rule {
 // Flags are those of the gateway that the tests count on. The context is long enough for efforts and shorter than the longest
 // prompt of the tests.
 func Flags() []string {
-	return []string{"--api-key", Key, "--model-name", Model, "--max-queue", "4", "--max-ctx", "16384"}
+	return []string{"--api-key", Key, "--model-name", Model, "--max-queue", "4", "--max-ctx", "16384", "--image-policy", "reject"}
 }
 
 // call is a tool call in the model's own format.
