@@ -1,5 +1,5 @@
-// Time of a token's choice at a vocabulary of 151,936 for every sampler, over flat and steep logits, for the single row of
-// a plain step and for the 16 rows of a tree on all threads. Usage: sample_bench [threads] [repetitions]
+// Time of a token's choice at a vocabulary of 151,936 for every sampler, over flat and steep logits, for the single row
+// of a plain step and for the 16 rows of a tree on all threads. Usage: sample_bench [threads] [repetitions]
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -47,10 +47,17 @@ struct Case {
 };
 
 constexpr Case kCases[] = {
-    {"argmax", 0, 1, 0, 0},           {"temperature", 1, 1, 0, 0},      {"min_p 0.05", 1, 1, 0.05f, 0},
-    {"top_k 20", 1, 1, 0, 20},        {"top_k 20 top_p", 1, 0.95f, 0, 20}, {"top_k 1000", 1, 1, 0, 1000},
-    {"top_k 50000 top_p", 1, 0.95f, 0, 50000}, {"top_p 0.95", 1, 0.95f, 0, 0},   {"top_p 0.99", 1, 0.99f, 0, 0},
-    {"top_p 0.5", 1, 0.5f, 0, 0},     {"top_p T 0.7", 0.7f, 0.95f, 0, 0},
+    {"argmax", 0, 1, 0, 0},
+    {"temperature", 1, 1, 0, 0},
+    {"min_p 0.05", 1, 1, 0.05f, 0},
+    {"top_k 20", 1, 1, 0, 20},
+    {"top_k 20 top_p", 1, 0.95f, 0, 20},
+    {"top_k 1000", 1, 1, 0, 1000},
+    {"top_k 50000 top_p", 1, 0.95f, 0, 50000},
+    {"top_p 0.95", 1, 0.95f, 0, 0},
+    {"top_p 0.99", 1, 0.99f, 0, 0},
+    {"top_p 0.5", 1, 0.5f, 0, 0},
+    {"top_p T 0.7", 0.7f, 0.95f, 0, 0},
 };
 
 }  // namespace
@@ -88,7 +95,8 @@ int main(int argc, char** argv) {
             HeadRow row;
             row.sampler = &p;
             row.output_position = i + r * kTreeRows;
-            choose_token(rows[static_cast<size_t>(i)].data(), kVocab, row, nullptr, &scratch[static_cast<size_t>(worker)]);
+            choose_token(rows[static_cast<size_t>(i)].data(), kVocab, row, nullptr,
+                         &scratch[static_cast<size_t>(worker)]);
           });
           times.push_back(now() - begin);
         }

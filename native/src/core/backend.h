@@ -253,8 +253,8 @@ inline constexpr int kPromptRows = 64;
 class Backend {
  public:
   virtual ~Backend() = default;
-  virtual const char* name() const = 0;     // "cpu"
-  virtual std::string device() const = 0;   // human text
+  virtual const char* name() const = 0;    // "cpu"
+  virtual std::string device() const = 0;  // human text
   // numerics returns the numeric contract: the backend, the kind of device and a version for each set of kernels that
   // has bits of its own (NUMERICS.md, "Contract id"). A change of bits raises the version of its set.
   virtual std::string numerics() const = 0;

@@ -152,8 +152,8 @@ int32_t draw_all(const float* w, int64_t vocab, double u, double* sums) {
 
 // ---- selection without sorting: of candidates ordered by likelihood, where does the sum of a mass reach a goal?
 
-// Cut ends a prefix of the order of likelihood: all candidates with a value above `value`, and the `alike` lowest tokens
-// of those that have it.
+// Cut ends a prefix of the order of likelihood: all candidates with a value above `value`, and the `alike` lowest
+// tokens of those that have it.
 struct Cut {
   float value = kMinusInf;
   int64_t alike = 0;
@@ -197,8 +197,8 @@ bool find_cut(const float* x, int64_t vocab, const Buckets& buckets, uint64_t go
   uint64_t* const sums = scratch->buckets;
   std::fill_n(sums, SampleScratch::kBuckets + SampleScratch::kSpread, uint64_t{0});
   for (int64_t i = 0; i < vocab; ++i) {
-    // Nearly all of a steep row lies in the last bucket, whose sum is not needed: additions there go to changing places,
-    // for each would wait for the one before.
+    // Nearly all of a steep row lies in the last bucket, whose sum is not needed: additions there go to changing
+    // places, for each would wait for the one before.
     const int32_t b = buckets.of(x[i]);
     const int32_t last = -static_cast<int32_t>(b == Buckets::kLast);
     sums[b + (last & static_cast<int32_t>(i) & (SampleScratch::kSpread - 1))] += mass(i);
@@ -264,8 +264,8 @@ void drop_beyond(const float* x, int64_t vocab, const Cut& cut, float dropped, f
 constexpr float kWeightUnits = 0x1p44f;
 constexpr int64_t kMostTokens = 1 << 19;
 
-// nucleus_in_order is the definition of top_p: adds the weights of the n candidates in their order until the sum reaches
-// `wanted` (at least one is taken) and sets the weights of the others to 0.
+// nucleus_in_order is the definition of top_p: adds the weights of the n candidates in their order until the sum
+// reaches `wanted` (at least one is taken) and sets the weights of the others to 0.
 void nucleus_in_order(const float* x, int64_t vocab, double wanted, float* w, int32_t* ids) {
   int64_t n = 0;
   for (int64_t i = 0; i < vocab; ++i) {

@@ -45,7 +45,9 @@ class GpuBackend final : public Backend {
 
   const char* name() const override { return api_name(); }
   std::string numerics() const override;
-  bool prompt_bits() const override { return true; }  // on some devices only some kernels differ, none promises equality
+  bool prompt_bits() const override {
+    return true;
+  }  // on some devices only some kernels differ, none promises equality
   std::string device() const override;
   uint64_t free_bytes() const override;
   Status allocate(uint64_t bytes, void** base) override;

@@ -50,9 +50,15 @@ std::string GpuBackend::numerics() const {
   text += has_matmul_pairs(info_) ? "pairs1" : "1";
   text += " prompt=";
   switch (prompt_inputs(info_)) {
-    case Prompt::kNone: text += "decode"; break;
-    case Prompt::kPairs: text += "pairs1"; break;
-    case Prompt::kPanels: text += "panels1"; break;
+    case Prompt::kNone:
+      text += "decode";
+      break;
+    case Prompt::kPairs:
+      text += "pairs1";
+      break;
+    case Prompt::kPanels:
+      text += "panels1";
+      break;
   }
   text += " attention=1 delta=";
   text += delta_chunked(info_) ? "chunk1" : "1";
