@@ -38,6 +38,8 @@ struct Writer {
     std::string name;
     std::vector<uint64_t> ne;
     std::vector<float> data;
+    uint32_t type = 0;
+    std::string encoded = {};  // of a type other than F32
   };
   std::vector<Tensor> tensors;
 
@@ -62,8 +64,9 @@ struct Writer {
     for (const Tensor& t : tensors) {
       s += text(t.name) + raw<uint32_t>(uint32_t(t.ne.size()));
       for (uint64_t e : t.ne) s += raw(e);
-      s += raw<uint32_t>(0) + raw<uint64_t>(data.size());
+      s += raw<uint32_t>(t.type) + raw<uint64_t>(data.size());
       data.append(reinterpret_cast<const char*>(t.data.data()), t.data.size() * 4);
+      data += t.encoded;
       data.resize((data.size() + 31) / 32 * 32);
     }
     s.resize((s.size() + 31) / 32 * 32);
@@ -76,6 +79,7 @@ struct Spec {
   int layers = 2, hidden = 64, heads = 2, kv = 1, dim = 32, ffn = 96, block = 8, nf = 2, window = 0, vocab = 100;
   std::vector<bool> sliding;
   float theta = 1e6f;
+  bool doubled = false;  // architecture "dflash" with its keys behind "dflash.dflash."
 };
 
 std::string fc_name(const std::string& arch) {
@@ -100,12 +104,13 @@ Writer draft_file(const Spec& s, uint64_t seed) {
   w.u32(a + "attention.value_length", s.dim);
   w.f32(a + "attention.layer_norm_rms_epsilon", 1e-6f);
   w.f32(a + "rope.freq_base", s.theta);
-  w.u32(a + "dflash.block_size", s.block);
+  const std::string own = s.arch == "dflash" && !s.doubled ? a : a + "dflash.";
+  w.u32(own + "block_size", s.block);
   const std::vector<int32_t> ids = dflash_layer_ids(24, s.nf);
   if (s.arch == "dflash") {
     std::vector<int32_t> plus;
     for (int32_t i : ids) plus.push_back(i + 1);
-    w.i32s(a + "dflash.target_layers", plus);
+    w.i32s(own + "target_layers", plus);
     w.u32("tokenizer.ggml.mask_token_id", 7);
   } else {
     if (s.arch == "dflash-draft") w.i32s(a + "dflash.target_layer_ids", ids);
@@ -260,13 +265,15 @@ TEST(layer_ids_of_the_rule) {
   CHECK(dflash_layer_ids(33, 3) == (std::vector<int32_t>{1, 16, 30}));
 }
 
-// Three GGUF dialects with the same weights give the same proposals; ids mean the same layers.
+// GGUF dialects with the same weights give the same proposals; ids mean the same layers. The keys of "dflash" stand
+// behind its name once, as others publish them, or twice.
 TEST(dialects_agree) {
   Spec s;
   TempFile tables(table_file(s).bytes());
   Engine::Top first;
-  for (const char* arch : {"dflash-draft", "qwen35-dflash-draft", "dflash"}) {
-    s.arch = arch;
+  for (const char* arch : {"dflash-draft", "qwen35-dflash-draft", "dflash", "dflash twice"}) {
+    s.doubled = std::string_view(arch) == "dflash twice";
+    s.arch = s.doubled ? "dflash" : arch;
     TempFile file(draft_file(s, 5).bytes());
     Engine e(file.path, tables.path);
     CHECK_OK(e.status);
@@ -355,6 +362,7 @@ TEST(safetensors_agree_with_gguf) {
     const char *from, *to, *wanted;
   } broken[] = {
       {"DFlashDraftModel", "Other", "architectures"},
+      {"DFlashDraftModel", "DFlash2DraftModel", "is a DFlash2 draft"},
       {"\"qwen3\"", "\"gemma\"", "model_type"},
       {"\"rope_scaling\":null", "\"rope_scaling\":{\"type\":\"yarn\"}", "rope_scaling"},
       {"\"attention_bias\":false", "\"attention_bias\":true", "attention_bias"},
@@ -379,6 +387,73 @@ TEST(safetensors_agree_with_gguf) {
   CHECK_EQ(Engine(model, tables.path).status.code(), TND_NOT_FOUND);
   std::remove(model.c_str());
   rmdir(dir);
+}
+
+// Both spellings of a key may stand side by side as long as they agree; the error names both otherwise.
+TEST(plain_and_doubled_keys) {
+  Spec s;
+  s.arch = "dflash";
+  TempFile tables(table_file(s).bytes());
+  auto open = [&](const Writer& w) {
+    TempFile file(w.bytes());
+    return Engine(file.path, tables.path).status;
+  };
+  auto names = [](const Status& st, const char* a, const char* b) {
+    CHECK_MSG(st.code() == TND_INVALID_ARGUMENT && st.message().find(a) != std::string::npos &&
+                  st.message().find(b) != std::string::npos,
+              st.message());
+  };
+  Writer w = draft_file(s, 1);
+  w.u32("dflash.dflash.block_size", 8);
+  w.i32s("dflash.dflash.target_layers", {2, 22});
+  w.u32("dflash.dflash.n_target_features", 128);
+  w.u32("dflash.n_target_features", 128);
+  CHECK_OK(open(w));
+  w = draft_file(s, 1);
+  w.u32("dflash.dflash.block_size", 16);
+  names(open(w), " dflash.block_size is 8", "dflash.dflash.block_size is 16");
+  w = draft_file(s, 1);
+  w.i32s("dflash.dflash.target_layers", {1, 22});
+  names(open(w), " dflash.target_layers", "dflash.dflash.target_layers");
+  w = draft_file(s, 1);
+  w.u32("dflash.n_target_features", 64);
+  names(open(w), " dflash.n_target_features", "");
+  s.block = 1;
+  names(open(draft_file(s, 1)), " dflash.block_size", "");
+}
+
+// Files of DFlash's successors carry its architecture name: they are refused by what they are.
+TEST(refuses_successors) {
+  Spec s;
+  s.arch = "dflash";
+  TempFile tables(table_file(s).bytes());
+  auto refused = [&](const Writer& w, const char* kind, const char* where) {
+    TempFile file(w.bytes());
+    const Status st = Engine(file.path, tables.path).status;
+    CHECK_MSG(st.code() == TND_UNIMPLEMENTED && st.message().find(kind) != std::string::npos &&
+                  st.message().find(where) != std::string::npos,
+              std::string(where) + ": " + st.message());
+  };
+  for (const char* key : {"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"}) {
+    for (const char* prefix : {"dflash.", "dflash.dflash."}) {
+      Writer w = draft_file(s, 1);
+      w.u32(std::string(prefix) + key, 2);
+      refused(w, "DFlash2", key);
+    }
+  }
+  for (const char* tensor : {"selector_hidden.weight", "selector.pred_codebook", "blk.0.attn_conv_base",
+                             "blk.1.ffn_conv.proj.weight", "blk.0.attn_conv_proj.weight"}) {
+    Writer w = draft_file(s, 1);
+    w.tensors.push_back({tensor, {2}, {0, 0}});
+    refused(w, "DFlash2", tensor);
+  }
+  Writer w = draft_file(s, 1);
+  w.tensors.push_back({"markov_w1.weight", {2}, {0, 0}});
+  refused(w, "DSpark", "markov_w1");
+  w = draft_file(s, 1);  // a file that says it has none of the parts
+  w.u32("dflash.selector_top_k", 0);
+  TempFile file(w.bytes());
+  CHECK_OK(Engine(file.path, tables.path).status);
 }
 
 TEST(refuses_other_drafts) {
@@ -625,6 +700,60 @@ TEST(demonstration_draft_opens) {
   CHECK(e.info.block_size == 16 && e.info.mask_token == 8169 && e.info.n_capture == 3 && e.info.feature_raw == 1536);
   CHECK(e.info.capture_layers[0] == 1 && e.info.capture_layers[1] == 3 && e.info.capture_layers[2] == 5);
   CHECK_EQ(e.warnings.size(), 0u);
+}
+
+// The demonstration draft rewritten to the dialect "dflash" as others publish it proposes the same.
+TEST(demonstration_draft_as_published) {
+  const std::string models = TND_ROOT "/models/tandem-tiny-", tables = models + "target-q4_k_m.gguf";
+  std::unique_ptr<gguf::File> source;
+  CHECK_OK(gguf::File::open((models + "draft-q8_0.gguf").c_str(), &source));
+  REQUIRE(source != nullptr);
+  Writer w;
+  w.str("general.architecture", "dflash");
+  for (const char* key : {"block_count", "context_length", "embedding_length", "feed_forward_length",
+                          "attention.head_count", "attention.head_count_kv", "attention.key_length"}) {
+    int32_t v = 0;
+    CHECK_OK(source->get_i32(std::string("dflash-draft.") + key, 1, 1 << 28, &v));
+    w.u32(std::string("dflash.") + key, uint32_t(v));
+  }
+  for (const char* key : {"attention.layer_norm_rms_epsilon", "rope.freq_base"}) {
+    float v = 0;
+    CHECK_OK(source->get_f32(std::string("dflash-draft.") + key, &v));
+    w.f32(std::string("dflash.") + key, v);
+  }
+  int32_t window = 0;
+  CHECK_OK(source->get_i32_or("dflash-draft.attention.sliding_window", 0, 1 << 28, &window));
+  if (window > 0) {
+    std::vector<bool> sliding;
+    CHECK_OK(source->get_bools("dflash-draft.attention.sliding_window_pattern", &sliding));
+    w.u32("dflash.attention.sliding_window", uint32_t(window));
+    w.flags("dflash.attention.sliding_window_pattern", sliding);
+  }
+  w.u32("dflash.block_size", 16);
+  w.i32s("dflash.target_layers", {2, 4, 6});
+  w.u32("tokenizer.ggml.mask_token_id", 8169);
+  for (const TensorView& t : source->tensors()) {
+    std::string name(t.name);
+    if (name == "dflash_fc.weight") name = "fc.weight";
+    if (name == "dflash_hidden_norm.weight") name = "enc.output_norm.weight";
+    w.tensors.push_back({name,
+                         std::vector<uint64_t>(t.ne, t.ne + t.n_dims),
+                         {},
+                         t.type,
+                         std::string(static_cast<const char*>(t.data), t.bytes)});
+  }
+  TempFile published(w.bytes());
+  std::vector<Engine::Top> tops;
+  for (const std::string& path : {models + "draft-q8_0.gguf", published.path}) {
+    Engine e(path, tables, 1, 1024, TND_KV_DEFAULT);
+    CHECK_OK(e.status);
+    if (!e.status.ok()) return;
+    const auto f = random_features(40, e.info.feature_raw, 1);
+    const int32_t q = e.sequence();
+    CHECK_OK(e.role->draft_append(q, 0, 40, TND_FEATURE_RAW_F32, f.data()));
+    tops.push_back(e.propose({{q, 3, 40, 8, 8, 1.0f}}));
+  }
+  CHECK(same(tops[0], tops[1]));
 }
 
 TEST_MAIN()

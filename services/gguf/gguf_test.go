@@ -77,7 +77,7 @@ func TestShippedModels(t *testing.T) {
 	if err := d.CheckComplete(); err != nil {
 		t.Error(err)
 	}
-	if diff := cmp.Diff(&Draft{BlockSize: 16, MaskToken: 8169, TargetLayers: []int{1, 3, 5}, Features: 1536}, d.Draft); diff != "" {
+	if diff := cmp.Diff(&Draft{Kind: KindDFlash, BlockSize: 16, MaskToken: 8169, TargetLayers: []int{1, 3, 5}, Features: 1536}, d.Draft); diff != "" {
 		t.Error(diff)
 	}
 	p, err := openModel(t, "tandem-tiny-prefill-q8_0.gguf").Model()

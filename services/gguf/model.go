@@ -78,12 +78,24 @@ type Model struct {
 	missingTensor string
 }
 
+// KindDFlash is the kind of draft that the engines run.
+const KindDFlash = "DFlash"
+
 // Draft holds what is special about a DFlash draft.
 type Draft struct {
+	Kind         string // KindDFlash, or the successor that the file holds parts of: "DFlash2", "DSpark"
 	BlockSize    int
 	MaskToken    int   // -1 when the file does not say
 	TargetLayers []int // ids of captured target layers, output of that block; nil when the file gives only their number
 	Features     int   // width of the concatenated features
+}
+
+// CheckRuns reports a draft that no engine of this build runs, nil for KindDFlash.
+func (d *Draft) CheckRuns() error {
+	if d.Kind != KindDFlash {
+		return fmt.Errorf("is a %s draft: this build runs DFlash drafts only", d.Kind)
+	}
+	return nil
 }
 
 // Bytes of one block of 32 KV-cache values, by type name as written in flags.

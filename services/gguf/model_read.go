@@ -180,33 +180,109 @@ func (r *modelReader) readDraft(m *Model) {
 	if !strings.Contains(m.Arch, "dflash") {
 		return
 	}
-	d := &Draft{MaskToken: -1}
-	d.BlockSize, _ = r.count("dflash.block_size", 1<<12)
-	if n, ok := r.count("dflash.mask_token_id", maxVocab); ok {
+	d := &Draft{Kind: draftKind(r.f), MaskToken: -1}
+	d.BlockSize, _ = r.ownCount("block_size", 1<<12)
+	if n, ok := r.ownCount("mask_token_id", maxVocab); ok {
 		d.MaskToken = n
 	} else if n, ok, err := r.f.Uint("tokenizer.ggml.mask_token_id"); err == nil && ok && n < maxVocab {
 		d.MaskToken = int(n)
 	}
-	d.Features, _ = r.count("dflash.n_target_features", maxHidden)
-	ids, ok, err := r.f.Ints(r.arch + ".dflash.target_layer_ids")
+	d.Features, _ = r.ownCount("n_target_features", maxHidden)
+	key, ids := r.ownInts("target_layer_ids")
 	bias := int64(0)
-	if err == nil && !ok {
+	if ids == nil {
 		// The upstream dialect stores "the tensor that enters layer id+1", which is the output of layer id.
-		ids, _, err = r.f.Ints(r.arch + ".dflash.target_layers")
+		key, ids = r.ownInts("target_layers")
 		bias = 1
-	}
-	if err != nil {
-		r.fail(err)
-		return
 	}
 	for _, id := range ids {
 		if id < bias || id-bias >= maxLayers {
-			r.fail(invalid(r.arch+".dflash.target_layer_ids", "layer id %d", id))
+			r.fail(invalid(key, "layer id %d", id))
 			return
 		}
 		d.TargetLayers = append(d.TargetLayers, int(id-bias))
 	}
 	m.Draft = d
+}
+
+// draftKind tells DFlash from its successors, which carry its architecture name, by their extra parts (docs/spec/dflash2.md §4.3).
+func draftKind(f *File) string {
+	for _, name := range []string{"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"} {
+		for _, key := range ownKeys(f, name) {
+			if n, ok, err := f.Uint(key); err == nil && ok && n > 0 {
+				return "DFlash2"
+			}
+		}
+	}
+	for _, t := range f.tensors {
+		rest := t.Name
+		if strings.HasPrefix(rest, "blk.") {
+			_, rest, _ = strings.Cut(rest[len("blk."):], ".")
+		}
+		if strings.HasPrefix(rest, "markov_w") {
+			return "DSpark"
+		}
+		for _, part := range []string{"selector_", "selector.", "attn_conv", "ffn_conv"} {
+			if strings.HasPrefix(rest, part) {
+				return "DFlash2"
+			}
+		}
+	}
+	return KindDFlash
+}
+
+// ownKeys lists the metadata keys under which f holds a setting of DFlash: "<arch>.dflash.<name>", and in the dialect "dflash" also
+// "dflash.<name>", which comes first. It lists at least one, which a file without the setting lacks.
+func ownKeys(f *File, name string) []string {
+	arch, _ := f.Architecture()
+	plain := "dflash." + name
+	prefixed := arch + "." + plain
+	_, hasPlain := f.Lookup(plain)
+	_, hasPrefixed := f.Lookup(prefixed)
+	switch {
+	case arch != "dflash", hasPrefixed && !hasPlain:
+		return []string{prefixed}
+	case !hasPrefixed:
+		return []string{plain}
+	}
+	return []string{plain, prefixed}
+}
+
+// ownCount reads an optional integer of DFlash from 0 to limit. Two keys that disagree are an error.
+func (r *modelReader) ownCount(name string, limit int) (int, bool) {
+	keys := ownKeys(r.f, name)
+	n, ok, err := r.f.Uint(keys[0])
+	if err == nil && len(keys) == 2 {
+		var other uint64
+		if other, _, err = r.f.Uint(keys[1]); err == nil && other != n {
+			err = invalid(keys[0], "is %d, but %s is %d", n, keys[1], other)
+		}
+	}
+	if err == nil && n > uint64(limit) {
+		err = invalid(keys[0], "%d is more than %d", n, limit)
+	}
+	if err != nil {
+		r.fail(err)
+		return 0, false
+	}
+	return int(n), ok
+}
+
+// ownInts reads an optional list of DFlash, nil when the file has none, with the key that holds it. Two keys that disagree are an error.
+func (r *modelReader) ownInts(name string) (key string, list []int64) {
+	keys := ownKeys(r.f, name)
+	list, _, err := r.f.Ints(keys[0])
+	if err == nil && len(keys) == 2 {
+		var other []int64
+		if other, _, err = r.f.Ints(keys[1]); err == nil && !slices.Equal(list, other) {
+			err = invalid(keys[0], "is %v, but %s is %v", list, keys[1], other)
+		}
+	}
+	if err != nil {
+		r.fail(err)
+		return keys[0], nil
+	}
+	return keys[0], list
 }
 
 // account adds up tensors by type and group.

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/tandem-inference/tandem/services/gguf/gguftest"
 	"go.uber.org/goleak"
 )
 
@@ -107,6 +108,32 @@ func TestInspect(t *testing.T) {
 	}
 	if code, _, errOut := tandem(t, "", "inspect", "cli.go"); code != 1 || !strings.Contains(errOut, "cli.go") {
 		t.Errorf("a file of another kind: %d %q", code, errOut)
+	}
+}
+
+// TestInspectPublishedDraft: a draft whose keys follow its architecture's name is described, used and accounted for like the
+// demonstration draft; a DFlash2 draft is called that.
+func TestInspectPublishedDraft(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "draft.gguf")
+	target := filepath.Join(modelsDir, demoTarget)
+	gguftest.PublishedDraft(t, filepath.Join(modelsDir, demoDraft), path, nil)
+	code, out, errOut := tandem(t, "", "inspect", path)
+	for _, want := range []string{"dflash (a DFlash draft: --draft)", "block of 16 tokens, reads target layers [1 3 5]"} {
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("output lacks %q: %d %s\n%s", want, code, errOut, out)
+		}
+	}
+	if err := (trio{target: target, draft: path}).check(); err != nil {
+		t.Errorf("serve --draft: %v", err)
+	}
+	gguftest.PublishedDraft(t, filepath.Join(modelsDir, demoDraft), path, map[string]any{"dflash.selector_rank": uint32(256)})
+	if _, out, _ := tandem(t, "", "inspect", path); !strings.Contains(out, "(a DFlash2 draft: no engine of this build runs it)") {
+		t.Errorf("a DFlash2 draft:\n%s", out)
+	}
+	for _, args := range [][]string{{"serve", target, "--draft", path}, {"inspect", target, "--draft", path}} {
+		if code, _, errOut := tandem(t, "", args...); code == 0 || !strings.Contains(errOut, "is a DFlash2 draft") {
+			t.Errorf("%s with a DFlash2 draft: %d %q", args[0], code, errOut)
+		}
 	}
 }
 

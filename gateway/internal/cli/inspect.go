@@ -110,6 +110,9 @@ func (c *InspectCmd) memory(w io.Writer, m *gguf.Model) error {
 		if draft.Draft == nil || draft.Hidden != m.Hidden {
 			return fmt.Errorf("--draft: %s is no draft of this target", c.Draft)
 		}
+		if err := draft.Draft.CheckRuns(); err != nil {
+			return fmt.Errorf("--draft: %s %w", c.Draft, err)
+		}
 		more, err := draft.KVBytesPerToken(c.DraftCacheType, c.DraftCacheType)
 		if err != nil {
 			return fmt.Errorf("--draft-cache-type: %w", err)
@@ -155,6 +158,8 @@ func count(n int64) string {
 
 func servedAs(m *gguf.Model) string {
 	switch {
+	case m.Draft != nil && m.Draft.CheckRuns() != nil:
+		return fmt.Sprintf(" (a %s draft: no engine of this build runs it)", m.Draft.Kind)
 	case m.Draft != nil:
 		return " (a DFlash draft: --draft)"
 	case m.Arch == "qwen35":

@@ -71,6 +71,8 @@ func (t trio) check() error {
 			problems = append(problems, fmt.Errorf("--draft: %w", err))
 		case draft.Draft == nil:
 			problems = append(problems, fmt.Errorf("--draft: %s is no DFlash draft but a %s model", t.draft, draft.Arch))
+		case draft.Draft.CheckRuns() != nil:
+			problems = append(problems, fmt.Errorf("--draft: %s %w", t.draft, draft.Draft.CheckRuns()))
 		case draft.Hidden != target.Hidden:
 			problems = append(problems, fmt.Errorf("--draft: %s was trained for a target of hidden size %d, this one has %d", t.draft, draft.Hidden, target.Hidden))
 		}

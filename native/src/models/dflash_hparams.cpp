@@ -132,6 +132,59 @@ Status DflashFile::refuse_unknown_tensors(const std::vector<TensorView>& tensors
   return Status();
 }
 
+std::vector<std::string> DflashFile::own_keys(const std::string& name) const {
+  const std::string arch(gguf_->arch()), plain = "dflash." + name, prefixed = arch + "." + plain;
+  if (arch != "dflash" || (!gguf_->has(plain) && gguf_->has(prefixed))) return {prefixed};
+  if (!gguf_->has(prefixed)) return {plain};
+  return {plain, prefixed};
+}
+
+Status DflashFile::own_i32(const std::string& name, int32_t min, int32_t max, int32_t* out) const {
+  const std::vector<std::string> keys = own_keys(name);
+  TND_TRY(gguf_->get_i32(keys[0], min, max, out));
+  if (keys.size() == 1) return Status();
+  int32_t other = 0;
+  TND_TRY(gguf_->get_i32(keys[1], min, max, &other));
+  if (other == *out) return Status();
+  return errorf(TND_INVALID_ARGUMENT, "%s: %s is %d, but %s is %d", path_.c_str(), keys[0].c_str(), *out,
+                keys[1].c_str(), other);
+}
+
+Status DflashFile::own_ints(const std::string& name, int64_t min, int64_t max, std::vector<int64_t>* out) const {
+  const std::vector<std::string> keys = own_keys(name);
+  TND_TRY(gguf_->get_ints(keys[0], min, max, out));
+  if (keys.size() == 1) return Status();
+  std::vector<int64_t> other;
+  TND_TRY(gguf_->get_ints(keys[1], min, max, &other));
+  if (other == *out) return Status();
+  return errorf(TND_INVALID_ARGUMENT, "%s: %s and %s hold different values", path_.c_str(), keys[0].c_str(),
+                keys[1].c_str());
+}
+
+// The successors of DFlash share its architecture name (dflash2.md section 4.3). Run without their extra parts they
+// would only show as low acceptance.
+Status DflashFile::refuse_successors() const {
+  const auto refuse = [&](const char* kind, const char* what, std::string_view name) {
+    return errorf(TND_UNIMPLEMENTED, "%s: is a %s draft (%s %.*s): this build runs DFlash drafts only", path_.c_str(),
+                  kind, what, static_cast<int>(std::min<size_t>(name.size(), 128)), name.data());
+  };
+  for (const char* name : {"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"}) {
+    const std::vector<std::string> keys = own_keys(name);
+    if (!gguf_->has(keys[0])) continue;
+    int32_t value = 0;
+    TND_TRY(own_i32(name, 0, kMaxWidth, &value));
+    if (value > 0) return refuse("DFlash2", "metadata key", keys[0]);
+  }
+  for (const TensorView& t : gguf_->tensors()) {
+    const std::string_view rest = t.name.starts_with("blk.") ? t.name.substr(t.name.find('.', 4) + 1) : t.name;
+    if (rest.starts_with("markov_w")) return refuse("DSpark", "tensor", t.name);
+    for (const char* part : {"selector_", "selector.", "attn_conv", "ffn_conv"}) {
+      if (rest.starts_with(part)) return refuse("DFlash2", "tensor", t.name);
+    }
+  }
+  return Status();
+}
+
 Status DflashFile::read_gguf(int32_t target_layers) {
   const gguf::File& f = *gguf_;
   const std::string arch(f.arch());
@@ -146,6 +199,7 @@ Status DflashFile::read_gguf(int32_t target_layers) {
                   "%s: architecture \"%s\" is no DFlash draft (dflash-draft, qwen35-dflash-draft, dflash)",
                   path_.c_str(), arch.c_str());
   }
+  TND_TRY(refuse_successors());
   const std::string a = arch + ".";
   HParams& p = hparams_.decoder;
   p.arch = arch;
@@ -183,7 +237,7 @@ Status DflashFile::read_gguf(int32_t target_layers) {
     return errorf(TND_UNIMPLEMENTED, "%s: %sattention.causal is true: all-causal drafts are not supported",
                   path_.c_str(), a.c_str());
   }
-  TND_TRY(f.get_i32(a + "dflash.block_size", 2, kMaxBlock, &hparams_.block));
+  TND_TRY(own_i32("block_size", 2, kMaxBlock, &hparams_.block));
   TND_TRY(f.get_i32(arch == "dflash" ? "tokenizer.ggml.mask_token_id" : a + "dflash.mask_token_id", 0, 1 << 28,
                     &hparams_.mask_token));
 
@@ -192,7 +246,7 @@ Status DflashFile::read_gguf(int32_t target_layers) {
     TND_TRY(f.get_ints(a + "dflash.target_layer_ids", 0, kMaxLayers, &ids));
   } else if (arch == "dflash") {
     // Stored as id + 1: "the tensor that enters layer id + 1" is the output of layer id.
-    TND_TRY(f.get_ints(a + "dflash.target_layers", 1, kMaxLayers, &ids));
+    TND_TRY(own_ints("target_layers", 1, kMaxLayers, &ids));
     for (int64_t& id : ids) --id;
   } else {
     int32_t n = 0;
@@ -207,7 +261,9 @@ Status DflashFile::read_gguf(int32_t target_layers) {
   }
   hparams_.target_layers.assign(ids.begin(), ids.end());
   int32_t features = static_cast<int32_t>(ids.size()) * p.hidden;
-  TND_TRY(f.get_i32_or(a + "dflash.n_target_features", features, features, &features));
+  if (f.has(own_keys("n_target_features")[0])) {
+    TND_TRY(own_i32("n_target_features", features, features, &features));
+  }
 
   hparams_.sliding.assign(static_cast<size_t>(p.n_layers), false);
   TND_TRY(f.get_i32_or(a + "attention.sliding_window", 0, 1 << 28, &hparams_.window));
@@ -233,6 +289,9 @@ Status DflashFile::read_config(const std::string& config_path) {
 
   const Json::Value* archs = json.get(root, "architectures");
   const Json::Value* arch = archs == nullptr || archs->kind != Json::kArray ? nullptr : json.first(*archs);
+  if (arch != nullptr && arch->text == "DFlash2DraftModel") {
+    return errorf(TND_UNIMPLEMENTED, "%s: architectures: is a DFlash2 draft: this build runs DFlash drafts only", file);
+  }
   if (arch == nullptr || arch->text != "DFlashDraftModel") {
     return errorf(TND_INVALID_ARGUMENT, "%s: field architectures must name DFlashDraftModel", file);
   }

@@ -48,7 +48,7 @@ class DflashFile final : public TensorSource {
  public:
   // open reads a GGUF, or a safetensors file beside its config.json. target_layers: layers of the target model, needed
   // by dialects that store no layer ids; 0 = unknown. Errors as gguf::File and TND_UNIMPLEMENTED for drafts of other
-  // conventions (Gemma targets, scaled rotation, attention sinks, own tables), naming file and field.
+  // conventions (DFlash2, DSpark, Gemma targets, scaled rotation, attention sinks), naming file and field.
   static Status open(const char* path, int32_t target_layers, std::unique_ptr<DflashFile>* out);
   // from_gguf takes an open file (tests).
   static Status from_gguf(std::unique_ptr<gguf::File> file, int32_t target_layers, std::unique_ptr<DflashFile>* out);
@@ -61,6 +61,13 @@ class DflashFile final : public TensorSource {
  private:
   DflashFile() = default;
   Status read_gguf(int32_t target_layers);
+  // own_keys returns the metadata keys under which a GGUF holds a setting of DFlash: "<arch>.dflash.<name>"; in the
+  // dialect "dflash" also "dflash.<name>", which comes first. At least one, which a file without the setting lacks.
+  // own_i32 and own_ints read the setting; a missing key is an error, and so are two keys that disagree.
+  std::vector<std::string> own_keys(const std::string& name) const;
+  Status own_i32(const std::string& name, int32_t min, int32_t max, int32_t* out) const;
+  Status own_ints(const std::string& name, int64_t min, int64_t max, std::vector<int64_t>* out) const;
+  Status refuse_successors() const;
   Status read_config(const std::string& config_path);
   Status check(int32_t target_layers);
   void map_gguf_names(const std::string& arch);

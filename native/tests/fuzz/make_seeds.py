@@ -79,8 +79,8 @@ def model(arch, extra, tensors):
 
 
 def draft(arch, fc, norm, extra):
-    a = arch + "."
-    return model(arch, [u32(a + "dflash.block_size", 4)] + extra,
+    own = "dflash." if arch == "dflash" else arch + ".dflash."
+    return model(arch, [u32(own + "block_size", 4)] + extra,
                  [(fc, [32, 32], 8, b"\1" * 34 * 32), (norm, [32], 0, b"\0" * 128)])
 
 
@@ -100,7 +100,7 @@ HPARAMS = {
                                  [u32("qwen35-dflash-draft.dflash.mask_token_id", 1),
                                   u32("qwen35-dflash-draft.dflash.n_target_layers", 1)]),
     "dflash": draft("dflash", "fc.weight", "enc.output_norm.weight",
-                    [u32("tokenizer.ggml.mask_token_id", 1), ("dflash.dflash.target_layers", 9, array(5, "i", [2]))]),
+                    [u32("tokenizer.ggml.mask_token_id", 1), ("dflash.target_layers", 9, array(5, "i", [2]))]),
 }
 
 for folder, seeds in (("gguf", GGUF), ("safetensors", SAFE), ("hparams", HPARAMS)):

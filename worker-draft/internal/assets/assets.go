@@ -36,15 +36,20 @@ type Store struct {
 	putMu sync.Mutex // one transfer at a time
 }
 
-// Open opens the draft model. Files that are made or received go to cacheDir.
+// Open opens the draft model; a model that is no draft, or one that no engine runs, is an error. Files that are made or received go to
+// cacheDir.
 func Open(ctx context.Context, modelPath, cacheDir string) (*Store, error) {
 	f, err := gguf.Open(modelPath)
 	if err != nil {
 		return nil, err
 	}
 	s := &Store{model: f, cacheDir: cacheDir}
-	if s.Model, err = f.Model(); err == nil && s.Model.Draft == nil {
-		err = fmt.Errorf("%s: is not a draft (architecture %s)", filepath.Base(modelPath), s.Model.Arch)
+	if s.Model, err = f.Model(); err == nil {
+		if s.Model.Draft == nil {
+			err = fmt.Errorf("%s: is not a draft (architecture %s)", filepath.Base(modelPath), s.Model.Arch)
+		} else if err = s.Model.Draft.CheckRuns(); err != nil {
+			err = fmt.Errorf("%s: %w", filepath.Base(modelPath), err)
+		}
 	}
 	if err == nil {
 		s.Digest, err = f.Digest(ctx)

@@ -6,9 +6,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/tandem-inference/tandem/services/gguf"
+	"github.com/tandem-inference/tandem/services/gguf/gguftest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -40,6 +42,11 @@ func TestOpen(t *testing.T) {
 	}
 	if _, err := Open(t.Context(), targetModel, t.TempDir()); err == nil {
 		t.Error("a target was opened as a draft")
+	}
+	successor := filepath.Join(t.TempDir(), "dflash2.gguf")
+	gguftest.PublishedDraft(t, draftModel, successor, map[string]any{"dflash.selector_top_k": uint32(16)})
+	if _, err := Open(t.Context(), successor, t.TempDir()); err == nil || !strings.Contains(err.Error(), "dflash2.gguf: is a DFlash2 draft") {
+		t.Errorf("a DFlash2 draft: %v", err)
 	}
 }
 
