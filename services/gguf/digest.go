@@ -25,7 +25,7 @@ var digests = struct {
 const maxDigests = 256
 
 // Digest is the SHA-256 of the model's bytes in lower-case hex: of the file, or for a sharded model of the shards' digests
-// (32 bytes each) in order. Results are remembered by path, size, modification time and inode, in the process and, after
+// (32 bytes each) in order, which for a safetensors draft are model.safetensors and config.json. Results are remembered by path, size, modification time and inode, in the process and, after
 // RememberDigests, on disk. The files are read, not mapped: their pages do not count as the process's memory. Cancelling ctx
 // stops the reading.
 func (f *File) Digest(ctx context.Context) (string, error) {

@@ -53,8 +53,8 @@ func statOf(path string, st os.FileInfo) fileStat {
 // shardName matches the file name of a shard: base, number (from 1), count.
 var shardName = regexp.MustCompile(`^(.*)-(\d{5})-of-(\d{5})\.gguf$`)
 
-// Open maps the model at path and checks it. For a sharded model path must be the first shard; the others are found beside it.
-// Complaints about the content match ErrInvalid, others come from the file system.
+// Open maps the model at path and checks it. For a sharded model path must be the first shard; the others are found beside it. A folder
+// with config.json and model.safetensors, or a .safetensors file with a config.json beside it, is opened as a DFlash draft. Complaints about the content match ErrInvalid, others come from the file system.
 func Open(path string) (*File, error) {
 	f := &File{}
 	if err := f.openAll(path); err != nil {
@@ -64,6 +64,9 @@ func Open(path string) (*File, error) {
 }
 
 func (f *File) openAll(path string) error {
+	if file, ok := safetensorsPath(path); ok {
+		return f.openSafetensors(file)
+	}
 	if err := f.openShard(path); err != nil {
 		return err
 	}
@@ -110,7 +113,10 @@ func OpenBytes(data []byte) (*File, error) {
 	return f, nil
 }
 
-func (f *File) openShard(path string) error {
+func (f *File) openShard(path string) error { return f.mapShard(path, parse) }
+
+// mapShard maps a file and appends what parse makes of it to the shards.
+func (f *File) mapShard(path string, parse func(data []byte) (*shard, error)) error {
 	fd, err := os.Open(path)
 	if err != nil {
 		return fmt.Errorf("gguf: %w", err)
@@ -231,7 +237,8 @@ func (f *File) Close() error {
 	return errors.Join(errs...)
 }
 
-// Paths lists the files of the model in shard order; it is empty for a model opened from memory.
+// Paths lists the files of the model in shard order, the one that an engine opens first; of a safetensors draft config.json comes second.
+// It is empty for a model opened from memory.
 func (f *File) Paths() []string {
 	out := make([]string, len(f.stats))
 	for i, s := range f.stats {
@@ -249,7 +256,7 @@ func (f *File) Size() int64 {
 	return n
 }
 
-// Version is the container version, 2 or 3.
+// Version is the container version, 2 or 3; 0 for safetensors.
 func (f *File) Version() int { return int(f.shards[0].version) }
 
 // Alignment is the alignment of tensor data in the first file, in bytes.

@@ -2,6 +2,8 @@ package gguf
 
 import (
 	"bytes"
+	"encoding/binary"
+	"errors"
 	"testing"
 )
 
@@ -47,6 +49,31 @@ func FuzzOpen(f *testing.F) {
 		if m, err := file.Model(); err == nil {
 			_ = m.StateBytes()
 			_ = m.CheckComplete()
+		}
+	})
+}
+
+// FuzzSafetensors: whatever the bytes, parsing ends with an error of the package or with tensors inside the file.
+func FuzzSafetensors(f *testing.F) {
+	for _, header := range []string{
+		`{"fc.weight":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`,
+		`{"__metadata__":{},"layers.0.mlp.up_proj.weight":{"dtype":"BF16","shape":[2,2],"data_offsets":[0,8]}}`,
+		`{"a":{"dtype":"F16","shape":[9223372036854775807,2],"data_offsets":[-1,8]}}`, `{"a":{}}`, `{"a":1`, `[]`,
+	} {
+		f.Add(append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header+"01234567"...))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := parseSafetensors(data)
+		if err != nil {
+			if !errors.Is(err, ErrInvalid) {
+				t.Fatal(err)
+			}
+			return
+		}
+		for _, tensor := range s.tensors {
+			if len(data[tensor.Offset:tensor.Offset+tensor.Bytes]) != int(tensor.Elems()*tensor.Type.BlockBytes()) {
+				t.Fatalf("%+v", tensor)
+			}
 		}
 	})
 }

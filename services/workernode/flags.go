@@ -29,7 +29,7 @@ type Flags struct {
 	Advertise string `help:"Address at which gateway and peers reach this worker, if not the one it listens on." placeholder:"ADDR"`
 	WorkerID  string `help:"Name in the cluster; default: role, host and a random part." placeholder:"ID"`
 
-	Model     string      `help:"Model file (GGUF)." required:"" placeholder:"PATH"`
+	Model     string      `help:"Model file (GGUF); of a draft also a folder with config.json and model.safetensors." required:"" placeholder:"PATH"`
 	Engine    string      `help:"Engine program; default: tandem-engine beside this program." placeholder:"PATH"`
 	EngineLib string      `help:"Engine library; default: the one of --device beside the engine program, libtandem_cpu.so for cpu." placeholder:"PATH"`
 	Device    string      `help:"Device to run on: cpu, cuda:0, hip:0." default:"cpu"`

@@ -70,12 +70,16 @@ func Registration(ctx context.Context, flags *Flags, id string, role tandemv1.Ro
 		return nil, err
 	}
 	path := flags.Model
+	made := modified(path)
+	if files := f.Paths(); len(files) > 0 { // of a folder, which flags may name, the time of change says nothing
+		made = modified(files[0])
+	}
 	if abs, err := filepath.Abs(path); err == nil {
 		path = abs
 	}
 	return &tandemv1.Registration{
 		WorkerId: id, Role: role, Version: version,
-		Model:  &tandemv1.ModelInfo{Digest: digest, TokenizerDigest: tokenizer, Path: path, CreatedUnix: modified(path)},
+		Model:  &tandemv1.ModelInfo{Digest: digest, TokenizerDigest: tokenizer, Path: path, CreatedUnix: made},
 		Limits: &tandemv1.Limits{Lanes: int32(flags.Lanes)},
 	}, nil
 }

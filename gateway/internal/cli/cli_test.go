@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/gguf/gguftest"
 	"go.uber.org/goleak"
 )
@@ -134,6 +135,31 @@ func TestInspectPublishedDraft(t *testing.T) {
 		if code, _, errOut := tandem(t, "", args...); code == 0 || !strings.Contains(errOut, "is a DFlash2 draft") {
 			t.Errorf("%s with a DFlash2 draft: %d %q", args[0], code, errOut)
 		}
+	}
+}
+
+// TestInspectSafetensorsDraft: a folder with a safetensors draft is described, used and accounted for; a folder without one is named.
+func TestInspectSafetensorsDraft(t *testing.T) {
+	dir, target := t.TempDir(), filepath.Join(modelsDir, demoTarget)
+	gguftest.SafetensorsDraft(t, filepath.Join(modelsDir, demoDraft), dir, gguf.BF16)
+	code, out, errOut := tandem(t, "", "inspect", dir)
+	for _, want := range []string{"dflash (a DFlash draft: --draft)", "block of 16 tokens, reads target layers [1 3 5]", "BF16 "} {
+		if code != 0 || !strings.Contains(out, want) {
+			t.Errorf("output lacks %q: %d %s\n%s", want, code, errOut, out)
+		}
+	}
+	if err := (trio{target: target, draft: dir}).check(); err != nil {
+		t.Errorf("serve --draft: %v", err)
+	}
+	if code, _, errOut := tandem(t, "", "inspect", target, "--draft", dir); code != 0 {
+		t.Errorf("inspect --draft: %s", errOut)
+	}
+	empty := t.TempDir()
+	if code, _, errOut := tandem(t, "", "inspect", empty); code != 1 || !strings.Contains(errOut, filepath.Join(empty, "model.safetensors")) {
+		t.Errorf("an empty folder: %d %q", code, errOut)
+	}
+	if code, _, errOut := tandem(t, "", "serve", dir); code == 0 || !strings.Contains(errOut, "is a draft") {
+		t.Errorf("as a target: %d %q", code, errOut)
 	}
 }
 

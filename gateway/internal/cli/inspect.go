@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"text/tabwriter"
 
@@ -12,10 +13,10 @@ import (
 
 // InspectCmd is tandem inspect.
 type InspectCmd struct {
-	File           string      `arg:"" type:"existingfile" help:"GGUF file; of a sharded model the first file."`
+	File           string      `arg:"" type:"path" help:"GGUF file, of a sharded model the first; or folder of a safetensors draft."`
 	MaxCtx         int         `was:"context" default:"0" help:"Context length in tokens for the account of memory, 0 = the model's."`
 	Lanes          int         `was:"sequences" default:"1" help:"Requests at a time for the account of memory."`
-	Draft          string      `type:"existingfile" placeholder:"PATH" help:"Draft to account for beside the target."`
+	Draft          string      `type:"path" placeholder:"PATH" help:"Draft to account for beside the target."`
 	PrefillDrafter string      `type:"existingfile" placeholder:"PATH" help:"Scorer to account for beside the target."`
 	DraftCacheType string      `name:"draft-cache-type" default:"f16" help:"Type of the draft's cached keys and values: f16, f32, q8_0, q4_0."`
 	Memory         config.Size `default:"0" placeholder:"SIZE" help:"Memory of the device, for example 24GiB: says what fits; the status is 1 when nothing does. Draft and scorer count, when given."`
@@ -26,8 +27,13 @@ type InspectCmd struct {
 // it opens a file; this is what a person with a calculator would set aside.
 func workspace(weights int64) int64 { return 64<<20 + weights/32 }
 
-// Validate checks the numbers.
+// Validate checks that the models are there, and the numbers.
 func (c *InspectCmd) Validate() error {
+	for _, path := range []string{c.File, c.Draft} {
+		if _, err := os.Stat(path); path != "" && err != nil {
+			return err
+		}
+	}
 	if c.MaxCtx < 0 || c.Lanes < 1 {
 		return fmt.Errorf("--max-ctx and --lanes: %d and %d are not sensible", c.MaxCtx, c.Lanes)
 	}

@@ -30,7 +30,7 @@ type ServeCmd struct {
 
 // WorkerFlags are settings of the workers that a command starts.
 type WorkerFlags struct {
-	Draft         string      `type:"path" placeholder:"PATH" help:"DFlash draft of the target; without it only lookup speculates."`
+	Draft         string      `type:"path" placeholder:"PATH" help:"DFlash draft of the target, a GGUF file or a folder with config.json and model.safetensors; without it only lookup speculates."`
 	Device        string      `default:"cpu" placeholder:"NAME" help:"Device of all engines: cpu, cuda:0, hip:0."`
 	TargetDevice  string      `placeholder:"NAME" help:"Device of the target, if not --device."`
 	DraftDevice   string      `placeholder:"NAME" help:"Device of the draft, if not --device."`

@@ -78,7 +78,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		},
 		Open: func(tables string) server.Engine {
 			options := c.OpenOptions(engineplugin.RoleDraft)
-			options.TablesPath = tables
+			options.ModelPath, options.TablesPath = file.Paths()[0], tables
 			c.CacheFlags.Apply(&options)
 			return workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine"), Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags})
 		},

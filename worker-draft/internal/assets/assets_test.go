@@ -50,6 +50,28 @@ func TestOpen(t *testing.T) {
 	}
 }
 
+// TestOpenSafetensors: a folder with a safetensors draft is opened like a GGUF, and its projection is cut as a GGUF.
+func TestOpenSafetensors(t *testing.T) {
+	dir := t.TempDir()
+	gguftest.SafetensorsDraft(t, draftModel, dir, gguf.BF16)
+	s, err := Open(t.Context(), dir, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if s.Model.Hidden != 512 || s.Model.Draft.BlockSize != 16 || len(s.Digest) != 64 {
+		t.Errorf("%+v, digest %q", s.Model.Draft, s.Digest)
+	}
+	path, _, err := s.Fuse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := gguftest.Open(t, path)
+	if fc, ok := f.Tensor("fc.weight"); !ok || fc.Type != gguf.BF16 || len(f.Tensors()) != 2 {
+		t.Errorf("tensors of the fuse file: %+v", f.Tensors())
+	}
+}
+
 // TestReceive: tables cut from a target have the digest of the whole file; what does not match what was announced is refused
 // and leaves nothing behind.
 func TestReceive(t *testing.T) {
