@@ -456,6 +456,41 @@ TEST(refuses_successors) {
   CHECK_OK(Engine(file.path, tables.path).status);
 }
 
+// A type that no matmul computes is named: one that the format knows, whether or not the engine decodes it.
+TEST(names_types_without_matmul) {
+  Spec s;
+  s.hidden = 256;
+  TempFile tables(table_file(s).bytes());
+  const struct {
+    uint32_t type, bytes;
+    const char* name;
+  } cases[] = {{16, 66, "no matmul for type IQ2_XXS (16)"},
+               {34, 54, "no matmul for type TQ1_0 (34)"},
+               {24, 256, "no matmul for type I8 (24)"},
+               {10, 84, "no matmul for type Q2_K (10)"}};
+  for (const auto& c : cases) {
+    Writer w = draft_file(s, 1);
+    Writer::Tensor& fc = w.tensors[0];
+    fc.encoded.assign(fc.ne[0] / 256 * fc.ne[1] * c.bytes, '\0');
+    fc.data.clear();
+    fc.type = c.type;
+    TempFile file(w.bytes());
+    const Status st = Engine(file.path, tables.path).status;
+    CHECK_MSG(st.code() == TND_UNIMPLEMENTED && st.message().find(c.name) != std::string::npos, st.message());
+  }
+  Writer w = draft_file(s, 1);
+  for (Writer::Tensor& t : w.tensors) {
+    if (t.name != "output_norm.weight") continue;
+    t.data.clear();
+    t.encoded.assign(256, '\0');
+    t.type = 24;
+  }
+  TempFile file(w.bytes());
+  const Status st = Engine(file.path, tables.path).status;
+  CHECK_MSG(st.message().find("its type is I8 (24)") != std::string::npos, st.message());
+  CHECK_EQ(gguf::type_label(99), std::string("99"));
+}
+
 TEST(refuses_other_drafts) {
   Spec s;
   TempFile tables(table_file(s).bytes());

@@ -70,6 +70,7 @@ type Model struct {
 	TensorBytes   int64
 	Parameters    int64
 	Types         []TypeCount // by bytes, largest first
+	Uncomputed    []Type      // of tensors that no engine of this build computes with, ascending; MTP blocks do not count
 	GroupBytes    map[Group]int64
 	FileType      int // general.file_type, -1 when absent; informative
 	PreTokenizer  string

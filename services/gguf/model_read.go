@@ -300,13 +300,24 @@ func (m *Model) account(f *File) {
 		}
 		c.Tensors++
 		c.Bytes += t.Bytes
+		if !t.Type.Computed(len(t.Shape) > 1) && !m.beyondTrunk(t.Name) && !slices.Contains(m.Uncomputed, t.Type) {
+			m.Uncomputed = append(m.Uncomputed, t.Type)
+		}
 	}
+	slices.Sort(m.Uncomputed)
 	for _, c := range types {
 		m.Types = append(m.Types, *c)
 	}
 	slices.SortFunc(m.Types, func(a, b TypeCount) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Type, b.Type))
 	})
+}
+
+// beyondTrunk reports whether a tensor belongs to an MTP block, which no engine reads.
+func (m *Model) beyondTrunk(name string) bool {
+	block := -1
+	_, err := fmt.Sscanf(name, "blk.%d.", &block)
+	return err == nil && block >= m.Layers
 }
 
 // group files a tensor under the part of the model it belongs to.

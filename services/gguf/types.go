@@ -81,6 +81,19 @@ func (t Type) String() string {
 	return fmt.Sprintf("type %d", uint32(t))
 }
 
+// Computed reports whether an engine of this build computes with tensors of the type: products with matrices of it, or for the vectors
+// of norms and biases (matrix false) their values. It is what dtype_matmul says in native/src/core/dtype.h.
+func (t Type) Computed(matrix bool) bool {
+	switch t {
+	case F32, F16, BF16:
+		return true
+	case Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS:
+		return matrix
+	default:
+		return false
+	}
+}
+
 // BlockElems is the number of values in one block (1 for plain types, 0 for types that are not Known).
 func (t Type) BlockElems() int64 {
 	if !t.Known() {

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -160,6 +161,41 @@ func TestInspectSafetensorsDraft(t *testing.T) {
 	}
 	if code, _, errOut := tandem(t, "", "serve", dir); code == 0 || !strings.Contains(errOut, "is a draft") {
 		t.Errorf("as a target: %d %q", code, errOut)
+	}
+}
+
+// TestInspectTypes: types that no engine computes are named, and the file is not called a target.
+func TestInspectTypes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "model.gguf")
+	write := func(matrix, vector gguf.Type) {
+		t.Helper()
+		w := gguf.NewWriter()
+		var errs []error
+		for key, value := range map[string]any{"general.architecture": "qwen3", "qwen3.block_count": uint32(1), "qwen3.embedding_length": uint32(256), "qwen3.attention.head_count": uint32(1)} {
+			errs = append(errs, w.Put(key, value))
+		}
+		errs = append(errs,
+			w.AddTensor("token_embd.weight", matrix, []int64{256, 2}, bytes.NewReader(make([]byte, 2*matrix.RowBytes(256)))),
+			w.AddTensor("output_norm.weight", vector, []int64{256}, bytes.NewReader(make([]byte, vector.RowBytes(256)))),
+			w.WriteFile(path))
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, bad := range []gguf.Type{gguf.Q2_K, gguf.Q3_K, gguf.IQ2_XXS, gguf.MXFP4, gguf.I8, gguf.TQ1_0, gguf.NVFP4, gguf.Q8_1} {
+		write(bad, gguf.F32)
+		_, out, errOut := tandem(t, "", "inspect", path)
+		if want := fmt.Sprintf("no engine of this build computes %s (type %d)", bad, uint32(bad)); !strings.Contains(out, want) || strings.Contains(out, "a target") {
+			t.Errorf("%v: want %q in %s%s", bad, want, out, errOut)
+		}
+	}
+	write(gguf.F32, gguf.Q8_0)
+	if _, out, _ := tandem(t, "", "inspect", path); !strings.Contains(out, "computes Q8_0 (type 8)") {
+		t.Errorf("a norm of Q8_0:\n%s", out)
+	}
+	write(gguf.Q4_K, gguf.F32)
+	if _, out, _ := tandem(t, "", "inspect", path); strings.Contains(out, "no engine") || !strings.Contains(out, "a target") {
+		t.Errorf("Q4_K:\n%s", out)
 	}
 }
 

@@ -86,6 +86,13 @@ func (c *InspectCmd) describe(w io.Writer, file *gguf.File, m *gguf.Model) {
 		types = append(types, fmt.Sprintf("%s %s", t.Type, config.Size(t.Bytes).Human()))
 	}
 	row("stored as", "%s", strings.Join(types, ", "))
+	if len(m.Uncomputed) > 0 {
+		var names []string
+		for _, t := range m.Uncomputed {
+			names = append(names, fmt.Sprintf("%s (type %d)", t, uint32(t)))
+		}
+		row("not computed", "no engine of this build computes %s", strings.Join(names, ", "))
+	}
 	for _, group := range gguf.Groups {
 		if bytes := m.GroupBytes[group]; bytes > 0 {
 			row("  "+string(group), "%s", config.Size(bytes).Human())
@@ -164,6 +171,8 @@ func count(n int64) string {
 
 func servedAs(m *gguf.Model) string {
 	switch {
+	case len(m.Uncomputed) > 0:
+		return " (no engine of this build runs this file, see its types)"
 	case m.Draft != nil && m.Draft.CheckRuns() != nil:
 		return fmt.Sprintf(" (a %s draft: no engine of this build runs it)", m.Draft.Kind)
 	case m.Draft != nil:

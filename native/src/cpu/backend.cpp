@@ -12,6 +12,7 @@
 #include "core/fp.h"
 #include "cpu/cpu_features.h"
 #include "cpu/each_row.h"
+#include "gguf/gguf.h"
 
 namespace tnd::cpu {
 namespace {
@@ -95,7 +96,7 @@ Status CpuBackend::matrix(const TensorView& t, Arena& arena, std::unique_ptr<Mat
   const int name_len = static_cast<int>(t.name.size());
   if (!dtype_known(static_cast<int32_t>(t.type)) || !dtype_matmul(static_cast<DType>(t.type))) {
     return errorf(TND_UNIMPLEMENTED, "tensor %.*s: the CPU backend has no matmul for type %s", name_len, t.name.data(),
-                  dtype_known(static_cast<int32_t>(t.type)) ? dtype_name(static_cast<DType>(t.type)) : "unknown");
+                  gguf::type_label(t.type).c_str());
   }
   const DType type = static_cast<DType>(t.type);
   auto m = std::make_unique<CpuMatrix>();

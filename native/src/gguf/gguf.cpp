@@ -118,6 +118,12 @@ const TypeLayout* type_layout(uint32_t type) {
   return &kTypes[type];
 }
 
+std::string type_label(uint32_t type) {
+  const TypeLayout* layout = type_layout(type);
+  const std::string id = std::to_string(type);
+  return layout == nullptr ? id : std::string(layout->name) + " (" + id + ")";
+}
+
 // Parser walks one file image. All reads go through take(), which knows the bytes that remain.
 class File::Parser {
  public:

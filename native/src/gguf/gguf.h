@@ -37,6 +37,8 @@ struct TypeLayout {
 };
 // type_layout returns nullptr for unknown, removed or unsupported ids.
 const TypeLayout* type_layout(uint32_t type);
+// type_label returns a type's usual name and its id for error texts: "IQ2_XXS (16)", or "99" for one without a name.
+std::string type_label(uint32_t type);
 
 class File final : public TensorSource {
  public:

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "gguf/gguf.h"
 #include "gpu/backend_gpu.h"
 #include "gpu/matmul_layout.h"
 #include "gpu/repack.h"
@@ -112,7 +113,7 @@ Status GpuBackend::matrix(const TensorView& t, Arena& arena, std::unique_ptr<Mat
   const int name_len = static_cast<int>(t.name.size());
   if (!dtype_known(static_cast<int32_t>(t.type)) || !dtype_matmul(static_cast<DType>(t.type))) {
     return errorf(TND_UNIMPLEMENTED, "tensor %.*s: the GPU backend has no matmul for type %s", name_len, t.name.data(),
-                  dtype_known(static_cast<int32_t>(t.type)) ? dtype_name(static_cast<DType>(t.type)) : "unknown");
+                  gguf::type_label(t.type).c_str());
   }
   const DType type = static_cast<DType>(t.type);
   const int64_t k = static_cast<int64_t>(t.ne[0]), n = static_cast<int64_t>(t.ne[1]);

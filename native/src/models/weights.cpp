@@ -46,9 +46,9 @@ Status WeightLoader::conv(const std::string& name, int64_t taps, int64_t channel
 
 Status WeightLoader::floats(const TensorView& t, std::vector<float>* out) const {
   if (!dtype_known(static_cast<int32_t>(t.type)) || block_elems(static_cast<DType>(t.type)) != 1) {
-    return errorf(TND_INVALID_ARGUMENT, "%.*s: tensor %.*s must be F32, F16 or BF16, its type id is %u",
+    return errorf(TND_INVALID_ARGUMENT, "%.*s: tensor %.*s must be F32, F16 or BF16, its type is %s",
                   static_cast<int>(source_.path().size()), source_.path().data(), static_cast<int>(t.name.size()),
-                  t.name.data(), t.type);
+                  t.name.data(), gguf::type_label(t.type).c_str());
   }
   if (arena_.measuring()) return Status();
   const uint64_t n = t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3];
