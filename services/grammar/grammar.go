@@ -23,6 +23,9 @@ type Grammar struct {
 	stack  []*State // scratch of a walk
 	pairs  map[pair]struct{}
 	queue  []pair
+
+	targets   []int32 // scratch of stepAll
+	different []uint8
 }
 
 type pair struct {
@@ -280,6 +283,52 @@ func (g *Grammar) step(s *State, class uint8) *State {
 	return t
 }
 
+// maxTargets of a state that stepAll tells apart: beyond, its steps are taken when they are asked for.
+const maxTargets = 1 << 12
+
+// stepAll takes the steps of all classes of bytes. Those that choose the same edges lead to the same state, so that a place where
+// all letters but one go on alike costs two steps and not one for every letter.
+func (g *Grammar) stepAll(s *State) {
+	n := len(s.frames)
+	if n*g.m.classes > maxTargets {
+		return
+	}
+	// targets[c*n+i] is where frame i leads with class c.
+	g.targets = slices.Grow(g.targets[:0], n*g.m.classes)[:n*g.m.classes]
+	for i := range g.targets {
+		g.targets[i] = -1
+	}
+	for i, f := range s.frames {
+		if f.node == accepting {
+			continue
+		}
+		for _, e := range g.m.nodes[f.node].edges {
+			for c := int(g.m.classOf[e.lo]); c <= int(g.m.classOf[e.hi]); c++ {
+				g.targets[c*n+i] = e.to
+			}
+		}
+	}
+	g.different = g.different[:0]
+	for c := range g.m.classes {
+		of := g.targets[c*n : c*n+n]
+		like := -1
+		for _, d := range g.different {
+			if slices.Equal(of, g.targets[int(d)*n:int(d)*n+n]) {
+				like = int(d)
+				break
+			}
+		}
+		if like < 0 {
+			g.different = append(g.different, uint8(c))
+			if g.step(s, uint8(c)); g.m.fault != nil {
+				return
+			}
+			continue
+		}
+		s.next[c] = s.next[like]
+	}
+}
+
 // walk sets the bits of the tokens in a trie that the state allows.
 func (g *Grammar) walk(s *State, nodes []trieNode, mask []uint32) {
 	stack := g.stack
@@ -340,12 +389,20 @@ func (g *Grammar) contains(s *State, at int) bool {
 	for len(g.queue) > 0 {
 		p := g.queue[len(g.queue)-1]
 		g.queue = g.queue[:len(g.queue)-1]
+		if g.stepAll(p.state); g.m.fault != nil {
+			return false
+		}
+		var last pair
 		for _, e := range table[p.shape] {
 			t := g.step(p.state, e.class)
 			if t == dead || g.m.fault != nil {
 				return false
 			}
 			q := pair{e.to, t}
+			if q == last {
+				continue
+			}
+			last = q
 			if _, ok := g.pairs[q]; !ok {
 				if len(g.pairs) >= maxPairs {
 					return false

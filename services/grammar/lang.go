@@ -296,8 +296,8 @@ func onlyTexts(texts []string) *dfa {
 }
 
 // patternLang is the language of the texts in which a regular expression is found. Look-aheads are followed at the beginning of
-// the text.
-func patternLang(text string) ([]operand, error) {
+// the text. What was looked at is added to cells.
+func patternLang(text string, cells *int) ([]operand, error) {
 	text = fromECMA(text)
 	var list []operand
 	one := func(text string, not bool) error {
@@ -305,7 +305,7 @@ func patternLang(text string) ([]operand, error) {
 		if err != nil {
 			return fmt.Errorf("cannot be read: %w", err)
 		}
-		d, err := regexLang(re)
+		d, err := regexLang(re, cells)
 		if err == nil {
 			list = append(list, operand{d, not})
 		}
@@ -551,8 +551,8 @@ func (a *nfa) repeat(x *syntax.Regexp, least, most int, next int32) int32 {
 	return next
 }
 
-// regexLang is the language of the texts in which re is found.
-func regexLang(re *syntax.Regexp) (*dfa, error) {
+// regexLang is the language of the texts in which re is found. Cells of its table and nodes looked at are added to cells.
+func regexLang(re *syntax.Regexp, cells *int) (*dfa, error) {
 	a := &nfa{}
 	a.nodes = append(a.nodes, nfaNode{op: 'm', to: [2]int32{-1, -1}})
 	first := a.expr(re, 0)
@@ -649,7 +649,8 @@ func regexLang(re *syntax.Regexp) (*dfa, error) {
 	}
 	add([]int32{loop}, true)
 	targets := make([][]int32, len(cuts))
-	work := 0
+	work := len(a.nodes)
+	defer func() { *cells += work }()
 	for n := 0; n < len(sets); n++ {
 		if work += len(cuts) + len(sets[n]); n > 2*maxLangStates || work > 2*maxLangCells {
 			return nil, errLangSize

@@ -15,7 +15,7 @@ var numberCuts = []rune{0, '-', '.', '/', '0', '1', '2', '3', '4', '5', '6', '7'
 func (c *schemaCompiler) numberLang(n *numberShape, path string) string {
 	var list []operand
 	match := func(not bool, pattern string) {
-		d, err := patternLang(pattern)
+		d, err := patternLang(pattern, &c.cells)
 		if err != nil {
 			panic(err) // made here
 		}

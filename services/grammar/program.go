@@ -1,6 +1,7 @@
 package grammar
 
 import (
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"unicode/utf8"
@@ -82,6 +83,11 @@ type builder struct {
 	syntax *Syntax
 	vocab  *Vocabulary
 	made   []expr // bodies of rules made for repetitions
+	// Nodes that read a byte, by their edges, and calls, by rule and next, each once: places that go on alike are equal, so that a mask
+	// sees far fewer of them.
+	bytesNodes map[string]int32
+	callNodes  map[[2]int32]int32
+	key        []byte // scratch
 }
 
 const end int32 = 0
@@ -91,7 +97,10 @@ const inlineRepeat = 4
 
 // build makes the program. Errors are *Error.
 func (s *Syntax) build(v *Vocabulary) (p *program, err error) {
-	b := &builder{program: &program{nodes: []node{{kind: kindEnd}}}, syntax: s, vocab: v}
+	b := &builder{
+		program: &program{nodes: []node{{kind: kindEnd}}}, syntax: s, vocab: v,
+		bytesNodes: map[string]int32{}, callNodes: map[[2]int32]int32{},
+	}
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
@@ -128,12 +137,36 @@ func (b *builder) add(n node) int32 {
 	return int32(len(b.nodes) - 1)
 }
 
+// bytes is the node that reads a byte.
+func (b *builder) bytes(edges ...edge) int32 {
+	b.key = b.key[:0]
+	for _, e := range edges {
+		b.key = binary.LittleEndian.AppendUint32(append(b.key, e.lo, e.hi), uint32(e.to))
+	}
+	n, ok := b.bytesNodes[string(b.key)]
+	if !ok {
+		n = b.add(node{kind: kindBytes, edges: edges})
+		b.bytesNodes[string(b.key)] = n
+	}
+	return n
+}
+
+// call is the node that calls a rule. A solid one, or one whose next is set later, is a node of its own: see repeat.
+func (b *builder) call(rule, next int32) int32 {
+	n, ok := b.callNodes[[2]int32{rule, next}]
+	if !ok {
+		n = b.add(node{kind: kindCall, rule: rule, next: next})
+		b.callNodes[[2]int32{rule, next}] = n
+	}
+	return n
+}
+
 // expr adds x in front of next and returns its first node.
 func (b *builder) expr(x expr, next int32) int32 {
 	switch x := x.(type) {
 	case literal:
 		for i := len(x) - 1; i >= 0; i-- {
-			next = b.add(node{kind: kindBytes, edges: []edge{{x[i], x[i], next}}})
+			next = b.bytes(edge{x[i], x[i], next})
 		}
 		return next
 	case chars:
@@ -146,7 +179,7 @@ func (b *builder) expr(x expr, next int32) int32 {
 	case alt:
 		return b.alternatives(x, next)
 	case ref:
-		return b.add(node{kind: kindCall, rule: int32(x), next: next})
+		return b.call(int32(x), next)
 	case repeat:
 		return b.repeat(x, next)
 	case tokens:
@@ -199,7 +232,7 @@ func (b *builder) words(list []string, at int, next int32) int32 {
 		}
 		edges = append(edges, edge{c, c, to})
 	}
-	return b.add(node{kind: kindBytes, edges: edges})
+	return b.bytes(edges...)
 }
 
 func (b *builder) repeat(x repeat, next int32) int32 {
@@ -230,9 +263,11 @@ func (b *builder) repeat(x repeat, next int32) int32 {
 	}
 	c.nodes = append(c.nodes, next)
 	for i := copies - 1; i >= 0; i-- {
-		first := b.expr(body, c.nodes[len(c.nodes)-1])
+		var first int32
 		if solid {
-			b.nodes[first].solid = true
+			first = b.add(node{kind: kindCall, rule: int32(body.(ref)), next: c.nodes[len(c.nodes)-1], solid: true})
+		} else {
+			first = b.expr(body, c.nodes[len(c.nodes)-1])
 		}
 		if i >= x.min {
 			// Every optional round may leave the whole, so that a closure does not grow with the number of rounds.
@@ -242,11 +277,12 @@ func (b *builder) repeat(x repeat, next int32) int32 {
 	}
 	slices.Reverse(c.nodes)
 	if copies > inlineRepeat {
-		c.must = b.expr(body, end)
-		b.nodes[c.must].next, b.nodes[c.must].solid = c.must, solid
-		first := b.expr(body, end)
+		round := node{kind: kindCall, rule: int32(body.(ref)), solid: solid}
+		c.must = b.add(round)
+		b.nodes[c.must].next = c.must
+		first := b.add(round)
 		c.may = b.add(node{kind: kindSplit, to: []int32{first, next}})
-		b.nodes[first].next, b.nodes[first].solid = c.may, solid
+		b.nodes[first].next = c.may
 		b.chains = append(b.chains, c)
 	}
 	return c.nodes[0]
@@ -346,7 +382,7 @@ func (b *builder) sequences(list [][]byteRange, next int32, made map[string]int3
 		}
 		lo = hi + 1
 	}
-	n := b.add(node{kind: kindBytes, edges: edges})
+	n := b.bytes(edges...)
 	made[key] = n
 	return n
 }

@@ -169,10 +169,7 @@ func (c *schemaCompiler) lang(pattern string) ([]operand, error) {
 	var list []operand
 	err := error(errLangSize)
 	if c.cells <= maxCells {
-		list, err = patternLang(pattern)
-	}
-	for _, o := range list {
-		c.cells += len(o.next) * len(o.cuts)
+		list, err = patternLang(pattern, &c.cells)
 	}
 	c.langs[pattern] = patternLangs{list, err}
 	return list, err

@@ -406,6 +406,7 @@ func (c *schemaCompiler) otherKey(keys []string, path string) string {
 		}
 		return "[" + b.String() + "]"
 	}
+	tail := c.w.Rule(char + "*") // one rule: whatever set a key apart, what follows is the same place
 	keys = slices.Clone(keys)
 	slices.Sort(keys)
 	keys = slices.Compact(keys)
@@ -436,7 +437,7 @@ func (c *schemaCompiler) otherKey(keys []string, path string) string {
 			plain = append(plain, r)
 			list = append(list, fmt.Sprintf("%s %s", Quote(string(r)), rest(groups[r], false)))
 		}
-		list = append(list, other(plain)+" "+char+"*")
+		list = append(list, other(plain)+" "+tail)
 		body := strings.Join(list, " | ")
 		if mayEnd && !(first && c.spelling.Quote != "") { // a bare key is not empty
 			body = "(" + body + ")?"

@@ -5,6 +5,7 @@ import (
 	"regexp/syntax"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -97,8 +98,8 @@ func (c *schemaCompiler) makeTextLang(t *textShape) (*dfa, error) {
 	return c.intersect([]operand{{d, false}}, 0, max(t.lo, min(t.hi, maxLangStates/len(d.next))))
 }
 
-// maxCells of all automata of a schema.
-const maxCells = 4_000_000
+// maxCells of all automata of a schema, those included that turn out to be too large.
+const maxCells = 3_000_000
 
 // intersect is counted.
 func (c *schemaCompiler) intersect(list []operand, least, most int) (*dfa, error) {
@@ -112,7 +113,7 @@ func (c *schemaCompiler) intersect(list []operand, least, most int) (*dfa, error
 
 // holding is the language of the texts that hold a text.
 func holding(text string) *dfa {
-	d, err := regexLang(&syntax.Regexp{Op: syntax.OpLiteral, Rune: []rune(text)})
+	d, err := regexLang(&syntax.Regexp{Op: syntax.OpLiteral, Rune: []rune(text)}, new(int))
 	if err != nil {
 		panic(err) // a tag is a few characters long
 	}
@@ -141,7 +142,7 @@ func (c *schemaCompiler) string(s *shape, path string) string {
 		default:
 			body = fmt.Sprintf("%s{%d,%d}", c.json("char"), t.lo, t.hi)
 		}
-	case conditions == 1 && len(t.except) == 0 && (len(t.formats) == 1 || !t.patterns[0].not && !strings.Contains(t.patterns[0].text, "(?")):
+	case conditions == 1 && len(t.except) == 0 && (len(t.formats) == 1 || !t.patterns[0].not && !strings.Contains(t.patterns[0].text, "(?") && !anchorsInside(fromECMA(t.patterns[0].text))):
 		var pattern string
 		if len(t.formats) == 1 {
 			pattern = formats[t.formats[0]]
@@ -326,13 +327,17 @@ func (p *patternWriter) write(re *syntax.Regexp) string {
 		p.c.fail(p.path, "is nested too deep")
 	}
 	defer func() { p.depth-- }()
-	if re.Flags&syntax.FoldCase != 0 {
-		p.c.fail(p.path, "matching without case is not supported")
-	}
 	switch re.Op {
 	case syntax.OpEmptyMatch:
 		return `""`
 	case syntax.OpLiteral:
+		if re.Flags&syntax.FoldCase != 0 { // [xX] is read as such a literal, too
+			parts := make([]string, len(re.Rune))
+			for i, r := range re.Rune {
+				parts[i] = p.class(folded(r))
+			}
+			return "(" + strings.Join(parts, " ") + ")"
+		}
 		var b strings.Builder
 		for _, r := range re.Rune {
 			b.WriteString(p.spell(r))
@@ -369,6 +374,47 @@ func (p *patternWriter) write(re *syntax.Regexp) string {
 	}
 	p.c.fail(p.path, fmt.Sprintf("%v is not supported here", re))
 	return ""
+}
+
+// folded gives the characters that match r without case, as pairs of bounds.
+func folded(r rune) []rune {
+	out := []rune{r, r}
+	for f := unicode.SimpleFold(r); f != r; f = unicode.SimpleFold(f) {
+		out = append(out, f, f)
+	}
+	return out
+}
+
+// anchorsInside reports whether a pattern holds an anchor that is not at an end of one of its alternatives.
+func anchorsInside(pattern string) bool {
+	re, err := syntax.Parse(pattern, syntax.Perl)
+	if err != nil {
+		return false // told where it is read
+	}
+	begins := func(x *syntax.Regexp) bool { return x.Op == syntax.OpBeginText || x.Op == syntax.OpBeginLine }
+	ends := func(x *syntax.Regexp) bool { return x.Op == syntax.OpEndText || x.Op == syntax.OpEndLine }
+	var inside func(x *syntax.Regexp) bool
+	inside = func(x *syntax.Regexp) bool { return begins(x) || ends(x) || slices.ContainsFunc(x.Sub, inside) }
+	list := []*syntax.Regexp{re}
+	if re.Op == syntax.OpAlternate {
+		list = re.Sub
+	}
+	for _, x := range list {
+		parts := []*syntax.Regexp{x}
+		if x.Op == syntax.OpConcat {
+			parts = x.Sub
+		}
+		for len(parts) > 0 && begins(parts[0]) {
+			parts = parts[1:]
+		}
+		for len(parts) > 0 && ends(parts[len(parts)-1]) {
+			parts = parts[:len(parts)-1]
+		}
+		if slices.ContainsFunc(parts, inside) {
+			return true
+		}
+	}
+	return false
 }
 
 // class writes pairs of bounds as one character of a JSON string.

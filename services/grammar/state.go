@@ -54,6 +54,7 @@ type machine struct {
 	lastID uint64
 	epoch  uint32
 	places *[]memberState // of this epoch
+	room   int            // places of $members before they are forgotten
 	fault  error          // of the call in progress
 
 	// Scratch of a step. A rule that was called waits at its place of the order: waits has its bit, below where it returns to.
@@ -68,7 +69,7 @@ type machine struct {
 
 func newMachine(p *program) *machine {
 	return &machine{
-		places: new([]memberState), program: p, table: map[uint64][]*State{}, seen: map[frame]struct{}{},
+		places: new([]memberState), room: maxPlaces, program: p, table: map[uint64][]*State{}, seen: map[frame]struct{}{},
 		waits: make([]uint64, (len(p.rules)+63)/64), below: make([][]frame, len(p.rules)),
 	}
 }
@@ -325,7 +326,7 @@ func (m *machine) renew(s *State, done map[*State]*State) *State {
 
 // forget starts a new epoch when there are too many states.
 func (m *machine) forget() bool {
-	if m.count < maxStates && len(m.nodes)-m.fixed < maxPlaces {
+	if m.count < maxStates && len(m.nodes)-m.fixed < m.room {
 		return false
 	}
 	m.table, m.count = map[uint64][]*State{}, 0
