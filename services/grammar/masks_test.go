@@ -83,7 +83,7 @@ func TestMasksOfHeavyPlaces(t *testing.T) {
 func TestMaskSteps(t *testing.T) {
 	v := syntheticVocabulary(20_000)
 	for _, c := range heavyPlaces {
-		most := map[string]int{"other keys": 4_000, "patterns anywhere": 20_000}[c.name]
+		most := map[string]int{"other keys": 2_000, "patterns anywhere": 10_000}[c.name]
 		if most == 0 {
 			continue
 		}

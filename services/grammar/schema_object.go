@@ -382,11 +382,12 @@ func (c *schemaCompiler) constant(v *jsonNode) *jsonNode {
 
 // otherKey writes strings that are none of the keys. They are written without escapes, so that there is one spelling to compare.
 func (c *schemaCompiler) otherKey(keys []string, path string) string {
-	not, char := `"\\\x00-\x1F`, ""
+	not := `"\\\x00-\x1F`
 	if c.spelling.Until != "" {
 		not += "<" // an escape would be a second spelling
 	}
-	if char = "[^" + not + "]"; c.spelling.Quote != "" {
+	char := "[^" + not + "]"
+	if c.spelling.Quote != "" {
 		char = bareChar
 	}
 	// other is a character that is none of those.
