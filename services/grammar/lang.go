@@ -334,48 +334,52 @@ func patternLang(text string, cells *int) ([]operand, error) {
 	return list, err
 }
 
-// closing is the place of the parenthesis that closes the one at the beginning, -1 when there is none.
-func closing(text string) int {
+// eachOutside calls visit for every byte of a pattern that is part of no class and no escape, with the depth of groups after it, until
+// visit returns false.
+func eachOutside(text string, visit func(i, depth int) bool) {
 	depth, class := 0, false
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
 		case c == '\\':
 			i++
+			continue
 		case class:
 			class = c != ']'
+			continue
 		case c == '[':
 			class = true
-		case c == '(':
-			depth++
-		case c == ')':
-			if depth--; depth == 0 {
-				return i
-			}
-		}
-	}
-	return -1
-}
-
-// grouped reports whether no bar stands outside the groups of a pattern.
-func grouped(text string) bool {
-	depth, class := 0, false
-	for i := 0; i < len(text); i++ {
-		switch c := text[i]; {
-		case c == '\\':
-			i++
-		case class:
-			class = c != ']'
-		case c == '[':
-			class = true
+			continue
 		case c == '(':
 			depth++
 		case c == ')':
 			depth--
-		case c == '|' && depth == 0:
-			return false
+		}
+		if !visit(i, depth) {
+			return
 		}
 	}
-	return true
+}
+
+// closing is the place of the parenthesis that closes the one at the beginning, -1 when there is none.
+func closing(text string) int {
+	at := -1
+	eachOutside(text, func(i, depth int) bool {
+		if text[i] == ')' && depth == 0 {
+			at = i
+		}
+		return at < 0
+	})
+	return at
+}
+
+// grouped reports whether no bar stands outside the groups of a pattern.
+func grouped(text string) bool {
+	bar := false
+	eachOutside(text, func(i, depth int) bool {
+		bar = text[i] == '|' && depth == 0
+		return !bar
+	})
+	return !bar
 }
 
 // spaceECMA is \s as ECMA 262 has it, inside a class.
