@@ -143,7 +143,7 @@ func TestGuardRetriesFrees(t *testing.T) {
 	}
 }
 
-// TestGuardGivesUp: an engine that never frees is ended rather than leaking, and its supervisor hears of it.
+// TestGuardGivesUp: an engine that never frees is ended rather than leaking, and its supervisor is notified.
 func TestGuardGivesUp(t *testing.T) {
 	f, g := openFlawed(t, engineplugin.GuardConfig{Every: 5 * time.Millisecond})
 	s, err := g.NewSequence(t.Context())

@@ -99,7 +99,7 @@ func TestMaskSteps(t *testing.T) {
 	}
 }
 
-// TestForgettingMembers: places of $members get other numbers when they are made anew, and states from before lead on as if nothing
+// TestForgettingMembers: places of $members get other numbers when they are made again, and states from before lead on as if nothing
 // had been forgotten.
 func TestForgettingMembers(t *testing.T) {
 	const schema = `{"properties":{"a":{"type":"integer"},"b":{"type":"integer"},"c":{"properties":{"x":{"type":"null"},"y":{"type":"null"},"z":{"type":"null"}},

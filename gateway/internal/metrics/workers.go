@@ -17,7 +17,7 @@ import (
 // Bounds of what is remembered of workers that are gone.
 const (
 	keepDead = 24 * time.Hour // longer than any alert waits
-	maxDead  = 256            // workers; a crash loop with names made up anew must not fill the memory
+	maxDead  = 256            // workers; a crash loop with a new name at each start must not fill the memory
 )
 
 // dead remembers workers that went without saying so, so that tandem_worker_up falls to 0 and stays there instead of vanishing.
