@@ -255,9 +255,9 @@ func (c *Client) serve(ctx context.Context, stream tandemv1.RegistryService_Join
 		case <-timer.C:
 		case <-c.kick:
 		case <-c.updated:
-			if err := stream.Send(c.registering()); err != nil {
-				err, *done = <-ended, true
-				return err
+			if stream.Send(c.registering()) != nil {
+				*done = true
+				return ending(leases, ended)
 			}
 		case n := <-leases:
 			if n.GetHeartbeatSeq() == seq && seq > 0 && !sent.IsZero() {
@@ -277,11 +277,22 @@ func (c *Client) serve(ctx context.Context, stream tandemv1.RegistryService_Join
 		}
 		seq++
 		sent = time.Now()
-		if err := stream.Send(c.heartbeat(seq, rtt)); err != nil {
-			err, *done = <-ended, true
-			return err
+		if stream.Send(c.heartbeat(seq, rtt)) != nil {
+			*done = true
+			return ending(leases, ended)
 		}
 		timer.Reset(period)
+	}
+}
+
+// ending returns the status of a stream that has failed. The receiver may still hold leases that came before its end.
+func ending(leases <-chan *tandemv1.Lease, ended <-chan error) error {
+	for {
+		select {
+		case <-leases:
+		case err := <-ended:
+			return err
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -589,5 +590,66 @@ func TestQuietEnd(t *testing.T) {
 		if logs.Len() != 1 {
 			t.Errorf("a gateway that stays away logged %d times: %v", logs.Len(), logs.All())
 		}
+	})
+}
+
+// hasty answers a registration with a lease; after the second heartbeat it sends one more and ends the stream.
+type hasty struct {
+	tandemv1.UnimplementedRegistryServiceServer
+	joins atomic.Int32
+	last  <-chan struct{}
+}
+
+func (s *hasty) Join(stream tandemv1.RegistryService_JoinServer) error {
+	s.joins.Add(1)
+	lease := &tandemv1.JoinResponse{Lease: &tandemv1.Lease{Epoch: 1, LeaseTtlMs: 3000}}
+	if err := stream.Send(lease); err != nil {
+		return err
+	}
+	select {
+	case <-s.last:
+	case <-stream.Context().Done():
+	}
+	return stream.Send(lease)
+}
+
+// TestLeaseJustBeforeTheEnd: a lease that arrives while the worker prepares a heartbeat, on a stream that ends meanwhile,
+// neither keeps the worker from joining again nor from ending.
+func TestLeaseJustBeforeTheEnd(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		last := make(chan struct{})
+		s := &hasty{last: last}
+		lis, gs := bufconn.Listen(1<<16), grpc.NewServer()
+		tandemv1.RegisterRegistryServiceServer(gs, s)
+		go gs.Serve(lis)
+		defer gs.Stop()
+		heartbeats := 0
+		c, err := NewClient(ClientConfig{
+			Gateway: "passthrough:///hasty", Registration: target("t1"),
+			DialOptions: []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()),
+				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) })},
+			Heartbeat: func() *tandemv1.Heartbeat {
+				if heartbeats++; heartbeats == 2 {
+					close(last)
+					synctest.Wait() // until lease and end have arrived
+				}
+				return nil
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = c.Run(ctx)
+		}()
+		time.Sleep(time.Minute)
+		if n := s.joins.Load(); n < 2 {
+			t.Errorf("%d joins in a minute, want another one after the first stream", n)
+		}
+		cancel()
+		<-done
 	})
 }
