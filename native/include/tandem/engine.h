@@ -12,8 +12,11 @@
  *   - Nothing prints, exits or throws. A device fault poisons the engine: every later call returns TND_INTERNAL at
  * once.
  *   - All memory is planned in tnd_open within memory_cap_bytes; the step path allocates nothing.
- *   - Batch invariance: the outputs of a row depend on its own token, position and ancestors only, never on the other
- * rows of the batch, their number or order: the same bits for 1 and for 64 rows, as chain or as tree.
+ *   - Batch invariance: the outputs of a row depend on its own token, position and ancestors and on the contract that
+ * its group states (TND_GROUP_DECODE, TND_GROUP_PROMPT) only, never on the other rows of the step, their number, order
+ * or contract: the same bits for 1 and for 512 rows, as chain or as tree, alone or beside other groups.
+ *   - An argument that is refused (INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, FAILED_PRECONDITION) changed
+ * nothing.
  */
 #ifndef TANDEM_ENGINE_H
 #define TANDEM_ENGINE_H
@@ -25,7 +28,7 @@ extern "C" {
 #endif
 
 #define TND_API __attribute__((visibility("default")))
-#define TND_ABI_VERSION 1u
+#define TND_ABI_VERSION 2u
 
 typedef int32_t tnd_status;
 #define TND_OK 0
@@ -33,9 +36,9 @@ typedef int32_t tnd_status;
 #define TND_INVALID_ARGUMENT 3   /* the call can never work: names the field */
 #define TND_NOT_FOUND 5          /* unknown file, sequence or snapshot */
 #define TND_RESOURCE_EXHAUSTED 8 /* memory cap, sequences, context: says what did not fit and what would */
-#define TND_FAILED_PRECONDITION                                                                                  \
-  9                          /* wrong role, nothing pending to commit, tables do not match, state not restorable \
-                              */
+#define TND_FAILED_PRECONDITION                                                                                   \
+  9                          /* wrong role, rows not pending or features not kept, tables do not match, state not \
+                                restorable */
 #define TND_UNIMPLEMENTED 12 /* this backend lacks the operation or type */
 #define TND_INTERNAL 13      /* device fault or broken invariant */
 #define TND_DATA_LOSS 15     /* checksum of an imported state or of a file is wrong */
@@ -43,7 +46,7 @@ typedef int32_t tnd_status;
 typedef struct tnd_engine tnd_engine;
 
 /* Roles of an engine. */
-#define TND_ROLE_TARGET 1u /* qwen35, qwen3: step, commit, sequences */
+#define TND_ROLE_TARGET 1u /* qwen35, qwen3: step, sequences */
 #define TND_ROLE_DRAFT 2u  /* DFlash block drafter: draft_append, draft_propose */
 #define TND_ROLE_SCORE 3u  /* qwen3 prompt scorer: score */
 
@@ -71,8 +74,7 @@ typedef struct tnd_open_options {
   int32_t max_sequences;     /* >= 1 */
   int32_t max_context;    /* positions per sequence, >= 1; 0 = the model's context_length, as far as the cap allows */
   int32_t max_tree_rows;  /* widest uncommitted step of one sequence (tree or chain, root included), 1..128; 0 = 64 */
-  int32_t max_batch_rows; /* widest step over all sequences and widest committing (prefill) chunk, at least
-                             max_tree_rows; 0 = 512 */
+  int32_t max_batch_rows; /* widest step over all groups, at least max_tree_rows; 0 = 512 */
   int32_t kv_type_k;      /* ggml type id of cached keys: 0 F32, 1 F16, 2 Q4_0, 8 Q8_0, TND_KV_DEFAULT */
   int32_t kv_type_v;
   int32_t layer_first;      /* first layer of this shard, 0-based */
@@ -110,21 +112,44 @@ typedef struct tnd_info {
   /* The numeric contract, without model file, KV types, layers and cuts of prompts: backend, kind of device and a
    * version for each set of kernels with bits of its own (native/NUMERICS.md). Equal texts mean equal bits. */
   char numerics[192];
-  /* 0: rows of prompts have the bits of decoding, however a prompt is cut. Else the number of rows of a sequence and
-   * step above which a committing step may have other bits. */
+  /* 0: both contracts of a group (TND_GROUP_PROMPT, TND_GROUP_DECODE) are the same bits. Else the number of rows of a
+   * prompt piece above which a caller states TND_GROUP_PROMPT: a rule of callers, which the engine does not apply. */
   int32_t prompt_rows;
 } tnd_info;
 
-/* One row of a step. */
+/* tnd_group.kind: the numeric contract of a group's rows (native/NUMERICS.md). It is stated, never derived from the
+ * number of rows. */
+#define TND_GROUP_DECODE 0u /* rows of decoding, verification and replay, and prompt pieces with their bits */
+#define TND_GROUP_PROMPT 1u /* rows of a prompt piece; needs TND_GROUP_COMMIT */
+
+/* tnd_group.flags */
+#define TND_GROUP_COMMIT 1u /* the rows are a chain from the tip, and this call commits them */
+
+/* One sequence in a step. First path and n_path keep a path of the rows that its last step left pending and drop the
+ * others (n_path 0: all); then kept features are read; then the group's rows run behind the new tip. A sequence that no
+ * group names is not touched. */
+typedef struct tnd_group {
+  int32_t sequence;      /* handle from tnd_sequence_create; at most one group of a step names it */
+  int32_t n_rows;        /* rows of tnd_step.rows that are this group's, after those of the groups before; may be 0 */
+  uint32_t kind;         /* TND_GROUP_DECODE or TND_GROUP_PROMPT; 0 without rows */
+  uint32_t flags;        /* TND_GROUP_COMMIT or 0; 0 without rows */
+  const int32_t* path;   /* [n_path] rows to commit, by index within the sequence's group of its last step: path[0] a
+                            child of the tip, each the parent of the next */
+  int32_t n_path;        /* 0 = none: what is pending is dropped */
+  int32_t kept_position; /* first committed position (path included) whose kept features are read */
+  int32_t n_kept;        /* how many positions: their rows wanted TND_WANT_KEEP; 0 = none */
+} tnd_group;
+
+/* One row of a group. */
 typedef struct tnd_row {
-  int32_t sequence; /* handle from tnd_sequence_create */
-  int32_t token;    /* token id; with hidden_in it only feeds penalties and may be -1 */
-  int32_t position; /* absolute; must be the length of the sequence plus the row's depth (0 for children of the tip) */
-  int32_t parent;   /* index in this batch of the parent row (smaller than the row's own), -1 = the sequence's tip */
-  uint32_t want;    /* TND_WANT_* */
-  int32_t top_k;    /* TND_WANT_TOP: how many, 1..max_top_k */
-  int32_t score;    /* TND_WANT_SCORE: token whose log-probability is wanted */
-  int32_t mask;     /* row of tnd_step.masks that allows tokens for this row, -1 = all */
+  int32_t token; /* token id; with hidden_in it only feeds penalties and may be -1 */
+  int32_t
+      position;   /* absolute: the length of the sequence, its path included, plus the row's depth (0 = child of tip) */
+  int32_t parent; /* index within the group of the parent row (smaller than the row's own), -1 = the sequence's tip */
+  uint32_t want;  /* TND_WANT_* */
+  int32_t top_k;  /* TND_WANT_TOP: how many, 1..max_top_k */
+  int32_t score;  /* TND_WANT_SCORE: token whose log-probability is wanted */
+  int32_t mask;   /* row of tnd_step.masks that allows tokens for this row, -1 = all */
 } tnd_row;
 
 #define TND_WANT_TOKEN 1u    /* choose with the sequence's sampler (argmax without one), with its log-probability */
@@ -132,10 +157,12 @@ typedef struct tnd_row {
 #define TND_WANT_LOGITS 4u   /* all raw logits */
 #define TND_WANT_FEATURES 8u /* captured features */
 #define TND_WANT_SCORE 16u   /* log-probability of .score */
-#define TND_WANT_KEEP 32u    /* captured features, later: tnd_features_read */
+#define TND_WANT_KEEP 32u    /* captured features, later: tnd_group.n_kept */
 
-/* Rows of a sequence whose captured features the engine keeps for tnd_features_read: the newest. The positions of those
- * in one step must differ modulo TND_KEPT_ROWS, for a row takes the place of its position. */
+/* Rows of a sequence whose captured features the engine keeps: the newest. The positions of those in one step must
+ * differ modulo TND_KEPT_ROWS, for a row takes the place of its position. They stay kept until newer rows take their
+ * place, the sequence is cut, restored or imported, or other layers are captured; they are part of no snapshot or
+ * export. Read, they have the bits that TND_WANT_FEATURES gives, at the price of one product for all of them. */
 #define TND_KEPT_ROWS 32
 
 #define TND_FEATURE_RAW_BF16 1   /* [n_capture * hidden] residual streams, ascending layers */
@@ -143,35 +170,45 @@ typedef struct tnd_row {
 #define TND_FEATURE_RAW_F32 3
 #define TND_FEATURE_FUSED_F32 4
 
-/* tnd_step.flags: every sequence's rows form a chain from its tip and are all committed by this call (prefill, or a
- * plain decode step, which it saves the replay of its state). Steps of at most max_tree_rows rows give the same bits
- * without it. */
-#define TND_STEP_COMMIT 1u
+#define TND_HIDDEN_F32 0
 
 /*
- * One forward pass over n_rows rows of one or more sequences. Rows of a sequence form a tree that hangs from its tip
- * (length tokens). Without TND_STEP_COMMIT the rows stay pending: the next tnd_commit keeps a path of them, the next
- * tnd_step for the sequence drops them. Output pointers may be NULL when no row wants them.
- * Log-probabilities are the natural-log softmax of the raw logits (before bias, penalties, temperature and masks).
+ * One call over the groups of one or more sequences: it commits their paths, reads kept features and runs one forward
+ * pass over all rows. Rows of a group form a tree that hangs from the sequence's tip. Without TND_GROUP_COMMIT they
+ * stay pending: the sequence's group in a later step commits a path of them or drops them.
+ *
+ * Limits: the rows of all groups are at most max_batch_rows, so are the kept positions that are read with them, rows
+ * that want features counted in; an uncommitted group has at most max_tree_rows rows. Everything is checked before
+ * anything changes. A pass that is cancelled or fails breaks the sequences of its committing groups; the paths of all
+ * groups are committed then, and no rows are pending.
+ *
+ * A step without rows commits and reads only. Without kept features to read it returns on a GPU while the card still
+ * works: a fault of the card comes out of the next call, and commit_ns counts the host's part.
+ *
+ * Output pointers may be NULL when no row wants them. Log-probabilities are the natural-log softmax of the raw logits
+ * (before bias, penalties, temperature and masks).
  */
 typedef struct tnd_step {
   uint32_t struct_size;
-  uint32_t flags;
-  int32_t n_rows;
+  int32_t n_groups; /* 1.. */
+  int32_t n_rows;   /* sum of the groups' n_rows; may be 0 */
   int32_t n_masks;
-  const tnd_row* rows;    /* [n_rows] */
-  const uint32_t* masks;  /* [n_masks, ceil(vocab/32)] little-endian bits, 1 = allowed */
-  const float* hidden_in; /* [n_rows, hidden] when layer_first > 0, else NULL */
-  float* hidden_out;      /* [n_rows, hidden] when layer_last < n_layers: residual stream, else NULL */
-  int32_t* tokens;        /* [n_rows]; -1 where not wanted */
-  float* logprobs;        /* [n_rows] of tokens */
-  float* scores;          /* [n_rows] of tnd_row.score */
-  int32_t* top_ids;       /* [n_rows, top_stride], -1 beyond a row's top_k */
-  float* top_logprobs;    /* [n_rows, top_stride] */
-  int32_t top_stride;
+  const tnd_group* groups;  /* [n_groups] */
+  const tnd_row* rows;      /* [n_rows] group by group */
+  const uint32_t* masks;    /* [n_masks, ceil(vocab/32)] little-endian bits, 1 = allowed */
+  const void* hidden_in;    /* [n_rows, hidden] when layer_first > 0, else NULL */
+  void* hidden_out;         /* [n_rows, hidden] when layer_last < n_layers: residual stream, else NULL */
+  int32_t hidden_encoding;  /* TND_HIDDEN_*, of both */
   int32_t feature_encoding; /* TND_FEATURE_* */
+  int32_t* tokens;          /* [n_rows]; -1 where not wanted */
+  float* logprobs;          /* [n_rows] of tokens */
+  float* scores;            /* [n_rows] of tnd_row.score */
+  int32_t* top_ids;         /* [n_rows, top_stride], -1 beyond a row's top_k */
+  float* top_logprobs;      /* [n_rows, top_stride] */
   float* logits;            /* [rows that want them, in order, vocab] */
-  void* features;           /* [rows that want them, in order, width of the encoding] */
+  void* features;           /* [kept positions of all groups in order, then rows that want them in order, width of the
+                               encoding] */
+  int32_t top_stride;
 } tnd_step;
 
 /* Sampler of a sequence; semantics and order of operations: docs/sampling.md. */
@@ -225,7 +262,7 @@ TND_API tnd_status tnd_memory(tnd_engine* engine, tnd_stat* entries, uint64_t* c
 /* tnd_stats lists counters since open: calls, rows, nanoseconds per phase, bytes moved. */
 TND_API tnd_status tnd_stats(tnd_engine* engine, tnd_stat* entries, uint64_t* count);
 /* tnd_cancel makes the call in progress return TND_CANCELED at its next layer; no effect when none runs. The sequences
- * of a cancelled committing step are broken: only free, restore and import work on them. */
+ * of a cancelled step's committing groups are broken: only free, restore and import work on them. */
 TND_API void tnd_cancel(tnd_engine* engine);
 
 /* Sequences. A new sequence is empty. Drafts have sequences too (their K/V rows). */
@@ -251,27 +288,15 @@ TND_API tnd_status tnd_sequence_import(tnd_engine* engine, int32_t sequence, con
 
 /* Targets. */
 TND_API tnd_status tnd_step_run(tnd_engine* engine, const tnd_step* step);
-/* Keeps the pending rows path[0..n): indices of the last step's batch, path[0] a child of the tip, each the parent of
- * the next. n = 0 drops all. The sequence grows by n. On a GPU the call returns while the card still works on it: a
- * fault of the card comes out of the next call, and commit_ns counts the host's part. */
-TND_API tnd_status tnd_commit(tnd_engine* engine, int32_t sequence, const int32_t* path, int32_t n);
 /* Chooses the layers whose outgoing residual stream TND_WANT_FEATURES returns; n = 0 = none. Takes memory within the
  * cap for the features of max_batch_rows rows and of TND_KEPT_ROWS rows of every sequence. */
 TND_API tnd_status tnd_capture_set(tnd_engine* engine, const int32_t* layers, int32_t n);
 /* Loads fc and its norm of a draft (its GGUF, or a GGUF cut to these tensors) and captures the layers that it names. */
 TND_API tnd_status tnd_fuse_load(tnd_engine* engine, const char* path);
 
-/* Features of the committed positions [position, position + n), whose rows wanted TND_WANT_KEEP: the bits that
- * TND_WANT_FEATURES gives in a step of up to 64 rows, for the price of one product for all of them. They stay kept
- * until newer rows take their place, the sequence is cut, restored or imported, or other layers are captured; they are
- * part of no snapshot or export. TND_FAILED_PRECONDITION when not all of them are kept. n: 1..max_batch_rows. features:
- * [n, width of the encoding]. */
-TND_API tnd_status tnd_features_read(tnd_engine* engine, int32_t sequence, int32_t position, int32_t n,
-                                     int32_t encoding, void* features);
-
 /* Drafts. Appends the features of n committed positions starting at `position`, which must be the sequence's length.
  * The features may be reused at once. On a GPU the call returns while the card still works on the last rows, as
- * tnd_commit does; draft_ns counts the host's part of that. */
+ * a step without rows does; draft_ns counts the host's part of that. */
 TND_API tnd_status tnd_draft_append(tnd_engine* engine, int32_t sequence, int32_t position, int32_t n, int32_t encoding,
                                     const void* features);
 /* One block forward per request. ids and logprobs: [n requests, block_size - 1, max_top_k of the engine's options],
