@@ -238,7 +238,13 @@ void bench_delta(Bench* b) {
       std::vector<int32_t> order(static_cast<size_t>(c.rows)), up(static_cast<size_t>(c.rows));
       planner.plan(c.parents, order.data(), up.data(), rows.data());
     }
-    const DeltaGroup group{0, c.rows, c.parents.empty(), rows.data(), states.data(), replay.data()};
+    const DeltaGroup group{0,
+                           c.rows,
+                           c.parents.empty(),
+                           rows.data(),
+                           states.data(),
+                           replay.data(),
+                           c.parents.empty() && c.rows > kDeltaChunk};
     DeltaStep step;
     step.plan({&group, 1}, c.rows, kDeltaLayers);
     a.rows = c.rows;

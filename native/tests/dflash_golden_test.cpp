@@ -66,6 +66,7 @@ struct Pair {
   int32_t seq = -1, dseq = -1;
   int32_t feature_width = 0;
   std::vector<uint16_t> features;
+  std::vector<int32_t> path;  // committed by the next chain
 
   Pair(const std::string& target_path, const std::string& draft_path, int32_t context)
       : target(TND_ROLE_TARGET, target_path, "", context), draft(TND_ROLE_DRAFT, draft_path, target_path, context) {
@@ -79,19 +80,24 @@ struct Pair {
     CALL(draft, tnd_sequence_create(draft.e, &dseq));
   }
 
-  // Runs rows of tokens from `position`, a chain; commit says whether they are kept. Returns the argmax of each row.
+  // Runs rows of tokens from `position`, a chain, behind the path that is committed first; commit says whether they are
+  // kept. Returns the argmax of each row.
   std::vector<int32_t> chain(const std::vector<int32_t>& tokens, int32_t position, bool commit) {
     const int n = int(tokens.size());
     std::vector<tnd_row> rows(tokens.size());
     for (int i = 0; i < n; i++) {
-      rows[i] = {seq, tokens[i], position + i, i - 1, TND_WANT_TOKEN | TND_WANT_FEATURES, 0, 0, -1};
+      rows[i] = {tokens[i], position + i, i - 1, TND_WANT_TOKEN | TND_WANT_FEATURES, 0, 0, -1};
     }
     std::vector<int32_t> out(tokens.size());
     std::vector<float> logprobs(tokens.size());
     features.resize(tokens.size() * size_t(feature_width));
+    const tnd_group group{seq, n, TND_GROUP_DECODE, commit ? TND_GROUP_COMMIT : 0, path.data(), int32_t(path.size()),
+                          0,   0};
+    path.clear();
     tnd_step step{};
     step.struct_size = sizeof step;
-    step.flags = commit ? TND_STEP_COMMIT : 0;
+    step.n_groups = 1;
+    step.groups = &group;
     step.n_rows = n;
     step.rows = rows.data();
     step.tokens = out.data();
@@ -108,6 +114,7 @@ struct Pair {
   int32_t prefill(const std::vector<int32_t>& ids) {
     CALL(target, tnd_sequence_truncate(target.e, seq, 0));
     CALL(draft, tnd_sequence_truncate(draft.e, dseq, 0));
+    path.clear();
     int32_t last = -1;
     for (size_t at = 0; at < ids.size(); at += 256) {
       const std::vector<int32_t> part(ids.begin() + long(at), ids.begin() + long(std::min(ids.size(), at + 256)));
@@ -135,9 +142,7 @@ std::vector<int> speculate(Pair& p, const std::vector<int32_t>& prompt, size_t w
     const auto y = p.chain(rows, n, false);
     int a = 0;
     while (a < kBlock - 1 && rows[size_t(a) + 1] == y[size_t(a)]) a++;
-    std::vector<int32_t> path;
-    for (int i = 0; i <= a; i++) path.push_back(i);
-    CALL(p.target, tnd_commit(p.target.e, p.seq, path.data(), int32_t(path.size())));
+    for (int i = 0; i <= a; i++) p.path.push_back(i);
     p.append(n, a + 1);
     lengths.push_back(a + 1);
     n += a + 1;
@@ -277,15 +282,17 @@ TEST(fused_features_equal_raw) {
   CALL(p.draft, tnd_get_info(p.draft.e, &info));
   const int n = 40;
   std::vector<tnd_row> rows(n);
-  for (int i = 0; i < n; i++) rows[size_t(i)] = {p.seq, 100 + 37 * i, i, i - 1, TND_WANT_FEATURES, 0, 0, -1};
+  for (int i = 0; i < n; i++) rows[size_t(i)] = {100 + 37 * i, i, i - 1, TND_WANT_FEATURES, 0, 0, -1};
   std::vector<float> f(size_t(n) * size_t(info.feature_raw));
   std::vector<int32_t> ids((kBlock - 1) * 8), first;
   std::vector<float> logprobs(ids.size()), first_logprobs;
   for (int encoding : {TND_FEATURE_RAW_F32, TND_FEATURE_FUSED_F32, TND_FEATURE_RAW_BF16, TND_FEATURE_FUSED_BF16}) {
     CALL(p.target, tnd_sequence_truncate(p.target.e, p.seq, 0));
+    const tnd_group group{p.seq, n, TND_GROUP_DECODE, TND_GROUP_COMMIT, nullptr, 0, 0, 0};
     tnd_step step{};
     step.struct_size = sizeof step;
-    step.flags = TND_STEP_COMMIT;
+    step.n_groups = 1;
+    step.groups = &group;
     step.n_rows = n;
     step.rows = rows.data();
     step.features = f.data();

@@ -30,33 +30,42 @@ TEST(errors_name_what_is_wrong) {
   };
   const auto one = [&](auto change) {
     StepIn in;
-    in.rows = e.rows(s, {1, 2, 3}, {-1, 0, 1}, 0);
+    in.groups = {e.rows(s, {1, 2, 3}, {-1, 0, 1}, 0)};
     change(in);
     return in;
   };
-  refused(one([](StepIn& in) { in.rows.clear(); }), TND_INVALID_ARGUMENT, "n_rows");
-  refused(one([](StepIn& in) { in.rows.resize(17, in.rows[0]); }), TND_INVALID_ARGUMENT, "max_batch_rows");
-  refused(one([](StepIn& in) { in.rows[1].token = 8192; }), TND_INVALID_ARGUMENT, "rows[1].token");
-  refused(one([](StepIn& in) { in.rows[1].token = -1; }), TND_INVALID_ARGUMENT, "rows[1].token");
-  refused(one([](StepIn& in) { in.rows[2].parent = 2; }), TND_INVALID_ARGUMENT, "rows[2].parent");
-  refused(one([](StepIn& in) { in.rows[2].parent = -2; }), TND_INVALID_ARGUMENT, "rows[2].parent");
-  refused(one([](StepIn& in) { in.rows[2].position = 5; }), TND_INVALID_ARGUMENT, "rows[2].position");
-  refused(one([](StepIn& in) { in.rows[2].want = 64; }), TND_INVALID_ARGUMENT, "rows[2].want");
-  refused(one([](StepIn& in) { in.rows[2].mask = 0; }), TND_INVALID_ARGUMENT, "rows[2].mask");
-  refused(one([](StepIn& in) { in.rows[2].sequence = 9; }), TND_NOT_FOUND, "sequence 9");
-  refused(one([&](StepIn& in) { in.rows[1].sequence = t; }), TND_INVALID_ARGUMENT, "rows[1].parent");
-  refused(one([](StepIn& in) { in.flags = 8; }), TND_INVALID_ARGUMENT, "flags");
-  refused(one([](StepIn& in) { in.rows[0].want = TND_WANT_FEATURES; }), TND_FAILED_PRECONDITION, "captured");
+  refused(one([](StepIn& in) { in.groups.clear(); }), TND_INVALID_ARGUMENT, "n_groups");
+  refused(one([](StepIn& in) { in.groups[0].rows.resize(17); }), TND_INVALID_ARGUMENT, "max_batch_rows");
+  refused(one([](StepIn& in) { in.groups[0].rows[1].token = 8192; }), TND_INVALID_ARGUMENT, "groups[0].rows[1].token");
+  refused(one([](StepIn& in) { in.groups[0].rows[1].token = -1; }), TND_INVALID_ARGUMENT, "groups[0].rows[1].token");
+  refused(one([](StepIn& in) { in.groups[0].rows[2].parent = 2; }), TND_INVALID_ARGUMENT, "groups[0].rows[2].parent");
+  refused(one([](StepIn& in) { in.groups[0].rows[2].parent = -2; }), TND_INVALID_ARGUMENT, "groups[0].rows[2].parent");
+  refused(one([](StepIn& in) { in.groups[0].rows[2].position = 5; }), TND_INVALID_ARGUMENT,
+          "groups[0].rows[2].position");
+  refused(one([](StepIn& in) { in.groups[0].rows[2].want = 64; }), TND_INVALID_ARGUMENT, "groups[0].rows[2].want");
+  refused(one([](StepIn& in) { in.groups[0].rows[2].mask = 0; }), TND_INVALID_ARGUMENT, "groups[0].rows[2].mask");
+  refused(one([](StepIn& in) { in.groups[0].sequence = 9; }), TND_NOT_FOUND, "groups[0].sequence: sequence 9");
+  refused(one([](StepIn& in) { in.groups.push_back(in.groups[0]); }), TND_INVALID_ARGUMENT, "groups[1].sequence is 0");
+  refused(one([](StepIn& in) { in.flags = 8; }), TND_INVALID_ARGUMENT, "groups[0].flags is 8");
+  refused(one([](StepIn& in) { in.groups[0].kind = 2; }), TND_INVALID_ARGUMENT, "groups[0].kind is 2");
+  refused(one([](StepIn& in) { in.groups[0].kind = TND_GROUP_PROMPT; }), TND_INVALID_ARGUMENT,
+          "needs TND_GROUP_COMMIT");
+  refused(one([&](StepIn& in) { in.groups.push_back(GroupIn{.sequence = t, .flags = TND_GROUP_COMMIT}); }),
+          TND_INVALID_ARGUMENT, "groups[1].flags is 1 without rows");
+  refused(one([&](StepIn& in) { in.groups.push_back(GroupIn{.sequence = t, .kind = TND_GROUP_PROMPT}); }),
+          TND_INVALID_ARGUMENT, "groups[1].kind is 1 without rows");
+  refused(one([](StepIn& in) { in.hidden_encoding = 7; }), TND_INVALID_ARGUMENT, "hidden_encoding is 7");
+  refused(one([](StepIn& in) { in.groups[0].rows[0].want = TND_WANT_FEATURES; }), TND_FAILED_PRECONDITION, "captured");
   refused(one([](StepIn& in) { in.hidden.resize(512 * 3); }), TND_INVALID_ARGUMENT, "hidden_in");
   refused(one([](StepIn& in) {
-            in.rows[0].want = TND_WANT_TOP;
-            in.rows[0].top_k = 65;
+            in.groups[0].rows[0].want = TND_WANT_TOP;
+            in.groups[0].rows[0].top_k = 65;
             in.top_stride = 70;
           }),
           TND_INVALID_ARGUMENT, "top_k");
   refused(one([](StepIn& in) {
-            in.rows[0].want = TND_WANT_SCORE;
-            in.rows[0].score = -3;
+            in.groups[0].rows[0].want = TND_WANT_SCORE;
+            in.groups[0].rows[0].score = -3;
           }),
           TND_INVALID_ARGUMENT, "score");
   refused(one([](StepIn& in) {
@@ -65,15 +74,51 @@ TEST(errors_name_what_is_wrong) {
           }),
           TND_INVALID_ARGUMENT, "masks[0]");
   refused(one([](StepIn& in) {
-            in.flags = TND_STEP_COMMIT;
-            in.rows[2].parent = 0;
-            in.rows[2].position = 1;
+            in.flags = TND_GROUP_COMMIT;
+            in.groups[0].rows[2].parent = 0;
+            in.groups[0].rows[2].position = 1;
           }),
           TND_INVALID_ARGUMENT, "chain");
   {
     StepIn in;
-    in.rows = e.rows(s, std::vector<int32_t>(9, 1), Engine::chain(9), 0);
+    in.groups = {e.rows(s, std::vector<int32_t>(9, 1), Engine::chain(9), 0)};
     refused(in, TND_INVALID_ARGUMENT, "max_tree_rows");
+    // Two trees that are wider together are no more than a batch.
+    in.groups = {e.rows(s, std::vector<int32_t>(8, 1), Engine::chain(8), 0),
+                 e.rows(t, std::vector<int32_t>(8, 1), Engine::chain(8), 0)};
+    CHECK(e.ok(e.run(in).status));
+    e.commit(s, {});
+  }
+  {  // Numbers of rows that do not add up.
+    const tnd_row row{1, 0, -1, 0, 0, 0, -1};
+    tnd_group group{s, 1, 0, 0, nullptr, 0, 0, 0};
+    tnd_step step{};
+    step.struct_size = sizeof step;
+    step.n_groups = 1;
+    step.groups = &group;
+    step.rows = &row;
+    const auto wrong = [&](int32_t of_group, int32_t of_step, const char* text) {
+      group.n_rows = of_group;
+      step.n_rows = of_step;
+      CHECK_EQ(tnd_step_run(e.handle(), &step), TND_INVALID_ARGUMENT);
+      CHECK_MSG(e.error().find(text) != std::string::npos, e.error());
+    };
+    wrong(2, 1, "groups[0].n_rows is 2");
+    wrong(-1, 1, "groups[0].n_rows is -1");
+    wrong(0, 1, "n_rows is 1, the groups have 0");
+    wrong(1, -1, "n_rows is -1");
+    group.n_path = 1;
+    wrong(1, 1, "groups[0].n_path is 1, but path is NULL");
+    group.n_path = -1;
+    wrong(1, 1, "groups[0].n_path is -1");
+    group.n_path = 0;
+    group.n_kept = -1;
+    wrong(1, 1, "groups[0].n_kept is -1");
+    step.n_groups = -1;
+    wrong(1, 1, "n_groups is -1");
+    step.n_groups = 1;
+    step.groups = nullptr;
+    wrong(1, 1, "n_groups");
   }
   tnd_step step{};
   step.struct_size = 3;
@@ -82,27 +127,28 @@ TEST(errors_name_what_is_wrong) {
   CHECK_EQ(tnd_step_run(nullptr, nullptr), TND_INVALID_ARGUMENT);
 
   // Commit.
-  const int32_t two[] = {0, 1};
-  CHECK_EQ(tnd_commit(e.handle(), s, two, 2), TND_FAILED_PRECONDITION);
+  const auto keeping = [&](int32_t sequence, const std::vector<int32_t>& of) {
+    StepIn in;
+    in.groups = {GroupIn{.sequence = sequence, .path = of}};
+    return in;
+  };
+  refused(keeping(s, {0, 1}), TND_FAILED_PRECONDITION, "no pending rows");
   StepIn in;
-  in.rows = e.rows(s, {1, 2, 3}, {-1, 0, 0}, TND_WANT_TOKEN);
+  in.groups = {e.rows(s, {1, 2, 3}, {-1, 0, 0}, TND_WANT_TOKEN)};
   e.run_ok(in);
-  const int32_t sibling[] = {0, 1, 2}, wrong_root[] = {1}, unknown[] = {0, 7};
-  CHECK_EQ(tnd_commit(e.handle(), s, sibling, 3), TND_INVALID_ARGUMENT);
-  CHECK_EQ(tnd_commit(e.handle(), s, wrong_root, 1), TND_INVALID_ARGUMENT);
-  CHECK_EQ(tnd_commit(e.handle(), s, unknown, 2), TND_INVALID_ARGUMENT);
-  CHECK_EQ(tnd_commit(e.handle(), s, nullptr, 1), TND_INVALID_ARGUMENT);
-  CHECK_EQ(tnd_commit(e.handle(), s, two, -1), TND_INVALID_ARGUMENT);
-  CHECK_EQ(tnd_commit(e.handle(), 9, two, 2), TND_NOT_FOUND);
-  CHECK_EQ(e.length(s), 0);  // refused commits leave the rows pending
-  CHECK(e.commit(s, {0, 2}));
+  refused(keeping(s, {0, 1, 2}), TND_INVALID_ARGUMENT, "groups[0].path[2] is 2: no child of the row before it");
+  refused(keeping(s, {1}), TND_INVALID_ARGUMENT, "groups[0].path[0] is 1: no child of the tip");
+  refused(keeping(s, {0, 7}), TND_INVALID_ARGUMENT, "groups[0].path[1] is 7: the last step left no such row");
+  refused(keeping(s, {0, 1, 2, 3}), TND_INVALID_ARGUMENT, "groups[0].n_path is 4");
+  refused(keeping(9, {0, 1}), TND_NOT_FOUND, "sequence 9");
+  CHECK(e.commit(s, {0, 2}));  // refused paths leave the rows pending
   CHECK_EQ(e.length(s), 2);
-  CHECK_EQ(tnd_commit(e.handle(), s, two, 1), TND_FAILED_PRECONDITION);
-  CHECK(e.ok(tnd_commit(e.handle(), s, nullptr, 0)));
+  CHECK_EQ(e.run(keeping(s, {0})).status, TND_FAILED_PRECONDITION);
+  CHECK(e.commit(s, {}));
 
   // Context.
   e.prefill(s, std::vector<int32_t>(38, 5), 16);
-  in.rows = {tnd_row{s, 1, 40, -1, 0, 0, 0, -1}};
+  in.groups = {GroupIn{.sequence = s, .rows = {tnd_row{1, 40, -1, 0, 0, 0, -1}}}};
   CHECK_EQ(e.run(in).status, TND_RESOURCE_EXHAUSTED);
   CHECK(e.error().find("max_context") != std::string::npos);
 

@@ -33,7 +33,7 @@ std::vector<float> one_by_one(const Engine& e, int32_t s, const std::vector<int3
   std::vector<float> logits;
   for (const int32_t token : tokens) {
     StepIn in;
-    in.rows = e.rows(s, {token}, {-1}, kLogits);
+    in.groups = {e.rows(s, {token}, {-1}, kLogits)};
     const StepOut out = e.run_ok(in);
     logits.insert(logits.end(), out.logits.begin(), out.logits.end());
     e.commit(s, {0});
@@ -92,10 +92,10 @@ TEST(chains_and_chunks_equal_single_steps) {
       for (size_t at = 0; at < tokens.size(); at += chunk) {
         const size_t n = std::min(chunk, tokens.size() - at);
         StepIn in;
-        in.rows = e.rows(c,
-                         std::vector<int32_t>(tokens.begin() + static_cast<std::ptrdiff_t>(at),
-                                              tokens.begin() + static_cast<std::ptrdiff_t>(at + n)),
-                         Engine::chain(n), kLogits);
+        in.groups = {e.rows(c,
+                            std::vector<int32_t>(tokens.begin() + static_cast<std::ptrdiff_t>(at),
+                                                 tokens.begin() + static_cast<std::ptrdiff_t>(at + n)),
+                            Engine::chain(n), kLogits)};
         const StepOut part = e.run_ok(in);
         logits.insert(logits.end(), part.logits.begin(), part.logits.end());
         std::vector<int32_t> all(n);
@@ -127,7 +127,7 @@ TEST(trees_equal_sequential_decoding) {
       const std::vector<int32_t> parents = random_tree(&rng, n);
       const std::vector<int32_t> tokens = random_tokens(&rng, static_cast<size_t>(n), m.vocab);
       StepIn in;
-      in.rows = e.rows(tree, tokens, parents, kLogits);
+      in.groups = {e.rows(tree, tokens, parents, kLogits)};
       const StepOut out = e.run_ok(in);
 
       // Leaves cover all rows.
@@ -182,7 +182,7 @@ TEST(bits_do_not_depend_on_threads_or_instruction_set) {
         const std::vector<int32_t> prompt = random_tokens(&rng, 21, m.vocab);
         e.prefill(s, prompt, 8);
         StepIn in;
-        in.rows = e.rows(s, random_tokens(&rng, 6, m.vocab), {-1, 0, 1, 0, 3, 1}, kLogits);
+        in.groups = {e.rows(s, random_tokens(&rng, 6, m.vocab), {-1, 0, 1, 0, 3, 1}, kLogits)};
         const StepOut out = e.run_ok(in);
         e.commit(s, {0, 1, 5});
         const std::vector<uint8_t> exported = e.exported(s);
@@ -200,7 +200,7 @@ TEST(bits_do_not_depend_on_threads_or_instruction_set) {
   }
 }
 
-// Rows of several sequences, mixed in one step, equal each sequence alone.
+// Rows of several sequences in one step equal each sequence alone.
 TEST(sequences_do_not_touch_each_other) {
   const Model m = models()[0];
   Rng rng(5);
@@ -212,22 +212,20 @@ TEST(sequences_do_not_touch_each_other) {
   e.prefill(b, prompt_b);
   const std::vector<int32_t> ta = random_tokens(&rng, 4, m.vocab), tb = random_tokens(&rng, 3, m.vocab),
                              tc = random_tokens(&rng, 1, m.vocab);
-  const auto rows_a = e.rows(a, ta, {-1, 0, 0, 1}, kLogits), rows_b = e.rows(b, tb, {-1, -1, 1}, kLogits),
-             rows_c = e.rows(c, tc, {-1}, kLogits);
-  StepIn in;  // a0 b0 c0 a1 b1 a2 b2 a3
-  in.rows = {rows_a[0], rows_b[0], rows_c[0], rows_a[1], rows_b[1], rows_a[2], rows_b[2], rows_a[3]};
-  in.rows[3].parent = 0;
-  in.rows[5].parent = 0;
-  in.rows[6].parent = 4;
-  in.rows[7].parent = 3;
+  StepIn in;  // a0 a1 a2 a3 b0 b1 b2 c0
+  in.groups = {e.rows(a, ta, {-1, 0, 0, 1}, kLogits), e.rows(b, tb, {-1, -1, 1}, kLogits),
+               e.rows(c, tc, {-1}, kLogits)};
   const StepOut mixed = e.run_ok(in);
   const auto row = [&](const StepOut& o, size_t i) {
     return std::vector<float>(o.logits.begin() + static_cast<std::ptrdiff_t>(i * 8192),
                               o.logits.begin() + static_cast<std::ptrdiff_t>((i + 1) * 8192));
   };
-  e.commit(a, {0, 3, 7});
-  e.commit(b, {4, 6});
-  e.commit(c, {2});
+  StepIn paths;  // in one step
+  paths.groups.resize(3);
+  paths.groups[0].sequence = c, paths.groups[0].path = {0};
+  paths.groups[1].sequence = a, paths.groups[1].path = {0, 1, 3};
+  paths.groups[2].sequence = b, paths.groups[2].path = {1, 2};
+  e.run_ok(paths);
   const auto check = [&](int32_t sequence, const std::vector<int32_t>& prompt, const std::vector<int32_t>& tokens,
                          const std::vector<size_t>& at) {
     e.ok(tnd_sequence_truncate(e.handle(), alone, 0));
@@ -238,9 +236,9 @@ TEST(sequences_do_not_touch_each_other) {
     }
     CHECK(e.exported(sequence) == e.exported(alone));
   };
-  check(a, prompt_a, {ta[0], ta[1], ta[3]}, {0, 3, 7});
-  check(b, prompt_b, {tb[1], tb[2]}, {4, 6});
-  check(c, {}, tc, {2});
+  check(a, prompt_a, {ta[0], ta[1], ta[3]}, {0, 1, 3});
+  check(b, prompt_b, {tb[1], tb[2]}, {5, 6});
+  check(c, {}, tc, {7});
 }
 
 // Prefill chunks of several sequences in one committing step.
@@ -251,34 +249,21 @@ TEST(sequences_can_be_committed_together) {
     REQUIRE(e.handle() != nullptr);
     const int32_t a = e.sequence(), b = e.sequence(), alone = e.sequence();
     const std::vector<int32_t> ta = random_tokens(&rng, 12, m.vocab), tb = random_tokens(&rng, 5, m.vocab);
-    const auto rows_a = e.rows(a, ta, Engine::chain(12), kLogits), rows_b = e.rows(b, tb, Engine::chain(5), kLogits);
-    StepIn in;  // a b a b … a a a
-    in.flags = TND_STEP_COMMIT;
-    std::vector<int32_t> at_a, at_b;
-    for (size_t i = 0; i < 12; ++i) {
-      at_a.push_back(static_cast<int32_t>(in.rows.size()));
-      in.rows.push_back(rows_a[i]);
-      in.rows.back().parent = i == 0 ? -1 : at_a[i - 1];
-      if (i >= 5) continue;
-      at_b.push_back(static_cast<int32_t>(in.rows.size()));
-      in.rows.push_back(rows_b[i]);
-      in.rows.back().parent = i == 0 ? -1 : at_b[i - 1];
-    }
+    StepIn in;
+    in.flags = TND_GROUP_COMMIT;
+    in.groups = {e.rows(a, ta, Engine::chain(12), kLogits), e.rows(b, tb, Engine::chain(5), kLogits)};
     const uint64_t committed = e.stat("committed_rows");
     const StepOut mixed = e.run_ok(in);
     CHECK_EQ(e.stat("committed_rows") - committed, uint64_t{17});
-    const auto check = [&](int32_t s, const std::vector<int32_t>& tokens, const std::vector<int32_t>& at) {
+    const auto check = [&](int32_t s, const std::vector<int32_t>& tokens, size_t at) {
       e.ok(tnd_sequence_truncate(e.handle(), alone, 0));
       const std::vector<float> expected = one_by_one(e, alone, tokens);
       const size_t width = static_cast<size_t>(m.vocab);
-      for (size_t i = 0; i < at.size(); ++i) {
-        CHECK(std::memcmp(mixed.logits.data() + static_cast<size_t>(at[i]) * width, expected.data() + i * width,
-                          width * sizeof(float)) == 0);
-      }
+      CHECK(std::memcmp(mixed.logits.data() + at * width, expected.data(), expected.size() * sizeof(float)) == 0);
       CHECK(e.exported(s) == e.exported(alone));
     };
-    check(a, ta, at_a);
-    check(b, tb, at_b);
+    check(a, ta, 0);
+    check(b, tb, 12);
   }
 }
 
@@ -297,17 +282,17 @@ TEST(layer_shards_equal_the_whole) {
   const auto through = [&](const std::vector<int32_t>& t, const std::vector<int32_t>& parents, uint32_t flags) {
     StepIn in;
     in.flags = flags;
-    in.rows = front.rows(f, t, parents, 0);
+    in.groups = {front.rows(f, t, parents, 0)};
     StepIn second;
     second.hidden = front.run_ok(in).hidden;
     second.flags = flags;
-    second.rows = back.rows(b, t, parents, kLogits);
+    second.groups = {back.rows(b, t, parents, kLogits)};
     return back.run_ok(second).logits;
   };
-  CHECK(same_bits(through(prompt, Engine::chain(20), TND_STEP_COMMIT), whole.prefill(s, prompt, 512, kLogits).logits));
+  CHECK(same_bits(through(prompt, Engine::chain(20), TND_GROUP_COMMIT), whole.prefill(s, prompt, 512, kLogits).logits));
   const std::vector<int32_t> parents{-1, 0, 0, 2, 1};
   StepIn in;
-  in.rows = whole.rows(s, tokens, parents, kLogits);
+  in.groups = {whole.rows(s, tokens, parents, kLogits)};
   CHECK(same_bits(through(tokens, parents, 0), whole.run_ok(in).logits));
   for (const auto& [e, sequence] : {std::pair<Engine*, int32_t>{&whole, s}, {&front, f}, {&back, b}}) {
     CHECK(e->commit(sequence, {0, 2, 3}));
@@ -389,7 +374,7 @@ TEST(blocks_keep_every_promise) {
     const std::vector<int32_t> parents = {-1, 0, 1, 0, 3, 3, 5, 1, -1}, path = {0, 3, 5, 6};
     const std::vector<int32_t> tokens = random_tokens(&rng, parents.size(), m.vocab);
     StepIn in;
-    in.rows = e.rows(tree, tokens, parents, kLogits);
+    in.groups = {e.rows(tree, tokens, parents, kLogits)};
     const StepOut out = e.run_ok(in);
     const std::vector<float> plain = one_by_one(e, line, pick(tokens, path));
     for (size_t i = 0; i < path.size(); ++i) {
@@ -501,7 +486,7 @@ TEST(sampling_follows_the_path_of_a_row) {
   const std::vector<int32_t> parents = random_tree(&rng, 24);
   std::vector<int32_t> tokens = random_tokens(&rng, 24, 6);  // few tokens: many repetitions on a path
   StepIn in;
-  in.rows = e.rows(tree, tokens, parents, TND_WANT_TOKEN);
+  in.groups = {e.rows(tree, tokens, parents, TND_WANT_TOKEN)};
   const StepOut out = e.run_ok(in);
   for (int32_t row = 0; row < 24; ++row) {
     const std::vector<int32_t> path = path_to(parents, row);
@@ -519,16 +504,16 @@ TEST(wanted_outputs_and_masks) {
   REQUIRE(e.handle() != nullptr);
   const int32_t s = e.sequence();
   StepIn in;
-  in.rows = e.rows(s, random_tokens(&rng, 5, m.vocab), Engine::chain(5), 0);
+  in.groups = {e.rows(s, random_tokens(&rng, 5, m.vocab), Engine::chain(5), 0)};
   in.top_stride = 6;
-  in.rows[0].want = TND_WANT_TOP | TND_WANT_LOGITS;
-  in.rows[0].top_k = 6;
-  in.rows[1].want = TND_WANT_TOP;
-  in.rows[1].top_k = 2;
-  in.rows[3].want = TND_WANT_TOKEN | TND_WANT_SCORE | TND_WANT_LOGITS;
-  in.rows[3].score = 123;
-  in.rows[4].want = TND_WANT_TOKEN;
-  in.rows[4].mask = 0;
+  in.groups[0].rows[0].want = TND_WANT_TOP | TND_WANT_LOGITS;
+  in.groups[0].rows[0].top_k = 6;
+  in.groups[0].rows[1].want = TND_WANT_TOP;
+  in.groups[0].rows[1].top_k = 2;
+  in.groups[0].rows[3].want = TND_WANT_TOKEN | TND_WANT_SCORE | TND_WANT_LOGITS;
+  in.groups[0].rows[3].score = 123;
+  in.groups[0].rows[4].want = TND_WANT_TOKEN;
+  in.groups[0].rows[4].mask = 0;
   in.n_masks = 1;
   in.masks.assign(256, 0);
   in.masks[100 / 32] = 1u << (100 % 32);
@@ -561,15 +546,15 @@ TEST(features_are_residual_streams) {
   const std::vector<int32_t> tokens = random_tokens(&rng, 6, m.vocab);
   const int32_t s = e.sequence(), f = front.sequence();
   StepIn in;
-  in.flags = TND_STEP_COMMIT;
-  in.rows = e.rows(s, tokens, Engine::chain(6), TND_WANT_FEATURES);
-  in.rows[2].want = 0;
+  in.flags = TND_GROUP_COMMIT;
+  in.groups = {e.rows(s, tokens, Engine::chain(6), TND_WANT_FEATURES)};
+  in.groups[0].rows[2].want = 0;
   in.feature_encoding = TND_FEATURE_RAW_F32;
   in.feature_width = 1024;
   const StepOut full = e.run_ok(in);
   StepIn shard;
-  shard.flags = TND_STEP_COMMIT;
-  shard.rows = front.rows(f, tokens, Engine::chain(6), 0);
+  shard.flags = TND_GROUP_COMMIT;
+  shard.groups = {front.rows(f, tokens, Engine::chain(6), 0)};
   const StepOut hidden = front.run_ok(shard);
   for (size_t i = 0, row = 0; row < 6; ++row) {  // layer 3 is what the shard of layers 0..3 hands on
     if (row == 2) continue;
@@ -623,8 +608,9 @@ TEST(features_are_kept_for_later) {
   CHECK_EQ(e.stat("feature_bytes", true) % sizeof(float), 0u);
   const int32_t s = e.sequence(), t = e.sequence();
   const auto read = [&](int32_t sequence, int32_t position, int32_t n, std::vector<float>* out) {
-    out->assign(static_cast<size_t>(std::max(n, 1)) * width, 0.0f);
-    return tnd_features_read(e.handle(), sequence, position, n, TND_FEATURE_FUSED_F32, out->data());
+    const StepOut step = e.kept(sequence, position, n, TND_FEATURE_FUSED_F32, static_cast<int>(width));
+    *out = step.features;
+    return step.status;
   };
   std::vector<float> got;
   const auto refused = [&](int32_t sequence, int32_t position, int32_t n) {
@@ -632,10 +618,10 @@ TEST(features_are_kept_for_later) {
   };
   const std::vector<int32_t> tokens = random_tokens(&rng, 48, m.vocab);
   StepIn in;
-  in.flags = TND_STEP_COMMIT;
+  in.flags = TND_GROUP_COMMIT;
   in.feature_encoding = TND_FEATURE_FUSED_F32;
   in.feature_width = static_cast<int>(width);
-  in.rows = e.rows(s, tokens, Engine::chain(tokens.size()), TND_WANT_FEATURES);
+  in.groups = {e.rows(s, tokens, Engine::chain(tokens.size()), TND_WANT_FEATURES)};
   const std::vector<float> now = e.run_ok(in).features;
   const auto want = [&](size_t position, size_t n) {
     return std::vector<float>(now.begin() + static_cast<std::ptrdiff_t>(position * width),
@@ -644,8 +630,8 @@ TEST(features_are_kept_for_later) {
   // One by one; another sequence's rows are in places of their own.
   const auto plain = [&](int32_t sequence, int32_t token, uint32_t wants) {
     StepIn one;
-    one.flags = TND_STEP_COMMIT;
-    one.rows = e.rows(sequence, {token}, {-1}, wants);
+    one.flags = TND_GROUP_COMMIT;
+    one.groups = {e.rows(sequence, {token}, {-1}, wants)};
     e.run_ok(one);
   };
   e.ok(tnd_sequence_truncate(e.handle(), s, 0));
@@ -662,13 +648,13 @@ TEST(features_are_kept_for_later) {
   refused(s, -1, 2);
   // A chain that is partly taken, then a tree whose path is not its first rows; a row may also be a result.
   StepIn tree;
-  tree.rows = e.rows(s, {tokens[5], tokens[6], 3}, Engine::chain(3), TND_WANT_KEEP);
+  tree.groups = {e.rows(s, {tokens[5], tokens[6], 3}, Engine::chain(3), TND_WANT_KEEP)};
   e.run_ok(tree);
   refused(s, 5, 1);  // pending
   e.commit(s, {0, 1});
-  tree.rows = e.rows(s, {1, tokens[7], 2, tokens[8]}, {-1, -1, 0, 1}, 0);
-  tree.rows[1].want = TND_WANT_KEEP;
-  tree.rows[3].want = TND_WANT_KEEP | TND_WANT_FEATURES;
+  tree.groups = {e.rows(s, {1, tokens[7], 2, tokens[8]}, {-1, -1, 0, 1}, 0)};
+  tree.groups[0].rows[1].want = TND_WANT_KEEP;
+  tree.groups[0].rows[3].want = TND_WANT_KEEP | TND_WANT_FEATURES;
   tree.feature_encoding = TND_FEATURE_FUSED_F32;
   tree.feature_width = in.feature_width;
   CHECK(same_bits(e.run_ok(tree).features, want(8, 1)));
@@ -676,7 +662,7 @@ TEST(features_are_kept_for_later) {
   REQUIRE(e.ok(read(s, 0, 9, &got)));
   CHECK(same_bits(got, want(0, 9)));
   // Rows that were dropped leave nothing; rows that are not kept make a gap.
-  tree.rows = e.rows(s, {1}, {-1}, TND_WANT_KEEP);
+  tree.groups = {e.rows(s, {1}, {-1}, TND_WANT_KEEP)};
   e.run_ok(tree);
   plain(s, tokens[9], 0);
   refused(s, 9, 1);
@@ -689,7 +675,7 @@ TEST(features_are_kept_for_later) {
   REQUIRE(e.ok(read(s, first, TND_KEPT_ROWS, &got)));
   CHECK(same_bits(got, want(static_cast<size_t>(first), TND_KEPT_ROWS)));
   refused(s, first - 1, TND_KEPT_ROWS);
-  tree.rows = e.rows(s, {1, 2}, Engine::chain(2), TND_WANT_KEEP);
+  tree.groups = {e.rows(s, {1, 2}, Engine::chain(2), TND_WANT_KEEP)};
   e.run_ok(tree);
   e.commit(s, {});
   refused(s, first + 1, 1);
@@ -702,22 +688,21 @@ TEST(features_are_kept_for_later) {
   refused(s, end - 1, 1);
   // What can never work.
   const int32_t length = e.length(s);
-  tree.rows = e.rows(s, {1, 2}, {-1, -1}, TND_WANT_KEEP);  // both at one position
+  tree.groups = {e.rows(s, {1, 2}, {-1, -1}, TND_WANT_KEEP)};  // both at one position
   CHECK_EQ(e.run(tree).status, TND_INVALID_ARGUMENT);
   CHECK_EQ(e.length(s), length);
-  CHECK_EQ(read(s, 0, 0, &got), TND_INVALID_ARGUMENT);
-  CHECK_EQ(read(s, 0, 65, &got), TND_INVALID_ARGUMENT);
+  CHECK_EQ(read(s, 0, -1, &got), TND_INVALID_ARGUMENT);
   CHECK_EQ(read(9, 0, 1, &got), TND_NOT_FOUND);
-  CHECK_EQ(tnd_features_read(e.handle(), t, 0, 1, 9, got.data()), TND_INVALID_ARGUMENT);
-  CHECK_EQ(tnd_features_read(e.handle(), t, 0, 1, TND_FEATURE_FUSED_F32, nullptr), TND_INVALID_ARGUMENT);
+  CHECK_EQ(e.kept(t, 0, 1, 9, 1).status, TND_INVALID_ARGUMENT);
+  CHECK_EQ(e.kept(t, 0, 1, TND_FEATURE_FUSED_F32, 0).status, TND_INVALID_ARGUMENT);  // nowhere to write to
   REQUIRE(e.ok(read(t, 0, 5, &got)));
   // Other layers.
   const int32_t layer = 0;
   REQUIRE(e.ok(tnd_capture_set(e.handle(), &layer, 1)));
   refused(t, 0, 1);  // by its encoding
-  CHECK_EQ(tnd_features_read(e.handle(), t, 0, 1, TND_FEATURE_RAW_BF16, got.data()), TND_FAILED_PRECONDITION);
+  CHECK_EQ(e.kept(t, 0, 1, TND_FEATURE_RAW_BF16, 512).status, TND_FAILED_PRECONDITION);
   REQUIRE(e.ok(tnd_capture_set(e.handle(), nullptr, 0)));
-  tree.rows = e.rows(s, {1}, {-1}, TND_WANT_KEEP);
+  tree.groups = {e.rows(s, {1}, {-1}, TND_WANT_KEEP)};
   CHECK_EQ(e.run(tree).status, TND_FAILED_PRECONDITION);
 }
 
@@ -738,8 +723,8 @@ TEST(cancel_stops_at_the_next_layer) {
       while (!stop.load()) tnd_cancel(e.handle());
     });
     StepIn in;
-    in.flags = TND_STEP_COMMIT;
-    in.rows = e.rows(s, std::vector<int32_t>(256, 4), Engine::chain(256), 0);
+    in.flags = TND_GROUP_COMMIT;
+    in.groups = {e.rows(s, std::vector<int32_t>(256, 4), Engine::chain(256), 0)};
     const tnd_status status = e.run(in).status;
     stop.store(true);
     other.join();
@@ -749,7 +734,7 @@ TEST(cancel_stops_at_the_next_layer) {
   }
   CHECK(cancelled);
   StepIn in;
-  in.rows = {tnd_row{s, 1, 10, -1, 0, 0, 0, -1}};
+  in.groups = {GroupIn{.sequence = s, .rows = {tnd_row{1, 10, -1, 0, 0, 0, -1}}}};
   CHECK_EQ(e.run(in).status, TND_FAILED_PRECONDITION);
   int32_t broken = -1;
   CHECK_EQ(tnd_snapshot_create(e.handle(), s, &broken), TND_FAILED_PRECONDITION);

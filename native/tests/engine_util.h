@@ -41,15 +41,25 @@ struct StepOut {
   std::vector<uint16_t> features_bf16;
 };
 
+// A group of a step.
+struct GroupIn {
+  int32_t sequence = 0;
+  std::vector<tnd_row> rows{};
+  uint32_t kind = TND_GROUP_DECODE, flags = 0;
+  std::vector<int32_t> path{};
+  int32_t kept_position = 0, n_kept = 0;
+};
+
 // What a step is asked for.
 struct StepIn {
-  std::vector<tnd_row> rows;
-  uint32_t flags = 0;
+  std::vector<GroupIn> groups;
+  uint32_t flags = 0;  // added to those of all groups
   std::vector<uint32_t> masks;
   int n_masks = 0;
   int top_stride = 0;
   int feature_encoding = 0;
   int feature_width = 0;
+  int hidden_encoding = TND_HIDDEN_F32;
   std::vector<float> hidden;
 };
 
@@ -122,10 +132,18 @@ class Engine {
 
   StepOut run(const StepIn& in) const {
     StepOut out;
-    const size_t n = in.rows.size();
     const size_t vocab = static_cast<size_t>(info_.vocab), hidden = static_cast<size_t>(info_.hidden);
     size_t logits = 0, features = 0;
-    for (const tnd_row& r : in.rows) {
+    std::vector<tnd_group> groups;
+    std::vector<tnd_row> rows;
+    for (const GroupIn& g : in.groups) {
+      groups.push_back(tnd_group{g.sequence, static_cast<int32_t>(g.rows.size()), g.kind, g.flags | in.flags,
+                                 g.path.data(), static_cast<int32_t>(g.path.size()), g.kept_position, g.n_kept});
+      rows.insert(rows.end(), g.rows.begin(), g.rows.end());
+      features += static_cast<size_t>(std::clamp(g.n_kept, 0, 1024));
+    }
+    const size_t n = rows.size();
+    for (const tnd_row& r : rows) {
       logits += (r.want & TND_WANT_LOGITS) != 0;
       features += (r.want & TND_WANT_FEATURES) != 0;
     }
@@ -145,13 +163,15 @@ class Engine {
     if (info_.layer_last < info_.n_layers) out.hidden.resize(n * hidden);
     tnd_step s{};
     s.struct_size = sizeof s;
-    s.flags = in.flags;
+    s.n_groups = static_cast<int32_t>(groups.size());
     s.n_rows = static_cast<int32_t>(n);
-    s.rows = in.rows.data();
+    s.groups = groups.data();
+    s.rows = rows.data();
     s.n_masks = in.n_masks;
     s.masks = in.masks.empty() ? nullptr : in.masks.data();
     s.hidden_in = in.hidden.empty() ? nullptr : in.hidden.data();
     s.hidden_out = out.hidden.empty() ? nullptr : out.hidden.data();
+    s.hidden_encoding = in.hidden_encoding;
     s.tokens = out.tokens.data();
     s.logprobs = out.logprobs.data();
     s.scores = out.scores.data();
@@ -172,33 +192,37 @@ class Engine {
     return out;
   }
 
-  // Rows of one sequence; parents -1 = tip, positions follow.
-  std::vector<tnd_row> rows(int32_t sequence, const std::vector<int32_t>& tokens, const std::vector<int32_t>& parents,
-                            uint32_t want) const {
-    const int32_t base = length(sequence);
-    std::vector<tnd_row> r;
+  // Rows of one sequence; parents -1 = tip, positions follow. path: rows that the group commits before.
+  GroupIn rows(int32_t sequence, const std::vector<int32_t>& tokens, const std::vector<int32_t>& parents, uint32_t want,
+               const std::vector<int32_t>& path = {}) const {
+    const int32_t base = length(sequence) + static_cast<int32_t>(path.size());
+    GroupIn g;
+    g.sequence = sequence;
+    g.path = path;
     for (size_t i = 0; i < tokens.size(); ++i) {
-      const int32_t position = parents[i] < 0 ? base : r[static_cast<size_t>(parents[i])].position + 1;
-      r.push_back(tnd_row{sequence, tokens[i], position, parents[i], want, 0, 0, -1});
+      const int32_t position = parents[i] < 0 ? base : g.rows[static_cast<size_t>(parents[i])].position + 1;
+      g.rows.push_back(tnd_row{tokens[i], position, parents[i], want, 0, 0, -1});
     }
-    return r;
+    return g;
   }
   static std::vector<int32_t> chain(size_t n) {
     std::vector<int32_t> p(n);
     for (size_t i = 0; i < n; ++i) p[i] = static_cast<int32_t>(i) - 1;
     return p;
   }
-  // Commits tokens in chunks; returns the results of the last chunk.
-  StepOut prefill(int32_t sequence, const std::vector<int32_t>& tokens, size_t chunk = 512, uint32_t want = 0) const {
+  // Commits tokens in chunks; returns the results of the last chunk, the logits of all.
+  StepOut prefill(int32_t sequence, const std::vector<int32_t>& tokens, size_t chunk = 512, uint32_t want = 0,
+                  uint32_t kind = TND_GROUP_DECODE) const {
     StepOut out;
     for (size_t at = 0; at < tokens.size(); at += chunk) {
       const size_t n = std::min(chunk, tokens.size() - at);
       StepIn in;
-      in.flags = TND_STEP_COMMIT;
-      in.rows = rows(sequence,
-                     std::vector<int32_t>(tokens.begin() + static_cast<std::ptrdiff_t>(at),
-                                          tokens.begin() + static_cast<std::ptrdiff_t>(at + n)),
-                     chain(n), want);
+      in.flags = TND_GROUP_COMMIT;
+      in.groups = {rows(sequence,
+                        std::vector<int32_t>(tokens.begin() + static_cast<std::ptrdiff_t>(at),
+                                             tokens.begin() + static_cast<std::ptrdiff_t>(at + n)),
+                        chain(n), want)};
+      in.groups[0].kind = kind;
       StepOut part = run_ok(in);
       out.tokens = part.tokens;
       out.logits.insert(out.logits.end(), part.logits.begin(), part.logits.end());
@@ -206,8 +230,24 @@ class Engine {
     }
     return out;
   }
+  // A step without rows: keeps a path of the pending rows, none of them when it is empty.
   bool commit(int32_t sequence, const std::vector<int32_t>& path) const {
-    return ok(tnd_commit(e_, sequence, path.data(), static_cast<int32_t>(path.size())));
+    StepIn in;
+    in.groups.resize(1);
+    in.groups[0].sequence = sequence;
+    in.groups[0].path = path;
+    return ok(run(in).status);
+  }
+  // A step without rows that reads kept features in f32; it drops pending rows.
+  StepOut kept(int32_t sequence, int32_t position, int32_t n, int encoding, int width) const {
+    StepIn in;
+    in.groups.resize(1);
+    in.groups[0].sequence = sequence;
+    in.groups[0].kept_position = position;
+    in.groups[0].n_kept = n;
+    in.feature_encoding = encoding;
+    in.feature_width = width;
+    return run(in);
   }
   std::vector<uint8_t> exported(int32_t sequence) const {
     uint64_t n = 0;

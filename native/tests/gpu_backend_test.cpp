@@ -225,7 +225,7 @@ TEST(started_work_keeps_its_plan) {
   CHECK_EQ(backend->recorder().graph_runs(), graphs_of(3 * (kStarts + 2)));
 }
 
-// Rounds of a model (a tree step and the commit of a path) are the same two graphs whatever the position, the tokens
+// Rounds of a model (the commit of a path and a tree step) are the same two graphs whatever the position, the tokens
 // and the path, and nothing is captured again.
 TEST(rounds_of_a_model_are_graphs) {
   Demo demo(1, 300, 16, 16);
@@ -240,15 +240,16 @@ TEST(rounds_of_a_model_are_graphs) {
   Rng rng(4);
   constexpr int kRows = 6, kWarm = 3, kRounds = 9;
   uint64_t lists = 0, graphs = 0;
+  std::vector<int32_t> path;
   for (int round = 0; round < kRounds; ++round) {
     int32_t length = 0;
     CHECK_OK(role->sequence_length(sequence, &length));
+    length += static_cast<int32_t>(path.size());
     const int32_t parents[kRows] = {-1, 0, 0, 1, static_cast<int32_t>(rng.below(4)), 2};
     tnd_row rows[kRows];
     for (int i = 0; i < kRows; ++i) {
       const int32_t position = parents[i] < 0 ? length : rows[parents[i]].position + 1;
-      rows[i] = tnd_row{sequence,
-                        static_cast<int32_t>(rng.below(static_cast<uint64_t>(info.vocab))),
+      rows[i] = tnd_row{static_cast<int32_t>(rng.below(static_cast<uint64_t>(info.vocab))),
                         position,
                         parents[i],
                         TND_WANT_TOKEN,
@@ -258,14 +259,17 @@ TEST(rounds_of_a_model_are_graphs) {
     }
     int32_t tokens[kRows];
     float logprobs[kRows];
+    const tnd_group group{sequence, kRows, TND_GROUP_DECODE, 0, path.data(), static_cast<int32_t>(path.size()), 0, 0};
     tnd_step step{};
+    step.n_groups = 1;
+    step.groups = &group;
     step.n_rows = kRows;
     step.rows = rows;
     step.tokens = tokens;
     step.logprobs = logprobs;
     CHECK_OK(role->step(step));
-    const std::vector<int32_t> path = round % 2 == 0 ? std::vector<int32_t>{0} : std::vector<int32_t>{0, 2, 5};
-    CHECK_OK(role->commit(sequence, path));
+    path.assign(1, 0);
+    if (round % 2 != 0) path.insert(path.end(), {2, 5});
     if (round == kWarm) {
       lists = backend->recorder().list_runs();
       graphs = backend->recorder().graph_runs();
@@ -294,11 +298,13 @@ TEST(steps_that_keep_features_are_graphs) {
   uint64_t lists = 0, graphs = 0;
   std::vector<float> now(size_t{kRounds} * width), later(now.size());
   const auto plain = [&](int32_t sequence, int32_t position, uint32_t want, float* features) {
-    const tnd_row row{sequence, 100 + 7 * position, position, -1, TND_WANT_TOKEN | want, 0, 0, -1};
+    const tnd_row row{100 + 7 * position, position, -1, TND_WANT_TOKEN | want, 0, 0, -1};
     int32_t token;
     float logprob;
+    const tnd_group group{sequence, 1, TND_GROUP_DECODE, TND_GROUP_COMMIT, nullptr, 0, 0, 0};
     tnd_step step{};
-    step.flags = TND_STEP_COMMIT;
+    step.n_groups = 1;
+    step.groups = &group;
     step.n_rows = 1;
     step.rows = &row;
     step.tokens = &token;
@@ -317,9 +323,18 @@ TEST(steps_that_keep_features_are_graphs) {
   CHECK_EQ(backend->recorder().list_runs(), lists + lists_of(kRounds - 1 - kWarm));
   CHECK_EQ(backend->recorder().graph_runs(), graphs + graphs_of(kRounds - 1 - kWarm));
   const int nodes = backend->recorder().most_nodes();
-  for (const int32_t s : sequences) CHECK_OK(role->features_read(s, 0, kRead, TND_FEATURE_FUSED_F32, later.data()));
+  const auto read = [&](int32_t sequence) {
+    const tnd_group group{sequence, 0, 0, 0, nullptr, 0, 0, kRead};
+    tnd_step step{};
+    step.n_groups = 1;
+    step.groups = &group;
+    step.feature_encoding = TND_FEATURE_FUSED_F32;
+    step.features = later.data();
+    CHECK_OK(role->step(step));
+  };
+  for (const int32_t s : sequences) read(s);
   lists = backend->recorder().list_runs();
-  CHECK_OK(role->features_read(sequences[0], 0, kRead, TND_FEATURE_FUSED_F32, later.data()));
+  read(sequences[0]);
   CHECK_EQ(backend->recorder().list_runs(), lists + lists_of(1));
   CHECK_OK(role->sequence_truncate(sequences[0], 0));
   for (int32_t i = 0; i < kRead; ++i) {
@@ -330,8 +345,8 @@ TEST(steps_that_keep_features_are_graphs) {
 }
 
 // Products with BF16 weights add in the order of the CPU where the device has no matrix instructions for them. Else
-// they add in one order for any number of rows, and in another for more than kPromptRows rows of a step that says it is
-// a prompt's: all are close, and other bits (else this test would not see the difference).
+// they add in one order for any number of rows of decoding, and in another for any number of rows of prompts, alone or
+// in one step: all are close, and other bits (else this test would not see the difference).
 TEST(prompts_have_products_of_their_own) {
   std::unique_ptr<Backend> made;
   CHECK_OK(make_backend(nullptr, 1, &made));
@@ -377,9 +392,10 @@ TEST(prompts_have_products_of_their_own) {
     }
   }
   made->upload(x, in.data(), kRows * kK);
-  const auto product = [&](bool prompt, int rows) {
+  // The first `prompt` of `rows` rows from row `first` of x.
+  const auto product = [&](int prompt, int rows, int first = 0) {
     made->begin_step(prompt);
-    made->prepare(x, kK, rows, kK, made->forms(*w), acts.get());
+    made->prepare(x + first * kK, kK, rows, kK, made->forms(*w), acts.get());
     const Product p{w.get(), y, kN, nullptr};
     made->matmul({&p, 1}, *acts, rows);
     std::vector<float> out(static_cast<size_t>(rows * kN));
@@ -387,11 +403,22 @@ TEST(prompts_have_products_of_their_own) {
     CHECK_OK(made->sync());
     return out;
   };
-  const auto step = product(false, kRows), prompt = product(true, kRows);
-  const std::vector<float> few(step.begin(), step.begin() + kPromptRows * kN);
-  CHECK(same_bits(product(true, kPromptRows), few));
-  CHECK(same_bits(product(false, kPromptRows), few));
-  CHECK(same_bits(product(false, kRows), step));
+  const auto part = [&](const std::vector<float>& of, int first, int rows) {
+    return std::vector<float>(of.begin() + first * kN, of.begin() + (first + rows) * kN);
+  };
+  const auto step = product(0, kRows), prompt = product(kRows, kRows);
+  for (const int rows : {1, 17, kPromptRows, kRows}) {
+    CHECK(same_bits(product(0, rows), part(step, 0, rows)));
+    CHECK(same_bits(product(rows, rows), part(prompt, 0, rows)));
+  }
+  CHECK(same_bits(product(kRows + 1, kRows), prompt));
+  for (const int first : {1, 6, 63, 64, 65, 69}) {  // both in one step, and what is alone there
+    const auto mixed = product(first, kRows);
+    CHECK(same_bits(part(mixed, 0, first), part(prompt, 0, first)));
+    CHECK(same_bits(part(mixed, first, kRows - first), part(step, first, kRows - first)));
+    CHECK(same_bits(product(0, kRows - first, first), part(step, first, kRows - first)));
+    CHECK(same_bits(product(kRows, kRows - first, first), part(prompt, first, kRows - first)));
+  }
   CHECK_EQ(same_bits(step, want), !own);
   CHECK_EQ(same_bits(prompt, step), !own);
   for (size_t i = 0; i < want.size(); ++i) {
@@ -463,7 +490,8 @@ TEST(long_chains_of_prompts_are_chunked) {
     at = kept;
     rng = Rng(32);
     for (DeltaState& s : states) s.s = random(state, -0.5f, 0.5f), s.taps = random(taps, -1.0f, 1.0f);
-    backend->begin_step(prompt);
+    backend->begin_step(prompt ? kRows : 0);
+    for (DeltaGroup& g : groups) g.prompt = prompt;
     backend->delta_mixer(layer, 0, groups, kRows, io, limits.forms, out.get());
     std::vector<float>& to = got[prompt ? 1 : 0];
     to.resize(static_cast<size_t>(3 * (state + taps)));
@@ -482,34 +510,6 @@ TEST(long_chains_of_prompts_are_chunked) {
   CHECK(wrong <= 1e-12 * all);
   backend->release(base);
   backend->release(scratch);
-}
-
-// A step is a prompt's only when all of its sequences are at their prompts: what another sequence decodes beside one
-// keeps its bits.
-TEST(rows_beside_a_prompt_keep_their_bits) {
-  constexpr size_t kLong = 70;
-  EngineOptions o;
-  o.max_sequences = 3;
-  o.max_context = 128;
-  o.max_tree_rows = 16;
-  o.max_batch_rows = 128;
-  Engine e(data_file("rand-ratio3-bf16.gguf"), o);
-  REQUIRE(e.handle() != nullptr);
-  Rng rng(12);
-  const std::vector<int32_t> tokens = random_tokens(&rng, kLong, e.info().vocab);
-  const std::vector<int32_t> begin(tokens.begin(), tokens.begin() + 9), next(tokens.begin() + 9, tokens.begin() + 10);
-  const int32_t alone = e.sequence(), beside = e.sequence(), prompt = e.sequence();
-  e.prefill(alone, begin);
-  e.prefill(beside, begin);
-  const StepOut want = e.prefill(alone, next, 512, TND_WANT_LOGITS);
-  StepIn in;
-  in.flags = TND_STEP_COMMIT;
-  in.rows = e.rows(beside, next, {-1}, TND_WANT_LOGITS);
-  for (tnd_row row : e.rows(prompt, tokens, Engine::chain(kLong), 0)) {
-    if (row.parent >= 0) ++row.parent;
-    in.rows.push_back(row);
-  }
-  CHECK(same_bits(e.run_ok(in).logits, want.logits));
 }
 
 }  // namespace

@@ -164,7 +164,7 @@ Result run(const Data& d, const Rule& rule) {
     for (int r = 0; r < d.c.counts[i]; ++r) {
       rows[static_cast<size_t>(first + r)] = {{r - 1, r - 2, r - 3}, kStateCommitted, kStateCommitted};
     }
-    groups.push_back({first, d.c.counts[i], true, rows.data() + first, nullptr, nullptr});
+    groups.push_back({first, d.c.counts[i], true, rows.data() + first, nullptr, nullptr, true});
     first += d.c.counts[i];
   }
   for (size_t i = 0; i < groups.size(); ++i) groups[i].states = &states[i];
@@ -321,14 +321,15 @@ TEST(what_is_not_finite_stays_behind_its_row) {
   CHECK(same(got.s[1], clean.s[1]));
 }
 
-// Groups that do not commit and short chains are not for the chunked form; long ones go in as many rounds as it takes.
-TEST(plans_take_long_chains_as_far_as_there_is_room) {
+// Groups of decoding are not for the chunked form, however long; those of prompts go in as many rounds as it takes.
+TEST(plans_take_prompts_as_far_as_there_is_room) {
   std::vector<DeltaGroup> groups(5);
   const int counts[] = {64, 65, 300, 200, 130};
   for (int i = 0, first = 0; i < 5; first += counts[i++]) {
-    groups[static_cast<size_t>(i)] = {first, counts[i], i != 3, nullptr, nullptr, nullptr};
+    groups[static_cast<size_t>(i)] = {first, counts[i], i != 3, nullptr, nullptr, nullptr, i != 3 && i != 0};
   }
-  CHECK(delta_chunk_capacity(64) == 0 && delta_chunk_capacity(65) == 2 && delta_chunk_capacity(512) == 8);
+  CHECK(delta_chunk_capacity(1) == 1 && delta_chunk_capacity(64) == 1 && delta_chunk_capacity(65) == 2 &&
+        delta_chunk_capacity(512) == 8);
   DeltaChunks plan;
   CHECK(plan.plan(groups, 0, 8) == 4);
   CHECK(plan.chains.size() == 2 && plan.chunks.size() == 7);

@@ -76,8 +76,8 @@ TEST(demo_bf16_matches_float32_golden) {
     if (g.name.starts_with("prefill")) continue;
     const int32_t s = e.sequence();
     StepIn in;
-    in.flags = TND_STEP_COMMIT;
-    in.rows = e.rows(s, g.ids, Engine::chain(g.ids.size()), TND_WANT_LOGITS | TND_WANT_TOKEN | TND_WANT_FEATURES);
+    in.flags = TND_GROUP_COMMIT;
+    in.groups = {e.rows(s, g.ids, Engine::chain(g.ids.size()), TND_WANT_LOGITS | TND_WANT_TOKEN | TND_WANT_FEATURES)};
     in.feature_encoding = TND_FEATURE_RAW_F32;
     in.feature_width = 3 * hidden;
     const StepOut out = e.run_ok(in);

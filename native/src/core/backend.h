@@ -100,6 +100,7 @@ struct DeltaGroup {
   const DeltaRow* rows = nullptr;       // host [count]
   const DeltaState* states = nullptr;   // host [delta layers]
   const DeltaReplay* replay = nullptr;  // host [delta layers], unused when commit
+  bool prompt = false;                  // has the contract of prompts; needs commit
 };
 
 struct DeltaIo {
@@ -248,6 +249,7 @@ struct ScratchLimits {
   int32_t max_top_k = 0;
 };
 
+// Callers state the contract of prompts for pieces of more rows than these.
 inline constexpr int kPromptRows = 64;
 
 class Backend {
@@ -281,10 +283,10 @@ class Backend {
   virtual uint64_t kv_bytes(const KvShape& shape, bool keys) const = 0;
 
   // ---- a step
-  // begin_step says what the operations up to its next call are of: of a prompt when every sequence commits all its
-  // rows, more than kPromptRows of them. Products of a prompt may then have a precision and an order of sums of their
-  // own (NUMERICS.md); without a call nothing is a prompt's.
-  virtual void begin_step([[maybe_unused]] bool prompt) {}
+  // begin_step says that the first prompt_rows rows of the operations up to its next call (all, if they have no more)
+  // have the contract of prompts and the others that of decoding: products of a prompt may have a precision and an
+  // order of sums of their own (NUMERICS.md), whatever the number of its rows. Without a call nothing is a prompt's.
+  virtual void begin_step([[maybe_unused]] int prompt_rows) {}
   // embed: x[r] = row tokens[r] of the table.
   virtual void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) = 0;
   // download copies to host floats, download_bf16 rounds to bfloat16 (nearest, ties to even).
@@ -310,6 +312,7 @@ class Backend {
   // copy_rows: dst[to[i] * dst_stride ..] = x[rows[i] * dim ..], dim elements; dst backend. `to` is empty: 0, 1, ..
   virtual void copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, std::span<const int32_t> to,
                          float* dst, int64_t dst_stride) = 0;
+  // head: final norm, product and choice of tokens, with the contract of decoding for all rows.
   virtual void head(const HeadArgs& args) = 0;
 
   // ---- scoring a prompt (models/scorer.h): per layer score_queries, score_chunk for all chunks in order, score_peaks

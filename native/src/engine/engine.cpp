@@ -152,7 +152,7 @@ tnd_status tnd_get_info(tnd_engine* engine, tnd_info* info) {
   std::snprintf(full.backend, sizeof full.backend, "%s", engine->backend->name());
   std::snprintf(full.device, sizeof full.device, "%s", engine->device.c_str());
   std::snprintf(full.numerics, sizeof full.numerics, "%s", engine->backend->numerics().c_str());
-  if (engine->backend->prompt_bits()) full.prompt_rows = std::max<int32_t>(tnd::kPromptRows, full.max_tree_rows);
+  if (engine->backend->prompt_bits()) full.prompt_rows = tnd::kPromptRows;
   std::memcpy(static_cast<void*>(info), &full, std::min<size_t>(size, sizeof full));
   return TND_OK;
 }
@@ -249,14 +249,6 @@ tnd_status tnd_step_run(tnd_engine* engine, const tnd_step* step) {
   });
 }
 
-tnd_status tnd_commit(tnd_engine* engine, int32_t sequence, const int32_t* path, int32_t n) {
-  return call(engine, [&](tnd::Role& role) -> Status {
-    if (n < 0 || (n > 0 && path == nullptr))
-      return errorf(TND_INVALID_ARGUMENT, "n is %d with path %p", n, (const void*)path);
-    return role.commit(sequence, std::span<const int32_t>(path, static_cast<size_t>(n)));
-  });
-}
-
 tnd_status tnd_capture_set(tnd_engine* engine, const int32_t* layers, int32_t n) {
   return call(engine, [&](tnd::Role& role) -> Status {
     if (n < 0) return errorf(TND_INVALID_ARGUMENT, "n is %d", n);
@@ -271,15 +263,6 @@ tnd_status tnd_fuse_load(tnd_engine* engine, const char* path) {
     TND_TRY(need(path, "path"));
     const std::lock_guard<std::mutex> lock(engine->info_mutex);
     return role.fuse_load(path);
-  });
-}
-
-tnd_status tnd_features_read(tnd_engine* engine, int32_t sequence, int32_t position, int32_t n, int32_t encoding,
-                             void* features) {
-  return call(engine, [&](tnd::Role& role) -> Status {
-    if (n < 1) return errorf(TND_INVALID_ARGUMENT, "n is %d", n);
-    TND_TRY(need(features, "features"));
-    return role.features_read(sequence, position, n, encoding, features);
   });
 }
 

@@ -59,10 +59,8 @@ class Role {
   virtual Status export_to(int32_t, void*, uint64_t) { return unsupported("export"); }
   virtual Status import_from(int32_t, const void*, uint64_t) { return unsupported("import"); }
   virtual Status step(const tnd_step&) { return unsupported("step"); }
-  virtual Status commit(int32_t, std::span<const int32_t>) { return unsupported("commit"); }
   virtual Status capture_set(std::span<const int32_t>) { return unsupported("feature capture"); }
   virtual Status fuse_load(const char*) { return unsupported("feature fusing"); }
-  virtual Status features_read(int32_t, int32_t, int32_t, int32_t, void*) { return unsupported("features"); }
   virtual Status draft_append(int32_t, int32_t, int32_t, int32_t, const void*) { return unsupported("draft_append"); }
   virtual Status draft_propose(std::span<const tnd_draft_request>, int32_t*, float*) {
     return unsupported("draft_propose");

@@ -131,7 +131,8 @@ Status TargetRole::open() {
   groups_.reserve(sequences_.size());
   delta_groups_.reserve(sequences_.size());
   attention_groups_.reserve(sequences_.size());
-  last_of_sequence_.resize(sequences_.size());
+  plan_order_.reserve(sequences_.size());
+  begins_.reserve(rows);
   head_rows_.reserve(rows);
   feature_rows_.reserve(2 * rows);  // a row may be a result and kept
   feature_places_.reserve(2 * rows);
@@ -312,7 +313,7 @@ void TargetRole::clear(Sequence* s) {
   s->length = 0;
   s->tokens.clear();
   s->pending.clear();
-  s->kept_first = s->kept_next = 0;
+  s->kept = Kept();
   s->broken = false;
   for (DeltaState& state : s->states) {
     c_.backend->zero(state.taps, shape.taps_elems());
@@ -367,7 +368,7 @@ Status TargetRole::sequence_truncate(int32_t sequence, int32_t length) {
     return c_.backend->sync();
   }
   s->length = length;
-  s->kept_next = std::min(s->kept_next, length);
+  s->kept.next = std::min(s->kept.next, length);
   s->tokens.resize(static_cast<size_t>(length));
   return Status();
 }

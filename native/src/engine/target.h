@@ -36,26 +36,33 @@ class TargetRole final : public Role {
   Status export_to(int32_t sequence, void* data, uint64_t bytes) override;
   Status import_from(int32_t sequence, const void* data, uint64_t bytes) override;
   Status step(const tnd_step& step) override;
-  Status commit(int32_t sequence, std::span<const int32_t> path) override;
   Status capture_set(std::span<const int32_t> layers) override;
   Status fuse_load(const char* path) override;
-  Status features_read(int32_t sequence, int32_t position, int32_t n, int32_t encoding, void* out) override;
 
  private:
-  // A row of an uncommitted step, by position in depth-first order.
+  // A row of an uncommitted group, by position in depth-first order.
   struct Pending {
-    int32_t batch_index, token, parent;
+    int32_t given;  // its index in the group of the step
+    int32_t token, parent;
     bool kept;  // its captured features are
+  };
+  // Committed positions whose captured features are kept, position p in place p mod TND_KEPT_ROWS; none when first is
+  // not below next.
+  struct Kept {
+    int32_t first = 0, next = 0;
+    // add says that the row of a position that is committed just now is kept.
+    void add(int32_t position) {
+      if (position != next || first > position) first = position;
+      next = position + 1;
+    }
   };
   struct Sequence {
     bool used = false;
-    bool broken = false;  // a committing step was cancelled half way
+    bool broken = false;  // a step that commits its rows was cancelled half way
     int32_t length = 0;
     std::vector<int32_t> tokens;  // [length] committed ids, -1 where unknown (shards that get hidden rows)
     std::vector<Pending> pending;
-    // Committed positions whose captured features are kept, position p in place p mod TND_KEPT_ROWS; none when first is
-    // not below next.
-    int32_t kept_first = 0, kept_next = 0;
+    Kept kept;
     std::vector<KvCache> caches;      // [attention layers]
     std::vector<DeltaState> states;   // [delta layers]
     std::vector<DeltaReplay> replay;  // [delta layers]
@@ -64,12 +71,25 @@ class TargetRole final : public Role {
     int32_t penalty_window = 0, prompt_tokens = 0;
     std::vector<int32_t> bias_tokens;
     std::vector<float> bias_values;
-    int32_t group = -1;  // of the step being planned
+    int32_t group = -1;  // of the step being checked
+
+    // pending_row returns the position in pending of row `given` of the group that left it, -1 = none.
+    int32_t pending_row(int32_t given) const {
+      for (size_t i = 0; i < pending.size(); ++i) {
+        if (pending[i].given == given) return static_cast<int32_t>(i);
+      }
+      return -1;
+    }
   };
-  // Rows of one sequence in the step being planned.
+  // A group of the step being run.
   struct Group {
-    int32_t sequence = 0, first = 0, count = 0;
-    uint32_t kept = 0;  // places of rows that are kept
+    int32_t sequence = 0;
+    int32_t given = 0, count = 0;  // rows of tnd_step.rows
+    int32_t first = 0;             // internal row
+    bool commit = false, prompt = false;
+    std::span<const int32_t> path;
+    int32_t kept_position = 0, n_kept = 0;
+    int32_t features = 0, first_feature = 0;  // rows that want features, and the place of the first in features_
   };
 
   // open
@@ -87,18 +107,26 @@ class TargetRole final : public Role {
   void replace(Sequence* s, int32_t length);
 
   // step
-  Status plan_step(const tnd_step& step);
-  Status check_rows(const tnd_step& step);
+  Status check_groups(const tnd_step& step);
+  Status check_path(int32_t index, const tnd_group& in, const Sequence& s, Group* g) const;
+  Status check_rows(const tnd_step& step, int32_t index, const Sequence& s, Group* g) const;
   Status check_outputs(const tnd_step& step) const;
   Status check_masks(const tnd_step& step);
-  void plan_attention(const Sequence& s, const Group& g, bool commit);
-  void fill_rope();
+  Status commit_paths();
+  void commit_path(Sequence* s, std::span<const int32_t> path);
+  Status read_kept(const tnd_step& step);
+  void plan_step(const tnd_step& step);
+  void plan_attention(const Sequence& s, const Group& g);
+  void fill_rope(int64_t rows);
   void plan_head(const tnd_step& step);
-  void count_history(const Sequence& s, int32_t row, std::vector<TokenCount>* out, size_t* first);
+  void count_history(const Group& g, int32_t row, std::vector<TokenCount>* out, size_t* first);
   int32_t kept_place(int32_t sequence, int32_t position) const;
-  static void keep(Sequence* s, int32_t position);
   Status check_encoding(int32_t encoding) const;
-  void write_features(int32_t encoding, int32_t n, void* out);
+  const float* fuse_features(int32_t encoding, int32_t n, int32_t prompt);
+  void download_features(int32_t encoding, const float* src, int32_t n, uint8_t* out);
+  void write_features(const tnd_step& step);
+  int64_t feature_width(int32_t encoding) const;
+  uint64_t feature_row_bytes(int32_t encoding) const;
   void finish_step(const tnd_step& step);
   Status take_features(int32_t n_capture);
 
@@ -130,10 +158,12 @@ class TargetRole final : public Role {
   float* fused_ = nullptr;  // backend [max_batch_rows, fused]
   std::unique_ptr<Acts> fuse_acts_;
 
-  // Plan of the current step, reused. Internal rows: grouped by sequence, depth-first inside.
+  // Plan of the current step, reused. Internal rows: groups of prompts, then the others, depth-first inside.
   TreePlanner planner_;
-  std::vector<Group> groups_;
-  std::vector<int32_t> row_of_batch_, batch_of_row_, parents_, order_, tokens_, positions_, tail_, last_of_sequence_;
+  std::vector<Group> groups_;        // in the caller's order
+  std::vector<int32_t> plan_order_;  // those with rows, in the order of internal rows
+  int32_t prompt_rows_ = 0;
+  std::vector<int32_t> row_of_batch_, batch_of_row_, parents_, order_, tokens_, positions_, tail_;
   std::vector<int32_t> parent_rows_;  // by internal row: internal parent in the group, -1
   std::vector<DeltaRow> delta_rows_;
   std::vector<DeltaGroup> delta_groups_;
@@ -147,7 +177,8 @@ class TargetRole final : public Role {
   std::vector<int32_t> counts_;  // [vocab] zero between uses
   // Captured rows and their places in features_; the first wanted_features_ of them, in places 0, 1, .., are results.
   std::vector<int32_t> feature_rows_, feature_places_;
-  int32_t wanted_features_ = 0;
+  int32_t wanted_features_ = 0, prompt_features_ = 0;
+  std::vector<size_t> begins_;  // by head row: its first entry in history_
 };
 
 }  // namespace tnd

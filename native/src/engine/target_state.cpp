@@ -28,7 +28,7 @@ void TargetRole::replace(Sequence* s, int32_t length) {
   s->length = length;
   s->broken = false;
   s->pending.clear();
-  s->kept_first = s->kept_next = 0;
+  s->kept = Kept();
   s->tokens.resize(static_cast<size_t>(length));
 }
 
@@ -76,7 +76,7 @@ Status TargetRole::import_from(int32_t sequence, const void* data, uint64_t byte
 // Takes the buffer of captured features for n layers, within the cap. Nothing is kept any more.
 Status TargetRole::take_features(int32_t n) {
   for (Sequence& s : sequences_) {
-    s.kept_first = s.kept_next = 0;
+    s.kept = Kept();
     for (Pending& p : s.pending) p.kept = false;
   }
   if (feature_region_ != nullptr) {
@@ -190,12 +190,6 @@ int32_t TargetRole::kept_place(int32_t sequence, int32_t position) const {
   return c_.options.max_batch_rows + sequence * TND_KEPT_ROWS + position % TND_KEPT_ROWS;
 }
 
-// The row of a position that was committed just now is kept.
-void TargetRole::keep(Sequence* s, int32_t position) {
-  if (position != s->kept_next || s->kept_first > position) s->kept_first = position;
-  s->kept_next = position + 1;
-}
-
 Status TargetRole::check_encoding(int32_t encoding) const {
   if (!known_features(encoding)) {
     return errorf(TND_INVALID_ARGUMENT, "feature_encoding is %d", encoding);
@@ -206,47 +200,75 @@ Status TargetRole::check_encoding(int32_t encoding) const {
   return Status();
 }
 
-Status TargetRole::features_read(int32_t sequence, int32_t position, int32_t n, int32_t encoding, void* out) {
-  PhaseTimer timer(c_.stats);
-  Sequence* s = nullptr;
-  TND_TRY(find(sequence, &s));
-  TND_TRY(check_encoding(encoding));
-  if (n > c_.options.max_batch_rows)
-    return errorf(TND_INVALID_ARGUMENT, "n is %d, at most max_batch_rows %d", n, c_.options.max_batch_rows);
-  const int64_t next = int64_t{position} + n;
-  if (position < s->kept_first || next > s->kept_next) {
-    return errorf(TND_FAILED_PRECONDITION,
-                  "features of positions %d..%lld of sequence %d are not kept, those of %d..%d are", position,
-                  static_cast<long long>(next - 1), sequence, s->kept_first, s->kept_next - 1);
-  }
+int64_t TargetRole::feature_width(int32_t encoding) const {
+  return fused_features(encoding) ? fc_->n : static_cast<int64_t>(capture_.size()) * p_.hidden;
+}
+
+uint64_t TargetRole::feature_row_bytes(int32_t encoding) const {
+  return static_cast<uint64_t>(feature_width(encoding)) * (bf16_features(encoding) ? sizeof(uint16_t) : sizeof(float));
+}
+
+// Reads the kept features that the groups name, in order, with one product for all. They have the contract of decoding.
+Status TargetRole::read_kept(const tnd_step& step) {
   feature_rows_.clear();
-  for (int32_t i = 0; i < n; ++i) feature_rows_.push_back(kept_place(sequence, position + i));
+  for (const Group& g : groups_) {
+    for (int32_t i = 0; i < g.n_kept; ++i) feature_rows_.push_back(kept_place(g.sequence, g.kept_position + i));
+  }
+  if (feature_rows_.empty()) return Status();
+  PhaseTimer timer(c_.stats);
   const int64_t raw = static_cast<int64_t>(capture_.size()) * p_.hidden;
-  c_.backend->begin_step(false);
+  const int32_t n = static_cast<int32_t>(feature_rows_.size());
   c_.backend->copy_rows(features_, raw, feature_rows_, {}, features_, raw);
-  write_features(encoding, n, out);
+  download_features(step.feature_encoding, fuse_features(step.feature_encoding, n, 0), n,
+                    static_cast<uint8_t*>(step.features));
   TND_TRY(c_.backend->sync());
   timer.mark(Counter::kFeatureNs);
   return Status();
 }
 
-// Writes the first n rows of features_.
-void TargetRole::write_features(int32_t encoding, int32_t n, void* out) {
-  const int64_t raw = static_cast<int64_t>(capture_.size()) * p_.hidden;
-  const float* src = features_;
-  int64_t width = raw;
-  if (fused_features(encoding)) {
-    width = fc_->n;
-    c_.backend->prepare(features_, raw, n, raw, c_.backend->forms(*fc_), fuse_acts_.get());
-    const Product product{fc_.get(), fused_, width, nullptr};
-    c_.backend->matmul(std::span<const Product>(&product, 1), *fuse_acts_, n);
-    c_.backend->norm_rows(fused_, fuse_.norm, fuse_.eps, n, width, fused_);
-    src = fused_;
+// Writes the captured features of the step's rows behind the kept ones, in the caller's order. They lie in features_ in
+// the order of internal rows: a group's are neighbours.
+void TargetRole::write_features(const tnd_step& step) {
+  const int32_t encoding = step.feature_encoding;
+  const float* src = fuse_features(encoding, wanted_features_, prompt_features_);
+  uint8_t* out = static_cast<uint8_t*>(step.features);
+  for (const Group& g : groups_) out += static_cast<uint64_t>(g.n_kept) * feature_row_bytes(encoding);
+  int32_t first = 0, n = 0;  // neighbours that are neighbours in the results, too
+  const auto download = [&] {
+    if (n > 0) download_features(encoding, src + first * feature_width(encoding), n, out);
+    out += static_cast<uint64_t>(n) * feature_row_bytes(encoding);
+  };
+  for (const Group& g : groups_) {
+    if (g.features == 0) continue;
+    if (g.first_feature != first + n) {
+      download();
+      first = g.first_feature;
+      n = 0;
+    }
+    n += g.features;
   }
+  download();
+}
+
+// Fuses the first n rows of features_ if the encoding asks for it, the first `prompt` of them with the contract of
+// prompts; returns where the rows are then.
+const float* TargetRole::fuse_features(int32_t encoding, int32_t n, int32_t prompt) {
+  if (!fused_features(encoding)) return features_;
+  const int64_t raw = static_cast<int64_t>(capture_.size()) * p_.hidden, width = fc_->n;
+  c_.backend->begin_step(prompt);
+  c_.backend->prepare(features_, raw, n, raw, c_.backend->forms(*fc_), fuse_acts_.get());
+  const Product product{fc_.get(), fused_, width, nullptr};
+  c_.backend->matmul(std::span<const Product>(&product, 1), *fuse_acts_, n);
+  c_.backend->norm_rows(fused_, fuse_.norm, fuse_.eps, n, width, fused_);
+  return fused_;
+}
+
+void TargetRole::download_features(int32_t encoding, const float* src, int32_t n, uint8_t* out) {
+  const int64_t values = n * feature_width(encoding);
   if (bf16_features(encoding)) {
-    c_.backend->download_bf16(static_cast<uint16_t*>(out), src, n * width);
+    c_.backend->download_bf16(reinterpret_cast<uint16_t*>(out), src, values);
   } else {
-    c_.backend->download(static_cast<float*>(out), src, n * width);
+    c_.backend->download(reinterpret_cast<float*>(out), src, values);
   }
 }
 

@@ -1,4 +1,5 @@
-// The step of a target engine: checks, order of rows, what each row sees, forward pass, results; and commit.
+// The step of a target engine: checks, commit of paths, kept features, order of rows, what each row sees, forward pass,
+// results.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,21 +11,37 @@ namespace {
 
 constexpr uint32_t kHeadWants = TND_WANT_TOKEN | TND_WANT_TOP | TND_WANT_LOGITS | TND_WANT_SCORE;
 
-Status bad_row(int32_t row, const char* fmt, int64_t a, int64_t b) {
-  char text[256];
-  std::snprintf(text, sizeof text, fmt, static_cast<long long>(a), static_cast<long long>(b));
-  return errorf(TND_INVALID_ARGUMENT, "rows[%d].%s", row, text);
+// The start of an error's text: what is wrong is groups[group].rows[row].field.
+std::string row_field(int32_t group, int32_t row, const char* field) {
+  return "groups[" + std::to_string(group) + "].rows[" + std::to_string(row) + "]." + field;
+}
+
+Status bad_row(int32_t group, int32_t row, const char* field, int64_t value, const std::string& rule) {
+  return Status(TND_INVALID_ARGUMENT, row_field(group, row, field) + " is " + std::to_string(value) + rule);
+}
+
+Status bad_group(int32_t group, const char* field, int64_t value, const std::string& rule) {
+  return Status(TND_INVALID_ARGUMENT,
+                "groups[" + std::to_string(group) + "]." + field + " is " + std::to_string(value) + rule);
+}
+
+std::string of_vocabulary(int32_t vocab) {
+  return ", the vocabulary has " + std::to_string(vocab);
 }
 
 }  // namespace
 
 Status TargetRole::step(const tnd_step& step) {
   const int64_t start = PhaseTimer::now();
-  TND_TRY(check_rows(step));
+  TND_TRY(check_groups(step));
   TND_TRY(check_outputs(step));
   TND_TRY(check_masks(step));
-  const bool commit = (step.flags & TND_STEP_COMMIT) != 0;
-  TND_TRY(plan_step(step));
+
+  // From here on only the device and tnd_cancel can end the step.
+  TND_TRY(commit_paths());
+  TND_TRY(read_kept(step));
+  if (step.n_rows == 0) return Status();
+  plan_step(step);
 
   TargetStep run;
   run.rows = step.n_rows;
@@ -37,17 +54,10 @@ Status TargetRole::step(const tnd_step& step) {
   if (static_cast<size_t>(wanted_features_) < feature_rows_.size()) run.feature_places = feature_places_;
   run.features = features_;
   run.cancel = c_.cancel;
-  // Steps of up to max_tree_rows rows have the same bits whether they commit or not.
-  const int32_t tree = std::max(kPromptRows, c_.options.max_tree_rows);
-  c_.backend->begin_step(commit &&
-                         std::all_of(groups_.begin(), groups_.end(), [&](const Group& g) { return g.count > tree; }));
+  c_.backend->begin_step(prompt_rows_);
   const Status status = model_->forward(run, c_.stats);
   if (!status.ok()) {
-    for (const Group& g : groups_) {
-      Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
-      s.broken = s.broken || commit;
-      s.pending.clear();
-    }
+    for (const Group& g : groups_) sequences_[static_cast<size_t>(g.sequence)].broken |= g.commit;
     return status;
   }
   finish_step(step);
@@ -57,8 +67,9 @@ Status TargetRole::step(const tnd_step& step) {
   c_.stats->add(Counter::kWeightBytesRead, arena_.of(Purpose::kWeights));
   uint64_t positions = 0;
   for (const Group& g : groups_) {
+    if (g.count == 0) continue;
     positions += static_cast<uint64_t>(sequences_[static_cast<size_t>(g.sequence)].length) +
-                 (commit ? 0u : static_cast<uint64_t>(g.count));
+                 (g.commit ? 0u : static_cast<uint64_t>(g.count));
   }
   c_.stats->add(Counter::kKvBytesRead,
                 positions * static_cast<uint64_t>(attention_layers_) * c_.backend->kv_row_bytes(kv_));
@@ -66,80 +77,160 @@ Status TargetRole::step(const tnd_step& step) {
   return Status();
 }
 
-// Checks rows and groups them by sequence in order of appearance. Sequences are not changed.
-Status TargetRole::check_rows(const tnd_step& step) {
-  const bool commit = (step.flags & TND_STEP_COMMIT) != 0;
-  if ((step.flags & ~TND_STEP_COMMIT) != 0) return errorf(TND_INVALID_ARGUMENT, "flags is 0x%x", step.flags);
-  if (step.n_rows < 1 || step.n_rows > c_.options.max_batch_rows || step.rows == nullptr) {
-    return errorf(TND_INVALID_ARGUMENT, "n_rows is %d, must be 1..%d (max_batch_rows)", step.n_rows,
-                  c_.options.max_batch_rows);
+// Checks groups and rows and fills groups_, in the caller's order. Sequences are not changed.
+Status TargetRole::check_groups(const tnd_step& step) {
+  const int32_t most = c_.options.max_batch_rows;
+  if (step.n_groups < 1 || step.groups == nullptr) {
+    return errorf(TND_INVALID_ARGUMENT, "n_groups is %d, must be 1 or more", step.n_groups);
+  }
+  if (step.n_rows < 0 || step.n_rows > most || (step.n_rows > 0 && step.rows == nullptr)) {
+    return errorf(TND_INVALID_ARGUMENT, "n_rows is %d, must be 0..%d (max_batch_rows)", step.n_rows, most);
   }
   groups_.clear();
   for (Sequence& s : sequences_) s.group = -1;
-  for (int32_t i = 0; i < step.n_rows; ++i) {
-    const tnd_row& row = step.rows[i];
+  int64_t rows = 0, kept = 0;
+  for (int32_t i = 0; i < step.n_groups; ++i) {
+    const tnd_group& in = step.groups[i];
     Sequence* s = nullptr;
-    TND_TRY(find(row.sequence, &s));
-    if (s->group < 0) {
-      s->group = static_cast<int32_t>(groups_.size());
-      groups_.push_back(Group{row.sequence, 0, 0, 0});
-      last_of_sequence_[static_cast<size_t>(row.sequence)] = -1;
+    const Status found = find(in.sequence, &s);
+    if (!found.ok()) return Status(found.code(), "groups[" + std::to_string(i) + "].sequence: " + found.message());
+    if (s->group >= 0) {
+      return bad_group(i, "sequence", in.sequence, ", as is groups[" + std::to_string(s->group) + "].sequence");
     }
-    Group& g = groups_[static_cast<size_t>(s->group)];
-    ++g.count;
+    s->group = i;
+    if (in.n_rows < 0 || rows + in.n_rows > step.n_rows) {
+      return bad_group(i, "n_rows", in.n_rows,
+                       ", " + std::to_string(step.n_rows - rows) + " of the step's n_rows are left");
+    }
+    if (in.kind != TND_GROUP_DECODE && in.kind != TND_GROUP_PROMPT) return bad_group(i, "kind", in.kind, "");
+    const bool commit = (in.flags & TND_GROUP_COMMIT) != 0, prompt = in.kind == TND_GROUP_PROMPT;
+    if ((in.flags & ~TND_GROUP_COMMIT) != 0) return bad_group(i, "flags", in.flags, "");
+    if (in.n_rows == 0 && prompt) return bad_group(i, "kind", in.kind, " without rows");
+    if (in.n_rows == 0 && commit) return bad_group(i, "flags", in.flags, " without rows");
+    if (prompt && !commit) return bad_group(i, "kind", in.kind, ", which needs TND_GROUP_COMMIT");
+    if (!commit && in.n_rows > c_.options.max_tree_rows) {
+      return bad_group(i, "n_rows", in.n_rows,
+                       ", at most " + std::to_string(c_.options.max_tree_rows) +
+                           " without TND_GROUP_COMMIT "
+                           "(max_tree_rows)");
+    }
+    Group g;
+    g.sequence = in.sequence;
+    g.given = static_cast<int32_t>(rows);
+    g.count = in.n_rows;
+    g.commit = commit;
+    g.prompt = prompt;
+    TND_TRY(check_path(i, in, *s, &g));
+    kept += in.n_kept;
+    if (kept > most) {
+      return bad_group(i, "n_kept", in.n_kept, ", at most " + std::to_string(most) + " of a step (max_batch_rows)");
+    }
+    TND_TRY(check_rows(step, i, *s, &g));
+    rows += in.n_rows;
+    groups_.push_back(g);
+  }
+  if (rows != step.n_rows) {
+    return errorf(TND_INVALID_ARGUMENT, "n_rows is %d, the groups have %d", step.n_rows, static_cast<int32_t>(rows));
+  }
+  return Status();
+}
+
+// Checks the rows that a group commits first and the kept features that it reads then.
+Status TargetRole::check_path(int32_t index, const tnd_group& in, const Sequence& s, Group* g) const {
+  if (in.n_path < 0 || (in.n_path > 0 && in.path == nullptr)) {
+    return bad_group(index, "n_path", in.n_path, in.n_path < 0 ? "" : ", but path is NULL");
+  }
+  if (in.n_path > 0 && s.pending.empty()) {
+    return errorf(TND_FAILED_PRECONDITION, "groups[%d].n_path is %d: sequence %d has no pending rows to commit", index,
+                  in.n_path, in.sequence);
+  }
+  if (static_cast<size_t>(in.n_path) > s.pending.size()) {
+    return bad_group(index, "n_path", in.n_path, ", the last step left " + std::to_string(s.pending.size()) + " rows");
+  }
+  g->path = std::span<const int32_t>(in.path, static_cast<size_t>(in.n_path));
+  Kept kept = s.kept;
+  int32_t parent = -1;
+  for (int32_t i = 0; i < in.n_path; ++i) {
+    const int32_t at = s.pending_row(in.path[i]);
+    const auto bad = [&](const std::string& why) {
+      return Status(TND_INVALID_ARGUMENT, "groups[" + std::to_string(index) + "].path[" + std::to_string(i) + "] is " +
+                                              std::to_string(in.path[i]) + ": " + why);
+    };
+    if (at < 0) return bad("the last step left no such row of sequence " + std::to_string(in.sequence));
+    const Pending& p = s.pending[static_cast<size_t>(at)];
+    if (p.parent != parent) return bad(std::string("no child of ") + (i == 0 ? "the tip" : "the row before it"));
+    parent = at;
+    if (p.kept) kept.add(s.length + i);
+  }
+  if (in.n_kept < 0) return bad_group(index, "n_kept", in.n_kept, "");
+  g->kept_position = in.kept_position;
+  g->n_kept = in.n_kept;
+  const int64_t next = int64_t{in.kept_position} + in.n_kept;
+  if (in.n_kept > 0 && (in.kept_position < kept.first || next > kept.next)) {
+    const std::string are = kept.first < kept.next ? "those of " + std::to_string(kept.first) + ".." +
+                                                         std::to_string(kept.next - 1) + " are"
+                                                   : "none are";
+    return errorf(TND_FAILED_PRECONDITION,
+                  "groups[%d].kept_position is %d: features of positions %d..%lld of sequence %d are not kept, %s",
+                  index, in.kept_position, in.kept_position, static_cast<long long>(next - 1), in.sequence,
+                  are.c_str());
+  }
+  return Status();
+}
+
+Status TargetRole::check_rows(const tnd_step& step, int32_t index, const Sequence& s, Group* g) const {
+  const tnd_row* rows = step.rows + g->given;
+  const int32_t length = s.length + static_cast<int32_t>(g->path.size());
+  uint32_t places = 0;  // of rows that are kept
+  for (int32_t i = 0; i < g->count; ++i) {
+    const tnd_row& row = rows[i];
+    const auto bad = [&](const char* field, int64_t value, const std::string& rule) {
+      return bad_row(index, i, field, value, rule);
+    };
     const bool known = row.token >= 0 && row.token < p_.vocab;
-    if (layer_first_ == 0 && !known) return bad_row(i, "token is %lld, the vocabulary has %lld", row.token, p_.vocab);
-    int32_t position = s->length;
-    if (row.parent != -1) {
-      if (row.parent < 0 || row.parent >= i) {
-        return bad_row(i, "parent is %lld, must be -1 or an earlier row of the %lld", row.parent, step.n_rows);
-      }
-      if (step.rows[row.parent].sequence != row.sequence) {
-        return bad_row(i, "parent %lld belongs to sequence %lld", row.parent, step.rows[row.parent].sequence);
-      }
-      position = step.rows[row.parent].position + 1;
+    if (layer_first_ == 0 && !known) return bad("token", row.token, of_vocabulary(p_.vocab));
+    if (row.parent < -1 || row.parent >= i) {
+      return bad("parent", row.parent, ", must be -1 or an earlier row of the group");
     }
-    int32_t& last = last_of_sequence_[static_cast<size_t>(row.sequence)];
-    if (commit && row.parent != last) {
-      return bad_row(i, "parent is %lld, a committing step has chains: expected %lld", row.parent, last);
+    if (g->commit && row.parent != i - 1) {
+      return bad("parent", row.parent,
+                 ", a committing group is a chain from the tip: expected " + std::to_string(i - 1));
     }
-    last = i;
-    if (row.position != position) return bad_row(i, "position is %lld, expected %lld", row.position, position);
+    const int32_t position = row.parent < 0 ? length : rows[row.parent].position + 1;
+    if (row.position != position) return bad("position", row.position, ", expected " + std::to_string(position));
     if (row.position >= max_context_) {
-      return errorf(TND_RESOURCE_EXHAUSTED, "rows[%d].position is %d, a sequence has %d positions (max_context)", i,
-                    row.position, max_context_);
+      return errorf(TND_RESOURCE_EXHAUSTED, "%s is %d, a sequence has %d positions (max_context)",
+                    row_field(index, i, "position").c_str(), row.position, max_context_);
     }
-    if (!commit && g.count > c_.options.max_tree_rows) {
-      return errorf(TND_INVALID_ARGUMENT, "sequence %d has more than %d uncommitted rows (max_tree_rows)", row.sequence,
-                    c_.options.max_tree_rows);
-    }
-    if ((row.want & ~(kHeadWants | TND_WANT_FEATURES | TND_WANT_KEEP)) != 0)
-      return bad_row(i, "want is %lld", row.want, 0);
+    if ((row.want & ~(kHeadWants | TND_WANT_FEATURES | TND_WANT_KEEP)) != 0) return bad("want", row.want, "");
     if ((row.want & TND_WANT_TOP) != 0 &&
         (row.top_k < 1 || row.top_k > c_.options.max_top_k || row.top_k > step.top_stride || row.top_k > p_.vocab)) {
-      return bad_row(i, "top_k is %lld, must be 1..max_top_k, top_stride and vocabulary (max_top_k %lld)", row.top_k,
-                     c_.options.max_top_k);
+      return bad(
+          "top_k", row.top_k,
+          ", must be 1..max_top_k, top_stride and vocabulary (max_top_k " + std::to_string(c_.options.max_top_k) + ")");
     }
     if ((row.want & TND_WANT_SCORE) != 0 && (row.score < 0 || row.score >= p_.vocab)) {
-      return bad_row(i, "score is %lld, the vocabulary has %lld", row.score, p_.vocab);
+      return bad("score", row.score, of_vocabulary(p_.vocab));
     }
-    if (row.mask != -1 && (row.mask < 0 || row.mask >= step.n_masks)) {
-      return bad_row(i, "mask is %lld of %lld masks", row.mask, step.n_masks);
+    if (row.mask < -1 || row.mask >= step.n_masks) {
+      return bad("mask", row.mask, " of " + std::to_string(step.n_masks) + " masks");
     }
     if ((row.want & kHeadWants) != 0 && model_->output() == nullptr) {
-      return errorf(TND_FAILED_PRECONDITION, "rows[%d].want asks for tokens of a shard that ends at layer %d of %d", i,
-                    layer_last_, p_.n_layers);
+      return errorf(TND_FAILED_PRECONDITION, "%s asks for tokens of a shard that ends at layer %d of %d",
+                    row_field(index, i, "want").c_str(), layer_last_, p_.n_layers);
     }
     if ((row.want & (TND_WANT_FEATURES | TND_WANT_KEEP)) != 0 && capture_.empty()) {
-      return errorf(TND_FAILED_PRECONDITION, "rows[%d].want asks for features, but no layers are captured", i);
+      return errorf(TND_FAILED_PRECONDITION, "%s asks for features, but no layers are captured",
+                    row_field(index, i, "want").c_str());
     }
+    if ((row.want & TND_WANT_FEATURES) != 0) ++g->features;
     if ((row.want & TND_WANT_KEEP) != 0) {
       const uint32_t place = 1u << (row.position % TND_KEPT_ROWS);
-      if ((g.kept & place) != 0) {
-        return bad_row(i, "position is %lld, another row that is kept takes its place of %lld", row.position,
-                       TND_KEPT_ROWS);
+      if ((places & place) != 0) {
+        return bad("position", row.position,
+                   ", another row that is kept takes its place of " + std::to_string(TND_KEPT_ROWS));
       }
-      g.kept |= place;
+      places |= place;
     }
   }
   return Status();
@@ -148,21 +239,25 @@ Status TargetRole::check_rows(const tnd_step& step) {
 Status TargetRole::check_outputs(const tnd_step& step) const {
   uint32_t wants = 0;
   for (int32_t i = 0; i < step.n_rows; ++i) wants |= step.rows[i].want;
+  const bool kept = std::any_of(groups_.begin(), groups_.end(), [](const Group& g) { return g.n_kept > 0; });
   const auto missing = [](const char* field) { return errorf(TND_INVALID_ARGUMENT, "%s is NULL but wanted", field); };
   if ((wants & TND_WANT_TOKEN) != 0 && step.tokens == nullptr) return missing("tokens");
   if ((wants & TND_WANT_TOP) != 0 && step.top_ids == nullptr) return missing("top_ids");
   if ((wants & TND_WANT_TOP) != 0 && step.top_logprobs == nullptr) return missing("top_logprobs");
   if ((wants & TND_WANT_LOGITS) != 0 && step.logits == nullptr) return missing("logits");
   if ((wants & TND_WANT_SCORE) != 0 && step.scores == nullptr) return missing("scores");
-  if ((wants & TND_WANT_FEATURES) != 0) {
+  if (kept || (wants & TND_WANT_FEATURES) != 0) {
     if (step.features == nullptr) return missing("features");
     TND_TRY(check_encoding(step.feature_encoding));
   }
-  if (layer_first_ > 0 && step.hidden_in == nullptr) return missing("hidden_in");
+  if (step.hidden_encoding != TND_HIDDEN_F32) {
+    return errorf(TND_INVALID_ARGUMENT, "hidden_encoding is %d", step.hidden_encoding);
+  }
+  if (layer_first_ > 0 && step.n_rows > 0 && step.hidden_in == nullptr) return missing("hidden_in");
   if (layer_first_ == 0 && step.hidden_in != nullptr) {
     return errorf(TND_INVALID_ARGUMENT, "hidden_in is given to the shard that begins at layer 0");
   }
-  if (layer_last_ < p_.n_layers && step.hidden_out == nullptr) return missing("hidden_out");
+  if (layer_last_ < p_.n_layers && step.n_rows > 0 && step.hidden_out == nullptr) return missing("hidden_out");
   return Status();
 }
 
@@ -185,92 +280,129 @@ Status TargetRole::check_masks(const tnd_step& step) {
   return Status();
 }
 
-// Orders the rows and fills every plan of the forward pass. Drops what the sequences had pending.
-Status TargetRole::plan_step(const tnd_step& step) {
-  const bool commit = (step.flags & TND_STEP_COMMIT) != 0;
-  int32_t first = 0;
-  for (Group& g : groups_) {
-    g.first = first;
-    first += g.count;
-    g.count = 0;
+// Commits the paths of all groups and drops what else their sequences had pending.
+Status TargetRole::commit_paths() {
+  const int64_t start = PhaseTimer::now();
+  uint64_t commits = 0, rows = 0;
+  for (const Group& g : groups_) {
+    Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
+    if (!g.path.empty()) {
+      commit_path(&s, g.path);
+      ++commits;
+      rows += g.path.size();
+    }
+    s.pending.clear();
   }
-  // parents_ by internal slot in given order; order_ then maps depth-first positions to it.
-  for (int32_t i = 0; i < step.n_rows; ++i) {
-    Group& g = groups_[static_cast<size_t>(sequences_[static_cast<size_t>(step.rows[i].sequence)].group)];
-    const int32_t at = g.first + g.count++;
-    row_of_batch_[static_cast<size_t>(i)] = at;
-    batch_of_row_[static_cast<size_t>(at)] = i;
-    const int32_t parent = step.rows[i].parent;
-    parents_[static_cast<size_t>(at)] = parent < 0 ? -1 : row_of_batch_[static_cast<size_t>(parent)] - g.first;
+  if (commits == 0) return Status();
+  TND_TRY(c_.backend->start());
+  c_.stats->add(Counter::kCommits, commits);
+  c_.stats->add(Counter::kCommittedRows, rows);
+  c_.stats->add(Counter::kCommitNs, static_cast<uint64_t>(PhaseTimer::now() - start));
+  return Status();
+}
+
+// Commits a checked path. The buffers are those of the planner.
+void TargetRole::commit_path(Sequence* s, std::span<const int32_t> path) {
+  const size_t n = path.size();
+  for (size_t i = 0; i < n; ++i) {
+    order_[i] = s->pending_row(path[i]);
+    parents_[i] = s->length + order_[i];                    // slot before
+    parent_rows_[i] = s->length + static_cast<int32_t>(i);  // and after
+  }
+  const std::span<const int32_t> rows(order_.data(), n);
+  if (delta_layers_ > 0) c_.backend->delta_commit(model_->delta_shape(), s->states, s->replay, rows);
+  c_.backend->kv_move(kv_, s->caches, std::span<const int32_t>(parents_).first(n),
+                      std::span<const int32_t>(parent_rows_).first(n));
+  for (const int32_t row : rows) {
+    const Pending& p = s->pending[static_cast<size_t>(row)];
+    s->tokens.push_back(p.token);
+    if (p.kept) s->kept.add(s->length);
+    ++s->length;
+  }
+}
+
+// Orders the rows, those of prompts first, and fills every plan of the forward pass.
+void TargetRole::plan_step(const tnd_step& step) {
+  plan_order_.clear();
+  int32_t first = 0;
+  for (const bool prompt : {true, false}) {
+    for (size_t i = 0; i < groups_.size(); ++i) {
+      Group& g = groups_[i];
+      if (g.count == 0 || g.prompt != prompt) continue;
+      g.first = first;
+      first += g.count;
+      plan_order_.push_back(static_cast<int32_t>(i));
+    }
+    if (prompt) prompt_rows_ = first;
   }
   delta_groups_.clear();
   attention_groups_.clear();
-  for (const Group& g : groups_) {
+  feature_rows_.clear();
+  feature_places_.clear();
+  prompt_features_ = 0;
+  for (const int32_t index : plan_order_) {
+    Group& g = groups_[static_cast<size_t>(index)];
     Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
-    s.pending.clear();
     const size_t at = static_cast<size_t>(g.first), n = static_cast<size_t>(g.count);
-    DeltaRow* rows = delta_rows_.data() + g.first;
-    if (commit) {
-      chain_rows(g.count, rows);
+    const tnd_row* rows = step.rows + g.given;
+    DeltaRow* delta = delta_rows_.data() + g.first;
+    if (g.commit) {
+      chain_rows(g.count, delta);
       for (size_t i = 0; i < n; ++i) {
         order_[at + i] = static_cast<int32_t>(i);
         parent_rows_[at + i] = static_cast<int32_t>(i) - 1;
       }
     } else {
+      for (size_t i = 0; i < n; ++i) parents_[at + i] = rows[i].parent;
       planner_.plan(std::span<const int32_t>(parents_).subspan(at, n), order_.data() + at, parent_rows_.data() + at,
-                    rows);
+                    delta);
     }
-  }
-  // From given order inside a group to internal order.
-  std::vector<int32_t>& given = positions_;  // scratch until filled with positions
-  std::copy(batch_of_row_.begin(), batch_of_row_.begin() + step.n_rows, given.begin());
-  for (const Group& g : groups_) {
+    // From the group's order to internal order.
     for (int32_t i = 0; i < g.count; ++i) {
-      const int32_t batch = given[static_cast<size_t>(g.first + order_[static_cast<size_t>(g.first + i)])];
-      batch_of_row_[static_cast<size_t>(g.first + i)] = batch;
+      const int32_t batch = g.given + order_[at + static_cast<size_t>(i)];
+      batch_of_row_[at + static_cast<size_t>(i)] = batch;
       row_of_batch_[static_cast<size_t>(batch)] = g.first + i;
     }
-  }
-  feature_rows_.clear();
-  feature_places_.clear();
-  for (int32_t i = 0; i < step.n_rows; ++i) {
-    const tnd_row& row = step.rows[i];
-    const size_t at = static_cast<size_t>(row_of_batch_[static_cast<size_t>(i)]);
-    tokens_[at] = row.token >= 0 && row.token < p_.vocab ? row.token : -1;
-    positions_[at] = row.position;
-    if ((row.want & TND_WANT_FEATURES) != 0) {
-      feature_places_.push_back(static_cast<int32_t>(feature_rows_.size()));
-      feature_rows_.push_back(static_cast<int32_t>(at));
+    g.first_feature = static_cast<int32_t>(feature_rows_.size());
+    for (size_t i = 0; i < n; ++i) {
+      const tnd_row& row = rows[i];
+      const size_t to = static_cast<size_t>(row_of_batch_[static_cast<size_t>(g.given) + i]);
+      tokens_[to] = row.token >= 0 && row.token < p_.vocab ? row.token : -1;
+      positions_[to] = row.position;
+      if ((row.want & TND_WANT_FEATURES) != 0) {
+        feature_places_.push_back(static_cast<int32_t>(feature_rows_.size()));
+        feature_rows_.push_back(static_cast<int32_t>(to));
+        prompt_features_ += g.prompt ? 1 : 0;
+      }
+      if (layer_first_ > 0) {
+        std::memcpy(
+            hidden_.data() + static_cast<int64_t>(to) * p_.hidden,
+            static_cast<const float*>(step.hidden_in) + (int64_t{g.given} + static_cast<int64_t>(i)) * p_.hidden,
+            static_cast<size_t>(p_.hidden) * sizeof(float));
+      }
     }
-    if (layer_first_ > 0) {
-      std::memcpy(hidden_.data() + static_cast<int64_t>(at) * p_.hidden, step.hidden_in + int64_t{i} * p_.hidden,
-                  static_cast<size_t>(p_.hidden) * sizeof(float));
-    }
+    delta_groups_.push_back(DeltaGroup{g.first, g.count, g.commit, delta, s.states.data(), s.replay.data(), g.prompt});
+    attention_groups_.push_back(AttentionGroupPlan{g.first, g.count, s.caches.data(), s.length});
+    plan_attention(s, g);
   }
   wanted_features_ = static_cast<int32_t>(feature_rows_.size());
-  for (int32_t i = 0; i < step.n_rows; ++i) {
-    const tnd_row& row = step.rows[i];
-    if ((row.want & TND_WANT_KEEP) == 0) continue;
-    feature_rows_.push_back(row_of_batch_[static_cast<size_t>(i)]);
-    feature_places_.push_back(kept_place(row.sequence, row.position));
-    // What was in its place is gone, whether or not the row is committed.
-    Sequence& s = sequences_[static_cast<size_t>(row.sequence)];
-    s.kept_first = std::max(s.kept_first, row.position - TND_KEPT_ROWS + 1);
-  }
   for (const Group& g : groups_) {
     Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
-    delta_groups_.push_back(
-        DeltaGroup{g.first, g.count, commit, delta_rows_.data() + g.first, s.states.data(), s.replay.data()});
-    attention_groups_.push_back(AttentionGroupPlan{g.first, g.count, s.caches.data(), s.length});
-    plan_attention(s, g, commit);
+    for (int32_t i = g.given; i < g.given + g.count; ++i) {
+      const tnd_row& row = step.rows[i];
+      if ((row.want & TND_WANT_KEEP) == 0) continue;
+      feature_rows_.push_back(row_of_batch_[static_cast<size_t>(i)]);
+      feature_places_.push_back(kept_place(g.sequence, row.position));
+      // What was in its place is gone, whether or not the row is committed.
+      s.kept.first = std::max(s.kept.first, row.position - TND_KEPT_ROWS + 1);
+    }
   }
-  fill_rope();
-  return Status();
+  fill_rope(step.n_rows);
 }
 
 // A row sees the committed positions, then its ancestors by depth and itself. Leading ancestors whose slot equals their
 // position are seen as past: no difference in bits (attention.h), but the common cases need no list.
-void TargetRole::plan_attention(const Sequence& s, const Group& g, bool commit) {
+void TargetRole::plan_attention(const Sequence& s, const Group& g) {
   const size_t stride = static_cast<size_t>(c_.options.max_tree_rows);
   for (int32_t i = 0; i < g.count; ++i) {
     const size_t row = static_cast<size_t>(g.first + i);
@@ -279,7 +411,7 @@ void TargetRole::plan_attention(const Sequence& s, const Group& g, bool commit) 
     p.first = 0;
     p.n_tail = 0;
     p.tail = nullptr;
-    if (commit) {
+    if (g.commit) {
       p.past = p.slot + 1;
       continue;
     }
@@ -297,10 +429,8 @@ void TargetRole::plan_attention(const Sequence& s, const Group& g, bool commit) 
 }
 
 // Rotation tables of the rows: cos of all pairs, then sin.
-void TargetRole::fill_rope() {
+void TargetRole::fill_rope(int64_t rows) {
   if (attention_layers_ == 0) return;
-  int64_t rows = 0;
-  for (const Group& g : groups_) rows += g.count;
   for (int64_t r = 0; r < rows; ++r) {
     angles_.fill(positions_[static_cast<size_t>(r)], rope_host_.data() + r * p_.rope_dims);
   }
@@ -308,9 +438,9 @@ void TargetRole::fill_rope() {
 }
 
 // Distinct tokens of the last penalty_window tokens up to and with the row's own, appended to out.
-void TargetRole::count_history(const Sequence& s, int32_t row, std::vector<TokenCount>* out, size_t* first) {
+void TargetRole::count_history(const Group& g, int32_t row, std::vector<TokenCount>* out, size_t* first) {
   *first = out->size();
-  const Group& g = groups_[static_cast<size_t>(s.group)];
+  const Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
   int32_t left = s.penalty_window;
   const auto see = [&](int32_t token) {
     if (token >= 0 && counts_[static_cast<size_t>(token)]++ == 0) out->push_back(TokenCount{token, 0});
@@ -330,57 +460,54 @@ void TargetRole::count_history(const Sequence& s, int32_t row, std::vector<Token
 void TargetRole::plan_head(const tnd_step& step) {
   head_rows_.clear();
   history_.clear();
+  begins_.clear();
   int64_t logits = 0;
-  for (int32_t i = 0; i < step.n_rows; ++i) {
-    const tnd_row& row = step.rows[i];
-    if (step.tokens != nullptr) step.tokens[i] = -1;
-    if (step.logprobs != nullptr) step.logprobs[i] = 0;
-    if (step.scores != nullptr) step.scores[i] = 0;
-    if (step.top_ids != nullptr) std::fill_n(step.top_ids + int64_t{i} * step.top_stride, step.top_stride, -1);
-    if ((row.want & kHeadWants) == 0) continue;
-    const Sequence& s = sequences_[static_cast<size_t>(row.sequence)];
-    HeadRow h;
-    h.row = row_of_batch_[static_cast<size_t>(i)];
-    if ((row.want & TND_WANT_TOKEN) != 0) {
-      h.token = step.tokens + i;
-      h.logprob = step.logprobs != nullptr ? step.logprobs + i : nullptr;
-      h.sampler = s.has_sampler ? &s.sampler : nullptr;
-      if (row.mask >= 0) h.mask = step.masks + int64_t{row.mask} * ((p_.vocab + 31) / 32);
-      h.output_position = row.position + 1 - s.prompt_tokens;
+  for (const Group& g : groups_) {
+    const Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
+    for (int32_t i = g.given; i < g.given + g.count; ++i) {
+      const tnd_row& row = step.rows[i];
+      if (step.tokens != nullptr) step.tokens[i] = -1;
+      if (step.logprobs != nullptr) step.logprobs[i] = 0;
+      if (step.scores != nullptr) step.scores[i] = 0;
+      if (step.top_ids != nullptr) std::fill_n(step.top_ids + int64_t{i} * step.top_stride, step.top_stride, -1);
+      if ((row.want & kHeadWants) == 0) continue;
+      HeadRow h;
+      h.row = row_of_batch_[static_cast<size_t>(i)];
+      if ((row.want & TND_WANT_TOKEN) != 0) {
+        h.token = step.tokens + i;
+        h.logprob = step.logprobs != nullptr ? step.logprobs + i : nullptr;
+        h.sampler = s.has_sampler ? &s.sampler : nullptr;
+        if (row.mask >= 0) h.mask = step.masks + int64_t{row.mask} * ((p_.vocab + 31) / 32);
+        h.output_position = row.position + 1 - s.prompt_tokens;
+      }
+      if ((row.want & TND_WANT_SCORE) != 0) {
+        h.score_token = row.score;
+        h.score = step.scores + i;
+      }
+      if ((row.want & TND_WANT_TOP) != 0) {
+        h.top_k = row.top_k;
+        h.top_ids = step.top_ids + int64_t{i} * step.top_stride;
+        h.top_logprobs = step.top_logprobs + int64_t{i} * step.top_stride;
+      }
+      if ((row.want & TND_WANT_LOGITS) != 0) h.logits = step.logits + p_.vocab * logits++;
+      size_t first = history_.size();
+      if (h.sampler != nullptr && h.token != nullptr &&
+          (h.sampler->repetition_penalty != 1.0f || h.sampler->frequency_penalty != 0.0f ||
+           h.sampler->presence_penalty != 0.0f)) {
+        count_history(g, h.row, &history_, &first);
+      }
+      begins_.push_back(first);
+      head_rows_.push_back(h);
     }
-    if ((row.want & TND_WANT_SCORE) != 0) {
-      h.score_token = row.score;
-      h.score = step.scores + i;
-    }
-    if ((row.want & TND_WANT_TOP) != 0) {
-      h.top_k = row.top_k;
-      h.top_ids = step.top_ids + int64_t{i} * step.top_stride;
-      h.top_logprobs = step.top_logprobs + int64_t{i} * step.top_stride;
-    }
-    if ((row.want & TND_WANT_LOGITS) != 0) h.logits = step.logits + p_.vocab * logits++;
-    head_rows_.push_back(h);
   }
-  // Histories grow a shared list: spans are taken once it is complete.
-  std::vector<int32_t>& begins = order_;  // free by now
+  // Histories grow a shared list: spans are taken now that it is complete.
   for (size_t i = 0; i < head_rows_.size(); ++i) {
-    const HeadRow& h = head_rows_[i];
-    size_t first = history_.size();
-    if (h.sampler != nullptr && h.token != nullptr &&
-        (h.sampler->repetition_penalty != 1.0f || h.sampler->frequency_penalty != 0.0f ||
-         h.sampler->presence_penalty != 0.0f)) {
-      const int32_t batch = batch_of_row_[static_cast<size_t>(h.row)];
-      count_history(sequences_[static_cast<size_t>(step.rows[batch].sequence)], h.row, &history_, &first);
-    }
-    begins[i] = static_cast<int32_t>(first);
-  }
-  for (size_t i = 0; i < head_rows_.size(); ++i) {
-    const size_t begin = static_cast<size_t>(begins[i]);
-    const size_t end = i + 1 < head_rows_.size() ? static_cast<size_t>(begins[i + 1]) : history_.size();
-    head_rows_[i].history = std::span<const TokenCount>(history_).subspan(begin, end - begin);
+    const size_t end = i + 1 < begins_.size() ? begins_[i + 1] : history_.size();
+    head_rows_[i].history = std::span<const TokenCount>(history_).subspan(begins_[i], end - begins_[i]);
   }
 }
 
-// Results of a finished forward pass; then the rows become pending or, in a committing step, part of the sequences.
+// Results of a finished forward pass; then the rows become pending or, in a committing group, part of the sequence.
 void TargetRole::finish_step(const tnd_step& step) {
   PhaseTimer timer(c_.stats);
   plan_head(step);
@@ -397,83 +524,34 @@ void TargetRole::finish_step(const tnd_step& step) {
     timer.mark(Counter::kHeadNs);
   }
   if (wanted_features_ > 0) {
-    write_features(step.feature_encoding, wanted_features_, step.features);
+    write_features(step);
     timer.mark(Counter::kFeatureNs);
   }
   if (layer_last_ < p_.n_layers) {
     for (int32_t i = 0; i < step.n_rows; ++i) {
-      c_.backend->download(step.hidden_out + int64_t{i} * p_.hidden,
+      c_.backend->download(static_cast<float*>(step.hidden_out) + int64_t{i} * p_.hidden,
                            model_->x() + int64_t{row_of_batch_[static_cast<size_t>(i)]} * p_.hidden, p_.hidden);
     }
   }
-  const bool commit = (step.flags & TND_STEP_COMMIT) != 0;
+  uint64_t committed = 0;
   for (const Group& g : groups_) {
     Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
     for (int32_t i = 0; i < g.count; ++i) {
       const size_t row = static_cast<size_t>(g.first + i);
-      const bool kept = (step.rows[batch_of_row_[row]].want & TND_WANT_KEEP) != 0;
-      if (commit) {
+      const int32_t batch = batch_of_row_[row];
+      const bool kept = (step.rows[batch].want & TND_WANT_KEEP) != 0;
+      if (g.commit) {
         s.tokens.push_back(tokens_[row]);
-        if (kept) keep(&s, s.length + i);
+        if (kept) s.kept.add(s.length + i);
       } else {
-        s.pending.push_back(Pending{batch_of_row_[row], tokens_[row], parent_rows_[row], kept});
+        s.pending.push_back(Pending{batch - g.given, tokens_[row], parent_rows_[row], kept});
       }
     }
-    if (commit) s.length += g.count;
+    if (!g.commit) continue;
+    s.length += g.count;
+    committed += static_cast<uint64_t>(g.count);
   }
-  if (commit) c_.stats->add(Counter::kCommittedRows, static_cast<uint64_t>(step.n_rows));
-}
-
-Status TargetRole::commit(int32_t sequence, std::span<const int32_t> path) {
-  const int64_t start = PhaseTimer::now();
-  Sequence* s = nullptr;
-  TND_TRY(find(sequence, &s));
-  if (path.empty()) {
-    s->pending.clear();
-    return Status();
-  }
-  if (s->pending.empty()) {
-    return errorf(TND_FAILED_PRECONDITION, "sequence %d has no pending rows to commit", sequence);
-  }
-  if (path.size() > s->pending.size()) {
-    return errorf(TND_INVALID_ARGUMENT, "path has %zu rows, the last step %zu", path.size(), s->pending.size());
-  }
-  // Positions in depth-first order, their slots before and after. The buffers are those of the step planner.
-  std::vector<int32_t>& rows = order_;
-  int32_t parent = -1;
-  for (size_t i = 0; i < path.size(); ++i) {
-    const auto at =
-        std::find_if(s->pending.begin(), s->pending.end(), [&](const Pending& p) { return p.batch_index == path[i]; });
-    if (at == s->pending.end()) {
-      return errorf(TND_INVALID_ARGUMENT, "path[%zu] is %d: no row of sequence %d in the last step", i, path[i],
-                    sequence);
-    }
-    if (at->parent != parent) {
-      return errorf(TND_INVALID_ARGUMENT, "path[%zu] is %d: no child of %s", i, path[i],
-                    i == 0 ? "the tip" : "the row before it");
-    }
-    parent = static_cast<int32_t>(at - s->pending.begin());
-    rows[i] = parent;
-    parents_[i] = s->length + parent;                       // from
-    parent_rows_[i] = s->length + static_cast<int32_t>(i);  // to
-  }
-  const size_t n = path.size();
-  const std::span<const int32_t> kept(rows.data(), n);
-  if (delta_layers_ > 0) c_.backend->delta_commit(model_->delta_shape(), s->states, s->replay, kept);
-  c_.backend->kv_move(kv_, s->caches, std::span<const int32_t>(parents_).first(n),
-                      std::span<const int32_t>(parent_rows_).first(n));
-  for (const int32_t row : kept) {
-    const Pending& p = s->pending[static_cast<size_t>(row)];
-    s->tokens.push_back(p.token);
-    if (p.kept) keep(s, s->length);
-    ++s->length;
-  }
-  s->pending.clear();
-  TND_TRY(c_.backend->start());
-  c_.stats->add(Counter::kCommits, 1);
-  c_.stats->add(Counter::kCommittedRows, n);
-  c_.stats->add(Counter::kCommitNs, static_cast<uint64_t>(PhaseTimer::now() - start));
-  return Status();
+  c_.stats->add(Counter::kCommittedRows, committed);
 }
 
 }  // namespace tnd

@@ -17,6 +17,7 @@ namespace {
 
 constexpr int kDeltaGroups = 4;  // sequences whose saved states exist at a time
 constexpr int kGraphRows = 64;   // wider steps are prompts: their launches are few against their work
+constexpr int kActsRows = 128;   // that kernels for rows of prompts read at a time
 constexpr uint64_t kDeviceAlign = 256;
 constexpr int kMaxPath = 128;  // rows of a commit: max_tree_rows
 
@@ -30,9 +31,22 @@ void* take_aligned(Arena& arena, Purpose purpose, uint64_t bytes, uint64_t align
 }
 
 std::unique_ptr<Acts> GpuBackend::acts(Arena& arena, int64_t max_k, int max_rows, InputForms forms) {
+  return acts_of(arena, max_k, max_rows, forms, prompt_inputs(info_) != Prompt::kNone);
+}
+
+// Where rows of prompts have inputs of their own they take the memory of those that they replace, so rows of both
+// contracts in a step get buffers one behind the other (parts()), each of a multiple of 128 rows, or of 64: together at
+// most kActsRows rows more than the rows of all.
+std::unique_ptr<Acts> GpuBackend::acts_of(Arena& arena, int64_t max_k, int max_rows, InputForms forms,
+                                          bool prompts) const {
   auto a = std::make_unique<GpuActs>();
-  void* mem = take_aligned(arena, Purpose::kScratch, acts_bytes(max_k, max_rows, forms), kDeviceAlign);
-  if (!arena.measuring()) acts_init(&a->view, mem, max_k, max_rows, forms);
+  const int rows = prompts ? (max_rows + kActsRows - 1) / kActsRows * kActsRows : max_rows;
+  void* mem =
+      take_aligned(arena, Purpose::kScratch, acts_bytes(max_k, prompts ? rows + kActsRows : rows, forms), kDeviceAlign);
+  a->mem = mem;
+  a->max_k = max_k;
+  a->forms = forms;
+  if (!arena.measuring()) acts_init(&a->view, mem, max_k, rows, forms);
   if ((forms & kFormHalf) != 0 && matmul_fuses(info_, 1, 256)) {
     const int rows = std::min(max_rows, kGraphRows);
     mem = take_aligned(arena, Purpose::kScratch, acts_bytes(max_k, rows, kFormHalf), kDeviceAlign);
@@ -41,17 +55,36 @@ std::unique_ptr<Acts> GpuBackend::acts(Arena& arena, int64_t max_k, int max_rows
   return a;
 }
 
-ActsView GpuBackend::view(const Acts& acts, int rows) const {
+GpuBackend::Parts GpuBackend::parts(const Acts& acts, int rows) const {
   const GpuActs& a = static_cast<const GpuActs&>(acts);
-  ActsView v = a.in_other ? a.other : a.view;
-  v.prompt = rows > kPromptRows ? prompt_ : Prompt::kNone;
-  v.paired = has_matmul_pairs(info_) ? 1 : 0;
-  return v;
+  const Prompt kind = prompt_inputs(info_);
+  const int32_t paired = has_matmul_pairs(info_) ? 1 : 0;
+  const int prompt = kind != Prompt::kNone ? std::min(prompt_rows_, rows) : 0;
+  Parts p;
+  const auto add = [&](int first, int count, Prompt as, const ActsView& view) {
+    Part& part = p.part[p.count++];
+    part.first = first;
+    part.rows = count;
+    part.acts = view;
+    part.acts.prompt = as;
+    part.acts.paired = paired;
+  };
+  if (prompt == 0 || prompt == rows) {
+    add(0, rows, prompt > 0 ? kind : Prompt::kNone, a.in_other ? a.other : a.view);
+    return p;
+  }
+  const int room = (prompt + kActsRows - 1) / kActsRows * kActsRows;
+  ActsView view;
+  acts_init(&view, a.mem, a.max_k, room, a.forms);
+  add(0, prompt, kind, view);
+  acts_init(&view, static_cast<uint8_t*>(a.mem) + acts_bytes(a.max_k, room, a.forms), a.max_k, rows - prompt, a.forms);
+  add(prompt, rows - prompt, Prompt::kNone, view);
+  return p;
 }
 
-ActsView GpuBackend::output(Acts* acts, int rows) const {
+GpuBackend::Parts GpuBackend::outputs(Acts* acts, int rows) const {
   static_cast<GpuActs*>(acts)->in_other = static_cast<GpuActs*>(acts)->stale = false;
-  return view(*acts, rows);
+  return parts(*acts, rows);
 }
 
 void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
@@ -84,7 +117,7 @@ void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
   if (vocab > 0) {
     logits_stride_ = (vocab + 15) / 16 * 16;
     logits_ = floats(head_rows * logits_stride_);
-    head_acts_ = acts(arena, limits.max_k, limits.head_rows, limits.forms);
+    head_acts_ = acts_of(arena, limits.max_k, limits.head_rows, limits.forms, false);
     choose_scratch_ = take(choose_scratch_bytes(vocab, limits.head_rows));
   }
   // Plans: rows of attention and DeltaNet with their ancestors, positions, tokens; masks, and one row's bias and
@@ -205,10 +238,12 @@ void fill_norm(NormArgs& args, const float* x, const float* w, float eps, int ro
 }  // namespace
 
 void GpuBackend::norm(const float* x, const float* w, float eps, int rows, int64_t dim, InputForms forms, Acts* out) {
-  NormArgs& args = recorder_.add(launch_norm);
-  fill_norm(args, x, w, eps, rows, dim);
-  args.acts = output(out, rows);
-  args.forms = forms;
+  for (const Part& part : outputs(out, rows)) {
+    NormArgs& args = recorder_.add(launch_norm);
+    fill_norm(args, x + part.first * dim, w, eps, part.rows, dim);
+    args.acts = part.acts;
+    args.forms = forms;
+  }
 }
 
 void GpuBackend::norm_rows(const float* x, const float* w, float eps, int rows, int64_t dim, float* y) {
@@ -218,20 +253,22 @@ void GpuBackend::norm_rows(const float* x, const float* w, float eps, int rows, 
 }
 
 void GpuBackend::prepare(const float* x, int64_t stride, int rows, int64_t dim, InputForms forms, Acts* out) {
-  PrepareArgs& args = recorder_.add(launch_prepare);
-  args.x = x;
-  args.x_stride = stride;
-  args.rows = rows;
-  args.k = static_cast<int32_t>(dim);
-  args.forms = forms;
-  args.acts = output(out, rows);
+  for (const Part& part : outputs(out, rows)) {
+    PrepareArgs& args = recorder_.add(launch_prepare);
+    args.x = x + part.first * stride;
+    args.x_stride = stride;
+    args.rows = part.rows;
+    args.k = static_cast<int32_t>(dim);
+    args.forms = forms;
+    args.acts = part.acts;
+  }
 }
 
-NormInput GpuBackend::norm_in_product(std::span<const Product> products, const Acts& in, int rows) {
+NormInput GpuBackend::norm_in_product(std::span<const Product> products, const Parts& in, int rows) {
   const NormArgs* norm = recorder_.last(launch_norm);
-  const ActsView acts = view(in, rows);
+  const ActsView& acts = in.part[0].acts;
   const DeviceWeight& first = static_cast<const GpuMatrix*>(products[0].w)->weight;
-  if (norm == nullptr || norm->forms != kFormHalf || acts.paired == 0 || acts.prompt != Prompt::kNone ||
+  if (norm == nullptr || in.mixed() || norm->forms != kFormHalf || acts.paired == 0 || acts.prompt != Prompt::kNone ||
       norm->rows != rows || norm->acts.pairs != acts.pairs || products.size() > kMaxProducts || rows > kGraphRows ||
       !matmul_fuses_norm(info_, rows, first.k)) {
     return {};
@@ -241,19 +278,25 @@ NormInput GpuBackend::norm_in_product(std::span<const Product> products, const A
   }
   const NormInput input{norm->x, norm->gather, norm->w, norm->eps};
   recorder_.drop_last();
-  static_cast<const GpuActs&>(in).stale = true;
   return input;
 }
 
 void GpuBackend::matmul(std::span<const Product> products, const Acts& in, int rows) {
-  const NormInput norm = norm_in_product(products, in, rows);
-  if (norm.x == nullptr && static_cast<const GpuActs&>(in).stale) {
+  const Parts inputs = parts(in, rows);
+  const NormInput norm = norm_in_product(products, inputs, rows);
+  if (norm.x != nullptr) {
+    static_cast<const GpuActs&>(in).stale = true;
+  } else if (static_cast<const GpuActs&>(in).stale) {
     stream_.fail(errorf(TND_INTERNAL, "products of inputs that were not written"));
   }
+  for (const Part& part : inputs) matmul_part(products, part, norm);
+}
+
+void GpuBackend::matmul_part(std::span<const Product> products, const Part& part, const NormInput& norm) {
   for (size_t first = 0; first < products.size(); first += kMaxProducts) {
     MatmulGroup& group = recorder_.add(launch_matmul);
-    group.rows = rows;
-    group.acts = view(in, rows);
+    group.rows = part.rows;
+    group.acts = part.acts;
     group.norm.x = norm.x;
     group.norm.gather = norm.gather;
     group.norm.w = norm.w;
@@ -266,8 +309,8 @@ void GpuBackend::matmul(std::span<const Product> products, const Acts& in, int r
       const Product& p = products[first + static_cast<size_t>(i)];
       MatmulProduct& to = group.products[i];
       to.w = static_cast<const GpuMatrix*>(p.w)->weight;
-      to.y = p.y;
-      to.residual = p.residual;
+      to.y = p.y + part.first * p.y_stride;
+      to.residual = p.residual != nullptr ? p.residual + part.first * p.y_stride : nullptr;
       to.y_stride = p.y_stride;
     }
   }
@@ -276,6 +319,7 @@ void GpuBackend::matmul(std::span<const Product> products, const Acts& in, int r
 bool GpuBackend::swiglu_in_product(const float* gate, const float* up, int rows, int64_t dim, InputForms forms,
                                    Acts* out) {
   GpuActs& acts = *static_cast<GpuActs*>(out);
+  if (parts(acts, rows).mixed()) return false;
   MatmulGroup* product = recorder_.last(launch_matmul);
   if (product == nullptr || acts.other.pairs == nullptr || forms != kFormHalf || rows > kGraphRows ||
       !matmul_fuses(info_, rows, product->products[0].w.k)) {
@@ -289,20 +333,22 @@ bool GpuBackend::swiglu_in_product(const float* gate, const float* up, int rows,
   }
   acts.in_other = true;
   acts.stale = false;
-  product->swiglu = view(acts, rows);
+  product->swiglu = parts(acts, rows).part[0].acts;
   return true;
 }
 
 void GpuBackend::swiglu(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out) {
   if (swiglu_in_product(gate, up, rows, dim, forms, out)) return;
-  SwigluArgs& args = recorder_.add(launch_swiglu);
-  args.gate = gate;
-  args.up = up;
-  args.stride = dim;
-  args.rows = rows;
-  args.dim = static_cast<int>(dim);
-  args.acts = output(out, rows);
-  args.forms = forms;
+  for (const Part& part : outputs(out, rows)) {
+    SwigluArgs& args = recorder_.add(launch_swiglu);
+    args.gate = gate + part.first * dim;
+    args.up = up + part.first * dim;
+    args.stride = dim;
+    args.rows = part.rows;
+    args.dim = static_cast<int>(dim);
+    args.acts = part.acts;
+    args.forms = forms;
+  }
 }
 
 // ---- gated DeltaNet
@@ -325,7 +371,7 @@ uint64_t chunk_plan_bytes(std::span<const DeltaGroup> groups, int capacity) {
 
 void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const DeltaGroup> groups, int rows,
                              const DeltaIo& io, InputForms forms, Acts* out) {
-  const int capacity = prompt_step_ ? chunk_capacity_ : 0;  // else everything goes through the recurrence
+  const int capacity = chunk_capacity_;
   delta_.plan(groups, rows, 0);
   delta_groups_.assign(groups.size(), DeltaStepGroup());
   for (size_t g = 0; g < groups.size(); ++g) {
@@ -387,15 +433,18 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
       args.shared_per_block = info_.shared_per_block;
     }
   }
-  GatedNormArgs& norm = recorder_.add(launch_gated_norm);
-  norm.o = norm.y = rows_;
-  norm.w = w.norm;
-  norm.z = io.z;
-  norm.eps = w.eps;
-  norm.rows = rows;
-  norm.heads = w.shape.nv;
-  norm.acts = output(out, rows);
-  norm.forms = forms;
+  const int64_t width = w.shape.value_dim();
+  for (const Part& part : outputs(out, rows)) {
+    GatedNormArgs& norm = recorder_.add(launch_gated_norm);
+    norm.o = norm.y = rows_ + part.first * width;
+    norm.w = w.norm;
+    norm.z = io.z + part.first * width;
+    norm.eps = w.eps;
+    norm.rows = part.rows;
+    norm.heads = w.shape.nv;
+    norm.acts = part.acts;
+    norm.forms = forms;
+  }
 }
 
 // Lists are as long as the longest path, so that commits of any length are one graph.
@@ -491,8 +540,21 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   args.scratch_bytes = attention_scratch_bytes_;
   args.shared_per_block = info_.shared_per_block;
   args.wgmma = has_attention_wgmma(info_);
-  args.acts = output(out, rows);
-  args.forms = forms;
+  const Parts to = outputs(out, rows);
+  if (!to.mixed()) {
+    args.acts = to.part[0].acts;
+    args.forms = forms;
+    return;
+  }
+  for (const Part& part : to) {  // the output stays floats and is prepared by contract
+    PrepareArgs& prepare = recorder_.add(launch_prepare);
+    prepare.x = query_ + part.first * q_width;
+    prepare.x_stride = q_width;
+    prepare.rows = part.rows;
+    prepare.k = static_cast<int32_t>(q_width);
+    prepare.forms = forms;
+    prepare.acts = part.acts;
+  }
 }
 
 void GpuBackend::kv_move(const KvShape& shape, std::span<const KvCache> caches, std::span<const int32_t> from,

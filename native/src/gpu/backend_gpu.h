@@ -28,7 +28,10 @@ struct GpuMatrix final : Matrix {
 };
 
 struct GpuActs final : Acts {
-  ActsView view;
+  void* mem = nullptr;
+  int64_t max_k = 0;
+  InputForms forms = 0;
+  ActsView view;               // all of it, for rows of one contract
   ActsView other;              // pairs alone, for a product that writes the next one's inputs while it reads its own
   bool in_other = false;       // what was written last
   mutable bool stale = false;  // not written: the norm of these rows became part of the products that read them
@@ -61,10 +64,7 @@ class GpuBackend final : public Backend {
   void plan_scratch(Arena& arena, const ScratchLimits& limits) override;
   uint64_t kv_bytes(const KvShape& shape, bool keys) const override;
 
-  void begin_step(bool prompt) override {
-    prompt_step_ = prompt;
-    prompt_ = prompt ? prompt_inputs(info_) : Prompt::kNone;
-  }
+  void begin_step(int prompt_rows) override { prompt_rows_ = prompt_rows; }
   void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) override;
   void download(float* host, const float* src, int64_t n) override;
   void download_bf16(uint16_t* host, const float* src, int64_t n) override;
@@ -98,12 +98,27 @@ class GpuBackend final : public Backend {
   const Recorder& recorder() const { return recorder_; }
 
  private:
-  // view returns the buffer as `rows` rows of the step are written to it and read.
-  ActsView view(const Acts& acts, int rows) const;
-  // output says that `rows` rows are about to be written to it, and returns it so.
-  ActsView output(Acts* acts, int rows) const;
+  // Rows [first, first + rows) of an operation, which have one contract, and the inputs that they are.
+  struct Part {
+    int first = 0, rows = 0;
+    ActsView acts;
+  };
+  struct Parts {
+    Part part[2];
+    int count = 0;
+    const Part* begin() const { return part; }
+    const Part* end() const { return part + count; }
+    bool mixed() const { return count > 1; }
+  };
+  // parts returns the buffer as `rows` rows of an operation are written to it and read: rows of prompts and rows of
+  // decoding that meet in a step share its memory.
+  Parts parts(const Acts& acts, int rows) const;
+  // outputs says that `rows` rows are about to be written to it, and returns it so.
+  Parts outputs(Acts* acts, int rows) const;
+  std::unique_ptr<Acts> acts_of(Arena& arena, int64_t max_k, int max_rows, InputForms forms, bool prompts) const;
   // norm_in_product takes the norm that was recorded last back, if the products can read its rows themselves.
-  NormInput norm_in_product(std::span<const Product> products, const Acts& in, int rows);
+  NormInput norm_in_product(std::span<const Product> products, const Parts& in, int rows);
+  void matmul_part(std::span<const Product> products, const Part& part, const NormInput& norm);
   // swiglu_in_product lets the product that was recorded last write its inputs, if that can be.
   bool swiglu_in_product(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out);
   // to_device and to_host move any number of bytes through the staging buffer, in order with what is recorded.
@@ -124,8 +139,7 @@ class GpuBackend final : public Backend {
   std::unique_ptr<cpu::ThreadPool> packers_;  // of weights, while a model loads
 
   DeltaRule delta_wish_ = nullptr;
-  bool prompt_step_ = false;
-  Prompt prompt_ = Prompt::kNone;  // of the step: how the device wants its rows
+  int prompt_rows_ = 0;  // of the step, its first
   ScratchLimits limits_;
   float* rows_ = nullptr;   // [rows, max_k]: rows between an operation and prepare
   float* query_ = nullptr;  // [rows, q_heads * dim]

@@ -1,6 +1,7 @@
 // Head of a GPU backend: final norm of the wanted rows, product with the vocabulary, choice of tokens on the device.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "cpu/sample.h"
 #include "gpu/backend_gpu.h"
@@ -9,10 +10,12 @@
 namespace tnd::gpu {
 
 void GpuBackend::head(const HeadArgs& args) {
+  const int prompt_rows = std::exchange(prompt_rows_, 0);
   const size_t most = static_cast<size_t>(limits_.head_rows);
   for (size_t first = 0; first < args.rows.size(); first += most) {
     head_rows(args, args.rows.data() + first, static_cast<int>(std::min(args.rows.size() - first, most)));
   }
+  prompt_rows_ = prompt_rows;
 }
 
 void GpuBackend::head_rows(const HeadArgs& args, const HeadRow* rows, int n) {
@@ -28,7 +31,7 @@ void GpuBackend::head_rows(const HeadArgs& args, const HeadRow* rows, int n) {
     norm.eps = args.eps;
     norm.rows = n;
     norm.dim = static_cast<int>(hidden);
-    norm.acts = output(head_acts_.get(), n);
+    norm.acts = outputs(head_acts_.get(), n).part[0].acts;
     norm.forms = forms(*args.w);
     norm.gather = recorder_.put(numbers_.data(), numbers_.size());
   } else {

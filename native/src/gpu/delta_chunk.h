@@ -1,7 +1,7 @@
-// Chunked form of the gated delta rule: chains of more than kDeltaChunk rows in steps of prompts, where the recurrence
-// would wait for one row after the other. The corrections d of 64 rows solve a triangular system, so the state is read
-// and written once a chunk and the rest is matrix products (docs/spec/qwen35.md 3.7). Other bits than the recurrence,
-// the same precision: products of halves, each number as two of them (MODEL_qwen35.md, Delta rule of prompts).
+// Chunked form of the gated delta rule: chains of prompts, where the recurrence would wait for one row after the other.
+// The corrections d of 64 rows solve a triangular system, so the state is read and written once a chunk and the rest is
+// matrix products (docs/spec/qwen35.md 3.7). Other bits than the recurrence, the same precision: products of halves,
+// each number as two of them (MODEL_qwen35.md, Delta rule of prompts).
 //
 // Two launches: launch_delta_prepare makes of every chunk, by head and all at once, what does not depend on the state;
 // launch_delta_states then goes through the chunks in order with the state in registers.
@@ -38,14 +38,14 @@ struct DeltaChunks {
   std::vector<DeltaChunk> chunks;
   std::vector<DeltaChain> chains;
   // takes says whether a group is one for the chunked form.
-  static bool takes(const DeltaGroup& group) { return group.commit && group.count > kDeltaChunk; }
+  static bool takes(const DeltaGroup& group) { return group.prompt; }
   // plan takes groups [first, …) as long as their chunks fit `capacity`; returns the first group that was left.
   size_t plan(std::span<const DeltaGroup> groups, size_t first, int capacity);
 };
 
 // Chunks that fit the scratch of steps of `rows` rows: those of the longest chain.
 constexpr int delta_chunk_capacity(int rows) {
-  return rows > kDeltaChunk ? (rows + kDeltaChunk - 1) / kDeltaChunk : 0;
+  return (rows + kDeltaChunk - 1) / kDeltaChunk;
 }
 uint64_t delta_chunk_scratch_bytes(const DeltaShape& shape, int chunks);
 

@@ -61,7 +61,7 @@ void DflashModel::append(const KvCache* caches, int32_t position, int32_t n, int
                          Stats* stats) {
   const HParams& d = p_.decoder;
   PhaseTimer timer(stats);
-  backend_.begin_step(n > kPromptRows);
+  backend_.begin_step(n > kPromptRows ? n : 0);
   float* c = ws_.x;
   const bool fused = fused_features(encoding);
   float* const to = fused ? c : features_;
@@ -143,7 +143,7 @@ void DflashModel::plan_block(const DflashBlock& b, int32_t first_row) {
 void DflashModel::propose(std::span<const DflashBlock> blocks, int32_t stride, Stats* stats) {
   const HParams& d = p_.decoder;
   PhaseTimer timer(stats);
-  backend_.begin_step(false);
+  backend_.begin_step(0);
   int32_t rows = 0;
   for (const DflashBlock& b : blocks) rows += b.rows;
   tokens_.resize(static_cast<size_t>(rows));

@@ -61,7 +61,6 @@ Status ScorerModel::load(WeightLoader& w, Arena& arena, const ScorerLimits& limi
 
 // Starts a prompt: its first residual stream.
 void ScorerModel::embed(std::span<const int32_t> ids) {
-  backend_.begin_step(true);
   for (size_t first = 0; first < ids.size(); first += static_cast<size_t>(limits_.chunk)) {
     const size_t n = std::min(static_cast<size_t>(limits_.chunk), ids.size() - first);
     backend_.embed(*embedding_, ids.subspan(first, n), x_ + static_cast<int64_t>(first) * p_.hidden);
@@ -72,6 +71,7 @@ void ScorerModel::embed(std::span<const int32_t> ids) {
 void ScorerModel::query_rows(const Layer& l, std::span<const int32_t> query, bool rotated) {
   const Attention& a = l.attention;
   const int rows = static_cast<int>(query.size());
+  backend_.begin_step(rows > kPromptRows ? rows : 0);
   backend_.copy_rows(x_, p_.hidden, query, {}, query_x_, p_.hidden);
   backend_.norm(query_x_, a.norm, p_.eps, rows, p_.hidden, backend_.forms(*a.q), ws_.acts.get());
   const Product product{a.q.get(), query_q_, int64_t{p_.q_heads} * p_.head_dim, nullptr};
@@ -95,6 +95,7 @@ Status ScorerModel::layer(int32_t index, int32_t n, std::span<const int32_t> que
       return errorf(TND_CANCELED, "cancelled in layer %d at position %d of %d", index, first, n);
     }
     const int32_t rows = std::min(limits_.chunk, n - first);
+    backend_.begin_step(rows > kPromptRows ? rows : 0);
     ws_.x = x_ + int64_t{first} * p_.hidden;
     float* q = ws_.wide;
     float* k = q + rows * q_width;
