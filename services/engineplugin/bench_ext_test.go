@@ -17,8 +17,8 @@ func stepCases() map[string]*engineplugin.Step {
 	row := func(i int, want uint32) engineplugin.Row {
 		return engineplugin.Row{Token: int32(i % 50), Position: 8 + int32(i), Parent: int32(i) - 1, Want: want, Mask: -1}
 	}
-	one := &engineplugin.Step{Rows: []engineplugin.Row{row(0, engineplugin.WantToken)}}
-	tree := &engineplugin.Step{Features: engineplugin.FeatureRawBF16}
+	one := &engineplugin.Step{Groups: []engineplugin.Group{{Rows: 1}}, Rows: []engineplugin.Row{row(0, engineplugin.WantToken)}}
+	tree := &engineplugin.Step{Groups: []engineplugin.Group{{Rows: 23}}, Features: engineplugin.FeatureRawBF16}
 	for i := range 23 {
 		want := engineplugin.WantToken
 		if i < 9 {
@@ -46,9 +46,9 @@ func prepareSteps(b testing.TB, opener engineplugin.Opener) (engineplugin.Engine
 	if err := e.SetCapture(b.Context(), []int32{1, 3}); err != nil {
 		b.Fatal(err)
 	}
-	prompt := &engineplugin.Step{Prefill: true}
+	prompt := &engineplugin.Step{Groups: []engineplugin.Group{{Sequence: q, Rows: 8, Commit: true}}}
 	for i := range int32(8) {
-		prompt.Rows = append(prompt.Rows, engineplugin.Row{Sequence: q, Token: i, Position: i, Parent: i - 1, Mask: -1})
+		prompt.Rows = append(prompt.Rows, engineplugin.Row{Token: i, Position: i, Parent: i - 1, Mask: -1})
 	}
 	if err := e.Step(b.Context(), prompt, &engineplugin.StepResult{}); err != nil {
 		b.Fatal(err)
@@ -61,9 +61,7 @@ func BenchmarkStep(b *testing.B) {
 	for name, step := range stepCases() {
 		b.Run(name, func(b *testing.B) {
 			e, q := prepareSteps(b, host(b, "wide"))
-			for i := range step.Rows {
-				step.Rows[i].Sequence = q
-			}
+			step.Groups[0].Sequence = q
 			var r engineplugin.StepResult
 			var overhead, total []time.Duration
 			b.ReportAllocs()
@@ -93,9 +91,7 @@ func TestStepAllocations(t *testing.T) {
 	for name, step := range stepCases() {
 		t.Run(name, func(t *testing.T) {
 			e, q := prepareSteps(t, host(t, "wide"))
-			for i := range step.Rows {
-				step.Rows[i].Sequence = q
-			}
+			step.Groups[0].Sequence = q
 			var r engineplugin.StepResult
 			run := func() {
 				if err := e.Step(t.Context(), step, &r); err != nil {

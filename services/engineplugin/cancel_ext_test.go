@@ -17,7 +17,15 @@ import (
 )
 
 func oneRow(q engineplugin.Sequence) *engineplugin.Step {
-	return &engineplugin.Step{Rows: []engineplugin.Row{{Sequence: q, Parent: -1, Mask: -1, Want: engineplugin.WantToken}}}
+	return &engineplugin.Step{
+		Groups: []engineplugin.Group{{Sequence: q, Rows: 1}},
+		Rows:   []engineplugin.Row{{Parent: -1, Mask: -1, Want: engineplugin.WantToken}},
+	}
+}
+
+// noRows is a step that drops what is pending, of which there is nothing.
+func noRows(q engineplugin.Sequence) *engineplugin.Step {
+	return &engineplugin.Step{Groups: []engineplugin.Group{{Sequence: q}}}
 }
 
 // TestCancelRunningStep: a step that would take an hour ends when its context does, in process and behind a connection,
@@ -46,7 +54,7 @@ func TestCancelRunningStep(t *testing.T) {
 			// One context for many steps, cancelled during one of them.
 			ctx, cancel := context.WithCancel(t.Context())
 			for range 20 {
-				if err := e.Step(ctx, &engineplugin.Step{}, &engineplugin.StepResult{}); err != nil {
+				if err := e.Step(ctx, noRows(q), &engineplugin.StepResult{}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -113,10 +121,14 @@ func TestInterruptOvertakesRequest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An empty step first, so that the stream is attached; request messages are the generated ones here.
-	work := func(id uint64, rows ...*enginev1.Row) *enginev1.RunResponse {
+	// A step without rows first, so that the stream is attached; request messages are the generated ones here.
+	request := func(id uint64, sequence int32, kind enginev1.GroupKind, rows ...*enginev1.Row) *enginev1.RunRequest {
+		group := &enginev1.Group{Sequence: sequence, Rows: int32(len(rows)), Kind: kind}
+		return &enginev1.RunRequest{Id: id, Work: &enginev1.RunRequest_Step{Step: &enginev1.Step{Groups: []*enginev1.Group{group}, Rows: rows}}}
+	}
+	const decode = enginev1.GroupKind_GROUP_KIND_DECODE
+	answer := func(m *enginev1.RunRequest) *enginev1.RunResponse {
 		t.Helper()
-		m := &enginev1.RunRequest{Id: id, Work: &enginev1.RunRequest_Step{Step: &enginev1.Step{Rows: rows}}}
 		if err := stream.Send(m); err != nil {
 			t.Fatal(err)
 		}
@@ -126,22 +138,27 @@ func TestInterruptOvertakesRequest(t *testing.T) {
 		}
 		return r
 	}
-	if r := work(1); r.Failure != nil {
+	if r := answer(request(1, q.Sequence, decode)); r.Failure != nil {
 		t.Fatal(r)
 	}
 	if _, err := client.Interrupt(t.Context(), &enginev1.InterruptRequest{Id: 2}); err != nil {
 		t.Fatal(err)
 	}
-	if r := work(2, &enginev1.Row{Sequence: q.Sequence, Parent: -1, Mask: -1}); codes.Code(r.Failure.GetCode()) != codes.Canceled {
+	if r := answer(request(2, q.Sequence, decode, &enginev1.Row{Parent: -1, Mask: -1})); codes.Code(r.Failure.GetCode()) != codes.Canceled {
 		t.Fatal(r)
 	}
-	if r := work(3); r.Failure != nil {
+	if r := answer(request(3, q.Sequence, decode)); r.Failure != nil {
 		t.Fatalf("the next request is cancelled as well: %v", r)
 	}
-	if r := work(4, &enginev1.Row{Sequence: 99, Parent: -1, Mask: -1}); r.Failure.GetReason() != "NOT_FOUND" {
+	if r := answer(request(4, 99, decode, &enginev1.Row{Parent: -1, Mask: -1})); r.Failure.GetReason() != "NOT_FOUND" {
 		t.Fatal(r)
 	}
-	if r := work(5, &enginev1.Row{Sequence: q.Sequence, Token: -4, Parent: -1, Mask: -1}); r.Failure.GetField() != "rows.token" {
+	if r := answer(request(5, q.Sequence, decode, &enginev1.Row{Token: -4, Parent: -1, Mask: -1})); r.Failure.GetField() != "groups[0].rows[0].token" {
+		t.Fatal(r)
+	}
+	// A kind is never assumed.
+	unstated := enginev1.GroupKind_GROUP_KIND_UNSPECIFIED
+	if r := answer(request(5, q.Sequence, unstated, &enginev1.Row{Parent: -1, Mask: -1})); r.Failure.GetField() != "groups[0].kind" {
 		t.Fatal(r)
 	}
 	// Other streams have requests of their own, so many and no more.
@@ -151,8 +168,7 @@ func TestInterruptOvertakesRequest(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m := &enginev1.RunRequest{Id: 6, Work: &enginev1.RunRequest_Step{Step: &enginev1.Step{}}}
-		if err := again.Send(m); err != nil && err != io.EOF { // EOF: it was refused before, and Recv knows why
+		if err := again.Send(request(6, q.Sequence, decode)); err != nil && err != io.EOF { // EOF: it was refused before, and Recv knows why
 			t.Fatal(err)
 		}
 		if _, refused = again.Recv(); refused != nil {

@@ -26,6 +26,7 @@ func TestFake(t *testing.T) {
 	for name, o := range map[string]enginefake.Options{
 		"recurrent":   {},
 		"truncatable": {Truncatable: true, Vocab: 100},
+		"prompt bits": {PromptRows: 64},
 		"slow":        {RowDelay: 30 * time.Microsecond, ScoreDelay: time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {

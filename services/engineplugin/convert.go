@@ -35,7 +35,7 @@ func infoToProto(i Info) *enginev1.Info {
 		KvTypeK: i.KVTypeK, KvTypeV: i.KVTypeV, BlockSize: int32(i.BlockSize), MaskToken: i.MaskToken,
 		CaptureLayers: i.CaptureLayers, FeatureRaw: int32(i.FeatureRaw), FeatureFused: int32(i.FeatureFused),
 		Recurrent: i.Recurrent, KvBytesPerToken: i.KVBytesPerToken, StateBytesPerSequence: i.StateBytesPerSequence,
-		Numerics: i.Numerics, PromptRows: int32(i.PromptRows),
+		Numerics: i.Numerics, PromptRows: int32(i.PromptRows), Concurrent: i.Concurrent,
 	}
 }
 
@@ -51,7 +51,7 @@ func infoFromProto(m *enginev1.Info) Info {
 		KVTypeK: m.KvTypeK, KVTypeV: m.KvTypeV, BlockSize: int(m.BlockSize), MaskToken: m.MaskToken,
 		CaptureLayers: m.CaptureLayers, FeatureRaw: int(m.FeatureRaw), FeatureFused: int(m.FeatureFused),
 		Recurrent: m.Recurrent, KVBytesPerToken: m.KvBytesPerToken, StateBytesPerSequence: m.StateBytesPerSequence,
-		Numerics: m.Numerics, PromptRows: int(m.PromptRows),
+		Numerics: m.Numerics, PromptRows: int(m.PromptRows), Concurrent: m.Concurrent,
 	}
 }
 

@@ -59,9 +59,10 @@ type Info struct {
 	StateBytesPerSequence              uint64
 	// Numerics names the engine's arithmetic: backend, kind of device, versions of the sets of kernels with bits of their own.
 	Numerics string
-	// PromptRows is 0 when prompts have the bits of decoding however they are cut; else steps that commit more rows of a
-	// sequence may have other bits.
+	// PromptRows is 0 when both kinds of groups have the same bits; else a prompt piece of more rows is stated as KindPrompt.
 	PromptRows int
+	// Concurrent reports that steps of different sequences run at the same time: nothing is gained by joining them.
+	Concurrent bool
 }
 
 // Sequence is a handle of an engine's sequence, Snapshot one of a stored state.
@@ -77,18 +78,17 @@ const (
 	WantLogits   uint32 = 4
 	WantFeatures uint32 = 8
 	WantScore    uint32 = 16
-	WantKeep     uint32 = 32 // features stay in the engine, to be read by Step.Kept
+	WantKeep     uint32 = 32 // features stay in the engine, to be read by Group.Kept
 )
 
 // KeptRows is how many of a sequence's rows that want WantKeep are kept, the newest; TND_KEPT_ROWS.
 const KeptRows = 32
 
-// Row is one row of a Step, tnd_row.
+// Row is one row of a Group, tnd_row.
 type Row struct {
-	Sequence Sequence
 	Token    int32
 	Position int32
-	Parent   int32 // index in the batch, -1 = tip of the sequence
+	Parent   int32 // index within the group, -1 = tip of the sequence
 	Want     uint32
 	TopK     int32
 	Score    int32
@@ -107,26 +107,39 @@ const (
 	FeatureFusedF32  FeatureEncoding = 4
 )
 
-// Commit keeps Path of the pending rows of a sequence (indices of its last step's batch); an empty Path drops them.
-type Commit struct {
+// GroupKind is the numeric contract of a group's rows, TND_GROUP_*. It is stated, never derived from their number.
+type GroupKind uint32
+
+// Kinds of groups.
+const (
+	KindDecode GroupKind = 0 // rows of decoding, verification and replay, and prompt pieces with their bits
+	KindPrompt GroupKind = 1 // rows of a prompt piece; needs Commit
+)
+
+// Group is one sequence in a Step, tnd_group. First Path is committed and the other pending rows of the sequence are dropped, then
+// Kept is read, then the rows run behind the new tip. A sequence occurs at most once in a step; one that no group names is not
+// touched.
+type Group struct {
 	Sequence Sequence
-	Path     []int32
+	Rows     int // of Step.Rows, after those of the groups before; may be 0
+	Kind     GroupKind
+	Commit   bool      // the rows are a chain from the tip, and the step commits them; without it they stay pending
+	Path     []int32   // pending rows to commit, indices within the sequence's group of its last step; each the parent of the next
+	Kept     KeptRange // features to read once Path is committed
 }
 
-// KeptFeatures names committed positions from Position on whose rows wanted WantKeep, tnd_features_read.
-type KeptFeatures struct {
-	Sequence Sequence
+// KeptRange names committed positions from Position on whose rows wanted WantKeep; the zero value names none.
+type KeptRange struct {
 	Position int32
 	Rows     int32
 }
 
-// Step is one forward pass. Commits are applied first, in order, then kept features are read, so that a decode loop needs
-// one round trip per step.
+// Step is one call over the groups of one or more sequences. What it asks for is checked before anything changes: after
+// INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED and FAILED_PRECONDITION every sequence is as it was. When a step fails
+// otherwise, or is cancelled, the paths are committed, nothing is pending, and the sequences of committing groups are broken.
 type Step struct {
-	Commits  []Commit
-	Kept     []KeptFeatures
-	Rows     []Row
-	Prefill  bool // TND_STEP_COMMIT: rows are chains and committed by this call
+	Groups   []Group
+	Rows     []Row // group by group
 	Masks    []uint32
 	NMasks   int
 	HiddenIn []float32 // [len(Rows), hidden] when the shard does not start at layer 0
@@ -143,7 +156,7 @@ type StepResult struct {
 	TopIDs      []int32   // [rows, TopStride], -1 beyond a row's TopK
 	TopLogprobs []float32 // [rows, TopStride]
 	Logits      []float32 // [rows that want them, vocab]
-	Features    []byte    // [rows of Kept, then rows that want them, width] in the step's encoding, little-endian
+	Features    []byte    // [kept rows of all groups, then rows that want them, width] in the step's encoding, little-endian
 	HiddenOut   []float32 // [rows, hidden] when the shard does not end at the last layer
 	EngineNanos int64     // time inside the native engine
 	BatchRows   int       // rows that ran together with those of the step, these included; 0 = these alone
@@ -229,7 +242,7 @@ type Engine interface {
 	Export(ctx context.Context, s Sequence) ([]byte, error)
 	Import(ctx context.Context, s Sequence, state []byte) error
 
-	// Step runs the commits, reads kept features, then runs the rows, of which there may be none.
+	// Step commits the groups' paths, reads kept features, then runs the rows, of which there may be none.
 	Step(ctx context.Context, step *Step, result *StepResult) error
 	// SetCapture chooses captured layers; LoadFuse loads fc and norm of a draft and captures its layers.
 	SetCapture(ctx context.Context, layers []int32) error

@@ -15,8 +15,10 @@ func (g *Guard) timed(f func() error) error {
 // Step implements Engine.
 func (g *Guard) Step(ctx context.Context, step *Step, result *StepResult) error {
 	kind, position := callStep, 0
-	if step.Prefill {
-		kind = callPrefill
+	for i := range step.Groups {
+		if step.Groups[i].Kind == KindPrompt {
+			kind = callPrefill
+		}
 	}
 	for i := range step.Rows {
 		position = max(position, int(step.Rows[i].Position))

@@ -182,8 +182,7 @@ func TestBusyEngineIsNotStuck(t *testing.T) {
 		results := make(chan error, 40)
 		for range 40 { // 20 minutes
 			go func() {
-				step := &engineplugin.Step{Rows: oneRow(q).Rows}
-				results <- g.Step(t.Context(), step, &engineplugin.StepResult{})
+				results <- g.Step(t.Context(), oneRow(q), &engineplugin.StepResult{})
 			}()
 		}
 		for range 40 {

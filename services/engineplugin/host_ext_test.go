@@ -168,7 +168,7 @@ func TestProcessDeath(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-p.Done()
-	step := &engineplugin.Step{Rows: []engineplugin.Row{{Sequence: q, Parent: -1, Mask: -1}}}
+	step := oneRow(q)
 	for what, err := range map[string]error{
 		"err": p.Err(), "step": e.Step(t.Context(), step, &engineplugin.StepResult{}), "free": e.FreeSequence(t.Context(), q),
 	} {
@@ -280,9 +280,13 @@ func TestSupervisorStops(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	q, err := e.NewSequence(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
 	// A poisoned engine is replaced like a lost one.
 	for range 3 {
-		err = e.Step(t.Context(), &engineplugin.Step{}, &engineplugin.StepResult{})
+		err = e.Step(t.Context(), noRows(q), &engineplugin.StepResult{})
 	}
 	if rpcerr.Code(err) != codes.Internal {
 		t.Errorf("poisoned: %v", err)

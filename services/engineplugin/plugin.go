@@ -16,7 +16,7 @@ const pluginName = "engine"
 // Handshake lets host and engine program recognise each other. ProtocolVersion rises with every incompatible change of
 // tandem.engine.v1.
 var Handshake = goplugin.HandshakeConfig{
-	ProtocolVersion:  1,
+	ProtocolVersion:  2,
 	MagicCookieKey:   "TANDEM_ENGINE_PLUGIN",
 	MagicCookieValue: "8e1b6a52c7d94f03",
 }

@@ -28,8 +28,13 @@ type Remote struct {
 	// lines that are free. While the engine works on the request of one, those of others are sent and wait there for their turn,
 	// so that it has its next work at once.
 	lines  chan *line
+	open   func() (*line, error)
 	stop   context.CancelFunc // ends all Run streams
 	lastID atomic.Uint64      // of requests
+
+	linesMu sync.Mutex // guards the fields below
+	opened  int        // lines that exist, at most cap(lines)
+	last    bool       // there will be no more
 
 	lifeMu sync.Mutex // guards err, closed and closing of done
 	err    error
@@ -47,15 +52,24 @@ type line struct {
 	watch  *CallWatch
 }
 
-// runLines is how many requests are in flight at a time: enough to hide the way there and back behind a short step.
+// runLines is how many requests are in flight at a time: enough to hide the way there and back behind a short step. An engine
+// whose steps run at the same time has one more for each of its sequences, opened when it is first needed.
 const runLines = 8
+
+// mostLines bounds the lines to an engine.
+func mostLines(i *Info) int {
+	if i.Concurrent {
+		return runLines + i.MaxSequences
+	}
+	return runLines
+}
 
 // interruptTimeout bounds the call that asks for a cancel.
 const interruptTimeout = 2 * time.Second
 
 // OpenRemote opens an engine behind a connection. closer is called at the end of Close.
 func OpenRemote(ctx context.Context, conn grpc.ClientConnInterface, options OpenOptions, progress Progress, closer func() error) (*Remote, error) {
-	r := &Remote{client: enginev1.NewEngineServiceClient(conn), closer: closer, lines: make(chan *line, runLines), done: make(chan struct{})}
+	r := &Remote{client: enginev1.NewEngineServiceClient(conn), closer: closer, done: make(chan struct{})}
 	opening, err := r.client.Open(ctx, optionsToProto(options))
 	if err != nil {
 		return nil, err
@@ -83,13 +97,22 @@ func OpenRemote(ctx context.Context, conn grpc.ClientConnInterface, options Open
 	}
 	streamCtx, stop := context.WithCancel(context.Background())
 	r.stop = stop
-	for range runLines {
+	r.open = func() (*line, error) {
 		stream, err := r.client.Run(streamCtx)
+		if err != nil {
+			return nil, err
+		}
+		return &line{stream: stream, watch: NewCallWatch(r.interrupt)}, nil
+	}
+	r.lines = make(chan *line, mostLines(&r.info))
+	for range runLines {
+		l, err := r.open()
 		if err != nil {
 			stop()
 			return nil, err
 		}
-		r.lines <- &line{stream: stream, watch: NewCallWatch(r.interrupt)}
+		r.opened++
+		r.lines <- l
 	}
 	return r, nil
 }
@@ -192,9 +215,32 @@ func (r *Remote) line(ctx context.Context) (*line, error) {
 	select {
 	case l := <-r.lines:
 		return l, nil
+	default:
+	}
+	if l, err := r.another(); l != nil || err != nil {
+		return l, err
+	}
+	select {
+	case l := <-r.lines:
+		return l, nil
 	case <-ctx.Done():
 		return nil, rpcerr.From(ctx.Err())
 	}
+}
+
+// another opens a line; nil when there are as many as there may be.
+func (r *Remote) another() (*line, error) {
+	r.linesMu.Lock()
+	defer r.linesMu.Unlock()
+	if r.last || r.opened == cap(r.lines) {
+		return nil, nil
+	}
+	l, err := r.open()
+	if err != nil {
+		return nil, r.translate(err)
+	}
+	r.opened++
+	return l, nil
 }
 
 // round sends the request of l and waits for its answer, also after ctx has ended: then the engine is asked to hurry.
@@ -276,7 +322,11 @@ func (r *Remote) Close() error {
 		cancel()
 	}
 	r.stop()
-	for range runLines { // whose callers have their error now
+	r.linesMu.Lock()
+	r.last = true
+	opened := r.opened
+	r.linesMu.Unlock()
+	for range opened { // whose callers have their error now
 		l := <-r.lines
 		l.watch.Close()
 		r.lines <- l

@@ -32,8 +32,8 @@ type Server struct {
 	earlyAt int
 }
 
-// maxRunStreams bounds the Run streams, each of which keeps memory for its requests.
-const maxRunStreams = 16
+// moreStreams is how many Run streams there may be beyond the lines of one client: each keeps memory for its requests.
+const moreStreams = 8
 
 // NewServer returns a Server that opens its engine with opener when it is asked to.
 func NewServer(opener Opener) *Server {
@@ -161,10 +161,15 @@ func (s *Server) work(ctx context.Context, req *runRequest, step *StepResult, dr
 }
 
 func (s *Server) attach() error {
+	most := runLines + moreStreams
+	if e, err := s.open(); err == nil {
+		i := e.Info()
+		most = mostLines(&i) + moreStreams
+	}
 	s.runMu.Lock()
 	defer s.runMu.Unlock()
-	if s.streams >= maxRunStreams {
-		return rpcerr.FailedPrecondition("%d Run streams are open, there can be no more", maxRunStreams)
+	if s.streams >= most {
+		return rpcerr.FailedPrecondition("%d Run streams are open, there can be no more", most)
 	}
 	if s.streams == 0 { // another client counts from 1 again
 		clear(s.early[:])

@@ -75,24 +75,23 @@ func randomRequest(r *rand.Rand) (*runRequest, *enginev1.RunRequest) {
 	p.Id = m.id
 	if r.IntN(2) == 0 {
 		m.kind = workStep
-		s := &Step{Prefill: r.IntN(2) == 0, NMasks: r.IntN(3), Features: FeatureEncoding(r.IntN(5)),
+		s := &Step{NMasks: r.IntN(3), Features: FeatureEncoding(r.IntN(5)),
 			Masks: words(r, r.IntN(3)*400), HiddenIn: floats(r, r.IntN(3)*500)}
-		ps := &enginev1.Step{Prefill: s.Prefill, NMasks: int32(s.NMasks), Features: enginev1.FeatureEncoding(s.Features),
+		ps := &enginev1.Step{NMasks: int32(s.NMasks), Features: enginev1.FeatureEncoding(s.Features),
 			MaskWords: uint32(len(s.Masks)), HiddenValues: uint32(len(s.HiddenIn))}
 		for range r.IntN(3) {
-			c := Commit{Sequence: Sequence(number(r)), Path: ints(r, r.IntN(5))}
-			s.Commits = append(s.Commits, c)
-			ps.Commits = append(ps.Commits, &enginev1.Commit{Sequence: int32(c.Sequence), Path: c.Path})
-		}
-		for range r.IntN(3) {
-			k := KeptFeatures{Sequence(number(r)), number(r), number(r)}
-			s.Kept = append(s.Kept, k)
-			ps.Kept = append(ps.Kept, &enginev1.KeptFeatures{Sequence: int32(k.Sequence), Position: k.Position, Rows: k.Rows})
+			g := Group{Sequence: Sequence(number(r)), Rows: int(number(r)), Kind: GroupKind(r.IntN(4)) - 1, Commit: r.IntN(2) == 0, Path: ints(r, r.IntN(5))}
+			if r.IntN(2) == 0 {
+				g.Kept = KeptRange{number(r), number(r)}
+			}
+			s.Groups = append(s.Groups, g)
+			ps.Groups = append(ps.Groups, &enginev1.Group{Sequence: int32(g.Sequence), Rows: int32(g.Rows), Kind: enginev1.GroupKind(int32(g.Kind + 1)),
+				Commit: g.Commit, Path: g.Path, KeptPosition: g.Kept.Position, KeptRows: g.Kept.Rows})
 		}
 		for range r.IntN(6) {
-			w := Row{Sequence(number(r)), number(r), number(r), number(r), r.Uint32() >> r.IntN(32), number(r), number(r), number(r)}
+			w := Row{number(r), number(r), number(r), r.Uint32() >> r.IntN(32), number(r), number(r), number(r)}
 			s.Rows = append(s.Rows, w)
-			ps.Rows = append(ps.Rows, &enginev1.Row{Sequence: int32(w.Sequence), Token: w.Token, Position: w.Position, Parent: w.Parent,
+			ps.Rows = append(ps.Rows, &enginev1.Row{Token: w.Token, Position: w.Position, Parent: w.Parent,
 				Want: w.Want, TopK: w.TopK, Score: w.Score, Mask: w.Mask})
 		}
 		p.Payload = append(append([]byte(nil), tensorwire.WordBytes(s.Masks)...), tensorwire.FloatBytes(s.HiddenIn)...)

@@ -82,16 +82,9 @@ func (m *runRequest) AppendHeader(b []byte) []byte {
 const maxFeatureParts = len(tw.Parts{})
 
 func appendStep(b []byte, s *Step) []byte {
-	for i := range s.Commits {
-		at := len(b)
-		b = tw.AppendInt(b, 1, s.Commits[i].Sequence)
-		b = tw.AppendInt32s(b, 2, s.Commits[i].Path)
-		b = tw.Nest(b, at, 1)
-	}
 	for i := range s.Rows {
 		r := &s.Rows[i]
 		at := len(b)
-		b = tw.AppendInt(b, 1, r.Sequence)
 		b = tw.AppendSint(b, 2, r.Token)
 		b = tw.AppendSint(b, 3, r.Position)
 		b = tw.AppendSint(b, 4, r.Parent)
@@ -101,21 +94,31 @@ func appendStep(b []byte, s *Step) []byte {
 		b = tw.AppendSint(b, 8, r.Mask)
 		b = tw.Nest(b, at, 2)
 	}
-	b = tw.AppendBool(b, 3, s.Prefill)
 	b = tw.AppendInt(b, 4, s.NMasks)
 	b = tw.AppendUint(b, 5, uint64(len(s.Masks)))
 	b = tw.AppendUint(b, 6, uint64(len(s.HiddenIn)))
 	b = tw.AppendInt(b, 7, s.Features)
-	for i := range s.Kept {
-		k := &s.Kept[i]
+	for i := range s.Groups {
+		g := &s.Groups[i]
 		at := len(b)
-		b = tw.AppendInt(b, 1, k.Sequence)
-		b = tw.AppendSint(b, 2, k.Position)
-		b = tw.AppendSint(b, 3, k.Rows)
-		b = tw.Nest(b, at, 8)
+		b = tw.AppendInt(b, 1, g.Sequence)
+		b = tw.AppendSint(b, 2, int32(g.Rows))
+		b = tw.AppendInt(b, 3, int32(g.Kind+firstKind))
+		b = tw.AppendBool(b, 4, g.Commit)
+		b = tw.AppendInt32s(b, 5, g.Path)
+		b = tw.AppendSint(b, 6, g.Kept.Position)
+		b = tw.AppendSint(b, 7, g.Kept.Rows)
+		b = tw.Nest(b, at, 9)
 	}
 	return b
 }
+
+const (
+	// firstKind is the number of KindDecode in messages, where 0 is a kind that was not stated.
+	firstKind = 1
+	// kindUnstated is what such a group has: engines refuse it.
+	kindUnstated = ^GroupKind(0)
+)
 
 // Payload implements tensorwire.Message.
 func (m *runRequest) Payload(parts *tw.Parts) int {
@@ -137,7 +140,7 @@ func (m *runRequest) ReadFrom(r *tw.Reader) error {
 	s := &m.own
 	m.step, m.id, m.kind = s, 0, 0
 	m.bytes, m.maskWords, m.hiddenWords = 0, 0, 0
-	s.Commits, s.Kept, s.Rows, s.Prefill, s.NMasks, s.Features = s.Commits[:0], s.Kept[:0], s.Rows[:0], false, 0, FeatureNone
+	s.Groups, s.Rows, s.NMasks, s.Features = s.Groups[:0], s.Rows[:0], 0, FeatureNone
 	m.features, m.requests, m.dataBytes = m.features[:0], m.requests[:0], m.dataBytes[:0]
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
@@ -207,18 +210,8 @@ func (m *runRequest) readStep(r *tw.Reader) {
 	outer := r.Message()
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
-		case tw.Tag(1, tw.Bytes):
-			n := len(s.Commits)
-			if n < cap(s.Commits) { // keeps the Path's memory of an earlier message
-				s.Commits = s.Commits[:n+1]
-			} else {
-				s.Commits = append(s.Commits, Commit{})
-			}
-			readCommit(r, &s.Commits[n])
 		case tw.Tag(2, tw.Bytes):
 			s.Rows = append(s.Rows, readRow(r))
-		case tw.Tag(3, tw.Varint):
-			s.Prefill = r.Bool()
 		case tw.Tag(4, tw.Varint):
 			s.NMasks = int(r.Int32())
 		case tw.Tag(5, tw.Varint):
@@ -227,8 +220,14 @@ func (m *runRequest) readStep(r *tw.Reader) {
 			m.hiddenWords = int(min(r.Uint32(), maxPayloadWords))
 		case tw.Tag(7, tw.Varint):
 			s.Features = FeatureEncoding(r.Int32())
-		case tw.Tag(8, tw.Bytes):
-			s.Kept = append(s.Kept, readKept(r))
+		case tw.Tag(9, tw.Bytes):
+			n := len(s.Groups)
+			if n < cap(s.Groups) { // keeps the Path's memory of an earlier message
+				s.Groups = s.Groups[:n+1]
+			} else {
+				s.Groups = append(s.Groups, Group{})
+			}
+			readGroup(r, &s.Groups[n])
 		default:
 			r.Skip(tag)
 		}
@@ -236,33 +235,25 @@ func (m *runRequest) readStep(r *tw.Reader) {
 	r.Leave(outer)
 }
 
-func readKept(r *tw.Reader) (k KeptFeatures) {
+func readGroup(r *tw.Reader, g *Group) {
+	*g = Group{Path: g.Path[:0], Kind: kindUnstated}
 	outer := r.Message()
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
 		case tw.Tag(1, tw.Varint):
-			k.Sequence = Sequence(r.Int32())
+			g.Sequence = Sequence(r.Int32())
 		case tw.Tag(2, tw.Varint):
-			k.Position = r.Sint32()
+			g.Rows = int(r.Sint32())
 		case tw.Tag(3, tw.Varint):
-			k.Rows = r.Sint32()
-		default:
-			r.Skip(tag)
-		}
-	}
-	r.Leave(outer)
-	return k
-}
-
-func readCommit(r *tw.Reader, c *Commit) {
-	c.Sequence, c.Path = 0, c.Path[:0]
-	outer := r.Message()
-	for tag := r.Next(); tag != 0; tag = r.Next() {
-		switch tag {
-		case tw.Tag(1, tw.Varint):
-			c.Sequence = Sequence(r.Int32())
-		case tw.Tag(2, tw.Varint), tw.Tag(2, tw.Bytes):
-			c.Path = r.Int32s(tag, c.Path)
+			g.Kind = GroupKind(r.Int32()) - firstKind
+		case tw.Tag(4, tw.Varint):
+			g.Commit = r.Bool()
+		case tw.Tag(5, tw.Varint), tw.Tag(5, tw.Bytes):
+			g.Path = r.Int32s(tag, g.Path)
+		case tw.Tag(6, tw.Varint):
+			g.Kept.Position = r.Sint32()
+		case tw.Tag(7, tw.Varint):
+			g.Kept.Rows = r.Sint32()
 		default:
 			r.Skip(tag)
 		}
@@ -274,8 +265,6 @@ func readRow(r *tw.Reader) (row Row) {
 	outer := r.Message()
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
-		case tw.Tag(1, tw.Varint):
-			row.Sequence = Sequence(r.Int32())
 		case tw.Tag(2, tw.Varint):
 			row.Token = r.Sint32()
 		case tw.Tag(3, tw.Varint):

@@ -66,7 +66,8 @@ type work struct {
 	history        []int32
 	hashes         []uint64
 	depths         []int32
-	last           map[engineplugin.Sequence]int32
+	groups         []group // of the step
+	seen           map[engineplugin.Sequence]bool
 	ids            []int32
 	peaks          []Peak
 	hint           []byte
@@ -101,7 +102,7 @@ func (o *Opener) Open(ctx context.Context, options engineplugin.OpenOptions, pro
 		options: options, m: model{f}, turn: engineplugin.NewSubmitter(), opened: time.Now(), done: make(chan struct{}),
 		sequences: map[engineplugin.Sequence]*sequence{}, snapshots: map[engineplugin.Snapshot]*sequence{},
 	}
-	e.w.last = map[engineplugin.Sequence]int32{}
+	e.w.seen = map[engineplugin.Sequence]bool{}
 	e.info = e.describe()
 	o.mu.Lock()
 	o.opened = append(o.opened, e)
@@ -194,6 +195,9 @@ func (e *Engine) describe() engineplugin.Info {
 		MaxSequences: o.MaxSequences, MaxContext: o.MaxContext, MaxTreeRows: o.MaxTreeRows, MaxBatchRows: o.MaxBatchRows,
 		MaxTopK: o.MaxTopK, KVTypeK: o.KVTypeK, KVTypeV: o.KVTypeV, Recurrent: !f.Truncatable && o.Role == engineplugin.RoleTarget,
 		Numerics: f.Backend + " fake=1", KVBytesPerToken: kvBytesPerToken, StateBytesPerSequence: stateBytes,
+	}
+	if o.Role == engineplugin.RoleTarget {
+		i.PromptRows, i.Concurrent = f.PromptRows, f.Text != nil
 	}
 	if o.Role == engineplugin.RoleDraft {
 		i.BlockSize, i.MaskToken = f.BlockSize, f.MaskToken

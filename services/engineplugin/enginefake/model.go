@@ -48,9 +48,41 @@ func (m *model) likeliest(h uint64, history []int32) int32 {
 	return t
 }
 
+// promptBit marks the hash of a history that a prompt piece is part of, where such pieces have bits of their own.
+const promptBit = 1
+
+// extend is the hash of a history with one more token, which a prompt piece may be the last part of.
+func (m *model) extend(h uint64, token int32, prompt bool) uint64 {
+	if m.o.PromptRows == 0 {
+		return extend(h, token)
+	}
+	if h == rootHash {
+		return m.under(extend(h, token)&^promptBit, prompt)
+	}
+	return m.under(extend(h&^promptBit, token)&^promptBit|h&promptBit, prompt)
+}
+
+// under marks a hash whose newest token ran under the prompt contract.
+func (m *model) under(h uint64, prompt bool) uint64 {
+	if m.o.PromptRows > 0 && prompt {
+		h |= promptBit
+	}
+	return h
+}
+
+// text is the hash of a history, however it was computed.
+func (m *model) text(h uint64) uint64 {
+	if m.o.PromptRows > 0 && h != rootHash {
+		h &^= promptBit
+	}
+	return h
+}
+
 // logits writes the raw logits after the history with hash h: noise in [0, 2), the likeliest token at 9, three runners-up
 // at 7, 6 and 5.
 func (m *model) logits(h uint64, history []int32, out []float32) {
+	marked := m.text(h) != h
+	h = m.text(h)
 	for v := range out {
 		out[v] = float32(2 * unit(h, uint64(v)))
 	}
@@ -59,6 +91,11 @@ func (m *model) logits(h uint64, history []int32, out []float32) {
 		out[t] = peak + float32(unit(h, 1<<41+uint64(i)))*0.5
 	}
 	out[m.likeliest(h, history)] = 9 + float32(unit(h, 1<<42))
+	if marked {
+		for v := range out {
+			out[v] *= 1 + 1.0/4096
+		}
+	}
 }
 
 // logSumExp of raw logits at a temperature.

@@ -26,8 +26,8 @@ type sequence struct {
 	kept    kept // features, of targets
 }
 
+// pendingRow is a row of the sequence's last group, in its order.
 type pendingRow struct {
-	row    int32 // index in the batch
 	parent int32
 	token  int32
 	hash   uint64

@@ -9,192 +9,112 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-const allWants = engineplugin.WantToken | engineplugin.WantTop | engineplugin.WantLogits | engineplugin.WantFeatures | engineplugin.WantScore |
-	engineplugin.WantKeep
+// group is a checked group of a step.
+type group struct {
+	*engineplugin.Group
+	index int
+	s     *sequence
+	rows  []engineplugin.Row
+	first int // index of the first row in the step
+}
 
 // Step implements engineplugin.Engine.
 func (e *Engine) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
-	defer e.leave()
-	if e.options.Role != engineplugin.RoleTarget {
-		return rpcerr.FailedPrecondition("role: only targets step")
-	}
 	start := time.Now()
-	e.steps.Add(1)
-	if err := e.strike(); err != nil {
-		return err
-	}
-	for i := range step.Commits {
-		if err := e.commit(&step.Commits[i]); err != nil {
-			return err
-		}
-	}
-	reset(result)
-	if err := e.readKept(step, result); err != nil {
-		return err
-	}
-	if len(step.Rows) == 0 {
-		result.EngineNanos = int64(time.Since(start))
-		return nil
-	}
-	if err := e.checkRows(step); err != nil {
-		return err
-	}
-	for i := range step.Rows { // pending rows of the sequences in the step are dropped
-		s := e.sequences[step.Rows[i].Sequence]
-		s.pending = s.pending[:0]
-	}
-	if err := pause(ctx, e.m.o.StepDelay+time.Duration(len(step.Rows))*e.m.o.RowDelay); err != nil {
-		if step.Prefill {
-			for i := range step.Rows {
-				e.sequences[step.Rows[i].Sequence].broken = true
-			}
-		}
-		return err
-	}
-	paced := e.run(step, result, start)
-	e.rows.Add(uint64(len(step.Rows)))
-	// The pace is stated, not slept: other sequences need not wait for a slow one.
-	result.EngineNanos = int64(max(time.Since(start), paced))
-	return nil
-}
-
-// commit keeps a path of pending rows.
-func (e *Engine) commit(c *engineplugin.Commit) error {
-	s, err := e.whole(c.Sequence)
+	paced, err := e.step(ctx, step, result, start)
 	if err != nil {
 		return err
 	}
-	if len(c.Path) > 0 && len(s.pending) == 0 {
-		return rpcerr.FailedPrecondition("path: sequence %d has no pending rows", c.Sequence)
-	}
-	parent := int32(-1)
-	for i, row := range c.Path {
-		p := slices.IndexFunc(s.pending, func(p pendingRow) bool { return p.row == row })
-		if p < 0 {
-			return rpcerr.InvalidArgument("path", "row %d at %d is not pending in sequence %d", row, i, c.Sequence)
-		}
-		if s.pending[p].parent != parent {
-			return rpcerr.InvalidArgument("path", "row %d at %d is a child of %d, not of %d", row, i, s.pending[p].parent, parent)
-		}
-		parent = row
-	}
-	for _, row := range c.Path {
-		p := slices.IndexFunc(s.pending, func(p pendingRow) bool { return p.row == row })
-		if s.pending[p].kept {
-			s.kept.commit(int32(s.length()))
-		}
-		s.append(s.pending[p].token, s.pending[p].hash)
-	}
-	s.pending = s.pending[:0]
-	e.commits.Add(1)
-	return nil
-}
-
-// checkRows holds a step to the contract, naming the field at fault.
-func (e *Engine) checkRows(step *engineplugin.Step) error {
-	bad := rpcerr.InvalidArgument
-	n, vocab := len(step.Rows), e.m.o.Vocab
-	if n > e.options.MaxBatchRows {
-		return bad("n_rows", "must be at most %d, got %d", e.options.MaxBatchRows, n)
-	}
-	if want := step.NMasks * ((vocab + 31) / 32); step.NMasks < 0 || len(step.Masks) != want {
-		return bad("masks", "%d masks need %d words, got %d", step.NMasks, want, len(step.Masks))
-	}
-	first, last := e.options.LayerFirst == 0, e.options.LayerLast == e.m.o.Layers
-	if first && len(step.HiddenIn) != 0 {
-		return bad("hidden_in", "an engine that starts at layer 0 takes tokens")
-	}
-	if !first && len(step.HiddenIn) != n*e.m.o.Hidden {
-		return bad("hidden_in", "must have %d values, got %d", n*e.m.o.Hidden, len(step.HiddenIn))
-	}
-	if step.Features < engineplugin.FeatureNone || step.Features > engineplugin.FeatureFusedF32 {
-		return bad("feature_encoding", "unknown encoding %d", step.Features)
-	}
-	w := &e.w
-	clear(w.last)
-	w.depths = slices.Grow(w.depths[:0], n)[:n]
-	for i := range step.Rows {
-		r := &step.Rows[i]
-		s, err := e.whole(r.Sequence)
-		if err != nil {
-			return err
-		}
-		depth := int32(0)
-		if r.Parent < -1 || int(r.Parent) >= i {
-			return bad("rows.parent", "row %d: must be in -1..%d, got %d", i, i-1, r.Parent)
-		}
-		if r.Parent >= 0 {
-			if step.Rows[r.Parent].Sequence != r.Sequence {
-				return bad("rows.parent", "row %d: parent %d belongs to another sequence", i, r.Parent)
-			}
-			depth = w.depths[r.Parent] + 1
-		}
-		w.depths[i] = depth
-		if at := int32(s.length()) + depth; r.Position != at {
-			return bad("rows.position", "row %d: must be %d, got %d", i, at, r.Position)
-		}
-		if int(r.Position) >= e.options.MaxContext {
-			return rpcerr.ResourceExhausted("max_context: row %d: position %d does not fit into %d", i, r.Position, e.options.MaxContext)
-		}
-		if first && (r.Token < 0 || int(r.Token) >= vocab) {
-			return bad("rows.token", "row %d: must be in 0..%d, got %d", i, vocab-1, r.Token)
-		}
-		if err := e.checkWants(step, i, last); err != nil {
-			return err
-		}
-		previous, seen := w.last[r.Sequence]
-		if !seen {
-			previous = -1
-		}
-		if step.Prefill && r.Parent != previous {
-			return bad("rows.parent", "row %d: rows of a committing step form chains, parent must be %d, got %d", i, previous, r.Parent)
-		}
-		w.last[r.Sequence] = int32(i)
-	}
-	if err := e.checkKeeps(step); err != nil {
+	if err := e.await(ctx, step, start.Add(paced)); err != nil {
 		return err
 	}
-	if !step.Prefill {
-		for id := range w.last {
-			rows := 0
-			for i := range step.Rows {
-				if step.Rows[i].Sequence == id {
-					rows++
-				}
-			}
-			if rows > e.options.MaxTreeRows {
-				return bad("n_rows", "sequence %d has %d rows, max_tree_rows is %d", id, rows, e.options.MaxTreeRows)
-			}
-		}
-	}
+	result.EngineNanos = int64(time.Since(start))
 	return nil
 }
 
-func (e *Engine) checkWants(step *engineplugin.Step, i int, last bool) error {
-	bad := rpcerr.InvalidArgument
-	r, vocab := &step.Rows[i], e.m.o.Vocab
-	switch {
-	case r.Want&^allWants != 0:
-		return bad("rows.want", "row %d: unknown bits %#x", i, r.Want&^allWants)
-	case !last && r.Want&^(engineplugin.WantFeatures|engineplugin.WantKeep) != 0:
-		return rpcerr.FailedPrecondition("rows.want: row %d: a shard that does not end at the last layer has no head", i)
-	case r.Want&engineplugin.WantTop != 0 && (r.TopK < 1 || int(r.TopK) > e.options.MaxTopK):
-		return bad("rows.top_k", "row %d: must be in 1..%d, got %d", i, e.options.MaxTopK, r.TopK)
-	case r.Want&engineplugin.WantScore != 0 && (r.Score < 0 || int(r.Score) >= vocab):
-		return bad("rows.score", "row %d: must be in 0..%d, got %d", i, vocab-1, r.Score)
-	case r.Mask < -1 || int(r.Mask) >= step.NMasks:
-		return bad("rows.mask", "row %d: must be in -1..%d, got %d", i, step.NMasks-1, r.Mask)
+// step runs a step in its turn, which it ends, and returns how long the step is to take altogether.
+func (e *Engine) step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult, now time.Time) (paced time.Duration, err error) {
+	defer e.leave()
+	if e.options.Role != engineplugin.RoleTarget {
+		return 0, rpcerr.FailedPrecondition("role: only targets step")
 	}
-	if r.Want&engineplugin.WantKeep != 0 && len(e.info.CaptureLayers) == 0 {
-		return rpcerr.FailedPrecondition("rows.want: row %d: no layers are captured", i)
+	e.steps.Add(1)
+	if err := e.strike(); err != nil {
+		return 0, err
 	}
-	if r.Want&engineplugin.WantFeatures != 0 {
-		return e.checkFeatures(step.Features)
+	if err := e.check(step); err != nil {
+		return 0, err
 	}
-	return nil
+	reset(result)
+	groups := e.w.groups
+	for i := range groups {
+		e.commit(&groups[i])
+	}
+	for i := range groups {
+		e.readKept(step, &groups[i], result)
+	}
+	if len(step.Rows) == 0 {
+		return 0, nil
+	}
+	if err := pause(ctx, e.m.o.StepDelay+time.Duration(len(step.Rows))*e.m.o.RowDelay); err != nil {
+		e.fail(step)
+		return 0, err
+	}
+	paced = e.run(step, result, now)
+	e.rows.Add(uint64(len(step.Rows)))
+	return paced, nil
+}
+
+// await waits until a step is due, not in its turn: a slow sequence does not hold up the others.
+func (e *Engine) await(ctx context.Context, step *engineplugin.Step, due time.Time) error {
+	left := time.Until(due)
+	if left <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(left)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-e.done:
+		return e.Err()
+	case <-ctx.Done():
+	}
+	if err := e.enter(context.WithoutCancel(ctx)); err != nil {
+		return err
+	}
+	defer e.leave()
+	e.fail(step)
+	return rpcerr.From(ctx.Err())
+}
+
+// fail leaves sequences as a cancelled forward pass does. The caller holds the turn.
+func (e *Engine) fail(step *engineplugin.Step) {
+	for i := range step.Groups {
+		if s := e.sequences[step.Groups[i].Sequence]; s != nil {
+			s.broken = s.broken || step.Groups[i].Commit
+			s.pending = s.pending[:0]
+		}
+	}
+}
+
+// commit keeps a group's path and drops the other pending rows.
+func (e *Engine) commit(g *group) {
+	s := g.s
+	for _, row := range g.Path {
+		p := &s.pending[row]
+		if p.kept {
+			s.kept.commit(int32(s.length()))
+		}
+		s.append(p.token, p.hash)
+	}
+	s.pending = s.pending[:0]
+	if len(g.Path) > 0 {
+		e.commits.Add(1)
+	}
 }
 
 func reset(r *engineplugin.StepResult) {
@@ -204,9 +124,9 @@ func reset(r *engineplugin.StepResult) {
 	r.TopStride = 0
 }
 
-// run computes checked rows and returns how long a model of texts wants them to take.
+// run computes checked rows and returns how long a model of texts says that they take.
 func (e *Engine) run(step *engineplugin.Step, result *engineplugin.StepResult, now time.Time) (paced time.Duration) {
-	w, vocab, hidden := &e.w, e.m.o.Vocab, e.m.o.Hidden
+	w := &e.w
 	stride, want := 0, uint32(0)
 	for i := range step.Rows {
 		r := &step.Rows[i]
@@ -216,63 +136,72 @@ func (e *Engine) run(step *engineplugin.Step, result *engineplugin.StepResult, n
 		}
 	}
 	result.TopStride = stride
-	last := e.options.LayerLast == e.m.o.Layers
 	w.hashes = w.hashes[:0]
-	for i := range step.Rows {
-		r := &step.Rows[i]
-		s := e.sequences[r.Sequence]
-		before := s.tip()
-		if r.Parent >= 0 {
-			before = w.hashes[r.Parent]
+	for i := range w.groups {
+		g := &w.groups[i]
+		for k := range g.rows {
+			e.row(step, g, k, want, result)
 		}
-		h := extend(before, r.Token)
-		if len(step.HiddenIn) > 0 {
-			h = hiddenToHash(step.HiddenIn[i*hidden:])
+		if e.m.o.Text != nil {
+			paced = max(paced, e.pace(g, result, now))
 		}
-		w.hashes = append(w.hashes, h)
-		if !step.Prefill {
-			s.pending = append(s.pending, pendingRow{int32(i), r.Parent, r.Token, h, r.Want&engineplugin.WantKeep != 0})
+		if !g.Commit {
+			continue
 		}
-		if !last {
-			w.logits = slices.Grow(w.logits[:0], hidden)[:hidden]
-			hashToHidden(h, w.logits)
-			result.HiddenOut = append(result.HiddenOut, w.logits...)
-		}
-		if r.Want&(engineplugin.WantFeatures|engineplugin.WantKeep) != 0 {
-			hint := e.hint(step, i)
-			if r.Want&engineplugin.WantKeep != 0 {
-				s.kept.put(r.Position, h, hint)
+		for k := range g.rows {
+			if g.rows[k].Want&engineplugin.WantKeep != 0 {
+				g.s.kept.commit(int32(g.s.length()))
 			}
-			if r.Want&engineplugin.WantFeatures != 0 {
-				result.Features = e.appendFeatures(result.Features, step.Features, h, hint)
-			}
-			if e.m.o.Histories != nil {
-				e.m.o.Histories.put(h, e.history(step, i))
-			}
-		}
-		if last {
-			e.output(step, i, h, want, stride, vocab, result)
-		}
-	}
-	if e.m.o.Text != nil {
-		paced = e.pace(step, result, now)
-	}
-	if step.Prefill {
-		for i := range step.Rows {
-			s := e.sequences[step.Rows[i].Sequence]
-			if step.Rows[i].Want&engineplugin.WantKeep != 0 {
-				s.kept.commit(int32(s.length()))
-			}
-			s.append(step.Rows[i].Token, w.hashes[i])
+			g.s.append(g.rows[k].Token, w.hashes[g.first+k])
 		}
 	}
 	return paced
 }
 
+// row computes row k of a group; want is what any row of the step wants.
+func (e *Engine) row(step *engineplugin.Step, g *group, k int, want uint32, result *engineplugin.StepResult) {
+	w, hidden := &e.w, e.m.o.Hidden
+	r, s := &g.rows[k], g.s
+	before := s.tip()
+	if r.Parent >= 0 {
+		before = w.hashes[g.first+int(r.Parent)]
+	}
+	prompt := g.Kind == engineplugin.KindPrompt
+	h := e.m.extend(before, r.Token, prompt)
+	if len(step.HiddenIn) > 0 {
+		h = e.m.under(hiddenToHash(step.HiddenIn[(g.first+k)*hidden:]), prompt)
+	}
+	w.hashes = append(w.hashes, h)
+	if !g.Commit {
+		s.pending = append(s.pending, pendingRow{r.Parent, r.Token, h, r.Want&engineplugin.WantKeep != 0})
+	}
+	last := e.options.LayerLast == e.m.o.Layers
+	if !last {
+		w.logits = slices.Grow(w.logits[:0], hidden)[:hidden]
+		hashToHidden(h, w.logits)
+		result.HiddenOut = append(result.HiddenOut, w.logits...)
+	}
+	if r.Want&(engineplugin.WantFeatures|engineplugin.WantKeep) != 0 {
+		text, hint := e.m.text(h), e.hint(g, k)
+		if r.Want&engineplugin.WantKeep != 0 {
+			s.kept.put(r.Position, text, hint)
+		}
+		if r.Want&engineplugin.WantFeatures != 0 {
+			result.Features = e.appendFeatures(result.Features, step.Features, text, hint)
+		}
+		if e.m.o.Histories != nil {
+			e.m.o.Histories.put(text, e.history(g, k))
+		}
+	}
+	if last {
+		e.output(step, g, k, h, want, result)
+	}
+}
+
 var fused = [1]int32{fusedLayer}
 
-// hint is what the features of a row tell a draft besides the hash, nil without a model of texts.
-func (e *Engine) hint(step *engineplugin.Step, i int) []byte {
+// hint is what the features of row k of a group tell a draft besides the hash, nil without a model of texts.
+func (e *Engine) hint(g *group, k int) []byte {
 	n := e.m.hintBytes()
 	if n == 0 {
 		return nil
@@ -280,35 +209,29 @@ func (e *Engine) hint(step *engineplugin.Step, i int) []byte {
 	w := &e.w
 	w.hint = slices.Grow(w.hint[:0], n)[:n]
 	clear(w.hint)
-	e.m.o.Text.Hint(e.text(step, i), w.hint)
+	e.m.o.Text.Hint(e.text(g, k), w.hint)
 	return w.hint
 }
 
-// output fills the arrays that some row of the batch wants.
-func (e *Engine) output(step *engineplugin.Step, i int, h uint64, want uint32, stride, vocab int, result *engineplugin.StepResult) {
-	w, r := &e.w, &step.Rows[i]
-	s := e.sequences[r.Sequence]
+// output fills the arrays that some row of the step wants.
+func (e *Engine) output(step *engineplugin.Step, g *group, k int, h uint64, want uint32, result *engineplugin.StepResult) {
+	w, r, s, vocab := &e.w, &g.rows[k], g.s, e.m.o.Vocab
 	token, logprob, score := int32(-1), float32(0), float32(0)
 	needs := r.Want&^(engineplugin.WantFeatures|engineplugin.WantKeep) != 0
 	switch {
 	case needs && e.m.o.Text != nil:
-		token, logprob, score = e.peaked(step, i, result)
+		token, logprob, score = e.peaked(step, g, k, result)
 	case needs:
 		var history []int32
 		if e.m.o.Next != nil || s.set {
-			history = e.history(step, i)
+			history = e.history(g, k)
 		}
 		w.logits = slices.Grow(w.logits[:0], vocab)[:vocab]
 		e.m.logits(h, history, w.logits)
 		norm := logSumExp(w.logits, 1)
 		if r.Want&engineplugin.WantToken != 0 {
-			var mask []uint32
-			if r.Mask >= 0 {
-				words := (vocab + 31) / 32
-				mask = step.Masks[int(r.Mask)*words:][:words]
-			}
 			w.choice = append(w.choice[:0], w.logits...)
-			if token = choose(&s.sampler, w.choice, mask, history, int(r.Position)+1, w); token >= 0 {
+			if token = choose(&s.sampler, w.choice, e.mask(step, r), history, int(r.Position)+1, w); token >= 0 {
 				logprob = float32(float64(w.logits[token]) - norm)
 			}
 		}
@@ -334,19 +257,28 @@ func (e *Engine) output(step *engineplugin.Step, i int, h uint64, want uint32, s
 	if want&engineplugin.WantScore != 0 {
 		result.Scores = append(result.Scores, score)
 	}
-	for len(result.TopIDs) < (i+1)*stride {
+	for len(result.TopIDs) < (g.first+k+1)*result.TopStride {
 		result.TopIDs = append(result.TopIDs, -1)
 		result.TopLogprobs = append(result.TopLogprobs, 0)
 	}
 }
 
-// history is the text up to and including row i, valid until the next call.
-func (e *Engine) history(step *engineplugin.Step, i int) []int32 {
+// mask returns the tokens that a row may choose; nil = all.
+func (e *Engine) mask(step *engineplugin.Step, r *engineplugin.Row) []uint32 {
+	if r.Mask < 0 {
+		return nil
+	}
+	words := (e.m.o.Vocab + 31) / 32
+	return step.Masks[int(r.Mask)*words:][:words]
+}
+
+// history is the text up to and including row k of a group, valid until the next call.
+func (e *Engine) history(g *group, k int) []int32 {
 	w := &e.w
-	w.history = append(w.history[:0], e.sequences[step.Rows[i].Sequence].tokens...)
+	w.history = append(w.history[:0], g.s.tokens...)
 	mark := len(w.history)
-	for at := int32(i); at >= 0; at = step.Rows[at].Parent {
-		w.history = append(w.history, step.Rows[at].Token)
+	for at := int32(k); at >= 0; at = g.rows[at].Parent {
+		w.history = append(w.history, g.rows[at].Token)
 	}
 	slices.Reverse(w.history[mark:])
 	return w.history

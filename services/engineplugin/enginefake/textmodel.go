@@ -42,28 +42,28 @@ type Peak struct {
 	Logit float32
 }
 
-// text describes row i of the step, of which rows 0..i have their hashes.
-func (e *Engine) text(step *engineplugin.Step, i int) Text {
-	s := e.sequences[step.Rows[i].Sequence]
-	t := Text{Tokens: e.history(step, i), Prompt: int(s.sampler.PromptTokens), Key: rootHash}
+// text describes row k of a group, of which rows 0..k have their hashes.
+func (e *Engine) text(g *group, k int) Text {
+	s := g.s
+	t := Text{Tokens: e.history(g, k), Prompt: int(s.sampler.PromptTokens), Key: rootHash}
 	switch last := t.Prompt - 1; {
 	case last < 0 || last >= len(t.Tokens):
 	case last < len(s.hashes):
 		t.Key = s.hashes[last]
 	default:
-		at := int32(i)
+		at := int32(k)
 		for range len(t.Tokens) - 1 - last {
-			at = step.Rows[at].Parent
+			at = g.rows[at].Parent
 		}
-		t.Key = e.w.hashes[at]
+		t.Key = e.w.hashes[g.first+int(at)]
 	}
 	return t
 }
 
 // peaked computes a row's outputs from the peaks of its text.
-func (e *Engine) peaked(step *engineplugin.Step, i int, result *engineplugin.StepResult) (token int32, logprob, score float32) {
-	w, r, vocab := &e.w, &step.Rows[i], e.m.o.Vocab
-	t := e.text(step, i)
+func (e *Engine) peaked(step *engineplugin.Step, g *group, k int, result *engineplugin.StepResult) (token int32, logprob, score float32) {
+	w, r, vocab := &e.w, &g.rows[k], e.m.o.Vocab
+	t := e.text(g, k)
 	w.peaks = e.m.o.Text.Peaks(t, w.peaks[:0])
 	// All other tokens have the logit 0 and so the weight 1.
 	sum := float64(vocab - len(w.peaks))
@@ -81,12 +81,7 @@ func (e *Engine) peaked(step *engineplugin.Step, i int, result *engineplugin.Ste
 	}
 	token = -1
 	if r.Want&engineplugin.WantToken != 0 {
-		var mask []uint32
-		if r.Mask >= 0 {
-			words := (vocab + 31) / 32
-			mask = step.Masks[int(r.Mask)*words:][:words]
-		}
-		if token = e.m.o.Text.Choose(t, w.peaks, &e.sequences[r.Sequence].sampler, mask); token >= 0 {
+		if token = e.m.o.Text.Choose(t, w.peaks, &g.s.sampler, e.mask(step, r)); token >= 0 {
 			logprob = of(token)
 		}
 	}
@@ -129,16 +124,16 @@ const tick = 10 * time.Millisecond
 
 func ceil(d, unit time.Duration) time.Duration { return (d + unit - 1) / unit * unit }
 
-// pace is how long the step takes: as long as the slowest of its sequences, each of which keeps a time table of its own.
-func (e *Engine) pace(step *engineplugin.Step, result *engineplugin.StepResult, now time.Time) time.Duration {
-	longest := time.Duration(0)
-	for i := range step.Rows {
-		r := &step.Rows[i]
-		s := e.sequences[r.Sequence]
-		if r.Want&engineplugin.WantToken == 0 || !step.Prefill && r.Parent >= 0 {
+// pace is how long the step takes for a group, whose sequence keeps a time table of its own. A sequence without a sampler has none: it
+// is of no request.
+func (e *Engine) pace(g *group, result *engineplugin.StepResult, now time.Time) time.Duration {
+	s, longest := g.s, time.Duration(0)
+	for k := range g.rows {
+		r := &g.rows[k]
+		if !s.set || r.Want&engineplugin.WantToken == 0 || !g.Commit && r.Parent >= 0 {
 			continue
 		}
-		t := e.text(step, i)
+		t := e.text(g, k)
 		token, first := e.m.o.Text.Pace(t)
 		if token <= 0 && first <= 0 {
 			continue
@@ -150,19 +145,19 @@ func (e *Engine) pace(step *engineplugin.Step, result *engineplugin.StepResult, 
 			if s.due.Before(now.Add(-catchUp)) {
 				s.due = now.Add(-token)
 			}
-			s.due = s.due.Add(token * time.Duration(e.taken(step, result, i)))
+			s.due = s.due.Add(token * time.Duration(e.taken(g, result, k)))
 		}
 		longest = max(longest, ceil(s.due.Sub(e.opened), tick)-now.Sub(e.opened))
 	}
 	return longest
 }
 
-// taken counts the tokens that a walk from row i through the rows that the sampler chose yields.
-func (e *Engine) taken(step *engineplugin.Step, result *engineplugin.StepResult, i int) int {
+// taken counts the tokens that a walk from row k of a group through the rows that the sampler chose yields.
+func (e *Engine) taken(g *group, result *engineplugin.StepResult, k int) int {
 	n := 1
-	for k := i + 1; k < len(step.Rows); k++ {
-		if r := &step.Rows[k]; int(r.Parent) == i && r.Token == result.Tokens[i] && r.Want&engineplugin.WantToken != 0 {
-			i = k
+	for i := k + 1; i < len(g.rows); i++ {
+		if r := &g.rows[i]; int(r.Parent) == k && r.Token == result.Tokens[g.first+k] && r.Want&engineplugin.WantToken != 0 {
+			k = i
 			n++
 		}
 	}

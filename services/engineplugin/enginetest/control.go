@@ -112,7 +112,7 @@ func (s *suite) close() {
 	if _, err := e.NewSequence(s.ctx); err == nil {
 		s.Error("a closed engine makes sequences")
 	}
-	if err := e.Step(s.ctx, &engineplugin.Step{Rows: rowsOf(q, 0, chain([]int32{1}), 0, 0)}, &engineplugin.StepResult{}); err == nil {
+	if err := e.Step(s.ctx, one(pending(q), rowsOf(0, chain([]int32{1}), 0)), &engineplugin.StepResult{}); err == nil {
 		s.Error("a closed engine steps")
 	}
 }
@@ -152,7 +152,7 @@ func (s *suite) sequences() {
 func (s *suite) wrongRole() {
 	if s.models.Draft != "" {
 		d := s.open(s.draftOptions())
-		err := d.Step(s.ctx, &engineplugin.Step{Rows: rowsOf(s.sequence(d), 0, chain([]int32{1}), 0, 0)}, &engineplugin.StepResult{})
+		err := d.Step(s.ctx, one(pending(s.sequence(d)), rowsOf(0, chain([]int32{1}), 0)), &engineplugin.StepResult{})
 		s.refused("step on a draft", err, codes.FailedPrecondition, "role", "draft", "target")
 		_, err = d.Score(s.ctx, []int32{1}, []int32{0}, false)
 		s.refused("score on a draft", err, codes.FailedPrecondition, "role", "draft", "score")
@@ -191,11 +191,10 @@ func (s *suite) oneByOne(e engineplugin.Engine, q engineplugin.Sequence, tokens 
 	s.Helper()
 	r := &engineplugin.StepResult{}
 	at := s.length(e, q)
-	var commits []engineplugin.Commit
+	g := pending(q)
 	for i, t := range tokens {
-		step := &engineplugin.Step{Commits: commits, Rows: rowsOf(q, at+i, chain([]int32{t}), everything, 0)}
-		s.ok(e.Step(s.ctx, step, r))
-		commits = commit(q, 0)
+		s.ok(e.Step(s.ctx, one(g, rowsOf(at+i, chain([]int32{t}), everything)), r))
+		g.Path = []int32{0}
 	}
 	s.commit(e, q, 0)
 	return r
@@ -254,13 +253,13 @@ func (s *suite) concurrent() {
 				return
 			}
 			r := &engineplugin.StepResult{}
-			var commits []engineplugin.Commit
+			g := pending(q)
 			for at, t := range prompt {
-				if err := e.Step(s.ctx, &engineplugin.Step{Commits: commits, Rows: rowsOf(q, at, chain([]int32{t}), engineplugin.WantToken, 0)}, r); err != nil {
+				if err := e.Step(s.ctx, one(g, rowsOf(at, chain([]int32{t}), engineplugin.WantToken)), r); err != nil {
 					fail <- err
 					return
 				}
-				commits = commit(q, 0)
+				g.Path = []int32{0}
 				if _, err := e.Stats(s.ctx); err != nil {
 					fail <- err
 				}

@@ -52,6 +52,9 @@ func Run(t *testing.T, make Constructor) {
 		{"ManySequencesInOneStep", (*suite).manySequences},
 		{"PendingRows", (*suite).pendingRows},
 		{"Prefill", (*suite).prefill},
+		{"RefusedStepChangesNothing", (*suite).atomicErrors},
+		{"KindIsStated", (*suite).kinds},
+		{"MixesEqualGroupsAlone", (*suite).mixes},
 		{"Truncate", (*suite).truncate},
 		{"Snapshots", (*suite).snapshots},
 		{"ExportImport", (*suite).exportImport},
@@ -177,38 +180,43 @@ func (s *suite) tokens(e engineplugin.Engine, n int) []int32 {
 	return out
 }
 
-// feed prefills tokens in one committing step and returns the result of the last row.
+// feed commits tokens in one step of decode rows and returns the result of the last one.
 func (s *suite) feed(e engineplugin.Engine, q engineplugin.Sequence, tokens []int32, want uint32) *engineplugin.StepResult {
 	s.Helper()
 	r := &engineplugin.StepResult{}
-	at := s.length(e, q)
-	step := &engineplugin.Step{Prefill: true}
-	for i, t := range tokens {
-		step.Rows = append(step.Rows, engineplugin.Row{Sequence: q, Token: t, Position: int32(at + i), Parent: int32(i - 1), Mask: -1})
-	}
-	last := &step.Rows[len(step.Rows)-1]
-	last.Want, last.TopK = want, topK
-	s.ok(e.Step(s.ctx, step, r))
+	rows := rowsOf(s.length(e, q), chain(tokens), 0)
+	rows[len(rows)-1].Want = want
+	s.ok(e.Step(s.ctx, one(engineplugin.Group{Sequence: q, Commit: true}, rows), r))
 	return r
 }
+
+// one is a step of one group.
+func one(g engineplugin.Group, rows []engineplugin.Row) *engineplugin.Step {
+	g.Rows = len(rows)
+	return &engineplugin.Step{Groups: []engineplugin.Group{g}, Rows: rows}
+}
+
+// add appends a group to a step.
+func add(step *engineplugin.Step, g engineplugin.Group, rows []engineplugin.Row) {
+	g.Rows = len(rows)
+	step.Groups, step.Rows = append(step.Groups, g), append(step.Rows, rows...)
+}
+
+// pending is a group whose rows stay pending.
+func pending(q engineplugin.Sequence) engineplugin.Group { return engineplugin.Group{Sequence: q} }
 
 // node of a tree of rows.
 type node struct{ token, parent int32 }
 
-// rowsOf makes rows of a tree that hangs from the tip of q.
-func rowsOf(q engineplugin.Sequence, length int, tree []node, want uint32, base int32) []engineplugin.Row {
+// rowsOf makes rows of a tree that hangs from the tip of a sequence of this length.
+func rowsOf(length int, tree []node, want uint32) []engineplugin.Row {
 	rows := make([]engineplugin.Row, len(tree))
-	depth := make([]int32, len(tree))
 	for i, n := range tree {
-		parent := n.parent
-		if parent >= 0 {
-			depth[i] = depth[parent] + 1
-			parent += base
+		position := int32(length)
+		if n.parent >= 0 {
+			position = rows[n.parent].Position + 1
 		}
-		rows[i] = engineplugin.Row{
-			Sequence: q, Token: n.token, Position: int32(length) + depth[i], Parent: parent, Want: want, TopK: topK,
-			Score: n.token, Mask: -1,
-		}
+		rows[i] = engineplugin.Row{Token: n.token, Position: position, Parent: n.parent, Want: want, TopK: topK, Score: n.token, Mask: -1}
 	}
 	return rows
 }
@@ -243,7 +251,9 @@ func pathTo(tree []node, i int) []int32 {
 func (s *suite) step(e engineplugin.Engine, q engineplugin.Sequence, tree []node, want uint32) *engineplugin.StepResult {
 	s.Helper()
 	r := &engineplugin.StepResult{}
-	s.ok(e.Step(s.ctx, &engineplugin.Step{Rows: rowsOf(q, s.length(e, q), tree, want, 0), Features: encoding(want)}, r))
+	step := one(pending(q), rowsOf(s.length(e, q), tree, want))
+	step.Features = encoding(want)
+	s.ok(e.Step(s.ctx, step, r))
 	return r
 }
 
@@ -254,13 +264,14 @@ func encoding(want uint32) engineplugin.FeatureEncoding {
 	return engineplugin.FeatureNone
 }
 
-func commit(q engineplugin.Sequence, path ...int32) []engineplugin.Commit {
-	return []engineplugin.Commit{{Sequence: q, Path: path}}
+// commit is a step that keeps a path of pending rows; an empty one drops them all.
+func commit(q engineplugin.Sequence, path ...int32) *engineplugin.Step {
+	return one(engineplugin.Group{Sequence: q, Path: path}, nil)
 }
 
 func (s *suite) commit(e engineplugin.Engine, q engineplugin.Sequence, path ...int32) {
 	s.Helper()
-	s.ok(e.Step(s.ctx, &engineplugin.Step{Commits: commit(q, path...)}, &engineplugin.StepResult{}))
+	s.ok(e.Step(s.ctx, commit(q, path...), &engineplugin.StepResult{}))
 }
 
 // row returns the outputs of one row as bits, so that they compare exactly.

@@ -18,9 +18,9 @@ type keeper struct {
 
 func (k *keeper) read(q engineplugin.Sequence, position, rows int) ([]byte, error) {
 	r := &engineplugin.StepResult{}
-	err := k.e.Step(k.ctx, &engineplugin.Step{
-		Kept: []engineplugin.KeptFeatures{{Sequence: q, Position: int32(position), Rows: int32(rows)}}, Features: k.enc,
-	}, r)
+	step := one(engineplugin.Group{Sequence: q, Kept: engineplugin.KeptRange{Position: int32(position), Rows: int32(rows)}}, nil)
+	step.Features = k.enc
+	err := k.e.Step(k.ctx, step, r)
 	return r.Features, err
 }
 
@@ -44,8 +44,8 @@ func (k *keeper) holds(what string, q engineplugin.Sequence, position, rows int,
 func (k *keeper) plain(q engineplugin.Sequence, want uint32, tokens ...int32) {
 	k.Helper()
 	for _, t := range tokens {
-		rows := rowsOf(q, k.length(k.e, q), chain([]int32{t}), want, 0)
-		k.ok(k.e.Step(k.ctx, &engineplugin.Step{Rows: rows, Prefill: true}, &engineplugin.StepResult{}))
+		rows := rowsOf(k.length(k.e, q), chain([]int32{t}), want)
+		k.ok(k.e.Step(k.ctx, one(engineplugin.Group{Sequence: q, Commit: true}, rows), &engineplugin.StepResult{}))
 	}
 }
 
@@ -102,17 +102,22 @@ func (k *keeper) run() {
 	k.refuses("a row too many", q, start-1, size)
 	k.refuses("a row not committed yet", q, start+1, size)
 
-	// Two sequences at once, and rows that want theirs: kept ones first, in order.
+	// Two sequences at once, both with rows that want theirs: the kept ones of all groups first, in order.
+	third, err := k.read(other, 3, 1)
+	k.ok(err)
+	third = slices.Clone(third)
+	rowsOfOther := slices.Clone(k.featuresOf(e, other, chain(prompt[2:3]), k.enc))
 	var r engineplugin.StepResult
-	rows := rowsOf(q, k.length(e, q), chain(prompt[:2]), engineplugin.WantFeatures, 0)
-	k.ok(e.Step(k.ctx, &engineplugin.Step{
-		Kept: []engineplugin.KeptFeatures{{Sequence: q, Position: last - 1, Rows: 2}, {Sequence: other, Position: 3, Rows: 1}, {Sequence: q, Position: start, Rows: 1}},
-		Rows: rows, Features: k.enc,
-	}, &r))
-	if len(r.Features) != 6*k.width || !slices.Equal(r.Features[:2*k.width], now[(size-2)*k.width:]) || !slices.Equal(r.Features[3*k.width:4*k.width], now[:k.width]) {
+	step := &engineplugin.Step{Features: k.enc}
+	add(step, engineplugin.Group{Sequence: other, Kept: engineplugin.KeptRange{Position: 3, Rows: 1}},
+		rowsOf(k.length(e, other), chain(prompt[2:3]), engineplugin.WantFeatures))
+	add(step, engineplugin.Group{Sequence: q, Kept: engineplugin.KeptRange{Position: last - 1, Rows: 2}},
+		rowsOf(k.length(e, q), chain(prompt[:2]), engineplugin.WantFeatures))
+	k.ok(e.Step(k.ctx, step, &r))
+	if len(r.Features) != 6*k.width || !slices.Equal(r.Features[:k.width], third) || !slices.Equal(r.Features[k.width:3*k.width], now[(size-2)*k.width:]) {
 		k.Errorf("%d bytes of features, or not those of kept rows first", len(r.Features))
 	}
-	if alone := k.featuresOf(e, q, chain(prompt[:2]), k.enc); !slices.Equal(r.Features[4*k.width:], alone) {
+	if alone := k.featuresOf(e, q, chain(prompt[:2]), k.enc); !slices.Equal(r.Features[3*k.width:4*k.width], rowsOfOther) || !slices.Equal(r.Features[4*k.width:], alone) {
 		k.Error("features of rows differ beside kept ones")
 	}
 
@@ -128,14 +133,14 @@ func (k *keeper) pendingKeeps(q engineplugin.Sequence, p engineplugin.Snapshot, 
 	k.ok(e.RestoreSnapshot(k.ctx, p, q))
 	k.refuses("kept before the restore", q, start, 1)
 	tree := []node{{tokens[0], -1}, {tokens[1] ^ 1, 0}, {tokens[1], 0}, {tokens[2], 2}, {tokens[3], 3}}
-	rows := rowsOf(q, start, tree, engineplugin.WantKeep, 0)
+	rows := rowsOf(start, tree, engineplugin.WantKeep)
 	rows[1].Want = 0
-	k.ok(e.Step(k.ctx, &engineplugin.Step{Rows: rows}, &engineplugin.StepResult{}))
+	k.ok(e.Step(k.ctx, one(pending(q), rows), &engineplugin.StepResult{}))
 	k.refuses("pending", q, start, 1)
 	var r engineplugin.StepResult
-	k.ok(e.Step(k.ctx, &engineplugin.Step{
-		Commits: commit(q, 0, 2, 3), Kept: []engineplugin.KeptFeatures{{Sequence: q, Position: int32(start), Rows: 3}}, Features: k.enc,
-	}, &r))
+	step := commit(q, 0, 2, 3) // still pending: what is refused changes nothing
+	step.Groups[0].Kept, step.Features = engineplugin.KeptRange{Position: int32(start), Rows: 3}, k.enc
+	k.ok(e.Step(k.ctx, step, &r))
 	if !slices.Equal(r.Features, now[:3*k.width]) {
 		k.Error("a path's features differ from those at once")
 	}
@@ -171,28 +176,30 @@ func (k *keeper) keptErrors(q, other engineplugin.Sequence) {
 	at := k.length(e, q) - 1
 	for _, c := range []struct {
 		name string
-		kept engineplugin.KeptFeatures
+		kept engineplugin.Group
 		enc  engineplugin.FeatureEncoding
 		code codes.Code
 		word string
 	}{
-		{"unknown sequence", engineplugin.KeptFeatures{Sequence: 4711, Position: int32(at), Rows: 1}, k.enc, codes.NotFound, "sequence"},
-		{"no rows", engineplugin.KeptFeatures{Sequence: q, Position: int32(at)}, k.enc, codes.InvalidArgument, "n"},
-		{"negative rows", engineplugin.KeptFeatures{Sequence: q, Position: int32(at), Rows: -1}, k.enc, codes.InvalidArgument, "n"},
-		{"more than a step has", engineplugin.KeptFeatures{Sequence: q, Position: int32(at), Rows: batchRows + 1}, k.enc, codes.InvalidArgument, "n"},
-		{"negative position", engineplugin.KeptFeatures{Sequence: q, Position: -1, Rows: 1}, k.enc, codes.FailedPrecondition, "kept"},
-		{"no encoding", engineplugin.KeptFeatures{Sequence: q, Position: int32(at), Rows: 1}, engineplugin.FeatureNone, codes.InvalidArgument, "feature"},
+		{"unknown sequence", reading(4711, at, 1), k.enc, codes.NotFound, "groups[0].sequence"},
+		{"negative rows", reading(q, at, -1), k.enc, codes.InvalidArgument, "groups[0].n_kept"},
+		{"more than a step has", reading(q, at, batchRows+1), k.enc, codes.InvalidArgument, "n_kept"},
+		{"negative position", reading(q, -1, 1), k.enc, codes.FailedPrecondition, "groups[0].kept_position"},
+		{"no encoding", reading(q, at, 1), engineplugin.FeatureNone, codes.InvalidArgument, "feature"},
 	} {
-		err := e.Step(k.ctx, &engineplugin.Step{Kept: []engineplugin.KeptFeatures{c.kept}, Features: c.enc}, &engineplugin.StepResult{})
-		k.refused(c.name, err, c.code, c.word)
+		step := one(c.kept, nil)
+		step.Features = c.enc
+		k.refused(c.name, e.Step(k.ctx, step, &engineplugin.StepResult{}), c.code, c.word)
 	}
-	siblings := rowsOf(q, at+1, []node{{1, -1}, {2, -1}}, engineplugin.WantKeep, 0)
-	err := e.Step(k.ctx, &engineplugin.Step{Rows: siblings}, &engineplugin.StepResult{})
-	k.refused("two rows at one position", err, codes.InvalidArgument, "position")
+	// No rows at all are no range, wherever it begins.
+	k.ok(e.Step(k.ctx, one(reading(q, -1, 0), nil), &engineplugin.StepResult{}))
+	siblings := rowsOf(at+1, []node{{1, -1}, {2, -1}}, engineplugin.WantKeep)
+	err := e.Step(k.ctx, one(pending(q), siblings), &engineplugin.StepResult{})
+	k.refused("two rows at one position", err, codes.InvalidArgument, "groups[0].rows[1].position")
 	// The same positions of two sequences do not meet.
-	n := k.length(e, other)
-	both := append(rowsOf(q, at+1, chain([]int32{1}), engineplugin.WantKeep, 0), rowsOf(other, n, chain([]int32{2}), engineplugin.WantKeep, 0)...)
-	k.ok(e.Step(k.ctx, &engineplugin.Step{Rows: both, Prefill: true}, &engineplugin.StepResult{}))
+	both := one(engineplugin.Group{Sequence: q, Commit: true}, rowsOf(at+1, chain([]int32{1}), engineplugin.WantKeep))
+	add(both, engineplugin.Group{Sequence: other, Commit: true}, rowsOf(k.length(e, other), chain([]int32{2}), engineplugin.WantKeep))
+	k.ok(e.Step(k.ctx, both, &engineplugin.StepResult{}))
 	_, err = k.read(q, at, 2)
 	k.ok(err)
 	// Other layers.
@@ -200,6 +207,11 @@ func (k *keeper) keptErrors(q, other engineplugin.Sequence) {
 	k.enc = engineplugin.FeatureRawF32
 	k.refuses("captured from other layers", q, at, 1)
 	k.ok(e.SetCapture(k.ctx, nil))
-	row := rowsOf(q, at+2, chain([]int32{1}), engineplugin.WantKeep, 0)
-	k.refused("capture switched off", e.Step(k.ctx, &engineplugin.Step{Rows: row}, &engineplugin.StepResult{}), codes.FailedPrecondition)
+	row := rowsOf(at+2, chain([]int32{1}), engineplugin.WantKeep)
+	k.refused("capture switched off", e.Step(k.ctx, one(pending(q), row), &engineplugin.StepResult{}), codes.FailedPrecondition)
+}
+
+// reading is a group that reads kept features and does nothing else.
+func reading(q engineplugin.Sequence, position, rows int) engineplugin.Group {
+	return engineplugin.Group{Sequence: q, Kept: engineplugin.KeptRange{Position: int32(position), Rows: int32(rows)}}
 }

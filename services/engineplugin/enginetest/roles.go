@@ -16,7 +16,9 @@ import (
 func (s *suite) featuresOf(e engineplugin.Engine, q engineplugin.Sequence, tree []node, enc engineplugin.FeatureEncoding) []byte {
 	s.Helper()
 	r := &engineplugin.StepResult{}
-	s.ok(e.Step(s.ctx, &engineplugin.Step{Rows: rowsOf(q, s.length(e, q), tree, engineplugin.WantFeatures, 0), Features: enc}, r))
+	step := one(pending(q), rowsOf(s.length(e, q), tree, engineplugin.WantFeatures))
+	step.Features = enc
+	s.ok(e.Step(s.ctx, step, r))
 	return r.Features
 }
 
@@ -56,20 +58,22 @@ func (s *suite) features() {
 	}
 	// One layer alone is a part of both.
 	s.ok(e.SetCapture(s.ctx, layers[:1]))
-	one := s.featuresOf(e, q, tree, engineplugin.FeatureRawF32)
+	single := s.featuresOf(e, q, tree, engineplugin.FeatureRawF32)
 	w := i.Hidden * 4
 	for k := range tree {
-		if !slices.Equal(one[k*w:][:w], wide[k*w*len(layers):][:w]) {
+		if !slices.Equal(single[k*w:][:w], wide[k*w*len(layers):][:w]) {
 			s.Errorf("row %d of the first layer changes with the set of layers", k)
 		}
 	}
 	r := &engineplugin.StepResult{}
-	rows := rowsOf(q, 9, tree, engineplugin.WantFeatures, 0)
-	s.refused("no encoding", e.Step(s.ctx, &engineplugin.Step{Rows: rows}, r), codes.InvalidArgument, "feature")
-	s.refused("fused without fuse", e.Step(s.ctx, &engineplugin.Step{Rows: rows, Features: engineplugin.FeatureFusedBF16}, r), codes.FailedPrecondition)
+	step := one(pending(q), rowsOf(9, tree, engineplugin.WantFeatures))
+	s.refused("no encoding", e.Step(s.ctx, step, r), codes.InvalidArgument, "feature")
+	step.Features = engineplugin.FeatureFusedBF16
+	s.refused("fused without fuse", e.Step(s.ctx, step, r), codes.FailedPrecondition)
 	s.refused("missing fuse file", e.LoadFuse(s.ctx, s.models.Missing), codes.NotFound)
 	s.ok(e.SetCapture(s.ctx, nil))
-	s.refused("capture switched off", e.Step(s.ctx, &engineplugin.Step{Rows: rows, Features: engineplugin.FeatureRawBF16}, r), codes.FailedPrecondition)
+	step.Features = engineplugin.FeatureRawBF16
+	s.refused("capture switched off", e.Step(s.ctx, step, r), codes.FailedPrecondition)
 }
 
 func (s *suite) fusedFeatures() {
@@ -117,15 +121,15 @@ func (s *suite) shards() {
 	tokens := s.tokens(whole, 8)
 	qw, qa, qb := s.sequence(whole), s.sequence(a), s.sequence(b)
 	var ra, rb engineplugin.StepResult
-	through := func(tree []node, prefill bool) *engineplugin.StepResult {
+	through := func(tree []node, commit bool) *engineplugin.StepResult {
 		s.Helper()
-		rows := rowsOf(qa, s.length(a, qa), tree, 0, 0)
-		s.ok(a.Step(s.ctx, &engineplugin.Step{Rows: rows, Prefill: prefill}, &ra))
+		s.ok(a.Step(s.ctx, one(engineplugin.Group{Sequence: qa, Commit: commit}, rowsOf(s.length(a, qa), tree, 0)), &ra))
 		if len(ra.HiddenOut) != len(tree)*i.Hidden {
 			s.Fatalf("%d hidden values of %d rows", len(ra.HiddenOut), len(tree))
 		}
-		rows = rowsOf(qb, s.length(b, qb), tree, everything, 0)
-		s.ok(b.Step(s.ctx, &engineplugin.Step{Rows: rows, Prefill: prefill, HiddenIn: ra.HiddenOut}, &rb))
+		step := one(engineplugin.Group{Sequence: qb, Commit: commit}, rowsOf(s.length(b, qb), tree, everything))
+		step.HiddenIn = ra.HiddenOut
+		s.ok(b.Step(s.ctx, step, &rb))
 		return &rb
 	}
 	s.feed(whole, qw, tokens, 0)
@@ -146,9 +150,9 @@ func (s *suite) shards() {
 	rw = s.step(whole, qw, chain([]int32{1, 2}), everything)
 	r = through(chain([]int32{1, 2}), false)
 	s.same("sharded row after commit", rowBits(rw, 1, 2), rowBits(r, 1, 2))
-	err := a.Step(s.ctx, &engineplugin.Step{Rows: rowsOf(qa, s.length(a, qa), chain([]int32{1}), engineplugin.WantToken, 0)}, &ra)
+	err := a.Step(s.ctx, one(pending(qa), rowsOf(s.length(a, qa), chain([]int32{1}), engineplugin.WantToken)), &ra)
 	s.refused("token from a shard without head", err, codes.FailedPrecondition, "want")
-	err = b.Step(s.ctx, &engineplugin.Step{Rows: rowsOf(qb, s.length(b, qb), chain([]int32{1}), 0, 0)}, &rb)
+	err = b.Step(s.ctx, one(pending(qb), rowsOf(s.length(b, qb), chain([]int32{1}), 0)), &rb)
 	s.refused("no hidden rows", err, codes.InvalidArgument, "hidden_in")
 }
 
@@ -381,7 +385,7 @@ func (s *suite) cancel() {
 	before := s.probe(e, q)
 	ctx, cancel := context.WithCancel(s.ctx)
 	cancel()
-	step := &engineplugin.Step{Rows: rowsOf(q, 5, chain([]int32{1, 2, 3}), engineplugin.WantToken, 0)}
+	step := one(pending(q), rowsOf(5, chain([]int32{1, 2, 3}), engineplugin.WantToken))
 	s.refused("step with an ended context", e.Step(ctx, step, &engineplugin.StepResult{}), codes.Canceled)
 	_, err := e.NewSequence(ctx)
 	s.refused("sequence with an ended context", err, codes.Canceled)
@@ -397,22 +401,26 @@ func (s *suite) cancel() {
 	s.same("after cancelled steps", before, s.probe(e, q))
 }
 
-// cancelPrefill: a cancelled committing step either came too late or breaks the sequence for all but free, restore, import.
+// cancelPrefill: the cancel of a step either comes too late or breaks the sequences that it was to commit rows of, for all but free,
+// restore and import. The others are whole.
 func (s *suite) cancelPrefill() {
 	e := s.target()
-	q := s.sequence(e)
+	q, other := s.sequence(e), s.sequence(e)
 	s.feed(e, q, s.tokens(e, 5), 0)
+	s.feed(e, other, s.tokens(e, 7), 0)
+	beside := s.probe(e, other)
 	p, err := e.NewSnapshot(s.ctx, q)
 	s.ok(err)
 	before := s.probe(e, q)
 	for i := range 8 {
 		ctx, cancel := context.WithTimeout(s.ctx, time.Duration(i+1)*400*time.Microsecond)
-		step := &engineplugin.Step{Prefill: true, Rows: rowsOf(q, 5, chain(s.tokens(e, batchRows)), 0, 0)}
+		step := one(engineplugin.Group{Sequence: q, Kind: engineplugin.KindPrompt, Commit: true}, rowsOf(5, chain(s.tokens(e, batchRows-3)), 0))
+		add(step, pending(other), rowsOf(7, chain([]int32{1, 2, 3}), 0))
 		err := e.Step(ctx, step, &engineplugin.StepResult{})
 		cancel()
 		if err != nil {
 			s.refused("cancelled prefill", err, codes.DeadlineExceeded)
-			err = e.Step(s.ctx, &engineplugin.Step{Rows: rowsOf(q, 5, chain([]int32{1}), 0, 0)}, &engineplugin.StepResult{})
+			err = e.Step(s.ctx, one(pending(q), rowsOf(5, chain([]int32{1}), 0)), &engineplugin.StepResult{})
 			if err != nil { // it may have been cancelled before it began, then nothing is broken
 				s.refused("step on a broken sequence", err, codes.FailedPrecondition, "sequence")
 				_, err = e.NewSnapshot(s.ctx, q)
@@ -424,6 +432,7 @@ func (s *suite) cancelPrefill() {
 		}
 		s.ok(e.RestoreSnapshot(s.ctx, p, q))
 		s.same("restored after a cancelled prefill", before, s.probe(e, q))
+		s.same("beside a cancelled prefill", beside, s.probe(e, other))
 	}
 	s.ok(e.FreeSnapshot(s.ctx, p))
 }

@@ -23,12 +23,11 @@ func (s *suite) decode(e engineplugin.Engine, prompt []int32, sampler engineplug
 	s.ok(e.SetSampler(s.ctx, q, sampler))
 	r := s.feed(e, q, prompt, engineplugin.WantToken)
 	out := []int32{r.Tokens[len(prompt)-1]}
-	var commits []engineplugin.Commit
+	g := pending(q)
 	for len(out) < n {
-		rows := rowsOf(q, len(prompt)+len(out)-1, chain(out[len(out)-1:]), engineplugin.WantToken, 0)
-		s.ok(e.Step(s.ctx, &engineplugin.Step{Commits: commits, Rows: rows}, r))
+		s.ok(e.Step(s.ctx, one(g, rowsOf(len(prompt)+len(out)-1, chain(out[len(out)-1:]), engineplugin.WantToken)), r))
 		out = append(out, r.Tokens[0])
-		commits = commit(q, 0)
+		g.Path = []int32{0}
 	}
 	return out
 }
@@ -162,14 +161,16 @@ func (s *suite) masks() {
 	}
 	masks[best/32] &^= 1 << (best % 32)
 	masks[words] |= 1<<4 | 1<<6
-	rows := rowsOf(q, promptTokens, chain([]int32{1, 2, 3}), everything, 0)
+	rows := rowsOf(promptTokens, chain([]int32{1, 2, 3}), everything)
 	rows[1].Mask, rows[2].Mask = 1, 0
 	for _, temperature := range []float32{0, 1} {
 		sampler := engineplugin.DefaultSampler()
 		sampler.Temperature = temperature
 		s.ok(e.SetSampler(s.ctx, q, sampler))
 		r := &engineplugin.StepResult{}
-		s.ok(e.Step(s.ctx, &engineplugin.Step{Rows: rows, Masks: masks, NMasks: 2}, r))
+		step := one(pending(q), rows)
+		step.Masks, step.NMasks = masks, 2
+		s.ok(e.Step(s.ctx, step, r))
 		if r.Tokens[1] != 4 && r.Tokens[1] != 6 {
 			s.Errorf("temperature %v: a masked row chose %d", temperature, r.Tokens[1])
 		}
@@ -185,5 +186,7 @@ func (s *suite) masks() {
 		s.same("raw outputs of a masked row", want[1], masked)
 	}
 	r := &engineplugin.StepResult{}
-	s.refused("too few words", e.Step(s.ctx, &engineplugin.Step{Rows: rows, Masks: masks[:2*words-1], NMasks: 2}, r), codes.InvalidArgument, "masks")
+	step := one(pending(q), rows)
+	step.Masks, step.NMasks = masks[:2*words-1], 2
+	s.refused("too few words", e.Step(s.ctx, step, r), codes.InvalidArgument, "masks")
 }

@@ -36,7 +36,7 @@ func (s *suite) snapshots() {
 	// Pending rows do not survive a restore.
 	s.step(e, q, chain([]int32{7}), 0)
 	s.ok(e.RestoreSnapshot(s.ctx, p, q))
-	s.refused("pending rows after restore", e.Step(s.ctx, &engineplugin.Step{Commits: commit(q, 0)}, &engineplugin.StepResult{}), codes.FailedPrecondition)
+	s.refused("pending rows after restore", e.Step(s.ctx, commit(q, 0), &engineplugin.StepResult{}), codes.FailedPrecondition)
 	s.ok(e.FreeSequence(s.ctx, q))
 	s.ok(e.RestoreSnapshot(s.ctx, p, other)) // it outlives its sequence
 	s.ok(e.FreeSnapshot(s.ctx, p))

@@ -12,7 +12,7 @@ import (
 
 func (s *suite) stepErrors() {
 	e := s.target()
-	q, other := s.sequence(e), s.sequence(e)
+	q := s.sequence(e)
 	s.feed(e, q, s.tokens(e, 4), 0)
 	vocab := int32(e.Info().Vocab)
 	type edit = func(*engineplugin.Step)
@@ -22,29 +22,35 @@ func (s *suite) stepErrors() {
 		code  codes.Code
 		words []string
 	}{
-		{"unknown sequence", func(p *engineplugin.Step) { p.Rows[0].Sequence = 4711 }, codes.NotFound, []string{"sequence"}},
-		{"token too large", func(p *engineplugin.Step) { p.Rows[1].Token = vocab }, codes.InvalidArgument, []string{"token"}},
+		{"unknown sequence", func(p *engineplugin.Step) { p.Groups[0].Sequence = 4711 }, codes.NotFound, []string{"groups[0].sequence"}},
+		{"token too large", func(p *engineplugin.Step) { p.Rows[1].Token = vocab }, codes.InvalidArgument, []string{"groups[0].rows[1].token"}},
 		{"token negative", func(p *engineplugin.Step) { p.Rows[1].Token = -1 }, codes.InvalidArgument, []string{"token"}},
-		{"position too low", func(p *engineplugin.Step) { p.Rows[0].Position = 3 }, codes.InvalidArgument, []string{"position"}},
+		{"position too low", func(p *engineplugin.Step) { p.Rows[0].Position = 3 }, codes.InvalidArgument, []string{"groups[0].rows[0].position"}},
 		{"position too high", func(p *engineplugin.Step) { p.Rows[1].Position = 6 }, codes.InvalidArgument, []string{"position"}},
-		{"parent itself", func(p *engineplugin.Step) { p.Rows[1].Parent = 1 }, codes.InvalidArgument, []string{"parent"}},
+		{"parent itself", func(p *engineplugin.Step) { p.Rows[1].Parent = 1 }, codes.InvalidArgument, []string{"groups[0].rows[1].parent"}},
 		{"parent later", func(p *engineplugin.Step) { p.Rows[0].Parent = 1 }, codes.InvalidArgument, []string{"parent"}},
 		{"parent -2", func(p *engineplugin.Step) { p.Rows[0].Parent = -2 }, codes.InvalidArgument, []string{"parent"}},
-		{"parent of another sequence", func(p *engineplugin.Step) {
-			p.Rows[1].Sequence, p.Rows[1].Position = other, 1
-		}, codes.InvalidArgument, []string{"parent"}},
-		{"unknown want", func(p *engineplugin.Step) { p.Rows[0].Want = 1 << 12 }, codes.InvalidArgument, []string{"want"}},
-		{"top-k 0", func(p *engineplugin.Step) { p.Rows[0].Want, p.Rows[0].TopK = engineplugin.WantTop, 0 }, codes.InvalidArgument, []string{"top_k"}},
+		{"no groups", func(p *engineplugin.Step) { p.Groups = nil }, codes.InvalidArgument, []string{"groups"}},
+		{"rows of no group", func(p *engineplugin.Step) { p.Groups[0].Rows = 1 }, codes.InvalidArgument, []string{"n_rows"}},
+		{"more rows than there are", func(p *engineplugin.Step) { p.Groups[0].Rows = 3 }, codes.InvalidArgument, []string{"n_rows"}},
+		{"negative rows", func(p *engineplugin.Step) { p.Groups[0].Rows = -1 }, codes.InvalidArgument, []string{"n_rows"}},
+		{"unknown kind", func(p *engineplugin.Step) { p.Groups[0].Kind, p.Groups[0].Commit = 2, true }, codes.InvalidArgument, []string{"groups[0].kind"}},
+		{"prompt rows that stay pending", func(p *engineplugin.Step) { p.Groups[0].Kind = engineplugin.KindPrompt }, codes.InvalidArgument, []string{"groups[0]"}},
+		{"nothing to commit", func(p *engineplugin.Step) {
+			p.Groups[0].Rows, p.Groups[0].Commit, p.Rows = 0, true, nil
+		}, codes.InvalidArgument, []string{"groups[0]"}},
+		{"unknown want", func(p *engineplugin.Step) { p.Rows[0].Want = 1 << 12 }, codes.InvalidArgument, []string{"groups[0].rows[0].want"}},
+		{"top-k 0", func(p *engineplugin.Step) { p.Rows[0].Want, p.Rows[0].TopK = engineplugin.WantTop, 0 }, codes.InvalidArgument, []string{"groups[0].rows[0].top_k"}},
 		{"top-k too large", func(p *engineplugin.Step) { p.Rows[0].Want, p.Rows[0].TopK = engineplugin.WantTop, topK+1 }, codes.InvalidArgument, []string{"top_k"}},
-		{"score outside", func(p *engineplugin.Step) { p.Rows[0].Want, p.Rows[0].Score = engineplugin.WantScore, vocab }, codes.InvalidArgument, []string{"score"}},
-		{"mask without masks", func(p *engineplugin.Step) { p.Rows[0].Want, p.Rows[0].Mask = engineplugin.WantToken, 0 }, codes.InvalidArgument, []string{"mask"}},
+		{"score outside", func(p *engineplugin.Step) { p.Rows[0].Want, p.Rows[0].Score = engineplugin.WantScore, vocab }, codes.InvalidArgument, []string{"groups[0].rows[0].score"}},
+		{"mask without masks", func(p *engineplugin.Step) { p.Rows[0].Want, p.Rows[0].Mask = engineplugin.WantToken, 0 }, codes.InvalidArgument, []string{"groups[0].rows[0].mask"}},
 		{"hidden rows at layer 0", func(p *engineplugin.Step) { p.HiddenIn = make([]float32, 2*e.Info().Hidden) }, codes.InvalidArgument, []string{"hidden_in"}},
 		{"features without capture", func(p *engineplugin.Step) {
 			p.Rows[0].Want, p.Features = engineplugin.WantFeatures, engineplugin.FeatureRawBF16
 		}, codes.FailedPrecondition, nil},
-		{"branch in a committing step", func(p *engineplugin.Step) { p.Prefill, p.Rows[1].Parent, p.Rows[1].Position = true, -1, 4 }, codes.InvalidArgument, []string{"parent", "position"}},
+		{"branch in a committing group", func(p *engineplugin.Step) { p.Groups[0].Commit, p.Rows[1].Parent, p.Rows[1].Position = true, -1, 4 }, codes.InvalidArgument, []string{"groups[0].rows[1].parent"}},
 	} {
-		step := &engineplugin.Step{Rows: rowsOf(q, 4, chain([]int32{1, 2}), 0, 0)}
+		step := one(pending(q), rowsOf(4, chain([]int32{1, 2}), 0))
 		c.edit(step)
 		s.refused(c.name, e.Step(s.ctx, step, &engineplugin.StepResult{}), c.code, c.words...)
 		if n := s.length(e, q); n != 4 {
@@ -56,17 +62,19 @@ func (s *suite) stepErrors() {
 		for i := range tree {
 			tree[i] = node{1, -1}
 		}
-		return rowsOf(q, 4, tree, 0, 0)
+		return rowsOf(4, tree, 0)
 	}
 	r := &engineplugin.StepResult{}
-	s.ok(e.Step(s.ctx, &engineplugin.Step{Rows: wide(treeRows)}, r))
-	s.refused("too wide a tree", e.Step(s.ctx, &engineplugin.Step{Rows: wide(treeRows + 1)}, r), codes.InvalidArgument, "max_tree_rows", "rows")
-	long := &engineplugin.Step{Prefill: true, Rows: rowsOf(q, 4, chain(s.tokens(e, batchRows+1)), 0, 0)}
-	s.refused("too long a chunk", e.Step(s.ctx, long, r), codes.InvalidArgument, "max_batch_rows", "rows")
+	s.ok(e.Step(s.ctx, one(pending(q), wide(treeRows)), r))
+	s.refused("too wide a tree", e.Step(s.ctx, one(pending(q), wide(treeRows+1)), r), codes.InvalidArgument, "groups[0].n_rows")
+	for name, kind := range map[string]engineplugin.GroupKind{"too long a prompt piece": engineplugin.KindPrompt, "too many decode rows": engineplugin.KindDecode} {
+		long := one(engineplugin.Group{Sequence: q, Kind: kind, Commit: true}, rowsOf(4, chain(s.tokens(e, batchRows+1)), 0))
+		s.refused(name, e.Step(s.ctx, long, r), codes.InvalidArgument, "max_batch_rows")
+	}
 	for s.length(e, q)+batchRows <= maxContext {
 		s.feed(e, q, s.tokens(e, batchRows), 0)
 	}
-	full := &engineplugin.Step{Prefill: true, Rows: rowsOf(q, s.length(e, q), chain(s.tokens(e, batchRows)), 0, 0)}
+	full := one(engineplugin.Group{Sequence: q, Commit: true}, rowsOf(s.length(e, q), chain(s.tokens(e, batchRows)), 0))
 	s.refused("context full", e.Step(s.ctx, full, r), codes.ResourceExhausted, "context")
 }
 
@@ -76,10 +84,10 @@ func (s *suite) outputs() {
 	q := s.sequence(e)
 	s.feed(e, q, s.tokens(e, promptTokens), 0)
 	tree := s.randomTree(e, 7)
-	rows := rowsOf(q, promptTokens, tree, everything, 0)
+	rows := rowsOf(promptTokens, tree, everything)
 	rows[2].Want, rows[3].TopK, rows[4].Want = 0, 3, engineplugin.WantTop
 	r := &engineplugin.StepResult{}
-	s.ok(e.Step(s.ctx, &engineplugin.Step{Rows: rows}, r))
+	s.ok(e.Step(s.ctx, one(pending(q), rows), r))
 	vocab := e.Info().Vocab
 	if len(r.Tokens) != 7 || len(r.Logprobs) != 7 || len(r.Scores) != 7 || r.TopStride < topK || len(r.TopIDs) != 7*r.TopStride ||
 		len(r.TopLogprobs) != 7*r.TopStride || len(r.Logits) != 5*vocab || len(r.Features) != 0 {
@@ -205,7 +213,7 @@ func (s *suite) treeCommit() {
 	}
 	// The same text three tokens a round, hidden in a tree of wrong ones.
 	at := 0
-	var commits []engineplugin.Commit
+	g := pending(tree)
 	r := &engineplugin.StepResult{}
 	for range rounds {
 		var nodes []node
@@ -220,14 +228,14 @@ func (s *suite) treeCommit() {
 			path = append(path, parent)
 			nodes = append(nodes, node{s.tokens(e, 1)[0], int32(s.rng.IntN(len(nodes)))})
 		}
-		s.ok(e.Step(s.ctx, &engineplugin.Step{Commits: commits, Rows: rowsOf(tree, promptTokens+at, nodes, everything, 0)}, r))
+		s.ok(e.Step(s.ctx, one(g, rowsOf(promptTokens+at, nodes, everything)), r))
 		for k, i := range path {
 			s.same(fmt.Sprintf("token %d", at+k), bits[at+k], rowBits(r, int(i), len(nodes)))
 		}
-		commits = commit(tree, path...)
+		g.Path = path
 		at += 3
 	}
-	s.ok(e.Step(s.ctx, &engineplugin.Step{Commits: commits}, r))
+	s.ok(e.Step(s.ctx, one(g, nil), r))
 	if a, b := s.length(e, plain), s.length(e, tree); a != b {
 		s.Errorf("lengths %d and %d", a, b)
 	}
@@ -238,11 +246,12 @@ func (s *suite) manySequences() {
 	const n = 3
 	var qs []engineplugin.Sequence
 	var alone []row
-	trees := make([][]node, n)
+	trees, prompts := make([][]node, n), make([][]int32, n)
 	for i := range n {
 		q := s.sequence(e)
 		qs = append(qs, q)
-		s.feed(e, q, s.tokens(e, 3+7*i), 0)
+		prompts[i] = s.tokens(e, 3+7*i)
+		s.feed(e, q, prompts[i], 0)
 		trees[i] = s.randomTree(e, 2+3*i)
 		r := s.step(e, q, trees[i], everything)
 		for k := range trees[i] {
@@ -251,25 +260,34 @@ func (s *suite) manySequences() {
 	}
 	step := &engineplugin.Step{}
 	for i, q := range qs {
-		step.Rows = append(step.Rows, rowsOf(q, s.length(e, q), trees[i], everything, int32(len(step.Rows)))...)
+		add(step, pending(q), rowsOf(s.length(e, q), trees[i], everything))
 	}
 	r := &engineplugin.StepResult{}
 	s.ok(e.Step(s.ctx, step, r))
 	for i := range step.Rows {
 		s.same(fmt.Sprintf("row %d of all sequences", i), alone[i], rowBits(r, i, len(step.Rows)))
 	}
-	// Paths are indices of the batch, for every sequence.
-	at := int32(0)
-	var commits []engineplugin.Commit
-	for i, q := range qs {
-		commits = append(commits, engineplugin.Commit{Sequence: q, Path: []int32{at}})
-		at += int32(len(trees[i]))
+	// Paths are indices within the sequence's group, wherever that was in the step. Here the groups come in another order.
+	step = &engineplugin.Step{}
+	paths := make([][]int32, n)
+	for i := n - 1; i >= 0; i-- {
+		paths[i] = pathTo(trees[i], len(trees[i])-1)
+		add(step, engineplugin.Group{Sequence: qs[i], Path: paths[i]}, nil)
 	}
-	s.ok(e.Step(s.ctx, &engineplugin.Step{Commits: commits}, r))
+	s.ok(e.Step(s.ctx, step, r))
 	for i, q := range qs {
-		if got := s.length(e, q); got != 3+7*i+1 {
-			s.Errorf("sequence %d has %d positions", i, got)
+		if got, want := s.length(e, q), 3+7*i+len(paths[i]); got != want {
+			s.Errorf("sequence %d has %d positions, want %d", i, got, want)
 		}
+		alone := s.sequence(e)
+		s.feed(e, alone, prompts[i], 0)
+		var path []int32
+		for _, at := range paths[i] {
+			path = append(path, trees[i][at].token)
+		}
+		s.feed(e, alone, path, 0)
+		s.same(fmt.Sprintf("sequence %d after its path", i), s.probe(e, alone), s.probe(e, q))
+		s.ok(e.FreeSequence(s.ctx, alone))
 	}
 }
 
@@ -280,15 +298,15 @@ func (s *suite) pendingRows() {
 	s.feed(e, other, s.tokens(e, 5), 0)
 	r := &engineplugin.StepResult{}
 	try := func(path ...int32) error {
-		return e.Step(s.ctx, &engineplugin.Step{Commits: commit(q, path...)}, r)
+		return e.Step(s.ctx, commit(q, path...), r)
 	}
 	s.refused("nothing pending", try(0), codes.FailedPrecondition, "pending")
 	s.ok(try()) // dropping nothing is fine
 	tree := []node{{1, -1}, {2, 0}, {3, 0}, {4, -1}}
 	s.step(e, q, tree, 0)
-	s.refused("not a child of the tip", try(1), codes.InvalidArgument, "path")
-	s.refused("not a child of the one before", try(0, 3), codes.InvalidArgument, "path")
-	s.refused("unknown row", try(4), codes.InvalidArgument, "path")
+	s.refused("not a child of the tip", try(1), codes.InvalidArgument, "groups[0].path[0]")
+	s.refused("not a child of the one before", try(0, 3), codes.InvalidArgument, "groups[0].path[1]")
+	s.refused("unknown row", try(4), codes.InvalidArgument, "groups[0].path[0]")
 	s.refused("negative row", try(-1), codes.InvalidArgument, "path")
 	s.step(e, other, tree, 0) // another sequence's step leaves ours pending
 	s.ok(try(0, 2))
@@ -305,19 +323,19 @@ func (s *suite) pendingRows() {
 	if n := s.length(e, q); n != 7 {
 		s.Errorf("length %d", n)
 	}
-	s.refused("unknown sequence", e.Step(s.ctx, &engineplugin.Step{Commits: commit(999, 0)}, r), codes.NotFound, "sequence")
+	s.refused("unknown sequence", e.Step(s.ctx, commit(999, 0), r), codes.NotFound, "sequence")
 }
 
-// prefill: chunks of any size agree with steps up to rounding.
+// prefill: prompt pieces of any size agree with decoding up to rounding.
 func (s *suite) prefill() {
 	e := s.target()
 	tokens := s.tokens(e, 40)
 	a, b, c := s.sequence(e), s.sequence(e), s.sequence(e)
 	want := engineplugin.WantLogits | engineplugin.WantToken
-	whole := slices.Clone(s.feed(e, a, tokens, want).Logits)
-	s.feed(e, b, tokens[:1], 0)
-	s.feed(e, b, tokens[1:18], 0)
-	parts := slices.Clone(s.feed(e, b, tokens[18:], want).Logits)
+	whole := slices.Clone(s.piece(e, a, tokens, want).Logits)
+	s.piece(e, b, tokens[:1], 0)
+	s.piece(e, b, tokens[1:18], 0)
+	parts := slices.Clone(s.piece(e, b, tokens[18:], want).Logits)
 	steps := s.oneByOne(e, c, tokens).Logits
 	for name, other := range map[string][]float32{"chunks": parts, "single rows": steps} {
 		worst := 0.0
@@ -332,7 +350,7 @@ func (s *suite) prefill() {
 	}
 	again := s.sequence(e)
 	s.ok(e.FreeSequence(s.ctx, a))
-	if d := s.feed(e, again, tokens, want).Logits; !slices.Equal(bitsOf(d), bitsOf(whole)) {
+	if d := s.piece(e, again, tokens, want).Logits; !slices.Equal(bitsOf(d), bitsOf(whole)) {
 		s.Error("the same chunk twice gives other bits")
 	}
 }

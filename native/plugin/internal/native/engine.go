@@ -39,9 +39,10 @@ type engine struct {
 	done   chan struct{}
 
 	// Guarded by turn.
-	calls uint64
-	step  cStep
-	out   outInt
+	calls  uint64
+	step   cStep
+	groups []cGroup // of step
+	out    outInt
 }
 
 // outInt receives numbers from C; on the heap, since C writes to it.

@@ -5,7 +5,7 @@ import "unsafe"
 // Structs of native/include/tandem/engine.h, laid out by hand. The tags are the C names; TestLayout compares sizes and
 // offsets with those of a C compiler. Pointers are unsafe.Pointer, so that the collector sees what they point to.
 
-const abiVersion = 1
+const abiVersion = 2
 
 type cOpenOptions struct {
 	StructSize     uint32         `c:"struct_size"`
@@ -63,7 +63,6 @@ type cInfo struct {
 
 // cRow has the layout of engineplugin.Row, which is handed over as it is.
 type cRow struct {
-	Sequence int32  `c:"sequence"`
 	Token    int32  `c:"token"`
 	Position int32  `c:"position"`
 	Parent   int32  `c:"parent"`
@@ -73,27 +72,42 @@ type cRow struct {
 	Mask     int32  `c:"mask"`
 }
 
+type cGroup struct {
+	Sequence     int32          `c:"sequence"`
+	Rows         int32          `c:"n_rows"`
+	Kind         uint32         `c:"kind"`
+	Flags        uint32         `c:"flags"`
+	Path         unsafe.Pointer `c:"path"`
+	PathRows     int32          `c:"n_path"`
+	KeptPosition int32          `c:"kept_position"`
+	KeptRows     int32          `c:"n_kept"`
+}
+
+const groupCommit = 1 // TND_GROUP_COMMIT
+
 type cStep struct {
 	StructSize      uint32         `c:"struct_size"`
-	Flags           uint32         `c:"flags"`
+	Groups          int32          `c:"n_groups"`
 	Rows            int32          `c:"n_rows"`
 	Masks           int32          `c:"n_masks"`
+	GroupData       unsafe.Pointer `c:"groups"`
 	RowData         unsafe.Pointer `c:"rows"`
 	MaskData        unsafe.Pointer `c:"masks"`
 	HiddenIn        unsafe.Pointer `c:"hidden_in"`
 	HiddenOut       unsafe.Pointer `c:"hidden_out"`
+	HiddenEncoding  int32          `c:"hidden_encoding"`
+	FeatureEncoding int32          `c:"feature_encoding"`
 	Tokens          unsafe.Pointer `c:"tokens"`
 	Logprobs        unsafe.Pointer `c:"logprobs"`
 	Scores          unsafe.Pointer `c:"scores"`
 	TopIDs          unsafe.Pointer `c:"top_ids"`
 	TopLogprobs     unsafe.Pointer `c:"top_logprobs"`
-	TopStride       int32          `c:"top_stride"`
-	FeatureEncoding int32          `c:"feature_encoding"`
 	Logits          unsafe.Pointer `c:"logits"`
 	Features        unsafe.Pointer `c:"features"`
+	TopStride       int32          `c:"top_stride"`
 }
 
-const stepCommit = 1 // TND_STEP_COMMIT
+const hiddenF32 = 0 // TND_HIDDEN_F32
 
 type cSampler struct {
 	StructSize        uint32         `c:"struct_size"`

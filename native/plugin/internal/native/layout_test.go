@@ -18,6 +18,7 @@ var structs = map[string]reflect.Type{
 	"tnd_open_options":  reflect.TypeFor[cOpenOptions](),
 	"tnd_info":          reflect.TypeFor[cInfo](),
 	"tnd_row":           reflect.TypeFor[cRow](),
+	"tnd_group":         reflect.TypeFor[cGroup](),
 	"tnd_step":          reflect.TypeFor[cStep](),
 	"tnd_sampler":       reflect.TypeFor[cSampler](),
 	"tnd_draft_request": reflect.TypeFor[cDraftRequest](),
@@ -36,6 +37,8 @@ func TestLayout(t *testing.T) {
 	fmt.Fprintf(&want, "abi %d\n", abiVersion)
 	source.WriteString("  printf(\"keep %u %d\\n\", TND_WANT_KEEP, TND_KEPT_ROWS);\n")
 	fmt.Fprintf(&want, "keep %d %d\n", engineplugin.WantKeep, engineplugin.KeptRows)
+	source.WriteString("  printf(\"group %u %u %u %d\\n\", TND_GROUP_DECODE, TND_GROUP_PROMPT, TND_GROUP_COMMIT, TND_HIDDEN_F32);\n")
+	fmt.Fprintf(&want, "group %d %d %d %d\n", engineplugin.KindDecode, engineplugin.KindPrompt, groupCommit, hiddenF32)
 	for name, typ := range structs {
 		fmt.Fprintf(&source, "  printf(\"%s %%zu\\n\", sizeof(%s));\n", name, name)
 		fmt.Fprintf(&want, "%s %d\n", name, typ.Size())

@@ -2,6 +2,7 @@ package native
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"time"
 	"unsafe"
@@ -22,61 +23,30 @@ func room[T any](s []T, n int) []T {
 	return s
 }
 
-// Step implements engineplugin.Engine: one tnd_commit per commit, one tnd_features_read per range of kept features, then
-// tnd_step_run.
+// Step implements engineplugin.Engine.
 func (e *engine) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
 	defer e.leave()
 	start := time.Now()
-	for i := range step.Commits {
-		c := &step.Commits[i]
-		r, _, _ := purego.SyscallN(e.lib.sym.commit, e.handle, uintptr(uint32(c.Sequence)), uintptr(pointer(c.Path)), uintptr(len(c.Path)))
-		runtime.KeepAlive(c.Path)
-		if err := e.check(ctx, r); err != nil {
-			return err
-		}
-	}
 	if err := e.prepare(step, result); err != nil {
 		return err
 	}
-	if err := e.readKept(ctx, step, result); err != nil {
+	r, _, _ := purego.SyscallN(e.lib.sym.stepRun, e.handle, uintptr(unsafe.Pointer(&e.step)))
+	runtime.KeepAlive(step)
+	runtime.KeepAlive(result)
+	if err := e.check(ctx, r); err != nil {
 		return err
-	}
-	if len(step.Rows) > 0 {
-		r, _, _ := purego.SyscallN(e.lib.sym.stepRun, e.handle, uintptr(unsafe.Pointer(&e.step)))
-		runtime.KeepAlive(step)
-		runtime.KeepAlive(result)
-		if err := e.check(ctx, r); err != nil {
-			return err
-		}
 	}
 	result.EngineNanos = int64(time.Since(start))
 	return nil
 }
 
-// readKept reads kept features to the front of the step's.
-func (e *engine) readKept(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
-	width, at := featureBytes(&e.info, step.Features), 0
-	for i := range step.Kept {
-		k := &step.Kept[i]
-		n := int(k.Rows) * width
-		r, _, _ := purego.SyscallN(e.lib.sym.featuresRead, e.handle, uintptr(uint32(k.Sequence)), uintptr(uint32(k.Position)),
-			uintptr(uint32(k.Rows)), uintptr(uint32(step.Features)), uintptr(pointer(result.Features[at:at+n])))
-		runtime.KeepAlive(result)
-		if err := e.check(ctx, r); err != nil {
-			return err
-		}
-		at += n
-	}
-	return nil
-}
-
-// wanted is how many rows want what.
+// wanted is how many rows want what; features counts kept ones as well.
 type wanted struct{ tokens, tops, logits, features, scores, stride int }
 
-// prepare sizes the outputs and fills e.step.
+// prepare sizes the outputs and fills e.step. What the library can see it checks itself; here is what buffers are sized by.
 func (e *engine) prepare(step *engineplugin.Step, result *engineplugin.StepResult) error {
 	i := &e.info // only calls that hold the turn change it
 	n := len(step.Rows)
@@ -91,34 +61,49 @@ func (e *engine) prepare(step *engineplugin.Step, result *engineplugin.StepResul
 		return rpcerr.InvalidArgument("hidden_in", "must have %d values, got %d", n*i.Hidden, len(step.HiddenIn))
 	}
 	w := count(step.Rows, i.MaxTopK)
-	kept := 0
-	for k := range step.Kept {
-		if r := int(step.Kept[k].Rows); r < 1 || r > i.MaxBatchRows {
-			return rpcerr.InvalidArgument("n", "is %d, must be 1..%d (max_batch_rows)", r, i.MaxBatchRows)
-		}
-		kept += int(step.Kept[k].Rows)
+	kept, err := e.setGroups(step)
+	if err != nil {
+		return err
 	}
-	if kept > 0 && step.Features == engineplugin.FeatureNone {
-		return rpcerr.InvalidArgument("feature_encoding", "is missing for kept features")
-	}
-	w.features += kept
+	w.features = min(w.features+kept, i.MaxBatchRows) // the library refuses more
 	if w.features > 0 && step.Features != engineplugin.FeatureNone && featureBytes(i, step.Features) == 0 {
 		return rpcerr.FailedPrecondition("feature_encoding: %d needs captured layers, or a loaded fuse when it is fused", step.Features)
 	}
 	w.set(i, n, step.Features, result)
-	c := &e.step
-	*c = cStep{
-		StructSize: uint32(unsafe.Sizeof(cStep{})), Rows: int32(n), Masks: int32(step.NMasks),
-		RowData: pointer(step.Rows), MaskData: pointer(step.Masks), HiddenIn: pointer(step.HiddenIn),
-		HiddenOut: pointer(result.HiddenOut), Tokens: pointer(result.Tokens), Logprobs: pointer(result.Logprobs),
-		Scores: pointer(result.Scores), TopIDs: pointer(result.TopIDs), TopLogprobs: pointer(result.TopLogprobs),
-		TopStride: int32(w.stride), FeatureEncoding: int32(step.Features), Logits: pointer(result.Logits),
-		Features: pointer(result.Features[kept*featureBytes(i, step.Features):]),
-	}
-	if step.Prefill {
-		c.Flags = stepCommit
+	e.step = cStep{
+		StructSize: uint32(unsafe.Sizeof(cStep{})), Groups: int32(len(step.Groups)), Rows: int32(n), Masks: int32(step.NMasks),
+		GroupData: pointer(e.groups), RowData: pointer(step.Rows), MaskData: pointer(step.Masks),
+		HiddenIn: pointer(step.HiddenIn), HiddenOut: pointer(result.HiddenOut), HiddenEncoding: hiddenF32,
+		Tokens: pointer(result.Tokens), Logprobs: pointer(result.Logprobs), Scores: pointer(result.Scores),
+		TopIDs: pointer(result.TopIDs), TopLogprobs: pointer(result.TopLogprobs), TopStride: int32(w.stride),
+		FeatureEncoding: int32(step.Features), Logits: pointer(result.Logits), Features: pointer(result.Features),
 	}
 	return nil
+}
+
+// setGroups fills e.groups and counts the kept features that they read.
+func (e *engine) setGroups(step *engineplugin.Step) (kept int, err error) {
+	most := e.info.MaxBatchRows
+	e.groups = room(e.groups, len(step.Groups))
+	for i := range step.Groups {
+		g := &step.Groups[i]
+		if int(int32(g.Rows)) != g.Rows {
+			return 0, rpcerr.InvalidArgument(fmt.Sprintf("groups[%d].n_rows", i), "%d is out of range", g.Rows)
+		}
+		c := &e.groups[i]
+		*c = cGroup{
+			Sequence: int32(g.Sequence), Rows: int32(g.Rows), Kind: uint32(g.Kind), Path: pointer(g.Path), PathRows: int32(len(g.Path)),
+			KeptPosition: g.Kept.Position, KeptRows: g.Kept.Rows,
+		}
+		if g.Commit {
+			c.Flags = groupCommit
+		}
+		kept = min(kept+max(0, int(g.Kept.Rows)), most) // the library refuses more
+	}
+	if kept > 0 && step.Features == engineplugin.FeatureNone {
+		return 0, rpcerr.InvalidArgument("feature_encoding", "is missing for kept features")
+	}
+	return kept, nil
 }
 
 func count(rows []engineplugin.Row, maxTopK int) (w wanted) {

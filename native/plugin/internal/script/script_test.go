@@ -1,18 +1,23 @@
 package script
 
 import (
+	"context"
+	"errors"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
 
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/racetest"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
@@ -227,17 +232,26 @@ func (r *rig) ok(err error) {
 // prefill runs the prompt and returns the first token.
 func (r *rig) prefill(s engineplugin.Sampler) int32 {
 	r.Helper()
+	step := r.promptStep(s)
+	r.ok(r.target.Step(r.Context(), step, &r.result))
+	return r.result.Tokens[len(r.prompt)-1]
+}
+
+// promptStep prepares the step of the prompt.
+func (r *rig) promptStep(s engineplugin.Sampler) *engineplugin.Step {
+	r.Helper()
 	s.PromptTokens = int32(len(r.prompt))
 	r.ok(r.target.SetSampler(r.Context(), r.q, s))
-	step := engineplugin.Step{Prefill: true, Features: engineplugin.FeatureFusedBF16}
+	step := &engineplugin.Step{
+		Groups: []engineplugin.Group{{Sequence: r.q, Rows: len(r.prompt), Commit: true}}, Features: engineplugin.FeatureFusedBF16,
+	}
 	for i, t := range r.prompt {
 		step.Rows = append(step.Rows, engineplugin.Row{
-			Sequence: r.q, Token: t, Position: int32(i), Parent: int32(i) - 1, Want: engineplugin.WantFeatures, Mask: -1,
+			Token: t, Position: int32(i), Parent: int32(i) - 1, Want: engineplugin.WantFeatures, Mask: -1,
 		})
 	}
 	step.Rows[len(step.Rows)-1].Want |= engineplugin.WantToken
-	r.ok(r.target.Step(r.Context(), &step, &r.result))
-	return r.result.Tokens[len(r.prompt)-1]
+	return step
 }
 
 // TestAccept: rounds of drafting and verification commit the numbers of tokens that the rule lists, and the text is the rule's.
@@ -254,7 +268,7 @@ func TestAccept(t *testing.T) {
 		info := r.draft.Info()
 		var sizes []int
 		var draft engineplugin.DraftResult
-		var commits []engineplugin.Commit
+		group := engineplugin.Group{Sequence: r.q, Rows: 8}
 		for out[len(out)-1] != r.tok.EOS() {
 			rows := len(features) / (2 * info.FeatureFused)
 			r.ok(r.draft.Propose(t.Context(), []engineplugin.FeatureRows{{
@@ -263,11 +277,11 @@ func TestAccept(t *testing.T) {
 				Sequence: r.dq, Token: out[len(out)-1], Position: int32(length), Block: 8, TopK: 2, Temperature: 1,
 			}}, &draft))
 			featured += rows
-			step := engineplugin.Step{Commits: commits, Features: engineplugin.FeatureFusedBF16}
+			step := engineplugin.Step{Groups: []engineplugin.Group{group}, Features: engineplugin.FeatureFusedBF16}
 			token := out[len(out)-1]
 			for i := range 8 {
 				step.Rows = append(step.Rows, engineplugin.Row{
-					Sequence: r.q, Token: token, Position: int32(length + i), Parent: int32(i) - 1,
+					Token: token, Position: int32(length + i), Parent: int32(i) - 1,
 					Want: engineplugin.WantToken | engineplugin.WantFeatures, Mask: -1,
 				})
 				if i < 7 {
@@ -289,7 +303,7 @@ func TestAccept(t *testing.T) {
 			}
 			length += len(path)
 			features = append(features[:0], r.result.Features[:len(path)*2*info.FeatureFused]...)
-			commits = []engineplugin.Commit{{Sequence: r.q, Path: path}}
+			group.Path = path
 		}
 		if got := r.tok.Decode(out[:len(out)-1], true); got != emit {
 			t.Errorf("said %q", got)
@@ -306,25 +320,73 @@ func TestAccept(t *testing.T) {
 	})
 }
 
-// TestPace: time is stated and not spent, and every sequence has its own.
+// row is a step that commits one token.
+func (r *rig) row(q engineplugin.Sequence, token int32, position int) *engineplugin.Step {
+	return &engineplugin.Step{
+		Groups: []engineplugin.Group{{Sequence: q, Rows: 1, Commit: true}},
+		Rows:   []engineplugin.Row{{Token: token, Position: int32(position), Parent: -1, Want: engineplugin.WantToken, Mask: -1}},
+	}
+}
+
+// TestPace: steps take as long as the rule says, and every sequence has a time table of its own.
 func TestPace(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		r := newRig(t, `[{"prompt":"slow","emit":"a b c","tokens_per_second":2,"first_token_ms":1500}]`, "slow")
+		timed := func(what string, from, to time.Duration, step func()) {
+			t.Helper()
+			start := time.Now()
+			step()
+			if d := time.Since(start); d < from || d > to {
+				t.Errorf("%s takes %v", what, d)
+			}
+			if d := time.Duration(r.result.EngineNanos); d < from || d > to {
+				t.Errorf("%s takes %v by the engine's word", what, d)
+			}
+		}
+		var first int32
+		timed("the first token", 1400*time.Millisecond, 1510*time.Millisecond, func() { first = r.prefill(engineplugin.DefaultSampler()) })
+		timed("the second token", 490*time.Millisecond, 510*time.Millisecond, func() {
+			r.ok(r.target.Step(t.Context(), r.row(r.q, first, len(r.prompt)), &r.result))
+		})
+		// A sequence that no request set up, as in a calibration, waits for nothing.
+		q, err := r.target.NewSequence(t.Context())
+		r.ok(err)
+		timed("a token of no request", 0, 10*time.Millisecond, func() {
+			r.ok(r.target.Step(t.Context(), r.row(q, 5, 0), &r.result))
+		})
+	})
+}
+
+// TestPacesOverlap: the wait for one sequence's token holds up no other, and ends with its request.
+func TestPacesOverlap(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		r := newRig(t, `[{"prompt":"slow","emit":"a b c","first_token_ms":600000},{"emit":"quick"}]`, "slow")
+		quick, err := r.target.NewSequence(t.Context())
+		r.ok(err)
 		start := time.Now()
-		first := r.prefill(engineplugin.DefaultSampler())
-		if d := time.Duration(r.result.EngineNanos); d < 1400*time.Millisecond || d > 1510*time.Millisecond {
-			t.Errorf("the first token takes %v", d)
+		ctx, leave := context.WithCancel(t.Context())
+		defer leave()
+		waited := make(chan error, 1)
+		slow := r.promptStep(engineplugin.DefaultSampler())
+		s := engineplugin.DefaultSampler()
+		s.PromptTokens = 1
+		r.ok(r.target.SetSampler(t.Context(), quick, s))
+		go func() { waited <- r.target.Step(ctx, slow, &engineplugin.StepResult{}) }()
+		synctest.Wait()
+		for i := range 3 {
+			r.ok(r.target.Step(t.Context(), r.row(quick, 5, i), &r.result))
 		}
-		// The caller comes at once, long before the first token was due: the second one takes until half a second after it.
-		step := engineplugin.Step{Prefill: true, Rows: []engineplugin.Row{{
-			Sequence: r.q, Token: first, Position: int32(len(r.prompt)), Parent: -1, Want: engineplugin.WantToken, Mask: -1,
-		}}}
-		r.ok(r.target.Step(t.Context(), &step, &r.result))
-		if d := time.Duration(r.result.EngineNanos); d < 1800*time.Millisecond || d > 2010*time.Millisecond {
-			t.Errorf("the second token takes %v", d)
+		if d := time.Since(start); d > time.Second {
+			t.Errorf("a quick sequence beside a slow one took %v", d)
 		}
-		if spent := time.Since(start); spent > time.Second {
-			t.Errorf("the steps were slept for: %v", spent)
+		leave()
+		if err := <-waited; !errors.Is(err, context.Canceled) {
+			t.Errorf("the slow one ended with %v", err)
+		}
+		// As after every cancelled step that commits.
+		err = r.target.Step(t.Context(), r.row(r.q, 5, len(r.prompt)), &r.result)
+		if rpcerr.Code(err) != codes.FailedPrecondition || time.Since(start) > time.Second {
+			t.Errorf("after %v: %v", time.Since(start), err)
 		}
 	})
 }

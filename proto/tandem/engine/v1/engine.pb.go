@@ -132,6 +132,59 @@ func (FeatureEncoding) EnumDescriptor() ([]byte, []int) {
 	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{1}
 }
 
+// GroupKind is the numeric contract of a group's rows. It is stated, never derived from their number.
+type GroupKind int32
+
+const (
+	// Refused.
+	GroupKind_GROUP_KIND_UNSPECIFIED GroupKind = 0
+	// Rows of decoding, verification and replay, and prompt pieces with their bits.
+	GroupKind_GROUP_KIND_DECODE GroupKind = 1
+	// Rows of a prompt piece; they are committed.
+	GroupKind_GROUP_KIND_PROMPT GroupKind = 2
+)
+
+// Enum value maps for GroupKind.
+var (
+	GroupKind_name = map[int32]string{
+		0: "GROUP_KIND_UNSPECIFIED",
+		1: "GROUP_KIND_DECODE",
+		2: "GROUP_KIND_PROMPT",
+	}
+	GroupKind_value = map[string]int32{
+		"GROUP_KIND_UNSPECIFIED": 0,
+		"GROUP_KIND_DECODE":      1,
+		"GROUP_KIND_PROMPT":      2,
+	}
+)
+
+func (x GroupKind) Enum() *GroupKind {
+	p := new(GroupKind)
+	*p = x
+	return p
+}
+
+func (x GroupKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (GroupKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_tandem_engine_v1_engine_proto_enumTypes[2].Descriptor()
+}
+
+func (GroupKind) Type() protoreflect.EnumType {
+	return &file_tandem_engine_v1_engine_proto_enumTypes[2]
+}
+
+func (x GroupKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use GroupKind.Descriptor instead.
+func (GroupKind) EnumDescriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{2}
+}
+
 // OpenRequest is tnd_open_options; zeros mean what they mean there.
 type OpenRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -535,8 +588,10 @@ type Info struct {
 	StateBytesPerSequence uint64 `protobuf:"varint,25,opt,name=state_bytes_per_sequence,json=stateBytesPerSequence,proto3" json:"state_bytes_per_sequence,omitempty"`
 	// The engine's arithmetic: backend, kind of device, versions of the sets of kernels with bits of their own.
 	Numerics string `protobuf:"bytes,26,opt,name=numerics,proto3" json:"numerics,omitempty"`
-	// 0 = prompts have the bits of decoding however they are cut; else steps that commit more rows of a sequence may have others.
-	PromptRows    int32 `protobuf:"varint,27,opt,name=prompt_rows,json=promptRows,proto3" json:"prompt_rows,omitempty"`
+	// 0 = both kinds of groups have the same bits; else prompt pieces of more rows are stated as GROUP_KIND_PROMPT.
+	PromptRows int32 `protobuf:"varint,27,opt,name=prompt_rows,json=promptRows,proto3" json:"prompt_rows,omitempty"`
+	// Steps of different sequences run at the same time: nothing is gained by joining them.
+	Concurrent    bool `protobuf:"varint,28,opt,name=concurrent,proto3" json:"concurrent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -758,6 +813,13 @@ func (x *Info) GetPromptRows() int32 {
 		return x.PromptRows
 	}
 	return 0
+}
+
+func (x *Info) GetConcurrent() bool {
+	if x != nil {
+		return x.Concurrent
+	}
+	return false
 }
 
 type GetStatsRequest struct {
@@ -2544,20 +2606,17 @@ func (*RunRequest_Step) isRunRequest_Work() {}
 
 func (*RunRequest_Propose) isRunRequest_Work() {}
 
-// Step is tnd_step, with the commits that precede it.
+// Step is tnd_step: groups of rows, one group a sequence.
 type Step struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Commits []*Commit              `protobuf:"bytes,1,rep,name=commits,proto3" json:"commits,omitempty"`
-	Rows    []*Row                 `protobuf:"bytes,2,rep,name=rows,proto3" json:"rows,omitempty"`
-	// Rows are chains and committed by this call.
-	Prefill bool  `protobuf:"varint,3,opt,name=prefill,proto3" json:"prefill,omitempty"`
-	NMasks  int32 `protobuf:"varint,4,opt,name=n_masks,json=nMasks,proto3" json:"n_masks,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Rows of the groups, in their order.
+	Rows   []*Row `protobuf:"bytes,2,rep,name=rows,proto3" json:"rows,omitempty"`
+	NMasks int32  `protobuf:"varint,4,opt,name=n_masks,json=nMasks,proto3" json:"n_masks,omitempty"`
 	// Values in the payload: masks (u32), hidden rows (f32).
-	MaskWords    uint32          `protobuf:"varint,5,opt,name=mask_words,json=maskWords,proto3" json:"mask_words,omitempty"`
-	HiddenValues uint32          `protobuf:"varint,6,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
-	Features     FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.engine.v1.FeatureEncoding" json:"features,omitempty"`
-	// Features that the engine kept, read behind the commits and before the rows.
-	Kept          []*KeptFeatures `protobuf:"bytes,8,rep,name=kept,proto3" json:"kept,omitempty"`
+	MaskWords     uint32          `protobuf:"varint,5,opt,name=mask_words,json=maskWords,proto3" json:"mask_words,omitempty"`
+	HiddenValues  uint32          `protobuf:"varint,6,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
+	Features      FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.engine.v1.FeatureEncoding" json:"features,omitempty"`
+	Groups        []*Group        `protobuf:"bytes,9,rep,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2592,25 +2651,11 @@ func (*Step) Descriptor() ([]byte, []int) {
 	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{44}
 }
 
-func (x *Step) GetCommits() []*Commit {
-	if x != nil {
-		return x.Commits
-	}
-	return nil
-}
-
 func (x *Step) GetRows() []*Row {
 	if x != nil {
 		return x.Rows
 	}
 	return nil
-}
-
-func (x *Step) GetPrefill() bool {
-	if x != nil {
-		return x.Prefill
-	}
-	return false
 }
 
 func (x *Step) GetNMasks() int32 {
@@ -2641,37 +2686,46 @@ func (x *Step) GetFeatures() FeatureEncoding {
 	return FeatureEncoding_FEATURE_ENCODING_UNSPECIFIED
 }
 
-func (x *Step) GetKept() []*KeptFeatures {
+func (x *Step) GetGroups() []*Group {
 	if x != nil {
-		return x.Kept
+		return x.Groups
 	}
 	return nil
 }
 
-// KeptFeatures names committed positions [position, position + rows) of a sequence whose rows wanted their features kept.
-type KeptFeatures struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      int32                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Position      int32                  `protobuf:"zigzag32,2,opt,name=position,proto3" json:"position,omitempty"`
-	Rows          int32                  `protobuf:"zigzag32,3,opt,name=rows,proto3" json:"rows,omitempty"`
+// Group is tnd_group: one sequence in a step. First a path of the rows that its last step left pending is committed and the
+// others are dropped, then kept features are read, then the group's rows run behind the new tip.
+type Group struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Sequence int32                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// Rows of the step that are this group's, after those of the groups before.
+	Rows int32     `protobuf:"zigzag32,2,opt,name=rows,proto3" json:"rows,omitempty"`
+	Kind GroupKind `protobuf:"varint,3,opt,name=kind,proto3,enum=tandem.engine.v1.GroupKind" json:"kind,omitempty"`
+	// The rows are a chain from the tip, and this call commits them.
+	Commit bool `protobuf:"varint,4,opt,name=commit,proto3" json:"commit,omitempty"`
+	// Rows to commit, by index within the sequence's group of its last step.
+	Path []int32 `protobuf:"varint,5,rep,packed,name=path,proto3" json:"path,omitempty"`
+	// Committed positions [kept_position, kept_position + kept_rows), path included, whose rows wanted their features kept.
+	KeptPosition  int32 `protobuf:"zigzag32,6,opt,name=kept_position,json=keptPosition,proto3" json:"kept_position,omitempty"`
+	KeptRows      int32 `protobuf:"zigzag32,7,opt,name=kept_rows,json=keptRows,proto3" json:"kept_rows,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *KeptFeatures) Reset() {
-	*x = KeptFeatures{}
+func (x *Group) Reset() {
+	*x = Group{}
 	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *KeptFeatures) String() string {
+func (x *Group) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*KeptFeatures) ProtoMessage() {}
+func (*Group) ProtoMessage() {}
 
-func (x *KeptFeatures) ProtoReflect() protoreflect.Message {
+func (x *Group) ProtoReflect() protoreflect.Message {
 	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2683,89 +2737,63 @@ func (x *KeptFeatures) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use KeptFeatures.ProtoReflect.Descriptor instead.
-func (*KeptFeatures) Descriptor() ([]byte, []int) {
+// Deprecated: Use Group.ProtoReflect.Descriptor instead.
+func (*Group) Descriptor() ([]byte, []int) {
 	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{45}
 }
 
-func (x *KeptFeatures) GetSequence() int32 {
+func (x *Group) GetSequence() int32 {
 	if x != nil {
 		return x.Sequence
 	}
 	return 0
 }
 
-func (x *KeptFeatures) GetPosition() int32 {
-	if x != nil {
-		return x.Position
-	}
-	return 0
-}
-
-func (x *KeptFeatures) GetRows() int32 {
+func (x *Group) GetRows() int32 {
 	if x != nil {
 		return x.Rows
 	}
 	return 0
 }
 
-// Commit keeps a path of the pending rows of a sequence, indices of its last step's batch; an empty path drops them.
-type Commit struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      int32                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Path          []int32                `protobuf:"varint,2,rep,packed,name=path,proto3" json:"path,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Commit) Reset() {
-	*x = Commit{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Commit) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Commit) ProtoMessage() {}
-
-func (x *Commit) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+func (x *Group) GetKind() GroupKind {
 	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
+		return x.Kind
 	}
-	return mi.MessageOf(x)
+	return GroupKind_GROUP_KIND_UNSPECIFIED
 }
 
-// Deprecated: Use Commit.ProtoReflect.Descriptor instead.
-func (*Commit) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
-}
-
-func (x *Commit) GetSequence() int32 {
+func (x *Group) GetCommit() bool {
 	if x != nil {
-		return x.Sequence
+		return x.Commit
 	}
-	return 0
+	return false
 }
 
-func (x *Commit) GetPath() []int32 {
+func (x *Group) GetPath() []int32 {
 	if x != nil {
 		return x.Path
 	}
 	return nil
 }
 
-// Row is tnd_row. parent and mask are -1 for "tip" and "all".
+func (x *Group) GetKeptPosition() int32 {
+	if x != nil {
+		return x.KeptPosition
+	}
+	return 0
+}
+
+func (x *Group) GetKeptRows() int32 {
+	if x != nil {
+		return x.KeptRows
+	}
+	return 0
+}
+
+// Row is tnd_row: one row of a group. parent is an index within the group, -1 = the tip; mask is -1 for "all".
 type Row struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      int32                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	Token         int32                  `protobuf:"zigzag32,2,opt,name=token,proto3" json:"token,omitempty"`
 	Position      int32                  `protobuf:"zigzag32,3,opt,name=position,proto3" json:"position,omitempty"`
 	Parent        int32                  `protobuf:"zigzag32,4,opt,name=parent,proto3" json:"parent,omitempty"`
@@ -2779,7 +2807,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +2819,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,14 +2832,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
-}
-
-func (x *Row) GetSequence() int32 {
-	if x != nil {
-		return x.Sequence
-	}
-	return 0
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Row) GetToken() int32 {
@@ -2874,7 +2895,7 @@ type Propose struct {
 
 func (x *Propose) Reset() {
 	*x = Propose{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2886,7 +2907,7 @@ func (x *Propose) String() string {
 func (*Propose) ProtoMessage() {}
 
 func (x *Propose) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2899,7 +2920,7 @@ func (x *Propose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Propose.ProtoReflect.Descriptor instead.
 func (*Propose) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Propose) GetFeatures() []*FeatureRows {
@@ -2930,7 +2951,7 @@ type FeatureRows struct {
 
 func (x *FeatureRows) Reset() {
 	*x = FeatureRows{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2942,7 +2963,7 @@ func (x *FeatureRows) String() string {
 func (*FeatureRows) ProtoMessage() {}
 
 func (x *FeatureRows) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2955,7 +2976,7 @@ func (x *FeatureRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeatureRows.ProtoReflect.Descriptor instead.
 func (*FeatureRows) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *FeatureRows) GetSequence() int32 {
@@ -3008,7 +3029,7 @@ type DraftRequest struct {
 
 func (x *DraftRequest) Reset() {
 	*x = DraftRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3020,7 +3041,7 @@ func (x *DraftRequest) String() string {
 func (*DraftRequest) ProtoMessage() {}
 
 func (x *DraftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3033,7 +3054,7 @@ func (x *DraftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DraftRequest.ProtoReflect.Descriptor instead.
 func (*DraftRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DraftRequest) GetSequence() int32 {
@@ -3091,7 +3112,7 @@ type RunResponse struct {
 	//	*RunResponse_Step
 	//	*RunResponse_Propose
 	Output isRunResponse_Output `protobuf_oneof:"output"`
-	// Step: features (kept ones in order, then those of rows), then hidden_out f32 [rows, hidden], then logits f32 [rows that want them, vocab]. Little-endian.
+	// Step: features (kept ones of all groups in order, then those of rows), then hidden_out f32 [rows, hidden], then logits f32 [rows that want them, vocab]. Little-endian.
 	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3099,7 +3120,7 @@ type RunResponse struct {
 
 func (x *RunResponse) Reset() {
 	*x = RunResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3111,7 +3132,7 @@ func (x *RunResponse) String() string {
 func (*RunResponse) ProtoMessage() {}
 
 func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3124,7 +3145,7 @@ func (x *RunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
 func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RunResponse) GetId() uint64 {
@@ -3212,7 +3233,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3224,7 +3245,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3237,7 +3258,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Failure) GetCode() int32 {
@@ -3292,7 +3313,7 @@ type StepOutput struct {
 
 func (x *StepOutput) Reset() {
 	*x = StepOutput{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3304,7 +3325,7 @@ func (x *StepOutput) String() string {
 func (*StepOutput) ProtoMessage() {}
 
 func (x *StepOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3317,7 +3338,7 @@ func (x *StepOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepOutput.ProtoReflect.Descriptor instead.
 func (*StepOutput) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{53}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StepOutput) GetTokens() []int32 {
@@ -3399,7 +3420,7 @@ type ProposeOutput struct {
 
 func (x *ProposeOutput) Reset() {
 	*x = ProposeOutput{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3411,7 +3432,7 @@ func (x *ProposeOutput) String() string {
 func (*ProposeOutput) ProtoMessage() {}
 
 func (x *ProposeOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3424,7 +3445,7 @@ func (x *ProposeOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeOutput.ProtoReflect.Descriptor instead.
 func (*ProposeOutput) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{54}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ProposeOutput) GetStride() int32 {
@@ -3499,7 +3520,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\rCloseResponse\"\x10\n" +
 	"\x0eGetInfoRequest\"=\n" +
 	"\x0fGetInfoResponse\x12*\n" +
-	"\x04info\x18\x01 \x01(\v2\x16.tandem.engine.v1.InfoR\x04info\"\xe2\x06\n" +
+	"\x04info\x18\x01 \x01(\v2\x16.tandem.engine.v1.InfoR\x04info\"\x82\a\n" +
 	"\x04Info\x12*\n" +
 	"\x04role\x18\x01 \x01(\x0e2\x16.tandem.engine.v1.RoleR\x04role\x12\x12\n" +
 	"\x04arch\x18\x02 \x01(\tR\x04arch\x12\x12\n" +
@@ -3535,7 +3556,10 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x18state_bytes_per_sequence\x18\x19 \x01(\x04R\x15stateBytesPerSequence\x12\x1a\n" +
 	"\bnumerics\x18\x1a \x01(\tR\bnumerics\x12\x1f\n" +
 	"\vprompt_rows\x18\x1b \x01(\x05R\n" +
-	"promptRows\"\x11\n" +
+	"promptRows\x12\x1e\n" +
+	"\n" +
+	"concurrent\x18\x1c \x01(\bR\n" +
+	"concurrent\"\x11\n" +
 	"\x0fGetStatsRequest\"@\n" +
 	"\x10GetStatsResponse\x12,\n" +
 	"\x05stats\x18\x01 \x03(\v2\x16.tandem.engine.v1.StatR\x05stats\"\x14\n" +
@@ -3631,33 +3655,31 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x04step\x18\x02 \x01(\v2\x16.tandem.engine.v1.StepH\x00R\x04step\x125\n" +
 	"\apropose\x18\x03 \x01(\v2\x19.tandem.engine.v1.ProposeH\x00R\apropose\x12\x18\n" +
 	"\apayload\x18\x0f \x01(\fR\apayloadB\x06\n" +
-	"\x04work\"\xcf\x02\n" +
-	"\x04Step\x122\n" +
-	"\acommits\x18\x01 \x03(\v2\x18.tandem.engine.v1.CommitR\acommits\x12)\n" +
-	"\x04rows\x18\x02 \x03(\v2\x15.tandem.engine.v1.RowR\x04rows\x12\x18\n" +
-	"\aprefill\x18\x03 \x01(\bR\aprefill\x12\x17\n" +
+	"\x04work\"\xa8\x02\n" +
+	"\x04Step\x12)\n" +
+	"\x04rows\x18\x02 \x03(\v2\x15.tandem.engine.v1.RowR\x04rows\x12\x17\n" +
 	"\an_masks\x18\x04 \x01(\x05R\x06nMasks\x12\x1d\n" +
 	"\n" +
 	"mask_words\x18\x05 \x01(\rR\tmaskWords\x12#\n" +
 	"\rhidden_values\x18\x06 \x01(\rR\fhiddenValues\x12=\n" +
-	"\bfeatures\x18\a \x01(\x0e2!.tandem.engine.v1.FeatureEncodingR\bfeatures\x122\n" +
-	"\x04kept\x18\b \x03(\v2\x1e.tandem.engine.v1.KeptFeaturesR\x04kept\"Z\n" +
-	"\fKeptFeatures\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x1a\n" +
-	"\bposition\x18\x02 \x01(\x11R\bposition\x12\x12\n" +
-	"\x04rows\x18\x03 \x01(\x11R\x04rows\"8\n" +
-	"\x06Commit\x12\x1a\n" +
+	"\bfeatures\x18\a \x01(\x0e2!.tandem.engine.v1.FeatureEncodingR\bfeatures\x12/\n" +
+	"\x06groups\x18\t \x03(\v2\x17.tandem.engine.v1.GroupR\x06groupsJ\x04\b\x01\x10\x02J\x04\b\x03\x10\x04J\x04\b\b\x10\tR\acommitsR\aprefillR\x04kept\"\xd6\x01\n" +
+	"\x05Group\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
-	"\x04path\x18\x02 \x03(\x05R\x04path\"\xbe\x01\n" +
-	"\x03Row\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x14\n" +
+	"\x04rows\x18\x02 \x01(\x11R\x04rows\x12/\n" +
+	"\x04kind\x18\x03 \x01(\x0e2\x1b.tandem.engine.v1.GroupKindR\x04kind\x12\x16\n" +
+	"\x06commit\x18\x04 \x01(\bR\x06commit\x12\x12\n" +
+	"\x04path\x18\x05 \x03(\x05R\x04path\x12#\n" +
+	"\rkept_position\x18\x06 \x01(\x11R\fkeptPosition\x12\x1b\n" +
+	"\tkept_rows\x18\a \x01(\x11R\bkeptRows\"\xb2\x01\n" +
+	"\x03Row\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x11R\x05token\x12\x1a\n" +
 	"\bposition\x18\x03 \x01(\x11R\bposition\x12\x16\n" +
 	"\x06parent\x18\x04 \x01(\x11R\x06parent\x12\x12\n" +
 	"\x04want\x18\x05 \x01(\rR\x04want\x12\x13\n" +
 	"\x05top_k\x18\x06 \x01(\x05R\x04topK\x12\x14\n" +
 	"\x05score\x18\a \x01(\x11R\x05score\x12\x12\n" +
-	"\x04mask\x18\b \x01(\x11R\x04mask\"\x80\x01\n" +
+	"\x04mask\x18\b \x01(\x11R\x04maskJ\x04\b\x01\x10\x02R\bsequence\"\x80\x01\n" +
 	"\aPropose\x129\n" +
 	"\bfeatures\x18\x01 \x03(\v2\x1d.tandem.engine.v1.FeatureRowsR\bfeatures\x12:\n" +
 	"\brequests\x18\x02 \x03(\v2\x1e.tandem.engine.v1.DraftRequestR\brequests\"\xb7\x01\n" +
@@ -3718,7 +3740,11 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x19FEATURE_ENCODING_RAW_BF16\x10\x01\x12\x1f\n" +
 	"\x1bFEATURE_ENCODING_FUSED_BF16\x10\x02\x12\x1c\n" +
 	"\x18FEATURE_ENCODING_RAW_F32\x10\x03\x12\x1e\n" +
-	"\x1aFEATURE_ENCODING_FUSED_F32\x10\x042\xfb\x0e\n" +
+	"\x1aFEATURE_ENCODING_FUSED_F32\x10\x04*U\n" +
+	"\tGroupKind\x12\x1a\n" +
+	"\x16GROUP_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11GROUP_KIND_DECODE\x10\x01\x12\x15\n" +
+	"\x11GROUP_KIND_PROMPT\x10\x022\xfb\x0e\n" +
 	"\rEngineService\x12G\n" +
 	"\x04Open\x12\x1d.tandem.engine.v1.OpenRequest\x1a\x1e.tandem.engine.v1.OpenResponse0\x01\x12H\n" +
 	"\x05Close\x12\x1e.tandem.engine.v1.CloseRequest\x1a\x1f.tandem.engine.v1.CloseResponse\x12N\n" +
@@ -3757,58 +3783,58 @@ func file_tandem_engine_v1_engine_proto_rawDescGZIP() []byte {
 	return file_tandem_engine_v1_engine_proto_rawDescData
 }
 
-var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(Role)(0),                         // 0: tandem.engine.v1.Role
 	(FeatureEncoding)(0),              // 1: tandem.engine.v1.FeatureEncoding
-	(*OpenRequest)(nil),               // 2: tandem.engine.v1.OpenRequest
-	(*OpenResponse)(nil),              // 3: tandem.engine.v1.OpenResponse
-	(*CloseRequest)(nil),              // 4: tandem.engine.v1.CloseRequest
-	(*CloseResponse)(nil),             // 5: tandem.engine.v1.CloseResponse
-	(*GetInfoRequest)(nil),            // 6: tandem.engine.v1.GetInfoRequest
-	(*GetInfoResponse)(nil),           // 7: tandem.engine.v1.GetInfoResponse
-	(*Info)(nil),                      // 8: tandem.engine.v1.Info
-	(*GetStatsRequest)(nil),           // 9: tandem.engine.v1.GetStatsRequest
-	(*GetStatsResponse)(nil),          // 10: tandem.engine.v1.GetStatsResponse
-	(*ListHandlesRequest)(nil),        // 11: tandem.engine.v1.ListHandlesRequest
-	(*ListHandlesResponse)(nil),       // 12: tandem.engine.v1.ListHandlesResponse
-	(*GetMemoryRequest)(nil),          // 13: tandem.engine.v1.GetMemoryRequest
-	(*GetMemoryResponse)(nil),         // 14: tandem.engine.v1.GetMemoryResponse
-	(*Stat)(nil),                      // 15: tandem.engine.v1.Stat
-	(*CreateSequenceRequest)(nil),     // 16: tandem.engine.v1.CreateSequenceRequest
-	(*CreateSequenceResponse)(nil),    // 17: tandem.engine.v1.CreateSequenceResponse
-	(*FreeSequenceRequest)(nil),       // 18: tandem.engine.v1.FreeSequenceRequest
-	(*FreeSequenceResponse)(nil),      // 19: tandem.engine.v1.FreeSequenceResponse
-	(*GetSequenceLengthRequest)(nil),  // 20: tandem.engine.v1.GetSequenceLengthRequest
-	(*GetSequenceLengthResponse)(nil), // 21: tandem.engine.v1.GetSequenceLengthResponse
-	(*TruncateSequenceRequest)(nil),   // 22: tandem.engine.v1.TruncateSequenceRequest
-	(*TruncateSequenceResponse)(nil),  // 23: tandem.engine.v1.TruncateSequenceResponse
-	(*SetSamplerRequest)(nil),         // 24: tandem.engine.v1.SetSamplerRequest
-	(*SetSamplerResponse)(nil),        // 25: tandem.engine.v1.SetSamplerResponse
-	(*Sampler)(nil),                   // 26: tandem.engine.v1.Sampler
-	(*CreateSnapshotRequest)(nil),     // 27: tandem.engine.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),    // 28: tandem.engine.v1.CreateSnapshotResponse
-	(*RestoreSnapshotRequest)(nil),    // 29: tandem.engine.v1.RestoreSnapshotRequest
-	(*RestoreSnapshotResponse)(nil),   // 30: tandem.engine.v1.RestoreSnapshotResponse
-	(*FreeSnapshotRequest)(nil),       // 31: tandem.engine.v1.FreeSnapshotRequest
-	(*FreeSnapshotResponse)(nil),      // 32: tandem.engine.v1.FreeSnapshotResponse
-	(*ExportSequenceRequest)(nil),     // 33: tandem.engine.v1.ExportSequenceRequest
-	(*ExportSequenceResponse)(nil),    // 34: tandem.engine.v1.ExportSequenceResponse
-	(*ImportSequenceRequest)(nil),     // 35: tandem.engine.v1.ImportSequenceRequest
-	(*ImportSequenceResponse)(nil),    // 36: tandem.engine.v1.ImportSequenceResponse
-	(*SetCaptureRequest)(nil),         // 37: tandem.engine.v1.SetCaptureRequest
-	(*SetCaptureResponse)(nil),        // 38: tandem.engine.v1.SetCaptureResponse
-	(*LoadFuseRequest)(nil),           // 39: tandem.engine.v1.LoadFuseRequest
-	(*LoadFuseResponse)(nil),          // 40: tandem.engine.v1.LoadFuseResponse
-	(*ScoreRequest)(nil),              // 41: tandem.engine.v1.ScoreRequest
-	(*ScoreResponse)(nil),             // 42: tandem.engine.v1.ScoreResponse
-	(*InterruptRequest)(nil),          // 43: tandem.engine.v1.InterruptRequest
-	(*InterruptResponse)(nil),         // 44: tandem.engine.v1.InterruptResponse
-	(*RunRequest)(nil),                // 45: tandem.engine.v1.RunRequest
-	(*Step)(nil),                      // 46: tandem.engine.v1.Step
-	(*KeptFeatures)(nil),              // 47: tandem.engine.v1.KeptFeatures
-	(*Commit)(nil),                    // 48: tandem.engine.v1.Commit
+	(GroupKind)(0),                    // 2: tandem.engine.v1.GroupKind
+	(*OpenRequest)(nil),               // 3: tandem.engine.v1.OpenRequest
+	(*OpenResponse)(nil),              // 4: tandem.engine.v1.OpenResponse
+	(*CloseRequest)(nil),              // 5: tandem.engine.v1.CloseRequest
+	(*CloseResponse)(nil),             // 6: tandem.engine.v1.CloseResponse
+	(*GetInfoRequest)(nil),            // 7: tandem.engine.v1.GetInfoRequest
+	(*GetInfoResponse)(nil),           // 8: tandem.engine.v1.GetInfoResponse
+	(*Info)(nil),                      // 9: tandem.engine.v1.Info
+	(*GetStatsRequest)(nil),           // 10: tandem.engine.v1.GetStatsRequest
+	(*GetStatsResponse)(nil),          // 11: tandem.engine.v1.GetStatsResponse
+	(*ListHandlesRequest)(nil),        // 12: tandem.engine.v1.ListHandlesRequest
+	(*ListHandlesResponse)(nil),       // 13: tandem.engine.v1.ListHandlesResponse
+	(*GetMemoryRequest)(nil),          // 14: tandem.engine.v1.GetMemoryRequest
+	(*GetMemoryResponse)(nil),         // 15: tandem.engine.v1.GetMemoryResponse
+	(*Stat)(nil),                      // 16: tandem.engine.v1.Stat
+	(*CreateSequenceRequest)(nil),     // 17: tandem.engine.v1.CreateSequenceRequest
+	(*CreateSequenceResponse)(nil),    // 18: tandem.engine.v1.CreateSequenceResponse
+	(*FreeSequenceRequest)(nil),       // 19: tandem.engine.v1.FreeSequenceRequest
+	(*FreeSequenceResponse)(nil),      // 20: tandem.engine.v1.FreeSequenceResponse
+	(*GetSequenceLengthRequest)(nil),  // 21: tandem.engine.v1.GetSequenceLengthRequest
+	(*GetSequenceLengthResponse)(nil), // 22: tandem.engine.v1.GetSequenceLengthResponse
+	(*TruncateSequenceRequest)(nil),   // 23: tandem.engine.v1.TruncateSequenceRequest
+	(*TruncateSequenceResponse)(nil),  // 24: tandem.engine.v1.TruncateSequenceResponse
+	(*SetSamplerRequest)(nil),         // 25: tandem.engine.v1.SetSamplerRequest
+	(*SetSamplerResponse)(nil),        // 26: tandem.engine.v1.SetSamplerResponse
+	(*Sampler)(nil),                   // 27: tandem.engine.v1.Sampler
+	(*CreateSnapshotRequest)(nil),     // 28: tandem.engine.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),    // 29: tandem.engine.v1.CreateSnapshotResponse
+	(*RestoreSnapshotRequest)(nil),    // 30: tandem.engine.v1.RestoreSnapshotRequest
+	(*RestoreSnapshotResponse)(nil),   // 31: tandem.engine.v1.RestoreSnapshotResponse
+	(*FreeSnapshotRequest)(nil),       // 32: tandem.engine.v1.FreeSnapshotRequest
+	(*FreeSnapshotResponse)(nil),      // 33: tandem.engine.v1.FreeSnapshotResponse
+	(*ExportSequenceRequest)(nil),     // 34: tandem.engine.v1.ExportSequenceRequest
+	(*ExportSequenceResponse)(nil),    // 35: tandem.engine.v1.ExportSequenceResponse
+	(*ImportSequenceRequest)(nil),     // 36: tandem.engine.v1.ImportSequenceRequest
+	(*ImportSequenceResponse)(nil),    // 37: tandem.engine.v1.ImportSequenceResponse
+	(*SetCaptureRequest)(nil),         // 38: tandem.engine.v1.SetCaptureRequest
+	(*SetCaptureResponse)(nil),        // 39: tandem.engine.v1.SetCaptureResponse
+	(*LoadFuseRequest)(nil),           // 40: tandem.engine.v1.LoadFuseRequest
+	(*LoadFuseResponse)(nil),          // 41: tandem.engine.v1.LoadFuseResponse
+	(*ScoreRequest)(nil),              // 42: tandem.engine.v1.ScoreRequest
+	(*ScoreResponse)(nil),             // 43: tandem.engine.v1.ScoreResponse
+	(*InterruptRequest)(nil),          // 44: tandem.engine.v1.InterruptRequest
+	(*InterruptResponse)(nil),         // 45: tandem.engine.v1.InterruptResponse
+	(*RunRequest)(nil),                // 46: tandem.engine.v1.RunRequest
+	(*Step)(nil),                      // 47: tandem.engine.v1.Step
+	(*Group)(nil),                     // 48: tandem.engine.v1.Group
 	(*Row)(nil),                       // 49: tandem.engine.v1.Row
 	(*Propose)(nil),                   // 50: tandem.engine.v1.Propose
 	(*FeatureRows)(nil),               // 51: tandem.engine.v1.FeatureRows
@@ -3820,68 +3846,68 @@ var file_tandem_engine_v1_engine_proto_goTypes = []any{
 }
 var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	0,  // 0: tandem.engine.v1.OpenRequest.role:type_name -> tandem.engine.v1.Role
-	8,  // 1: tandem.engine.v1.OpenResponse.info:type_name -> tandem.engine.v1.Info
-	8,  // 2: tandem.engine.v1.GetInfoResponse.info:type_name -> tandem.engine.v1.Info
+	9,  // 1: tandem.engine.v1.OpenResponse.info:type_name -> tandem.engine.v1.Info
+	9,  // 2: tandem.engine.v1.GetInfoResponse.info:type_name -> tandem.engine.v1.Info
 	0,  // 3: tandem.engine.v1.Info.role:type_name -> tandem.engine.v1.Role
-	15, // 4: tandem.engine.v1.GetStatsResponse.stats:type_name -> tandem.engine.v1.Stat
-	15, // 5: tandem.engine.v1.GetMemoryResponse.entries:type_name -> tandem.engine.v1.Stat
-	26, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
-	8,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
-	8,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
-	46, // 9: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
+	16, // 4: tandem.engine.v1.GetStatsResponse.stats:type_name -> tandem.engine.v1.Stat
+	16, // 5: tandem.engine.v1.GetMemoryResponse.entries:type_name -> tandem.engine.v1.Stat
+	27, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
+	9,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
+	9,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
+	47, // 9: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
 	50, // 10: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
-	48, // 11: tandem.engine.v1.Step.commits:type_name -> tandem.engine.v1.Commit
-	49, // 12: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
-	1,  // 13: tandem.engine.v1.Step.features:type_name -> tandem.engine.v1.FeatureEncoding
-	47, // 14: tandem.engine.v1.Step.kept:type_name -> tandem.engine.v1.KeptFeatures
+	49, // 11: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
+	1,  // 12: tandem.engine.v1.Step.features:type_name -> tandem.engine.v1.FeatureEncoding
+	48, // 13: tandem.engine.v1.Step.groups:type_name -> tandem.engine.v1.Group
+	2,  // 14: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
 	51, // 15: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
 	52, // 16: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
 	1,  // 17: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.engine.v1.FeatureEncoding
 	54, // 18: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
 	55, // 19: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
 	56, // 20: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
-	2,  // 21: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
-	4,  // 22: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
-	6,  // 23: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
-	9,  // 24: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
-	13, // 25: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
-	11, // 26: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
-	16, // 27: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
-	18, // 28: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
-	20, // 29: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
-	22, // 30: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
-	24, // 31: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
-	27, // 32: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
-	29, // 33: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
-	31, // 34: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
-	33, // 35: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
-	35, // 36: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
-	37, // 37: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
-	39, // 38: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
-	41, // 39: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
-	45, // 40: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
-	43, // 41: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
-	3,  // 42: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
-	5,  // 43: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
-	7,  // 44: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
-	10, // 45: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
-	14, // 46: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
-	12, // 47: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
-	17, // 48: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
-	19, // 49: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
-	21, // 50: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
-	23, // 51: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
-	25, // 52: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
-	28, // 53: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
-	30, // 54: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
-	32, // 55: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
-	34, // 56: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
-	36, // 57: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
-	38, // 58: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
-	40, // 59: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
-	42, // 60: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
+	3,  // 21: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
+	5,  // 22: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
+	7,  // 23: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
+	10, // 24: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
+	14, // 25: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
+	12, // 26: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
+	17, // 27: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
+	19, // 28: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
+	21, // 29: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
+	23, // 30: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
+	25, // 31: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
+	28, // 32: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
+	30, // 33: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
+	32, // 34: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
+	34, // 35: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
+	36, // 36: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
+	38, // 37: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
+	40, // 38: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
+	42, // 39: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
+	46, // 40: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
+	44, // 41: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
+	4,  // 42: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
+	6,  // 43: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
+	8,  // 44: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
+	11, // 45: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
+	15, // 46: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
+	13, // 47: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
+	18, // 48: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
+	20, // 49: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
+	22, // 50: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
+	24, // 51: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
+	26, // 52: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
+	29, // 53: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
+	31, // 54: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
+	33, // 55: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
+	35, // 56: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
+	37, // 57: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
+	39, // 58: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
+	41, // 59: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
+	43, // 60: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
 	53, // 61: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
-	44, // 62: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
+	45, // 62: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
 	42, // [42:63] is the sub-list for method output_type
 	21, // [21:42] is the sub-list for method input_type
 	21, // [21:21] is the sub-list for extension type_name
@@ -3898,7 +3924,7 @@ func file_tandem_engine_v1_engine_proto_init() {
 		(*RunRequest_Step)(nil),
 		(*RunRequest_Propose)(nil),
 	}
-	file_tandem_engine_v1_engine_proto_msgTypes[51].OneofWrappers = []any{
+	file_tandem_engine_v1_engine_proto_msgTypes[50].OneofWrappers = []any{
 		(*RunResponse_Step)(nil),
 		(*RunResponse_Propose)(nil),
 	}
@@ -3907,8 +3933,8 @@ func file_tandem_engine_v1_engine_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_engine_v1_engine_proto_rawDesc), len(file_tandem_engine_v1_engine_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   55,
+			NumEnums:      3,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
