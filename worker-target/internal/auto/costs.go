@@ -12,8 +12,9 @@ import (
 // blocks is used up to it.
 const MaxBlock = ddtree.MaxNodes + 1
 
-// rowBins are the row counts at which verify times are kept; between them times are interpolated.
-var rowBins = [...]int{1, 2, 4, 8, 16, 24, 32, 48, 64, 128}
+// rowBins are the row counts at which verify times are kept; between them times are interpolated. More rows than the last cost in
+// proportion.
+var rowBins = [...]int{1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512}
 
 const (
 	contexts = 6 // context buckets: below 1K, 2K, 8K, 32K, 128K positions and above
@@ -174,8 +175,11 @@ func (c *costs) step(rows, length int) float64 {
 		return 0
 	}
 	lo, hi, f := neighbours(rows)
-	return t[lo]*(1-f) + t[hi]*f
+	return beyond(rows) * (t[lo]*(1-f) + t[hi]*f)
 }
+
+// beyond is how many times the last bin's rows a step has, 1 for those within the bins.
+func beyond(rows int) float64 { return max(1, float64(rows)/float64(rowBins[len(rowBins)-1])) }
 
 // observeStep corrects the table by one measured step: the bins around rows move towards it most. wrong reports that the time from the
 // start was far too long.
@@ -195,6 +199,7 @@ func (c *costs) observeStep(rows, length int, seconds float64) (wrong bool) {
 		*t = *near
 	}
 	c.clock += seconds
+	seconds /= beyond(rows)
 	lo, hi, f := neighbours(rows)
 	known := &c.verified[bucket(length)]
 	model := t[lo]*(1-f) + t[hi]*f

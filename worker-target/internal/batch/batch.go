@@ -3,8 +3,9 @@ package batch
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
+
+	"google.golang.org/grpc/codes"
 
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -29,14 +30,13 @@ type Engine struct {
 	engineplugin.Engine
 	rows  int // of a joint step, at most
 	costs Costs
-	paced atomic.Bool
 
 	mu      sync.Mutex
 	free    []*part
 	queue   []*part
 	busy    bool // somebody leads
 	arrived chan struct{}
-	states  map[engineplugin.Sequence]*state
+	states  map[engineplugin.Sequence]state
 	steps   uint64        // joint steps so far
 	took    time.Duration // of the last one
 	pause   time.Duration // running mean of the time between a sequence's steps
@@ -46,14 +46,11 @@ type Engine struct {
 	taken  []*part
 	joint  engineplugin.Step
 	result engineplugin.StepResult
-	paths  []int32
 }
 
-// state is what is known of a sequence.
+// state is when a sequence had rows in a step last.
 type state struct {
-	base  int32   // of its rows in the last step that held it
-	owed  []int32 // rows of that step that were to be committed by it and are not yet
-	step  uint64  // joint step that held it last
+	step  uint64 // the joint step's number
 	ended time.Time
 }
 
@@ -79,8 +76,8 @@ type Costs interface {
 func New(engine engineplugin.Engine, costs Costs) *Engine {
 	info := engine.Info()
 	e := &Engine{
-		Engine: engine, rows: min(info.MaxTreeRows, info.MaxBatchRows), costs: costs,
-		states: map[engineplugin.Sequence]*state{}, arrived: make(chan struct{}, 1), timer: time.NewTimer(time.Hour),
+		Engine: engine, rows: info.MaxBatchRows, costs: costs,
+		states: map[engineplugin.Sequence]state{}, arrived: make(chan struct{}, 1), timer: time.NewTimer(time.Hour),
 	}
 	e.timer.Stop()
 	return e
@@ -88,10 +85,6 @@ func New(engine engineplugin.Engine, costs Costs) *Engine {
 
 // Step implements engineplugin.Engine. result.BatchRows is the number of rows of all steps that ran together.
 func (e *Engine) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
-	if e.paced.Load() && e.plain(step) {
-		result.BatchRows = len(step.Rows)
-		return e.Engine.Step(ctx, step, result)
-	}
 	e.mu.Lock()
 	p := e.part()
 	p.ctx, p.step, p.result, p.err, p.queued = ctx, step, result, nil, true
@@ -123,32 +116,6 @@ func (e *Engine) Step(ctx context.Context, step *engineplugin.Step, result *engi
 	err := p.err
 	e.done(p)
 	return err
-}
-
-// plain reports whether the engine knows the rows that a step commits by the numbers that the step uses, and is owed nothing.
-func (e *Engine) plain(step *engineplugin.Step) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	owes := func(q engineplugin.Sequence) bool {
-		s := e.states[q]
-		return s != nil && (s.base != 0 || len(s.owed) > 0)
-	}
-	for i := range step.Rows {
-		if owes(step.Rows[i].Sequence) {
-			return false
-		}
-	}
-	for i := range step.Commits {
-		if owes(step.Commits[i].Sequence) {
-			return false
-		}
-	}
-	for i := range step.Kept {
-		if owes(step.Kept[i].Sequence) {
-			return false
-		}
-	}
-	return true
 }
 
 // part takes one that is not in use. The caller holds mu.
@@ -184,11 +151,11 @@ func (e *Engine) leave(p *part) bool {
 
 // observePause learns how long sequences pause between their steps. The caller holds mu.
 func (e *Engine) observePause(step *engineplugin.Step) {
-	if len(step.Rows) == 0 {
+	if len(step.Rows) == 0 || len(step.Groups) == 0 {
 		return
 	}
-	s := e.states[step.Rows[0].Sequence]
-	if s == nil || s.ended.IsZero() {
+	s, ok := e.states[step.Groups[0].Sequence]
+	if !ok {
 		return
 	}
 	pause := time.Since(s.ended)
@@ -209,7 +176,7 @@ func (e *Engine) await(p *part) {
 	wanted := 0
 	if float64(e.pause) <= patience*float64(e.took) {
 		for _, s := range e.states {
-			if !s.ended.IsZero() && e.steps-s.step < company {
+			if e.steps-s.step < company {
 				wanted++
 			}
 		}
@@ -235,10 +202,21 @@ func (e *Engine) await(p *part) {
 	}
 }
 
-// joins reports whether a step may run together with others.
+// joins reports whether a step may run together with others. Prompt pieces run alone: what they cost beside decode rows is not known.
 func (e *Engine) joins(s *engineplugin.Step) bool {
-	return len(s.Rows) > 0 && len(s.Rows) <= e.rows && len(s.HiddenIn) == 0
+	if len(s.Rows) == 0 || size(s) > e.rows || len(s.HiddenIn) > 0 {
+		return false
+	}
+	for i := range s.Groups {
+		if s.Groups[i].Kind == engineplugin.KindPrompt {
+			return false
+		}
+	}
+	return true
 }
+
+// size is what counts against the most rows of a step: its rows, and those whose kept features it reads.
+func size(s *engineplugin.Step) int { return len(s.Rows) + keptRows(s) }
 
 // gains reports whether a step is better run together with others of so many rows, of which first is one. Requests come again
 // and again, so what counts is the time of all their steps: rows must cost clearly less than they cost alone.
@@ -254,16 +232,17 @@ func (e *Engine) gains(first, step *engineplugin.Step, rows int) bool {
 // take takes p and all that fit to it out of the queue, in order of arrival. The caller holds mu.
 func (e *Engine) take(p *part) []*part {
 	e.taken = append(e.taken[:0], p)
-	rows, features, joins := len(p.step.Rows), p.step.Features, e.joins(p.step)
+	rows, all, features, joins := len(p.step.Rows), size(p.step), p.step.Features, e.joins(p.step)
 	left := e.queue[:0]
 	for _, q := range e.queue {
 		switch {
 		case q == p:
-		case joins && q.ctx.Err() == nil && e.joins(q.step) && rows+len(q.step.Rows) <= e.rows &&
+		case joins && q.ctx.Err() == nil && e.joins(q.step) && all+size(q.step) <= e.rows &&
 			(features == q.step.Features || features == engineplugin.FeatureNone || q.step.Features == engineplugin.FeatureNone) &&
 			e.gains(p.step, q.step, rows):
 			q.queued = false
 			rows += len(q.step.Rows)
+			all += size(q.step)
 			features = max(features, q.step.Features)
 			e.taken = append(e.taken, q)
 		default:
@@ -282,21 +261,25 @@ func (e *Engine) lead(p *part) {
 	together := e.take(p)
 	e.mu.Unlock()
 	start := time.Now()
-	var err error
 	if len(together) == 1 {
-		err = e.alone(p)
+		p.err = e.alone(p)
+	} else if err := e.together(together); refused(err) {
+		for _, q := range together { // only the one at fault fails
+			q.err = e.alone(q)
+		}
 	} else {
-		err = e.together(together)
+		for _, q := range together {
+			q.err = err
+		}
 	}
 	now := time.Now()
 	e.mu.Lock()
 	e.steps++
 	e.took = now.Sub(start)
 	for _, q := range together {
-		q.err = err
-		for i := range q.step.Rows {
-			if s := e.states[q.step.Rows[i].Sequence]; s != nil {
-				s.step, s.ended = e.steps, now
+		for i := range q.step.Groups {
+			if g := &q.step.Groups[i]; g.Rows > 0 {
+				e.states[g.Sequence] = state{e.steps, now}
 			}
 		}
 		if q != p {
@@ -313,51 +296,24 @@ func (e *Engine) lead(p *part) {
 	e.mu.Unlock()
 }
 
-// alone runs one part as it is, but for what the engine does not know: where the sequence's rows were, and what it is owed.
+// alone runs one part as it is.
 func (e *Engine) alone(p *part) error {
-	e.start()
-	e.commits(p.step)
-	step := p.step
-	if len(e.joint.Commits) > 0 {
-		e.joint.Kept, e.joint.Rows, e.joint.Masks, e.joint.HiddenIn = step.Kept, step.Rows, step.Masks, step.HiddenIn
-		e.joint.Prefill, e.joint.NMasks, e.joint.Features = step.Prefill, step.NMasks, step.Features
-		step = &e.joint
-		defer func() { e.joint.Kept, e.joint.Rows, e.joint.Masks, e.joint.HiddenIn = nil, nil, nil, nil }()
-	}
-	start := time.Now()
-	if err := e.Engine.Step(p.ctx, step, p.result); err != nil {
-		return err
-	}
-	// An engine that states more time than passed plays a part for each sequence. Its steps are neither joined, which would
-	// make all wait for the slowest, nor kept apart.
-	if time.Duration(p.result.EngineNanos) > 2*time.Since(start)+time.Millisecond {
-		e.paced.Store(true)
-	}
 	p.result.BatchRows = len(p.step.Rows)
-	e.placed(p.step, 0, false)
-	return nil
+	return e.Engine.Step(p.ctx, p.step, p.result)
 }
 
-// together runs several parts as one step.
+// together runs several parts as one step, whose groups and rows are theirs one after the other.
 func (e *Engine) together(list []*part) error {
-	e.start()
 	j := &e.joint
-	j.Prefill = true
+	*j = engineplugin.Step{Groups: j.Groups[:0], Rows: j.Rows[:0], Masks: j.Masks[:0]}
 	for _, p := range list {
-		e.commits(p.step)
-		j.Kept = append(j.Kept, p.step.Kept...)
-		j.Prefill = j.Prefill && p.step.Prefill
-	}
-	for _, p := range list {
-		base, masks := int32(len(j.Rows)), int32(j.NMasks)
-		for _, row := range p.step.Rows {
-			if row.Parent >= 0 {
-				row.Parent += base
+		from, masks := len(j.Rows), int32(j.NMasks)
+		j.Groups = append(j.Groups, p.step.Groups...)
+		j.Rows = append(j.Rows, p.step.Rows...)
+		for i := range j.Rows[from:] {
+			if m := &j.Rows[from+i].Mask; *m >= 0 {
+				*m += masks
 			}
-			if row.Mask >= 0 {
-				row.Mask += masks
-			}
-			j.Rows = append(j.Rows, row)
 		}
 		j.Masks = append(j.Masks, p.step.Masks...)
 		j.NMasks += p.step.NMasks
@@ -369,69 +325,24 @@ func (e *Engine) together(list []*part) error {
 	}
 	out := newSplitter(&e.result, j)
 	for _, p := range list {
-		e.placed(p.step, int32(out.row), p.step.Prefill && !j.Prefill)
 		out.next(p.step, p.result)
 	}
 	return nil
 }
 
-// start empties the joint step.
-func (e *Engine) start() {
-	e.joint = engineplugin.Step{Commits: e.joint.Commits[:0], Kept: e.joint.Kept[:0], Rows: e.joint.Rows[:0], Masks: e.joint.Masks[:0]}
-	e.paths = e.paths[:0]
+// refused reports whether a step failed before it changed anything.
+func refused(err error) bool {
+	switch rpcerr.Code(err) {
+	case codes.InvalidArgument, codes.NotFound, codes.ResourceExhausted, codes.FailedPrecondition:
+		return true
+	}
+	return false
 }
 
-// commits adds what a step commits, and what its sequences are owed, in the engine's numbers.
-func (e *Engine) commits(step *engineplugin.Step) {
-	for i := range step.Rows {
-		e.settle(step.Rows[i].Sequence)
-	}
-	for i := range step.Kept {
-		e.settle(step.Kept[i].Sequence)
-	}
-	for i := range step.Commits {
-		c := &step.Commits[i]
-		e.settle(c.Sequence)
-		e.commit(c.Sequence, c.Path, e.state(c.Sequence).base)
-	}
-}
-
-func (e *Engine) commit(q engineplugin.Sequence, path []int32, base int32) {
-	from := len(e.paths)
-	for _, row := range path {
-		e.paths = append(e.paths, row+base)
-	}
-	// Earlier paths keep the memory they have when this one grows.
-	e.joint.Commits = append(e.joint.Commits, engineplugin.Commit{Sequence: q, Path: e.paths[from:len(e.paths):len(e.paths)]})
-}
-
-// settle commits what a sequence is owed.
-func (e *Engine) settle(q engineplugin.Sequence) {
-	if s := e.state(q); len(s.owed) > 0 {
-		e.commit(q, s.owed, 0)
-		s.owed = s.owed[:0]
-	}
-}
-
-// placed notes where the rows of a step were, and that those of a committing step are still to be committed.
-func (e *Engine) placed(step *engineplugin.Step, base int32, owed bool) {
-	for i := range step.Rows {
-		s := e.state(step.Rows[i].Sequence)
-		s.base = base
-		if owed {
-			s.owed = append(s.owed, base+int32(i))
-		}
-	}
-}
-
-// state of a sequence. Only the leader, and calls that are the sequence's own, use what it holds.
-func (e *Engine) state(q engineplugin.Sequence) *state {
+// FreeSequence implements engineplugin.Engine.
+func (e *Engine) FreeSequence(ctx context.Context, s engineplugin.Sequence) error {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	s := e.states[q]
-	if s == nil {
-		s = &state{}
-		e.states[q] = s
-	}
-	return s
+	delete(e.states, s)
+	e.mu.Unlock()
+	return e.Engine.FreeSequence(ctx, s)
 }

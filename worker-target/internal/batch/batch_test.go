@@ -5,26 +5,35 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc/codes"
 
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/racetest"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const vocab = 64
+const (
+	vocab      = 64
+	promptRows = 20 // prompts of more rows have bits of their own
+	treeRows   = 24
+	batchRows  = 64
+)
 
 func fake(t testing.TB, o enginefake.Options) engineplugin.Engine {
 	t.Helper()
-	o.Vocab = vocab
+	o.Vocab, o.PromptRows = vocab, promptRows
 	e, err := enginefake.New(o).Open(t.Context(), engineplugin.OpenOptions{
-		Role: engineplugin.RoleTarget, ModelPath: "m", MaxSequences: 16, MaxContext: 2048, MaxTreeRows: 24, MaxBatchRows: 64, MaxTopK: 8,
+		Role: engineplugin.RoleTarget, ModelPath: "m", MaxSequences: 16, MaxContext: 2048, MaxTreeRows: treeRows, MaxBatchRows: batchRows, MaxTopK: 8,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -51,6 +60,7 @@ type request struct {
 	seq    engineplugin.Sequence
 	length int
 	path   []int32
+	group  [1]engineplugin.Group
 	plain  bool // the last step committed its row
 	kept   int  // newest rows whose features the engine keeps
 	anchor int32
@@ -66,10 +76,14 @@ func (r *request) run(ctx context.Context, rounds int) error {
 		return err
 	}
 	defer func() { _ = r.e.FreeSequence(ctx, r.seq) }()
-	for i := range 3 + r.random.IntN(40) { // a prompt, at times longer than a joint step may be
-		r.step.Rows = append(r.step.Rows, engineplugin.Row{Sequence: r.seq, Token: int32(r.random.IntN(vocab)), Position: int32(i), Parent: int32(i) - 1, Mask: -1})
+	for i := range 3 + r.random.IntN(40) {
+		r.step.Rows = append(r.step.Rows, engineplugin.Row{Token: int32(r.random.IntN(vocab)), Position: int32(i), Parent: int32(i) - 1, Mask: -1})
 	}
-	r.step.Prefill = true
+	r.group[0] = engineplugin.Group{Sequence: r.seq, Rows: len(r.step.Rows), Commit: true}
+	if len(r.step.Rows) > promptRows {
+		r.group[0].Kind = engineplugin.KindPrompt
+	}
+	r.step.Groups = r.group[:]
 	r.step.Rows[len(r.step.Rows)-1].Want = engineplugin.WantToken
 	if err := r.forward(ctx); err != nil {
 		return err
@@ -109,9 +123,11 @@ func (r *request) forward(ctx context.Context) error {
 // round is one step of a plain row, a chain or a tree, after the commit of the path before.
 func (r *request) round(ctx context.Context) error {
 	old := r.step
-	r.step = engineplugin.Step{Rows: old.Rows[:0], Masks: old.Masks[:0]}
+	r.step = engineplugin.Step{Groups: r.group[:], Rows: old.Rows[:0], Masks: old.Masks[:0]}
+	g := &r.group[0]
+	*g = engineplugin.Group{Sequence: r.seq}
 	if !r.plain {
-		r.step.Commits = []engineplugin.Commit{{Sequence: r.seq, Path: slices.Clone(r.path)}}
+		g.Path = slices.Clone(r.path)
 	}
 	n := 1
 	if r.random.IntN(2) == 0 {
@@ -131,14 +147,13 @@ func (r *request) round(ctx context.Context) error {
 		}
 	}
 	if r.kept > 0 && (r.kept == engineplugin.KeptRows || r.random.IntN(4) == 0) {
-		kept := []engineplugin.KeptFeatures{{Sequence: r.seq, Position: int32(r.length - r.kept), Rows: int32(r.kept)}}
-		r.step.Kept, r.step.Features = kept, engineplugin.FeatureRawBF16
+		g.Kept, r.step.Features = engineplugin.KeptRange{Position: int32(r.length - r.kept), Rows: int32(r.kept)}, engineplugin.FeatureRawBF16
 		if r.random.IntN(3) == 0 { // in a step of their own
-			if err := r.e.Step(ctx, &engineplugin.Step{Commits: r.step.Commits, Kept: kept, Features: r.step.Features}, &r.result); err != nil {
+			if err := r.e.Step(ctx, &engineplugin.Step{Groups: []engineplugin.Group{*g}, Features: r.step.Features}, &r.result); err != nil {
 				return err
 			}
 			r.record = append(r.record, string(r.result.Features))
-			r.step.Commits, r.step.Kept = nil, nil
+			g.Path, g.Kept = nil, engineplugin.KeptRange{}
 		}
 		r.kept = 0
 	}
@@ -148,14 +163,14 @@ func (r *request) round(ctx context.Context) error {
 		r.step.Masks = append(r.step.Masks, 0x0F0F0F0F, 0xFFFF0000)
 	}
 	for i := range n {
-		row := engineplugin.Row{Sequence: r.seq, Token: r.anchor, Position: int32(r.length), Parent: -1, Want: wants, TopK: 3, Mask: mask}
+		row := engineplugin.Row{Token: r.anchor, Position: int32(r.length), Parent: -1, Want: wants, TopK: 3, Mask: mask}
 		if i > 0 {
 			row.Parent = int32(r.random.IntN(i))
 			row.Token, row.Position = int32(r.random.IntN(vocab)), r.step.Rows[row.Parent].Position+1
 		}
 		r.step.Rows = append(r.step.Rows, row)
 	}
-	r.step.Prefill = n == 1
+	g.Rows, g.Commit = n, n == 1
 	if err := r.forward(ctx); err != nil {
 		return err
 	}
@@ -277,3 +292,123 @@ func TestOnlyWhatGains(t *testing.T) {
 		t.Error("rows that cost what they cost alone are joined")
 	}
 }
+
+// queued runs steps as if all had come before the first of them could begin, and returns their parts.
+func queued(t *testing.T, e *Engine, steps ...*engineplugin.Step) []*part {
+	t.Helper()
+	var parts []*part
+	for _, step := range steps {
+		parts = append(parts, &part{ctx: t.Context(), step: step, result: &engineplugin.StepResult{}, turn: make(chan bool, 1), queued: true})
+	}
+	parts[0].queued = false
+	e.busy, e.queue = true, append(e.queue, parts...)
+	for lead := 0; lead < len(parts); {
+		e.lead(parts[lead])
+		for lead++; lead < len(parts) && !<-parts[lead].turn; lead++ {
+		}
+	}
+	return parts
+}
+
+// newStep is a step of rows at the beginning of a new sequence, all of them children of its tip.
+func newStep(t *testing.T, e engineplugin.Engine, rows int) *engineplugin.Step {
+	t.Helper()
+	q, err := e.NewSequence(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := &engineplugin.Step{Groups: []engineplugin.Group{{Sequence: q, Rows: rows}}}
+	for range rows {
+		step.Rows = append(step.Rows, engineplugin.Row{Parent: -1, Want: engineplugin.WantToken, Mask: -1})
+	}
+	return step
+}
+
+// TestRowsOfJointSteps: steps are joined up to the most rows of a step, which are more than those of a tree; prompt pieces run alone.
+func TestRowsOfJointSteps(t *testing.T) {
+	e := New(fake(t, enginefake.Options{}), free)
+	var steps []*engineplugin.Step
+	for range 4 {
+		steps = append(steps, newStep(t, e, 20))
+	}
+	piece := newStep(t, e, 1)
+	piece.Groups[0].Kind, piece.Groups[0].Commit = engineplugin.KindPrompt, true
+	steps = append(steps, piece, newStep(t, e, 4))
+	for i, p := range queued(t, e, steps...) {
+		if p.err != nil {
+			t.Fatal(p.err)
+		}
+		// Three of 20 and the last one, then the fourth of 20, then the piece.
+		if want := []int{64, 64, 64, 20, 1, 64}[i]; p.result.BatchRows != want {
+			t.Errorf("step %d ran with %d rows, want %d", i, p.result.BatchRows, want)
+		}
+	}
+}
+
+// TestKeptRowsCount: features that are read from before count against the rows of a joint step.
+func TestKeptRowsCount(t *testing.T) {
+	e := New(fake(t, enginefake.Options{}), free)
+	var steps []*engineplugin.Step
+	for range 3 {
+		prompt := newStep(t, e, 25)
+		prompt.Groups[0].Commit = true
+		for i := range prompt.Rows {
+			prompt.Rows[i].Position, prompt.Rows[i].Parent, prompt.Rows[i].Want = int32(i), int32(i)-1, engineplugin.WantKeep
+		}
+		if err := e.Step(t.Context(), prompt, &engineplugin.StepResult{}); err != nil {
+			t.Fatal(err)
+		}
+		g := engineplugin.Group{Sequence: prompt.Groups[0].Sequence, Rows: 1, Kept: engineplugin.KeptRange{Rows: 25}}
+		steps = append(steps, &engineplugin.Step{
+			Groups: []engineplugin.Group{g}, Features: engineplugin.FeatureRawBF16,
+			Rows: []engineplugin.Row{{Position: 25, Parent: -1, Want: engineplugin.WantFeatures, Mask: -1}},
+		})
+	}
+	for i, p := range queued(t, e, steps...) {
+		if want := []int{2, 2, 1}[i]; p.err != nil || p.result.BatchRows != want {
+			t.Errorf("step %d ran with %d rows: %v", i, p.result.BatchRows, p.err)
+		}
+	}
+}
+
+// TestOnlyTheOneAtFaultFails: a step that the engine refuses takes no other with it.
+func TestOnlyTheOneAtFaultFails(t *testing.T) {
+	e := New(fake(t, enginefake.Options{}), free)
+	steps := []*engineplugin.Step{newStep(t, e, 3), newStep(t, e, 2), newStep(t, e, 3)}
+	steps[1].Rows[1].Token = vocab
+	parts := queued(t, e, steps...)
+	if err := parts[1].err; rpcerr.Code(err) != codes.InvalidArgument || !strings.HasPrefix(err.Error(), "groups[0].rows[1].token") {
+		t.Errorf("the bad step: %v", err)
+	}
+	for _, i := range []int{0, 2} {
+		if p := parts[i]; p.err != nil || len(p.result.Tokens) != 3 {
+			t.Errorf("step %d: %d tokens, %v", i, len(p.result.Tokens), p.err)
+		}
+	}
+}
+
+// TestStepAllocations: joining steps allocates nothing.
+func TestStepAllocations(t *testing.T) {
+	if racetest.Enabled {
+		t.Skip("the race detector allocates")
+	}
+	e := New(&nothing{Engine: fake(t, enginefake.Options{})}, free)
+	steps := []*engineplugin.Step{newStep(t, e, 3), newStep(t, e, 2)}
+	var parts []*part
+	for _, step := range steps {
+		parts = append(parts, &part{ctx: t.Context(), step: step, result: &engineplugin.StepResult{}, turn: make(chan bool, 1)})
+	}
+	n := testing.AllocsPerRun(100, func() {
+		if err := e.together(parts); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if n > 1 { // the context that is not cancelled
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// nothing is an engine whose steps compute nothing.
+type nothing struct{ engineplugin.Engine }
+
+func (*nothing) Step(context.Context, *engineplugin.Step, *engineplugin.StepResult) error { return nil }

@@ -26,8 +26,8 @@ func newSplitter(from *engineplugin.StepResult, step *engineplugin.Step) splitte
 
 // keptRows of a step are read before its rows run.
 func keptRows(step *engineplugin.Step) (n int) {
-	for i := range step.Kept {
-		n += int(step.Kept[i].Rows)
+	for i := range step.Groups {
+		n += int(step.Groups[i].Kept.Rows)
 	}
 	return n
 }

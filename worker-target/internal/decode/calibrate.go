@@ -27,23 +27,22 @@ func Calibrate(ctx context.Context, engine engineplugin.Engine, model *auto.Mode
 		return err
 	}
 	defer engine.FreeSequence(context.WithoutCancel(ctx), seq)
-	var step engineplugin.Step
+	step := engineplugin.Step{Groups: make([]engineplugin.Group, 1)}
 	var result engineplugin.StepResult
-	fill := func(n, position int, want uint32) {
+	fill := func(n, position int, want uint32, commit bool) {
+		step.Groups[0] = engineplugin.Group{Sequence: seq, Rows: n, Commit: commit}
 		step.Rows = step.Rows[:0]
 		for i := range n {
 			step.Rows = append(step.Rows, engineplugin.Row{
-				Sequence: seq, Token: int32((position + i*37) % info.Vocab), Position: int32(position + i), Parent: int32(i - 1), Want: want, Mask: -1,
+				Token: int32((position + i*37) % info.Vocab), Position: int32(position + i), Parent: int32(i - 1), Want: want, Mask: -1,
 			})
 		}
 	}
 	length := min(calibrateContext, info.MaxBatchRows, info.MaxContext/2)
-	step.Prefill = true
-	fill(length, 0, 0)
+	fill(length, 0, 0, true)
 	if err := engine.Step(ctx, &step, &result); err != nil {
 		return err
 	}
-	step.Prefill = false
 	begin := time.Now()
 	for _, rows := range calibrated {
 		if rows > min(info.MaxTreeRows, info.MaxBatchRows, info.MaxContext-length) || rows > 8 && time.Since(begin) > calibrateTime {
@@ -52,7 +51,7 @@ func Calibrate(ctx context.Context, engine engineplugin.Engine, model *auto.Mode
 		// The shortest of a few: what else runs on the machine only ever adds.
 		best := time.Duration(0)
 		for range repeats {
-			fill(rows, length, engineplugin.WantToken)
+			fill(rows, length, engineplugin.WantToken, false)
 			start := time.Now()
 			if err := engine.Step(ctx, &step, &result); err != nil {
 				return err

@@ -39,8 +39,8 @@ func (c *counting) SetSampler(context.Context, engineplugin.Sequence, engineplug
 func (c *counting) Step(_ context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
 	c.steps++
 	result.Tokens, result.Logprobs, result.Features = result.Tokens[:0], result.Logprobs[:0], result.Features[:0]
-	for _, k := range step.Kept {
-		for range k.Rows {
+	for i := range step.Groups {
+		for range step.Groups[i].Kept.Rows {
 			result.Features = append(result.Features, row[:]...)
 		}
 	}
@@ -51,7 +51,6 @@ func (c *counting) Step(_ context.Context, step *engineplugin.Step, result *engi
 			result.Features = append(result.Features, row[:]...)
 		}
 	}
-	// Short enough not to be waited for.
 	result.EngineNanos = int64(100*time.Microsecond) + int64(len(step.Rows))*1000
 	return nil
 }

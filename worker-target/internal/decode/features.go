@@ -44,13 +44,21 @@ func (r *run) wantKept() (n int) {
 	if n = r.kept(); n == 0 || r.keeps() && n < min(engineplugin.KeptRows, r.info.MaxBatchRows) {
 		return 0
 	}
-	r.step.Kept = r.keptRows(n)
+	r.group[0].Kept = r.keptRange(n)
 	return n
 }
 
-func (r *run) keptRows(n int) []engineplugin.KeptFeatures {
-	r.keptRange[0] = engineplugin.KeptFeatures{Sequence: r.seq, Position: int32(r.length - n), Rows: int32(n)}
-	return r.keptRange[:]
+// keptRange is that of the newest n rows.
+func (r *run) keptRange(n int) engineplugin.KeptRange {
+	return engineplugin.KeptRange{Position: int32(r.length - n), Rows: int32(n)}
+}
+
+// makeRoom reads what the engine keeps where one step cannot read it beside the features of the round's own rows.
+func (r *run) makeRoom(ctx context.Context) error {
+	if r.keeps() || r.kept()+r.tree.Len() <= r.info.MaxBatchRows {
+		return nil
+	}
+	return r.fetch(ctx)
 }
 
 // fetch brings the ring up to the anchor, so that a question can be asked.
@@ -59,8 +67,9 @@ func (r *run) fetch(ctx context.Context) error {
 	if n == 0 {
 		return nil
 	}
-	// Plain steps commit their row, so nothing is pending that the next step would commit.
-	step := engineplugin.Step{Kept: r.keptRows(n), Features: r.features()}
+	// Plain steps commit their row, so nothing is pending that this one would drop.
+	r.reading[0] = engineplugin.Group{Sequence: r.seq, Kept: r.keptRange(n)}
+	step := engineplugin.Step{Groups: r.reading[:], Features: r.features()}
 	if err := r.engine.Step(ctx, &step, &r.fetched); err != nil {
 		return err
 	}

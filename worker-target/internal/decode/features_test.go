@@ -26,13 +26,13 @@ func (w *watched) Step(ctx context.Context, step *engineplugin.Step, result *eng
 		return w.failAlone
 	}
 	for i := range step.Rows {
-		if step.Rows[i].Want&engineplugin.WantFeatures != 0 && !step.Prefill {
+		if step.Rows[i].Want&engineplugin.WantFeatures != 0 && !step.Groups[0].Commit {
 			w.atOnce++
 		}
 	}
-	for _, k := range step.Kept {
+	if kept := int(step.Groups[0].Kept.Rows); kept > 0 {
 		w.batches++
-		w.largest = max(w.largest, int(k.Rows))
+		w.largest = max(w.largest, kept)
 		switch len(step.Rows) {
 		case 0:
 			w.alone++
@@ -96,7 +96,8 @@ func (f *flaky) Wait(_ context.Context, tree *ddtree.Tree) drafts.Outcome {
 	return drafts.Proposed
 }
 
-func newWatched(t *testing.T) *watched {
+// newWatched returns an engine of so many rows a step, 0 = its default.
+func newWatched(t *testing.T, rows int) *watched {
 	t.Helper()
 	// The text goes round in circles of 9 and now and then leaves them, so that lookup has something to find.
 	next := func(history []int32) (int32, bool) {
@@ -104,7 +105,8 @@ func newWatched(t *testing.T) *watched {
 		return (history[n-1] + 1) % 9, n%70 < 60
 	}
 	e, err := enginefake.New(enginefake.Options{Next: next}).Open(t.Context(), engineplugin.OpenOptions{
-		Role: engineplugin.RoleTarget, ModelPath: "target", MaxSequences: 2, MaxContext: 1024, KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+		Role: engineplugin.RoleTarget, ModelPath: "target", MaxSequences: 2, MaxContext: 1024, MaxTreeRows: rows, MaxBatchRows: rows,
+		KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -119,8 +121,16 @@ func newWatched(t *testing.T) *watched {
 // TestKeptFeatures: however rounds get their features, the ring ends up with those that a prompt of the whole text gives, and plain
 // steps get them many at a time.
 func TestKeptFeatures(t *testing.T) {
-	for _, mode := range []tandemv1.SpeculationMode{tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, tandemv1.SpeculationMode_SPECULATION_MODE_AUTO} {
-		engine := newWatched(t)
+	for _, c := range []struct {
+		mode tandemv1.SpeculationMode
+		rows int
+	}{
+		{tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, 0}, {tandemv1.SpeculationMode_SPECULATION_MODE_AUTO, 0},
+		// Kept features and those of a wide round's rows are too many for one step.
+		{tandemv1.SpeculationMode_SPECULATION_MODE_AUTO, 36},
+	} {
+		mode := c.mode
+		engine := newWatched(t, c.rows)
 		drafter := &flaky{t: t, random: rand.New(rand.NewPCG(1, uint64(mode))), width: 2 * engine.Info().FeatureRaw}
 		lane := NewLane(Config{}, auto.New(), drafter)
 		prompt := []int32{1, 2, 3, 4, 5, 6}
@@ -160,10 +170,11 @@ func featuresOf(t *testing.T, e engineplugin.Engine, tokens []int32) (all []byte
 		t.Fatal(err)
 	}
 	for at := 0; at < len(tokens); {
-		step := &engineplugin.Step{Prefill: true, Features: engineplugin.FeatureRawBF16}
-		for i := range min(64, len(tokens)-at) {
+		n := min(e.Info().MaxTreeRows, len(tokens)-at)
+		step := &engineplugin.Step{Groups: []engineplugin.Group{{Sequence: seq, Rows: n, Commit: true}}, Features: engineplugin.FeatureRawBF16}
+		for i := range n {
 			step.Rows = append(step.Rows, engineplugin.Row{
-				Sequence: seq, Token: tokens[at+i], Position: int32(at + i), Parent: int32(i - 1), Want: engineplugin.WantFeatures, Mask: -1,
+				Token: tokens[at+i], Position: int32(at + i), Parent: int32(i - 1), Want: engineplugin.WantFeatures, Mask: -1,
 			})
 		}
 		var r engineplugin.StepResult
@@ -178,7 +189,7 @@ func featuresOf(t *testing.T, e engineplugin.Engine, tokens []int32) (all []byte
 
 // TestKeptFeaturesLost: an engine that fails while features are fetched ends the request, after the tokens that are there.
 func TestKeptFeaturesLost(t *testing.T) {
-	engine := newWatched(t)
+	engine := newWatched(t, 0)
 	engine.failAlone = context.DeadlineExceeded
 	drafter := &flaky{t: t, random: rand.New(rand.NewPCG(1, 2)), width: 2 * engine.Info().FeatureRaw}
 	var stats Stats

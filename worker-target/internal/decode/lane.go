@@ -85,16 +85,16 @@ type Lane struct {
 
 	step   engineplugin.Step
 	result engineplugin.StepResult
-	commit [1]engineplugin.Commit
-	// Features that the engine keeps: those that are asked for, and the result of asking for them alone.
-	keptRange [1]engineplugin.KeptFeatures
-	fetched   engineplugin.StepResult
-	tree      ddtree.Tree
-	sound     sounding
-	index     lookup.Index
-	found     []int32     // by lookup, for the round
-	looked    []auto.Look // the round's tokens
-	path      []int32     // accepted rows of the last step, not committed yet
+	group  [1]engineplugin.Group // of step
+	// Features that the engine keeps, where they are asked for alone.
+	reading [1]engineplugin.Group
+	fetched engineplugin.StepResult
+	tree    ddtree.Tree
+	sound   sounding
+	index   lookup.Index
+	found   []int32     // by lookup, for the round
+	looked  []auto.Look // the round's tokens
+	path    []int32     // accepted rows of the last step, which are pending unless its group commits
 	guided
 	masks []uint32 // of the step
 	stop  map[int32]bool
@@ -127,7 +127,7 @@ func (l *Lane) Run(ctx context.Context, engine engineplugin.Engine, req *Request
 	for _, t := range req.Stop {
 		l.stop[t] = true
 	}
-	l.path = l.path[:0]
+	l.path, l.group[0] = l.path[:0], engineplugin.Group{}
 	l.sound.on = false
 	r := &run{Lane: l, engine: engine, info: info, seq: seq, req: req, sink: sink, stats: stats, out: len(req.Committed), stopToken: -1, chosen: -1}
 	if req.Guide != nil {

@@ -197,15 +197,18 @@ func (r *run) decode(ctx context.Context) (tandemv1.FinishReason, error) {
 	if r.req.Guide != nil {
 		added = r.fit()
 	}
+	if err := r.makeRoom(ctx); err != nil {
+		return 0, err
+	}
 	r.startStep()
 	kept, keeps := r.wantKept(), r.keeps()
 	if err := r.rows(); err != nil {
 		return 0, err
 	}
 	// The anchor alone is kept whatever the step chooses: committing it at once saves the engine the replay of its state.
-	r.step.Prefill = r.tree.Len() == 1
+	r.group[0].Rows, r.group[0].Commit = r.tree.Len(), r.tree.Len() == 1
 	start := time.Now()
-	err := r.forward(ctx)
+	err := r.engine.Step(ctx, &r.step, &r.result)
 	if err != nil {
 		return 0, err
 	}
@@ -285,7 +288,7 @@ func (r *run) rows() error {
 	}
 	for i := range r.tree.Len() {
 		row := engineplugin.Row{
-			Sequence: r.seq, Token: r.tree.Tokens[i], Position: int32(r.length) + r.tree.Depths[i], Parent: r.tree.Parents[i], Mask: -1,
+			Token: r.tree.Tokens[i], Position: int32(r.length) + r.tree.Depths[i], Parent: r.tree.Parents[i], Mask: -1,
 		}
 		if r.req.Guide == nil {
 			r.choose(&row)

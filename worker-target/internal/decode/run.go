@@ -119,7 +119,22 @@ func (r *run) attach(ctx context.Context, length int) {
 	r.link = r.drafts.Open(ctx, r.req.ID, r.ring, r.capture, r.info.Vocab, held)
 }
 
-// prefill runs the prompt in chunks.
+// decodeRows is how many rows of a prompt piece have the decode contract where the engine leaves it open.
+const decodeRows = 64
+
+// kind is the contract of a prompt piece of n rows.
+func (r *run) kind(n int) engineplugin.GroupKind {
+	most := r.info.PromptRows
+	if most <= 0 {
+		most = decodeRows
+	}
+	if n > most {
+		return engineplugin.KindPrompt
+	}
+	return engineplugin.KindDecode
+}
+
+// prefill runs the prompt in pieces.
 func (r *run) prefill(ctx context.Context) error {
 	start := time.Now()
 	prompt := r.req.Prompt
@@ -130,9 +145,10 @@ func (r *run) prefill(ctx context.Context) error {
 	var scores []*tandemv1.PositionLogprobs
 	for r.length < len(prompt) {
 		first := r.length
-		r.step = engineplugin.Step{Rows: r.step.Rows[:0], Prefill: true, Features: r.features()}
-		r.startMasks()
-		n, err := r.feed(ctx, prompt[first:min(first+chunk, len(prompt))], func(i int, row *engineplugin.Row) (bool, error) {
+		piece := prompt[first:min(first+chunk, len(prompt))]
+		r.startStep()
+		r.group[0].Kind = r.kind(len(piece))
+		n, err := r.feed(ctx, piece, func(i int, row *engineplugin.Row) (bool, error) {
 			switch p := first + i; {
 			case p+1 == len(prompt) && r.req.Max > 0:
 				return false, r.chooseNext(row, 0)
@@ -156,7 +172,7 @@ func (r *run) prefill(ctx context.Context) error {
 	return r.sink.Prefilled(len(prompt), scores)
 }
 
-// replay runs tokens that another worker generated through decode steps.
+// replay runs tokens that another worker generated under the contract of decoding.
 func (r *run) replay(ctx context.Context) error {
 	start := time.Now()
 	tokens := r.req.Committed
@@ -175,23 +191,19 @@ func (r *run) replay(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		r.path = r.path[:0]
-		for i := range n {
-			r.path = append(r.path, int32(i))
-		}
 		done += n
 	}
 	r.stats.Prefill += time.Since(start)
 	return nil
 }
 
-// feed runs a chain of known tokens in the prepared step and tells how many they were: prepare completes a token's row and may
+// feed commits a chain of known tokens by the prepared step and returns how many they were: prepare completes a token's row and may
 // end the chain with it.
 func (r *run) feed(ctx context.Context, tokens []int32, prepare func(i int, row *engineplugin.Row) (end bool, err error)) (int, error) {
 	featured := 0
 	for i, token := range tokens {
 		p := r.length + i
-		row := engineplugin.Row{Sequence: r.seq, Token: token, Position: int32(p), Parent: int32(i - 1), Mask: -1}
+		row := engineplugin.Row{Token: token, Position: int32(p), Parent: int32(i - 1), Mask: -1}
 		end, err := prepare(i, &row)
 		if err != nil {
 			return 0, err
@@ -206,7 +218,8 @@ func (r *run) feed(ctx context.Context, tokens []int32, prepare func(i int, row 
 		}
 	}
 	r.read(tokens[:len(r.step.Rows)])
-	if err := r.forward(ctx); err != nil {
+	r.group[0].Rows, r.group[0].Commit = len(r.step.Rows), true
+	if err := r.engine.Step(ctx, &r.step, &r.result); err != nil {
 		return 0, err
 	}
 	if err := r.checkResult(featured); err != nil {
@@ -223,16 +236,15 @@ func (r *run) feed(ctx context.Context, tokens []int32, prepare func(i int, row 
 	return n, nil
 }
 
-// startStep prepares a decode step that first commits the accepted path of the one before, unless that one committed its
-// rows itself.
+// startStep prepares a step that first commits the accepted path of the one before, unless that one committed its rows itself.
 func (r *run) startStep() {
-	pending := len(r.path) > 0 && !r.step.Prefill
-	r.step = engineplugin.Step{Rows: r.step.Rows[:0], Features: r.features()}
-	r.startMasks()
-	if pending {
-		r.commit[0] = engineplugin.Commit{Sequence: r.seq, Path: r.path}
-		r.step.Commits = r.commit[:]
+	next := engineplugin.Group{Sequence: r.seq}
+	if !r.group[0].Commit {
+		next.Path = r.path
 	}
+	r.group[0] = next
+	r.step = engineplugin.Step{Groups: r.group[:], Rows: r.step.Rows[:0], Features: r.features()}
+	r.startMasks()
 }
 
 // chooseNext makes the row in front of output token i choose it when it is not known yet, or when the guide needs to know what

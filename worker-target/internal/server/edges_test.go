@@ -74,7 +74,7 @@ func TestContextEnd(t *testing.T) {
 
 // TestFailover: prompt and committed tokens give the same continuation as the uninterrupted request.
 func TestFailover(t *testing.T) {
-	o := enginefake.Options{Accept: 0.8, BlockSize: 16}
+	o := enginefake.Options{Accept: 0.8, BlockSize: 16, PromptRows: 64}
 	r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0)})
 	for name, sampling := range samplings() {
 		full := r.must(&tandemv1.DecodeRequest{PromptTokens: prompt(70, 2), Sampling: sampling, MaxTokens: 200, TopLogprobs: -1, Speculation: modes()[0].spec}).tokens

@@ -50,8 +50,8 @@ type Server struct {
 	mu       sync.Mutex
 	counters counters
 	held     bool                // the last heartbeat found the draft held back
-	engine   engineplugin.Engine // of which joint puts steps together
-	joint    *batch.Engine
+	engine   engineplugin.Engine // the one that joint was made for
+	joint    engineplugin.Engine
 }
 
 // managed adapts the manager's links to what lanes use.
@@ -77,12 +77,15 @@ func New(workerID string, lanes int, cfg decode.Config, deps Deps) *Server {
 	return s
 }
 
-// together returns the engine as lanes use it.
-func (s *Server) together(engine engineplugin.Engine) *batch.Engine {
+// together returns the engine as lanes use it: with the steps of several requests joined, where that gains anything.
+func (s *Server) together(engine engineplugin.Engine) engineplugin.Engine {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.engine != engine {
-		s.engine, s.joint = engine, batch.New(engine, s.deps.Model)
+		s.engine, s.joint = engine, engine
+		if !engine.Info().Concurrent {
+			s.joint = batch.New(engine, s.deps.Model)
+		}
 	}
 	return s.joint
 }
