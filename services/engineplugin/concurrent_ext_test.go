@@ -20,7 +20,7 @@ func (hourly) Peaks(_ enginefake.Text, dst []enginefake.Peak) []enginefake.Peak 
 func (hourly) Choose(enginefake.Text, []enginefake.Peak, *engineplugin.Sampler, []uint32) int32 {
 	return 3
 }
-func (hourly) Hint(enginefake.Text, []byte)                         {}
+func (hourly) Hint(enginefake.Text, []byte)                        {}
 func (hourly) Guess(_ []byte, _ int32, _ int, dst []int32) []int32 { return dst }
 
 func (hourly) Pace(t enginefake.Text) (token, first time.Duration) {

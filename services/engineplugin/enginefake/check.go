@@ -112,7 +112,7 @@ func (e *Engine) checkGroup(step *engineplugin.Step, g *group) error {
 // checkCommit checks what a group commits.
 func checkCommit(g *group) error {
 	if len(g.Path) > 0 && len(g.s.pending) == 0 {
-		return rpcerr.FailedPrecondition("%s: sequence %d has no pending rows", groupField(g.index, "path"), g.Sequence)
+		return rpcerr.FailedPrecondition("%s: %d rows to commit, sequence %d has none pending", groupField(g.index, "n_path"), len(g.Path), g.Sequence)
 	}
 	parent := int32(-1)
 	for i, row := range g.Path {
@@ -130,8 +130,8 @@ func checkCommit(g *group) error {
 
 // checkKept checks the range of kept features, which is read after the group's path is committed.
 func (e *Engine) checkKept(step *engineplugin.Step, g *group) error {
-	if g.Kept.Rows < 0 || int(g.Kept.Rows) > e.options.MaxBatchRows {
-		return rpcerr.InvalidArgument(groupField(g.index, "n_kept"), "must be in 0..%d, got %d", e.options.MaxBatchRows, g.Kept.Rows)
+	if g.Kept.Rows < 0 {
+		return rpcerr.InvalidArgument(groupField(g.index, "n_kept"), "must be >= 0, got %d", g.Kept.Rows)
 	}
 	if g.Kept.Rows == 0 {
 		return nil

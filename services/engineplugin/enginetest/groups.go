@@ -47,7 +47,7 @@ func (s *suite) atomicErrors() {
 			for i := range rows {
 				rows[i].Position = int32(len(path) + i)
 			}
-		}, codes.FailedPrecondition, "groups[1].path"},
+		}, codes.FailedPrecondition, "groups[1].n_path"},
 		{"no such pending row", func(g *engineplugin.Group, _ []engineplugin.Row) { g.Path = []int32{path[0], 5} }, codes.InvalidArgument, "groups[1].path[1]"},
 		{"features that are not kept", func(g *engineplugin.Group, _ []engineplugin.Row) {
 			g.Kept = engineplugin.KeptRange{Position: int32(len(prompt)) - 1, Rows: 2}

@@ -125,6 +125,27 @@ func (k *keeper) run() {
 	k.keptPlaces(q, p, tokens, now, start)
 	k.keptErrors(q, other)
 	k.ok(e.FreeSnapshot(k.ctx, p))
+	k.manyKept(q, other)
+}
+
+// manyKept: what a step reads is bounded by its rows.
+func (k *keeper) manyKept(q, other engineplugin.Sequence) {
+	e := k.e
+	s := k.suite
+	s.ok(e.SetCapture(s.ctx, []int32{0}))
+	step := &engineplugin.Step{Features: engineplugin.FeatureRawF32}
+	for _, q := range []engineplugin.Sequence{q, other, s.sequence(e), s.sequence(e)} {
+		rows := rowsOf(s.length(e, q), chain(s.tokens(e, engineplugin.KeptRows)), engineplugin.WantKeep)
+		s.ok(e.Step(s.ctx, one(engineplugin.Group{Sequence: q, Commit: true}, rows), &engineplugin.StepResult{}))
+		add(step, reading(q, int(rows[0].Position), len(rows)), nil)
+	}
+	r := &engineplugin.StepResult{}
+	s.refused("too many kept features", e.Step(s.ctx, step, r), codes.InvalidArgument, "max_batch_rows")
+	step.Groups = step.Groups[:batchRows/engineplugin.KeptRows]
+	s.ok(e.Step(s.ctx, step, r))
+	if want := batchRows * 4 * e.Info().FeatureRaw; len(r.Features) != want {
+		s.Errorf("%d bytes of features, want %d", len(r.Features), want)
+	}
 }
 
 // pendingKeeps: rows of a tree are kept once their path is committed, by the same step at the earliest.
@@ -183,7 +204,7 @@ func (k *keeper) keptErrors(q, other engineplugin.Sequence) {
 	}{
 		{"unknown sequence", reading(4711, at, 1), k.enc, codes.NotFound, "groups[0].sequence"},
 		{"negative rows", reading(q, at, -1), k.enc, codes.InvalidArgument, "groups[0].n_kept"},
-		{"more than a step has", reading(q, at, batchRows+1), k.enc, codes.InvalidArgument, "n_kept"},
+		{"more than are kept", reading(q, at, batchRows+1), k.enc, codes.FailedPrecondition, "groups[0].kept_position"},
 		{"negative position", reading(q, -1, 1), k.enc, codes.FailedPrecondition, "groups[0].kept_position"},
 		{"no encoding", reading(q, at, 1), engineplugin.FeatureNone, codes.InvalidArgument, "feature"},
 	} {

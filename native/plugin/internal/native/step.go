@@ -65,7 +65,7 @@ func (e *engine) prepare(step *engineplugin.Step, result *engineplugin.StepResul
 	if err != nil {
 		return err
 	}
-	w.features = min(w.features+kept, i.MaxBatchRows) // the library refuses more
+	w.features += kept
 	if w.features > 0 && step.Features != engineplugin.FeatureNone && featureBytes(i, step.Features) == 0 {
 		return rpcerr.FailedPrecondition("feature_encoding: %d needs captured layers, or a loaded fuse when it is fused", step.Features)
 	}
