@@ -217,16 +217,19 @@ class Model {
     for (size_t at = 0; at < ids.size(); at += rows.size()) {
       rows.assign(std::min(ids.size() - at, static_cast<size_t>(rows_)), tnd_row{});
       for (size_t i = 0; i < rows.size(); ++i) {
-        rows[i].sequence = sequence;
         rows[i].token = ids[at + i];
         rows[i].position = static_cast<int32_t>(at + i);
         rows[i].parent = static_cast<int32_t>(i) - 1;
         rows[i].want = TND_WANT_LOGITS;
         rows[i].mask = -1;
       }
+      const auto n = static_cast<int32_t>(rows.size());
+      const uint32_t kind = info_.prompt_rows > 0 && n > info_.prompt_rows ? TND_GROUP_PROMPT : TND_GROUP_DECODE;
+      const tnd_group group{sequence, n, kind, TND_GROUP_COMMIT, nullptr, 0, 0, 0};
       tnd_step step{};
       step.struct_size = sizeof step;
-      step.flags = TND_STEP_COMMIT;
+      step.n_groups = 1;
+      step.groups = &group;
       step.n_rows = static_cast<int32_t>(rows.size());
       step.rows = rows.data();
       step.logits = logits->data() + at * vocab;

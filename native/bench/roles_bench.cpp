@@ -127,14 +127,20 @@ void bench_draft(const std::string& dir, int32_t threads) {
 // Seconds of a full prefill of n tokens.
 double prefill(const Engine& t, int32_t seq, const std::vector<int32_t>& ids) {
   t.check(tnd_sequence_truncate(t.e, seq, 0));
+  tnd_info info{};
+  info.struct_size = sizeof info;
+  t.check(tnd_get_info(t.e, &info));
   const double t0 = now();
   for (size_t at = 0; at < ids.size(); at += 512) {
     const int n = int(std::min<size_t>(512, ids.size() - at));
     std::vector<tnd_row> rows(static_cast<size_t>(n));
-    for (int i = 0; i < n; i++) rows[i] = {seq, ids[at + i], int32_t(at) + i, i - 1, 0, 0, 0, -1};
+    for (int i = 0; i < n; i++) rows[i] = {ids[at + i], int32_t(at) + i, i - 1, 0, 0, 0, -1};
+    const uint32_t kind = info.prompt_rows > 0 && n > info.prompt_rows ? TND_GROUP_PROMPT : TND_GROUP_DECODE;
+    const tnd_group group{seq, n, kind, TND_GROUP_COMMIT, nullptr, 0, 0, 0};
     tnd_step s{};
     s.struct_size = sizeof s;
-    s.flags = TND_STEP_COMMIT;
+    s.n_groups = 1;
+    s.groups = &group;
     s.n_rows = n;
     s.rows = rows.data();
     t.check(tnd_step_run(t.e, &s));

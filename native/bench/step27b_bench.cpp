@@ -201,6 +201,7 @@ class Target {
     tnd_get_info(e_, &info);
     kv_bytes_ = static_cast<double>(info.kv_bytes_per_token);
     state_bytes_ = static_cast<double>(info.state_bytes_per_sequence);
+    prompt_rows_ = info.prompt_rows;
     check(e_, tnd_sequence_create(e_, &sequence_), "sequence");
     tnd_sampler sampler{};  // every row is sampled as a chat would
     sampler.struct_size = sizeof sampler;
@@ -255,7 +256,7 @@ class Target {
       const int n = std::min(chunk, tokens - done);
       make_rows(n, [](int i) { return i - 1; });
       for (int i = 0; i + 1 < n; ++i) rows_[static_cast<size_t>(i)].want = 0;
-      step(TND_STEP_COMMIT);
+      step(n > prompt_rows_ && prompt_rows_ > 0 ? TND_GROUP_PROMPT : TND_GROUP_DECODE, TND_GROUP_COMMIT);
       length_ += n;
       done += n;
     }
@@ -265,7 +266,7 @@ class Target {
   double plain() {
     const double start = now_ms();
     make_rows(1, [](int) { return -1; });
-    step(TND_STEP_COMMIT);
+    step(TND_GROUP_DECODE, TND_GROUP_COMMIT);
     ++length_;
     return now_ms() - start;
   }
@@ -278,7 +279,7 @@ class Target {
       for (tnd_row& row : rows_) row.want |= TND_WANT_FEATURES;
       features_.resize(rows_.size() * static_cast<size_t>(feature_width_));
     }
-    step(0);
+    step(TND_GROUP_DECODE, 0);
     std::vector<int32_t> path;  // the first branch
     for (int32_t row = 0, i = 0; i < keep && row >= 0; ++i) {
       path.push_back(row);
@@ -288,7 +289,8 @@ class Target {
       }
       row = child;
     }
-    check(e_, tnd_commit(e_, sequence_, path.data(), static_cast<int32_t>(path.size())), "commit");
+    rows_.clear();
+    step(0, 0, path);
     length_ += static_cast<int>(path.size());
     return now_ms() - start;
   }
@@ -302,15 +304,19 @@ class Target {
       const int position = p < 0 ? length_ : rows_[static_cast<size_t>(p)].position + 1;
       random_ = random_ * 1664525u + 1013904223u;
       const auto token = static_cast<int32_t>((random_ >> 8) % static_cast<uint32_t>(shape_.vocab));
-      rows_[static_cast<size_t>(i)] = tnd_row{sequence_, token, position, p, TND_WANT_TOKEN, 0, 0, -1};
+      rows_[static_cast<size_t>(i)] = tnd_row{token, position, p, TND_WANT_TOKEN, 0, 0, -1};
     }
     tokens_.resize(rows_.size());
   }
 
-  void step(uint32_t flags) {
+  // Commits a path of the pending rows, then runs rows_.
+  void step(uint32_t kind, uint32_t flags, const std::vector<int32_t>& path = {}) {
+    const tnd_group group{sequence_,   static_cast<int32_t>(rows_.size()), kind, flags,
+                          path.data(), static_cast<int32_t>(path.size()),  0,    0};
     tnd_step s{};
     s.struct_size = sizeof s;
-    s.flags = flags;
+    s.n_groups = 1;
+    s.groups = &group;
     s.n_rows = static_cast<int32_t>(rows_.size());
     s.rows = rows_.data();
     s.tokens = tokens_.data();
@@ -325,6 +331,7 @@ class Target {
   int32_t sequence_ = -1;
   int length_ = 0;
   double kv_bytes_ = 0, state_bytes_ = 0;
+  int32_t prompt_rows_ = 0;
   uint32_t random_ = 1;
   int feature_width_ = 0;
   std::vector<tnd_row> rows_;

@@ -1,8 +1,9 @@
 // Times whole steps of a target engine through the C ABI: rows of a tree on top of a context, plain decoding, prefill
 // by chunk, and the share of every phase. Usage:
-//   step_bench [model.gguf] [threads] [what] [draft.gguf]      what: rows, plain, prefill or all (default)
+//   step_bench [model.gguf] [threads] [what] [draft.gguf]      what: rows, plain, prefill, mixed or all (default)
 // With a draft every row also gives its fused features, as when that draft is attached; plain decoding is timed without
-// them, with them at once and with them kept and read many at a time.
+// them, with them at once and with them kept and read many at a time. mixed: a prompt's piece of 512 rows beside rows
+// of 8 other sequences in one step, against both apart.
 // The default model is the demonstration target, run from the root of the repository. Each figure is the median of many
 // runs, so that other work on the machine disturbs little.
 #include <algorithm>
@@ -43,6 +44,7 @@ struct Runner {
   tnd_engine* e = nullptr;
   int32_t vocab = 0, sequence = -1, length = 0;
   uint32_t seed = 1;
+  int32_t prompt_rows = 0;   // above these a piece of a prompt states that it is one; 0: never
   uint64_t feature_row = 0;  // bytes of a row's fused features; 0 = none are wanted
 
   // Captures for the draft of the file and fuses.
@@ -74,18 +76,25 @@ struct Runner {
     return static_cast<int32_t>(seed >> 8) % (vocab - 64);
   }
 
+  // The contract of a prompt's piece.
+  uint32_t kind(int count) const {
+    return prompt_rows > 0 && count > prompt_rows ? TND_GROUP_PROMPT : TND_GROUP_DECODE;
+  }
+
   // Commits n random tokens in chunks; returns the time in us.
   double prefill(int n, int chunk) {
     const double start = now_us();
     for (int done = 0; done < n;) {
       const int count = std::min(chunk, n - done);
       std::vector<tnd_row> rows(static_cast<size_t>(count));
-      for (int i = 0; i < count; ++i) rows[i] = tnd_row{sequence, next_token(), length + i, i - 1, 0, 0, 0, -1};
+      for (int i = 0; i < count; ++i) rows[i] = tnd_row{next_token(), length + i, i - 1, 0, 0, 0, -1};
       std::vector<int32_t> tokens(static_cast<size_t>(count));
       rows.back().want = TND_WANT_TOKEN;
+      const tnd_group group{sequence, count, kind(count), TND_GROUP_COMMIT, nullptr, 0, 0, 0};
       tnd_step step{};
       step.struct_size = sizeof step;
-      step.flags = TND_STEP_COMMIT;
+      step.n_groups = 1;
+      step.groups = &group;
       step.n_rows = count;
       step.rows = rows.data();
       step.tokens = tokens.data();
@@ -103,12 +112,15 @@ struct Runner {
     for (int i = 0; i < n; ++i) {
       const int parent = tree && i >= 3 && i % 3 == 0 ? i - 3 : i - 1;
       const int position = parent < 0 ? length : rows[parent].position + 1;
-      rows[i] = tnd_row{sequence, next_token(), position, parent, TND_WANT_TOKEN, 0, 0, -1};
+      rows[i] = tnd_row{next_token(), position, parent, TND_WANT_TOKEN, 0, 0, -1};
       if (feature_row > 0) rows[i].want |= TND_WANT_FEATURES;
     }
     std::vector<uint8_t> features(static_cast<size_t>(n) * feature_row);
+    const tnd_group group{sequence, n, TND_GROUP_DECODE, 0, nullptr, 0, 0, 0};
     tnd_step step{};
     step.struct_size = sizeof step;
+    step.n_groups = 1;
+    step.groups = &group;
     step.n_rows = n;
     step.rows = rows.data();
     step.tokens = tokens.data();
@@ -127,11 +139,13 @@ struct Runner {
     std::vector<uint8_t> features(TND_KEPT_ROWS * feature_row);
     const double start = now_us();
     for (int i = 0; i < TND_KEPT_ROWS; ++i) {
-      const tnd_row row{sequence, next_token(), length, -1, TND_WANT_TOKEN | want, 0, 0, -1};
+      const tnd_row row{next_token(), length, -1, TND_WANT_TOKEN | want, 0, 0, -1};
+      const tnd_group group{sequence, 1, TND_GROUP_DECODE, TND_GROUP_COMMIT, nullptr, 0, 0, 0};
       int32_t token;
       tnd_step step{};
       step.struct_size = sizeof step;
-      step.flags = TND_STEP_COMMIT;
+      step.n_groups = 1;
+      step.groups = &group;
       step.n_rows = 1;
       step.rows = &row;
       step.tokens = &token;
@@ -141,11 +155,43 @@ struct Runner {
       ++length;
     }
     if ((want & TND_WANT_KEEP) != 0) {
-      check(e,
-            tnd_features_read(e, sequence, length - TND_KEPT_ROWS, TND_KEPT_ROWS, TND_FEATURE_FUSED_BF16,
-                              features.data()),
-            "kept features");
+      const tnd_group group{sequence, 0, 0, 0, nullptr, 0, length - TND_KEPT_ROWS, TND_KEPT_ROWS};
+      tnd_step step{};
+      step.struct_size = sizeof step;
+      step.n_groups = 1;
+      step.groups = &group;
+      step.feature_encoding = TND_FEATURE_FUSED_BF16;
+      step.features = features.data();
+      check(e, tnd_step_run(e, &step), "kept features");
     }
+    return now_us() - start;
+  }
+
+  // One step: a prompt's piece of `piece` rows (0 = none) for an empty sequence, and a row of each of the others, whose
+  // lengths are `context`; us.
+  double mixed(int piece, const std::vector<int32_t>& others, int context) {
+    std::vector<tnd_row> rows;
+    std::vector<tnd_group> groups;
+    if (piece > 0) {
+      groups.push_back(tnd_group{sequence, piece, kind(piece), TND_GROUP_COMMIT, nullptr, 0, 0, 0});
+      for (int i = 0; i < piece; ++i) rows.push_back(tnd_row{next_token(), i, i - 1, 0, 0, 0, -1});
+      rows.back().want = TND_WANT_TOKEN;
+    }
+    for (const int32_t other : others) {
+      groups.push_back(tnd_group{other, 1, TND_GROUP_DECODE, 0, nullptr, 0, 0, 0});
+      rows.push_back(tnd_row{next_token(), context, -1, TND_WANT_TOKEN, 0, 0, -1});
+    }
+    std::vector<int32_t> tokens(rows.size());
+    tnd_step step{};
+    step.struct_size = sizeof step;
+    step.n_groups = static_cast<int32_t>(groups.size());
+    step.groups = groups.data();
+    step.n_rows = static_cast<int32_t>(rows.size());
+    step.rows = rows.data();
+    step.tokens = tokens.data();
+    check(e, tnd_sequence_truncate(e, sequence, 0), "truncate");
+    const double start = now_us();
+    check(e, tnd_step_run(e, &step), "mixed step");
     return now_us() - start;
   }
 
@@ -180,6 +226,8 @@ int main(int argc, char** argv) {
   const char* path = argc > 1 ? argv[1] : "models/tandem-tiny-target-q4_k_m.gguf";
   const int threads = argc > 2 ? std::atoi(argv[2]) : 2;
   const std::string what = argc > 3 ? argv[3] : "all";
+  const bool all = what == "all";
+  constexpr int kPiece = 512, kOthers = 8;
   tnd_open_options o{};
   o.struct_size = sizeof o;
   o.role = TND_ROLE_TARGET;
@@ -187,6 +235,10 @@ int main(int argc, char** argv) {
   o.threads = threads;
   o.max_context = 16384;
   o.kv_type_k = o.kv_type_v = TND_KV_DEFAULT;
+  if (all || what == "mixed") {
+    o.max_sequences = 1 + kOthers;
+    o.max_batch_rows = kPiece + kOthers;
+  }
   Runner r;
   char error[512];
   if (tnd_open(&o, &r.e, error, sizeof error) != TND_OK) {
@@ -197,12 +249,12 @@ int main(int argc, char** argv) {
   info.struct_size = sizeof info;
   tnd_get_info(r.e, &info);
   r.vocab = info.vocab;
+  r.prompt_rows = info.prompt_rows;
   std::printf("%s on %s\n", info.name, info.device);
   check(r.e, tnd_sequence_create(r.e, &r.sequence), "sequence");
 
   if (argc > 4) r.attach(argv[4], path);
 
-  const bool all = what == "all";
   if (all || what == "rows") {
     r.prefill(200, 512);
     for (const int n : {1, 2, 4, 8, 16, 23, 32, 64}) {
@@ -262,6 +314,27 @@ int main(int argc, char** argv) {
                   median(times), n / median(times) * 1e6, n / best * 1e6, (cpu_us() - cpu) / runs);
       print_phases(before, r.stats(), runs);
     }
+  }
+  if (all || what == "mixed") {
+    constexpr int kTurns = 15, kContext = 200;
+    std::vector<int32_t> others(kOthers);
+    for (int32_t& other : others) {
+      check(r.e, tnd_sequence_create(r.e, &other), "sequence");
+      std::swap(r.sequence, other);
+      r.length = 0;
+      r.prefill(kContext, kPiece);
+      std::swap(r.sequence, other);
+    }
+    std::vector<double> piece, rows, both, ratio;
+    for (int turn = 0; turn < kTurns; ++turn) {  // in turn, so that a slow second hits all of them
+      piece.push_back(r.mixed(kPiece, {}, kContext));
+      both.push_back(r.mixed(kPiece, others, kContext));
+      rows.push_back(r.mixed(0, others, kContext));
+      ratio.push_back(both.back() / (piece.back() + rows.back()));
+    }
+    std::printf(
+        "piece of %d rows %.0f us, %d rows %.0f us, in one step %.0f us: %.3f of both apart (median of turns)\n",
+        kPiece, median(piece), kOthers, median(rows), median(both), median(ratio));
   }
   tnd_close(r.e);
   return 0;

@@ -145,7 +145,7 @@ TEST(a_shard_may_have_no_attention) {
   Engine e(data_file("rand-onelayer-bf16.gguf"), o);
   REQUIRE(e.handle() != nullptr);
   StepIn in;
-  in.rows = e.rows(e.sequence(), {1, 2}, {-1, 0}, 0);
+  in.groups = {e.rows(e.sequence(), {1, 2}, {-1, 0}, 0)};
   CHECK_EQ(e.run_ok(in).hidden.size(), size_t{512});
   CHECK_EQ(e.info().kv_bytes_per_token, uint64_t{0});
 }

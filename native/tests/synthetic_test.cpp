@@ -70,10 +70,9 @@ TEST(the_loader_runs_them) {
       CHECK_EQ(engine.info().vocab, 512);
       CHECK_EQ(std::string(engine.info().name), shape.name);
       test::StepIn in;
-      const int32_t sequence = engine.sequence();
-      for (int32_t i = 0; i < 8; ++i) {
-        in.rows.push_back({sequence, i * 37, i, i - 1, TND_WANT_TOKEN | TND_WANT_LOGITS, 0, 0, -1});
-      }
+      std::vector<int32_t> tokens;
+      for (int32_t i = 0; i < 8; ++i) tokens.push_back(i * 37);
+      in.groups = {engine.rows(engine.sequence(), tokens, test::Engine::chain(8), TND_WANT_TOKEN | TND_WANT_LOGITS)};
       const test::StepOut out = engine.run(in);
       REQUIRE(out.status == TND_OK);
       // Random, but neither constant nor overflowing: a spread that a softmax can live with.
