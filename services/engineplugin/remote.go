@@ -14,6 +14,7 @@ import (
 
 	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/shmstream"
 	"github.com/tandem-inference/tandem/services/tensorwire"
 )
 
@@ -98,7 +99,11 @@ func OpenRemote(ctx context.Context, conn grpc.ClientConnInterface, options Open
 	streamCtx, stop := context.WithCancel(context.Background())
 	r.stop = stop
 	r.open = func() (*line, error) {
-		stream, err := r.client.Run(streamCtx)
+		var options []grpc.CallOption
+		if r.info.Concurrent { // its steps may wait for long
+			options = append(options, shmstream.Stay())
+		}
+		stream, err := r.client.Run(streamCtx, options...)
 		if err != nil {
 			return nil, err
 		}

@@ -146,7 +146,7 @@ func (c *conn) hide() {
 // call's options bounds what is received either way.
 func ClientInterceptor(methods ...string) grpc.StreamClientInterceptor {
 	return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-		if !slices.Contains(methods, method) {
+		if !slices.Contains(methods, method) || slices.ContainsFunc(opts, stays) {
 			return streamer(ctx, desc, cc, method, opts...)
 		}
 		r, err := newRegion()
@@ -170,6 +170,13 @@ func ClientInterceptor(methods ...string) grpc.StreamClientInterceptor {
 		return s, nil
 	}
 }
+
+// Stay keeps a stream with gRPC: one that mostly waits is better off there, for a reader of shared memory sleeps in a system call.
+func Stay() grpc.CallOption { return stay{} }
+
+type stay struct{ grpc.EmptyCallOption }
+
+func stays(o grpc.CallOption) bool { _, ok := o.(stay); return ok }
 
 // mostReceived is the largest message in bytes that the options of a call allow.
 func mostReceived(opts []grpc.CallOption) int {

@@ -12,6 +12,7 @@ import (
 	"net"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -139,6 +140,7 @@ func TestEcho(t *testing.T) {
 		"both":        {with, from, true},
 		"only client": {nil, from, false},
 		"only server": {with, nil, false},
+		"stays":       {with, append(slices.Clone(from), grpc.WithDefaultCallOptions(Stay())), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn := serve(t, echo, c.server, c.client)
