@@ -30,7 +30,8 @@ func (hourly) Pace(t enginefake.Text) (token, first time.Duration) {
 	return 0, 0
 }
 
-// TestConcurrentSteps: behind a connection, too, an engine whose steps run at the same time waits for all its sequences at once.
+// TestConcurrentSteps: behind a connection, too, an engine whose steps run at the same time waits for all its sequences
+// at once.
 func TestConcurrentSteps(t *testing.T) {
 	opener := &wired{t, enginefake.New(enginefake.Options{Text: hourly{}})}
 	const slow = 40

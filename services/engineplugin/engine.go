@@ -59,7 +59,8 @@ type Info struct {
 	StateBytesPerSequence              uint64
 	// Numerics names the engine's arithmetic: backend, kind of device, versions of the sets of kernels with bits of their own.
 	Numerics string
-	// PromptRows is 0 when both kinds of groups have the same bits; else a prompt piece of more rows is stated as KindPrompt.
+	// PromptRows is 0 when both kinds of groups have the same bits; else a prompt piece of more rows is stated as
+	// KindPrompt.
 	PromptRows int
 	// Concurrent reports that steps of different sequences run at the same time: nothing is gained by joining them.
 	Concurrent bool
@@ -116,9 +117,9 @@ const (
 	KindPrompt GroupKind = 1 // rows of a prompt piece; needs Commit
 )
 
-// Group is one sequence in a Step, tnd_group. First Path is committed and the other pending rows of the sequence are dropped, then
-// Kept is read, then the rows run behind the new tip. A sequence occurs at most once in a step; one that no group names is not
-// touched.
+// Group is one sequence in a Step, tnd_group. First Path is committed and the other pending rows of the sequence are
+// dropped, then Kept is read, then the rows run behind the new tip. A sequence occurs at most once in a step; one that
+// no group names is not touched.
 type Group struct {
 	Sequence Sequence
 	Rows     int // of Step.Rows, after those of the groups before; may be 0
@@ -135,8 +136,9 @@ type KeptRange struct {
 }
 
 // Step is one call over the groups of one or more sequences. What it asks for is checked before anything changes: after
-// INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED and FAILED_PRECONDITION every sequence is as it was. When a step fails
-// otherwise, or is cancelled, the paths are committed, nothing is pending, and the sequences of committing groups are broken.
+// INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED and FAILED_PRECONDITION every sequence is as it was. When a step
+// fails otherwise, or is cancelled, the paths are committed, nothing is pending, and the sequences of committing groups
+// are broken.
 type Step struct {
 	Groups   []Group
 	Rows     []Row // group by group

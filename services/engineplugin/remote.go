@@ -53,8 +53,8 @@ type line struct {
 	watch  *CallWatch
 }
 
-// runLines is how many requests are in flight at a time: enough to hide the way there and back behind a short step. An engine
-// whose steps run at the same time has one more for each of its sequences, opened when it is first needed.
+// runLines is how many requests are in flight at a time: enough to hide the way there and back behind a short step. An
+// engine whose steps run at the same time has one more for each of its sequences, opened when it is first needed.
 const runLines = 8
 
 // mostLines bounds the lines to an engine.

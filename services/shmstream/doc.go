@@ -4,9 +4,9 @@
 // them waits to be woken. A hop through here is a copy into a ring and one futex call. What is sent stays the same: the bytes
 // that the stream's codec would put on the wire.
 //
-// The two interceptors are all there is to use; methods that are not named, streams that Stay, and peers that know nothing of this package or
-// cannot see the memory (another host, container or user), stay with gRPC. Interceptors chained before them see the stream's
-// beginning and end, not its messages.
+// The two interceptors are all there is to use; methods that are not named, streams that Stay, and peers that know
+// nothing of this package or cannot see the memory (another host, container or user), stay with gRPC. Interceptors
+// chained before them see the stream's beginning and end, not its messages.
 //
 // # How a stream moves
 //

@@ -171,7 +171,8 @@ func ClientInterceptor(methods ...string) grpc.StreamClientInterceptor {
 	}
 }
 
-// Stay keeps a stream with gRPC: one that mostly waits is better off there, for a reader of shared memory sleeps in a system call.
+// Stay keeps a stream with gRPC: one that mostly waits is better off there, for a reader of shared memory sleeps in a
+// system call.
 func Stay() grpc.CallOption { return stay{} }
 
 type stay struct{ grpc.EmptyCallOption }

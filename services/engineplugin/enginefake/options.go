@@ -43,11 +43,11 @@ type Options struct {
 	Next func(history []int32) (token int32, ok bool)
 	// Histories, shared between target and draft, lets a draft follow Next.
 	Histories *Histories
-	// PromptRows > 0 gives groups of KindPrompt bits of their own, as GPUs do: every logit after one is larger by 1/4096 of itself.
-	// Info reports the number.
+	// PromptRows > 0 gives groups of KindPrompt bits of their own, as GPUs do: every logit after one is larger by
+	// 1/4096 of itself. Info reports the number.
 	PromptRows int
-	// Text is a model of texts in place of the hash; Accept, EOS, Next and Histories are of no use then. Steps take as long as its
-	// pace says, each sequence's on its own.
+	// Text is a model of texts in place of the hash; Accept, EOS, Next and Histories are of no use then. Steps take as
+	// long as its pace says, each sequence's on its own.
 	Text TextModel
 	// CheckFile says whether a path names a file of use; nil = every path does that does not contain "missing".
 	CheckFile func(field, path string) error

@@ -124,8 +124,8 @@ const tick = 10 * time.Millisecond
 
 func ceil(d, unit time.Duration) time.Duration { return (d + unit - 1) / unit * unit }
 
-// pace is how long the step takes for a group, whose sequence keeps a time table of its own. A sequence without a sampler has none: it
-// is of no request.
+// pace is how long the step takes for a group, whose sequence keeps a time table of its own. A sequence without a
+// sampler has none: it is of no request.
 func (e *Engine) pace(g *group, result *engineplugin.StepResult, now time.Time) time.Duration {
 	s, longest := g.s, time.Duration(0)
 	for k := range g.rows {

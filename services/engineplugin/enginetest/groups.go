@@ -19,7 +19,8 @@ func (s *suite) piece(e engineplugin.Engine, q engineplugin.Sequence, tokens []i
 	return r
 }
 
-// atomicErrors: a step that is refused for its last group leaves all sequences as they were, with what they have pending and kept.
+// atomicErrors: a step that is refused for its last group leaves all sequences as they were, with what they have
+// pending and kept.
 func (s *suite) atomicErrors() {
 	e := s.target()
 	s.ok(e.SetCapture(s.ctx, []int32{0}))
@@ -181,7 +182,8 @@ type part struct {
 	length int
 }
 
-// mixes: a row has the bits of its group alone, a sequence the state, whatever groups are beside it. Joint steps are wider than trees.
+// mixes: a row has the bits of its group alone, a sequence the state, whatever groups are beside it. Joint steps are
+// wider than trees.
 func (s *suite) mixes() {
 	e := s.target()
 	s.ok(e.SetCapture(s.ctx, []int32{0}))
@@ -259,7 +261,8 @@ func (s *suite) drawPart(e engineplugin.Engine, p *part, most int) {
 	}
 }
 
-// runParts runs the pending rows of parts, then their groups, in one step each, and returns bits of rows and kept features by part.
+// runParts runs the pending rows of parts, then their groups, in one step each, and returns bits of rows and kept
+// features by part.
 func (s *suite) runParts(e engineplugin.Engine, parts []part) (rows [][]row, read []string) {
 	s.Helper()
 	r := &engineplugin.StepResult{}

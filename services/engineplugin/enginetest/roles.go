@@ -401,8 +401,8 @@ func (s *suite) cancel() {
 	s.same("after cancelled steps", before, s.probe(e, q))
 }
 
-// cancelPrefill: the cancel of a step either comes too late or breaks the sequences that it was to commit rows of, for all but free,
-// restore and import. The others are whole.
+// cancelPrefill: the cancel of a step either comes too late or breaks the sequences that it was to commit rows of, for
+// all but free, restore and import. The others are whole.
 func (s *suite) cancelPrefill() {
 	e := s.target()
 	q, other := s.sequence(e), s.sequence(e)

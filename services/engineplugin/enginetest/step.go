@@ -267,7 +267,8 @@ func (s *suite) manySequences() {
 	for i := range step.Rows {
 		s.same(fmt.Sprintf("row %d of all sequences", i), alone[i], rowBits(r, i, len(step.Rows)))
 	}
-	// Paths are indices within the sequence's group, wherever that was in the step. Here the groups come in another order.
+	// Paths are indices within the sequence's group, wherever that was in the step. Here the groups come in another
+	// order.
 	step = &engineplugin.Step{}
 	paths := make([][]int32, n)
 	for i := n - 1; i >= 0; i-- {

@@ -12,8 +12,8 @@ import (
 // blocks is used up to it.
 const MaxBlock = ddtree.MaxNodes + 1
 
-// rowBins are the row counts at which verify times are kept; between them times are interpolated. More rows than the last cost in
-// proportion.
+// rowBins are the row counts at which verify times are kept; between them times are interpolated. More rows than the
+// last cost in proportion.
 var rowBins = [...]int{1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256, 512}
 
 const (

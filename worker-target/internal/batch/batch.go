@@ -202,7 +202,8 @@ func (e *Engine) await(p *part) {
 	}
 }
 
-// joins reports whether a step may run together with others. Prompt pieces run alone: what they cost beside decode rows is not known.
+// joins reports whether a step may run together with others. Prompt pieces run alone: what they cost beside decode rows
+// is not known.
 func (e *Engine) joins(s *engineplugin.Step) bool {
 	if len(s.Rows) == 0 || size(s) > e.rows || len(s.HiddenIn) > 0 {
 		return false

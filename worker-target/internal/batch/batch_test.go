@@ -324,7 +324,8 @@ func newStep(t *testing.T, e engineplugin.Engine, rows int) *engineplugin.Step {
 	return step
 }
 
-// TestRowsOfJointSteps: steps are joined up to the most rows of a step, which are more than those of a tree; prompt pieces run alone.
+// TestRowsOfJointSteps: steps are joined up to the most rows of a step, which are more than those of a tree; prompt
+// pieces run alone.
 func TestRowsOfJointSteps(t *testing.T) {
 	e := New(fake(t, enginefake.Options{}), free)
 	var steps []*engineplugin.Step

@@ -31,8 +31,9 @@ func (r *recorder) Step(ctx context.Context, step *engineplugin.Step, result *en
 	return r.counting.Step(ctx, step, result)
 }
 
-// TestKindsAreStated: prompt pieces of many rows have the prompt contract, short ones, replayed tokens and rounds that of decoding.
-// What known tokens and plain rounds run is committed at once; a round of several rows leaves its path to the next.
+// TestKindsAreStated: prompt pieces of many rows have the prompt contract, short ones, replayed tokens and rounds that
+// of decoding. What known tokens and plain rounds run is committed at once; a round of several rows leaves its path to
+// the next.
 func TestKindsAreStated(t *testing.T) {
 	type group = engineplugin.Group
 	prompt := func(rows int) group {

@@ -197,8 +197,8 @@ func (r *run) replay(ctx context.Context) error {
 	return nil
 }
 
-// feed commits a chain of known tokens by the prepared step and returns how many they were: prepare completes a token's row and may
-// end the chain with it.
+// feed commits a chain of known tokens by the prepared step and returns how many they were: prepare completes a token's
+// row and may end the chain with it.
 func (r *run) feed(ctx context.Context, tokens []int32, prepare func(i int, row *engineplugin.Row) (end bool, err error)) (int, error) {
 	featured := 0
 	for i, token := range tokens {
@@ -236,7 +236,8 @@ func (r *run) feed(ctx context.Context, tokens []int32, prepare func(i int, row 
 	return n, nil
 }
 
-// startStep prepares a step that first commits the accepted path of the one before, unless that one committed its rows itself.
+// startStep prepares a step that first commits the accepted path of the one before, unless that one committed its rows
+// itself.
 func (r *run) startStep() {
 	next := engineplugin.Group{Sequence: r.seq}
 	if !r.group[0].Commit {

@@ -46,7 +46,8 @@ func (e *engine) Step(ctx context.Context, step *engineplugin.Step, result *engi
 // wanted is how many rows want what; features counts kept ones as well.
 type wanted struct{ tokens, tops, logits, features, scores, stride int }
 
-// prepare sizes the outputs and fills e.step. What the library can see it checks itself; here is what buffers are sized by.
+// prepare sizes the outputs and fills e.step. What the library can see it checks itself; here is what buffers are sized
+// by.
 func (e *engine) prepare(step *engineplugin.Step, result *engineplugin.StepResult) error {
 	i := &e.info // only calls that hold the turn change it
 	n := len(step.Rows)

@@ -2693,8 +2693,8 @@ func (x *Step) GetGroups() []*Group {
 	return nil
 }
 
-// Group is tnd_group: one sequence in a step. First a path of the rows that its last step left pending is committed and the
-// others are dropped, then kept features are read, then the group's rows run behind the new tip.
+// Group is tnd_group: one sequence in a step. First a path of the rows that its last step left pending is committed and
+// the others are dropped, then kept features are read, then the group's rows run behind the new tip.
 type Group struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Sequence int32                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
@@ -2705,7 +2705,8 @@ type Group struct {
 	Commit bool `protobuf:"varint,4,opt,name=commit,proto3" json:"commit,omitempty"`
 	// Rows to commit, by index within the sequence's group of its last step.
 	Path []int32 `protobuf:"varint,5,rep,packed,name=path,proto3" json:"path,omitempty"`
-	// Committed positions [kept_position, kept_position + kept_rows), path included, whose rows wanted their features kept.
+	// Committed positions [kept_position, kept_position + kept_rows), path included, whose rows wanted their features
+	// kept.
 	KeptPosition  int32 `protobuf:"zigzag32,6,opt,name=kept_position,json=keptPosition,proto3" json:"kept_position,omitempty"`
 	KeptRows      int32 `protobuf:"zigzag32,7,opt,name=kept_rows,json=keptRows,proto3" json:"kept_rows,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3112,7 +3113,8 @@ type RunResponse struct {
 	//	*RunResponse_Step
 	//	*RunResponse_Propose
 	Output isRunResponse_Output `protobuf_oneof:"output"`
-	// Step: features (kept ones of all groups in order, then those of rows), then hidden_out f32 [rows, hidden], then logits f32 [rows that want them, vocab]. Little-endian.
+	// Step: features (kept ones of all groups in order, then those of rows), then hidden_out f32 [rows, hidden], then
+	// logits f32 [rows that want them, vocab]. Little-endian.
 	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
