@@ -326,12 +326,18 @@ int main(int argc, char** argv) {
       std::swap(r.sequence, other);
     }
     std::vector<double> piece, rows, both, ratio;
+    std::vector<tnd_stat> phases[4];
     for (int turn = 0; turn < kTurns; ++turn) {  // in turn, so that a slow second hits all of them
+      phases[0] = r.stats();
       piece.push_back(r.mixed(kPiece, {}, kContext));
+      phases[1] = r.stats();
       both.push_back(r.mixed(kPiece, others, kContext));
+      phases[2] = r.stats();
       rows.push_back(r.mixed(0, others, kContext));
+      phases[3] = r.stats();
       ratio.push_back(both.back() / (piece.back() + rows.back()));
     }
+    for (int i = 0; i < 3; ++i) print_phases(phases[i], phases[i + 1], 1);  // of the last turn
     std::printf(
         "piece of %d rows %.0f us, %d rows %.0f us, in one step %.0f us: %.3f of both apart (median of turns)\n",
         kPiece, median(piece), kOthers, median(rows), median(both), median(ratio));

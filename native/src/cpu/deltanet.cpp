@@ -94,10 +94,12 @@ void CpuBackend::recur(const DeltaLayer& w, int layer, std::span<const DeltaGrou
   const RowKernels& kernels = row_kernels();
   const DeltaShape& shape = w.shape;
   const int64_t conv_dim = shape.conv_dim(), key_dim = shape.key_dim(), value_dim = shape.value_dim();
-  const int tasks_per_group = shape.nv * kSlices;
-  pool_.run(tasks_per_group * static_cast<int>(groups.size()), [&](int task, int worker) {
-    const DeltaGroup& g = groups[static_cast<size_t>(task / tasks_per_group)];
-    const int head = task % tasks_per_group / kSlices, slice = task % kSlices;
+  // Groups in turn: neighbouring tasks go to one thread, which must not get a prompt's piece alone while others get
+  // rows.
+  const int n_groups = static_cast<int>(groups.size());
+  pool_.run(shape.nv * kSlices * n_groups, [&](int task, int worker) {
+    const DeltaGroup& g = groups[static_cast<size_t>(task % n_groups)];
+    const int head = task / n_groups / kSlices, slice = task / n_groups % kSlices;
     float* committed = g.states[layer].s + (int64_t{head} * kSlices + slice) * kSliceElems;
     float* saved = states_ + int64_t{worker} * limits_.state_slots * kSliceElems;
     const int64_t key = int64_t{head % shape.nk} * kDeltaDim;
