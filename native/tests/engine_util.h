@@ -37,6 +37,7 @@ struct StepOut {
   tnd_status status = TND_OK;
   std::vector<int32_t> tokens, top_ids;
   std::vector<float> logprobs, scores, logits, top_logprobs, hidden;
+  std::vector<uint16_t> hidden_bf16;
   std::vector<float> features;  // f32 encodings
   std::vector<uint16_t> features_bf16;
 };
@@ -61,6 +62,7 @@ struct StepIn {
   int feature_width = 0;
   int hidden_encoding = TND_HIDDEN_F32;
   std::vector<float> hidden;
+  std::vector<uint16_t> hidden_bf16;  // as hidden_encoding says
 };
 
 class Engine {
@@ -160,7 +162,8 @@ class Engine {
     } else {
       out.features.resize(width);
     }
-    if (info_.layer_last < info_.n_layers) out.hidden.resize(n * hidden);
+    const bool half = in.hidden_encoding == TND_HIDDEN_BF16;
+    if (info_.layer_last < info_.n_layers) half ? out.hidden_bf16.resize(n * hidden) : out.hidden.resize(n * hidden);
     tnd_step s{};
     s.struct_size = sizeof s;
     s.n_groups = static_cast<int32_t>(groups.size());
@@ -171,6 +174,10 @@ class Engine {
     s.masks = in.masks.empty() ? nullptr : in.masks.data();
     s.hidden_in = in.hidden.empty() ? nullptr : in.hidden.data();
     s.hidden_out = out.hidden.empty() ? nullptr : out.hidden.data();
+    if (half) {
+      s.hidden_in = in.hidden_bf16.empty() ? nullptr : in.hidden_bf16.data();
+      s.hidden_out = out.hidden_bf16.empty() ? nullptr : out.hidden_bf16.data();
+    }
     s.hidden_encoding = in.hidden_encoding;
     s.tokens = out.tokens.data();
     s.logprobs = out.logprobs.data();

@@ -6,6 +6,7 @@
 #include <memory>
 #include <thread>
 
+#include "core/fp.h"
 #include "engine_util.h"
 #include "synthetic_model.h"
 
@@ -245,6 +246,47 @@ TEST(groups_of_shards_have_the_bits_of_groups_alone) {
       twins.compare(where);
     }
   }
+}
+
+// Residual streams of half the bytes are the others, rounded; taken in they are what they stand for.
+TEST(shards_may_hand_on_bfloat16) {
+  const auto model = small_model(Mix::kQ8_0);
+  REQUIRE(model != nullptr);
+  Engine front(model->path(), options(0, 2)), back(model->path(), options(2, 4));
+  REQUIRE(front.handle() != nullptr && back.handle() != nullptr);
+  Rng rng(59);
+  // A tree, whose rows are in another order inside, beside a prompt's piece, which comes first inside.
+  const std::vector<int32_t> parents = {-1, 0, 0, 1, 2, 1}, tokens = random_tokens(&rng, 6, kVocab),
+                             piece = random_tokens(&rng, 9, kVocab);
+  const auto step = [&](const Engine& e, uint32_t want) {
+    const int32_t tree = e.sequence(), prompt = e.sequence();
+    StepIn in;
+    in.groups = {e.rows(tree, tokens, parents, want), e.rows(prompt, piece, Engine::chain(piece.size()), want)};
+    in.groups[1].kind = TND_GROUP_PROMPT;
+    in.groups[1].flags = TND_GROUP_COMMIT;
+    return in;
+  };
+  StepIn in = step(front, 0);
+  const std::vector<float> full = front.run_ok(in).hidden;
+  in = step(front, 0);
+  in.hidden_encoding = TND_HIDDEN_BF16;
+  const std::vector<uint16_t> half = front.run_ok(in).hidden_bf16;
+  REQUIRE(full.size() == 15 * 256 && half.size() == full.size());
+  std::vector<float> widened;
+  for (size_t i = 0; i < half.size(); ++i) {
+    CHECK_EQ(half[i], tnd::f32_to_bf16(full[i]));
+    widened.push_back(tnd::bf16_to_f32(half[i]));
+  }
+  in = step(back, TND_WANT_LOGITS);
+  in.hidden = widened;
+  const std::vector<float> want = back.run_ok(in).logits;
+  in = step(back, TND_WANT_LOGITS);
+  in.hidden_encoding = TND_HIDDEN_BF16;
+  in.hidden_bf16 = half;
+  CHECK(same_bits(back.run_ok(in).logits, want));
+  in = step(back, TND_WANT_LOGITS);
+  in.hidden = full;
+  CHECK(!same_bits(back.run_ok(in).logits, want));
 }
 
 // A prompt's piece that is cut at multiples of 64 of its rows is the whole piece, wherever it begins.

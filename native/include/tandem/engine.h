@@ -170,7 +170,10 @@ typedef struct tnd_row {
 #define TND_FEATURE_RAW_F32 3
 #define TND_FEATURE_FUSED_F32 4
 
-#define TND_HIDDEN_F32 0
+/* Encodings of the residual streams that shards hand on. */
+#define TND_HIDDEN_F32 0 /* as they are */
+#define TND_HIDDEN_BF16 \
+  1 /* half the bytes, rounded to nearest even: other bits than those of an engine with all layers */
 
 /*
  * One call over the groups of one or more sequences: it commits their paths, reads kept features and runs one forward

@@ -138,7 +138,7 @@ Status TargetRole::open() {
   feature_places_.reserve(2 * rows);
   counts_.assign(static_cast<size_t>(p_.vocab), 0);
   rope_host_.resize(rows * static_cast<size_t>(p_.rope_dims));
-  if (layer_first_ > 0) hidden_.resize(rows * static_cast<size_t>(p_.hidden));
+  if (layer_first_ > 0) hidden_.resize(rows * static_cast<size_t>(p_.hidden) * sizeof(float));
   angles_.init(static_cast<double>(p_.rope_theta), p_.rope_dims, max_context_);
   return Status();
 }
@@ -216,6 +216,11 @@ Status TargetRole::build(Arena& arena, int32_t max_context, const gguf::File& fi
   }
   c_.backend->plan_scratch(arena, limits);
   rope_ = arena.take_array<float>(Purpose::kScratch, static_cast<uint64_t>(o.max_batch_rows) * p_.rope_dims);
+
+  if (layer_last_ < p_.n_layers) {
+    hidden_out_ = arena.take_array<float>(Purpose::kScratch,
+                                          static_cast<uint64_t>(o.max_batch_rows) * static_cast<uint64_t>(p_.hidden));
+  }
 
   const DeltaShape shape = model_->delta_shape();
   sequences_.resize(static_cast<size_t>(o.max_sequences));

@@ -128,6 +128,8 @@ class TargetRole final : public Role {
   int64_t feature_width(int32_t encoding) const;
   uint64_t feature_row_bytes(int32_t encoding) const;
   void finish_step(const tnd_step& step);
+  uint64_t hidden_row_bytes(const tnd_step& step) const;
+  void download_hidden(const tnd_step& step);
   Status take_features(int32_t n_capture);
 
   OpenContext c_;
@@ -169,7 +171,9 @@ class TargetRole final : public Role {
   std::vector<DeltaGroup> delta_groups_;
   std::vector<AttentionRowPlan> attention_rows_;
   std::vector<AttentionGroupPlan> attention_groups_;
-  std::vector<float> rope_host_, hidden_;
+  std::vector<float> rope_host_;
+  std::vector<uint8_t> hidden_;  // rows of hidden_in in internal order
+  float* hidden_out_ = nullptr;  // backend [max_batch_rows, hidden]: rows of hidden_out; shards that end early
   RopeAngles angles_;
   float* rope_ = nullptr;  // backend [max_batch_rows, rope_dims]
   std::vector<HeadRow> head_rows_;

@@ -47,6 +47,7 @@ Status TargetRole::step(const tnd_step& step) {
   run.rows = step.n_rows;
   run.tokens = std::span<const int32_t>(tokens_).first(static_cast<size_t>(step.n_rows));
   run.hidden_in = layer_first_ > 0 ? hidden_.data() : nullptr;
+  run.hidden_bf16 = step.hidden_encoding == TND_HIDDEN_BF16;
   run.delta = delta_groups_;
   run.attention = AttentionPlan{attention_groups_, attention_rows_.data(), rope_};
   run.capture_layers = capture_;
@@ -250,7 +251,7 @@ Status TargetRole::check_outputs(const tnd_step& step) const {
     if (step.features == nullptr) return missing("features");
     TND_TRY(check_encoding(step.feature_encoding));
   }
-  if (step.hidden_encoding != TND_HIDDEN_F32) {
+  if (step.hidden_encoding != TND_HIDDEN_F32 && step.hidden_encoding != TND_HIDDEN_BF16) {
     return errorf(TND_INVALID_ARGUMENT, "hidden_encoding is %d", step.hidden_encoding);
   }
   if (layer_first_ > 0 && step.n_rows > 0 && step.hidden_in == nullptr) return missing("hidden_in");
@@ -340,6 +341,7 @@ void TargetRole::plan_step(const tnd_step& step) {
   feature_rows_.clear();
   feature_places_.clear();
   prompt_features_ = 0;
+  const uint64_t row_bytes = hidden_row_bytes(step);
   for (const int32_t index : plan_order_) {
     Group& g = groups_[static_cast<size_t>(index)];
     Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
@@ -375,10 +377,9 @@ void TargetRole::plan_step(const tnd_step& step) {
         prompt_features_ += g.prompt ? 1 : 0;
       }
       if (layer_first_ > 0) {
-        std::memcpy(
-            hidden_.data() + static_cast<int64_t>(to) * p_.hidden,
-            static_cast<const float*>(step.hidden_in) + (int64_t{g.given} + static_cast<int64_t>(i)) * p_.hidden,
-            static_cast<size_t>(p_.hidden) * sizeof(float));
+        std::memcpy(hidden_.data() + to * row_bytes,
+                    static_cast<const uint8_t*>(step.hidden_in) + (static_cast<size_t>(g.given) + i) * row_bytes,
+                    row_bytes);
       }
     }
     delta_groups_.push_back(DeltaGroup{g.first, g.count, g.commit, delta, s.states.data(), s.replay.data(), g.prompt});
@@ -507,6 +508,27 @@ void TargetRole::plan_head(const tnd_step& step) {
   }
 }
 
+uint64_t TargetRole::hidden_row_bytes(const tnd_step& step) const {
+  return static_cast<uint64_t>(p_.hidden) *
+         (step.hidden_encoding == TND_HIDDEN_BF16 ? sizeof(uint16_t) : sizeof(float));
+}
+
+// Hands out the residual streams in the caller's order, by one copy.
+void TargetRole::download_hidden(const tnd_step& step) {
+  const std::span<const int32_t> rows = std::span<const int32_t>(row_of_batch_).first(static_cast<size_t>(step.n_rows));
+  const float* from = model_->x();
+  if (!std::is_sorted(rows.begin(), rows.end())) {  // else they are in that order
+    c_.backend->copy_rows(from, p_.hidden, rows, {}, hidden_out_, p_.hidden);
+    from = hidden_out_;
+  }
+  const int64_t n = int64_t{step.n_rows} * p_.hidden;
+  if (step.hidden_encoding == TND_HIDDEN_BF16) {
+    c_.backend->download_bf16(static_cast<uint16_t*>(step.hidden_out), from, n);
+  } else {
+    c_.backend->download(static_cast<float*>(step.hidden_out), from, n);
+  }
+}
+
 // Results of a finished forward pass; then the rows become pending or, in a committing group, part of the sequence.
 void TargetRole::finish_step(const tnd_step& step) {
   PhaseTimer timer(c_.stats);
@@ -527,12 +549,7 @@ void TargetRole::finish_step(const tnd_step& step) {
     write_features(step);
     timer.mark(Counter::kFeatureNs);
   }
-  if (layer_last_ < p_.n_layers) {
-    for (int32_t i = 0; i < step.n_rows; ++i) {
-      c_.backend->download(static_cast<float*>(step.hidden_out) + int64_t{i} * p_.hidden,
-                           model_->x() + int64_t{row_of_batch_[static_cast<size_t>(i)]} * p_.hidden, p_.hidden);
-    }
-  }
+  if (layer_last_ < p_.n_layers) download_hidden(step);
   uint64_t committed = 0;
   for (const Group& g : groups_) {
     Sequence& s = sequences_[static_cast<size_t>(g.sequence)];

@@ -93,6 +93,15 @@ Status Ends::load(WeightLoader& w, Backend& b, const HParams& p, bool first, boo
   return Status();
 }
 
+void take_hidden(Backend& b, const HParams& p, const Workspace& ws, const TargetStep& step) {
+  const int64_t n = int64_t{step.rows} * p.hidden;
+  if (step.hidden_bf16) {
+    b.upload_bf16(ws.x, step.hidden_in, n);
+  } else {
+    b.upload(ws.x, static_cast<const float*>(step.hidden_in), n);
+  }
+}
+
 void capture(Backend& b, const HParams& p, const Workspace& ws, int32_t layer, const TargetStep& step,
              PhaseTimer& timer) {
   if (step.feature_rows.empty()) return;

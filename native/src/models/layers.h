@@ -57,6 +57,9 @@ struct Ends {
   const Matrix* head() const { return !has_output ? nullptr : output ? output.get() : embedding.get(); }
 };
 
+// take_hidden makes the hidden rows of a step the residual stream.
+void take_hidden(Backend& b, const HParams& p, const Workspace& ws, const TargetStep& step);
+
 // capture keeps the residual stream of the rows that want features when `layer` is a captured one.
 void capture(Backend& b, const HParams& p, const Workspace& ws, int32_t layer, const TargetStep& step,
              PhaseTimer& timer);

@@ -115,7 +115,7 @@ class Qwen35 final : public TargetModel {
     if (limits_.layer_first == 0) {
       backend_.embed(*ends_.embedding, step.tokens, ws_.x);
     } else {
-      backend_.upload(ws_.x, step.hidden_in, int64_t{step.rows} * p_.hidden);
+      take_hidden(backend_, p_, ws_, step);
     }
     timer.mark(Counter::kEmbedNs);
     for (size_t i = 0; i < layers_.size(); ++i) {

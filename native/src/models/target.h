@@ -17,8 +17,9 @@ namespace tnd {
 // One forward pass. Rows are grouped by sequence, parents before children.
 struct TargetStep {
   int rows = 0;
-  std::span<const int32_t> tokens;    // host [rows]; read by the shard with layer 0
-  const float* hidden_in = nullptr;   // host [rows, hidden]; read by the other shards
+  std::span<const int32_t> tokens;  // host [rows]; read by the shard with layer 0
+  const void* hidden_in = nullptr;  // host [rows, hidden], floats or bfloat16; read by the other shards
+  bool hidden_bf16 = false;
   std::span<const DeltaGroup> delta;  // same groups as attention.groups
   AttentionPlan attention;
   std::span<const int32_t> capture_layers;    // ascending, in the layer range
