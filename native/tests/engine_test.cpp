@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/crc32c.h"
+#include "core/fp.h"
 #include "cpu/cpu_features.h"
 #include "engine_util.h"
 
@@ -591,6 +592,88 @@ TEST(features_are_residual_streams) {
   CHECK_EQ(tnd_capture_set(e.handle(), bad, 2), TND_INVALID_ARGUMENT);
   e.ok(tnd_sequence_truncate(e.handle(), s, 0));
   CHECK_EQ(e.run(in).status, TND_FAILED_PRECONDITION);
+}
+
+// Shards give the raw features of their layers; fused where fc is they have the bits of an engine with all layers.
+TEST(features_are_fused_for_shards) {
+  const std::string draft = TND_ROOT "/models/tandem-tiny-draft-q8_0.gguf";  // reads layers 1, 3 and 5
+  EngineOptions o;
+  o.max_context = 64;
+  o.max_tree_rows = 8;
+  o.max_batch_rows = 16;
+  Engine whole(demo_model(), o);
+  EngineOptions front_options = o, back_options = o;
+  front_options.layer_last = back_options.layer_first = 4;
+  Engine front(demo_model(), front_options), back(demo_model(), back_options);
+  REQUIRE(whole.handle() != nullptr && front.handle() != nullptr && back.handle() != nullptr);
+  const int32_t layers[] = {1, 3};
+  REQUIRE(whole.ok(tnd_fuse_load(whole.handle(), draft.c_str())));
+  REQUIRE(front.ok(tnd_capture_set(front.handle(), layers, 2)));
+  REQUIRE(back.ok(tnd_fuse_load(back.handle(), draft.c_str())));
+  CHECK_EQ(back.info().n_capture, 1);
+  CHECK_EQ(back.info().capture_layers[0], 5);
+  CHECK_EQ(back.info().feature_fused, 512);
+  front.info();
+  Rng rng(33);
+  constexpr size_t kRows = 5, kHidden = 512;
+  const std::vector<int32_t> tokens = random_tokens(&rng, kRows, 8192);
+  for (const uint32_t kind : {TND_GROUP_DECODE, TND_GROUP_PROMPT}) {
+    const auto step = [&](Engine& e, int encoding, size_t width, const std::vector<float>& hidden) {
+      StepIn in;
+      in.groups = {e.rows(e.sequence(), tokens, Engine::chain(kRows), TND_WANT_FEATURES)};
+      in.groups[0].kind = kind;
+      in.groups[0].flags = TND_GROUP_COMMIT;
+      in.feature_encoding = encoding;
+      in.feature_width = static_cast<int>(width);
+      in.hidden = hidden;
+      return e.run(in);
+    };
+    const StepOut want = step(whole, TND_FEATURE_FUSED_F32, kHidden, {});
+    const StepOut first = step(front, TND_FEATURE_RAW_F32, 2 * kHidden, {});
+    CHECK_EQ(step(back, TND_FEATURE_FUSED_F32, kHidden, first.hidden).status, TND_FAILED_PRECONDITION);
+    const StepOut second = step(back, TND_FEATURE_RAW_F32, kHidden, first.hidden);
+    REQUIRE(want.status == TND_OK && first.status == TND_OK && second.status == TND_OK);
+    std::vector<float> raw, fused(kRows * kHidden);
+    for (size_t r = 0; r < kRows; ++r) {
+      const auto add = [&](const std::vector<float>& from, size_t width) {
+        raw.insert(raw.end(), from.begin() + static_cast<std::ptrdiff_t>(r * width),
+                   from.begin() + static_cast<std::ptrdiff_t>((r + 1) * width));
+      };
+      add(first.features, 2 * kHidden);
+      add(second.features, kHidden);
+    }
+    for (Engine* e : {&back, &whole}) {
+      std::fill(fused.begin(), fused.end(), 0.0f);
+      CHECK(e->ok(
+          tnd_fuse(e->handle(), kRows, kind, TND_FEATURE_RAW_F32, raw.data(), TND_FEATURE_FUSED_F32, fused.data())));
+      CHECK(same_bits(fused, want.features));
+    }
+    std::vector<uint16_t> half(raw.size()), rounded(fused.size());
+    for (size_t i = 0; i < raw.size(); ++i) half[i] = tnd::f32_to_bf16(raw[i]);
+    CHECK(back.ok(tnd_fuse(back.handle(), kRows, kind, TND_FEATURE_RAW_BF16, half.data(), TND_FEATURE_FUSED_BF16,
+                           rounded.data())));
+    double wrong = 0, all = 0;
+    for (size_t i = 0; i < fused.size(); ++i) {
+      const double d = double{tnd::bf16_to_f32(rounded[i])} - want.features[i];
+      wrong += d * d;
+      all += double{want.features[i]} * want.features[i];
+    }
+    CHECK(wrong > 0 && wrong < 1e-3 * all);
+    const auto refused = [&](int32_t n, uint32_t as, int32_t from, int32_t to, const char* text) {
+      CHECK_EQ(tnd_fuse(back.handle(), n, as, from, raw.data(), to, fused.data()), TND_INVALID_ARGUMENT);
+      CHECK_MSG(back.error().find(text) != std::string::npos, back.error());
+    };
+    refused(0, kind, TND_FEATURE_RAW_F32, TND_FEATURE_FUSED_F32, "n is 0");
+    refused(17, kind, TND_FEATURE_RAW_F32, TND_FEATURE_FUSED_F32, "n is 17");
+    refused(1, 2, TND_FEATURE_RAW_F32, TND_FEATURE_FUSED_F32, "kind is 2");
+    refused(1, kind, TND_FEATURE_FUSED_F32, TND_FEATURE_FUSED_F32, "raw_encoding is 4");
+    refused(1, kind, TND_FEATURE_RAW_F32, TND_FEATURE_RAW_F32, "fused_encoding is 3");
+  }
+  float value = 0;
+  CHECK_EQ(tnd_fuse(front.handle(), 1, 0, TND_FEATURE_RAW_F32, &value, TND_FEATURE_FUSED_F32, &value),
+           TND_FAILED_PRECONDITION);
+  CHECK_EQ(tnd_fuse(back.handle(), 1, 0, TND_FEATURE_RAW_F32, nullptr, TND_FEATURE_FUSED_F32, &value),
+           TND_INVALID_ARGUMENT);
 }
 
 // Features read later have the bits of features in the step's own results, whether rows were committed one by one or as

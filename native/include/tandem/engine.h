@@ -15,8 +15,7 @@
  *   - Batch invariance: the outputs of a row depend on its own token, position and ancestors and on the contract that
  * its group states (TND_GROUP_DECODE, TND_GROUP_PROMPT) only, never on the other rows of the step, their number, order
  * or contract: the same bits for 1 and for 512 rows, as chain or as tree, alone or beside other groups.
- *   - An argument that is refused (INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, FAILED_PRECONDITION) changed
- * nothing.
+ *   - A step that is refused (INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, FAILED_PRECONDITION) changed nothing.
  */
 #ifndef TANDEM_ENGINE_H
 #define TANDEM_ENGINE_H
@@ -294,8 +293,16 @@ TND_API tnd_status tnd_step_run(tnd_engine* engine, const tnd_step* step);
 /* Chooses the layers whose outgoing residual stream TND_WANT_FEATURES returns; n = 0 = none. Takes memory within the
  * cap for the features of max_batch_rows rows and of TND_KEPT_ROWS rows of every sequence. */
 TND_API tnd_status tnd_capture_set(tnd_engine* engine, const int32_t* layers, int32_t n);
-/* Loads fc and its norm of a draft (its GGUF, or a GGUF cut to these tensors) and captures the layers that it names. */
+/* Loads fc and its norm of a draft (its GGUF, or a GGUF cut to these tensors) and captures the layers that it names, of
+ * a shard those in its range. Fused features of a step need all of them in one engine; else tnd_fuse takes their place.
+ */
 TND_API tnd_status tnd_fuse_load(tnd_engine* engine, const char* path);
+/* Fuses captured features that were computed elsewhere: raw [n, all layers of the draft * hidden], layers ascending, in
+ * raw_encoding (TND_FEATURE_RAW_*); fused [n, feature_fused] in fused_encoding (TND_FEATURE_FUSED_*). kind: the
+ * contract of the rows (tnd_group.kind); raw features in F32 give the bits of features that a step fuses.
+ * n: 1..max_batch_rows. Needs tnd_fuse_load. */
+TND_API tnd_status tnd_fuse(tnd_engine* engine, int32_t n, uint32_t kind, int32_t raw_encoding, const void* raw,
+                            int32_t fused_encoding, void* fused);
 
 /* Drafts. Appends the features of n committed positions starting at `position`, which must be the sequence's length.
  * The features may be reused at once. On a GPU the call returns while the card still works on the last rows, as

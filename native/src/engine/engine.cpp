@@ -266,6 +266,15 @@ tnd_status tnd_fuse_load(tnd_engine* engine, const char* path) {
   });
 }
 
+tnd_status tnd_fuse(tnd_engine* engine, int32_t n, uint32_t kind, int32_t raw_encoding, const void* raw,
+                    int32_t fused_encoding, void* fused) {
+  return call(engine, [&](tnd::Role& role) -> Status {
+    TND_TRY(need(raw, "raw"));
+    TND_TRY(need(fused, "fused"));
+    return role.fuse(n, kind, raw_encoding, raw, fused_encoding, fused);
+  });
+}
+
 tnd_status tnd_draft_append(tnd_engine* engine, int32_t sequence, int32_t position, int32_t n, int32_t encoding,
                             const void* features) {
   return call(engine, [&](tnd::Role& role) -> Status {

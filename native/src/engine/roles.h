@@ -61,6 +61,7 @@ class Role {
   virtual Status step(const tnd_step&) { return unsupported("step"); }
   virtual Status capture_set(std::span<const int32_t>) { return unsupported("feature capture"); }
   virtual Status fuse_load(const char*) { return unsupported("feature fusing"); }
+  virtual Status fuse(int32_t, uint32_t, int32_t, const void*, int32_t, void*) { return unsupported("feature fusing"); }
   virtual Status draft_append(int32_t, int32_t, int32_t, int32_t, const void*) { return unsupported("draft_append"); }
   virtual Status draft_propose(std::span<const tnd_draft_request>, int32_t*, float*) {
     return unsupported("draft_propose");

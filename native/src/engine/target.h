@@ -38,6 +38,8 @@ class TargetRole final : public Role {
   Status step(const tnd_step& step) override;
   Status capture_set(std::span<const int32_t> layers) override;
   Status fuse_load(const char* path) override;
+  Status fuse(int32_t n, uint32_t kind, int32_t raw_encoding, const void* raw, int32_t fused_encoding,
+              void* fused) override;
 
  private:
   // A row of an uncommitted group, by position in depth-first order.
@@ -123,6 +125,7 @@ class TargetRole final : public Role {
   int32_t kept_place(int32_t sequence, int32_t position) const;
   Status check_encoding(int32_t encoding) const;
   const float* fuse_features(int32_t encoding, int32_t n, int32_t prompt);
+  void fuse_rows(const float* raw, int32_t n, int32_t prompt);
   void download_features(int32_t encoding, const float* src, int32_t n, uint8_t* out);
   void write_features(const tnd_step& step);
   int64_t feature_width(int32_t encoding) const;
@@ -157,7 +160,9 @@ class TargetRole final : public Role {
   void* fuse_region_ = nullptr;
   std::unique_ptr<Matrix> fc_;
   FuseLayer fuse_;
-  float* fused_ = nullptr;  // backend [max_batch_rows, fused]
+  bool fuses_own_ = false;    // all layers that fc reads are captured here
+  float* foreign_ = nullptr;  // backend [max_batch_rows, fc_->k]: raw features for tnd_fuse
+  float* fused_ = nullptr;    // backend [max_batch_rows, fused]
   std::unique_ptr<Acts> fuse_acts_;
 
   // Plan of the current step, reused. Internal rows: groups of prompts, then the others, depth-first inside.

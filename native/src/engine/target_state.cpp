@@ -127,12 +127,11 @@ Status TargetRole::fuse_load(const char* path) {
   std::unique_ptr<DflashFile> file;
   TND_TRY(DflashFile::open(path, p_.n_layers, &file));
   const DflashHParams& draft = file->hparams();
+  std::vector<int32_t> own;  // layers of this shard
   for (const int32_t layer : draft.target_layers) {
-    if (layer < layer_first_ || layer >= layer_last_) {
-      return errorf(TND_FAILED_PRECONDITION, "%s: the draft reads layer %d, this engine runs %d..%d", path, layer,
-                    layer_first_, layer_last_ - 1);
-    }
+    if (layer >= layer_first_ && layer < layer_last_) own.push_back(layer);
   }
+  const bool all = own.size() == draft.target_layers.size();
   const int64_t raw = static_cast<int64_t>(draft.target_layers.size()) * p_.hidden;
   const int64_t fused = draft.decoder.hidden;
   if (draft.feature_raw != raw) {
@@ -142,7 +141,7 @@ Status TargetRole::fuse_load(const char* path) {
   std::unique_ptr<Matrix> fc;
   std::unique_ptr<Acts> acts;
   FuseLayer layer;
-  float* out = nullptr;
+  float *out = nullptr, *foreign = nullptr;
   const auto build = [&](Arena& arena) -> Status {
     WeightLoader loader(*file, *c_.backend, arena);
     TND_TRY(loader.matrix("fc.weight", raw, fused, &fc));
@@ -150,9 +149,13 @@ Status TargetRole::fuse_load(const char* path) {
     acts = c_.backend->acts(arena, raw, c_.options.max_batch_rows, c_.backend->forms(*fc));
     out = arena.take_array<float>(Purpose::kFeatures,
                                   static_cast<uint64_t>(c_.options.max_batch_rows) * static_cast<uint64_t>(fused));
+    if (!all) {
+      foreign = arena.take_array<float>(Purpose::kFeatures,
+                                        static_cast<uint64_t>(c_.options.max_batch_rows) * static_cast<uint64_t>(raw));
+    }
     return Status();
   };
-  TND_TRY(capture_set(draft.target_layers));
+  TND_TRY(capture_set(own));
   if (fc_ != nullptr) {
     fc_.reset();
     fuse_acts_.reset();
@@ -182,6 +185,8 @@ Status TargetRole::fuse_load(const char* path) {
   layer.eps = draft.decoder.eps;
   fuse_ = layer;
   fused_ = out;
+  fuses_own_ = all;
+  foreign_ = all ? features_ : foreign;  // a step's own rows are in use during the step only
   return c_.backend->sync();
 }
 
@@ -196,6 +201,11 @@ Status TargetRole::check_encoding(int32_t encoding) const {
   }
   if (fused_features(encoding) && fc_ == nullptr) {
     return errorf(TND_FAILED_PRECONDITION, "fused features need tnd_fuse_load");
+  }
+  if (fused_features(encoding) && !fuses_own_) {
+    return errorf(TND_FAILED_PRECONDITION,
+                  "fused features need layers that this engine does not run (%d..%d): take raw ones and tnd_fuse",
+                  layer_first_, layer_last_ - 1);
   }
   return Status();
 }
@@ -254,13 +264,44 @@ void TargetRole::write_features(const tnd_step& step) {
 // prompts; returns where the rows are then.
 const float* TargetRole::fuse_features(int32_t encoding, int32_t n, int32_t prompt) {
   if (!fused_features(encoding)) return features_;
-  const int64_t raw = static_cast<int64_t>(capture_.size()) * p_.hidden, width = fc_->n;
+  fuse_rows(features_, n, prompt);
+  return fused_;
+}
+
+// Fuses n rows of raw features, the first `prompt` of them with the contract of prompts, into fused_.
+void TargetRole::fuse_rows(const float* raw, int32_t n, int32_t prompt) {
+  const int64_t width = fc_->n;
   c_.backend->begin_step(prompt);
-  c_.backend->prepare(features_, raw, n, raw, c_.backend->forms(*fc_), fuse_acts_.get());
+  c_.backend->prepare(raw, fc_->k, n, fc_->k, c_.backend->forms(*fc_), fuse_acts_.get());
   const Product product{fc_.get(), fused_, width, nullptr};
   c_.backend->matmul(std::span<const Product>(&product, 1), *fuse_acts_, n);
   c_.backend->norm_rows(fused_, fuse_.norm, fuse_.eps, n, width, fused_);
-  return fused_;
+}
+
+Status TargetRole::fuse(int32_t n, uint32_t kind, int32_t raw_encoding, const void* raw, int32_t fused_encoding,
+                        void* fused) {
+  PhaseTimer timer(c_.stats);
+  const int32_t most = c_.options.max_batch_rows;
+  if (n < 1 || n > most) return errorf(TND_INVALID_ARGUMENT, "n is %d, must be 1..%d (max_batch_rows)", n, most);
+  if (kind != TND_GROUP_DECODE && kind != TND_GROUP_PROMPT) return errorf(TND_INVALID_ARGUMENT, "kind is %u", kind);
+  if (!known_features(raw_encoding) || fused_features(raw_encoding)) {
+    return errorf(TND_INVALID_ARGUMENT, "raw_encoding is %d", raw_encoding);
+  }
+  if (!known_features(fused_encoding) || !fused_features(fused_encoding)) {
+    return errorf(TND_INVALID_ARGUMENT, "fused_encoding is %d", fused_encoding);
+  }
+  if (fc_ == nullptr) return errorf(TND_FAILED_PRECONDITION, "fused features need tnd_fuse_load");
+  const int64_t values = n * fc_->k;
+  if (bf16_features(raw_encoding)) {
+    c_.backend->upload_bf16(foreign_, raw, values);
+  } else {
+    c_.backend->upload(foreign_, static_cast<const float*>(raw), values);
+  }
+  fuse_rows(foreign_, n, kind == TND_GROUP_PROMPT ? n : 0);
+  download_features(fused_encoding, fused_, n, static_cast<uint8_t*>(fused));
+  TND_TRY(c_.backend->sync());
+  timer.mark(Counter::kFeatureNs);
+  return Status();
 }
 
 void TargetRole::download_features(int32_t encoding, const float* src, int32_t n, uint8_t* out) {
