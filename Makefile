@@ -10,9 +10,8 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_LDFLAGS := -s -w -X github.com/tandem-inference/tandem/services/config.version=$(VERSION)
 GO_PROGRAMS := ./gateway/cmd/tandem ./worker-target/cmd/worker-target ./worker-draft/cmd/worker-draft \
 	./worker-prefill/cmd/worker-prefill
-# Modules of the product whose tests are short; tests/ holds the end-to-end tests.
-GO_TESTED := ./proto/... ./services/... ./gateway/... ./worker-target/... ./worker-draft/... ./worker-prefill/... \
-	./native/plugin/...
+# The product's module; tests/ and bench/ are modules of their own.
+GO_TESTED := ./...
 RESULTS := build/test
 # Flags for `make up`, for example: make up ARGS="--port 8080".
 ARGS ?=
@@ -210,8 +209,7 @@ lint-proto: bin/buf
 	@tools/proto-check.sh
 
 lint-go: bin/golangci-lint
-	bin/golangci-lint run --allow-parallel-runners ./proto/... ./services/... ./gateway/... ./worker-target/... ./worker-draft/... \
-		./worker-prefill/... ./native/plugin/... ./tests/... ./bench/...
+	bin/golangci-lint run --allow-parallel-runners ./... ./tests/... ./bench/...
 
 lint-native:
 	@tools/setup.sh lint
