@@ -16,7 +16,6 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
-	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -63,8 +62,30 @@ const (
 	keepAll = 0.95
 )
 
-// Func compresses one prompt.
-type Func = func(ctx context.Context) generate.Compressed
+// Func compresses one prompt. It always returns a report.
+type Func func(ctx context.Context) Result
+
+// Result is the outcome of compression. When it was not applied, Report says why and the prompt stays as it is.
+type Result struct {
+	Tokens []int32
+	// Thinking says that the prompt ends with the open marker of reasoning.
+	Thinking bool
+	Report   Report
+}
+
+// Report of a compression goes into the usage of its request.
+type Report struct {
+	Applied bool
+	Reason  string // why not, empty when applied
+	// Failed reports that compression was to run and did not, so that a later try may succeed. Without it, not to
+	// compress was the plan.
+	Failed         bool
+	OriginalTokens int
+	KeptTokens     int
+	KeepRatio      float64
+	ScoreMS        float64
+	Segments       int
+}
 
 // Wish is what a request asks for; zero members mean the server's settings.
 type Wish struct {
@@ -156,7 +177,7 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 		want = Wish{Threshold: c.cfg.Threshold, KeepRatio: ratio, MinChunks: c.cfg.MinChunks, Exact: want.Exact}
 	}
 	skip := func(reason string) Func {
-		return func(context.Context) generate.Compressed { return skipped(reason, tokens, want.KeepRatio) }
+		return func(context.Context) Result { return skipped(reason, tokens, want.KeepRatio) }
 	}
 	switch {
 	case mode == ModeAuto && tokens < want.Threshold:
@@ -166,7 +187,7 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 	case want.KeepRatio >= keepAll:
 		return skip(ReasonKeepRatio), nil
 	}
-	return func(ctx context.Context) generate.Compressed {
+	return func(ctx context.Context) Result {
 		out, reason, err := c.run(ctx, want, m, conv, tokens, requestID)
 		if err != nil {
 			c.Logger.Warn("prompt not compressed", zap.String(telemetry.KeyRequestID, requestID),
@@ -181,12 +202,14 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 	}, nil
 }
 
-func skipped(reason string, tokens int, ratio float64) generate.Compressed {
-	return generate.Compressed{Report: generate.CompressionReport{Reason: reason, OriginalTokens: tokens, KeptTokens: tokens, KeepRatio: ratio}}
+func skipped(reason string, tokens int, ratio float64) Result {
+	return Result{Report: Report{Reason: reason, OriginalTokens: tokens, KeptTokens: tokens, KeepRatio: ratio}}
 }
 
 // run compresses; reason says why not, err what failed.
-func (c *Compressor) run(ctx context.Context, want Wish, m *model.Model, conv *chat.Conversation, tokens int, id string) (out generate.Compressed, reason string, err error) {
+func (c *Compressor) run(
+	ctx context.Context, want Wish, m *model.Model, conv *chat.Conversation, tokens int, id string,
+) (out Result, reason string, err error) {
 	tok := c.Tokenizer()
 	if tok == nil {
 		return out, ReasonNoScorer, errors.New("no scorer has joined")
@@ -219,7 +242,7 @@ func (c *Compressor) run(ctx context.Context, want Wish, m *model.Model, conv *c
 	if len(short.Tokens) >= tokens {
 		return out, ReasonNoGain, nil
 	}
-	return generate.Compressed{Tokens: short.Tokens, Thinking: short.Thinking, Report: generate.CompressionReport{
+	return Result{Tokens: short.Tokens, Thinking: short.Thinking, Report: Report{
 		Applied: true, OriginalTokens: tokens, KeptTokens: len(short.Tokens), KeepRatio: want.KeepRatio, ScoreMS: scoreMS, Segments: len(doc.segments),
 	}}, "", nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
@@ -166,7 +167,7 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 	for i, p := range r.req.Prompts {
 		r.usage.PromptTokens += len(p.Tokens)
 		tokens, thinking := p.Tokens, p.Thinking
-		var report *CompressionReport
+		var report *compress.Report
 		if p.Compress != nil {
 			began := time.Now()
 			c := p.Compress(ctx)
@@ -201,7 +202,7 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 	return jobs, nil
 }
 
-func (r *run) countCompression(ctx context.Context, c *CompressionReport) {
+func (r *run) countCompression(ctx context.Context, c *compress.Report) {
 	if r.g.Metrics == nil {
 		return
 	}

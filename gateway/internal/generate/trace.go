@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.opentelemetry.io/otel/attribute"
@@ -35,10 +36,10 @@ func (t tracing) request(ctx context.Context, req *Request) (_ context.Context, 
 	if !span.IsRecording() {
 		return ctx, span, own
 	}
-	span.SetName(operation + " " + req.Served)
+	span.SetName(operation + " " + req.Model.Name)
 	span.SetAttributes(
 		attribute.String(telemetry.GenAIOperation, operation), attribute.String(telemetry.GenAIProvider, telemetry.GenAIProviderTandem),
-		attribute.String(telemetry.GenAIRequestModel, req.ModelName), attribute.String(telemetry.GenAIResponseModel, req.Served),
+		attribute.String(telemetry.GenAIRequestModel, req.ModelName), attribute.String(telemetry.GenAIResponseModel, req.Model.Name),
 		attribute.String(telemetry.AttrRequestID, req.ID),
 	)
 	if req.MaxTokensGiven {
@@ -70,7 +71,7 @@ func (t tracing) choice(ctx context.Context, s *stream, admitted time.Time) {
 }
 
 // compressed records the phase of compression; one that was to run and did not is an error.
-func (t tracing) compressed(ctx context.Context, from time.Time, took time.Duration, c *CompressionReport) {
+func (t tracing) compressed(ctx context.Context, from time.Time, took time.Duration, c *compress.Report) {
 	if took <= 0 || !trace.SpanFromContext(ctx).IsRecording() {
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
@@ -45,7 +46,7 @@ func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.Inferen
 		defer stop()
 	}
 	sink := &sink{stream: stream, tokens: req.Run.RawTokens, warnings: req.Warnings}
-	req.Run.Compressed = func(c *generate.CompressionReport) {
+	req.Run.Compressed = func(c *compress.Report) {
 		if w := turn.CompressionWarning(c); w != "" {
 			sink.warnings = append(sink.warnings, w)
 		}

@@ -53,7 +53,7 @@ func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, ma
 	})
 	defer out.Close()
 	sink = make(out)
-	p.Run.Compressed = func(c *generate.CompressionReport) {
+	p.Run.Compressed = func(c *compress.Report) {
 		if w := CompressionWarning(c); w != "" {
 			out.Header(func(h http.Header) { h.Add(warningHeader, w) })
 		}
@@ -96,7 +96,7 @@ func (s *Service) Whole(w http.ResponseWriter, r *http.Request, p *Prepared, sin
 }
 
 // CompressionWarning is the warning about a prompt that was to be compressed and was not, else empty.
-func CompressionWarning(c *generate.CompressionReport) string {
+func CompressionWarning(c *compress.Report) string {
 	switch {
 	case c.Applied, c.Reason == compress.ReasonBelowThreshold, c.Reason == compress.ReasonTools, c.Reason == compress.ReasonFormat:
 		return ""

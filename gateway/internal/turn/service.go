@@ -191,8 +191,10 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 // Raw turns the fields of Base into a run without prompts, for endpoints that have no conversation.
 func (s *Service) Raw(m *model.Model, req *Request) *Prepared {
 	run := &generate.Request{
-		ID: req.ID, Operation: telemetry.GenAITextCompletion, ModelName: cmp.Or(req.Model, m.Name), Served: m.Name, Arrived: req.Arrived, Model: m.Model, Share: req.Share, Priority: req.Priority, N: req.N, Sampling: req.Sampling, Stops: req.Stops,
-		MaxTokens: req.MaxTokens, MaxTokensGiven: req.MaxTokensGiven, Speculation: req.Speculation, TopLogprobs: req.TopLogprobs,
+		ID: req.ID, Operation: telemetry.GenAITextCompletion, ModelName: cmp.Or(req.Model, m.Name), Model: m,
+		Arrived: req.Arrived, Share: req.Share, Priority: req.Priority, N: req.N, Sampling: req.Sampling,
+		Stops: req.Stops, MaxTokens: req.MaxTokens, MaxTokensGiven: req.MaxTokensGiven, Speculation: req.Speculation,
+		TopLogprobs: req.TopLogprobs,
 	}
 	if s.Budgets != nil {
 		run.DefaultMaxTokens = s.Budgets.DefaultMaxTokens(m)
