@@ -1,0 +1,155 @@
+package tools
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/tandem-inference/tandem/tests/cluster"
+)
+
+// pages are the documents whose code spans name files of the tree.
+var pages = []string{"CONTRIBUTING.md", "docs/english.md"}
+
+var (
+	codeSpan = regexp.MustCompile("`([^`\n]+)`")
+	// named is a path from the root, perhaps with {a,b} and *, perhaps with :Name, which stands in each of its files.
+	named = regexp.MustCompile(`^([\w.@-]+(?:/[\w.{},*@-]+)*/?)(?::([A-Za-z_]\w*))?$`)
+	// fileName tells a file at the root or beside the page from any other word.
+	fileName = regexp.MustCompile(`^\.?[\w-]+\.(c|cmake|cpp|cu|cuh|go|gguf|h|json|md|mod|proto|py|sh|sum|tsv|work|ya?ml)$`)
+)
+
+// fault says what is wrong with a code span of a page, "" if nothing is or if it names no file.
+func fault(root, page, span string) string {
+	m := named.FindStringSubmatch(span)
+	if m == nil || !strings.Contains(m[1], "/") && !fileName.MatchString(m[1]) && m[1] != "Makefile" {
+		return ""
+	}
+	if first, _, _ := strings.Cut(m[1], "/"); first == "bin" || first == "build" {
+		return "" // made by a build
+	}
+	for _, path := range alternatives(m[1]) {
+		var found []string
+		for _, dir := range []string{root, filepath.Join(root, filepath.Dir(page))} {
+			matches, err := filepath.Glob(filepath.Join(dir, path))
+			if err != nil {
+				return err.Error()
+			}
+			found = append(found, matches...)
+		}
+		if len(found) == 0 {
+			return path + " does not exist"
+		}
+		if m[2] == "" {
+			continue
+		}
+		text, err := os.ReadFile(found[0])
+		if err != nil {
+			return err.Error()
+		}
+		if !regexp.MustCompile(`\b` + m[2] + `\b`).Match(text) {
+			return path + " has no " + m[2]
+		}
+	}
+	return ""
+}
+
+// alternatives writes out the first {a,b} of a path, and those in what follows.
+func alternatives(path string) []string {
+	before, rest, ok := strings.Cut(path, "{")
+	if !ok {
+		return []string{path}
+	}
+	choices, after, _ := strings.Cut(rest, "}")
+	var out []string
+	for _, c := range strings.Split(choices, ",") {
+		out = append(out, alternatives(before+c+after)...)
+	}
+	return out
+}
+
+// prose returns the lines of a page outside code blocks, those inside empty.
+func prose(text string) []string {
+	lines := strings.Split(text, "\n")
+	inside := false
+	for i, l := range lines {
+		fence := strings.HasPrefix(strings.TrimSpace(l), "```")
+		if inside || fence {
+			lines[i] = ""
+		}
+		inside = inside != fence
+	}
+	return lines
+}
+
+// TestPagesNameWhatExists holds the pages for developers to the tree: every path in a code span exists, every path:Name stands in its
+// file.
+func TestPagesNameWhatExists(t *testing.T) {
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range pages {
+		data, err := os.ReadFile(filepath.Join(root, page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, l := range prose(string(data)) {
+			for _, m := range codeSpan.FindAllStringSubmatch(l, -1) {
+				if f := fault(root, page, m[1]); f != "" {
+					t.Errorf("%s:%d: %s", page, i+1, f)
+				}
+			}
+		}
+	}
+}
+
+// TestSpansThatNameFiles holds the check itself: what it takes for a path, and what it finds wrong.
+func TestSpansThatNameFiles(t *testing.T) {
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for span, want := range map[string]string{
+		"docs/style.md":                          "",
+		"style.md":                               "", // beside the page
+		"tests/tools/pages_test.go:alternatives": "",
+		"docs/{style,english}.md":                "",
+		"services/*/doc.go":                      "",
+		"--max-ctx":                              "",
+		"/v1/models":                             "",
+		"bin/tandem":                             "",
+		"a.b":                                    "",
+		"docs/stile.md":                          "docs/stile.md does not exist",
+		"stile.md":                               "stile.md does not exist",
+		"docs/{style,englisch}.md":               "docs/englisch.md does not exist",
+		"go.mod:nothing":                         "go.mod has no nothing",
+		"nothing/here":                           "nothing/here does not exist",
+	} {
+		if got := fault(root, "docs/design.md", span); got != want {
+			t.Errorf("%s: %q, want %q", span, got, want)
+		}
+	}
+}
+
+// TestPagesAreWrapped: prose of the documents has at most 120 columns. Tables, code and link targets cannot be wrapped.
+func TestPagesAreWrapped(t *testing.T) {
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range pages {
+		data, err := os.ReadFile(filepath.Join(root, page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, l := range prose(string(data)) {
+			if utf8.RuneCountInString(l) > 120 && !strings.HasPrefix(l, "|") && strings.Contains(strings.TrimSpace(l), " ") {
+				t.Errorf("%s:%d has %d columns", page, i+1, utf8.RuneCountInString(l))
+			}
+		}
+	}
+}
