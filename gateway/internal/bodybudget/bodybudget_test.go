@@ -8,7 +8,10 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"go.uber.org/goleak"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // TestBudget: what is held together stays below the bound, small requests always pass, and all comes back.
 func TestBudget(t *testing.T) {
