@@ -157,7 +157,7 @@ func (t *Tokenizer) appendEncode(dst []int32, text string, special *spanCursor) 
 	}
 	sc := t.scratch.Get().(*bpeScratch)
 	defer func() {
-		if cap(sc.ids) <= largeText { // a single endless word needs 28 bytes a byte: not to be kept
+		if cap(sc.ids) <= largeText { // a window that had to grow is not kept
 			t.scratch.Put(sc)
 		}
 	}()
@@ -185,6 +185,10 @@ func (t *Tokenizer) appendPieces(dst []int32, text string, sc *bpeScratch) []int
 			dst = append(dst, t.byteIDs[piece[0]])
 			continue
 		}
+		if len(piece) > longWindow {
+			dst = t.appendLong(dst, piece, longWindow, sc)
+			continue
+		}
 		cached := len(piece) <= maxCachedBytes
 		if cached {
 			if ids := t.cache.get(piece); ids != nil {
@@ -192,10 +196,7 @@ func (t *Tokenizer) appendPieces(dst []int32, text string, sc *bpeScratch) []int
 				continue
 			}
 		}
-		sc.ids = sc.ids[:0]
-		for i := range len(piece) {
-			sc.ids = append(sc.ids, t.byteIDs[piece[i]])
-		}
+		t.spell(sc, piece)
 		t.merges.apply(sc)
 		if cached {
 			t.cache.put(piece, sc.ids)
@@ -203,6 +204,14 @@ func (t *Tokenizer) appendPieces(dst []int32, text string, sc *bpeScratch) []int
 		dst = append(dst, sc.ids...)
 	}
 	return dst
+}
+
+// spell sets the symbols of a merge run to the bytes of piece.
+func (t *Tokenizer) spell(sc *bpeScratch, piece string) {
+	sc.ids = slices.Grow(sc.ids[:0], len(piece))
+	for i := range len(piece) {
+		sc.ids = append(sc.ids, t.byteIDs[piece[i]])
+	}
 }
 
 // VocabSize is the number of ids, padding included: the width of the model's logits.
