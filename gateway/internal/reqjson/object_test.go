@@ -3,6 +3,8 @@ package reqjson
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -99,5 +101,67 @@ func TestBoundsAreWrittenAsWholeNumbers(t *testing.T) {
 	_, _, err = o.Int(Between(1, 2147483647), "max_tokens")
 	if err == nil || !strings.Contains(err.Error(), "between 1 and 2147483647") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestUnreadElements: members of elements are listed by their path without indexes, once, when the element is closed.
+func TestUnreadElements(t *testing.T) {
+	o := parse(t, `{"a":[{"x":1,"y":{"p":1,"q":2},"b":[{"k":1},{"k":2,"l":3}]},{"x":1,"z":2}],"c":[{"whole":1}],"d":[{"left":1}],"e":1}`)
+	list, name, _, err := o.Array("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, raw := range list {
+		e, err := o.Element(name, i, raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, _ = e.Int(Any(), "x")
+		if y, ok, _ := e.Object("y"); ok {
+			_, _, _ = y.Int(Any(), "p")
+		}
+		inner, _, _, _ := e.Array("b")
+		for j, raw := range inner {
+			in, err := e.Element("b", j, raw)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := fmt.Sprintf("a[%d].b[%d].k", i, j); in.Path("k") != want {
+				t.Errorf("path %s, want %s", in.Path("k"), want)
+			}
+			in.Close()
+		}
+		e.Close()
+	}
+	c, _, _, _ := o.Array("c")
+	e, err := o.Element("c", 0, c[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.ReadAll()
+	e.Close()
+	o.Ignore("e")
+	want := []string{"a[].b[].k", "a[].b[].l", "a[].y.q", "a[].z", "d"}
+	if got := o.Unread(); !slices.Equal(got, want) {
+		t.Errorf("unread %v, want %v", got, want)
+	}
+	if _, err := o.Element("c", 1, json.RawMessage(`3`)); err == nil || !strings.Contains(err.Error(), "c[1]") {
+		t.Errorf("a number as an element: %v", err)
+	}
+}
+
+// TestUnreadElementsAreBounded: the names are the client's choice.
+func TestUnreadElementsAreBounded(t *testing.T) {
+	o := parse(t, `{"a":[]}`)
+	_, _, _, _ = o.Array("a")
+	for i := range 100 * maxLost {
+		e, err := o.Element("a", i, json.RawMessage(fmt.Sprintf(`{"n%d":1}`, i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Close()
+	}
+	if n := len(o.Unread()); n != maxLost {
+		t.Errorf("%d paths are kept, want %d", n, maxLost)
 	}
 }

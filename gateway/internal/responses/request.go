@@ -14,7 +14,6 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
-	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
@@ -241,7 +240,7 @@ func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) err
 		q.inputs = append(q.inputs, e.items...)
 	}
 	for i, raw := range own {
-		if err := in.add(raw, reqjson.Index("input", i)); err != nil {
+		if err := in.element(o, i, raw); err != nil {
 			return err
 		}
 		if q.object.Store {
@@ -252,15 +251,7 @@ func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) err
 	if len(q.inputs) == 0 {
 		return apierror.Missing("input")
 	}
-	var more []*toolcall.Set
-	for _, item := range in.tools {
-		set, skipped, err := turn.ParseTools(item)
-		if err != nil {
-			return err
-		}
-		more, q.Skipped = append(more, set), append(q.Skipped, skipped...)
-	}
-	q.Tools = q.Tools.Union(more...)
+	q.Tools, q.Skipped = q.Tools.Union(in.tools...), append(q.Skipped, in.toolsSkipped...)
 	// Truncation keeps what stands first, so all that belongs there has to be there before.
 	q.Messages = chat.JoinSystem(in.messages(), m.LaterSystem)
 	if len(q.Messages) == 0 {

@@ -132,7 +132,7 @@ func headerText(s string) string {
 			return '?'
 		}
 		return r
-	}, s[:min(len(s), 200)])
+	}, s[:min(len(s), maxWarning+len(" and 18446744073709551615 more"))])
 }
 
 // timer is a time.AfterFunc whose stop waits for a running function: nothing may write after the handler returned.

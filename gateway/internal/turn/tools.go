@@ -1,8 +1,10 @@
 package turn
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
+	"strings"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
@@ -28,10 +30,8 @@ func parseTools(o reqjson.Object, field string) (set *toolcall.Set, skipped []st
 		return nil, nil, err
 	}
 	p := toolParser{set: &toolcall.Set{}}
-	for i, r := range raw {
-		if err := p.tool(r, reqjson.Index(o.Path(name), i)); err != nil {
-			return nil, nil, err
-		}
+	if err := p.tools(o, name, raw); err != nil {
+		return nil, nil, err
 	}
 	if p.set.Len() == 0 {
 		p.set = nil
@@ -43,13 +43,26 @@ type toolParser struct {
 	set       *toolcall.Set
 	skipped   []string
 	namespace string
+	// about is the description of namespace until a tool carries it.
+	about string
 }
 
-func (p *toolParser) tool(raw json.RawMessage, path string) error {
-	o, err := reqjson.Wrap(raw, path)
-	if err != nil {
-		return err
+// tools reads the tools under name.
+func (p *toolParser) tools(o reqjson.Object, name string, raw []json.RawMessage) error {
+	for i, r := range raw {
+		tool, err := o.Element(name, i, r)
+		if err != nil {
+			return err
+		}
+		if err := p.tool(tool, r); err != nil {
+			return err
+		}
+		tool.Close()
 	}
+	return nil
+}
+
+func (p *toolParser) tool(o reqjson.Object, raw json.RawMessage) error {
 	kind, _, err := o.String("type")
 	if err != nil {
 		return err
@@ -72,12 +85,13 @@ func (p *toolParser) tool(raw json.RawMessage, path string) error {
 			return err
 		}
 		if ok {
-			inner, _, _ := o.Raw("function")
+			inner, _, _ := o.Peek("function")
 			return p.add(fn, inner, toolcall.Function, "parameters")
 		}
 		return p.add(o, raw, toolcall.Function, "parameters")
 	}
 	p.skipped = append(p.skipped, kind)
+	o.ReadAll()
 	return nil
 }
 
@@ -94,14 +108,13 @@ func (p *toolParser) space(o reqjson.Object) error {
 	if err != nil {
 		return err
 	}
-	p.namespace = name
-	defer func() { p.namespace = "" }()
-	for i, r := range raw {
-		if err := p.tool(r, reqjson.Index(o.Path(key), i)); err != nil {
-			return err
-		}
+	about, _, err := o.String("description")
+	if err != nil {
+		return err
 	}
-	return nil
+	p.namespace, p.about = name, strings.TrimSpace(about)
+	defer func() { p.namespace, p.about = "", "" }()
+	return p.tools(o, key, raw)
 }
 
 // add reads one definition; schema names the member that holds the arguments' schema. raw gives the order of its keys.
@@ -123,6 +136,16 @@ func (p *toolParser) add(o reqjson.Object, raw json.RawMessage, kind toolcall.Ki
 	if t.Description, t.Described, err = o.String("description"); err != nil {
 		return err
 	}
+	order := keyOrder(raw, schema)
+	if more, err := p.aside(o); err != nil {
+		return err
+	} else if more != "" {
+		t.Description = strings.TrimSpace(t.Description + "\n\n" + more)
+		if order != nil && !t.Described {
+			order = append(order, "description")
+		}
+		t.Described = true
+	}
 	if t.Strict, _, err = o.Bool("strict"); err != nil {
 		return err
 	}
@@ -140,10 +163,34 @@ func (p *toolParser) add(o reqjson.Object, raw json.RawMessage, kind toolcall.Ki
 	} else if ok {
 		t.Schema, _, _ = o.Raw(schema)
 	}
-	if err := p.set.Add(t, keyOrder(raw, schema)); err != nil {
+	if err := p.set.Add(t, order); err != nil {
 		return apierror.InvalidValue(o.Path("name"), "cannot be used: %v", err)
 	}
 	return nil
+}
+
+// aside is what a definition says beside its description and templates have no place for: what the tool's namespace is about, in the
+// first tool of it, and examples of arguments.
+func (p *toolParser) aside(o reqjson.Object) (string, error) {
+	var parts []string
+	if p.about != "" {
+		parts, p.about = append(parts, "About "+p.namespace+": "+p.about), ""
+	}
+	examples, _, _, err := o.Array("input_examples")
+	if err != nil {
+		return "", err
+	}
+	for i, raw := range examples {
+		if reqjson.Kind(raw) != 'o' {
+			return "", apierror.InvalidValue(reqjson.Index(o.Path("input_examples"), i), "must be an object")
+		}
+		var example bytes.Buffer
+		if err := json.Compact(&example, raw); err != nil {
+			return "", apierror.InvalidValue(reqjson.Index(o.Path("input_examples"), i), "cannot be read: %v", err)
+		}
+		parts = append(parts, "Example of arguments: "+example.String())
+	}
+	return strings.Join(parts, "\n"), nil
 }
 
 // keyOrder lists the keys of a definition under their canonical names, nil when there is no object.
@@ -251,7 +298,7 @@ func allowedTools(o, obj reqjson.Object, set *toolcall.Set) (c ToolChoice, err e
 	}
 	c.Allowed = []string{}
 	for i, raw := range list {
-		tool, err := reqjson.Wrap(raw, reqjson.Index(path, i))
+		tool, err := in.Element("tools", i, raw)
 		if err != nil {
 			return c, err
 		}
@@ -266,6 +313,7 @@ func allowedTools(o, obj reqjson.Object, set *toolcall.Set) (c ToolChoice, err e
 		if err != nil {
 			return c, err
 		}
+		tool.Close()
 		c.Allowed = append(c.Allowed, name)
 	}
 	if len(c.Allowed) == 0 {
