@@ -123,6 +123,7 @@ func dialectFields() []dialect {
 		"tool_choice.allowed_tools.tools": change(`"tool_choice":{"type":"allowed_tools","allowed_tools":{"mode":"required","tools":[{"function":{"name":"other"}}]}}`, `"tool_choice":{"type":"allowed_tools","allowed_tools":{"mode":"required","tools":[{"function":{"name":"get_weather"}}]}}`),
 		"verbosity":                       warn(`"verbosity":"low"`), "web_search_options": warn(`"web_search_options":{}`),
 	})
+	maps.Copy(chat, chatElements())
 	completions := with(sharedRules(), map[string]fieldRule{
 		"prompt": {}, "n": change(`"n":2`, ""), "best_of": refuse(`"best_of":3`, ""), "echo": change(`"echo":true`, ""), "logprobs": change(`"logprobs":2`, ""), "suffix": change(`"suffix":"x"`, ""),
 		"stream_options": chat["stream_options"], "stream_options.include_usage": chat["stream_options.include_usage"], "stream_options.include_obfuscation": chat["stream_options.include_obfuscation"],
@@ -152,6 +153,7 @@ func dialectFields() []dialect {
 		"tool_choice.server_label": refuse(`"tool_choice":{"type":"mcp","server_label":"s"}`, "tool_choice.type"),
 		"top_logprobs":             change(`"top_logprobs":2`, ""), "truncation": change(`"truncation":"auto"`, ""),
 	})
+	maps.Copy(responses, responsesElements())
 	messagesRules := func() map[string]fieldRule {
 		return with(without(chatRules(conversation("messages")), "parallel_tool_calls", "reasoning"), map[string]fieldRule{
 			"parallel_tool_calls": change(`"parallel_tool_calls":false`, ""),
@@ -174,7 +176,7 @@ func dialectFields() []dialect {
 			"thread":                 refuse(`"thread":{"type":"x"}`, ""),
 		})
 	}
-	messages := messagesRules()
+	messages := with(messagesRules(), messagesElements(true))
 	// Counting has no answer but the number: what does not change the prompt changes nothing.
 	count := map[string]fieldRule{}
 	for path, rule := range messagesRules() {
@@ -188,9 +190,10 @@ func dialectFields() []dialect {
 			count[path] = rule
 		}
 	}
+	maps.Copy(count, messagesElements(false))
 	base := `"seed":1,"messages":[{"role":"user","content":"Go."}],`
 	return []dialect{
-		{"/v1/chat/completions", []string{"chat"}, own(chat, "reasoning", "reasoning.effort"), base + chatTools, chat},
+		{"/v1/chat/completions", []string{"chat"}, own(chat, append(chatOwnElements, "reasoning", "reasoning.effort")...), base + chatTools, chat},
 		{"/v1/completions", []string{"completions"}, own(completions, "tools"), `"seed":1,"prompt":"Go."`, completions},
 		{"/v1/responses", []string{"responses"}, own(responses, "n"), `"seed":1,"input":"Go.",` + flatTools, responses},
 		{"/v1/messages", []string{"messages", "messages_beta"}, own(messages, "n"), base + anthTools, messages},

@@ -116,7 +116,7 @@ func (w *walkRig) call(api tandemv1.InferenceServiceClient, text string) rpcSeen
 
 // TestEveryFieldOfRPC walks the fields of GenerateRequest as its descriptor has them.
 func TestEveryFieldOfRPC(t *testing.T) {
-	w := startWalk(t)
+	w := startWalk(t, nil)
 	api := w.rpc()
 	rules := rpcRules()
 	fields := messageFields((&tandemv1.GenerateRequest{}).ProtoReflect().Descriptor(), "")
