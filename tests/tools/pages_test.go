@@ -12,12 +12,12 @@ import (
 )
 
 // pages are the documents whose code spans name files of the tree.
-var pages = []string{"CONTRIBUTING.md", "docs/english.md", "docs/style.md"}
+var pages = []string{"CONTRIBUTING.md", "docs/english.md", "docs/style.md", "docs/how-to-add.md"}
 
 var (
 	codeSpan = regexp.MustCompile("`([^`\n]+)`")
-	// named is a path from the root, perhaps with {a,b} and *, perhaps with :Name, which stands in each of its files.
-	named = regexp.MustCompile(`^([\w.@-]+(?:/[\w.{},*@-]+)*/?)(?::([A-Za-z_]\w*))?$`)
+	// named is a path from the root, perhaps with {a,b} and *, perhaps with :Name or :Name,Name, which stand in each of its files.
+	named = regexp.MustCompile(`^([\w.@-]+(?:/[\w.{},*@-]+)*/?)(?::([A-Za-z_]\w*(?:,[A-Za-z_]\w*)*))?$`)
 	// fileName tells a file at the root or beside the page from any other word.
 	fileName = regexp.MustCompile(`^\.?[\w-]+\.(c|cmake|cpp|cu|cuh|go|gguf|h|json|md|mod|proto|py|sh|sum|tsv|work|ya?ml)$`)
 )
@@ -50,8 +50,10 @@ func fault(root, page, span string) string {
 		if err != nil {
 			return err.Error()
 		}
-		if !regexp.MustCompile(`\b` + m[2] + `\b`).Match(text) {
-			return path + " has no " + m[2]
+		for _, name := range strings.Split(m[2], ",") {
+			if !regexp.MustCompile(`\b` + name + `\b`).Match(text) {
+				return path + " has no " + name
+			}
 		}
 	}
 	return ""
@@ -126,6 +128,8 @@ func TestSpansThatNameFiles(t *testing.T) {
 		"docs/stile.md":                          "docs/stile.md does not exist",
 		"stile.md":                               "stile.md does not exist",
 		"docs/{style,englisch}.md":               "docs/englisch.md does not exist",
+		"go.mod:module,require":                  "",
+		"go.mod:module,nothing":                  "go.mod has no nothing",
 		"go.mod:nothing":                         "go.mod has no nothing",
 		"nothing/here":                           "nothing/here does not exist",
 	} {
