@@ -4,8 +4,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/services/chattemplate"
@@ -69,7 +69,7 @@ func (r *reader) messages(o reqjson.Object) error {
 		return err
 	}
 	if len(list) == 0 {
-		return apierror.Missing("messages")
+		return reqerr.Missing("messages")
 	}
 	for i, raw := range list {
 		m, err := o.Element("messages", i, raw)
@@ -90,7 +90,7 @@ func (r *reader) message(o reqjson.Object) error {
 		return err
 	}
 	if !ok {
-		return apierror.Missing(o.Path("role"))
+		return reqerr.Missing(o.Path("role"))
 	}
 	switch role {
 	case chat.RoleUser:
@@ -101,7 +101,7 @@ func (r *reader) message(o reqjson.Object) error {
 		// Newer clients put instructions between the turns.
 		return r.instructions(o, "content")
 	}
-	return apierror.InvalidValue(o.Path("role"), "must be user, assistant or system, got %q", role)
+	return reqerr.InvalidValue(o.Path("role"), "must be user, assistant or system, got %q", role)
 }
 
 // blocks calls read for each content block under a name; a string is one block of text.
@@ -119,7 +119,7 @@ func blocks(o reqjson.Object, name string, read func(block) error) error {
 	}
 	list, _, _, err := o.Array(name)
 	if err != nil {
-		return apierror.InvalidValue(o.Path(name), "must be a string or an array of blocks")
+		return reqerr.InvalidValue(o.Path(name), "must be a string or an array of blocks")
 	}
 	for i, raw := range list {
 		b := block{}
@@ -130,7 +130,7 @@ func blocks(o reqjson.Object, name string, read func(block) error) error {
 			return err
 		}
 		if !ok {
-			return apierror.Missing(b.Path("type"))
+			return reqerr.Missing(b.Path("type"))
 		}
 		if err := read(b); err != nil {
 			return err
@@ -154,7 +154,7 @@ func (b block) words() (string, error) {
 	}
 	text, ok, err := b.String("text")
 	if err == nil && !ok {
-		err = apierror.Missing(b.Path("text"))
+		err = reqerr.Missing(b.Path("text"))
 	}
 	return text, err
 }
@@ -298,7 +298,7 @@ func (r *reader) toolReference(b block) (string, error) {
 		return "", err
 	}
 	if !ok {
-		return "", apierror.Missing(b.Path("tool_name"))
+		return "", reqerr.Missing(b.Path("tool_name"))
 	}
 	tool := r.tools.Get(name)
 	if tool == nil {
@@ -306,10 +306,11 @@ func (r *reader) toolReference(b block) (string, error) {
 	}
 	def, err := chattemplate.ToJSON(tool.Definition())
 	if err != nil {
-		return "", apierror.InvalidValue(b.Path("tool_name"), "names a tool that cannot be shown: %v", err)
+		return "", reqerr.InvalidValue(b.Path("tool_name"), "names a tool that cannot be shown: %v", err)
 	}
 	if r.referred += len(def); r.referred > maxReferred {
-		return "", apierror.InvalidValue(b.Path("tool_name"), "brings the tools that are referred to above %d bytes", maxReferred)
+		return "", reqerr.InvalidValue(b.Path("tool_name"),
+			"brings the tools that are referred to above %d bytes", maxReferred)
 	}
 	return "This tool can be called from now on: " + def, nil
 }
@@ -321,7 +322,7 @@ func (r *reader) result(b block) error {
 		return err
 	}
 	if !ok {
-		return apierror.Missing(b.Path("tool_use_id"))
+		return reqerr.Missing(b.Path("tool_use_id"))
 	}
 	text, err := r.text(b.Object, "content")
 	if err != nil {
@@ -403,7 +404,7 @@ func toolUse(b block) (c chat.ToolCall, err error) {
 		return c, err
 	}
 	if name == "" {
-		return c, apierror.Missing(b.Path("name"))
+		return c, reqerr.Missing(b.Path("name"))
 	}
 	c.Name, c.Arguments = name, chattemplate.NewDict()
 	if raw, _, ok := b.Raw("input"); ok && reqjson.Kind(raw) == 's' {
@@ -417,7 +418,7 @@ func toolUse(b block) (c chat.ToolCall, err error) {
 	}
 	raw, _, _ := b.Raw("input")
 	if c.Arguments, err = chattemplate.FromJSON(raw); err != nil {
-		return c, apierror.InvalidValue(b.Path("input"), "cannot be read: %v", err)
+		return c, reqerr.InvalidValue(b.Path("input"), "cannot be read: %v", err)
 	}
 	return c, nil
 }

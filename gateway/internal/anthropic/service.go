@@ -3,9 +3,9 @@ package anthropic
 import (
 	"net/http"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/seal"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
@@ -145,7 +145,7 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (*tur
 		req.Format = format
 	}
 	if o.Has("thread") {
-		return nil, apierror.Unsupported("thread", "is not supported: send the whole conversation")
+		return nil, reqerr.Unsupported("thread", "is not supported: send the whole conversation")
 	}
 	in := &reader{omit: s.Turn.Omit(req), open: s.signer.Open, tools: req.Tools}
 	if err := in.system(o); err != nil {

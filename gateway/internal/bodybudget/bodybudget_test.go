@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 	"go.uber.org/goleak"
 )
 
@@ -24,8 +24,7 @@ func TestBudget(t *testing.T) {
 	if err := read(large, 1<<20); err != nil {
 		t.Fatal(err)
 	}
-	var full *apierror.Error
-	if err := read(second, 200<<10); !errors.As(err, &full) || full.Status != 429 || full.RetryAfter == 0 {
+	if err := read(second, 200<<10); !errors.Is(err, rpcerr.QueueFull) || rpcerr.RetryAfter(err) == 0 {
 		t.Errorf("beyond the bound: %v", err)
 	}
 	if b.Used() > 1<<20 {

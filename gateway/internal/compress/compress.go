@@ -13,11 +13,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -147,10 +147,10 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 	mode := c.cfg.Mode
 	if want.Mode != "" && want.Mode != ModeOff {
 		if !c.cfg.AllowOverride && want.Mode != mode {
-			return nil, apierror.Unsupported("pflash.mode", "cannot be chosen by requests on this server")
+			return nil, reqerr.Unsupported("pflash.mode", "cannot be chosen by requests on this server")
 		}
 		if c.Tokenizer() == nil {
-			return nil, apierror.Unsupported("pflash.mode", "needs a scorer, and this server has none")
+			return nil, reqerr.Unsupported("pflash.mode", "needs a scorer, and this server has none")
 		}
 	}
 	if want.Mode != "" {
@@ -253,12 +253,11 @@ func (c *Compressor) score(ctx context.Context, doc *document, want Wish, id str
 		return nil, 0, ReasonTooLong, nil
 	}
 	failed := func(err error) ([][]span, float64, string, error) {
-		var e *apierror.Error
 		switch {
 		case errors.Is(ctx.Err(), context.DeadlineExceeded), rpcerr.Code(err) == codes.DeadlineExceeded:
 			// The scorer may notice the deadline first.
 			return nil, 0, ReasonTimeout, err
-		case errors.As(err, &e) && e.Code == "no_worker":
+		case errors.Is(err, rpcerr.NoWorker):
 			return nil, 0, ReasonNoScorer, err
 		}
 		return nil, 0, ReasonScorerFailed, err

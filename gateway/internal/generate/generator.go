@@ -8,11 +8,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"go.opentelemetry.io/otel/trace"
@@ -86,8 +86,8 @@ type job struct {
 	clamped       int
 }
 
-// Run serves req and returns when all its choices are done, with the account. On an error the sink has seen what was generated
-// before it. Errors are *apierror.Error or carry one; a cancelled ctx gives its cause.
+// Run serves req and returns when all its choices are done, with the account. On an error the sink has seen what was
+// generated before it. Errors are of package reqerr; a cancelled ctx gives its cause.
 func (g *Generator) Run(ctx context.Context, req *Request, sink Sink) (*Usage, error) {
 	r := &run{g: g, req: req, sink: sink}
 	if req.Arrived.IsZero() {
@@ -148,12 +148,10 @@ func (r *run) run(ctx context.Context) (*Usage, error) {
 
 // fail turns an error into the one that is reported: the reason of a cancelled context wins over what it caused.
 func (r *run) fail(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			return apierror.From(cause)
-		}
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
 	}
-	return apierror.From(err)
+	return reqerr.From(err)
 }
 
 // prepare compresses prompts, checks lengths and makes the jobs.
@@ -191,7 +189,8 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 		if err != nil {
 			// Only a scorer that failed is worth another try. Clients repeat what gets a 503 and shorten what gets a 400.
 			if report != nil && report.Failed {
-				return nil, apierror.NoWorker("the prompt needs compression, which failed: " + report.Reason).WithCause(err)
+				failed := reqerr.NoWorker("the prompt needs compression, which failed: " + report.Reason)
+				return nil, failed.WithCause(err)
 			}
 			return nil, err
 		}
@@ -229,7 +228,7 @@ func (r *run) length(p, c int) (n, clamped int, err error) {
 	}
 	room := c - p
 	if room < min(minRoom, want) || room < 0 {
-		return 0, 0, apierror.ContextLength(p, 0, c)
+		return 0, 0, reqerr.ContextLength(p, 0, c)
 	}
 	if want <= room {
 		return want, 0, nil
@@ -238,7 +237,7 @@ func (r *run) length(p, c int) (n, clamped int, err error) {
 		return room, 0, nil
 	}
 	if cfg.StrictContext {
-		return 0, 0, apierror.ContextLength(p, want, c)
+		return 0, 0, reqerr.ContextLength(p, want, c)
 	}
 	return room, room, nil
 }

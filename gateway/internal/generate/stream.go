@@ -11,9 +11,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/watchdog"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -80,7 +80,7 @@ func (s *stream) run(ctx context.Context, lane *cluster.Lane) (*Choice, error) {
 		}
 		var again bool
 		if again, failures = s.judge(ctx, lane, err, failures); !again {
-			return s.partial(), err
+			return s.partial(), answer(err)
 		}
 		if lostAt.IsZero() {
 			lostAt = time.Now()
@@ -90,6 +90,15 @@ func (s *stream) run(ctx context.Context, lane *cluster.Lane) (*Choice, error) {
 		}
 		s.retries++
 	}
+}
+
+// answer is what the request is told of an attempt that failed for good. A violation states it; all else comes from the
+// worker or the sink.
+func answer(err error) error {
+	if v := violation(err); v != nil {
+		return v.answer
+	}
+	return reqerr.OfWorker(err)
 }
 
 // judge gives the lane back and says whether another attempt makes sense.
@@ -149,12 +158,12 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 	lane, err := ticket.Lane(wait)
 	if err != nil && ctx.Err() == nil {
 		if rpcerr.Code(cause) == codes.ResourceExhausted {
-			return nil, apierror.QueueTimeout().WithCause(cause)
+			return nil, reqerr.QueueTimeout().WithCause(cause)
 		}
 		if violation(cause) != nil {
 			return nil, cause
 		}
-		return nil, apierror.WorkerFailed(errors.Join(cause, context.Cause(wait)))
+		return nil, reqerr.WorkerFailed(errors.Join(cause, context.Cause(wait)))
 	}
 	return lane, err
 }

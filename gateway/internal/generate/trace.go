@@ -3,11 +3,12 @@ package generate
 import (
 	"cmp"
 	"context"
+	"strings"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -95,13 +96,14 @@ func (t tracing) end(span trace.Span, own bool, u *Usage, finishes []string, err
 			attribute.StringSlice(telemetry.GenAIFinishReasons, finishes),
 		)
 		if err != nil {
-			if e := apierror.From(err); e.Status == apierror.StatusClientClosed {
-				span.SetAttributes(attribute.String(telemetry.AttrOutcome, metrics.OutcomeCancelled))
+			outcome, kind := metrics.OutcomeOf(err), strings.ToLower(rpcerr.Reason(err))
+			if outcome == metrics.OutcomeCancelled {
+				span.SetAttributes(attribute.String(telemetry.AttrOutcome, outcome))
 			} else {
-				span.SetAttributes(attribute.String("error.type", e.Code))
-				if own && e.Status >= 500 {
-					span.SetStatus(codes.Error, e.Code)
-				}
+				span.SetAttributes(attribute.String("error.type", kind))
+			}
+			if own && outcome == metrics.OutcomeServerError {
+				span.SetStatus(codes.Error, kind)
 			}
 		}
 	}

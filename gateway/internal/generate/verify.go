@@ -8,9 +8,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )
@@ -55,7 +56,7 @@ func (v *verifier) mostBytes() int {
 
 // violationError reports an answer of a worker that cannot be.
 type violationError struct {
-	answer *apierror.Error // what the client is told
+	answer *rpcerr.Error // what the client is told
 	field  string
 }
 
@@ -63,7 +64,7 @@ func (e *violationError) Error() string { return e.answer.Error() }
 func (e *violationError) Unwrap() error { return e.answer }
 
 func invalid(field, format string, args ...any) error {
-	return &violationError{answer: apierror.WorkerInvalid(field, fmt.Sprintf(format, args...)), field: field}
+	return &violationError{answer: reqerr.WorkerInvalid(field, fmt.Sprintf(format, args...)), field: field}
 }
 
 // violation returns err as the report of an answer that cannot be, nil when it is something else.

@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/accesslog"
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
+	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -90,7 +91,8 @@ func (s *Service) leave(ctx context.Context, method string, err error) {
 		log = zap.NewNop()
 	}
 	accesslog.Write(ctx, log, accesslog.Entry{Method: "RPC", Endpoint: strings.TrimPrefix(method, "/"), Client: address,
-		Code: rpcerr.Code(err).String(), Outcome: outcome(err), Err: err})
+		Code: rpcerr.Code(err).String(), Outcome: metrics.OutcomeOf(err),
+		Reason: strings.ToLower(rpcerr.Reason(err)), Err: err})
 }
 
 // count adds a message to what its RPC holds of the budget.

@@ -16,7 +16,6 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/tokenizer"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 )
@@ -26,7 +25,7 @@ func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.Inferen
 	ctx := stream.Context()
 	if s.Metrics != nil {
 		end := s.Metrics.Start(ctx, "grpc/Generate", turn.CallFrom(ctx).Key)
-		defer func() { end(outcome(err)) }()
+		defer func() { end(metrics.OutcomeOf(err)) }()
 	}
 	if s.Draining != nil && s.Draining() {
 		return rpcerr.Draining
@@ -60,18 +59,6 @@ func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.Inferen
 		return toRPC(err)
 	}
 	return stream.Send(sink.last(u))
-}
-
-func outcome(err error) string {
-	switch rpcerr.Code(err) {
-	case codes.OK:
-		return metrics.OutcomeOK
-	case codes.Canceled:
-		return metrics.OutcomeCancelled
-	case codes.InvalidArgument, codes.NotFound, codes.ResourceExhausted, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented:
-		return metrics.OutcomeClientError
-	}
-	return metrics.OutcomeServerError
 }
 
 // request converts and checks a request.

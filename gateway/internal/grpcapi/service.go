@@ -3,14 +3,15 @@ package grpcapi
 
 import (
 	"context"
+	"slices"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
@@ -18,6 +19,7 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 )
 
@@ -149,32 +151,32 @@ func requestID(ctx context.Context) string {
 	return turn.RequestID(id)
 }
 
-// toRPC turns an answer into a status.
+// public are the reasons that callers see as they are.
+var public = []error{rpcerr.ContextLength, rpcerr.UnknownModel, rpcerr.QueueFull, rpcerr.NoWorker, rpcerr.Draining}
+
+// toRPC returns what callers are told of an error: without causes, and without the reasons that only HTTP shows.
 func toRPC(err error) error {
-	e := apierror.From(err)
-	switch e.Code {
-	case "context_length_exceeded":
-		return rpcerr.ContextLength.With("%s", e.Message).WithViolation("input", e.Message)
-	case "model_not_found":
-		return rpcerr.UnknownModel.With("%s", e.Message)
-	case "queue_full":
-		return rpcerr.QueueFull.With("%s", e.Message).WithRetryAfter(e.RetryAfter)
-	case "no_worker", "queue_timeout":
-		return rpcerr.NoWorker.With("%s", e.Message).WithRetryAfter(e.RetryAfter)
-	case "draining":
-		return rpcerr.Draining.With("%s", e.Message).WithRetryAfter(e.RetryAfter)
-	case "deadline_exceeded":
-		return context.DeadlineExceeded
-	case "cancelled":
+	e := reqerr.From(err)
+	if slices.ContainsFunc(public, e.Is) {
+		return e.WithCause(nil)
+	}
+	field, text := "", e.Message()
+	if v := e.Violations(); len(v) > 0 {
+		field, text = v[0].Field, v[0].Message
+	}
+	switch e.Code() {
+	case codes.Canceled:
 		return context.Canceled
+	case codes.DeadlineExceeded:
+		return context.DeadlineExceeded
+	case codes.Unavailable: // no worker became free in time
+		return rpcerr.NoWorker.With("%s", text).WithRetryAfter(e.RetryAfter())
+	case codes.NotFound:
+		return rpcerr.NotFound("%s", text)
+	case codes.InvalidArgument:
+		return rpcerr.InvalidArgument(field, "%s", text)
 	}
-	switch {
-	case e.Status == 404:
-		return rpcerr.NotFound("%s", e.Message)
-	case e.Status < 500:
-		return rpcerr.InvalidArgument(e.Param, "%s", e.Message)
-	}
-	return rpcerr.Internal("%s", e.Message)
+	return rpcerr.Internal("%s", text)
 }
 
 // Register adds the service to a server.

@@ -6,10 +6,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 )
 
 type modelEntry struct {
@@ -62,7 +62,7 @@ func (s *Server) oneModel(w http.ResponseWriter, r *http.Request) error {
 	id := r.PathValue("id")
 	m, err := s.Model()
 	if err != nil || m.Name != id {
-		return apierror.ModelNotFound(id)
+		return reqerr.UnknownModel(id)
 	}
 	if anthropicClient(r) {
 		return writeJSON(w, http.StatusOK, newAnthropicModel(m))

@@ -19,6 +19,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
 	"github.com/tandem-inference/tandem/gateway/internal/openai"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/responses"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -201,7 +202,7 @@ func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
 				panic(p)
 			}
 			s.Logger.Error("handler panicked", zap.Any(telemetry.KeyReason, p), zap.ByteString(telemetry.KeyStack, debug.Stack()))
-			err = apierror.Internal(errors.New("panic"))
+			err = reqerr.Internal(errors.New("panic"))
 		}
 	}()
 	if len(r.RequestURI) > maxURLBytes {
@@ -237,7 +238,7 @@ func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
 		s.running.add()
 		defer s.running.done()
 		if s.Draining != nil && s.Draining() {
-			return apierror.Draining()
+			return reqerr.Draining()
 		}
 	}
 	if r.ContentLength > maxBodyBytes {
@@ -292,7 +293,23 @@ func (s *Server) report(r *http.Request, name string, status int, outcome string
 	if u := turn.CallFrom(r.Context()).Usage; u != nil && s.Metrics != nil {
 		s.Metrics.Generated(r.Context(), u.Generation())
 	}
-	accesslog.Write(r.Context(), s.Logger, accesslog.Entry{Method: method(r), Endpoint: name, Client: r.RemoteAddr, Status: status, Outcome: outcome, Err: err})
+	e := accesslog.Entry{Method: method(r), Endpoint: name, Client: r.RemoteAddr, Status: status, Outcome: outcome}
+	if err != nil {
+		e.Reason, e.Err = apierror.From(err).Code, withCause(err)
+	}
+	accesslog.Write(r.Context(), s.Logger, e)
+}
+
+// withCause shows the cause of an answer, which the client does not see.
+func withCause(err error) error {
+	if !answered(err) {
+		return err
+	}
+	e := apierror.From(err)
+	if cause := e.Unwrap(); cause != nil {
+		return errors.Join(e, cause)
+	}
+	return e
 }
 
 // method is the request's method, _OTHER for one that HTTP does not have: clients may send any word.

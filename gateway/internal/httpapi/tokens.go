@@ -8,6 +8,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/openai"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
@@ -79,7 +80,7 @@ func (s *Server) idsOf(r *http.Request, o reqjson.Object, m *model.Model) ([]int
 		return nil, err
 	}
 	if !ok {
-		return nil, apierror.Missing("content")
+		return nil, reqerr.Missing("content")
 	}
 	if len(text) > maxTokenize {
 		return nil, apierror.Transport(http.StatusRequestEntityTooLarge, "'content' has %d bytes, at most %d are tokenised at a time", len(text), maxTokenize)

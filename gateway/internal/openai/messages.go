@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/services/chattemplate"
@@ -22,7 +22,7 @@ func parseMessages(o reqjson.Object, omit omitter) ([]chat.Message, error) {
 		return nil, err
 	}
 	if !ok || len(raw) == 0 {
-		return nil, apierror.Missing("messages")
+		return nil, reqerr.Missing("messages")
 	}
 	out := make([]chat.Message, 0, len(raw))
 	for i, r := range raw {
@@ -47,7 +47,7 @@ func parseMessage(o reqjson.Object, omit omitter) (m chat.Message, err error) {
 	}
 	switch {
 	case !ok:
-		return m, apierror.Missing(o.Path("role"))
+		return m, reqerr.Missing(o.Path("role"))
 	case role == "developer":
 		m.Role = chat.RoleSystem
 	case role == "function":
@@ -55,7 +55,8 @@ func parseMessage(o reqjson.Object, omit omitter) (m chat.Message, err error) {
 	case role == chat.RoleSystem, role == chat.RoleUser, role == chat.RoleAssistant, role == chat.RoleTool:
 		m.Role = role
 	default:
-		return m, apierror.InvalidValue(o.Path("role"), "must be system, developer, user, assistant, tool or function, got %q", role)
+		return m, reqerr.InvalidValue(o.Path("role"),
+			"must be system, developer, user, assistant, tool or function, got %q", role)
 	}
 	if m.Content, err = parseContent(o, omit); err != nil {
 		return m, err
@@ -113,7 +114,7 @@ func parseContent(o reqjson.Object, omit omitter) (string, error) {
 		return s, err
 	case 'a':
 	default:
-		return "", apierror.InvalidValue(path, "must be a string or an array of parts")
+		return "", reqerr.InvalidValue(path, "must be a string or an array of parts")
 	}
 	parts, _, _, err := o.Array("content")
 	if err != nil {
@@ -125,7 +126,7 @@ func parseContent(o reqjson.Object, omit omitter) (string, error) {
 		if reqjson.Kind(p) == 's' {
 			var s string
 			if err := json.Unmarshal(p, &s); err != nil {
-				return "", apierror.InvalidValue(at, "must be an object or a string")
+				return "", reqerr.InvalidValue(at, "must be an object or a string")
 			}
 			b.WriteString(s)
 			continue
@@ -159,11 +160,11 @@ func parsePart(o reqjson.Object, omit omitter) (string, error) {
 		o.ReadAll()
 		return omit(kind, o.Path("type"))
 	default:
-		return "", apierror.InvalidValue(o.Path("type"), "%q is not a known part", kind)
+		return "", reqerr.InvalidValue(o.Path("type"), "%q is not a known part", kind)
 	}
 	text, ok, err := o.String(field)
 	if err == nil && !ok {
-		err = apierror.Missing(o.Path(field))
+		err = reqerr.Missing(o.Path(field))
 	}
 	return text, err
 }
@@ -254,7 +255,7 @@ func parseToolCall(o reqjson.Object) (c chat.ToolCall, err error) {
 		return c, err
 	}
 	if !ok {
-		return c, apierror.Missing(o.Path("function"))
+		return c, reqerr.Missing(o.Path("function"))
 	}
 	c.Name, c.Arguments, err = parseCall(fn)
 	return c, err
@@ -267,7 +268,7 @@ func parseCustom(o reqjson.Object) (name string, args chattemplate.Value, err er
 		return "", nil, err
 	}
 	if !ok || name == "" {
-		return "", nil, apierror.Missing(o.Path("name"))
+		return "", nil, reqerr.Missing(o.Path("name"))
 	}
 	input, _, err := o.String("input")
 	if err != nil {
@@ -286,7 +287,7 @@ func parseCall(fn reqjson.Object) (name string, args chattemplate.Value, err err
 		return "", nil, err
 	}
 	if !ok || name == "" {
-		return "", nil, apierror.Missing(fn.Path("name"))
+		return "", nil, reqerr.Missing(fn.Path("name"))
 	}
 	raw, _, ok := fn.Raw("arguments")
 	if !ok {
@@ -296,7 +297,7 @@ func parseCall(fn reqjson.Object) (name string, args chattemplate.Value, err err
 	case 'o':
 		v, err := chattemplate.FromJSON(raw)
 		if err != nil {
-			return "", nil, apierror.InvalidValue(fn.Path("arguments"), "cannot be read: %v", err)
+			return "", nil, reqerr.InvalidValue(fn.Path("arguments"), "cannot be read: %v", err)
 		}
 		return name, v, nil
 	case 's':
@@ -306,5 +307,5 @@ func parseCall(fn reqjson.Object) (name string, args chattemplate.Value, err err
 		}
 		return name, chat.ParseArguments(text), nil
 	}
-	return "", nil, apierror.InvalidValue(fn.Path("arguments"), "must be a string or an object")
+	return "", nil, reqerr.InvalidValue(fn.Path("arguments"), "must be a string or an object")
 }

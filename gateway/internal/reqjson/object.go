@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 )
 
 // MaxDepth is the deepest nesting of arrays and objects.
@@ -50,12 +50,12 @@ func Parse(body []byte) (Object, error) {
 	o := Object{use: &use{}}
 	if err := json.Unmarshal(body, &o.fields); err != nil {
 		if se, ok := err.(*json.SyntaxError); ok {
-			return Object{}, apierror.InvalidJSON("the body is not valid JSON: %v at byte %d", se, se.Offset)
+			return Object{}, reqerr.InvalidJSON("the body is not valid JSON: %v at byte %d", se, se.Offset)
 		}
-		return Object{}, apierror.InvalidJSON("the body must be a JSON object")
+		return Object{}, reqerr.InvalidJSON("the body must be a JSON object")
 	}
 	if o.fields == nil {
-		return Object{}, apierror.InvalidJSON("the body must be a JSON object")
+		return Object{}, reqerr.InvalidJSON("the body must be a JSON object")
 	}
 	dropNulls(o.fields)
 	extra, ok, err := o.Object("extra_body")
@@ -94,7 +94,7 @@ func checkDepth(body []byte) error {
 			inString = true
 		case c == '{' || c == '[':
 			if depth++; depth > MaxDepth {
-				return apierror.InvalidJSON("the body is nested deeper than %d levels", MaxDepth)
+				return reqerr.InvalidJSON("the body is nested deeper than %d levels", MaxDepth)
 			}
 		case c == '}' || c == ']':
 			depth--
@@ -107,7 +107,7 @@ func checkDepth(body []byte) error {
 func Wrap(raw json.RawMessage, path string) (Object, error) {
 	o := Object{path: path}
 	if err := json.Unmarshal(raw, &o.fields); err != nil || o.fields == nil {
-		return Object{}, apierror.InvalidValue(path, "must be an object")
+		return Object{}, reqerr.InvalidValue(path, "must be an object")
 	}
 	dropNulls(o.fields)
 	return o, nil
@@ -227,7 +227,7 @@ func (o Object) String(names ...string) (val string, ok bool, err error) {
 		return "", false, nil
 	}
 	if err := json.Unmarshal(raw, &val); err != nil {
-		return "", false, apierror.InvalidValue(o.Path(name), "must be a string")
+		return "", false, reqerr.InvalidValue(o.Path(name), "must be a string")
 	}
 	return val, true, nil
 }
@@ -239,7 +239,7 @@ func (o Object) Bool(names ...string) (val, ok bool, err error) {
 		return false, false, nil
 	}
 	if err := json.Unmarshal(raw, &val); err != nil {
-		return false, false, apierror.InvalidValue(o.Path(name), "must be true or false")
+		return false, false, reqerr.InvalidValue(o.Path(name), "must be true or false")
 	}
 	return val, true, nil
 }
@@ -295,10 +295,10 @@ func (o Object) Float(r Range, names ...string) (val float64, ok bool, err error
 		return 0, false, nil
 	}
 	if err := json.Unmarshal(raw, &val); err != nil {
-		return 0, false, apierror.InvalidValue(o.Path(name), "must be a number")
+		return 0, false, reqerr.InvalidValue(o.Path(name), "must be a number")
 	}
 	if !r.Has(val) {
-		return 0, false, apierror.InvalidValue(o.Path(name), "must be %s, got %s", r.describe, num(val))
+		return 0, false, reqerr.InvalidValue(o.Path(name), "must be %s, got %s", r.describe, num(val))
 	}
 	return val, true, nil
 }
@@ -311,10 +311,10 @@ func (o Object) Int(r Range, names ...string) (val int64, ok bool, err error) {
 	}
 	val, ok = Int64(raw)
 	if !ok {
-		return 0, false, apierror.InvalidValue(o.Path(name), "must be an integer")
+		return 0, false, reqerr.InvalidValue(o.Path(name), "must be an integer")
 	}
 	if !r.Has(float64(val)) {
-		return 0, false, apierror.InvalidValue(o.Path(name), "must be %s, got %d", r.describe, val)
+		return 0, false, reqerr.InvalidValue(o.Path(name), "must be %s, got %d", r.describe, val)
 	}
 	return val, true, nil
 }
@@ -363,7 +363,7 @@ func (o Object) Array(names ...string) (val []json.RawMessage, name string, ok b
 		return nil, "", false, nil
 	}
 	if err := json.Unmarshal(raw, &val); err != nil {
-		return nil, "", false, apierror.InvalidValue(o.Path(name), "must be an array")
+		return nil, "", false, reqerr.InvalidValue(o.Path(name), "must be an array")
 	}
 	return val, name, true, nil
 }
@@ -379,7 +379,7 @@ func (o Object) Strings(names ...string) (val []string, name string, ok bool, er
 		return []string{one}, name, true, nil
 	}
 	if err := json.Unmarshal(raw, &val); err != nil {
-		return nil, "", false, apierror.InvalidValue(o.Path(name), "must be a string or an array of strings")
+		return nil, "", false, reqerr.InvalidValue(o.Path(name), "must be a string or an array of strings")
 	}
 	return val, name, true, nil
 }

@@ -2,13 +2,13 @@ package reqjson
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"google.golang.org/grpc/codes"
 )
 
 func parse(t *testing.T, body string) Object {
@@ -42,8 +42,8 @@ func TestRangesNameThePath(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _, err = in.Float(Between(0, 1), "y")
-	var e *apierror.Error
-	if !errors.As(err, &e) || e.Param != "x.y" || !strings.Contains(e.Message, "between 0 and 1, got 1.5") {
+	if v := rpcerr.From(err).Violations(); len(v) != 1 || v[0].Field != "x.y" ||
+		!strings.Contains(v[0].Message, "between 0 and 1, got 1.5") {
 		t.Errorf("error %v", err)
 	}
 	if _, _, err := in.Int(Any(), "y"); err == nil {
@@ -64,9 +64,8 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		o, err := Parse(body)
-		var e *apierror.Error
 		if err != nil {
-			if !errors.As(err, &e) || e.Status != 400 {
+			if rpcerr.Code(err) != codes.InvalidArgument {
 				t.Fatalf("error %v is not an answer", err)
 			}
 			return

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/seal"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
@@ -74,7 +74,7 @@ func parseItems(o reqjson.Object) ([]json.RawMessage, error) {
 		items, _, _, err := o.Array("input")
 		return items, err
 	}
-	return nil, apierror.InvalidValue("input", "must be a string or an array of items")
+	return nil, reqerr.InvalidValue("input", "must be a string or an array of items")
 }
 
 // add reads an item that the store keeps, which lies at path. What a request said in vain was reported to that request.
@@ -109,7 +109,7 @@ func (r *reader) element(o reqjson.Object, i int, raw json.RawMessage) error {
 func (r *reader) bare(raw json.RawMessage, path string) error {
 	var text string
 	if err := json.Unmarshal(raw, &text); err != nil {
-		return apierror.InvalidValue(path, "must be an object")
+		return reqerr.InvalidValue(path, "must be an object")
 	}
 	r.push(chat.Message{Role: chat.RoleUser, Content: text})
 	return nil
@@ -194,7 +194,7 @@ func (r *reader) message(o reqjson.Object) error {
 		return err
 	}
 	if !ok {
-		return apierror.Missing(o.Path("role"))
+		return reqerr.Missing(o.Path("role"))
 	}
 	text, err := r.text(o, "content")
 	if err != nil {
@@ -208,7 +208,7 @@ func (r *reader) message(o reqjson.Object) error {
 	case chat.RoleSystem, "developer":
 		r.push(chat.Message{Role: chat.RoleSystem, Content: text})
 	default:
-		return apierror.InvalidValue(o.Path("role"), "must be user, assistant, system or developer, got %q", role)
+		return reqerr.InvalidValue(o.Path("role"), "must be user, assistant, system or developer, got %q", role)
 	}
 	return nil
 }
@@ -252,7 +252,7 @@ func (r *reader) call(o reqjson.Object, kind string) error {
 		return err
 	}
 	if c.Name == "" {
-		return apierror.Missing(o.Path("name"))
+		return reqerr.Missing(o.Path("name"))
 	}
 	field := "arguments"
 	if kind == itemCustom {
@@ -310,7 +310,7 @@ func (r *reader) reference(o reqjson.Object) error {
 		return err
 	}
 	if id == "" {
-		return apierror.Missing(o.Path("id"))
+		return reqerr.Missing(o.Path("id"))
 	}
 	item, ok := r.find(id)
 	if !ok {
@@ -318,7 +318,7 @@ func (r *reader) reference(o reqjson.Object) error {
 		return nil
 	}
 	if r.referred += len(item); r.referred > maxReferred {
-		return apierror.InvalidValue(o.Path("id"), "brings the items that are referred to above %d bytes", maxReferred)
+		return reqerr.InvalidValue(o.Path("id"), "brings the items that are referred to above %d bytes", maxReferred)
 	}
 	return r.add(item, o.Path("id"))
 }
@@ -335,7 +335,7 @@ func (r *reader) text(o reqjson.Object, name string) (string, error) {
 	}
 	parts, _, _, err := o.Array(name)
 	if err != nil {
-		return "", apierror.InvalidValue(o.Path(name), "must be a string or an array of parts")
+		return "", reqerr.InvalidValue(o.Path(name), "must be a string or an array of parts")
 	}
 	var b strings.Builder
 	for i, p := range parts {
@@ -371,11 +371,11 @@ func (r *reader) part(o reqjson.Object) (string, error) {
 		o.ReadAll()
 		return r.omit(kind, o.Path("type"))
 	default:
-		return "", apierror.InvalidValue(o.Path("type"), "%q is not a known part", kind)
+		return "", reqerr.InvalidValue(o.Path("type"), "%q is not a known part", kind)
 	}
 	text, ok, err := o.String(field)
 	if err == nil && !ok {
-		err = apierror.Missing(o.Path(field))
+		err = reqerr.Missing(o.Path(field))
 	}
 	return text, err
 }

@@ -2,7 +2,6 @@ package responses
 
 import (
 	"encoding/json"
-	"errors"
 	"runtime"
 	"strings"
 	"testing"
@@ -102,8 +101,7 @@ func TestReferencesAreBounded(t *testing.T) {
 	for ; n < 20 && err == nil; n++ {
 		err = r.add(json.RawMessage(`{"type":"item_reference","id":"msg_1"}`), reqjson.Index("input", n))
 	}
-	var e *apierror.Error
-	if !errors.As(err, &e) || e.Param != "input[7].id" {
+	if e := apierror.From(err); e == nil || e.Param != "input[7].id" {
 		t.Errorf("after %d references: %v", n, err)
 	}
 }

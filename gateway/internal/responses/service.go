@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/seal"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
@@ -128,7 +129,7 @@ func (s *Service) stream(w http.ResponseWriter, r *http.Request, p *turn.Prepare
 	switch {
 	case !out.closed && a.seq > 0:
 		// The client left. Others may read the events.
-		out.Fail(nil, apierror.Cancelled())
+		out.Fail(nil, reqerr.Cancelled())
 	case a.log != nil:
 		a.log.end()
 	}

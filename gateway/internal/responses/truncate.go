@@ -4,9 +4,9 @@ import (
 	"errors"
 	"sort"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
@@ -49,7 +49,7 @@ func (s *Service) prepare(m *model.Model, q *request) (*turn.Prepared, error) {
 		return len(r.Tokens)+reserve <= limit
 	})
 	if failed != nil {
-		return nil, apierror.From(failed)
+		return nil, reqerr.From(failed)
 	}
 	q.Messages = dropTurns(whole, starts, n)
 	return s.Turn.Prepare(m, q.Request)

@@ -8,10 +8,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
 )
 
@@ -29,7 +29,7 @@ type Stream interface {
 	// End appends what closes a stream that went well.
 	End(dst []byte, u *generate.Usage) []byte
 	// Fail appends the error event and what closes the stream after it.
-	Fail(dst []byte, err *apierror.Error) []byte
+	Fail(dst []byte, err error) []byte
 }
 
 // Run runs a request into a sink that is no HTTP answer.
@@ -49,7 +49,7 @@ func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, ma
 	out := sse.New(w, sse.Config{
 		Keepalive: s.cfg.Keepalive,
 		Ping:      func(dst []byte) []byte { return sink.Ping(dst) },
-		Gone:      func(error) { cancel(apierror.Cancelled()) },
+		Gone:      func(error) { cancel(reqerr.Cancelled()) },
 	})
 	defer out.Close()
 	sink = make(out)
@@ -67,9 +67,8 @@ func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, ma
 		if !out.Begun() {
 			return err
 		}
-		e := apierror.From(err)
-		_ = out.Send(func(dst []byte) []byte { return sink.Fail(dst, e) })
-		return e
+		_ = out.Send(func(dst []byte) []byte { return sink.Fail(dst, err) })
+		return err
 	}
 	return out.Send(func(dst []byte) []byte { return sink.End(dst, u) })
 }
@@ -109,7 +108,7 @@ func (s *Service) deadline(ctx context.Context) (context.Context, context.Cancel
 	if s.cfg.RequestTimeout <= 0 {
 		return ctx, func() {}
 	}
-	return context.WithTimeoutCause(ctx, s.cfg.RequestTimeout, apierror.Deadline())
+	return context.WithTimeoutCause(ctx, s.cfg.RequestTimeout, reqerr.Deadline())
 }
 
 func account(r *http.Request, u *generate.Usage) { CallFrom(r.Context()).Usage = u }
@@ -118,7 +117,7 @@ func account(r *http.Request, u *generate.Usage) { CallFrom(r.Context()).Usage =
 func WriteJSON(w http.ResponseWriter, v any) error {
 	b, err := jsontext.Marshal(v)
 	if err != nil {
-		return apierror.Internal(err)
+		return reqerr.Internal(err)
 	}
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
 	_, err = w.Write(append(b, '\n'))

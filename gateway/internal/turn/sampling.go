@@ -5,9 +5,9 @@ import (
 	"math/rand/v2"
 	"strconv"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"google.golang.org/protobuf/proto"
@@ -102,7 +102,7 @@ func parseBias(o reqjson.Object, vocab int) (map[int32]float64, error) {
 	for key := range b.Members() {
 		id, err := strconv.ParseInt(key, 10, 32)
 		if err != nil || id < 0 || id >= int64(vocab) {
-			return nil, apierror.InvalidValue(b.Path(key), "is not a token id below %d", vocab)
+			return nil, reqerr.InvalidValue(b.Path(key), "is not a token id below %d", vocab)
 		}
 		v, _, err := b.Float(reqjson.Between(-100, 100), key)
 		if err != nil {

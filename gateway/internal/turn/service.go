@@ -7,13 +7,13 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -98,7 +98,7 @@ func (s *Service) Read(r *http.Request) (o reqjson.Object, m *model.Model, name 
 	}
 	CallFrom(r.Context()).Model = m.Name
 	if s.cfg.StrictModel && name != "" && name != m.Name {
-		return o, nil, "", apierror.ModelNotFound(name)
+		return o, nil, "", reqerr.UnknownModel(name)
 	}
 	return o, m, cmp.Or(name, m.Name), nil
 }
@@ -121,7 +121,7 @@ func (s *Service) conversation(m *model.Model, req *Request) (*chat.Conversation
 	if req.Kwargs != nil {
 		v, err := chattemplate.FromJSON(req.Kwargs)
 		if err != nil {
-			return nil, apierror.InvalidValue("chat_template_kwargs", "cannot be read: %v", err)
+			return nil, reqerr.InvalidValue("chat_template_kwargs", "cannot be read: %v", err)
 		}
 		conv.Kwargs, _ = v.(*chattemplate.Dict)
 	}
@@ -133,7 +133,7 @@ func render(m *model.Model, conv *chat.Conversation, limit int) (*model.Rendered
 	r, err := m.RenderWithin(conv, limit)
 	var te *chattemplate.Error
 	if errors.As(err, &te) {
-		return nil, apierror.Template(err)
+		return nil, reqerr.Template(err)
 	}
 	return r, err
 }
@@ -153,7 +153,7 @@ func (s *Service) CheckLength(m *model.Model, text string) error {
 	}
 	limit := m.Limit(s.Generator.Targets.MaxContext())
 	if least := m.Tokenizer.MinTokens(text); limit > 0 && least > limit {
-		return apierror.ContextLengthAtLeast(least, limit)
+		return reqerr.ContextLengthAtLeast(least, limit)
 	}
 	return nil
 }
@@ -228,7 +228,7 @@ func (s *Service) limit(m *model.Model, req *Request, thinking bool, p *Prepared
 func (s *Service) compression(req *Request, m *model.Model, conv *chat.Conversation, tokens int) (compress.Func, error) {
 	if s.Compressor == nil {
 		if req.Pflash.Mode == compress.ModeAuto || req.Pflash.Mode == compress.ModeAlways {
-			return nil, apierror.Unsupported("pflash", "needs a scorer, which this server does not have")
+			return nil, reqerr.Unsupported("pflash", "needs a scorer, which this server does not have")
 		}
 		return nil, nil
 	}

@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/services/chattemplate"
@@ -102,7 +102,7 @@ func (p *toolParser) space(o reqjson.Object) error {
 		return err
 	}
 	if !ok || name == "" {
-		return apierror.Missing(o.Path("name"))
+		return reqerr.Missing(o.Path("name"))
 	}
 	raw, key, _, err := o.Array("tools")
 	if err != nil {
@@ -125,9 +125,9 @@ func (p *toolParser) add(o reqjson.Object, raw json.RawMessage, kind toolcall.Ki
 	case err != nil:
 		return err
 	case !ok:
-		return apierror.Missing(o.Path("name"))
+		return reqerr.Missing(o.Path("name"))
 	case !toolcall.ValidName(name):
-		return apierror.InvalidValue(o.Path("name"), toolcall.NameRule)
+		return reqerr.InvalidValue(o.Path("name"), toolcall.NameRule)
 	}
 	t.Name = name
 	if p.namespace != "" {
@@ -164,7 +164,7 @@ func (p *toolParser) add(o reqjson.Object, raw json.RawMessage, kind toolcall.Ki
 		t.Schema, _, _ = o.Raw(schema)
 	}
 	if err := p.set.Add(t, order); err != nil {
-		return apierror.InvalidValue(o.Path("name"), "cannot be used: %v", err)
+		return reqerr.InvalidValue(o.Path("name"), "cannot be used: %v", err)
 	}
 	return nil
 }
@@ -182,11 +182,11 @@ func (p *toolParser) aside(o reqjson.Object) (string, error) {
 	}
 	for i, raw := range examples {
 		if reqjson.Kind(raw) != 'o' {
-			return "", apierror.InvalidValue(reqjson.Index(o.Path("input_examples"), i), "must be an object")
+			return "", reqerr.InvalidValue(reqjson.Index(o.Path("input_examples"), i), "must be an object")
 		}
 		var example bytes.Buffer
 		if err := json.Compact(&example, raw); err != nil {
-			return "", apierror.InvalidValue(reqjson.Index(o.Path("input_examples"), i), "cannot be read: %v", err)
+			return "", reqerr.InvalidValue(reqjson.Index(o.Path("input_examples"), i), "cannot be read: %v", err)
 		}
 		parts = append(parts, "Example of arguments: "+example.String())
 	}
@@ -224,7 +224,7 @@ func ParseToolChoice(o reqjson.Object, set *toolcall.Set) (c ToolChoice, paralle
 		}
 		c.Mode, ok = toolModes[s]
 		if !ok {
-			return c, nil, apierror.InvalidValue(path, "must be none, auto, required or a function, got %q", s)
+			return c, nil, reqerr.InvalidValue(path, "must be none, auto, required or a function, got %q", s)
 		}
 		return c, nil, needTools(c, set, path)
 	}
@@ -261,7 +261,7 @@ func ParseToolChoice(o reqjson.Object, set *toolcall.Set) (c ToolChoice, paralle
 	switch kind {
 	case "", "function", "tool", "custom":
 	default:
-		return c, nil, apierror.InvalidValue(obj.Path("type"), "names no tool of this request: %q", kind)
+		return c, nil, reqerr.InvalidValue(obj.Path("type"), "names no tool of this request: %q", kind)
 	}
 	c.Name, err = namedTool(obj, set)
 	c.Mode = ToolNamed
@@ -281,12 +281,12 @@ func allowedTools(o, obj reqjson.Object, set *toolcall.Set) (c ToolChoice, err e
 	case err != nil:
 		return c, err
 	case !ok:
-		return c, apierror.Missing(in.Path("mode"))
+		return c, reqerr.Missing(in.Path("mode"))
 	case mode == "auto":
 	case mode == "required":
 		c.Mode = ToolRequired
 	default:
-		return c, apierror.InvalidValue(in.Path("mode"), "must be auto or required, got %q", mode)
+		return c, reqerr.InvalidValue(in.Path("mode"), "must be auto or required, got %q", mode)
 	}
 	list, _, ok, err := in.Array("tools")
 	if err != nil {
@@ -294,7 +294,7 @@ func allowedTools(o, obj reqjson.Object, set *toolcall.Set) (c ToolChoice, err e
 	}
 	path := in.Path("tools")
 	if !ok {
-		return c, apierror.Missing(path)
+		return c, reqerr.Missing(path)
 	}
 	c.Allowed = []string{}
 	for i, raw := range list {
@@ -317,7 +317,7 @@ func allowedTools(o, obj reqjson.Object, set *toolcall.Set) (c ToolChoice, err e
 		c.Allowed = append(c.Allowed, name)
 	}
 	if len(c.Allowed) == 0 {
-		return c, apierror.InvalidValue(path, "names no tool of this request")
+		return c, reqerr.InvalidValue(path, "names no tool of this request")
 	}
 	return c, nil
 }
@@ -352,7 +352,7 @@ var toolModes = map[string]ToolMode{"none": ToolNone, "auto": ToolAuto, "require
 
 func needTools(c ToolChoice, set *toolcall.Set, path string) error {
 	if c.Mode == ToolRequired && set.Len() == 0 {
-		return apierror.InvalidValue(path, "asks for a call, but the request has no tools")
+		return reqerr.InvalidValue(path, "asks for a call, but the request has no tools")
 	}
 	return nil
 }
@@ -375,7 +375,7 @@ func namedTool(obj reqjson.Object, set *toolcall.Set) (string, error) {
 		return "", err
 	}
 	if !ok {
-		return "", apierror.Missing(in.Path("name"))
+		return "", reqerr.Missing(in.Path("name"))
 	}
 	space, ok, err := in.String("namespace")
 	if err != nil {
@@ -387,5 +387,5 @@ func namedTool(obj reqjson.Object, set *toolcall.Set) (string, error) {
 	if t := set.Get(name); t != nil {
 		return name, nil
 	}
-	return "", apierror.InvalidValue(in.Path("name"), "names no tool of this request: %q", name)
+	return "", reqerr.InvalidValue(in.Path("name"), "names no tool of this request: %q", name)
 }
