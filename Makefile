@@ -204,7 +204,7 @@ bin/gpures: $(wildcard tools/gpures/*.go)
 
 lint: lint-proto lint-go lint-native lint-flags ## all checks: buf, generated code, golangci-lint, clang-format, flags table
 
-lint-proto: bin/buf
+lint-proto: bin/buf bin/protoc-gen-tandemwire
 	bin/buf lint
 	@tools/proto-check.sh
 
@@ -222,12 +222,16 @@ fmt: ## format Go, proto and C++ sources
 	gofmt -w $$(git ls-files '*.go' ':!:*.pb.go')
 	@tools/clang-format.sh -i
 
-proto: bin/buf ## regenerate the Go code of proto/
+proto: bin/buf bin/protoc-gen-tandemwire ## regenerate the Go code of proto/ and the codec of services/tensorwire
 	bin/buf generate
 
 bin/buf: tools/proto/go.mod
 	GOWORK=off GOBIN=$(CURDIR)/bin $(GO) -C tools/proto install tool
 	@touch $@
+
+bin/protoc-gen-tandemwire: $(wildcard tools/protoc-gen-tandemwire/*.go) proto/tandem/wire/v1/options.pb.go
+	@mkdir -p bin
+	CGO_ENABLED=0 $(GO) build -trimpath -o $@ ./tools/protoc-gen-tandemwire
 
 bin/golangci-lint: tools/lint/go.mod
 	GOWORK=off GOBIN=$(CURDIR)/bin $(GO) -C tools/lint install tool

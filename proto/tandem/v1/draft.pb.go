@@ -7,6 +7,7 @@
 package tandemv1
 
 import (
+	_ "github.com/tandem-inference/tandem/proto/tandem/wire/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -466,7 +467,7 @@ func (x *GetFuseResponse) GetChunk() []byte {
 	return nil
 }
 
-// SpeculateRequest is one step of the target. Field order keeps the payload last: services/tensorwire passes it by reference.
+// SpeculateRequest is one step of the target.
 type SpeculateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names the sequence in logs.
@@ -776,7 +777,7 @@ var File_tandem_v1_draft_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_draft_proto_rawDesc = "" +
 	"\n" +
-	"\x15tandem/v1/draft.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\xce\x01\n" +
+	"\x15tandem/v1/draft.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\x1a\x1ctandem/wire/v1/options.proto\"\xce\x01\n" +
 	"\x0fGetDraftRequest\x12#\n" +
 	"\rtables_digest\x18\x01 \x01(\tR\ftablesDigest\x12)\n" +
 	"\x10tokenizer_digest\x18\x02 \x01(\tR\x0ftokenizerDigest\x12#\n" +
@@ -799,19 +800,19 @@ const file_tandem_v1_draft_proto_rawDesc = "" +
 	"\fdraft_digest\x18\t \x01(\tR\vdraftDigest\x12\x1f\n" +
 	"\vmax_context\x18\n" +
 	" \x01(\x05R\n" +
-	"maxContext\"a\n" +
+	"maxContext\"m\n" +
 	"\x10PutTablesRequest\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x1f\n" +
 	"\vtotal_bytes\x18\x02 \x01(\x03R\n" +
-	"totalBytes\x12\x14\n" +
-	"\x05chunk\x18\x0f \x01(\fR\x05chunk\"\x13\n" +
+	"totalBytes\x12\x1a\n" +
+	"\x05chunk\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x05chunk:\x04\x88\xe7\x18\x01\"\x13\n" +
 	"\x11PutTablesResponse\"\x10\n" +
-	"\x0eGetFuseRequest\"`\n" +
+	"\x0eGetFuseRequest\"l\n" +
 	"\x0fGetFuseResponse\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x1f\n" +
 	"\vtotal_bytes\x18\x02 \x01(\x03R\n" +
-	"totalBytes\x12\x14\n" +
-	"\x05chunk\x18\x0f \x01(\fR\x05chunk\"\xba\x02\n" +
+	"totalBytes\x12\x1a\n" +
+	"\x05chunk\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x05chunk:\x04\x88\xe7\x18\x01\"\xc6\x02\n" +
 	"\x10SpeculateRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
@@ -820,8 +821,8 @@ const file_tandem_v1_draft_proto_rawDesc = "" +
 	"\x10feature_position\x18\x04 \x01(\x05R\x0ffeaturePosition\x12!\n" +
 	"\ffeature_rows\x18\x05 \x01(\x05R\vfeatureRows\x12E\n" +
 	"\x10feature_encoding\x18\x06 \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\x0ffeatureEncoding\x12,\n" +
-	"\apropose\x18\a \x01(\v2\x12.tandem.v1.ProposeR\apropose\x12\x1a\n" +
-	"\bfeatures\x18\x0f \x01(\fR\bfeatures\"\xbc\x01\n" +
+	"\apropose\x18\a \x01(\v2\x12.tandem.v1.ProposeR\apropose\x12 \n" +
+	"\bfeatures\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\bfeatures:\x04\x88\xe7\x18\x01\"\xbc\x01\n" +
 	"\aPropose\x12\x16\n" +
 	"\x06anchor\x18\x01 \x01(\x05R\x06anchor\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\x05R\bposition\x12\x16\n" +
@@ -829,7 +830,7 @@ const file_tandem_v1_draft_proto_rawDesc = "" +
 	"\x05block\x18\x04 \x01(\x05R\x05block\x12.\n" +
 	"\x04mode\x18\x05 \x01(\x0e2\x1a.tandem.v1.SpeculationModeR\x04mode\x12\x1f\n" +
 	"\vdeadline_us\x18\x06 \x01(\x05R\n" +
-	"deadlineUs\"\xfa\x01\n" +
+	"deadlineUs\"\x80\x02\n" +
 	"\x11SpeculateResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
 	"\x04step\x18\x02 \x01(\x04R\x04step\x12\x16\n" +
@@ -840,7 +841,7 @@ const file_tandem_v1_draft_proto_rawDesc = "" +
 	"\tappend_us\x18\a \x01(\x05R\bappendUs\x12\x1d\n" +
 	"\n" +
 	"forward_us\x18\b \x01(\x05R\tforwardUs\x12\x19\n" +
-	"\bbuild_us\x18\t \x01(\x05R\abuildUs*s\n" +
+	"\bbuild_us\x18\t \x01(\x05R\abuildUs:\x04\x88\xe7\x18\x01*s\n" +
 	"\x0fFeatureEncoding\x12 \n" +
 	"\x1cFEATURE_ENCODING_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19FEATURE_ENCODING_RAW_BF16\x10\x01\x12\x1f\n" +

@@ -7,6 +7,7 @@
 package enginev1
 
 import (
+	_ "github.com/tandem-inference/tandem/proto/tandem/wire/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -3466,7 +3467,7 @@ var File_tandem_engine_v1_engine_proto protoreflect.FileDescriptor
 
 const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\n" +
-	"\x1dtandem/engine/v1/engine.proto\x12\x10tandem.engine.v1\"\xf9\x03\n" +
+	"\x1dtandem/engine/v1/engine.proto\x12\x10tandem.engine.v1\x1a\x1ctandem/wire/v1/options.proto\"\xf9\x03\n" +
 	"\vOpenRequest\x12*\n" +
 	"\x04role\x18\x01 \x01(\x0e2\x16.tandem.engine.v1.RoleR\x04role\x12\x1d\n" +
 	"\n" +
@@ -3596,16 +3597,16 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\bsnapshot\x18\x01 \x01(\x05R\bsnapshot\"\x16\n" +
 	"\x14FreeSnapshotResponse\"3\n" +
 	"\x15ExportSequenceRequest\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x05R\bsequence\"O\n" +
+	"\bsequence\x18\x01 \x01(\x05R\bsequence\"[\n" +
 	"\x16ExportSequenceResponse\x12\x1f\n" +
 	"\vtotal_bytes\x18\x01 \x01(\x04R\n" +
-	"totalBytes\x12\x14\n" +
-	"\x05chunk\x18\x0f \x01(\fR\x05chunk\"j\n" +
+	"totalBytes\x12\x1a\n" +
+	"\x05chunk\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x05chunk:\x04\x88\xe7\x18\x01\"v\n" +
 	"\x15ImportSequenceRequest\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x1f\n" +
 	"\vtotal_bytes\x18\x02 \x01(\x04R\n" +
-	"totalBytes\x12\x14\n" +
-	"\x05chunk\x18\x0f \x01(\fR\x05chunk\"\x18\n" +
+	"totalBytes\x12\x1a\n" +
+	"\x05chunk\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x05chunk:\x04\x88\xe7\x18\x01\"\x18\n" +
 	"\x16ImportSequenceResponse\"+\n" +
 	"\x11SetCaptureRequest\x12\x16\n" +
 	"\x06layers\x18\x01 \x03(\x05R\x06layers\"@\n" +
