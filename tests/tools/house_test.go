@@ -98,6 +98,40 @@ func TestPackagesHaveNames(t *testing.T) {
 // mostLines of a source file; well before that a second thing can be found inside.
 const mostLines = 800
 
+// TestDepsAreNotEmbedded: a struct that embeds Deps lends what it was given to everyone who holds it.
+func TestDepsAreNotEmbedded(t *testing.T) {
+	root, files := sources(t, product, ".go")
+	constructors := 0
+	for _, file := range files {
+		parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, file), nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		deps := func(f *ast.Field) bool {
+			id, ok := f.Type.(*ast.Ident)
+			return ok && id.Name == "Deps"
+		}
+		ast.Inspect(parsed, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				if slices.ContainsFunc(n.Type.Params.List, deps) {
+					constructors++
+				}
+			case *ast.StructType:
+				for _, f := range n.Fields.List {
+					if deps(f) && len(f.Names) == 0 {
+						t.Errorf("%s embeds Deps: keep what is needed of it in unexported fields", file)
+					}
+				}
+			}
+			return true
+		})
+	}
+	if constructors < 5 {
+		t.Errorf("found %d functions that take Deps", constructors)
+	}
+}
+
 // TestFilesAreSmall bounds the files of the product; those of tests may be long lists of cases.
 func TestFilesAreSmall(t *testing.T) {
 	root, files := sources(t, product, ".go", ".cpp", ".h", ".cu", ".cuh")

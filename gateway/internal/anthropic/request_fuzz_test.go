@@ -41,12 +41,12 @@ func FuzzRequest(f *testing.F) {
 		req, err := s.parse(r, o, m)
 		var p *turn.Prepared
 		if err == nil {
-			p, err = s.Turn.Prepare(m, req)
+			p, err = s.turn.Prepare(m, req)
 		}
 		e := apierror.From(err)
 		switch {
 		case err == nil:
-			r, err := s.Turn.Render(m, req)
+			r, err := s.turn.Render(m, req)
 			if err != nil || len(r.Tokens) != p.PromptTokens {
 				t.Fatalf("%d tokens counted, %d in the run, %v", len(r.Tokens), p.PromptTokens, err)
 			}

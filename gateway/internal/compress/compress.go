@@ -113,7 +113,7 @@ type Config struct {
 
 // Deps of a Compressor.
 type Deps struct {
-	Scorers *cluster.Pool
+	Scorers Scorers
 	// Tokenizer returns the scorer's tokenizer, nil while no scorer is known.
 	Tokenizer func() *tokenizer.Tokenizer
 	Logger    *zap.Logger
@@ -121,10 +121,23 @@ type Deps struct {
 	Metrics *metrics.Set
 }
 
+// Scorers gives out the lanes of the workers that rate prompts.
+type Scorers interface {
+	// Submit puts a request into the queue; the caller closes the ticket.
+	Submit(d cluster.Demand) (*cluster.Ticket, error)
+	// Others reports whether a worker takes work that is none of avoid.
+	Others(avoid map[string]bool) bool
+	// MaxContext is the longest context in tokens that workers offer, 0 = unknown.
+	MaxContext() int
+}
+
 // Compressor plans and runs compression. It is safe for concurrent use.
 type Compressor struct {
-	cfg Config
-	Deps
+	cfg       Config
+	scorers   Scorers
+	tokenizer func() *tokenizer.Tokenizer
+	log       *zap.Logger
+	metrics   *metrics.Set
 }
 
 // New returns a compressor.
@@ -132,7 +145,9 @@ func New(cfg Config, deps Deps) *Compressor {
 	if deps.Logger == nil {
 		deps.Logger = zap.NewNop()
 	}
-	return &Compressor{cfg: cfg, Deps: deps}
+	return &Compressor{
+		cfg: cfg, scorers: deps.Scorers, tokenizer: deps.Tokenizer, log: deps.Logger, metrics: deps.Metrics,
+	}
 }
 
 // Wanted reports whether a request asks for compression, itself or by the server's setting.
@@ -149,7 +164,7 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 		if !c.cfg.AllowOverride && want.Mode != mode {
 			return nil, reqerr.Unsupported("pflash.mode", "cannot be chosen by requests on this server")
 		}
-		if c.Tokenizer() == nil {
+		if c.tokenizer() == nil {
 			return nil, reqerr.Unsupported("pflash.mode", "needs a scorer, and this server has none")
 		}
 	}
@@ -190,7 +205,7 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 	return func(ctx context.Context) Result {
 		out, reason, err := c.run(ctx, want, m, conv, tokens, requestID)
 		if err != nil {
-			c.Logger.Warn("prompt not compressed", zap.String(telemetry.KeyRequestID, requestID),
+			c.log.Warn("prompt not compressed", zap.String(telemetry.KeyRequestID, requestID),
 				zap.String(telemetry.KeyReason, reason), zap.NamedError(telemetry.KeyErr, err))
 		}
 		if reason != "" {
@@ -210,7 +225,7 @@ func skipped(reason string, tokens int, ratio float64) Result {
 func (c *Compressor) run(
 	ctx context.Context, want Wish, m *model.Model, conv *chat.Conversation, tokens int, id string,
 ) (out Result, reason string, err error) {
-	tok := c.Tokenizer()
+	tok := c.tokenizer()
 	if tok == nil {
 		return out, ReasonNoScorer, errors.New("no scorer has joined")
 	}
@@ -249,7 +264,7 @@ func (c *Compressor) run(
 
 // score asks a scorer which tokens to keep: spans relative to each segment.
 func (c *Compressor) score(ctx context.Context, doc *document, want Wish, id string) (kept [][]span, scoreMS float64, reason string, err error) {
-	if limit := c.Scorers.MaxContext(); limit > 0 && len(doc.tokens) > limit {
+	if limit := c.scorers.MaxContext(); limit > 0 && len(doc.tokens) > limit {
 		return nil, 0, ReasonTooLong, nil
 	}
 	failed := func(err error) ([][]span, float64, string, error) {
@@ -275,12 +290,13 @@ func (c *Compressor) score(ctx context.Context, doc *document, want Wish, id str
 		if !errors.Is(err, errAnswer) {
 			return failed(err)
 		}
-		if c.Metrics != nil {
-			c.Metrics.Violation(ctx, "prefill", "segments")
+		if c.metrics != nil {
+			c.metrics.Violation(ctx, "prefill", "segments")
 		}
-		c.Logger.Warn("a scorer's answer cannot be", zap.String(telemetry.KeyRequestID, id), zap.String(telemetry.KeyWorker, worker),
+		c.log.Warn("a scorer's answer cannot be", zap.String(telemetry.KeyRequestID, id),
+			zap.String(telemetry.KeyWorker, worker),
 			zap.NamedError(telemetry.KeyErr, err))
-		if avoid[worker] = true; !c.Scorers.Others(avoid) {
+		if avoid[worker] = true; !c.scorers.Others(avoid) {
 			return failed(err)
 		}
 	}
@@ -297,7 +313,7 @@ const answerBase, answerToken = 64 << 10, 16
 
 // ask has one scorer score the document, none of avoid. worker is who it was. Errors that are errAnswer are the scorer's.
 func (c *Compressor) ask(ctx context.Context, doc *document, req *tandemv1.CompressRequest, avoid map[string]bool) (kept [][]span, scoreMS float64, worker string, err error) {
-	ticket, err := c.Scorers.Submit(cluster.Demand{Lanes: 1, Tokens: len(doc.tokens), Avoid: avoid})
+	ticket, err := c.scorers.Submit(cluster.Demand{Lanes: 1, Tokens: len(doc.tokens), Avoid: avoid})
 	if err != nil {
 		return nil, 0, "", err
 	}

@@ -40,17 +40,31 @@ type Config struct {
 
 // Deps of a Generator.
 type Deps struct {
-	Targets *cluster.Pool
+	Targets Targets
 	Metrics *metrics.Set
 	// Tracer gets a span per request and phase; nil = none.
 	Tracer trace.TracerProvider
 	Logger *zap.Logger
 }
 
+// Targets gives out the lanes of the workers that generate.
+type Targets interface {
+	// Check reports, without waiting, whether a request could be queued now.
+	Check() error
+	// Submit puts a request into the queue; the caller closes the ticket.
+	Submit(d cluster.Demand) (*cluster.Ticket, error)
+	// Others reports whether a worker takes work that is none of avoid.
+	Others(avoid map[string]bool) bool
+	// MaxContext is the longest context in tokens that workers offer, 0 = unknown.
+	MaxContext() int
+}
+
 // Generator runs requests. It is safe for concurrent use.
 type Generator struct {
-	cfg Config
-	Deps
+	cfg     Config
+	targets Targets
+	metrics *metrics.Set
+	log     *zap.Logger
 	tracing tracing
 }
 
@@ -59,8 +73,13 @@ func New(cfg Config, deps Deps) *Generator {
 	if deps.Logger == nil {
 		deps.Logger = zap.NewNop()
 	}
-	return &Generator{cfg: cfg, Deps: deps, tracing: newTracing(deps.Tracer)}
+	return &Generator{
+		cfg: cfg, targets: deps.Targets, metrics: deps.Metrics, log: deps.Logger, tracing: newTracing(deps.Tracer),
+	}
 }
+
+// MaxContext is the longest context in tokens that workers offer, 0 = unknown.
+func (g *Generator) MaxContext() int { return g.targets.MaxContext() }
 
 // run is the state of one request.
 type run struct {
@@ -110,7 +129,9 @@ func (r *run) run(ctx context.Context) (*Usage, error) {
 		need = max(need, len(j.prompt)+j.max)
 	}
 	queued := time.Now()
-	ticket, err := g.Targets.Submit(cluster.Demand{Lanes: len(jobs), Tokens: need, Share: req.Share, Priority: req.Priority})
+	ticket, err := g.targets.Submit(cluster.Demand{
+		Lanes: len(jobs), Tokens: need, Share: req.Share, Priority: req.Priority,
+	})
 	if err != nil {
 		return nil, r.fail(ctx, err)
 	}
@@ -157,10 +178,10 @@ func (r *run) fail(ctx context.Context, err error) error {
 // prepare compresses prompts, checks lengths and makes the jobs.
 func (r *run) prepare(ctx context.Context) ([]job, error) {
 	// A request that cannot be queued should not keep a scorer busy first.
-	if err := r.g.Targets.Check(); err != nil {
+	if err := r.g.targets.Check(); err != nil {
 		return nil, err
 	}
-	limit := r.req.Model.Limit(r.g.Targets.MaxContext())
+	limit := r.req.Model.Limit(r.g.targets.MaxContext())
 	var jobs []job
 	for i, p := range r.req.Prompts {
 		r.usage.PromptTokens += len(p.Tokens)
@@ -202,13 +223,13 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 }
 
 func (r *run) countCompression(ctx context.Context, c *compress.Report) {
-	if r.g.Metrics == nil {
+	if r.g.metrics == nil {
 		return
 	}
 	if c.Applied {
-		r.g.Metrics.Compressed(ctx, "applied", c.OriginalTokens, c.KeptTokens)
+		r.g.metrics.Compressed(ctx, "applied", c.OriginalTokens, c.KeptTokens)
 	} else {
-		r.g.Metrics.Compressed(ctx, "skipped", 0, 0)
+		r.g.metrics.Compressed(ctx, "skipped", 0, 0)
 	}
 }
 
@@ -277,14 +298,14 @@ func (r *run) add(c *Choice, s *stream) {
 }
 
 func (r *run) countCalls(ctx context.Context, c *Choice) {
-	if r.g.Metrics == nil {
+	if r.g.metrics == nil {
 		return
 	}
 	for _, call := range c.ToolCalls {
-		r.g.Metrics.ToolCall(ctx, call.Format.String())
+		r.g.metrics.ToolCall(ctx, call.Format.String())
 	}
 	if c.ToolParseError != "" {
-		r.g.Metrics.ToolParseError(ctx)
+		r.g.metrics.ToolParseError(ctx)
 	}
 }
 

@@ -135,10 +135,10 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 	if rpcerr.Code(cause) == codes.ResourceExhausted {
 		level = zap.DebugLevel // the lane of a request that just left is not back yet: a matter of milliseconds
 	}
-	g.Logger.Log(level, "generation moves to another worker", zap.String(telemetry.KeyRequestID, s.r.req.ID),
+	g.log.Log(level, "generation moves to another worker", zap.String(telemetry.KeyRequestID, s.r.req.ID),
 		zap.Int(telemetry.KeyTokens, len(s.committed)), zap.NamedError(telemetry.KeyErr, cause))
-	if g.Metrics != nil {
-		g.Metrics.Retry(ctx)
+	if g.metrics != nil {
+		g.metrics.Retry(ctx)
 	}
 	timeout := errors.New("no worker took over in time")
 	if s.begun() && s.contract != "" && !g.cfg.FailoverAny {
@@ -150,7 +150,7 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 	if s.begun() {
 		demand.Contract = &s.contract
 	}
-	ticket, err := g.Targets.Submit(demand)
+	ticket, err := g.targets.Submit(demand)
 	if err != nil {
 		return nil, err
 	}
@@ -262,10 +262,10 @@ func (s *stream) admit(a *tandemv1.Admitted) error {
 		s.admitted = false // nothing ran: this attempt is not a failure of the worker
 		return rpcerr.Unavailable("worker %s has contract id %q, the generation began with %q", a.GetWorkerId(), id, s.contract)
 	}
-	s.r.g.Logger.Warn("generation goes on with another contract id: its text may differ from an undisturbed one",
+	s.r.g.log.Warn("generation goes on with another contract id: its text may differ from an undisturbed one",
 		zap.String(telemetry.KeyRequestID, s.r.req.ID), zap.String(telemetry.KeyContract, id), zap.String("contract_before", s.contract))
-	if s.r.g.Metrics != nil {
-		s.r.g.Metrics.ContractChange(context.Background())
+	if s.r.g.metrics != nil {
+		s.r.g.metrics.ContractChange(context.Background())
 	}
 	s.contract = id
 	s.contractChanges++

@@ -91,12 +91,13 @@ func (s *stream) bar(ctx context.Context, lane *cluster.Lane, v *violationError)
 	}
 	s.avoid[lane.Worker] = true
 	lane.Failed()
-	g.Logger.Warn("a worker's answer cannot be", zap.String(telemetry.KeyRequestID, s.r.req.ID), zap.String(telemetry.KeyWorker, lane.Worker),
+	g.log.Warn("a worker's answer cannot be", zap.String(telemetry.KeyRequestID, s.r.req.ID),
+		zap.String(telemetry.KeyWorker, lane.Worker),
 		zap.NamedError(telemetry.KeyErr, v))
-	if g.Metrics != nil {
-		g.Metrics.Violation(ctx, "target", v.field)
+	if g.metrics != nil {
+		g.metrics.Violation(ctx, "target", v.field)
 	}
-	return g.Targets.Others(s.avoid)
+	return g.targets.Others(s.avoid)
 }
 
 // message checks the next message of the stream; its error is a violation.

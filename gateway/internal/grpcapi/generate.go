@@ -23,11 +23,11 @@ import (
 // Generate implements the service.
 func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.InferenceService_GenerateServer) (err error) {
 	ctx := stream.Context()
-	if s.Metrics != nil {
-		end := s.Metrics.Start(ctx, "grpc/Generate", turn.CallFrom(ctx).Key)
+	if s.metrics != nil {
+		end := s.metrics.Start(ctx, "grpc/Generate", turn.CallFrom(ctx).Key)
 		defer func() { end(metrics.OutcomeOf(err)) }()
 	}
-	if s.Draining != nil && s.Draining() {
+	if s.draining != nil && s.draining() {
 		return rpcerr.Draining
 	}
 	m, err := s.served(in.GetModel())
@@ -50,10 +50,10 @@ func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.Inferen
 			sink.warnings = append(sink.warnings, w)
 		}
 	}
-	u, err := s.Turn.Run(ctx, req, sink)
+	u, err := s.turn.Run(ctx, req, sink)
 	turn.CallFrom(ctx).Usage = u
-	if u != nil && s.Metrics != nil {
-		s.Metrics.Generated(ctx, u.Generation())
+	if u != nil && s.metrics != nil {
+		s.metrics.Generated(ctx, u.Generation())
 	}
 	if err != nil {
 		return toRPC(err)
@@ -96,9 +96,7 @@ func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *
 		}
 		req.TopLogprobs = int(in.GetTopLogprobs())
 	}
-	if s.Turn.Budgets != nil {
-		turn.FillSampling(req.Sampling, s.Turn.Budgets.Sampling(m))
-	}
+	s.turn.FillSampling(req.Sampling, m)
 	p, err := s.prepare(in, m, req)
 	if err != nil {
 		return nil, err
@@ -113,7 +111,7 @@ func (s *Service) prepare(in *tandemv1.GenerateRequest, m *model.Model, req *tur
 		if err := s.chat(input, in.GetCompression(), req); err != nil {
 			return nil, err
 		}
-		p, err := s.Turn.Prepare(m, req)
+		p, err := s.turn.Prepare(m, req)
 		if err != nil {
 			return nil, toRPC(err)
 		}
@@ -125,14 +123,14 @@ func (s *Service) prepare(in *tandemv1.GenerateRequest, m *model.Model, req *tur
 	if k := req.Format.Kind; k != turn.FormatText && k != turn.FormatGrammar {
 		return nil, rpcerr.InvalidArgument("format", "of a raw prompt can only be a grammar")
 	}
-	p := s.Turn.Raw(m, req)
-	if err := s.Turn.Guide(m, req, p); err != nil {
+	p := s.turn.Raw(m, req)
+	if err := s.turn.Guide(m, req, p); err != nil {
 		return nil, toRPC(err)
 	}
 	var prompt generate.Prompt
 	switch input := in.GetInput().(type) {
 	case *tandemv1.GenerateRequest_Prompt:
-		if err := s.Turn.CheckLength(m, input.Prompt); err != nil {
+		if err := s.turn.CheckLength(m, input.Prompt); err != nil {
 			return nil, toRPC(err)
 		}
 		prompt.Tokens = m.Tokenizer.Encode(input.Prompt, tokenizer.Options{ParseSpecial: true})

@@ -8,7 +8,6 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
-	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
@@ -32,7 +31,8 @@ type Config struct {
 // Deps of the service.
 type Deps struct {
 	Turn    *turn.Service
-	Cluster *cluster.Cluster
+	Cluster Cluster
+	Targets Targets
 	Metrics *metrics.Set // nil = none
 	// Keys that callers must present; without any the service is open.
 	Keys   *apikey.Ring
@@ -45,19 +45,48 @@ type Deps struct {
 	ScorerReady func() bool
 }
 
+// Cluster lists the workers.
+type Cluster interface {
+	Workers() []registry.Worker
+}
+
+// Targets are the workers that generate.
+type Targets interface {
+	// MaxContext is the longest context in tokens that they offer, 0 = unknown.
+	MaxContext() int
+	// Busy returns the lanes in use and the lanes in all of a worker; ok is false for one that does not generate.
+	Busy(id string) (busy, lanes int, ok bool)
+}
+
 // Service implements tandemv1.InferenceServiceServer.
 type Service struct {
 	tandemv1.UnimplementedInferenceServiceServer
-	cfg Config
-	Deps
+	cfg         Config
+	turn        *turn.Service
+	cluster     Cluster
+	targets     Targets
+	metrics     *metrics.Set
+	keys        *apikey.Ring
+	log         *zap.Logger
+	bodies      *bodybudget.Budget
+	draining    func() bool
+	scorerReady func() bool
 }
 
 // New returns the service.
-func New(cfg Config, deps Deps) *Service { return &Service{cfg: cfg, Deps: deps} }
+func New(cfg Config, deps Deps) *Service {
+	if deps.Logger == nil {
+		deps.Logger = zap.NewNop()
+	}
+	return &Service{
+		cfg: cfg, turn: deps.Turn, cluster: deps.Cluster, targets: deps.Targets, metrics: deps.Metrics, keys: deps.Keys,
+		log: deps.Logger, bodies: deps.Bodies, draining: deps.Draining, scorerReady: deps.ScorerReady,
+	}
+}
 
 // served returns the model a request names.
 func (s *Service) served(name string) (*model.Model, error) {
-	m, err := s.Turn.Model()
+	m, err := s.turn.Model()
 	if err != nil {
 		return nil, toRPC(err)
 	}
@@ -78,7 +107,7 @@ func (s *Service) Tokenize(_ context.Context, req *tandemv1.TokenizeRequest) (*t
 		if err := s.chat(req.GetChat(), nil, t); err != nil {
 			return nil, err
 		}
-		r, err := s.Turn.Render(m, t)
+		r, err := s.turn.Render(m, t)
 		if err != nil {
 			return nil, toRPC(err)
 		}
@@ -111,14 +140,14 @@ func checkTokens(field string, ids []int32, vocab int) error {
 // ListModels implements the service.
 func (s *Service) ListModels(context.Context, *tandemv1.ListModelsRequest) (*tandemv1.ListModelsResponse, error) {
 	out := &tandemv1.ListModelsResponse{}
-	if m, err := s.Turn.Model(); err == nil {
-		n := m.Limit(s.Cluster.Targets.MaxContext())
+	if m, err := s.turn.Model(); err == nil {
+		n := m.Limit(s.targets.MaxContext())
 		speculative := false
-		for _, w := range s.Cluster.Workers() {
+		for _, w := range s.cluster.Workers() {
 			speculative = speculative || (w.State == registry.StateReady && len(w.Heartbeat.GetAttached()) > 0)
 		}
 		out.Models = append(out.Models, &tandemv1.Model{Id: m.Name, Arch: m.Arch, MaxContext: int32(n), CreatedUnix: m.Created,
-			Speculative: speculative, Compression: s.ScorerReady != nil && s.ScorerReady()})
+			Speculative: speculative, Compression: s.scorerReady != nil && s.scorerReady()})
 	}
 	return out, nil
 }
@@ -126,7 +155,7 @@ func (s *Service) ListModels(context.Context, *tandemv1.ListModelsRequest) (*tan
 // GetCluster implements the service.
 func (s *Service) GetCluster(context.Context, *tandemv1.GetClusterRequest) (*tandemv1.GetClusterResponse, error) {
 	out := &tandemv1.GetClusterResponse{}
-	for _, w := range s.Cluster.Workers() {
+	for _, w := range s.cluster.Workers() {
 		reg := w.Registration
 		e := &tandemv1.Worker{
 			Id: w.ID, Role: reg.GetRole(), Address: reg.GetAddress(), Backend: reg.GetBackend(), Device: reg.GetDevice(),
@@ -134,7 +163,7 @@ func (s *Service) GetCluster(context.Context, *tandemv1.GetClusterRequest) (*tan
 			LanesBusy: w.Heartbeat.GetLanesBusy(), LastHeartbeatMs: time.Since(w.LastHeartbeat).Milliseconds(), RttMs: w.Heartbeat.GetRttMs(),
 			Version: reg.GetVersion(), Drafts: w.Drafts, Contract: reg.GetContract(),
 		}
-		if busy, _, ok := s.Cluster.Targets.Busy(w.ID); ok {
+		if busy, _, ok := s.targets.Busy(w.ID); ok {
 			e.LanesBusy = int32(busy)
 		}
 		out.Workers = append(out.Workers, e)

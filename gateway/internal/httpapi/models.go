@@ -34,13 +34,13 @@ func (s *Server) entry(m *model.Model) modelEntry {
 
 // Context is the context length that requests get: the workers', else the model's own.
 func (s *Server) Context(m *model.Model) int {
-	return m.Limit(s.Cluster.Targets.MaxContext())
+	return m.Limit(s.targets.MaxContext())
 }
 
 // models serves /v1/models in the shape that the client knows: Codex names its version in the query, clients of Anthropic's
 // dialect in a header. Without a model the list is empty.
 func (s *Server) models(w http.ResponseWriter, r *http.Request) error {
-	m, err := s.Model()
+	m, err := s.model()
 	if err != nil {
 		m = nil
 	}
@@ -60,7 +60,7 @@ func (s *Server) models(w http.ResponseWriter, r *http.Request) error {
 // oneModel serves /v1/models/{id}.
 func (s *Server) oneModel(w http.ResponseWriter, r *http.Request) error {
 	id := r.PathValue("id")
-	m, err := s.Model()
+	m, err := s.model()
 	if err != nil || m.Name != id {
 		return reqerr.UnknownModel(id)
 	}
@@ -134,7 +134,7 @@ func (s *Server) codexModels(m *model.Model) codexList {
 		ContextWindow: s.Context(m), SupportsParallelToolCalls: true,
 	}
 	if m.ThinkClose != emit.None {
-		e := s.Envelope(m)
+		e := s.envelope(m)
 		for i, name := range modelcard.Efforts {
 			c.SupportedReasoningLevels = append(c.SupportedReasoningLevels, codexLevel{
 				Effort:      strings.ReplaceAll(name, "-", ""), // Codex knows this level without a hyphen

@@ -23,7 +23,7 @@ func (s *Server) parse(r *http.Request) (reqjson.Object, *model.Model, error) {
 	if err != nil {
 		return o, nil, err
 	}
-	m, err := s.Model()
+	m, err := s.model()
 	return o, m, err
 }
 
@@ -69,7 +69,7 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) error {
 // idsOf tokenises content, or a chat as the model would get it.
 func (s *Server) idsOf(r *http.Request, o reqjson.Object, m *model.Model) ([]int32, error) {
 	if o.Has("messages") {
-		rendered, err := s.OpenAI.Rendered(r, o, m)
+		rendered, err := s.openai.Rendered(r, o, m)
 		if err != nil {
 			return nil, err
 		}
@@ -129,7 +129,7 @@ func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	rendered, err := s.OpenAI.Rendered(r, o, m)
+	rendered, err := s.openai.Rendered(r, o, m)
 	if err != nil {
 		return err
 	}

@@ -25,11 +25,11 @@ const (
 
 // Completions serves POST /v1/completions.
 func (s *Service) Completions(w http.ResponseWriter, r *http.Request) error {
-	o, m, name, err := s.Turn.Read(r)
+	o, m, name, err := s.turn.Read(r)
 	if err != nil {
 		return err
 	}
-	req, err := s.Turn.Base(r, o, m, 0)
+	req, err := s.turn.Base(r, o, m, 0)
 	if err != nil {
 		return err
 	}
@@ -52,8 +52,8 @@ func (s *Service) Completions(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	p := s.Turn.Raw(m, req)
-	if err := s.Turn.Guide(m, req, p); err != nil {
+	p := s.turn.Raw(m, req)
+	if err := s.turn.Guide(m, req, p); err != nil {
 		return err
 	}
 	p.Run.Prompts = prompts
@@ -64,12 +64,12 @@ func (s *Service) Completions(w http.ResponseWriter, r *http.Request) error {
 	env := newEnvelope(turn.ResponseID(r.Context(), "cmpl-"), "text_completion", name, m.Fingerprint, opts)
 	sink := newCompletionSink(env, m.Tokenizer, p.Run, echo)
 	if req.Stream {
-		return s.Turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
+		return s.turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
 			sink.w = out
 			return sink
 		})
 	}
-	return s.Turn.Whole(w, r, p, sink, func(u *generate.Usage) any { return sink.answer(u) })
+	return s.turn.Whole(w, r, p, sink, func(u *generate.Usage) any { return sink.answer(u) })
 }
 
 // completionFields reads what only this endpoint has.
@@ -162,7 +162,7 @@ func (s *Service) parsePrompts(o reqjson.Object, m *model.Model, fill *middle) (
 		if err := json.Unmarshal(raw, &t); err != nil {
 			return reqerr.InvalidValue(path, "must be a string")
 		}
-		if err := s.Turn.CheckLength(m, t); err != nil {
+		if err := s.turn.CheckLength(m, t); err != nil {
 			return err
 		}
 		return add(m.Tokenizer.Encode(t, tokenizer.Options{ParseSpecial: fill == nil}), path)

@@ -51,7 +51,7 @@ func FuzzChatRequest(f *testing.F) {
 			check(err)
 			return
 		}
-		p, err := s.Turn.Prepare(m, req)
+		p, err := s.turn.Prepare(m, req)
 		if err != nil {
 			check(err)
 			return

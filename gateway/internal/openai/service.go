@@ -21,22 +21,22 @@ type Deps struct {
 
 // Service answers requests of the dialect.
 type Service struct {
-	cfg Config
-	Deps
+	cfg  Config
+	turn *turn.Service
 }
 
 // New returns the dialect's handlers.
-func New(cfg Config, deps Deps) *Service { return &Service{cfg: cfg, Deps: deps} }
+func New(cfg Config, deps Deps) *Service { return &Service{cfg: cfg, turn: deps.Turn} }
 
 // parse reads a chat request; legacy reports that it has functions instead of tools.
 func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (req *turn.Request, legacy bool, err error) {
-	if req, err = s.Turn.Parse(r, o, m); err != nil {
+	if req, err = s.turn.Parse(r, o, m); err != nil {
 		return nil, false, err
 	}
 	if legacy, err = parseFunctions(o, req); err != nil {
 		return nil, false, err
 	}
-	req.Messages, err = parseMessages(o, s.Turn.Omit(req))
+	req.Messages, err = parseMessages(o, s.turn.Omit(req))
 	return req, legacy, err
 }
 
@@ -46,5 +46,5 @@ func (s *Service) Rendered(r *http.Request, o reqjson.Object, m *model.Model) (*
 	if err != nil {
 		return nil, err
 	}
-	return s.Turn.Render(m, req)
+	return s.turn.Render(m, req)
 }

@@ -35,7 +35,7 @@ type request struct {
 
 // parse reads a request. name is what the answer calls the model.
 func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model, name string) (*request, error) {
-	base, err := s.Turn.Parse(r, o, m)
+	base, err := s.turn.Parse(r, o, m)
 	if err != nil {
 		return nil, err
 	}
@@ -213,7 +213,7 @@ func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) err
 	if err != nil {
 		return err
 	}
-	in := &reader{omit: s.Turn.Omit(q.Request), sealed: s.sealed, find: func(id string) (json.RawMessage, bool) {
+	in := &reader{omit: s.turn.Omit(q.Request), sealed: s.sealed, find: func(id string) (json.RawMessage, bool) {
 		return s.store.item(key{q.scope, id})
 	}}
 	if instructions != "" {

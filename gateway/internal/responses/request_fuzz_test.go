@@ -42,7 +42,7 @@ func FuzzRequest(f *testing.F) {
 		}
 		q, err := s.parse(r, o, m, "m")
 		if err == nil {
-			_, err = s.Turn.Prepare(m, q.Request)
+			_, err = s.turn.Prepare(m, q.Request)
 		}
 		e := apierror.From(err)
 		switch {

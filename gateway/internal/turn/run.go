@@ -34,7 +34,7 @@ type Stream interface {
 
 // Run runs a request into a sink that is no HTTP answer.
 func (s *Service) Run(ctx context.Context, p *Prepared, sink generate.Sink) (*generate.Usage, error) {
-	return s.Generator.Run(ctx, p.Run, s.record(p, sink))
+	return s.generator.Run(ctx, p.Run, s.record(p, sink))
 }
 
 // Stream runs a request as an event stream. make builds the dialect's side on the writer. An error that comes before the headers
