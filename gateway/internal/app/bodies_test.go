@@ -51,11 +51,14 @@ func TestBodiesAreBounded(t *testing.T) {
 	}
 }
 
-// TestTokenizeIsBounded: no context bounds the text of /tokenize, so it has a bound of its own.
+// TestTokenizeIsBounded: no context bounds the text of /tokenize and the tokens of /detokenize, so they have bounds of their own.
 func TestTokenizeIsBounded(t *testing.T) {
 	r := start(t, nil)
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
 	if a := r.post("/tokenize", `{"content":"`+strings.Repeat("x", 16<<20+1)+`"}`); a.status != http.StatusRequestEntityTooLarge || !strings.Contains(string(a.body), "'content' has 16777217 bytes") {
+		t.Errorf("%d %.300s", a.status, a.body)
+	}
+	if a := r.post("/detokenize", `{"tokens":[`+strings.Repeat("1,", 16<<20)+`1]}`); a.status != http.StatusRequestEntityTooLarge || !strings.Contains(string(a.body), "'tokens' has 16777217 ids") {
 		t.Errorf("%d %.300s", a.status, a.body)
 	}
 	if a := r.post("/tokenize", `{"content":"`+strings.Repeat("some words ", 100_000)+`"}`); a.status != http.StatusOK {

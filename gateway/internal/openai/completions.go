@@ -171,15 +171,19 @@ func (s *Service) parsePrompts(o reqjson.Object, m *model.Model, fill *middle) (
 		err := text(raw, "prompt")
 		return out, err
 	}
-	list, _, _, err := o.Array("prompt")
-	if err != nil {
+	list, ok := reqjson.Elements(raw)
+	if !ok {
 		return nil, reqerr.InvalidValue("prompt",
 			"must be a string, an array of strings, an array of tokens or an array of token arrays")
 	}
-	if len(list) == 0 {
+	var first json.RawMessage
+	for first = range list {
+		break
+	}
+	if first == nil {
 		return nil, reqerr.Missing("prompt")
 	}
-	if reqjson.Kind(list[0]) == 'n' {
+	if reqjson.Kind(first) == 'n' {
 		ids, err := parseTokens(raw, "prompt", m.Tokenizer.VocabSize())
 		if err != nil {
 			return nil, err
@@ -187,8 +191,10 @@ func (s *Service) parsePrompts(o reqjson.Object, m *model.Model, fill *middle) (
 		err = add(ids, "prompt")
 		return out, err
 	}
-	for i, e := range list {
+	i := 0
+	for e := range list {
 		path := reqjson.Index("prompt", i)
+		i++
 		var err error
 		switch reqjson.Kind(e) {
 		case 's':
@@ -210,17 +216,21 @@ func (s *Service) parsePrompts(o reqjson.Object, m *model.Model, fill *middle) (
 
 // parseTokens reads an array of token ids.
 func parseTokens(raw json.RawMessage, path string, vocab int) ([]int32, error) {
-	var list []json.RawMessage
-	if err := json.Unmarshal(raw, &list); err != nil {
+	list, ok := reqjson.Elements(raw)
+	if !ok {
 		return nil, reqerr.InvalidValue(path, "must be an array of tokens")
 	}
-	ids := make([]int32, len(list))
-	for i, e := range list {
+	n := 0
+	for range list {
+		n++
+	}
+	ids := make([]int32, 0, n)
+	for e := range list {
 		id, ok := reqjson.Int64(e)
 		if !ok || id < 0 || id >= int64(vocab) {
-			return nil, reqerr.InvalidValue(reqjson.Index(path, i), "is not a token id below %d", vocab)
+			return nil, reqerr.InvalidValue(reqjson.Index(path, len(ids)), "is not a token id below %d", vocab)
 		}
-		ids[i] = int32(id)
+		ids = append(ids, int32(id))
 	}
 	return ids, nil
 }

@@ -5,6 +5,7 @@ package reqjson
 import (
 	"bytes"
 	"encoding/json"
+	"iter"
 	"maps"
 	"math"
 	"slices"
@@ -362,10 +363,48 @@ func (o Object) Array(names ...string) (val []json.RawMessage, name string, ok b
 	if !ok {
 		return nil, "", false, nil
 	}
-	if err := json.Unmarshal(raw, &val); err != nil {
+	elements, ok := Elements(raw)
+	if !ok {
 		return nil, "", false, reqerr.InvalidValue(o.Path(name), "must be an array")
 	}
-	return val, name, true, nil
+	n := 0
+	for range elements {
+		n++
+	}
+	return slices.AppendSeq(make([]json.RawMessage, 0, n), elements), name, true, nil
+}
+
+// Elements returns the elements of a JSON array, which is part of a body that was parsed. They share its memory: an array of 60 MB may
+// have 30 million. ok is false for other values.
+func Elements(array json.RawMessage) (elements iter.Seq[json.RawMessage], ok bool) {
+	if Kind(array) != 'a' {
+		return nil, false
+	}
+	text := bytes.TrimSpace(array)
+	return func(yield func(json.RawMessage) bool) {
+		depth, inString, start := 0, false, 1
+		for i := 1; i < len(text); i++ {
+			switch c := text[i]; {
+			case inString:
+				if c == '\\' {
+					i++
+				} else if c == '"' {
+					inString = false
+				}
+			case c == '"':
+				inString = true
+			case c == '{' || c == '[':
+				depth++
+			case depth > 0 && (c == '}' || c == ']'):
+				depth--
+			case depth == 0 && (c == ',' || c == ']'):
+				if e := bytes.TrimSpace(text[start:i]); len(e) > 0 && !yield(slices.Clip(e)) {
+					return
+				}
+				start = i + 1
+			}
+		}
+	}, true
 }
 
 // Strings reads a string or an array of strings.

@@ -1,8 +1,10 @@
 package reqjson
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -55,8 +57,24 @@ func TestRangesNameThePath(t *testing.T) {
 }
 
 // FuzzParse: whatever comes in, the answer is an object or an error of the table, and depth never overflows.
+// TestManySmallElements: an array of small elements takes memory for where they are, not for copies of them.
+func TestManySmallElements(t *testing.T) {
+	const n = 1 << 20
+	o := parse(t, `{"a":[`+strings.Repeat("1, ", n-1)+`2 ]}`)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	list, _, _, err := o.Array("a")
+	runtime.ReadMemStats(&after)
+	if err != nil || len(list) != n || string(list[n-2]) != "1" || string(list[n-1]) != "2" {
+		t.Fatalf("%d elements, %v", len(list), err)
+	}
+	if got := after.TotalAlloc - before.TotalAlloc; got > 26*n {
+		t.Errorf("%d bytes an element were allocated", got/n)
+	}
+}
+
 func FuzzParse(f *testing.F) {
-	for _, s := range []string{`{}`, `{"a":[1,{"b":null}]}`, `[]`, `{"extra_body":{"x":1}}`, `{"a":"\"[[[["}`, strings.Repeat("[", 300), `{"extra_body":3}`, "\xff"} {
+	for _, s := range []string{`{}`, `{"a":[1,{"b":null}]}`, `[]`, `{"extra_body":{"x":1}}`, `{"a":"\"[[[["}`, ` {"a": [ 1 , "x]\"," ,{"b":[1,2],"c":"}"}, null,[] ] , "b":[], "c":[ ]}`, strings.Repeat("[", 300), `{"extra_body":3}`, "\xff"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
@@ -76,7 +94,12 @@ func FuzzParse(f *testing.F) {
 		for name := range o.Members() {
 			_, _, _ = o.String(name)
 			_, _, _ = o.Int(Between(0, 5), name)
-			_, _, _, _ = o.Array(name)
+			raw, _, _ := o.Raw(name)
+			var want []json.RawMessage
+			isArray := json.Unmarshal(raw, &want) == nil
+			if got, _, _, err := o.Array(name); (err == nil) != isArray || !slices.EqualFunc(got, want, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+				t.Fatalf("elements of %s: %s, want %s", raw, got, want)
+			}
 			_, _, _, _ = o.Strings(name)
 		}
 	})
