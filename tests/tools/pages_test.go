@@ -12,7 +12,7 @@ import (
 )
 
 // pages are the documents whose code spans name files of the tree.
-var pages = []string{"CONTRIBUTING.md", "docs/english.md", "docs/style.md", "docs/how-to-add.md", "docs/models.md"}
+var pages = []string{"CONTRIBUTING.md", "docs/english.md", "docs/style.md", "docs/how-to-add.md", "docs/models.md", "docs/design.md"}
 
 var (
 	codeSpan = regexp.MustCompile("`([^`\n]+)`")
