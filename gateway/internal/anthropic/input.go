@@ -5,10 +5,10 @@ import (
 	"strings"
 
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
 // billingHeader begins a system block that a client adds for its vendor's accounts. It differs from session to session and would

@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"go.uber.org/zap"

@@ -6,12 +6,12 @@ import (
 	"strings"
 
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/seal"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
 // Types of input and output items.

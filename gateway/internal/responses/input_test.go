@@ -9,9 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/seal"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
 // readItems reads an array of items after instructions.

@@ -4,11 +4,11 @@ import (
 	"slices"
 
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
 // remember gives the calls of a history the text in which the model wrote them, and their turns the reasoning that a client did

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
@@ -18,7 +19,6 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )

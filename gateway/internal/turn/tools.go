@@ -6,10 +6,10 @@ import (
 	"encoding/json"
 	"strings"
 
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
 // ParseTools reads tool definitions in the forms of all dialects (docs/spec/http-api.md §10.1): nested and flat functions, input_schema,

@@ -4,9 +4,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"google.golang.org/grpc/codes"
 )

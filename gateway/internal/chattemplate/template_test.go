@@ -15,8 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/tandem-inference/tandem/services/cputime"
 	"github.com/tandem-inference/tandem/services/gguf"
-	"github.com/tandem-inference/tandem/services/internal/cputime"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
@@ -114,7 +114,7 @@ func TestPublishedRenderings(t *testing.T) {
 // demoTemplate gives the template of the demonstration model.
 func demoTemplate(t testing.TB) *Template {
 	t.Helper()
-	f, err := gguf.Open(filepath.Join("..", "..", "models", "tandem-tiny-target-q4_k_m.gguf"))
+	f, err := gguf.Open(filepath.Join("..", "..", "..", "models", "tandem-tiny-target-q4_k_m.gguf"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func demoTemplate(t testing.TB) *Template {
 // again.
 func TestDemonstrationPrompts(t *testing.T) {
 	tmpl := demoTemplate(t)
-	raw, err := os.ReadFile(filepath.Join("..", "tokenizer", "testdata", "tiny-encodings.json"))
+	raw, err := os.ReadFile(filepath.Join("..", "..", "..", "services", "tokenizer", "testdata", "tiny-encodings.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +239,7 @@ func TestOrigin(t *testing.T) {
 // TestInjection sends control tokens through contents, tool results, arguments and tool definitions; the tokenizer must see only
 // those of the template.
 func TestInjection(t *testing.T) {
-	f, err := gguf.Open(filepath.Join("..", "..", "models", "tandem-tiny-target-q4_k_m.gguf"))
+	f, err := gguf.Open(filepath.Join("..", "..", "..", "models", "tandem-tiny-target-q4_k_m.gguf"))
 	if err != nil {
 		t.Fatal(err)
 	}
