@@ -11,10 +11,10 @@ import (
 // BenchmarkWire times the codec alone for a verified tree of 23 rows: its request, and its answer with 92,160 bytes of
 // features, which arrive in pieces of 16 KiB as gRPC delivers them.
 func BenchmarkWire(b *testing.B) {
-	step := &Step{Commits: []Commit{{Sequence: 1, Path: []int32{0, 1, 2, 3}}}, Features: FeatureRawBF16}
+	step := &Step{Features: FeatureRawBF16}
 	result := &StepResult{Features: make([]byte, 92160)}
 	for i := range int32(23) {
-		step.Rows = append(step.Rows, Row{Sequence: 1, Token: 1000 + i*977, Position: 4000 + i, Parent: i - 1, Want: WantToken, Mask: -1})
+		step.Rows = append(step.Rows, Row{Token: 1000 + i*977, Position: 4000 + i, Parent: i - 1, Want: WantToken, Mask: -1})
 		result.Tokens = append(result.Tokens, 1000+i*977)
 		result.Logprobs = append(result.Logprobs, -float32(i)/7)
 	}
