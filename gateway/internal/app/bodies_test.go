@@ -1,10 +1,12 @@
 package app
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -23,7 +25,11 @@ func TestBodiesAreBounded(t *testing.T) {
 	large := chatBody(`"spare":"` + strings.Repeat("x", 40<<20) + `"`)
 	first := r.send(t.Context(), large)
 	receive(t, b.admitted, "the first large request runs")
-	if a := r.post("/v1/chat/completions", large); a.status != http.StatusTooManyRequests || at(a.json(t), "error", "code") != "queue_full" || a.header.Get("Retry-After") == "" {
+	// What is refused is refused at once; admitted, it would wait for the first.
+	const refusal = 10 * time.Second
+	ctx, cancel := context.WithTimeout(t.Context(), 3*refusal)
+	defer cancel()
+	if a := r.within(refusal, "POST", "/v1/chat/completions", large); a.status != http.StatusTooManyRequests || at(a.json(t), "error", "code") != "queue_full" || a.header.Get("Retry-After") == "" {
 		t.Errorf("the second large request: %d %.300s", a.status, a.body)
 	}
 	if a := r.post("/tokenize", `{"content":"small"}`); a.status != http.StatusOK {
@@ -31,10 +37,10 @@ func TestBodiesAreBounded(t *testing.T) {
 	}
 	wide := grpc.MaxCallSendMsgSize(64 << 20)
 	api := r.rpc()
-	if _, err := api.Tokenize(t.Context(), &tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Text{Text: strings.Repeat("x", 40<<20)}}, wide); rpcerr.Code(err) != codes.ResourceExhausted {
+	if _, err := api.Tokenize(ctx, &tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Text{Text: strings.Repeat("x", 40<<20)}}, wide); rpcerr.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a large RPC: %v", err)
 	}
-	stream, err := api.Generate(t.Context(), &tandemv1.GenerateRequest{Input: chatInput(strings.Repeat("x", 40<<20), false)}, wide)
+	stream, err := api.Generate(ctx, &tandemv1.GenerateRequest{Input: chatInput(strings.Repeat("x", 40<<20), false)}, wide)
 	if err == nil {
 		_, err = stream.Recv()
 	}

@@ -159,13 +159,22 @@ func at(v any, path ...any) any {
 	return v
 }
 
+// do asks and waits for the whole answer, for as long as the test's patience lasts.
 func (r *rig) do(method, path, body string, header ...string) answer {
 	r.t.Helper()
+	return r.within(patience, method, path, body, header...)
+}
+
+// within is do for an answer that must come sooner.
+func (r *rig) within(limit time.Duration, method, path, body string, header ...string) answer {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), limit)
+	defer cancel()
 	var rd io.Reader
 	if body != "" {
 		rd = strings.NewReader(body)
 	}
-	req, err := http.NewRequestWithContext(r.t.Context(), method, r.url+path, rd)
+	req, err := http.NewRequestWithContext(ctx, method, r.url+path, rd)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -148,18 +148,3 @@ func TestMetricsAreClean(t *testing.T) {
 		t.Error("RPCs are not counted")
 	}
 }
-
-// TestDeadWorkerIsDown: a worker that died is shown as down for as long as an alert may need, also when the registry has forgotten it.
-func TestDeadWorkerIsDown(t *testing.T) {
-	r := start(t, nil)
-	w := r.target(gatewaytest.WorkerOptions{Decode: r.reply("one", 1)})
-	const line = `tandem_worker_up{backend="cpu",role="target",worker="t1"}`
-	if v := metric(string(r.do("GET", "/metrics", "").body), line); v != 1 {
-		t.Fatalf("a worker that is ready is %v", v)
-	}
-	w.Kill()
-	r.eventually("the registry notices", func() bool { return !r.ready("t1") })
-	if v := metric(string(r.do("GET", "/metrics", "").body), line); v != 0 {
-		t.Errorf("a worker that died is %v", v)
-	}
-}
