@@ -67,6 +67,13 @@ func TestTokenizeIsBounded(t *testing.T) {
 	if a := r.post("/detokenize", `{"tokens":[`+strings.Repeat("1,", 16<<20)+`1]}`); a.status != http.StatusRequestEntityTooLarge || !strings.Contains(string(a.body), "'tokens' has 16777217 ids") {
 		t.Errorf("%d %.300s", a.status, a.body)
 	}
+	wide := grpc.MaxCallSendMsgSize(64 << 20)
+	if _, err := r.rpc().Tokenize(t.Context(), &tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Text{Text: strings.Repeat("x", 16<<20+1)}}, wide); rpcerr.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "has 16777217 bytes") {
+		t.Errorf("a long text over gRPC: %v", err)
+	}
+	if _, err := r.rpc().Detokenize(t.Context(), &tandemv1.DetokenizeRequest{Ids: make([]int32, 16<<20+1)}, wide); rpcerr.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "has 16777217 tokens") {
+		t.Errorf("many tokens over gRPC: %v", err)
+	}
 	if a := r.post("/tokenize", `{"content":"`+strings.Repeat("some words ", 100_000)+`"}`); a.status != http.StatusOK {
 		t.Errorf("%d %.300s", a.status, a.body)
 	}

@@ -113,6 +113,9 @@ func (s *Service) Tokenize(_ context.Context, req *tandemv1.TokenizeRequest) (*t
 		}
 		return &tandemv1.TokenizeResponse{Ids: r.Tokens}, nil
 	}
+	if n := len(req.GetText()); n > turn.MaxTokenize {
+		return nil, rpcerr.InvalidArgument("text", "has %d bytes, at most %d are tokenised at a time", n, turn.MaxTokenize)
+	}
 	return &tandemv1.TokenizeResponse{Ids: m.Tokenizer.Encode(req.GetText(), tokenizer.Options{ParseSpecial: true})}, nil
 }
 
@@ -121,6 +124,9 @@ func (s *Service) Detokenize(_ context.Context, req *tandemv1.DetokenizeRequest)
 	m, err := s.served(req.GetModel())
 	if err != nil {
 		return nil, err
+	}
+	if n := len(req.GetIds()); n > turn.MaxTokenize {
+		return nil, rpcerr.InvalidArgument("ids", "has %d tokens, at most %d are detokenised at a time", n, turn.MaxTokenize)
 	}
 	if err := checkTokens("ids", req.GetIds(), m.Tokenizer.VocabSize()); err != nil {
 		return nil, err

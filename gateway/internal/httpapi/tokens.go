@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/openai"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
@@ -28,10 +29,6 @@ func (s *Server) parse(r *http.Request) (reqjson.Object, *model.Model, error) {
 	m, err := s.model()
 	return o, m, err
 }
-
-// maxTokenize bounds the bytes of a text of /tokenize and the tokens of /detokenize, which no context bounds. Both need several times
-// their body's memory while they are at work.
-const maxTokenize = 16 << 20
 
 type piece struct {
 	ID    int32   `json:"id"`
@@ -108,8 +105,8 @@ func (s *Server) idsOf(r *http.Request, o reqjson.Object, m *model.Model) ([]int
 	if !ok {
 		return nil, reqerr.Missing("content")
 	}
-	if len(text) > maxTokenize {
-		return nil, apierror.Transport(http.StatusRequestEntityTooLarge, "'content' has %d bytes, at most %d are tokenised at a time", len(text), maxTokenize)
+	if len(text) > turn.MaxTokenize {
+		return nil, apierror.Transport(http.StatusRequestEntityTooLarge, "'content' has %d bytes, at most %d are tokenised at a time", len(text), turn.MaxTokenize)
 	}
 	return m.Tokenizer.Encode(text, tokenizer.Options{ParseSpecial: true}), nil
 }
@@ -138,8 +135,8 @@ func (s *Server) detokenize(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if len(ids) > maxTokenize {
-		return apierror.Transport(http.StatusRequestEntityTooLarge, "'tokens' has %d ids, at most %d are detokenised at a time", len(ids), maxTokenize)
+	if len(ids) > turn.MaxTokenize {
+		return apierror.Transport(http.StatusRequestEntityTooLarge, "'tokens' has %d ids, at most %d are detokenised at a time", len(ids), turn.MaxTokenize)
 	}
 	return writeJSON(w, http.StatusOK, map[string]string{"content": m.Tokenizer.Decode(ids, true)})
 }

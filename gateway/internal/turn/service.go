@@ -83,6 +83,10 @@ type Budget struct {
 	Reasoning func(max int, inside bool) *tandemv1.Reasoning
 }
 
+// MaxTokenize is the most bytes of text that a client may have tokenised at a time, and the most tokens detokenised, outside of prompts:
+// no context bounds them. Both take several times their own memory while they are at work.
+const MaxTokenize = 16 << 20
+
 // Service turns normalised requests into generations.
 type Service struct {
 	cfg        Config
