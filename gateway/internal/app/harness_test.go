@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -52,7 +53,7 @@ func startWith(t testing.TB, change func(*Config), deps Deps) *rig {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
-	r := &rig{t: t, app: a, url: "http://" + a.HTTPAddr().String(), tok: gatewaytest.Tokenizer(t), client: &http.Client{Transport: &http.Transport{}}}
+	r := &rig{t: t, app: a, url: "http://" + a.HTTPAddr().String(), tok: gatewaytest.Tokenizer(t), client: &http.Client{Transport: &http.Transport{}, Timeout: 2 * patience}}
 	stopped := false
 	r.stop = func() error {
 		if stopped {
@@ -60,7 +61,12 @@ func startWith(t testing.TB, change func(*Config), deps Deps) *rig {
 		}
 		stopped = true
 		cancel()
-		return <-done
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(patience):
+			return errors.New("the gateway does not stop")
+		}
 	}
 	t.Cleanup(func() {
 		r.client.CloseIdleConnections()

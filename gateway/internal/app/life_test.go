@@ -213,9 +213,13 @@ func TestEventsComeAtOnce(t *testing.T) {
 	r := start(t, nil)
 	next := make(chan struct{})
 	script := gatewaytest.Script{Tokens: r.encode("one two three"), Stop: r.tok.StopTokens()[0]}
-	script.Before = func(int, tandemv1.TargetService_DecodeServer) error {
-		<-next
-		return nil
+	script.Before = func(_ int, stream tandemv1.TargetService_DecodeServer) error {
+		select {
+		case <-next:
+			return nil
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
 	}
 	r.target(gatewaytest.WorkerOptions{Decode: script.Run})
 	resp, err := r.client.Post(r.url+"/v1/chat/completions", "application/json", strings.NewReader(chatBody(`"stream":true`)))

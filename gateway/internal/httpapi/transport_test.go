@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/openai"
 	"github.com/tandem-inference/tandem/gateway/internal/responses"
+	"github.com/tandem-inference/tandem/services/testwait"
 	"go.uber.org/goleak"
 )
 
@@ -66,7 +67,7 @@ func serve(t *testing.T, stall time.Duration, flood chan<- error) string {
 	}()
 	t.Cleanup(func() {
 		_ = h.Shutdown(context.Background())
-		<-done
+		testwait.For(t, done, "the server stops")
 	})
 	return lis.Addr().String()
 }
