@@ -22,6 +22,9 @@ var (
 	fileName = regexp.MustCompile(`^\.?[\w-]+\.(c|cmake|cpp|cu|cuh|go|gguf|h|json|md|mod|proto|py|sh|sum|tsv|work|ya?ml)$`)
 )
 
+// others are documents whose code spans name much besides files of the tree: those that begin with one of its folders are checked.
+var others = []string{"*.md", "docs/*.md", "docs/spec/*.md", "native/*.md", "bench/*.md", "models/*.md", "deploy/clients/*.md"}
+
 // fault says what is wrong with a code span of a page, "" if nothing is or if it names no file.
 func fault(root, page, span string) string {
 	m := named.FindStringSubmatch(span)
@@ -106,6 +109,38 @@ func TestPagesNameWhatExists(t *testing.T) {
 				}
 			}
 		}
+	}
+	checked := 0
+	for _, pattern := range others {
+		matches, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range matches {
+			page, err := filepath.Rel(root, path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, l := range prose(string(data)) {
+				for _, m := range codeSpan.FindAllStringSubmatch(l, -1) {
+					folder, rest, ok := strings.Cut(m[1], "/")
+					if info, err := os.Stat(filepath.Join(root, folder)); !ok || rest == "" || err != nil || !info.IsDir() {
+						continue
+					}
+					checked++
+					if f := fault(root, page, m[1]); f != "" {
+						t.Errorf("%s:%d: %s", page, i+1, f)
+					}
+				}
+			}
+		}
+	}
+	if checked < 100 {
+		t.Errorf("checked %d paths in other documents only", checked)
 	}
 }
 
