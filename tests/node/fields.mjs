@@ -27,6 +27,7 @@ const dialects = {
   messages: ['@anthropic-ai/sdk', 'resources/messages/messages.d.ts', 'MessageCreateParamsBase'],
   messages_beta: ['@anthropic-ai/sdk', 'resources/beta/messages/messages.d.ts', 'MessageCreateParamsBase'],
   count_tokens: ['@anthropic-ai/sdk', 'resources/messages/messages.d.ts', 'MessageCountTokensParams'],
+  count_tokens_beta: ['@anthropic-ai/sdk', 'resources/beta/messages/messages.d.ts', 'MessageCountTokensParams'],
 };
 
 mkdirSync(out, { recursive: true });

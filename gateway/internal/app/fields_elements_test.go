@@ -51,7 +51,7 @@ func under(out map[string]fieldRule, path string, a around, plain string, rules 
 	}
 }
 
-// whole adds the rules of elements that are treated as a whole, by variant.
+// whole adds the rules of elements that are treated as a whole, by variant: no warning is about a member of them.
 func whole(out map[string]fieldRule, kind, path string, a around, word string, elements map[string]string) {
 	for variant, element := range elements {
 		says := variant
@@ -62,7 +62,7 @@ func whole(out map[string]fieldRule, kind, path string, a around, word string, e
 		if element == "" {
 			element = `"type":"` + says + `"`
 		}
-		out[path+"["+variant+"]"] = fieldRule{kind: kind, with: a("{" + element + "}"), base: a(), says: says}
+		out[path+"["+variant+"]"] = fieldRule{kind: kind, with: a(object(element, `"never_heard":1`)), base: a(), says: says, whole: true}
 	}
 }
 
@@ -165,24 +165,19 @@ var chatOwnElements = []string{
 	"messages[assistant].tool_calls[function].cache_control", "tools[function].function.input_examples", "tools[function].function.defer_loading", "tools[function].cache_control",
 }
 
-// responsesTools are the rules of tools at path. left is the kind of what is left out: the answer repeats the request's tools.
-func responsesTools(out map[string]fieldRule, path string, tools around, left string) {
-	leave := func(with string) fieldRule { return fieldRule{kind: left, with: with} }
+// responsesTools are the rules of tools at path.
+func responsesTools(out map[string]fieldRule, path string, tools around) {
 	function := map[string]fieldRule{
 		"name": change(`"name":"another_name"`, ""), "description": change(`"description":"d"`, ""), "parameters": change(`"parameters":{"type":"object"}`, ""), "strict": change(`"strict":true`, ""),
-		"defer_loading": change(`"defer_loading":true`, ""), "allowed_callers": leave(`"allowed_callers":["programmatic"]`), "async": leave(`"async":true`), "output_schema": leave(`"output_schema":{}`),
+		"defer_loading": change(`"defer_loading":true`, ""), "allowed_callers": warn(`"allowed_callers":["programmatic"]`), "async": warn(`"async":true`), "output_schema": warn(`"output_schema":{}`),
 	}
 	grammar := `"format":{"type":"grammar","syntax":"regex","definition":"a+"}`
 	custom := func(name string) map[string]fieldRule {
-		rules := map[string]fieldRule{
+		return map[string]fieldRule{
 			"name": change(`"name":"another_name"`, ""), "description": change(`"description":"d"`, ""), "defer_loading": change(`"defer_loading":true`, ""),
-			"allowed_callers": leave(`"allowed_callers":["programmatic"]`), "async": leave(`"async":true`),
-			"format": {kind: left, with: grammar, says: "tool-format-ignored: " + name}, "format(text)": standard(`"format":{"type":"text"}`),
+			"allowed_callers": warn(`"allowed_callers":["programmatic"]`), "async": warn(`"async":true`),
+			"format": {kind: warned, with: grammar, says: "tool-format-ignored: " + name}, "format(text)": standard(`"format":{"type":"text"}`),
 		}
-		if left == echoed {
-			rules["format(text)"] = change(`"format":{"type":"text"}`, "")
-		}
-		return rules
 	}
 	const plain = `"type":"function","name":"get_weather","parameters":` + citySchema
 	under(out, path+"[function]", tools, plain, function)
@@ -193,14 +188,14 @@ func responsesTools(out map[string]fieldRule, path string, tools around, left st
 	inner := tools.inside(`"type":"namespace","name":"ns","tools":[`, `]`)
 	under(out, path+"[namespace].tools[function]", inner, plain, function)
 	under(out, path+"[namespace].tools[custom]", inner, `"type":"custom","name":"c"`, custom("ns.c"))
-	whole(out, left, path, tools, "", variants(`apply_patch code_interpreter computer computer_use_preview file_search image_generation local_shell mcp programmatic_tool_calling shell tool_search
+	whole(out, warned, path, tools, "", variants(`apply_patch code_interpreter computer computer_use_preview file_search image_generation local_shell mcp programmatic_tool_calling shell tool_search
 		web_search_preview|web_search_preview_2025_03_11 web_search|web_search_2025_08_26`))
 }
 
 // responsesElements are the rules of arrays in a request of Responses.
 func responsesElements() map[string]fieldRule {
 	out := map[string]fieldRule{}
-	responsesTools(out, "tools", list(`"tools":[{"type":"function","name":"first"}`, `]`), echoed)
+	responsesTools(out, "tools", list(`"tools":[{"type":"function","name":"first"}`, `]`))
 	input := list(`"input":[{"role":"user","content":"Go."}`, `]`)
 	record := func(rules map[string]fieldRule) map[string]fieldRule {
 		rules["id"], rules["status"] = ignore(`"id":"x_1"`), ignore(`"status":"completed"`)
@@ -250,15 +245,15 @@ func responsesElements() map[string]fieldRule {
 	under(out, "input[additional_tools]", input, `"type":"additional_tools","role":"developer","tools":[]`, map[string]fieldRule{
 		"id": ignore(`"id":"x_1"`), "role": ignore(`"role":"system"`), "tools": change(`"tools":[{"type":"function","name":"f"}]`, ""),
 	})
-	responsesTools(out, "input[additional_tools].tools", input.inside(`"type":"additional_tools","tools":[{"type":"function","name":"first"}`, `]`), warned)
+	responsesTools(out, "input[additional_tools].tools", input.inside(`"type":"additional_tools","tools":[{"type":"function","name":"first"}`, `]`))
 	whole(out, warned, "input", input, "", variants(`apply_patch_call apply_patch_call_output code_interpreter_call compaction compaction_trigger computer_call computer_call_output configuration_update
 		file_search_call image_generation_call local_shell_call local_shell_call_output mcp_approval_request mcp_approval_response mcp_call mcp_list_tools program program_output shell_call shell_call_output
 		tool_search_call tool_search_output web_search_call`))
 	return out
 }
 
-// messagesElements are the rules of arrays in a request of Messages; beta adds the variants that only the vendor's beta client has.
-func messagesElements(beta bool) map[string]fieldRule {
+// messagesElements are the rules of arrays in a request of Messages.
+func messagesElements() map[string]fieldRule {
 	out := map[string]fieldRule{"messages[user]": {}, "messages[assistant]": {}, "messages[system]": {}, "system": {}}
 	const text = `{"type":"text","text":"Go."}`
 	for role, messages := range map[string]around{
@@ -266,7 +261,7 @@ func messagesElements(beta bool) map[string]fieldRule {
 		"system": list(`"messages":[{"role":"user","content":"Go."},`, `,{"role":"user","content":"On."}]`),
 	} {
 		rules := map[string]fieldRule{"content": change(`"content":`+longText, "")}
-		if beta && role == "system" {
+		if role == "system" {
 			rules["clear_at"], rules["output_config"] = warn(`"clear_at":"x"`), warn(`"output_config":{"effort":"low"}`)
 		}
 		under(out, "messages["+role+"]", messages, `"role":"`+role+`","content":"So."`, rules)
@@ -325,16 +320,13 @@ func messagesElements(beta bool) map[string]fieldRule {
 	under(out, "messages[assistant].content[thinking]", assistant, `"type":"thinking","thinking":"why"`, map[string]fieldRule{
 		"thinking": change(`"thinking":`+longText, ""), "signature": change(`"thinking":"","signature":"SIGNED"`, `"thinking":""`),
 	})
-	others := `bash_code_execution_tool_result code_execution_tool_result container_upload server_tool_use text_editor_code_execution_tool_result tool_search_tool_result web_fetch_tool_result
-		web_search_tool_result`
-	hosted := `bash_20250124 browser_toolset_20260801 code_execution_20250522 code_execution_20250825 code_execution_20260120 code_execution_20260521 computer_toolset_20260801 memory_20250818
+	const others = `bash_code_execution_tool_result code_execution_tool_result container_upload server_tool_use text_editor_code_execution_tool_result tool_search_tool_result web_fetch_tool_result
+		web_search_tool_result advisor_tool_result compaction fallback mcp_tool_listing mcp_tool_result mcp_tool_use tool_addition tool_removal`
+	const hosted = `bash_20250124 browser_toolset_20260801 code_execution_20250522 code_execution_20250825 code_execution_20260120 code_execution_20260521 computer_toolset_20260801 memory_20250818
 		text_editor_20250124 text_editor_20250429 text_editor_20250728 tool_search_tool_bm25|tool_search_tool_bm25_20251119 tool_search_tool_regex|tool_search_tool_regex_20251119
-		web_fetch_20250910 web_fetch_20260209 web_fetch_20260309 web_fetch_20260318 web_search_20250305 web_search_20260209 web_search_20260318`
-	if beta {
-		others += ` advisor_tool_result compaction fallback mcp_tool_listing mcp_tool_result mcp_tool_use tool_addition tool_removal`
-		hosted += ` advisor_20260301 bash_20241022 computer_20241022 computer_20250124 computer_20251124 mcp_toolset text_editor_20241022`
-		whole(out, warned, "messages[system].content", between, "", variants("tool_addition tool_removal"))
-	}
+		web_fetch_20250910 web_fetch_20260209 web_fetch_20260309 web_fetch_20260318 web_search_20250305 web_search_20260209 web_search_20260318
+		advisor_20260301 bash_20241022 computer_20241022 computer_20250124 computer_20251124 mcp_toolset text_editor_20241022`
+	whole(out, warned, "messages[system].content", between, "", variants("tool_addition tool_removal"))
 	whole(out, warned, "messages[user].content", user, "", variants(others+" thinking tool_use"))
 	whole(out, warned, "messages[assistant].content", assistant, "", variants(others+" document image search_result tool_result"))
 	whole(out, byRule, "messages[user].content", user, "", variants("redacted_thinking"))

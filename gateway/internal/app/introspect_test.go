@@ -148,3 +148,19 @@ func TestMetricsAreClean(t *testing.T) {
 		t.Error("RPCs are not counted")
 	}
 }
+
+// TestStrictModelOfTokens: the endpoints that only read a prompt refuse another model's name like those that generate.
+func TestStrictModelOfTokens(t *testing.T) {
+	r := start(t, func(c *Config) { c.StrictModel = true })
+	r.target(gatewaytest.WorkerOptions{})
+	for path, body := range map[string]string{
+		"/tokenize": `{"content":"a"`, "/detokenize": `{"tokens":[5]`, "/apply-template": strings.TrimSuffix(chatBody(""), "}"),
+	} {
+		if a := r.post(path, body+`,"model":"other"}`); a.status != 404 || at(a.json(t), "error", "code") != "model_not_found" {
+			t.Errorf("%s: %d %s", path, a.status, a.body)
+		}
+		if a := r.post(path, body+`,"model":"tiny"}`); a.status != 200 || a.header.Get("X-Tandem-Warning") != "" {
+			t.Errorf("%s: %d %s, warning %q", path, a.status, a.body, a.header.Get("X-Tandem-Warning"))
+		}
+	}
+}

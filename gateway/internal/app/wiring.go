@@ -178,7 +178,7 @@ func (a *App) wire() error {
 			PflashMode: cfg.PrefillCompression, PflashThreshold: cfg.PrefillThreshold, PflashKeepRatio: cfg.PrefillKeepRatio,
 		},
 	}, httpapi.Deps{
-		OpenAI: dialect,
+		Turns: turns, OpenAI: dialect,
 		Responses: responses.New(responses.Config{StoreBytes: cfg.ResponseStoreMB << 20, Key: secret},
 			responses.Deps{Turn: turns, Logger: a.log.Named("responses")}),
 		Anthropic: anthropic.New(anthropic.Config{InputTotal: cfg.AnthropicInputTotal, Key: secret},

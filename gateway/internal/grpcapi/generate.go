@@ -102,6 +102,9 @@ func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *
 		return nil, err
 	}
 	p.Run.RawTokens = p.Run.RawTokens || req.TopLogprobs != generate.NoLogprobs
+	if paths := unread(in); len(paths) > 0 {
+		p.Warnings = append(p.Warnings, turn.FieldsIgnored(paths))
+	}
 	return p, nil
 }
 

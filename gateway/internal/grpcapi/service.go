@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 )
 
 // Config of the service.
@@ -97,9 +98,12 @@ func (s *Service) served(name string) (*model.Model, error) {
 }
 
 // Tokenize implements the service.
-func (s *Service) Tokenize(_ context.Context, req *tandemv1.TokenizeRequest) (*tandemv1.TokenizeResponse, error) {
+func (s *Service) Tokenize(ctx context.Context, req *tandemv1.TokenizeRequest) (*tandemv1.TokenizeResponse, error) {
 	m, err := s.served(req.GetModel())
 	if err != nil {
+		return nil, err
+	}
+	if err := warnUnread(ctx, req); err != nil {
 		return nil, err
 	}
 	if req.GetChat() != nil {
@@ -120,13 +124,16 @@ func (s *Service) Tokenize(_ context.Context, req *tandemv1.TokenizeRequest) (*t
 }
 
 // Detokenize implements the service.
-func (s *Service) Detokenize(_ context.Context, req *tandemv1.DetokenizeRequest) (*tandemv1.DetokenizeResponse, error) {
+func (s *Service) Detokenize(ctx context.Context, req *tandemv1.DetokenizeRequest) (*tandemv1.DetokenizeResponse, error) {
 	m, err := s.served(req.GetModel())
 	if err != nil {
 		return nil, err
 	}
 	if n := len(req.GetIds()); n > turn.MaxTokenize {
 		return nil, rpcerr.InvalidArgument("ids", "has %d tokens, at most %d are detokenised at a time", n, turn.MaxTokenize)
+	}
+	if err := warnUnread(ctx, req); err != nil {
+		return nil, err
 	}
 	if err := checkTokens("ids", req.GetIds(), m.Tokenizer.VocabSize()); err != nil {
 		return nil, err
@@ -139,6 +146,14 @@ func checkTokens(field string, ids []int32, vocab int) error {
 		if id < 0 || int(id) >= vocab {
 			return rpcerr.InvalidArgument(field, "%d is not a token id below %d", id, vocab)
 		}
+	}
+	return nil
+}
+
+// warnUnread tells the caller of fields that nothing reads.
+func warnUnread(ctx context.Context, req proto.Message) error {
+	if paths := unread(req); len(paths) > 0 {
+		return grpc.SetHeader(ctx, metadata.Pairs("x-tandem-warning", turn.FieldsIgnored(paths)))
 	}
 	return nil
 }

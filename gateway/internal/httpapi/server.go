@@ -46,6 +46,7 @@ type Config struct {
 
 // Deps of the border.
 type Deps struct {
+	Turns     Turns
 	OpenAI    OpenAI
 	Responses Responses
 	Anthropic Anthropic
@@ -71,12 +72,20 @@ type Deps struct {
 	Envelope func(*model.Model) modelcard.Envelope
 }
 
+// Turns reads requests of endpoints that have no dialect.
+type Turns interface {
+	// Read parses the body and finds the model.
+	Read(r *http.Request) (o reqjson.Object, m *model.Model, name string, err error)
+	// Warn puts warnings of what a request says in vain into h.
+	Warn(h http.Header, req *turn.Request)
+}
+
 // OpenAI serves chat and legacy completions.
 type OpenAI interface {
 	Chat(w http.ResponseWriter, r *http.Request) error
 	Completions(w http.ResponseWriter, r *http.Request) error
-	// Rendered gives the prompt of a chat request.
-	Rendered(r *http.Request, o reqjson.Object, m *model.Model) (*model.Rendered, error)
+	// Rendered gives the prompt of a chat request and puts warnings of what it leaves out into h.
+	Rendered(h http.Header, r *http.Request, o reqjson.Object, m *model.Model) (*model.Rendered, error)
 }
 
 // Responses serves the Responses API.
@@ -139,6 +148,7 @@ type route struct {
 // Server is the root handler.
 type Server struct {
 	cfg         Config
+	turns       Turns
 	openai      OpenAI
 	cluster     Cluster
 	targets     Targets
@@ -168,7 +178,7 @@ func New(cfg Config, deps Deps) *Server {
 		deps.Logger = zap.NewNop()
 	}
 	s := &Server{
-		cfg: cfg, openai: deps.OpenAI, cluster: deps.Cluster, targets: deps.Targets, memory: deps.Memory,
+		cfg: cfg, turns: deps.Turns, openai: deps.OpenAI, cluster: deps.Cluster, targets: deps.Targets, memory: deps.Memory,
 		model: deps.Model, metrics: deps.Metrics, scrapes: deps.Scrape, log: deps.Logger,
 		tracer: newTracer(deps.Tracer), bodies: deps.Bodies, draining: deps.Draining, scorerReady: deps.ScorerReady,
 		envelope: deps.Envelope, routes: map[string]*route{},

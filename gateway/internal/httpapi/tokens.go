@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"io"
 	"net/http"
 	"strconv"
 	"unicode/utf8"
@@ -16,20 +15,6 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
-// parse reads the body and finds the model.
-func (s *Server) parse(r *http.Request) (reqjson.Object, *model.Model, error) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return reqjson.Object{}, nil, err
-	}
-	o, err := reqjson.Parse(body)
-	if err != nil {
-		return o, nil, err
-	}
-	m, err := s.model()
-	return o, m, err
-}
-
 type piece struct {
 	ID    int32   `json:"id"`
 	Piece *string `json:"piece,omitempty"`
@@ -38,7 +23,7 @@ type piece struct {
 
 // tokenize serves /tokenize.
 func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) error {
-	o, m, err := s.parse(r)
+	o, m, _, err := s.turns.Read(r)
 	if err != nil {
 		return err
 	}
@@ -50,7 +35,7 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) error {
 	if _, _, err := o.Bool("add_special"); err != nil {
 		return err
 	}
-	ids, err := s.idsOf(r, o, m)
+	ids, err := s.idsOf(w.Header(), r, o, m)
 	if err != nil {
 		return err
 	}
@@ -90,9 +75,9 @@ func writeTokens(w http.ResponseWriter, tok *tokenizer.Tokenizer, ids []int32, w
 const answerPart = 32 << 10
 
 // idsOf tokenises content, or a chat as the model would get it.
-func (s *Server) idsOf(r *http.Request, o reqjson.Object, m *model.Model) ([]int32, error) {
+func (s *Server) idsOf(h http.Header, r *http.Request, o reqjson.Object, m *model.Model) ([]int32, error) {
 	if o.Has("messages") {
-		rendered, err := s.openai.Rendered(r, o, m)
+		rendered, err := s.openai.Rendered(h, r, o, m)
 		if err != nil {
 			return nil, err
 		}
@@ -108,6 +93,7 @@ func (s *Server) idsOf(r *http.Request, o reqjson.Object, m *model.Model) ([]int
 	if len(text) > turn.MaxTokenize {
 		return nil, apierror.Transport(http.StatusRequestEntityTooLarge, "'content' has %d bytes, at most %d are tokenised at a time", len(text), turn.MaxTokenize)
 	}
+	s.turns.Warn(h, &turn.Request{Body: o})
 	return m.Tokenizer.Encode(text, tokenizer.Options{ParseSpecial: true}), nil
 }
 
@@ -127,7 +113,7 @@ func pieceOf(tok *tokenizer.Tokenizer, id int32) piece {
 
 // detokenize serves /detokenize.
 func (s *Server) detokenize(w http.ResponseWriter, r *http.Request) error {
-	o, m, err := s.parse(r)
+	o, m, _, err := s.turns.Read(r)
 	if err != nil {
 		return err
 	}
@@ -138,6 +124,7 @@ func (s *Server) detokenize(w http.ResponseWriter, r *http.Request) error {
 	if len(ids) > turn.MaxTokenize {
 		return apierror.Transport(http.StatusRequestEntityTooLarge, "'tokens' has %d ids, at most %d are detokenised at a time", len(ids), turn.MaxTokenize)
 	}
+	s.turns.Warn(w.Header(), &turn.Request{Body: o})
 	return writeJSON(w, http.StatusOK, map[string]string{"content": m.Tokenizer.Decode(ids, true)})
 }
 
@@ -148,11 +135,11 @@ type templateBody struct {
 
 // applyTemplate serves /apply-template.
 func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request) error {
-	o, m, err := s.parse(r)
+	o, m, _, err := s.turns.Read(r)
 	if err != nil {
 		return err
 	}
-	rendered, err := s.openai.Rendered(r, o, m)
+	rendered, err := s.openai.Rendered(w.Header(), r, o, m)
 	if err != nil {
 		return err
 	}

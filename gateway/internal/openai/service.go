@@ -40,11 +40,23 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (req 
 	return req, legacy, err
 }
 
-// Rendered gives the prompt of a chat request, for /apply-template and /tokenize.
-func (s *Service) Rendered(r *http.Request, o reqjson.Object, m *model.Model) (*model.Rendered, error) {
+// Rendered gives the prompt of a chat request, for /apply-template and /tokenize, and puts what was left out of it into h. All fields
+// of the request are checked.
+func (s *Service) Rendered(h http.Header, r *http.Request, o reqjson.Object, m *model.Model) (*model.Rendered, error) {
 	req, _, err := s.parse(r, o, m)
 	if err != nil {
 		return nil, err
 	}
-	return s.turn.Render(m, req)
+	if err := s.chatFields(o, req); err != nil {
+		return nil, err
+	}
+	if _, err := parseStreamOptions(o, s.cfg.StreamUsageDefault); err != nil {
+		return nil, err
+	}
+	rendered, err := s.turn.Render(m, req)
+	if err != nil {
+		return nil, err
+	}
+	s.turn.Warn(h, req)
+	return rendered, nil
 }

@@ -49,6 +49,11 @@ func listed(word string, names []string) string {
 	}
 }
 
+// FieldsIgnored is the warning about fields that nothing reads.
+func FieldsIgnored(paths []string) string { return listed(fieldsIgnored, paths) }
+
+const fieldsIgnored = "fields-ignored"
+
 // warnings say what of a request was left out. All of the request must have been read.
 func warnings(req *Request) []string {
 	var out []string
@@ -64,7 +69,7 @@ func warnings(req *Request) []string {
 	add("tool-format-ignored", grammarTools(req.Tools))
 	add("content-omitted", req.Omitted)
 	add("items-ignored", req.SkippedItems)
-	add("fields-ignored", slices.DeleteFunc(req.Body.Unread(), byRule))
+	add(fieldsIgnored, slices.DeleteFunc(req.Body.Unread(), byRule))
 	return out
 }
 
