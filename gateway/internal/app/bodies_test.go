@@ -19,12 +19,12 @@ import (
 // done makes room.
 func TestBodiesAreBounded(t *testing.T) {
 	r := start(t, func(c *Config) { c.BodyMemoryMB = 64 })
-	b := newBlock()
-	r.target(gatewaytest.WorkerOptions{Decode: b.script(r, "one two")})
+	b := gatewaytest.NewBlock()
+	r.target(gatewaytest.WorkerOptions{Decode: b.Script(r.tok, "one two")})
 	// The spare member is no part of the prompt.
 	large := chatBody(`"spare":"` + strings.Repeat("x", 40<<20) + `"`)
 	first := r.send(t.Context(), large)
-	receive(t, b.admitted, "the first large request runs")
+	receive(t, b.Admitted, "the first large request runs")
 	// What is refused is refused at once; admitted, it would wait for the first.
 	const refusal = 10 * time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), 3*refusal)
@@ -47,7 +47,7 @@ func TestBodiesAreBounded(t *testing.T) {
 	if rpcerr.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a large stream: %v", err)
 	}
-	close(b.release)
+	close(b.Release)
 	if a := receive(t, first, "the first answer"); a.status != http.StatusOK {
 		t.Errorf("the first large request: %d %.300s", a.status, a.body)
 	}

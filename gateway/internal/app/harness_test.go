@@ -108,19 +108,12 @@ func (r *rig) ready(id string) bool {
 	return false
 }
 
-// patience is how long tests wait for what must come. Nothing promises a time: the machine may be busy with other things.
-const patience = time.Minute
+const patience = gatewaytest.Patience
 
-// eventually waits for a state that another goroutine brings about; it polls because nothing announces it to tests.
+// eventually waits for a state that another goroutine brings about.
 func (r *rig) eventually(what string, ok func() bool) {
 	r.t.Helper()
-	deadline := time.Now().Add(patience)
-	for !ok() {
-		if time.Now().After(deadline) {
-			r.t.Fatalf("never happened: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
+	gatewaytest.Eventually(r.t, what, ok)
 }
 
 func (r *rig) encode(text string) []int32 {
@@ -129,7 +122,7 @@ func (r *rig) encode(text string) []int32 {
 
 // reply is a script that says text and ends its turn.
 func (r *rig) reply(text string, step int) gatewaytest.Decode {
-	return gatewaytest.Script{Tokens: r.encode(text), Step: step, Stop: r.tok.StopTokens()[0]}.Run
+	return gatewaytest.Say(r.tok, text, step)
 }
 
 type answer struct {
