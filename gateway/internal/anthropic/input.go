@@ -272,7 +272,7 @@ func (r *reader) searchResult(b block) (string, error) {
 	return heading + text, err
 }
 
-// labels are lines in front of a block's text, one for each of the members that has text: "Title: …", then a blank line.
+// labels returns a line such as "Title: …" for each named member that has text, and a blank line after them.
 func labels(b block, names ...string) (string, error) {
 	var out strings.Builder
 	for _, name := range names {

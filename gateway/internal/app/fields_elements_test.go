@@ -33,14 +33,15 @@ func list(before, after string) around {
 	}
 }
 
-// inside is an around for the elements of an array in an element: its members with these elements after before and in front of after.
+// inside returns an around for an array inside an element: before and after are the element's members up to the array's
+// elements and from there on.
 func (a around) inside(before, after string) around {
 	in := list(before, after)
 	return func(elements ...string) string { return a("{" + in(elements...) + "}") }
 }
 
-// under adds the rules of an element's members. path is the element's with its variant, plain are the members of one that works. A rule's
-// with and base are members of the element.
+// under adds the rules of an element's members. path names the element with its variant; plain holds the members of a
+// valid element. with and base of a rule are members of the element.
 func under(out map[string]fieldRule, path string, a around, plain string, rules map[string]fieldRule) {
 	out[path] = fieldRule{} // what its members do is what it does
 	for end, rule := range rules {

@@ -46,7 +46,8 @@ const (
 	byRule = "ignored by rule"
 	// queued: nothing of this request changes and nothing warns: the field orders the queue (§4.3), or its effect shows elsewhere only.
 	queued = "shows elsewhere"
-	// echoed: the answer repeats the field or a word takes its place in the prompt, and x-tandem-warning names what was left out.
+	// echoed: the answer repeats the field or a word takes its place in the prompt, and x-tandem-warning names what was
+	// left out.
 	echoed = "echoed"
 )
 
@@ -250,7 +251,8 @@ func (w *walkRig) hold(t *testing.T, endpoint, base, path string, rule fieldRule
 	}
 }
 
-// fieldList reads testdata/fields/NAME.txt and adds the members that a line leaves to another path (tests/node/fields.mjs).
+// fieldList reads testdata/fields/NAME.txt and adds the members that a line leaves to another path
+// (tests/node/fields.mjs).
 func fieldList(t *testing.T, name string) []string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("testdata", "fields", name+".txt"))
@@ -301,7 +303,8 @@ func expand(path string, homes map[string][]string, below func(string) []string)
 	return out
 }
 
-// ruleOf finds the rule of a path. A rule about what is left out, refused or repeated as a whole is one about its members too.
+// ruleOf finds the rule of a path. A rule about what is left out, refused or repeated as a whole is one about its
+// members too.
 func ruleOf(rules map[string]fieldRule, path string) (rule fieldRule, owner string, ok bool) {
 	for at := path; ; {
 		if rule, ok := rules[at]; ok && (at == path || rule.kind != changes && rule.kind != "") {

@@ -219,8 +219,8 @@ func TestEveryFieldOfTokenizing(t *testing.T) {
 	}
 }
 
-// TestFieldsOfNewerCallers: fields that this gateway's definition does not have are named in the metadata, by the number that they have
-// in the message around them, once.
+// TestFieldsOfNewerCallers: fields that this gateway's definition does not have are named in the metadata, by the
+// number that they have in the message around them, once.
 func TestFieldsOfNewerCallers(t *testing.T) {
 	w := startWalk(t, nil)
 	api := w.rpc()

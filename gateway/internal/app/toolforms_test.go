@@ -163,8 +163,8 @@ func TestCustomToolsOfChat(t *testing.T) {
 	}
 }
 
-// TestNothingIsIgnoredSilently: a field that nobody reads is named in a warning, in every dialect, whole and streamed, at the top, in an
-// object, in extra_body, in elements of arrays (once, whatever their number).
+// TestNothingIsIgnoredSilently: a field that nobody reads is named in a warning, in every dialect, whole and streamed,
+// at the top, in an object, in extra_body, in elements of arrays (once, whatever their number).
 func TestNothingIsIgnoredSilently(t *testing.T) {
 	type elements struct{ members, names string }
 	blocks := []elements{

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// unread lists the fields that a caller with a newer definition sent and this gateway does not have, by the names of the messages around
-// them and their number: chat.messages[].9. Each occurs once, in order.
+// unread returns the paths of fields that this gateway's definition lacks, sorted and without repeats. A path has the
+// names of the messages around the field and its number: chat.messages[].9.
 func unread(m proto.Message) []string {
 	var out []string
 	walk(m.ProtoReflect(), "", &out)

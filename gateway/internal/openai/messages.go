@@ -169,8 +169,8 @@ func parsePart(o reqjson.Object, omit omitter) (string, error) {
 	return text, err
 }
 
-// parseReasoning reads reasoning_content, reasoning, or the texts of reasoning_details. Answers hold the same text in all of them, so
-// that those after the first that is there say nothing new.
+// parseReasoning reads reasoning_content, reasoning, or the texts of reasoning_details. Answers hold the same text in
+// all of them, so that those after the first that is there say nothing new.
 func parseReasoning(o reqjson.Object) (string, bool, error) {
 	if s, ok, err := o.String("reasoning_content"); ok || err != nil {
 		o.Ignore("reasoning", "reasoning_details")
@@ -235,7 +235,8 @@ func parseToolCalls(o reqjson.Object) ([]chat.ToolCall, error) {
 	return out, nil
 }
 
-// parseToolCall reads one call. It is of the kind whose member is there. Clients that joined a stream's deltas send their index, too.
+// parseToolCall reads one call. It is of the kind whose member is there. Clients that joined a stream's deltas send
+// their index, too.
 func parseToolCall(o reqjson.Object) (c chat.ToolCall, err error) {
 	if _, _, err = o.String("type"); err != nil {
 		return c, err

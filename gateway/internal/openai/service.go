@@ -40,8 +40,8 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (req 
 	return req, legacy, err
 }
 
-// Rendered gives the prompt of a chat request, for /apply-template and /tokenize, and puts what was left out of it into h. All fields
-// of the request are checked.
+// Rendered gives the prompt of a chat request, for /apply-template and /tokenize, and puts what was left out of it into
+// h. All fields of the request are checked.
 func (s *Service) Rendered(h http.Header, r *http.Request, o reqjson.Object, m *model.Model) (*model.Rendered, error) {
 	req, _, err := s.parse(r, o, m)
 	if err != nil {

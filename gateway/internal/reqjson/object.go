@@ -175,8 +175,8 @@ func (o Object) find(names []string) (raw json.RawMessage, name string, ok bool)
 	return raw, name, ok
 }
 
-// Unread lists the paths of members that nobody looked at, sorted: what a request says in vain. Elements of arrays have no index
-// in them (messages[].content[].detail), and each path occurs once.
+// Unread lists the paths of members that nobody looked at, sorted: what a request says in vain. Elements of arrays have
+// no index in them (messages[].content[].detail), and each path occurs once.
 func (o Object) Unread() []string {
 	if o.use == nil || o.use.all {
 		return nil

@@ -169,8 +169,8 @@ func (p *toolParser) add(o reqjson.Object, raw json.RawMessage, kind toolcall.Ki
 	return nil
 }
 
-// aside is what a definition says beside its description and templates have no place for: what the tool's namespace is about, in the
-// first tool of it, and examples of arguments.
+// aside returns what a definition says outside its description and templates cannot show: the description of the
+// namespace, for its first tool, and examples of arguments.
 func (p *toolParser) aside(o reqjson.Object) (string, error) {
 	var parts []string
 	if p.about != "" {

@@ -18,8 +18,8 @@ var ignored = []string{
 	"stream_options",
 }
 
-// ignoredInside are members of the elements of arrays, whatever the array, that change nothing by the same rules: hints for a cache of
-// prompts and for the way in which arguments are streamed.
+// ignoredInside are members of the elements of arrays, whatever the array, that change nothing by the same rules: hints
+// for a cache of prompts and for the way in which arguments are streamed.
 var ignoredInside = []string{"cache_control", "prompt_cache_breakpoint", "eager_input_streaming"}
 
 // maxWarning bounds a warning in bytes: some servers in between take no longer headers.
