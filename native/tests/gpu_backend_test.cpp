@@ -493,7 +493,7 @@ TEST(rows_beside_a_prompt_keep_their_bits) {
   o.max_context = 128;
   o.max_tree_rows = 16;
   o.max_batch_rows = 128;
-  Engine e(data_file("rand-ratio3-bf16.gguf"), o);
+  Engine e(random_model("ratio3"), o);
   REQUIRE(e.handle() != nullptr);
   Rng rng(12);
   const std::vector<int32_t> tokens = random_tokens(&rng, kLong, e.info().vocab);
