@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"github.com/tandem-inference/tandem/tests/client"
 	"github.com/tandem-inference/tandem/tests/cluster"
+	"github.com/tandem-inference/tandem/tests/reference"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 )
@@ -36,7 +37,9 @@ func (n needle) question() string {
 func TestNeedles(t *testing.T) {
 	_, c := demo(t)
 	var all []needle
-	readJSON(t, "tandem-tiny-needle.json", &all)
+	if err := reference.Read("tandem-tiny-needle.json.gz", &all); err != nil {
+		t.Fatal(err)
+	}
 	var chosen []needle
 	for _, n := range all {
 		if n.FullOK && n.CompressedOK && n.Tokens > 1500 && n.Tokens < 5000 && len(chosen) < 8 {
@@ -96,7 +99,9 @@ func TestScorerKeepsNeedles(t *testing.T) {
 	defer direct.Close()
 	scorer, tok := tandemv1.NewPrefillServiceClient(direct), scorerTokenizer(t)
 	var all []needle
-	readJSON(t, "tandem-tiny-needle.json", &all)
+	if err := reference.Read("tandem-tiny-needle.json.gz", &all); err != nil {
+		t.Fatal(err)
+	}
 	const cases = 10
 	found, tried := map[string]int{}, 0
 	for _, n := range all {
