@@ -48,7 +48,8 @@ type Lent struct {
 	Message any
 	// Released is called once per message that was marshalled, on any goroutine, when gRPC needs the payload no more: it was
 	// written, or the stream failed. It must not block. A client's stream keeps its first messages for a transparent retry
-	// until the server's headers have come, which is with the first answer, unless it was opened with StreamCallOptions.
+	// until the server's headers have come, which is with the first answer, unless it was opened with
+	// grpc.MaxRetryRPCBufferSize(1).
 	Released func()
 }
 
