@@ -123,7 +123,6 @@ class GpuBackend final : public Backend {
   uint8_t* stage_ = nullptr;                  // host, for transfers that pass the step's buffers by
   std::unique_ptr<cpu::ThreadPool> packers_;  // of weights, while a model loads
 
-  DeltaRule delta_wish_ = nullptr;
   bool prompt_step_ = false;
   Prompt prompt_ = Prompt::kNone;  // of the step: how the device wants its rows
   ScratchLimits limits_;
