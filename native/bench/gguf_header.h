@@ -1,5 +1,5 @@
-// The header of a GGUF file that is written: keys and tensors in the order in which they are given (docs/spec/gguf.md
-// §1).
+// The header of a GGUF file that is written: keys and tensors in the order in which
+// they are given (docs/spec/gguf.md §1).
 #pragma once
 
 #include <cstdint>

@@ -30,15 +30,13 @@ extern "C" {
 typedef int32_t tnd_status;
 #define TND_OK 0
 #define TND_CANCELED 1
-#define TND_INVALID_ARGUMENT 3   /* the call can never work: names the field */
-#define TND_NOT_FOUND 5          /* unknown file, sequence or snapshot */
-#define TND_RESOURCE_EXHAUSTED 8 /* memory cap, sequences, context: says what did not fit and what would */
-#define TND_FAILED_PRECONDITION                                                                                  \
-  9                          /* wrong role, nothing pending to commit, tables do not match, state not restorable \
-                              */
-#define TND_UNIMPLEMENTED 12 /* this backend lacks the operation or type */
-#define TND_INTERNAL 13      /* device fault or broken invariant */
-#define TND_DATA_LOSS 15     /* checksum of an imported state or of a file is wrong */
+#define TND_INVALID_ARGUMENT 3    /* the call can never work: names the field */
+#define TND_NOT_FOUND 5           /* unknown file, sequence or snapshot */
+#define TND_RESOURCE_EXHAUSTED 8  /* memory cap, sequences, context: says what did not fit and what would */
+#define TND_FAILED_PRECONDITION 9 /* wrong role, nothing pending, tables do not match, state not restorable */
+#define TND_UNIMPLEMENTED 12      /* this backend lacks the operation or type */
+#define TND_INTERNAL 13           /* device fault or broken invariant */
+#define TND_DATA_LOSS 15          /* checksum of an imported state or of a file is wrong */
 
 typedef struct tnd_engine tnd_engine;
 
