@@ -30,7 +30,7 @@ var others = []string{"*.md", "docs/*.md", "docs/spec/*.md", "native/*.md", "ben
 var wrapped = []string{
 	"README.md", "CHANGELOG.md", "SECURITY.md", "bench/README.md", "models/README.md", "deploy/clients/README.md", "docs/operations.md",
 	"docs/grammar.md", "docs/sampling.md", "docs/grpc-example.md", "docs/spec/clients.md", "docs/spec/ddtree.md", "docs/spec/dflash.md",
-	"docs/spec/dflash2.md", "docs/spec/gguf.md", "docs/spec/kv-cache.md", "docs/spec/megakernel.md", "docs/spec/pflash.md",
+	"docs/spec/dflash2.md", "docs/spec/gguf.md", "docs/spec/http-api.md", "docs/spec/kv-cache.md", "docs/spec/megakernel.md", "docs/spec/pflash.md",
 	"docs/spec/qwen35.md", "docs/spec/tokenizer.md", "native/MODEL_dflash.md",
 }
 
