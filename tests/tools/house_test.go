@@ -232,3 +232,35 @@ func TestSwitchesOfTheEngineAreListed(t *testing.T) {
 		t.Errorf("docs/style.md lists %v, native/src reads %v", slices.Sorted(maps.Keys(listed)), slices.Sorted(maps.Keys(read)))
 	}
 }
+
+// TestDependenciesAreListed: docs/dependencies.md names every module that the product, the tests and the measurements require.
+func TestDependenciesAreListed(t *testing.T) {
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile(filepath.Join(root, "docs/dependencies.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := 0
+	for _, file := range []string{"go.mod", "tests/go.mod", "bench/go.mod"} {
+		data, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`(?m)^(?:require )?\s*([\w.-]+\.[\w]+/\S+) v\S+$`).FindAllStringSubmatch(string(data), -1) {
+			if strings.HasPrefix(m[1]+"/", module) {
+				continue
+			}
+			count++
+			name := filepath.Base(regexp.MustCompile(`/v\d+$`).ReplaceAllString(m[1], ""))
+			if !regexp.MustCompile("[`/]" + regexp.QuoteMeta(name) + "(?:/v\\d+)?[` ]").Match(page) {
+				t.Errorf("%s requires %s, which docs/dependencies.md does not name", file, m[1])
+			}
+		}
+	}
+	if count < 20 {
+		t.Errorf("found %d requirements only", count)
+	}
+}
