@@ -202,7 +202,7 @@ bin/gpures: $(wildcard tools/gpures/*.go)
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
-lint: lint-proto lint-go lint-native lint-flags ## all checks: buf, generated code, golangci-lint, clang-format, flags table
+lint: lint-proto lint-go lint-native lint-flags ## all checks: buf, generated code, golangci-lint, clang-format, documents
 
 lint-proto: bin/buf bin/protoc-gen-tandemwire
 	bin/buf lint
@@ -215,8 +215,10 @@ lint-native:
 	@tools/setup.sh lint
 	@tools/clang-format.sh --dry-run -Werror
 
+# Documents: generated tables, names of flags, metrics and files, links, width; and rules of docs/style.md.
 lint-flags:
-	$(GO) test -count=1 -run TestFlagsTable ./gateway/internal/cli
+	$(GO) test -count=1 -run 'TestFlagsTable|TestSpecification' ./gateway/internal/cli ./gateway/internal/metrics ./gateway/internal/httpapi
+	$(GO) test -count=1 ./tests/tools
 
 fmt: ## format Go, proto and C++ sources
 	gofmt -w $$(git ls-files '*.go' ':!:*.pb.go')
