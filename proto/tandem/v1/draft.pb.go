@@ -22,58 +22,6 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// FeatureEncoding says what a feature row holds.
-type FeatureEncoding int32
-
-const (
-	FeatureEncoding_FEATURE_ENCODING_UNSPECIFIED FeatureEncoding = 0
-	// Residual streams of the captured layers, ascending, bf16.
-	FeatureEncoding_FEATURE_ENCODING_RAW_BF16 FeatureEncoding = 1
-	// hidden_norm(fc * features), bf16.
-	FeatureEncoding_FEATURE_ENCODING_FUSED_BF16 FeatureEncoding = 2
-)
-
-// Enum value maps for FeatureEncoding.
-var (
-	FeatureEncoding_name = map[int32]string{
-		0: "FEATURE_ENCODING_UNSPECIFIED",
-		1: "FEATURE_ENCODING_RAW_BF16",
-		2: "FEATURE_ENCODING_FUSED_BF16",
-	}
-	FeatureEncoding_value = map[string]int32{
-		"FEATURE_ENCODING_UNSPECIFIED": 0,
-		"FEATURE_ENCODING_RAW_BF16":    1,
-		"FEATURE_ENCODING_FUSED_BF16":  2,
-	}
-)
-
-func (x FeatureEncoding) Enum() *FeatureEncoding {
-	p := new(FeatureEncoding)
-	*p = x
-	return p
-}
-
-func (x FeatureEncoding) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (FeatureEncoding) Descriptor() protoreflect.EnumDescriptor {
-	return file_tandem_v1_draft_proto_enumTypes[0].Descriptor()
-}
-
-func (FeatureEncoding) Type() protoreflect.EnumType {
-	return &file_tandem_v1_draft_proto_enumTypes[0]
-}
-
-func (x FeatureEncoding) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use FeatureEncoding.Descriptor instead.
-func (FeatureEncoding) EnumDescriptor() ([]byte, []int) {
-	return file_tandem_v1_draft_proto_rawDescGZIP(), []int{0}
-}
-
 type GetDraftRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Digest of the target's tables, hex: SHA-256 over name, type, shape and bytes of the embedding and head tensors.
@@ -477,8 +425,9 @@ type SpeculateRequest struct {
 	// Rises by one per message within an epoch; a repeated step is dropped.
 	Step uint64 `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`
 	// Features of committed positions: position of the first row, number of rows. Rows the draft already has are skipped.
-	FeaturePosition int32           `protobuf:"varint,4,opt,name=feature_position,json=featurePosition,proto3" json:"feature_position,omitempty"`
-	FeatureRows     int32           `protobuf:"varint,5,opt,name=feature_rows,json=featureRows,proto3" json:"feature_rows,omitempty"`
+	FeaturePosition int32 `protobuf:"varint,4,opt,name=feature_position,json=featurePosition,proto3" json:"feature_position,omitempty"`
+	FeatureRows     int32 `protobuf:"varint,5,opt,name=feature_rows,json=featureRows,proto3" json:"feature_rows,omitempty"`
+	// One of the bf16 encodings.
 	FeatureEncoding FeatureEncoding `protobuf:"varint,6,opt,name=feature_encoding,json=featureEncoding,proto3,enum=tandem.v1.FeatureEncoding" json:"feature_encoding,omitempty"`
 	// Present when the target wants a proposal after the features are appended.
 	Propose *Propose `protobuf:"bytes,7,opt,name=propose,proto3" json:"propose,omitempty"`
@@ -841,11 +790,7 @@ const file_tandem_v1_draft_proto_rawDesc = "" +
 	"\tappend_us\x18\a \x01(\x05R\bappendUs\x12\x1d\n" +
 	"\n" +
 	"forward_us\x18\b \x01(\x05R\tforwardUs\x12\x19\n" +
-	"\bbuild_us\x18\t \x01(\x05R\abuildUs:\x04\x88\xe7\x18\x01*s\n" +
-	"\x0fFeatureEncoding\x12 \n" +
-	"\x1cFEATURE_ENCODING_UNSPECIFIED\x10\x00\x12\x1d\n" +
-	"\x19FEATURE_ENCODING_RAW_BF16\x10\x01\x12\x1f\n" +
-	"\x1bFEATURE_ENCODING_FUSED_BF16\x10\x022\xad\x02\n" +
+	"\bbuild_us\x18\t \x01(\x05R\abuildUs:\x04\x88\xe7\x18\x012\xad\x02\n" +
 	"\fDraftService\x12C\n" +
 	"\bGetDraft\x12\x1a.tandem.v1.GetDraftRequest\x1a\x1b.tandem.v1.GetDraftResponse\x12H\n" +
 	"\tPutTables\x12\x1b.tandem.v1.PutTablesRequest\x1a\x1c.tandem.v1.PutTablesResponse(\x01\x12B\n" +
@@ -867,33 +812,32 @@ func file_tandem_v1_draft_proto_rawDescGZIP() []byte {
 	return file_tandem_v1_draft_proto_rawDescData
 }
 
-var file_tandem_v1_draft_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_tandem_v1_draft_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_tandem_v1_draft_proto_goTypes = []any{
-	(FeatureEncoding)(0),      // 0: tandem.v1.FeatureEncoding
-	(*GetDraftRequest)(nil),   // 1: tandem.v1.GetDraftRequest
-	(*GetDraftResponse)(nil),  // 2: tandem.v1.GetDraftResponse
-	(*PutTablesRequest)(nil),  // 3: tandem.v1.PutTablesRequest
-	(*PutTablesResponse)(nil), // 4: tandem.v1.PutTablesResponse
-	(*GetFuseRequest)(nil),    // 5: tandem.v1.GetFuseRequest
-	(*GetFuseResponse)(nil),   // 6: tandem.v1.GetFuseResponse
-	(*SpeculateRequest)(nil),  // 7: tandem.v1.SpeculateRequest
-	(*Propose)(nil),           // 8: tandem.v1.Propose
-	(*SpeculateResponse)(nil), // 9: tandem.v1.SpeculateResponse
+	(*GetDraftRequest)(nil),   // 0: tandem.v1.GetDraftRequest
+	(*GetDraftResponse)(nil),  // 1: tandem.v1.GetDraftResponse
+	(*PutTablesRequest)(nil),  // 2: tandem.v1.PutTablesRequest
+	(*PutTablesResponse)(nil), // 3: tandem.v1.PutTablesResponse
+	(*GetFuseRequest)(nil),    // 4: tandem.v1.GetFuseRequest
+	(*GetFuseResponse)(nil),   // 5: tandem.v1.GetFuseResponse
+	(*SpeculateRequest)(nil),  // 6: tandem.v1.SpeculateRequest
+	(*Propose)(nil),           // 7: tandem.v1.Propose
+	(*SpeculateResponse)(nil), // 8: tandem.v1.SpeculateResponse
+	(FeatureEncoding)(0),      // 9: tandem.v1.FeatureEncoding
 	(SpeculationMode)(0),      // 10: tandem.v1.SpeculationMode
 }
 var file_tandem_v1_draft_proto_depIdxs = []int32{
-	0,  // 0: tandem.v1.SpeculateRequest.feature_encoding:type_name -> tandem.v1.FeatureEncoding
-	8,  // 1: tandem.v1.SpeculateRequest.propose:type_name -> tandem.v1.Propose
+	9,  // 0: tandem.v1.SpeculateRequest.feature_encoding:type_name -> tandem.v1.FeatureEncoding
+	7,  // 1: tandem.v1.SpeculateRequest.propose:type_name -> tandem.v1.Propose
 	10, // 2: tandem.v1.Propose.mode:type_name -> tandem.v1.SpeculationMode
-	1,  // 3: tandem.v1.DraftService.GetDraft:input_type -> tandem.v1.GetDraftRequest
-	3,  // 4: tandem.v1.DraftService.PutTables:input_type -> tandem.v1.PutTablesRequest
-	5,  // 5: tandem.v1.DraftService.GetFuse:input_type -> tandem.v1.GetFuseRequest
-	7,  // 6: tandem.v1.DraftService.Speculate:input_type -> tandem.v1.SpeculateRequest
-	2,  // 7: tandem.v1.DraftService.GetDraft:output_type -> tandem.v1.GetDraftResponse
-	4,  // 8: tandem.v1.DraftService.PutTables:output_type -> tandem.v1.PutTablesResponse
-	6,  // 9: tandem.v1.DraftService.GetFuse:output_type -> tandem.v1.GetFuseResponse
-	9,  // 10: tandem.v1.DraftService.Speculate:output_type -> tandem.v1.SpeculateResponse
+	0,  // 3: tandem.v1.DraftService.GetDraft:input_type -> tandem.v1.GetDraftRequest
+	2,  // 4: tandem.v1.DraftService.PutTables:input_type -> tandem.v1.PutTablesRequest
+	4,  // 5: tandem.v1.DraftService.GetFuse:input_type -> tandem.v1.GetFuseRequest
+	6,  // 6: tandem.v1.DraftService.Speculate:input_type -> tandem.v1.SpeculateRequest
+	1,  // 7: tandem.v1.DraftService.GetDraft:output_type -> tandem.v1.GetDraftResponse
+	3,  // 8: tandem.v1.DraftService.PutTables:output_type -> tandem.v1.PutTablesResponse
+	5,  // 9: tandem.v1.DraftService.GetFuse:output_type -> tandem.v1.GetFuseResponse
+	8,  // 10: tandem.v1.DraftService.Speculate:output_type -> tandem.v1.SpeculateResponse
 	7,  // [7:11] is the sub-list for method output_type
 	3,  // [3:7] is the sub-list for method input_type
 	3,  // [3:3] is the sub-list for extension type_name
@@ -912,14 +856,13 @@ func file_tandem_v1_draft_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_draft_proto_rawDesc), len(file_tandem_v1_draft_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      0,
 			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_tandem_v1_draft_proto_goTypes,
 		DependencyIndexes: file_tandem_v1_draft_proto_depIdxs,
-		EnumInfos:         file_tandem_v1_draft_proto_enumTypes,
 		MessageInfos:      file_tandem_v1_draft_proto_msgTypes,
 	}.Build()
 	File_tandem_v1_draft_proto = out.File

@@ -7,6 +7,7 @@
 package enginev1
 
 import (
+	v1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	_ "github.com/tandem-inference/tandem/proto/tandem/wire/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
@@ -73,64 +74,6 @@ func (x Role) Number() protoreflect.EnumNumber {
 // Deprecated: Use Role.Descriptor instead.
 func (Role) EnumDescriptor() ([]byte, []int) {
 	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{0}
-}
-
-// FeatureEncoding says what a feature row holds, little-endian.
-type FeatureEncoding int32
-
-const (
-	FeatureEncoding_FEATURE_ENCODING_UNSPECIFIED FeatureEncoding = 0
-	// Residual streams of the captured layers, ascending.
-	FeatureEncoding_FEATURE_ENCODING_RAW_BF16 FeatureEncoding = 1
-	// hidden_norm(fc * features).
-	FeatureEncoding_FEATURE_ENCODING_FUSED_BF16 FeatureEncoding = 2
-	FeatureEncoding_FEATURE_ENCODING_RAW_F32    FeatureEncoding = 3
-	FeatureEncoding_FEATURE_ENCODING_FUSED_F32  FeatureEncoding = 4
-)
-
-// Enum value maps for FeatureEncoding.
-var (
-	FeatureEncoding_name = map[int32]string{
-		0: "FEATURE_ENCODING_UNSPECIFIED",
-		1: "FEATURE_ENCODING_RAW_BF16",
-		2: "FEATURE_ENCODING_FUSED_BF16",
-		3: "FEATURE_ENCODING_RAW_F32",
-		4: "FEATURE_ENCODING_FUSED_F32",
-	}
-	FeatureEncoding_value = map[string]int32{
-		"FEATURE_ENCODING_UNSPECIFIED": 0,
-		"FEATURE_ENCODING_RAW_BF16":    1,
-		"FEATURE_ENCODING_FUSED_BF16":  2,
-		"FEATURE_ENCODING_RAW_F32":     3,
-		"FEATURE_ENCODING_FUSED_F32":   4,
-	}
-)
-
-func (x FeatureEncoding) Enum() *FeatureEncoding {
-	p := new(FeatureEncoding)
-	*p = x
-	return p
-}
-
-func (x FeatureEncoding) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (FeatureEncoding) Descriptor() protoreflect.EnumDescriptor {
-	return file_tandem_engine_v1_engine_proto_enumTypes[1].Descriptor()
-}
-
-func (FeatureEncoding) Type() protoreflect.EnumType {
-	return &file_tandem_engine_v1_engine_proto_enumTypes[1]
-}
-
-func (x FeatureEncoding) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use FeatureEncoding.Descriptor instead.
-func (FeatureEncoding) EnumDescriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{1}
 }
 
 // OpenRequest is tnd_open_options; zeros mean what they mean there.
@@ -2554,9 +2497,9 @@ type Step struct {
 	Prefill bool  `protobuf:"varint,3,opt,name=prefill,proto3" json:"prefill,omitempty"`
 	NMasks  int32 `protobuf:"varint,4,opt,name=n_masks,json=nMasks,proto3" json:"n_masks,omitempty"`
 	// Values in the payload: masks (u32), hidden rows (f32).
-	MaskWords    uint32          `protobuf:"varint,5,opt,name=mask_words,json=maskWords,proto3" json:"mask_words,omitempty"`
-	HiddenValues uint32          `protobuf:"varint,6,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
-	Features     FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.engine.v1.FeatureEncoding" json:"features,omitempty"`
+	MaskWords    uint32             `protobuf:"varint,5,opt,name=mask_words,json=maskWords,proto3" json:"mask_words,omitempty"`
+	HiddenValues uint32             `protobuf:"varint,6,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
+	Features     v1.FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.v1.FeatureEncoding" json:"features,omitempty"`
 	// Features that the engine kept, read behind the commits and before the rows.
 	Kept          []*KeptFeatures `protobuf:"bytes,8,rep,name=kept,proto3" json:"kept,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2635,11 +2578,11 @@ func (x *Step) GetHiddenValues() uint32 {
 	return 0
 }
 
-func (x *Step) GetFeatures() FeatureEncoding {
+func (x *Step) GetFeatures() v1.FeatureEncoding {
 	if x != nil {
 		return x.Features
 	}
-	return FeatureEncoding_FEATURE_ENCODING_UNSPECIFIED
+	return v1.FeatureEncoding(0)
 }
 
 func (x *Step) GetKept() []*KeptFeatures {
@@ -2923,7 +2866,7 @@ type FeatureRows struct {
 	Sequence      int32                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	Position      int32                  `protobuf:"zigzag32,2,opt,name=position,proto3" json:"position,omitempty"`
 	Rows          int32                  `protobuf:"zigzag32,3,opt,name=rows,proto3" json:"rows,omitempty"`
-	Encoding      FeatureEncoding        `protobuf:"varint,4,opt,name=encoding,proto3,enum=tandem.engine.v1.FeatureEncoding" json:"encoding,omitempty"`
+	Encoding      v1.FeatureEncoding     `protobuf:"varint,4,opt,name=encoding,proto3,enum=tandem.v1.FeatureEncoding" json:"encoding,omitempty"`
 	DataBytes     uint32                 `protobuf:"varint,5,opt,name=data_bytes,json=dataBytes,proto3" json:"data_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2980,11 +2923,11 @@ func (x *FeatureRows) GetRows() int32 {
 	return 0
 }
 
-func (x *FeatureRows) GetEncoding() FeatureEncoding {
+func (x *FeatureRows) GetEncoding() v1.FeatureEncoding {
 	if x != nil {
 		return x.Encoding
 	}
-	return FeatureEncoding_FEATURE_ENCODING_UNSPECIFIED
+	return v1.FeatureEncoding(0)
 }
 
 func (x *FeatureRows) GetDataBytes() uint32 {
@@ -3467,7 +3410,7 @@ var File_tandem_engine_v1_engine_proto protoreflect.FileDescriptor
 
 const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\n" +
-	"\x1dtandem/engine/v1/engine.proto\x12\x10tandem.engine.v1\x1a\x1ctandem/wire/v1/options.proto\"\xf9\x03\n" +
+	"\x1dtandem/engine/v1/engine.proto\x12\x10tandem.engine.v1\x1a\x16tandem/v1/common.proto\x1a\x1ctandem/wire/v1/options.proto\"\xf9\x03\n" +
 	"\vOpenRequest\x12*\n" +
 	"\x04role\x18\x01 \x01(\x0e2\x16.tandem.engine.v1.RoleR\x04role\x12\x1d\n" +
 	"\n" +
@@ -3632,7 +3575,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x04step\x18\x02 \x01(\v2\x16.tandem.engine.v1.StepH\x00R\x04step\x125\n" +
 	"\apropose\x18\x03 \x01(\v2\x19.tandem.engine.v1.ProposeH\x00R\apropose\x12\x18\n" +
 	"\apayload\x18\x0f \x01(\fR\apayloadB\x06\n" +
-	"\x04work\"\xcf\x02\n" +
+	"\x04work\"\xc8\x02\n" +
 	"\x04Step\x122\n" +
 	"\acommits\x18\x01 \x03(\v2\x18.tandem.engine.v1.CommitR\acommits\x12)\n" +
 	"\x04rows\x18\x02 \x03(\v2\x15.tandem.engine.v1.RowR\x04rows\x12\x18\n" +
@@ -3640,8 +3583,8 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\an_masks\x18\x04 \x01(\x05R\x06nMasks\x12\x1d\n" +
 	"\n" +
 	"mask_words\x18\x05 \x01(\rR\tmaskWords\x12#\n" +
-	"\rhidden_values\x18\x06 \x01(\rR\fhiddenValues\x12=\n" +
-	"\bfeatures\x18\a \x01(\x0e2!.tandem.engine.v1.FeatureEncodingR\bfeatures\x122\n" +
+	"\rhidden_values\x18\x06 \x01(\rR\fhiddenValues\x126\n" +
+	"\bfeatures\x18\a \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\bfeatures\x122\n" +
 	"\x04kept\x18\b \x03(\v2\x1e.tandem.engine.v1.KeptFeaturesR\x04kept\"Z\n" +
 	"\fKeptFeatures\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x1a\n" +
@@ -3661,12 +3604,12 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x04mask\x18\b \x01(\x11R\x04mask\"\x80\x01\n" +
 	"\aPropose\x129\n" +
 	"\bfeatures\x18\x01 \x03(\v2\x1d.tandem.engine.v1.FeatureRowsR\bfeatures\x12:\n" +
-	"\brequests\x18\x02 \x03(\v2\x1e.tandem.engine.v1.DraftRequestR\brequests\"\xb7\x01\n" +
+	"\brequests\x18\x02 \x03(\v2\x1e.tandem.engine.v1.DraftRequestR\brequests\"\xb0\x01\n" +
 	"\vFeatureRows\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\x11R\bposition\x12\x12\n" +
-	"\x04rows\x18\x03 \x01(\x11R\x04rows\x12=\n" +
-	"\bencoding\x18\x04 \x01(\x0e2!.tandem.engine.v1.FeatureEncodingR\bencoding\x12\x1d\n" +
+	"\x04rows\x18\x03 \x01(\x11R\x04rows\x126\n" +
+	"\bencoding\x18\x04 \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\bencoding\x12\x1d\n" +
 	"\n" +
 	"data_bytes\x18\x05 \x01(\rR\tdataBytes\"\xa9\x01\n" +
 	"\fDraftRequest\x12\x1a\n" +
@@ -3713,13 +3656,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\n" +
 	"ROLE_DRAFT\x10\x02\x12\x0e\n" +
 	"\n" +
-	"ROLE_SCORE\x10\x03*\xb1\x01\n" +
-	"\x0fFeatureEncoding\x12 \n" +
-	"\x1cFEATURE_ENCODING_UNSPECIFIED\x10\x00\x12\x1d\n" +
-	"\x19FEATURE_ENCODING_RAW_BF16\x10\x01\x12\x1f\n" +
-	"\x1bFEATURE_ENCODING_FUSED_BF16\x10\x02\x12\x1c\n" +
-	"\x18FEATURE_ENCODING_RAW_F32\x10\x03\x12\x1e\n" +
-	"\x1aFEATURE_ENCODING_FUSED_F32\x10\x042\xfb\x0e\n" +
+	"ROLE_SCORE\x10\x032\xfb\x0e\n" +
 	"\rEngineService\x12G\n" +
 	"\x04Open\x12\x1d.tandem.engine.v1.OpenRequest\x1a\x1e.tandem.engine.v1.OpenResponse0\x01\x12H\n" +
 	"\x05Close\x12\x1e.tandem.engine.v1.CloseRequest\x1a\x1f.tandem.engine.v1.CloseResponse\x12N\n" +
@@ -3758,131 +3695,131 @@ func file_tandem_engine_v1_engine_proto_rawDescGZIP() []byte {
 	return file_tandem_engine_v1_engine_proto_rawDescData
 }
 
-var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(Role)(0),                         // 0: tandem.engine.v1.Role
-	(FeatureEncoding)(0),              // 1: tandem.engine.v1.FeatureEncoding
-	(*OpenRequest)(nil),               // 2: tandem.engine.v1.OpenRequest
-	(*OpenResponse)(nil),              // 3: tandem.engine.v1.OpenResponse
-	(*CloseRequest)(nil),              // 4: tandem.engine.v1.CloseRequest
-	(*CloseResponse)(nil),             // 5: tandem.engine.v1.CloseResponse
-	(*GetInfoRequest)(nil),            // 6: tandem.engine.v1.GetInfoRequest
-	(*GetInfoResponse)(nil),           // 7: tandem.engine.v1.GetInfoResponse
-	(*Info)(nil),                      // 8: tandem.engine.v1.Info
-	(*GetStatsRequest)(nil),           // 9: tandem.engine.v1.GetStatsRequest
-	(*GetStatsResponse)(nil),          // 10: tandem.engine.v1.GetStatsResponse
-	(*ListHandlesRequest)(nil),        // 11: tandem.engine.v1.ListHandlesRequest
-	(*ListHandlesResponse)(nil),       // 12: tandem.engine.v1.ListHandlesResponse
-	(*GetMemoryRequest)(nil),          // 13: tandem.engine.v1.GetMemoryRequest
-	(*GetMemoryResponse)(nil),         // 14: tandem.engine.v1.GetMemoryResponse
-	(*Stat)(nil),                      // 15: tandem.engine.v1.Stat
-	(*CreateSequenceRequest)(nil),     // 16: tandem.engine.v1.CreateSequenceRequest
-	(*CreateSequenceResponse)(nil),    // 17: tandem.engine.v1.CreateSequenceResponse
-	(*FreeSequenceRequest)(nil),       // 18: tandem.engine.v1.FreeSequenceRequest
-	(*FreeSequenceResponse)(nil),      // 19: tandem.engine.v1.FreeSequenceResponse
-	(*GetSequenceLengthRequest)(nil),  // 20: tandem.engine.v1.GetSequenceLengthRequest
-	(*GetSequenceLengthResponse)(nil), // 21: tandem.engine.v1.GetSequenceLengthResponse
-	(*TruncateSequenceRequest)(nil),   // 22: tandem.engine.v1.TruncateSequenceRequest
-	(*TruncateSequenceResponse)(nil),  // 23: tandem.engine.v1.TruncateSequenceResponse
-	(*SetSamplerRequest)(nil),         // 24: tandem.engine.v1.SetSamplerRequest
-	(*SetSamplerResponse)(nil),        // 25: tandem.engine.v1.SetSamplerResponse
-	(*Sampler)(nil),                   // 26: tandem.engine.v1.Sampler
-	(*CreateSnapshotRequest)(nil),     // 27: tandem.engine.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),    // 28: tandem.engine.v1.CreateSnapshotResponse
-	(*RestoreSnapshotRequest)(nil),    // 29: tandem.engine.v1.RestoreSnapshotRequest
-	(*RestoreSnapshotResponse)(nil),   // 30: tandem.engine.v1.RestoreSnapshotResponse
-	(*FreeSnapshotRequest)(nil),       // 31: tandem.engine.v1.FreeSnapshotRequest
-	(*FreeSnapshotResponse)(nil),      // 32: tandem.engine.v1.FreeSnapshotResponse
-	(*ExportSequenceRequest)(nil),     // 33: tandem.engine.v1.ExportSequenceRequest
-	(*ExportSequenceResponse)(nil),    // 34: tandem.engine.v1.ExportSequenceResponse
-	(*ImportSequenceRequest)(nil),     // 35: tandem.engine.v1.ImportSequenceRequest
-	(*ImportSequenceResponse)(nil),    // 36: tandem.engine.v1.ImportSequenceResponse
-	(*SetCaptureRequest)(nil),         // 37: tandem.engine.v1.SetCaptureRequest
-	(*SetCaptureResponse)(nil),        // 38: tandem.engine.v1.SetCaptureResponse
-	(*LoadFuseRequest)(nil),           // 39: tandem.engine.v1.LoadFuseRequest
-	(*LoadFuseResponse)(nil),          // 40: tandem.engine.v1.LoadFuseResponse
-	(*ScoreRequest)(nil),              // 41: tandem.engine.v1.ScoreRequest
-	(*ScoreResponse)(nil),             // 42: tandem.engine.v1.ScoreResponse
-	(*InterruptRequest)(nil),          // 43: tandem.engine.v1.InterruptRequest
-	(*InterruptResponse)(nil),         // 44: tandem.engine.v1.InterruptResponse
-	(*RunRequest)(nil),                // 45: tandem.engine.v1.RunRequest
-	(*Step)(nil),                      // 46: tandem.engine.v1.Step
-	(*KeptFeatures)(nil),              // 47: tandem.engine.v1.KeptFeatures
-	(*Commit)(nil),                    // 48: tandem.engine.v1.Commit
-	(*Row)(nil),                       // 49: tandem.engine.v1.Row
-	(*Propose)(nil),                   // 50: tandem.engine.v1.Propose
-	(*FeatureRows)(nil),               // 51: tandem.engine.v1.FeatureRows
-	(*DraftRequest)(nil),              // 52: tandem.engine.v1.DraftRequest
-	(*RunResponse)(nil),               // 53: tandem.engine.v1.RunResponse
-	(*Failure)(nil),                   // 54: tandem.engine.v1.Failure
-	(*StepOutput)(nil),                // 55: tandem.engine.v1.StepOutput
-	(*ProposeOutput)(nil),             // 56: tandem.engine.v1.ProposeOutput
+	(*OpenRequest)(nil),               // 1: tandem.engine.v1.OpenRequest
+	(*OpenResponse)(nil),              // 2: tandem.engine.v1.OpenResponse
+	(*CloseRequest)(nil),              // 3: tandem.engine.v1.CloseRequest
+	(*CloseResponse)(nil),             // 4: tandem.engine.v1.CloseResponse
+	(*GetInfoRequest)(nil),            // 5: tandem.engine.v1.GetInfoRequest
+	(*GetInfoResponse)(nil),           // 6: tandem.engine.v1.GetInfoResponse
+	(*Info)(nil),                      // 7: tandem.engine.v1.Info
+	(*GetStatsRequest)(nil),           // 8: tandem.engine.v1.GetStatsRequest
+	(*GetStatsResponse)(nil),          // 9: tandem.engine.v1.GetStatsResponse
+	(*ListHandlesRequest)(nil),        // 10: tandem.engine.v1.ListHandlesRequest
+	(*ListHandlesResponse)(nil),       // 11: tandem.engine.v1.ListHandlesResponse
+	(*GetMemoryRequest)(nil),          // 12: tandem.engine.v1.GetMemoryRequest
+	(*GetMemoryResponse)(nil),         // 13: tandem.engine.v1.GetMemoryResponse
+	(*Stat)(nil),                      // 14: tandem.engine.v1.Stat
+	(*CreateSequenceRequest)(nil),     // 15: tandem.engine.v1.CreateSequenceRequest
+	(*CreateSequenceResponse)(nil),    // 16: tandem.engine.v1.CreateSequenceResponse
+	(*FreeSequenceRequest)(nil),       // 17: tandem.engine.v1.FreeSequenceRequest
+	(*FreeSequenceResponse)(nil),      // 18: tandem.engine.v1.FreeSequenceResponse
+	(*GetSequenceLengthRequest)(nil),  // 19: tandem.engine.v1.GetSequenceLengthRequest
+	(*GetSequenceLengthResponse)(nil), // 20: tandem.engine.v1.GetSequenceLengthResponse
+	(*TruncateSequenceRequest)(nil),   // 21: tandem.engine.v1.TruncateSequenceRequest
+	(*TruncateSequenceResponse)(nil),  // 22: tandem.engine.v1.TruncateSequenceResponse
+	(*SetSamplerRequest)(nil),         // 23: tandem.engine.v1.SetSamplerRequest
+	(*SetSamplerResponse)(nil),        // 24: tandem.engine.v1.SetSamplerResponse
+	(*Sampler)(nil),                   // 25: tandem.engine.v1.Sampler
+	(*CreateSnapshotRequest)(nil),     // 26: tandem.engine.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),    // 27: tandem.engine.v1.CreateSnapshotResponse
+	(*RestoreSnapshotRequest)(nil),    // 28: tandem.engine.v1.RestoreSnapshotRequest
+	(*RestoreSnapshotResponse)(nil),   // 29: tandem.engine.v1.RestoreSnapshotResponse
+	(*FreeSnapshotRequest)(nil),       // 30: tandem.engine.v1.FreeSnapshotRequest
+	(*FreeSnapshotResponse)(nil),      // 31: tandem.engine.v1.FreeSnapshotResponse
+	(*ExportSequenceRequest)(nil),     // 32: tandem.engine.v1.ExportSequenceRequest
+	(*ExportSequenceResponse)(nil),    // 33: tandem.engine.v1.ExportSequenceResponse
+	(*ImportSequenceRequest)(nil),     // 34: tandem.engine.v1.ImportSequenceRequest
+	(*ImportSequenceResponse)(nil),    // 35: tandem.engine.v1.ImportSequenceResponse
+	(*SetCaptureRequest)(nil),         // 36: tandem.engine.v1.SetCaptureRequest
+	(*SetCaptureResponse)(nil),        // 37: tandem.engine.v1.SetCaptureResponse
+	(*LoadFuseRequest)(nil),           // 38: tandem.engine.v1.LoadFuseRequest
+	(*LoadFuseResponse)(nil),          // 39: tandem.engine.v1.LoadFuseResponse
+	(*ScoreRequest)(nil),              // 40: tandem.engine.v1.ScoreRequest
+	(*ScoreResponse)(nil),             // 41: tandem.engine.v1.ScoreResponse
+	(*InterruptRequest)(nil),          // 42: tandem.engine.v1.InterruptRequest
+	(*InterruptResponse)(nil),         // 43: tandem.engine.v1.InterruptResponse
+	(*RunRequest)(nil),                // 44: tandem.engine.v1.RunRequest
+	(*Step)(nil),                      // 45: tandem.engine.v1.Step
+	(*KeptFeatures)(nil),              // 46: tandem.engine.v1.KeptFeatures
+	(*Commit)(nil),                    // 47: tandem.engine.v1.Commit
+	(*Row)(nil),                       // 48: tandem.engine.v1.Row
+	(*Propose)(nil),                   // 49: tandem.engine.v1.Propose
+	(*FeatureRows)(nil),               // 50: tandem.engine.v1.FeatureRows
+	(*DraftRequest)(nil),              // 51: tandem.engine.v1.DraftRequest
+	(*RunResponse)(nil),               // 52: tandem.engine.v1.RunResponse
+	(*Failure)(nil),                   // 53: tandem.engine.v1.Failure
+	(*StepOutput)(nil),                // 54: tandem.engine.v1.StepOutput
+	(*ProposeOutput)(nil),             // 55: tandem.engine.v1.ProposeOutput
+	(v1.FeatureEncoding)(0),           // 56: tandem.v1.FeatureEncoding
 }
 var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	0,  // 0: tandem.engine.v1.OpenRequest.role:type_name -> tandem.engine.v1.Role
-	8,  // 1: tandem.engine.v1.OpenResponse.info:type_name -> tandem.engine.v1.Info
-	8,  // 2: tandem.engine.v1.GetInfoResponse.info:type_name -> tandem.engine.v1.Info
+	7,  // 1: tandem.engine.v1.OpenResponse.info:type_name -> tandem.engine.v1.Info
+	7,  // 2: tandem.engine.v1.GetInfoResponse.info:type_name -> tandem.engine.v1.Info
 	0,  // 3: tandem.engine.v1.Info.role:type_name -> tandem.engine.v1.Role
-	15, // 4: tandem.engine.v1.GetStatsResponse.stats:type_name -> tandem.engine.v1.Stat
-	15, // 5: tandem.engine.v1.GetMemoryResponse.entries:type_name -> tandem.engine.v1.Stat
-	26, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
-	8,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
-	8,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
-	46, // 9: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
-	50, // 10: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
-	48, // 11: tandem.engine.v1.Step.commits:type_name -> tandem.engine.v1.Commit
-	49, // 12: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
-	1,  // 13: tandem.engine.v1.Step.features:type_name -> tandem.engine.v1.FeatureEncoding
-	47, // 14: tandem.engine.v1.Step.kept:type_name -> tandem.engine.v1.KeptFeatures
-	51, // 15: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
-	52, // 16: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
-	1,  // 17: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.engine.v1.FeatureEncoding
-	54, // 18: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
-	55, // 19: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
-	56, // 20: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
-	2,  // 21: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
-	4,  // 22: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
-	6,  // 23: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
-	9,  // 24: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
-	13, // 25: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
-	11, // 26: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
-	16, // 27: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
-	18, // 28: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
-	20, // 29: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
-	22, // 30: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
-	24, // 31: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
-	27, // 32: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
-	29, // 33: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
-	31, // 34: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
-	33, // 35: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
-	35, // 36: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
-	37, // 37: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
-	39, // 38: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
-	41, // 39: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
-	45, // 40: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
-	43, // 41: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
-	3,  // 42: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
-	5,  // 43: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
-	7,  // 44: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
-	10, // 45: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
-	14, // 46: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
-	12, // 47: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
-	17, // 48: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
-	19, // 49: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
-	21, // 50: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
-	23, // 51: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
-	25, // 52: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
-	28, // 53: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
-	30, // 54: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
-	32, // 55: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
-	34, // 56: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
-	36, // 57: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
-	38, // 58: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
-	40, // 59: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
-	42, // 60: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
-	53, // 61: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
-	44, // 62: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
+	14, // 4: tandem.engine.v1.GetStatsResponse.stats:type_name -> tandem.engine.v1.Stat
+	14, // 5: tandem.engine.v1.GetMemoryResponse.entries:type_name -> tandem.engine.v1.Stat
+	25, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
+	7,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
+	7,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
+	45, // 9: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
+	49, // 10: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
+	47, // 11: tandem.engine.v1.Step.commits:type_name -> tandem.engine.v1.Commit
+	48, // 12: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
+	56, // 13: tandem.engine.v1.Step.features:type_name -> tandem.v1.FeatureEncoding
+	46, // 14: tandem.engine.v1.Step.kept:type_name -> tandem.engine.v1.KeptFeatures
+	50, // 15: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
+	51, // 16: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
+	56, // 17: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
+	53, // 18: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
+	54, // 19: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
+	55, // 20: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
+	1,  // 21: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
+	3,  // 22: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
+	5,  // 23: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
+	8,  // 24: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
+	12, // 25: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
+	10, // 26: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
+	15, // 27: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
+	17, // 28: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
+	19, // 29: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
+	21, // 30: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
+	23, // 31: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
+	26, // 32: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
+	28, // 33: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
+	30, // 34: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
+	32, // 35: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
+	34, // 36: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
+	36, // 37: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
+	38, // 38: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
+	40, // 39: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
+	44, // 40: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
+	42, // 41: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
+	2,  // 42: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
+	4,  // 43: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
+	6,  // 44: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
+	9,  // 45: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
+	13, // 46: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
+	11, // 47: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
+	16, // 48: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
+	18, // 49: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
+	20, // 50: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
+	22, // 51: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
+	24, // 52: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
+	27, // 53: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
+	29, // 54: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
+	31, // 55: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
+	33, // 56: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
+	35, // 57: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
+	37, // 58: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
+	39, // 59: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
+	41, // 60: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
+	52, // 61: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
+	43, // 62: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
 	42, // [42:63] is the sub-list for method output_type
 	21, // [21:42] is the sub-list for method input_type
 	21, // [21:21] is the sub-list for extension type_name
@@ -3908,7 +3845,7 @@ func file_tandem_engine_v1_engine_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_engine_v1_engine_proto_rawDesc), len(file_tandem_engine_v1_engine_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      1,
 			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   1,
