@@ -13,7 +13,8 @@ func Say(tok *tokenizer.Tokenizer, text string, step int) Decode {
 }
 
 func said(tok *tokenizer.Tokenizer, text string, step int) Script {
-	return Script{Tokens: tok.Encode(text, tokenizer.Options{ParseSpecial: true}), Step: step, Stop: tok.StopTokens()[0]}
+	ids := tok.Encode(text, tokenizer.Options{ParseSpecial: true})
+	return Script{Tokens: ids, Step: step, Stop: tok.StopTokens()[0]}
 }
 
 // DieAt is a script that says text and breaks with err before token n, the first times that it gets there.

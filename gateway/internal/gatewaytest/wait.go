@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// Patience is how long tests wait for what must come. Nothing promises a time: the machine may be busy with other things.
+// Patience is how long tests wait for what must come. Nothing promises a time: the machine may be busy with other
+// things.
 const Patience = time.Minute
 
 // Receive returns the next value of a channel; what says for what the test waits.

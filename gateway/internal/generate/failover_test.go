@@ -69,8 +69,8 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-// TestFailoverKeepsContract loses a worker amid an answer in pools of workers whose arithmetic is alike, unlike, or claimed
-// to be alike until the request is admitted.
+// TestFailoverKeepsContract loses a worker amid an answer in pools of workers whose arithmetic is alike, unlike, or
+// claimed to be alike until the request is admitted.
 func TestFailoverKeepsContract(t *testing.T) {
 	const text = "one two three four five six seven eight"
 	gone := status.Error(codes.Unavailable, "engine is gone")
@@ -125,8 +125,9 @@ func TestFailoverKeepsContract(t *testing.T) {
 			if got.err != nil || got.texts[0] != text {
 				t.Fatalf("%q, %v", got.texts, got.err)
 			}
-			if id := strings.Join(got.usage.Contracts, ","); id != tt.contract || got.usage.ContractChanges != tt.changes {
-				t.Errorf("contracts %q, %d changes, want %q, %d", id, got.usage.ContractChanges, tt.contract, tt.changes)
+			id, changes := strings.Join(got.usage.Contracts, ","), got.usage.ContractChanges
+			if id != tt.contract || changes != tt.changes {
+				t.Errorf("contracts %q, %d changes, want %q, %d", id, changes, tt.contract, tt.changes)
 			}
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"testing"
 	"time"
@@ -43,7 +44,8 @@ func Start(tb testing.TB, grace time.Duration) *Stack {
 	tb.Helper()
 	s := &Stack{tb: tb, Tokenizer: gatewaytest.Tokenizer(tb), registry: registry.NewServer(registry.ServerConfig{})}
 	var err error
-	if s.Model, err = model.Load(model.Options{Path: gatewaytest.ModelPath(tb, gatewaytest.Target), Name: "tiny"}); err != nil {
+	s.Model, err = model.Load(model.Options{Path: gatewaytest.ModelPath(tb, gatewaytest.Target), Name: "tiny"})
+	if err != nil {
 		tb.Fatal(err)
 	}
 	if s.exported, err = telemetry.NewPrometheus("tandem-gateway", "test"); err != nil {
@@ -127,6 +129,6 @@ func (s *Stack) ready(id string) bool {
 // Page returns the metrics as Prometheus reads them.
 func (s *Stack) Page() string {
 	w := httptest.NewRecorder()
-	s.exported.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	s.exported.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	return w.Body.String()
 }
