@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/tandem-inference/tandem/services/racetest"
 )
 
 // fatal notes what a test fails with.
@@ -22,7 +24,7 @@ func (f *fatal) Fatalf(format string, args ...any) {
 }
 
 func TestFor(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
 		ch := make(chan int, 1)
 		ch <- 7
 		if got := For(t, ch, "a value"); got != 7 {
