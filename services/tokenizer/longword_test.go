@@ -217,8 +217,9 @@ func TestLongWordsAreBounded(t *testing.T) {
 		runtime.ReadMemStats(&before)
 		ids := tok.Encode(word, Options{})
 		runtime.ReadMemStats(&after)
-		// 4 bytes an id, a quarter of spare room, the first guess of 4/3 bytes a byte, and the windows.
-		most := 5*uint64(len(ids)) + size*4/3 + 4<<20
+		// 4 bytes an id, a quarter of spare room, the first guess of 4/3 bytes a byte, and the windows, which the race detector has
+		// made again now and then.
+		most := 5*uint64(len(ids)) + size*4/3 + 8<<20
 		if got := after.TotalAlloc - before.TotalAlloc; got > most {
 			t.Errorf("%s: %.1f bytes a byte were allocated, at most %.1f are expected", name, float64(got)/size, float64(most)/size)
 		}
