@@ -10,9 +10,8 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 GO_LDFLAGS := -s -w -X github.com/tandem-inference/tandem/services/config.version=$(VERSION)
 GO_PROGRAMS := ./gateway/cmd/tandem ./worker-target/cmd/worker-target ./worker-draft/cmd/worker-draft \
 	./worker-prefill/cmd/worker-prefill
-# Modules of the product whose tests are short; tests/ holds the end-to-end tests.
-GO_TESTED := ./proto/... ./services/... ./gateway/... ./worker-target/... ./worker-draft/... ./worker-prefill/... \
-	./native/plugin/...
+# The product's module; tests/ and bench/ are modules of their own.
+GO_TESTED := ./...
 RESULTS := build/test
 # Flags for `make up`, for example: make up ARGS="--port 8080".
 ARGS ?=
@@ -203,33 +202,38 @@ bin/gpures: $(wildcard tools/gpures/*.go)
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
-lint: lint-proto lint-go lint-native lint-flags ## all checks: buf, generated code, golangci-lint, clang-format, flags table
+lint: lint-proto lint-go lint-native lint-flags ## all checks: buf, generated code, golangci-lint, clang-format, documents
 
-lint-proto: bin/buf
+lint-proto: bin/buf bin/protoc-gen-tandemwire
 	bin/buf lint
 	@tools/proto-check.sh
 
 lint-go: bin/golangci-lint
-	bin/golangci-lint run --allow-parallel-runners ./proto/... ./services/... ./gateway/... ./worker-target/... ./worker-draft/... \
-		./worker-prefill/... ./native/plugin/... ./tests/... ./bench/...
+	bin/golangci-lint run --allow-parallel-runners ./... ./tests/... ./bench/...
 
 lint-native:
 	@tools/setup.sh lint
 	@tools/clang-format.sh --dry-run -Werror
 
+# Documents: generated tables, names of flags, metrics and files, links, width; and rules of docs/style.md.
 lint-flags:
-	$(GO) test -count=1 -run TestFlagsTable ./gateway/internal/cli
+	$(GO) test -count=1 -run 'TestFlagsTable|TestSpecification' ./gateway/internal/cli ./gateway/internal/metrics ./gateway/internal/httpapi
+	$(GO) test -count=1 ./tests/tools
 
 fmt: ## format Go, proto and C++ sources
 	gofmt -w $$(git ls-files '*.go' ':!:*.pb.go')
 	@tools/clang-format.sh -i
 
-proto: bin/buf ## regenerate the Go code of proto/
+proto: bin/buf bin/protoc-gen-tandemwire ## regenerate the Go code of proto/ and the codec of services/tensorwire
 	bin/buf generate
 
 bin/buf: tools/proto/go.mod
 	GOWORK=off GOBIN=$(CURDIR)/bin $(GO) -C tools/proto install tool
 	@touch $@
+
+bin/protoc-gen-tandemwire: $(wildcard tools/protoc-gen-tandemwire/*.go) proto/tandem/wire/v1/options.pb.go
+	@mkdir -p bin
+	CGO_ENABLED=0 $(GO) build -trimpath -o $@ ./tools/protoc-gen-tandemwire
 
 bin/golangci-lint: tools/lint/go.mod
 	GOWORK=off GOBIN=$(CURDIR)/bin $(GO) -C tools/lint install tool

@@ -3,8 +3,7 @@ module github.com/tandem-inference/tandem/bench
 go 1.26.0
 
 require (
-	github.com/tandem-inference/tandem/proto v0.0.0
-	github.com/tandem-inference/tandem/services v0.0.0
+	github.com/tandem-inference/tandem v0.0.0
 	github.com/tandem-inference/tandem/tests v0.0.0
 	golang.org/x/sys v0.49.0
 	google.golang.org/grpc v1.85.0
@@ -18,8 +17,6 @@ require (
 	google.golang.org/protobuf v1.36.12 // indirect
 )
 
-replace github.com/tandem-inference/tandem/proto => ../proto
-
-replace github.com/tandem-inference/tandem/services => ../services
-
 replace github.com/tandem-inference/tandem/tests => ../tests
+
+replace github.com/tandem-inference/tandem => ../

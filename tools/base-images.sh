@@ -63,7 +63,7 @@ if ! docker image inspect "$go_image" > /dev/null 2>&1; then
   mkdir -p "$root/usr/local" "$root/go/pkg/mod"
   cp -a "$(go env GOROOT)" "$root/usr/local/go"
   # Only the modules that the programs need, out of the cache that building them has filled.
-  GOFLAGS=-modcacherw GOPROXY="file://$(go env GOMODCACHE)/cache/download" GOSUMDB=off GOMODCACHE="$root/go/pkg/mod" \
+  GOWORK=off GOFLAGS=-modcacherw GOPROXY="file://$(go env GOMODCACHE)/cache/download" GOSUMDB=off GOMODCACHE="$root/go/pkg/mod" \
     go list -deps ./gateway/cmd/... ./worker-target/cmd/... ./worker-draft/cmd/... ./worker-prefill/cmd/... \
     ./native/plugin/... > /dev/null
   rm -rf "$root/go/pkg/mod/cache/download/sumdb"

@@ -3,10 +3,10 @@
 # they time, and the ratio of each to the first command's.
 #   tools/compare.sh [-n RUNS] COMMAND COMMAND...
 # A command is a line for the shell. It prints lines such as "plain token   5.431 ms ..."; lines of the same name are
-# told apart by their order; times are in ms or us, the first of a line counts. For example, two forms of a kernel in
-# whole steps, and two builds of products alone:
-#   STEP="native/build/step27b_cuda --device cuda:0 --contexts 1024 --draft 0 --prefill 0"
-#   tools/compare.sh "TANDEM_GPU_DELTA=slices $STEP" "TANDEM_GPU_DELTA=columns $STEP"
+# told apart by their order; times are in ms or us, the first of a line counts. For example, two builds, by whole steps
+# and by products alone:
+#   STEP="step27b_cuda --device cuda:0 --contexts 1024 --draft 0 --prefill 0"
+#   tools/compare.sh "before/$STEP" "native/build/$STEP"
 #   tools/compare.sh "before/gpu_matmul_bench_cuda q6_k/5120" "native/build/gpu_matmul_bench_cuda q6_k/5120"
 set -euo pipefail
 usage="usage: tools/compare.sh [-n RUNS] COMMAND COMMAND..."

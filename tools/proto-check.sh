@@ -6,10 +6,13 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 bin/buf generate -o "$work/new"
-if ! diff -r -q "$work/new/proto" proto | grep -v '^Only in proto' > "$work/diff"; then
+stale=0
+while read -r file; do
+  cmp "$work/new/$file" "$file" || stale=1
+done < <(cd "$work/new" && find . -name '*.go' | sort)
+if [ $stale = 0 ]; then
   echo "generated code is up to date"
 else
-  cat "$work/diff"
   echo "generated code differs from the .proto files: run make proto" >&2
   exit 1
 fi

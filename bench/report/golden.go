@@ -1,12 +1,6 @@
 package report
 
-import (
-	"encoding/json"
-	"os"
-	"path/filepath"
-
-	"github.com/tandem-inference/tandem/tests/cluster"
-)
+import "github.com/tandem-inference/tandem/tests/reference"
 
 // Case is a golden prompt with its reference text.
 type Case struct {
@@ -28,25 +22,13 @@ type Needle struct {
 // Cases reads the golden prompts.
 func Cases() ([]Case, error) {
 	var file struct{ Cases []Case }
-	err := read("tandem-tiny-q4km.json", &file)
+	err := reference.Read("tandem-tiny-q4km.json", &file)
 	return file.Cases, err
 }
 
 // Needles reads the retrieval prompts.
 func Needles() ([]Needle, error) {
 	var out []Needle
-	err := read("tandem-tiny-needle.json", &out)
+	err := reference.Read("tandem-tiny-needle.json.gz", &out)
 	return out, err
-}
-
-func read(name string, v any) error {
-	root, err := cluster.Root()
-	if err != nil {
-		return err
-	}
-	data, err := os.ReadFile(filepath.Join(root, "tests", "testdata", "golden", name))
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(data, v)
 }

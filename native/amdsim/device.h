@@ -17,8 +17,8 @@ struct Grid {
   uint32_t x = 1, y = 1, z = 1;
 };
 
-// A code object of one processor, as clang puts it into a library. Its instructions are decoded when a kernel is first
-// launched.
+// A code object of one processor, as clang puts it into a library. Its instructions are decoded when
+// a kernel is first launched.
 class CodeObject {
  public:
   // elf: the object, which must outlive this. Ends the program on what it cannot read.

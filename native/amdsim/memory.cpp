@@ -92,8 +92,8 @@ void load_words(Wave& w, const Inst& i) {
     for (int n = 0; n < WORDS; ++n) w.v[i.o[0].index + n][l] = out[n][l];
   });
 }
-// Operands of stores: address, data[, scalar]: the scalar stands behind the data. address_operands brings them
-// together.
+// Operands of stores: address, data[, scalar]: the scalar stands behind the data.
+// address_operands brings them together.
 Inst address_operands(const Inst& i) {
   Inst view;
   view.o[0] = i.o[0];

@@ -248,8 +248,8 @@ void v_div_fmas_f32(Wave& w, const Inst& i) {
   const uint32_t* b = read<Width::kFloat>(w, i.o[2], p1);
   const uint32_t* c = read<Width::kFloat>(w, i.o[3], p2);
   for (uint32_t l = 0; l < kLanes; ++l) {
-    // Undoes what v_div_scale did, rounding once: c is the scaled quotient, whose exponent tells which of the two it
-    // was.
+    // Undoes what v_div_scale did, rounding once: c is the scaled quotient,
+    // whose exponent tells which of the two it was.
     const double y = std::fma(double{as_float(a[l])}, double{as_float(b[l])}, double{as_float(c[l])});
     const bool scaled = (w.s[kVcc] >> l & 1u) != 0;
     out[l] = as_bits(static_cast<float>(scaled ? std::ldexp(y, exponent(c[l]) > 127 ? 64 : -64) : y));

@@ -1,13 +1,13 @@
-// The delta rule of one head: recurrence as the engine runs it against the chunked form, and the small row kernels.
+// Times the delta rule of one head and the small row kernels.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <functional>
 #include <vector>
 
+#include "core/elementary.h"
 #include "cpu/cpu_features.h"
 #include "cpu/row_kernels.h"
-#include "delta_chunk.h"
 
 using namespace tnd;
 
@@ -32,8 +32,8 @@ int main() {
     return 0;
   }
   constexpr int kTokens = 512;
-  std::vector<float> q(kTokens * 128), k(q.size()), v(q.size()), o(q.size()), d(128), s(128 * 128), g(kTokens),
-      beta(kTokens), alpha(kTokens);
+  std::vector<float> q(kTokens * 128), k(q.size()), v(q.size()), o(q.size()), d(128), s(128 * 128), beta(kTokens),
+      alpha(kTokens);
   uint32_t seed = 7;
   const auto random = [&] { return static_cast<float>((seed = seed * 1664525u + 1013904223u) >> 8) * 0x1p-24f - 0.5f; };
   for (size_t i = 0; i < q.size(); ++i) {
@@ -42,8 +42,7 @@ int main() {
     v[i] = random();
   }
   for (int i = 0; i < kTokens; ++i) {
-    g[i] = -0.1f + 0.1f * random();
-    alpha[i] = cpu::exp_f32(g[i]);
+    alpha[i] = exp_f32(-0.1f + 0.1f * random());
     beta[i] = 0.5f + random();
   }
   for (const auto& [name, table] : {std::pair{"scalar", &cpu::kRowKernelsScalar},
@@ -60,17 +59,6 @@ int main() {
       }
     });
     std::printf("recurrence %-7s %6.3f us per token and head\n", name, us / kTokens);
-  }
-  static bench::ChunkScratch scratch;
-  for (const int c : {8, 16, 32, 64}) {
-    std::fill(s.begin(), s.end(), 0.0f);
-    const double us = best_us(1, [&] {
-      for (int at = 0; at < kTokens; at += c) {
-        bench::delta_chunk(c, &q[at * 128], &k[at * 128], 128, &v[at * 128], 128, &g[at], &beta[at], s.data(),
-                           &o[at * 128], 128, &scratch);
-      }
-    });
-    std::printf("chunk %2d            %6.3f us per token and head\n", c, us / kTokens);
   }
   const auto& t = cpu::kRowKernelsAvx512;
   std::vector<float> x(8192, 0.25f), y(8192), w(8192, 1.0f);

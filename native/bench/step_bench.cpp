@@ -133,8 +133,8 @@ struct Runner {
     return now_us() - start;
   }
 
-  // Plain decoding of TND_KEPT_ROWS tokens with `want` of features; kept ones are read at the end. Returns the time in
-  // us.
+  // Plain decoding of TND_KEPT_ROWS tokens with `want` of features; kept ones are read at the end.
+  // Returns the time in us.
   double plain(uint32_t want) {
     std::vector<uint8_t> features(TND_KEPT_ROWS * feature_row);
     const double start = now_us();

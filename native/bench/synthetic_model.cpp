@@ -13,59 +13,13 @@
 #include <thread>
 #include <tuple>
 
+#include "gguf_header.h"
+
 namespace tnd::bench {
 namespace {
 
 constexpr uint64_t kAlign = 4096;  // of tensors in the image: pages are filled by several threads
 constexpr float kEps = 1e-6f;
-
-// GGUF header bytes (docs/spec/gguf.md §1).
-class Header {
- public:
-  void u32(uint32_t v) { raw(&v, sizeof v); }
-  void u64(uint64_t v) { raw(&v, sizeof v); }
-  void text(const std::string& s) {
-    u64(s.size());
-    raw(s.data(), s.size());
-  }
-  void raw(const void* p, size_t n) { bytes_.append(static_cast<const char*>(p), n); }
-
-  void key_u32(const std::string& key, uint32_t v) {
-    open(key, 4);
-    u32(v);
-  }
-  void key_f32(const std::string& key, float v) {
-    open(key, 6);
-    raw(&v, sizeof v);
-  }
-  void key_text(const std::string& key, const std::string& v) {
-    open(key, 8);
-    text(v);
-  }
-  void key_ints(const std::string& key, const std::vector<int32_t>& values) {
-    open(key, 9);
-    u32(5);
-    u64(values.size());
-    for (const int32_t v : values) u32(static_cast<uint32_t>(v));
-  }
-  void key_texts(const std::string& key, const std::vector<std::string>& values) {
-    open(key, 9);
-    u32(8);
-    u64(values.size());
-    for (const std::string& v : values) text(v);
-  }
-  uint64_t keys() const { return keys_; }
-  const std::string& bytes() const { return bytes_; }
-
- private:
-  void open(const std::string& key, uint32_t type) {
-    text(key);
-    u32(type);
-    ++keys_;
-  }
-  std::string bytes_;
-  uint64_t keys_ = 0;
-};
 
 uint64_t aligned(uint64_t n) {
   return (n + kAlign - 1) / kAlign * kAlign;
@@ -205,7 +159,7 @@ struct List {
   }
 };
 
-void write_keys(const SyntheticShape& s, Header* h) {
+void write_keys(const SyntheticShape& s, GgufHeader* h) {
   const std::string a = s.arch + ".";
   const auto u = [&](const char* key, int32_t v) { h->key_u32(a + key, static_cast<uint32_t>(v)); };
   h->key_text("general.architecture", s.arch);
@@ -256,7 +210,7 @@ std::string byte_character(int byte) {
 
 // write_tokenizer gives every id a token: bytes, two control tokens, then words that no merge makes. So each id can be
 // generated, as with a real vocabulary, while a prompt is one token a byte.
-void write_tokenizer(int32_t vocab, Header* h) {
+void write_tokenizer(int32_t vocab, GgufHeader* h) {
   constexpr int32_t kNormal = 1, kControl = 3;
   std::vector<std::string> tokens;
   std::vector<int32_t> types;
@@ -403,24 +357,14 @@ Status SyntheticModel::write(const SyntheticShape& shape, int threads, const std
 
 Status SyntheticModel::fill(const SyntheticShape& shape, int threads, bool served) {
   const std::vector<SyntheticTensor> tensors = synthetic_tensors(shape);
-  Header keys;
-  write_keys(shape, &keys);
-  if (served && shape.vocab > 0) write_tokenizer(shape.vocab, &keys);
+  GgufHeader h;
+  write_keys(shape, &h);
+  if (served && shape.vocab > 0) write_tokenizer(shape.vocab, &h);
 
-  Header h;
-  h.raw("GGUF", 4);
-  h.u32(3);
-  h.u64(tensors.size());
-  h.u64(keys.keys());
-  h.raw(keys.bytes().data(), keys.bytes().size());
   std::vector<uint64_t> offsets;
   uint64_t at = 0;
   for (const SyntheticTensor& t : tensors) {
-    h.text(t.name);
-    h.u32(static_cast<uint32_t>(t.ne.size()));
-    for (const uint64_t d : t.ne) h.u64(d);
-    h.u32(static_cast<uint32_t>(t.type));
-    h.u64(at);
+    h.tensor(t.name, t.ne, static_cast<uint32_t>(t.type), at);
     offsets.push_back(at);
     at += aligned(t.bytes());
     tensor_bytes_ += t.bytes();
@@ -430,7 +374,8 @@ Status SyntheticModel::fill(const SyntheticShape& shape, int threads, bool serve
     if (head) head_macs_ = t.elements();
     if (t.ne.size() == 2 && t.type != DType::kF32 && !table) macs_ += t.elements();
   }
-  const uint64_t start = aligned(h.bytes().size());
+  const std::string head = h.bytes();
+  const uint64_t start = aligned(head.size());
   for (uint64_t& o : offsets) o += start;
 
   const uint64_t size = start + at;
@@ -443,7 +388,7 @@ Status SyntheticModel::fill(const SyntheticShape& shape, int threads, bool serve
     return errorf(TND_RESOURCE_EXHAUSTED, "%s: cannot map %llu bytes", shape.name.c_str(),
                   static_cast<unsigned long long>(size));
   }
-  std::memcpy(base, h.bytes().data(), h.bytes().size());
+  std::memcpy(base, head.data(), head.size());
   Filler filler(tensors, offsets, static_cast<uint8_t*>(base));
   Status s;
   if (threads > 0) {

@@ -89,10 +89,6 @@ endforeach()
 foreach(name IN LISTS TND_ENGINE_TESTS)
   tnd_gpu_test(emu_${name} tests/${name}.cpp emu ${emu_${name}_CASES})
 endforeach()
-add_test(NAME gpu_delta_columns_model COMMAND emu_model_test ${emu_model_test_CASES})
-add_test(NAME gpu_delta_columns_engine COMMAND emu_engine_test snapshots_ blocks_)
-set_tests_properties(gpu_delta_columns_model gpu_delta_columns_engine PROPERTIES
-  ENVIRONMENT TANDEM_GPU_DELTA=columns)
 
 # The same programs for a device, by name: cmake --build native/build --target tandem_cuda_tests. Those of the emulation
 # itself and of single operations (they hold kernels' parts and look into device memory) are for the emulation alone; on a

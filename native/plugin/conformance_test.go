@@ -56,7 +56,7 @@ func TestLibrary(t *testing.T) {
 // value heads to two key heads: little enough work for tools that check every access to memory.
 func TestLibrarySmall(t *testing.T) {
 	path, models := files(t)
-	runInProcess(t, path, enginetest.Models{Target: "../tests/data/rand-ratio3-bf16.gguf", Missing: models.Missing})
+	runInProcess(t, path, enginetest.Models{Target: randomModel(t, "ratio3"), Missing: models.Missing})
 }
 
 func runInProcess(t *testing.T, path string, models enginetest.Models) {

@@ -1,9 +1,8 @@
-// The gated delta rule: golden vectors, a double-precision oracle, tree schedule, replay of accepted rows, instruction
-// sets.
+// The gated delta rule: golden vectors, a double-precision oracle, tree schedule,
+// replay of accepted rows, instruction sets.
 #include <cmath>
 #include <vector>
 
-#include "../bench/delta_chunk.h"
 #include "cpu/cpu_features.h"
 #include "cpu/row_kernels.h"
 #include "engine/tree.h"
@@ -204,59 +203,6 @@ TEST(slices_are_independent) {
                    d2.data() + i * kCols, o2.data() + i * kCols);
     }
     CHECK(whole == parts && d == d2 && o == o2);
-  }
-}
-
-// The chunked form (bench/delta_chunk.h) against the recurrence: outputs and, above all, the state after it, for chunks
-// of 1 to 64 tokens and ragged tails.
-TEST(chunked_form_equals_the_recurrence) {
-  if (isa_best() < Isa::kAvx512) return;
-  Rng rng(12);
-  constexpr int kTokens = 150;
-  std::vector<float> q, k, v, alpha, beta, g;
-  for (int i = 0; i < kTokens; ++i) {
-    Token t = random_token(&rng);
-    const float log_decay = -rng.uniform(0.0f, 1.0f) * rng.uniform(0.0f, 3.0f);
-    q.insert(q.end(), t.q.begin(), t.q.end());
-    k.insert(k.end(), t.k.begin(), t.k.end());
-    for (int c = 0; c < kDim; ++c) v.push_back(rng.normal());
-    g.push_back(log_decay);
-    alpha.push_back(exp_f32(log_decay));
-    beta.push_back(t.beta);
-  }
-  std::vector<float> slices(kDim * kDim), want(static_cast<size_t>(kTokens) * kDim);
-  for (float& x : slices) x = rng.normal() * 0.1f;
-  const auto plain = [&] {  // [128][128] out of the sliced layout
-    std::vector<float> s(kDim * kDim);
-    for (int i = 0; i < kDim; ++i) {
-      for (int c = 0; c < kDim; ++c) {
-        s[static_cast<size_t>(i * kDim + c)] =
-            slices[static_cast<size_t>(c / kCols * kDim * kCols + i * kCols + c % kCols)];
-      }
-    }
-    return s;
-  };
-  const std::vector<float> start = plain();
-  for (int i = 0; i < kTokens; ++i) {
-    const size_t at = static_cast<size_t>(i) * kDim, n = static_cast<size_t>(i);
-    kRowKernelsAvx512.delta_row(slices.data(), slices.data(), &k[at], &q[at], &v[at], alpha[n], beta[n], 4, nullptr,
-                                &want[at]);
-  }
-  const std::vector<float> end = plain();
-  static bench::ChunkScratch scratch;
-  for (int chunk = 1; chunk <= 64; ++chunk) {
-    std::vector<float> s = start, got(want.size());
-    for (int at = 0; at < kTokens; at += chunk) {
-      const int n = std::min(chunk, kTokens - at);
-      const size_t row = static_cast<size_t>(at) * kDim;
-      bench::delta_chunk(n, &q[row], &k[row], kDim, &v[row], kDim, &g[static_cast<size_t>(at)],
-                         &beta[static_cast<size_t>(at)], s.data(), &got[row], kDim, &scratch);
-    }
-    double out_error = 0, state_error = 0;
-    for (size_t i = 0; i < got.size(); ++i) out_error = std::max(out_error, std::fabs(double{got[i]} - want[i]));
-    for (size_t i = 0; i < s.size(); ++i) state_error = std::max(state_error, std::fabs(double{s[i]} - end[i]));
-    CHECK_MSG(out_error < 1e-5 && state_error < 1e-5,
-              "chunk " + std::to_string(chunk) + ": " + std::to_string(out_error) + " " + std::to_string(state_error));
   }
 }
 

@@ -24,8 +24,8 @@ struct Model {
 };
 std::vector<Model> models() {
   return {{"q4_k_m", demo_model(), 8192},
-          {"ratio3", data_file("rand-ratio3-bf16.gguf"), 512},
-          {"onelayer", data_file("rand-onelayer-bf16.gguf"), 512},
+          {"ratio3", random_model("ratio3"), 512},
+          {"onelayer", random_model("onelayer"), 512},
           {"qwen3", TND_ROOT "/models/tandem-tiny-prefill-q8_0.gguf", 8192}};
 }
 

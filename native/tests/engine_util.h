@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "harness.h"
+#include "random_model.h"
 #include "tandem/engine.h"
 
 namespace tnd::test {

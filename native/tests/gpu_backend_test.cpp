@@ -1,5 +1,4 @@
 // The GPU backend as a whole: names of devices, memory, transfers of every size, and the step as a replayed graph.
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -101,21 +100,6 @@ TEST(devices_are_named) {
   }
   std::unique_ptr<Backend> backend;
   CHECK_EQ(make_backend(nullptr, -1, &backend).code(), TND_INVALID_ARGUMENT);
-}
-
-TEST(forms_of_the_delta_rule_are_named) {
-  const char* const set = std::getenv("TANDEM_GPU_DELTA");
-  const std::string before = set != nullptr ? set : "";
-  std::unique_ptr<Backend> made;
-  for (const char* form : {"", "slices", "columns"}) {
-    setenv("TANDEM_GPU_DELTA", form, 1);
-    CHECK_OK(make_backend(nullptr, 1, &made));
-  }
-  setenv("TANDEM_GPU_DELTA", "rows", 1);
-  const Status s = make_backend(nullptr, 1, &made);
-  CHECK_EQ(s.code(), TND_INVALID_ARGUMENT);
-  CHECK_EQ(s.message(), std::string("TANDEM_GPU_DELTA is rows; known are slices and columns"));
-  setenv("TANDEM_GPU_DELTA", before.c_str(), 1);
 }
 
 TEST(memory_is_zeroed_and_counted) {

@@ -291,8 +291,8 @@ TEST(pieces_of_a_prompt_agree) {
   CHECK(error(one.s[0], want.s[0]) <= kTolerance && error(state, want.s[0]) <= kTolerance);
 }
 
-// Rings of three places and of seven; and in the emulation, whose instructions all add in the same order, all
-// families.
+// Rings of three places and of seven; and in the emulation, whose instructions all add in
+// the same order, all families.
 TEST(rings_and_instructions_do_not_matter) {
   const Data d({.shape = {1, 1}, .counts = {200}}, 22);
   const Result a = run(d, chunked(kWide)), b = run(d, chunked(kNarrow));

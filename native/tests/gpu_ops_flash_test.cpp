@@ -18,8 +18,8 @@ using namespace tnd::gpu_test;
 
 namespace {
 
-// Shared memory: 96, 32, 16 queries a block; up to 64 rows of dim 256 take the form of attention_wide.cuh with the
-// first.
+// Shared memory: 96, 32, 16 queries a block; up to 64 rows of dim 256 take the form
+// of attention_wide.cuh with the first.
 constexpr int kWide = 227 << 10, kNarrow = 99 << 10, kSmall = 86 << 10;
 
 struct Shape {
@@ -223,8 +223,8 @@ double worst_error(const Shape& s, const Cache& c, const PlanBuilder& rows, cons
   return worst;
 }
 
-// A tree on `past` positions: all rows together with every block shape, and every row alone after its path was
-// committed.
+// A tree on `past` positions: all rows together with every block shape,
+// and every row alone after its path was committed.
 template <class Unit>
 void check_tree(const Shape& s, int past, const std::vector<int32_t>& parents, Rng* rng) {
   const std::string what = "dim " + std::to_string(s.dim) + " past " + std::to_string(past);

@@ -313,18 +313,16 @@ TEST(delta_chains_have_the_bits_of_the_cpu) {
 }
 
 TEST(few_rows_of_one_sequence_take_the_delta_rule_by_columns) {
-  const auto rule = [](std::vector<int> counts, DeltaRule wish = nullptr) {
+  const auto rule = [](std::vector<int> counts) {
     std::vector<DeltaStepGroup> groups(counts.size());
     for (size_t g = 0; g < counts.size(); ++g) groups[g].count = counts[g];
-    return delta_rule(groups, wish);
+    return delta_rule(groups);
   };
   CHECK(rule({1}) == launch_delta_slices);
   CHECK(rule({2}) == launch_delta_columns);
   CHECK(rule({24}) == launch_delta_columns);
   CHECK(rule({25}) == launch_delta_slices);
   CHECK(rule({2, 2}) == launch_delta_slices);
-  CHECK(rule({1}, launch_delta_columns) == launch_delta_columns);
-  CHECK(rule({2}, launch_delta_slices) == launch_delta_slices);
 }
 
 // Head norms, rotation, append and exact attention against the CPU backend: trees, chains, windows, blocks. Attention

@@ -1,4 +1,4 @@
-// Models that do not fit together are refused with file, key or tensor named: every case is a shipped file with one
+// Models that do not fit together are refused with file, key or tensor named: every case is a good file with one
 // thing changed.
 #include <unistd.h>
 
@@ -83,7 +83,7 @@ void refused(const Image& image, tnd_status status, const char* text) {
 }  // namespace
 
 TEST(metadata_that_cannot_work) {
-  const Image good = load(data_file("rand-onelayer-bf16.gguf"));
+  const Image good = load(random_model("onelayer"));
   std::string error;
   CHECK_EQ(open_image(good, &error), TND_OK);
   refused(renamed(good, "qwen35", "qwen99"), TND_UNIMPLEMENTED, "qwen99");
@@ -111,7 +111,7 @@ TEST(metadata_that_cannot_work) {
 }
 
 TEST(tensors_that_do_not_fit) {
-  const Image good = load(data_file("rand-onelayer-bf16.gguf"));
+  const Image good = load(random_model("onelayer"));
   refused(renamed(good, "blk.1.ssm_a", "blk.1.ssm_b"), TND_INVALID_ARGUMENT, "blk.1.ssm_a");
   refused(renamed(good, "token_embd.weight", "token_embd.weighs"), TND_INVALID_ARGUMENT, "token_embd.weight");
   refused(renamed(good, "output_norm.weight", "output_norm.weighs"), TND_INVALID_ARGUMENT, "output_norm.weight");
@@ -124,9 +124,9 @@ TEST(tensors_that_do_not_fit) {
 
 TEST(next_token_blocks_are_left_out) {
   // A key of the same length makes room: the last of four blocks is declared a next-token block.
-  const Image image = with_value(
-      renamed(load(data_file("rand-onelayer-bf16.gguf")), "tokenizer.ggml.eos_token_id", "qwen35.nextn_predict_layers"),
-      "qwen35.nextn_predict_layers", 1);
+  const Image image =
+      with_value(renamed(load(random_model("onelayer")), "tokenizer.ggml.eos_token_id", "qwen35.nextn_predict_layers"),
+                 "qwen35.nextn_predict_layers", 1);
   std::unique_ptr<gguf::File> file;
   CHECK_OK(gguf::File::open_memory(image.data(), image.size(), &file));
   HParams p;
@@ -142,7 +142,7 @@ TEST(next_token_blocks_are_left_out) {
 TEST(a_shard_may_have_no_attention) {
   EngineOptions o;
   o.layer_last = 3;
-  Engine e(data_file("rand-onelayer-bf16.gguf"), o);
+  Engine e(random_model("onelayer"), o);
   REQUIRE(e.handle() != nullptr);
   StepIn in;
   in.groups = {e.rows(e.sequence(), {1, 2}, {-1, 0}, 0)};

@@ -35,7 +35,7 @@ void check_random_shape(const std::string& name, int kv_type, double tolerance) 
     if (g.name != name) continue;
     EngineOptions o;
     o.kv_type = kv_type;
-    Engine e(data_file("rand-" + name + "-bf16.gguf"), o);
+    Engine e(random_model(name), o);
     REQUIRE(e.handle() != nullptr);
     const StepOut out = e.prefill(e.sequence(), g.ids, 512, TND_WANT_LOGITS);
     size_t argmax = 0;

@@ -1,6 +1,6 @@
 // The prompt scorer: the worked example of its formula, a double-precision model as oracle, chunks and threads, query
 // rows anywhere, memory, and reference values of the demonstration model.
-// testdata/scorer_needle.json: three prompts of tests/testdata/golden/tandem-tiny-needle.json as token ids with the
+// testdata/scorer_needle.json: three prompts of tests/testdata/golden/tandem-tiny-needle.json.gz as token ids with the
 // mean smoothed scores of their first eight 32-token chunks.
 // TANDEM_SHARED_MODELS names the folder of the BF16 models, which are not part of the repository.
 #include "models/scorer.h"

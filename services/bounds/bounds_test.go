@@ -21,8 +21,8 @@ func internal(file protoreflect.FileDescriptor) bool {
 func TestEveryFieldHasABound(t *testing.T) {
 	seen := map[protoreflect.FullName]bool{}
 	protoregistry.GlobalFiles.RangeFiles(func(file protoreflect.FileDescriptor) bool {
-		if !strings.HasPrefix(string(file.Package()), "tandem.") {
-			return true
+		if !strings.HasPrefix(string(file.Package()), "tandem.") || file.Messages().Len() == 0 {
+			return true // options of generators are in no message
 		}
 		if !internal(file) {
 			if Messages[file.Package()] == "" && Messages[file.Package()+".InferenceService"] == "" {

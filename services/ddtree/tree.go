@@ -3,7 +3,6 @@ package ddtree
 import (
 	"errors"
 	"fmt"
-	"math"
 )
 
 // MaxNodes bounds the nodes of a tree without its root: an engine verifies at most 128 rows of a sequence at a time.
@@ -87,27 +86,6 @@ func (t *Tree) Child(node, token int32) int32 {
 	return -1
 }
 
-// Visible sets bit j of row i, in words of 64 bits, iff node j is node i or one of its ancestors, and returns rows with
-// stride words per row: row i is rows[i*stride : (i+1)*stride]. The slice is grown as needed.
-func (t *Tree) Visible(rows []uint64) (grown []uint64, stride int) {
-	n := t.Len()
-	stride = (n + 63) / 64
-	if cap(rows) < n*stride {
-		rows = make([]uint64, n*stride)
-	}
-	rows = rows[:n*stride]
-	for i := range n {
-		row := rows[i*stride : (i+1)*stride]
-		if p := t.Parents[i]; p >= 0 {
-			copy(row, rows[int(p)*stride:int(p+1)*stride])
-		} else {
-			clear(row)
-		}
-		row[i/64] |= 1 << (i % 64)
-	}
-	return rows, stride
-}
-
 // Walk follows the target's choices: choices[i] is the token that the target chose after row i. It appends the accepted
 // rows to path[:0], root first. The tokens to emit are those of path[1:], then the bonus choices[path[len(path)-1]].
 func (t *Tree) Walk(choices, path []int32) []int32 {
@@ -121,15 +99,6 @@ func (t *Tree) Walk(choices, path []int32) []int32 {
 		cur = child
 		path = append(path, cur)
 	}
-}
-
-// Expected is the expected number of tokens of a round, bonus included, if the draft's probabilities were the target's.
-func (t *Tree) Expected() float64 {
-	e := 1.0
-	for _, w := range t.Logprobs[1:] {
-		e += math.Exp(float64(w))
-	}
-	return e
 }
 
 // Limits are what a proposal from the wire is held to.

@@ -7,7 +7,11 @@
 // caller that waits gives up when its context ends. Stats, Memory, Handles and Info never wait for the submitter.
 package engineplugin
 
-import "context"
+import (
+	"context"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+)
 
 // Role says what an engine was opened for.
 type Role uint32
@@ -96,16 +100,16 @@ type Row struct {
 	Mask     int32 // row of Step.Masks, -1 = all tokens allowed
 }
 
-// FeatureEncoding of feature rows, TND_FEATURE_*.
-type FeatureEncoding int32
+// FeatureEncoding says what a feature row holds. It is defined in proto/tandem/v1/common.proto; its numbers are TND_FEATURE_*.
+type FeatureEncoding = tandemv1.FeatureEncoding
 
 // Feature encodings.
 const (
-	FeatureNone      FeatureEncoding = 0
-	FeatureRawBF16   FeatureEncoding = 1
-	FeatureFusedBF16 FeatureEncoding = 2
-	FeatureRawF32    FeatureEncoding = 3
-	FeatureFusedF32  FeatureEncoding = 4
+	FeatureNone      = tandemv1.FeatureEncoding_FEATURE_ENCODING_UNSPECIFIED
+	FeatureRawBF16   = tandemv1.FeatureEncoding_FEATURE_ENCODING_RAW_BF16
+	FeatureFusedBF16 = tandemv1.FeatureEncoding_FEATURE_ENCODING_FUSED_BF16
+	FeatureRawF32    = tandemv1.FeatureEncoding_FEATURE_ENCODING_RAW_F32
+	FeatureFusedF32  = tandemv1.FeatureEncoding_FEATURE_ENCODING_FUSED_F32
 )
 
 // GroupKind is the numeric contract of a group's rows, TND_GROUP_*. It is stated, never derived from their number.

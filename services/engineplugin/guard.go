@@ -301,10 +301,11 @@ func (g *Guard) report(h Handles) {
 
 // giveUp loses the engine: it is of less use than a new one.
 func (g *Guard) giveUp(cause error) {
-	g.lose(cause)
+	// Done comes last: a supervisor that opens another engine then does not meet the memory of this one.
 	if k, ok := g.Engine.(killer); ok {
 		k.Kill(cause)
 	}
+	g.lose(cause)
 }
 
 func (g *Guard) lose(err error) {

@@ -23,6 +23,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/testwait"
 )
 
 // fakeProgram makes this test binary serve a fake engine, as tandem-engine serves a library.
@@ -167,7 +168,7 @@ func TestProcessDeath(t *testing.T) {
 	if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	<-p.Done()
+	testwait.For(t, p.Done(), "the engine's end is seen")
 	step := oneRow(q)
 	for what, err := range map[string]error{
 		"err": p.Err(), "step": e.Step(t.Context(), step, &engineplugin.StepResult{}), "free": e.FreeSequence(t.Context(), q),
@@ -222,9 +223,9 @@ func TestSupervisorRestarts(t *testing.T) {
 		if err := syscall.Kill(p.PID(), syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		<-p.Done()
+		testwait.For(t, p.Done(), "the engine's end is seen")
 	}
-	if err := <-result; !errors.Is(err, rpcerr.EngineLost) {
+	if err := testwait.For(t, result, "the supervisor gives up"); !errors.Is(err, rpcerr.EngineLost) {
 		t.Errorf("budget spent: %v", err)
 	}
 	if _, _, err := s.Engine(t.Context()); rpcerr.Code(err) != codes.Unavailable {
@@ -264,7 +265,7 @@ func TestLastWords(t *testing.T) {
 	if err := e.Step(t.Context(), oneRow(q), &engineplugin.StepResult{}); !errors.Is(err, rpcerr.EngineLost) {
 		t.Errorf("step: %v", err)
 	}
-	if lines := (<-down).Stderr; len(lines) == 0 || lines[len(lines)-1] != "that was all" {
+	if lines := testwait.For(t, down, "an event of the engine's end").Stderr; len(lines) == 0 || lines[len(lines)-1] != "that was all" {
 		t.Errorf("stderr: %q", lines)
 	}
 }
@@ -297,7 +298,7 @@ func TestSupervisorStops(t *testing.T) {
 		}
 	}
 	cancel()
-	if err := <-result; err != nil {
+	if err := testwait.For(t, result, "the supervisor ends"); err != nil {
 		t.Error(err)
 	}
 	for _, e := range f.Opened() {

@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/tandem-inference/tandem/services/testwait"
 )
 
 // TestWhileRunning: what an interrupt does to a call it cannot do to the one behind it.
@@ -25,10 +27,10 @@ func TestWhileRunning(t *testing.T) {
 		t.Fatal(err)
 	}
 	cancel()
-	<-entered
+	testwait.For(t, entered, "the call is interrupted")
 	w.End()
 	over.Store(true)
-	if <-left; late.Load() {
+	if testwait.For(t, left, "the interruption ends"); late.Load() {
 		t.Error("the call ended while it was interrupted")
 	}
 	if err := w.Begin(t.Context(), 2); err != nil {

@@ -77,7 +77,7 @@ func randomRequest(r *rand.Rand) (*runRequest, *enginev1.RunRequest) {
 		m.kind = workStep
 		s := &Step{NMasks: r.IntN(3), Features: FeatureEncoding(r.IntN(5)),
 			Masks: words(r, r.IntN(3)*400), HiddenIn: floats(r, r.IntN(3)*500)}
-		ps := &enginev1.Step{NMasks: int32(s.NMasks), Features: enginev1.FeatureEncoding(s.Features),
+		ps := &enginev1.Step{NMasks: int32(s.NMasks), Features: s.Features,
 			MaskWords: uint32(len(s.Masks)), HiddenValues: uint32(len(s.HiddenIn))}
 		for range r.IntN(3) {
 			g := Group{Sequence: Sequence(number(r)), Rows: int(number(r)), Kind: GroupKind(r.IntN(4)) - 1, Commit: r.IntN(2) == 0, Path: ints(r, r.IntN(5))}
@@ -104,7 +104,7 @@ func randomRequest(r *rand.Rand) (*runRequest, *enginev1.RunRequest) {
 		f := FeatureRows{Sequence(number(r)), number(r), number(r), FeatureEncoding(r.IntN(5)), someBytes(r, r.IntN(2)*r.IntN(3000))}
 		m.features = append(m.features, f)
 		pp.Features = append(pp.Features, &enginev1.FeatureRows{Sequence: int32(f.Sequence), Position: f.Position, Rows: f.Rows,
-			Encoding: enginev1.FeatureEncoding(f.Encoding), DataBytes: uint32(len(f.Data))})
+			Encoding: f.Encoding, DataBytes: uint32(len(f.Data))})
 		p.Payload = append(p.Payload, f.Data...)
 	}
 	for range r.IntN(3) {

@@ -259,9 +259,6 @@ func (f *File) Size() int64 {
 // Version is the container version, 2 or 3; 0 for safetensors.
 func (f *File) Version() int { return int(f.shards[0].version) }
 
-// Alignment is the alignment of tensor data in the first file, in bytes.
-func (f *File) Alignment() int64 { return f.shards[0].alignment }
-
 // Tensors lists all tensors in file order. The caller must not change the shapes.
 func (f *File) Tensors() []Tensor { return slices.Clone(f.tensors) }
 
@@ -275,7 +272,7 @@ func (f *File) Tensor(name string) (Tensor, bool) {
 }
 
 // Data gives the bytes of a tensor of this file, straight from the mapping: read-only, valid until Close, aligned to
-// Alignment within the file and no better.
+// general.alignment within the file and no better.
 func (f *File) Data(t Tensor) []byte {
 	end := t.Offset + t.Bytes
 	return f.shards[t.Shard].data[t.Offset:end:end]

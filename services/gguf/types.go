@@ -110,14 +110,6 @@ func (t Type) BlockBytes() int64 {
 	return typeTable[t].blockBytes
 }
 
-// RowBytes is the size of n consecutive values along ne[0]; n must be a multiple of BlockElems.
-func (t Type) RowBytes(n int64) int64 {
-	if !t.Known() {
-		return 0
-	}
-	return n / t.BlockElems() * t.BlockBytes()
-}
-
 // ParseType finds a storage type by its name, in the spelling of String.
 func ParseType(name string) (Type, bool) {
 	for i, info := range typeTable {

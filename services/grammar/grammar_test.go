@@ -10,7 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/tandem-inference/tandem/services/internal/cputime"
+	"github.com/tandem-inference/tandem/services/cputime"
 )
 
 // testVocabulary has all bytes, then words, then a few tokens without text.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-inference/tandem/services/internal/cputime"
+	"github.com/tandem-inference/tandem/services/cputime"
 )
 
 // hostileSchemas are small, or as large as schemas may be, and would cost much if nothing bounded them.

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-inference/tandem/services/cputime"
 	"github.com/tandem-inference/tandem/services/grammar/grammartest"
-	"github.com/tandem-inference/tandem/services/internal/cputime"
 )
 
 func schemaGrammar(t testing.TB, schema string, v *Vocabulary) *Grammar {

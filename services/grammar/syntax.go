@@ -44,7 +44,7 @@ type rule struct {
 }
 
 // expr is one of the types below.
-type expr interface{}
+type expr any
 
 type (
 	literal string

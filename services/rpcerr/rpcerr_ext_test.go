@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/testwait"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -136,7 +137,7 @@ func TestPanicBecomesInternal(t *testing.T) {
 	if !errors.Is(err, rpcerr.AnyInternal) {
 		t.Fatal(err)
 	}
-	if got := <-told; got != "/grpc.health.v1.Health/Check broken invariant true" {
+	if got := testwait.For(t, told, "the panic is reported"); got != "/grpc.health.v1.Health/Check broken invariant true" {
 		t.Fatal(got)
 	}
 }

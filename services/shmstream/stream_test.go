@@ -26,6 +26,7 @@ import (
 
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/tensorwire"
+	"github.com/tandem-inference/tandem/services/testwait"
 )
 
 const method = "/test.Echo/Talk"
@@ -125,8 +126,12 @@ func moved(s grpc.ClientStream) bool {
 	if !ok {
 		return false
 	}
-	<-c.track.known
-	return c.track.moved
+	select {
+	case <-c.track.known:
+		return c.track.moved
+	case <-time.After(testwait.Limit):
+		panic("whether the stream moved was never decided")
+	}
 }
 
 // TestEcho sends messages of all sizes, larger than a lane too, before and after the stream has moved.
@@ -251,7 +256,7 @@ func TestCancel(t *testing.T) {
 		}
 		time.Sleep(20 * time.Millisecond) // let them fall asleep
 		cancel()
-		if err := <-ended; status.Code(err) != codes.Canceled {
+		if err := testwait.For(t, ended, "the server's end of the stream"); status.Code(err) != codes.Canceled {
 			t.Fatalf("fill %d: server got %v", fill, err)
 		}
 		// As in gRPC, what has come already may still be read.

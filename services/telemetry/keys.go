@@ -3,7 +3,7 @@ package telemetry
 // MetadataRequestID is the metadata in which a request's id travels where messages have no field for it.
 const MetadataRequestID = "x-request-id"
 
-// Keys of structured log fields. They are the only ones used, so that a log can be searched without knowing who wrote it.
+// Keys of structured log fields that more than one place writes: one key a meaning, in the logs of every process.
 // Prompt text, output text, API keys and cookies are never logged.
 const (
 	KeyRequestID  = "request_id"

@@ -1,8 +1,9 @@
 // Package tensorwire carries tensors over gRPC without needless copies and allocations.
 //
-// Codec is a gRPC CodecV2 under the name "proto" which writes the same bytes as protobuf. Messages with one large trailing
-// bytes field are written as a small header plus the payload by reference, and read with one copy of the payload into
-// memory that the receiver keeps from message to message. Everything else goes through the ordinary codec. Client and
+// Codec is a gRPC CodecV2 under the name "proto" which writes the same bytes as protobuf. Messages with the option
+// tandem.wire.v1.codec, and structs that implement Message, are written as a small header plus the payload by reference,
+// and read with one copy of the payload into memory that the receiver keeps from message to message. Unknown fields are
+// skipped; a known field of another wire type is an error. Everything else goes through the ordinary codec. Client and
 // server get it, with fixed flow-control windows, from DialOptions and ServerOptions; the two sides need not both use it.
 //
 // # Who owns the bytes
@@ -47,7 +48,8 @@ type Lent struct {
 	Message any
 	// Released is called once per message that was marshalled, on any goroutine, when gRPC needs the payload no more: it was
 	// written, or the stream failed. It must not block. A client's stream keeps its first messages for a transparent retry
-	// until the server's headers have come, which is with the first answer, unless it was opened with StreamCallOptions.
+	// until the server's headers have come, which is with the first answer, unless it was opened with
+	// grpc.MaxRetryRPCBufferSize(1).
 	Released func()
 }
 

@@ -55,7 +55,8 @@ func dialEcho(t testing.TB, server []grpc.ServerOption, client []grpc.DialOption
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close(); s.Stop(); <-done })
-	stream, err := tandemv1.NewDraftServiceClient(conn).Speculate(t.Context(), StreamCallOptions()...)
+	// Without messages kept for a retry of the stream, Released comes before the first answer.
+	stream, err := tandemv1.NewDraftServiceClient(conn).Speculate(t.Context(), grpc.MaxRetryRPCBufferSize(1))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,9 +56,3 @@ func DialOptions() []grpc.DialOption {
 		grpc.WithDisableServiceConfig(),
 	}
 }
-
-// StreamCallOptions are for client streams whose sender waits for Released before the first answer: gRPC then keeps no
-// messages for transparent retries of the stream.
-func StreamCallOptions() []grpc.CallOption {
-	return []grpc.CallOption{grpc.MaxRetryRPCBufferSize(1)}
-}

@@ -3,6 +3,7 @@ package tensorwire
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"sync"
 	"unicode/utf8"
@@ -13,12 +14,13 @@ import (
 
 // Errors of malformed messages.
 var (
-	errCut      = errors.New("tensorwire: message ends inside a field")
-	errVarint   = errors.New("tensorwire: varint too long")
-	errTag      = errors.New("tensorwire: invalid tag")
-	errUTF8     = errors.New("tensorwire: string is not UTF-8")
-	errTooDeep  = errors.New("tensorwire: groups nested too deep")
-	errNoLittle = errors.New("tensorwire: array length is not a multiple of its element's size")
+	errCut     = errors.New("the message ends too early")
+	errVarint  = errors.New("a varint is too long")
+	errTag     = errors.New("a tag is invalid")
+	errUTF8    = errors.New("the string is not UTF-8")
+	errTooDeep = errors.New("groups are nested too deep")
+	errUneven  = errors.New("the array's length is not a multiple of its element's size")
+	errWire    = errors.New("the field has another wire type")
 )
 
 // Wire types of protobuf.
@@ -40,7 +42,9 @@ type Reader struct {
 	segs mem.BufferSlice
 	cur  []byte // rest of the current buffer
 	left int    // bytes left in the innermost message
+	tag  uint32 // of the field that is read; 0 = none
 	err  error
+	said bool // err names message and field
 }
 
 var readers = sync.Pool{New: func() any { return new(Reader) }}
@@ -69,6 +73,16 @@ func (r *Reader) more() {
 
 // Next returns the tag of the next field, 0 at the end of the message.
 func (r *Reader) Next() uint32 {
+	if r.left == 0 { // also after an error, whose tag stays
+		return 0
+	}
+	r.tag = 0
+	r.tag = r.next()
+	return r.tag
+}
+
+// next is Next without a trace.
+func (r *Reader) next() uint32 {
 	if r.left == 0 {
 		return 0
 	}
@@ -91,6 +105,18 @@ func (r *Reader) Uvarint() uint64 {
 		r.left--
 		return uint64(v)
 	}
+	if len(r.cur) >= binary.MaxVarintLen64 && r.left >= binary.MaxVarintLen64 {
+		if v, n := binary.Uvarint(r.cur); n > 0 {
+			r.cur = r.cur[n:]
+			r.left -= n
+			return v
+		}
+	}
+	return r.splitVarint()
+}
+
+// splitVarint reads a varint byte by byte: it may be cut, or too long.
+func (r *Reader) splitVarint() uint64 {
 	v := uint64(0)
 	for shift := uint(0); shift < 70; shift += 7 {
 		if r.left == 0 {
@@ -119,10 +145,9 @@ func (r *Reader) Uvarint() uint64 {
 func (r *Reader) Int32() int32 { return int32(r.Uvarint()) }
 
 // Sint32 reads a zigzag-coded number.
-func (r *Reader) Sint32() int32 {
-	v := uint32(r.Uvarint())
-	return int32(v>>1) ^ -int32(v&1)
-}
+func (r *Reader) Sint32() int32 { return unzigzag(uint32(r.Uvarint())) }
+
+func unzigzag(v uint32) int32 { return int32(v>>1) ^ -int32(v&1) }
 
 // Int64 reads an int64.
 func (r *Reader) Int64() int64 { return int64(r.Uvarint()) }
@@ -219,7 +244,22 @@ func (r *Reader) Int32s(tag uint32, dst []int32) []int32 {
 	}
 	outer := r.Message()
 	for r.left > 0 && r.err == nil {
-		dst = append(dst, r.Int32())
+		n := 0
+		for whole := r.cur[:min(len(r.cur), r.left)]; n < len(whole); { // elements that no buffer's end cuts
+			v, k := binary.Uvarint(whole[n:])
+			if k <= 0 {
+				break
+			}
+			dst = append(dst, int32(v))
+			n += k
+		}
+		r.cur = r.cur[n:]
+		r.left -= n
+		if n == 0 {
+			if v := r.splitVarint(); r.err == nil {
+				dst = append(dst, int32(v))
+			}
+		}
 	}
 	r.Leave(outer)
 	return dst
@@ -227,14 +267,11 @@ func (r *Reader) Int32s(tag uint32, dst []int32) []int32 {
 
 // Sint32s appends the elements of a repeated sint32 field.
 func (r *Reader) Sint32s(tag uint32, dst []int32) []int32 {
-	if tag&7 == Varint {
-		return append(dst, r.Sint32())
+	had := len(dst)
+	dst = r.Int32s(tag, dst)
+	for i, v := range dst[had:] {
+		dst[had+i] = unzigzag(uint32(v))
 	}
-	outer := r.Message()
-	for r.left > 0 && r.err == nil {
-		dst = append(dst, r.Sint32())
-	}
-	r.Leave(outer)
 	return dst
 }
 
@@ -245,13 +282,44 @@ func (r *Reader) Floats(tag uint32, dst []float32) []float32 {
 	}
 	n := r.Length()
 	if n%4 != 0 {
-		r.fail(errNoLittle)
+		r.fail(errUneven)
 		return dst
 	}
 	have := len(dst)
 	dst = grown(dst, n/4)
 	r.full(FloatBytes(dst[have:]))
 	return dst
+}
+
+// Names are a message's name and the names of its fields by number, for errors.
+type Names struct {
+	Message string
+	Fields  []string
+}
+
+// Other passes over a field that the message does not have. A field of it with another wire type is an error: the peer means
+// something else by it.
+func (r *Reader) Other(tag uint32, n *Names) {
+	if number := tag >> 3; int(number) < len(n.Fields) && n.Fields[number] != "" {
+		r.fail(errWire)
+		return
+	}
+	r.Skip(tag)
+}
+
+// Finish ends reading a message, or one that is nested in it: the first to see an error adds its own name and the field's.
+func (r *Reader) Finish(n *Names) {
+	if r.err == nil || r.said {
+		return
+	}
+	r.said = true
+	name := n.Message
+	if number := r.tag >> 3; number > 0 && int(number) < len(n.Fields) && n.Fields[number] != "" {
+		name += "." + n.Fields[number]
+	} else if number > 0 {
+		name += fmt.Sprintf(", field %d", number)
+	}
+	r.err = fmt.Errorf("tensorwire: %s: %w", name, r.err)
 }
 
 // Skip passes over a field that the reader does not know.
@@ -276,7 +344,7 @@ func (r *Reader) skip(tag uint32, depth int) {
 			return
 		}
 		for r.err == nil {
-			inner := r.Next()
+			inner := r.next()
 			switch {
 			case inner == 0:
 				r.fail(errCut)

@@ -68,8 +68,20 @@ func (m *merges) rank(left, right int32) int32 {
 // bpeScratch holds the buffers of one merge run, reused between pieces.
 type bpeScratch struct {
 	ids, ranks []int32
-	prev, next []int32
+	prev, next []int32 // after applyHeap, next leads from each symbol that is left to where the following one begins
 	heap       []uint64
+	// first and last list what the outermost symbols were, in order of time. Only applyHeap writes them.
+	first, last []edge
+	// borders and before are scratch of appendLong.
+	borders []border
+	before  []edge
+}
+
+// edge is a symbol at an end of a merge run.
+type edge struct {
+	id int32
+	// since is the highest rank merged so far in the run when the symbol was made, -1 for the first one.
+	since int32
 }
 
 // shortPiece is the number of symbols up to which the plain scan is used; it is quadratic but has no set-up.
@@ -123,6 +135,11 @@ func (m *merges) applyHeap(sc *bpeScratch) {
 	prev := slices.Grow(sc.prev[:0], n)[:n]
 	next := slices.Grow(sc.next[:0], n)[:n]
 	heap := sc.heap[:0]
+	sc.first, sc.last = sc.first[:0], sc.last[:0]
+	if n > 0 {
+		sc.first, sc.last = append(sc.first, edge{ids[0], -1}), append(sc.last, edge{ids[n-1], -1})
+	}
+	highest := int32(-1)
 	for i := range n {
 		prev[i], next[i] = int32(i-1), int32(i+1)
 		ranks[i] = noRank
@@ -150,8 +167,14 @@ func (m *merges) applyHeap(sc *bpeScratch) {
 		ids[gone] = -1
 		ranks[gone] = noRank
 		next[i] = next[gone]
+		highest = max(highest, rank)
 		if next[i] < int32(n) {
 			prev[next[i]] = i
+		} else {
+			sc.last = append(sc.last, edge{ids[i], highest})
+		}
+		if i == 0 {
+			sc.first = append(sc.first, edge{ids[0], highest})
 		}
 		for _, left := range [2]int32{prev[i], i} {
 			if left < 0 {

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -133,6 +134,21 @@ func TestNFC(t *testing.T) {
 			t.Fatalf("%+q: %+q, want %+q", s, got, want)
 		}
 	})
+}
+
+// TestEndlessMarksAreBounded: a character with endless marks is brought into normal form in a small multiple of its memory.
+func TestEndlessMarksAreBounded(t *testing.T) {
+	text := "a" + strings.Repeat("\u0301\u0316", 256<<10)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	got := nfc(text)
+	runtime.ReadMemStats(&after)
+	if want := "\u00e1" + strings.Repeat("\u0316", 256<<10) + strings.Repeat("\u0301", 256<<10-1); got != want {
+		t.Errorf("%d bytes that begin with %+q", len(got), got[:min(len(got), 100)])
+	}
+	if n := float64(after.TotalAlloc-before.TotalAlloc) / float64(len(text)); n > 40 {
+		t.Errorf("%.0f bytes a byte were allocated", n)
+	}
 }
 
 func TestDecoderEveryCut(t *testing.T) {

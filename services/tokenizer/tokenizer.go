@@ -83,6 +83,16 @@ const largeText = 256 << 10 // bytes
 // largeSlots bounds how many large texts are encoded at a time, to half of the cores, so that the other half is there for all else.
 var largeSlots = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
 
+// slotFor waits until a text of size bytes may be encoded and returns what ends its turn. Call it before memory for the ids is taken, so
+// that texts that wait hold none.
+func slotFor(size int) (release func()) {
+	if size <= largeText {
+		return func() {}
+	}
+	largeSlots <- struct{}{}
+	return func() { <-largeSlots }
+}
+
 // MinTokens returns the least number of tokens that the encoding of the joined texts can have, much faster than encoding them. It
 // follows from the longest token of the vocabulary; NFC is taken to shorten what is not ASCII to a quarter, which is more than it can.
 func (t *Tokenizer) MinTokens(texts ...string) int {
@@ -112,11 +122,17 @@ func (t *Tokenizer) longest() int {
 
 // Encode gives the token ids of text.
 func (t *Tokenizer) Encode(text string, opt Options) []int32 {
-	return t.AppendEncode(make([]int32, 0, len(text)/3+1), text, opt)
+	defer slotFor(len(text))()
+	return t.appendText(make([]int32, 0, len(text)/3+1), text, opt)
 }
 
 // AppendEncode appends the token ids of text to dst.
 func (t *Tokenizer) AppendEncode(dst []int32, text string, opt Options) []int32 {
+	defer slotFor(len(text))()
+	return t.appendText(dst, text, opt)
+}
+
+func (t *Tokenizer) appendText(dst []int32, text string, opt Options) []int32 {
 	var special spanCursor
 	if opt.ParseSpecial {
 		special.spans = []span{{0, len(text)}}
@@ -134,6 +150,7 @@ func (t *Tokenizer) EncodeSegments(segs []Segment) []int32 {
 	for _, s := range segs {
 		size += len(s.Text)
 	}
+	defer slotFor(size)()
 	b.Grow(size)
 	for _, s := range segs {
 		start := b.Len()
@@ -151,13 +168,9 @@ func (t *Tokenizer) EncodeSegments(segs []Segment) []int32 {
 }
 
 func (t *Tokenizer) appendEncode(dst []int32, text string, special *spanCursor) []int32 {
-	if len(text) > largeText {
-		largeSlots <- struct{}{}
-		defer func() { <-largeSlots }()
-	}
 	sc := t.scratch.Get().(*bpeScratch)
 	defer func() {
-		if cap(sc.ids) <= largeText { // a single endless word needs 28 bytes a byte: not to be kept
+		if cap(sc.ids) <= largeText { // a window that had to grow is not kept
 			t.scratch.Put(sc)
 		}
 	}()
@@ -185,6 +198,10 @@ func (t *Tokenizer) appendPieces(dst []int32, text string, sc *bpeScratch) []int
 			dst = append(dst, t.byteIDs[piece[0]])
 			continue
 		}
+		if len(piece) > longWindow {
+			dst = t.appendLong(dst, piece, longWindow, sc)
+			continue
+		}
 		cached := len(piece) <= maxCachedBytes
 		if cached {
 			if ids := t.cache.get(piece); ids != nil {
@@ -192,10 +209,7 @@ func (t *Tokenizer) appendPieces(dst []int32, text string, sc *bpeScratch) []int
 				continue
 			}
 		}
-		sc.ids = sc.ids[:0]
-		for i := range len(piece) {
-			sc.ids = append(sc.ids, t.byteIDs[piece[i]])
-		}
+		t.spell(sc, piece)
 		t.merges.apply(sc)
 		if cached {
 			t.cache.put(piece, sc.ids)
@@ -203,6 +217,14 @@ func (t *Tokenizer) appendPieces(dst []int32, text string, sc *bpeScratch) []int
 		dst = append(dst, sc.ids...)
 	}
 	return dst
+}
+
+// spell sets the symbols of a merge run to the bytes of piece.
+func (t *Tokenizer) spell(sc *bpeScratch, piece string) {
+	sc.ids = slices.Grow(sc.ids[:0], len(piece))
+	for i := range len(piece) {
+		sc.ids = append(sc.ids, t.byteIDs[piece[i]])
+	}
 }
 
 // VocabSize is the number of ids, padding included: the width of the model's logits.

@@ -18,6 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/tandem-inference/tandem/services/gguf"
+	"github.com/tandem-inference/tandem/services/testwait"
 )
 
 var tinyModel = sync.OnceValues(func() (*Tokenizer, error) {
@@ -467,7 +468,7 @@ func TestLargeTextsWait(t *testing.T) {
 	for range cap(largeSlots) {
 		<-largeSlots
 	}
-	if n := <-done; n == 0 {
+	if n := testwait.For(t, done, "the large text is encoded"); n == 0 {
 		t.Error("no tokens")
 	}
 }

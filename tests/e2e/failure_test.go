@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/tests/client"
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
@@ -235,7 +236,7 @@ func TestStopLeavesNothing(t *testing.T) {
 	if err := cl.Stop(ctx); err != nil {
 		t.Errorf("exit: %v\n%s", err, cl.Log())
 	}
-	if err := <-done; err != nil {
+	if err := testwait.For(t, done, "the running request ends"); err != nil {
 		t.Errorf("the running request: %v", err)
 	}
 	nothingLeft(t, cl, true)

@@ -3,10 +3,8 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +12,7 @@ import (
 
 	"github.com/tandem-inference/tandem/tests/client"
 	"github.com/tandem-inference/tandem/tests/cluster"
+	"github.com/tandem-inference/tandem/tests/reference"
 )
 
 // Clusters that tests share, by their flags; started on first use, stopped at the end.
@@ -119,22 +118,13 @@ func (g goldenCase) want() string { return strings.TrimSuffix(g.Text, "<|im_end|
 func golden(t *testing.T) []goldenCase {
 	t.Helper()
 	var file struct{ Cases []goldenCase }
-	readJSON(t, "tandem-tiny-q4km.json", &file)
+	if err := reference.Read("tandem-tiny-q4km.json", &file); err != nil {
+		t.Fatal(err)
+	}
 	if len(file.Cases) == 0 {
 		t.Fatal("no golden cases")
 	}
 	return file.Cases
-}
-
-func readJSON(t *testing.T, name string, v any) {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join("..", "testdata", "golden", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(data, v); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // patience is how long a test waits for what must come. Nothing promises a time: the machine may be busy with other things.

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/tests/client"
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
@@ -97,7 +98,7 @@ func TestScripted(t *testing.T) {
 	}
 	leave()
 	for range streams {
-		if err := <-ended; !errors.Is(err, context.Canceled) {
+		if err := testwait.For(t, ended, "a slow answer ends when its client has left"); !errors.Is(err, context.Canceled) {
 			t.Errorf("a slow answer ended with %v", err)
 		}
 	}
@@ -114,7 +115,7 @@ func TestScripted(t *testing.T) {
 		}()
 	}
 	for range streams {
-		if err := <-results; err != nil {
+		if err := testwait.For(t, results, "a slow answer"); err != nil {
 			t.Error(err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,11 +28,20 @@ func TestDocumentsNameWhatExists(t *testing.T) {
 	makefile := read("Makefile")
 	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
 	target := regexp.MustCompile("`make ([a-z-]+)")
-	for _, name := range []string{"README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/operations.md"} {
-		text := read(name)
+	for _, name := range slices.Concat(pages, wrapped) {
+		text := strings.Join(prose(read(name)), "\n")
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
 			if _, err := os.Stat(filepath.Join(root, filepath.Dir(name), m[1])); err != nil {
 				t.Errorf("%s links to %s: %v", name, m[1], err)
+			}
+		}
+		headings := map[string]bool{}
+		for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
+			headings[strings.ReplaceAll(regexp.MustCompile(`[^\pL\d _-]`).ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")] = true
+		}
+		for _, m := range regexp.MustCompile(`\]\(#([^)]+)\)`).FindAllStringSubmatch(text, -1) {
+			if !headings[m[1]] {
+				t.Errorf("%s has no heading %s", name, m[1])
 			}
 		}
 		for _, m := range target.FindAllStringSubmatch(text, -1) {

@@ -4,13 +4,11 @@ package accesslog
 import (
 	"cmp"
 	"context"
-	"errors"
 	"math"
 	"net"
 	"strings"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -30,6 +28,8 @@ type Entry struct {
 	Status  int
 	Code    string
 	Outcome string
+	// Reason names the kind of error, as the border calls it.
+	Reason string
 	// Err is the cause of the outcome.
 	Err error
 }
@@ -65,11 +65,11 @@ func Write(ctx context.Context, log *zap.Logger, e Entry) {
 		}
 	}
 	if e.Outcome == metrics.OutcomeServerError {
-		log.Warn("request failed", append(fields, zap.NamedError(telemetry.KeyErr, chain(e.Err)))...)
+		log.Warn("request failed", append(fields, zap.NamedError(telemetry.KeyErr, e.Err))...)
 		return
 	}
 	if e.Outcome == metrics.OutcomeClientError && e.Err != nil {
-		fields = append(fields, zap.String(telemetry.KeyReason, apierror.From(e.Err).Code))
+		fields = append(fields, zap.String(telemetry.KeyReason, e.Reason))
 	}
 	log.Info("request", fields...)
 }
@@ -97,13 +97,4 @@ func dialect(e Entry) string {
 		return "completions"
 	}
 	return "tandem"
-}
-
-// chain shows the cause of an answer, which the client does not see.
-func chain(err error) error {
-	var e *apierror.Error
-	if errors.As(err, &e) && e.Unwrap() != nil {
-		return errors.Join(e, e.Unwrap())
-	}
-	return err
 }

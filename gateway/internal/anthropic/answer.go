@@ -182,8 +182,8 @@ func (s *stream) End(dst []byte, u *generate.Usage) []byte {
 }
 
 // Fail implements turn.Stream.
-func (s *stream) Fail(dst []byte, e *apierror.Error) []byte {
+func (s *stream) Fail(dst []byte, err error) []byte {
 	dst = append(dst, "event: error\ndata: "...)
-	dst = append(dst, e.Anthropic(s.requestID)...)
+	dst = append(dst, apierror.From(err).Anthropic(s.requestID)...)
 	return append(dst, "\n\n"...)
 }

@@ -4,11 +4,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
 // billingHeader begins a system block that a client adds for its vendor's accounts. It differs from session to session and would
@@ -40,12 +40,14 @@ func (r *reader) system(o reqjson.Object) error {
 
 // instructions adds a message of the system's.
 func (r *reader) instructions(o reqjson.Object, name string) error {
-	list, err := blocks(o, name)
-	if err != nil {
-		return err
-	}
-	text, err := r.join(slices.DeleteFunc(list, billing))
-	if err == nil && text != "" {
+	var texts []string
+	err := blocks(o, name, func(b block) error {
+		if billing(b) {
+			return nil
+		}
+		return r.collect(b, &texts)
+	})
+	if text := strings.Join(texts, "\n"); err == nil && text != "" {
 		r.msgs = append(r.msgs, chat.Message{Role: chat.RoleSystem, Content: text})
 	}
 	return err
@@ -67,16 +69,17 @@ func (r *reader) messages(o reqjson.Object) error {
 		return err
 	}
 	if len(list) == 0 {
-		return apierror.Missing("messages")
+		return reqerr.Missing("messages")
 	}
 	for i, raw := range list {
-		m, err := reqjson.Wrap(raw, reqjson.Index("messages", i))
+		m, err := o.Element("messages", i, raw)
 		if err != nil {
 			return err
 		}
 		if err := r.message(m); err != nil {
 			return err
 		}
+		m.Close()
 	}
 	return nil
 }
@@ -87,7 +90,7 @@ func (r *reader) message(o reqjson.Object) error {
 		return err
 	}
 	if !ok {
-		return apierror.Missing(o.Path("role"))
+		return reqerr.Missing(o.Path("role"))
 	}
 	switch role {
 	case chat.RoleUser:
@@ -98,46 +101,50 @@ func (r *reader) message(o reqjson.Object) error {
 		// Newer clients put instructions between the turns.
 		return r.instructions(o, "content")
 	}
-	return apierror.InvalidValue(o.Path("role"), "must be user, assistant or system, got %q", role)
+	return reqerr.InvalidValue(o.Path("role"), "must be user, assistant or system, got %q", role)
 }
 
-// blocks lists the content blocks under a name; a string is one block of text.
-func blocks(o reqjson.Object, name string) ([]block, error) {
+// blocks calls read for each content block under a name; a string is one block of text.
+func blocks(o reqjson.Object, name string, read func(block) error) error {
 	raw, _, ok := o.Raw(name)
 	if !ok {
-		return nil, nil
+		return nil
 	}
-	path := o.Path(name)
 	if reqjson.Kind(raw) == 's' {
 		text, _, err := o.String(name)
-		return []block{{kind: "text", text: &text, path: path}}, err
+		if err != nil {
+			return err
+		}
+		return read(block{kind: "text", text: &text})
 	}
 	list, _, _, err := o.Array(name)
 	if err != nil {
-		return nil, apierror.InvalidValue(path, "must be a string or an array of blocks")
+		return reqerr.InvalidValue(o.Path(name), "must be a string or an array of blocks")
 	}
-	out := make([]block, len(list))
 	for i, raw := range list {
-		b := block{path: reqjson.Index(path, i)}
-		if b.Object, err = reqjson.Wrap(raw, b.path); err != nil {
-			return nil, err
+		b := block{}
+		if b.Object, err = o.Element(name, i, raw); err != nil {
+			return err
 		}
 		if b.kind, ok, err = b.String("type"); err != nil {
-			return nil, err
+			return err
 		}
 		if !ok {
-			return nil, apierror.Missing(b.Path("type"))
+			return reqerr.Missing(b.Path("type"))
 		}
-		out[i] = b
+		if err := read(b); err != nil {
+			return err
+		}
+		b.Close()
 	}
-	return out, nil
+	return nil
 }
 
 // block is one content block.
 type block struct {
 	reqjson.Object
-	kind, path string
-	text       *string // of content that is a plain string
+	kind string
+	text *string // of content that is a plain string
 }
 
 // words reads the text of a text block.
@@ -147,34 +154,24 @@ func (b block) words() (string, error) {
 	}
 	text, ok, err := b.String("text")
 	if err == nil && !ok {
-		err = apierror.Missing(b.Path("text"))
+		err = reqerr.Missing(b.Path("text"))
 	}
 	return text, err
 }
 
 // user reads a user's message. Results of tools become messages of their own in front of the user's text.
 func (r *reader) user(o reqjson.Object) error {
-	list, err := blocks(o, "content")
-	if err != nil {
-		return err
-	}
 	var texts []string
 	results := 0
-	for _, b := range list {
+	err := blocks(o, "content", func(b block) error {
 		if b.kind == "tool_result" {
 			results++
-			if err := r.result(b); err != nil {
-				return err
-			}
-			continue
+			return r.result(b)
 		}
-		text, ok, err := r.piece(b)
-		if err != nil {
-			return err
-		}
-		if ok {
-			texts = append(texts, text)
-		}
+		return r.collect(b, &texts)
+	})
+	if err != nil {
+		return err
 	}
 	if len(texts) > 0 || results == 0 {
 		r.msgs = append(r.msgs, chat.Message{Role: chat.RoleUser, Content: strings.Join(texts, "\n")})
@@ -189,62 +186,108 @@ func (r *reader) piece(b block) (text string, ok bool, err error) {
 		text, err = b.words()
 		return text, true, err
 	case "image", "audio", "video":
+		b.ReadAll()
 		text, err = r.omit(b.kind, b.Path("type"))
 		return text, true, err
 	case "document":
-		return r.document(b)
+		text, err = r.document(b)
+		return text, true, err
 	case "search_result":
-		text, err = r.text(b.Object, "content")
+		text, err = r.searchResult(b)
 		return text, true, err
 	case "tool_reference":
 		text, err = r.toolReference(b)
 		return text, true, err
 	}
-	r.skip(b.kind)
+	r.skip(b)
 	return "", false, nil
 }
 
+// collect adds the text of a block to texts, if it has one.
+func (r *reader) collect(b block, texts *[]string) error {
+	text, ok, err := r.piece(b)
+	if err == nil && ok {
+		*texts = append(*texts, text)
+	}
+	return err
+}
+
 // skip notes the type of a block that was left out. What redacted_thinking holds was never readable here.
-func (r *reader) skip(kind string) {
-	if kind != "redacted_thinking" && !slices.Contains(r.skipped, kind) {
-		r.skipped = append(r.skipped, kind)
+func (r *reader) skip(b block) {
+	b.ReadAll()
+	if b.kind != "redacted_thinking" && !slices.Contains(r.skipped, b.kind) {
+		r.skipped = append(r.skipped, b.kind)
 	}
 }
 
 // thinking is the text of a block, from its signature when the text was not shown. A text that is there needs no signature.
 func (r *reader) thinking(b block) (string, error) {
 	text, _, err := b.String("thinking")
-	if err != nil || text != "" || r.open == nil {
-		return text, err
-	}
-	signature, _, err := b.String("signature")
 	if err != nil {
 		return "", err
+	}
+	signature, _, err := b.String("signature")
+	if err != nil || text != "" || r.open == nil {
+		return text, err
 	}
 	text, _ = r.open(signature)
 	return text, nil
 }
 
 // document reads a document whose source is text; another is content that the model cannot read.
-func (r *reader) document(b block) (string, bool, error) {
+func (r *reader) document(b block) (string, error) {
+	heading, err := labels(b, "title", "context")
+	if err != nil {
+		return "", err
+	}
 	src, _, err := b.Object.Object("source")
 	if err != nil {
-		return "", false, err
+		return "", err
 	}
 	kind, _, err := src.String("type")
 	if err != nil {
-		return "", false, err
+		return "", err
 	}
 	var text string
 	switch kind {
 	case "text":
+		src.Ignore("media_type") // any text is read as it is
 		text, _, err = src.String("data")
 	case "content":
 		text, err = r.text(src, "content")
 	default:
+		src.ReadAll()
 		text, err = r.omit("document", b.Path("source"))
 	}
-	return text, true, err
+	return heading + text, err
+}
+
+// searchResult reads what a search found, with its title and where it was found.
+func (r *reader) searchResult(b block) (string, error) {
+	heading, err := labels(b, "title", "source")
+	if err != nil {
+		return "", err
+	}
+	text, err := r.text(b.Object, "content")
+	return heading + text, err
+}
+
+// labels returns a line such as "Title: …" for each named member that has text, and a blank line after them.
+func labels(b block, names ...string) (string, error) {
+	var out strings.Builder
+	for _, name := range names {
+		text, _, err := b.String(name)
+		if err != nil {
+			return "", err
+		}
+		if text != "" {
+			out.WriteString(strings.ToUpper(name[:1]) + name[1:] + ": " + text + "\n")
+		}
+	}
+	if out.Len() > 0 {
+		out.WriteByte('\n')
+	}
+	return out.String(), nil
 }
 
 // toolReference shows the model a tool that the request deferred until now: its definition stands where it was found, so that
@@ -255,7 +298,7 @@ func (r *reader) toolReference(b block) (string, error) {
 		return "", err
 	}
 	if !ok {
-		return "", apierror.Missing(b.Path("tool_name"))
+		return "", reqerr.Missing(b.Path("tool_name"))
 	}
 	tool := r.tools.Get(name)
 	if tool == nil {
@@ -263,10 +306,11 @@ func (r *reader) toolReference(b block) (string, error) {
 	}
 	def, err := chattemplate.ToJSON(tool.Definition())
 	if err != nil {
-		return "", apierror.InvalidValue(b.Path("tool_name"), "names a tool that cannot be shown: %v", err)
+		return "", reqerr.InvalidValue(b.Path("tool_name"), "names a tool that cannot be shown: %v", err)
 	}
 	if r.referred += len(def); r.referred > maxReferred {
-		return "", apierror.InvalidValue(b.Path("tool_name"), "brings the tools that are referred to above %d bytes", maxReferred)
+		return "", reqerr.InvalidValue(b.Path("tool_name"),
+			"brings the tools that are referred to above %d bytes", maxReferred)
 	}
 	return "This tool can be called from now on: " + def, nil
 }
@@ -278,7 +322,7 @@ func (r *reader) result(b block) error {
 		return err
 	}
 	if !ok {
-		return apierror.Missing(b.Path("tool_use_id"))
+		return reqerr.Missing(b.Path("tool_use_id"))
 	}
 	text, err := r.text(b.Object, "content")
 	if err != nil {
@@ -308,36 +352,16 @@ func failure(text string) string {
 
 // text reads a string or blocks of text, which are joined by newlines.
 func (r *reader) text(o reqjson.Object, name string) (string, error) {
-	list, err := blocks(o, name)
-	if err != nil {
-		return "", err
-	}
-	return r.join(list)
-}
-
-func (r *reader) join(list []block) (string, error) {
 	var texts []string
-	for _, b := range list {
-		text, ok, err := r.piece(b)
-		if err != nil {
-			return "", err
-		}
-		if ok {
-			texts = append(texts, text)
-		}
-	}
-	return strings.Join(texts, "\n"), nil
+	err := blocks(o, name, func(b block) error { return r.collect(b, &texts) })
+	return strings.Join(texts, "\n"), err
 }
 
 // assistant reads an assistant's message. Texts are joined as they are: they were one text before calls were taken out.
 func (r *reader) assistant(o reqjson.Object) error {
-	list, err := blocks(o, "content")
-	if err != nil {
-		return err
-	}
 	m := chat.Message{Role: chat.RoleAssistant}
 	var content, reasoning strings.Builder
-	for _, b := range list {
+	err := blocks(o, "content", func(b block) error {
 		switch b.kind {
 		case "text":
 			text, err := b.words()
@@ -359,8 +383,12 @@ func (r *reader) assistant(o reqjson.Object) error {
 			m.ToolCalls = append(m.ToolCalls, call)
 		default:
 			// redacted_thinking, server_tool_use and the like say nothing to this model.
-			r.skip(b.kind)
+			r.skip(b)
 		}
+		return nil
+	})
+	if err != nil {
+		return err
 	}
 	m.Content, m.Reasoning, m.HasReasoning = content.String(), reasoning.String(), reasoning.Len() > 0
 	r.msgs = append(r.msgs, m)
@@ -376,7 +404,7 @@ func toolUse(b block) (c chat.ToolCall, err error) {
 		return c, err
 	}
 	if name == "" {
-		return c, apierror.Missing(b.Path("name"))
+		return c, reqerr.Missing(b.Path("name"))
 	}
 	c.Name, c.Arguments = name, chattemplate.NewDict()
 	if raw, _, ok := b.Raw("input"); ok && reqjson.Kind(raw) == 's' {
@@ -390,7 +418,7 @@ func toolUse(b block) (c chat.ToolCall, err error) {
 	}
 	raw, _, _ := b.Raw("input")
 	if c.Arguments, err = chattemplate.FromJSON(raw); err != nil {
-		return c, apierror.InvalidValue(b.Path("input"), "cannot be read: %v", err)
+		return c, reqerr.InvalidValue(b.Path("input"), "cannot be read: %v", err)
 	}
 	return c, nil
 }

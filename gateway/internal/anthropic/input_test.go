@@ -2,7 +2,6 @@ package anthropic
 
 import (
 	"encoding/json"
-	"errors"
 	"strings"
 	"testing"
 
@@ -41,8 +40,7 @@ func TestToolReferencesAreBounded(t *testing.T) {
 	}
 	reference := `{"type":"tool_reference","tool_name":"f"}`
 	_, err := readMessages(t, set, `{"role":"user","content":[`+strings.Repeat(reference+",", 19)+reference+`]}`)
-	var e *apierror.Error
-	if !errors.As(err, &e) || e.Param != "messages[0].content[7].tool_name" {
+	if e := apierror.From(err); e == nil || e.Param != "messages[0].content[7].tool_name" {
 		t.Error(err)
 	}
 }

@@ -7,11 +7,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest/eventgen"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest/wirecheck"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"pgregory.net/rapid"
@@ -117,7 +117,9 @@ func TestUsageAddsUpToThePrompt(t *testing.T) {
 
 func TestErrorEvent(t *testing.T) {
 	out := eventgen.Output{Steps: [][]emit.Event{{{Kind: emit.Content, Text: []byte("half")}}}}
-	body := streamed(t, newTestAnswer(false), &out, func(s *stream, dst []byte) []byte { return s.Fail(dst, apierror.NoWorker("none")) })
+	body := streamed(t, newTestAnswer(false), &out, func(s *stream, dst []byte) []byte {
+		return s.Fail(dst, reqerr.NoWorker("none"))
+	})
 	got, err := wirecheck.Messages(body)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, body)

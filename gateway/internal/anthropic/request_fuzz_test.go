@@ -1,7 +1,6 @@
 package anthropic
 
 import (
-	"errors"
 	"net/http/httptest"
 	"testing"
 
@@ -42,16 +41,16 @@ func FuzzRequest(f *testing.F) {
 		req, err := s.parse(r, o, m)
 		var p *turn.Prepared
 		if err == nil {
-			p, err = s.Turn.Prepare(m, req)
+			p, err = s.turn.Prepare(m, req)
 		}
-		var e *apierror.Error
+		e := apierror.From(err)
 		switch {
 		case err == nil:
-			r, err := s.Turn.Render(m, req)
+			r, err := s.turn.Render(m, req)
 			if err != nil || len(r.Tokens) != p.PromptTokens {
 				t.Fatalf("%d tokens counted, %d in the run, %v", len(r.Tokens), p.PromptTokens, err)
 			}
-		case !errors.As(err, &e) || e.Status < 400 || e.Status >= 500:
+		case e.Status < 400 || e.Status >= 500:
 			t.Fatalf("error %v is no answer of a client's fault", err)
 		}
 	})

@@ -3,9 +3,9 @@ package anthropic
 import (
 	"net/http"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/seal"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
@@ -30,8 +30,9 @@ type Deps struct {
 
 // Service answers requests of the dialect.
 type Service struct {
-	cfg Config
-	Deps
+	cfg    Config
+	turn   *turn.Service
+	log    *zap.Logger
 	signer *seal.Sealer
 }
 
@@ -40,12 +41,12 @@ func New(cfg Config, deps Deps) *Service {
 	if deps.Logger == nil {
 		deps.Logger = zap.NewNop()
 	}
-	return &Service{cfg: cfg, Deps: deps, signer: seal.New(cfg.Key, "messages.thinking")}
+	return &Service{cfg: cfg, turn: deps.Turn, log: deps.Logger, signer: seal.New(cfg.Key, "messages.thinking")}
 }
 
 // Messages serves POST /v1/messages.
 func (s *Service) Messages(w http.ResponseWriter, r *http.Request) error {
-	o, m, name, err := s.Turn.Read(r)
+	o, m, name, err := s.turn.Read(r)
 	if err != nil {
 		return err
 	}
@@ -53,7 +54,7 @@ func (s *Service) Messages(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	p, err := s.Turn.Prepare(m, req)
+	p, err := s.turn.Prepare(m, req)
 	if err != nil {
 		return err
 	}
@@ -70,11 +71,11 @@ func (s *Service) Messages(w http.ResponseWriter, r *http.Request) error {
 		a.seal = s.signer.Seal
 	}
 	if req.Stream {
-		return s.Turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
+		return s.turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
 			return &stream{answer: a, w: out, requestID: req.ID, prompt: p.PromptTokens}
 		})
 	}
-	return s.Turn.Whole(w, r, p, a, func(u *generate.Usage) any { return a.complete(u) })
+	return s.turn.Whole(w, r, p, a, func(u *generate.Usage) any { return a.complete(u) })
 }
 
 // displayOmitted is the thinking.display that asks for blocks without their text.
@@ -92,7 +93,7 @@ func thinkingDisplay(o reqjson.Object) (string, error) {
 
 // CountTokens serves POST /v1/messages/count_tokens: the prompt of the same body, before compression.
 func (s *Service) CountTokens(w http.ResponseWriter, r *http.Request) error {
-	o, m, _, err := s.Turn.Read(r)
+	o, m, _, err := s.turn.Read(r)
 	if err != nil {
 		return err
 	}
@@ -100,16 +101,16 @@ func (s *Service) CountTokens(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	rendered, err := s.Turn.Render(m, req)
+	rendered, err := s.turn.Render(m, req)
 	if err != nil {
 		return err
 	}
-	s.Turn.Warn(w.Header(), req)
+	s.turn.Warn(w.Header(), req)
 	return turn.WriteJSON(w, map[string]int{"input_tokens": len(rendered.Tokens)})
 }
 
 func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (*turn.Request, error) {
-	req, err := s.Turn.Parse(r, o, m)
+	req, err := s.turn.Parse(r, o, m)
 	if err != nil {
 		return nil, err
 	}
@@ -145,9 +146,9 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (*tur
 		req.Format = format
 	}
 	if o.Has("thread") {
-		return nil, apierror.Unsupported("thread", "is not supported: send the whole conversation")
+		return nil, reqerr.Unsupported("thread", "is not supported: send the whole conversation")
 	}
-	in := &reader{omit: s.Turn.Omit(req), open: s.signer.Open, tools: req.Tools}
+	in := &reader{omit: s.turn.Omit(req), open: s.signer.Open, tools: req.Tools}
 	if err := in.system(o); err != nil {
 		return nil, err
 	}
@@ -156,7 +157,8 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model) (*tur
 	}
 	req.Messages, req.SkippedItems = in.msgs, in.skipped
 	if len(in.skipped) > 0 {
-		s.Logger.Debug("content blocks were left out", zap.String(telemetry.KeyRequestID, req.ID), zap.Strings("types", in.skipped))
+		s.log.Debug("content blocks were left out",
+			zap.String(telemetry.KeyRequestID, req.ID), zap.Strings("types", in.skipped))
 	}
 	return req, nil
 }

@@ -25,7 +25,7 @@ func TestAccessLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := startWith(t, func(c *Config) { c.APIKeyFile = keys }, Deps{Version: "test", Logger: zap.New(core)})
-	b := newBlock()
+	b := gatewaytest.NewBlock()
 	w := r.target(gatewaytest.WorkerOptions{Decode: r.reply("a private answer", 1)})
 	const traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	private := `{"messages":[{"role":"user","content":"a private question"}]}`
@@ -52,7 +52,7 @@ func TestAccessLines(t *testing.T) {
 		{"unknown path", func() { r.do("GET", "/v1/secret-path", "", header...) },
 			fields{"status": int64(404), "endpoint": "unknown", "outcome": "client_error", "model": nil, "tokens": nil}},
 		{"left", func() {
-			w.SetDecode(b.script(r, "one two"))
+			w.SetDecode(b.Script(r.tok, "one two"))
 			ctx, leave := context.WithCancel(t.Context())
 			req, err := http.NewRequestWithContext(ctx, "POST", r.url+"/v1/chat/completions", strings.NewReader(private))
 			if err != nil {
@@ -62,7 +62,7 @@ func TestAccessLines(t *testing.T) {
 				req.Header.Set(header[i], header[i+1])
 			}
 			go func() {
-				<-b.admitted
+				<-b.Admitted
 				leave()
 			}()
 			if resp, err := r.client.Do(req); err == nil {

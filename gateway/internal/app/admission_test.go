@@ -139,17 +139,17 @@ func TestQueueIsFair(t *testing.T) {
 // TestMemoryIsReserved: a worker's tokens are shared by prompt plus output of what runs, not by lanes alone.
 func TestMemoryIsReserved(t *testing.T) {
 	r := start(t, nil)
-	b := newBlock()
-	r.target(gatewaytest.WorkerOptions{Lanes: 8, MaxContext: 1000, KVTokens: 1000, Decode: b.script(r, "one two")})
+	b := gatewaytest.NewBlock()
+	r.target(gatewaytest.WorkerOptions{Lanes: 8, MaxContext: 1000, KVTokens: 1000, Decode: b.Script(r.tok, "one two")})
 	first := r.send(t.Context(), chatBody(`"max_tokens":700`))
-	receive(t, b.admitted, "first request runs")
+	receive(t, b.Admitted, "first request runs")
 	second := r.send(t.Context(), chatBody(`"max_tokens":700`))
 	r.eventually("second request waits for memory", func() bool { return r.app.cluster.Targets.Queued() == 1 })
 	text := string(r.do("GET", "/metrics", "").body)
 	if used := metric(text, `tandem_kv_tokens{state="used",worker="t1"}`); used <= 700 || used >= 1000 {
 		t.Errorf("%v tokens are reported as reserved, want 700 and those of the prompt", used)
 	}
-	close(b.release)
+	close(b.Release)
 	for _, done := range []<-chan answer{first, second} {
 		if a := receive(t, done, "answer"); a.status != http.StatusOK {
 			t.Errorf("%d %s", a.status, a.body)

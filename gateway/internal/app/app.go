@@ -10,11 +10,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
@@ -206,7 +206,7 @@ func (a *App) shutdown() {
 	case <-grpcDone:
 	case <-grace.Done():
 	}
-	a.cancelRequests(apierror.Draining())
+	a.cancelRequests(reqerr.Draining())
 	if a.grpcServer != nil {
 		a.grpcServer.Stop()
 	}

@@ -1,10 +1,12 @@
 package app
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -17,13 +19,17 @@ import (
 // done makes room.
 func TestBodiesAreBounded(t *testing.T) {
 	r := start(t, func(c *Config) { c.BodyMemoryMB = 64 })
-	b := newBlock()
-	r.target(gatewaytest.WorkerOptions{Decode: b.script(r, "one two")})
+	b := gatewaytest.NewBlock()
+	r.target(gatewaytest.WorkerOptions{Decode: b.Script(r.tok, "one two")})
 	// The spare member is no part of the prompt.
 	large := chatBody(`"spare":"` + strings.Repeat("x", 40<<20) + `"`)
 	first := r.send(t.Context(), large)
-	receive(t, b.admitted, "the first large request runs")
-	if a := r.post("/v1/chat/completions", large); a.status != http.StatusTooManyRequests || at(a.json(t), "error", "code") != "queue_full" || a.header.Get("Retry-After") == "" {
+	receive(t, b.Admitted, "the first large request runs")
+	// What is refused is refused at once; admitted, it would wait for the first.
+	const refusal = 10 * time.Second
+	ctx, cancel := context.WithTimeout(t.Context(), 3*refusal)
+	defer cancel()
+	if a := r.within(refusal, "POST", "/v1/chat/completions", large); a.status != http.StatusTooManyRequests || at(a.json(t), "error", "code") != "queue_full" || a.header.Get("Retry-After") == "" {
 		t.Errorf("the second large request: %d %.300s", a.status, a.body)
 	}
 	if a := r.post("/tokenize", `{"content":"small"}`); a.status != http.StatusOK {
@@ -31,17 +37,17 @@ func TestBodiesAreBounded(t *testing.T) {
 	}
 	wide := grpc.MaxCallSendMsgSize(64 << 20)
 	api := r.rpc()
-	if _, err := api.Tokenize(t.Context(), &tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Text{Text: strings.Repeat("x", 40<<20)}}, wide); rpcerr.Code(err) != codes.ResourceExhausted {
+	if _, err := api.Tokenize(ctx, &tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Text{Text: strings.Repeat("x", 40<<20)}}, wide); rpcerr.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a large RPC: %v", err)
 	}
-	stream, err := api.Generate(t.Context(), &tandemv1.GenerateRequest{Input: chatInput(strings.Repeat("x", 40<<20), false)}, wide)
+	stream, err := api.Generate(ctx, &tandemv1.GenerateRequest{Input: chatInput(strings.Repeat("x", 40<<20), false)}, wide)
 	if err == nil {
 		_, err = stream.Recv()
 	}
 	if rpcerr.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a large stream: %v", err)
 	}
-	close(b.release)
+	close(b.Release)
 	if a := receive(t, first, "the first answer"); a.status != http.StatusOK {
 		t.Errorf("the first large request: %d %.300s", a.status, a.body)
 	}
@@ -51,12 +57,22 @@ func TestBodiesAreBounded(t *testing.T) {
 	}
 }
 
-// TestTokenizeIsBounded: no context bounds the text of /tokenize, so it has a bound of its own.
+// TestTokenizeIsBounded: no context bounds the text of /tokenize and the tokens of /detokenize, so they have bounds of their own.
 func TestTokenizeIsBounded(t *testing.T) {
 	r := start(t, nil)
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
 	if a := r.post("/tokenize", `{"content":"`+strings.Repeat("x", 16<<20+1)+`"}`); a.status != http.StatusRequestEntityTooLarge || !strings.Contains(string(a.body), "'content' has 16777217 bytes") {
 		t.Errorf("%d %.300s", a.status, a.body)
+	}
+	if a := r.post("/detokenize", `{"tokens":[`+strings.Repeat("1,", 16<<20)+`1]}`); a.status != http.StatusRequestEntityTooLarge || !strings.Contains(string(a.body), "'tokens' has 16777217 ids") {
+		t.Errorf("%d %.300s", a.status, a.body)
+	}
+	wide := grpc.MaxCallSendMsgSize(64 << 20)
+	if _, err := r.rpc().Tokenize(t.Context(), &tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Text{Text: strings.Repeat("x", 16<<20+1)}}, wide); rpcerr.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "has 16777217 bytes") {
+		t.Errorf("a long text over gRPC: %v", err)
+	}
+	if _, err := r.rpc().Detokenize(t.Context(), &tandemv1.DetokenizeRequest{Ids: make([]int32, 16<<20+1)}, wide); rpcerr.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "has 16777217 tokens") {
+		t.Errorf("many tokens over gRPC: %v", err)
 	}
 	if a := r.post("/tokenize", `{"content":"`+strings.Repeat("some words ", 100_000)+`"}`); a.status != http.StatusOK {
 		t.Errorf("%d %.300s", a.status, a.body)

@@ -2,6 +2,7 @@ package app
 
 import (
 	"maps"
+	"slices"
 	"strings"
 )
 
@@ -92,6 +93,13 @@ func without(rules map[string]fieldRule, paths ...string) map[string]fieldRule {
 	return rules
 }
 
+// inPrompt are the fields of chat that a prompt shows, notInPrompt the members of them that it does not.
+var (
+	inPrompt = []string{"messages", "tools", "functions", "enable_thinking", "thinking", "reasoning", "reasoning_effort", "chat_template_kwargs", "output_config"}
+
+	notInPrompt = []string{"thinking.budget_tokens", "thinking.reply_budget"}
+)
+
 // dialectFields are all dialects.
 func dialectFields() []dialect {
 	conversation := func(name string) string {
@@ -123,6 +131,7 @@ func dialectFields() []dialect {
 		"tool_choice.allowed_tools.tools": change(`"tool_choice":{"type":"allowed_tools","allowed_tools":{"mode":"required","tools":[{"function":{"name":"other"}}]}}`, `"tool_choice":{"type":"allowed_tools","allowed_tools":{"mode":"required","tools":[{"function":{"name":"get_weather"}}]}}`),
 		"verbosity":                       warn(`"verbosity":"low"`), "web_search_options": warn(`"web_search_options":{}`),
 	})
+	maps.Copy(chat, chatElements())
 	completions := with(sharedRules(), map[string]fieldRule{
 		"prompt": {}, "n": change(`"n":2`, ""), "best_of": refuse(`"best_of":3`, ""), "echo": change(`"echo":true`, ""), "logprobs": change(`"logprobs":2`, ""), "suffix": change(`"suffix":"x"`, ""),
 		"stream_options": chat["stream_options"], "stream_options.include_usage": chat["stream_options.include_usage"], "stream_options.include_obfuscation": chat["stream_options.include_obfuscation"],
@@ -152,6 +161,7 @@ func dialectFields() []dialect {
 		"tool_choice.server_label": refuse(`"tool_choice":{"type":"mcp","server_label":"s"}`, "tool_choice.type"),
 		"top_logprobs":             change(`"top_logprobs":2`, ""), "truncation": change(`"truncation":"auto"`, ""),
 	})
+	maps.Copy(responses, responsesElements())
 	messagesRules := func() map[string]fieldRule {
 		return with(without(chatRules(conversation("messages")), "parallel_tool_calls", "reasoning"), map[string]fieldRule{
 			"parallel_tool_calls": change(`"parallel_tool_calls":false`, ""),
@@ -174,26 +184,48 @@ func dialectFields() []dialect {
 			"thread":                 refuse(`"thread":{"type":"x"}`, ""),
 		})
 	}
-	messages := messagesRules()
+	messages := with(messagesRules(), messagesElements())
 	// Counting has no answer but the number: what does not change the prompt changes nothing.
 	count := map[string]fieldRule{}
 	for path, rule := range messagesRules() {
 		switch top, _, _ := strings.Cut(path, "."); {
 		case path == "system" || path == "tools" || path == "thinking" || path == "messages" || path == "enable_thinking" || path == "chat_template_kwargs" || path == "reasoning_effort" || path == "output_config" || path == "output_config.effort" || path == "thinking.type":
 			count[path] = rule
-		case path == "thinking.display", rule.kind == changes && (top == "output_config" || top == "tool_choice" || top == "thinking" || top == "model"):
+		case path == "thinking.display", rule.kind == changes && (top == "output_config" || top == "output_format" || top == "tool_choice" || top == "thinking" || top == "model"):
 			rule.kind = queued
+			count[path] = rule
+		case slices.Contains([]string{"betas", "billing_policy", "compaction", "context_management", "mcp_servers", "output_format"}, top), path == "output_config.task_budget":
 			count[path] = rule
 		case top == "speed" || top == "cache_control" || top == "user_profile_id" || top == "workspace_id" || top == "thinking" || strings.HasPrefix(path, "output_config.format"):
 			count[path] = rule
 		}
 	}
+	maps.Copy(count, messagesElements())
+	// Templates and tokens show the prompt: what does not change it is checked, and changes nothing.
+	prompt := map[string]fieldRule{}
+	for path, rule := range chat {
+		top, _, _ := strings.Cut(shape(path), ".")
+		if rule.kind == changes && !slices.Contains(inPrompt, strings.TrimSuffix(top, "[]")) || rule.kind == changes && slices.Contains(notInPrompt, path) {
+			rule.kind = queued
+		}
+		prompt[path] = rule
+	}
+	text := map[string]fieldRule{
+		"content": {}, "model": {kind: queued, with: `"model":"another"`}, "with_pieces": change(`"with_pieces":true`, ""), "add_special": {kind: queued, with: `"add_special":true`}, "messages": change(`"messages":[{"role":"user","content":"Go."}],"content":null`, ""),
+		"parse_special": warn(`"parse_special":false`),
+	}
+	tokens := map[string]fieldRule{"tokens": {}, "model": {kind: queued, with: `"model":"another"`}, "add_special": warn(`"add_special":true`)}
+	chatOwn := own(chat, append(chatOwnElements, "reasoning", "reasoning.effort")...)
 	base := `"seed":1,"messages":[{"role":"user","content":"Go."}],`
 	return []dialect{
-		{"/v1/chat/completions", []string{"chat"}, own(chat, "reasoning", "reasoning.effort"), base + chatTools, chat},
+		{"/v1/chat/completions", []string{"chat"}, chatOwn, base + chatTools, chat},
 		{"/v1/completions", []string{"completions"}, own(completions, "tools"), `"seed":1,"prompt":"Go."`, completions},
 		{"/v1/responses", []string{"responses"}, own(responses, "n"), `"seed":1,"input":"Go.",` + flatTools, responses},
 		{"/v1/messages", []string{"messages", "messages_beta"}, own(messages, "n"), base + anthTools, messages},
-		{"/v1/messages/count_tokens", []string{"count_tokens"}, own(count), base + anthTools, count},
+		{"/v1/messages/count_tokens", []string{"count_tokens", "count_tokens_beta"}, own(count), base + anthTools, count},
+		{"/apply-template", []string{"chat"}, chatOwn, base + chatTools, prompt},
+		{"/tokenize", []string{"chat"}, chatOwn, base + chatTools, prompt},
+		{"/tokenize", nil, slices.Sorted(maps.Keys(text)), `"content":"Go."`, text},
+		{"/detokenize", nil, slices.Sorted(maps.Keys(tokens)), `"tokens":[5,6]`, tokens},
 	}
 }

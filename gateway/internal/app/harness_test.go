@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -52,7 +53,7 @@ func startWith(t testing.TB, change func(*Config), deps Deps) *rig {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
-	r := &rig{t: t, app: a, url: "http://" + a.HTTPAddr().String(), tok: gatewaytest.Tokenizer(t), client: &http.Client{Transport: &http.Transport{}}}
+	r := &rig{t: t, app: a, url: "http://" + a.HTTPAddr().String(), tok: gatewaytest.Tokenizer(t), client: &http.Client{Transport: &http.Transport{}, Timeout: 2 * patience}}
 	stopped := false
 	r.stop = func() error {
 		if stopped {
@@ -60,7 +61,12 @@ func startWith(t testing.TB, change func(*Config), deps Deps) *rig {
 		}
 		stopped = true
 		cancel()
-		return <-done
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(patience):
+			return errors.New("the gateway does not stop")
+		}
 	}
 	t.Cleanup(func() {
 		r.client.CloseIdleConnections()
@@ -102,19 +108,12 @@ func (r *rig) ready(id string) bool {
 	return false
 }
 
-// patience is how long tests wait for what must come. Nothing promises a time: the machine may be busy with other things.
-const patience = time.Minute
+const patience = gatewaytest.Patience
 
-// eventually waits for a state that another goroutine brings about; it polls because nothing announces it to tests.
+// eventually waits for a state that another goroutine brings about.
 func (r *rig) eventually(what string, ok func() bool) {
 	r.t.Helper()
-	deadline := time.Now().Add(patience)
-	for !ok() {
-		if time.Now().After(deadline) {
-			r.t.Fatalf("never happened: %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
+	gatewaytest.Eventually(r.t, what, ok)
 }
 
 func (r *rig) encode(text string) []int32 {
@@ -123,7 +122,7 @@ func (r *rig) encode(text string) []int32 {
 
 // reply is a script that says text and ends its turn.
 func (r *rig) reply(text string, step int) gatewaytest.Decode {
-	return gatewaytest.Script{Tokens: r.encode(text), Step: step, Stop: r.tok.StopTokens()[0]}.Run
+	return gatewaytest.Say(r.tok, text, step)
 }
 
 type answer struct {
@@ -159,13 +158,22 @@ func at(v any, path ...any) any {
 	return v
 }
 
+// do asks and waits for the whole answer, for as long as the test's patience lasts.
 func (r *rig) do(method, path, body string, header ...string) answer {
 	r.t.Helper()
+	return r.within(patience, method, path, body, header...)
+}
+
+// within is do for an answer that must come sooner.
+func (r *rig) within(limit time.Duration, method, path, body string, header ...string) answer {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(r.t.Context(), limit)
+	defer cancel()
 	var rd io.Reader
 	if body != "" {
 		rd = strings.NewReader(body)
 	}
-	req, err := http.NewRequestWithContext(r.t.Context(), method, r.url+path, rd)
+	req, err := http.NewRequestWithContext(ctx, method, r.url+path, rd)
 	if err != nil {
 		r.t.Fatal(err)
 	}

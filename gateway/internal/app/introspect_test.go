@@ -149,17 +149,18 @@ func TestMetricsAreClean(t *testing.T) {
 	}
 }
 
-// TestDeadWorkerIsDown: a worker that died is shown as down for as long as an alert may need, also when the registry has forgotten it.
-func TestDeadWorkerIsDown(t *testing.T) {
-	r := start(t, nil)
-	w := r.target(gatewaytest.WorkerOptions{Decode: r.reply("one", 1)})
-	const line = `tandem_worker_up{backend="cpu",role="target",worker="t1"}`
-	if v := metric(string(r.do("GET", "/metrics", "").body), line); v != 1 {
-		t.Fatalf("a worker that is ready is %v", v)
-	}
-	w.Kill()
-	r.eventually("the registry notices", func() bool { return !r.ready("t1") })
-	if v := metric(string(r.do("GET", "/metrics", "").body), line); v != 0 {
-		t.Errorf("a worker that died is %v", v)
+// TestStrictModelOfTokens: the endpoints that only read a prompt refuse another model's name like those that generate.
+func TestStrictModelOfTokens(t *testing.T) {
+	r := start(t, func(c *Config) { c.StrictModel = true })
+	r.target(gatewaytest.WorkerOptions{})
+	for path, body := range map[string]string{
+		"/tokenize": `{"content":"a"`, "/detokenize": `{"tokens":[5]`, "/apply-template": strings.TrimSuffix(chatBody(""), "}"),
+	} {
+		if a := r.post(path, body+`,"model":"other"}`); a.status != 404 || at(a.json(t), "error", "code") != "model_not_found" {
+			t.Errorf("%s: %d %s", path, a.status, a.body)
+		}
+		if a := r.post(path, body+`,"model":"tiny"}`); a.status != 200 || a.header.Get("X-Tandem-Warning") != "" {
+			t.Errorf("%s: %d %s, warning %q", path, a.status, a.body, a.header.Get("X-Tandem-Warning"))
+		}
 	}
 }

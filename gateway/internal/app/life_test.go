@@ -158,10 +158,10 @@ func TestQueuedStreamGetsHeaders(t *testing.T) {
 	} {
 		t.Run(c.path, func(t *testing.T) {
 			r := start(t, func(c *Config) { c.QueuedHeadersS, c.SSEKeepaliveS = 0.02, 0.02 })
-			b := newBlock()
-			r.target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.script(r, "one two")})
+			b := gatewaytest.NewBlock()
+			r.target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.Script(r.tok, "one two")})
 			first := r.send(t.Context(), chatBody(""))
-			receive(t, b.admitted, "first request runs")
+			receive(t, b.Admitted, "first request runs")
 			resp, err := r.client.Post(r.url+c.path, "application/json", strings.NewReader(fmt.Sprintf(c.body, true)))
 			if err != nil {
 				t.Fatal(err)
@@ -187,7 +187,7 @@ func TestQueuedStreamGetsHeaders(t *testing.T) {
 			if err := lines.Err(); !failed || err != nil {
 				t.Errorf("the end is no %s, %v", c.failure, err)
 			}
-			close(b.release)
+			close(b.Release)
 			receive(t, first, "first answer")
 		})
 	}
@@ -196,15 +196,15 @@ func TestQueuedStreamGetsHeaders(t *testing.T) {
 // TestQueuedAnswerWaits: what is not a stream waits for its status.
 func TestQueuedAnswerWaits(t *testing.T) {
 	r := start(t, func(c *Config) { c.QueuedHeadersS, c.SSEKeepaliveS, c.QueueTimeoutS = 0.02, 0.02, 0.2 })
-	b := newBlock()
-	r.target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.script(r, "one two")})
+	b := gatewaytest.NewBlock()
+	r.target(gatewaytest.WorkerOptions{Lanes: 1, Decode: b.Script(r.tok, "one two")})
 	first := r.send(t.Context(), chatBody(""))
-	receive(t, b.admitted, "first request runs")
+	receive(t, b.Admitted, "first request runs")
 	a := r.post("/v1/messages", fmt.Sprintf(wires[3].body, false))
 	if a.status != 529 || a.header.Get("Retry-After") == "" {
 		t.Errorf("%d %s", a.status, a.body)
 	}
-	close(b.release)
+	close(b.Release)
 	receive(t, first, "first answer")
 }
 
@@ -213,9 +213,13 @@ func TestEventsComeAtOnce(t *testing.T) {
 	r := start(t, nil)
 	next := make(chan struct{})
 	script := gatewaytest.Script{Tokens: r.encode("one two three"), Stop: r.tok.StopTokens()[0]}
-	script.Before = func(int, tandemv1.TargetService_DecodeServer) error {
-		<-next
-		return nil
+	script.Before = func(_ int, stream tandemv1.TargetService_DecodeServer) error {
+		select {
+		case <-next:
+			return nil
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
 	}
 	r.target(gatewaytest.WorkerOptions{Decode: script.Run})
 	resp, err := r.client.Post(r.url+"/v1/chat/completions", "application/json", strings.NewReader(chatBody(`"stream":true`)))
@@ -325,50 +329,5 @@ func TestIDsNeverRepeat(t *testing.T) {
 		if err := r.stop(); err != nil {
 			t.Error(err)
 		}
-	}
-}
-
-// TestLeaseLost: a worker that loses its lease keeps its streams while it serves them, and loses them when it is silent,
-// though its connection stays.
-func TestLeaseLost(t *testing.T) {
-	text := "alpha beta gamma delta epsilon"
-	for _, silent := range []bool{true, false} {
-		t.Run(fmt.Sprintf("silent %v", silent), func(t *testing.T) {
-			r := start(t, nil)
-			b := newBlock()
-			first := b.script(r, text)
-			if !silent {
-				first = gatewaytest.Script{Tokens: r.encode(text), Stop: r.tok.StopTokens()[0], Before: func(i int, stream tandemv1.TargetService_DecodeServer) error {
-					if i == 1 {
-						b.admitted <- struct{}{}
-					}
-					if i > 0 {
-						// Slower than the grace of a lost lease in all, but never silent for as long.
-						select {
-						case <-time.After(400 * time.Millisecond):
-						case <-stream.Context().Done():
-							b.cancelled <- struct{}{}
-							return stream.Context().Err()
-						}
-					}
-					return nil
-				}}.Run
-			}
-			a := r.target(gatewaytest.WorkerOptions{ID: "a", Decode: first})
-			done := r.send(t.Context(), chatBody(`"stream":true`))
-			receive(t, b.admitted, "stream runs")
-			other := r.target(gatewaytest.WorkerOptions{ID: "b", Decode: r.reply(text, 2)})
-			a.Leave()
-			if silent {
-				receive(t, b.cancelled, "cancel at the silent worker")
-			}
-			got := receive(t, done, "end of the stream")
-			if c, _ := readChat(t, got.body, 1, true); c[0].Content != text {
-				t.Errorf("content %q, want %q", c[0].Content, text)
-			}
-			if n := len(other.Requests()); (n == 1) != silent {
-				t.Errorf("the other worker got %d requests", n)
-			}
-		})
 	}
 }

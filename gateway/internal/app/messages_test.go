@@ -175,7 +175,7 @@ func TestMessagesInputTotal(t *testing.T) {
 
 func TestMessagesFailureIsAnEvent(t *testing.T) {
 	r := start(t, func(c *Config) { c.FailoverTimeoutS = 0.1 })
-	r.target(gatewaytest.WorkerOptions{Decode: dieAt(r, "one two three", 1, 99, status.Error(codes.Internal, "fault"))})
+	r.target(gatewaytest.WorkerOptions{Decode: gatewaytest.DieAt(r.tok, "one two three", 1, 99, status.Error(codes.Internal, "fault"))})
 	got := r.streamMessages(messagesBody(""))
 	if got.Error["type"] != "api_error" {
 		t.Errorf("error %v", got.Error)
@@ -184,8 +184,8 @@ func TestMessagesFailureIsAnEvent(t *testing.T) {
 
 func TestMessagesKeepAlive(t *testing.T) {
 	r := start(t, func(c *Config) { c.SSEKeepaliveS = 0.03 })
-	b := newBlock()
-	r.target(gatewaytest.WorkerOptions{Decode: b.script(r, "one two")})
+	b := gatewaytest.NewBlock()
+	r.target(gatewaytest.WorkerOptions{Decode: b.Script(r.tok, "one two")})
 	body := r.keepAlives(b, "/v1/messages", messagesBody(`"stream":true`), "event: ping")
 	got, err := wirecheck.Messages(body)
 	if err != nil {

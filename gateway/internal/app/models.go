@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"go.uber.org/zap"
@@ -70,7 +70,8 @@ func (m *models) served() (*model.Model, error) {
 	if mod := m.target.Load(); mod != nil {
 		return mod, nil
 	}
-	return nil, apierror.NoWorker("no model is loaded: no target worker has joined, or its model file cannot be read here")
+	return nil, reqerr.NoWorker(
+		"no model is loaded: no target worker has joined, or its model file cannot be read here")
 }
 
 func (m *models) scorerTokenizer() *tokenizer.Tokenizer { return m.scorer.Load() }

@@ -59,11 +59,11 @@ func TestLeaveTheQueue(t *testing.T) {
 		for _, wire := range all {
 			t.Run(fmt.Sprintf("%s, early %v", wire.name, early), func(t *testing.T) {
 				r.t = t
-				b := newBlock()
-				w.SetDecode(b.script(r, "one two"))
+				b := gatewaytest.NewBlock()
+				w.SetDecode(b.Script(r.tok, "one two"))
 				seen := len(w.Requests())
 				first := r.send(t.Context(), chatBody(`"max_tokens":300`))
-				receive(t, b.admitted, "first request runs")
+				receive(t, b.Admitted, "first request runs")
 				held, _, _ := targets.Tokens("t1")
 				ctx, leave := context.WithCancel(t.Context())
 				defer leave()
@@ -84,7 +84,7 @@ func TestLeaveTheQueue(t *testing.T) {
 				third := make(chan error, 1)
 				go func() { third <- wire.send(r, t.Context()) }()
 				r.eventually("third request waits", func() bool { return targets.Queued() == 1 })
-				close(b.release)
+				close(b.Release)
 				if a := receive(t, first, "first answer"); a.status != http.StatusOK {
 					t.Errorf("first: %d %s", a.status, a.body)
 				}

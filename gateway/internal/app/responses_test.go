@@ -341,15 +341,15 @@ func TestTruncationDropsOldestTurns(t *testing.T) {
 
 func TestCancelResponse(t *testing.T) {
 	r := start(t, nil)
-	b := newBlock()
-	r.target(gatewaytest.WorkerOptions{Decode: b.script(r, "one two three")})
+	b := gatewaytest.NewBlock()
+	r.target(gatewaytest.WorkerOptions{Decode: b.Script(r.tok, "one two three")})
 	req, _ := http.NewRequestWithContext(t.Context(), "POST", r.url+"/v1/responses", strings.NewReader(`{"input":"Hi","stream":true}`))
 	resp, err := r.client.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	receive(t, b.admitted, "admission")
+	receive(t, b.Admitted, "admission")
 	var body strings.Builder
 	id := ""
 	sc := bufio.NewScanner(resp.Body)
@@ -371,7 +371,7 @@ func TestCancelResponse(t *testing.T) {
 			}
 		}
 	}
-	receive(t, b.cancelled, "cancel at the worker")
+	receive(t, b.Cancelled, "cancel at the worker")
 	got, err := wirecheck.Responses([]byte(body.String()))
 	if err != nil {
 		t.Fatalf("%v\n%s", err, body.String())
@@ -386,7 +386,7 @@ func TestCancelResponse(t *testing.T) {
 
 func TestResponsesFailureIsAnEvent(t *testing.T) {
 	r := start(t, func(c *Config) { c.FailoverTimeoutS = 0.1 })
-	r.target(gatewaytest.WorkerOptions{Decode: dieAt(r, "one two three", 1, 99, status.Error(codes.Internal, "fault"))})
+	r.target(gatewaytest.WorkerOptions{Decode: gatewaytest.DieAt(r.tok, "one two three", 1, 99, status.Error(codes.Internal, "fault"))})
 	got := r.streamResponse(`{"input":"Hi"}`)
 	if got.Terminal != "response.failed" || at(got.Final, "error", "code") != "server_error" || at(got.Final, "error", "message") == "" {
 		t.Errorf("ends with %s, error %v", got.Terminal, got.Final["error"])
@@ -394,7 +394,7 @@ func TestResponsesFailureIsAnEvent(t *testing.T) {
 }
 
 // keepAlives streams a request that the block holds until the mark was seen three times, and returns the body.
-func (r *rig) keepAlives(b *block, path, body, mark string) []byte {
+func (r *rig) keepAlives(b *gatewaytest.Block, path, body, mark string) []byte {
 	r.t.Helper()
 	req, _ := http.NewRequestWithContext(r.t.Context(), "POST", r.url+path, strings.NewReader(body))
 	resp, err := r.client.Do(req)
@@ -409,7 +409,7 @@ func (r *rig) keepAlives(b *block, path, body, mark string) []byte {
 		out.WriteString(sc.Text() + "\n")
 		if strings.HasPrefix(sc.Text(), mark) {
 			if seen++; seen == 3 {
-				close(b.release)
+				close(b.Release)
 			}
 		}
 	}
@@ -421,8 +421,8 @@ func (r *rig) keepAlives(b *block, path, body, mark string) []byte {
 
 func TestResponsesKeepAlive(t *testing.T) {
 	r := start(t, func(c *Config) { c.SSEKeepaliveS = 0.03 })
-	b := newBlock()
-	r.target(gatewaytest.WorkerOptions{Decode: b.script(r, "one two")})
+	b := gatewaytest.NewBlock()
+	r.target(gatewaytest.WorkerOptions{Decode: b.Script(r.tok, "one two")})
 	body := r.keepAlives(b, "/v1/responses", `{"input":"Hi","stream":true}`, "event: response.in_progress")
 	got, err := wirecheck.Responses(body)
 	if err != nil {

@@ -169,17 +169,17 @@ func TestRPCRequestID(t *testing.T) {
 
 func TestRPCCancel(t *testing.T) {
 	r := start(t, nil)
-	b := newBlock()
-	r.target(gatewaytest.WorkerOptions{Decode: b.script(r, "one two")})
+	b := gatewaytest.NewBlock()
+	r.target(gatewaytest.WorkerOptions{Decode: b.Script(r.tok, "one two")})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
 		_, err := runRPC(ctx, r.rpc(), &tandemv1.GenerateRequest{Input: chatInput("x", false)})
 		done <- err
 	}()
-	receive(t, b.admitted, "admission")
+	receive(t, b.Admitted, "admission")
 	cancel()
-	receive(t, b.cancelled, "cancel at the worker")
+	receive(t, b.Cancelled, "cancel at the worker")
 	if err := receive(t, done, "end"); rpcerr.Code(err) != codes.Canceled {
 		t.Error(err)
 	}

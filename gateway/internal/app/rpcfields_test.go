@@ -1,6 +1,9 @@
 package app
 
 import (
+	"errors"
+	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -8,9 +11,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
@@ -39,9 +45,9 @@ func rpcRules() map[string]rpcRule {
 		"model": {queued, rpcChat + `##model:"tiny"`, rpcChat}, // one model is served; TestStrictModel
 		"chat":  {}, "chat.messages": {}, "chat.messages.role": in(rpcChat, `role:"user"`, `role:"system"`), "chat.messages.content": in(rpcChat, `content:"Go."`, `content:"Stop."`),
 		"chat.messages.reasoning_content": in(rpcTurn, `content:"So."`, `content:"So." reasoning_content:"why"`), "chat.messages.tool_calls": in(rpcTurn, `tool_calls{id:"c" name:"f" arguments_json:"{}"}`, ``),
-		"chat.messages.tool_calls.id":   {queued, strings.Replace(rpcTurn, `id:"c"`, `id:"d"`, 1), rpcTurn}, // TestToolLoop: finds the call in the memory
+		"chat.messages.tool_calls.id":   in(rpcTurn, `id:"c"`, `id:"d"`),
 		"chat.messages.tool_calls.name": in(rpcTurn, `name:"f"`, `name:"g"`), "chat.messages.tool_calls.arguments_json": in(rpcTurn, `arguments_json:"{}"`, `arguments_json:"{\"a\":1}"`),
-		"chat.messages.tool_call_id": {queued, strings.Replace(rpcTurn, `content:"r"`, `content:"r" tool_call_id:"c"`, 1), rpcTurn}, // for templates that show it
+		"chat.messages.tool_call_id": in(rpcTurn, `content:"r"`, `content:"r" tool_call_id:"c"`),
 		"chat.enable_thinking":       in(rpcChat, `chat{`, `chat{enable_thinking:true `),
 		"chat.tools":                 {changes, rpcTool, rpcChat}, "chat.tools.name": in(rpcTool, `name:"other"`, `name:"another"`), "chat.tools.description": in(rpcTool, `name:"other"`, `name:"other" description:"d"`),
 		"chat.tools.parameters_json": in(rpcTool, `name:"other"`, `name:"other" parameters_json:"{}"`), "chat.tools.strict": in(rpcTool, `name:"get_weather"`, `name:"get_weather" strict:true`),
@@ -63,6 +69,9 @@ func rpcRules() map[string]rpcRule {
 		"session_id": {queued, rpcChat + `##session_id:"s"`, rpcChat},
 	}
 }
+
+// rpcShown are the fields that only a template shows that writes ids.
+var rpcShown = []string{"chat.messages.tool_calls.id", "chat.messages.tool_call_id"}
 
 // messageFields are the dotted paths of all fields below a message.
 func messageFields(d protoreflect.MessageDescriptor, prefix string) []string {
@@ -116,7 +125,7 @@ func (w *walkRig) call(api tandemv1.InferenceServiceClient, text string) rpcSeen
 
 // TestEveryFieldOfRPC walks the fields of GenerateRequest as its descriptor has them.
 func TestEveryFieldOfRPC(t *testing.T) {
-	w := startWalk(t)
+	w, shown := startWalk(t, nil), startLabels(t)
 	api := w.rpc()
 	rules := rpcRules()
 	fields := messageFields((&tandemv1.GenerateRequest{}).ProtoReflect().Descriptor(), "")
@@ -130,6 +139,10 @@ func TestEveryFieldOfRPC(t *testing.T) {
 			continue // part of every request
 		}
 		t.Run(path, func(t *testing.T) {
+			w, api := w, api
+			if slices.Contains(rpcShown, path) {
+				w, api = shown, shown.rpc()
+			}
 			without, with := w.call(api, rule.base), w.call(api, rule.with)
 			if without.Code != codes.OK || with.Code != codes.OK {
 				t.Fatalf("without %v %s, with %v %s", without.Code, without.Message, with.Code, with.Message)
@@ -150,10 +163,116 @@ func TestEveryFieldOfRPC(t *testing.T) {
 		rpcChat + `##speculation{block:99999}`: "speculation.block", rpcChat + `##sampling{top_p:5e-324}`: "sampling.top_p", rpcChat + `##sampling{repetition_penalty:1e-50}`: "sampling.repetition_penalty",
 		rpcChat + `##compression{mode:"some"}`: "compression.mode", rpcChat + `##compression{threshold:-1}`: "compression.threshold", rpcChat + `##compression{keep_ratio:nan}`: "compression.keep_ratio",
 		strings.Replace(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_AUTO name:"other"} `, 1): "chat.tool_choice.name", strings.Replace(rpcTool, `chat{`, `chat{tool_choice{mode:99} `, 1): "chat.tool_choice.mode",
+		strings.Replace(rpcTurn, `content:"Go."`, `content:"Go." reasoning_content:"why"`, 1): "chat.messages[0].reasoning_content", strings.Replace(rpcTurn, `content:"Go."`, `content:"Go." tool_calls{name:"f"}`, 1): "chat.messages[0].tool_calls",
+		strings.Replace(rpcTurn, `content:"So."`, `content:"So." tool_call_id:"c"`, 1): "chat.messages[1].tool_call_id", strings.Replace(rpcTurn, `role:"tool"`, `role:"tools"`, 1): "chat.messages[2].role",
+		strings.Replace(rpcTurn, `name:"f"`, ``, 1):                   "chat.messages[1].tool_calls[0].name",
 		strings.Replace(rpcChat, `max_tokens:60`, `max_tokens:-1`, 1): "max_tokens", rpcChat + `##top_logprobs:21`: "top_logprobs", rpcChat + `##stop:""`: "stop",
 	} {
 		if got := w.call(api, text); got.Code != codes.InvalidArgument || !strings.Contains(got.Message, field) || got.Worker != "" {
 			t.Errorf("%.80s: %v %s, want a fault of %s", text, got.Code, got.Message, field)
 		}
+	}
+}
+
+// TestEveryFieldOfTokenizing walks the fields of the other requests of the service.
+func TestEveryFieldOfTokenizing(t *testing.T) {
+	w, shown := startWalk(t, nil), startLabels(t)
+	api, shownAPI := w.rpc(), shown.rpc()
+	tokenize := func(api tandemv1.InferenceServiceClient, text string) (string, error) {
+		in := &tandemv1.GenerateRequest{}
+		if err := prototext.Unmarshal([]byte(text), in); err != nil {
+			t.Fatal(err)
+		}
+		ids, err := api.Tokenize(t.Context(), &tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Chat{Chat: in.GetChat()}})
+		return fmt.Sprint(ids.GetIds()), err
+	}
+	rules := rpcRules()
+	// What does not change the prompt is checked, and changes nothing.
+	quiet := []string{"chat.tool_choice", "chat.tool_choice.mode", "chat.tool_choice.name", "chat.single_tool_call", "chat.thinking_budget"}
+	requests := []proto.Message{&tandemv1.TokenizeRequest{}, &tandemv1.DetokenizeRequest{}, &tandemv1.ListModelsRequest{}, &tandemv1.GetClusterRequest{}}
+	for _, req := range requests {
+		for _, path := range messageFields(req.ProtoReflect().Descriptor(), "") {
+			rule := rules[path]
+			switch {
+			case path == "model", path == "text", path == "ids": // below
+			case !strings.HasPrefix(path, "chat") || rule.kind == "" && path != "chat" && path != "chat.messages":
+				t.Errorf("%s: the field %s has no rule: what does it do?", req.ProtoReflect().Descriptor().Name(), path)
+			case rule.kind != "":
+				use := api
+				if slices.Contains(rpcShown, path) {
+					use = shownAPI
+				}
+				without, err := tokenize(use, rule.base)
+				with, fault := tokenize(use, rule.with)
+				if err != nil || fault != nil || (without == with) != slices.Contains(quiet, path) {
+					t.Errorf("%s: %v %v, %s and %s", path, err, fault, without, with)
+				}
+			}
+		}
+	}
+	ids, err := api.Tokenize(t.Context(), &tandemv1.TokenizeRequest{Model: "another", Input: &tandemv1.TokenizeRequest_Text{Text: "Go on."}})
+	if err != nil || len(ids.GetIds()) < 2 {
+		t.Fatalf("%v, %v", ids, err)
+	}
+	if text, err := api.Detokenize(t.Context(), &tandemv1.DetokenizeRequest{Ids: ids.GetIds()}); err != nil || text.GetText() != "Go on." {
+		t.Errorf("%v, %v", text, err)
+	}
+}
+
+// TestFieldsOfNewerCallers: fields that this gateway's definition does not have are named in the metadata, by the
+// number that they have in the message around them, once.
+func TestFieldsOfNewerCallers(t *testing.T) {
+	w := startWalk(t, nil)
+	api := w.rpc()
+	newer := func(m proto.Message, numbers ...int) {
+		var b []byte
+		for _, n := range numbers {
+			b = protowire.AppendVarint(protowire.AppendTag(b, protowire.Number(n), protowire.VarintType), 1)
+		}
+		m.ProtoReflect().SetUnknown(b)
+	}
+	user := func() *tandemv1.Message { return &tandemv1.Message{Role: "user", Content: "Go."} }
+	chat := &tandemv1.Chat{Messages: []*tandemv1.Message{user(), user()}, Tools: []*tandemv1.Tool{{Name: "f"}}}
+	req := &tandemv1.GenerateRequest{Input: &tandemv1.GenerateRequest_Chat{Chat: chat}, Sampling: &tandemv1.Sampling{}, MaxTokens: 5}
+	warning := func(call func(...grpc.CallOption) error) string {
+		var md metadata.MD
+		if err := call(grpc.Header(&md)); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(md.Get("x-tandem-warning"), ";")
+	}
+	generate := func(opts ...grpc.CallOption) error {
+		stream, err := api.Generate(t.Context(), req, opts...)
+		for err == nil {
+			_, err = stream.Recv()
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		return err
+	}
+	tokenize := func(opts ...grpc.CallOption) error {
+		_, err := api.Tokenize(t.Context(), &tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Chat{Chat: chat}}, opts...)
+		return err
+	}
+	if got := warning(generate) + warning(tokenize); got != "" {
+		t.Errorf("known fields: %q", got)
+	}
+	newer(req, 900, 900)
+	newer(req.GetSampling(), 901)
+	for _, m := range chat.GetMessages() {
+		newer(m, 902, 903)
+	}
+	newer(chat.GetTools()[0], 904)
+	if got := warning(generate); got != "fields-ignored: 900,chat.messages[].902,chat.messages[].903,chat.tools[].904,sampling.901" {
+		t.Errorf("Generate: %q", got)
+	}
+	if got := warning(tokenize); got != "fields-ignored: chat.messages[].902,chat.messages[].903,chat.tools[].904" {
+		t.Errorf("Tokenize: %q", got)
+	}
+	ids := &tandemv1.DetokenizeRequest{Ids: []int32{5}}
+	newer(ids, 905)
+	if got := warning(func(opts ...grpc.CallOption) error { _, err := api.Detokenize(t.Context(), ids, opts...); return err }); got != "fields-ignored: 905" {
+		t.Errorf("Detokenize: %q", got)
 	}
 }

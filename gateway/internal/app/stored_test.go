@@ -98,13 +98,13 @@ func TestFollow(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
 		t.Run(fmt.Sprintf("leaves %v", leaves), func(t *testing.T) {
 			r := start(t, func(c *Config) { c.SSEKeepaliveS = 0.03 })
-			b := newBlock()
-			r.target(gatewaytest.WorkerOptions{Decode: b.script(r, "one two")})
+			b := gatewaytest.NewBlock()
+			r.target(gatewaytest.WorkerOptions{Decode: b.Script(r.tok, "one two")})
 			ctx, leave := context.WithCancel(t.Context())
 			defer leave()
 			id, first, rest, body := r.open(ctx, `{"input":"Hi","stream":true}`)
 			defer body.Close()
-			receive(t, b.admitted, "admission")
+			receive(t, b.Admitted, "admission")
 			if a := r.do("GET", "/v1/responses/"+id+"/input_items", ""); a.status != 200 || at(a.json(t), "data", 0, "content", 0, "text") != "Hi" {
 				t.Errorf("items while it runs: %d %s", a.status, a.body)
 			}
@@ -138,9 +138,9 @@ func TestFollow(t *testing.T) {
 			receive(t, seen, "keep-alives reach the follower")
 			if leaves {
 				leave()
-				receive(t, b.cancelled, "cancel at the worker")
+				receive(t, b.Cancelled, "cancel at the worker")
 			} else {
-				close(b.release)
+				close(b.Release)
 				own, err := io.ReadAll(rest)
 				if err != nil {
 					t.Fatal(err)
@@ -170,17 +170,17 @@ func TestFollow(t *testing.T) {
 // TestUnkeptHasNoEvents: a response that is not to be kept can be looked at while it runs, but has no events or items for others.
 func TestUnkeptHasNoEvents(t *testing.T) {
 	r := start(t, nil)
-	b := newBlock()
-	r.target(gatewaytest.WorkerOptions{Decode: b.script(r, "one two")})
+	b := gatewaytest.NewBlock()
+	r.target(gatewaytest.WorkerOptions{Decode: b.Script(r.tok, "one two")})
 	id, _, rest, body := r.open(t.Context(), `{"input":"Hi","stream":true,"store":false}`)
 	defer body.Close()
-	receive(t, b.admitted, "admission")
+	receive(t, b.Admitted, "admission")
 	for path, want := range map[string]int{"": 200, "?stream=true": 404, "/input_items": 404} {
 		if a := r.do("GET", "/v1/responses/"+id+path, ""); a.status != want {
 			t.Errorf("%s while it runs: %d, want %d", path, a.status, want)
 		}
 	}
-	close(b.release)
+	close(b.Release)
 	if _, err := io.ReadAll(rest); err != nil {
 		t.Fatal(err)
 	}

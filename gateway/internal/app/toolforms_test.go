@@ -163,9 +163,29 @@ func TestCustomToolsOfChat(t *testing.T) {
 	}
 }
 
-// TestNothingIsIgnoredSilently: a field that nobody reads is named in a warning, in every dialect, whole and streamed, at the top, in an
-// object, in extra_body.
+// TestNothingIsIgnoredSilently: a field that nobody reads is named in a warning, in every dialect, whole and streamed,
+// at the top, in an object, in extra_body, in elements of arrays (once, whatever their number).
 func TestNothingIsIgnoredSilently(t *testing.T) {
+	type elements struct{ members, names string }
+	blocks := []elements{
+		{`"messages":[{"role":"user","content":[{"type":"text","text":"a","x":1},{"type":"text","text":"b","x":2,"y":{"z":1}}],"id":"m"},{"role":"user","content":"c","id":"n"}]`, "messages[].content[].x,messages[].content[].y,messages[].id"},
+		{`"messages":[{"role":"user","content":[{"type":"document","source":{"type":"text","data":"d","x":1}}]}]`, "messages[].content[].source.x"},
+		{`"messages":[{"role":"user","content":"a"}],"system":[{"type":"text","text":"b","x":1}],"tools":[{"name":"f","input_schema":{"x":1},"x":2}]`, "system[].x,tools[].x"},
+	}
+	unheard := map[string][]elements{
+		"/v1/chat/completions": {
+			{`"messages":[{"role":"user","content":[{"type":"text","text":"a","x":1},{"type":"text","text":"b","x":2}],"tool_calls":[{"id":"c"}],"reasoning":"r"}]`, "messages[].content[].x,messages[].reasoning,messages[].tool_calls"},
+			{`"messages":[{"role":"user","content":"a"},{"role":"assistant","tool_calls":[{"id":"c","x":1,"function":{"name":"f","y":1}}],"function_call":{"name":"g"}},{"role":"tool","content":"r"}]`,
+				"messages[].function_call,messages[].tool_calls[].function.y,messages[].tool_calls[].x"},
+			{`"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","x":1,"function":{"name":"f","y":1,"parameters":{"z":1}}}],"tool_choice":{"type":"allowed_tools","allowed_tools":{"mode":"auto","tools":[{"type":"function","w":1,"function":{"name":"f"}}]}}`,
+				"tool_choice.allowed_tools.tools[].w,tools[].function.y,tools[].x"},
+		},
+		"/v1/responses": {
+			{`"input":[{"role":"user","content":[{"type":"input_text","text":"a","x":1}],"y":1},{"type":"function_call","name":"f","z":1},{"type":"function_call_output","output":[{"type":"input_text","text":"r","x":1}]}]`, "input[].content[].x,input[].output[].x,input[].y,input[].z"},
+			{`"input":[{"role":"user","content":"a"},{"type":"additional_tools","tools":[{"type":"namespace","name":"n","y":1,"tools":[{"type":"function","name":"f","x":1}]}]}]`, "input[].tools[].tools[].x,input[].tools[].y"},
+		},
+		"/v1/messages": blocks, "/v1/messages/count_tokens": blocks,
+	}
 	r := start(t, nil)
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
 	for path, body := range map[string]string{
@@ -184,6 +204,14 @@ func TestNothingIsIgnoredSilently(t *testing.T) {
 				a := r.post(path, strings.TrimSuffix(body, "}")+more+stream+"}")
 				if got := a.header.Get("X-Tandem-Warning"); a.status != 200 || got != want {
 					t.Errorf("%s%s: %d, warning %q, want %q", path, more, a.status, got, want)
+				}
+			}
+		}
+		for _, element := range unheard[path] {
+			for _, stream := range []string{"", `,"stream":true`} {
+				a := r.post(path, "{"+element.members+stream+"}")
+				if got := a.header.Get("X-Tandem-Warning"); a.status != 200 || got != "fields-ignored: "+element.names {
+					t.Errorf("%s %s: %d %s, warning %q", path, element.members, a.status, a.body, got)
 				}
 			}
 		}

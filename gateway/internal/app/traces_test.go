@@ -72,8 +72,8 @@ func attributes(s *tracev1.Span) map[string]string {
 func TestTracesOfFailures(t *testing.T) {
 	c, endpoint := collect(t)
 	r := start(t, func(cfg *Config) { cfg.OTLPEndpoint = endpoint })
-	b := newBlock()
-	r.target(gatewaytest.WorkerOptions{Decode: b.script(r, "one two")})
+	b := gatewaytest.NewBlock()
+	r.target(gatewaytest.WorkerOptions{Decode: b.Script(r.tok, "one two")})
 	if a := r.post("/v1/chat/completions", `{"messages":[]}`); a.status != 400 {
 		t.Fatal(a.status)
 	}
@@ -86,13 +86,13 @@ func TestTracesOfFailures(t *testing.T) {
 		t.Fatal(err)
 	}
 	go func() {
-		<-b.admitted
+		<-b.Admitted
 		leave()
 	}()
 	if resp, err := r.client.Do(req); err == nil {
 		resp.Body.Close()
 	}
-	receive(t, b.cancelled, "cancel at the worker")
+	receive(t, b.Cancelled, "cancel at the worker")
 	r.app.cluster.Targets.Drain()
 	if a := r.post("/v1/chat/completions", chatBody("")); a.status != 503 {
 		t.Fatal(a.status, string(a.body))

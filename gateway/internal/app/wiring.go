@@ -160,10 +160,11 @@ func (a *App) wire() error {
 	if err := a.load(); err != nil {
 		return err
 	}
+	memory := toolcall.NewMemory()
 	turns := turn.New(turn.Config{
 		MaxN: cfg.MaxN, DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel,
 		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS), QueuedHeaders: seconds(cfg.QueuedHeadersS), ImagePlaceholder: cfg.ImagePolicy == imagesReplaced,
-	}, turn.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Budgets: limits, Memory: toolcall.NewMemory(),
+	}, turn.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Budgets: limits, Memory: memory,
 		Logger: a.log.Named("turn")})
 	dialect := openai.New(openai.Config{StreamUsageDefault: cfg.StreamUsageDefault}, openai.Deps{Turn: turns})
 	secret, err := a.sealKey()
@@ -177,13 +178,15 @@ func (a *App) wire() error {
 			PflashMode: cfg.PrefillCompression, PflashThreshold: cfg.PrefillThreshold, PflashKeepRatio: cfg.PrefillKeepRatio,
 		},
 	}, httpapi.Deps{
-		OpenAI: dialect,
+		Turns: turns, OpenAI: dialect,
 		Responses: responses.New(responses.Config{StoreBytes: cfg.ResponseStoreMB << 20, Key: secret},
 			responses.Deps{Turn: turns, Logger: a.log.Named("responses")}),
 		Anthropic: anthropic.New(anthropic.Config{InputTotal: cfg.AnthropicInputTotal, Key: secret},
 			anthropic.Deps{Turn: turns, Logger: a.log.Named("anthropic")}),
-		Cluster: a.cluster, Model: a.models.served, Metrics: set, Scrape: a.deps.Metrics.Handler(), Envelope: limits.Envelope,
-		Logger: a.log.Named("http"), Tracer: a.deps.Traces.TracerProvider(), Bodies: a.bodies, Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready,
+		Cluster: a.cluster, Targets: a.cluster.Targets, Memory: memory, Model: a.models.served,
+		Envelope: limits.Envelope, Metrics: set, Scrape: a.deps.Metrics.Handler(), Logger: a.log.Named("http"),
+		Tracer: a.deps.Traces.TracerProvider(), Bodies: a.bodies, Draining: a.draining.Load,
+		ScorerReady: a.cluster.Scorers.Ready,
 	})
 	a.httpServer = a.newHTTPServer()
 	a.registryServer = grpc.NewServer(append(a.serverOptions(), grpc.MaxRecvMsgSize(registry.MaxMessageBytes))...)
@@ -194,8 +197,9 @@ func (a *App) wire() error {
 	reflection.Register(a.registryServer)
 	if a.grpcLis != nil {
 		service := grpcapi.New(grpcapi.Config{StrictModel: cfg.StrictModel, RequestTimeout: seconds(cfg.RequestTimeoutS)},
-			grpcapi.Deps{Turn: turns, Cluster: a.cluster, Metrics: set, Keys: a.keys, Bodies: a.bodies, Logger: a.log.Named("grpc"),
-				Draining: a.draining.Load, ScorerReady: a.cluster.Scorers.Ready})
+			grpcapi.Deps{Turn: turns, Cluster: a.cluster, Targets: a.cluster.Targets, Metrics: set, Keys: a.keys,
+				Bodies: a.bodies, Logger: a.log.Named("grpc"), Draining: a.draining.Load,
+				ScorerReady: a.cluster.Scorers.Ready})
 		opts := append(a.serverOptions(), grpc.MaxRecvMsgSize(maxRequestBytes))
 		if cfg.TLSCert != "" {
 			opts = append(opts, grpc.Creds(credentials.NewTLS(a.cert.config("h2"))))

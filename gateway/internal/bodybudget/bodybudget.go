@@ -6,7 +6,7 @@ import (
 	"runtime/debug"
 	"sync"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 )
 
 const (
@@ -65,7 +65,7 @@ func (s *Share) Add(n int) error {
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
 	if s.b.used+need > s.b.max {
-		return apierror.BodiesFull(s.b.max)
+		return reqerr.BodiesFull(s.b.max)
 	}
 	s.b.used += need
 	s.b.most = max(s.b.most, s.b.used)

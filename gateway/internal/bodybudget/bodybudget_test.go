@@ -7,8 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"go.uber.org/goleak"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // TestBudget: what is held together stays below the bound, small requests always pass, and all comes back.
 func TestBudget(t *testing.T) {
@@ -21,8 +24,7 @@ func TestBudget(t *testing.T) {
 	if err := read(large, 1<<20); err != nil {
 		t.Fatal(err)
 	}
-	var full *apierror.Error
-	if err := read(second, 200<<10); !errors.As(err, &full) || full.Status != 429 || full.RetryAfter == 0 {
+	if err := read(second, 200<<10); !errors.Is(err, rpcerr.QueueFull) || rpcerr.RetryAfter(err) == 0 {
 		t.Errorf("beyond the bound: %v", err)
 	}
 	if b.Used() > 1<<20 {

@@ -3,8 +3,8 @@ package chat
 import (
 	"strings"
 
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
 // ParseArguments reads the arguments of a call as clients send them back: text that holds a JSON object becomes that object

@@ -170,13 +170,14 @@ func TestInspectTypes(t *testing.T) {
 	write := func(matrix, vector gguf.Type) {
 		t.Helper()
 		w := gguf.NewWriter()
+		row := func(t gguf.Type) int64 { return 256 / t.BlockElems() * t.BlockBytes() }
 		var errs []error
 		for key, value := range map[string]any{"general.architecture": "qwen3", "qwen3.block_count": uint32(1), "qwen3.embedding_length": uint32(256), "qwen3.attention.head_count": uint32(1)} {
 			errs = append(errs, w.Put(key, value))
 		}
 		errs = append(errs,
-			w.AddTensor("token_embd.weight", matrix, []int64{256, 2}, bytes.NewReader(make([]byte, 2*matrix.RowBytes(256)))),
-			w.AddTensor("output_norm.weight", vector, []int64{256}, bytes.NewReader(make([]byte, vector.RowBytes(256)))),
+			w.AddTensor("token_embd.weight", matrix, []int64{256, 2}, bytes.NewReader(make([]byte, 2*row(matrix)))),
+			w.AddTensor("output_norm.weight", vector, []int64{256}, bytes.NewReader(make([]byte, row(vector)))),
 			w.WriteFile(path))
 		if err := errors.Join(errs...); err != nil {
 			t.Fatal(err)

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/services/registry"
 	"google.golang.org/grpc"
 )
@@ -142,13 +142,13 @@ func (p *Pool) Check() error {
 
 func (p *Pool) check(now time.Time) error {
 	if p.draining {
-		return apierror.Draining()
+		return reqerr.Draining()
 	}
 	if !p.anyReady() && (p.lastReady.IsZero() || now.Sub(p.lastReady) > p.cfg.Grace || p.gaveUp(now)) {
-		return apierror.NoWorker("no worker is ready")
+		return reqerr.NoWorker("no worker is ready")
 	}
 	if p.full() {
-		return apierror.QueueFull(p.cfg.MaxQueue)
+		return reqerr.QueueFull(p.cfg.MaxQueue)
 	}
 	return nil
 }
@@ -182,7 +182,7 @@ func (p *Pool) attend(now time.Time) {
 		}
 		for _, t := range slices.Clone(p.queue) {
 			if !t.first && !t.demand.Takeover {
-				p.end(t, apierror.NoWorker(fmt.Sprintf("no worker is there, and none came within %v", p.cfg.Absence)))
+				p.end(t, reqerr.NoWorker(fmt.Sprintf("no worker is there, and none came within %v", p.cfg.Absence)))
 			}
 		}
 	})
@@ -246,7 +246,7 @@ func (p *Pool) expire(t *Ticket) {
 	if t.first || t.closed {
 		return
 	}
-	p.end(t, apierror.QueueTimeout())
+	p.end(t, reqerr.QueueTimeout())
 }
 
 // end tells a waiting ticket that it gets nothing; the caller holds mu. A ticket is told once.
@@ -356,7 +356,7 @@ func (p *Pool) Drain() {
 	p.draining = true
 	for _, t := range slices.Clone(p.queue) {
 		if !t.first && !t.demand.Takeover {
-			p.end(t, apierror.Draining())
+			p.end(t, reqerr.Draining())
 		}
 	}
 }

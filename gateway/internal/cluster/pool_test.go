@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/registry"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -51,7 +52,7 @@ func code(err error) string {
 	if err == nil {
 		return ""
 	}
-	return apierror.From(err).Code
+	return strings.ToLower(rpcerr.Reason(err))
 }
 
 func submit(t *testing.T, p *Pool, d Demand) *Ticket {
@@ -283,7 +284,7 @@ func TestNobodyWaitsForWorkersThatAreNotThere(t *testing.T) {
 		back := submit(t, p, Demand{Takeover: true})
 		set(p)
 		_, err := waits.Lane(t.Context())
-		if code(err) != "no_worker" || time.Since(began) != 30*time.Second || apierror.From(err).RetryAfter == 0 {
+		if code(err) != "no_worker" || time.Since(began) != 30*time.Second || rpcerr.RetryAfter(err) == 0 {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 		if _, err := p.Submit(Demand{}); code(err) != "no_worker" {

@@ -13,12 +13,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
-	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
@@ -63,8 +62,30 @@ const (
 	keepAll = 0.95
 )
 
-// Func compresses one prompt.
-type Func = func(ctx context.Context) generate.Compressed
+// Func compresses one prompt. It always returns a report.
+type Func func(ctx context.Context) Result
+
+// Result is the outcome of compression. When it was not applied, Report says why and the prompt stays as it is.
+type Result struct {
+	Tokens []int32
+	// Thinking says that the prompt ends with the open marker of reasoning.
+	Thinking bool
+	Report   Report
+}
+
+// Report of a compression goes into the usage of its request.
+type Report struct {
+	Applied bool
+	Reason  string // why not, empty when applied
+	// Failed reports that compression was to run and did not, so that a later try may succeed. Without it, not to
+	// compress was the plan.
+	Failed         bool
+	OriginalTokens int
+	KeptTokens     int
+	KeepRatio      float64
+	ScoreMS        float64
+	Segments       int
+}
 
 // Wish is what a request asks for; zero members mean the server's settings.
 type Wish struct {
@@ -92,7 +113,7 @@ type Config struct {
 
 // Deps of a Compressor.
 type Deps struct {
-	Scorers *cluster.Pool
+	Scorers Scorers
 	// Tokenizer returns the scorer's tokenizer, nil while no scorer is known.
 	Tokenizer func() *tokenizer.Tokenizer
 	Logger    *zap.Logger
@@ -100,10 +121,23 @@ type Deps struct {
 	Metrics *metrics.Set
 }
 
+// Scorers gives out the lanes of the workers that rate prompts.
+type Scorers interface {
+	// Submit puts a request into the queue; the caller closes the ticket.
+	Submit(d cluster.Demand) (*cluster.Ticket, error)
+	// Others reports whether a worker takes work that is none of avoid.
+	Others(avoid map[string]bool) bool
+	// MaxContext is the longest context in tokens that workers offer, 0 = unknown.
+	MaxContext() int
+}
+
 // Compressor plans and runs compression. It is safe for concurrent use.
 type Compressor struct {
-	cfg Config
-	Deps
+	cfg       Config
+	scorers   Scorers
+	tokenizer func() *tokenizer.Tokenizer
+	log       *zap.Logger
+	metrics   *metrics.Set
 }
 
 // New returns a compressor.
@@ -111,7 +145,9 @@ func New(cfg Config, deps Deps) *Compressor {
 	if deps.Logger == nil {
 		deps.Logger = zap.NewNop()
 	}
-	return &Compressor{cfg: cfg, Deps: deps}
+	return &Compressor{
+		cfg: cfg, scorers: deps.Scorers, tokenizer: deps.Tokenizer, log: deps.Logger, metrics: deps.Metrics,
+	}
 }
 
 // Wanted reports whether a request asks for compression, itself or by the server's setting.
@@ -126,10 +162,10 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 	mode := c.cfg.Mode
 	if want.Mode != "" && want.Mode != ModeOff {
 		if !c.cfg.AllowOverride && want.Mode != mode {
-			return nil, apierror.Unsupported("pflash.mode", "cannot be chosen by requests on this server")
+			return nil, reqerr.Unsupported("pflash.mode", "cannot be chosen by requests on this server")
 		}
-		if c.Tokenizer() == nil {
-			return nil, apierror.Unsupported("pflash.mode", "needs a scorer, and this server has none")
+		if c.tokenizer() == nil {
+			return nil, reqerr.Unsupported("pflash.mode", "needs a scorer, and this server has none")
 		}
 	}
 	if want.Mode != "" {
@@ -156,7 +192,7 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 		want = Wish{Threshold: c.cfg.Threshold, KeepRatio: ratio, MinChunks: c.cfg.MinChunks, Exact: want.Exact}
 	}
 	skip := func(reason string) Func {
-		return func(context.Context) generate.Compressed { return skipped(reason, tokens, want.KeepRatio) }
+		return func(context.Context) Result { return skipped(reason, tokens, want.KeepRatio) }
 	}
 	switch {
 	case mode == ModeAuto && tokens < want.Threshold:
@@ -166,10 +202,10 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 	case want.KeepRatio >= keepAll:
 		return skip(ReasonKeepRatio), nil
 	}
-	return func(ctx context.Context) generate.Compressed {
+	return func(ctx context.Context) Result {
 		out, reason, err := c.run(ctx, want, m, conv, tokens, requestID)
 		if err != nil {
-			c.Logger.Warn("prompt not compressed", zap.String(telemetry.KeyRequestID, requestID),
+			c.log.Warn("prompt not compressed", zap.String(telemetry.KeyRequestID, requestID),
 				zap.String(telemetry.KeyReason, reason), zap.NamedError(telemetry.KeyErr, err))
 		}
 		if reason != "" {
@@ -181,13 +217,15 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 	}, nil
 }
 
-func skipped(reason string, tokens int, ratio float64) generate.Compressed {
-	return generate.Compressed{Report: generate.CompressionReport{Reason: reason, OriginalTokens: tokens, KeptTokens: tokens, KeepRatio: ratio}}
+func skipped(reason string, tokens int, ratio float64) Result {
+	return Result{Report: Report{Reason: reason, OriginalTokens: tokens, KeptTokens: tokens, KeepRatio: ratio}}
 }
 
 // run compresses; reason says why not, err what failed.
-func (c *Compressor) run(ctx context.Context, want Wish, m *model.Model, conv *chat.Conversation, tokens int, id string) (out generate.Compressed, reason string, err error) {
-	tok := c.Tokenizer()
+func (c *Compressor) run(
+	ctx context.Context, want Wish, m *model.Model, conv *chat.Conversation, tokens int, id string,
+) (out Result, reason string, err error) {
+	tok := c.tokenizer()
 	if tok == nil {
 		return out, ReasonNoScorer, errors.New("no scorer has joined")
 	}
@@ -219,23 +257,22 @@ func (c *Compressor) run(ctx context.Context, want Wish, m *model.Model, conv *c
 	if len(short.Tokens) >= tokens {
 		return out, ReasonNoGain, nil
 	}
-	return generate.Compressed{Tokens: short.Tokens, Thinking: short.Thinking, Report: generate.CompressionReport{
+	return Result{Tokens: short.Tokens, Thinking: short.Thinking, Report: Report{
 		Applied: true, OriginalTokens: tokens, KeptTokens: len(short.Tokens), KeepRatio: want.KeepRatio, ScoreMS: scoreMS, Segments: len(doc.segments),
 	}}, "", nil
 }
 
 // score asks a scorer which tokens to keep: spans relative to each segment.
 func (c *Compressor) score(ctx context.Context, doc *document, want Wish, id string) (kept [][]span, scoreMS float64, reason string, err error) {
-	if limit := c.Scorers.MaxContext(); limit > 0 && len(doc.tokens) > limit {
+	if limit := c.scorers.MaxContext(); limit > 0 && len(doc.tokens) > limit {
 		return nil, 0, ReasonTooLong, nil
 	}
 	failed := func(err error) ([][]span, float64, string, error) {
-		var e *apierror.Error
 		switch {
 		case errors.Is(ctx.Err(), context.DeadlineExceeded), rpcerr.Code(err) == codes.DeadlineExceeded:
 			// The scorer may notice the deadline first.
 			return nil, 0, ReasonTimeout, err
-		case errors.As(err, &e) && e.Code == "no_worker":
+		case errors.Is(err, rpcerr.NoWorker):
 			return nil, 0, ReasonNoScorer, err
 		}
 		return nil, 0, ReasonScorerFailed, err
@@ -253,12 +290,13 @@ func (c *Compressor) score(ctx context.Context, doc *document, want Wish, id str
 		if !errors.Is(err, errAnswer) {
 			return failed(err)
 		}
-		if c.Metrics != nil {
-			c.Metrics.Violation(ctx, "prefill", "segments")
+		if c.metrics != nil {
+			c.metrics.Violation(ctx, "prefill", "segments")
 		}
-		c.Logger.Warn("a scorer's answer cannot be", zap.String(telemetry.KeyRequestID, id), zap.String(telemetry.KeyWorker, worker),
+		c.log.Warn("a scorer's answer cannot be", zap.String(telemetry.KeyRequestID, id),
+			zap.String(telemetry.KeyWorker, worker),
 			zap.NamedError(telemetry.KeyErr, err))
-		if avoid[worker] = true; !c.Scorers.Others(avoid) {
+		if avoid[worker] = true; !c.scorers.Others(avoid) {
 			return failed(err)
 		}
 	}
@@ -275,7 +313,7 @@ const answerBase, answerToken = 64 << 10, 16
 
 // ask has one scorer score the document, none of avoid. worker is who it was. Errors that are errAnswer are the scorer's.
 func (c *Compressor) ask(ctx context.Context, doc *document, req *tandemv1.CompressRequest, avoid map[string]bool) (kept [][]span, scoreMS float64, worker string, err error) {
-	ticket, err := c.Scorers.Submit(cluster.Demand{Lanes: 1, Tokens: len(doc.tokens), Avoid: avoid})
+	ticket, err := c.scorers.Submit(cluster.Demand{Lanes: 1, Tokens: len(doc.tokens), Avoid: avoid})
 	if err != nil {
 		return nil, 0, "", err
 	}

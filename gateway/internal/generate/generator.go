@@ -8,10 +8,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"go.opentelemetry.io/otel/trace"
@@ -39,17 +40,31 @@ type Config struct {
 
 // Deps of a Generator.
 type Deps struct {
-	Targets *cluster.Pool
+	Targets Targets
 	Metrics *metrics.Set
 	// Tracer gets a span per request and phase; nil = none.
 	Tracer trace.TracerProvider
 	Logger *zap.Logger
 }
 
+// Targets gives out the lanes of the workers that generate.
+type Targets interface {
+	// Check reports, without waiting, whether a request could be queued now.
+	Check() error
+	// Submit puts a request into the queue; the caller closes the ticket.
+	Submit(d cluster.Demand) (*cluster.Ticket, error)
+	// Others reports whether a worker takes work that is none of avoid.
+	Others(avoid map[string]bool) bool
+	// MaxContext is the longest context in tokens that workers offer, 0 = unknown.
+	MaxContext() int
+}
+
 // Generator runs requests. It is safe for concurrent use.
 type Generator struct {
-	cfg Config
-	Deps
+	cfg     Config
+	targets Targets
+	metrics *metrics.Set
+	log     *zap.Logger
 	tracing tracing
 }
 
@@ -58,8 +73,13 @@ func New(cfg Config, deps Deps) *Generator {
 	if deps.Logger == nil {
 		deps.Logger = zap.NewNop()
 	}
-	return &Generator{cfg: cfg, Deps: deps, tracing: newTracing(deps.Tracer)}
+	return &Generator{
+		cfg: cfg, targets: deps.Targets, metrics: deps.Metrics, log: deps.Logger, tracing: newTracing(deps.Tracer),
+	}
 }
+
+// MaxContext is the longest context in tokens that workers offer, 0 = unknown.
+func (g *Generator) MaxContext() int { return g.targets.MaxContext() }
 
 // run is the state of one request.
 type run struct {
@@ -85,8 +105,8 @@ type job struct {
 	clamped       int
 }
 
-// Run serves req and returns when all its choices are done, with the account. On an error the sink has seen what was generated
-// before it. Errors are *apierror.Error or carry one; a cancelled ctx gives its cause.
+// Run serves req and returns when all its choices are done, with the account. On an error the sink has seen what was
+// generated before it. Errors are of package reqerr; a cancelled ctx gives its cause.
 func (g *Generator) Run(ctx context.Context, req *Request, sink Sink) (*Usage, error) {
 	r := &run{g: g, req: req, sink: sink}
 	if req.Arrived.IsZero() {
@@ -109,7 +129,9 @@ func (r *run) run(ctx context.Context) (*Usage, error) {
 		need = max(need, len(j.prompt)+j.max)
 	}
 	queued := time.Now()
-	ticket, err := g.Targets.Submit(cluster.Demand{Lanes: len(jobs), Tokens: need, Share: req.Share, Priority: req.Priority})
+	ticket, err := g.targets.Submit(cluster.Demand{
+		Lanes: len(jobs), Tokens: need, Share: req.Share, Priority: req.Priority,
+	})
 	if err != nil {
 		return nil, r.fail(ctx, err)
 	}
@@ -147,26 +169,24 @@ func (r *run) run(ctx context.Context) (*Usage, error) {
 
 // fail turns an error into the one that is reported: the reason of a cancelled context wins over what it caused.
 func (r *run) fail(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			return apierror.From(cause)
-		}
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
 	}
-	return apierror.From(err)
+	return reqerr.From(err)
 }
 
 // prepare compresses prompts, checks lengths and makes the jobs.
 func (r *run) prepare(ctx context.Context) ([]job, error) {
 	// A request that cannot be queued should not keep a scorer busy first.
-	if err := r.g.Targets.Check(); err != nil {
+	if err := r.g.targets.Check(); err != nil {
 		return nil, err
 	}
-	limit := r.req.Model.Limit(r.g.Targets.MaxContext())
+	limit := r.req.Model.Limit(r.g.targets.MaxContext())
 	var jobs []job
 	for i, p := range r.req.Prompts {
 		r.usage.PromptTokens += len(p.Tokens)
 		tokens, thinking := p.Tokens, p.Thinking
-		var report *CompressionReport
+		var report *compress.Report
 		if p.Compress != nil {
 			began := time.Now()
 			c := p.Compress(ctx)
@@ -190,7 +210,8 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 		if err != nil {
 			// Only a scorer that failed is worth another try. Clients repeat what gets a 503 and shorten what gets a 400.
 			if report != nil && report.Failed {
-				return nil, apierror.NoWorker("the prompt needs compression, which failed: " + report.Reason).WithCause(err)
+				failed := reqerr.NoWorker("the prompt needs compression, which failed: " + report.Reason)
+				return nil, failed.WithCause(err)
 			}
 			return nil, err
 		}
@@ -201,14 +222,14 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 	return jobs, nil
 }
 
-func (r *run) countCompression(ctx context.Context, c *CompressionReport) {
-	if r.g.Metrics == nil {
+func (r *run) countCompression(ctx context.Context, c *compress.Report) {
+	if r.g.metrics == nil {
 		return
 	}
 	if c.Applied {
-		r.g.Metrics.Compressed(ctx, "applied", c.OriginalTokens, c.KeptTokens)
+		r.g.metrics.Compressed(ctx, "applied", c.OriginalTokens, c.KeptTokens)
 	} else {
-		r.g.Metrics.Compressed(ctx, "skipped", 0, 0)
+		r.g.metrics.Compressed(ctx, "skipped", 0, 0)
 	}
 }
 
@@ -228,7 +249,7 @@ func (r *run) length(p, c int) (n, clamped int, err error) {
 	}
 	room := c - p
 	if room < min(minRoom, want) || room < 0 {
-		return 0, 0, apierror.ContextLength(p, 0, c)
+		return 0, 0, reqerr.ContextLength(p, 0, c)
 	}
 	if want <= room {
 		return want, 0, nil
@@ -237,7 +258,7 @@ func (r *run) length(p, c int) (n, clamped int, err error) {
 		return room, 0, nil
 	}
 	if cfg.StrictContext {
-		return 0, 0, apierror.ContextLength(p, want, c)
+		return 0, 0, reqerr.ContextLength(p, want, c)
 	}
 	return room, room, nil
 }
@@ -277,14 +298,14 @@ func (r *run) add(c *Choice, s *stream) {
 }
 
 func (r *run) countCalls(ctx context.Context, c *Choice) {
-	if r.g.Metrics == nil {
+	if r.g.metrics == nil {
 		return
 	}
 	for _, call := range c.ToolCalls {
-		r.g.Metrics.ToolCall(ctx, call.Format.String())
+		r.g.metrics.ToolCall(ctx, call.Format.String())
 	}
 	if c.ToolParseError != "" {
-		r.g.Metrics.ToolParseError(ctx)
+		r.g.metrics.ToolParseError(ctx)
 	}
 }
 

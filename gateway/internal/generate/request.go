@@ -1,76 +1,27 @@
 package generate
 
 import (
-	"context"
 	"slices"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
+	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
 // NoLogprobs as Request.TopLogprobs asks for none.
 const NoLogprobs = -1
-
-// Model is what the core needs to know of the served model.
-type Model struct {
-	Tokenizer *tokenizer.Tokenizer
-	// ThinkOpen and ThinkClose are emit.None when the model has no reasoning markers.
-	ThinkOpen, ThinkClose int32
-	// ThinkLabel is text behind the open marker that belongs to it; empty = none.
-	ThinkLabel string
-	// Stops are the tokens that end a turn.
-	Stops []int32
-	// Markup are control tokens in which the model writes calls.
-	Markup []int32
-	// Vocab is the number of tokens that the model can choose from, 0 = unknown.
-	Vocab int
-	// Context is the model's own context length in tokens, 0 = unknown.
-	Context int
-	// CallOpen and CallClose are the tokens around a call in the model's own form, emit.None when they are text.
-	CallOpen, CallClose int32
-}
-
-// Limit is the context that a request may fill, in tokens, where workers offer that many (0 = unknown): a worker that says more
-// than the model has is not believed. 0 = unknown.
-func (m *Model) Limit(workers int) int {
-	if workers > 0 && (m.Context == 0 || workers < m.Context) {
-		return workers
-	}
-	return m.Context
-}
 
 // Prompt is one prompt of a request.
 type Prompt struct {
 	Tokens []int32
 	// Thinking says that the prompt ends with the open marker.
 	Thinking bool
-	// Compress shortens the prompt; nil when compression is not wanted. It always returns a report.
-	Compress func(ctx context.Context) Compressed
-}
-
-// Compressed is the result of compression. When it was not applied, Report says why and the prompt stays as it is.
-type Compressed struct {
-	Tokens   []int32
-	Thinking bool
-	Report   CompressionReport
-}
-
-// CompressionReport goes into usage.
-type CompressionReport struct {
-	Applied bool
-	Reason  string // why not, empty when applied
-	// Failed reports that compression was to run and did not, so that a later try may succeed. Without it, not to compress
-	// was the plan.
-	Failed         bool
-	OriginalTokens int
-	KeptTokens     int
-	KeepRatio      float64
-	ScoreMS        float64
-	Segments       int
+	// Compress shortens the prompt; nil when compression is not wanted.
+	Compress compress.Func
 }
 
 // Request is a request of any dialect in its normal form.
@@ -80,9 +31,8 @@ type Request struct {
 	Operation string
 	// ModelName is what answers call the model, for traces.
 	ModelName string
-	// Served is the name of the model that answers, for traces.
-	Served  string
-	Model   Model
+	// Model is the one that answers.
+	Model   *model.Model
 	Prompts []Prompt
 	// N is the number of choices of each prompt; choice k of prompt i has index i*N+k.
 	N        int
@@ -100,7 +50,7 @@ type Request struct {
 	// Tools makes calls of what the model writes as such; nil = all of it is text.
 	Tools *toolcall.Config
 	// Compressed is called with the outcome of each compression, before Admitted; nil = nobody is told.
-	Compressed func(*CompressionReport)
+	Compressed func(*compress.Report)
 	// RawTokens hands the ids of each step to the sink as well.
 	RawTokens bool
 	// Guide limits what may be chosen; nil = nothing. Its Reasoning is filled by Reasoning.
@@ -192,8 +142,8 @@ type Usage struct {
 	Contracts []string
 	// ContractChanges counts moves to a worker with another id after tokens were generated; Config.FailoverAny allows them.
 	ContractChanges int
-	CloseKind       string             // of the last choice that ended, see Choice
-	Compression     *CompressionReport // nil when compression was off
+	CloseKind       string           // of the last choice that ended, see Choice
+	Compression     *compress.Report // nil when compression was off
 
 	Queue, Compress, Restore, Prefill, TTFT, Decode, Total time.Duration
 }

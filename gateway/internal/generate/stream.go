@@ -11,9 +11,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/watchdog"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -80,7 +80,7 @@ func (s *stream) run(ctx context.Context, lane *cluster.Lane) (*Choice, error) {
 		}
 		var again bool
 		if again, failures = s.judge(ctx, lane, err, failures); !again {
-			return s.partial(), err
+			return s.partial(), answer(err)
 		}
 		if lostAt.IsZero() {
 			lostAt = time.Now()
@@ -90,6 +90,15 @@ func (s *stream) run(ctx context.Context, lane *cluster.Lane) (*Choice, error) {
 		}
 		s.retries++
 	}
+}
+
+// answer is what the request is told of an attempt that failed for good. A violation states it; all else comes from the
+// worker or the sink.
+func answer(err error) error {
+	if v := violation(err); v != nil {
+		return v.answer
+	}
+	return reqerr.OfWorker(err)
 }
 
 // judge gives the lane back and says whether another attempt makes sense.
@@ -126,10 +135,10 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 	if rpcerr.Code(cause) == codes.ResourceExhausted {
 		level = zap.DebugLevel // the lane of a request that just left is not back yet: a matter of milliseconds
 	}
-	g.Logger.Log(level, "generation moves to another worker", zap.String(telemetry.KeyRequestID, s.r.req.ID),
+	g.log.Log(level, "generation moves to another worker", zap.String(telemetry.KeyRequestID, s.r.req.ID),
 		zap.Int(telemetry.KeyTokens, len(s.committed)), zap.NamedError(telemetry.KeyErr, cause))
-	if g.Metrics != nil {
-		g.Metrics.Retry(ctx)
+	if g.metrics != nil {
+		g.metrics.Retry(ctx)
 	}
 	timeout := errors.New("no worker took over in time")
 	if s.begun() && s.contract != "" && !g.cfg.FailoverAny {
@@ -141,7 +150,7 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 	if s.begun() {
 		demand.Contract = &s.contract
 	}
-	ticket, err := g.Targets.Submit(demand)
+	ticket, err := g.targets.Submit(demand)
 	if err != nil {
 		return nil, err
 	}
@@ -149,12 +158,12 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 	lane, err := ticket.Lane(wait)
 	if err != nil && ctx.Err() == nil {
 		if rpcerr.Code(cause) == codes.ResourceExhausted {
-			return nil, apierror.QueueTimeout().WithCause(cause)
+			return nil, reqerr.QueueTimeout().WithCause(cause)
 		}
 		if violation(cause) != nil {
 			return nil, cause
 		}
-		return nil, apierror.WorkerFailed(errors.Join(cause, context.Cause(wait)))
+		return nil, reqerr.WorkerFailed(errors.Join(cause, context.Cause(wait)))
 	}
 	return lane, err
 }
@@ -253,10 +262,10 @@ func (s *stream) admit(a *tandemv1.Admitted) error {
 		s.admitted = false // nothing ran: this attempt is not a failure of the worker
 		return rpcerr.Unavailable("worker %s has contract id %q, the generation began with %q", a.GetWorkerId(), id, s.contract)
 	}
-	s.r.g.Logger.Warn("generation goes on with another contract id: its text may differ from an undisturbed one",
+	s.r.g.log.Warn("generation goes on with another contract id: its text may differ from an undisturbed one",
 		zap.String(telemetry.KeyRequestID, s.r.req.ID), zap.String(telemetry.KeyContract, id), zap.String("contract_before", s.contract))
-	if s.r.g.Metrics != nil {
-		s.r.g.Metrics.ContractChange(context.Background())
+	if s.r.g.metrics != nil {
+		s.r.g.metrics.ContractChange(context.Background())
 	}
 	s.contract = id
 	s.contractChanges++

@@ -3,10 +3,12 @@ package generate
 import (
 	"cmp"
 	"context"
+	"strings"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -35,10 +37,10 @@ func (t tracing) request(ctx context.Context, req *Request) (_ context.Context, 
 	if !span.IsRecording() {
 		return ctx, span, own
 	}
-	span.SetName(operation + " " + req.Served)
+	span.SetName(operation + " " + req.Model.Name)
 	span.SetAttributes(
 		attribute.String(telemetry.GenAIOperation, operation), attribute.String(telemetry.GenAIProvider, telemetry.GenAIProviderTandem),
-		attribute.String(telemetry.GenAIRequestModel, req.ModelName), attribute.String(telemetry.GenAIResponseModel, req.Served),
+		attribute.String(telemetry.GenAIRequestModel, req.ModelName), attribute.String(telemetry.GenAIResponseModel, req.Model.Name),
 		attribute.String(telemetry.AttrRequestID, req.ID),
 	)
 	if req.MaxTokensGiven {
@@ -70,7 +72,7 @@ func (t tracing) choice(ctx context.Context, s *stream, admitted time.Time) {
 }
 
 // compressed records the phase of compression; one that was to run and did not is an error.
-func (t tracing) compressed(ctx context.Context, from time.Time, took time.Duration, c *CompressionReport) {
+func (t tracing) compressed(ctx context.Context, from time.Time, took time.Duration, c *compress.Report) {
 	if took <= 0 || !trace.SpanFromContext(ctx).IsRecording() {
 		return
 	}
@@ -94,13 +96,14 @@ func (t tracing) end(span trace.Span, own bool, u *Usage, finishes []string, err
 			attribute.StringSlice(telemetry.GenAIFinishReasons, finishes),
 		)
 		if err != nil {
-			if e := apierror.From(err); e.Status == apierror.StatusClientClosed {
-				span.SetAttributes(attribute.String(telemetry.AttrOutcome, metrics.OutcomeCancelled))
+			outcome, kind := metrics.OutcomeOf(err), strings.ToLower(rpcerr.Reason(err))
+			if outcome == metrics.OutcomeCancelled {
+				span.SetAttributes(attribute.String(telemetry.AttrOutcome, outcome))
 			} else {
-				span.SetAttributes(attribute.String("error.type", e.Code))
-				if own && e.Status >= 500 {
-					span.SetStatus(codes.Error, e.Code)
-				}
+				span.SetAttributes(attribute.String("error.type", kind))
+			}
+			if own && outcome == metrics.OutcomeServerError {
+				span.SetStatus(codes.Error, kind)
 			}
 		}
 	}

@@ -8,9 +8,10 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )
@@ -55,7 +56,7 @@ func (v *verifier) mostBytes() int {
 
 // violationError reports an answer of a worker that cannot be.
 type violationError struct {
-	answer *apierror.Error // what the client is told
+	answer *rpcerr.Error // what the client is told
 	field  string
 }
 
@@ -63,7 +64,7 @@ func (e *violationError) Error() string { return e.answer.Error() }
 func (e *violationError) Unwrap() error { return e.answer }
 
 func invalid(field, format string, args ...any) error {
-	return &violationError{answer: apierror.WorkerInvalid(field, fmt.Sprintf(format, args...)), field: field}
+	return &violationError{answer: reqerr.WorkerInvalid(field, fmt.Sprintf(format, args...)), field: field}
 }
 
 // violation returns err as the report of an answer that cannot be, nil when it is something else.
@@ -90,12 +91,13 @@ func (s *stream) bar(ctx context.Context, lane *cluster.Lane, v *violationError)
 	}
 	s.avoid[lane.Worker] = true
 	lane.Failed()
-	g.Logger.Warn("a worker's answer cannot be", zap.String(telemetry.KeyRequestID, s.r.req.ID), zap.String(telemetry.KeyWorker, lane.Worker),
+	g.log.Warn("a worker's answer cannot be", zap.String(telemetry.KeyRequestID, s.r.req.ID),
+		zap.String(telemetry.KeyWorker, lane.Worker),
 		zap.NamedError(telemetry.KeyErr, v))
-	if g.Metrics != nil {
-		g.Metrics.Violation(ctx, "target", v.field)
+	if g.metrics != nil {
+		g.metrics.Violation(ctx, "target", v.field)
 	}
-	return g.Targets.Others(s.avoid)
+	return g.targets.Others(s.avoid)
 }
 
 // message checks the next message of the stream; its error is a violation.

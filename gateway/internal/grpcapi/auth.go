@@ -9,10 +9,10 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/accesslog"
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
+	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -29,7 +29,7 @@ func (s *Service) Interceptors() []grpc.ServerOption {
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
 			ctx, err := s.enter(ctx, info.FullMethod)
 			var answer any
-			share := s.Bodies.Share()
+			share := s.bodies.Share()
 			defer share.Release()
 			if err == nil {
 				err = count(share, req)
@@ -42,7 +42,7 @@ func (s *Service) Interceptors() []grpc.ServerOption {
 		}),
 		grpc.ChainStreamInterceptor(func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
 			ctx, err := s.enter(ss.Context(), info.FullMethod)
-			share := s.Bodies.Share()
+			share := s.bodies.Share()
 			defer share.Release()
 			if err == nil {
 				err = h(srv, &callStream{ss, ctx, share})
@@ -57,12 +57,12 @@ func (s *Service) Interceptors() []grpc.ServerOption {
 func (s *Service) enter(ctx context.Context, method string) (context.Context, error) {
 	call := &turn.Call{ID: requestID(ctx), Arrived: time.Now()}
 	md, _ := metadata.FromIncomingContext(ctx)
-	k, ok := s.Keys.Find(apikey.Presented(md.Get))
+	k, ok := s.keys.Find(apikey.Presented(md.Get))
 	if ok {
 		call.Scope, call.Key, call.Trusted = k.Scope(), k.Name, k.Trusted
 	}
 	ctx = turn.WithCall(ctx, call)
-	if !ok && !s.Keys.Open() && !standard(method) {
+	if !ok && !s.keys.Open() && !standard(method) {
 		return ctx, status.Error(codes.Unauthenticated, "missing or wrong API key")
 	}
 	if len(md.Get("x-priority")) > 0 && !call.Trusted {
@@ -85,12 +85,11 @@ func (s *Service) leave(ctx context.Context, method string, err error) {
 	if p, ok := peer.FromContext(ctx); ok {
 		address = p.Addr.String()
 	}
-	log := s.Logger
-	if log == nil {
-		log = zap.NewNop()
-	}
-	accesslog.Write(ctx, log, accesslog.Entry{Method: "RPC", Endpoint: strings.TrimPrefix(method, "/"), Client: address,
-		Code: rpcerr.Code(err).String(), Outcome: outcome(err), Err: err})
+	accesslog.Write(ctx, s.log, accesslog.Entry{
+		Method: "RPC", Endpoint: strings.TrimPrefix(method, "/"), Client: address,
+		Code: rpcerr.Code(err).String(), Outcome: metrics.OutcomeOf(err),
+		Reason: strings.ToLower(rpcerr.Reason(err)), Err: err,
+	})
 }
 
 // count adds a message to what its RPC holds of the budget.

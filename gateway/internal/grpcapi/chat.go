@@ -44,17 +44,26 @@ func readMessages(in *tandemv1.Chat, req *turn.Request) error {
 	if len(in.GetMessages()) == 0 {
 		return rpcerr.InvalidArgument("chat.messages", "is required and must not be empty")
 	}
-	for _, m := range in.GetMessages() {
+	for i, m := range in.GetMessages() {
+		path := fmt.Sprintf("chat.messages[%d].", i)
 		switch m.GetRole() {
 		case chat.RoleSystem, chat.RoleUser, chat.RoleAssistant, chat.RoleTool:
 		default:
-			return rpcerr.InvalidArgument("chat.messages.role", "must be system, user, assistant or tool, got %q", m.GetRole())
+			return rpcerr.InvalidArgument(path+"role", "must be system, user, assistant or tool, got %q", m.GetRole())
+		}
+		switch assistant := m.GetRole() == chat.RoleAssistant; {
+		case m.GetReasoningContent() != "" && !assistant:
+			return rpcerr.InvalidArgument(path+"reasoning_content", "needs role assistant, got %q", m.GetRole())
+		case len(m.GetToolCalls()) > 0 && !assistant:
+			return rpcerr.InvalidArgument(path+"tool_calls", "needs role assistant, got %q", m.GetRole())
+		case m.GetToolCallId() != "" && m.GetRole() != chat.RoleTool:
+			return rpcerr.InvalidArgument(path+"tool_call_id", "needs role tool, got %q", m.GetRole())
 		}
 		msg := chat.Message{Role: m.GetRole(), Content: m.GetContent(), Reasoning: m.GetReasoningContent(),
 			HasReasoning: m.GetReasoningContent() != "", ToolCallID: m.GetToolCallId()}
-		for _, call := range m.GetToolCalls() {
+		for j, call := range m.GetToolCalls() {
 			if call.GetName() == "" {
-				return rpcerr.InvalidArgument("chat.messages.tool_calls.name", "is required")
+				return rpcerr.InvalidArgument(fmt.Sprintf("%stool_calls[%d].name", path, j), "is required")
 			}
 			msg.ToolCalls = append(msg.ToolCalls, chat.ToolCall{ID: call.GetId(), Name: call.GetName(), Arguments: chat.ParseArguments(call.GetArgumentsJson())})
 		}

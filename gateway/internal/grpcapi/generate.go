@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
@@ -15,7 +16,6 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/tokenizer"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 )
@@ -23,11 +23,11 @@ import (
 // Generate implements the service.
 func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.InferenceService_GenerateServer) (err error) {
 	ctx := stream.Context()
-	if s.Metrics != nil {
-		end := s.Metrics.Start(ctx, "grpc/Generate", turn.CallFrom(ctx).Key)
-		defer func() { end(outcome(err)) }()
+	if s.metrics != nil {
+		end := s.metrics.Start(ctx, "grpc/Generate", turn.CallFrom(ctx).Key)
+		defer func() { end(metrics.OutcomeOf(err)) }()
 	}
-	if s.Draining != nil && s.Draining() {
+	if s.draining != nil && s.draining() {
 		return rpcerr.Draining
 	}
 	m, err := s.served(in.GetModel())
@@ -45,32 +45,20 @@ func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.Inferen
 		defer stop()
 	}
 	sink := &sink{stream: stream, tokens: req.Run.RawTokens, warnings: req.Warnings}
-	req.Run.Compressed = func(c *generate.CompressionReport) {
+	req.Run.Compressed = func(c *compress.Report) {
 		if w := turn.CompressionWarning(c); w != "" {
 			sink.warnings = append(sink.warnings, w)
 		}
 	}
-	u, err := s.Turn.Run(ctx, req, sink)
+	u, err := s.turn.Run(ctx, req, sink)
 	turn.CallFrom(ctx).Usage = u
-	if u != nil && s.Metrics != nil {
-		s.Metrics.Generated(ctx, u.Generation())
+	if u != nil && s.metrics != nil {
+		s.metrics.Generated(ctx, u.Generation())
 	}
 	if err != nil {
 		return toRPC(err)
 	}
 	return stream.Send(sink.last(u))
-}
-
-func outcome(err error) string {
-	switch rpcerr.Code(err) {
-	case codes.OK:
-		return metrics.OutcomeOK
-	case codes.Canceled:
-		return metrics.OutcomeCancelled
-	case codes.InvalidArgument, codes.NotFound, codes.ResourceExhausted, codes.Unauthenticated, codes.PermissionDenied, codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented:
-		return metrics.OutcomeClientError
-	}
-	return metrics.OutcomeServerError
 }
 
 // request converts and checks a request.
@@ -108,14 +96,15 @@ func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *
 		}
 		req.TopLogprobs = int(in.GetTopLogprobs())
 	}
-	if s.Turn.Budgets != nil {
-		turn.FillSampling(req.Sampling, s.Turn.Budgets.Sampling(m))
-	}
+	s.turn.FillSampling(req.Sampling, m)
 	p, err := s.prepare(in, m, req)
 	if err != nil {
 		return nil, err
 	}
 	p.Run.RawTokens = p.Run.RawTokens || req.TopLogprobs != generate.NoLogprobs
+	if paths := unread(in); len(paths) > 0 {
+		p.Warnings = append(p.Warnings, turn.FieldsIgnored(paths))
+	}
 	return p, nil
 }
 
@@ -125,7 +114,7 @@ func (s *Service) prepare(in *tandemv1.GenerateRequest, m *model.Model, req *tur
 		if err := s.chat(input, in.GetCompression(), req); err != nil {
 			return nil, err
 		}
-		p, err := s.Turn.Prepare(m, req)
+		p, err := s.turn.Prepare(m, req)
 		if err != nil {
 			return nil, toRPC(err)
 		}
@@ -137,14 +126,14 @@ func (s *Service) prepare(in *tandemv1.GenerateRequest, m *model.Model, req *tur
 	if k := req.Format.Kind; k != turn.FormatText && k != turn.FormatGrammar {
 		return nil, rpcerr.InvalidArgument("format", "of a raw prompt can only be a grammar")
 	}
-	p := s.Turn.Raw(m, req)
-	if err := s.Turn.Guide(m, req, p); err != nil {
+	p := s.turn.Raw(m, req)
+	if err := s.turn.Guide(m, req, p); err != nil {
 		return nil, toRPC(err)
 	}
 	var prompt generate.Prompt
 	switch input := in.GetInput().(type) {
 	case *tandemv1.GenerateRequest_Prompt:
-		if err := s.Turn.CheckLength(m, input.Prompt); err != nil {
+		if err := s.turn.CheckLength(m, input.Prompt); err != nil {
 			return nil, toRPC(err)
 		}
 		prompt.Tokens = m.Tokenizer.Encode(input.Prompt, tokenizer.Options{ParseSpecial: true})

@@ -3,14 +3,14 @@ package grpcapi
 
 import (
 	"context"
+	"slices"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
-	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
@@ -18,7 +18,9 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 )
 
 // Config of the service.
@@ -30,7 +32,8 @@ type Config struct {
 // Deps of the service.
 type Deps struct {
 	Turn    *turn.Service
-	Cluster *cluster.Cluster
+	Cluster Cluster
+	Targets Targets
 	Metrics *metrics.Set // nil = none
 	// Keys that callers must present; without any the service is open.
 	Keys   *apikey.Ring
@@ -43,19 +46,48 @@ type Deps struct {
 	ScorerReady func() bool
 }
 
+// Cluster lists the workers.
+type Cluster interface {
+	Workers() []registry.Worker
+}
+
+// Targets are the workers that generate.
+type Targets interface {
+	// MaxContext is the longest context in tokens that they offer, 0 = unknown.
+	MaxContext() int
+	// Busy returns the lanes in use and the lanes in all of a worker; ok is false for one that does not generate.
+	Busy(id string) (busy, lanes int, ok bool)
+}
+
 // Service implements tandemv1.InferenceServiceServer.
 type Service struct {
 	tandemv1.UnimplementedInferenceServiceServer
-	cfg Config
-	Deps
+	cfg         Config
+	turn        *turn.Service
+	cluster     Cluster
+	targets     Targets
+	metrics     *metrics.Set
+	keys        *apikey.Ring
+	log         *zap.Logger
+	bodies      *bodybudget.Budget
+	draining    func() bool
+	scorerReady func() bool
 }
 
 // New returns the service.
-func New(cfg Config, deps Deps) *Service { return &Service{cfg: cfg, Deps: deps} }
+func New(cfg Config, deps Deps) *Service {
+	if deps.Logger == nil {
+		deps.Logger = zap.NewNop()
+	}
+	return &Service{
+		cfg: cfg, turn: deps.Turn, cluster: deps.Cluster, targets: deps.Targets, metrics: deps.Metrics, keys: deps.Keys,
+		log: deps.Logger, bodies: deps.Bodies, draining: deps.Draining, scorerReady: deps.ScorerReady,
+	}
+}
 
 // served returns the model a request names.
 func (s *Service) served(name string) (*model.Model, error) {
-	m, err := s.Turn.Model()
+	m, err := s.turn.Model()
 	if err != nil {
 		return nil, toRPC(err)
 	}
@@ -66,9 +98,12 @@ func (s *Service) served(name string) (*model.Model, error) {
 }
 
 // Tokenize implements the service.
-func (s *Service) Tokenize(_ context.Context, req *tandemv1.TokenizeRequest) (*tandemv1.TokenizeResponse, error) {
+func (s *Service) Tokenize(ctx context.Context, req *tandemv1.TokenizeRequest) (*tandemv1.TokenizeResponse, error) {
 	m, err := s.served(req.GetModel())
 	if err != nil {
+		return nil, err
+	}
+	if err := warnUnread(ctx, req); err != nil {
 		return nil, err
 	}
 	if req.GetChat() != nil {
@@ -76,19 +111,28 @@ func (s *Service) Tokenize(_ context.Context, req *tandemv1.TokenizeRequest) (*t
 		if err := s.chat(req.GetChat(), nil, t); err != nil {
 			return nil, err
 		}
-		r, err := s.Turn.Render(m, t)
+		r, err := s.turn.Render(m, t)
 		if err != nil {
 			return nil, toRPC(err)
 		}
 		return &tandemv1.TokenizeResponse{Ids: r.Tokens}, nil
 	}
+	if n := len(req.GetText()); n > turn.MaxTokenize {
+		return nil, rpcerr.InvalidArgument("text", "has %d bytes, at most %d are tokenised at a time", n, turn.MaxTokenize)
+	}
 	return &tandemv1.TokenizeResponse{Ids: m.Tokenizer.Encode(req.GetText(), tokenizer.Options{ParseSpecial: true})}, nil
 }
 
 // Detokenize implements the service.
-func (s *Service) Detokenize(_ context.Context, req *tandemv1.DetokenizeRequest) (*tandemv1.DetokenizeResponse, error) {
+func (s *Service) Detokenize(ctx context.Context, req *tandemv1.DetokenizeRequest) (*tandemv1.DetokenizeResponse, error) {
 	m, err := s.served(req.GetModel())
 	if err != nil {
+		return nil, err
+	}
+	if n := len(req.GetIds()); n > turn.MaxTokenize {
+		return nil, rpcerr.InvalidArgument("ids", "has %d tokens, at most %d are detokenised at a time", n, turn.MaxTokenize)
+	}
+	if err := warnUnread(ctx, req); err != nil {
 		return nil, err
 	}
 	if err := checkTokens("ids", req.GetIds(), m.Tokenizer.VocabSize()); err != nil {
@@ -106,17 +150,25 @@ func checkTokens(field string, ids []int32, vocab int) error {
 	return nil
 }
 
+// warnUnread tells the caller of fields that nothing reads.
+func warnUnread(ctx context.Context, req proto.Message) error {
+	if paths := unread(req); len(paths) > 0 {
+		return grpc.SetHeader(ctx, metadata.Pairs("x-tandem-warning", turn.FieldsIgnored(paths)))
+	}
+	return nil
+}
+
 // ListModels implements the service.
 func (s *Service) ListModels(context.Context, *tandemv1.ListModelsRequest) (*tandemv1.ListModelsResponse, error) {
 	out := &tandemv1.ListModelsResponse{}
-	if m, err := s.Turn.Model(); err == nil {
-		n := m.Limit(s.Cluster.Targets.MaxContext())
+	if m, err := s.turn.Model(); err == nil {
+		n := m.Limit(s.targets.MaxContext())
 		speculative := false
-		for _, w := range s.Cluster.Workers() {
+		for _, w := range s.cluster.Workers() {
 			speculative = speculative || (w.State == registry.StateReady && len(w.Heartbeat.GetAttached()) > 0)
 		}
 		out.Models = append(out.Models, &tandemv1.Model{Id: m.Name, Arch: m.Arch, MaxContext: int32(n), CreatedUnix: m.Created,
-			Speculative: speculative, Compression: s.ScorerReady != nil && s.ScorerReady()})
+			Speculative: speculative, Compression: s.scorerReady != nil && s.scorerReady()})
 	}
 	return out, nil
 }
@@ -124,7 +176,7 @@ func (s *Service) ListModels(context.Context, *tandemv1.ListModelsRequest) (*tan
 // GetCluster implements the service.
 func (s *Service) GetCluster(context.Context, *tandemv1.GetClusterRequest) (*tandemv1.GetClusterResponse, error) {
 	out := &tandemv1.GetClusterResponse{}
-	for _, w := range s.Cluster.Workers() {
+	for _, w := range s.cluster.Workers() {
 		reg := w.Registration
 		e := &tandemv1.Worker{
 			Id: w.ID, Role: reg.GetRole(), Address: reg.GetAddress(), Backend: reg.GetBackend(), Device: reg.GetDevice(),
@@ -132,7 +184,7 @@ func (s *Service) GetCluster(context.Context, *tandemv1.GetClusterRequest) (*tan
 			LanesBusy: w.Heartbeat.GetLanesBusy(), LastHeartbeatMs: time.Since(w.LastHeartbeat).Milliseconds(), RttMs: w.Heartbeat.GetRttMs(),
 			Version: reg.GetVersion(), Drafts: w.Drafts, Contract: reg.GetContract(),
 		}
-		if busy, _, ok := s.Cluster.Targets.Busy(w.ID); ok {
+		if busy, _, ok := s.targets.Busy(w.ID); ok {
 			e.LanesBusy = int32(busy)
 		}
 		out.Workers = append(out.Workers, e)
@@ -149,32 +201,32 @@ func requestID(ctx context.Context) string {
 	return turn.RequestID(id)
 }
 
-// toRPC turns an answer into a status.
+// public are the reasons that callers see as they are.
+var public = []error{rpcerr.ContextLength, rpcerr.UnknownModel, rpcerr.QueueFull, rpcerr.NoWorker, rpcerr.Draining}
+
+// toRPC returns what callers are told of an error: without causes, and without the reasons that only HTTP shows.
 func toRPC(err error) error {
-	e := apierror.From(err)
-	switch e.Code {
-	case "context_length_exceeded":
-		return rpcerr.ContextLength.With("%s", e.Message).WithViolation("input", e.Message)
-	case "model_not_found":
-		return rpcerr.UnknownModel.With("%s", e.Message)
-	case "queue_full":
-		return rpcerr.QueueFull.With("%s", e.Message).WithRetryAfter(e.RetryAfter)
-	case "no_worker", "queue_timeout":
-		return rpcerr.NoWorker.With("%s", e.Message).WithRetryAfter(e.RetryAfter)
-	case "draining":
-		return rpcerr.Draining.With("%s", e.Message).WithRetryAfter(e.RetryAfter)
-	case "deadline_exceeded":
-		return context.DeadlineExceeded
-	case "cancelled":
+	e := reqerr.From(err)
+	if slices.ContainsFunc(public, e.Is) {
+		return e.WithCause(nil)
+	}
+	field, text := "", e.Message()
+	if v := e.Violations(); len(v) > 0 {
+		field, text = v[0].Field, v[0].Message
+	}
+	switch e.Code() {
+	case codes.Canceled:
 		return context.Canceled
+	case codes.DeadlineExceeded:
+		return context.DeadlineExceeded
+	case codes.Unavailable: // no worker became free in time
+		return rpcerr.NoWorker.With("%s", text).WithRetryAfter(e.RetryAfter())
+	case codes.NotFound:
+		return rpcerr.NotFound("%s", text)
+	case codes.InvalidArgument:
+		return rpcerr.InvalidArgument(field, "%s", text)
 	}
-	switch {
-	case e.Status == 404:
-		return rpcerr.NotFound("%s", e.Message)
-	case e.Status < 500:
-		return rpcerr.InvalidArgument(e.Param, "%s", e.Message)
-	}
-	return rpcerr.Internal("%s", e.Message)
+	return rpcerr.Internal("%s", text)
 }
 
 // Register adds the service to a server.

@@ -16,12 +16,12 @@ type healthBody struct {
 
 // state says how the cluster is: ok, degraded, loading, unavailable or draining.
 func (s *Server) state() healthBody {
-	if s.Draining != nil && s.Draining() {
+	if s.draining != nil && s.draining() {
 		return healthBody{"draining", "the server is shutting down"}
 	}
-	workers := s.Cluster.Workers()
-	if s.Cluster.Targets.Ready() {
-		if _, err := s.Model(); err != nil {
+	workers := s.cluster.Workers()
+	if s.targets.Ready() {
+		if _, err := s.model(); err != nil {
 			return healthBody{"unavailable", "the tokenizer of the model is not loaded"}
 		}
 		for _, w := range workers {
@@ -92,6 +92,6 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 
 // scrape serves /metrics.
 func (s *Server) scrape(w http.ResponseWriter, r *http.Request) error {
-	s.Scrape.ServeHTTP(w, r)
+	s.scrapes.ServeHTTP(w, r)
 	return nil
 }

@@ -6,10 +6,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 )
 
 type modelEntry struct {
@@ -34,13 +34,13 @@ func (s *Server) entry(m *model.Model) modelEntry {
 
 // Context is the context length that requests get: the workers', else the model's own.
 func (s *Server) Context(m *model.Model) int {
-	return m.Limit(s.Cluster.Targets.MaxContext())
+	return m.Limit(s.targets.MaxContext())
 }
 
 // models serves /v1/models in the shape that the client knows: Codex names its version in the query, clients of Anthropic's
 // dialect in a header. Without a model the list is empty.
 func (s *Server) models(w http.ResponseWriter, r *http.Request) error {
-	m, err := s.Model()
+	m, err := s.model()
 	if err != nil {
 		m = nil
 	}
@@ -60,9 +60,9 @@ func (s *Server) models(w http.ResponseWriter, r *http.Request) error {
 // oneModel serves /v1/models/{id}.
 func (s *Server) oneModel(w http.ResponseWriter, r *http.Request) error {
 	id := r.PathValue("id")
-	m, err := s.Model()
+	m, err := s.model()
 	if err != nil || m.Name != id {
-		return apierror.ModelNotFound(id)
+		return reqerr.UnknownModel(id)
 	}
 	if anthropicClient(r) {
 		return writeJSON(w, http.StatusOK, newAnthropicModel(m))
@@ -134,7 +134,7 @@ func (s *Server) codexModels(m *model.Model) codexList {
 		ContextWindow: s.Context(m), SupportsParallelToolCalls: true,
 	}
 	if m.ThinkClose != emit.None {
-		e := s.Envelope(m)
+		e := s.envelope(m)
 		for i, name := range modelcard.Efforts {
 			c.SupportedReasoningLevels = append(c.SupportedReasoningLevels, codexLevel{
 				Effort:      strings.ReplaceAll(name, "-", ""), // Codex knows this level without a hyphen

@@ -67,10 +67,10 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 	reasoning, tools := false, false
 	var limits modelcard.Envelope
 	var defaults modelcard.Sampling
-	if m, err := s.Model(); err == nil {
+	if m, err := s.model(); err == nil {
 		name, arch, tokID, path = m.Name, m.Arch, m.Tokenizer.PreTokenizer(), shown(m.Path)
 		ctx, reasoning, tools = s.Context(m), m.ThinkOpen >= 0, true
-		limits = s.Envelope(m)
+		limits = s.envelope(m)
 		if limits.Card != nil {
 			card, defaults = limits.Card.Raw, limits.Card.Sampling
 		}
@@ -84,7 +84,7 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 			sources = append(sources, source)
 		}
 	}
-	for _, wk := range s.Cluster.Workers() {
+	for _, wk := range s.cluster.Workers() {
 		if wk.State == registry.StateLost {
 			continue
 		}
@@ -120,7 +120,7 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 	if drafted > 0 {
 		acceptRate = accepted / drafted
 	}
-	scorer := s.ScorerReady != nil && s.ScorerReady()
+	scorer := s.scorerReady != nil && s.scorerReady()
 	sampling := map[string]bool{}
 	for _, f := range samplers {
 		sampling[f] = true
@@ -131,7 +131,7 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 		"budget_envelope": map[string]any{"model_card_source": limits.Source, "default_max_tokens": limits.MaxTokens,
 			"hard_limit_reply_budget": limits.ReplyBudget, "think_max_tokens": limits.ThinkMax, "effort_tiers": tiers(&limits)},
 		"capabilities": map[string]any{"reasoning_supported": reasoning, "speculative_supported": speculative, "tools_supported": tools},
-		"daemon":       map[string]any{"alive": s.Cluster.Targets.Ready()},
+		"daemon":       map[string]any{"alive": s.targets.Ready()},
 		"default_generation_settings": map[string]any{"n_ctx": ctx, "temperature": or(defaults.Temperature, 0), "top_p": or(defaults.TopP, 1),
 			"top_k": or(defaults.TopK, 0), "min_p": or(defaults.MinP, 0), "repeat_penalty": or(defaults.RepetitionPenalty, 1)},
 		"full_cache":  nil,
@@ -151,7 +151,7 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 			"drafted_tokens": drafted, "accepted_tokens": accepted, "accept_rate": acceptRate},
 		"speculative_mode": mode,
 		"tool_replay":      s.toolReplay(),
-		"tandem": map[string]any{"workers": top.Workers, "queue": map[string]any{"depth": s.Cluster.Targets.Queued(), "limit": p.MaxQueue},
+		"tandem": map[string]any{"workers": top.Workers, "queue": map[string]any{"depth": s.targets.Queued(), "limit": p.MaxQueue},
 			"features": map[string]any{"pflash": scorer, "speculation": speculative}},
 	})
 }
@@ -174,9 +174,12 @@ func count(value string) any {
 
 // toolReplay reports the memory of calls; nil when there is none.
 func (s *Server) toolReplay() any {
-	if s.OpenAI == nil || s.OpenAI.Turn == nil || s.OpenAI.Turn.Memory == nil {
+	if s.memory == nil {
 		return nil
 	}
-	calls, bytes := s.OpenAI.Turn.Memory.Stats()
-	return map[string]any{"max_entries": toolcall.MaxMemoryCalls, "max_bytes": toolcall.MaxMemoryBytes, "current_entries": calls, "current_bytes": bytes}
+	calls, bytes := s.memory.Stats()
+	return map[string]any{
+		"max_entries": toolcall.MaxMemoryCalls, "max_bytes": toolcall.MaxMemoryBytes,
+		"current_entries": calls, "current_bytes": bytes,
+	}
 }

@@ -10,17 +10,16 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/accesslog"
-	"github.com/tandem-inference/tandem/gateway/internal/anthropic"
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/apikey"
 	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
-	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
-	"github.com/tandem-inference/tandem/gateway/internal/openai"
-	"github.com/tandem-inference/tandem/gateway/internal/responses"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
+	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
+	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
@@ -47,10 +46,14 @@ type Config struct {
 
 // Deps of the border.
 type Deps struct {
-	OpenAI    *openai.Service
-	Responses *responses.Service
-	Anthropic *anthropic.Service
-	Cluster   *cluster.Cluster
+	Turns     Turns
+	OpenAI    OpenAI
+	Responses Responses
+	Anthropic Anthropic
+	Cluster   Cluster
+	Targets   Targets
+	// Memory of calls, for /props; nil = none.
+	Memory Memory
 	// Model returns the served model or the error that requests get while there is none.
 	Model   func() (*model.Model, error)
 	Metrics *metrics.Set
@@ -67,6 +70,59 @@ type Deps struct {
 	ScorerReady func() bool
 	// Envelope says what holds for a model: card, lengths, budgets of reasoning.
 	Envelope func(*model.Model) modelcard.Envelope
+}
+
+// Turns reads requests of endpoints that have no dialect.
+type Turns interface {
+	// Read parses the body and finds the model.
+	Read(r *http.Request) (o reqjson.Object, m *model.Model, name string, err error)
+	// Warn puts warnings of what a request says in vain into h.
+	Warn(h http.Header, req *turn.Request)
+}
+
+// OpenAI serves chat and legacy completions.
+type OpenAI interface {
+	Chat(w http.ResponseWriter, r *http.Request) error
+	Completions(w http.ResponseWriter, r *http.Request) error
+	// Rendered gives the prompt of a chat request and puts warnings of what it leaves out into h.
+	Rendered(h http.Header, r *http.Request, o reqjson.Object, m *model.Model) (*model.Rendered, error)
+}
+
+// Responses serves the Responses API.
+type Responses interface {
+	Create(w http.ResponseWriter, r *http.Request) error
+	Get(w http.ResponseWriter, r *http.Request) error
+	InputItems(w http.ResponseWriter, r *http.Request) error
+	Cancel(w http.ResponseWriter, r *http.Request) error
+	Delete(w http.ResponseWriter, r *http.Request) error
+}
+
+// Anthropic serves the Messages API.
+type Anthropic interface {
+	Messages(w http.ResponseWriter, r *http.Request) error
+	CountTokens(w http.ResponseWriter, r *http.Request) error
+}
+
+// Cluster lists the workers.
+type Cluster interface {
+	Workers() []registry.Worker
+}
+
+// Targets are the workers that generate.
+type Targets interface {
+	// Ready reports whether one takes work.
+	Ready() bool
+	// Queued is the number of requests that wait for one.
+	Queued() int
+	// MaxContext is the longest context in tokens that they offer, 0 = unknown.
+	MaxContext() int
+	// Busy returns the lanes in use and the lanes in all of a worker; ok is false for one that does not generate.
+	Busy(id string) (busy, lanes int, ok bool)
+}
+
+// Memory counts the calls that are remembered, and their bytes.
+type Memory interface {
+	Stats() (calls, bytes int)
 }
 
 // access says who may call a route.
@@ -91,13 +147,26 @@ type route struct {
 
 // Server is the root handler.
 type Server struct {
-	cfg Config
-	Deps
+	cfg         Config
+	turns       Turns
+	openai      OpenAI
+	cluster     Cluster
+	targets     Targets
+	memory      Memory
+	model       func() (*model.Model, error)
+	metrics     *metrics.Set
+	scrapes     http.Handler
+	log         *zap.Logger
+	tracer      trace.Tracer
+	bodies      *bodybudget.Budget
+	draining    func() bool
+	scorerReady func() bool
+	envelope    func(*model.Model) modelcard.Envelope
+
 	routes map[string]*route
 	// patterns are the paths with an id, the longer ones of a prefix first.
 	patterns []*pattern
 	running  inflight
-	tracer   trace.Tracer
 }
 
 // New builds the routes.
@@ -108,7 +177,12 @@ func New(cfg Config, deps Deps) *Server {
 	if deps.Logger == nil {
 		deps.Logger = zap.NewNop()
 	}
-	s := &Server{cfg: cfg, Deps: deps, routes: map[string]*route{}, tracer: newTracer(deps.Tracer)}
+	s := &Server{
+		cfg: cfg, turns: deps.Turns, openai: deps.OpenAI, cluster: deps.Cluster, targets: deps.Targets, memory: deps.Memory,
+		model: deps.Model, metrics: deps.Metrics, scrapes: deps.Scrape, log: deps.Logger,
+		tracer: newTracer(deps.Tracer), bodies: deps.Bodies, draining: deps.Draining, scorerReady: deps.ScorerReady,
+		envelope: deps.Envelope, routes: map[string]*route{},
+	}
 	s.add("GET", "/", accessOpen, false, s.health)
 	s.add("GET", "/health", accessOpen, false, s.health)
 	s.add("GET", "/health/live", accessOpen, false, s.live)
@@ -177,8 +251,8 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	r = r.WithContext(ctx)
 	r.SetPathValue("id", id)
 	end := func(string) {}
-	if rt != nil && rt.access == accessKey && s.Metrics != nil {
-		end = s.Metrics.Start(r.Context(), name, call.Key)
+	if rt != nil && rt.access == accessKey && s.metrics != nil {
+		end = s.metrics.Start(r.Context(), name, call.Key)
 	}
 	err := s.guard(w, r, rt)
 	status, outcome := s.conclude(w, r, err)
@@ -200,8 +274,9 @@ func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
 			if p == http.ErrAbortHandler {
 				panic(p)
 			}
-			s.Logger.Error("handler panicked", zap.Any(telemetry.KeyReason, p), zap.ByteString(telemetry.KeyStack, debug.Stack()))
-			err = apierror.Internal(errors.New("panic"))
+			s.log.Error("handler panicked", zap.Any(telemetry.KeyReason, p),
+				zap.ByteString(telemetry.KeyStack, debug.Stack()))
+			err = reqerr.Internal(errors.New("panic"))
 		}
 	}()
 	if len(r.RequestURI) > maxURLBytes {
@@ -236,8 +311,8 @@ func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
 		// Counted before the check: a request that passes it is waited for.
 		s.running.add()
 		defer s.running.done()
-		if s.Draining != nil && s.Draining() {
-			return apierror.Draining()
+		if s.draining != nil && s.draining() {
+			return reqerr.Draining()
 		}
 	}
 	if r.ContentLength > maxBodyBytes {
@@ -246,7 +321,7 @@ func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
 	if r.Body, err = newBody(w, r, s.cfg.Stall); err != nil {
 		return err
 	}
-	share := s.Bodies.Share()
+	share := s.bodies.Share()
 	defer share.Release()
 	r.Body = share.Reader(r.Body)
 	return h(w, r)
@@ -289,10 +364,26 @@ func (s *Server) conclude(w *writer, r *http.Request, err error) (status int, ou
 
 // report writes the log line and the metrics of a finished request.
 func (s *Server) report(r *http.Request, name string, status int, outcome string, err error) {
-	if u := turn.CallFrom(r.Context()).Usage; u != nil && s.Metrics != nil {
-		s.Metrics.Generated(r.Context(), u.Generation())
+	if u := turn.CallFrom(r.Context()).Usage; u != nil && s.metrics != nil {
+		s.metrics.Generated(r.Context(), u.Generation())
 	}
-	accesslog.Write(r.Context(), s.Logger, accesslog.Entry{Method: method(r), Endpoint: name, Client: r.RemoteAddr, Status: status, Outcome: outcome, Err: err})
+	e := accesslog.Entry{Method: method(r), Endpoint: name, Client: r.RemoteAddr, Status: status, Outcome: outcome}
+	if err != nil {
+		e.Reason, e.Err = apierror.From(err).Code, withCause(err)
+	}
+	accesslog.Write(r.Context(), s.log, e)
+}
+
+// withCause shows the cause of an answer, which the client does not see.
+func withCause(err error) error {
+	if !answered(err) {
+		return err
+	}
+	e := apierror.From(err)
+	if cause := e.Unwrap(); cause != nil {
+		return errors.Join(e, cause)
+	}
+	return e
 }
 
 // method is the request's method, _OTHER for one that HTTP does not have: clients may send any word.

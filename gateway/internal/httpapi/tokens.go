@@ -1,38 +1,19 @@
 package httpapi
 
 import (
-	"io"
 	"net/http"
+	"strconv"
 	"unicode/utf8"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/openai"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
-
-// parse reads the body and finds the model.
-func (s *Server) parse(r *http.Request) (reqjson.Object, *model.Model, error) {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return reqjson.Object{}, nil, err
-	}
-	o, err := reqjson.Parse(body)
-	if err != nil {
-		return o, nil, err
-	}
-	m, err := s.Model()
-	return o, m, err
-}
-
-// maxTokenize bounds a text of /tokenize, which no context bounds: a single endless word takes 28 bytes of memory a byte.
-const maxTokenize = 16 << 20
-
-type tokensBody struct {
-	Tokens any `json:"tokens"`
-	Count  int `json:"count"`
-}
 
 type piece struct {
 	ID    int32   `json:"id"`
@@ -42,7 +23,7 @@ type piece struct {
 
 // tokenize serves /tokenize.
 func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) error {
-	o, m, err := s.parse(r)
+	o, m, _, err := s.turns.Read(r)
 	if err != nil {
 		return err
 	}
@@ -54,21 +35,49 @@ func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) error {
 	if _, _, err := o.Bool("add_special"); err != nil {
 		return err
 	}
-	ids, err := s.idsOf(r, o, m)
+	ids, err := s.idsOf(w.Header(), r, o, m)
 	if err != nil {
 		return err
 	}
-	out := tokensBody{Tokens: ids, Count: len(ids)}
-	if withPieces {
-		out.Tokens = pieces(m.Tokenizer, ids)
-	}
-	return writeJSON(w, http.StatusOK, out)
+	return writeTokens(w, m.Tokenizer, ids, withPieces)
 }
 
+// writeTokens writes the answer of /tokenize in parts: with pieces it may be 25 times as long as the text.
+func writeTokens(w http.ResponseWriter, tok *tokenizer.Tokenizer, ids []int32, withPieces bool) error {
+	w.Header().Set("Content-Type", "application/json; charset=utf-8")
+	b := append(make([]byte, 0, 2*answerPart), `{"tokens":[`...)
+	for i, id := range ids {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		if withPieces {
+			p, err := jsontext.Marshal(pieceOf(tok, id))
+			if err != nil {
+				return err
+			}
+			b = append(b, p...)
+		} else {
+			b = strconv.AppendInt(b, int64(id), 10)
+		}
+		if len(b) >= answerPart {
+			if _, err := w.Write(b); err != nil {
+				return err
+			}
+			b = b[:0]
+		}
+	}
+	b = strconv.AppendInt(append(b, `],"count":`...), int64(len(ids)), 10)
+	_, err := w.Write(append(b, "}\n"...))
+	return err
+}
+
+// answerPart is how many bytes of a long answer are written at a time.
+const answerPart = 32 << 10
+
 // idsOf tokenises content, or a chat as the model would get it.
-func (s *Server) idsOf(r *http.Request, o reqjson.Object, m *model.Model) ([]int32, error) {
+func (s *Server) idsOf(h http.Header, r *http.Request, o reqjson.Object, m *model.Model) ([]int32, error) {
 	if o.Has("messages") {
-		rendered, err := s.OpenAI.Rendered(r, o, m)
+		rendered, err := s.openai.Rendered(h, r, o, m)
 		if err != nil {
 			return nil, err
 		}
@@ -79,34 +88,32 @@ func (s *Server) idsOf(r *http.Request, o reqjson.Object, m *model.Model) ([]int
 		return nil, err
 	}
 	if !ok {
-		return nil, apierror.Missing("content")
+		return nil, reqerr.Missing("content")
 	}
-	if len(text) > maxTokenize {
-		return nil, apierror.Transport(http.StatusRequestEntityTooLarge, "'content' has %d bytes, at most %d are tokenised at a time", len(text), maxTokenize)
+	if len(text) > turn.MaxTokenize {
+		return nil, apierror.Transport(http.StatusRequestEntityTooLarge, "'content' has %d bytes, at most %d are tokenised at a time", len(text), turn.MaxTokenize)
 	}
+	s.turns.Warn(h, &turn.Request{Body: o})
 	return m.Tokenizer.Encode(text, tokenizer.Options{ParseSpecial: true}), nil
 }
 
-func pieces(tok *tokenizer.Tokenizer, ids []int32) []piece {
-	out := make([]piece, len(ids))
-	for i, id := range ids {
-		b := tok.TokenBytes(id)
-		out[i].ID = id
-		if utf8.Valid(b) {
-			s := string(b)
-			out[i].Piece = &s
-			continue
-		}
-		for _, c := range b {
-			out[i].Bytes = append(out[i].Bytes, int(c))
-		}
+// pieceOf returns a token with its text, or with its bytes if they are no whole characters.
+func pieceOf(tok *tokenizer.Tokenizer, id int32) piece {
+	b := tok.TokenBytes(id)
+	if utf8.Valid(b) {
+		s := string(b)
+		return piece{ID: id, Piece: &s}
 	}
-	return out
+	p := piece{ID: id}
+	for _, c := range b {
+		p.Bytes = append(p.Bytes, int(c))
+	}
+	return p
 }
 
 // detokenize serves /detokenize.
 func (s *Server) detokenize(w http.ResponseWriter, r *http.Request) error {
-	o, m, err := s.parse(r)
+	o, m, _, err := s.turns.Read(r)
 	if err != nil {
 		return err
 	}
@@ -114,6 +121,10 @@ func (s *Server) detokenize(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if len(ids) > turn.MaxTokenize {
+		return apierror.Transport(http.StatusRequestEntityTooLarge, "'tokens' has %d ids, at most %d are detokenised at a time", len(ids), turn.MaxTokenize)
+	}
+	s.turns.Warn(w.Header(), &turn.Request{Body: o})
 	return writeJSON(w, http.StatusOK, map[string]string{"content": m.Tokenizer.Decode(ids, true)})
 }
 
@@ -124,11 +135,11 @@ type templateBody struct {
 
 // applyTemplate serves /apply-template.
 func (s *Server) applyTemplate(w http.ResponseWriter, r *http.Request) error {
-	o, m, err := s.parse(r)
+	o, m, _, err := s.turns.Read(r)
 	if err != nil {
 		return err
 	}
-	rendered, err := s.OpenAI.Rendered(r, o, m)
+	rendered, err := s.openai.Rendered(w.Header(), r, o, m)
 	if err != nil {
 		return err
 	}

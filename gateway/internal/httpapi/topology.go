@@ -105,7 +105,7 @@ func roleName(r tandemv1.Role) string {
 // workers lists the registry's table.
 func (s *Server) workers() topologyBody {
 	out := topologyBody{Workers: []workerEntry{}, Groups: []groupEntry{}}
-	for _, w := range s.Cluster.Workers() {
+	for _, w := range s.cluster.Workers() {
 		reg, hb := w.Registration, w.Heartbeat
 		e := workerEntry{
 			ID: w.ID, Role: roleName(reg.GetRole()), Address: reg.GetAddress(), Backend: reg.GetBackend(), Device: reg.GetDevice(),
@@ -115,7 +115,7 @@ func (s *Server) workers() topologyBody {
 			Sequences: hb.GetEngineSequences(), Orphans: hb.GetOrphanedSequences(), LoadedBytes: hb.GetLoadedBytes(), LoadBytes: hb.GetLoadBytes(), Counters: finite(hb.GetCounters()),
 			Speculation: speculationOf(hb.GetSpeculation()),
 		}
-		busy, _, served := s.Cluster.Targets.Busy(w.ID)
+		busy, _, served := s.targets.Busy(w.ID)
 		if served {
 			e.LanesBusy = busy
 		}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
 // Limits of the transport.
@@ -173,14 +175,13 @@ func tooLarge() *apierror.Error {
 
 // readError turns the error of a handler into an answer; errors of reading the body are told from others here.
 func readError(w *writer, r *http.Request, err error) *apierror.Error {
-	var known *apierror.Error
 	var ofBody bodyError
 	switch {
-	case errors.As(err, &known):
-		return known
+	case answered(err):
+		return apierror.From(err)
 	case w.wrote:
 		// Only writing can still fail: the client is gone.
-		return apierror.Cancelled().WithCause(err)
+		return apierror.From(reqerr.Cancelled().WithCause(err))
 	case errors.As(err, &ofBody):
 		// Asked before the context: net/http cancels it on every failed read.
 		return bodyFailed(r, err)
@@ -188,6 +189,13 @@ func readError(w *writer, r *http.Request, err error) *apierror.Error {
 		return apierror.From(context.Cause(r.Context()))
 	}
 	return apierror.From(err)
+}
+
+// answered reports whether an error has the answer in it: the other ones are of connections and files.
+func answered(err error) bool {
+	var answer *apierror.Error
+	var ours *rpcerr.Error
+	return errors.As(err, &answer) || errors.As(err, &ours)
 }
 
 // bodyFailed tells what the client did wrong from what the connection did.
@@ -206,7 +214,7 @@ func bodyFailed(r *http.Request, err error) *apierror.Error {
 		return apierror.Transport(http.StatusBadRequest, "the request body ends before its announced length").WithCause(err)
 	case errors.As(err, &network), errors.Is(err, net.ErrClosed), r.ProtoMajor >= 2:
 		// Over HTTP/2 the body is in frames: what fails is the stream.
-		return apierror.Cancelled().WithCause(err)
+		return apierror.From(reqerr.Cancelled().WithCause(err))
 	}
 	return apierror.Transport(http.StatusBadRequest, "the request body cannot be read: %v", err).WithCause(err)
 }

@@ -13,8 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-inference/tandem/gateway/internal/anthropic"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/openai"
+	"github.com/tandem-inference/tandem/gateway/internal/responses"
+	"github.com/tandem-inference/tandem/services/testwait"
 	"go.uber.org/goleak"
 )
 
@@ -23,7 +26,12 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // serve runs a server whose stall time is short and that has two routes for tests.
 func serve(t *testing.T, stall time.Duration, flood chan<- error) string {
 	t.Helper()
-	s := New(Config{Stall: stall}, Deps{OpenAI: openai.New(openai.Config{}, openai.Deps{}), Cluster: cluster.New(cluster.Config{}, cluster.Deps{})})
+	c := cluster.New(cluster.Config{}, cluster.Deps{})
+	s := New(Config{Stall: stall}, Deps{
+		OpenAI:    openai.New(openai.Config{}, openai.Deps{}),
+		Responses: responses.New(responses.Config{}, responses.Deps{}),
+		Anthropic: anthropic.New(anthropic.Config{}, anthropic.Deps{}), Cluster: c, Targets: c.Targets,
+	})
 	s.add("POST", "/echo", accessKey, false, func(w http.ResponseWriter, r *http.Request) error {
 		b, err := io.ReadAll(r.Body)
 		if err != nil {
@@ -59,7 +67,7 @@ func serve(t *testing.T, stall time.Duration, flood chan<- error) string {
 	}()
 	t.Cleanup(func() {
 		_ = h.Shutdown(context.Background())
-		<-done
+		testwait.For(t, done, "the server stops")
 	})
 	return lis.Addr().String()
 }

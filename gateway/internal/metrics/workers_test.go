@@ -2,11 +2,15 @@ package metrics
 
 import (
 	"fmt"
+	"maps"
+	"net/http/httptest"
+	"regexp"
 	"testing"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
+	"github.com/tandem-inference/tandem/services/telemetry"
 )
 
 func worker(id, state string, drained bool) registry.Worker {
@@ -48,3 +52,40 @@ func TestDead(t *testing.T) {
 		t.Errorf("%d workers are remembered, the oldest %v", len(got), ok)
 	}
 }
+
+// TestDeadWorkerIsDown: the series of a worker that died is 0 as long as an alert may need, also when the registry has forgotten the
+// worker. One that left on purpose has none.
+func TestDeadWorkerIsDown(t *testing.T) {
+	provider, err := telemetry.NewPrometheus("test", "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer provider.Shutdown(t.Context())
+	var list []registry.Worker
+	if _, err := New(provider.MeterProvider(), Sources{Workers: func() []registry.Worker { return list }}); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		when string
+		list []registry.Worker
+		want map[string]string
+	}{
+		{"both are ready", []registry.Worker{worker("died", registry.StateReady, false), worker("left", registry.StateReady, false)}, map[string]string{"died": "1", "left": "1"}},
+		{"both are lost", []registry.Worker{worker("died", registry.StateLost, false), worker("left", registry.StateLost, true)}, map[string]string{"died": "0", "left": "0"}},
+		{"the registry has forgotten them", nil, map[string]string{"died": "0"}},
+		{"the dead one is back", []registry.Worker{worker("died", registry.StateReady, false)}, map[string]string{"died": "1"}},
+	} {
+		list = step.list
+		w := httptest.NewRecorder()
+		provider.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+		got := map[string]string{}
+		for _, m := range upLine.FindAllStringSubmatch(w.Body.String(), -1) {
+			got[m[1]] = m[2]
+		}
+		if !maps.Equal(got, step.want) {
+			t.Errorf("%s: tandem_worker_up is %v, want %v", step.when, got, step.want)
+		}
+	}
+}
+
+var upLine = regexp.MustCompile(`(?m)^tandem_worker_up\{backend="cpu",role="draft",worker="(\w+)"\} (\d+)$`)

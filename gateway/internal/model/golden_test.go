@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/tandem-inference/tandem/services/chattemplate"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 )
 
 // TestBuiltInGoldens: the project's engine renders the built-in templates byte for byte like Python's.

@@ -9,9 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"go.uber.org/zap"
@@ -19,7 +18,22 @@ import (
 
 // Model is a served model. It is immutable and safe for concurrent use.
 type Model struct {
-	generate.Model
+	Tokenizer *tokenizer.Tokenizer
+	// ThinkOpen and ThinkClose are emit.None when the model has no reasoning markers.
+	ThinkOpen, ThinkClose int32
+	// ThinkLabel is text after the open marker that belongs to it; empty = none.
+	ThinkLabel string
+	// Stops are the tokens that end a turn.
+	Stops []int32
+	// Markup are control tokens in which the model writes calls.
+	Markup []int32
+	// CallOpen and CallClose are the tokens around a call in the model's own form, emit.None when they are text.
+	CallOpen, CallClose int32
+	// Vocab is the number of tokens that the model can choose from, 0 = unknown.
+	Vocab int
+	// Context is the model's own context length in tokens, 0 = unknown.
+	Context int
+
 	// Name under which it is served.
 	Name string
 	Path string
@@ -75,7 +89,7 @@ func Load(opt Options) (*Model, error) {
 	}
 	m := &Model{
 		Name: cmp.Or(opt.Name, BaseName(opt.Path)), Path: opt.Path, Created: st.ModTime().Unix(), Digest: opt.Digest,
-		Model: generate.Model{Tokenizer: tok},
+		Tokenizer: tok,
 	}
 	m.Vocab = tok.VocabSize()
 	if t, ok := f.Tensor("token_embd.weight"); ok && len(t.Shape) > 1 {
@@ -110,6 +124,15 @@ func Load(opt Options) (*Model, error) {
 	sum := sha256.Sum256([]byte(opt.Version + "\x00" + cmp.Or(opt.Digest, m.Name)))
 	m.Fingerprint = "fp_" + hex.EncodeToString(sum[:6])
 	return m, nil
+}
+
+// Limit returns how many tokens prompt and output of a request may have together, 0 = unknown. workers is the longest
+// context that workers offer, 0 = unknown; one above the model's own is not believed.
+func (m *Model) Limit(workers int) int {
+	if workers > 0 && (m.Context == 0 || workers < m.Context) {
+		return workers
+	}
+	return m.Context
 }
 
 // LoadTokenizer reads only the tokenizer of a model file.

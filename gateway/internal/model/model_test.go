@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
 func load(t *testing.T, opt Options) *Model {

@@ -3,9 +3,9 @@ package model
 import (
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
-	"github.com/tandem-inference/tandem/services/chattemplate"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
@@ -31,8 +31,8 @@ func (r *Rendered) Text() string {
 // starts, with thinking off, and the text follows. Errors are *chattemplate.Error.
 func (m *Model) Render(c *chat.Conversation) (*Rendered, error) { return m.RenderWithin(c, 0) }
 
-// RenderWithin is Render for a prompt of which at most limit tokens can be used, 0 = no limit: one that is certainly longer is refused
-// before it is tokenised, with an *apierror.Error.
+// RenderWithin is Render for a prompt of which at most limit tokens can be used, 0 = no limit. One that is certainly
+// longer is refused before it is tokenised, with an rpcerr.ContextLength.
 func (m *Model) RenderWithin(c *chat.Conversation, limit int) (*Rendered, error) {
 	segs, err := m.segments(c)
 	if err != nil {
@@ -44,7 +44,7 @@ func (m *Model) RenderWithin(c *chat.Conversation, limit int) (*Rendered, error)
 			texts[i] = s.Text
 		}
 		if least := m.Tokenizer.MinTokens(texts...); least > limit {
-			return nil, apierror.ContextLengthAtLeast(least, limit)
+			return nil, reqerr.ContextLengthAtLeast(least, limit)
 		}
 	}
 	r := &Rendered{Segments: segs, Tokens: m.Tokenizer.EncodeSegments(segs)}

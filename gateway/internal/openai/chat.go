@@ -12,7 +12,7 @@ import (
 
 // Chat serves POST /v1/chat/completions.
 func (s *Service) Chat(w http.ResponseWriter, r *http.Request) error {
-	o, m, name, err := s.Turn.Read(r)
+	o, m, name, err := s.turn.Read(r)
 	if err != nil {
 		return err
 	}
@@ -27,20 +27,20 @@ func (s *Service) Chat(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	p, err := s.Turn.Prepare(m, req)
+	p, err := s.turn.Prepare(m, req)
 	if err != nil {
 		return err
 	}
 	if req.Stream {
 		env := newEnvelope(turn.ResponseID(r.Context(), "chatcmpl-"), "chat.completion.chunk", name, m.Fingerprint, opts)
-		return s.Turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
+		return s.turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
 			return &chatStream{closing: closing{env}, w: out, tok: m.Tokenizer, n: req.N, legacy: legacy, custom: map[int]*toolcall.InputText{}}
 		})
 	}
 	sink := newChatWhole(m.Tokenizer, req.N, req.TopLogprobs != generate.NoLogprobs)
 	sink.legacy = legacy
 	env := newEnvelope(turn.ResponseID(r.Context(), "chatcmpl-"), "chat.completion", name, m.Fingerprint, opts)
-	return s.Turn.Whole(w, r, p, sink, func(u *generate.Usage) any { return sink.answer(env, u) })
+	return s.turn.Whole(w, r, p, sink, func(u *generate.Usage) any { return sink.answer(env, u) })
 }
 
 // chatFields reads what only chat has.

@@ -6,10 +6,10 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
@@ -25,11 +25,11 @@ const (
 
 // Completions serves POST /v1/completions.
 func (s *Service) Completions(w http.ResponseWriter, r *http.Request) error {
-	o, m, name, err := s.Turn.Read(r)
+	o, m, name, err := s.turn.Read(r)
 	if err != nil {
 		return err
 	}
-	req, err := s.Turn.Base(r, o, m, 0)
+	req, err := s.turn.Base(r, o, m, 0)
 	if err != nil {
 		return err
 	}
@@ -46,30 +46,30 @@ func (s *Service) Completions(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if n := len(prompts) * req.N; n > maxCompletions {
-		return apierror.InvalidValue("n", "gives %d choices, at most %d are allowed", n, maxCompletions)
+		return reqerr.InvalidValue("n", "gives %d choices, at most %d are allowed", n, maxCompletions)
 	}
 	echo, err := s.completionFields(o, req)
 	if err != nil {
 		return err
 	}
-	p := s.Turn.Raw(m, req)
-	if err := s.Turn.Guide(m, req, p); err != nil {
+	p := s.turn.Raw(m, req)
+	if err := s.turn.Guide(m, req, p); err != nil {
 		return err
 	}
 	p.Run.Prompts = prompts
 	if fill != nil && echo {
-		return apierror.Unsupported("suffix", "cannot be combined with echo")
+		return reqerr.Unsupported("suffix", "cannot be combined with echo")
 	}
 	p.Run.PromptLogprobs = echo && req.TopLogprobs != generate.NoLogprobs
 	env := newEnvelope(turn.ResponseID(r.Context(), "cmpl-"), "text_completion", name, m.Fingerprint, opts)
 	sink := newCompletionSink(env, m.Tokenizer, p.Run, echo)
 	if req.Stream {
-		return s.Turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
+		return s.turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
 			sink.w = out
 			return sink
 		})
 	}
-	return s.Turn.Whole(w, r, p, sink, func(u *generate.Usage) any { return sink.answer(u) })
+	return s.turn.Whole(w, r, p, sink, func(u *generate.Usage) any { return sink.answer(u) })
 }
 
 // completionFields reads what only this endpoint has.
@@ -80,7 +80,7 @@ func (s *Service) completionFields(o reqjson.Object, req *turn.Request) (echo bo
 	if best, ok, err := o.Int(reqjson.AtLeast(1), "best_of"); err != nil {
 		return false, err
 	} else if ok && int(best) != req.N {
-		return false, apierror.Unsupported("best_of", "must equal n")
+		return false, reqerr.Unsupported("best_of", "must equal n")
 	}
 	if raw, _, ok := o.Raw("logprobs"); ok && reqjson.Kind(raw) == 'b' {
 		if on, _, _ := o.Bool("logprobs"); on {
@@ -95,7 +95,7 @@ func (s *Service) completionFields(o reqjson.Object, req *turn.Request) (echo bo
 		req.MaxTokens, req.MaxTokensGiven = defaultCompletionTokens, true
 	}
 	if req.MaxTokens == 0 && !echo {
-		return false, apierror.InvalidValue("max_tokens", "must be at least 1 without echo, got 0")
+		return false, reqerr.InvalidValue("max_tokens", "must be at least 1 without echo, got 0")
 	}
 	return echo, nil
 }
@@ -119,7 +119,8 @@ func parseSuffix(o reqjson.Object, m *model.Model) (*middle, error) {
 	var marks [3]int32
 	for i, mark := range fillMarks {
 		if marks[i], ok = control(m, mark); !ok {
-			return nil, apierror.Unsupported("suffix", "needs a vocabulary with the token %s, which this model's lacks", mark)
+			return nil, reqerr.Unsupported("suffix",
+				"needs a vocabulary with the token %s, which this model's lacks", mark)
 		}
 	}
 	out := &middle{prefix: marks[0], suffix: append([]int32{marks[1]}, m.Tokenizer.Encode(suffix, tokenizer.Options{})...)}
@@ -140,15 +141,15 @@ func control(m *model.Model, mark string) (int32, bool) {
 func (s *Service) parsePrompts(o reqjson.Object, m *model.Model, fill *middle) ([]generate.Prompt, error) {
 	raw, _, ok := o.Raw("prompt")
 	if !ok {
-		return nil, apierror.Missing("prompt")
+		return nil, reqerr.Missing("prompt")
 	}
 	var out []generate.Prompt
 	add := func(ids []int32, path string) error {
 		if len(ids) == 0 {
-			return apierror.Missing(path)
+			return reqerr.Missing(path)
 		}
 		if len(out) == maxCompletions {
-			return apierror.InvalidValue("prompt", "has more than %d prompts", maxCompletions)
+			return reqerr.InvalidValue("prompt", "has more than %d prompts", maxCompletions)
 		}
 		if fill != nil {
 			ids = slices.Concat([]int32{fill.prefix}, ids, fill.suffix)
@@ -159,9 +160,9 @@ func (s *Service) parsePrompts(o reqjson.Object, m *model.Model, fill *middle) (
 	text := func(raw json.RawMessage, path string) error {
 		var t string
 		if err := json.Unmarshal(raw, &t); err != nil {
-			return apierror.InvalidValue(path, "must be a string")
+			return reqerr.InvalidValue(path, "must be a string")
 		}
-		if err := s.Turn.CheckLength(m, t); err != nil {
+		if err := s.turn.CheckLength(m, t); err != nil {
 			return err
 		}
 		return add(m.Tokenizer.Encode(t, tokenizer.Options{ParseSpecial: fill == nil}), path)
@@ -170,14 +171,19 @@ func (s *Service) parsePrompts(o reqjson.Object, m *model.Model, fill *middle) (
 		err := text(raw, "prompt")
 		return out, err
 	}
-	list, _, _, err := o.Array("prompt")
-	if err != nil {
-		return nil, apierror.InvalidValue("prompt", "must be a string, an array of strings, an array of tokens or an array of token arrays")
+	list, ok := reqjson.Elements(raw)
+	if !ok {
+		return nil, reqerr.InvalidValue("prompt",
+			"must be a string, an array of strings, an array of tokens or an array of token arrays")
 	}
-	if len(list) == 0 {
-		return nil, apierror.Missing("prompt")
+	var first json.RawMessage
+	for first = range list {
+		break
 	}
-	if reqjson.Kind(list[0]) == 'n' {
+	if first == nil {
+		return nil, reqerr.Missing("prompt")
+	}
+	if reqjson.Kind(first) == 'n' {
 		ids, err := parseTokens(raw, "prompt", m.Tokenizer.VocabSize())
 		if err != nil {
 			return nil, err
@@ -185,8 +191,10 @@ func (s *Service) parsePrompts(o reqjson.Object, m *model.Model, fill *middle) (
 		err = add(ids, "prompt")
 		return out, err
 	}
-	for i, e := range list {
+	i := 0
+	for e := range list {
 		path := reqjson.Index("prompt", i)
+		i++
 		var err error
 		switch reqjson.Kind(e) {
 		case 's':
@@ -197,7 +205,7 @@ func (s *Service) parsePrompts(o reqjson.Object, m *model.Model, fill *middle) (
 				err = add(ids, path)
 			}
 		default:
-			err = apierror.InvalidValue(path, "must be a string or an array of tokens")
+			err = reqerr.InvalidValue(path, "must be a string or an array of tokens")
 		}
 		if err != nil {
 			return nil, err
@@ -208,17 +216,21 @@ func (s *Service) parsePrompts(o reqjson.Object, m *model.Model, fill *middle) (
 
 // parseTokens reads an array of token ids.
 func parseTokens(raw json.RawMessage, path string, vocab int) ([]int32, error) {
-	var list []json.RawMessage
-	if err := json.Unmarshal(raw, &list); err != nil {
-		return nil, apierror.InvalidValue(path, "must be an array of tokens")
+	list, ok := reqjson.Elements(raw)
+	if !ok {
+		return nil, reqerr.InvalidValue(path, "must be an array of tokens")
 	}
-	ids := make([]int32, len(list))
-	for i, e := range list {
+	n := 0
+	for range list {
+		n++
+	}
+	ids := make([]int32, 0, n)
+	for e := range list {
 		id, ok := reqjson.Int64(e)
 		if !ok || id < 0 || id >= int64(vocab) {
-			return nil, apierror.InvalidValue(reqjson.Index(path, i), "is not a token id below %d", vocab)
+			return nil, reqerr.InvalidValue(reqjson.Index(path, len(ids)), "is not a token id below %d", vocab)
 		}
-		ids[i] = int32(id)
+		ids = append(ids, int32(id))
 	}
 	return ids, nil
 }
@@ -227,7 +239,7 @@ func parseTokens(raw json.RawMessage, path string, vocab int) ([]int32, error) {
 func ParseTokens(o reqjson.Object, name string, vocab int) ([]int32, error) {
 	raw, _, ok := o.Raw(name)
 	if !ok {
-		return nil, apierror.Missing(name)
+		return nil, reqerr.Missing(name)
 	}
 	return parseTokens(raw, o.Path(name), vocab)
 }

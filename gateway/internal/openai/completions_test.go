@@ -1,7 +1,6 @@
 package openai
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
@@ -24,8 +23,8 @@ func TestSuffixNamesTheMissingToken(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = parseSuffix(o, m)
-	var e *apierror.Error
-	if !errors.As(err, &e) || e.Status != 400 || e.Param != "suffix" || e.Message != `'suffix' needs a vocabulary with the token <|no such mark|>, which this model's lacks` {
+	if e := apierror.From(err); e == nil || e.Status != 400 || e.Param != "suffix" ||
+		e.Message != `'suffix' needs a vocabulary with the token <|no such mark|>, which this model's lacks` {
 		t.Errorf("%v", err)
 	}
 }

@@ -62,9 +62,9 @@ func (c closing) End(dst []byte, u *generate.Usage) []byte {
 const done = "data: [DONE]\n\n"
 
 // Fail implements turn.Stream: an error event and the end mark.
-func (c closing) Fail(dst []byte, err *apierror.Error) []byte {
+func (c closing) Fail(dst []byte, err error) []byte {
 	dst = append(dst, "data: "...)
-	dst = append(dst, err.OpenAI()...)
+	dst = append(dst, apierror.From(err).OpenAI()...)
 	dst = append(dst, "\n\n"...)
 	return append(dst, done...)
 }

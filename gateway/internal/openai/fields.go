@@ -1,8 +1,8 @@
 package openai
 
 import (
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 )
 
@@ -17,7 +17,7 @@ func checkModalities(o reqjson.Object) error {
 	}
 	for i, m := range list {
 		if m != "text" {
-			return apierror.Unsupported(reqjson.Index("modalities", i), "%q is not supported; only text is", m)
+			return reqerr.Unsupported(reqjson.Index("modalities", i), "%q is not supported; only text is", m)
 		}
 	}
 	return nil
@@ -61,7 +61,7 @@ func parseChatLogprobs(o reqjson.Object) (int, error) {
 	case want:
 		return int(top), nil
 	case given && top > 0:
-		return 0, apierror.InvalidValue("top_logprobs", "needs logprobs: true")
+		return 0, reqerr.InvalidValue("top_logprobs", "needs logprobs: true")
 	}
 	return generate.NoLogprobs, nil
 }

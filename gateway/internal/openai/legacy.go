@@ -1,8 +1,8 @@
 package openai
 
 import (
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
@@ -19,7 +19,7 @@ func parseFunctions(o reqjson.Object, req *turn.Request) (legacy bool, err error
 	}
 	if set.Len() > 0 {
 		if o.Has("tools") {
-			return false, apierror.Unsupported("functions", "cannot be combined with tools")
+			return false, reqerr.Unsupported("functions", "cannot be combined with tools")
 		}
 		req.Tools, req.Parallel, legacy = set, false, true
 	}
@@ -34,7 +34,7 @@ func parseFunctions(o reqjson.Object, req *turn.Request) (legacy bool, err error
 		case choice == "none":
 			req.Choice = turn.ToolChoice{Mode: turn.ToolNone}
 		case choice != "auto":
-			return false, apierror.InvalidValue("function_call", "must be none, auto or a function, got %q", choice)
+			return false, reqerr.InvalidValue("function_call", "must be none, auto or a function, got %q", choice)
 		}
 		return legacy, nil
 	}
@@ -47,9 +47,9 @@ func parseFunctions(o reqjson.Object, req *turn.Request) (legacy bool, err error
 	case err != nil:
 		return false, err
 	case !ok:
-		return false, apierror.Missing("function_call.name")
+		return false, reqerr.Missing("function_call.name")
 	case set.Get(name) == nil:
-		return false, apierror.InvalidValue("function_call.name", "names none of the functions: %q", name)
+		return false, reqerr.InvalidValue("function_call.name", "names none of the functions: %q", name)
 	}
 	req.Choice = turn.ToolChoice{Mode: turn.ToolNamed, Name: name}
 	return legacy, nil

@@ -2,13 +2,14 @@ package openai
 
 import (
 	"encoding/json"
+	"slices"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
 // omitter decides about parts that the model cannot read, see turn.Service.Omit.
@@ -21,31 +22,32 @@ func parseMessages(o reqjson.Object, omit omitter) ([]chat.Message, error) {
 		return nil, err
 	}
 	if !ok || len(raw) == 0 {
-		return nil, apierror.Missing("messages")
+		return nil, reqerr.Missing("messages")
 	}
 	out := make([]chat.Message, 0, len(raw))
 	for i, r := range raw {
-		m, err := parseMessage(r, reqjson.Index("messages", i), omit)
+		e, err := o.Element("messages", i, r)
 		if err != nil {
 			return nil, err
 		}
+		m, err := parseMessage(e, omit)
+		if err != nil {
+			return nil, err
+		}
+		e.Close()
 		out = append(out, m)
 	}
 	return out, nil
 }
 
-func parseMessage(raw json.RawMessage, path string, omit omitter) (m chat.Message, err error) {
-	o, err := reqjson.Wrap(raw, path)
-	if err != nil {
-		return m, err
-	}
+func parseMessage(o reqjson.Object, omit omitter) (m chat.Message, err error) {
 	role, ok, err := o.String("role")
 	if err != nil {
 		return m, err
 	}
 	switch {
 	case !ok:
-		return m, apierror.Missing(o.Path("role"))
+		return m, reqerr.Missing(o.Path("role"))
 	case role == "developer":
 		m.Role = chat.RoleSystem
 	case role == "function":
@@ -53,7 +55,8 @@ func parseMessage(raw json.RawMessage, path string, omit omitter) (m chat.Messag
 	case role == chat.RoleSystem, role == chat.RoleUser, role == chat.RoleAssistant, role == chat.RoleTool:
 		m.Role = role
 	default:
-		return m, apierror.InvalidValue(o.Path("role"), "must be system, developer, user, assistant, tool or function, got %q", role)
+		return m, reqerr.InvalidValue(o.Path("role"),
+			"must be system, developer, user, assistant, tool or function, got %q", role)
 	}
 	if m.Content, err = parseContent(o, omit); err != nil {
 		return m, err
@@ -67,11 +70,35 @@ func parseMessage(raw json.RawMessage, path string, omit omitter) (m chat.Messag
 	if m.Role != chat.RoleAssistant {
 		return m, nil
 	}
+	if err := parseSpoken(o, &m, omit); err != nil {
+		return m, err
+	}
 	if m.Reasoning, m.HasReasoning, err = parseReasoning(o); err != nil {
 		return m, err
 	}
 	m.ToolCalls, err = parseToolCalls(o)
 	return m, err
+}
+
+// parseSpoken adds what an assistant said outside of the content: a refusal, and sound, which the model cannot hear.
+func parseSpoken(o reqjson.Object, m *chat.Message, omit omitter) error {
+	refusal, _, err := o.String("refusal")
+	if err != nil {
+		return err
+	}
+	texts := []string{m.Content, refusal}
+	if audio, ok, err := o.Object("audio"); err != nil {
+		return err
+	} else if ok {
+		audio.ReadAll()
+		text, err := omit("audio", o.Path("audio"))
+		if err != nil {
+			return err
+		}
+		texts = append(texts, text)
+	}
+	m.Content = strings.Join(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), "\n")
+	return nil
 }
 
 // parseContent reads a string or an array of text parts, which are joined.
@@ -87,7 +114,7 @@ func parseContent(o reqjson.Object, omit omitter) (string, error) {
 		return s, err
 	case 'a':
 	default:
-		return "", apierror.InvalidValue(path, "must be a string or an array of parts")
+		return "", reqerr.InvalidValue(path, "must be a string or an array of parts")
 	}
 	parts, _, _, err := o.Array("content")
 	if err != nil {
@@ -99,12 +126,12 @@ func parseContent(o reqjson.Object, omit omitter) (string, error) {
 		if reqjson.Kind(p) == 's' {
 			var s string
 			if err := json.Unmarshal(p, &s); err != nil {
-				return "", apierror.InvalidValue(at, "must be an object or a string")
+				return "", reqerr.InvalidValue(at, "must be an object or a string")
 			}
 			b.WriteString(s)
 			continue
 		}
-		part, err := reqjson.Wrap(p, at)
+		part, err := o.Element("content", i, p)
 		if err != nil {
 			return "", err
 		}
@@ -112,6 +139,7 @@ func parseContent(o reqjson.Object, omit omitter) (string, error) {
 		if err != nil {
 			return "", err
 		}
+		part.Close()
 		b.WriteString(text)
 	}
 	return b.String(), nil
@@ -129,24 +157,28 @@ func parsePart(o reqjson.Object, omit omitter) (string, error) {
 	case "refusal":
 		field = "refusal"
 	case "image_url", "input_image", "image", "input_audio", "audio", "input_file", "file", "video_url", "video":
+		o.ReadAll()
 		return omit(kind, o.Path("type"))
 	default:
-		return "", apierror.InvalidValue(o.Path("type"), "%q is not a known part", kind)
+		return "", reqerr.InvalidValue(o.Path("type"), "%q is not a known part", kind)
 	}
 	text, ok, err := o.String(field)
 	if err == nil && !ok {
-		err = apierror.Missing(o.Path(field))
+		err = reqerr.Missing(o.Path(field))
 	}
 	return text, err
 }
 
-// parseReasoning reads reasoning_content, reasoning, or the texts of reasoning_details.
+// parseReasoning reads reasoning_content, reasoning, or the texts of reasoning_details. Answers hold the same text in
+// all of them, so that those after the first that is there say nothing new.
 func parseReasoning(o reqjson.Object) (string, bool, error) {
 	if s, ok, err := o.String("reasoning_content"); ok || err != nil {
+		o.Ignore("reasoning", "reasoning_details")
 		return s, ok, err
 	}
-	if raw, _, ok := o.Raw("reasoning"); ok && reqjson.Kind(raw) == 's' {
-		return o.String("reasoning")
+	if s, ok, err := o.String("reasoning"); ok || err != nil {
+		o.Ignore("reasoning_details")
+		return s, ok, err
 	}
 	details, _, ok, err := o.Array("reasoning_details")
 	if err != nil || !ok {
@@ -154,14 +186,16 @@ func parseReasoning(o reqjson.Object) (string, bool, error) {
 	}
 	var b strings.Builder
 	for i, d := range details {
-		part, err := reqjson.Wrap(d, reqjson.Index(o.Path("reasoning_details"), i))
+		part, err := o.Element("reasoning_details", i, d)
 		if err != nil {
 			return "", false, err
 		}
-		s, _, err := part.String("text")
+		s, _, err := part.String("text", "summary")
 		if err != nil {
 			return "", false, err
 		}
+		part.Ignore("type", "id", "index", "format")
+		part.Close()
 		b.WriteString(s)
 	}
 	return b.String(), b.Len() > 0, nil
@@ -175,38 +209,23 @@ func parseToolCalls(o reqjson.Object) ([]chat.ToolCall, error) {
 	}
 	var out []chat.ToolCall
 	for i, r := range raw {
-		call, err := reqjson.Wrap(r, reqjson.Index(o.Path("tool_calls"), i))
+		call, err := o.Element("tool_calls", i, r)
 		if err != nil {
 			return nil, err
 		}
-		c := chat.ToolCall{}
-		if c.ID, _, err = call.String("id"); err != nil {
-			return nil, err
-		}
-		if custom, ok, err := call.Object("custom"); err != nil {
-			return nil, err
-		} else if ok {
-			if c.Name, c.Arguments, err = parseCustom(custom); err != nil {
-				return nil, err
-			}
-			out = append(out, c)
-			continue
-		}
-		fn, ok, err := call.Object("function")
+		c, err := parseToolCall(call)
 		if err != nil {
 			return nil, err
 		}
-		if !ok {
-			return nil, apierror.Missing(call.Path("function"))
-		}
-		if c.Name, c.Arguments, err = parseCall(fn); err != nil {
-			return nil, err
-		}
+		call.Close()
 		out = append(out, c)
+	}
+	if len(out) > 0 {
+		return out, nil
 	}
 	if fn, ok, err := o.Object("function_call"); err != nil {
 		return nil, err
-	} else if ok && len(out) == 0 {
+	} else if ok {
 		c := chat.ToolCall{}
 		if c.Name, c.Arguments, err = parseCall(fn); err != nil {
 			return nil, err
@@ -216,6 +235,33 @@ func parseToolCalls(o reqjson.Object) ([]chat.ToolCall, error) {
 	return out, nil
 }
 
+// parseToolCall reads one call. It is of the kind whose member is there. Clients that joined a stream's deltas send
+// their index, too.
+func parseToolCall(o reqjson.Object) (c chat.ToolCall, err error) {
+	if _, _, err = o.String("type"); err != nil {
+		return c, err
+	}
+	o.Ignore("index")
+	if c.ID, _, err = o.String("id"); err != nil {
+		return c, err
+	}
+	if custom, ok, err := o.Object("custom"); err != nil {
+		return c, err
+	} else if ok {
+		c.Name, c.Arguments, err = parseCustom(custom)
+		return c, err
+	}
+	fn, ok, err := o.Object("function")
+	if err != nil {
+		return c, err
+	}
+	if !ok {
+		return c, reqerr.Missing(o.Path("function"))
+	}
+	c.Name, c.Arguments, err = parseCall(fn)
+	return c, err
+}
+
 // parseCustom reads name and text of a custom tool's call.
 func parseCustom(o reqjson.Object) (name string, args chattemplate.Value, err error) {
 	name, ok, err := o.String("name")
@@ -223,7 +269,7 @@ func parseCustom(o reqjson.Object) (name string, args chattemplate.Value, err er
 		return "", nil, err
 	}
 	if !ok || name == "" {
-		return "", nil, apierror.Missing(o.Path("name"))
+		return "", nil, reqerr.Missing(o.Path("name"))
 	}
 	input, _, err := o.String("input")
 	if err != nil {
@@ -242,7 +288,7 @@ func parseCall(fn reqjson.Object) (name string, args chattemplate.Value, err err
 		return "", nil, err
 	}
 	if !ok || name == "" {
-		return "", nil, apierror.Missing(fn.Path("name"))
+		return "", nil, reqerr.Missing(fn.Path("name"))
 	}
 	raw, _, ok := fn.Raw("arguments")
 	if !ok {
@@ -252,7 +298,7 @@ func parseCall(fn reqjson.Object) (name string, args chattemplate.Value, err err
 	case 'o':
 		v, err := chattemplate.FromJSON(raw)
 		if err != nil {
-			return "", nil, apierror.InvalidValue(fn.Path("arguments"), "cannot be read: %v", err)
+			return "", nil, reqerr.InvalidValue(fn.Path("arguments"), "cannot be read: %v", err)
 		}
 		return name, v, nil
 	case 's':
@@ -262,5 +308,5 @@ func parseCall(fn reqjson.Object) (name string, args chattemplate.Value, err err
 		}
 		return name, chat.ParseArguments(text), nil
 	}
-	return "", nil, apierror.InvalidValue(fn.Path("arguments"), "must be a string or an object")
+	return "", nil, reqerr.InvalidValue(fn.Path("arguments"), "must be a string or an object")
 }

@@ -1,7 +1,6 @@
 package openai
 
 import (
-	"errors"
 	"net/http/httptest"
 	"testing"
 
@@ -40,8 +39,7 @@ func FuzzChatRequest(f *testing.F) {
 			return
 		}
 		check := func(err error) {
-			var e *apierror.Error
-			if !errors.As(err, &e) || e.Status < 400 || e.Status >= 500 {
+			if e := apierror.From(err); e.Status < 400 || e.Status >= 500 {
 				t.Fatalf("error %v is no answer of a client's fault", err)
 			}
 		}
@@ -53,7 +51,7 @@ func FuzzChatRequest(f *testing.F) {
 			check(err)
 			return
 		}
-		p, err := s.Turn.Prepare(m, req)
+		p, err := s.turn.Prepare(m, req)
 		if err != nil {
 			check(err)
 			return

@@ -1,17 +1,18 @@
 // Package reqjson reads JSON requests field by field: null is absent, wrong types and ranges become errors that name the JSON
-// path, unknown fields are ignored, and aliases are tried in order.
+// path, unknown fields are ignored and listed, and aliases are tried in order.
 package reqjson
 
 import (
 	"bytes"
 	"encoding/json"
+	"iter"
 	"maps"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 )
 
 // MaxDepth is the deepest nesting of arrays and objects.
@@ -20,19 +21,23 @@ const MaxDepth = 256
 // Object is a JSON object whose members are still raw. Members that are null are left out.
 type Object struct {
 	path   string // of the object itself, empty at the top
+	shape  string // path without the indexes of arrays: messages[].content
 	fields map[string]json.RawMessage
 	extra  map[string]json.RawMessage // members of extra_body, top level only
 	use    *use                       // nil for objects that are not watched
 }
 
-// use notes which members of an object were looked at. The objects of a request's body are watched, but for those in arrays.
+// use notes which members of an object were looked at. The objects of a request's body are watched.
 type use struct {
-	read map[string]bool   // by name
+	read []string          // names
 	kids map[string]Object // objects among the members that were opened
+	lost []string          // shapes of members of closed elements that nobody looked at, without repeats
+	up   *use              // of the object whose array the object is an element of; nil for others
 	all  bool              // its members are data, whatever they are called
 }
 
-func watched() *use { return &use{read: map[string]bool{}, kids: map[string]Object{}} }
+// maxLost bounds the unread members of elements that an object remembers: the names are the client's choice.
+const maxLost = 64
 
 // Parse reads a request body: one JSON object, nesting at most MaxDepth. Members of extra_body stand in for members that the
 // top level lacks.
@@ -43,15 +48,15 @@ func Parse(body []byte) (Object, error) {
 	if err := checkDepth(body); err != nil {
 		return Object{}, err
 	}
-	o := Object{use: watched()}
+	o := Object{use: &use{}}
 	if err := json.Unmarshal(body, &o.fields); err != nil {
 		if se, ok := err.(*json.SyntaxError); ok {
-			return Object{}, apierror.InvalidJSON("the body is not valid JSON: %v at byte %d", se, se.Offset)
+			return Object{}, reqerr.InvalidJSON("the body is not valid JSON: %v at byte %d", se, se.Offset)
 		}
-		return Object{}, apierror.InvalidJSON("the body must be a JSON object")
+		return Object{}, reqerr.InvalidJSON("the body must be a JSON object")
 	}
 	if o.fields == nil {
-		return Object{}, apierror.InvalidJSON("the body must be a JSON object")
+		return Object{}, reqerr.InvalidJSON("the body must be a JSON object")
 	}
 	dropNulls(o.fields)
 	extra, ok, err := o.Object("extra_body")
@@ -90,7 +95,7 @@ func checkDepth(body []byte) error {
 			inString = true
 		case c == '{' || c == '[':
 			if depth++; depth > MaxDepth {
-				return apierror.InvalidJSON("the body is nested deeper than %d levels", MaxDepth)
+				return reqerr.InvalidJSON("the body is nested deeper than %d levels", MaxDepth)
 			}
 		case c == '}' || c == ']':
 			depth--
@@ -103,18 +108,45 @@ func checkDepth(body []byte) error {
 func Wrap(raw json.RawMessage, path string) (Object, error) {
 	o := Object{path: path}
 	if err := json.Unmarshal(raw, &o.fields); err != nil || o.fields == nil {
-		return Object{}, apierror.InvalidValue(path, "must be an object")
+		return Object{}, reqerr.InvalidValue(path, "must be an object")
 	}
 	dropNulls(o.fields)
 	return o, nil
 }
 
+// Element opens element i of the array under name, an object. What is not read of it until Close counts as unread.
+func (o Object) Element(name string, i int, raw json.RawMessage) (Object, error) {
+	e, err := Wrap(raw, Index(o.Path(name), i))
+	if err == nil && o.use != nil {
+		e.shape, e.use = join(o.shape, name)+"[]", &use{up: o.use}
+	}
+	return e, err
+}
+
+// Close ends the reading of an object that Element opened.
+func (o Object) Close() {
+	if o.use == nil || o.use.up == nil {
+		return
+	}
+	for _, shape := range o.Unread() {
+		o.use.up.lose(shape)
+	}
+}
+
+func (u *use) lose(shape string) {
+	if len(u.lost) < maxLost && !slices.Contains(u.lost, shape) {
+		u.lost = append(u.lost, shape)
+	}
+}
+
 // Path returns the JSON path of member name.
-func (o Object) Path(name string) string {
-	if o.path == "" {
+func (o Object) Path(name string) string { return join(o.path, name) }
+
+func join(path, name string) string {
+	if path == "" {
 		return name
 	}
-	return o.path + "." + name
+	return path + "." + name
 }
 
 // Raw finds the first of the names that is present. It counts as read with all that is in it.
@@ -136,13 +168,15 @@ func (o Object) Peek(names ...string) (raw json.RawMessage, name string, ok bool
 func (o Object) find(names []string) (raw json.RawMessage, name string, ok bool) {
 	raw, name, ok = o.first(names)
 	if ok && o.use != nil {
-		o.use.read[name] = true
+		if !slices.Contains(o.use.read, name) {
+			o.use.read = append(o.use.read, name)
+		}
 	}
 	return raw, name, ok
 }
 
-// Unread lists the paths of members that nobody looked at, sorted: what a request says in vain. Members of objects in arrays are
-// not among them.
+// Unread lists the paths of members that nobody looked at, sorted: what a request says in vain. Elements of arrays have
+// no index in them (messages[].content[].detail), and each path occurs once.
 func (o Object) Unread() []string {
 	if o.use == nil || o.use.all {
 		return nil
@@ -158,13 +192,15 @@ func (o Object) Unread() []string {
 	for _, name := range names {
 		kid, opened := o.use.kids[name]
 		switch {
-		case !o.use.read[name]:
-			out = append(out, o.Path(name))
+		case !slices.Contains(o.use.read, name):
+			out = append(out, join(o.shape, name))
 		case opened:
 			out = append(out, kid.Unread()...)
 		}
 	}
-	return out
+	out = append(out, o.use.lost...)
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 func (o Object) first(names []string) (raw json.RawMessage, name string, ok bool) {
@@ -192,7 +228,7 @@ func (o Object) String(names ...string) (val string, ok bool, err error) {
 		return "", false, nil
 	}
 	if err := json.Unmarshal(raw, &val); err != nil {
-		return "", false, apierror.InvalidValue(o.Path(name), "must be a string")
+		return "", false, reqerr.InvalidValue(o.Path(name), "must be a string")
 	}
 	return val, true, nil
 }
@@ -204,7 +240,7 @@ func (o Object) Bool(names ...string) (val, ok bool, err error) {
 		return false, false, nil
 	}
 	if err := json.Unmarshal(raw, &val); err != nil {
-		return false, false, apierror.InvalidValue(o.Path(name), "must be true or false")
+		return false, false, reqerr.InvalidValue(o.Path(name), "must be true or false")
 	}
 	return val, true, nil
 }
@@ -260,10 +296,10 @@ func (o Object) Float(r Range, names ...string) (val float64, ok bool, err error
 		return 0, false, nil
 	}
 	if err := json.Unmarshal(raw, &val); err != nil {
-		return 0, false, apierror.InvalidValue(o.Path(name), "must be a number")
+		return 0, false, reqerr.InvalidValue(o.Path(name), "must be a number")
 	}
 	if !r.Has(val) {
-		return 0, false, apierror.InvalidValue(o.Path(name), "must be %s, got %s", r.describe, num(val))
+		return 0, false, reqerr.InvalidValue(o.Path(name), "must be %s, got %s", r.describe, num(val))
 	}
 	return val, true, nil
 }
@@ -276,10 +312,10 @@ func (o Object) Int(r Range, names ...string) (val int64, ok bool, err error) {
 	}
 	val, ok = Int64(raw)
 	if !ok {
-		return 0, false, apierror.InvalidValue(o.Path(name), "must be an integer")
+		return 0, false, reqerr.InvalidValue(o.Path(name), "must be an integer")
 	}
 	if !r.Has(float64(val)) {
-		return 0, false, apierror.InvalidValue(o.Path(name), "must be %s, got %d", r.describe, val)
+		return 0, false, reqerr.InvalidValue(o.Path(name), "must be %s, got %d", r.describe, val)
 	}
 	return val, true, nil
 }
@@ -312,7 +348,10 @@ func (o Object) Object(names ...string) (val Object, ok bool, err error) {
 		return val, false, err
 	}
 	if o.use != nil {
-		val.use = watched()
+		val.shape, val.use = join(o.shape, name), &use{}
+		if o.use.kids == nil {
+			o.use.kids = map[string]Object{}
+		}
 		o.use.kids[name] = val
 	}
 	return val, true, nil
@@ -324,10 +363,48 @@ func (o Object) Array(names ...string) (val []json.RawMessage, name string, ok b
 	if !ok {
 		return nil, "", false, nil
 	}
-	if err := json.Unmarshal(raw, &val); err != nil {
-		return nil, "", false, apierror.InvalidValue(o.Path(name), "must be an array")
+	elements, ok := Elements(raw)
+	if !ok {
+		return nil, "", false, reqerr.InvalidValue(o.Path(name), "must be an array")
 	}
-	return val, name, true, nil
+	n := 0
+	for range elements {
+		n++
+	}
+	return slices.AppendSeq(make([]json.RawMessage, 0, n), elements), name, true, nil
+}
+
+// Elements returns the elements of a JSON array, which is part of a body that was parsed. They share its memory: an array of 60 MB may
+// have 30 million. ok is false for other values.
+func Elements(array json.RawMessage) (elements iter.Seq[json.RawMessage], ok bool) {
+	if Kind(array) != 'a' {
+		return nil, false
+	}
+	text := bytes.TrimSpace(array)
+	return func(yield func(json.RawMessage) bool) {
+		depth, inString, start := 0, false, 1
+		for i := 1; i < len(text); i++ {
+			switch c := text[i]; {
+			case inString:
+				if c == '\\' {
+					i++
+				} else if c == '"' {
+					inString = false
+				}
+			case c == '"':
+				inString = true
+			case c == '{' || c == '[':
+				depth++
+			case depth > 0 && (c == '}' || c == ']'):
+				depth--
+			case depth == 0 && (c == ',' || c == ']'):
+				if e := bytes.TrimSpace(text[start:i]); len(e) > 0 && !yield(slices.Clip(e)) {
+					return
+				}
+				start = i + 1
+			}
+		}
+	}, true
 }
 
 // Strings reads a string or an array of strings.
@@ -341,17 +418,29 @@ func (o Object) Strings(names ...string) (val []string, name string, ok bool, er
 		return []string{one}, name, true, nil
 	}
 	if err := json.Unmarshal(raw, &val); err != nil {
-		return nil, "", false, apierror.InvalidValue(o.Path(name), "must be a string or an array of strings")
+		return nil, "", false, reqerr.InvalidValue(o.Path(name), "must be a string or an array of strings")
 	}
 	return val, name, true, nil
 }
 
 // Members returns the members, nulls left out; extra_body is not consulted. The caller must not change them.
 func (o Object) Members() map[string]json.RawMessage {
+	o.ReadAll()
+	return o.fields
+}
+
+// Ignore counts members as read that change nothing by a rule of docs/spec/http-api.md.
+func (o Object) Ignore(names ...string) {
+	for _, name := range names {
+		o.find([]string{name})
+	}
+}
+
+// ReadAll counts all members as read: the object is taken, or reported as left out, as a whole.
+func (o Object) ReadAll() {
 	if o.use != nil {
 		o.use.all = true
 	}
-	return o.fields
 }
 
 // Kind tells what a JSON value is by its first byte: 's'tring, 'o'bject, 'a'rray, 'n'umber, 'b'oolean, '0' for null.

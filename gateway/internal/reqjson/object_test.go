@@ -1,12 +1,16 @@
 package reqjson
 
 import (
+	"bytes"
 	"encoding/json"
-	"errors"
+	"fmt"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"google.golang.org/grpc/codes"
 )
 
 func parse(t *testing.T, body string) Object {
@@ -40,8 +44,8 @@ func TestRangesNameThePath(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _, err = in.Float(Between(0, 1), "y")
-	var e *apierror.Error
-	if !errors.As(err, &e) || e.Param != "x.y" || !strings.Contains(e.Message, "between 0 and 1, got 1.5") {
+	if v := rpcerr.From(err).Violations(); len(v) != 1 || v[0].Field != "x.y" ||
+		!strings.Contains(v[0].Message, "between 0 and 1, got 1.5") {
 		t.Errorf("error %v", err)
 	}
 	if _, _, err := in.Int(Any(), "y"); err == nil {
@@ -53,8 +57,24 @@ func TestRangesNameThePath(t *testing.T) {
 }
 
 // FuzzParse: whatever comes in, the answer is an object or an error of the table, and depth never overflows.
+// TestManySmallElements: an array of small elements takes memory for where they are, not for copies of them.
+func TestManySmallElements(t *testing.T) {
+	const n = 1 << 20
+	o := parse(t, `{"a":[`+strings.Repeat("1, ", n-1)+`2 ]}`)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	list, _, _, err := o.Array("a")
+	runtime.ReadMemStats(&after)
+	if err != nil || len(list) != n || string(list[n-2]) != "1" || string(list[n-1]) != "2" {
+		t.Fatalf("%d elements, %v", len(list), err)
+	}
+	if got := after.TotalAlloc - before.TotalAlloc; got > 26*n {
+		t.Errorf("%d bytes an element were allocated", got/n)
+	}
+}
+
 func FuzzParse(f *testing.F) {
-	for _, s := range []string{`{}`, `{"a":[1,{"b":null}]}`, `[]`, `{"extra_body":{"x":1}}`, `{"a":"\"[[[["}`, strings.Repeat("[", 300), `{"extra_body":3}`, "\xff"} {
+	for _, s := range []string{`{}`, `{"a":[1,{"b":null}]}`, `[]`, `{"extra_body":{"x":1}}`, `{"a":"\"[[[["}`, ` {"a": [ 1 , "x]\"," ,{"b":[1,2],"c":"}"}, null,[] ] , "b":[], "c":[ ]}`, strings.Repeat("[", 300), `{"extra_body":3}`, "\xff"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
@@ -62,9 +82,8 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		o, err := Parse(body)
-		var e *apierror.Error
 		if err != nil {
-			if !errors.As(err, &e) || e.Status != 400 {
+			if rpcerr.Code(err) != codes.InvalidArgument {
 				t.Fatalf("error %v is not an answer", err)
 			}
 			return
@@ -75,7 +94,12 @@ func FuzzParse(f *testing.F) {
 		for name := range o.Members() {
 			_, _, _ = o.String(name)
 			_, _, _ = o.Int(Between(0, 5), name)
-			_, _, _, _ = o.Array(name)
+			raw, _, _ := o.Raw(name)
+			var want []json.RawMessage
+			isArray := json.Unmarshal(raw, &want) == nil
+			if got, _, _, err := o.Array(name); (err == nil) != isArray || !slices.EqualFunc(got, want, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+				t.Fatalf("elements of %s: %s, want %s", raw, got, want)
+			}
 			_, _, _, _ = o.Strings(name)
 		}
 	})
@@ -99,5 +123,67 @@ func TestBoundsAreWrittenAsWholeNumbers(t *testing.T) {
 	_, _, err = o.Int(Between(1, 2147483647), "max_tokens")
 	if err == nil || !strings.Contains(err.Error(), "between 1 and 2147483647") {
 		t.Errorf("%v", err)
+	}
+}
+
+// TestUnreadElements: members of elements are listed by their path without indexes, once, when the element is closed.
+func TestUnreadElements(t *testing.T) {
+	o := parse(t, `{"a":[{"x":1,"y":{"p":1,"q":2},"b":[{"k":1},{"k":2,"l":3}]},{"x":1,"z":2}],"c":[{"whole":1}],"d":[{"left":1}],"e":1}`)
+	list, name, _, err := o.Array("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, raw := range list {
+		e, err := o.Element(name, i, raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, _ = e.Int(Any(), "x")
+		if y, ok, _ := e.Object("y"); ok {
+			_, _, _ = y.Int(Any(), "p")
+		}
+		inner, _, _, _ := e.Array("b")
+		for j, raw := range inner {
+			in, err := e.Element("b", j, raw)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := fmt.Sprintf("a[%d].b[%d].k", i, j); in.Path("k") != want {
+				t.Errorf("path %s, want %s", in.Path("k"), want)
+			}
+			in.Close()
+		}
+		e.Close()
+	}
+	c, _, _, _ := o.Array("c")
+	e, err := o.Element("c", 0, c[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.ReadAll()
+	e.Close()
+	o.Ignore("e")
+	want := []string{"a[].b[].k", "a[].b[].l", "a[].y.q", "a[].z", "d"}
+	if got := o.Unread(); !slices.Equal(got, want) {
+		t.Errorf("unread %v, want %v", got, want)
+	}
+	if _, err := o.Element("c", 1, json.RawMessage(`3`)); err == nil || !strings.Contains(err.Error(), "c[1]") {
+		t.Errorf("a number as an element: %v", err)
+	}
+}
+
+// TestUnreadElementsAreBounded: the names are the client's choice.
+func TestUnreadElementsAreBounded(t *testing.T) {
+	o := parse(t, `{"a":[]}`)
+	_, _, _, _ = o.Array("a")
+	for i := range 100 * maxLost {
+		e, err := o.Element("a", i, json.RawMessage(fmt.Sprintf(`{"n%d":1}`, i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Close()
+	}
+	if n := len(o.Unread()); n != maxLost {
+		t.Errorf("%d paths are kept, want %d", n, maxLost)
 	}
 }

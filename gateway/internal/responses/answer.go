@@ -155,7 +155,8 @@ func (s *stream) End(dst []byte, u *generate.Usage) []byte {
 }
 
 // Fail implements turn.Stream. A response that was cancelled through the API or whose client left did not fail.
-func (s *stream) Fail(dst []byte, e *apierror.Error) []byte {
+func (s *stream) Fail(dst []byte, err error) []byte {
+	e := apierror.From(err)
 	return s.close(dst, func() (*object, string) {
 		if e.Status == apierror.StatusClientClosed {
 			return s.final(statusCancelled, s.usage()), "response.incomplete"

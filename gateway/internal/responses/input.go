@@ -5,12 +5,13 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/seal"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
-	"github.com/tandem-inference/tandem/services/chattemplate"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
 // Types of input and output items.
@@ -38,8 +39,9 @@ type reader struct {
 	msgs []chat.Message
 	// turn is the assistant's turn that further items join; nil = none is open.
 	turn *assistantTurn
-	// tools are the additional_tools items.
-	tools []reqjson.Object
+	// tools are those of the additional_tools items, toolsSkipped the types among them that a server would have to run.
+	tools        []*toolcall.Set
+	toolsSkipped []string
 	// referred are the bytes of the items that references brought.
 	referred int
 }
@@ -72,24 +74,49 @@ func parseItems(o reqjson.Object) ([]json.RawMessage, error) {
 		items, _, _, err := o.Array("input")
 		return items, err
 	}
-	return nil, apierror.InvalidValue("input", "must be a string or an array of items")
+	return nil, reqerr.InvalidValue("input", "must be a string or an array of items")
 }
 
-// add reads one item, which lies at path.
+// add reads an item that the store keeps, which lies at path. What a request said in vain was reported to that request.
 func (r *reader) add(raw json.RawMessage, path string) error {
 	if reqjson.Kind(raw) == 's' {
-		// Some clients send bare strings among the items.
-		var text string
-		if err := json.Unmarshal(raw, &text); err != nil {
-			return apierror.InvalidValue(path, "must be an object")
-		}
-		r.push(chat.Message{Role: chat.RoleUser, Content: text})
-		return nil
+		return r.bare(raw, path)
 	}
 	o, err := reqjson.Wrap(raw, path)
 	if err != nil {
 		return err
 	}
+	return r.item(o)
+}
+
+// element reads item i of the request's input.
+func (r *reader) element(o reqjson.Object, i int, raw json.RawMessage) error {
+	if reqjson.Kind(raw) == 's' {
+		return r.bare(raw, reqjson.Index(o.Path("input"), i))
+	}
+	item, err := o.Element("input", i, raw)
+	if err != nil {
+		return err
+	}
+	if err := r.item(item); err != nil {
+		return err
+	}
+	item.Close()
+	return nil
+}
+
+// bare reads a string: some clients send them among the items.
+func (r *reader) bare(raw json.RawMessage, path string) error {
+	var text string
+	if err := json.Unmarshal(raw, &text); err != nil {
+		return reqerr.InvalidValue(path, "must be an object")
+	}
+	r.push(chat.Message{Role: chat.RoleUser, Content: text})
+	return nil
+}
+
+// item reads one item.
+func (r *reader) item(o reqjson.Object) error {
 	kind, given, err := o.String("type")
 	if err != nil {
 		return err
@@ -99,6 +126,8 @@ func (r *reader) add(raw json.RawMessage, path string) error {
 			kind = itemReference
 		}
 	}
+	// Answers carry both, clients send them back, and they mean nothing to the model.
+	o.Ignore("id", "status")
 	switch kind {
 	case itemMessage:
 		return r.message(o)
@@ -111,10 +140,21 @@ func (r *reader) add(raw json.RawMessage, path string) error {
 	case itemReference:
 		return r.reference(o)
 	case itemTools:
-		r.tools = append(r.tools, o)
-		return nil
+		return r.more(o)
 	}
+	o.ReadAll()
 	r.skip(kind)
+	return nil
+}
+
+// more reads an additional_tools item. Its tools are the request's, whoever gave them.
+func (r *reader) more(o reqjson.Object) error {
+	o.Ignore("role")
+	set, skipped, err := turn.ParseTools(o)
+	if err != nil {
+		return err
+	}
+	r.tools, r.toolsSkipped = append(r.tools, set), append(r.toolsSkipped, skipped...)
 	return nil
 }
 
@@ -154,7 +194,7 @@ func (r *reader) message(o reqjson.Object) error {
 		return err
 	}
 	if !ok {
-		return apierror.Missing(o.Path("role"))
+		return reqerr.Missing(o.Path("role"))
 	}
 	text, err := r.text(o, "content")
 	if err != nil {
@@ -168,7 +208,7 @@ func (r *reader) message(o reqjson.Object) error {
 	case chat.RoleSystem, "developer":
 		r.push(chat.Message{Role: chat.RoleSystem, Content: text})
 	default:
-		return apierror.InvalidValue(o.Path("role"), "must be user, assistant, system or developer, got %q", role)
+		return reqerr.InvalidValue(o.Path("role"), "must be user, assistant, system or developer, got %q", role)
 	}
 	return nil
 }
@@ -182,7 +222,8 @@ func (r *reader) reasoning(o reqjson.Object) error {
 	text, ok := r.sealed.Open(sealed)
 	for _, from := range []string{"content", "summary"} {
 		if ok {
-			break
+			o.Ignore(from) // the same text
+			continue
 		}
 		if text, err = r.text(o, from); err != nil {
 			return err
@@ -207,18 +248,11 @@ func (r *reader) call(o reqjson.Object, kind string) error {
 	if c.ID, _, err = o.String("call_id"); err != nil {
 		return err
 	}
-	name, _, err := o.String("name")
-	if err != nil {
+	if c.Name, err = toolName(o); err != nil {
 		return err
 	}
-	if name == "" {
-		return apierror.Missing(o.Path("name"))
-	}
-	c.Name = name
-	if ns, ok, err := o.String("namespace"); err != nil {
-		return err
-	} else if ok && ns != "" {
-		c.Name = toolcall.Join(ns, name)
+	if c.Name == "" {
+		return reqerr.Missing(o.Path("name"))
 	}
 	field := "arguments"
 	if kind == itemCustom {
@@ -240,8 +274,25 @@ func (r *reader) call(o reqjson.Object, kind string) error {
 	return nil
 }
 
+// toolName is the name of an item's tool as the model sees it, empty when the item has none.
+func toolName(o reqjson.Object) (string, error) {
+	name, _, err := o.String("name")
+	if err != nil {
+		return "", err
+	}
+	space, _, err := o.String("namespace")
+	if err != nil || name == "" || space == "" {
+		return name, err
+	}
+	return toolcall.Join(space, name), nil
+}
+
 func (r *reader) output(o reqjson.Object) error {
 	id, _, err := o.String("call_id")
+	if err != nil {
+		return err
+	}
+	name, err := toolName(o)
 	if err != nil {
 		return err
 	}
@@ -249,7 +300,7 @@ func (r *reader) output(o reqjson.Object) error {
 	if err != nil {
 		return err
 	}
-	r.push(chat.Message{Role: chat.RoleTool, ToolCallID: id, Content: text})
+	r.push(chat.Message{Role: chat.RoleTool, Name: name, ToolCallID: id, Content: text})
 	return nil
 }
 
@@ -259,7 +310,7 @@ func (r *reader) reference(o reqjson.Object) error {
 		return err
 	}
 	if id == "" {
-		return apierror.Missing(o.Path("id"))
+		return reqerr.Missing(o.Path("id"))
 	}
 	item, ok := r.find(id)
 	if !ok {
@@ -267,7 +318,7 @@ func (r *reader) reference(o reqjson.Object) error {
 		return nil
 	}
 	if r.referred += len(item); r.referred > maxReferred {
-		return apierror.InvalidValue(o.Path("id"), "brings the items that are referred to above %d bytes", maxReferred)
+		return reqerr.InvalidValue(o.Path("id"), "brings the items that are referred to above %d bytes", maxReferred)
 	}
 	return r.add(item, o.Path("id"))
 }
@@ -284,11 +335,11 @@ func (r *reader) text(o reqjson.Object, name string) (string, error) {
 	}
 	parts, _, _, err := o.Array(name)
 	if err != nil {
-		return "", apierror.InvalidValue(o.Path(name), "must be a string or an array of parts")
+		return "", reqerr.InvalidValue(o.Path(name), "must be a string or an array of parts")
 	}
 	var b strings.Builder
 	for i, p := range parts {
-		part, err := reqjson.Wrap(p, reqjson.Index(o.Path(name), i))
+		part, err := o.Element(name, i, p)
 		if err != nil {
 			return "", err
 		}
@@ -296,6 +347,7 @@ func (r *reader) text(o reqjson.Object, name string) (string, error) {
 		if err != nil {
 			return "", err
 		}
+		part.Close()
 		b.WriteString(text)
 	}
 	return b.String(), nil
@@ -309,17 +361,21 @@ func (r *reader) part(o reqjson.Object) (string, error) {
 	}
 	field := "text"
 	switch kind {
-	case "", "text", "input_text", "output_text", "reasoning_text", "summary_text":
+	case "output_text":
+		// What answers carry for their readers is not a part of the text.
+		o.Ignore("annotations", "logprobs")
+	case "", "text", "input_text", "reasoning_text", "summary_text":
 	case "refusal":
 		field = "refusal"
 	case "input_image", "input_file", "input_audio", "input_video", "computer_screenshot":
+		o.ReadAll()
 		return r.omit(kind, o.Path("type"))
 	default:
-		return "", apierror.InvalidValue(o.Path("type"), "%q is not a known part", kind)
+		return "", reqerr.InvalidValue(o.Path("type"), "%q is not a known part", kind)
 	}
 	text, ok, err := o.String(field)
 	if err == nil && !ok {
-		err = apierror.Missing(o.Path(field))
+		err = reqerr.Missing(o.Path(field))
 	}
 	return text, err
 }

@@ -2,7 +2,6 @@ package responses
 
 import (
 	"encoding/json"
-	"errors"
 	"runtime"
 	"strings"
 	"testing"
@@ -10,9 +9,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/seal"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
 // readItems reads an array of items after instructions.
@@ -102,8 +101,7 @@ func TestReferencesAreBounded(t *testing.T) {
 	for ; n < 20 && err == nil; n++ {
 		err = r.add(json.RawMessage(`{"type":"item_reference","id":"msg_1"}`), reqjson.Index("input", n))
 	}
-	var e *apierror.Error
-	if !errors.As(err, &e) || e.Param != "input[7].id" {
+	if e := apierror.From(err); e == nil || e.Param != "input[7].id" {
 		t.Errorf("after %d references: %v", n, err)
 	}
 }

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
@@ -135,7 +135,7 @@ func newPage(items []json.RawMessage, r *http.Request) (*page, error) {
 	if v := query.Get("limit"); v != "" {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < 1 || n > pageMax {
-			return nil, apierror.InvalidValue("limit", "must be between 1 and %d, got %q", pageMax, v)
+			return nil, reqerr.InvalidValue("limit", "must be between 1 and %d, got %q", pageMax, v)
 		}
 		limit = n
 	}
@@ -145,7 +145,7 @@ func newPage(items []json.RawMessage, r *http.Request) (*page, error) {
 		slices.Reverse(items)
 	case "asc":
 	default:
-		return nil, apierror.InvalidValue("order", "must be asc or desc, got %q", order)
+		return nil, reqerr.InvalidValue("order", "must be asc or desc, got %q", order)
 	}
 	at := func(name string, otherwise int) (int, error) {
 		id := query.Get(name)
@@ -154,7 +154,7 @@ func newPage(items []json.RawMessage, r *http.Request) (*page, error) {
 		}
 		i := slices.IndexFunc(items, func(it json.RawMessage) bool { return idOf(it) == id })
 		if i < 0 {
-			return 0, apierror.InvalidValue(name, "%q is no item of this response", id)
+			return 0, reqerr.InvalidValue(name, "%q is no item of this response", id)
 		}
 		return i, nil
 	}

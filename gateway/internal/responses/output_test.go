@@ -8,11 +8,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest/eventgen"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest/wirecheck"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/seal"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
@@ -117,12 +117,12 @@ func TestEmptyAnswerHasAMessage(t *testing.T) {
 
 func TestFailure(t *testing.T) {
 	for name, tt := range map[string]struct {
-		err            *apierror.Error
+		err            error
 		terminal, code string
 	}{
-		"worker":    {apierror.WorkerFailed(nil), "response.failed", "server_error"},
-		"queue":     {apierror.QueueFull(3), "response.failed", "rate_limit_exceeded"},
-		"context":   {apierror.ContextLength(9, 0, 8), "response.failed", "context_length_exceeded"},
+		"worker":    {reqerr.WorkerFailed(nil), "response.failed", "server_error"},
+		"queue":     {reqerr.QueueFull(3), "response.failed", "rate_limit_exceeded"},
+		"context":   {reqerr.ContextLength(9, 0, 8), "response.failed", "context_length_exceeded"},
 		"cancelled": {errStopped, "response.incomplete", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
@@ -16,7 +16,7 @@ func wantsStream(r *http.Request) (bool, error) {
 	if v := r.URL.Query().Get("stream"); v != "" {
 		on, err := strconv.ParseBool(v)
 		if err != nil {
-			return false, apierror.InvalidValue("stream", "must be true or false, got %q", v)
+			return false, reqerr.InvalidValue("stream", "must be true or false, got %q", v)
 		}
 		return on, nil
 	}
@@ -42,7 +42,7 @@ func replay(w http.ResponseWriter, r *http.Request, log *eventLog) error {
 	if v := r.URL.Query().Get("starting_after"); v != "" {
 		after, err := strconv.Atoi(v)
 		if err != nil || after < 0 {
-			return apierror.InvalidValue("starting_after", "must be the number of an event, got %q", v)
+			return reqerr.InvalidValue("starting_after", "must be the number of an event, got %q", v)
 		}
 		n = after + 1
 	}
@@ -65,7 +65,7 @@ func replay(w http.ResponseWriter, r *http.Request, log *eventLog) error {
 			select {
 			case <-more:
 			case <-r.Context().Done():
-				return apierror.Cancelled()
+				return reqerr.Cancelled()
 			}
 		}
 	}

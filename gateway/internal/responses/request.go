@@ -13,8 +13,8 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
-	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
@@ -35,7 +35,7 @@ type request struct {
 
 // parse reads a request. name is what the answer calls the model.
 func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model, name string) (*request, error) {
-	base, err := s.Turn.Parse(r, o, m)
+	base, err := s.turn.Parse(r, o, m)
 	if err != nil {
 		return nil, err
 	}
@@ -65,11 +65,11 @@ func (q *request) refused(o reqjson.Object) error {
 		return err
 	}
 	if background {
-		return apierror.Unsupported("background", "true is not supported")
+		return reqerr.Unsupported("background", "true is not supported")
 	}
 	for _, name := range []string{"conversation", "prompt"} {
 		if o.Has(name) {
-			return apierror.Unsupported(name, "is not supported")
+			return reqerr.Unsupported(name, "is not supported")
 		}
 	}
 	return nil
@@ -88,7 +88,7 @@ func (q *request) options(o reqjson.Object) error {
 	}
 	q.object.Truncation = cmp.Or(truncation, "disabled")
 	if t := q.object.Truncation; t != "disabled" && t != truncateAuto {
-		return apierror.InvalidValue("truncation", "must be auto or disabled, got %q", t)
+		return reqerr.InvalidValue("truncation", "must be auto or disabled, got %q", t)
 	}
 	text, ok, err := o.Object("text")
 	if err != nil || !ok {
@@ -107,7 +107,7 @@ func (q *request) reasoning(o reqjson.Object) error {
 		return nil
 	}
 	if reqjson.Kind(raw) != 'o' {
-		return apierror.InvalidValue("reasoning", "must be an object")
+		return reqerr.InvalidValue("reasoning", "must be an object")
 	}
 	in, _, err := o.Object("reasoning")
 	if err != nil {
@@ -213,7 +213,7 @@ func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) err
 	if err != nil {
 		return err
 	}
-	in := &reader{omit: s.Turn.Omit(q.Request), sealed: s.sealed, find: func(id string) (json.RawMessage, bool) {
+	in := &reader{omit: s.turn.Omit(q.Request), sealed: s.sealed, find: func(id string) (json.RawMessage, bool) {
 		return s.store.item(key{q.scope, id})
 	}}
 	if instructions != "" {
@@ -241,7 +241,7 @@ func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) err
 		q.inputs = append(q.inputs, e.items...)
 	}
 	for i, raw := range own {
-		if err := in.add(raw, reqjson.Index("input", i)); err != nil {
+		if err := in.element(o, i, raw); err != nil {
 			return err
 		}
 		if q.object.Store {
@@ -250,21 +250,14 @@ func (s *Service) conversation(o reqjson.Object, m *model.Model, q *request) err
 		q.inputs = append(q.inputs, raw)
 	}
 	if len(q.inputs) == 0 {
-		return apierror.Missing("input")
+		return reqerr.Missing("input")
 	}
-	var more []*toolcall.Set
-	for _, item := range in.tools {
-		set, skipped, err := turn.ParseTools(item)
-		if err != nil {
-			return err
-		}
-		more, q.Skipped = append(more, set), append(q.Skipped, skipped...)
-	}
-	q.Tools = q.Tools.Union(more...)
+	q.Tools, q.Skipped = q.Tools.Union(in.tools...), append(q.Skipped, in.toolsSkipped...)
 	// Truncation keeps what stands first, so all that belongs there has to be there before.
 	q.Messages = chat.JoinSystem(in.messages(), m.LaterSystem)
 	if len(q.Messages) == 0 {
-		return apierror.InvalidValue("input", "holds nothing that can be read here: only %s", strings.Join(in.skipped, ", "))
+		return reqerr.InvalidValue("input",
+			"holds nothing that can be read here: only %s", strings.Join(in.skipped, ", "))
 	}
 	s.logSkipped(q, in.skipped)
 	q.SkippedItems = in.skipped

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"sync"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 )
 
 // running are the streamed responses that are being generated.
@@ -28,8 +28,7 @@ type live struct {
 }
 
 // errStopped is the cause of a stream that its client cancelled through the API.
-var errStopped = &apierror.Error{Status: apierror.StatusClientClosed, Type: apierror.TypeInvalidRequest, Code: "cancelled",
-	Message: "the response was cancelled"}
+var errStopped = reqerr.Cancelled().With("the response was cancelled")
 
 func (r *running) add(k key, l *live) {
 	r.mu.Lock()

@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/seal"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
@@ -39,7 +40,8 @@ type Deps struct {
 
 // Service answers requests of the dialect.
 type Service struct {
-	Deps
+	turn    *turn.Service
+	log     *zap.Logger
 	store   *store
 	running running
 	sealed  *seal.Sealer
@@ -50,18 +52,22 @@ func New(cfg Config, deps Deps) *Service {
 	if deps.Logger == nil {
 		deps.Logger = zap.NewNop()
 	}
-	return &Service{Deps: deps, store: newStore(cfg.StoreBytes), sealed: seal.New(cfg.Key, "responses.reasoning")}
+	return &Service{
+		turn: deps.Turn, log: deps.Logger, store: newStore(cfg.StoreBytes),
+		sealed: seal.New(cfg.Key, "responses.reasoning"),
+	}
 }
 
 func (s *Service) logSkipped(q *request, skipped []string) {
 	if len(skipped) > 0 {
-		s.Logger.Debug("input items were left out", zap.String(telemetry.KeyRequestID, q.ID), zap.Strings("types", skipped))
+		s.log.Debug("input items were left out",
+			zap.String(telemetry.KeyRequestID, q.ID), zap.Strings("types", skipped))
 	}
 }
 
 // Create serves POST /v1/responses.
 func (s *Service) Create(w http.ResponseWriter, r *http.Request) error {
-	o, m, name, err := s.Turn.Read(r)
+	o, m, name, err := s.turn.Read(r)
 	if err != nil {
 		return err
 	}
@@ -78,11 +84,11 @@ func (s *Service) Create(w http.ResponseWriter, r *http.Request) error {
 		return s.stream(w, r, p, a)
 	}
 	if !a.object.Store {
-		return s.Turn.Whole(w, r, p, a, func(u *generate.Usage) any { return a.complete(u) })
+		return s.turn.Whole(w, r, p, a, func(u *generate.Usage) any { return a.complete(u) })
 	}
 	a.events, a.log = true, &eventLog{}
 	out := &logged{answer: a}
-	return s.Turn.Whole(w, r, p, out, func(u *generate.Usage) (obj any) {
+	return s.turn.Whole(w, r, p, out, func(u *generate.Usage) (obj any) {
 		out.write(func() {
 			o := a.complete(u)
 			a.response("response."+o.Status, o)
@@ -121,14 +127,14 @@ func (s *Service) stream(w http.ResponseWriter, r *http.Request, p *turn.Prepare
 	out := &stream{answer: a, usage: func() *generate.Usage { return turn.CallFrom(r.Context()).Usage }, ended: func(obj *object) {
 		l.body = s.keep(a, obj)
 	}}
-	err := s.Turn.Stream(w, r.WithContext(ctx), p, func(w *sse.Writer) turn.Stream {
+	err := s.turn.Stream(w, r.WithContext(ctx), p, func(w *sse.Writer) turn.Stream {
 		out.w = w
 		return out
 	})
 	switch {
 	case !out.closed && a.seq > 0:
 		// The client left. Others may read the events.
-		out.Fail(nil, apierror.Cancelled())
+		out.Fail(nil, reqerr.Cancelled())
 	case a.log != nil:
 		a.log.end()
 	}

@@ -4,9 +4,9 @@ import (
 	"errors"
 	"sort"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
@@ -18,16 +18,16 @@ const defaultReserve = 1024
 
 // prepare makes the request ready to run, with truncation if it is wanted and needed.
 func (s *Service) prepare(m *model.Model, q *request) (*turn.Prepared, error) {
-	limit := s.Turn.Generator.Targets.MaxContext()
+	limit := s.turn.MaxContext()
 	if q.object.Truncation != truncateAuto || limit == 0 {
-		return s.Turn.Prepare(m, q.Request)
+		return s.turn.Prepare(m, q.Request)
 	}
 	reserve := defaultReserve
 	if q.MaxTokensGiven {
 		reserve = q.MaxTokens
 	}
 	reserve = min(reserve, limit/4)
-	p, err := s.Turn.Prepare(m, q.Request)
+	p, err := s.turn.Prepare(m, q.Request)
 	if err != nil || p.PromptTokens+reserve <= limit || p.Run.Prompts[0].Compress != nil {
 		// Too long is not an error of Prepare; a prompt that will be compressed keeps its turns.
 		return p, err
@@ -41,7 +41,7 @@ func (s *Service) prepare(m *model.Model, q *request) (*turn.Prepared, error) {
 	var failed error
 	n := 1 + sort.Search(len(starts)-2, func(i int) bool {
 		q.Messages = dropTurns(whole, starts, i+1)
-		r, err := s.Turn.Render(m, q.Request)
+		r, err := s.turn.Render(m, q.Request)
 		if err != nil {
 			failed = errors.Join(failed, err)
 			return true
@@ -49,10 +49,10 @@ func (s *Service) prepare(m *model.Model, q *request) (*turn.Prepared, error) {
 		return len(r.Tokens)+reserve <= limit
 	})
 	if failed != nil {
-		return nil, apierror.From(failed)
+		return nil, reqerr.From(failed)
 	}
 	q.Messages = dropTurns(whole, starts, n)
-	return s.Turn.Prepare(m, q.Request)
+	return s.turn.Prepare(m, q.Request)
 }
 
 // turnStarts lists where turns begin: at every message of the user.

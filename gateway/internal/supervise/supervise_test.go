@@ -19,6 +19,8 @@ import (
 
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+
+	"github.com/tandem-inference/tandem/services/testwait"
 )
 
 // The test program is its own child: TANDEM_TEST_CHILD chooses what it does.
@@ -112,6 +114,8 @@ func (o *output) pid(t *testing.T) int {
 	}
 }
 
+var errRuns = errors.New("the supervisor does not stop")
+
 func start(t *testing.T, cfg Config, specs ...Spec) (*Supervisor, func() error) {
 	t.Helper()
 	s := New(cfg, zap.NewNop(), specs...)
@@ -120,9 +124,18 @@ func start(t *testing.T, cfg Config, specs ...Spec) (*Supervisor, func() error) 
 	go func() { done <- s.Run(ctx) }()
 	stop := sync.OnceValue(func() error {
 		cancel()
-		return <-done
+		select {
+		case err := <-done:
+			return err
+		case <-time.After(testwait.Limit):
+			return errRuns
+		}
 	})
-	t.Cleanup(func() { _ = stop() })
+	t.Cleanup(func() {
+		if err := stop(); errors.Is(err, errRuns) {
+			t.Error(err)
+		}
+	})
 	return s, stop
 }
 
@@ -173,8 +186,8 @@ func TestHungChild(t *testing.T) {
 		_, stop := start(t, Config{Output: out, HangLimit: limit, FirstBackoff: time.Millisecond, OnRestart: func(n string) { restarts <- n }}, answers)
 		pid := out.pid(t)
 		if limit > 0 {
-			<-answered
-			<-answered // the watcher has taken note of the first
+			testwait.For(t, answered, "a first sign of life")
+			testwait.For(t, answered, "a second one") // the watcher has taken note of the first
 		}
 		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
@@ -210,7 +223,7 @@ func TestRestartAndStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := out.pid(t)
-	if name := <-restarts; name != "wait" {
+	if name := testwait.For(t, restarts, "a restart"); name != "wait" {
 		t.Errorf("OnRestart(%q)", name)
 	}
 	if first == second {

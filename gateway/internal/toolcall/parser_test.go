@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/tandem-inference/tandem/services/chattemplate"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 )
 
 // record is an Output that writes down what it gets.

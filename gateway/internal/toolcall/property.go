@@ -3,7 +3,7 @@ package toolcall
 import (
 	"encoding/json"
 
-	"github.com/tandem-inference/tandem/services/chattemplate"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 )
 
 // property is a parameter as a tool's schema declares it.

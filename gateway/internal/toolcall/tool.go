@@ -6,7 +6,7 @@ import (
 	"regexp"
 	"slices"
 
-	"github.com/tandem-inference/tandem/services/chattemplate"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 )
 
 // Kind says how a tool's calls are written on the wire.

@@ -1,7 +1,7 @@
 package turn
 
 import (
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 )
 
@@ -24,7 +24,7 @@ func ParseFormat(parent reqjson.Object, name string) (f Format, err error) {
 	case "json_schema":
 		f.Kind = FormatJSONSchema
 	default:
-		return f, apierror.InvalidValue(o.Path("type"), "must be text, json_object or json_schema, got %q", kind)
+		return f, reqerr.InvalidValue(o.Path("type"), "must be text, json_object or json_schema, got %q", kind)
 	}
 	in, nested, err := o.Object("json_schema")
 	if err != nil {
@@ -44,7 +44,7 @@ func ParseFormat(parent reqjson.Object, name string) (f Format, err error) {
 		return f, err
 	}
 	if !ok {
-		return f, apierror.Missing(in.Path("schema"))
+		return f, reqerr.Missing(in.Path("schema"))
 	}
 	f.Schema, _, _ = in.Raw("schema")
 	f.Path = in.Path("schema")

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/grammar"
@@ -24,10 +24,10 @@ func (s *Service) Guide(m *model.Model, req *Request, p *Prepared) error {
 	calls := req.Tools.Len() > 0 && req.Choice.Mode != ToolNone
 	if req.Format.Kind == FormatGrammar {
 		if calls {
-			return apierror.Unsupported(req.Format.Path, "cannot be combined with tools, unless tool_choice is none")
+			return reqerr.Unsupported(req.Format.Path, "cannot be combined with tools, unless tool_choice is none")
 		}
 		if _, err := grammar.Parse(req.Format.Grammar); err != nil {
-			return apierror.InvalidValue(req.Format.Path, "cannot be read: %v", err)
+			return reqerr.InvalidValue(req.Format.Path, "cannot be read: %v", err)
 		}
 		p.Run.Guide = &tandemv1.Guide{Grammar: req.Format.Grammar}
 	} else if err := s.writeGrammar(m, req, p, calls); err != nil {
@@ -75,10 +75,11 @@ func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls 
 		var strict *toolcall.StrictError
 		if errors.As(err, &strict) {
 			path := cmp.Or(strict.Tool.Path, "tools")
-			return apierror.Unsupported(strings.TrimSuffix(path+"."+strict.Keyword, "."), "cannot be followed by a strict tool: %s", strict.Message)
+			return reqerr.Unsupported(strings.TrimSuffix(path+"."+strict.Keyword, "."),
+				"cannot be followed by a strict tool: %s", strict.Message)
 		}
 		if err != nil {
-			return apierror.Internal(err)
+			return reqerr.Internal(err)
 		}
 	}
 	if root == "" {
@@ -86,7 +87,7 @@ func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls 
 	}
 	w.Define("root", root)
 	if _, err := grammar.Parse(w.Text()); err != nil { // a schema that begins with itself, or one that is too large
-		return apierror.Unsupported(cmp.Or(req.Format.Path, "tools"), "cannot be followed: %v", err)
+		return reqerr.Unsupported(cmp.Or(req.Format.Path, "tools"), "cannot be followed: %v", err)
 	}
 	p.Run.Guide = &tandemv1.Guide{Grammar: w.Text()}
 	return nil
@@ -119,7 +120,7 @@ func formatRule(w *grammar.Writer, f Format) (rule, warning string, err error) {
 		case errors.As(err, &se) && f.Lenient && se.TooHard:
 			return w.JSON("value"), "schema-not-followed: " + at(se), nil
 		case errors.As(err, &se):
-			return "", "", apierror.Unsupported(at(se), "cannot be followed: %s", se.Message)
+			return "", "", reqerr.Unsupported(at(se), "cannot be followed: %s", se.Message)
 		case len(dropped) > 0:
 			warning = "schema-partly-followed: " + strings.Join(dropped, ", ")
 		}

@@ -4,17 +4,17 @@ import (
 	"slices"
 
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
 // remember gives the calls of a history the text in which the model wrote them, and their turns the reasoning that a client did
 // not send back (docs/spec/http-api.md §6.6). msgs is not changed.
 func (s *Service) remember(m *model.Model, scope string, msgs []chat.Message) []chat.Message {
-	if s.Memory == nil {
+	if s.memory == nil {
 		return msgs
 	}
 	out := slices.Clone(msgs)
@@ -30,7 +30,7 @@ func (s *Service) remember(m *model.Model, scope string, msgs []chat.Message) []
 			if err != nil {
 				continue
 			}
-			w := s.Memory.Get(scope, c.ID, c.Name, args)
+			w := s.memory.Get(scope, c.ID, c.Name, args)
 			if w == nil {
 				continue
 			}
@@ -56,10 +56,12 @@ type recorder struct {
 // record wraps the sink of a request that has tools.
 func (s *Service) record(p *Prepared, sink generate.Sink) generate.Sink {
 	run := p.Run
-	if s.Memory == nil || run.Tools == nil {
+	if s.memory == nil || run.Tools == nil {
 		return sink
 	}
-	return &recorder{Sink: sink, memory: s.Memory, scope: p.scope, reasoning: make([][]byte, len(run.Prompts)*max(1, run.N))}
+	return &recorder{
+		Sink: sink, memory: s.memory, scope: p.scope, reasoning: make([][]byte, len(run.Prompts)*max(1, run.N)),
+	}
 }
 
 // Delta implements generate.Sink.

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 )
 
 // Omit decides about content that the model cannot read: an image, a sound, a file. By default a short text takes its place and
@@ -13,7 +13,7 @@ import (
 func (s *Service) Omit(req *Request) func(kind, path string) (string, error) {
 	return func(kind, path string) (string, error) {
 		if !s.cfg.ImagePlaceholder {
-			return "", apierror.Unsupported(path, "%q is not supported by this model", kind)
+			return "", reqerr.Unsupported(path, "%q is not supported by this model", kind)
 		}
 		name := strings.TrimSuffix(strings.TrimPrefix(kind, "input_"), "_url")
 		if !slices.Contains(req.Omitted, name) {

@@ -4,10 +4,10 @@ import (
 	"math"
 	"net/http"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 )
@@ -57,7 +57,7 @@ func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least 
 	req := &Request{ID: call.ID, Arrived: call.Arrived, Priority: Priority(call.Trusted, r.Header.Get("X-Priority")), N: 1, TopLogprobs: generate.NoLogprobs, Scope: call.Scope, Body: o}
 	for _, name := range otherConstraints {
 		if o.Has(name) {
-			return nil, apierror.Unsupported(name, "is not supported; response_format and grammar are")
+			return nil, reqerr.Unsupported(name, "is not supported; response_format and grammar are")
 		}
 	}
 	var err error
@@ -108,7 +108,7 @@ var otherConstraints = []string{"guided_json", "guided_regex", "guided_choice", 
 // OneChoice refuses a number of choices above 1, for dialects that answer with one.
 func (r *Request) OneChoice() error {
 	if r.N > 1 {
-		return apierror.InvalidValue("n", "must be 1 here, got %d", r.N)
+		return reqerr.InvalidValue("n", "must be 1 here, got %d", r.N)
 	}
 	return nil
 }
@@ -136,7 +136,8 @@ func sessionID(r *http.Request, o reqjson.Object) (string, error) {
 			return "", err
 		}
 		if len(id) > MaxSessionID {
-			return "", apierror.InvalidValue(src.o.Path(src.name), "has %d bytes, at most %d are allowed", len(id), MaxSessionID)
+			return "", reqerr.InvalidValue(src.o.Path(src.name),
+				"has %d bytes, at most %d are allowed", len(id), MaxSessionID)
 		}
 		if ok && id != "" {
 			return id, nil
@@ -162,12 +163,13 @@ func parseStops(o reqjson.Object) ([]string, error) {
 			continue
 		}
 		if len(s) > maxStopBytes {
-			return nil, apierror.InvalidValue(reqjson.Index(name, i), "has %d bytes, at most %d are allowed", len(s), maxStopBytes)
+			return nil, reqerr.InvalidValue(reqjson.Index(name, i),
+				"has %d bytes, at most %d are allowed", len(s), maxStopBytes)
 		}
 		out = append(out, s)
 	}
 	if len(list) > maxStops {
-		return nil, apierror.InvalidValue(name, "has %d entries, at most %d are allowed", len(list), maxStops)
+		return nil, reqerr.InvalidValue(name, "has %d entries, at most %d are allowed", len(list), maxStops)
 	}
 	return out, nil
 }
@@ -189,7 +191,8 @@ func parseSpeculation(o reqjson.Object) (*tandemv1.Speculation, error) {
 			"chain":  tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, "tree": tandemv1.SpeculationMode_SPECULATION_MODE_TREE,
 		}
 		if out.Mode, ok = modes[mode]; !ok {
-			return nil, apierror.InvalidValue("speculation.mode", "must be auto, off, lookup, chain or tree, got %q", mode)
+			return nil, reqerr.InvalidValue("speculation.mode",
+				"must be auto, off, lookup, chain or tree, got %q", mode)
 		}
 	}
 	for name, dst := range map[string]*int32{"budget": &out.Budget, "block": &out.Block} {
@@ -223,7 +226,7 @@ func parsePflash(o reqjson.Object) (want compress.Wish, err error) {
 		case compress.ModeOff, compress.ModeAuto, compress.ModeAlways:
 			want.Mode = mode
 		default:
-			return want, apierror.InvalidValue("pflash.mode", "must be off, auto or always, got %q", mode)
+			return want, reqerr.InvalidValue("pflash.mode", "must be off, auto or always, got %q", mode)
 		}
 	}
 	n, _, err := p.Int(reqjson.Between(1, 1<<31-1), "threshold")
@@ -241,7 +244,7 @@ func parsePflash(o reqjson.Object) (want compress.Wish, err error) {
 	}
 	for _, name := range []string{"code_floor", "protect", "rescore"} {
 		if p.Has(name) {
-			return want, apierror.Unsupported(p.Path(name), "is not supported yet")
+			return want, reqerr.Unsupported(p.Path(name), "is not supported yet")
 		}
 	}
 	return want, nil

@@ -8,10 +8,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/jsontext"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
 )
 
@@ -29,12 +29,12 @@ type Stream interface {
 	// End appends what closes a stream that went well.
 	End(dst []byte, u *generate.Usage) []byte
 	// Fail appends the error event and what closes the stream after it.
-	Fail(dst []byte, err *apierror.Error) []byte
+	Fail(dst []byte, err error) []byte
 }
 
 // Run runs a request into a sink that is no HTTP answer.
 func (s *Service) Run(ctx context.Context, p *Prepared, sink generate.Sink) (*generate.Usage, error) {
-	return s.Generator.Run(ctx, p.Run, s.record(p, sink))
+	return s.generator.Run(ctx, p.Run, s.record(p, sink))
 }
 
 // Stream runs a request as an event stream. make builds the dialect's side on the writer. An error that comes before the headers
@@ -49,11 +49,11 @@ func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, ma
 	out := sse.New(w, sse.Config{
 		Keepalive: s.cfg.Keepalive,
 		Ping:      func(dst []byte) []byte { return sink.Ping(dst) },
-		Gone:      func(error) { cancel(apierror.Cancelled()) },
+		Gone:      func(error) { cancel(reqerr.Cancelled()) },
 	})
 	defer out.Close()
 	sink = make(out)
-	p.Run.Compressed = func(c *generate.CompressionReport) {
+	p.Run.Compressed = func(c *compress.Report) {
 		if w := CompressionWarning(c); w != "" {
 			out.Header(func(h http.Header) { h.Add(warningHeader, w) })
 		}
@@ -67,9 +67,8 @@ func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, ma
 		if !out.Begun() {
 			return err
 		}
-		e := apierror.From(err)
-		_ = out.Send(func(dst []byte) []byte { return sink.Fail(dst, e) })
-		return e
+		_ = out.Send(func(dst []byte) []byte { return sink.Fail(dst, err) })
+		return err
 	}
 	return out.Send(func(dst []byte) []byte { return sink.End(dst, u) })
 }
@@ -96,7 +95,7 @@ func (s *Service) Whole(w http.ResponseWriter, r *http.Request, p *Prepared, sin
 }
 
 // CompressionWarning is the warning about a prompt that was to be compressed and was not, else empty.
-func CompressionWarning(c *generate.CompressionReport) string {
+func CompressionWarning(c *compress.Report) string {
 	switch {
 	case c.Applied, c.Reason == compress.ReasonBelowThreshold, c.Reason == compress.ReasonTools, c.Reason == compress.ReasonFormat:
 		return ""
@@ -109,7 +108,7 @@ func (s *Service) deadline(ctx context.Context) (context.Context, context.Cancel
 	if s.cfg.RequestTimeout <= 0 {
 		return ctx, func() {}
 	}
-	return context.WithTimeoutCause(ctx, s.cfg.RequestTimeout, apierror.Deadline())
+	return context.WithTimeoutCause(ctx, s.cfg.RequestTimeout, reqerr.Deadline())
 }
 
 func account(r *http.Request, u *generate.Usage) { CallFrom(r.Context()).Usage = u }
@@ -118,7 +117,7 @@ func account(r *http.Request, u *generate.Usage) { CallFrom(r.Context()).Usage =
 func WriteJSON(w http.ResponseWriter, v any) error {
 	b, err := jsontext.Marshal(v)
 	if err != nil {
-		return apierror.Internal(err)
+		return reqerr.Internal(err)
 	}
 	w.Header().Set("Content-Type", "application/json; charset=utf-8")
 	_, err = w.Write(append(b, '\n'))
@@ -132,7 +131,7 @@ func headerText(s string) string {
 			return '?'
 		}
 		return r
-	}, s[:min(len(s), 200)])
+	}, s[:min(len(s), maxWarning+len(" and 18446744073709551615 more"))])
 }
 
 // timer is a time.AfterFunc whose stop waits for a running function: nothing may write after the handler returned.

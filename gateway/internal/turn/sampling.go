@@ -5,9 +5,8 @@ import (
 	"math/rand/v2"
 	"strconv"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
-	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"google.golang.org/protobuf/proto"
@@ -16,28 +15,31 @@ import (
 // sampling reads the sampler's fields and fills in the model's defaults.
 func (s *Service) sampling(o reqjson.Object, m *model.Model) (*tandemv1.Sampling, error) {
 	out, err := parseSampling(o, m.Tokenizer.VocabSize())
-	if err != nil || s.Budgets == nil {
-		return out, err
+	if err == nil {
+		s.FillSampling(out, m)
 	}
-	FillSampling(out, s.Budgets.Sampling(m))
-	return out, nil
+	return out, err
 }
 
-// FillSampling gives the fields of s that a request left open the values of a model card.
-func FillSampling(s *tandemv1.Sampling, d modelcard.Sampling) {
+// FillSampling gives the fields that a request left open the values of the model's card.
+func (s *Service) FillSampling(out *tandemv1.Sampling, m *model.Model) {
+	if s.budgets == nil {
+		return
+	}
+	d := s.budgets.Sampling(m)
 	for _, f := range []struct {
 		dst  **float64
 		from *float64
 	}{
-		{&s.Temperature, d.Temperature}, {&s.TopP, d.TopP}, {&s.MinP, d.MinP},
-		{&s.PresencePenalty, d.PresencePenalty}, {&s.RepetitionPenalty, d.RepetitionPenalty},
+		{&out.Temperature, d.Temperature}, {&out.TopP, d.TopP}, {&out.MinP, d.MinP},
+		{&out.PresencePenalty, d.PresencePenalty}, {&out.RepetitionPenalty, d.RepetitionPenalty},
 	} {
 		if *f.dst == nil && f.from != nil {
 			*f.dst = f.from
 		}
 	}
-	if s.TopK == nil && d.TopK != nil {
-		s.TopK = proto.Int32(int32(*d.TopK))
+	if out.TopK == nil && d.TopK != nil {
+		out.TopK = proto.Int32(int32(*d.TopK))
 	}
 }
 
@@ -102,7 +104,7 @@ func parseBias(o reqjson.Object, vocab int) (map[int32]float64, error) {
 	for key := range b.Members() {
 		id, err := strconv.ParseInt(key, 10, 32)
 		if err != nil || id < 0 || id >= int64(vocab) {
-			return nil, apierror.InvalidValue(b.Path(key), "is not a token id below %d", vocab)
+			return nil, reqerr.InvalidValue(b.Path(key), "is not a token id below %d", vocab)
 		}
 		v, _, err := b.Float(reqjson.Between(-100, 100), key)
 		if err != nil {

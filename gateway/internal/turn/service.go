@@ -2,22 +2,23 @@ package turn
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"io"
 	"net/http"
 	"time"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/compress"
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )
@@ -38,15 +39,30 @@ type Config struct {
 // Deps of a Service.
 type Deps struct {
 	// Model returns the served model or the error that a request gets while there is none.
-	Model     func() (*model.Model, error)
-	Generator *generate.Generator
+	Model func() (*model.Model, error)
+	// Generator may be nil where requests are only parsed and rendered.
+	Generator Generator
 	// Compressor may be nil: then compression is off.
-	Compressor *compress.Compressor
+	Compressor Compressor
 	// Budgets may be nil: then the generator's defaults hold, and reasoning lasts as long as the model likes.
 	Budgets Budgets
 	// Memory may be nil: then calls of earlier turns are always rendered by the template.
 	Memory *toolcall.Memory
 	Logger *zap.Logger
+}
+
+// Generator runs requests on the cluster.
+type Generator interface {
+	Run(ctx context.Context, req *generate.Request, sink generate.Sink) (*generate.Usage, error)
+	// MaxContext is the longest context in tokens that workers offer, 0 = unknown.
+	MaxContext() int
+}
+
+// Compressor decides which prompts are shortened, and how.
+type Compressor interface {
+	Wanted(want compress.Wish) bool
+	Plan(want compress.Wish, m *model.Model, conv *chat.Conversation, tokens int, requestID string) (
+		compress.Func, error)
 }
 
 // Budgets knows what a model wants: lengths, sampling, and how long reasoning may last.
@@ -67,10 +83,19 @@ type Budget struct {
 	Reasoning func(max int, inside bool) *tandemv1.Reasoning
 }
 
+// MaxTokenize is the most bytes of text that a client may have tokenised at a time, and the most tokens detokenised, outside of prompts:
+// no context bounds them. Both take several times their own memory while they are at work.
+const MaxTokenize = 16 << 20
+
 // Service turns normalised requests into generations.
 type Service struct {
-	cfg Config
-	Deps
+	cfg        Config
+	model      func() (*model.Model, error)
+	generator  Generator
+	compressor Compressor
+	budgets    Budgets
+	memory     *toolcall.Memory
+	log        *zap.Logger
 }
 
 // New returns a service.
@@ -78,8 +103,17 @@ func New(cfg Config, deps Deps) *Service {
 	if deps.Logger == nil {
 		deps.Logger = zap.NewNop()
 	}
-	return &Service{cfg: cfg, Deps: deps}
+	return &Service{
+		cfg: cfg, model: deps.Model, generator: deps.Generator, compressor: deps.Compressor, budgets: deps.Budgets,
+		memory: deps.Memory, log: deps.Logger,
+	}
 }
+
+// Model returns the served model or the error that a request gets while there is none.
+func (s *Service) Model() (*model.Model, error) { return s.model() }
+
+// MaxContext is the longest context in tokens that workers offer, 0 = unknown.
+func (s *Service) MaxContext() int { return s.generator.MaxContext() }
 
 // Read parses the body and finds the model; name is what answers call it.
 func (s *Service) Read(r *http.Request) (o reqjson.Object, m *model.Model, name string, err error) {
@@ -93,12 +127,12 @@ func (s *Service) Read(r *http.Request) (o reqjson.Object, m *model.Model, name 
 	if name, _, err = o.String("model"); err != nil {
 		return o, nil, "", err
 	}
-	if m, err = s.Model(); err != nil {
+	if m, err = s.model(); err != nil {
 		return o, nil, "", err
 	}
 	CallFrom(r.Context()).Model = m.Name
 	if s.cfg.StrictModel && name != "" && name != m.Name {
-		return o, nil, "", apierror.ModelNotFound(name)
+		return o, nil, "", reqerr.UnknownModel(name)
 	}
 	return o, m, cmp.Or(name, m.Name), nil
 }
@@ -121,7 +155,7 @@ func (s *Service) conversation(m *model.Model, req *Request) (*chat.Conversation
 	if req.Kwargs != nil {
 		v, err := chattemplate.FromJSON(req.Kwargs)
 		if err != nil {
-			return nil, apierror.InvalidValue("chat_template_kwargs", "cannot be read: %v", err)
+			return nil, reqerr.InvalidValue("chat_template_kwargs", "cannot be read: %v", err)
 		}
 		conv.Kwargs, _ = v.(*chattemplate.Dict)
 	}
@@ -133,27 +167,27 @@ func render(m *model.Model, conv *chat.Conversation, limit int) (*model.Rendered
 	r, err := m.RenderWithin(conv, limit)
 	var te *chattemplate.Error
 	if errors.As(err, &te) {
-		return nil, apierror.Template(err)
+		return nil, reqerr.Template(err)
 	}
 	return r, err
 }
 
 // longestPrompt is how many tokens of a prompt can be used at most, 0 = unknown: compression may make room for more.
 func (s *Service) longestPrompt(m *model.Model, req *Request) int {
-	if s.Generator == nil || s.Compressor != nil && s.Compressor.Wanted(req.Pflash) {
+	if s.generator == nil || s.compressor != nil && s.compressor.Wanted(req.Pflash) {
 		return 0
 	}
-	return m.Limit(s.Generator.Targets.MaxContext())
+	return m.Limit(s.generator.MaxContext())
 }
 
 // CheckLength refuses a raw prompt that is certainly longer than the context, before it is tokenised.
 func (s *Service) CheckLength(m *model.Model, text string) error {
-	if s.Generator == nil {
+	if s.generator == nil {
 		return nil
 	}
-	limit := m.Limit(s.Generator.Targets.MaxContext())
+	limit := m.Limit(s.generator.MaxContext())
 	if least := m.Tokenizer.MinTokens(text); limit > 0 && least > limit {
-		return apierror.ContextLengthAtLeast(least, limit)
+		return reqerr.ContextLengthAtLeast(least, limit)
 	}
 	return nil
 }
@@ -191,11 +225,13 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 // Raw turns the fields of Base into a run without prompts, for endpoints that have no conversation.
 func (s *Service) Raw(m *model.Model, req *Request) *Prepared {
 	run := &generate.Request{
-		ID: req.ID, Operation: telemetry.GenAITextCompletion, ModelName: cmp.Or(req.Model, m.Name), Served: m.Name, Arrived: req.Arrived, Model: m.Model, Share: req.Share, Priority: req.Priority, N: req.N, Sampling: req.Sampling, Stops: req.Stops,
-		MaxTokens: req.MaxTokens, MaxTokensGiven: req.MaxTokensGiven, Speculation: req.Speculation, TopLogprobs: req.TopLogprobs,
+		ID: req.ID, Operation: telemetry.GenAITextCompletion, ModelName: cmp.Or(req.Model, m.Name), Model: m,
+		Arrived: req.Arrived, Share: req.Share, Priority: req.Priority, N: req.N, Sampling: req.Sampling,
+		Stops: req.Stops, MaxTokens: req.MaxTokens, MaxTokensGiven: req.MaxTokensGiven, Speculation: req.Speculation,
+		TopLogprobs: req.TopLogprobs,
 	}
-	if s.Budgets != nil {
-		run.DefaultMaxTokens = s.Budgets.DefaultMaxTokens(m)
+	if s.budgets != nil {
+		run.DefaultMaxTokens = s.budgets.DefaultMaxTokens(m)
 	}
 	return &Prepared{Run: run, scope: req.Scope, Warnings: warnings(req)}
 }
@@ -208,13 +244,13 @@ func (s *Service) limit(m *model.Model, req *Request, thinking bool, p *Prepared
 	if m.ThinkClose == emit.None || !thinking {
 		return nil
 	}
-	if s.Budgets == nil {
+	if s.budgets == nil {
 		if p.Run.Guide != nil {
 			p.Run.Reasoning = reasoning(m)
 		}
 		return nil
 	}
-	b, err := s.Budgets.Budget(m, req.Thinking)
+	b, err := s.budgets.Budget(m, req.Thinking)
 	if err != nil {
 		return err
 	}
@@ -224,9 +260,9 @@ func (s *Service) limit(m *model.Model, req *Request, thinking bool, p *Prepared
 
 // compression decides whether the prompt is to be compressed and how.
 func (s *Service) compression(req *Request, m *model.Model, conv *chat.Conversation, tokens int) (compress.Func, error) {
-	if s.Compressor == nil {
+	if s.compressor == nil {
 		if req.Pflash.Mode == compress.ModeAuto || req.Pflash.Mode == compress.ModeAlways {
-			return nil, apierror.Unsupported("pflash", "needs a scorer, which this server does not have")
+			return nil, reqerr.Unsupported("pflash", "needs a scorer, which this server does not have")
 		}
 		return nil, nil
 	}
@@ -237,5 +273,5 @@ func (s *Service) compression(req *Request, m *model.Model, conv *chat.Conversat
 	case req.Format.Kind != FormatText:
 		want.Exact = compress.ReasonFormat
 	}
-	return s.Compressor.Plan(want, m, conv, tokens, req.ID)
+	return s.compressor.Plan(want, m, conv, tokens, req.ID)
 }

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"math"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 )
 
@@ -42,7 +42,7 @@ func ParseThinking(o reqjson.Object) (t Thinking, kwargs json.RawMessage, err er
 		return t, nil, err
 	}
 	if ok && t.Type != "enabled" && t.Type != "adaptive" && t.Type != "disabled" {
-		return t, nil, apierror.InvalidValue("thinking.type", "must be enabled, adaptive or disabled, got %q", t.Type)
+		return t, nil, reqerr.InvalidValue("thinking.type", "must be enabled, adaptive or disabled, got %q", t.Type)
 	}
 	budget, ok, err = th.Int(reqjson.Between(1, math.MaxInt32), "budget_tokens")
 	if err != nil {
@@ -63,7 +63,7 @@ func ParseThinking(o reqjson.Object) (t Thinking, kwargs json.RawMessage, err er
 func checkKwargs(kw reqjson.Object) error {
 	for _, name := range []string{"messages", "tools"} {
 		if kw.Has(name) {
-			return apierror.InvalidValue(kw.Path(name), "cannot be set here, use %s of the request", name)
+			return reqerr.InvalidValue(kw.Path(name), "cannot be set here, use %s of the request", name)
 		}
 	}
 	if _, err := optionalBool(kw, "add_generation_prompt"); err != nil {

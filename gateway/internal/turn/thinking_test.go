@@ -1,10 +1,7 @@
 package turn
 
 import (
-	"errors"
 	"testing"
-
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 )
 
 // TestThinkingSwitch is the order of docs/spec/http-api.md §8.1.
@@ -38,8 +35,7 @@ func TestThinkingSwitch(t *testing.T) {
 		`{"chat_template_kwargs":{"enable_thinking":3}}`: "chat_template_kwargs.enable_thinking",
 	} {
 		_, _, err := ParseThinking(object(t, body))
-		var e *apierror.Error
-		if !errors.As(err, &e) || e.Param != param {
+		if faultAt(err) != param {
 			t.Errorf("%s: %v, want a fault at %s", body, err, param)
 		}
 	}

@@ -1,13 +1,15 @@
 package turn
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
+	"strings"
 
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
-	"github.com/tandem-inference/tandem/services/chattemplate"
 )
 
 // ParseTools reads tool definitions in the forms of all dialects (docs/spec/http-api.md §10.1): nested and flat functions, input_schema,
@@ -28,10 +30,8 @@ func parseTools(o reqjson.Object, field string) (set *toolcall.Set, skipped []st
 		return nil, nil, err
 	}
 	p := toolParser{set: &toolcall.Set{}}
-	for i, r := range raw {
-		if err := p.tool(r, reqjson.Index(o.Path(name), i)); err != nil {
-			return nil, nil, err
-		}
+	if err := p.tools(o, name, raw); err != nil {
+		return nil, nil, err
 	}
 	if p.set.Len() == 0 {
 		p.set = nil
@@ -43,13 +43,26 @@ type toolParser struct {
 	set       *toolcall.Set
 	skipped   []string
 	namespace string
+	// about is the description of namespace until a tool carries it.
+	about string
 }
 
-func (p *toolParser) tool(raw json.RawMessage, path string) error {
-	o, err := reqjson.Wrap(raw, path)
-	if err != nil {
-		return err
+// tools reads the tools under name.
+func (p *toolParser) tools(o reqjson.Object, name string, raw []json.RawMessage) error {
+	for i, r := range raw {
+		tool, err := o.Element(name, i, r)
+		if err != nil {
+			return err
+		}
+		if err := p.tool(tool, r); err != nil {
+			return err
+		}
+		tool.Close()
 	}
+	return nil
+}
+
+func (p *toolParser) tool(o reqjson.Object, raw json.RawMessage) error {
 	kind, _, err := o.String("type")
 	if err != nil {
 		return err
@@ -72,12 +85,13 @@ func (p *toolParser) tool(raw json.RawMessage, path string) error {
 			return err
 		}
 		if ok {
-			inner, _, _ := o.Raw("function")
+			inner, _, _ := o.Peek("function")
 			return p.add(fn, inner, toolcall.Function, "parameters")
 		}
 		return p.add(o, raw, toolcall.Function, "parameters")
 	}
 	p.skipped = append(p.skipped, kind)
+	o.ReadAll()
 	return nil
 }
 
@@ -88,20 +102,19 @@ func (p *toolParser) space(o reqjson.Object) error {
 		return err
 	}
 	if !ok || name == "" {
-		return apierror.Missing(o.Path("name"))
+		return reqerr.Missing(o.Path("name"))
 	}
 	raw, key, _, err := o.Array("tools")
 	if err != nil {
 		return err
 	}
-	p.namespace = name
-	defer func() { p.namespace = "" }()
-	for i, r := range raw {
-		if err := p.tool(r, reqjson.Index(o.Path(key), i)); err != nil {
-			return err
-		}
+	about, _, err := o.String("description")
+	if err != nil {
+		return err
 	}
-	return nil
+	p.namespace, p.about = name, strings.TrimSpace(about)
+	defer func() { p.namespace, p.about = "", "" }()
+	return p.tools(o, key, raw)
 }
 
 // add reads one definition; schema names the member that holds the arguments' schema. raw gives the order of its keys.
@@ -112,9 +125,9 @@ func (p *toolParser) add(o reqjson.Object, raw json.RawMessage, kind toolcall.Ki
 	case err != nil:
 		return err
 	case !ok:
-		return apierror.Missing(o.Path("name"))
+		return reqerr.Missing(o.Path("name"))
 	case !toolcall.ValidName(name):
-		return apierror.InvalidValue(o.Path("name"), toolcall.NameRule)
+		return reqerr.InvalidValue(o.Path("name"), toolcall.NameRule)
 	}
 	t.Name = name
 	if p.namespace != "" {
@@ -122,6 +135,16 @@ func (p *toolParser) add(o reqjson.Object, raw json.RawMessage, kind toolcall.Ki
 	}
 	if t.Description, t.Described, err = o.String("description"); err != nil {
 		return err
+	}
+	order := keyOrder(raw, schema)
+	if more, err := p.aside(o); err != nil {
+		return err
+	} else if more != "" {
+		t.Description = strings.TrimSpace(t.Description + "\n\n" + more)
+		if order != nil && !t.Described {
+			order = append(order, "description")
+		}
+		t.Described = true
 	}
 	if t.Strict, _, err = o.Bool("strict"); err != nil {
 		return err
@@ -140,10 +163,34 @@ func (p *toolParser) add(o reqjson.Object, raw json.RawMessage, kind toolcall.Ki
 	} else if ok {
 		t.Schema, _, _ = o.Raw(schema)
 	}
-	if err := p.set.Add(t, keyOrder(raw, schema)); err != nil {
-		return apierror.InvalidValue(o.Path("name"), "cannot be used: %v", err)
+	if err := p.set.Add(t, order); err != nil {
+		return reqerr.InvalidValue(o.Path("name"), "cannot be used: %v", err)
 	}
 	return nil
+}
+
+// aside returns what a definition says outside its description and templates cannot show: the description of the
+// namespace, for its first tool, and examples of arguments.
+func (p *toolParser) aside(o reqjson.Object) (string, error) {
+	var parts []string
+	if p.about != "" {
+		parts, p.about = append(parts, "About "+p.namespace+": "+p.about), ""
+	}
+	examples, _, _, err := o.Array("input_examples")
+	if err != nil {
+		return "", err
+	}
+	for i, raw := range examples {
+		if reqjson.Kind(raw) != 'o' {
+			return "", reqerr.InvalidValue(reqjson.Index(o.Path("input_examples"), i), "must be an object")
+		}
+		var example bytes.Buffer
+		if err := json.Compact(&example, raw); err != nil {
+			return "", reqerr.InvalidValue(reqjson.Index(o.Path("input_examples"), i), "cannot be read: %v", err)
+		}
+		parts = append(parts, "Example of arguments: "+example.String())
+	}
+	return strings.Join(parts, "\n"), nil
 }
 
 // keyOrder lists the keys of a definition under their canonical names, nil when there is no object.
@@ -177,7 +224,7 @@ func ParseToolChoice(o reqjson.Object, set *toolcall.Set) (c ToolChoice, paralle
 		}
 		c.Mode, ok = toolModes[s]
 		if !ok {
-			return c, nil, apierror.InvalidValue(path, "must be none, auto, required or a function, got %q", s)
+			return c, nil, reqerr.InvalidValue(path, "must be none, auto, required or a function, got %q", s)
 		}
 		return c, nil, needTools(c, set, path)
 	}
@@ -214,7 +261,7 @@ func ParseToolChoice(o reqjson.Object, set *toolcall.Set) (c ToolChoice, paralle
 	switch kind {
 	case "", "function", "tool", "custom":
 	default:
-		return c, nil, apierror.InvalidValue(obj.Path("type"), "names no tool of this request: %q", kind)
+		return c, nil, reqerr.InvalidValue(obj.Path("type"), "names no tool of this request: %q", kind)
 	}
 	c.Name, err = namedTool(obj, set)
 	c.Mode = ToolNamed
@@ -234,12 +281,12 @@ func allowedTools(o, obj reqjson.Object, set *toolcall.Set) (c ToolChoice, err e
 	case err != nil:
 		return c, err
 	case !ok:
-		return c, apierror.Missing(in.Path("mode"))
+		return c, reqerr.Missing(in.Path("mode"))
 	case mode == "auto":
 	case mode == "required":
 		c.Mode = ToolRequired
 	default:
-		return c, apierror.InvalidValue(in.Path("mode"), "must be auto or required, got %q", mode)
+		return c, reqerr.InvalidValue(in.Path("mode"), "must be auto or required, got %q", mode)
 	}
 	list, _, ok, err := in.Array("tools")
 	if err != nil {
@@ -247,11 +294,11 @@ func allowedTools(o, obj reqjson.Object, set *toolcall.Set) (c ToolChoice, err e
 	}
 	path := in.Path("tools")
 	if !ok {
-		return c, apierror.Missing(path)
+		return c, reqerr.Missing(path)
 	}
 	c.Allowed = []string{}
 	for i, raw := range list {
-		tool, err := reqjson.Wrap(raw, reqjson.Index(path, i))
+		tool, err := in.Element("tools", i, raw)
 		if err != nil {
 			return c, err
 		}
@@ -266,10 +313,11 @@ func allowedTools(o, obj reqjson.Object, set *toolcall.Set) (c ToolChoice, err e
 		if err != nil {
 			return c, err
 		}
+		tool.Close()
 		c.Allowed = append(c.Allowed, name)
 	}
 	if len(c.Allowed) == 0 {
-		return c, apierror.InvalidValue(path, "names no tool of this request")
+		return c, reqerr.InvalidValue(path, "names no tool of this request")
 	}
 	return c, nil
 }
@@ -304,7 +352,7 @@ var toolModes = map[string]ToolMode{"none": ToolNone, "auto": ToolAuto, "require
 
 func needTools(c ToolChoice, set *toolcall.Set, path string) error {
 	if c.Mode == ToolRequired && set.Len() == 0 {
-		return apierror.InvalidValue(path, "asks for a call, but the request has no tools")
+		return reqerr.InvalidValue(path, "asks for a call, but the request has no tools")
 	}
 	return nil
 }
@@ -327,7 +375,7 @@ func namedTool(obj reqjson.Object, set *toolcall.Set) (string, error) {
 		return "", err
 	}
 	if !ok {
-		return "", apierror.Missing(in.Path("name"))
+		return "", reqerr.Missing(in.Path("name"))
 	}
 	space, ok, err := in.String("namespace")
 	if err != nil {
@@ -339,5 +387,5 @@ func namedTool(obj reqjson.Object, set *toolcall.Set) (string, error) {
 	if t := set.Get(name); t != nil {
 		return name, nil
 	}
-	return "", apierror.InvalidValue(in.Path("name"), "names no tool of this request: %q", name)
+	return "", reqerr.InvalidValue(in.Path("name"), "names no tool of this request: %q", name)
 }

@@ -1,14 +1,14 @@
 package turn
 
 import (
-	"errors"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/tandem-inference/tandem/gateway/internal/apierror"
+	"github.com/tandem-inference/tandem/gateway/internal/chattemplate"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
-	"github.com/tandem-inference/tandem/services/chattemplate"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+	"google.golang.org/grpc/codes"
 )
 
 func object(t *testing.T, body string) reqjson.Object {
@@ -101,8 +101,7 @@ func TestToolFaults(t *testing.T) {
 		`{"tools":[{"type":"namespace","name":"n","tools":[{"x":1}]}]}`: "tools[0].tools[0].name",
 	} {
 		_, _, err := ParseTools(object(t, body))
-		var e *apierror.Error
-		if !errors.As(err, &e) || e.Status != 400 || e.Param != param {
+		if faultAt(err) != param {
 			t.Errorf("%s: %v, want a fault at %s", body, err, param)
 		}
 	}
@@ -158,9 +157,17 @@ func TestToolChoiceFaults(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, _, err = ParseToolChoice(o, set)
-		var e *apierror.Error
-		if !errors.As(err, &e) || e.Status != 400 || e.Param != param {
+		if faultAt(err) != param {
 			t.Errorf("%s: %v, want a fault at %s", choice, err, param)
 		}
 	}
+}
+
+// faultAt returns the field that an error in the request names, empty for another error.
+func faultAt(err error) string {
+	e := rpcerr.From(err)
+	if v := e.Violations(); rpcerr.Code(err) == codes.InvalidArgument && len(v) == 1 {
+		return v[0].Field
+	}
+	return ""
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
@@ -17,12 +18,48 @@ var ignored = []string{
 	"stream_options",
 }
 
+// ignoredInside are members of the elements of arrays, whatever the array, that change nothing by the same rules: hints
+// for a cache of prompts and for the way in which arguments are streamed.
+var ignoredInside = []string{"cache_control", "prompt_cache_breakpoint", "eager_input_streaming"}
+
+// maxWarning bounds a warning in bytes: some servers in between take no longer headers.
+const maxWarning = 1000
+
+// byRule reports whether a field changes nothing by the rules of §5.1.
+func byRule(path string) bool {
+	top, _, _ := strings.Cut(path, ".")
+	return slices.Contains(ignored, top) || strings.Contains(path, "[]") && slices.Contains(ignoredInside, path[strings.LastIndexByte(path, '.')+1:])
+}
+
+// listed joins names behind a word, as many as find room, and says how many more there are.
+func listed(word string, names []string) string {
+	length, shown := len(word), 0
+	for shown < len(names) && length+len(names[shown]) < maxWarning {
+		length += len(names[shown]) + 1
+		shown++
+	}
+	out := word + ": " + strings.Join(names[:shown], ",")
+	switch more := strconv.Itoa(len(names)-shown) + " more"; shown {
+	case len(names):
+		return out
+	case 0:
+		return out + more
+	default:
+		return out + " and " + more
+	}
+}
+
+// FieldsIgnored is the warning about fields that nothing reads.
+func FieldsIgnored(paths []string) string { return listed(fieldsIgnored, paths) }
+
+const fieldsIgnored = "fields-ignored"
+
 // warnings say what of a request was left out. All of the request must have been read.
 func warnings(req *Request) []string {
 	var out []string
 	add := func(what string, list []string) {
 		if len(list) > 0 {
-			out = append(out, what+": "+strings.Join(list, ","))
+			out = append(out, listed(what, list))
 		}
 	}
 	add("tools-ignored", req.Skipped)
@@ -32,10 +69,7 @@ func warnings(req *Request) []string {
 	add("tool-format-ignored", grammarTools(req.Tools))
 	add("content-omitted", req.Omitted)
 	add("items-ignored", req.SkippedItems)
-	add("fields-ignored", slices.DeleteFunc(req.Body.Unread(), func(path string) bool {
-		top, _, _ := strings.Cut(path, ".")
-		return slices.Contains(ignored, top)
-	}))
+	add(fieldsIgnored, slices.DeleteFunc(req.Body.Unread(), byRule))
 	return out
 }
 

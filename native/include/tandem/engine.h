@@ -35,7 +35,7 @@ typedef int32_t tnd_status;
 #define TND_INVALID_ARGUMENT 3   /* the call can never work: names the field */
 #define TND_NOT_FOUND 5          /* unknown file, sequence or snapshot */
 #define TND_RESOURCE_EXHAUSTED 8 /* memory cap, sequences, context: says what did not fit and what would */
-#define TND_FAILED_PRECONDITION                                                                                   \
+#define TND_FAILED_PRECONDITION \
   9                          /* wrong role, rows not pending or features not kept, tables do not match, state not \
                                 restorable */
 #define TND_UNIMPLEMENTED 12 /* this backend lacks the operation or type */

@@ -35,8 +35,8 @@ struct AttentionItem {
   int32_t kv_head;
   int32_t segment_begin, segment_end;
   // Null: the item covers all segments of its rows and writes the outputs. Else
-  // [queries][partial_segments][dim + 2] of the block: m, l, o of every segment (l = -1: nothing visible), merged
-  // later.
+  // [queries][partial_segments][dim + 2] of the block: m, l, o of every segment (l = -1:
+  // nothing visible), merged later.
   float* partial;
   int32_t segment_base;  // segment that comes first in partial
   int32_t partial_segments;

@@ -1,5 +1,5 @@
-// The CPU backend: core/backend.h over the thread pool, the quantised matmul, the attention operation and the row
-// kernels.
+// The CPU backend: core/backend.h over the thread pool, the quantised matmul,
+// the attention operation and the row kernels.
 #pragma once
 
 #include <atomic>

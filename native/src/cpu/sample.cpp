@@ -53,8 +53,8 @@ struct LessLikely {
   bool operator()(int32_t a, int32_t b) const { return x[a] < x[b] || (x[a] == x[b] && a > b); }
 };
 
-// Sum of the weights of n tokens, ids ascending: block sums over the ids' ranges of 1024, each added ascending, added
-// ascending.
+// Sum of the weights of n tokens, ids ascending: block sums over the ids' ranges of 1024,
+// each added ascending, added ascending.
 double sum_weights(const float* w, const int32_t* ids, int64_t n) {
   double total = 0;
   for (int64_t i = 0; i < n;) {

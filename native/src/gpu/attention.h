@@ -1,5 +1,5 @@
-// Attention over cached keys and values: a step's plan, head norms + rotation + append (rope.h), attention, output
-// gate.
+// Attention over cached keys and values: a step's plan, head norms + rotation + append (rope.h),
+// attention, output gate.
 //
 // Two contracts, both batch invariant: a row's bits depend on its query and its visible keys by ABSOLUTE position,
 // never on slots, other rows, their number, the grid or the card.
@@ -74,8 +74,8 @@ enum class AttentionMode { kExact, kFlash };
 // attention_mode picks the contract for a cache on a device. The same for every step of an engine.
 AttentionMode attention_mode(const KvShape& kv, const DeviceInfo& device);
 
-// has_attention_wgmma says whether trees and chains may go by Hopper's wgmma (attention_wgmma.cuh): the bits are the
-// same.
+// has_attention_wgmma says whether trees and chains may go by Hopper's wgmma (attention_wgmma.cuh):
+// the bits are the same.
 bool has_attention_wgmma(const DeviceInfo& device);
 
 // attention_scratch_bytes is what launch_attention needs for steps of at most max_rows rows.

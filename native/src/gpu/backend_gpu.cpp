@@ -410,7 +410,7 @@ void GpuBackend::delta_mixer(const DeltaLayer& w, int layer, std::span<const Del
     const size_t count = std::min<size_t>(kDeltaGroups, groups.size() - first);
     const auto* window = delta_groups_.data() + first;
     if (std::all_of(window, window + count, [](const DeltaStepGroup& g) { return g.chunked != 0; })) continue;
-    fill(recorder_.add(delta_rule({window, count}, delta_wish_)), first, count);
+    fill(recorder_.add(delta_rule({window, count})), first, count);
   }
   for (size_t first = 0; capacity > 0;) {
     first = chunks_.plan(groups, first, capacity);

@@ -138,7 +138,6 @@ class GpuBackend final : public Backend {
   uint8_t* stage_ = nullptr;                  // host, for transfers that pass the step's buffers by
   std::unique_ptr<cpu::ThreadPool> packers_;  // of weights, while a model loads
 
-  DeltaRule delta_wish_ = nullptr;
   int prompt_rows_ = 0;  // of the step, its first
   ScratchLimits limits_;
   float* rows_ = nullptr;   // [rows, max_k]: rows between an operation and prepare

@@ -30,7 +30,6 @@ GpuBackend::~GpuBackend() {
 
 Status GpuBackend::open() {
   TND_TRY(use_device(device_));
-  TND_TRY(delta_wish(&delta_wish_));
   TND_TRY(stream_.open());
   void* stage = nullptr;
   TND_TRY(host_alloc(kStageBytes, &stage));

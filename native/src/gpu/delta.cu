@@ -26,8 +26,8 @@ constexpr int kThreads = kLanes * kDeltaSlice / kColumns;
 constexpr int kTapChannels = 4 * kThreads;    // of a block: few blocks, they keep others from the processors
 constexpr int kQuads = kHeld * kColumns / 4;  // a thread's state in pieces of 16 bytes
 
-// A lane's neighbour (xor 1) has its part and other columns: reads of 16 bytes of a row of keys then take half the
-// turns.
+// A lane's neighbour (xor 1) has its part and other columns: reads of 16 bytes of a row of keys
+// then take half the turns.
 constexpr int kPartBit = 2, kOtherPart = 2 * kPartBit;  // lanes of parts p ^ 1 and p ^ 2
 struct Place {
   int part, column, head, slice;

@@ -4,8 +4,8 @@
 //
 // The recurrence keeps S in registers from the first to the last row of a group. Rows come depth first; at a node that
 // is left and returned to, S is put aside (plan below says where), in shared memory while it lasts, then in scratch.
-// The committed state is read once a step and not written, unless the group commits. There are two forms, of the same
-// bits:
+// The committed state is read once a step and not written, unless the group commits. There are two forms,
+// of the same bits:
 //   slices   a slice of 32 columns of a value head per block of two warps, four threads to two columns, twice sixteen
 //            key rows each (the eight partial sums of the contract)
 //   columns  the columns of all value heads of a key head dealt to blocks of four warps, eight threads to up to four
@@ -69,12 +69,10 @@ void launch_delta_columns(Stream& stream, const DeltaArgs& args);
 using DeltaRule = void (*)(Stream&, const DeltaArgs&);
 // Rows of a sequence that a block has in shared memory before the first; more follow in tiles.
 inline constexpr int kDeltaRowsAtOnce = 24;
-// The form for groups of a step: `wish`, else columns for 2 to kDeltaRowsAtOnce rows of one sequence and slices for the
-// rest (columns are slower where tiles follow each other, SPEED.md). Not by what the rows are, or equally many rows of
-// a tree and of a chain were two graphs.
-DeltaRule delta_rule(std::span<const DeltaStepGroup> groups, DeltaRule wish);
-// delta_wish finds the form that TANDEM_GPU_DELTA (slices, columns) wants for all steps; nullptr = it says nothing.
-Status delta_wish(DeltaRule* out);
+// The form for groups of a step: columns for 2 to kDeltaRowsAtOnce rows of one sequence and slices for the rest (columns
+// are slower where tiles follow each other, SPEED.md). It goes by the number of rows alone: a choice by what they are
+// would give equally many rows of a tree and of a chain two graphs.
+DeltaRule delta_rule(std::span<const DeltaStepGroup> groups);
 
 // Replays rows path[0..*count) of one sequence into state and taps of all layers.
 struct DeltaCommitArgs {

@@ -4,8 +4,8 @@
 //   Tile     16x16 sums, 8 a lane: element e is (tile_row() + Unit::row(e), tile_column() + Unit::column(e)), of which
 //            the second parts are constants
 //   multiply c[x][y] += sum over k of X[x][k] Y[y][k], without lo * lo: 22 of the 24 bits of a product of floats
-//   turn     a Tile as operand [column][row], without going through memory: the result of a product is the next one's
-//            operand
+//   turn     a Tile as operand [column][row], without going through memory: the result of a product
+//            is the next one's operand
 // NVIDIA's accumulators hold pairs along what its A operand holds pairs along, so there Y is A and tiles are kept
 // transposed and turn moves nothing. AMD's hold rows: of gfx12 neighbours, which a lane has as an operand too, of gfx11
 // every other one, and turn exchanges between the halves of a wave.

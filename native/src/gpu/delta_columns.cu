@@ -2,8 +2,8 @@
 //
 // A key head's value heads lie side by side, and their columns are dealt to warps, four times as many as value heads
 // share a key head: 512 warps for every model with 16 key heads. A block is four warps, one for each quarter of a
-// processor, and as few blocks as the card allows share a processor, so that a warp waits for its own instructions
-// only.
+// processor, and as few blocks as the card allows share a processor, so that a warp waits
+// for its own instructions only.
 //
 // Thread = one of the eight parts of 16 key rows, of COLUMNS columns: 16 COLUMNS floats of state in registers. Sums
 // over key rows are sixteen fma ascending and three exchanges (4, 2, 1): the eight partials of the contract. Of a row,

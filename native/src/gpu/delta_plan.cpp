@@ -1,6 +1,4 @@
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 
 #include "gpu/delta.h"
 #include "gpu/delta_chunk.h"
@@ -72,24 +70,9 @@ size_t DeltaChunks::plan(std::span<const DeltaGroup> groups, size_t first, int c
   return first;
 }
 
-DeltaRule delta_rule(std::span<const DeltaStepGroup> groups, DeltaRule wish) {
-  if (wish != nullptr) return wish;
+DeltaRule delta_rule(std::span<const DeltaStepGroup> groups) {
   const bool few = groups.size() == 1 && groups[0].count > 1 && groups[0].count <= kDeltaRowsAtOnce;
   return few ? launch_delta_columns : launch_delta_slices;
-}
-
-Status delta_wish(DeltaRule* out) {
-  const char* const wish = std::getenv("TANDEM_GPU_DELTA");
-  if (wish == nullptr || *wish == 0) {
-    *out = nullptr;
-  } else if (std::strcmp(wish, "slices") == 0) {
-    *out = launch_delta_slices;
-  } else if (std::strcmp(wish, "columns") == 0) {
-    *out = launch_delta_columns;
-  } else {
-    return errorf(TND_INVALID_ARGUMENT, "TANDEM_GPU_DELTA is %s; known are slices and columns", wish);
-  }
-  return Status();
 }
 
 }  // namespace tnd::gpu

@@ -55,8 +55,8 @@ TND_DEVICE void wgmma_wait() {
 #endif
 }
 
-// wgmma_operand describes B at `shared`, whose rows of 128 bytes are swizzled; k16 step i of a row is operand + i *
-// kWgmmaStep.
+// wgmma_operand describes B at `shared`, whose rows of 128 bytes are swizzled; k16 step i of a row is
+// operand + i * kWgmmaStep.
 inline constexpr uint64_t kWgmmaStep = 32 >> 4;
 TND_DEVICE uint64_t wgmma_operand([[maybe_unused]] const void* shared) {
 #if defined(TND_WGMMA_CODE)

@@ -3,8 +3,8 @@
 // NUMERIC CONTRACT. The one of cpu/matmul.h and NUMERICS.md, bit for bit, for every row count, kernel and vendor: int8
 // activations, exact integer dot products, a fixed float epilogue, four lanes of super-blocks added as
 // (l0 + l1) + (l2 + l3), the residual last. Tests compare with the scalar reference by memcmp. Exceptions: 16-bit float
-// weights on devices with matrix instructions (ActsView::paired) and prompts (ActsView::prompt) have contracts of their
-// own.
+// weights on devices with matrix instructions (ActsView::paired) and prompts (ActsView::prompt)
+// have contracts of their own.
 //
 // Use: repack.h gives a weight its device order at load; acts_bytes/acts_init plan the input buffer; launch_prepare
 // (or a kernel that fuses acts_device.h) fills it; launch_matmul multiplies it by all weights that share the input.

@@ -17,8 +17,8 @@
 // many runs and half as many teams, so that the team with one unit more than the others has a smaller part of all.
 // Units beyond those that all teams have alike would still keep a few warps busy while the rest of the processor idles.
 // In these clusters they are multiplied in parts, by several teams: the first part before its team's own units, the
-// second after its team's first own unit and so on, so that the sums which a part goes on from are there when it
-// begins.
+// second after its team's first own unit and so on, so that the sums which a part goes on from
+// are there when it begins.
 #include <algorithm>
 
 #include "gpu/matmul_accumulate.h"
@@ -442,8 +442,8 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
 }
 
 // choose_teams returns how many of at most `most` teams should share a run of units: the busiest quarter of a
-// processor, which runs every fourth warp, gets as few units as possible, and a team too. share: warps of a team in a
-// block.
+// processor, which runs every fourth warp, gets as few units as possible, and a team too. share:
+// warps of a team in a block.
 int choose_teams(int units, int most, int share) {
   int best = 1, least_busy = units, least_rounds = units;
   for (int teams = std::min(units, most); teams > 1; --teams) {

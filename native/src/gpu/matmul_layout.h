@@ -5,8 +5,8 @@
 // one lane of a warp takes at a time: the codes of one output for 8 elements of both groups 2p and 2p+1 of 32 (pair p
 // of four). Piece t (0..3) holds, of each group, elements 4t..4t+3 (word 0) and 16+4t..16+4t+3 (word 1): the operand
 // order of m16n8k32, in which word f of all four pieces is also the half f of the group for types with scales per 16
-// and for 16x16x16 instructions. Activations lie in the same order, so that both operands are plain 8- or 16-byte
-// loads.
+// and for 16x16x16 instructions. Activations lie in the same order, so that both operands are
+// plain 8- or 16-byte loads.
 //
 //   nibbles [4 p][16 out][4 t][8 bytes]: byte i of word f = element 16f+4t+i of group 2p (low) and 2p+1 (high)
 //   bytes   [4 p][16 out][4 t][16 bytes]: words (2p, f 0), (2p, f 1), (2p+1, f 0), (2p+1, f 1)

@@ -4,10 +4,13 @@
 // A type T<U> (U: matmul_unit.h) has
 //   kBytes    of a super-block of a unit
 //   kForm     of its activations
+//   kMin      whether it has mins
 //   Head      scales of a super-block, decoded once; head(super, lane)
-//   words     codes of a pair of groups, [group of the pair][piece][word], each a multiple 1 / kUnscale of the
-//   contract's kFormQ256: kGroup (16 or 32) elements per integer scale(head, o, g); kMin: mins head.mn, head.dmin;
-//   head.d kFormQ32:  block_d(head, o, j), kMin: block_m
+//   words     codes of a pair of groups, [group of the pair][piece][word], each a multiple 1 / kUnscale of the contract's
+// and, by kForm,
+//   kFormQ256 groups of kGroup (16 or 32) elements: an integer scale(head, o, j) each, times head.d[o] for all;
+//             mins head.mn[o], times head.dmin[o]; kUnsigned: codes are unsigned bytes
+//   kFormQ32  half j of head.d.v[o] is the scale of block j, that of head.m.v[o] its min
 #pragma once
 
 #include "gpu/matmul.h"

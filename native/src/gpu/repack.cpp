@@ -1,5 +1,5 @@
-// Packing of GGUF rows into device order, and back. Works on words of four codes; the layout is drawn in
-// matmul_layout.h.
+// Packing of GGUF rows into device order, and back. Works on words of four codes;
+// the layout is drawn in matmul_layout.h.
 #include "gpu/repack.h"
 
 #include <algorithm>

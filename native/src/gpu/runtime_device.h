@@ -4,8 +4,7 @@
 //
 // Rules that keep one source right everywhere:
 //   - A warp is TND_WARP = 32 lanes. Warp functions are called by all 32 lanes of a warp together; the emulation
-//   reports
-//     a lane that is missing. Lanes are not in lockstep between them: exchange through memory needs sync_warp().
+//     reports a lane that is missing. Lanes are not in lockstep between them: exchange through memory needs sync_warp().
 //   - __syncthreads() is called by all threads of the block; the emulation reports one that is missing.
 //   - Floating point is IEEE with explicit fmaf, built without contraction. Elementary functions are those of
 //     core/elementary.h (exp_f32 and so on), never the vendor's.
@@ -363,8 +362,8 @@ TND_DEVICE uint4 load_once(const void* p) {
 }
 
 // store_result writes to global memory what this kernel does not read. A plain store through a pointer that was itself
-// read from memory may be one to shared memory for all that the compiler knows: reads of shared memory do not move
-// across.
+// read from memory may be one to shared memory for all that the compiler knows:
+// reads of shared memory do not move across.
 TND_DEVICE void store_result(float* p, float v) {
 #if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__)
   asm volatile("st.global.f32 [%0], %1;" ::"l"(p), "f"(v));
@@ -428,8 +427,8 @@ TND_DEVICE void keep_here([[maybe_unused]] float& v) {
 #endif
 }
 
-// anew returns n in a way that clang computes what follows from it where it is used, not before a loop. Nothing
-// elsewhere.
+// anew returns n in a way that clang computes what follows from it where it is used,
+// not before a loop. Nothing elsewhere.
 TND_DEVICE int anew(int n) {
 #if defined(__HIP_DEVICE_COMPILE__)
   asm volatile("" : "+v"(n));

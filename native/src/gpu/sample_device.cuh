@@ -108,8 +108,8 @@ TND_DEVICE View allowed_view(const ChooseArgs& a, int64_t row) {
   return View{a.logits + row * a.stride, a.vocab, a.plans[row].mask, a.never};
 }
 
-// Four logits from `token`, a multiple of four, on; rows end at a multiple of 16, what lies behind the vocabulary is
-// anything.
+// Four logits from `token`, a multiple of four, on; rows end at a multiple of 16,
+// what lies behind the vocabulary is anything.
 TND_DEVICE float4 four_logits(const float* x, int64_t token, int vocab) {
   return token < vocab ? *reinterpret_cast<const float4*>(x + token) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }

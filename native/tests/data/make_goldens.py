@@ -22,13 +22,6 @@ def main():
     here = pathlib.Path(__file__).parent
 
     out = []
-    for case in json.loads((source / "random-shapes.json").read_text()):
-        out.append(f"case {case['name']}")
-        out.append("ids " + numbers(case["ids"]))
-        top(out, "top", case["top"])
-    (here / "random_shapes.golden").write_text("\n".join(out) + "\n")
-
-    out = []
     for i, case in enumerate(json.loads((source / "tandem-tiny-bf16.json").read_text())["prompts"]):
         out.append(f"case prompt{i}")
         out.append("ids " + numbers(case["ids"]))

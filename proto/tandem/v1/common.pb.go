@@ -80,6 +80,67 @@ func (DType) EnumDescriptor() ([]byte, []int) {
 	return file_tandem_v1_common_proto_rawDescGZIP(), []int{0}
 }
 
+// FeatureEncoding says what a feature row holds, little-endian. The numbers are TND_FEATURE_* of
+// native/include/tandem/engine.h.
+type FeatureEncoding int32
+
+const (
+	// No features.
+	FeatureEncoding_FEATURE_ENCODING_UNSPECIFIED FeatureEncoding = 0
+	// Residual streams of the captured layers, ascending: bf16 [n_layers, d_model].
+	FeatureEncoding_FEATURE_ENCODING_RAW_BF16 FeatureEncoding = 1
+	// hidden_norm(fc * features), the draft's projection of them: bf16 [fused_width].
+	FeatureEncoding_FEATURE_ENCODING_FUSED_BF16 FeatureEncoding = 2
+	// The same as f32. Between a worker and its engine only.
+	FeatureEncoding_FEATURE_ENCODING_RAW_F32   FeatureEncoding = 3
+	FeatureEncoding_FEATURE_ENCODING_FUSED_F32 FeatureEncoding = 4
+)
+
+// Enum value maps for FeatureEncoding.
+var (
+	FeatureEncoding_name = map[int32]string{
+		0: "FEATURE_ENCODING_UNSPECIFIED",
+		1: "FEATURE_ENCODING_RAW_BF16",
+		2: "FEATURE_ENCODING_FUSED_BF16",
+		3: "FEATURE_ENCODING_RAW_F32",
+		4: "FEATURE_ENCODING_FUSED_F32",
+	}
+	FeatureEncoding_value = map[string]int32{
+		"FEATURE_ENCODING_UNSPECIFIED": 0,
+		"FEATURE_ENCODING_RAW_BF16":    1,
+		"FEATURE_ENCODING_FUSED_BF16":  2,
+		"FEATURE_ENCODING_RAW_F32":     3,
+		"FEATURE_ENCODING_FUSED_F32":   4,
+	}
+)
+
+func (x FeatureEncoding) Enum() *FeatureEncoding {
+	p := new(FeatureEncoding)
+	*p = x
+	return p
+}
+
+func (x FeatureEncoding) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (FeatureEncoding) Descriptor() protoreflect.EnumDescriptor {
+	return file_tandem_v1_common_proto_enumTypes[1].Descriptor()
+}
+
+func (FeatureEncoding) Type() protoreflect.EnumType {
+	return &file_tandem_v1_common_proto_enumTypes[1]
+}
+
+func (x FeatureEncoding) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use FeatureEncoding.Descriptor instead.
+func (FeatureEncoding) EnumDescriptor() ([]byte, []int) {
+	return file_tandem_v1_common_proto_rawDescGZIP(), []int{1}
+}
+
 // Role is the kind of a worker.
 type Role int32
 
@@ -117,11 +178,11 @@ func (x Role) String() string {
 }
 
 func (Role) Descriptor() protoreflect.EnumDescriptor {
-	return file_tandem_v1_common_proto_enumTypes[1].Descriptor()
+	return file_tandem_v1_common_proto_enumTypes[2].Descriptor()
 }
 
 func (Role) Type() protoreflect.EnumType {
-	return &file_tandem_v1_common_proto_enumTypes[1]
+	return &file_tandem_v1_common_proto_enumTypes[2]
 }
 
 func (x Role) Number() protoreflect.EnumNumber {
@@ -130,7 +191,7 @@ func (x Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Role.Descriptor instead.
 func (Role) EnumDescriptor() ([]byte, []int) {
-	return file_tandem_v1_common_proto_rawDescGZIP(), []int{1}
+	return file_tandem_v1_common_proto_rawDescGZIP(), []int{2}
 }
 
 // SpeculationMode says how a target drafts.
@@ -182,11 +243,11 @@ func (x SpeculationMode) String() string {
 }
 
 func (SpeculationMode) Descriptor() protoreflect.EnumDescriptor {
-	return file_tandem_v1_common_proto_enumTypes[2].Descriptor()
+	return file_tandem_v1_common_proto_enumTypes[3].Descriptor()
 }
 
 func (SpeculationMode) Type() protoreflect.EnumType {
-	return &file_tandem_v1_common_proto_enumTypes[2]
+	return &file_tandem_v1_common_proto_enumTypes[3]
 }
 
 func (x SpeculationMode) Number() protoreflect.EnumNumber {
@@ -195,7 +256,7 @@ func (x SpeculationMode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SpeculationMode.Descriptor instead.
 func (SpeculationMode) EnumDescriptor() ([]byte, []int) {
-	return file_tandem_v1_common_proto_rawDescGZIP(), []int{2}
+	return file_tandem_v1_common_proto_rawDescGZIP(), []int{3}
 }
 
 // FinishReason says why a generation ended.
@@ -242,11 +303,11 @@ func (x FinishReason) String() string {
 }
 
 func (FinishReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_tandem_v1_common_proto_enumTypes[3].Descriptor()
+	return file_tandem_v1_common_proto_enumTypes[4].Descriptor()
 }
 
 func (FinishReason) Type() protoreflect.EnumType {
-	return &file_tandem_v1_common_proto_enumTypes[3]
+	return &file_tandem_v1_common_proto_enumTypes[4]
 }
 
 func (x FinishReason) Number() protoreflect.EnumNumber {
@@ -255,7 +316,7 @@ func (x FinishReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FinishReason.Descriptor instead.
 func (FinishReason) EnumDescriptor() ([]byte, []int) {
-	return file_tandem_v1_common_proto_rawDescGZIP(), []int{3}
+	return file_tandem_v1_common_proto_rawDescGZIP(), []int{4}
 }
 
 // Tensor carries numbers between processes. Its payload is the last field so that the codec of services/tensorwire can pass
@@ -800,7 +861,13 @@ const file_tandem_v1_common_proto_rawDesc = "" +
 	"\vD_TYPE_BF16\x10\x03\x12\x0e\n" +
 	"\n" +
 	"D_TYPE_I32\x10\x04\x12\r\n" +
-	"\tD_TYPE_U8\x10\x05*O\n" +
+	"\tD_TYPE_U8\x10\x05*\xb1\x01\n" +
+	"\x0fFeatureEncoding\x12 \n" +
+	"\x1cFEATURE_ENCODING_UNSPECIFIED\x10\x00\x12\x1d\n" +
+	"\x19FEATURE_ENCODING_RAW_BF16\x10\x01\x12\x1f\n" +
+	"\x1bFEATURE_ENCODING_FUSED_BF16\x10\x02\x12\x1c\n" +
+	"\x18FEATURE_ENCODING_RAW_F32\x10\x03\x12\x1e\n" +
+	"\x1aFEATURE_ENCODING_FUSED_F32\x10\x04*O\n" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vROLE_TARGET\x10\x01\x12\x0e\n" +
@@ -835,29 +902,30 @@ func file_tandem_v1_common_proto_rawDescGZIP() []byte {
 	return file_tandem_v1_common_proto_rawDescData
 }
 
-var file_tandem_v1_common_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_tandem_v1_common_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
 var file_tandem_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
 var file_tandem_v1_common_proto_goTypes = []any{
 	(DType)(0),           // 0: tandem.v1.DType
-	(Role)(0),            // 1: tandem.v1.Role
-	(SpeculationMode)(0), // 2: tandem.v1.SpeculationMode
-	(FinishReason)(0),    // 3: tandem.v1.FinishReason
-	(*Tensor)(nil),       // 4: tandem.v1.Tensor
-	(*Speculation)(nil),  // 5: tandem.v1.Speculation
-	(*Sampling)(nil),     // 6: tandem.v1.Sampling
-	(*TokenLogprob)(nil), // 7: tandem.v1.TokenLogprob
-	(*Timings)(nil),      // 8: tandem.v1.Timings
-	nil,                  // 9: tandem.v1.Sampling.LogitBiasEntry
+	(FeatureEncoding)(0), // 1: tandem.v1.FeatureEncoding
+	(Role)(0),            // 2: tandem.v1.Role
+	(SpeculationMode)(0), // 3: tandem.v1.SpeculationMode
+	(FinishReason)(0),    // 4: tandem.v1.FinishReason
+	(*Tensor)(nil),       // 5: tandem.v1.Tensor
+	(*Speculation)(nil),  // 6: tandem.v1.Speculation
+	(*Sampling)(nil),     // 7: tandem.v1.Sampling
+	(*TokenLogprob)(nil), // 8: tandem.v1.TokenLogprob
+	(*Timings)(nil),      // 9: tandem.v1.Timings
+	nil,                  // 10: tandem.v1.Sampling.LogitBiasEntry
 }
 var file_tandem_v1_common_proto_depIdxs = []int32{
-	0, // 0: tandem.v1.Tensor.dtype:type_name -> tandem.v1.DType
-	2, // 1: tandem.v1.Speculation.mode:type_name -> tandem.v1.SpeculationMode
-	9, // 2: tandem.v1.Sampling.logit_bias:type_name -> tandem.v1.Sampling.LogitBiasEntry
-	3, // [3:3] is the sub-list for method output_type
-	3, // [3:3] is the sub-list for method input_type
-	3, // [3:3] is the sub-list for extension type_name
-	3, // [3:3] is the sub-list for extension extendee
-	0, // [0:3] is the sub-list for field type_name
+	0,  // 0: tandem.v1.Tensor.dtype:type_name -> tandem.v1.DType
+	3,  // 1: tandem.v1.Speculation.mode:type_name -> tandem.v1.SpeculationMode
+	10, // 2: tandem.v1.Sampling.logit_bias:type_name -> tandem.v1.Sampling.LogitBiasEntry
+	3,  // [3:3] is the sub-list for method output_type
+	3,  // [3:3] is the sub-list for method input_type
+	3,  // [3:3] is the sub-list for extension type_name
+	3,  // [3:3] is the sub-list for extension extendee
+	0,  // [0:3] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_common_proto_init() }
@@ -871,7 +939,7 @@ func file_tandem_v1_common_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_common_proto_rawDesc), len(file_tandem_v1_common_proto_rawDesc)),
-			NumEnums:      4,
+			NumEnums:      5,
 			NumMessages:   6,
 			NumExtensions: 0,
 			NumServices:   0,

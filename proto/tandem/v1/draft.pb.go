@@ -7,6 +7,7 @@
 package tandemv1
 
 import (
+	_ "github.com/tandem-inference/tandem/proto/tandem/wire/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -20,58 +21,6 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
-
-// FeatureEncoding says what a feature row holds.
-type FeatureEncoding int32
-
-const (
-	FeatureEncoding_FEATURE_ENCODING_UNSPECIFIED FeatureEncoding = 0
-	// Residual streams of the captured layers, ascending, bf16.
-	FeatureEncoding_FEATURE_ENCODING_RAW_BF16 FeatureEncoding = 1
-	// hidden_norm(fc * features), bf16.
-	FeatureEncoding_FEATURE_ENCODING_FUSED_BF16 FeatureEncoding = 2
-)
-
-// Enum value maps for FeatureEncoding.
-var (
-	FeatureEncoding_name = map[int32]string{
-		0: "FEATURE_ENCODING_UNSPECIFIED",
-		1: "FEATURE_ENCODING_RAW_BF16",
-		2: "FEATURE_ENCODING_FUSED_BF16",
-	}
-	FeatureEncoding_value = map[string]int32{
-		"FEATURE_ENCODING_UNSPECIFIED": 0,
-		"FEATURE_ENCODING_RAW_BF16":    1,
-		"FEATURE_ENCODING_FUSED_BF16":  2,
-	}
-)
-
-func (x FeatureEncoding) Enum() *FeatureEncoding {
-	p := new(FeatureEncoding)
-	*p = x
-	return p
-}
-
-func (x FeatureEncoding) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (FeatureEncoding) Descriptor() protoreflect.EnumDescriptor {
-	return file_tandem_v1_draft_proto_enumTypes[0].Descriptor()
-}
-
-func (FeatureEncoding) Type() protoreflect.EnumType {
-	return &file_tandem_v1_draft_proto_enumTypes[0]
-}
-
-func (x FeatureEncoding) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use FeatureEncoding.Descriptor instead.
-func (FeatureEncoding) EnumDescriptor() ([]byte, []int) {
-	return file_tandem_v1_draft_proto_rawDescGZIP(), []int{0}
-}
 
 type GetDraftRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -466,7 +415,7 @@ func (x *GetFuseResponse) GetChunk() []byte {
 	return nil
 }
 
-// SpeculateRequest is one step of the target. Field order keeps the payload last: services/tensorwire passes it by reference.
+// SpeculateRequest is one step of the target.
 type SpeculateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names the sequence in logs.
@@ -476,8 +425,9 @@ type SpeculateRequest struct {
 	// Rises by one per message within an epoch; a repeated step is dropped.
 	Step uint64 `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`
 	// Features of committed positions: position of the first row, number of rows. Rows the draft already has are skipped.
-	FeaturePosition int32           `protobuf:"varint,4,opt,name=feature_position,json=featurePosition,proto3" json:"feature_position,omitempty"`
-	FeatureRows     int32           `protobuf:"varint,5,opt,name=feature_rows,json=featureRows,proto3" json:"feature_rows,omitempty"`
+	FeaturePosition int32 `protobuf:"varint,4,opt,name=feature_position,json=featurePosition,proto3" json:"feature_position,omitempty"`
+	FeatureRows     int32 `protobuf:"varint,5,opt,name=feature_rows,json=featureRows,proto3" json:"feature_rows,omitempty"`
+	// One of the bf16 encodings.
 	FeatureEncoding FeatureEncoding `protobuf:"varint,6,opt,name=feature_encoding,json=featureEncoding,proto3,enum=tandem.v1.FeatureEncoding" json:"feature_encoding,omitempty"`
 	// Present when the target wants a proposal after the features are appended.
 	Propose *Propose `protobuf:"bytes,7,opt,name=propose,proto3" json:"propose,omitempty"`
@@ -776,7 +726,7 @@ var File_tandem_v1_draft_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_draft_proto_rawDesc = "" +
 	"\n" +
-	"\x15tandem/v1/draft.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\xce\x01\n" +
+	"\x15tandem/v1/draft.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\x1a\x1ctandem/wire/v1/options.proto\"\xce\x01\n" +
 	"\x0fGetDraftRequest\x12#\n" +
 	"\rtables_digest\x18\x01 \x01(\tR\ftablesDigest\x12)\n" +
 	"\x10tokenizer_digest\x18\x02 \x01(\tR\x0ftokenizerDigest\x12#\n" +
@@ -799,19 +749,19 @@ const file_tandem_v1_draft_proto_rawDesc = "" +
 	"\fdraft_digest\x18\t \x01(\tR\vdraftDigest\x12\x1f\n" +
 	"\vmax_context\x18\n" +
 	" \x01(\x05R\n" +
-	"maxContext\"a\n" +
+	"maxContext\"m\n" +
 	"\x10PutTablesRequest\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x1f\n" +
 	"\vtotal_bytes\x18\x02 \x01(\x03R\n" +
-	"totalBytes\x12\x14\n" +
-	"\x05chunk\x18\x0f \x01(\fR\x05chunk\"\x13\n" +
+	"totalBytes\x12\x1a\n" +
+	"\x05chunk\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x05chunk:\x04\x88\xe7\x18\x01\"\x13\n" +
 	"\x11PutTablesResponse\"\x10\n" +
-	"\x0eGetFuseRequest\"`\n" +
+	"\x0eGetFuseRequest\"l\n" +
 	"\x0fGetFuseResponse\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x1f\n" +
 	"\vtotal_bytes\x18\x02 \x01(\x03R\n" +
-	"totalBytes\x12\x14\n" +
-	"\x05chunk\x18\x0f \x01(\fR\x05chunk\"\xba\x02\n" +
+	"totalBytes\x12\x1a\n" +
+	"\x05chunk\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x05chunk:\x04\x88\xe7\x18\x01\"\xc6\x02\n" +
 	"\x10SpeculateRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
@@ -820,8 +770,8 @@ const file_tandem_v1_draft_proto_rawDesc = "" +
 	"\x10feature_position\x18\x04 \x01(\x05R\x0ffeaturePosition\x12!\n" +
 	"\ffeature_rows\x18\x05 \x01(\x05R\vfeatureRows\x12E\n" +
 	"\x10feature_encoding\x18\x06 \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\x0ffeatureEncoding\x12,\n" +
-	"\apropose\x18\a \x01(\v2\x12.tandem.v1.ProposeR\apropose\x12\x1a\n" +
-	"\bfeatures\x18\x0f \x01(\fR\bfeatures\"\xbc\x01\n" +
+	"\apropose\x18\a \x01(\v2\x12.tandem.v1.ProposeR\apropose\x12 \n" +
+	"\bfeatures\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\bfeatures:\x04\x88\xe7\x18\x01\"\xbc\x01\n" +
 	"\aPropose\x12\x16\n" +
 	"\x06anchor\x18\x01 \x01(\x05R\x06anchor\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\x05R\bposition\x12\x16\n" +
@@ -829,7 +779,7 @@ const file_tandem_v1_draft_proto_rawDesc = "" +
 	"\x05block\x18\x04 \x01(\x05R\x05block\x12.\n" +
 	"\x04mode\x18\x05 \x01(\x0e2\x1a.tandem.v1.SpeculationModeR\x04mode\x12\x1f\n" +
 	"\vdeadline_us\x18\x06 \x01(\x05R\n" +
-	"deadlineUs\"\xfa\x01\n" +
+	"deadlineUs\"\x80\x02\n" +
 	"\x11SpeculateResponse\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x12\n" +
 	"\x04step\x18\x02 \x01(\x04R\x04step\x12\x16\n" +
@@ -840,11 +790,7 @@ const file_tandem_v1_draft_proto_rawDesc = "" +
 	"\tappend_us\x18\a \x01(\x05R\bappendUs\x12\x1d\n" +
 	"\n" +
 	"forward_us\x18\b \x01(\x05R\tforwardUs\x12\x19\n" +
-	"\bbuild_us\x18\t \x01(\x05R\abuildUs*s\n" +
-	"\x0fFeatureEncoding\x12 \n" +
-	"\x1cFEATURE_ENCODING_UNSPECIFIED\x10\x00\x12\x1d\n" +
-	"\x19FEATURE_ENCODING_RAW_BF16\x10\x01\x12\x1f\n" +
-	"\x1bFEATURE_ENCODING_FUSED_BF16\x10\x022\xad\x02\n" +
+	"\bbuild_us\x18\t \x01(\x05R\abuildUs:\x04\x88\xe7\x18\x012\xad\x02\n" +
 	"\fDraftService\x12C\n" +
 	"\bGetDraft\x12\x1a.tandem.v1.GetDraftRequest\x1a\x1b.tandem.v1.GetDraftResponse\x12H\n" +
 	"\tPutTables\x12\x1b.tandem.v1.PutTablesRequest\x1a\x1c.tandem.v1.PutTablesResponse(\x01\x12B\n" +
@@ -866,33 +812,32 @@ func file_tandem_v1_draft_proto_rawDescGZIP() []byte {
 	return file_tandem_v1_draft_proto_rawDescData
 }
 
-var file_tandem_v1_draft_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
 var file_tandem_v1_draft_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_tandem_v1_draft_proto_goTypes = []any{
-	(FeatureEncoding)(0),      // 0: tandem.v1.FeatureEncoding
-	(*GetDraftRequest)(nil),   // 1: tandem.v1.GetDraftRequest
-	(*GetDraftResponse)(nil),  // 2: tandem.v1.GetDraftResponse
-	(*PutTablesRequest)(nil),  // 3: tandem.v1.PutTablesRequest
-	(*PutTablesResponse)(nil), // 4: tandem.v1.PutTablesResponse
-	(*GetFuseRequest)(nil),    // 5: tandem.v1.GetFuseRequest
-	(*GetFuseResponse)(nil),   // 6: tandem.v1.GetFuseResponse
-	(*SpeculateRequest)(nil),  // 7: tandem.v1.SpeculateRequest
-	(*Propose)(nil),           // 8: tandem.v1.Propose
-	(*SpeculateResponse)(nil), // 9: tandem.v1.SpeculateResponse
+	(*GetDraftRequest)(nil),   // 0: tandem.v1.GetDraftRequest
+	(*GetDraftResponse)(nil),  // 1: tandem.v1.GetDraftResponse
+	(*PutTablesRequest)(nil),  // 2: tandem.v1.PutTablesRequest
+	(*PutTablesResponse)(nil), // 3: tandem.v1.PutTablesResponse
+	(*GetFuseRequest)(nil),    // 4: tandem.v1.GetFuseRequest
+	(*GetFuseResponse)(nil),   // 5: tandem.v1.GetFuseResponse
+	(*SpeculateRequest)(nil),  // 6: tandem.v1.SpeculateRequest
+	(*Propose)(nil),           // 7: tandem.v1.Propose
+	(*SpeculateResponse)(nil), // 8: tandem.v1.SpeculateResponse
+	(FeatureEncoding)(0),      // 9: tandem.v1.FeatureEncoding
 	(SpeculationMode)(0),      // 10: tandem.v1.SpeculationMode
 }
 var file_tandem_v1_draft_proto_depIdxs = []int32{
-	0,  // 0: tandem.v1.SpeculateRequest.feature_encoding:type_name -> tandem.v1.FeatureEncoding
-	8,  // 1: tandem.v1.SpeculateRequest.propose:type_name -> tandem.v1.Propose
+	9,  // 0: tandem.v1.SpeculateRequest.feature_encoding:type_name -> tandem.v1.FeatureEncoding
+	7,  // 1: tandem.v1.SpeculateRequest.propose:type_name -> tandem.v1.Propose
 	10, // 2: tandem.v1.Propose.mode:type_name -> tandem.v1.SpeculationMode
-	1,  // 3: tandem.v1.DraftService.GetDraft:input_type -> tandem.v1.GetDraftRequest
-	3,  // 4: tandem.v1.DraftService.PutTables:input_type -> tandem.v1.PutTablesRequest
-	5,  // 5: tandem.v1.DraftService.GetFuse:input_type -> tandem.v1.GetFuseRequest
-	7,  // 6: tandem.v1.DraftService.Speculate:input_type -> tandem.v1.SpeculateRequest
-	2,  // 7: tandem.v1.DraftService.GetDraft:output_type -> tandem.v1.GetDraftResponse
-	4,  // 8: tandem.v1.DraftService.PutTables:output_type -> tandem.v1.PutTablesResponse
-	6,  // 9: tandem.v1.DraftService.GetFuse:output_type -> tandem.v1.GetFuseResponse
-	9,  // 10: tandem.v1.DraftService.Speculate:output_type -> tandem.v1.SpeculateResponse
+	0,  // 3: tandem.v1.DraftService.GetDraft:input_type -> tandem.v1.GetDraftRequest
+	2,  // 4: tandem.v1.DraftService.PutTables:input_type -> tandem.v1.PutTablesRequest
+	4,  // 5: tandem.v1.DraftService.GetFuse:input_type -> tandem.v1.GetFuseRequest
+	6,  // 6: tandem.v1.DraftService.Speculate:input_type -> tandem.v1.SpeculateRequest
+	1,  // 7: tandem.v1.DraftService.GetDraft:output_type -> tandem.v1.GetDraftResponse
+	3,  // 8: tandem.v1.DraftService.PutTables:output_type -> tandem.v1.PutTablesResponse
+	5,  // 9: tandem.v1.DraftService.GetFuse:output_type -> tandem.v1.GetFuseResponse
+	8,  // 10: tandem.v1.DraftService.Speculate:output_type -> tandem.v1.SpeculateResponse
 	7,  // [7:11] is the sub-list for method output_type
 	3,  // [3:7] is the sub-list for method input_type
 	3,  // [3:3] is the sub-list for extension type_name
@@ -911,14 +856,13 @@ func file_tandem_v1_draft_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_draft_proto_rawDesc), len(file_tandem_v1_draft_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      0,
 			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_tandem_v1_draft_proto_goTypes,
 		DependencyIndexes: file_tandem_v1_draft_proto_depIdxs,
-		EnumInfos:         file_tandem_v1_draft_proto_enumTypes,
 		MessageInfos:      file_tandem_v1_draft_proto_msgTypes,
 	}.Build()
 	File_tandem_v1_draft_proto = out.File

@@ -394,6 +394,7 @@ func TestRefusesBadMessages(t *testing.T) {
 	}{
 		"bytes":    {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureRows: 2, FeatureEncoding: 2, Features: make([]byte, 7)}, rpcerr.AnyInvalidArgument},
 		"encoding": {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureRows: 1, FeatureEncoding: 9, Features: make([]byte, 32)}, rpcerr.AnyInvalidArgument},
+		"f32":      {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureRows: 1, FeatureEncoding: engineplugin.FeatureFusedF32, Features: make([]byte, 64)}, rpcerr.AnyInvalidArgument},
 		"no rows":  {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureEncoding: 2, Features: make([]byte, 32)}, rpcerr.AnyInvalidArgument},
 		"context":  {message(1, 1, 0, 65, nil), rpcerr.AnyResourceExhausted},
 		"anchor":   {message(1, 1, 0, 1, ask(-1, 1, 4, chain)), rpcerr.AnyInvalidArgument},

@@ -137,8 +137,8 @@ func (w *work) fresh(m *tandemv1.SpeculateRequest) (rows int, data []byte, err e
 	}
 	width := w.info.FeatureFused
 	switch m.FeatureEncoding {
-	case tandemv1.FeatureEncoding_FEATURE_ENCODING_FUSED_BF16:
-	case tandemv1.FeatureEncoding_FEATURE_ENCODING_RAW_BF16:
+	case engineplugin.FeatureFusedBF16:
+	case engineplugin.FeatureRawBF16:
 		width = w.info.FeatureRaw
 	default:
 		return 0, nil, rpcerr.InvalidArgument("feature_encoding", "unknown encoding %d", m.FeatureEncoding)
@@ -182,10 +182,6 @@ func (w *work) request(ask *tandemv1.Propose, rows int) ([]engineplugin.DraftReq
 
 // run appends features, in pieces that the engine takes, and makes the proposal together with the last one.
 func (w *work) run(ctx context.Context, m *tandemv1.SpeculateRequest, rows int, data []byte, requests []engineplugin.DraftRequest) error {
-	encoding := engineplugin.FeatureFusedBF16
-	if m.FeatureEncoding == tandemv1.FeatureEncoding_FEATURE_ENCODING_RAW_BF16 {
-		encoding = engineplugin.FeatureRawBF16
-	}
 	piece := max(1, w.info.MaxBatchRows)
 	rowBytes := 0
 	if rows > 0 {
@@ -196,7 +192,7 @@ func (w *work) run(ctx context.Context, m *tandemv1.SpeculateRequest, rows int, 
 		features, asks := w.features[:0], requests[:0]
 		if n > 0 {
 			w.features[0] = engineplugin.FeatureRows{
-				Sequence: w.sequence, Position: int32(w.length), Rows: int32(n), Encoding: encoding, Data: data[:n*rowBytes],
+				Sequence: w.sequence, Position: int32(w.length), Rows: int32(n), Encoding: m.FeatureEncoding, Data: data[:n*rowBytes],
 			}
 			features = w.features[:1]
 		}

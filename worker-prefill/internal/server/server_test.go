@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/testwait"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
@@ -188,14 +189,16 @@ func TestCancel(t *testing.T) {
 		_, err := s.Compress(ctx, request)
 		ended <- err
 	}()
-	for len(s.lanes) == 0 {
-		time.Sleep(time.Millisecond)
+	for deadline := time.Now().Add(testwait.Limit); len(s.lanes) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the request takes no lane")
+		}
 	}
 	if _, err := s.Compress(t.Context(), request); !errors.Is(err, rpcerr.NoLane) {
 		t.Errorf("second request on one lane: %v", err)
 	}
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
+	if err := testwait.For(t, ended, "the request that was given up ends"); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if len(s.lanes) != 0 {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/services/workernode"
 )
 
@@ -250,7 +251,7 @@ func TestSlowTrio(t *testing.T) {
 			t.Fatal("the draft was not taken up again")
 		}
 	}
-	<-restarted
+	testwait.For(t, restarted, "the draft runs again")
 	t.Logf("%d of %d greedy texts are those of the golden file", same, total)
 	if same < total/2 {
 		t.Errorf("%d of %d greedy texts are those of the golden file", same, total)

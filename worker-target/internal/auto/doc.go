@@ -57,7 +57,9 @@
 // concluded from it (which prompts lose by drafting, how promises are kept) is dropped. Report says what is believed.
 //
 // The ledger of trials belongs to the worker: rounds add 3 % of their time, a trial takes what it cost, the slower plain step
-// behind it included. Savings end at half a chain round, so that no request pays for what the draft did well in others. Debt is
-// bounded by one dear round: a proposal that hung is forgiven beyond that. A request that even a trial shows far from break-even
-// waits twice as long for the next one. The same ledger pays for rounds of a plan that has not run for a while.
+// behind it included. Where rounds cost little more than plain steps no single trial looks hopeless, so after 128 trials in a row
+// that brought little, rounds add half of that until one brings more. Savings end at half a chain round, so that no request pays
+// for what the draft did well in others. Debt is bounded by one dear round: a proposal that hung is forgiven beyond that. A request
+// that even a trial shows far from break-even waits twice as long for the next one. The same ledger pays for rounds of a plan that
+// has not run for a while.
 package auto

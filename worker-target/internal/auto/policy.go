@@ -10,6 +10,10 @@ import (
 const (
 	// probeShare of the time of plain rounds may be spent on soundings and trials.
 	probeShare = 0.03
+	// wastedShare is that part once a worker's last wastedTrials trials of requests that decode without the draft all committed less
+	// than useful times what plain decoding makes in their time. More trials or a larger share find a draft that became good sooner,
+	// and cost more with one that never does.
+	wastedShare, wastedTrials, useful = probeShare / 2, 128, 2
 	// creditRounds caps the ledger, in chain rounds: what an hour of good drafts saved is not spent on the first request that
 	// the draft does not know.
 	creditRounds = 0.5
@@ -84,6 +88,7 @@ type Model struct {
 	beliefs beliefs
 	looks   looks
 	credit  float64 // seconds
+	wasted  int     // trials in a row that were not useful
 	// losing is the share of requests whose first proposal was not worth its time.
 	losing  rate
 	sounded float64 // running mean of the seconds that a sounding costs, 0 = none measured
@@ -407,7 +412,7 @@ func (p *Policy) Observe(r *Round) {
 			p.charge(verify-c.bareRound(r.Rows, r.Length), r.Length)
 		}
 		if p.block > 0 { // a request that has no draft earns no trials for those that do
-			p.m.credit = min(p.m.credit+probeShare*verify, p.ceiling(r.Length))
+			p.m.credit = min(p.m.credit+p.m.trialShare()*verify, p.ceiling(r.Length))
 		}
 		return
 	}
@@ -443,6 +448,12 @@ func (p *Policy) learn(t *ddtree.Tree, path []int32, length int) {
 		p.m.losing.fade(1 - 1.0/startMemory)
 		worth := (c.draft(p.block) + c.round(t.Len(), length)) / max(c.plainRound(length), 1e-9)
 		p.m.losing.add(float64(len(path)) < worth && len(path)-1 < t.Nodes()) // a sounding that was right tests but a few nodes
+	}
+	if p.trying {
+		took := (c.draft(p.block) + c.round(t.Len(), length)) / max(c.plainRound(length), 1e-9) // in plain rounds
+		if p.m.wasted++; float64(len(path)) > useful*took {
+			p.m.wasted = 0
+		}
 	}
 	p.tried = p.tried || p.trying
 	p.stand(t, path)

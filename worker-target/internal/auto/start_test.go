@@ -101,19 +101,18 @@ func TestHungFirstProposal(t *testing.T) {
 	}
 }
 
-// TestUselessDraft: a draft that knows nothing costs at most 1.5 % of plain decoding (the share of trials where they are cheap) once a worker has seen it for three seconds, also
-// after a disturbed start.
+// TestUselessDraft: a draft that knows nothing costs at most 1.5 % of plain decoding once a worker has seen it for three seconds, also
+// after a disturbed start and where trials are cheap.
 func TestUselessDraft(t *testing.T) {
 	bad := []float64{.05, .03}
 	for _, test := range []struct {
 		name          string
 		verify, draft func(int) float64
-		most          float64
 	}{
-		{"medium steps, dear draft", medium, dear, 1.015}, {"steep steps", steep, dear, 1.015},
-		{"processors", goldenWorld().verify, goldenWorld().draft, 1.015},
+		{"medium steps, dear draft", medium, dear}, {"steep steps", steep, dear},
+		{"processors", goldenWorld().verify, goldenWorld().draft},
 		// Rounds cost little more than plain steps here, so trials never look hopeless and use their whole share.
-		{"card", goldenCard().verify, goldenCard().draft, 1.026},
+		{"card", goldenCard().verify, goldenCard().draft},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for seed := range uint64(10) {
@@ -131,7 +130,7 @@ func TestUselessDraft(t *testing.T) {
 					plain += 400 * w.verify(1)
 				}
 				t.Logf("start %d: %.4f times plain decoding", seed, got/plain)
-				if got > test.most*plain {
+				if got > 1.015*plain {
 					t.Errorf("start %d: %.0f ms, plain decoding %.0f ms", seed, got, plain)
 				}
 			}

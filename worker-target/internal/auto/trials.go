@@ -97,7 +97,15 @@ func (p *Policy) measure(block, length int, best estimate) (plan Plan, ok bool) 
 func (m *Model) reprice() {
 	clear(m.prefixes.index)
 	m.prefixes.all = m.prefixes.all[:0]
-	m.promises, m.losing, m.sounded = [standings]gauge{}, rate{}, 0
+	m.promises, m.losing, m.sounded, m.wasted = [standings]gauge{}, rate{}, 0, 0
+}
+
+// trialShare is the part of the time of plain rounds that may be spent on soundings and trials.
+func (m *Model) trialShare() float64 {
+	if m.wasted < wastedTrials {
+		return probeShare
+	}
+	return wastedShare
 }
 
 // affords reports whether the ledger allows a trial at a cost. What is dearer than a full ledger is allowed by a full one.

@@ -148,8 +148,8 @@ func (m *Manager) adopt(ctx context.Context, engine Engine, client tandemv1.Draf
 	}
 	m.mu.Unlock()
 	next := &Capture{
-		Encoding: engineplugin.FeatureFusedBF16, Wire: tandemv1.FeatureEncoding_FEATURE_ENCODING_FUSED_BF16,
-		Width: 2 * int(d.FusedWidth), Block: info.block, draftDigest: d.DraftDigest, layers: d.CaptureLayers, fuseDigest: d.FuseDigest,
+		Encoding: engineplugin.FeatureFusedBF16,
+		Width:    2 * int(d.FusedWidth), Block: info.block, draftDigest: d.DraftDigest, layers: d.CaptureLayers, fuseDigest: d.FuseDigest,
 	}
 	if current != nil && current.same(next) {
 		return nil
@@ -184,7 +184,7 @@ func (m *Manager) adopt(ctx context.Context, engine Engine, client tandemv1.Draf
 		}
 		// Raw features are five times the bytes and give the same proposals.
 		log.Warn("features cannot be fused, sending raw ones", zap.NamedError(telemetry.KeyErr, err))
-		next.Encoding, next.Wire = engineplugin.FeatureRawBF16, tandemv1.FeatureEncoding_FEATURE_ENCODING_RAW_BF16
+		next.Encoding = engineplugin.FeatureRawBF16
 		next.Width = 2 * len(d.CaptureLayers) * engine.Info().Hidden
 		if err := engine.SetCapture(ctx, d.CaptureLayers); err != nil {
 			return fmt.Errorf("capture layers %v: %w", d.CaptureLayers, err)

@@ -2,14 +2,12 @@ package drafts
 
 import (
 	"context"
-	"slices"
-	"sync"
-	"time"
-
-	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"slices"
+	"sync"
+	"time"
 )
 
 // DefaultRingRows is how many positions of features are kept per sequence for a draft that comes back. Drafts look back
@@ -43,7 +41,6 @@ type Config struct {
 // Capture says what features the engine delivers, for which draft.
 type Capture struct {
 	Encoding engineplugin.FeatureEncoding
-	Wire     tandemv1.FeatureEncoding
 	Width    int // bytes per row
 	// Block of the draft as far as it is used, anchor included: 2 to auto.MaxBlock.
 	Block int

@@ -34,7 +34,7 @@ func newOutbox(capture *Capture, id string) *outbox {
 	o := &outbox{free: make(chan *outgoing, outstanding)}
 	for range outstanding {
 		m := &outgoing{}
-		m.request.SessionId, m.request.FeatureEncoding = id, capture.Wire
+		m.request.SessionId, m.request.FeatureEncoding = id, capture.Encoding
 		m.lent.Message = &m.request
 		m.lent.Released = func() { o.free <- m } // never blocks: there is room for all
 		o.free <- m

@@ -240,11 +240,9 @@ func (d *Draft) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequ
 			if int(m.FeaturePosition) != base+length {
 				return rpcerr.Internal("features at %d, have %d", m.FeaturePosition, base+length)
 			}
-			encoding := engineplugin.FeatureFusedBF16
-			if m.FeatureEncoding == tandemv1.FeatureEncoding_FEATURE_ENCODING_RAW_BF16 {
-				encoding = engineplugin.FeatureRawBF16
-			}
-			features = []engineplugin.FeatureRows{{Sequence: seq, Position: int32(length), Rows: m.FeatureRows, Encoding: encoding, Data: m.Features}}
+			features = []engineplugin.FeatureRows{{
+				Sequence: seq, Position: int32(length), Rows: m.FeatureRows, Encoding: m.FeatureEncoding, Data: m.Features,
+			}}
 			length += int(m.FeatureRows)
 		}
 		var requests []engineplugin.DraftRequest

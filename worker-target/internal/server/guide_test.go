@@ -307,28 +307,43 @@ func TestRandomSchemas(t *testing.T) {
 	}
 }
 
-// TestForcedAsOneBatch: what is forced goes to the engine as one chain, and what a grammar leaves no choice about is verified
-// ahead even without a draft.
+// TestForcedAsOneBatch: a forced sequence is committed by one step, however long it is. What a grammar leaves no choice
+// about is verified ahead, many tokens a step, even without a draft.
 func TestForcedAsOneBatch(t *testing.T) {
 	r := newRig(t, rigOptions{target: enginefake.Options{}})
-	sequence := append(slices.Repeat([]int32{hintToken}, 30), closeToken)
-	a := r.must(&tandemv1.DecodeRequest{
-		PromptTokens: prompt(30, 1), MaxTokens: 60, TopLogprobs: -1,
-		Guide: &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{Close: []int32{closeToken}, Inside: true, Budget: 10, Reserve: 8, CloseSequence: sequence}},
-	})
-	// Nine plain steps after the first token, one for the sequence with its trigger, then the rest of 60.
-	if steps := a.finished.Timings.VerifySteps; steps != 9+1+60-10-31-1 || a.finished.CloseKind != tandemv1.CloseKind_CLOSE_KIND_HARD {
-		t.Errorf("%d steps for %v", steps, a.tokens)
+	ask := func(m *tandemv1.DecodeRequest) (a answer, largest int) {
+		before := 0
+		a, err := r.decode(t.Context(), m, func(total int) {
+			largest, before = max(largest, total-before), total
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a, largest
 	}
-	a = r.must(&tandemv1.DecodeRequest{
+	for _, length := range []int{8, 30, 45} {
+		sequence := append(slices.Repeat([]int32{hintToken}, length), closeToken)
+		a, largest := ask(&tandemv1.DecodeRequest{
+			PromptTokens: prompt(30, 1), MaxTokens: 60, TopLogprobs: -1,
+			Guide: &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{
+				Close: []int32{closeToken}, Inside: true, Budget: 10, Reserve: 8, CloseSequence: sequence,
+			}},
+		})
+		if largest < len(sequence) || a.finished.CloseKind != tandemv1.CloseKind_CLOSE_KIND_HARD {
+			t.Errorf("a sequence of %d: at most %d tokens came at once, %v of %v", len(sequence), largest,
+				a.finished.CloseKind, a.tokens)
+		}
+	}
+	a, largest := ask(&tandemv1.DecodeRequest{
 		PromptTokens: prompt(30, 1), MaxTokens: 60, TopLogprobs: -1, StopTokens: []int32{stopToken},
 		Guide: &tandemv1.Guide{Grammar: `root ::= "{\"name\":[1234567890,1234567890]}"`},
 	})
-	if text := spell(a.tokens); text != `{"name":[1234567890,1234567890]}` || a.finished.Reason != tandemv1.FinishReason_FINISH_REASON_STOP {
+	const want = `{"name":[1234567890,1234567890]}`
+	if text := spell(a.tokens); text != want || a.finished.Reason != tandemv1.FinishReason_FINISH_REASON_STOP {
 		t.Errorf("%q, %v", text, a.finished)
 	}
-	if steps := a.finished.Timings.VerifySteps; steps > 6 {
-		t.Errorf("%d steps for a text without choices", steps)
+	if steps := int(a.finished.Timings.VerifySteps); largest < 2 || steps*3 > len(a.tokens) {
+		t.Errorf("%d steps for %d tokens without choices, at most %d at once", steps, len(a.tokens), largest)
 	}
 }
 

@@ -146,7 +146,7 @@ def vectors(template):
         i += 1
     return out
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../../services/chattemplate/testdata"))
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../chattemplate/testdata"))
 from gen_goldens import environment  # noqa: E402
 
 FAMILIES = {

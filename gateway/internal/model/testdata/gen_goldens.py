@@ -1,6 +1,7 @@
 """Makes builtin-goldens.json: what the Python implementation of Jinja renders with the built-in templates.
 
-The environment is the one of services/chattemplate/testdata/gen_goldens.py. Run with jinja2 3.1:  python3 gen_goldens.py
+The environment is the one of gateway/internal/chattemplate/testdata/gen_goldens.py.
+Run with jinja2 3.1:  python3 gen_goldens.py
 """
 import json
 import pathlib

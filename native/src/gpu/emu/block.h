@@ -1,5 +1,5 @@
-// Runs one block of a kernel, or the blocks of a cluster: fibers for its threads, barriers, warp collectives, shared
-// memory.
+// Runs one block of a kernel, or the blocks of a cluster: fibers for its threads, barriers,
+// warp collectives, shared memory.
 #pragma once
 
 #include <array>

@@ -3,8 +3,7 @@
 //
 // What it is for: the same kernel source is tested on machines without a GPU, and more strictly than a GPU would.
 //   - __syncthreads, warp functions and matrix instructions wait for all threads they concern, and a block in which
-//   they
-//     can never all arrive fails with a message instead of hanging.
+//     they can never all arrive fails with a message instead of hanging.
 //   - Blocks run in a shuffled order on several host threads, warps and lanes of a block in a shuffled order between
 //     barriers (seed: TND_EMU_SEED). Results must not depend on it.
 //   - Shared memory and fresh device memory hold a pattern (NaN as a float); shared memory, dynamic and static, and
@@ -12,8 +11,8 @@
 //     without access. Sanitised builds (TND_SANITIZE) check every access.
 //   - copy_async and bulk copies deliver when waited for, and the destination holds the pattern until then.
 //   - Blocks of a cluster run together, in one host thread.
-//   - A thread that asks for bytes named by set_fresh in the background before it calls wait_for_previous() is
-//   reported.
+//   - A thread that asks for bytes named by set_fresh in the background before it calls wait_for_previous()
+//     is reported.
 //   - Launches and copies of a stream run at sync, not before: host memory must live as long as the contract says.
 // What it is not: a timing model. Lanes of a warp run one after the other between collectives, blocks to their end:
 // kernels that wait for another block of the grid (persistent ones with a grid barrier) cannot run here.
@@ -93,8 +92,8 @@ void launch(Stream& stream, const Launch& l, std::function<void()> body);
 void set_threads(int threads);
 void set_seed(uint64_t seed);
 
-// set_fresh names device memory that stands for what earlier launches of a step write; empty = none. Not while a stream
-// synchronises.
+// set_fresh names device memory that stands for what earlier launches of a step write; empty = none.
+// Not while a stream synchronises.
 struct Bytes {
   const void* begin;
   uint64_t count;

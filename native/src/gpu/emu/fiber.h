@@ -21,8 +21,8 @@ class Fiber {
   // start makes the fiber begin at entry(argument) at its next switch; what it did before is forgotten. entry never
   // returns. The stack is made at the first call and kept.
   void start(void (*entry)(void*), void* argument);
-  // switch_to saves the running fiber in `from` and continues `to`. The host thread's own stack is a Fiber without
-  // start.
+  // switch_to saves the running fiber in `from` and continues `to`. The host thread's own stack
+  // is a Fiber without start.
   static void switch_to(Fiber* from, Fiber* to);
 
  private:

@@ -1,5 +1,5 @@
-// Host side of the emulation: one device that is this computer, its memory, its streams, and the host threads that run
-// blocks.
+// Host side of the emulation: one device that is this computer, its memory, its streams,
+// and the host threads that run blocks.
 #include <sys/mman.h>
 
 #include <algorithm>

@@ -7,6 +7,8 @@
 package enginev1
 
 import (
+	v1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	_ "github.com/tandem-inference/tandem/proto/tandem/wire/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -74,64 +76,6 @@ func (Role) EnumDescriptor() ([]byte, []int) {
 	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{0}
 }
 
-// FeatureEncoding says what a feature row holds, little-endian.
-type FeatureEncoding int32
-
-const (
-	FeatureEncoding_FEATURE_ENCODING_UNSPECIFIED FeatureEncoding = 0
-	// Residual streams of the captured layers, ascending.
-	FeatureEncoding_FEATURE_ENCODING_RAW_BF16 FeatureEncoding = 1
-	// hidden_norm(fc * features).
-	FeatureEncoding_FEATURE_ENCODING_FUSED_BF16 FeatureEncoding = 2
-	FeatureEncoding_FEATURE_ENCODING_RAW_F32    FeatureEncoding = 3
-	FeatureEncoding_FEATURE_ENCODING_FUSED_F32  FeatureEncoding = 4
-)
-
-// Enum value maps for FeatureEncoding.
-var (
-	FeatureEncoding_name = map[int32]string{
-		0: "FEATURE_ENCODING_UNSPECIFIED",
-		1: "FEATURE_ENCODING_RAW_BF16",
-		2: "FEATURE_ENCODING_FUSED_BF16",
-		3: "FEATURE_ENCODING_RAW_F32",
-		4: "FEATURE_ENCODING_FUSED_F32",
-	}
-	FeatureEncoding_value = map[string]int32{
-		"FEATURE_ENCODING_UNSPECIFIED": 0,
-		"FEATURE_ENCODING_RAW_BF16":    1,
-		"FEATURE_ENCODING_FUSED_BF16":  2,
-		"FEATURE_ENCODING_RAW_F32":     3,
-		"FEATURE_ENCODING_FUSED_F32":   4,
-	}
-)
-
-func (x FeatureEncoding) Enum() *FeatureEncoding {
-	p := new(FeatureEncoding)
-	*p = x
-	return p
-}
-
-func (x FeatureEncoding) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (FeatureEncoding) Descriptor() protoreflect.EnumDescriptor {
-	return file_tandem_engine_v1_engine_proto_enumTypes[1].Descriptor()
-}
-
-func (FeatureEncoding) Type() protoreflect.EnumType {
-	return &file_tandem_engine_v1_engine_proto_enumTypes[1]
-}
-
-func (x FeatureEncoding) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
-// Deprecated: Use FeatureEncoding.Descriptor instead.
-func (FeatureEncoding) EnumDescriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{1}
-}
-
 // GroupKind is the numeric contract of a group's rows. It is stated, never derived from their number.
 type GroupKind int32
 
@@ -169,11 +113,11 @@ func (x GroupKind) String() string {
 }
 
 func (GroupKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_tandem_engine_v1_engine_proto_enumTypes[2].Descriptor()
+	return file_tandem_engine_v1_engine_proto_enumTypes[1].Descriptor()
 }
 
 func (GroupKind) Type() protoreflect.EnumType {
-	return &file_tandem_engine_v1_engine_proto_enumTypes[2]
+	return &file_tandem_engine_v1_engine_proto_enumTypes[1]
 }
 
 func (x GroupKind) Number() protoreflect.EnumNumber {
@@ -182,7 +126,7 @@ func (x GroupKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupKind.Descriptor instead.
 func (GroupKind) EnumDescriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{2}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{1}
 }
 
 // OpenRequest is tnd_open_options; zeros mean what they mean there.
@@ -2613,10 +2557,10 @@ type Step struct {
 	Rows   []*Row `protobuf:"bytes,2,rep,name=rows,proto3" json:"rows,omitempty"`
 	NMasks int32  `protobuf:"varint,4,opt,name=n_masks,json=nMasks,proto3" json:"n_masks,omitempty"`
 	// Values in the payload: masks (u32), hidden rows (f32).
-	MaskWords     uint32          `protobuf:"varint,5,opt,name=mask_words,json=maskWords,proto3" json:"mask_words,omitempty"`
-	HiddenValues  uint32          `protobuf:"varint,6,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
-	Features      FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.engine.v1.FeatureEncoding" json:"features,omitempty"`
-	Groups        []*Group        `protobuf:"bytes,9,rep,name=groups,proto3" json:"groups,omitempty"`
+	MaskWords     uint32             `protobuf:"varint,5,opt,name=mask_words,json=maskWords,proto3" json:"mask_words,omitempty"`
+	HiddenValues  uint32             `protobuf:"varint,6,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
+	Features      v1.FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.v1.FeatureEncoding" json:"features,omitempty"`
+	Groups        []*Group           `protobuf:"bytes,9,rep,name=groups,proto3" json:"groups,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2679,11 +2623,11 @@ func (x *Step) GetHiddenValues() uint32 {
 	return 0
 }
 
-func (x *Step) GetFeatures() FeatureEncoding {
+func (x *Step) GetFeatures() v1.FeatureEncoding {
 	if x != nil {
 		return x.Features
 	}
-	return FeatureEncoding_FEATURE_ENCODING_UNSPECIFIED
+	return v1.FeatureEncoding(0)
 }
 
 func (x *Step) GetGroups() []*Group {
@@ -2944,7 +2888,7 @@ type FeatureRows struct {
 	Sequence      int32                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	Position      int32                  `protobuf:"zigzag32,2,opt,name=position,proto3" json:"position,omitempty"`
 	Rows          int32                  `protobuf:"zigzag32,3,opt,name=rows,proto3" json:"rows,omitempty"`
-	Encoding      FeatureEncoding        `protobuf:"varint,4,opt,name=encoding,proto3,enum=tandem.engine.v1.FeatureEncoding" json:"encoding,omitempty"`
+	Encoding      v1.FeatureEncoding     `protobuf:"varint,4,opt,name=encoding,proto3,enum=tandem.v1.FeatureEncoding" json:"encoding,omitempty"`
 	DataBytes     uint32                 `protobuf:"varint,5,opt,name=data_bytes,json=dataBytes,proto3" json:"data_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3001,11 +2945,11 @@ func (x *FeatureRows) GetRows() int32 {
 	return 0
 }
 
-func (x *FeatureRows) GetEncoding() FeatureEncoding {
+func (x *FeatureRows) GetEncoding() v1.FeatureEncoding {
 	if x != nil {
 		return x.Encoding
 	}
-	return FeatureEncoding_FEATURE_ENCODING_UNSPECIFIED
+	return v1.FeatureEncoding(0)
 }
 
 func (x *FeatureRows) GetDataBytes() uint32 {
@@ -3489,7 +3433,7 @@ var File_tandem_engine_v1_engine_proto protoreflect.FileDescriptor
 
 const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\n" +
-	"\x1dtandem/engine/v1/engine.proto\x12\x10tandem.engine.v1\"\xf9\x03\n" +
+	"\x1dtandem/engine/v1/engine.proto\x12\x10tandem.engine.v1\x1a\x16tandem/v1/common.proto\x1a\x1ctandem/wire/v1/options.proto\"\xf9\x03\n" +
 	"\vOpenRequest\x12*\n" +
 	"\x04role\x18\x01 \x01(\x0e2\x16.tandem.engine.v1.RoleR\x04role\x12\x1d\n" +
 	"\n" +
@@ -3622,16 +3566,16 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\bsnapshot\x18\x01 \x01(\x05R\bsnapshot\"\x16\n" +
 	"\x14FreeSnapshotResponse\"3\n" +
 	"\x15ExportSequenceRequest\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x05R\bsequence\"O\n" +
+	"\bsequence\x18\x01 \x01(\x05R\bsequence\"[\n" +
 	"\x16ExportSequenceResponse\x12\x1f\n" +
 	"\vtotal_bytes\x18\x01 \x01(\x04R\n" +
-	"totalBytes\x12\x14\n" +
-	"\x05chunk\x18\x0f \x01(\fR\x05chunk\"j\n" +
+	"totalBytes\x12\x1a\n" +
+	"\x05chunk\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x05chunk:\x04\x88\xe7\x18\x01\"v\n" +
 	"\x15ImportSequenceRequest\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x1f\n" +
 	"\vtotal_bytes\x18\x02 \x01(\x04R\n" +
-	"totalBytes\x12\x14\n" +
-	"\x05chunk\x18\x0f \x01(\fR\x05chunk\"\x18\n" +
+	"totalBytes\x12\x1a\n" +
+	"\x05chunk\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x05chunk:\x04\x88\xe7\x18\x01\"\x18\n" +
 	"\x16ImportSequenceResponse\"+\n" +
 	"\x11SetCaptureRequest\x12\x16\n" +
 	"\x06layers\x18\x01 \x03(\x05R\x06layers\"@\n" +
@@ -3657,14 +3601,14 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x04step\x18\x02 \x01(\v2\x16.tandem.engine.v1.StepH\x00R\x04step\x125\n" +
 	"\apropose\x18\x03 \x01(\v2\x19.tandem.engine.v1.ProposeH\x00R\apropose\x12\x18\n" +
 	"\apayload\x18\x0f \x01(\fR\apayloadB\x06\n" +
-	"\x04work\"\xa8\x02\n" +
+	"\x04work\"\xa1\x02\n" +
 	"\x04Step\x12)\n" +
 	"\x04rows\x18\x02 \x03(\v2\x15.tandem.engine.v1.RowR\x04rows\x12\x17\n" +
 	"\an_masks\x18\x04 \x01(\x05R\x06nMasks\x12\x1d\n" +
 	"\n" +
 	"mask_words\x18\x05 \x01(\rR\tmaskWords\x12#\n" +
-	"\rhidden_values\x18\x06 \x01(\rR\fhiddenValues\x12=\n" +
-	"\bfeatures\x18\a \x01(\x0e2!.tandem.engine.v1.FeatureEncodingR\bfeatures\x12/\n" +
+	"\rhidden_values\x18\x06 \x01(\rR\fhiddenValues\x126\n" +
+	"\bfeatures\x18\a \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\bfeatures\x12/\n" +
 	"\x06groups\x18\t \x03(\v2\x17.tandem.engine.v1.GroupR\x06groupsJ\x04\b\x01\x10\x02J\x04\b\x03\x10\x04J\x04\b\b\x10\tR\acommitsR\aprefillR\x04kept\"\xd6\x01\n" +
 	"\x05Group\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
@@ -3684,12 +3628,12 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x04mask\x18\b \x01(\x11R\x04maskJ\x04\b\x01\x10\x02R\bsequence\"\x80\x01\n" +
 	"\aPropose\x129\n" +
 	"\bfeatures\x18\x01 \x03(\v2\x1d.tandem.engine.v1.FeatureRowsR\bfeatures\x12:\n" +
-	"\brequests\x18\x02 \x03(\v2\x1e.tandem.engine.v1.DraftRequestR\brequests\"\xb7\x01\n" +
+	"\brequests\x18\x02 \x03(\v2\x1e.tandem.engine.v1.DraftRequestR\brequests\"\xb0\x01\n" +
 	"\vFeatureRows\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\x11R\bposition\x12\x12\n" +
-	"\x04rows\x18\x03 \x01(\x11R\x04rows\x12=\n" +
-	"\bencoding\x18\x04 \x01(\x0e2!.tandem.engine.v1.FeatureEncodingR\bencoding\x12\x1d\n" +
+	"\x04rows\x18\x03 \x01(\x11R\x04rows\x126\n" +
+	"\bencoding\x18\x04 \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\bencoding\x12\x1d\n" +
 	"\n" +
 	"data_bytes\x18\x05 \x01(\rR\tdataBytes\"\xa9\x01\n" +
 	"\fDraftRequest\x12\x1a\n" +
@@ -3736,13 +3680,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\n" +
 	"ROLE_DRAFT\x10\x02\x12\x0e\n" +
 	"\n" +
-	"ROLE_SCORE\x10\x03*\xb1\x01\n" +
-	"\x0fFeatureEncoding\x12 \n" +
-	"\x1cFEATURE_ENCODING_UNSPECIFIED\x10\x00\x12\x1d\n" +
-	"\x19FEATURE_ENCODING_RAW_BF16\x10\x01\x12\x1f\n" +
-	"\x1bFEATURE_ENCODING_FUSED_BF16\x10\x02\x12\x1c\n" +
-	"\x18FEATURE_ENCODING_RAW_F32\x10\x03\x12\x1e\n" +
-	"\x1aFEATURE_ENCODING_FUSED_F32\x10\x04*U\n" +
+	"ROLE_SCORE\x10\x03*U\n" +
 	"\tGroupKind\x12\x1a\n" +
 	"\x16GROUP_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11GROUP_KIND_DECODE\x10\x01\x12\x15\n" +
@@ -3785,131 +3723,131 @@ func file_tandem_engine_v1_engine_proto_rawDescGZIP() []byte {
 	return file_tandem_engine_v1_engine_proto_rawDescData
 }
 
-var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(Role)(0),                         // 0: tandem.engine.v1.Role
-	(FeatureEncoding)(0),              // 1: tandem.engine.v1.FeatureEncoding
-	(GroupKind)(0),                    // 2: tandem.engine.v1.GroupKind
-	(*OpenRequest)(nil),               // 3: tandem.engine.v1.OpenRequest
-	(*OpenResponse)(nil),              // 4: tandem.engine.v1.OpenResponse
-	(*CloseRequest)(nil),              // 5: tandem.engine.v1.CloseRequest
-	(*CloseResponse)(nil),             // 6: tandem.engine.v1.CloseResponse
-	(*GetInfoRequest)(nil),            // 7: tandem.engine.v1.GetInfoRequest
-	(*GetInfoResponse)(nil),           // 8: tandem.engine.v1.GetInfoResponse
-	(*Info)(nil),                      // 9: tandem.engine.v1.Info
-	(*GetStatsRequest)(nil),           // 10: tandem.engine.v1.GetStatsRequest
-	(*GetStatsResponse)(nil),          // 11: tandem.engine.v1.GetStatsResponse
-	(*ListHandlesRequest)(nil),        // 12: tandem.engine.v1.ListHandlesRequest
-	(*ListHandlesResponse)(nil),       // 13: tandem.engine.v1.ListHandlesResponse
-	(*GetMemoryRequest)(nil),          // 14: tandem.engine.v1.GetMemoryRequest
-	(*GetMemoryResponse)(nil),         // 15: tandem.engine.v1.GetMemoryResponse
-	(*Stat)(nil),                      // 16: tandem.engine.v1.Stat
-	(*CreateSequenceRequest)(nil),     // 17: tandem.engine.v1.CreateSequenceRequest
-	(*CreateSequenceResponse)(nil),    // 18: tandem.engine.v1.CreateSequenceResponse
-	(*FreeSequenceRequest)(nil),       // 19: tandem.engine.v1.FreeSequenceRequest
-	(*FreeSequenceResponse)(nil),      // 20: tandem.engine.v1.FreeSequenceResponse
-	(*GetSequenceLengthRequest)(nil),  // 21: tandem.engine.v1.GetSequenceLengthRequest
-	(*GetSequenceLengthResponse)(nil), // 22: tandem.engine.v1.GetSequenceLengthResponse
-	(*TruncateSequenceRequest)(nil),   // 23: tandem.engine.v1.TruncateSequenceRequest
-	(*TruncateSequenceResponse)(nil),  // 24: tandem.engine.v1.TruncateSequenceResponse
-	(*SetSamplerRequest)(nil),         // 25: tandem.engine.v1.SetSamplerRequest
-	(*SetSamplerResponse)(nil),        // 26: tandem.engine.v1.SetSamplerResponse
-	(*Sampler)(nil),                   // 27: tandem.engine.v1.Sampler
-	(*CreateSnapshotRequest)(nil),     // 28: tandem.engine.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),    // 29: tandem.engine.v1.CreateSnapshotResponse
-	(*RestoreSnapshotRequest)(nil),    // 30: tandem.engine.v1.RestoreSnapshotRequest
-	(*RestoreSnapshotResponse)(nil),   // 31: tandem.engine.v1.RestoreSnapshotResponse
-	(*FreeSnapshotRequest)(nil),       // 32: tandem.engine.v1.FreeSnapshotRequest
-	(*FreeSnapshotResponse)(nil),      // 33: tandem.engine.v1.FreeSnapshotResponse
-	(*ExportSequenceRequest)(nil),     // 34: tandem.engine.v1.ExportSequenceRequest
-	(*ExportSequenceResponse)(nil),    // 35: tandem.engine.v1.ExportSequenceResponse
-	(*ImportSequenceRequest)(nil),     // 36: tandem.engine.v1.ImportSequenceRequest
-	(*ImportSequenceResponse)(nil),    // 37: tandem.engine.v1.ImportSequenceResponse
-	(*SetCaptureRequest)(nil),         // 38: tandem.engine.v1.SetCaptureRequest
-	(*SetCaptureResponse)(nil),        // 39: tandem.engine.v1.SetCaptureResponse
-	(*LoadFuseRequest)(nil),           // 40: tandem.engine.v1.LoadFuseRequest
-	(*LoadFuseResponse)(nil),          // 41: tandem.engine.v1.LoadFuseResponse
-	(*ScoreRequest)(nil),              // 42: tandem.engine.v1.ScoreRequest
-	(*ScoreResponse)(nil),             // 43: tandem.engine.v1.ScoreResponse
-	(*InterruptRequest)(nil),          // 44: tandem.engine.v1.InterruptRequest
-	(*InterruptResponse)(nil),         // 45: tandem.engine.v1.InterruptResponse
-	(*RunRequest)(nil),                // 46: tandem.engine.v1.RunRequest
-	(*Step)(nil),                      // 47: tandem.engine.v1.Step
-	(*Group)(nil),                     // 48: tandem.engine.v1.Group
-	(*Row)(nil),                       // 49: tandem.engine.v1.Row
-	(*Propose)(nil),                   // 50: tandem.engine.v1.Propose
-	(*FeatureRows)(nil),               // 51: tandem.engine.v1.FeatureRows
-	(*DraftRequest)(nil),              // 52: tandem.engine.v1.DraftRequest
-	(*RunResponse)(nil),               // 53: tandem.engine.v1.RunResponse
-	(*Failure)(nil),                   // 54: tandem.engine.v1.Failure
-	(*StepOutput)(nil),                // 55: tandem.engine.v1.StepOutput
-	(*ProposeOutput)(nil),             // 56: tandem.engine.v1.ProposeOutput
+	(GroupKind)(0),                    // 1: tandem.engine.v1.GroupKind
+	(*OpenRequest)(nil),               // 2: tandem.engine.v1.OpenRequest
+	(*OpenResponse)(nil),              // 3: tandem.engine.v1.OpenResponse
+	(*CloseRequest)(nil),              // 4: tandem.engine.v1.CloseRequest
+	(*CloseResponse)(nil),             // 5: tandem.engine.v1.CloseResponse
+	(*GetInfoRequest)(nil),            // 6: tandem.engine.v1.GetInfoRequest
+	(*GetInfoResponse)(nil),           // 7: tandem.engine.v1.GetInfoResponse
+	(*Info)(nil),                      // 8: tandem.engine.v1.Info
+	(*GetStatsRequest)(nil),           // 9: tandem.engine.v1.GetStatsRequest
+	(*GetStatsResponse)(nil),          // 10: tandem.engine.v1.GetStatsResponse
+	(*ListHandlesRequest)(nil),        // 11: tandem.engine.v1.ListHandlesRequest
+	(*ListHandlesResponse)(nil),       // 12: tandem.engine.v1.ListHandlesResponse
+	(*GetMemoryRequest)(nil),          // 13: tandem.engine.v1.GetMemoryRequest
+	(*GetMemoryResponse)(nil),         // 14: tandem.engine.v1.GetMemoryResponse
+	(*Stat)(nil),                      // 15: tandem.engine.v1.Stat
+	(*CreateSequenceRequest)(nil),     // 16: tandem.engine.v1.CreateSequenceRequest
+	(*CreateSequenceResponse)(nil),    // 17: tandem.engine.v1.CreateSequenceResponse
+	(*FreeSequenceRequest)(nil),       // 18: tandem.engine.v1.FreeSequenceRequest
+	(*FreeSequenceResponse)(nil),      // 19: tandem.engine.v1.FreeSequenceResponse
+	(*GetSequenceLengthRequest)(nil),  // 20: tandem.engine.v1.GetSequenceLengthRequest
+	(*GetSequenceLengthResponse)(nil), // 21: tandem.engine.v1.GetSequenceLengthResponse
+	(*TruncateSequenceRequest)(nil),   // 22: tandem.engine.v1.TruncateSequenceRequest
+	(*TruncateSequenceResponse)(nil),  // 23: tandem.engine.v1.TruncateSequenceResponse
+	(*SetSamplerRequest)(nil),         // 24: tandem.engine.v1.SetSamplerRequest
+	(*SetSamplerResponse)(nil),        // 25: tandem.engine.v1.SetSamplerResponse
+	(*Sampler)(nil),                   // 26: tandem.engine.v1.Sampler
+	(*CreateSnapshotRequest)(nil),     // 27: tandem.engine.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),    // 28: tandem.engine.v1.CreateSnapshotResponse
+	(*RestoreSnapshotRequest)(nil),    // 29: tandem.engine.v1.RestoreSnapshotRequest
+	(*RestoreSnapshotResponse)(nil),   // 30: tandem.engine.v1.RestoreSnapshotResponse
+	(*FreeSnapshotRequest)(nil),       // 31: tandem.engine.v1.FreeSnapshotRequest
+	(*FreeSnapshotResponse)(nil),      // 32: tandem.engine.v1.FreeSnapshotResponse
+	(*ExportSequenceRequest)(nil),     // 33: tandem.engine.v1.ExportSequenceRequest
+	(*ExportSequenceResponse)(nil),    // 34: tandem.engine.v1.ExportSequenceResponse
+	(*ImportSequenceRequest)(nil),     // 35: tandem.engine.v1.ImportSequenceRequest
+	(*ImportSequenceResponse)(nil),    // 36: tandem.engine.v1.ImportSequenceResponse
+	(*SetCaptureRequest)(nil),         // 37: tandem.engine.v1.SetCaptureRequest
+	(*SetCaptureResponse)(nil),        // 38: tandem.engine.v1.SetCaptureResponse
+	(*LoadFuseRequest)(nil),           // 39: tandem.engine.v1.LoadFuseRequest
+	(*LoadFuseResponse)(nil),          // 40: tandem.engine.v1.LoadFuseResponse
+	(*ScoreRequest)(nil),              // 41: tandem.engine.v1.ScoreRequest
+	(*ScoreResponse)(nil),             // 42: tandem.engine.v1.ScoreResponse
+	(*InterruptRequest)(nil),          // 43: tandem.engine.v1.InterruptRequest
+	(*InterruptResponse)(nil),         // 44: tandem.engine.v1.InterruptResponse
+	(*RunRequest)(nil),                // 45: tandem.engine.v1.RunRequest
+	(*Step)(nil),                      // 46: tandem.engine.v1.Step
+	(*Group)(nil),                     // 47: tandem.engine.v1.Group
+	(*Row)(nil),                       // 48: tandem.engine.v1.Row
+	(*Propose)(nil),                   // 49: tandem.engine.v1.Propose
+	(*FeatureRows)(nil),               // 50: tandem.engine.v1.FeatureRows
+	(*DraftRequest)(nil),              // 51: tandem.engine.v1.DraftRequest
+	(*RunResponse)(nil),               // 52: tandem.engine.v1.RunResponse
+	(*Failure)(nil),                   // 53: tandem.engine.v1.Failure
+	(*StepOutput)(nil),                // 54: tandem.engine.v1.StepOutput
+	(*ProposeOutput)(nil),             // 55: tandem.engine.v1.ProposeOutput
+	(v1.FeatureEncoding)(0),           // 56: tandem.v1.FeatureEncoding
 }
 var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	0,  // 0: tandem.engine.v1.OpenRequest.role:type_name -> tandem.engine.v1.Role
-	9,  // 1: tandem.engine.v1.OpenResponse.info:type_name -> tandem.engine.v1.Info
-	9,  // 2: tandem.engine.v1.GetInfoResponse.info:type_name -> tandem.engine.v1.Info
+	8,  // 1: tandem.engine.v1.OpenResponse.info:type_name -> tandem.engine.v1.Info
+	8,  // 2: tandem.engine.v1.GetInfoResponse.info:type_name -> tandem.engine.v1.Info
 	0,  // 3: tandem.engine.v1.Info.role:type_name -> tandem.engine.v1.Role
-	16, // 4: tandem.engine.v1.GetStatsResponse.stats:type_name -> tandem.engine.v1.Stat
-	16, // 5: tandem.engine.v1.GetMemoryResponse.entries:type_name -> tandem.engine.v1.Stat
-	27, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
-	9,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
-	9,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
-	47, // 9: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
-	50, // 10: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
-	49, // 11: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
-	1,  // 12: tandem.engine.v1.Step.features:type_name -> tandem.engine.v1.FeatureEncoding
-	48, // 13: tandem.engine.v1.Step.groups:type_name -> tandem.engine.v1.Group
-	2,  // 14: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
-	51, // 15: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
-	52, // 16: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
-	1,  // 17: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.engine.v1.FeatureEncoding
-	54, // 18: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
-	55, // 19: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
-	56, // 20: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
-	3,  // 21: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
-	5,  // 22: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
-	7,  // 23: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
-	10, // 24: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
-	14, // 25: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
-	12, // 26: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
-	17, // 27: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
-	19, // 28: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
-	21, // 29: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
-	23, // 30: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
-	25, // 31: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
-	28, // 32: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
-	30, // 33: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
-	32, // 34: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
-	34, // 35: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
-	36, // 36: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
-	38, // 37: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
-	40, // 38: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
-	42, // 39: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
-	46, // 40: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
-	44, // 41: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
-	4,  // 42: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
-	6,  // 43: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
-	8,  // 44: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
-	11, // 45: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
-	15, // 46: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
-	13, // 47: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
-	18, // 48: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
-	20, // 49: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
-	22, // 50: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
-	24, // 51: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
-	26, // 52: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
-	29, // 53: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
-	31, // 54: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
-	33, // 55: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
-	35, // 56: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
-	37, // 57: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
-	39, // 58: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
-	41, // 59: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
-	43, // 60: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
-	53, // 61: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
-	45, // 62: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
+	15, // 4: tandem.engine.v1.GetStatsResponse.stats:type_name -> tandem.engine.v1.Stat
+	15, // 5: tandem.engine.v1.GetMemoryResponse.entries:type_name -> tandem.engine.v1.Stat
+	26, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
+	8,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
+	8,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
+	46, // 9: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
+	49, // 10: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
+	48, // 11: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
+	56, // 12: tandem.engine.v1.Step.features:type_name -> tandem.v1.FeatureEncoding
+	47, // 13: tandem.engine.v1.Step.groups:type_name -> tandem.engine.v1.Group
+	1,  // 14: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
+	50, // 15: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
+	51, // 16: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
+	56, // 17: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
+	53, // 18: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
+	54, // 19: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
+	55, // 20: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
+	2,  // 21: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
+	4,  // 22: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
+	6,  // 23: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
+	9,  // 24: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
+	13, // 25: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
+	11, // 26: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
+	16, // 27: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
+	18, // 28: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
+	20, // 29: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
+	22, // 30: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
+	24, // 31: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
+	27, // 32: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
+	29, // 33: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
+	31, // 34: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
+	33, // 35: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
+	35, // 36: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
+	37, // 37: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
+	39, // 38: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
+	41, // 39: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
+	45, // 40: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
+	43, // 41: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
+	3,  // 42: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
+	5,  // 43: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
+	7,  // 44: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
+	10, // 45: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
+	14, // 46: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
+	12, // 47: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
+	17, // 48: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
+	19, // 49: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
+	21, // 50: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
+	23, // 51: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
+	25, // 52: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
+	28, // 53: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
+	30, // 54: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
+	32, // 55: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
+	34, // 56: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
+	36, // 57: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
+	38, // 58: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
+	40, // 59: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
+	42, // 60: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
+	52, // 61: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
+	44, // 62: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
 	42, // [42:63] is the sub-list for method output_type
 	21, // [21:42] is the sub-list for method input_type
 	21, // [21:21] is the sub-list for extension type_name
@@ -3935,7 +3873,7 @@ func file_tandem_engine_v1_engine_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_engine_v1_engine_proto_rawDesc), len(file_tandem_engine_v1_engine_proto_rawDesc)),
-			NumEnums:      3,
+			NumEnums:      2,
 			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   1,
