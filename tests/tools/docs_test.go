@@ -4,20 +4,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
-
-	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
-// TestDocumentsNameWhatExists holds the documents for users to the tree: files that they link to are there, flags are in the README's
-// table or in a program's sources, targets in the Makefile.
+// TestDocumentsNameWhatExists holds all documents to the tree: files and headings that they link to are there, targets of
+// make are in the Makefile, and ports are the defaults.
 func TestDocumentsNameWhatExists(t *testing.T) {
-	root, err := cluster.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
+	root, documents := tracked(t, ".md")
 	read := func(path string) string {
 		data, err := os.ReadFile(filepath.Join(root, path))
 		if err != nil {
@@ -28,7 +22,7 @@ func TestDocumentsNameWhatExists(t *testing.T) {
 	makefile := read("Makefile")
 	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
 	target := regexp.MustCompile("`make ([a-z-]+)")
-	for _, name := range slices.Concat(pages, wrapped) {
+	for _, name := range documents {
 		text := strings.Join(prose(read(name)), "\n")
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
 			if _, err := os.Stat(filepath.Join(root, filepath.Dir(name), m[1])); err != nil {

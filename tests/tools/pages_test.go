@@ -2,6 +2,7 @@ package tools
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -23,15 +24,26 @@ var (
 	fileName = regexp.MustCompile(`^\.?[\w-]+\.(c|cmake|cpp|cu|cuh|go|gguf|h|json|md|mod|proto|py|sh|sum|tsv|work|ya?ml)$`)
 )
 
-// others are documents whose code spans name much besides files of the tree: those that begin with one of its folders are checked.
-var others = []string{"*.md", "docs/*.md", "docs/spec/*.md", "native/*.md", "bench/*.md", "models/*.md", "deploy/clients/*.md"}
-
-// wrapped are further documents whose prose has at most 120 columns.
-var wrapped = []string{
-	"README.md", "CHANGELOG.md", "SECURITY.md", "bench/README.md", "models/README.md", "deploy/clients/README.md", "docs/operations.md",
-	"docs/grammar.md", "docs/sampling.md", "docs/grpc-example.md", "docs/spec/clients.md", "docs/spec/ddtree.md", "docs/spec/dflash.md",
-	"docs/spec/dflash2.md", "docs/spec/gguf.md", "docs/spec/http-api.md", "docs/spec/kv-cache.md", "docs/spec/megakernel.md", "docs/spec/pflash.md",
-	"docs/spec/qwen35.md", "docs/spec/tokenizer.md", "native/MODEL_dflash.md",
+// tracked returns the tracked files with one of the endings, as paths from the root, and the root.
+func tracked(t *testing.T, endings ...string) (root string, files []string) {
+	t.Helper()
+	root, err := cluster.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("git", "-C", root, "ls-files", "-z").Output()
+	if err != nil {
+		t.Skipf("git lists no files of this tree: %v", err)
+	}
+	for _, name := range strings.Split(string(out), "\x00") {
+		if _, err := os.Stat(filepath.Join(root, name)); err == nil && slices.Contains(endings, filepath.Ext(name)) {
+			files = append(files, name)
+		}
+	}
+	if len(files) < 20 {
+		t.Fatalf("found %d files only", len(files))
+	}
+	return root, files
 }
 
 // fault says what is wrong with a code span of a page, "" if nothing is or if it names no file.
@@ -99,8 +111,9 @@ func prose(text string) []string {
 	return lines
 }
 
-// TestPagesNameWhatExists holds the pages for developers to the tree: every path in a code span exists, every path:Name stands in its
-// file.
+// TestPagesNameWhatExists holds documents to the tree. In the pages for developers every path in a code span exists, and
+// every path:Name stands in its file. Code spans of other documents name much besides files: those that begin with a
+// folder of the tree are checked.
 func TestPagesNameWhatExists(t *testing.T) {
 	root, err := cluster.Root()
 	if err != nil {
@@ -120,30 +133,21 @@ func TestPagesNameWhatExists(t *testing.T) {
 		}
 	}
 	checked := 0
-	for _, pattern := range others {
-		matches, err := filepath.Glob(filepath.Join(root, pattern))
+	_, documents := tracked(t, ".md")
+	for _, page := range documents {
+		data, err := os.ReadFile(filepath.Join(root, page))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, path := range matches {
-			page, err := filepath.Rel(root, path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			data, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for i, l := range prose(string(data)) {
-				for _, m := range codeSpan.FindAllStringSubmatch(l, -1) {
-					folder, rest, ok := strings.Cut(m[1], "/")
-					if info, err := os.Stat(filepath.Join(root, folder)); !ok || rest == "" || err != nil || !info.IsDir() {
-						continue
-					}
-					checked++
-					if f := fault(root, page, m[1]); f != "" {
-						t.Errorf("%s:%d: %s", page, i+1, f)
-					}
+		for i, l := range prose(string(data)) {
+			for _, m := range codeSpan.FindAllStringSubmatch(l, -1) {
+				folder, rest, ok := strings.Cut(m[1], "/")
+				if info, err := os.Stat(filepath.Join(root, folder)); !ok || rest == "" || err != nil || !info.IsDir() {
+					continue
+				}
+				checked++
+				if f := fault(root, page, m[1]); f != "" {
+					t.Errorf("%s:%d: %s", page, i+1, f)
 				}
 			}
 		}
@@ -183,15 +187,12 @@ func TestSpansThatNameFiles(t *testing.T) {
 	}
 }
 
-// TestPagesAreWrapped: prose of the documents has at most 120 columns. Tables, headings, indented code, long code spans and link
+// TestPagesAreWrapped: prose of every document has at most 120 columns. Tables, headings, indented code, long code spans and link
 // targets cannot be wrapped.
 func TestPagesAreWrapped(t *testing.T) {
-	root, err := cluster.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
+	root, documents := tracked(t, ".md")
 	longSpan := regexp.MustCompile("`[^`]{60,}`")
-	for _, page := range slices.Concat(pages, wrapped) {
+	for _, page := range documents {
 		data, err := os.ReadFile(filepath.Join(root, page))
 		if err != nil {
 			t.Fatal(err)
