@@ -4,7 +4,7 @@
 // details that a caller may act on (offending fields, when to retry). On the wire it is a status with ErrorInfo{reason,
 // domain "tandem", metadata}, BadRequest and RetryInfo. The client turns it back with From, so that
 //
-//	errors.Is(err, rpcerr.NoLane)          // by code and reason
+//	errors.Is(err, rpcerr.NoSlot)          // by code and reason
 //	errors.Is(err, rpcerr.AnyUnavailable)  // by code alone
 //	errors.Is(err, context.Canceled)       // cancelled on either side
 //

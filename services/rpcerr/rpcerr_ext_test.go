@@ -74,10 +74,10 @@ func TestAcrossTheWire(t *testing.T) {
 		violations []rpcerr.Violation
 		text       string
 	}{
-		{"sentinel", rpcerr.NoLane, codes.ResourceExhausted, "NO_LANE",
-			[]error{rpcerr.NoLane, rpcerr.AnyResourceExhausted}, []error{rpcerr.QueueFull, rpcerr.AnyUnavailable}, 0, nil, "no lane is free"},
-		{"wrapped", fmt.Errorf("decode: %w", rpcerr.NoLane), codes.ResourceExhausted, "NO_LANE",
-			[]error{rpcerr.NoLane}, nil, 0, nil, "decode: no lane is free"},
+		{"sentinel", rpcerr.NoSlot, codes.ResourceExhausted, "NO_LANE",
+			[]error{rpcerr.NoSlot, rpcerr.AnyResourceExhausted}, []error{rpcerr.QueueFull, rpcerr.AnyUnavailable}, 0, nil, "no slot is free"},
+		{"wrapped", fmt.Errorf("decode: %w", rpcerr.NoSlot), codes.ResourceExhausted, "NO_LANE",
+			[]error{rpcerr.NoSlot}, nil, 0, nil, "decode: no slot is free"},
 		{"retry", rpcerr.QueueFull.WithRetryAfter(1500 * time.Millisecond), codes.ResourceExhausted, "QUEUE_FULL",
 			[]error{rpcerr.QueueFull}, nil, 1500 * time.Millisecond, nil, "the queue is full"},
 		{"field", rpcerr.InvalidArgument("sampling.top_p", "must be in (0, 1], got %v", 2), codes.InvalidArgument, "INVALID_ARGUMENT",
@@ -143,9 +143,9 @@ func TestPanicBecomesInternal(t *testing.T) {
 }
 
 func TestImmutable(t *testing.T) {
-	a := rpcerr.NoLane.WithMetadata("lanes", "4")
+	a := rpcerr.NoSlot.WithMetadata("lanes", "4")
 	b := a.WithMetadata("busy", "4").WithViolation("x", "y").WithRetryAfter(time.Second).With("text")
-	if len(rpcerr.NoLane.Metadata()) != 0 || len(a.Metadata()) != 1 || len(b.Metadata()) != 2 || a.RetryAfter() != 0 || len(a.Violations()) != 0 {
+	if len(rpcerr.NoSlot.Metadata()) != 0 || len(a.Metadata()) != 1 || len(b.Metadata()) != 2 || a.RetryAfter() != 0 || len(a.Violations()) != 0 {
 		t.Fatal(a, b)
 	}
 	if rpcerr.Code(nil) != codes.OK || rpcerr.Reason(nil) != "" || rpcerr.From(nil) != nil {

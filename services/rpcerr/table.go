@@ -26,8 +26,8 @@ var (
 	ContextLength = New(codes.InvalidArgument, "CONTEXT_LENGTH", "the context is too short")
 	// UnknownModel: no such model is served.
 	UnknownModel = New(codes.NotFound, "UNKNOWN_MODEL", "unknown model")
-	// NoLane: every lane of the worker is taken.
-	NoLane = New(codes.ResourceExhausted, "NO_LANE", "no lane is free")
+	// NoSlot: every slot of the worker is taken.
+	NoSlot = New(codes.ResourceExhausted, "NO_LANE", "no slot is free")
 	// QueueFull: the gateway's queue has no room.
 	QueueFull = New(codes.ResourceExhausted, "QUEUE_FULL", "the queue is full")
 	// MemoryCap: something does not fit into the engine's memory.

@@ -130,18 +130,18 @@ func TestTargetDies(t *testing.T) {
 	t.Logf("longest pause %v", got.Gap)
 }
 
-// TestCancel: requests that clients leave give back their lanes, their engine sequences and their connections.
+// TestCancel: requests that clients leave give back their slots, their engine sequences and their connections.
 func TestCancel(t *testing.T) {
 	cl, c := demo(t)
 	before := sizes(t, cl)
 	var cancelled atomic.Int32
 	var group sync.WaitGroup
-	for lane := range 8 {
+	for client := range 8 {
 		group.Go(func() {
 			for i := range 25 {
 				ctx, cancel := context.WithCancel(t.Context())
 				r := longRequest()
-				r.Seed = seed(int64(lane*100 + i))
+				r.Seed = seed(int64(client*100 + i))
 				if i%5 == 4 {
 					// Leaves while queued or in prefill.
 					time.AfterFunc(time.Duration(i)*time.Millisecond, cancel)
@@ -165,7 +165,7 @@ func TestCancel(t *testing.T) {
 			t.Log(busy)
 		}
 	})
-	eventually(t, "all lanes are free", func() bool {
+	eventually(t, "all slots are free", func() bool {
 		metrics, err := c.Get(t.Context(), "/metrics")
 		if err != nil {
 			return false

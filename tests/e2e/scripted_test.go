@@ -161,7 +161,7 @@ func TestScriptedFailover(t *testing.T) {
 	}
 }
 
-// TestScriptedCancel: a client that leaves frees its lane, whatever the worker was doing for it.
+// TestScriptedCancel: a client that leaves frees its slot, whatever the worker was doing for it.
 func TestScriptedCancel(t *testing.T) {
 	_, api := scripted(t, []cluster.Rule{
 		{Prompt: "long prompt", Emit: "late", FirstTokenMs: 600_000},
@@ -175,7 +175,7 @@ func TestScriptedCancel(t *testing.T) {
 		if err == nil {
 			t.Fatalf("%s: an answer came", prompt)
 		}
-		// Left alone, either would hold the lane for ten minutes or more.
+		// Left alone, either would hold the slot for ten minutes or more.
 		ctx, leave = context.WithTimeout(t.Context(), patience)
 		r, err := api.Do(ctx, client.Request{Messages: chat("anything"), MaxTokens: 50})
 		leave()

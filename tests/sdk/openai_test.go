@@ -223,7 +223,7 @@ func TestOpenAICancel(t *testing.T) {
 	if !errors.Is(stream.Err(), context.Canceled) {
 		t.Errorf("the stream ends with %v", stream.Err())
 	}
-	// The lane is free again: there are fewer than these requests.
+	// The slot is free again: there are fewer than these requests.
 	for range 6 {
 		if _, err := c.Chat.Completions.New(t.Context(), chatParams("Hi")); err != nil {
 			t.Fatal(err)

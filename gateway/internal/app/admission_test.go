@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// turns is a worker with one lane on which requests run one after the other; it notes the order in which their prompts came.
+// turns is a worker with one slot on which requests run one after the other; it notes the order in which their prompts came.
 type turns struct {
 	mu    sync.Mutex
 	order []string
@@ -136,7 +136,7 @@ func TestQueueIsFair(t *testing.T) {
 	}
 }
 
-// TestMemoryIsReserved: a worker's tokens are shared by prompt plus output of what runs, not by lanes alone.
+// TestMemoryIsReserved: a worker's tokens are shared by prompt plus output of what runs, not by slots alone.
 func TestMemoryIsReserved(t *testing.T) {
 	r := start(t, nil)
 	b := gatewaytest.NewBlock()

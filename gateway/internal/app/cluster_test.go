@@ -50,7 +50,7 @@ func TestCancelReachesWorker(t *testing.T) {
 			receive(t, done, "end of the request")
 			w.SetDecode(r.reply("again", 1))
 			if a := r.post("/v1/chat/completions", chatBody("")); a.status != 200 {
-				t.Errorf("lane was not freed: %d %s", a.status, a.body)
+				t.Errorf("slot was not freed: %d %s", a.status, a.body)
 			}
 		})
 	}

@@ -48,7 +48,7 @@ func lateness() (worst func() time.Duration) {
 	}
 }
 
-// TestCancelInEveryPhase: the worker hears within 100 ms that a client has left, whatever it is doing, and its lane is free again.
+// TestCancelInEveryPhase: the worker hears within 100 ms that a client has left, whatever it is doing, and its slot is free again.
 func TestCancelInEveryPhase(t *testing.T) {
 	const bound = 100 * time.Millisecond
 	r := start(t, nil)
@@ -112,7 +112,7 @@ func TestCancelInEveryPhase(t *testing.T) {
 					}
 					w.SetDecode(r.reply("again", 1))
 					if a := r.post("/v1/chat/completions", chatBody("")); a.status != http.StatusOK {
-						t.Errorf("the lane is not free: %d %s", a.status, a.body)
+						t.Errorf("the slot is not free: %d %s", a.status, a.body)
 					}
 				})
 			}

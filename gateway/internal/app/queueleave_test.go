@@ -13,7 +13,7 @@ import (
 )
 
 // TestLeaveTheQueue: a client that leaves before a worker took its request frees its place in the queue at once, over every wire,
-// and the worker never hears of it; neither its lane nor the memory that was asked for stays reserved.
+// and the worker never hears of it; neither its slot nor the memory that was asked for stays reserved.
 func TestLeaveTheQueue(t *testing.T) {
 	overHTTP := func(path, body string) func(*rig, context.Context) error {
 		return func(r *rig, ctx context.Context) error {
@@ -69,7 +69,7 @@ func TestLeaveTheQueue(t *testing.T) {
 				defer leave()
 				ended := make(chan error, 1)
 				go func() { ended <- wire.send(r, ctx) }()
-				// A lane is free, memory is not.
+				// A slot is free, memory is not.
 				r.eventually("second request waits", func() bool { return targets.Queued() == 1 })
 				leave()
 				if receive(t, ended, "end of the second request") == nil {
@@ -78,7 +78,7 @@ func TestLeaveTheQueue(t *testing.T) {
 				r.eventually("its place is free", func() bool { return targets.Queued() == 0 })
 				busy, _, _ := targets.Busy("t1")
 				if now, _, _ := targets.Tokens("t1"); now != held || busy != 1 {
-					t.Errorf("%d tokens and %d lanes are reserved, the first request has %d and 1", now, busy, held)
+					t.Errorf("%d tokens and %d slots are reserved, the first request has %d and 1", now, busy, held)
 				}
 				// The queue takes one request, so this one is refused if the place is not free.
 				third := make(chan error, 1)

@@ -228,7 +228,7 @@ func (p *Pool) update(list []registry.Worker, connect func(registry.Worker) *grp
 			conn.Connect()
 		}
 		lim := info.Registration.GetLimits()
-		w.info, w.lanes, w.maxCtx = info, max(1, int(lim.GetLanes())), int(lim.GetMaxContext())
+		w.info, w.slots, w.maxCtx = info, max(1, int(lim.GetLanes())), int(lim.GetMaxContext())
 		if w.kv = int(lim.GetKvTokens()); w.kv > 0 {
 			w.maxCtx = min(cmp.Or(w.maxCtx, w.kv), w.kv)
 		}

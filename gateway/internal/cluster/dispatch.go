@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// share is what one asker has of the pool; guarded by Pool.mu. Shares without lanes and without waiting requests are forgotten.
+// share is what one asker has of the pool; guarded by Pool.mu. Shares without slots and without waiting requests are forgotten.
 type share struct {
-	lanes int
+	slots int
 	last  uint64 // number of the newest grant
 }
 
-// dispatch grants free lanes, one at a time, each to the request that comes first now; the caller holds mu.
+// dispatch grants free slots, one at a time, each to the request that comes first now; the caller holds mu.
 func (p *Pool) dispatch(now time.Time) {
 	// Workers that are kept free for a request that waits for their memory.
 	var kept map[*worker]bool
@@ -38,7 +38,7 @@ func (p *Pool) dispatch(now time.Time) {
 }
 
 // first is the request that comes first among those that are not stuck: takeovers, then priority, then the share with the fewest
-// lanes, of those the one that waits longest for its turn, then arrival.
+// slots, of those the one that waits longest for its turn, then arrival.
 func (p *Pool) first(stuck map[*Ticket]bool) *Ticket {
 	var best *Ticket
 	for _, t := range p.queue {
@@ -61,14 +61,14 @@ func (p *Pool) before(a, b *Ticket) int {
 	}
 	if a.demand.Share != b.demand.Share {
 		x, y := p.share(a.demand.Share), p.share(b.demand.Share)
-		if c := cmp.Or(cmp.Compare(x.lanes, y.lanes), cmp.Compare(x.last, y.last)); c != 0 {
+		if c := cmp.Or(cmp.Compare(x.slots, y.slots), cmp.Compare(x.last, y.last)); c != 0 {
 			return c
 		}
 	}
 	return cmp.Compare(a.seq, b.seq)
 }
 
-// share is the state of an asker, zero for one without lanes.
+// share is the state of an asker, zero for one without slots.
 func (p *Pool) share(name string) share {
 	if s := p.shares[name]; s != nil {
 		return *s
@@ -76,7 +76,7 @@ func (p *Pool) share(name string) share {
 	return share{}
 }
 
-// grant gives the request a lane of w.
+// grant gives the request a slot of w.
 func (p *Pool) grant(t *Ticket, w *worker) {
 	w.busy++
 	w.held += t.demand.Tokens
@@ -86,22 +86,22 @@ func (p *Pool) grant(t *Ticket, w *worker) {
 		p.shares[t.demand.Share] = s
 	}
 	p.grants++
-	s.lanes, s.last = s.lanes+1, p.grants
+	s.slots, s.last = s.slots+1, p.grants
 	t.left--
 	t.first = true
 	if t.timer != nil {
 		t.timer.Stop()
 	}
-	t.lanes <- &Lane{Worker: w.info.ID, Contract: w.info.Registration.GetContract(), Conn: w.conn, pool: p, w: w, share: t.demand.Share, tokens: t.demand.Tokens}
+	t.slots <- &Slot{Worker: w.info.ID, Contract: w.info.Registration.GetContract(), Conn: w.conn, pool: p, w: w, share: t.demand.Share, tokens: t.demand.Tokens}
 	if t.left == 0 {
 		p.drop(t)
 	}
 }
 
-// returned takes a lane off a share.
+// returned takes a slot off a share.
 func (p *Pool) returned(name string) {
 	s := p.shares[name]
-	if s.lanes--; s.lanes > 0 {
+	if s.slots--; s.slots > 0 {
 		return
 	}
 	for _, t := range p.queue {
@@ -112,7 +112,7 @@ func (p *Pool) returned(name string) {
 	delete(p.shares, name)
 }
 
-// keep marks the workers that have a lane for a request but not the memory: were they given to smaller requests that come
+// keep marks the workers that have a slot for a request but not the memory: were they given to smaller requests that come
 // later, it would wait for ever.
 func (p *Pool) keep(t *Ticket, now time.Time, kept map[*worker]bool) {
 	for _, w := range p.workers {
@@ -127,7 +127,7 @@ func (d *Demand) like(w *worker) bool {
 	return d.Contract == nil || *d.Contract == w.info.Registration.GetContract()
 }
 
-// pick returns the usable worker for d with the smallest share of busy lanes, the lowest id on ties. Workers with other bits are
+// pick returns the usable worker for d with the smallest share of busy slots, the lowest id on ties. Workers with other bits are
 // taken only when d allows it and no like one can be had.
 func (p *Pool) pick(d *Demand, now time.Time, kept map[*worker]bool) *worker {
 	best := p.least(d, now, kept, d.like)
@@ -148,8 +148,8 @@ func (p *Pool) least(d *Demand, now time.Time, kept map[*worker]bool, admits fun
 			best = w
 			continue
 		}
-		// busy/lanes compared without division
-		a, b := w.busy*best.lanes, best.busy*w.lanes
+		// busy/slots compared without division
+		a, b := w.busy*best.slots, best.busy*w.slots
 		if a < b || a == b && w.info.ID < best.info.ID {
 			best = w
 		}

@@ -7,32 +7,32 @@ import (
 	"github.com/tandem-inference/tandem/services/registry"
 )
 
-// serveAll ends the running lane and the ones that follow, and lists whose turn it was.
-func serveAll(lane *Lane, waiting map[string]*Ticket) []string {
+// serveAll ends the running slot and the ones that follow, and lists whose turn it was.
+func serveAll(slot *Slot, waiting map[string]*Ticket) []string {
 	var order []string
 	for range waiting {
-		lane.Release()
+		slot.Release()
 		for name, tk := range waiting {
 			if g := granted(tk); len(g) > 0 {
-				order, lane = append(order, name), g[0]
+				order, slot = append(order, name), g[0]
 			}
 		}
 	}
-	lane.Release()
+	slot.Release()
 	return order
 }
 
 // TestSharesTakeTurns: one who sends many requests does not keep the others waiting for all of them.
 func TestSharesTakeTurns(t *testing.T) {
 	p := pool(t, PoolConfig{MaxQueue: 10}, info("w", 1, 0, registry.StateReady))
-	lane := granted(submit(t, p, Demand{Priority: 5, Share: "greedy"}))[0]
+	slot := granted(submit(t, p, Demand{Priority: 5, Share: "greedy"}))[0]
 	waiting := map[string]*Ticket{}
 	for _, name := range []string{"greedy1", "greedy2", "greedy3", "modest1", "late1", "modest2"} {
 		waiting[name] = submit(t, p, Demand{Priority: 5, Share: name[:len(name)-1]})
 	}
 	waiting["urgent"] = submit(t, p, Demand{Priority: 6, Share: "greedy"})
 	want := []string{"urgent", "modest1", "late1", "greedy1", "modest2", "greedy2", "greedy3"}
-	if got := serveAll(lane, waiting); !slices.Equal(got, want) {
+	if got := serveAll(slot, waiting); !slices.Equal(got, want) {
 		t.Errorf("order %v, want %v", got, want)
 	}
 	if len(p.shares) != 0 {
@@ -41,7 +41,7 @@ func TestSharesTakeTurns(t *testing.T) {
 }
 
 // TestFewestLanesFirst: of two who wait, the one with fewer running requests is next.
-func TestFewestLanesFirst(t *testing.T) {
+func TestFewestSlotsFirst(t *testing.T) {
 	p := pool(t, PoolConfig{MaxQueue: 10}, info("w", 3, 0, registry.StateReady))
 	a1 := granted(submit(t, p, Demand{Share: "a"}))[0]
 	a2 := granted(submit(t, p, Demand{Share: "a"}))[0]
@@ -49,16 +49,16 @@ func TestFewestLanesFirst(t *testing.T) {
 	a3, b2 := submit(t, p, Demand{Share: "a"}), submit(t, p, Demand{Share: "b"})
 	b1.Release()
 	if len(granted(a3)) != 0 || len(granted(b2)) != 1 {
-		t.Error("b has no lane and a has two, but a got the free one")
+		t.Error("b has no slot and a has two, but a got the free one")
 	}
 	a1.Release()
 	if len(granted(a3)) != 1 {
-		t.Error("nobody else waits, but a did not get the lane")
+		t.Error("nobody else waits, but a did not get the slot")
 	}
 	a2.Release()
 }
 
-// TestTokensAreReserved: a request gets a lane only with the memory for all of its tokens, and smaller ones that come later do
+// TestTokensAreReserved: a request gets a slot only with the memory for all of its tokens, and smaller ones that come later do
 // not take it away from one that waits.
 func TestTokensAreReserved(t *testing.T) {
 	w := info("w", 8, 1000, registry.StateReady)

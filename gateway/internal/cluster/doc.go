@@ -1,5 +1,5 @@
 // Package cluster knows the workers that the registry reports, keeps a connection to each target and scorer, and gives
-// requests a lane on one of them: by priority, then by arrival, on the least busy worker that fits.
+// requests a slot on one of them: by priority, then by arrival, on the least busy worker that fits.
 //
 // Locks: Pool.mu is the only one; nothing is called under it that may block.
 package cluster

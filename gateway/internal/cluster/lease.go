@@ -9,7 +9,7 @@ const leaseGrace = time.Second
 // Watch calls lost, once, when the worker's lease has ended, it has not come back, and it has been silent, all for leaseGrace;
 // silent is the time since its last message. A worker that hangs is found so even when its connection stays. stop ends the
 // watch and waits for it; it must be called, not from lost.
-func (l *Lane) Watch(silent func() time.Duration, lost func()) (stop func()) {
+func (l *Slot) Watch(silent func() time.Duration, lost func()) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -24,7 +24,7 @@ func (l *Lane) Watch(silent func() time.Duration, lost func()) (stop func()) {
 }
 
 // await reports whether the worker is lost before end is closed.
-func (l *Lane) await(end <-chan struct{}, silent func() time.Duration) bool {
+func (l *Slot) await(end <-chan struct{}, silent func() time.Duration) bool {
 	var lease <-chan struct{} = l.w.lease
 	for {
 		select {

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// How long a worker is left alone after it said that it has no lane (the gateway's count was ahead of the worker's, as right
+// How long a worker is left alone after it said that it has no slot (the gateway's count was ahead of the worker's, as right
 // after a cancelled request), and after it failed without the registry noticing.
 const (
 	fullPause    = 20 * time.Millisecond
@@ -23,15 +23,15 @@ const (
 type PoolConfig struct {
 	// MaxQueue is how many requests may wait, 0 = none.
 	MaxQueue int
-	// QueueTimeout is the longest wait for a first lane; 0 = no limit.
+	// QueueTimeout is the longest wait for a first slot; 0 = no limit.
 	QueueTimeout time.Duration
 	// Grace is how long new requests still wait after the last ready worker went away, in the hope that it restarts.
 	Grace time.Duration
-	// Absence is how long requests wait for a first lane while no worker is there, not even one that starts; 0 = as long as for a lane.
+	// Absence is how long requests wait for a first slot while no worker is there, not even one that starts; 0 = as long as for a slot.
 	Absence time.Duration
 }
 
-// Pool gives out the lanes of the workers of one role. It is safe for concurrent use.
+// Pool gives out the slots of the workers of one role. It is safe for concurrent use.
 type Pool struct {
 	cfg PoolConfig
 
@@ -53,25 +53,25 @@ type Pool struct {
 type worker struct {
 	info    registry.Worker
 	conn    *grpc.ClientConn
-	lanes   int
+	slots   int
 	maxCtx  int
-	kv      int // tokens that all its sequences hold together, 0 = as many as its lanes take
+	kv      int // tokens that all its sequences hold together, 0 = as many as its slots take
 	busy    int
 	held    int           // tokens reserved for requests that run
 	lease   chan struct{} // closed when its lease ends
 	gone    bool          // no longer in the table; conn is closed when busy reaches 0
-	pause   time.Time     // no new lanes before
+	pause   time.Time     // no new slots before
 	suspect time.Time     // failed then; a heartbeat after it clears
 }
 
 // Demand says what a request needs.
 type Demand struct {
-	// Lanes is the number of choices.
-	Lanes int
+	// Slots is the number of choices.
+	Slots int
 	// Tokens is prompt plus output of a choice; workers with a shorter context are passed over, and as many are reserved of a
-	// worker's memory for the life of the lane, so that a request that runs never lacks it.
+	// worker's memory for the life of the slot, so that a request that runs never lacks it.
 	Tokens int
-	// Share is who asks: lanes go to the share that has the fewest.
+	// Share is who asks: slots go to the share that has the fewest.
 	Share string
 	// Priority 0…9, higher first.
 	Priority int
@@ -81,27 +81,27 @@ type Demand struct {
 	// queue's limit, and wait for a worker to come back.
 	Takeover bool
 	// Contract is the contract id of the worker that was lost, for a takeover of what was generated already. Only workers with
-	// the same id are considered; with AnyContract the others, too, while none of the same id has a free lane. nil = all are
+	// the same id are considered; with AnyContract the others, too, while none of the same id has a free slot. nil = all are
 	// alike.
 	Contract    *string
 	AnyContract bool
 }
 
-// Ticket is a request's place in the queue and its claim on lanes.
+// Ticket is a request's place in the queue and its claim on slots.
 type Ticket struct {
 	pool   *Pool
 	demand Demand
 	seq    uint64
-	left   int        // lanes still to be granted
-	lanes  chan *Lane // capacity demand.Lanes
+	left   int        // slots still to be granted
+	slots  chan *Slot // capacity demand.Slots
 	fail   chan error // capacity 1
 	timer  *time.Timer
-	first  bool // the first lane was granted
+	first  bool // the first slot was granted
 	closed bool // gave up, or was told that it gets nothing
 }
 
-// Lane is the right to run one generation on a worker.
-type Lane struct {
+// Slot is the right to run one generation on a worker.
+type Slot struct {
 	// Worker is the worker's id.
 	Worker string
 	// Contract is the worker's contract id, empty when it states none.
@@ -124,9 +124,9 @@ func NewPool(cfg PoolConfig) *Pool {
 // ready reports whether w takes new work at all.
 func (w *worker) ready() bool { return !w.gone && w.info.State == registry.StateReady }
 
-// usable reports whether w may get a lane now for a request of that many tokens, memory aside.
+// usable reports whether w may get a slot now for a request of that many tokens, memory aside.
 func (w *worker) usable(tokens int, now time.Time) bool {
-	return w.ready() && w.busy < w.lanes && (w.maxCtx == 0 || tokens <= w.maxCtx) && !now.Before(w.pause) &&
+	return w.ready() && w.busy < w.slots && (w.maxCtx == 0 || tokens <= w.maxCtx) && !now.Before(w.pause) &&
 		(w.suspect.IsZero() || w.info.LastHeartbeat.After(w.suspect))
 }
 
@@ -203,7 +203,7 @@ func (p *Pool) free() int {
 	n := 0
 	for _, w := range p.workers {
 		if w.ready() {
-			n += max(0, w.lanes-w.busy)
+			n += max(0, w.slots-w.busy)
 		}
 	}
 	return n
@@ -220,7 +220,7 @@ func (p *Pool) anyReady() bool {
 
 // Submit puts a request into the queue. The caller must Close the ticket.
 func (p *Pool) Submit(d Demand) (*Ticket, error) {
-	d.Lanes = max(1, d.Lanes)
+	d.Slots = max(1, d.Slots)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
@@ -230,7 +230,7 @@ func (p *Pool) Submit(d Demand) (*Ticket, error) {
 		}
 	}
 	p.seq++
-	t := &Ticket{pool: p, demand: d, seq: p.seq, left: d.Lanes, lanes: make(chan *Lane, d.Lanes), fail: make(chan error, 1)}
+	t := &Ticket{pool: p, demand: d, seq: p.seq, left: d.Slots, slots: make(chan *Slot, d.Slots), fail: make(chan error, 1)}
 	p.queue = append(p.queue, t)
 	p.dispatch(now)
 	if !t.first && p.cfg.QueueTimeout > 0 && !d.Takeover {
@@ -239,7 +239,7 @@ func (p *Pool) Submit(d Demand) (*Ticket, error) {
 	return t, nil
 }
 
-// expire ends the wait of a request that got no lane in time.
+// expire ends the wait of a request that got no slot in time.
 func (p *Pool) expire(t *Ticket) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -282,15 +282,15 @@ func (p *Pool) wakeLater(now time.Time) {
 	})
 }
 
-// Lane waits for the next lane of the request.
-func (t *Ticket) Lane(ctx context.Context) (*Lane, error) {
+// Slot waits for the next slot of the request.
+func (t *Ticket) Slot(ctx context.Context) (*Slot, error) {
 	select {
-	case l := <-t.lanes:
+	case l := <-t.slots:
 		return l, nil
 	default:
 	}
 	select {
-	case l := <-t.lanes:
+	case l := <-t.slots:
 		return l, nil
 	case err := <-t.fail:
 		return nil, err
@@ -299,7 +299,7 @@ func (t *Ticket) Lane(ctx context.Context) (*Lane, error) {
 	}
 }
 
-// Close gives up what the ticket still waits for, and lanes that nobody took.
+// Close gives up what the ticket still waits for, and slots that nobody took.
 func (t *Ticket) Close() {
 	p := t.pool
 	p.mu.Lock()
@@ -311,7 +311,7 @@ func (t *Ticket) Close() {
 	p.mu.Unlock()
 	for {
 		select {
-		case l := <-t.lanes:
+		case l := <-t.slots:
 			l.Release()
 		default:
 			return
@@ -319,20 +319,20 @@ func (t *Ticket) Close() {
 	}
 }
 
-// Release gives the lane back. Further calls do nothing.
-func (l *Lane) Release() { l.end(func(time.Time) {}) }
+// Release gives the slot back. Further calls do nothing.
+func (l *Slot) Release() { l.end(func(time.Time) {}) }
 
-// Full gives the lane back after the worker said that it has none.
-func (l *Lane) Full() {
+// Full gives the slot back after the worker said that it has none.
+func (l *Slot) Full() {
 	l.end(func(now time.Time) { l.w.pause = now.Add(fullPause) })
 }
 
-// Failed gives the lane back after the worker failed: others are preferred until it shows signs of life.
-func (l *Lane) Failed() {
+// Failed gives the slot back after the worker failed: others are preferred until it shows signs of life.
+func (l *Slot) Failed() {
 	l.end(func(now time.Time) { l.w.suspect, l.w.pause = now, now.Add(suspectPause) })
 }
 
-func (l *Lane) end(mark func(now time.Time)) {
+func (l *Slot) end(mark func(now time.Time)) {
 	l.once.Do(func() {
 		p := l.pool
 		p.mu.Lock()
@@ -349,7 +349,7 @@ func (l *Lane) end(mark func(now time.Time)) {
 	})
 }
 
-// Drain refuses new requests and those that wait for a first lane.
+// Drain refuses new requests and those that wait for a first slot.
 func (p *Pool) Drain() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -361,7 +361,7 @@ func (p *Pool) Drain() {
 	}
 }
 
-// Queued is the number of requests that wait for a first lane.
+// Queued is the number of requests that wait for a first slot.
 func (p *Pool) Queued() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -426,13 +426,13 @@ func (p *Pool) Tokens(id string) (used, total int, ok bool) {
 	return w.held, w.kv, true
 }
 
-// Busy returns lanes in use and lanes in all of a worker; ok is false for unknown workers.
-func (p *Pool) Busy(id string) (busy, lanes int, ok bool) {
+// Busy returns slots in use and slots in all of a worker; ok is false for unknown workers.
+func (p *Pool) Busy(id string) (busy, slots int, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	w := p.workers[id]
 	if w == nil {
 		return 0, 0, false
 	}
-	return w.busy, w.lanes, true
+	return w.busy, w.slots, true
 }

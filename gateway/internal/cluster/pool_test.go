@@ -21,9 +21,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func info(id string, lanes, ctx int32, state string) registry.Worker {
+func info(id string, slots, ctx int32, state string) registry.Worker {
 	return registry.Worker{ID: id, Epoch: 1, State: state, LastHeartbeat: time.Now(), Registration: &tandemv1.Registration{
-		WorkerId: id, Role: tandemv1.Role_ROLE_TARGET, Address: "127.0.0.1:1", Limits: &tandemv1.Limits{Lanes: lanes, MaxContext: ctx}}}
+		WorkerId: id, Role: tandemv1.Role_ROLE_TARGET, Address: "127.0.0.1:1", Limits: &tandemv1.Limits{Lanes: slots, MaxContext: ctx}}}
 }
 
 // pool gives a pool whose connections never reach anybody.
@@ -64,12 +64,12 @@ func submit(t *testing.T, p *Pool, d Demand) *Ticket {
 	return tk
 }
 
-// granted drains the lanes that a ticket holds already.
-func granted(tk *Ticket) []*Lane {
-	var out []*Lane
+// granted drains the slots that a ticket holds already.
+func granted(tk *Ticket) []*Slot {
+	var out []*Slot
 	for {
 		select {
-		case l := <-tk.lanes:
+		case l := <-tk.slots:
 			out = append(out, l)
 		default:
 			return out
@@ -80,19 +80,19 @@ func granted(tk *Ticket) []*Lane {
 func TestPriorityThenArrival(t *testing.T) {
 	p := pool(t, PoolConfig{MaxQueue: 10}, info("w", 1, 0, registry.StateReady))
 	first := submit(t, p, Demand{Priority: 5})
-	lane := granted(first)[0]
+	slot := granted(first)[0]
 	low, high, late := submit(t, p, Demand{Priority: 1}), submit(t, p, Demand{Priority: 9}), submit(t, p, Demand{Priority: 9})
 	back := submit(t, p, Demand{Priority: 0, Takeover: true})
 	var order []string
 	for range 4 {
-		lane.Release()
+		slot.Release()
 		for name, tk := range map[string]*Ticket{"low": low, "high": high, "late": late, "takeover": back} {
 			if g := granted(tk); len(g) > 0 {
-				order, lane = append(order, name), g[0]
+				order, slot = append(order, name), g[0]
 			}
 		}
 	}
-	lane.Release()
+	slot.Release()
 	if want := []string{"takeover", "high", "late", "low"}; !slices.Equal(order, want) {
 		t.Errorf("order %v, want %v", order, want)
 	}
@@ -132,14 +132,14 @@ func TestQueueLimits(t *testing.T) {
 		c := submit(t, p, Demand{})
 		time.Sleep(59 * time.Second)
 		granted(running)[0].Release()
-		held, err := a.Lane(t.Context())
+		held, err := a.Slot(t.Context())
 		if err != nil {
 			t.Fatalf("a: %v", err)
 		}
-		// A worker that left is still used by those who hold its lanes.
+		// A worker that left is still used by those who hold its slots.
 		defer held.Release()
 		start := time.Now()
-		if _, err := c.Lane(t.Context()); code(err) != "queue_timeout" || time.Since(start) > time.Minute {
+		if _, err := c.Slot(t.Context()); code(err) != "queue_timeout" || time.Since(start) > time.Minute {
 			t.Errorf("c: %v after %v", err, time.Since(start))
 		}
 		// The last worker goes away: new requests wait for its restart, for a while.
@@ -181,7 +181,7 @@ func TestSuspectsRest(t *testing.T) {
 		}
 		a.LastHeartbeat = time.Now()
 		set(p, a, b)
-		if got, err := wait.Lane(t.Context()); err != nil || got.Worker != "a" {
+		if got, err := wait.Slot(t.Context()); err != nil || got.Worker != "a" {
 			t.Errorf("after a heartbeat: %v %v", got, err)
 		}
 	})
@@ -194,7 +194,7 @@ func TestFullWorkerIsAskedAgain(t *testing.T) {
 		set(p, info("a", 1, 0, registry.StateReady))
 		granted(submit(t, p, Demand{}))[0].Full()
 		tk, start := submit(t, p, Demand{Takeover: true}), time.Now()
-		if _, err := tk.Lane(t.Context()); err != nil || time.Since(start) != fullPause {
+		if _, err := tk.Slot(t.Context()); err != nil || time.Since(start) != fullPause {
 			t.Errorf("%v after %v, want %v", err, time.Since(start), fullPause)
 		}
 	})
@@ -205,7 +205,7 @@ func TestDrainFailsWaiters(t *testing.T) {
 	submit(t, p, Demand{})
 	waiting := submit(t, p, Demand{})
 	p.Drain()
-	if _, err := waiting.Lane(t.Context()); code(err) != "draining" {
+	if _, err := waiting.Slot(t.Context()); code(err) != "draining" {
 		t.Errorf("waiter: %v", err)
 	}
 	if _, err := p.Submit(Demand{}); code(err) != "draining" {
@@ -213,12 +213,12 @@ func TestDrainFailsWaiters(t *testing.T) {
 	}
 }
 
-func TestClosedTicketGivesLanesBack(t *testing.T) {
+func TestClosedTicketGivesSlotsBack(t *testing.T) {
 	p := pool(t, PoolConfig{MaxQueue: 10}, info("w", 2, 0, registry.StateReady))
-	tk := submit(t, p, Demand{Lanes: 3})
+	tk := submit(t, p, Demand{Slots: 3})
 	tk.Close()
-	if busy, lanes, _ := p.Busy("w"); busy != 0 || lanes != 2 || p.Queued() != 0 {
-		t.Errorf("%d of %d busy, %d queued", busy, lanes, p.Queued())
+	if busy, slots, _ := p.Busy("w"); busy != 0 || slots != 2 || p.Queued() != 0 {
+		t.Errorf("%d of %d busy, %d queued", busy, slots, p.Queued())
 	}
 }
 
@@ -278,12 +278,12 @@ func TestNobodyWaitsForWorkersThatAreNotThere(t *testing.T) {
 		cfg := PoolConfig{MaxQueue: 10, QueueTimeout: 600 * time.Second, Grace: time.Minute, Absence: 30 * time.Second}
 		p := pool(t, cfg, info("w", 1, 0, registry.StateReady))
 		running := submit(t, p, Demand{})
-		lane := granted(running)[0]
+		slot := granted(running)[0]
 		began := time.Now()
 		waits := submit(t, p, Demand{})
 		back := submit(t, p, Demand{Takeover: true})
 		set(p)
-		_, err := waits.Lane(t.Context())
+		_, err := waits.Slot(t.Context())
 		if code(err) != "no_worker" || time.Since(began) != 30*time.Second || rpcerr.RetryAfter(err) == 0 {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
@@ -303,7 +303,7 @@ func TestNobodyWaitsForWorkersThatAreNotThere(t *testing.T) {
 			t.Error("a request did not wait for a worker that started")
 		}
 		late.Close()
-		lane.Release()
+		slot.Release()
 		waits.Close()
 		running.Close()
 	})

@@ -121,7 +121,7 @@ type Deps struct {
 	Metrics *metrics.Set
 }
 
-// Scorers gives out the lanes of the workers that rate prompts.
+// Scorers gives out the slots of the workers that rate prompts.
 type Scorers interface {
 	// Submit puts a request into the queue; the caller closes the ticket.
 	Submit(d cluster.Demand) (*cluster.Ticket, error)
@@ -313,40 +313,40 @@ const answerBase, answerToken = 64 << 10, 16
 
 // ask has one scorer score the document, none of avoid. worker is who it was. Errors that are errAnswer are the scorer's.
 func (c *Compressor) ask(ctx context.Context, doc *document, req *tandemv1.CompressRequest, avoid map[string]bool) (kept [][]span, scoreMS float64, worker string, err error) {
-	ticket, err := c.scorers.Submit(cluster.Demand{Lanes: 1, Tokens: len(doc.tokens), Avoid: avoid})
+	ticket, err := c.scorers.Submit(cluster.Demand{Slots: 1, Tokens: len(doc.tokens), Avoid: avoid})
 	if err != nil {
 		return nil, 0, "", err
 	}
 	defer ticket.Close()
-	lane, err := ticket.Lane(ctx)
+	slot, err := ticket.Slot(ctx)
 	if err != nil {
 		return nil, 0, "", err
 	}
-	defer lane.Release()
+	defer slot.Release()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// A scorer says nothing before its answer.
-	stop := lane.Watch(func() time.Duration { return math.MaxInt64 }, func() { cancel(errLease) })
+	stop := slot.Watch(func() time.Duration { return math.MaxInt64 }, func() { cancel(errLease) })
 	defer stop()
-	resp, err := tandemv1.NewPrefillServiceClient(lane.Conn).Compress(metadata.AppendToOutgoingContext(ctx, "x-request-id", req.RequestId), req,
+	resp, err := tandemv1.NewPrefillServiceClient(slot.Conn).Compress(metadata.AppendToOutgoingContext(ctx, "x-request-id", req.RequestId), req,
 		grpc.MaxCallRecvMsgSize(answerBase+answerToken*len(doc.tokens)))
 	if err != nil && context.Cause(ctx) == error(errLease) {
-		lane.Failed()
-		return nil, 0, lane.Worker, errLease
+		slot.Failed()
+		return nil, 0, slot.Worker, errLease
 	}
 	if err != nil {
 		if c := rpcerr.Code(err); ctx.Err() == nil && c != codes.DeadlineExceeded && c != codes.ResourceExhausted {
-			lane.Failed()
+			slot.Failed()
 		}
 		if strings.Contains(err.Error(), "received message larger than max") { // gRPC's own words: the code alone could be that of a full scorer
-			lane.Failed()
+			slot.Failed()
 			err = errors.Join(errAnswer, err)
 		}
-		return nil, 0, lane.Worker, err
+		return nil, 0, slot.Worker, err
 	}
 	if kept, err = doc.read(resp); err != nil {
-		lane.Failed()
-		return nil, 0, lane.Worker, errors.Join(errAnswer, err)
+		slot.Failed()
+		return nil, 0, slot.Worker, errors.Join(errAnswer, err)
 	}
-	return kept, resp.GetScoreMs(), lane.Worker, nil
+	return kept, resp.GetScoreMs(), slot.Worker, nil
 }

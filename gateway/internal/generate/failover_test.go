@@ -194,7 +194,7 @@ func (s *slowStream) Send(m *tandemv1.DecodeResponse) error {
 	return s.TargetService_DecodeServer.Send(m)
 }
 
-func TestChoicesShareOneLane(t *testing.T) {
+func TestChoicesShareOneSlot(t *testing.T) {
 	r := start(t, generate.Config{})
 	r.Target(gatewaytest.WorkerOptions{Lanes: 1, Decode: say(r, "same", 1)})
 	req := r.request()
@@ -234,14 +234,14 @@ func TestBusyWorkersShareRequests(t *testing.T) {
 	}
 }
 
-func TestNoLaneIsRetried(t *testing.T) {
+func TestNoSlotIsRetried(t *testing.T) {
 	r := start(t, generate.Config{FailoverTimeout: 30 * time.Second})
 	var calls atomic.Int32
 	fine := say(r, "fine", 1)
 	r.Target(gatewaytest.WorkerOptions{
 		Decode: func(req *tandemv1.DecodeRequest, s tandemv1.TargetService_DecodeServer) error {
 			if calls.Add(1) < 4 {
-				return status.Error(codes.ResourceExhausted, "no lane")
+				return status.Error(codes.ResourceExhausted, "no slot")
 			}
 			return fine(req, s)
 		},

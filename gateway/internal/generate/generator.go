@@ -47,7 +47,7 @@ type Deps struct {
 	Logger *zap.Logger
 }
 
-// Targets gives out the lanes of the workers that generate.
+// Targets gives out the slots of the workers that generate.
 type Targets interface {
 	// Check reports, without waiting, whether a request could be queued now.
 	Check() error
@@ -130,28 +130,28 @@ func (r *run) run(ctx context.Context) (*Usage, error) {
 	}
 	queued := time.Now()
 	ticket, err := g.targets.Submit(cluster.Demand{
-		Lanes: len(jobs), Tokens: need, Share: req.Share, Priority: req.Priority,
+		Slots: len(jobs), Tokens: need, Share: req.Share, Priority: req.Priority,
 	})
 	if err != nil {
 		return nil, r.fail(ctx, err)
 	}
 	defer ticket.Close()
-	lane, err := ticket.Lane(ctx)
+	slot, err := ticket.Slot(ctx)
 	if err != nil {
 		return nil, r.fail(ctx, err)
 	}
 	r.usage.Queue = time.Since(queued)
 	g.tracing.phase(ctx, "queue", queued, r.usage.Queue)
 	if len(jobs) == 1 {
-		err = r.serve(ctx, jobs[0], lane)
+		err = r.serve(ctx, jobs[0], slot)
 	} else {
 		grp, ctx := errgroup.WithContext(ctx)
 		for i, j := range jobs {
 			grp.Go(func() error {
-				l := lane
+				l := slot
 				if i > 0 {
 					var err error
-					if l, err = ticket.Lane(ctx); err != nil {
+					if l, err = ticket.Slot(ctx); err != nil {
 						return err
 					}
 				}
@@ -309,11 +309,11 @@ func (r *run) countCalls(ctx context.Context, c *Choice) {
 	}
 }
 
-// serve runs one choice on lane and, when workers fail, on the lanes that replace it.
-func (r *run) serve(ctx context.Context, j job, lane *cluster.Lane) error {
+// serve runs one choice on slot and, when workers fail, on the slots that replace it.
+func (r *run) serve(ctx context.Context, j job, slot *cluster.Slot) error {
 	s := &stream{r: r, job: j, emitter: r.newEmitter(j)}
 	admitted := time.Now()
-	c, err := s.run(ctx, lane)
+	c, err := s.run(ctx, slot)
 	r.g.tracing.choice(ctx, s, admitted)
 	if c != nil {
 		r.add(c, s)

@@ -61,7 +61,7 @@ type Request struct {
 	// DefaultMaxTokens replaces the generator's default for this request, 0 = leaves it.
 	DefaultMaxTokens int
 	Priority         int
-	// Share is who asks, among whom lanes are shared fairly.
+	// Share is who asks, among whom slots are shared fairly.
 	Share   string
 	Arrived time.Time
 }

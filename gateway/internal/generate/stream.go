@@ -64,28 +64,28 @@ type stream struct {
 }
 
 // run returns the choice as far as it came, and an error when it did not end by itself.
-func (s *stream) run(ctx context.Context, lane *cluster.Lane) (*Choice, error) {
+func (s *stream) run(ctx context.Context, slot *cluster.Slot) (*Choice, error) {
 	failures := 0
 	var lostAt time.Time
 	for {
 		before := len(s.committed)
 		s.admitted = false
-		err := s.attempt(ctx, lane)
+		err := s.attempt(ctx, slot)
 		if err == nil || errors.Is(err, errDone) {
-			lane.Release()
+			slot.Release()
 			return s.finish(), nil
 		}
 		if len(s.committed) > before {
 			failures, lostAt = 0, time.Time{}
 		}
 		var again bool
-		if again, failures = s.judge(ctx, lane, err, failures); !again {
+		if again, failures = s.judge(ctx, slot, err, failures); !again {
 			return s.partial(), answer(err)
 		}
 		if lostAt.IsZero() {
 			lostAt = time.Now()
 		}
-		if lane, err = s.takeover(ctx, lostAt, err); err != nil {
+		if slot, err = s.takeover(ctx, lostAt, err); err != nil {
 			return s.partial(), err
 		}
 		s.retries++
@@ -101,39 +101,39 @@ func answer(err error) error {
 	return reqerr.OfWorker(err)
 }
 
-// judge gives the lane back and says whether another attempt makes sense.
-func (s *stream) judge(ctx context.Context, lane *cluster.Lane, err error, failures int) (again bool, _ int) {
+// judge gives the slot back and says whether another attempt makes sense.
+func (s *stream) judge(ctx context.Context, slot *cluster.Slot, err error, failures int) (again bool, _ int) {
 	var sinkErr *sinkError
 	if ctx.Err() != nil || errors.As(err, &sinkErr) {
-		lane.Release()
+		slot.Release()
 		return false, failures
 	}
 	if v := violation(err); v != nil {
-		return s.bar(ctx, lane, v), failures
+		return s.bar(ctx, slot, v), failures
 	}
 	switch code := rpcerr.Code(err); {
 	case code == codes.ResourceExhausted && !s.admitted:
-		lane.Full()
+		slot.Full()
 		return true, failures
 	case code == codes.InvalidArgument, code == codes.FailedPrecondition, code == codes.Unimplemented:
-		lane.Release()
+		slot.Release()
 		return false, failures
 	case code == codes.Unavailable && !s.admitted:
-		lane.Failed()
+		slot.Failed()
 		return true, failures
 	default:
-		lane.Failed()
+		slot.Failed()
 		failures++
 		return failures < maxFailures, failures
 	}
 }
 
-// takeover waits for a lane that replaces a lost one. cause is reported when none comes in time.
-func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*cluster.Lane, error) {
+// takeover waits for a slot that replaces a lost one. cause is reported when none comes in time.
+func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*cluster.Slot, error) {
 	g := s.r.g
 	level := zap.WarnLevel
 	if rpcerr.Code(cause) == codes.ResourceExhausted {
-		level = zap.DebugLevel // the lane of a request that just left is not back yet: a matter of milliseconds
+		level = zap.DebugLevel // the slot of a request that just left is not back yet: a matter of milliseconds
 	}
 	g.log.Log(level, "generation moves to another worker", zap.String(telemetry.KeyRequestID, s.r.req.ID),
 		zap.Int(telemetry.KeyTokens, len(s.committed)), zap.NamedError(telemetry.KeyErr, cause))
@@ -146,7 +146,7 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 	}
 	wait, cancel := context.WithDeadlineCause(ctx, lostAt.Add(g.cfg.FailoverTimeout), timeout)
 	defer cancel()
-	demand := cluster.Demand{Lanes: 1, Tokens: len(s.job.prompt) + s.job.max, Priority: s.r.req.Priority, Takeover: true, AnyContract: g.cfg.FailoverAny, Avoid: s.avoid}
+	demand := cluster.Demand{Slots: 1, Tokens: len(s.job.prompt) + s.job.max, Priority: s.r.req.Priority, Takeover: true, AnyContract: g.cfg.FailoverAny, Avoid: s.avoid}
 	if s.begun() {
 		demand.Contract = &s.contract
 	}
@@ -155,7 +155,7 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 		return nil, err
 	}
 	defer ticket.Close()
-	lane, err := ticket.Lane(wait)
+	slot, err := ticket.Slot(wait)
 	if err != nil && ctx.Err() == nil {
 		if rpcerr.Code(cause) == codes.ResourceExhausted {
 			return nil, reqerr.QueueTimeout().WithCause(cause)
@@ -165,7 +165,7 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 		}
 		return nil, reqerr.WorkerFailed(errors.Join(cause, context.Cause(wait)))
 	}
-	return lane, err
+	return slot, err
 }
 
 // sinkError marks errors of the sink: the client is gone, the worker is fine.
@@ -178,7 +178,7 @@ func (e *sinkError) Unwrap() error { return e.err }
 var errLease = rpcerr.Unavailable("the worker lost its lease and is silent")
 
 // attempt runs the choice on one worker until it ends. errDone: the gateway ended it.
-func (s *stream) attempt(ctx context.Context, lane *cluster.Lane) error {
+func (s *stream) attempt(ctx context.Context, slot *cluster.Slot) error {
 	if s.job.max > 0 && len(s.committed) >= s.job.max {
 		// The worker was lost between its last token and its last message.
 		s.ended = FinishLength
@@ -188,11 +188,11 @@ func (s *stream) attempt(ctx context.Context, lane *cluster.Lane) error {
 	defer cancel(nil)
 	var heard atomic.Int64 // nanoseconds from began to the last message
 	began := time.Now()
-	stop := lane.Watch(func() time.Duration { return time.Since(began) - time.Duration(heard.Load()) }, func() { cancel(errLease) })
+	stop := slot.Watch(func() time.Duration { return time.Since(began) - time.Duration(heard.Load()) }, func() { cancel(errLease) })
 	defer stop()
 	request := s.r.decodeRequest(s.job, s.committed)
 	s.verify = newVerifier(request, s.r.req.Model.Vocab)
-	call, err := tandemv1.NewTargetServiceClient(lane.Conn).Decode(ctx, request, grpc.MaxCallRecvMsgSize(s.verify.mostBytes()))
+	call, err := tandemv1.NewTargetServiceClient(slot.Conn).Decode(ctx, request, grpc.MaxCallRecvMsgSize(s.verify.mostBytes()))
 	if err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func (s *stream) attempt(ctx context.Context, lane *cluster.Lane) error {
 				if s.finished != nil {
 					return nil
 				}
-				return rpcerr.Internal("worker %s ended the stream without a result", lane.Worker)
+				return rpcerr.Internal("worker %s ended the stream without a result", slot.Worker)
 			}
 			if context.Cause(ctx) == error(errLease) {
 				return errLease

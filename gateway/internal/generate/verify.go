@@ -75,7 +75,7 @@ func violation(err error) *violationError {
 }
 
 // tooLarge makes a violation of the error with which gRPC refuses a message above mostBytes; its code alone could as well be that of a
-// worker without a free lane.
+// worker without a free slot.
 func tooLarge(err error) error {
 	if strings.Contains(err.Error(), "received message larger than max") {
 		return invalid("message", "is larger than its request allows (%v)", err)
@@ -83,16 +83,16 @@ func tooLarge(err error) error {
 	return err
 }
 
-// bar keeps the worker of lane out of this request and says whether another one could go on with it.
-func (s *stream) bar(ctx context.Context, lane *cluster.Lane, v *violationError) (again bool) {
+// bar keeps the worker of slot out of this request and says whether another one could go on with it.
+func (s *stream) bar(ctx context.Context, slot *cluster.Slot, v *violationError) (again bool) {
 	g := s.r.g
 	if s.avoid == nil {
 		s.avoid = map[string]bool{}
 	}
-	s.avoid[lane.Worker] = true
-	lane.Failed()
+	s.avoid[slot.Worker] = true
+	slot.Failed()
 	g.log.Warn("a worker's answer cannot be", zap.String(telemetry.KeyRequestID, s.r.req.ID),
-		zap.String(telemetry.KeyWorker, lane.Worker),
+		zap.String(telemetry.KeyWorker, slot.Worker),
 		zap.NamedError(telemetry.KeyErr, v))
 	if g.metrics != nil {
 		g.metrics.Violation(ctx, "target", v.field)

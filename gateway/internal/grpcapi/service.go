@@ -55,8 +55,8 @@ type Cluster interface {
 type Targets interface {
 	// MaxContext is the longest context in tokens that they offer, 0 = unknown.
 	MaxContext() int
-	// Busy returns the lanes in use and the lanes in all of a worker; ok is false for one that does not generate.
-	Busy(id string) (busy, lanes int, ok bool)
+	// Busy returns the slots in use and the slots in all of a worker; ok is false for one that does not generate.
+	Busy(id string) (busy, slots int, ok bool)
 }
 
 // Service implements tandemv1.InferenceServiceServer.

@@ -116,8 +116,8 @@ type Targets interface {
 	Queued() int
 	// MaxContext is the longest context in tokens that they offer, 0 = unknown.
 	MaxContext() int
-	// Busy returns the lanes in use and the lanes in all of a worker; ok is false for one that does not generate.
-	Busy(id string) (busy, lanes int, ok bool)
+	// Busy returns the slots in use and the slots in all of a worker; ok is false for one that does not generate.
+	Busy(id string) (busy, slots int, ok bool)
 }
 
 // Memory counts the calls that are remembered, and their bytes.

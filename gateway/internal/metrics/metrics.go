@@ -43,8 +43,8 @@ type Set struct {
 type Sources struct {
 	QueueDepth func() int
 	Workers    func() []registry.Worker
-	// Busy gives lanes in use and in all of a worker.
-	Busy func(id string) (busy, lanes int, ok bool)
+	// Busy gives slots in use and in all of a worker.
+	Busy func(id string) (busy, slots int, ok bool)
 	// Tokens gives tokens of context reserved and in all of a worker.
 	Tokens func(id string) (used, total int, ok bool)
 }
@@ -69,7 +69,7 @@ func New(provider metric.MeterProvider, src Sources) (*Set, error) {
 		toolCalls:       b.counter("tandem.tool.calls", "Tool calls of models, by the format in which they were written."),
 		toolErrors:      b.counter("tandem.tool.parse.errors", "Choices with markup of calls that could not be read."),
 		violations:      b.counter("tandem.worker.violations", "Answers of workers that cannot be, by role and field; the worker is not used for that request any more."),
-		queue:           b.hist("tandem.queue", "s", "Wait for the first lane.", secondsBounds),
+		queue:           b.hist("tandem.queue", "s", "Wait for the first slot.", secondsBounds),
 		ttft:            b.hist("tandem.ttft", "s", "From arrival to the first token.", secondsBounds),
 		interToken:      b.hist("tandem.inter_token", "s", "Mean time between tokens of a request.", intervalBounds),
 		request:         b.hist("tandem.request", "s", "From arrival to the end of the answer.", secondsBounds),

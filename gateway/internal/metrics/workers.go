@@ -67,14 +67,14 @@ func (d *dead) update(workers []registry.Worker) map[string]presence {
 
 // workerInstruments are read at collection time.
 type workerInstruments struct {
-	up, lanes, tokens, sequences metric.Int64ObservableGauge
+	up, slots, tokens, sequences metric.Int64ObservableGauge
 	restarts                     metric.Int64ObservableCounter
 	counters                     map[string]metric.Float64ObservableCounter
 }
 
 func (b *builder) workers() workerInstruments {
 	w := workerInstruments{
-		lanes:     b.gauge("tandem.lanes", "Lanes by worker and state."),
+		slots:     b.gauge("tandem.lanes", "Slots by worker and state."),
 		tokens:    b.gauge("tandem.kv_tokens", "Tokens of context by worker and state, used ones are reserved for running requests."),
 		sequences: b.gauge("tandem.engine.sequences", "Sequences in the engine, by worker; those of owner none belong to no request."),
 		up:        b.gauge("tandem.worker.up", "1 for a worker that is ready, 0 for one that is not or that is gone without having been told to, for a day."),
@@ -93,7 +93,7 @@ func (b *builder) workers() workerInstruments {
 }
 
 func (w *workerInstruments) all() []metric.Observable {
-	out := []metric.Observable{w.up, w.lanes, w.tokens, w.sequences, w.restarts}
+	out := []metric.Observable{w.up, w.slots, w.tokens, w.sequences, w.restarts}
 	for _, c := range w.counters {
 		out = append(out, c)
 	}
@@ -135,6 +135,6 @@ func (w *workerInstruments) observe(_ context.Context, o metric.Observer, src *S
 			}
 		}
 		states(w.tokens, "used", "free", src.Tokens)
-		states(w.lanes, "busy", "free", src.Busy)
+		states(w.slots, "busy", "free", src.Busy)
 	}
 }

@@ -35,7 +35,7 @@ func main() {
 	}
 }
 
-// ask streams one answer to w. Cancelling ctx frees the gateway's lane within one step.
+// ask streams one answer to w. Cancelling ctx frees the gateway's slot within one step.
 func ask(ctx context.Context, w io.Writer, address, question string) error {
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

@@ -71,7 +71,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		return err
 	}
 	s := server.New(server.Config{
-		WorkerID: id, Lanes: c.Lanes, Assets: store, TablesPath: c.Tables, TablesDigest: tablesDigest, Log: log,
+		WorkerID: id, Slots: c.Lanes, Assets: store, TablesPath: c.Tables, TablesDigest: tablesDigest, Log: log,
 		Shape: server.Shape{
 			Digest: store.Digest, TokenizerDigest: registration.Model.TokenizerDigest, Hidden: store.Model.Hidden, Vocab: store.Model.Vocab,
 			CaptureLayers: registration.Model.CaptureLayers,

@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/services/workernode"
 )
 
-// TestCancelAtEveryAwait: a stream that is cancelled at any of the moments at which it waits leaves no sequence, no lane and
+// TestCancelAtEveryAwait: a stream that is cancelled at any of the moments at which it waits leaves no sequence, no slot and
 // no goroutine.
 func TestCancelAtEveryAwait(t *testing.T) {
 	var awaits enginetest.Awaits
@@ -93,12 +93,12 @@ func (r *rig) speculate(ctx context.Context, a *enginetest.Awaits) error {
 	}
 }
 
-// idle waits until all lanes are free.
+// idle waits until all slots are free.
 func (r *rig) idle() {
 	r.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); len(r.server.lanes) > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); len(r.server.slots) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			r.t.Fatal("lanes are not free")
+			r.t.Fatal("slots are not free")
 		}
 	}
 }

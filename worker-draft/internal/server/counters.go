@@ -24,12 +24,12 @@ func (s *Server) count(w *work) {
 	c.appendSeconds += w.appended.Seconds()
 }
 
-// Heartbeat fills in lanes and counters.
+// Heartbeat fills in slots and counters.
 func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 	s.mu.Lock()
 	c, engine := s.counters, s.engine
 	s.mu.Unlock()
-	h.LanesBusy = int32(len(s.lanes))
+	h.LanesBusy = int32(len(s.slots))
 	h.Counters = map[string]float64{
 		"messages": c.messages, "proposals": c.proposals, "proposals_skipped": c.skipped, "proposed_nodes": c.nodes,
 		"engine_seconds": c.engineSeconds, "append_seconds": c.appendSeconds,

@@ -46,7 +46,7 @@ type Shape struct {
 // Config of a server.
 type Config struct {
 	WorkerID string
-	Lanes    int
+	Slots    int
 	Shape    Shape
 	Assets   Assets
 	// Open makes the keeper of an engine on the tables at path.
@@ -60,7 +60,7 @@ type Config struct {
 type Server struct {
 	tandemv1.UnimplementedDraftServiceServer
 	cfg      Config
-	lanes    chan struct{}
+	slots    chan struct{}
 	draining atomic.Bool
 	readers  sync.WaitGroup
 	tables   chan string // path of the tables, once
@@ -76,7 +76,7 @@ func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
-	s := &Server{cfg: cfg, lanes: make(chan struct{}, cfg.Lanes), tables: make(chan string, 1)}
+	s := &Server{cfg: cfg, slots: make(chan struct{}, cfg.Slots), tables: make(chan string, 1)}
 	if cfg.TablesPath != "" {
 		s.adopt(cfg.TablesPath, cfg.TablesDigest)
 	}

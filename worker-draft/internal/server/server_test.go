@@ -89,13 +89,13 @@ type rig struct {
 	files  *files
 }
 
-func newRig(t *testing.T, o enginefake.Options, lanes, maxContext int, local bool) *rig {
+func newRig(t *testing.T, o enginefake.Options, slots, maxContext int, local bool) *rig {
 	t.Helper()
-	return newWrappedRig(t, o, lanes, maxContext, local, workernode.KeeperConfig{})
+	return newWrappedRig(t, o, slots, maxContext, local, workernode.KeeperConfig{})
 }
 
 // newWrappedRig is newRig with the rest of the keeper's settings and with wrappers around the fake engine.
-func newWrappedRig(t *testing.T, o enginefake.Options, lanes, maxContext int, local bool, keeper workernode.KeeperConfig,
+func newWrappedRig(t *testing.T, o enginefake.Options, slots, maxContext int, local bool, keeper workernode.KeeperConfig,
 	wrap ...func(engineplugin.Opener) engineplugin.Opener) *rig {
 	t.Helper()
 	o.BlockSize, o.Hidden = block, hidden
@@ -104,11 +104,11 @@ func newWrappedRig(t *testing.T, o enginefake.Options, lanes, maxContext int, lo
 		t.Fatal(err)
 	}
 	cfg := Config{
-		WorkerID: "draft", Lanes: lanes, Assets: r.files,
+		WorkerID: "draft", Slots: slots, Assets: r.files,
 		Shape: Shape{Digest: "draft-digest", TokenizerDigest: "tok", Hidden: hidden, Vocab: 64, CaptureLayers: []int32{1, 3}},
 		Open: func(tables string) Engine {
 			keeper.Opener, keeper.Options = r.opener, engineplugin.OpenOptions{
-				Role: engineplugin.RoleDraft, ModelPath: "draft", TablesPath: tables, MaxSequences: lanes, MaxContext: maxContext,
+				Role: engineplugin.RoleDraft, ModelPath: "draft", TablesPath: tables, MaxSequences: slots, MaxContext: maxContext,
 				MaxBatchRows: 16, KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
 			}
 			for _, w := range wrap {
@@ -418,14 +418,14 @@ func TestRefusesBadMessages(t *testing.T) {
 	}
 }
 
-func TestLanes(t *testing.T) {
+func TestSlots(t *testing.T) {
 	r := newRig(t, enginefake.Options{}, 1, 0, true)
 	r.ready()
 	s := r.stream()
 	exchange(t, s, message(1, 1, 0, 1, ask(1, 1, 4, chain)))
 	second := r.stream()
-	if _, err := second.Recv(); !errors.Is(err, rpcerr.NoLane) {
-		t.Errorf("second stream on one lane: %v", err)
+	if _, err := second.Recv(); !errors.Is(err, rpcerr.NoSlot) {
+		t.Errorf("second stream on one slot: %v", err)
 	}
 	if err := s.CloseSend(); err != nil {
 		t.Fatal(err)

@@ -19,8 +19,8 @@ const (
 	// readAhead messages of a stream are in memory: one in work, one that shows that the first is out of date, one to read
 	// into.
 	readAhead = 3
-	// laneWait is how long a stream waits for a lane.
-	laneWait = 250 * time.Millisecond
+	// slotWait is how long a stream waits for a slot.
+	slotWait = 250 * time.Millisecond
 )
 
 // arrival is a message with the time it came.
@@ -42,10 +42,10 @@ func (s *Server) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateReq
 		return err
 	}
 	ctx := stream.Context()
-	if err := s.lane(ctx); err != nil {
+	if err := s.slot(ctx); err != nil {
 		return err
 	}
-	defer func() { <-s.lanes }()
+	defer func() { <-s.slots }()
 	sequence, err := engine.NewSequence(ctx)
 	if err != nil {
 		return err
@@ -123,21 +123,21 @@ func (s *Server) logStream(ctx context.Context, began time.Time, d *streamed, er
 	s.cfg.Log.Log(level, "request ended", fields...)
 }
 
-// lane takes a lane. A target that ends one request and starts the next may be here before its last stream has ended, so a
+// slot takes a slot. A target that ends one request and starts the next may be here before its last stream has ended, so a
 // short wait comes before the refusal.
-func (s *Server) lane(ctx context.Context) error {
+func (s *Server) slot(ctx context.Context) error {
 	select {
-	case s.lanes <- struct{}{}:
+	case s.slots <- struct{}{}:
 		return nil
 	default:
 	}
-	timer := time.NewTimer(laneWait)
+	timer := time.NewTimer(slotWait)
 	defer timer.Stop()
 	select {
-	case s.lanes <- struct{}{}:
+	case s.slots <- struct{}{}:
 		return nil
 	case <-timer.C:
-		return rpcerr.NoLane.With("all %d lanes of the draft are taken", cap(s.lanes)).WithRetryAfter(time.Second)
+		return rpcerr.NoSlot.With("all %d slots of the draft are taken", cap(s.slots)).WithRetryAfter(time.Second)
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
 )
 
-// TestCancelAtEveryAwait: a request that is cancelled at any of the moments at which it waits gives its lane back, and the
+// TestCancelAtEveryAwait: a request that is cancelled at any of the moments at which it waits gives its slot back, and the
 // engine scores the next prompt.
 func TestCancelAtEveryAwait(t *testing.T) {
 	var awaits enginetest.Awaits
@@ -39,8 +39,8 @@ func TestCancelAtEveryAwait(t *testing.T) {
 				_, err := s.Compress(ctx, request)
 				at := awaits.Disarm()
 				cancel()
-				if len(s.lanes) != 0 {
-					t.Fatalf("cancelled when %s: the lane is not free", at)
+				if len(s.slots) != 0 {
+					t.Fatalf("cancelled when %s: the slot is not free", at)
 				}
 				if at == "" {
 					if err != nil {

@@ -23,12 +23,12 @@ type Engines interface {
 	Report(engine engineplugin.Engine, err error)
 }
 
-// Server implements PrefillService. The engine scores one prompt at a time; others wait for it, up to lanes in all.
+// Server implements PrefillService. The engine scores one prompt at a time; others wait for it, as many as there are slots.
 type Server struct {
 	tandemv1.UnimplementedPrefillServiceServer
 	engines  Engines
 	log      *zap.Logger
-	lanes    chan struct{}
+	slots    chan struct{}
 	draining atomic.Bool
 
 	mu       sync.Mutex
@@ -39,12 +39,12 @@ type counters struct {
 	requests, failed, tokens, kept, seconds float64
 }
 
-// New returns a server that takes lanes requests at a time.
-func New(engines Engines, lanes int, log *zap.Logger) *Server {
+// New returns a server that takes so many requests at a time.
+func New(engines Engines, slots int, log *zap.Logger) *Server {
 	if log == nil {
 		log = zap.NewNop()
 	}
-	return &Server{engines: engines, log: log, lanes: make(chan struct{}, lanes)}
+	return &Server{engines: engines, log: log, slots: make(chan struct{}, slots)}
 }
 
 // Drain makes the server refuse new requests.
@@ -66,11 +66,11 @@ func (s *Server) Compress(ctx context.Context, m *tandemv1.CompressRequest) (rep
 		return nil, err
 	}
 	select {
-	case s.lanes <- struct{}{}:
+	case s.slots <- struct{}{}:
 	default:
-		return nil, rpcerr.NoLane.With("all %d lanes of the scorer are taken", cap(s.lanes)).WithRetryAfter(time.Second)
+		return nil, rpcerr.NoSlot.With("all %d slots of the scorer are taken", cap(s.slots)).WithRetryAfter(time.Second)
 	}
-	defer func() { <-s.lanes }()
+	defer func() { <-s.slots }()
 
 	count := int(m.QueryTokens)
 	if count == 0 {
@@ -218,12 +218,12 @@ func (s *Server) account(m *tandemv1.CompressRequest, reply *tandemv1.CompressRe
 	}
 }
 
-// Heartbeat fills in lanes and counters.
+// Heartbeat fills in slots and counters.
 func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 	s.mu.Lock()
 	c := s.counters
 	s.mu.Unlock()
-	h.LanesBusy = int32(len(s.lanes))
+	h.LanesBusy = int32(len(s.slots))
 	h.Counters = map[string]float64{
 		"requests": c.requests, "requests_failed": c.failed, "scored_tokens": c.tokens, "kept_tokens": c.kept, "score_seconds": c.seconds,
 	}

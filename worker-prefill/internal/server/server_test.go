@@ -28,7 +28,7 @@ type fixed struct{ engine engineplugin.Engine }
 func (f fixed) Engine() (engineplugin.Engine, error)  { return f.engine, nil }
 func (f fixed) Report(_ engineplugin.Engine, _ error) {}
 
-func newServer(t *testing.T, o enginefake.Options, lanes int) *Server {
+func newServer(t *testing.T, o enginefake.Options, slots int) *Server {
 	t.Helper()
 	engine, err := enginefake.New(o).Open(t.Context(), engineplugin.OpenOptions{
 		Role: engineplugin.RoleScore, ModelPath: "scorer", MaxSequences: 1, KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
@@ -37,7 +37,7 @@ func newServer(t *testing.T, o enginefake.Options, lanes int) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { engine.Close() })
-	return New(fixed{engine}, lanes, nil)
+	return New(fixed{engine}, slots, nil)
 }
 
 // document is 3200 tokens in which the question's words stand once, in chunk 40.
@@ -189,19 +189,19 @@ func TestCancel(t *testing.T) {
 		_, err := s.Compress(ctx, request)
 		ended <- err
 	}()
-	for deadline := time.Now().Add(testwait.Limit); len(s.lanes) == 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(testwait.Limit); len(s.slots) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("the request takes no lane")
+			t.Fatal("the request takes no slot")
 		}
 	}
-	if _, err := s.Compress(t.Context(), request); !errors.Is(err, rpcerr.NoLane) {
-		t.Errorf("second request on one lane: %v", err)
+	if _, err := s.Compress(t.Context(), request); !errors.Is(err, rpcerr.NoSlot) {
+		t.Errorf("second request on one slot: %v", err)
 	}
 	cancel()
 	if err := testwait.For(t, ended, "the request that was given up ends"); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	if len(s.lanes) != 0 {
-		t.Error("the lane is not free")
+	if len(s.slots) != 0 {
+		t.Error("the slot is not free")
 	}
 }

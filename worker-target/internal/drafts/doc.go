@@ -11,7 +11,7 @@
 // own deadline and decodes plainly without one. When the stream breaks the link attaches again in the background, to the
 // same or another draft, gives it the features of the newest positions under a new epoch, and speculation resumes. The link of
 // a request that starts without its draft opens no stream before the first question: one that ends sooner costs no draft a
-// lane, and none has read its prompt for nothing.
+// slot, and none has read its prompt for nothing.
 //
 // Locks: Manager.mu before peer.mu; Link.mu and Ring.mu are leaves and never held while calling out.
 package drafts

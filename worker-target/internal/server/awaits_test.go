@@ -42,7 +42,7 @@ func (r *rig) left() int {
 	return len(h.Sequences)
 }
 
-// TestCancelAtEveryAwait: a request that is cancelled at any of the moments at which it waits leaves no sequence, no lane and
+// TestCancelAtEveryAwait: a request that is cancelled at any of the moments at which it waits leaves no sequence, no slot and
 // no goroutine.
 func TestCancelAtEveryAwait(t *testing.T) {
 	requests := map[string]*tandemv1.DecodeRequest{
@@ -125,7 +125,7 @@ func TestLeaversSoak(t *testing.T) {
 				rounds = 40
 			}
 			var group sync.WaitGroup
-			for client := range 4 { // as many as there are lanes
+			for client := range 4 { // as many as there are slots
 				group.Go(func() {
 					rng := rand.New(rand.NewPCG(7, uint64(client)))
 					for range rounds {
@@ -133,11 +133,11 @@ func TestLeaversSoak(t *testing.T) {
 						m := &tandemv1.DecodeRequest{PromptTokens: prompt(10+rng.IntN(60), int32(client)), MaxTokens: 40, TopLogprobs: -1}
 						_, err := r.decode(ctx, m, nil)
 						cancel()
-						// That a lane is not back yet is said before anything is made, and passes.
-						if rpcerr.Code(err) == codes.ResourceExhausted && !errors.Is(err, rpcerr.NoLane) {
+						// That a slot is not back yet is said before anything is made, and passes.
+						if rpcerr.Code(err) == codes.ResourceExhausted && !errors.Is(err, rpcerr.NoSlot) {
 							t.Errorf("refused: %v", err)
 						}
-						r.until("a lane is free", func() bool { return r.server.Busy() < 4 })
+						r.until("a slot is free", func() bool { return r.server.Busy() < 4 })
 					}
 				})
 			}

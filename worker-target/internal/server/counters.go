@@ -50,7 +50,7 @@ func (s *Server) account(stats *decode.Stats, err error) {
 	c.wait += stats.DraftWait.Seconds()
 }
 
-// Heartbeat fills in lanes and counters.
+// Heartbeat fills in slots and counters.
 func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 	h.LanesBusy = int32(s.Busy())
 	s.mu.Lock()

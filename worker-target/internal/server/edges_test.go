@@ -119,13 +119,13 @@ func TestPromptLogprobs(t *testing.T) {
 	}
 }
 
-// TestCancel: a request cancelled at any point, prefill included, gives lane, sequence and stream back.
+// TestCancel: a request cancelled at any point, prefill included, gives slot, sequence and stream back.
 func TestCancel(t *testing.T) {
 	o := enginefake.Options{Accept: 0.8, BlockSize: 8}
 	draft := drafttest.New(t, o, 0)
 	target := o
 	target.StepDelay = 100 * time.Microsecond
-	r := newRig(t, rigOptions{target: target, draft: draft, lanes: 1, open: engineplugin.OpenOptions{MaxBatchRows: 64}})
+	r := newRig(t, rigOptions{target: target, draft: draft, slots: 1, open: engineplugin.OpenOptions{MaxBatchRows: 64}})
 	for i := range 40 {
 		ctx, cancel := context.WithCancel(context.Background())
 		at := rand.IntN(100)
@@ -139,8 +139,8 @@ func TestCancel(t *testing.T) {
 				cancel()
 			}
 		})
-		// A request that was cancelled before its handler ran may take the lane after the caller has gone.
-		if !errors.Is(err, context.Canceled) && !errors.Is(err, rpcerr.NoLane) {
+		// A request that was cancelled before its handler ran may take the slot after the caller has gone.
+		if !errors.Is(err, context.Canceled) && !errors.Is(err, rpcerr.NoSlot) {
 			t.Fatalf("%d: %v", i, err)
 		}
 		cancel()
@@ -149,10 +149,10 @@ func TestCancel(t *testing.T) {
 	r.until("streams ended", func() bool { streams, _, _, _ := draft.State(); return streams == 0 })
 }
 
-// TestCancelEndsWithinOneStep measures the time from cancel to a free lane, in virtual time, against that of a step, 50 ms.
+// TestCancelEndsWithinOneStep measures the time from cancel to a free slot, in virtual time, against that of a step, 50 ms.
 func TestCancelEndsWithinOneStep(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
-		r := newRig(t, rigOptions{target: enginefake.Options{StepDelay: 50 * time.Millisecond}, lanes: 1})
+		r := newRig(t, rigOptions{target: enginefake.Options{StepDelay: 50 * time.Millisecond}, slots: 1})
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		var at time.Time
@@ -215,7 +215,7 @@ func TestDeviceFault(t *testing.T) {
 
 // TestRefusals: what cannot be served is refused with the code that tells the caller what to do.
 func TestRefusals(t *testing.T) {
-	r := newRig(t, rigOptions{lanes: 1, target: enginefake.Options{StepDelay: time.Millisecond}, open: engineplugin.OpenOptions{MaxContext: 200}})
+	r := newRig(t, rigOptions{slots: 1, target: enginefake.Options{StepDelay: time.Millisecond}, open: engineplugin.OpenOptions{MaxContext: 200}})
 	for name, test := range map[string]struct {
 		request *tandemv1.DecodeRequest
 		want    error
@@ -243,8 +243,8 @@ func TestRefusals(t *testing.T) {
 		}
 		tried = true
 		_, err := r.decode(context.Background(), &tandemv1.DecodeRequest{PromptTokens: prompt(9, 1), MaxTokens: 1, TopLogprobs: -1}, nil)
-		if !errors.Is(err, rpcerr.NoLane) || rpcerr.RetryAfter(err) == 0 {
-			t.Errorf("second request on one lane: %v", err)
+		if !errors.Is(err, rpcerr.NoSlot) || rpcerr.RetryAfter(err) == 0 {
+			t.Errorf("second request on one slot: %v", err)
 		}
 		r.server.Drain()
 		_, err = r.decode(context.Background(), &tandemv1.DecodeRequest{PromptTokens: prompt(9, 1), MaxTokens: 1, TopLogprobs: -1}, nil)
@@ -270,7 +270,7 @@ func TestWithoutDraft(t *testing.T) {
 	}
 }
 
-// TestHeartbeat: lanes, drafts and counters are reported.
+// TestHeartbeat: slots, drafts and counters are reported.
 func TestHeartbeat(t *testing.T) {
 	o := enginefake.Options{Accept: 0.8, BlockSize: 8}
 	r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0)})

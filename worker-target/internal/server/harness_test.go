@@ -47,7 +47,7 @@ type rigOptions struct {
 	open       engineplugin.OpenOptions
 	decode     decode.Config
 	draft      *drafttest.Draft
-	lanes      int
+	slots      int
 	dontAttach bool
 	text       func(vocab int) (*guide.Text, error)          // nil = testText
 	wrap       func(engineplugin.Opener) engineplugin.Opener // around the fake engine; nil = nothing
@@ -71,11 +71,11 @@ func newRig(t testing.TB, o rigOptions) *rig {
 	if o.text == nil {
 		o.text = testText
 	}
-	if o.lanes == 0 {
-		o.lanes = 4
+	if o.slots == 0 {
+		o.slots = 4
 	}
 	o.open.Role, o.open.ModelPath = engineplugin.RoleTarget, "target"
-	o.open.MaxSequences = o.lanes
+	o.open.MaxSequences = o.slots
 	o.open.KVTypeK, o.open.KVTypeV = engineplugin.KVDefault, engineplugin.KVDefault
 	r := &rig{t: t, opener: enginefake.New(o.target), model: auto.New()}
 	log := zap.NewNop()
@@ -113,7 +113,7 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		t.Fatal(err)
 	}
 	group.Go(func() { _ = r.manager.Run(ctx) })
-	r.server = New("target", o.lanes, o.decode, Deps{Engines: r.keeper, Drafts: r.manager, Guides: guide.NewFactory(o.text), Model: r.model, Log: log})
+	r.server = New("target", o.slots, o.decode, Deps{Engines: r.keeper, Drafts: r.manager, Guides: guide.NewFactory(o.text), Model: r.model, Log: log})
 	listener := bufconn.Listen(1 << 20)
 	g := grpc.NewServer(workernode.ServerOptions(log)...)
 	tandemv1.RegisterTargetServiceServer(g, r.server)
@@ -156,8 +156,8 @@ func (r *rig) until(what string, ok func() bool) {
 	}
 }
 
-// idle waits until all lanes are free.
-func (r *rig) idle() { r.until("lanes free", func() bool { return r.server.Busy() == 0 }) }
+// idle waits until all slots are free.
+func (r *rig) idle() { r.until("slots free", func() bool { return r.server.Busy() == 0 }) }
 
 type answer struct {
 	tokens   []int32

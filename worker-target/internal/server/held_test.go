@@ -55,7 +55,7 @@ func TestHeldBack(t *testing.T) {
 				}
 			}
 			var stats decode.Stats
-			_, err := d.lane.Run(ctx, d.engine, &decode.Request{
+			_, err := d.slot.Run(ctx, d.engine, &decode.Request{
 				Prompt: prompt(300, 1), Sampler: engineplugin.DefaultSampler(), Max: tokens, Mode: mode, TopLogprobs: -1, Arrived: time.Now(),
 			}, c, &stats)
 			if err != nil {

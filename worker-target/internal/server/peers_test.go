@@ -19,12 +19,12 @@ import (
 	"google.golang.org/grpc"
 )
 
-// direct runs requests on a lane of its own, without a server, with drafts by address.
+// direct runs requests on a slot of its own, without a server, with drafts by address.
 type direct struct {
 	manager *drafts.Manager
 	engine  engineplugin.Engine
 	model   *auto.Model
-	lane    *decode.Lane
+	slot    *decode.Lane
 }
 
 func newDirect(t *testing.T, ctx context.Context, group *sync.WaitGroup, o enginefake.Options, named map[string]*drafttest.Draft) *direct {
@@ -49,7 +49,7 @@ func newDirect(t *testing.T, ctx context.Context, group *sync.WaitGroup, o engin
 	}, nil)
 	group.Go(func() { _ = d.manager.Run(ctx) })
 	d.manager.SetPeers(addresses)
-	d.lane = decode.NewLane(decode.Config{}, d.model, managed{d.manager})
+	d.slot = decode.NewLane(decode.Config{}, d.model, managed{d.manager})
 	return d
 }
 
@@ -129,7 +129,7 @@ func TestHungDraft(t *testing.T) {
 				draft.Set(drafttest.Faults{Forward: 2 * time.Millisecond})
 			}
 		}
-		_, err := d.lane.Run(ctx, d.engine, &decode.Request{
+		_, err := d.slot.Run(ctx, d.engine, &decode.Request{
 			ID: "r", Prompt: prompt(40, 1), Sampler: engineplugin.DefaultSampler(), Max: 4000, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN,
 			TopLogprobs: -1, Arrived: time.Now(),
 		}, out, &stats)
@@ -186,10 +186,10 @@ func TestSeveralDrafts(t *testing.T) {
 
 		var wait sync.WaitGroup
 		for i := range 2 {
-			lane := decode.NewLane(decode.Config{}, auto.New(), managed{d.manager})
+			slot := decode.NewLane(decode.Config{}, auto.New(), managed{d.manager})
 			wait.Go(func() {
 				var stats decode.Stats
-				_, err := lane.Run(ctx, d.engine, &decode.Request{
+				_, err := slot.Run(ctx, d.engine, &decode.Request{
 					Prompt: prompt(40, int32(i)), Sampler: engineplugin.DefaultSampler(), Max: 400, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1, Arrived: time.Now(),
 				}, &collect{}, &stats)
 				if err != nil || stats.Accepted < 100 {

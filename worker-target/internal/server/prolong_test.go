@@ -23,7 +23,7 @@ func TestIdentityOfProlonged(t *testing.T) {
 				t.Helper()
 				var stats decode.Stats
 				c := &collect{}
-				_, err := d.lane.Run(ctx, d.engine, &decode.Request{
+				_, err := d.slot.Run(ctx, d.engine, &decode.Request{
 					Prompt: prompt(200, 3), Sampler: sampler, Max: 400, Mode: mode, TopLogprobs: -1, Arrived: time.Now(),
 				}, c, &stats)
 				if err != nil {

@@ -1,4 +1,4 @@
-// Package server is the target worker's gRPC service: it checks requests, gives them lanes and reports on them.
+// Package server is the target worker's gRPC service: it checks requests, gives them slots and reports on them.
 package server
 
 import (
@@ -43,7 +43,7 @@ type Server struct {
 	tandemv1.UnimplementedTargetServiceServer
 	workerID string
 	deps     Deps
-	lanes    chan *decode.Lane
+	slots    chan *decode.Lane
 	total    int
 	draining atomic.Bool
 
@@ -54,30 +54,30 @@ type Server struct {
 	joint    engineplugin.Engine
 }
 
-// managed adapts the manager's links to what lanes use.
+// managed adapts the manager's links to what slots use.
 type managed struct{ *drafts.Manager }
 
 func (m managed) Open(ctx context.Context, id string, ring *drafts.Ring, capture *drafts.Capture, vocab int, held bool) decode.Drafter {
 	return m.Manager.Open(ctx, id, ring, capture, vocab, held)
 }
 
-// New returns a server with lanes requests at a time.
-func New(workerID string, lanes int, cfg decode.Config, deps Deps) *Server {
+// New returns a server for so many requests at a time.
+func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 	if deps.Log == nil {
 		deps.Log = zap.NewNop()
 	}
-	s := &Server{workerID: workerID, deps: deps, lanes: make(chan *decode.Lane, lanes), total: lanes}
+	s := &Server{workerID: workerID, deps: deps, slots: make(chan *decode.Lane, slots), total: slots}
 	var d decode.Drafts
 	if deps.Drafts != nil {
 		d = managed{deps.Drafts}
 	}
-	for range lanes {
-		s.lanes <- decode.NewLane(cfg, deps.Model, d)
+	for range slots {
+		s.slots <- decode.NewLane(cfg, deps.Model, d)
 	}
 	return s
 }
 
-// together returns the engine as lanes use it: with the steps of several requests joined, where that gains anything.
+// together returns the engine as slots use it: with the steps of several requests joined, where that gains anything.
 func (s *Server) together(engine engineplugin.Engine) engineplugin.Engine {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,8 +93,8 @@ func (s *Server) together(engine engineplugin.Engine) engineplugin.Engine {
 // Drain makes the server refuse new requests.
 func (s *Server) Drain() { s.draining.Store(true) }
 
-// Busy is the number of lanes in use.
-func (s *Server) Busy() int { return s.total - len(s.lanes) }
+// Busy is the number of slots in use.
+func (s *Server) Busy() int { return s.total - len(s.slots) }
 
 // Decode implements TargetService.
 func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) error {
@@ -114,14 +114,14 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 		return err
 	}
 	req.Arrived = arrived
-	var lane *decode.Lane
+	var slot *decode.Lane
 	select {
-	case lane = <-s.lanes:
+	case slot = <-s.slots:
 	default:
-		return rpcerr.NoLane.With("all %d lanes are taken", s.total).WithRetryAfter(100 * time.Millisecond)
+		return rpcerr.NoSlot.With("all %d slots are taken", s.total).WithRetryAfter(100 * time.Millisecond)
 	}
-	// The lane goes back before the handler returns: a caller that saw the end finds it free.
-	defer func() { s.lanes <- lane }()
+	// The slot goes back before the handler returns: a caller that saw the end finds it free.
+	defer func() { s.slots <- slot }()
 	out := &sink{stream: stream}
 	admitted := &tandemv1.Admitted{WorkerId: s.workerID}
 	if s.deps.Contract != nil {
@@ -132,7 +132,7 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	}
 	ctx := stream.Context()
 	var stats decode.Stats
-	result, err := lane.Run(ctx, s.together(engine), req, out, &stats)
+	result, err := slot.Run(ctx, s.together(engine), req, out, &stats)
 	s.account(&stats, err)
 	s.log(ctx, req, &stats, result, err)
 	if err != nil {
