@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -128,6 +129,9 @@ func TestRead(t *testing.T) {
 	until("gone, not waited for", func(_ Vitals, err error) bool { return errors.Is(err, os.ErrNotExist) })
 	_ = cmd.Wait()
 	until("gone", func(_ Vitals, err error) bool { return errors.Is(err, os.ErrNotExist) })
+	// On one thread, or Read might look at each thread while it runs on the other.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	self, err := Read(os.Getpid())
 	if err != nil || !self.Busy {
 		t.Errorf("ourselves: %+v, %v", self, err)

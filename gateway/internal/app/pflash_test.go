@@ -139,40 +139,51 @@ func TestPflashProtectsTurns(t *testing.T) {
 	}
 }
 
+// TestPflashFallsBack: without an answer of the scorer the prompt is taken whole where it fits. Each case has a gateway of
+// its own: one that found its scorer at fault leaves it in peace for a second.
 func TestPflashFallsBack(t *testing.T) {
-	r := start(t, func(c *Config) { c.PflashTimeoutS = 0.2 })
-	r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1), MaxContext: 8192})
-	var script gatewaytest.Compress
-	s := r.scorer(func(ctx context.Context, req *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
-		return script(ctx, req)
-	})
-	ask := func(lines int) answer {
-		return r.post("/v1/chat/completions", `{"messages":`+chatOf("user", haystack(lines, 50)+"\nWhat is it?")+`,"pflash":{"mode":"always"}}`)
-	}
-	s.SetCompress(func(context.Context, *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
+	bad := func(context.Context, *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
 		return &tandemv1.CompressResponse{}, nil
-	})
-	a := ask(100)
-	if a.status != 200 || a.header.Get("X-Tandem-Warning") != "pflash-skipped" || at(a.json(t), "usage", "pflash", "reason") != "scorer_failed" {
-		t.Errorf("bad answer of the scorer: %d %v %s", a.status, a.header, a.body)
 	}
-	s.SetCompress(func(ctx context.Context, _ *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
+	slow := func(ctx context.Context, _ *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
-	})
-	if a = ask(100); at(a.json(t), "usage", "pflash", "reason") != "timeout" {
-		t.Errorf("slow scorer: %d %s", a.status, a.body)
 	}
-	s.SetCompress(func(context.Context, *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
+	faulty := func(context.Context, *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
 		return nil, status.Error(codes.Internal, "fault")
-	})
-	if a = ask(1000); a.status != 503 || at(a.json(t), "error", "code") != "no_worker" {
-		t.Errorf("does not fit without compression: %d %s", a.status, a.body)
 	}
-	s.Kill()
-	r.eventually("scorer is gone", func() bool { return !r.app.cluster.Scorers.Ready() })
-	if a = ask(100); a.status != 200 || at(a.json(t), "usage", "pflash", "reason") != "no_scorer" {
-		t.Errorf("lost scorer: %d %s", a.status, a.body)
+	for _, c := range []struct {
+		name     string
+		timeoutS float64
+		script   gatewaytest.Compress
+		lost     bool // the scorer has gone
+		lines    int  // 1000 do not fit without compression
+		status   int
+		path     []any
+		want     string
+	}{
+		{"bad answer", 60, bad, false, 100, 200, []any{"usage", "pflash", "reason"}, "scorer_failed"},
+		{"slow scorer", 0.2, slow, false, 100, 200, []any{"usage", "pflash", "reason"}, "timeout"},
+		{"does not fit without compression", 60, faulty, false, 1000, 503, []any{"error", "code"}, "no_worker"},
+		{"lost scorer", 60, bad, true, 100, 200, []any{"usage", "pflash", "reason"}, "no_scorer"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := start(t, func(cfg *Config) { cfg.PflashTimeoutS = c.timeoutS })
+			r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1), MaxContext: 8192})
+			s := r.scorer(c.script)
+			if c.lost {
+				s.Kill()
+				r.eventually("scorer is gone", func() bool { return !r.app.cluster.Scorers.Ready() })
+			}
+			messages := chatOf("user", haystack(c.lines, 50)+"\nWhat is it?")
+			a := r.post("/v1/chat/completions", `{"messages":`+messages+`,"pflash":{"mode":"always"}}`)
+			if a.status != c.status || at(a.json(t), c.path...) != c.want {
+				t.Errorf("%d %s, want %d and %q", a.status, a.body, c.status, c.want)
+			}
+			if warning := a.header.Get("X-Tandem-Warning"); c.status == 200 && warning != "pflash-skipped" {
+				t.Errorf("warning %q", warning)
+			}
+		})
 	}
 }
 

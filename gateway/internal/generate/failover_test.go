@@ -96,7 +96,7 @@ func TestFailoverKeepsContract(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			cfg := generate.Config{FailoverTimeout: 5 * time.Second, FailoverAny: tt.any}
 			if !tt.moved {
-				cfg.FailoverTimeout = 500 * time.Millisecond // over before the failed worker is asked again
+				cfg.FailoverTimeout = 50 * time.Millisecond // over long before the failed worker is asked again
 			}
 			r := start(t, cfg)
 			// The first worker asked is the one that fails, and it has the id "cpu" (the lowest worker id comes first).
@@ -136,7 +136,7 @@ func TestFailoverKeepsContract(t *testing.T) {
 // TestLeaseLost: a worker that loses its lease keeps its streams while it serves them, and loses them when it is silent,
 // though its connection stays.
 func TestLeaseLost(t *testing.T) {
-	text := "alpha beta gamma delta epsilon"
+	text := strings.Repeat("alpha beta gamma delta epsilon ", 2)
 	for _, silent := range []bool{true, false} {
 		t.Run(fmt.Sprintf("silent %v", silent), func(t *testing.T) {
 			r := start(t, generate.Config{FailoverTimeout: 30 * time.Second})
@@ -163,7 +163,8 @@ func TestLeaseLost(t *testing.T) {
 	}
 }
 
-// slow is a script that takes longer than the grace of a lost lease in all, but is never silent for as long.
+// slow is a script that takes twice the grace of a lost lease in all, and is silent for a tenth of it at a time: a busy
+// machine may make it late, but not by the rest.
 func slow(r *rig, b *gatewaytest.Block, text string) gatewaytest.Decode {
 	return func(req *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) error {
 		return say(r, text, 1)(req, &slowStream{stream, b, 0})
@@ -185,7 +186,7 @@ func (s *slowStream) Send(m *tandemv1.DecodeResponse) error {
 	}
 	if s.sent > 1 {
 		select {
-		case <-time.After(400 * time.Millisecond):
+		case <-time.After(100 * time.Millisecond):
 		case <-s.Context().Done():
 			s.b.Cancelled <- struct{}{}
 			return s.Context().Err()

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,14 +18,26 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/openai"
 	"github.com/tandem-inference/tandem/gateway/internal/responses"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/testwait"
 	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// serve runs a server whose stall time is short and that has two routes for tests.
+// serve runs a server of loopback with a few routes for tests and returns its address.
 func serve(t *testing.T, stall time.Duration, flood chan<- error) string {
+	t.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serveOn(t, lis, stall, flood)
+	return lis.Addr().String()
+}
+
+// serveOn is serve behind a listener of the caller's.
+func serveOn(t *testing.T, lis net.Listener, stall time.Duration, flood chan<- error) {
 	t.Helper()
 	c := cluster.New(cluster.Config{}, cluster.Deps{})
 	s := New(Config{Stall: stall}, Deps{
@@ -54,10 +67,6 @@ func serve(t *testing.T, stall time.Duration, flood chan<- error) string {
 		return r.Context().Err()
 	})
 	s.add("GET", "/panic", accessKey, false, func(http.ResponseWriter, *http.Request) error { panic("bug") })
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
 	h := &http.Server{Handler: s, MaxHeaderBytes: ReadHeaderBytes, ReadHeaderTimeout: stall, IdleTimeout: stall}
 	Attend(h)
 	done := make(chan struct{})
@@ -69,7 +78,39 @@ func serve(t *testing.T, stall time.Duration, flood chan<- error) string {
 		_ = h.Shutdown(context.Background())
 		testwait.For(t, done, "the server stops")
 	})
-	return lis.Addr().String()
+}
+
+// pipes is a listener in memory, for servers in virtual time. Its connections have no buffer.
+type pipes struct {
+	conns chan net.Conn
+	ended chan struct{}
+	once  sync.Once
+}
+
+func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), ended: make(chan struct{})} }
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.ended:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error {
+	p.once.Do(func() { close(p.ended) })
+	return nil
+}
+
+func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipes", Net: "unix"} }
+
+// dial returns the client's end of a new connection.
+func (p *pipes) dial(t *testing.T) net.Conn {
+	client, server := net.Pipe()
+	p.conns <- server
+	t.Cleanup(func() { client.Close() })
+	return client
 }
 
 func dial(t *testing.T, addr string) net.Conn {
@@ -82,44 +123,58 @@ func dial(t *testing.T, addr string) net.Conn {
 	return c
 }
 
+// TestStalledRequests runs in virtual time: on a busy machine, a client that has yet to begin would be late for a short
+// stall time.
 func TestStalledRequests(t *testing.T) {
-	addr := serve(t, 50*time.Millisecond, nil)
+	const stall = 50 * time.Millisecond
 	for name, send := range map[string]string{
 		"in the headers": "POST /echo HTTP/1.1\r\nHost: x\r\nContent-",
 		"in the body":    "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf",
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := dial(t, addr)
-			io.WriteString(c, send)
-			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer resp.Body.Close()
-			b, _ := io.ReadAll(resp.Body)
-			if resp.StatusCode != 408 || !bytes.Contains(b, []byte("request_timeout")) || !resp.Close {
-				t.Errorf("%d %s, close %v", resp.StatusCode, b, resp.Close)
-			}
+			racetest.Bubble(t, func(t *testing.T) {
+				lis := newPipes()
+				serveOn(t, lis, stall, nil)
+				c := lis.dial(t)
+				io.WriteString(c, send)
+				sent := time.Now()
+				resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer resp.Body.Close()
+				if took := time.Since(sent); took != stall {
+					t.Errorf("answered after %v, want %v", took, stall)
+				}
+				b, _ := io.ReadAll(resp.Body)
+				if resp.StatusCode != 408 || !bytes.Contains(b, []byte("request_timeout")) || !resp.Close {
+					t.Errorf("%d %s, close %v", resp.StatusCode, b, resp.Close)
+				}
+			})
 		})
 	}
 }
 
-// A connection that idles between requests is not told anything, and one that works for long is not disturbed.
+// TestIdleConnectionIsLeftAlone: a connection that idles between requests is not told anything. It runs in virtual time,
+// as TestStalledRequests does.
 func TestIdleConnectionIsLeftAlone(t *testing.T) {
-	addr := serve(t, 50*time.Millisecond, nil)
-	c := dial(t, addr)
-	br := bufio.NewReader(c)
-	io.WriteString(c, "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi")
-	resp, err := http.ReadResponse(br, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if b, _ := io.ReadAll(resp.Body); string(b) != "hi" {
-		t.Fatalf("echo %q", b)
-	}
-	if b, err := io.ReadAll(br); len(b) != 0 || err != nil {
-		t.Errorf("idle connection got %q, %v", b, err)
-	}
+	racetest.Bubble(t, func(t *testing.T) {
+		lis := newPipes()
+		serveOn(t, lis, 50*time.Millisecond, nil)
+		c := lis.dial(t)
+		br := bufio.NewReader(c)
+		io.WriteString(c, "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi")
+		resp, err := http.ReadResponse(br, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, _ := io.ReadAll(resp.Body); string(b) != "hi" {
+			t.Fatalf("echo %q", b)
+		}
+		if b, err := io.ReadAll(br); len(b) != 0 || err != nil {
+			t.Errorf("idle connection got %q, %v", b, err)
+		}
+	})
 }
 
 func TestSlowReaderIsGivenUp(t *testing.T) {
@@ -135,7 +190,7 @@ func TestSlowReaderIsGivenUp(t *testing.T) {
 }
 
 func TestPanicIsAnAnswer(t *testing.T) {
-	addr := serve(t, time.Second, nil)
+	addr := serve(t, time.Minute, nil)
 	resp, err := http.Get("http://" + addr + "/panic")
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +222,7 @@ func exchange(t *testing.T, addr, text string) (*http.Response, string) {
 
 // TestRefusals: what is refused before a handler runs looks like any other error.
 func TestRefusals(t *testing.T) {
-	addr := serve(t, time.Second, nil)
+	addr := serve(t, time.Minute, nil)
 	header := func(n int) string {
 		return "GET /health/live HTTP/1.1\r\nHost: x\r\nX-Long: " + strings.Repeat("a", n) + "\r\n\r\n"
 	}
@@ -211,7 +266,7 @@ func TestRefusals(t *testing.T) {
 
 // TestExpectContinue: the client is told to go on, or refused before it has sent anything.
 func TestExpectContinue(t *testing.T) {
-	addr := serve(t, time.Second, nil)
+	addr := serve(t, time.Minute, nil)
 	c := dial(t, addr)
 	br := bufio.NewReader(c)
 	io.WriteString(c, "POST /echo HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
@@ -255,7 +310,7 @@ func TestUnreadBody(t *testing.T) {
 
 // TestPipelining: requests that come in one piece are answered in order, also after one that is refused.
 func TestPipelining(t *testing.T) {
-	addr := serve(t, time.Second, nil)
+	addr := serve(t, time.Minute, nil)
 	c := dial(t, addr)
 	const echo = "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n"
 	io.WriteString(c, echo+"1"+"HEAD /health/live HTTP/1.1\r\nHost: x\r\n\r\n"+"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n"+
@@ -279,7 +334,7 @@ func TestPipelining(t *testing.T) {
 
 // TestDamagedBodies: a body that is not what its headers say is the client's error, and never a 200.
 func TestDamagedBodies(t *testing.T) {
-	addr := serve(t, 5*time.Second, nil)
+	addr := serve(t, time.Minute, nil)
 	const chunked = "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 	for name, send := range map[string]string{
 		"negative chunk size": chunked + "-1\r\nhello\r\n0\r\n\r\n",
@@ -327,7 +382,7 @@ func zipped(t *testing.T, text []byte) string {
 
 // TestContentEncoding: bodies may be compressed with gzip; the limit holds for what they decompress to.
 func TestContentEncoding(t *testing.T) {
-	addr := serve(t, 5*time.Second, nil)
+	addr := serve(t, time.Minute, nil)
 	good := zipped(t, []byte("hello"))
 	for _, c := range []struct {
 		name, encoding, body string
@@ -374,7 +429,7 @@ func TestContentEncoding(t *testing.T) {
 
 // TestLeftRequestGetsNoAnswer: a client that left while nothing was written gets no status, least of all 200.
 func TestLeftRequestGetsNoAnswer(t *testing.T) {
-	addr := serve(t, 5*time.Second, nil)
+	addr := serve(t, time.Minute, nil)
 	c := dial(t, addr).(*net.TCPConn)
 	io.WriteString(c, "GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
 	if err := c.CloseWrite(); err != nil {
