@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-inference/tandem/services/ddtree"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 )
@@ -121,6 +122,10 @@ func newWatched(t *testing.T, rows int) *watched {
 // TestKeptFeatures: however rounds get their features, the ring ends up with those that a prompt of the whole text gives, and plain
 // steps get them many at a time.
 func TestKeptFeatures(t *testing.T) {
+	racetest.Bubble(t, testKeptFeatures) // what is drafted, and so fetched, depends on times
+}
+
+func testKeptFeatures(t *testing.T) {
 	for _, c := range []struct {
 		mode tandemv1.SpeculationMode
 		rows int
