@@ -34,13 +34,15 @@ type Entry struct {
 	Err error
 }
 
-// Write logs the request of ctx: at warn when the server failed, else at info. Prompts, answers and keys are never part of it, only
-// the key's name.
+// Write logs the request of ctx: at warn when the server failed, else at info. Prompts, answers and keys are never part
+// of it, only the key's name.
 func Write(ctx context.Context, log *zap.Logger, e Entry) {
 	call := turn.CallFrom(ctx)
 	fields := []zap.Field{
-		zap.String(telemetry.KeyRequestID, call.ID), zap.String(telemetry.KeyClient, Host(e.Client)), zap.String(telemetry.KeyMethod, e.Method),
-		zap.String(telemetry.KeyEndpoint, cmp.Or(e.Endpoint, "unknown")), zap.String(telemetry.KeyDialect, dialect(e)), zap.String(telemetry.KeyOutcome, e.Outcome),
+		zap.String(telemetry.KeyRequestID, call.ID), zap.String(telemetry.KeyClient, Host(e.Client)),
+		zap.String(telemetry.KeyMethod, e.Method),
+		zap.String(telemetry.KeyEndpoint, cmp.Or(e.Endpoint, "unknown")), zap.String(telemetry.KeyDialect, dialect(e)),
+		zap.String(telemetry.KeyOutcome, e.Outcome),
 		zap.Int64(telemetry.KeyDurationMS, time.Since(call.Arrived).Milliseconds()),
 	}
 	if e.Code != "" {
@@ -58,7 +60,8 @@ func Write(ctx context.Context, log *zap.Logger, e Entry) {
 		fields = append(fields, zap.Stringer(telemetry.KeyTraceID, s.TraceID()))
 	}
 	if u := call.Usage; u != nil {
-		fields = append(fields, zap.Int(telemetry.KeyPrompt, u.PromptTokens), zap.Int(telemetry.KeyTokens, u.CompletionTokens),
+		fields = append(fields, zap.Int(telemetry.KeyPrompt, u.PromptTokens),
+			zap.Int(telemetry.KeyTokens, u.CompletionTokens),
 			zap.Int64(telemetry.KeyTTFTMS, u.TTFT.Milliseconds()))
 		if d := u.Decode.Seconds(); d > 0 {
 			fields = append(fields, zap.Float64(telemetry.KeyTokenRate, math.Round(10*float64(u.CompletionTokens)/d)/10))

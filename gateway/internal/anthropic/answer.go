@@ -43,15 +43,16 @@ type outputDetails struct {
 	Thinking int `json:"thinking_tokens"`
 }
 
-// newUsage splits the prompt into what was read from a cache, what was newly written to one, and the rest; with total the rest
-// is the whole prompt, for clients that ignore caches.
+// newUsage splits the prompt into what was read from a cache, what was newly written to one, and the rest; with total
+// the rest is the whole prompt, for clients that ignore caches.
 func newUsage(u *generate.Usage, total bool) *usage {
 	t := tokens{Input: u.PromptTokens, CacheCreation: u.SavedTokens, CacheRead: u.CachedTokens, Output: u.CompletionTokens,
 		Details: outputDetails{u.ReasoningTokens}}
 	if !total {
 		t.Input -= t.CacheCreation + t.CacheRead
 	}
-	return &usage{tokens: t, Timings: turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u), Contract: turn.NewContract(u)}
+	return &usage{tokens: t, Timings: turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u),
+		Contract: turn.NewContract(u)}
 }
 
 // answer collects the output of a request. It is the sink of answers in one piece.
@@ -87,7 +88,8 @@ func (a *answer) complete(u *generate.Usage) *message {
 	a.end()
 	reason := stopReason(&a.choice)
 	m := a.message
-	m.Content, m.StopReason, m.Usage, m.FinishDetails = a.blocks, &reason, newUsage(u, a.total), turn.NewFinishDetails(&a.choice)
+	m.Content, m.StopReason, m.Usage, m.FinishDetails = a.blocks, &reason, newUsage(u, a.total),
+		turn.NewFinishDetails(&a.choice)
 	if a.choice.StopString != "" {
 		m.StopSequence = &a.choice.StopString
 	}

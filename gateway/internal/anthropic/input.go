@@ -11,8 +11,8 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 )
 
-// billingHeader begins a system block that a client adds for its vendor's accounts. It differs from session to session and would
-// keep them from sharing a prefix.
+// billingHeader begins a system block that a client adds for its vendor's accounts. It differs from session to session
+// and would keep them from sharing a prefix.
 const billingHeader = "x-anthropic-billing-header:"
 
 // reader turns messages with content blocks into the canonical ones.
@@ -220,7 +220,8 @@ func (r *reader) skip(b block) {
 	}
 }
 
-// thinking is the text of a block, from its signature when the text was not shown. A text that is there needs no signature.
+// thinking is the text of a block, from its signature when the text was not shown. A text that is there needs
+// no signature.
 func (r *reader) thinking(b block) (string, error) {
 	text, _, err := b.String("thinking")
 	if err != nil {
@@ -290,8 +291,8 @@ func labels(b block, names ...string) (string, error) {
 	return out.String(), nil
 }
 
-// toolReference shows the model a tool that the request deferred until now: its definition stands where it was found, so that
-// what came before stays as it was.
+// toolReference shows the model a tool that the request deferred until now: its definition stands where it was found,
+// so that what came before stays as it was.
 func (r *reader) toolReference(b block) (string, error) {
 	name, ok, err := b.String("tool_name")
 	if err != nil {

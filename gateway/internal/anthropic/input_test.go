@@ -24,9 +24,11 @@ func readMessages(t *testing.T, tools *toolcall.Set, messages string) ([]chat.Me
 }
 
 func TestAssistantBlocksAreJoined(t *testing.T) {
-	got, err := readMessages(t, nil, `{"role":"assistant","content":[{"type":"thinking","thinking":""},{"type":"thinking","thinking":"r1"},{"type":"text","text":"a"},
+	got, err := readMessages(t, nil,
+		`{"role":"assistant","content":[{"type":"thinking","thinking":""},{"type":"thinking","thinking":"r1"},{"type":"text","text":"a"},
 		{"type":"thinking","thinking":"r2"},{"type":"text","text":"b"}]},{"role":"assistant","content":[{"type":"thinking","thinking":""}]}`)
-	want := []chat.Message{{Role: chat.RoleAssistant, Content: "ab", Reasoning: "r1r2", HasReasoning: true}, {Role: chat.RoleAssistant}}
+	want := []chat.Message{{Role: chat.RoleAssistant, Content: "ab", Reasoning: "r1r2", HasReasoning: true},
+		{Role: chat.RoleAssistant}}
 	if d := cmp.Diff(want, got); d != "" || err != nil {
 		t.Error(err, d)
 	}

@@ -35,8 +35,8 @@ type toolBlock struct {
 	Input json.RawMessage `json:"input"`
 }
 
-// output puts the blocks of an answer together. With events on it also appends the events that tell of each step to buf; the
-// blocks are the same with and without.
+// output puts the blocks of an answer together. With events on it also appends the events that tell of each step to
+// buf; the blocks are the same with and without.
 type output struct {
 	sign func(text []byte) string
 	// seal, when not nil, makes the signature of thinking blocks whose text is not shown: it holds the text.
@@ -92,8 +92,8 @@ func (o *output) append(kind, delta, field string, text []byte) {
 	o.delta(delta, field, text)
 }
 
-// end completes the output: an answer is never without a block. A call that the end cut off is closed, as clients need it, but it
-// is not part of the answer.
+// end completes the output: an answer is never without a block. A call that the end cut off is closed, as clients need
+// it, but it is not part of the answer.
 func (o *output) end() {
 	if o.open != nil && o.open.call != nil {
 		o.close()

@@ -53,7 +53,8 @@ func TestStreamEqualsWhole(t *testing.T) {
 		if err := json.Unmarshal(appendJSON(nil, whole.complete(&out.Usage)), &want); err != nil {
 			rt.Fatal(err)
 		}
-		body := streamed(t, newTestAnswer(false), &out, func(s *stream, dst []byte) []byte { return s.End(s.Ping(dst), &out.Usage) })
+		body := streamed(t, newTestAnswer(false), &out,
+			func(s *stream, dst []byte) []byte { return s.End(s.Ping(dst), &out.Usage) })
 		got, err := wirecheck.Messages(body)
 		if err != nil {
 			rt.Fatalf("%v\n%s", err, body)
@@ -66,18 +67,24 @@ func TestStreamEqualsWhole(t *testing.T) {
 
 func TestBlocks(t *testing.T) {
 	call := &toolcall.Call{ID: "toolu_1", Name: "f"}
-	start := []emit.Event{{Kind: emit.Content, Text: []byte("half")}, {Kind: emit.ToolStart, Call: call}, {Kind: emit.ToolArgs, Call: call, Text: []byte(`{"a":`)}}
-	whole := append(start[:len(start):len(start)], emit.Event{Kind: emit.ToolArgs, Call: call, Text: []byte("1}")}, emit.Event{Kind: emit.ToolEnd, Call: call})
+	start := []emit.Event{{Kind: emit.Content, Text: []byte("half")}, {Kind: emit.ToolStart, Call: call},
+		{Kind: emit.ToolArgs, Call: call, Text: []byte(`{"a":`)}}
+	whole := append(start[:len(start):len(start)], emit.Event{Kind: emit.ToolArgs, Call: call, Text: []byte("1}")},
+		emit.Event{Kind: emit.ToolEnd, Call: call})
 	for name, tt := range map[string]struct {
 		events []emit.Event
 		choice generate.Choice
 		want   string
 	}{
-		"nothing":         {nil, generate.Choice{Finish: generate.FinishStop}, `[{"type":"text","text":""}] end_turn`},
-		"call":            {whole, generate.Choice{Finish: generate.FinishToolCalls}, `[{"type":"text","text":"half"},{"type":"tool_use","id":"toolu_1","name":"f","input":{"a":1}}] tool_use`},
-		"cut call":        {start, generate.Choice{Finish: generate.FinishLength}, `[{"type":"text","text":"half"}] max_tokens`},
-		"only a cut call": {start[1:], generate.Choice{Finish: generate.FinishLength}, `[{"type":"text","text":""}] max_tokens`},
-		"stop string":     {start[:1], generate.Choice{Finish: generate.FinishStop, StopString: "X"}, `[{"type":"text","text":"half"}] stop_sequence`},
+		"nothing": {nil, generate.Choice{Finish: generate.FinishStop}, `[{"type":"text","text":""}] end_turn`},
+		"call": {whole, generate.Choice{Finish: generate.FinishToolCalls},
+			`[{"type":"text","text":"half"},{"type":"tool_use","id":"toolu_1","name":"f","input":{"a":1}}] tool_use`},
+		"cut call": {start, generate.Choice{Finish: generate.FinishLength},
+			`[{"type":"text","text":"half"}] max_tokens`},
+		"only a cut call": {start[1:], generate.Choice{Finish: generate.FinishLength},
+			`[{"type":"text","text":""}] max_tokens`},
+		"stop string": {start[:1], generate.Choice{Finish: generate.FinishStop, StopString: "X"},
+			`[{"type":"text","text":"half"}] stop_sequence`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := eventgen.Output{Steps: [][]emit.Event{tt.events}, Choice: tt.choice}
@@ -134,7 +141,8 @@ func TestCheckerNoticesEveryMissingEvent(t *testing.T) {
 	call := &toolcall.Call{ID: "toolu_1", Name: "f"}
 	out := eventgen.Output{Steps: [][]emit.Event{{
 		{Kind: emit.Reasoning, Text: []byte("why")}, {Kind: emit.Content, Text: []byte("text")},
-		{Kind: emit.ToolStart, Call: call}, {Kind: emit.ToolArgs, Call: call, Text: []byte(`{}`)}, {Kind: emit.ToolEnd, Call: call},
+		{Kind: emit.ToolStart, Call: call}, {Kind: emit.ToolArgs, Call: call, Text: []byte(`{}`)},
+		{Kind: emit.ToolEnd, Call: call},
 	}}, Choice: generate.Choice{Finish: generate.FinishToolCalls}}
 	a := newTestAnswer(false)
 	if err := out.Play(a); err != nil {
@@ -144,7 +152,8 @@ func TestCheckerNoticesEveryMissingEvent(t *testing.T) {
 	if err := json.Unmarshal(appendJSON(nil, a.complete(&out.Usage)), &want); err != nil {
 		t.Fatal(err)
 	}
-	body := string(streamed(t, newTestAnswer(false), &out, func(s *stream, dst []byte) []byte { return s.End(dst, &out.Usage) }))
+	body := string(streamed(t, newTestAnswer(false), &out,
+		func(s *stream, dst []byte) []byte { return s.End(dst, &out.Usage) }))
 	events := strings.SplitAfter(body, "\n\n")
 	events = events[:len(events)-1]
 	for i, e := range events {

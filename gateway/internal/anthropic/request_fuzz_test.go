@@ -11,8 +11,8 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
-// FuzzRequest: whatever body comes, reading and rendering it gives a run or an answer of the table of errors, and counting its
-// tokens gives the prompt of that run.
+// FuzzRequest: whatever body comes, reading and rendering it gives a run or an answer of the table of errors, and
+// counting its tokens gives the prompt of that run.
 func FuzzRequest(f *testing.F) {
 	m, err := model.Load(model.Options{Path: gatewaytest.ModelPath(f, gatewaytest.Target)})
 	if err != nil {

@@ -45,7 +45,8 @@ func (e *Error) anthropicType() string {
 func (e *Error) anthropicMessage() string {
 	switch {
 	case e.OutputTokens > 0:
-		return fmt.Sprintf("input length and `max_tokens` exceed context limit: %d + %d > %d", e.PromptTokens, e.OutputTokens, e.MaxContext)
+		return fmt.Sprintf("input length and `max_tokens` exceed context limit: %d + %d > %d", e.PromptTokens,
+			e.OutputTokens, e.MaxContext)
 	case e.MaxContext > 0:
 		return fmt.Sprintf("prompt is too long: %d tokens > %d maximum", e.PromptTokens, e.MaxContext)
 	}

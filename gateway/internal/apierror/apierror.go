@@ -34,8 +34,8 @@ type Error struct {
 	Message string
 	// RetryAfter is sent as Retry-After when not 0.
 	RetryAfter time.Duration
-	// PromptTokens and MaxContext are set for context_length_exceeded, for dialects with words of their own; OutputTokens too
-	// when the prompt alone would fit.
+	// PromptTokens and MaxContext are set for context_length_exceeded, for dialects with words of their own; OutputTokens
+	// too when the prompt alone would fit.
 	PromptTokens, OutputTokens, MaxContext int
 	cause                                  error
 }

@@ -1,4 +1,5 @@
-// Package apikey holds the API keys of a gateway: which there are, whom they name, and which of them may set priorities.
+// Package apikey holds the API keys of a gateway: which there are, whom they name, and which of them may
+// set priorities.
 package apikey
 
 import (
@@ -30,8 +31,8 @@ func New(name, secret string) Key { return Key{Name: name, digest: sha256.Sum256
 // Scope tells a key from others without revealing it.
 func (k Key) Scope() string { return hex.EncodeToString(k.digest[:]) }
 
-// ReadFile reads a file of keys, one a line: "KEY", "NAME:KEY" or "NAME,trusted:KEY". Blank lines and lines that start with # are
-// skipped. A file without keys is an error: it must not open the server.
+// ReadFile reads a file of keys, one a line: "KEY", "NAME:KEY" or "NAME,trusted:KEY". Blank lines and lines that start
+// with # are skipped. A file without keys is an error: it must not open the server.
 func ReadFile(path string) ([]Key, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -79,7 +80,8 @@ func parse(line string) (Key, error) {
 	return k, nil
 }
 
-// Ring is the set of valid keys. It can be replaced while requests are checked. A nil Ring and one without keys ask for none.
+// Ring is the set of valid keys. It can be replaced while requests are checked. A nil Ring and one without keys ask
+// for none.
 type Ring struct{ keys atomic.Pointer[[]Key] }
 
 // NewRing returns a ring of keys.
@@ -121,8 +123,8 @@ func (r *Ring) Find(secrets []string) (found Key, ok bool) {
 	return found, ok
 }
 
-// Presented collects the secrets that a client sent as "Authorization: Bearer KEY", "x-api-key: KEY" or "api-key: KEY". Clients and
-// proxies may send several; one that is valid suffices. values returns the values of a header.
+// Presented collects the secrets that a client sent as "Authorization: Bearer KEY", "x-api-key: KEY" or "api-key: KEY".
+// Clients and proxies may send several; one that is valid suffices. values returns the values of a header.
 func Presented(values func(name string) []string) []string {
 	out := append([]string(nil), values("x-api-key")...)
 	out = append(out, values("api-key")...)

@@ -23,7 +23,8 @@ func TestReadFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	ring := NewRing(keys...)
-	for secret, want := range map[string]Key{"plain": {}, "b-key": {Name: "bob"}, "o-key": {Name: "ops", Trusted: true}, "nameless": {Trusted: true}} {
+	for secret, want := range map[string]Key{"plain": {}, "b-key": {Name: "bob"}, "o-key": {Name: "ops", Trusted: true},
+		"nameless": {Trusted: true}} {
 		k, ok := ring.Find([]string{"wrong", secret})
 		if !ok || k.Name != want.Name || k.Trusted != want.Trusted {
 			t.Errorf("%s is %q, trusted %v, found %v", secret, k.Name, k.Trusted, ok)

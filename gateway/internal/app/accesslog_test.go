@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// TestAccessLines: every request, served, refused or left, over HTTP and gRPC, leaves exactly one line that says who asked what of
-// which model and how it went, and holds neither text nor key.
+// TestAccessLines: every request, served, refused or left, over HTTP and gRPC, leaves exactly one line that says who
+// asked what of which model and how it went, and holds neither text nor key.
 func TestAccessLines(t *testing.T) {
 	core, logs := observer.New(zap.InfoLevel)
 	keys := filepath.Join(t.TempDir(), "keys")
@@ -35,20 +35,25 @@ func TestAccessLines(t *testing.T) {
 	}
 	header := []string{"x-api-key", "very-secret-key", "X-Request-Id", "id-1", "Traceparent", traceparent}
 	type fields = map[string]any
-	served := fields{"key": "alice", "model": "tiny", "client": "127.0.0.1", "request_id": "id-1", "outcome": "ok", "tokens": int64(len(r.encode("a private answer")))}
+	served := fields{"key": "alice", "model": "tiny", "client": "127.0.0.1", "request_id": "id-1", "outcome": "ok",
+		"tokens": int64(len(r.encode("a private answer")))}
 	for _, c := range []struct {
 		name string
 		ask  func()
 		want fields
 	}{
-		{"chat", func() { r.post("/v1/chat/completions", private, header...) }, fields{"dialect": "chat", "method": "POST", "endpoint": "/chat/completions", "status": int64(200)}},
-		{"messages", func() { r.post("/v1/messages", private[:len(private)-1]+`,"max_tokens":20,"stream":true}`, header...) }, fields{"dialect": "anthropic", "status": int64(200)}},
-		{"gRPC", func() { rpc("very-secret-key") }, fields{"dialect": "grpc", "method": "RPC", "endpoint": "tandem.v1.InferenceService/Generate", "code": "OK"}},
+		{"chat", func() { r.post("/v1/chat/completions", private, header...) },
+			fields{"dialect": "chat", "method": "POST", "endpoint": "/chat/completions", "status": int64(200)}},
+		{"messages", func() { r.post("/v1/messages", private[:len(private)-1]+`,"max_tokens":20,"stream":true}`, header...) },
+			fields{"dialect": "anthropic", "status": int64(200)}},
+		{"gRPC", func() { rpc("very-secret-key") },
+			fields{"dialect": "grpc", "method": "RPC", "endpoint": "tandem.v1.InferenceService/Generate", "code": "OK"}},
 		{"refused", func() { r.post("/v1/chat/completions", `{"messages":[]}`, header...) },
 			fields{"status": int64(400), "outcome": "client_error", "reason": "missing_required_parameter", "tokens": nil}},
 		{"without a key", func() { r.post("/v1/chat/completions", private) },
 			fields{"status": int64(401), "outcome": "client_error", "key": nil, "model": nil, "tokens": nil, "request_id": ""}},
-		{"gRPC without a key", func() { rpc("wrong") }, fields{"code": "Unauthenticated", "outcome": "client_error", "key": nil, "model": nil, "tokens": nil}},
+		{"gRPC without a key", func() { rpc("wrong") },
+			fields{"code": "Unauthenticated", "outcome": "client_error", "key": nil, "model": nil, "tokens": nil}},
 		{"unknown path", func() { r.do("GET", "/v1/secret-path", "", header...) },
 			fields{"status": int64(404), "endpoint": "unknown", "outcome": "client_error", "model": nil, "tokens": nil}},
 		{"left", func() {
@@ -91,10 +96,12 @@ func TestAccessLines(t *testing.T) {
 				t.Errorf("%s: %s is %v, want %v", c.name, k, got[k], v)
 			}
 		}
-		if c.want["tokens"] == served["tokens"] && (got["prompt_tokens"] == nil || got["ttft_ms"] == nil || got["tokens_per_s"] == nil || got["duration_ms"] == nil) {
+		if c.want["tokens"] == served["tokens"] &&
+			(got["prompt_tokens"] == nil || got["ttft_ms"] == nil || got["tokens_per_s"] == nil || got["duration_ms"] == nil) {
 			t.Errorf("%s: no times or counts in %v", c.name, got)
 		}
-		if _, overHTTP := got["status"]; overHTTP && c.name != "without a key" && got["trace_id"] != "0af7651916cd43dd8448eb211c80319c" {
+		if _, overHTTP := got["status"]; overHTTP && c.name != "without a key" &&
+			got["trace_id"] != "0af7651916cd43dd8448eb211c80319c" {
 			t.Errorf("%s: trace %v", c.name, got["trace_id"])
 		}
 		for _, e := range logs.All() {

@@ -16,7 +16,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// turns is a worker with one slot on which requests run one after the other; it notes the order in which their prompts came.
+// turns is a worker with one slot on which requests run one after the other; it notes the order in which their
+// prompts came.
 type turns struct {
 	mu    sync.Mutex
 	order []string
@@ -43,8 +44,8 @@ func marked(mark, more string) string {
 	return `{"messages":[{"role":"user","content":"mark:` + mark + ` "}]` + more + `}`
 }
 
-// TestQueueIsFair: requests of one key, or of one session where there are no keys, take turns with those of others, and urgent ones
-// come first; the same holds for gRPC, and between both.
+// TestQueueIsFair: requests of one key, or of one session where there are no keys, take turns with those of others, and
+// urgent ones come first; the same holds for gRPC, and between both.
 func TestQueueIsFair(t *testing.T) {
 	overHTTP := func(more string, header ...string) func(*rig, string) error {
 		return func(r *rig, mark string) error {
@@ -79,12 +80,18 @@ func TestQueueIsFair(t *testing.T) {
 		{"keys", keys, func(who string) func(*rig, string) error {
 			return overHTTP(`,"session_id":"same"`, "x-api-key", "key-"+who)
 		}, byTurns},
-		{"sessions", nil, func(who string) func(*rig, string) error { return overHTTP(`,"session_id":"` + who + `"`) }, byTurns},
+		{"sessions", nil, func(who string) func(*rig, string) error { return overHTTP(`,"session_id":"` + who + `"`) },
+			byTurns},
 		{"hosts", nil, func(string) func(*rig, string) error { return overHTTP("") }, []string{"a1", "a2", "a3", "b1", "b2"}},
-		{"gRPC, keys", keys, func(who string) func(*rig, string) error { return overRPC("same", "authorization", "Bearer key-"+who) }, byTurns},
-		{"gRPC, sessions", nil, func(who string) func(*rig, string) error { return overRPC(who, "x-session-id", "same") }, byTurns},
-		{"gRPC, sessions in metadata", nil, func(who string) func(*rig, string) error { return overRPC("", "x-session-id", who) }, byTurns},
-		{"gRPC, hosts", nil, func(string) func(*rig, string) error { return overRPC("") }, []string{"a1", "a2", "a3", "b1", "b2"}},
+		{"gRPC, keys", keys, func(who string) func(*rig, string) error {
+			return overRPC("same", "authorization", "Bearer key-"+who)
+		}, byTurns},
+		{"gRPC, sessions", nil, func(who string) func(*rig, string) error { return overRPC(who, "x-session-id", "same") },
+			byTurns},
+		{"gRPC, sessions in metadata", nil,
+			func(who string) func(*rig, string) error { return overRPC("", "x-session-id", who) }, byTurns},
+		{"gRPC, hosts", nil, func(string) func(*rig, string) error { return overRPC("") },
+			[]string{"a1", "a2", "a3", "b1", "b2"}},
 		{"priority of a trusted key", trusted, func(who string) func(*rig, string) error {
 			return overHTTP("", "x-api-key", "key-"+who, "x-priority", map[string]string{"a": "5", "b": "7"}[who])
 		}, []string{"a1", "b1", "b2", "a2", "a3"}},

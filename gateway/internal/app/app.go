@@ -34,7 +34,8 @@ type Deps struct {
 	Traces *telemetry.Traces
 	// Version of the build, for /props and the like.
 	Version string
-	// Listeners replace the addresses of the configuration, for tests and for parents that pass sockets on. The app closes them.
+	// Listeners replace the addresses of the configuration, for tests and for parents that pass sockets on. The app
+	// closes them.
 	HTTP, GRPC, Registry net.Listener
 }
 
@@ -79,7 +80,8 @@ func New(cfg Config, deps Deps) (_ *App, err error) {
 		}
 	}
 	if deps.Traces == nil {
-		if deps.Traces, err = telemetry.NewTraces(context.Background(), "tandem-gateway", deps.Version, cfg.OTLPEndpoint, cfg.TraceRatio); err != nil {
+		if deps.Traces, err = telemetry.NewTraces(context.Background(), "tandem-gateway", deps.Version, cfg.OTLPEndpoint,
+			cfg.TraceRatio); err != nil {
 			return nil, fmt.Errorf("--otlp-endpoint: %w", err)
 		}
 	}
@@ -125,8 +127,8 @@ func (a *App) Loading() (done, total uint64) {
 	return done, total
 }
 
-// Run serves until ctx is done, then drains: new requests are refused, running ones may finish within the grace time, then
-// they are cancelled. It returns nil after an orderly shutdown.
+// Run serves until ctx is done, then drains: new requests are refused, running ones may finish within the grace time,
+// then they are cancelled. It returns nil after an orderly shutdown.
 func (a *App) Run(ctx context.Context) error {
 	a.log.Info("gateway serves", zap.Stringer("http", a.HTTPAddr()), zap.Stringer("registry", a.RegistryAddr()),
 		zap.String(telemetry.KeyVersion, a.deps.Version))
@@ -165,7 +167,8 @@ func (a *App) Run(ctx context.Context) error {
 	return errors.Join(err, a.deps.Metrics.Shutdown(flush))
 }
 
-// serveGRPC serves until the server is stopped, which may be before it begins: then there is nothing to serve and no fault.
+// serveGRPC serves until the server is stopped, which may be before it begins: then there is nothing to serve and
+// no fault.
 func serveGRPC(server *grpc.Server, listener net.Listener) error {
 	if err := server.Serve(listener); !errors.Is(err, grpc.ErrServerStopped) {
 		return err

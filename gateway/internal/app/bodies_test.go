@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// TestBodiesAreBounded: all bodies at work, whatever way they came, share one budget; small requests pass when it is full, and what is
-// done makes room.
+// TestBodiesAreBounded: all bodies at work, whatever way they came, share one budget; small requests pass when it is
+// full, and what is done makes room.
 func TestBodiesAreBounded(t *testing.T) {
 	r := start(t, func(c *Config) { c.BodyMemoryMB = 64 })
 	b := gatewaytest.NewBlock()
@@ -29,7 +29,8 @@ func TestBodiesAreBounded(t *testing.T) {
 	const refusal = 10 * time.Second
 	ctx, cancel := context.WithTimeout(t.Context(), 3*refusal)
 	defer cancel()
-	if a := r.within(refusal, "POST", "/v1/chat/completions", large); a.status != http.StatusTooManyRequests || at(a.json(t), "error", "code") != "queue_full" || a.header.Get("Retry-After") == "" {
+	if a := r.within(refusal, "POST", "/v1/chat/completions", large); a.status != http.StatusTooManyRequests ||
+		at(a.json(t), "error", "code") != "queue_full" || a.header.Get("Retry-After") == "" {
 		t.Errorf("the second large request: %d %.300s", a.status, a.body)
 	}
 	if a := r.post("/tokenize", `{"content":"small"}`); a.status != http.StatusOK {
@@ -37,7 +38,9 @@ func TestBodiesAreBounded(t *testing.T) {
 	}
 	wide := grpc.MaxCallSendMsgSize(64 << 20)
 	api := r.rpc()
-	if _, err := api.Tokenize(ctx, &tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Text{Text: strings.Repeat("x", 40<<20)}}, wide); rpcerr.Code(err) != codes.ResourceExhausted {
+	if _, err := api.Tokenize(ctx,
+		&tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Text{Text: strings.Repeat("x", 40<<20)}},
+		wide); rpcerr.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a large RPC: %v", err)
 	}
 	stream, err := api.Generate(ctx, &tandemv1.GenerateRequest{Input: chatInput(strings.Repeat("x", 40<<20), false)}, wide)
@@ -57,21 +60,29 @@ func TestBodiesAreBounded(t *testing.T) {
 	}
 }
 
-// TestTokenizeIsBounded: no context bounds the text of /tokenize and the tokens of /detokenize, so they have bounds of their own.
+// TestTokenizeIsBounded: no context bounds the text of /tokenize and the tokens of /detokenize, so they have bounds of
+// their own.
 func TestTokenizeIsBounded(t *testing.T) {
 	r := start(t, nil)
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
-	if a := r.post("/tokenize", `{"content":"`+strings.Repeat("x", 16<<20+1)+`"}`); a.status != http.StatusRequestEntityTooLarge || !strings.Contains(string(a.body), "'content' has 16777217 bytes") {
+	if a := r.post("/tokenize", `{"content":"`+strings.Repeat("x",
+		16<<20+1)+`"}`); a.status != http.StatusRequestEntityTooLarge ||
+		!strings.Contains(string(a.body), "'content' has 16777217 bytes") {
 		t.Errorf("%d %.300s", a.status, a.body)
 	}
-	if a := r.post("/detokenize", `{"tokens":[`+strings.Repeat("1,", 16<<20)+`1]}`); a.status != http.StatusRequestEntityTooLarge || !strings.Contains(string(a.body), "'tokens' has 16777217 ids") {
+	if a := r.post("/detokenize",
+		`{"tokens":[`+strings.Repeat("1,", 16<<20)+`1]}`); a.status != http.StatusRequestEntityTooLarge ||
+		!strings.Contains(string(a.body), "'tokens' has 16777217 ids") {
 		t.Errorf("%d %.300s", a.status, a.body)
 	}
 	wide := grpc.MaxCallSendMsgSize(64 << 20)
-	if _, err := r.rpc().Tokenize(t.Context(), &tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Text{Text: strings.Repeat("x", 16<<20+1)}}, wide); rpcerr.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "has 16777217 bytes") {
+	if _, err := r.rpc().Tokenize(t.Context(),
+		&tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Text{Text: strings.Repeat("x", 16<<20+1)}},
+		wide); rpcerr.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "has 16777217 bytes") {
 		t.Errorf("a long text over gRPC: %v", err)
 	}
-	if _, err := r.rpc().Detokenize(t.Context(), &tandemv1.DetokenizeRequest{Ids: make([]int32, 16<<20+1)}, wide); rpcerr.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "has 16777217 tokens") {
+	if _, err := r.rpc().Detokenize(t.Context(), &tandemv1.DetokenizeRequest{Ids: make([]int32, 16<<20+1)},
+		wide); rpcerr.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "has 16777217 tokens") {
 		t.Errorf("many tokens over gRPC: %v", err)
 	}
 	if a := r.post("/tokenize", `{"content":"`+strings.Repeat("some words ", 100_000)+`"}`); a.status != http.StatusOK {
@@ -79,8 +90,8 @@ func TestTokenizeIsBounded(t *testing.T) {
 	}
 }
 
-// TestHopelessPrompts: a prompt that cannot fit is refused by its length, in all dialects, without the work of tokenising it; one that
-// may fit is tokenised and gets its exact length.
+// TestHopelessPrompts: a prompt that cannot fit is refused by its length, in all dialects, without the work of
+// tokenising it; one that may fit is tokenised and gets its exact length.
 func TestHopelessPrompts(t *testing.T) {
 	r := start(t, nil)
 	r.target(gatewaytest.WorkerOptions{MaxContext: 100, Decode: r.reply("ok", 1)})
@@ -97,11 +108,13 @@ func TestHopelessPrompts(t *testing.T) {
 		} {
 			a := r.post(path, fmt.Sprintf(body, c.text))
 			message, _ := at(a.json(t), "error", "message").(string)
-			if a.status != http.StatusBadRequest || !strings.Contains(message, "100") || path != "/v1/messages" && !strings.Contains(message, "the prompt has "+c.words) {
+			if a.status != http.StatusBadRequest || !strings.Contains(message, "100") ||
+				path != "/v1/messages" && !strings.Contains(message, "the prompt has "+c.words) {
 				t.Errorf("%s: %d %.300s", path, a.status, a.body)
 			}
 		}
-		_, err := runRPC(t.Context(), r.rpc(), &tandemv1.GenerateRequest{Input: &tandemv1.GenerateRequest_Prompt{Prompt: c.text}})
+		_, err := runRPC(t.Context(), r.rpc(),
+			&tandemv1.GenerateRequest{Input: &tandemv1.GenerateRequest_Prompt{Prompt: c.text}})
 		if rpcerr.Code(err) == codes.OK || !strings.Contains(err.Error(), "the prompt has "+c.words) {
 			t.Errorf("gRPC: %v", err)
 		}

@@ -39,9 +39,12 @@ func TestCORS(t *testing.T) {
 		{"default, a sandbox", nil, "null", "", "Origin"},
 		{"default, no origin", nil, "", "", "Origin"},
 		{"all", func(c *Config) { c.CORSOrigin = []string{"*"} }, "https://any.example", "*", ""},
-		{"local and one more", func(c *Config) { c.CORSOrigin = []string{"local", "https://a.example"} }, "https://a.example", "https://a.example", "Origin"},
-		{"list, member", func(c *Config) { c.CORSOrigin = []string{"https://a.example", "https://b.example"} }, "https://b.example", "https://b.example", "Origin"},
-		{"list, stranger", func(c *Config) { c.CORSOrigin = []string{"https://a.example"} }, "https://b.example", "", "Origin"},
+		{"local and one more", func(c *Config) { c.CORSOrigin = []string{"local", "https://a.example"} }, "https://a.example",
+			"https://a.example", "Origin"},
+		{"list, member", func(c *Config) { c.CORSOrigin = []string{"https://a.example", "https://b.example"} },
+			"https://b.example", "https://b.example", "Origin"},
+		{"list, stranger", func(c *Config) { c.CORSOrigin = []string{"https://a.example"} },
+			"https://b.example", "", "Origin"},
 		{"off", func(c *Config) { c.NoCORS = true }, "https://any.example", "", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -81,8 +84,8 @@ func TestCORS(t *testing.T) {
 	}
 }
 
-// TestForeignPages: without a key, what a user's browser sends for a web page of somebody else is refused, whether it needs CORS or
-// not; with a key, it is the key that counts.
+// TestForeignPages: without a key, what a user's browser sends for a web page of somebody else is refused, whether it
+// needs CORS or not; with a key, it is the key that counts.
 func TestForeignPages(t *testing.T) {
 	for _, c := range []struct {
 		name         string
@@ -100,7 +103,8 @@ func TestForeignPages(t *testing.T) {
 		{"name of the local network", nil, "rig.local:8000", "", 200},
 		{"container's name", nil, "gateway:8000", "", 200},
 		{"address", nil, "[::1]:8000", "", 200},
-		{"allowed name", func(c *Config) { c.AllowedHost = []string{"llm.example"} }, "LLM.example:8000", "http://llm.example:8000", 200},
+		{"allowed name", func(c *Config) { c.AllowedHost = []string{"llm.example"} }, "LLM.example:8000",
+			"http://llm.example:8000", 200},
 		{"allowed origin", func(c *Config) { c.CORSOrigin = []string{"https://ui.example"} }, "", "https://ui.example", 200},
 		{"all origins", func(c *Config) { c.CORSOrigin = []string{"*"} }, "", "https://evil.example", 200},
 		{"without CORS", func(c *Config) { c.NoCORS = true }, "", "https://evil.example", 403},
@@ -149,7 +153,8 @@ func certificate(t *testing.T) (cert, key string, pool *x509.CertPool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotAfter: time.Now().Add(time.Hour)}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotAfter: time.Now().Add(time.Hour)}
 	raw, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
 	if err != nil {
 		t.Fatal(err)
@@ -159,7 +164,8 @@ func certificate(t *testing.T) (cert, key string, pool *x509.CertPool) {
 		t.Fatal(err)
 	}
 	cert, key = filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")
-	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: raw}, key: {Type: "PRIVATE KEY", Bytes: secret}} {
+	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: raw},
+		key: {Type: "PRIVATE KEY", Bytes: secret}} {
 		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +204,8 @@ func TestTLS(t *testing.T) {
 			if c, _ := readChat(t, a.body, 1, true); c[0].Content != "behind a lock" {
 				t.Errorf("%d %s", a.status, a.body)
 			}
-			if a := r.do("GET", "/health", "", "X-Long", strings.Repeat("a", 70<<10)); a.status != 431 || at(a.json(t), "error", "code") != "headers_too_large" {
+			if a := r.do("GET", "/health", "", "X-Long", strings.Repeat("a", 70<<10)); a.status != 431 ||
+				at(a.json(t), "error", "code") != "headers_too_large" {
 				t.Errorf("long headers: %d %s", a.status, a.body)
 			}
 			if a := r.do("GET", "/"+strings.Repeat("a", 17<<10), ""); a.status != 414 {
@@ -208,8 +215,9 @@ func TestTLS(t *testing.T) {
 	}
 	// What is refused before there is a request.
 	for send, want := range map[string]string{
-		"GET /health HTTP/1.1\r\nHost: x\r\nX-Half":                                         "408 Request Timeout",
-		"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + strings.Repeat("a", 1<<20) + "\r\n": "431 Request Header Fields Too Large",
+		"GET /health HTTP/1.1\r\nHost: x\r\nX-Half": "408 Request Timeout",
+		"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: " + strings.Repeat("a",
+			1<<20) + "\r\n": "431 Request Header Fields Too Large",
 	} {
 		conn, err := tls.Dial("tcp", strings.TrimPrefix(r.url, "https://"), &tls.Config{RootCAs: pool})
 		if err != nil {
@@ -228,7 +236,8 @@ func TestTLS(t *testing.T) {
 		}
 	}
 	// A client that does not know about TLS is told.
-	if resp, err := http.Get(strings.Replace(r.url, "https:", "http:", 1) + "/health"); err != nil || resp.StatusCode != http.StatusBadRequest {
+	if resp, err := http.Get(strings.Replace(r.url, "https:", "http:", 1) + "/health"); err != nil ||
+		resp.StatusCode != http.StatusBadRequest {
 		t.Errorf("plain HTTP: %v, %v", resp, err)
 	} else {
 		resp.Body.Close()

@@ -58,7 +58,8 @@ func (b *budgets) card(m *model.Model) *modelcard.Found {
 		found, err = modelcard.Read(b.cfg.ModelCard)
 	} else {
 		exe, _ := os.Executable()
-		found, err = modelcard.Lookup(m.GeneralName, modelcard.Dirs(b.cfg.ModelCardDir, os.Getenv("TANDEM_MODEL_CARDS_DIR"), exe))
+		found, err = modelcard.Lookup(m.GeneralName,
+			modelcard.Dirs(b.cfg.ModelCardDir, os.Getenv("TANDEM_MODEL_CARDS_DIR"), exe))
 	}
 	if err != nil {
 		b.log.Warn("the model card is not used", zap.NamedError(telemetry.KeyErr, err))
@@ -77,7 +78,8 @@ func (b *budgets) overrides() modelcard.Overrides {
 	c := b.cfg
 	return modelcard.Overrides{
 		MaxTokens: c.DefaultMaxTokens, ThinkMax: c.ThinkMaxTokens, ReplyBudget: c.HardLimitReplyBudget,
-		Tiers: [len(modelcard.Efforts)]*int{c.ReasoningEffortLow, c.ReasoningEffortMedium, c.ReasoningEffortHigh, c.ReasoningEffortXHigh, c.ReasoningEffortMax},
+		Tiers: [len(modelcard.Efforts)]*int{c.ReasoningEffortLow, c.ReasoningEffortMedium, c.ReasoningEffortHigh,
+			c.ReasoningEffortXHigh, c.ReasoningEffortMax},
 	}
 }
 
@@ -113,7 +115,8 @@ func (b *budgets) Budget(m *model.Model, t turn.Thinking) (turn.Budget, error) {
 		Reasoning: func(maxTokens int, inside bool) *tandemv1.Reasoning {
 			limit := e.Budget(maxTokens, wish)
 			return &tandemv1.Reasoning{
-				Open: opening, Close: closing, Inside: inside, Budget: int32(limit.Think), Reserve: int32(limit.Reserve), CloseSequence: sequence,
+				Open: opening, Close: closing, Inside: inside, Budget: int32(limit.Think), Reserve: int32(limit.Reserve),
+				CloseSequence: sequence,
 			}
 		},
 	}, nil

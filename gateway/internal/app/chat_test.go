@@ -25,25 +25,33 @@ func TestChatStreamEqualsWhole(t *testing.T) {
 		want             chatState
 	}{
 		{"plain", "Hello, wörld 日本!", "", chatState{Content: "Hello, wörld 日本!", Finish: "stop"}},
-		{"thinking", "it is\nso\n</think>\n\nYes.", `"enable_thinking":true`, chatState{Reasoning: "it is\nso", Content: "Yes.", Finish: "stop"}},
+		{"thinking", "it is\nso\n</think>\n\nYes.", `"enable_thinking":true`,
+			chatState{Reasoning: "it is\nso", Content: "Yes.", Finish: "stop"}},
 		{"stop string", "one two three", `"stop":["wo th"]`, chatState{Content: "one t", Finish: "stop", Stop: "wo th"}},
 		{"length", "one two three four five six", `"max_tokens":2`, chatState{Finish: "length"}},
 		{"two choices", "both", `"n":2`, chatState{Content: "both", Finish: "stop"}},
 		{"logprobs", "a b", `"logprobs":true,"top_logprobs":2`, chatState{Content: "a b", Finish: "stop"}},
 		{"empty", "", "", chatState{Finish: "stop"}},
 		{"markup is text without tools", f1, "", chatState{Content: f1, Finish: "stop"}},
-		{"tool call", "\n" + f1, tools, chatState{Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}}, Finish: "tool_calls"}},
-		{"text, two calls, text", "Look:" + f1 + "\n" + f1 + "\nDone.", tools, chatState{Content: "Look:\nDone.", Finish: "tool_calls",
-			Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}, {Name: "f", Arguments: `{"a": "x", "n": 3}`}}}},
-		{"one call only", f1 + f1, tools + `,"parallel_tool_calls":false`, chatState{Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}}, Finish: "tool_calls"}},
+		{"tool call", "\n" + f1, tools,
+			chatState{Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}}, Finish: "tool_calls"}},
+		{"text, two calls, text", "Look:" + f1 + "\n" + f1 + "\nDone.", tools,
+			chatState{Content: "Look:\nDone.", Finish: "tool_calls",
+				Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`},
+					{Name: "f", Arguments: `{"a": "x", "n": 3}`}}}},
+		{"one call only", f1 + f1, tools + `,"parallel_tool_calls":false`,
+			chatState{Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}}, Finish: "tool_calls"}},
 		{"reasoning before a call", "why\n</think>\n\n" + f1, tools + `,"enable_thinking":true`, chatState{Reasoning: "why",
 			Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}}, Finish: "tool_calls"}},
-		{"unknown tool", "<tool_call>\n<function=g>\n</function>\n</tool_call>", tools, chatState{Content: "<tool_call>\n<function=g>\n</function>\n</tool_call>", Finish: "stop"}},
-		{"stop strings do not see markup", "ok" + f1 + "end fun", tools + `,"stop":["fun"]`, chatState{Content: "okend ", Stop: "fun", Finish: "stop",
-			Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}}}},
+		{"unknown tool", "<tool_call>\n<function=g>\n</function>\n</tool_call>", tools,
+			chatState{Content: "<tool_call>\n<function=g>\n</function>\n</tool_call>", Finish: "stop"}},
+		{"stop strings do not see markup", "ok" + f1 + "end fun", tools + `,"stop":["fun"]`,
+			chatState{Content: "okend ", Stop: "fun", Finish: "stop",
+				Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}}}},
 		{"no calls wanted", f1, tools + `,"tool_choice":"none"`, chatState{Content: f1, Finish: "stop"}},
-		{"logprobs of content only", "ab" + f1 + "cd", tools + `,"logprobs":true`, chatState{Content: "abcd", Finish: "tool_calls",
-			Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}}}},
+		{"logprobs of content only", "ab" + f1 + "cd", tools + `,"logprobs":true`,
+			chatState{Content: "abcd", Finish: "tool_calls",
+				Calls: []wirecheck.Call{{Name: "f", Arguments: `{"a": "x", "n": 3}`}}}},
 	}
 	for _, tt := range tests {
 		for _, step := range []int{1, 3, 16} {
@@ -75,7 +83,8 @@ func TestChatStreamEqualsWhole(t *testing.T) {
 					if tt.want.Content == "" && tt.want.Finish == "length" {
 						tt.want.Content = c.Content
 					}
-					if c.Content != tt.want.Content || c.Reasoning != tt.want.Reasoning || c.Finish != tt.want.Finish || c.Stop != tt.want.Stop ||
+					if c.Content != tt.want.Content || c.Reasoning != tt.want.Reasoning || c.Finish != tt.want.Finish ||
+						c.Stop != tt.want.Stop ||
 						!cmp.Equal(c.Calls, tt.want.Calls, noIDs) {
 						t.Errorf("got %+v, want %+v", c, tt.want)
 					}
@@ -98,11 +107,14 @@ func TestUsageAndTimings(t *testing.T) {
 	w.SetDecode(r.reply("one two three four", 2))
 	v := r.post("/v1/chat/completions", chatBody(`"seed":7,"temperature":0.5`)).json(t)
 	n := float64(len(r.encode("one two three four")))
-	if at(v, "usage", "completion_tokens") != n || at(v, "usage", "total_tokens").(float64) != n+at(v, "usage", "prompt_tokens").(float64) {
+	if at(v, "usage", "completion_tokens") != n ||
+		at(v, "usage", "total_tokens").(float64) != n+at(v, "usage", "prompt_tokens").(float64) {
 		t.Errorf("usage %v, want %v completion tokens", v["usage"], n)
 	}
-	for _, k := range []string{"queue_ms", "compress_ms", "restore_ms", "prefill_ms", "ttft_ms", "decode_ms", "total_ms", "decode_tokens_per_sec",
-		"prefill_tokens_per_sec", "verify_steps", "accept_length", "drafted_tokens", "accepted_tokens", "lookup_drafted_tokens", "lookup_accepted_tokens"} {
+	for _, k := range []string{"queue_ms", "compress_ms", "restore_ms", "prefill_ms", "ttft_ms", "decode_ms", "total_ms",
+		"decode_tokens_per_sec",
+		"prefill_tokens_per_sec", "verify_steps", "accept_length", "drafted_tokens", "accepted_tokens",
+		"lookup_drafted_tokens", "lookup_accepted_tokens"} {
 		if _, ok := at(v, "usage", "timings", k).(float64); !ok {
 			t.Errorf("timings lack %s: %v", k, at(v, "usage", "timings"))
 		}
@@ -110,7 +122,8 @@ func TestUsageAndTimings(t *testing.T) {
 	if rate, ok := at(v, "usage", "accept_rate").(float64); !ok || rate <= 0 || rate > 1 {
 		t.Errorf("accept_rate %v", at(v, "usage", "accept_rate"))
 	}
-	if at(v, "model") != "tiny" || at(v, "object") != "chat.completion" || at(v, "service_tier") != "default" || !strings.HasPrefix(at(v, "id").(string), "chatcmpl-") {
+	if at(v, "model") != "tiny" || at(v, "object") != "chat.completion" || at(v, "service_tier") != "default" ||
+		!strings.HasPrefix(at(v, "id").(string), "chatcmpl-") {
 		t.Errorf("envelope %v", v)
 	}
 	w.SetDecode(r.reply("a < b && c", 1))
@@ -118,13 +131,14 @@ func TestUsageAndTimings(t *testing.T) {
 		t.Errorf("code was escaped for HTML: %s", a.body)
 	}
 	req := w.Requests()[0]
-	if req.GetSampling().GetSeed() != 7 || req.GetSampling().GetTemperature() != 0.5 || len(req.GetStopTokens()) == 0 || req.GetTopLogprobs() != -1 {
+	if req.GetSampling().GetSeed() != 7 || req.GetSampling().GetTemperature() != 0.5 || len(req.GetStopTokens()) == 0 ||
+		req.GetTopLogprobs() != -1 {
 		t.Errorf("worker was asked %v", req)
 	}
 }
 
-// TestTimingsBySource: every dialect tells, whole and streamed, how many proposed tokens there were and were right, and which of them
-// lookup proposed; several choices are summed.
+// TestTimingsBySource: every dialect tells, whole and streamed, how many proposed tokens there were and were right, and
+// which of them lookup proposed; several choices are summed.
 func TestTimingsBySource(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
@@ -154,7 +168,8 @@ func TestTimingsBySource(t *testing.T) {
 				t.Fatal(err)
 			}
 			for k, want := range map[string]int{
-				"drafted_tokens": 3 * steps, "accepted_tokens": n - steps, "lookup_drafted_tokens": steps, "lookup_accepted_tokens": 1,
+				"drafted_tokens": 3 * steps, "accepted_tokens": n - steps, "lookup_drafted_tokens": steps,
+				"lookup_accepted_tokens": 1,
 			} {
 				if want *= request.choices; got[k] != float64(want) {
 					t.Errorf("%s, stream %v: %s is %v, want %d", path, stream, k, got[k], want)
@@ -194,7 +209,8 @@ func TestCompletions(t *testing.T) {
 	w := r.target(gatewaytest.WorkerOptions{})
 	w.SetDecode(r.reply(" world", 1))
 	v := r.post("/v1/completions", `{"prompt":["Hello","Bye"],"n":2,"echo":true,"logprobs":1}`).json(t)
-	if l := v["choices"].([]any); len(l) != 4 || at(l, 0, "text") != "Hello world" || at(l, 3, "text") != "Bye world" || at(l, 2, "index") != 2.0 {
+	if l := v["choices"].([]any); len(l) != 4 || at(l, 0, "text") != "Hello world" || at(l, 3, "text") != "Bye world" ||
+		at(l, 2, "index") != 2.0 {
 		t.Fatalf("choices %v", v["choices"])
 	}
 	lp := at(v, "choices", 0, "logprobs")
@@ -211,9 +227,11 @@ func TestCompletions(t *testing.T) {
 	}
 	// Token arrays, prompt scoring alone.
 	ids := r.encode("abc def")
-	req := `{"prompt":` + strings.ReplaceAll(strings.ReplaceAll(string(mustJSON(ids)), " ", ""), "\n", "") + `,"echo":true,"max_tokens":0,"logprobs":0}`
+	req := `{"prompt":` + strings.ReplaceAll(strings.ReplaceAll(string(mustJSON(ids)), " ", ""), "\n",
+		"") + `,"echo":true,"max_tokens":0,"logprobs":0}`
 	v = r.post("/completions", req).json(t)
-	if at(v, "choices", 0, "text") != "abc def" || len(at(v, "choices", 0, "logprobs", "tokens").([]any)) != len(ids) || at(v, "usage", "completion_tokens") != 0.0 {
+	if at(v, "choices", 0, "text") != "abc def" || len(at(v, "choices", 0, "logprobs", "tokens").([]any)) != len(ids) ||
+		at(v, "usage", "completion_tokens") != 0.0 {
 		t.Errorf("scored prompt: %v", v)
 	}
 	// Stream.
@@ -232,8 +250,8 @@ func TestCompletions(t *testing.T) {
 	}
 }
 
-// TestLimitInACall: a call that the token limit cuts off is not in a whole answer; a stream, which has sent its start, leaves its
-// arguments open and says length.
+// TestLimitInACall: a call that the token limit cuts off is not in a whole answer; a stream, which has sent its start,
+// leaves its arguments open and says length.
 func TestLimitInACall(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
@@ -247,7 +265,8 @@ func TestLimitInACall(t *testing.T) {
 	}
 	stream, _ := readChat(t, r.post("/v1/chat/completions", chatBody(more+`,"stream":true`)).body, 1, true)
 	c := stream[0]
-	if c.Content != "Writing.\n" || c.Finish != "length" || len(c.Calls) != 1 || c.Calls[0].Arguments != `{"a": "some long text that goes on` {
+	if c.Content != "Writing.\n" || c.Finish != "length" || len(c.Calls) != 1 ||
+		c.Calls[0].Arguments != `{"a": "some long text that goes on` {
 		t.Errorf("stream: %+v", c)
 	}
 }

@@ -66,7 +66,8 @@ func TestQueue(t *testing.T) {
 	second := r.send(ctx, chatBody(""))
 	r.eventually("second request waits", func() bool { return r.app.cluster.Targets.Queued() == 1 })
 	a := r.post("/v1/chat/completions", chatBody(""))
-	if a.status != 429 || a.header.Get("Retry-After") == "" || at(a.json(t), "error", "code") != "queue_full" || at(a.json(t), "error", "type") != "rate_limit_error" {
+	if a.status != 429 || a.header.Get("Retry-After") == "" || at(a.json(t), "error", "code") != "queue_full" ||
+		at(a.json(t), "error", "type") != "rate_limit_error" {
 		t.Errorf("third request: %d %v %s", a.status, a.header, a.body)
 	}
 	leave()
@@ -129,7 +130,8 @@ func TestFailoverOfAStream(t *testing.T) {
 
 func TestFailureAfterTheFirstEventIsAnEvent(t *testing.T) {
 	r := start(t, func(c *Config) { c.FailoverTimeoutS = 0.1 })
-	r.target(gatewaytest.WorkerOptions{Decode: gatewaytest.DieAt(r.tok, "one two three", 1, 99, status.Error(codes.Internal, "fault"))})
+	r.target(gatewaytest.WorkerOptions{Decode: gatewaytest.DieAt(r.tok, "one two three", 1, 99,
+		status.Error(codes.Internal, "fault"))})
 	a := r.post("/v1/chat/completions", chatBody(`"stream":true`))
 	evs := events(t, a.body)
 	if last := evs[len(evs)-1]; a.status != 200 || at(last, "error", "code") != "worker_failed" {
@@ -210,7 +212,8 @@ func TestKeepAlive(t *testing.T) {
 	r := start(t, func(c *Config) { c.SSEKeepaliveS = 0.03 })
 	b := gatewaytest.NewBlock()
 	r.target(gatewaytest.WorkerOptions{Decode: b.Script(r.tok, "one two")})
-	req, _ := http.NewRequestWithContext(t.Context(), "POST", r.url+"/v1/chat/completions", strings.NewReader(chatBody(`"stream":true`)))
+	req, _ := http.NewRequestWithContext(t.Context(), "POST", r.url+"/v1/chat/completions",
+		strings.NewReader(chatBody(`"stream":true`)))
 	resp, err := r.client.Do(req)
 	if err != nil {
 		t.Fatal(err)

@@ -13,8 +13,8 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
-// TestCompletionsSpellPartsOfCharacters: tokens that are a part of a character have a spelling of their own, so the map of candidates
-// holds as many entries as were asked for.
+// TestCompletionsSpellPartsOfCharacters: tokens that are a part of a character have a spelling of their own, so the map
+// of candidates holds as many entries as were asked for.
 func TestCompletionsSpellPartsOfCharacters(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
@@ -79,7 +79,8 @@ func TestCompletionsSpellPartsOfCharacters(t *testing.T) {
 		}
 	}
 	// The text is not spelled.
-	if v := r.post("/v1/completions", `{"prompt":"a","max_tokens":9,"logprobs":1}`).json(t); at(v, "choices", 0, "text") != "x日" {
+	if v := r.post("/v1/completions", `{"prompt":"a","max_tokens":9,"logprobs":1}`).json(t); at(v,
+		"choices", 0, "text") != "x日" {
 		t.Errorf("text %v", v)
 	}
 }
@@ -97,13 +98,15 @@ func TestSuffix(t *testing.T) {
 	}
 	plain := func(text string) []int32 { return r.tok.Encode(text, tokenizer.Options{}) }
 	want := func(prefix, suffix []int32) []int32 {
-		return slices.Concat([]int32{mark("<|fim_prefix|>")}, prefix, []int32{mark("<|fim_suffix|>")}, suffix, []int32{mark("<|fim_middle|>")})
+		return slices.Concat([]int32{mark("<|fim_prefix|>")}, prefix, []int32{mark("<|fim_suffix|>")}, suffix,
+			[]int32{mark("<|fim_middle|>")})
 	}
 	last := func() *tandemv1.DecodeRequest { all := w.Requests(); return all[len(all)-1] }
 	// Marks in somebody's file are text.
 	const code, rest = "func f() {\n\tx := \"<|fim_suffix|>\"\n", "\n}\n// <|im_end|>"
 	for _, stream := range []string{"false", "true"} {
-		a := r.post("/v1/completions", string(mustJSON(map[string]any{"prompt": code, "suffix": rest, "stream": stream == "true"})))
+		a := r.post("/v1/completions",
+			string(mustJSON(map[string]any{"prompt": code, "suffix": rest, "stream": stream == "true"})))
 		if a.status != 200 || !strings.Contains(string(a.body), "iddle") {
 			t.Fatalf("%d %s", a.status, a.body)
 		}
@@ -153,7 +156,8 @@ func TestCompletionsTellOfClamping(t *testing.T) {
 	if d := cmp.Diff(whole, streamed); d != "" {
 		t.Error(d)
 	}
-	if v := r.post("/v1/completions", `{"prompt":"Hello","max_tokens":5}`).json(t); at(v, "choices", 0, "finish_details") != nil {
+	if v := r.post("/v1/completions", `{"prompt":"Hello","max_tokens":5}`).json(t); at(v, "choices", 0,
+		"finish_details") != nil {
 		t.Errorf("nothing was clamped: %v", v)
 	}
 }

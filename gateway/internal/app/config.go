@@ -16,7 +16,8 @@ import (
 	"github.com/tandem-inference/tandem/services/config"
 )
 
-// Config holds every setting of the gateway. The tags make it a group of kong flags; names, defaults and meaning are public.
+// Config holds every setting of the gateway. The tags make it a group of kong flags; names, defaults and meaning
+// are public.
 type Config struct {
 	Host           string `default:"127.0.0.1" help:"Address of the HTTP and gRPC ports."`
 	Port           int    `default:"8000" help:"HTTP port; 0 picks a free one."`
@@ -95,10 +96,12 @@ const imagesReplaced = "placeholder"
 func Defaults() Config {
 	return Config{
 		Host: "127.0.0.1", Port: 8000, GRPCPort: 8103, RegistryListen: "127.0.0.1:8104",
-		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30, FailoverTimeoutS: 60, ShutdownGraceS: 30,
-		SSEKeepaliveS: 15, StreamUsageDefault: true, CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, ResponseStoreMB: 64, BodyMemoryMB: 256, ImagePolicy: imagesReplaced,
-		PrefillCompression: "off", PrefillThreshold: 32000, PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true,
-		LeaseTTLS: 6, FilePollS: 2, StallTimeoutS: 30, QueuedHeadersS: 10,
+		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30,
+		FailoverTimeoutS: 60, ShutdownGraceS: 30, SSEKeepaliveS: 15, StreamUsageDefault: true,
+		CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, ResponseStoreMB: 64, BodyMemoryMB: 256,
+		ImagePolicy: imagesReplaced, PrefillCompression: "off", PrefillThreshold: 32000,
+		PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true, LeaseTTLS: 6, FilePollS: 2,
+		StallTimeoutS: 30, QueuedHeadersS: 10,
 	}
 }
 
@@ -123,8 +126,9 @@ func (c *Config) Validate() error {
 		}
 	}
 	for flag, v := range map[string]*int{"default-max-tokens": c.DefaultMaxTokens, "think-max-tokens": c.ThinkMaxTokens,
-		"reasoning-effort-low": c.ReasoningEffortLow, "reasoning-effort-medium": c.ReasoningEffortMedium, "reasoning-effort-high": c.ReasoningEffortHigh,
-		"reasoning-effort-x-high": c.ReasoningEffortXHigh, "reasoning-effort-max": c.ReasoningEffortMax} {
+		"reasoning-effort-low": c.ReasoningEffortLow, "reasoning-effort-medium": c.ReasoningEffortMedium,
+		"reasoning-effort-high": c.ReasoningEffortHigh, "reasoning-effort-x-high": c.ReasoningEffortXHigh,
+		"reasoning-effort-max": c.ReasoningEffortMax} {
 		if v != nil && *v < 1 {
 			bad(flag, "%d is below 1", *v)
 		}
@@ -145,8 +149,9 @@ func (c *Config) Validate() error {
 			bad("model-card-dir", "%s is no directory", c.ModelCardDir)
 		}
 	}
-	for flag, v := range map[string]int{"max-tokens-ceiling": c.MaxTokensCeiling, "max-queue": c.MaxQueue, "prefill-min-chunks": c.PrefillMinChunks,
-		"response-store-mb": c.ResponseStoreMB} {
+	for flag, v := range map[string]int{"max-tokens-ceiling": c.MaxTokensCeiling, "max-queue": c.MaxQueue,
+		"prefill-min-chunks": c.PrefillMinChunks,
+		"response-store-mb":  c.ResponseStoreMB} {
 		if v < 0 {
 			bad(flag, "%d is negative", v)
 		}
@@ -157,8 +162,10 @@ func (c *Config) Validate() error {
 			bad(flag, "%g is not in 0…1e9", v)
 		}
 	}
-	for flag, v := range map[string]float64{"sse-keepalive-s": c.SSEKeepaliveS, "pflash-timeout-s": c.PflashTimeoutS, "lease-ttl-s": c.LeaseTTLS,
-		"file-poll-s": c.FilePollS, "no-worker-timeout-s": c.NoWorkerTimeoutS, "stall-timeout-s": c.StallTimeoutS, "queued-headers-s": c.QueuedHeadersS} {
+	for flag, v := range map[string]float64{"sse-keepalive-s": c.SSEKeepaliveS, "pflash-timeout-s": c.PflashTimeoutS,
+		"lease-ttl-s": c.LeaseTTLS,
+		"file-poll-s": c.FilePollS, "no-worker-timeout-s": c.NoWorkerTimeoutS, "stall-timeout-s": c.StallTimeoutS,
+		"queued-headers-s": c.QueuedHeadersS} {
 		if !(v > 0 && v <= 1e9) {
 			bad(flag, "%g is not above 0", v)
 		}
@@ -180,7 +187,8 @@ func (c *Config) Validate() error {
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		bad("tls-cert", "needs --tls-key and the other way round")
 	}
-	for flag, path := range map[string]string{"model": c.Model, "prefill-drafter": c.PrefillDrafter, "chat-template-file": c.ChatTemplateFile, "model-card": c.ModelCard,
+	for flag, path := range map[string]string{"model": c.Model, "prefill-drafter": c.PrefillDrafter,
+		"chat-template-file": c.ChatTemplateFile, "model-card": c.ModelCard,
 		"api-key-file": c.APIKeyFile, "tls-cert": c.TLSCert, "tls-key": c.TLSKey} {
 		if path == "" {
 			continue
@@ -209,16 +217,21 @@ func (c *Config) Check() []config.Warning {
 	if config.Exposed(net.JoinHostPort(c.Host, strconv.Itoa(c.Port))) {
 		switch {
 		case !keys:
-			warn("host", c.Host+" is reachable from other machines and no key is asked for: everybody there can use the model; set --api-key or --api-key-file")
+			warn("host", c.Host+" is reachable from other machines and no key is asked for: everybody there can use the model; "+
+				"set --api-key or --api-key-file")
 		case c.TLSCert == "":
-			warn("host", c.Host+" is reachable from other machines without TLS: keys and prompts travel unencrypted; set --tls-cert and --tls-key, or put a proxy with TLS in front")
+			warn("host", c.Host+" is reachable from other machines without TLS: keys and prompts travel unencrypted; set "+
+				"--tls-cert and --tls-key, or put a proxy with TLS in front")
 		}
 	}
 	if config.Exposed(c.RegistryListen) {
-		warn("registry-listen", c.RegistryListen+" is reachable from other machines: whoever reaches it can join as a worker and read prompts; keep it on a network of your own")
+		warn("registry-listen", c.RegistryListen+
+			" is reachable from other machines: whoever reaches it can join as a worker and read prompts; keep it on a "+
+			"network of your own")
 	}
 	if slices.Contains(c.CORSOrigin, httpapi.OriginAny) && !c.NoCORS && !keys {
-		warn("cors-origin", "* without a key lets every web page that somebody opens on this machine use the gateway; set --api-key, or name the origins")
+		warn("cors-origin", "* without a key lets every web page that somebody opens on this machine use the gateway; set "+
+			"--api-key, or name the origins")
 	}
 	return out
 }

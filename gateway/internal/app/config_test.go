@@ -67,10 +67,12 @@ func TestEmptyKeyFileDoesNotOpenTheServer(t *testing.T) {
 
 func TestUnreadableModelServesNobody(t *testing.T) {
 	r := start(t, nil)
-	gatewaytest.Join(t, r.app.RegistryAddr().String(), gatewaytest.WorkerOptions{ID: "t", Role: tandemv1.Role_ROLE_TARGET, Lanes: 1,
-		Model: &tandemv1.ModelInfo{Name: "m", Digest: "d", Path: gatewaytest.ModelPath(t, gatewaytest.Target), Vocab: 5}})
+	gatewaytest.Join(t, r.app.RegistryAddr().String(),
+		gatewaytest.WorkerOptions{ID: "t", Role: tandemv1.Role_ROLE_TARGET, Lanes: 1,
+			Model: &tandemv1.ModelInfo{Name: "m", Digest: "d", Path: gatewaytest.ModelPath(t, gatewaytest.Target), Vocab: 5}})
 	r.eventually("worker is ready", func() bool { return r.ready("t") })
-	if a := r.post("/v1/chat/completions", chatBody("")); a.status != 503 || at(a.json(t), "error", "code") != "no_worker" {
+	if a := r.post("/v1/chat/completions", chatBody("")); a.status != 503 ||
+		at(a.json(t), "error", "code") != "no_worker" {
 		t.Errorf("%d %s", a.status, a.body)
 	}
 	if a := r.do("GET", "/health", ""); a.status != 503 {
@@ -107,7 +109,8 @@ func TestTakenPortsSayWhatToTry(t *testing.T) {
 		cfg.Port, cfg.GRPCPort, cfg.RegistryListen = 0, 0, "127.0.0.1:0"
 		set(&cfg, port)
 		_, err := New(cfg, Deps{})
-		try := regexp.MustCompile(flag + `: another program uses port ` + strconv.Itoa(port) + `; try ` + flag + ` (?:127\.0\.0\.1:)?(\d+)`)
+		try := regexp.MustCompile(flag + `: another program uses port ` + strconv.Itoa(port) + `; try ` + flag +
+			` (?:127\.0\.0\.1:)?(\d+)`)
 		if err == nil || try.FindStringSubmatch(err.Error()) == nil {
 			t.Errorf("%s: New = %v", flag, err)
 			continue
@@ -124,13 +127,14 @@ func TestTakenPortsSayWhatToTry(t *testing.T) {
 	}
 }
 
-// TestDefaultPortsAreNobodysElse keeps the defaults off ports that common services have: a machine that is monitored or stores
-// objects runs them already.
+// TestDefaultPortsAreNobodysElse keeps the defaults off ports that common services have: a machine that is monitored or
+// stores objects runs them already.
 func TestDefaultPortsAreNobodysElse(t *testing.T) {
 	theirs := map[int]string{
-		8001: "kubectl proxy", 8002: "Triton", 8005: "Tomcat", 8009: "AJP", 8080: "HTTP proxies", 8081: "HTTP proxies", 8086: "InfluxDB", 8088: "Superset",
-		8200: "Vault", 8300: "Consul", 8443: "HTTPS", 8500: "Consul", 8883: "MQTT", 8888: "Jupyter", 9000: "MinIO, Portainer, PHP-FPM", 9001: "MinIO",
-		9042: "Cassandra", 9090: "Prometheus", 9091: "Pushgateway", 9092: "Kafka", 9093: "Alertmanager", 9100: "node_exporter", 9200: "Elasticsearch",
+		8001: "kubectl proxy", 8002: "Triton", 8005: "Tomcat", 8009: "AJP", 8080: "HTTP proxies", 8081: "HTTP proxies",
+		8086: "InfluxDB", 8088: "Superset", 8200: "Vault", 8300: "Consul", 8443: "HTTPS", 8500: "Consul", 8883: "MQTT",
+		8888: "Jupyter", 9000: "MinIO, Portainer, PHP-FPM", 9001: "MinIO", 9042: "Cassandra", 9090: "Prometheus",
+		9091: "Pushgateway", 9092: "Kafka", 9093: "Alertmanager", 9100: "node_exporter", 9200: "Elasticsearch",
 		9300: "Elasticsearch", 9400: "DCGM exporter", 11434: "Ollama", 50051: "gRPC examples",
 	}
 	d := Defaults()
@@ -163,10 +167,13 @@ func TestWarnings(t *testing.T) {
 		{"an address", []func(*Config){func(c *Config) { c.Host = "192.168.1.2" }}, []string{"host: no key"}},
 		{"all addresses of IPv6", []func(*Config){func(c *Config) { c.Host = "::" }}, []string{"host: no key"}},
 		{"with a key", []func(*Config){key, func(c *Config) { c.Host = "0.0.0.0" }}, []string{"host: without TLS"}},
-		{"with a key and TLS", []func(*Config){key, func(c *Config) { c.Host, c.TLSCert, c.TLSKey = "0.0.0.0", "c", "k" }}, nil},
-		{"registry", []func(*Config){func(c *Config) { c.RegistryListen = "0.0.0.0:9100" }}, []string{"registry-listen: join as a worker"}},
+		{"with a key and TLS", []func(*Config){key, func(c *Config) { c.Host, c.TLSCert, c.TLSKey = "0.0.0.0", "c", "k" }},
+			nil},
+		{"registry", []func(*Config){func(c *Config) { c.RegistryListen = "0.0.0.0:9100" }},
+			[]string{"registry-listen: join as a worker"}},
 		{"registry on a socket", []func(*Config){func(c *Config) { c.RegistryListen = "unix:///run/x" }}, nil},
-		{"all origins", []func(*Config){func(c *Config) { c.CORSOrigin = []string{"*"} }}, []string{"cors-origin: every web page"}},
+		{"all origins", []func(*Config){func(c *Config) { c.CORSOrigin = []string{"*"} }},
+			[]string{"cors-origin: every web page"}},
 		{"all origins with a key", []func(*Config){key, func(c *Config) { c.CORSOrigin = []string{"*"} }}, nil},
 	} {
 		cfg := Defaults()
@@ -201,7 +208,9 @@ func TestWarningsAreLogged(t *testing.T) {
 	if err := a.Run(ctx); err != nil {
 		t.Error(err)
 	}
-	if n := logs.Filter(func(e observer.LoggedEntry) bool { return strings.Contains(e.Message, "--host: 0.0.0.0 is reachable") }).Len(); n != 1 {
+	if n := logs.Filter(func(e observer.LoggedEntry) bool {
+		return strings.Contains(e.Message, "--host: 0.0.0.0 is reachable")
+	}).Len(); n != 1 {
 		t.Errorf("%d warnings: %v", n, logs.All())
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestContractChangeIsShown: an answer that went on with other arithmetic says so in its usage and in a warning; package
-// generate tests when one does.
+// TestContractChangeIsShown: an answer that went on with other arithmetic says so in its usage and in a warning;
+// package generate tests when one does.
 func TestContractChangeIsShown(t *testing.T) {
 	const text = "one two three four"
 	r := start(t, func(c *Config) { c.FailoverTimeoutS, c.FailoverAny = 5, true })
@@ -32,7 +32,8 @@ func TestContractChangeIsShown(t *testing.T) {
 	}
 }
 
-// TestUnlikeTargetsServe: targets of one model with unlike contract ids all get new requests, and /cluster shows the ids.
+// TestUnlikeTargetsServe: targets of one model with unlike contract ids all get new requests, and /cluster shows
+// the ids.
 func TestUnlikeTargetsServe(t *testing.T) {
 	r := start(t, nil)
 	a := r.target(gatewaytest.WorkerOptions{ID: "a", Lanes: 1, Contract: "cpu", Decode: r.reply("one", 1)})

@@ -14,7 +14,8 @@ import (
 	rpcstatus "google.golang.org/grpc/status"
 )
 
-// TestDialectErrors has the rows of docs/spec/http-api.md §3.2 that a body can cause, for the dialects with several kinds of input.
+// TestDialectErrors has the rows of docs/spec/http-api.md §3.2 that a body can cause, for the dialects with several
+// kinds of input.
 func TestDialectErrors(t *testing.T) {
 	r := start(t, func(c *Config) { c.StrictModel, c.ImagePolicy = true, "reject" })
 	w := r.target(gatewaytest.WorkerOptions{MaxContext: 512})
@@ -37,16 +38,24 @@ func TestDialectErrors(t *testing.T) {
 		{"input empty text", responses, `{"input":""}`, 400, "missing_required_parameter", "input"},
 		{"input type", responses, `{"input":7}`, 400, "invalid_value", "input"},
 		{"item type", responses, item(`7`), 400, "invalid_value", "input[0]"},
-		{"role missing", responses, item(`{"type":"message","content":"x"}`), 400, "missing_required_parameter", "input[0].role"},
+		{"role missing", responses, item(`{"type":"message","content":"x"}`), 400,
+			"missing_required_parameter", "input[0].role"},
 		{"role unknown", responses, item(`{"role":"king","content":"x"}`), 400, "invalid_value", "input[0].role"},
-		{"part unknown", responses, item(`{"role":"user","content":[{"type":"thought"}]}`), 400, "invalid_value", "input[0].content[0].type"},
-		{"part without text", responses, item(`{"role":"user","content":[{"type":"input_text"}]}`), 400, "missing_required_parameter", "input[0].content[0].text"},
-		{"image", responses, item(`{"role":"user","content":[{"type":"input_image","image_url":"data:"}]}`), 400, "unsupported_parameter", "input[0].content[0].type"},
-		{"image in an output", responses, item(`{"type":"function_call_output","call_id":"c","output":[{"type":"input_image"}]}`), 400, "unsupported_parameter", "input[0].output[0].type"},
-		{"call without name", responses, item(`{"type":"function_call","call_id":"c","arguments":"{}"}`), 400, "missing_required_parameter", "input[0].name"},
+		{"part unknown", responses, item(`{"role":"user","content":[{"type":"thought"}]}`), 400, "invalid_value",
+			"input[0].content[0].type"},
+		{"part without text", responses, item(`{"role":"user","content":[{"type":"input_text"}]}`), 400,
+			"missing_required_parameter", "input[0].content[0].text"},
+		{"image", responses, item(`{"role":"user","content":[{"type":"input_image","image_url":"data:"}]}`), 400,
+			"unsupported_parameter", "input[0].content[0].type"},
+		{"image in an output", responses,
+			item(`{"type":"function_call_output","call_id":"c","output":[{"type":"input_image"}]}`), 400,
+			"unsupported_parameter", "input[0].output[0].type"},
+		{"call without name", responses, item(`{"type":"function_call","call_id":"c","arguments":"{}"}`), 400,
+			"missing_required_parameter", "input[0].name"},
 		{"background", responses, in(`"background":true`), 400, "unsupported_parameter", "background"},
 		{"conversation", responses, in(`"conversation":"conv_1"`), 400, "unsupported_parameter", "conversation"},
-		{"previous response", responses, in(`"previous_response_id":"resp_x"`), 400, "previous_response_not_found", "previous_response_id"},
+		{"previous response", responses, in(`"previous_response_id":"resp_x"`), 400, "previous_response_not_found",
+			"previous_response_id"},
 		{"truncation", responses, in(`"truncation":"some"`), 400, "invalid_value", "truncation"},
 		{"reasoning", responses, in(`"reasoning":"high"`), 400, "invalid_value", "reasoning"},
 		{"summary", responses, in(`"reasoning":{"summary":1}`), 400, "invalid_value", "reasoning.summary"},
@@ -55,7 +64,8 @@ func TestDialectErrors(t *testing.T) {
 		{"instructions", responses, in(`"instructions":["x"]`), 400, "invalid_value", "instructions"},
 		{"top_logprobs", responses, in(`"top_logprobs":21`), 400, "invalid_value", "top_logprobs"},
 		{"max_output_tokens", responses, in(`"max_output_tokens":0`), 400, "invalid_value", "max_output_tokens"},
-		{"tool name", responses, in(`"tools":[{"type":"namespace","name":"ns","tools":[{"type":"function","name":"a b"}]}]`), 400, "invalid_value", "tools[0].tools[0].name"},
+		{"tool name", responses, in(`"tools":[{"type":"namespace","name":"ns","tools":[{"type":"function","name":"a b"}]}]`),
+			400, "invalid_value", "tools[0].tools[0].name"},
 		{"context", responses, `{"input":"` + long + `"}`, 400, "context_length_exceeded", "messages"},
 		{"other model", responses, in(`"model":"gpt"`), 404, "model_not_found", "model"},
 
@@ -63,20 +73,30 @@ func TestDialectErrors(t *testing.T) {
 		{"no object", messages, `"x"`, 400, "invalid_request_error", "object"},
 		{"messages missing", messages, `{}`, 400, "invalid_request_error", "messages"},
 		{"messages empty", messages, `{"messages":[]}`, 400, "invalid_request_error", "messages"},
-		{"role unknown", messages, `{"messages":[{"role":"tool","content":"x"}]}`, 400, "invalid_request_error", "messages[0].role"},
-		{"content type", messages, `{"messages":[{"role":"user","content":7}]}`, 400, "invalid_request_error", "messages[0].content"},
+		{"role unknown", messages, `{"messages":[{"role":"tool","content":"x"}]}`, 400,
+			"invalid_request_error", "messages[0].role"},
+		{"content type", messages, `{"messages":[{"role":"user","content":7}]}`, 400,
+			"invalid_request_error", "messages[0].content"},
 		{"block without type", messages, block(`{"text":"x"}`), 400, "invalid_request_error", "messages[0].content[0].type"},
-		{"block without text", messages, block(`{"type":"text"}`), 400, "invalid_request_error", "messages[0].content[0].text"},
-		{"image", messages, block(`{"type":"image","source":{}}`), 400, "invalid_request_error", "messages[0].content[0].type"},
-		{"image in a result", messages, block(`{"type":"tool_result","tool_use_id":"t","content":[{"type":"image"}]}`), 400, "invalid_request_error", "messages[0].content[0].content[0].type"},
-		{"result without id", messages, block(`{"type":"tool_result","content":"x"}`), 400, "invalid_request_error", "tool_use_id"},
+		{"block without text", messages, block(`{"type":"text"}`), 400, "invalid_request_error",
+			"messages[0].content[0].text"},
+		{"image", messages, block(`{"type":"image","source":{}}`), 400, "invalid_request_error",
+			"messages[0].content[0].type"},
+		{"image in a result", messages, block(`{"type":"tool_result","tool_use_id":"t","content":[{"type":"image"}]}`), 400,
+			"invalid_request_error", "messages[0].content[0].content[0].type"},
+		{"result without id", messages, block(`{"type":"tool_result","content":"x"}`), 400,
+			"invalid_request_error", "tool_use_id"},
 		{"system type", messages, msg(`"system":7`), 400, "invalid_request_error", "system"},
 		{"temperature", messages, msg(`"temperature":3`), 400, "invalid_request_error", "temperature"},
 		{"thinking", messages, msg(`"thinking":{"type":"maybe"}`), 400, "invalid_request_error", "thinking.type"},
-		{"budget", messages, msg(`"thinking":{"type":"enabled","budget_tokens":0}`), 400, "invalid_request_error", "budget_tokens"},
-		{"tool choice", messages, msg(`"tool_choice":{"type":"tool","name":"x"}`), 400, "invalid_request_error", "tool_choice.name"},
-		{"format", messages, msg(`"output_config":{"format":{"type":"xml"}}`), 400, "invalid_request_error", "output_config.format.type"},
-		{"context", messages, `{"messages":[{"role":"user","content":"` + long + `"}]}`, 400, "invalid_request_error", " > 512 maximum"},
+		{"budget", messages, msg(`"thinking":{"type":"enabled","budget_tokens":0}`), 400,
+			"invalid_request_error", "budget_tokens"},
+		{"tool choice", messages, msg(`"tool_choice":{"type":"tool","name":"x"}`), 400,
+			"invalid_request_error", "tool_choice.name"},
+		{"format", messages, msg(`"output_config":{"format":{"type":"xml"}}`), 400, "invalid_request_error",
+			"output_config.format.type"},
+		{"context", messages, `{"messages":[{"role":"user","content":"` + long + `"}]}`, 400,
+			"invalid_request_error", " > 512 maximum"},
 		{"other model", messages, msg(`"model":"gpt"`), 404, "not_found_error", "gpt"},
 	} {
 		t.Run(tt.path+" "+tt.name, func(t *testing.T) {
@@ -152,7 +172,8 @@ func TestDialectStatuses(t *testing.T) {
 	})
 	t.Run("worker failed", func(t *testing.T) {
 		r := start(t, func(c *Config) { c.FailoverTimeoutS = 0.05 })
-		r.target(gatewaytest.WorkerOptions{Decode: gatewaytest.DieAt(r.tok, "one two three", 0, 99, rpcstatus.Error(codes.Internal, "fault"))})
+		r.target(gatewaytest.WorkerOptions{Decode: gatewaytest.DieAt(r.tok, "one two three", 0, 99,
+			rpcstatus.Error(codes.Internal, "fault"))})
 		check(t, r.post("/v1/messages", messages), 500, "api_error")
 		check(t, r.post("/v1/responses", `{"input":"Hi"}`), 500, "server_error")
 	})
@@ -178,7 +199,8 @@ func TestDialectStatuses(t *testing.T) {
 		// The body is never sent: the answer comes to its announcement.
 		client := &http.Client{Transport: &http.Transport{ExpectContinueTimeout: 10 * time.Second}}
 		defer client.CloseIdleConnections()
-		for path, typ := range map[string]string{"/v1/messages": "request_too_large", "/v1/responses": "invalid_request_error"} {
+		for path, typ := range map[string]string{"/v1/messages": "request_too_large",
+			"/v1/responses": "invalid_request_error"} {
 			req, err := http.NewRequestWithContext(t.Context(), "POST", r.url+path, strings.NewReader("{"))
 			if err != nil {
 				t.Fatal(err)
@@ -205,7 +227,8 @@ func TestDialectStatuses(t *testing.T) {
 		check(t, r.do("DELETE", "/responses/resp_1", "", key...), 404, "invalid_request_error")
 		check(t, r.do("POST", "/v1/responses/resp_1/cancel", "", key...), 404, "invalid_request_error")
 		check(t, r.do("GET", "/v1/messages/batches", "", key...), 404, "not_found_error")
-		check(t, r.do("GET", "/v1/models/unknown", "", append(key, "anthropic-version", "2023-06-01")...), 404, "not_found_error")
+		check(t, r.do("GET", "/v1/models/unknown", "", append(key, "anthropic-version", "2023-06-01")...), 404,
+			"not_found_error")
 		check(t, r.do("POST", "/v1/messages?"+strings.Repeat("a", 17000), messages, key...), 414, "invalid_request_error")
 		if a := r.do("HEAD", "/api/hello", ""); a.status != 404 {
 			t.Errorf("unknown paths must be 404, got %d", a.status)
@@ -303,7 +326,8 @@ func TestHistoryRendersTheSameInAllDialects(t *testing.T) {
 	w.SetDecode(r.reply("ok", 1))
 	for _, thinking := range []string{"", `,"thinking":{"type":"enabled"}`} {
 		reference := r.post("/apply-template", loopChat+thinking+"}").json(t)["prompt"]
-		for path, body := range map[string]string{"/v1/chat/completions": loopChat, "/v1/responses": loopResponses, "/v1/messages": loopMessages} {
+		for path, body := range map[string]string{"/v1/chat/completions": loopChat, "/v1/responses": loopResponses,
+			"/v1/messages": loopMessages} {
 			if a := r.post(path, body+thinking+"}"); a.status != 200 {
 				t.Fatalf("%s: %d %s", path, a.status, a.body)
 			}
@@ -312,7 +336,8 @@ func TestHistoryRendersTheSameInAllDialects(t *testing.T) {
 				t.Errorf("%s renders something else: %s", path, d)
 			}
 		}
-		if !strings.Contains(fmt.Sprint(reference), "Now both others.") || !strings.Contains(fmt.Sprint(reference), "<parameter=lines>\n12\n") {
+		if !strings.Contains(fmt.Sprint(reference), "Now both others.") ||
+			!strings.Contains(fmt.Sprint(reference), "<parameter=lines>\n12\n") {
 			t.Errorf("the reference lacks parts of the conversation: %s", reference)
 		}
 	}
@@ -337,7 +362,8 @@ func TestImagesAreReplacedInAllDialects(t *testing.T) {
 				t.Errorf("%s: warning %q", path, got)
 			}
 		}
-		if a := strict.post(path, body); a.status != 400 || !strings.Contains(string(a.body), "is not supported by this model") {
+		if a := strict.post(path, body); a.status != 400 ||
+			!strings.Contains(string(a.body), "is not supported by this model") {
 			t.Errorf("%s, policy reject: %d %s", path, a.status, a.body)
 		}
 	}

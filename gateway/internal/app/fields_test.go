@@ -20,10 +20,12 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A fieldRule says what a field does. The walk asks for it twice, without and with the field, and holds the gateway to it.
+// A fieldRule says what a field does. The walk asks for it twice, without and with the field, and holds the gateway
+// to it.
 type fieldRule struct {
 	kind string // one of the constants below
-	// with are the members that a request with the field has, as JSON; base those that it has without, beside the dialect's own.
+	// with are the members that a request with the field has, as JSON; base those that it has without, beside the
+	// dialect's own.
 	with, base string
 	// param is the field that an error names; empty = the path.
 	param string
@@ -44,7 +46,8 @@ const (
 	warned = "warned"
 	// byRule: nothing changes and nothing warns; §5.1 of the specification lists the field.
 	byRule = "ignored by rule"
-	// queued: nothing of this request changes and nothing warns: the field orders the queue (§4.3), or its effect shows elsewhere only.
+	// queued: nothing of this request changes and nothing warns: the field orders the queue (§4.3), or its effect shows
+	// elsewhere only.
 	queued = "shows elsewhere"
 	// echoed: the answer repeats the field or a word takes its place in the prompt, and x-tandem-warning names what was
 	// left out.
@@ -80,15 +83,19 @@ func startWalk(t *testing.T, change func(*Config)) *walkRig {
 	w := &walkRig{rig: r}
 	// Two calls and repeated text, so that parallel calls, stops and limits show.
 	w.target = r.target(gatewaytest.WorkerOptions{Decode: r.reply("<think>\nwhy\n</think>\n\nok", 1)})
-	answer := w.post("/v1/responses", `{"input":"Go.","enable_thinking":true,"include":["reasoning.encrypted_content"]}`).json(t)
+	answer := w.post("/v1/responses",
+		`{"input":"Go.","enable_thinking":true,"include":["reasoning.encrypted_content"]}`).json(t)
 	w.known, _ = at(answer, "output", 1, "id").(string)
 	w.sealed, _ = at(answer, "output", 0, "encrypted_content").(string)
-	w.signed, _ = at(w.post("/v1/messages", `{"messages":[{"role":"user","content":"Go."}],"thinking":{"type":"enabled","display":"omitted"}}`).json(t), "content", 0, "signature").(string)
+	w.signed, _ = at(w.post("/v1/messages",
+		`{"messages":[{"role":"user","content":"Go."}],"thinking":{"type":"enabled","display":"omitted"}}`).json(t),
+		"content", 0, "signature").(string)
 	if w.known == "" || w.sealed == "" || w.signed == "" {
 		t.Fatalf("item %q, sealed %q, signed %q", w.known, w.sealed, w.signed)
 	}
 	w.target.SetDecode(gatewaytest.Script{
-		Tokens: r.encode("Sure, one two.\n" + weatherCall + "\n" + strings.ReplaceAll(weatherCall, "Rome", "Bern")), Step: 4, Stop: r.tok.StopTokens()[0], Logprobs: true}.Run)
+		Tokens: r.encode("Sure, one two.\n" + weatherCall + "\n" + strings.ReplaceAll(weatherCall, "Rome", "Bern")), Step: 4,
+		Stop: r.tok.StopTokens()[0], Logprobs: true}.Run)
 	script, _ := scorer(t, "raven")
 	w.scorer = r.scorer(script)
 	return w
@@ -112,7 +119,8 @@ type seen struct {
 }
 
 // volatile members differ between equal requests.
-var volatile = []string{"id", "created", "created_at", "completed_at", "timings", "score_ms", "signature", "encrypted_content", "item_id", "call_id", "tool_use_id"}
+var volatile = []string{"id", "created", "created_at", "completed_at", "timings", "score_ms", "signature",
+	"encrypted_content", "item_id", "call_id", "tool_use_id"}
 
 func settled(v any) any {
 	switch v := v.(type) {
@@ -135,7 +143,8 @@ func settled(v any) any {
 func (w *walkRig) ask(path, body string) seen {
 	before, scored := len(w.target.Requests()), len(w.scorer.Scored())
 	a := w.post(path, body)
-	out := seen{Status: a.status, Warning: strings.Join(a.header.Values("X-Tandem-Warning"), "; "), Header: a.header.Get("Content-Type")}
+	out := seen{Status: a.status, Warning: strings.Join(a.header.Values("X-Tandem-Warning"), "; "),
+		Header: a.header.Get("Content-Type")}
 	var v any
 	if json.Unmarshal(a.body, &v) == nil {
 		out.Answer = settled(v)
@@ -234,7 +243,8 @@ func (w *walkRig) hold(t *testing.T, endpoint, base, path string, rule fieldRule
 		t.Fatalf("%d %s", with.Status, mustJSON(with.Answer))
 	}
 	says := cmp.Or(rule.says, shape(path))
-	warns, more := strings.Contains(with.Warning, says) && !strings.Contains(without.Warning, says), with.Warning != without.Warning
+	warns, more := strings.Contains(with.Warning, says) && !strings.Contains(without.Warning, says),
+		with.Warning != without.Warning
 	if rule.whole && strings.Contains(with.Warning, "fields-ignored") {
 		t.Errorf("a member of what is left out as a whole is warned of: %q", with.Warning)
 	}
@@ -247,7 +257,8 @@ func (w *walkRig) hold(t *testing.T, endpoint, base, path string, rule fieldRule
 	d := gocmp.Diff(without, with)
 	loud := rule.kind == warned || rule.kind == echoed
 	if (d != "") != (rule.kind == changes || rule.kind == echoed) || warns != loud || more != loud {
-		t.Errorf("%s, but the warning is %q, and it changes: %s\nbase %s\nwith %s", rule.kind, warning, d, rule.base, rule.with)
+		t.Errorf("%s, but the warning is %q, and it changes: %s\nbase %s\nwith %s", rule.kind, warning,
+			d, rule.base, rule.with)
 	}
 }
 
@@ -318,8 +329,8 @@ func ruleOf(rules map[string]fieldRule, path string) (rule fieldRule, owner stri
 	}
 }
 
-// TestEveryField walks the fields that the vendors' clients may send (testdata/fields, written by tests/node/fields.mjs) and those of the
-// gateway's own. Each has a rule, each rule has a field, and each is held.
+// TestEveryField walks the fields that the vendors' clients may send (testdata/fields, written by
+// tests/node/fields.mjs) and those of the gateway's own. Each has a rule, each rule has a field, and each is held.
 func TestEveryField(t *testing.T) {
 	rigs := map[bool]*walkRig{false: startWalk(t, nil), true: startLabels(t)}
 	spec, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "spec", "http-api.md"))
@@ -395,7 +406,8 @@ func TestFieldsAreTheClients(t *testing.T) {
 			t.Errorf("%s: %v", list, err)
 		}
 		if version = strings.TrimSuffix(version, ","); version != clients.Dependencies[name] {
-			t.Errorf("%s lists the fields of %s %s, the tests have %q: run tests/node/fields.mjs", list, name, version, clients.Dependencies[name])
+			t.Errorf("%s lists the fields of %s %s, the tests have %q: run tests/node/fields.mjs", list, name, version,
+				clients.Dependencies[name])
 		}
 	}
 }
@@ -418,16 +430,20 @@ func TestTheWalkNotices(t *testing.T) {
 	if _, _, ok := ruleOf(dialectFields()[0].rules, "never_heard"); ok {
 		t.Error("a field without a rule has one")
 	}
-	for _, path := range []string{"response_format.never_heard", "messages[never_heard]", "messages[user].never_heard", "messages[user].content[never_heard]", "messages[user].content[text].never_heard", "tools[function].function.never_heard"} {
+	for _, path := range []string{"response_format.never_heard", "messages[never_heard]", "messages[user].never_heard",
+		"messages[user].content[never_heard]", "messages[user].content[text].never_heard",
+		"tools[function].function.never_heard"} {
 		if _, owner, ok := ruleOf(dialectFields()[0].rules, path); ok {
 			t.Errorf("%s, which has no rule, has that of %s", path, owner)
 		}
 	}
-	if _, owner, _ := ruleOf(dialectFields()[0].rules, "messages[user].content[image_url].image_url.detail"); owner != "messages[user].content[image_url]" {
+	if _, owner, _ := ruleOf(dialectFields()[0].rules,
+		"messages[user].content[image_url].image_url.detail"); owner != "messages[user].content[image_url]" {
 		t.Errorf("the detail of an image is left out with %q", owner)
 	}
 	// What a line leaves to another is listed, through several of them.
-	if fields := fieldList(t, "messages"); !slices.Contains(fields, "messages[user].content[tool_result].content[document].source(content).content[text].cache_control.ttl") {
+	if fields := fieldList(t, "messages"); !slices.Contains(fields,
+		"messages[user].content[tool_result].content[document].source(content).content[text].cache_control.ttl") {
 		t.Errorf("%d fields, and none of a text in a document in a tool's result", len(fields))
 	}
 }

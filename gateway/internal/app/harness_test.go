@@ -53,7 +53,8 @@ func startWith(t testing.TB, change func(*Config), deps Deps) *rig {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
-	r := &rig{t: t, app: a, url: "http://" + a.HTTPAddr().String(), tok: gatewaytest.Tokenizer(t), client: &http.Client{Transport: &http.Transport{}, Timeout: 2 * patience}}
+	r := &rig{t: t, app: a, url: "http://" + a.HTTPAddr().String(), tok: gatewaytest.Tokenizer(t),
+		client: &http.Client{Transport: &http.Transport{}, Timeout: 2 * patience}}
 	stopped := false
 	r.stop = func() error {
 		if stopped {
@@ -300,7 +301,8 @@ func wholeChat(t *testing.T, a answer) []chatState {
 			if id := at(call, "id").(string); !strings.HasPrefix(id, "call_") || at(call, "type") != "function" {
 				t.Errorf("call %v", call)
 			}
-			s.Calls = append(s.Calls, wirecheck.Call{Name: at(call, "function", "name").(string), Arguments: at(call, "function", "arguments").(string)})
+			s.Calls = append(s.Calls, wirecheck.Call{Name: at(call, "function", "name").(string),
+				Arguments: at(call, "function", "arguments").(string)})
 		}
 		if (at(c, "message", "content") == nil) != (s.Content == "" && len(calls) > 0) {
 			t.Errorf("content is %v beside %d calls", at(c, "message", "content"), len(calls))

@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
 )
 
-// TestArgumentsOfEarlierCalls: whatever arguments a call of the history has, the conversation goes on in every dialect. Cut objects
-// are completed, others stand in the text, since the test model's template reads members.
+// TestArgumentsOfEarlierCalls: whatever arguments a call of the history has, the conversation goes on in every dialect.
+// Cut objects are completed, others stand in the text, since the test model's template reads members.
 func TestArgumentsOfEarlierCalls(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
@@ -61,7 +61,8 @@ func TestArgumentsOfEarlierCalls(t *testing.T) {
 	}
 }
 
-// TestTemplateVariables: chat_template_kwargs win over what the gateway sets, and what they cannot set is refused by name.
+// TestTemplateVariables: chat_template_kwargs win over what the gateway sets, and what they cannot set is refused
+// by name.
 func TestTemplateVariables(t *testing.T) {
 	r := start(t, nil)
 	r.target(gatewaytest.WorkerOptions{})

@@ -15,7 +15,8 @@ func TestModelsAndHealth(t *testing.T) {
 	r := start(t, nil)
 	r.target(gatewaytest.WorkerOptions{MaxContext: 4096, Decode: r.reply("ok", 1)})
 	v := r.do("GET", "/v1/models", "").json(t)
-	if at(v, "data", 0, "id") != "tiny" || at(v, "data", 0, "context_length") != 4096.0 || at(v, "data", 0, "owned_by") != "tandem" {
+	if at(v, "data", 0, "id") != "tiny" || at(v, "data", 0, "context_length") != 4096.0 ||
+		at(v, "data", 0, "owned_by") != "tandem" {
 		t.Errorf("models %v", v)
 	}
 	if a := r.do("GET", "/models/tiny", ""); a.status != 200 {
@@ -30,7 +31,8 @@ func TestModelsAndHealth(t *testing.T) {
 		}
 	}
 	v = r.do("GET", "/cluster", "").json(t)
-	if at(v, "workers", 0, "id") != "t1" || at(v, "workers", 0, "role") != "target" || at(v, "workers", 0, "state") != "ready" || at(v, "groups", 0, "target") != "t1" {
+	if at(v, "workers", 0, "id") != "t1" || at(v, "workers", 0, "role") != "target" ||
+		at(v, "workers", 0, "state") != "ready" || at(v, "groups", 0, "target") != "t1" {
 		t.Errorf("cluster %v", v)
 	}
 }
@@ -58,7 +60,8 @@ func TestTokenEndpoints(t *testing.T) {
 		t.Errorf("count %v, usage %v", at(count, "count"), at(used, "usage", "prompt_tokens"))
 	}
 	a := r.post("/apply-template", chatBody(`"enable_thinking":true`)).json(t)
-	want := map[string]any{"prompt": "<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n<think>\n", "started_in_thinking": true}
+	want := map[string]any{"prompt": "<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n<think>\n",
+		"started_in_thinking": true}
 	if d := cmp.Diff(want, a); d != "" {
 		t.Error(d)
 	}
@@ -100,9 +103,12 @@ func TestMetricsMove(t *testing.T) {
 	for _, want := range []string{
 		`tandem_requests_total{endpoint="/chat/completions",outcome="ok"} 1`,
 		`tandem_requests_total{endpoint="/chat/completions",outcome="client_error"} 1`,
-		`tandem_generated_tokens_total{kind="content"}`, `tandem_draft_tokens_total{source="draft"} 4`, `tandem_draft_tokens_total{source="lookup"} 2`, `tandem_verify_steps_total`, `tandem_ttft_seconds_count 1`,
-		`tandem_worker_up{backend="cpu",role="target",worker="t1"} 1`, `tandem_lanes{state="free",worker="t1"} 4`, `tandem_queue_depth 0`,
-		`tandem_worker_verify_steps_total{role="target",worker="t1"} 3`, `tandem_verify_steps_total{mode="speculative"}`, `tandem_accept_length_count 1`,
+		`tandem_generated_tokens_total{kind="content"}`, `tandem_draft_tokens_total{source="draft"} 4`,
+		`tandem_draft_tokens_total{source="lookup"} 2`, `tandem_verify_steps_total`, `tandem_ttft_seconds_count 1`,
+		`tandem_worker_up{backend="cpu",role="target",worker="t1"} 1`,
+		`tandem_lanes{state="free",worker="t1"} 4`, `tandem_queue_depth 0`,
+		`tandem_worker_verify_steps_total{role="target",worker="t1"} 3`, `tandem_verify_steps_total{mode="speculative"}`,
+		`tandem_accept_length_count 1`,
 		`gen_ai_server_time_to_first_token_seconds_count{gen_ai_operation_name="chat",gen_ai_provider_name="tandem"} 1`,
 	} {
 		if !strings.Contains(body, want) {
@@ -118,8 +124,8 @@ func TestMetricsMove(t *testing.T) {
 	}
 }
 
-// TestMetricsAreClean: names, units and help are as Prometheus' own linter wants them, and no label holds an address, a made-up name
-// of a worker, or a method that nobody serves.
+// TestMetricsAreClean: names, units and help are as Prometheus' own linter wants them, and no label holds an address, a
+// made-up name of a worker, or a method that nobody serves.
 func TestMetricsAreClean(t *testing.T) {
 	r := start(t, nil)
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("one two three", 2)})
@@ -128,7 +134,8 @@ func TestMetricsAreClean(t *testing.T) {
 	if _, err := runRPC(t.Context(), r.rpc(), &tandemv1.GenerateRequest{Input: chatInput("x", false)}); err != nil {
 		t.Fatal(err)
 	}
-	_ = r.conn(r.app.GRPCAddr().String()).Invoke(t.Context(), "/tandem.v1.InferenceService/MadeUp", &tandemv1.ListModelsRequest{}, &tandemv1.ListModelsResponse{})
+	_ = r.conn(r.app.GRPCAddr().String()).Invoke(t.Context(), "/tandem.v1.InferenceService/MadeUp",
+		&tandemv1.ListModelsRequest{}, &tandemv1.ListModelsResponse{})
 	body := r.do("GET", "/metrics", "").body
 	problems, err := promlint.New(bytes.NewReader(body)).Lint()
 	if err != nil {
@@ -154,9 +161,11 @@ func TestStrictModelOfTokens(t *testing.T) {
 	r := start(t, func(c *Config) { c.StrictModel = true })
 	r.target(gatewaytest.WorkerOptions{})
 	for path, body := range map[string]string{
-		"/tokenize": `{"content":"a"`, "/detokenize": `{"tokens":[5]`, "/apply-template": strings.TrimSuffix(chatBody(""), "}"),
+		"/tokenize": `{"content":"a"`, "/detokenize": `{"tokens":[5]`,
+		"/apply-template": strings.TrimSuffix(chatBody(""), "}"),
 	} {
-		if a := r.post(path, body+`,"model":"other"}`); a.status != 404 || at(a.json(t), "error", "code") != "model_not_found" {
+		if a := r.post(path, body+`,"model":"other"}`); a.status != 404 ||
+			at(a.json(t), "error", "code") != "model_not_found" {
 			t.Errorf("%s: %d %s", path, a.status, a.body)
 		}
 		if a := r.post(path, body+`,"model":"tiny"}`); a.status != 200 || a.header.Get("X-Tandem-Warning") != "" {

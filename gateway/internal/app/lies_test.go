@@ -10,15 +10,18 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 )
 
-// TestLyingScorer: what a scorer answers is held against what it was asked; another one is asked instead, and without one the prompt
-// stays whole.
+// TestLyingScorer: what a scorer answers is held against what it was asked; another one is asked instead, and without
+// one the prompt stays whole.
 func TestLyingScorer(t *testing.T) {
 	for name, change := range map[string]func(req *tandemv1.CompressRequest, a *tandemv1.CompressResponse){
 		"no segments": func(_ *tandemv1.CompressRequest, a *tandemv1.CompressResponse) { a.Segments = nil },
 		"too many": func(_ *tandemv1.CompressRequest, a *tandemv1.CompressResponse) {
 			a.Segments = append(a.Segments, a.Segments...)
 		},
-		"before its start": func(_ *tandemv1.CompressRequest, a *tandemv1.CompressResponse) { a.Segments[0].Kept[0].First = -5 },
+		"before its start": func(_ *tandemv1.CompressRequest,
+			a *tandemv1.CompressResponse) {
+			a.Segments[0].Kept[0].First = -5
+		},
 		"outside": func(req *tandemv1.CompressRequest, a *tandemv1.CompressResponse) {
 			a.Segments[0].Kept[0].Last = int32(len(req.Tokens)) + 5
 		},
@@ -51,13 +54,15 @@ func TestLyingScorer(t *testing.T) {
 				}
 				return a, err
 			})
-			r.eventually("scorer is ready", func() bool { return r.app.cluster.Scorers.Ready() && r.app.models.scorerTokenizer() != nil })
+			r.eventually("scorer is ready",
+				func() bool { return r.app.cluster.Scorers.Ready() && r.app.models.scorerTokenizer() != nil })
 			body := `{"messages":` + chatOf("user", haystack(200, 50)+"\nWhat is the code of raven?") + "}"
 			got := r.post("/v1/chat/completions", body)
 			if reason := at(got.json(t), "usage", "pflash", "reason"); got.status != 200 || reason != "scorer_failed" {
 				t.Fatalf("alone: %d, reason %v: %.300s", got.status, reason, got.body)
 			}
-			if page := string(r.do("GET", "/metrics", "").body); !strings.Contains(page, `tandem_worker_violations_total{field="segments",`) {
+			if page := string(r.do("GET", "/metrics", "").body); !strings.Contains(page,
+				`tandem_worker_violations_total{field="segments",`) {
 				t.Error("not counted")
 			}
 			b := join("b", honest)

@@ -48,7 +48,8 @@ func lateness() (worst func() time.Duration) {
 	}
 }
 
-// TestCancelInEveryPhase: the worker hears within 100 ms that a client has left, whatever it is doing, and its slot is free again.
+// TestCancelInEveryPhase: the worker hears within 100 ms that a client has left, whatever it is doing, and its slot is
+// free again.
 func TestCancelInEveryPhase(t *testing.T) {
 	const bound = 100 * time.Millisecond
 	r := start(t, nil)
@@ -72,7 +73,8 @@ func TestCancelInEveryPhase(t *testing.T) {
 						w.SetDecode(script.Run)
 						ctx, leave := context.WithCancel(t.Context())
 						defer leave()
-						req, err := http.NewRequestWithContext(ctx, "POST", r.url+wire.path, strings.NewReader(fmt.Sprintf(wire.body, stream)))
+						req, err := http.NewRequestWithContext(ctx, "POST", r.url+wire.path,
+							strings.NewReader(fmt.Sprintf(wire.body, stream)))
 						if err != nil {
 							t.Fatal(err)
 						}
@@ -149,7 +151,8 @@ func TestSlowReader(t *testing.T) {
 	receive(t, gone, "end at the worker")
 }
 
-// TestQueuedStreamGetsHeaders: a stream that waits for long is told so by headers and keep-alives; what goes wrong then is an event.
+// TestQueuedStreamGetsHeaders: a stream that waits for long is told so by headers and keep-alives; what goes wrong then
+// is an event.
 func TestQueuedStreamGetsHeaders(t *testing.T) {
 	for _, c := range []struct{ path, body, ping, failure string }{
 		{"/v1/chat/completions", wires[0].body, `"delta":{"role":"assistant","content":""}`, `"code":"draining"`},
@@ -208,7 +211,8 @@ func TestQueuedAnswerWaits(t *testing.T) {
 	receive(t, first, "first answer")
 }
 
-// TestEventsComeAtOnce: the headers and the first event do not wait for the prompt, and every event is sent when it is there.
+// TestEventsComeAtOnce: the headers and the first event do not wait for the prompt, and every event is sent when it
+// is there.
 func TestEventsComeAtOnce(t *testing.T) {
 	r := start(t, nil)
 	next := make(chan struct{})
@@ -222,7 +226,8 @@ func TestEventsComeAtOnce(t *testing.T) {
 		}
 	}
 	r.target(gatewaytest.WorkerOptions{Decode: script.Run})
-	resp, err := r.client.Post(r.url+"/v1/chat/completions", "application/json", strings.NewReader(chatBody(`"stream":true`)))
+	resp, err := r.client.Post(r.url+"/v1/chat/completions", "application/json",
+		strings.NewReader(chatBody(`"stream":true`)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,10 +262,12 @@ func TestEventsComeAtOnce(t *testing.T) {
 	close(next)
 }
 
-// TestNamedKeys: every key of flags and file opens every route that needs one, and names show in the metrics, secrets nowhere.
+// TestNamedKeys: every key of flags and file opens every route that needs one, and names show in the metrics,
+// secrets nowhere.
 func TestNamedKeys(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "keys")
-	if err := os.WriteFile(file, []byte("# people\nalice: key-of-alice\n\nbob:key-of-bob\nunnamed-key\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("# people\nalice: key-of-alice\n\nbob:key-of-bob\nunnamed-key\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	r := start(t, func(c *Config) {
@@ -269,7 +276,8 @@ func TestNamedKeys(t *testing.T) {
 	})
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
 	for _, key := range []string{"key-of-alice", "key-of-bob", "unnamed-key", "flag-key"} {
-		for _, header := range [][]string{{"Authorization", "Bearer " + key}, {"authorization", "bearer " + key}, {"x-api-key", key}, {"api-key", key},
+		for _, header := range [][]string{{"Authorization", "Bearer " + key}, {"authorization", "bearer " + key},
+			{"x-api-key", key}, {"api-key", key},
 			// Clients and proxies that send both: one that is valid suffices.
 			{"Authorization", "Bearer wrong", "x-api-key", key}, {"Authorization", "Bearer " + key, "x-api-key", "wrong"}} {
 			for _, wire := range wires {
@@ -279,9 +287,11 @@ func TestNamedKeys(t *testing.T) {
 			}
 		}
 	}
-	for _, header := range [][]string{nil, {"x-api-key", "alice"}, {"x-api-key", "key-of-alic"}, {"Authorization", "Basic key-of-bob"}, {"Authorization", "key-of-bob"}} {
+	for _, header := range [][]string{nil, {"x-api-key", "alice"}, {"x-api-key", "key-of-alic"},
+		{"Authorization", "Basic key-of-bob"}, {"Authorization", "key-of-bob"}} {
 		for _, wire := range wires {
-			if a := r.post(wire.path, fmt.Sprintf(wire.body, true), header...); a.status != http.StatusUnauthorized || a.header.Get("WWW-Authenticate") == "" {
+			if a := r.post(wire.path, fmt.Sprintf(wire.body, true), header...); a.status != http.StatusUnauthorized ||
+				a.header.Get("WWW-Authenticate") == "" {
 				t.Errorf("%s with %v: %d %s", wire.path, header, a.status, a.body)
 			}
 		}
@@ -298,7 +308,8 @@ func TestNamedKeys(t *testing.T) {
 	// Without a valid key, /props shows the base names of files only, and nothing else shows their folder either.
 	path := gatewaytest.ModelPath(t, gatewaytest.Target)
 	for key, want := range map[string]string{"": filepath.Base(path), "wrong": filepath.Base(path), "flag-key": path} {
-		if a := r.do("GET", "/props", "", "x-api-key", key); a.status != http.StatusOK || at(a.json(t), "model_path") != want ||
+		if a := r.do("GET", "/props", "", "x-api-key", key); a.status != http.StatusOK ||
+			at(a.json(t), "model_path") != want ||
 			strings.Contains(string(a.body), filepath.Dir(path)) != (key == "flag-key") {
 			t.Errorf("props with the key %q: %d %s, want the path %s", key, a.status, a.body, want)
 		}

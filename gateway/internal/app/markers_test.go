@@ -90,8 +90,8 @@ func (r *rig) hear(t *testing.T, path, body string, stream bool) said {
 	return s
 }
 
-// TestMarkersAreText: reasoning markers without a meaning are text in every dialect, whole and streamed, also inside of arguments;
-// a call that ends open reasoning is a call.
+// TestMarkersAreText: reasoning markers without a meaning are text in every dialect, whole and streamed, also inside of
+// arguments; a call that ends open reasoning is a call.
 func TestMarkersAreText(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
@@ -103,9 +103,11 @@ func TestMarkersAreText(t *testing.T) {
 		want      said
 	}{
 		{"answer", "Use `<think>` and `</think>`.\n\n<think>", false, said{Text: "Use `<think>` and `</think>`.\n\n<think>"}},
-		{"after reasoning", "Why?\n</think>\n\nUse `<think>` and\n</think>", true, said{"Why?", "Use `<think>` and\n</think>", ""}},
+		{"after reasoning", "Why?\n</think>\n\nUse `<think>` and\n</think>", true,
+			said{"Why?", "Use `<think>` and\n</think>", ""}},
 		{"arguments", call, false, said{Calls: args + ";"}},
-		{"arguments after reasoning", "Why <think>?\n</think>\n\nNow.\n" + call, true, said{"Why <think>?", "Now.\n", args + ";"}},
+		{"arguments after reasoning", "Why <think>?\n</think>\n\nNow.\n" + call, true,
+			said{"Why <think>?", "Now.\n", args + ";"}},
 		{"a call ends reasoning", "Look.\n" + strings.ReplaceAll(call, "</think>", "</thinking>"), true,
 			said{"Look.", "", strings.ReplaceAll(args, "</think>", "</thinking>") + ";"}},
 		{"a mention does not", "I could write <tool_call>\n<function=edit>, but no.\n</think>\n\nNo.", true,
@@ -117,9 +119,12 @@ func TestMarkersAreText(t *testing.T) {
 		}
 		const params = `{"type":"object","properties":{"old":{"type":"string"},"new":{"type":"string"}}}`
 		bodies := map[string]string{
-			"/v1/chat/completions": `{"messages":[{"role":"user","content":"Go."}],"thinking":{"type":"` + on + `"},"tools":[{"type":"function","function":{"name":"edit","parameters":` + params + `}}]}`,
-			"/v1/responses":        `{"input":"Go.","reasoning":{"effort":"` + kind + `"},"tools":[{"type":"function","name":"edit","parameters":` + params + `,"strict":false}]}`,
-			"/v1/messages":         `{"max_tokens":1000,"messages":[{"role":"user","content":"Go."}],"thinking":{"type":"` + on + `"},"tools":[{"name":"edit","input_schema":` + params + `}]}`,
+			"/v1/chat/completions": `{"messages":[{"role":"user","content":"Go."}],"thinking":{"type":"` + on +
+				`"},"tools":[{"type":"function","function":{"name":"edit","parameters":` + params + `}}]}`,
+			"/v1/responses": `{"input":"Go.","reasoning":{"effort":"` + kind +
+				`"},"tools":[{"type":"function","name":"edit","parameters":` + params + `,"strict":false}]}`,
+			"/v1/messages": `{"max_tokens":1000,"messages":[{"role":"user","content":"Go."}],"thinking":{"type":"` + on +
+				`"},"tools":[{"name":"edit","input_schema":` + params + `}]}`,
 		}
 		for path, body := range bodies {
 			for _, step := range []int{1, 3, 1000} {
@@ -154,8 +159,8 @@ func canonical(t *testing.T, calls string) (out string) {
 	return out
 }
 
-// TestNoCallInReasoningUnderAGrammar: the worker closes reasoning before a call that a grammar has to hold, so a call that still
-// stands in reasoning was held to nothing and does not count.
+// TestNoCallInReasoningUnderAGrammar: the worker closes reasoning before a call that a grammar has to hold, so a call
+// that still stands in reasoning was held to nothing and does not count.
 func TestNoCallInReasoningUnderAGrammar(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})

@@ -23,7 +23,8 @@ func messagesBody(more string) string {
 // streamMessages streams a request and checks its events.
 func (r *rig) streamMessages(body string) *wirecheck.MessagesAnswer {
 	r.t.Helper()
-	a := r.post("/messages?beta=true", strings.TrimSuffix(body, "}")+`,"stream":true}`, "anthropic-version", "2023-06-01", "anthropic-beta", "any-thing")
+	a := r.post("/messages?beta=true", strings.TrimSuffix(body, "}")+`,"stream":true}`, "anthropic-version", "2023-06-01",
+		"anthropic-beta", "any-thing")
 	got, err := wirecheck.Messages(a.body)
 	if err != nil {
 		r.t.Fatalf("status %d: %v\n%s", a.status, err, a.body)
@@ -38,13 +39,17 @@ func TestMessagesStreamEqualsWhole(t *testing.T) {
 	for _, tt := range []struct{ name, text, more, want string }{
 		{"plain", "Hello, wörld 日本!", "", `text "Hello, wörld 日本!"; end_turn <nil>`},
 		{"empty", "", "", `text ""; end_turn <nil>`},
-		{"thinking", "it is\nso\n</think>\n\nYes.", `"thinking":{"type":"adaptive","display":"summarized"}`, `thinking "it is\nso", text "Yes."; end_turn <nil>`},
+		{"thinking", "it is\nso\n</think>\n\nYes.", `"thinking":{"type":"adaptive","display":"summarized"}`,
+			`thinking "it is\nso", text "Yes."; end_turn <nil>`},
 		{"stop sequence", "one two three", `"stop_sequences":["wo th"]`, `text "one t"; stop_sequence wo th`},
 		{"length", "one two three four five six", `"max_tokens":2`, ""},
 		{"call", callText("weather", "city", "Zürich"), tools, `tool_use weather map[city:Zürich]; tool_use <nil>`},
-		{"thinking, text and two calls", "hm\n</think>\n\nLook: " + callText("weather", "days", "3") + "\n" + callText("weather", "city", "Bern"), tools + `,"thinking":{"type":"enabled","budget_tokens":2048}`,
+		{"thinking, text and two calls",
+			"hm\n</think>\n\nLook: " + callText("weather", "days", "3") + "\n" + callText("weather", "city", "Bern"),
+			tools + `,"thinking":{"type":"enabled","budget_tokens":2048}`,
 			`thinking "hm", text "Look: ", tool_use weather map[days:3], tool_use weather map[city:Bern]; tool_use <nil>`},
-		{"call cut off", "<tool_call>\n<function=weather>\n<parameter=city>\nBern and so on and on and on", tools + `,"max_tokens":18`, ""},
+		{"call cut off", "<tool_call>\n<function=weather>\n<parameter=city>\nBern and so on and on and on",
+			tools + `,"max_tokens":18`, ""},
 	} {
 		for _, step := range []int{1, 3, 64} {
 			t.Run(fmt.Sprintf("%s, steps of %d", tt.name, step), func(t *testing.T) {
@@ -92,10 +97,12 @@ func TestCountTokensEqualsUsage(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
 	w.SetDecode(r.reply("ok", 1))
-	for _, body := range []string{messagesBody(""), messagesBody(`"system":"Be brief.","thinking":{"type":"enabled","budget_tokens":1024}`), loopMessages + "}"} {
+	for _, body := range []string{messagesBody(""),
+		messagesBody(`"system":"Be brief.","thinking":{"type":"enabled","budget_tokens":1024}`), loopMessages + "}"} {
 		usage := r.post("/v1/messages", body).json(t)["usage"]
 		count := r.post("/v1/messages/count_tokens", body).json(t)
-		sum := at(usage, "input_tokens").(float64) + at(usage, "cache_creation_input_tokens").(float64) + at(usage, "cache_read_input_tokens").(float64)
+		sum := at(usage, "input_tokens").(float64) + at(usage, "cache_creation_input_tokens").(float64) + at(usage,
+			"cache_read_input_tokens").(float64)
 		if count["input_tokens"] != sum || len(count) != 1 || sum < 5 {
 			t.Errorf("count %v, usage %v", count, usage)
 		}
@@ -126,10 +133,13 @@ func TestMessagesOfClaudeCode(t *testing.T) {
 	if other := prompt("{" + fmt.Sprintf(system, "2.bbb") + `"messages":[` + first + `],` + tools + `}`); other != one {
 		t.Error("the billing block changes the prompt")
 	}
-	if text := strings.Replace(first, `[{"type":"text","text":"Later rules.","cache_control":{"type":"ephemeral"}}]`, `"Later rules."`, 1); text == first || prompt("{"+fmt.Sprintf(system, "1")+`"messages":[`+text+`],`+tools+`}`) != one {
+	if text := strings.Replace(first, `[{"type":"text","text":"Later rules.","cache_control":{"type":"ephemeral"}}]`,
+		`"Later rules."`, 1); text == first ||
+		prompt("{"+fmt.Sprintf(system, "1")+`"messages":[`+text+`],`+tools+`}`) != one {
 		t.Error("a string and a block list of the same text give different prompts")
 	}
-	for text, want := range map[string]bool{"You help.": true, "Later rules.": true, "<reminder>\nFetch it.": true, "ToolSearch": true, "WebFetch": false, "web_search": false, "billing": false} {
+	for text, want := range map[string]bool{"You help.": true, "Later rules.": true, "<reminder>\nFetch it.": true,
+		"ToolSearch": true, "WebFetch": false, "web_search": false, "billing": false} {
 		if strings.Contains(one, text) != want {
 			t.Errorf("%q is in the prompt: %v, want %v: %s", text, !want, want, one)
 		}
@@ -175,7 +185,8 @@ func TestMessagesInputTotal(t *testing.T) {
 
 func TestMessagesFailureIsAnEvent(t *testing.T) {
 	r := start(t, func(c *Config) { c.FailoverTimeoutS = 0.1 })
-	r.target(gatewaytest.WorkerOptions{Decode: gatewaytest.DieAt(r.tok, "one two three", 1, 99, status.Error(codes.Internal, "fault"))})
+	r.target(gatewaytest.WorkerOptions{Decode: gatewaytest.DieAt(r.tok, "one two three", 1, 99,
+		status.Error(codes.Internal, "fault"))})
 	got := r.streamMessages(messagesBody(""))
 	if got.Error["type"] != "api_error" {
 		t.Errorf("error %v", got.Error)
@@ -200,7 +211,8 @@ func TestModelsInThreeShapes(t *testing.T) {
 	r := start(t, func(c *Config) { c.ModelName = "org/tiny" })
 	r.target(gatewaytest.WorkerOptions{MaxContext: 4096})
 	v := r.do("GET", "/v1/models?limit=1000", "", "anthropic-version", "2023-06-01").json(t)
-	if at(v, "data", 0, "id") != "org/tiny" || at(v, "data", 0, "type") != "model" || v["has_more"] != false || v["first_id"] != "org/tiny" || v["last_id"] != "org/tiny" {
+	if at(v, "data", 0, "id") != "org/tiny" || at(v, "data", 0, "type") != "model" || v["has_more"] != false ||
+		v["first_id"] != "org/tiny" || v["last_id"] != "org/tiny" {
 		t.Errorf("Anthropic: %v", v)
 	}
 	v = r.do("GET", "/models/org/tiny", "", "anthropic-version", "2023-06-01").json(t)
@@ -209,8 +221,10 @@ func TestModelsInThreeShapes(t *testing.T) {
 	}
 	v = r.do("GET", "/v1/models?client_version=0.169.0", "").json(t)
 	m := at(v, "models", 0)
-	for k, want := range map[string]any{"slug": "org/tiny", "display_name": "org/tiny", "shell_type": "shell_command", "visibility": "list", "supported_in_api": true,
-		"priority": 1.0, "context_window": 4096.0, "supports_reasoning_summaries": false, "supports_parallel_tool_calls": true, "default_reasoning_level": "low"} {
+	for k, want := range map[string]any{"slug": "org/tiny", "display_name": "org/tiny", "shell_type": "shell_command",
+		"visibility": "list", "supported_in_api": true,
+		"priority": 1.0, "context_window": 4096.0, "supports_reasoning_summaries": false,
+		"supports_parallel_tool_calls": true, "default_reasoning_level": "low"} {
 		if at(m, k) != want {
 			t.Errorf("Codex: %s = %v, want %v", k, at(m, k), want)
 		}

@@ -14,8 +14,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// models loads tokenizer and template of the served model, and the scorer's tokenizer: from the configured files, else from the
-// paths that workers report.
+// models loads tokenizer and template of the served model, and the scorer's tokenizer: from the configured files, else
+// from the paths that workers report.
 type models struct {
 	cfg     Config
 	version string
@@ -49,10 +49,11 @@ func (m *models) loadConfigured() error {
 	return nil
 }
 
-// load reads a model file and serves with it. vocab is the width of the target's logits, 0 = unknown: a tokenizer of another
-// width would feed the target nonsense.
+// load reads a model file and serves with it. vocab is the width of the target's logits, 0 = unknown: a tokenizer of
+// another width would feed the target nonsense.
 func (m *models) load(path, digest string, vocab int) error {
-	mod, err := model.Load(model.Options{Path: path, Name: m.cfg.ModelName, TemplateFile: m.cfg.ChatTemplateFile, Digest: digest,
+	mod, err := model.Load(model.Options{Path: path, Name: m.cfg.ModelName,
+		TemplateFile: m.cfg.ChatTemplateFile, Digest: digest,
 		Version: m.version, Logger: m.log})
 	if err != nil {
 		return err
@@ -61,7 +62,8 @@ func (m *models) load(path, digest string, vocab int) error {
 		return fmt.Errorf("%s has a vocabulary of %d tokens, the target worker's model %d", path, v, vocab)
 	}
 	m.target.Store(mod)
-	m.log.Info("tokenizer and chat template loaded", zap.String(telemetry.KeyModel, mod.Name), zap.String("template", mod.TemplateSource))
+	m.log.Info("tokenizer and chat template loaded", zap.String(telemetry.KeyModel, mod.Name),
+		zap.String("template", mod.TemplateSource))
 	return nil
 }
 
@@ -98,7 +100,8 @@ func (m *models) run(ctx context.Context) error {
 		if path := scorer.GetPath(); path != "" && path != m.scorerPath && m.cfg.PrefillDrafter == "" {
 			m.scorerPath = path
 			if tok, err := model.LoadTokenizer(path); err != nil {
-				m.log.Error("the scorer's tokenizer cannot be read; name a readable file with --prefill-drafter", zap.NamedError(telemetry.KeyErr, err))
+				m.log.Error("the scorer's tokenizer cannot be read; name a readable file with --prefill-drafter",
+					zap.NamedError(telemetry.KeyErr, err))
 			} else {
 				m.scorer.Store(tok)
 			}

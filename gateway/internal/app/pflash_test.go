@@ -55,8 +55,10 @@ func scorer(t *testing.T, words ...string) (gatewaytest.Compress, *tokenizer.Tok
 
 func (r *rig) scorer(script gatewaytest.Compress) *gatewaytest.Worker {
 	r.t.Helper()
-	w := gatewaytest.Join(r.t, r.app.RegistryAddr().String(), gatewaytest.WorkerOptions{ID: "s1", Role: tandemv1.Role_ROLE_PREFILL, Lanes: 1, MaxContext: 65536, Compress: script})
-	r.eventually("scorer is ready", func() bool { return r.app.cluster.Scorers.Ready() && r.app.models.scorerTokenizer() != nil })
+	w := gatewaytest.Join(r.t, r.app.RegistryAddr().String(),
+		gatewaytest.WorkerOptions{ID: "s1", Role: tandemv1.Role_ROLE_PREFILL, Lanes: 1, MaxContext: 65536, Compress: script})
+	r.eventually("scorer is ready",
+		func() bool { return r.app.cluster.Scorers.Ready() && r.app.models.scorerTokenizer() != nil })
 	return w
 }
 
@@ -74,18 +76,22 @@ func TestPflashSingleMessage(t *testing.T) {
 	script, tok := scorer(t, "raven", "40963")
 	s := r.scorer(script)
 	doc := haystack(200, 120) + "\nTell me the access code of raven."
-	v := r.post("/v1/chat/completions", `{"messages":`+chatOf("system", "Be brief.", "user", doc)+`,"pflash":{"mode":"always","keep_ratio":0.1,"min_chunks":40}}`).json(t)
+	v := r.post("/v1/chat/completions",
+		`{"messages":`+chatOf("system", "Be brief.", "user", doc)+
+			`,"pflash":{"mode":"always","keep_ratio":0.1,"min_chunks":40}}`).json(t)
 	p := at(v, "usage", "pflash")
 	if at(p, "applied") != true || at(p, "segments") != 1.0 || at(p, "keep_ratio") != 0.1 || at(p, "score_ms") != 12.5 {
 		t.Fatalf("pflash %v", p)
 	}
 	orig, kept := at(p, "original_tokens").(float64), at(p, "kept_tokens").(float64)
-	if at(v, "usage", "prompt_tokens") != orig || at(v, "usage", "prompt_tokens_details", "compressed_tokens") != orig-kept || kept*5 > orig {
+	if at(v, "usage", "prompt_tokens") != orig ||
+		at(v, "usage", "prompt_tokens_details", "compressed_tokens") != orig-kept || kept*5 > orig {
 		t.Errorf("usage %v", v["usage"])
 	}
 	req := w.Requests()[0]
 	text := r.tok.Decode(req.GetPromptTokens(), true)
-	for _, want := range []string{"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n", "The access code of raven is 40963.", "Tell me the access code of raven.<|im_end|>\n<|im_start|>assistant\n"} {
+	for _, want := range []string{"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n",
+		"The access code of raven is 40963.", "Tell me the access code of raven.<|im_end|>\n<|im_start|>assistant\n"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("compressed prompt lacks %q:\n%s", want, text)
 		}
@@ -99,7 +105,8 @@ func TestPflashSingleMessage(t *testing.T) {
 	if seg.GetKeepRatio() != 0.1 || seg.GetMinChunks() != 40 {
 		t.Errorf("segment %v", seg)
 	}
-	if got := tok.Decode(sc.GetTokens()[seg.GetSpan().GetFirst():seg.GetSpan().GetLast()], true); got != strings.TrimSpace(doc) {
+	if got := tok.Decode(sc.GetTokens()[seg.GetSpan().GetFirst():seg.GetSpan().GetLast()],
+		true); got != strings.TrimSpace(doc) {
 		t.Errorf("segment is not the document: %.80q", got)
 	}
 	if got := tok.Decode(sc.GetTokens()[q.GetFirst():q.GetLast()], true); !strings.HasSuffix(got, "code of raven.") {
@@ -113,13 +120,15 @@ func TestPflashProtectsTurns(t *testing.T) {
 	script, _ := scorer(t, "raven")
 	s := r.scorer(script)
 	system := strings.Repeat("You are a careful reader of long documents. ", 60)
-	body := `{"messages":` + chatOf("system", system, "user", haystack(150, 60), "assistant", "I read it.", "user", "What is the code of raven?") + `}`
+	body := `{"messages":` + chatOf("system", system, "user", haystack(150, 60), "assistant", "I read it.", "user",
+		"What is the code of raven?") + `}`
 	v := r.post("/v1/chat/completions", body).json(t)
 	if at(v, "usage", "pflash", "applied") != true {
 		t.Fatalf("usage %v", v["usage"])
 	}
 	text := r.tok.Decode(w.Requests()[0].GetPromptTokens(), true)
-	for _, want := range []string{system, "I read it.", "<|im_start|>user\nWhat is the code of raven?<|im_end|>", "40963"} {
+	for _, want := range []string{system, "I read it.", "<|im_start|>user\nWhat is the code of raven?<|im_end|>",
+		"40963"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("prompt lacks %.60q", want)
 		}
@@ -139,8 +148,8 @@ func TestPflashProtectsTurns(t *testing.T) {
 	}
 }
 
-// TestPflashFallsBack: without an answer of the scorer the prompt is taken whole where it fits. Each case has a gateway of
-// its own: one that found its scorer at fault leaves it in peace for a second.
+// TestPflashFallsBack: without an answer of the scorer the prompt is taken whole where it fits. Each case has a gateway
+// of its own: one that found its scorer at fault leaves it in peace for a second.
 func TestPflashFallsBack(t *testing.T) {
 	bad := func(context.Context, *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
 		return &tandemv1.CompressResponse{}, nil
@@ -193,7 +202,8 @@ func TestPflashAdmitsWhatFitsCompressed(t *testing.T) {
 	script, _ := scorer(t, "raven")
 	r.scorer(script)
 	body, _ := json.Marshal(haystack(600, 300) + "\nWhat is the access code of raven?")
-	v := r.post("/v1/chat/completions", `{"messages":[{"role":"user","content":`+string(body)+`}],"pflash":{"mode":"always"},"max_tokens":100}`)
+	v := r.post("/v1/chat/completions",
+		`{"messages":[{"role":"user","content":`+string(body)+`}],"pflash":{"mode":"always"},"max_tokens":100}`)
 	if v.status != 200 || at(v.json(t), "usage", "pflash", "applied") != true {
 		t.Errorf("%d %s", v.status, v.body)
 	}

@@ -45,7 +45,8 @@ func specKeys(t *testing.T) []string {
 	return out
 }
 
-// TestPropsHaveEveryKey: those of the specification, nested ones too; a feature that is not there may be null as a whole.
+// TestPropsHaveEveryKey: those of the specification, nested ones too; a feature that is not there may be null as
+// a whole.
 func TestPropsHaveEveryKey(t *testing.T) {
 	r := start(t, nil)
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
@@ -89,11 +90,13 @@ func TestPropsTellWhatRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := start(t, func(c *Config) {
-		c.ModelCard, c.PrefillCompression, c.PrefillThreshold, c.PrefillKeepRatio, c.MaxQueue, c.DefaultThinking = card, "auto", 5000, 0.1, 7, true
+		c.ModelCard, c.PrefillCompression, c.PrefillThreshold, c.PrefillKeepRatio, c.MaxQueue, c.DefaultThinking = card,
+			"auto", 5000, 0.1, 7, true
 		c.APIKey = append(c.APIKey, "key")
 	})
 	r.target(gatewaytest.WorkerOptions{MaxContext: 4096, Decode: r.reply("one two three", 2),
-		Settings: map[string]string{"lookup": "true", "chunk": "256", "ddtree-budget": "22", "cache-type-k": "q8_0", "cache-type-v": "f16"},
+		Settings: map[string]string{"lookup": "true", "chunk": "256", "ddtree-budget": "22",
+			"cache-type-k": "q8_0", "cache-type-v": "f16"},
 		Counters: map[string]float64{"drafted_tokens": 40, "accepted_tokens": 30}})
 	script, _ := scorer(t)
 	r.scorer(script)
@@ -101,16 +104,20 @@ func TestPropsTellWhatRuns(t *testing.T) {
 	v := r.do("GET", "/props", "", "Authorization", "Bearer key").json(t)
 	for key, want := range map[string]any{
 		"model_alias": "tiny", "model_path": target, "model.arch": "qwen35", "model.draft_path": nil, "model_card.name": "C",
-		"budget_envelope.model_card_source": card, "budget_envelope.default_max_tokens": 8000.0, "budget_envelope.hard_limit_reply_budget": 500.0,
-		"default_generation_settings.n_ctx": 4096.0, "default_generation_settings.temperature": 0.7, "default_generation_settings.top_p": 0.9,
-		"default_generation_settings.top_k": 20.0, "default_generation_settings.min_p": 0.1, "default_generation_settings.repeat_penalty": 1.1,
-		"pflash.enabled": true, "pflash.mode": "auto", "pflash.threshold": 5000.0, "pflash.keep_ratio": 0.1, "pflash.drafter_gguf": prefill,
-		"reasoning.supported": true, "reasoning.default": true, "runtime.backend": "cpu", "runtime.target_device": "fake", "runtime.chunk": 256.0,
-		"runtime.kv_cache_k": "q8_0", "runtime.kv_cache_v": "f16", "runtime.fa_window": 0.0, "runtime.lazy_draft": false,
-		"speculative.enabled": true, "speculative.ddtree_budget": 22.0, "speculative.drafted_tokens": 40.0, "speculative.accepted_tokens": 30.0, "speculative.accept_rate": 0.75,
-		"speculative_mode": "lookup", "capabilities.speculative_supported": true, "tandem.features.speculation": true, "tandem.features.pflash": true,
-		"tandem.queue.limit": 7.0, "daemon.alive": true, "server.version": "test", "server.props_schema": 2.0, "full_cache": nil, "prefix_cache": nil,
-		"sampling.capabilities.top_k": true, "tool_replay.current_entries": 0.0,
+		"budget_envelope.model_card_source": card, "budget_envelope.default_max_tokens": 8000.0,
+		"budget_envelope.hard_limit_reply_budget": 500.0, "default_generation_settings.n_ctx": 4096.0,
+		"default_generation_settings.temperature": 0.7, "default_generation_settings.top_p": 0.9,
+		"default_generation_settings.top_k": 20.0, "default_generation_settings.min_p": 0.1,
+		"default_generation_settings.repeat_penalty": 1.1, "pflash.enabled": true, "pflash.mode": "auto",
+		"pflash.threshold": 5000.0, "pflash.keep_ratio": 0.1, "pflash.drafter_gguf": prefill,
+		"reasoning.supported": true, "reasoning.default": true, "runtime.backend": "cpu",
+		"runtime.target_device": "fake", "runtime.chunk": 256.0, "runtime.kv_cache_k": "q8_0", "runtime.kv_cache_v": "f16",
+		"runtime.fa_window": 0.0, "runtime.lazy_draft": false, "speculative.enabled": true, "speculative.ddtree_budget": 22.0,
+		"speculative.drafted_tokens": 40.0, "speculative.accepted_tokens": 30.0, "speculative.accept_rate": 0.75,
+		"speculative_mode": "lookup", "capabilities.speculative_supported": true, "tandem.features.speculation": true,
+		"tandem.features.pflash": true, "tandem.queue.limit": 7.0, "daemon.alive": true, "server.version": "test",
+		"server.props_schema": 2.0, "full_cache": nil, "prefix_cache": nil, "sampling.capabilities.top_k": true,
+		"tool_replay.current_entries": 0.0,
 	} {
 		got := any(v)
 		for _, p := range strings.Split(key, ".") {
@@ -154,14 +161,17 @@ func TestPropsSpeculation(t *testing.T) {
 				return len(w) == 1 && len(w[0].Heartbeat.GetAttached()) == len(tt.attached)
 			})
 			if len(tt.attached) > 0 {
-				gatewaytest.Join(t, r.app.RegistryAddr().String(), gatewaytest.WorkerOptions{ID: "d1", Role: tandemv1.Role_ROLE_DRAFT, Lanes: 1,
-					Model: &tandemv1.ModelInfo{Name: "draft", Path: "/models/draft.gguf"}})
+				gatewaytest.Join(t, r.app.RegistryAddr().String(),
+					gatewaytest.WorkerOptions{ID: "d1", Role: tandemv1.Role_ROLE_DRAFT, Lanes: 1,
+						Model: &tandemv1.ModelInfo{Name: "draft", Path: "/models/draft.gguf"}})
 				r.eventually("draft", func() bool { return len(r.app.registry.Workers()) == 2 })
 			}
 			v := r.do("GET", "/props", "").json(t)
 			on := len(tt.sources) > 0
-			if at(v, "speculative_mode") != tt.mode || at(v, "speculative", "enabled") != on || at(v, "capabilities", "speculative_supported") != on ||
-				at(v, "tandem", "features", "speculation") != on || !cmp.Equal(at(v, "speculative", "sources"), any(tt.sources)) || at(v, "speculative", "accept_rate") != nil {
+			if at(v, "speculative_mode") != tt.mode || at(v, "speculative", "enabled") != on ||
+				at(v, "capabilities", "speculative_supported") != on ||
+				at(v, "tandem", "features", "speculation") != on || !cmp.Equal(at(v, "speculative", "sources"), any(tt.sources)) ||
+				at(v, "speculative", "accept_rate") != nil {
 				t.Errorf("%v %v", v["speculative_mode"], v["speculative"])
 			}
 			if (at(v, "model", "draft_path") == "/models/draft.gguf") != (len(tt.attached) > 0) {

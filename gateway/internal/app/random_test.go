@@ -13,11 +13,14 @@ import (
 	"pgregory.net/rapid"
 )
 
-// randomPieces are what random answers are made of: text, markers, markup of calls in several formats, whole and broken.
+// randomPieces are what random answers are made of: text, markers, markup of calls in several formats, whole
+// and broken.
 var randomPieces = []string{
-	"a", "Hello, ", "\n", " ", "日本", "\U0001F600", "é", "stop", "st", "op", "</think>", "<think>", "<tool_call>", "</tool_call>", "<function=f>", "<function=g>",
-	"<parameter=a>", "<parameter=n>", "</parameter>", "</function>", "12", `{"name": "f", "arguments": {"n": 1}}`, `{"name": "f", "arguments": {"a": "x`,
-	"<tool_code>", "</tool_code>", "<function_calls>", `<invoke name="f">`, "</invoke>", "</function_calls>", "<function=f(a=\"x\")></function>", "```json\n", "<",
+	"a", "Hello, ", "\n", " ", "日本", "\U0001F600", "é", "stop", "st", "op", "</think>", "<think>", "<tool_call>",
+	"</tool_call>", "<function=f>", "<function=g>", "<parameter=a>", "<parameter=n>", "</parameter>", "</function>", "12",
+	`{"name": "f", "arguments": {"n": 1}}`, `{"name": "f", "arguments": {"a": "x`,
+	"<tool_code>", "</tool_code>", "<function_calls>", `<invoke name="f">`, "</invoke>", "</function_calls>",
+	"<function=f(a=\"x\")></function>", "```json\n", "<",
 }
 
 // randomScript is a worker that says random tokens in random steps.
@@ -30,20 +33,23 @@ func (r *rig) randomScript(rt *rapid.T) (gatewaytest.Decode, []int32) {
 		}
 		ids = append(ids, r.tok.Encode(rapid.SampledFrom(randomPieces).Draw(rt, "piece"), tokenizer.Options{})...)
 	}
-	return gatewaytest.Script{Tokens: ids, Step: rapid.IntRange(1, 9).Draw(rt, "step"), Stop: r.tok.StopTokens()[0], Logprobs: true}.Run, ids
+	return gatewaytest.Script{Tokens: ids, Step: rapid.IntRange(1, 9).Draw(rt, "step"), Stop: r.tok.StopTokens()[0],
+		Logprobs: true}.Run, ids
 }
 
 // TestRandomStreamsEqualWholeInAllDialects: the same for Responses, Messages and legacy completions.
 func TestRandomStreamsEqualWholeInAllDialects(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
-	schema := map[string]any{"properties": map[string]any{"a": map[string]any{"type": "string"}, "n": map[string]any{"type": "integer"}}}
+	schema := map[string]any{"properties": map[string]any{"a": map[string]any{"type": "string"},
+		"n": map[string]any{"type": "integer"}}}
 	for _, path := range []string{"/v1/responses", "/v1/messages", "/v1/completions"} {
 		t.Run(strings.TrimPrefix(path, "/v1/"), func(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
 				script, ids := r.randomScript(rt)
 				w.SetDecode(script)
-				body := map[string]any{"stop": rapid.SliceOfN(rapid.SampledFrom([]string{"stop", "日", "\n\n", "12"}), 0, 2).Draw(rt, "stops")}
+				body := map[string]any{"stop": rapid.SliceOfN(rapid.SampledFrom([]string{"stop", "日", "\n\n", "12"}),
+					0, 2).Draw(rt, "stops")}
 				if path == "/v1/completions" {
 					body["prompt"], body["echo"] = "Go.", rapid.Bool().Draw(rt, "echo")
 					if rapid.Bool().Draw(rt, "logprobs") {
@@ -51,7 +57,8 @@ func TestRandomStreamsEqualWholeInAllDialects(t *testing.T) {
 					}
 				} else {
 					body["input"], body["messages"] = "Go.", []any{map[string]any{"role": "user", "content": "Go."}}
-					body["enable_thinking"], body["parallel_tool_calls"] = rapid.Bool().Draw(rt, "thinking"), rapid.Bool().Draw(rt, "parallel")
+					body["enable_thinking"], body["parallel_tool_calls"] = rapid.Bool().Draw(rt, "thinking"),
+						rapid.Bool().Draw(rt, "parallel")
 					if rapid.Bool().Draw(rt, "tools") {
 						tool := map[string]any{"name": "f", "parameters": schema, "type": "function"}
 						if path == "/v1/messages" {
@@ -69,7 +76,8 @@ func TestRandomStreamsEqualWholeInAllDialects(t *testing.T) {
 				}
 				body["stream"] = true
 				stream := r.post(path, string(mustJSON(body)))
-				if d := cmp.Diff(comparable(t, path, whole.body, false), comparable(t, path, stream.body, true), cmpopts.EquateEmpty()); d != "" {
+				if d := cmp.Diff(comparable(t, path, whole.body, false), comparable(t, path, stream.body, true),
+					cmpopts.EquateEmpty()); d != "" {
 					rt.Fatalf("%q: stream differs from whole:\n%s", r.tok.Decode(ids, true), d)
 				}
 			})
@@ -77,7 +85,8 @@ func TestRandomStreamsEqualWholeInAllDialects(t *testing.T) {
 	}
 }
 
-// comparable is an answer without what differs from request to request; that of a stream is put together from its events.
+// comparable is an answer without what differs from request to request; that of a stream is put together from
+// its events.
 func comparable(t *testing.T, path string, body []byte, stream bool) any {
 	t.Helper()
 	var v any
@@ -127,8 +136,8 @@ func comparable(t *testing.T, path string, body []byte, stream bool) any {
 	return out
 }
 
-// TestRandomStreamsEqualWhole: whatever tokens come, in whatever steps, a chat stream obeys its grammar and says what the whole
-// answer says (docs/spec/http-api.md §21 item 2).
+// TestRandomStreamsEqualWhole: whatever tokens come, in whatever steps, a chat stream obeys its grammar and says what
+// the whole answer says (docs/spec/http-api.md §21 item 2).
 func TestRandomStreamsEqualWhole(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
@@ -137,9 +146,10 @@ func TestRandomStreamsEqualWhole(t *testing.T) {
 		script, ids := r.randomScript(rt)
 		w.SetDecode(script)
 		body := map[string]any{
-			"messages": []any{map[string]any{"role": "user", "content": "Go."}}, "enable_thinking": rapid.Bool().Draw(rt, "thinking"),
-			"stop":     rapid.SliceOfN(rapid.SampledFrom([]string{"stop", "日", "\n\n", "12"}), 0, 2).Draw(rt, "stops"),
-			"logprobs": rapid.Bool().Draw(rt, "logprobs"), "n": rapid.IntRange(1, 2).Draw(rt, "choices"),
+			"messages":        []any{map[string]any{"role": "user", "content": "Go."}},
+			"enable_thinking": rapid.Bool().Draw(rt, "thinking"),
+			"stop":            rapid.SliceOfN(rapid.SampledFrom([]string{"stop", "日", "\n\n", "12"}), 0, 2).Draw(rt, "stops"),
+			"logprobs":        rapid.Bool().Draw(rt, "logprobs"), "n": rapid.IntRange(1, 2).Draw(rt, "choices"),
 			"parallel_tool_calls": rapid.Bool().Draw(rt, "parallel"),
 		}
 		if rapid.Bool().Draw(rt, "tools") {

@@ -25,7 +25,8 @@ const weatherTools = `"tools":[{"type":"function","name":"weather","parameters":
 
 // callText is a call as the model writes it.
 func callText(name, key, value string) string {
-	return "<tool_call>\n<function=" + name + ">\n<parameter=" + key + ">\n" + value + "\n</parameter>\n</function>\n</tool_call>"
+	return "<tool_call>\n<function=" + name + ">\n<parameter=" + key + ">\n" + value +
+		"\n</parameter>\n</function>\n</tool_call>"
 }
 
 // streamResponse streams a request and checks its events.
@@ -76,16 +77,22 @@ func TestResponsesStreamEqualsWhole(t *testing.T) {
 	for _, tt := range []struct{ name, text, more, status, output string }{
 		{"plain", "Hello, wörld 日本!", "", "completed", `message "Hello, wörld 日本!"`},
 		{"empty", "", "", "completed", `message ""`},
-		{"thinking", "it is\nso\n</think>\n\nYes.", `"reasoning":{"effort":"low","summary":"auto"}`, "completed", `reasoning "it is\nso", message "Yes."`},
-		{"sealed", "so\n</think>\n\nYes.", `"reasoning":{"effort":"low"},"include":["reasoning.encrypted_content"]`, "completed", `reasoning "so", message "Yes."`},
+		{"thinking", "it is\nso\n</think>\n\nYes.", `"reasoning":{"effort":"low","summary":"auto"}`, "completed",
+			`reasoning "it is\nso", message "Yes."`},
+		{"sealed", "so\n</think>\n\nYes.", `"reasoning":{"effort":"low"},"include":["reasoning.encrypted_content"]`,
+			"completed", `reasoning "so", message "Yes."`},
 		{"stop string", "one two three", `"stop":["wo th"]`, "completed", `message "one t"`},
 		{"length", "one two three four five six", `"max_output_tokens":2`, "incomplete", ""},
 		{"logprobs", "a b", `"include":["message.output_text.logprobs"],"top_logprobs":2`, "completed", `message "a b"`},
-		{"call", callText("weather", "city", "Zürich"), weatherTools, "completed", `function_call weather {"city": "Zürich"}`},
-		{"text and two calls", "Let me see.\n" + callText("files.read", "path", "a.go") + "\n" + callText("weather", "city", "Bern"), weatherTools, "completed",
+		{"call", callText("weather", "city", "Zürich"), weatherTools, "completed",
+			`function_call weather {"city": "Zürich"}`},
+		{"text and two calls", "Let me see.\n" + callText("files.read", "path", "a.go") + "\n" + callText("weather", "city",
+			"Bern"), weatherTools, "completed",
 			`message "Let me see.\n", function_call files/read {"path": "a.go"}, function_call weather {"city": "Bern"}`},
-		{"custom", callText("patch", "input", "*** Begin\n\"x\"\t\\"), weatherTools, "completed", `custom_tool_call patch *** Begin` + "\n\"x\"\t\\"},
-		{"unknown name is text", callText("none", "a", "b"), weatherTools, "completed", fmt.Sprintf("message %q", callText("none", "a", "b"))},
+		{"custom", callText("patch", "input", "*** Begin\n\"x\"\t\\"), weatherTools, "completed",
+			`custom_tool_call patch *** Begin` + "\n\"x\"\t\\"},
+		{"unknown name is text", callText("none", "a", "b"), weatherTools, "completed",
+			fmt.Sprintf("message %q", callText("none", "a", "b"))},
 	} {
 		for _, step := range []int{1, 3, 64} {
 			t.Run(fmt.Sprintf("%s, steps of %d", tt.name, step), func(t *testing.T) {
@@ -151,10 +158,11 @@ func TestResponseObject(t *testing.T) {
 	n := float64(len(r.encode(thought + "\n</think>\n\nYes.")))
 	reasoning := at(v, "usage", "output_tokens_details", "reasoning_tokens").(float64)
 	for path, want := range map[string]any{
-		"object": "response", "status": "completed", "background": false, "instructions": "Be brief.", "max_output_tokens": 50.0, "temperature": 0.5,
-		"top_p": 0.9, "parallel_tool_calls": false, "truncation": "auto", "user": "me", "store": false, "prompt_cache_key": "k", "tool_choice": "none",
-		"service_tier": "default", "output_text": "Yes.", "model": "tiny", "metadata.a": "b", "reasoning.effort": "medium", "reasoning.summary": "auto",
-		"text.format.type": "text", "usage.output_tokens": n,
+		"object": "response", "status": "completed", "background": false, "instructions": "Be brief.",
+		"max_output_tokens": 50.0, "temperature": 0.5, "top_p": 0.9, "parallel_tool_calls": false, "truncation": "auto",
+		"user": "me", "store": false, "prompt_cache_key": "k", "tool_choice": "none",
+		"service_tier": "default", "output_text": "Yes.", "model": "tiny", "metadata.a": "b", "reasoning.effort": "medium",
+		"reasoning.summary": "auto", "text.format.type": "text", "usage.output_tokens": n,
 	} {
 		var got any = v
 		for _, k := range strings.Split(path, ".") {
@@ -175,7 +183,8 @@ func TestResponseObject(t *testing.T) {
 			t.Errorf("%s = %v, want null", k, x)
 		}
 	}
-	if at(v, "finish_details", "close_kind") != "natural" || at(v, "tools", 0, "name") != "f" || at(v, "completed_at") == nil {
+	if at(v, "finish_details", "close_kind") != "natural" || at(v, "tools", 0, "name") != "f" ||
+		at(v, "completed_at") == nil {
 		t.Errorf("response %v", v)
 	}
 	sealed, _ := at(v, "output", 0, "encrypted_content").(string)
@@ -204,7 +213,8 @@ func TestPreviousResponse(t *testing.T) {
 	w.SetDecode(r.reply("Four.", 1))
 	first := r.post("/v1/responses", `{"input":"2+2?","instructions":"Be brief."}`, alice...).json(t)
 	w.SetDecode(r.reply("Five.", 1))
-	second := r.streamResponse(`{"input":[{"role":"user","content":"And 2+3?"}],"previous_response_id":"`+first["id"].(string)+`"}`, alice...).Final
+	second := r.streamResponse(`{"input":[{"role":"user","content":"And 2+3?"}],"previous_response_id":"`+
+		first["id"].(string)+`"}`, alice...).Final
 	if second["previous_response_id"] != first["id"] {
 		t.Errorf("previous_response_id %v", second["previous_response_id"])
 	}
@@ -225,10 +235,12 @@ func TestPreviousResponse(t *testing.T) {
 	if got := r.post("/v1/responses", `{"input":"x","previous_response_id":"`+id+`"}`, bob...); got.status != 400 {
 		t.Errorf("another key continues the response: %d", got.status)
 	}
-	if got := r.do("POST", "/v1/responses/"+id+"/cancel", "", alice...); got.status != 200 || got.json(t)["status"] != "completed" {
+	if got := r.do("POST", "/v1/responses/"+id+"/cancel", "", alice...); got.status != 200 ||
+		got.json(t)["status"] != "completed" {
 		t.Errorf("cancel of a finished response: %d %s", got.status, got.body)
 	}
-	if got := r.do("DELETE", "/v1/responses/"+id, "", alice...); got.status != 200 || cmp.Diff(got.json(t), map[string]any{"id": id, "object": "response.deleted", "deleted": true}) != "" {
+	if got := r.do("DELETE", "/v1/responses/"+id, "", alice...); got.status != 200 ||
+		cmp.Diff(got.json(t), map[string]any{"id": id, "object": "response.deleted", "deleted": true}) != "" {
 		t.Errorf("DELETE: %d %s", got.status, got.body)
 	}
 	if got := r.do("GET", "/responses/"+id, "", alice...); got.status != 404 {
@@ -236,7 +248,8 @@ func TestPreviousResponse(t *testing.T) {
 	}
 }
 
-// Reasoning comes back as an item, sealed, or as a reference to a kept item; all give the prompt that the chat dialect gives.
+// Reasoning comes back as an item, sealed, or as a reference to a kept item; all give the prompt that the chat
+// dialect gives.
 func TestReasoningRoundTrip(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
@@ -244,7 +257,8 @@ func TestReasoningRoundTrip(t *testing.T) {
 	w.SetDecode(r.reply(text, 2))
 	ask := func(more string) []any {
 		t.Helper()
-		return r.post("/v1/responses", `{"input":"Weather?","reasoning":{"effort":"low"},`+weatherTools+more+`}`).json(t)["output"].([]any)
+		return r.post("/v1/responses",
+			`{"input":"Weather?","reasoning":{"effort":"low"},`+weatherTools+more+`}`).json(t)["output"].([]any)
 	}
 	want := r.chatPrompt(`{"messages":[{"role":"user","content":"Weather?"},
 		{"role":"assistant","reasoning_content":"Read it.","tool_calls":[{"id":"c","type":"function","function":{"name":"weather","arguments":"{\"city\":\"Bern\"}"}}]},
@@ -253,7 +267,8 @@ func TestReasoningRoundTrip(t *testing.T) {
 		"as it was": func() string { return string(mustJSON(ask(""))) },
 		"sealed": func() string {
 			out := ask(`,"include":["reasoning.encrypted_content"],"store":false`)
-			out[0] = map[string]any{"type": "reasoning", "id": at(out[0], "id"), "summary": []any{}, "content": nil, "encrypted_content": at(out[0], "encrypted_content")}
+			out[0] = map[string]any{"type": "reasoning", "id": at(out[0], "id"), "summary": []any{}, "content": nil,
+				"encrypted_content": at(out[0], "encrypted_content")}
 			return string(mustJSON(out))
 		},
 		"referenced": func() string {
@@ -274,7 +289,8 @@ func TestReasoningRoundTrip(t *testing.T) {
 				t.Fatal(err)
 			}
 			a := r.post("/v1/responses", `{"input":[{"role":"user","content":"Weather?"},`+strings.TrimPrefix(items, "[")+
-				`,{"type":"function_call_output","call_id":"`+fmt.Sprint(out[len(out)-1]["call_id"])+`","output":"rain"}],"reasoning":{"effort":"low"},`+weatherTools+`}`)
+				`,{"type":"function_call_output","call_id":"`+fmt.Sprint(out[len(out)-1]["call_id"])+
+				`","output":"rain"}],"reasoning":{"effort":"low"},`+weatherTools+`}`)
 			if a.status != 200 {
 				t.Fatalf("%d %s", a.status, a.body)
 			}
@@ -294,7 +310,8 @@ func TestSealedReasoningSurvivesARestart(t *testing.T) {
 		w := r.target(gatewaytest.WorkerOptions{})
 		w.SetDecode(r.reply("Deep thought.\n</think>\n\nYes.", 2))
 		if i == 0 {
-			v := r.post("/v1/responses", `{"input":"Hi","reasoning":{"effort":"low"},"include":["reasoning.encrypted_content"]}`).json(t)
+			v := r.post("/v1/responses",
+				`{"input":"Hi","reasoning":{"effort":"low"},"include":["reasoning.encrypted_content"]}`).json(t)
 			sealed = at(v, "output", 0, "encrypted_content").(string)
 		} else {
 			r.post("/v1/responses", `{"input":[{"role":"user","content":"Hi"},{"type":"reasoning","summary":[],"encrypted_content":"`+sealed+`"},
@@ -317,7 +334,8 @@ func TestTruncationDropsOldestTurns(t *testing.T) {
 	for i := range 12 {
 		items = append(items, fmt.Sprintf(`{"role":"user","content":"Question %d %s"},{"role":"assistant","content":"Answer %d."}`, i, strings.Repeat("word ", 60), i))
 	}
-	body := `{"instructions":"Be brief.","input":[` + strings.Join(items, ",") + `,{"role":"user","content":"The last one."}],"max_output_tokens":64`
+	body := `{"instructions":"Be brief.","input":[` + strings.Join(items,
+		",") + `,{"role":"user","content":"The last one."}],"max_output_tokens":64`
 	if a := r.post("/v1/responses", body+`}`); a.status != 400 {
 		t.Fatalf("without truncation: %d %s", a.status, a.body)
 	}
@@ -327,7 +345,8 @@ func TestTruncationDropsOldestTurns(t *testing.T) {
 	}
 	p := r.lastPrompt(w)
 	n := len(w.Requests()[0].GetPromptTokens())
-	if !strings.Contains(p, "Be brief.") || !strings.Contains(p, "The last one.") || strings.Contains(p, "Question 0 ") || strings.Contains(p, "Answer 0.") {
+	if !strings.Contains(p, "Be brief.") || !strings.Contains(p, "The last one.") || strings.Contains(p, "Question 0 ") ||
+		strings.Contains(p, "Answer 0.") {
 		t.Errorf("prompt %s", p)
 	}
 	// A turn has about 70 tokens; another one would not have fitted.
@@ -343,7 +362,8 @@ func TestCancelResponse(t *testing.T) {
 	r := start(t, nil)
 	b := gatewaytest.NewBlock()
 	r.target(gatewaytest.WorkerOptions{Decode: b.Script(r.tok, "one two three")})
-	req, _ := http.NewRequestWithContext(t.Context(), "POST", r.url+"/v1/responses", strings.NewReader(`{"input":"Hi","stream":true}`))
+	req, _ := http.NewRequestWithContext(t.Context(), "POST", r.url+"/v1/responses",
+		strings.NewReader(`{"input":"Hi","stream":true}`))
 	resp, err := r.client.Do(req)
 	if err != nil {
 		t.Fatal(err)
@@ -386,9 +406,11 @@ func TestCancelResponse(t *testing.T) {
 
 func TestResponsesFailureIsAnEvent(t *testing.T) {
 	r := start(t, func(c *Config) { c.FailoverTimeoutS = 0.1 })
-	r.target(gatewaytest.WorkerOptions{Decode: gatewaytest.DieAt(r.tok, "one two three", 1, 99, status.Error(codes.Internal, "fault"))})
+	r.target(gatewaytest.WorkerOptions{Decode: gatewaytest.DieAt(r.tok, "one two three", 1, 99,
+		status.Error(codes.Internal, "fault"))})
 	got := r.streamResponse(`{"input":"Hi"}`)
-	if got.Terminal != "response.failed" || at(got.Final, "error", "code") != "server_error" || at(got.Final, "error", "message") == "" {
+	if got.Terminal != "response.failed" || at(got.Final, "error", "code") != "server_error" ||
+		at(got.Final, "error", "message") == "" {
 		t.Errorf("ends with %s, error %v", got.Terminal, got.Final["error"])
 	}
 }

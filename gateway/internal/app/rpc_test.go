@@ -39,7 +39,8 @@ type generated struct {
 	last            *tandemv1.GenerateResponse
 }
 
-func runRPC(ctx context.Context, api tandemv1.InferenceServiceClient, req *tandemv1.GenerateRequest) (g generated, err error) {
+func runRPC(ctx context.Context, api tandemv1.InferenceServiceClient,
+	req *tandemv1.GenerateRequest) (g generated, err error) {
 	stream, err := api.Generate(ctx, req)
 	if err != nil {
 		return g, err
@@ -52,7 +53,8 @@ func runRPC(ctx context.Context, api tandemv1.InferenceServiceClient, req *tande
 		if err != nil {
 			return g, err
 		}
-		g.text, g.reasoning, g.tokens, g.last = g.text+m.GetText(), g.reasoning+m.GetReasoning(), g.tokens+len(m.GetTokens()), m
+		g.text, g.reasoning, g.tokens, g.last = g.text+m.GetText(), g.reasoning+m.GetReasoning(),
+			g.tokens+len(m.GetTokens()), m
 	}
 }
 
@@ -64,11 +66,13 @@ func TestRPCGenerate(t *testing.T) {
 	r := start(t, nil)
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("because\n</think>\n\nYes, it is.", 3)})
 	api := r.rpc()
-	g, err := runRPC(t.Context(), api, &tandemv1.GenerateRequest{Input: chatInput("Is it?", true), Stop: []string{" is"}, TopLogprobs: proto.Int32(1)})
+	g, err := runRPC(t.Context(), api,
+		&tandemv1.GenerateRequest{Input: chatInput("Is it?", true), Stop: []string{" is"}, TopLogprobs: proto.Int32(1)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if g.reasoning != "because" || g.text != "Yes, it" || g.last.GetStopSequence() != " is" || g.last.GetFinishReason() != tandemv1.FinishReason_FINISH_REASON_STOP {
+	if g.reasoning != "because" || g.text != "Yes, it" || g.last.GetStopSequence() != " is" ||
+		g.last.GetFinishReason() != tandemv1.FinishReason_FINISH_REASON_STOP {
 		t.Errorf("got %+v", g)
 	}
 	if int64(g.tokens) != g.last.GetUsage().GetCompletionTokens() || g.last.GetUsage().GetReasoningTokens() == 0 {
@@ -82,10 +86,12 @@ func TestRPCGenerate(t *testing.T) {
 	if err != nil || text.GetText() != "Hello" {
 		t.Errorf("round trip: %v %v", text, err)
 	}
-	if m, err := api.ListModels(t.Context(), &tandemv1.ListModelsRequest{}); err != nil || m.GetModels()[0].GetId() != "tiny" {
+	if m, err := api.ListModels(t.Context(), &tandemv1.ListModelsRequest{}); err != nil ||
+		m.GetModels()[0].GetId() != "tiny" {
 		t.Errorf("models: %v %v", m, err)
 	}
-	if c, err := api.GetCluster(t.Context(), &tandemv1.GetClusterRequest{}); err != nil || c.GetWorkers()[0].GetState() != "ready" {
+	if c, err := api.GetCluster(t.Context(), &tandemv1.GetClusterRequest{}); err != nil ||
+		c.GetWorkers()[0].GetState() != "ready" {
 		t.Errorf("cluster: %v %v", c, err)
 	}
 }
@@ -93,7 +99,9 @@ func TestRPCGenerate(t *testing.T) {
 func TestRPCErrors(t *testing.T) {
 	r := start(t, func(c *Config) { c.StrictModel = true })
 	api := r.rpc()
-	if _, err := runRPC(t.Context(), api, &tandemv1.GenerateRequest{Input: chatInput("x", false)}); rpcerr.Code(err) != codes.Unavailable || rpcerr.Reason(err) != "NO_WORKER" {
+	if _, err := runRPC(t.Context(), api,
+		&tandemv1.GenerateRequest{Input: chatInput("x", false)}); rpcerr.Code(err) != codes.Unavailable ||
+		rpcerr.Reason(err) != "NO_WORKER" {
 		t.Errorf("without a worker: %v", err)
 	}
 	r.target(gatewaytest.WorkerOptions{MaxContext: 64, Decode: r.reply("x", 1)})
@@ -105,13 +113,19 @@ func TestRPCErrors(t *testing.T) {
 		field  string
 	}{
 		{"no input", &tandemv1.GenerateRequest{}, codes.InvalidArgument, "INVALID_ARGUMENT", "input"},
-		{"no messages", &tandemv1.GenerateRequest{Input: &tandemv1.GenerateRequest_Chat{Chat: &tandemv1.Chat{}}}, codes.InvalidArgument, "INVALID_ARGUMENT", "chat.messages"},
-		{"temperature", &tandemv1.GenerateRequest{Input: chatInput("x", false), Sampling: &tandemv1.Sampling{Temperature: proto.Float64(3)}}, codes.InvalidArgument, "INVALID_ARGUMENT", "sampling.temperature"},
+		{"no messages", &tandemv1.GenerateRequest{Input: &tandemv1.GenerateRequest_Chat{Chat: &tandemv1.Chat{}}},
+			codes.InvalidArgument, "INVALID_ARGUMENT", "chat.messages"},
+		{"temperature", &tandemv1.GenerateRequest{Input: chatInput("x", false),
+			Sampling: &tandemv1.Sampling{Temperature: proto.Float64(3)}}, codes.InvalidArgument, "INVALID_ARGUMENT",
+			"sampling.temperature"},
 		{"token", &tandemv1.GenerateRequest{Input: &tandemv1.GenerateRequest_Tokens{Tokens: &tandemv1.TokenIds{Ids: []int32{-1}}}}, codes.InvalidArgument, "INVALID_ARGUMENT", "tokens.ids"},
-		{"too long", &tandemv1.GenerateRequest{Input: chatInput(strings.Repeat("long ", 200), false)}, codes.InvalidArgument, "CONTEXT_LENGTH", "input"},
+		{"too long", &tandemv1.GenerateRequest{Input: chatInput(strings.Repeat("long ", 200), false)}, codes.InvalidArgument,
+			"CONTEXT_LENGTH", "input"},
 		{"model", &tandemv1.GenerateRequest{Model: "gpt", Input: chatInput("x", false)}, codes.NotFound, "UNKNOWN_MODEL", ""},
-		{"session", &tandemv1.GenerateRequest{Input: chatInput("x", false), SessionId: strings.Repeat("s", 257)}, codes.InvalidArgument, "INVALID_ARGUMENT", "session_id"},
-		{"compression", &tandemv1.GenerateRequest{Input: chatInput("x", false), Compression: &tandemv1.Compression{Mode: "some"}}, codes.InvalidArgument, "INVALID_ARGUMENT", "compression.mode"},
+		{"session", &tandemv1.GenerateRequest{Input: chatInput("x", false), SessionId: strings.Repeat("s", 257)},
+			codes.InvalidArgument, "INVALID_ARGUMENT", "session_id"},
+		{"compression", &tandemv1.GenerateRequest{Input: chatInput("x", false),
+			Compression: &tandemv1.Compression{Mode: "some"}}, codes.InvalidArgument, "INVALID_ARGUMENT", "compression.mode"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := runRPC(t.Context(), api, tt.req)
@@ -138,7 +152,8 @@ func TestRPCKeysAndHealth(t *testing.T) {
 	}
 	// Health checks need no key. Without a target only the registry serves.
 	for addr, want := range map[string]grpc_health_v1.HealthCheckResponse_ServingStatus{
-		r.app.GRPCAddr().String(): grpc_health_v1.HealthCheckResponse_NOT_SERVING, r.app.RegistryAddr().String(): grpc_health_v1.HealthCheckResponse_SERVING,
+		r.app.GRPCAddr().String():     grpc_health_v1.HealthCheckResponse_NOT_SERVING,
+		r.app.RegistryAddr().String(): grpc_health_v1.HealthCheckResponse_SERVING,
 	} {
 		h, err := grpc_health_v1.NewHealthClient(r.conn(addr)).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
 		if err != nil || h.GetStatus() != want {
@@ -156,7 +171,8 @@ func TestRPCRequestID(t *testing.T) {
 		ids <- req.GetRequestId()
 		return w(req, s)
 	}})
-	for id, kept := range map[string]bool{"mine-1": true, "a b": false, "slash/and!": false, strings.Repeat("x", 129): false} {
+	for id, kept := range map[string]bool{"mine-1": true, "a b": false, "slash/and!": false,
+		strings.Repeat("x", 129): false} {
 		ctx := metadata.AppendToOutgoingContext(t.Context(), "x-request-id", id)
 		if _, err := runRPC(ctx, r.rpc(), &tandemv1.GenerateRequest{Input: chatInput("x", false)}); err != nil {
 			t.Fatal(err)
@@ -191,9 +207,11 @@ func TestRPCTools(t *testing.T) {
 	w := r.target(gatewaytest.WorkerOptions{Decode: r.reply("Look:\n<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n<parameter=n>\n3\n</parameter>\n</function>\n</tool_call>\nDone.", 3)})
 	api := r.rpc()
 	input := chatInput("Call it.", false)
-	input.Chat.Tools = []*tandemv1.Tool{{Name: "f", ParametersJson: `{"type":"object","properties":{"a":{"type":"string"},"n":{"type":"integer"}}}`}}
+	input.Chat.Tools = []*tandemv1.Tool{{Name: "f",
+		ParametersJson: `{"type":"object","properties":{"a":{"type":"string"},"n":{"type":"integer"}}}`}}
 	input.Chat.ToolChoice = &tandemv1.ToolChoice{Mode: tandemv1.ToolMode_TOOL_MODE_REQUIRED}
-	input.Chat.Messages = append(input.Chat.Messages, &tandemv1.Message{Role: "assistant", ToolCalls: []*tandemv1.ToolCall{{Id: "c", Name: "f", ArgumentsJson: `{"n":1}`}}},
+	input.Chat.Messages = append(input.Chat.Messages,
+		&tandemv1.Message{Role: "assistant", ToolCalls: []*tandemv1.ToolCall{{Id: "c", Name: "f", ArgumentsJson: `{"n":1}`}}},
 		&tandemv1.Message{Role: "tool", ToolCallId: "c", Content: "one"})
 	stream, err := api.Generate(t.Context(), &tandemv1.GenerateRequest{Input: input})
 	if err != nil {
@@ -228,7 +246,8 @@ func TestRPCTools(t *testing.T) {
 		t.Errorf("last message %v", last)
 	}
 	req := w.Requests()[0]
-	if prompt := r.tok.Decode(req.GetPromptTokens(), true); !strings.Contains(prompt, "<parameter=n>\n1\n</parameter>") || !strings.Contains(prompt, "<tool_response>\none") ||
+	if prompt := r.tok.Decode(req.GetPromptTokens(), true); !strings.Contains(prompt, "<parameter=n>\n1\n</parameter>") ||
+		!strings.Contains(prompt, "<tool_response>\none") ||
 		!strings.Contains(req.GetGuide().GetGrammar(), "function=f") {
 		t.Errorf("the worker was asked %v, prompt %q", req.GetGuide(), prompt)
 	}
@@ -245,7 +264,8 @@ func TestRPCTools(t *testing.T) {
 		in := &tandemv1.GenerateRequest{Input: chatInput("Call it.", false)}
 		change(in)
 		_, err := runRPC(t.Context(), api, in)
-		if v := rpcerr.From(err).Violations(); rpcerr.Code(err) != codes.InvalidArgument || len(v) == 0 || v[0].Field != name {
+		if v := rpcerr.From(err).Violations(); rpcerr.Code(err) != codes.InvalidArgument ||
+			len(v) == 0 || v[0].Field != name {
 			t.Errorf("%s: %v, %v", name, err, v)
 		}
 	}

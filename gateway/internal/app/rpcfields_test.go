@@ -33,7 +33,8 @@ const (
 )
 
 func rpcRules() map[string]rpcRule {
-	long := `chat{messages{role:"user" content:` + string(mustJSON(haystack(150, 60))) + `} messages{role:"assistant" content:"I read it."} messages{role:"user" content:"What is the code of raven?"}} sampling{seed:1} max_tokens:60 `
+	long := `chat{messages{role:"user" content:` + string(mustJSON(haystack(150, 60))) +
+		`} messages{role:"assistant" content:"I read it."} messages{role:"user" content:"What is the code of raven?"}} sampling{seed:1} max_tokens:60 `
 	plain := func(with string) rpcRule { return rpcRule{changes, rpcChat + "##" + with, rpcChat} }
 	in := func(base, old, new string) rpcRule {
 		if !strings.Contains(base, old) {
@@ -43,30 +44,57 @@ func rpcRules() map[string]rpcRule {
 	}
 	return map[string]rpcRule{
 		"model": {queued, rpcChat + `##model:"tiny"`, rpcChat}, // one model is served; TestStrictModel
-		"chat":  {}, "chat.messages": {}, "chat.messages.role": in(rpcChat, `role:"user"`, `role:"system"`), "chat.messages.content": in(rpcChat, `content:"Go."`, `content:"Stop."`),
-		"chat.messages.reasoning_content": in(rpcTurn, `content:"So."`, `content:"So." reasoning_content:"why"`), "chat.messages.tool_calls": in(rpcTurn, `tool_calls{id:"c" name:"f" arguments_json:"{}"}`, ``),
-		"chat.messages.tool_calls.id":   in(rpcTurn, `id:"c"`, `id:"d"`),
-		"chat.messages.tool_calls.name": in(rpcTurn, `name:"f"`, `name:"g"`), "chat.messages.tool_calls.arguments_json": in(rpcTurn, `arguments_json:"{}"`, `arguments_json:"{\"a\":1}"`),
-		"chat.messages.tool_call_id": in(rpcTurn, `content:"r"`, `content:"r" tool_call_id:"c"`),
-		"chat.enable_thinking":       in(rpcChat, `chat{`, `chat{enable_thinking:true `),
-		"chat.tools":                 {changes, rpcTool, rpcChat}, "chat.tools.name": in(rpcTool, `name:"other"`, `name:"another"`), "chat.tools.description": in(rpcTool, `name:"other"`, `name:"other" description:"d"`),
-		"chat.tools.parameters_json": in(rpcTool, `name:"other"`, `name:"other" parameters_json:"{}"`), "chat.tools.strict": in(rpcTool, `name:"get_weather"`, `name:"get_weather" strict:true`),
-		"chat.tool_choice": in(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_NONE} `), "chat.tool_choice.mode": in(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_REQUIRED} `),
-		"chat.tool_choice.name": {changes, strings.Replace(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_NAMED name:"other"} `, 1), strings.Replace(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_NAMED name:"get_weather"} `, 1)},
-		"chat.single_tool_call": in(rpcTool, `chat{`, `chat{single_tool_call:true `), "chat.reasoning_effort": in(rpcChat, `chat{`, `chat{reasoning_effort:"low" `),
-		"chat.thinking_budget": {changes, strings.Replace(rpcChat, `chat{`, `chat{enable_thinking:true thinking_budget:5 `, 1), strings.Replace(rpcChat, `chat{`, `chat{enable_thinking:true `, 1)},
-		"prompt":               {changes, `prompt:"Go." sampling{seed:1} max_tokens:60`, rpcChat}, "tokens": {changes, `tokens{ids:[5,6]} sampling{seed:1} max_tokens:60`, rpcChat}, "tokens.ids": {changes, `tokens{ids:[5,7]} sampling{seed:1} max_tokens:60`, `tokens{ids:[5,6]} sampling{seed:1} max_tokens:60`},
-		"sampling": {}, "sampling.temperature": plain(`sampling{temperature:0.5}`), "sampling.top_p": plain(`sampling{top_p:0.5}`), "sampling.top_k": plain(`sampling{top_k:5}`), "sampling.min_p": plain(`sampling{min_p:0.1}`),
-		"sampling.repetition_penalty": plain(`sampling{repetition_penalty:1.1}`), "sampling.frequency_penalty": plain(`sampling{frequency_penalty:1}`), "sampling.presence_penalty": plain(`sampling{presence_penalty:1}`),
-		"sampling.penalty_window": plain(`sampling{penalty_window:9}`), "sampling.seed": plain(`sampling{seed:2}`), "sampling.logit_bias": plain(`sampling{logit_bias{key:5 value:1}}`),
-		"max_tokens": plain(`max_tokens:3`), "stop": plain(`stop:"one"`), "speculation": plain(`speculation{mode:SPECULATION_MODE_OFF}`), "speculation.mode": plain(`speculation{mode:SPECULATION_MODE_TREE}`),
-		"speculation.budget": {changes, rpcChat + `##speculation{budget:9}`, rpcChat + `##speculation{}`}, "speculation.block": {changes, rpcChat + `##speculation{block:9}`, rpcChat + `##speculation{}`},
-		"compression": {changes, long + `compression{mode:"always"}`, long}, "compression.mode": {changes, long + `compression{mode:"always"}`, long + `compression{mode:"off"}`},
-		"compression.threshold":  {changes, long + `compression{mode:"auto" threshold:1000}`, long + `compression{mode:"auto"}`},
-		"compression.keep_ratio": {changes, long + `compression{mode:"always" keep_ratio:0.3}`, long + `compression{mode:"always"}`},
-		"top_logprobs":           plain(`top_logprobs:2`), "format": plain(`format{json_object:true}`), "format.json_object": {changes, rpcChat + `##format{json_object:true}`, rpcChat + `##format{json_object:false}`},
-		"format.json_schema": plain(`format{json_schema:"{\"type\":\"string\"}"}`), "format.grammar": plain(`format{grammar:"root ::= [a-z]+"}`),
-		"session_id": {queued, rpcChat + `##session_id:"s"`, rpcChat},
+		"chat":  {}, "chat.messages": {}, "chat.messages.role": in(rpcChat, `role:"user"`, `role:"system"`),
+		"chat.messages.content":                   in(rpcChat, `content:"Go."`, `content:"Stop."`),
+		"chat.messages.reasoning_content":         in(rpcTurn, `content:"So."`, `content:"So." reasoning_content:"why"`),
+		"chat.messages.tool_calls":                in(rpcTurn, `tool_calls{id:"c" name:"f" arguments_json:"{}"}`, ``),
+		"chat.messages.tool_calls.id":             in(rpcTurn, `id:"c"`, `id:"d"`),
+		"chat.messages.tool_calls.name":           in(rpcTurn, `name:"f"`, `name:"g"`),
+		"chat.messages.tool_calls.arguments_json": in(rpcTurn, `arguments_json:"{}"`, `arguments_json:"{\"a\":1}"`),
+		"chat.messages.tool_call_id":              in(rpcTurn, `content:"r"`, `content:"r" tool_call_id:"c"`),
+		"chat.enable_thinking":                    in(rpcChat, `chat{`, `chat{enable_thinking:true `),
+		"chat.tools":                              {changes, rpcTool, rpcChat},
+		"chat.tools.name":                         in(rpcTool, `name:"other"`, `name:"another"`),
+		"chat.tools.description":                  in(rpcTool, `name:"other"`, `name:"other" description:"d"`),
+		"chat.tools.parameters_json":              in(rpcTool, `name:"other"`, `name:"other" parameters_json:"{}"`),
+		"chat.tools.strict":                       in(rpcTool, `name:"get_weather"`, `name:"get_weather" strict:true`),
+		"chat.tool_choice":                        in(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_NONE} `),
+		"chat.tool_choice.mode":                   in(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_REQUIRED} `),
+		"chat.tool_choice.name": {changes,
+			strings.Replace(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_NAMED name:"other"} `, 1),
+			strings.Replace(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_NAMED name:"get_weather"} `, 1)},
+		"chat.single_tool_call": in(rpcTool, `chat{`, `chat{single_tool_call:true `),
+		"chat.reasoning_effort": in(rpcChat, `chat{`, `chat{reasoning_effort:"low" `),
+		"chat.thinking_budget": {changes,
+			strings.Replace(rpcChat, `chat{`, `chat{enable_thinking:true thinking_budget:5 `, 1),
+			strings.Replace(rpcChat, `chat{`, `chat{enable_thinking:true `, 1)},
+		"prompt": {changes, `prompt:"Go." sampling{seed:1} max_tokens:60`, rpcChat},
+		"tokens": {changes, `tokens{ids:[5,6]} sampling{seed:1} max_tokens:60`, rpcChat},
+		"tokens.ids": {changes, `tokens{ids:[5,7]} sampling{seed:1} max_tokens:60`,
+			`tokens{ids:[5,6]} sampling{seed:1} max_tokens:60`},
+		"sampling": {}, "sampling.temperature": plain(`sampling{temperature:0.5}`),
+		"sampling.top_p": plain(`sampling{top_p:0.5}`), "sampling.top_k": plain(`sampling{top_k:5}`),
+		"sampling.min_p":              plain(`sampling{min_p:0.1}`),
+		"sampling.repetition_penalty": plain(`sampling{repetition_penalty:1.1}`),
+		"sampling.frequency_penalty":  plain(`sampling{frequency_penalty:1}`),
+		"sampling.presence_penalty":   plain(`sampling{presence_penalty:1}`),
+		"sampling.penalty_window":     plain(`sampling{penalty_window:9}`), "sampling.seed": plain(`sampling{seed:2}`),
+		"sampling.logit_bias": plain(`sampling{logit_bias{key:5 value:1}}`), "max_tokens": plain(`max_tokens:3`),
+		"stop": plain(`stop:"one"`), "speculation": plain(`speculation{mode:SPECULATION_MODE_OFF}`),
+		"speculation.mode":   plain(`speculation{mode:SPECULATION_MODE_TREE}`),
+		"speculation.budget": {changes, rpcChat + `##speculation{budget:9}`, rpcChat + `##speculation{}`},
+		"speculation.block":  {changes, rpcChat + `##speculation{block:9}`, rpcChat + `##speculation{}`},
+		"compression":        {changes, long + `compression{mode:"always"}`, long},
+		"compression.mode":   {changes, long + `compression{mode:"always"}`, long + `compression{mode:"off"}`},
+		"compression.threshold": {changes, long + `compression{mode:"auto" threshold:1000}`,
+			long + `compression{mode:"auto"}`},
+		"compression.keep_ratio": {changes, long + `compression{mode:"always" keep_ratio:0.3}`,
+			long + `compression{mode:"always"}`},
+		"top_logprobs": plain(`top_logprobs:2`), "format": plain(`format{json_object:true}`),
+		"format.json_object": {changes, rpcChat + `##format{json_object:true}`, rpcChat + `##format{json_object:false}`},
+		"format.json_schema": plain(`format{json_schema:"{\"type\":\"string\"}"}`),
+		"format.grammar":     plain(`format{grammar:"root ::= [a-z]+"}`),
+		"session_id":         {queued, rpcChat + `##session_id:"s"`, rpcChat},
 	}
 }
 
@@ -159,16 +187,28 @@ func TestEveryFieldOfRPC(t *testing.T) {
 	}
 	// What cannot be followed is refused by name.
 	for text, field := range map[string]string{
-		`prompt:"Go." compression{mode:"always"}`: "compression", rpcChat + `##speculation{mode:99}`: "speculation.mode", rpcChat + `##speculation{budget:-1}`: "speculation.budget",
-		rpcChat + `##speculation{block:99999}`: "speculation.block", rpcChat + `##sampling{top_p:5e-324}`: "sampling.top_p", rpcChat + `##sampling{repetition_penalty:1e-50}`: "sampling.repetition_penalty",
-		rpcChat + `##compression{mode:"some"}`: "compression.mode", rpcChat + `##compression{threshold:-1}`: "compression.threshold", rpcChat + `##compression{keep_ratio:nan}`: "compression.keep_ratio",
-		strings.Replace(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_AUTO name:"other"} `, 1): "chat.tool_choice.name", strings.Replace(rpcTool, `chat{`, `chat{tool_choice{mode:99} `, 1): "chat.tool_choice.mode",
-		strings.Replace(rpcTurn, `content:"Go."`, `content:"Go." reasoning_content:"why"`, 1): "chat.messages[0].reasoning_content", strings.Replace(rpcTurn, `content:"Go."`, `content:"Go." tool_calls{name:"f"}`, 1): "chat.messages[0].tool_calls",
-		strings.Replace(rpcTurn, `content:"So."`, `content:"So." tool_call_id:"c"`, 1): "chat.messages[1].tool_call_id", strings.Replace(rpcTurn, `role:"tool"`, `role:"tools"`, 1): "chat.messages[2].role",
-		strings.Replace(rpcTurn, `name:"f"`, ``, 1):                   "chat.messages[1].tool_calls[0].name",
-		strings.Replace(rpcChat, `max_tokens:60`, `max_tokens:-1`, 1): "max_tokens", rpcChat + `##top_logprobs:21`: "top_logprobs", rpcChat + `##stop:""`: "stop",
+		`prompt:"Go." compression{mode:"always"}`: "compression", rpcChat + `##speculation{mode:99}`: "speculation.mode",
+		rpcChat + `##speculation{budget:-1}`:   "speculation.budget",
+		rpcChat + `##speculation{block:99999}`: "speculation.block", rpcChat + `##sampling{top_p:5e-324}`: "sampling.top_p",
+		rpcChat + `##sampling{repetition_penalty:1e-50}`:                                            "sampling.repetition_penalty",
+		rpcChat + `##compression{mode:"some"}`:                                                      "compression.mode",
+		rpcChat + `##compression{threshold:-1}`:                                                     "compression.threshold",
+		rpcChat + `##compression{keep_ratio:nan}`:                                                   "compression.keep_ratio",
+		strings.Replace(rpcTool, `chat{`, `chat{tool_choice{mode:TOOL_MODE_AUTO name:"other"} `, 1): "chat.tool_choice.name",
+		strings.Replace(rpcTool, `chat{`, `chat{tool_choice{mode:99} `, 1):                          "chat.tool_choice.mode",
+		strings.Replace(rpcTurn, `content:"Go."`, `content:"Go." reasoning_content:"why"`,
+			1): "chat.messages[0].reasoning_content",
+		strings.Replace(rpcTurn, `content:"Go."`, `content:"Go." tool_calls{name:"f"}`, 1): "chat.messages[0].tool_calls",
+		strings.Replace(rpcTurn, `content:"So."`, `content:"So." tool_call_id:"c"`, 1):     "chat.messages[1].tool_call_id",
+		strings.Replace(rpcTurn, `role:"tool"`, `role:"tools"`, 1):                         "chat.messages[2].role",
+		strings.Replace(rpcTurn, `name:"f"`, ``,
+			1): "chat.messages[1].tool_calls[0].name",
+		strings.Replace(rpcChat, `max_tokens:60`, `max_tokens:-1`, 1): "max_tokens",
+		rpcChat + `##top_logprobs:21`:                                 "top_logprobs",
+		rpcChat + `##stop:""`:                                         "stop",
 	} {
-		if got := w.call(api, text); got.Code != codes.InvalidArgument || !strings.Contains(got.Message, field) || got.Worker != "" {
+		if got := w.call(api, text); got.Code != codes.InvalidArgument ||
+			!strings.Contains(got.Message, field) || got.Worker != "" {
 			t.Errorf("%.80s: %v %s, want a fault of %s", text, got.Code, got.Message, field)
 		}
 	}
@@ -183,13 +223,16 @@ func TestEveryFieldOfTokenizing(t *testing.T) {
 		if err := prototext.Unmarshal([]byte(text), in); err != nil {
 			t.Fatal(err)
 		}
-		ids, err := api.Tokenize(t.Context(), &tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Chat{Chat: in.GetChat()}})
+		ids, err := api.Tokenize(t.Context(),
+			&tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Chat{Chat: in.GetChat()}})
 		return fmt.Sprint(ids.GetIds()), err
 	}
 	rules := rpcRules()
 	// What does not change the prompt is checked, and changes nothing.
-	quiet := []string{"chat.tool_choice", "chat.tool_choice.mode", "chat.tool_choice.name", "chat.single_tool_call", "chat.thinking_budget"}
-	requests := []proto.Message{&tandemv1.TokenizeRequest{}, &tandemv1.DetokenizeRequest{}, &tandemv1.ListModelsRequest{}, &tandemv1.GetClusterRequest{}}
+	quiet := []string{"chat.tool_choice", "chat.tool_choice.mode", "chat.tool_choice.name",
+		"chat.single_tool_call", "chat.thinking_budget"}
+	requests := []proto.Message{&tandemv1.TokenizeRequest{}, &tandemv1.DetokenizeRequest{}, &tandemv1.ListModelsRequest{},
+		&tandemv1.GetClusterRequest{}}
 	for _, req := range requests {
 		for _, path := range messageFields(req.ProtoReflect().Descriptor(), "") {
 			rule := rules[path]
@@ -210,11 +253,13 @@ func TestEveryFieldOfTokenizing(t *testing.T) {
 			}
 		}
 	}
-	ids, err := api.Tokenize(t.Context(), &tandemv1.TokenizeRequest{Model: "another", Input: &tandemv1.TokenizeRequest_Text{Text: "Go on."}})
+	ids, err := api.Tokenize(t.Context(),
+		&tandemv1.TokenizeRequest{Model: "another", Input: &tandemv1.TokenizeRequest_Text{Text: "Go on."}})
 	if err != nil || len(ids.GetIds()) < 2 {
 		t.Fatalf("%v, %v", ids, err)
 	}
-	if text, err := api.Detokenize(t.Context(), &tandemv1.DetokenizeRequest{Ids: ids.GetIds()}); err != nil || text.GetText() != "Go on." {
+	if text, err := api.Detokenize(t.Context(), &tandemv1.DetokenizeRequest{Ids: ids.GetIds()}); err != nil ||
+		text.GetText() != "Go on." {
 		t.Errorf("%v, %v", text, err)
 	}
 }
@@ -233,7 +278,8 @@ func TestFieldsOfNewerCallers(t *testing.T) {
 	}
 	user := func() *tandemv1.Message { return &tandemv1.Message{Role: "user", Content: "Go."} }
 	chat := &tandemv1.Chat{Messages: []*tandemv1.Message{user(), user()}, Tools: []*tandemv1.Tool{{Name: "f"}}}
-	req := &tandemv1.GenerateRequest{Input: &tandemv1.GenerateRequest_Chat{Chat: chat}, Sampling: &tandemv1.Sampling{}, MaxTokens: 5}
+	req := &tandemv1.GenerateRequest{Input: &tandemv1.GenerateRequest_Chat{Chat: chat},
+		Sampling: &tandemv1.Sampling{}, MaxTokens: 5}
 	warning := func(call func(...grpc.CallOption) error) string {
 		var md metadata.MD
 		if err := call(grpc.Header(&md)); err != nil {
@@ -252,7 +298,8 @@ func TestFieldsOfNewerCallers(t *testing.T) {
 		return err
 	}
 	tokenize := func(opts ...grpc.CallOption) error {
-		_, err := api.Tokenize(t.Context(), &tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Chat{Chat: chat}}, opts...)
+		_, err := api.Tokenize(t.Context(), &tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Chat{Chat: chat}},
+			opts...)
 		return err
 	}
 	if got := warning(generate) + warning(tokenize); got != "" {
@@ -272,7 +319,10 @@ func TestFieldsOfNewerCallers(t *testing.T) {
 	}
 	ids := &tandemv1.DetokenizeRequest{Ids: []int32{5}}
 	newer(ids, 905)
-	if got := warning(func(opts ...grpc.CallOption) error { _, err := api.Detokenize(t.Context(), ids, opts...); return err }); got != "fields-ignored: 905" {
+	if got := warning(func(opts ...grpc.CallOption) error {
+		_, err := api.Detokenize(t.Context(), ids, opts...)
+		return err
+	}); got != "fields-ignored: 905" {
 		t.Errorf("Detokenize: %q", got)
 	}
 }

@@ -30,7 +30,8 @@ func (h *rpcHealth) update() {
 }
 
 // Check implements the service; its answer is never old.
-func (h *rpcHealth) Check(ctx context.Context, req *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
+func (h *rpcHealth) Check(ctx context.Context, req *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse,
+	error) {
 	h.update()
 	return h.Server.Check(ctx, req)
 }

@@ -73,12 +73,13 @@ func (a *App) load() error {
 	return errors.Join(keysErr, certErr)
 }
 
-// Reload reads the files of API keys and of the certificate again. What cannot be read stays as it was; the error, which is logged
-// too, says why. Open connections keep their certificate, running requests their key.
+// Reload reads the files of API keys and of the certificate again. What cannot be read stays as it was; the error,
+// which is logged too, says why. Open connections keep their certificate, running requests their key.
 func (a *App) Reload() error {
 	err := a.load()
 	if err != nil {
-		a.log.Error("keys or certificate could not be read again, the old ones still hold", zap.NamedError(telemetry.KeyErr, err))
+		a.log.Error("keys or certificate could not be read again, the old ones still hold",
+			zap.NamedError(telemetry.KeyErr, err))
 		return err
 	}
 	a.log.Info("keys and certificate were read again", zap.Strings(telemetry.KeyPath, a.secretFiles()))
@@ -87,11 +88,12 @@ func (a *App) Reload() error {
 
 // secretFiles are those that Reload reads.
 func (a *App) secretFiles() []string {
-	return slices.DeleteFunc([]string{a.cfg.APIKeyFile, a.cfg.TLSCert, a.cfg.TLSKey}, func(path string) bool { return path == "" })
+	return slices.DeleteFunc([]string{a.cfg.APIKeyFile, a.cfg.TLSCert, a.cfg.TLSKey},
+		func(path string) bool { return path == "" })
 }
 
-// watchFiles calls Reload when one of the files changes. It asks for times and sizes every so often, which also works where files are
-// links that somebody turns, as in Kubernetes, and on network drives.
+// watchFiles calls Reload when one of the files changes. It asks for times and sizes every so often, which also works
+// where files are links that somebody turns, as in Kubernetes, and on network drives.
 func (a *App) watchFiles(ctx context.Context) error {
 	files := a.secretFiles()
 	if len(files) == 0 {
@@ -112,7 +114,8 @@ func (a *App) watchFiles(ctx context.Context) error {
 	}
 }
 
-// stamps tells versions of files apart: by time and size, and by the file itself, because clocks of file systems are coarse.
+// stamps tells versions of files apart: by time and size, and by the file itself, because clocks of file systems
+// are coarse.
 func stamps(files []string) []string {
 	out := make([]string, len(files))
 	for i, path := range files {

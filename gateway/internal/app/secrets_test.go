@@ -25,13 +25,15 @@ func TestRPCOverTLS(t *testing.T) {
 	r := start(t, func(c *Config) { c.TLSCert, c.TLSKey, c.APIKey = cert, key, append(c.APIKey, "secret") })
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("behind a lock", 1)})
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "x-api-key", "secret")
-	conn, err := grpc.NewClient(r.app.GRPCAddr().String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})))
+	conn, err := grpc.NewClient(r.app.GRPCAddr().String(),
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	api := tandemv1.NewInferenceServiceClient(conn)
-	if g, err := runRPC(ctx, api, &tandemv1.GenerateRequest{Input: chatInput("x", false)}); err != nil || g.text != "behind a lock" {
+	if g, err := runRPC(ctx, api, &tandemv1.GenerateRequest{Input: chatInput("x", false)}); err != nil ||
+		g.text != "behind a lock" {
 		t.Errorf("over TLS: %q, %v", g.text, err)
 	}
 	if _, err := api.ListModels(t.Context(), &tandemv1.ListModelsRequest{}); rpcerr.Code(err) != codes.Unauthenticated {
@@ -48,7 +50,8 @@ func TestRPCHealth(t *testing.T) {
 	api := healthv1.NewHealthClient(r.conn(r.app.GRPCAddr().String()))
 	check := func(service string, want healthv1.HealthCheckResponse_ServingStatus) {
 		t.Helper()
-		if h, err := api.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service}); err != nil || h.GetStatus() != want {
+		if h, err := api.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service}); err != nil ||
+			h.GetStatus() != want {
 			t.Errorf("%q is %v, %v, want %v", service, h.GetStatus(), err, want)
 		}
 	}
@@ -75,7 +78,8 @@ func TestRPCHealth(t *testing.T) {
 	w.Kill()
 	next(healthv1.HealthCheckResponse_NOT_SERVING)
 	check("", healthv1.HealthCheckResponse_NOT_SERVING)
-	if _, err := api.Check(t.Context(), &healthv1.HealthCheckRequest{Service: "other"}); rpcerr.Code(err) != codes.NotFound {
+	if _, err := api.Check(t.Context(),
+		&healthv1.HealthCheckRequest{Service: "other"}); rpcerr.Code(err) != codes.NotFound {
 		t.Errorf("an unknown service: %v", err)
 	}
 }
@@ -101,8 +105,8 @@ func read(t *testing.T, path string) []byte {
 	return b
 }
 
-// TestReload: keys and certificate follow their files, on the app's own account and when it is told to; what cannot be read changes
-// nothing.
+// TestReload: keys and certificate follow their files, on the app's own account and when it is told to; what cannot be
+// read changes nothing.
 func TestReload(t *testing.T) {
 	for name, told := range map[string]bool{"files are watched": false, "by signal": true} {
 		t.Run(name, func(t *testing.T) {
@@ -137,7 +141,8 @@ func TestReload(t *testing.T) {
 				return resp.StatusCode
 			}
 			rpc := func(pool *x509.CertPool, key string) codes.Code {
-				conn, err := grpc.NewClient(r.app.GRPCAddr().String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})))
+				conn, err := grpc.NewClient(r.app.GRPCAddr().String(),
+					grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})))
 				if err != nil {
 					t.Fatal(err)
 				}

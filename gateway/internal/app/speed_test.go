@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
 )
 
-// BenchmarkStream measures what the gateway and its two hops cost per streamed token: 500 tokens, one a message, from a worker
-// that takes no time. At 500 tokens/s a token lasts 2 ms; 3 % of that are 60 µs.
+// BenchmarkStream measures what the gateway and its two hops cost per streamed token: 500 tokens, one a message, from a
+// worker that takes no time. At 500 tokens/s a token lasts 2 ms; 3 % of that are 60 µs.
 func BenchmarkStream(b *testing.B) {
 	r := start(b, nil)
 	tokens := r.encode(strings.Repeat("func main() { println(1) }\n", 60))[:500]
@@ -36,8 +36,8 @@ func BenchmarkStream(b *testing.B) {
 	b.ReportMetric(float64(first.Microseconds())/float64(b.N), "µs-to-headers")
 }
 
-// BenchmarkFirstToken measures a whole request of one token: parsing, rendering, tokenising, scheduling and both hops. The
-// budget for what the gateway adds to the first token is 2 ms.
+// BenchmarkFirstToken measures a whole request of one token: parsing, rendering, tokenising, scheduling and both hops.
+// The budget for what the gateway adds to the first token is 2 ms.
 func BenchmarkFirstToken(b *testing.B) {
 	r := start(b, nil)
 	r.target(gatewaytest.WorkerOptions{Decode: gatewaytest.Script{Tokens: r.encode("Hello")[:1]}.Run})

@@ -15,12 +15,14 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest/wirecheck"
 )
 
-// TestReplay: the events of a kept response come again as they were, from any number on; those of an answer in one piece tell the same.
+// TestReplay: the events of a kept response come again as they were, from any number on; those of an answer in one
+// piece tell the same.
 func TestReplay(t *testing.T) {
 	r := start(t, func(c *Config) { c.APIKey = append(c.APIKey, "alice", "bob") })
 	w := r.target(gatewaytest.WorkerOptions{})
 	alice := []string{"x-api-key", "alice"}
-	text := "Hm.\n</think>\n\nLet me see.\n" + callText("weather", "city", "Bern") + "\n" + callText("patch", "input", "a\n\"b\"")
+	text := "Hm.\n</think>\n\nLet me see.\n" + callText("weather", "city",
+		"Bern") + "\n" + callText("patch", "input", "a\n\"b\"")
 	body := `{"input":"Weather?","reasoning":{"effort":"low","summary":"auto"},` + weatherTools
 	w.SetDecode(r.reply(text, 2))
 	streamed := r.post("/v1/responses", body+`,"stream":true}`, alice...).body
@@ -39,14 +41,17 @@ func TestReplay(t *testing.T) {
 	evs := strings.SplitAfter(string(streamed), "\n\n")
 	for n := range evs[1:] {
 		want := strings.Join(evs[n+1:], "")
-		if got := r.do("GET", fmt.Sprint(path, "?stream=1&include_obfuscation=false&starting_after=", n), "", alice...); string(got.body) != want {
+		if got := r.do("GET", fmt.Sprint(path, "?stream=1&include_obfuscation=false&starting_after=", n), "",
+			alice...); string(got.body) != want {
 			t.Errorf("after %d: %s", n, got.body)
 		}
 	}
-	if got := r.do("GET", path+"?stream=false", "", alice...); got.status != 200 || cmp.Diff(answer.Final, got.json(t)) != "" {
+	if got := r.do("GET", path+"?stream=false", "", alice...); got.status != 200 ||
+		cmp.Diff(answer.Final, got.json(t)) != "" {
 		t.Errorf("without events: %d %s", got.status, got.body)
 	}
-	for query, param := range map[string]string{"stream=maybe": "stream", "stream=true&starting_after=-1": "starting_after", "stream=true&starting_after=x": "starting_after"} {
+	for query, param := range map[string]string{"stream=maybe": "stream",
+		"stream=true&starting_after=-1": "starting_after", "stream=true&starting_after=x": "starting_after"} {
 		if got := r.do("GET", path+"?"+query, "", alice...); got.status != 400 || at(got.json(t), "error", "param") != param {
 			t.Errorf("%s: %d %s", query, got.status, got.body)
 		}
@@ -92,8 +97,8 @@ func (r *rig) open(ctx context.Context, body string) (id, first string, rest *bu
 	return id, first, rest, resp.Body
 }
 
-// TestFollow: the events of a response that is being generated can be read by others while they come, keep-alives too, and have
-// their end when the first client leaves.
+// TestFollow: the events of a response that is being generated can be read by others while they come, keep-alives too,
+// and have their end when the first client leaves.
 func TestFollow(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
 		t.Run(fmt.Sprintf("leaves %v", leaves), func(t *testing.T) {
@@ -105,7 +110,8 @@ func TestFollow(t *testing.T) {
 			id, first, rest, body := r.open(ctx, `{"input":"Hi","stream":true}`)
 			defer body.Close()
 			receive(t, b.Admitted, "admission")
-			if a := r.do("GET", "/v1/responses/"+id+"/input_items", ""); a.status != 200 || at(a.json(t), "data", 0, "content", 0, "text") != "Hi" {
+			if a := r.do("GET", "/v1/responses/"+id+"/input_items", ""); a.status != 200 ||
+				at(a.json(t), "data", 0, "content", 0, "text") != "Hi" {
 				t.Errorf("items while it runs: %d %s", a.status, a.body)
 			}
 			followed := make(chan []byte, 1)
@@ -167,7 +173,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestUnkeptHasNoEvents: a response that is not to be kept can be looked at while it runs, but has no events or items for others.
+// TestUnkeptHasNoEvents: a response that is not to be kept can be looked at while it runs, but has no events or items
+// for others.
 func TestUnkeptHasNoEvents(t *testing.T) {
 	r := start(t, nil)
 	b := gatewaytest.NewBlock()
@@ -195,7 +202,8 @@ func TestInputItems(t *testing.T) {
 	w := r.target(gatewaytest.WorkerOptions{})
 	w.SetDecode(r.reply("Four.", 1))
 	first := r.post("/v1/responses", `{"input":"2+2?","instructions":"Be brief."}`).json(t)
-	second := r.post("/v1/responses", `{"input":[{"role":"user","content":"Sure?"},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},
+	second := r.post("/v1/responses",
+		`{"input":[{"role":"user","content":"Sure?"},{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},
 		{"type":"function_call_output","call_id":"c","output":"yes"}],"previous_response_id":"`+first["id"].(string)+`"}`).json(t)
 	list := func(resp map[string]any, query string) (out []string, v map[string]any) {
 		t.Helper()
@@ -214,7 +222,8 @@ func TestInputItems(t *testing.T) {
 	}
 	one, v := list(first, "order=asc")
 	if len(one) != 1 || v["has_more"] != false || v["first_id"] != one[0] || v["last_id"] != one[0] ||
-		at(v, "data", 0, "type") != "message" || at(v, "data", 0, "content", 0, "type") != "input_text" || at(v, "data", 0, "content", 0, "text") != "2+2?" {
+		at(v, "data", 0, "type") != "message" || at(v, "data", 0, "content", 0, "type") != "input_text" ||
+		at(v, "data", 0, "content", 0, "text") != "2+2?" {
 		t.Errorf("items of the first response: %v", v)
 	}
 	all, v := list(second, "order=asc")
@@ -229,7 +238,8 @@ func TestInputItems(t *testing.T) {
 	if some, v := list(second, "order=asc&limit=2&after="+all[1]); !slices.Equal(some, all[2:4]) || v["has_more"] != true {
 		t.Errorf("a page: %v", v)
 	}
-	if a := r.do("GET", "/v1/responses/"+second["id"].(string)+"/input_items?limit=0", ""); a.status != 400 || at(a.json(t), "error", "param") != "limit" {
+	if a := r.do("GET", "/v1/responses/"+second["id"].(string)+"/input_items?limit=0", ""); a.status != 400 ||
+		at(a.json(t), "error", "param") != "limit" {
 		t.Errorf("limit 0: %d %s", a.status, a.body)
 	}
 	for method, want := range map[string]int{"GET": 404, "POST": 405} {

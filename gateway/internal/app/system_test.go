@@ -17,8 +17,8 @@ const firstOnly = `{%- for m in messages -%}{%- if m.role == 'system' and not lo
 // anywhere shows system messages where they stand.
 const anywhere = `{%- for m in messages -%}<{{ m.role }}>{{ m.content }}{% endfor -%}<assistant>`
 
-// TestSystemMessages: the system texts that lead a conversation are one message, and later ones stay only if the template takes
-// them there, in all dialects alike.
+// TestSystemMessages: the system texts that lead a conversation are one message, and later ones stay only if the
+// template takes them there, in all dialects alike.
 func TestSystemMessages(t *testing.T) {
 	user := func(text string) *tandemv1.Message { return &tandemv1.Message{Role: "user", Content: text} }
 	for _, tt := range []struct{ name, template, want string }{
@@ -44,8 +44,10 @@ func TestSystemMessages(t *testing.T) {
 					t.Errorf("%s: %s", path, d)
 				}
 			}
-			in := &tandemv1.Chat{Messages: []*tandemv1.Message{{Role: "system", Content: "A."}, {Role: "system", Content: "B."}, user("One."), {Role: "system", Content: "C."}, user("Two.")}}
-			if _, err := runRPC(t.Context(), r.rpc(), &tandemv1.GenerateRequest{Input: &tandemv1.GenerateRequest_Chat{Chat: in}}); err != nil {
+			in := &tandemv1.Chat{Messages: []*tandemv1.Message{{Role: "system", Content: "A."}, {Role: "system", Content: "B."},
+				user("One."), {Role: "system", Content: "C."}, user("Two.")}}
+			if _, err := runRPC(t.Context(), r.rpc(),
+				&tandemv1.GenerateRequest{Input: &tandemv1.GenerateRequest_Chat{Chat: in}}); err != nil {
 				t.Errorf("gRPC: %v", err)
 			} else if d := cmp.Diff(tt.want, r.lastPrompt(w)); d != "" {
 				t.Errorf("gRPC: %s", d)

@@ -22,7 +22,8 @@ func TestLegacyFunctions(t *testing.T) {
 	v := r.post("/v1/chat/completions", chatBody(functions)).json(t)
 	m := at(v, "choices", 0, "message")
 	want := map[string]any{"name": "get_weather", "arguments": `{"city": "Rome"}`}
-	if d := cmp.Diff(want, at(m, "function_call")); d != "" || at(m, "tool_calls") != nil || at(m, "content") != "Looking." || at(v, "choices", 0, "finish_reason") != "function_call" {
+	if d := cmp.Diff(want, at(m, "function_call")); d != "" || at(m, "tool_calls") != nil ||
+		at(m, "content") != "Looking." || at(v, "choices", 0, "finish_reason") != "function_call" {
 		t.Errorf("%v %s", v, d)
 	}
 	asFunctions := r.lastPrompt(w)
@@ -34,7 +35,8 @@ func TestLegacyFunctions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream := wirecheck.Choice{Content: "Looking.", Calls: []wirecheck.Call{{Name: "get_weather", Arguments: `{"city": "Rome"}`, Legacy: true}}, Finish: "function_call"}
+	stream := wirecheck.Choice{Content: "Looking.",
+		Calls: []wirecheck.Call{{Name: "get_weather", Arguments: `{"city": "Rome"}`, Legacy: true}}, Finish: "function_call"}
 	if d := cmp.Diff(stream, a.Choices[0], cmpopts.IgnoreFields(wirecheck.Choice{}, "Details")); d != "" {
 		t.Error(d)
 	}
@@ -55,9 +57,11 @@ func TestLegacyFunctions(t *testing.T) {
 		t.Errorf("auto: %v", g)
 	}
 	// The history of such a conversation.
-	a2 := r.post("/v1/chat/completions", `{"messages":[{"role":"user","content":"Go."},{"role":"assistant","content":null,"function_call":{"name":"get_weather","arguments":"{\"city\":\"Rome\"}"}},
+	a2 := r.post("/v1/chat/completions",
+		`{"messages":[{"role":"user","content":"Go."},{"role":"assistant","content":null,"function_call":{"name":"get_weather","arguments":"{\"city\":\"Rome\"}"}},
 		{"role":"function","name":"get_weather","content":"sunny"}],`+functions+`}`)
-	if p := r.lastPrompt(w); a2.status != 200 || !strings.Contains(p, weatherCall) || !strings.Contains(p, "<tool_response>\nsunny\n</tool_response>") {
+	if p := r.lastPrompt(w); a2.status != 200 || !strings.Contains(p, weatherCall) ||
+		!strings.Contains(p, "<tool_response>\nsunny\n</tool_response>") {
 		t.Errorf("%d, prompt %s", a2.status, p)
 	}
 	for more, param := range map[string]string{
@@ -96,7 +100,8 @@ func TestAllowedTools(t *testing.T) {
 			req := all[len(all)-1]
 			// The fake worker follows no grammar: a call that slips through is text.
 			text := string(a.body)
-			if strings.Contains(text, `"name":"get_weather"`) && path == "/v1/chat/completions" || !strings.Contains(text, "function=get_weather") {
+			if strings.Contains(text, `"name":"get_weather"`) && path == "/v1/chat/completions" ||
+				!strings.Contains(text, "function=get_weather") {
 				t.Errorf("%s, %s: %s", path, mode, text)
 			}
 			if g := req.GetGuide().GetGrammar(); !strings.Contains(g, "other") || strings.Contains(g, "get_weather") {
@@ -118,22 +123,26 @@ func TestHostedToolChoice(t *testing.T) {
 		"/v1/messages":  `{"messages":[{"role":"user","content":"Hi"}],"tools":[{"type":"web_search_20250305","name":"web_search"}],"tool_choice":{"type":"tool","name":"web_search"}}`,
 	} {
 		a := r.post(path, body)
-		if w := strings.Join(a.header.Values("X-Tandem-Warning"), "; "); a.status != 200 || !strings.Contains(w, "tools-ignored: web_search") || !strings.Contains(w, "tool-choice-ignored: web_search") {
+		if w := strings.Join(a.header.Values("X-Tandem-Warning"), "; "); a.status != 200 ||
+			!strings.Contains(w, "tools-ignored: web_search") || !strings.Contains(w, "tool-choice-ignored: web_search") {
 			t.Errorf("%s: %d %s, warnings %q", path, a.status, a.body, w)
 		}
 	}
 }
 
-// TestCustomToolsOfChat: calls of custom tools come back as such, streamed and whole, and their history renders as it was.
+// TestCustomToolsOfChat: calls of custom tools come back as such, streamed and whole, and their history renders as
+// it was.
 func TestCustomToolsOfChat(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
 	const text = "*** Begin\n+\"日\" \\ \U0001F600\n*** End"
-	w.SetDecode(r.reply("<tool_call>\n<function=patch>\n<parameter=input>\n"+text+"\n</parameter>\n</function>\n</tool_call>", 1))
+	w.SetDecode(r.reply("<tool_call>\n<function=patch>\n<parameter=input>\n"+text+
+		"\n</parameter>\n</function>\n</tool_call>", 1))
 	const tool = `"tools":[{"type":"custom","custom":{"name":"patch","description":"d","format":{"type":"grammar","grammar":{"syntax":"lark","definition":"x"}}}}]`
 	whole := r.post("/v1/chat/completions", chatBody(tool))
 	call := at(whole.json(t), "choices", 0, "message", "tool_calls", 0)
-	if at(call, "type") != "custom" || at(call, "function") != nil || !cmp.Equal(at(call, "custom"), any(map[string]any{"name": "patch", "input": text})) {
+	if at(call, "type") != "custom" || at(call, "function") != nil ||
+		!cmp.Equal(at(call, "custom"), any(map[string]any{"name": "patch", "input": text})) {
 		t.Errorf("call %v", call)
 	}
 	if got := whole.header.Get("X-Tandem-Warning"); got != "tool-format-ignored: patch" {
@@ -143,22 +152,28 @@ func TestCustomToolsOfChat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := cmp.Diff([]wirecheck.Call{{Name: "patch", Arguments: text, Custom: true}}, a.Choices[0].Calls, cmpopts.IgnoreFields(wirecheck.Call{}, "ID")); d != "" {
+	if d := cmp.Diff([]wirecheck.Call{{Name: "patch", Arguments: text, Custom: true}}, a.Choices[0].Calls,
+		cmpopts.IgnoreFields(wirecheck.Call{}, "ID")); d != "" {
 		t.Error(d)
 	}
 	history := func(call any) string {
-		a := r.post("/v1/chat/completions", `{"messages":[{"role":"user","content":"Go."},{"role":"assistant","tool_calls":[`+string(mustJSON(call))+`]},{"role":"tool","tool_call_id":"c","content":"done"}],`+tool+`}`)
+		a := r.post("/v1/chat/completions",
+			`{"messages":[{"role":"user","content":"Go."},{"role":"assistant","tool_calls":[`+string(mustJSON(call))+
+				`]},{"role":"tool","tool_call_id":"c","content":"done"}],`+tool+`}`)
 		if a.status != 200 {
 			t.Fatalf("%d %s", a.status, a.body)
 		}
 		return r.lastPrompt(w)
 	}
-	custom := history(map[string]any{"id": "c", "type": "custom", "custom": map[string]any{"name": "patch", "input": text}})
-	function := history(map[string]any{"id": "c", "type": "function", "function": map[string]any{"name": "patch", "arguments": string(mustJSON(map[string]string{"input": text}))}})
+	custom := history(map[string]any{"id": "c", "type": "custom",
+		"custom": map[string]any{"name": "patch", "input": text}})
+	function := history(map[string]any{"id": "c", "type": "function",
+		"function": map[string]any{"name": "patch", "arguments": string(mustJSON(map[string]string{"input": text}))}})
 	if d := cmp.Diff(function, custom); d != "" || !strings.Contains(custom, text) {
 		t.Errorf("%s: %s", d, custom)
 	}
-	if forced := r.post("/v1/chat/completions", chatBody(tool+`,"tool_choice":{"type":"custom","custom":{"name":"patch"}}`)); forced.status != 200 {
+	if forced := r.post("/v1/chat/completions",
+		chatBody(tool+`,"tool_choice":{"type":"custom","custom":{"name":"patch"}}`)); forced.status != 200 {
 		t.Errorf("%d %s", forced.status, forced.body)
 	}
 }
@@ -169,7 +184,8 @@ func TestNothingIsIgnoredSilently(t *testing.T) {
 	type elements struct{ members, names string }
 	blocks := []elements{
 		{`"messages":[{"role":"user","content":[{"type":"text","text":"a","x":1},{"type":"text","text":"b","x":2,"y":{"z":1}}],"id":"m"},{"role":"user","content":"c","id":"n"}]`, "messages[].content[].x,messages[].content[].y,messages[].id"},
-		{`"messages":[{"role":"user","content":[{"type":"document","source":{"type":"text","data":"d","x":1}}]}]`, "messages[].content[].source.x"},
+		{`"messages":[{"role":"user","content":[{"type":"document","source":{"type":"text","data":"d","x":1}}]}]`,
+			"messages[].content[].source.x"},
 		{`"messages":[{"role":"user","content":"a"}],"system":[{"type":"text","text":"b","x":1}],"tools":[{"name":"f","input_schema":{"x":1},"x":2}]`, "system[].x,tools[].x"},
 	}
 	unheard := map[string][]elements{
@@ -190,7 +206,8 @@ func TestNothingIsIgnoredSilently(t *testing.T) {
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
 	for path, body := range map[string]string{
 		"/v1/chat/completions": chatBody(""), "/v1/completions": `{"prompt":"a"}`, "/v1/responses": `{"input":"a"}`,
-		"/v1/messages": `{"messages":[{"role":"user","content":"a"}]}`, "/v1/messages/count_tokens": `{"messages":[{"role":"user","content":"a"}]}`,
+		"/v1/messages":              `{"messages":[{"role":"user","content":"a"}]}`,
+		"/v1/messages/count_tokens": `{"messages":[{"role":"user","content":"a"}]}`,
 	} {
 		for more, want := range map[string]string{
 			``:                                "",
@@ -215,14 +232,16 @@ func TestNothingIsIgnoredSilently(t *testing.T) {
 				}
 			}
 		}
-		for _, name := range []string{"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "json_schema", "regex", "ebnf"} {
+		for _, name := range []string{"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
+			"json_schema", "regex", "ebnf"} {
 			a := r.post(path, strings.TrimSuffix(body, "}")+`,"`+name+`":{"type":"object"}}`)
 			if a.status != 400 || !strings.Contains(string(a.body), name) {
 				t.Errorf("%s with %s: %d %s", path, name, a.status, a.body)
 			}
 		}
 		if strings.HasPrefix(path, "/v1/messages") || path == "/v1/responses" {
-			if a := r.post(path, strings.TrimSuffix(body, "}")+`,"n":2}`); a.status != 400 || !strings.Contains(string(a.body), "'n'") {
+			if a := r.post(path, strings.TrimSuffix(body, "}")+`,"n":2}`); a.status != 400 ||
+				!strings.Contains(string(a.body), "'n'") {
 				t.Errorf("%s with n: %d %s", path, a.status, a.body)
 			}
 		}

@@ -12,13 +12,14 @@ import (
 
 const weatherTool = `"tools":[{"type":"function","function":{"name":"get_weather","description":"w","parameters":{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer"}}}}}]`
 
-// TestToolLoop runs three turns of calls. Each prompt must begin with the one before it and the tokens that the model wrote, in
-// the words in which it wrote them, also when they are not those of the template.
+// TestToolLoop runs three turns of calls. Each prompt must begin with the one before it and the tokens that the model
+// wrote, in the words in which it wrote them, also when they are not those of the template.
 func TestToolLoop(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
 	odd := func(city string) string {
-		return "Looking.\n<tool_call>\n<function=get_weather>\n<parameter=days>\n2\n</parameter>\n<parameter=city>" + city + "</parameter>\n</function>\n</tool_call>"
+		return "Looking.\n<tool_call>\n<function=get_weather>\n<parameter=days>\n2\n</parameter>\n<parameter=city>" + city +
+			"</parameter>\n</function>\n</tool_call>"
 	}
 	for _, thinking := range []bool{false, true} {
 		messages := []any{map[string]any{"role": "user", "content": "Weather in three cities?"}}
@@ -48,20 +49,22 @@ func TestToolLoop(t *testing.T) {
 			// The client sends the call back, its arguments spelled in its own way, and no reasoning.
 			id := at(a.json(t), "choices", 0, "message", "tool_calls", 0, "id")
 			messages = append(messages,
-				map[string]any{"role": "assistant", "content": c.Content, "tool_calls": []any{map[string]any{"id": id, "type": "function",
-					"function": map[string]any{"name": "get_weather", "arguments": `{"city":"` + city + `","days":2}`}}}},
+				map[string]any{"role": "assistant", "content": c.Content,
+					"tool_calls": []any{map[string]any{"id": id, "type": "function",
+						"function": map[string]any{"name": "get_weather", "arguments": `{"city":"` + city + `","days":2}`}}}},
 				map[string]any{"role": "tool", "tool_call_id": id, "content": "18 C"})
 		}
 	}
 }
 
-// TestUnknownCallsAreRendered: what the memory does not know is written by the template, and equals what it knows when the model
-// writes like the template.
+// TestUnknownCallsAreRendered: what the memory does not know is written by the template, and equals what it knows when
+// the model writes like the template.
 func TestUnknownCallsAreRendered(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
 	w.SetDecode(r.reply("<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>", 1))
-	id, _ := at(r.post("/v1/chat/completions", chatBody(weatherTool)).json(t), "choices", 0, "message", "tool_calls", 0, "id").(string)
+	id, _ := at(r.post("/v1/chat/completions", chatBody(weatherTool)).json(t), "choices", 0, "message",
+		"tool_calls", 0, "id").(string)
 	prompt := func(id string) string {
 		body := `{"messages":[{"role":"user","content":"Say hello."},{"role":"assistant","content":null,"tool_calls":[{"id":"` + id +
 			`","type":"function","function":{"name":"get_weather","arguments":"{\"city\":\"Rome\"}"}}]},{"role":"tool","tool_call_id":"` + id + `","content":"18"}],` + weatherTool + `}`
@@ -71,7 +74,8 @@ func TestUnknownCallsAreRendered(t *testing.T) {
 	if n := at(r.do("GET", "/props", "").json(t), "tool_replay", "current_entries"); n != 1.0 {
 		t.Errorf("/props counts %v remembered calls", n)
 	}
-	if m := string(r.do("GET", "/metrics", "").body); !strings.Contains(m, `tandem_tool_calls_total{format="qwen_xml"} 1`) ||
+	if m := string(r.do("GET", "/metrics", "").body); !strings.Contains(m,
+		`tandem_tool_calls_total{format="qwen_xml"} 1`) ||
 		!strings.Contains(m, `tandem_generated_tokens_total{kind="tool"}`) {
 		t.Error("/metrics does not count the call")
 	}
@@ -96,26 +100,33 @@ func TestGuides(t *testing.T) {
 		{"none", weatherTool + `,"tool_choice":"none"`, func(g *tandemv1.Guide) bool {
 			return g.GetGrammar() == "" && slices.Equal(g.GetBannedTokens(), []int32{opener})
 		}},
-		{"required", weatherTool + `,"tool_choice":"required"`, func(g *tandemv1.Guide) bool { return strings.Contains(g.GetGrammar(), "get_weather") }},
-		{"named", weatherTool + `,"tool_choice":{"type":"function","function":{"name":"get_weather"}}`, func(g *tandemv1.Guide) bool {
-			return strings.Contains(g.GetGrammar(), "get_weather") && g.GetReasoning() == nil
-		}},
+		{"required", weatherTool + `,"tool_choice":"required"`,
+			func(g *tandemv1.Guide) bool { return strings.Contains(g.GetGrammar(), "get_weather") }},
+		{"named", weatherTool + `,"tool_choice":{"type":"function","function":{"name":"get_weather"}}`,
+			func(g *tandemv1.Guide) bool {
+				return strings.Contains(g.GetGrammar(), "get_weather") && g.GetReasoning() == nil
+			}},
 		{"strict", strict, func(g *tandemv1.Guide) bool { return strings.Contains(g.GetGrammar(), "get_weather") }},
-		{"strict text", strings.Replace(strict, `"days":{"type":"integer"}`, `"days":{"type":"string","pattern":"^[1-7] days$"}`, 1), func(g *tandemv1.Guide) bool {
+		{"strict text", strings.Replace(strict, `"days":{"type":"integer"}`,
+			`"days":{"type":"string","pattern":"^[1-7] days$"}`, 1), func(g *tandemv1.Guide) bool {
 			return strings.Contains(g.GetGrammar(), `[1-7]`) && strings.Contains(g.GetGrammar(), " days")
 		}},
-		{"json", `"response_format":{"type":"json_object"}`, func(g *tandemv1.Guide) bool { return strings.Contains(g.GetGrammar(), "json-object") }},
+		{"json", `"response_format":{"type":"json_object"}`,
+			func(g *tandemv1.Guide) bool { return strings.Contains(g.GetGrammar(), "json-object") }},
 		{"schema", `"response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"type":"object","properties":{"age":{"type":"integer"}}}}}`,
 			func(g *tandemv1.Guide) bool { return strings.Contains(g.GetGrammar(), "age") }},
 		{"schema and tools", weatherTool + `,"response_format":{"type":"json_object"}`, func(g *tandemv1.Guide) bool {
 			return strings.Contains(g.GetGrammar(), "get_weather") && strings.Contains(g.GetGrammar(), "json-object")
 		}},
-		{"grammar", `"grammar":"root ::= \"yes\" | \"no\""`, func(g *tandemv1.Guide) bool { return g.GetGrammar() == `root ::= "yes" | "no"` }},
+		{"grammar", `"grammar":"root ::= \"yes\" | \"no\""`,
+			func(g *tandemv1.Guide) bool { return g.GetGrammar() == `root ::= "yes" | "no"` }},
 		{"thinking first", `"response_format":{"type":"json_object"},"enable_thinking":true`, func(g *tandemv1.Guide) bool {
-			return g.GetReasoning().GetInside() && len(g.GetReasoning().GetClose()) == 1 && strings.Contains(g.GetGrammar(), `root ::= [ \n]{0,2} json-object`)
+			return g.GetReasoning().GetInside() && len(g.GetReasoning().GetClose()) == 1 &&
+				strings.Contains(g.GetGrammar(), `root ::= [ \n]{0,2} json-object`)
 		}},
 		{"calls in reasoning", weatherTool + `,"enable_thinking":true`, func(g *tandemv1.Guide) bool {
-			return g.GetReasoning().CallOpen != nil && g.GetReasoning().GetCallOpen() == opener && g.GetReasoning().GetCallClose() == closer
+			return g.GetReasoning().CallOpen != nil && g.GetReasoning().GetCallOpen() == opener &&
+				g.GetReasoning().GetCallClose() == closer
 		}},
 		{"no calls in reasoning", `"enable_thinking":true`, func(g *tandemv1.Guide) bool {
 			return g.GetReasoning().CallOpen == nil && g.GetReasoning().CallClose == nil
@@ -138,14 +149,19 @@ func TestGuides(t *testing.T) {
 		t.Errorf("completions with a grammar: %d %s", a.status, a.body)
 	}
 	// Without strict what cannot be held is named, and the rest is held.
-	a := r.post("/v1/chat/completions", chatBody(`"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"object","properties":{"a":{"type":"array","uniqueItems":true}}}}}`))
-	if g := w.Requests()[len(w.Requests())-1].GetGuide().GetGrammar(); a.status != 200 || !strings.Contains(g, `"\"a\""`) && !strings.Contains(g, "a") ||
+	a := r.post("/v1/chat/completions",
+		chatBody(`"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"object","properties":{"a":{"type":"array","uniqueItems":true}}}}}`))
+	if g := w.Requests()[len(w.Requests())-1].GetGuide().GetGrammar(); a.status != 200 ||
+		!strings.Contains(g, `"\"a\""`) && !strings.Contains(g, "a") ||
 		a.header.Get("x-tandem-warning") != "schema-partly-followed: response_format.json_schema.schema.properties.a.uniqueItems" {
 		t.Errorf("without strict: %d %v\n%s", a.status, a.header, g)
 	}
-	a = r.post("/v1/chat/completions", chatBody(`"response_format":{"type":"json_schema","json_schema":{"strict":false,"schema":{"type":"object","properties":{"x":{"anyOf":[{"$ref":"#/properties/x"},{"type":"null"}]}}}}}`))
-	if g := w.Requests()[len(w.Requests())-1].GetGuide().GetGrammar(); a.status != 200 || !strings.Contains(g, "root ::= json-value") ||
-		!strings.HasPrefix(a.header.Get("x-tandem-warning"), "schema-not-followed: response_format.json_schema.schema.properties.x") {
+	a = r.post("/v1/chat/completions",
+		chatBody(`"response_format":{"type":"json_schema","json_schema":{"strict":false,"schema":{"type":"object","properties":{"x":{"anyOf":[{"$ref":"#/properties/x"},{"type":"null"}]}}}}}`))
+	if g := w.Requests()[len(w.Requests())-1].GetGuide().GetGrammar(); a.status != 200 ||
+		!strings.Contains(g, "root ::= json-value") ||
+		!strings.HasPrefix(a.header.Get("x-tandem-warning"),
+			"schema-not-followed: response_format.json_schema.schema.properties.x") {
 		t.Errorf("a schema that cannot be read without strict: %d %v\n%s", a.status, a.header, g)
 	}
 	for more, param := range map[string]string{
@@ -153,7 +169,8 @@ func TestGuides(t *testing.T) {
 		weatherTool + `,"grammar":"root ::= \"x\""`: "grammar",
 		`"response_format":{"type":"json_schema","json_schema":{"strict":true,"schema":{"type":"object","properties":{"a":{"type":"array","uniqueItems":true}}}}}`: "response_format.json_schema.schema.properties.a.uniqueItems",
 		`"response_format":{"type":"json_schema","json_schema":{"strict":true,"schema":{"anyOf":[{"$ref":"#"},{"type":"null"}]}}}`:                                 "response_format.json_schema.schema",
-		strings.Replace(strict, `"days":{"type":"integer"}`, `"days":{"type":"integer","multipleOf":0.1234567}`, 1):                                                "tools[0].function.parameters.properties.days.multipleOf",
+		strings.Replace(strict, `"days":{"type":"integer"}`, `"days":{"type":"integer","multipleOf":0.1234567}`,
+			1): "tools[0].function.parameters.properties.days.multipleOf",
 	} {
 		if a := r.post("/v1/chat/completions", chatBody(more)); a.status != 400 || at(a.json(t), "error", "param") != param {
 			t.Errorf("%s: %d %s, want 400 at %s", more, a.status, a.body, param)
@@ -161,8 +178,8 @@ func TestGuides(t *testing.T) {
 	}
 }
 
-// TestToolsOfOthersAreLeftOut: tools that a server would have to run are named in a header, whole and streamed, and nothing else
-// changes.
+// TestToolsOfOthersAreLeftOut: tools that a server would have to run are named in a header, whole and streamed, and
+// nothing else changes.
 func TestToolsOfOthersAreLeftOut(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
@@ -173,7 +190,8 @@ func TestToolsOfOthersAreLeftOut(t *testing.T) {
 			t.Errorf("status %d, warning %q", a.status, got)
 		}
 	}
-	if prompt := r.tok.Decode(w.Requests()[0].GetPromptTokens(), true); strings.Contains(prompt, "web_search") || strings.Contains(prompt, "<tools>") {
+	if prompt := r.tok.Decode(w.Requests()[0].GetPromptTokens(), true); strings.Contains(prompt, "web_search") ||
+		strings.Contains(prompt, "<tools>") {
 		t.Errorf("the prompt shows them: %q", prompt)
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestTooLongIsTheClientsFault: a prompt that does not fit is a 400 that agents shorten, unless a scorer failed that was to shorten it.
-// Then it is worth another try.
+// TestTooLongIsTheClientsFault: a prompt that does not fit is a 400 that agents shorten, unless a scorer failed that
+// was to shorten it. Then it is worth another try.
 func TestTooLongIsTheClientsFault(t *testing.T) {
 	broken := func(code codes.Code) gatewaytest.Compress {
 		return func(context.Context, *tandemv1.CompressRequest) (*tandemv1.CompressResponse, error) {
@@ -51,11 +51,17 @@ func TestTooLongIsTheClientsFault(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			r := start(t, func(c *Config) { c.PrefillCompression, c.PrefillThreshold = "auto", tt.threshold })
 			r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1), MaxContext: 2048})
-			gatewaytest.Join(t, r.app.RegistryAddr().String(), gatewaytest.WorkerOptions{ID: "s1", Role: tandemv1.Role_ROLE_PREFILL, Lanes: 1, MaxContext: tt.context, Compress: tt.scorer})
-			r.eventually("scorer is ready", func() bool { return r.app.cluster.Scorers.Ready() && r.app.models.scorerTokenizer() != nil })
-			messages := `{"max_tokens":100,"messages":` + chatOf("user", haystack(200, 50)+"\nWhat is the code of raven?") + tt.more
+			gatewaytest.Join(t, r.app.RegistryAddr().String(),
+				gatewaytest.WorkerOptions{ID: "s1", Role: tandemv1.Role_ROLE_PREFILL, Lanes: 1,
+					MaxContext: tt.context, Compress: tt.scorer})
+			r.eventually("scorer is ready",
+				func() bool { return r.app.cluster.Scorers.Ready() && r.app.models.scorerTokenizer() != nil })
+			messages := `{"max_tokens":100,"messages":` + chatOf("user",
+				haystack(200, 50)+"\nWhat is the code of raven?") + tt.more
 			for path, body := range map[string]string{
-				"/v1/chat/completions": messages + "}", "/v1/messages": strings.ReplaceAll(messages, `{"type":"function","function":{"name":"f"}}`, `{"name":"f","input_schema":{}}`) + "}",
+				"/v1/chat/completions": messages + "}",
+				"/v1/messages": strings.ReplaceAll(messages, `{"type":"function","function":{"name":"f"}}`,
+					`{"name":"f","input_schema":{}}`) + "}",
 			} {
 				want := tt.status
 				if want == 503 && path == "/v1/messages" {
@@ -70,7 +76,8 @@ func TestTooLongIsTheClientsFault(t *testing.T) {
 				if path == "/v1/messages" {
 					words = "2048 maximum"
 				}
-				if retry := a.header.Get("Retry-After"); (retry != "") != (want > 400) || (want == 400) != strings.Contains(message, words) {
+				if retry := a.header.Get("Retry-After"); (retry != "") != (want > 400) ||
+					(want == 400) != strings.Contains(message, words) {
 					t.Errorf("%s: Retry-After %q, message %q", path, retry, message)
 				}
 			}
@@ -78,13 +85,15 @@ func TestTooLongIsTheClientsFault(t *testing.T) {
 	}
 }
 
-// TestAutoLeavesExactOutputAlone: what the model must copy exactly, definitions of tools and formats, is not put at risk by itself.
+// TestAutoLeavesExactOutputAlone: what the model must copy exactly, definitions of tools and formats, is not put at
+// risk by itself.
 func TestAutoLeavesExactOutputAlone(t *testing.T) {
 	r := start(t, func(c *Config) { c.PrefillCompression, c.PrefillThreshold = "auto", 1000 })
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
 	script, _ := scorer(t, "raven")
 	s := r.scorer(script)
-	body := `{"messages":` + chatOf("user", haystack(150, 60), "assistant", "I read it.", "user", "What is the code of raven?")
+	body := `{"messages":` + chatOf("user", haystack(150, 60), "assistant", "I read it.", "user",
+		"What is the code of raven?")
 	for more, reason := range map[string]any{
 		``: nil,
 		`,"tools":[{"type":"function","function":{"name":"f"}}]`:                                  "tools",
@@ -108,15 +117,17 @@ func TestAutoLeavesExactOutputAlone(t *testing.T) {
 	}
 }
 
-// TestLastTurnIsProtected: a last user turn below 1024 tokens stays word for word while others shrink; a longer one is a document with a
-// question, which shrinks between its ends.
+// TestLastTurnIsProtected: a last user turn below 1024 tokens stays word for word while others shrink; a longer one is
+// a document with a question, which shrinks between its ends.
 func TestLastTurnIsProtected(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
 	script, tok := scorer(t, "raven")
 	r.scorer(script)
 	ask := func(turn string) string {
-		r.post("/v1/chat/completions", `{"messages":`+chatOf("user", haystack(150, 60), "assistant", "I read it.", "user", turn)+`,"pflash":{"mode":"always"}}`)
+		r.post("/v1/chat/completions",
+			`{"messages":`+chatOf("user", haystack(150, 60), "assistant", "I read it.", "user",
+				turn)+`,"pflash":{"mode":"always"}}`)
 		all := w.Requests()
 		return r.tok.Decode(all[len(all)-1].GetPromptTokens(), true)
 	}
@@ -124,7 +135,8 @@ func TestLastTurnIsProtected(t *testing.T) {
 	for n := 31; ; n++ {
 		next := strings.TrimSpace(haystack(n, 99))
 		if len(tok.Encode(next, tokenizer.Options{})) >= 1024 {
-			if got := ask(next); strings.Contains(got, next) || !strings.Contains(got, next[len(next)-60:]) || !strings.Contains(got, next[:20]) {
+			if got := ask(next); strings.Contains(got, next) || !strings.Contains(got, next[len(next)-60:]) ||
+				!strings.Contains(got, next[:20]) {
 				t.Errorf("a turn of 1024 tokens is whole, or lost its ends:\n%s", got)
 			}
 			break
@@ -144,8 +156,9 @@ func TestStreamsWarnOfSkippedCompression(t *testing.T) {
 		return nil, status.Error(codes.Internal, "fault")
 	})
 	for path, conversation := range map[string]string{
-		"/v1/chat/completions": `"messages":` + chatOf("user", haystack(100, 50)), "/v1/messages": `"messages":` + chatOf("user", haystack(100, 50)),
-		"/v1/responses": `"input":` + chatOf("user", haystack(100, 50)),
+		"/v1/chat/completions": `"messages":` + chatOf("user", haystack(100, 50)),
+		"/v1/messages":         `"messages":` + chatOf("user", haystack(100, 50)),
+		"/v1/responses":        `"input":` + chatOf("user", haystack(100, 50)),
 	} {
 		for _, stream := range []string{"false", "true"} {
 			a := r.post(path, `{`+conversation+`,"pflash":{"mode":"always"},"stream":`+stream+`}`)
@@ -156,7 +169,8 @@ func TestStreamsWarnOfSkippedCompression(t *testing.T) {
 	}
 }
 
-// TestContextIsTheModels: a worker that claims more context than the model has neither shows in the lists nor lets requests wait for it.
+// TestContextIsTheModels: a worker that claims more context than the model has neither shows in the lists nor lets
+// requests wait for it.
 func TestContextIsTheModels(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})

@@ -24,7 +24,8 @@ type collector struct {
 	spans []*tracev1.Span
 }
 
-func (c *collector) Export(_ context.Context, r *collectorv1.ExportTraceServiceRequest) (*collectorv1.ExportTraceServiceResponse, error) {
+func (c *collector) Export(_ context.Context,
+	r *collectorv1.ExportTraceServiceRequest) (*collectorv1.ExportTraceServiceResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, resource := range r.GetResourceSpans() {
@@ -68,7 +69,8 @@ func attributes(s *tracev1.Span) map[string]string {
 	return out
 }
 
-// TestTracesOfFailures: what is refused has a span, what the client left is no error in any span, what the gateway failed at is one.
+// TestTracesOfFailures: what is refused has a span, what the client left is no error in any span, what the gateway
+// failed at is one.
 func TestTracesOfFailures(t *testing.T) {
 	c, endpoint := collect(t)
 	r := start(t, func(cfg *Config) { cfg.OTLPEndpoint = endpoint })
@@ -81,7 +83,8 @@ func TestTracesOfFailures(t *testing.T) {
 		t.Fatal(a.status)
 	}
 	ctx, leave := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, "POST", r.url+"/v1/completions", strings.NewReader(`{"prompt":"x","model":"gpt-4","max_tokens":9,"temperature":0.5}`))
+	req, err := http.NewRequestWithContext(ctx, "POST", r.url+"/v1/completions",
+		strings.NewReader(`{"prompt":"x","model":"gpt-4","max_tokens":9,"temperature":0.5}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,9 +134,12 @@ func TestTracesOfFailures(t *testing.T) {
 		byStatus[a["tandem.outcome"]+" "+a["error.type"]]++
 		switch a["tandem.outcome"] {
 		case "cancelled":
-			if failed || a["error.type"] != "" || s.GetName() != "text_completion tiny" || a["gen_ai.operation.name"] != "text_completion" ||
-				a["gen_ai.request.model"] != "gpt-4" || a["gen_ai.response.model"] != "tiny" || !strings.HasPrefix(a["gen_ai.response.id"], "cmpl-") ||
-				!strings.Contains(a["gen_ai.request.max_tokens"], "9") || !strings.Contains(a["gen_ai.request.temperature"], "0.5") {
+			if failed || a["error.type"] != "" || s.GetName() != "text_completion tiny" ||
+				a["gen_ai.operation.name"] != "text_completion" ||
+				a["gen_ai.request.model"] != "gpt-4" || a["gen_ai.response.model"] != "tiny" ||
+				!strings.HasPrefix(a["gen_ai.response.id"], "cmpl-") ||
+				!strings.Contains(a["gen_ai.request.max_tokens"], "9") ||
+				!strings.Contains(a["gen_ai.request.temperature"], "0.5") {
 				t.Errorf("cancelled: %s, error %v, %v", s.GetName(), failed, a)
 			}
 		case "client_error":
@@ -146,13 +152,15 @@ func TestTracesOfFailures(t *testing.T) {
 			}
 		}
 	}
-	want := map[string]int{"client_error missing_required_parameter": 1, "client_error not_found": 1, "cancelled ": 1, "server_error draining": 1}
+	want := map[string]int{"client_error missing_required_parameter": 1, "client_error not_found": 1, "cancelled ": 1,
+		"server_error draining": 1}
 	if d := cmp.Diff(want, byStatus); d != "" {
 		t.Error(d)
 	}
 }
 
-// TestTraces: a request continues its client's trace; its span has the account, its phases hang below, and no text is in it.
+// TestTraces: a request continues its client's trace; its span has the account, its phases hang below, and no text is
+// in it.
 func TestTraces(t *testing.T) {
 	c, endpoint := collect(t)
 	r := start(t, func(cfg *Config) {
@@ -161,7 +169,8 @@ func TestTraces(t *testing.T) {
 	})
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("A secret answer.", 1)})
 	ask := func(traceparent string) {
-		request, err := http.NewRequest(http.MethodPost, r.url+"/v1/chat/completions", strings.NewReader(`{"model":"gpt-asked","messages":[{"role":"user","content":"A secret question?"}]}`))
+		request, err := http.NewRequest(http.MethodPost, r.url+"/v1/chat/completions",
+			strings.NewReader(`{"model":"gpt-asked","messages":[{"role":"user","content":"A secret question?"}]}`))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -203,7 +212,8 @@ func TestTraces(t *testing.T) {
 			t.Errorf("no span %q among %q", want, names)
 		}
 	}
-	for _, key := range []string{"gen_ai.operation.name", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.response.finish_reasons"} {
+	for _, key := range []string{"gen_ai.operation.name", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens",
+		"gen_ai.response.finish_reasons"} {
 		if attributes[key] == "" {
 			t.Errorf("no attribute %s in %v", key, attributes)
 		}

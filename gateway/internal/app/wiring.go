@@ -48,7 +48,8 @@ const maxRequestBytes = 64 << 20
 func (a *App) listen() (err error) {
 	a.httpLis, a.grpcLis, a.registryLis = a.deps.HTTP, a.deps.GRPC, a.deps.Registry
 	if a.httpLis == nil {
-		if a.httpLis, err = listenTCP("--port", a.cfg.Host, a.cfg.Port, func(free int) string { return fmt.Sprintf("--port %d", free) }); err != nil {
+		if a.httpLis, err = listenTCP("--port", a.cfg.Host, a.cfg.Port,
+			func(free int) string { return fmt.Sprintf("--port %d", free) }); err != nil {
 			return err
 		}
 	}
@@ -104,7 +105,8 @@ func listenTCP(flag, host string, port int, instead func(free int) string) (net.
 	return nil, fmt.Errorf("%s: %w", flag, err)
 }
 
-// freePort returns the first port above a taken one that nobody has now, or 0. The defaults of the other ports are left out.
+// freePort returns the first port above a taken one that nobody has now, or 0. The defaults of the other ports are
+// left out.
 func freePort(host string, taken int) int {
 	d := Defaults()
 	for port := taken + 1; port <= min(taken+50, 65535); port++ {
@@ -126,10 +128,12 @@ func freePort(host string, taken int) int {
 //	                         → model (tokenizer and template of the served model)
 func (a *App) wire() error {
 	cfg := a.cfg
-	a.registry = registry.NewServer(registry.ServerConfig{LeaseTTL: seconds(cfg.LeaseTTLS), Logger: a.log.Named("registry")})
+	a.registry = registry.NewServer(registry.ServerConfig{LeaseTTL: seconds(cfg.LeaseTTLS),
+		Logger: a.log.Named("registry")})
 	failover := seconds(cfg.FailoverTimeoutS)
 	a.cluster = cluster.New(cluster.Config{
-		Targets: cluster.PoolConfig{MaxQueue: cfg.MaxQueue, QueueTimeout: seconds(cfg.QueueTimeoutS), Grace: failover, Absence: seconds(cfg.NoWorkerTimeoutS)},
+		Targets: cluster.PoolConfig{MaxQueue: cfg.MaxQueue, QueueTimeout: seconds(cfg.QueueTimeoutS), Grace: failover,
+			Absence: seconds(cfg.NoWorkerTimeoutS)},
 		Scorers: cluster.PoolConfig{MaxQueue: cfg.MaxQueue},
 	}, cluster.Deps{Registry: a.registry, Logger: a.log.Named("cluster"), DialOptions: a.workerDialOptions()})
 	a.models = newModels(cfg, a.deps.Version, a.cluster, a.log.Named("model"))
@@ -137,23 +141,27 @@ func (a *App) wire() error {
 		return err
 	}
 	set, err := metrics.New(a.deps.Metrics.MeterProvider(), metrics.Sources{
-		QueueDepth: a.cluster.Targets.Queued, Workers: a.cluster.Workers, Busy: a.cluster.Targets.Busy, Tokens: a.cluster.Targets.Tokens,
+		QueueDepth: a.cluster.Targets.Queued, Workers: a.cluster.Workers, Busy: a.cluster.Targets.Busy,
+		Tokens: a.cluster.Targets.Tokens,
 	})
 	if err != nil {
 		return err
 	}
 	limits := newBudgets(cfg, a.cluster.Targets.MaxContext, a.log.Named("model"))
 	gen := generate.New(generate.Config{
-		MaxTokensCeiling: cfg.MaxTokensCeiling, StrictContext: cfg.StrictContext, FailoverTimeout: failover, FailoverAny: cfg.FailoverAny, Watchdog: cfg.DegenerateWatchdog,
-	}, generate.Deps{Targets: a.cluster.Targets, Metrics: set, Tracer: a.deps.Traces.TracerProvider(), Logger: a.log.Named("generate")})
+		MaxTokensCeiling: cfg.MaxTokensCeiling, StrictContext: cfg.StrictContext, FailoverTimeout: failover,
+		FailoverAny: cfg.FailoverAny, Watchdog: cfg.DegenerateWatchdog,
+	}, generate.Deps{Targets: a.cluster.Targets, Metrics: set, Tracer: a.deps.Traces.TracerProvider(),
+		Logger: a.log.Named("generate")})
 	curve, err := compress.ParseCurve(cfg.PrefillKeepCurve)
 	if err != nil {
 		return fmt.Errorf("--prefill-keep-curve: %w", err)
 	}
 	pflash := compress.New(compress.Config{
-		Curve: curve, Mode: cfg.PrefillCompression, Threshold: cfg.PrefillThreshold, KeepRatio: cfg.PrefillKeepRatio, MinChunks: cfg.PrefillMinChunks,
-		Timeout: seconds(cfg.PflashTimeoutS), AllowOverride: cfg.PflashRequestOverride,
-	}, compress.Deps{Scorers: a.cluster.Scorers, Metrics: set, Tokenizer: a.models.scorerTokenizer, Logger: a.log.Named("pflash")})
+		Curve: curve, Mode: cfg.PrefillCompression, Threshold: cfg.PrefillThreshold, KeepRatio: cfg.PrefillKeepRatio,
+		MinChunks: cfg.PrefillMinChunks, Timeout: seconds(cfg.PflashTimeoutS), AllowOverride: cfg.PflashRequestOverride,
+	}, compress.Deps{Scorers: a.cluster.Scorers, Metrics: set, Tokenizer: a.models.scorerTokenizer,
+		Logger: a.log.Named("pflash")})
 	a.keys = apikey.NewRing()
 	a.bodies = bodybudget.New(int64(cfg.BodyMemoryMB) << 20)
 	a.filesRead = stamps(a.secretFiles())
@@ -163,7 +171,8 @@ func (a *App) wire() error {
 	memory := toolcall.NewMemory()
 	turns := turn.New(turn.Config{
 		MaxN: cfg.MaxN, DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel,
-		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS), QueuedHeaders: seconds(cfg.QueuedHeadersS), ImagePlaceholder: cfg.ImagePolicy == imagesReplaced,
+		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS),
+		QueuedHeaders: seconds(cfg.QueuedHeadersS), ImagePlaceholder: cfg.ImagePolicy == imagesReplaced,
 	}, turn.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Budgets: limits, Memory: memory,
 		Logger: a.log.Named("turn")})
 	dialect := openai.New(openai.Config{StreamUsageDefault: cfg.StreamUsageDefault}, openai.Deps{Turn: turns})
@@ -173,7 +182,9 @@ func (a *App) wire() error {
 	}
 	a.api = httpapi.New(httpapi.Config{
 		Keys: a.keys, ProtectIntrospection: cfg.ProtectIntrospection, CORSOrigins: cfg.CORSOrigin, NoCORS: cfg.NoCORS,
-		LocalHosts: !config.Exposed(a.httpLis.Addr().String()) || a.httpLis.Addr().Network() == "unix", AllowedHosts: cfg.AllowedHost, Stall: seconds(cfg.StallTimeoutS), Props: httpapi.Props{
+		LocalHosts:   !config.Exposed(a.httpLis.Addr().String()) || a.httpLis.Addr().Network() == "unix",
+		AllowedHosts: cfg.AllowedHost, Stall: seconds(cfg.StallTimeoutS),
+		Props: httpapi.Props{
 			Version: a.deps.Version, MaxQueue: cfg.MaxQueue, DefaultThinking: cfg.DefaultThinking,
 			PflashMode: cfg.PrefillCompression, PflashThreshold: cfg.PrefillThreshold, PflashKeepRatio: cfg.PrefillKeepRatio,
 		},
@@ -237,11 +248,13 @@ func (a *App) workerDialOptions() []grpc.DialOption {
 // serverOptions are for both gRPC servers.
 func (a *App) serverOptions() []grpc.ServerOption {
 	opts := rpcerr.ServerOptions(func(method string, value any, stack []byte) {
-		a.log.Error("handler panicked", zap.String(telemetry.KeyEndpoint, method), zap.Any(telemetry.KeyReason, value), zap.ByteString(telemetry.KeyStack, stack))
+		a.log.Error("handler panicked", zap.String(telemetry.KeyEndpoint, method), zap.Any(telemetry.KeyReason, value),
+			zap.ByteString(telemetry.KeyStack, stack))
 	})
 	opts = append(opts, telemetry.ServerOptions(a.providers())...)
 	// Clients may ping as often as the project's own clients do.
-	return append(opts, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}))
+	return append(opts, grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second,
+		PermitWithoutStream: true}))
 }
 
 // providers are where telemetry of RPCs goes.
@@ -253,8 +266,8 @@ func (a *App) providers() telemetry.Providers {
 	return p
 }
 
-// sealKey is the secret under which the gateway seals what clients keep for it. Without a file it lasts as long as the process:
-// later gateways leave out what this one sealed.
+// sealKey is the secret under which the gateway seals what clients keep for it. Without a file it lasts as long as the
+// process: later gateways leave out what this one sealed.
 func (a *App) sealKey() (seal.Key, error) {
 	if a.cfg.SealKeyFile == "" {
 		return seal.NewKey(), nil

@@ -1,4 +1,5 @@
-// Package bodybudget bounds the memory of request bodies: how many bytes of them may be at work at a time, over all requests.
+// Package bodybudget bounds the memory of request bodies: how many bytes of them may be at work at a time, over
+// all requests.
 package bodybudget
 
 import (
@@ -10,7 +11,8 @@ import (
 )
 
 const (
-	// step is how much is reserved at once. A request's first step is free, so that small ones pass when large ones fill the budget.
+	// step is how much is reserved at once. A request's first step is free, so that small ones pass when large ones fill
+	// the budget.
 	step = 64 << 10
 	// peak of bytes at work from which memory is given back to the system when they are done.
 	peak = 32 << 20
@@ -73,8 +75,8 @@ func (s *Share) Add(n int) error {
 	return nil
 }
 
-// Release gives back what the request held. After a peak the memory goes back to the system: the runtime itself would keep it, because
-// a gateway that idles hardly ever collects.
+// Release gives back what the request held. After a peak the memory goes back to the system: the runtime itself would
+// keep it, because a gateway that idles hardly ever collects.
 func (s *Share) Release() {
 	if s.b == nil || s.taken == 0 {
 		return

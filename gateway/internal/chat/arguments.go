@@ -7,9 +7,9 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 )
 
-// ParseArguments reads the arguments of a call as clients send them back: text that holds a JSON object becomes that object
-// with its keys in order, an object that was cut off (a token limit ended the call) is completed, blank text becomes an empty
-// object, other text stays text.
+// ParseArguments reads the arguments of a call as clients send them back: text that holds a JSON object becomes that
+// object with its keys in order, an object that was cut off (a token limit ended the call) is completed, blank text
+// becomes an empty object, other text stays text.
 func ParseArguments(text string) chattemplate.Value {
 	if strings.TrimSpace(text) == "" {
 		return chattemplate.NewDict()
@@ -26,8 +26,8 @@ func ParseArguments(text string) chattemplate.Value {
 	return chattemplate.Text(text)
 }
 
-// LooseAsText returns messages in which calls whose arguments are no object stand in the content, as NAME(ARGUMENTS), and whether
-// there are any. msgs is not changed.
+// LooseAsText returns messages in which calls whose arguments are no object stand in the content, as NAME(ARGUMENTS),
+// and whether there are any. msgs is not changed.
 func LooseAsText(msgs []Message) (out []Message, found bool) {
 	for i := range msgs {
 		m := msgs[i]

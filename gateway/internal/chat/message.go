@@ -1,5 +1,5 @@
-// Package chat holds the canonical form of a conversation, into which every dialect's history is converted without loss, and
-// turns it into what the model's chat template reads.
+// Package chat holds the canonical form of a conversation, into which every dialect's history is converted without
+// loss, and turns it into what the model's chat template reads.
 package chat
 
 import (
@@ -35,7 +35,8 @@ type ToolCall struct {
 	ID, Name string
 	// Arguments is a *chattemplate.Dict in the order in which the keys came, or text that is no JSON object.
 	Arguments chattemplate.Value
-	// Written is the call as the model wrote it, behind the whitespace Gap; empty = not known, the template writes it anew.
+	// Written is the call as the model wrote it, behind the whitespace Gap; empty = not known, the template writes
+	// it anew.
 	Written, Gap string
 }
 

@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// JoinSystem makes one system message of all that lead the conversation, joined by a blank line. Later ones stay where they are
-// if later is set, which says that the template takes them there; else they are joined to the first one too. A single one that
-// leads stays as it is, empty or named. msgs is not changed.
+// JoinSystem makes one system message of all that lead the conversation, joined by a blank line. Later ones stay where
+// they are if later is set, which says that the template takes them there; else they are joined to the first one too. A
+// single one that leads stays as it is, empty or named. msgs is not changed.
 func JoinSystem(msgs []Message, later bool) []Message {
 	lead, join := 0, 0
 	for i, m := range msgs {

@@ -21,8 +21,10 @@ func TestJoinSystem(t *testing.T) {
 		{"none", []Message{user}, false, []Message{user}},
 		{"only later ones", []Message{user, sys("c")}, false, []Message{sys("c"), user}},
 		{"only empty ones", []Message{sys(""), sys(""), user}, true, []Message{user}},
-		{"a single one", []Message{{Role: RoleSystem, Name: "n"}, user}, false, []Message{{Role: RoleSystem, Name: "n"}, user}},
-		{"a single one before later ones", []Message{{Role: RoleSystem, Content: "a", Name: "n"}, user, sys("c")}, true, []Message{{Role: RoleSystem, Content: "a", Name: "n"}, user, sys("c")}},
+		{"a single one", []Message{{Role: RoleSystem, Name: "n"}, user}, false,
+			[]Message{{Role: RoleSystem, Name: "n"}, user}},
+		{"a single one before later ones", []Message{{Role: RoleSystem, Content: "a", Name: "n"}, user, sys("c")}, true,
+			[]Message{{Role: RoleSystem, Content: "a", Name: "n"}, user, sys("c")}},
 		{"no messages", nil, false, nil},
 	} {
 		if d := cmp.Diff(tt.want, JoinSystem(tt.in, tt.later)); d != "" {

@@ -64,9 +64,10 @@ type answer struct {
 	usage                   *chatUsage
 }
 
-// stream sends the request and calls onText for every piece of visible text and of reasoning. When ctx ends it returns what
-// has come so far with the context's error.
-func (c *chatClient) stream(ctx context.Context, request chatRequest, onText func(text string, reasoning bool)) (answer, error) {
+// stream sends the request and calls onText for every piece of visible text and of reasoning. When ctx ends it returns
+// what has come so far with the context's error.
+func (c *chatClient) stream(ctx context.Context, request chatRequest,
+	onText func(text string, reasoning bool)) (answer, error) {
 	request.Stream, request.StreamOptions = true, map[string]bool{"include_usage": true}
 	body, err := json.Marshal(request)
 	if err != nil {

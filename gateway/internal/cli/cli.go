@@ -30,15 +30,16 @@ type Commands struct {
 func (Commands) Absent() map[string]string {
 	prefix := "this version has no prefix cache"
 	return map[string]string{
-		"prefix-cache-slots": prefix, "prefix-cache-ram-mb": prefix, "prefix-cache-min-tokens": prefix, "kv-cache-dir": prefix, "kv-cache-budget": prefix,
-		"cache-isolation":    prefix,
+		"prefix-cache-slots": prefix, "prefix-cache-ram-mb": prefix, "prefix-cache-min-tokens": prefix,
+		"kv-cache-dir": prefix, "kv-cache-budget": prefix, "cache-isolation": prefix,
 		"pflash-adaptive":    "this version keeps what --prefill-keep-ratio and --prefill-keep-curve say",
 		"prefill-skip-park":  "this version never parks a model: the scorer needs memory of its own",
 		"lazy-draft":         "this version loads the draft at the start",
 		"fa-window":          "this version attends to the whole context",
 		"draft-swa":          "this version takes the window from the draft's file",
-		"target-layer-split": "this version runs a target on one device", "peer-access": "this version runs a target on one device",
-		"gpu-layers": "all layers run on --device", "n-gpu-layers": "all layers run on --device", "ngl": "all layers run on --device",
+		"target-layer-split": "this version runs a target on one device",
+		"peer-access":        "this version runs a target on one device", "gpu-layers": "all layers run on --device",
+		"n-gpu-layers": "all layers run on --device", "ngl": "all layers run on --device",
 		"ctx-size": "it is called --max-ctx here", "parallel": "it is called --lanes here",
 	}
 }
@@ -117,8 +118,8 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	return config.ExitOK
 }
 
-// watchSignals sets ctx, which the first SIGTERM, Ctrl-C or hang-up of the terminal ends. After a second one the process ends within
-// a second, whatever still runs. A SIGHUP that somebody sends makes servers read their files again.
+// watchSignals sets ctx, which the first SIGTERM, Ctrl-C or hang-up of the terminal ends. After a second one the
+// process ends within a second, whatever still runs. A SIGHUP that somebody sends makes servers read their files again.
 func (e *env) watchSignals() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	e.ctx = ctx

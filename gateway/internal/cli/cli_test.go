@@ -49,8 +49,10 @@ func TestUsageErrors(t *testing.T) {
 		{"speculation", []string{"run", "--speculation", "wild", "x"}, "--speculation"},
 		{"budget of chain", []string{"run", "--speculation", "chain:3", "x"}, "only tree takes a budget"},
 		{"server and file", []string{"run", "--server", "http://x", "m.gguf"}, "--server"},
-		{"feature of other versions", []string{"serve", "--demo", "--lazy-draft"}, "unknown flag --lazy-draft: this version loads the draft at the start"},
-		{"flag of other servers", []string{"serve", "--demo", "--ctx-size", "4096"}, "unknown flag --ctx-size: it is called --max-ctx here"},
+		{"feature of other versions", []string{"serve", "--demo", "--lazy-draft"},
+			"unknown flag --lazy-draft: this version loads the draft at the start"},
+		{"flag of other servers", []string{"serve", "--demo", "--ctx-size", "4096"},
+			"unknown flag --ctx-size: it is called --max-ctx here"},
 		{"inspect without file", []string{"inspect", "nothing.gguf"}, "nothing.gguf"},
 	}
 	for _, c := range cases {
@@ -64,7 +66,8 @@ func TestUsageErrors(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"--help"}, {"serve", "--help"}, {"run", "--help"}, {"gateway", "--help"}, {"inspect", "--help"}} {
+	for _, args := range [][]string{nil, {"--help"}, {"serve", "--help"}, {"run", "--help"}, {"gateway", "--help"},
+		{"inspect", "--help"}} {
 		if code, out, _ := tandem(t, "", args...); code != 0 || !strings.Contains(out, "Usage: tandem") {
 			t.Errorf("%v: status %d, %q", args, code, out)
 		}
@@ -72,7 +75,8 @@ func TestHelp(t *testing.T) {
 }
 
 func TestWrongModels(t *testing.T) {
-	target, draft, prefill := filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft), filepath.Join(modelsDir, demoPrefill)
+	target, draft, prefill := filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft),
+		filepath.Join(modelsDir, demoPrefill)
 	cases := []struct {
 		name string
 		trio trio
@@ -103,7 +107,8 @@ func TestInspect(t *testing.T) {
 	if code != 0 {
 		t.Fatal(errOut)
 	}
-	for _, want := range []string{"qwen35 (a target)", "33.1 M in 108 tensors", "2 attention, 6 Gated DeltaNet", "32768 tokens", "fits with a context of"} {
+	for _, want := range []string{"qwen35 (a target)", "33.1 M in 108 tensors", "2 attention, 6 Gated DeltaNet",
+		"32768 tokens", "fits with a context of"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("output lacks %q:\n%s", want, out)
 		}
@@ -113,8 +118,8 @@ func TestInspect(t *testing.T) {
 	}
 }
 
-// TestInspectPublishedDraft: a draft whose keys follow its architecture's name is described, used and accounted for like the
-// demonstration draft; a DFlash2 draft is called that.
+// TestInspectPublishedDraft: a draft whose keys follow its architecture's name is described, used and accounted for
+// like the demonstration draft; a DFlash2 draft is called that.
 func TestInspectPublishedDraft(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "draft.gguf")
 	target := filepath.Join(modelsDir, demoTarget)
@@ -128,8 +133,10 @@ func TestInspectPublishedDraft(t *testing.T) {
 	if err := (trio{target: target, draft: path}).check(); err != nil {
 		t.Errorf("serve --draft: %v", err)
 	}
-	gguftest.PublishedDraft(t, filepath.Join(modelsDir, demoDraft), path, map[string]any{"dflash.selector_rank": uint32(256)})
-	if _, out, _ := tandem(t, "", "inspect", path); !strings.Contains(out, "(a DFlash2 draft: no engine of this build runs it)") {
+	gguftest.PublishedDraft(t, filepath.Join(modelsDir, demoDraft), path,
+		map[string]any{"dflash.selector_rank": uint32(256)})
+	if _, out, _ := tandem(t, "", "inspect", path); !strings.Contains(out,
+		"(a DFlash2 draft: no engine of this build runs it)") {
 		t.Errorf("a DFlash2 draft:\n%s", out)
 	}
 	for _, args := range [][]string{{"serve", target, "--draft", path}, {"inspect", target, "--draft", path}} {
@@ -139,12 +146,14 @@ func TestInspectPublishedDraft(t *testing.T) {
 	}
 }
 
-// TestInspectSafetensorsDraft: a folder with a safetensors draft is described, used and accounted for; a folder without one is named.
+// TestInspectSafetensorsDraft: a folder with a safetensors draft is described, used and accounted for; a folder without
+// one is named.
 func TestInspectSafetensorsDraft(t *testing.T) {
 	dir, target := t.TempDir(), filepath.Join(modelsDir, demoTarget)
 	gguftest.SafetensorsDraft(t, filepath.Join(modelsDir, demoDraft), dir, gguf.BF16)
 	code, out, errOut := tandem(t, "", "inspect", dir)
-	for _, want := range []string{"dflash (a DFlash draft: --draft)", "block of 16 tokens, reads target layers [1 3 5]", "BF16 "} {
+	for _, want := range []string{"dflash (a DFlash draft: --draft)",
+		"block of 16 tokens, reads target layers [1 3 5]", "BF16 "} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("output lacks %q: %d %s\n%s", want, code, errOut, out)
 		}
@@ -156,7 +165,8 @@ func TestInspectSafetensorsDraft(t *testing.T) {
 		t.Errorf("inspect --draft: %s", errOut)
 	}
 	empty := t.TempDir()
-	if code, _, errOut := tandem(t, "", "inspect", empty); code != 1 || !strings.Contains(errOut, filepath.Join(empty, "model.safetensors")) {
+	if code, _, errOut := tandem(t, "", "inspect", empty); code != 1 ||
+		!strings.Contains(errOut, filepath.Join(empty, "model.safetensors")) {
 		t.Errorf("an empty folder: %d %q", code, errOut)
 	}
 	if code, _, errOut := tandem(t, "", "serve", dir); code == 0 || !strings.Contains(errOut, "is a draft") {
@@ -172,7 +182,8 @@ func TestInspectTypes(t *testing.T) {
 		w := gguf.NewWriter()
 		row := func(t gguf.Type) int64 { return 256 / t.BlockElems() * t.BlockBytes() }
 		var errs []error
-		for key, value := range map[string]any{"general.architecture": "qwen3", "qwen3.block_count": uint32(1), "qwen3.embedding_length": uint32(256), "qwen3.attention.head_count": uint32(1)} {
+		for key, value := range map[string]any{"general.architecture": "qwen3", "qwen3.block_count": uint32(1),
+			"qwen3.embedding_length": uint32(256), "qwen3.attention.head_count": uint32(1)} {
 			errs = append(errs, w.Put(key, value))
 		}
 		errs = append(errs,
@@ -183,10 +194,12 @@ func TestInspectTypes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, bad := range []gguf.Type{gguf.Q2_K, gguf.Q3_K, gguf.IQ2_XXS, gguf.MXFP4, gguf.I8, gguf.TQ1_0, gguf.NVFP4, gguf.Q8_1} {
+	for _, bad := range []gguf.Type{gguf.Q2_K, gguf.Q3_K, gguf.IQ2_XXS, gguf.MXFP4, gguf.I8, gguf.TQ1_0,
+		gguf.NVFP4, gguf.Q8_1} {
 		write(bad, gguf.F32)
 		_, out, errOut := tandem(t, "", "inspect", path)
-		if want := fmt.Sprintf("no engine of this build computes %s (type %d)", bad, uint32(bad)); !strings.Contains(out, want) || strings.Contains(out, "a target") {
+		if want := fmt.Sprintf("no engine of this build computes %s (type %d)", bad, uint32(bad)); !strings.Contains(out,
+			want) || strings.Contains(out, "a target") {
 			t.Errorf("%v: want %q in %s%s", bad, want, out, errOut)
 		}
 	}
@@ -195,7 +208,8 @@ func TestInspectTypes(t *testing.T) {
 		t.Errorf("a norm of Q8_0:\n%s", out)
 	}
 	write(gguf.Q4_K, gguf.F32)
-	if _, out, _ := tandem(t, "", "inspect", path); strings.Contains(out, "no engine") || !strings.Contains(out, "a target") {
+	if _, out, _ := tandem(t, "", "inspect", path); strings.Contains(out, "no engine") ||
+		!strings.Contains(out, "a target") {
 		t.Errorf("Q4_K:\n%s", out)
 	}
 }
@@ -237,7 +251,8 @@ var chatEvents = []string{
 
 func TestRunPiped(t *testing.T) {
 	url, last := gateway(t, chatEvents...)
-	code, out, errOut := tandem(t, "from a pipe\n", "run", "--server", url, "-q", "--seed", "7", "--speculation", "tree:22", "--system", "Be brief.")
+	code, out, errOut := tandem(t, "from a pipe\n", "run", "--server", url, "-q", "--seed", "7", "--speculation",
+		"tree:22", "--system", "Be brief.")
 	if code != 0 || out != "Hello you\n" || errOut != "" {
 		t.Errorf("%d %q %q", code, out, errOut)
 	}
@@ -291,7 +306,8 @@ func TestRunErrors(t *testing.T) {
 
 func TestHealth(t *testing.T) {
 	url, _ := gateway(t)
-	if code, out, _ := tandem(t, "", "health", "--server", strings.TrimPrefix(url, "http://")); code != 0 || out != "ok\n" {
+	if code, out, _ := tandem(t, "", "health", "--server", strings.TrimPrefix(url, "http://")); code != 0 ||
+		out != "ok\n" {
 		t.Errorf("%d %q", code, out)
 	}
 	if code, _, errOut := tandem(t, "", "health", "--server", "127.0.0.1:1"); code != 1 || errOut == "" {
@@ -320,11 +336,13 @@ func TestProgressLine(t *testing.T) {
 	var loaded, all uint64
 	p.start(2, func() (uint64, uint64) { return loaded, all })
 	p.step("worker-target")
-	if line := p.line(80); !strings.HasPrefix(line, "loading [##########..........]") || !strings.HasSuffix(line, "target") {
+	if line := p.line(80); !strings.HasPrefix(line, "loading [##########..........]") ||
+		!strings.HasSuffix(line, "target") {
 		t.Errorf("%q", line)
 	}
 	loaded, all = 3<<30, 6<<30
-	if line := p.line(80); !strings.HasPrefix(line, "loading [###############.....]") || !strings.Contains(line, "3.0 GiB of 6.0 GiB") {
+	if line := p.line(80); !strings.HasPrefix(line, "loading [###############.....]") ||
+		!strings.Contains(line, "3.0 GiB of 6.0 GiB") {
 		t.Errorf("%q", line)
 	}
 	p.stop()
@@ -336,7 +354,8 @@ func TestKeysOfOtherVersionsAreExplained(t *testing.T) {
 	if err := os.WriteFile(path, []byte("demo: true\nkv-cache-dir: /tmp\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, errOut := tandem(t, "", "serve", "--config", path); code != 2 || !strings.Contains(errOut, `t.yaml:2: unknown key "kv-cache-dir": this version has no prefix cache`) {
+	if code, _, errOut := tandem(t, "", "serve", "--config", path); code != 2 ||
+		!strings.Contains(errOut, `t.yaml:2: unknown key "kv-cache-dir": this version has no prefix cache`) {
 		t.Errorf("%d %q", code, errOut)
 	}
 }
@@ -358,14 +377,18 @@ func TestVerifyConfigLooksAtModels(t *testing.T) {
 		args []string
 		want string
 	}{
-		"no target":          {[]string{"serve", "nosuch.gguf", "--draft", in(demoDraft), "--programs", workers}, "nosuch.gguf"},
-		"no draft":           {[]string{"serve", in(demoTarget), "--draft", "nosuch.gguf", "--programs", workers}, "--draft"},
-		"another's draft":    {[]string{"serve", in(demoPrefill), "--draft", in(demoDraft), "--programs", workers}, "hidden size"},
+		"no target": {[]string{"serve", "nosuch.gguf", "--draft", in(demoDraft), "--programs", workers},
+			"nosuch.gguf"},
+		"no draft": {[]string{"serve", in(demoTarget), "--draft", "nosuch.gguf", "--programs", workers}, "--draft"},
+		"another's draft": {[]string{"serve", in(demoPrefill), "--draft", in(demoDraft), "--programs", workers},
+			"hidden size"},
 		"no worker programs": {[]string{"serve", in(demoTarget), "--programs", t.TempDir()}, "make build"},
-		"no library":         {[]string{"serve", in(demoTarget), "--device", "cuda:0", "--programs", workers}, "libtandem_cuda.so"},
-		"no model":           {[]string{"gateway", "--model", "cli.go"}, "--model"},
-		"good":               {[]string{"serve", in(demoTarget), "--draft", in(demoDraft), "--prefill-drafter", in(demoPrefill), "--programs", workers}, ""},
-		"good gateway":       {[]string{"gateway", "--model", in(demoTarget)}, ""},
+		"no library": {[]string{"serve", in(demoTarget), "--device", "cuda:0", "--programs", workers},
+			"libtandem_cuda.so"},
+		"no model": {[]string{"gateway", "--model", "cli.go"}, "--model"},
+		"good": {[]string{"serve", in(demoTarget), "--draft", in(demoDraft), "--prefill-drafter",
+			in(demoPrefill), "--programs", workers}, ""},
+		"good gateway": {[]string{"gateway", "--model", in(demoTarget)}, ""},
 	} {
 		code, out, errOut := tandem(t, "", append(c.args, "--verify-config")...)
 		if (code == 0) != (c.want == "") || !strings.Contains(errOut, c.want) || code == 0 && out != "settings are valid\n" {
@@ -421,7 +444,8 @@ func TestInspectAccountsForDraftAndScorer(t *testing.T) {
 	if code, _, errOut := sum("--memory", "150MiB", "--max-ctx", "1024"); code != 0 {
 		t.Errorf("the target in 150 MiB: %q", errOut)
 	}
-	if code, _, _ := sum("--memory", "150MiB", "--max-ctx", "1024", "--draft", in(demoDraft), "--prefill-drafter", in(demoPrefill)); code != 1 {
+	if code, _, _ := sum("--memory", "150MiB", "--max-ctx", "1024", "--draft", in(demoDraft), "--prefill-drafter",
+		in(demoPrefill)); code != 1 {
 		t.Error("all three in 150 MiB fit")
 	}
 	if code, _, errOut := sum("--draft", in(demoPrefill)); code != 1 || !strings.Contains(errOut, "--draft") {

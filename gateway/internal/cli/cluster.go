@@ -46,7 +46,8 @@ type clusterConfig struct {
 	onReady             func(worker string)
 }
 
-// cluster is a gateway in this process and workers in processes of their own, joined by unix sockets in a private directory.
+// cluster is a gateway in this process and workers in processes of their own, joined by unix sockets in a
+// private directory.
 type cluster struct {
 	cfg     clusterConfig
 	dir     string
@@ -94,7 +95,8 @@ func newCluster(cfg clusterConfig) (_ *cluster, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("--hang-timeout: %w", err)
 	}
-	c.workers = supervise.New(supervise.Config{Grace: workerGrace, HangLimit: hang, Output: cfg.output, OnReady: cfg.onReady}, cfg.log.Named("supervisor"), specs...)
+	c.workers = supervise.New(supervise.Config{Grace: workerGrace, HangLimit: hang, Output: cfg.output,
+		OnReady: cfg.onReady}, cfg.log.Named("supervisor"), specs...)
 	return c, nil
 }
 
@@ -116,7 +118,8 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	if draftThreads == 0 {
 		draftThreads = w.Threads
 	}
-	target := []string{"--model", models.target, "--threads", strconv.Itoa(w.Threads), "--cache-type-k", w.CacheTypeK, "--cache-type-v", w.CacheTypeV}
+	target := []string{"--model", models.target, "--threads", strconv.Itoa(w.Threads), "--cache-type-k", w.CacheTypeK,
+		"--cache-type-v", w.CacheTypeV}
 	target = optional(target, "--max-ctx", w.MaxCtx)
 	target = optional(target, "--lanes", w.Lanes)
 	target = optional(target, "--ddtree-budget", w.DDTreeBudget)
@@ -130,13 +133,15 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	specs := []supervise.Spec{c.spec(programs, workerTarget, target)}
 	specs[0].Essential = true
 	if models.draft != "" {
-		args := []string{"--model", models.draft, "--tables", models.target, "--threads", strconv.Itoa(draftThreads), "--cache-type-k", w.DraftCache, "--cache-type-v", w.DraftCache}
+		args := []string{"--model", models.draft, "--tables", models.target, "--threads", strconv.Itoa(draftThreads),
+			"--cache-type-k", w.DraftCache, "--cache-type-v", w.DraftCache}
 		args = optional(args, "--max-ctx", w.MaxCtx)
 		args = optional(args, "--lanes", w.Lanes)
 		specs = append(specs, c.spec(programs, workerDraft, args))
 	}
 	if models.prefill != "" {
-		specs = append(specs, c.spec(programs, workerPrefill, []string{"--model", models.prefill, "--threads", strconv.Itoa(draftThreads)}))
+		specs = append(specs, c.spec(programs, workerPrefill,
+			[]string{"--model", models.prefill, "--threads", strconv.Itoa(draftThreads)}))
 	}
 	for _, spec := range specs {
 		if err := w.checkProgram(programs, spec.Name); err != nil {
@@ -189,7 +194,8 @@ func (w *WorkerFlags) verify(models trio) error {
 		return err
 	}
 	var problems []error
-	for _, p := range []struct{ name, model string }{{workerTarget, models.target}, {workerDraft, models.draft}, {workerPrefill, models.prefill}} {
+	for _, p := range []struct{ name, model string }{{workerTarget, models.target}, {workerDraft, models.draft},
+		{workerPrefill, models.prefill}} {
 		if p.model != "" {
 			problems = append(problems, w.checkProgram(programs, p.name))
 		}
@@ -222,7 +228,8 @@ func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
 // scriptVariable is what the engine program of tests reads; see native/plugin/scripted.
 const scriptVariable = config.EnvPrefix + "_SCRIPT"
 
-// workerEnvironment is ours without the variables that stand for flags: everything a worker is to know is on its command line.
+// workerEnvironment is ours without the variables that stand for flags: everything a worker is to know is on its
+// command line.
 func workerEnvironment() []string {
 	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")

@@ -29,7 +29,8 @@ func prepare(t *testing.T, models trio, workers WorkerFlags) *cluster {
 	t.Setenv("TANDEM_DRAFT", "leaks.gguf")
 	gateway := app.Defaults()
 	gateway.Port, gateway.GRPCPort = 0, -1
-	c, err := newCluster(clusterConfig{models: models, workers: workers, gateway: gateway, logLevel: "warn", logFormat: "json", log: zap.NewNop(), output: os.Stderr})
+	c, err := newCluster(clusterConfig{models: models, workers: workers, gateway: gateway, logLevel: "warn",
+		logFormat: "json", log: zap.NewNop(), output: os.Stderr})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,16 +38,20 @@ func prepare(t *testing.T, models trio, workers WorkerFlags) *cluster {
 }
 
 func TestWorkerCommandLines(t *testing.T) {
-	target, draft, prefill := filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft), filepath.Join(modelsDir, demoPrefill)
-	workers := WorkerFlags{Programs: programs(t), Device: "cpu", HangTimeout: "3s", Threads: 3, MaxCtx: 4096, Lanes: 2, MemoryCap: 1 << 30, CacheTypeK: "f16", CacheTypeV: "f32", DraftCache: "q8_0", CacheDir: "/c"}
+	target, draft, prefill := filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft),
+		filepath.Join(modelsDir, demoPrefill)
+	workers := WorkerFlags{Programs: programs(t), Device: "cpu", HangTimeout: "3s", Threads: 3, MaxCtx: 4096, Lanes: 2,
+		MemoryCap: 1 << 30, CacheTypeK: "f16", CacheTypeV: "f32", DraftCache: "q8_0", CacheDir: "/c"}
 	c := prepare(t, trio{target, draft, prefill}, workers)
 	specs, err := c.specs()
 	if err != nil {
 		t.Fatal(err)
 	}
 	wants := map[string][]string{
-		workerTarget:  {"--model " + target, "--threads 3", "--max-ctx 4096", "--lanes 2", "--memory-cap 1GiB", "--cache-type-k f16", "--cache-type-v f32", "--cache-dir /c", "--no-lookup"},
-		workerDraft:   {"--model " + draft, "--tables " + target, "--threads 3", "--lanes 2", "--cache-type-k q8_0", "--cache-type-v q8_0", "--cache-dir /c"},
+		workerTarget: {"--model " + target, "--threads 3", "--max-ctx 4096", "--lanes 2", "--memory-cap 1GiB",
+			"--cache-type-k f16", "--cache-type-v f32", "--cache-dir /c", "--no-lookup"},
+		workerDraft: {"--model " + draft, "--tables " + target, "--threads 3", "--lanes 2", "--cache-type-k q8_0",
+			"--cache-type-v q8_0", "--cache-dir /c"},
 		workerPrefill: {"--model " + prefill, "--threads 3"},
 	}
 	if len(specs) != len(wants) {
@@ -54,7 +59,8 @@ func TestWorkerCommandLines(t *testing.T) {
 	}
 	for _, spec := range specs {
 		line := strings.Join(spec.Args, " ")
-		for _, want := range append(wants[spec.Name], "--gateway unix://", "--listen unix://"+c.dir, "--parent-pid ", "--hang-timeout 3s", "--worker-id "+spec.Name, "--log-level warn") {
+		for _, want := range append(wants[spec.Name], "--gateway unix://", "--listen unix://"+c.dir, "--parent-pid ",
+			"--hang-timeout 3s", "--worker-id "+spec.Name, "--log-level warn") {
 			if !strings.Contains(line, want) {
 				t.Errorf("%s lacks %q: %s", spec.Name, want, line)
 			}
@@ -69,12 +75,15 @@ func TestWorkerCommandLines(t *testing.T) {
 }
 
 func TestDevicesOfWorkers(t *testing.T) {
-	models := trio{filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft), filepath.Join(modelsDir, demoPrefill)}
-	workers := WorkerFlags{Programs: programs(t), Device: "cpu", HangTimeout: "3s", TargetDevice: "cuda:1", DraftDevice: "hip:0", Lookup: true}
+	models := trio{filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft),
+		filepath.Join(modelsDir, demoPrefill)}
+	workers := WorkerFlags{Programs: programs(t), Device: "cpu", HangTimeout: "3s", TargetDevice: "cuda:1",
+		DraftDevice: "hip:0", Lookup: true}
 	t.Setenv("TMPDIR", t.TempDir())
 	gateway := app.Defaults()
 	gateway.Port, gateway.GRPCPort = 0, -1
-	_, err := newCluster(clusterConfig{models: models, workers: workers, gateway: gateway, logLevel: "warn", logFormat: "json", log: zap.NewNop()})
+	_, err := newCluster(clusterConfig{models: models, workers: workers, gateway: gateway, logLevel: "warn",
+		logFormat: "json", log: zap.NewNop()})
 	if err == nil || !strings.Contains(err.Error(), "worker-target: device cuda:1 needs libtandem_cuda.so") {
 		t.Fatalf("without libraries: %v", err)
 	}
@@ -87,7 +96,8 @@ func TestDevicesOfWorkers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wants := map[string]string{workerTarget: "--device cuda:1", workerDraft: "--device hip:0", workerPrefill: "--device cpu"}
+	wants := map[string]string{workerTarget: "--device cuda:1", workerDraft: "--device hip:0",
+		workerPrefill: "--device cpu"}
 	for _, spec := range specs {
 		if line := strings.Join(spec.Args, " "); !strings.Contains(line, wants[spec.Name]) {
 			t.Errorf("%s lacks %q: %s", spec.Name, wants[spec.Name], line)
@@ -107,7 +117,8 @@ func TestDevicesOfWorkers(t *testing.T) {
 }
 
 func TestTargetAlone(t *testing.T) {
-	c := prepare(t, trio{target: filepath.Join(modelsDir, demoTarget)}, WorkerFlags{Programs: programs(t), Device: "cpu", HangTimeout: "3s"})
+	c := prepare(t, trio{target: filepath.Join(modelsDir, demoTarget)},
+		WorkerFlags{Programs: programs(t), Device: "cpu", HangTimeout: "3s"})
 	if len(c.names) != 1 || c.names[0] != workerTarget {
 		t.Errorf("workers %v", c.names)
 	}
@@ -118,7 +129,8 @@ func TestMissingPrograms(t *testing.T) {
 	gateway := app.Defaults()
 	gateway.Port, gateway.GRPCPort = 0, -1
 	_, err := newCluster(clusterConfig{
-		models: trio{target: filepath.Join(modelsDir, demoTarget)}, workers: WorkerFlags{Programs: t.TempDir(), Device: "cpu", HangTimeout: "3s"}, gateway: gateway, log: zap.NewNop(),
+		models:  trio{target: filepath.Join(modelsDir, demoTarget)},
+		workers: WorkerFlags{Programs: t.TempDir(), Device: "cpu", HangTimeout: "3s"}, gateway: gateway, log: zap.NewNop(),
 	})
 	if err == nil || !strings.Contains(err.Error(), "make build") {
 		t.Errorf("newCluster = %v", err)

@@ -29,14 +29,15 @@ const namePatience = 5 * time.Second
 type served struct {
 	url  string
 	http *http.Client
-	// model is the name under which it serves, path its model file as far as the gateway shows it; both are empty before a worker joined.
+	// model is the name under which it serves, path its model file as far as the gateway shows it; both are empty before a
+	// worker joined.
 	model, path string
 	// locked: it asks for a key that was not given or is wrong.
 	locked bool
 }
 
-// serves reports whether the gateway's model is the file at path, or a copy of it by name and size. A gateway with keys shows the file's
-// base name only, one in a container a path that does not exist here: then the name decides.
+// serves reports whether the gateway's model is the file at path, or a copy of it by name and size. A gateway with keys
+// shows the file's base name only, one in a container a path that does not exist here: then the name decides.
 func (s *served) serves(path string) bool {
 	sameName := filepath.Base(s.path) == filepath.Base(path)
 	mine, err := os.Stat(path)
@@ -59,7 +60,8 @@ func defaultServer() string {
 	return "http://127.0.0.1:" + port
 }
 
-// findServer asks for a gateway at base; nil means that none is there. What serves there but is no gateway of ours is left alone.
+// findServer asks for a gateway at base; nil means that none is there. What serves there but is no gateway of ours is
+// left alone.
 func (c *RunCmd) findServer(ctx context.Context, base string) (*served, error) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: findTimeout}
 	status, _, err := c.get(ctx, client, base+"/health/live")
@@ -74,7 +76,8 @@ func (c *RunCmd) findServer(ctx context.Context, base string) (*served, error) {
 		}
 		client = &http.Client{Transport: trusted.Transport, Timeout: findTimeout}
 		if status, _, err = c.get(ctx, client, base+"/health/live"); err != nil {
-			return nil, fmt.Errorf("a server is at %s, but: %w; trust it by --ca-file or --insecure, or load the model here by --server %s", base, err, noServer)
+			return nil, fmt.Errorf("a server is at %s, but: %w; trust it by --ca-file or --insecure, or load the model here "+
+				"by --server %s", base, err, noServer)
 		}
 	}
 	if status != http.StatusOK {
@@ -140,8 +143,8 @@ func (c *RunCmd) get(ctx context.Context, client *http.Client, url string) (stat
 	return response.StatusCode, body, err
 }
 
-// choose decides between a gateway that runs on this machine and engines of the command's own; nil stands for the latter. It says
-// on standard error which it is. Nothing loads a model a second time without a word.
+// choose decides between a gateway that runs on this machine and engines of the command's own; nil stands for the
+// latter. It says on standard error which it is. Nothing loads a model a second time without a word.
 func (c *RunCmd) choose(e *env) (*served, error) {
 	if c.Server == noServer {
 		return nil, nil
@@ -163,7 +166,8 @@ func (c *RunCmd) choose(e *env) (*served, error) {
 		}
 		return nil, nil
 	case s.locked:
-		return nil, fmt.Errorf("the server at %s asks for a key: give --api-key, or load the model here by --server %s", s.url, noServer)
+		return nil, fmt.Errorf("the server at %s asks for a key: give --api-key, or load the model here by --server %s",
+			s.url, noServer)
 	case c.models.target != "" && !s.serves(c.models.target):
 		other := s.model
 		if other == "" {
@@ -194,8 +198,8 @@ func (c *RunCmd) AfterApply(ctx *kong.Context) error {
 	return nil
 }
 
-// engineFlags names the given flags that are for engines of the command's own. The draft is none of them: with or without, the answer is
-// the same.
+// engineFlags names the given flags that are for engines of the command's own. The draft is none of them: with or
+// without, the answer is the same.
 func (c *RunCmd) engineFlags() []string {
 	parser, err := kong.New(&WorkerFlags{})
 	if err != nil {

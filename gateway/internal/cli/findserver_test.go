@@ -65,18 +65,22 @@ func TestRunAsksTheServerOfThisMachineFirst(t *testing.T) {
 		asked int
 		says  string
 	}{
-		"no model given":     {tinyProps, 200, []string{"hi"}, 1, "asking the server at http://127.0.0.1:"},
-		"its model":          {tinyProps, 200, []string{"dir/tiny.gguf", "hi"}, 1, "(tiny)"},
-		"a draft beside it":  {tinyProps, 200, []string{"dir/tiny.gguf", "--draft", "d.gguf", "hi"}, 1, "(tiny)"},
-		"quiet":              {tinyProps, 200, []string{"-q", "hi"}, 1, ""},
-		"another model":      {tinyProps, 200, []string{"other.gguf", "hi"}, 0, "serves tiny: loading other.gguf beside it"},
-		"another, quiet":     {tinyProps, 200, []string{"-q", "other.gguf", "hi"}, 0, "serves tiny: loading other.gguf beside it"},
-		"flags of an engine": {tinyProps, 200, []string{"dir/tiny.gguf", "--threads", "3", "hi"}, 0, "--threads: not for the server at"},
-		"none":               {tinyProps, 200, []string{"--server", "none", "other.gguf", "hi"}, 0, ""},
-		"no gateway of ours": {`{"default_generation_settings":{}}`, 404, []string{"other.gguf", "hi"}, 0, "no server at http://127.0.0.1:"},
-		"other props":        {`{"model_path":"other.gguf"}`, 200, []string{"other.gguf", "hi"}, 0, "no server at http://127.0.0.1:"},
-		"locked":             {"locked", 200, []string{"hi"}, 0, "asks for a key: give --api-key"},
-		"with its key":       {"locked", 200, []string{"--api-key", "right", "hi"}, 1, "asking the server"},
+		"no model given":    {tinyProps, 200, []string{"hi"}, 1, "asking the server at http://127.0.0.1:"},
+		"its model":         {tinyProps, 200, []string{"dir/tiny.gguf", "hi"}, 1, "(tiny)"},
+		"a draft beside it": {tinyProps, 200, []string{"dir/tiny.gguf", "--draft", "d.gguf", "hi"}, 1, "(tiny)"},
+		"quiet":             {tinyProps, 200, []string{"-q", "hi"}, 1, ""},
+		"another model":     {tinyProps, 200, []string{"other.gguf", "hi"}, 0, "serves tiny: loading other.gguf beside it"},
+		"another, quiet": {tinyProps, 200, []string{"-q", "other.gguf", "hi"}, 0,
+			"serves tiny: loading other.gguf beside it"},
+		"flags of an engine": {tinyProps, 200, []string{"dir/tiny.gguf", "--threads", "3", "hi"}, 0,
+			"--threads: not for the server at"},
+		"none": {tinyProps, 200, []string{"--server", "none", "other.gguf", "hi"}, 0, ""},
+		"no gateway of ours": {`{"default_generation_settings":{}}`, 404, []string{"other.gguf", "hi"}, 0,
+			"no server at http://127.0.0.1:"},
+		"other props": {`{"model_path":"other.gguf"}`, 200, []string{"other.gguf", "hi"}, 0,
+			"no server at http://127.0.0.1:"},
+		"locked":       {"locked", 200, []string{"hi"}, 0, "asks for a key: give --api-key"},
+		"with its key": {"locked", 200, []string{"--api-key", "right", "hi"}, 1, "asking the server"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			asked := local(t, c.props, c.live)
@@ -99,7 +103,8 @@ func TestRunSaysThatNoServerIsThere(t *testing.T) {
 	u, _ := url.Parse(server.URL)
 	server.Close()
 	t.Setenv("TANDEM_PORT", u.Port())
-	if _, _, errOut := tandem(t, "", "run", "other.gguf", "hi"); !strings.Contains(errOut, "no server at http://127.0.0.1:"+u.Port()+", loading other.gguf here") {
+	if _, _, errOut := tandem(t, "", "run", "other.gguf", "hi"); !strings.Contains(errOut,
+		"no server at http://127.0.0.1:"+u.Port()+", loading other.gguf here") {
 		t.Errorf("%q", errOut)
 	}
 	if _, _, errOut := tandem(t, "", "run", "-q", "other.gguf", "hi"); strings.Contains(errOut, "server") {
@@ -141,7 +146,8 @@ func TestRunSaysWhyItWaits(t *testing.T) {
 	defer server.Close()
 	defer http.DefaultClient.CloseIdleConnections()
 	code, out, errOut := tandem(t, "", "run", "--server", server.URL, "hi")
-	if code != 0 || !strings.Contains(out, "Hello you") || !strings.HasPrefix(errOut, "waiting for a target: /health says unavailable: no target worker is ready\n3 tokens") {
+	if code != 0 || !strings.Contains(out, "Hello you") ||
+		!strings.HasPrefix(errOut, "waiting for a target: /health says unavailable: no target worker is ready\n3 tokens") {
 		t.Errorf("%d %q %q", code, out, errOut)
 	}
 }
@@ -219,8 +225,8 @@ func TestSameModelIsFoundByFileNameAndSize(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]bool{
-		mine: true, link: true, write("m.gguf", 3): true, write("m.gguf", 4): false, write("n.gguf", 3): false, "m.gguf": true, "/models/m.gguf": true,
-		"/models/n.gguf": false, "": false,
+		mine: true, link: true, write("m.gguf", 3): true, write("m.gguf", 4): false, write("n.gguf", 3): false,
+		"m.gguf": true, "/models/m.gguf": true, "/models/n.gguf": false, "": false,
 	} {
 		s := served{path: path}
 		if s.serves(mine) != want {

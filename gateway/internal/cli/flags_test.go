@@ -22,11 +22,14 @@ type made struct {
 }
 
 var tables = []made{
-	{"README.md", "<!-- flags: made by go test ./gateway/internal/cli -run TestFlagsTable -update -->\n", "<!-- end of flags -->\n", flagsTable},
-	{"docs/spec/http-api.md", "<!-- defaults: made by go test ./gateway/internal/cli -run TestFlagsTable -update -->\n", "<!-- end of defaults -->\n", defaultsTable},
+	{"README.md", "<!-- flags: made by go test ./gateway/internal/cli -run TestFlagsTable -update -->\n",
+		"<!-- end of flags -->\n", flagsTable},
+	{"docs/spec/http-api.md", "<!-- defaults: made by go test ./gateway/internal/cli -run TestFlagsTable -update -->\n",
+		"<!-- end of defaults -->\n", defaultsTable},
 }
 
-// TestFlagsTable holds the table of README.md to the flags that tandem serve really has, and that of the specification to the defaults.
+// TestFlagsTable holds the table of README.md to the flags that tandem serve really has, and that of the specification
+// to the defaults.
 func TestFlagsTable(t *testing.T) {
 	for _, m := range tables {
 		t.Run(m.path, func(t *testing.T) {
@@ -54,8 +57,8 @@ func TestFlagsTable(t *testing.T) {
 	}
 }
 
-// TestSpecificationNamesFlags: flags in the text of the specification exist, but for those of the chapter on the prefix cache, which is
-// planned.
+// TestSpecificationNamesFlags: flags in the text of the specification exist, but for those of the chapter on the prefix
+// cache, which is planned.
 func TestSpecificationNamesFlags(t *testing.T) {
 	data, err := os.ReadFile("../../../docs/spec/http-api.md")
 	if err != nil {

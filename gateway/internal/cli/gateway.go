@@ -47,7 +47,8 @@ func (c *GatewayCmd) Run(e *env) error {
 		return err
 	}
 	e.onHangup(func() { _ = gateway.Reload() }) // logs its errors
-	log.Info("gateway listens", zap.String(telemetry.KeyAddress, gateway.HTTPAddr().String()), zap.String(telemetry.KeyVersion, config.Version()))
+	log.Info("gateway listens", zap.String(telemetry.KeyAddress, gateway.HTTPAddr().String()),
+		zap.String(telemetry.KeyVersion, config.Version()))
 	at := endpoint{gateway.HTTPAddr(), c.TLSCert != ""}
 	fmt.Fprint(e.out, banner("waits for workers at "+gateway.RegistryAddr().String(), at.url(), gateway))
 	return gateway.Run(e.ctx)
@@ -57,7 +58,8 @@ func (c *GatewayCmd) Run(e *env) error {
 func banner(state, url string, gateway *app.App) string {
 	text := fmt.Sprintf("Tandem %s %s\n  HTTP  %s  (OpenAI and Anthropic APIs)\n", config.Version(), state, url)
 	if addr := gateway.GRPCAddr(); addr != nil {
-		text += fmt.Sprintf("  gRPC  %s  (tandem.v1, with reflection%s)\n", addr, map[bool]string{true: ", TLS"}[strings.HasPrefix(url, "https:")])
+		text += fmt.Sprintf("  gRPC  %s  (tandem.v1, with reflection%s)\n", addr,
+			map[bool]string{true: ", TLS"}[strings.HasPrefix(url, "https:")])
 	}
 	return text
 }

@@ -12,11 +12,17 @@ var groups = []struct {
 	flags      string
 }{
 	{"models", "Models:", "demo draft model prefill-drafter model-name chat-template-file model-card- model-card strict-"},
-	{"devices", "Devices and memory:", "device target-device draft-device prefill-device threads draft-threads max-ctx lanes memory-cap cache-type- draft-cache-type chunk cache-dir engine programs"},
+	{"devices", "Devices and memory:",
+		"device target-device draft-device prefill-device threads draft-threads max-ctx lanes memory-cap cache-type- " +
+			"draft-cache-type chunk cache-dir engine programs"},
 	{"speculation", "Speculation:", "ddtree-budget lookup"},
-	{"ports", "Ports and access:", "host port grpc-port registry-listen api-key api-key-file protect-introspection tls- no-cors cors- allowed- seal-key-file"},
-	{"output", "Answers:", "default- max-tokens-ceiling max-n think- hard-limit- reasoning- degenerate-watchdog stream-usage-default anthropic- image-policy response-store-mb"},
-	{"time", "Queue and times:", "max-queue queue-timeout-s no-worker-timeout-s request-timeout-s failover- shutdown-grace-s sse-keepalive-s max-bodies- priority-"},
+	{"ports", "Ports and access:",
+		"host port grpc-port registry-listen api-key api-key-file protect-introspection tls- no-cors cors- allowed- " +
+			"seal-key-file"},
+	{"output", "Answers:", "default- max-tokens-ceiling max-n think- hard-limit- reasoning- degenerate-watchdog " +
+		"stream-usage-default anthropic- image-policy response-store-mb"},
+	{"time", "Queue and times:", "max-queue queue-timeout-s no-worker-timeout-s request-timeout-s failover- " +
+		"shutdown-grace-s sse-keepalive-s max-bodies- priority-"},
 	{"compression", "Compression of long prompts:", "prefill- pflash-"},
 	{"logs", "Logs and traces:", "log- otlp- trace-"},
 	{"question", "The question:", "system max-tokens temperature seed thinking speculation quiet"},

@@ -23,8 +23,8 @@ type InspectCmd struct {
 	CacheType      string      `was:"kv-type" default:"f16" help:"Type of cached keys and values: f32, f16, bf16, q8_0, q4_0, …"`
 }
 
-// workspace estimates what activations and the draft's share need besides weights and caches. The engine plans exactly when
-// it opens a file; this is what a person with a calculator would set aside.
+// workspace estimates what activations and the draft's share need besides weights and caches. The engine plans exactly
+// when it opens a file; this is what a person with a calculator would set aside.
 func workspace(weights int64) int64 { return 64<<20 + weights/32 }
 
 // Validate checks that the models are there, and the numbers.
@@ -132,7 +132,8 @@ func (c *InspectCmd) memory(w io.Writer, m *gguf.Model) error {
 		}
 		// A draft has the target's embedding and head besides its own weights.
 		tables := m.GroupBytes[gguf.GroupEmbedding] + m.GroupBytes[gguf.GroupHead]
-		fmt.Fprintf(w, "draft\t%s, with embedding and head of the target %s\n", config.Size(draft.TensorBytes).Human(), config.Size(draft.TensorBytes+tables).Human())
+		fmt.Fprintf(w, "draft\t%s, with embedding and head of the target %s\n", config.Size(draft.TensorBytes).Human(),
+			config.Size(draft.TensorBytes+tables).Human())
 		fixed, spare, perToken = fixed+draft.TensorBytes+tables, spare+workspace(draft.TensorBytes), perToken+more
 	}
 	if c.PrefillDrafter != "" {
@@ -144,7 +145,8 @@ func (c *InspectCmd) memory(w io.Writer, m *gguf.Model) error {
 		fixed, spare = fixed+scorer.TensorBytes, spare+workspace(scorer.TensorBytes)
 	}
 	cache := lanes * int64(context) * perToken
-	fmt.Fprintf(w, "keys and values\t%s for %d tokens of %s (%d bytes a token)\n", config.Size(cache).Human(), int64(context)*lanes, c.CacheType, perToken)
+	fmt.Fprintf(w, "keys and values\t%s for %d tokens of %s (%d bytes a token)\n", config.Size(cache).Human(),
+		int64(context)*lanes, c.CacheType, perToken)
 	fmt.Fprintf(w, "together\t%s\n", config.Size(fixed+cache).Human())
 	if c.Memory == 0 {
 		return nil
@@ -152,9 +154,11 @@ func (c *InspectCmd) memory(w io.Writer, m *gguf.Model) error {
 	room := int64(c.Memory) - fixed - spare
 	switch {
 	case room < 0 || perToken > 0 && room < perToken*lanes:
-		return fmt.Errorf("does not fit in %s: weights and state alone need %s, besides %s to work in", c.Memory, config.Size(fixed).Human(), config.Size(spare).Human())
+		return fmt.Errorf("does not fit in %s: weights and state alone need %s, besides %s to work in", c.Memory,
+			config.Size(fixed).Human(), config.Size(spare).Human())
 	case cache <= room || perToken == 0:
-		fmt.Fprintf(w, "in %s\tfits, %s stay free (%s of it to work in)\n", c.Memory, config.Size(int64(c.Memory)-fixed-cache).Human(), config.Size(spare).Human())
+		fmt.Fprintf(w, "in %s\tfits, %s stay free (%s of it to work in)\n", c.Memory,
+			config.Size(int64(c.Memory)-fixed-cache).Human(), config.Size(spare).Human())
 	default:
 		fmt.Fprintf(w, "in %s\tfits with a context of %d tokens: --max-ctx %[2]d\n", c.Memory, room/(perToken*lanes))
 	}

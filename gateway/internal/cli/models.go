@@ -32,7 +32,8 @@ func demoTrio() (trio, error) {
 		}
 		tried = append(tried, dir)
 	}
-	return trio{}, fmt.Errorf("the demonstration models are not in any of %s; name their folder in TANDEM_MODELS_DIR", strings.Join(tried, ", "))
+	return trio{}, fmt.Errorf("the demonstration models are not in any of %s; name their folder in TANDEM_MODELS_DIR",
+		strings.Join(tried, ", "))
 }
 
 func modelDirs() []string {
@@ -42,7 +43,8 @@ func modelDirs() []string {
 	}
 	if exe, err := os.Executable(); err == nil {
 		bin := filepath.Dir(exe)
-		dirs = append(dirs, filepath.Join(bin, "models"), filepath.Join(bin, "..", "models"), filepath.Join(bin, "..", "share", "tandem", "models"))
+		dirs = append(dirs, filepath.Join(bin, "models"), filepath.Join(bin, "..", "models"),
+			filepath.Join(bin, "..", "share", "tandem", "models"))
 	}
 	if dir, err := os.Getwd(); err == nil {
 		dirs = append(dirs, filepath.Join(dir, "models"))
@@ -50,8 +52,8 @@ func modelDirs() []string {
 	return dirs
 }
 
-// check opens the files and finds mistakes that a worker would report less clearly: swapped roles, cut files, models that do
-// not belong together.
+// check opens the files and finds mistakes that a worker would report less clearly: swapped roles, cut files, models
+// that do not belong together.
 func (t trio) check() error {
 	target, err := readModel(t.target)
 	if err != nil {
@@ -74,7 +76,9 @@ func (t trio) check() error {
 		case draft.Draft.CheckRuns() != nil:
 			problems = append(problems, fmt.Errorf("--draft: %s %w", t.draft, draft.Draft.CheckRuns()))
 		case draft.Hidden != target.Hidden:
-			problems = append(problems, fmt.Errorf("--draft: %s was trained for a target of hidden size %d, this one has %d", t.draft, draft.Hidden, target.Hidden))
+			problems = append(problems,
+				fmt.Errorf("--draft: %s was trained for a target of hidden size %d, this one has %d", t.draft,
+					draft.Hidden, target.Hidden))
 		}
 	}
 	if t.prefill != "" {
@@ -83,7 +87,8 @@ func (t trio) check() error {
 		case err != nil:
 			problems = append(problems, fmt.Errorf("--prefill-drafter: %w", err))
 		case prefill.Draft != nil:
-			problems = append(problems, fmt.Errorf("--prefill-drafter: %s is a DFlash draft, a scorer is an ordinary small model", t.prefill))
+			problems = append(problems,
+				fmt.Errorf("--prefill-drafter: %s is a DFlash draft, a scorer is an ordinary small model", t.prefill))
 		}
 	}
 	return errors.Join(problems...)

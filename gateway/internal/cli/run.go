@@ -51,7 +51,8 @@ func (c *RunCmd) Validate() error {
 		}
 		c.models.target, c.prompt = c.Args[0], c.Args[1:]
 		if len(c.prompt) > 0 && strings.HasSuffix(c.prompt[0], ".gguf") {
-			return fmt.Errorf("%s looks like a second model: a draft is given as --draft %[1]s, a scorer as --prefill-drafter %[1]s", c.prompt[0])
+			return fmt.Errorf("%s looks like a second model: a draft is given as --draft %[1]s, a scorer as "+
+				"--prefill-drafter %[1]s", c.prompt[0])
 		}
 	} else if c.Draft != "" {
 		return errors.New("--draft: needs a target model as the first argument")
@@ -299,7 +300,8 @@ func statistics(a answer) string {
 		for _, s := range []struct {
 			source            string
 			drafted, accepted int64
-		}{{"drafts", t.Drafted - t.LookupDrafted, t.Accepted - t.LookupAccepted}, {"lookups", t.LookupDrafted, t.LookupAccepted}} {
+		}{{"drafts", t.Drafted - t.LookupDrafted, t.Accepted - t.LookupAccepted},
+			{"lookups", t.LookupDrafted, t.LookupAccepted}} {
 			if s.drafted > 0 {
 				shares = append(shares, fmt.Sprintf("%.0f %% of %s", 100*float64(s.accepted)/float64(s.drafted), s.source))
 			}
@@ -312,7 +314,8 @@ func statistics(a answer) string {
 	return line
 }
 
-// readLines hands out lines until the input ends. The goroutine lives until then: a read of a terminal cannot be cancelled.
+// readLines hands out lines until the input ends. The goroutine lives until then: a read of a terminal cannot
+// be cancelled.
 func readLines(in io.Reader) <-chan string {
 	lines := make(chan string)
 	go func() {

@@ -9,8 +9,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// sealKeyFile is the flag's value, or a file in the user's cache. Where none can be kept (a container without a home) the
-// gateway does with a key of its own: after a restart, reasoning that clients carried is left out of their prompts.
+// sealKeyFile is the flag's value, or a file in the user's cache. Where none can be kept (a container without a home)
+// the gateway does with a key of its own: after a restart, reasoning that clients carried is left out of their prompts.
 func sealKeyFile(flag string, log *zap.Logger) string {
 	if flag != "" {
 		return flag

@@ -73,7 +73,8 @@ func (w *WorkerFlags) validate() error {
 	for _, f := range []struct {
 		flag  string
 		value int
-	}{{"threads", w.Threads}, {"draft-threads", w.DraftThreads}, {"max-ctx", w.MaxCtx}, {"lanes", w.Lanes}, {"ddtree-budget", w.DDTreeBudget}, {"chunk", w.Chunk}} {
+	}{{"threads", w.Threads}, {"draft-threads", w.DraftThreads}, {"max-ctx", w.MaxCtx}, {"lanes", w.Lanes},
+		{"ddtree-budget", w.DDTreeBudget}, {"chunk", w.Chunk}} {
 		if f.value < 0 {
 			problems = append(problems, fmt.Errorf("--%s: %d is negative", f.flag, f.value))
 		}
@@ -82,7 +83,8 @@ func (w *WorkerFlags) validate() error {
 		problems = append(problems, fmt.Errorf("--hang-timeout: %w", err))
 	}
 	for _, f := range []struct{ flag, value string }{
-		{"device", w.Device}, {"target-device", w.TargetDevice}, {"draft-device", w.DraftDevice}, {"prefill-device", w.PrefillDevice},
+		{"device", w.Device}, {"target-device", w.TargetDevice}, {"draft-device", w.DraftDevice},
+		{"prefill-device", w.PrefillDevice},
 	} {
 		if f.value == "" && f.flag != "device" {
 			continue
@@ -96,7 +98,8 @@ func (w *WorkerFlags) validate() error {
 
 // device is where the engine of a worker program runs.
 func (w *WorkerFlags) device(program string) string {
-	own := map[string]string{workerTarget: w.TargetDevice, workerDraft: w.DraftDevice, workerPrefill: w.PrefillDevice}[program]
+	own := map[string]string{workerTarget: w.TargetDevice, workerDraft: w.DraftDevice,
+		workerPrefill: w.PrefillDevice}[program]
 	if own != "" {
 		return own
 	}
@@ -145,14 +148,15 @@ func (c *ServeCmd) Run(e *env) error {
 	}
 	e.onHangup(func() { _ = cluster.gateway.Reload() }) // logs its errors
 	onReady := func() {
-		fmt.Fprint(e.out, banner(fmt.Sprintf("is ready after %.1f s", time.Since(started).Seconds()), cluster.endpoint().url(), cluster.gateway))
+		fmt.Fprint(e.out, banner(fmt.Sprintf("is ready after %.1f s", time.Since(started).Seconds()),
+			cluster.endpoint().url(), cluster.gateway))
 		fmt.Fprintf(e.out, "  Try   %s \"What is DFlash?\"\n", tryLine(cluster.endpoint().url()))
 	}
 	return cluster.run(e.ctx, onReady)
 }
 
-// tryLine is a command that asks a gateway: with this program's path as it was called, unless the shell finds it by its name, and with
-// the address, unless tandem run finds that by itself.
+// tryLine is a command that asks a gateway: with this program's path as it was called, unless the shell finds it by its
+// name, and with the address, unless tandem run finds that by itself.
 func tryLine(url string) string {
 	program := os.Args[0]
 	if found, err := exec.LookPath("tandem"); err == nil {
@@ -207,7 +211,8 @@ func waitAttached(ctx context.Context, at endpoint) error {
 }
 
 // poll asks the gateway until ask returns nil or ctx ends.
-func poll(ctx context.Context, at endpoint, ask func(ctx context.Context, client *http.Client, base string) error) error {
+func poll(ctx context.Context, at endpoint,
+	ask func(ctx context.Context, client *http.Client, base string) error) error {
 	client := at.client()
 	defer client.CloseIdleConnections()
 	ticker := time.NewTicker(20 * time.Millisecond)
@@ -233,7 +238,8 @@ type endpoint struct {
 	tls  bool
 }
 
-// client is an HTTP client of the endpoint, which may be a unix socket. It does not check the certificate: it is our own.
+// client is an HTTP client of the endpoint, which may be a unix socket. It does not check the certificate: it is
+// our own.
 func (p endpoint) client() *http.Client {
 	addr := p.addr
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}

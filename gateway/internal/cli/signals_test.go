@@ -71,8 +71,8 @@ func terminal(t *testing.T) (end, tty *os.File) {
 	return end, tty
 }
 
-// TestTerminalIsClosed: the SIGHUP of a terminal that was closed ends a server that was started in it; one that somebody sends while
-// the terminal is there does not.
+// TestTerminalIsClosed: the SIGHUP of a terminal that was closed ends a server that was started in it; one that
+// somebody sends while the terminal is there does not.
 func TestTerminalIsClosed(t *testing.T) {
 	end, tty := terminal(t)
 	e := &env{err: tty}

@@ -19,7 +19,8 @@ type heldEcho struct {
 	text []byte
 }
 
-// holdEcho keeps a terminal from showing what is typed until release. It does nothing when wanted is false or in is no terminal.
+// holdEcho keeps a terminal from showing what is typed until release. It does nothing when wanted is false or in is
+// no terminal.
 func holdEcho(in any, wanted bool) *heldEcho {
 	h := &heldEcho{}
 	file, ok := in.(*os.File)
@@ -38,7 +39,8 @@ func holdEcho(in any, wanted bool) *heldEcho {
 	return h
 }
 
-// release shows again what is typed and returns what was typed meanwhile, the unfinished line too. Further calls return the same.
+// release shows again what is typed and returns what was typed meanwhile, the unfinished line too. Further calls return
+// the same.
 func (h *heldEcho) release() []byte {
 	if h.was == nil {
 		return h.text

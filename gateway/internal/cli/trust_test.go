@@ -48,7 +48,8 @@ func TestTrust(t *testing.T) {
 		for _, command := range [][]string{{"run", "-q"}, {"health"}} {
 			args := append(append(command, "--server", c.server), c.flags...)
 			code, out, errOut := tandem(t, "hello", args...)
-			if code != c.code || !strings.Contains(errOut, c.want) || code == 0 && out != map[string]string{"run": "Hello you\n", "health": "ok\n"}[command[0]] {
+			if code != c.code || !strings.Contains(errOut, c.want) ||
+				code == 0 && out != map[string]string{"run": "Hello you\n", "health": "ok\n"}[command[0]] {
 				t.Errorf("%s, %s: %d %q %q", c.name, command[0], code, out, errOut)
 			}
 		}

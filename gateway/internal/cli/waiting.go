@@ -20,8 +20,8 @@ type waiting struct {
 	done   sync.WaitGroup
 }
 
-// noteWaiting starts to ask the gateway for its health when the answer has not begun after waitingAfter, and writes what it says, each
-// time that it changes.
+// noteWaiting starts to ask the gateway for its health when the answer has not begun after waitingAfter, and writes
+// what it says, each time that it changes.
 func noteWaiting(ctx context.Context, w io.Writer, client *chatClient, quiet bool) *waiting {
 	n := &waiting{}
 	ctx, n.cancel = context.WithCancel(ctx)

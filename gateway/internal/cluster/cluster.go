@@ -57,8 +57,8 @@ func New(cfg Config, deps Deps) *Cluster {
 		deps.Logger = zap.NewNop()
 	}
 	return &Cluster{
-		Targets: NewPool(cfg.Targets), Scorers: NewPool(cfg.Scorers), reg: deps.Registry, log: deps.Logger, dial: deps.DialOptions,
-		changed: make(chan struct{}), odd: map[string]bool{},
+		Targets: NewPool(cfg.Targets), Scorers: NewPool(cfg.Scorers), reg: deps.Registry,
+		log: deps.Logger, dial: deps.DialOptions, changed: make(chan struct{}), odd: map[string]bool{},
 	}
 }
 
@@ -122,8 +122,8 @@ func (c *Cluster) update(workers []registry.Worker) {
 	}
 }
 
-// choose returns the model that is served: the one served so far while a target with it is alive, else that of the target
-// that joined first.
+// choose returns the model that is served: the one served so far while a target with it is alive, else that of the
+// target that joined first.
 func (c *Cluster) choose(workers []registry.Worker) *tandemv1.ModelInfo {
 	c.mu.Lock()
 	old := c.active
@@ -146,8 +146,8 @@ func (c *Cluster) choose(workers []registry.Worker) *tandemv1.ModelInfo {
 	return first.Registration.GetModel()
 }
 
-// sameModel compares by content; models without a digest by name. Targets of one model may have unlike contract ids: all serve new
-// requests, and a generation that loses its worker stays within its own id (Demand.Contract).
+// sameModel compares by content; models without a digest by name. Targets of one model may have unlike contract ids:
+// all serve new requests, and a generation that loses its worker stays within its own id (Demand.Contract).
 func sameModel(a, b *tandemv1.ModelInfo) bool {
 	return a.GetDigest() == b.GetDigest() && (a.GetDigest() != "" || a.GetName() == b.GetName())
 }
@@ -183,7 +183,8 @@ func (c *Cluster) connect(w registry.Worker) *grpc.ClientConn {
 	return conn
 }
 
-// target is the gRPC name of an address: unix://path and unix:///path become unix:path, the rest goes past the resolver as is.
+// target is the gRPC name of an address: unix://path and unix:///path become unix:path, the rest goes past the resolver
+// as is.
 func target(addr string) string {
 	if path, ok := strings.CutPrefix(addr, "unix://"); ok {
 		return "unix:" + path
@@ -191,8 +192,8 @@ func target(addr string) string {
 	return addr
 }
 
-// Active returns the model that is served, nil before the first target joined, and a channel that is closed when it or the
-// scorer's model changes.
+// Active returns the model that is served, nil before the first target joined, and a channel that is closed when it or
+// the scorer's model changes.
 func (c *Cluster) Active() (target, scorer *tandemv1.ModelInfo, changed <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// share is what one asker has of the pool; guarded by Pool.mu. Shares without slots and without waiting requests are forgotten.
+// share is what one asker has of the pool; guarded by Pool.mu. Shares without slots and without waiting requests
+// are forgotten.
 type share struct {
 	slots int
 	last  uint64 // number of the newest grant
@@ -37,8 +38,8 @@ func (p *Pool) dispatch(now time.Time) {
 	}
 }
 
-// first is the request that comes first among those that are not stuck: takeovers, then priority, then the share with the fewest
-// slots, of those the one that waits longest for its turn, then arrival.
+// first is the request that comes first among those that are not stuck: takeovers, then priority, then the share with
+// the fewest slots, of those the one that waits longest for its turn, then arrival.
 func (p *Pool) first(stuck map[*Ticket]bool) *Ticket {
 	var best *Ticket
 	for _, t := range p.queue {
@@ -92,7 +93,8 @@ func (p *Pool) grant(t *Ticket, w *worker) {
 	if t.timer != nil {
 		t.timer.Stop()
 	}
-	t.slots <- &Slot{Worker: w.info.ID, Contract: w.info.Registration.GetContract(), Conn: w.conn, pool: p, w: w, share: t.demand.Share, tokens: t.demand.Tokens}
+	t.slots <- &Slot{Worker: w.info.ID, Contract: w.info.Registration.GetContract(), Conn: w.conn, pool: p, w: w,
+		share: t.demand.Share, tokens: t.demand.Tokens}
 	if t.left == 0 {
 		p.drop(t)
 	}
@@ -112,11 +114,12 @@ func (p *Pool) returned(name string) {
 	delete(p.shares, name)
 }
 
-// keep marks the workers that have a slot for a request but not the memory: were they given to smaller requests that come
-// later, it would wait for ever.
+// keep marks the workers that have a slot for a request but not the memory: were they given to smaller requests that
+// come later, it would wait for ever.
 func (p *Pool) keep(t *Ticket, now time.Time, kept map[*worker]bool) {
 	for _, w := range p.workers {
-		if !t.demand.Avoid[w.info.ID] && w.usable(t.demand.Tokens, now) && !w.room(t.demand.Tokens) && (t.demand.AnyContract || t.demand.like(w)) {
+		if !t.demand.Avoid[w.info.ID] && w.usable(t.demand.Tokens, now) && !w.room(t.demand.Tokens) &&
+			(t.demand.AnyContract || t.demand.like(w)) {
 			kept[w] = true
 		}
 	}
@@ -127,8 +130,8 @@ func (d *Demand) like(w *worker) bool {
 	return d.Contract == nil || *d.Contract == w.info.Registration.GetContract()
 }
 
-// pick returns the usable worker for d with the smallest share of busy slots, the lowest id on ties. Workers with other bits are
-// taken only when d allows it and no like one can be had.
+// pick returns the usable worker for d with the smallest share of busy slots, the lowest id on ties. Workers with other
+// bits are taken only when d allows it and no like one can be had.
 func (p *Pool) pick(d *Demand, now time.Time, kept map[*worker]bool) *worker {
 	best := p.least(d, now, kept, d.like)
 	if best == nil && d.AnyContract {

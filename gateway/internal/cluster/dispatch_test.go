@@ -58,8 +58,8 @@ func TestFewestSlotsFirst(t *testing.T) {
 	a2.Release()
 }
 
-// TestTokensAreReserved: a request gets a slot only with the memory for all of its tokens, and smaller ones that come later do
-// not take it away from one that waits.
+// TestTokensAreReserved: a request gets a slot only with the memory for all of its tokens, and smaller ones that come
+// later do not take it away from one that waits.
 func TestTokensAreReserved(t *testing.T) {
 	w := info("w", 8, 1000, registry.StateReady)
 	w.Registration.Limits.KvTokens = 1200

@@ -2,13 +2,13 @@ package cluster
 
 import "time"
 
-// leaseGrace is how long a worker without a lease may be silent before its streams move. One that only lost its connection to
-// the registry is back sooner, and goes on meanwhile.
+// leaseGrace is how long a worker without a lease may be silent before its streams move. One that only lost its
+// connection to the registry is back sooner, and goes on meanwhile.
 const leaseGrace = time.Second
 
-// Watch calls lost, once, when the worker's lease has ended, it has not come back, and it has been silent, all for leaseGrace;
-// silent is the time since its last message. A worker that hangs is found so even when its connection stays. stop ends the
-// watch and waits for it; it must be called, not from lost.
+// Watch calls lost, once, when the worker's lease has ended, it has not come back, and it has been silent, all for
+// leaseGrace; silent is the time since its last message. A worker that hangs is found so even when its connection
+// stays. stop ends the watch and waits for it; it must be called, not from lost.
 func (l *Slot) Watch(silent func() time.Duration, lost func()) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {

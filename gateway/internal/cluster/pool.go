@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// How long a worker is left alone after it said that it has no slot (the gateway's count was ahead of the worker's, as right
-// after a cancelled request), and after it failed without the registry noticing.
+// How long a worker is left alone after it said that it has no slot (the gateway's count was ahead of the worker's, as
+// right after a cancelled request), and after it failed without the registry noticing.
 const (
 	fullPause    = 20 * time.Millisecond
 	suspectPause = time.Second
@@ -27,7 +27,8 @@ type PoolConfig struct {
 	QueueTimeout time.Duration
 	// Grace is how long new requests still wait after the last ready worker went away, in the hope that it restarts.
 	Grace time.Duration
-	// Absence is how long requests wait for a first slot while no worker is there, not even one that starts; 0 = as long as for a slot.
+	// Absence is how long requests wait for a first slot while no worker is there, not even one that starts; 0 = as long
+	// as for a slot.
 	Absence time.Duration
 }
 
@@ -68,8 +69,8 @@ type worker struct {
 type Demand struct {
 	// Slots is the number of choices.
 	Slots int
-	// Tokens is prompt plus output of a choice; workers with a shorter context are passed over, and as many are reserved of a
-	// worker's memory for the life of the slot, so that a request that runs never lacks it.
+	// Tokens is prompt plus output of a choice; workers with a shorter context are passed over, and as many are reserved
+	// of a worker's memory for the life of the slot, so that a request that runs never lacks it.
 	Tokens int
 	// Share is who asks: slots go to the share that has the fewest.
 	Share string
@@ -77,12 +78,12 @@ type Demand struct {
 	Priority int
 	// Avoid are ids of workers that get no part of this request.
 	Avoid map[string]bool
-	// Takeover is set for requests that already ran and lost their worker: they go to the front, are not counted against the
-	// queue's limit, and wait for a worker to come back.
+	// Takeover is set for requests that already ran and lost their worker: they go to the front, are not counted against
+	// the queue's limit, and wait for a worker to come back.
 	Takeover bool
-	// Contract is the contract id of the worker that was lost, for a takeover of what was generated already. Only workers with
-	// the same id are considered; with AnyContract the others, too, while none of the same id has a free slot. nil = all are
-	// alike.
+	// Contract is the contract id of the worker that was lost, for a takeover of what was generated already. Only workers
+	// with the same id are considered; with AnyContract the others, too, while none of the same id has a free slot. nil =
+	// all are alike.
 	Contract    *string
 	AnyContract bool
 }
@@ -158,8 +159,8 @@ func (p *Pool) gaveUp(now time.Time) bool {
 	return p.cfg.Absence > 0 && !p.absent.IsZero() && now.Sub(p.absent) >= p.cfg.Absence
 }
 
-// attend notes whether a worker is there and ends the waiting of requests some time after the last one went away. The caller
-// holds mu.
+// attend notes whether a worker is there and ends the waiting of requests some time after the last one went away. The
+// caller holds mu.
 func (p *Pool) attend(now time.Time) {
 	for _, w := range p.workers {
 		if w.ready() || !w.gone && w.info.State == registry.StateStarting {
@@ -230,7 +231,8 @@ func (p *Pool) Submit(d Demand) (*Ticket, error) {
 		}
 	}
 	p.seq++
-	t := &Ticket{pool: p, demand: d, seq: p.seq, left: d.Slots, slots: make(chan *Slot, d.Slots), fail: make(chan error, 1)}
+	t := &Ticket{pool: p, demand: d, seq: p.seq, left: d.Slots, slots: make(chan *Slot, d.Slots),
+		fail: make(chan error, 1)}
 	p.queue = append(p.queue, t)
 	p.dispatch(now)
 	if !t.first && p.cfg.QueueTimeout > 0 && !d.Takeover {
@@ -374,8 +376,8 @@ func (p *Pool) Queued() int {
 	return n
 }
 
-// MaxContext is the longest context of the ready workers, while there is none that of the last ones: a request that waits for one to
-// come back is to fit then. It is 0 when there never was one, or none said.
+// MaxContext is the longest context of the ready workers, while there is none that of the last ones: a request that
+// waits for one to come back is to fit then. It is 0 when there never was one, or none said.
 func (p *Pool) MaxContext() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -415,7 +417,8 @@ func (p *Pool) Ready() bool {
 	return p.anyReady()
 }
 
-// Tokens returns the tokens that are reserved of a worker's memory and those in all; ok is false for workers that do not say.
+// Tokens returns the tokens that are reserved of a worker's memory and those in all; ok is false for workers that do
+// not say.
 func (p *Pool) Tokens(id string) (used, total int, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -23,7 +23,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func info(id string, slots, ctx int32, state string) registry.Worker {
 	return registry.Worker{ID: id, Epoch: 1, State: state, LastHeartbeat: time.Now(), Registration: &tandemv1.Registration{
-		WorkerId: id, Role: tandemv1.Role_ROLE_TARGET, Address: "127.0.0.1:1", Limits: &tandemv1.Limits{Lanes: slots, MaxContext: ctx}}}
+		WorkerId: id, Role: tandemv1.Role_ROLE_TARGET, Address: "127.0.0.1:1",
+		Limits: &tandemv1.Limits{Lanes: slots, MaxContext: ctx}}}
 }
 
 // pool gives a pool whose connections never reach anybody.
@@ -36,7 +37,8 @@ func pool(t *testing.T, cfg PoolConfig, workers ...registry.Worker) *Pool {
 
 func set(p *Pool, workers ...registry.Worker) {
 	p.update(workers, func(registry.Worker) *grpc.ClientConn {
-		conn, err := grpc.NewClient("passthrough:///nobody", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(nobody))
+		conn, err := grpc.NewClient("passthrough:///nobody", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(nobody))
 		if err != nil {
 			panic(err)
 		}
@@ -81,7 +83,8 @@ func TestPriorityThenArrival(t *testing.T) {
 	p := pool(t, PoolConfig{MaxQueue: 10}, info("w", 1, 0, registry.StateReady))
 	first := submit(t, p, Demand{Priority: 5})
 	slot := granted(first)[0]
-	low, high, late := submit(t, p, Demand{Priority: 1}), submit(t, p, Demand{Priority: 9}), submit(t, p, Demand{Priority: 9})
+	low, high, late := submit(t, p, Demand{Priority: 1}), submit(t, p, Demand{Priority: 9}),
+		submit(t, p, Demand{Priority: 9})
 	back := submit(t, p, Demand{Priority: 0, Takeover: true})
 	var order []string
 	for range 4 {
@@ -99,7 +102,8 @@ func TestPriorityThenArrival(t *testing.T) {
 }
 
 func TestLeastBusyWorkerThatFits(t *testing.T) {
-	p := pool(t, PoolConfig{MaxQueue: 10}, info("a", 2, 100, registry.StateReady), info("b", 4, 1000, registry.StateReady), info("c", 9, 1000, registry.StateDraining))
+	p := pool(t, PoolConfig{MaxQueue: 10}, info("a", 2, 100, registry.StateReady), info("b", 4, 1000, registry.StateReady),
+		info("c", 9, 1000, registry.StateDraining))
 	var got []string
 	for range 5 {
 		got = append(got, granted(submit(t, p, Demand{Tokens: 50}))[0].Worker)
@@ -252,8 +256,8 @@ func TestServedModel(t *testing.T) {
 	check([]registry.Worker{w("a", "y", 2)}, "y", "a")
 }
 
-// TestContextOutlivesWorkers: while no worker is ready, requests are measured by the last ones; one that was let through without a
-// limit would wait for a worker that can take it, and none would come.
+// TestContextOutlivesWorkers: while no worker is ready, requests are measured by the last ones; one that was let
+// through without a limit would wait for a worker that can take it, and none would come.
 func TestContextOutlivesWorkers(t *testing.T) {
 	p := pool(t, PoolConfig{Grace: time.Minute})
 	if n := p.MaxContext(); n != 0 {
@@ -272,7 +276,8 @@ func TestContextOutlivesWorkers(t *testing.T) {
 	}
 }
 
-// TestNobodyWaitsForWorkersThatAreNotThere: without any worker a request gets its 503 soon; one that starts is waited for.
+// TestNobodyWaitsForWorkersThatAreNotThere: without any worker a request gets its 503 soon; one that starts is
+// waited for.
 func TestNobodyWaitsForWorkersThatAreNotThere(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		cfg := PoolConfig{MaxQueue: 10, QueueTimeout: 600 * time.Second, Grace: time.Minute, Absence: 30 * time.Second}
@@ -309,8 +314,8 @@ func TestNobodyWaitsForWorkersThatAreNotThere(t *testing.T) {
 	})
 }
 
-// TestTakeoverPrefersLikeWorkers: a takeover gets a worker with the lost one's contract id, another one only when it is allowed and
-// no like one is free, and new requests get any.
+// TestTakeoverPrefersLikeWorkers: a takeover gets a worker with the lost one's contract id, another one only when it is
+// allowed and no like one is free, and new requests get any.
 func TestTakeoverPrefersLikeWorkers(t *testing.T) {
 	like, other := info("z", 1, 100, registry.StateReady), info("a", 1, 100, registry.StateReady)
 	like.Registration.Contract, other.Registration.Contract = "cpu", "gpu"

@@ -1,5 +1,5 @@
-// Package compress shortens long prompts before the target reads them (PFlash): a small scorer rates the chunks of the messages'
-// texts against the question, and only the kept chunks are rendered again.
+// Package compress shortens long prompts before the target reads them (PFlash): a small scorer rates the chunks of the
+// messages' texts against the question, and only the kept chunks are rendered again.
 //
 // Compression works on message text, never on the rendered prompt: roles, markers, tool definitions and ids stay whole.
 // Whatever goes wrong, the request goes on uncompressed and its usage says why.
@@ -55,8 +55,8 @@ const (
 	minSegment = 256
 	// minTotal: with less than this compressible, nothing is compressed.
 	minTotal = 1024
-	// longTurn: a shorter last user turn is never shortened. One of this length holds a document besides the question. It is
-	// compressed too; the scorer keeps its head and tail, where instructions and question stand (256 and 768 tokens).
+	// longTurn: a shorter last user turn is never shortened. One of this length holds a document besides the question. It
+	// is compressed too; the scorer keeps its head and tail, where instructions and question stand (256 and 768 tokens).
 	longTurn = 1024
 	// keepAll: above this ratio compression gains nothing.
 	keepAll = 0.95
@@ -156,9 +156,10 @@ func (c *Compressor) Wanted(want Wish) bool {
 	return mode != ModeOff && mode != ""
 }
 
-// Plan decides whether a conversation whose prompt has that many tokens is compressed. It returns nil when compression is off.
-// A request that asks for what the server does not offer is an error.
-func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, tokens int, requestID string) (Func, error) {
+// Plan decides whether a conversation whose prompt has that many tokens is compressed. It returns nil when compression
+// is off. A request that asks for what the server does not offer is an error.
+func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, tokens int,
+	requestID string) (Func, error) {
 	mode := c.cfg.Mode
 	if want.Mode != "" && want.Mode != ModeOff {
 		if !c.cfg.AllowOverride && want.Mode != mode {
@@ -258,12 +259,14 @@ func (c *Compressor) run(
 		return out, ReasonNoGain, nil
 	}
 	return Result{Tokens: short.Tokens, Thinking: short.Thinking, Report: Report{
-		Applied: true, OriginalTokens: tokens, KeptTokens: len(short.Tokens), KeepRatio: want.KeepRatio, ScoreMS: scoreMS, Segments: len(doc.segments),
+		Applied: true, OriginalTokens: tokens, KeptTokens: len(short.Tokens), KeepRatio: want.KeepRatio, ScoreMS: scoreMS,
+		Segments: len(doc.segments),
 	}}, "", nil
 }
 
 // score asks a scorer which tokens to keep: spans relative to each segment.
-func (c *Compressor) score(ctx context.Context, doc *document, want Wish, id string) (kept [][]span, scoreMS float64, reason string, err error) {
+func (c *Compressor) score(ctx context.Context, doc *document, want Wish, id string) (kept [][]span, scoreMS float64,
+	reason string, err error) {
 	if limit := c.scorers.MaxContext(); limit > 0 && len(doc.tokens) > limit {
 		return nil, 0, ReasonTooLong, nil
 	}
@@ -279,7 +282,8 @@ func (c *Compressor) score(ctx context.Context, doc *document, want Wish, id str
 	}
 	req := &tandemv1.CompressRequest{RequestId: id, Tokens: doc.tokens, Query: doc.query.proto()}
 	for _, s := range doc.segments {
-		req.Segments = append(req.Segments, &tandemv1.Segment{Span: s.span.proto(), KeepRatio: want.KeepRatio, MinChunks: int32(want.MinChunks)})
+		req.Segments = append(req.Segments,
+			&tandemv1.Segment{Span: s.span.proto(), KeepRatio: want.KeepRatio, MinChunks: int32(want.MinChunks)})
 	}
 	avoid := map[string]bool{} // scorers whose answer cannot be
 	for {
@@ -311,8 +315,10 @@ var errAnswer = errors.New("the scorer's answer cannot be")
 // Sizes of an answer in bytes: what every answer may have, and what a token of the prompt may add (a span of its own).
 const answerBase, answerToken = 64 << 10, 16
 
-// ask has one scorer score the document, none of avoid. worker is who it was. Errors that are errAnswer are the scorer's.
-func (c *Compressor) ask(ctx context.Context, doc *document, req *tandemv1.CompressRequest, avoid map[string]bool) (kept [][]span, scoreMS float64, worker string, err error) {
+// ask has one scorer score the document, none of avoid. worker is who it was. Errors that are errAnswer are
+// the scorer's.
+func (c *Compressor) ask(ctx context.Context, doc *document, req *tandemv1.CompressRequest,
+	avoid map[string]bool) (kept [][]span, scoreMS float64, worker string, err error) {
 	ticket, err := c.scorers.Submit(cluster.Demand{Slots: 1, Tokens: len(doc.tokens), Avoid: avoid})
 	if err != nil {
 		return nil, 0, "", err
@@ -328,7 +334,8 @@ func (c *Compressor) ask(ctx context.Context, doc *document, req *tandemv1.Compr
 	// A scorer says nothing before its answer.
 	stop := slot.Watch(func() time.Duration { return math.MaxInt64 }, func() { cancel(errLease) })
 	defer stop()
-	resp, err := tandemv1.NewPrefillServiceClient(slot.Conn).Compress(metadata.AppendToOutgoingContext(ctx, "x-request-id", req.RequestId), req,
+	resp, err := tandemv1.NewPrefillServiceClient(slot.Conn).Compress(metadata.AppendToOutgoingContext(ctx,
+		"x-request-id", req.RequestId), req,
 		grpc.MaxCallRecvMsgSize(answerBase+answerToken*len(doc.tokens)))
 	if err != nil && context.Cause(ctx) == error(errLease) {
 		slot.Failed()
@@ -338,7 +345,8 @@ func (c *Compressor) ask(ctx context.Context, doc *document, req *tandemv1.Compr
 		if c := rpcerr.Code(err); ctx.Err() == nil && c != codes.DeadlineExceeded && c != codes.ResourceExhausted {
 			slot.Failed()
 		}
-		if strings.Contains(err.Error(), "received message larger than max") { // gRPC's own words: the code alone could be that of a full scorer
+		// gRPC's own words: the code alone could be that of a full scorer
+		if strings.Contains(err.Error(), "received message larger than max") {
 			slot.Failed()
 			err = errors.Join(errAnswer, err)
 		}

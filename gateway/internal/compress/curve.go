@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Curve gives the keep ratio by the length of a prompt: points with rising lengths, linear between them over the logarithm of
-// the length, constant outside. The zero value is no curve.
+// Curve gives the keep ratio by the length of a prompt: points with rising lengths, linear between them over the
+// logarithm of the length, constant outside. The zero value is no curve.
 type Curve []CurvePoint
 
 // CurvePoint is a point of a Curve.

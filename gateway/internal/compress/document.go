@@ -36,8 +36,8 @@ type document struct {
 	compressible int
 }
 
-// newDocument cuts the rendered prompt at the message texts that matter and tokenises the pieces. A text that the template
-// changed cannot be found and stays whole.
+// newDocument cuts the rendered prompt at the message texts that matter and tokenises the pieces. A text that the
+// template changed cannot be found and stays whole.
 func newDocument(tok *tokenizer.Tokenizer, prompt string, conv *chat.Conversation) *document {
 	d := &document{}
 	last := lastUser(conv.Messages)
@@ -99,8 +99,8 @@ func shortenable(m chat.Message) bool {
 	return m.Role != chat.RoleSystem && len(m.ToolCalls) == 0
 }
 
-// newSegment notes where each token ends in the text. The tokenizer sees text in normal form C, so the segment has that form
-// too. It returns nil when tokens and text do not match byte for byte.
+// newSegment notes where each token ends in the text. The tokenizer sees text in normal form C, so the segment has that
+// form too. It returns nil when tokens and text do not match byte for byte.
 func newSegment(tok *tokenizer.Tokenizer, message int, text string) *segment {
 	s := &segment{message: message, text: norm.NFC.String(text)}
 	at := 0

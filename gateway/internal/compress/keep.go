@@ -6,11 +6,12 @@ import (
 	"unicode/utf8"
 )
 
-// maxWiden bounds in bytes how far a run grows towards the next whitespace (24 tokens of about 4 bytes): text without spaces
-// must not come back whole.
+// maxWiden bounds in bytes how far a run grows towards the next whitespace (24 tokens of about 4 bytes): text without
+// spaces must not come back whole.
 const maxWiden = 96
 
-// keep returns the text of the kept tokens: runs widened to whitespace, in order, joined by one newline where text is missing.
+// keep returns the text of the kept tokens: runs widened to whitespace, in order, joined by one newline where text
+// is missing.
 func (s *segment) keep(kept []span) string {
 	type run struct{ a, b int }
 	var runs []run

@@ -39,7 +39,8 @@ func TestKeepProperties(t *testing.T) {
 	tok := gatewaytest.Tokenizer(t)
 	words := []string{"alpha", "übermäßig", "日本語", "x", "longerword", "\U0001F600"}
 	rapid.Check(t, func(rt *rapid.T) {
-		text := strings.Join(rapid.SliceOfN(rapid.SampledFrom(words), 1, 40).Draw(rt, "words"), rapid.SampledFrom([]string{" ", "\n"}).Draw(rt, "sep"))
+		text := strings.Join(rapid.SliceOfN(rapid.SampledFrom(words), 1, 40).Draw(rt, "words"),
+			rapid.SampledFrom([]string{" ", "\n"}).Draw(rt, "sep"))
 		s := newSegment(tok, 0, text)
 		if s == nil {
 			rt.Fatal("text could not be cut")
@@ -75,8 +76,10 @@ func TestDocumentSpans(t *testing.T) {
 	tok := gatewaytest.Tokenizer(t)
 	long := strings.Repeat("some words that make a long text. ", 200)
 	msgs := []chat.Message{
-		{Role: chat.RoleSystem, Content: long}, {Role: chat.RoleUser, Content: long + "one"}, {Role: chat.RoleAssistant, Content: long + "two"},
-		{Role: chat.RoleUser, Content: "words"}, {Role: chat.RoleAssistant, ToolCalls: []chat.ToolCall{{Name: "f"}}}, {Role: chat.RoleTool, Content: long + "three"},
+		{Role: chat.RoleSystem, Content: long}, {Role: chat.RoleUser, Content: long + "one"},
+		{Role: chat.RoleAssistant, Content: long + "two"},
+		{Role: chat.RoleUser, Content: "words"}, {Role: chat.RoleAssistant, ToolCalls: []chat.ToolCall{{Name: "f"}}},
+		{Role: chat.RoleTool, Content: long + "three"},
 	}
 	prompt := "S:" + long + " U:" + long + "one A:" + long + "two U:words A: T:" + long + "three"
 	d := newDocument(tok, prompt, &chat.Conversation{Messages: msgs})
@@ -85,7 +88,8 @@ func TestDocumentSpans(t *testing.T) {
 		got = append(got, s.message)
 	}
 	if !slices.Equal(got, []int{1, 2}) {
-		t.Errorf("segments of messages %v, want 1 and 2: the system text, the last turn and the tool round are protected", got)
+		t.Errorf("segments of messages %v, want 1 and 2: the system text, the last turn and the tool round are protected",
+			got)
 	}
 	if text := tok.Decode(d.tokens, true); text != prompt {
 		t.Errorf("tokens do not spell the prompt")

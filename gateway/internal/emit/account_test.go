@@ -24,7 +24,8 @@ func TestChannels(t *testing.T) {
 	}
 	// The test vocabulary has no channels: two other control tokens stand for the markers.
 	names := strings.NewReplacer("<|channel>", "<|fim_prefix|>", "<channel|>", "<|fim_suffix|>")
-	cfg := Config{Tokenizer: tok, ThinkOpen: id("<|fim_prefix|>"), ThinkClose: id("<|fim_suffix|>"), ThinkLabel: "thought", Logprobs: true}
+	cfg := Config{Tokenizer: tok, ThinkOpen: id("<|fim_prefix|>"), ThinkClose: id("<|fim_suffix|>"),
+		ThinkLabel: "thought", Logprobs: true}
 	for _, tt := range []struct{ name, text, reasoning, content string }{
 		{"reasoning", "<|channel>thought\nwhy<channel|>Hello", "why", "Hello"},
 		{"empty behind the answer", "Hello<|channel>thought\n<channel|>", "", "Hello"},
@@ -41,7 +42,8 @@ func TestChannels(t *testing.T) {
 		for name, cut := range map[string]bool{"whole": false, "each": true} {
 			got := run(cfg, ids, func(int) bool { return cut })
 			if got.Reasoning != tt.reasoning || got.Content != tt.content {
-				t.Errorf("%s, %s: reasoning %q, content %q, want %q and %q", tt.name, name, got.Reasoning, got.Content, tt.reasoning, tt.content)
+				t.Errorf("%s, %s: reasoning %q, content %q, want %q and %q", tt.name, name, got.Reasoning, got.Content,
+					tt.reasoning, tt.content)
 			}
 			if text := tok.Decode(got.Tokens, false); strings.TrimSpace(text) != strings.TrimSpace(tt.content) {
 				t.Errorf("%s, %s: entries spell %q, want %q", tt.name, name, text, tt.content)
@@ -50,20 +52,23 @@ func TestChannels(t *testing.T) {
 	}
 }
 
-// TestEveryByteIsAccountedFor: whatever a model writes, with markers and markup anywhere, comes out as reasoning, as content or as
-// a call, in its order, but for what the rules drop: whitespace, the markers that open and close the reasoning, and marks behind a
-// call that close nothing.
+// TestEveryByteIsAccountedFor: whatever a model writes, with markers and markup anywhere, comes out as reasoning, as
+// content or as a call, in its order, but for what the rules drop: whitespace, the markers that open and close the
+// reasoning, and marks behind a call that close nothing.
 func TestEveryByteIsAccountedFor(t *testing.T) {
 	tok := gatewaytest.Tokenizer(t)
 	open, closing := markers(t, tok)
 	const call = "<tool_call>\n<function=write>\n<parameter=path>\nif a < b: \"</think>\" 日\n</parameter>\n</function>\n</tool_call>"
-	pieces := []string{"a", "b c", "\n", " ", "日", "\U0001F600", "<think>", "</think>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<function=f>",
-		"<function=write>", "<parameter=path>", "<parameter=n>", "</parameter>", "</function>", "12", call, "\n" + call, `{"name": "f", "arguments": {"n": 1}}`,
-		"<tool_call>\n" + `{"name": "f", "arguments": {"n": 1}}` + "\n</tool_call>", "<", "</thi", "nk>", "<tool_", "call>", "\xE6\x97"}
+	pieces := []string{"a", "b c", "\n", " ", "日", "\U0001F600", "<think>", "</think>", "<think>", "</think>",
+		"<tool_call>", "</tool_call>", "<function=f>",
+		"<function=write>", "<parameter=path>", "<parameter=n>", "</parameter>", "</function>", "12", call, "\n" + call,
+		`{"name": "f", "arguments": {"n": 1}}`, "<tool_call>\n" + `{"name": "f", "arguments": {"n": 1}}` + "\n</tool_call>",
+		"<", "</thi", "nk>", "<tool_", "call>", "\xE6\x97"}
 	value := regexp.MustCompile(`(?s)<parameter=path>\n?(.*?)\n?</parameter>`)
 	set := &toolcall.Set{}
 	for _, name := range []string{"f", "write"} {
-		if err := set.Add(toolcall.Tool{Name: name, Schema: []byte(`{"properties":{"path":{"type":"string"},"n":{"type":"integer"}}}`)}, nil); err != nil {
+		if err := set.Add(toolcall.Tool{Name: name,
+			Schema: []byte(`{"properties":{"path":{"type":"string"},"n":{"type":"integer"}}}`)}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -74,7 +79,8 @@ func TestEveryByteIsAccountedFor(t *testing.T) {
 			text.WriteString(rapid.SampledFrom(pieces).Draw(rt, "piece"))
 		}
 		ids := tok.Encode(text.String(), tokenizer.Options{ParseSpecial: true})
-		cfg := Config{Tokenizer: tok, ThinkOpen: open, ThinkClose: closing, Thinking: rapid.Bool().Draw(rt, "thinking"), Logprobs: true}
+		cfg := Config{Tokenizer: tok, ThinkOpen: open, ThinkClose: closing,
+			Thinking: rapid.Bool().Draw(rt, "thinking"), Logprobs: true}
 		if rapid.Bool().Draw(rt, "tools") {
 			cfg.Tools, cfg.Trial = toolcall.NewParser(tools), func() *toolcall.Parser { return toolcall.NewParser(tools) }
 		}
@@ -98,7 +104,8 @@ func TestEveryByteIsAccountedFor(t *testing.T) {
 					if err := json.Unmarshal([]byte(ev.Call.Arguments), &args); err != nil {
 						rt.Fatalf("arguments %q: %v", ev.Call.Arguments, err)
 					}
-					if m := value.FindAllStringSubmatch(ev.Call.Raw, -1); len(m) == 1 && args["path"] != nil && args["path"] != m[0][1] {
+					if m := value.FindAllStringSubmatch(ev.Call.Raw, -1); len(m) == 1 && args["path"] != nil &&
+						args["path"] != m[0][1] {
 						rt.Fatalf("the argument is %q, written was %q", args["path"], m[0][1])
 					}
 				}
@@ -122,7 +129,8 @@ func TestEveryByteIsAccountedFor(t *testing.T) {
 		if !accounts(in, out, !cfg.Thinking, true) {
 			rt.Fatalf("%q (thinking %v) came out as\n%q", text.String(), cfg.Thinking, all.String())
 		}
-		// Each piece of the answer is spelled by the entries; they may hold more, such as dropped whitespace or the start of a call.
+		// Each piece of the answer is spelled by the entries; they may hold more, such as dropped whitespace or the start of
+		// a call.
 		spelled := tight(tok.Decode(seen, true))
 		if !subsequence(tight(content.String()), spelled) {
 			rt.Fatalf("%q: content %q is not spelled by its entries %q", text.String(), content.String(), spelled)
@@ -133,7 +141,8 @@ func TestEveryByteIsAccountedFor(t *testing.T) {
 // tight leaves whitespace out.
 func tight(s string) string { return strings.Join(strings.Fields(s), "") }
 
-// accounts reports whether out is in without at most one open and one close marker and without marks that close nothing.
+// accounts reports whether out is in without at most one open and one close marker and without marks that
+// close nothing.
 func accounts(in, out string, opens, closes bool) bool {
 	type state struct {
 		in, out       int
@@ -152,10 +161,12 @@ func accounts(in, out string, opens, closes bool) bool {
 			next.in += len(mark)
 			return allowed && strings.HasPrefix(in[s.in:], mark) && try(next)
 		}
-		if s.in < len(in) && s.out < len(out) && in[s.in] == out[s.out] && try(state{s.in + 1, s.out + 1, s.opens, s.closes}) {
+		if s.in < len(in) && s.out < len(out) && in[s.in] == out[s.out] &&
+			try(state{s.in + 1, s.out + 1, s.opens, s.closes}) {
 			return true
 		}
-		ok := skip("<think>", s.opens, state{s.in, s.out, false, s.closes}) || skip("</think>", s.closes, state{s.in, s.out, s.opens, false})
+		ok := skip("<think>", s.opens, state{s.in, s.out, false, s.closes}) ||
+			skip("</think>", s.closes, state{s.in, s.out, s.opens, false})
 		for n := len("</tool_call>"); n > 0 && !ok; n-- {
 			ok = skip("</tool_call>"[:n], true, s)
 		}

@@ -43,7 +43,8 @@ func (e *Emitter) flush() {
 // Calls are the calls that were completed.
 func (e *Emitter) Calls() []*toolcall.Call { return e.calls }
 
-// ToolParseError says why markup that looked like a call is text or a repaired call, empty when nothing of the sort happened.
+// ToolParseError says why markup that looked like a call is text or a repaired call, empty when nothing of the
+// sort happened.
 func (e *Emitter) ToolParseError() string {
 	if e.cfg.Tools == nil {
 		return ""

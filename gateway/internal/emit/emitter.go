@@ -15,7 +15,8 @@ const None int32 = -1
 // Config sets up an Emitter.
 type Config struct {
 	Tokenizer *tokenizer.Tokenizer
-	// ThinkOpen and ThinkClose are the reasoning markers, None when the model has none. With both None all text is content.
+	// ThinkOpen and ThinkClose are the reasoning markers, None when the model has none. With both None all text
+	// is content.
 	ThinkOpen, ThinkClose int32
 	// ThinkLabel is text behind the open marker that belongs to it, such as the name of a channel; empty = none.
 	ThinkLabel string
@@ -27,7 +28,8 @@ type Config struct {
 	Logprobs bool
 	// Tools finds calls in the content; nil = there are none.
 	Tools *toolcall.Parser
-	// Trial makes a parser that tries whether markup in open reasoning is a call, see finder; nil = no call ends reasoning.
+	// Trial makes a parser that tries whether markup in open reasoning is a call, see finder; nil = no call
+	// ends reasoning.
 	Trial func() *toolcall.Parser
 	// Literal are control tokens whose text is read like any other: the markup of calls.
 	Literal []int32
@@ -94,11 +96,11 @@ func New(cfg Config) *Emitter {
 	return e
 }
 
-// Push adds a token. It returns false when a stop string or the only call that is allowed was completed: the generation is over
-// and further tokens are ignored.
+// Push adds a token. It returns false when a stop string or the only call that is allowed was completed: the generation
+// is over and further tokens are ignored.
 //
-// An open marker that is the first visible thing of the output opens reasoning, a close marker ends open reasoning. Everywhere
-// else both are text.
+// An open marker that is the first visible thing of the output opens reasoning, a close marker ends open reasoning.
+// Everywhere else both are text.
 func (e *Emitter) Push(tok Entry) bool {
 	e.begin()
 	if e.over() {
@@ -161,9 +163,9 @@ func (e *Emitter) write(tok Entry, marker bool) bool {
 	return !e.over()
 }
 
-// decode appends the text that becomes complete with a token. Control tokens have none, but for markup of calls, and inside of a
-// call's arguments, where they are what the model wrote into a file. marker says that the token is a reasoning marker without a
-// meaning, which is text. Those with a label are parts of a channel and stay control tokens.
+// decode appends the text that becomes complete with a token. Control tokens have none, but for markup of calls, and
+// inside of a call's arguments, where they are what the model wrote into a file. marker says that the token is a
+// reasoning marker without a meaning, which is text. Those with a label are parts of a channel and stay control tokens.
 func (e *Emitter) decode(dst []byte, id int32, marker bool) []byte {
 	if e.cfg.Tokenizer.TokenKind(id) != tokenizer.KindControl {
 		return e.dec.Append(dst, id)
@@ -180,8 +182,8 @@ func (e *Emitter) decode(dst []byte, id int32, marker bool) []byte {
 	return append(e.dec.AppendFlush(dst), e.cfg.Tokenizer.TokenBytes(id)...)
 }
 
-// channel takes a token behind an open marker with a label that stands in the answer. A channel without any text is markup; once
-// it has text, all of it is text.
+// channel takes a token behind an open marker with a label that stands in the answer. A channel without any text is
+// markup; once it has text, all of it is text.
 func (e *Emitter) channel(tok Entry, closes bool) bool {
 	if len(e.aside) > 0 && e.cfg.Tokenizer.TokenKind(tok.ID) != tokenizer.KindControl {
 		e.asideText = append(e.asideText, e.cfg.Tokenizer.TokenBytes(tok.ID)...)
@@ -369,8 +371,8 @@ func (e *Emitter) decided() int {
 	return e.fed
 }
 
-// Finish ends the output: an unfinished character becomes U+FFFD, held back text goes out. cut says that it ends because there was
-// no more room: a call that is not complete then has no ToolEnd. Take returns the rest afterwards.
+// Finish ends the output: an unfinished character becomes U+FFFD, held back text goes out. cut says that it ends
+// because there was no more room: a call that is not complete then has no ToolEnd. Take returns the rest afterwards.
 func (e *Emitter) Finish(cut bool) {
 	e.begin()
 	e.replay()

@@ -72,29 +72,41 @@ func TestEmitter(t *testing.T) {
 		{name: "content", text: "Hello, world", want: output{Content: "Hello, world"}},
 		{name: "leading blank without reasoning stays", text: "\n\n Hello", want: output{Content: "\n\n Hello"}},
 		{name: "only blank", text: " \n", want: output{Content: " \n"}},
-		{name: "reasoning first", text: "\n<think>\nwhy not\n\n</think>\n\n Yes.\n", want: output{Reasoning: "why not", Content: "Yes.\n"}},
-		{name: "started in reasoning", thinking: true, text: "a\nb\n</think>\n\nc", want: output{Reasoning: "a\nb", Content: "c"}},
+		{name: "reasoning first", text: "\n<think>\nwhy not\n\n</think>\n\n Yes.\n",
+			want: output{Reasoning: "why not", Content: "Yes.\n"}},
+		{name: "started in reasoning", thinking: true, text: "a\nb\n</think>\n\nc",
+			want: output{Reasoning: "a\nb", Content: "c"}},
 		{name: "never closed", thinking: true, text: "a\nb\n\n", want: output{Reasoning: "a\nb"}},
 		{name: "markers in an answer", text: "a<think>b</think>c", want: output{Content: "a<think>b</think>c"}},
-		{name: "markers in an answer after reasoning", thinking: true, text: "why\n</think>\n\nUse `<think>` and\n</think>\n\n.",
+		{name: "markers in an answer after reasoning", thinking: true,
+			text: "why\n</think>\n\nUse `<think>` and\n</think>\n\n.",
 			want: output{Reasoning: "why", Content: "Use `<think>` and\n</think>\n\n."}},
 		{name: "close marker without an open one", text: "</think>\n\nHello", want: output{Content: "</think>\n\nHello"}},
-		{name: "second close marker", thinking: true, text: "a</think>\n</think>b", want: output{Reasoning: "a", Content: "</think>b"}},
-		{name: "open marker after reasoning", thinking: true, text: "a</think>\n\n<think>\nb", want: output{Reasoning: "a", Content: "<think>\nb"}},
+		{name: "second close marker", thinking: true, text: "a</think>\n</think>b",
+			want: output{Reasoning: "a", Content: "</think>b"}},
+		{name: "open marker after reasoning", thinking: true, text: "a</think>\n\n<think>\nb",
+			want: output{Reasoning: "a", Content: "<think>\nb"}},
 		{name: "open marker in reasoning", thinking: true, text: "<think>\na <think> b\n</think>\nc",
 			want: output{Reasoning: "<think>\na <think> b", Content: "c"}},
 		{name: "half a character before the open marker", text: "\xE6\x97<think>a", want: output{Content: "\uFFFD<think>a"}},
-		{name: "markers around a stop string", text: "a </think>stop", stops: []string{"k>st"}, want: output{Content: "a </thin", Stop: "k>st"}},
-		{name: "a marker as a stop string", text: "a </think>b", stops: []string{"</think>"}, want: output{Content: "a ", Stop: "</think>"}},
+		{name: "markers around a stop string", text: "a </think>stop", stops: []string{"k>st"},
+			want: output{Content: "a </thin", Stop: "k>st"}},
+		{name: "a marker as a stop string", text: "a </think>b", stops: []string{"</think>"},
+			want: output{Content: "a ", Stop: "</think>"}},
 		{name: "no split", plain: true, text: "a<think>b</think>c", want: output{Content: "a<think>b</think>c"}},
 		{name: "control tokens are left out", text: "a<|im_start|>b", want: output{Content: "ab"}},
-		{name: "tool markup passes", text: "<tool_call>\n<function=f>\n</function>\n</tool_call>", want: output{Content: "<tool_call>\n<function=f>\n</function>\n</tool_call>"}},
+		{name: "tool markup passes", text: "<tool_call>\n<function=f>\n</function>\n</tool_call>",
+			want: output{Content: "<tool_call>\n<function=f>\n</function>\n</tool_call>"}},
 		{name: "stop", text: "one two three", stops: []string{"two"}, want: output{Content: "one ", Stop: "two"}},
-		{name: "stop across tokens", text: "the quick brown fox", stops: []string{"ck bro"}, want: output{Content: "the qui", Stop: "ck bro"}},
-		{name: "stop prefix that does not complete", text: "abcabd", stops: []string{"abe", "bdx"}, want: output{Content: "abcabd"}},
+		{name: "stop across tokens", text: "the quick brown fox", stops: []string{"ck bro"},
+			want: output{Content: "the qui", Stop: "ck bro"}},
+		{name: "stop prefix that does not complete", text: "abcabd", stops: []string{"abe", "bdx"},
+			want: output{Content: "abcabd"}},
 		{name: "first to end wins", text: "xabcdy", stops: []string{"abcd", "bc"}, want: output{Content: "xa", Stop: "bc"}},
-		{name: "longest of those that end together", text: "xabcy", stops: []string{"c", "abc"}, want: output{Content: "x", Stop: "abc"}},
-		{name: "stop in reasoning is ignored", thinking: true, text: "stop\n</think>\n\ngo stop here", stops: []string{"stop"}, want: output{Reasoning: "stop", Content: "go ", Stop: "stop"}},
+		{name: "longest of those that end together", text: "xabcy", stops: []string{"c", "abc"},
+			want: output{Content: "x", Stop: "abc"}},
+		{name: "stop in reasoning is ignored", thinking: true, text: "stop\n</think>\n\ngo stop here",
+			stops: []string{"stop"}, want: output{Reasoning: "stop", Content: "go ", Stop: "stop"}},
 		{name: "multi-byte stop", text: "日本語です。はい", stops: []string{"。"}, want: output{Content: "日本語です", Stop: "。"}},
 		{name: "overlap", text: "aaab", stops: []string{"aab"}, want: output{Content: "a", Stop: "aab"}},
 	}
@@ -105,7 +117,8 @@ func TestEmitter(t *testing.T) {
 				cfg.ThinkOpen, cfg.ThinkClose = None, None
 			}
 			for name, cut := range map[string]func(int) bool{
-				"whole": func(int) bool { return false }, "each": func(int) bool { return true }, "odd": func(i int) bool { return i%2 == 1 },
+				"whole": func(int) bool { return false }, "each": func(int) bool { return true },
+				"odd": func(i int) bool { return i%2 == 1 },
 			} {
 				if d := cmp.Diff(tt.want, run(cfg, enc(tt.text), cut)); d != "" {
 					t.Errorf("%s: %s", name, d)
@@ -157,11 +170,13 @@ func TestInvalidBytes(t *testing.T) {
 	}
 }
 
-// TestCutsDoNotMatter is the property behind streaming: however the tokens are grouped, the joined deltas equal the whole.
+// TestCutsDoNotMatter is the property behind streaming: however the tokens are grouped, the joined deltas equal
+// the whole.
 func TestCutsDoNotMatter(t *testing.T) {
 	tok := gatewaytest.Tokenizer(t)
 	open, closing := markers(t, tok)
-	pieces := []string{"a", "b", "\n", " ", "ab", "日", "é", "\U0001F600", "stop", "st", "op", "<think>", "</think>", "\n\n", "<tool_call>"}
+	pieces := []string{"a", "b", "\n", " ", "ab", "日", "é", "\U0001F600", "stop", "st", "op", "<think>",
+		"</think>", "\n\n", "<tool_call>"}
 	rapid.Check(t, func(rt *rapid.T) {
 		var ids []int32
 		for range rapid.IntRange(0, 40).Draw(rt, "n") {
@@ -176,7 +191,8 @@ func TestCutsDoNotMatter(t *testing.T) {
 		}
 		cfg := Config{
 			Tokenizer: tok, ThinkOpen: open, ThinkClose: closing, Thinking: rapid.Bool().Draw(rt, "thinking"),
-			Stops: rapid.SliceOfN(rapid.SampledFrom([]string{"stop", "ab", "aab", "日", "\n\n", " st", "opé"}), 0, 3).Draw(rt, "stops"),
+			Stops: rapid.SliceOfN(rapid.SampledFrom([]string{"stop", "ab", "aab", "日", "\n\n", " st", "opé"}),
+				0, 3).Draw(rt, "stops"),
 		}
 		whole := run(cfg, ids, func(int) bool { return false })
 		cfg.Logprobs = rapid.Bool().Draw(rt, "logprobs")
@@ -190,7 +206,8 @@ func TestCutsDoNotMatter(t *testing.T) {
 		if cfg.Logprobs {
 			// Tokens reported for the content must spell it, but for trimmed whitespace and replaced bytes.
 			text := tok.Decode(tokens, false)
-			if c := strings.ReplaceAll(whole.Content, "\uFFFD", ""); !strings.Contains(strings.ReplaceAll(text, "\uFFFD", ""), c) && whole.Stop == "" {
+			if c := strings.ReplaceAll(whole.Content, "\uFFFD", ""); !strings.Contains(strings.ReplaceAll(text, "\uFFFD", ""),
+				c) && whole.Stop == "" {
 				rt.Fatalf("content %q is not spelled by its tokens %q", whole.Content, text)
 			}
 		}

@@ -5,9 +5,9 @@ import "github.com/tandem-inference/tandem/gateway/internal/toolcall"
 // Kind of an Event.
 type Kind uint8
 
-// The kinds of events. Of one choice come, in the order of the text: any mix of Reasoning and Content; of each tool call one
-// ToolStart, its ToolArgs, one ToolEnd, with nothing in between. A call that the token limit cut off is the last and has no
-// ToolEnd.
+// The kinds of events. Of one choice come, in the order of the text: any mix of Reasoning and Content; of each tool
+// call one ToolStart, its ToolArgs, one ToolEnd, with nothing in between. A call that the token limit cut off is the
+// last and has no ToolEnd.
 const (
 	// Reasoning is text of the reasoning.
 	Reasoning Kind = iota
@@ -26,7 +26,8 @@ type Event struct {
 	Kind Kind
 	// Text of Reasoning and Content, or the fragment of ToolArgs. Whole characters; valid until the next Push or Finish.
 	Text []byte
-	// Entries of the content tokens whose text ends in Text. Text may be empty when a token's rest turned out to be markup.
+	// Entries of the content tokens whose text ends in Text. Text may be empty when a token's rest turned out to
+	// be markup.
 	Entries []Entry
 	// Call of the tool events, nil for the others.
 	Call *toolcall.Call
@@ -59,7 +60,8 @@ func (e *Emitter) add(kind Kind, call *toolcall.Call, b []byte) {
 	e.begin()
 	from := len(e.out)
 	e.out = append(e.out, b...)
-	if n := len(e.events); n > 0 && e.events[n-1].Kind == kind && e.events[n-1].Call == call && kind != ToolStart && kind != ToolEnd {
+	if n := len(e.events); n > 0 && e.events[n-1].Kind == kind && e.events[n-1].Call == call &&
+		kind != ToolStart && kind != ToolEnd {
 		e.events[n-1].to = len(e.out)
 		return
 	}
@@ -105,7 +107,8 @@ func (e *Emitter) begin() {
 	}
 }
 
-// attach gives each event the entries of the tokens whose text it ends. Tokens of which no byte was visible are dropped.
+// attach gives each event the entries of the tokens whose text it ends. Tokens of which no byte was visible
+// are dropped.
 func (e *Emitter) attach() {
 	decided := e.decided()
 	n, at := 0, -1

@@ -1,7 +1,7 @@
 package emit
 
-// matcher finds the first of several byte strings in a stream, one byte at a time (the automaton of Aho and Corasick). Because
-// it looks at single bytes, what it finds does not depend on how the stream was cut.
+// matcher finds the first of several byte strings in a stream, one byte at a time (the automaton of Aho and Corasick).
+// Because it looks at single bytes, what it finds does not depend on how the stream was cut.
 //
 // The match that ends first wins; of those that end at the same byte the longest, which begins first.
 type matcher struct {

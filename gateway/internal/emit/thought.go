@@ -6,12 +6,12 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 )
 
-// finder looks for calls in open reasoning. Some models write a call before they close their reasoning and end their turn: that
-// call counts. Others only mention one while they plan, and reason on: that is reasoning.
+// finder looks for calls in open reasoning. Some models write a call before they close their reasoning and end their
+// turn: that call counts. Others only mention one while they plan, and reason on: that is reasoning.
 //
-// So from the mark that opens a call on, text is held back and tried on a parser of its own. What does not go on as a complete call
-// of a declared tool is reasoning again at once. Calls count when nothing but whitespace, further calls and a close marker stands
-// between them and the end of the turn; when text follows, they were part of the reasoning.
+// So from the mark that opens a call on, text is held back and tried on a parser of its own. What does not go on as a
+// complete call of a declared tool is reasoning again at once. Calls count when nothing but whitespace, further calls
+// and a close marker stands between them and the end of the turn; when text follows, they were part of the reasoning.
 type finder struct {
 	make func() *toolcall.Parser
 
@@ -98,7 +98,8 @@ func (e *Emitter) seek(c byte) {
 	}
 }
 
-// spell reads a byte and returns the mark that ends with it, empty when none does. Marks begin with the only '<' they have.
+// spell reads a byte and returns the mark that ends with it, empty when none does. Marks begin with the only '<'
+// they have.
 func (f *finder) spell(c byte) (mark string) {
 	if f.mark++; f.mark == 1 && c != '<' {
 		f.mark = 0
@@ -126,7 +127,8 @@ func (e *Emitter) release(keep int) {
 	f.try, f.found, f.failed, f.closed = nil, 0, false, false
 }
 
-// settle ends the search for calls: those that were found become content, or reasoning like everything else that is held.
+// settle ends the search for calls: those that were found become content, or reasoning like everything else that
+// is held.
 func (e *Emitter) settle(calls bool) {
 	f := e.finder
 	if f == nil || len(f.held) == 0 {

@@ -47,7 +47,8 @@ func TestVectors(t *testing.T) {
 	for _, v := range file.Vectors {
 		t.Run(v.Source, func(t *testing.T) {
 			cfg := Config{Tokenizer: tok, ThinkOpen: open, ThinkClose: closing, Thinking: v.Thinking}
-			family := map[string]toolcall.Family{"qwen": toolcall.QwenFamily, "gemma": toolcall.GemmaFamily, "generic": toolcall.Generic}[v.Family]
+			family := map[string]toolcall.Family{"qwen": toolcall.QwenFamily, "gemma": toolcall.GemmaFamily,
+				"generic": toolcall.Generic}[v.Family]
 			text := v.Output
 			if family == toolcall.GemmaFamily {
 				text, cfg.ThinkLabel = channels.Replace(text), "thought"

@@ -133,8 +133,8 @@ func TestFailoverKeepsContract(t *testing.T) {
 	}
 }
 
-// TestLeaseLost: a worker that loses its lease keeps its streams while it serves them, and loses them when it is silent,
-// though its connection stays.
+// TestLeaseLost: a worker that loses its lease keeps its streams while it serves them, and loses them when it is
+// silent, though its connection stays.
 func TestLeaseLost(t *testing.T) {
 	text := strings.Repeat("alpha beta gamma delta epsilon ", 2)
 	for _, silent := range []bool{true, false} {

@@ -216,7 +216,8 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 			return nil, err
 		}
 		for k := range max(1, r.req.N) {
-			jobs = append(jobs, job{index: i*max(1, r.req.N) + k, choice: k, prompt: tokens, thinking: thinking, max: n, clamped: clamped})
+			jobs = append(jobs, job{index: i*max(1, r.req.N) + k, choice: k, prompt: tokens, thinking: thinking,
+				max: n, clamped: clamped})
 		}
 	}
 	return jobs, nil
@@ -233,8 +234,8 @@ func (r *run) countCompression(ctx context.Context, c *compress.Report) {
 	}
 }
 
-// length gives the output limit for a prompt of p tokens in a context of c (0 = unknown), and that limit again when the context
-// lowered what was asked for.
+// length gives the output limit for a prompt of p tokens in a context of c (0 = unknown), and that limit again when the
+// context lowered what was asked for.
 func (r *run) length(p, c int) (n, clamped int, err error) {
 	cfg := r.g.cfg
 	want := cmp.Or(r.req.DefaultMaxTokens, cfg.DefaultMaxTokens)
@@ -351,7 +352,8 @@ func (r *run) isStop(id int32) bool { return slices.Contains(r.req.Model.Stops, 
 // decodeRequest is what the worker is asked.
 func (r *run) decodeRequest(j job, committed []int32) *tandemv1.DecodeRequest {
 	return &tandemv1.DecodeRequest{
-		RequestId: r.req.ID, PromptTokens: j.prompt, CommittedTokens: committed, Sampling: r.req.Sampling, Choice: int32(j.choice),
+		RequestId: r.req.ID, PromptTokens: j.prompt, CommittedTokens: committed, Sampling: r.req.Sampling,
+		Choice:    int32(j.choice),
 		MaxTokens: int32(j.max), StopTokens: r.req.Model.Stops, Speculation: r.req.Speculation,
 		TopLogprobs: int32(r.req.TopLogprobs), PromptLogprobs: r.req.PromptLogprobs && len(committed) == 0, Guide: r.guide(j),
 	}

@@ -48,7 +48,8 @@ func lies() []lie {
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
 	return []lie{
 		committed("flood", "committed.tokens", func(c *tandemv1.Committed) { c.Tokens = make([]int32, 100) }),
-		committed("one message of 3 million tokens", "message", func(c *tandemv1.Committed) { c.Tokens = make([]int32, 3_000_000) }),
+		committed("one message of 3 million tokens", "message",
+			func(c *tandemv1.Committed) { c.Tokens = make([]int32, 3_000_000) }),
 		committed("no tokens", "committed.tokens", func(c *tandemv1.Committed) { c.Tokens, c.Logprobs = nil, nil }),
 		committed("beyond the vocabulary", "committed.tokens", func(c *tandemv1.Committed) { c.Tokens[0] = 8192 }),
 		committed("negative token", "committed.tokens", func(c *tandemv1.Committed) { c.Tokens[0] = -1 }),
@@ -56,25 +57,30 @@ func lies() []lie {
 		committed("infinite", "committed.logprobs", func(c *tandemv1.Committed) { c.Logprobs[0].Logprob = inf }),
 		committed("more likely than 1", "committed.logprobs", func(c *tandemv1.Committed) { c.Logprobs[0].Logprob = 3 }),
 		committed("no log-probabilities", "committed.logprobs", func(c *tandemv1.Committed) { c.Logprobs = nil }),
-		committed("too many log-probabilities", "committed.logprobs", func(c *tandemv1.Committed) { c.Logprobs = append(c.Logprobs, c.Logprobs[0]) }),
+		committed("too many log-probabilities", "committed.logprobs",
+			func(c *tandemv1.Committed) { c.Logprobs = append(c.Logprobs, c.Logprobs[0]) }),
 		committed("too many candidates", "committed.logprobs", func(c *tandemv1.Committed) {
 			c.Logprobs[0].Top = append(c.Logprobs[0].Top, c.Logprobs[0].Top[0])
 		}),
 		committed("candidate NaN", "committed.logprobs", func(c *tandemv1.Committed) { c.Logprobs[0].Top[0].Logprob = nan }),
-		committed("candidate beyond the vocabulary", "committed.logprobs", func(c *tandemv1.Committed) { c.Logprobs[0].Top[0].Token = 1 << 30 }),
+		committed("candidate beyond the vocabulary", "committed.logprobs",
+			func(c *tandemv1.Committed) { c.Logprobs[0].Top[0].Token = 1 << 30 }),
 		committed("close kind", "committed.close_kind", func(c *tandemv1.Committed) { c.CloseKind = 99 }),
 		finished("reason", "finished.reason", func(f *tandemv1.Finished) { f.Reason = 99 }),
 		finished("no reason", "finished.reason", func(f *tandemv1.Finished) { f.Reason = 0 }),
-		finished("reason of a gateway", "finished.reason", func(f *tandemv1.Finished) { f.Reason = tandemv1.FinishReason_FINISH_REASON_TOOL_CALLS }),
+		finished("reason of a gateway", "finished.reason",
+			func(f *tandemv1.Finished) { f.Reason = tandemv1.FinishReason_FINISH_REASON_TOOL_CALLS }),
 		finished("stop token", "finished.stop_token", func(f *tandemv1.Finished) { f.StopToken = proto.Int32(17) }),
 		finished("close kind at the end", "finished.close_kind", func(f *tandemv1.Finished) { f.CloseKind = -1 }),
 		finished("time", "finished.timings", func(f *tandemv1.Finished) { f.Timings.DecodeMs = math.NaN() }),
 		finished("time before its start", "finished.timings", func(f *tandemv1.Finished) { f.Timings.PrefillMs = -5 }),
 		finished("negative count", "finished.timings", func(f *tandemv1.Finished) { f.Timings.DraftedTokens = -5 }),
-		finished("accepted more than drafted", "finished.timings", func(f *tandemv1.Finished) { f.Timings.AcceptedTokens = 1 << 20 }),
+		finished("accepted more than drafted", "finished.timings",
+			func(f *tandemv1.Finished) { f.Timings.AcceptedTokens = 1 << 20 }),
 		prefilled("prompt of another length", "prefilled.tokens", func(p *tandemv1.Prefilled) { p.Tokens = 1 << 30 }),
 		prefilled("negative prompt", "prefilled.tokens", func(p *tandemv1.Prefilled) { p.Tokens = -1 }),
-		prefilled("log-probabilities that nobody asked for", "prefilled.logprobs", func(p *tandemv1.Prefilled) { p.Logprobs = []*tandemv1.PositionLogprobs{{}} }),
+		prefilled("log-probabilities that nobody asked for", "prefilled.logprobs",
+			func(p *tandemv1.Prefilled) { p.Logprobs = []*tandemv1.PositionLogprobs{{}} }),
 		{"nothing", "admitted", func(*tandemv1.DecodeResponse) []*tandemv1.DecodeResponse { return []*tandemv1.DecodeResponse{{}} }},
 		{"long name", "admitted.worker_id", func(m *tandemv1.DecodeResponse) []*tandemv1.DecodeResponse {
 			if a := m.GetAdmitted(); a != nil {
@@ -119,8 +125,8 @@ func (l liar) Send(m *tandemv1.DecodeResponse) error {
 	return nil
 }
 
-// TestLyingTarget: whatever a target sends, it is not believed. Alone it ends the request with an error that names the field,
-// beside an honest one the client gets the honest text, and it is counted.
+// TestLyingTarget: whatever a target sends, it is not believed. Alone it ends the request with an error that names the
+// field, beside an honest one the client gets the honest text, and it is counted.
 func TestLyingTarget(t *testing.T) {
 	const text = "The code of lilac is 55555."
 	for _, l := range lies() {
@@ -137,7 +143,8 @@ func TestLyingTarget(t *testing.T) {
 			}
 			r.Target(gatewaytest.WorkerOptions{ID: "a-liar", Decode: lying})
 			got := ask()
-			if e := rpcerr.From(got.err); e == nil || e.Reason() != reqerr.ReasonWorkerInvalid || !strings.Contains(e.Message(), l.field) {
+			if e := rpcerr.From(got.err); e == nil || e.Reason() != reqerr.ReasonWorkerInvalid ||
+				!strings.Contains(e.Message(), l.field) {
 				t.Fatalf("alone: %.300v, want %s that names %s", got.err, reqerr.ReasonWorkerInvalid, l.field)
 			}
 			if !strings.Contains(r.Page(), fmt.Sprintf(`tandem_worker_violations_total{field=%q,`, l.field)) {

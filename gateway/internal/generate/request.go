@@ -55,8 +55,8 @@ type Request struct {
 	RawTokens bool
 	// Guide limits what may be chosen; nil = nothing. Its Reasoning is filled by Reasoning.
 	Guide *tandemv1.Guide
-	// Reasoning says how the reasoning of a choice is bounded that may have max tokens and whose prompt ends inside reasoning
-	// or not; nil, or a nil result = not at all.
+	// Reasoning says how the reasoning of a choice is bounded that may have max tokens and whose prompt ends inside
+	// reasoning or not; nil, or a nil result = not at all.
 	Reasoning func(max int, inside bool) *tandemv1.Reasoning
 	// DefaultMaxTokens replaces the generator's default for this request, 0 = leaves it.
 	DefaultMaxTokens int
@@ -66,8 +66,8 @@ type Request struct {
 	Arrived time.Time
 }
 
-// Sink receives a request's output. Calls for one index come in order; calls for different indexes may come at the same time.
-// An error from Delta ends the request.
+// Sink receives a request's output. Calls for one index come in order; calls for different indexes may come at the same
+// time. An error from Delta ends the request.
 type Sink interface {
 	// Admitted: a worker took the first choice. Called once, before everything else.
 	Admitted() error
@@ -109,8 +109,8 @@ type Choice struct {
 	Tokens     emit.Counts
 	// ToolCalls are the calls that were completed.
 	ToolCalls []*toolcall.Call
-	// ToolParseError says why markup that looked like a call is visible text or a repaired call, empty when nothing of the sort
-	// happened.
+	// ToolParseError says why markup that looked like a call is visible text or a repaired call, empty when nothing of the
+	// sort happened.
 	ToolParseError string
 	// Tools says that the request had tools, so that calls were looked for.
 	Tools bool
@@ -140,7 +140,8 @@ type Usage struct {
 	Retries          int
 	// Contracts are the contract ids of the workers that ended the choices, without repetition, in order of their end.
 	Contracts []string
-	// ContractChanges counts moves to a worker with another id after tokens were generated; Config.FailoverAny allows them.
+	// ContractChanges counts moves to a worker with another id after tokens were generated; Config.FailoverAny
+	// allows them.
 	ContractChanges int
 	CloseKind       string           // of the last choice that ended, see Choice
 	Compression     *compress.Report // nil when compression was off
@@ -155,7 +156,8 @@ func (u *Usage) addContract(id string) {
 	}
 }
 
-// PrefilledTokens is how many tokens of the prompts the target read: without those that compression dropped or a cache held.
+// PrefilledTokens is how many tokens of the prompts the target read: without those that compression dropped or a
+// cache held.
 func (u *Usage) PrefilledTokens() int {
 	n := u.PromptTokens - u.CachedTokens
 	if c := u.Compression; c != nil && c.Applied {
@@ -167,7 +169,8 @@ func (u *Usage) PrefilledTokens() int {
 // Generation is the account as the metrics want it.
 func (u *Usage) Generation() metrics.Generation {
 	return metrics.Generation{
-		PromptTokens: u.PromptTokens, PrefilledTokens: u.PrefilledTokens(), ContentTokens: u.CompletionTokens - u.ReasoningTokens, ReasoningTokens: u.ReasoningTokens,
+		PromptTokens: u.PromptTokens, PrefilledTokens: u.PrefilledTokens(),
+		ContentTokens: u.CompletionTokens - u.ReasoningTokens, ReasoningTokens: u.ReasoningTokens,
 		ToolTokens: u.ToolTokens, Drafted: u.Drafted, Accepted: u.Accepted, VerifySteps: u.VerifySteps,
 		LookupDrafted: u.LookupDrafted, LookupAccepted: u.LookupAccepted,
 		Queue: u.Queue, TTFT: u.TTFT, Prefill: u.Prefill, Decode: u.Decode, Total: u.Total, CloseKind: u.CloseKind,

@@ -24,8 +24,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// Attempts of one choice. A worker that refuses before it admits costs none: the choice only waits for a better place, within
-// the failover timeout.
+// Attempts of one choice. A worker that refuses before it admits costs none: the choice only waits for a better place,
+// within the failover timeout.
 const (
 	// maxFailures without progress: the first try and one retry.
 	maxFailures = 2
@@ -142,11 +142,13 @@ func (s *stream) takeover(ctx context.Context, lostAt time.Time, cause error) (*
 	}
 	timeout := errors.New("no worker took over in time")
 	if s.begun() && s.contract != "" && !g.cfg.FailoverAny {
-		timeout = fmt.Errorf("no worker with the contract id %s took over in time (--failover-any lets others take over)", s.contract)
+		timeout = fmt.Errorf("no worker with the contract id %s took over in time (--failover-any lets others take over)",
+			s.contract)
 	}
 	wait, cancel := context.WithDeadlineCause(ctx, lostAt.Add(g.cfg.FailoverTimeout), timeout)
 	defer cancel()
-	demand := cluster.Demand{Slots: 1, Tokens: len(s.job.prompt) + s.job.max, Priority: s.r.req.Priority, Takeover: true, AnyContract: g.cfg.FailoverAny, Avoid: s.avoid}
+	demand := cluster.Demand{Slots: 1, Tokens: len(s.job.prompt) + s.job.max, Priority: s.r.req.Priority, Takeover: true,
+		AnyContract: g.cfg.FailoverAny, Avoid: s.avoid}
 	if s.begun() {
 		demand.Contract = &s.contract
 	}
@@ -188,11 +190,13 @@ func (s *stream) attempt(ctx context.Context, slot *cluster.Slot) error {
 	defer cancel(nil)
 	var heard atomic.Int64 // nanoseconds from began to the last message
 	began := time.Now()
-	stop := slot.Watch(func() time.Duration { return time.Since(began) - time.Duration(heard.Load()) }, func() { cancel(errLease) })
+	stop := slot.Watch(func() time.Duration { return time.Since(began) - time.Duration(heard.Load()) },
+		func() { cancel(errLease) })
 	defer stop()
 	request := s.r.decodeRequest(s.job, s.committed)
 	s.verify = newVerifier(request, s.r.req.Model.Vocab)
-	call, err := tandemv1.NewTargetServiceClient(slot.Conn).Decode(ctx, request, grpc.MaxCallRecvMsgSize(s.verify.mostBytes()))
+	call, err := tandemv1.NewTargetServiceClient(slot.Conn).Decode(ctx, request,
+		grpc.MaxCallRecvMsgSize(s.verify.mostBytes()))
 	if err != nil {
 		return err
 	}
@@ -250,8 +254,8 @@ func (s *stream) message(msg *tandemv1.DecodeResponse) error {
 // begun reports whether something that depends on the worker's bits was handed over.
 func (s *stream) begun() bool { return len(s.committed) > 0 || s.prompted }
 
-// admit compares the worker's contract id with that of the worker before. The pool compares what workers registered; a worker
-// that was started again at the same address with other settings shows only here.
+// admit compares the worker's contract id with that of the worker before. The pool compares what workers registered; a
+// worker that was started again at the same address with other settings shows only here.
 func (s *stream) admit(a *tandemv1.Admitted) error {
 	id := a.GetContract()
 	if !s.begun() || id == s.contract {
@@ -260,10 +264,12 @@ func (s *stream) admit(a *tandemv1.Admitted) error {
 	}
 	if !s.r.g.cfg.FailoverAny {
 		s.admitted = false // nothing ran: this attempt is not a failure of the worker
-		return rpcerr.Unavailable("worker %s has contract id %q, the generation began with %q", a.GetWorkerId(), id, s.contract)
+		return rpcerr.Unavailable("worker %s has contract id %q, the generation began with %q",
+			a.GetWorkerId(), id, s.contract)
 	}
 	s.r.g.log.Warn("generation goes on with another contract id: its text may differ from an undisturbed one",
-		zap.String(telemetry.KeyRequestID, s.r.req.ID), zap.String(telemetry.KeyContract, id), zap.String("contract_before", s.contract))
+		zap.String(telemetry.KeyRequestID, s.r.req.ID), zap.String(telemetry.KeyContract, id),
+		zap.String("contract_before", s.contract))
 	if s.r.g.metrics != nil {
 		s.r.g.metrics.ContractChange(context.Background())
 	}
@@ -407,7 +413,8 @@ func (s *stream) conclude(cut bool) *Choice {
 		// A worker that was cancelled or lost sent no account; its messages tell the steps.
 		s.steps = max(s.steps, s.messages)
 	}
-	c := &Choice{Tokens: s.emitter.Counts(), Clamped: s.job.clamped, Tools: s.r.req.Tools != nil, ToolCalls: s.emitter.Calls(),
+	c := &Choice{Tokens: s.emitter.Counts(), Clamped: s.job.clamped, Tools: s.r.req.Tools != nil,
+		ToolCalls:      s.emitter.Calls(),
 		ToolParseError: s.emitter.ToolParseError()}
 	c.Degenerate = s.degenerate
 	c.StopString, _ = s.emitter.StopString()

@@ -26,8 +26,8 @@ func newTracing(p trace.TracerProvider) tracing {
 	return tracing{p.Tracer("github.com/tandem-inference/tandem/gateway")}
 }
 
-// request describes the generation in the span of its request, which the border made; without a border it makes one. end ends what
-// request began.
+// request describes the generation in the span of its request, which the border made; without a border it makes one.
+// end ends what request began.
 func (t tracing) request(ctx context.Context, req *Request) (_ context.Context, span trace.Span, own bool) {
 	operation := cmp.Or(req.Operation, telemetry.GenAIChat)
 	if span = trace.SpanFromContext(ctx); !span.SpanContext().IsValid() || span.SpanContext().IsRemote() {
@@ -39,8 +39,10 @@ func (t tracing) request(ctx context.Context, req *Request) (_ context.Context, 
 	}
 	span.SetName(operation + " " + req.Model.Name)
 	span.SetAttributes(
-		attribute.String(telemetry.GenAIOperation, operation), attribute.String(telemetry.GenAIProvider, telemetry.GenAIProviderTandem),
-		attribute.String(telemetry.GenAIRequestModel, req.ModelName), attribute.String(telemetry.GenAIResponseModel, req.Model.Name),
+		attribute.String(telemetry.GenAIOperation, operation),
+		attribute.String(telemetry.GenAIProvider, telemetry.GenAIProviderTandem),
+		attribute.String(telemetry.GenAIRequestModel, req.ModelName),
+		attribute.String(telemetry.GenAIResponseModel, req.Model.Name),
 		attribute.String(telemetry.AttrRequestID, req.ID),
 	)
 	if req.MaxTokensGiven {
@@ -53,7 +55,8 @@ func (t tracing) request(ctx context.Context, req *Request) (_ context.Context, 
 }
 
 // phase records a phase that is over; phases that took no time are left out.
-func (t tracing) phase(ctx context.Context, name string, from time.Time, took time.Duration, attributes ...attribute.KeyValue) {
+func (t tracing) phase(ctx context.Context, name string, from time.Time, took time.Duration,
+	attributes ...attribute.KeyValue) {
 	if took <= 0 || !trace.SpanFromContext(ctx).IsRecording() {
 		return
 	}
@@ -68,7 +71,8 @@ func (t tracing) choice(ctx context.Context, s *stream, admitted time.Time) {
 	}
 	t.phase(ctx, "prefill", admitted, s.first.Sub(admitted), attribute.Int(telemetry.AttrTokens, len(s.job.prompt)))
 	t.phase(ctx, "decode", s.first, s.last.Sub(s.first), attribute.Int(telemetry.AttrTokens, len(s.committed)),
-		attribute.Int64(telemetry.AttrVerifySteps, s.steps), attribute.Int64(telemetry.AttrDrafted, s.drafted), attribute.Int64(telemetry.AttrAccepted, s.accepted))
+		attribute.Int64(telemetry.AttrVerifySteps, s.steps), attribute.Int64(telemetry.AttrDrafted, s.drafted),
+		attribute.Int64(telemetry.AttrAccepted, s.accepted))
 }
 
 // compressed records the phase of compression; one that was to run and did not is an error.
@@ -76,7 +80,8 @@ func (t tracing) compressed(ctx context.Context, from time.Time, took time.Durat
 	if took <= 0 || !trace.SpanFromContext(ctx).IsRecording() {
 		return
 	}
-	_, span := t.tracer.Start(ctx, "compress", trace.WithTimestamp(from), trace.WithAttributes(attribute.Int(telemetry.AttrTokens, c.OriginalTokens)))
+	_, span := t.tracer.Start(ctx, "compress", trace.WithTimestamp(from),
+		trace.WithAttributes(attribute.Int(telemetry.AttrTokens, c.OriginalTokens)))
 	if !c.Applied {
 		span.SetAttributes(attribute.String(telemetry.AttrReason, c.Reason))
 	}
@@ -91,8 +96,10 @@ func (t tracing) compressed(ctx context.Context, from time.Time, took time.Durat
 func (t tracing) end(span trace.Span, own bool, u *Usage, finishes []string, err error) {
 	if span.IsRecording() {
 		span.SetAttributes(
-			attribute.Int(telemetry.GenAIInputTokens, u.PromptTokens), attribute.Int(telemetry.GenAICachedTokens, u.CachedTokens),
-			attribute.Int(telemetry.GenAIOutputTokens, u.CompletionTokens), attribute.Int(telemetry.GenAIReasoningTokens, u.ReasoningTokens),
+			attribute.Int(telemetry.GenAIInputTokens, u.PromptTokens),
+			attribute.Int(telemetry.GenAICachedTokens, u.CachedTokens),
+			attribute.Int(telemetry.GenAIOutputTokens, u.CompletionTokens),
+			attribute.Int(telemetry.GenAIReasoningTokens, u.ReasoningTokens),
 			attribute.StringSlice(telemetry.GenAIFinishReasons, finishes),
 		)
 		if err != nil {

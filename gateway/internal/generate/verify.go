@@ -19,8 +19,8 @@ import (
 const (
 	// mostStep bounds the tokens of one message: a step verifies at most 128 rows.
 	mostStep = 1024
-	// messageBase, positionBytes and candidateBytes bound a message in bytes: what every message may have, and what a position and a
-	// candidate of it may add.
+	// messageBase, positionBytes and candidateBytes bound a message in bytes: what every message may have, and what a
+	// position and a candidate of it may add.
 	messageBase, positionBytes, candidateBytes = 64 << 10, 32, 24
 	// mostName bounds ids in bytes.
 	mostName = 256
@@ -30,8 +30,8 @@ const (
 	mostMS, mostCount = 1e12, 1 << 40
 )
 
-// verifier holds what a target sends against what it was asked. A worker is another program, perhaps on another machine, of another
-// version or damaged: nothing of its messages is used before it is checked.
+// verifier holds what a target sends against what it was asked. A worker is another program, perhaps on another
+// machine, of another version or damaged: nothing of its messages is used before it is checked.
 type verifier struct {
 	request             *tandemv1.DecodeRequest
 	vocab               int
@@ -74,8 +74,8 @@ func violation(err error) *violationError {
 	return e
 }
 
-// tooLarge makes a violation of the error with which gRPC refuses a message above mostBytes; its code alone could as well be that of a
-// worker without a free slot.
+// tooLarge makes a violation of the error with which gRPC refuses a message above mostBytes; its code alone could as
+// well be that of a worker without a free slot.
 func tooLarge(err error) error {
 	if strings.Contains(err.Error(), "received message larger than max") {
 		return invalid("message", "is larger than its request allows (%v)", err)
@@ -180,7 +180,8 @@ func (v *verifier) committed(m *tandemv1.Committed) error {
 func (v *verifier) positions(field string, list []*tandemv1.PositionLogprobs) error {
 	for i, p := range list {
 		if len(p.GetTop()) > int(max(0, v.request.TopLogprobs)) {
-			return invalid(field, "entry %d has %d candidates, %d were asked for", i, len(p.GetTop()), max(0, v.request.TopLogprobs))
+			return invalid(field, "entry %d has %d candidates, %d were asked for", i, len(p.GetTop()),
+				max(0, v.request.TopLogprobs))
 		}
 		if !logprob(p.GetLogprob()) {
 			return invalid(field, "entry %d is %v, which is no log-probability", i, p.GetLogprob())
@@ -199,7 +200,8 @@ func (v *verifier) positions(field string, list []*tandemv1.PositionLogprobs) er
 
 func (v *verifier) end(m *tandemv1.Finished) error {
 	switch m.GetReason() {
-	case tandemv1.FinishReason_FINISH_REASON_STOP, tandemv1.FinishReason_FINISH_REASON_LENGTH, tandemv1.FinishReason_FINISH_REASON_CANCELLED:
+	case tandemv1.FinishReason_FINISH_REASON_STOP, tandemv1.FinishReason_FINISH_REASON_LENGTH,
+		tandemv1.FinishReason_FINISH_REASON_CANCELLED:
 	default:
 		return invalid("finished.reason", "%d is none that a worker may give", m.GetReason())
 	}
@@ -210,19 +212,22 @@ func (v *verifier) end(m *tandemv1.Finished) error {
 		return err
 	}
 	t := m.GetTimings()
-	for _, ms := range []float64{t.GetQueueMs(), t.GetCompressMs(), t.GetRestoreMs(), t.GetPrefillMs(), t.GetTtftMs(), t.GetDecodeMs(), t.GetTotalMs(),
+	for _, ms := range []float64{t.GetQueueMs(), t.GetCompressMs(), t.GetRestoreMs(), t.GetPrefillMs(), t.GetTtftMs(),
+		t.GetDecodeMs(), t.GetTotalMs(),
 		t.GetDraftWaitMs(), t.GetVerifyMs()} {
 		if !(ms >= 0 && ms <= mostMS) {
 			return invalid("finished.timings", "%v ms is no duration", ms)
 		}
 	}
-	for _, n := range []int64{t.GetVerifySteps(), t.GetDraftedTokens(), t.GetAcceptedTokens(), t.GetLookupDraftedTokens(), t.GetLookupAcceptedTokens()} {
+	for _, n := range []int64{t.GetVerifySteps(), t.GetDraftedTokens(), t.GetAcceptedTokens(), t.GetLookupDraftedTokens(),
+		t.GetLookupAcceptedTokens()} {
 		if n < 0 || n > mostCount {
 			return invalid("finished.timings", "%d is no count", n)
 		}
 	}
 	if t.GetAcceptedTokens() > t.GetDraftedTokens() || t.GetLookupAcceptedTokens() > t.GetLookupDraftedTokens() {
-		return invalid("finished.timings", "%d of %d drafted tokens were accepted, %d of %d by lookup", t.GetAcceptedTokens(), t.GetDraftedTokens(),
+		return invalid("finished.timings", "%d of %d drafted tokens were accepted, %d of %d by lookup",
+			t.GetAcceptedTokens(), t.GetDraftedTokens(),
 			t.GetLookupAcceptedTokens(), t.GetLookupDraftedTokens())
 	}
 	return nil

@@ -21,12 +21,13 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Interceptors attach a turn.Call to the context of every RPC: its id, arrival, and whose key it carries. Where there are keys, an
-// RPC without a valid one is refused; health checks and reflection stay open. Keys come as the metadata "authorization: Bearer KEY",
-// "x-api-key: KEY" or "api-key: KEY".
+// Interceptors attach a turn.Call to the context of every RPC: its id, arrival, and whose key it carries. Where there
+// are keys, an RPC without a valid one is refused; health checks and reflection stay open. Keys come as the metadata
+// "authorization: Bearer KEY", "x-api-key: KEY" or "api-key: KEY".
 func (s *Service) Interceptors() []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, h grpc.UnaryHandler) (any, error) {
+		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+			h grpc.UnaryHandler) (any, error) {
 			ctx, err := s.enter(ctx, info.FullMethod)
 			var answer any
 			share := s.bodies.Share()
@@ -40,7 +41,8 @@ func (s *Service) Interceptors() []grpc.ServerOption {
 			s.leave(ctx, info.FullMethod, err)
 			return answer, err
 		}),
-		grpc.ChainStreamInterceptor(func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, h grpc.StreamHandler) error {
+		grpc.ChainStreamInterceptor(func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo,
+			h grpc.StreamHandler) error {
 			ctx, err := s.enter(ss.Context(), info.FullMethod)
 			share := s.bodies.Share()
 			defer share.Release()
@@ -142,6 +144,7 @@ func asker(ctx context.Context, in *tandemv1.GenerateRequest, req *turn.Request)
 	if p, ok := peer.FromContext(ctx); ok {
 		address = p.Addr.String()
 	}
-	req.Share, req.Priority = turn.Share(call.Scope, req.SessionID, address), turn.Priority(call.Trusted, header("x-priority"))
+	req.Share, req.Priority = turn.Share(call.Scope, req.SessionID, address),
+		turn.Priority(call.Trusted, header("x-priority"))
 	return nil
 }

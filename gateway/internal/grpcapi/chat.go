@@ -23,7 +23,8 @@ func (s *Service) chat(in *tandemv1.Chat, c *tandemv1.Compression, req *turn.Req
 	if in.GetThinkingBudget() < 0 {
 		return rpcerr.InvalidArgument("chat.thinking_budget", "must not be negative, got %d", in.GetThinkingBudget())
 	}
-	req.Thinking = turn.Thinking{Effort: in.GetReasoningEffort(), Enable: in.EnableThinking, BudgetTokens: int(in.GetThinkingBudget())}
+	req.Thinking = turn.Thinking{Effort: in.GetReasoningEffort(), Enable: in.EnableThinking,
+		BudgetTokens: int(in.GetThinkingBudget())}
 	switch c.GetMode() {
 	case "", compress.ModeOff, compress.ModeAuto, compress.ModeAlways:
 	default:
@@ -65,7 +66,8 @@ func readMessages(in *tandemv1.Chat, req *turn.Request) error {
 			if call.GetName() == "" {
 				return rpcerr.InvalidArgument(fmt.Sprintf("%stool_calls[%d].name", path, j), "is required")
 			}
-			msg.ToolCalls = append(msg.ToolCalls, chat.ToolCall{ID: call.GetId(), Name: call.GetName(), Arguments: chat.ParseArguments(call.GetArgumentsJson())})
+			msg.ToolCalls = append(msg.ToolCalls,
+				chat.ToolCall{ID: call.GetId(), Name: call.GetName(), Arguments: chat.ParseArguments(call.GetArgumentsJson())})
 		}
 		req.Messages = append(req.Messages, msg)
 	}
@@ -76,7 +78,8 @@ func readMessages(in *tandemv1.Chat, req *turn.Request) error {
 func readTools(in *tandemv1.Chat, req *turn.Request) error {
 	for i, t := range in.GetTools() {
 		path := fmt.Sprintf("chat.tools[%d]", i)
-		tool := toolcall.Tool{Name: t.GetName(), Description: t.GetDescription(), Strict: t.GetStrict(), Path: path + ".parameters_json"}
+		tool := toolcall.Tool{Name: t.GetName(), Description: t.GetDescription(), Strict: t.GetStrict(),
+			Path: path + ".parameters_json"}
 		if p := t.GetParametersJson(); p != "" {
 			tool.Schema = json.RawMessage(p)
 		}

@@ -84,8 +84,8 @@ func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *
 	call := turn.CallFrom(ctx)
 	req := &turn.Request{
 		ID: call.ID, Model: m.Name, Arrived: call.Arrived, N: 1, Sampling: sampling, MaxTokens: int(in.GetMaxTokens()),
-		MaxTokensGiven: in.GetMaxTokens() > 0, Stops: in.GetStop(), Speculation: in.GetSpeculation(), TopLogprobs: generate.NoLogprobs,
-		Format: format(in.GetFormat()),
+		MaxTokensGiven: in.GetMaxTokens() > 0, Stops: in.GetStop(), Speculation: in.GetSpeculation(),
+		TopLogprobs: generate.NoLogprobs, Format: format(in.GetFormat()),
 	}
 	if err := asker(ctx, in, req); err != nil {
 		return nil, err
@@ -174,8 +174,10 @@ func checkSampling(in *tandemv1.Sampling, vocab int) (*tandemv1.Sampling, error)
 		val  *float64
 		rng  reqjson.Range
 	}{
-		{"temperature", out.Temperature, reqjson.Between(0, 2)}, {"top_p", out.TopP, reqjson.Positive(1)}, {"min_p", out.MinP, reqjson.Between(0, 1)},
-		{"repetition_penalty", out.RepetitionPenalty, reqjson.Positive(4)}, {"frequency_penalty", out.FrequencyPenalty, reqjson.Between(-2, 2)},
+		{"temperature", out.Temperature, reqjson.Between(0, 2)}, {"top_p", out.TopP, reqjson.Positive(1)},
+		{"min_p", out.MinP, reqjson.Between(0, 1)},
+		{"repetition_penalty", out.RepetitionPenalty, reqjson.Positive(4)},
+		{"frequency_penalty", out.FrequencyPenalty, reqjson.Between(-2, 2)},
 		{"presence_penalty", out.PresencePenalty, reqjson.Between(-2, 2)},
 	} {
 		if v := f.val; v != nil && !f.rng.Has(*v) {
@@ -187,7 +189,8 @@ func checkSampling(in *tandemv1.Sampling, vocab int) (*tandemv1.Sampling, error)
 	}
 	for id, b := range out.LogitBias {
 		if id < 0 || int(id) >= vocab || !(b >= -100 && b <= 100) {
-			return nil, rpcerr.InvalidArgument("sampling.logit_bias", "%d: %g is not a bias of -100 to 100 for a token below %d", id, b, vocab)
+			return nil, rpcerr.InvalidArgument("sampling.logit_bias",
+				"%d: %g is not a bias of -100 to 100 for a token below %d", id, b, vocab)
 		}
 	}
 	if out.Seed == nil {
@@ -205,7 +208,8 @@ type sink struct {
 	end      generate.Choice
 }
 
-// Admitted implements generate.Sink: the headers tell the caller that a worker took the request, and what of it was left out.
+// Admitted implements generate.Sink: the headers tell the caller that a worker took the request, and what of it was
+// left out.
 func (s *sink) Admitted() error {
 	return s.stream.SendHeader(metadata.MD{"x-tandem-warning": s.warnings})
 }
@@ -229,9 +233,11 @@ func (s *sink) Delta(_ int, d generate.Delta) error {
 		case emit.Content:
 			msg.Text += string(ev.Text)
 		case emit.ToolStart:
-			msg.ToolCalls = append(msg.ToolCalls, &tandemv1.ToolCallDelta{Index: int32(ev.Call.Index), Id: ev.Call.ID, Name: ev.Call.Name})
+			msg.ToolCalls = append(msg.ToolCalls,
+				&tandemv1.ToolCallDelta{Index: int32(ev.Call.Index), Id: ev.Call.ID, Name: ev.Call.Name})
 		case emit.ToolArgs:
-			msg.ToolCalls = append(msg.ToolCalls, &tandemv1.ToolCallDelta{Index: int32(ev.Call.Index), Arguments: string(ev.Text)})
+			msg.ToolCalls = append(msg.ToolCalls,
+				&tandemv1.ToolCallDelta{Index: int32(ev.Call.Index), Arguments: string(ev.Text)})
 		case emit.ToolEnd:
 			msg.ToolCalls = append(msg.ToolCalls, &tandemv1.ToolCallDelta{Index: int32(ev.Call.Index), Done: true})
 		}
@@ -262,12 +268,16 @@ func (s *sink) Done(_ int, c generate.Choice) error {
 func (s *sink) last(u *generate.Usage) *tandemv1.GenerateResponse {
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	msg := &tandemv1.GenerateResponse{
-		FinishReason: tandemv1.FinishReason_FINISH_REASON_STOP, StopSequence: s.end.StopString, ToolParseError: s.end.ToolParseError,
-		Usage: &tandemv1.Usage{PromptTokens: int64(u.PromptTokens), CompletionTokens: int64(u.CompletionTokens), ReasoningTokens: int64(u.ReasoningTokens),
-			Contract: strings.Join(u.Contracts, ","), ContractChanges: int32(u.ContractChanges)},
-		Timings: &tandemv1.Timings{QueueMs: ms(u.Queue), CompressMs: ms(u.Compress), RestoreMs: ms(u.Restore), PrefillMs: ms(u.Prefill),
-			TtftMs: ms(u.TTFT), DecodeMs: ms(u.Decode), TotalMs: ms(u.Total), VerifySteps: u.VerifySteps, DraftedTokens: u.Drafted,
-			AcceptedTokens: u.Accepted, SpeculationDegraded: u.Degraded, LookupDraftedTokens: u.LookupDrafted, LookupAcceptedTokens: u.LookupAccepted},
+		FinishReason: tandemv1.FinishReason_FINISH_REASON_STOP, StopSequence: s.end.StopString,
+		ToolParseError: s.end.ToolParseError,
+		Usage: &tandemv1.Usage{PromptTokens: int64(u.PromptTokens), CompletionTokens: int64(u.CompletionTokens),
+			ReasoningTokens: int64(u.ReasoningTokens),
+			Contract:        strings.Join(u.Contracts, ","), ContractChanges: int32(u.ContractChanges)},
+		Timings: &tandemv1.Timings{QueueMs: ms(u.Queue), CompressMs: ms(u.Compress), RestoreMs: ms(u.Restore),
+			PrefillMs: ms(u.Prefill),
+			TtftMs:    ms(u.TTFT), DecodeMs: ms(u.Decode), TotalMs: ms(u.Total), VerifySteps: u.VerifySteps,
+			DraftedTokens: u.Drafted, AcceptedTokens: u.Accepted, SpeculationDegraded: u.Degraded,
+			LookupDraftedTokens: u.LookupDrafted, LookupAcceptedTokens: u.LookupAccepted},
 	}
 	switch s.end.Finish {
 	case generate.FinishLength:

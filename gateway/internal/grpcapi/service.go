@@ -124,7 +124,8 @@ func (s *Service) Tokenize(ctx context.Context, req *tandemv1.TokenizeRequest) (
 }
 
 // Detokenize implements the service.
-func (s *Service) Detokenize(ctx context.Context, req *tandemv1.DetokenizeRequest) (*tandemv1.DetokenizeResponse, error) {
+func (s *Service) Detokenize(ctx context.Context, req *tandemv1.DetokenizeRequest) (*tandemv1.DetokenizeResponse,
+	error) {
 	m, err := s.served(req.GetModel())
 	if err != nil {
 		return nil, err
@@ -167,8 +168,9 @@ func (s *Service) ListModels(context.Context, *tandemv1.ListModelsRequest) (*tan
 		for _, w := range s.cluster.Workers() {
 			speculative = speculative || (w.State == registry.StateReady && len(w.Heartbeat.GetAttached()) > 0)
 		}
-		out.Models = append(out.Models, &tandemv1.Model{Id: m.Name, Arch: m.Arch, MaxContext: int32(n), CreatedUnix: m.Created,
-			Speculative: speculative, Compression: s.scorerReady != nil && s.scorerReady()})
+		out.Models = append(out.Models,
+			&tandemv1.Model{Id: m.Name, Arch: m.Arch, MaxContext: int32(n), CreatedUnix: m.Created,
+				Speculative: speculative, Compression: s.scorerReady != nil && s.scorerReady()})
 	}
 	return out, nil
 }
@@ -180,8 +182,9 @@ func (s *Service) GetCluster(context.Context, *tandemv1.GetClusterRequest) (*tan
 		reg := w.Registration
 		e := &tandemv1.Worker{
 			Id: w.ID, Role: reg.GetRole(), Address: reg.GetAddress(), Backend: reg.GetBackend(), Device: reg.GetDevice(),
-			Model: reg.GetModel().GetName(), State: w.State, MaxContext: reg.GetLimits().GetMaxContext(), Lanes: reg.GetLimits().GetLanes(),
-			LanesBusy: w.Heartbeat.GetLanesBusy(), LastHeartbeatMs: time.Since(w.LastHeartbeat).Milliseconds(), RttMs: w.Heartbeat.GetRttMs(),
+			Model: reg.GetModel().GetName(), State: w.State, MaxContext: reg.GetLimits().GetMaxContext(),
+			Lanes: reg.GetLimits().GetLanes(), LanesBusy: w.Heartbeat.GetLanesBusy(),
+			LastHeartbeatMs: time.Since(w.LastHeartbeat).Milliseconds(), RttMs: w.Heartbeat.GetRttMs(),
 			Version: reg.GetVersion(), Drafts: w.Drafts, Contract: reg.GetContract(),
 		}
 		if busy, _, ok := s.targets.Busy(w.ID); ok {

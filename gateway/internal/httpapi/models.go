@@ -29,7 +29,8 @@ type modelList struct {
 
 func (s *Server) entry(m *model.Model) modelEntry {
 	n := s.Context(m)
-	return modelEntry{ID: m.Name, Object: "model", OwnedBy: "tandem", Created: m.Created, ContextLength: n, MaxContextLength: n, MaxModelLen: n}
+	return modelEntry{ID: m.Name, Object: "model", OwnedBy: "tandem", Created: m.Created, ContextLength: n,
+		MaxContextLength: n, MaxModelLen: n}
 }
 
 // Context is the context length that requests get: the workers', else the model's own.
@@ -37,8 +38,8 @@ func (s *Server) Context(m *model.Model) int {
 	return m.Limit(s.targets.MaxContext())
 }
 
-// models serves /v1/models in the shape that the client knows: Codex names its version in the query, clients of Anthropic's
-// dialect in a header. Without a model the list is empty.
+// models serves /v1/models in the shape that the client knows: Codex names its version in the query, clients of
+// Anthropic's dialect in a header. Without a model the list is empty.
 func (s *Server) models(w http.ResponseWriter, r *http.Request) error {
 	m, err := s.model()
 	if err != nil {
@@ -86,7 +87,8 @@ type anthropicList struct {
 }
 
 func newAnthropicModel(m *model.Model) anthropicModel {
-	return anthropicModel{Type: "model", ID: m.Name, DisplayName: m.Name, CreatedAt: time.Unix(m.Created, 0).UTC().Format(time.RFC3339)}
+	return anthropicModel{Type: "model", ID: m.Name, DisplayName: m.Name,
+		CreatedAt: time.Unix(m.Created, 0).UTC().Format(time.RFC3339)}
 }
 
 func anthropicModels(m *model.Model) anthropicList {
@@ -130,8 +132,8 @@ func (s *Server) codexModels(m *model.Model) codexList {
 	}
 	c := codexModel{
 		Slug: m.Name, DisplayName: m.Name, Description: "served by Tandem", DefaultReasoningLevel: "low",
-		SupportedReasoningLevels: []codexLevel{}, ShellType: "shell_command", Visibility: "list", SupportedInAPI: true, Priority: 1,
-		ContextWindow: s.Context(m), SupportsParallelToolCalls: true,
+		SupportedReasoningLevels: []codexLevel{}, ShellType: "shell_command", Visibility: "list",
+		SupportedInAPI: true, Priority: 1, ContextWindow: s.Context(m), SupportsParallelToolCalls: true,
 	}
 	if m.ThinkClose != emit.None {
 		e := s.envelope(m)

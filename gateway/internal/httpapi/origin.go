@@ -28,7 +28,8 @@ func CheckOrigin(origin string) error {
 		return nil
 	}
 	u, err := url.Parse(origin)
-	if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
+	if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" || u.RawQuery != "" ||
+		u.Fragment != "" || u.User != nil {
 		return fmt.Errorf("%q is not local, * or an origin such as https://ui.example.com:8443", origin)
 	}
 	return nil
@@ -81,15 +82,17 @@ func (s *Server) cors(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// foreign refuses what a web page of another site sends by a user's browser to a server that asks for no key. CORS alone does not
-// do: it hides answers, but a plain POST is sent all the same, and a name that the site points to this machine passes for its own.
+// foreign refuses what a web page of another site sends by a user's browser to a server that asks for no key. CORS
+// alone does not do: it hides answers, but a plain POST is sent all the same, and a name that the site points to this
+// machine passes for its own.
 func (s *Server) foreign(r *http.Request, a access) error {
 	if !s.cfg.Keys.Open() || a == accessOpen {
 		return nil
 	}
 	if s.cfg.LocalHosts && !s.localHost(r.Host) {
 		return apierror.Transport(http.StatusForbidden,
-			"the host name %q is not one of this machine: use its address or localhost, set a key, or allow the name by --allowed-host", r.Host)
+			"the host name %q is not one of this machine: use its address or localhost, set a key, or allow the name by "+
+				"--allowed-host", r.Host)
 	}
 	origin := r.Header.Get("Origin")
 	if origin == "" || s.mayUse(origin) {
@@ -98,14 +101,15 @@ func (s *Server) foreign(r *http.Request, a access) error {
 	if u, err := url.Parse(origin); err == nil && u.Host != "" && strings.EqualFold(u.Host, r.Host) {
 		return nil // a page of this server's own, or of the proxy in front of it
 	}
-	return apierror.Transport(http.StatusForbidden, "pages of the origin %q may not use this server: set a key, or allow the origin by --cors-origin", origin)
+	return apierror.Transport(http.StatusForbidden,
+		"pages of the origin %q may not use this server: set a key, or allow the origin by --cors-origin", origin)
 }
 
 // reservedNames are suffixes that nobody can register on the Internet.
 var reservedNames = []string{".localhost", ".local", ".internal", ".home.arpa"}
 
-// localHost reports whether a Host header can only mean a machine that the client's user chose: an address, or a name that no
-// stranger can point anywhere.
+// localHost reports whether a Host header can only mean a machine that the client's user chose: an address, or a name
+// that no stranger can point anywhere.
 func (s *Server) localHost(host string) bool {
 	name := host
 	if h, _, err := net.SplitHostPort(host); err == nil {
@@ -121,5 +125,6 @@ func (s *Server) localHost(host string) bool {
 		}
 	}
 	own, err := os.Hostname()
-	return err == nil && strings.EqualFold(own, name) || slices.ContainsFunc(s.cfg.AllowedHosts, func(allowed string) bool { return strings.EqualFold(allowed, name) })
+	return err == nil && strings.EqualFold(own, name) ||
+		slices.ContainsFunc(s.cfg.AllowedHosts, func(allowed string) bool { return strings.EqualFold(allowed, name) })
 }

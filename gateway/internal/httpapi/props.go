@@ -46,7 +46,8 @@ func efforts(supported bool) []string {
 }
 
 // samplers are the fields of the request that choose tokens; all of them work.
-var samplers = []string{"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "rep_window", "frequency_penalty", "presence_penalty", "logit_bias", "seed"}
+var samplers = []string{"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "rep_window",
+	"frequency_penalty", "presence_penalty", "logit_bias", "seed"}
 
 // props serves /props. Features that are not there hold null; what is reported is what runs.
 func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
@@ -130,28 +131,36 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 		"build_info": "tandem v" + p.Version + " props_schema=2",
 		"budget_envelope": map[string]any{"model_card_source": limits.Source, "default_max_tokens": limits.MaxTokens,
 			"hard_limit_reply_budget": limits.ReplyBudget, "think_max_tokens": limits.ThinkMax, "effort_tiers": tiers(&limits)},
-		"capabilities": map[string]any{"reasoning_supported": reasoning, "speculative_supported": speculative, "tools_supported": tools},
-		"daemon":       map[string]any{"alive": s.targets.Ready()},
-		"default_generation_settings": map[string]any{"n_ctx": ctx, "temperature": or(defaults.Temperature, 0), "top_p": or(defaults.TopP, 1),
+		"capabilities": map[string]any{"reasoning_supported": reasoning, "speculative_supported": speculative,
+			"tools_supported": tools},
+		"daemon": map[string]any{"alive": s.targets.Ready()},
+		"default_generation_settings": map[string]any{"n_ctx": ctx, "temperature": or(defaults.Temperature, 0),
+			"top_p": or(defaults.TopP, 1),
 			"top_k": or(defaults.TopK, 0), "min_p": or(defaults.MinP, 0), "repeat_penalty": or(defaults.RepetitionPenalty, 1)},
 		"full_cache":  nil,
 		"model":       map[string]any{"arch": arch, "draft_path": draftPath, "tokenizer_id": tokID},
 		"model_alias": name,
 		"model_card":  card,
 		"model_path":  path,
-		"pflash": map[string]any{"enabled": scorer && p.PflashMode != "off", "mode": p.PflashMode, "threshold": p.PflashThreshold,
-			"keep_ratio": p.PflashKeepRatio, "drafter_gguf": drafter, "skip_park": nil, "bsa_enabled": nil, "bsa_alpha": nil, "lm_head_fix": nil},
-		"prefix_cache": nil,
-		"reasoning":    map[string]any{"supported": reasoning, "default": p.DefaultThinking, "supported_efforts": efforts(reasoning)},
-		"runtime": map[string]any{"backend": backend, "fa_window": 0, "kv_cache_k": text(settings["cache-type-k"]), "kv_cache_v": text(settings["cache-type-v"]), "lazy_draft": false,
-			"target_sharding": nil, "chunk": count(settings["chunk"]), "target_device": targetDevice, "draft_device": draftDevice},
+		"pflash": map[string]any{"enabled": scorer && p.PflashMode != "off", "mode": p.PflashMode,
+			"threshold":  p.PflashThreshold,
+			"keep_ratio": p.PflashKeepRatio, "drafter_gguf": drafter, "skip_park": nil, "bsa_enabled": nil,
+			"bsa_alpha": nil, "lm_head_fix": nil}, "prefix_cache": nil,
+		"reasoning": map[string]any{"supported": reasoning, "default": p.DefaultThinking,
+			"supported_efforts": efforts(reasoning)},
+		"runtime": map[string]any{"backend": backend, "fa_window": 0, "kv_cache_k": text(settings["cache-type-k"]),
+			"kv_cache_v": text(settings["cache-type-v"]), "lazy_draft": false,
+			"target_sharding": nil, "chunk": count(settings["chunk"]), "target_device": targetDevice,
+			"draft_device": draftDevice},
 		"sampling": map[string]any{"capabilities": sampling},
 		"server":   map[string]any{"name": "tandem", "version": p.Version, "props_schema": 2},
-		"speculative": map[string]any{"enabled": speculative, "ddtree_budget": count(settings["ddtree-budget"]), "sources": sources,
+		"speculative": map[string]any{"enabled": speculative, "ddtree_budget": count(settings["ddtree-budget"]),
+			"sources":        sources,
 			"drafted_tokens": drafted, "accepted_tokens": accepted, "accept_rate": acceptRate},
 		"speculative_mode": mode,
 		"tool_replay":      s.toolReplay(),
-		"tandem": map[string]any{"workers": top.Workers, "queue": map[string]any{"depth": s.targets.Queued(), "limit": p.MaxQueue},
+		"tandem": map[string]any{"workers": top.Workers,
+			"queue":    map[string]any{"depth": s.targets.Queued(), "limit": p.MaxQueue},
 			"features": map[string]any{"pflash": scorer, "speculation": speculative}},
 	})
 }

@@ -50,11 +50,12 @@ func (s *Server) find(path string) (rt *route, name, id string) {
 	return nil, "", ""
 }
 
-// anthropicShape reports whether errors of a request have Anthropic's shape: on the paths of that dialect, and on those of models
-// for clients that speak it.
+// anthropicShape reports whether errors of a request have Anthropic's shape: on the paths of that dialect, and on those
+// of models for clients that speak it.
 func anthropicShape(r *http.Request) bool {
 	path := strings.TrimPrefix(r.URL.Path, "/v1")
-	return path == "/messages" || strings.HasPrefix(path, "/messages/") || (anthropicClient(r) && (path == "/models" || strings.HasPrefix(path, "/models/")))
+	return path == "/messages" || strings.HasPrefix(path, "/messages/") ||
+		(anthropicClient(r) && (path == "/models" || strings.HasPrefix(path, "/models/")))
 }
 
 // anthropicClient reports whether the client speaks Anthropic's dialect.

@@ -267,7 +267,8 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// guard checks what every request must pass and calls the handler. A panic is a bug: logged with its stack, answered with 500.
+// guard checks what every request must pass and calls the handler. A panic is a bug: logged with its stack, answered
+// with 500.
 func (s *Server) guard(w *writer, r *http.Request, rt *route) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -389,7 +390,8 @@ func withCause(err error) error {
 // method is the request's method, _OTHER for one that HTTP does not have: clients may send any word.
 func method(r *http.Request) string {
 	switch r.Method {
-	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions, http.MethodTrace, http.MethodConnect:
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
+		http.MethodOptions, http.MethodTrace, http.MethodConnect:
 		return r.Method
 	}
 	return "_OTHER"

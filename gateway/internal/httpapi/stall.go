@@ -15,9 +15,9 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/apierror"
 )
 
-// Listener gives answers before any handler runs the shape of all others: clients that stop in the middle of a request's headers
-// get 408, where net/http itself only closes, and what net/http refuses as plain text is refused as JSON. It is for plain HTTP;
-// TLSListener does the same behind TLS.
+// Listener gives answers before any handler runs the shape of all others: clients that stop in the middle of a
+// request's headers get 408, where net/http itself only closes, and what net/http refuses as plain text is refused as
+// JSON. It is for plain HTTP; TLSListener does the same behind TLS.
 func Listener(l net.Listener) net.Listener { return stallListener{l} }
 
 type stallListener struct{ net.Listener }
@@ -33,8 +33,8 @@ func (l stallListener) Accept() (net.Conn, error) {
 // stallConn knows whether a request has begun and not yet reached a handler.
 type stallConn struct {
 	net.Conn
-	// begun: bytes came since the last request ended. busy: a handler runs, or net/http still ends its request: it reads what the
-	// handler left of the body and then gives up a read of its own by a deadline in the past.
+	// begun: bytes came since the last request ended. busy: a handler runs, or net/http still ends its request: it reads
+	// what the handler left of the body and then gives up a read of its own by a deadline in the past.
 	begun, busy atomic.Bool
 	// The first bytes were looked at, and they were HTTP/2's; only the server's reader uses them.
 	seen, http2 bool
@@ -60,13 +60,15 @@ func (c *stallConn) Read(p []byte) (int, error) {
 // refuse writes the whole answer; the server closes the connection next.
 func (c *stallConn) refuse() {
 	_ = c.Conn.SetWriteDeadline(time.Now().Add(time.Second))
-	_, _ = c.Conn.Write(refusal(apierror.Transport(http.StatusRequestTimeout, "the request headers made no progress in time")))
+	_, _ = c.Conn.Write(refusal(apierror.Transport(http.StatusRequestTimeout,
+		"the request headers made no progress in time")))
 }
 
 // refusal is the last answer on a connection.
 func refusal(e *apierror.Error) []byte {
 	body := e.OpenAI()
-	return fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nContent-Type: application/json; charset=utf-8\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s",
+	return fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nContent-Type: application/json; charset=utf-8\r\n"+
+		"Connection: close\r\nContent-Length: %d\r\n\r\n%s",
 		e.Status, http.StatusText(e.Status), len(body), body)
 }
 
@@ -122,8 +124,8 @@ func Attend(h *http.Server) {
 	}
 }
 
-// handling marks the connection as busy until it is idle again. The state hook alone does not do: net/http calls no connection
-// active whose next request it already had in its buffer.
+// handling marks the connection as busy until it is idle again. The state hook alone does not do: net/http calls no
+// connection active whose next request it already had in its buffer.
 func handling(r *http.Request) {
 	if sc, ok := r.Context().Value(connKey{}).(*stallConn); ok {
 		sc.busy.Store(true)

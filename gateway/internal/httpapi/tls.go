@@ -7,11 +7,12 @@ import (
 	"time"
 )
 
-// TLSListener is Listener behind TLS: it shakes hands itself, so that the bytes of HTTP/1.1 are readable here. Connections that
-// speak HTTP/2 go to the server as they are. patience bounds the handshake.
+// TLSListener is Listener behind TLS: it shakes hands itself, so that the bytes of HTTP/1.1 are readable here.
+// Connections that speak HTTP/2 go to the server as they are. patience bounds the handshake.
 func TLSListener(l net.Listener, cfg *tls.Config, patience time.Duration) net.Listener {
 	t := &tlsListener{
-		Listener: l, cfg: cfg, patience: patience, ready: make(chan net.Conn), failed: make(chan error, 1), closed: make(chan struct{}),
+		Listener: l, cfg: cfg, patience: patience, ready: make(chan net.Conn), failed: make(chan error, 1),
+		closed:  make(chan struct{}),
 		pending: map[net.Conn]bool{},
 	}
 	go t.accept()

@@ -91,7 +91,8 @@ func (s *Server) idsOf(h http.Header, r *http.Request, o reqjson.Object, m *mode
 		return nil, reqerr.Missing("content")
 	}
 	if len(text) > turn.MaxTokenize {
-		return nil, apierror.Transport(http.StatusRequestEntityTooLarge, "'content' has %d bytes, at most %d are tokenised at a time", len(text), turn.MaxTokenize)
+		return nil, apierror.Transport(http.StatusRequestEntityTooLarge,
+			"'content' has %d bytes, at most %d are tokenised at a time", len(text), turn.MaxTokenize)
 	}
 	s.turns.Warn(h, &turn.Request{Body: o})
 	return m.Tokenizer.Encode(text, tokenizer.Options{ParseSpecial: true}), nil
@@ -122,7 +123,8 @@ func (s *Server) detokenize(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if len(ids) > turn.MaxTokenize {
-		return apierror.Transport(http.StatusRequestEntityTooLarge, "'tokens' has %d ids, at most %d are detokenised at a time", len(ids), turn.MaxTokenize)
+		return apierror.Transport(http.StatusRequestEntityTooLarge,
+			"'tokens' has %d ids, at most %d are detokenised at a time", len(ids), turn.MaxTokenize)
 	}
 	s.turns.Warn(w.Header(), &turn.Request{Body: o})
 	return writeJSON(w, http.StatusOK, map[string]string{"content": m.Tokenizer.Decode(ids, true)})

@@ -22,7 +22,8 @@ func (p *parts) Write(b []byte) (int, error) {
 	return p.ResponseRecorder.Write(b)
 }
 
-// TestLongAnswersGoOutInParts: the answer of /tokenize, which may be 25 times as long as the text, is never in memory as a whole.
+// TestLongAnswersGoOutInParts: the answer of /tokenize, which may be 25 times as long as the text, is never in memory
+// as a whole.
 func TestLongAnswersGoOutInParts(t *testing.T) {
 	f, err := gguf.Open(filepath.Join("..", "..", "..", "models", "tandem-tiny-target-q4_k_m.gguf"))
 	if err != nil {

@@ -61,9 +61,9 @@ func speculationOf(m *tandemv1.AutoSpeculation) *speculationEntry {
 		return nil
 	}
 	e := &speculationEntry{
-		StepMS: map[string]float64{}, DraftMS: m.DraftMs, DraftBlock: m.DraftBlock, HopMS: m.HopMs, FirstAccepted: m.FirstAccepted,
-		FourthAccepted: m.FourthAccepted, Outlook: m.Outlook, WithoutDraft: m.WithoutDraft, HeldBack: m.HeldBack,
-		TokensSinceDraft: m.TokensSinceDraft, Reason: m.Reason,
+		StepMS: map[string]float64{}, DraftMS: m.DraftMs, DraftBlock: m.DraftBlock, HopMS: m.HopMs,
+		FirstAccepted: m.FirstAccepted, FourthAccepted: m.FourthAccepted, Outlook: m.Outlook,
+		WithoutDraft: m.WithoutDraft, HeldBack: m.HeldBack, TokensSinceDraft: m.TokensSinceDraft, Reason: m.Reason,
 	}
 	for _, s := range m.Steps {
 		e.StepMS[strconv.Itoa(int(s.GetRows()))] = s.GetMs()
@@ -108,12 +108,14 @@ func (s *Server) workers() topologyBody {
 	for _, w := range s.cluster.Workers() {
 		reg, hb := w.Registration, w.Heartbeat
 		e := workerEntry{
-			ID: w.ID, Role: roleName(reg.GetRole()), Address: reg.GetAddress(), Backend: reg.GetBackend(), Device: reg.GetDevice(),
-			Model: reg.GetModel().GetName(), State: w.State, MaxCtx: reg.GetLimits().GetMaxContext(), Lanes: reg.GetLimits().GetLanes(),
-			LanesBusy: int(hb.GetLanesBusy()), LastHeartbeat: time.Since(w.LastHeartbeat).Milliseconds(), RTT: hb.GetRttMs(),
-			Version: reg.GetVersion(), Contract: reg.GetContract(), Numerics: reg.GetNumerics(), Epoch: w.Epoch, Restarts: hb.GetEngineRestarts(), Drafts: w.Drafts, Attached: hb.GetAttached(),
-			Sequences: hb.GetEngineSequences(), Orphans: hb.GetOrphanedSequences(), LoadedBytes: hb.GetLoadedBytes(), LoadBytes: hb.GetLoadBytes(), Counters: finite(hb.GetCounters()),
-			Speculation: speculationOf(hb.GetSpeculation()),
+			ID: w.ID, Role: roleName(reg.GetRole()), Address: reg.GetAddress(), Backend: reg.GetBackend(),
+			Device: reg.GetDevice(), Model: reg.GetModel().GetName(), State: w.State, MaxCtx: reg.GetLimits().GetMaxContext(),
+			Lanes: reg.GetLimits().GetLanes(), LanesBusy: int(hb.GetLanesBusy()),
+			LastHeartbeat: time.Since(w.LastHeartbeat).Milliseconds(), RTT: hb.GetRttMs(),
+			Version: reg.GetVersion(), Contract: reg.GetContract(), Numerics: reg.GetNumerics(), Epoch: w.Epoch,
+			Restarts: hb.GetEngineRestarts(), Drafts: w.Drafts, Attached: hb.GetAttached(),
+			Sequences: hb.GetEngineSequences(), Orphans: hb.GetOrphanedSequences(), LoadedBytes: hb.GetLoadedBytes(),
+			LoadBytes: hb.GetLoadBytes(), Counters: finite(hb.GetCounters()), Speculation: speculationOf(hb.GetSpeculation()),
 		}
 		busy, _, served := s.targets.Busy(w.ID)
 		if served {
@@ -121,7 +123,8 @@ func (s *Server) workers() topologyBody {
 		}
 		out.Workers = append(out.Workers, e)
 		if reg.GetRole() == tandemv1.Role_ROLE_TARGET {
-			out.Groups = append(out.Groups, groupEntry{Target: w.ID, Drafts: append([]string{}, w.Drafts...), Model: e.Model, Served: served})
+			out.Groups = append(out.Groups,
+				groupEntry{Target: w.ID, Drafts: append([]string{}, w.Drafts...), Model: e.Model, Served: served})
 		}
 	}
 	return out

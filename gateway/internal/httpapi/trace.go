@@ -27,18 +27,23 @@ func newTracer(p trace.TracerProvider) trace.Tracer {
 }
 
 // startSpan starts the span of a request, which continues the client's trace. A generation gives it its own name later.
-func (s *Server) startSpan(ctx context.Context, r *http.Request, call *turn.Call, route string) (context.Context, trace.Span) {
+func (s *Server) startSpan(ctx context.Context, r *http.Request, call *turn.Call,
+	route string) (context.Context, trace.Span) {
 	ctx = propagation.TraceContext{}.Extract(ctx, propagation.HeaderCarrier(r.Header))
-	ctx, span := s.tracer.Start(ctx, strings.TrimSpace(method(r)+" "+route), trace.WithTimestamp(call.Arrived), trace.WithSpanKind(trace.SpanKindServer))
+	ctx, span := s.tracer.Start(ctx, strings.TrimSpace(method(r)+" "+route), trace.WithTimestamp(call.Arrived),
+		trace.WithSpanKind(trace.SpanKindServer))
 	if !span.IsRecording() {
 		return ctx, span
 	}
-	span.SetAttributes(attribute.String("http.request.method", method(r)), attribute.String("client.address", accesslog.Host(r.RemoteAddr)),
-		attribute.String("network.protocol.version", strings.TrimPrefix(r.Proto, "HTTP/")), attribute.String(telemetry.AttrRequestID, call.ID))
+	span.SetAttributes(attribute.String("http.request.method", method(r)),
+		attribute.String("client.address", accesslog.Host(r.RemoteAddr)),
+		attribute.String("network.protocol.version", strings.TrimPrefix(r.Proto, "HTTP/")),
+		attribute.String(telemetry.AttrRequestID, call.ID))
 	if route != "" {
 		span.SetAttributes(attribute.String("http.route", route))
 	}
-	// Where this gateway listens, not what the client calls it: the Host header is the client's. Sockets of the file system have no port.
+	// Where this gateway listens, not what the client calls it: the Host header is the client's. Sockets of the file
+	// system have no port.
 	if a, ok := ctx.Value(http.LocalAddrContextKey).(net.Addr); ok {
 		if host, port, err := net.SplitHostPort(a.String()); err == nil {
 			n, _ := strconv.Atoi(port)

@@ -18,14 +18,14 @@ import (
 
 // Limits of the transport.
 const (
-	// ReadHeaderBytes is what the HTTP server is to read of a header block: twice what is allowed, so that most blocks that are
-	// too long still get an answer of ours, over any protocol.
+	// ReadHeaderBytes is what the HTTP server is to read of a header block: twice what is allowed, so that most blocks
+	// that are too long still get an answer of ours, over any protocol.
 	ReadHeaderBytes = 2 * maxHeaderBytes
 	maxHeaderBytes  = 64 << 10
 	maxBodyBytes    = 64 << 20
 	maxURLBytes     = 16 << 10
-	// writePiece is how much is written at once: each piece has its own time limit, so that a slow but living client counts
-	// as making progress.
+	// writePiece is how much is written at once: each piece has its own time limit, so that a slow but living client
+	// counts as making progress.
 	writePiece = 32 << 10
 )
 
@@ -86,8 +86,8 @@ type body struct {
 	stall time.Duration
 }
 
-// newBody returns the body of a request, decompressed where its Content-Encoding says so. Both sizes, as sent and decompressed, are
-// bounded by maxBodyBytes.
+// newBody returns the body of a request, decompressed where its Content-Encoding says so. Both sizes, as sent and
+// decompressed, are bounded by maxBodyBytes.
 func newBody(w *writer, r *http.Request, stall time.Duration) (io.ReadCloser, error) {
 	plain := &body{ReadCloser: http.MaxBytesReader(w.ResponseWriter, r.Body, maxBodyBytes), rc: w.rc, stall: stall}
 	switch encoding := strings.ToLower(strings.Join(r.Header.Values("Content-Encoding"), ",")); encoding {
@@ -97,13 +97,14 @@ func newBody(w *writer, r *http.Request, stall time.Duration) (io.ReadCloser, er
 		return &gzipBody{from: plain, left: maxBodyBytes}, nil
 	default:
 		w.Header().Set("Accept-Encoding", "gzip, identity")
-		return nil, apierror.Transport(http.StatusUnsupportedMediaType, "the Content-Encoding %q is not known: use gzip or none", encoding)
+		return nil, apierror.Transport(http.StatusUnsupportedMediaType,
+			"the Content-Encoding %q is not known: use gzip or none", encoding)
 	}
 }
 
-// Read implements io.Reader. At the end the time limit is lifted: from then on the server watches the connection for the
-// client's leaving, which may take as long as it wants. After an error it stays, because the server goes on reading to empty
-// the connection.
+// Read implements io.Reader. At the end the time limit is lifted: from then on the server watches the connection for
+// the client's leaving, which may take as long as it wants. After an error it stays, because the server goes on reading
+// to empty the connection.
 func (b *body) Read(p []byte) (int, error) {
 	_ = b.rc.SetReadDeadline(time.Now().Add(b.stall))
 	n, err := b.ReadCloser.Read(p)
@@ -166,7 +167,8 @@ func headerBytes(r *http.Request) int {
 }
 
 func headersTooLarge() *apierror.Error {
-	return apierror.Transport(http.StatusRequestHeaderFieldsTooLarge, "the headers have more than %d bytes", maxHeaderBytes)
+	return apierror.Transport(http.StatusRequestHeaderFieldsTooLarge,
+		"the headers have more than %d bytes", maxHeaderBytes)
 }
 
 func tooLarge() *apierror.Error {

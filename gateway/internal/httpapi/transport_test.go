@@ -238,7 +238,8 @@ func TestRefusals(t *testing.T) {
 		{"no HTTP", "hello there\r\n\r\n", 400, "invalid_http"},
 		{"no host", "GET / HTTP/1.1\r\n\r\n", 400, "invalid_http"},
 		{"unknown transfer coding", "POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: rot13\r\n\r\n", 501, ""},
-		{"long body announced", "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 67108865\r\n\r\n", 413, "payload_too_large"},
+		{"long body announced", "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 67108865\r\n\r\n",
+			413, "payload_too_large"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			resp, body := exchange(t, addr, c.send)
@@ -282,12 +283,14 @@ func TestExpectContinue(t *testing.T) {
 	if b, _ := io.ReadAll(resp.Body); string(b) != "hi" {
 		t.Errorf("echo %q", b)
 	}
-	if resp, body := exchange(t, addr, "POST /nowhere HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"); resp.StatusCode != 404 {
+	if resp, body := exchange(t, addr,
+		"POST /nowhere HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"); resp.StatusCode != 404 {
 		t.Errorf("a request that is refused anyway: %d %s", resp.StatusCode, body)
 	}
 }
 
-// TestUnreadBody: after an answer that did not read the request's body the connection serves on, and says nothing by itself.
+// TestUnreadBody: after an answer that did not read the request's body the connection serves on, and says nothing
+// by itself.
 func TestUnreadBody(t *testing.T) {
 	c := dial(t, serve(t, time.Minute, nil))
 	br := bufio.NewReader(c)
@@ -326,7 +329,8 @@ func TestPipelining(t *testing.T) {
 			t.Fatal(err)
 		}
 		b, _ := io.ReadAll(resp.Body)
-		if resp.StatusCode != want.status || want.body != "" && string(b) != want.body || want.method == "HEAD" && len(b) > 0 {
+		if resp.StatusCode != want.status || want.body != "" && string(b) != want.body ||
+			want.method == "HEAD" && len(b) > 0 {
 			t.Errorf("answer %d: %d %q", i, resp.StatusCode, b)
 		}
 	}
@@ -403,7 +407,8 @@ func TestContentEncoding(t *testing.T) {
 		{"twice", "gzip, gzip", zipped(t, []byte(good)), 415, "unsupported_encoding"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+addr+"/echo", strings.NewReader(c.body))
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+addr+"/echo",
+				strings.NewReader(c.body))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -16,8 +16,8 @@ var plain = func() (t [utf8.RuneSelf]bool) {
 	return t
 }()
 
-// AppendString appends s as a JSON string, quotes included. Bytes that are not UTF-8 become U+FFFD. The line separators U+2028
-// and U+2029 are escaped, because some readers of event streams end a line there.
+// AppendString appends s as a JSON string, quotes included. Bytes that are not UTF-8 become U+FFFD. The line separators
+// U+2028 and U+2029 are escaped, because some readers of event streams end a line there.
 func AppendString[T string | []byte](dst []byte, s T) []byte {
 	dst = append(dst, '"')
 	from := 0

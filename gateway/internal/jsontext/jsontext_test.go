@@ -9,7 +9,8 @@ import (
 )
 
 func TestAppendStringReadsBack(t *testing.T) {
-	for _, s := range []string{"", "plain", "quote\" back\\ line\n tab\t nul\x00 del\x7f", "日本 \U0001F600 \u2028\u2029", "bad \xff\xc3"} {
+	for _, s := range []string{"", "plain", "quote\" back\\ line\n tab\t nul\x00 del\x7f",
+		"日本 \U0001F600 \u2028\u2029", "bad \xff\xc3"} {
 		out := AppendString(nil, s)
 		var back string
 		if err := json.Unmarshal(out, &back); err != nil {

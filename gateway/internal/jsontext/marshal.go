@@ -5,8 +5,8 @@ import (
 	"encoding/json"
 )
 
-// Marshal is json.Marshal without the escapes for HTML: answers are full of code and markup, and nobody puts them into a page
-// unescaped.
+// Marshal is json.Marshal without the escapes for HTML: answers are full of code and markup, and nobody puts them into
+// a page unescaped.
 func Marshal(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)

@@ -1,5 +1,5 @@
-// Package metrics holds the gateway's instruments. Names map to Prometheus as docs/style.md §10 says: "tandem.ttft" with unit s
-// is tandem_ttft_seconds. Labels are bounded sets; nothing of a request's content is one.
+// Package metrics holds the gateway's instruments. Names map to Prometheus as docs/style.md §10 says: "tandem.ttft"
+// with unit s is tandem_ttft_seconds. Labels are bounded sets; nothing of a request's content is one.
 package metrics
 
 import (
@@ -20,7 +20,8 @@ const (
 	OutcomeCancelled   = "cancelled"
 )
 
-// Bounds of the histograms. Times reach from a fast token to a long agent turn; rates from a laptop to a batch of cards.
+// Bounds of the histograms. Times reach from a fast token to a long agent turn; rates from a laptop to a batch
+// of cards.
 var (
 	secondsBounds   = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 	intervalBounds  = []float64{.0005, .001, .002, .004, .008, .015, .03, .06, .12, .25, .5, 1, 5}
@@ -54,34 +55,40 @@ func New(provider metric.MeterProvider, src Sources) (*Set, error) {
 	m := provider.Meter("tandem")
 	b := &builder{m: m}
 	s := &Set{
-		requests:        b.counter("tandem.requests", "Finished requests."),
-		promptTokens:    b.counter("tandem.prompt.tokens", "Prompt tokens, before compression."),
-		generated:       b.counter("tandem.generated.tokens", "Generated tokens."),
-		drafted:         b.counter("tandem.draft.tokens", "Draft tokens proposed, by what proposed them."),
-		accepted:        b.counter("tandem.accepted.tokens", "Draft tokens accepted, by what proposed them."),
-		verifySteps:     b.counter("tandem.verify.steps", "Steps of the target that commit tokens, by mode: speculative for requests for which anything was proposed, else plain."),
-		pflashRequests:  b.counter("tandem.pflash.requests", "Requests that asked for prompt compression, by result."),
-		pflashInput:     b.counter("tandem.pflash.input.tokens", "Prompt tokens before compression, of compressed requests."),
-		pflashKept:      b.counter("tandem.pflash.kept.tokens", "Prompt tokens after compression, of compressed requests."),
-		retries:         b.counter("tandem.retries", "Generations moved to another or the restarted worker."),
-		contractChanges: b.counter("tandem.contract.changes", "Generations moved to a worker with another contract id (--failover-any): other bits."),
-		thinkingClose:   b.counter("tandem.thinking.close", "How reasoning ended."),
-		toolCalls:       b.counter("tandem.tool.calls", "Tool calls of models, by the format in which they were written."),
-		toolErrors:      b.counter("tandem.tool.parse.errors", "Choices with markup of calls that could not be read."),
-		violations:      b.counter("tandem.worker.violations", "Answers of workers that cannot be, by role and field; the worker is not used for that request any more."),
-		queue:           b.hist("tandem.queue", "s", "Wait for the first slot.", secondsBounds),
-		ttft:            b.hist("tandem.ttft", "s", "From arrival to the first token.", secondsBounds),
-		interToken:      b.hist("tandem.inter_token", "s", "Mean time between tokens of a request.", intervalBounds),
-		request:         b.hist("tandem.request", "s", "From arrival to the end of the answer.", secondsBounds),
-		prefillRate:     b.hist("tandem.prefill.tokens_per_second", "", "Prefill speed of a request.", tokenRateBounds),
-		decodeRate:      b.hist("tandem.decode.tokens_per_second", "", "Decode speed of a request.", tokenRateBounds),
-		genRequest:      b.hist(telemetry.GenAIRequestDuration, "s", "Duration of a generation.", secondsBounds),
-		genTTFT:         b.hist(telemetry.GenAITimeToFirstToken, "s", "Time to the first token.", secondsBounds),
-		genPerToken:     b.hist(telemetry.GenAITimePerOutputToken, "s", "Time per token after the first.", intervalBounds),
-		acceptLength:    b.hist("tandem.accept_length", "", "Tokens committed per verify step, mean of a request.", acceptBounds),
+		requests:     b.counter("tandem.requests", "Finished requests."),
+		promptTokens: b.counter("tandem.prompt.tokens", "Prompt tokens, before compression."),
+		generated:    b.counter("tandem.generated.tokens", "Generated tokens."),
+		drafted:      b.counter("tandem.draft.tokens", "Draft tokens proposed, by what proposed them."),
+		accepted:     b.counter("tandem.accepted.tokens", "Draft tokens accepted, by what proposed them."),
+		verifySteps: b.counter("tandem.verify.steps",
+			"Steps of the target that commit tokens, by mode: speculative for requests for which anything was "+
+				"proposed, else plain."),
+		pflashRequests: b.counter("tandem.pflash.requests", "Requests that asked for prompt compression, by result."),
+		pflashInput:    b.counter("tandem.pflash.input.tokens", "Prompt tokens before compression, of compressed requests."),
+		pflashKept:     b.counter("tandem.pflash.kept.tokens", "Prompt tokens after compression, of compressed requests."),
+		retries:        b.counter("tandem.retries", "Generations moved to another or the restarted worker."),
+		contractChanges: b.counter("tandem.contract.changes",
+			"Generations moved to a worker with another contract id (--failover-any): other bits."),
+		thinkingClose: b.counter("tandem.thinking.close", "How reasoning ended."),
+		toolCalls:     b.counter("tandem.tool.calls", "Tool calls of models, by the format in which they were written."),
+		toolErrors:    b.counter("tandem.tool.parse.errors", "Choices with markup of calls that could not be read."),
+		violations: b.counter("tandem.worker.violations",
+			"Answers of workers that cannot be, by role and field; the worker is not used for that request any more."),
+		queue:       b.hist("tandem.queue", "s", "Wait for the first slot.", secondsBounds),
+		ttft:        b.hist("tandem.ttft", "s", "From arrival to the first token.", secondsBounds),
+		interToken:  b.hist("tandem.inter_token", "s", "Mean time between tokens of a request.", intervalBounds),
+		request:     b.hist("tandem.request", "s", "From arrival to the end of the answer.", secondsBounds),
+		prefillRate: b.hist("tandem.prefill.tokens_per_second", "", "Prefill speed of a request.", tokenRateBounds),
+		decodeRate:  b.hist("tandem.decode.tokens_per_second", "", "Decode speed of a request.", tokenRateBounds),
+		genRequest:  b.hist(telemetry.GenAIRequestDuration, "s", "Duration of a generation.", secondsBounds),
+		genTTFT:     b.hist(telemetry.GenAITimeToFirstToken, "s", "Time to the first token.", secondsBounds),
+		genPerToken: b.hist(telemetry.GenAITimePerOutputToken, "s", "Time per token after the first.", intervalBounds),
+		acceptLength: b.hist("tandem.accept_length", "", "Tokens committed per verify step, mean of a request.",
+			acceptBounds),
 	}
 	var err error
-	if s.running, err = m.Int64UpDownCounter("tandem.requests.running", metric.WithDescription("Requests being served.")); err != nil {
+	if s.running, err = m.Int64UpDownCounter("tandem.requests.running",
+		metric.WithDescription("Requests being served.")); err != nil {
 		b.err = err
 	}
 	b.observe(src)
@@ -103,7 +110,8 @@ func (b *builder) counter(name, help string) metric.Int64Counter {
 }
 
 func (b *builder) hist(name, unit, help string, bounds []float64) metric.Float64Histogram {
-	h, err := b.m.Float64Histogram(name, metric.WithDescription(help), metric.WithUnit(unit), metric.WithExplicitBucketBoundaries(bounds...))
+	h, err := b.m.Float64Histogram(name, metric.WithDescription(help), metric.WithUnit(unit),
+		metric.WithExplicitBucketBoundaries(bounds...))
 	if err != nil {
 		b.err = err
 	}
@@ -137,8 +145,8 @@ func (b *builder) observe(src Sources) {
 	}
 }
 
-// Start counts a request as running until the returned function is called with its outcome. key is the name of the API key that
-// it came with, empty for one without a name.
+// Start counts a request as running until the returned function is called with its outcome. key is the name of the API
+// key that it came with, empty for one without a name.
 func (s *Set) Start(ctx context.Context, endpoint, key string) (end func(outcome string)) {
 	began := time.Now()
 	s.running.Add(ctx, 1)
@@ -177,7 +185,8 @@ type Generation struct {
 }
 
 // genAI labels the measurements of the conventions' family.
-var genAI = metric.WithAttributes(attribute.String(telemetry.GenAIOperation, "chat"), attribute.String(telemetry.GenAIProvider, telemetry.GenAIProviderTandem))
+var genAI = metric.WithAttributes(attribute.String(telemetry.GenAIOperation, "chat"),
+	attribute.String(telemetry.GenAIProvider, telemetry.GenAIProviderTandem))
 
 // What proposed draft tokens.
 var (
@@ -238,7 +247,8 @@ func (s *Set) Retry(ctx context.Context) { s.retries.Add(context.WithoutCancel(c
 
 // Violation counts an answer of a worker of a role that cannot be; field is the field of its message.
 func (s *Set) Violation(ctx context.Context, role, field string) {
-	s.violations.Add(context.WithoutCancel(ctx), 1, metric.WithAttributes(attribute.String("role", role), attribute.String("field", field)))
+	s.violations.Add(context.WithoutCancel(ctx), 1,
+		metric.WithAttributes(attribute.String("role", role), attribute.String("field", field)))
 }
 
 // Compressed counts a request that asked for compression; tokens are 0 when it was not applied.

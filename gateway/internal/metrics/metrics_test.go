@@ -42,7 +42,8 @@ func (m meter) Int64Counter(name string, o ...metric.Int64CounterOption) (metric
 	return m.Meter.Int64Counter(name, o...)
 }
 
-func (m meter) Int64UpDownCounter(name string, o ...metric.Int64UpDownCounterOption) (metric.Int64UpDownCounter, error) {
+func (m meter) Int64UpDownCounter(name string, o ...metric.Int64UpDownCounterOption) (metric.Int64UpDownCounter,
+	error) {
 	m.note(name, "", false)
 	return m.Meter.Int64UpDownCounter(name, o...)
 }
@@ -52,17 +53,20 @@ func (m meter) Float64Histogram(name string, o ...metric.Float64HistogramOption)
 	return m.Meter.Float64Histogram(name, o...)
 }
 
-func (m meter) Int64ObservableGauge(name string, o ...metric.Int64ObservableGaugeOption) (metric.Int64ObservableGauge, error) {
+func (m meter) Int64ObservableGauge(name string, o ...metric.Int64ObservableGaugeOption) (metric.Int64ObservableGauge,
+	error) {
 	m.note(name, "", false)
 	return m.Meter.Int64ObservableGauge(name, o...)
 }
 
-func (m meter) Int64ObservableCounter(name string, o ...metric.Int64ObservableCounterOption) (metric.Int64ObservableCounter, error) {
+func (m meter) Int64ObservableCounter(name string,
+	o ...metric.Int64ObservableCounterOption) (metric.Int64ObservableCounter, error) {
 	m.note(name, "", true)
 	return m.Meter.Int64ObservableCounter(name, o...)
 }
 
-func (m meter) Float64ObservableCounter(name string, o ...metric.Float64ObservableCounterOption) (metric.Float64ObservableCounter, error) {
+func (m meter) Float64ObservableCounter(name string,
+	o ...metric.Float64ObservableCounterOption) (metric.Float64ObservableCounter, error) {
 	m.note(name, "", true)
 	return m.Meter.Float64ObservableCounter(name, o...)
 }

@@ -20,7 +20,8 @@ const (
 	maxDead  = 256            // workers; a crash loop with a new name at each start must not fill the memory
 )
 
-// dead remembers workers that went without saying so, so that tandem_worker_up falls to 0 and stays there instead of vanishing.
+// dead remembers workers that went without saying so, so that tandem_worker_up falls to 0 and stays there instead
+// of vanishing.
 type dead struct {
 	now func() time.Time
 
@@ -74,18 +75,23 @@ type workerInstruments struct {
 
 func (b *builder) workers() workerInstruments {
 	w := workerInstruments{
-		slots:     b.gauge("tandem.lanes", "Slots by worker and state."),
-		tokens:    b.gauge("tandem.kv_tokens", "Tokens of context by worker and state, used ones are reserved for running requests."),
-		sequences: b.gauge("tandem.engine.sequences", "Sequences in the engine, by worker; those of owner none belong to no request."),
-		up:        b.gauge("tandem.worker.up", "1 for a worker that is ready, 0 for one that is not or that is gone without having been told to, for a day."),
-		counters:  map[string]metric.Float64ObservableCounter{},
+		slots: b.gauge("tandem.lanes", "Slots by worker and state."),
+		tokens: b.gauge("tandem.kv_tokens",
+			"Tokens of context by worker and state, used ones are reserved for running requests."),
+		sequences: b.gauge("tandem.engine.sequences",
+			"Sequences in the engine, by worker; those of owner none belong to no request."),
+		up: b.gauge("tandem.worker.up",
+			"1 for a worker that is ready, 0 for one that is not or that is gone without having been told to, for a day."),
+		counters: map[string]metric.Float64ObservableCounter{},
 	}
 	var err error
-	if w.restarts, err = b.m.Int64ObservableCounter("tandem.worker.restarts", metric.WithDescription("Restarts of engine processes.")); err != nil {
+	if w.restarts, err = b.m.Int64ObservableCounter("tandem.worker.restarts",
+		metric.WithDescription("Restarts of engine processes.")); err != nil {
 		b.err = err
 	}
 	for name, help := range registry.Counters {
-		if w.counters[name], err = b.m.Float64ObservableCounter("tandem.worker."+name, metric.WithDescription(help)); err != nil {
+		if w.counters[name], err = b.m.Float64ObservableCounter("tandem.worker."+name,
+			metric.WithDescription(help)); err != nil {
 			b.err = err
 		}
 	}
@@ -104,7 +110,8 @@ func (w *workerInstruments) all() []metric.Observable {
 func (w *workerInstruments) observe(_ context.Context, o metric.Observer, src *Sources, gone *dead) {
 	list := src.Workers()
 	for id, p := range gone.update(list) {
-		o.ObserveInt64(w.up, 0, metric.WithAttributes(attribute.String("worker", id), attribute.String("role", p.role), attribute.String("backend", p.backend)))
+		o.ObserveInt64(w.up, 0, metric.WithAttributes(attribute.String("worker", id), attribute.String("role", p.role),
+			attribute.String("backend", p.backend)))
 	}
 	for _, worker := range list {
 		reg := worker.Registration
@@ -117,7 +124,8 @@ func (w *workerInstruments) observe(_ context.Context, o metric.Observer, src *S
 		if hb := worker.Heartbeat; hb != nil {
 			o.ObserveInt64(w.restarts, int64(hb.GetEngineRestarts()), metric.WithAttributes(id, role))
 			orphans := int64(hb.GetOrphanedSequences())
-			o.ObserveInt64(w.sequences, int64(hb.GetEngineSequences())-orphans, metric.WithAttributes(id, role, attribute.String("owner", "request")))
+			o.ObserveInt64(w.sequences, int64(hb.GetEngineSequences())-orphans,
+				metric.WithAttributes(id, role, attribute.String("owner", "request")))
 			o.ObserveInt64(w.sequences, orphans, metric.WithAttributes(id, role, attribute.String("owner", "none")))
 			for name, v := range hb.GetCounters() {
 				if c := w.counters[name]; c != nil && v >= 0 && !math.IsInf(v, 0) {

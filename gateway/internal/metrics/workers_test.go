@@ -14,10 +14,12 @@ import (
 )
 
 func worker(id, state string, drained bool) registry.Worker {
-	return registry.Worker{ID: id, State: state, Drained: drained, Registration: &tandemv1.Registration{Role: tandemv1.Role_ROLE_DRAFT, Backend: "cpu"}}
+	return registry.Worker{ID: id, State: state, Drained: drained,
+		Registration: &tandemv1.Registration{Role: tandemv1.Role_ROLE_DRAFT, Backend: "cpu"}}
 }
 
-// TestDead: what went without a word is missing for a day, what said it would go is not, and what is back is not either.
+// TestDead: what went without a word is missing for a day, what said it would go is not, and what is back is
+// not either.
 func TestDead(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	d := &dead{now: func() time.Time { return now }, seen: map[string]presence{}}
@@ -33,8 +35,10 @@ func TestDead(t *testing.T) {
 			}
 		}
 	}
-	check("all there", []registry.Worker{worker("a", registry.StateReady, false), worker("b", registry.StateReady, false), worker("c", registry.StateReady, false)})
-	check("lost, but listed", []registry.Worker{worker("a", registry.StateLost, false), worker("b", registry.StateLost, true), worker("c", registry.StateDraining, false)})
+	check("all there", []registry.Worker{worker("a", registry.StateReady, false), worker("b", registry.StateReady, false),
+		worker("c", registry.StateReady, false)})
+	check("lost, but listed", []registry.Worker{worker("a", registry.StateLost, false),
+		worker("b", registry.StateLost, true), worker("c", registry.StateDraining, false)})
 	now = now.Add(time.Hour)
 	check("forgotten by the registry", nil, "a")
 	now = now.Add(time.Hour)
@@ -53,8 +57,8 @@ func TestDead(t *testing.T) {
 	}
 }
 
-// TestDeadWorkerIsDown: the series of a worker that died is 0 as long as an alert may need, also when the registry has forgotten the
-// worker. One that left on purpose has none.
+// TestDeadWorkerIsDown: the series of a worker that died is 0 as long as an alert may need, also when the registry has
+// forgotten the worker. One that left on purpose has none.
 func TestDeadWorkerIsDown(t *testing.T) {
 	provider, err := telemetry.NewPrometheus("test", "v")
 	if err != nil {
@@ -70,10 +74,13 @@ func TestDeadWorkerIsDown(t *testing.T) {
 		list []registry.Worker
 		want map[string]string
 	}{
-		{"both are ready", []registry.Worker{worker("died", registry.StateReady, false), worker("left", registry.StateReady, false)}, map[string]string{"died": "1", "left": "1"}},
-		{"both are lost", []registry.Worker{worker("died", registry.StateLost, false), worker("left", registry.StateLost, true)}, map[string]string{"died": "0", "left": "0"}},
+		{"both are ready", []registry.Worker{worker("died", registry.StateReady, false),
+			worker("left", registry.StateReady, false)}, map[string]string{"died": "1", "left": "1"}},
+		{"both are lost", []registry.Worker{worker("died", registry.StateLost, false),
+			worker("left", registry.StateLost, true)}, map[string]string{"died": "0", "left": "0"}},
 		{"the registry has forgotten them", nil, map[string]string{"died": "0"}},
-		{"the dead one is back", []registry.Worker{worker("died", registry.StateReady, false)}, map[string]string{"died": "1"}},
+		{"the dead one is back", []registry.Worker{worker("died", registry.StateReady, false)},
+			map[string]string{"died": "1"}},
 	} {
 		list = step.list
 		w := httptest.NewRecorder()

@@ -22,8 +22,8 @@ func familyOf(arch string) toolcall.Family {
 	return toolcall.Generic
 }
 
-// useFamily finds the tokens with a meaning in the family's output: markers of reasoning, markup of calls, ends of turns
-// (docs/spec/http-api.md §7.3).
+// useFamily finds the tokens with a meaning in the family's output: markers of reasoning, markup of calls, ends of
+// turns (docs/spec/http-api.md §7.3).
 func (m *Model) useFamily() {
 	tok := m.Tokenizer
 	m.ThinkOpen, m.ThinkClose, m.Stops = marker(tok, "<think>"), marker(tok, "</think>"), slices.Clone(tok.StopTokens())

@@ -15,11 +15,12 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
-// familyModel is a model of a family: the built-in template, and the demonstration tokenizer with the family's marks in the
-// place of reserved control tokens.
+// familyModel is a model of a family: the built-in template, and the demonstration tokenizer with the family's marks in
+// the place of reserved control tokens.
 func familyModel(t *testing.T, f toolcall.Family) *Model {
 	t.Helper()
-	file, err := os.Open(filepath.Join("..", "..", "..", "services", "tokenizer", "testdata", "tandem-tiny-tokenizer.json.gz"))
+	file, err := os.Open(filepath.Join("..", "..", "..", "services", "tokenizer", "testdata",
+		"tandem-tiny-tokenizer.json.gz"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +35,8 @@ func familyModel(t *testing.T, f toolcall.Family) *Model {
 	}
 	text := string(raw)
 	if f == toolcall.GemmaFamily {
-		for i, mark := range []string{"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", `<|"|>`, "<|turn>", "<turn|>", "<|think|>"} {
+		for i, mark := range []string{"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", `<|"|>`, "<|turn>",
+			"<turn|>", "<|think|>"} {
 			quoted, _ := json.Marshal(mark)
 			old := "\"<|reserved_" + string(rune('0'+i)) + "|>\""
 			if !strings.Contains(text, old) {
@@ -55,11 +57,13 @@ func familyModel(t *testing.T, f toolcall.Family) *Model {
 func output(t *testing.T, m *Model, r *Rendered, answer string) (reasoning, content string, calls []*toolcall.Call) {
 	t.Helper()
 	set := &toolcall.Set{}
-	if err := set.Add(toolcall.Tool{Name: "f", Schema: []byte(`{"properties":{"a":{"type":"string"}}}`)}, nil); err != nil {
+	if err := set.Add(toolcall.Tool{Name: "f", Schema: []byte(`{"properties":{"a":{"type":"string"}}}`)},
+		nil); err != nil {
 		t.Fatal(err)
 	}
 	e := emit.New(emit.Config{
-		Tokenizer: m.Tokenizer, ThinkOpen: m.ThinkOpen, ThinkClose: m.ThinkClose, ThinkLabel: m.ThinkLabel, Thinking: r.Thinking, Literal: m.Markup,
+		Tokenizer: m.Tokenizer, ThinkOpen: m.ThinkOpen, ThinkClose: m.ThinkClose, ThinkLabel: m.ThinkLabel,
+		Thinking: r.Thinking, Literal: m.Markup,
 		Tools: toolcall.NewParser(toolcall.Config{Set: set, Family: m.Family, NewID: func() string { return "id" }}),
 	})
 	take := func() {
@@ -81,8 +85,8 @@ func output(t *testing.T, m *Model, r *Rendered, answer string) (reasoning, cont
 	return reasoning, content, e.Calls()
 }
 
-// TestReasoningInEveryFamily: no byte of the reasoning is content and no byte of the content is reasoning, with thinking on and
-// off, and calls are found behind it.
+// TestReasoningInEveryFamily: no byte of the reasoning is content and no byte of the content is reasoning, with
+// thinking on and off, and calls are found behind it.
 func TestReasoningInEveryFamily(t *testing.T) {
 	for _, tt := range []struct {
 		name         string
@@ -91,10 +95,15 @@ func TestReasoningInEveryFamily(t *testing.T) {
 		inside       bool   // with thinking on, the prompt ends inside reasoning
 		call, suffix string
 	}{
-		{"qwen", toolcall.QwenFamily, "why\n</think>\n\nBecause.", "Because.", true, "<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>", "<|im_start|>assistant\n<think>\n\n</think>\n\n"},
-		{"gemma", toolcall.GemmaFamily, "<|channel>thought\nwhy\n<channel|>Because.", "Because.", false, `<|tool_call>call:f{a:<|"|>x<|"|>}<tool_call|>`, "<|turn>model\n<|channel>thought\n<channel|>"},
-		{"gemma without the label", toolcall.GemmaFamily, "<|channel>why\n<channel|>Because.", "Because.", false, `<|tool_call>call:f{a:<|"|>x<|"|>}<tool_call|>`, "<|turn>model\n<|channel>thought\n<channel|>"},
-		{"laguna", toolcall.LagunaFamily, "why</think>\nBecause.", "Because.", true, "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>", "<assistant>\n</think>"},
+		{"qwen", toolcall.QwenFamily, "why\n</think>\n\nBecause.", "Because.", true,
+			"<tool_call>\n<function=f>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>",
+			"<|im_start|>assistant\n<think>\n\n</think>\n\n"},
+		{"gemma", toolcall.GemmaFamily, "<|channel>thought\nwhy\n<channel|>Because.", "Because.", false,
+			`<|tool_call>call:f{a:<|"|>x<|"|>}<tool_call|>`, "<|turn>model\n<|channel>thought\n<channel|>"},
+		{"gemma without the label", toolcall.GemmaFamily, "<|channel>why\n<channel|>Because.", "Because.", false,
+			`<|tool_call>call:f{a:<|"|>x<|"|>}<tool_call|>`, "<|turn>model\n<|channel>thought\n<channel|>"},
+		{"laguna", toolcall.LagunaFamily, "why</think>\nBecause.", "Because.", true,
+			"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n</tool_call>", "<assistant>\n</think>"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m := familyModel(t, tt.family)

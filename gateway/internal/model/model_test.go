@@ -24,7 +24,8 @@ func load(t *testing.T, opt Options) *Model {
 
 func TestLoad(t *testing.T) {
 	m := load(t, Options{})
-	if m.Name != "tandem-tiny-target-q4_k_m" || m.Arch != "qwen35" || m.TemplateSource != "model" || m.ThinkOpen < 0 || len(m.Stops) == 0 {
+	if m.Name != "tandem-tiny-target-q4_k_m" || m.Arch != "qwen35" || m.TemplateSource != "model" ||
+		m.ThinkOpen < 0 || len(m.Stops) == 0 {
 		t.Errorf("unexpected model: %+v", m)
 	}
 }
@@ -45,14 +46,17 @@ func TestRender(t *testing.T) {
 			"<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", false},
 		{"thinking on", chat.Conversation{Messages: []chat.Message{user}, Thinking: true},
 			"<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n<think>\n", true},
-		{"prefill is continued", chat.Conversation{Thinking: true, Messages: []chat.Message{user, {Role: chat.RoleAssistant, Content: "It is"}}},
+		{"prefill is continued", chat.Conversation{Thinking: true,
+			Messages: []chat.Message{user, {Role: chat.RoleAssistant, Content: "It is"}}},
 			"<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nIt is", false},
 		{"tool loop keeps key order", chat.Conversation{Messages: []chat.Message{user,
-			{Role: chat.RoleAssistant, Reasoning: "use it", HasReasoning: true, ToolCalls: []chat.ToolCall{{ID: "c1", Name: "f", Arguments: args}}},
+			{Role: chat.RoleAssistant, Reasoning: "use it", HasReasoning: true,
+				ToolCalls: []chat.ToolCall{{ID: "c1", Name: "f", Arguments: args}}},
 			{Role: chat.RoleTool, ToolCallID: "c1", Content: "4"}}},
 			"<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n<think>\nuse it\n</think>\n\n<tool_call>\n<function=f>\n" +
 				"<parameter=z>\nlast letter first\n</parameter>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call><|im_end|>\n" +
-				"<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n", false},
+				"<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+			false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -113,7 +117,8 @@ func TestTemplateFile(t *testing.T) {
 	if !m.LaterSystem {
 		t.Error("ChatML is said to take no later system message")
 	}
-	if r, err := m.Render(conv); err != nil || r.Text() != "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n" {
+	if r, err := m.Render(conv); err != nil ||
+		r.Text() != "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n" {
 		t.Errorf("built-in template: %v, %v", r, err)
 	}
 	m = load(t, Options{TemplateFile: write("raise", "\n{{ raise_exception('no users here') }}")})
@@ -122,25 +127,28 @@ func TestTemplateFile(t *testing.T) {
 	if !errors.As(err, &te) || te.Line != 2 {
 		t.Errorf("error %v, want one of line 2", err)
 	}
-	if _, err := Load(Options{Path: gatewaytest.ModelPath(t, gatewaytest.Target), TemplateFile: write("bad", "{% if %}")}); err == nil {
+	if _, err := Load(Options{Path: gatewaytest.ModelPath(t, gatewaytest.Target),
+		TemplateFile: write("bad", "{% if %}")}); err == nil {
 		t.Error("a broken template file was accepted")
 	}
 }
 
-// TestUnfitTemplates: a template of the model that cannot render one question gives way to the built-in one, at once even when it
-// would take gigabytes; one that the operator named is an error.
+// TestUnfitTemplates: a template of the model that cannot render one question gives way to the built-in one, at once
+// even when it would take gigabytes; one that the operator named is an error.
 func TestUnfitTemplates(t *testing.T) {
 	m := load(t, Options{})
 	for _, tt := range []struct{ name, source, want string }{
 		{"fit", "{{ messages[0].content }}", "model"},
-		{"unknown filter in a branch that is not taken", "{% if tools %}{{ tools|from_json }}{% endif %}{{ messages[0].content }}", "model"},
+		{"unknown filter in a branch that is not taken",
+			"{% if tools %}{{ tools|from_json }}{% endif %}{{ messages[0].content }}", "model"},
 		{"refuses by itself", "{{ raise_exception('not so') }}", "model"},
 		{"syntax", "{% if %}", "built-in"},
 		{"unknown filter", "{{ messages|from_json }}", "built-in"},
 		{"unknown filter in a branch that is taken", "{% if messages %}{{ messages|from_json }}{% endif %}", "built-in"},
 		{"undefined", "{{ messages[0].nope.x }}", "built-in"},
 		{"bomb of text", "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s.replace('a', 'aa') %}{% endfor %}", "built-in"},
-		{"bomb of lists", "{% set ns = namespace(l=[1]) %}{% for i in range(99) %}{% set ns.l = ns.l + ns.l %}{% endfor %}", "built-in"},
+		{"bomb of lists", "{% set ns = namespace(l=[1]) %}{% for i in range(99) %}{% set ns.l = ns.l + ns.l %}{% endfor %}",
+			"built-in"},
 		{"bomb of steps", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "built-in"},
 	} {
 		if err := m.chooseTemplate(tt.source, Options{}); err != nil || m.TemplateSource != tt.want {

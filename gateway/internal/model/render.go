@@ -26,9 +26,9 @@ func (r *Rendered) Text() string {
 	return b.String()
 }
 
-// Render runs the chat template and tokenises its output: the template's own text with control tokens, the messages' text
-// without. An assistant text at the end is continued: the turn before it is rendered up to the place where the answer
-// starts, with thinking off, and the text follows. Errors are *chattemplate.Error.
+// Render runs the chat template and tokenises its output: the template's own text with control tokens, the messages'
+// text without. An assistant text at the end is continued: the turn before it is rendered up to the place where the
+// answer starts, with thinking off, and the text follows. Errors are *chattemplate.Error.
 func (m *Model) Render(c *chat.Conversation) (*Rendered, error) { return m.RenderWithin(c, 0) }
 
 // RenderWithin is Render for a prompt of which at most limit tokens can be used, 0 = no limit. One that is certainly
@@ -52,8 +52,9 @@ func (m *Model) RenderWithin(c *chat.Conversation, limit int) (*Rendered, error)
 	return r, nil
 }
 
-// segments is the prompt as text. Calls of earlier turns whose arguments are no object reach the template as text; when it cannot
-// take that, they are rendered as a part of the message's text, so that one such call does not end the conversation.
+// segments is the prompt as text. Calls of earlier turns whose arguments are no object reach the template as text; when
+// it cannot take that, they are rendered as a part of the message's text, so that one such call does not end
+// the conversation.
 func (m *Model) segments(c *chat.Conversation) ([]tokenizer.Segment, error) {
 	vars := chattemplate.NewDict()
 	vars.Set("bos_token", chattemplate.Trusted(m.bos))

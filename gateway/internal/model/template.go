@@ -45,8 +45,9 @@ func builtIn(f toolcall.Family) string {
 	return chatML
 }
 
-// chooseTemplate takes the configured file, else the model's own template, else the built-in one. A template of the model that
-// cannot be compiled, or cannot render a first question, is a warning; one that the operator named is an error.
+// chooseTemplate takes the configured file, else the model's own template, else the built-in one. A template of the
+// model that cannot be compiled, or cannot render a first question, is a warning; one that the operator named is
+// an error.
 func (m *Model) chooseTemplate(own string, opt Options) error {
 	if opt.TemplateFile != "" {
 		src, err := os.ReadFile(opt.TemplateFile)
@@ -67,7 +68,8 @@ func (m *Model) chooseTemplate(own string, opt Options) error {
 			return nil
 		}
 		if opt.Logger != nil {
-			opt.Logger.Warn("the model's chat template cannot be used, the built-in one serves", zap.NamedError(telemetry.KeyErr, err))
+			opt.Logger.Warn("the model's chat template cannot be used, the built-in one serves",
+				zap.NamedError(telemetry.KeyErr, err))
 		}
 	}
 	if err := m.useTemplate(builtIn(m.Family), "built-in"); err != nil {
@@ -76,7 +78,8 @@ func (m *Model) chooseTemplate(own string, opt Options) error {
 	return nil
 }
 
-// tryTemplate uses a template that renders one user message. One that refuses it by raise_exception may have its reasons.
+// tryTemplate uses a template that renders one user message. One that refuses it by raise_exception may have
+// its reasons.
 func (m *Model) tryTemplate(src, source string) error {
 	if err := m.useTemplate(src, source); err != nil {
 		return err

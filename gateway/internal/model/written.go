@@ -9,8 +9,9 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
-// takesWritten tries whether calls may stand in the content of a message instead of its structured calls: whether the template
-// then renders the same prompt. A template that looks at the calls of earlier messages for anything else does not.
+// takesWritten tries whether calls may stand in the content of a message instead of its structured calls: whether the
+// template then renders the same prompt. A template that looks at the calls of earlier messages for anything else
+// does not.
 func (m *Model) takesWritten() bool {
 	set := &toolcall.Set{}
 	if set.Add(toolcall.Tool{Name: "probe"}, nil) != nil {
@@ -23,7 +24,8 @@ func (m *Model) takesWritten() bool {
 			{Role: chat.RoleUser, Content: "A question."},
 			{Role: chat.RoleAssistant, Content: content, Reasoning: "A thought.", HasReasoning: true, ToolCalls: []chat.ToolCall{
 				{ID: "call_1", Name: "probe", Arguments: args}, {ID: "call_2", Name: "probe", Arguments: args}}},
-			{Role: chat.RoleTool, ToolCallID: "call_1", Content: "A result."}, {Role: chat.RoleTool, ToolCallID: "call_2", Content: "A result."},
+			{Role: chat.RoleTool, ToolCallID: "call_1", Content: "A result."},
+			{Role: chat.RoleTool, ToolCallID: "call_2", Content: "A result."},
 		}
 		structured, err := m.segments(&chat.Conversation{Messages: msgs})
 		if err != nil {

@@ -1,6 +1,6 @@
-// Package modelcard reads model cards: small JSON files that say how a model wants to be used (output and reply lengths,
-// sampling, reasoning efforts), finds the card of a model, and resolves what holds for it together with flags and the
-// model's family. Format, lookup and arithmetic: docs/spec/http-api.md §19.
+// Package modelcard reads model cards: small JSON files that say how a model wants to be used (output and reply
+// lengths, sampling, reasoning efforts), finds the card of a model, and resolves what holds for it together with flags
+// and the model's family. Format, lookup and arithmetic: docs/spec/http-api.md §19.
 package modelcard
 
 import (
@@ -84,17 +84,20 @@ var members = []member{
 		}
 		return nil
 	}},
-	{"complex_problem_max_tokens", false, func(raw json.RawMessage, c *Card) error { return whole(raw, 1, &c.ComplexProblemMaxTokens) }},
-	{"hard_limit_reply_budget", false, func(raw json.RawMessage, c *Card) error { return whole(raw, 256, &c.HardLimitReplyBudget) }},
+	{"complex_problem_max_tokens", false,
+		func(raw json.RawMessage, c *Card) error { return whole(raw, 1, &c.ComplexProblemMaxTokens) }},
+	{"hard_limit_reply_budget", false,
+		func(raw json.RawMessage, c *Card) error { return whole(raw, 256, &c.HardLimitReplyBudget) }},
 	{"thinking_marker", false, func(raw json.RawMessage, c *Card) error { return text(raw, &c.ThinkingMarker) }},
-	{"thinking_terminator_hint", false, func(raw json.RawMessage, c *Card) error { return text(raw, &c.ThinkingTerminatorHint) }},
+	{"thinking_terminator_hint", false,
+		func(raw json.RawMessage, c *Card) error { return text(raw, &c.ThinkingTerminatorHint) }},
 	{"sampling", false, readSampling},
 	{"reasoning_effort_tiers", false, readTiers},
 	{"notes", false, func(raw json.RawMessage, c *Card) error { return text(raw, &c.Notes) }},
 }
 
-// Parse reads a card. Problems of optional members leave that member out and are reported in warnings, each naming its key;
-// err is set when the card cannot be used at all: no JSON object, or a required member missing or wrong.
+// Parse reads a card. Problems of optional members leave that member out and are reported in warnings, each naming its
+// key; err is set when the card cannot be used at all: no JSON object, or a required member missing or wrong.
 func Parse(data []byte) (c *Card, warnings []error, err error) {
 	var root map[string]json.RawMessage
 	if err := json.Unmarshal(data, &root); err != nil {
@@ -147,7 +150,8 @@ func text(raw json.RawMessage, out *string) error {
 
 func whole(raw json.RawMessage, least int, out *int) error {
 	var f *float64
-	if err := json.Unmarshal(raw, &f); err != nil || f == nil || *f != math.Trunc(*f) || *f < float64(least) || *f > math.MaxInt32 {
+	if err := json.Unmarshal(raw, &f); err != nil || f == nil || *f != math.Trunc(*f) ||
+		*f < float64(least) || *f > math.MaxInt32 {
 		return fmt.Errorf("must be an integer of at least %d", least)
 	}
 	*out = int(*f)
@@ -178,8 +182,10 @@ func readSampling(raw json.RawMessage, c *Card) error {
 		return nil
 	}
 	if err := errors.Join(
-		within("temperature", s.Temperature, 0, 2), within("top_p", s.TopP, math.SmallestNonzeroFloat64, 1), within("min_p", s.MinP, 0, 1),
-		within("presence_penalty", s.PresencePenalty, -2, 2), within("repetition_penalty", s.RepetitionPenalty, math.SmallestNonzeroFloat64, 4),
+		within("temperature", s.Temperature, 0, 2), within("top_p", s.TopP, math.SmallestNonzeroFloat64, 1),
+		within("min_p", s.MinP, 0, 1),
+		within("presence_penalty", s.PresencePenalty, -2, 2),
+		within("repetition_penalty", s.RepetitionPenalty, math.SmallestNonzeroFloat64, 4),
 	); err != nil {
 		return err
 	}

@@ -12,11 +12,13 @@ import (
 const least = `{"name":"M","source":"https://example.org/m","verified_at":"2026-01-02","max_tokens":100`
 
 func TestParse(t *testing.T) {
-	c, warnings, err := Parse([]byte(least + `,"hard_limit_reply_budget":256,"sampling":{"top_k":3},"reasoning_effort_tiers":{"x-high":7}}`))
+	c, warnings, err := Parse([]byte(least +
+		`,"hard_limit_reply_budget":256,"sampling":{"top_k":3},"reasoning_effort_tiers":{"x-high":7}}`))
 	if err != nil || len(warnings) != 0 {
 		t.Fatal(err, warnings)
 	}
-	if c.Name != "M" || c.MaxTokens != 100 || c.HardLimitReplyBudget != 256 || *c.Sampling.TopK != 3 || c.Tiers != [5]int{3: 7} {
+	if c.Name != "M" || c.MaxTokens != 100 || c.HardLimitReplyBudget != 256 || *c.Sampling.TopK != 3 ||
+		c.Tiers != [5]int{3: 7} {
 		t.Errorf("card %+v", c)
 	}
 	tests := []struct{ name, in, fatal, warning string }{
@@ -28,7 +30,8 @@ func TestParse(t *testing.T) {
 		{"date", strings.Replace(least, "2026-01-02", "yesterday", 1) + "}", "verified_at: must be a date", ""},
 		{"source", strings.Replace(least, "https://example.org/m", "here", 1) + "}", "source: \"here\" is no URI", ""},
 		{"unknown key", least + `,"colour":"red"}`, "", "colour: is no key of a model card"},
-		{"reply too small", least + `,"hard_limit_reply_budget":255}`, "", "hard_limit_reply_budget: must be an integer of at least 256"},
+		{"reply too small", least + `,"hard_limit_reply_budget":255}`, "",
+			"hard_limit_reply_budget: must be an integer of at least 256"},
 		{"sampling unknown", least + `,"sampling":{"heat":1}}`, "", "sampling: "},
 		{"sampling range", least + `,"sampling":{"temperature":3}}`, "", "sampling: temperature: 3 is not in 0…2"},
 		{"tier unknown", least + `,"reasoning_effort_tiers":{"xhigh":1}}`, "", "reasoning_effort_tiers: xhigh: is no effort"},
@@ -91,7 +94,8 @@ func TestLookup(t *testing.T) {
 		t.Fatalf("found %+v, %v", f, err)
 	}
 	write(dir1, "qwen3.6-27b.json", "{}")
-	if f, err = Lookup("Qwen3.6 27B", []string{dir1, dir2}); err == nil || f != nil || !strings.Contains(err.Error(), dir1) {
+	if f, err = Lookup("Qwen3.6 27B", []string{dir1, dir2}); err == nil || f != nil ||
+		!strings.Contains(err.Error(), dir1) {
 		t.Errorf("a broken card gave %v, %v", f, err)
 	}
 	if f, err = Lookup("Qwen3.6 27B", nil); err != nil || f == nil || f.Path != "built-in/qwen3.6-27b.json" {
@@ -105,7 +109,8 @@ func TestLookup(t *testing.T) {
 	if _, err := Read(filepath.Join(dir1, "none.json")); err == nil {
 		t.Error("a missing file was read")
 	}
-	want := []string{"flag", "env", filepath.Join("opt", "bin", "share", "model_cards"), filepath.Join("opt", "share", "model_cards"), filepath.Join("share", "model_cards")}
+	want := []string{"flag", "env", filepath.Join("opt", "bin", "share", "model_cards"),
+		filepath.Join("opt", "share", "model_cards"), filepath.Join("share", "model_cards")}
 	if d := cmp.Diff(want, Dirs("flag", "env", filepath.Join("opt", "bin", "tandem"))); d != "" {
 		t.Error(d)
 	}

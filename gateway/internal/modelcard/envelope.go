@@ -32,13 +32,14 @@ type Envelope struct {
 type family struct{ maxTokens, reply int }
 
 var families = map[string]family{
-	"qwen35": {32768, 4096}, "qwen35moe": {32768, 4096}, "qwen3": {32768, 4096}, "gemma4": {16384, 4096}, "laguna": {32768, 4096},
+	"qwen35": {32768, 4096}, "qwen35moe": {32768, 4096}, "qwen3": {32768, 4096}, "gemma4": {16384, 4096},
+	"laguna": {32768, 4096},
 }
 
 var fallback = family{16000, 4096}
 
-// Resolve combines flags, card (nil = none), the family of arch and the fallback. maxCtx is the context that workers offer,
-// 0 = unknown. notes are changes of configured values, to be logged.
+// Resolve combines flags, card (nil = none), the family of arch and the fallback. maxCtx is the context that workers
+// offer, 0 = unknown. notes are changes of configured values, to be logged.
 func Resolve(f *Found, arch string, o Overrides, maxCtx int) (e Envelope, notes []string) {
 	base, ok := families[arch]
 	e.Source = "family:" + arch
@@ -65,7 +66,8 @@ func Resolve(f *Found, arch string, o Overrides, maxCtx int) (e Envelope, notes 
 	reply := e.ReplyBudget
 	if reply > 0 && reply >= e.MaxTokens {
 		reply = max(1, e.MaxTokens/4)
-		notes = append(notes, fmt.Sprintf("the reply budget %d leaves no room for reasoning in %d tokens: lowered to %d", e.ReplyBudget, e.MaxTokens, reply))
+		notes = append(notes, fmt.Sprintf("the reply budget %d leaves no room for reasoning in %d tokens: lowered to %d",
+			e.ReplyBudget, e.MaxTokens, reply))
 		e.ReplyBudget = reply
 	}
 	e.ThinkMax = max(1, e.MaxTokens-reply)
@@ -79,7 +81,8 @@ func Resolve(f *Found, arch string, o Overrides, maxCtx int) (e Envelope, notes 
 			complexThink = e.ThinkMax
 		}
 	}
-	derived := [len(Efforts)]int{roundHalfUp(e.ThinkMax, 1, 8), roundHalfUp(e.ThinkMax, 1, 2), e.ThinkMax, (e.ThinkMax + complexThink) / 2, complexThink}
+	derived := [len(Efforts)]int{roundHalfUp(e.ThinkMax, 1, 8), roundHalfUp(e.ThinkMax, 1, 2), e.ThinkMax,
+		(e.ThinkMax + complexThink) / 2, complexThink}
 	for i, name := range Efforts {
 		configured := e.Tiers[i] > 0
 		if o.Tiers[i] != nil {
@@ -137,8 +140,8 @@ type Budget struct {
 	Reserve int
 }
 
-// DefaultMaxTokens is the output limit of a request without max_tokens (D): large enough for the budget of its effort and a
-// reply behind it.
+// DefaultMaxTokens is the output limit of a request without max_tokens (D): large enough for the budget of its effort
+// and a reply behind it.
 func (e *Envelope) DefaultMaxTokens(thinking bool, w Wish) int {
 	if !thinking {
 		return e.MaxTokens

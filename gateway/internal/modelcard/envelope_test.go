@@ -29,21 +29,31 @@ func TestResolve(t *testing.T) {
 		notes int
 	}{
 		{"card", "Qwen3.6 27B", "qwen35", Overrides{}, 131072,
-			Envelope{Source: "built-in/qwen3.6-27b.json", MaxTokens: 32768, ReplyBudget: 4096, ThinkMax: 28672, Tiers: [5]int{4032, 16128, 32256, 56832, 81408}}, 0},
+			Envelope{Source: "built-in/qwen3.6-27b.json", MaxTokens: 32768, ReplyBudget: 4096, ThinkMax: 28672,
+				Tiers: [5]int{4032, 16128, 32256, 56832, 81408}}, 0},
 		{"derived tiers", "Gemma 4 31B IT", "gemma4", Overrides{}, 0,
-			Envelope{Source: "built-in/gemma-4-31b-it.json", MaxTokens: 16384, ReplyBudget: 4096, ThinkMax: 12288, Tiers: [5]int{1536, 6144, 12288, 12288, 12288}}, 0},
+			Envelope{Source: "built-in/gemma-4-31b-it.json", MaxTokens: 16384, ReplyBudget: 4096, ThinkMax: 12288,
+				Tiers: [5]int{1536, 6144, 12288, 12288, 12288}}, 0},
 		{"reply as large as the output", "Laguna-XS.2", "laguna", Overrides{}, 0,
-			Envelope{Source: "built-in/laguna-xs.2.json", MaxTokens: 4096, ReplyBudget: 1024, ThinkMax: 3072, Tiers: [5]int{384, 1536, 3072, 3072, 3072}}, 1},
+			Envelope{Source: "built-in/laguna-xs.2.json", MaxTokens: 4096, ReplyBudget: 1024, ThinkMax: 3072,
+				Tiers: [5]int{384, 1536, 3072, 3072, 3072}}, 1},
 		{"family", "", "qwen35", Overrides{}, 0,
-			Envelope{Source: "family:qwen35", MaxTokens: 32768, ReplyBudget: 4096, ThinkMax: 28672, Tiers: [5]int{3584, 14336, 28672, 28672, 28672}}, 0},
+			Envelope{Source: "family:qwen35", MaxTokens: 32768, ReplyBudget: 4096, ThinkMax: 28672,
+				Tiers: [5]int{3584, 14336, 28672, 28672, 28672}}, 0},
 		{"fallback", "", "llama", Overrides{}, 0,
-			Envelope{Source: "hard-fallback", MaxTokens: 16000, ReplyBudget: 4096, ThinkMax: 11904, Tiers: [5]int{1488, 5952, 11904, 11904, 11904}}, 0},
+			Envelope{Source: "hard-fallback", MaxTokens: 16000, ReplyBudget: 4096, ThinkMax: 11904,
+				Tiers: [5]int{1488, 5952, 11904, 11904, 11904}}, 0},
 		{"small context", "Qwen3.6 27B", "qwen35", Overrides{}, 32768,
-			Envelope{Source: "built-in/qwen3.6-27b.json", MaxTokens: 32768, ReplyBudget: 4096, ThinkMax: 28672, Tiers: [5]int{4032, 16128, 28672, 28672, 28672}}, 3},
-		{"flags", "Qwen3.6 27B", "qwen35", Overrides{MaxTokens: p(8000), ThinkMax: p(1000), ReplyBudget: p(500), Tiers: [5]*int{p(900), p(100), nil, nil, p(2000)}}, 0,
-			Envelope{Source: "built-in/qwen3.6-27b.json", MaxTokens: 8000, ReplyBudget: 500, ThinkMax: 1000, ThinkMaxGiven: true, Tiers: [5]int{900, 900, 32256, 56832, 56832}}, 2},
+			Envelope{Source: "built-in/qwen3.6-27b.json", MaxTokens: 32768, ReplyBudget: 4096, ThinkMax: 28672,
+				Tiers: [5]int{4032, 16128, 28672, 28672, 28672}}, 3},
+		{"flags", "Qwen3.6 27B", "qwen35",
+			Overrides{MaxTokens: p(8000), ThinkMax: p(1000), ReplyBudget: p(500),
+				Tiers: [5]*int{p(900), p(100), nil, nil, p(2000)}}, 0,
+			Envelope{Source: "built-in/qwen3.6-27b.json", MaxTokens: 8000, ReplyBudget: 500, ThinkMax: 1000, ThinkMaxGiven: true,
+				Tiers: [5]int{900, 900, 32256, 56832, 56832}}, 2},
 		{"no forced closing", "", "llama", Overrides{ReplyBudget: p(0)}, 0,
-			Envelope{Source: "hard-fallback", MaxTokens: 16000, ThinkMax: 16000, Tiers: [5]int{2000, 8000, 16000, 16000, 16000}}, 0},
+			Envelope{Source: "hard-fallback", MaxTokens: 16000, ThinkMax: 16000, Tiers: [5]int{2000, 8000, 16000, 16000, 16000}},
+			0},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -87,7 +97,8 @@ func TestBudget(t *testing.T) {
 		{"unknown effort is high", Wish{Effort: "colossal"}, 0, 2000, 36352, 4096, 32256, false},
 		{"minimal is low", Wish{Effort: "minimal"}, 0, 2000, 32768, 4096, 4032, false},
 		{"xhigh", Wish{Effort: "xhigh"}, 0, 2000, 60928, 4096, 56832, false},
-		{"a reply budget cannot raise the server's", Wish{Effort: "low", ReplyBudget: p(9999)}, 0, 2000, 32768, 4096, 4032, false},
+		{"a reply budget cannot raise the server's", Wish{Effort: "low", ReplyBudget: p(9999)}, 0, 2000,
+			32768, 4096, 4032, false},
 		{"reply budget 0", Wish{Effort: "high", ReplyBudget: p(0)}, 0, 2000, 36352, 0, 32256, false},
 		{"off", Wish{}, 500, 2000, 500, 0, 0, true},
 	}
@@ -115,21 +126,24 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestBudgetProperties: whatever is asked for, reasoning and reserve fit into the output, and a reply is possible when closing
-// can be forced.
+// TestBudgetProperties: whatever is asked for, reasoning and reserve fit into the output, and a reply is possible when
+// closing can be forced.
 func TestBudgetProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := Overrides{}
 		if rapid.Bool().Draw(t, "flags") {
-			o = Overrides{MaxTokens: p(rapid.IntRange(1, 40000).Draw(t, "max")), ReplyBudget: p(rapid.IntRange(0, 9000).Draw(t, "reply"))}
+			o = Overrides{MaxTokens: p(rapid.IntRange(1, 40000).Draw(t, "max")),
+				ReplyBudget: p(rapid.IntRange(0, 9000).Draw(t, "reply"))}
 		}
-		e, _ := Resolve(nil, rapid.SampledFrom([]string{"qwen35", "llama", "laguna"}).Draw(t, "arch"), o, rapid.IntRange(0, 50000).Draw(t, "ctx"))
+		e, _ := Resolve(nil, rapid.SampledFrom([]string{"qwen35", "llama", "laguna"}).Draw(t, "arch"), o,
+			rapid.IntRange(0, 50000).Draw(t, "ctx"))
 		for i := 1; i < len(e.Tiers); i++ {
 			if e.Tiers[i] < e.Tiers[i-1] {
 				t.Fatalf("tiers descend: %v", e.Tiers)
 			}
 		}
-		w := Wish{Budget: rapid.IntRange(0, 50000).Draw(t, "budget"), Effort: rapid.SampledFrom(append([]string{""}, Efforts[:]...)).Draw(t, "effort")}
+		w := Wish{Budget: rapid.IntRange(0, 50000).Draw(t, "budget"),
+			Effort: rapid.SampledFrom(append([]string{""}, Efforts[:]...)).Draw(t, "effort")}
 		n := rapid.IntRange(1, 50000).Draw(t, "n")
 		b := e.Budget(n, w)
 		if b.Think < 0 || b.Reserve < 0 || b.Think+b.Reserve > n {

@@ -23,8 +23,9 @@ type Found struct {
 	Warnings []error
 }
 
-// Dirs are the directories in which cards are looked up, in order: flag, environment variable TANDEM_MODEL_CARDS_DIR, then
-// share/model_cards beside and one above the executable and in the working directory. Empty arguments are left out.
+// Dirs are the directories in which cards are looked up, in order: flag, environment variable TANDEM_MODEL_CARDS_DIR,
+// then share/model_cards beside and one above the executable and in the working directory. Empty arguments are
+// left out.
 func Dirs(flag, env, executable string) []string {
 	var dirs []string
 	for _, d := range []string{flag, env} {
@@ -34,13 +35,14 @@ func Dirs(flag, env, executable string) []string {
 	}
 	if executable != "" {
 		dir := filepath.Dir(executable)
-		dirs = append(dirs, filepath.Join(dir, "share", "model_cards"), filepath.Join(filepath.Dir(dir), "share", "model_cards"))
+		dirs = append(dirs, filepath.Join(dir, "share", "model_cards"),
+			filepath.Join(filepath.Dir(dir), "share", "model_cards"))
 	}
 	return append(dirs, filepath.Join("share", "model_cards"))
 }
 
-// Lookup finds the card of a model by its general.name. It returns nil when there is none; a file that exists and cannot be
-// used is an error that names it.
+// Lookup finds the card of a model by its general.name. It returns nil when there is none; a file that exists and
+// cannot be used is an error that names it.
 func Lookup(model string, dirs []string) (*Found, error) {
 	name := FileName(model)
 	if name == ".json" {

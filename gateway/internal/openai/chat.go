@@ -34,7 +34,8 @@ func (s *Service) Chat(w http.ResponseWriter, r *http.Request) error {
 	if req.Stream {
 		env := newEnvelope(turn.ResponseID(r.Context(), "chatcmpl-"), "chat.completion.chunk", name, m.Fingerprint, opts)
 		return s.turn.Stream(w, r, p, func(out *sse.Writer) turn.Stream {
-			return &chatStream{closing: closing{env}, w: out, tok: m.Tokenizer, n: req.N, legacy: legacy, custom: map[int]*toolcall.InputText{}}
+			return &chatStream{closing: closing{env}, w: out, tok: m.Tokenizer, n: req.N, legacy: legacy,
+				custom: map[int]*toolcall.InputText{}}
 		})
 	}
 	sink := newChatWhole(m.Tokenizer, req.N, req.TopLogprobs != generate.NoLogprobs)

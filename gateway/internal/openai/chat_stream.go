@@ -83,8 +83,8 @@ func (c *chatStream) Delta(index int, d generate.Delta) error {
 	})
 }
 
-// event appends the chunk of one event. A call's end has none, as its arguments were sent, unless a custom tool's text is complete
-// only now.
+// event appends the chunk of one event. A call's end has none, as its arguments were sent, unless a custom tool's text
+// is complete only now.
 func (c *chatStream) event(dst []byte, index int, ev *emit.Event) []byte {
 	field, text := "arguments", ev.Text
 	if ev.Call != nil && isCustom(ev.Call) {
@@ -99,7 +99,8 @@ func (c *chatStream) event(dst []byte, index int, ev *emit.Event) []byte {
 		}
 	}
 	switch {
-	case ev.Kind == emit.ToolEnd && (field != "input" || len(text) == 0), ev.Kind == emit.ToolArgs && field == "input" && len(text) == 0:
+	case ev.Kind == emit.ToolEnd && (field != "input" || len(text) == 0),
+		ev.Kind == emit.ToolArgs && field == "input" && len(text) == 0:
 		return dst
 	}
 	dst = c.open(dst, index)

@@ -130,8 +130,9 @@ func isCustom(call *toolcall.Call) bool { return call.Tool != nil && call.Tool.K
 
 // answer builds the object.
 func (c *chatWhole) answer(env *envelope, u *generate.Usage) *chatCompletion {
-	out := &chatCompletion{ID: env.id, Object: "chat.completion", Created: env.created, Model: env.model, Fingerprint: env.fingerprint,
-		Usage: NewUsage(u), ServiceTier: "default"}
+	out := &chatCompletion{ID: env.id, Object: "chat.completion", Created: env.created, Model: env.model,
+		Fingerprint: env.fingerprint,
+		Usage:       NewUsage(u), ServiceTier: "default"}
 	for i := range c.choices {
 		ch := &c.choices[i]
 		m := chatMessage{Role: "assistant"}
@@ -150,7 +151,8 @@ func (c *chatWhole) answer(env *envelope, u *generate.Usage) *chatCompletion {
 			m.ReasoningContent, m.Reasoning = string(ch.reasoning), string(ch.reasoning)
 			m.ReasoningDetails = []reasoningDetail{{Type: "reasoning.text", Text: m.Reasoning}}
 		}
-		s := chatChoiceShape{Index: i, Message: m, FinishReason: finish(&ch.end, c.legacy), FinishDetails: turn.NewFinishDetails(&ch.end), StopSequence: ch.end.StopString}
+		s := chatChoiceShape{Index: i, Message: m, FinishReason: finish(&ch.end, c.legacy),
+			FinishDetails: turn.NewFinishDetails(&ch.end), StopSequence: ch.end.StopString}
 		if c.logprobs {
 			s.Logprobs = append(append([]byte(`{"content":[`), ch.entries...), `],"refusal":null}`...)
 		}

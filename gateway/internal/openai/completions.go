@@ -106,8 +106,8 @@ type middle struct {
 	suffix []int32 // with the marks around it
 }
 
-// fillMarks are those of vocabularies that can fill in the middle, in the order prefix, suffix, middle. The tokens that end what is
-// filled in (fim_pad, file_sep …) are among the vocabulary's stop tokens.
+// fillMarks are those of vocabularies that can fill in the middle, in the order prefix, suffix, middle. The tokens that
+// end what is filled in (fim_pad, file_sep …) are among the vocabulary's stop tokens.
 var fillMarks = [3]string{"<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"}
 
 // parseSuffix reads suffix; nil = none.
@@ -135,9 +135,9 @@ func control(m *model.Model, mark string) (int32, bool) {
 	return id, ok && kind != tokenizer.KindNormal && kind != tokenizer.KindByte
 }
 
-// parsePrompts reads a string, an array of strings, an array of tokens, or an array of such arrays. Control tokens in text are
-// recognised, because a raw prompt is the caller's own template, unless there is a suffix: then prompt and suffix are the halves
-// of somebody's file.
+// parsePrompts reads a string, an array of strings, an array of tokens, or an array of such arrays. Control tokens in
+// text are recognised, because a raw prompt is the caller's own template, unless there is a suffix: then prompt and
+// suffix are the halves of somebody's file.
 func (s *Service) parsePrompts(o reqjson.Object, m *model.Model, fill *middle) ([]generate.Prompt, error) {
 	raw, _, ok := o.Raw("prompt")
 	if !ok {
@@ -263,7 +263,8 @@ type completionChoice struct {
 }
 
 func newCompletionSink(env *envelope, tok *tokenizer.Tokenizer, req *generate.Request, echo bool) *completionSink {
-	c := &completionSink{closing: closing{env}, tok: tok, req: req, echo: echo, choices: make([]completionChoice, len(req.Prompts)*req.N)}
+	c := &completionSink{closing: closing{env}, tok: tok, req: req, echo: echo,
+		choices: make([]completionChoice, len(req.Prompts)*req.N)}
 	if req.TopLogprobs != generate.NoLogprobs {
 		for i := range c.choices {
 			c.choices[i].classic = &classic{tok: tok}
@@ -404,7 +405,8 @@ type completionAnswer struct {
 }
 
 func (c *completionSink) answer(u *generate.Usage) *completion {
-	out := &completion{ID: c.env.id, Object: "text_completion", Created: c.env.created, Model: c.env.model, Fingerprint: c.env.fingerprint, Usage: NewUsage(u)}
+	out := &completion{ID: c.env.id, Object: "text_completion", Created: c.env.created, Model: c.env.model,
+		Fingerprint: c.env.fingerprint, Usage: NewUsage(u)}
 	for i := range c.choices {
 		ch := &c.choices[i]
 		a := completionAnswer{Index: i, Text: string(ch.text), FinishReason: ch.end.Finish, StopSequence: ch.end.StopString,

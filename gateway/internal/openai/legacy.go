@@ -10,8 +10,8 @@ import (
 // finishFunction is the finish_reason of a choice that calls one of the older functions.
 const finishFunction = "function_call"
 
-// parseFunctions reads functions and function_call, the older form of tools: at most one call, which the answer shows as the message's
-// function_call. legacy reports whether the request has them.
+// parseFunctions reads functions and function_call, the older form of tools: at most one call, which the answer shows
+// as the message's function_call. legacy reports whether the request has them.
 func parseFunctions(o reqjson.Object, req *turn.Request) (legacy bool, err error) {
 	set, err := turn.ParseFunctions(o)
 	if err != nil {

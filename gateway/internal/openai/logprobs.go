@@ -50,8 +50,8 @@ func (c *classic) add(e emit.Entry, known bool) {
 	c.top = append(c.top, '}')
 }
 
-// key is the spelling of a candidate in the map. Of tokens that are spelled alike, as the unused ones of a vocabulary may be, all
-// but the first have their id in it, so that the map holds as many entries as there are candidates.
+// key is the spelling of a candidate in the map. Of tokens that are spelled alike, as the unused ones of a vocabulary
+// may be, all but the first have their id in it, so that the map holds as many entries as there are candidates.
 func (c *classic) key(before []emit.Candidate, id int32) []byte {
 	text := spell(c.tok.TokenBytes(id))
 	for _, t := range before {

@@ -280,8 +280,8 @@ func parseCustom(o reqjson.Object) (name string, args chattemplate.Value, err er
 	return name, dict, nil
 }
 
-// parseCall reads name and arguments of a call. Arguments that are a JSON object, or text that holds one, keep the order of
-// their keys; other text stays text.
+// parseCall reads name and arguments of a call. Arguments that are a JSON object, or text that holds one, keep the
+// order of their keys; other text stays text.
 func parseCall(fn reqjson.Object) (name string, args chattemplate.Value, err error) {
 	name, ok, err := fn.String("name")
 	if err != nil {

@@ -34,8 +34,10 @@ func NewUsage(u *generate.Usage) *Usage {
 	out := &Usage{
 		PromptTokens: u.PromptTokens, CompletionTokens: u.CompletionTokens, TotalTokens: u.PromptTokens + u.CompletionTokens,
 		PromptDetails: promptDetails{Cached: u.CachedTokens},
-		Details:       completionDetails{Reasoning: u.ReasoningTokens, Accepted: u.Accepted, Rejected: max(0, u.Drafted-u.Accepted)},
-		Timings:       turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u), Contract: turn.NewContract(u),
+		Details: completionDetails{Reasoning: u.ReasoningTokens, Accepted: u.Accepted,
+			Rejected: max(0, u.Drafted-u.Accepted)},
+		Timings: turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u),
+		Contract: turn.NewContract(u),
 	}
 	if c := u.Compression; c != nil && c.Applied {
 		out.PromptDetails.Compressed = c.OriginalTokens - c.KeptTokens

@@ -1,5 +1,5 @@
-// Package reqerr makes the errors with which the gateway's core refuses or gives up a request. Each is a *rpcerr.Error: a
-// code, a reason, a text, and where it helps the field at fault and a time to retry. The core knows no other kind of
+// Package reqerr makes the errors with which the gateway's core refuses or gives up a request. Each is a *rpcerr.Error:
+// a code, a reason, a text, and where it helps the field at fault and a time to retry. The core knows no other kind of
 // error; the borders turn it into answers: package apierror for HTTP, package grpcapi for gRPC.
 package reqerr
 
@@ -176,8 +176,8 @@ func From(err error) *rpcerr.Error {
 	return OfWorker(err)
 }
 
-// OfWorker returns what a request is told when a worker answered with err. A worker's reasons are about itself: only what
-// it says about the request's fields is passed on.
+// OfWorker returns what a request is told when a worker answered with err. A worker's reasons are about itself: only
+// what it says about the request's fields is passed on.
 func OfWorker(err error) *rpcerr.Error {
 	switch {
 	case errors.Is(err, context.Canceled):

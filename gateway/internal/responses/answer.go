@@ -204,8 +204,10 @@ type outputDetails struct {
 
 func newUsage(u *generate.Usage) *usage {
 	return &usage{
-		InputTokens: u.PromptTokens, InputDetails: inputDetails{u.CachedTokens, u.SavedTokens}, OutputTokens: u.CompletionTokens, OutputDetails: outputDetails{u.ReasoningTokens},
+		InputTokens: u.PromptTokens, InputDetails: inputDetails{u.CachedTokens, u.SavedTokens},
+		OutputTokens: u.CompletionTokens, OutputDetails: outputDetails{u.ReasoningTokens},
 		TotalTokens: u.PromptTokens + u.CompletionTokens,
-		Timings:     turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u), Contract: turn.NewContract(u),
+		Timings:     turn.NewTimings(u), AcceptRate: turn.AcceptRate(u), Pflash: turn.NewPflash(u),
+		Contract: turn.NewContract(u),
 	}
 }

@@ -7,11 +7,12 @@ import (
 	"sync"
 )
 
-// logBlock is how many bytes of events are packed together. Packed events take about a tenth of their size: ids and names repeat.
+// logBlock is how many bytes of events are packed together. Packed events take about a tenth of their size: ids and
+// names repeat.
 const logBlock = 32 << 10
 
-// eventLog keeps the events of one response as they were sent, numbered from 0, for clients that read them again or later. It is
-// safe for concurrent use; one writer appends.
+// eventLog keeps the events of one response as they were sent, numbered from 0, for clients that read them again or
+// later. It is safe for concurrent use; one writer appends.
 type eventLog struct {
 	mu     sync.Mutex // guards the following
 	blocks []packed
@@ -93,8 +94,8 @@ func (l *eventLog) size() int {
 	return n
 }
 
-// from returns events from number n on, not always all of them, and the number behind them. When there are none yet, more is
-// closed once there are; when none will come, more is nil.
+// from returns events from number n on, not always all of them, and the number behind them. When there are none yet,
+// more is closed once there are; when none will come, more is nil.
 func (l *eventLog) from(n int) (events []byte, next int, more <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -27,7 +27,8 @@ func readLog(t *testing.T, l *eventLog, n int) string {
 	}
 }
 
-// TestEventLog: whatever was added comes out from any number on, over packed blocks and the rest, also to readers that came first.
+// TestEventLog: whatever was added comes out from any number on, over packed blocks and the rest, also to readers that
+// came first.
 func TestEventLog(t *testing.T) {
 	l, want := &eventLog{}, make([]string, 3000)
 	for i := range want {
@@ -48,7 +49,8 @@ func TestEventLog(t *testing.T) {
 	}
 	check := func() {
 		t.Helper()
-		for _, n := range []int{0, 1, l.blocks[0].next - 1, l.blocks[0].next, l.blocks[1].next + 1, l.first, l.first + 1, len(want) - 1, len(want), len(want) + 5} {
+		for _, n := range []int{0, 1, l.blocks[0].next - 1, l.blocks[0].next, l.blocks[1].next + 1, l.first, l.first + 1,
+			len(want) - 1, len(want), len(want) + 5} {
 			if !l.ended && n >= len(want) {
 				continue
 			}

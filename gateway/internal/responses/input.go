@@ -182,7 +182,8 @@ func (r *reader) assistant() *assistantTurn {
 func (r *reader) close() {
 	if t := r.turn; t != nil {
 		r.msgs = append(r.msgs, chat.Message{
-			Role: chat.RoleAssistant, Content: t.content.String(), Reasoning: t.reasoning.String(), HasReasoning: t.hasReasoning, ToolCalls: t.calls,
+			Role: chat.RoleAssistant, Content: t.content.String(), Reasoning: t.reasoning.String(),
+			HasReasoning: t.hasReasoning, ToolCalls: t.calls,
 		})
 		r.turn = nil
 	}

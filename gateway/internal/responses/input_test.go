@@ -45,17 +45,22 @@ func TestInputItems(t *testing.T) {
 		want    []chat.Message
 		skipped []string
 	}{
-		"string":        {`"u"`, []chat.Message{system, user}, nil},
-		"without type":  {`[{"role":"user","content":"u"}]`, []chat.Message{system, user}, nil},
-		"bare string":   {`["u"]`, []chat.Message{system, user}, nil},
-		"parts":         {`[{"role":"user","content":[{"type":"input_text","text":"a"},{"type":"refusal","refusal":"b"},{"text":"c"}]}]`, []chat.Message{system, {Role: "user", Content: "abc"}}, nil},
-		"developer":     {`[{"role":"developer","content":"d"}]`, []chat.Message{system, {Role: "system", Content: "d"}}, nil},
-		"unknown items": {`[{"type":"web_search_call"},{"role":"user","content":"u"},{"type":"compaction"}]`, []chat.Message{system, user}, []string{"web_search_call", "compaction"}},
+		"string":       {`"u"`, []chat.Message{system, user}, nil},
+		"without type": {`[{"role":"user","content":"u"}]`, []chat.Message{system, user}, nil},
+		"bare string":  {`["u"]`, []chat.Message{system, user}, nil},
+		"parts":        {`[{"role":"user","content":[{"type":"input_text","text":"a"},{"type":"refusal","refusal":"b"},{"text":"c"}]}]`, []chat.Message{system, {Role: "user", Content: "abc"}}, nil},
+		"developer": {`[{"role":"developer","content":"d"}]`, []chat.Message{system, {Role: "system", Content: "d"}},
+			nil},
+		"unknown items": {`[{"type":"web_search_call"},{"role":"user","content":"u"},{"type":"compaction"}]`,
+			[]chat.Message{system, user}, []string{"web_search_call", "compaction"}},
 		"one turn of many items": {`[{"role":"user","content":"u"},{"type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"r1"}]},{"role":"assistant","content":"a"},
 			{"type":"reasoning","summary":[{"type":"summary_text","text":"r2"}]},{"type":"function_call","call_id":"c","name":"f","namespace":"n","arguments":"{}"}]`,
-			[]chat.Message{system, user, {Role: "assistant", Content: "a", Reasoning: "r1\n\nr2", HasReasoning: true, ToolCalls: []chat.ToolCall{{ID: "c", Name: "n.f", Arguments: chattemplate.NewDict()}}}}, nil},
+			[]chat.Message{system, user,
+				{Role: "assistant", Content: "a", Reasoning: "r1\n\nr2", HasReasoning: true,
+					ToolCalls: []chat.ToolCall{{ID: "c", Name: "n.f", Arguments: chattemplate.NewDict()}}}}, nil},
 		"references": {`[{"role":"user","content":"u"},{"id":"rs_kept"},{"type":"item_reference","id":"rs_lost"}]`,
-			[]chat.Message{system, user, {Role: "assistant", Reasoning: "kept", HasReasoning: true}}, []string{"item_reference"}},
+			[]chat.Message{system, user, {Role: "assistant", Reasoning: "kept", HasReasoning: true}},
+			[]string{"item_reference"}},
 		"reasoning that says nothing": {`[{"type":"reasoning","summary":[],"content":null,"encrypted_content":"of another gateway"},{"role":"user","content":"u"}]`, []chat.Message{system, user}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -79,14 +84,16 @@ func TestInputItems(t *testing.T) {
 func TestManyPartsOfATurn(t *testing.T) {
 	const parts = 2000
 	text := strings.Repeat("x", 1000)
-	item := json.RawMessage(`{"role":"assistant","content":"` + text + `"},{"type":"reasoning","content":[{"text":"` + text + `"}]},`)
+	item := json.RawMessage(`{"role":"assistant","content":"` + text +
+		`"},{"type":"reasoning","content":[{"text":"` + text + `"}]},`)
 	items := `[` + strings.TrimSuffix(strings.Repeat(string(item), parts), ",") + `]`
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	got, _ := readItems(t, items)
 	runtime.ReadMemStats(&after)
 	if m := got[len(got)-1]; len(got) != 2 || len(m.Content) != parts*1000 || len(m.Reasoning) != parts*1002-2 {
-		t.Errorf("%d messages, %d bytes of content and %d of reasoning in the last", len(got), len(m.Content), len(m.Reasoning))
+		t.Errorf("%d messages, %d bytes of content and %d of reasoning in the last", len(got),
+			len(m.Content), len(m.Reasoning))
 	}
 	if d := after.TotalAlloc - before.TotalAlloc; d > 512<<20 {
 		t.Errorf("%d MiB were allocated for %d MiB of items", d>>20, len(items)>>20)

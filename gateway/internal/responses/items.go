@@ -18,8 +18,9 @@ const (
 	pageMax     = 100
 )
 
-// settled is an input item in the form in which it is kept and listed: an object with an id, a type and a status, the content of
-// a message in parts. find resolves references; an item that cannot be read, which add refuses or leaves out, stays as it is.
+// settled is an input item in the form in which it is kept and listed: an object with an id, a type and a status, the
+// content of a message in parts. find resolves references; an item that cannot be read, which add refuses or leaves
+// out, stays as it is.
 func settled(raw json.RawMessage, find func(id string) (json.RawMessage, bool)) json.RawMessage {
 	var text string
 	item := map[string]json.RawMessage{}
@@ -104,8 +105,8 @@ type page struct {
 	HasMore bool              `json:"has_more"`
 }
 
-// InputItems serves GET /v1/responses/{id}/input_items: what the response continued, item by item, the newest first unless
-// order=asc. after and before are ids of items, of a list in that order; limit is 20 unless given.
+// InputItems serves GET /v1/responses/{id}/input_items: what the response continued, item by item, the newest first
+// unless order=asc. after and before are ids of items, of a list in that order; limit is 20 unless given.
 func (s *Service) InputItems(w http.ResponseWriter, r *http.Request) error {
 	k := keyOf(r)
 	items, ok := s.inputs(k)

@@ -16,12 +16,16 @@ func TestSettled(t *testing.T) {
 	}
 	for _, tt := range []struct{ in, want string }{
 		{`"hi"`, `{"content":[{"text":"hi","type":"input_text"}],"id":"msg_*","role":"user","status":"completed","type":"message"}`},
-		{`{"role":"developer","content":"a\nb"}`, `{"content":[{"text":"a\nb","type":"input_text"}],"id":"msg_*","role":"developer","status":"completed","type":"message"}`},
-		{`{"role":"assistant","content":"a","id":null}`, `{"content":[{"annotations":[],"logprobs":[],"text":"a","type":"output_text"}],"id":"msg_*","role":"assistant","status":"completed","type":"message"}`},
+		{`{"role":"developer","content":"a\nb"}`,
+			`{"content":[{"text":"a\nb","type":"input_text"}],"id":"msg_*","role":"developer","status":"completed","type":"message"}`},
+		{`{"role":"assistant","content":"a","id":null}`,
+			`{"content":[{"annotations":[],"logprobs":[],"text":"a","type":"output_text"}],"id":"msg_*","role":"assistant","status":"completed","type":"message"}`},
 		{`{"id":"msg_7","type":"message","role":"user","status":"incomplete","content":[{"type":"input_image"}],"x":[1]}`,
 			`{"content":[{"type":"input_image"}],"id":"msg_7","role":"user","status":"incomplete","type":"message","x":[1]}`},
-		{`{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}`, `{"arguments":"{}","call_id":"c","id":"fc_*","name":"f","status":"completed","type":"function_call"}`},
-		{`{"type":"function_call_output","call_id":"c","output":"1"}`, `{"call_id":"c","id":"fco_*","output":"1","status":"completed","type":"function_call_output"}`},
+		{`{"type":"function_call","call_id":"c","name":"f","arguments":"{}"}`,
+			`{"arguments":"{}","call_id":"c","id":"fc_*","name":"f","status":"completed","type":"function_call"}`},
+		{`{"type":"function_call_output","call_id":"c","output":"1"}`,
+			`{"call_id":"c","id":"fco_*","output":"1","status":"completed","type":"function_call_output"}`},
 		{`{"type":"reasoning","summary":[]}`, `{"id":"rs_*","summary":[],"type":"reasoning"}`},
 		{`{"type":"item_reference","id":"rs_1"}`, `{"id":"rs_1","type":"reasoning"}`},
 		{`{"id":"rs_1"}`, `{"id":"rs_1","type":"reasoning"}`},
@@ -99,7 +103,8 @@ func TestPages(t *testing.T) {
 		if ids != tt.ids || p.HasMore != tt.more {
 			t.Errorf("%s: %q, more %v; want %q, %v", tt.query, ids, p.HasMore, tt.ids, tt.more)
 		}
-		if n := len(ids); n > 0 && (*p.FirstID != ids[:1] || *p.LastID != ids[n-1:]) || n == 0 && (p.FirstID != nil || p.LastID != nil || p.Data == nil) {
+		if n := len(ids); n > 0 && (*p.FirstID != ids[:1] || *p.LastID != ids[n-1:]) ||
+			n == 0 && (p.FirstID != nil || p.LastID != nil || p.Data == nil) {
 			t.Errorf("%s: first %v, last %v, data %v", tt.query, p.FirstID, p.LastID, p.Data)
 		}
 	}

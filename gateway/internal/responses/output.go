@@ -23,8 +23,8 @@ type outputOptions struct {
 	newID func(prefix string) string
 }
 
-// output puts the items of an answer together. With events on it also appends the events that tell of each step to buf; the
-// items are the same with and without.
+// output puts the items of an answer together. With events on it also appends the events that tell of each step to buf;
+// the items are the same with and without.
 type output struct {
 	outputOptions
 	events bool
@@ -75,8 +75,9 @@ func kindOf(c *toolcall.Call) string {
 	return itemCall
 }
 
-// end completes the output. A completed answer without any visible part gets an empty message. Text that the end cut off is
-// incomplete; a call that it cut off is dropped without an end of its own, because clients run what they are told is done.
+// end completes the output. A completed answer without any visible part gets an empty message. Text that the end cut
+// off is incomplete; a call that it cut off is dropped without an end of its own, because clients run what they are
+// told is done.
 func (o *output) end(status string) {
 	if o.open != nil && o.open.call != nil {
 		o.open = nil
@@ -270,7 +271,8 @@ func (b *building) shape(status string, opt *outputOptions) any {
 		it := &messageItem{ID: b.id, Type: b.kind, Status: status, Role: "assistant", Content: []outputPart{}}
 		if !fresh {
 			logprobs := append(append([]byte{'['}, b.logprobs...), ']')
-			it.Content = append(it.Content, outputPart{Type: "output_text", Text: string(b.text), Annotations: []any{}, Logprobs: logprobs})
+			it.Content = append(it.Content,
+				outputPart{Type: "output_text", Text: string(b.text), Annotations: []any{}, Logprobs: logprobs})
 		}
 		return it
 	}
@@ -279,9 +281,11 @@ func (b *building) shape(status string, opt *outputOptions) any {
 		name, namespace = t.Local, t.Namespace
 	}
 	if b.kind == itemCustom {
-		return &customItem{ID: b.id, Type: b.kind, Status: status, CallID: b.call.ID, Name: name, Namespace: namespace, Input: string(b.text)}
+		return &customItem{ID: b.id, Type: b.kind, Status: status, CallID: b.call.ID, Name: name,
+			Namespace: namespace, Input: string(b.text)}
 	}
-	return &callItem{ID: b.id, Type: b.kind, Status: status, CallID: b.call.ID, Name: name, Namespace: namespace, Arguments: string(b.text)}
+	return &callItem{ID: b.id, Type: b.kind, Status: status, CallID: b.call.ID, Name: name, Namespace: namespace,
+		Arguments: string(b.text)}
 }
 
 // The following append the pieces of events to buf.

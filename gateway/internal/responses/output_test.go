@@ -23,7 +23,8 @@ import (
 func newTestAnswer(summary bool) *answer {
 	n := 0
 	return &answer{
-		request: &request{object: &object{ID: "resp_1", Object: "response", Status: statusInProgress, Output: []any{}, Text: emptyList,
+		request: &request{object: &object{ID: "resp_1", Object: "response", Status: statusInProgress,
+			Output: []any{}, Text: emptyList,
 			ToolChoice: emptyList, Tools: emptyList, Metadata: emptyList, Instructions: emptyList}},
 		output: output{outputOptions: outputOptions{summary: summary, newID: func(prefix string) string {
 			n++
@@ -77,10 +78,12 @@ func TestStreamEqualsWhole(t *testing.T) {
 }
 
 func TestItems(t *testing.T) {
-	call := &toolcall.Call{ID: "call_1", Name: "files.read", Tool: &toolcall.Tool{Name: "files.read", Namespace: "files", Local: "read"}}
+	call := &toolcall.Call{ID: "call_1", Name: "files.read",
+		Tool: &toolcall.Tool{Name: "files.read", Namespace: "files", Local: "read"}}
 	events := []emit.Event{
 		{Kind: emit.Reasoning, Text: []byte("why")}, {Kind: emit.Content, Text: []byte("Look: ")},
-		{Kind: emit.ToolStart, Call: call}, {Kind: emit.ToolArgs, Call: call, Text: []byte(`{"a":1}`)}, {Kind: emit.ToolEnd, Call: call},
+		{Kind: emit.ToolStart, Call: call}, {Kind: emit.ToolArgs, Call: call, Text: []byte(`{"a":1}`)},
+		{Kind: emit.ToolEnd, Call: call},
 	}
 	a := newTestAnswer(true)
 	a.sealed = seal.New(seal.NewKey(), "test")
@@ -128,7 +131,8 @@ func TestFailure(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			call := &toolcall.Call{ID: "call_1", Name: "f"}
 			out := eventgen.Output{Steps: [][]emit.Event{{
-				{Kind: emit.Content, Text: []byte("half")}, {Kind: emit.ToolStart, Call: call}, {Kind: emit.ToolArgs, Call: call, Text: []byte(`{"a`)},
+				{Kind: emit.Content, Text: []byte("half")}, {Kind: emit.ToolStart, Call: call},
+				{Kind: emit.ToolArgs, Call: call, Text: []byte(`{"a`)},
 			}}}
 			body := streamed(t, newTestAnswer(false), &out, func(s *stream, w *sse.Writer) error {
 				return w.Send(func(dst []byte) []byte { return s.Fail(dst, tt.err) })
@@ -159,7 +163,8 @@ func TestCheckerNoticesEveryMissingEvent(t *testing.T) {
 	call := &toolcall.Call{ID: "call_1", Name: "f"}
 	out := eventgen.Output{Steps: [][]emit.Event{{
 		{Kind: emit.Reasoning, Text: []byte("why")}, {Kind: emit.Content, Text: []byte("text")},
-		{Kind: emit.ToolStart, Call: call}, {Kind: emit.ToolArgs, Call: call, Text: []byte(`{}`)}, {Kind: emit.ToolEnd, Call: call},
+		{Kind: emit.ToolStart, Call: call}, {Kind: emit.ToolArgs, Call: call, Text: []byte(`{}`)},
+		{Kind: emit.ToolEnd, Call: call},
 	}}, Choice: generate.Choice{Finish: generate.FinishToolCalls}}
 	body := streamed(t, newTestAnswer(true), &out, func(s *stream, w *sse.Writer) error {
 		return w.Send(func(dst []byte) []byte { return s.End(dst, &out.Usage) })
@@ -175,7 +180,8 @@ func TestCheckerNoticesEveryMissingEvent(t *testing.T) {
 			"twice":   strings.Join(events[:i+1], "") + strings.Join(events[i:], ""),
 		} {
 			// Numbers alone would give it away.
-			if _, err := wirecheck.Responses(renumber(forged)); err == nil && !strings.HasPrefix(e, "event: response.in_progress") {
+			if _, err := wirecheck.Responses(renumber(forged)); err == nil &&
+				!strings.HasPrefix(e, "event: response.in_progress") {
 				t.Errorf("%s %s passes", name, strings.SplitN(e, "\n", 2)[0])
 			}
 		}

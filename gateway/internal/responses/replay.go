@@ -11,7 +11,8 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
-// wantsStream reports whether a GET asks for events: in the query, or in a body, which is where OpenAI's Go library puts it.
+// wantsStream reports whether a GET asks for events: in the query, or in a body, which is where OpenAI's Go library
+// puts it.
 func wantsStream(r *http.Request) (bool, error) {
 	if v := r.URL.Query().Get("stream"); v != "" {
 		on, err := strconv.ParseBool(v)
@@ -35,8 +36,8 @@ func wantsStream(r *http.Request) (bool, error) {
 	return on, err
 }
 
-// replay answers with the events of a response behind number starting_after, with their own numbers. Of a response that is being
-// generated the further ones follow as they come, its keep-alives among them.
+// replay answers with the events of a response behind number starting_after, with their own numbers. Of a response that
+// is being generated the further ones follow as they come, its keep-alives among them.
 func replay(w http.ResponseWriter, r *http.Request, log *eventLog) error {
 	n := 0
 	if v := r.URL.Query().Get("starting_after"); v != "" {

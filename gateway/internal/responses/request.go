@@ -27,7 +27,8 @@ type request struct {
 	scope string
 	// object is the answer as it begins.
 	object *object
-	// inputs are all input items, those of the previous response included; in their kept form when the response is to be kept.
+	// inputs are all input items, those of the previous response included; in their kept form when the response is to
+	// be kept.
 	inputs []json.RawMessage
 	// summary and encrypted say what reasoning items carry, logprobs whether messages carry log-probabilities.
 	summary, encrypted, logprobs bool
@@ -43,8 +44,8 @@ func (s *Service) parse(r *http.Request, o reqjson.Object, m *model.Model, name 
 		return nil, err
 	}
 	q := &request{Request: base, scope: turn.CallFrom(r.Context()).Scope, object: &object{
-		ID: turn.ResponseID(r.Context(), "resp_"), Object: "response", CreatedAt: time.Now().Unix(), Status: statusInProgress, Model: name,
-		Output: []any{}, ParallelToolCalls: base.Parallel, ServiceTier: "default",
+		ID: turn.ResponseID(r.Context(), "resp_"), Object: "response", CreatedAt: time.Now().Unix(),
+		Status: statusInProgress, Model: name, Output: []any{}, ParallelToolCalls: base.Parallel, ServiceTier: "default",
 		Temperature: base.Sampling.Temperature, TopP: base.Sampling.TopP,
 	}}
 	if base.MaxTokensGiven {

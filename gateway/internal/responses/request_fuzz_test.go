@@ -12,8 +12,8 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
-// FuzzRequest: whatever body comes, reading and rendering it gives a run or an answer of the table of errors, and what the
-// answer repeats of it is JSON.
+// FuzzRequest: whatever body comes, reading and rendering it gives a run or an answer of the table of errors, and what
+// the answer repeats of it is JSON.
 func FuzzRequest(f *testing.F) {
 	m, err := model.Load(model.Options{Path: gatewaytest.ModelPath(f, gatewaytest.Target)})
 	if err != nil {

@@ -124,9 +124,10 @@ func (s *Service) stream(w http.ResponseWriter, r *http.Request, p *turn.Prepare
 	k := key{a.scope, a.object.ID}
 	s.running.add(k, l)
 	defer s.running.end(k, l)
-	out := &stream{answer: a, usage: func() *generate.Usage { return turn.CallFrom(r.Context()).Usage }, ended: func(obj *object) {
-		l.body = s.keep(a, obj)
-	}}
+	out := &stream{answer: a, usage: func() *generate.Usage { return turn.CallFrom(r.Context()).Usage },
+		ended: func(obj *object) {
+			l.body = s.keep(a, obj)
+		}}
 	err := s.turn.Stream(w, r.WithContext(ctx), p, func(w *sse.Writer) turn.Stream {
 		out.w = w
 		return out
@@ -197,8 +198,8 @@ func (s *Service) Delete(w http.ResponseWriter, r *http.Request) error {
 	return turn.WriteJSON(w, deletion{k.id, "response.deleted", true})
 }
 
-// Cancel serves POST /v1/responses/{id}/cancel: it ends a running response and answers with what became of it. A response that
-// has ended stays as it is.
+// Cancel serves POST /v1/responses/{id}/cancel: it ends a running response and answers with what became of it. A
+// response that has ended stays as it is.
 func (s *Service) Cancel(w http.ResponseWriter, r *http.Request) error {
 	k := keyOf(r)
 	l, ok := s.running.get(k)

@@ -27,7 +27,8 @@ type entry struct {
 	size    int
 }
 
-func newEntry(k key, body []byte, items []json.RawMessage, inputs int, outputs map[string]json.RawMessage, log *eventLog) *entry {
+func newEntry(k key, body []byte, items []json.RawMessage, inputs int,
+	outputs map[string]json.RawMessage, log *eventLog) *entry {
 	e := &entry{key: k, body: body, items: items, inputs: inputs, outputs: outputs, log: log, size: len(body) + log.size()}
 	for _, it := range items {
 		e.size += len(it)

@@ -9,7 +9,8 @@ import (
 
 func testEntry(scope, id string, bytes int) *entry {
 	item := json.RawMessage(`"` + id + `"`)
-	return newEntry(key{scope, id}, []byte(strings.Repeat("x", bytes)), []json.RawMessage{item}, 0, map[string]json.RawMessage{"rs_" + id: item}, &eventLog{})
+	return newEntry(key{scope, id}, []byte(strings.Repeat("x", bytes)), []json.RawMessage{item}, 0,
+		map[string]json.RawMessage{"rs_" + id: item}, &eventLog{})
 }
 
 func TestStoreEvictsTheLeastRecentlyUsed(t *testing.T) {

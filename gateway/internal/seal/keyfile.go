@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// ReadOrCreate reads the key in a file of 64 hexadecimal digits. A missing file is made, readable by its owner only; of several
-// gateways that start at once one makes it and all use it.
+// ReadOrCreate reads the key in a file of 64 hexadecimal digits. A missing file is made, readable by its owner only; of
+// several gateways that start at once one makes it and all use it.
 func ReadOrCreate(path string) (Key, error) {
 	key, err := read(path)
 	if !errors.Is(err, fs.ErrNotExist) {

@@ -1,5 +1,6 @@
-// Package seal protects what the gateway hands to clients for safekeeping: reasoning that travels in encrypted_content, and the
-// signatures of thinking blocks. Sealed text is opaque and authenticated; only a gateway with the same key can open it.
+// Package seal protects what the gateway hands to clients for safekeeping: reasoning that travels in encrypted_content,
+// and the signatures of thinking blocks. Sealed text is opaque and authenticated; only a gateway with the same key can
+// open it.
 package seal
 
 import (

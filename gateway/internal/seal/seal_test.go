@@ -53,7 +53,8 @@ func TestSignIsKeyed(t *testing.T) {
 	if a != New(key, "a").Sign([]byte("text")) {
 		t.Error("two signatures of one text differ")
 	}
-	for name, other := range map[string]string{"text": New(key, "a").Sign([]byte("texT")), "key": New(NewKey(), "a").Sign([]byte("text"))} {
+	for name, other := range map[string]string{"text": New(key, "a").Sign([]byte("texT")),
+		"key": New(NewKey(), "a").Sign([]byte("text"))} {
 		if a == other {
 			t.Errorf("another %s gives the same signature", name)
 		}

@@ -11,8 +11,8 @@ import (
 
 const runDirPrefix = "tandem-"
 
-// RunDir makes the private directory (0700) that holds the sockets of a local cluster, and removes directories that clusters
-// killed earlier have left. The caller removes it at the end.
+// RunDir makes the private directory (0700) that holds the sockets of a local cluster, and removes directories that
+// clusters killed earlier have left. The caller removes it at the end.
 func RunDir() (string, error) {
 	base := os.TempDir()
 	sweep(base)

@@ -1,9 +1,9 @@
-// Package supervise runs the worker processes of a local cluster: it starts them, waits until they are ready, restarts what
-// dies with back-off, forwards their logs, and leaves no process behind.
+// Package supervise runs the worker processes of a local cluster: it starts them, waits until they are ready, restarts
+// what dies with back-off, forwards their logs, and leaves no process behind.
 //
-// Three nets catch the children when this process ends: an orderly end asks each with SIGTERM and kills its process group
-// after the grace; a sudden end (kill -9) makes the kernel send SIGTERM to the children (parent-death signal); and workers
-// are told our pid, watch it and exit by themselves.
+// Three nets catch the children when this process ends: an orderly end asks each with SIGTERM and kills its process
+// group after the grace; a sudden end (kill -9) makes the kernel send SIGTERM to the children (parent-death signal);
+// and workers are told our pid, watch it and exit by themselves.
 package supervise
 
 import (
@@ -37,8 +37,8 @@ type Spec struct {
 	Socket string
 	// Probe says whether the child is ready; nil = as soon as it runs. It is asked again until it returns nil.
 	Probe func(ctx context.Context) error
-	// Ping says whether the child answers at all, ready or not: one that hangs is killed and started again, see procwatch. Nil =
-	// it is not watched.
+	// Ping says whether the child answers at all, ready or not: one that hangs is killed and started again, see procwatch.
+	// Nil = it is not watched.
 	Ping func(ctx context.Context) error
 	// Essential children that fail MaxFailures times in a row before they were ever ready end Run with an error.
 	Essential bool
@@ -94,8 +94,8 @@ func setDefault[T comparable](field *T, value T) {
 	}
 }
 
-// Run starts the children and keeps them running until ctx ends; then it stops them. It returns nil after an ordered stop
-// and an error when an essential child cannot be started.
+// Run starts the children and keeps them running until ctx ends; then it stops them. It returns nil after an ordered
+// stop and an error when an essential child cannot be started.
 func (s *Supervisor) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -111,7 +111,8 @@ func (s *Supervisor) Run(ctx context.Context) error {
 		})
 	}
 	group.Wait()
-	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+	if err := context.Cause(ctx); err != nil && !errors.Is(err, context.Canceled) &&
+		!errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	return nil
@@ -194,7 +195,8 @@ func (s *Supervisor) keep(ctx context.Context, spec Spec) error {
 	}
 }
 
-// once runs a child until it ends, or stops it when ctx ends. It returns for how long the child was ready and how it ended.
+// once runs a child until it ends, or stops it when ctx ends. It returns for how long the child was ready and how
+// it ended.
 func (s *Supervisor) once(ctx context.Context, spec Spec, log *zap.Logger, lines *lineWriter) (time.Duration, error) {
 	if spec.Socket != "" {
 		_ = os.Remove(spec.Socket)
@@ -310,8 +312,8 @@ func exitStatus(err error) int {
 	return -1
 }
 
-// lineWriter forwards whole lines to the supervisor's output and keeps the last ones. A line "program: …", which is how programs say why
-// they end, is held back until another one follows or flush: the supervisor may say it itself.
+// lineWriter forwards whole lines to the supervisor's output and keeps the last ones. A line "program: …", which is how
+// programs say why they end, is held back until another one follows or flush: the supervisor may say it itself.
 type lineWriter struct {
 	supervisor *Supervisor
 	program    string

@@ -183,7 +183,8 @@ func TestHungChild(t *testing.T) {
 			}
 			return err
 		}
-		_, stop := start(t, Config{Output: out, HangLimit: limit, FirstBackoff: time.Millisecond, OnRestart: func(n string) { restarts <- n }}, answers)
+		_, stop := start(t, Config{Output: out, HangLimit: limit, FirstBackoff: time.Millisecond,
+			OnRestart: func(n string) { restarts <- n }}, answers)
 		pid := out.pid(t)
 		if limit > 0 {
 			testwait.For(t, answered, "a first sign of life")
@@ -214,7 +215,8 @@ func TestHungChild(t *testing.T) {
 func TestRestartAndStop(t *testing.T) {
 	out := newOutput()
 	restarts := make(chan string, 10)
-	s, stop := start(t, Config{Output: out, FirstBackoff: time.Millisecond, OnRestart: func(n string) { restarts <- n }}, spec("wait"))
+	s, stop := start(t, Config{Output: out, FirstBackoff: time.Millisecond, OnRestart: func(n string) { restarts <- n }},
+		spec("wait"))
 	first := out.pid(t)
 	if err := s.WaitReady(t.Context(), "wait"); err != nil {
 		t.Fatal(err)
@@ -263,7 +265,8 @@ func TestEssentialFailure(t *testing.T) {
 	}
 }
 
-// TestReasonIsSaidOnce: what a program says about its end is in the error, not in the output beside it, and it is not started again.
+// TestReasonIsSaidOnce: what a program says about its end is in the error, not in the output beside it, and it is not
+// started again.
 func TestReasonIsSaidOnce(t *testing.T) {
 	out := newOutput()
 	sp := spec("unfit")
@@ -286,7 +289,8 @@ func TestReasonIsSaidOnce(t *testing.T) {
 }
 
 func TestMissingProgram(t *testing.T) {
-	s := New(Config{FirstBackoff: time.Millisecond}, zap.NewNop(), Spec{Name: "x", Path: "/nonexistent/program", Essential: true})
+	s := New(Config{FirstBackoff: time.Millisecond}, zap.NewNop(),
+		Spec{Name: "x", Path: "/nonexistent/program", Essential: true})
 	if err := s.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "/nonexistent/program") {
 		t.Errorf("Run = %v", err)
 	}

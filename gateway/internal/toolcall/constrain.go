@@ -46,8 +46,9 @@ func (s *Set) Strict() bool {
 	return false
 }
 
-// Constrain adds the rules of a turn to w and gives the body of the root rule. Without Must and Content the turn is text mixed
-// with calls, which needs a mark that is a token of its own. The arguments of strict tools follow their schemas.
+// Constrain adds the rules of a turn to w and gives the body of the root rule. Without Must and Content the turn is
+// text mixed with calls, which needs a mark that is a token of its own. The arguments of strict tools follow
+// their schemas.
 func (s *Set) Constrain(w *grammar.Writer, c Constraint) (root string, err error) {
 	g := &callWriter{Writer: w, c: c}
 	var calls []string
@@ -108,7 +109,8 @@ func (g *callWriter) call(t *Tool) (string, error) {
 	switch g.c.Form {
 	case Hermes:
 		args, err := g.object(t)
-		return seq(mark(openToolCall), quote("\n{\"name\": \""+t.Name+"\", \"arguments\": "), args, quote("}\n"), mark(closeToolCall)), err
+		return seq(mark(openToolCall), quote("\n{\"name\": \""+t.Name+"\", \"arguments\": "), args, quote("}\n"),
+			mark(closeToolCall)), err
 	case Gemma:
 		args, err := g.bare(t)
 		return seq(mark(openGemma), quote("call:"+t.Name), args, mark(closeGemma)), err
@@ -121,7 +123,8 @@ func (g *callWriter) call(t *Tool) (string, error) {
 	params, err := g.params(t, "</parameter>", quote("\n</parameter>"), func(key, value string) string {
 		return seq(quote("<parameter="), key, quote(">\n"), value, quote("\n"))
 	})
-	return seq(mark(openToolCall), quote("\n<function="+t.Name+">\n"), params, quote("</function>\n"), mark(closeToolCall)), err
+	return seq(mark(openToolCall), quote("\n<function="+t.Name+">\n"), params, quote("</function>\n"),
+		mark(closeToolCall)), err
 }
 
 // object is the rule of arguments in JSON.
@@ -152,8 +155,8 @@ func (g *callWriter) bare(t *Tool) (string, error) {
 	return rule, strictError(t, "", err)
 }
 
-// params is the rule of arguments with a tag for each: in any order and number, or with strict each as the schema has it. until is
-// the tag that ends a value, closer what is written there.
+// params is the rule of arguments with a tag for each: in any order and number, or with strict each as the schema has
+// it. until is the tag that ends a value, closer what is written there.
 func (g *callWriter) params(t *Tool, until, closer string, tag func(key, value string) string) (string, error) {
 	text := g.until(until)
 	props := properties(t.Schema)
@@ -168,7 +171,8 @@ func (g *callWriter) params(t *Tool, until, closer string, tag func(key, value s
 		value := text
 		if t.Strict {
 			kinds := t.params.of(p.key)
-			as := grammar.Spelling{Until: until, Text: kinds == 0 || kinds&kindString != 0, Mixed: kinds != 0 && kinds != kindString}
+			as := grammar.Spelling{Until: until, Text: kinds == 0 || kinds&kindString != 0,
+				Mixed: kinds != 0 && kinds != kindString}
 			rule, err := g.SchemaAs(p.schema, as)
 			if err != nil {
 				return "", strictError(t, "properties."+p.key, err)

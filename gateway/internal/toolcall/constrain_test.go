@@ -35,7 +35,8 @@ func byteVocabulary(marks []string) *grammar.Vocabulary {
 func TestConstrain(t *testing.T) {
 	set := &Set{}
 	for _, tool := range []Tool{
-		{Name: "write", Strict: true, Schema: json.RawMessage(`{"type":"object","properties":{"mode":{"enum":["a","w"]},"lines":{"$ref":"#/$defs/n"},"text":{"type":"string"}},
+		{Name: "write", Strict: true,
+			Schema: json.RawMessage(`{"type":"object","properties":{"mode":{"enum":["a","w"]},"lines":{"$ref":"#/$defs/n"},"text":{"type":"string"}},
 			"required":["mode","lines"],"additionalProperties":false,"$defs":{"n":{"type":"integer","minimum":1,"maximum":99}}}`)},
 		{Name: "plan", Strict: true, Schema: json.RawMessage(planSchema)},
 		{Name: "now"},

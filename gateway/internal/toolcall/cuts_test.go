@@ -10,14 +10,18 @@ import (
 
 // pieces of markup that random texts are made of.
 var pieces = []string{
-	"<tool_call>", "</tool_call>", "<function=now>", "<function=get_weather>", "<function=launch>", "</function>", "<parameter=city>", "<parameter=days>",
-	"</parameter>", "<function=write(", `path="a"`, ", ", ")", ">", "{", "}", "[", "]", `"name"`, `: `, `"now"`, `"get_weather"`, `"arguments"`, `"a\"b\u00e9"`,
-	`{"name": "now", "arguments": {}}`, `{"name": "write", "arguments": {"lines": 1`, "<tool_code>", "</tool_code>", "<function_calls>", `<invoke name="now">`,
-	`<parameter name="city">`, "</invoke>", "</function_calls>", "<|tool_call>", "call:now{", "call:write{path:", quoteGemma, "<tool_call|>", "now", "launch",
-	"<arg_key>", "city", "</arg_key>", "<arg_value>", "</arg_value>", "\n", " ", "null", "12", "true", "日本", "<", "</", "x", "```json\n", "```",
+	"<tool_call>", "</tool_call>", "<function=now>", "<function=get_weather>", "<function=launch>", "</function>",
+	"<parameter=city>", "<parameter=days>", "</parameter>", "<function=write(", `path="a"`, ", ", ")", ">", "{", "}", "[",
+	"]", `"name"`, `: `, `"now"`, `"get_weather"`, `"arguments"`, `"a\"b\u00e9"`,
+	`{"name": "now", "arguments": {}}`, `{"name": "write", "arguments": {"lines": 1`, "<tool_code>", "</tool_code>",
+	"<function_calls>", `<invoke name="now">`, `<parameter name="city">`, "</invoke>", "</function_calls>", "<|tool_call>",
+	"call:now{", "call:write{path:", quoteGemma, "<tool_call|>", "now", "launch",
+	"<arg_key>", "city", "</arg_key>", "<arg_value>", "</arg_value>", "\n", " ", "null", "12", "true", "日本", "<", "</",
+	"x", "```json\n", "```",
 }
 
-// TestCutsDoNotMatter: however a text is cut, the events are those of the whole; and what is no call is there byte for byte.
+// TestCutsDoNotMatter: however a text is cut, the events are those of the whole; and what is no call is there byte
+// for byte.
 func TestCutsDoNotMatter(t *testing.T) {
 	set := testSet(t)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -26,7 +30,8 @@ func TestCutsDoNotMatter(t *testing.T) {
 			b.WriteString(rapid.SampledFrom(pieces).Draw(rt, "piece"))
 		}
 		text := b.String()
-		cfg := Config{Set: set, Family: rapid.SampledFrom([]Family{Generic, QwenFamily, GemmaFamily, LagunaFamily}).Draw(rt, "family"),
+		cfg := Config{Set: set, Family: rapid.SampledFrom([]Family{Generic, QwenFamily, GemmaFamily, LagunaFamily}).Draw(rt,
+			"family"),
 			Serial: rapid.Bool().Draw(rt, "serial")}
 		finishCut := rapid.Bool().Draw(rt, "length")
 		whole, rec := parse(t, cfg, text, finishCut, func(int) bool { return false })
@@ -44,8 +49,8 @@ func TestCutsDoNotMatter(t *testing.T) {
 
 type fataler interface{ Fatalf(string, ...any) }
 
-// conserved checks that text and calls are parts of the input in their order, and that nothing lies between them but whitespace
-// and marks that close a region. partial says that the end may be missing.
+// conserved checks that text and calls are parts of the input in their order, and that nothing lies between them but
+// whitespace and marks that close a region. partial says that the end may be missing.
 func conserved(t fataler, text string, r *record, partial bool) {
 	// What is left without the text, with a mark where text was.
 	var rest strings.Builder

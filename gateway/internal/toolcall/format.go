@@ -16,7 +16,8 @@ const (
 	FunctionCalls        // F9
 )
 
-var formatNames = [...]string{"none", "qwen_xml", "bare_xml", "signature", "hermes", "tool_code", "bare_json", "gemma", "laguna", "function_calls"}
+var formatNames = [...]string{"none", "qwen_xml", "bare_xml", "signature", "hermes", "tool_code", "bare_json", "gemma",
+	"laguna", "function_calls"}
 
 // String names the format for metrics.
 func (f Format) String() string { return formatNames[f] }

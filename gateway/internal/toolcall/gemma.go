@@ -8,7 +8,8 @@ var GemmaMarks = []string{openGemma, closeGemma, quoteGemma}
 // quoteGemma stands around strings in F7.
 const quoteGemma = `<|"|>`
 
-// gemma reads F7: call:NAME{key:value,…}, behind the opening mark. Its arguments are written as JSON while they come in.
+// gemma reads F7: call:NAME{key:value,…}, behind the opening mark. Its arguments are written as JSON while they
+// come in.
 type gemma struct {
 	p     *Parser
 	state gemState

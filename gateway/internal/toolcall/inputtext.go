@@ -6,9 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// InputText takes the free text of a custom tool's call out of the arguments object that the model writes, while it is being
-// written: {"input":"text"}. It is a reader of one JSON string behind a fixed opening; arguments of any other form are
-// looked at when they are complete.
+// InputText takes the free text of a custom tool's call out of the arguments object that the model writes, while it is
+// being written: {"input":"text"}. It is a reader of one JSON string behind a fixed opening; arguments of any other
+// form are looked at when they are complete.
 type InputText struct {
 	args []byte // all arguments so far
 	at   int    // bytes of args that were read
@@ -109,8 +109,8 @@ func (x *InputText) flush(dst []byte) []byte {
 	return dst
 }
 
-// End appends what is left when the arguments are complete: of arguments in another form the text under the key, else the
-// arguments themselves.
+// End appends what is left when the arguments are complete: of arguments in another form the text under the key, else
+// the arguments themselves.
 func (x *InputText) End(dst []byte) []byte {
 	dst = x.flush(dst)
 	if x.sent > 0 || x.mode == inputInside || x.at > 0 {

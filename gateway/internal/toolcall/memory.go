@@ -14,9 +14,9 @@ const (
 	MaxMemoryBytes = 64 << 20
 )
 
-// Memory keeps the calls that models wrote, so that a history that comes back in structured form can be rendered as it was
-// written: the new prompt then begins with the tokens that the model has seen. The least recently used call goes first. It is
-// safe for concurrent use.
+// Memory keeps the calls that models wrote, so that a history that comes back in structured form can be rendered as it
+// was written: the new prompt then begins with the tokens that the model has seen. The least recently used call goes
+// first. It is safe for concurrent use.
 type Memory struct {
 	maxCalls, maxBytes int
 

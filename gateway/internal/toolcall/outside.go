@@ -18,8 +18,8 @@ const (
 	closeGemma         = "<tool_call|>"
 )
 
-// openers are looked for in every text. Each begins with the only '<' it has, so that a failed one leaves nothing to look at
-// again but the byte that failed.
+// openers are looked for in every text. Each begins with the only '<' it has, so that a failed one leaves nothing to
+// look at again but the byte that failed.
 var openers = []string{openToolCall, openFunction, openToolCode, openFunctionCalls}
 
 // outside reads a byte that is in no region.
@@ -75,8 +75,8 @@ func (p *Parser) mark() (mark string, part bool) {
 	return mark, part
 }
 
-// OpensCall returns the mark in which a call begins that b spells, or whether b may still become one. Inside of another call the
-// marks that only occur within calls do not count.
+// OpensCall returns the mark in which a call begins that b spells, or whether b may still become one. Inside of another
+// call the marks that only occur within calls do not count.
 func OpensCall(b []byte, inside bool) (mark string, part bool) {
 	try := func(m string) {
 		if !bytes.HasPrefix([]byte(m), b) {
@@ -124,7 +124,8 @@ func isSpace(c byte) bool { return c == ' ' || c == '\n' || c == '\t' || c == '\
 
 // isName reports whether c may stand in a tool's name.
 func isName(c byte) bool {
-	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '.' || c == ':' || c == '-'
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' ||
+		c == '.' || c == ':' || c == '-'
 }
 
 const maxName = 128

@@ -27,12 +27,12 @@ type Config struct {
 	NewID func() string
 }
 
-// Parser finds calls in a text that comes in pieces. It looks at one byte at a time, so that what it finds does not depend on
-// where the text was cut. What is not part of a call comes out as text. Not safe for concurrent use.
+// Parser finds calls in a text that comes in pieces. It looks at one byte at a time, so that what it finds does not
+// depend on where the text was cut. What is not part of a call comes out as text. Not safe for concurrent use.
 //
-// Outside of calls it looks for openers; whitespace at the start and behind a call waits, because it is dropped when a call
-// follows. An opener starts a region, in which the machine of a format reads. Until the machine announces a call, the region
-// may still turn out to be text.
+// Outside of calls it looks for openers; whitespace at the start and behind a call waits, because it is dropped when a
+// call follows. An opener starts a region, in which the machine of a format reads. Until the machine announces a call,
+// the region may still turn out to be text.
 type Parser struct {
 	cfg Config
 	out Output
@@ -85,8 +85,8 @@ const (
 // machine reads the markup of one region.
 type machine interface {
 	push(c byte) verdict
-	// pending is the number of last bytes that are not decided: a mark in progress, or what did not fit. They are read again as
-	// text when the region breaks.
+	// pending is the number of last bytes that are not decided: a mark in progress, or what did not fit. They are read
+	// again as text when the region breaks.
 	pending() int
 	// ending tells how far the present call came.
 	ending() ending
@@ -149,8 +149,8 @@ func (p *Parser) Decided() int {
 // Failure says why markup that looked like a call is text or a repaired call, empty when nothing of the sort happened.
 func (p *Parser) Failure() string { return p.failure }
 
-// Finish ends the text. cut says that there was no more room: a call that is not complete then has no end, and markup that has
-// not become a call yet is dropped. Otherwise what is missing is repaired.
+// Finish ends the text. cut says that there was no more room: a call that is not complete then has no end, and markup
+// that has not become a call yet is dropped. Otherwise what is missing is repaired.
 func (p *Parser) Finish(cut bool, out Output) {
 	if p.finished {
 		return
@@ -276,8 +276,8 @@ func (p *Parser) markupIsText(n int, why string) {
 	p.text(p.region[:n], p.from+n)
 }
 
-// leftover handles what stands behind the last call of a region: nothing but whitespace and the start of a closing mark is
-// dropped, the rest is text.
+// leftover handles what stands behind the last call of a region: nothing but whitespace and the start of a closing mark
+// is dropped, the rest is text.
 func (p *Parser) leftover(n int) {
 	b := p.region[:n]
 	rest := bytes.TrimLeft(b, " \t\r\n]")

@@ -204,7 +204,8 @@ func gemmaValue(v string) string {
 }
 
 var formats = []formatCase{
-	{format: QwenXML, family: QwenFamily, closer: "\n</tool_call>", missing: true, garbled: "<tool_call>\n<function=now>\nwhat?",
+	{format: QwenXML, family: QwenFamily, closer: "\n</tool_call>", missing: true,
+		garbled: "<tool_call>\n<function=now>\nwhat?",
 		call: func(name string, args ...string) string {
 			return "<tool_call>\n<function=" + name + ">\n" + pairs(args, func(k, v string) string {
 				return "<parameter=" + k + ">\n" + unquoted(v) + "\n</parameter>\n"
@@ -216,19 +217,23 @@ var formats = []formatCase{
 				return "<parameter=" + k + ">" + unquoted(v) + "</parameter>"
 			}, "") + "</function>"
 		}},
-	{format: QwenXML, label: "qwen_xml with JSON", family: QwenFamily, closer: "\n</tool_call>", missing: true, garbled: "<tool_call>\n<function=now>\n{oops",
+	{format: QwenXML, label: "qwen_xml with JSON", family: QwenFamily, closer: "\n</tool_call>", missing: true,
+		garbled: "<tool_call>\n<function=now>\n{oops",
 		call: func(name string, args ...string) string {
 			return "<tool_call>\n<function=" + name + ">\n" + jsonObject(args) + "\n</function>\n</tool_call>"
 		}},
-	{format: BareXML, label: "bare_xml with JSON", family: Generic, closer: "</function>", missing: true, garbled: "<function=now>{oops",
+	{format: BareXML, label: "bare_xml with JSON", family: Generic, closer: "</function>", missing: true,
+		garbled: "<function=now>{oops",
 		call: func(name string, args ...string) string {
 			return "<function=" + name + ">" + jsonObject(args) + "</function>"
 		}},
 	{format: Signature, family: QwenFamily, closer: "</function>", garbled: "<function=now(=)>",
 		call: func(name string, args ...string) string {
-			return "<function=" + name + "(" + pairs(args, func(k, v string) string { return k + "=" + v }, ", ") + ")></function>"
+			return "<function=" + name + "(" + pairs(args, func(k, v string) string { return k + "=" + v },
+				", ") + ")></function>"
 		}},
-	{format: Hermes, family: QwenFamily, closer: "\n</tool_call>", missing: true, garbled: `<tool_call>{"name": "now", oops`,
+	{format: Hermes, family: QwenFamily, closer: "\n</tool_call>", missing: true,
+		garbled: `<tool_call>{"name": "now", oops`,
 		call: func(name string, args ...string) string {
 			return "<tool_call>\n{\"name\": \"" + name + "\", \"arguments\": " + jsonObject(args) + "}\n</tool_call>"
 		}},
@@ -242,15 +247,18 @@ var formats = []formatCase{
 		}},
 	{format: Gemma, family: GemmaFamily, closer: "<tool_call|>", missing: true, garbled: "<|tool_call>call:now{,}",
 		call: func(name string, args ...string) string {
-			return "<|tool_call>call:" + name + "{" + pairs(args, func(k, v string) string { return k + ":" + gemmaValue(v) }, ",") + "}<tool_call|>"
+			return "<|tool_call>call:" + name + "{" + pairs(args, func(k, v string) string { return k + ":" + gemmaValue(v) },
+				",") + "}<tool_call|>"
 		}},
-	{format: Laguna, family: LagunaFamily, closer: "</tool_call>", missing: true, garbled: "<tool_call>now\n<arg_key>a</arg_key>what?",
+	{format: Laguna, family: LagunaFamily, closer: "</tool_call>", missing: true,
+		garbled: "<tool_call>now\n<arg_key>a</arg_key>what?",
 		call: func(name string, args ...string) string {
 			return "<tool_call>" + name + "\n" + pairs(args, func(k, v string) string {
 				return "<arg_key>" + k + "</arg_key>\n<arg_value>" + unquoted(v) + "</arg_value>\n"
 			}, "") + "</tool_call>"
 		}},
-	{format: FunctionCalls, family: Generic, closer: "\n</function_calls>", missing: true, garbled: "<function_calls>\n<invoke name=\"now\">what?",
+	{format: FunctionCalls, family: Generic, closer: "\n</function_calls>", missing: true,
+		garbled: "<function_calls>\n<invoke name=\"now\">what?",
 		call: func(name string, args ...string) string {
 			return "<function_calls>\n<invoke name=\"" + name + "\">\n" + pairs(args, func(k, v string) string {
 				return "<parameter name=\"" + k + "\">" + unquoted(v) + "</parameter>\n"
@@ -258,7 +266,8 @@ var formats = []formatCase{
 		}},
 }
 
-// TestFormats is the table of docs/spec/http-api.md §21 item 6: every format and what may happen to it, whole and byte by byte.
+// TestFormats is the table of docs/spec/http-api.md §21 item 6: every format and what may happen to it, whole and byte
+// by byte.
 func TestFormats(t *testing.T) {
 	set := testSet(t)
 	for _, f := range formats {
@@ -270,15 +279,25 @@ func TestFormats(t *testing.T) {
 			want       []string
 			failed     bool
 		}{
-			{"complete", "Sure.\n" + known + "\n", []string{"text Sure.\n", "start get_weather", `args {"city": "Rome à \"la\" 日本 😀", "days": 2}`, "end get_weather"}, false},
-			{"missing closer", strings.TrimSuffix(known, f.closer), []string{"start get_weather", `args {"city": "Rome à \"la\" 日本 😀", "days": 2}`, "end get_weather"}, !f.missing && f.closer != ""},
+			{"complete", "Sure.\n" + known + "\n",
+				[]string{"text Sure.\n", "start get_weather", `args {"city": "Rome à \"la\" 日本 😀", "days": 2}`, "end get_weather"},
+				false}, {"missing closer", strings.TrimSuffix(known, f.closer),
+				[]string{"start get_weather", `args {"city": "Rome à \"la\" 日本 😀", "days": 2}`, "end get_weather"},
+				!f.missing && f.closer != ""},
 			{"unknown name", f.call("launch", "a", `"b"`), []string{"text " + f.call("launch", "a", `"b"`)}, !f.late},
-			{"unknown name then known", f.call("launch", "a", `"b"`) + "\n" + f.call("now"), []string{"text " + f.call("launch", "a", `"b"`) + "\n", "start now", "args {}", "end now"}, true},
-			{"garbled start", strings.Replace(known, "get_weather", "get weather?", 1), []string{"text " + strings.Replace(known, "get_weather", "get weather?", 1)}, !f.late},
-			{"two calls", known + "\n" + f.call("write", "path", `"a"`, "lines", "3"), []string{"start get_weather", `args {"city": "Rome à \"la\" 日本 😀", "days": 2}`,
-				"end get_weather", "start write", `args {"path": "a", "lines": 3}`, "end write"}, false},
-			{"text behind", known + "\n\nDone.", []string{"start get_weather", `args {"city": "Rome à \"la\" 日本 😀", "days": 2}`, "end get_weather", "text \n\nDone."}, false},
-			{"nested", f.call("get_weather", nested...), []string{"start get_weather", `args {"deep": {"a": {"b": [1, "x", null, {"c": true}]}}, "list": [1, 2]}`, "end get_weather"}, false},
+			{"unknown name then known", f.call("launch", "a", `"b"`) + "\n" + f.call("now"),
+				[]string{"text " + f.call("launch", "a", `"b"`) + "\n", "start now", "args {}", "end now"}, true},
+			{"garbled start", strings.Replace(known, "get_weather", "get weather?", 1),
+				[]string{"text " + strings.Replace(known, "get_weather", "get weather?", 1)}, !f.late},
+			{"two calls", known + "\n" + f.call("write", "path", `"a"`, "lines", "3"),
+				[]string{"start get_weather", `args {"city": "Rome à \"la\" 日本 😀", "days": 2}`,
+					"end get_weather", "start write", `args {"path": "a", "lines": 3}`, "end write"}, false},
+			{"text behind", known + "\n\nDone.",
+				[]string{"start get_weather", `args {"city": "Rome à \"la\" 日本 😀", "days": 2}`, "end get_weather",
+					"text \n\nDone."}, false},
+			{"nested", f.call("get_weather", nested...),
+				[]string{"start get_weather", `args {"deep": {"a": {"b": [1, "x", null, {"c": true}]}}, "list": [1, 2]}`,
+					"end get_weather"}, false},
 			{"empty arguments", f.call("now"), []string{"start now", "args {}", "end now"}, false},
 			{"garbled behind the name", f.garbled, nil, true},
 		}

@@ -9,8 +9,9 @@ import (
 // maxDepth bounds the nesting of JSON that a model writes.
 const maxDepth = 256
 
-// scanner reads one JSON value byte by byte and copies it. What it has copied can be completed to valid JSON at any time: commas,
-// escapes, numbers and words wait until they are whole. Control characters inside strings, which models write, are escaped.
+// scanner reads one JSON value byte by byte and copies it. What it has copied can be completed to valid JSON at any
+// time: commas, escapes, numbers and words wait until they are whole. Control characters inside strings, which models
+// write, are escaped.
 type scanner struct {
 	out   []byte // copied, for the caller to take
 	state scanState
@@ -186,7 +187,8 @@ func (s *scanner) inEscape(c byte) verdict {
 	return more
 }
 
-// repair completes what was copied to a valid value. Nothing may have been copied at all; then the caller must provide a value.
+// repair completes what was copied to a valid value. Nothing may have been copied at all; then the caller must provide
+// a value.
 func (s *scanner) repair() {
 	switch s.state {
 	case scanString, scanEscape:
@@ -218,8 +220,8 @@ func (s *scanner) take() []byte {
 	return b
 }
 
-// CompleteObject completes the JSON of an object that was cut off: strings and brackets are closed, a key without a value gets
-// null. It returns false for anything else, such as an object with a fault inside or with text behind it.
+// CompleteObject completes the JSON of an object that was cut off: strings and brackets are closed, a key without a
+// value gets null. It returns false for anything else, such as an object with a fault inside or with text behind it.
 func CompleteObject(text string) (string, bool) {
 	text = strings.TrimSpace(text)
 	if !strings.HasPrefix(text, "{") {

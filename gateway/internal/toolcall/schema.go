@@ -36,7 +36,8 @@ const (
 )
 
 var kindNames = map[string]kinds{
-	"integer": kindInteger, "number": kindNumber, "boolean": kindBoolean, "null": kindNull, "object": kindObject, "array": kindArray, "string": kindString,
+	"integer": kindInteger, "number": kindNumber, "boolean": kindBoolean, "null": kindNull, "object": kindObject,
+	"array": kindArray, "string": kindString,
 }
 
 // of returns the types that parameter key may have; 0 = unknown.

@@ -21,13 +21,17 @@ type form struct {
 }
 
 var (
-	qwenForm = form{format: QwenXML, next: openFunction, outer: closeToolCall, nameEnd: ">", param: "<parameter=", keyEnd: ">",
+	qwenForm = form{format: QwenXML, next: openFunction, outer: closeToolCall, nameEnd: ">",
+		param: "<parameter=", keyEnd: ">",
 		valueEnd: "</parameter>", end: "</function>"}
-	bareForm = form{format: BareXML, nameEnd: ">", param: "<parameter=", keyEnd: ">", valueEnd: "</parameter>", end: "</function>"}
+	bareForm = form{format: BareXML, nameEnd: ">", param: "<parameter=", keyEnd: ">",
+		valueEnd: "</parameter>", end: "</function>"}
 
-	lagunaForm = form{format: Laguna, param: "<arg_key>", keyEnd: "</arg_key>", valueOpen: "<arg_value>", valueEnd: "</arg_value>",
-		end: closeToolCall, keepSpace: true}
-	invokeForm = form{format: FunctionCalls, next: `<invoke name="`, outer: closeFunctionCalls, nameEnd: `">`, param: `<parameter name="`,
+	lagunaForm = form{format: Laguna, param: "<arg_key>", keyEnd: "</arg_key>", valueOpen: "<arg_value>",
+		valueEnd: "</arg_value>",
+		end:      closeToolCall, keepSpace: true}
+	invokeForm = form{format: FunctionCalls, next: `<invoke name="`, outer: closeFunctionCalls, nameEnd: `">`,
+		param:  `<parameter name="`,
 		keyEnd: `">`, valueEnd: "</parameter>", end: "</invoke>"}
 )
 

@@ -56,8 +56,8 @@ type Tool struct {
 	params *schema
 }
 
-// Definition is the canonical chat form {"type":"function","function":{…}}. The three dialects give the same bytes for the same
-// tool; hints to a server (cache_control, defer_loading …) are not part of it.
+// Definition is the canonical chat form {"type":"function","function":{…}}. The three dialects give the same bytes for
+// the same tool; hints to a server (cache_control, defer_loading …) are not part of it.
 func (t *Tool) Definition() *chattemplate.Dict { return t.def }
 
 // Set is the tools of one request. The nil Set has none.
@@ -67,13 +67,14 @@ type Set struct {
 }
 
 // customSchema is what the model sees of a Custom tool.
-var customSchema = json.RawMessage(`{"type":"object","properties":{"` + InputKey + `":{"type":"string"}},"required":["` + InputKey + `"]}`)
+var customSchema = json.RawMessage(`{"type":"object","properties":{"` + InputKey +
+	`":{"type":"string"}},"required":["` + InputKey + `"]}`)
 
 // Join is the name of a tool of a namespace as the model sees it.
 func Join(namespace, local string) string { return namespace + "." + local }
 
-// Add appends a tool. order lists the keys name, description, parameters and strict as the definition had them, so that the
-// prompt keeps their order; nil is that order. A later tool of the same name takes the place of the earlier one.
+// Add appends a tool. order lists the keys name, description, parameters and strict as the definition had them, so that
+// the prompt keeps their order; nil is that order. A later tool of the same name takes the place of the earlier one.
 func (s *Set) Add(t Tool, order []string) error {
 	if t.Namespace != "" {
 		t.Name = Join(t.Namespace, t.Local)
@@ -131,8 +132,8 @@ func (s *Set) Add(t Tool, order []string) error {
 	return nil
 }
 
-// Union is the tools of s followed by those of more; of two with the same name the later one counts, in the place of the first.
-// No set is changed.
+// Union is the tools of s followed by those of more; of two with the same name the later one counts, in the place of
+// the first. No set is changed.
 func (s *Set) Union(more ...*Set) *Set {
 	if !slices.ContainsFunc(more, func(m *Set) bool { return m.Len() > 0 }) {
 		return s

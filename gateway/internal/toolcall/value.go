@@ -11,8 +11,9 @@ import (
 // maxIntegerDigits bounds integers that are read as such; longer ones stay text.
 const maxIntegerDigits = 400
 
-// appendValue appends the JSON of a parameter's text by the types that its schema allows (docs/spec/http-api.md §10.5): each type
-// is tried in a fixed order, and what fits none stays a string. Without types everything but null is a string.
+// appendValue appends the JSON of a parameter's text by the types that its schema allows (docs/spec/http-api.md §10.5):
+// each type is tried in a fixed order, and what fits none stays a string. Without types everything but null is
+// a string.
 func appendValue(dst []byte, text string, k kinds) []byte {
 	trimmed := strings.TrimSpace(text)
 	if k == 0 {
@@ -70,7 +71,8 @@ func appendTyped(dst []byte, text string, kind kinds) ([]byte, bool) {
 
 func appendInteger(dst []byte, text string) ([]byte, bool) {
 	digits := strings.TrimLeft(text, "+-")
-	if len(text)-len(digits) > 1 || digits == "" || len(digits) > maxIntegerDigits || strings.Trim(digits, "0123456789") != "" {
+	if len(text)-len(digits) > 1 || digits == "" || len(digits) > maxIntegerDigits ||
+		strings.Trim(digits, "0123456789") != "" {
 		return dst, false
 	}
 	n, ok := new(big.Int).SetString(text, 10)
@@ -89,8 +91,8 @@ func appendQuoted(dst []byte, text string) []byte {
 	return append(dst, '"')
 }
 
-// appendEscaped appends one byte of a JSON string's inside. Bytes of longer characters pass, so that a text may come cut
-// anywhere.
+// appendEscaped appends one byte of a JSON string's inside. Bytes of longer characters pass, so that a text may come
+// cut anywhere.
 func appendEscaped(dst []byte, c byte) []byte {
 	const hex = "0123456789abcdef"
 	switch {

@@ -2,17 +2,19 @@
 //
 //	body ──codec──▶ Request ──Prepare──▶ Prepared ──Stream or Whole──▶ generate ──events──▶ the dialect's sink
 //
-// A codec reads its body with Service.Read, fills a Request (Service.Parse reads all fields that the dialects share: sampler,
-// lengths, stops, tools, thinking, format, session …; the codec adds the conversation and what only it has), and calls
+// A codec reads its body with Service.Read, fills a Request (Service.Parse reads all fields that the dialects share:
+// sampler, lengths, stops, tools, thinking, format, session …; the codec adds the conversation and what only it has),
+// and calls
 //
-//	Service.Prepare   renders the template, resolves thinking, plans compression, limits the output by tool choice and format;
-//	                  what it changed silently is in Prepared.Warnings
+//	Service.Prepare   renders the template, resolves thinking, plans compression, limits the output by tool choice and
+//	                  format; what it changed silently is in Prepared.Warnings
 //	Service.Stream    runs it as server-sent events through a Stream of the dialect
 //	Service.Whole     runs it into a sink and answers with one object
 //
-// Output reaches the dialect as the events of package emit, in the order of the text: reasoning, content, and for each tool call
-// start, arguments in parts, end. The whole answer is by construction the concatenation of the stream. Which tools were called
-// and why the choice ended stands in generate.Choice.
+// Output reaches the dialect as the events of package emit, in the order of the text: reasoning, content, and for each
+// tool call start, arguments in parts, end. The whole answer is by construction the concatenation of the stream. Which
+// tools were called and why the choice ended stands in generate.Choice.
 //
-// Prepare asks the Budgets of its Deps how long reasoning may last. Service.Render gives the prompt alone, for counting.
+// Prepare asks the Budgets of its Deps how long reasoning may last. Service.Render gives the prompt alone,
+// for counting.
 package turn

@@ -5,8 +5,8 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 )
 
-// ParseFormat reads a format object: response_format of chat, text.format of Responses, output_config.format of Messages. The schema
-// is a member of the object or of its json_schema member.
+// ParseFormat reads a format object: response_format of chat, text.format of Responses, output_config.format of
+// Messages. The schema is a member of the object or of its json_schema member.
 func ParseFormat(parent reqjson.Object, name string) (f Format, err error) {
 	o, ok, err := parent.Object(name)
 	if err != nil || !ok {

@@ -14,12 +14,12 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
-// contentGap is what a model may put between its reasoning and its content. The emitter takes it out there, so it is for turns that
-// begin in reasoning only: content that follows no close marker begins with its first character.
+// contentGap is what a model may put between its reasoning and its content. The emitter takes it out there, so it is
+// for turns that begin in reasoning only: content that follows no close marker begins with its first character.
 const contentGap = `[ \n]{0,2} `
 
-// Guide limits what may be chosen by tool choice, format and strict tools (docs/spec/http-api.md §10.2, §10.8). Prepare does so
-// by itself; it is for runs that Raw made.
+// Guide limits what may be chosen by tool choice, format and strict tools (docs/spec/http-api.md §10.2, §10.8). Prepare
+// does so by itself; it is for runs that Raw made.
 func (s *Service) Guide(m *model.Model, req *Request, p *Prepared) error {
 	calls := req.Tools.Len() > 0 && req.Choice.Mode != ToolNone
 	if req.Format.Kind == FormatGrammar {
@@ -96,7 +96,8 @@ func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls 
 // maxNamed keywords in a warning.
 const maxNamed = 8
 
-// formatRule is the rule of the content, empty when it is free, and a warning when a lenient schema is not held as a whole.
+// formatRule is the rule of the content, empty when it is free, and a warning when a lenient schema is not held as
+// a whole.
 func formatRule(w *grammar.Writer, f Format) (rule, warning string, err error) {
 	switch f.Kind {
 	case FormatJSONObject:

@@ -7,9 +7,9 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 )
 
-// Omit decides about content that the model cannot read: an image, a sound, a file. By default a short text takes its place and
-// the client is warned, because agents keep such content in their history and an error would end the session. With the policy
-// reject it is an error at path. kind is the part's type in any dialect's words.
+// Omit decides about content that the model cannot read: an image, a sound, a file. By default a short text takes its
+// place and the client is warned, because agents keep such content in their history and an error would end the session.
+// With the policy reject it is an error at path. kind is the part's type in any dialect's words.
 func (s *Service) Omit(req *Request) func(kind, path string) (string, error) {
 	return func(kind, path string) (string, error) {
 		if !s.cfg.ImagePlaceholder {

@@ -51,10 +51,12 @@ func (s *Service) Parse(r *http.Request, o reqjson.Object, m *model.Model) (*Req
 	return req, err
 }
 
-// Base reads the fields that every generating endpoint has, legacy completions included. least is the smallest max_tokens.
+// Base reads the fields that every generating endpoint has, legacy completions included. least is the
+// smallest max_tokens.
 func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least float64) (*Request, error) {
 	call := CallFrom(r.Context())
-	req := &Request{ID: call.ID, Arrived: call.Arrived, Priority: Priority(call.Trusted, r.Header.Get("X-Priority")), N: 1, TopLogprobs: generate.NoLogprobs, Scope: call.Scope, Body: o}
+	req := &Request{ID: call.ID, Arrived: call.Arrived, Priority: Priority(call.Trusted, r.Header.Get("X-Priority")), N: 1,
+		TopLogprobs: generate.NoLogprobs, Scope: call.Scope, Body: o}
 	for _, name := range otherConstraints {
 		if o.Has(name) {
 			return nil, reqerr.Unsupported(name, "is not supported; response_format and grammar are")
@@ -102,8 +104,10 @@ func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least 
 	return req, nil
 }
 
-// otherConstraints are fields of other servers that limit the output. To ignore them would break what the client relies on.
-var otherConstraints = []string{"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "json_schema", "regex", "ebnf"}
+// otherConstraints are fields of other servers that limit the output. To ignore them would break what the client
+// relies on.
+var otherConstraints = []string{"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
+	"json_schema", "regex", "ebnf"}
 
 // OneChoice refuses a number of choices above 1, for dialects that answer with one.
 func (r *Request) OneChoice() error {

@@ -33,8 +33,8 @@ type Request struct {
 	Choice  ToolChoice
 	// Body is the object that the request was read from, for what nobody read of it.
 	Body reqjson.Object
-	// Omitted are the kinds of content that a placeholder took the place of, SkippedItems the types of blocks and items of the
-	// conversation that say nothing to this model.
+	// Omitted are the kinds of content that a placeholder took the place of, SkippedItems the types of blocks and items of
+	// the conversation that say nothing to this model.
 	Omitted, SkippedItems []string
 	// Parallel allows more than one call in a turn.
 	Parallel bool
@@ -103,8 +103,8 @@ type Format struct {
 	// Name and Strict are echoed, Schema constrains; FormatJSONSchema only.
 	Name   string
 	Strict bool
-	// Lenient leaves out what cannot be followed, with a warning, instead of refusing the request, and reads the schema as the
-	// standard has it: keys in any order, undeclared ones where nothing forbids them.
+	// Lenient leaves out what cannot be followed, with a warning, instead of refusing the request, and reads the schema as
+	// the standard has it: keys in any order, undeclared ones where nothing forbids them.
 	Lenient bool
 	Schema  json.RawMessage
 	// Grammar is GBNF; FormatGrammar only.
@@ -125,8 +125,8 @@ type Thinking struct {
 	ReplyBudget *int
 }
 
-// On resolves the switch: the first of type, effort, enable_thinking and chat_template_kwargs that says something wins, else
-// byDefault.
+// On resolves the switch: the first of type, effort, enable_thinking and chat_template_kwargs that says something wins,
+// else byDefault.
 func (t Thinking) On(byDefault bool) bool {
 	switch {
 	case t.Type != "":

@@ -18,8 +18,8 @@ import (
 // DefaultQueuedHeaders is how long a stream may wait in the queue before it gets its headers and keep-alives.
 const DefaultQueuedHeaders = 10 * time.Second
 
-// Stream is a dialect's event stream. Its methods may run at the same time as each other for different choices; Ping runs
-// beside all of them and must not touch the state of a choice.
+// Stream is a dialect's event stream. Its methods may run at the same time as each other for different choices; Ping
+// runs beside all of them and must not touch the state of a choice.
 type Stream interface {
 	generate.Sink
 	// Begin sends the headers and the first events, through sse.Writer.Begin. It may be called more than once.
@@ -37,8 +37,9 @@ func (s *Service) Run(ctx context.Context, p *Prepared, sink generate.Sink) (*ge
 	return s.generator.Run(ctx, p.Run, s.record(p, sink))
 }
 
-// Stream runs a request as an event stream. make builds the dialect's side on the writer. An error that comes before the headers
-// is returned for an ordinary answer; one that comes later was sent as an event and is returned for the log.
+// Stream runs a request as an event stream. make builds the dialect's side on the writer. An error that comes before
+// the headers is returned for an ordinary answer; one that comes later was sent as an event and is returned for
+// the log.
 func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, make func(*sse.Writer) Stream) error {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
@@ -74,7 +75,8 @@ func (s *Service) Stream(w http.ResponseWriter, r *http.Request, p *Prepared, ma
 }
 
 // Whole runs a request and answers with the object that build makes.
-func (s *Service) Whole(w http.ResponseWriter, r *http.Request, p *Prepared, sink generate.Sink, build func(*generate.Usage) any) error {
+func (s *Service) Whole(w http.ResponseWriter, r *http.Request, p *Prepared, sink generate.Sink,
+	build func(*generate.Usage) any) error {
 	ctx, stop := s.deadline(r.Context())
 	defer stop()
 	u, err := s.Run(ctx, p, sink)
@@ -97,7 +99,8 @@ func (s *Service) Whole(w http.ResponseWriter, r *http.Request, p *Prepared, sin
 // CompressionWarning is the warning about a prompt that was to be compressed and was not, else empty.
 func CompressionWarning(c *compress.Report) string {
 	switch {
-	case c.Applied, c.Reason == compress.ReasonBelowThreshold, c.Reason == compress.ReasonTools, c.Reason == compress.ReasonFormat:
+	case c.Applied, c.Reason == compress.ReasonBelowThreshold, c.Reason == compress.ReasonTools,
+		c.Reason == compress.ReasonFormat:
 		return ""
 	}
 	return "pflash-skipped"

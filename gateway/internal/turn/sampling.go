@@ -43,8 +43,8 @@ func (s *Service) FillSampling(out *tandemv1.Sampling, m *model.Model) {
 	}
 }
 
-// parseSampling reads the sampler's fields. vocab bounds the ids of logit_bias. A seed is drawn when none is given, so that a
-// generation can be replayed on another worker.
+// parseSampling reads the sampler's fields. vocab bounds the ids of logit_bias. A seed is drawn when none is given, so
+// that a generation can be replayed on another worker.
 func parseSampling(o reqjson.Object, vocab int) (*tandemv1.Sampling, error) {
 	s := &tandemv1.Sampling{}
 	for _, f := range []struct {

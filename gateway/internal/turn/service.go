@@ -83,8 +83,8 @@ type Budget struct {
 	Reasoning func(max int, inside bool) *tandemv1.Reasoning
 }
 
-// MaxTokenize is the most bytes of text that a client may have tokenised at a time, and the most tokens detokenised, outside of prompts:
-// no context bounds them. Both take several times their own memory while they are at work.
+// MaxTokenize is the most bytes of text that a client may have tokenised at a time, and the most tokens detokenised,
+// outside of prompts: no context bounds them. Both take several times their own memory while they are at work.
 const MaxTokenize = 16 << 20
 
 // Service turns normalised requests into generations.
@@ -259,7 +259,8 @@ func (s *Service) limit(m *model.Model, req *Request, thinking bool, p *Prepared
 }
 
 // compression decides whether the prompt is to be compressed and how.
-func (s *Service) compression(req *Request, m *model.Model, conv *chat.Conversation, tokens int) (compress.Func, error) {
+func (s *Service) compression(req *Request, m *model.Model, conv *chat.Conversation,
+	tokens int) (compress.Func, error) {
 	if s.compressor == nil {
 		if req.Pflash.Mode == compress.ModeAuto || req.Pflash.Mode == compress.ModeAlways {
 			return nil, reqerr.Unsupported("pflash", "needs a scorer, which this server does not have")

@@ -59,7 +59,8 @@ func ParseThinking(o reqjson.Object) (t Thinking, kwargs json.RawMessage, err er
 	return t, kwargs, err
 }
 
-// checkKwargs refuses variables that the request gives elsewhere, and values that the gateway's own variables cannot have.
+// checkKwargs refuses variables that the request gives elsewhere, and values that the gateway's own variables
+// cannot have.
 func checkKwargs(kw reqjson.Object) error {
 	for _, name := range []string{"messages", "tools"} {
 		if kw.Has(name) {
@@ -77,8 +78,8 @@ func checkKwargs(kw reqjson.Object) error {
 	return nil
 }
 
-// parseEffort finds the first effort of reasoning.effort, reasoning_effort and output_config.effort. reasoning may also be text
-// of an earlier turn; only an object is looked into.
+// parseEffort finds the first effort of reasoning.effort, reasoning_effort and output_config.effort. reasoning may also
+// be text of an earlier turn; only an object is looked into.
 func parseEffort(o reqjson.Object) (string, error) {
 	for _, from := range []string{"reasoning", "", "output_config"} {
 		in, name := o, "reasoning_effort"

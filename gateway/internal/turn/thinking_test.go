@@ -23,7 +23,8 @@ func TestThinkingSwitch(t *testing.T) {
 			t.Errorf("%s: %v %v, want %v", body, th.On(true), err, want)
 		}
 	}
-	th, _, err := ParseThinking(object(t, `{"thinking":{"type":"enabled","budget_tokens":9,"reply_budget":0},"thinking_budget":7}`))
+	th, _, err := ParseThinking(object(t,
+		`{"thinking":{"type":"enabled","budget_tokens":9,"reply_budget":0},"thinking_budget":7}`))
 	if err != nil || th.BudgetTokens != 9 || th.ReplyBudget == nil || *th.ReplyBudget != 0 {
 		t.Errorf("%+v, %v", th, err)
 	}

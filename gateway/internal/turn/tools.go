@@ -12,8 +12,9 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 )
 
-// ParseTools reads tool definitions in the forms of all dialects (docs/spec/http-api.md §10.1): nested and flat functions, input_schema,
-// custom tools, namespaces. skipped are the types of tools that a server would have to run itself.
+// ParseTools reads tool definitions in the forms of all dialects (docs/spec/http-api.md §10.1): nested and flat
+// functions, input_schema, custom tools, namespaces. skipped are the types of tools that a server would have to
+// run itself.
 func ParseTools(o reqjson.Object) (set *toolcall.Set, skipped []string, err error) {
 	return parseTools(o, "tools")
 }
@@ -209,8 +210,8 @@ func keyOrder(raw json.RawMessage, schema string) []string {
 	return keys
 }
 
-// ParseToolChoice reads tool_choice in the forms of all dialects (§10.2). parallel is what it says about parallel calls, nil =
-// nothing.
+// ParseToolChoice reads tool_choice in the forms of all dialects (§10.2). parallel is what it says about parallel
+// calls, nil = nothing.
 func ParseToolChoice(o reqjson.Object, set *toolcall.Set) (c ToolChoice, parallel *bool, err error) {
 	raw, name, ok := o.Raw("tool_choice")
 	if !ok {

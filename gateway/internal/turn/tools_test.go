@@ -62,7 +62,8 @@ func TestToolsAreCanonical(t *testing.T) {
 		}
 	}
 	// The order of keys is the definition's.
-	set, _, err := ParseTools(object(t, `{"tools":[{"type":"function","function":{"strict":true,"parameters":{},"name":"f"}}]}`))
+	set, _, err := ParseTools(object(t,
+		`{"tools":[{"type":"function","function":{"strict":true,"parameters":{},"name":"f"}}]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +73,8 @@ func TestToolsAreCanonical(t *testing.T) {
 }
 
 func TestNamespacesAndCustomTools(t *testing.T) {
-	set, _, err := ParseTools(object(t, `{"tools":[{"type":"namespace","name":"mcp","tools":[{"type":"function","name":"read","parameters":{}}]},
+	set, _, err := ParseTools(object(t,
+		`{"tools":[{"type":"namespace","name":"mcp","tools":[{"type":"function","name":"read","parameters":{}}]},
 		{"type":"custom","name":"apply_patch","description":"d","format":{"type":"grammar"}}]}`))
 	if err != nil {
 		t.Fatal(err)
@@ -114,7 +116,8 @@ func TestToolChoices(t *testing.T) {
 		c        ToolChoice
 		parallel *bool
 	}{
-		`"auto"`: {}, `"none"`: {c: ToolChoice{Mode: ToolNone}}, `"required"`: {c: ToolChoice{Mode: ToolRequired}}, `"any"`: {c: ToolChoice{Mode: ToolRequired}},
+		`"auto"`: {}, `"none"`: {c: ToolChoice{Mode: ToolNone}}, `"required"`: {c: ToolChoice{Mode: ToolRequired}},
+		`"any"`: {c: ToolChoice{Mode: ToolRequired}},
 		`{"type":"auto","disable_parallel_tool_use":true}`:                                                                      {parallel: &no},
 		`{"type":"any","disable_parallel_tool_use":false}`:                                                                      {c: ToolChoice{Mode: ToolRequired}, parallel: &yes},
 		`{"type":"tool","name":"f"}`:                                                                                            {c: ToolChoice{Mode: ToolNamed, Name: "f"}},
@@ -142,7 +145,8 @@ func TestToolChoices(t *testing.T) {
 func TestToolChoiceFaults(t *testing.T) {
 	const tools = `"tools":[{"name":"f"},{"type":"web_search"}]`
 	for choice, param := range map[string]string{
-		`"sometimes"`: "tool_choice", `{"type":"sometimes"}`: "tool_choice.type", `{"type":"file_search"}`: "tool_choice.type", `{"type":"function"}`: "tool_choice.name",
+		`"sometimes"`: "tool_choice", `{"type":"sometimes"}`: "tool_choice.type",
+		`{"type":"file_search"}`: "tool_choice.type", `{"type":"function"}`: "tool_choice.name",
 		`{"type":"allowed_tools","mode":"sometimes","tools":[{"type":"function","name":"f"}]}`:                 "tool_choice.mode",
 		`{"type":"allowed_tools","tools":[{"type":"function","name":"f"}]}`:                                    "tool_choice.mode",
 		`{"type":"allowed_tools","mode":"auto"}`:                                                               "tool_choice.tools",

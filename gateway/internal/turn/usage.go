@@ -22,7 +22,8 @@ type Timings struct {
 	PrefillPerSec float64 `json:"prefill_tokens_per_sec"`
 	VerifySteps   int64   `json:"verify_steps"`
 	AcceptLength  float64 `json:"accept_length"`
-	// Tokens that were proposed and those of them that were right, whatever proposed them; then those of both that lookup did.
+	// Tokens that were proposed and those of them that were right, whatever proposed them; then those of both that
+	// lookup did.
 	Drafted        int64 `json:"drafted_tokens"`
 	Accepted       int64 `json:"accepted_tokens"`
 	LookupDrafted  int64 `json:"lookup_drafted_tokens"`
@@ -33,7 +34,8 @@ type Timings struct {
 // NewTimings converts an account.
 func NewTimings(u *generate.Usage) Timings {
 	t := Timings{
-		QueueMS: ms(u.Queue), CompressMS: ms(u.Compress), RestoreMS: ms(u.Restore), PrefillMS: ms(u.Prefill), TTFTMS: ms(u.TTFT),
+		QueueMS: ms(u.Queue), CompressMS: ms(u.Compress), RestoreMS: ms(u.Restore),
+		PrefillMS: ms(u.Prefill), TTFTMS: ms(u.TTFT),
 		DecodeMS: ms(u.Decode), TotalMS: ms(u.Total), VerifySteps: u.VerifySteps, Degraded: u.Degraded,
 		DecodePerSec: rate(u.CompletionTokens, u.Decode), PrefillPerSec: rate(u.PrefilledTokens(), u.Prefill),
 		Drafted: u.Drafted, Accepted: u.Accepted, LookupDrafted: u.LookupDrafted, LookupAccepted: u.LookupAccepted,
@@ -57,7 +59,8 @@ func AcceptRate(u *generate.Usage) *float64 {
 type Contract struct {
 	// IDs are the contract ids of the workers that computed the choices, with commas between them; nearly always one.
 	IDs string `json:"contract,omitempty"`
-	// Changes counts moves of a choice to a worker with another id, after which its text may differ from an undisturbed one.
+	// Changes counts moves of a choice to a worker with another id, after which its text may differ from an
+	// undisturbed one.
 	Changes int `json:"contract_changes,omitempty"`
 }
 
@@ -104,8 +107,8 @@ func NewFinishDetails(c *generate.Choice) *FinishDetails {
 		return nil
 	}
 	return &FinishDetails{CloseKind: cmp.Or(c.CloseKind, generate.CloseNone), ThinkingTokens: c.Tokens.Thinking,
-		ContentTokens: c.Tokens.Total - c.Tokens.Thinking, TotalTokens: c.Tokens.Total, Degenerate: c.Degenerate, Clamped: c.Clamped,
-		ToolParseError: c.ToolParseError}
+		ContentTokens: c.Tokens.Total - c.Tokens.Thinking, TotalTokens: c.Tokens.Total,
+		Degenerate: c.Degenerate, Clamped: c.Clamped, ToolParseError: c.ToolParseError}
 }
 
 func ms(d time.Duration) float64 { return round(float64(d)/float64(time.Millisecond), 1) }

@@ -10,11 +10,12 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
 )
 
-// ignored are fields that change nothing by the rules of docs/spec/http-api.md §5.1: labels for somebody's records, and hints about
-// time, price or place. All other fields are read, refused, or named in a warning.
+// ignored are fields that change nothing by the rules of docs/spec/http-api.md §5.1: labels for somebody's records, and
+// hints about time, price or place. All other fields are read, refused, or named in a warning.
 var ignored = []string{
-	"metadata", "user", "client_metadata", "safety_identifier", "user_profile_id", "workspace_id", "diagnostics", "anthropic_version", "anthropic_beta",
-	"service_tier", "store", "cache_control", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "inference_geo", "prediction", "speed",
+	"metadata", "user", "client_metadata", "safety_identifier", "user_profile_id", "workspace_id", "diagnostics",
+	"anthropic_version", "anthropic_beta", "service_tier", "store", "cache_control", "prompt_cache_key",
+	"prompt_cache_retention", "prompt_cache_options", "inference_geo", "prediction", "speed",
 	"stream_options",
 }
 
@@ -28,7 +29,8 @@ const maxWarning = 1000
 // byRule reports whether a field changes nothing by the rules of §5.1.
 func byRule(path string) bool {
 	top, _, _ := strings.Cut(path, ".")
-	return slices.Contains(ignored, top) || strings.Contains(path, "[]") && slices.Contains(ignoredInside, path[strings.LastIndexByte(path, '.')+1:])
+	return slices.Contains(ignored, top) || strings.Contains(path, "[]") &&
+		slices.Contains(ignoredInside, path[strings.LastIndexByte(path, '.')+1:])
 }
 
 // listed joins names behind a word, as many as find room, and says how many more there are.
@@ -78,7 +80,8 @@ func grammarTools(set *toolcall.Set) []string {
 	var out []string
 	for _, t := range set.All() {
 		var format struct{ Type string }
-		if t.Kind == toolcall.Custom && t.Format != nil && json.Unmarshal(t.Format, &format) == nil && format.Type == "grammar" {
+		if t.Kind == toolcall.Custom && t.Format != nil && json.Unmarshal(t.Format, &format) == nil &&
+			format.Type == "grammar" {
 			out = append(out, t.Name)
 		}
 	}

@@ -13,8 +13,8 @@ func Modes() []string { return []string{Always, AfterClose, Off} }
 
 const (
 	minPeriod, maxPeriod = 12, 80
-	// fewIDs and repeats: a period of so few distinct tokens is suspicious only after so many repetitions. Rulers, tables and
-	// indentation repeat a token or two for a while.
+	// fewIDs and repeats: a period of so few distinct tokens is suspicious only after so many repetitions. Rulers, tables
+	// and indentation repeat a token or two for a while.
 	fewIDs, repeats = 3, 3
 )
 
@@ -25,8 +25,8 @@ type Watchdog struct {
 	runs [maxPeriod + 1]int // by period: how many of the newest tokens equal the one a period before
 }
 
-// Push adds a token and reports whether the output is degenerate: the last p tokens equal the p before them for a period p of
-// 12…80, and they hold more than 3 distinct ids or stand there 3 times.
+// Push adds a token and reports whether the output is degenerate: the last p tokens equal the p before them for a
+// period p of 12…80, and they hold more than 3 distinct ids or stand there 3 times.
 func (w *Watchdog) Push(id int32) bool {
 	at := w.n % len(w.ring)
 	found := false
