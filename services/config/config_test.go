@@ -105,7 +105,8 @@ strict: true
 	if r.Done {
 		t.Fatal(errOut)
 	}
-	want := serveCmd{Port: 8000, Grace: 90 * time.Second, Cap: 512 << 20, APIKey: "hunter2", Workers: []string{"a:1", "b:2,c"}, Strict: true}
+	want := serveCmd{Port: 8000, Grace: 90 * time.Second, Cap: 512 << 20, APIKey: "hunter2",
+		Workers: []string{"a:1", "b:2,c"}, Strict: true}
 	cli.Serve.Flags = Flags{}
 	if d := cmp.Diff(want, cli.Serve); d != "" {
 		t.Error(d)
@@ -176,7 +177,8 @@ func TestDumpMasksSecrets(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &got); err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]any{"port": 8000.0, "grace": "30s", "cap": "2GiB", "api-key": "***", "worker": nil, "strict": false, "width": 0.0, "offset": 0.0}
+	want := map[string]any{"port": 8000.0, "grace": "30s", "cap": "2GiB", "api-key": "***", "worker": nil, "strict": false,
+		"width": 0.0, "offset": 0.0}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
@@ -294,14 +296,16 @@ func TestFlagsBetweenArguments(t *testing.T) {
 		port  int
 	}{
 		{"serve a --port 3 b", "a b", 3}, {"serve a --port=3 b --strict c", "a b c", 3}, {"serve --port 3 a b", "a b", 3},
-		{"serve a -- --port b", "a --port b", 8000}, {"serve a - --port 3 b", "a - b", 3}, {"serve a --span 4 b", "a b", 8000},
+		{"serve a -- --port b", "a --port b", 8000}, {"serve a - --port 3 b", "a - b", 3},
+		{"serve a --span 4 b", "a b", 8000},
 	} {
 		cli, r, _, errOut := parse(t, "", nil, strings.Fields(c.args)...)
 		if r.Done || strings.Join(cli.Serve.Words, " ") != c.words || cli.Serve.Port != c.port {
 			t.Errorf("%s: words %q, port %d, stderr %s", c.args, cli.Serve.Words, cli.Serve.Port, errOut)
 		}
 	}
-	if _, r, _, errOut := parse(t, "", nil, "serve", "a", "--prot", "3", "b"); !r.Done || !strings.Contains(errOut, "unknown flag --prot") {
+	if _, r, _, errOut := parse(t, "", nil, "serve", "a", "--prot", "3", "b"); !r.Done ||
+		!strings.Contains(errOut, "unknown flag --prot") {
 		t.Errorf("unknown flag between arguments: %+v %s", r, errOut)
 	}
 }
@@ -314,7 +318,8 @@ func TestListSettings(t *testing.T) {
 	}
 	for _, s := range list {
 		if s.Flag == "width" {
-			if d := cmp.Diff(Setting{Command: "serve", Flag: "width", Earlier: []string{"breadth", "span"}, Variables: []string{"TANDEM_WIDTH"}, Help: "Width."}, s); d != "" {
+			if d := cmp.Diff(Setting{Command: "serve", Flag: "width", Earlier: []string{"breadth", "span"},
+				Variables: []string{"TANDEM_WIDTH"}, Help: "Width."}, s); d != "" {
 				t.Error(d)
 			}
 			return
@@ -325,17 +330,20 @@ func TestListSettings(t *testing.T) {
 
 // TestNegativeNumbers: a number below zero may stand behind its flag as a word of its own.
 func TestNegativeNumbers(t *testing.T) {
-	for _, args := range [][]string{{"serve", "--offset", "-1"}, {"serve", "--offset=-1"}, {"serve", "--strict", "--offset", "-1", "--port", "2"}} {
+	for _, args := range [][]string{{"serve", "--offset", "-1"}, {"serve", "--offset=-1"},
+		{"serve", "--strict", "--offset", "-1", "--port", "2"}} {
 		cli, r, _, errOut := parse(t, "", nil, args...)
 		if r.Done || cli.Serve.Offset != -1 {
 			t.Errorf("%q: offset %d, %s", args, cli.Serve.Offset, errOut)
 		}
 	}
-	if cli, r, _, errOut := parse(t, "", nil, "serve", "--", "--offset", "-1"); r.Done || strings.Join(cli.Serve.Words, " ") != "--offset -1" {
+	if cli, r, _, errOut := parse(t, "", nil, "serve", "--", "--offset", "-1"); r.Done ||
+		strings.Join(cli.Serve.Words, " ") != "--offset -1" {
 		t.Errorf("behind --: %q, %s", cli.Serve.Words, errOut)
 	}
 	// What is no number stays what it was: a flag.
-	for _, args := range [][]string{{"serve", "--offset", "--strict"}, {"serve", "--offset", "-x"}, {"serve", "--strict", "-1"}} {
+	for _, args := range [][]string{{"serve", "--offset", "--strict"}, {"serve", "--offset", "-x"},
+		{"serve", "--strict", "-1"}} {
 		if _, r, _, _ := parse(t, "", nil, args...); !r.Done || r.Exit != ExitUsage {
 			t.Errorf("%q is accepted", args)
 		}
@@ -344,8 +352,9 @@ func TestNegativeNumbers(t *testing.T) {
 
 func TestExposed(t *testing.T) {
 	for address, want := range map[string]bool{
-		"127.0.0.1:80": false, "127.9.9.9:80": false, "[::1]:80": false, "localhost:80": false, "LOCALHOST:80": false, "unix:///x": false, "unix:x": false,
-		"0.0.0.0:80": true, ":80": true, "[::]:80": true, "10.0.0.1:80": true, "host.example:80": true, "192.168.0.4": true, "": true,
+		"127.0.0.1:80": false, "127.9.9.9:80": false, "[::1]:80": false, "localhost:80": false, "LOCALHOST:80": false,
+		"unix:///x": false, "unix:x": false, "0.0.0.0:80": true, ":80": true, "[::]:80": true, "10.0.0.1:80": true,
+		"host.example:80": true, "192.168.0.4": true, "": true,
 	} {
 		if got := Exposed(address); got != want {
 			t.Errorf("Exposed(%q) = %v", address, got)

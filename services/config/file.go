@@ -21,8 +21,8 @@ type entry struct {
 	list   bool
 }
 
-// fileResolver gives kong the values of a settings file. It differs from kong's own in two ways: a flag whose environment
-// variable is set is left alone, because the environment is stronger than the file; and keys are checked.
+// fileResolver gives kong the values of a settings file. It differs from kong's own in two ways: a flag whose
+// environment variable is set is left alone, because the environment is stronger than the file; and keys are checked.
 type fileResolver struct {
 	path    string
 	cli     any // the command line, which may explain unknown keys
@@ -133,7 +133,8 @@ func (r *fileResolver) Validate(app *kong.Application) error {
 	var problems []error
 	for _, key := range r.order {
 		if !known[key] && !earlier[key] {
-			problems = append(problems, fmt.Errorf("--config: %s:%d: unknown key %q%s", r.path, r.entries[key].line, key, r.hint(key, known)))
+			problems = append(problems,
+				fmt.Errorf("--config: %s:%d: unknown key %q%s", r.path, r.entries[key].line, key, r.hint(key, known)))
 		}
 	}
 	return errors.Join(problems...)

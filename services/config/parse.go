@@ -162,7 +162,8 @@ var (
 	negative = regexp.MustCompile(`^-\.?[0-9]`)
 )
 
-// joinNegative writes "--flag -1" as "--flag=-1": kong would take the number for a flag. No program has flags that are digits.
+// joinNegative writes "--flag -1" as "--flag=-1": kong would take the number for a flag. No program has flags that
+// are digits.
 func joinNegative(args []string) []string {
 	out := make([]string, 0, len(args))
 	for i := 0; i < len(args); i++ {

@@ -13,15 +13,15 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// Variables is implemented by a command line whose flags do not all take the variable TANDEM_<FLAG>: the model of worker-draft is
-// what TANDEM_DRAFT names everywhere else. The map goes from a flag's name to its variables without the prefix, strongest
-// first; an empty list means that the flag has none.
+// Variables is implemented by a command line whose flags do not all take the variable TANDEM_<FLAG>: the model of
+// worker-draft is what TANDEM_DRAFT names everywhere else. The map goes from a flag's name to its variables without the
+// prefix, strongest first; an empty list means that the flag has none.
 type Variables interface {
 	Variables() map[string][]string
 }
 
-// Absent is implemented by a command line that explains flags which it does not have: those of other programs or of other versions that
-// people try. The map goes from a flag's name to the explanation.
+// Absent is implemented by a command line that explains flags which it does not have: those of other programs or of
+// other versions that people try. The map goes from a flag's name to the explanation.
 type Absent interface {
 	Absent() map[string]string
 }
@@ -142,7 +142,8 @@ func noteVariables(name string, environ []string, flags []*kong.Flag, w io.Write
 	var unknown []string
 	for _, entry := range environ {
 		v, value, _ := strings.Cut(entry, "=")
-		if !strings.HasPrefix(v, EnvPrefix+"_") || known[v] || value == "" || slices.ContainsFunc(privatePrefixes, func(p string) bool { return strings.HasPrefix(v, p) }) {
+		if !strings.HasPrefix(v, EnvPrefix+"_") || known[v] || value == "" ||
+			slices.ContainsFunc(privatePrefixes, func(p string) bool { return strings.HasPrefix(v, p) }) {
 			continue
 		}
 		unknown = append(unknown, v)
@@ -190,8 +191,8 @@ func VersionLine(program string) string {
 	return fmt.Sprintf("%s %s %s %s/%s", program, Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
-// Verifier is implemented by commands that can check more than single values before they run: files, and what belongs together.
-// --verify-config asks them.
+// Verifier is implemented by commands that can check more than single values before they run: files, and what belongs
+// together. --verify-config asks them.
 type Verifier interface {
 	Verify() error
 }
@@ -222,7 +223,8 @@ func (listFlag) BeforeReset(app *kong.Kong) error {
 			}
 			earlier := earlierNames(flag)
 			settings = append(settings, Setting{
-				Command: command, Flag: flag.Name, Earlier: earlier, Variables: flag.Envs, Default: flag.Default, Help: flag.Help, Hidden: flag.Hidden,
+				Command: command, Flag: flag.Name, Earlier: earlier, Variables: flag.Envs, Default: flag.Default,
+				Help: flag.Help, Hidden: flag.Hidden,
 				Aliases: slices.DeleteFunc(slices.Clone(flag.Aliases), func(a string) bool { return slices.Contains(earlier, a) }),
 			})
 		}
@@ -240,9 +242,9 @@ func (listFlag) BeforeReset(app *kong.Kong) error {
 	return nil
 }
 
-// spread moves flags before the positional arguments of a command that takes any number of them, so that
-// "run MODEL --max-tokens 3 hello there" is read like "run --max-tokens 3 MODEL hello there": kong takes a list of arguments only in
-// one piece. What follows "--" is no flag.
+// spread moves flags before the positional arguments of a command that takes any number of them, so that "run MODEL
+// --max-tokens 3 hello there" is read like "run --max-tokens 3 MODEL hello there": kong takes a list of arguments only
+// in one piece. What follows "--" is no flag.
 func spread(app *kong.Application, args []string) []string {
 	node := app.Node
 	for i, arg := range args {

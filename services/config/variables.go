@@ -1,7 +1,7 @@
 package config
 
-// programVariables are the variables of all programs' flags. tests/settings holds the list to the programs; it is rewritten by
-// go test ./tests/settings -update.
+// programVariables are the variables of all programs' flags. tests/settings holds the list to the programs; it is
+// rewritten by go test ./tests/settings -update.
 var programVariables = []string{
 	"TANDEM_ADDRESS",
 	"TANDEM_ADVERTISE",
@@ -123,9 +123,9 @@ var otherVariables = []string{
 	"TANDEM_MODELS_DIR", "TANDEM_MODEL_CARDS_DIR", "TANDEM_SCRIPT", "TANDEM_CPU_ISA",
 	// compose.yaml.
 	"TANDEM_BIND", "TANDEM_TARGET_FILE", "TANDEM_DRAFT_FILE", "TANDEM_PREFILL_FILE",
-	"TANDEM_CUDA_DEVICE", "TANDEM_HIP_DEVICE", "TANDEM_VIDEO_GID", "TANDEM_RENDER_GID", "TANDEM_GO_IMAGE", "TANDEM_BASE_IMAGE", "TANDEM_VERSION",
-	"TANDEM_CUDA_BUILD", "TANDEM_CUDA_BASE", "TANDEM_CUDA_ARCHS", "TANDEM_ROCM_BUILD", "TANDEM_ROCM_BASE", "TANDEM_HIP_ARCHS",
-	"TANDEM_MEMORY_LIMIT", "TANDEM_GATEWAY_MEMORY_LIMIT",
+	"TANDEM_CUDA_DEVICE", "TANDEM_HIP_DEVICE", "TANDEM_VIDEO_GID", "TANDEM_RENDER_GID", "TANDEM_GO_IMAGE",
+	"TANDEM_BASE_IMAGE", "TANDEM_VERSION", "TANDEM_CUDA_BUILD", "TANDEM_CUDA_BASE", "TANDEM_CUDA_ARCHS",
+	"TANDEM_ROCM_BUILD", "TANDEM_ROCM_BASE", "TANDEM_HIP_ARCHS", "TANDEM_MEMORY_LIMIT", "TANDEM_GATEWAY_MEMORY_LIMIT",
 	// Launchers of agent clients.
 	"TANDEM_CONTEXT", "TANDEM_CLIENT_HOME",
 	// Tests and tools.
@@ -138,6 +138,6 @@ var privatePrefixes = []string{"TANDEM_TEST_", "TANDEM_AMDSIM_", "TANDEM_GPU_"}
 // renamedVariables had another name once; flags say so in their tags.
 var renamedVariables = map[string]string{
 	"TANDEM_TARGET": "TANDEM_TARGET_FILE", "TANDEM_PREFILL": "TANDEM_PREFILL_FILE", "TANDEM_MODELS": "TANDEM_MODELS_DIR",
-	"TANDEM_KV": "TANDEM_CACHE_TYPE_K", "TANDEM_DRAFT_KV": "TANDEM_DRAFT_CACHE_TYPE", "TANDEM_ROCM_IMAGE": "TANDEM_ROCM_BUILD",
-	"TANDEM_URL": "TANDEM_SERVER",
+	"TANDEM_KV": "TANDEM_CACHE_TYPE_K", "TANDEM_DRAFT_KV": "TANDEM_DRAFT_CACHE_TYPE",
+	"TANDEM_ROCM_IMAGE": "TANDEM_ROCM_BUILD", "TANDEM_URL": "TANDEM_SERVER",
 }

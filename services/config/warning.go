@@ -19,8 +19,8 @@ func (w Warning) String() string { return "--" + w.Flag + ": " + w.Text }
 // Checker is a command that has warnings about its settings.
 type Checker interface{ Check() []Warning }
 
-// Exposed reports whether a listener at address, host:port or unix://path, can be reached from other machines. Names other than
-// localhost count as reachable.
+// Exposed reports whether a listener at address, host:port or unix://path, can be reached from other machines. Names
+// other than localhost count as reachable.
 func Exposed(address string) bool {
 	if strings.HasPrefix(address, "unix:") {
 		return false

@@ -51,8 +51,8 @@ type Builder struct {
 
 // Build fills t with the tree of the candidates under the anchor.
 //
-// Best-first expansion: a heap holds nodes that could be added, keyed by cumulative log-probability. Popping one adds it
-// and pushes its next sibling and its first child, so that with a budget of M at most 2M candidates are ever pushed.
+// Best-first expansion: a heap holds nodes that could be added, keyed by cumulative log-probability. Popping one adds
+// it and pushes its next sibling and its first child, so that with a budget of M at most 2M candidates are ever pushed.
 func (b *Builder) Build(t *Tree, anchor int32, c *Candidates, o Options) {
 	t.Reset(anchor)
 	b.tree = t

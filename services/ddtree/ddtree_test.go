@@ -105,7 +105,8 @@ func TestBuild(t *testing.T) {
 			[]int32{9, 0, 1, 0, 0}, []int32{-1, 0, 0, 1, 3}, []float32{0, -0.654276, -1.039020, -1.443846, -1.448527}, 0},
 		{"tie by ranks", tie, Options{Budget: 4},
 			[]int32{9, 0, 1, 1, 2}, []int32{-1, 0, 1, 0, 2}, []float32{0, -0.75, -1.25, -1.25, -1.625}, 0},
-		{"short lists", &Candidates{Stride: 2, Positions: 3, IDs: []int32{5, -1, 6, 7, -1, -1}, Logprobs: []float32{-1, 0, -1, -2, 0, 0}},
+		{"short lists", &Candidates{Stride: 2, Positions: 3, IDs: []int32{5, -1, 6, 7, -1, -1},
+			Logprobs: []float32{-1, 0, -1, -2, 0, 0}},
 			Options{Budget: 9, ChainSeed: true}, []int32{9, 5, 6, 7}, []int32{-1, 0, 1, 1}, nil, 0},
 	}
 	var b Builder
@@ -205,11 +206,13 @@ func TestKeep(t *testing.T) {
 func TestBelow(t *testing.T) {
 	var tree, out Tree
 	tokens, parents := []int32{10, 11, 12, 13, 14, 15}, []int32{0, 0, 1, 1, 2, 3}
-	if err := tree.Set(9, tokens, parents, []float32{-1, -2, -3, -4, -5, -6}, Limits{Vocab: 100, Nodes: 8, Depth: 8}); err != nil {
+	if err := tree.Set(9, tokens, parents, []float32{-1, -2, -3, -4, -5, -6},
+		Limits{Vocab: 100, Nodes: 8, Depth: 8}); err != nil {
 		t.Fatal(err)
 	}
 	tree.Below(1, &out)
-	want := Tree{Tokens: []int32{10, 12, 13, 15}, Parents: []int32{-1, 0, 0, 1}, Depths: []int32{0, 1, 1, 2}, Logprobs: []float32{0, -2, -3, -5}}
+	want := Tree{Tokens: []int32{10, 12, 13, 15}, Parents: []int32{-1, 0, 0, 1}, Depths: []int32{0, 1, 1, 2},
+		Logprobs: []float32{0, -2, -3, -5}}
 	if d := cmp.Diff(want, out, cmpopts.IgnoreUnexported(Tree{})); d != "" {
 		t.Error(d)
 	}
@@ -231,7 +234,8 @@ func TestNoAllocation(t *testing.T) {
 	keep := make([]bool, 64)
 	round := func() {
 		b.Build(&tree, 9, c, Options{Budget: 22, ChainSeed: true})
-		if err := received.Set(9, tree.Tokens[1:], tree.Parents[1:], tree.Logprobs[1:], Limits{Vocab: 10, Nodes: 22, Depth: 15}); err != nil {
+		if err := received.Set(9, tree.Tokens[1:], tree.Parents[1:], tree.Logprobs[1:],
+			Limits{Vocab: 10, Nodes: 22, Depth: 15}); err != nil {
 			t.Fatal(err)
 		}
 		path = received.Walk(choices, path)

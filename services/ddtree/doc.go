@@ -1,4 +1,5 @@
-// Package ddtree builds draft trees from the per-position candidates of a block draft and walks them after verification.
+// Package ddtree builds draft trees from the per-position candidates of a block draft and walks them
+// after verification.
 //
 // A tree hangs from the anchor, the newest committed token: node 0 is the anchor itself, nodes 1..n are draft tokens in
 // build order, every parent before its children. A node at depth d carries the sum of the log-probabilities of its path

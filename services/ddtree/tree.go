@@ -67,8 +67,8 @@ func (t *Tree) add(token, parent int32, logprob float32) int32 {
 	return i
 }
 
-// Add appends a node that a proposal did not have and returns its index; a child that is there already is returned as it is.
-// The caller keeps within MaxNodes and MaxDepth.
+// Add appends a node that a proposal did not have and returns its index; a child that is there already is returned as
+// it is. The caller keeps within MaxNodes and MaxDepth.
 func (t *Tree) Add(token, parent int32, logprob float32) int32 {
 	if c := t.Child(parent, token); c >= 0 {
 		return c

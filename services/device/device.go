@@ -22,11 +22,13 @@ var pattern = regexp.MustCompile(`^([a-z]+)(?::(\d{1,4}))?$`)
 func Parse(text string) (Name, error) {
 	m := pattern.FindStringSubmatch(text)
 	if m == nil || m[1] == "cpu" && m[2] != "" {
-		return Name{}, fmt.Errorf("%q is no device: cpu, cuda:N for NVIDIA cards, hip:N for AMD cards are, N counted from 0", text)
+		return Name{}, fmt.Errorf("%q is no device: cpu, cuda:N for NVIDIA cards, hip:N for AMD cards are, N counted from 0",
+			text)
 	}
 	switch m[1] {
 	case "gpu", "nvidia", "amd", "rocm", "vulkan", "metal":
-		return Name{}, fmt.Errorf("%q is no device: cpu, cuda:N for NVIDIA cards, hip:N for AMD cards are, N counted from 0", text)
+		return Name{}, fmt.Errorf("%q is no device: cpu, cuda:N for NVIDIA cards, hip:N for AMD cards are, N counted from 0",
+			text)
 	}
 	d := Name{Backend: m[1]}
 	if m[2] != "" {
@@ -45,8 +47,8 @@ func (d Name) String() string {
 
 const libraryPrefix, librarySuffix = "libtandem_", ".so"
 
-// FindLibrary returns the path of the engine library in dir that serves a device. When there is none, the error says which
-// backends dir has and how to get the one that is missing.
+// FindLibrary returns the path of the engine library in dir that serves a device. When there is none, the error says
+// which backends dir has and how to get the one that is missing.
 func FindLibrary(dir string, d Name) (string, error) {
 	path := filepath.Join(dir, libraryPrefix+d.Backend+librarySuffix)
 	if _, err := os.Stat(path); err == nil {

@@ -14,8 +14,9 @@ import (
 	"time"
 )
 
-// digests remembers the digest of files by what identifies their content on disk. It is process-wide on purpose: hashing 17 GB
-// takes many seconds, and gateway, worker and inspection code each open the same file for themselves. Bounded by maxDigests.
+// digests remembers the digest of files by what identifies their content on disk. It is process-wide on purpose:
+// hashing 17 GB takes many seconds, and gateway, worker and inspection code each open the same file for themselves.
+// Bounded by maxDigests.
 var digests = struct {
 	mu     sync.Mutex
 	m      map[fileStat]string
@@ -24,10 +25,10 @@ var digests = struct {
 
 const maxDigests = 256
 
-// Digest is the SHA-256 of the model's bytes in lower-case hex: of the file, or for a sharded model of the shards' digests
-// (32 bytes each) in order, which for a safetensors draft are model.safetensors and config.json. Results are remembered by path, size, modification time and inode, in the process and, after
-// RememberDigests, on disk. The files are read, not mapped: their pages do not count as the process's memory. Cancelling ctx
-// stops the reading.
+// Digest is the SHA-256 of the model's bytes in lower-case hex: of the file, or for a sharded model of the shards'
+// digests (32 bytes each) in order, which for a safetensors draft are model.safetensors and config.json. Results are
+// remembered by path, size, modification time and inode, in the process and, after RememberDigests, on disk. The files
+// are read, not mapped: their pages do not count as the process's memory. Cancelling ctx stops the reading.
 func (f *File) Digest(ctx context.Context) (string, error) {
 	sums := make([]string, len(f.shards))
 	for i, s := range f.shards {
@@ -89,12 +90,12 @@ func shardDigest(ctx context.Context, st fileStat, data []byte) (string, error) 
 	return sum, nil
 }
 
-// settleTime is how old a file's last change must be for its digest to be kept on disk: a change within the same tick of the file
-// system's clock would not show.
+// settleTime is how old a file's last change must be for its digest to be kept on disk: a change within the same tick
+// of the file system's clock would not show.
 const settleTime = 100 * time.Millisecond
 
-// hashFile hashes the file that st describes. Where the path leads to another file by now, the mapping of the one that was opened
-// is read instead. settled reports whether the file is the one of st still, and no longer being written.
+// hashFile hashes the file that st describes. Where the path leads to another file by now, the mapping of the one that
+// was opened is read instead. settled reports whether the file is the one of st still, and no longer being written.
 func hashFile(ctx context.Context, st fileStat, data []byte) (sum string, settled bool, err error) {
 	h := sha256.New()
 	same := func(info os.FileInfo, err error) bool { return err == nil && statOf(st.path, info) == st }

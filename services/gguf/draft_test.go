@@ -21,16 +21,18 @@ func describe(path string) (*gguf.Model, error) {
 	return f.Model()
 }
 
-// TestPublishedDraft: a draft of the dialect "dflash" describes itself like the demonstration draft that it was made of, with its keys
-// behind the architecture's name once, twice or both; keys that disagree are refused by name.
+// TestPublishedDraft: a draft of the dialect "dflash" describes itself like the demonstration draft that it was made
+// of, with its keys behind the architecture's name once, twice or both; keys that disagree are refused by name.
 func TestPublishedDraft(t *testing.T) {
 	want, err := describe(demoDraft)
 	if err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "draft.gguf")
-	doubled := map[string]any{"dflash.dflash.block_size": uint32(16), "dflash.dflash.target_layers": []int32{2, 4, 6}, "dflash.dflash.n_target_features": uint32(1536)}
-	for name, extra := range map[string]map[string]any{"plain": {"dflash.n_target_features": uint32(1536)}, "both": doubled} {
+	doubled := map[string]any{"dflash.dflash.block_size": uint32(16), "dflash.dflash.target_layers": []int32{2, 4, 6},
+		"dflash.dflash.n_target_features": uint32(1536)}
+	for name, extra := range map[string]map[string]any{"plain": {"dflash.n_target_features": uint32(1536)},
+		"both": doubled} {
 		gguftest.PublishedDraft(t, demoDraft, path, extra)
 		got, err := describe(path)
 		if err != nil {
@@ -52,7 +54,8 @@ func TestPublishedDraft(t *testing.T) {
 		wants []string
 	}{
 		{"dflash.dflash.block_size", uint32(8), []string{": dflash.block_size: is 16", "dflash.dflash.block_size is 8"}},
-		{"dflash.dflash.target_layers", []int32{2, 4, 7}, []string{": dflash.target_layers: is [2 4 6]", "dflash.dflash.target_layers is [2 4 7]"}},
+		{"dflash.dflash.target_layers", []int32{2, 4, 7},
+			[]string{": dflash.target_layers: is [2 4 6]", "dflash.dflash.target_layers is [2 4 7]"}},
 		{"dflash.target_layers", []int32{0, 4, 6}, []string{": dflash.target_layers: layer id 0"}},
 		{"dflash.block_size", uint32(1 << 20), []string{": dflash.block_size: "}},
 	} {
@@ -87,7 +90,8 @@ func TestSuccessorsOfDFlash(t *testing.T) {
 		"blk.11.ffn_conv_proj.weight": "DFlash2", "markov_w1.weight": "DSpark", "blk.0.attn_sinks.weight": gguf.KindDFlash,
 	} {
 		w := gguf.NewWriter()
-		for key, value := range map[string]any{"general.architecture": "dflash", "dflash.block_count": uint32(1), "dflash.embedding_length": uint32(32), "dflash.attention.head_count": uint32(1)} {
+		for key, value := range map[string]any{"general.architecture": "dflash", "dflash.block_count": uint32(1),
+			"dflash.embedding_length": uint32(32), "dflash.attention.head_count": uint32(1)} {
 			if err := w.Put(key, value); err != nil {
 				t.Fatal(err)
 			}

@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// ExtractTensors writes a small GGUF with the named tensors of src, in the order of names, to dstPath (by temporary name and
-// rename). It keeps all metadata but the tokenizer's arrays (megabytes that the reader of such a file does not need) and the
-// split.* keys. A name that src does not have is an error and leaves no file.
+// ExtractTensors writes a small GGUF with the named tensors of src, in the order of names, to dstPath (by temporary
+// name and rename). It keeps all metadata but the tokenizer's arrays (megabytes that the reader of such a file does not
+// need) and the split.* keys. A name that src does not have is an error and leaves no file.
 //
-// Two uses: the "tables" a draft worker needs of its target (token_embd.weight and, when the head is not tied, output.weight),
-// and the "fuse" part a target worker needs of its draft (see TableTensors and FuseTensors).
+// Two uses: the "tables" a draft worker needs of its target (token_embd.weight and, when the head is not tied,
+// output.weight), and the "fuse" part a target worker needs of its draft (see TableTensors and FuseTensors).
 func ExtractTensors(src *File, dstPath string, names []string) error {
 	w := NewWriter()
 	for _, key := range src.shards[0].keys {
@@ -34,7 +34,8 @@ func ExtractTensors(src *File, dstPath string, names []string) error {
 	return w.WriteFile(dstPath)
 }
 
-// TableTensors names what a draft needs of the target f: the embedding, and the head unless it is tied to the embedding.
+// TableTensors names what a draft needs of the target f: the embedding, and the head unless it is tied to
+// the embedding.
 func TableTensors(f *File) ([]string, error) {
 	names := []string{"token_embd.weight"}
 	if _, ok := f.Tensor(names[0]); !ok {

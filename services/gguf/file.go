@@ -53,8 +53,9 @@ func statOf(path string, st os.FileInfo) fileStat {
 // shardName matches the file name of a shard: base, number (from 1), count.
 var shardName = regexp.MustCompile(`^(.*)-(\d{5})-of-(\d{5})\.gguf$`)
 
-// Open maps the model at path and checks it. For a sharded model path must be the first shard; the others are found beside it. A folder
-// with config.json and model.safetensors, or a .safetensors file with a config.json beside it, is opened as a DFlash draft. Complaints about the content match ErrInvalid, others come from the file system.
+// Open maps the model at path and checks it. For a sharded model path must be the first shard; the others are found
+// beside it. A folder with config.json and model.safetensors, or a .safetensors file with a config.json beside it, is
+// opened as a DFlash draft. Complaints about the content match ErrInvalid, others come from the file system.
 func Open(path string) (*File, error) {
 	f := &File{}
 	if err := f.openAll(path); err != nil {
@@ -77,7 +78,8 @@ func (f *File) openAll(path string) error {
 	if count > 1 {
 		m := shardName.FindStringSubmatch(filepath.Base(path))
 		if m == nil || m[2] != "00001" || m[3] != fmt.Sprintf("%05d", count) {
-			return atPath(path, invalid("split.count", "first of %d shards must be named like model-00001-of-%05d.gguf", count, count))
+			return atPath(path, invalid("split.count", "first of %d shards must be named like model-00001-of-%05d.gguf",
+				count, count))
 		}
 		for i := 1; i < count; i++ {
 			p := filepath.Join(filepath.Dir(path), fmt.Sprintf("%s-%05d-of-%05d.gguf", m[1], i+1, count))
@@ -92,8 +94,8 @@ func (f *File) openAll(path string) error {
 	return atPath(path, f.index())
 }
 
-// OpenBytes reads a model that is already in memory. data must not change while the File is used. A sharded model is refused:
-// its other files cannot be found.
+// OpenBytes reads a model that is already in memory. data must not change while the File is used. A sharded model is
+// refused: its other files cannot be found.
 func OpenBytes(data []byte) (*File, error) {
 	s, err := parse(data)
 	if err != nil {
@@ -144,8 +146,8 @@ func (f *File) mapShard(path string, parse func(data []byte) (*shard, error)) er
 	return nil
 }
 
-// Release takes the pages of the mapped files that were read so far out of the process's memory. They come back when they are read
-// again, so it may be called at any time before Close.
+// Release takes the pages of the mapped files that were read so far out of the process's memory. They come back when
+// they are read again, so it may be called at any time before Close.
 func (f *File) Release() {
 	for i := range f.shards {
 		if i < len(f.stats) { // not those from memory
@@ -180,7 +182,8 @@ func (f *File) shardCount() (int, error) {
 		return 0, err
 	}
 	if !ok || no != 0 {
-		return 0, invalid("split.no", "this is shard %s of %d: open the first one (…-00001-of-%05d.gguf)", strconv.FormatUint(no+1, 10), count, count)
+		return 0, invalid("split.no", "this is shard %s of %d: open the first one (…-00001-of-%05d.gguf)",
+			strconv.FormatUint(no+1, 10), count, count)
 	}
 	return int(count), nil
 }
@@ -237,8 +240,8 @@ func (f *File) Close() error {
 	return errors.Join(errs...)
 }
 
-// Paths lists the files of the model in shard order, the one that an engine opens first; of a safetensors draft config.json comes second.
-// It is empty for a model opened from memory.
+// Paths lists the files of the model in shard order, the one that an engine opens first; of a safetensors draft
+// config.json comes second. It is empty for a model opened from memory.
 func (f *File) Paths() []string {
 	out := make([]string, len(f.stats))
 	for i, s := range f.stats {

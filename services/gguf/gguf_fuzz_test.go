@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// FuzzOpen feeds foreign bytes to the reader. What it accepts must be usable: every accessor, the summary and every tensor's data.
+// FuzzOpen feeds foreign bytes to the reader. What it accepts must be usable: every accessor, the summary and every
+// tensor's data.
 func FuzzOpen(f *testing.F) {
 	good := tiny(f, nil)
 	f.Add(good)

@@ -77,7 +77,8 @@ func TestShippedModels(t *testing.T) {
 	if err := d.CheckComplete(); err != nil {
 		t.Error(err)
 	}
-	if diff := cmp.Diff(&Draft{Kind: KindDFlash, BlockSize: 16, MaskToken: 8169, TargetLayers: []int{1, 3, 5}, Features: 1536}, d.Draft); diff != "" {
+	if diff := cmp.Diff(&Draft{Kind: KindDFlash, BlockSize: 16, MaskToken: 8169, TargetLayers: []int{1, 3, 5},
+		Features: 1536}, d.Draft); diff != "" {
 		t.Error(diff)
 	}
 	p, err := openModel(t, "tandem-tiny-prefill-q8_0.gguf").Model()
@@ -100,7 +101,8 @@ func TestPublishedSizes(t *testing.T) {
 		}
 		m.Recurrent, m.KVHeads = append(m.Recurrent, rec), append(m.KVHeads, heads)
 	}
-	for typ, want := range map[string]int64{"f16": 65536, "q8_0": 34816, "q5_1": 24576, "q5_0": 22528, "q4_1": 20480, "q4_0": 18432, "tq3_0": 14336} {
+	for typ, want := range map[string]int64{"f16": 65536, "q8_0": 34816, "q5_1": 24576, "q5_0": 22528, "q4_1": 20480,
+		"q4_0": 18432, "tq3_0": 14336} {
 		if got, err := m.KVBytesPerToken(typ, typ); err != nil || got != want {
 			t.Errorf("%s: %d bytes per token (%v), want %d", typ, got, err, want)
 		}
@@ -150,7 +152,8 @@ func TestExtract(t *testing.T) {
 		key   string
 	}{
 		{"tandem-tiny-target-q4_k_m.gguf", TableTensors, []string{"token_embd.weight"}, "qwen35.block_count"},
-		{"tandem-tiny-draft-q8_0.gguf", FuseTensors, []string{"dflash_fc.weight", "dflash_hidden_norm.weight"}, "dflash-draft.dflash.target_layer_ids"},
+		{"tandem-tiny-draft-q8_0.gguf", FuseTensors, []string{"dflash_fc.weight", "dflash_hidden_norm.weight"},
+			"dflash-draft.dflash.target_layer_ids"},
 	}
 	for _, c := range cases {
 		src := openModel(t, c.file)
@@ -209,7 +212,8 @@ func tiny(t testing.TB, mutate func(w *Writer)) []byte {
 		val any
 	}{
 		{"general.architecture", "tiny"}, {"a.u8", uint8(7)}, {"a.i8", int8(-7)}, {"a.u16", uint16(9)}, {"a.i16", int16(-9)},
-		{"a.u32", uint32(11)}, {"a.i32", int32(-11)}, {"a.u64", uint64(1) << 63}, {"a.i64", int64(-13)}, {"a.f32", float32(0.5)},
+		{"a.u32", uint32(11)}, {"a.i32", int32(-11)}, {"a.u64", uint64(1) << 63}, {"a.i64", int64(-13)},
+		{"a.f32", float32(0.5)},
 		{"a.f64", 0.25}, {"a.bool", true}, {"a.strs", []string{"x", "", "日本"}}, {"a.ints", []int32{1, -2, 3}},
 		{"a.bools", []bool{true, false}}, {"a.floats", []float32{1, 2}}, {"a.empty", []string{}},
 	}
@@ -386,7 +390,8 @@ func TestRejects(t *testing.T) {
 		})
 	}
 	dup := "GGUF" + le32(3) + le64(2) + le64(0) + rec("t", 0, 0, 8) + rec("t", 0, 32, 8)
-	if _, err := OpenBytes([]byte(dup + strings.Repeat("\x00", 96))); err == nil || !strings.Contains(err.Error(), "duplicate tensor") {
+	if _, err := OpenBytes([]byte(dup + strings.Repeat("\x00", 96))); err == nil ||
+		!strings.Contains(err.Error(), "duplicate tensor") {
 		t.Errorf("duplicate tensor: %v", err)
 	}
 	// Only the padding after the last tensor may be missing.
@@ -553,7 +558,8 @@ func writeOne(r *strings.Reader) error {
 func TestModelRejects(t *testing.T) {
 	base := map[string]any{
 		"general.architecture": "qwen3", "qwen3.block_count": uint32(1), "qwen3.embedding_length": uint32(64),
-		"qwen3.attention.head_count": uint32(4), "qwen3.attention.head_count_kv": uint32(2), "qwen3.feed_forward_length": uint32(64),
+		"qwen3.attention.head_count": uint32(4), "qwen3.attention.head_count_kv": uint32(2),
+		"qwen3.feed_forward_length": uint32(64),
 	}
 	cases := []struct {
 		key  string

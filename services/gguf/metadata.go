@@ -70,8 +70,8 @@ func (f *File) Ints(key string) (val []int64, ok bool, err error) {
 	return typed(f, key, "array of integers", Value.Ints)
 }
 
-// Int32s reads an array of integers of any width whose values fit into int32 (token ids, token types, layer ids). ok is false
-// when the key is absent.
+// Int32s reads an array of integers of any width whose values fit into int32 (token ids, token types, layer ids). ok is
+// false when the key is absent.
 func (f *File) Int32s(key string) (val []int32, ok bool, err error) {
 	return typed(f, key, "array of i32", func(v Value) ([]int32, bool) {
 		wide, ok := v.Ints()

@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// mapFile maps the whole file read-only. A file that shrinks while it is mapped makes later reads fault; model files are
-// replaced by rename, never in place, so this is accepted.
+// mapFile maps the whole file read-only. A file that shrinks while it is mapped makes later reads fault; model files
+// are replaced by rename, never in place, so this is accepted.
 func mapFile(f *os.File, size int64) (data []byte, unmap func() error, err error) {
 	if size > math.MaxInt {
 		return nil, nil, fmt.Errorf("gguf: %s: %d bytes do not fit into the address space", f.Name(), size)

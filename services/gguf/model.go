@@ -23,7 +23,8 @@ const (
 )
 
 // Groups lists the groups in the order in which they are shown.
-var Groups = []Group{GroupEmbedding, GroupHead, GroupAttention, GroupDeltaNet, GroupFFN, GroupNorms, GroupDraft, GroupOther}
+var Groups = []Group{GroupEmbedding, GroupHead, GroupAttention, GroupDeltaNet, GroupFFN,
+	GroupNorms, GroupDraft, GroupOther}
 
 // TypeCount counts the tensors and bytes of one storage type.
 type TypeCount struct {
@@ -114,7 +115,8 @@ func KVTypes() []string {
 	return out
 }
 
-// KVBytesPerToken is the growth of one sequence's KV cache per token over all attention layers, for the given types of K and V.
+// KVBytesPerToken is the growth of one sequence's KV cache per token over all attention layers, for the given types of
+// K and V.
 func (m *Model) KVBytesPerToken(typeK, typeV string) (int64, error) {
 	k, okK := kvBlockBytes[strings.ToLower(typeK)]
 	v, okV := kvBlockBytes[strings.ToLower(typeV)]
@@ -128,11 +130,12 @@ func (m *Model) KVBytesPerToken(typeK, typeV string) (int64, error) {
 	return total, nil
 }
 
-// StateBytes is the size of one sequence's recurrent state, whatever its length: FP32 delta-rule state and convolution taps of
-// all DeltaNet layers.
+// StateBytes is the size of one sequence's recurrent state, whatever its length: FP32 delta-rule state and convolution
+// taps of all DeltaNet layers.
 func (m *Model) StateBytes() int64 {
 	d := m.DeltaNet
-	perLayer := int64(d.ValueHeads)*int64(d.HeadDim)*int64(d.HeadDim)*4 + int64(d.ConvChannels())*int64(max(d.ConvKernel-1, 0))*4
+	taps := int64(d.ConvChannels()) * int64(max(d.ConvKernel-1, 0))
+	perLayer := 4 * (int64(d.ValueHeads)*int64(d.HeadDim)*int64(d.HeadDim) + taps)
 	total := int64(0)
 	for _, rec := range m.Recurrent {
 		if rec {
@@ -153,8 +156,8 @@ func (m *Model) AttentionLayers() int {
 	return n
 }
 
-// CheckComplete reports the first tensor that a whole model of this architecture must have and this file lacks. Files cut by
-// ExtractTensors are not complete. It is nil for architectures whose tensors the package does not know.
+// CheckComplete reports the first tensor that a whole model of this architecture must have and this file lacks. Files
+// cut by ExtractTensors are not complete. It is nil for architectures whose tensors the package does not know.
 func (m *Model) CheckComplete() error {
 	if m.missingTensor != "" {
 		return invalid(m.missingTensor, "tensor is missing: the file is not a whole %s model", m.Arch)
@@ -170,8 +173,8 @@ func (m *Model) FeedForwardLabel() string {
 	return fmt.Sprint(m.FFN)
 }
 
-// Model reads the architecture's metadata, checks it and the shapes of the tensors that are present against each other, and adds
-// up sizes. It fails for files without the keys every transformer has.
+// Model reads the architecture's metadata, checks it and the shapes of the tensors that are present against each other,
+// and adds up sizes. It fails for files without the keys every transformer has.
 func (f *File) Model() (*Model, error) {
 	r := &modelReader{f: f}
 	m := r.read()

@@ -76,7 +76,8 @@ func (r *modelReader) readHeads(m *Model, blocks int) {
 	m.KVHeads = kv[:m.Layers:m.Layers]
 	for i, n := range m.KVHeads {
 		if n != 0 && m.Heads%n != 0 {
-			r.fail(invalid(r.arch+".attention.head_count_kv", "%d query heads are not a multiple of %d (layer %d)", m.Heads, n, i))
+			r.fail(invalid(r.arch+".attention.head_count_kv", "%d query heads are not a multiple of %d (layer %d)",
+				m.Heads, n, i))
 			return
 		}
 	}
@@ -137,7 +138,8 @@ func (r *modelReader) readLayerKinds(m *Model) {
 		return
 	}
 	if d.ValueHeads%d.KeyHeads != 0 {
-		r.fail(invalid(r.arch+".ssm.time_step_rank", "%d value heads are not a multiple of %d key heads", d.ValueHeads, d.KeyHeads))
+		r.fail(invalid(r.arch+".ssm.time_step_rank", "%d value heads are not a multiple of %d key heads",
+			d.ValueHeads, d.KeyHeads))
 	}
 	if inner != d.ValueHeads*d.HeadDim {
 		r.fail(invalid(r.arch+".ssm.inner_size", "is %d, want %d value heads × %d", inner, d.ValueHeads, d.HeadDim))
@@ -205,7 +207,8 @@ func (r *modelReader) readDraft(m *Model) {
 	m.Draft = d
 }
 
-// draftKind tells DFlash from its successors, which carry its architecture name, by their extra parts (docs/spec/dflash2.md §4.3).
+// draftKind tells DFlash from its successors, which carry its architecture name, by their extra parts
+// (docs/spec/dflash2.md §4.3).
 func draftKind(f *File) string {
 	for _, name := range []string{"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"} {
 		for _, key := range ownKeys(f, name) {
@@ -231,8 +234,8 @@ func draftKind(f *File) string {
 	return KindDFlash
 }
 
-// ownKeys lists the metadata keys under which f holds a setting of DFlash: "<arch>.dflash.<name>", and in the dialect "dflash" also
-// "dflash.<name>", which comes first. It lists at least one, which a file without the setting lacks.
+// ownKeys lists the metadata keys under which f holds a setting of DFlash: "<arch>.dflash.<name>", and in the dialect
+// "dflash" also "dflash.<name>", which comes first. It lists at least one, which a file without the setting lacks.
 func ownKeys(f *File, name string) []string {
 	arch, _ := f.Architecture()
 	plain := "dflash." + name
@@ -268,7 +271,8 @@ func (r *modelReader) ownCount(name string, limit int) (int, bool) {
 	return int(n), ok
 }
 
-// ownInts reads an optional list of DFlash, nil when the file has none, with the key that holds it. Two keys that disagree are an error.
+// ownInts reads an optional list of DFlash, nil when the file has none, with the key that holds it. Two keys that
+// disagree are an error.
 func (r *modelReader) ownInts(name string) (key string, list []int64) {
 	keys := ownKeys(r.f, name)
 	list, _, err := r.f.Ints(keys[0])

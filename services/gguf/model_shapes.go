@@ -12,8 +12,8 @@ type want struct {
 	optional bool
 }
 
-// checkShapes compares the tensors that are present with what the metadata says and notes the first that is missing. The lists
-// cover qwen35, qwen35moe, qwen3 and the drafts; other architectures are only accounted for.
+// checkShapes compares the tensors that are present with what the metadata says and notes the first that is missing.
+// The lists cover qwen35, qwen35moe, qwen3 and the drafts; other architectures are only accounted for.
 func (m *Model) checkShapes(f *File) error {
 	for _, w := range m.expected() {
 		t, ok := f.Tensor(w.name)

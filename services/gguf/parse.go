@@ -245,7 +245,8 @@ func (s *shard) parseTensors(c *cursor, n uint64) error {
 	if n == 0 {
 		return nil
 	}
-	// data_start is rounded up from the position after the last record; pos is at most the file size, so this cannot overflow.
+	// data_start is rounded up from the position after the last record; pos is at most the file size, so this
+	// cannot overflow.
 	dataStart := roundUp(int64(c.pos), s.alignment)
 	running := int64(0)
 	size := int64(len(s.data))
@@ -258,7 +259,8 @@ func (s *shard) parseTensors(c *cursor, n uint64) error {
 			return invalid(t.Name, "offset %d, want %d (tensors must follow each other without gaps)", t.Offset, running)
 		}
 		if t.Bytes > size-dataStart-running {
-			return invalid(t.Name, "needs %d bytes at %d but the file ends at %d: incomplete download?", t.Bytes, dataStart+running, size)
+			return invalid(t.Name, "needs %d bytes at %d but the file ends at %d: incomplete download?", t.Bytes,
+				dataStart+running, size)
 		}
 		t.Offset = dataStart + running
 		running = roundUp(running+t.Bytes, s.alignment)
@@ -318,7 +320,8 @@ func parseTensor(c *cursor, index uint64) (Tensor, error) {
 // tensorBytes is the size of a tensor, with overflow checks on the number of elements and of bytes.
 func tensorBytes(name string, typ Type, shape []int64) (int64, error) {
 	if shape[0]%typ.BlockElems() != 0 {
-		return 0, invalid(name, "first dimension %d is not a multiple of %d, the block of %v", shape[0], typ.BlockElems(), typ)
+		return 0, invalid(name, "first dimension %d is not a multiple of %d, the block of %v",
+			shape[0], typ.BlockElems(), typ)
 	}
 	elems, size := uint64(1), uint64(typ.BlockBytes())
 	for i, ne := range shape {

@@ -10,8 +10,8 @@ import (
 	"sync"
 )
 
-// record keeps digests in a folder, one small file for each path of a model file. Processes share it without locks: an entry
-// appears whole, by a rename, and one that does not describe the file as it is now counts as absent.
+// record keeps digests in a folder, one small file for each path of a model file. Processes share it without locks: an
+// entry appears whole, by a rename, and one that does not describe the file as it is now counts as absent.
 type record struct {
 	dir      string
 	complain func(error)
@@ -27,8 +27,9 @@ type entry struct {
 	SHA256 string `json:"sha256"`
 }
 
-// RememberDigests keeps the digests of model files in dir from now on, so that other processes and later starts need not read the
-// files. complain is told once when dir cannot be written; digests are computed all the same. An empty dir ends it.
+// RememberDigests keeps the digests of model files in dir from now on, so that other processes and later starts need
+// not read the files. complain is told once when dir cannot be written; digests are computed all the same. An empty dir
+// ends it.
 func RememberDigests(dir string, complain func(error)) {
 	digests.mu.Lock()
 	defer digests.mu.Unlock()

@@ -98,8 +98,8 @@ func keep(t *testing.T) (dir string, complaints *[]error) {
 	return dir, complaints
 }
 
-// TestDigestIsKept: a second start takes the digest from the record and does not read the file, which is shown by a change that
-// leaves no trace in size, time and inode; a change that does is seen.
+// TestDigestIsKept: a second start takes the digest from the record and does not read the file, which is shown by a
+// change that leaves no trace in size, time and inode; a change that does is seen.
 func TestDigestIsKept(t *testing.T) {
 	keep(t)
 	path := modelFile(t, 64<<10)
@@ -155,7 +155,8 @@ func TestRecordIsChecked(t *testing.T) {
 	}
 	for name, text := range map[string]string{
 		"empty": "", "cut": string(good[:len(good)-20]), "short digest": strings.Replace(string(good), want, want[:60], 1),
-		"no hex": strings.Replace(string(good), want, strings.Repeat("x", 64), 1), "another path": strings.Replace(string(good), "model.gguf", "other.gguf", 1),
+		"no hex":       strings.Replace(string(good), want, strings.Repeat("x", 64), 1),
+		"another path": strings.Replace(string(good), "model.gguf", "other.gguf", 1),
 	} {
 		if err := os.WriteFile(files[0], []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -31,13 +31,14 @@ func safetensorsPath(path string) (file string, ok bool) {
 	return "", false
 }
 
-// openSafetensors maps a DFlash draft in safetensors with the config.json beside it. Its metadata and tensors get the names of the
-// GGUF dialect "dflash", so that whoever reads the File need not ask in which format the draft came.
+// openSafetensors maps a DFlash draft in safetensors with the config.json beside it. Its metadata and tensors get the
+// names of the GGUF dialect "dflash", so that whoever reads the File need not ask in which format the draft came.
 func (f *File) openSafetensors(path string) error {
 	dir := filepath.Dir(path)
 	part := strings.Contains(filepath.Base(path), "-of-")
 	if index := filepath.Join(dir, "model.safetensors.index.json"); exists(index) && (part || !exists(path)) {
-		return atPath(index, invalid("", "sharded safetensors sets are not read: merge them into one model.safetensors, or convert to GGUF"))
+		return atPath(index, invalid("",
+			"sharded safetensors sets are not read: merge them into one model.safetensors, or convert to GGUF"))
 	}
 	if err := f.mapShard(path, parseSafetensors); err != nil {
 		return err
@@ -113,7 +114,8 @@ func parseSafetensors(data []byte) (*shard, error) {
 	return s, nil
 }
 
-// safetensorsTensor reads one entry of the header; offsets in it count from start. The result's Offset counts from the file's first byte.
+// safetensorsTensor reads one entry of the header; offsets in it count from start. The result's Offset counts from the
+// file's first byte.
 func safetensorsTensor(name string, raw json.RawMessage, start, size int64) (Tensor, error) {
 	var entry struct {
 		Dtype   string  `json:"dtype"`
@@ -144,7 +146,8 @@ func safetensorsTensor(name string, raw json.RawMessage, start, size int64) (Ten
 	}
 	o := entry.Offsets
 	if len(o) != 2 || o[0] < 0 || o[1] < o[0] || o[1] > size-start || o[1]-o[0] != t.Bytes {
-		return Tensor{}, invalid(name, "data_offsets %v do not fit %d bytes of shape %v in a file of %d", o, t.Bytes, entry.Shape, size)
+		return Tensor{}, invalid(name, "data_offsets %v do not fit %d bytes of shape %v in a file of %d", o,
+			t.Bytes, entry.Shape, size)
 	}
 	t.Offset = start + o[0]
 	return t, nil
@@ -154,9 +157,10 @@ func safetensorsTensor(name string, raw json.RawMessage, start, size int64) (Ten
 var (
 	draftNames      = map[string]string{"fc": "fc", "hidden_norm": "enc.output_norm", "norm": "output_norm"}
 	draftLayerNames = map[string]string{
-		"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-		"self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-		"post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+		"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+		"self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+		"self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
+		"mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 	}
 )
 
@@ -208,8 +212,8 @@ type dflashConfig struct {
 	UseSWA       bool    `json:"use_swa"`
 }
 
-// readDraftConfig turns config.json into the metadata of the GGUF dialect "dflash". What the engine does not run is refused here too, so
-// that a worker says so when it starts and not when a target comes.
+// readDraftConfig turns config.json into the metadata of the GGUF dialect "dflash". What the engine does not run is
+// refused here too, so that a worker says so when it starts and not when a target comes.
 func (s *shard) readDraftConfig(data []byte) error {
 	var c draftConfig
 	dec := json.NewDecoder(bytes.NewReader(data))
@@ -268,7 +272,8 @@ func (c *draftConfig) check() error {
 	case arch == "DFlash2DraftModel":
 		return invalid("architectures", "is a DFlash2 draft: this build runs DFlash drafts only")
 	case arch != "DFlashDraftModel":
-		return invalid("architectures", "is %.64q: of safetensors models only DFlash drafts (DFlashDraftModel) are read, others as GGUF", arch)
+		return invalid("architectures",
+			"is %.64q: of safetensors models only DFlash drafts (DFlashDraftModel) are read, others as GGUF", arch)
 	case c.ModelType != "qwen3":
 		return invalid("model_type", "is %.64q, want qwen3", c.ModelType)
 	case len(c.RopeScaling) > 0 && string(c.RopeScaling) != "null":
@@ -297,8 +302,10 @@ func (c *draftConfig) check() error {
 		value *uint32
 		most  uint32
 	}{
-		{"num_hidden_layers", c.Layers, maxLayers}, {"max_position_embeddings", c.Context, maxContext}, {"hidden_size", c.Hidden, maxHidden},
-		{"intermediate_size", c.FFN, maxHidden}, {"num_attention_heads", c.Heads, maxHeads}, {"num_key_value_heads", c.KVHeads, maxHeads},
+		{"num_hidden_layers", c.Layers, maxLayers}, {"max_position_embeddings", c.Context, maxContext},
+		{"hidden_size", c.Hidden, maxHidden},
+		{"intermediate_size", c.FFN, maxHidden}, {"num_attention_heads", c.Heads, maxHeads},
+		{"num_key_value_heads", c.KVHeads, maxHeads},
 		{"head_dim", c.HeadDim, maxHidden}, {"block_size", c.BlockSize, 1 << 12},
 	} {
 		if n.value == nil {

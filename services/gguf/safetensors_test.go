@@ -13,8 +13,8 @@ import (
 	"github.com/tandem-inference/tandem/services/gguf/gguftest"
 )
 
-// TestSafetensorsDraft: a draft in safetensors describes itself like the GGUF it was made of, from its folder and from its file; its
-// digest follows both files; the part that targets fetch can be cut from it.
+// TestSafetensorsDraft: a draft in safetensors describes itself like the GGUF it was made of, from its folder and from
+// its file; its digest follows both files; the part that targets fetch can be cut from it.
 func TestSafetensorsDraft(t *testing.T) {
 	want, err := describe(demoDraft)
 	if err != nil {
@@ -40,7 +40,8 @@ func TestSafetensorsDraft(t *testing.T) {
 			Parameters                                         int64
 		}
 		of := func(m *gguf.Model) shape {
-			return shape{m.Layers, m.Hidden, m.Vocab, m.Context, m.FFN, m.Heads, m.KeyDim, m.KVHeads, m.NormEps, m.RopeBase, m.Parameters}
+			return shape{m.Layers, m.Hidden, m.Vocab, m.Context, m.FFN, m.Heads, m.KeyDim, m.KVHeads, m.NormEps,
+				m.RopeBase, m.Parameters}
 		}
 		if d := cmp.Diff(of(want), of(m)); d != "" {
 			t.Error(d)
@@ -50,7 +51,8 @@ func TestSafetensorsDraft(t *testing.T) {
 		}
 	}
 	f := gguftest.Open(t, dir)
-	if d := cmp.Diff([]string{filepath.Join(dir, "model.safetensors"), filepath.Join(dir, "config.json")}, f.Paths()); d != "" {
+	if d := cmp.Diff([]string{filepath.Join(dir, "model.safetensors"), filepath.Join(dir, "config.json")},
+		f.Paths()); d != "" {
 		t.Error(d)
 	}
 	names, err := gguf.FuseTensors(f)
@@ -145,7 +147,8 @@ func TestDamagedSafetensorsDraft(t *testing.T) {
 		{"empty", "", "header"},
 		{"another dtype", strings.Replace(weights, `"dtype":"BF16"`, `"dtype":"I64" `, 1), "dtype"},
 		{"no object", weights[:8] + "[" + weights[9:], "header"},
-		{"duplicate", weights[:8] + strings.Replace(weights[8:8+header], `"norm.weight"`, `"fc.weight"  `, 1) + weights[8+header:], "fc.weight"},
+		{"duplicate", weights[:8] + strings.Replace(weights[8:8+header], `"norm.weight"`, `"fc.weight"  `,
+			1) + weights[8+header:], "fc.weight"},
 	} {
 		write(model, c.data)
 		refused(c.what, c.wants)

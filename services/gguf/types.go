@@ -44,8 +44,8 @@ const (
 	Q2_0    Type = 42
 )
 
-// typeInfo describes the blocks of a storage type. A zero blockBytes marks a type whose id is known but whose block layout is not
-// settled among implementations; files that use it are refused rather than misread.
+// typeInfo describes the blocks of a storage type. A zero blockBytes marks a type whose id is known but whose block
+// layout is not settled among implementations; files that use it are refused rather than misread.
 type typeInfo struct {
 	name       string
 	blockElems int64
@@ -67,7 +67,8 @@ var typeTable = [...]typeInfo{
 	TQ1_0: {"TQ1_0", 256, 54}, TQ2_0: {"TQ2_0", 256, 66},
 	MXFP4: {"MXFP4", 32, 17}, NVFP4: {"NVFP4", 64, 36},
 	Q1_0: {"Q1_0", 128, 18},
-	Q2_0: {"Q2_0", 0, 0}, // implementations disagree on 64 or 128 values a block, and a fork uses the id for a KV-cache type
+	// implementations disagree on 64 or 128 values a block, and a fork uses the id for a KV-cache type
+	Q2_0: {"Q2_0", 0, 0},
 }
 
 // Known reports whether the id is a storage type whose block layout this package knows.
@@ -81,8 +82,9 @@ func (t Type) String() string {
 	return fmt.Sprintf("type %d", uint32(t))
 }
 
-// Computed reports whether an engine of this build computes with tensors of the type: products with matrices of it, or for the vectors
-// of norms and biases (matrix false) their values. It is what dtype_matmul says in native/src/core/dtype.h.
+// Computed reports whether an engine of this build computes with tensors of the type: products with matrices of it, or
+// for the vectors of norms and biases (matrix false) their values. It is what dtype_matmul says
+// in native/src/core/dtype.h.
 func (t Type) Computed(matrix bool) bool {
 	switch t {
 	case F32, F16, BF16:

@@ -51,14 +51,15 @@ func (t ValueType) size() int {
 	return 0
 }
 
-// Value is one metadata value. It refers to the bytes of its File and must not be used after File.Close; what the accessors
-// return is copied and stays valid.
+// Value is one metadata value. It refers to the bytes of its File and must not be used after File.Close; what the
+// accessors return is copied and stays valid.
 type Value struct {
 	Type  ValueType
 	Elem  ValueType // element type when Type is TypeArray
 	Count int       // number of elements when Type is TypeArray
 
-	// raw holds the payload without its header: scalar bytes, string bytes, or all array elements (strings with their lengths).
+	// raw holds the payload without its header: scalar bytes, string bytes, or all array elements (strings with
+	// their lengths).
 	raw []byte
 }
 
@@ -140,7 +141,8 @@ func (v Value) Strings() ([]string, bool) {
 	if v.Type != TypeArray || v.Elem != TypeString {
 		return nil, false
 	}
-	// One copy of all bytes, then substrings of it: a vocabulary has 250 000 entries and would otherwise be as many allocations.
+	// One copy of all bytes, then substrings of it: a vocabulary has 250 000 entries and would otherwise be as
+	// many allocations.
 	blob := string(v.raw)
 	out := make([]string, v.Count)
 	pos := 0

@@ -12,8 +12,8 @@ import (
 	"slices"
 )
 
-// Writer collects metadata and tensors in order and writes them as one GGUF version 3 file. The same rules hold as for reading:
-// what a Writer accepts, OpenBytes accepts. Not safe for concurrent use.
+// Writer collects metadata and tensors in order and writes them as one GGUF version 3 file. The same rules hold as for
+// reading: what a Writer accepts, OpenBytes accepts. Not safe for concurrent use.
 type Writer struct {
 	keys      map[string]struct{}
 	kv        []byte // encoded metadata records
@@ -32,8 +32,9 @@ func NewWriter() *Writer {
 	return &Writer{keys: map[string]struct{}{}, names: map[string]struct{}{}, alignment: defaultAlignment}
 }
 
-// Put appends a metadata value. The Go type decides the stored type: uint8 … int64, float32, float64, bool, string, and slices
-// of string, bool, int32, uint32, int64, uint64, float32. The key general.alignment (uint32) sets the alignment too.
+// Put appends a metadata value. The Go type decides the stored type: uint8 … int64, float32, float64, bool, string, and
+// slices of string, bool, int32, uint32, int64, uint64, float32. The key general.alignment (uint32) sets the
+// alignment too.
 func (w *Writer) Put(key string, val any) error {
 	v, err := encodeValue(val)
 	if err != nil {
@@ -73,8 +74,8 @@ func (w *Writer) PutValue(key string, v Value) error {
 	return nil
 }
 
-// AddTensor appends a tensor whose data is read from src when the file is written: exactly the bytes that type and shape
-// (ggml order) say, no more and no less.
+// AddTensor appends a tensor whose data is read from src when the file is written: exactly the bytes that type and
+// shape (ggml order) say, no more and no less.
 func (w *Writer) AddTensor(name string, typ Type, shape []int64, src io.Reader) error {
 	t := Tensor{Name: name, Type: typ, Shape: slices.Clone(shape)}
 	switch _, dup := w.names[name]; {
@@ -158,8 +159,8 @@ func copyTensor(dst io.Writer, t pendingTensor) (int64, error) {
 	return n, nil
 }
 
-// WriteFile writes the file under a temporary name in the same folder, syncs it and renames it to path, so that a reader sees
-// either nothing or all of it.
+// WriteFile writes the file under a temporary name in the same folder, syncs it and renames it to path, so that a
+// reader sees either nothing or all of it.
 func (w *Writer) WriteFile(path string) (err error) {
 	tmp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
@@ -238,7 +239,8 @@ func encodeValue(val any) (Value, error) {
 	case []uint64:
 		return encodeArray(x, TypeUint64, le.AppendUint64), nil
 	case []float32:
-		return encodeArray(x, TypeFloat32, func(b []byte, v float32) []byte { return le.AppendUint32(b, math.Float32bits(v)) }), nil
+		return encodeArray(x, TypeFloat32,
+			func(b []byte, v float32) []byte { return le.AppendUint32(b, math.Float32bits(v)) }), nil
 	}
 	return Value{}, fmt.Errorf("cannot store a value of Go type %T", val)
 }

@@ -10,7 +10,8 @@ const benchVocabulary = 150_000
 
 func syntheticVocabulary(n int) *Vocabulary {
 	list := grammartest.Vocabulary(n)
-	return NewVocabulary(Source{Size: n, Bytes: func(id int32) []byte { return []byte(list[id]) }, Named: func(string) (int32, bool) { return 0, false }})
+	return NewVocabulary(Source{Size: n, Bytes: func(id int32) []byte { return []byte(list[id]) },
+		Named: func(string) (int32, bool) { return 0, false }})
 }
 
 // jsonText is a grammar of JSON with limits on whitespace, as response formats use it.
@@ -68,8 +69,8 @@ func BenchmarkMaskHit(b *testing.B) {
 	}
 }
 
-// BenchmarkText follows a JSON document token by token, a mask at every place, states and masks known from earlier requests or
-// not at all.
+// BenchmarkText follows a JSON document token by token, a mask at every place, states and masks known from earlier
+// requests or not at all.
 func BenchmarkText(b *testing.B) {
 	v := syntheticVocabulary(benchVocabulary)
 	const document = `{"name": "some text here", "list": [1, 2.5, -3, {"deep": {"er": ["a", "b", null, true]}}], "more": {"k": "v"}, "last": "a longer text with several words"}`

@@ -18,8 +18,8 @@ type call struct {
 // maxEntries of all closures of a program.
 const maxEntries = 1 << 22
 
-// closure of a node, computed once. Rules that match the empty text are also passed over: hence returning at once from a rule
-// that was just entered never has to be followed.
+// closure of a node, computed once. Rules that match the empty text are also passed over: hence returning at once from
+// a rule that was just entered never has to be followed.
 func (p *program) closure(n int32) *closure {
 	if int(n) < len(p.closures) {
 		if c := p.closures[n]; c != nil {
@@ -81,7 +81,8 @@ func (p *program) onlyEnd(n int32) bool {
 	return false
 }
 
-// sort orders rules so that a rule stands before those that it may begin with. There are no cycles: left recursion is refused.
+// sort orders rules so that a rule stands before those that it may begin with. There are no cycles: left recursion
+// is refused.
 func (p *program) sort() {
 	p.order, p.rules = make([]int32, len(p.starts)), make([]int32, len(p.starts))
 	place := int32(len(p.starts))

@@ -11,8 +11,9 @@ import (
 // FuzzParse: no text makes the parser or the compiler crash or hang, and what compiles can be followed.
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{
-		jsonText, `root ::= "a" | <[3]> !<think> [^\]-a]{2,} $until("x","y")`, "root ::= (a)* # c\na ::= \"\\x41\"? b\nb ::= a?",
-		`root ::= ((("a"*)*)*)* $without("ab")`, "root ::= x{0,9}\nx ::= root2 \"y\"\nroot2 ::= x?", `root ::= "é"{3} .`, "root ::=",
+		jsonText, `root ::= "a" | <[3]> !<think> [^\]-a]{2,} $until("x","y")`,
+		"root ::= (a)* # c\na ::= \"\\x41\"? b\nb ::= a?", `root ::= ((("a"*)*)*)* $without("ab")`,
+		"root ::= x{0,9}\nx ::= root2 \"y\"\nroot2 ::= x?", `root ::= "é"{3} .`, "root ::=",
 	} {
 		f.Add(s, []byte(`{"a": [1]}`))
 	}
@@ -55,7 +56,8 @@ func FuzzSchema(f *testing.F) {
 		`{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a","b"],"additionalProperties":{"type":"integer","minimum":-5,"maximum":1e3}}`,
 		`{"allOf":[{"$ref":"#/$defs/x"},{"anyOf":[{"type":"string","pattern":"^a|b\\d{2,}$"},{"enum":[1,"é",null]}]}],"$defs":{"x":{"type":["string","null"]}}}`,
 		`{"type":"array","prefixItems":[true],"items":{"oneOf":[{"const":1},{"type":"string","format":"date"}]},"minItems":2,"maxItems":300}`,
-		`{"type":"number","exclusiveMinimum":0,"exclusiveMaximum":true,"maximum":-0.0}`, `{"$ref":"#"}`, `{"anyOf":[{"$ref":"#"}]}`,
+		`{"type":"number","exclusiveMinimum":0,"exclusiveMaximum":true,"maximum":-0.0}`, `{"$ref":"#"}`,
+		`{"anyOf":[{"$ref":"#"}]}`,
 	} {
 		f.Add(s, true, false)
 	}
@@ -79,7 +81,9 @@ func FuzzSchema(f *testing.F) {
 		w.Define("root", rule)
 		s, err := Parse(w.Text())
 		if err != nil {
-			if e, ok := err.(*Error); ok && (strings.Contains(e.Message, "left recursion") || strings.Contains(e.Message, "nested deeper") || strings.Contains(e.Message, "bytes, at most")) {
+			if e, ok := err.(*Error); ok &&
+				(strings.Contains(e.Message, "left recursion") || strings.Contains(e.Message, "nested deeper") ||
+					strings.Contains(e.Message, "bytes, at most")) {
 				return
 			}
 			t.Fatalf("%s\n%s\n%v", schema, w.Text(), err)
@@ -101,9 +105,11 @@ func FuzzSpelling(f *testing.F) {
 		schema string
 		kind   byte
 	}{
-		{`true`, 1}, {`{"enum":["</x>",1]}`, 0}, {`{"type":"string","minLength":2,"maxLength":12}`, 3}, {`{"type":["string","null"],"pattern":"^<.a*"}`, 3},
+		{`true`, 1}, {`{"enum":["</x>",1]}`, 0}, {`{"type":"string","minLength":2,"maxLength":12}`, 3},
+		{`{"type":["string","null"],"pattern":"^<.a*"}`, 3},
 		{`{"type":"object","properties":{"a</x>":{"type":"string"}},"additionalProperties":true}`, 2},
-		{`{"anyOf":[{"type":"array","items":{"type":"string"}},{"type":"null"}]}`, 4}, {`{"type":"string","pattern":"[^a]</?[x-z]"}`, 1},
+		{`{"anyOf":[{"type":"array","items":{"type":"string"}},{"type":"null"}]}`, 4},
+		{`{"type":"string","pattern":"[^a]</?[x-z]"}`, 1},
 	} {
 		f.Add(seed.schema, eager, seed.kind)
 	}
@@ -125,7 +131,8 @@ func FuzzSpelling(f *testing.F) {
 		w.Define("root", rule)
 		s, err := Parse(w.Text())
 		if err != nil {
-			if e, ok := err.(*Error); ok && (strings.Contains(e.Message, "left recursion") || strings.Contains(e.Message, "nested deeper")) {
+			if e, ok := err.(*Error); ok &&
+				(strings.Contains(e.Message, "left recursion") || strings.Contains(e.Message, "nested deeper")) {
 				return
 			}
 			t.Fatalf("%s\n%s\n%v", schema, w.Text(), err)

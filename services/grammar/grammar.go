@@ -48,7 +48,8 @@ const (
 	maxMaskWork = 1 << 22
 )
 
-// Mask tells which tokens a state allows. It is immutable. A turn may end where Accepts; ends of turns are not in the mask.
+// Mask tells which tokens a state allows. It is immutable. A turn may end where Accepts; ends of turns are not in
+// the mask.
 type Mask struct {
 	Bits []uint32 // word id/32, bit id%32
 	// Count of allowed tokens; Only is one of them, the only one when Count is 1, and -1 when there is none.
@@ -87,8 +88,8 @@ func (p *program) through(s *tokenShape) shapeTable {
 	return t
 }
 
-// representatives names, for nodes of counted repetitions that one token cannot bring to a limit, the node of the repetition
-// without limits: a round takes at least one byte.
+// representatives names, for nodes of counted repetitions that one token cannot bring to a limit, the node of the
+// repetition without limits: a round takes at least one byte.
 func (p *program) representatives(longest int) []int32 {
 	var rep []int32
 	for _, c := range p.chains {
@@ -286,8 +287,8 @@ func (g *Grammar) step(s *State, class uint8) *State {
 // maxTargets of a state that stepAll tells apart: beyond, its steps are taken when they are asked for.
 const maxTargets = 1 << 12
 
-// stepAll takes the steps of all classes of bytes. Those that choose the same edges lead to the same state, so that a place where
-// all letters but one go on alike costs two steps and not one for every letter.
+// stepAll takes the steps of all classes of bytes. Those that choose the same edges lead to the same state, so that a
+// place where all letters but one go on alike costs two steps and not one for every letter.
 func (g *Grammar) stepAll(s *State) {
 	n := len(s.frames)
 	if n*g.m.classes > maxTargets {
@@ -361,8 +362,8 @@ func (g *Grammar) walk(s *State, nodes []trieNode, mask []uint32) {
 // maxPairs bounds the comparison of a state with a shape.
 const maxPairs = 512
 
-// lasts tells whether a state allows a run of letters as long as the longest token of a group: a cheap way to find out that it does
-// not allow all of them.
+// lasts tells whether a state allows a run of letters as long as the longest token of a group: a cheap way to find out
+// that it does not allow all of them.
 func (g *Grammar) lasts(s *State, length int) bool {
 	class := g.m.classOf['a']
 	for range length {

@@ -72,11 +72,13 @@ func TestLanguage(t *testing.T) {
 		{`root ::= "a" root "b" | "a" root "c" | "x"`, []string{"aaxbc", "x", "axc"}, []string{"aaxb", "aax"}},
 		{"root ::= s\ns ::= \"a\" s \"b\" | \"a\" t \"c\" | \"x\"\nt ::= \"a\" s \"b\" | \"a\" t \"c\" | \"x\"",
 			[]string{strings.Repeat("a", 60) + "x" + strings.Repeat("b", 30) + strings.Repeat("c", 30)}, []string{"aaxb"}},
-		{"root ::= n n n \"x\"\nn ::= \"a\"? | \"\" n2\nn2 ::= n3*\nn3 ::= \"b\"?", []string{"x", "aax", "abbax", "abx"}, []string{"aaaax"}},
+		{"root ::= n n n \"x\"\nn ::= \"a\"? | \"\" n2\nn2 ::= n3*\nn3 ::= \"b\"?",
+			[]string{"x", "aax", "abbax", "abx"}, []string{"aaaax"}},
 		{`root ::= .{2}`, []string{"éé", "ab", "\U0001F600x"}, []string{"a", "abc", "\xff\xff", "é"}},
 		{`root ::= "\x41\u00e9\U0001F600\n\t\\\""`, []string{"A\u00e9\U0001F600\n\t\\\""}, []string{"A"}},
 		{`root ::= [\u0430-\u044f]+ [-a]`, []string{"привет-", "вa"}, []string{"Привет-", "-"}},
-		{`root ::= $until("</p>") "!"`, []string{"</p>!", "a<</p></p>!!"[0:6] + "!", "é<p</p>!"}, []string{"</p>", "abc", "</p></p>!", "\xff</p>!"}},
+		{`root ::= $until("</p>") "!"`, []string{"</p>!", "a<</p></p>!!"[0:6] + "!", "é<p</p>!"},
+			[]string{"</p>", "abc", "</p></p>!", "\xff</p>!"}},
 		{`root ::= $without("ab", "ba") "."`, []string{".", "a.", "aa.", "acb.", "a..b."}, []string{"ab.", "cba.", "a"}},
 		{`root ::= ("<" $until("aab"))*`, []string{"", "<aab", "<aaab<aab"}, []string{"<", "<aa", "<aabx"}},
 		{"root ::=\n  \"a\" |\n  (\n \"b\"\n \"c\" )", []string{"a", "bc"}, []string{"b"}},
@@ -207,8 +209,9 @@ func TestHeavyGrammars(t *testing.T) {
 	for name, text := range map[string]string{
 		"optional": optional, "choice": choice, "layers": layers + `r200 ::= "b"`,
 		"nullable rounds": `root ::= ("a"? "b"?){60000} "c"`, "nested rounds": `root ::= ((("a"?){50000}){50000}){50000}`,
-		"stars": `root ::= (((("a"*)*)*)* "a"*)*`, "counted": `root ::= ("a" | "aa"){0,60000}`, "two stacks": "root ::= \"a\" root \"a\" | \"a\"? \"b\"?",
-		"classes": "root ::= " + strings.Repeat(`[^a-c\u0100-\u0103é-ú] `, 500),
+		"stars": `root ::= (((("a"*)*)*)* "a"*)*`, "counted": `root ::= ("a" | "aa"){0,60000}`,
+		"two stacks": "root ::= \"a\" root \"a\" | \"a\"? \"b\"?",
+		"classes":    "root ::= " + strings.Repeat(`[^a-c\u0100-\u0103é-ú] `, 500),
 	} {
 		start := cputime.Spent(t)
 		s, err := Parse(text)
@@ -324,7 +327,8 @@ func drawGrammar(t *rapid.T) string {
 		case 6:
 			return "(" + expr(depth-1) + " | " + expr(depth-1) + ")"
 		case 7:
-			return "(" + expr(depth-1) + ")" + rapid.SampledFrom([]string{"*", "+", "?", "{2}", "{1,3}", "{0,7}", "{2,}", "{6,9}"}).Draw(t, "repeat")
+			return "(" + expr(depth-1) + ")" +
+				rapid.SampledFrom([]string{"*", "+", "?", "{2}", "{1,3}", "{0,7}", "{2,}", "{6,9}"}).Draw(t, "repeat")
 		default:
 			return fmt.Sprintf(`("a" r%d)`, rapid.IntRange(0, rules-1).Draw(t, "rule"))
 		}
@@ -391,7 +395,8 @@ func TestMasksAreSimulations(t *testing.T) {
 // TestCountedRepetitions: masks far from the limits are shared, and exact near them.
 func TestCountedRepetitions(t *testing.T) {
 	v := testVocabulary("xx", "xxxx", "xxxxxxxx", "x,", ",x")
-	for _, text := range []string{`root ::= ("x" ","?){0,40} "."`, `root ::= ("x" ","?){25,60} "."`, `root ::= ("x" ","?){30,} "."`, `root ::= ([a-x] ","?){40} "."`} {
+	for _, text := range []string{`root ::= ("x" ","?){0,40} "."`, `root ::= ("x" ","?){25,60} "."`,
+		`root ::= ("x" ","?){30,} "."`, `root ::= ([a-x] ","?){40} "."`} {
 		g := compile(t, text, v)
 		s := g.Start()
 		distinct := map[*Mask]bool{}

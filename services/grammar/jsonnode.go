@@ -16,7 +16,8 @@ type jsonNode struct {
 	items   []*jsonNode
 	places  map[string]int // of the members, when there are many of them
 
-	// Of schemas: a number from 1, 0 = not used as one yet; where it is in the text, the address and the root of the resource it is in.
+	// Of schemas: a number from 1, 0 = not used as one yet; where it is in the text, the address and the root of the
+	// resource it is in.
 	id         int
 	path, base string
 	resource   *jsonNode
@@ -161,7 +162,8 @@ func (n *jsonNode) number() *big.Rat {
 		return nil
 	}
 	// Exponents are bounded: an exact 1e999999999 would fill the memory.
-	if i := slices.IndexFunc([]byte(n.text), func(c byte) bool { return c == 'e' || c == 'E' }); i >= 0 && len(n.text)-i > 4 {
+	if i := slices.IndexFunc([]byte(n.text), func(c byte) bool { return c == 'e' || c == 'E' }); i >= 0 &&
+		len(n.text)-i > 4 {
 		return nil
 	}
 	r, ok := new(big.Rat).SetString(n.text)

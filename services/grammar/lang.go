@@ -63,8 +63,8 @@ type operand struct {
 	not bool
 }
 
-// intersect gives the texts that are in all languages, of least to most characters (most < 0: any number), trimmed and minimal, and
-// how many cells of tables were looked at.
+// intersect gives the texts that are in all languages, of least to most characters (most < 0: any number), trimmed and
+// minimal, and how many cells of tables were looked at.
 func intersect(list []operand, least, most int) (d *dfa, cells int, err error) {
 	cuts := []rune{0}
 	for _, o := range list {
@@ -295,8 +295,8 @@ func onlyTexts(texts []string) *dfa {
 	return d
 }
 
-// patternLang is the language of the texts in which a regular expression is found. Look-aheads are followed at the beginning of
-// the text. What was looked at is added to cells.
+// patternLang is the language of the texts in which a regular expression is found. Look-aheads are followed at the
+// beginning of the text. What was looked at is added to cells.
 func patternLang(text string, cells *int) ([]operand, error) {
 	text = fromECMA(text)
 	var list []operand
@@ -334,8 +334,8 @@ func patternLang(text string, cells *int) ([]operand, error) {
 	return list, err
 }
 
-// eachOutside calls visit for every byte of a pattern that is part of no class and no escape, with the depth of groups after it, until
-// visit returns false.
+// eachOutside calls visit for every byte of a pattern that is part of no class and no escape, with the depth of groups
+// after it, until visit returns false.
 func eachOutside(text string, visit func(i, depth int) bool) {
 	depth, class := 0, false
 	for i := 0; i < len(text); i++ {
@@ -385,7 +385,8 @@ func grouped(text string) bool {
 // spaceECMA is \s as ECMA 262 has it, inside a class.
 const spaceECMA = `\t\n\x{B}\f\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}`
 
-// fromECMA writes a regular expression of ECMA 262 in Go's syntax, where the two spell or mean the same thing differently.
+// fromECMA writes a regular expression of ECMA 262 in Go's syntax, where the two spell or mean the same
+// thing differently.
 func fromECMA(text string) string {
 	var b strings.Builder
 	class := false
@@ -425,7 +426,8 @@ func fromECMA(text string) string {
 			fmt.Fprintf(&b, `\x{%X}`, text[i]&31)
 		case c == '0' && (i+1 >= len(text) || text[i+1] < '0' || text[i+1] > '9'):
 			b.WriteString(`\x{0}`)
-		case c == 'a' || c == 'Q' || c == 'E' || c == 'C' || c == 'A' || c == 'z' || c == 'Z' || c == 'e' || c == 'h' || c == 'H':
+		case c == 'a' || c == 'Q' || c == 'E' || c == 'C' || c == 'A' || c == 'z' || c == 'Z' ||
+			c == 'e' || c == 'h' || c == 'H':
 			b.WriteByte(c) // letters that mean themselves there
 			if c == 'A' || c == 'Z' || c == 'z' {
 				// Anchors of other dialects: nobody writes them for their letters.
@@ -555,7 +557,8 @@ func (a *nfa) repeat(x *syntax.Regexp, least, most int, next int32) int32 {
 	return next
 }
 
-// regexLang is the language of the texts in which re is found. Cells of its table and nodes looked at are added to cells.
+// regexLang is the language of the texts in which re is found. Cells of its table and nodes looked at are added
+// to cells.
 func regexLang(re *syntax.Regexp, cells *int) (*dfa, error) {
 	a := &nfa{}
 	a.nodes = append(a.nodes, nfaNode{op: 'm', to: [2]int32{-1, -1}})

@@ -8,7 +8,8 @@ import (
 	"github.com/tandem-inference/tandem/services/grammar/grammartest"
 )
 
-// sameMasks compares masks along a text with what following every token byte by byte says, in a grammar that never made a mask.
+// sameMasks compares masks along a text with what following every token byte by byte says, in a grammar that never made
+// a mask.
 func sameMasks(t *testing.T, masks, bytewise *Grammar, v *Vocabulary, text string) {
 	t.Helper()
 	s, slow := masks.Start(), bytewise.Start()
@@ -25,7 +26,8 @@ func sameMasks(t *testing.T, masks, bytewise *Grammar, v *Vocabulary, text strin
 		if i == len(text) {
 			return
 		}
-		if s, slow = masks.AdvanceBytes(s, []byte(text[i:i+1])), bytewise.AdvanceBytes(slow, []byte(text[i:i+1])); s == nil || slow == nil {
+		if s, slow = masks.AdvanceBytes(s, []byte(text[i:i+1])), bytewise.AdvanceBytes(slow, []byte(text[i:i+1])); s == nil ||
+			slow == nil {
 			t.Fatalf("%q is refused at %d", text, i)
 		}
 	}
@@ -40,13 +42,15 @@ var heavyPlaces = []struct{ name, schema, text string }{
 	{"a pattern without case", `{"type":"string","pattern":"[xX][kK]"}`, `"0x`},
 	{"formats", `{"anyOf":[{"type":"string","format":"uri"},{"type":"string","format":"ipv6"}]}`, `"http://ex`},
 	{"lengths", `{"type":"string","minLength":3,"maxLength":9}`, `"twelve`},
-	{"patterns of keys", `{"patternProperties":{"^a":{"type":"integer"},"b$":{"type":"null"}},"properties":{"ac":true}}`, `{"ac":1,"`},
+	{"patterns of keys", `{"patternProperties":{"^a":{"type":"integer"},"b$":{"type":"null"}},"properties":{"ac":true}}`,
+		`{"ac":1,"`},
 }
 
 // TestMasksOfHeavyPlaces: masks in which letters share their steps are exact for every token.
 func TestMasksOfHeavyPlaces(t *testing.T) {
 	words := grammartest.Vocabulary(3000)[256:]
-	v := testVocabulary(append(words, "storelist", "storestatus", "стор", "номер", "ном", "naï", "\xc3", "\xaf", `list":`, `url"`, "2024-01", "-1", "K\u212a", "http", "://", "::", `9"`, `":"`)...)
+	v := testVocabulary(append(words, "storelist", "storestatus", "стор", "номер", "ном", "naï", "\xc3", "\xaf", `list":`,
+		`url"`, "2024-01", "-1", "K\u212a", "http", "://", "::", `9"`, `":"`)...)
 	for _, c := range heavyPlaces {
 		t.Run(c.name, func(t *testing.T) {
 			sameMasks(t, openGrammar(t, c.schema, v), openGrammar(t, c.schema, v), v, c.text)
@@ -57,7 +61,8 @@ func TestMasksOfHeavyPlaces(t *testing.T) {
 	if testing.Short() {
 		schemas = 8
 	}
-	small := testVocabulary("true", "null", `":`, `",`, `"}`, `{"`, "12", "abc", "é", "\xc3", `\"`, `\u00`, "  ", "\n ", "name", `"name"`, "2024", "a long text that is plain")
+	small := testVocabulary("true", "null", `":`, `",`, `"}`, `{"`, "12", "abc", "é", "\xc3", `\"`, `\u00`, "  ", "\n ",
+		"name", `"name"`, "2024", "a long text that is plain")
 	for n := range schemas {
 		schema := grammartest.RandomFullSchema(rand.New(rand.NewPCG(uint64(n), 11)))
 		var grammars [2]*Grammar
@@ -78,8 +83,8 @@ func TestMasksOfHeavyPlaces(t *testing.T) {
 	}
 }
 
-// TestMaskSteps bounds the pairs that masks of such places look at, over a vocabulary of many words: several times as many are
-// needed when every letter takes a step of its own.
+// TestMaskSteps bounds the pairs that masks of such places look at, over a vocabulary of many words: several times as
+// many are needed when every letter takes a step of its own.
 func TestMaskSteps(t *testing.T) {
 	v := syntheticVocabulary(20_000)
 	for _, c := range heavyPlaces {
@@ -99,8 +104,8 @@ func TestMaskSteps(t *testing.T) {
 	}
 }
 
-// TestForgettingMembers: places of $members get other numbers when they are made again, and states from before lead on as if nothing
-// had been forgotten.
+// TestForgettingMembers: places of $members get other numbers when they are made again, and states from before lead on
+// as if nothing had been forgotten.
 func TestForgettingMembers(t *testing.T) {
 	const schema = `{"properties":{"a":{"type":"integer"},"b":{"type":"integer"},"c":{"properties":{"x":{"type":"null"},"y":{"type":"null"},"z":{"type":"null"}},
 		"required":["z"],"additionalProperties":false},"d":{"type":"integer"}},"required":["a","d"],"additionalProperties":false}`
@@ -158,7 +163,8 @@ func TestForgettingMembers(t *testing.T) {
 	}
 }
 
-// TestPatternsWithoutCase: [xX] is read as a letter without case, also where a pattern stands alone; anchors inside a pattern are followed.
+// TestPatternsWithoutCase: [xX] is read as a letter without case, also where a pattern stands alone; anchors inside a
+// pattern are followed.
 func TestPatternsWithoutCase(t *testing.T) {
 	for _, c := range []struct {
 		pattern    string

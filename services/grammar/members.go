@@ -30,7 +30,8 @@ func hasPart(set []uint64, i int) bool { return set[i/64]>>(i%64)&1 != 0 }
 // members adds the node of a $members; those behind it are made when they are reached.
 func (b *builder) members(x members, next int32) int32 {
 	words := (len(x.parts) + 63) / 64
-	s := memberSet{least: x.least, most: x.most, next: next, required: make([]uint64, words), many: make([]uint64, words), late: make([]uint64, words)}
+	s := memberSet{least: x.least, most: x.most, next: next, required: make([]uint64, words), many: make([]uint64, words),
+		late: make([]uint64, words)}
 	asRule := func(x expr) int32 {
 		if r, ok := x.(ref); ok {
 			return int32(r)

@@ -111,8 +111,8 @@ func atLeast(bound *big.Rat, open bool) *dfa { return compared(bound, open, 1) }
 // atMost is the language of numbers up to a bound.
 func atMost(bound *big.Rat, open bool) *dfa { return compared(bound, open, -1) }
 
-// compared reads the digits of a number beside those of the bound's magnitude. Numbers have no leading zeros, so that one with more
-// digits before the point is larger.
+// compared reads the digits of a number beside those of the bound's magnitude. Numbers have no leading zeros, so that
+// one with more digits before the point is larger.
 func compared(bound *big.Rat, open bool, direction int) *dfa {
 	whole, fraction, _ := decimal(bound)
 	d := &dfa{cuts: numberCuts}

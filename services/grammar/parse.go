@@ -327,7 +327,8 @@ func (p *parser) quoted() string {
 	}
 }
 
-// escape reads a backslash sequence. isByte marks \x above 7F, which in a literal is a byte and in a class a code point.
+// escape reads a backslash sequence. isByte marks \x above 7F, which in a literal is a byte and in a class a
+// code point.
 func (p *parser) escape() (r rune, isByte bool) {
 	at := p.pos
 	p.pos++
@@ -563,7 +564,8 @@ func (p *parser) finish() *Syntax {
 		for i, r := range cycle {
 			names[i] = s.rules[r].name
 		}
-		p.failAt(s.rules[cycle[0]].at, "left recursion: %s; write it with a repetition or with the recursion at the end", strings.Join(names, " -> "))
+		p.failAt(s.rules[cycle[0]].at, "left recursion: %s; write it with a repetition or with the recursion at the end",
+			strings.Join(names, " -> "))
 	}
 	return s
 }

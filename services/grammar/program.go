@@ -46,8 +46,8 @@ type tokenSet struct {
 type chain struct {
 	nodes    []int32
 	min, max int // max < 0: the last node is a loop
-	// The same repetition without its bounds, which a place that is far from them cannot be told from: may goes on or leaves,
-	// must goes on.
+	// The same repetition without its bounds, which a place that is far from them cannot be told from: may goes on or
+	// leaves, must goes on.
 	may, must int32
 }
 
@@ -83,8 +83,8 @@ type builder struct {
 	syntax *Syntax
 	vocab  *Vocabulary
 	made   []expr // bodies of rules made for repetitions
-	// Nodes that read a byte, by their edges, and calls, by rule and next, each once: places that go on alike are equal, so that a mask
-	// sees far fewer of them.
+	// Nodes that read a byte, by their edges, and calls, by rule and next, each once: places that go on alike are equal,
+	// so that a mask sees far fewer of them.
 	bytesNodes map[string]int32
 	callNodes  map[[2]int32]int32
 	key        []byte // scratch

@@ -8,8 +8,8 @@ type gate struct {
 	parent int32
 }
 
-// nullable tells which rules match the empty text, in time linear in the text: what is found out about a part is handed up, and
-// no part is looked at twice. The first gates are the rules.
+// nullable tells which rules match the empty text, in time linear in the text: what is found out about a part is handed
+// up, and no part is looked at twice. The first gates are the rules.
 func (s *Syntax) nullable() []bool {
 	gates := make([]gate, len(s.rules))
 	users := make([][]int32, len(s.rules)) // gates that a rule is a part of

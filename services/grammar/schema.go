@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Bounds of schemas: bytes of text, rules that they become, and parts looked at on the way there, references followed and pairs
-// of values compared.
+// Bounds of schemas: bytes of text, rules that they become, and parts looked at on the way there, references followed
+// and pairs of values compared.
 const (
 	MaxSchema      = 512 << 10
 	maxSchemaRules = 20_000
@@ -20,17 +20,18 @@ const (
 type SchemaOptions struct {
 	// As is how values are written; the zero Spelling is JSON.
 	As Spelling
-	// Open reads the schema as the standard has it: keys in any order, undeclared ones wherever nothing forbids them, arrays that
-	// end within prefixItems. Otherwise keys come in the order of the schema, undeclared ones only where they are asked for, and all
-	// prefixItems are written.
+	// Open reads the schema as the standard has it: keys in any order, undeclared ones wherever nothing forbids them,
+	// arrays that end within prefixItems. Otherwise keys come in the order of the schema, undeclared ones only where they
+	// are asked for, and all prefixItems are written.
 	Open bool
 	// Drop is told of every keyword that cannot be followed, which is then left out. nil: such a keyword is an error.
 	Drop func(*SchemaError)
 }
 
-// Schema adds the rules of a JSON schema and gives the name of the one for the whole value. docs/grammar.md lists the keywords.
-// What cannot be expressed is a *SchemaError. Every text of the rules is valid for the schema; not every valid text is a text of
-// the rules: keys come in the order of the schema, and undeclared keys only where additionalProperties asks for them.
+// Schema adds the rules of a JSON schema and gives the name of the one for the whole value. docs/grammar.md lists the
+// keywords. What cannot be expressed is a *SchemaError. Every text of the rules is valid for the schema; not every
+// valid text is a text of the rules: keys come in the order of the schema, and undeclared keys only where
+// additionalProperties asks for them.
 func (w *Writer) Schema(schema []byte) (rule string, err error) {
 	return w.SchemaWith(schema, SchemaOptions{})
 }
@@ -50,8 +51,9 @@ func (w *Writer) SchemaWith(schema []byte, o SchemaOptions) (rule string, err er
 		return "", &SchemaError{Message: "is not JSON: " + err.Error()}
 	}
 	c := &schemaCompiler{
-		w: w, spelling: o.As, options: o, root: root, limit: w.count + maxSchemaRules, ids: new(int), falseNode: &jsonNode{kind: 'b', text: "false"},
-		places: map[string]*jsonNode{}, dropped: map[string]bool{},
+		w: w, spelling: o.As, options: o, root: root, limit: w.count + maxSchemaRules, ids: new(int),
+		falseNode: &jsonNode{kind: 'b', text: "false"},
+		places:    map[string]*jsonNode{}, dropped: map[string]bool{},
 	}
 	c.forget()
 	defer func() {
@@ -76,11 +78,14 @@ func (w *Writer) SchemaWith(schema []byte, o SchemaOptions) (rule string, err er
 
 // forget empties what was found out about schemas.
 func (c *schemaCompiler) forget() {
-	c.known, c.expanded, c.single, c.open = map[string]string{}, map[string][]*shape{}, map[string][]*shape{}, map[string]bool{}
-	c.vague, c.fruitful, c.langs, c.texts = map[string]bool{}, map[string]bool{}, map[string]patternLangs{}, map[string]textLang{}
+	c.known, c.expanded, c.single, c.open = map[string]string{}, map[string][]*shape{},
+		map[string][]*shape{}, map[string]bool{}
+	c.vague, c.fruitful, c.langs, c.texts = map[string]bool{}, map[string]bool{},
+		map[string]patternLangs{}, map[string]textLang{}
 }
 
-// wider is a compiler whose shapes hold all values that are valid, and perhaps some that are not: what they exclude is excluded.
+// wider is a compiler whose shapes hold all values that are valid, and perhaps some that are not: what they exclude
+// is excluded.
 func (c *schemaCompiler) wider() *schemaCompiler {
 	if c.wide {
 		return c
@@ -134,13 +139,15 @@ func (c *schemaCompiler) know(n *jsonNode) {
 
 // Where schemas stand in schemas: as the value of a keyword, in a list, or by name.
 var (
-	schemaKeywords = []string{"items", "additionalItems", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else", "unevaluatedItems", "unevaluatedProperties"}
-	listKeywords   = []string{"allOf", "anyOf", "oneOf", "prefixItems", "items"}
-	namedKeywords  = []string{"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
+	schemaKeywords = []string{"items", "additionalItems", "additionalProperties", "propertyNames", "contains", "not", "if",
+		"then", "else", "unevaluatedItems", "unevaluatedProperties"}
+	listKeywords  = []string{"allOf", "anyOf", "oneOf", "prefixItems", "items"}
+	namedKeywords = []string{"properties", "patternProperties", "$defs", "definitions",
+		"dependentSchemas", "dependencies"}
 )
 
-// place notes where the nodes of the text are, and what references may call them. base is the address of the resource that n is in;
-// schema says that n stands where schemas do: an $id elsewhere is none.
+// place notes where the nodes of the text are, and what references may call them. base is the address of the resource
+// that n is in; schema says that n stands where schemas do: an $id elsewhere is none.
 func (c *schemaCompiler) place(n *jsonNode, path, base string, resource *jsonNode, schema bool) {
 	n.path, n.base = strings.TrimPrefix(path, "."), base
 	n.resource = resource
@@ -334,7 +341,8 @@ func (c *schemaCompiler) value() string {
 
 // plain reports whether every value is meant.
 func (s *shape) plain() bool {
-	return s.types == typeAll && !s.listed && len(s.except) == 0 && s.number.free() && s.text.free() && s.array.free() && s.object.free()
+	return s.types == typeAll && !s.listed && len(s.except) == 0 && s.number.free() && s.text.free() &&
+		s.array.free() && s.object.free()
 }
 
 func (t *textShape) free() bool {

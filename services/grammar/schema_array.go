@@ -165,14 +165,15 @@ func (c *schemaCompiler) distinct(list []*jsonNode, a *arrayShape, path string) 
 	if a.hi >= 0 {
 		limit = strconv.Itoa(a.hi)
 	}
-	return c.w.Rule(fmt.Sprintf(`"[" %s $members(%d, %s, %s, %s) "]"`, ws, a.lo, limit, c.w.Rule(strings.TrimSpace(`"," `+ws)), strings.Join(parts, ", ")))
+	return c.w.Rule(fmt.Sprintf(`"[" %s $members(%d, %s, %s, %s) "]"`, ws, a.lo, limit,
+		c.w.Rule(strings.TrimSpace(`"," `+ws)), strings.Join(parts, ", ")))
 }
 
 // maxArrayStates of an array that has to hold certain items.
 const maxArrayStates = 2000
 
-// containing writes an array that has to hold certain items, as an automaton over items: its states count the items, and those that
-// are of each kind.
+// containing writes an array that has to hold certain items, as an automaton over items: its states count the items,
+// and those that are of each kind.
 func (c *schemaCompiler) containing(a *arrayShape, path string) string {
 	if len(a.contains) > 4 {
 		c.drop(path+".contains", "is not supported more than 4 times")

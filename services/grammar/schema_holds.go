@@ -230,7 +230,8 @@ func (c *schemaCompiler) prune(s *shape) *shape {
 // errOpen unwinds a look at a schema whose alternatives are not known yet.
 type errOpen struct{}
 
-// probe calls f, which may look at parts of schemas that are just being worked on. It reports whether f came to its end.
+// probe calls f, which may look at parts of schemas that are just being worked on. It reports whether f came to
+// its end.
 func (c *schemaCompiler) probe(f func()) (done bool) {
 	c.probing++
 	defer func() {
@@ -249,8 +250,8 @@ func (c *schemaCompiler) probe(f func()) (done bool) {
 type fruit struct {
 	c    *schemaCompiler
 	open map[string]bool
-	// A set that is open was met and taken for one without values, or one that is not known yet for one with values: what follows
-	// from that is not kept.
+	// A set that is open was met and taken for one without values, or one that is not known yet for one with values: what
+	// follows from that is not kept.
 	met, granted bool
 }
 
@@ -317,12 +318,14 @@ func (f *fruit) prune(s *shape) *shape {
 			}
 		}
 		for _, of := range s.array.contains {
-			if of.lo > 0 && !slices.ContainsFunc(append(slices.Clone(s.array.prefix), s.array.rest), func(x conj) bool { return f.any(x.and(of.conj)) }) {
+			if of.lo > 0 && !slices.ContainsFunc(append(slices.Clone(s.array.prefix), s.array.rest),
+				func(x conj) bool { return f.any(x.and(of.conj)) }) {
 				t &^= typeArray
 			}
 		}
 	}
-	if t&typeString != 0 && !(c.wide && s.text.hi >= 0) && len(s.text.patterns)+len(s.text.formats)+len(s.text.except) > 1 {
+	if t&typeString != 0 && !(c.wide && s.text.hi >= 0) &&
+		len(s.text.patterns)+len(s.text.formats)+len(s.text.except) > 1 {
 		if d, err := c.textLang(&s.text); err == nil && d.empty() {
 			t &^= typeString
 		}

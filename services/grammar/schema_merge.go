@@ -111,7 +111,8 @@ func (a *numberShape) holds(v *big.Rat) bool {
 	if a.integer && !v.IsInt() || a.fraction && v.IsInt() {
 		return false
 	}
-	if a.lo != nil && (v.Cmp(a.lo) < 0 || a.loOpen && v.Cmp(a.lo) == 0) || a.hi != nil && (v.Cmp(a.hi) > 0 || a.hiOpen && v.Cmp(a.hi) == 0) {
+	if a.lo != nil && (v.Cmp(a.lo) < 0 || a.loOpen && v.Cmp(a.lo) == 0) ||
+		a.hi != nil && (v.Cmp(a.hi) > 0 || a.hiOpen && v.Cmp(a.hi) == 0) {
 		return false
 	}
 	for _, m := range a.multiple {

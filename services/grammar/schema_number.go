@@ -27,7 +27,8 @@ func (c *schemaCompiler) number(n *numberShape, path string) string {
 		hi = nil
 	}
 	if !n.plain() || lo != nil && !lo.IsInt() || hi != nil && !hi.IsInt() {
-		return c.numberLang(&numberShape{integer, n.fraction, lo, hi, loOpen, hiOpen, n.multiple, n.notMultiple, n.except}, path)
+		return c.numberLang(&numberShape{integer, n.fraction, lo, hi, loOpen, hiOpen, n.multiple, n.notMultiple, n.except},
+			path)
 	}
 	if lo == nil && hi == nil {
 		if integer {
@@ -81,8 +82,8 @@ func (a *numberShape) plain() bool {
 	return !a.fraction && len(a.multiple)+len(a.notMultiple)+len(a.except) == 0
 }
 
-// bound reads the stricter of an inclusive and an exclusive bound; sign is 1 for lower ones. The exclusive form may be a boolean
-// that makes the inclusive one open, as in older schemas.
+// bound reads the stricter of an inclusive and an exclusive bound; sign is 1 for lower ones. The exclusive form may be
+// a boolean that makes the inclusive one open, as in older schemas.
 func (c *schemaCompiler) bound(s *jsonNode, key, exclusive string, sign int) (v *big.Rat, open bool) {
 	read := func(k string, n *jsonNode) *big.Rat {
 		r := n.number()
@@ -164,7 +165,8 @@ func magnitudes(from *big.Rat, fromOpen bool, to *big.Rat, toOpen bool, integer 
 	return list
 }
 
-// maxDigits of bounds, and of numbers without an upper bound: enough for ±(2^53-1), which generators of schemas like to write.
+// maxDigits of bounds, and of numbers without an upper bound: enough for ±(2^53-1), which generators of schemas like
+// to write.
 const maxDigits = 16
 
 // digitsBetween writes the decimal numbers lo..hi, 0 and more, without leading zeros; hi nil = as far as maxDigits go.

@@ -62,7 +62,8 @@ func (c *schemaCompiler) object(s *shape, path string) string {
 		}
 		declares = true
 		rule := c.inside(value, path+".properties."+k)
-		list = append(list, property{k, c.w.Rule(fmt.Sprintf(`%s ":" %s %s %s`, c.key(k, path+".properties."+k), ws, rule, ws)), must[k]})
+		list = append(list, property{k,
+			c.w.Rule(fmt.Sprintf(`%s ":" %s %s %s`, c.key(k, path+".properties."+k), ws, rule, ws)), must[k]})
 	}
 	extra := c.otherMembers(o, keys, declares, path)
 	least, most := o.lo, o.hi
@@ -119,14 +120,16 @@ func (c *schemaCompiler) anyOrder(list []property, extra string, least, most int
 	if most >= 0 {
 		limit = strconv.Itoa(most)
 	}
-	return c.w.Rule(fmt.Sprintf(`"{" %s $members(%d, %s, %s, %s) "}"`, ws, least, limit, c.w.Rule(strings.TrimSpace(`"," `+ws)), strings.Join(parts, ", ")))
+	return c.w.Rule(fmt.Sprintf(`"{" %s $members(%d, %s, %s, %s) "}"`, ws, least, limit,
+		c.w.Rule(strings.TrimSpace(`"," `+ws)), strings.Join(parts, ", ")))
 }
 
 // inOrder writes declared members in their order, then others.
 func (c *schemaCompiler) inOrder(list []property, extra string, least, most int, path string) string {
 	ws := c.json("ws")
 	comma := strings.TrimSpace(`"," ` + ws)
-	// A state is the next key, and how many members there are as far as that matters. "" = no text leads to the end from there.
+	// A state is the next key, and how many members there are as far as that matters. "" = no text leads to the end
+	// from there.
 	type state struct {
 		next, count int
 		others      bool
@@ -359,7 +362,8 @@ func (c *schemaCompiler) without(o *objectShape, list []*jsonNode, path string) 
 		if v.kind != 'o' || !c.objectHolds(&out, v) {
 			continue
 		}
-		// One member fewer than the value has, a key of it missing, or one that it does not have: the first that is easy to say.
+		// One member fewer than the value has, a key of it missing, or one that it does not have: the first that is easy
+		// to say.
 		switch {
 		case len(v.members) == 0:
 			out.lo = max(out.lo, 1)
@@ -380,7 +384,8 @@ func (c *schemaCompiler) constant(v *jsonNode) *jsonNode {
 	return n
 }
 
-// otherKey writes strings that are none of the keys. They are written without escapes, so that there is one spelling to compare.
+// otherKey writes strings that are none of the keys. They are written without escapes, so that there is one spelling
+// to compare.
 func (c *schemaCompiler) otherKey(keys []string, path string) string {
 	not := `"\\\x00-\x1F`
 	if c.spelling.Until != "" {

@@ -7,13 +7,13 @@ import (
 	"strconv"
 )
 
-// A schema is turned into shapes: alternatives, each of which says for every type of JSON what a value of that type has to be. The
-// conjunction of two shapes is again one shape, so allOf, $ref and neighbours of anyOf cost nothing; only real choices multiply.
-// Schemas of parts (of members and items) stay what they are in the text: a set of nodes that all have to hold, or not to hold. So
-// recursion ends, and equal sets become the same rule.
+// A schema is turned into shapes: alternatives, each of which says for every type of JSON what a value of that type has
+// to be. The conjunction of two shapes is again one shape, so allOf, $ref and neighbours of anyOf cost nothing; only
+// real choices multiply. Schemas of parts (of members and items) stay what they are in the text: a set of nodes that
+// all have to hold, or not to hold. So recursion ends, and equal sets become the same rule.
 //
-// Alternatives may leave out values that are valid, never take some that are not. Negation is applied to the text of a schema, not
-// to shapes, so that this holds for it, too.
+// Alternatives may leave out values that are valid, never take some that are not. Negation is applied to the text of a
+// schema, not to shapes, so that this holds for it, too.
 
 // types of JSON as bits. true and false are types of their own.
 type types uint8
@@ -457,7 +457,8 @@ func (c *schemaCompiler) exactlyOne(s *jsonNode, list []*jsonNode, out []*shape)
 			}
 			return either
 		}
-		c.fail(s.path+".oneOf["+strconv.Itoa(vague)+"]", "may be valid together with another branch; use anyOf, or tell the branches apart by type, const or required keys")
+		c.fail(s.path+".oneOf["+strconv.Itoa(vague)+"]",
+			"may be valid together with another branch; use anyOf, or tell the branches apart by type, const or required keys")
 	}
 	return either
 }
@@ -508,7 +509,8 @@ func (o *objectShape) set(key string, value conj) {
 	o.values[key] = o.values[key].and(value)
 }
 
-// unevaluated adds unevaluatedProperties and unevaluatedItems, which look at what everything else at this place has seen.
+// unevaluated adds unevaluatedProperties and unevaluatedItems, which look at what everything else at this place
+// has seen.
 func (c *schemaCompiler) unevaluated(s *jsonNode, out []*shape) []*shape {
 	if c.wide {
 		return out
@@ -596,7 +598,8 @@ func (c *schemaCompiler) typesOf(s *jsonNode) (t types, integer bool) {
 // about gives the types that the keywords of a schema are about; all when there are none.
 func about(s *jsonNode) (t types) {
 	for of, keys := range map[types][]string{
-		typeObject: {"properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties", "maxProperties"},
+		typeObject: {"properties", "required", "additionalProperties", "patternProperties", "propertyNames",
+			"minProperties", "maxProperties"},
 		typeArray:  {"items", "prefixItems", "minItems", "maxItems", "additionalItems", "uniqueItems", "contains"},
 		typeString: {"minLength", "maxLength", "pattern", "format"},
 		typeNumber: {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
@@ -693,7 +696,8 @@ func (c *schemaCompiler) plainArray(s *jsonNode, out *shape) {
 	}
 }
 
-// itemsOf gives the schemas of the first items and of those behind them, in the newer and the older spelling; either may be nil.
+// itemsOf gives the schemas of the first items and of those behind them, in the newer and the older spelling; either
+// may be nil.
 func (c *schemaCompiler) itemsOf(s *jsonNode) (prefix []*jsonNode, items *jsonNode, key string) {
 	items, key = s.get("items"), "items"
 	if p := s.get("prefixItems"); p != nil {
@@ -735,7 +739,8 @@ func (c *schemaCompiler) plainObject(s *jsonNode, out *shape) {
 	if n := s.get("propertyNames"); n != nil {
 		o.names = c.one(n, false)
 	}
-	if r := s.get("required"); r != nil && r.kind != 'b' { // a boolean there is a habit of the third draft, which says nothing later
+	// a boolean there is a habit of the third draft, which says nothing later
+	if r := s.get("required"); r != nil && r.kind != 'b' {
 		o.required = union(nil, c.textList(r, s.path+".required"))
 		slices.Sort(o.required)
 		o.required = slices.Compact(o.required)

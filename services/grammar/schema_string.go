@@ -9,26 +9,26 @@ import (
 	"unicode/utf8"
 )
 
-// formats that are followed, as patterns; others say what a text is for and do not narrow it. Each takes only texts that have the
-// format, not all of them. Days stop at the 28th in February, so that every date exists.
+// formats that are followed, as patterns; others say what a text is for and do not narrow it. Each takes only texts
+// that have the format, not all of them. Days stop at the 28th in February, so that every date exists.
 var formats = map[string]string{
-	"date":                  "^" + formatDate + "$",
-	"time":                  "^" + formatTime + "$",
-	"date-time":             "^" + formatDate + "T" + formatTime + "$",
-	"duration":              `^P(\d{1,4}W|\d{1,4}Y(\d{1,3}M(\d{1,3}D)?)?|\d{1,3}M(\d{1,3}D)?|\d{1,3}D|(\d{1,4}Y(\d{1,3}M(\d{1,3}D)?)?|\d{1,3}M(\d{1,3}D)?|\d{1,3}D)?T(\d{1,3}H(\d{1,3}M(\d{1,3}S)?)?|\d{1,3}M(\d{1,3}S)?|\d{1,3}S))$`,
-	"uuid":                  `^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$`,
-	"ipv4":                  "^" + formatIPv4 + "$",
-	"ipv6":                  "^" + formatIPv6 + "$",
-	"email":                 "^" + formatLocal + "@" + formatHost + "$",
-	"idn-email":             "^" + formatLocal + "@" + formatHost + "$",
-	"hostname":              "^" + formatHost + "$",
-	"idn-hostname":          "^" + formatHost + "$",
-	"uri":                   "^" + formatScheme + ":" + formatURI + "$",
-	"iri":                   "^" + formatScheme + ":" + formatURI + "$",
-	"uri-reference":         "^(" + formatScheme + ":" + formatURI + "|" + formatRelative + ")$",
-	"iri-reference":         "^(" + formatScheme + ":" + formatURI + "|" + formatRelative + ")$",
-	"uri-template":          `^([A-Za-z0-9._~!$&()*+,;=:@/?#-]|` + formatPercent + `|\{[A-Za-z0-9_]{1,40}(,[A-Za-z0-9_]{1,40}){0,5}\})*$`,
-	"json-pointer":          `^(/([^~/]|~[01])*)*$`,
+	"date":          "^" + formatDate + "$",
+	"time":          "^" + formatTime + "$",
+	"date-time":     "^" + formatDate + "T" + formatTime + "$",
+	"duration":      `^P(\d{1,4}W|\d{1,4}Y(\d{1,3}M(\d{1,3}D)?)?|\d{1,3}M(\d{1,3}D)?|\d{1,3}D|(\d{1,4}Y(\d{1,3}M(\d{1,3}D)?)?|\d{1,3}M(\d{1,3}D)?|\d{1,3}D)?T(\d{1,3}H(\d{1,3}M(\d{1,3}S)?)?|\d{1,3}M(\d{1,3}S)?|\d{1,3}S))$`,
+	"uuid":          `^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$`,
+	"ipv4":          "^" + formatIPv4 + "$",
+	"ipv6":          "^" + formatIPv6 + "$",
+	"email":         "^" + formatLocal + "@" + formatHost + "$",
+	"idn-email":     "^" + formatLocal + "@" + formatHost + "$",
+	"hostname":      "^" + formatHost + "$",
+	"idn-hostname":  "^" + formatHost + "$",
+	"uri":           "^" + formatScheme + ":" + formatURI + "$",
+	"iri":           "^" + formatScheme + ":" + formatURI + "$",
+	"uri-reference": "^(" + formatScheme + ":" + formatURI + "|" + formatRelative + ")$",
+	"iri-reference": "^(" + formatScheme + ":" + formatURI + "|" + formatRelative + ")$",
+	"uri-template": `^([A-Za-z0-9._~!$&()*+,;=:@/?#-]|` + formatPercent +
+		`|\{[A-Za-z0-9_]{1,40}(,[A-Za-z0-9_]{1,40}){0,5}\})*$`, "json-pointer": `^(/([^~/]|~[01])*)*$`,
 	"relative-json-pointer": `^(0|[1-9]\d{0,5})(#|(/([^~/]|~[01])*)*)$`,
 	"regex":                 `^([A-Za-z0-9 _:;,<>=!@&%~#"'-]|\\[dDwWsS.*+?()^$|/\[\]{}\\]|\[\^?[A-Za-z0-9_]+(-[a-z])?\])*$`,
 }
@@ -39,8 +39,10 @@ const (
 	formatByte = `([0-9]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5])`
 	formatIPv4 = formatByte + `(\.` + formatByte + `){3}`
 	formatHex4 = `[0-9a-fA-F]{1,4}`
-	formatIPv6 = `((` + formatHex4 + `:){7}` + formatHex4 + `|::|::(` + formatHex4 + `:){0,5}` + formatHex4 + `|` + formatHex4 + `::((` + formatHex4 + `:){0,4}` + formatHex4 + `)?|(` +
-		formatHex4 + `:){1}` + formatHex4 + `::((` + formatHex4 + `:){0,3}` + formatHex4 + `)?|(` + formatHex4 + `:){2}` + formatHex4 + `::((` + formatHex4 + `:){0,2}` + formatHex4 + `)?|(` +
+	formatIPv6 = `((` + formatHex4 + `:){7}` + formatHex4 + `|::|::(` + formatHex4 + `:){0,5}` + formatHex4 + `|` +
+		formatHex4 + `::((` + formatHex4 + `:){0,4}` + formatHex4 + `)?|(` +
+		formatHex4 + `:){1}` + formatHex4 + `::((` + formatHex4 + `:){0,3}` + formatHex4 + `)?|(` + formatHex4 + `:){2}` +
+		formatHex4 + `::((` + formatHex4 + `:){0,2}` + formatHex4 + `)?|(` +
 		formatHex4 + `:){3}` + formatHex4 + `::((` + formatHex4 + `:){0,1}` + formatHex4 + `)?)`
 	formatLabel = `[A-Za-z0-9]([A-Za-z0-9]|-[A-Za-z0-9]){0,30}`
 	formatHost  = formatLabel + `(\.` + formatLabel + `){0,3}`
@@ -54,8 +56,10 @@ const (
 	formatTail    = `(\?(` + formatPchar + `|[/?])*)?(#(` + formatPchar + `|[/?])*)?`
 	formatAuth    = `//([A-Za-z0-9._~-]+@)?([A-Za-z0-9._~-]|` + formatPercent + `)*(:[0-9]{1,4})?` + formatPath
 	// What follows a scheme, and references without one.
-	formatURI      = `(` + formatAuth + `|/(` + formatPchar + `+` + formatPath + `)?|` + formatPchar + `+` + formatPath + `|)` + formatTail
-	formatRelative = `(` + formatAuth + `|/(` + formatPchar + `+` + formatPath + `)?|([A-Za-z0-9._~!$&'()*+,;=@-]|` + formatPercent + `)+` + formatPath + `|)` + formatTail
+	formatURI = `(` + formatAuth + `|/(` + formatPchar + `+` + formatPath + `)?|` + formatPchar + `+` +
+		formatPath + `|)` + formatTail
+	formatRelative = `(` + formatAuth + `|/(` + formatPchar + `+` + formatPath + `)?|([A-Za-z0-9._~!$&'()*+,;=@-]|` +
+		formatPercent + `)+` + formatPath + `|)` + formatTail
 )
 
 // textLang is the language of a string, or why there is no automaton for it.
@@ -64,8 +68,8 @@ type textLang struct {
 	err  error
 }
 
-// textLang is the language of a string with more than one condition, as an automaton. One with a long maxLength may hold shorter
-// texts only, so that the automaton stays small.
+// textLang is the language of a string with more than one condition, as an automaton. One with a long maxLength may
+// hold shorter texts only, so that the automaton stays small.
 func (c *schemaCompiler) textLang(t *textShape) (*dfa, error) {
 	key := fmt.Sprintf("%v %q %q %d %d %v", t.patterns, t.formats, t.except, t.lo, t.hi, c.raw())
 	if l, ok := c.texts[key]; ok {
@@ -142,7 +146,9 @@ func (c *schemaCompiler) string(s *shape, path string) string {
 		default:
 			body = fmt.Sprintf("%s{%d,%d}", c.json("char"), t.lo, t.hi)
 		}
-	case conditions == 1 && len(t.except) == 0 && (len(t.formats) == 1 || !t.patterns[0].not && !strings.Contains(t.patterns[0].text, "(?") && !anchorsInside(fromECMA(t.patterns[0].text))):
+	case conditions == 1 && len(t.except) == 0 &&
+		(len(t.formats) == 1 || !t.patterns[0].not && !strings.Contains(t.patterns[0].text, "(?") &&
+			!anchorsInside(fromECMA(t.patterns[0].text))):
 		var pattern string
 		if len(t.formats) == 1 {
 			pattern = formats[t.formats[0]]
@@ -195,7 +201,8 @@ func (c *schemaCompiler) classRun(t *textShape) string {
 		return ""
 	}
 	re, err := syntax.Parse(fromECMA(t.patterns[0].text), syntax.Perl)
-	if err != nil || re.Op != syntax.OpConcat || len(re.Sub) != 3 || re.Sub[0].Op != syntax.OpBeginText || re.Sub[2].Op != syntax.OpEndText {
+	if err != nil || re.Op != syntax.OpConcat || len(re.Sub) != 3 || re.Sub[0].Op != syntax.OpBeginText ||
+		re.Sub[2].Op != syntax.OpEndText {
 		return ""
 	}
 	run := re.Sub[1]
@@ -267,8 +274,8 @@ type patternWriter struct {
 	size  int  // of all characters and classes so far
 	exact bool // texts without escapes have any character: what is written is known not to hold the tag
 
-	// Of texts without escapes, in which no class has "<": what would go on with a tag that literals begin, and what literals
-	// begin with.
+	// Of texts without escapes, in which no class has "<": what would go on with a tag that literals begin, and what
+	// literals begin with.
 	banned, begins []rune
 }
 

@@ -34,7 +34,8 @@ func write(t testing.TB, g *Grammar, r *rand.Rand, enough int) string {
 	return text
 }
 
-// writeUpTo is write that gives up after so many tokens: the writer may not think of the item that an array has to contain.
+// writeUpTo is write that gives up after so many tokens: the writer may not think of the item that an array has
+// to contain.
 func writeUpTo(t testing.TB, g *Grammar, r *rand.Rand, enough, limit int) (string, bool) {
 	t.Helper()
 	var out []byte
@@ -93,21 +94,27 @@ func TestSchemas(t *testing.T) {
 		yes, no []string
 	}{
 		{`{"type":"object","properties":{"b":{"type":"integer"},"a":{"type":"string"}},"required":["a"]}`,
-			[]string{`{"b":1,"a":"x"}`, `{ "a" : "x"}`[0:1] + `"a": "x" }`, `{"a":"\u0041\n"}`}, []string{`{}`, `{"b":1}`, `{"a":"x","b":1}`, `{"a":"x","c":1}`, `{   "a":"x"}`}},
+			[]string{`{"b":1,"a":"x"}`, `{ "a" : "x"}`[0:1] + `"a": "x" }`, `{"a":"\u0041\n"}`},
+			[]string{`{}`, `{"b":1}`, `{"a":"x","b":1}`, `{"a":"x","c":1}`, `{   "a":"x"}`}},
 		{`{"type":"object"}`, []string{`{}`, `{"x":[1,{"y":null}]}`}, []string{`[]`, `{"x"}`}},
 		{`{}`, []string{`1`, `"x"`, `[true]`, `-1.5e+10`}, []string{`01`, `1e999`, `"\ud800"`}},
 		{`{"type":["string","null"],"maxLength":3}`, []string{`null`, `"abc"`, `"é\n日"`, `""`}, []string{`"abcd"`, `1`}},
 		{`{"type":"string","minLength":2}`, []string{`"ab"`, `"abcdef"`}, []string{`"a"`, `""`}},
 		{`{"enum":["a\"b",1,null,{"x":[1,2]}]}`, []string{`"a\"b"`, `1`, `null`, `{"x":[1,2]}`}, []string{`2`, `"a"`}},
 		{`{"const":"é"}`, []string{`"é"`}, []string{`"e"`}},
-		{`{"type":"integer","minimum":-12,"maximum":305}`, []string{`-12`, `-9`, `0`, `99`, `100`, `299`, `305`}, []string{`-13`, `306`, `1000`, `05`, `1.5`}},
+		{`{"type":"integer","minimum":-12,"maximum":305}`, []string{`-12`, `-9`, `0`, `99`, `100`, `299`, `305`},
+			[]string{`-13`, `306`, `1000`, `05`, `1.5`}},
 		{`{"type":"integer","exclusiveMinimum":9}`, []string{`10`, `123456`}, []string{`9`, `-10`, `1`}},
-		{`{"type":"integer","minimum":-9007199254740991,"maximum":9007199254740991}`, []string{`-9007199254740991`, `0`, `9007199254740991`}, []string{`-9007199254740992`, `9007199254740992`}},
+		{`{"type":"integer","minimum":-9007199254740991,"maximum":9007199254740991}`,
+			[]string{`-9007199254740991`, `0`, `9007199254740991`}, []string{`-9007199254740992`, `9007199254740992`}},
 		{`{"type":"number","minimum":0,"maximum":1}`, []string{`0`, `0.25`, `1`}, []string{`1.1`, `-0.1`, `2`}},
-		{`{"type":"number","exclusiveMinimum":-2,"exclusiveMaximum":2.0}`, []string{`-1.99`, `0`, `1.5`, `-0.5`}, []string{`-2`, `2`, `2.5`, `-2.1`}},
+		{`{"type":"number","exclusiveMinimum":-2,"exclusiveMaximum":2.0}`, []string{`-1.99`, `0`, `1.5`, `-0.5`},
+			[]string{`-2`, `2`, `2.5`, `-2.1`}},
 		{`{"type":"number","exclusiveMinimum":0}`, []string{`0.1`, `7`, `1.0`}, []string{`0`, `0.0`, `-1`}},
-		{`{"type":"array","items":{"type":"boolean"},"minItems":1,"maxItems":2}`, []string{`[true]`, `[true, false]`}, []string{`[]`, `[true,true,true]`}},
-		{`{"type":"array","prefixItems":[{"type":"integer"},{"type":"string"}],"items":false}`, []string{`[1,"a"]`}, []string{`[1]`, `[1,"a",2]`, `["a",1]`}},
+		{`{"type":"array","items":{"type":"boolean"},"minItems":1,"maxItems":2}`, []string{`[true]`, `[true, false]`},
+			[]string{`[]`, `[true,true,true]`}},
+		{`{"type":"array","prefixItems":[{"type":"integer"},{"type":"string"}],"items":false}`, []string{`[1,"a"]`},
+			[]string{`[1]`, `[1,"a",2]`, `["a",1]`}},
 		{`{"$schema":"http://json-schema.org/draft-07/schema#","type":"array","items":[{"const":1}],"additionalItems":{"const":2},"minItems":2}`, []string{`[1,2]`, `[1,2,2]`}, []string{`[1]`, `[2]`}},
 		{`{"anyOf":[{"type":"integer"},{"type":"string"}]}`, []string{`1`, `"x"`}, []string{`null`}},
 		{`{"type":"object","properties":{"k":{"type":"string"}},"anyOf":[{"required":["k"]},{"properties":{"n":{"type":"null"}},"required":["n"]}]}`,
@@ -120,18 +127,28 @@ func TestSchemas(t *testing.T) {
 			[]string{`{"v":1,"next":null}`, `{"v":1,"next":{"v":2,"next":null}}`}, []string{`{"v":1}`}},
 		{`{"type":"array","items":{"$ref":"#"}}`, []string{`[]`, `[[],[[]]]`}, []string{`[1]`}},
 		{`{"type":"object","properties":{"ab":{"type":"integer"}},"additionalProperties":{"type":"string"}}`,
-			[]string{`{}`, `{"ab":1}`, `{"ab":1,"abc":"x"}`, `{"a":"x"}`, `{"":"x"}`, `{"b":"x","c":"y"}`}, []string{`{"ab":"x"}`, `{"a":1}`, `{"\u0061b":"x"}`, `{"b":"x","ab":"x"}`}},
-		{`{"type":"object","required":["z"],"properties":{"a":{"type":"null"}}}`, []string{`{"z":1}`, `{"a":null,"z":[]}`}, []string{`{"a":null}`}},
-		{`{"type":"string","pattern":"^[A-Z]{2}-\\d+(x|\"y\")?$"}`, []string{`"AB-1"`, `"AB-12x"`, `"AB-1\"y\""`}, []string{`"A-1"`, `"AB-"`, `"AB-1xx"`}},
-		{`{"type":"object","propertyNames":{"type":"string"},"additionalProperties":{"type":"integer"}}`, []string{`{}`, `{"x":1}`}, []string{`{"x":"y"}`}},
-		{`{"type":"object","propertyNames":{"pattern":"^[a-c]+$"},"additionalProperties":{"type":"integer"}}`, []string{`{}`, `{"abc":1,"a":2}`}, []string{`{"x":1}`}},
-		{`{"type":"object","patternProperties":{"^x-":{"type":"null"}},"additionalProperties":false}`, []string{`{}`, `{"x-a":null}`}, []string{`{"a":null}`, `{"x-a":1}`}},
+			[]string{`{}`, `{"ab":1}`, `{"ab":1,"abc":"x"}`, `{"a":"x"}`, `{"":"x"}`, `{"b":"x","c":"y"}`},
+			[]string{`{"ab":"x"}`, `{"a":1}`, `{"\u0061b":"x"}`, `{"b":"x","ab":"x"}`}},
+		{`{"type":"object","required":["z"],"properties":{"a":{"type":"null"}}}`, []string{`{"z":1}`, `{"a":null,"z":[]}`},
+			[]string{`{"a":null}`}},
+		{`{"type":"string","pattern":"^[A-Z]{2}-\\d+(x|\"y\")?$"}`, []string{`"AB-1"`, `"AB-12x"`, `"AB-1\"y\""`},
+			[]string{`"A-1"`, `"AB-"`, `"AB-1xx"`}},
+		{`{"type":"object","propertyNames":{"type":"string"},"additionalProperties":{"type":"integer"}}`,
+			[]string{`{}`, `{"x":1}`}, []string{`{"x":"y"}`}},
+		{`{"type":"object","propertyNames":{"pattern":"^[a-c]+$"},"additionalProperties":{"type":"integer"}}`,
+			[]string{`{}`, `{"abc":1,"a":2}`}, []string{`{"x":1}`}},
+		{`{"type":"object","patternProperties":{"^x-":{"type":"null"}},"additionalProperties":false}`,
+			[]string{`{}`, `{"x-a":null}`}, []string{`{"a":null}`, `{"x-a":1}`}},
 		{`{"type":"string","pattern":"b\\\\"}`, []string{`"b\\"`, `"aab\\ccc"`}, []string{`"b"`, `""`}},
-		{`{"type":"string","format":"date"}`, []string{`"2024-02-28"`, `"1999-12-31"`}, []string{`"2024-02-30"`, `"2024-13-01"`, `"x"`}},
-		{`{"type":"string","format":"date-time"}`, []string{`"2024-02-28T23:59:59Z"`, `"2024-02-28T00:00:00.5+01:30"`}, []string{`"2024-02-28"`}},
+		{`{"type":"string","format":"date"}`, []string{`"2024-02-28"`, `"1999-12-31"`},
+			[]string{`"2024-02-30"`, `"2024-13-01"`, `"x"`}},
+		{`{"type":"string","format":"date-time"}`, []string{`"2024-02-28T23:59:59Z"`, `"2024-02-28T00:00:00.5+01:30"`},
+			[]string{`"2024-02-28"`}},
 		{`{"type":"string","format":"uuid"}`, []string{`"123e4567-e89b-12d3-a456-426614174000"`}, []string{`"123e4567"`}},
 		{`{"type":"string","format":"int32","nullable":true}`, []string{`"x"`, `null`}, []string{`1`}},
-		{`{"type":"object","properties":{"a":{},"b":{},"c":{}},"additionalProperties":false}`, []string{`{}`, `{"a":1}`, `{"b":1}`, `{"a":1,"c":2}`, `{"a":1,"b":2,"c":3}`}, []string{`{"b":1,"a":2}`, `{"d":1}`, `{,"a":1}`}},
+		{`{"type":"object","properties":{"a":{},"b":{},"c":{}},"additionalProperties":false}`,
+			[]string{`{}`, `{"a":1}`, `{"b":1}`, `{"a":1,"c":2}`, `{"a":1,"b":2,"c":3}`},
+			[]string{`{"b":1,"a":2}`, `{"d":1}`, `{,"a":1}`}},
 	} {
 		g := schemaGrammar(t, c.schema, v)
 		judge := grammartest.NewJudge(t, strings.ReplaceAll(c.schema, `,"nullable":true`, ""))
@@ -188,7 +205,8 @@ func TestSchemaFaultsNameThePath(t *testing.T) {
 
 // TestRandomSchemas: whatever is chosen among the allowed tokens, the text is valid for an independent validator.
 func TestRandomSchemas(t *testing.T) {
-	v := testVocabulary("true", "null", `":`, `",`, `"}`, `{"`, "12", "abc", "é", "\xc3", `\"`, `\u00`, "  ", "\n ", "name", `"name"`, "2024")
+	v := testVocabulary("true", "null", `":`, `",`, `"}`, `{"`, "12", "abc", "é", "\xc3", `\"`, `\u00`, "  ", "\n ",
+		"name", `"name"`, "2024")
 	schemas := 500
 	if testing.Short() {
 		schemas = 60
@@ -220,7 +238,8 @@ func TestSchemasThatExplode(t *testing.T) {
 		for i := 1; i < 60; i++ {
 			defs = append(defs, fmt.Sprintf(`"d%d":`, i)+fmt.Sprintf(level, i-1))
 		}
-		schema := `{"$ref":"#/$defs/d59","$defs":{"d0":{"type":"object","properties":{"z":{"type":"integer"}}},` + strings.Join(defs, ",") + "}}"
+		schema := `{"$ref":"#/$defs/d59","$defs":{"d0":{"type":"object","properties":{"z":{"type":"integer"}}},` +
+			strings.Join(defs, ",") + "}}"
 		start := cputime.Spent(t)
 		_, err := NewWriter().Schema([]byte(schema))
 		if took := cputime.Spent(t) - start; err == nil || took > 10*time.Second {
@@ -229,7 +248,8 @@ func TestSchemasThatExplode(t *testing.T) {
 	}
 }
 
-// TestLargeSchemas: schemas whose parts would have to be compared or written out too often are refused before that is done.
+// TestLargeSchemas: schemas whose parts would have to be compared or written out too often are refused before that
+// is done.
 func TestLargeSchemas(t *testing.T) {
 	list := func(n int, format string) string {
 		var b strings.Builder
@@ -240,8 +260,10 @@ func TestLargeSchemas(t *testing.T) {
 	}
 	const tooLarge = "too large"
 	for _, tt := range []struct{ name, schema, want string }{
-		{"lists of values", `{"allOf":[{"enum":[` + list(10_000, "%d.5") + `]},{"enum":[` + list(10_000, "%d.25") + `]}]}`, tooLarge},
-		{"branches", `{"oneOf":[{"enum":[` + list(10_000, "%d.5") + `]},{"enum":[` + list(10_000, "%d.25") + `]}]}`, tooLarge},
+		{"lists of values", `{"allOf":[{"enum":[` + list(10_000, "%d.5") + `]},{"enum":[` + list(10_000, "%d.25") + `]}]}`,
+			tooLarge},
+		{"branches", `{"oneOf":[{"enum":[` + list(10_000, "%d.5") + `]},{"enum":[` + list(10_000, "%d.25") + `]}]}`,
+			tooLarge},
 		{"unknown types", `{"type":[` + list(20_000, `"%x"`) + `]}`, "unknown type"},
 		{"keys", `{"required":[` + list(30_000, `"%x"`) + `]}`, tooLarge},
 		{"a long key", `{"additionalProperties":true,"required":["` + strings.Repeat("k", 200_000) + `"]}`, tooLarge},

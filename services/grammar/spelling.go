@@ -5,16 +5,17 @@ import (
 	"strings"
 )
 
-// Spelling says how the values of a schema are written where that is not plain JSON: in the calls of models. The zero spelling is
-// JSON.
+// Spelling says how the values of a schema are written where that is not plain JSON: in the calls of models. The zero
+// spelling is JSON.
 type Spelling struct {
-	// Until is a tag, "<", a mark and a letter at least, whose first occurrence ends the value or, with Quote, a string: no value
-	// holds it. JSON escapes what would begin it.
+	// Until is a tag, "<", a mark and a letter at least, whose first occurrence ends the value or, with Quote, a string:
+	// no value holds it. JSON escapes what would begin it.
 	Until string
-	// Text writes a string that is the whole value as it stands, without quotes and escapes. Mixed says that the value may have
-	// other types too, and that readers take a text for one of these when it reads as such.
+	// Text writes a string that is the whole value as it stands, without quotes and escapes. Mixed says that the value may
+	// have other types too, and that readers take a text for one of these when it reads as such.
 	Text, Mixed bool
-	// Quote is the terminal around strings, in which nothing is escaped; its text is Until. Keys then stand bare, without whitespace.
+	// Quote is the terminal around strings, in which nothing is escaped; its text is Until. Keys then stand bare,
+	// without whitespace.
 	Quote string
 }
 
@@ -76,9 +77,9 @@ func (c *schemaCompiler) inside(set conj, path string) string {
 	return c.compile(set, path)
 }
 
-// rawSized is text of least to most characters (-1 = any number) that does not hold the tag. A text with a limit cannot be told
-// from the tag and counted at the same time: it has no "<", or is made of at most a third as many pieces of three characters at
-// most, none of which begins the tag.
+// rawSized is text of least to most characters (-1 = any number) that does not hold the tag. A text with a limit cannot
+// be told from the tag and counted at the same time: it has no "<", or is made of at most a third as many pieces of
+// three characters at most, none of which begins the tag.
 func (c *schemaCompiler) rawSized(least, most int) string {
 	tag := []rune(c.spelling.Until)
 	free := "$without(" + Quote(c.spelling.Until) + ")"
@@ -162,8 +163,8 @@ func (c *schemaCompiler) key(key, path string) string {
 	return Quote(key)
 }
 
-// readable refuses another type than string in a value that may be text too, if it has bounds: a text that reads as this type
-// would be taken for it.
+// readable refuses another type than string in a value that may be text too, if it has bounds: a text that reads as
+// this type would be taken for it.
 func (c *schemaCompiler) readable(s *shape, path string) {
 	if !c.whole() || !c.spelling.Mixed {
 		return
@@ -171,7 +172,8 @@ func (c *schemaCompiler) readable(s *shape, path string) {
 	narrow := s.types&typeNumber != 0 && (s.number.lo != nil || s.number.hi != nil || !s.number.plain()) ||
 		s.types&typeArray != 0 && !s.array.free() || s.types&typeObject != 0 && !s.object.free()
 	if narrow {
-		for _, k := range []string{"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "properties", "required", "items", "minItems", "maxItems"} {
+		for _, k := range []string{"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "properties",
+			"required", "items", "minItems", "maxItems"} {
 			if s.at != nil && s.at.get(k) != nil {
 				path += "." + k
 				break

@@ -34,12 +34,18 @@ func TestTexts(t *testing.T) {
 		mixed   bool
 		yes, no []string
 	}{
-		{`{"type":"string"}`, false, []string{"", "a\"b\\\n", "</", "</param", "<b>é</b>", "</parameter", "null"}, []string{"</parameter>", "a</parameter>b"}},
+		{`{"type":"string"}`, false, []string{"", "a\"b\\\n", "</", "</param", "<b>é</b>", "</parameter", "null"},
+			[]string{"</parameter>", "a</parameter>b"}},
 		{`true`, false, []string{"", "x", "{"}, []string{"x</parameter>"}},
-		{`{"type":"string","minLength":2}`, false, []string{"ab", "a<b", "</b>", "日本", "ab</para"}, []string{"", "a", "日", "ab</parameter>", "</parameter>"}},
-		{`{"type":"string","maxLength":6}`, false, []string{"", "abcdef", "日本語日本語", "\n\n", "<b", "a<b"}, []string{"abcdefg", "</parameter>", "</p"}},
-		{`{"type":"string","minLength":3,"maxLength":12}`, false, []string{"abc", strings.Repeat("x", 12), "<b>ab", "</ba</b>"}, []string{"ab", strings.Repeat("x", 13), "</parameter>"}},
-		{`{"type":"string","pattern":"^[A-Z]{2}-\\d+(x|\"y\")?$"}`, false, []string{"AB-1", "AB-12x", `AB-1"y"`}, []string{"A-1", `AB-1\"y\"`, `"AB-1"`}},
+		{`{"type":"string","minLength":2}`, false, []string{"ab", "a<b", "</b>", "日本", "ab</para"},
+			[]string{"", "a", "日", "ab</parameter>", "</parameter>"}},
+		{`{"type":"string","maxLength":6}`, false, []string{"", "abcdef", "日本語日本語", "\n\n", "<b", "a<b"},
+			[]string{"abcdefg", "</parameter>", "</p"}},
+		{`{"type":"string","minLength":3,"maxLength":12}`, false,
+			[]string{"abc", strings.Repeat("x", 12), "<b>ab", "</ba</b>"},
+			[]string{"ab", strings.Repeat("x", 13), "</parameter>"}},
+		{`{"type":"string","pattern":"^[A-Z]{2}-\\d+(x|\"y\")?$"}`, false, []string{"AB-1", "AB-12x", `AB-1"y"`},
+			[]string{"A-1", `AB-1\"y\"`, `"AB-1"`}},
 		{`{"type":"string","pattern":"b\\\\"}`, false, []string{`b\`, "aab\\c\ncc"}, []string{"b", ""}},
 		{`{"type":"string","pattern":"^.{2,4}$"}`, false, []string{"ab", "日本語日"}, []string{"a", "a\nb", "abcde", "<a"}},
 		{`{"type":"string","pattern":"^<[a-z]+>$"}`, false, []string{"<abc>"}, []string{"<>", "<a", "abc"}},
@@ -47,12 +53,15 @@ func TestTexts(t *testing.T) {
 		{`{"type":"string","pattern":"<"}`, false, []string{"<", "a<b"}, []string{"", "a", "</", "</parameter>"}},
 		{`{"type":"string","format":"date"}`, false, []string{"2024-02-28"}, []string{"2024-02-30", `"2024-02-28"`}},
 		{`{"enum":["a\"b","null","</b>"]}`, false, []string{`a"b`, "null", "</b>"}, []string{`"a\"b"`, "b"}},
-		{`{"allOf":[{"$ref":"#/$defs/m"}],"$defs":{"m":{"enum":["a","w"]}}}`, false, []string{"a", "w"}, []string{"b", `"a"`}},
+		{`{"allOf":[{"$ref":"#/$defs/m"}],"$defs":{"m":{"enum":["a","w"]}}}`, false,
+			[]string{"a", "w"}, []string{"b", `"a"`}},
 		{`{"type":["string","null"],"maxLength":5}`, true, []string{"abc", "null", ""}, []string{"abcdef"}},
-		{`{"anyOf":[{"type":"string","pattern":"^a+$"},{"type":"null"}]}`, true, []string{"aaa", "null"}, []string{"b", "nul"}},
+		{`{"anyOf":[{"type":"string","pattern":"^a+$"},{"type":"null"}]}`, true,
+			[]string{"aaa", "null"}, []string{"b", "nul"}},
 		{`{"type":["string","integer"],"minLength":2}`, true, []string{"ab", "7", "12"}, []string{"a", ""}},
 		{`{"enum":["a","5","true",7,null]}`, true, []string{"a", "7", "null"}, []string{"5", "true"}},
-		{`{"anyOf":[{"type":"string","maxLength":2},{"type":"array"}]}`, true, []string{"ab", `["</b"]`[0:2] + `<\/b"]`, `[1]`}, []string{"abc", `["</b"]`}},
+		{`{"anyOf":[{"type":"string","maxLength":2},{"type":"array"}]}`, true,
+			[]string{"ab", `["</b"]`[0:2] + `<\/b"]`, `[1]`}, []string{"abc", `["</b"]`}},
 	} {
 		g := spelledGrammar(t, c.schema, Spelling{Until: parameterTag, Text: true, Mixed: c.mixed}, v)
 		judge := grammartest.NewJudge(t, c.schema)
@@ -81,7 +90,8 @@ func TestTexts(t *testing.T) {
 			continue // a random writer does not find the end of these
 		}
 		for seed := range uint64(20) {
-			if text := write(t, g, rand.New(rand.NewPCG(seed, 5)), 12); json.Valid([]byte(`"` + strings.Map(plainRune, text) + `"`)) {
+			if text := write(t, g, rand.New(rand.NewPCG(seed, 5)),
+				12); json.Valid([]byte(`"` + strings.Map(plainRune, text) + `"`)) {
 				check(text)
 			}
 		}
@@ -96,15 +106,20 @@ func plainRune(r rune) rune {
 	return r
 }
 
-// TestTaggedJSON: JSON between tags is JSON of its schema in which the closing tag cannot be spelled, every string included.
+// TestTaggedJSON: JSON between tags is JSON of its schema in which the closing tag cannot be spelled, every
+// string included.
 func TestTaggedJSON(t *testing.T) {
 	v := testVocabulary("<", "</", "</p", "</parameter>", "parameter>", `":`, `",`, `"}`, `{"`, `<\/`)
 	as := Spelling{Until: parameterTag}
 	for schema, texts := range map[string]struct{ yes, no []string }{
-		`{"type":"object"}`: {[]string{`{"a": "<b>"}`, `{"<": "<\/parameter>"}`, `{"a": "<"}`, `{"a": "1/2 < 3<"}`}, []string{`{"a": "</"}`, `{"</": 1}`}},
-		`{"type":"array","items":{"type":"string","minLength":1}}`:       {[]string{`["\u003c/parameter>"]`, `["/"]`}, []string{`["<"]`, `[""]`}},
-		`{"type":"array","items":{"type":"string","pattern":"^<[/a]$"}}`: {[]string{`["\u003c/"]`, `["\u003ca"]`}, []string{`["</"]`}},
-		`{"type":"array","items":{"enum":["</parameter>",{"</":1}]}}`:    {[]string{`["<\/parameter>"]`, `[{"<\/":1}]`}, []string{`["</parameter>"]`}},
+		`{"type":"object"}`: {[]string{`{"a": "<b>"}`, `{"<": "<\/parameter>"}`, `{"a": "<"}`, `{"a": "1/2 < 3<"}`},
+			[]string{`{"a": "</"}`, `{"</": 1}`}},
+		`{"type":"array","items":{"type":"string","minLength":1}}`: {[]string{`["\u003c/parameter>"]`, `["/"]`},
+			[]string{`["<"]`, `[""]`}},
+		`{"type":"array","items":{"type":"string","pattern":"^<[/a]$"}}`: {[]string{`["\u003c/"]`, `["\u003ca"]`},
+			[]string{`["</"]`}},
+		`{"type":"array","items":{"enum":["</parameter>",{"</":1}]}}`: {[]string{`["<\/parameter>"]`, `[{"<\/":1}]`},
+			[]string{`["</parameter>"]`}},
 		`{"type":"object","properties":{"</a":{"type":"integer"}},"required":["</a"],"additionalProperties":{"type":"string"}}`: {
 			[]string{`{"<\/a": 1, "b": "x"}`}, []string{`{"</a": 1}`, `{"<\/a": 1, "<b": "x"}`}},
 	} {
@@ -143,11 +158,15 @@ func TestBareKeys(t *testing.T) {
 		schema  string
 		yes, no []string
 	}{
-		{`{"type":"object"}`, []string{`{}`, q(`{a:'x\y"',b.c:[1,{d:null}]}`)}, []string{`{"a":1}`, `{ }`, q(`{:1}`), `{a: 1}`}},
+		{`{"type":"object"}`, []string{`{}`, q(`{a:'x\y"',b.c:[1,{d:null}]}`)},
+			[]string{`{"a":1}`, `{ }`, q(`{:1}`), `{a: 1}`}},
 		{`{"type":"object","properties":{"city":{"type":"string","minLength":2,"maxLength":4},"n":{"type":"integer","minimum":1,"maximum":9}},"required":["city"],"additionalProperties":false}`,
-			[]string{q(`{city:'Bern'}`), q(`{city:'ab',n:3}`)}, []string{q(`{city:'B'}`), q(`{city:'Basel'}`), `{n:3}`, `{}`, q(`{city:'ab',n:0}`), q(`{city:'ab',x:1}`), `{city:"ab"}`}},
+			[]string{q(`{city:'Bern'}`), q(`{city:'ab',n:3}`)},
+			[]string{q(`{city:'B'}`), q(`{city:'Basel'}`), `{n:3}`, `{}`, q(`{city:'ab',n:0}`),
+				q(`{city:'ab',x:1}`), `{city:"ab"}`}},
 		{`{"type":"object","properties":{"ab":{"enum":["x",{"k":["y"]}]}},"additionalProperties":{"type":"boolean"}}`,
-			[]string{q(`{ab:'x'}`), q(`{ab:{k:['y']},abc:true}`), `{b:false}`, `{}`}, []string{`{ab:true}`, q(`{ab:'y'}`), q(`{ab:'x',ab:true}`), q(`{ab:'x',:true}`)}},
+			[]string{q(`{ab:'x'}`), q(`{ab:{k:['y']},abc:true}`), `{b:false}`, `{}`},
+			[]string{`{ab:true}`, q(`{ab:'y'}`), q(`{ab:'x',ab:true}`), q(`{ab:'x',:true}`)}},
 		{`{"type":"object","properties":{"p":{"type":"array","items":{"type":"string","pattern":"^[a-z<]+$"}}},"required":["p"]}`,
 			[]string{q(`{p:[]}`), q(`{p:['ab','c']}`)}, []string{q(`{p:['A']}`), q(`{p:['a<']}`), q(`{p:['']}`)}},
 	} {
@@ -167,7 +186,8 @@ func TestBareKeys(t *testing.T) {
 
 func TestSpellingFaults(t *testing.T) {
 	text := Spelling{Until: parameterTag, Text: true}
-	mixed, bare := Spelling{Until: parameterTag, Text: true, Mixed: true}, Spelling{Until: quoteMark, Quote: Quote(quoteMark)}
+	mixed, bare := Spelling{Until: parameterTag, Text: true, Mixed: true},
+		Spelling{Until: quoteMark, Quote: Quote(quoteMark)}
 	for _, c := range []struct {
 		schema string
 		as     Spelling

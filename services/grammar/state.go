@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// State is where following a text has led: every way in which the grammar could have produced it. States are immutable for
-// their users and belong to the Grammar that made them; nil is the state after a text that is not in the language.
+// State is where following a text has led: every way in which the grammar could have produced it. States are immutable
+// for their users and belong to the Grammar that made them; nil is the state after a text that is not in the language.
 type State struct {
 	// frames by rising node. At the top of a stack nodes consume something or are accepting, below they are what follows
 	// the return of a rule.
@@ -57,7 +57,8 @@ type machine struct {
 	room   int            // places of $members before they are forgotten
 	fault  error          // of the call in progress
 
-	// Scratch of a step. A rule that was called waits at its place of the order: waits has its bit, below where it returns to.
+	// Scratch of a step. A rule that was called waits at its place of the order: waits has its bit, below where it
+	// returns to.
 	tops  []frame
 	seen  map[frame]struct{}
 	waits []uint64

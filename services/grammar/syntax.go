@@ -76,7 +76,8 @@ type (
 	}
 )
 
-// memberPart is a rule that comes once at most, exactly once, or any number of times; late says that it does not come first.
+// memberPart is a rule that comes once at most, exactly once, or any number of times; late says that it does not
+// come first.
 type memberPart struct {
 	x                    expr
 	required, many, late bool

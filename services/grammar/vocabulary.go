@@ -28,8 +28,8 @@ type Source struct {
 	Named func(text string) (int32, bool)
 }
 
-// FromTokenizer is the vocabulary of a tokenizer for logits of size ids (0 = the tokenizer's own size). Control tokens and
-// literal tags are not text.
+// FromTokenizer is the vocabulary of a tokenizer for logits of size ids (0 = the tokenizer's own size). Control tokens
+// and literal tags are not text.
 func FromTokenizer(t *tokenizer.Tokenizer, size int) *Vocabulary {
 	if size == 0 {
 		size = t.VocabSize()
@@ -147,12 +147,12 @@ type tokenShape struct {
 	next [][256]int16 // -1 = none
 }
 
-// shortText is the number of characters up to which plain tokens form a group of their own, as those of up to twice as many do:
-// repetitions with few rounds left still take them whole.
+// shortText is the number of characters up to which plain tokens form a group of their own, as those of up to twice as
+// many do: repetitions with few rounds left still take them whole.
 const shortText = 12
 
-// plainText holds characters that most places of texts allow: none of the controls, quotes, backslashes and angle brackets.
-// limit is the number of characters, 0 = any.
+// plainText holds characters that most places of texts allow: none of the controls, quotes, backslashes and angle
+// brackets. limit is the number of characters, 0 = any.
 func plainText(limit int) *tokenShape {
 	return newShape(limit, func(c byte) bool { return c >= 0x20 && c != '"' && c != '\\' && c != '<' && c != 0x7F })
 }

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestWhitespaceIsBounded: a writer that takes whitespace wherever it is allowed outside of strings gets two characters between
-// tokens and none before or behind the value, and comes to an end.
+// TestWhitespaceIsBounded: a writer that takes whitespace wherever it is allowed outside of strings gets two characters
+// between tokens and none before or behind the value, and comes to an end.
 func TestWhitespaceIsBounded(t *testing.T) {
 	v := testVocabulary()
 	for _, schema := range []string{

@@ -23,8 +23,8 @@ func (e *SchemaError) Error() string {
 	return "schema: " + e.Path + ": " + e.Message
 }
 
-// Writer collects the rules of a grammar that is made, not written by hand: rules for JSON, for schemas, and what their user
-// adds.
+// Writer collects the rules of a grammar that is made, not written by hand: rules for JSON, for schemas, and what their
+// user adds.
 type Writer struct {
 	b     strings.Builder
 	rules map[string]bool
@@ -93,8 +93,8 @@ func Quote(s string) string {
 // Token is a terminal for a token by id.
 func Token(id int32) string { return fmt.Sprintf("<[%d]>", id) }
 
-// The rules of JSON. Whitespace is at most two characters long; numbers and escapes are bounded so that every text is also
-// read by parsers with limits. Escaped surrogates are left out: characters above U+FFFF stand for themselves.
+// The rules of JSON. Whitespace is at most two characters long; numbers and escapes are bounded so that every text is
+// also read by parsers with limits. Escaped surrogates are left out: characters above U+FFFF stand for themselves.
 const jsonEscape = `"\\" (["\\/bfnrt] | "u" ([0-9a-ce-fA-CE-F] json-hex{3} | [dD] [0-7] json-hex{2}))`
 
 var jsonRules = map[string]string{
@@ -113,8 +113,8 @@ var jsonRules = map[string]string{
 	"value":  `json-object | json-array | json-string | json-number | json-bool | json-null`,
 }
 
-// JSON gives the name of a rule of JSON: object, array, string, int, number, bool, null, value, char or ws. It adds the rule and
-// those that it needs.
+// JSON gives the name of a rule of JSON: object, array, string, int, number, bool, null, value, char or ws. It adds the
+// rule and those that it needs.
 func (w *Writer) JSON(name string) string { return w.table("json-", jsonRules, name) }
 
 // table gives the name of a rule out of a table, and adds it with those of this table and of JSON that it needs.

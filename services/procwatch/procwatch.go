@@ -1,12 +1,12 @@
 // Package procwatch tells a process that hangs from one that is slow.
 //
-// A process lives as long as it gives signs of life: it answers pings, uses processor time, has a thread that runs, waits for a
-// processor or waits for a disk, or brings pages in from disk or swap. One under a debugger counts as alive, too. A process
-// that gives none of them for Config.Limit hangs: it was stopped (SIGSTOP), or all its threads wait for each other. One that
-// still works but has not answered for AnswerFactor times as long hangs as well.
+// A process lives as long as it gives signs of life: it answers pings, uses processor time, has a thread that runs,
+// waits for a processor or waits for a disk, or brings pages in from disk or swap. One under a debugger counts as
+// alive, too. A process that gives none of them for Config.Limit hangs: it was stopped (SIGSTOP), or all its threads
+// wait for each other. One that still works but has not answered for AnswerFactor times as long hangs as well.
 //
-// Time is what the watcher itself was awake for: a period in which it could not run, because the machine was suspended, its
-// container frozen, or the processors taken, counts as two of its own periods at most.
+// Time is what the watcher itself was awake for: a period in which it could not run, because the machine was suspended,
+// its container frozen, or the processors taken, counts as two of its own periods at most.
 package procwatch
 
 import (
@@ -24,8 +24,8 @@ import (
 const (
 	// DefaultLimit is how long a process may give no sign of life.
 	DefaultLimit = 3 * time.Second
-	// AnswerFactor is how many limits long a process that works may leave pings unanswered. A process that has never answered
-	// may still be starting, and has as much time.
+	// AnswerFactor is how many limits long a process that works may leave pings unanswered. A process that has never
+	// answered may still be starting, and has as much time.
 	AnswerFactor = 100
 )
 

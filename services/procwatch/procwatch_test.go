@@ -28,13 +28,20 @@ func TestVerdicts(t *testing.T) {
 		from    time.Duration // when the verdict is due at the earliest and the latest; 0 = never
 		to      time.Duration
 	}{
-		"answers":            {time.Hour, func(time.Duration) Vitals { return Vitals{} }, 0, 0},
-		"stopped":            {10 * time.Second, func(time.Duration) Vitals { return Vitals{Stopped: true} }, 12 * time.Second, 14500 * time.Millisecond},
-		"deadlocked":         {10 * time.Second, func(time.Duration) Vitals { return Vitals{Ticks: 5} }, 12 * time.Second, 14500 * time.Millisecond},
-		"uses the processor": {10 * time.Second, func(at time.Duration) Vitals { return Vitals{Ticks: uint64(at / time.Second)} }, 308 * time.Second, 312 * time.Second},
-		"waits for a disk":   {10 * time.Second, func(time.Duration) Vitals { return Vitals{Busy: true} }, 308 * time.Second, 312 * time.Second},
-		"swaps":              {10 * time.Second, func(at time.Duration) Vitals { return Vitals{Faults: uint64(at / (2 * time.Second))} }, 308 * time.Second, 312 * time.Second},
-		"under a debugger":   {10 * time.Second, func(time.Duration) Vitals { return Vitals{Traced: true} }, 0, 0},
+		"answers": {time.Hour, func(time.Duration) Vitals { return Vitals{} }, 0, 0},
+		"stopped": {10 * time.Second, func(time.Duration) Vitals { return Vitals{Stopped: true} },
+			12 * time.Second, 14500 * time.Millisecond},
+		"deadlocked": {10 * time.Second, func(time.Duration) Vitals { return Vitals{Ticks: 5} }, 12 * time.Second,
+			14500 * time.Millisecond},
+		"uses the processor": {10 * time.Second,
+			func(at time.Duration) Vitals { return Vitals{Ticks: uint64(at / time.Second)} },
+			308 * time.Second, 312 * time.Second},
+		"waits for a disk": {10 * time.Second, func(time.Duration) Vitals { return Vitals{Busy: true} },
+			308 * time.Second, 312 * time.Second},
+		"swaps": {10 * time.Second,
+			func(at time.Duration) Vitals { return Vitals{Faults: uint64(at / (2 * time.Second))} },
+			308 * time.Second, 312 * time.Second},
+		"under a debugger": {10 * time.Second, func(time.Duration) Vitals { return Vitals{Traced: true} }, 0, 0},
 		"stopped for 2 s": {10 * time.Second, func(at time.Duration) Vitals {
 			return Vitals{Stopped: at%(4*time.Second) < 2*time.Second, Busy: at%(4*time.Second) >= 2*time.Second}
 		}, 308 * time.Second, 312 * time.Second},
@@ -139,7 +146,8 @@ func TestRead(t *testing.T) {
 }
 
 func TestParseLimit(t *testing.T) {
-	for text, want := range map[string]time.Duration{"off": Off, "3s": 3 * time.Second, "1ms": 0, "x": 0, "": 0, "-3s": 0} {
+	for text, want := range map[string]time.Duration{"off": Off, "3s": 3 * time.Second, "1ms": 0,
+		"x": 0, "": 0, "-3s": 0} {
 		got, err := ParseLimit(text)
 		if got != want || (err == nil) != (want != 0) {
 			t.Errorf("%q: %v, %v", text, got, err)

@@ -15,9 +15,10 @@ var bubbles struct {
 	processors int
 }
 
-// Bubble is synctest.Test. Under the race detector the program has one processor meanwhile: timers of a bubble share one
-// context of the detector, which fails a check of its own and ends the program when two processors run such timers at
-// once (golang/go#78156). The detector goes by the order that the program asks for, whatever really ran side by side.
+// Bubble is synctest.Test. Under the race detector the program has one processor meanwhile: timers of a bubble share
+// one context of the detector, which fails a check of its own and ends the program when two processors run such timers
+// at once (golang/go#78156). The detector goes by the order that the program asks for, whatever really ran side
+// by side.
 func Bubble(t *testing.T, f func(*testing.T)) {
 	t.Helper()
 	if Enabled {

@@ -7,9 +7,9 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 )
 
-// Compatible reports whether a draft can serve a target: same vocabulary, trained on the target's hidden size, and every
-// captured layer exists. A draft that does not know one of these facts (empty digest, zero size) is not refused here: the
-// two compare again when the target attaches.
+// Compatible reports whether a draft can serve a target: same vocabulary, trained on the target's hidden size, and
+// every captured layer exists. A draft that does not know one of these facts (empty digest, zero size) is not refused
+// here: the two compare again when the target attaches.
 func Compatible(target, draft *tandemv1.ModelInfo) bool {
 	if t, d := target.GetTokenizerDigest(), draft.GetTokenizerDigest(); t != "" && d != "" && t != d {
 		return false
@@ -30,9 +30,9 @@ func Compatible(target, draft *tandemv1.ModelInfo) bool {
 
 // assign shares the drafts out among the targets and pokes the targets whose list changed; the caller holds mu.
 //
-// Rules: pairs that still fit are kept, because an attached draft holds features that another would have to be sent anew. A
-// free draft goes to the target with the fewest. A target without any takes one from a target that has two or more, else it
-// shares the draft that serves the fewest targets. Lost and draining drafts are given to nobody.
+// Rules: pairs that still fit are kept, because an attached draft holds features that another would have to be sent
+// anew. A free draft goes to the target with the fewest. A target without any takes one from a target that has two or
+// more, else it shares the draft that serves the fewest targets. Lost and draining drafts are given to nobody.
 func (s *Server) assign() {
 	targets, drafts := s.live(tandemv1.Role_ROLE_TARGET), s.live(tandemv1.Role_ROLE_DRAFT)
 	have := make(map[*entry][]string, len(targets))
@@ -79,8 +79,8 @@ func (s *Server) assign() {
 	}
 }
 
-// live returns the workers of a role that may be paired, ordered by id. Starting drafts count: their address is known, and
-// the target attaches when they answer. A worker that is lost or draining has no pairs.
+// live returns the workers of a role that may be paired, ordered by id. Starting drafts count: their address is known,
+// and the target attaches when they answer. A worker that is lost or draining has no pairs.
 func (s *Server) live(role tandemv1.Role) []*entry {
 	var out []*entry
 	for _, e := range s.workers {

@@ -95,7 +95,8 @@ func NewClient(cfg ClientConfig) (*Client, error) {
 			// As in tensorwire: a TXT query would hold a worker for 10 s on a network without a way out.
 			grpc.WithDisableServiceConfig(),
 			grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
+			grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second,
+				PermitWithoutStream: true}),
 		}
 	}
 	c := &Client{cfg: cfg, log: cfg.Logger, kick: make(chan struct{}, 1), updated: make(chan struct{}, 1)}
@@ -138,8 +139,8 @@ func (c *Client) Notify() {
 	}
 }
 
-// Run joins the registry and stays joined, with back-off after every failure and without end, until ctx is done. It returns
-// ctx's error, or an error of the gateway address that can never work.
+// Run joins the registry and stays joined, with back-off after every failure and without end, until ctx is done. It
+// returns ctx's error, or an error of the gateway address that can never work.
 func (c *Client) Run(ctx context.Context) error {
 	conn, err := grpc.NewClient(c.cfg.Gateway, c.cfg.DialOptions...)
 	if err != nil {
@@ -170,8 +171,8 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 }
 
-// session is one stream: it registers, then sends heartbeats until the stream or ctx ends. joined says whether a lease came. A
-// worker that ends says goodbye: it sends its last state and closes the stream, instead of breaking it.
+// session is one stream: it registers, then sends heartbeats until the stream or ctx ends. joined says whether a lease
+// came. A worker that ends says goodbye: it sends its last state and closes the stream, instead of breaking it.
 func (c *Client) session(ctx context.Context, api tandemv1.RegistryServiceClient) (joined bool, err error) {
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx)) // outlives ctx for the goodbye
 	defer cancel()
@@ -240,7 +241,8 @@ func (c *Client) serve(ctx context.Context, stream tandemv1.RegistryService_Join
 			c.cfg.OnDisconnect(err)
 		}
 	}()
-	c.log.Info("registered at the gateway", zap.Uint64(telemetry.KeyEpoch, l.GetEpoch()), zap.Int("peers", len(l.GetPeers())))
+	c.log.Info("registered at the gateway", zap.Uint64(telemetry.KeyEpoch, l.GetEpoch()),
+		zap.Int("peers", len(l.GetPeers())))
 	c.tell(l)
 	var (
 		seq    uint64
@@ -307,7 +309,8 @@ func (c *Client) heartbeat(seq uint64, rtt time.Duration) *tandemv1.JoinRequest 
 }
 
 // goodbye ends a stream in order; done reports that ended was read.
-func (c *Client) goodbye(stream tandemv1.RegistryService_JoinClient, seq uint64, leases <-chan *tandemv1.Lease, ended <-chan error) (done bool) {
+func (c *Client) goodbye(stream tandemv1.RegistryService_JoinClient, seq uint64, leases <-chan *tandemv1.Lease,
+	ended <-chan error) (done bool) {
 	if stream.Send(c.heartbeat(seq, 0)) != nil || stream.CloseSend() != nil {
 		return false
 	}
@@ -352,7 +355,8 @@ func sameLease(a, b *tandemv1.Lease) bool {
 	}
 	for i, p := range a.GetPeers() {
 		q := b.GetPeers()[i]
-		if p.GetWorkerId() != q.GetWorkerId() || p.GetAddress() != q.GetAddress() || p.GetModel().GetDigest() != q.GetModel().GetDigest() {
+		if p.GetWorkerId() != q.GetWorkerId() || p.GetAddress() != q.GetAddress() ||
+			p.GetModel().GetDigest() != q.GetModel().GetDigest() {
 			return false
 		}
 	}

@@ -1,8 +1,8 @@
 package registry
 
-// Counters lists the counters that workers send in heartbeats, with what each counts since the worker's start. Names that end in
-// _seconds are times, all others are numbers of things. The gateway shows each as tandem_worker_NAME_total and no others, so that a
-// worker cannot make up series.
+// Counters lists the counters that workers send in heartbeats, with what each counts since the worker's start. Names
+// that end in _seconds are times, all others are numbers of things. The gateway shows each as tandem_worker_NAME_total
+// and no others, so that a worker cannot make up series.
 var Counters = map[string]string{
 	"requests":           "Requests of the worker that ended.",
 	"requests_failed":    "Requests that ended with an error.",

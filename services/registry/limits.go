@@ -11,7 +11,8 @@ import (
 )
 
 const (
-	// mostWorkers bounds the table, lost workers included; a cluster on people's desks has a dozen. More make each update dearer.
+	// mostWorkers bounds the table, lost workers included; a cluster on people's desks has a dozen. More make each
+	// update dearer.
 	mostWorkers = 256
 	// mostStreams of one host are open at a time.
 	mostStreams = 64
@@ -36,7 +37,8 @@ type host struct {
 
 func newLimits() limits { return limits{mu: &sync.Mutex{}, hosts: map[string]*host{}} }
 
-// peerHost is the address of a stream's other end without its port; processes of this machine that come through a socket file share one.
+// peerHost is the address of a stream's other end without its port; processes of this machine that come through a
+// socket file share one.
 func peerHost(ctx context.Context) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok {

@@ -17,7 +17,8 @@ import (
 )
 
 // raw opens a stream of its own to a hub and says first.
-func raw(t *testing.T, ctx context.Context, h *hub, first *tandemv1.JoinRequest) (tandemv1.RegistryService_JoinClient, error) {
+func raw(t *testing.T, ctx context.Context, h *hub,
+	first *tandemv1.JoinRequest) (tandemv1.RegistryService_JoinClient, error) {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///hub", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, a string) (net.Conn, error) { return h.dial(ctx, a) }))
@@ -37,14 +38,16 @@ func raw(t *testing.T, ctx context.Context, h *hub, first *tandemv1.JoinRequest)
 }
 
 func registering(id string) *tandemv1.Registration {
-	return &tandemv1.Registration{WorkerId: id, Role: tandemv1.Role_ROLE_TARGET, ProtocolVersion: ProtocolVersion, Address: "127.0.0.1:1"}
+	return &tandemv1.Registration{WorkerId: id, Role: tandemv1.Role_ROLE_TARGET,
+		ProtocolVersion: ProtocolVersion, Address: "127.0.0.1:1"}
 }
 
 func joining(r *tandemv1.Registration) *tandemv1.JoinRequest {
 	return &tandemv1.JoinRequest{Message: &tandemv1.JoinRequest_Registration{Registration: r}}
 }
 
-// TestRefusesStrangeRegistrations: what no worker says of itself is refused by name, and so is a heartbeat that no worker sends.
+// TestRefusesStrangeRegistrations: what no worker says of itself is refused by name, and so is a heartbeat that no
+// worker sends.
 func TestRefusesStrangeRegistrations(t *testing.T) {
 	h := newHub(ServerConfig{})
 	defer h.stop()
@@ -70,7 +73,8 @@ func TestRefusesStrangeRegistrations(t *testing.T) {
 	} {
 		r := registering("w")
 		test.spoil(r)
-		if _, err := raw(t, ctx, h, joining(r)); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), test.field) {
+		if _, err := raw(t, ctx, h, joining(r)); status.Code(err) != codes.InvalidArgument ||
+			!strings.Contains(err.Error(), test.field) {
 			t.Errorf("%s: %v", test.field, err)
 		}
 	}
@@ -126,8 +130,8 @@ func TestLimitsOfOneAddress(t *testing.T) {
 	}
 }
 
-// TestTableIsBounded: ten thousand workers that come and go leave a table of bounded size and no trace of their epochs; who comes back
-// has a higher epoch, and while the table is full of living ones a new one is refused.
+// TestTableIsBounded: ten thousand workers that come and go leave a table of bounded size and no trace of their epochs;
+// who comes back has a higher epoch, and while the table is full of living ones a new one is refused.
 func TestTableIsBounded(t *testing.T) {
 	s := NewServer(ServerConfig{})
 	first, err := s.add(registering("w0"))

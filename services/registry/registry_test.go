@@ -143,7 +143,8 @@ func join(t *testing.T, h *hub, reg *tandemv1.Registration) *worker {
 
 var (
 	targetModel = &tandemv1.ModelInfo{Name: "t", TokenizerDigest: "aa", Hidden: 512, Vocab: 100, NLayers: 8, Digest: "m"}
-	draftModel  = &tandemv1.ModelInfo{Name: "d", TokenizerDigest: "aa", Hidden: 512, Vocab: 100, CaptureLayers: []int32{1, 3, 6}, Digest: "n"}
+	draftModel  = &tandemv1.ModelInfo{Name: "d", TokenizerDigest: "aa", Hidden: 512, Vocab: 100,
+		CaptureLayers: []int32{1, 3, 6}, Digest: "n"}
 )
 
 func target(id string) *tandemv1.Registration {
@@ -177,7 +178,8 @@ func TestLeaseLifeCycle(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if w := h.srv.Workers()[0]; time.Since(w.LastHeartbeat) > time.Second+time.Millisecond || w.Heartbeat.GetLanesBusy() != 1 {
+		if w := h.srv.Workers()[0]; time.Since(w.LastHeartbeat) > time.Second+time.Millisecond ||
+			w.Heartbeat.GetLanesBusy() != 1 {
 			t.Errorf("heartbeats stopped: %v old", time.Since(w.LastHeartbeat))
 		}
 		a.setState(StateDraining)
@@ -223,7 +225,8 @@ func TestUpdate(t *testing.T) {
 			t.Errorf("drafts %v after the update", got)
 		}
 		for _, w := range h.srv.Workers() {
-			if w.ID == "t1" && (w.Registration.GetModel().GetHidden() != 512 || w.Registration.GetRole() != tandemv1.Role_ROLE_TARGET) {
+			if w.ID == "t1" && (w.Registration.GetModel().GetHidden() != 512 ||
+				w.Registration.GetRole() != tandemv1.Role_ROLE_TARGET) {
 				t.Errorf("registration %v", w.Registration)
 			}
 		}
@@ -401,10 +404,14 @@ func TestRefusals(t *testing.T) {
 	}{
 		{"no registration", nil, codes.InvalidArgument, "", "registration"},
 		{"no id", &tandemv1.Registration{ProtocolVersion: 1, Role: 1, Address: "a"}, codes.InvalidArgument, "", "worker_id"},
-		{"no role", &tandemv1.Registration{ProtocolVersion: 1, WorkerId: "w", Address: "a"}, codes.InvalidArgument, "", "role"},
-		{"no address", &tandemv1.Registration{ProtocolVersion: 1, WorkerId: "w", Role: 1}, codes.InvalidArgument, "", "address"},
-		{"other protocol", &tandemv1.Registration{ProtocolVersion: 9, WorkerId: "w", Role: 1, Address: "a"}, codes.FailedPrecondition, "PROTOCOL_MISMATCH", ""},
-		{"refused by the cluster", &tandemv1.Registration{ProtocolVersion: 1, WorkerId: "bad", Role: 1, Address: "a"}, codes.FailedPrecondition, "MODEL_MISMATCH", ""},
+		{"no role", &tandemv1.Registration{ProtocolVersion: 1, WorkerId: "w", Address: "a"},
+			codes.InvalidArgument, "", "role"},
+		{"no address", &tandemv1.Registration{ProtocolVersion: 1, WorkerId: "w", Role: 1},
+			codes.InvalidArgument, "", "address"},
+		{"other protocol", &tandemv1.Registration{ProtocolVersion: 9, WorkerId: "w", Role: 1, Address: "a"},
+			codes.FailedPrecondition, "PROTOCOL_MISMATCH", ""},
+		{"refused by the cluster", &tandemv1.Registration{ProtocolVersion: 1, WorkerId: "bad", Role: 1, Address: "a"},
+			codes.FailedPrecondition, "MODEL_MISMATCH", ""},
 	}
 	h := newHub(ServerConfig{Accept: func(r *tandemv1.Registration) error {
 		if r.WorkerId == "bad" {
@@ -500,7 +507,8 @@ func TestLeavingIsLogged(t *testing.T) {
 			synctest.Wait()
 			all := logs.FilterMessage("worker left").All()
 			logs.TakeAll()
-			if len(all) != 1 || all[0].Level != level || all[0].ContextMap()["reason"] != reason || h.srv.Workers()[0].Drained != drained {
+			if len(all) != 1 || all[0].Level != level || all[0].ContextMap()["reason"] != reason ||
+				h.srv.Workers()[0].Drained != drained {
 				t.Errorf("logged %v, want %v %q", all, level, reason)
 			}
 		}
@@ -542,8 +550,8 @@ func TestLeavingIsLogged(t *testing.T) {
 	})
 }
 
-// TestQuietEnd: a worker whose gateway ends just before it, as in every shutdown, warns of nothing and says goodbye to one that
-// is there; a gateway that stays away is one warning.
+// TestQuietEnd: a worker whose gateway ends just before it, as in every shutdown, warns of nothing and says goodbye to
+// one that is there; a gateway that stays away is one warning.
 func TestQuietEnd(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		server, left := observer.New(zap.InfoLevel)
@@ -574,7 +582,8 @@ func TestQuietEnd(t *testing.T) {
 			}
 		}
 		begin()()
-		if all := left.FilterMessage("worker left").All(); len(all) != 1 || all[0].ContextMap()["reason"] != "it was told to end" {
+		if all := left.FilterMessage("worker left").All(); len(all) != 1 ||
+			all[0].ContextMap()["reason"] != "it was told to end" {
 			t.Errorf("the gateway saw %v", all)
 		}
 		end := begin()
@@ -613,8 +622,8 @@ func (s *hasty) Join(stream tandemv1.RegistryService_JoinServer) error {
 	return stream.Send(lease)
 }
 
-// TestLeaseJustBeforeTheEnd: a lease that arrives while the worker prepares a heartbeat, on a stream that ends meanwhile,
-// neither keeps the worker from joining again nor from ending.
+// TestLeaseJustBeforeTheEnd: a lease that arrives while the worker prepares a heartbeat, on a stream that ends
+// meanwhile, neither keeps the worker from joining again nor from ending.
 func TestLeaseJustBeforeTheEnd(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		last := make(chan struct{})

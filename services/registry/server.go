@@ -36,13 +36,14 @@ type ServerConfig struct {
 	LeaseTTL time.Duration
 	// KeepLost is how long a lost worker stays in the list.
 	KeepLost time.Duration
-	// Accept may refuse a registration with a gRPC status (FAILED_PRECONDITION: does not fit the cluster). Nil accepts all.
+	// Accept may refuse a registration with a gRPC status (FAILED_PRECONDITION: does not fit the cluster). Nil
+	// accepts all.
 	Accept func(*tandemv1.Registration) error
 	Logger *zap.Logger
 }
 
-// Worker is the state of one worker at the time of the call that returned it. Registration and Heartbeat are shared and must
-// not be changed; Heartbeat is nil before the first one.
+// Worker is the state of one worker at the time of the call that returned it. Registration and Heartbeat are shared and
+// must not be changed; Heartbeat is nil before the first one.
 type Worker struct {
 	ID            string
 	Epoch         uint64
@@ -94,7 +95,8 @@ func NewServer(cfg ServerConfig) *Server {
 		cfg.Logger = zap.NewNop()
 	}
 	return &Server{
-		cfg: cfg, log: cfg.Logger, workers: map[string]*entry{}, epochs: map[string]uint64{}, limits: newLimits(), watchers: map[chan struct{}]struct{}{},
+		cfg: cfg, log: cfg.Logger, workers: map[string]*entry{}, epochs: map[string]uint64{}, limits: newLimits(),
+		watchers: map[chan struct{}]struct{}{},
 	}
 }
 
@@ -293,7 +295,8 @@ func (s *Server) add(reg *tandemv1.Registration) (*entry, error) {
 		}
 	}
 	s.notify()
-	s.log.Info("worker joined", zap.String(telemetry.KeyWorker, id), zap.String(telemetry.KeyRole, RoleName(reg.GetRole())),
+	s.log.Info("worker joined", zap.String(telemetry.KeyWorker, id),
+		zap.String(telemetry.KeyRole, RoleName(reg.GetRole())),
 		zap.Uint64(telemetry.KeyEpoch, e.w.Epoch), zap.String(telemetry.KeyAddress, reg.GetAddress()),
 		zap.String(telemetry.KeyBackend, reg.GetBackend()), zap.String(telemetry.KeyModel, reg.GetModel().GetName()))
 	return e, nil
@@ -334,7 +337,8 @@ func (s *Server) remove(e *entry, err error) {
 	if e.w.Drained || s.draining {
 		level = zap.InfoLevel
 	}
-	s.log.Log(level, "worker left", zap.String(telemetry.KeyWorker, e.w.ID), zap.String(telemetry.KeyRole, RoleName(e.w.Registration.GetRole())),
+	s.log.Log(level, "worker left", zap.String(telemetry.KeyWorker, e.w.ID),
+		zap.String(telemetry.KeyRole, RoleName(e.w.Registration.GetRole())),
 		zap.String(telemetry.KeyReason, leaveReason(e.w.Drained, err)))
 }
 
@@ -366,7 +370,8 @@ func (s *Server) lease(e *entry, seq uint64) *tandemv1.JoinResponse {
 	}
 	for _, id := range e.drafts {
 		d := s.workers[id].w.Registration
-		l.Peers = append(l.Peers, &tandemv1.Peer{WorkerId: id, Role: d.GetRole(), Address: d.GetAddress(), Model: d.GetModel()})
+		l.Peers = append(l.Peers, &tandemv1.Peer{WorkerId: id, Role: d.GetRole(),
+			Address: d.GetAddress(), Model: d.GetModel()})
 	}
 	return &tandemv1.JoinResponse{Lease: l}
 }
@@ -391,8 +396,8 @@ func (s *Server) Workers() []Worker {
 	return out
 }
 
-// Watch returns a channel that holds a value whenever something changed since it was last read, and a function that ends
-// the watch. Changes are merged: read Workers after each value.
+// Watch returns a channel that holds a value whenever something changed since it was last read, and a function that
+// ends the watch. Changes are merged: read Workers after each value.
 func (s *Server) Watch() (<-chan struct{}, func()) {
 	ch := make(chan struct{}, 1)
 	ch <- struct{}{}

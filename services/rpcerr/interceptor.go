@@ -22,12 +22,14 @@ func ServerOptions(onPanic PanicHandler) []grpc.ServerOption {
 		}
 	}
 	return []grpc.ServerOption{
-		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
+		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo,
+			next grpc.UnaryHandler) (resp any, err error) {
 			defer guard(info.FullMethod, &err)
 			resp, err = next(ctx, req)
 			return resp, ToStatus(err)
 		}),
-		grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
+		grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
+			next grpc.StreamHandler) (err error) {
 			defer guard(info.FullMethod, &err)
 			return ToStatus(next(srv, stream))
 		}),
@@ -37,10 +39,12 @@ func ServerOptions(onPanic PanicHandler) []grpc.ServerOption {
 // DialOptions chains interceptors that turn statuses into *Error.
 func DialOptions() []grpc.DialOption {
 	return []grpc.DialOption{
-		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+			call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			return FromRPC(call(ctx, method, req, reply, cc, opts...))
 		}),
-		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+			open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 			s, err := open(ctx, desc, cc, method, opts...)
 			if err != nil {
 				return nil, FromRPC(err)

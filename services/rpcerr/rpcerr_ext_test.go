@@ -31,7 +31,8 @@ type faulty struct {
 	panic bool
 }
 
-func (f *faulty) Check(context.Context, *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
+func (f *faulty) Check(context.Context,
+	*grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
 	if f.panic {
 		panic("broken invariant")
 	}
@@ -75,23 +76,29 @@ func TestAcrossTheWire(t *testing.T) {
 		text       string
 	}{
 		{"sentinel", rpcerr.NoSlot, codes.ResourceExhausted, "NO_LANE",
-			[]error{rpcerr.NoSlot, rpcerr.AnyResourceExhausted}, []error{rpcerr.QueueFull, rpcerr.AnyUnavailable}, 0, nil, "no slot is free"},
-		{"wrapped", fmt.Errorf("decode: %w", rpcerr.NoSlot), codes.ResourceExhausted, "NO_LANE",
+			[]error{rpcerr.NoSlot, rpcerr.AnyResourceExhausted}, []error{rpcerr.QueueFull, rpcerr.AnyUnavailable}, 0,
+			nil, "no slot is free"}, {"wrapped", fmt.Errorf("decode: %w", rpcerr.NoSlot), codes.ResourceExhausted, "NO_LANE",
 			[]error{rpcerr.NoSlot}, nil, 0, nil, "decode: no slot is free"},
 		{"retry", rpcerr.QueueFull.WithRetryAfter(1500 * time.Millisecond), codes.ResourceExhausted, "QUEUE_FULL",
 			[]error{rpcerr.QueueFull}, nil, 1500 * time.Millisecond, nil, "the queue is full"},
-		{"field", rpcerr.InvalidArgument("sampling.top_p", "must be in (0, 1], got %v", 2), codes.InvalidArgument, "INVALID_ARGUMENT",
+		{"field", rpcerr.InvalidArgument("sampling.top_p", "must be in (0, 1], got %v", 2),
+			codes.InvalidArgument, "INVALID_ARGUMENT",
 			[]error{rpcerr.AnyInvalidArgument}, []error{rpcerr.ContextLength}, 0,
-			[]rpcerr.Violation{{Field: "sampling.top_p", Message: "must be in (0, 1], got 2"}}, "sampling.top_p: must be in (0, 1], got 2"},
+			[]rpcerr.Violation{{Field: "sampling.top_p", Message: "must be in (0, 1], got 2"}},
+			"sampling.top_p: must be in (0, 1], got 2"},
 		{"other text", rpcerr.EngineLost.With("engine %d is gone", 3), codes.Unavailable, "ENGINE_LOST",
 			[]error{rpcerr.EngineLost, rpcerr.AnyUnavailable}, []error{rpcerr.Draining}, 0, nil, "engine 3 is gone"},
 		{"cause", rpcerr.EngineLost.WithCause(io.ErrUnexpectedEOF), codes.Unavailable, "ENGINE_LOST",
 			[]error{rpcerr.EngineLost}, []error{io.ErrUnexpectedEOF}, 0, nil, "the engine is gone: unexpected EOF"},
-		{"cancelled", context.Canceled, codes.Canceled, "CANCELED", []error{context.Canceled}, []error{context.DeadlineExceeded}, 0, nil, "context canceled"},
-		{"deadline", context.DeadlineExceeded, codes.DeadlineExceeded, "DEADLINE_EXCEEDED", []error{context.DeadlineExceeded}, nil, 0, nil, "context deadline exceeded"},
+		{"cancelled", context.Canceled, codes.Canceled, "CANCELED", []error{context.Canceled},
+			[]error{context.DeadlineExceeded}, 0, nil, "context canceled"},
+		{"deadline", context.DeadlineExceeded, codes.DeadlineExceeded, "DEADLINE_EXCEEDED", []error{context.DeadlineExceeded},
+			nil, 0, nil, "context deadline exceeded"},
 		{"foreign", errors.New("boom"), codes.Internal, "INTERNAL", []error{rpcerr.AnyInternal}, nil, 0, nil, "boom"},
-		{"status", status.Error(codes.DataLoss, "lost"), codes.DataLoss, "DATA_LOSS", []error{rpcerr.AnyDataLoss}, []error{rpcerr.DamagedState}, 0, nil, "lost"},
-		{"private", private, codes.Aborted, "PRIVATE", []error{private, rpcerr.AnyAborted}, []error{rpcerr.StaleEpoch}, 0, nil, "private"},
+		{"status", status.Error(codes.DataLoss, "lost"), codes.DataLoss, "DATA_LOSS", []error{rpcerr.AnyDataLoss},
+			[]error{rpcerr.DamagedState}, 0, nil, "lost"},
+		{"private", private, codes.Aborted, "PRIVATE", []error{private, rpcerr.AnyAborted},
+			[]error{rpcerr.StaleEpoch}, 0, nil, "private"},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
@@ -132,7 +139,8 @@ func TestAcrossTheWire(t *testing.T) {
 
 func TestPanicBecomesInternal(t *testing.T) {
 	told := make(chan string, 1)
-	client := dial(t, &faulty{panic: true}, func(method string, v any, stack []byte) { told <- fmt.Sprint(method, " ", v, " ", len(stack) > 0) })
+	client := dial(t, &faulty{panic: true},
+		func(method string, v any, stack []byte) { told <- fmt.Sprint(method, " ", v, " ", len(stack) > 0) })
 	_, err := client.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
 	if !errors.Is(err, rpcerr.AnyInternal) {
 		t.Fatal(err)
@@ -145,7 +153,8 @@ func TestPanicBecomesInternal(t *testing.T) {
 func TestImmutable(t *testing.T) {
 	a := rpcerr.NoSlot.WithMetadata("lanes", "4")
 	b := a.WithMetadata("busy", "4").WithViolation("x", "y").WithRetryAfter(time.Second).With("text")
-	if len(rpcerr.NoSlot.Metadata()) != 0 || len(a.Metadata()) != 1 || len(b.Metadata()) != 2 || a.RetryAfter() != 0 || len(a.Violations()) != 0 {
+	if len(rpcerr.NoSlot.Metadata()) != 0 || len(a.Metadata()) != 1 || len(b.Metadata()) != 2 || a.RetryAfter() != 0 ||
+		len(a.Violations()) != 0 {
 		t.Fatal(a, b)
 	}
 	if rpcerr.Code(nil) != codes.OK || rpcerr.Reason(nil) != "" || rpcerr.From(nil) != nil {

@@ -19,7 +19,8 @@ func (e *Error) GRPCStatus() *status.Status {
 	if len(e.violations) > 0 {
 		b := &errdetails.BadRequest{}
 		for _, v := range e.violations {
-			b.FieldViolations = append(b.FieldViolations, &errdetails.BadRequest_FieldViolation{Field: v.Field, Description: v.Message})
+			b.FieldViolations = append(b.FieldViolations,
+				&errdetails.BadRequest_FieldViolation{Field: v.Field, Description: v.Message})
 		}
 		details = append(details, b)
 	}

@@ -16,7 +16,8 @@ import (
 )
 
 // Colours of levels on a terminal, as SGR codes.
-var levelColours = map[zapcore.Level]string{zapcore.DebugLevel: "2", zapcore.InfoLevel: "36", zapcore.WarnLevel: "33", zapcore.ErrorLevel: "31"}
+var levelColours = map[zapcore.Level]string{zapcore.DebugLevel: "2", zapcore.InfoLevel: "36", zapcore.WarnLevel: "33",
+	zapcore.ErrorLevel: "31"}
 
 // console writes log lines for people:
 //
@@ -120,7 +121,8 @@ func fieldText(v any) string {
 	default:
 		s = fmt.Sprint(v)
 	}
-	if s == "" || strings.ContainsFunc(s, func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) || r == '"' || r == '=' }) {
+	if s == "" || strings.ContainsFunc(s,
+		func(r rune) bool { return unicode.IsSpace(r) || !unicode.IsPrint(r) || r == '"' || r == '=' }) {
 		return strconv.Quote(s)
 	}
 	return s

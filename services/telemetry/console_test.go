@@ -23,13 +23,16 @@ func TestConsoleLines(t *testing.T) {
 	}
 	l = l.Named("gateway").With(zap.String(KeyWorker, "t1")).Named("http")
 	l.Debug("hidden")
-	l.Info("request", zap.Int(KeyStatus, 200), zap.Float64(KeyTokenRate, 61.5), zap.Bool("yes", true), zap.Duration("took", 1500*time.Millisecond))
-	l.Warn("evil\x1b[2J\nmessage", zap.String(KeyReason, "two words\nof \x1b[31mtwo lines"), zap.String("empty", ""), zap.NamedError(KeyErr, errors.New(`say "no"`)))
+	l.Info("request", zap.Int(KeyStatus, 200), zap.Float64(KeyTokenRate, 61.5), zap.Bool("yes", true),
+		zap.Duration("took", 1500*time.Millisecond))
+	l.Warn("evil\x1b[2J\nmessage", zap.String(KeyReason, "two words\nof \x1b[31mtwo lines"), zap.String("empty", ""),
+		zap.NamedError(KeyErr, errors.New(`say "no"`)))
 	l.Error("bare")
 	lines := strings.Split(strings.TrimSuffix(buf.String(), "\n"), "\n")
 	want := []string{
 		`info  gateway.http: request  worker=t1 status=200 tokens_per_s=61.5 yes=true took=1.5s`,
-		"warn  gateway.http: evil\ufffd[2J\ufffdmessage  worker=t1 " + `reason="two words\nof \x1b[31mtwo lines" empty="" err="say \"no\""`,
+		"warn  gateway.http: evil\ufffd[2J\ufffdmessage  worker=t1 " +
+			`reason="two words\nof \x1b[31mtwo lines" empty="" err="say \"no\""`,
 		`error gateway.http: bare  worker=t1`,
 	}
 	stamp := regexp.MustCompile(`^\d\d:\d\d:\d\d\.\d\d\d (.*)$`)
@@ -43,7 +46,8 @@ func TestConsoleLines(t *testing.T) {
 	}
 }
 
-// TestConsoleOnATerminal: levels have colours there, unless NO_COLOR is set, and auto is quiet; elsewhere neither is so.
+// TestConsoleOnATerminal: levels have colours there, unless NO_COLOR is set, and auto is quiet; elsewhere neither
+// is so.
 func TestConsoleOnATerminal(t *testing.T) {
 	end, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -82,7 +86,8 @@ func TestConsoleOnATerminal(t *testing.T) {
 	if strings.Contains(buf.String(), "\x1b") {
 		t.Errorf("colours in a file: %q", buf.String())
 	}
-	if a, b, c := ChooseLevel(LevelAuto, tty), ChooseLevel(LevelAuto, &buf), ChooseLevel("debug", tty); a != "warn" || b != "info" || c != "debug" {
+	if a, b, c := ChooseLevel(LevelAuto, tty), ChooseLevel(LevelAuto, &buf), ChooseLevel("debug", tty); a != "warn" ||
+		b != "info" || c != "debug" {
 		t.Errorf("levels %s, %s, %s", a, b, c)
 	}
 }

@@ -36,8 +36,9 @@ func (p Providers) options() []otelgrpc.Option {
 	}
 }
 
-// known reports whether a method exists in this program: callers may name any, and each would be a label of its own. Health checks
-// are left out, which come every few seconds, and leases, which last as long as a worker: neither tells anything.
+// known reports whether a method exists in this program: callers may name any, and each would be a label of its own.
+// Health checks are left out, which come every few seconds, and leases, which last as long as a worker: neither
+// tells anything.
 func known(method string) bool {
 	name := strings.ReplaceAll(strings.TrimPrefix(method, "/"), "/", ".")
 	if strings.HasPrefix(name, "grpc.health.") || strings.HasPrefix(name, "tandem.v1.RegistryService.") {
@@ -51,7 +52,8 @@ func known(method string) bool {
 	return ok
 }
 
-// set reports whether any telemetry is wanted: with nothing set no handler is installed, so that the per-step path pays nothing.
+// set reports whether any telemetry is wanted: with nothing set no handler is installed, so that the per-step path
+// pays nothing.
 func (p Providers) set() bool { return p.Meter != nil || p.Tracer != nil }
 
 // ServerOptions returns the stats handler of a gRPC server.

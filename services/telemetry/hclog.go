@@ -11,8 +11,8 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// HCLog returns a logger for go-plugin that writes through l. Levels, names and fields are kept; trace becomes debug. The
-// level is l's own: SetLevel does nothing.
+// HCLog returns a logger for go-plugin that writes through l. Levels, names and fields are kept; trace becomes debug.
+// The level is l's own: SetLevel does nothing.
 func HCLog(l *zap.Logger) hclog.Logger {
 	return &hclogAdapter{z: l}
 }
@@ -50,7 +50,8 @@ func (a *hclogAdapter) IsError() bool { return a.z.Core().Enabled(zapcore.ErrorL
 func (a *hclogAdapter) ImpliedArgs() []any { return a.implied }
 
 func (a *hclogAdapter) With(args ...any) hclog.Logger {
-	return &hclogAdapter{z: a.z.With(fields(args)...), name: a.name, implied: append(append([]any(nil), a.implied...), args...)}
+	return &hclogAdapter{z: a.z.With(fields(args)...), name: a.name,
+		implied: append(append([]any(nil), a.implied...), args...)}
 }
 
 func (a *hclogAdapter) Name() string { return a.name }

@@ -43,7 +43,8 @@ func IsTerminal(stream any) bool {
 // LevelAuto is the level that depends on who reads; see ChooseLevel.
 const LevelAuto = "auto"
 
-// ChooseLevel resolves LevelAuto: on a terminal only what somebody should act on, elsewhere what an operator may want later.
+// ChooseLevel resolves LevelAuto: on a terminal only what somebody should act on, elsewhere what an operator may
+// want later.
 func ChooseLevel(level string, w io.Writer) string {
 	switch {
 	case level != LevelAuto:
@@ -55,8 +56,8 @@ func ChooseLevel(level string, w io.Writer) string {
 }
 
 // NewLogger builds the one logger of a process. level is debug, info, warn or error (empty = info); format is json
-// (empty = json) or console, "text" being another name of console. Levels have colours on a terminal, unless NO_COLOR is set. w is
-// written by one goroutine at a time.
+// (empty = json) or console, "text" being another name of console. Levels have colours on a terminal, unless NO_COLOR
+// is set. w is written by one goroutine at a time.
 func NewLogger(level, format string, w io.Writer) (*zap.Logger, error) {
 	lvl, err := parseLevel(level)
 	if err != nil {

@@ -46,15 +46,17 @@ func NewPrometheus(service, version string) (*Metrics, error) {
 // rpcBounds reach from a call on the same host to the longest generation, in seconds.
 var rpcBounds = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 
-// rpcView keeps addresses out of the labels of RPCs: each start of a worker has another port or socket, and series are for ever. It
-// also gives durations bounds that fit streams.
+// rpcView keeps addresses out of the labels of RPCs: each start of a worker has another port or socket, and series are
+// for ever. It also gives durations bounds that fit streams.
 func rpcView(i sdkmetric.Instrument) (sdkmetric.Stream, bool) {
 	if !strings.HasPrefix(i.Name, "rpc.") {
 		return sdkmetric.Stream{}, false
 	}
-	out := sdkmetric.Stream{Name: i.Name, Description: i.Description, Unit: i.Unit, AttributeFilter: func(kv attribute.KeyValue) bool {
-		return !strings.HasPrefix(string(kv.Key), "server.") && !strings.HasPrefix(string(kv.Key), "network.") && !strings.HasPrefix(string(kv.Key), "client.")
-	}}
+	out := sdkmetric.Stream{Name: i.Name, Description: i.Description, Unit: i.Unit,
+		AttributeFilter: func(kv attribute.KeyValue) bool {
+			return !strings.HasPrefix(string(kv.Key), "server.") && !strings.HasPrefix(string(kv.Key), "network.") &&
+				!strings.HasPrefix(string(kv.Key), "client.")
+		}}
 	if i.Kind == sdkmetric.InstrumentKindHistogram && i.Unit == "s" {
 		out.Aggregation = sdkmetric.AggregationExplicitBucketHistogram{Boundaries: rpcBounds}
 	}

@@ -66,7 +66,8 @@ func TestHCLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	delete(got, "time")
-	want := map[string]any{"level": "warn", "logger": "plugin", "msg": "engine gone", "pid": 7.0, "code": "03", hclog.MissingKey: "odd"}
+	want := map[string]any{"level": "warn", "logger": "plugin", "msg": "engine gone", "pid": 7.0, "code": "03",
+		hclog.MissingKey: "odd"}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}

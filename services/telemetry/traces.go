@@ -24,9 +24,9 @@ type Traces struct {
 // NoTraces returns traces that go nowhere and cost nothing.
 func NoTraces() *Traces { return &Traces{provider: tracenoop.NewTracerProvider()} }
 
-// NewTraces sends spans to an OTLP collector over gRPC. endpoint is a URL, http://host:4317 without and https://host:4317 with
-// TLS; empty means no traces. ratio of the requests are sampled, and all those whose client sampled them. A collector that
-// cannot be reached costs spans, nothing else.
+// NewTraces sends spans to an OTLP collector over gRPC. endpoint is a URL, http://host:4317 without and
+// https://host:4317 with TLS; empty means no traces. ratio of the requests are sampled, and all those whose client
+// sampled them. A collector that cannot be reached costs spans, nothing else.
 func NewTraces(ctx context.Context, service, version, endpoint string, ratio float64) (*Traces, error) {
 	if endpoint == "" {
 		return NoTraces(), nil
@@ -45,8 +45,8 @@ func NewTraces(ctx context.Context, service, version, endpoint string, ratio flo
 	return &Traces{provider: sdk, sdk: sdk}, nil
 }
 
-// calm takes the status off calls that this process cancelled itself: the client left, or a stop string ended the answer. The RPC
-// instrumentation calls them errors, which would make alerts of them.
+// calm takes the status off calls that this process cancelled itself: the client left, or a stop string ended the
+// answer. The RPC instrumentation calls them errors, which would make alerts of them.
 type calm struct{ sdktrace.SpanExporter }
 
 // ExportSpans implements sdktrace.SpanExporter.

@@ -9,8 +9,8 @@ import (
 // Limit is how long For waits. Nothing promises a time: the machine may be busy with other things.
 const Limit = time.Minute
 
-// For returns the next value of ch, or its zero value when ch is closed. It ends the test with what if neither comes within Limit. Call
-// it from the test's own goroutine.
+// For returns the next value of ch, or its zero value when ch is closed. It ends the test with what if neither comes
+// within Limit. Call it from the test's own goroutine.
 func For[T any](t testing.TB, ch <-chan T, what string) T {
 	t.Helper()
 	select {

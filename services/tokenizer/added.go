@@ -17,7 +17,8 @@ type addedToken struct {
 type addedSet struct {
 	// byFirst lists the tokens that start with a byte, longest first.
 	byFirst [256][]addedToken
-	// only is the common first byte of all tokens when there is one ('<' in all published vocabularies), for a fast search.
+	// only is the common first byte of all tokens when there is one ('<' in all published vocabularies), for a
+	// fast search.
 	only   byte
 	single bool
 	empty  bool
@@ -40,8 +41,8 @@ func newAddedSet(tokens []addedToken) *addedSet {
 	return s
 }
 
-// find gives the leftmost, then longest added token at or after from; end is -1 when there is none. A control token counts only
-// when it lies wholly inside one span of special text.
+// find gives the leftmost, then longest added token at or after from; end is -1 when there is none. A control token
+// counts only when it lies wholly inside one span of special text.
 func (s *addedSet) find(text string, from int, special *spanCursor) (start, end int, id int32) {
 	if s.empty {
 		return -1, -1, 0

@@ -1,7 +1,7 @@
 package tokenizer
 
-// Vocabulary files write bytes as printable characters. Bytes 33–126, 161–172 and 174–255 stand for the code point of the same
-// number; the other 68, in increasing order, for U+0100 … U+0143 (space is U+0120, newline U+010A).
+// Vocabulary files write bytes as printable characters. Bytes 33–126, 161–172 and 174–255 stand for the code point of
+// the same number; the other 68, in increasing order, for U+0100 … U+0143 (space is U+0120, newline U+010A).
 
 // alphabetSize is one more than the largest code point of the alphabet.
 const alphabetSize = 0x144
@@ -31,8 +31,8 @@ var runeBytes = func() (t [alphabetSize]int16) {
 	return t
 }()
 
-// appendPlain appends the bytes that a vocabulary string stands for. A character outside the alphabet (a malformed entry) stands
-// for itself.
+// appendPlain appends the bytes that a vocabulary string stands for. A character outside the alphabet (a malformed
+// entry) stands for itself.
 func appendPlain(dst []byte, vocabText string) []byte {
 	for _, r := range vocabText {
 		if r < alphabetSize && runeBytes[r] >= 0 {

@@ -9,8 +9,8 @@ import (
 // noRank marks a pair that does not merge.
 const noRank = math.MaxInt32
 
-// merges answers which pairs of symbols merge, how strongly and into what. A hash table with open addressing: one lookup per
-// symbol pair is where encoding spends its time.
+// merges answers which pairs of symbols merge, how strongly and into what. A hash table with open addressing: one
+// lookup per symbol pair is where encoding spends its time.
 type merges struct {
 	slots []mergeSlot
 	mask  uint64
@@ -126,8 +126,8 @@ func (m *merges) applyScan(sc *bpeScratch) {
 	sc.ids, sc.ranks = ids, ranks
 }
 
-// applyHeap does the same with a heap over (rank, position) and lazy deletion: an entry counts only while the pair at its
-// position still has that rank. Ranks identify pairs, so nothing else needs comparing.
+// applyHeap does the same with a heap over (rank, position) and lazy deletion: an entry counts only while the pair at
+// its position still has that rank. Ranks identify pairs, so nothing else needs comparing.
 func (m *merges) applyHeap(sc *bpeScratch) {
 	n := len(sc.ids)
 	ids := sc.ids

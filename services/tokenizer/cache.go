@@ -6,9 +6,9 @@ import (
 	"sync/atomic"
 )
 
-// Piece cache: sets of two slots, no locks. A slot holds one immutable entry; a new piece moves the set's younger entry to the
-// older place. At most cacheSets·2 entries of pieces up to maxCachedBytes, so a few MiB whatever the input. Writers may race for
-// a slot: then one entry is lost, never a wrong one read.
+// Piece cache: sets of two slots, no locks. A slot holds one immutable entry; a new piece moves the set's younger entry
+// to the older place. At most cacheSets·2 entries of pieces up to maxCachedBytes, so a few MiB whatever the input.
+// Writers may race for a slot: then one entry is lost, never a wrong one read.
 const (
 	cacheSets      = 1 << 14
 	maxCachedBytes = 64

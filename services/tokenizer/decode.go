@@ -4,8 +4,8 @@ import "unicode/utf8"
 
 const replacement = "\uFFFD"
 
-// Decode gives the text of ids. Control tokens are left out unless keepSpecial is set; unused ids give nothing. Bytes that are
-// not UTF-8 become U+FFFD, one for each maximal ill-formed part, exactly as a Decoder emits them.
+// Decode gives the text of ids. Control tokens are left out unless keepSpecial is set; unused ids give nothing. Bytes
+// that are not UTF-8 become U+FFFD, one for each maximal ill-formed part, exactly as a Decoder emits them.
 func (t *Tokenizer) Decode(ids []int32, keepSpecial bool) string {
 	d := t.NewDecoder(keepSpecial)
 	out := make([]byte, 0, 4*len(ids))
@@ -15,8 +15,8 @@ func (t *Tokenizer) Decode(ids []int32, keepSpecial bool) string {
 	return string(d.AppendFlush(out))
 }
 
-// Decoder turns a stream of token ids into text. What it emits is always whole characters; an unfinished one is held back until
-// its rest arrives. One per sequence; not safe for concurrent use.
+// Decoder turns a stream of token ids into text. What it emits is always whole characters; an unfinished one is held
+// back until its rest arrives. One per sequence; not safe for concurrent use.
 type Decoder struct {
 	t           *Tokenizer
 	keepSpecial bool
@@ -68,7 +68,8 @@ func (d *Decoder) AppendBytes(dst, raw []byte) []byte {
 	return dst
 }
 
-// appendByte runs the well-formedness rules of the Unicode standard, table 3-7: the lead byte narrows the range of the second.
+// appendByte runs the well-formedness rules of the Unicode standard, table 3-7: the lead byte narrows the range of
+// the second.
 func (d *Decoder) appendByte(dst []byte, b byte) []byte {
 	if d.need > 0 {
 		if b >= d.lo && b <= d.hi {

@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-inference/tandem/services/gguf"
 )
 
-// FromGGUF reads the vocabulary of a model file. Everything is copied: the file may be closed afterwards. Unsupported or
-// inconsistent vocabularies are errors that name the metadata key.
+// FromGGUF reads the vocabulary of a model file. Everything is copied: the file may be closed afterwards. Unsupported
+// or inconsistent vocabularies are errors that name the metadata key.
 func FromGGUF(f *gguf.File) (*Tokenizer, error) {
 	model, err := needString(f, "tokenizer.ggml.model")
 	if err != nil {

@@ -36,8 +36,8 @@ type jsonAdded struct {
 	Special    bool   `json:"special"`
 }
 
-// FromJSON reads a tokenizer.json (Hugging Face form). Such a file names no end token, so EOS is -1. Features that change the
-// result and that this package does not have are errors.
+// FromJSON reads a tokenizer.json (Hugging Face form). Such a file names no end token, so EOS is -1. Features that
+// change the result and that this package does not have are errors.
 func FromJSON(raw []byte) (*Tokenizer, error) {
 	var f jsonFile
 	if err := json.Unmarshal(raw, &f); err != nil {
@@ -83,14 +83,16 @@ func FromJSON(raw []byte) (*Tokenizer, error) {
 	}
 	for _, a := range f.AddedTokens {
 		if a.SingleWord || a.LStrip || a.RStrip || a.Normalized {
-			return nil, fmt.Errorf("tokenizer: added token %q: single_word, lstrip, rstrip and normalized are not supported", a.Content)
+			return nil, fmt.Errorf("tokenizer: added token %q: single_word, lstrip, rstrip and normalized are not supported",
+				a.Content)
 		}
 		tokens[a.ID], kinds[a.ID] = a.Content, KindUserDefined
 		if a.Special {
 			kinds[a.ID] = KindControl
 		}
 	}
-	return build(pre, tokens, kinds, len(m.Merges), func(i int) (string, string, error) { return jsonMerge(i, m.Merges[i]) }, -1)
+	return build(pre, tokens, kinds, len(m.Merges),
+		func(i int) (string, string, error) { return jsonMerge(i, m.Merges[i]) }, -1)
 }
 
 // jsonMerge reads a merge in either of its forms: "left right" or ["left", "right"].
@@ -128,7 +130,8 @@ func jsonPre(raw json.RawMessage) (string, error) {
 		return "", fmt.Errorf("tokenizer: pre_tokenizer is not a sequence of Split and ByteLevel")
 	}
 	split, level := p.PreTokenizers[0], p.PreTokenizers[1]
-	if split.Type != "Split" || split.Behavior != "Isolated" || split.Invert || level.Type != "ByteLevel" || level.AddPrefixSpace || level.UseRegex {
+	if split.Type != "Split" || split.Behavior != "Isolated" || split.Invert || level.Type != "ByteLevel" ||
+		level.AddPrefixSpace || level.UseRegex {
 		return "", fmt.Errorf("tokenizer: pre_tokenizer settings are not supported")
 	}
 	switch split.Pattern.Regex {

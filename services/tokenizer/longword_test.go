@@ -13,8 +13,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// randomTable draws a tokenizer of a few letters with merges in any order of ranks: also such that give a merge a lower rank than one
-// that makes its halves, and several that make the same symbol.
+// randomTable draws a tokenizer of a few letters with merges in any order of ranks: also such that give a merge a lower
+// rank than one that makes its halves, and several that make the same symbol.
 func randomTable(t *rapid.T) *Tokenizer {
 	letters := rapid.IntRange(1, 6).Draw(t, "letters")
 	symbols := int32(letters)
@@ -75,7 +75,8 @@ func TestLongWords(t *testing.T) {
 	})
 }
 
-// TestFarDependence: where the first token of a word depends on its last byte, windows grow until they see it, and ids stay the same.
+// TestFarDependence: where the first token of a word depends on its last byte, windows grow until they see it, and ids
+// stay the same.
 func TestFarDependence(t *testing.T) {
 	const letters = 200
 	tok := &Tokenizer{merges: newMerges(letters)}
@@ -106,8 +107,9 @@ func TestFarDependence(t *testing.T) {
 	}
 }
 
-// TestCrossed: what both sides of a position do while they merge alone says whether the joined word has a token border there. Tables
-// whose ranks rise with the length of what is merged are judged exactly, others never as free of a merge that there is.
+// TestCrossed: what both sides of a position do while they merge alone says whether the joined word has a token border
+// there. Tables whose ranks rise with the length of what is merged are judged exactly, others never as free of a merge
+// that there is.
 func TestCrossed(t *testing.T) {
 	run := func(tok *Tokenizer, word string) *bpeScratch {
 		sc := new(bpeScratch)
@@ -124,7 +126,8 @@ func TestCrossed(t *testing.T) {
 		for at := 1; at < len(word); at++ {
 			left, right := run(tok, word[:at]), run(tok, word[at:])
 			crossed := tok.merges.crossed(left.last, right.first)
-			if !crossed && !slices.Equal(joined.ids, append(slices.Clone(left.ids), right.ids...)) || exact && crossed == borders[at] {
+			if !crossed && !slices.Equal(joined.ids, append(slices.Clone(left.ids), right.ids...)) ||
+				exact && crossed == borders[at] {
 				t.Fatalf("%q at %d: crossed %v, alone %v and %v, joined %v", word, at, crossed, left.ids, right.ids, joined.ids)
 			}
 		}
@@ -158,14 +161,17 @@ func longWords(tok *Tokenizer, size int) map[string]string {
 		letters[i], marks[i] = 'a'+byte(rng.IntN(26)), "!#$%&*+-./:;<=>?@^_|~"[rng.IntN(21)]
 	}
 	for len(words) < size { // whole tokens of letters: long chains of merges
-		if b := tok.TokenBytes(int32(rng.IntN(tok.VocabSize()))); !slices.ContainsFunc(b, func(c byte) bool { return c|0x20 < 'a' || c|0x20 > 'z' }) {
+		if b := tok.TokenBytes(int32(rng.IntN(tok.VocabSize()))); !slices.ContainsFunc(b,
+			func(c byte) bool { return c|0x20 < 'a' || c|0x20 > 'z' }) {
 			words = append(words, b...)
 		}
 	}
 	return map[string]string{
-		"one letter": strings.Repeat("x", size), "spaces": strings.Repeat(" ", size), "letters": string(letters), "marks": string(marks),
-		"tokens": string(words[:size]), "a cycle": strings.Repeat("abracadabra", size/11), "no UTF-8": strings.Repeat("\xff\xc3", size/2),
-		"no merges": strings.Repeat("\x01", size), "Chinese": strings.Repeat("日本語的中文字", size/21), "lines": strings.Repeat("\n", size),
+		"one letter": strings.Repeat("x", size), "spaces": strings.Repeat(" ", size),
+		"letters": string(letters), "marks": string(marks), "tokens": string(words[:size]),
+		"a cycle": strings.Repeat("abracadabra", size/11), "no UTF-8": strings.Repeat("\xff\xc3", size/2),
+		"no merges": strings.Repeat("\x01", size), "Chinese": strings.Repeat("日本語的中文字", size/21),
+		"lines":          strings.Repeat("\n", size),
 		"a longer cycle": strings.Repeat(string(letters[:997]), size/997),
 	}
 }
@@ -217,11 +223,12 @@ func TestLongWordsAreBounded(t *testing.T) {
 		runtime.ReadMemStats(&before)
 		ids := tok.Encode(word, Options{})
 		runtime.ReadMemStats(&after)
-		// 4 bytes an id, a quarter of spare room, the first guess of 4/3 bytes a byte, and the windows, which the race detector has
-		// made again now and then.
+		// 4 bytes an id, a quarter of spare room, the first guess of 4/3 bytes a byte, and the windows, which the race
+		// detector has made again now and then.
 		most := 5*uint64(len(ids)) + size*4/3 + 8<<20
 		if got := after.TotalAlloc - before.TotalAlloc; got > most {
-			t.Errorf("%s: %.1f bytes a byte were allocated, at most %.1f are expected", name, float64(got)/size, float64(most)/size)
+			t.Errorf("%s: %.1f bytes a byte were allocated, at most %.1f are expected", name,
+				float64(got)/size, float64(most)/size)
 		}
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// graphemeJoiner is what package norm inserts into runs of more than 30 combining marks ("stream-safe" text). Tokenizers do not
-// do that, so such text takes the long way.
+// graphemeJoiner is what package norm inserts into runs of more than 30 combining marks ("stream-safe" text).
+// Tokenizers do not do that, so such text takes the long way.
 const graphemeJoiner = "\u034f"
 
 // nfc brings s into Unicode normal form C.
@@ -32,7 +32,8 @@ func nfc(s string) string {
 	return nfcPlain(s)
 }
 
-// mark is a character with its canonical combining class in the upper byte, so that long runs of marks take 4 bytes each.
+// mark is a character with its canonical combining class in the upper byte, so that long runs of marks take 4
+// bytes each.
 type mark uint32
 
 // notUTF8 added to a byte stands for that byte where it is part of no character.
@@ -65,9 +66,9 @@ func appendMarks(ms []mark, s []byte) []mark {
 	return ms
 }
 
-// nfcPlain is the textbook algorithm (decompose, order, compose) without a limit on the length of mark runs. It takes its data
-// from package norm and is only used where that package would insert characters. It works segment by segment: no character combines
-// across a segment's ends.
+// nfcPlain is the textbook algorithm (decompose, order, compose) without a limit on the length of mark runs. It takes
+// its data from package norm and is only used where that package would insert characters. It works segment by segment:
+// no character combines across a segment's ends.
 func nfcPlain(s string) string {
 	out := make([]byte, 0, len(s))
 	var marks, spare []mark

@@ -17,8 +17,8 @@ import (
 // firstAdded is the id of <|endoftext|>, the first added token of Qwen3.5.
 const firstAdded = 248044
 
-// TestQwenVocabularies compares ids under the real vocabularies of Qwen3 and Qwen3.5/3.6 with those of the vendors' reference
-// libraries. The vocabularies are too large for the tree: tools/vocabularies.sh fetches them.
+// TestQwenVocabularies compares ids under the real vocabularies of Qwen3 and Qwen3.5/3.6 with those of the vendors'
+// reference libraries. The vocabularies are too large for the tree: tools/vocabularies.sh fetches them.
 func TestQwenVocabularies(t *testing.T) {
 	raw, err := os.ReadFile("testdata/qwen-encodings.json")
 	if err != nil {
@@ -74,8 +74,9 @@ func TestQwenVocabularies(t *testing.T) {
 	}
 }
 
-// fromRanks builds a tokenizer from ranks in tiktoken's form: a line holds a token's bytes in Base64 and its rank, which is its
-// id. Such a file has no merges. The two halves of a token are what merging its bytes by lower ranks alone leaves of it.
+// fromRanks builds a tokenizer from ranks in tiktoken's form: a line holds a token's bytes in Base64 and its rank,
+// which is its id. Such a file has no merges. The two halves of a token are what merging its bytes by lower ranks alone
+// leaves of it.
 func fromRanks(raw []byte, pre string, added []string) (*Tokenizer, error) {
 	ranks := map[string]int{}
 	var words []string // by rank

@@ -6,9 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// Patterns of the two pre-tokenisers, as they stand in tokenizer.json. The only difference: qwen35 counts combining marks as
-// word characters. The matcher below is written by hand because of the look-ahead, which Go's regexp cannot express, and because
-// it must be linear; the tests compare it with a full regular-expression engine.
+// Patterns of the two pre-tokenisers, as they stand in tokenizer.json. The only difference: qwen35 counts combining
+// marks as word characters. The matcher below is written by hand because of the look-ahead, which Go's regexp cannot
+// express, and because it must be linear; the tests compare it with a full regular-expression engine.
 const (
 	patternQwen35 = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
 	patternQwen2  = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
@@ -48,8 +48,8 @@ func newSplitter(pre string) (*splitter, bool) {
 	return nil, false
 }
 
-// bmpClasses is a lookup table for the basic plane (64 KiB), built once: the range tables of package unicode cost a binary
-// search per character.
+// bmpClasses is a lookup table for the basic plane (64 KiB), built once: the range tables of package unicode cost a
+// binary search per character.
 var bmpClasses = sync.OnceValue(func() *[1 << 16]class {
 	t := new([1 << 16]class)
 	for r := range t {
@@ -100,7 +100,8 @@ func (p *splitter) run(s string, i int, set class) int {
 	}
 }
 
-// next gives the end of the piece that starts at s[i]; i must be inside s. The steps follow the alternatives of the pattern.
+// next gives the end of the piece that starts at s[i]; i must be inside s. The steps follow the alternatives of
+// the pattern.
 func (p *splitter) next(s string, i int) int {
 	c, w := p.at(s, i)
 	if s[i] == '\'' {
@@ -108,8 +109,8 @@ func (p *splitter) next(s string, i int) int {
 			return i + 1 + n
 		}
 	}
-	// Word, with one optional leading character that is no newline, letter or number. When that character is itself a mark with
-	// nothing after it, the pattern backtracks and the mark alone is the word.
+	// Word, with one optional leading character that is no newline, letter or number. When that character is itself a mark
+	// with nothing after it, the pattern backtracks and the mark alone is the word.
 	if c&p.word != 0 {
 		return p.run(s, i+w, p.word)
 	}
@@ -132,8 +133,8 @@ func (p *splitter) next(s string, i int) int {
 	return p.space(s, i)
 }
 
-// space handles the three white-space alternatives: up to the last newline of the run; else all but the last character when
-// something follows; else the run.
+// space handles the three white-space alternatives: up to the last newline of the run; else all but the last character
+// when something follows; else the run.
 func (p *splitter) space(s string, i int) int {
 	end, last, newline := i, i, -1
 	for {

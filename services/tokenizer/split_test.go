@@ -136,7 +136,8 @@ func TestNFC(t *testing.T) {
 	})
 }
 
-// TestEndlessMarksAreBounded: a character with endless marks is brought into normal form in a small multiple of its memory.
+// TestEndlessMarksAreBounded: a character with endless marks is brought into normal form in a small multiple of
+// its memory.
 func TestEndlessMarksAreBounded(t *testing.T) {
 	text := "a" + strings.Repeat("\u0301\u0316", 256<<10)
 	var before, after runtime.MemStats
@@ -153,7 +154,8 @@ func TestEndlessMarksAreBounded(t *testing.T) {
 
 func TestDecoderEveryCut(t *testing.T) {
 	tok := tiny(t)
-	texts := []string{"né 日本語 👩‍💻 ok", "\xff\xfe", "a\xc3", "\xe2\x82", "\xf0\x9f\x98", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xc3\xc3\xa9", "x\xf0\x9f\x98y", "\xc0\xaf"}
+	texts := []string{"né 日本語 👩‍💻 ok", "\xff\xfe", "a\xc3", "\xe2\x82", "\xf0\x9f\x98", "\xe0\x80\x80", "\xed\xa0\x80",
+		"\xf4\x90\x80\x80", "\xc3\xc3\xa9", "x\xf0\x9f\x98y", "\xc0\xaf"}
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 2000 {
 		b := make([]byte, rng.IntN(10))
@@ -166,7 +168,8 @@ func TestDecoderEveryCut(t *testing.T) {
 		want := strings.ToValidUTF8(s, "") // only a lower bound; the exact answer is the whole-string one below
 		d := tok.NewDecoder(true)
 		whole := string(d.AppendFlush(d.AppendBytes(nil, []byte(s))))
-		if !utf8.ValidString(whole) || strings.ReplaceAll(whole, replacement, "") != strings.ReplaceAll(want, replacement, "") {
+		if !utf8.ValidString(whole) ||
+			strings.ReplaceAll(whole, replacement, "") != strings.ReplaceAll(want, replacement, "") {
 			t.Fatalf("%q: %q", s, whole)
 		}
 		for cut := range len(s) + 1 {
@@ -183,8 +186,9 @@ func TestDecoderEveryCut(t *testing.T) {
 		}
 	}
 	for in, want := range map[string]string{
-		"\xff\xfe": "\uFFFD\uFFFD", "a\xc3": "a\uFFFD", "\xe2\x82": "\uFFFD", "\xf0\x9f\x98": "\uFFFD", "\xe0\x80\x80": "\uFFFD\uFFFD\uFFFD",
-		"\xed\xa0\x80": "\uFFFD\uFFFD\uFFFD", "\xf4\x90\x80\x80": "\uFFFD\uFFFD\uFFFD\uFFFD", "x\xf0\x9f\x98y": "x\uFFFDy", "\xe2\x82\xe2\x82\xac": "\uFFFD€",
+		"\xff\xfe": "\uFFFD\uFFFD", "a\xc3": "a\uFFFD", "\xe2\x82": "\uFFFD", "\xf0\x9f\x98": "\uFFFD",
+		"\xe0\x80\x80": "\uFFFD\uFFFD\uFFFD", "\xed\xa0\x80": "\uFFFD\uFFFD\uFFFD",
+		"\xf4\x90\x80\x80": "\uFFFD\uFFFD\uFFFD\uFFFD", "x\xf0\x9f\x98y": "x\uFFFDy", "\xe2\x82\xe2\x82\xac": "\uFFFD€",
 	} {
 		d := tok.NewDecoder(true)
 		if got := string(d.AppendFlush(d.AppendBytes(nil, []byte(in)))); got != want {

@@ -80,11 +80,12 @@ type Segment struct {
 // largeText is the size from which texts wait for each other: such a text costs a tenth of a second and more of a core.
 const largeText = 256 << 10 // bytes
 
-// largeSlots bounds how many large texts are encoded at a time, to half of the cores, so that the other half is there for all else.
+// largeSlots bounds how many large texts are encoded at a time, to half of the cores, so that the other half is there
+// for all else.
 var largeSlots = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))
 
-// slotFor waits until a text of size bytes may be encoded and returns what ends its turn. Call it before memory for the ids is taken, so
-// that texts that wait hold none.
+// slotFor waits until a text of size bytes may be encoded and returns what ends its turn. Call it before memory for the
+// ids is taken, so that texts that wait hold none.
 func slotFor(size int) (release func()) {
 	if size <= largeText {
 		return func() {}
@@ -93,8 +94,9 @@ func slotFor(size int) (release func()) {
 	return func() { <-largeSlots }
 }
 
-// MinTokens returns the least number of tokens that the encoding of the joined texts can have, much faster than encoding them. It
-// follows from the longest token of the vocabulary; NFC is taken to shorten what is not ASCII to a quarter, which is more than it can.
+// MinTokens returns the least number of tokens that the encoding of the joined texts can have, much faster than
+// encoding them. It follows from the longest token of the vocabulary; NFC is taken to shorten what is not ASCII to a
+// quarter, which is more than it can.
 func (t *Tokenizer) MinTokens(texts ...string) int {
 	ascii, size := 0, 0
 	for _, text := range texts {
@@ -140,9 +142,9 @@ func (t *Tokenizer) appendText(dst []int32, text string, opt Options) []int32 {
 	return t.appendEncode(dst, text, &special)
 }
 
-// EncodeSegments gives the token ids of the joined text of segs, with control tokens recognised only where they lie wholly in
-// special text: a user who types <|im_end|> gets its characters, not the token. In all else segment borders do not matter, so
-// without such input the ids equal those of Encode on the joined text with ParseSpecial.
+// EncodeSegments gives the token ids of the joined text of segs, with control tokens recognised only where they lie
+// wholly in special text: a user who types <|im_end|> gets its characters, not the token. In all else segment borders
+// do not matter, so without such input the ids equal those of Encode on the joined text with ParseSpecial.
 func (t *Tokenizer) EncodeSegments(segs []Segment) []int32 {
 	var special spanCursor
 	var b strings.Builder
@@ -241,8 +243,8 @@ func (t *Tokenizer) TokenKind(id int32) Kind {
 	return t.kinds[id]
 }
 
-// TokenBytes gives the bytes a token stands for: possibly not whole characters, for control tokens their literal text, for
-// unused ids nothing. The caller must not change them.
+// TokenBytes gives the bytes a token stands for: possibly not whole characters, for control tokens their literal text,
+// for unused ids nothing. The caller must not change them.
 func (t *Tokenizer) TokenBytes(id int32) []byte {
 	if id < 0 || int(id) >= len(t.kinds) || t.kinds[id] == KindUnused {
 		return nil
@@ -260,8 +262,8 @@ func (t *Tokenizer) ID(text string) (int32, bool) {
 // EOS is the end token that the vocabulary file names, or -1.
 func (t *Tokenizer) EOS() int32 { return t.eos }
 
-// StopTokens lists the ids that end a generation, in increasing order: the file's end token and the known turn and document
-// ends of the family that the vocabulary has.
+// StopTokens lists the ids that end a generation, in increasing order: the file's end token and the known turn and
+// document ends of the family that the vocabulary has.
 func (t *Tokenizer) StopTokens() []int32 { return slices.Clone(t.stops) }
 
 // stopTexts are the tokens that end a generation whatever the file names as its end token.
@@ -270,9 +272,10 @@ var stopTexts = []string{"<|im_end|>", "<|endoftext|>", "<|fim_pad|>", "<|repo_n
 // controlTexts are control tokens even if a file lists them as normal ones; <|endoftext|> is known to occur as such.
 var controlTexts = []string{"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
 
-// build makes a Tokenizer from the parts that both file forms share. tokens[i] is the vocabulary text of id i: literal for added
-// tokens, in the byte alphabet for the others.
-func build(pre string, tokens []string, kinds []Kind, mergeCount int, mergeAt func(int) (left, right string, err error), eos int32) (*Tokenizer, error) {
+// build makes a Tokenizer from the parts that both file forms share. tokens[i] is the vocabulary text of id i: literal
+// for added tokens, in the byte alphabet for the others.
+func build(pre string, tokens []string, kinds []Kind, mergeCount int, mergeAt func(int) (left, right string, err error),
+	eos int32) (*Tokenizer, error) {
 	t := &Tokenizer{pre: pre, kinds: kinds, eos: eos, cache: newPieceCache()}
 	t.scratch.New = func() any { return new(bpeScratch) }
 	var ok bool

@@ -5,10 +5,11 @@ import (
 	"testing"
 )
 
-// FuzzRoundTrip checks that the ids of any text stand for exactly its bytes (in normal form C), whether or not special tokens are
-// parsed, and that segments of one text encode like the text.
+// FuzzRoundTrip checks that the ids of any text stand for exactly its bytes (in normal form C), whether or not special
+// tokens are parsed, and that segments of one text encode like the text.
 func FuzzRoundTrip(f *testing.F) {
-	for _, s := range []string{"", "Hello, world!", "<|im_start|>user\n<|im_end|>", "e\u0301\u0316", "\xff\xc3(", "  \n\t'S <think>", "日本語👩‍💻"} {
+	for _, s := range []string{"", "Hello, world!", "<|im_start|>user\n<|im_end|>", "e\u0301\u0316", "\xff\xc3(",
+		"  \n\t'S <think>", "日本語👩‍💻"} {
 		f.Add(s, uint8(3))
 	}
 	f.Fuzz(func(t *testing.T, text string, cut uint8) {

@@ -1,5 +1,5 @@
-// Package transfer receives files from other processes within bounds: nothing that a peer sends or leaves unsent fills a disk, holds a
-// file for ever, or leaves a part of one behind.
+// Package transfer receives files from other processes within bounds: nothing that a peer sends or leaves unsent fills
+// a disk, holds a file for ever, or leaves a part of one behind.
 package transfer
 
 import (
@@ -28,20 +28,22 @@ const (
 
 // Limits of one file.
 type Limits struct {
-	// Total is the size in bytes that the sender announced, Most the largest that the receiver can have a use for. A file of another
-	// size than Total is refused, and a Total above Most before anything is written.
+	// Total is the size in bytes that the sender announced, Most the largest that the receiver can have a use for. A file
+	// of another size than Total is refused, and a Total above Most before anything is written.
 	Total, Most int64
 	// Digest is the expected SHA-256 of the file, hex; "" = not compared here.
 	Digest string
 }
 
-// Receive writes the pieces that next returns, io.EOF after the last, to a new file in dir, whose name follows pattern as in
-// os.CreateTemp, and returns its path. On an error no file is left. next is called from another goroutine, at most one call at a time;
-// a call that is still blocked when Receive returns is the caller's to end, by the stream's context.
+// Receive writes the pieces that next returns, io.EOF after the last, to a new file in dir, whose name follows pattern
+// as in os.CreateTemp, and returns its path. On an error no file is left. next is called from another goroutine, at
+// most one call at a time; a call that is still blocked when Receive returns is the caller's to end, by the
+// stream's context.
 //
-// Errors: INVALID_ARGUMENT for a Total that cannot be, RESOURCE_EXHAUSTED when the disk lacks room, DATA_LOSS when what arrived is not
-// what was announced, DEADLINE_EXCEEDED when the sender is too slow, and those of next.
-func Receive(ctx context.Context, dir, pattern string, limits Limits, next func() ([]byte, error)) (path string, err error) {
+// Errors: INVALID_ARGUMENT for a Total that cannot be, RESOURCE_EXHAUSTED when the disk lacks room, DATA_LOSS when what
+// arrived is not what was announced, DEADLINE_EXCEEDED when the sender is too slow, and those of next.
+func Receive(ctx context.Context, dir, pattern string, limits Limits,
+	next func() ([]byte, error)) (path string, err error) {
 	if limits.Total < 1 || limits.Total > limits.Most {
 		return "", rpcerr.InvalidArgument("total_bytes", "is %d, this file has 1 to %d bytes", limits.Total, limits.Most)
 	}

@@ -35,7 +35,8 @@ func source(ctx context.Context, n, count int, pause time.Duration) func() ([]by
 	}
 }
 
-// TestReceive: a file arrives whole and as announced, or nothing of it stays; what sends without end, too slowly or nothing is given up.
+// TestReceive: a file arrives whole and as announced, or nothing of it stays; what sends without end, too slowly or
+// nothing is given up.
 func TestReceive(t *testing.T) {
 	broken := errors.New("connection reset")
 	sum := sha256.Sum256(make([]byte, 3000))
@@ -73,7 +74,8 @@ func TestReceive(t *testing.T) {
 				}
 				path, err := Receive(ctx, dir, "file-*.part", test.limits, next)
 				switch {
-				case test.fail && !errors.Is(err, broken), !test.fail && err != nil && rpcerr.Code(err) != test.want, err == nil && test.want != codes.OK:
+				case test.fail && !errors.Is(err, broken), !test.fail && err != nil && rpcerr.Code(err) != test.want,
+					err == nil && test.want != codes.OK:
 					t.Errorf("%q, %v, want %v", path, err, test.want)
 				}
 				left, _ := filepath.Glob(filepath.Join(dir, "*"))

@@ -21,11 +21,13 @@ var (
 
 // partNames are the purposes of an engine's memory in words.
 var partNames = map[string]string{
-	"weights": "weights", "kv": "keys and values", "state": "recurrent state", "replay": "replay of trees", "scratch": "working memory",
+	"weights": "weights", "kv": "keys and values", "state": "recurrent state", "replay": "replay of trees",
+	"scratch": "working memory",
 }
 
-// advise says for people what an engine said about memory: sizes with units, and which flags to turn. trained is the context that the
-// model was trained for in tokens, 0 when it is not known. Errors about something else stay as they are.
+// advise says for people what an engine said about memory: sizes with units, and which flags to turn. trained is the
+// context that the model was trained for in tokens, 0 when it is not known. Errors about something else stay as
+// they are.
 func (f *Flags) advise(err error, trained int) error {
 	if rpcerr.Code(err) != codes.ResourceExhausted {
 		return err
@@ -81,13 +83,14 @@ func human(bytes string) string {
 	return config.Size(n).Human()
 }
 
-// unopened is the error of an engine that never opened and will not at the next start either. Programs end with ExitUsage for it, so
-// that supervisors do not start them again.
+// unopened is the error of an engine that never opened and will not at the next start either. Programs end with
+// ExitUsage for it, so that supervisors do not start them again.
 type unopened struct{ error }
 
 func (u unopened) Unwrap() error { return u.error }
 
-// lasting reports whether an engine that did not open for err will not open at the next start either: file and flags would have to change.
+// lasting reports whether an engine that did not open for err will not open at the next start either: file and flags
+// would have to change.
 func lasting(err error) bool {
 	switch rpcerr.Code(err) {
 	case codes.InvalidArgument, codes.NotFound, codes.FailedPrecondition, codes.Unimplemented, codes.ResourceExhausted:

@@ -15,10 +15,13 @@ import (
 
 // What the three roles of the engine say when they do not fit.
 const (
-	targetUnfit = "needs 82048421760 bytes (weights_bytes 21634816, kv_bytes 81920524288, state_bytes 6586368, replay_bytes 11034624, " +
+	targetUnfit = "needs 82048421760 bytes (weights_bytes 21634816, kv_bytes 81920524288, state_bytes 6586368, " +
+		"replay_bytes 11034624, " +
 		"scratch_bytes 88641664) of a cap of 21474836480; max_context 2605760 would fit"
-	draftUnfit  = "draft needs 2097152 bytes for 4 sequences of 100 positions (weights 1048576, kv 524288, scratch 524288), the cap is 1048576: not even 256 positions would fit"
-	scorerUnfit = "scoring prompts of 9000 tokens needs 2097152 bytes (weights 1048576, K/V of one layer 3, scratch 524288), the cap is 1572864: at most 512 tokens fit"
+	draftUnfit = "draft needs 2097152 bytes for 4 sequences of 100 positions (weights 1048576, kv 524288, scratch " +
+		"524288), the cap is 1048576: not even 256 positions would fit"
+	scorerUnfit = "scoring prompts of 9000 tokens needs 2097152 bytes (weights 1048576, K/V of one layer 3, scratch " +
+		"524288), the cap is 1572864: at most 512 tokens fit"
 )
 
 func TestAdviceNamesFlagsAndSizes(t *testing.T) {
@@ -28,10 +31,14 @@ func TestAdviceNamesFlagsAndSizes(t *testing.T) {
 		trained   int
 		want, not []string
 	}{
-		"beyond what was trained": {targetUnfit, 20 << 30, 32768, []string{"needs 76.4 GiB", "--memory-cap allows 20.0 GiB", "keys and values 76.3 GiB", "--max-ctx 2605760 fits, but the model was trained for 32768"}, []string{"_bytes", "82048421760"}},
-		"within it":               {targetUnfit, 0, 4000000, []string{"20.0 GiB are there", "--max-ctx 2605760 fits"}, []string{"trained", "--memory-cap"}},
-		"nothing fits":            {draftUnfit, 1 << 20, 0, []string{"needs 2.0 MiB", "allows 1.0 MiB", "No context fits: --lanes 1", "--cache-type-k"}, []string{"--max-ctx"}},
-		"scorer":                  {scorerUnfit, 1 << 20, 0, []string{"--max-ctx 512 fits"}, nil},
+		"beyond what was trained": {targetUnfit, 20 << 30, 32768,
+			[]string{"needs 76.4 GiB", "--memory-cap allows 20.0 GiB", "keys and values 76.3 GiB",
+				"--max-ctx 2605760 fits, but the model was trained for 32768"}, []string{"_bytes", "82048421760"}},
+		"within it": {targetUnfit, 0, 4000000, []string{"20.0 GiB are there", "--max-ctx 2605760 fits"},
+			[]string{"trained", "--memory-cap"}},
+		"nothing fits": {draftUnfit, 1 << 20, 0,
+			[]string{"needs 2.0 MiB", "allows 1.0 MiB", "No context fits: --lanes 1", "--cache-type-k"}, []string{"--max-ctx"}},
+		"scorer": {scorerUnfit, 1 << 20, 0, []string{"--max-ctx 512 fits"}, nil},
 	} {
 		f := Flags{MemoryCap: c.cap}
 		err := f.advise(rpcerr.FromCode(codes.ResourceExhausted, c.message), c.trained)

@@ -8,7 +8,8 @@ import (
 
 // TestContract: everything that changes bits changes the id, and nothing else does.
 func TestContract(t *testing.T) {
-	cpu := engineplugin.Info{Numerics: "cpu matmul=1", LayerLast: 8, MaxBatchRows: 512, KVTypeK: 1, KVTypeV: 1, Device: "this", MaxSequences: 4}
+	cpu := engineplugin.Info{Numerics: "cpu matmul=1", LayerLast: 8, MaxBatchRows: 512, KVTypeK: 1, KVTypeV: 1,
+		Device: "this", MaxSequences: 4}
 	gpu := cpu
 	gpu.Numerics, gpu.PromptRows = "cuda 9.0 matmul=1", 64
 	with := func(i engineplugin.Info, change func(*engineplugin.Info)) engineplugin.Info {
@@ -27,7 +28,8 @@ func TestContract(t *testing.T) {
 		{"another backend", cpu, gpu, 0, "m", false},
 		{"type of keys", cpu, with(cpu, func(i *engineplugin.Info) { i.KVTypeK = 8 }), 0, "m", false},
 		{"type of values", cpu, with(cpu, func(i *engineplugin.Info) { i.KVTypeV = 8 }), 0, "m", false},
-		{"types swapped", with(cpu, func(i *engineplugin.Info) { i.KVTypeK = 8 }), with(cpu, func(i *engineplugin.Info) { i.KVTypeV = 8 }), 0, "m", false},
+		{"types swapped", with(cpu, func(i *engineplugin.Info) { i.KVTypeK = 8 }),
+			with(cpu, func(i *engineplugin.Info) { i.KVTypeV = 8 }), 0, "m", false},
 		{"layers", cpu, with(cpu, func(i *engineplugin.Info) { i.LayerLast = 4 }), 0, "m", false},
 		{"cuts of prompts that change no bits", cpu, cpu, 128, "m", true},
 		{"cuts of prompts", gpu, gpu, 128, "m", false},
@@ -35,7 +37,8 @@ func TestContract(t *testing.T) {
 		{"more than the engine's widest step", gpu, gpu, 1024, "m", true},
 		{"a narrower engine", gpu, with(gpu, func(i *engineplugin.Info) { i.MaxBatchRows = 256 }), 0, "m", false},
 		{"rows from which prompts differ", gpu, with(gpu, func(i *engineplugin.Info) { i.PromptRows = 128 }), 0, "m", false},
-		{"device, sequences and tree rows", cpu, with(cpu, func(i *engineplugin.Info) { i.Device, i.MaxSequences, i.MaxTreeRows = "that", 1, 32 }), 0, "m", true},
+		{"device, sequences and tree rows", cpu,
+			with(cpu, func(i *engineplugin.Info) { i.Device, i.MaxSequences, i.MaxTreeRows = "that", 1, 32 }), 0, "m", true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

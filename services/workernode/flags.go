@@ -71,7 +71,9 @@ func (f *Flags) Check() []config.Warning {
 	if !config.Exposed(f.Listen) {
 		return nil
 	}
-	return []config.Warning{{Flag: "listen", Text: f.Listen + " is reachable from other machines, and workers ask for no key: whoever reaches it can use the engine; keep it on a network of your own"}}
+	return []config.Warning{{Flag: "listen",
+		Text: f.Listen + " is reachable from other machines, and workers ask for no key: whoever reaches it can use the " +
+			"engine; keep it on a network of your own"}}
 }
 
 // HangLimit is --hang-timeout as engine hosts and guards take it.

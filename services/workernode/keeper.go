@@ -46,7 +46,8 @@ type prepared struct {
 	onOpen func(context.Context, engineplugin.Engine) error
 }
 
-func (p prepared) Open(ctx context.Context, o engineplugin.OpenOptions, progress engineplugin.Progress) (engineplugin.Engine, error) {
+func (p prepared) Open(ctx context.Context, o engineplugin.OpenOptions,
+	progress engineplugin.Progress) (engineplugin.Engine, error) {
 	inner, err := p.Opener.Open(ctx, o, progress)
 	if err != nil {
 		return nil, err
@@ -69,10 +70,11 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 		k.log = zap.NewNop()
 	}
 	cfg.Guard.OnOrphans = k.orphans
-	k.supervisor = engineplugin.NewSupervisor(prepared{cfg.Opener, cfg.Guard, cfg.OnOpen}, cfg.Options, engineplugin.RestartConfig{OnEvent: k.event, Progress: func(done, total uint64) {
-		k.loaded.Store(done)
-		k.total.Store(total)
-	}})
+	k.supervisor = engineplugin.NewSupervisor(prepared{cfg.Opener, cfg.Guard, cfg.OnOpen}, cfg.Options,
+		engineplugin.RestartConfig{OnEvent: k.event, Progress: func(done, total uint64) {
+			k.loaded.Store(done)
+			k.total.Store(total)
+		}})
 	return k
 }
 
@@ -83,7 +85,8 @@ func (k *Keeper) event(e engineplugin.Event) {
 		k.log.Info("engine is open", zap.Uint64("generation", e.Generation))
 		k.warnOfLongContext()
 	case engineplugin.EngineDown:
-		k.log.Error("engine is lost, opening it again", zap.NamedError(telemetry.KeyErr, e.Err), zap.Strings("stderr", e.Stderr))
+		k.log.Error("engine is lost, opening it again", zap.NamedError(telemetry.KeyErr, e.Err),
+			zap.Strings("stderr", e.Stderr))
 	case engineplugin.EngineFailed:
 		if len(e.Stderr) == 0 {
 			return // Run returns the error to somebody who says it
@@ -165,7 +168,8 @@ func (k *Keeper) Engine() (engineplugin.Engine, error) {
 	return e, nil
 }
 
-// Loading tells how much of the weights an engine that is being opened has: bytes done of bytes in all, 0 of 0 when none loads.
+// Loading tells how much of the weights an engine that is being opened has: bytes done of bytes in all, 0 of 0 when
+// none loads.
 func (k *Keeper) Loading() (done, total uint64) {
 	if e, _ := k.supervisor.Current(); e != nil {
 		return 0, 0
@@ -176,8 +180,8 @@ func (k *Keeper) Loading() (done, total uint64) {
 // Restarts counts how often the engine was opened again.
 func (k *Keeper) Restarts() int { return max(0, int(k.openings.Load())-1) }
 
-// Report tells the keeper the error of a call on engine. After a device fault an engine answers nothing else any more: it is
-// closed, and the supervisor opens another.
+// Report tells the keeper the error of a call on engine. After a device fault an engine answers nothing else any more:
+// it is closed, and the supervisor opens another.
 func (k *Keeper) Report(engine engineplugin.Engine, err error) {
 	if rpcerr.Code(err) != codes.Internal {
 		return

@@ -31,9 +31,10 @@ func TestKeeperReopens(t *testing.T) {
 			racetest.Bubble(t, func(t *testing.T) {
 				prepared, opener := 0, enginefake.New(enginefake.Options{})
 				k := NewKeeper(KeeperConfig{
-					Opener:  opener,
-					Options: engineplugin.OpenOptions{Role: engineplugin.RoleTarget, ModelPath: "model", MaxSequences: 1, KVTypeK: -1, KVTypeV: -1},
-					OnOpen:  func(context.Context, engineplugin.Engine) error { prepared++; return nil },
+					Opener: opener,
+					Options: engineplugin.OpenOptions{Role: engineplugin.RoleTarget, ModelPath: "model", MaxSequences: 1,
+						KVTypeK: -1, KVTypeV: -1},
+					OnOpen: func(context.Context, engineplugin.Engine) error { prepared++; return nil },
 				})
 				if _, err := k.Engine(); !errors.Is(err, rpcerr.AnyUnavailable) {
 					t.Errorf("before open: %v", err)

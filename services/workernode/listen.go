@@ -24,8 +24,8 @@ func DialTarget(address string) string {
 	return address
 }
 
-// Listen opens a listener at host:port or a unix socket. A socket that nobody answers at is left over from a worker that was
-// killed, and is replaced.
+// Listen opens a listener at host:port or a unix socket. A socket that nobody answers at is left over from a worker
+// that was killed, and is replaced.
 func Listen(address string) (net.Listener, error) {
 	path, ok := socketPath(address)
 	if !ok {

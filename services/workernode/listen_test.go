@@ -82,7 +82,8 @@ func TestFlags(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Device = "hip:1"
-	if _, _, err := f.EnginePaths(); err == nil || !strings.Contains(err.Error(), "--device: device hip:1 needs libtandem_hip.so") {
+	if _, _, err := f.EnginePaths(); err == nil ||
+		!strings.Contains(err.Error(), "--device: device hip:1 needs libtandem_hip.so") {
 		t.Errorf("a missing library: %v", err)
 	}
 	want := filepath.Join(filepath.Dir(f.Engine), "libtandem_hip.so")

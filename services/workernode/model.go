@@ -16,8 +16,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// TokenizerDigest identifies the vocabulary of a model file, in hex: SHA-256 over tokens, token types, merges and the name of
-// the pre-tokenizer. It is "" for a file without a tokenizer.
+// TokenizerDigest identifies the vocabulary of a model file, in hex: SHA-256 over tokens, token types, merges and the
+// name of the pre-tokenizer. It is "" for a file without a tokenizer.
 func TokenizerDigest(f *gguf.File) (string, error) {
 	tokens, ok, err := f.Strings("tokenizer.ggml.tokens")
 	if err != nil || !ok {
@@ -60,7 +60,8 @@ func TokenizerDigest(f *gguf.File) (string, error) {
 }
 
 // Registration describes a worker to the gateway, as far as file and engine say it.
-func Registration(ctx context.Context, flags *Flags, id string, role tandemv1.Role, f *gguf.File, version string) (*tandemv1.Registration, error) {
+func Registration(ctx context.Context, flags *Flags, id string, role tandemv1.Role, f *gguf.File,
+	version string) (*tandemv1.Registration, error) {
 	digest, err := f.Digest(ctx)
 	if err != nil {
 		return nil, err
@@ -100,12 +101,13 @@ func Describe(r *tandemv1.Registration, info engineplugin.Info) {
 	}
 }
 
-// RememberDigests keeps digests of model files in the cache folder, so that a model is hashed once and not at every start. flag is
-// the worker's --cache-dir. A folder that cannot be written is reported once and changes nothing else.
+// RememberDigests keeps digests of model files in the cache folder, so that a model is hashed once and not at every
+// start. flag is the worker's --cache-dir. A folder that cannot be written is reported once and changes nothing else.
 func RememberDigests(flag string, log *zap.Logger) {
 	dir, err := CacheDir(flag)
 	if err != nil {
-		log.Warn("digests of model files are not kept, the model is hashed at every start", zap.NamedError(telemetry.KeyErr, err))
+		log.Warn("digests of model files are not kept, the model is hashed at every start",
+			zap.NamedError(telemetry.KeyErr, err))
 		return
 	}
 	gguf.RememberDigests(filepath.Join(dir, "digests"), func(err error) {
@@ -149,5 +151,6 @@ func (f *Flags) Host(log *zap.Logger) (*engineplugin.Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	return engineplugin.NewHost(engineplugin.HostConfig{Program: program, Library: library, Logger: telemetry.HCLog(log.Named("engine")), HangLimit: f.HangLimit()})
+	return engineplugin.NewHost(engineplugin.HostConfig{Program: program, Library: library,
+		Logger: telemetry.HCLog(log.Named("engine")), HangLimit: f.HangLimit()})
 }

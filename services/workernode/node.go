@@ -49,15 +49,15 @@ type Config struct {
 	Log   *zap.Logger
 	// Registration without address, which the node fills in.
 	Registration *tandemv1.Registration
-	// Describe waits for what the registration lacks until the engine is open, fills it in and returns; the worker is in the
-	// cluster meanwhile, as one that starts. Nil = it is complete. An error ends the node.
+	// Describe waits for what the registration lacks until the engine is open, fills it in and returns; the worker is in
+	// the cluster meanwhile, as one that starts. Nil = it is complete. An error ends the node.
 	Describe func(ctx context.Context, r *tandemv1.Registration) error
 	// Grace is how long work may take to finish after SIGTERM.
 	Grace time.Duration
 }
 
-// MaxRequestBytes bounds a message that a worker receives. The largest are prompts, some 4 bytes a token, and grammars; features and
-// tables travel in pieces of about 1 MiB.
+// MaxRequestBytes bounds a message that a worker receives. The largest are prompts, some 4 bytes a token, and grammars;
+// features and tables travel in pieces of about 1 MiB.
 const MaxRequestBytes = 32 << 20
 
 // ServerOptions are those of every worker's server.
@@ -65,14 +65,17 @@ func ServerOptions(log *zap.Logger) []grpc.ServerOption {
 	// Stop waits for handlers: they free sequences, for which the engine must still be there.
 	options := append(tensorwire.ServerOptions(), grpc.WaitForHandlers(true), grpc.MaxRecvMsgSize(MaxRequestBytes))
 	options = append(options, rpcerr.ServerOptions(func(method string, value any, stack []byte) {
-		log.Error("panic", zap.String(telemetry.KeyEndpoint, method), zap.Any(telemetry.KeyErr, value), zap.ByteString(telemetry.KeyStack, stack))
+		log.Error("panic", zap.String(telemetry.KeyEndpoint, method), zap.Any(telemetry.KeyErr, value),
+			zap.ByteString(telemetry.KeyStack, stack))
 	})...)
 	// Behind the others: it sees messages that they do not.
-	return append(options, grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(MaxRequestBytes, tandemv1.DraftService_Speculate_FullMethodName)))
+	return append(options, grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(MaxRequestBytes,
+		tandemv1.DraftService_Speculate_FullMethodName)))
 }
 
 // reconnect keeps the pauses of a lost peer short: a draft that is back is to be used within a second.
-var reconnect = backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond}
+var reconnect = backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2,
+	MaxDelay: 500 * time.Millisecond}
 
 // Transports of the stream between target and draft: TransportAuto takes shared memory where both are on one host.
 const (
@@ -162,7 +165,8 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	if gateway := n.cfg.Flags.Gateway; gateway != "" {
 		var err error
 		n.client, err = registry.NewClient(registry.ClientConfig{
-			Gateway: DialTarget(gateway), Registration: n.cfg.Registration, Heartbeat: n.heartbeat, OnLease: n.lease, Logger: n.log.Named("registry"),
+			Gateway: DialTarget(gateway), Registration: n.cfg.Registration, Heartbeat: n.heartbeat, OnLease: n.lease,
+			Logger: n.log.Named("registry"),
 		})
 		if err != nil {
 			return err
@@ -201,7 +205,8 @@ func (n *node) describe(ctx context.Context) error {
 	if err := n.cfg.Describe(ctx, r); err != nil {
 		return err
 	}
-	n.log.Info("engine is described", zap.String(telemetry.KeyModel, r.Model.GetName()), zap.String(telemetry.KeyDevice, r.Device),
+	n.log.Info("engine is described", zap.String(telemetry.KeyModel, r.Model.GetName()),
+		zap.String(telemetry.KeyDevice, r.Device),
 		zap.String(telemetry.KeyContract, r.Contract), zap.String("numerics", r.Numerics))
 	if n.client != nil {
 		n.client.Update(r)

@@ -15,10 +15,11 @@ import (
 	"go.uber.org/zap"
 )
 
-// Main parses args into cli and runs the chosen command, whose Run method takes the program's streams. It returns the exit
-// status.
+// Main parses args into cli and runs the chosen command, whose Run method takes the program's streams. It returns the
+// exit status.
 func Main(cli any, name, description string, args []string, stdout, stderr io.Writer) int {
-	result := config.Parse(cli, name, description, args, config.Streams{Out: stdout, Err: stderr}, kong.Bind(Streams{stdout, stderr}))
+	result := config.Parse(cli, name, description, args, config.Streams{Out: stdout, Err: stderr},
+		kong.Bind(Streams{stdout, stderr}))
 	if result.Done {
 		return result.Exit
 	}
@@ -42,9 +43,10 @@ func (f *Flags) Logger(s Streams) (*zap.Logger, error) {
 	return telemetry.NewLogger(telemetry.ChooseLevel(f.LogLevel, s.Err), telemetry.ChooseFormat(f.LogFormat, s.Err), s.Err)
 }
 
-// RunWithEngine serves w while keeper keeps its engine open. The worker is in the cluster from the start and reports how far
-// its model is loaded; describe completes the registration from the open engine.
-func RunWithEngine(ctx context.Context, cfg Config, w Worker, keeper *Keeper, describe func(r *tandemv1.Registration, info engineplugin.Info)) error {
+// RunWithEngine serves w while keeper keeps its engine open. The worker is in the cluster from the start and reports
+// how far its model is loaded; describe completes the registration from the open engine.
+func RunWithEngine(ctx context.Context, cfg Config, w Worker, keeper *Keeper,
+	describe func(r *tandemv1.Registration, info engineplugin.Info)) error {
 	cfg.Describe = func(ctx context.Context, r *tandemv1.Registration) error {
 		engine, err := keeper.Wait(ctx)
 		if err != nil {

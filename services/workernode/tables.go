@@ -10,8 +10,8 @@ import (
 )
 
 // TablesDigest identifies the embedding and head of a target, in hex: SHA-256 over name, type, shape and bytes of the
-// tensors that a draft borrows. It is the same for the whole model file and for a file cut to these tensors, so that a draft
-// with a local copy of the target needs no cut file to compare.
+// tensors that a draft borrows. It is the same for the whole model file and for a file cut to these tensors, so that a
+// draft with a local copy of the target needs no cut file to compare.
 func TablesDigest(ctx context.Context, f *gguf.File) (string, error) {
 	names, err := gguf.TableTensors(f)
 	if err != nil {

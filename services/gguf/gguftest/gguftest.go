@@ -30,8 +30,8 @@ func Open(tb testing.TB, path string) *gguf.File {
 	return f
 }
 
-// PublishedDraft writes the draft src, a GGUF of the dialect "dflash-draft", to dst in the dialect "dflash": its own metadata keys
-// follow the architecture's name once. extra holds more metadata, which replaces keys of the same name.
+// PublishedDraft writes the draft src, a GGUF of the dialect "dflash-draft", to dst in the dialect "dflash": its own
+// metadata keys follow the architecture's name once. extra holds more metadata, which replaces keys of the same name.
 func PublishedDraft(tb testing.TB, src, dst string, extra map[string]any) {
 	tb.Helper()
 	f := Open(tb, src)
@@ -54,7 +54,8 @@ func PublishedDraft(tb testing.TB, src, dst string, extra map[string]any) {
 	for _, key := range f.Keys() {
 		value, _ := f.Lookup(key)
 		name, own := strings.CutPrefix(key, "dflash-draft.")
-		if _, replaced := extra["dflash."+name]; key == "general.architecture" || replaced || strings.HasPrefix(name, "dflash.") {
+		if _, replaced := extra["dflash."+name]; key == "general.architecture" || replaced ||
+			strings.HasPrefix(name, "dflash.") {
 			continue
 		}
 		if own {
@@ -86,10 +87,11 @@ func PublishedDraft(tb testing.TB, src, dst string, extra map[string]any) {
 
 // layerNames are the stems of a layer's tensors in GGUF and in safetensors.
 var layerNames = map[string]string{
-	"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-	"attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-	"post_attention_norm": "post_attention_layernorm", "ffn_norm": "post_attention_layernorm",
-	"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+	"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+	"attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
+	"attn_k_norm": "self_attn.k_norm", "post_attention_norm": "post_attention_layernorm",
+	"ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+	"ffn_down": "mlp.down_proj",
 }
 
 // safetensorsName is the name of a tensor of the dialect "dflash-draft" in a safetensors file.
@@ -106,8 +108,8 @@ func safetensorsName(name string) string {
 	return "layers." + parts[1] + "." + layerNames[parts[2]] + ".weight"
 }
 
-// SafetensorsDraft writes the draft src, a GGUF of the dialect "dflash-draft" with tensors of F32 and Q8_0, to the folder dir as
-// config.json and model.safetensors with elements of the type dtype, BF16 (rounded) or F32.
+// SafetensorsDraft writes the draft src, a GGUF of the dialect "dflash-draft" with tensors of F32 and Q8_0, to the
+// folder dir as config.json and model.safetensors with elements of the type dtype, BF16 (rounded) or F32.
 func SafetensorsDraft(tb testing.TB, src, dir string, dtype gguf.Type) {
 	tb.Helper()
 	f := Open(tb, src)
@@ -153,11 +155,13 @@ func SafetensorsDraft(tb testing.TB, src, dir string, dtype gguf.Type) {
 		}
 	}
 	config := map[string]any{
-		"architectures": []string{"DFlashDraftModel"}, "model_type": "qwen3", "hidden_act": "silu", "attention_bias": false, "rope_scaling": nil,
-		"num_hidden_layers": m.Layers, "max_position_embeddings": m.Context, "hidden_size": m.Hidden, "intermediate_size": m.FFN,
-		"num_attention_heads": m.Heads, "num_key_value_heads": m.KVHeads[0], "head_dim": m.KeyDim, "rms_norm_eps": m.NormEps,
-		"rope_theta": m.RopeBase, "vocab_size": m.Vocab, "block_size": m.Draft.BlockSize, "layer_types": layerTypes, "sliding_window": window,
-		"dflash_config": map[string]any{"mask_token_id": m.Draft.MaskToken, "target_layer_ids": m.Draft.TargetLayers},
+		"architectures": []string{"DFlashDraftModel"}, "model_type": "qwen3", "hidden_act": "silu",
+		"attention_bias": false, "rope_scaling": nil, "num_hidden_layers": m.Layers, "max_position_embeddings": m.Context,
+		"hidden_size": m.Hidden, "intermediate_size": m.FFN, "num_attention_heads": m.Heads,
+		"num_key_value_heads": m.KVHeads[0], "head_dim": m.KeyDim, "rms_norm_eps": m.NormEps,
+		"rope_theta": m.RopeBase, "vocab_size": m.Vocab, "block_size": m.Draft.BlockSize, "layer_types": layerTypes,
+		"sliding_window": window, "dflash_config": map[string]any{"mask_token_id": m.Draft.MaskToken,
+			"target_layer_ids": m.Draft.TargetLayers},
 	}
 	encoded, err := json.Marshal(header)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package grammartest has what tests of constrained decoding share: random schemas of the supported subset, and an independent
-// validator as their judge.
+// Package grammartest has what tests of constrained decoding share: random schemas of the supported subset, and an
+// independent validator as their judge.
 package grammartest
 
 import (
@@ -99,7 +99,8 @@ func drawSchema(r *rand.Rand, depth int) map[string]any {
 	case 6:
 		s["type"], s["format"] = "string", pick("date", "time", "date-time", "uuid", "ipv4", "email", "hostname")
 	case 7:
-		s["type"], s["pattern"] = "string", pick(`^[a-z]+$`, `^\d{3}-\d{2}$`, `a|^b+$`, `[^"x]{2}`, `^(ab|c)*\.$`, `^"\\?"$`, `\w`)
+		s["type"], s["pattern"] = "string",
+			pick(`^[a-z]+$`, `^\d{3}-\d{2}$`, `a|^b+$`, `[^"x]{2}`, `^(ab|c)*\.$`, `^"\\?"$`, `\w`)
 	case 8:
 		s["type"] = []any{"string", pick("null", "integer", "boolean")}
 	case 9, 10, 11:
@@ -155,9 +156,10 @@ func drawSchema(r *rand.Rand, depth int) map[string]any {
 func RandomSchema(r *rand.Rand) string {
 	s := drawSchema(r, 3)
 	s["$defs"] = map[string]any{"tree": map[string]any{
-		"type":       "object",
-		"properties": map[string]any{"v": drawSchema(r, 0), "kids": map[string]any{"type": "array", "items": map[string]any{"$ref": "#/$defs/tree"}}},
-		"required":   []any{"v"},
+		"type": "object",
+		"properties": map[string]any{"v": drawSchema(r, 0),
+			"kids": map[string]any{"type": "array", "items": map[string]any{"$ref": "#/$defs/tree"}}},
+		"required": []any{"v"},
 	}}
 	b, err := json.Marshal(s)
 	if err != nil {

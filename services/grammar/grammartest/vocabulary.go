@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Vocabulary draws n distinct texts of tokens in the shape of a vocabulary of a large model: words with and without a leading space,
-// code, numbers, other scripts, and all bytes.
+// Vocabulary draws n distinct texts of tokens in the shape of a vocabulary of a large model: words with and without a
+// leading space, code, numbers, other scripts, and all bytes.
 func Vocabulary(n int) []string {
 	r := rand.New(rand.NewPCG(1, 2))
 	seen := map[string]bool{}
@@ -29,7 +29,8 @@ func Vocabulary(n int) []string {
 		}
 		return string(out)
 	}
-	marks := []string{`"`, `":`, `",`, `"}`, `"]`, "\n", "\n\n", "{", "}", "[", "]", ":", ",", "(", ")", ";", "\\", "\n", "<", ">", "</", "\t", "  "}
+	marks := []string{`"`, `":`, `",`, `"}`, `"]`, "\n", "\n\n", "{", "}", "[", "]", ":", ",", "(", ")", ";", "\\", "\n",
+		"<", ">", "</", "\t", "  "}
 	for len(list) < n {
 		size := 1 + r.IntN(4) + r.IntN(5)
 		switch k := r.IntN(100); {
