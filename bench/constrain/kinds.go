@@ -19,24 +19,29 @@ type kind struct {
 var kinds = []kind{
 	{"JSON, any object", schema(`{"type":"object"}`), func(r *rand.Rand) string { return order(r) }},
 	{"record with limits", schema(orderSchema), order},
-	{"list of records", schema(`{"type":"array","items":` + orderSchema + `,"minItems":1,"maxItems":20}`), func(r *rand.Rand) string {
-		list := make([]string, 6)
-		for i := range list {
-			list[i] = order(r)
-		}
-		return "[" + strings.Join(list, ", ") + "]"
-	}},
-	{"answer, one of 200 words", schema(choiceSchema()), func(r *rand.Rand) string { return fmt.Sprintf(`{"answer": "option %d"}`, r.IntN(200)) }},
+	{"list of records", schema(`{"type":"array","items":` + orderSchema + `,"minItems":1,"maxItems":20}`),
+		func(r *rand.Rand) string {
+			list := make([]string, 6)
+			for i := range list {
+				list[i] = order(r)
+			}
+			return "[" + strings.Join(list, ", ") + "]"
+		}},
+	{"answer, one of 200 words", schema(choiceSchema()),
+		func(r *rand.Rand) string { return fmt.Sprintf(`{"answer": "option %d"}`, r.IntN(200)) }},
 	{"tool call, Hermes, JSON arguments", callJSON, func(r *rand.Rand) string {
-		return `{"name": "write_file", "arguments": {"path": "` + path(r) + `", "content": ` + quoted(code(r)) + `, "mode": "w", "line": ` + fmt.Sprint(1+r.IntN(900)) + `}}`
+		return `{"name": "write_file", "arguments": {"path": "` + path(r) + `", "content": ` + quoted(code(r)) +
+			`, "mode": "w", "line": ` + fmt.Sprint(1+r.IntN(900)) + `}}`
 	}},
 	{"tool call, Qwen, strict text", callTags, func(r *rand.Rand) string {
-		return "<function=write_file>\n<parameter=path>\n" + path(r) + "\n</parameter>\n<parameter=content>\n" + code(r) + "\n</parameter>\n<parameter=mode>\nw\n</parameter>\n" +
+		return "<function=write_file>\n<parameter=path>\n" + path(r) + "\n</parameter>\n<parameter=content>\n" + code(r) +
+			"\n</parameter>\n<parameter=mode>\nw\n</parameter>\n" +
 			"<parameter=title>\n" + sentence(r, 8) + "\n</parameter>\n</function>\n"
 	}},
-	{"pattern, words of letters only", schema(`{"type":"object","properties":{"slug":{"type":"string","pattern":"^[a-z]+(-[a-z]+)*$"}},"required":["slug"]}`), func(r *rand.Rand) string {
-		return `{"slug": "` + strings.ReplaceAll(sentence(r, 12), " ", "-") + `"}`
-	}},
+	{"pattern, words of letters only",
+		schema(`{"type":"object","properties":{"slug":{"type":"string","pattern":"^[a-z]+(-[a-z]+)*$"}},"required":["slug"]}`), func(r *rand.Rand) string {
+			return `{"slug": "` + strings.ReplaceAll(sentence(r, 12), " ", "-") + `"}`
+		}},
 }
 
 const orderSchema = `{"type":"object","properties":{"id":{"type":"string","pattern":"^[A-Z]{2}-[0-9]{4}$"},"customer":{"type":"string","minLength":1,"maxLength":80},
@@ -50,7 +55,8 @@ func choiceSchema() string {
 	for i := range list {
 		list[i] = fmt.Sprintf(`"option %d"`, i)
 	}
-	return `{"type":"object","properties":{"answer":{"enum":[` + strings.Join(list, ",") + `]}},"required":["answer"],"additionalProperties":false}`
+	return `{"type":"object","properties":{"answer":{"enum":[` + strings.Join(list,
+		",") + `]}},"required":["answer"],"additionalProperties":false}`
 }
 
 // schema is the grammar of a schema.
@@ -75,7 +81,8 @@ func callTags() (string, error) {
 	w := grammar.NewWriter()
 	root := grammar.Quote("<function=write_file>\n")
 	for _, p := range []struct{ key, schema string }{
-		{"path", `{"type":"string","pattern":"^[a-z/]+\\.go$"}`}, {"content", `{"type":"string"}`}, {"mode", `{"enum":["w","a"]}`}, {"title", `{"type":"string","minLength":1,"maxLength":200}`},
+		{"path", `{"type":"string","pattern":"^[a-z/]+\\.go$"}`}, {"content", `{"type":"string"}`},
+		{"mode", `{"enum":["w","a"]}`}, {"title", `{"type":"string","minLength":1,"maxLength":200}`},
 	} {
 		rule, err := w.SchemaAs([]byte(p.schema), grammar.Spelling{Until: "</parameter>", Text: true})
 		if err != nil {
@@ -98,7 +105,8 @@ func order(r *rand.Rand) string {
 		items[i] = fmt.Sprintf("{\"name\": %s, \"count\": %d, \"note\": %s}", quoted(sentence(r, 2)), 1+r.IntN(500), note)
 	}
 	return fmt.Sprintf("{\"id\": \"%c%c-%04d\", \"customer\": %s, \"date\": \"2026-%02d-%02d\", \"total\": %d.%02d, \"paid\": %v, \"state\": %q, \"items\": [%s], \"summary\": %s}",
-		'A'+rune(r.IntN(26)), 'A'+rune(r.IntN(26)), r.IntN(10000), quoted(sentence(r, 3)), 1+r.IntN(12), 1+r.IntN(28), r.IntN(5000), r.IntN(100), r.IntN(2) == 0,
+		'A'+rune(r.IntN(26)), 'A'+rune(r.IntN(26)), r.IntN(10000), quoted(sentence(r, 3)), 1+r.IntN(12), 1+r.IntN(28),
+		r.IntN(5000), r.IntN(100), r.IntN(2) == 0,
 		[]string{"new", "sent", "done", "returned"}[r.IntN(4)], strings.Join(items, ", "), quoted(sentence(r, 40)))
 }
 

@@ -1,5 +1,6 @@
-// Command constrain shows what constrained decoding costs besides the model: the masks of JSON schemas and tool calls over a large
-// vocabulary, a mask and a step of the automaton for every generated token, as one row of a decode step needs them.
+// Command constrain shows what constrained decoding costs besides the model: the masks of JSON schemas and tool calls
+// over a large vocabulary, a mask and a step of the automaton for every generated token, as one row of a decode step
+// needs them.
 //
 //	go run ./bench/constrain [-vocabulary 151936] [-model models/tandem-tiny-target-q4_k_m.gguf] [-documents 20]
 package main
@@ -43,16 +44,20 @@ func run(size int, model string, documents int) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("Vocabulary of %d tokens, a mask of %d bytes; built in %d ms.\n", voc.size, (voc.size+31)/32*4, voc.built.Milliseconds())
+	fmt.Printf("Vocabulary of %d tokens, a mask of %d bytes; built in %d ms.\n", voc.size, (voc.size+31)/32*4,
+		voc.built.Milliseconds())
 	cost := report.Table{Title: "Mask and step of a generated token, µs",
-		Header: []string{"output", "tokens", "compile, ms", "cold mean", "cold p99", "reused mean", "reused p99", "known mean", "known p99", "masks kept"}}
-	share := report.Table{Title: "Share of a decode step, %", Header: []string{"output", "cold, 7 ms", "reused, 7 ms", "cold, 22 ms", "reused, 22 ms"}}
+		Header: []string{"output", "tokens", "compile, ms", "cold mean", "cold p99", "reused mean", "reused p99",
+			"known mean", "known p99", "masks kept"}}
+	share := report.Table{Title: "Share of a decode step, %",
+		Header: []string{"output", "cold, 7 ms", "reused, 7 ms", "cold, 22 ms", "reused, 22 ms"}}
 	for _, k := range kinds {
 		r, err := measure(voc, k, documents)
 		if err != nil {
 			return fmt.Errorf("%s: %w", k.name, err)
 		}
-		cost.Add(k.name, r.tokens, r.compile.Seconds()*1e3, mean(r.cold), p99(r.cold), mean(r.reused), p99(r.reused), mean(r.known), p99(r.known), r.masks)
+		cost.Add(k.name, r.tokens, r.compile.Seconds()*1e3, mean(r.cold), p99(r.cold), mean(r.reused), p99(r.reused),
+			mean(r.known), p99(r.known), r.masks)
 		of := func(list []time.Duration, step time.Duration) float64 {
 			return mean(list) * 1e3 / float64(step.Nanoseconds()) * 100
 		}
@@ -114,7 +119,8 @@ func ofModel(path string) (vocabulary, error) {
 	}
 	began := time.Now()
 	v := grammar.FromTokenizer(t, 0)
-	return vocabulary{v, t.VocabSize(), time.Since(began), func(text string) []int32 { return t.Encode(text, tokenizer.Options{}) }}, nil
+	return vocabulary{v, t.VocabSize(), time.Since(began),
+		func(text string) []int32 { return t.Encode(text, tokenizer.Options{}) }}, nil
 }
 
 // result of one kind of output; the lists hold the time of every token.

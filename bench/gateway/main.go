@@ -51,7 +51,9 @@ func run(ctx context.Context, rounds int) error {
 	defer func() { _ = hangUp() }()
 
 	fmt.Println("# What the gateway adds\n\n" + report.Machine())
-	table := &report.Table{Title: "Medians over prompts", Header: []string{"speculation", "first token, direct", "through the gateway", "added", "tokens/s, direct", "through the gateway"}}
+	table := &report.Table{Title: "Medians over prompts",
+		Header: []string{"speculation", "first token, direct", "through the gateway", "added",
+			"tokens/s, direct", "through the gateway"}}
 	for _, mode := range []string{"off", "auto"} {
 		var direct, through []sample
 		for i := range rounds {
@@ -61,7 +63,8 @@ func run(ctx context.Context, rounds int) error {
 				return err
 			}
 			direct = append(direct, d)
-			reply, err := c.Stream(ctx, client.Request{Prompt: g.IDs, MaxTokens: len(g.Greedy), Speculation: &client.Speculation{Mode: mode}}, nil)
+			reply, err := c.Stream(ctx,
+				client.Request{Prompt: g.IDs, MaxTokens: len(g.Greedy), Speculation: &client.Speculation{Mode: mode}}, nil)
 			if err != nil {
 				return err
 			}
@@ -97,7 +100,8 @@ func rate(samples []sample) float64 {
 
 func askWorker(ctx context.Context, target tandemv1.TargetServiceClient, g report.Case, mode string) (sample, error) {
 	request := &tandemv1.DecodeRequest{
-		RequestId: "bench", PromptTokens: g.IDs, MaxTokens: int32(len(g.Greedy)), StopTokens: g.Greedy[len(g.Greedy)-1:], TopLogprobs: -1,
+		RequestId: "bench", PromptTokens: g.IDs, MaxTokens: int32(len(g.Greedy)),
+		StopTokens: g.Greedy[len(g.Greedy)-1:], TopLogprobs: -1,
 		Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
 	}
 	if mode == "auto" {

@@ -2,8 +2,8 @@
 //
 //	go run ./bench/lanes [-lanes 1,2,4] [-modes off,auto] [-seconds 3] [-args "--threads 1"]
 //
-// Every lane asks the golden prompts one after the other, each lane from another one on; rates are tokens of all lanes a
-// second of wall time, prompts included, and the texts of all lanes must be those of one.
+// Every lane asks the golden prompts one after the other, each lane from another one on; rates are tokens of all lanes
+// a second of wall time, prompts included, and the texts of all lanes must be those of one.
 package main
 
 import (
@@ -29,7 +29,8 @@ func main() {
 	seconds := flag.Float64("seconds", 3, "time of each measurement")
 	args := flag.String("args", "", "more flags of tandem serve")
 	flag.Parse()
-	if err := run(context.Background(), strings.Split(*lanes, ","), strings.Split(*modes, ","), *seconds, strings.Fields(*args)); err != nil {
+	if err := run(context.Background(), strings.Split(*lanes, ","), strings.Split(*modes, ","), *seconds,
+		strings.Fields(*args)); err != nil {
 		report.Exit(err)
 	}
 }
@@ -82,7 +83,8 @@ func run(ctx context.Context, lanes, modes []string, seconds float64, args []str
 }
 
 // measure returns the rate of n lanes.
-func measure(ctx context.Context, target tandemv1.TargetServiceClient, cases []report.Case, alone [][]int32, mode tandemv1.SpeculationMode, n int, seconds float64) (float64, error) {
+func measure(ctx context.Context, target tandemv1.TargetServiceClient, cases []report.Case, alone [][]int32,
+	mode tandemv1.SpeculationMode, n int, seconds float64) (float64, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	tokens, errs := make([]int, n), make([]error, n)
@@ -111,10 +113,11 @@ func measure(ctx context.Context, target tandemv1.TargetServiceClient, cases []r
 	return float64(total) / time.Since(start).Seconds(), errors.Join(errs...)
 }
 
-func ask(ctx context.Context, target tandemv1.TargetServiceClient, g report.Case, mode tandemv1.SpeculationMode) ([]int32, error) {
+func ask(ctx context.Context, target tandemv1.TargetServiceClient, g report.Case,
+	mode tandemv1.SpeculationMode) ([]int32, error) {
 	stream, err := target.Decode(ctx, &tandemv1.DecodeRequest{
-		RequestId: "bench", PromptTokens: g.IDs, MaxTokens: int32(len(g.Greedy)), StopTokens: g.Greedy[len(g.Greedy)-1:], TopLogprobs: -1,
-		Speculation: &tandemv1.Speculation{Mode: mode},
+		RequestId: "bench", PromptTokens: g.IDs, MaxTokens: int32(len(g.Greedy)),
+		StopTokens: g.Greedy[len(g.Greedy)-1:], TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: mode},
 	})
 	if err != nil {
 		return nil, err

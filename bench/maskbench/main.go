@@ -1,13 +1,13 @@
-// Command maskbench measures JSON schemas against a folder of test files in the form of MaskBench: each file is a JSON object with
-// a schema and tests, each with data and valid. A schema passes when it is accepted, every valid instance is taken and every
-// invalid one is refused. Instances are spelt as compact JSON, members in the order of the data.
+// Command maskbench measures JSON schemas against a folder of test files in the form of MaskBench: each file is a JSON
+// object with a schema and tests, each with data and valid. A schema passes when it is accepted, every valid instance
+// is taken and every invalid one is refused. Instances are spelt as compact JSON, members in the order of the data.
 //
 //	go run ./bench/maskbench [-strict] [-list] [-vocabulary tokenizer.json] [-masks 400] FOLDER
 //
-// With a vocabulary (tokenizer.json, or ranks in the form of tiktoken) the masks of valid instances are timed, too: in CPU time of
-// the thread, the least of three runs with a grammar of their own, so that a busy machine changes little.
-// The exit status is 1 when an invalid instance is taken, unless it is invalid only for its formats: docs/grammar.md lists the
-// formats that are not followed.
+// With a vocabulary (tokenizer.json, or ranks in the form of tiktoken) the masks of valid instances are timed, too: in
+// CPU time of the thread, the least of three runs with a grammar of their own, so that a busy machine changes little.
+// The exit status is 1 when an invalid instance is taken, unless it is invalid only for its formats: docs/grammar.md
+// lists the formats that are not followed.
 package main
 
 import (
@@ -29,7 +29,8 @@ import (
 )
 
 func main() {
-	strict := flag.Bool("strict", false, "read schemas as strict ones: keys in the order of the schema, undeclared ones only where they are asked for")
+	strict := flag.Bool("strict", false,
+		"read schemas as strict ones: keys in the order of the schema, undeclared ones only where they are asked for")
 	list := flag.Bool("list", false, "list the files that do not pass")
 	vocabulary := flag.String("vocabulary", "", "tokenizer.json or FILE.tiktoken to time masks with")
 	masks := flag.Int("masks", 400, "schemas whose masks are timed, spread over the folder")

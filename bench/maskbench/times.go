@@ -87,7 +87,8 @@ func spent() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// times prints how long masks of valid instances take, token by token, and how long it is from a schema to its first mask.
+// times prints how long masks of valid instances take, token by token, and how long it is from a schema to its
+// first mask.
 func times(files []file, outcomes []outcome, strict bool, path string, count int) error {
 	v, err := load(path)
 	if err != nil {
@@ -131,7 +132,8 @@ func times(files []file, outcomes []outcome, strict bool, path string, count int
 		first = append(first, best[0])
 		masks = append(masks, best[1:]...)
 	}
-	table := report.Table{Title: fmt.Sprintf("Masks of %d tokens, %d schemas, CPU time, least of three runs, µs", v.size, schemas),
+	table := report.Table{Title: fmt.Sprintf("Masks of %d tokens, %d schemas, CPU time, least of three runs, µs",
+		v.size, schemas),
 		Header: []string{"", "number", "p50", "p75", "p90", "p95", "p99", "most"}}
 	row := func(name string, list []time.Duration) {
 		slices.Sort(list)

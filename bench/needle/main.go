@@ -45,7 +45,9 @@ func run(ctx context.Context, keep string) error {
 	defer cl.Close()
 	c := client.New(cl.HTTP)
 	fmt.Println("# Needles\n\n" + report.Machine())
-	table := &report.Table{Title: "Facts found, tokens read, time to first token", Header: []string{"prompts", "compression", "found", "reference, whole", "tokens", "read", "first token, median", "scoring, median"}}
+	table := &report.Table{Title: "Facts found, tokens read, time to first token",
+		Header: []string{"prompts", "compression", "found", "reference, whole", "tokens", "read",
+			"first token, median", "scoring, median"}}
 	settings := []map[string]any{{"mode": "off"}}
 	for text := range strings.SplitSeq(keep, ",") {
 		ratio, err := strconv.ParseFloat(text, 64)
@@ -65,7 +67,8 @@ func run(ctx context.Context, keep string) error {
 				}
 				question, _, _ := strings.Cut(strings.TrimPrefix(n.Prompt, "<|im_start|>user\n"), "<|im_end|>")
 				reply, err := c.Stream(ctx, client.Request{
-					Messages: []client.Message{{Role: "user", Content: question}}, MaxTokens: 24, EnableThinking: &off, PFlash: setting,
+					Messages: []client.Message{{Role: "user", Content: question}}, MaxTokens: 24,
+					EnableThinking: &off, PFlash: setting,
 				}, nil)
 				if err != nil {
 					return fmt.Errorf("%d tokens, %v: %w", n.Tokens, setting, err)
@@ -89,7 +92,8 @@ func run(ctx context.Context, keep string) error {
 			if setting["mode"] == "always" {
 				name = fmt.Sprintf("keep %v", setting["keep_ratio"])
 			}
-			table.Add(band.name, name, fmt.Sprintf("%d of %d", found, total), reference, tokens, read, report.Percentile(first, 0.5), report.Percentile(score, 0.5))
+			table.Add(band.name, name, fmt.Sprintf("%d of %d", found, total), reference, tokens, read,
+				report.Percentile(first, 0.5), report.Percentile(score, 0.5))
 		}
 	}
 	table.Write(os.Stdout)

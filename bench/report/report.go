@@ -85,7 +85,8 @@ func Machine() string {
 	}
 	load, _ := os.ReadFile("/proc/loadavg")
 	before, _, _ := strings.Cut(string(load), " ")
-	return fmt.Sprintf("%d × %s, load %s at the start, %s", cores, model, before, time.Now().UTC().Format("2006-01-02 15:04 UTC"))
+	return fmt.Sprintf("%d × %s, load %s at the start, %s", cores, model, before,
+		time.Now().UTC().Format("2006-01-02 15:04 UTC"))
 }
 
 // Exit ends the program with the error.

@@ -12,7 +12,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// DemoTarget starts a cluster of the demonstration models with more flags of tandem serve and dials its target. stop ends both.
+// DemoTarget starts a cluster of the demonstration models with more flags of tandem serve and dials its target. stop
+// ends both.
 func DemoTarget(ctx context.Context, args []string) (target tandemv1.TargetServiceClient, stop func(), err error) {
 	startCtx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -31,8 +32,8 @@ func DemoTarget(ctx context.Context, args []string) (target tandemv1.TargetServi
 	}, nil
 }
 
-// DialTarget returns a client that talks straight to the target worker of a running cluster, past the gateway, and a function
-// that closes its connection.
+// DialTarget returns a client that talks straight to the target worker of a running cluster, past the gateway, and a
+// function that closes its connection.
 func DialTarget(ctx context.Context, c *client.Client) (tandemv1.TargetServiceClient, func() error, error) {
 	workers, err := c.Workers(ctx)
 	if err != nil {

@@ -1,5 +1,6 @@
-// Command rounds shows where the time of a decode round goes, by kind of text and by mode, from the timings that worker-target
-// reports: the whole round, the verify step (engine and the way there and back) and the wait for the draft.
+// Command rounds shows where the time of a decode round goes, by kind of text and by mode, from the timings that
+// worker-target reports: the whole round, the verify step (engine and the way there and back) and the wait for
+// the draft.
 //
 //	go run ./bench/rounds [-rounds 3] [-modes off,lookup:4,lookup,chain:4,chain,tree:22,auto] [-kinds qa,tools,fn] [-args "--threads 1"]
 package main
@@ -21,7 +22,8 @@ import (
 
 func main() {
 	rounds := flag.Int("rounds", 3, "times every prompt is asked in every mode")
-	modes := flag.String("modes", "off,lookup,chain:4,chain,auto", "off, auto, lookup[:rows], chain[:block], tree[:budget], separated by commas")
+	modes := flag.String("modes", "off,lookup,chain:4,chain,auto",
+		"off, auto, lookup[:rows], chain[:block], tree[:budget], separated by commas")
 	kinds := flag.String("kinds", "", "kinds of texts to ask, separated by commas (default: all)")
 	args := flag.String("args", "", "more flags of tandem serve")
 	flag.Parse()
@@ -88,12 +90,15 @@ func run(ctx context.Context, rounds int, modes []string, wanted string, args []
 			continue
 		}
 		seen[kind] = true
-		table := &report.Table{Title: "Texts: " + kind, Header: []string{"mode", "tokens/s", "tokens a round", "rounds a request", "round ms", "verify ms", "draft wait ms", "first token ms"}}
+		table := &report.Table{Title: "Texts: " + kind,
+			Header: []string{"mode", "tokens/s", "tokens a round", "rounds a request", "round ms", "verify ms",
+				"draft wait ms", "first token ms"}}
 		for _, mode := range modes {
 			s := sums[kind+" "+mode]
 			steps := float64(s.steps)
 			// Rates leave the first token out: it belongs to prefill.
-			table.Add(mode, float64(s.tokens-s.requests)/s.decode*1e3, decimals(float64(s.tokens)/steps), decimals(steps/float64(s.requests)),
+			table.Add(mode, float64(s.tokens-s.requests)/s.decode*1e3, decimals(float64(s.tokens)/steps),
+				decimals(steps/float64(s.requests)),
 				decimals(s.decode/steps), decimals(s.verify/steps), decimals(s.wait/steps), decimals(s.first/float64(s.requests)))
 		}
 		table.Write(os.Stdout)
@@ -141,11 +146,12 @@ func parse(mode string) (*tandemv1.Speculation, error) {
 	return s, nil
 }
 
-func ask(ctx context.Context, target tandemv1.TargetServiceClient, g report.Case, speculation *tandemv1.Speculation) (sum, error) {
+func ask(ctx context.Context, target tandemv1.TargetServiceClient, g report.Case,
+	speculation *tandemv1.Speculation) (sum, error) {
 	s := sum{requests: 1}
 	stream, err := target.Decode(ctx, &tandemv1.DecodeRequest{
-		RequestId: "bench", PromptTokens: g.IDs, MaxTokens: int32(len(g.Greedy)), StopTokens: g.Greedy[len(g.Greedy)-1:], TopLogprobs: -1,
-		Speculation: speculation,
+		RequestId: "bench", PromptTokens: g.IDs, MaxTokens: int32(len(g.Greedy)),
+		StopTokens: g.Greedy[len(g.Greedy)-1:], TopLogprobs: -1, Speculation: speculation,
 	})
 	if err != nil {
 		return s, err

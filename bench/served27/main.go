@@ -1,6 +1,7 @@
-// Command served27 measures the served product on models of true shapes: it writes GGUF files with random weights, starts
-// "tandem serve" on them and asks through HTTP. Speed depends on shapes, types and bytes, not on what the weights know; only
-// acceptance needs real models, so drafted rows show what a round costs when the draft is never right.
+// Command served27 measures the served product on models of true shapes: it writes GGUF files with random weights,
+// starts "tandem serve" on them and asks through HTTP. Speed depends on shapes, types and bytes, not on what the
+// weights know; only acceptance needs real models, so drafted rows show what a round costs when the draft is
+// never right.
 //
 //	cmake --build native/build --target synthetic_gguf
 //	go run ./bench/served27 -device cuda:0 -draft -dir /tmp/models -out build/served27.json
@@ -41,7 +42,8 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.target, "target", "27b", "shape of the target: 27b, 0.8b")
-	flag.StringVar(&o.dir, "dir", filepath.Join(os.TempDir(), "tandem-served"), "folder for the model files; kept for the next run")
+	flag.StringVar(&o.dir, "dir", filepath.Join(os.TempDir(), "tandem-served"),
+		"folder for the model files; kept for the next run")
 	flag.StringVar(&o.device, "device", "cuda:0", "device of all engines")
 	flag.StringVar(&o.generator, "generator", "native/build/synthetic_gguf", "program that writes the model files")
 	flag.StringVar(&o.out, "out", "", "JSON file for the results")
@@ -50,7 +52,8 @@ func main() {
 	flag.IntVar(&o.prompt, "prompt", 1024, "tokens of a prompt")
 	flag.IntVar(&o.rounds, "rounds", 3, "times every case is asked; the median counts")
 	flag.StringVar(&o.parallel, "parallel", "1,4,8", "numbers of requests at a time, plain greedy")
-	flag.StringVar(&o.only, "only", "", "cases to measure, by the start of their names, separated by commas (default: all)")
+	flag.StringVar(&o.only, "only", "",
+		"cases to measure, by the start of their names, separated by commas (default: all)")
 	flag.StringVar(&o.args, "args", "", "more flags of tandem serve")
 	flag.Parse()
 	if err := run(context.Background(), o); err != nil {
@@ -151,8 +154,8 @@ func run(ctx context.Context, o options) error {
 	defer func() { _ = hangUp() }()
 
 	file := File{
-		Version: version(), Machine: report.Machine(), Device: o.device, GPU: gpu(), Target: o.target, Taken: time.Now().UTC(),
-		StartS: cl.Ready.Seconds(), LongPromptMs: map[string]float64{},
+		Version: version(), Machine: report.Machine(), Device: o.device, GPU: gpu(), Target: o.target,
+		Taken: time.Now().UTC(), StartS: cl.Ready.Seconds(), LongPromptMs: map[string]float64{},
 	}
 	all := plainScenarios()
 	if o.draft {
@@ -250,7 +253,8 @@ func models(o options) (target, draft string, err error) {
 	return target, draft, err
 }
 
-// prompt has n tokens that do not repeat themselves, so that nothing is looked up: the synthetic vocabulary has a token a byte.
+// prompt has n tokens that do not repeat themselves, so that nothing is looked up: the synthetic vocabulary has a token
+// a byte.
 func prompt(n int, seed uint32) string {
 	text := make([]byte, n)
 	for i := range text {
@@ -274,7 +278,8 @@ func ask(ctx context.Context, c *client.Client, text string, tokens int, s scena
 	return reply, err
 }
 
-func measure(ctx context.Context, c *client.Client, target tandemv1.TargetServiceClient, o options, s scenario) (Result, error) {
+func measure(ctx context.Context, c *client.Client, target tandemv1.TargetServiceClient, o options,
+	s scenario) (Result, error) {
 	var rates, rounds, first []float64
 	for i := range o.rounds + 1 {
 		reply, err := ask(ctx, c, prompt(o.prompt, uint32(i)), o.tokens, s)
@@ -307,7 +312,8 @@ func measure(ctx context.Context, c *client.Client, target tandemv1.TargetServic
 }
 
 // phases asks the target without the gateway, for the timings that HTTP does not show. Sampling is greedy here.
-func phases(ctx context.Context, target tandemv1.TargetServiceClient, o options, s scenario) (*tandemv1.Timings, error) {
+func phases(ctx context.Context, target tandemv1.TargetServiceClient, o options,
+	s scenario) (*tandemv1.Timings, error) {
 	mode := map[string]tandemv1.SpeculationMode{
 		"auto": tandemv1.SpeculationMode_SPECULATION_MODE_AUTO, "chain": tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN,
 		"tree": tandemv1.SpeculationMode_SPECULATION_MODE_TREE,
@@ -318,7 +324,8 @@ func phases(ctx context.Context, target tandemv1.TargetServiceClient, o options,
 	}
 	stream, err := target.Decode(ctx, &tandemv1.DecodeRequest{
 		RequestId: "bench", PromptTokens: ids, MaxTokens: int32(o.tokens), TopLogprobs: -1,
-		Speculation: &tandemv1.Speculation{Mode: mode, Budget: int32(s.Speculation.Budget), Block: int32(s.Speculation.Block)},
+		Speculation: &tandemv1.Speculation{Mode: mode, Budget: int32(s.Speculation.Budget),
+			Block: int32(s.Speculation.Block)},
 	})
 	if err != nil {
 		return nil, err
@@ -338,8 +345,8 @@ func phases(ctx context.Context, target tandemv1.TargetServiceClient, o options,
 	}
 }
 
-// together returns the tokens a second of n requests that start at the same time. Prompts are short and not counted: all tokens
-// after the first are divided by the longest decoding time.
+// together returns the tokens a second of n requests that start at the same time. Prompts are short and not counted:
+// all tokens after the first are divided by the longest decoding time.
 func together(ctx context.Context, c *client.Client, o options, n int) (float64, error) {
 	replies, errs := make([]client.Reply, n), make([]error, n)
 	var wait sync.WaitGroup
@@ -380,7 +387,8 @@ func version() string {
 
 // gpu names the cards of the machine, as the driver does; empty without one.
 func gpu() string {
-	out, err := exec.Command("nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem", "--format=csv,noheader").Output()
+	out, err := exec.Command("nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem",
+		"--format=csv,noheader").Output()
 	if err != nil {
 		return ""
 	}
@@ -388,11 +396,13 @@ func gpu() string {
 }
 
 func print(f File) {
-	fmt.Printf("# Served: synthetic %s on %s\n\n%s, version %s, ready after %.1f s\n", f.Target, f.Device, f.Machine, f.Version, f.StartS)
+	fmt.Printf("# Served: synthetic %s on %s\n\n%s, version %s, ready after %.1f s\n", f.Target, f.Device,
+		f.Machine, f.Version, f.StartS)
 	if f.GPU != "" {
 		fmt.Println("\n" + f.GPU)
 	}
-	table := &report.Table{Title: "One request", Header: []string{"case", "tokens/s", "round ms", "to plain", "verify ms", "draft wait ms", "first token ms"}}
+	table := &report.Table{Title: "One request",
+		Header: []string{"case", "tokens/s", "round ms", "to plain", "verify ms", "draft wait ms", "first token ms"}}
 	for _, r := range f.Cases {
 		table.Add(r.Name, r.TokensPerSec, r.RoundMs, r.ToPlain, r.VerifyMs, r.DraftWaitMs, r.TTFTMs)
 	}

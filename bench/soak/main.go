@@ -1,5 +1,5 @@
-// Command soak runs mixed traffic against a demonstration cluster, a third of whose clients leave at random moments, and judges
-// what must stay true (see tests/soak). The last line is PASS or FAIL; a JSON file holds all figures.
+// Command soak runs mixed traffic against a demonstration cluster, a third of whose clients leave at random moments,
+// and judges what must stay true (see tests/soak). The last line is PASS or FAIL; a JSON file holds all figures.
 //
 //	go run ./bench/soak [-duration 15m] [-clients 8] [-seed 1] [-out build/soak.json]
 package main
@@ -44,7 +44,8 @@ func run(ctx context.Context, duration time.Duration, clients int, seed uint64, 
 	fmt.Println("# Soak\n\n" + report.Machine())
 	// Memory rises for a while after the first third, as pools grow to their largest request: by 10 % and 16 MB at most.
 	r, err := soak.Run(ctx, cl, soak.Config{
-		Duration: duration, Clients: clients, Seed: seed, LatencyRise: 0.10, MemoryRise: 0.10, MemorySlack: 16 << 20, Log: os.Stderr,
+		Duration: duration, Clients: clients, Seed: seed, LatencyRise: 0.10, MemoryRise: 0.10,
+		MemorySlack: 16 << 20, Log: os.Stderr,
 	})
 	if err != nil {
 		return false, err
@@ -54,7 +55,8 @@ func run(ctx context.Context, duration time.Duration, clients int, seed uint64, 
 		table.Add(fmt.Sprintf("%s (%d)", m.Name, m.PID), float64(m.Before)/1e6, float64(m.After)/1e6)
 	}
 	table.Write(os.Stdout)
-	fmt.Printf("\n%d requests finished and %v left in %.0f s; reference request, median by thirds: %.0f, %.0f, %.0f ms\n", r.Finished, r.Left,
+	fmt.Printf("\n%d requests finished and %v left in %.0f s; reference request, median by thirds: %.0f, %.0f, %.0f ms\n",
+		r.Finished, r.Left,
 		r.Seconds, r.Reference[0].MedianMs, r.Reference[1].MedianMs, r.Reference[2].MedianMs)
 	fmt.Printf("%d refused, %d of them for want of sequences; %d text mismatches; %d samples of /cluster with %d orphans; engines at the end: %v\n",
 		r.Refused, r.NoSequence, r.Mismatches, r.Samples, r.Orphans, r.AtEnd)

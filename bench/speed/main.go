@@ -1,5 +1,5 @@
-// Command speed measures decoding and prefill of the demonstration models through the gateway, plain and speculative, and of
-// llama.cpp on the same file and prompts.
+// Command speed measures decoding and prefill of the demonstration models through the gateway, plain and speculative,
+// and of llama.cpp on the same file and prompts.
 //
 //	go run ./bench/speed [-threads 1,2] [-rounds 3] [-llamacpp=false]
 package main
@@ -26,7 +26,8 @@ import (
 const prefillTokens = 3500
 
 // modes of decoding that are compared.
-var modes = []client.Speculation{{Mode: "off"}, {Mode: "chain"}, {Mode: "tree", Budget: 16}, {Mode: "tree", Budget: 22}, {Mode: "auto"}}
+var modes = []client.Speculation{{Mode: "off"}, {Mode: "chain"}, {Mode: "tree", Budget: 16},
+	{Mode: "tree", Budget: 22}, {Mode: "auto"}}
 
 // rates are tokens per second by kind of prompt, and for all together.
 type rates map[string]float64
@@ -66,8 +67,10 @@ func run(ctx context.Context, threadList string, rounds, stride int, withLlama b
 	kinds := []string{"qa", "tools", "fn", "all"}
 
 	fmt.Println("# Speed\n\n" + report.Machine())
-	decode := &report.Table{Title: "Decoding, tokens per second (tokens per step)", Header: append([]string{"engine", "threads", "mode"}, kinds...)}
-	prefill := &report.Table{Title: fmt.Sprintf("Prefill of %d tokens, tokens per second", prefillTokens), Header: []string{"engine", "threads", "engine time", "seen by the client"}}
+	decode := &report.Table{Title: "Decoding, tokens per second (tokens per step)",
+		Header: append([]string{"engine", "threads", "mode"}, kinds...)}
+	prefill := &report.Table{Title: fmt.Sprintf("Prefill of %d tokens, tokens per second", prefillTokens),
+		Header: []string{"engine", "threads", "engine time", "seen by the client"}}
 	var threads []int
 	for text := range strings.SplitSeq(threadList, ",") {
 		n, err := strconv.Atoi(text)
@@ -156,14 +159,16 @@ func ours(ctx context.Context, threads, rounds int, cases []report.Case, long []
 }
 
 // llama runs bench/llamacpp/bench.mjs on the same prompts.
-func llama(ctx context.Context, threads []int, rounds int, cases []report.Case, long []int32, decode, prefill *report.Table) error {
+func llama(ctx context.Context, threads []int, rounds int, cases []report.Case, long []int32, decode,
+	prefill *report.Table) error {
 	root, err := cluster.Root()
 	if err != nil {
 		return err
 	}
 	dir := filepath.Join(root, "bench", "llamacpp")
 	if _, err := os.Stat(filepath.Join(dir, "node_modules", "node-llama-cpp")); err != nil {
-		install := exec.CommandContext(ctx, "npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--omit=optional", "--ignore-scripts")
+		install := exec.CommandContext(ctx, "npm", "install", "--no-audit", "--no-fund", "--no-package-lock",
+			"--omit=optional", "--ignore-scripts")
 		install.Dir = dir
 		if out, err := install.CombinedOutput(); err != nil {
 			return fmt.Errorf("npm install: %w\n%s", err, out)
@@ -192,7 +197,8 @@ func llama(ctx context.Context, threads []int, rounds int, cases []report.Case, 
 		return err
 	}
 	defer os.Remove(path)
-	node := exec.CommandContext(ctx, "node", "bench.mjs", filepath.Join(root, "models", "tandem-tiny-target-q4_k_m.gguf"), path)
+	node := exec.CommandContext(ctx, "node", "bench.mjs",
+		filepath.Join(root, "models", "tandem-tiny-target-q4_k_m.gguf"), path)
 	node.Dir, node.Stderr = dir, os.Stderr
 	out, err := node.Output()
 	if err != nil {

@@ -1,10 +1,10 @@
-// Command streams opens many event streams at once on a cluster of scripted engines and holds the transport to its limits: how
-// late events are, how much memory the gateway takes, how much processor time a token costs.
+// Command streams opens many event streams at once on a cluster of scripted engines and holds the transport to its
+// limits: how late events are, how much memory the gateway takes, how much processor time a token costs.
 //
 //	go run ./bench/streams [-streams 200] [-rate 50] [-seconds 20]
 //
-// Every token is an event. A stream's first token sets its time table, token i is due i/rate later; an event is late by what it
-// comes after that. Streams start spread over a second, so that their steps do not fall together.
+// Every token is an event. A stream's first token sets its time table, token i is due i/rate later; an event is late by
+// what it comes after that. Streams start spread over a second, so that their steps do not fall together.
 package main
 
 import (
@@ -54,7 +54,8 @@ func run(ctx context.Context, s settings) error {
 	defer os.RemoveAll(dir)
 	tokens := int(s.rate * float64(s.seconds))
 	// One token each: a digit, and a newline that no merge spans.
-	options, err := cluster.Scripted(dir, []cluster.Rule{{Prompt: "count", Emit: strings.Repeat("7\n", tokens/2), TokensPerSecond: s.rate}},
+	options, err := cluster.Scripted(dir,
+		[]cluster.Rule{{Prompt: "count", Emit: strings.Repeat("7\n", tokens/2), TokensPerSecond: s.rate}},
 		"--lanes", fmt.Sprint(s.streams), "--log-level", "warn")
 	if err != nil {
 		return err
@@ -92,7 +93,8 @@ func run(ctx context.Context, s settings) error {
 }
 
 // judge prints the tables and returns an error when a limit is missed.
-func judge(s settings, results []result, memory int64, took time.Duration, before, after map[string]time.Duration) error {
+func judge(s settings, results []result, memory int64, took time.Duration, before,
+	after map[string]time.Duration) error {
 	interval := time.Duration(float64(time.Second) / s.rate)
 	var late []time.Duration
 	tokens, events := 0, 0
@@ -108,7 +110,8 @@ func judge(s settings, results []result, memory int64, took time.Duration, befor
 	}
 	slices.Sort(late)
 	p99, worst := report.Percentile(late, 0.99), late[len(late)-1]
-	table := &report.Table{Title: fmt.Sprintf("%d streams of %g tokens a second", s.streams, s.rate), Header: []string{"", ""}}
+	table := &report.Table{Title: fmt.Sprintf("%d streams of %g tokens a second", s.streams, s.rate),
+		Header: []string{"", ""}}
 	table.Add("tokens", tokens)
 	table.Add("tokens a second, all streams", float64(tokens)/took.Seconds())
 	table.Add("an event is late by, p50", report.Percentile(late, 0.5))

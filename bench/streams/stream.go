@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// stream is one request on a connection of its own. It reads as plainly as possible: the client shares the processors with
-// what it measures.
+// stream is one request on a connection of its own. It reads as plainly as possible: the client shares the processors
+// with what it measures.
 type stream struct {
 	address string
 	tokens  int
@@ -43,7 +43,9 @@ func (s stream) read() (result, error) {
 	}
 	defer conn.Close()
 	body := fmt.Sprintf(`{"messages":[{"role":"user","content":"count"}],"max_tokens":%d,"stream":true,"speculation":{"mode":"off"},"stream_options":{"include_usage":true}}`, s.tokens)
-	if _, err := fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
+	if _, err := fmt.Fprintf(conn,
+		"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+		len(body), body); err != nil {
 		return r, err
 	}
 	response, err := http.ReadResponse(bufio.NewReaderSize(conn, 4<<10), nil)

@@ -1,6 +1,6 @@
-// Package agents runs real agent clients, started by the launchers of deploy/clients, against a cluster on the scripted engine:
-// a turn with a tool call and an answer, then a second turn that uses the tool's result. tools/clients.sh installs the clients;
-// those that are missing are skipped.
+// Package agents runs real agent clients, started by the launchers of deploy/clients, against a cluster on the scripted
+// engine: a turn with a tool call and an answer, then a second turn that uses the tool's result. tools/clients.sh
+// installs the clients; those that are missing are skipped.
 package agents
 
 import (
@@ -26,16 +26,19 @@ type agent struct {
 
 var all = []agent{
 	{
-		folder: "claude-code", program: "claude", first: []string{"--allowedTools", "Bash", "-p"}, second: []string{"--continue", "-p"},
+		folder: "claude-code", program: "claude", first: []string{"--allowedTools", "Bash", "-p"},
+		second: []string{"--continue", "-p"},
 		// Its first request alone fills half of the demonstration model's context; it must not compact it away in between.
 		env: []string{"CLAUDE_CODE_MAX_CONTEXT_TOKENS=200000"},
 	},
 	{
 		folder: "codex", program: "codex",
-		first:  []string{"exec", "--skip-git-repo-check", "-c", `approval_policy="never"`, "-c", `sandbox_mode="danger-full-access"`},
+		first: []string{"exec", "--skip-git-repo-check", "-c", `approval_policy="never"`, "-c",
+			`sandbox_mode="danger-full-access"`},
 		second: []string{"exec", "--skip-git-repo-check", "resume", "--last"},
 	},
-	{folder: "opencode", program: "opencode", first: []string{"run"}, second: []string{"run", "--continue"}, env: []string{`OPENCODE_PERMISSION={"*":"allow"}`}},
+	{folder: "opencode", program: "opencode", first: []string{"run"}, second: []string{"run", "--continue"},
+		env: []string{`OPENCODE_PERMISSION={"*":"allow"}`}},
 	{folder: "pi", program: "pi", first: []string{"-p"}, second: []string{"-p", "--continue"}},
 	{
 		folder: "openclaw", program: "openclaw",
@@ -53,8 +56,8 @@ const (
 	patience = 2 * time.Minute
 )
 
-// rules answer by what the prompt shows: the second question after a result, a result, the first question beside a shell tool by
-// the name that the client gives it.
+// rules answer by what the prompt shows: the second question after a result, a result, the first question beside a
+// shell tool by the name that the client gives it.
 func rules() []cluster.Rule {
 	call := func(tool, parameter string) string {
 		extra := ""
@@ -67,8 +70,10 @@ func rules() []cluster.Rule {
 		{Prompt: `<tool_response>.*` + result + `.*STEP-TWO`, Emit: turnTwo},
 		{Prompt: `<tool_response>.*` + result, Emit: turnOne},
 	}
-	for _, shell := range [][2]string{{"Bash", "command"}, {"exec_command", "cmd"}, {"shell_command", "command"}, {"bash", "command"}, {"exec", "command"}} {
-		plain = append(plain, cluster.Rule{Prompt: `<tools>.*"name": "` + shell[0] + `".*STEP-ONE`, Emit: call(shell[0], shell[1])})
+	for _, shell := range [][2]string{{"Bash", "command"}, {"exec_command", "cmd"}, {"shell_command", "command"},
+		{"bash", "command"}, {"exec", "command"}} {
+		plain = append(plain, cluster.Rule{Prompt: `<tools>.*"name": "` + shell[0] + `".*STEP-ONE`,
+			Emit: call(shell[0], shell[1])})
 	}
 	plain = append(plain, cluster.Rule{Emit: "Nothing matched."})
 	var out []cluster.Rule
@@ -115,7 +120,8 @@ func TestAgents(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(clients, a.program)); err != nil {
 				t.Skipf("%s is not installed: make test-clients does it", a.program)
 			}
-			s := session{agent: a, launcher: filepath.Join(root, "deploy", "clients", a.folder, "launch"), clients: clients, url: c.HTTP,
+			s := session{agent: a, launcher: filepath.Join(root, "deploy", "clients", a.folder, "launch"),
+				clients: clients, url: c.HTTP,
 				home: t.TempDir(), work: t.TempDir()}
 			for _, turn := range []struct {
 				args         []string

@@ -25,7 +25,8 @@ func TestRecordedClients(t *testing.T) {
 	}
 	options, err := cluster.Scripted(t.TempDir(), []cluster.Rule{
 		{Prompt: `(?s)<tool_response>.*sunny`, Emit: "It is sunny."},
-		{Prompt: `(?s)<tools>.*weather`, Emit: "Let me look.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"},
+		{Prompt: `(?s)<tools>.*weather`,
+			Emit: "Let me look.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"},
 		{Prompt: `(?s)title`, Emit: `{"title": "Weather"}`},
 	})
 	if err != nil {
@@ -79,8 +80,8 @@ func (w *wire) post(t *testing.T, body string, header http.Header) *http.Respons
 
 const weatherTool = `{"type":"function","function":{"name":"weather","description":"Weather of a city.","parameters":{"type":"object","properties":{"city":{"type":"string"}},"required":["city"]}}}`
 
-// hermes takes a server for the first kind whose probe answers 200, reads the context length from the model list, and asks for
-// more output than the context has.
+// hermes takes a server for the first kind whose probe answers 200, reads the context length from the model list, and
+// asks for more output than the context has.
 func (w *wire) hermes(t *testing.T) {
 	for _, path := range []string{"/api/v1/models", "/api/tags", "/v1/props", "/version"} {
 		if status, _ := w.get(t, path); status != http.StatusNotFound {
@@ -118,30 +119,35 @@ func (w *wire) hermes(t *testing.T) {
 		t.Fatal(err)
 	}
 	choice := answer.Choices[0]
-	if choice.FinishReason != "tool_calls" || len(choice.Message.ToolCalls) != 1 || choice.Message.ToolCalls[0].Function.Arguments != `{"city": "Oslo"}` {
+	if choice.FinishReason != "tool_calls" || len(choice.Message.ToolCalls) != 1 ||
+		choice.Message.ToolCalls[0].Function.Arguments != `{"city": "Oslo"}` {
 		t.Errorf("answer %+v", answer)
 	}
 }
 
-// openWebUI streams with headers of its own, takes calls by index and plays the tool itself, and asks for a title without
-// streaming.
+// openWebUI streams with headers of its own, takes calls by index and plays the tool itself, and asks for a title
+// without streaming.
 func (w *wire) openWebUI(t *testing.T) {
 	header := http.Header{"X-OpenWebUI-User-Name": {"User"}, "X-OpenWebUI-Chat-Id": {"c1"}, "Authorization": {"Bearer x"}}
-	ask := `{"model":"any","stream":true,"stream_options":{"include_usage":true},"tools":[` + weatherTool + `],"messages":[{"role":"user","content":"Oslo?"}%s]}`
+	ask := `{"model":"any","stream":true,"stream_options":{"include_usage":true},"tools":[` + weatherTool +
+		`],"messages":[{"role":"user","content":"Oslo?"}%s]}`
 	calls, text, finish := stream(t, w.post(t, fmt.Sprintf(ask, ""), header))
-	if len(calls) != 1 || calls[0].name != "weather" || calls[0].arguments != `{"city": "Oslo"}` || finish != "tool_calls" {
+	if len(calls) != 1 || calls[0].name != "weather" || calls[0].arguments != `{"city": "Oslo"}` ||
+		finish != "tool_calls" {
 		t.Fatalf("calls %+v, text %q, finish %q", calls, text, finish)
 	}
 	history := fmt.Sprintf(`,{"role":"assistant","content":"","tool_calls":[{"index":0,"id":%q,"type":"function","function":{"name":"weather","arguments":%q}}]},
 		{"role":"tool","tool_call_id":%q,"content":"sunny"}`, calls[0].id, calls[0].arguments, calls[0].id)
-	if _, text, finish = stream(t, w.post(t, fmt.Sprintf(ask, history), header)); text != "It is sunny." || finish != "stop" {
+	if _, text, finish = stream(t, w.post(t, fmt.Sprintf(ask, history), header)); text != "It is sunny." ||
+		finish != "stop" {
 		t.Errorf("second turn: %q, %q", text, finish)
 	}
 	response := w.post(t, `{"model":"any","stream":false,"max_completion_tokens":1000,"messages":[{"role":"user","content":"Make a title."}]}`, header)
 	var whole struct {
 		Choices []struct{ Message struct{ Content string } }
 	}
-	if err := json.NewDecoder(response.Body).Decode(&whole); err != nil || whole.Choices[0].Message.Content != `{"title": "Weather"}` {
+	if err := json.NewDecoder(response.Body).Decode(&whole); err != nil ||
+		whole.Choices[0].Message.Content != `{"title": "Weather"}` {
 		t.Errorf("title: %v %+v", err, whole)
 	}
 }

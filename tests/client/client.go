@@ -1,5 +1,5 @@
-// Package client is a small HTTP client of the gateway for tests and measurements. It shares nothing with the gateway's own
-// code, so that it judges what is on the wire.
+// Package client is a small HTTP client of the gateway for tests and measurements. It shares nothing with the gateway's
+// own code, so that it judges what is on the wire.
 package client
 
 import (
@@ -24,7 +24,8 @@ type Client struct {
 
 // New makes a client of the gateway at base, for example http://127.0.0.1:8000.
 func New(base string) *Client {
-	return &Client{Base: strings.TrimRight(base, "/"), HTTP: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 16}}}
+	return &Client{Base: strings.TrimRight(base, "/"),
+		HTTP: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 16}}}
 }
 
 // Speculation is the request field of that name.
@@ -40,7 +41,8 @@ type Message struct {
 	Content string `json:"content"`
 }
 
-// Request is a request to /v1/chat/completions (with Messages) or /v1/completions (with Prompt). Fields at zero are left out.
+// Request is a request to /v1/chat/completions (with Messages) or /v1/completions (with Prompt). Fields at zero are
+// left out.
 type Request struct {
 	Messages       []Message       `json:"messages,omitempty"`
 	Prompt         any             `json:"prompt,omitempty"` // string or token ids

@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// SkipClients ends a test of clients that are not installed: it skips with the reason why, or fails where variable holds "required", as on
-// machines that have just installed them. Any other value is added to the reason: what kept them from being installed.
+// SkipClients ends a test of clients that are not installed: it skips with the reason why, or fails where variable
+// holds "required", as on machines that have just installed them. Any other value is added to the reason: what kept
+// them from being installed.
 func SkipClients(t *testing.T, variable, reason string) {
 	t.Helper()
 	switch why := os.Getenv(variable); why {

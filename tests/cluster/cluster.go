@@ -19,7 +19,8 @@ import (
 )
 
 // Programs that a cluster needs, in bin/.
-var Programs = []string{"tandem", "worker-target", "worker-draft", "worker-prefill", "tandem-engine", "libtandem_cpu.so"}
+var Programs = []string{"tandem", "worker-target", "worker-draft", "worker-prefill",
+	"tandem-engine", "libtandem_cpu.so"}
 
 // Root is the folder of the checkout: the nearest one above the working directory that holds go.work.
 func Root() (string, error) {
@@ -138,7 +139,8 @@ func (c *Cluster) PID() int { return c.cmd.Process.Pid }
 // Log is the end of what the cluster wrote to stderr.
 func (c *Cluster) Log() string { return c.tail.String() }
 
-// Stop sends SIGTERM and waits until the process has ended, at most as long as ctx lives. The error is that of the process.
+// Stop sends SIGTERM and waits until the process has ended, at most as long as ctx lives. The error is that of
+// the process.
 func (c *Cluster) Stop(ctx context.Context) error {
 	_ = c.cmd.Process.Signal(syscall.SIGTERM)
 	select {

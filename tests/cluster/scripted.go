@@ -16,8 +16,8 @@ type Rule struct {
 	Accept          []int   `json:"accept,omitempty"`
 }
 
-// Scripted returns the options of a demonstration cluster whose engines follow rules, which are written into dir. More flags
-// may follow.
+// Scripted returns the options of a demonstration cluster whose engines follow rules, which are written into dir. More
+// flags may follow.
 func Scripted(dir string, rules []Rule, args ...string) (Options, error) {
 	root, err := Root()
 	if err != nil {
@@ -35,5 +35,6 @@ func Scripted(dir string, rules []Rule, args ...string) (Options, error) {
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		return Options{}, err
 	}
-	return Options{Args: append([]string{"--demo", "--engine", engine}, args...), Env: []string{"TANDEM_SCRIPT=" + path}}, nil
+	return Options{Args: append([]string{"--demo", "--engine", engine}, args...), Env: []string{"TANDEM_SCRIPT=" + path}},
+		nil
 }

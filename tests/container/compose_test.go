@@ -23,8 +23,9 @@ import (
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
-// TestDockerCompose builds the images, starts the cluster, asks, kills the draft, asks again and takes all down. It needs a
-// running engine, Compose v2 and some minutes; base images are made from files of this machine when they cannot be had.
+// TestDockerCompose builds the images, starts the cluster, asks, kills the draft, asks again and takes all down. It
+// needs a running engine, Compose v2 and some minutes; base images are made from files of this machine when they cannot
+// be had.
 func TestDockerCompose(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds images: minutes")
@@ -56,7 +57,8 @@ func TestDockerCompose(t *testing.T) {
 	do := func(limit time.Duration, args ...string) (string, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
-		cmd := exec.CommandContext(ctx, compose[0], append(append([]string{}, compose[1:]...), append([]string{"-p", project}, args...)...)...)
+		cmd := exec.CommandContext(ctx, compose[0],
+			append(append([]string{}, compose[1:]...), append([]string{"-p", project}, args...)...)...)
 		cmd.Dir, cmd.Env = root, env
 		out, err := cmd.CombinedOutput()
 		return string(out), err
@@ -91,7 +93,8 @@ func TestDockerCompose(t *testing.T) {
 	ask := func() client.Reply {
 		t.Helper()
 		reply, err := c.Do(t.Context(), client.Request{
-			Messages: []client.Message{{Role: "user", Content: "What is DDTree?"}}, MaxTokens: 80, Speculation: &client.Speculation{Mode: "tree", Budget: 16},
+			Messages: []client.Message{{Role: "user", Content: "What is DDTree?"}}, MaxTokens: 80,
+			Speculation: &client.Speculation{Mode: "tree", Budget: 16},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -102,10 +105,12 @@ func TestDockerCompose(t *testing.T) {
 	if !strings.Contains(before.Text, "tree") || before.Usage.AcceptRate == nil {
 		t.Errorf("answer %q, %+v", before.Text, before.Usage)
 	}
-	for service, ports := range map[string][]string{"gateway": {"8000", "8103"}, "worker-target": nil, "worker-draft": nil, "worker-prefill": nil} {
+	for service, ports := range map[string][]string{"gateway": {"8000", "8103"}, "worker-target": nil, "worker-draft": nil,
+		"worker-prefill": nil} {
 		for _, inside := range []string{"8000", "8103", "8104", "8105"} {
 			out, err := do(time.Minute, "port", service, inside)
-			open := err == nil && strings.HasPrefix(strings.TrimSpace(out), "127.0.0.1:") && !strings.HasSuffix(strings.TrimSpace(out), ":0")
+			open := err == nil && strings.HasPrefix(strings.TrimSpace(out), "127.0.0.1:") &&
+				!strings.HasSuffix(strings.TrimSpace(out), ":0")
 			if open != slices.Contains(ports, inside) {
 				t.Errorf("port %s of %s is open: %v, %s", inside, service, open, out)
 			}
@@ -137,12 +142,13 @@ func TestDockerCompose(t *testing.T) {
 // composeKey is the gateway's key in the test.
 const composeKey = "key-of-the-test"
 
-// checkPassedOn looks at what the gateway says of itself: the key is asked for, the target's context and the model's name are those of the
-// environment, workers have the same names at every start.
+// checkPassedOn looks at what the gateway says of itself: the key is asked for, the target's context and the model's
+// name are those of the environment, workers have the same names at every start.
 func checkPassedOn(t *testing.T, port int) {
 	t.Helper()
 	get := func(path, key string) (int, string) {
-		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d%s", port, path), nil)
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+			fmt.Sprintf("http://127.0.0.1:%d%s", port, path), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -163,7 +169,8 @@ func checkPassedOn(t *testing.T, port int) {
 	if status, body := get("/v1/models", ""); status != http.StatusUnauthorized {
 		t.Errorf("without the key: %d %s", status, body)
 	}
-	if status, body := get("/v1/models", composeKey); status != http.StatusOK || !strings.Contains(body, `"passed-on"`) || !strings.Contains(body, `"context_length":4096`) {
+	if status, body := get("/v1/models", composeKey); status != http.StatusOK || !strings.Contains(body, `"passed-on"`) ||
+		!strings.Contains(body, `"context_length":4096`) {
 		t.Errorf("models: %d %s", status, body)
 	}
 	for _, id := range []string{"worker-target", "worker-draft", "worker-prefill"} {
@@ -173,11 +180,13 @@ func checkPassedOn(t *testing.T, port int) {
 	}
 }
 
-// needTime fails at once when the test's deadline is nearer than limit: a panic of go test in the midst of a build cleans up nothing.
+// needTime fails at once when the test's deadline is nearer than limit: a panic of go test in the midst of a build
+// cleans up nothing.
 func needTime(t *testing.T, limit time.Duration) {
 	t.Helper()
 	if deadline, ok := t.Deadline(); ok && time.Until(deadline) < limit {
-		t.Fatalf("the test may take %v, but go test ends it in %v: give -timeout 40m", limit, time.Until(deadline).Round(time.Second))
+		t.Fatalf("the test may take %v, but go test ends it in %v: give -timeout 40m", limit,
+			time.Until(deadline).Round(time.Second))
 	}
 }
 
@@ -194,13 +203,14 @@ func findCompose(t *testing.T, root string) []string {
 	return nil
 }
 
-// baseImages makes the images that the Dockerfiles start from, "go" and "base" and those named besides ("cuda" and "rocm" or none),
-// tagged by the modules and tools that they hold.
+// baseImages makes the images that the Dockerfiles start from, "go" and "base" and those named besides ("cuda" and
+// "rocm" or none), tagged by the modules and tools that they hold.
 func baseImages(t *testing.T, root string, more ...string) map[string]string {
 	t.Helper()
 	hash := sha256.New()
 	sums, _ := filepath.Glob(filepath.Join(root, "*", "go.sum"))
-	for _, path := range append(sums, filepath.Join(root, "native/plugin/go.sum"), filepath.Join(root, "tools/base-images.sh")) {
+	for _, path := range append(sums, filepath.Join(root, "native/plugin/go.sum"),
+		filepath.Join(root, "tools/base-images.sh")) {
 		data, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)

@@ -11,8 +11,8 @@ import (
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
-// TestGPUImages builds the images for cards, one generation each, on stand-ins for the vendors' images: what the Dockerfiles do is
-// what is tested, and that a worker without a card says so.
+// TestGPUImages builds the images for cards, one generation each, on stand-ins for the vendors' images: what the
+// Dockerfiles do is what is tested, and that a worker without a card says so.
 func TestGPUImages(t *testing.T) {
 	if os.Getenv("TANDEM_TEST_GPU_IMAGES") == "" {
 		t.Skip("compiles all kernels in containers, 15 minutes: set TANDEM_TEST_GPU_IMAGES=1")
@@ -46,7 +46,8 @@ func TestGPUImages(t *testing.T) {
 			}
 			t.Cleanup(func() { _ = exec.Command("docker", "rmi", image).Run() })
 
-			run := exec.CommandContext(t.Context(), "docker", "run", "--rm", "-v", filepath.Join(root, "models")+":/models:ro", image,
+			run := exec.CommandContext(t.Context(), "docker", "run", "--rm", "-v",
+				filepath.Join(root, "models")+":/models:ro", image,
 				"worker-target", "serve", "--device", c.device, "--model", "/models/tandem-tiny-target-q4_k_m.gguf")
 			out, err := run.CombinedOutput()
 			if want := `device "` + c.device + `": there is no`; err == nil || !strings.Contains(string(out), want) {

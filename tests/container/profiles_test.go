@@ -65,9 +65,12 @@ func TestComposeProfiles(t *testing.T) {
 		builds  []string          // Dockerfiles
 	}{
 		{"", map[string]string{"worker-target": "cpu", "worker-draft": "cpu", "worker-prefill": "cpu"}, []string{"worker"}},
-		{"cuda", map[string]string{"worker-target-cuda": "cuda:0", "worker-draft-cuda": "cuda:0", "worker-prefill-cuda": "cuda:0"}, []string{"worker-cuda"}},
-		{"rocm", map[string]string{"worker-target-rocm": "hip:0", "worker-draft-rocm": "hip:0", "worker-prefill-rocm": "hip:0"}, []string{"worker-rocm"}},
-		{"rig", map[string]string{"worker-target-cuda": "cuda:0", "worker-draft-rocm": "hip:0", "worker-prefill-rocm": "hip:0"}, []string{"worker-cuda", "worker-rocm"}},
+		{"cuda", map[string]string{"worker-target-cuda": "cuda:0", "worker-draft-cuda": "cuda:0",
+			"worker-prefill-cuda": "cuda:0"}, []string{"worker-cuda"}},
+		{"rocm", map[string]string{"worker-target-rocm": "hip:0", "worker-draft-rocm": "hip:0",
+			"worker-prefill-rocm": "hip:0"}, []string{"worker-rocm"}},
+		{"rig", map[string]string{"worker-target-cuda": "cuda:0", "worker-draft-rocm": "hip:0",
+			"worker-prefill-rocm": "hip:0"}, []string{"worker-cuda", "worker-rocm"}},
 	} {
 		t.Run("profile "+c.profile, func(t *testing.T) {
 			services := config(t, root, compose, c.profile)
@@ -118,8 +121,10 @@ func config(t *testing.T, root string, compose []string, profile string) map[str
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "COMPOSE_") || strings.HasPrefix(v, "TANDEM_")
 	})
-	cmd.Env = append(cmd.Env, "TANDEM_CUDA_DEVICE=2", "TANDEM_HIP_DEVICE=1", "TANDEM_MAX_CTX=4096", "TANDEM_MEMORY_CAP=7GiB", "TANDEM_API_KEY=secret",
-		"TANDEM_API_KEY_FILE=/etc/keys", "TANDEM_TLS_CERT=/etc/cert", "TANDEM_QUEUE_TIMEOUT_S=7", "TANDEM_LOG_LEVEL=debug", "TANDEM_DRAFT_CACHE_TYPE=q8_0")
+	cmd.Env = append(cmd.Env, "TANDEM_CUDA_DEVICE=2", "TANDEM_HIP_DEVICE=1", "TANDEM_MAX_CTX=4096",
+		"TANDEM_MEMORY_CAP=7GiB", "TANDEM_API_KEY=secret",
+		"TANDEM_API_KEY_FILE=/etc/keys", "TANDEM_TLS_CERT=/etc/cert", "TANDEM_QUEUE_TIMEOUT_S=7", "TANDEM_LOG_LEVEL=debug",
+		"TANDEM_DRAFT_CACHE_TYPE=q8_0")
 	out, err := cmd.Output()
 	if err != nil {
 		t.Fatalf("%v: %v", cmd.Args, err)
@@ -140,14 +145,17 @@ func (s service) has(name, value string) bool {
 func checkGateway(t *testing.T, s service) {
 	t.Helper()
 	for name, value := range map[string]string{
-		"TANDEM_API_KEY": "secret", "TANDEM_API_KEY_FILE": "/run/secrets/api_keys", "TANDEM_TLS_CERT": "/run/secrets/tls_cert", "TANDEM_TLS_KEY": "",
-		"TANDEM_QUEUE_TIMEOUT_S": "7", "TANDEM_LOG_LEVEL": "debug", "TANDEM_SERVER": "https://127.0.0.1:8000", "TANDEM_INSECURE": "true",
+		"TANDEM_API_KEY": "secret", "TANDEM_API_KEY_FILE": "/run/secrets/api_keys",
+		"TANDEM_TLS_CERT": "/run/secrets/tls_cert", "TANDEM_TLS_KEY": "",
+		"TANDEM_QUEUE_TIMEOUT_S": "7", "TANDEM_LOG_LEVEL": "debug", "TANDEM_SERVER": "https://127.0.0.1:8000",
+		"TANDEM_INSECURE": "true",
 	} {
 		if !s.has(name, value) {
 			t.Errorf("gateway: %s is %v, want %q", name, s.Environment[name], value)
 		}
 	}
-	if len(s.Secrets) != 3 || !slices.ContainsFunc(s.Volumes, func(v volume) bool { return v.Target == "/state" && !v.ReadOnly }) {
+	if len(s.Secrets) != 3 || !slices.ContainsFunc(s.Volumes,
+		func(v volume) bool { return v.Target == "/state" && !v.ReadOnly }) {
 		t.Errorf("gateway: secrets %v, mounts %v", s.Secrets, s.Volumes)
 	}
 }
@@ -167,7 +175,8 @@ func checkWorker(t *testing.T, name string, s service, device string) {
 	if role != "target" && s.has("TANDEM_MEMORY_CAP", "7GiB") || s.has("TANDEM_API_KEY", "secret") {
 		t.Errorf("%s gets what is not for it", name)
 	}
-	for _, want := range []string{"--worker-id=" + name, "--gateway=gateway:8104", "--advertise=" + name + ":8105", "--model=/models/"} {
+	for _, want := range []string{"--worker-id=" + name, "--gateway=gateway:8104",
+		"--advertise=" + name + ":8105", "--model=/models/"} {
 		if !strings.Contains(line, want) {
 			t.Errorf("%s lacks %s: %s", name, want, line)
 		}
@@ -186,7 +195,8 @@ func checkWorker(t *testing.T, name string, s service, device string) {
 		}
 		return
 	case strings.HasPrefix(device, "cuda"):
-		if len(nvidia) != 1 || nvidia[0].Driver != "nvidia" || !slices.Equal(nvidia[0].IDs, []string{"2"}) || len(amd) > 0 || s.Image != "tandem-worker-cuda:local" {
+		if len(nvidia) != 1 || nvidia[0].Driver != "nvidia" || !slices.Equal(nvidia[0].IDs, []string{"2"}) || len(amd) > 0 ||
+			s.Image != "tandem-worker-cuda:local" {
 			t.Errorf("%s: image %s, reservations %+v, devices %+v", name, s.Image, nvidia, amd)
 		}
 	default:
@@ -194,7 +204,8 @@ func checkWorker(t *testing.T, name string, s service, device string) {
 		for _, d := range amd {
 			sources = append(sources, d.Source)
 		}
-		if !slices.Equal(sources, []string{"/dev/kfd", "/dev/dri"}) || len(s.GroupAdd) != 2 || len(nvidia) > 0 || s.Image != "tandem-worker-rocm:local" {
+		if !slices.Equal(sources, []string{"/dev/kfd", "/dev/dri"}) || len(s.GroupAdd) != 2 || len(nvidia) > 0 ||
+			s.Image != "tandem-worker-rocm:local" {
 			t.Errorf("%s: image %s, devices %v, groups %v", name, s.Image, sources, s.GroupAdd)
 		}
 	}

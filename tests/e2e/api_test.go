@@ -36,9 +36,11 @@ func TestChat(t *testing.T) {
 	}
 	// Not by automatic choice: that depends on what steps and proposals cost, and so on what else the machine does.
 	drafted := inTime(t, func() (client.Reply, error) {
-		return c.Do(t.Context(), client.Request{Messages: chat("What is DDTree?"), MaxTokens: 100, Speculation: &client.Speculation{Mode: "tree", Budget: 16}})
+		return c.Do(t.Context(), client.Request{Messages: chat("What is DDTree?"), MaxTokens: 100,
+			Speculation: &client.Speculation{Mode: "tree", Budget: 16}})
 	})
-	if u := drafted.Usage; drafted.Text != plain.Text || u.AcceptRate == nil || *u.AcceptRate < 0.3 || u.Timings.AcceptLength < 4 {
+	if u := drafted.Usage; drafted.Text != plain.Text || u.AcceptRate == nil || *u.AcceptRate < 0.3 ||
+		u.Timings.AcceptLength < 4 {
 		t.Errorf("speculation did not help: %q, %+v", drafted.Text, u)
 	}
 }
@@ -77,7 +79,8 @@ func TestStopStringsAndChoices(t *testing.T) {
 	if want, _, _ := strings.Cut(full.Text, stop); cut.Text != want || cut.Finish != "stop" {
 		t.Errorf("stopped at %q: %q, want %q", stop, cut.Text, want)
 	}
-	many, err := c.Do(t.Context(), client.Request{Messages: chat("Write something."), MaxTokens: 24, Temperature: 1.5, Seed: seed(3), N: 3})
+	many, err := c.Do(t.Context(),
+		client.Request{Messages: chat("Write something."), MaxTokens: 24, Temperature: 1.5, Seed: seed(3), N: 3})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +119,8 @@ func TestTokenizerEndpoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	var prompt struct{ Prompt string }
-	if err := json.Unmarshal(body, &prompt); err != nil || !strings.HasPrefix(prompt.Prompt, "<|im_start|>user\nWhat is DDTree?<|im_end|>\n<|im_start|>assistant\n") {
+	if err := json.Unmarshal(body, &prompt); err != nil ||
+		!strings.HasPrefix(prompt.Prompt, "<|im_start|>user\nWhat is DDTree?<|im_end|>\n<|im_start|>assistant\n") {
 		t.Errorf("%q, %v", prompt.Prompt, err)
 	}
 }
@@ -164,9 +168,13 @@ func TestErrors(t *testing.T) {
 		want       string
 	}{
 		{"no messages", "/v1/chat/completions", map[string]any{}, http.StatusBadRequest, "messages"},
-		{"bad temperature", "/v1/chat/completions", map[string]any{"messages": chat("x"), "temperature": 9}, http.StatusBadRequest, "temperature"},
-		{"bad speculation", "/v1/chat/completions", map[string]any{"messages": chat("x"), "speculation": map[string]any{"mode": "wild"}}, http.StatusBadRequest, "speculation"},
-		{"too long", "/v1/completions", map[string]any{"prompt": make([]int, 40000)}, http.StatusBadRequest, "maximum context length is"},
+		{"bad temperature", "/v1/chat/completions", map[string]any{"messages": chat("x"), "temperature": 9},
+			http.StatusBadRequest, "temperature"},
+		{"bad speculation", "/v1/chat/completions",
+			map[string]any{"messages": chat("x"), "speculation": map[string]any{"mode": "wild"}},
+			http.StatusBadRequest, "speculation"},
+		{"too long", "/v1/completions", map[string]any{"prompt": make([]int, 40000)}, http.StatusBadRequest,
+			"maximum context length is"},
 		{"token out of range", "/v1/completions", map[string]any{"prompt": []int{1 << 20}}, http.StatusBadRequest, "prompt"},
 		{"unknown path", "/v2/none", map[string]any{}, http.StatusNotFound, "not_found"},
 	}

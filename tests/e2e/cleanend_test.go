@@ -41,7 +41,8 @@ func TestCleanEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cl.Close()
-	if _, err := client.New(cl.HTTP).Do(t.Context(), client.Request{Messages: chat("What is DDTree?"), MaxTokens: 8}); err != nil {
+	if _, err := client.New(cl.HTTP).Do(t.Context(),
+		client.Request{Messages: chat("What is DDTree?"), MaxTokens: 8}); err != nil {
 		t.Fatal(err)
 	}
 	before := len(log.String())

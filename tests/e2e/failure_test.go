@@ -55,7 +55,8 @@ func TestDraftDies(t *testing.T) {
 	if got.Text != want.Text {
 		t.Errorf("the text changed:\n got %q\nwant %q", got.Text, want.Text)
 	}
-	// A second is usual on a busy machine; one that waited for the draft would stand still until the draft's lease ends, after 6.
+	// A second is usual on a busy machine; one that waited for the draft would stand still until the draft's lease ends,
+	// after 6.
 	if got.Gap > 5*time.Second {
 		t.Errorf("the stream stood still for %v", got.Gap)
 	}
@@ -104,7 +105,8 @@ func TestEngineDies(t *testing.T) {
 	}
 }
 
-// TestTargetDies: killing the target's worker in the middle of a stream delays it; the gateway replays on the restarted one.
+// TestTargetDies: killing the target's worker in the middle of a stream delays it; the gateway replays on the
+// restarted one.
 func TestTargetDies(t *testing.T) {
 	cl := start(t, "--demo")
 	c := client.New(cl.HTTP)

@@ -61,7 +61,8 @@ func TestGRPCGenerate(t *testing.T) {
 	if text != http.Text || text == "" {
 		t.Errorf("gRPC %q\nHTTP %q", text, http.Text)
 	}
-	if last.GetFinishReason() != tandemv1.FinishReason_FINISH_REASON_STOP || last.GetUsage().GetCompletionTokens() == 0 || last.GetTimings().GetVerifySteps() == 0 {
+	if last.GetFinishReason() != tandemv1.FinishReason_FINISH_REASON_STOP || last.GetUsage().GetCompletionTokens() == 0 ||
+		last.GetTimings().GetVerifySteps() == 0 {
 		t.Errorf("last message %v", last)
 	}
 }
@@ -70,7 +71,8 @@ func TestGRPCOthers(t *testing.T) {
 	conn, _ := grpcClient(t)
 	api := tandemv1.NewInferenceServiceClient(conn)
 	g := golden(t)[0]
-	tokens, err := api.Tokenize(t.Context(), &tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Text{Text: g.Prompt}})
+	tokens, err := api.Tokenize(t.Context(),
+		&tandemv1.TokenizeRequest{Input: &tandemv1.TokenizeRequest_Text{Text: g.Prompt}})
 	if err != nil || !slices.Equal(tokens.GetIds(), g.IDs) {
 		t.Errorf("Tokenize = %v, %v", tokens.GetIds(), err)
 	}

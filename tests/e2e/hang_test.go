@@ -32,8 +32,9 @@ func processOf(t *testing.T, cl *cluster.Cluster, worker string, engine bool) in
 // gone reports whether a process has ended.
 func gone(pid int) bool { return syscall.Kill(pid, 0) == syscall.ESRCH }
 
-// TestStoppedProcesses: a worker or an engine that is stopped in the middle of a stream is found, killed and replaced; the text
-// stays the same. On an idle machine the stream of a target goes on after about 4 s; the bounds are wide, for a busy one.
+// TestStoppedProcesses: a worker or an engine that is stopped in the middle of a stream is found, killed and replaced;
+// the text stays the same. On an idle machine the stream of a target goes on after about 4 s; the bounds are wide, for
+// a busy one.
 func TestStoppedProcesses(t *testing.T) {
 	cl := start(t, "--demo")
 	c := client.New(cl.HTTP)
@@ -91,7 +92,8 @@ func TestStoppedProcesses(t *testing.T) {
 	}
 }
 
-// TestStoppedTargetShows: while nothing is asked, a stopped engine of the target is found, /health tells, and it comes back.
+// TestStoppedTargetShows: while nothing is asked, a stopped engine of the target is found, /health tells, and it
+// comes back.
 func TestStoppedTargetShows(t *testing.T) {
 	cl := start(t, "--demo")
 	c := client.New(cl.HTTP)

@@ -52,8 +52,8 @@ func generate(t *testing.T, c *client.Client, r client.Request, s client.Specula
 	return reply
 }
 
-// TestIdentityGreedy: plain decoding, chains, trees of every width and the automatic choice give the same text for all golden
-// prompts, with one thread and with two.
+// TestIdentityGreedy: plain decoding, chains, trees of every width and the automatic choice give the same text for all
+// golden prompts, with one thread and with two.
 func TestIdentityGreedy(t *testing.T) {
 	cases := golden(t)
 	texts := make([]string, len(cases))
@@ -81,8 +81,10 @@ func TestIdentityGreedy(t *testing.T) {
 				}
 				for _, s := range list {
 					got := generate(t, c, request, s)
-					if got.Text != plain.Text || got.Finish != plain.Finish || got.Usage.CompletionTokens != plain.Usage.CompletionTokens {
-						t.Errorf("case %d (%s), %s: %q (%s)\nplain: %q (%s)", i, g.Kind, name(s), got.Text, got.Finish, plain.Text, plain.Finish)
+					if got.Text != plain.Text || got.Finish != plain.Finish ||
+						got.Usage.CompletionTokens != plain.Usage.CompletionTokens {
+						t.Errorf("case %d (%s), %s: %q (%s)\nplain: %q (%s)", i, g.Kind, name(s), got.Text, got.Finish,
+							plain.Text, plain.Finish)
 					}
 				}
 			}
@@ -126,7 +128,8 @@ func TestIdentitySampled(t *testing.T) {
 			continue // worker-target's tests have all of them
 		}
 		request := client.Request{
-			Prompt: cases[i].IDs, MaxTokens: 48, Temperature: 0.9, TopP: 0.95, TopK: 40, RepPenalty: 1.1, Seed: seed(int64(1000 + i)),
+			Prompt: cases[i].IDs, MaxTokens: 48, Temperature: 0.9, TopP: 0.95, TopK: 40, RepPenalty: 1.1,
+			Seed: seed(int64(1000 + i)),
 		}
 		plain := generate(t, c, request, client.Speculation{Mode: "off"})
 		for _, s := range modes() {
@@ -142,15 +145,16 @@ func TestIdentitySampled(t *testing.T) {
 	}
 }
 
-// TestGolden: the texts are those of the reference, and drafts are accepted as often. The engine quantises activations, the
-// reference does not, so a few near ties may fall the other way.
+// TestGolden: the texts are those of the reference, and drafts are accepted as often. The engine quantises activations,
+// the reference does not, so a few near ties may fall the other way.
 func TestGolden(t *testing.T) {
 	_, c := demo(t, "--threads", "1")
 	cases := golden(t)
 	equal, gotSteps, wantSteps := 0, 0, 0
 	for i, g := range cases {
 		got := inTime(t, func() (client.Reply, error) {
-			return generate(t, c, client.Request{Prompt: g.IDs, MaxTokens: len(g.Greedy)}, client.Speculation{Mode: "chain"}), nil
+			return generate(t, c, client.Request{Prompt: g.IDs, MaxTokens: len(g.Greedy)}, client.Speculation{Mode: "chain"}),
+				nil
 		})
 		if got.Text != g.want() {
 			t.Logf("case %d (%s) differs:\n got %q\nwant %q", i, g.Kind, got.Text, g.want())

@@ -1,4 +1,5 @@
-// Package e2e tests the programs in bin/ as a user runs them: tandem serve with real workers and the demonstration models.
+// Package e2e tests the programs in bin/ as a user runs them: tandem serve with real workers and the
+// demonstration models.
 package e2e
 
 import (
@@ -35,8 +36,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// device is where shared clusters run all their roles; TANDEM_TEST_DEVICE=cuda:0 puts them on a card. The library of the
-// device is then in bin/ too.
+// device is where shared clusters run all their roles; TANDEM_TEST_DEVICE=cuda:0 puts them on a card. The library of
+// the device is then in bin/ too.
 var device = os.Getenv("TANDEM_TEST_DEVICE")
 
 // needPrograms skips a test when bin/ is not built.
@@ -127,7 +128,8 @@ func golden(t *testing.T) []goldenCase {
 	return file.Cases
 }
 
-// patience is how long a test waits for what must come. Nothing promises a time: the machine may be busy with other things.
+// patience is how long a test waits for what must come. Nothing promises a time: the machine may be busy with
+// other things.
 const patience = time.Minute
 
 // eventually asks until ok says yes.

@@ -32,8 +32,8 @@ func (n needle) question() string {
 	return text
 }
 
-// TestNeedles: facts are found in long prompts as the reference finds them, with the prompt whole and compressed. Eight prompts
-// here, all of them in bench/needle.
+// TestNeedles: facts are found in long prompts as the reference finds them, with the prompt whole and compressed. Eight
+// prompts here, all of them in bench/needle.
 func TestNeedles(t *testing.T) {
 	_, c := demo(t)
 	var all []needle

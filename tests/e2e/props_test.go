@@ -9,7 +9,8 @@ import (
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
-// TestPropsAgreeWithAcceptance: what /props says of speculation is what answers show, with a draft, with lookup alone and with neither.
+// TestPropsAgreeWithAcceptance: what /props says of speculation is what answers show, with a draft, with lookup alone
+// and with neither.
 func TestPropsAgreeWithAcceptance(t *testing.T) {
 	needPrograms(t)
 	root, err := cluster.Root()
@@ -70,7 +71,8 @@ func TestPropsAgreeWithAcceptance(t *testing.T) {
 			if (drafted > 0) && !got.Speculative.Enabled || (tt.mode == "off") != (drafted == 0) {
 				t.Errorf("%v tokens were drafted while props say %+v", drafted, got)
 			}
-			if a, b := got.Speculative.AcceptRate, usage.Usage.AcceptRate; (a == nil) != (b == nil) || a != nil && (*a-*b > 1e-3 || *b-*a > 1e-3) {
+			if a, b := got.Speculative.AcceptRate, usage.Usage.AcceptRate; (a == nil) != (b == nil) ||
+				a != nil && (*a-*b > 1e-3 || *b-*a > 1e-3) {
 				t.Errorf("accept rate %v in props, %v in the answer", got.Speculative, usage.Usage)
 			}
 		})

@@ -10,26 +10,30 @@ import (
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
-// TestDraftFormats: the demonstration draft in the forms in which others publish drafts gives the same text and about the same acceptance.
+// TestDraftFormats: the demonstration draft in the forms in which others publish drafts gives the same text and about
+// the same acceptance.
 func TestDraftFormats(t *testing.T) {
 	needPrograms(t)
 	root, err := cluster.Root()
 	if err != nil {
 		t.Fatal(err)
 	}
-	target, draft := filepath.Join(root, "models", "tandem-tiny-target-q4_k_m.gguf"), filepath.Join(root, "models", "tandem-tiny-draft-q8_0.gguf")
+	target, draft := filepath.Join(root, "models", "tandem-tiny-target-q4_k_m.gguf"),
+		filepath.Join(root, "models", "tandem-tiny-draft-q8_0.gguf")
 	published, bf16, f32 := filepath.Join(t.TempDir(), "published.gguf"), t.TempDir(), t.TempDir()
 	gguftest.PublishedDraft(t, draft, published, nil)
 	gguftest.SafetensorsDraft(t, draft, bf16, gguf.BF16)
 	gguftest.SafetensorsDraft(t, draft, f32, gguf.F32)
 	var want client.Reply
 	for _, form := range []struct{ name, path string }{
-		{"GGUF", draft}, {"GGUF dflash", published}, {"safetensors BF16", bf16}, {"safetensors F32, by its file", filepath.Join(f32, "model.safetensors")},
+		{"GGUF", draft}, {"GGUF dflash", published}, {"safetensors BF16", bf16},
+		{"safetensors F32, by its file", filepath.Join(f32, "model.safetensors")},
 	} {
 		c := start(t, target, "--draft", form.path, "--no-lookup")
 		api := client.New(c.HTTP)
 		got := inTime(t, func() (client.Reply, error) {
-			return api.Do(t.Context(), client.Request{Messages: chat("What is DDTree?"), MaxTokens: 100, Speculation: &client.Speculation{Mode: "tree", Budget: 16}})
+			return api.Do(t.Context(), client.Request{Messages: chat("What is DDTree?"), MaxTokens: 100,
+				Speculation: &client.Speculation{Mode: "tree", Budget: 16}})
 		})
 		c.Close()
 		if got.Usage.AcceptRate == nil {

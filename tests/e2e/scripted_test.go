@@ -44,7 +44,8 @@ func scripted(t *testing.T, rules []cluster.Rule, args ...string) (*cluster.Clus
 // runningLine is that of a gauge of /metrics.
 var runningLine = regexp.MustCompile(`(?m)^tandem_requests_running(?:\{.*\})? (\d+)$`)
 
-// TestScripted: a whole cluster runs on the scripted engine, says what the rules say, at their pace and in steps of their sizes.
+// TestScripted: a whole cluster runs on the scripted engine, says what the rules say, at their pace and in steps of
+// their sizes.
 func TestScripted(t *testing.T) {
 	_, c := scripted(t, []cluster.Rule{
 		{Prompt: `capital of (\w+)`, Emit: "The capital of $1 is \u00dcberstadt \U0001F600.", Accept: []int{4}},
@@ -76,7 +77,8 @@ func TestScripted(t *testing.T) {
 	ended := make(chan error, streams)
 	for range streams {
 		go func() {
-			_, err := c.Stream(ctx, client.Request{Messages: chat("Now stop midway."), MaxTokens: 100, Speculation: &client.Speculation{Mode: "off"}}, nil)
+			_, err := c.Stream(ctx, client.Request{Messages: chat("Now stop midway."), MaxTokens: 100,
+				Speculation: &client.Speculation{Mode: "off"}}, nil)
 			ended <- err
 		}()
 	}
@@ -107,7 +109,8 @@ func TestScripted(t *testing.T) {
 	results := make(chan error, streams)
 	for range streams {
 		go func() {
-			r, err := c.Stream(t.Context(), client.Request{Messages: chat("Count slowly."), MaxTokens: 100, Speculation: &client.Speculation{Mode: "off"}}, nil)
+			r, err := c.Stream(t.Context(),
+				client.Request{Messages: chat("Count slowly."), MaxTokens: 100, Speculation: &client.Speculation{Mode: "off"}}, nil)
 			if err == nil && (r.Text != strings.Repeat("tick ", 20) || r.Total < 400*time.Millisecond) {
 				err = fmt.Errorf("%q in %v", r.Text, r.Total)
 			}

@@ -33,7 +33,8 @@ func checkAnswer(t *testing.T, text string) {
 	if err := d.Decode(&v); err != nil || v.Name == nil || v.Kind == nil || v.Lines == nil {
 		t.Fatalf("%q: %v", text, err)
 	}
-	if n := len([]rune(*v.Name)); n < 1 || n > 30 || *v.Kind != "function" && *v.Kind != "type" || *v.Lines < 1 || *v.Lines > 99 {
+	if n := len([]rune(*v.Name)); n < 1 || n > 30 || *v.Kind != "function" && *v.Kind != "type" ||
+		*v.Lines < 1 || *v.Lines > 99 {
 		t.Errorf("%q is outside the schema", text)
 	}
 }
@@ -69,17 +70,20 @@ func askStructured(t *testing.T, c *client.Client, body map[string]any) structur
 	return out
 }
 
-// TestStructuredOutput: schemas, grammars and forced calls hold over HTTP with the demonstration models, greedy and sampled, and
-// speculation does not change a byte.
+// TestStructuredOutput: schemas, grammars and forced calls hold over HTTP with the demonstration models, greedy and
+// sampled, and speculation does not change a byte.
 func TestStructuredOutput(t *testing.T) {
 	_, c := demo(t)
-	format := map[string]any{"type": "json_schema", "json_schema": map[string]any{"name": "answer", "schema": json.RawMessage(answerSchema)}}
-	strict := []any{map[string]any{"type": "function", "function": map[string]any{"name": "answer", "strict": true, "parameters": json.RawMessage(callSchema)}}}
+	format := map[string]any{"type": "json_schema",
+		"json_schema": map[string]any{"name": "answer", "schema": json.RawMessage(answerSchema)}}
+	strict := []any{map[string]any{"type": "function",
+		"function": map[string]any{"name": "answer", "strict": true, "parameters": json.RawMessage(callSchema)}}}
 	for _, prompt := range []string{"Describe a Go function.", "What is DFlash?", "Write a type for users."} {
 		for seed := range 3 {
 			base := func(more map[string]any) map[string]any {
 				body := map[string]any{
-					"messages": []any{map[string]any{"role": "user", "content": prompt}}, "max_tokens": 300, "seed": seed, "temperature": 0.4 * float64(seed),
+					"messages": []any{map[string]any{"role": "user", "content": prompt}}, "max_tokens": 300, "seed": seed,
+					"temperature": 0.4 * float64(seed),
 				}
 				for k, v := range more {
 					body[k] = v
@@ -87,8 +91,9 @@ func TestStructuredOutput(t *testing.T) {
 				return body
 			}
 			for name, more := range map[string]map[string]any{
-				"schema":              {"response_format": format},
-				"schema, thinking":    {"response_format": format, "thinking": map[string]any{"type": "enabled", "budget_tokens": 30}},
+				"schema": {"response_format": format},
+				"schema, thinking": {"response_format": format,
+					"thinking": map[string]any{"type": "enabled", "budget_tokens": 30}},
 				"grammar":             {"grammar": `root ::= "yes" | "no" | "maybe" (" " [a-z]{2,8}){1,3} "."`},
 				"strict call, forced": {"tools": strict, "tool_choice": "required", "parallel_tool_calls": false},
 			} {
@@ -115,7 +120,8 @@ func TestStructuredOutput(t *testing.T) {
 					}
 					d := json.NewDecoder(strings.NewReader(a.Arguments))
 					d.DisallowUnknownFields()
-					if err := d.Decode(&v); err != nil || a.Finish != "tool_calls" || v.Kind != "function" && v.Kind != "type" || v.Lines < 1 || v.Lines > 99 || len(v.Tags) > 2 ||
+					if err := d.Decode(&v); err != nil || a.Finish != "tool_calls" || v.Kind != "function" && v.Kind != "type" ||
+						v.Lines < 1 || v.Lines > 99 || len(v.Tags) > 2 ||
 						!callID.MatchString(v.ID) || utf8.RuneCountInString(v.Note) < 3 || utf8.RuneCountInString(v.Note) > 20 {
 						t.Errorf("%q: %+v, %v", prompt, a, err)
 					}

@@ -161,7 +161,8 @@ func checkPrompt(t *testing.T, c *client.Client, body map[string]any, want strin
 	}
 }
 
-// TestToolCalls: the demonstration models call tools through the chat endpoint, whole and streamed alike, and go on with a result.
+// TestToolCalls: the demonstration models call tools through the chat endpoint, whole and streamed alike, and go on
+// with a result.
 func TestToolCalls(t *testing.T) {
 	_, c := demo(t)
 	right, all := 0, 0
@@ -183,7 +184,8 @@ func TestToolCalls(t *testing.T) {
 		if d := cmp.Diff(whole, streamed); d != "" {
 			t.Errorf("stream differs from whole: %s", d)
 		}
-		if len(got.Calls) == 1 && got.Finish == "tool_calls" && got.Calls[0].Name == want.Name && cmp.Equal(got.Calls[0].Args, want.Args) {
+		if len(got.Calls) == 1 && got.Finish == "tool_calls" && got.Calls[0].Name == want.Name &&
+			cmp.Equal(got.Calls[0].Args, want.Args) {
 			right++
 		} else {
 			t.Logf("%s%v, golden %s%v", got.Content, got.Calls, want.Name, want.Args)
@@ -193,8 +195,9 @@ func TestToolCalls(t *testing.T) {
 		}
 		args, _ := json.Marshal(got.Calls[0].Args)
 		body["messages"] = append(body["messages"].([]any),
-			map[string]any{"role": "assistant", "content": got.Content, "tool_calls": []any{map[string]any{"id": got.Calls[0].ID, "type": "function",
-				"function": map[string]any{"name": got.Calls[0].Name, "arguments": string(args)}}}},
+			map[string]any{"role": "assistant", "content": got.Content,
+				"tool_calls": []any{map[string]any{"id": got.Calls[0].ID, "type": "function",
+					"function": map[string]any{"name": got.Calls[0].Name, "arguments": string(args)}}}},
 			map[string]any{"role": "tool", "tool_call_id": got.Calls[0].ID, "content": "ok"})
 		if next := ask(t, c, body); next.Content == "" && len(next.Calls) == 0 {
 			t.Errorf("nothing follows the result of %s", got.Calls[0].Name)
@@ -211,14 +214,18 @@ func TestForcedCalls(t *testing.T) {
 	_, c := demo(t)
 	tools := []any{}
 	for _, name := range []string{"get_weather", "bash"} {
-		tools = append(tools, map[string]any{"type": "function", "function": map[string]any{"name": name, "strict": true, "parameters": map[string]any{
-			"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string"}, "days": map[string]any{"type": "integer"}},
-			"required": []string{"city", "days"}, "additionalProperties": false}}})
+		tools = append(tools, map[string]any{"type": "function",
+			"function": map[string]any{"name": name, "strict": true, "parameters": map[string]any{
+				"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string"},
+					"days": map[string]any{"type": "integer"}},
+				"required": []string{"city", "days"}, "additionalProperties": false}}})
 	}
 	body := func(choice any, more string) map[string]any {
-		return map[string]any{"messages": chat(more), "tools": tools, "tool_choice": choice, "max_tokens": 120, "parallel_tool_calls": false}
+		return map[string]any{"messages": chat(more), "tools": tools, "tool_choice": choice, "max_tokens": 120,
+			"parallel_tool_calls": false}
 	}
-	for _, choice := range []any{"required", map[string]any{"type": "function", "function": map[string]any{"name": "bash"}}} {
+	for _, choice := range []any{"required",
+		map[string]any{"type": "function", "function": map[string]any{"name": "bash"}}} {
 		raw, err := c.Post(t.Context(), "/v1/chat/completions", body(choice, "What is DDTree?"))
 		if err != nil {
 			t.Fatal(err)
@@ -249,7 +256,8 @@ func TestForcedCalls(t *testing.T) {
 			City *string
 			Days *int
 		}
-		if err := json.Unmarshal([]byte(calls[0].Function.Arguments), &args); err != nil || args.City == nil || args.Days == nil {
+		if err := json.Unmarshal([]byte(calls[0].Function.Arguments), &args); err != nil ||
+			args.City == nil || args.Days == nil {
 			t.Errorf("choice %v: arguments %s, %v", choice, calls[0].Function.Arguments, err)
 		}
 		if _, named := choice.(map[string]any); named && calls[0].Function.Name != "bash" {

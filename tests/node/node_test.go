@@ -1,5 +1,5 @@
-// Package node runs the vendors' JavaScript clients against a cluster on the scripted engine. `npm ci --ignore-scripts` in this
-// folder installs them (make test-clients does); without them the test is skipped.
+// Package node runs the vendors' JavaScript clients against a cluster on the scripted engine. `npm ci --ignore-scripts`
+// in this folder installs them (make test-clients does); without them the test is skipped.
 package node
 
 import (
@@ -77,7 +77,8 @@ func TestClients(t *testing.T) {
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(file, ".test.mjs"), func(t *testing.T) {
 			cmd := exec.CommandContext(ctx, node, "--test-reporter=tap", file)
-			cmd.Env = append(os.Environ(), "TANDEM_URL="+c.HTTP, "TANDEM_KEY="+rules.Key, "TANDEM_MODEL="+rules.Model, "TANDEM_GREETING="+rules.Greeting)
+			cmd.Env = append(os.Environ(), "TANDEM_URL="+c.HTTP, "TANDEM_KEY="+rules.Key, "TANDEM_MODEL="+rules.Model,
+				"TANDEM_GREETING="+rules.Greeting)
 			out, err := cmd.CombinedOutput()
 			tests := 0
 			for lines := bufio.NewScanner(bytes.NewReader(out)); lines.Scan(); {

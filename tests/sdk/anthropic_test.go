@@ -11,7 +11,8 @@ import (
 )
 
 func messageParams(text string, change ...func(*anthropic.MessageNewParams)) anthropic.MessageNewParams {
-	p := anthropic.MessageNewParams{Model: "tiny", MaxTokens: 2000, Messages: []anthropic.MessageParam{anthropic.NewUserMessage(anthropic.NewTextBlock(text))}}
+	p := anthropic.MessageNewParams{Model: "tiny", MaxTokens: 2000,
+		Messages: []anthropic.MessageParam{anthropic.NewUserMessage(anthropic.NewTextBlock(text))}}
 	for _, c := range change {
 		c(&p)
 	}
@@ -19,8 +20,9 @@ func messageParams(text string, change ...func(*anthropic.MessageNewParams)) ant
 }
 
 func messageTools(p *anthropic.MessageNewParams) {
-	p.Tools = []anthropic.ToolUnionParam{{OfTool: &anthropic.ToolParam{Name: "weather", InputSchema: anthropic.ToolInputSchemaParam{
-		Properties: map[string]any{"city": map[string]any{"type": "string"}}}}}}
+	p.Tools = []anthropic.ToolUnionParam{{OfTool: &anthropic.ToolParam{Name: "weather",
+		InputSchema: anthropic.ToolInputSchemaParam{
+			Properties: map[string]any{"city": map[string]any{"type": "string"}}}}}}
 }
 
 func messageThinking(p *anthropic.MessageNewParams) {
@@ -71,12 +73,16 @@ func TestMessages(t *testing.T) {
 		stop   anthropic.StopReason
 		want   string
 	}{
-		"text":     {messageParams("Hi"), anthropic.StopReasonEndTurn, "text " + greeting},
-		"thinking": {messageParams("Think about rain", messageThinking), anthropic.StopReasonEndTurn, "thinking First, rain.\nThen more of rain. | text All about rain."},
-		"calls":    {messageParams("Ask for the weather of Bern and Basel", messageTools), anthropic.StopReasonToolUse, `weather {"city":"Bern"} | weather {"city":"Basel"}`},
-		"think, say, ask": {messageParams("Think, then ask for the weather", messageTools, messageThinking), anthropic.StopReasonToolUse,
+		"text": {messageParams("Hi"), anthropic.StopReasonEndTurn, "text " + greeting},
+		"thinking": {messageParams("Think about rain", messageThinking), anthropic.StopReasonEndTurn,
+			"thinking First, rain.\nThen more of rain. | text All about rain."},
+		"calls": {messageParams("Ask for the weather of Bern and Basel", messageTools), anthropic.StopReasonToolUse,
+			`weather {"city":"Bern"} | weather {"city":"Basel"}`},
+		"think, say, ask": {messageParams("Think, then ask for the weather", messageTools, messageThinking),
+			anthropic.StopReasonToolUse,
 			"thinking I need the tool. | text Let me look.\n | weather {\"city\":\"Bern\"}"},
-		"max_tokens": {messageParams("Hi", func(p *anthropic.MessageNewParams) { p.MaxTokens = 1 }), anthropic.StopReasonMaxTokens, ""},
+		"max_tokens": {messageParams("Hi", func(p *anthropic.MessageNewParams) { p.MaxTokens = 1 }),
+			anthropic.StopReasonMaxTokens, ""},
 		"stop sequence": {messageParams("Hi", func(p *anthropic.MessageNewParams) { p.StopSequences = []string{" Zür"} }),
 			anthropic.StopReasonStopSequence, "text Hello,"},
 	} {
@@ -107,7 +113,8 @@ func TestMessagesToolLoop(t *testing.T) {
 	p := messageParams("Think, then ask for the weather", messageTools, messageThinking)
 	first := streamMessage(t, c, p)
 	p.Thinking = anthropic.ThinkingConfigParamUnion{}
-	p.Messages = append(p.Messages, first.ToParam(), anthropic.NewUserMessage(anthropic.NewToolResultBlock(first.Content[2].ID, "fog", false)))
+	p.Messages = append(p.Messages, first.ToParam(),
+		anthropic.NewUserMessage(anthropic.NewToolResultBlock(first.Content[2].ID, "fog", false)))
 	second, err := c.Messages.New(t.Context(), p)
 	if err != nil {
 		t.Fatal(err)
@@ -115,8 +122,9 @@ func TestMessagesToolLoop(t *testing.T) {
 	if got := contentOf(second); got != "text The tool says: fog." {
 		t.Errorf("answer %q", got)
 	}
-	count, err := c.Messages.CountTokens(t.Context(), anthropic.MessageCountTokensParams{Model: p.Model, Messages: p.Messages,
-		Tools: []anthropic.MessageCountTokensToolUnionParam{{OfTool: p.Tools[0].OfTool}}})
+	count, err := c.Messages.CountTokens(t.Context(),
+		anthropic.MessageCountTokensParams{Model: p.Model, Messages: p.Messages,
+			Tools: []anthropic.MessageCountTokensToolUnionParam{{OfTool: p.Tools[0].OfTool}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,9 +153,11 @@ func TestAnthropicErrors(t *testing.T) {
 		kind    string
 		message string
 	}{
-		"range":   {messageParams("Hi", func(p *anthropic.MessageNewParams) { p.Temperature = anthropic.Float(9) }), nil, 400, "invalid_request_error", "temperature"},
-		"context": {messageParams(strings.Repeat("many words ", 9000)), nil, 400, "invalid_request_error", "prompt is too long: "},
-		"key":     {messageParams("Hi"), []option.RequestOption{option.WithAPIKey("wrong")}, 401, "authentication_error", ""},
+		"range": {messageParams("Hi", func(p *anthropic.MessageNewParams) { p.Temperature = anthropic.Float(9) }), nil, 400,
+			"invalid_request_error", "temperature"},
+		"context": {messageParams(strings.Repeat("many words ", 9000)), nil, 400, "invalid_request_error",
+			"prompt is too long: "},
+		"key": {messageParams("Hi"), []option.RequestOption{option.WithAPIKey("wrong")}, 401, "authentication_error", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := anthropicClient(t, tt.opts...)
@@ -158,7 +168,8 @@ func TestAnthropicErrors(t *testing.T) {
 			}
 			for kind, err := range map[string]error{"whole": err, "streamed": stream.Err()} {
 				var e *anthropic.Error
-				if !errors.As(err, &e) || e.StatusCode != tt.status || string(e.Type()) != tt.kind || !strings.Contains(e.RawJSON(), tt.message) || e.RequestID == "" {
+				if !errors.As(err, &e) || e.StatusCode != tt.status || string(e.Type()) != tt.kind ||
+					!strings.Contains(e.RawJSON(), tt.message) || e.RequestID == "" {
 					t.Errorf("%s: %v, want %d %s %q and a request id", kind, err, tt.status, tt.kind, tt.message)
 				}
 			}

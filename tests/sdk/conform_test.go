@@ -20,12 +20,12 @@ var vendorOnly = map[string]bool{
 	"Message.Container": true, "Message.Diagnostics": true, "Message.StopDetails": true,
 	"MessageDeltaEventDelta.Container": true, "MessageDeltaEventDelta.StopDetails": true,
 	"TextBlock.Citations": true, "ToolUseBlock.Caller": true,
-	"Usage.CacheCreation": true, "Usage.InferenceGeo": true, "Usage.ServerToolUse": true, "Usage.ServiceTier": true, "Usage.Speed": true,
-	"MessageDeltaUsage.ServerToolUse": true,
+	"Usage.CacheCreation": true, "Usage.InferenceGeo": true, "Usage.ServerToolUse": true,
+	"Usage.ServiceTier": true, "Usage.Speed": true, "MessageDeltaUsage.ServerToolUse": true,
 }
 
-// conforms checks an answer against the types of its library: every member that is there has the right type, every member that
-// the library counts on is there.
+// conforms checks an answer against the types of its library: every member that is there has the right type, every
+// member that the library counts on is there.
 func conforms(t *testing.T, answer any) {
 	t.Helper()
 	for _, problem := range problems(reflect.ValueOf(answer), "") {

@@ -1,5 +1,5 @@
-// Package sdk lets the vendors' own typed clients judge the gateway: whatever they send must be understood, whatever comes back
-// must fit their types. A cluster runs on the scripted engine; its rules say what the model answers.
+// Package sdk lets the vendors' own typed clients judge the gateway: whatever they send must be understood, whatever
+// comes back must fit their types. A cluster runs on the scripted engine; its rules say what the model answers.
 package sdk
 
 import (
@@ -78,7 +78,8 @@ const patience = 20 * time.Second
 func openaiClient(t *testing.T, opts ...openaioption.RequestOption) openai.Client {
 	t.Helper()
 	needGateway(t)
-	return openai.NewClient(append([]openaioption.RequestOption{openaioption.WithBaseURL(gateway.HTTP + "/v1"), openaioption.WithAPIKey(rules.Key), openaioption.WithMaxRetries(0),
+	return openai.NewClient(append([]openaioption.RequestOption{openaioption.WithBaseURL(gateway.HTTP + "/v1"),
+		openaioption.WithAPIKey(rules.Key), openaioption.WithMaxRetries(0),
 		openaioption.WithRequestTimeout(patience)}, opts...)...)
 }
 
@@ -86,6 +87,7 @@ func openaiClient(t *testing.T, opts ...openaioption.RequestOption) openai.Clien
 func anthropicClient(t *testing.T, opts ...anthropicoption.RequestOption) anthropic.Client {
 	t.Helper()
 	needGateway(t)
-	return anthropic.NewClient(append([]anthropicoption.RequestOption{anthropicoption.WithBaseURL(gateway.HTTP), anthropicoption.WithAPIKey(rules.Key), anthropicoption.WithMaxRetries(0),
+	return anthropic.NewClient(append([]anthropicoption.RequestOption{anthropicoption.WithBaseURL(gateway.HTTP),
+		anthropicoption.WithAPIKey(rules.Key), anthropicoption.WithMaxRetries(0),
 		anthropicoption.WithRequestTimeout(patience)}, opts...)...)
 }

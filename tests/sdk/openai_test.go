@@ -12,10 +12,12 @@ import (
 	"github.com/openai/openai-go/v3/shared"
 )
 
-var weatherParameters = shared.FunctionParameters{"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string"}}, "required": []string{"city"}}
+var weatherParameters = shared.FunctionParameters{"type": "object",
+	"properties": map[string]any{"city": map[string]any{"type": "string"}}, "required": []string{"city"}}
 
 func chatParams(text string, change ...func(*openai.ChatCompletionNewParams)) openai.ChatCompletionNewParams {
-	p := openai.ChatCompletionNewParams{Model: "tiny", Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage(text)}}
+	p := openai.ChatCompletionNewParams{Model: "tiny",
+		Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage(text)}}
 	for _, c := range change {
 		c(&p)
 	}
@@ -59,12 +61,16 @@ func TestChat(t *testing.T) {
 		content, reasoning, finish string
 		calls                      []string
 	}{
-		"text":             {chatParams("Hi"), greeting, "", "stop", nil},
-		"reasoning":        {chatParams("Think about rain", withEffort), "All about rain.", "First, rain.\nThen more of rain.", "stop", nil},
-		"call":             {chatParams("Ask for the weather of Bern", withWeather), "", "", "tool_calls", []string{"Bern"}},
-		"calls":            {chatParams("Ask for the weather of Bern and Basel", withWeather), "", "", "tool_calls", []string{"Bern", "Basel"}},
-		"reason, say, ask": {chatParams("Think, then ask for the weather", withWeather, withEffort), "Let me look.\n", "I need the tool.", "tool_calls", []string{"Bern"}},
-		"length":           {chatParams("Hi", func(p *openai.ChatCompletionNewParams) { p.MaxCompletionTokens = openai.Int(1) }), "", "", "length", nil},
+		"text": {chatParams("Hi"), greeting, "", "stop", nil},
+		"reasoning": {chatParams("Think about rain", withEffort), "All about rain.",
+			"First, rain.\nThen more of rain.", "stop", nil},
+		"call": {chatParams("Ask for the weather of Bern", withWeather), "", "", "tool_calls", []string{"Bern"}},
+		"calls": {chatParams("Ask for the weather of Bern and Basel", withWeather), "", "", "tool_calls",
+			[]string{"Bern", "Basel"}},
+		"reason, say, ask": {chatParams("Think, then ask for the weather", withWeather, withEffort), "Let me look.\n",
+			"I need the tool.", "tool_calls", []string{"Bern"}},
+		"length": {chatParams("Hi",
+			func(p *openai.ChatCompletionNewParams) { p.MaxCompletionTokens = openai.Int(1) }), "", "", "length", nil},
 		"stop": {chatParams("Hi", func(p *openai.ChatCompletionNewParams) {
 			p.Stop = openai.ChatCompletionNewParamsStopUnion{OfStringArray: []string{" Zür"}}
 		}), "Hello,", "", "stop", nil},
@@ -76,7 +82,8 @@ func TestChat(t *testing.T) {
 			}
 			conforms(t, whole)
 			streamed, reasoning := streamChat(t, c, tt.params)
-			if r := unquote(t, whole.Choices[0].Message.JSON.ExtraFields["reasoning_content"].Raw()); r != tt.reasoning || reasoning != tt.reasoning {
+			if r := unquote(t, whole.Choices[0].Message.JSON.ExtraFields["reasoning_content"].Raw()); r != tt.reasoning ||
+				reasoning != tt.reasoning {
 				t.Errorf("reasoning %q, streamed %q; want %q", r, reasoning, tt.reasoning)
 			}
 			for kind, got := range map[string]*openai.ChatCompletion{"whole": whole, "streamed": &streamed} {
@@ -84,7 +91,8 @@ func TestChat(t *testing.T) {
 				if name != "length" && m.Message.Content != tt.content {
 					t.Errorf("%s: content %q, want %q", kind, m.Message.Content, tt.content)
 				}
-				if m.FinishReason != tt.finish || got.Model != "tiny" || got.Usage.CompletionTokens == 0 || got.Usage.TotalTokens != got.Usage.PromptTokens+got.Usage.CompletionTokens {
+				if m.FinishReason != tt.finish || got.Model != "tiny" || got.Usage.CompletionTokens == 0 ||
+					got.Usage.TotalTokens != got.Usage.PromptTokens+got.Usage.CompletionTokens {
 					t.Errorf("%s: finish %q, model %q, usage %s", kind, m.FinishReason, got.Model, got.Usage.RawJSON())
 				}
 				if len(m.Message.ToolCalls) != len(tt.calls) {
@@ -120,7 +128,9 @@ func TestChatToolLoop(t *testing.T) {
 
 func TestChatLogprobs(t *testing.T) {
 	c := openaiClient(t)
-	p := chatParams("Hi", func(p *openai.ChatCompletionNewParams) { p.Logprobs, p.TopLogprobs = openai.Bool(true), openai.Int(3) })
+	p := chatParams("Hi", func(p *openai.ChatCompletionNewParams) {
+		p.Logprobs, p.TopLogprobs = openai.Bool(true), openai.Int(3)
+	})
 	whole, err := c.Chat.Completions.New(t.Context(), p)
 	if err != nil {
 		t.Fatal(err)
@@ -145,7 +155,8 @@ func TestChatLogprobs(t *testing.T) {
 
 func TestCompletions(t *testing.T) {
 	c := openaiClient(t)
-	p := openai.CompletionNewParams{Model: "tiny", Prompt: openai.CompletionNewParamsPromptUnion{OfString: openai.String("Hi")}, MaxTokens: openai.Int(100)}
+	p := openai.CompletionNewParams{Model: "tiny",
+		Prompt: openai.CompletionNewParamsPromptUnion{OfString: openai.String("Hi")}, MaxTokens: openai.Int(100)}
 	whole, err := c.Completions.New(t.Context(), p)
 	if err != nil {
 		t.Fatal(err)
@@ -186,11 +197,13 @@ func TestOpenAIErrors(t *testing.T) {
 		code   string
 		param  string
 	}{
-		"range":   {chatParams("Hi", func(p *openai.ChatCompletionNewParams) { p.Temperature = openai.Float(9) }), nil, 400, "invalid_value", "temperature"},
+		"range": {chatParams("Hi", func(p *openai.ChatCompletionNewParams) { p.Temperature = openai.Float(9) }), nil, 400,
+			"invalid_value", "temperature"},
 		"context": {chatParams(strings.Repeat("many words ", 9000)), nil, 400, "context_length_exceeded", "messages"},
 		"key":     {chatParams("Hi"), []option.RequestOption{option.WithAPIKey("wrong")}, 401, "invalid_api_key", ""},
 		"image": {chatParams("Hi", func(p *openai.ChatCompletionNewParams) {
-			p.Messages = append(p.Messages, openai.UserMessage([]openai.ChatCompletionContentPartUnionParam{openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: "data:"})}))
+			p.Messages = append(p.Messages,
+				openai.UserMessage([]openai.ChatCompletionContentPartUnionParam{openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: "data:"})}))
 		}), nil, 400, "unsupported_parameter", "messages[1].content[0].type"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -257,7 +270,8 @@ func TestChatStructuredOutput(t *testing.T) {
 	c := openaiClient(t)
 	p := chatParams("Answer in JSON", func(p *openai.ChatCompletionNewParams) {
 		p.ResponseFormat = openai.ChatCompletionNewParamsResponseFormatUnion{OfJSONSchema: &shared.ResponseFormatJSONSchemaParam{
-			JSONSchema: shared.ResponseFormatJSONSchemaJSONSchemaParam{Name: "answer", Strict: openai.Bool(true), Schema: citySchema}}}
+			JSONSchema: shared.ResponseFormatJSONSchemaJSONSchemaParam{Name: "answer",
+				Strict: openai.Bool(true), Schema: citySchema}}}
 	})
 	whole, err := c.Chat.Completions.New(t.Context(), p)
 	if err != nil {

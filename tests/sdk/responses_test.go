@@ -24,7 +24,8 @@ func unquote(t *testing.T, raw string) (s string) {
 }
 
 func responseParams(text string, change ...func(*responses.ResponseNewParams)) responses.ResponseNewParams {
-	p := responses.ResponseNewParams{Model: "tiny", Input: responses.ResponseNewParamsInputUnion{OfString: openai.String(text)}}
+	p := responses.ResponseNewParams{Model: "tiny",
+		Input: responses.ResponseNewParamsInputUnion{OfString: openai.String(text)}}
 	for _, c := range change {
 		c(&p)
 	}
@@ -33,7 +34,8 @@ func responseParams(text string, change ...func(*responses.ResponseNewParams)) r
 
 func responseTools(p *responses.ResponseNewParams) {
 	p.Tools = []responses.ToolUnionParam{
-		{OfFunction: &responses.FunctionToolParam{Name: "weather", Parameters: weatherParameters, Strict: openai.Bool(false)}},
+		{OfFunction: &responses.FunctionToolParam{Name: "weather", Parameters: weatherParameters,
+			Strict: openai.Bool(false)}},
 		{OfCustom: &responses.CustomToolParam{Name: "patch", Description: openai.String("Apply a patch")}},
 	}
 }
@@ -49,7 +51,8 @@ func responseEffort(p *responses.ResponseNewParams) {
 }
 
 // streamResponse runs a request as a stream; deltas is the text that its deltas spell, by kind of event.
-func streamResponse(t *testing.T, c openai.Client, p responses.ResponseNewParams) (final responses.Response, deltas map[string]string) {
+func streamResponse(t *testing.T, c openai.Client,
+	p responses.ResponseNewParams) (final responses.Response, deltas map[string]string) {
 	t.Helper()
 	stream := c.Responses.NewStreaming(t.Context(), p)
 	defer stream.Close()
@@ -114,13 +117,19 @@ func TestResponses(t *testing.T) {
 		want   string
 		deltas map[string]string
 	}{
-		"text": {responseParams("Hi"), responses.ResponseStatusCompleted, "message " + greeting, map[string]string{"output_text": greeting}},
-		"reasoning": {responseParams("Think about rain", responseEffort), responses.ResponseStatusCompleted, "reasoning First, rain.\nThen more of rain. | message All about rain.",
-			map[string]string{"reasoning_text": "First, rain.\nThen more of rain.", "reasoning_summary_text": "First, rain.\nThen more of rain.", "output_text": "All about rain."}},
-		"calls": {responseParams("Ask for the weather of Bern and Basel", responseTools), responses.ResponseStatusCompleted, `weather {"city": "Bern"} | weather {"city": "Basel"}`,
+		"text": {responseParams("Hi"), responses.ResponseStatusCompleted, "message " + greeting,
+			map[string]string{"output_text": greeting}},
+		"reasoning": {responseParams("Think about rain", responseEffort), responses.ResponseStatusCompleted,
+			"reasoning First, rain.\nThen more of rain. | message All about rain.",
+			map[string]string{"reasoning_text": "First, rain.\nThen more of rain.",
+				"reasoning_summary_text": "First, rain.\nThen more of rain.", "output_text": "All about rain."}},
+		"calls": {responseParams("Ask for the weather of Bern and Basel", responseTools), responses.ResponseStatusCompleted,
+			`weather {"city": "Bern"} | weather {"city": "Basel"}`,
 			map[string]string{"function_call_arguments": `{"city": "Bern"}{"city": "Basel"}`}},
-		"custom": {responseParams("Patch the file", responseTools), responses.ResponseStatusCompleted, "patch " + patch, map[string]string{"custom_tool_call_input": patch}},
-		"incomplete": {responseParams("Hi", func(p *responses.ResponseNewParams) { p.MaxOutputTokens = openai.Int(1) }), responses.ResponseStatusIncomplete, "",
+		"custom": {responseParams("Patch the file", responseTools), responses.ResponseStatusCompleted, "patch " + patch,
+			map[string]string{"custom_tool_call_input": patch}},
+		"incomplete": {responseParams("Hi", func(p *responses.ResponseNewParams) { p.MaxOutputTokens = openai.Int(1) }),
+			responses.ResponseStatusIncomplete, "",
 			nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -179,12 +188,14 @@ func TestResponsesStore(t *testing.T) {
 	if n := len(replayed); n == 0 || replayed[n-1].Response.OutputText() != second.OutputText() {
 		t.Errorf("%d events of the kept response", n)
 	}
-	rest := collect(t, c.Responses.GetStreaming(t.Context(), second.ID, responses.ResponseGetParams{StartingAfter: openai.Int(2)}))
+	rest := collect(t, c.Responses.GetStreaming(t.Context(), second.ID,
+		responses.ResponseGetParams{StartingAfter: openai.Int(2)}))
 	if len(rest) != len(replayed)-3 || rest[0].SequenceNumber != 3 {
 		t.Errorf("%d of %d events behind number 2", len(rest), len(replayed))
 	}
 	var kinds []string
-	items := c.Responses.InputItems.ListAutoPaging(t.Context(), second.ID, responses.InputItemListParams{Limit: openai.Int(1), Order: responses.InputItemListParamsOrderAsc})
+	items := c.Responses.InputItems.ListAutoPaging(t.Context(), second.ID,
+		responses.InputItemListParams{Limit: openai.Int(1), Order: responses.InputItemListParamsOrderAsc})
 	for items.Next() {
 		it := items.Current()
 		if it.Type != "message" { // the library takes every message for one of the output
@@ -211,10 +222,12 @@ func TestResponsesToolLoop(t *testing.T) {
 	p := responseParams("", responseTools, responseEffort)
 	p.Store = openai.Bool(false)
 	p.Include = []responses.ResponseIncludable{responses.ResponseIncludableReasoningEncryptedContent}
-	items := responses.ResponseInputParam{responses.ResponseInputItemParamOfMessage("Think, then ask for the weather", responses.EasyInputMessageRoleUser)}
+	items := responses.ResponseInputParam{responses.ResponseInputItemParamOfMessage("Think, then ask for the weather",
+		responses.EasyInputMessageRoleUser)}
 	p.Input = responses.ResponseNewParamsInputUnion{OfInputItemList: items}
 	first, _ := streamResponse(t, c, p)
-	if got := outline(&first); got != `reasoning I need the tool. | message Let me look.`+"\n"+` | weather {"city": "Bern"}` {
+	if got := outline(&first); got != `reasoning I need the tool. | message Let me look.`+"\n"+
+		` | weather {"city": "Bern"}` {
 		t.Fatalf("output %q", got)
 	}
 	if first.Output[0].AsReasoning().EncryptedContent == "" {
@@ -267,9 +280,12 @@ func TestResponsesErrors(t *testing.T) {
 		status int
 		code   string
 	}{
-		"background": {responseParams("Hi", func(p *responses.ResponseNewParams) { p.Background = openai.Bool(true) }), 400, "unsupported_parameter"},
-		"previous":   {responseParams("Hi", func(p *responses.ResponseNewParams) { p.PreviousResponseID = openai.String("resp_none") }), 400, "previous_response_not_found"},
-		"context":    {responseParams(strings.Repeat("many words ", 9000)), 400, "context_length_exceeded"},
+		"background": {responseParams("Hi", func(p *responses.ResponseNewParams) { p.Background = openai.Bool(true) }), 400,
+			"unsupported_parameter"},
+		"previous": {responseParams("Hi",
+			func(p *responses.ResponseNewParams) { p.PreviousResponseID = openai.String("resp_none") }), 400,
+			"previous_response_not_found"},
+		"context": {responseParams(strings.Repeat("many words ", 9000)), 400, "context_length_exceeded"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := c.Responses.New(t.Context(), tt.params)

@@ -1,4 +1,5 @@
-// Package settings holds the names of all settings of all programs together: one name has one meaning, one meaning has one name.
+// Package settings holds the names of all settings of all programs together: one name has one meaning, one meaning has
+// one name.
 package settings
 
 import (
@@ -88,8 +89,8 @@ var ask = sync.OnceValues(func() (settings []setting, err error) {
 	return settings, nil
 })
 
-// meanings are the names that several commands have with help texts of their own: what they mean to all of them. A name that is
-// not here must have the same help text wherever it occurs.
+// meanings are the names that several commands have with help texts of their own: what they mean to all of them. A name
+// that is not here must have the same help text wherever it occurs.
 var meanings = map[string]string{
 	"model":            "the model file that the program serves; tandem reads tokenizer and template from the target's",
 	"device":           "device of the engines that the program starts",
@@ -156,7 +157,8 @@ func TestOneNameOneMeaning(t *testing.T) {
 	}
 	// A variable of one flag's name must not reach a program whose flag of that name means another file.
 	for _, s := range settings {
-		if s.Flag == "model" && s.Program != "tandem" && s.Program != "worker-target" && slices.Contains(s.Variables, "TANDEM_MODEL") {
+		if s.Flag == "model" && s.Program != "tandem" && s.Program != "worker-target" &&
+			slices.Contains(s.Variables, "TANDEM_MODEL") {
 			t.Errorf("TANDEM_MODEL is the target's file, but %v takes it", s)
 		}
 	}
@@ -212,7 +214,8 @@ func TestVariablesAreListed(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatalf("the list in services/config/variables.go is not what the programs take; run: go test ./tests/settings -update")
+		t.Fatalf("the list in services/config/variables.go is not what the programs take; run: go test " +
+			"./tests/settings -update")
 	}
 	if err := os.WriteFile(path, []byte(strings.Replace(string(data), have, b.String(), 1)), 0o644); err != nil {
 		t.Fatal(err)
@@ -223,8 +226,8 @@ func TestVariablesAreListed(t *testing.T) {
 var containerVariables = regexp.MustCompile(`^TANDEM_(BIND|(TARGET|DRAFT|PREFILL)_FILE|MODELS_DIR|(CUDA|HIP)_(DEVICE|ARCHS)|(VIDEO|RENDER)_GID|` +
 	`(GO|BASE)_IMAGE|(CUDA|ROCM)_(BUILD|BASE)|VERSION|(GATEWAY_)?MEMORY_LIMIT|CONTEXT|CLIENT_HOME)$`)
 
-// TestComposeAndLaunchersUseTheSameNames looks at every variable of compose.yaml and of the launchers: it is a setting of theirs
-// alone, or it means what it means to the programs.
+// TestComposeAndLaunchersUseTheSameNames looks at every variable of compose.yaml and of the launchers: it is a setting
+// of theirs alone, or it means what it means to the programs.
 func TestComposeAndLaunchersUseTheSameNames(t *testing.T) {
 	root, settings := all(t)
 	flagOf := map[string][]string{}
@@ -234,7 +237,8 @@ func TestComposeAndLaunchersUseTheSameNames(t *testing.T) {
 		}
 	}
 	// The port that the gateway has outside its container; the model's name and the gateway's address and key for clients.
-	same := map[string]string{"TANDEM_PORT": "port", "TANDEM_MODEL_NAME": "model-name", "TANDEM_SERVER": "server", "TANDEM_API_KEY": "api-key"}
+	same := map[string]string{"TANDEM_PORT": "port", "TANDEM_MODEL_NAME": "model-name", "TANDEM_SERVER": "server",
+		"TANDEM_API_KEY": "api-key"}
 	earlier := []string{"TANDEM_URL"} // launchers note that it has another name now
 	files, err := filepath.Glob(filepath.Join(root, "deploy", "clients", "*", "launch"))
 	if err != nil || len(files) < 5 {
@@ -250,7 +254,8 @@ func TestComposeAndLaunchersUseTheSameNames(t *testing.T) {
 		}
 		name := strings.TrimPrefix(path, root+"/")
 		for _, m := range passed.FindAllStringSubmatch(string(data), -1) {
-			if m[1] != "" && m[1] != m[2] && flagOf[m[2]] != nil && m[1] != "TANDEM_INSECURE" { // the gateway's certificate is no other's
+			// the gateway's certificate is no other's
+			if m[1] != "" && m[1] != m[2] && flagOf[m[2]] != nil && m[1] != "TANDEM_INSECURE" {
 				t.Errorf("%s: %s is passed on as %s", name, m[2], m[1])
 			}
 			if m[3] != "" && flagOf[m[4]] != nil && !slices.Contains(flagOf[m[4]], m[3]) {
@@ -272,24 +277,28 @@ func TestComposeAndLaunchersUseTheSameNames(t *testing.T) {
 	}
 }
 
-// environments are the lists of compose.yaml: which program gets which variables. A container fixes the other settings itself.
+// environments are the lists of compose.yaml: which program gets which variables. A container fixes the other
+// settings itself.
 var environments = []struct {
 	list, program, command string
 	fixed                  []string
 }{
-	{"gateway", "tandem", "gateway", []string{"config", "host", "port", "grpc-port", "registry-listen", "model", "prefill-drafter", "seal-key-file", "api-key-file", "tls-cert", "tls-key"}},
+	{"gateway", "tandem", "gateway",
+		[]string{"config", "host", "port", "grpc-port", "registry-listen", "model", "prefill-drafter", "seal-key-file",
+			"api-key-file", "tls-cert", "tls-key"}},
 	{"target", "worker-target", "serve", nil},
 	{"draft", "worker-draft", "serve", []string{"tables"}},
 	{"prefill", "worker-prefill", "serve", nil},
 }
 
 // fixedForWorkers are settings of workers whose values belong to the container.
-var fixedForWorkers = []string{"config", "gateway", "listen", "advertise", "worker-id", "model", "device", "engine", "engine-lib", "cache-dir", "parent-pid", "draft-address"}
+var fixedForWorkers = []string{"config", "gateway", "listen", "advertise", "worker-id", "model", "device", "engine",
+	"engine-lib", "cache-dir", "parent-pid", "draft-address"}
 
 var environmentList = regexp.MustCompile(`(?m)^x-(gateway|target|draft|prefill)-settings: &\w+-settings.*\n(?:  TANDEM_\w+:\n)*`)
 
-// TestComposePassesEverySettingOn holds the lists in compose.yaml to the programs: each setting that a container does not fix is passed on
-// where the environment has it.
+// TestComposePassesEverySettingOn holds the lists in compose.yaml to the programs: each setting that a container does
+// not fix is passed on where the environment has it.
 func TestComposePassesEverySettingOn(t *testing.T) {
 	root, settings := all(t)
 	path := filepath.Join(root, "compose.yaml")

@@ -1,6 +1,6 @@
-// Package soak runs mixed traffic against a cluster, a third of whose clients leave at random moments, and judges what must
-// stay true: nobody is refused for want of sequences, engines hold no sequence without a request, texts, latency and memory
-// stay the same.
+// Package soak runs mixed traffic against a cluster, a third of whose clients leave at random moments, and judges what
+// must stay true: nobody is refused for want of sequences, engines hold no sequence without a request, texts, latency
+// and memory stay the same.
 package soak
 
 import (
@@ -24,10 +24,11 @@ type Config struct {
 	Duration time.Duration
 	Clients  int    // at a time
 	Seed     uint64 // of clients' choices
-	// LatencyRise is by which share the median time of the reference request may rise from the first third to the last, 0 = not
-	// judged: short runs have too few of them.
+	// LatencyRise is by which share the median time of the reference request may rise from the first third to the last, 0
+	// = not judged: short runs have too few of them.
 	LatencyRise float64
-	// MemoryRise is by which share a process may grow from the end of the first third on, and MemorySlack by how many bytes more.
+	// MemoryRise is by which share a process may grow from the end of the first third on, and MemorySlack by how many
+	// bytes more.
 	MemoryRise  float64
 	MemorySlack int64
 	// Log gets progress; nil = nothing.
@@ -165,8 +166,8 @@ func (s *run) warmUp(ctx context.Context, all []ask) error {
 	return nil
 }
 
-// traffic sends one request after the other until until ends. A request that was begun ends: only a client that leaves is
-// cancelled.
+// traffic sends one request after the other until until ends. A request that was begun ends: only a client that leaves
+// is cancelled.
 func (s *run) traffic(ctx, until context.Context, all []ask, rng *rand.Rand) {
 	for until.Err() == nil {
 		a, when := all[rng.IntN(len(all))], stay
@@ -189,7 +190,8 @@ func (s *run) count(a ask, when leave, text string, left bool, err error) {
 	switch {
 	case left:
 		s.r.Left[when.String()]++
-	case errors.As(err, &refused) && (strings.Contains(refused.text, "max_sequences") || strings.Contains(refused.text, "sequences are in use")):
+	case errors.As(err, &refused) &&
+		(strings.Contains(refused.text, "max_sequences") || strings.Contains(refused.text, "sequences are in use")):
 		s.r.NoSequence++
 		fallthrough
 	case err != nil:

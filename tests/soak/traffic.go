@@ -40,12 +40,13 @@ func (l leave) String() string {
 }
 
 var questions = []string{
-	"What is DDTree?", "What is DFlash?", "Write a Go function that reverses a slice of strings.", "What does a draft model do?",
-	"Write a Go function that sums the even numbers of a slice.", "How do workers join the gateway?",
+	"What is DDTree?", "What is DFlash?", "Write a Go function that reverses a slice of strings.",
+	"What does a draft model do?", "Write a Go function that sums the even numbers of a slice.",
+	"How do workers join the gateway?",
 }
 
-// asks are the kinds of requests: all dialects, greedy and seeded, streamed or not, plain, structured, with a tool, and with a
-// prompt that is compressed.
+// asks are the kinds of requests: all dialects, greedy and seeded, streamed or not, plain, structured, with a tool, and
+// with a prompt that is compressed.
 func asks() []ask {
 	var all []ask
 	user := func(text string) []map[string]any { return []map[string]any{{"role": "user", "content": text}} }
@@ -54,29 +55,41 @@ func asks() []ask {
 			body["model"] = "soak"
 			all = append(all, ask{name: fmt.Sprintf("%s %d", kind, i), path: path, body: body})
 		}
-		add("chat greedy", "/v1/chat/completions", map[string]any{"messages": user(q), "max_tokens": 80, "temperature": 0, "stream": true})
-		add("chat seeded", "/v1/chat/completions", map[string]any{"messages": user(q), "max_tokens": 80, "temperature": 0.9, "seed": 40 + i, "stream": true})
-		add("chat whole", "/v1/chat/completions", map[string]any{"messages": user(q), "max_tokens": 60, "temperature": 0.7, "seed": 50 + i})
-		add("completion", "/v1/completions", map[string]any{"prompt": "func main() {\n\t// " + q, "max_tokens": 64, "temperature": 0.8, "seed": 60 + i, "stream": true})
-		add("responses", "/v1/responses", map[string]any{"input": q, "max_output_tokens": 80, "temperature": 0, "stream": true})
-		add("messages", "/v1/messages", map[string]any{"messages": user(q), "max_tokens": 80, "temperature": 0, "stream": true})
+		add("chat greedy", "/v1/chat/completions",
+			map[string]any{"messages": user(q), "max_tokens": 80, "temperature": 0, "stream": true})
+		add("chat seeded", "/v1/chat/completions",
+			map[string]any{"messages": user(q), "max_tokens": 80, "temperature": 0.9, "seed": 40 + i, "stream": true})
+		add("chat whole", "/v1/chat/completions",
+			map[string]any{"messages": user(q), "max_tokens": 60, "temperature": 0.7, "seed": 50 + i})
+		add("completion", "/v1/completions",
+			map[string]any{"prompt": "func main() {\n\t// " + q, "max_tokens": 64, "temperature": 0.8,
+				"seed": 60 + i, "stream": true})
+		add("responses", "/v1/responses",
+			map[string]any{"input": q, "max_output_tokens": 80, "temperature": 0, "stream": true})
+		add("messages", "/v1/messages",
+			map[string]any{"messages": user(q), "max_tokens": 80, "temperature": 0, "stream": true})
 	}
 	all = append(all,
 		ask{name: "schema", path: "/v1/chat/completions", body: map[string]any{
-			"model": "soak", "messages": user("Name a Go package and say what it is for."), "max_tokens": 80, "temperature": 0, "stream": true,
-			"response_format": map[string]any{"type": "json_schema", "json_schema": map[string]any{"name": "package", "schema": map[string]any{
-				"type": "object", "required": []string{"name", "purpose"}, "additionalProperties": false,
-				"properties": map[string]any{"name": map[string]any{"type": "string", "maxLength": 20}, "purpose": map[string]any{"type": "string", "maxLength": 60}},
-			}}}}},
+			"model": "soak", "messages": user("Name a Go package and say what it is for."), "max_tokens": 80,
+			"temperature": 0, "stream": true, "response_format": map[string]any{"type": "json_schema",
+				"json_schema": map[string]any{"name": "package", "schema": map[string]any{
+					"type": "object", "required": []string{"name", "purpose"}, "additionalProperties": false,
+					"properties": map[string]any{"name": map[string]any{"type": "string", "maxLength": 20},
+						"purpose": map[string]any{"type": "string", "maxLength": 60}},
+				}}}}},
 		ask{name: "tool", path: "/v1/chat/completions", body: map[string]any{
-			"model": "soak", "messages": user("What is the weather in Oslo?"), "max_tokens": 60, "temperature": 0, "stream": true,
-			"tools": []map[string]any{{"type": "function", "function": map[string]any{"name": "weather", "parameters": map[string]any{
-				"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string"}}}}}}}})
+			"model": "soak", "messages": user("What is the weather in Oslo?"), "max_tokens": 60,
+			"temperature": 0, "stream": true, "tools": []map[string]any{{"type": "function",
+				"function": map[string]any{"name": "weather", "parameters": map[string]any{
+					"type": "object", "properties": map[string]any{"city": map[string]any{"type": "string"}}}}}}}})
 	for i := range 2 {
-		text := fmt.Sprintf("The access code of lilac is %d.\n", 55000+i) + strings.Repeat("The sky over the harbour was grey, and nothing of note was written down that day. ", 120)
-		all = append(all, ask{name: fmt.Sprintf("compressed %d", i), path: "/v1/chat/completions", compresses: true, body: map[string]any{
-			"model": "soak", "messages": user(text + "\nWhat is the access code of lilac?"), "max_tokens": 24, "temperature": 0, "stream": true,
-			"pflash": map[string]any{"mode": "always", "keep_ratio": 0.2}}})
+		text := fmt.Sprintf("The access code of lilac is %d.\n",
+			55000+i) + strings.Repeat("The sky over the harbour was grey, and nothing of note was written down that day. ", 120)
+		all = append(all, ask{name: fmt.Sprintf("compressed %d", i), path: "/v1/chat/completions",
+			compresses: true, body: map[string]any{
+				"model": "soak", "messages": user(text + "\nWhat is the access code of lilac?"), "max_tokens": 24,
+				"temperature": 0, "stream": true, "pflash": map[string]any{"mode": "always", "keep_ratio": 0.2}}})
 	}
 	return all
 }
@@ -90,7 +103,8 @@ type refusal struct {
 func (r *refusal) Error() string { return fmt.Sprintf("status %d: %s", r.status, r.text) }
 
 // send runs a request. left reports that the client gave up as told.
-func send(ctx context.Context, client *http.Client, base string, a ask, when leave, rng *rand.Rand) (text string, left bool, err error) {
+func send(ctx context.Context, client *http.Client, base string, a ask, when leave,
+	rng *rand.Rand) (text string, left bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	gone := false

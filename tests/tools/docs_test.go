@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestDocumentsNameWhatExists holds all documents to the tree: files and headings that they link to are there, targets of
-// make are in the Makefile, and ports are the defaults.
+// TestDocumentsNameWhatExists holds all documents to the tree: files and headings that they link to are there, targets
+// of make are in the Makefile, and ports are the defaults.
 func TestDocumentsNameWhatExists(t *testing.T) {
 	root, documents := tracked(t, ".md")
 	read := func(path string) string {

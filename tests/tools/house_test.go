@@ -87,9 +87,10 @@ func TestImportsPointDownwards(t *testing.T) {
 
 // TestPackagesHaveNames: a package is called after the noun that it is about.
 func TestPackagesHaveNames(t *testing.T) {
+	vague := []string{"utils", "util", "common", "helpers", "types", "misc"}
 	_, files := sources(t, product, ".go")
 	for _, file := range files {
-		if name := filepath.Base(filepath.Dir(file)); slices.Contains([]string{"utils", "util", "common", "helpers", "types", "misc"}, name) {
+		if name := filepath.Base(filepath.Dir(file)); slices.Contains(vague, name) {
 			t.Errorf("%s: a package called %s says nothing about what is in it", file, name)
 		}
 	}
@@ -149,7 +150,8 @@ func TestFilesAreSmall(t *testing.T) {
 	}
 }
 
-// TestGoroutinesAreWatched: a package that starts goroutines has a TestMain that finds those which its tests leave behind.
+// TestGoroutinesAreWatched: a package that starts goroutines has a TestMain that finds those which its tests
+// leave behind.
 func TestGoroutinesAreWatched(t *testing.T) {
 	root, files := sources(t, product, ".go")
 	starts, watched, tested := map[string]string{}, map[string]bool{}, map[string]bool{}
@@ -185,8 +187,8 @@ func TestGoroutinesAreWatched(t *testing.T) {
 	}
 }
 
-// TestKernelsAreCalledKernels: the name of every GPU kernel ends in _kernel, so that profiles and the table of resources show which
-// functions are launched.
+// TestKernelsAreCalledKernels: the name of every GPU kernel ends in _kernel, so that profiles and the table of
+// resources show which functions are launched.
 func TestKernelsAreCalledKernels(t *testing.T) {
 	root, files := sources(t, []string{"native/src"}, ".cu", ".cuh")
 	kernel := regexp.MustCompile(`__global__\s+void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\(`)
@@ -225,15 +227,18 @@ func TestSwitchesOfTheEngineAreListed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range regexp.MustCompile("`((?:TANDEM_(?:CPU|GPU)|TND_EMU)_[A-Z]+)`").FindAllStringSubmatch(string(page), -1) {
+	name := regexp.MustCompile("`((?:TANDEM_(?:CPU|GPU)|TND_EMU)_[A-Z]+)`")
+	for _, m := range name.FindAllStringSubmatch(string(page), -1) {
 		listed[m[1]] = true
 	}
 	if !maps.Equal(read, listed) {
-		t.Errorf("docs/style.md lists %v, native/src reads %v", slices.Sorted(maps.Keys(listed)), slices.Sorted(maps.Keys(read)))
+		t.Errorf("docs/style.md lists %v, native/src reads %v", slices.Sorted(maps.Keys(listed)),
+			slices.Sorted(maps.Keys(read)))
 	}
 }
 
-// TestDependenciesAreListed: docs/dependencies.md names every module that the product, the tests and the measurements require.
+// TestDependenciesAreListed: docs/dependencies.md names every module that the product, the tests and the
+// measurements require.
 func TestDependenciesAreListed(t *testing.T) {
 	root, err := cluster.Root()
 	if err != nil {

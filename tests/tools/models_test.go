@@ -39,7 +39,8 @@ const (
 	modelsLimit  = 262 // thousands of tokens
 )
 
-// TestModelsThatFit computes the contexts of docs/models.md from the parts that it lists, and holds README's table to them.
+// TestModelsThatFit computes the contexts of docs/models.md from the parts that it lists, and holds README's table
+// to them.
 func TestModelsThatFit(t *testing.T) {
 	root, err := cluster.Root()
 	if err != nil {

@@ -14,11 +14,13 @@ import (
 )
 
 // pages are the documents whose code spans name files of the tree.
-var pages = []string{"CONTRIBUTING.md", "docs/english.md", "docs/style.md", "docs/how-to-add.md", "docs/models.md", "docs/design.md"}
+var pages = []string{"CONTRIBUTING.md", "docs/english.md", "docs/style.md", "docs/how-to-add.md",
+	"docs/models.md", "docs/design.md"}
 
 var (
 	codeSpan = regexp.MustCompile("`([^`\n]+)`")
-	// named is a path from the root, perhaps with {a,b} and *, perhaps with :Name or :Name,Name, which stand in each of its files.
+	// named is a path from the root, perhaps with {a,b} and *, perhaps with :Name or :Name,Name, which stand in each of
+	// its files.
 	named = regexp.MustCompile(`^([\w.@-]+(?:/[\w.{},*@-]+)*/?)(?::([A-Za-z_]\w*(?:,[A-Za-z_]\w*)*))?$`)
 	// fileName tells a file at the root or beside the page from any other word.
 	fileName = regexp.MustCompile(`^\.?[\w-]+\.(c|cmake|cpp|cu|cuh|go|gguf|h|json|md|mod|proto|py|sh|sum|tsv|work|ya?ml)$`)
@@ -111,9 +113,9 @@ func prose(text string) []string {
 	return lines
 }
 
-// TestPagesNameWhatExists holds documents to the tree. In the pages for developers every path in a code span exists, and
-// every path:Name stands in its file. Code spans of other documents name much besides files: those that begin with a
-// folder of the tree are checked.
+// TestPagesNameWhatExists holds documents to the tree. In the pages for developers every path in a code span exists,
+// and every path:Name stands in its file. Code spans of other documents name much besides files: those that begin with
+// a folder of the tree are checked.
 func TestPagesNameWhatExists(t *testing.T) {
 	root, err := cluster.Root()
 	if err != nil {
@@ -187,8 +189,8 @@ func TestSpansThatNameFiles(t *testing.T) {
 	}
 }
 
-// TestPagesAreWrapped: prose of every document has at most 120 columns. Tables, headings, indented code, long code spans and link
-// targets cannot be wrapped.
+// TestPagesAreWrapped: prose of every document has at most 120 columns. Tables, headings, indented code, long code
+// spans and link targets cannot be wrapped.
 func TestPagesAreWrapped(t *testing.T) {
 	root, documents := tracked(t, ".md")
 	longSpan := regexp.MustCompile("`[^`]{60,}`")

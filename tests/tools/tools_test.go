@@ -65,16 +65,19 @@ func TestNothingIsInstalledUnasked(t *testing.T) {
 	asRoot := map[string]string{"apt-get": `echo "apt-get $*" >> "$LOG"`, "id": "echo 0"}
 	log := filepath.Join(t.TempDir(), "log")
 	out, err := script(t, asRoot, []string{"TANDEM_NO_APT=1", "LOG=" + log}, "setup.sh", "apt", "a test", "one", "two")
-	if _, statErr := os.Stat(log); err == nil || statErr == nil || !strings.Contains(out, "missing for a test") || !strings.Contains(out, "apt-get install one two") {
+	if _, statErr := os.Stat(log); err == nil || statErr == nil || !strings.Contains(out, "missing for a test") ||
+		!strings.Contains(out, "apt-get install one two") {
 		t.Errorf("with TANDEM_NO_APT: %v, %q", err, out)
 	}
 	out, err = script(t, asRoot, []string{"TANDEM_NO_APT=", "LOG=" + log}, "setup.sh", "apt", "a test", "one", "two")
 	calls, _ := os.ReadFile(log)
-	if err != nil || !strings.HasPrefix(out, "installing by apt-get, for a test: one two") || !strings.Contains(string(calls), "install -y") {
+	if err != nil || !strings.HasPrefix(out, "installing by apt-get, for a test: one two") ||
+		!strings.Contains(string(calls), "install -y") {
 		t.Errorf("as root: %v, %q, %q", err, out, calls)
 	}
 	asUser := map[string]string{"apt-get": "exit 1", "id": "echo 1000"}
-	if out, err := script(t, asUser, nil, "setup.sh", "apt", "a test", "one"); err == nil || !strings.Contains(out, "sudo apt-get install one") {
+	if out, err := script(t, asUser, nil, "setup.sh", "apt", "a test", "one"); err == nil ||
+		!strings.Contains(out, "sudo apt-get install one") {
 		t.Errorf("as another user: %v, %q", err, out)
 	}
 }
@@ -110,7 +113,8 @@ func TestPartsAreCountedAndResumed(t *testing.T) {
 		return err == nil
 	}
 	out, err := run()
-	if err == nil || !strings.Contains(out, "3 parts: a b c\nnever ran here") || !strings.Contains(out, "=== 2 of 3: b\n") || strings.Contains(out, "3 of 3") {
+	if err == nil || !strings.Contains(out, "3 parts: a b c\nnever ran here") ||
+		!strings.Contains(out, "=== 2 of 3: b\n") || strings.Contains(out, "3 of 3") {
 		t.Errorf("first run: %v\n%s", err, out)
 	}
 	if !exists("test-a.result.json") || exists("test-b.result.json") {

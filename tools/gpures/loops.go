@@ -39,7 +39,8 @@ func loops(r io.Reader) ([]Loop, error) {
 			if !in.back || in.target < inner {
 				continue
 			}
-			from, found := slices.BinarySearchFunc(code, in.target, func(a instruction, at uint64) int { return cmp.Compare(a.at, at) })
+			from, found := slices.BinarySearchFunc(code, in.target,
+				func(a instruction, at uint64) int { return cmp.Compare(a.at, at) })
 			if !found {
 				continue
 			}

@@ -1,14 +1,15 @@
-// Command gpures compares what GPU kernels take of their processors with native/GPU_RESOURCES.tsv, and the kernels that HIP
-// objects launch with those that they hold.
+// Command gpures compares what GPU kernels take of their processors with native/GPU_RESOURCES.tsv, and the kernels that
+// HIP objects launch with those that they hold.
 //
 //	gpures -table native/GPU_RESOURCES.tsv -junit build/test/gpu.xml native/build/cuda native/build/hip
 //	gpures -table native/GPU_RESOURCES.tsv -update native/build/cuda native/build/hip
 //	cuobjdump --dump-sass native/build/cuda/matmul_rows.o | gpures -loops
 //
-// The folders hold one report per object (native/cmake/compile_gpu.sh). A kernel must have exactly the registers, spills,
-// scratch and shared memory of the table; with another version of a compiler only spills and scratch are judged, and that
-// is said. In HIP's folder every object's host side must launch exactly the kernels that its code for each processor holds
-// (objects.go). One case per processor and source file, and one per HIP object, goes into the JUnit file.
+// The folders hold one report per object (native/cmake/compile_gpu.sh). A kernel must have exactly the registers,
+// spills, scratch and shared memory of the table; with another version of a compiler only spills and scratch are
+// judged, and that is said. In HIP's folder every object's host side must launch exactly the kernels that its code for
+// each processor holds (objects.go). One case per processor and source file, and one per HIP object, goes into the
+// JUnit file.
 package main
 
 import (
@@ -40,7 +41,8 @@ func main() {
 	path := flag.String("table", "native/GPU_RESOURCES.tsv", "table to compare with")
 	update := flag.Bool("update", false, "rewrite the table instead")
 	junit := flag.String("junit", "", "write cases to this JUnit file")
-	countLoops := flag.Bool("loops", false, "count the instructions of loops with matrix instructions in the listing on standard input")
+	countLoops := flag.Bool("loops", false,
+		"count the instructions of loops with matrix instructions in the listing on standard input")
 	flag.Usage = func() {
 		fmt.Fprint(flag.CommandLine.Output(), usage)
 		flag.PrintDefaults()

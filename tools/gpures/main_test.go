@@ -34,7 +34,8 @@ a.cu:4:1: remark:     LDS Size [bytes/block]: 512 [-Rpass-analysis=kernel-resour
 func TestParse(t *testing.T) {
 	got, err := parse(strings.NewReader(ptxas), nil)
 	want := []Kernel{
-		{Arch: "sm_86", Name: "_ZN3tnd12_GLOBAL__N_112scale_kernelEPfi", Registers: 40, Spilled: 12, Scratch: 16, Shared: 512},
+		{Arch: "sm_86", Name: "_ZN3tnd12_GLOBAL__N_112scale_kernelEPfi", Registers: 40, Spilled: 12,
+			Scratch: 16, Shared: 512},
 		{Arch: "sm_90", Name: "_ZN3tnd11tmpl_kernelILi8EEEvPf", Registers: 10},
 	}
 	if err != nil || !slices.Equal(got, want) {
@@ -109,7 +110,8 @@ func TestCompareAndRewrite(t *testing.T) {
 		}
 		return table
 	}
-	if got := failures(t, reread(), dir); !strings.Contains(got, "scale_kernel spills 12") || strings.Contains(got, "tmpl") {
+	if got := failures(t, reread(), dir); !strings.Contains(got, "scale_kernel spills 12") ||
+		strings.Contains(got, "tmpl") {
 		t.Errorf("a spill without reason: %s", got)
 	}
 
@@ -131,7 +133,8 @@ func TestCompareAndRewrite(t *testing.T) {
 	if got := failures(t, reread(), newer); got != "" {
 		t.Errorf("another compiler: %q", got)
 	}
-	less := folder(t, "cuda", "nvcc 1", ptxas[:strings.Index(ptxas, "ptxas info    : Compiling entry function '_ZN3tnd11tmpl")])
+	less := folder(t, "cuda", "nvcc 1",
+		ptxas[:strings.Index(ptxas, "ptxas info    : Compiling entry function '_ZN3tnd11tmpl")])
 	table = reread()
 	table.Rows[[3]string{"sm_86", "a", "lost_kernel"}] = Kernel{Arch: "sm_86", File: "a", Name: "lost_kernel"}
 	if got := failures(t, table, less); !strings.Contains(got, "sm_86 a lost_kernel") {
@@ -160,12 +163,14 @@ const sass = `
 
 func TestLoops(t *testing.T) {
 	got, err := loops(strings.NewReader(sass))
-	want := []Loop{{Kernel: "_ZN3tnd11tmpl_kernelILi8EEEvPf", Instructions: 5, Matrix: 1}, {Kernel: "_Z1fv", Instructions: 2, Matrix: 1}}
+	want := []Loop{{Kernel: "_ZN3tnd11tmpl_kernelILi8EEEvPf", Instructions: 5, Matrix: 1},
+		{Kernel: "_Z1fv", Instructions: 2, Matrix: 1}}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	var out strings.Builder
-	if err := printLoops(&out, strings.NewReader(sass)); err != nil || !strings.Contains(out.String(), "   5 instructions,   1 matrix  tmpl_kernel<8>\n") {
+	if err := printLoops(&out, strings.NewReader(sass)); err != nil ||
+		!strings.Contains(out.String(), "   5 instructions,   1 matrix  tmpl_kernel<8>\n") {
 		t.Errorf("%q, %v", out.String(), err)
 	}
 	if err := printLoops(&out, strings.NewReader("")); err == nil {

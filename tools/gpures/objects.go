@@ -15,16 +15,18 @@ import (
 	"strings"
 )
 
-// An Object is what a HIP object says of its kernels, all by mangled name. Clang compiles a source once for the host, where
-// no macro of a processor is set, and once for each processor; a launch finds its kernel by name. Where a template argument
-// depends on such a macro, the two sides name different kernels: that compiles and links, and every launch fails.
+// An Object is what a HIP object says of its kernels, all by mangled name. Clang compiles a source once for the host,
+// where no macro of a processor is set, and once for each processor; a launch finds its kernel by name. Where a
+// template argument depends on such a macro, the two sides name different kernels: that compiles and links, and every
+// launch fails.
 type Object struct {
 	Host map[string]bool            // kernels that the host launches
 	Code map[string]map[string]bool // by processor: kernels that its code holds
 }
 
 // checkObjects makes a case per object of the folders that hold HIP's. Those are told by compiler.txt, which lists
-// processors for clang only (readCompiler): CUDA's objects hold no bundle, and nvcc's host pass finds its kernels otherwise.
+// processors for clang only (readCompiler): CUDA's objects hold no bundle, and nvcc's host pass finds its
+// kernels otherwise.
 func checkObjects(folders []string) ([]testCase, error) {
 	var cases []testCase
 	for _, folder := range folders {
@@ -92,8 +94,8 @@ func checkObject(path string, archs []string) ([]string, error) {
 	return o.judge(archs)
 }
 
-// judge says in what the host and each processor's code differ; nothing is good. archs are the processors that there must
-// be code for.
+// judge says in what the host and each processor's code differ; nothing is good. archs are the processors that there
+// must be code for.
 func (o Object) judge(archs []string) ([]string, error) {
 	archs = slices.Concat(archs, slices.Collect(maps.Keys(o.Code)))
 	slices.Sort(archs)
@@ -260,8 +262,8 @@ const (
 	compressedMagic = "CCOB"
 )
 
-// readBundles reads the bundles of clang-offload-bundler that stand in a section one after the other, with zeros between
-// them where they are aligned. The layout: https://clang.llvm.org/docs/ClangOffloadBundler.html
+// readBundles reads the bundles of clang-offload-bundler that stand in a section one after the other, with zeros
+// between them where they are aligned. The layout: https://clang.llvm.org/docs/ClangOffloadBundler.html
 func readBundles(data []byte) ([]bundleEntry, error) {
 	var entries []bundleEntry
 	for at := 0; ; {

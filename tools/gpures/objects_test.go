@@ -13,7 +13,8 @@ import (
 
 func TestKernelOfStub(t *testing.T) {
 	for _, c := range []struct{ stub, kernel string }{
-		{"_ZN3tnd3gpu12_GLOBAL__N_127__device_stub__embed_kernelENS0_9EmbedArgsE", "_ZN3tnd3gpu12_GLOBAL__N_112embed_kernelENS0_9EmbedArgsE"},
+		{"_ZN3tnd3gpu12_GLOBAL__N_127__device_stub__embed_kernelENS0_9EmbedArgsE",
+			"_ZN3tnd3gpu12_GLOBAL__N_112embed_kernelENS0_9EmbedArgsE"},
 		{"_ZN12_GLOBAL__N_116__device_stub__aI1VEEvT_i", "_ZN12_GLOBAL__N_11aI1VEEvT_i"},
 		{"_ZL17__device_stub__stPi", "_ZL2stPi"},
 		{"_Z25__device_stub__unused_extPi", "_Z10unused_extPi"},
@@ -34,8 +35,8 @@ func TestKernelOfStub(t *testing.T) {
 	}
 }
 
-// elfFile makes a little ELF file of the 64-bit kind: a table of symbols, its names, and a section of HIP code if there are
-// bundles. debug/elf only reads.
+// elfFile makes a little ELF file of the 64-bit kind: a table of symbols, its names, and a section of HIP code if there
+// are bundles. debug/elf only reads.
 func elfFile(t *testing.T, machine elf.Machine, table elf.SectionType, symbols []elf.Symbol, bundles []byte) []byte {
 	t.Helper()
 	var entries bytes.Buffer
@@ -73,7 +74,8 @@ func elfFile(t *testing.T, machine elf.Machine, table elf.SectionType, symbols [
 	}
 	var headers, body bytes.Buffer
 	for i, s := range sections {
-		put(&headers, elf.Section64{Name: at[i], Type: uint32(s.kind), Off: uint64(64 + body.Len()), Size: uint64(len(s.data)),
+		put(&headers, elf.Section64{Name: at[i], Type: uint32(s.kind), Off: uint64(64 + body.Len()),
+			Size: uint64(len(s.data)),
 			Link: s.link, Entsize: s.size})
 		body.Write(s.data)
 	}
@@ -97,7 +99,8 @@ func code(t *testing.T, table elf.SectionType, kernels ...string) []byte {
 	t.Helper()
 	symbols := []elf.Symbol{{Name: "_Z5otherv.kd", Info: elf.ST_INFO(elf.STB_GLOBAL, elf.STT_OBJECT)}} // undefined
 	for _, k := range kernels {
-		symbols = append(symbols, function(k), elf.Symbol{Name: k + ".kd", Info: elf.ST_INFO(elf.STB_GLOBAL, elf.STT_OBJECT), Section: 1})
+		symbols = append(symbols, function(k),
+			elf.Symbol{Name: k + ".kd", Info: elf.ST_INFO(elf.STB_GLOBAL, elf.STT_OBJECT), Section: 1})
 	}
 	return elfFile(t, elf.EM_AMDGPU, table, symbols, nil)
 }
@@ -161,7 +164,8 @@ func TestCheckObjects(t *testing.T) {
 		want   []string // the lines of the failure
 	}{
 		{"the same kernels", "gfx1100 gfx1030", func(t *testing.T) []byte {
-			return host(t, two(t, code(t, elf.SHT_SYMTAB, "_Z1av", "_Z1bv"), code(t, elf.SHT_DYNSYM, "_Z1bv", "_Z1av")), "a", "b")
+			return host(t, two(t, code(t, elf.SHT_SYMTAB, "_Z1av", "_Z1bv"), code(t, elf.SHT_DYNSYM, "_Z1bv", "_Z1av")), "a",
+				"b")
 		}, nil},
 		{"several bundles", "gfx1100", func(t *testing.T) []byte {
 			one := bundle(part{gfx + "1100", code(t, elf.SHT_DYNSYM, "_Z1av")})
@@ -178,7 +182,8 @@ func TestCheckObjects(t *testing.T) {
 			"  a.o: the code for gfx1100 holds a kernel that the host lacks: w()",
 		}},
 		{"code without stub on a processor that nobody asked for", "gfx1100", func(t *testing.T) []byte {
-			return host(t, bundle(part{gfx + "1100", code(t, elf.SHT_DYNSYM)}, part{gfx + "90a:xnack-", code(t, elf.SHT_DYNSYM, "_Z1wv")}))
+			return host(t, bundle(part{gfx + "1100", code(t, elf.SHT_DYNSYM)},
+				part{gfx + "90a:xnack-", code(t, elf.SHT_DYNSYM, "_Z1wv")}))
 		}, []string{"  a.o: the code for gfx90a:xnack- holds a kernel that the host lacks: w()"}},
 		{"a processor without code", "gfx1100 gfx1030", func(t *testing.T) []byte {
 			return host(t, bundle(part{gfx + "1100", code(t, elf.SHT_DYNSYM, "_Z1av")}), "a")
@@ -250,7 +255,8 @@ func TestDamagedBundle(t *testing.T) {
 		{"offset behind the end", "gfx1100 has", set(entry, huge)},
 		{"size over the end", "gfx1100 has", set(entry+8, huge)},
 		{"id over the end", "it ends inside its head", set(entry+16, huge)},
-		{"no processor", `entry "hipv4-amdgcn-amd-amdhsa--amdgcnspirv" names no processor`, bundle(part{"hipv4-amdgcn-amd-amdhsa--amdgcnspirv", nil})},
+		{"no processor", `entry "hipv4-amdgcn-amd-amdhsa--amdgcnspirv" names no processor`,
+			bundle(part{"hipv4-amdgcn-amd-amdhsa--amdgcnspirv", nil})},
 		{"empty code", "code for gfx1100: ", bundle(part{gfx + "1100", nil})},
 		{"code of another machine", "code for gfx1100: the machine is EM_X86_64", bundle(part{gfx + "1100", host(t, nil)})},
 	} {

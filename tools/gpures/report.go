@@ -69,7 +69,9 @@ func readFolder(folder string) (compiler string, kernels []Kernel, err error) {
 	if err := demangle(kernels); err != nil {
 		return "", nil, err
 	}
-	slices.SortFunc(kernels, func(a, b Kernel) int { return slices.Compare(slices.Collect(values(a)), slices.Collect(values(b))) })
+	slices.SortFunc(kernels, func(a, b Kernel) int {
+		return slices.Compare(slices.Collect(values(a)), slices.Collect(values(b)))
+	})
 	return compiler, kernels, nil
 }
 
@@ -85,8 +87,8 @@ var (
 	hipRemark   = regexp.MustCompile(`remark:\s+([^:]+): (\S+) \[-Rpass-analysis=kernel-resource-usage\]`)
 )
 
-// parse reads what ptxas -v or clang's kernel-resource-usage remarks say. Clang's remarks name no processor: archs tells
-// which ones the source was compiled for, in the compiler's order.
+// parse reads what ptxas -v or clang's kernel-resource-usage remarks say. Clang's remarks name no processor: archs
+// tells which ones the source was compiled for, in the compiler's order.
 func parse(r io.Reader, archs []string) ([]Kernel, error) {
 	var kernels []Kernel
 	seen := map[string]int{} // HIP: how often a kernel was reported

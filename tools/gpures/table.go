@@ -40,7 +40,8 @@ func readTable(path string) (*Table, error) {
 		if len(f) != 7 && len(f) != 8 {
 			return t, fmt.Errorf("%s:%d: %d columns, want 7 or 8", path, i+1, len(f))
 		}
-		k := Kernel{Arch: f[0], File: f[1], Name: f[2], Registers: number(f[3]), Spilled: number(f[4]), Scratch: number(f[5]), Shared: number(f[6])}
+		k := Kernel{Arch: f[0], File: f[1], Name: f[2], Registers: number(f[3]), Spilled: number(f[4]),
+			Scratch: number(f[5]), Shared: number(f[6])}
 		if _, double := t.Rows[k.key()]; double {
 			return t, fmt.Errorf("%s:%d: a second row of %s %s", path, i+1, k.Arch, k.Name)
 		}
@@ -59,7 +60,8 @@ func (t *Table) write(path string) error {
 		fmt.Fprintf(&b, "# compiler %s: %s\n", vendor, t.Compilers[vendor])
 	}
 	b.WriteString(tableColumns + "\n")
-	for _, key := range slices.SortedFunc(maps.Keys(t.Rows), func(a, b [3]string) int { return slices.Compare(a[:], b[:]) }) {
+	for _, key := range slices.SortedFunc(maps.Keys(t.Rows),
+		func(a, b [3]string) int { return slices.Compare(a[:], b[:]) }) {
 		k := t.Rows[key]
 		fmt.Fprintf(&b, "%s\t%s\t%s\t%d\t%d\t%d\t%d", k.Arch, k.File, k.Name, k.Registers, k.Spilled, k.Scratch, k.Shared)
 		if note := t.Notes[key]; note != "" {

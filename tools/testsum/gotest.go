@@ -18,7 +18,8 @@ type event struct {
 	Elapsed float64
 }
 
-// readGo counts the tests and subtests of a go test -json stream and prints a line per package and the output of failures.
+// readGo counts the tests and subtests of a go test -json stream and prints a line per package and the output
+// of failures.
 func readGo(r io.Reader, w io.Writer) Result {
 	var result Result
 	output := map[[2]string][]string{}
@@ -61,7 +62,8 @@ func readGo(r io.Reader, w io.Writer) Result {
 	return result
 }
 
-// packageDone handles the end of a package. A package that fails without a failed test did not build, panicked or timed out.
+// packageDone handles the end of a package. A package that fails without a failed test did not build, panicked or
+// timed out.
 func packageDone(e event, output map[[2]string][]string, explained bool, result *Result, w io.Writer) {
 	switch e.Action {
 	case "skip":

@@ -14,7 +14,8 @@ func TestReadGo(t *testing.T) {
 	stream := strings.Join([]string{
 		`{"Action":"run","Package":"` + p + `a","Test":"TestOne"}`,
 		`{"Action":"pass","Package":"` + p + `a","Test":"TestOne"}`,
-		`{"Action":"output","Package":"` + p + `a","Test":"TestSkip","Output":"    x_test.go:12: needs a container engine\n"}`,
+		`{"Action":"output","Package":"` + p +
+			`a","Test":"TestSkip","Output":"    x_test.go:12: needs a container engine\n"}`,
 		`{"Action":"output","Package":"` + p + `a","Test":"TestSkip","Output":"--- SKIP: TestSkip (0.00s)\n"}`,
 		`{"Action":"skip","Package":"` + p + `a","Test":"TestSkip"}`,
 		`{"Action":"pass","Package":"` + p + `a","Elapsed":1}`,
@@ -57,7 +58,8 @@ func TestReadJUnit(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := readJUnit(path)
-	want := Result{Passed: 1, Failed: 1, Skipped: 1, Failures: []string{"bad"}, Skips: []string{"off: SKIP_RETURN_CODE=77"}}
+	want := Result{Passed: 1, Failed: 1, Skipped: 1, Failures: []string{"bad"},
+		Skips: []string{"off: SKIP_RETURN_CODE=77"}}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v", got, err)
 	}

@@ -12,10 +12,12 @@ type cli struct {
 	Health workernode.HealthCmd `cmd:"" help:"Ask a worker whether it serves; exit status 0 or 1."`
 }
 
-// Variables implements config.Variables: on a machine where one variable reaches several programs it means the same to all of them.
+// Variables implements config.Variables: on a machine where one variable reaches several programs it means the same to
+// all of them.
 func (cli) Variables() map[string][]string {
 	return map[string][]string{
-		"model": {"DRAFT"}, "device": {"DRAFT_DEVICE", "DEVICE"}, "threads": {"DRAFT_THREADS", "THREADS"}, "memory-cap": {"DRAFT_MEMORY_CAP"},
+		"model": {"DRAFT"}, "device": {"DRAFT_DEVICE", "DEVICE"}, "threads": {"DRAFT_THREADS", "THREADS"},
+		"memory-cap":   {"DRAFT_MEMORY_CAP"},
 		"cache-type-k": {"DRAFT_CACHE_TYPE"}, "cache-type-v": {"DRAFT_CACHE_TYPE"},
 	}
 }

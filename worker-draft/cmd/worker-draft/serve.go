@@ -73,14 +73,15 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	s := server.New(server.Config{
 		WorkerID: id, Slots: c.Lanes, Assets: store, TablesPath: c.Tables, TablesDigest: tablesDigest, Log: log,
 		Shape: server.Shape{
-			Digest: store.Digest, TokenizerDigest: registration.Model.TokenizerDigest, Hidden: store.Model.Hidden, Vocab: store.Model.Vocab,
-			CaptureLayers: registration.Model.CaptureLayers,
+			Digest: store.Digest, TokenizerDigest: registration.Model.TokenizerDigest, Hidden: store.Model.Hidden,
+			Vocab: store.Model.Vocab, CaptureLayers: registration.Model.CaptureLayers,
 		},
 		Open: func(tables string) server.Engine {
 			options := c.OpenOptions(engineplugin.RoleDraft)
 			options.ModelPath, options.TablesPath = file.Paths()[0], tables
 			c.CacheFlags.Apply(&options)
-			return workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine"), Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags})
+			return workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine"),
+				Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags})
 		},
 	})
 	return workernode.Run(ctx, workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}, s)

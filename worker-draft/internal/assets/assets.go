@@ -1,5 +1,5 @@
-// Package assets keeps the files of a draft worker: the draft model, the target's embedding and head ("tables"), and the
-// projection that targets fetch ("fuse").
+// Package assets keeps the files of a draft worker: the draft model, the target's embedding and head ("tables"), and
+// the projection that targets fetch ("fuse").
 package assets
 
 import (
@@ -36,8 +36,8 @@ type Store struct {
 	putMu sync.Mutex // one transfer at a time
 }
 
-// Open opens the draft model; a model that is no draft, or one that no engine runs, is an error. Files that are made or received go to
-// cacheDir.
+// Open opens the draft model; a model that is no draft, or one that no engine runs, is an error. Files that are made or
+// received go to cacheDir.
 func Open(ctx context.Context, modelPath, cacheDir string) (*Store, error) {
 	f, err := gguf.Open(modelPath)
 	if err != nil {
@@ -89,15 +89,17 @@ func wellFormed(digest string) bool {
 	return err == nil && len(raw) == sha256.Size
 }
 
-// Receive stores tables that arrive in pieces; next returns io.EOF after the last. What bounds them is said at transfer.Receive;
-// DATA_LOSS also when they are not what digest announces.
-func (s *Store) Receive(ctx context.Context, digest string, totalBytes int64, next func() ([]byte, error)) (string, error) {
+// Receive stores tables that arrive in pieces; next returns io.EOF after the last. What bounds them is said at
+// transfer.Receive; DATA_LOSS also when they are not what digest announces.
+func (s *Store) Receive(ctx context.Context, digest string, totalBytes int64,
+	next func() ([]byte, error)) (string, error) {
 	if !wellFormed(digest) {
 		return "", rpcerr.InvalidArgument("digest", "is not a SHA-256 in hex")
 	}
 	s.putMu.Lock()
 	defer s.putMu.Unlock()
-	part, err := transfer.Receive(ctx, s.cacheDir, "tables-*.part", transfer.Limits{Total: totalBytes, Most: s.mostTables()}, next)
+	part, err := transfer.Receive(ctx, s.cacheDir, "tables-*.part",
+		transfer.Limits{Total: totalBytes, Most: s.mostTables()}, next)
 	if err != nil {
 		return "", err
 	}

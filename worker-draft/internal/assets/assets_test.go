@@ -45,7 +45,8 @@ func TestOpen(t *testing.T) {
 	}
 	successor := filepath.Join(t.TempDir(), "dflash2.gguf")
 	gguftest.PublishedDraft(t, draftModel, successor, map[string]any{"dflash.selector_top_k": uint32(16)})
-	if _, err := Open(t.Context(), successor, t.TempDir()); err == nil || !strings.Contains(err.Error(), "dflash2.gguf: is a DFlash2 draft") {
+	if _, err := Open(t.Context(), successor, t.TempDir()); err == nil ||
+		!strings.Contains(err.Error(), "dflash2.gguf: is a DFlash2 draft") {
 		t.Errorf("a DFlash2 draft: %v", err)
 	}
 }
@@ -72,8 +73,8 @@ func TestOpenSafetensors(t *testing.T) {
 	}
 }
 
-// TestReceive: tables cut from a target have the digest of the whole file; what does not match what was announced is refused
-// and leaves nothing behind.
+// TestReceive: tables cut from a target have the digest of the whole file; what does not match what was announced is
+// refused and leaves nothing behind.
 func TestReceive(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(t.Context(), draftModel, dir)

@@ -13,8 +13,8 @@ import (
 	"github.com/tandem-inference/tandem/services/workernode"
 )
 
-// TestCancelAtEveryAwait: a stream that is cancelled at any of the moments at which it waits leaves no sequence, no slot and
-// no goroutine.
+// TestCancelAtEveryAwait: a stream that is cancelled at any of the moments at which it waits leaves no sequence, no
+// slot and no goroutine.
 func TestCancelAtEveryAwait(t *testing.T) {
 	var awaits enginetest.Awaits
 	for way, wrap := range map[string]func(engineplugin.Opener) engineplugin.Opener{
@@ -71,7 +71,8 @@ func (r *rig) speculate(ctx context.Context, a *enginetest.Awaits) error {
 		return err
 	}
 	for _, m := range []*tandemv1.SpeculateRequest{
-		message(1, 1, 0, 20, ask(5, 20, 8, tree)), message(1, 2, 20, 2, ask(6, 22, 8, chain)), message(2, 1, 10, 4, ask(6, 14, 8, tree)),
+		message(1, 1, 0, 20, ask(5, 20, 8, tree)), message(1, 2, 20, 2, ask(6, 22, 8, chain)),
+		message(2, 1, 10, 4, ask(6, 14, 8, tree)),
 	} {
 		if err := s.Send(m); err != nil {
 			_, err = s.Recv() // says why

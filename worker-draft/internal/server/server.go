@@ -152,11 +152,14 @@ func (s *Server) GetDraft(ctx context.Context, m *tandemv1.GetDraftRequest) (*ta
 	shape := &s.cfg.Shape
 	switch {
 	case int(m.TargetHidden) != shape.Hidden:
-		return nil, rpcerr.ModelMismatch.With("the draft is for a target of width %d, this one has %d", shape.Hidden, m.TargetHidden)
+		return nil, rpcerr.ModelMismatch.With("the draft is for a target of width %d, this one has %d",
+			shape.Hidden, m.TargetHidden)
 	case shape.Vocab > 0 && int(m.TargetVocab) != shape.Vocab:
-		return nil, rpcerr.ModelMismatch.With("the draft is for a vocabulary of %d, the target has %d", shape.Vocab, m.TargetVocab)
+		return nil, rpcerr.ModelMismatch.With("the draft is for a vocabulary of %d, the target has %d",
+			shape.Vocab, m.TargetVocab)
 	case shape.TokenizerDigest != "" && m.TokenizerDigest != "" && m.TokenizerDigest != shape.TokenizerDigest:
-		return nil, rpcerr.ModelMismatch.With("the draft's tokenizer is %.12s, the target's %.12s", shape.TokenizerDigest, m.TokenizerDigest)
+		return nil, rpcerr.ModelMismatch.With("the draft's tokenizer is %.12s, the target's %.12s",
+			shape.TokenizerDigest, m.TokenizerDigest)
 	}
 	for _, layer := range shape.CaptureLayers {
 		if layer >= m.TargetLayers {
@@ -177,7 +180,8 @@ func (s *Server) GetDraft(ctx context.Context, m *tandemv1.GetDraftRequest) (*ta
 		s.mu.Unlock()
 	}
 	if digest != m.TablesDigest {
-		return nil, rpcerr.ModelMismatch.With("the draft works with the embedding and head %.12s, the target's are %.12s", digest, m.TablesDigest)
+		return nil, rpcerr.ModelMismatch.With("the draft works with the embedding and head %.12s, the target's are %.12s",
+			digest, m.TablesDigest)
 	}
 	return s.describe(ctx)
 }
@@ -193,8 +197,9 @@ func (s *Server) describe(ctx context.Context) (*tandemv1.GetDraftResponse, erro
 	}
 	info := engine.Info()
 	return &tandemv1.GetDraftResponse{
-		WorkerId: s.cfg.WorkerID, Ready: true, CaptureLayers: info.CaptureLayers, BlockSize: int32(info.BlockSize), MaskToken: info.MaskToken,
-		FusedWidth: int32(info.FeatureFused), FuseDigest: fuse, DraftDigest: s.cfg.Shape.Digest, MaxContext: int32(info.MaxContext),
+		WorkerId: s.cfg.WorkerID, Ready: true, CaptureLayers: info.CaptureLayers, BlockSize: int32(info.BlockSize),
+		MaskToken: info.MaskToken, FusedWidth: int32(info.FeatureFused), FuseDigest: fuse, DraftDigest: s.cfg.Shape.Digest,
+		MaxContext: int32(info.MaxContext),
 	}, nil
 }
 
@@ -246,7 +251,8 @@ func (s *Server) PutTables(stream grpc.ClientStreamingServer[tandemv1.PutTablesR
 }
 
 // GetFuse implements DraftService.
-func (s *Server) GetFuse(_ *tandemv1.GetFuseRequest, stream grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error {
+func (s *Server) GetFuse(_ *tandemv1.GetFuseRequest,
+	stream grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error {
 	path, digest, err := s.cfg.Assets.Fuse()
 	if err != nil {
 		return rpcerr.FailedPrecondition("the draft has no projection: %v", err)

@@ -95,7 +95,8 @@ func newRig(t *testing.T, o enginefake.Options, slots, maxContext int, local boo
 }
 
 // newWrappedRig is newRig with the rest of the keeper's settings and with wrappers around the fake engine.
-func newWrappedRig(t *testing.T, o enginefake.Options, slots, maxContext int, local bool, keeper workernode.KeeperConfig,
+func newWrappedRig(t *testing.T, o enginefake.Options, slots, maxContext int, local bool,
+	keeper workernode.KeeperConfig,
 	wrap ...func(engineplugin.Opener) engineplugin.Opener) *rig {
 	t.Helper()
 	o.BlockSize, o.Hidden = block, hidden
@@ -130,7 +131,9 @@ func newWrappedRig(t *testing.T, o enginefake.Options, slots, maxContext int, lo
 	group.Go(func() { _ = g.Serve(listener) })
 	conn, err := grpc.NewClient("passthrough:///draft", append(append(tensorwire.DialOptions(), rpcerr.DialOptions()...),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))...)
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return listener.DialContext(ctx)
+		}))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +198,8 @@ func message(epoch, step uint64, position, n int, ask *tandemv1.Propose) *tandem
 }
 
 func ask(anchor int32, position, budget int, mode tandemv1.SpeculationMode) *tandemv1.Propose {
-	return &tandemv1.Propose{Anchor: anchor, Position: int32(position), Budget: int32(budget), Block: block, Mode: mode, DeadlineUs: 10_000_000}
+	return &tandemv1.Propose{Anchor: anchor, Position: int32(position), Budget: int32(budget), Block: block,
+		Mode: mode, DeadlineUs: 10_000_000}
 }
 
 const (
@@ -203,7 +207,8 @@ const (
 	chain = tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN
 )
 
-func exchange(t *testing.T, s grpc.BidiStreamingClient[tandemv1.SpeculateRequest, tandemv1.SpeculateResponse], m *tandemv1.SpeculateRequest) *tandemv1.SpeculateResponse {
+func exchange(t *testing.T, s grpc.BidiStreamingClient[tandemv1.SpeculateRequest, tandemv1.SpeculateResponse],
+	m *tandemv1.SpeculateRequest) *tandemv1.SpeculateResponse {
 	t.Helper()
 	if err := s.Send(m); err != nil {
 		t.Fatal(err)
@@ -253,7 +258,8 @@ func TestAttach(t *testing.T) {
 		t.Fatal(err)
 	}
 	d, err = r.get()
-	if err != nil || !d.Ready || d.BlockSize != block || d.FusedWidth != hidden || d.FuseDigest != "fuse-digest" || d.DraftDigest != "draft-digest" {
+	if err != nil || !d.Ready || d.BlockSize != block || d.FusedWidth != hidden || d.FuseDigest != "fuse-digest" ||
+		d.DraftDigest != "draft-digest" {
 		t.Fatalf("with tables: %v, %v", d, err)
 	}
 	s, err := r.client.GetFuse(t.Context(), &tandemv1.GetFuseRequest{})
@@ -289,7 +295,8 @@ func TestRefusesOthers(t *testing.T) {
 		"vocab":     func(m *tandemv1.GetDraftRequest) { m.TargetVocab = 65 },
 		"layers":    func(m *tandemv1.GetDraftRequest) { m.TargetLayers = 3 },
 	} {
-		m := &tandemv1.GetDraftRequest{TablesDigest: "tables", TokenizerDigest: "tok", TargetHidden: hidden, TargetLayers: 4, TargetVocab: 64}
+		m := &tandemv1.GetDraftRequest{TablesDigest: "tables", TokenizerDigest: "tok", TargetHidden: hidden,
+			TargetLayers: 4, TargetVocab: 64}
 		change(m)
 		if _, err := r.client.GetDraft(t.Context(), m); !errors.Is(err, rpcerr.ModelMismatch) {
 			t.Errorf("%s: %v", name, err)
@@ -297,8 +304,8 @@ func TestRefusesOthers(t *testing.T) {
 	}
 }
 
-// TestSpeculate: proposals are trees of what was asked; repeated and stale messages are dropped, rows that are there already
-// are skipped, a new epoch starts anew at any position.
+// TestSpeculate: proposals are trees of what was asked; repeated and stale messages are dropped, rows that are there
+// already are skipped, a new epoch starts anew at any position.
 func TestSpeculate(t *testing.T) {
 	r := newRig(t, enginefake.Options{}, 2, 0, true)
 	r.ready()
@@ -306,11 +313,13 @@ func TestSpeculate(t *testing.T) {
 	check := func(a *tandemv1.SpeculateResponse, epoch, step uint64, length int32, nodes int) {
 		t.Helper()
 		var got ddtree.Tree
-		if err := got.Set(0, a.Tokens, a.Parents, a.Logprobs, ddtree.Limits{Vocab: 64, Nodes: nodes, Depth: block - 1}); err != nil {
+		if err := got.Set(0, a.Tokens, a.Parents, a.Logprobs,
+			ddtree.Limits{Vocab: 64, Nodes: nodes, Depth: block - 1}); err != nil {
 			t.Error(err)
 		}
 		if a.Epoch != epoch || a.Step != step || a.Length != length || len(a.Tokens) != nodes {
-			t.Errorf("epoch %d step %d length %d, %d nodes; want %d, %d, %d, %d", a.Epoch, a.Step, a.Length, len(a.Tokens), epoch, step, length, nodes)
+			t.Errorf("epoch %d step %d length %d, %d nodes; want %d, %d, %d, %d", a.Epoch, a.Step, a.Length, len(a.Tokens),
+				epoch, step, length, nodes)
 		}
 	}
 	// 40 rows are more than the engine takes at once.
@@ -318,7 +327,8 @@ func TestSpeculate(t *testing.T) {
 	check(exchange(t, s, message(1, 2, 40, 3, ask(6, 43, 0, chain))), 1, 2, 43, block-1)
 	first := exchange(t, s, message(1, 3, 43, 2, ask(7, 45, 4, chain)))
 	check(first, 1, 3, 45, 4)
-	for _, stale := range []*tandemv1.SpeculateRequest{message(1, 3, 45, 2, ask(7, 47, 4, chain)), message(0, 9, 0, 2, ask(7, 2, 4, chain))} {
+	for _, stale := range []*tandemv1.SpeculateRequest{message(1, 3, 45, 2, ask(7, 47, 4, chain)),
+		message(0, 9, 0, 2, ask(7, 2, 4, chain))} {
 		if err := s.Send(stale); err != nil {
 			t.Fatal(err)
 		}
@@ -363,7 +373,8 @@ func TestStreamsAreLogged(t *testing.T) {
 	}
 	got := lines[0].ContextMap()
 	delete(got, "duration_ms")
-	want := map[string]any{"request_id": "req-7", "outcome": "ok", "messages": int64(2), "proposals": int64(2), "nodes": int64(32)}
+	want := map[string]any{"request_id": "req-7", "outcome": "ok", "messages": int64(2),
+		"proposals": int64(2), "nodes": int64(32)}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
@@ -392,21 +403,28 @@ func TestRefusesBadMessages(t *testing.T) {
 		m    *tandemv1.SpeculateRequest
 		want error
 	}{
-		"bytes":    {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureRows: 2, FeatureEncoding: 2, Features: make([]byte, 7)}, rpcerr.AnyInvalidArgument},
-		"encoding": {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureRows: 1, FeatureEncoding: 9, Features: make([]byte, 32)}, rpcerr.AnyInvalidArgument},
-		"f32":      {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureRows: 1, FeatureEncoding: engineplugin.FeatureFusedF32, Features: make([]byte, 64)}, rpcerr.AnyInvalidArgument},
-		"no rows":  {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureEncoding: 2, Features: make([]byte, 32)}, rpcerr.AnyInvalidArgument},
-		"context":  {message(1, 1, 0, 65, nil), rpcerr.AnyResourceExhausted},
-		"anchor":   {message(1, 1, 0, 1, ask(-1, 1, 4, chain)), rpcerr.AnyInvalidArgument},
-		"vocab":    {message(1, 1, 0, 1, ask(64, 1, 4, chain)), rpcerr.AnyInvalidArgument},
-		"negative": {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureRows: -2, FeatureEncoding: 2}, rpcerr.AnyInvalidArgument},
+		"bytes": {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureRows: 2, FeatureEncoding: 2,
+			Features: make([]byte, 7)}, rpcerr.AnyInvalidArgument},
+		"encoding": {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureRows: 1, FeatureEncoding: 9,
+			Features: make([]byte, 32)}, rpcerr.AnyInvalidArgument},
+		"f32": {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureRows: 1,
+			FeatureEncoding: engineplugin.FeatureFusedF32, Features: make([]byte, 64)}, rpcerr.AnyInvalidArgument},
+		"no rows": {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureEncoding: 2, Features: make([]byte, 32)},
+			rpcerr.AnyInvalidArgument},
+		"context": {message(1, 1, 0, 65, nil), rpcerr.AnyResourceExhausted},
+		"anchor":  {message(1, 1, 0, 1, ask(-1, 1, 4, chain)), rpcerr.AnyInvalidArgument},
+		"vocab":   {message(1, 1, 0, 1, ask(64, 1, 4, chain)), rpcerr.AnyInvalidArgument},
+		"negative": {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureRows: -2, FeatureEncoding: 2},
+			rpcerr.AnyInvalidArgument},
 		"before":   {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeaturePosition: -9}, rpcerr.AnyInvalidArgument},
 		"position": {message(1, 1, 0, 1, ask(3, -1, 4, chain)), rpcerr.AnyInvalidArgument},
 		"block":    {message(1, 1, 0, 1, &tandemv1.Propose{Anchor: 3, Position: 1, Block: -4}), rpcerr.AnyInvalidArgument},
 		"budget":   {message(1, 1, 0, 1, &tandemv1.Propose{Anchor: 3, Position: 1, Budget: -4}), rpcerr.AnyInvalidArgument},
 		"mode":     {message(1, 1, 0, 1, &tandemv1.Propose{Anchor: 3, Position: 1, Mode: 77}), rpcerr.AnyInvalidArgument},
-		"deadline": {message(1, 1, 0, 1, &tandemv1.Propose{Anchor: 3, Position: 1, DeadlineUs: -1}), rpcerr.AnyInvalidArgument},
-		"name":     {&tandemv1.SpeculateRequest{SessionId: strings.Repeat("x", 257), Epoch: 1, Step: 1}, rpcerr.AnyInvalidArgument},
+		"deadline": {message(1, 1, 0, 1, &tandemv1.Propose{Anchor: 3, Position: 1, DeadlineUs: -1}),
+			rpcerr.AnyInvalidArgument},
+		"name": {&tandemv1.SpeculateRequest{SessionId: strings.Repeat("x", 257), Epoch: 1, Step: 1},
+			rpcerr.AnyInvalidArgument},
 	} {
 		s := r.stream()
 		if err := s.Send(test.m); err != nil {
@@ -440,7 +458,8 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// TestSkips: of questions that pile up behind a slow engine those with newer ones behind them are skipped, and each is answered.
+// TestSkips: of questions that pile up behind a slow engine those with newer ones behind them are skipped, and each
+// is answered.
 func TestSkips(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		r := newRig(t, enginefake.Options{ProposeDelay: 20 * time.Millisecond}, 1, 0, true)
@@ -489,7 +508,8 @@ const stillAppends, stillTakes = 2 * time.Millisecond, 5 * time.Millisecond
 
 func (s *still) Info() engineplugin.Info { return s.info }
 
-func (s *still) Propose(_ context.Context, _ []engineplugin.FeatureRows, requests []engineplugin.DraftRequest, result *engineplugin.DraftResult) error {
+func (s *still) Propose(_ context.Context, _ []engineplugin.FeatureRows, requests []engineplugin.DraftRequest,
+	result *engineplugin.DraftResult) error {
 	result.AppendNanos, result.EngineNanos = int64(stillAppends), int64(stillTakes)
 	if len(requests) == 0 {
 		return nil
@@ -504,7 +524,8 @@ func (s *still) Propose(_ context.Context, _ []engineplugin.FeatureRows, request
 }
 
 func TestHotPathDoesNotAllocate(t *testing.T) {
-	w := newWork(&still{info: engineplugin.Info{Vocab: 64, FeatureFused: hidden, BlockSize: block, MaxContext: 1 << 30, MaxBatchRows: 512, MaxTopK: 64}}, 1)
+	w := newWork(&still{info: engineplugin.Info{Vocab: 64, FeatureFused: hidden, BlockSize: block, MaxContext: 1 << 30,
+		MaxBatchRows: 512, MaxTopK: 64}}, 1)
 	m := message(1, 0, 0, 4, ask(1, 4, 22, tree))
 	ctx := context.Background()
 	round := func() {
@@ -523,15 +544,18 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 
 // TestTimes: features that the engine takes in three calls, the last one with the question.
 func TestTimes(t *testing.T) {
-	w := newWork(&still{info: engineplugin.Info{Vocab: 64, FeatureFused: hidden, BlockSize: block, MaxContext: 1 << 30, MaxBatchRows: 16, MaxTopK: 64}}, 1)
-	if _, err := w.handle(context.Background(), message(1, 1, 0, 40, ask(1, 40, 22, tree)), time.Now(), false); err != nil {
+	w := newWork(&still{info: engineplugin.Info{Vocab: 64, FeatureFused: hidden, BlockSize: block, MaxContext: 1 << 30,
+		MaxBatchRows: 16, MaxTopK: 64}}, 1)
+	if _, err := w.handle(context.Background(), message(1, 1, 0, 40, ask(1, 40, 22, tree)),
+		time.Now(), false); err != nil {
 		t.Fatal(err)
 	}
 	if appended, forward := w.response.AppendUs, w.response.ForwardUs; appended != 6000 || forward != 9000 {
 		t.Errorf("three calls: %d us for features, %d us for the proposal, want 6000 and 9000", appended, forward)
 	}
 	// Features that the draft has, and no question: nothing for the engine to do.
-	if _, err := w.handle(context.Background(), message(1, 2, 38, 2, nil), time.Now(), false); err != nil || w.appended+w.forward != 0 {
+	if _, err := w.handle(context.Background(), message(1, 2, 38, 2, nil), time.Now(), false); err != nil ||
+		w.appended+w.forward != 0 {
 		t.Errorf("nothing new: %v, %v", w.appended+w.forward, err)
 	}
 }

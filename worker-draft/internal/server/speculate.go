@@ -114,8 +114,10 @@ func (s *Server) logStream(ctx context.Context, began time.Time, d *streamed, er
 		level, outcome = zap.WarnLevel, "failed"
 	}
 	fields := []zap.Field{
-		zap.String(telemetry.KeyRequestID, id), zap.String(telemetry.KeyOutcome, outcome), zap.Int(telemetry.KeyMessages, d.messages),
-		zap.Int(telemetry.KeyProposals, d.proposals), zap.Int(telemetry.KeyNodes, d.nodes), zap.Int64(telemetry.KeyDurationMS, time.Since(began).Milliseconds()),
+		zap.String(telemetry.KeyRequestID, id), zap.String(telemetry.KeyOutcome, outcome),
+		zap.Int(telemetry.KeyMessages, d.messages),
+		zap.Int(telemetry.KeyProposals, d.proposals), zap.Int(telemetry.KeyNodes, d.nodes),
+		zap.Int64(telemetry.KeyDurationMS, time.Since(began).Milliseconds()),
 	}
 	if level == zap.WarnLevel {
 		fields = append(fields, zap.NamedError(telemetry.KeyErr, err))
@@ -123,8 +125,8 @@ func (s *Server) logStream(ctx context.Context, began time.Time, d *streamed, er
 	s.cfg.Log.Log(level, "request ended", fields...)
 }
 
-// slot takes a slot. A target that ends one request and starts the next may be here before its last stream has ended, so a
-// short wait comes before the refusal.
+// slot takes a slot. A target that ends one request and starts the next may be here before its last stream has ended,
+// so a short wait comes before the refusal.
 func (s *Server) slot(ctx context.Context) error {
 	select {
 	case s.slots <- struct{}{}:
@@ -144,7 +146,8 @@ func (s *Server) slot(ctx context.Context) error {
 }
 
 // read reads the stream into free messages until its end. It ends with the stream, whose handler's return cancels it.
-func read(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequest, tandemv1.SpeculateResponse], free, full chan *arrival) error {
+func read(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequest, tandemv1.SpeculateResponse], free,
+	full chan *arrival) error {
 	ctx := stream.Context()
 	for {
 		var a *arrival

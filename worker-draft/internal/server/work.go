@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-// treeWidth is the number of candidates per position of a tree. Deeper ranks hardly ever enter a tree within 64 nodes: the
-// rank-16 candidate would have to beat everything that the fifteen before it lead to.
+// treeWidth is the number of candidates per position of a tree. Deeper ranks hardly ever enter a tree within 64 nodes:
+// the rank-16 candidate would have to beat everything that the fifteen before it lead to.
 const treeWidth = 16
 
 // work is the state of one stream. Its memory is used again for every message.
@@ -45,7 +45,8 @@ func newWork(engine engineplugin.Engine, sequence engineplugin.Sequence) *work {
 
 // handle does what a message asks for. reply says that response is to be sent. newer says that another message waits
 // already, which makes a proposal for this one useless.
-func (w *work) handle(ctx context.Context, m *tandemv1.SpeculateRequest, at time.Time, newer bool) (reply bool, err error) {
+func (w *work) handle(ctx context.Context, m *tandemv1.SpeculateRequest, at time.Time,
+	newer bool) (reply bool, err error) {
 	w.proposed, w.skipped, w.appended, w.forward = false, false, 0, 0
 	if err := check(m, w.info.Vocab); err != nil {
 		return false, err
@@ -131,7 +132,8 @@ func check(m *tandemv1.SpeculateRequest, vocab int) error {
 func (w *work) fresh(m *tandemv1.SpeculateRequest) (rows int, data []byte, err error) {
 	if m.FeatureRows == 0 {
 		if len(m.Features) > 0 {
-			return 0, nil, rpcerr.InvalidArgument("feature_rows", "is %d, but there are %d bytes of features", m.FeatureRows, len(m.Features))
+			return 0, nil, rpcerr.InvalidArgument("feature_rows", "is %d, but there are %d bytes of features",
+				m.FeatureRows, len(m.Features))
 		}
 		return 0, nil, nil
 	}
@@ -145,7 +147,8 @@ func (w *work) fresh(m *tandemv1.SpeculateRequest) (rows int, data []byte, err e
 	}
 	rowBytes := 2 * width
 	if len(m.Features) != int(m.FeatureRows)*rowBytes {
-		return 0, nil, rpcerr.InvalidArgument("features", "%d rows need %d bytes, got %d", m.FeatureRows, int(m.FeatureRows)*rowBytes, len(m.Features))
+		return 0, nil, rpcerr.InvalidArgument("features", "%d rows need %d bytes, got %d", m.FeatureRows,
+			int(m.FeatureRows)*rowBytes, len(m.Features))
 	}
 	next := w.base + w.length
 	if int(m.FeaturePosition) > next {
@@ -154,7 +157,8 @@ func (w *work) fresh(m *tandemv1.SpeculateRequest) (rows int, data []byte, err e
 	skip := min(next-int(m.FeaturePosition), int(m.FeatureRows))
 	rows = int(m.FeatureRows) - skip
 	if w.length+rows > w.info.MaxContext {
-		return 0, nil, rpcerr.ResourceExhausted("%d rows do not fit into the draft's context of %d", w.length+rows, w.info.MaxContext)
+		return 0, nil, rpcerr.ResourceExhausted("%d rows do not fit into the draft's context of %d",
+			w.length+rows, w.info.MaxContext)
 	}
 	return rows, m.Features[skip*rowBytes:], nil
 }
@@ -175,13 +179,15 @@ func (w *work) request(ask *tandemv1.Propose, rows int) ([]engineplugin.DraftReq
 		width = max(1, min(treeWidth, int(ask.Budget), w.info.MaxTopK))
 	}
 	w.requests[0] = engineplugin.DraftRequest{
-		Sequence: w.sequence, Token: ask.Anchor, Position: int32(w.length + rows), Block: int32(block), TopK: int32(width), Temperature: 1,
+		Sequence: w.sequence, Token: ask.Anchor, Position: int32(w.length + rows), Block: int32(block),
+		TopK: int32(width), Temperature: 1,
 	}
 	return w.requests[:1], nil
 }
 
 // run appends features, in pieces that the engine takes, and makes the proposal together with the last one.
-func (w *work) run(ctx context.Context, m *tandemv1.SpeculateRequest, rows int, data []byte, requests []engineplugin.DraftRequest) error {
+func (w *work) run(ctx context.Context, m *tandemv1.SpeculateRequest, rows int, data []byte,
+	requests []engineplugin.DraftRequest) error {
 	piece := max(1, w.info.MaxBatchRows)
 	rowBytes := 0
 	if rows > 0 {
@@ -192,7 +198,8 @@ func (w *work) run(ctx context.Context, m *tandemv1.SpeculateRequest, rows int, 
 		features, asks := w.features[:0], requests[:0]
 		if n > 0 {
 			w.features[0] = engineplugin.FeatureRows{
-				Sequence: w.sequence, Position: int32(w.length), Rows: int32(n), Encoding: m.FeatureEncoding, Data: data[:n*rowBytes],
+				Sequence: w.sequence, Position: int32(w.length), Rows: int32(n), Encoding: m.FeatureEncoding,
+				Data: data[:n*rowBytes],
 			}
 			features = w.features[:1]
 		}
@@ -214,7 +221,8 @@ func (w *work) run(ctx context.Context, m *tandemv1.SpeculateRequest, rows int, 
 // build makes the tree of the engine's candidates.
 func (w *work) build(ask *tandemv1.Propose) {
 	c := ddtree.Candidates{
-		IDs: w.result.IDs, Logprobs: w.result.Logprobs, Stride: w.result.Stride, Positions: min(w.result.Positions, int(w.requests[0].Block)-1),
+		IDs: w.result.IDs, Logprobs: w.result.Logprobs, Stride: w.result.Stride,
+		Positions: min(w.result.Positions, int(w.requests[0].Block)-1),
 	}
 	budget := int(ask.Budget)
 	options := ddtree.Options{Budget: budget, Width: int(w.requests[0].TopK), ChainSeed: true}
@@ -231,5 +239,6 @@ func (w *work) answer(build time.Duration) {
 	r := &w.response
 	r.Epoch, r.Step, r.Length = w.epoch, w.step, int32(w.base+w.length)
 	r.Tokens, r.Parents, r.Logprobs = w.tree.Tokens[1:], w.tree.Parents[1:], w.tree.Logprobs[1:]
-	r.AppendUs, r.ForwardUs, r.BuildUs = int32(w.appended.Microseconds()), int32(w.forward.Microseconds()), int32(build.Microseconds())
+	r.AppendUs, r.ForwardUs, r.BuildUs = int32(w.appended.Microseconds()), int32(w.forward.Microseconds()),
+		int32(build.Microseconds())
 }

@@ -28,11 +28,12 @@ type cli struct {
 	Health workernode.HealthCmd `cmd:"" help:"Ask a worker whether it serves; exit status 0 or 1."`
 }
 
-// Variables implements config.Variables: on a machine where one variable reaches several programs it means the same to all of them.
+// Variables implements config.Variables: on a machine where one variable reaches several programs it means the same to
+// all of them.
 func (cli) Variables() map[string][]string {
 	return map[string][]string{
-		"model": {"PREFILL_DRAFTER"}, "device": {"PREFILL_DEVICE", "DEVICE"}, "threads": {"DRAFT_THREADS", "THREADS"}, "memory-cap": {"PREFILL_MEMORY_CAP"},
-		"max-ctx": {"PREFILL_MAX_CTX"},
+		"model": {"PREFILL_DRAFTER"}, "device": {"PREFILL_DEVICE", "DEVICE"}, "threads": {"DRAFT_THREADS", "THREADS"},
+		"memory-cap": {"PREFILL_MEMORY_CAP"}, "max-ctx": {"PREFILL_MAX_CTX"},
 	}
 }
 
@@ -68,7 +69,8 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	}
 	options := c.OpenOptions(engineplugin.RoleScore)
 	options.MaxSequences = 1 // scoring needs no sequences; the engine takes one prompt at a time
-	keeper := workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine"), Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags, Trained: workernode.Trained(file)})
+	keeper := workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine"),
+		Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags, Trained: workernode.Trained(file)})
 	w := &worker{Server: server.New(keeper, c.Lanes, log), keeper: keeper}
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}
 	return workernode.RunWithEngine(ctx, node, w, keeper, func(r *tandemv1.Registration, info engineplugin.Info) {

@@ -1,8 +1,8 @@
 // Package pflash chooses which parts of a long prompt the target gets to read, from the scores that a small model gives
 // to every token.
 //
-// Unit of selection is the chunk (32 tokens). Per segment that may be shortened: token scores are smoothed, averaged over
-// chunks, and chunks are taken in this order until the quota is filled: first and last chunks, chunks around exact
+// Unit of selection is the chunk (32 tokens). Per segment that may be shortened: token scores are smoothed, averaged
+// over chunks, and chunks are taken in this order until the quota is filled: first and last chunks, chunks around exact
 // repetitions of the question's 4-grams (these may exceed the quota), then the best scores, ties to the lower index.
 //
 // Which rows ask ("query rows") decides the quality of the scores. The last tokens of a rendered prompt are template

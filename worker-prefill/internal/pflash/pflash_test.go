@@ -14,19 +14,22 @@ var exampleScores = []float32{0, 0, 0, 0, .1, .9, .1, 0, 0, 0, 0, 0, .4, .4, .4,
 func TestWorkedExample(t *testing.T) {
 	approx := cmpopts.EquateApprox(0, 1e-6)
 	smoothed := Smooth(exampleScores, 3)
-	want := []float32{0, 0, 0, .033333333, .33333333, .36666667, .33333333, .033333333, 0, 0, 0, .13333333, .26666667, .4, .4, .26666667,
+	want := []float32{0, 0, 0, .033333333, .33333333, .36666667, .33333333, .033333333, 0, 0, 0, .13333333,
+		.26666667, .4, .4, .26666667,
 		.13333333, .066666667, .066666667, .1}
 	if d := cmp.Diff(want, smoothed, approx); d != "" {
 		t.Error("smoothed:", d)
 	}
-	if d := cmp.Diff([]float32{.0083333333, .26666667, .033333333, .33333333, .091666667}, ChunkMeans(smoothed, 4), approx); d != "" {
+	if d := cmp.Diff([]float32{.0083333333, .26666667, .033333333, .33333333, .091666667},
+		ChunkMeans(smoothed, 4), approx); d != "" {
 		t.Error("chunks:", d)
 	}
 	if d := cmp.Diff([]float32{0, .275, 0, .4, .05}, ChunkMeans(exampleScores, 4), approx); d != "" {
 		t.Error("chunks of raw scores:", d)
 	}
 	// Quota floor(5*0.6) = 3: tail chunk 4 is forced (b = 2: head 0, tail 2 takes 3 and 4), then the best of the rest.
-	got := Select(make([]int32, 20), exampleScores, Segment{Span: Span{0, 20}, KeepRatio: .6}, Span{}, Options{Chunk: 4, Pool: 3})
+	got := Select(make([]int32, 20), exampleScores, Segment{Span: Span{0, 20}, KeepRatio: .6}, Span{},
+		Options{Chunk: 4, Pool: 3})
 	if d := cmp.Diff([]Span{{4, 8}, {12, 20}}, got); d != "" {
 		t.Error("selected:", d)
 	}
@@ -51,7 +54,8 @@ func TestQuotaAndEnds(t *testing.T) {
 		quota := Quota(test.tokens/32, test.ratio, 0)
 		head, tail := Ends(quota)
 		if quota != test.quota || head != test.head || tail != test.end {
-			t.Errorf("%d tokens at %v: quota %d, ends %d+%d, want %d, %d+%d", test.tokens, test.ratio, quota, head, tail, test.quota, test.head, test.end)
+			t.Errorf("%d tokens at %v: quota %d, ends %d+%d, want %d, %d+%d", test.tokens, test.ratio, quota, head, tail,
+				test.quota, test.head, test.end)
 		}
 	}
 	if q := Quota(10, .1, 4); q != 4 {

@@ -10,8 +10,8 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
 )
 
-// TestCancelAtEveryAwait: a request that is cancelled at any of the moments at which it waits gives its slot back, and the
-// engine scores the next prompt.
+// TestCancelAtEveryAwait: a request that is cancelled at any of the moments at which it waits gives its slot back, and
+// the engine scores the next prompt.
 func TestCancelAtEveryAwait(t *testing.T) {
 	var awaits enginetest.Awaits
 	fake := enginefake.New(enginefake.Options{Vocab: 128})
@@ -21,7 +21,8 @@ func TestCancelAtEveryAwait(t *testing.T) {
 	} {
 		t.Run(way, func(t *testing.T) {
 			inner, err := opener.Open(t.Context(), engineplugin.OpenOptions{
-				Role: engineplugin.RoleScore, ModelPath: "scorer", MaxSequences: 1, KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+				Role: engineplugin.RoleScore, ModelPath: "scorer", MaxSequences: 1, KVTypeK: engineplugin.KVDefault,
+				KVTypeV: engineplugin.KVDefault,
 			}, nil)
 			if err != nil {
 				t.Fatal(err)

@@ -23,7 +23,8 @@ type Engines interface {
 	Report(engine engineplugin.Engine, err error)
 }
 
-// Server implements PrefillService. The engine scores one prompt at a time; others wait for it, as many as there are slots.
+// Server implements PrefillService. The engine scores one prompt at a time; others wait for it, as many as there
+// are slots.
 type Server struct {
 	tandemv1.UnimplementedPrefillServiceServer
 	engines  Engines
@@ -51,7 +52,8 @@ func New(engines Engines, slots int, log *zap.Logger) *Server {
 func (s *Server) Drain() { s.draining.Store(true) }
 
 // Compress implements PrefillService.
-func (s *Server) Compress(ctx context.Context, m *tandemv1.CompressRequest) (reply *tandemv1.CompressResponse, err error) {
+func (s *Server) Compress(ctx context.Context,
+	m *tandemv1.CompressRequest) (reply *tandemv1.CompressResponse, err error) {
 	began := time.Now()
 	defer func() { s.logRequest(ctx, m, reply, began, err) }()
 	if s.draining.Load() {
@@ -112,7 +114,8 @@ func (s *Server) Compress(ctx context.Context, m *tandemv1.CompressRequest) (rep
 }
 
 // logRequest writes the line of a request that is over: at warn when the scorer failed, else at info.
-func (s *Server) logRequest(ctx context.Context, m *tandemv1.CompressRequest, reply *tandemv1.CompressResponse, began time.Time, err error) {
+func (s *Server) logRequest(ctx context.Context, m *tandemv1.CompressRequest, reply *tandemv1.CompressResponse,
+	began time.Time, err error) {
 	kept := 0
 	for _, seg := range reply.GetSegments() {
 		for _, k := range seg.GetKept() {
@@ -130,7 +133,8 @@ func (s *Server) logRequest(ctx context.Context, m *tandemv1.CompressRequest, re
 	}
 	id := m.GetRequestId()
 	fields := []zap.Field{
-		zap.String(telemetry.KeyRequestID, id[:min(len(id), mostID)]), zap.String(telemetry.KeyOutcome, outcome), zap.Int(telemetry.KeyPrompt, len(m.GetTokens())),
+		zap.String(telemetry.KeyRequestID, id[:min(len(id), mostID)]), zap.String(telemetry.KeyOutcome, outcome),
+		zap.Int(telemetry.KeyPrompt, len(m.GetTokens())),
 		zap.Int(telemetry.KeyTokens, kept), zap.Int64(telemetry.KeyDurationMS, time.Since(began).Milliseconds()),
 	}
 	if err != nil && outcome != "cancelled" {
@@ -190,7 +194,8 @@ func check(m *tandemv1.CompressRequest, info engineplugin.Info) error {
 		first, last := seg.GetSpan().GetFirst(), seg.GetSpan().GetLast()
 		switch {
 		case first < end || last <= first || int(last) > n:
-			return rpcerr.InvalidArgument("segments", "segment %d is [%d, %d): segments are ascending, disjoint, not empty, within %d tokens", i, first, last, n)
+			return rpcerr.InvalidArgument("segments",
+				"segment %d is [%d, %d): segments are ascending, disjoint, not empty, within %d tokens", i, first, last, n)
 		case !(seg.KeepRatio > 0) || seg.KeepRatio > 1 || math.IsNaN(seg.KeepRatio):
 			return rpcerr.InvalidArgument("segments.keep_ratio", "segment %d: must be in (0, 1], got %v", i, seg.KeepRatio)
 		case seg.MinChunks < 0:
@@ -225,6 +230,7 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 	s.mu.Unlock()
 	h.LanesBusy = int32(len(s.slots))
 	h.Counters = map[string]float64{
-		"requests": c.requests, "requests_failed": c.failed, "scored_tokens": c.tokens, "kept_tokens": c.kept, "score_seconds": c.seconds,
+		"requests": c.requests, "requests_failed": c.failed, "scored_tokens": c.tokens, "kept_tokens": c.kept,
+		"score_seconds": c.seconds,
 	}
 }

@@ -31,7 +31,8 @@ func (f fixed) Report(_ engineplugin.Engine, _ error) {}
 func newServer(t *testing.T, o enginefake.Options, slots int) *Server {
 	t.Helper()
 	engine, err := enginefake.New(o).Open(t.Context(), engineplugin.OpenOptions{
-		Role: engineplugin.RoleScore, ModelPath: "scorer", MaxSequences: 1, KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+		Role: engineplugin.RoleScore, ModelPath: "scorer", MaxSequences: 1, KVTypeK: engineplugin.KVDefault,
+		KVTypeV: engineplugin.KVDefault,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -130,7 +131,8 @@ func TestRequestsAreLogged(t *testing.T) {
 	s.log = zap.New(core)
 	tokens, query := document()
 	for id, want := range map[string]string{"good": "ok", "bad": "refused"} {
-		m := &tandemv1.CompressRequest{RequestId: id, Tokens: tokens, Query: query, Segments: []*tandemv1.Segment{{Span: &tandemv1.Span{First: 0, Last: 3000}, KeepRatio: 0.1}}}
+		m := &tandemv1.CompressRequest{RequestId: id, Tokens: tokens, Query: query,
+			Segments: []*tandemv1.Segment{{Span: &tandemv1.Span{First: 0, Last: 3000}, KeepRatio: 0.1}}}
 		if id == "bad" {
 			m.Tokens = append([]int32{1000}, tokens...)
 		}
@@ -140,7 +142,8 @@ func TestRequestsAreLogged(t *testing.T) {
 			t.Fatalf("%s: %v, %v", id, lines, err)
 		}
 		got := lines[0].ContextMap()
-		if got["request_id"] != id || got["outcome"] != want || (err == nil) != (want == "ok") || got["prompt_tokens"] != int64(len(m.Tokens)) || (got["tokens"] == int64(0)) == (want == "ok") {
+		if got["request_id"] != id || got["outcome"] != want || (err == nil) != (want == "ok") ||
+			got["prompt_tokens"] != int64(len(m.Tokens)) || (got["tokens"] == int64(0)) == (want == "ok") {
 			t.Errorf("%s: %v, %v", id, got, err)
 		}
 	}
@@ -155,19 +158,28 @@ func TestRefusals(t *testing.T) {
 		want    error
 		text    string
 	}{
-		"empty":          {&tandemv1.CompressRequest{}, rpcerr.AnyInvalidArgument, "tokens"},
-		"too long":       {&tandemv1.CompressRequest{Tokens: make([]int32, 101)}, rpcerr.AnyResourceExhausted, "101 tokens, the scorer takes 100"},
-		"token":          {&tandemv1.CompressRequest{Tokens: []int32{128}}, rpcerr.AnyInvalidArgument, "128"},
-		"query":          {&tandemv1.CompressRequest{Tokens: ok, Query: span(0, 51)}, rpcerr.AnyInvalidArgument, "query"},
-		"segment order":  {&tandemv1.CompressRequest{Tokens: ok, Segments: []*tandemv1.Segment{{Span: span(5, 9), KeepRatio: 1}, {Span: span(8, 12), KeepRatio: 1}}}, rpcerr.AnyInvalidArgument, "segment 1"},
-		"segment end":    {&tandemv1.CompressRequest{Tokens: ok, Segments: []*tandemv1.Segment{{Span: span(5, 51), KeepRatio: 1}}}, rpcerr.AnyInvalidArgument, "segment 0"},
-		"no span":        {&tandemv1.CompressRequest{Tokens: ok, Segments: []*tandemv1.Segment{{KeepRatio: 1}}}, rpcerr.AnyInvalidArgument, "segment 0"},
-		"ratio":          {&tandemv1.CompressRequest{Tokens: ok, Segments: []*tandemv1.Segment{{Span: span(5, 9)}}}, rpcerr.AnyInvalidArgument, "keep_ratio"},
-		"query tokens":   {&tandemv1.CompressRequest{Tokens: ok, QueryTokens: 1 << 30}, rpcerr.AnyInvalidArgument, "query_tokens"},
-		"id":             {&tandemv1.CompressRequest{Tokens: ok, RequestId: strings.Repeat("x", 257)}, rpcerr.AnyInvalidArgument, "request_id"},
+		"empty": {&tandemv1.CompressRequest{}, rpcerr.AnyInvalidArgument, "tokens"},
+		"too long": {&tandemv1.CompressRequest{Tokens: make([]int32, 101)}, rpcerr.AnyResourceExhausted,
+			"101 tokens, the scorer takes 100"},
+		"token": {&tandemv1.CompressRequest{Tokens: []int32{128}}, rpcerr.AnyInvalidArgument, "128"},
+		"query": {&tandemv1.CompressRequest{Tokens: ok, Query: span(0, 51)}, rpcerr.AnyInvalidArgument, "query"},
+		"segment order": {&tandemv1.CompressRequest{Tokens: ok,
+			Segments: []*tandemv1.Segment{{Span: span(5, 9), KeepRatio: 1}, {Span: span(8, 12), KeepRatio: 1}}},
+			rpcerr.AnyInvalidArgument, "segment 1"},
+		"segment end": {&tandemv1.CompressRequest{Tokens: ok,
+			Segments: []*tandemv1.Segment{{Span: span(5, 51), KeepRatio: 1}}}, rpcerr.AnyInvalidArgument, "segment 0"},
+		"no span": {&tandemv1.CompressRequest{Tokens: ok, Segments: []*tandemv1.Segment{{KeepRatio: 1}}},
+			rpcerr.AnyInvalidArgument, "segment 0"},
+		"ratio": {&tandemv1.CompressRequest{Tokens: ok, Segments: []*tandemv1.Segment{{Span: span(5, 9)}}},
+			rpcerr.AnyInvalidArgument, "keep_ratio"},
+		"query tokens": {&tandemv1.CompressRequest{Tokens: ok, QueryTokens: 1 << 30},
+			rpcerr.AnyInvalidArgument, "query_tokens"},
+		"id": {&tandemv1.CompressRequest{Tokens: ok, RequestId: strings.Repeat("x", 257)},
+			rpcerr.AnyInvalidArgument, "request_id"},
 		"negative chunk": {&tandemv1.CompressRequest{Tokens: ok, ChunkTokens: -1}, rpcerr.AnyInvalidArgument, "chunk_tokens"},
 	} {
-		if _, err := s.Compress(t.Context(), test.request); !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.text) {
+		if _, err := s.Compress(t.Context(), test.request); !errors.Is(err, test.want) ||
+			!strings.Contains(err.Error(), test.text) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -181,7 +193,8 @@ func TestCancel(t *testing.T) {
 	s := newServer(t, enginefake.Options{Vocab: 128, ScoreDelay: time.Minute}, 1)
 	tokens, question := document()
 	request := &tandemv1.CompressRequest{
-		Tokens: tokens, Query: question, Segments: []*tandemv1.Segment{{Span: &tandemv1.Span{First: 0, Last: 3000}, KeepRatio: 0.1}},
+		Tokens: tokens, Query: question,
+		Segments: []*tandemv1.Segment{{Span: &tandemv1.Span{First: 0, Last: 3000}, KeepRatio: 0.1}},
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

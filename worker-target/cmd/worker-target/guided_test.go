@@ -26,8 +26,8 @@ var trioSchemas = []string{
 	`{"type":"array","items":{"$ref":"#/$defs/step"},"minItems":1,"maxItems":3,"$defs":{"step":{"type":"object","properties":{"title":{"type":"string","maxLength":20},"done":{"type":"boolean"}},"required":["title","done"]}}}`,
 }
 
-// TestSlowTrioGuided runs the demonstration models under schemas: every mode gives the tokens of plain decoding, every text is valid
-// for an independent validator, and what guiding costs a step is reported.
+// TestSlowTrioGuided runs the demonstration models under schemas: every mode gives the tokens of plain decoding, every
+// text is valid for an independent validator, and what guiding costs a step is reported.
 func TestSlowTrioGuided(t *testing.T) {
 	in, cases := trio(t)
 	dir, err := os.MkdirTemp("", "trio")
@@ -45,8 +45,10 @@ func TestSlowTrioGuided(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	start(t, in("bin", "worker-draft"), filepath.Join(dir, "d"), "--model", in("models", "tandem-tiny-draft-q8_0.gguf"), "--cache-dir", filepath.Join(dir, "cd"))
-	start(t, in("bin", "worker-target"), filepath.Join(dir, "t"), "--model", model, "--cache-dir", filepath.Join(dir, "ct"), "--draft-address", "unix://"+filepath.Join(dir, "d"))
+	start(t, in("bin", "worker-draft"), filepath.Join(dir, "d"), "--model", in("models", "tandem-tiny-draft-q8_0.gguf"),
+		"--cache-dir", filepath.Join(dir, "cd"))
+	start(t, in("bin", "worker-target"), filepath.Join(dir, "t"), "--model", model, "--cache-dir",
+		filepath.Join(dir, "ct"), "--draft-address", "unix://"+filepath.Join(dir, "d"))
 	conn, err := workernode.Dial("unix://" + filepath.Join(dir, "t"))
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +87,8 @@ func TestSlowTrioGuided(t *testing.T) {
 	// The engine loads, and the draft takes the target's tables over the wire.
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		_, end, err := try(&tandemv1.DecodeRequest{
-			PromptTokens: cases[0].IDs, MaxTokens: 30, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
+			PromptTokens: cases[0].IDs, MaxTokens: 30, TopLogprobs: -1,
+			Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
 		})
 		if err == nil && end.Timings.AcceptedTokens > 0 {
 			break
@@ -110,8 +113,9 @@ func TestSlowTrioGuided(t *testing.T) {
 				var plain []int32
 				for _, mode := range trioModes {
 					request := &tandemv1.DecodeRequest{
-						RequestId: fmt.Sprint("guided", i, n), PromptTokens: c.IDs, MaxTokens: 400, TopLogprobs: -1, StopTokens: words.StopTokens(),
-						Sampling: &tandemv1.Sampling{Temperature: &temperature, Seed: &seed}, Speculation: mode.spec, Guide: &tandemv1.Guide{Grammar: w.Text()},
+						RequestId: fmt.Sprint("guided", i, n), PromptTokens: c.IDs, MaxTokens: 400, TopLogprobs: -1,
+						StopTokens: words.StopTokens(), Sampling: &tandemv1.Sampling{Temperature: &temperature, Seed: &seed},
+						Speculation: mode.spec, Guide: &tandemv1.Guide{Grammar: w.Text()},
 					}
 					tokens, end := run(request)
 					if mode.name == "plain" {
@@ -126,7 +130,8 @@ func TestSlowTrioGuided(t *testing.T) {
 							t.Log(text)
 						}
 					} else if !slices.Equal(tokens, plain) {
-						t.Errorf("%s, schema %d, prompt %d: %s, plain %s", mode.name, i, n, words.Decode(tokens, false), words.Decode(plain, false))
+						t.Errorf("%s, schema %d, prompt %d: %s, plain %s", mode.name, i, n, words.Decode(tokens, false),
+							words.Decode(plain, false))
 					}
 					if costs[mode.name] == nil {
 						costs[mode.name] = &cost{}
@@ -143,6 +148,7 @@ func TestSlowTrioGuided(t *testing.T) {
 	}
 	for _, mode := range trioModes {
 		s := costs[mode.name]
-		t.Logf("%-7s %6.1f tokens/s, %.2f tokens a step, a step: verify %.2f ms, all %.2f ms", mode.name, 1000*s.tokens/s.decode, s.tokens/s.steps, s.verify/s.steps, s.decode/s.steps)
+		t.Logf("%-7s %6.1f tokens/s, %.2f tokens a step, a step: verify %.2f ms, all %.2f ms", mode.name,
+			1000*s.tokens/s.decode, s.tokens/s.steps, s.verify/s.steps, s.decode/s.steps)
 	}
 }

@@ -117,7 +117,8 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		},
 		TablesDigest:    func(context.Context) (string, error) { return digest() },
 		TablesFile:      (&tables{file: file, dir: cache}).path,
-		TokenizerDigest: registration.Model.TokenizerDigest, CacheDir: cache, Dial: workernode.Dialer(c.DraftTransport), Log: log.Named("drafts"),
+		TokenizerDigest: registration.Model.TokenizerDigest, CacheDir: cache, Dial: workernode.Dialer(c.DraftTransport),
+		Log: log.Named("drafts"),
 	}, c.DraftAddress)
 	w.keeper = workernode.NewKeeper(workernode.KeeperConfig{
 		Opener: host, Options: options, Log: log.Named("engine"), Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()},
@@ -128,7 +129,8 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		return workernode.Contract(registration.Model.Digest, info, c.Chunk)
 	}
 	w.Server = server.New(id, c.Lanes, decode.Config{
-		PrefillChunk: c.Chunk, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows, MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup,
+		PrefillChunk: c.Chunk, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows,
+		MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup,
 	}, server.Deps{Engines: w.keeper, Drafts: w.manager, Guides: w.guides, Model: w.model, Contract: contract, Log: log})
 
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}

@@ -69,7 +69,8 @@ type goldenCase struct {
 	Greedy []int32 `json:"greedy"`
 }
 
-// trio gives paths in the checkout and the golden cases of the demonstration models, or skips the test where programs are missing.
+// trio gives paths in the checkout and the golden cases of the demonstration models, or skips the test where programs
+// are missing.
 func trio(t *testing.T) (in func(path ...string) string, cases []goldenCase) {
 	t.Helper()
 	root, err := filepath.Abs("../../..")
@@ -77,7 +78,8 @@ func trio(t *testing.T) (in func(path ...string) string, cases []goldenCase) {
 		t.Fatal(err)
 	}
 	in = func(path ...string) string { return filepath.Join(append([]string{root}, path...)...) }
-	for _, path := range []string{in("bin", "worker-target"), in("bin", "worker-draft"), in("bin", "tandem-engine"), in("bin", "libtandem_cpu.so")} {
+	for _, path := range []string{in("bin", "worker-target"), in("bin", "worker-draft"), in("bin", "tandem-engine"),
+		in("bin", "libtandem_cpu.so")} {
 		if _, err := os.Stat(path); err != nil {
 			t.Skip("needs the programs in bin/: make build")
 		}
@@ -96,8 +98,8 @@ func trio(t *testing.T) (in func(path ...string) string, cases []goldenCase) {
 	return in, golden.Cases
 }
 
-// TestSlowTrio runs the demonstration models in processes: every mode gives the tokens of plain decoding, the plain ones are
-// those of the golden file but for near ties, and speed and acceptance are reported.
+// TestSlowTrio runs the demonstration models in processes: every mode gives the tokens of plain decoding, the plain
+// ones are those of the golden file but for near ties, and speed and acceptance are reported.
 func TestSlowTrio(t *testing.T) {
 	in, cases := trio(t)
 	// Socket paths are short: their length is limited to some hundred bytes.
@@ -108,10 +110,12 @@ func TestSlowTrio(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	model := in("models", "tandem-tiny-target-q4_k_m.gguf")
 	startDraft := func() *exec.Cmd {
-		return start(t, in("bin", "worker-draft"), filepath.Join(dir, "d"), "--model", in("models", "tandem-tiny-draft-q8_0.gguf"), "--cache-dir", filepath.Join(dir, "cd"))
+		return start(t, in("bin", "worker-draft"), filepath.Join(dir, "d"), "--model",
+			in("models", "tandem-tiny-draft-q8_0.gguf"), "--cache-dir", filepath.Join(dir, "cd"))
 	}
 	draft := startDraft()
-	start(t, in("bin", "worker-target"), filepath.Join(dir, "t"), "--model", model, "--cache-dir", filepath.Join(dir, "ct"), "--draft-address", "unix://"+filepath.Join(dir, "d"))
+	start(t, in("bin", "worker-target"), filepath.Join(dir, "t"), "--model", model, "--cache-dir",
+		filepath.Join(dir, "ct"), "--draft-address", "unix://"+filepath.Join(dir, "d"))
 	conn, err := workernode.Dial("unix://" + filepath.Join(dir, "t"))
 	if err != nil {
 		t.Fatal(err)
@@ -162,7 +166,8 @@ func TestSlowTrio(t *testing.T) {
 	// The engine loads, and the draft takes the target's tables over the wire.
 	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		_, end, err := try(&tandemv1.DecodeRequest{
-			PromptTokens: cases[0].IDs, MaxTokens: 30, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
+			PromptTokens: cases[0].IDs, MaxTokens: 30, TopLogprobs: -1,
+			Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
 		})
 		if err == nil && end.Timings.AcceptedTokens > 0 {
 			break
@@ -185,7 +190,8 @@ func TestSlowTrio(t *testing.T) {
 			var plain []int32
 			for _, mode := range trioModes {
 				tokens, end := run(&tandemv1.DecodeRequest{
-					RequestId: fmt.Sprint(mode.name, i), PromptTokens: c.IDs, MaxTokens: int32(len(c.Greedy)), TopLogprobs: -1, Sampling: sampling, Speculation: mode.spec,
+					RequestId: fmt.Sprint(mode.name, i), PromptTokens: c.IDs, MaxTokens: int32(len(c.Greedy)), TopLogprobs: -1,
+					Sampling: sampling, Speculation: mode.spec,
 				})
 				if mode.name == "plain" {
 					plain = tokens
@@ -212,15 +218,18 @@ func TestSlowTrio(t *testing.T) {
 		for _, mode := range trioModes {
 			for _, kind := range slices.Sorted(maps.Keys(sums[mode.name])) {
 				s, base := sums[mode.name][kind], sums["plain"][kind]
-				t.Logf("%-7s %-6s %-5s %6.1f tokens/s (%.2fx), %.2f tokens a step, %4.0f%% of drafted accepted, a step: verify %.2f ms, wait %.2f ms; %v degraded",
-					name, mode.name, kind, 1000*s.tokens/s.decode, base.decode/base.tokens*s.tokens/s.decode, s.tokens/s.steps, 100*s.accepted/max(s.drafted, 1),
-					s.verify/s.steps, s.wait/s.steps, s.degraded)
+				t.Logf("%-7s %-6s %-5s %6.1f tokens/s (%.2fx), %.2f tokens a step, %4.0f%% of drafted accepted, a step: verify "+
+					"%.2f ms, wait %.2f ms; %v degraded",
+					name, mode.name, kind, 1000*s.tokens/s.decode, base.decode/base.tokens*s.tokens/s.decode, s.tokens/s.steps,
+					100*s.accepted/max(s.drafted, 1), s.verify/s.steps, s.wait/s.steps, s.degraded)
 			}
 		}
 	}
-	// The draft's process is killed in the middle of an answer and started again: same tokens, no pause, speculation resumes.
+	// The draft's process is killed in the middle of an answer and started again: same tokens, no pause,
+	// speculation resumes.
 	request := &tandemv1.DecodeRequest{
-		PromptTokens: cases[0].IDs, MaxTokens: lossTokens, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
+		PromptTokens: cases[0].IDs, MaxTokens: lossTokens, TopLogprobs: -1,
+		Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
 	}
 	plain, _ := run(request)
 	request.Speculation = &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN}
@@ -238,9 +247,11 @@ func TestSlowTrio(t *testing.T) {
 		}
 	})
 	t.Logf("draft killed: longest pause %v, %v", gap, end.Timings)
-	// A second is usual on a busy machine; one that waited for a draft that says nothing would stand still for half a minute.
+	// A second is usual on a busy machine; one that waited for a draft that says nothing would stand still for half
+	// a minute.
 	if !slices.Equal(tokens, plain) || gap > 5*time.Second || !end.Timings.SpeculationDegraded {
-		t.Errorf("draft killed: %d tokens of %d, equal %v, longest pause %v", len(tokens), len(plain), slices.Equal(tokens, plain), gap)
+		t.Errorf("draft killed: %d tokens of %d, equal %v, longest pause %v", len(tokens), len(plain),
+			slices.Equal(tokens, plain), gap)
 	}
 	request.MaxTokens = 60
 	for deadline := time.Now().Add(patience); ; {

@@ -72,13 +72,14 @@ func (m *Manager) attach(ctx context.Context, client tandemv1.DraftServiceClient
 	return info, nil
 }
 
-// describe reads a draft's description, which is another process's word, and returns what is used of it. Everything that is not refused
-// here is within what engine, cost model and messages can hold.
+// describe reads a draft's description, which is another process's word, and returns what is used of it. Everything
+// that is not refused here is within what engine, cost model and messages can hold.
 func describe(d *tandemv1.GetDraftResponse, target engineplugin.Info) (draftInfo, error) {
 	if err := check(d, target); err != nil {
 		return draftInfo{}, err
 	}
-	info := draftInfo{workerID: d.WorkerId, digest: d.DraftDigest, block: min(int(d.BlockSize), auto.MaxBlock), maxContext: int(d.MaxContext)}
+	info := draftInfo{workerID: d.WorkerId, digest: d.DraftDigest, block: min(int(d.BlockSize), auto.MaxBlock),
+		maxContext: int(d.MaxContext)}
 	if target.MaxTreeRows > 0 {
 		info.block = min(info.block, target.MaxTreeRows) // a step does not verify more
 	}
@@ -86,7 +87,8 @@ func describe(d *tandemv1.GetDraftResponse, target engineplugin.Info) (draftInfo
 		info.block = min(info.block, info.maxContext/2) // and something to draft from must fit beside the block
 	}
 	if info.block < 2 {
-		return draftInfo{}, rpcerr.ModelMismatch.With("max_context: the draft reports %d positions, which hold no block beside its context", d.MaxContext)
+		return draftInfo{}, rpcerr.ModelMismatch.With("max_context: the draft reports %d positions, which hold no block "+
+			"beside its context", d.MaxContext)
 	}
 	return info, nil
 }
@@ -116,7 +118,8 @@ func check(d *tandemv1.GetDraftResponse, target engineplugin.Info) error {
 	case d.MaskToken < 0 || int(d.MaskToken) >= target.Vocab:
 		return refuse("mask_token: the draft masks with token %d, the target's vocabulary has %d", d.MaskToken, target.Vocab)
 	case d.FusedWidth < 0 || int(d.FusedWidth) > len(d.CaptureLayers)*target.Hidden:
-		return refuse("fused_width: the draft reports %d, raw features have %d values", d.FusedWidth, len(d.CaptureLayers)*target.Hidden)
+		return refuse("fused_width: the draft reports %d, raw features have %d values", d.FusedWidth,
+			len(d.CaptureLayers)*target.Hidden)
 	}
 	for i, layer := range d.CaptureLayers {
 		switch {
@@ -129,14 +132,16 @@ func check(d *tandemv1.GetDraftResponse, target engineplugin.Info) error {
 	return nil
 }
 
-// mostFuse is the largest size in bytes of a projection file: fc and its norm as 32-bit floats, and a megabyte of metadata.
+// mostFuse is the largest size in bytes of a projection file: fc and its norm as 32-bit floats, and a megabyte
+// of metadata.
 func mostFuse(d *tandemv1.GetDraftResponse, target engineplugin.Info) int64 {
 	return 4*int64(d.FusedWidth)*(int64(len(d.CaptureLayers))*int64(target.Hidden)+1) + 1<<20
 }
 
-// adopt makes the engine capture what the draft reads, unless it does already. Features of running requests must keep their
-// layout, so another draft model is taken up only when nobody uses the present one.
-func (m *Manager) adopt(ctx context.Context, engine Engine, client tandemv1.DraftServiceClient, d *tandemv1.GetDraftResponse, info draftInfo, log *zap.Logger) error {
+// adopt makes the engine capture what the draft reads, unless it does already. Features of running requests must keep
+// their layout, so another draft model is taken up only when nobody uses the present one.
+func (m *Manager) adopt(ctx context.Context, engine Engine, client tandemv1.DraftServiceClient,
+	d *tandemv1.GetDraftResponse, info draftInfo, log *zap.Logger) error {
 	m.captureMu.Lock()
 	defer m.captureMu.Unlock()
 	m.mu.Lock()
@@ -149,16 +154,19 @@ func (m *Manager) adopt(ctx context.Context, engine Engine, client tandemv1.Draf
 	m.mu.Unlock()
 	next := &Capture{
 		Encoding: engineplugin.FeatureFusedBF16,
-		Width:    2 * int(d.FusedWidth), Block: info.block, draftDigest: d.DraftDigest, layers: d.CaptureLayers, fuseDigest: d.FuseDigest,
+		Width:    2 * int(d.FusedWidth), Block: info.block, draftDigest: d.DraftDigest, layers: d.CaptureLayers,
+		fuseDigest: d.FuseDigest,
 	}
 	if current != nil && current.same(next) {
 		return nil
 	}
 	if current != nil && inUse {
 		if current.draftDigest == d.DraftDigest { // a draft that lies about itself must not decide for those that do not
-			return rpcerr.ModelMismatch.With("the draft %.12s is attached with another block, layers or projection", d.DraftDigest)
+			return rpcerr.ModelMismatch.With("the draft %.12s is attached with another block, layers or projection",
+				d.DraftDigest)
 		}
-		return rpcerr.ModelMismatch.With("another draft model is attached (%.12s), this one is %.12s", current.draftDigest, d.DraftDigest)
+		return rpcerr.ModelMismatch.With("another draft model is attached (%.12s), this one is %.12s",
+			current.draftDigest, d.DraftDigest)
 	}
 	path, err := "", errors.New("the draft reports no fused features")
 	if d.FusedWidth > 0 {
@@ -237,8 +245,10 @@ func putTables(ctx context.Context, client tandemv1.DraftServiceClient, path, di
 	return err
 }
 
-// fuse returns the draft's projection as a file, from the cache when it is there. most is the largest size in bytes that it can have.
-func (m *Manager) fuse(ctx context.Context, client tandemv1.DraftServiceClient, digest string, most int64) (string, error) {
+// fuse returns the draft's projection as a file, from the cache when it is there. most is the largest size in bytes
+// that it can have.
+func (m *Manager) fuse(ctx context.Context, client tandemv1.DraftServiceClient, digest string,
+	most int64) (string, error) {
 	if len(digest) != 2*sha256.Size {
 		return "", fmt.Errorf("draft reports fuse digest %.80q", digest)
 	}
@@ -251,7 +261,8 @@ func (m *Manager) fuse(ctx context.Context, client tandemv1.DraftServiceClient, 
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := client.GetFuse(ctx, &tandemv1.GetFuseRequest{}, grpc.MaxCallRecvMsgSize(tensorwire.ChunkBytes+mostDescription))
+	stream, err := client.GetFuse(ctx, &tandemv1.GetFuseRequest{},
+		grpc.MaxCallRecvMsgSize(tensorwire.ChunkBytes+mostDescription))
 	if err != nil {
 		return "", err
 	}
@@ -263,7 +274,8 @@ func (m *Manager) fuse(ctx context.Context, client tandemv1.DraftServiceClient, 
 		return "", err
 	}
 	pending := first.Chunk
-	part, err := transfer.Receive(ctx, m.cfg.CacheDir, "fuse-*.part", transfer.Limits{Total: first.TotalBytes, Most: most, Digest: digest},
+	part, err := transfer.Receive(ctx, m.cfg.CacheDir, "fuse-*.part",
+		transfer.Limits{Total: first.TotalBytes, Most: most, Digest: digest},
 		func() ([]byte, error) {
 			if chunk := pending; chunk != nil {
 				pending = nil

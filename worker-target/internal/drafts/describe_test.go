@@ -22,8 +22,8 @@ func honest() *tandemv1.GetDraftResponse {
 	}
 }
 
-// TestDescribeAnyBlock: a draft of any block size and context is refused with the name of a field, or used within what a step verifies
-// and with room beside the block.
+// TestDescribeAnyBlock: a draft of any block size and context is refused with the name of a field, or used within what
+// a step verifies and with room beside the block.
 func TestDescribeAnyBlock(t *testing.T) {
 	for _, rows := range []int{0, 2, 16, 64, 128} {
 		target := anyTarget
@@ -34,7 +34,8 @@ func TestDescribeAnyBlock(t *testing.T) {
 				d.BlockSize, d.MaxContext = int32(block), int32(maxContext)
 				info, err := describe(d, target)
 				if err != nil {
-					if block >= 2 && (maxContext == 0 || maxContext >= 4) || !strings.Contains(err.Error(), "block_size") && !strings.Contains(err.Error(), "max_context") {
+					if block >= 2 && (maxContext == 0 || maxContext >= 4) ||
+						!strings.Contains(err.Error(), "block_size") && !strings.Contains(err.Error(), "max_context") {
 						t.Fatalf("block %d of a context of %d: %v", block, maxContext, err)
 					}
 					continue

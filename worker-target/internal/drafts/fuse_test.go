@@ -29,7 +29,8 @@ func (f *fuser) GetFuse(_ *tandemv1.GetFuseRequest, stream grpc.ServerStreamingS
 	return f.send(stream)
 }
 
-// TestFuseWithinBounds: a projection is taken whole and as announced or not at all, however much a draft sends, and no part of one stays.
+// TestFuseWithinBounds: a projection is taken whole and as announced or not at all, however much a draft sends, and no
+// part of one stays.
 func TestFuseWithinBounds(t *testing.T) {
 	file := make([]byte, 3000)
 	sum := sha256.Sum256(file)
@@ -45,7 +46,9 @@ func TestFuseWithinBounds(t *testing.T) {
 		want codes.Code
 		send func(stream grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error
 	}{
-		{"whole", codes.OK, func(s grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error { return s.Send(piece(3000, 3000)) }},
+		{"whole", codes.OK, func(s grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error {
+			return s.Send(piece(3000, 3000))
+		}},
 		{"empty first piece", codes.OK, func(s grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error {
 			if err := s.Send(piece(0, 3000)); err != nil {
 				return err
@@ -53,8 +56,10 @@ func TestFuseWithinBounds(t *testing.T) {
 			return s.Send(piece(3000, 0))
 		}},
 		{"nothing", codes.DataLoss, func(grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error { return nil }},
-		{"no size", codes.InvalidArgument, func(s grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error { return s.Send(piece(3000, 0)) }},
-		{"too large", codes.InvalidArgument, func(s grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error { return s.Send(piece(3000, most+1)) }},
+		{"no size", codes.InvalidArgument,
+			func(s grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error { return s.Send(piece(3000, 0)) }},
+		{"too large", codes.InvalidArgument,
+			func(s grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error { return s.Send(piece(3000, most+1)) }},
 		{"without end", codes.DataLoss, func(s grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error {
 			for {
 				if err := s.Send(piece(1<<20, 2<<20)); err != nil {
@@ -62,7 +67,8 @@ func TestFuseWithinBounds(t *testing.T) {
 				}
 			}
 		}},
-		{"one huge message", codes.ResourceExhausted, func(s grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error { return s.Send(piece(20<<20, 3000)) }},
+		{"one huge message", codes.ResourceExhausted,
+			func(s grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error { return s.Send(piece(20<<20, 3000)) }},
 		{"other bytes", codes.DataLoss, func(s grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error {
 			m := piece(3000, 3000)
 			m.Chunk[7] = 1
@@ -77,7 +83,9 @@ func TestFuseWithinBounds(t *testing.T) {
 			go func() { _ = server.Serve(listener) }()
 			conn, err := grpc.NewClient("passthrough:///draft", append(append(tensorwire.DialOptions(), rpcerr.DialOptions()...),
 				grpc.WithTransportCredentials(insecure.NewCredentials()),
-				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))...)
+				grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+					return listener.DialContext(ctx)
+				}))...)
 			if err != nil {
 				t.Fatal(err)
 			}

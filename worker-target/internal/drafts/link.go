@@ -133,7 +133,8 @@ func signal(c chan struct{}) {
 	}
 }
 
-// Fed tells the link that the ring has new rows. The sender is woken when they are enough to be sent, not for every token.
+// Fed tells the link that the ring has new rows. The sender is woken when they are enough to be sent, not for
+// every token.
 func (l *Link) Fed() {
 	if _, next := l.ring.Span(); int64(next)-l.sent.Load() >= idleRows {
 		signal(l.wake)
@@ -155,8 +156,8 @@ func (l *Link) Ready() bool {
 	return (l.live || l.starting) && !l.owed
 }
 
-// Ask asks for a proposal after the features that the ring holds now. It does not wait. The first question of a held link makes it
-// one like any other.
+// Ask asks for a proposal after the features that the ring holds now. It does not wait. The first question of a held
+// link makes it one like any other.
 func (l *Link) Ask(a Ask) {
 	l.mu.Lock()
 	if l.release != nil {
@@ -191,7 +192,8 @@ func (l *Link) Wait(ctx context.Context, tree *ddtree.Tree) Outcome {
 	}
 }
 
-// Poll looks for the answer to the last Ask without waiting; ok is false while there is none. Late is not among its outcomes.
+// Poll looks for the answer to the last Ask without waiting; ok is false while there is none. Late is not among
+// its outcomes.
 func (l *Link) Poll(tree *ddtree.Tree) (outcome Outcome, ok bool) {
 	l.mu.Lock()
 	live, response, ask := l.live || l.starting, l.response, l.ask
@@ -293,8 +295,8 @@ func (l *Link) stream(ctx context.Context, p *peer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	client, info := p.describe()
-	// Without the limit gRPC keeps what was sent until the first answer, to send it again on another connection: a prompt's
-	// features would wait for a question that they hold up.
+	// Without the limit gRPC keeps what was sent until the first answer, to send it again on another connection: a
+	// prompt's features would wait for a question that they hold up.
 	api, err := client.Speculate(named(ctx, l.id), grpc.MaxRetryRPCBufferSize(0), grpc.MaxCallRecvMsgSize(mostProposal))
 	if err != nil {
 		return err
@@ -356,12 +358,14 @@ func (l *Link) receive(api tandemv1.DraftService_SpeculateClient, session uint64
 }
 
 // send turns ring and asks into messages until the stream ends.
-func (l *Link) send(ctx context.Context, api tandemv1.DraftService_SpeculateClient, info draftInfo, capture *Capture) error {
+func (l *Link) send(ctx context.Context, api tandemv1.DraftService_SpeculateClient, info draftInfo,
+	capture *Capture) error {
 	sent, _ := l.ring.Span()
 	base := sent
 	l.sent.Store(int64(sent))
 	perMessage := max(1, messageBytes/capture.Width)
-	limit := info.maxContext - info.block // positions that the draft can hold, at least 1 where maxContext is known: see describe
+	// positions that the draft can hold, at least 1 where maxContext is known: see describe
+	limit := info.maxContext - info.block
 	out := newOutbox(capture, l.id)
 	for {
 		first, next := l.ring.Span()
@@ -384,8 +388,8 @@ func (l *Link) send(ctx context.Context, api tandemv1.DraftService_SpeculateClie
 		if l.asking {
 			end = min(next, ask.Position) // the loop may have gone on: what came later does not belong to the question
 		}
-		// A question whose position lies before all rows that are sent from now on, because the epoch began after it, goes out
-		// without rows: the draft answers at once that it has nothing to propose.
+		// A question whose position lies before all rows that are sent from now on, because the epoch began after it, goes
+		// out without rows: the draft answers at once that it has nothing to propose.
 		rows := max(0, min(end-sent, perMessage))
 		carries := l.asking && sent+rows >= ask.Position
 		ready := carries || (rows > 0 && (rows >= idleRows || l.asking))

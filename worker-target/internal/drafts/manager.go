@@ -51,8 +51,8 @@ type Capture struct {
 	fusePath    string // "" = raw
 }
 
-// same reports whether features and blocks of c are those that a draft with the description of next expects. A draft whose projection
-// could not be used gets raw features, whose width follows from the layers.
+// same reports whether features and blocks of c are those that a draft with the description of next expects. A draft
+// whose projection could not be used gets raw features, whose width follows from the layers.
 func (c *Capture) same(next *Capture) bool {
 	return c.draftDigest == next.draftDigest && c.Block == next.Block && slices.Equal(c.layers, next.layers) &&
 		c.fuseDigest == next.fuseDigest && (c.fusePath == "" || c.Width == next.Width)
@@ -185,13 +185,14 @@ func (m *Manager) Restore(ctx context.Context, engine Engine) error {
 	return engine.SetCapture(ctx, c.layers)
 }
 
-// Open starts the link of a request whose features, of kind capture, go to ring. vocab is the target's. No draft hears of a held
-// request before the first question; then it is given what the ring holds.
+// Open starts the link of a request whose features, of kind capture, go to ring. vocab is the target's. No draft hears
+// of a held request before the first question; then it is given what the ring holds.
 func (m *Manager) Open(ctx context.Context, id string, ring *Ring, capture *Capture, vocab int, held bool) *Link {
 	m.mu.Lock()
 	m.links++
 	m.mu.Unlock()
-	return newLink(ctx, linkConfig{id: id, ring: ring, manager: m, capture: capture, vocab: vocab, held: held, log: m.cfg.Log})
+	return newLink(ctx, linkConfig{id: id, ring: ring, manager: m, capture: capture, vocab: vocab,
+		held: held, log: m.cfg.Log})
 }
 
 // closed takes note of a link's end.

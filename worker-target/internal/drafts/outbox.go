@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-inference/tandem/services/tensorwire"
 )
 
-// outstanding messages of a stream: gRPC borrows a payload until it is written, so the sender needs a second one to fill
-// meanwhile; more than a few only hide that the draft is slow.
+// outstanding messages of a stream: gRPC borrows a payload until it is written, so the sender needs a second one to
+// fill meanwhile; more than a few only hide that the draft is slow.
 const outstanding = 3
 
 // outgoing is a message with its memory.

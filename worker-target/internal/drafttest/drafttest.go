@@ -73,7 +73,8 @@ func New(t testing.TB, o enginefake.Options, maxContext int) *Draft {
 		listener: bufconn.Listen(1 << 20), rng: rand.New(rand.NewPCG(11, 13)),
 	}
 	// Stop waits for handlers, which free their sequences.
-	d.server = grpc.NewServer(append(append(tensorwire.ServerOptions(), grpc.WaitForHandlers(true)), rpcerr.ServerOptions(nil)...)...)
+	d.server = grpc.NewServer(append(append(tensorwire.ServerOptions(), grpc.WaitForHandlers(true)),
+		rpcerr.ServerOptions(nil)...)...)
 	tandemv1.RegisterDraftServiceServer(d.server, d)
 	go d.server.Serve(d.listener)
 	t.Cleanup(func() {
@@ -148,7 +149,8 @@ func (d *Draft) GetDraft(_ context.Context, m *tandemv1.GetDraftRequest) (*tande
 	d.mu.Unlock()
 	sum := sha256.Sum256(d.Fuse)
 	return &tandemv1.GetDraftResponse{
-		WorkerId: "draft", Ready: !needs, NeedsTables: needs, CaptureLayers: info.CaptureLayers, BlockSize: int32(info.BlockSize),
+		WorkerId: "draft", Ready: !needs, NeedsTables: needs, CaptureLayers: info.CaptureLayers,
+		BlockSize: int32(info.BlockSize),
 		MaskToken: info.MaskToken, FusedWidth: int32(info.FeatureFused), FuseDigest: hex.EncodeToString(sum[:]),
 		DraftDigest: d.Digest, MaxContext: int32(info.MaxContext),
 	}, nil
@@ -180,7 +182,8 @@ func (d *Draft) PutTables(stream grpc.ClientStreamingServer[tandemv1.PutTablesRe
 // GetFuse implements DraftService.
 func (d *Draft) GetFuse(_ *tandemv1.GetFuseRequest, stream grpc.ServerStreamingServer[tandemv1.GetFuseResponse]) error {
 	sum := sha256.Sum256(d.Fuse)
-	return stream.Send(&tandemv1.GetFuseResponse{Digest: hex.EncodeToString(sum[:]), TotalBytes: int64(len(d.Fuse)), Chunk: d.Fuse})
+	return stream.Send(&tandemv1.GetFuseResponse{Digest: hex.EncodeToString(sum[:]),
+		TotalBytes: int64(len(d.Fuse)), Chunk: d.Fuse})
 }
 
 // Speculate implements DraftService.
@@ -248,7 +251,8 @@ func (d *Draft) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequ
 		var requests []engineplugin.DraftRequest
 		if p := m.Propose; p != nil && int(p.Position) == base+length {
 			requests = []engineplugin.DraftRequest{{
-				Sequence: seq, Token: p.Anchor, Position: p.Position - int32(base), Block: p.Block, TopK: min(8, max(1, p.Budget)), Temperature: 1,
+				Sequence: seq, Token: p.Anchor, Position: p.Position - int32(base), Block: p.Block,
+				TopK: min(8, max(1, p.Budget)), Temperature: 1,
 			}}
 		}
 		if err := d.engine.Propose(ctx, features, requests, &result); err != nil {
@@ -260,7 +264,8 @@ func (d *Draft) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequ
 		if len(requests) == 0 { // a question about rows that are not there
 			result = engineplugin.DraftResult{}
 		}
-		c := ddtree.Candidates{IDs: result.IDs, Logprobs: result.Logprobs, Stride: result.Stride, Positions: min(result.Positions, int(m.Propose.Block)-1)}
+		c := ddtree.Candidates{IDs: result.IDs, Logprobs: result.Logprobs, Stride: result.Stride,
+			Positions: min(result.Positions, int(m.Propose.Block)-1)}
 		o := ddtree.Options{Budget: int(m.Propose.Budget), ChainSeed: true}
 		if m.Propose.Mode == tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN {
 			o.Width = 1
@@ -289,7 +294,8 @@ func (d *Draft) spoil(ctx context.Context, a *tandemv1.SpeculateResponse, vocab 
 	d.mu.Lock()
 	f := d.faults
 	draw := func(p float64) bool { return p > 0 && d.rng.Float64() < p }
-	broken, delay, silent, wrong, garbage, stale := draw(f.Break), draw(f.Delay), draw(f.Silent), draw(f.Wrong), draw(f.Garbage), draw(f.StaleStep)
+	broken, delay, silent, wrong, garbage, stale := draw(f.Break), draw(f.Delay), draw(f.Silent), draw(f.Wrong),
+		draw(f.Garbage), draw(f.StaleStep)
 	kind := d.rng.IntN(4)
 	d.mu.Unlock()
 	wait := f.Forward

@@ -3,8 +3,8 @@ package lookup
 import "math/bits"
 
 const (
-	// MinGram and MaxGram are the fewest and most tokens that an occurrence is found by. One token says little: on texts of the
-	// demonstration models it foretells the next in 2 of 10 cases, two tokens in 6 of 10.
+	// MinGram and MaxGram are the fewest and most tokens that an occurrence is found by. One token says little: on texts
+	// of the demonstration models it foretells the next in 2 of 10 cases, two tokens in 6 of 10.
 	MinGram, MaxGram = 2, 6
 	// MaxMatched bounds Matched: longer ones foretell no better.
 	MaxMatched = 32
@@ -59,7 +59,8 @@ func (t *table) use(n int) {
 // Len is the number of tokens.
 func (x *Index) Len() int { return len(x.tokens) }
 
-// Matched is the number of newest tokens that occurred before as they stand, at most MaxMatched; 0 when fewer than MinGram did.
+// Matched is the number of newest tokens that occurred before as they stand, at most MaxMatched; 0 when fewer than
+// MinGram did.
 func (x *Index) Matched() int { return x.matched }
 
 // Next is the token that followed the occurrence; ok is false when there was none.
@@ -70,8 +71,8 @@ func (x *Index) Next() (token int32, ok bool) {
 	return x.tokens[x.source], true
 }
 
-// Propose appends the n tokens that followed the occurrence. Where they come to the end of the text they go on with themselves:
-// what repeats itself is expected to go on doing so.
+// Propose appends the n tokens that followed the occurrence. Where they come to the end of the text they go on with
+// themselves: what repeats itself is expected to go on doing so.
 func (x *Index) Propose(out []int32, n int) []int32 {
 	if x.matched == 0 {
 		return out
@@ -87,9 +88,10 @@ func (x *Index) Propose(out []int32, n int) []int32 {
 	return out
 }
 
-// Behind appends to out the n tokens that are expected behind path, which is one token at least and assumed to follow the text: those
-// that followed the latest occurrence in the text of the newest tokens, path included. matched is the length of the match, 0 when there
-// is none. What path adds to the text is not looked up, and the index stays as it is. out may be path.
+// Behind appends to out the n tokens that are expected behind path, which is one token at least and assumed to follow
+// the text: those that followed the latest occurrence in the text of the newest tokens, path included. matched is the
+// length of the match, 0 when there is none. What path adds to the text is not looked up, and the index stays as it is.
+// out may be path.
 func (x *Index) Behind(path, out []int32, n int) (_ []int32, matched int) {
 	source := 0
 	h := uint64(0)
@@ -206,8 +208,8 @@ func mix(h uint64, token int32) uint64 {
 	return h ^ h>>29
 }
 
-// put notes that the n-gram with hash h ends at position at, and returns where it ended before, -1 for nowhere. old is false when
-// it is known to be new.
+// put notes that the n-gram with hash h ends at position at, and returns where it ended before, -1 for nowhere. old is
+// false when it is known to be new.
 func (x *Index) put(t *table, h uint64, n, at int, old bool) int {
 	mask := len(t.slots) - 1
 	for i := slot(h, t.shift); ; i = (i + 1) & mask {

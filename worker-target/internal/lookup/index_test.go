@@ -79,8 +79,8 @@ func TestIndexEqualsSearch(t *testing.T) {
 	})
 }
 
-// TestBehindEqualsSearch: the latest occurrence that ends in the text, of the longest of the last MaxGram to MinGram tokens of text and
-// path; the index answers as before.
+// TestBehindEqualsSearch: the latest occurrence that ends in the text, of the longest of the last MaxGram to MinGram
+// tokens of text and path; the index answers as before.
 func TestBehindEqualsSearch(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		vocab := rapid.SampledFrom([]int32{1, 2, 5, 50}).Draw(t, "vocab")
