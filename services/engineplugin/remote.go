@@ -50,6 +50,7 @@ type line struct {
 	stream grpc.ClientStream
 	req    runRequest
 	resp   runResponse
+	asked  proposal // of req
 	watch  *CallWatch
 }
 
@@ -205,9 +206,10 @@ func (r *Remote) Propose(ctx context.Context, features []FeatureRows, requests [
 		return err
 	}
 	defer func() { r.lines <- l }()
-	l.req.kind, l.req.features, l.req.requests, l.resp.propose = workPropose, features, requests, result
+	l.asked = proposal{features, requests}
+	l.req.kind, l.req.propose, l.resp.propose = workPropose, &l.asked, result
 	err = r.round(ctx, l, outputPropose)
-	l.req.features, l.req.requests, l.resp.propose = nil, nil, nil
+	l.asked, l.req.propose, l.resp.propose = proposal{}, nil, nil
 	result.EngineNanos = l.resp.nanos
 	return err
 }

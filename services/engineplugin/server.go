@@ -128,7 +128,7 @@ func (s *Server) Run(stream grpc.BidiStreamingServer[enginev1.RunRequest, engine
 			ctx, cancel = context.WithCancel(stream.Context())
 		}
 		s.begin(req.id, cancel)
-		resp.id, resp.kind, resp.nanos, resp.failure = req.id, 0, 0, failure{}
+		resp.id, resp.kind, resp.nanos, resp.failure = req.id, 0, 0, nil
 		err := s.work(ctx, &req, &step, &draft)
 		s.finish(req.id)
 		switch {
@@ -155,7 +155,7 @@ func (s *Server) work(ctx context.Context, req *runRequest, step *StepResult, dr
 	case workStep:
 		return e.Step(ctx, req.step, step)
 	case workPropose:
-		return e.Propose(ctx, req.features, req.requests, draft)
+		return e.Propose(ctx, req.propose.features, req.propose.requests, draft)
 	}
 	return rpcerr.InvalidArgument("work", "is missing")
 }

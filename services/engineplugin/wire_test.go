@@ -3,6 +3,8 @@ package engineplugin
 import (
 	"math"
 	"math/rand/v2"
+	"reflect"
+	"runtime"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,6 +13,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/tensorwire"
 )
 
@@ -94,22 +97,22 @@ func randomRequest(r *rand.Rand) (*runRequest, *enginev1.RunRequest) {
 			ps.Rows = append(ps.Rows, &enginev1.Row{Token: w.Token, Position: w.Position, Parent: w.Parent,
 				Want: w.Want, TopK: w.TopK, Score: w.Score, Mask: w.Mask})
 		}
-		p.Payload = append(append([]byte(nil), tensorwire.WordBytes(s.Masks)...), tensorwire.FloatBytes(s.HiddenIn)...)
+		p.Payload = append(append([]byte(nil), tensorwire.View(s.Masks)...), tensorwire.View(s.HiddenIn)...)
 		m.step, p.Work = s, &enginev1.RunRequest_Step{Step: ps}
 		return m, p
 	}
-	m.kind = workPropose
+	m.kind, m.propose = workPropose, &proposal{}
 	pp := &enginev1.Propose{}
 	for range r.IntN(7) {
 		f := FeatureRows{Sequence(number(r)), number(r), number(r), FeatureEncoding(r.IntN(5)), someBytes(r, r.IntN(2)*r.IntN(3000))}
-		m.features = append(m.features, f)
+		m.propose.features = append(m.propose.features, f)
 		pp.Features = append(pp.Features, &enginev1.FeatureRows{Sequence: int32(f.Sequence), Position: f.Position, Rows: f.Rows,
 			Encoding: f.Encoding, DataBytes: uint32(len(f.Data))})
 		p.Payload = append(p.Payload, f.Data...)
 	}
 	for range r.IntN(3) {
 		d := DraftRequest{Sequence(number(r)), number(r), number(r), number(r), number(r), float(r)}
-		m.requests = append(m.requests, d)
+		m.propose.requests = append(m.propose.requests, d)
 		pp.Requests = append(pp.Requests, &enginev1.DraftRequest{Sequence: int32(d.Sequence), Token: d.Token, Position: d.Position,
 			Block: d.Block, TopK: d.TopK, Temperature: d.Temperature})
 	}
@@ -122,7 +125,7 @@ func randomResponse(r *rand.Rand) (*runResponse, *enginev1.RunResponse) {
 	p := &enginev1.RunResponse{Id: m.id, EngineNanos: m.nanos}
 	switch r.IntN(3) {
 	case 0:
-		m.failure = failure{code: 3, message: "rows.token: ü", reason: "INVALID_ARGUMENT", field: "rows.token"}
+		m.failure = &failure{code: 3, message: "rows.token: ü", reason: "INVALID_ARGUMENT", field: "rows.token"}
 		p.Failure = &enginev1.Failure{Code: 3, Message: "rows.token: ü", Reason: "INVALID_ARGUMENT", Field: "rows.token"}
 	case 1:
 		n, stride := r.IntN(4), r.IntN(4)
@@ -132,7 +135,7 @@ func randomResponse(r *rand.Rand) (*runResponse, *enginev1.RunResponse) {
 		p.Output = &enginev1.RunResponse_Step{Step: &enginev1.StepOutput{Tokens: s.Tokens, Logprobs: s.Logprobs, Scores: s.Scores,
 			TopStride: int32(stride), TopIds: s.TopIDs, TopLogprobs: s.TopLogprobs, FeatureBytes: uint32(len(s.Features)),
 			HiddenValues: uint32(len(s.HiddenOut)), LogitValues: uint32(len(s.Logits))}}
-		p.Payload = append(append(append([]byte(nil), s.Features...), tensorwire.FloatBytes(s.HiddenOut)...), tensorwire.FloatBytes(s.Logits)...)
+		p.Payload = append(append(append([]byte(nil), s.Features...), tensorwire.View(s.HiddenOut)...), tensorwire.View(s.Logits)...)
 	default:
 		d := &DraftResult{Stride: r.IntN(5), Positions: r.IntN(16), IDs: ints(r, r.IntN(20)), Logprobs: floats(r, r.IntN(20)), AppendNanos: int64(number(r))}
 		m.kind, m.propose = outputPropose, d
@@ -160,13 +163,12 @@ func sameRequest(t *testing.T, want, got *runRequest) {
 }
 
 func encoded(m *runRequest) string {
-	var parts tensorwire.Parts
-	b := m.AppendHeader(nil)
-	n := m.Payload(&parts)
-	for _, p := range parts[:n] {
-		b = append(b, p...)
+	data, err := tensorwire.NewCodec().Marshal(m)
+	if err != nil {
+		panic(err)
 	}
-	return string(b)
+	defer data.Free()
+	return string(data.Materialize())
 }
 
 func TestRunRequestIsProtobuf(t *testing.T) {
@@ -229,7 +231,7 @@ func TestRunResponseIsProtobuf(t *testing.T) {
 			if err := c.Unmarshal(cutAt(wire, min(a, b), max(a, b)), reused); err != nil {
 				t.Fatal(err)
 			}
-			if reused.id != ours.id || reused.nanos != ours.nanos || reused.kind != ours.kind || reused.failure != ours.failure {
+			if reused.id != ours.id || reused.nanos != ours.nanos || reused.kind != ours.kind || !reflect.DeepEqual(reused.failure, ours.failure) {
 				t.Fatalf("got %+v, want %+v", reused, ours)
 			}
 			again, err := c.Marshal(&runResponse{id: reused.id, nanos: reused.nanos, kind: reused.kind, failure: reused.failure, step: step, propose: draft})
@@ -302,6 +304,100 @@ func TestRunResponseRefusesWrongSizes(t *testing.T) {
 	}
 }
 
+// TestRunMessagesAllocateNothing: what is read goes to the memory of the message before.
+func TestRunMessagesAllocateNothing(t *testing.T) {
+	if racetest.Enabled {
+		t.Skip("the race detector makes pools forget at random")
+	}
+	c := tensorwire.NewCodec()
+	features := make([]FeatureRows, 6)
+	for i := range features {
+		features[i] = FeatureRows{Sequence: Sequence(i), Rows: 2, Encoding: FeatureFusedBF16, Data: make([]byte, 4096+i)}
+	}
+	step := &Step{Masks: make([]uint32, 700), NMasks: 1, Groups: []Group{{Sequence: 1, Rows: 2, Path: []int32{0, 1}}}, Rows: make([]Row, 2)}
+	result := &StepResult{Tokens: make([]int32, 23), Features: make([]byte, 92160), Logits: make([]float32, 1000)}
+	for name, m := range map[string]struct{ write, read tensorwire.Message }{
+		"step":    {&runRequest{id: 1, kind: workStep, step: step}, &runRequest{}},
+		"propose": {&runRequest{id: 1, kind: workPropose, propose: &proposal{features, make([]DraftRequest, 6)}}, &runRequest{}},
+		"result":  {&runResponse{id: 1, kind: outputStep, step: result}, &runResponse{step: &StepResult{}}},
+		"draft":   {&runResponse{id: 1, kind: outputPropose, propose: &DraftResult{IDs: make([]int32, 90), Logprobs: make([]float32, 90)}}, &runResponse{}},
+	} {
+		write := func() {
+			data, err := c.Marshal(m.write)
+			if err != nil {
+				t.Fatal(err)
+			}
+			data.Free()
+		}
+		data, err := c.Marshal(m.write)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wire := data.Materialize()
+		data.Free()
+		in := cutAt(wire, len(wire)/2)
+		read := func() {
+			if err := c.Unmarshal(in, m.read); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for what, f := range map[string]func(){"write": write, "read": read} {
+			if n := testing.AllocsPerRun(200, f); n >= 1 { // pools may be emptied by a collection now and then
+				t.Errorf("%s %s: %v allocations", what, name, n)
+			}
+		}
+	}
+}
+
+// TestRunRequestRefuses: an error names message and field, and what a request announces costs no more memory than it has bytes.
+func TestRunRequestRefuses(t *testing.T) {
+	greedy := &enginev1.Propose{}
+	for range 5000 {
+		greedy.Features = append(greedy.Features, &enginev1.FeatureRows{DataBytes: 20000})
+	}
+	row, err := proto.Marshal(&enginev1.RunRequest{Work: &enginev1.RunRequest_Step{Step: &enginev1.Step{Rows: []*enginev1.Row{{Token: 5}}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	row[len(row)-2] = 2<<3 | tensorwire.Fixed32 // token
+	for name, c := range map[string]struct {
+		message proto.Message
+		wire    []byte
+		want    string
+	}{
+		"part without payload": {&enginev1.RunRequest{Work: &enginev1.RunRequest_Step{Step: &enginev1.Step{MaskWords: 1}}}, nil,
+			"tandem.engine.v1.RunRequest.payload: it has 0 bytes, its parts have 4"},
+		"payload without parts": {&enginev1.RunRequest{Payload: make([]byte, 3)}, nil,
+			"tandem.engine.v1.RunRequest.payload: it has 3 bytes, its parts have 0"},
+		"short payload": {&enginev1.RunRequest{Work: &enginev1.RunRequest_Step{Step: &enginev1.Step{HiddenValues: 2}}, Payload: make([]byte, 7)}, nil,
+			"tandem.engine.v1.RunRequest.payload: it has 7 bytes, its parts have 8"},
+		"huge part": {&enginev1.RunRequest{Work: &enginev1.RunRequest_Step{Step: &enginev1.Step{HiddenValues: math.MaxUint32}}}, nil,
+			"tandem.engine.v1.Step.hidden_values: the parts of the payload are larger than the message"},
+		"many parts": {&enginev1.RunRequest{Work: &enginev1.RunRequest_Propose{Propose: greedy}}, nil,
+			"tandem.engine.v1.FeatureRows.data_bytes: the parts of the payload are larger than the message"},
+		"wire type": {nil, row, "tandem.engine.v1.Row.token: the field has another wire type"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wire := c.wire
+			if c.message != nil {
+				if wire, err = proto.Marshal(c.message); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			err := tensorwire.NewCodec().Unmarshal(cutAt(wire, len(wire)/2), &runRequest{})
+			runtime.ReadMemStats(&after)
+			if err == nil || err.Error() != "tensorwire: "+c.want {
+				t.Errorf("got %v, want %s", err, c.want)
+			}
+			if spent := after.TotalAlloc - before.TotalAlloc; spent > 1<<20 {
+				t.Errorf("%d bytes of a request cost %d", len(wire), spent)
+			}
+		})
+	}
+}
+
 func FuzzRunMessages(f *testing.F) {
 	r := rand.New(rand.NewPCG(7, 8))
 	for range 20 {
@@ -320,15 +416,31 @@ func FuzzRunMessages(f *testing.F) {
 	c := tensorwire.NewCodec()
 	f.Fuzz(func(t *testing.T, wire []byte) {
 		cut := cutAt(wire, len(wire)/2)
-		req := &runRequest{}
-		theirs := proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(wire, &enginev1.RunRequest{})
-		if err := c.Unmarshal(cut, req); err == nil && theirs != nil {
-			t.Fatalf("we accept what protobuf refuses: %v", theirs)
-		}
-		resp := &runResponse{step: &StepResult{}, propose: &DraftResult{}}
-		theirs = proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(wire, &enginev1.RunResponse{})
-		if err := c.Unmarshal(cut, resp); err == nil && theirs != nil {
-			t.Fatalf("we accept what protobuf refuses: %v", theirs)
+		for _, m := range []struct {
+			ours         tensorwire.Message
+			theirs, back proto.Message
+		}{
+			{&runRequest{}, &enginev1.RunRequest{}, &enginev1.RunRequest{}},
+			{&runResponse{step: &StepResult{}, propose: &DraftResult{}}, &enginev1.RunResponse{}, &enginev1.RunResponse{}},
+		} {
+			theirs := proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(wire, m.theirs)
+			if c.Unmarshal(cut, m.ours) != nil {
+				continue
+			}
+			if theirs != nil {
+				t.Fatalf("%T: we accept what protobuf refuses: %v", m.ours, theirs)
+			}
+			data, err := c.Marshal(m.ours)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := proto.Unmarshal(data.Materialize(), m.back); err != nil {
+				t.Fatal(err)
+			}
+			data.Free()
+			if !proto.Equal(m.theirs, m.back) {
+				t.Fatalf("%T: we read something else than protobuf:\n%s", m.ours, cmp.Diff(m.theirs, m.back, protocmp.Transform()))
+			}
 		}
 	})
 }

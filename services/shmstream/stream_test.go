@@ -36,10 +36,9 @@ type blob struct {
 	data []byte
 }
 
-func (m *blob) AppendHeader(b []byte) []byte { return tensorwire.AppendLength(b, 1, len(m.data)) }
-func (m *blob) Payload(parts *tensorwire.Parts) int {
-	parts[0] = m.data
-	return 1
+func (m *blob) Append(b []byte, p *tensorwire.Parts) []byte {
+	p.Add(m.data)
+	return tensorwire.AppendLength(b, 1, p.Len())
 }
 
 func (m *blob) ReadFrom(r *tensorwire.Reader) error {

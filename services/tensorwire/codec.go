@@ -24,19 +24,29 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// maxParts is how many slices a payload may consist of.
-const maxParts = 4
-
 // Parts is the payload of a message: the slices follow each other on the wire.
-type Parts [maxParts][]byte
+type Parts struct {
+	list  [][]byte
+	bytes int
+}
 
-// Message is implemented by structs that write and read themselves.
+// Add appends a slice, which stays unchanged until it is written.
+func (p *Parts) Add(b []byte) {
+	if len(b) > 0 {
+		p.list = append(p.list, b)
+		p.bytes += len(b)
+	}
+}
+
+// Len is the number of bytes.
+func (p *Parts) Len() int { return p.bytes }
+
+// Message is implemented by structs that write and read themselves: those of messages with the option
+// tandem.wire.v1.go_struct, in generated code.
 type Message interface {
-	// AppendHeader appends the encoding of everything but the payload's bytes: it ends with tag and length of the payload's
-	// field, unless the payload is empty.
-	AppendHeader(b []byte) []byte
-	// Payload fills parts and returns their number; the slices stay unchanged until they are written.
-	Payload(parts *Parts) int
+	// Append appends the encoding of everything but the payload's bytes, which p gets: it ends with tag and length of the
+	// payload's field, unless the payload is empty.
+	Append(b []byte, p *Parts) []byte
 	// ReadFrom replaces the message's content. It may keep nothing of r.
 	ReadFrom(r *Reader) error
 }
@@ -69,15 +79,11 @@ func (c *Codec) Marshal(v any) (mem.BufferSlice, error) {
 		v, released = l.Message, l.Released
 	}
 	f := frames.Get().(*frame)
-	var n int
 	if m, ok := v.(Message); ok {
-		f.header = m.AppendHeader(f.header[:0])
-		n = m.Payload(&f.parts)
+		f.header = m.Append(f.header[:0], &f.parts)
 	} else if p, ok := v.(proto.Message); ok {
 		var known bool
-		if f.header, f.parts[0], known = appendGenerated(f.header[:0], p); known {
-			n = 1
-		} else {
+		if f.header, known = appendGenerated(f.header[:0], &f.parts, p); !known {
 			f.drop()
 			return c.plain(p, released)
 		}
@@ -85,7 +91,7 @@ func (c *Codec) Marshal(v any) (mem.BufferSlice, error) {
 		f.drop()
 		return nil, fmt.Errorf("tensorwire: %T is not a message", v)
 	}
-	return f.slice(n, released), nil
+	return f.slice(released), nil
 }
 
 // plain is for messages that are copied.

@@ -206,16 +206,14 @@ func TestPayloadByReference(t *testing.T) {
 }
 
 // parts is a Message of several payload slices.
-type parts struct{ p Parts }
+type parts struct{ p [4][]byte }
 
-func (m *parts) AppendHeader(b []byte) []byte {
-	n := 0
-	for _, p := range m.p {
-		n += len(p)
+func (m *parts) Append(b []byte, p *Parts) []byte {
+	for _, s := range m.p {
+		p.Add(s)
 	}
-	return AppendLength(b, 15, n)
+	return AppendLength(b, 15, p.Len())
 }
-func (m *parts) Payload(p *Parts) int   { *p = m.p; return len(m.p) }
 func (m *parts) ReadFrom(*Reader) error { return nil }
 
 func TestPartsFollowEachOther(t *testing.T) {

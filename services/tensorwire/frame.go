@@ -12,7 +12,7 @@ import (
 type frame struct {
 	header   []byte
 	parts    Parts
-	bufs     [maxParts + 1]mem.Buffer
+	bufs     mem.BufferSlice
 	released func()
 }
 
@@ -29,52 +29,45 @@ func (borrowed) Put(*[]byte)       {}
 
 var borrow mem.BufferPool = borrowed{}
 
-// slice hands the frame to gRPC with the first n parts.
-func (f *frame) slice(n int, released func()) mem.BufferSlice {
+// slice hands the frame to gRPC.
+func (f *frame) slice(released func()) mem.BufferSlice {
 	f.released = released
-	list := f.bufs[:0]
+	parts := f.parts.list
+	if len(parts) == 1 && cap(parts[0]) >= poolable {
+		f.bufs = append(f.bufs, mem.NewBuffer(&f.header, borrow), mem.NewBuffer(&parts[0], f))
+		return f.bufs
+	}
 	last := 0 // index of the last part that is passed by reference, plus one
-	for i := range n {
-		if cap(f.parts[i]) >= poolable && len(f.parts[i]) > 0 {
+	for i := range parts {
+		if cap(parts[i]) >= poolable {
 			last = i + 1
 		}
 	}
 	if last == 0 { // a small payload travels in the header
-		for i := range n {
-			f.header = append(f.header, f.parts[i]...)
+		for _, p := range parts {
+			f.header = append(f.header, p...)
 		}
-		return append(list, mem.NewBuffer(&f.header, f))
+		f.bufs = append(f.bufs, mem.NewBuffer(&f.header, f))
+		return f.bufs
 	}
-	list = append(list, mem.NewBuffer(&f.header, borrow))
-	for i := range n {
-		p := &f.parts[i]
-		switch {
-		case len(*p) == 0:
-		case i == last-1:
-			if tail := f.tail(last, n); tail != nil {
-				list = append(list, mem.NewBuffer(p, borrow), mem.NewBuffer(tail, f))
-			} else {
-				list = append(list, mem.NewBuffer(p, f))
-			}
-		case i < last:
-			list = append(list, mem.NewBuffer(p, borrow)) // a small one costs an allocation here: it is not counted
-		}
+	bufs := append(f.bufs, mem.NewBuffer(&f.header, borrow))
+	for i := range last - 1 {
+		bufs = append(bufs, mem.NewBuffer(&parts[i], borrow)) // a small one costs an allocation here: it is not counted
 	}
-	return list
+	if last == len(parts) {
+		bufs = append(bufs, mem.NewBuffer(&parts[last-1], f))
+	} else {
+		bufs = append(bufs, mem.NewBuffer(&parts[last-1], borrow), mem.NewBuffer(join(parts[last:]), f))
+	}
+	f.bufs = bufs
+	return bufs
 }
 
-// tail joins the small parts after the last large one into one counted buffer.
-func (f *frame) tail(from, n int) *[]byte {
-	size := 0
-	for i := from; i < n; i++ {
-		size += len(f.parts[i])
-	}
-	if size == 0 {
-		return nil
-	}
-	t := make([]byte, 0, max(size, poolable))
-	for i := from; i < n; i++ {
-		t = append(t, f.parts[i]...)
+// join copies the small parts after the last large one into one counted buffer.
+func join(parts [][]byte) *[]byte {
+	t := make([]byte, 0, poolable)
+	for _, p := range parts {
+		t = append(t, p...)
 	}
 	return &t
 }
@@ -90,13 +83,20 @@ func (f *frame) Put(*[]byte) {
 	f.drop()
 }
 
-// maxKeptHeader bounds what an unusual message leaves behind in the pool.
-const maxKeptHeader = 1 << 20
+// maxKept… bound what an unusual message leaves behind in the pool.
+const (
+	maxKeptHeader = 1 << 20
+	maxKeptParts  = 64
+)
 
 func (f *frame) drop() {
-	if cap(f.header) > maxKeptHeader {
+	if cap(f.header) > maxKeptHeader || cap(f.parts.list) > maxKeptParts {
 		return
 	}
-	f.parts, f.bufs, f.released = Parts{}, [maxParts + 1]mem.Buffer{}, nil
+	for i := 0; i < len(f.parts.list); i++ { // clear costs a call, for one or two
+		f.parts.list[i] = nil
+	}
+	f.parts.list, f.parts.bytes, f.released = f.parts.list[:0], 0, nil
+	f.bufs = f.bufs[:0] // what stays in it is gRPC's, for its next message
 	frames.Put(f)
 }

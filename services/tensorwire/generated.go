@@ -7,23 +7,23 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 )
 
-// appendGenerated appends the encoding of a message with the option codec, less the bytes of its payload, which it returns.
-func appendGenerated(b []byte, m any) (header, payload []byte, known bool) {
+// appendGenerated appends the encoding of a message with the option codec, less the bytes of its payload, which p gets.
+func appendGenerated(b []byte, p *Parts, m any) (header []byte, known bool) {
 	switch m := m.(type) {
 	case *enginev1.ExportSequenceResponse:
-		return appendExportSequenceResponse(b, m), m.Chunk, true
+		return appendExportSequenceResponse(b, p, m), true
 	case *enginev1.ImportSequenceRequest:
-		return appendImportSequenceRequest(b, m), m.Chunk, true
+		return appendImportSequenceRequest(b, p, m), true
 	case *tandemv1.PutTablesRequest:
-		return appendPutTablesRequest(b, m), m.Chunk, true
+		return appendPutTablesRequest(b, p, m), true
 	case *tandemv1.GetFuseResponse:
-		return appendGetFuseResponse(b, m), m.Chunk, true
+		return appendGetFuseResponse(b, p, m), true
 	case *tandemv1.SpeculateRequest:
-		return appendSpeculateRequest(b, m), m.Features, true
+		return appendSpeculateRequest(b, p, m), true
 	case *tandemv1.SpeculateResponse:
-		return appendSpeculateResponse(b, m), nil, true
+		return appendSpeculateResponse(b, m), true
 	}
-	return b, nil, false
+	return b, false
 }
 
 // readGenerated replaces the content of a message with the option codec, in the memory that it has; false leaves r untouched.
@@ -47,14 +47,15 @@ func readGenerated(r *Reader, m any) (known bool) {
 	return true
 }
 
-var exportSequenceResponseNames = Names{"tandem.engine.v1.ExportSequenceResponse", []string{
+var exportSequenceResponseNames = Names{Message: "tandem.engine.v1.ExportSequenceResponse", Fields: []string{
 	1:  "total_bytes",
 	15: "chunk",
 }}
 
-func appendExportSequenceResponse(b []byte, m *enginev1.ExportSequenceResponse) []byte {
+func appendExportSequenceResponse(b []byte, p *Parts, m *enginev1.ExportSequenceResponse) []byte {
 	b = AppendUint(b, 1, m.TotalBytes)
-	if n := len(m.Chunk); n > 0 {
+	p.Add(m.Chunk)
+	if n := p.Len(); n > 0 {
 		b = AppendLength(b, 15, n)
 	}
 	return b
@@ -76,16 +77,17 @@ func readExportSequenceResponse(r *Reader, m *enginev1.ExportSequenceResponse) {
 	r.Finish(&exportSequenceResponseNames)
 }
 
-var importSequenceRequestNames = Names{"tandem.engine.v1.ImportSequenceRequest", []string{
+var importSequenceRequestNames = Names{Message: "tandem.engine.v1.ImportSequenceRequest", Fields: []string{
 	1:  "sequence",
 	2:  "total_bytes",
 	15: "chunk",
 }}
 
-func appendImportSequenceRequest(b []byte, m *enginev1.ImportSequenceRequest) []byte {
+func appendImportSequenceRequest(b []byte, p *Parts, m *enginev1.ImportSequenceRequest) []byte {
 	b = AppendInt(b, 1, m.Sequence)
 	b = AppendUint(b, 2, m.TotalBytes)
-	if n := len(m.Chunk); n > 0 {
+	p.Add(m.Chunk)
+	if n := p.Len(); n > 0 {
 		b = AppendLength(b, 15, n)
 	}
 	return b
@@ -110,16 +112,17 @@ func readImportSequenceRequest(r *Reader, m *enginev1.ImportSequenceRequest) {
 	r.Finish(&importSequenceRequestNames)
 }
 
-var putTablesRequestNames = Names{"tandem.v1.PutTablesRequest", []string{
+var putTablesRequestNames = Names{Message: "tandem.v1.PutTablesRequest", Fields: []string{
 	1:  "digest",
 	2:  "total_bytes",
 	15: "chunk",
 }}
 
-func appendPutTablesRequest(b []byte, m *tandemv1.PutTablesRequest) []byte {
+func appendPutTablesRequest(b []byte, p *Parts, m *tandemv1.PutTablesRequest) []byte {
 	b = AppendString(b, 1, m.Digest)
 	b = AppendInt(b, 2, m.TotalBytes)
-	if n := len(m.Chunk); n > 0 {
+	p.Add(m.Chunk)
+	if n := p.Len(); n > 0 {
 		b = AppendLength(b, 15, n)
 	}
 	return b
@@ -145,16 +148,17 @@ func readPutTablesRequest(r *Reader, m *tandemv1.PutTablesRequest) {
 	r.Finish(&putTablesRequestNames)
 }
 
-var getFuseResponseNames = Names{"tandem.v1.GetFuseResponse", []string{
+var getFuseResponseNames = Names{Message: "tandem.v1.GetFuseResponse", Fields: []string{
 	1:  "digest",
 	2:  "total_bytes",
 	15: "chunk",
 }}
 
-func appendGetFuseResponse(b []byte, m *tandemv1.GetFuseResponse) []byte {
+func appendGetFuseResponse(b []byte, p *Parts, m *tandemv1.GetFuseResponse) []byte {
 	b = AppendString(b, 1, m.Digest)
 	b = AppendInt(b, 2, m.TotalBytes)
-	if n := len(m.Chunk); n > 0 {
+	p.Add(m.Chunk)
+	if n := p.Len(); n > 0 {
 		b = AppendLength(b, 15, n)
 	}
 	return b
@@ -180,7 +184,7 @@ func readGetFuseResponse(r *Reader, m *tandemv1.GetFuseResponse) {
 	r.Finish(&getFuseResponseNames)
 }
 
-var speculateRequestNames = Names{"tandem.v1.SpeculateRequest", []string{
+var speculateRequestNames = Names{Message: "tandem.v1.SpeculateRequest", Fields: []string{
 	1:  "session_id",
 	2:  "epoch",
 	3:  "step",
@@ -191,18 +195,19 @@ var speculateRequestNames = Names{"tandem.v1.SpeculateRequest", []string{
 	15: "features",
 }}
 
-func appendSpeculateRequest(b []byte, m *tandemv1.SpeculateRequest) []byte {
+func appendSpeculateRequest(b []byte, p *Parts, m *tandemv1.SpeculateRequest) []byte {
 	b = AppendString(b, 1, m.SessionId)
 	b = AppendUint(b, 2, m.Epoch)
 	b = AppendUint(b, 3, m.Step)
 	b = AppendInt(b, 4, m.FeaturePosition)
 	b = AppendInt(b, 5, m.FeatureRows)
 	b = AppendInt(b, 6, m.FeatureEncoding)
-	if p := m.Propose; p != nil {
+	if m.Propose != nil {
 		mark := len(b)
-		b = Nest(appendPropose(b, p), mark, 7)
+		b = Nest(appendPropose(b, m.Propose), mark, 7)
 	}
-	if n := len(m.Features); n > 0 {
+	p.Add(m.Features)
+	if n := p.Len(); n > 0 {
 		b = AppendLength(b, 15, n)
 	}
 	return b
@@ -253,7 +258,7 @@ func readSpeculateRequest(r *Reader, m *tandemv1.SpeculateRequest) {
 	r.Finish(&speculateRequestNames)
 }
 
-var proposeNames = Names{"tandem.v1.Propose", []string{
+var proposeNames = Names{Message: "tandem.v1.Propose", Fields: []string{
 	1: "anchor",
 	2: "position",
 	3: "budget",
@@ -302,7 +307,7 @@ func readPropose(r *Reader, m *tandemv1.Propose, fresh bool) {
 	r.Finish(&proposeNames)
 }
 
-var speculateResponseNames = Names{"tandem.v1.SpeculateResponse", []string{
+var speculateResponseNames = Names{Message: "tandem.v1.SpeculateResponse", Fields: []string{
 	1: "epoch",
 	2: "step",
 	3: "length",

@@ -20,6 +20,7 @@ var (
 	errUTF8    = errors.New("the string is not UTF-8")
 	errTooDeep = errors.New("groups are nested too deep")
 	errUneven  = errors.New("the array's length is not a multiple of its element's size")
+	errParts   = errors.New("the parts of the payload are larger than the message")
 	errWire    = errors.New("the field has another wire type")
 )
 
@@ -45,12 +46,21 @@ type Reader struct {
 	tag  uint32 // of the field that is read; 0 = none
 	err  error
 	said bool // err names message and field
+
+	total   int // bytes of the whole message
+	parts   int // bytes that the parts of the payload need, as announced so far
+	payload struct {
+		segs mem.BufferSlice
+		cur  []byte
+		n    int
+	}
 }
 
 var readers = sync.Pool{New: func() any { return new(Reader) }}
 
 func (r *Reader) reset(data mem.BufferSlice) {
-	*r = Reader{segs: data, left: data.Len()}
+	n := data.Len()
+	*r = Reader{segs: data, left: n, total: n}
 }
 
 // Err is the first error.
@@ -207,6 +217,51 @@ func (r *Reader) Leave(outer int) {
 // Raw fills dst with bytes of a length that the caller has read.
 func (r *Reader) Raw(dst []byte) { r.full(dst) }
 
+// Payload passes over the payload, a bytes field whose parts are described by other fields, which may come later: Rewind
+// returns to it.
+func (r *Reader) Payload() {
+	n := r.Length()
+	r.payload.segs, r.payload.cur, r.payload.n = r.segs, r.cur, n
+	r.discard(n)
+}
+
+// Rewind returns to the payload, the field of this number, at the end of the message, so that its parts can be read with Raw.
+// It is false when there are none, and when they are not as long together as the payload: that is an error.
+func (r *Reader) Rewind(number uint32) bool {
+	if r.err != nil {
+		return false
+	}
+	if r.parts != r.payload.n {
+		r.tag = Tag(number, Bytes)
+		r.fail(fmt.Errorf("it has %d bytes, its parts have %d", r.payload.n, r.parts))
+		return false
+	}
+	r.segs, r.cur, r.left = r.payload.segs, r.payload.cur, r.payload.n
+	return r.left > 0
+}
+
+// Part makes room for n elements of any value, a part of the payload that is read later, in the memory of s when it is large
+// enough. What all parts need is bounded by the length of the message.
+func Part[T element](r *Reader, s []T, n uint32) []T {
+	r.parts += int(n)*int(unsafe.Sizeof(*new(T))) - len(View(s)) // n has 32 bits
+	if r.parts > r.total {
+		r.fail(errParts)
+		return s[:0]
+	}
+	return sized(s, int(n))
+}
+
+// More returns s with one more element, in whose memory an earlier message may lie.
+func More[T any](s []T) []T {
+	if n := len(s); n < cap(s) {
+		return s[:n+1]
+	}
+	return append(s, *new(T))
+}
+
+// Set sets a number of one type to a number of another.
+func Set[T, V ~int | ~int32 | ~int64 | ~uint32 | ~uint64](dst *T, v V) { *dst = T(v) }
+
 // Append appends the value of a bytes field to dst[:0], with one copy; dst grows only when its capacity is too small.
 func (r *Reader) Append(dst []byte) []byte {
 	n := r.Length()
@@ -287,7 +342,7 @@ func (r *Reader) Floats(tag uint32, dst []float32) []float32 {
 	}
 	have := len(dst)
 	dst = grown(dst, n/4)
-	r.full(FloatBytes(dst[have:]))
+	r.full(View(dst[have:]))
 	return dst
 }
 
@@ -373,10 +428,10 @@ func (r *Reader) discard(n int) {
 	}
 }
 
-// sized returns a slice of n bytes, in dst's memory when it is large enough.
-func sized(dst []byte, n int) []byte {
+// sized returns a slice of n elements of any value, in dst's memory when it is large enough.
+func sized[T any](dst []T, n int) []T {
 	if cap(dst) < n {
-		return make([]byte, n)
+		return make([]T, n)
 	}
 	return dst[:n]
 }
@@ -391,12 +446,10 @@ func grown[T any](dst []T, n int) []T {
 	return dst[:len(dst)+n]
 }
 
-// FloatBytes views floats as their bytes. All platforms that Tandem serves are little-endian, as is the wire.
-func FloatBytes(f []float32) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(f))), 4*len(f))
-}
+// element is a type of payload.
+type element interface{ byte | uint32 | float32 }
 
-// WordBytes views 32-bit words as their bytes.
-func WordBytes(w []uint32) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(w))), 4*len(w))
+// View returns the bytes of a slice. All platforms that Tandem serves are little-endian, as is the wire.
+func View[T element](s []T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(*new(T))))
 }

@@ -92,7 +92,7 @@ func AppendFloats(b []byte, number uint32, v []float32) []byte {
 	if len(v) == 0 {
 		return b
 	}
-	return append(AppendLength(b, number, 4*len(v)), FloatBytes(v)...)
+	return append(AppendLength(b, number, 4*len(v)), View(v)...)
 }
 
 // Nest makes what was appended since mark, a message body, the value of a bytes field: the body is moved to make room for

@@ -2447,8 +2447,7 @@ func (*InterruptResponse) Descriptor() ([]byte, []int) {
 	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{42}
 }
 
-// RunRequest is one step of the decode loop. Field order keeps the payload last: services/tensorwire passes it by
-// reference.
+// RunRequest is one step of the decode loop.
 type RunRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Rises by one per request of a stream.
@@ -3594,30 +3593,32 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x06scores\x18\x01 \x03(\x02R\x06scores\"\"\n" +
 	"\x10InterruptRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"\x13\n" +
-	"\x11InterruptResponse\"\xa3\x01\n" +
+	"\x11InterruptResponse\"\xe6\x01\n" +
 	"\n" +
-	"RunRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\x04R\x02id\x12,\n" +
-	"\x04step\x18\x02 \x01(\v2\x16.tandem.engine.v1.StepH\x00R\x04step\x125\n" +
-	"\apropose\x18\x03 \x01(\v2\x19.tandem.engine.v1.ProposeH\x00R\apropose\x12\x18\n" +
-	"\apayload\x18\x0f \x01(\fR\apayloadB\x06\n" +
-	"\x04work\"\xa1\x02\n" +
+	"RunRequest\x12\x16\n" +
+	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02idR\x02id\x126\n" +
+	"\x04step\x18\x02 \x01(\v2\x16.tandem.engine.v1.StepB\b\x92\xe7\x18\x04stepH\x00R\x04step\x12B\n" +
+	"\apropose\x18\x03 \x01(\v2\x19.tandem.engine.v1.ProposeB\v\x92\xe7\x18\aproposeH\x00R\apropose\x12\x1e\n" +
+	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x12\x88\xe7\x18\x01\x92\xe7\x18\n" +
+	"runRequestB\x10\n" +
+	"\x04work\x12\b\x8a\xe7\x18\x04kind\"\xd0\x02\n" +
 	"\x04Step\x12)\n" +
-	"\x04rows\x18\x02 \x03(\v2\x15.tandem.engine.v1.RowR\x04rows\x12\x17\n" +
-	"\an_masks\x18\x04 \x01(\x05R\x06nMasks\x12\x1d\n" +
+	"\x04rows\x18\x02 \x03(\v2\x15.tandem.engine.v1.RowR\x04rows\x12#\n" +
+	"\an_masks\x18\x04 \x01(\x05B\n" +
+	"\x92\xe7\x18\x06NMasksR\x06nMasks\x12(\n" +
 	"\n" +
-	"mask_words\x18\x05 \x01(\rR\tmaskWords\x12#\n" +
-	"\rhidden_values\x18\x06 \x01(\rR\fhiddenValues\x126\n" +
+	"mask_words\x18\x05 \x01(\rB\t\xa2\xe7\x18\x05MasksR\tmaskWords\x121\n" +
+	"\rhidden_values\x18\x06 \x01(\rB\f\xa2\xe7\x18\bHiddenInR\fhiddenValues\x126\n" +
 	"\bfeatures\x18\a \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\bfeatures\x12/\n" +
-	"\x06groups\x18\t \x03(\v2\x17.tandem.engine.v1.GroupR\x06groupsJ\x04\b\x01\x10\x02J\x04\b\x03\x10\x04J\x04\b\b\x10\tR\acommitsR\aprefillR\x04kept\"\xd6\x01\n" +
+	"\x06groups\x18\t \x03(\v2\x17.tandem.engine.v1.GroupR\x06groups:\b\x92\xe7\x18\x04StepJ\x04\b\x01\x10\x02J\x04\b\x03\x10\x04J\x04\b\b\x10\tR\acommitsR\aprefillR\x04kept\"\x89\x02\n" +
 	"\x05Group\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
-	"\x04rows\x18\x02 \x01(\x11R\x04rows\x12/\n" +
-	"\x04kind\x18\x03 \x01(\x0e2\x1b.tandem.engine.v1.GroupKindR\x04kind\x12\x16\n" +
+	"\x04rows\x18\x02 \x01(\x11R\x04rows\x125\n" +
+	"\x04kind\x18\x03 \x01(\x0e2\x1b.tandem.engine.v1.GroupKindB\x04\x98\xe7\x18\x01R\x04kind\x12\x16\n" +
 	"\x06commit\x18\x04 \x01(\bR\x06commit\x12\x12\n" +
-	"\x04path\x18\x05 \x03(\x05R\x04path\x12#\n" +
-	"\rkept_position\x18\x06 \x01(\x11R\fkeptPosition\x12\x1b\n" +
-	"\tkept_rows\x18\a \x01(\x11R\bkeptRows\"\xb2\x01\n" +
+	"\x04path\x18\x05 \x03(\x05R\x04path\x126\n" +
+	"\rkept_position\x18\x06 \x01(\x11B\x11\x92\xe7\x18\rKept.PositionR\fkeptPosition\x12*\n" +
+	"\tkept_rows\x18\a \x01(\x11B\r\x92\xe7\x18\tKept.RowsR\bkeptRows:\t\x92\xe7\x18\x05Group\"\xbb\x01\n" +
 	"\x03Row\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x11R\x05token\x12\x1a\n" +
 	"\bposition\x18\x03 \x01(\x11R\bposition\x12\x16\n" +
@@ -3625,55 +3626,59 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x04want\x18\x05 \x01(\rR\x04want\x12\x13\n" +
 	"\x05top_k\x18\x06 \x01(\x05R\x04topK\x12\x14\n" +
 	"\x05score\x18\a \x01(\x11R\x05score\x12\x12\n" +
-	"\x04mask\x18\b \x01(\x11R\x04maskJ\x04\b\x01\x10\x02R\bsequence\"\x80\x01\n" +
-	"\aPropose\x129\n" +
-	"\bfeatures\x18\x01 \x03(\v2\x1d.tandem.engine.v1.FeatureRowsR\bfeatures\x12:\n" +
-	"\brequests\x18\x02 \x03(\v2\x1e.tandem.engine.v1.DraftRequestR\brequests\"\xb0\x01\n" +
+	"\x04mask\x18\b \x01(\x11R\x04mask:\a\x92\xe7\x18\x03RowJ\x04\b\x01\x10\x02R\bsequence\"\xaa\x01\n" +
+	"\aPropose\x12G\n" +
+	"\bfeatures\x18\x01 \x03(\v2\x1d.tandem.engine.v1.FeatureRowsB\f\x92\xe7\x18\bfeaturesR\bfeatures\x12H\n" +
+	"\brequests\x18\x02 \x03(\v2\x1e.tandem.engine.v1.DraftRequestB\f\x92\xe7\x18\brequestsR\brequests:\f\x92\xe7\x18\bproposal\"\xcb\x01\n" +
 	"\vFeatureRows\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\x11R\bposition\x12\x12\n" +
 	"\x04rows\x18\x03 \x01(\x11R\x04rows\x126\n" +
-	"\bencoding\x18\x04 \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\bencoding\x12\x1d\n" +
+	"\bencoding\x18\x04 \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\bencoding\x12'\n" +
 	"\n" +
-	"data_bytes\x18\x05 \x01(\rR\tdataBytes\"\xa9\x01\n" +
+	"data_bytes\x18\x05 \x01(\rB\b\xa2\xe7\x18\x04DataR\tdataBytes:\x0f\x92\xe7\x18\vFeatureRows\"\xbb\x01\n" +
 	"\fDraftRequest\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x14\n" +
 	"\x05token\x18\x02 \x01(\x11R\x05token\x12\x1a\n" +
 	"\bposition\x18\x03 \x01(\x11R\bposition\x12\x14\n" +
 	"\x05block\x18\x04 \x01(\x11R\x05block\x12\x13\n" +
 	"\x05top_k\x18\x05 \x01(\x11R\x04topK\x12 \n" +
-	"\vtemperature\x18\x06 \x01(\x02R\vtemperature\"\x8a\x02\n" +
-	"\vRunResponse\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\x04R\x02id\x123\n" +
-	"\afailure\x18\x02 \x01(\v2\x19.tandem.engine.v1.FailureR\afailure\x12!\n" +
-	"\fengine_nanos\x18\x03 \x01(\x03R\vengineNanos\x122\n" +
-	"\x04step\x18\x04 \x01(\v2\x1c.tandem.engine.v1.StepOutputH\x00R\x04step\x12;\n" +
-	"\apropose\x18\x05 \x01(\v2\x1f.tandem.engine.v1.ProposeOutputH\x00R\apropose\x12\x18\n" +
-	"\apayload\x18\x0f \x01(\fR\apayloadB\b\n" +
-	"\x06output\"e\n" +
-	"\aFailure\x12\x12\n" +
-	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x18\n" +
-	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05field\x18\x04 \x01(\tR\x05field\"\xa0\x02\n" +
+	"\vtemperature\x18\x06 \x01(\x02R\vtemperature:\x10\x92\xe7\x18\fDraftRequest\"\xe6\x02\n" +
+	"\vRunResponse\x12\x16\n" +
+	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02idR\x02id\x12@\n" +
+	"\afailure\x18\x02 \x01(\v2\x19.tandem.engine.v1.FailureB\v\x92\xe7\x18\afailureR\afailure\x12,\n" +
+	"\fengine_nanos\x18\x03 \x01(\x03B\t\x92\xe7\x18\x05nanosR\vengineNanos\x12<\n" +
+	"\x04step\x18\x04 \x01(\v2\x1c.tandem.engine.v1.StepOutputB\b\x92\xe7\x18\x04stepH\x00R\x04step\x12H\n" +
+	"\apropose\x18\x05 \x01(\v2\x1f.tandem.engine.v1.ProposeOutputB\v\x92\xe7\x18\aproposeH\x00R\apropose\x12\x1e\n" +
+	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x13\x88\xe7\x18\x01\x92\xe7\x18\vrunResponseB\x12\n" +
+	"\x06output\x12\b\x8a\xe7\x18\x04kind\"\xa0\x01\n" +
+	"\aFailure\x12\x1c\n" +
+	"\x04code\x18\x01 \x01(\x05B\b\x92\xe7\x18\x04codeR\x04code\x12%\n" +
+	"\amessage\x18\x02 \x01(\tB\v\x92\xe7\x18\amessageR\amessage\x12\"\n" +
+	"\x06reason\x18\x03 \x01(\tB\n" +
+	"\x92\xe7\x18\x06reasonR\x06reason\x12\x1f\n" +
+	"\x05field\x18\x04 \x01(\tB\t\x92\xe7\x18\x05fieldR\x05field:\v\x92\xe7\x18\afailure\"\xe5\x02\n" +
 	"\n" +
 	"StepOutput\x12\x16\n" +
 	"\x06tokens\x18\x01 \x03(\x11R\x06tokens\x12\x1a\n" +
 	"\blogprobs\x18\x02 \x03(\x02R\blogprobs\x12\x16\n" +
 	"\x06scores\x18\x03 \x03(\x02R\x06scores\x12\x1d\n" +
 	"\n" +
-	"top_stride\x18\x04 \x01(\x05R\ttopStride\x12\x17\n" +
-	"\atop_ids\x18\x05 \x03(\x11R\x06topIds\x12!\n" +
-	"\ftop_logprobs\x18\x06 \x03(\x02R\vtopLogprobs\x12#\n" +
-	"\rfeature_bytes\x18\a \x01(\rR\ffeatureBytes\x12#\n" +
-	"\rhidden_values\x18\b \x01(\rR\fhiddenValues\x12!\n" +
-	"\flogit_values\x18\t \x01(\rR\vlogitValues\"\x96\x01\n" +
+	"top_stride\x18\x04 \x01(\x05R\ttopStride\x12#\n" +
+	"\atop_ids\x18\x05 \x03(\x11B\n" +
+	"\x92\xe7\x18\x06TopIDsR\x06topIds\x12!\n" +
+	"\ftop_logprobs\x18\x06 \x03(\x02R\vtopLogprobs\x121\n" +
+	"\rfeature_bytes\x18\a \x01(\rB\f\xa2\xe7\x18\bFeaturesR\ffeatureBytes\x122\n" +
+	"\rhidden_values\x18\b \x01(\rB\r\xa2\xe7\x18\tHiddenOutR\fhiddenValues\x12-\n" +
+	"\flogit_values\x18\t \x01(\rB\n" +
+	"\xa2\xe7\x18\x06LogitsR\vlogitValues:\x0e\x92\xe7\x18\n" +
+	"StepResult\"\xb0\x01\n" +
 	"\rProposeOutput\x12\x16\n" +
 	"\x06stride\x18\x01 \x01(\x05R\x06stride\x12\x1c\n" +
-	"\tpositions\x18\x02 \x01(\x05R\tpositions\x12\x10\n" +
-	"\x03ids\x18\x03 \x03(\x11R\x03ids\x12\x1a\n" +
+	"\tpositions\x18\x02 \x01(\x05R\tpositions\x12\x19\n" +
+	"\x03ids\x18\x03 \x03(\x11B\a\x92\xe7\x18\x03IDsR\x03ids\x12\x1a\n" +
 	"\blogprobs\x18\x04 \x03(\x02R\blogprobs\x12!\n" +
-	"\fappend_nanos\x18\x05 \x01(\x03R\vappendNanos*M\n" +
+	"\fappend_nanos\x18\x05 \x01(\x03R\vappendNanos:\x0f\x92\xe7\x18\vDraftResult*M\n" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vROLE_TARGET\x10\x01\x12\x0e\n" +

@@ -31,6 +31,22 @@ var file_tandem_wire_v1_options_proto_extTypes = []protoimpl.ExtensionInfo{
 		Filename:      "tandem/wire/v1/options.proto",
 	},
 	{
+		ExtendedType:  (*descriptorpb.MessageOptions)(nil),
+		ExtensionType: (*string)(nil),
+		Field:         50802,
+		Name:          "tandem.wire.v1.go_struct",
+		Tag:           "bytes,50802,opt,name=go_struct",
+		Filename:      "tandem/wire/v1/options.proto",
+	},
+	{
+		ExtendedType:  (*descriptorpb.OneofOptions)(nil),
+		ExtensionType: (*string)(nil),
+		Field:         50801,
+		Name:          "tandem.wire.v1.go_oneof",
+		Tag:           "bytes,50801,opt,name=go_oneof",
+		Filename:      "tandem/wire/v1/options.proto",
+	},
+	{
 		ExtendedType:  (*descriptorpb.FieldOptions)(nil),
 		ExtensionType: (*bool)(nil),
 		Field:         50801,
@@ -38,15 +54,52 @@ var file_tandem_wire_v1_options_proto_extTypes = []protoimpl.ExtensionInfo{
 		Tag:           "varint,50801,opt,name=by_reference",
 		Filename:      "tandem/wire/v1/options.proto",
 	},
+	{
+		ExtendedType:  (*descriptorpb.FieldOptions)(nil),
+		ExtensionType: (*string)(nil),
+		Field:         50802,
+		Name:          "tandem.wire.v1.go_field",
+		Tag:           "bytes,50802,opt,name=go_field",
+		Filename:      "tandem/wire/v1/options.proto",
+	},
+	{
+		ExtendedType:  (*descriptorpb.FieldOptions)(nil),
+		ExtensionType: (*int32)(nil),
+		Field:         50803,
+		Name:          "tandem.wire.v1.go_offset",
+		Tag:           "varint,50803,opt,name=go_offset",
+		Filename:      "tandem/wire/v1/options.proto",
+	},
+	{
+		ExtendedType:  (*descriptorpb.FieldOptions)(nil),
+		ExtensionType: (*string)(nil),
+		Field:         50804,
+		Name:          "tandem.wire.v1.payload_part",
+		Tag:           "bytes,50804,opt,name=payload_part",
+		Filename:      "tandem/wire/v1/options.proto",
+	},
 }
 
 // Extension fields to descriptorpb.MessageOptions.
 var (
-	// services/tensorwire encodes and decodes the message without allocations, in code of its own. Unknown fields are skipped
+	// services/tensorwire encodes and decodes the message without allocations, in generated code. Unknown fields are skipped
 	// and not kept.
 	//
 	// optional bool codec = 50801;
 	E_Codec = &file_tandem_wire_v1_options_proto_extTypes[0]
+	// The Go struct that is encoded and decoded instead of the message that protoc-gen-go makes; with codec it implements
+	// tensorwire.Message. Messages that it nests need the option, too: one of them is a pointer, several a slice of structs.
+	//
+	// optional string go_struct = 50802;
+	E_GoStruct = &file_tandem_wire_v1_options_proto_extTypes[1]
+)
+
+// Extension fields to descriptorpb.OneofOptions.
+var (
+	// With go_struct: the int field that holds the number of the member that is set, 0 = none.
+	//
+	// optional string go_oneof = 50801;
+	E_GoOneof = &file_tandem_wire_v1_options_proto_extTypes[2]
 )
 
 // Extension fields to descriptorpb.FieldOptions.
@@ -55,7 +108,20 @@ var (
 	// lies, and received with one copy.
 	//
 	// optional bool by_reference = 50801;
-	E_ByReference = &file_tandem_wire_v1_options_proto_extTypes[1]
+	E_ByReference = &file_tandem_wire_v1_options_proto_extTypes[3]
+	// With go_struct: the field's name there, or its path; without it the name is that of protoc-gen-go.
+	//
+	// optional string go_field = 50802;
+	E_GoField = &file_tandem_wire_v1_options_proto_extTypes[4]
+	// With go_struct: how much larger the number is on the wire than in Go.
+	//
+	// optional int32 go_offset = 50803;
+	E_GoOffset = &file_tandem_wire_v1_options_proto_extTypes[5]
+	// With go_struct, for uint32: the number of elements of this slice of bytes, uint32 or float32. The slices are the payload,
+	// in the order of the fields.
+	//
+	// optional string payload_part = 50804;
+	E_PayloadPart = &file_tandem_wire_v1_options_proto_extTypes[6]
 )
 
 var File_tandem_wire_v1_options_proto protoreflect.FileDescriptor
@@ -63,21 +129,32 @@ var File_tandem_wire_v1_options_proto protoreflect.FileDescriptor
 const file_tandem_wire_v1_options_proto_rawDesc = "" +
 	"\n" +
 	"\x1ctandem/wire/v1/options.proto\x12\x0etandem.wire.v1\x1a google/protobuf/descriptor.proto:7\n" +
-	"\x05codec\x12\x1f.google.protobuf.MessageOptions\x18\xf1\x8c\x03 \x01(\bR\x05codec:B\n" +
-	"\fby_reference\x12\x1d.google.protobuf.FieldOptions\x18\xf1\x8c\x03 \x01(\bR\vbyReferenceB\xbc\x01\n" +
+	"\x05codec\x12\x1f.google.protobuf.MessageOptions\x18\xf1\x8c\x03 \x01(\bR\x05codec:>\n" +
+	"\tgo_struct\x12\x1f.google.protobuf.MessageOptions\x18\xf2\x8c\x03 \x01(\tR\bgoStruct::\n" +
+	"\bgo_oneof\x12\x1d.google.protobuf.OneofOptions\x18\xf1\x8c\x03 \x01(\tR\agoOneof:B\n" +
+	"\fby_reference\x12\x1d.google.protobuf.FieldOptions\x18\xf1\x8c\x03 \x01(\bR\vbyReference::\n" +
+	"\bgo_field\x12\x1d.google.protobuf.FieldOptions\x18\xf2\x8c\x03 \x01(\tR\agoField:<\n" +
+	"\tgo_offset\x12\x1d.google.protobuf.FieldOptions\x18\xf3\x8c\x03 \x01(\x05R\bgoOffset:B\n" +
+	"\fpayload_part\x12\x1d.google.protobuf.FieldOptions\x18\xf4\x8c\x03 \x01(\tR\vpayloadPartB\xbc\x01\n" +
 	"\x12com.tandem.wire.v1B\fOptionsProtoP\x01Z>github.com/tandem-inference/tandem/proto/tandem/wire/v1;wirev1\xa2\x02\x03TWX\xaa\x02\x0eTandem.Wire.V1\xca\x02\x0eTandem\\Wire\\V1\xe2\x02\x1aTandem\\Wire\\V1\\GPBMetadata\xea\x02\x10Tandem::Wire::V1b\x06proto3"
 
 var file_tandem_wire_v1_options_proto_goTypes = []any{
 	(*descriptorpb.MessageOptions)(nil), // 0: google.protobuf.MessageOptions
-	(*descriptorpb.FieldOptions)(nil),   // 1: google.protobuf.FieldOptions
+	(*descriptorpb.OneofOptions)(nil),   // 1: google.protobuf.OneofOptions
+	(*descriptorpb.FieldOptions)(nil),   // 2: google.protobuf.FieldOptions
 }
 var file_tandem_wire_v1_options_proto_depIdxs = []int32{
 	0, // 0: tandem.wire.v1.codec:extendee -> google.protobuf.MessageOptions
-	1, // 1: tandem.wire.v1.by_reference:extendee -> google.protobuf.FieldOptions
-	2, // [2:2] is the sub-list for method output_type
-	2, // [2:2] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	0, // [0:2] is the sub-list for extension extendee
+	0, // 1: tandem.wire.v1.go_struct:extendee -> google.protobuf.MessageOptions
+	1, // 2: tandem.wire.v1.go_oneof:extendee -> google.protobuf.OneofOptions
+	2, // 3: tandem.wire.v1.by_reference:extendee -> google.protobuf.FieldOptions
+	2, // 4: tandem.wire.v1.go_field:extendee -> google.protobuf.FieldOptions
+	2, // 5: tandem.wire.v1.go_offset:extendee -> google.protobuf.FieldOptions
+	2, // 6: tandem.wire.v1.payload_part:extendee -> google.protobuf.FieldOptions
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	0, // [0:7] is the sub-list for extension extendee
 	0, // [0:0] is the sub-list for field type_name
 }
 
@@ -93,7 +170,7 @@ func file_tandem_wire_v1_options_proto_init() {
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_wire_v1_options_proto_rawDesc), len(file_tandem_wire_v1_options_proto_rawDesc)),
 			NumEnums:      0,
 			NumMessages:   0,
-			NumExtensions: 2,
+			NumExtensions: 7,
 			NumServices:   0,
 		},
 		GoTypes:           file_tandem_wire_v1_options_proto_goTypes,
