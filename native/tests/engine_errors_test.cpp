@@ -166,6 +166,36 @@ TEST(errors_name_what_is_wrong) {
   CHECK_EQ(tnd_abi_version(), TND_ABI_VERSION);
 }
 
+// Kept features and those of the step's rows are bounded together.
+TEST(a_step_returns_at_most_max_batch_rows_features) {
+  EngineOptions o;
+  o.max_tree_rows = 16;
+  o.max_batch_rows = 16;
+  Engine e(demo_model(), o);
+  REQUIRE(e.handle() != nullptr);
+  const int32_t layer = 0;
+  REQUIRE(e.ok(tnd_capture_set(e.handle(), &layer, 1)));
+  const int32_t s = e.sequence();
+  StepIn in;
+  in.flags = TND_GROUP_COMMIT;
+  in.feature_encoding = TND_FEATURE_RAW_F32;
+  in.feature_width = e.info().feature_raw;
+  in.groups = {e.rows(s, std::vector<int32_t>(16, 5), Engine::chain(16), TND_WANT_KEEP)};
+  e.run_ok(in);
+  const auto beside = [&](int32_t kept, uint32_t want) {
+    in.groups = {e.rows(s, {5}, {-1}, want)};
+    in.groups[0].n_kept = kept;
+    return e.run(in).status;
+  };
+  CHECK_EQ(beside(16, TND_WANT_FEATURES), TND_INVALID_ARGUMENT);
+  const char* text =
+      "n_kept of the groups and their rows that want features are 17 together, at most 16 (max_batch_rows)";
+  CHECK_MSG(e.error().find(text) != std::string::npos, e.error());
+  CHECK_EQ(e.length(s), 16);
+  CHECK_EQ(beside(15, TND_WANT_FEATURES), TND_OK);
+  CHECK_EQ(beside(16, TND_WANT_TOKEN), TND_OK);
+}
+
 TEST(sampler_settings_are_checked) {
   Engine e(demo_model());
   REQUIRE(e.handle() != nullptr);

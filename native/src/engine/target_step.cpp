@@ -89,7 +89,7 @@ Status TargetRole::check_groups(const tnd_step& step) {
   }
   groups_.clear();
   for (Sequence& s : sequences_) s.group = -1;
-  int64_t rows = 0, kept = 0;
+  int64_t rows = 0, features = 0;
   for (int32_t i = 0; i < step.n_groups; ++i) {
     const tnd_group& in = step.groups[i];
     Sequence* s = nullptr;
@@ -122,16 +122,19 @@ Status TargetRole::check_groups(const tnd_step& step) {
     g.commit = commit;
     g.prompt = prompt;
     TND_TRY(check_path(i, in, *s, &g));
-    kept += in.n_kept;
-    if (kept > most) {
-      return bad_group(i, "n_kept", in.n_kept, ", at most " + std::to_string(most) + " of a step (max_batch_rows)");
-    }
     TND_TRY(check_rows(step, i, *s, &g));
     rows += in.n_rows;
+    features += in.n_kept + g.features;
     groups_.push_back(g);
   }
   if (rows != step.n_rows) {
     return errorf(TND_INVALID_ARGUMENT, "n_rows is %d, the groups have %d", step.n_rows, static_cast<int32_t>(rows));
+  }
+  if (features > most) {
+    return errorf(TND_INVALID_ARGUMENT,
+                  "n_kept of the groups and their rows that want features are %lld together, at most %d "
+                  "(max_batch_rows)",
+                  static_cast<long long>(features), most);
   }
   return Status();
 }

@@ -65,7 +65,7 @@ func (e *Engine) check(step *engineplugin.Step) error {
 		return bad("n_rows", "is %d, the groups have %d", n, at)
 	}
 	if features > e.options.MaxBatchRows {
-		return bad("n_kept", "%d features are read, at most %d at once (max_batch_rows)", features, e.options.MaxBatchRows)
+		return bad("n_kept", "of the groups and their rows that want features are %d together, at most %d (max_batch_rows)", features, e.options.MaxBatchRows)
 	}
 	return nil
 }

@@ -128,7 +128,7 @@ func (k *keeper) run() {
 	k.manyKept(q, other)
 }
 
-// manyKept: what a step reads is bounded by its rows.
+// manyKept: the features that a step returns, of kept rows and of its own, are at most max_batch_rows.
 func (k *keeper) manyKept(q, other engineplugin.Sequence) {
 	e := k.e
 	s := k.suite
@@ -142,6 +142,18 @@ func (k *keeper) manyKept(q, other engineplugin.Sequence) {
 	r := &engineplugin.StepResult{}
 	s.refused("too many kept features", e.Step(s.ctx, step, r), codes.InvalidArgument, "max_batch_rows")
 	step.Groups = step.Groups[:batchRows/engineplugin.KeptRows]
+	length := s.length(e, q)
+	beside := func(want uint32) *engineplugin.Step {
+		step := &engineplugin.Step{Features: step.Features, Groups: slices.Clone(step.Groups)}
+		step.Groups[0].Rows, step.Rows = 1, rowsOf(length, chain([]int32{1}), want)
+		return step
+	}
+	s.refused("a feature beside as many kept ones as a step returns", e.Step(s.ctx, beside(engineplugin.WantFeatures), r),
+		codes.InvalidArgument, "max_batch_rows")
+	s.ok(e.Step(s.ctx, beside(engineplugin.WantToken), r))
+	if want := batchRows * 4 * e.Info().FeatureRaw; len(r.Features) != want || len(r.Tokens) != 1 {
+		s.Errorf("%d bytes of features and %d tokens, want %d and 1", len(r.Features), len(r.Tokens), want)
+	}
 	s.ok(e.Step(s.ctx, step, r))
 	if want := batchRows * 4 * e.Info().FeatureRaw; len(r.Features) != want {
 		s.Errorf("%d bytes of features, want %d", len(r.Features), want)
