@@ -216,6 +216,8 @@ TEST(sampler_settings_are_checked) {
   CHECK_EQ(status([](tnd_sampler& p) { p.top_p = 1.5f; }), TND_INVALID_ARGUMENT);
   CHECK_EQ(status([](tnd_sampler& p) { p.min_p = 2; }), TND_INVALID_ARGUMENT);
   CHECK_EQ(status([](tnd_sampler& p) { p.repetition_penalty = 0; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.repetition_penalty = 1e-21f; }), TND_INVALID_ARGUMENT);
+  CHECK_EQ(status([](tnd_sampler& p) { p.repetition_penalty = 1e-20f; }), TND_OK);
   CHECK_EQ(status([&](tnd_sampler& p) { p.frequency_penalty = nan; }), TND_INVALID_ARGUMENT);
   CHECK_EQ(status([](tnd_sampler& p) { p.penalty_window = 9000; }), TND_INVALID_ARGUMENT);
   CHECK_EQ(status([](tnd_sampler& p) { p.prompt_tokens = -1; }), TND_INVALID_ARGUMENT);

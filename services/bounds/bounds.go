@@ -8,6 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	settingv1 "github.com/tandem-inference/tandem/proto/tandem/setting/v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
@@ -57,13 +58,22 @@ func token(bytes int) Rule          { return Rule{Bytes: bytes, Token: true} }
 func number(least, most int64) Rule { return Rule{Least: float64(least), Most: float64(most)} }
 func ms() Rule                      { return Rule{Most: mostMS} }
 
+// ruleOf returns the rule of a field. Fields with the option tandem.setting.v1.setting are checked by it.
+func ruleOf(f protoreflect.FieldDescriptor) (Rule, bool) {
+	if proto.HasExtension(f.Options(), settingv1.E_Setting) {
+		return by("services/sampling Check"), true
+	}
+	rule, ok := Fields[f.FullName()]
+	return rule, ok
+}
+
 // Check holds m and the messages in it against their rules. The error names the field by its path in m.
 func Check(m proto.Message) error { return check(m.ProtoReflect(), "") }
 
 func check(m protoreflect.Message, path string) (err error) {
 	m.Range(func(f protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		at := path + string(f.Name())
-		rule, ok := Fields[f.FullName()]
+		rule, ok := ruleOf(f)
 		switch {
 		case !ok:
 			err = fmt.Errorf("%s: has no bound", at)

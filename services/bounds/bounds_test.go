@@ -35,7 +35,7 @@ func TestEveryFieldHasABound(t *testing.T) {
 			for j := range fields.Len() {
 				f := fields.Get(j)
 				seen[f.FullName()] = true
-				rule, ok := Fields[f.FullName()]
+				rule, ok := ruleOf(f)
 				stated := 0
 				for _, is := range []bool{rule.By != "", rule.Any != "", rule.Inner, rule.Known, rule.Bytes > 0, rule.Most > rule.Least, rule.Count > 0} {
 					if is {
@@ -89,7 +89,8 @@ func TestExtremes(t *testing.T) {
 		fields := m.Descriptor().Fields()
 		for i := range fields.Len() {
 			f := fields.Get(i)
-			rule, at := Fields[f.FullName()], path+string(f.Name())
+			rule, _ := ruleOf(f)
+			at := path + string(f.Name())
 			refused := func(what string) {
 				t.Helper()
 				tried++

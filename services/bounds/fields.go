@@ -6,7 +6,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Fields holds the rule of every field of every message between processes. A test walks the messages: a field without a rule fails it.
+// Fields holds the rule of every field of every message between processes, but for those that declare their range
+// themselves. A test walks the messages: a field without a rule fails it.
 var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.Registration.worker_id":        token(mostID),
 	"tandem.v1.Registration.role":             {Known: true},
@@ -173,17 +174,6 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.Speculation.budget": by("worker-target/internal/server check"),
 	"tandem.v1.Speculation.block":  by("worker-target/internal/server check"),
 
-	"tandem.v1.Sampling.temperature":        by("worker-target/internal/server sampling"),
-	"tandem.v1.Sampling.top_p":              by("worker-target/internal/server sampling"),
-	"tandem.v1.Sampling.top_k":              by("worker-target/internal/server sampling"),
-	"tandem.v1.Sampling.min_p":              by("worker-target/internal/server sampling"),
-	"tandem.v1.Sampling.repetition_penalty": by("worker-target/internal/server sampling"),
-	"tandem.v1.Sampling.frequency_penalty":  by("worker-target/internal/server sampling"),
-	"tandem.v1.Sampling.presence_penalty":   by("worker-target/internal/server sampling"),
-	"tandem.v1.Sampling.penalty_window":     by("worker-target/internal/server sampling"),
-	"tandem.v1.Sampling.logit_bias":         by("worker-target/internal/server sampling"),
-	"tandem.v1.Sampling.seed":               {Any: "is a number of the random generator"},
-
 	"tandem.v1.Guide.reasoning":     by("worker-target/internal/guide"),
 	"tandem.v1.Guide.grammar":       by("worker-target/internal/guide"),
 	"tandem.v1.Guide.banned_tokens": by("worker-target/internal/guide"),
@@ -247,5 +237,6 @@ var Fields = map[protoreflect.FullName]Rule{
 // Messages holds what bounds the fields of messages that have no rules by field.
 var Messages = map[protoreflect.FullName]string{
 	"tandem.v1.InferenceService": "clients: gateway/internal/grpcapi and the checks that all dialects share; 64 MiB a message",
+	"tandem.setting.v1":          "never sent: options in the definitions of fields",
 	"tandem.engine.v1":           "a worker and its own engine, which it started and whose library it chose: sizes by services/tensorwire, results by worker-target/internal/decode checkResult",
 }

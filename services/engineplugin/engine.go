@@ -11,6 +11,7 @@ import (
 	"context"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/sampling"
 )
 
 // Role says what an engine was opened for.
@@ -185,10 +186,11 @@ type Sampler struct {
 	BiasValues        []float32
 }
 
-// DefaultSampler is argmax with everything off.
-func DefaultSampler() Sampler {
-	return Sampler{TopP: 1, RepetitionPenalty: 1, PenaltyWindow: 256}
-}
+// DefaultSampler holds the declared defaults: argmax with everything off.
+func DefaultSampler() Sampler { return SamplerOf(nil) }
+
+// SamplerOf returns the sampler of a request whose fields were checked; nil = all defaults.
+func SamplerOf(m *tandemv1.Sampling) Sampler { return samplerFromProto(sampling.ForEngine(m)) }
 
 // DraftRequest is tnd_draft_request.
 type DraftRequest struct {

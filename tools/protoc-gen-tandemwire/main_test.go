@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/pluginpb"
 
 	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
+	settingv1 "github.com/tandem-inference/tandem/proto/tandem/setting/v1"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	wirev1 "github.com/tandem-inference/tandem/proto/tandem/wire/v1"
 )
@@ -23,6 +24,7 @@ func run(structs string, files ...*descriptorpb.FileDescriptorProto) (*pluginpb.
 	req := &pluginpb.CodeGeneratorRequest{ProtoFile: []*descriptorpb.FileDescriptorProto{
 		protodesc.ToFileDescriptorProto(descriptorpb.File_google_protobuf_descriptor_proto),
 		protodesc.ToFileDescriptorProto(wirev1.File_tandem_wire_v1_options_proto),
+		protodesc.ToFileDescriptorProto(settingv1.File_tandem_setting_v1_setting_proto),
 	}}
 	for _, f := range files {
 		req.ProtoFile, req.FileToGenerate = append(req.ProtoFile, f), append(req.FileToGenerate, f.GetName())

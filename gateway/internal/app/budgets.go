@@ -90,11 +90,11 @@ func (b *budgets) DefaultMaxTokens(m *model.Model) int {
 }
 
 // Sampling implements turn.Budgets.
-func (b *budgets) Sampling(m *model.Model) modelcard.Sampling {
+func (b *budgets) Sampling(m *model.Model) *tandemv1.Sampling {
 	if e := b.Envelope(m); e.Card != nil {
 		return e.Card.Sampling
 	}
-	return modelcard.Sampling{}
+	return nil
 }
 
 // Budget implements turn.Budgets.

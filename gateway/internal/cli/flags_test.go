@@ -11,9 +11,11 @@ import (
 	"testing"
 
 	"github.com/alecthomas/kong"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
+	"github.com/tandem-inference/tandem/services/sampling"
 )
 
-var update = flag.Bool("update", false, "rewrite the tables of flags in README.md and the specification")
+var update = flag.Bool("update", false, "rewrite the generated tables in README.md and the specification")
 
 // made is a generated part of a document, between two marks.
 type made struct {
@@ -26,10 +28,12 @@ var tables = []made{
 		"<!-- end of flags -->\n", flagsTable},
 	{"docs/spec/http-api.md", "<!-- defaults: made by go test ./gateway/internal/cli -run TestFlagsTable -update -->\n",
 		"<!-- end of defaults -->\n", defaultsTable},
+	{"docs/spec/http-api.md", "<!-- sampler: made by go test ./gateway/internal/cli -run TestFlagsTable -update -->\n",
+		"<!-- end of sampler -->\n", samplerTable},
 }
 
-// TestFlagsTable holds the table of README.md to the flags that tandem serve really has, and that of the specification
-// to the defaults.
+// TestFlagsTable holds the table of README.md to the flags that tandem serve really has, and those of the specification
+// to their defaults and to the declared fields of the sampler.
 func TestFlagsTable(t *testing.T) {
 	for _, m := range tables {
 		t.Run(m.path, func(t *testing.T) {
@@ -118,6 +122,32 @@ func byDefault(f *kong.Flag) string {
 		return "–"
 	}
 	return f.Default
+}
+
+// samplerTable has a row for every declared field of the sampler.
+func samplerTable(*testing.T) string {
+	var b strings.Builder
+	b.WriteString("| Field (aliases) | gRPC | Type, range | Default | What |\n|---|---|---|---|---|\n")
+	for _, f := range sampling.Fields() {
+		names := turn.SamplerNames(&f)
+		field := "`" + names[0] + "`"
+		if len(names) > 1 {
+			field += " (`" + strings.Join(names[1:], "`, `") + "`)"
+		}
+		kind := "number"
+		switch {
+		case f.Map():
+			kind = "map from token ids to numbers"
+		case f.Whole():
+			kind = "integer"
+		}
+		absent := f.Text()
+		if f.InCard {
+			absent = "the card's, else " + absent
+		}
+		fmt.Fprintf(&b, "| %s | `%s` | %s, %s | %s | %s |\n", field, f.Name, kind, f.Interval, absent, f.Effect)
+	}
+	return b.String()
 }
 
 func flagsTable(t *testing.T) string {

@@ -2,7 +2,6 @@ package grpcapi
 
 import (
 	"context"
-	"math/rand/v2"
 	"strings"
 	"time"
 
@@ -11,10 +10,10 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/metrics"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
-	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/sampling"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
@@ -63,8 +62,7 @@ func (s *Service) Generate(in *tandemv1.GenerateRequest, stream tandemv1.Inferen
 
 // request converts and checks a request.
 func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *model.Model) (*turn.Prepared, error) {
-	sampling, err := checkSampling(in.GetSampling(), m.Tokenizer.VocabSize())
-	if err != nil {
+	if err := sampling.Check(in.GetSampling(), m.Tokenizer.VocabSize()); err != nil {
 		return nil, err
 	}
 	if err := checkSpeculation(in.GetSpeculation()); err != nil {
@@ -73,17 +71,23 @@ func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *
 	if in.GetMaxTokens() < 0 {
 		return nil, rpcerr.InvalidArgument("max_tokens", "must not be negative, got %d", in.GetMaxTokens())
 	}
-	if len(in.GetStop()) > 16 {
-		return nil, rpcerr.InvalidArgument("stop", "has %d entries, at most 16 are allowed", len(in.GetStop()))
+	if len(in.GetStop()) > turn.MaxStops {
+		return nil, rpcerr.InvalidArgument("stop",
+			"has %d entries, at most %d are allowed", len(in.GetStop()), turn.MaxStops)
 	}
 	for _, w := range in.GetStop() {
-		if len(w) < 1 || len(w) > 256 {
-			return nil, rpcerr.InvalidArgument("stop", "entries must have 1 to 256 bytes, got %d", len(w))
+		if len(w) < 1 || len(w) > turn.MaxStopBytes {
+			return nil, rpcerr.InvalidArgument("stop",
+				"entries must have 1 to %d bytes, got %d", turn.MaxStopBytes, len(w))
 		}
 	}
 	call := turn.CallFrom(ctx)
+	// The caller's message is not changed by what is filled in.
+	filled := &tandemv1.Sampling{}
+	proto.Merge(filled, in.GetSampling())
+	s.turn.FillSampling(filled, m)
 	req := &turn.Request{
-		ID: call.ID, Model: m.Name, Arrived: call.Arrived, N: 1, Sampling: sampling, MaxTokens: int(in.GetMaxTokens()),
+		ID: call.ID, Model: m.Name, Arrived: call.Arrived, N: 1, Sampling: filled, MaxTokens: int(in.GetMaxTokens()),
 		MaxTokensGiven: in.GetMaxTokens() > 0, Stops: in.GetStop(), Speculation: in.GetSpeculation(),
 		TopLogprobs: generate.NoLogprobs, Format: format(in.GetFormat()),
 	}
@@ -91,12 +95,12 @@ func (s *Service) request(ctx context.Context, in *tandemv1.GenerateRequest, m *
 		return nil, err
 	}
 	if in.TopLogprobs != nil {
-		if n := in.GetTopLogprobs(); n < -1 || n > 20 {
-			return nil, rpcerr.InvalidArgument("top_logprobs", "must be between -1 and 20, got %d", n)
+		if n := in.GetTopLogprobs(); n < -1 || n > turn.MaxTopLogprobs {
+			return nil, rpcerr.InvalidArgument("top_logprobs",
+				"must be between -1 and %d, got %d", turn.MaxTopLogprobs, n)
 		}
 		req.TopLogprobs = int(in.GetTopLogprobs())
 	}
-	s.turn.FillSampling(req.Sampling, m)
 	p, err := s.prepare(in, m, req)
 	if err != nil {
 		return nil, err
@@ -161,42 +165,6 @@ func checkSpeculation(in *tandemv1.Speculation) error {
 		}
 	}
 	return nil
-}
-
-// checkSampling checks ranges and draws a seed when none is given. The request's message is not changed.
-func checkSampling(in *tandemv1.Sampling, vocab int) (*tandemv1.Sampling, error) {
-	out := &tandemv1.Sampling{}
-	if in != nil {
-		proto.Merge(out, in)
-	}
-	for _, f := range []struct {
-		name string
-		val  *float64
-		rng  reqjson.Range
-	}{
-		{"temperature", out.Temperature, reqjson.Between(0, 2)}, {"top_p", out.TopP, reqjson.Positive(1)},
-		{"min_p", out.MinP, reqjson.Between(0, 1)},
-		{"repetition_penalty", out.RepetitionPenalty, reqjson.Positive(4)},
-		{"frequency_penalty", out.FrequencyPenalty, reqjson.Between(-2, 2)},
-		{"presence_penalty", out.PresencePenalty, reqjson.Between(-2, 2)},
-	} {
-		if v := f.val; v != nil && !f.rng.Has(*v) {
-			return nil, rpcerr.InvalidArgument("sampling."+f.name, "must be %s, got %g", f.rng, *v)
-		}
-	}
-	if w := out.PenaltyWindow; w != nil && (*w < 1 || *w > 8192) {
-		return nil, rpcerr.InvalidArgument("sampling.penalty_window", "must be between 1 and 8192, got %d", *w)
-	}
-	for id, b := range out.LogitBias {
-		if id < 0 || int(id) >= vocab || !(b >= -100 && b <= 100) {
-			return nil, rpcerr.InvalidArgument("sampling.logit_bias",
-				"%d: %g is not a bias of -100 to 100 for a token below %d", id, b, vocab)
-		}
-	}
-	if out.Seed == nil {
-		out.Seed = proto.Int64(rand.Int64())
-	}
-	return out, nil
 }
 
 // sink sends output as messages of the stream.

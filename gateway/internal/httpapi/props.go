@@ -8,8 +8,10 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
+	"github.com/tandem-inference/tandem/services/sampling"
 )
 
 // Props are settings that /props shows.
@@ -20,14 +22,6 @@ type Props struct {
 	PflashMode      string
 	PflashThreshold int
 	PflashKeepRatio float64
-}
-
-// or is the value of a default that may be absent.
-func or[T any](v *T, fallback T) T {
-	if v == nil {
-		return fallback
-	}
-	return *v
 }
 
 func tiers(e *modelcard.Envelope) map[string]int {
@@ -45,9 +39,29 @@ func efforts(supported bool) []string {
 	return modelcard.Efforts[:]
 }
 
+// generationDefaults are the sampler's defaults as requests get them, by the names that readers of /props know.
+func generationDefaults(ctx int, card *tandemv1.Sampling) map[string]any {
+	out := map[string]any{"n_ctx": ctx}
+	for _, f := range sampling.Fields() {
+		name := turn.SamplerNames(&f)[0]
+		if f.Name == "repetition_penalty" {
+			name = "repeat_penalty" // of all its names the one that llama.cpp reports
+		}
+		if f.Default != nil {
+			out[name] = f.Number(card)
+		}
+	}
+	return out
+}
+
 // samplers are the fields of the request that choose tokens; all of them work.
-var samplers = []string{"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "rep_window",
-	"frequency_penalty", "presence_penalty", "logit_bias", "seed"}
+func samplers() map[string]bool {
+	out := map[string]bool{}
+	for _, f := range sampling.Fields() {
+		out[turn.SamplerNames(&f)[0]] = true
+	}
+	return out
+}
 
 // props serves /props. Features that are not there hold null; what is reported is what runs.
 func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
@@ -67,7 +81,7 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 	ctx := 0
 	reasoning, tools := false, false
 	var limits modelcard.Envelope
-	var defaults modelcard.Sampling
+	var defaults *tandemv1.Sampling
 	if m, err := s.model(); err == nil {
 		name, arch, tokID, path = m.Name, m.Arch, m.Tokenizer.PreTokenizer(), shown(m.Path)
 		ctx, reasoning, tools = s.Context(m), m.ThinkOpen >= 0, true
@@ -122,10 +136,6 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 		acceptRate = accepted / drafted
 	}
 	scorer := s.scorerReady != nil && s.scorerReady()
-	sampling := map[string]bool{}
-	for _, f := range samplers {
-		sampling[f] = true
-	}
 	return writeJSON(w, http.StatusOK, map[string]any{
 		"api":        map[string]any{"endpoints": s.Endpoints()},
 		"build_info": "tandem v" + p.Version + " props_schema=2",
@@ -133,15 +143,13 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 			"hard_limit_reply_budget": limits.ReplyBudget, "think_max_tokens": limits.ThinkMax, "effort_tiers": tiers(&limits)},
 		"capabilities": map[string]any{"reasoning_supported": reasoning, "speculative_supported": speculative,
 			"tools_supported": tools},
-		"daemon": map[string]any{"alive": s.targets.Ready()},
-		"default_generation_settings": map[string]any{"n_ctx": ctx, "temperature": or(defaults.Temperature, 0),
-			"top_p": or(defaults.TopP, 1),
-			"top_k": or(defaults.TopK, 0), "min_p": or(defaults.MinP, 0), "repeat_penalty": or(defaults.RepetitionPenalty, 1)},
-		"full_cache":  nil,
-		"model":       map[string]any{"arch": arch, "draft_path": draftPath, "tokenizer_id": tokID},
-		"model_alias": name,
-		"model_card":  card,
-		"model_path":  path,
+		"daemon":                      map[string]any{"alive": s.targets.Ready()},
+		"default_generation_settings": generationDefaults(ctx, defaults),
+		"full_cache":                  nil,
+		"model":                       map[string]any{"arch": arch, "draft_path": draftPath, "tokenizer_id": tokID},
+		"model_alias":                 name,
+		"model_card":                  card,
+		"model_path":                  path,
 		"pflash": map[string]any{"enabled": scorer && p.PflashMode != "off", "mode": p.PflashMode,
 			"threshold":  p.PflashThreshold,
 			"keep_ratio": p.PflashKeepRatio, "drafter_gguf": drafter, "skip_park": nil, "bsa_enabled": nil,
@@ -152,7 +160,7 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 			"kv_cache_v": text(settings["cache-type-v"]), "lazy_draft": false,
 			"target_sharding": nil, "chunk": count(settings["chunk"]), "target_device": targetDevice,
 			"draft_device": draftDevice},
-		"sampling": map[string]any{"capabilities": sampling},
+		"sampling": map[string]any{"capabilities": samplers()},
 		"server":   map[string]any{"name": "tandem", "version": p.Version, "props_schema": 2},
 		"speculative": map[string]any{"enabled": speculative, "ddtree_budget": count(settings["ddtree-budget"]),
 			"sources":        sources,

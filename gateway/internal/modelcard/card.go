@@ -8,25 +8,20 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net/url"
 	"regexp"
 	"slices"
 	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/bounds"
+	"github.com/tandem-inference/tandem/services/sampling"
 )
 
 // Efforts are the reasoning efforts of tiers, in ascending order.
 var Efforts = [...]string{"low", "medium", "high", "x-high", "max"}
-
-// Sampling holds a card's sampling defaults; nil = the card says nothing.
-type Sampling struct {
-	Temperature       *float64 `json:"temperature,omitempty"`
-	TopP              *float64 `json:"top_p,omitempty"`
-	TopK              *int     `json:"top_k,omitempty"`
-	MinP              *float64 `json:"min_p,omitempty"`
-	PresencePenalty   *float64 `json:"presence_penalty,omitempty"`
-	RepetitionPenalty *float64 `json:"repetition_penalty,omitempty"`
-}
 
 // Card is a model card. Zero values of optional members mean that the card lacks them.
 type Card struct {
@@ -40,8 +35,8 @@ type Card struct {
 	HardLimitReplyBudget    int
 	ThinkingMarker          string
 	ThinkingTerminatorHint  string
-	Sampling                Sampling
-	Tiers                   [len(Efforts)]int // reasoning_effort_tiers
+	Sampling                *tandemv1.Sampling // defaults of the sampler; nil = the card says nothing
+	Tiers                   [len(Efforts)]int  // reasoning_effort_tiers
 	Notes                   string
 
 	// Raw is the file's content.
@@ -165,31 +160,39 @@ func uri(s string) error {
 	return nil
 }
 
+// readSampling reads defaults of the sampler's fields, those that services/sampling says a card may hold.
 func readSampling(raw json.RawMessage, c *Card) error {
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	dec.DisallowUnknownFields()
-	var s *Sampling
-	if err := dec.Decode(&s); err != nil {
-		return err
-	}
-	if s == nil {
+	var given map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &given); err != nil || given == nil {
 		return errors.New("must be an object")
 	}
-	within := func(name string, p *float64, lo, hi float64) error {
-		if p != nil && !(*p >= lo && *p <= hi) {
-			return fmt.Errorf("%s: %v is not in %v…%v", name, *p, lo, hi)
+	out := &tandemv1.Sampling{}
+	var faults []error
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		f, ok := sampling.Named(name)
+		if !ok || !f.InCard {
+			faults = append(faults, fmt.Errorf("%s: is no sampler field of a model card", name))
+			continue
 		}
-		return nil
+		var v *float64
+		switch err := json.Unmarshal(given[name], &v); {
+		case err != nil:
+			faults = append(faults, fmt.Errorf("%s: must be a number", name))
+		case v == nil:
+		case f.Whole() && *v != math.Trunc(*v):
+			faults = append(faults, fmt.Errorf("%s: must be an integer", name))
+		case !f.Range.Has(*v):
+			faults = append(faults, fmt.Errorf("%s: %s is not in %s", name, bounds.Number(*v), f.Range.Interval()))
+		case f.Whole():
+			f.SetInt(out, int64(*v))
+		default:
+			f.SetFloat(out, *v)
+		}
 	}
-	if err := errors.Join(
-		within("temperature", s.Temperature, 0, 2), within("top_p", s.TopP, math.SmallestNonzeroFloat64, 1),
-		within("min_p", s.MinP, 0, 1),
-		within("presence_penalty", s.PresencePenalty, -2, 2),
-		within("repetition_penalty", s.RepetitionPenalty, math.SmallestNonzeroFloat64, 4),
-	); err != nil {
-		return err
+	if len(faults) > 0 {
+		return errors.Join(faults...)
 	}
-	c.Sampling = *s
+	c.Sampling = out
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/bounds"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
@@ -77,7 +78,7 @@ func (s *Service) completionFields(o reqjson.Object, req *turn.Request) (echo bo
 	if echo, _, err = o.Bool("echo"); err != nil {
 		return false, err
 	}
-	if best, ok, err := o.Int(reqjson.AtLeast(1), "best_of"); err != nil {
+	if best, ok, err := o.Int(bounds.AtLeast(1), "best_of"); err != nil {
 		return false, err
 	} else if ok && int(best) != req.N {
 		return false, reqerr.Unsupported("best_of", "must equal n")
@@ -86,7 +87,7 @@ func (s *Service) completionFields(o reqjson.Object, req *turn.Request) (echo bo
 		if on, _, _ := o.Bool("logprobs"); on {
 			req.TopLogprobs = 0
 		}
-	} else if n, ok, err := o.Int(reqjson.Between(0, maxTopLogprobs), "logprobs"); err != nil {
+	} else if n, ok, err := o.Int(bounds.Between(0, turn.MaxTopLogprobs), "logprobs"); err != nil {
 		return false, err
 	} else if ok {
 		req.TopLogprobs = int(n)

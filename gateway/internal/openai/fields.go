@@ -4,10 +4,9 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
+	"github.com/tandem-inference/tandem/services/bounds"
 )
-
-// maxTopLogprobs is the most candidates a request may ask for per token.
-const maxTopLogprobs = 20
 
 // checkModalities refuses output other than text.
 func checkModalities(o reqjson.Object) error {
@@ -53,7 +52,7 @@ func parseChatLogprobs(o reqjson.Object) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	top, given, err := o.Int(reqjson.Between(0, maxTopLogprobs), "top_logprobs")
+	top, given, err := o.Int(bounds.Between(0, turn.MaxTopLogprobs), "top_logprobs")
 	if err != nil {
 		return 0, err
 	}

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
+	"github.com/tandem-inference/tandem/services/bounds"
 )
 
 // MaxDepth is the deepest nesting of arrays and objects.
@@ -245,52 +246,8 @@ func (o Object) Bool(names ...string) (val, ok bool, err error) {
 	return val, true, nil
 }
 
-// Range is a condition on a number with the words that describe it.
-type Range struct {
-	Lo, Hi   float64
-	OpenLo   bool // Lo itself is excluded
-	describe string
-}
-
-// Between is lo ≤ x ≤ hi.
-func Between(lo, hi float64) Range {
-	return Range{Lo: lo, Hi: hi, describe: "between " + num(lo) + " and " + num(hi)}
-}
-
-// Above is lo < x ≤ hi.
-func Above(lo, hi float64) Range {
-	return Range{Lo: lo, Hi: hi, OpenLo: true, describe: "above " + num(lo) + " and at most " + num(hi)}
-}
-
-// AtLeast is lo ≤ x.
-func AtLeast(lo float64) Range {
-	return Range{Lo: lo, Hi: math.MaxInt64, describe: "at least " + num(lo)}
-}
-
-// Positive is 0 < x ≤ hi for a number that the engine keeps in 32 bits: what rounds to 0 there is no positive number.
-func Positive(hi float64) Range {
-	return Range{Lo: math.SmallestNonzeroFloat32, Hi: hi, describe: "above 0 (at least " + num(math.SmallestNonzeroFloat32) + ") and at most " + num(hi)}
-}
-
-// Any allows every number.
-func Any() Range { return Range{Lo: math.Inf(-1), Hi: math.Inf(1), describe: "a number"} }
-
-// String says in words which numbers are in the range.
-func (r Range) String() string { return r.describe }
-
-// Has reports whether x is in the range. NaN is in none.
-func (r Range) Has(x float64) bool { return x <= r.Hi && (x > r.Lo || (x == r.Lo && !r.OpenLo)) }
-
-// num writes a bound as people do: 2147483647, not 2.147483647e+09. What is beyond whole numbers keeps its exponent.
-func num(x float64) string {
-	if math.Abs(x) < 1<<53 {
-		return strconv.FormatFloat(x, 'f', -1, 64)
-	}
-	return strconv.FormatFloat(x, 'g', -1, 64)
-}
-
 // Float reads a number within r.
-func (o Object) Float(r Range, names ...string) (val float64, ok bool, err error) {
+func (o Object) Float(r bounds.Range, names ...string) (val float64, ok bool, err error) {
 	raw, name, ok := o.find(names)
 	if !ok {
 		return 0, false, nil
@@ -299,13 +256,13 @@ func (o Object) Float(r Range, names ...string) (val float64, ok bool, err error
 		return 0, false, reqerr.InvalidValue(o.Path(name), "must be a number")
 	}
 	if !r.Has(val) {
-		return 0, false, reqerr.InvalidValue(o.Path(name), "must be %s, got %s", r.describe, num(val))
+		return 0, false, reqerr.InvalidValue(o.Path(name), "must be %s, got %s", r, bounds.Number(val))
 	}
 	return val, true, nil
 }
 
 // Int reads an integer within r. 5.0 is an integer, 5.5 is not.
-func (o Object) Int(r Range, names ...string) (val int64, ok bool, err error) {
+func (o Object) Int(r bounds.Range, names ...string) (val int64, ok bool, err error) {
 	raw, name, ok := o.find(names)
 	if !ok {
 		return 0, false, nil
@@ -315,7 +272,7 @@ func (o Object) Int(r Range, names ...string) (val int64, ok bool, err error) {
 		return 0, false, reqerr.InvalidValue(o.Path(name), "must be an integer")
 	}
 	if !r.Has(float64(val)) {
-		return 0, false, reqerr.InvalidValue(o.Path(name), "must be %s, got %d", r.describe, val)
+		return 0, false, reqerr.InvalidValue(o.Path(name), "must be %s, got %d", r, val)
 	}
 	return val, true, nil
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-inference/tandem/services/bounds"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"google.golang.org/grpc/codes"
 )
@@ -31,7 +32,7 @@ func TestAliasesAndExtraBody(t *testing.T) {
 	}{
 		{[]string{"b"}, 2, true}, {[]string{"a"}, 5, true}, {[]string{"c", "b"}, 7, true}, {[]string{"d"}, 0, false}, {[]string{"none", "b"}, 2, true},
 	} {
-		got, ok, err := o.Int(Any(), tt.names...)
+		got, ok, err := o.Int(bounds.Any(), tt.names...)
 		if got != tt.want || ok != tt.ok || err != nil {
 			t.Errorf("%v: %d %v %v, want %d %v", tt.names, got, ok, err, tt.want, tt.ok)
 		}
@@ -43,15 +44,15 @@ func TestRangesNameThePath(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = in.Float(Between(0, 1), "y")
+	_, _, err = in.Float(bounds.Between(0, 1), "y")
 	if v := rpcerr.From(err).Violations(); len(v) != 1 || v[0].Field != "x.y" ||
 		!strings.Contains(v[0].Message, "between 0 and 1, got 1.5") {
 		t.Errorf("error %v", err)
 	}
-	if _, _, err := in.Int(Any(), "y"); err == nil {
+	if _, _, err := in.Int(bounds.Any(), "y"); err == nil {
 		t.Error("1.5 was taken for an integer")
 	}
-	if v, _, err := in.Int(Any(), "z"); v != 3 || err != nil {
+	if v, _, err := in.Int(bounds.Any(), "z"); v != 3 || err != nil {
 		t.Errorf("3.0: %d %v", v, err)
 	}
 }
@@ -93,7 +94,7 @@ func FuzzParse(f *testing.F) {
 		}
 		for name := range o.Members() {
 			_, _, _ = o.String(name)
-			_, _, _ = o.Int(Between(0, 5), name)
+			_, _, _ = o.Int(bounds.Between(0, 5), name)
 			raw, _, _ := o.Raw(name)
 			var want []json.RawMessage
 			isArray := json.Unmarshal(raw, &want) == nil
@@ -120,7 +121,7 @@ func TestBoundsAreWrittenAsWholeNumbers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, _, err = o.Int(Between(1, 2147483647), "max_tokens")
+	_, _, err = o.Int(bounds.Between(1, 2147483647), "max_tokens")
 	if err == nil || !strings.Contains(err.Error(), "between 1 and 2147483647") {
 		t.Errorf("%v", err)
 	}
@@ -138,9 +139,9 @@ func TestUnreadElements(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _, _ = e.Int(Any(), "x")
+		_, _, _ = e.Int(bounds.Any(), "x")
 		if y, ok, _ := e.Object("y"); ok {
-			_, _, _ = y.Int(Any(), "p")
+			_, _, _ = y.Int(bounds.Any(), "p")
 		}
 		inner, _, _, _ := e.Array("b")
 		for j, raw := range inner {

@@ -16,10 +16,8 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
+	"github.com/tandem-inference/tandem/services/bounds"
 )
-
-// maxTopLogprobs bounds top_logprobs.
-const maxTopLogprobs = 20
 
 // request is a request of the dialect.
 type request struct {
@@ -132,7 +130,7 @@ func (q *request) include(o reqjson.Object) error {
 	}
 	q.encrypted = slices.Contains(list, "reasoning.encrypted_content")
 	q.logprobs = slices.Contains(list, "message.output_text.logprobs")
-	top, _, err := o.Int(reqjson.Between(0, maxTopLogprobs), "top_logprobs")
+	top, _, err := o.Int(bounds.Between(0, turn.MaxTopLogprobs), "top_logprobs")
 	if err != nil {
 		return err
 	}
@@ -142,7 +140,7 @@ func (q *request) include(o reqjson.Object) error {
 	if q.logprobs = q.logprobs || top > 0; q.logprobs {
 		q.TopLogprobs = int(top)
 	}
-	calls, given, err := o.Int(reqjson.AtLeast(1), "max_tool_calls")
+	calls, given, err := o.Int(bounds.AtLeast(1), "max_tool_calls")
 	if given {
 		// It limits calls of tools that a server runs, of which there are none here.
 		q.object.MaxToolCalls = &calls

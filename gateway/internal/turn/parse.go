@@ -10,12 +10,16 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/bounds"
 )
 
-// Limits of stop strings and session ids.
+// Limits of a request's fields that are not the sampler's.
 const (
-	maxStops     = 16
-	maxStopBytes = 256
+	// MaxStops and MaxStopBytes bound the stop strings.
+	MaxStops     = 16
+	MaxStopBytes = 256
+	// MaxTopLogprobs is the most candidates a request may ask for per token.
+	MaxTopLogprobs = 20
 	// MaxSpeculation bounds the nodes and rows of a request's speculation.
 	MaxSpeculation = 4096
 	// MaxSessionID is in bytes.
@@ -81,7 +85,7 @@ func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least 
 	if req.MaxTokens, req.MaxTokensGiven, err = parseMaxTokens(o, least); err != nil {
 		return nil, err
 	}
-	n, ok, err := o.Int(reqjson.Between(1, float64(s.cfg.MaxN)), "n")
+	n, ok, err := o.Int(bounds.Between(1, float64(s.cfg.MaxN)), "n")
 	if err != nil {
 		return nil, err
 	}
@@ -166,14 +170,14 @@ func parseStops(o reqjson.Object) ([]string, error) {
 		if s == "" {
 			continue
 		}
-		if len(s) > maxStopBytes {
+		if len(s) > MaxStopBytes {
 			return nil, reqerr.InvalidValue(reqjson.Index(name, i),
-				"has %d bytes, at most %d are allowed", len(s), maxStopBytes)
+				"has %d bytes, at most %d are allowed", len(s), MaxStopBytes)
 		}
 		out = append(out, s)
 	}
-	if len(list) > maxStops {
-		return nil, reqerr.InvalidValue(name, "has %d entries, at most %d are allowed", len(list), maxStops)
+	if len(list) > MaxStops {
+		return nil, reqerr.InvalidValue(name, "has %d entries, at most %d are allowed", len(list), MaxStops)
 	}
 	return out, nil
 }
@@ -200,7 +204,7 @@ func parseSpeculation(o reqjson.Object) (*tandemv1.Speculation, error) {
 		}
 	}
 	for name, dst := range map[string]*int32{"budget": &out.Budget, "block": &out.Block} {
-		v, _, err := s.Int(reqjson.Between(0, MaxSpeculation), name)
+		v, _, err := s.Int(bounds.Between(0, MaxSpeculation), name)
 		if err != nil {
 			return nil, err
 		}
@@ -211,7 +215,8 @@ func parseSpeculation(o reqjson.Object) (*tandemv1.Speculation, error) {
 
 // parseMaxTokens reads max_tokens or an alias; least is 1, or 0 for legacy completions, which allow it with echo.
 func parseMaxTokens(o reqjson.Object, least float64) (n int, given bool, err error) {
-	v, ok, err := o.Int(reqjson.Between(least, math.MaxInt32), "max_tokens", "max_completion_tokens", "max_output_tokens")
+	v, ok, err := o.Int(bounds.Between(least, math.MaxInt32),
+		"max_tokens", "max_completion_tokens", "max_output_tokens")
 	return int(v), ok, err
 }
 
@@ -233,15 +238,15 @@ func parsePflash(o reqjson.Object) (want compress.Wish, err error) {
 			return want, reqerr.InvalidValue("pflash.mode", "must be off, auto or always, got %q", mode)
 		}
 	}
-	n, _, err := p.Int(reqjson.Between(1, 1<<31-1), "threshold")
+	n, _, err := p.Int(bounds.Between(1, 1<<31-1), "threshold")
 	if err != nil {
 		return want, err
 	}
 	want.Threshold = int(n)
-	if want.KeepRatio, _, err = p.Float(reqjson.Above(0, 1), "keep_ratio"); err != nil {
+	if want.KeepRatio, _, err = p.Float(bounds.Above(0, 1), "keep_ratio"); err != nil {
 		return want, err
 	}
-	n, want.MinChunksGiven, err = p.Int(reqjson.Between(0, 1<<20), "min_chunks")
+	n, want.MinChunksGiven, err = p.Int(bounds.Between(0, 1<<20), "min_chunks")
 	want.MinChunks = int(n)
 	if err != nil {
 		return want, err

@@ -1,7 +1,6 @@
 package turn
 
 import (
-	"math"
 	"math/rand/v2"
 	"strconv"
 
@@ -9,8 +8,23 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"google.golang.org/protobuf/proto"
+	"github.com/tandem-inference/tandem/services/sampling"
 )
+
+// samplerNames are the names in JSON of the sampler's fields that clients call otherwise than the declaration does. The
+// first that a request has wins, and the first is the one that is reported.
+var samplerNames = map[string][]string{
+	"repetition_penalty": {"repetition_penalty", "rep_pen", "repeat_penalty"},
+	"penalty_window":     {"rep_window"},
+}
+
+// SamplerNames returns the names that a sampler field has in JSON requests.
+func SamplerNames(f *sampling.Field) []string {
+	if names, ok := samplerNames[f.Name]; ok {
+		return names
+	}
+	return []string{f.Name}
+}
 
 // sampling reads the sampler's fields and fills in the model's defaults.
 func (s *Service) sampling(o reqjson.Object, m *model.Model) (*tandemv1.Sampling, error) {
@@ -21,82 +35,57 @@ func (s *Service) sampling(o reqjson.Object, m *model.Model) (*tandemv1.Sampling
 	return out, err
 }
 
-// FillSampling gives the fields that a request left open the values of the model's card.
+// FillSampling gives the fields that a request left open the values of the model's card, and draws a seed when there is
+// none, so that a generation can be replayed on another worker.
 func (s *Service) FillSampling(out *tandemv1.Sampling, m *model.Model) {
-	if s.budgets == nil {
-		return
+	if s.budgets != nil {
+		sampling.Fill(out, s.budgets.Sampling(m))
 	}
-	d := s.budgets.Sampling(m)
-	for _, f := range []struct {
-		dst  **float64
-		from *float64
-	}{
-		{&out.Temperature, d.Temperature}, {&out.TopP, d.TopP}, {&out.MinP, d.MinP},
-		{&out.PresencePenalty, d.PresencePenalty}, {&out.RepetitionPenalty, d.RepetitionPenalty},
-	} {
-		if *f.dst == nil && f.from != nil {
-			*f.dst = f.from
-		}
-	}
-	if out.TopK == nil && d.TopK != nil {
-		out.TopK = proto.Int32(int32(*d.TopK))
+	if out.Seed == nil {
+		seed := rand.Int64()
+		out.Seed = &seed
 	}
 }
 
-// parseSampling reads the sampler's fields. vocab bounds the ids of logit_bias. A seed is drawn when none is given, so
-// that a generation can be replayed on another worker.
+// parseSampling reads the sampler's fields. vocab bounds the ids of logit_bias.
 func parseSampling(o reqjson.Object, vocab int) (*tandemv1.Sampling, error) {
-	s := &tandemv1.Sampling{}
-	for _, f := range []struct {
-		dst   **float64
-		rng   reqjson.Range
-		names []string
-	}{
-		{&s.Temperature, reqjson.Between(0, 2), []string{"temperature"}},
-		{&s.TopP, reqjson.Positive(1), []string{"top_p"}},
-		{&s.MinP, reqjson.Between(0, 1), []string{"min_p"}},
-		{&s.RepetitionPenalty, reqjson.Positive(4), []string{"repetition_penalty", "rep_pen", "repeat_penalty"}},
-		{&s.FrequencyPenalty, reqjson.Between(-2, 2), []string{"frequency_penalty"}},
-		{&s.PresencePenalty, reqjson.Between(-2, 2), []string{"presence_penalty"}},
-	} {
-		v, ok, err := o.Float(f.rng, f.names...)
-		if err != nil {
+	out := &tandemv1.Sampling{}
+	for _, f := range sampling.Fields() {
+		if err := parseSetting(o, &f, vocab, out); err != nil {
 			return nil, err
 		}
-		if ok {
-			*f.dst = &v
-		}
 	}
-	for _, f := range []struct {
-		dst  **int32
-		rng  reqjson.Range
-		name string
-	}{
-		{&s.TopK, reqjson.Between(math.MinInt32, math.MaxInt32), "top_k"},
-		{&s.PenaltyWindow, reqjson.Between(1, 8192), "rep_window"},
-	} {
-		v, ok, err := o.Int(f.rng, f.name)
-		if err != nil {
-			return nil, err
-		}
-		if ok {
-			*f.dst = proto.Int32(int32(v))
-		}
-	}
-	seed, ok, err := o.Int(reqjson.Any(), "seed")
-	if err != nil {
-		return nil, err
-	}
-	if !ok {
-		seed = rand.Int64()
-	}
-	s.Seed = &seed
-	s.LogitBias, err = parseBias(o, vocab)
-	return s, err
+	return out, nil
 }
 
-func parseBias(o reqjson.Object, vocab int) (map[int32]float64, error) {
-	b, ok, err := o.Object("logit_bias")
+func parseSetting(o reqjson.Object, f *sampling.Field, vocab int, out *tandemv1.Sampling) error {
+	names := SamplerNames(f)
+	switch {
+	case f.Map():
+		values, err := parseBias(o, f, vocab, names)
+		if err != nil || values == nil {
+			return err
+		}
+		f.SetMap(out, values)
+	case f.Whole():
+		v, ok, err := o.Int(f.Range, names...)
+		if err != nil || !ok {
+			return err
+		}
+		f.SetInt(out, v)
+	default:
+		v, ok, err := o.Float(f.Range, names...)
+		if err != nil || !ok {
+			return err
+		}
+		f.SetFloat(out, v)
+	}
+	return nil
+}
+
+// parseBias reads an object whose keys are token ids below vocab; nil when it is absent.
+func parseBias(o reqjson.Object, f *sampling.Field, vocab int, names []string) (map[int32]float64, error) {
+	b, ok, err := o.Object(names...)
 	if err != nil || !ok {
 		return nil, err
 	}
@@ -106,7 +95,7 @@ func parseBias(o reqjson.Object, vocab int) (map[int32]float64, error) {
 		if err != nil || id < 0 || id >= int64(vocab) {
 			return nil, reqerr.InvalidValue(b.Path(key), "is not a token id below %d", vocab)
 		}
-		v, _, err := b.Float(reqjson.Between(-100, 100), key)
+		v, _, err := b.Float(f.Range, key)
 		if err != nil {
 			return nil, err
 		}

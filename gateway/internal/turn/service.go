@@ -14,7 +14,6 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/emit"
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
 	"github.com/tandem-inference/tandem/gateway/internal/model"
-	"github.com/tandem-inference/tandem/gateway/internal/modelcard"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
@@ -69,8 +68,8 @@ type Compressor interface {
 type Budgets interface {
 	// DefaultMaxTokens is the output limit of requests that give none.
 	DefaultMaxTokens(m *model.Model) int
-	// Sampling holds the defaults of the sampler's fields.
-	Sampling(m *model.Model) modelcard.Sampling
+	// Sampling returns the model's own defaults of the sampler's fields; nil = none.
+	Sampling(m *model.Model) *tandemv1.Sampling
 	// Budget resolves the wishes of a request whose thinking is on.
 	Budget(m *model.Model, t Thinking) (Budget, error)
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+	"github.com/tandem-inference/tandem/services/bounds"
 )
 
 // ParseThinking reads all fields about reasoning and the variables for the template (docs/spec/http-api.md §8.1, §8.3).
@@ -29,7 +30,7 @@ func ParseThinking(o reqjson.Object) (t Thinking, kwargs json.RawMessage, err er
 	if t.Effort, err = parseEffort(o); err != nil {
 		return t, nil, err
 	}
-	budget, _, err := o.Int(reqjson.Between(1, math.MaxInt32), "thinking_budget")
+	budget, _, err := o.Int(bounds.Between(1, math.MaxInt32), "thinking_budget")
 	if err != nil {
 		return t, nil, err
 	}
@@ -44,14 +45,14 @@ func ParseThinking(o reqjson.Object) (t Thinking, kwargs json.RawMessage, err er
 	if ok && t.Type != "enabled" && t.Type != "adaptive" && t.Type != "disabled" {
 		return t, nil, reqerr.InvalidValue("thinking.type", "must be enabled, adaptive or disabled, got %q", t.Type)
 	}
-	budget, ok, err = th.Int(reqjson.Between(1, math.MaxInt32), "budget_tokens")
+	budget, ok, err = th.Int(bounds.Between(1, math.MaxInt32), "budget_tokens")
 	if err != nil {
 		return t, nil, err
 	}
 	if ok {
 		t.BudgetTokens = int(budget)
 	}
-	reply, ok, err := th.Int(reqjson.Between(0, math.MaxInt32), "reply_budget")
+	reply, ok, err := th.Int(bounds.Between(0, math.MaxInt32), "reply_budget")
 	if ok {
 		n := int(reply)
 		t.ReplyBudget = &n

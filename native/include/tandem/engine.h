@@ -213,23 +213,24 @@ typedef struct tnd_step {
   int32_t top_stride;
 } tnd_step;
 
-/* Sampler of a sequence; semantics and order of operations: docs/sampling.md. */
+/* Sampler of a sequence; semantics and order of operations: docs/sampling.md. Ranges are those that requests may ask
+ * for (proto/tandem/v1/common.proto, Sampling): an engine takes all of them, and may take more. */
 typedef struct tnd_sampler {
   uint32_t struct_size;
-  int32_t top_k;            /* <= 0 = off */
-  float temperature;        /* 0 = argmax */
-  float top_p;              /* 1 = off */
-  float min_p;              /* 0 = off */
-  float repetition_penalty; /* 1 = off */
-  float frequency_penalty;  /* 0 = off */
-  float presence_penalty;   /* 0 = off */
-  int32_t penalty_window;   /* tokens of prompt and output that penalties look back on */
+  int32_t top_k;            /* any; <= 0 = off */
+  float temperature;        /* 0..2; 0 = argmax */
+  float top_p;              /* 0..1 without 0; 1 = off */
+  float min_p;              /* 0..1; 0 = off */
+  float repetition_penalty; /* 1e-20..4; 1 = off */
+  float frequency_penalty;  /* -2..2; 0 = off */
+  float presence_penalty;   /* -2..2; 0 = off */
+  int32_t penalty_window;   /* 1..8192; tokens of prompt and output that penalties look back on */
   int32_t prompt_tokens;    /* output position of a token at position p is p - prompt_tokens */
-  uint64_t seed;
-  int32_t choice;
+  uint64_t seed;            /* any; the same seed gives the same tokens */
+  int32_t choice;           /* another choice of the same seed gives other tokens */
   int32_t n_bias;
   const int32_t* bias_tokens; /* [n_bias] */
-  const float* bias_values;   /* [n_bias], added to logits */
+  const float* bias_values;   /* [n_bias], -100..100, added to logits */
 } tnd_sampler;
 
 typedef struct tnd_draft_request {

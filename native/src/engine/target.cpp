@@ -389,8 +389,9 @@ Status TargetRole::sequence_sampler(int32_t sequence, const tnd_sampler& in) {
   if (!within(in.temperature, 0.0f, 100.0f)) return bad("temperature", in.temperature, "0..100");
   if (!(in.top_p > 0.0f && in.top_p <= 1.0f)) return bad("top_p", in.top_p, "above 0, at most 1");
   if (!within(in.min_p, 0.0f, 1.0f)) return bad("min_p", in.min_p, "0..1");
-  if (!(in.repetition_penalty > 0.0f && in.repetition_penalty <= 100.0f)) {
-    return bad("repetition_penalty", in.repetition_penalty, "above 0, at most 100");
+  // Logits are divided by it and must stay finite.
+  if (!within(in.repetition_penalty, 1e-20f, 100.0f)) {
+    return bad("repetition_penalty", in.repetition_penalty, "1e-20..100");
   }
   if (!within(in.frequency_penalty, -100.0f, 100.0f)) {
     return bad("frequency_penalty", in.frequency_penalty, "-100..100");

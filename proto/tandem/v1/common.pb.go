@@ -7,6 +7,7 @@
 package tandemv1
 
 import (
+	_ "github.com/tandem-inference/tandem/proto/tandem/setting/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
@@ -445,31 +446,23 @@ func (x *Speculation) GetBlock() int32 {
 	return 0
 }
 
-// Sampling describes how tokens are chosen; order of operations and random numbers: docs/sampling.md.
-// Fields have presence so that absence means "default".
+// Sampling describes how tokens are chosen; order of operations and random numbers: docs/sampling.md. Fields have
+// presence so that absence means "default". Their settings are the one place that states range and default.
 type Sampling struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// 0 (default) = argmax.
-	Temperature *float64 `protobuf:"fixed64,1,opt,name=temperature,proto3,oneof" json:"temperature,omitempty"`
-	// 0 < p <= 1, default 1 = off.
-	TopP *float64 `protobuf:"fixed64,2,opt,name=top_p,json=topP,proto3,oneof" json:"top_p,omitempty"`
-	// <= 0 = off, the default.
-	TopK *int32 `protobuf:"varint,3,opt,name=top_k,json=topK,proto3,oneof" json:"top_k,omitempty"`
-	// 0..1, default 0 = off.
-	MinP *float64 `protobuf:"fixed64,4,opt,name=min_p,json=minP,proto3,oneof" json:"min_p,omitempty"`
-	// > 0, default 1 = off.
-	RepetitionPenalty *float64 `protobuf:"fixed64,5,opt,name=repetition_penalty,json=repetitionPenalty,proto3,oneof" json:"repetition_penalty,omitempty"`
-	// Default 0 = off.
-	FrequencyPenalty *float64 `protobuf:"fixed64,6,opt,name=frequency_penalty,json=frequencyPenalty,proto3,oneof" json:"frequency_penalty,omitempty"`
-	PresencePenalty  *float64 `protobuf:"fixed64,7,opt,name=presence_penalty,json=presencePenalty,proto3,oneof" json:"presence_penalty,omitempty"`
-	// Tokens of prompt and output that penalties look back on, default 256.
-	PenaltyWindow *int32 `protobuf:"varint,8,opt,name=penalty_window,json=penaltyWindow,proto3,oneof" json:"penalty_window,omitempty"`
-	// Absent = the gateway draws one.
-	Seed *int64 `protobuf:"varint,9,opt,name=seed,proto3,oneof" json:"seed,omitempty"`
-	// Token id -> bias added to its logit.
-	LogitBias     map[int32]float64 `protobuf:"bytes,10,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Temperature *float64               `protobuf:"fixed64,1,opt,name=temperature,proto3,oneof" json:"temperature,omitempty"`
+	TopP        *float64               `protobuf:"fixed64,2,opt,name=top_p,json=topP,proto3,oneof" json:"top_p,omitempty"`
+	TopK        *int32                 `protobuf:"varint,3,opt,name=top_k,json=topK,proto3,oneof" json:"top_k,omitempty"`
+	MinP        *float64               `protobuf:"fixed64,4,opt,name=min_p,json=minP,proto3,oneof" json:"min_p,omitempty"`
+	// Positive logits are divided by it: the quotient of a smaller value would be no finite 32-bit float.
+	RepetitionPenalty *float64          `protobuf:"fixed64,5,opt,name=repetition_penalty,json=repetitionPenalty,proto3,oneof" json:"repetition_penalty,omitempty"`
+	FrequencyPenalty  *float64          `protobuf:"fixed64,6,opt,name=frequency_penalty,json=frequencyPenalty,proto3,oneof" json:"frequency_penalty,omitempty"`
+	PresencePenalty   *float64          `protobuf:"fixed64,7,opt,name=presence_penalty,json=presencePenalty,proto3,oneof" json:"presence_penalty,omitempty"`
+	PenaltyWindow     *int32            `protobuf:"varint,8,opt,name=penalty_window,json=penaltyWindow,proto3,oneof" json:"penalty_window,omitempty"`
+	Seed              *int64            `protobuf:"varint,9,opt,name=seed,proto3,oneof" json:"seed,omitempty"`
+	LogitBias         map[int32]float64 `protobuf:"bytes,10,rep,name=logit_bias,json=logitBias,proto3" json:"logit_bias,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Sampling) Reset() {
@@ -795,7 +788,7 @@ var File_tandem_v1_common_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_common_proto_rawDesc = "" +
 	"\n" +
-	"\x16tandem/v1/common.proto\x12\ttandem.v1\"Z\n" +
+	"\x16tandem/v1/common.proto\x12\ttandem.v1\x1a\x1ftandem/setting/v1/setting.proto\"Z\n" +
 	"\x06Tensor\x12&\n" +
 	"\x05dtype\x18\x01 \x01(\x0e2\x10.tandem.v1.DTypeR\x05dtype\x12\x14\n" +
 	"\x05shape\x18\x02 \x03(\x03R\x05shape\x12\x12\n" +
@@ -803,20 +796,22 @@ const file_tandem_v1_common_proto_rawDesc = "" +
 	"\vSpeculation\x12.\n" +
 	"\x04mode\x18\x01 \x01(\x0e2\x1a.tandem.v1.SpeculationModeR\x04mode\x12\x16\n" +
 	"\x06budget\x18\x02 \x01(\x05R\x06budget\x12\x14\n" +
-	"\x05block\x18\x03 \x01(\x05R\x05block\"\xe7\x04\n" +
-	"\bSampling\x12%\n" +
-	"\vtemperature\x18\x01 \x01(\x01H\x00R\vtemperature\x88\x01\x01\x12\x18\n" +
-	"\x05top_p\x18\x02 \x01(\x01H\x01R\x04topP\x88\x01\x01\x12\x18\n" +
-	"\x05top_k\x18\x03 \x01(\x05H\x02R\x04topK\x88\x01\x01\x12\x18\n" +
-	"\x05min_p\x18\x04 \x01(\x01H\x03R\x04minP\x88\x01\x01\x122\n" +
-	"\x12repetition_penalty\x18\x05 \x01(\x01H\x04R\x11repetitionPenalty\x88\x01\x01\x120\n" +
-	"\x11frequency_penalty\x18\x06 \x01(\x01H\x05R\x10frequencyPenalty\x88\x01\x01\x12.\n" +
-	"\x10presence_penalty\x18\a \x01(\x01H\x06R\x0fpresencePenalty\x88\x01\x01\x12*\n" +
-	"\x0epenalty_window\x18\b \x01(\x05H\aR\rpenaltyWindow\x88\x01\x01\x12\x17\n" +
-	"\x04seed\x18\t \x01(\x03H\bR\x04seed\x88\x01\x01\x12A\n" +
+	"\x05block\x18\x03 \x01(\x05R\x05block\"\xc0\b\n" +
+	"\bSampling\x12K\n" +
+	"\vtemperature\x18\x01 \x01(\x01B$\x92\xe7\x18 \x11\x00\x00\x00\x00\x00\x00\x00@!\x00\x00\x00\x00\x00\x00\x00\x002\n" +
+	"0 = argmax8\x01H\x00R\vtemperature\x88\x01\x01\x12=\n" +
+	"\x05top_p\x18\x02 \x01(\x01B#\x92\xe7\x18\x1f\x11\x00\x00\x00\x00\x00\x00\xf0?\x18\x01!\x00\x00\x00\x00\x00\x00\xf0?2\a1 = off8\x01H\x01R\x04topP\x88\x01\x01\x125\n" +
+	"\x05top_k\x18\x03 \x01(\x05B\x1b\x92\xe7\x18\x17!\x00\x00\x00\x00\x00\x00\x00\x002\n" +
+	"<= 0 = off8\x01H\x02R\x04topK\x88\x01\x01\x12;\n" +
+	"\x05min_p\x18\x04 \x01(\x01B!\x92\xe7\x18\x1d\x11\x00\x00\x00\x00\x00\x00\xf0?!\x00\x00\x00\x00\x00\x00\x00\x002\a0 = off8\x01H\x03R\x04minP\x88\x01\x01\x12^\n" +
+	"\x12repetition_penalty\x18\x05 \x01(\x01B*\x92\xe7\x18&\t#B\x92\f\xa1\x9c\xc7;\x11\x00\x00\x00\x00\x00\x00\x10@!\x00\x00\x00\x00\x00\x00\xf0?2\a1 = off8\x01H\x04R\x11repetitionPenalty\x88\x01\x01\x12Z\n" +
+	"\x11frequency_penalty\x18\x06 \x01(\x01B(\x92\xe7\x18$\t\x00\x00\x00\x00\x00\x00\x00\xc0\x11\x00\x00\x00\x00\x00\x00\x00@!\x00\x00\x00\x00\x00\x00\x00\x002\a0 = offH\x05R\x10frequencyPenalty\x88\x01\x01\x12Z\n" +
+	"\x10presence_penalty\x18\a \x01(\x01B*\x92\xe7\x18&\t\x00\x00\x00\x00\x00\x00\x00\xc0\x11\x00\x00\x00\x00\x00\x00\x00@!\x00\x00\x00\x00\x00\x00\x00\x002\a0 = off8\x01H\x06R\x0fpresencePenalty\x88\x01\x01\x12\x84\x01\n" +
+	"\x0epenalty_window\x18\b \x01(\x05BX\x92\xe7\x18T\t\x00\x00\x00\x00\x00\x00\xf0?\x11\x00\x00\x00\x00\x00\x00\xc0@!\x00\x00\x00\x00\x00\x00p@27tokens of prompt and output that penalties look back onH\aR\rpenaltyWindow\x88\x01\x01\x12J\n" +
+	"\x04seed\x18\t \x01(\x03B1\x92\xe7\x18-*\x06random2#the same seed gives the same tokensH\bR\x04seed\x88\x01\x01\x12\x7f\n" +
 	"\n" +
 	"logit_bias\x18\n" +
-	" \x03(\v2\".tandem.v1.Sampling.LogitBiasEntryR\tlogitBias\x1a<\n" +
+	" \x03(\v2\".tandem.v1.Sampling.LogitBiasEntryB<\x92\xe7\x188\t\x00\x00\x00\x00\x00\x00Y\xc0\x11\x00\x00\x00\x00\x00\x00Y@*\x04none2\x1etoken id -> added to its logitR\tlogitBias\x1a<\n" +
 	"\x0eLogitBiasEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\x05R\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01B\x0e\n" +

@@ -62,6 +62,7 @@ func Run(t *testing.T, make Constructor) {
 		{"SamplerReproducible", (*suite).samplerReproducible},
 		{"SamplerSettings", (*suite).samplerSettings},
 		{"SamplerErrors", (*suite).samplerErrors},
+		{"SamplerDeclared", (*suite).samplerDeclared},
 		{"Masks", (*suite).masks},
 		{"Features", (*suite).features},
 		{"FusedFeatures", (*suite).fusedFeatures},

@@ -5,8 +5,11 @@ import (
 	"slices"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/sampling"
 )
 
 func hot(seed uint64, prompt int) engineplugin.Sampler {
@@ -143,6 +146,44 @@ func (s *suite) samplerErrors() {
 	}
 	s.refused("sequence", e.SetSampler(s.ctx, 4711, engineplugin.DefaultSampler()), codes.NotFound, "sequence")
 	s.ok(e.SetSampler(s.ctx, q, engineplugin.DefaultSampler()))
+}
+
+// samplerDeclared: an engine takes what requests may set (services/sampling), ends included, and no value that is no
+// number.
+func (s *suite) samplerDeclared() {
+	e := s.target()
+	prompt := s.tokens(e, promptTokens)
+	q := s.sequence(e)
+	for _, f := range sampling.Fields() {
+		set := func(v float64) engineplugin.Sampler {
+			m := &tandemv1.Sampling{Temperature: proto.Float64(1)}
+			switch {
+			case f.Map():
+				f.SetMap(m, map[int32]float64{3: v})
+			case f.Whole():
+				f.SetInt(m, int64(v))
+			default:
+				f.SetFloat(m, v)
+			}
+			return engineplugin.SamplerOf(m)
+		}
+		least, most := f.Range.Ends()
+		if math.IsInf(least, 0) {
+			least, most = math.MinInt32, math.MaxInt32 // a seed: any bits
+		}
+		for _, v := range []float64{least, most} {
+			if got := s.decode(e, prompt, set(v), 4); len(got) != 4 || slices.Min(got) < 0 {
+				s.Errorf("%s %v gives %v", f.Name, v, got)
+			}
+		}
+		field := f.Name
+		if f.Map() {
+			field = "bias_values"
+		}
+		if !f.Whole() {
+			s.refused(field, e.SetSampler(s.ctx, q, set(math.NaN())), codes.InvalidArgument, field)
+		}
+	}
 }
 
 func (s *suite) masks() {

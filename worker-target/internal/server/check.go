@@ -1,11 +1,10 @@
 package server
 
 import (
-	"math"
-
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/sampling"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 )
 
@@ -31,10 +30,10 @@ func check(m *tandemv1.DecodeRequest, info engineplugin.Info) (*decode.Request, 
 			}
 		}
 	}
-	sampler, err := sampling(m.Sampling, info)
-	if err != nil {
+	if err := sampling.Check(m.Sampling, info.Vocab); err != nil {
 		return nil, err
 	}
+	sampler := engineplugin.SamplerOf(m.Sampling)
 	sampler.Choice = m.Choice
 	spec := m.GetSpeculation()
 	switch {
@@ -48,52 +47,4 @@ func check(m *tandemv1.DecodeRequest, info engineplugin.Info) (*decode.Request, 
 		Mode: spec.GetMode(), Budget: int(spec.GetBudget()), Block: int(spec.GetBlock()),
 		TopLogprobs: int(m.TopLogprobs), PromptLogprobs: m.PromptLogprobs,
 	}, nil
-}
-
-// sampling translates and checks the sampler.
-func sampling(m *tandemv1.Sampling, info engineplugin.Info) (engineplugin.Sampler, error) {
-	s := engineplugin.DefaultSampler()
-	if m == nil {
-		return s, nil
-	}
-	number := func(field string, v *float64, lo, hi float64, to *float32) error {
-		if v == nil {
-			return nil
-		}
-		if math.IsNaN(*v) || *v < lo || *v > hi {
-			return rpcerr.InvalidArgument("sampling."+field, "must be in %v..%v, got %v", lo, hi, *v)
-		}
-		*to = float32(*v)
-		return nil
-	}
-	const big = 1e6
-	for _, f := range []struct {
-		name   string
-		v      *float64
-		lo, hi float64
-		to     *float32
-	}{
-		{"temperature", m.Temperature, 0, 100, &s.Temperature},
-		{"top_p", m.TopP, math.SmallestNonzeroFloat32, 1, &s.TopP},
-		{"min_p", m.MinP, 0, 1, &s.MinP},
-		{"repetition_penalty", m.RepetitionPenalty, math.SmallestNonzeroFloat32, big, &s.RepetitionPenalty},
-		{"frequency_penalty", m.FrequencyPenalty, -big, big, &s.FrequencyPenalty},
-		{"presence_penalty", m.PresencePenalty, -big, big, &s.PresencePenalty},
-	} {
-		if err := number(f.name, f.v, f.lo, f.hi, f.to); err != nil {
-			return s, err
-		}
-	}
-	s.TopK = max(0, m.GetTopK())
-	if m.PenaltyWindow != nil {
-		if *m.PenaltyWindow < 0 {
-			return s, rpcerr.InvalidArgument("sampling.penalty_window", "must be >= 0, got %d", *m.PenaltyWindow)
-		}
-		s.PenaltyWindow = *m.PenaltyWindow
-	}
-	s.Seed = uint64(m.GetSeed())
-	if err := bias(m.LogitBias, info.Vocab, &s); err != nil {
-		return s, err
-	}
-	return s, nil
 }

@@ -305,12 +305,7 @@ func (e *engine) SetSampler(ctx context.Context, s engineplugin.Sequence, p engi
 	if len(p.BiasTokens) != len(p.BiasValues) {
 		return rpcerr.InvalidArgument("bias_values", "has %d values for %d tokens", len(p.BiasValues), len(p.BiasTokens))
 	}
-	c := &cSampler{
-		StructSize: uint32(unsafe.Sizeof(cSampler{})), TopK: p.TopK, Temperature: p.Temperature, TopP: p.TopP, MinP: p.MinP,
-		RepetitionPenalty: p.RepetitionPenalty, FrequencyPenalty: p.FrequencyPenalty, PresencePenalty: p.PresencePenalty,
-		PenaltyWindow: p.PenaltyWindow, PromptTokens: p.PromptTokens, Seed: p.Seed, Choice: p.Choice,
-		Biases: int32(len(p.BiasTokens)), BiasTokens: pointer(p.BiasTokens), BiasValues: pointer(p.BiasValues),
-	}
+	c := samplerToC(&p)
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -318,6 +313,18 @@ func (e *engine) SetSampler(ctx context.Context, s engineplugin.Sequence, p engi
 	r, _, _ := purego.SyscallN(e.lib.sym.sequenceSampler, e.handle, uintptr(uint32(s)), uintptr(unsafe.Pointer(c)))
 	runtime.KeepAlive(c)
 	return e.check(ctx, r)
+}
+
+// samplerToC returns p in the layout of C. It points into p's lists.
+func samplerToC(p *engineplugin.Sampler) *cSampler {
+	return &cSampler{
+		StructSize: uint32(unsafe.Sizeof(cSampler{})),
+		TopK:       p.TopK, Temperature: p.Temperature, TopP: p.TopP, MinP: p.MinP,
+		RepetitionPenalty: p.RepetitionPenalty, FrequencyPenalty: p.FrequencyPenalty,
+		PresencePenalty: p.PresencePenalty, PenaltyWindow: p.PenaltyWindow, PromptTokens: p.PromptTokens,
+		Seed: p.Seed, Choice: p.Choice,
+		Biases: int32(len(p.BiasTokens)), BiasTokens: pointer(p.BiasTokens), BiasValues: pointer(p.BiasValues),
+	}
 }
 
 // NewSnapshot implements engineplugin.Engine.
