@@ -16,10 +16,10 @@ type world struct {
 	// truth[r] is the probability that the target chooses the draft's rank r, says[r] what the draft claims.
 	truth, says []float64
 	rng         *rand.Rand
-	// strain is the share of a draft's time by which it slows the target down when both work.
-	strain float64
-	// after is the share by which the step behind a draft's work is slower: weights left the cache. noise is the deviation of
-	// the logarithm of measured steps.
+	// probeExtra is the share of a draft's time by which it slows the target down when both work.
+	probeExtra float64
+	// after is the share by which the step after a draft's work is slower: weights left the cache. noise is the deviation
+	// of the logarithm of measured steps.
 	after, noise float64
 	drafted      bool           // a draft was at work just now
 	along        func(done int) // sets truth and says for a position in the text; nil = they do not change
@@ -82,7 +82,7 @@ func (w *world) run(p *Policy, n int) (total float64, rounds [kinds]int) {
 // round runs one plan where n tokens are wanted.
 func (w *world) round(p *Policy, plan Plan, n int) (total float64, tokens int) {
 	if plan.Sound {
-		return w.sound(p, plan, n)
+		return w.probe(p, plan, n)
 	}
 	var t ddtree.Tree
 	var b ddtree.Builder
@@ -108,14 +108,15 @@ func (w *world) step(rows int) float64 {
 	return took * math.Exp(w.noise*w.rng.NormFloat64()-w.noise*w.noise/2)
 }
 
-// sound decodes plainly while the draft works, at most n tokens, then verifies what is left of a proposal that was right.
-func (w *world) sound(p *Policy, plan Plan, n int) (total float64, tokens int) {
+// sound decodes plainly while the draft works, at most n tokens, then verifies what is left of a proposal that
+// was right.
+func (w *world) probe(p *Policy, plan Plan, n int) (total float64, tokens int) {
 	var t, rest ddtree.Tree
 	var b ddtree.Builder
 	w.propose(&t, &b, Plan{Kind: Chain, Block: plan.Block, Budget: plan.Budget})
 	path := w.walk(&t)
 	for draft := w.draft(plan.Block); total < draft && tokens < n; tokens++ {
-		step := w.step(1) + w.strain*min(w.verify(1), draft-total)
+		step := w.step(1) + w.probeExtra*min(w.verify(1), draft-total)
 		total += step
 		p.Observe(&Round{Plan: plan, Length: 100, Rows: 1, Verify: ms(step)})
 	}
@@ -134,7 +135,8 @@ func (w *world) sound(p *Policy, plan Plan, n int) (total float64, tokens int) {
 	for _, lp := range t.Logprobs[tokens+1:] {
 		logprobs = append(logprobs, lp-t.Logprobs[at])
 	}
-	if err := rest.Set(t.Tokens[tokens], t.Tokens[tokens+1:], parents, logprobs, ddtree.Limits{Vocab: 8, Nodes: 31, Depth: 31}); err != nil {
+	if err := rest.Set(t.Tokens[tokens], t.Tokens[tokens+1:], parents, logprobs,
+		ddtree.Limits{Vocab: 8, Nodes: 31, Depth: 31}); err != nil {
 		panic(err)
 	}
 	p.Rest(&rest, 100)
@@ -212,13 +214,15 @@ func TestRegret(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			const n = 6000
-			w := &world{verify: test.verify, draft: test.draft, truth: test.truth, says: test.says, strain: .5, rng: rand.New(rand.NewPCG(1, 2))}
+			w := &world{verify: test.verify, draft: test.draft, truth: test.truth, says: test.says, probeExtra: .5,
+				rng: rand.New(rand.NewPCG(1, 2))}
 			best := w.bestFixed(n)
 			m := calibrated(w)
 			got, rounds := w.run(m.NewRequest(worldBlock, worldRows, nil), n)
 			// A constant for learning from nothing: twenty of the dearest rounds.
 			start := 20 * (w.verify(worldRows) + w.draft(worldBlock))
-			t.Logf("%.0f ms, best fixed plan %.0f ms (%.3f), plain %.0f ms, rounds %v", got, best, got/best, w.fixed(Plan{}, n), rounds)
+			t.Logf("%.0f ms, best fixed plan %.0f ms (%.3f), plain %.0f ms, rounds %v", got, best, got/best,
+				w.fixed(Plan{}, n), rounds)
 			if got > best*test.slack+start {
 				t.Errorf("took %.0f ms, best fixed plan %.0f ms, allowed %.0f ms", got, best, best*test.slack+start)
 			}
@@ -226,10 +230,11 @@ func TestRegret(t *testing.T) {
 	}
 }
 
-// TestProbesAreBounded: a worker that knows its draft to be useless loses at most 3 % and a few rounds over many requests.
+// TestProbesAreBounded: a worker whose draft is known to be useless loses at most 3 % and a few rounds over
+// many requests.
 func TestProbesAreBounded(t *testing.T) {
 	bad := []float64{.05, .03}
-	w := &world{verify: medium, draft: dear, truth: bad, says: bad, strain: .5, rng: rand.New(rand.NewPCG(3, 4))}
+	w := &world{verify: medium, draft: dear, truth: bad, says: bad, probeExtra: .5, rng: rand.New(rand.NewPCG(3, 4))}
 	m := calibrated(w)
 	w.run(m.NewRequest(worldBlock, worldRows, nil), 500)
 	var got float64
@@ -272,14 +277,14 @@ func TestFollowsChanges(t *testing.T) {
 	}
 }
 
-// TestForgivesAHang: a draft that turned good while one of its proposals hung is asked again soon: within some hundred plain
-// tokens, not after the many thousands that would repay a second at 3 %.
+// TestForgivesAHang: a draft that turned good while one of its proposals hung is asked again soon: within some hundred
+// plain tokens, not after the many thousands that would repay a second at 3 %.
 func TestForgivesAHang(t *testing.T) {
 	bad := []float64{.06, .03, .02, .01}
-	w := &world{verify: medium, draft: dear, truth: bad, says: bad, strain: .5, rng: rand.New(rand.NewPCG(11, 12))}
+	w := &world{verify: medium, draft: dear, truth: bad, says: bad, probeExtra: .5, rng: rand.New(rand.NewPCG(11, 12))}
 	m := calibrated(w)
 	p := m.NewRequest(worldBlock, worldRows, nil)
-	w.run(p, 400) // plain, with soundings
+	w.run(p, 400) // plain, with probes
 	for hung := false; !hung; {
 		plan := p.Next(100, worldBlock, 0)
 		if hung = plan.Sound; hung { // the machine swapped for a second
@@ -307,7 +312,7 @@ func TestForgivesAHang(t *testing.T) {
 // TestSeeds: a request starts where the worker's last ones ended.
 func TestSeeds(t *testing.T) {
 	bad := []float64{.05, .03}
-	w := &world{verify: medium, draft: dear, truth: bad, says: bad, strain: .5, rng: rand.New(rand.NewPCG(7, 8))}
+	w := &world{verify: medium, draft: dear, truth: bad, says: bad, probeExtra: .5, rng: rand.New(rand.NewPCG(7, 8))}
 	m := calibrated(w)
 	w.run(m.NewRequest(worldBlock, worldRows, nil), 1000)
 	m.credit = 0
@@ -319,7 +324,7 @@ func TestSeeds(t *testing.T) {
 func TestCosts(t *testing.T) {
 	var c costs
 	if c.step(4, 100) != 0 || c.draft(16) != 0 {
-		t.Error("an empty model knows times")
+		t.Error("an empty model has times")
 	}
 	c.set(1, 1)
 	c.set(8, 2)
@@ -373,22 +378,25 @@ func TestNoAllocation(t *testing.T) {
 	scratch.Reset(0)
 	if n := testing.AllocsPerRun(100, func() {
 		plan := p.Next(100, 16, 0)
-		if err := scratch.Set(0, tree.Tokens[1:], tree.Parents[1:], tree.Logprobs[1:], ddtree.Limits{Vocab: 8, Nodes: 31, Depth: 15}); err != nil {
+		if err := scratch.Set(0, tree.Tokens[1:], tree.Parents[1:], tree.Logprobs[1:],
+			ddtree.Limits{Vocab: 8, Nodes: 31, Depth: 15}); err != nil {
 			t.Fatal(err)
 		}
 		p.Cut(&scratch, plan, 100)
-		p.Observe(&Round{Plan: plan, Length: 100, Rows: scratch.Len(), Verify: time.Millisecond, Tree: &scratch, Path: []int32{0}})
+		p.Observe(&Round{Plan: plan, Length: 100, Rows: scratch.Len(), Verify: time.Millisecond,
+			Tree: &scratch, Path: []int32{0}})
 	}); n > 0 {
 		t.Errorf("%v allocations a round", n)
 	}
 }
 
-// TestMixedRequests: short requests of two kinds take turns, one that the draft knows well and one that it does not. Each
-// starts from what was learnt of both, so that the bad ones cannot know at once; they must find out within a few rounds.
+// TestMixedRequests: short requests of two kinds take turns, one that the draft predicts well and one that it does not.
+// Each starts from what was learnt of both, so that the bad ones cannot know at once; they must find out within a
+// few rounds.
 func TestMixedRequests(t *testing.T) {
 	good, poor := []float64{.97, .01}, []float64{.5, .12, .05}
 	verify := func(rows int) float64 { return 0.9 + 0.13*float64(rows) }
-	w := &world{verify: verify, draft: func(int) float64 { return 1.3 }, strain: .5, rng: rand.New(rand.NewPCG(9, 9))}
+	w := &world{verify: verify, draft: func(int) float64 { return 1.3 }, probeExtra: .5, rng: rand.New(rand.NewPCG(9, 9))}
 	m := calibrated(w)
 	const requests, tokens = 60, 60
 	var spent, plain, best [2]float64

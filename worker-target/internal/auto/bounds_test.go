@@ -8,8 +8,8 @@ import (
 	"github.com/tandem-inference/tandem/services/ddtree"
 )
 
-// TestAnyBlock: whatever block size a draft announces, plans stay within what was announced, what a step verifies and what is wanted,
-// and nothing that was learnt of one draft harms requests after it.
+// TestAnyBlock: whatever block size a draft announces, plans stay within what was announced, what a step verifies and
+// what is wanted, and nothing that was learnt of one draft harms requests after it.
 func TestAnyBlock(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	m := New()
@@ -32,7 +32,8 @@ func TestAnyBlock(t *testing.T) {
 					p.Observe(&Round{Plan: plan, Length: 100, Rows: 1, Verify: time.Millisecond})
 					continue
 				}
-				if plan.Block < 2 || plan.Block > min(MaxBlock, max(maxRows, 1), limit) || plan.Kind.Drafts() && plan.Block > block {
+				if plan.Block < 2 || plan.Block > min(MaxBlock, max(maxRows, 1), limit) ||
+					plan.Kind.Drafts() && plan.Block > block {
 					t.Fatalf("block %d, %d rows, %d wanted: plan %+v", block, maxRows, limit, plan)
 				}
 				var tree ddtree.Tree
@@ -45,7 +46,8 @@ func TestAnyBlock(t *testing.T) {
 					continue
 				}
 				p.Cut(&tree, plan, 100)
-				p.Observe(&Round{Plan: plan, Length: 100, Rows: tree.Len(), Verify: time.Millisecond, Draft: 2 * time.Millisecond, Tree: &tree, Path: []int32{0}})
+				p.Observe(&Round{Plan: plan, Length: 100, Rows: tree.Len(), Verify: time.Millisecond, Draft: 2 * time.Millisecond,
+					Tree: &tree, Path: []int32{0}})
 			}
 			if d := m.Deadline(block, time.Millisecond, time.Second); d < time.Millisecond || d > time.Second {
 				t.Fatalf("block %d: deadline %v", block, d)

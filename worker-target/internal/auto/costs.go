@@ -8,8 +8,8 @@ import (
 	"github.com/tandem-inference/tandem/services/ddtree"
 )
 
-// MaxBlock is the largest block, in rows with the anchor, that plans use: more cannot be verified in one step. A draft with larger
-// blocks is used up to it.
+// MaxBlock is the largest block, in rows with the anchor, that plans use: more cannot be verified in one step. A draft
+// with larger blocks is used up to it.
 const MaxBlock = ddtree.MaxNodes + 1
 
 // rowBins are the row counts at which verify times are kept; between them times are interpolated. More rows than the
@@ -22,17 +22,18 @@ const (
 	learn = 0.125
 	// A measurement may change an estimate by this factor at most: schedulers and page faults make rare huge outliers.
 	outlier = 3
-	// settled is how many measurements make an estimate one that moves by learn; before, it is the mean of what was seen. Times from
-	// the start count little: what else runs then makes them too long.
+	// settled is how many measurements make an estimate one that moves by learn; before, it is the mean of what was seen.
+	// Times from the start count little: what else runs then makes them too long.
 	settled = 1/learn - 1
-	// halfLife is the time of steps, in seconds, after which measurements count half. A longer one trusts old times longer.
+	// halfLife is the time of steps, in seconds, after which measurements count half. A longer one trusts old
+	// times longer.
 	halfLife = 60
 	// doubt is the count of measurements below which a time is measured again when it is cheap to.
 	doubt = 0.5
-	// A proposal that was measured less than sure times is not believed to take longer than longest wide steps.
+	// A proposal that was measured less than sure times is taken for at most longest wide steps.
 	sure, longest = 1.5, 4
-	// A measurement that is shorter than an estimate by this factor replaces it where few were made: what else runs on a machine
-	// makes steps longer, never shorter.
+	// A measurement that is shorter than an estimate by this factor replaces it where few were made: what else runs on a
+	// machine makes steps longer, never shorter.
 	disturbance = 1.5
 )
 
@@ -57,10 +58,11 @@ type costs struct {
 	verified [contexts][len(rowBins)]trust
 	drafted  [MaxBlock + 1]trust
 	// plain steps of requests that do not draft at the moment. On a machine that both models share, a step right after the
-	// draft's is slower than one among plain steps; the table knows only the former while a request drafts.
+	// draft's is slower than one among plain steps; the table has only the former while a request drafts.
 	plain [contexts]float64
-	hop   float64 // what a step costs beyond the engine's own time: the way there and back
-	// others is the running mean of the rows that other requests had in the same step: what rows cost is what they add to those.
+	hop   float64 // time of a step beyond the engine's own: the round trip to it
+	// others is the running mean of the rows that other requests had in the same step: what rows cost is what they add
+	// to those.
 	others float64
 }
 
@@ -130,10 +132,10 @@ func (c *costs) observePlain(length int, seconds float64) {
 	}
 }
 
-// plainRound is what a round of plain decoding costs, 0 when no step was ever seen.
+// plainRound is the time of a round of plain decoding, 0 when no step was ever seen.
 func (c *costs) plainRound(length int) float64 {
-	s := c.step(1+c.company(), length)
-	if p := c.plain[bucket(length)]; p > 0 && c.company() == 0 {
+	s := c.step(1+c.otherRows(), length)
+	if p := c.plain[bucket(length)]; p > 0 && c.otherRows() == 0 {
 		s = min(s, p)
 	}
 	if s == 0 {
@@ -142,7 +144,8 @@ func (c *costs) plainRound(length int) float64 {
 	return s + c.hop
 }
 
-// observeHop follows the smallest difference between wall time and engine time: larger ones are waits for other requests.
+// observeHop follows the smallest difference between wall time and engine time: larger ones are waits for
+// other requests.
 func (c *costs) observeHop(seconds float64) {
 	if seconds <= 0 {
 		return
@@ -154,15 +157,15 @@ func (c *costs) observeHop(seconds float64) {
 	c.hop *= 1 + 0.01*(min(seconds/c.hop, 2)-1)
 }
 
-// company is the number of rows of others that a step is expected to have.
-func (c *costs) company() int { return int(c.others + 0.5) }
+// otherRows is the number of rows of other requests that a step is expected to have.
+func (c *costs) otherRows() int { return int(c.others + 0.5) }
 
-// observeCompany follows the number of rows of others.
-func (c *costs) observeCompany(rows int) { c.others += learn * (float64(rows) - c.others) }
+// observeOthers follows the number of rows of other requests.
+func (c *costs) observeOthers(rows int) { c.others += learn * (float64(rows) - c.others) }
 
 // round is the expected time of a verify step as the loop sees it, 0 when no step was ever seen.
 func (c *costs) round(rows, length int) float64 {
-	if s := c.step(rows+c.company(), length); s > 0 {
+	if s := c.step(rows+c.otherRows(), length); s > 0 {
 		return s + c.hop
 	}
 	return 0
@@ -181,8 +184,8 @@ func (c *costs) step(rows, length int) float64 {
 // beyond is how many times the last bin's rows a step has, 1 for those within the bins.
 func beyond(rows int) float64 { return max(1, float64(rows)/float64(rowBins[len(rowBins)-1])) }
 
-// observeStep corrects the table by one measured step: the bins around rows move towards it most. wrong reports that the time from the
-// start was far too long.
+// observeStep corrects the table by one measured step: the bins around rows move towards it most. wrong reports that
+// the time from the start was far too long.
 func (c *costs) observeStep(rows, length int, seconds float64) (wrong bool) {
 	if seconds <= 0 {
 		return false
@@ -206,8 +209,8 @@ func (c *costs) observeStep(rows, length int, seconds float64) (wrong bool) {
 	ratio := seconds / model
 	count := known[lo].now(c.clock)*(1-f) + known[hi].now(c.clock)*f
 	if count >= settled/2 {
-		// Half of the correction is taken for the machine's speed and moves the whole table: otherwise the widths that are not
-		// in use now, plain steps above all, would keep the price of a busier or slower hour.
+		// Half of the correction is taken for the machine's speed and moves the whole table: otherwise the widths that are
+		// not in use now, plain steps above all, would keep the times of a busier or slower hour.
 		ratio = clamp(ratio, 1.0/outlier, outlier)
 		whole, own := 1+learn/2*(ratio-1), learn/2*(ratio-1)
 		for i := range t {
@@ -228,7 +231,8 @@ func (c *costs) observeStep(rows, length int, seconds float64) (wrong bool) {
 	if hi != lo {
 		known[hi].add(c.clock, f)
 	}
-	// Widths that were not measured: a step is not dearer than a wider one, nor than as many narrower ones as hold its rows.
+	// Widths that were not measured: a step is not dearer than a wider one, nor than as many narrower ones as hold
+	// its rows.
 	for i := range t {
 		switch {
 		case known[i].now(c.clock) >= doubt:
@@ -263,24 +267,24 @@ func (c *costs) set(rows int, seconds float64) {
 	}
 }
 
-// draft is the expected time from asking for a proposal to its arrival; 0 when none ever came. Any block is allowed: sizes without a
-// measurement have the time of the nearest one.
+// draft is the expected time from asking for a proposal to its arrival; 0 when none ever came. Any block is allowed:
+// sizes without a measurement have the time of the nearest one.
 func (c *costs) draft(block int) float64 {
 	block = min(max(block, 1), MaxBlock)
 	for d := range len(c.drafts) {
 		if b := block + d; b < len(c.drafts) && c.drafts[b] > 0 {
-			return c.believed(b)
+			return c.trusted(b)
 		}
 		if b := block - d; b > 0 && c.drafts[b] > 0 {
-			return c.believed(b)
+			return c.trusted(b)
 		}
 	}
 	return 0
 }
 
-// believed is the time of a proposal as far as it was measured often enough: one that hung while programs started must not be the price
-// of all that follow.
-func (c *costs) believed(block int) float64 {
+// trusted is the time of a proposal, bounded while it was not measured often enough: one that hung while programs
+// started must not set the time of all that follow.
+func (c *costs) trusted(block int) float64 {
 	if step := c.step(block, 0); c.drafted[block].now(c.clock) < sure && step > 0 {
 		return min(c.drafts[block], longest*step)
 	}
@@ -310,7 +314,7 @@ func (c *costs) doubtfulDraft(block int) bool {
 	if block <= 0 || block >= len(c.drafts) || c.drafts[block] == 0 {
 		return false
 	}
-	return c.drafted[block].now(c.clock) < doubt || c.believed(block) < c.drafts[block]
+	return c.drafted[block].now(c.clock) < doubt || c.trusted(block) < c.drafts[block]
 }
 
 func clamp(x, lo, hi float64) float64 {
@@ -320,8 +324,8 @@ func clamp(x, lo, hi float64) float64 {
 	return min(max(x, lo), hi)
 }
 
-// Deadline is how long to wait for a proposal of block rows: four times the expected time, at least floor (first proposals
-// are not known and get ceiling), at most ceiling.
+// Deadline is how long to wait for a proposal of block rows: four times the expected time, at least floor (first
+// proposals are not known and get ceiling), at most ceiling.
 func (m *Model) Deadline(block int, floor, ceiling time.Duration) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -18,7 +18,7 @@ type goldenText struct {
 	Kind          string
 	IDs, Greedy   []int32
 	AcceptLengths []int  `json:"accept_lengths"`
-	known         []bool // by token: the draft foretells it once it knows those before
+	known         []bool // by token: the draft predicts it once it has those before
 }
 
 func goldenTexts(t *testing.T) []goldenText {
@@ -51,19 +51,21 @@ const (
 	goldenReload   = 0.12  // weights that left the caches, in steps beside a draft
 	goldenFirst    = 0.6   // what the first proposal takes longer, and for every token of the prompt
 	goldenCatchUp  = 0.006 //
-	goldenReading  = 0.77  // share by which steps are slower while the draft reads a prompt that it was sent without being asked
-	goldenIdle     = 128   // features that are so many are sent without being asked for
+	// share by which steps are slower while the draft reads a prompt that it was sent without being asked
+	goldenReading = 0.77
+	goldenIdle    = 128 // features that are so many are sent without being asked for
 )
 
 func goldenWorld() *world {
 	return &world{
-		verify: func(rows int) float64 { return 0.5 + 0.11*float64(rows) },
-		draft:  func(block int) float64 { return 1.0 + 0.02*float64(block) },
-		strain: 1.3, noise: 0.25, rng: rand.New(rand.NewPCG(1, 2)),
+		verify:     func(rows int) float64 { return 0.5 + 0.11*float64(rows) },
+		draft:      func(block int) float64 { return 1.0 + 0.02*float64(block) },
+		probeExtra: 1.3, noise: 0.25, rng: rand.New(rand.NewPCG(1, 2)),
 	}
 }
 
-// goldenCard is a 27B model on an H200 (native/SPEED.md, "A round at true shapes"), as if these were its texts and its draft.
+// goldenCard is a 27B model on an H200 (native/SPEED.md, "A round at true shapes"), as if these were its texts and
+// its draft.
 func goldenCard() *world {
 	rows, took := []float64{1, 16, 23, 32, 64}, []float64{5.77, 6.98, 8.14, 9.9, 20}
 	return &world{
@@ -74,8 +76,8 @@ func goldenCard() *world {
 			}
 			return took[i-1] + (took[i]-took[i-1])*(float64(n)-rows[i-1])/(rows[i]-rows[i-1])
 		},
-		draft:  func(block int) float64 { return 1.1 + 0.01*float64(block) },
-		strain: 1, noise: 0.02, rng: rand.New(rand.NewPCG(1, 2)),
+		draft:      func(block int) float64 { return 1.1 + 0.01*float64(block) },
+		probeExtra: 1, noise: 0.02, rng: rand.New(rand.NewPCG(1, 2)),
 	}
 }
 
@@ -91,8 +93,8 @@ type reading struct {
 	beside bool    // the step before ran beside the draft's work
 	unread float64 // how long the draft has to read before it can propose
 	sent   bool    // it was given the prompt without being asked, and reads beside plain steps
-	// A sounding: the proposal, its plan and place, and how long the draft still works on it.
-	sound   *ddtree.Tree
+	// A probe: the proposal, its plan and place, and how long the draft still works on it.
+	probe   *ddtree.Tree
 	plan    Plan
 	soundAt int
 	works   float64
@@ -112,7 +114,7 @@ func (w *world) open(m *Model, text goldenText, block int, prompt []int32, more 
 func (r *reading) left() int { return len(r.text.Greedy) - r.at }
 
 // foretell is what the draft proposes: sure of nearly all that is right, less sure of what is wrong.
-func (r *reading) foretell(plan Plan) *ddtree.Tree {
+func (r *reading) propose(plan Plan) *ddtree.Tree {
 	var t ddtree.Tree
 	t.Reset(0)
 	logprob, node := 0.0, int32(0)
@@ -150,17 +152,17 @@ func (r *reading) round(plan Plan) {
 	var t ddtree.Tree
 	t.Reset(0)
 	wait := 0.0
-	beside := r.sound != nil
+	beside := r.probe != nil
 	switch {
-	case plan.Sound && r.sound == nil:
-		r.sound, r.plan, r.soundAt, r.works = r.foretell(plan), plan, r.at, r.draft(plan.Block)+r.unread
+	case plan.Sound && r.probe == nil:
+		r.probe, r.plan, r.soundAt, r.works = r.propose(plan), plan, r.at, r.draft(plan.Block)+r.unread
 		r.unread, beside = 0, true
 	case plan.Kind == Lookup:
 		for i, token := range r.index.Propose(nil, plan.Budget) {
 			t.Add(token, int32(i), 0)
 		}
 	case plan.Kind.Drafts():
-		t = *r.foretell(plan)
+		t = *r.propose(plan)
 		if wait = r.draft(plan.Block); r.asked {
 			round.Draft = ms(wait)
 		} else {
@@ -174,7 +176,8 @@ func (r *reading) round(plan Plan) {
 	whole := t // with what lookup adds
 	if round.Tree != nil && t.Nodes() == r.p.block-1 {
 		whole = ddtree.Tree{}
-		if err := whole.Set(0, t.Tokens[1:], t.Parents[1:], t.Logprobs[1:], ddtree.Limits{Vocab: math.MaxInt32, Nodes: t.Nodes(), Depth: t.Nodes()}); err != nil {
+		if err := whole.Set(0, t.Tokens[1:], t.Parents[1:], t.Logprobs[1:],
+			ddtree.Limits{Vocab: math.MaxInt32, Nodes: t.Nodes(), Depth: t.Nodes()}); err != nil {
 			panic(err)
 		}
 		leaf := int32(t.Nodes())
@@ -203,8 +206,8 @@ func (r *reading) round(plan Plan) {
 		took += goldenReading * min(took, r.unread)
 		r.unread = max(0, r.unread-took)
 	}
-	if r.sound != nil {
-		took += r.strain * min(took, r.works)
+	if r.probe != nil {
+		took += r.probeExtra * min(took, r.works)
 		r.works -= took
 	}
 	r.beside = beside
@@ -220,10 +223,10 @@ func (r *reading) round(plan Plan) {
 	r.at += n
 	r.p.Foretold(looked, length)
 	r.p.Observe(&round)
-	if r.sound != nil && r.works <= 0 {
-		path := r.follow(r.sound, r.soundAt, r.at)
-		r.p.Sounded(r.sound, min(len(path), r.at-r.soundAt, r.sound.Nodes()), path, r.index.Len())
-		r.sound = nil
+	if r.probe != nil && r.works <= 0 {
+		path := r.follow(r.probe, r.soundAt, r.at)
+		r.p.Sounded(r.probe, min(len(path), r.at-r.soundAt, r.probe.Nodes()), path, r.index.Len())
+		r.probe = nil
 	}
 }
 
@@ -231,7 +234,7 @@ func (r *reading) round(plan Plan) {
 type goldenTraffic struct {
 	shuffled bool
 	prompt   func(rng *rand.Rand, ids []int32) []int32
-	more     int           // tokens behind them that the draft reads too
+	more     int           // tokens after them that the draft reads too
 	machine  func() *world // nil = goldenWorld
 }
 
@@ -248,7 +251,7 @@ func newPrompt(rng *rand.Rand, ids []int32) []int32 {
 	return prompt
 }
 
-// oneClient is new behind 64 tokens that all requests share.
+// oneClient is new after 64 tokens that all requests share.
 func oneClient(rng *rand.Rand, ids []int32) []int32 {
 	return append(make([]int32, 64), newPrompt(rng, ids)...)
 }
@@ -261,7 +264,8 @@ func goldenSpeeds(t *testing.T, texts []goldenText, block int, traffic goldenTra
 	}
 	m := calibrated(w)
 	order := slices.Clone(texts)
-	spent, plain, rounds := map[string]float64{}, map[string]float64{}, map[string]*[kinds]int{"fn": {}, "tools": {}, "qa": {}}
+	spent, plain, rounds := map[string]float64{}, map[string]float64{},
+		map[string]*[kinds]int{"fn": {}, "tools": {}, "qa": {}}
 	for range 20 {
 		if traffic.shuffled {
 			w.rng.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
@@ -270,7 +274,7 @@ func goldenSpeeds(t *testing.T, texts []goldenText, block int, traffic goldenTra
 			r := w.open(m, g, block, traffic.prompt(w.rng, g.IDs), traffic.more)
 			for r.left() > 0 {
 				plan := r.plan
-				if r.sound == nil {
+				if r.probe == nil {
 					plan = r.p.Next(r.index.Len(), r.left()+1, r.index.Matched())
 				}
 				rounds[g.Kind][plan.Kind]++
@@ -288,8 +292,9 @@ func goldenSpeeds(t *testing.T, texts []goldenText, block int, traffic goldenTra
 	return speeds
 }
 
-// TestGoldenTexts: the texts of the demonstration models, in turns and with their noise, in a cluster with a draft that knows questions
-// and tool calls and in one without a draft, and on a card where wide steps are cheap. What fixed lookups reach there: functions 1.26, tools 1.24, questions 1.00.
+// TestGoldenTexts: the texts of the demonstration models, in turns and with their noise, in a cluster with a draft that
+// predicts questions and tool calls and in one without a draft, and on a card where wide steps are cheap. What fixed
+// lookups reach there: functions 1.26, tools 1.24, questions 1.00.
 func TestGoldenTexts(t *testing.T) {
 	texts := goldenTexts(t)
 	for _, test := range []struct {
@@ -300,17 +305,27 @@ func TestGoldenTexts(t *testing.T) {
 	}{
 		{"no draft", 0, goldenTraffic{prompt: known}, map[string]float64{"fn": 1.23, "tools": 1.14, "qa": 0.985}},
 		{"draft", worldBlock, goldenTraffic{prompt: known}, map[string]float64{"fn": 1.13, "tools": 1.58, "qa": 2.2}},
-		{"draft, prompts unseen", worldBlock, goldenTraffic{prompt: unseen}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
-		{"draft, new prompts", worldBlock, goldenTraffic{prompt: newPrompt}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
-		{"draft, one client", worldBlock, goldenTraffic{prompt: oneClient}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
-		{"draft, long prompts", worldBlock, goldenTraffic{prompt: known, more: 400}, map[string]float64{"fn": 1.11, "tools": 1.25, "qa": 1.9}},
-		{"draft, shuffled", worldBlock, goldenTraffic{shuffled: true, prompt: known}, map[string]float64{"fn": 1.12, "tools": 1.58, "qa": 2.2}},
-		{"draft, shuffled, prompts unseen", worldBlock, goldenTraffic{shuffled: true, prompt: unseen}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
-		{"draft, shuffled, new prompts", worldBlock, goldenTraffic{shuffled: true, prompt: newPrompt}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
-		{"draft, shuffled, one client", worldBlock, goldenTraffic{shuffled: true, prompt: oneClient}, map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
-		// Without lookup behind the draft's proposals tool calls reach 7.2.
-		{"card", worldBlock, goldenTraffic{prompt: known, machine: goldenCard}, map[string]float64{"fn": 1.9, "tools": 7.45, "qa": 9.6}},
-		{"card, new prompts", worldBlock, goldenTraffic{prompt: newPrompt, machine: goldenCard}, map[string]float64{"fn": 1.88, "tools": 7.35, "qa": 9.6}},
+		{"draft, prompts unseen", worldBlock, goldenTraffic{prompt: unseen},
+			map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		{"draft, new prompts", worldBlock, goldenTraffic{prompt: newPrompt},
+			map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		{"draft, one client", worldBlock, goldenTraffic{prompt: oneClient},
+			map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		{"draft, long prompts", worldBlock, goldenTraffic{prompt: known, more: 400},
+			map[string]float64{"fn": 1.11, "tools": 1.25, "qa": 1.9}},
+		{"draft, shuffled", worldBlock, goldenTraffic{shuffled: true, prompt: known},
+			map[string]float64{"fn": 1.12, "tools": 1.58, "qa": 2.2}},
+		{"draft, shuffled, prompts unseen", worldBlock, goldenTraffic{shuffled: true, prompt: unseen},
+			map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		{"draft, shuffled, new prompts", worldBlock, goldenTraffic{shuffled: true, prompt: newPrompt},
+			map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		{"draft, shuffled, one client", worldBlock, goldenTraffic{shuffled: true, prompt: oneClient},
+			map[string]float64{"fn": 1.02, "tools": 1.58, "qa": 2.2}},
+		// Without lookup after the draft's proposals tool calls reach 7.2.
+		{"card", worldBlock, goldenTraffic{prompt: known, machine: goldenCard},
+			map[string]float64{"fn": 1.9, "tools": 7.45, "qa": 9.6}},
+		{"card, new prompts", worldBlock, goldenTraffic{prompt: newPrompt, machine: goldenCard},
+			map[string]float64{"fn": 1.88, "tools": 7.35, "qa": 9.6}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			speeds := goldenSpeeds(t, texts, test.block, test.traffic)

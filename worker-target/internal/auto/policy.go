@@ -8,32 +8,33 @@ import (
 )
 
 const (
-	// probeShare of the time of plain rounds may be spent on soundings and trials.
-	probeShare = 0.03
-	// wastedShare is that part once a worker's last wastedTrials trials of requests that decode without the draft all committed less
-	// than useful times what plain decoding makes in their time. More trials or a larger share find a draft that became good sooner,
-	// and cost more with one that never does.
-	wastedShare, wastedTrials, useful = probeShare / 2, 128, 2
-	// creditRounds caps the ledger, in chain rounds: what an hour of good drafts saved is not spent on the first request that
-	// the draft does not know.
+	// mostTrialShare of the time of plain rounds may be spent on probes and trials.
+	mostTrialShare = 0.03
+	// wastedShare is that part once a worker's last wastedTrials trials of requests that decode without the draft all
+	// committed less than useful times what plain decoding makes in their time. Raising either finds an improved draft
+	// sooner, and costs more with one that never improves.
+	wastedShare, wastedTrials, useful = mostTrialShare / 2, 128, 2
+	// creditRounds caps the ledger, in chain rounds: the savings of an hour of good drafts are not spent on the first
+	// request that the draft predicts badly.
 	creditRounds = 0.5
-	// stay and enter are how much faster than plain decoding a speculative plan must look to be kept and to be taken up: an
-	// estimate of so many plans is on the high side, and near break-even there is little to win.
+	// stay and enter are how much faster than plain decoding a speculative plan must look to be kept and to be taken up:
+	// an estimate of so many plans is on the high side, and near break-even there is little to win.
 	stay, enter = 1.05, 1.08
 	// staleRounds after which a plan that looks nearly as good is tried again.
 	staleRounds = 64
-	// startMemory is the number of requests over which a worker remembers how their first proposals did.
+	// startMemory is the number of requests over which a worker averages how their first proposals did.
 	startMemory = 30
-	// soundShare of a draft's time is what sounding it costs before it was measured: both work at the same time.
-	soundShare = 0.5
-	// A request that decodes plainly tries its draft again after so many tokens, twice as many each time that even then its
-	// draft looks hopelessly slow against plain decoding.
+	// probeCostShare of a draft's time is the assumed cost of a probe before one was measured: both models work at the
+	// same time.
+	probeCostShare = 0.5
+	// A request that decodes plainly tries its draft again after so many tokens, twice as many each time that even then
+	// its draft looks hopelessly slow against plain decoding.
 	leastGap, mostGap = 2, 256
 	hopeless          = 0.65
-	// forget is the share of the measured price of soundings that fades with every trial that was preferred to one.
+	// forget is the share of the measured cost of probes that fades with every trial that was preferred to one.
 	forget = 1.0 / 32
-	// leastSounding is what a sounding that cost nothing counts, in seconds: 0 would mean that none was measured.
-	leastSounding = 1e-9
+	// leastProbeCost is the cost of a probe that took nothing, in seconds: 0 would mean that none was measured.
+	leastProbeCost = 1e-9
 )
 
 // Kind of a plan.
@@ -44,7 +45,7 @@ const (
 	Plain Kind = iota
 	Chain
 	Tree
-	Lookup // a chain of what followed the newest tokens where they stood before
+	Lookup // a chain of the tokens that followed the newest ones earlier in the text
 	kinds
 )
 
@@ -58,13 +59,14 @@ type Plan struct {
 	Budget int // nodes without the root
 	// Trial is a round of a plan that was not the best for long. It is verified whole.
 	Trial bool
-	// Sound, with Plain: a chain of Block is asked for and not waited for. What plain decoding chooses meanwhile shows what
-	// the proposal is worth. With Chain: the round that verifies the rest of such a proposal.
+	// Sound, with Plain: a chain of Block is asked for and not waited for. What plain decoding chooses meanwhile shows
+	// what the proposal is worth. With Chain: the round that verifies the rest of such a proposal. See package
+	// auto, probes.
 	Sound bool
 }
 
-// Round is what a finished round tells. Tree and Path are nil when no proposal was verified; the rest of a sounding has a Path
-// without a Tree.
+// Round holds the measurements of one finished round. Tree and Path are nil when no proposal was verified; the rest of
+// a probe has a Path without a Tree.
 type Round struct {
 	Plan   Plan
 	Length int // context length before the round
@@ -72,35 +74,36 @@ type Round struct {
 	Others int // rows of other requests that ran together with these
 	// Verify is the engine's time for the step, Wall that of the whole call.
 	Verify, Wall time.Duration
-	// Draft is the time waited for the proposal, also for one that came too late. CatchUp is that time where it says little
-	// about the next: the draft had the features of a prompt or of a gap to read.
+	// Draft is the time waited for the proposal, also for one that came too late. CatchUp is that time where the draft
+	// first had to read the features of a prompt or of a gap: it predicts little of the next proposal.
 	Draft, CatchUp time.Duration
 	Tree           *ddtree.Tree
 	Path           []int32
-	Beyond         int // tokens behind the path that were right where lookup prolonged the proposal; Tree and Path are the draft's part
+	// right tokens after the path where lookup lengthened the proposal; Tree and Path are the draft's part
+	Beyond int
 }
 
-// Model is what a worker knows: costs of the machine, quality of its drafts, and the ledger of probes. Safe for concurrent
-// use.
+// Model holds a worker's estimates: costs of the machine, quality of its drafts, and the ledger of probes and trials.
+// Safe for concurrent use.
 type Model struct {
-	mu      sync.Mutex
-	costs   costs
-	beliefs beliefs
-	looks   looks
-	credit  float64 // seconds
-	wasted  int     // trials in a row that were not useful
+	mu         sync.Mutex
+	costs      costs
+	acceptance acceptance
+	lookups    lookups
+	credit     float64 // seconds
+	wasted     int     // trials in a row that were not useful
 	// losing is the share of requests whose first proposal was not worth its time.
-	losing  rate
-	sounded float64 // running mean of the seconds that a sounding costs, 0 = none measured
-	started bool    // a draft's first proposal was seen
-	// promises are held against what came of them, by what the draft's last round was.
-	promises [standings]gauge
-	prefixes prefixes // what became of drafts in requests that began alike
-	state    state    // for reports
+	losing    rate
+	probeCost float64 // running mean of the seconds that a probe costs, 0 = none measured
+	started   bool    // a draft's first proposal was seen
+	// calibration compares predicted with real speeds, by the outcome of the draft's last round.
+	calibration [outcomes]gauge
+	priors      priors // gains of drafts by prompt prefix
+	state       state  // for reports
 }
 
-// New returns a model that knows nothing.
-func New() *Model { return &Model{prefixes: newPrefixes()} }
+// New returns a model without measurements.
+func New() *Model { return &Model{priors: newPriors()} }
 
 // SetVerify stores a calibrated time of a step of rows rows on a short context. Call it with rising row counts.
 func (m *Model) SetVerify(rows int, d time.Duration) {
@@ -116,18 +119,18 @@ func (m *Model) Verify(rows, length int) time.Duration {
 	return time.Duration(m.costs.step(rows, length) * float64(time.Second))
 }
 
-// Hop is what a step takes beyond the engine's time: the way there and back, 0 = none was seen.
+// Hop is the time of a step beyond the engine's: the round trip to it, 0 = none was measured.
 func (m *Model) Hop() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return time.Duration(m.costs.hop * float64(time.Second))
 }
 
-// ObservePlain learns from a step of a request that never drafts, which had so many rows of others beside it.
+// ObservePlain learns from a step of a request that never drafts; others is the number of rows of other requests in it.
 func (m *Model) ObservePlain(length, others int, verify, wall time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.costs.observeCompany(others)
+	m.costs.observeOthers(others)
 	if others > 0 {
 		m.costs.observeStep(1+others, length, verify.Seconds())
 		return
@@ -138,44 +141,45 @@ func (m *Model) ObservePlain(length, others int, verify, wall time.Duration) {
 
 // Policy plans the rounds of one request. Not safe for concurrent use.
 type Policy struct {
-	m        *Model
-	block    int // the draft's block size
-	maxRows  int
-	opening  opening
-	local    beliefs
-	looks    looks
-	shadow   shadow
-	plain    bool // the last plan went without the draft by choice
-	starting bool // drafts since the first proposal
-	tested   bool // a proposal of this request was put to the test
-	stands   standing
-	speed    float64 // tokens a second that the round's plan promises, 0 = none that counts
-	strain   float64 // seconds that the running sounding took beyond plain decoding of the same tokens
-	plains   int     // rounds without a draft in a row
-	since    int     // of them since the draft was last tried against decoding without it
-	gap      int     // of them before it is tried again
-	least    int     // the least that gap falls back to
-	trying   bool    // the plan tries it
-	tried    bool    // what came of that is not taken into the gap yet
-	after    bool    // the next plain step pays for a trial: the draft's weights are in the caches
-	idle     [kinds]int
-	shape    shape
-	cut      float64   // conditional probability of the first node cut from the chain in this round, < 0 for none
-	claims   []float64 // what the proposal says of the draft's own chain, by depth, corrected
+	m            *Model
+	block        int // the draft's block size
+	maxRows      int
+	promptPrefix promptPrefix
+	local        acceptance
+	lookups      lookups
+	shadow       shadow
+	plain        bool // the last plan went without the draft by choice
+	starting     bool // drafts since the first proposal
+	tested       bool // a proposal of this request was put to the test
+	last         outcome
+	speed        float64 // predicted tokens a second of the round's plan, 0 = none that counts
+	probeExtra   float64 // seconds that the running probe took beyond plain decoding of the same tokens
+	plains       int     // rounds without a draft in a row
+	since        int     // of them since the draft was last tried against decoding without it
+	gap          int     // of them before it is tried again
+	least        int     // the least that gap falls back to
+	trying       bool    // the plan tries it
+	tried        bool    // what came of that is not taken into the gap yet
+	after        bool    // the next plain step pays for a trial: the draft's weights are in the caches
+	idle         [kinds]int
+	shape        shape
+	cut          float64   // conditional probability of the first node cut from the chain in this round, < 0 for none
+	claims       []float64 // probabilities of the draft's own chain, by depth, corrected
 	// Scratch of Cut: nodes in falling probability, probabilities, nodes to keep.
 	order []int32
 	p     [ddtree.MaxNodes + 1]float64
 	keep  [ddtree.MaxNodes + 1]bool
 }
 
-// NewRequest starts the policy of a request for a draft with blocks of block rows, 0 while there is none (more than MaxBlock are not
-// used); maxRows is the widest verify step. What is known of prompts that begin like this one is where it starts from.
+// NewRequest starts the policy of a request for a draft with blocks of block rows, 0 while there is none (more than
+// MaxBlock are not used); maxRows is the widest verify step. It starts from the prior of prompts with the same prefix.
 func (m *Model) NewRequest(block, maxRows int, prompt []int32) *Policy {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return &Policy{
-		m: m, block: min(max(block, 0), MaxBlock), maxRows: min(max(maxRows, 1), MaxBlock), opening: m.prefixes.open(prompt), local: m.beliefs.fresh(),
-		gap: leastGap, least: leastGap, cut: -1, claims: make([]float64, 0, ddtree.MaxNodes+1), order: make([]int32, 0, ddtree.MaxNodes+1),
+		m: m, block: min(max(block, 0), MaxBlock), maxRows: min(max(maxRows, 1), MaxBlock),
+		promptPrefix: m.priors.open(prompt), local: m.acceptance.fresh(), gap: leastGap, least: leastGap, cut: -1,
+		claims: make([]float64, 0, ddtree.MaxNodes+1), order: make([]int32, 0, ddtree.MaxNodes+1),
 	}
 }
 
@@ -190,11 +194,12 @@ type estimate struct {
 
 func (e estimate) speed() float64 { return e.tokens / e.seconds }
 
-// Next plans a round at a context of length tokens; limit is the largest useful block (tokens still wanted, plus one), and the
-// newest matched tokens stood in the text before.
+// Next plans a round at a context of length tokens; limit is the largest useful block (tokens still wanted, plus one),
+// and the newest matched tokens stood in the text before.
 //
-// Draft and plain decoding are there for every round, matches come and go. So plans are not compared by their own speed alone:
-// the draft must beat decoding without it as it does on the whole, and a match is used when it gains on what decodes the text else.
+// Draft and plain decoding are there for every round, matches come and go. So plans are not compared by their own speed
+// alone: the draft must beat the mean speed of decoding without it, and a match is used when it gains over the plan
+// without it.
 func (p *Policy) Next(length, limit, matched int) Plan {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
@@ -212,7 +217,7 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 	token := p.tokenCost(length)
 	outlook, without := p.compare(best, token)
 	p.m.state.note(length, best.plan.Block, outlook*token)
-	sound := Plan{Kind: Plain, Sound: true, Block: chain.plan.Block, Budget: chain.plan.Budget}
+	probe := Plan{Kind: Plain, Sound: true, Block: chain.plan.Block, Budget: chain.plan.Budget}
 	plan := best.plan
 	p.trying = false
 	if without {
@@ -220,7 +225,7 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 			p.hold()
 		}
 		p.plain, p.starting = true, false
-		if trial, ok := p.instead(best, sound, token, outlook, length, limit); ok {
+		if trial, ok := p.instead(best, probe, token, outlook, length, limit); ok {
 			return trial
 		}
 		return p.without(length, limit, matched)
@@ -229,12 +234,12 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 	if trial, ok := p.measure(block, length, best); ok {
 		return trial
 	}
-	if e := p.look(limit, matched, length, outlook); e.plan.Kind == Lookup && e.speed() > outlook {
+	if e := p.lookupPlan(limit, matched, length, outlook); e.plan.Kind == Lookup && e.speed() > outlook {
 		return e.plan
 	}
 	switch {
-	case !p.tested && !p.m.prefixes.knows(&p.opening, p.stands) && p.soundFirst(chain, plainCost):
-		return sound
+	case !p.tested && !p.m.priors.has(&p.promptPrefix, p.last) && p.probeFirst(chain, plainCost):
+		return probe
 	case second.seconds > 0 && p.idle[second.plan.Kind] > staleRounds && second.speed() > 0.7*best.speed():
 		if p.affords(second.seconds-second.tokens/best.speed(), length) {
 			plan = second.plan
@@ -250,7 +255,7 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 func (p *Policy) drafted(block, length int) (best, second, chain estimate) {
 	c := &p.m.costs
 	var base, own rates
-	p.m.beliefs.workerRates(&base)
+	p.m.acceptance.workerRates(&base)
 	p.local.requestRates(&base, &own)
 	for b := 4; ; b *= 2 {
 		b = min(b, block)
@@ -283,7 +288,7 @@ func (p *Policy) drafted(block, length int) (best, second, chain estimate) {
 	return chain, tree, chain
 }
 
-// tokenCost is what a token costs that is decoded without the draft.
+// tokenCost is the time in seconds of a token that is decoded without the draft.
 func (p *Policy) tokenCost(length int) float64 { return p.m.costs.plainRound(length) / p.bare() }
 
 // Cut shortens a proposed tree to the nodes that are worth their verify time; a trial is verified whole.
@@ -298,7 +303,7 @@ func (p *Policy) Cut(t *ddtree.Tree, plan Plan, length int) {
 	p.trim(t, p.m.costs.draft(plan.Block), length, 2)
 }
 
-// read notes what a proposal, before it is cut, says of the draft's own chain.
+// read notes the probabilities of the draft's own chain before the proposal is cut.
 func (p *Policy) read(t *ddtree.Tree) {
 	p.shape.read(t)
 	p.claims = p.claims[:0]
@@ -307,8 +312,8 @@ func (p *Policy) read(t *ddtree.Tree) {
 	}
 }
 
-// Rest shortens what is left of a proposal that a sounding found right so far. The draft's time is spent: only the step counts,
-// against plain decoding.
+// Rest shortens the rest of a proposal that a probe found right so far. The draft's time is spent already: only the
+// step counts, against plain decoding.
 func (p *Policy) Rest(t *ddtree.Tree, length int) {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
@@ -369,7 +374,7 @@ func (p *Policy) Observe(r *Round) {
 	defer p.m.mu.Unlock()
 	c := &p.m.costs
 	verify := r.Verify.Seconds()
-	c.observeCompany(r.Others)
+	c.observeOthers(r.Others)
 	if !r.Plan.Kind.Drafts() {
 		p.plains++
 		p.since++
@@ -380,16 +385,17 @@ func (p *Policy) Observe(r *Round) {
 		p.m.state.done(r.Plan, max(1, len(r.Path)+r.Beyond), r.Plan.Trial || p.trying)
 	}
 	if r.Plan.Sound {
-		// The draft works at the same time: no price of plain steps, but that of the sounding, less what its rest brought.
-		p.strain += max(r.Wall, r.Verify).Seconds() - float64(max(1, len(r.Path)))*p.tokenCost(r.Length)
+		// The draft works at the same time: the step gives no plain time, but the cost of the probe, less the gain of
+		// its rest.
+		p.probeExtra += max(r.Wall, r.Verify).Seconds() - float64(max(1, len(r.Path)))*p.tokenCost(r.Length)
 		if r.Rows > 1 {
 			c.observeStep(r.Rows+r.Others, r.Length, verify)
 		}
 		return
 	}
 	if r.Rows > 0 {
-		// Steps among others without a draft have a price of their own. They are many: in the table they would drown what wide
-		// steps cost right after a draft has used the machine.
+		// Steps among others without a draft have times of their own. They are many: in the table they would outweigh the
+		// times of wide steps right after a draft has used the machine.
 		var wrong bool
 		if p.plains > 1 && r.Others == 0 {
 			wrong = c.observeBare(r.Rows, r.Length, verify)
@@ -411,7 +417,7 @@ func (p *Policy) Observe(r *Round) {
 			p.after = false
 			p.charge(verify-c.bareRound(r.Rows, r.Length), r.Length)
 		}
-		if p.block > 0 { // a request that has no draft earns no trials for those that do
+		if p.block > 0 { // a request without a draft earns no trials for those with one
 			p.m.credit = min(p.m.credit+p.m.trialShare()*verify, p.ceiling(r.Length))
 		}
 		return
@@ -428,26 +434,26 @@ func (p *Policy) Observe(r *Round) {
 		p.learn(r.Tree, r.Path, r.Length)
 		if r.Plan.Kind == Tree {
 			follow(&p.local.treeRows, float64(r.Tree.Len()))
-			follow(&p.m.beliefs.treeRows, float64(r.Tree.Len()))
+			follow(&p.m.acceptance.treeRows, float64(r.Tree.Len()))
 		}
 	}
 	if r.Plan.Trial || p.trying {
 		p.after = true
 		p.charge(verify+(r.Draft+r.CatchUp).Seconds()-tokens*p.tokenCost(r.Length), r.Length)
 	} else {
-		// Speculation that pays earns the same share: it buys trials of other plans.
-		p.m.credit = min(p.m.credit+probeShare*(verify+r.Draft.Seconds()), p.ceiling(r.Length))
+		// Speculation that gains adds the same share, which pays for trials of other plans.
+		p.m.credit = min(p.m.credit+mostTrialShare*(verify+r.Draft.Seconds()), p.ceiling(r.Length))
 	}
 }
 
-// learn takes in what became of a proposal: path is the part of tree that the target chose itself.
+// learn updates the estimates with the outcome of a proposal; path is the part of the tree that the target chose.
 func (p *Policy) learn(t *ddtree.Tree, path []int32, length int) {
 	c := &p.m.costs
 	if !p.tested {
 		p.tested = true
 		p.m.losing.fade(1 - 1.0/startMemory)
 		worth := (c.draft(p.block) + c.round(t.Len(), length)) / max(c.plainRound(length), 1e-9)
-		p.m.losing.add(float64(len(path)) < worth && len(path)-1 < t.Nodes()) // a sounding that was right tests but a few nodes
+		p.m.losing.add(float64(len(path)) < worth && len(path)-1 < t.Nodes()) // a probe that was right tests a few nodes only
 	}
 	if p.trying {
 		took := (c.draft(p.block) + c.round(t.Len(), length)) / max(c.plainRound(length), 1e-9) // in plain rounds
@@ -456,12 +462,12 @@ func (p *Policy) learn(t *ddtree.Tree, path []int32, length int) {
 		}
 	}
 	p.tried = p.tried || p.trying
-	p.stand(t, path)
+	p.noteOutcome(t, path)
 	p.shape.read(t)
 	p.local.claim(p.claims)
 	p.claims = p.claims[:0]
 	p.local.observe(&p.shape, t, path, p.cut, requestMemory)
-	p.m.beliefs.observe(&p.shape, t, path, p.cut, workerMemory)
+	p.m.acceptance.observe(&p.shape, t, path, p.cut, workerMemory)
 	p.cut = -1
 }
 

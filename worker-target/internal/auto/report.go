@@ -6,11 +6,11 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 )
 
-// heldTokens is after how many tokens without the draft, though there is one, automatic speculation counts as held back. Fewer report
-// every text that a draft does not know.
+// heldTokens is the number of tokens without the draft, though there is one, after which automatic speculation counts
+// as held back. Fewer would report every text that a draft predicts badly.
 const heldTokens = 512
 
-// Report is what a worker believes of speculation at the moment. Times are in milliseconds, 0 = not known.
+// Report holds a worker's current estimates of speculation. Times are in milliseconds, 0 = not known.
 type Report struct {
 	// Verify are the times of steps by rows at the context used last, Draft that of a proposal of the block used last.
 	Verify map[int]float64
@@ -20,12 +20,13 @@ type Report struct {
 	Hop float64
 	// Accepted is the share of a proposal's first, and of its fourth token that is assumed of a new request.
 	First, Fourth float64
-	// Outlook is the speed of the best plan with the draft, times that of decoding without it, as the round planned last saw it.
+	// Outlook is the speed of the best plan with the draft, times that of decoding without it, as the round planned last
+	// saw it.
 	Outlook float64
 	// Bare is the speed of decoding without the draft, lookup included, times that of plain steps.
 	Bare float64
-	// Held reports that the draft has not been used for long because decoding without it is believed to be faster; Without are the
-	// tokens decoded since it was.
+	// Held reports that the draft has not been used for long because decoding without it is estimated to be faster;
+	// Without are the tokens decoded since it was.
 	Held    bool
 	Without int
 }
@@ -39,12 +40,13 @@ type state struct {
 	outlook                float64
 }
 
-// note takes down what a round was planned on.
+// note stores the estimates that a round was planned on.
 func (s *state) note(length, block int, outlook float64) {
 	s.length, s.block, s.outlook = length, block, outlook
 }
 
-// done takes down the tokens of a round of a request that has a draft: one that drafts because that is faster ends what was held back.
+// done counts the tokens of a round of a request that has a draft: a round that drafts because that is faster ends
+// holding back.
 func (s *state) done(plan Plan, tokens int, trial bool) {
 	switch {
 	case !plan.Kind.Drafts() || trial || plan.Sound:
@@ -54,14 +56,15 @@ func (s *state) done(plan Plan, tokens int, trial bool) {
 	}
 }
 
-// Report returns what is believed now.
+// Report returns the current estimates.
 func (m *Model) Report() Report {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := &m.costs
 	r := Report{
-		Verify: map[int]float64{}, Block: m.state.block, Draft: 1e3 * c.draft(m.state.block), Hop: 1e3 * c.hop, Outlook: m.state.outlook,
-		Bare: max(1, m.looks.pace.mean(1)), Held: m.state.without >= heldTokens, Without: m.state.without,
+		Verify: map[int]float64{}, Block: m.state.block, Draft: 1e3 * c.draft(m.state.block), Hop: 1e3 * c.hop,
+		Outlook: m.state.outlook, Bare: max(1, m.lookups.pace.mean(1)), Held: m.state.without >= heldTokens,
+		Without: m.state.without,
 	}
 	for _, rows := range reported {
 		r.Verify[rows] = 1e3 * c.step(rows, m.state.length)
@@ -70,7 +73,7 @@ func (m *Model) Report() Report {
 		r.Verify[1] = min(r.Verify[1], 1e3*p)
 	}
 	var base rates
-	m.beliefs.workerRates(&base)
+	m.acceptance.workerRates(&base)
 	r.First, r.Fourth = base.chain[0], base.chain[3]
 	return r
 }
@@ -80,8 +83,10 @@ func (r Report) Why() string {
 	if r.Block < 2 {
 		return "no round with a draft was planned yet"
 	}
-	return fmt.Sprintf("drafting is expected to be %.2f times as fast as decoding without it: a proposal takes %.1f ms, a step of 16 rows %.1f ms, one of 1 row %.1f ms; "+
-		"%.0f %% of first and %.0f %% of fourth tokens are right", r.Outlook, r.Draft, r.Verify[16], r.Verify[1], 100*r.First, 100*r.Fourth)
+	return fmt.Sprintf("drafting is expected to be %.2f times as fast as decoding without it: a proposal takes %.1f ms, "+
+		"a step of 16 rows %.1f ms, one of 1 row %.1f ms; "+
+		"%.0f %% of first and %.0f %% of fourth tokens are right", r.Outlook, r.Draft, r.Verify[16], r.Verify[1],
+		100*r.First, 100*r.Fourth)
 }
 
 // Message returns the report for heartbeats.

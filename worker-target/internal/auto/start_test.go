@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// disturbed is a model whose steps were timed while other programs ran: some widths seem several times as slow as they are.
+// disturbed is a model whose steps were timed while other programs ran: some widths seem several times as slow as
+// they are.
 func disturbed(w *world, rng *rand.Rand) *Model {
 	m := New()
 	for _, rows := range []int{1, 2, 4, 8, 16, 24, 32} {
@@ -22,8 +23,8 @@ func disturbed(w *world, rng *rand.Rand) *Model {
 	return m
 }
 
-// serveTexts runs the texts in turns for so many ms of the machine's time and returns tokens a second, and the part of the rounds that
-// asked the draft.
+// serveTexts runs the texts in turns for so many ms of the machine's time and returns tokens a second, and the part of
+// the rounds that asked the draft.
 func serveTexts(w *world, m *Model, texts []goldenText, block int, ms float64) (speed, drafted float64) {
 	spent, tokens, rounds, asked := 0.0, 0, 0, 0
 	for i := 0; spent < ms; i++ {
@@ -31,7 +32,7 @@ func serveTexts(w *world, m *Model, texts []goldenText, block int, ms float64) (
 		r := w.open(m, g, block, g.IDs, 0)
 		for r.left() > 0 {
 			plan := r.plan
-			if r.sound == nil {
+			if r.probe == nil {
 				plan = r.p.Next(r.index.Len(), r.left()+1, r.index.Matched())
 			}
 			rounds++
@@ -46,8 +47,8 @@ func serveTexts(w *world, m *Model, texts []goldenText, block int, ms float64) (
 	return float64(tokens) / spent * 1e3, float64(asked) / float64(rounds)
 }
 
-// TestDisturbedStart: whatever the steps seemed to take while they were timed, after three seconds of requests decoding is as fast as
-// after a start on an idle machine, and the draft is asked as often.
+// TestDisturbedStart: whatever the steps seemed to take while they were timed, after three seconds of requests decoding
+// is as fast as after a start on an idle machine, and the draft is asked as often.
 func TestDisturbedStart(t *testing.T) {
 	texts := goldenTexts(t)
 	questions := slices.DeleteFunc(slices.Clone(texts), func(g goldenText) bool { return g.Kind == "fn" })
@@ -56,7 +57,8 @@ func TestDisturbedStart(t *testing.T) {
 		machine func() *world
 		texts   []goldenText
 	}{
-		{"processors", goldenWorld, texts}, {"processors, texts that the draft knows", goldenWorld, questions}, {"card", goldenCard, texts},
+		{"processors", goldenWorld, texts}, {"processors, texts that the draft predicts", goldenWorld, questions},
+		{"card", goldenCard, texts},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			after := func(model func(w *world) *Model) (speed, drafted float64) {
@@ -71,14 +73,16 @@ func TestDisturbedStart(t *testing.T) {
 				got, drafted := after(func(w *world) *Model { return disturbed(w, rand.New(rand.NewPCG(seed, 9))) })
 				t.Logf("start %d: %.3f of that, %.0f %% drafted", seed, got/want, 100*drafted)
 				if got < 0.95*want || drafted < 0.8*share {
-					t.Errorf("start %d: %.0f tokens/s and %.0f %% drafted, after an idle start %.0f and %.0f %%", seed, got, 100*drafted, want, 100*share)
+					t.Errorf("start %d: %.0f tokens/s and %.0f %% drafted, after an idle start %.0f and %.0f %%", seed, got,
+						100*drafted, want, 100*share)
 				}
 			}
 		})
 	}
 }
 
-// TestHungFirstProposal: a first proposal that ran into its deadline while programs started is not the price of those that follow.
+// TestHungFirstProposal: a first proposal that ran into its deadline while programs started is not the price of those
+// that follow.
 func TestHungFirstProposal(t *testing.T) {
 	texts := slices.DeleteFunc(goldenTexts(t), func(g goldenText) bool { return g.Kind == "fn" })
 	speed := func(hung float64) float64 {
@@ -101,8 +105,8 @@ func TestHungFirstProposal(t *testing.T) {
 	}
 }
 
-// TestUselessDraft: a draft that knows nothing costs at most 1.5 % of plain decoding once a worker has seen it for three seconds, also
-// after a disturbed start and where trials are cheap.
+// TestUselessDraft: a draft that is never right costs at most 1.5 % of plain decoding once a worker has seen it for
+// three seconds, also after a disturbed start and where trials are cheap.
 func TestUselessDraft(t *testing.T) {
 	bad := []float64{.05, .03}
 	for _, test := range []struct {
@@ -116,7 +120,8 @@ func TestUselessDraft(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for seed := range uint64(10) {
-				w := &world{verify: test.verify, draft: test.draft, truth: bad, says: bad, strain: .5, rng: rand.New(rand.NewPCG(seed, 4))}
+				w := &world{verify: test.verify, draft: test.draft, truth: bad, says: bad, probeExtra: .5,
+					rng: rand.New(rand.NewPCG(seed, 4))}
 				m := disturbed(w, rand.New(rand.NewPCG(seed, 9)))
 				request := func() float64 {
 					took, _ := w.run(m.NewRequest(worldBlock, worldRows, nil), 400)

@@ -8,25 +8,27 @@ import (
 	"github.com/tandem-inference/tandem/services/ddtree"
 )
 
-// text is a kind of request: its length, and how well the draft knows it along the way.
+// text is a kind of request: its length, and how well the draft predicts it along the way.
 type text struct {
 	tokens int
 	lead   int     // tokens at the start
 	known  float64 // acceptance of the draft's first choice there
-	rate   float64 // and behind them
+	rate   float64 // and after them
 	prompt []int32
 }
 
-// ranks are chances of a draft's candidates when the first is right with probability p: a third of what it misses is second.
+// ranks are chances of a draft's candidates when the first is right with probability p: a third of what it misses
+// is second.
 func ranks(p float64) []float64 { return []float64{p, (1 - p) / 3, (1 - p) / 8, (1 - p) / 16} }
 
-// shared is a machine of two processors that target and draft share, in units of a plain step, after measurements of the
-// demonstration models: a plain step beside a draft takes more than twice its time, and the one behind it is slower too.
+// shared is a machine of two processors that target and draft share, in units of a plain step, after measurements of
+// the demonstration models: a plain step beside a draft takes more than twice its time, and the one after it is
+// slower too.
 func shared() *world {
 	return &world{
-		verify: func(rows int) float64 { return 0.84 + 0.16*float64(rows) },
-		draft:  func(block int) float64 { return 1.2 + 0.055*float64(block) },
-		strain: 1.3, after: 0.4, noise: 0.3, rng: rand.New(rand.NewPCG(1, 2)),
+		verify:     func(rows int) float64 { return 0.84 + 0.16*float64(rows) },
+		draft:      func(block int) float64 { return 1.2 + 0.055*float64(block) },
+		probeExtra: 1.3, after: 0.4, noise: 0.3, rng: rand.New(rand.NewPCG(1, 2)),
 	}
 }
 
@@ -44,9 +46,9 @@ func (w *world) ask(m *Model, t text) float64 {
 	return spent
 }
 
-// TestRegretOfTexts: questions and tool calls, which the draft knows by heart, take turns with functions, of which it knows how
-// they begin. Lengths and rates are those of the demonstration models. A function is best decoded plainly behind its first
-// round; the others must not suffer for what functions teach.
+// TestRegretOfTexts: questions and tool calls, which the draft predicts exactly, take turns with functions, of which it
+// predicts how they begin. Lengths and rates are those of the demonstration models. A function is best decoded plainly
+// after its first round; the others must not suffer for what functions teach.
 func TestRegretOfTexts(t *testing.T) {
 	rates := []float64{.3, .45, .55, .6, .65, .72}
 	slack := map[byte]float64{'f': 1.03, 'q': 1.04, 'c': 1.04}
@@ -66,7 +68,8 @@ func TestRegretOfTexts(t *testing.T) {
 				case 'c':
 					x = text{tokens: 25, lead: 25, known: .97}
 				case 'f':
-					x = text{tokens: 10 + int(50*w.rng.ExpFloat64()), lead: 5 + w.rng.IntN(6), known: .93, rate: rates[w.rng.IntN(len(rates))]}
+					x = text{tokens: 10 + int(50*w.rng.ExpFloat64()), lead: 5 + w.rng.IntN(6), known: .93,
+						rate: rates[w.rng.IntN(len(rates))]}
 				}
 				spent[kind] += w.ask(m, x)
 				if kind == 'f' {
@@ -85,7 +88,8 @@ func TestRegretOfTexts(t *testing.T) {
 	}
 }
 
-// TestGoodLater: a draft that knows the second half of a text is taken up there, also on a worker that has seen it fail often.
+// TestGoodLater: a draft that predicts the second half of a text is taken up there, also on a worker that has seen it
+// fail often.
 func TestGoodLater(t *testing.T) {
 	w := shared()
 	m := calibrated(w)
@@ -107,50 +111,50 @@ func TestGoodLater(t *testing.T) {
 	}
 }
 
-// TestTries: where target and draft share processors, trials are rounds that wait for the draft, else soundings; on a draft that
-// is hopeless they become rare.
+// TestTries: where target and draft share processors, trials are rounds that wait for the draft, else probes; on a
+// draft that is hopeless they become rare.
 func TestTries(t *testing.T) {
 	for _, test := range []struct {
-		name   string
-		strain float64
-		rate   float64
-		sounds bool
+		name       string
+		probeExtra float64
+		rate       float64
+		sounds     bool
 	}{{"shared", 1.3, .6, false}, {"apart", 0, .6, true}, {"hopeless", 1.3, .05, true}} {
 		t.Run(test.name, func(t *testing.T) {
 			w := shared()
-			w.strain = test.strain
+			w.probeExtra = test.probeExtra
 			w.truth = ranks(test.rate)
 			w.says = w.truth
 			m := calibrated(w)
 			p := m.NewRequest(worldBlock, worldRows, nil)
 			w.run(p, 1000)
-			soundings, rounds := 0, 0
+			probes, rounds := 0, 0
 			const tokens = 5000
 			for done := 0; done < tokens; {
 				p.m.credit = math.Inf(1) // the gap alone decides
 				plan := p.Next(100, worldBlock, 0)
 				switch {
 				case plan.Sound:
-					soundings++
+					probes++
 				case plan.Kind != Plain:
 					rounds++
 				}
 				_, n := w.round(p, plan, tokens-done)
 				done += n
 			}
-			t.Logf("%d soundings, %d rounds", soundings, rounds)
-			if test.sounds != (soundings > rounds) {
-				t.Errorf("%d soundings, %d rounds", soundings, rounds)
+			t.Logf("%d probes, %d rounds", probes, rounds)
+			if test.sounds != (probes > rounds) {
+				t.Errorf("%d probes, %d rounds", probes, rounds)
 			}
-			if most := tokens / mostGap * 3 / 2; test.rate < .1 && soundings+rounds > most {
-				t.Errorf("a hopeless draft is tried %d times in %d tokens, want at most %d", soundings+rounds, tokens, most)
+			if most := tokens / mostGap * 3 / 2; test.rate < .1 && probes+rounds > most {
+				t.Errorf("a hopeless draft is tried %d times in %d tokens, want at most %d", probes+rounds, tokens, most)
 			}
 		})
 	}
 }
 
-// TestRightSoundings: requests that begin with a sounding which was right as far as it went do not make later ones begin so.
-func TestRightSoundings(t *testing.T) {
+// TestRightProbes: requests that begin with a probe which was right as far as it went do not make later ones begin so.
+func TestRightProbes(t *testing.T) {
 	w := shared()
 	w.truth = ranks(1)
 	w.says = w.truth

@@ -2,8 +2,9 @@ package auto
 
 import "github.com/tandem-inference/tandem/services/ddtree"
 
-// Held reports whether a request that is yet to begin, at a context of length tokens and with a largest useful block of limit rows, is
-// going to be decoded without the draft at first. Such a draft is told nothing of the request until it is asked.
+// Held reports whether a request that is yet to begin, at a context of length tokens and with a largest useful block of
+// limit rows, is going to be decoded without the draft at first. No features are sent to such a draft until it
+// is asked.
 func (p *Policy) Held(length, limit int) bool {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
@@ -11,7 +12,7 @@ func (p *Policy) Held(length, limit int) bool {
 	if block < 2 {
 		return true
 	}
-	if p.m.costs.plainRound(length) == 0 || !p.m.prefixes.knows(&p.opening, p.stands) {
+	if p.m.costs.plainRound(length) == 0 || !p.m.priors.has(&p.promptPrefix, p.last) {
 		return false
 	}
 	best, _, _ := p.drafted(block, length)
@@ -19,7 +20,8 @@ func (p *Policy) Held(length, limit int) bool {
 	return without
 }
 
-// compare gives the outlook of the best plan with a draft, and whether decoding without it, at token seconds a token, is the better way.
+// compare returns the outlook of the best plan with a draft, and whether decoding without it, at token seconds a token,
+// is better.
 func (p *Policy) compare(best estimate, token float64) (outlook float64, without bool) {
 	need := stay / token
 	if p.plain {
@@ -29,21 +31,21 @@ func (p *Policy) compare(best estimate, token float64) (outlook float64, without
 	return outlook, outlook < need
 }
 
-// hold begins decoding without the draft: a request waits longer before it tries the draft where those that began alike lost by it.
+// hold begins decoding without the draft. A request whose prior is against the draft waits longer before it tries it.
 func (p *Policy) hold() {
 	p.least = leastGap
-	if p.m.prefixes.knows(&p.opening, p.stands) {
-		p.m.prefixes.rest(&p.opening, p.stands)
+	if p.m.priors.has(&p.promptPrefix, p.last) {
+		p.m.priors.rest(&p.promptPrefix, p.last)
 		p.least = lateGap
 	}
 	p.gap = max(p.gap, p.least)
 }
 
-// instead plans a trial in a round of a request that decoding without the draft, at token seconds a token, serves better than the
-// best of the other plans, which is expected to bring outlook tokens a second. Now and then the draft is tried all the same, for it
-// may have become good: by a sounding, or by a round of that plan where the two models take so much from each other that waiting for
-// the draft is cheaper.
-func (p *Policy) instead(best estimate, sound Plan, token, outlook float64, length, limit int) (trial Plan, ok bool) {
+// instead plans a trial in a round of a request that decoding without the draft, at token seconds a token, serves
+// better than the best of the other plans, which is expected to bring outlook tokens a second. Now and then the draft
+// is tested all the same, because it may have improved: by a probe, or by a round of that plan where the two models
+// take so much from each other that waiting for the draft is cheaper.
+func (p *Policy) instead(best estimate, probe Plan, token, outlook float64, length, limit int) (trial Plan, ok bool) {
 	if p.tried {
 		p.tried = false
 		if best.speed()*token < hopeless {
@@ -52,38 +54,40 @@ func (p *Policy) instead(best estimate, sound Plan, token, outlook float64, leng
 			p.gap = p.least
 		}
 	}
-	cost, blind := p.soundCost(sound.Block), best.seconds-best.tokens*token
+	cost, blind := p.expectedProbeCost(probe.Block), best.seconds-best.tokens*token
 	if p.since < p.gap || !p.affords(min(cost, best.seconds*(1-outlook*token)), length) {
 		return trial, false
 	}
 	p.since, p.trying = 0, true
-	if full := min(p.block, p.maxRows); sound.Block > 1 && limit >= full && (p.m.costs.doubtful(full, length) || p.m.costs.doubtfulDraft(full)) {
-		// The times that speak against the draft are from the start or old: the whole block is measured, waited for.
+	if full := min(p.block, p.maxRows); probe.Block > 1 && limit >= full &&
+		(p.m.costs.doubtful(full, length) || p.m.costs.doubtfulDraft(full)) {
+		// The times against the draft are from the start or old: the whole block is measured in a round that waits for it.
 		return Plan{Kind: Chain, Block: full, Budget: full - 1, Trial: true}, true
 	}
 	if blind >= cost {
-		return sound, true
+		return probe, true
 	}
-	if p.m.sounded > 0 { // or one dear hour would rule soundings out for good
-		p.m.sounded += forget * (soundShare*p.m.costs.draft(sound.Block) - p.m.sounded)
+	if p.m.probeCost > 0 { // or one slow hour would rule probes out for good
+		p.m.probeCost += forget * (probeCostShare*p.m.costs.draft(probe.Block) - p.m.probeCost)
 	}
 	p.speed = best.speed()
 	return best.plan, true
 }
 
-// measure is a round for a time that is hardly known and may keep the better plan from being taken: a plain step, or the draft's whole
-// block. What is used anyway measures itself. ok is false while there is none, or the ledger does not pay for it.
+// measure plans a round for a time that is hardly known and may hide the better plan: a plain step, or the draft's
+// whole block. Plans in use measure themselves. ok is false while there is none, or the ledger does not pay for it.
 func (p *Policy) measure(block, length int, best estimate) (plan Plan, ok bool) {
 	c := &p.m.costs
 	if c.doubtful(1, length) {
-		// It costs a step and brings a token, which the best plan makes in less.
+		// It costs a step and commits one token, which the best plan does in less time.
 		if cost := c.plainRound(length) - 1/best.speed(); p.affords(cost, length) {
 			p.charge(cost, length)
 			return Plan{Kind: Plain}, true
 		}
 		return Plan{}, false
 	}
-	if block < min(p.block, p.maxRows) || best.plan.Kind == Tree || best.plan.Block == block || !c.doubtful(block, length) && !c.doubtfulDraft(block) {
+	if block < min(p.block, p.maxRows) || best.plan.Kind == Tree || best.plan.Block == block ||
+		!c.doubtful(block, length) && !c.doubtfulDraft(block) {
 		return Plan{}, false
 	}
 	if !p.affords(c.draft(block)+c.round(block, length)-1/best.speed(), length) {
@@ -93,62 +97,64 @@ func (p *Policy) measure(block, length int, best estimate) (plan Plan, ok bool) 
 	return Plan{Kind: Chain, Block: block, Budget: block - 1, Trial: true}, true
 }
 
-// reprice drops what was concluded from times that turned out far too long: which requests lose by drafting, and how promises are kept.
+// reprice drops the conclusions from times that turned out far too long: priors, calibration and the costs of probes.
 func (m *Model) reprice() {
-	clear(m.prefixes.index)
-	m.prefixes.all = m.prefixes.all[:0]
-	m.promises, m.losing, m.sounded, m.wasted = [standings]gauge{}, rate{}, 0, 0
+	clear(m.priors.index)
+	m.priors.all = m.priors.all[:0]
+	m.calibration, m.losing, m.probeCost, m.wasted = [outcomes]gauge{}, rate{}, 0, 0
 }
 
-// trialShare is the part of the time of plain rounds that may be spent on soundings and trials.
+// trialShare is the part of the time of plain rounds that may be spent on probes and trials.
 func (m *Model) trialShare() float64 {
 	if m.wasted < wastedTrials {
-		return probeShare
+		return mostTrialShare
 	}
 	return wastedShare
 }
 
-// affords reports whether the ledger allows a trial at a cost. What is dearer than a full ledger is allowed by a full one.
+// affords reports whether the ledger allows a trial at a cost. A cost above the ledger's bound is allowed by a
+// full ledger.
 func (p *Policy) affords(cost float64, length int) bool {
 	return p.m.credit >= min(cost, p.ceiling(length))
 }
 
-// soundCost is what a sounding is expected to cost.
-func (p *Policy) soundCost(block int) float64 {
-	if p.m.sounded > 0 {
-		return p.m.sounded
+// expectedProbeCost is the expected cost of a probe in seconds.
+func (p *Policy) expectedProbeCost(block int) float64 {
+	if p.m.probeCost > 0 {
+		return p.m.probeCost
 	}
-	return soundShare * p.m.costs.draft(block)
+	return probeCostShare * p.m.costs.draft(block)
 }
 
-// soundFirst decides how a request starts of which nothing is known. A first round costs a draft's time and a wide step for one
-// token when the draft turns out not to know this text; a sounding costs the draft's time when it does.
-func (p *Policy) soundFirst(first estimate, plainCost float64) bool {
+// probeFirst decides whether a request without a prior starts with a probe. A first round costs a draft's time and a
+// wide step for one token when the draft predicts the text badly; a probe costs the draft's time when it predicts
+// it well.
+func (p *Policy) probeFirst(first estimate, plainCost float64) bool {
 	draft := p.m.costs.draft(first.plan.Block)
 	if draft == 0 {
 		return false // its first round measures it
 	}
-	losing := p.m.losing.mean(1 - prior)
+	losing := p.m.losing.mean(1 - defaultRate)
 	blind := losing * (first.seconds - plainCost)
-	return (1-losing)*draft+p.soundCost(first.plan.Block) < blind
+	return (1-losing)*draft+p.expectedProbeCost(first.plan.Block) < blind
 }
 
-// charge books the cost of a sounding or trial (or, below 0, its gain). Debt ends at one round of the dearest plan: a proposal
-// that hung for a second must not silence drafting for a minute.
+// charge books the cost of a probe or trial (or, below 0, its gain). Debt ends at one round of the most expensive plan:
+// a proposal that hung for a second must not silence drafting for a minute.
 func (p *Policy) charge(cost float64, length int) {
 	debt := p.m.costs.draft(p.block) + p.m.costs.round(p.maxRows, length)
 	p.m.credit = max(min(p.m.credit-cost, p.ceiling(length)), -debt)
 }
 
-// Sounded ends a sounding at a context of length tokens. chain is the proposal, nil when none came. Its first tested nodes were
-// compared with what the target chose, in plain steps and perhaps in one verify step of the rest; path are those of them that
-// it chose, root first. chain is cut to what was tested.
+// Sounded ends a probe at a context of length tokens. chain is the proposal, nil when none came. Its first tested nodes
+// were compared with what the target chose, in plain steps and perhaps in one verify step of the rest; path are those
+// of them that it chose, root first. chain is cut to what was tested.
 func (p *Policy) Sounded(chain *ddtree.Tree, tested int, path []int32, length int) {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
-	p.charge(p.strain, length)
-	follow(&p.m.sounded, clamp(p.strain, leastSounding, outlier*max(p.m.sounded, p.m.costs.draft(p.block))))
-	p.strain = 0
+	p.charge(p.probeExtra, length)
+	follow(&p.m.probeCost, clamp(p.probeExtra, leastProbeCost, outlier*max(p.m.probeCost, p.m.costs.draft(p.block))))
+	p.probeExtra = 0
 	p.cut = -1
 	if chain == nil || tested == 0 {
 		return

@@ -1,5 +1,5 @@
 // Package lookup proposes what followed when the newest tokens of a text stood in it before: prompt lookup. Code that
-// is edited, sources that are quoted and names that come again are foretold without a model; verification keeps the
+// is edited, sources that are quoted and names that come again are predicted without a model; verification keeps the
 // output exact.
 //
 // An Index answers after every token: of all earlier occurrences of the last n tokens, n from MaxGram down to MinGram,

@@ -4,7 +4,7 @@ import "math/bits"
 
 const (
 	// MinGram and MaxGram are the fewest and most tokens that an occurrence is found by. One token says little: on texts
-	// of the demonstration models it foretells the next in 2 of 10 cases, two tokens in 6 of 10.
+	// of the demonstration models it predicts the next in 2 of 10 cases, two tokens in 6 of 10.
 	MinGram, MaxGram = 2, 6
 	// MaxMatched bounds Matched: longer ones foretell no better.
 	MaxMatched = 32
@@ -17,7 +17,7 @@ const (
 type Index struct {
 	tokens  []int32
 	tables  [grams]table
-	source  int // position behind the occurrence that the newest tokens repeat, 0 = none
+	source  int // position after the occurrence that the newest tokens repeat, 0 = none
 	matched int // tokens before source that are equal to the newest ones
 }
 
@@ -88,7 +88,7 @@ func (x *Index) Propose(out []int32, n int) []int32 {
 	return out
 }
 
-// Behind appends to out the n tokens that are expected behind path, which is one token at least and assumed to follow
+// Behind appends to out the n tokens that are expected after path, which is one token at least and assumed to follow
 // the text: those that followed the latest occurrence in the text of the newest tokens, path included. matched is the
 // length of the match, 0 when there is none. What path adds to the text is not looked up, and the index stays as it is.
 // out may be path.
@@ -126,7 +126,7 @@ func (x *Index) Behind(path, out []int32, n int) (_ []int32, matched int) {
 	return out, matched
 }
 
-// newest is the token of text and path behind which there are i others.
+// newest is the token of text and path after which there are i others.
 func (x *Index) newest(path []int32, i int) int32 {
 	if i < len(path) {
 		return path[len(path)-1-i]

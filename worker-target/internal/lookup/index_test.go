@@ -112,7 +112,7 @@ func TestBehindEqualsSearch(t *testing.T) {
 			want = append(want, follow(all, source, 30)...)
 		}
 		if m != matched || !slices.Equal(got, want) {
-			t.Fatalf("%v, %v: %v behind a match of %d, want %v, %d", text, path, got, m, want, matched)
+			t.Fatalf("%v, %v: %v after a match of %d, want %v, %d", text, path, got, m, want, matched)
 		}
 		check(t, &x, text)
 	})

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// copies makes what lookup sees of n tokens of a text: a match begins behind starts of the tokens without one, its next token is
-// right with the chance that right gives for its length, and a wrong one ends it.
+// copies makes what lookup sees of n tokens of a text: a match begins after starts of the tokens without one, its next
+// token is right with the chance that right gives for its length, and a wrong one ends it.
 func copies(rng *rand.Rand, n int, starts float64, right func(matched int) float64) []Look {
 	looked := make([]Look, n)
 	matched := 0
@@ -32,7 +32,7 @@ func (w *world) read(p *Policy, looked []Look) (total float64, rounds [kinds]int
 		var took float64
 		var tokens int
 		if plan.Kind == Lookup {
-			took, tokens = w.lookUp(looked, plan.Budget)
+			took, tokens = w.lookupRound(looked, plan.Budget)
 			p.Observe(&Round{Plan: plan, Length: 100, Rows: plan.Block, Verify: ms(took)})
 		} else {
 			took, tokens = w.round(p, plan, len(looked))
@@ -46,7 +46,7 @@ func (w *world) read(p *Policy, looked []Look) (total float64, rounds [kinds]int
 }
 
 // lookUp is one round with a proposal of k tokens: its time and the tokens it commits.
-func (w *world) lookUp(looked []Look, k int) (took float64, tokens int) {
+func (w *world) lookupRound(looked []Look, k int) (took float64, tokens int) {
 	for tokens < min(k, len(looked)-1) && looked[tokens].Right {
 		tokens++
 	}
@@ -60,7 +60,7 @@ func (w *world) readFixed(looked []Look, k int) (total float64) {
 		if looked[0].Matched == 0 {
 			n = 0
 		}
-		took, tokens := w.lookUp(looked, n)
+		took, tokens := w.lookupRound(looked, n)
 		total += took
 		looked = looked[tokens:]
 	}
@@ -92,7 +92,8 @@ func TestRegretWithLookup(t *testing.T) {
 		for name, verify := range map[string]func(int) float64{"flat": flat, "medium": medium, "steep": steep} {
 			t.Run(test.name+", "+name, func(t *testing.T) {
 				const n = 6000
-				w := &world{verify: verify, draft: dear, truth: test.truth, says: test.truth, strain: .5, rng: rand.New(rand.NewPCG(1, 2))}
+				w := &world{verify: verify, draft: dear, truth: test.truth, says: test.truth, probeExtra: .5,
+					rng: rand.New(rand.NewPCG(1, 2))}
 				looked := copies(w.rng, n, test.starts, test.right)
 				best := w.fixed(Plan{}, n)
 				block := 0
@@ -117,7 +118,7 @@ func TestRegretWithLookup(t *testing.T) {
 	}
 }
 
-// TestUselessLookup: short requests on a worker that knows its lookups to be useless lose next to nothing.
+// TestUselessLookup: short requests on a worker whose lookups are known to be useless lose next to nothing.
 func TestUselessLookup(t *testing.T) {
 	w := &world{verify: medium, rng: rand.New(rand.NewPCG(3, 4))}
 	m := calibrated(w)
@@ -149,7 +150,7 @@ func TestLookupFollowsChanges(t *testing.T) {
 	}
 }
 
-func TestForetoldNoAllocation(t *testing.T) {
+func TestLookupNoAllocation(t *testing.T) {
 	w := &world{verify: medium, rng: rand.New(rand.NewPCG(1, 1))}
 	p := calibrated(w).NewRequest(0, worldRows, nil)
 	looked := []Look{{Matched: 3, Right: true}, {Matched: 4, Right: true}, {Matched: 5}}

@@ -12,17 +12,17 @@ const (
 	// memory of running rates, in observations: a request follows a change within its last 16 rounds, a worker within 400.
 	requestMemory = 16
 	workerMemory  = 400
-	// What the last claimMemory proposals claim of themselves, corrected by what became of such claims, counts as much as
-	// claimWeight times as many tests: a proposal that is right by luck seldom looks sure of itself.
+	// What the last claimMemory proposals claim of themselves, corrected by what became of such claims, count as much as
+	// claimWeight times as many tests: a proposal that is right by luck seldom has high probabilities.
 	claimMemory, claimWeight = 2, 2
 	// branches is the part of what the draft's first choice misses that a tree is assumed to hold.
 	branches = 1.0 / 3
-	// seedWeight is how many promised nodes the worker's gauges count in a new request.
+	// seedWeight is how many predicted nodes the worker's gauges count in a new request.
 	seedWeight = 6
 	// minRate and maxRate bound the rate assumed at a depth that a request has not seen.
 	minRate, maxRate = 0.02, 0.995
-	// prior is the acceptance assumed of a draft of which nothing is known: worth a try, soon corrected.
-	prior, priorWeight = 0.7, 2
+	// defaultRate is the acceptance rate assumed of a new draft: high enough for a try, soon corrected.
+	defaultRate, defaultWeight = 0.7, 2
 )
 
 // rate is a running share of hits.
@@ -48,9 +48,9 @@ func (r *rate) fade(keep float64) {
 	r.seen *= keep
 }
 
-// gauge compares what the draft promised of nodes whose parents were accepted with how many of them were.
+// gauge compares predicted with accepted counts: of nodes whose parents were accepted, or of tokens of rounds.
 type gauge struct {
-	promised, accepted float64
+	predicted, accepted float64
 }
 
 // classEdges divide the log-probabilities of a node given its parent.
@@ -87,18 +87,18 @@ func (s *shape) read(t *ddtree.Tree) {
 	}
 }
 
-// beliefs are what is known of a draft's quality.
-type beliefs struct {
+// acceptance holds the estimates of a draft's quality.
+type acceptance struct {
 	chain, tree [depths]rate
-	claims      [depths]rate // of a request: what the draft says of its own chain
-	// Marginals of a block draft hold for its own chain; on branches they promise too much. So each has its own gauges.
+	claims      [depths]rate // of a request: the draft's probabilities of its own chain
+	// Marginals of a block draft hold for its own chain; on branches they predict too much. So each has its own gauges.
 	onChain, offChain [classes]gauge
 	treeRows          float64 // running mean of the rows of a cut tree, 0 = none yet
 }
 
-// fresh is what a new request starts with: the worker's gauges, and no rates of its own.
-func (b *beliefs) fresh() beliefs {
-	s := beliefs{treeRows: b.treeRows}
+// fresh returns the start of a new request: the worker's gauges, and no rates of its own.
+func (b *acceptance) fresh() acceptance {
+	s := acceptance{treeRows: b.treeRows}
 	for i := range classes {
 		s.onChain[i] = b.onChain[i].seed()
 		s.offChain[i] = b.offChain[i].seed()
@@ -111,10 +111,10 @@ type rates struct {
 	chain, tree [depths]float64
 }
 
-// workerRates are those of all requests. A depth that was hardly seen leans on the one before; a tree holds the chain, so
-// what is unknown of trees leans on the chain's rate and a part of what it misses.
-func (b *beliefs) workerRates(out *rates) {
-	lean := prior
+// workerRates are those of all requests. A depth that was hardly seen leans on the one before; a tree holds the chain,
+// so an unknown rate of trees leans on the chain's rate and a part of what it misses.
+func (b *acceptance) workerRates(out *rates) {
+	lean := defaultRate
 	for d := range depths {
 		out.chain[d] = b.chain[d].mean(lean)
 		lean = out.chain[d]
@@ -122,10 +122,10 @@ func (b *beliefs) workerRates(out *rates) {
 	}
 }
 
-// requestRates are those of a request with the beliefs b on a worker with the rates base. What the request has not seen leans
-// on the worker's rate, scaled by how the request does at the depth before: texts differ in how well a draft knows them, and
-// a text that it gets wrong at the first position it gets wrong at the later ones too.
-func (b *beliefs) requestRates(base, out *rates) {
+// requestRates are those of a request with the estimates b on a worker with the rates base. A depth that the request
+// has not seen leans on the worker's rate, scaled by the request's rate at the depth before: texts differ in how well a
+// draft predicts them, and a text that it predicts badly at the first position it predicts badly at the later ones too.
+func (b *acceptance) requestRates(base, out *rates) {
 	lean(&b.chain, &b.claims, 0, &base.chain, &out.chain)
 	lean(&b.tree, &b.claims, branches, &base.tree, &out.tree)
 }
@@ -143,7 +143,7 @@ func lean(own, claims *[depths]rate, more float64, base, out *[depths]float64) {
 
 // mean of a running rate that leans on another where it has seen little.
 func (r rate) mean(lean float64) float64 {
-	return (r.hits + lean*priorWeight) / (r.seen + priorWeight)
+	return (r.hits + lean*defaultWeight) / (r.seen + defaultWeight)
 }
 
 // expected is 1 + sum of products of the first n rates: tokens a round commits, bonus included.
@@ -157,13 +157,13 @@ func expected(rates *[depths]float64, n int) float64 {
 }
 
 func (g gauge) seed() gauge {
-	if g.promised <= seedWeight {
+	if g.predicted <= seedWeight {
 		return g
 	}
-	return gauge{promised: seedWeight, accepted: g.accepted * seedWeight / g.promised}
+	return gauge{predicted: seedWeight, accepted: g.accepted * seedWeight / g.predicted}
 }
 
-func (b *beliefs) gauge(s *shape, t *ddtree.Tree, i int32) (g *gauge, w float32) {
+func (b *acceptance) gauge(s *shape, t *ddtree.Tree, i int32) (g *gauge, w float32) {
 	w = t.Logprobs[i] - t.Logprobs[t.Parents[i]]
 	if s.onChain[i] {
 		return &b.onChain[class(w)], w
@@ -172,14 +172,14 @@ func (b *beliefs) gauge(s *shape, t *ddtree.Tree, i int32) (g *gauge, w float32)
 }
 
 // conditional is the corrected probability of node i given that its parent is accepted.
-func (b *beliefs) conditional(s *shape, t *ddtree.Tree, i int32) float64 {
-	const weight = 1 // of the assumption that the draft is right about itself, in promised nodes
+func (b *acceptance) conditional(s *shape, t *ddtree.Tree, i int32) float64 {
+	const weight = 1 // of the assumption that the draft is well calibrated, in predicted nodes
 	g, w := b.gauge(s, t, i)
-	return min(1, math.Exp(float64(w))*(g.accepted+weight)/(g.promised+weight))
+	return min(1, math.Exp(float64(w))*(g.accepted+weight)/(g.predicted+weight))
 }
 
-// claim takes in what a proposal says of the draft's own chain.
-func (b *beliefs) claim(rates []float64) {
+// claim adds the probabilities of a proposal's own chain.
+func (b *acceptance) claim(rates []float64) {
 	for d := range depths {
 		b.claims[d].fade(1 - 1.0/claimMemory)
 	}
@@ -188,11 +188,11 @@ func (b *beliefs) claim(rates []float64) {
 	}
 }
 
-// observe learns from one verified tree. cut is the corrected probability of the first node that was cut from the draft's
-// chain, below 0 when none was: where the walk came to the cut, it stands for the test that was not made. Without it, a
-// draft that is only asked for what it is sure of would look good at depths that it is never let near.
-func (b *beliefs) observe(s *shape, t *ddtree.Tree, path []int32, cut, memory float64) {
-	// Every rate fades, tested or not: what has not been seen for long leans on its neighbours again.
+// observe learns from one verified tree. cut is the corrected probability of the first node that was cut from the
+// draft's chain, below 0 when none was: where the walk came to the cut, it stands for the test that was not made.
+// Without it, a draft of which only confident nodes are kept would look good at depths that are always cut.
+func (b *acceptance) observe(s *shape, t *ddtree.Tree, path []int32, cut, memory float64) {
+	// Every rate fades, tested or not: a rate that was not tested for long leans on its neighbours again.
 	keep := 1 - 1/memory
 	for d := range depths {
 		b.chain[d].fade(keep)
@@ -221,7 +221,7 @@ func (b *beliefs) observe(s *shape, t *ddtree.Tree, path []int32, cut, memory fl
 			continue
 		}
 		g, w := b.gauge(s, t, i)
-		g.promised = g.promised*keep + math.Exp(float64(w))
+		g.predicted = g.predicted*keep + math.Exp(float64(w))
 		g.accepted *= keep
 		if slices.Contains(path, i) {
 			g.accepted++

@@ -2,7 +2,7 @@ package auto
 
 import "github.com/tandem-inference/tandem/services/ddtree"
 
-// Look is one committed token as prompt lookup saw it before it came.
+// Look is one committed token as prompt lookup predicted it.
 type Look struct {
 	Matched int  // tokens of the match, 0 = there was none
 	Right   bool // the token is the one that followed the match
@@ -13,20 +13,22 @@ var matchedEdges = [...]int{3, 4, 5, 6, 8, 12, 16, 24}
 
 const matches = len(matchedEdges) + 1
 
-// matchPriors are assumed of a worker that has seen nothing: what functions and tool calls of the demonstration models show.
-var matchPriors = [matches]float64{.5, .6, .7, .75, .8, .85, .88, .9, .95}
+// matchDefaults are assumed of a new worker: the values of functions and tool calls of the
+// demonstration models.
+var matchDefaults = [matches]float64{.5, .6, .7, .75, .8, .85, .88, .9, .95}
 
 const (
-	// matchWeight is how many tests a prior counts, ownWeight what the worker knows of a class in a new request. Requests are
-	// short, and one text that repeats itself makes long matches look better than they are: less weight costs functions 3 %.
+	// matchWeight is how many tests a default counts, ownWeight how many the worker's rate of a class counts in a new
+	// request. Requests are short, and one text that repeats itself makes long matches look better than they are: less
+	// weight costs functions 3 %.
 	matchWeight, ownWeight = 4, 16
-	// mostAssumed of what a request has not shown itself, for the same reason.
+	// mostAssumed bounds a rate that a request has not shown itself, for the same reason.
 	mostAssumed = 0.92
 	// A request follows a change within so many matches, its pace within so many tokens; workerMemory holds for a worker.
 	matchMemory, paceMemory = 64, 64
 	// paceWeight is how many plain rounds the worker's pace counts in a new request.
 	paceWeight = 8
-	// leastGain in tokens is what a proposal must promise beyond plain decoding.
+	// leastGain in tokens is the least predicted gain of a proposal over plain decoding.
 	leastGain = 0.02
 )
 
@@ -39,16 +41,17 @@ func matchClass(matched int) int {
 	return len(matchedEdges)
 }
 
-// looks are what is known of prompt lookup. The position in a proposal needs no rates of its own: a token behind j right ones of a
-// proposal stands behind a match that is j tokens longer.
-type looks struct {
+// lookups holds the estimates of prompt lookup. The position in a proposal needs no rates of its own: a token after j
+// right ones of a proposal has a match that is j tokens longer.
+type lookups struct {
 	right [matches]rate
-	all   gauge // right ones against those that the worker's rates promised
+	all   gauge // right ones against those that the worker's rates predicted
 	pace  pace
 }
 
-// pace is how fast decoding without a draft is, plain and lookup as they serve best, against plain decoding alone. It is counted
-// along every text, whatever is really done: what lookup would have proposed and how much of it was right is known for nothing.
+// pace is how fast decoding without a draft is, plain and lookup as they serve best, against plain decoding alone. It
+// is counted along every text, whatever plan runs: what lookup would have proposed, and how much of it was right, is
+// known without running it.
 type pace struct {
 	tokens, rounds float64 // rounds in units of a plain one
 }
@@ -62,30 +65,31 @@ func (c *pace) mean(lean float64) float64 {
 	return (c.tokens + lean*paceWeight) / (c.rounds + paceWeight)
 }
 
-// shadow is the round that decoding without a draft would be in.
+// shadow is the hypothetical round of decoding without a draft.
 type shadow struct {
 	left int // tokens that it may still commit
-	// What the tokens of the round in work would have been: their number, and plain rounds' worth of decoding without a draft.
+	// The tokens of the current round: their number, and the plain rounds that decoding without a draft would have taken.
 	tokens int
 	rounds float64
 }
 
-// matchRates are chances that the token after a match comes again, by the match's class.
+// matchRates are the probabilities that the token after a match comes again, by the match's class.
 func (p *Policy) matchRates(out *[matches]float64) {
-	scale := (p.looks.all.accepted + matchWeight) / (p.looks.all.promised + matchWeight)
+	scale := (p.lookups.all.accepted + matchWeight) / (p.lookups.all.predicted + matchWeight)
 	for i := range out {
-		base := p.m.looks.right[i].weigh(matchPriors[i], matchWeight)
-		out[i] = p.looks.right[i].weigh(clamp(base*scale, minRate, mostAssumed), ownWeight)
+		base := p.m.lookups.right[i].weigh(matchDefaults[i], matchWeight)
+		out[i] = p.lookups.right[i].weigh(clamp(base*scale, minRate, mostAssumed), ownWeight)
 	}
 }
 
-// bare is the speed of decoding without a draft in units of plain decoding, at least 1: where lookup does not pay it is not used.
+// bare is the speed of decoding without a draft in units of plain decoding, at least 1: where lookup does not pay it is
+// not used.
 func (p *Policy) bare() float64 {
-	return max(1, p.looks.pace.mean(p.m.looks.pace.mean(1)))
+	return max(1, p.lookups.pace.mean(p.m.lookups.pace.mean(1)))
 }
 
-// reach finds the length of a proposal behind a match, at most most tokens, that gains most where a second is worth speed tokens:
-// tokens committed less those that its time is worth. 0 when that is no more than a plain round gains.
+// reach returns the lookup proposal, at most most tokens, that gains most where a second is worth speed tokens:
+// committed tokens less speed times its time. It returns a plain round when no proposal gains more than one.
 func (p *Policy) reach(rates *[matches]float64, matched, most, length int, speed float64) (best estimate) {
 	c := &p.m.costs
 	plain := c.plainRound(length)
@@ -110,10 +114,10 @@ func (p *Policy) reach(rates *[matches]float64, matched, most, length int, speed
 	return best
 }
 
-// Prolong is how many tokens of lookup, at most most, are worth their rows behind leaf, which ends a draft's proposal as it is going to be
-// verified; lookup goes on there behind a match of matched tokens. They come for nothing where the draft has proposed all that it
-// can: what it is sure of to the end of its block often goes on beyond it. At other nodes lookup is no second opinion: in a simulation
-// of the demonstration texts on two processors rows for what it says there against the draft cost tool calls 3 %.
+// Prolong returns how many lookup tokens (at most most) to append after leaf, the last node of the proposal; matched is
+// the length of lookup's match there. They need no draft time where the draft has filled its block, and a text that is
+// predicted to the end of the block often goes on beyond it. At other nodes lookup does not pay: in a simulation of the
+// demonstration texts on two processors, rows for its own choice against the draft's cost tool calls 3 %.
 func (p *Policy) Prolong(t *ddtree.Tree, leaf int32, matched, most, length int) (n int) {
 	if p.speed == 0 || matched == 0 {
 		return 0
@@ -138,7 +142,7 @@ func (p *Policy) Prolong(t *ddtree.Tree, leaf int32, matched, most, length int) 
 	return n
 }
 
-// Foretold learns from the tokens of a round, in order, in a context of length tokens before it.
+// Foretold learns from the tokens of a round, in order; length is the context before it.
 func (p *Policy) Foretold(looked []Look, length int) {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
@@ -160,29 +164,29 @@ func (p *Policy) Foretold(looked []Look, length int) {
 			p.shadow.left = 0
 		}
 		if plain > 0 {
-			p.looks.pace.add(rounds, paceMemory)
-			p.m.looks.pace.add(rounds, workerMemory)
+			p.lookups.pace.add(rounds, paceMemory)
+			p.m.lookups.pace.add(rounds, workerMemory)
 		}
 		if l.Matched == 0 {
 			continue
 		}
 		i := matchClass(l.Matched)
-		p.looks.all.fade(1 - 1.0/matchMemory)
-		p.looks.all.promised += p.m.looks.right[i].weigh(matchPriors[i], matchWeight)
+		p.lookups.all.fade(1 - 1.0/matchMemory)
+		p.lookups.all.predicted += p.m.lookups.right[i].weigh(matchDefaults[i], matchWeight)
 		if l.Right {
-			p.looks.all.accepted++
+			p.lookups.all.accepted++
 		}
 		for _, b := range []struct {
 			r      *rate
 			memory float64
-		}{{&p.looks.right[i], matchMemory}, {&p.m.looks.right[i], workerMemory}} {
+		}{{&p.lookups.right[i], matchMemory}, {&p.m.lookups.right[i], workerMemory}} {
 			b.r.fade(1 - 1/b.memory)
 			b.r.add(l.Right)
 		}
 	}
 }
 
-// add takes in one token and what the rounds that end with it took.
+// add counts one token and the rounds that end with it.
 func (c *pace) add(rounds, memory float64) {
 	c.fade(1 - 1/memory)
 	c.tokens++
@@ -190,7 +194,7 @@ func (c *pace) add(rounds, memory float64) {
 }
 
 func (g *gauge) fade(keep float64) {
-	g.promised *= keep
+	g.predicted *= keep
 	g.accepted *= keep
 }
 
@@ -199,7 +203,7 @@ func (r rate) weigh(lean, weight float64) float64 {
 	return (r.hits + lean*weight) / (r.seen + weight)
 }
 
-// Bare plans a round for which there is no draft: plain, or what followed a match of so many tokens.
+// Bare plans a round for which there is no draft: plain, or a lookup after a match of so many tokens.
 func (p *Policy) Bare(length, limit, matched int) Plan {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
@@ -211,11 +215,11 @@ func (p *Policy) without(length, limit, matched int) Plan {
 	if matched == 0 || plain == 0 {
 		return Plan{Kind: Plain}
 	}
-	return p.look(limit, matched, length, p.bare()/plain).plan
+	return p.lookupPlan(limit, matched, length, p.bare()/plain).plan
 }
 
-// look is the best round without a draft where a second is worth speed tokens.
-func (p *Policy) look(limit, matched, length int, speed float64) estimate {
+// lookupPlan is the best round without a draft where a second is worth speed tokens.
+func (p *Policy) lookupPlan(limit, matched, length int, speed float64) estimate {
 	if matched == 0 {
 		return estimate{plan: Plan{Kind: Plain}, tokens: 1, seconds: p.m.costs.plainRound(length)}
 	}
@@ -224,19 +228,19 @@ func (p *Policy) look(limit, matched, length int, speed float64) estimate {
 	return p.reach(&rates, matched, min(limit, p.maxRows)-1, length, speed)
 }
 
-// bareRound is what a round of so many rows costs among others without a draft.
+// bareRound is the time of a round of so many rows among other rounds without a draft.
 func (c *costs) bareRound(rows, length int) float64 {
-	s := c.step(rows+c.company(), length)
+	s := c.step(rows+c.otherRows(), length)
 	if s == 0 {
 		return 0
 	}
 	return max(s-c.reload(length)+c.hop, c.plainRound(length))
 }
 
-// reload is what a step of any width costs more beside a draft, which the table knows, than among others without one: weights that
-// left the caches are read again.
+// reload is the extra time of a step of any width beside a draft, as in the table, over one among steps without:
+// weights that left the caches are read again.
 func (c *costs) reload(length int) float64 {
-	if p := c.plain[bucket(length)]; p > 0 && c.company() == 0 {
+	if p := c.plain[bucket(length)]; p > 0 && c.otherRows() == 0 {
 		return max(0, c.step(1, length)-p)
 	}
 	return 0

@@ -8,28 +8,28 @@ import (
 )
 
 func TestPrefixesAreBounded(t *testing.T) {
-	s := newPrefixes()
+	s := newPriors()
 	first := s.open([]int32{1, 2, 3, 4})
-	for i := range int32(3 * mostPrefixes) {
+	for i := range int32(3 * mostPriors) {
 		s.add(&first, untried, 30, 90) // in use all the time
 		o := s.open([]int32{-1, i, i, i, i, i, i, i})
 		s.add(&o, untried, 30, 10)
-		if len(s.all) > mostPrefixes || len(s.index) != len(s.all) {
-			t.Fatalf("%d prefixes, %d of them found by their hash, want at most %d", len(s.all), len(s.index), mostPrefixes)
+		if len(s.all) > mostPriors || len(s.index) != len(s.all) {
+			t.Fatalf("%d prefixes, %d of them found by their hash, want at most %d", len(s.all), len(s.index), mostPriors)
 		}
 	}
-	if !s.knows(&first, untried) {
+	if !s.has(&first, untried) {
 		t.Error("a prefix in use was forgotten")
 	}
 	old := s.open([]int32{-1, 0, 0, 0, 0, 0, 0, 0})
-	if s.knows(&old, untried) {
+	if s.has(&old, untried) {
 		t.Error("the oldest prefix is still known")
 	}
 }
 
 // TestPrefixesLean: requests lean on the longest prefix that they share with others, and what those saw counts once.
 func TestPrefixesLean(t *testing.T) {
-	s := newPrefixes()
+	s := newPriors()
 	prompt := func(tail int32) []int32 {
 		p := make([]int32, 20)
 		p[10] = tail
@@ -43,24 +43,25 @@ func TestPrefixesLean(t *testing.T) {
 	fresh, foreign, short := s.open(prompt(3)), s.open([]int32{7, 7, 7, 7, 7}), s.open([]int32{0, 0})
 	for _, test := range []struct {
 		name   string
-		o      opening
+		o      promptPrefix
 		lo, hi float64
 	}{
-		{"good", good, 2.9, 3}, {"bad", bad, .5, .6}, {"as both begin", fresh, 1.4, 2.1}, {"foreign", foreign, 1.5, 1.5}, {"short", short, 1.5, 1.5},
+		{"good", good, 2.9, 3}, {"bad", bad, .5, .6}, {"as both begin", fresh, 1.4, 2.1}, {"foreign", foreign, 1.5, 1.5},
+		{"short", short, 1.5, 1.5},
 	} {
 		if got := s.mean(&test.o, untried, 1.5); got < test.lo || got > test.hi {
 			t.Errorf("%s: %.2f, want %.2f to %.2f", test.name, got, test.lo, test.hi)
 		}
 	}
 	one := s.open(make([]int32, 64))
-	s = newPrefixes()
-	s.add(&one, untried, prefixWeight, 0)
+	s = newPriors()
+	s.add(&one, untried, priorWeight, 0)
 	if got := s.mean(&one, untried, 2); got != 1 {
 		t.Errorf("one round in five prefixes: %v, want that of one round, 1", got)
 	}
 }
 
-// TestPrefixFollowsChanges: requests that begin alike lose clearly less than requests that share no beginning, while their
+// TestPrefixFollowsChanges: requests with one prefix lose clearly less than requests that share no prefix, while their
 // draft is bad, after it has become good, and after it has become bad again. They start as the draft last was.
 func TestPrefixFollowsChanges(t *testing.T) {
 	const tokens, seeds = 60, 4
@@ -100,18 +101,18 @@ func TestPrefixFollowsChanges(t *testing.T) {
 	}
 	alike, startsBad, startsGood := measure(func(int32) []int32 { return []int32{1, 2, 3, 4, 5, 6, 7, 8} })
 	apart, _, _ := measure(func(request int32) []int32 { return []int32{-request, 2, 3, 4, 5, 6, 7, 8} })
-	t.Logf("lost in %d runs, by requests that begin alike %.3f, by others %.3f", seeds, alike, apart)
+	t.Logf("lost in %d runs, by requests with one prefix %.3f, by others %.3f", seeds, alike, apart)
 	const clearly = 0.9
 	if alike.bad > clearly*apart.bad || alike.good > clearly*apart.good || alike.badAgain > clearly*apart.badAgain {
-		t.Errorf("requests that begin alike lost %.3f, others %.3f", alike, apart)
+		t.Errorf("requests with one prefix lost %.3f, others %.3f", alike, apart)
 	}
 	if startsBad > 0 || startsGood < seeds {
 		t.Errorf("%d of %d start with a draft that was bad, %d with one that was good", startsBad, seeds, startsGood)
 	}
 }
 
-// TestColdStart: the first proposal of all takes as long as a draft needs that has just started; requests that begin like the one that
-// waited for it are not held back for that.
+// TestColdStart: the first proposal of all takes as long as a draft needs that has just started; requests with the
+// prefix of the one that waited for it are not held back for that.
 func TestColdStart(t *testing.T) {
 	w := shared()
 	w.noise = 0
@@ -123,7 +124,8 @@ func TestColdStart(t *testing.T) {
 	var b ddtree.Builder
 	w.truth, w.says = ranks(1), ranks(.95)
 	w.propose(&tree, &b, plan)
-	p.Observe(&Round{Plan: plan, Length: 100, Rows: tree.Len(), Verify: ms(w.verify(tree.Len())), CatchUp: ms(200), Tree: &tree, Path: w.walk(&tree)})
+	p.Observe(&Round{Plan: plan, Length: 100, Rows: tree.Len(), Verify: ms(w.verify(tree.Len())), CatchUp: ms(200),
+		Tree: &tree, Path: w.walk(&tree)})
 	w.run(p, 40)
 	p = m.NewRequest(worldBlock, worldRows, prompt)
 	if held, plan := p.Held(100, worldBlock), p.Next(100, worldBlock, 0); held || !plan.Kind.Drafts() {
@@ -131,14 +133,14 @@ func TestColdStart(t *testing.T) {
 	}
 }
 
-// TestHeld: a request is held back from its draft where those that began alike lost by drafting, and only there; what is told before the
-// first round is what that round then does.
+// TestHeld: a request is held back from its draft where those with its prefix lost by drafting, and only there; what is
+// told before the first round is what that round then does.
 func TestHeld(t *testing.T) {
 	w := shared()
 	m := calibrated(w)
 	good, bad, foreign := []int32{1, 1, 1, 1}, []int32{2, 2, 2, 2}, []int32{3, 3, 3, 3}
 	if m.NewRequest(worldBlock, worldRows, bad).Held(100, worldBlock) {
-		t.Error("held back by a worker that knows nothing")
+		t.Error("held back by a worker without measurements")
 	}
 	for range 40 {
 		w.ask(m, text{tokens: 60, lead: 60, known: .97, prompt: good})
@@ -163,7 +165,8 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// TestPrefixInASlowMinute: while rounds draft, no plain step shows that the machine has become slow; good drafts must not look bad for it.
+// TestPrefixInASlowMinute: while rounds draft, no plain step shows that the machine has become slow; good drafts must
+// not look bad for it.
 func TestPrefixInASlowMinute(t *testing.T) {
 	w := shared()
 	w.noise = 0
