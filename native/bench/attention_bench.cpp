@@ -14,6 +14,7 @@
 #include "cpu/attention.h"
 #include "cpu/cpu_features.h"
 
+using tnd::ThreadPool;
 using namespace tnd::cpu;
 
 namespace {

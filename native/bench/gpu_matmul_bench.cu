@@ -23,10 +23,10 @@
 #include "../tests/matmul_reference.h"
 #include "cpu/cpu_features.h"
 #include "cpu/matmul.h"
-#include "gpu/matmul.h"
-#include "gpu/matmul_layout.h"
-#include "gpu/repack.h"
-#include "gpu/runtime.h"
+#include "gpu/matmul/matmul.h"
+#include "gpu/matmul/matmul_layout.h"
+#include "gpu/matmul/repack.h"
+#include "gpu/runtime/runtime.h"
 
 #if defined(TND_BENCH_CUBLAS)
 #include <cublas_v2.h>
@@ -140,7 +140,7 @@ std::vector<float> cpu_products(DType type, const std::vector<uint8_t>& file, in
                                 int rows) {
   cpu::isa_force(cpu::Isa::kScalar);
   const uint64_t kk = static_cast<uint64_t>(k);
-  cpu::ThreadPool pool(0);
+  ThreadPool pool(0);
   const auto take = [](uint64_t bytes) {
     return std::unique_ptr<void, void (*)(void*)>(std::aligned_alloc(64, (bytes + 63) / 64 * 64), std::free);
   };

@@ -15,16 +15,16 @@
 #include <utility>
 #include <vector>
 
-#include "engine/tree.h"
-#include "gpu/attention.h"
-#include "gpu/delta.h"
-#include "gpu/delta_chunk.h"
-#include "gpu/kv.h"
-#include "gpu/norm.h"
-#include "gpu/rope.h"
-#include "gpu/runtime.h"
-#include "gpu/sample.h"
-#include "gpu/swiglu.h"
+#include "gpu/attention/attention.h"
+#include "gpu/attention/kv.h"
+#include "gpu/attention/rope.h"
+#include "gpu/delta/delta.h"
+#include "gpu/delta/delta_chunk.h"
+#include "gpu/norm/norm.h"
+#include "gpu/norm/swiglu.h"
+#include "gpu/runtime/runtime.h"
+#include "gpu/sample/sample.h"
+#include "roles/tree.h"
 
 using namespace tnd;
 using namespace tnd::gpu;

@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <functional>
 
-#include "gpu/runtime_mma.h"
+#include "gpu/runtime/runtime_mma.h"
 #include "gpu_probe.h"
 
 namespace tnd::bench {

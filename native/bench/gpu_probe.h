@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu/runtime.h"
+#include "gpu/runtime/runtime.h"
 
 namespace tnd::bench {
 

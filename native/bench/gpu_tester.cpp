@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "engine/tree.h"
-#include "gpu/delta.h"
-#include "gpu/matmul.h"
-#include "gpu/matmul_layout.h"
-#include "gpu/repack.h"
+#include "gpu/delta/delta.h"
+#include "gpu/matmul/matmul.h"
+#include "gpu/matmul/matmul_layout.h"
+#include "gpu/matmul/repack.h"
 #include "gpu_probe.h"
+#include "roles/tree.h"
 
 namespace {
 
@@ -174,7 +174,7 @@ void matmul_table(gpu::Stream& stream, const gpu::DeviceInfo& info, double copy)
   }
 }
 
-// Both forms of the delta rule, as in a layer of the 27B; which one a step takes is in gpu/delta.h.
+// Both forms of the delta rule, as in a layer of the 27B; which one a step takes is in gpu/delta/delta.h.
 bool delta_table(gpu::Stream& stream, const gpu::DeviceInfo& info) {
   constexpr DeltaShape kShape{16, 48};
   constexpr int kLayers = 24, kMost = 23, kRuns = 10;  // states of all layers are larger than caches of 64 MB

@@ -22,9 +22,9 @@
 namespace {
 
 using tnd::DType;
+using tnd::ThreadPool;
 using tnd::cpu::MatmulJob;
 using tnd::cpu::PackedWeight;
-using tnd::cpu::ThreadPool;
 
 struct Options {
   int threads = 2;

@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "gpu/breakdown.h"
-#include "gpu/timeline.h"
+#include "gpu/runtime/breakdown.h"
+#include "gpu/runtime/timeline.h"
 #include "gpu_probe.h"
 #include "rates.h"
 

@@ -8,9 +8,9 @@
 #include <random>
 #include <vector>
 
+#include "core/thread_pool.h"
 #include "cpu/cpu_features.h"
 #include "cpu/sample.h"
-#include "cpu/thread_pool.h"
 
 using namespace tnd;
 using namespace tnd::cpu;

@@ -1,4 +1,4 @@
-# libamdsim.so: the calls of HIP over a simulator of AMD's processors (amdsim/), which runs libtandem_hip.so where no card
+# libamdsim.so: the calls of HIP over a simulator of AMD's processors (sim/amd/), which runs libtandem_hip.so where no card
 # is. Built by name: cmake --build native/build --target amdsim. By the clang that compiles the kernels, whose llvm-objdump
 # decodes them; gcc 12 does not take comparisons in lambdas that are template arguments.
 set(tools "")
@@ -21,13 +21,13 @@ if(NOT rocm STREQUAL /usr)
 endif()
 set(objects "")
 foreach(name inst wave scalar vector compare matrix memory device hip amdsim_test)
-  set(source ${CMAKE_CURRENT_SOURCE_DIR}/amdsim/${name}.cpp)
+  set(source ${CMAKE_CURRENT_SOURCE_DIR}/sim/amd/${name}.cpp)
   set(object ${CMAKE_CURRENT_BINARY_DIR}/amdsim/${name}.o)
   add_custom_command(OUTPUT ${object}
     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/amdsim
     COMMAND ${TND_HIP_CLANG} ${options} "-DTND_AMDSIM_LLVM=\"${tools}\"" -I${CMAKE_CURRENT_SOURCE_DIR}
       -I${CMAKE_CURRENT_SOURCE_DIR}/src -MD -MF ${object}.d -c ${source} -o ${object}
-    DEPENDS ${source} DEPFILE ${object}.d COMMENT "Compiling amdsim/${name}.cpp" VERBATIM)
+    DEPENDS ${source} DEPFILE ${object}.d COMMENT "Compiling sim/amd/${name}.cpp" VERBATIM)
   list(APPEND objects ${object})
 endforeach()
 list(POP_BACK objects test)

@@ -1,4 +1,4 @@
-# libtandem_emu.so: the GPU source (src/gpu) on the host emulation of src/gpu/emu, and the tests that run on it.
+# libtandem_emu.so: the GPU source (src/gpu) on the host emulation of sim/host, and the tests that run on it.
 #
 # Kernels (*.cu) are compiled as C++ through one generated file each, since the same .cu may be compiled for a vendor in
 # this build too. tests/gpu_<name>_test.cpp may hold kernels and becomes gpu_<name>_test; the engine's own tests become
@@ -8,13 +8,14 @@ if(NOT TND_EMU)
   return()
 endif()
 
-file(GLOB kernels CONFIGURE_DEPENDS src/gpu/*.cu)
-file(GLOB emulation CONFIGURE_DEPENDS src/gpu/emu/*.cpp)
+file(GLOB kernels CONFIGURE_DEPENDS src/gpu/*/*.cu)
+file(GLOB emulation CONFIGURE_DEPENDS sim/host/*.cpp)
 set(wrapped "")
 foreach(kernel IN LISTS kernels)
   get_filename_component(name ${kernel} NAME_WE)
+  file(RELATIVE_PATH path ${CMAKE_CURRENT_SOURCE_DIR}/src ${kernel})
   set(wrapper ${CMAKE_CURRENT_BINARY_DIR}/emu/${name}_emu.cpp)
-  file(CONFIGURE OUTPUT ${wrapper} CONTENT "#include \"gpu/${name}.cu\"\n")
+  file(CONFIGURE OUTPUT ${wrapper} CONTENT "#include \"${path}\"\n")
   list(APPEND wrapped ${wrapper})
 endforeach()
 
@@ -29,10 +30,10 @@ if(TND_SANITIZE)
 endif()
 
 add_library(tandem_emu_kernels OBJECT ${wrapped} ${emulation})
-target_include_directories(tandem_emu_kernels PRIVATE include src)
+target_include_directories(tandem_emu_kernels PRIVATE include src ${CMAKE_CURRENT_SOURCE_DIR})
 target_compile_definitions(tandem_emu_kernels PRIVATE TND_GPU_EMU)
 target_compile_options(tandem_emu_kernels PRIVATE ${TND_EMU_OPTIONS})
-set_source_files_properties(src/gpu/emu/mma.cpp PROPERTIES COMPILE_OPTIONS -O3)
+set_source_files_properties(sim/host/mma.cpp PROPERTIES COMPILE_OPTIONS -O3)
 
 set(parts tandem_host tandem_emu_kernels)
 if(TARGET tandem_gpu_host)
@@ -53,6 +54,7 @@ function(tnd_gpu_test name source vendor)
   endif()
   if(vendor STREQUAL emu)
     target_compile_definitions(${name} PRIVATE TND_GPU_EMU)
+    target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
     target_compile_options(${name} PRIVATE ${TND_EMU_OPTIONS})
     add_test(NAME ${name} COMMAND ${name} ${ARGN})
   else()

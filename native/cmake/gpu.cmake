@@ -18,15 +18,15 @@ set(TND_CUDA_ARCHS "75;80;86;89;90a;120;110;121" CACHE STRING
 set(TND_HIP_ARCHS "gfx1100;gfx1101;gfx1151;gfx1030;gfx1200;gfx1201" CACHE STRING
   "AMD processors to compile for; those that the compiler does not know are left out")
 
-option(TND_TIMELINE "CUDA kernels note when they run (src/gpu/timeline.h), for step27b_cuda --timeline" OFF)
+option(TND_TIMELINE "CUDA kernels note when they run (src/gpu/runtime/timeline.h), for step27b_cuda --timeline" OFF)
 
 # Floating point as on the host (NUMERICS.md): no contraction but by explicit fma, no fast-math, denormals kept.
 set(TND_GPU_WARNINGS -Wall -Wextra)
 if(TND_WERROR)
   list(APPEND TND_GPU_WARNINGS -Werror)
 endif()
-file(GLOB TND_GPU_KERNELS CONFIGURE_DEPENDS src/gpu/*.cu)
-file(GLOB TND_GPU_SOURCES CONFIGURE_DEPENDS src/gpu/*.cpp)
+file(GLOB TND_GPU_KERNELS CONFIGURE_DEPENDS src/gpu/*/*.cu)
+file(GLOB TND_GPU_SOURCES CONFIGURE_DEPENDS src/gpu/*/*.cpp)
 
 # The host side of src/gpu names no vendor (runtime.h), so all GPU libraries share its objects.
 if(TND_GPU_SOURCES)
@@ -78,7 +78,7 @@ if(TND_CUDA)
   # tandem_cuda_timeline compiles one file as TND_TIMELINE has all of them, so that it goes on compiling.
   function(tnd_timeline_check)
     list(APPEND TND_CUDA_COMPILE -DTND_TIMELINE)
-    tnd_gpu_object(cuda ${CMAKE_CURRENT_SOURCE_DIR}/src/gpu/swiglu.cu ${CMAKE_CURRENT_BINARY_DIR}/cuda/timeline object)
+    tnd_gpu_object(cuda ${CMAKE_CURRENT_SOURCE_DIR}/src/gpu/norm/swiglu.cu ${CMAKE_CURRENT_BINARY_DIR}/cuda/timeline object)
     add_custom_target(tandem_cuda_timeline DEPENDS ${object})
   endfunction()
   tnd_timeline_check()

@@ -4,8 +4,8 @@
 
 #include "cpu/cpu_features.h"
 #include "cpu/row_kernels.h"
-#include "engine/tree.h"
 #include "harness.h"
+#include "roles/tree.h"
 
 using namespace tnd;
 using namespace tnd::cpu;

@@ -14,9 +14,9 @@
 
 #include "core/dtype.h"
 #include "core/fp.h"
-#include "engine/roles.h"
 #include "harness.h"
 #include "models/dflash_hparams.h"
+#include "roles/roles.h"
 
 using namespace tnd;
 

@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "core/fp.h"
-#include "engine/roles.h"
-#include "engine/tree.h"
 #include "engine_util.h"
-#include "gpu/backend_gpu.h"
-#include "gpu/delta_chunk.h"
+#include "gpu/delta/delta_chunk.h"
+#include "gpu/step/backend_gpu.h"
 #include "harness.h"
 #include "matmul_reference.h"
+#include "roles/roles.h"
+#include "roles/tree.h"
 
 using namespace tnd;
 using namespace tnd::test;

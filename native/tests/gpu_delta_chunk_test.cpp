@@ -4,11 +4,11 @@
 #include <cmath>
 
 #include "core/elementary.h"
-#include "gpu/delta_chunk.h"
+#include "gpu/delta/delta_chunk.h"
 #include "gpu_ops_util.h"
 #include "harness.h"
 #if defined(TND_GPU_EMU)
-#include "gpu/delta_chunk.cuh"
+#include "gpu/delta/delta_chunk.cuh"
 #endif
 
 using namespace tnd;

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "core/fp.h"
-#include "gpu/breakdown.h"
-#include "gpu/runtime.h"
-#include "gpu/runtime_cluster.h"
-#include "gpu/runtime_mma.h"
+#include "gpu/runtime/breakdown.h"
+#include "gpu/runtime/runtime.h"
+#include "gpu/runtime/runtime_cluster.h"
+#include "gpu/runtime/runtime_mma.h"
 #include "harness.h"
 
 using namespace tnd;

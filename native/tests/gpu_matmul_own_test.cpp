@@ -7,8 +7,8 @@
 #include <limits>
 #include <memory>
 
-#include "gpu/norm.h"
-#include "gpu/swiglu.h"
+#include "gpu/norm/norm.h"
+#include "gpu/norm/swiglu.h"
 #include "gpu_matmul_util.h"
 
 namespace {

@@ -11,10 +11,10 @@
 
 #include "cpu/cpu_features.h"
 #include "cpu/matmul.h"
-#include "gpu/matmul.h"
-#include "gpu/matmul_jobs.h"
-#include "gpu/matmul_layout.h"
-#include "gpu/repack.h"
+#include "gpu/matmul/matmul.h"
+#include "gpu/matmul/matmul_jobs.h"
+#include "gpu/matmul/matmul_layout.h"
+#include "gpu/matmul/repack.h"
 #include "harness.h"
 #include "matmul_reference.h"
 
@@ -139,7 +139,7 @@ inline std::vector<float> random_input(uint64_t k, int rows, Rng& rng) {
 inline std::vector<float> wanted(const cpu::PackedWeight& w, const std::vector<float>& x, int rows) {
   const cpu::Isa before = cpu::isa();
   cpu::isa_force(cpu::Isa::kScalar);
-  cpu::ThreadPool pool(1);
+  ThreadPool pool(1);
   const cpu::ActKinds kinds = cpu::act_kind(w.type);
   const uint64_t bytes = cpu::act_bytes(w.k, rows, kinds);
   const std::unique_ptr<void, void (*)(void*)> memory(std::aligned_alloc(64, (bytes + 63) / 64 * 64), std::free);

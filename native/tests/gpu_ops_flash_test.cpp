@@ -6,8 +6,8 @@
 
 #include "core/dtype.h"
 #include "core/fp.h"
-#include "gpu/attention_flash.cuh"
-#include "gpu/kv.h"
+#include "gpu/attention/attention_flash.cuh"
+#include "gpu/attention/kv.h"
 #include "gpu_ops_util.h"
 #include "harness.h"
 

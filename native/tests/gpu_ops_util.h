@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "gpu/runtime.h"
+#include "gpu/runtime/runtime.h"
 #include "harness.h"
 
 namespace tnd::gpu_test {

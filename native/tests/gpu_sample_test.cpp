@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/tensor_view.h"
 #include "cpu/backend.h"
-#include "gguf/tensor_view.h"
 #include "harness.h"
 
 using namespace tnd;

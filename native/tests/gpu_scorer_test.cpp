@@ -11,9 +11,9 @@
 
 #include "cpu/backend.h"
 #include "cpu/cpu_features.h"
-#include "engine/roles.h"
 #include "harness.h"
 #include "models/scorer.h"
+#include "roles/roles.h"
 #include "synthetic_model.h"
 
 using namespace tnd;

@@ -1,7 +1,7 @@
 // The launches that timeline.h finds among what blocks noted. Noting itself needs a card.
 #include <cmath>
 
-#include "gpu/timeline.h"
+#include "gpu/runtime/timeline.h"
 #include "harness.h"
 
 using namespace tnd;

@@ -13,11 +13,11 @@
 namespace {
 
 using tnd::DType;
+using tnd::ThreadPool;
 using tnd::cpu::ActBuffer;
 using tnd::cpu::Isa;
 using tnd::cpu::MatmulJob;
 using tnd::cpu::PackedWeight;
-using tnd::cpu::ThreadPool;
 using tnd::test::kMatmulTypes;
 using tnd::test::Rng;
 using tnd::test::Scales;

@@ -7,6 +7,7 @@
 #include <map>
 #include <vector>
 
+#include "core/draw.h"
 #include "cpu/cpu_features.h"
 #include "cpu/math.h"
 #include "cpu/row_kernels.h"

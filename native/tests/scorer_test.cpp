@@ -19,10 +19,10 @@
 #include "cpu/cpu_features.h"
 #include "cpu/score_attention.h"
 #include "cpu/score_op.h"
-#include "engine/roles.h"
 #include "gguf/json.h"
 #include "gguf/safetensors.h"
 #include "harness.h"
+#include "roles/roles.h"
 
 using namespace tnd;
 

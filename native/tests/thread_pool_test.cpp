@@ -1,5 +1,5 @@
 // The thread pool: every task exactly once, visibility, many short regions, sleeping workers, oversubscription.
-#include "cpu/thread_pool.h"
+#include "core/thread_pool.h"
 
 #include <pthread.h>
 
@@ -10,7 +10,7 @@
 
 namespace {
 
-using tnd::cpu::ThreadPool;
+using tnd::ThreadPool;
 
 // Runs `regions` regions of changing size and checks that each task ran once in each.
 void run_regions(ThreadPool& pool, int regions, int max_tasks) {

@@ -210,9 +210,9 @@ func TestKernelsAreCalledKernels(t *testing.T) {
 	}
 }
 
-// TestSwitchesOfTheEngineAreListed: the native engine reads just the environment variables that docs/style.md names.
+// TestSwitchesOfTheEngineAreListed: the native engine and its emulation read just the environment variables that docs/style.md names.
 func TestSwitchesOfTheEngineAreListed(t *testing.T) {
-	root, files := sources(t, []string{"native/src"}, ".cpp", ".h", ".cu", ".cuh")
+	root, files := sources(t, []string{"native/src", "native/sim/host"}, ".cpp", ".h", ".cu", ".cuh")
 	read, listed := map[string]bool{}, map[string]bool{}
 	for _, file := range files {
 		data, err := os.ReadFile(filepath.Join(root, file))
@@ -232,7 +232,7 @@ func TestSwitchesOfTheEngineAreListed(t *testing.T) {
 		listed[m[1]] = true
 	}
 	if !maps.Equal(read, listed) {
-		t.Errorf("docs/style.md lists %v, native/src reads %v", slices.Sorted(maps.Keys(listed)),
+		t.Errorf("docs/style.md lists %v, the sources read %v", slices.Sorted(maps.Keys(listed)),
 			slices.Sorted(maps.Keys(read)))
 	}
 }

@@ -16,7 +16,7 @@
 #include "core/arena.h"
 #include "core/dtype.h"
 #include "core/status.h"
-#include "gguf/tensor_view.h"
+#include "core/tensor_view.h"
 
 namespace tnd {
 

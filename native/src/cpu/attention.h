@@ -18,7 +18,7 @@
 #include <cstdint>
 
 #include "core/kv_type.h"
-#include "cpu/thread_pool.h"
+#include "core/thread_pool.h"
 
 namespace tnd::cpu {
 

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/thread_pool.h"
 #include "cpu/attention.h"
 #include "cpu/matmul.h"
 #include "cpu/row_kernels.h"
 #include "cpu/sample.h"
-#include "cpu/thread_pool.h"
 
 namespace tnd::cpu {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "cpu/thread_pool.h"
+#include "core/thread_pool.h"
 
 namespace tnd::cpu {
 

@@ -33,7 +33,7 @@
 
 #include "core/dtype.h"
 #include "core/status.h"
-#include "cpu/thread_pool.h"
+#include "core/thread_pool.h"
 
 namespace tnd::cpu {
 

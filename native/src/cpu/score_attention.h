@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/thread_pool.h"
+#include "core/thread_pool.h"
 
 namespace tnd::cpu {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/status.h"
-#include "gguf/tensor_view.h"
+#include "core/tensor_view.h"
 
 namespace tnd::gguf {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "core/status.h"
+#include "core/tensor_view.h"
 #include "gguf/json.h"
-#include "gguf/tensor_view.h"
 
 namespace tnd::gguf {
 

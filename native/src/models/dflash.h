@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "core/backend.h"
-#include "engine/stats.h"
+#include "core/stats.h"
 #include "models/dflash_hparams.h"
 #include "models/layers.h"
 #include "models/rope_angles.h"

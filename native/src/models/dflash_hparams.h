@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "core/status.h"
+#include "core/tensor_view.h"
 #include "gguf/gguf.h"
 #include "gguf/safetensors.h"
-#include "gguf/tensor_view.h"
 #include "models/hparams.h"
 
 namespace tnd {

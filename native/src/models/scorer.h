@@ -18,7 +18,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/stats.h"
+#include "core/stats.h"
 #include "models/layers.h"
 
 namespace tnd {

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "core/backend.h"
-#include "engine/stats.h"
+#include "core/stats.h"
 #include "models/hparams.h"
 #include "models/weights.h"
 

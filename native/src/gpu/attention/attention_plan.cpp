@@ -1,0 +1,46 @@
+#include <algorithm>
+
+#include "gpu/attention/attention.h"
+
+namespace tnd::gpu {
+
+void AttentionStep::plan(const AttentionPlan& plan, int n_rows) {
+  rows.assign(static_cast<size_t>(n_rows), AttentionRow());
+  tails.clear();
+  bulk.clear();
+  tail.clear();
+  bulk_rows = tail_rows = 1;
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    const AttentionGroupPlan& group = plan.groups[g];
+    int apart = -1;  // open tile of bulk, of tail; -1 = none
+    int tail_apart = -1;
+    int32_t old = group.old;  // below what the rows write, and in slots of the same number
+    for (int i = 0; i < group.count; ++i) {
+      const AttentionRowPlan& in = plan.rows[group.first + i];
+      old = std::min({old, in.slot, in.past});
+    }
+    for (int i = 0; i < group.count; ++i) {
+      const int32_t row = group.first + i;
+      const AttentionRowPlan& in = plan.rows[row];
+      AttentionRow& out = rows[static_cast<size_t>(row)];
+      out = AttentionRow{
+          in.slot, in.first, in.past, in.n_tail, static_cast<int32_t>(tails.size()), static_cast<int32_t>(g)};
+      if (in.n_tail > 0) tails.insert(tails.end(), in.tail, in.tail + in.n_tail);
+      const auto put = [&](std::vector<AttentionTile>* tiles, int* open, bool shares, int* most) {
+        if (shares && *open >= 0) {
+          AttentionTile& t = (*tiles)[static_cast<size_t>(*open)];
+          *most = std::max(*most, ++t.rows);
+          return;
+        }
+        tiles->push_back(AttentionTile{row, 1, static_cast<int32_t>(g), old});
+        *open = shares ? static_cast<int>(tiles->size()) - 1 : -1;
+      };
+      // Before the tail a row's keys lie in slots of the same number, unless its own tail is very long. In the tail
+      // that holds for rows of a chain only.
+      put(&bulk, &apart, in.n_tail <= kAttentionDirect, &bulk_rows);
+      put(&tail, &tail_apart, in.n_tail == 0, &tail_rows);
+    }
+  }
+}
+
+}  // namespace tnd::gpu

@@ -1,0 +1,47 @@
+// Key/value caches of one (sequence, layer) on the device: layout, compaction, portable rows.
+//
+//   F32, F16     K and V [heads][capacity][dim]
+//   Q8_0, Q4_0   K and V [heads], each [capacity] codes of a row, then [capacity][dim / 32] scales (halves): codes of a
+//                row are 16-byte aligned and without gaps. Codes of a block: 32 int8, or 16 bytes of nibbles as in the
+//                portable form (element j low, j + 16 high).
+// A slot holds one position's row of all heads; the committed row of position p is in slot p, rows of a pending tree
+// follow in any higher slots. Values are stored with saturation, never as infinity or NaN: a masked key may meet the
+// weight zero in a matrix instruction and must not spoil other rows.
+#pragma once
+
+#include "core/backend.h"
+#include "core/kv_type.h"
+#include "gpu/runtime/runtime.h"
+
+namespace tnd::gpu {
+
+using tnd::KvType;
+
+// kv_cache_bytes is one cache (K or V) of a layer, kv_row_size a position's K and V in portable form.
+uint64_t kv_cache_bytes(const KvShape& shape, bool keys);
+uint64_t kv_row_size(const KvShape& shape);
+
+// Slots from[i] -> to[i], i ascending, from[i] >= to[i], in all caches: one launch. Each (cache, head) is moved by one
+// block in order, so sources may be earlier destinations.
+struct KvMoveArgs {
+  KvShape shape;
+  const KvCache* caches = nullptr;  // device [n_caches]
+  int n_caches = 0;
+  const int32_t* from = nullptr;   // device [max_moves]
+  const int32_t* to = nullptr;     // device [max_moves]
+  const int32_t* count = nullptr;  // device: moves in use
+};
+void launch_kv_move(Stream& stream, const KvMoveArgs& args);
+
+// Rows of slots [slot, slot + n) between a cache and portable form [n][K row [heads, dim], V row [heads, dim]] in cache
+// types (ggml blocks: scale, then codes), both on the device.
+struct KvRowsArgs {
+  KvShape shape;
+  KvCache cache;
+  int32_t slot = 0, n = 0;
+  void* rows = nullptr;  // device [n * kv_row_size], 16-byte aligned
+};
+void launch_kv_export(Stream& stream, const KvRowsArgs& args);
+void launch_kv_import(Stream& stream, const KvRowsArgs& args);
+
+}  // namespace tnd::gpu

@@ -1,0 +1,111 @@
+// Sixteen lanes a head, as the sums of the norm want it; a lane reads elements lane, lane + 16, … of its head from its
+// own part of shared memory. Heads of a row: queries, keys, values. DIM: elements of a head, 0 = any up to 512; a step
+// fetches the kernel's code from memory.
+#include "gpu/attention/kv_device.cuh"
+#include "gpu/attention/rope.h"
+#include "gpu/math/norm_device.cuh"
+
+namespace tnd::gpu {
+namespace {
+
+constexpr int kHeadsPerBlock = 8;
+
+template <int DIM>
+__global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a) {
+  TND_DYNAMIC_SHARED(float, shared);  // [heads of the block][dim]
+  let_next_start();
+  constexpr int kMostPer = (DIM > 0 ? DIM : 512) / 16;  // elements of a lane
+  const int dim = DIM > 0 ? DIM : a.kv.dim, lane = threadIdx.x % 16;
+  const int q_heads = a.q != nullptr ? a.q_heads : 0;
+  const int all = q_heads + (a.k == nullptr ? 0 : a.caches == nullptr ? 1 : 2) * a.kv.heads;
+  const int index = blockIdx.x * kHeadsPerBlock + threadIdx.x / 16;
+  const bool live = index < all;
+  const int head = live ? index : 0;  // idle lanes go along: shuffles want whole warps
+  const int64_t row = blockIdx.y;
+  float* x = shared + threadIdx.x / 16 * dim;
+
+  const bool is_q = head < q_heads, is_k = !is_q && head < q_heads + a.kv.heads;
+  const int kv_head = (head - q_heads) % a.kv.heads;
+  const int64_t q_step = a.gated ? 2 * dim : dim;
+  const float* src = is_q   ? a.q + (row * a.q_heads + head) * q_step
+                     : is_k ? a.k + (row * a.kv.heads + kv_head) * dim
+                            : a.v + (row * a.kv.heads + kv_head) * dim;
+  // Weights and plans are older than the work before.
+  const float* w = is_q ? a.q_norm : is_k ? a.k_norm : nullptr;
+  float weights[kMostPer], values[kMostPer];
+#pragma unroll
+  for (int i = 0; i < kMostPer; ++i) weights[i] = w != nullptr && lane + 16 * i < dim ? w[lane + 16 * i] : 1.0f;
+  const KvType type = static_cast<KvType>(is_k ? a.kv.k_type : a.kv.v_type);
+  KvRow cell{};
+  if (a.caches != nullptr && live && !is_q) {
+    const AttentionRow plan = a.row_plans[row];
+    const KvCache cache = load_cache(&a.caches[plan.group]);
+    cell = kv_row(type, a.kv, is_k ? cache.k : cache.v, kv_head, plan.slot);
+  }
+  wait_for_previous();
+#pragma unroll
+  for (int i = 0; i < kMostPer; ++i) values[i] = lane + 16 * i < dim ? src[lane + 16 * i] : 0.0f;
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kMostPer; ++i) sum = fmaf(values[i], values[i], sum);  // zeros beyond the end change nothing
+  const float r = 1.0f / sqrtf(fold_16(sum) / static_cast<float>(dim) + a.eps);
+#pragma unroll
+  for (int i = 0; i < kMostPer; ++i) {
+    if (lane + 16 * i < dim) x[lane + 16 * i] = w != nullptr ? values[i] * r * weights[i] : values[i];
+  }
+  const int half = a.rope_dims / 2;
+  sync_warp();  // pairs may lie in other lanes when half is no multiple of 16
+  if ((is_q || is_k) && a.rope != nullptr) {
+    const float* cos = a.rope + row * a.rope_dims;
+    const float* sin = cos + half;
+    for (int j = lane; j < half; j += 16) {
+      const float u = x[j], v = x[half + j], c = cos[j], s = sin[j];
+      x[j] = fmaf(-v, s, u * c);
+      x[half + j] = fmaf(u, s, v * c);
+    }
+  }
+  sync_warp();
+  const bool blocks = kv_quantised(static_cast<KvType>(a.kv.k_type)) || kv_quantised(static_cast<KvType>(a.kv.v_type));
+  for (int b = 0; a.caches != nullptr && blocks && b < dim / kKvBlock; ++b) {  // whole warps find the scales
+    const float u = kv_clean(x[b * kKvBlock + lane]), v = kv_clean(x[b * kKvBlock + 16 + lane]);
+    const float extreme = kv_extreme(u, v);
+    if (cell.codes != nullptr && kv_quantised(type)) kv_store_block(type, cell, b, u, v, extreme);
+  }
+  if (!live) return;
+  if (is_q) {
+    const int64_t at = (row * a.q_heads + head) * dim;
+#pragma unroll 4
+    for (int i = lane; i < dim; i += 16) {
+      if (a.q_halves) {
+        static_cast<uint16_t*>(a.q_out)[at + i] = half_saturated(x[i]);
+      } else {
+        static_cast<float*>(a.q_out)[at + i] = x[i];
+      }
+    }
+    return;
+  }
+  if (is_k) {
+    float* out = a.k + (row * a.kv.heads + kv_head) * dim;
+    for (int i = lane; i < dim; i += 16) out[i] = x[i];
+  }
+  if (a.caches == nullptr || kv_quantised(type)) return;
+  for (int i = lane; i < dim; i += 16) kv_store_plain(type, cell, i, x[i]);
+}
+
+}  // namespace
+
+void launch_heads(Stream& stream, const HeadsArgs& args) {
+  const int per_kv = args.k == nullptr ? 0 : args.caches == nullptr ? 1 : 2;
+  const int heads = (args.q != nullptr ? args.q_heads : 0) + per_kv * args.kv.heads;
+  const Dim3 grid{static_cast<unsigned>((heads + kHeadsPerBlock - 1) / kHeadsPerBlock),
+                  static_cast<unsigned>(args.rows)};
+  const unsigned bytes = kHeadsPerBlock * static_cast<unsigned>(args.kv.dim) * sizeof(float);
+  launch(stream,
+         {.grid = grid, .block = {16 * kHeadsPerBlock}, .shared_bytes = bytes, .overlap = true, .name = "heads"},
+         args.kv.dim == 256   ? heads_kernel<256>
+         : args.kv.dim == 128 ? heads_kernel<128>
+                              : heads_kernel<0>,
+         args);
+}
+
+}  // namespace tnd::gpu

@@ -1,0 +1,217 @@
+// Products for 1 to 64 rows: weights are read once, at the speed of memory.
+//
+// A block is four warps, the four lanes of the contract; it takes units of 16 outputs, one after the other. A warp
+// multiplies its super-blocks of the unit by all rows at once with int8 matrix instructions (8 columns cost what one
+// does) and hands its sums over in shared memory, where the block adds the lanes. Each warp has its own ring of
+// super-blocks, filled by asynchronous copies and running on across units, so warps wait for each other only at the end
+// of a unit, and the ring is full before the inputs of the launch are even ready (wait_for_previous).
+//
+// Bytes: the weights once; activations come from L1 and L2 (columns that do not exist are not read). Instructions per
+// 16 outputs x 32 elements and warp, sm_90, from the disassembly: see SPEED.md. More than 64 rows (where the kernels of
+// matmul_tiles.cu cannot run) go in chunks of columns as the grid's second dimension.
+#include <algorithm>
+
+#include "gpu/matmul/matmul_accumulate.h"
+#include "gpu/matmul/matmul_jobs.h"
+
+namespace tnd::gpu {
+namespace {
+
+constexpr int kLanes = 4;
+constexpr int kThreads = kLanes * TND_WARP;
+constexpr int kOuts = 16;
+constexpr int kRedPitch = kOuts + 4;  // floats; keeps the lanes of a store on different banks
+
+// Super-blocks in a warp's ring: three to four in flight are 28 to 45 KB per SM and block row at 4 blocks an SM, where
+// H200 needs 25 to 32 (gpu-notes 2.7).
+constexpr int stages(int super_bytes) {
+  return super_bytes <= 3000 ? 4 : 3;
+}
+constexpr int ring_bytes(int super_bytes) {
+  return kLanes * stages(super_bytes) * super_bytes;
+}
+constexpr int red_bytes(int cols) {
+  return kLanes * cols * kRedPitch * static_cast<int>(sizeof(float));
+}
+
+// Place of a warp in the super-blocks of its block's units.
+struct Cursor {
+  int unit, s;
+};
+
+template <class U, template <class> class TYPE, int COLS>
+TND_DEVICE void multiply_units(const MatmulJobs& args, const MatmulJob& job, int block, float* red, uint8_t* smem) {
+  using T = TYPE<U>;
+  constexpr int kStages = stages(T::kBytes);
+  constexpr int kTiles = COLS > U::kCols ? COLS / U::kCols : 1;
+  const int lane = static_cast<int>(lane_id());
+  const int k_lane = static_cast<int>(warp_id());
+  const int supers = static_cast<int>(super_blocks(args.k));
+  const int row0 = static_cast<int>(blockIdx.y) * COLS;
+  const int rows = args.rows - row0 < COLS ? args.rows - row0 : COLS;
+  uint8_t* const ring = smem + k_lane * kStages * T::kBytes;
+
+  // fetch starts the copy of the next super-block into a place of the ring; past the end it only counts.
+  Cursor next{block, k_lane};
+  const auto fetch = [&](int stage) {
+    if constexpr (U::kRing) {
+      if (next.unit < job.units && next.s < supers) {
+        const uint8_t* from = job.data + next.unit * job.unit_bytes + int64_t{next.s} * T::kBytes + lane * 16;
+        uint8_t* to = ring + stage * T::kBytes + lane * 16;
+#pragma unroll
+        for (int at = 0; at < T::kBytes; at += 512) {
+          if (at + 512 <= T::kBytes || at + lane * 16 < T::kBytes) copy_async_16(to + at, from + at);
+        }
+        next.s += kLanes;
+        if (next.s >= supers) {
+          next.s = k_lane;
+          next.unit += job.blocks;
+        }
+      }
+      copy_async_commit();
+    }
+  };
+  for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage);
+  wait_for_previous();
+
+  int stage = 0;
+  for (int unit = block; unit < job.units; unit += job.blocks) {
+    float acc[1][kTiles][U::kElems] = {};
+    for (int s = k_lane; s < supers; s += kLanes) {
+      const SuperInput in = global_input<T::kForm>(args.acts, s, row0, args.rows);
+      if constexpr (U::kRing) {
+        copy_async_wait<kStages - 2>();
+        sync_warp();  // all lanes have left the place that fetch fills next
+        fetch(stage == 0 ? kStages - 1 : stage - 1);
+        accumulate<U, TYPE, 1, kTiles>(ring + stage * T::kBytes, 0, in, lane, acc);
+        stage = stage == kStages - 1 ? 0 : stage + 1;
+      } else {
+        accumulate<U, TYPE, 1, kTiles>(job.data + unit * job.unit_bytes + int64_t{s} * T::kBytes, 0, in, lane, acc);
+      }
+    }
+    __syncthreads();  // the last unit's sums have been read
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < U::kElems; ++i) {
+        const int column = tile * U::kCols + U::column(lane, i);
+        red[(k_lane * kTiles * U::kCols + column) * kRedPitch + U::out(lane, U::out_index(i))] = acc[0][tile][i];
+      }
+    }
+    __syncthreads();
+    const int out = unit * kOuts + static_cast<int>(threadIdx.x) % kOuts;
+    for (int column = static_cast<int>(threadIdx.x) / kOuts; column < rows; column += kThreads / kOuts) {
+      constexpr int kLanePitch = kTiles * U::kCols * kRedPitch;
+      const float* l = red + column * kRedPitch + static_cast<int>(threadIdx.x) % kOuts;
+      float y = (l[0] + l[kLanePitch]) + (l[2 * kLanePitch] + l[3 * kLanePitch]);
+      if (out >= job.n) continue;
+      const int64_t at = (row0 + column) * job.y_stride + out;
+      if (job.residual != nullptr) y = job.residual[at] + y;
+      job.y[at] = y;
+    }
+  }
+}
+
+// Wide tiles need more registers, so fewer blocks fit (128, 168, 255 registers a thread).
+constexpr int blocks_per_processor(int cols) {
+  return cols <= 16 ? 4 : cols <= 32 ? 3 : 2;
+}
+
+template <class U, KernelSet SET, int COLS>
+__global__ void __launch_bounds__(kThreads, blocks_per_processor(COLS)) matmul_rows_kernel(MatmulJobs args) {
+  let_next_start();
+  TND_DYNAMIC_SHARED(uint8_t, smem);
+  constexpr int kCols = COLS > U::kCols ? COLS : U::kCols;
+  float* const red = reinterpret_cast<float*>(smem);
+  uint8_t* const rings = smem + red_bytes(kCols);
+  int block = static_cast<int>(blockIdx.x);
+  int index = 0;
+  while (block >= args.jobs[index].blocks) block -= args.jobs[index++].blocks;
+  const MatmulJob& job = args.jobs[index];
+  if constexpr (SET == KernelSet::kCommon) {
+    switch (job.type) {
+      case DType::kQ4_K:
+        return multiply_units<U, TypeQ4K, kCols>(args, job, block, red, rings);
+      case DType::kQ5_K:
+        return multiply_units<U, TypeQ5K, kCols>(args, job, block, red, rings);
+      case DType::kQ6_K:
+        return multiply_units<U, TypeQ6K, kCols>(args, job, block, red, rings);
+      default:
+        return multiply_units<U, TypeQ80, kCols>(args, job, block, red, rings);
+    }
+  } else {
+    switch (job.type) {
+      case DType::kQ4_0:
+        return multiply_units<U, TypeQ40, kCols>(args, job, block, red, rings);
+      case DType::kQ4_1:
+        return multiply_units<U, TypeQ41, kCols>(args, job, block, red, rings);
+      case DType::kQ5_0:
+        return multiply_units<U, TypeQ50, kCols>(args, job, block, red, rings);
+      case DType::kQ5_1:
+        return multiply_units<U, TypeQ51, kCols>(args, job, block, red, rings);
+      case DType::kIQ4_NL:
+        return multiply_units<U, TypeIQ4NL, kCols>(args, job, block, red, rings);
+      default:
+        return multiply_units<U, TypeIQ4XS, kCols>(args, job, block, red, rings);
+    }
+  }
+}
+
+template <class U>
+int shared_bytes(const MatmulJobs& jobs, int cols) {
+  int ring = 0;
+  for (int i = 0; i < jobs.count; ++i) ring = std::max(ring, ring_bytes(super_bytes(jobs.jobs[i].type)));
+  return red_bytes(cols) + (U::kRing ? ring : 0);
+}
+
+template <class U, KernelSet SET, int COLS>
+void launch_columns(Stream& stream, const MatmulGroup& group, MatmulJobs jobs) {
+  constexpr int kCols = COLS > U::kCols ? COLS : U::kCols;
+  const int shared = shared_bytes<U>(jobs, kCols);
+  // A block also takes 1 KB of its own; shared_per_block is 1 KB less than a processor has.
+  const int fit = std::clamp((group.shared_per_block + 1024) / (shared + 1024), 1, blocks_per_processor(COLS));
+  const int blocks = share_blocks(&jobs, fit * std::max(group.processors, 1));
+  launch(stream,
+         {.grid = {static_cast<unsigned>(blocks), static_cast<unsigned>((jobs.rows + kCols - 1) / kCols)},
+          .block = {kThreads},
+          .shared_bytes = static_cast<unsigned>(shared),
+          .overlap = true,
+          .bytes = weight_bytes_of(jobs),
+          .name = "matmul_rows"},
+         matmul_rows_kernel<U, SET, COLS>, jobs);
+}
+
+template <class U, KernelSet SET>
+void launch_set(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs) {
+  if (jobs.rows <= 8) return launch_columns<U, SET, 8>(stream, group, jobs);
+  if (jobs.rows <= 16) return launch_columns<U, SET, 16>(stream, group, jobs);
+  if constexpr (U::kCols == 8) {
+    if (jobs.rows <= 24) return launch_columns<U, SET, 24>(stream, group, jobs);
+  }
+  if constexpr (U::kCols == 8) {
+    // sm_75 has no room for 64 rows of Q8_0.
+    if (jobs.rows > 32 && shared_bytes<U>(jobs, 64) <= group.shared_per_block) {
+      return launch_columns<U, SET, 64>(stream, group, jobs);
+    }
+  }
+  launch_columns<U, SET, 32>(stream, group, jobs);
+}
+
+template <class U>
+void launch_unit(Stream& stream, const MatmulGroup& group, const MatmulJobs& jobs, KernelSet set) {
+  if (set == KernelSet::kCommon) return launch_set<U, KernelSet::kCommon>(stream, group, jobs);
+  return launch_set<U, KernelSet::kOther>(stream, group, jobs);
+}
+
+}  // namespace
+
+void launch_matmul_rows(Stream& stream, const MatmulGroup& group, MatmulJobs jobs, KernelSet set) {
+#if defined(TND_GPU_EMU)
+  if (group.unit == 1) return launch_unit<WmmaUnit<Wmma11>>(stream, group, jobs, set);
+  if (group.unit == 2) return launch_unit<WmmaUnit<Wmma12>>(stream, group, jobs, set);
+  if (group.unit == 3) return launch_unit<DotUnit>(stream, group, jobs, set);
+#endif
+  launch_unit<DeviceUnit>(stream, group, jobs, set);
+}
+
+}  // namespace tnd::gpu

@@ -1,0 +1,247 @@
+// One block a row: the row is staged in shared memory by all threads, sixteen lanes sum it in the order of the
+// contract, all threads write. The chain of dim / 16 dependent fma (320 at 5120: under a microsecond) is the price of
+// the CPU's bits; the rest is one pass over the row.
+#include "core/backend.h"
+#include "gpu/math/norm_device.cuh"
+#include "gpu/math/silu_device.h"
+#include "gpu/matmul/acts_device.h"
+#include "gpu/norm/norm.h"
+
+namespace tnd::gpu {
+namespace {
+
+constexpr int kMaxWarps = 32;
+constexpr int kHeldDim = kMaxWarps * kSuper;  // one super-block a warp
+
+// Writes super-block s of the row: plain, or prepared as matmul input.
+TND_DEVICE void store_row(const NormArgs& a, int s, const float (&v)[8]) {
+  const int row = static_cast<int>(blockIdx.x), first = s * kSuper + static_cast<int>(lane_id()) * 8;
+  if (a.forms != 0) {
+    acts_store(a.acts, a.forms, row, s, v);
+  } else if (first < a.dim) {
+    float4* to = reinterpret_cast<float4*>(a.y + int64_t{row} * a.dim + first);
+    to[0] = make_float4(v[0], v[1], v[2], v[3]);
+    to[1] = make_float4(v[4], v[5], v[6], v[7]);
+  }
+}
+
+TND_DEVICE void load_eight(float (&v)[8], const float* from, bool live) {
+  const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  const float4 a = live ? *reinterpret_cast<const float4*>(from) : zero;
+  const float4 b = live ? *reinterpret_cast<const float4*>(from + 4) : zero;
+  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+  v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+// The block's row of x.
+TND_DEVICE const float* row_of(const NormArgs& a) {
+  return a.x + (a.gather != nullptr ? a.gather[blockIdx.x] : int64_t{blockIdx.x}) * a.x_stride;
+}
+
+// Rows of at most kHeldDim: a warp holds its super-block in registers and memory is waited for once.
+__global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_held_kernel(NormArgs a) {
+  TND_DYNAMIC_SHARED(float, staged);
+  TND_SHARED(float, scale, [1]);
+  let_next_start();
+  const int s = static_cast<int>(warp_id()), first = s * kSuper + static_cast<int>(lane_id()) * 8;
+  const bool live = first < a.dim;
+  float w[8], x[8];
+  load_eight(w, a.w + first, live);
+  const float* row = row_of(a);
+  wait_for_previous();
+  load_eight(x, row + first, live);
+  if (live) {
+    float4* to = reinterpret_cast<float4*>(staged + first);
+    to[0] = make_float4(x[0], x[1], x[2], x[3]);
+    to[1] = make_float4(x[4], x[5], x[6], x[7]);
+  }
+  __syncthreads();
+  if (s == 0) {
+    const float sum = sum_squares_16(staged, a.dim);
+    if (threadIdx.x == 0) scale[0] = 1.0f / sqrtf(sum / static_cast<float>(a.dim) + a.eps);
+  }
+  __syncthreads();
+  const float r = scale[0];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = x[i] * r * w[i];
+  store_row(a, s, x);
+}
+
+// The same for rows with a scale of their own, of which there are many: two a block, whose sums run side by side.
+constexpr int kTogether = 2;
+constexpr int kStagedPad = 16;  // floats: rows of the two halves of a warp lie in different banks
+
+// Blocks that a processor should hold, which bounds the registers; before sm_80 two of 20 warps are more than it can.
+constexpr int resident(int blocks) {
+#if defined(TND_GPU_CUDA) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  return blocks > 1 ? 1 : blocks;
+#else
+  return blocks;
+#endif
+}
+
+template <int WARPS, int BLOCKS>
+__global__ void __launch_bounds__(WARPS* TND_WARP, resident(BLOCKS)) norm_scaled_kernel(NormArgs a) {
+  TND_DYNAMIC_SHARED(float, staged);
+  TND_SHARED(float, scale, [kTogether]);
+  TND_SHARED(float, maxima, [kTogether][kMaxWarps]);
+  let_next_start();
+  const int s = static_cast<int>(warp_id()), lane = static_cast<int>(lane_id()), first = s * kSuper + lane * 8;
+  const int row0 = static_cast<int>(blockIdx.x) * kTogether, stride = a.dim + kStagedPad;
+  const bool live = first < a.dim;
+  float w[8], x[kTogether][8];
+  wait_for_previous();
+#pragma unroll
+  for (int r = 0; r < kTogether; ++r) {
+    load_eight(x[r], a.x + int64_t{row0 + r} * a.x_stride + first, live && row0 + r < a.rows);
+  }
+#pragma unroll
+  for (int r = 0; r < kTogether; ++r) {
+    if (!live) continue;
+    float4* to = reinterpret_cast<float4*>(staged + r * stride + first);
+    to[0] = make_float4(x[r][0], x[r][1], x[r][2], x[r][3]);
+    to[1] = make_float4(x[r][4], x[r][5], x[r][6], x[r][7]);
+  }
+  __syncthreads();
+  if (s == 0) {
+    const int r = lane / 16;
+    const float sum = sum_squares_16(staged + r * stride, a.dim);
+    if (lane % 16 == 0) scale[r] = 1.0f / sqrtf(sum / static_cast<float>(a.dim) + a.eps);
+  }
+  load_eight(w, a.w + first, live);  // here: the sums need the registers
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < kTogether; ++r) {
+    float max = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      x[r][i] = x[r][i] * scale[r] * w[i];
+      max = larger_magnitude(max, x[r][i]);
+    }
+    max = warp_max(max);
+    if (lane == 0) maxima[r][s] = max;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < kTogether; ++r) {
+    const int warps = static_cast<int>(blockDim.x) / TND_WARP;
+    const int up = row_scale_exponent(warp_max(lane < warps ? maxima[r][lane] : 0.0f));
+    if (row0 + r >= a.rows) continue;
+    if (threadIdx.x == 0) a.acts.row_unscale[row0 + r] = power_of_two(-up);
+    store_scaled(a.acts, a.forms, row0 + r, s, x[r], power_of_two(up));
+  }
+}
+
+// Longer rows are read again from the second-level cache.
+__global__ void __launch_bounds__(kMaxWarps* TND_WARP) norm_long_kernel(NormArgs a) {
+  TND_SHARED(float, scale, [1]);
+  let_next_start();
+  wait_for_previous();
+  const float* row = row_of(a);
+  if (warp_id() == 0) {
+    const float sum = sum_squares_16(row, a.dim);
+    if (threadIdx.x == 0) scale[0] = 1.0f / sqrtf(sum / static_cast<float>(a.dim) + a.eps);
+  }
+  __syncthreads();
+  const float r = scale[0];
+  const int supers = static_cast<int>(super_blocks(a.dim));
+  const auto eight = [&](int s, float(&x)[8]) {
+    const int first = s * kSuper + static_cast<int>(lane_id()) * 8;
+    float w[8];
+    load_eight(w, a.w + first, first < a.dim);
+    load_eight(x, row + first, first < a.dim);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = x[i] * r * w[i];
+  };
+  if (needs_row_scale(a.acts, a.forms)) {
+    store_scaled_row<1>(a.acts, a.forms, static_cast<int>(blockIdx.x), supers, eight);
+    return;
+  }
+  for (int s = static_cast<int>(warp_id()); s < supers; s += kMaxWarps) {
+    float x[8];
+    eight(s, x);
+    store_row(a, s, x);
+  }
+}
+
+// A warp takes two heads, a super-block of the output: sixteen lanes a head for the sum, then eight neighbouring
+// elements a lane.
+constexpr int kGatedWarps = 4;
+constexpr int kPair = 2 * kDeltaDim;
+static_assert(kPair == kSuper);
+
+__global__ void __launch_bounds__(kGatedWarps* TND_WARP) gated_norm_kernel(GatedNormArgs a) {
+  TND_SHARED(float, rows, [kGatedWarps][kPair]);
+  let_next_start();
+  const int lane = static_cast<int>(lane_id()), pair = static_cast<int>(blockIdx.x * kGatedWarps + warp_id());
+  const int pairs = (a.heads + 1) / 2;
+  float w[8], z[8];
+  load_eight(w, a.w + lane * 8 % kDeltaDim, true);
+  wait_for_previous();
+  if (pair >= pairs) return;
+  const int row = static_cast<int>(blockIdx.y);
+  const int64_t width = int64_t{a.heads} * kDeltaDim, base = row * width + int64_t{pair} * kPair;
+  const bool live = pair * 2 + lane / 16 < a.heads;
+  load_eight(z, a.z + base + lane * 8, live);
+  float* o = rows[warp_id()];
+  float v[kDeltaDim / 16];
+#pragma unroll
+  for (int i = 0; i < kDeltaDim / 16; ++i) {
+    v[i] = live ? a.o[base + lane / 16 * kDeltaDim + lane % 16 + 16 * i] : 0.0f;
+  }
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kDeltaDim / 16; ++i) {
+    o[lane / 16 * kDeltaDim + lane % 16 + 16 * i] = v[i];
+    sum = fmaf(v[i], v[i], sum);
+  }
+  silu_all(z);
+  const float r = 1.0f / sqrtf(fold_16(sum) / static_cast<float>(kDeltaDim) + a.eps);
+  sync_warp();
+  float y[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y[i] = o[lane * 8 + i] * r * w[i] * z[i];
+  if (a.forms != 0) {
+    acts_store(a.acts, a.forms, row, pair, y);
+  } else if (live) {
+    float4* to = reinterpret_cast<float4*>(a.y + base + lane * 8);
+    to[0] = make_float4(y[0], y[1], y[2], y[3]);
+    to[1] = make_float4(y[4], y[5], y[6], y[7]);
+  }
+}
+
+}  // namespace
+
+void launch_norm(Stream& stream, const NormArgs& args) {
+  const Dim3 grid{static_cast<unsigned>(args.rows)};
+  const bool held = args.dim <= kHeldDim;
+  const unsigned warps = held ? static_cast<unsigned>(super_blocks(args.dim)) : kMaxWarps;
+  if (held && needs_row_scale(args.acts, args.forms)) {
+    launch(stream,
+           {.grid = {static_cast<unsigned>((args.rows + kTogether - 1) / kTogether)},
+            .block = {warps * TND_WARP},
+            .shared_bytes = static_cast<unsigned>(kTogether * (args.dim + kStagedPad)) * 4u,
+            .overlap = true,
+            .name = "norm"},
+           warps <= 20 ? norm_scaled_kernel<20, 2> : norm_scaled_kernel<kMaxWarps, 1>, args);
+    return;
+  }
+  const unsigned bytes = held ? static_cast<unsigned>(args.dim) * sizeof(float) : 0;
+  launch(stream, {.grid = grid, .block = {warps * TND_WARP}, .shared_bytes = bytes, .overlap = true, .name = "norm"},
+         held ? norm_held_kernel : norm_long_kernel, args);
+}
+
+void launch_gated_norm(Stream& stream, const GatedNormArgs& args) {
+  const unsigned pairs = static_cast<unsigned>((args.heads + 1) / 2);
+  const Dim3 grid{(pairs + kGatedWarps - 1) / kGatedWarps, static_cast<unsigned>(args.rows)};
+  const bool scaled = needs_row_scale(args.acts, args.forms);
+  GatedNormArgs a = args;
+  if (scaled) a.forms = 0;
+  launch(stream, {.grid = grid, .block = {kGatedWarps * TND_WARP}, .overlap = true, .name = "gated_norm"},
+         gated_norm_kernel, a);
+  if (!scaled) return;
+  const int32_t width = args.heads * kDeltaDim;
+  launch_prepare(stream, {args.y, width, args.rows, width, args.forms, args.acts});
+}
+
+}  // namespace tnd::gpu

@@ -1,0 +1,196 @@
+// Choices of tokens in kernels: what sample_sums.cu and sample.cu share. Three launches for all rows of a head:
+//   maxima   best keys of every 256 and every 1024 tokens, raw and as a choice sees them
+//   sums     sums of exponentials of every 1024 tokens, in the orders that docs/sampling.md fixes
+//   choose   one block per row: merges, lists the top, draws
+// A *key* is a logit and its token as one integer that orders by likelihood: descending logit, ties ascending token.
+// The k most likely tokens are found without reading all logits again: a value that k of the 256-token maxima reach is
+// reached by k logits, so only parts whose maximum reaches it are looked through; what reaches it is sorted. When too
+// much does (large k, flat logits), a radix select finds the exact bound instead.
+//
+// Bound: two reads of the logits from the second-level cache by all processors, then latency of the one block: a bit a
+// time for the bound, one read of some parts, chains of additions over the candidates or the blocks' sums.
+#pragma once
+
+#include "gpu/sample/sample.h"
+
+namespace tnd::gpu {
+
+inline constexpr int kPart = 256;    // tokens of a maximum
+inline constexpr int kBlock = 1024;  // tokens of a sum; of the draw, too
+inline constexpr int kPartsPerBlock = kBlock / kPart;
+inline constexpr int kRun = 64;                        // of a block's running sum one is kept every so many tokens
+inline constexpr uint32_t kKeyMinusInf = 0x007FFFFFu;  // upper half of the key of -inf
+inline constexpr float kMinTemperature = 0.001f;
+
+constexpr int64_t parts_of(int64_t vocab) {
+  return (vocab + kPart - 1) / kPart;
+}
+constexpr int64_t blocks_of(int64_t vocab) {
+  return (vocab + kBlock - 1) / kBlock;
+}
+
+// Scratch of a row, cut into arrays.
+struct Scratch {
+  uint64_t *raw_keys, *allowed_keys;          // [parts]
+  uint64_t *raw_block_keys, *allowed_blocks;  // [blocks]
+  double* weights;                            // [blocks]
+  double* runs;                               // [blocks][kBlock / kRun]: sum of the weights before a run
+  float *raw_sums, *top_sums;                 // [blocks]
+};
+constexpr uint64_t row_scratch_bytes(int64_t vocab) {
+  return static_cast<uint64_t>(parts_of(vocab) * 16 + blocks_of(vocab) * (16 + 8 + 8 * (kBlock / kRun) + 8));
+}
+TND_DEVICE Scratch scratch_of(const ChooseArgs& a, int64_t row) {
+  const int64_t parts = parts_of(a.vocab), blocks = blocks_of(a.vocab);
+  Scratch s;
+  s.raw_keys = reinterpret_cast<uint64_t*>(static_cast<uint8_t*>(a.scratch) + row * row_scratch_bytes(a.vocab));
+  s.allowed_keys = s.raw_keys + parts;
+  s.raw_block_keys = s.allowed_keys + parts;
+  s.allowed_blocks = s.raw_block_keys + blocks;
+  s.weights = reinterpret_cast<double*>(s.allowed_blocks + blocks);
+  s.runs = s.weights + blocks;
+  s.raw_sums = reinterpret_cast<float*>(s.runs + blocks * (kBlock / kRun));
+  s.top_sums = s.raw_sums + blocks;
+  return s;
+}
+
+TND_DEVICE float minus_inf() {
+  return __uint_as_float(0xFF800000u);
+}
+
+TND_DEVICE uint64_t key_of(float x, int64_t token) {
+  if (x != x) x = minus_inf();
+  const uint32_t bits = __float_as_uint(x + 0.0f);  // -0 becomes +0
+  const uint32_t ordered = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+  return static_cast<uint64_t>(ordered) << 32 | (0xFFFFFFFFu - static_cast<uint32_t>(token));
+}
+TND_DEVICE float value_of(uint64_t key) {
+  const uint32_t ordered = static_cast<uint32_t>(key >> 32);
+  return __uint_as_float((ordered & 0x80000000u) != 0 ? ordered & 0x7FFFFFFFu : ~ordered);
+}
+TND_DEVICE int32_t token_of(uint64_t key) {
+  return static_cast<int32_t>(0xFFFFFFFFu - static_cast<uint32_t>(key));
+}
+TND_DEVICE bool finite_key(uint64_t key) {
+  return static_cast<uint32_t>(key >> 32) > kKeyMinusInf;
+}
+
+TND_DEVICE uint64_t larger(uint64_t a, uint64_t b) {
+  return a > b ? a : b;
+}
+TND_DEVICE uint64_t warp_max_key(uint64_t key) {
+#pragma unroll
+  for (int mask = TND_WARP / 2; mask > 0; mask /= 2) key = larger(key, shfl_xor(key, mask));
+  return key;
+}
+
+TND_DEVICE bool bit(const uint32_t* bits, int64_t i) {
+  return (bits[i >> 5] >> (i & 31) & 1u) != 0;
+}
+
+// The logits of a row as a choice sees them.
+struct View {
+  const float* x;
+  int vocab;
+  const uint32_t* mask;   // nullptr = all allowed
+  const uint32_t* never;  // nullptr = none forbidden
+  __device__ float value(float v, int64_t token) const {
+    if (mask != nullptr && !bit(mask, token)) v = minus_inf();
+    if (never != nullptr && bit(never, token)) v = minus_inf();
+    return v;
+  }
+  __device__ uint64_t key(int64_t token) const { return key_of(value(x[token], token), token); }
+};
+TND_DEVICE View raw_view(const ChooseArgs& a, int64_t row) {
+  return View{a.logits + row * a.stride, a.vocab, nullptr, nullptr};
+}
+TND_DEVICE View allowed_view(const ChooseArgs& a, int64_t row) {
+  return View{a.logits + row * a.stride, a.vocab, a.plans[row].mask, a.never};
+}
+
+// Four logits from `token`, a multiple of four, on; rows end at a multiple of 16,
+// what lies behind the vocabulary is anything.
+TND_DEVICE float4 four_logits(const float* x, int64_t token, int vocab) {
+  return token < vocab ? *reinterpret_cast<const float4*>(x + token) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+// Best key of four tokens, 0 of those behind the vocabulary.
+TND_DEVICE uint64_t best_of_four(const View& view, const float (&v)[4], int64_t token) {
+  uint64_t best = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (token + i < view.vocab) best = larger(best, key_of(view.value(v[i], token + i), token + i));
+  }
+  return best;
+}
+
+TND_DEVICE float weight_of(float x, float max, float temperature) {
+  const float shifted = x - max;
+  return exp_f32(temperature == 1.0f ? shifted : shifted / temperature);
+}
+
+// Whether a choice takes all tokens as candidates, none by rank.
+TND_DEVICE bool takes_all(const ChooseRow& p, int vocab) {
+  return (p.wants & kWantToken) != 0 && p.temperature > 0.0f && !(p.top_k > 0 && p.top_k < vocab);
+}
+TND_DEVICE float temperature_of(const ChooseRow& p) {
+  return p.temperature > kMinTemperature ? p.temperature : kMinTemperature;
+}
+// Weights below it are dropped before the sum that comes first: that of top_p is over all.
+TND_DEVICE float first_min_p(const ChooseRow& p) {
+  return p.top_p < 1.0f ? 0.0f : p.min_p;
+}
+
+TND_DEVICE bool moves(const ChooseRow& p) {
+  return p.n_bias + p.n_history > 0;
+}
+// Steps 1 and 2 of docs/sampling.md in place, for tokens [first, first + n), whose logits are at x; `undo` keeps what
+// was there unless it is nullptr. By THREADS threads; begins and ends with a barrier.
+template <int THREADS>
+TND_OUTLINE void move_logits(const ChooseRow& p, float* x, int64_t first, int64_t n, float* undo) {
+  __syncthreads();
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < p.n_bias; i += THREADS) {
+    const int32_t token = p.bias_tokens[i];
+    const int64_t at = token - first;
+    if (at < 0 || at >= n || (i > 0 && p.bias_tokens[i - 1] == token)) continue;
+    float v = x[at];
+    if (undo != nullptr) undo[i] = v;
+#pragma unroll 1
+    for (int j = i; j < p.n_bias && p.bias_tokens[j] == token; ++j) v += p.bias_values[j];
+    x[at] = v;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int i = static_cast<int>(threadIdx.x); i < p.n_history; i += THREADS) {
+    const TokenCount h = p.history[i];
+    const int64_t at = h.token - first;
+    if (at < 0 || at >= n) continue;
+    float v = x[at];
+    if (undo != nullptr) undo[p.n_bias + i] = v;
+    if (p.repetition_penalty != 1.0f) v = v > 0.0f ? v / p.repetition_penalty : v * p.repetition_penalty;
+    v -= p.frequency_penalty * static_cast<float>(h.count);
+    v -= p.presence_penalty;
+    x[at] = v;
+  }
+  __syncthreads();
+}
+
+// Best key of a row, from its blocks, for all threads of the block.
+template <int THREADS>
+TND_OUTLINE uint64_t row_max(const uint64_t* keys, int64_t blocks) {
+  TND_SHARED(uint64_t, of_warp, [THREADS / TND_WARP]);
+  uint64_t best = 0;
+#pragma unroll 1
+  for (int64_t i = threadIdx.x; i < blocks; i += THREADS) best = larger(best, keys[i]);
+  best = warp_max_key(best);
+  __syncthreads();  // an earlier call may still be read
+  if (lane_id() == 0) of_warp[warp_id()] = best;
+  __syncthreads();
+  const int lane = static_cast<int>(lane_id());
+  return warp_max_key(lane < THREADS / TND_WARP ? of_warp[lane] : 0);
+}
+
+// The first two launches, in sample_sums.cu.
+void launch_choose_sums(Stream& stream, const ChooseArgs& args);
+
+}  // namespace tnd::gpu

@@ -1,0 +1,172 @@
+// The backend of a GPU: core/backend.h over the kernels of this folder. One class for CUDA, HIP and the emulation; it
+// names no vendor.
+//
+// Calls record (backend_record.h); sync() runs what was recorded and hands out results. Large transfers (weights,
+// snapshots, prompts' features) do not fit the step's buffers: they run what is recorded and then go through a staging
+// buffer piece by piece.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/thread_pool.h"
+#include "gpu/attention/attention.h"
+#include "gpu/delta/delta.h"
+#include "gpu/delta/delta_chunk.h"
+#include "gpu/matmul/matmul.h"
+#include "gpu/runtime/runtime.h"
+#include "gpu/sample/sample.h"
+#include "gpu/step/backend_record.h"
+
+namespace tnd::gpu {
+
+struct GpuMatrix final : Matrix {
+  DeviceWeight weight;
+};
+
+struct GpuActs final : Acts {
+  void* mem = nullptr;
+  int64_t max_k = 0;
+  InputForms forms = 0;
+  ActsView view;               // all of it, for rows of one contract
+  ActsView other;              // pairs alone, for a product that writes the next one's inputs while it reads its own
+  bool in_other = false;       // what was written last
+  mutable bool stale = false;  // not written: the norm of these rows became part of the products that read them
+};
+
+// take_aligned takes device memory at a multiple of `align` (more than Arena::kAlign).
+void* take_aligned(Arena& arena, Purpose purpose, uint64_t bytes, uint64_t align);
+
+class GpuBackend final : public Backend {
+ public:
+  GpuBackend(int device, const DeviceInfo& info, int threads);
+  ~GpuBackend() override;
+  Status open();
+
+  const char* name() const override { return api_name(); }
+  std::string numerics() const override;
+  bool prompt_bits() const override {
+    return true;
+  }  // on some devices only some kernels differ, none promises equality
+  std::string device() const override;
+  uint64_t free_bytes() const override;
+  Status allocate(uint64_t bytes, void** base) override;
+  void release(void* base) override;
+  Status matrix(const TensorView& t, Arena& arena, std::unique_ptr<Matrix>* out) override;
+  InputForms forms(const Matrix& w) const override { return act_form(w.type); }
+  void upload(float* dst, const float* src, int64_t n) override;
+  void upload_bf16(float* dst, const void* src, int64_t n) override;
+  void zero(float* dst, int64_t n) override;
+  std::unique_ptr<Acts> acts(Arena& arena, int64_t max_k, int max_rows, InputForms forms) override;
+  void plan_scratch(Arena& arena, const ScratchLimits& limits) override;
+  uint64_t kv_bytes(const KvShape& shape, bool keys) const override;
+
+  void begin_step(int prompt_rows) override { prompt_rows_ = prompt_rows; }
+  void embed(const Matrix& table, std::span<const int32_t> tokens, float* x) override;
+  void download(float* host, const float* src, int64_t n) override;
+  void download_bf16(uint16_t* host, const float* src, int64_t n) override;
+  void norm(const float* x, const float* w, float eps, int rows, int64_t dim, InputForms forms, Acts* out) override;
+  void prepare(const float* x, int64_t stride, int rows, int64_t dim, InputForms forms, Acts* out) override;
+  void norm_rows(const float* x, const float* w, float eps, int rows, int64_t dim, float* y) override;
+  void matmul(std::span<const Product> products, const Acts& in, int rows) override;
+  void swiglu(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out) override;
+  void delta_mixer(const DeltaLayer& w, int layer, std::span<const DeltaGroup> groups, int rows, const DeltaIo& io,
+                   InputForms forms, Acts* out) override;
+  void attention(const AttentionLayer& w, int layer, const AttentionPlan& plan, int rows, const AttentionIo& io,
+                 InputForms forms, Acts* out) override;
+  void copy_rows(const float* x, int64_t dim, std::span<const int32_t> rows, std::span<const int32_t> to, float* dst,
+                 int64_t dst_stride) override;
+  void head(const HeadArgs& args) override;
+  uint64_t score_kv_bytes(const AttentionLayer& w) const override;
+  void score_queries(const AttentionLayer& w, const float* rope, int rows, float* q) override;
+  void score_chunk(const AttentionLayer& w, const ScoreChunk& chunk, const AttentionIo& io, InputForms forms,
+                   Acts* out) override;
+  void score_peaks(std::span<const int32_t> query, int q_heads, float* dots, float* best, int64_t stride) override;
+  void delta_commit(const DeltaShape& shape, std::span<const DeltaState> states, std::span<const DeltaReplay> replay,
+                    std::span<const int32_t> path) override;
+  void kv_move(const KvShape& shape, std::span<const KvCache> caches, std::span<const int32_t> from,
+               std::span<const int32_t> to) override;
+  uint64_t kv_row_bytes(const KvShape& shape) const override;
+  void kv_export(const KvShape& shape, const KvCache& cache, int32_t n, void* host) override;
+  void kv_import(const KvShape& shape, const KvCache& cache, int32_t n, const void* host) override;
+  Status sync() override;
+  Status start() override;
+
+  const Recorder& recorder() const { return recorder_; }
+
+ private:
+  // Rows [first, first + rows) of an operation, which have one contract, and the inputs that they are.
+  struct Part {
+    int first = 0, rows = 0;
+    ActsView acts;
+  };
+  struct Parts {
+    Part part[2];
+    int count = 0;
+    const Part* begin() const { return part; }
+    const Part* end() const { return part + count; }
+    bool mixed() const { return count > 1; }
+  };
+  // parts returns the buffer as `rows` rows of an operation are written to it and read: rows of prompts and rows of
+  // decoding that meet in a step share its memory.
+  Parts parts(const Acts& acts, int rows) const;
+  // outputs says that `rows` rows are about to be written to it, and returns it so.
+  Parts outputs(Acts* acts, int rows) const;
+  std::unique_ptr<Acts> acts_of(Arena& arena, int64_t max_k, int max_rows, InputForms forms, bool prompts) const;
+  // norm_in_product takes the norm that was recorded last back, if the products can read its rows themselves.
+  NormInput norm_in_product(std::span<const Product> products, const Parts& in, int rows);
+  void matmul_part(std::span<const Product> products, const Part& part, const NormInput& norm);
+  // swiglu_in_product lets the product that was recorded last write its inputs, if that can be.
+  bool swiglu_in_product(const float* gate, const float* up, int rows, int64_t dim, InputForms forms, Acts* out);
+  // to_device and to_host move any number of bytes through the staging buffer, in order with what is recorded.
+  void to_device(void* dst, const void* host, uint64_t bytes);
+  void to_host(void* host, const void* src, uint64_t bytes);
+  void copy(void* dst, const void* src, uint64_t bytes);
+  void head_rows(const HeadArgs& args, const HeadRow* rows, int n);
+  void choose_rows(const HeadArgs& args, const HeadRow* rows, int n);
+  ChooseRow plan_choice(const HeadRow& row);
+
+  const int device_;
+  const DeviceInfo info_;
+  const int threads_;
+  Stream stream_;
+  Recorder recorder_;
+  std::map<void*, uint64_t> regions_;
+  uint8_t* stage_ = nullptr;             // host, for transfers that pass the step's buffers by
+  std::unique_ptr<ThreadPool> packers_;  // of weights, while a model loads
+
+  int prompt_rows_ = 0;  // of the step, its first
+  ScratchLimits limits_;
+  float* rows_ = nullptr;   // [rows, max_k]: rows between an operation and prepare
+  float* query_ = nullptr;  // [rows, q_heads * dim]
+  float* conv_ = nullptr;   // [rows, conv_dim]
+  float* gates_ = nullptr;  // [rows, 2 nv]
+  float* saved_ = nullptr;  // [kDeltaGroups, state_slots, state_elems]
+  int chunk_capacity_ = 0;  // chunks of 64 rows that chunk_scratch_ holds; 0: no chunked delta rule
+  void* chunk_scratch_ = nullptr;
+  void* attention_scratch_ = nullptr;
+  uint64_t attention_scratch_bytes_ = 0;
+  float* score_scratch_ = nullptr;
+  void* matmul_scratch_ = nullptr;
+  std::unique_ptr<Acts> head_acts_;
+  float* logits_ = nullptr;  // [head_rows, logits_stride_]
+  int64_t logits_stride_ = 0;
+  void* choose_scratch_ = nullptr;
+
+  // Plans of the operation being recorded, reused.
+  AttentionStep attention_;
+  DeltaStep delta_;
+  DeltaChunks chunks_;
+  std::vector<KvCache> caches_;
+  std::vector<AttentionRowPlan> score_rows_;
+  std::vector<DeltaStepGroup> delta_groups_;
+  std::vector<ChooseRow> choices_;
+  std::vector<std::pair<int32_t, float>> bias_;
+  std::vector<int32_t> numbers_;
+  std::vector<float> values_;
+};
+
+}  // namespace tnd::gpu

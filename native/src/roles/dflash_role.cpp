@@ -1,0 +1,435 @@
+// The draft role: sequences of cached K/V, draft_append and draft_propose over DflashModel, snapshots and export.
+//
+// Payload of a sequence of n positions: per layer n rows of K [kv_heads, dim] then V [kv_heads, dim] in cache types.
+// The identity of an export is a checksum over shapes and norms of the draft.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/crc32c.h"
+#include "models/dflash.h"
+#include "roles/roles.h"
+#include "roles/saved_sequence.h"
+
+namespace tnd {
+namespace {
+
+class DraftRole final : public Role {
+ public:
+  explicit DraftRole(const OpenContext& context) : c_(context) {}
+  ~DraftRole() override {
+    if (region_ != nullptr) c_.backend->release(region_);
+  }
+
+  Status open();
+
+  const char* role_name() const override { return "draft"; }
+  void info(tnd_info* out) const override;
+  void memory(std::vector<tnd_stat>* out) const override;
+  Status sequence_create(int32_t* sequence) override;
+  Status sequence_free(int32_t sequence) override;
+  Status sequence_length(int32_t sequence, int32_t* length) override;
+  Status sequence_truncate(int32_t sequence, int32_t length) override;
+  Status snapshot_create(int32_t sequence, int32_t* snapshot) override;
+  Status snapshot_restore(int32_t snapshot, int32_t sequence) override;
+  Status snapshot_free(int32_t snapshot) override;
+  Status export_size(int32_t sequence, uint64_t* bytes) override;
+  Status export_to(int32_t sequence, void* data, uint64_t bytes) override;
+  Status import_from(int32_t sequence, const void* data, uint64_t bytes) override;
+  Status draft_append(int32_t sequence, int32_t position, int32_t n, int32_t encoding, const void* features) override;
+  Status draft_propose(std::span<const tnd_draft_request> requests, int32_t* ids, float* logprobs) override;
+
+ private:
+  struct Sequence {
+    bool used = false;
+    int32_t length = 0;
+    std::vector<KvCache> caches;  // [layers]
+  };
+
+  Status open_files(std::unique_ptr<DflashFile>* draft, std::unique_ptr<gguf::File>* tables);
+  Status build(const DflashFile& draft, const gguf::File& tables, int32_t max_context, Arena& arena);
+  Status plan(const DflashFile& draft, const gguf::File& tables);
+  Status find(int32_t handle, Sequence** out);
+  uint64_t fingerprint(const DflashFile& draft) const;
+  static SavedParts parts(const Sequence& s, int32_t length);
+
+  OpenContext c_;
+  DflashHParams p_;
+  int32_t vocab_ = 0, max_context_ = 0, append_rows_ = 0;
+  KvShape kv_;
+  std::unique_ptr<DflashModel> model_;
+  Arena arena_;
+  void* region_ = nullptr;
+  uint64_t loaded_ = 0, load_total_ = 0;
+  std::vector<Sequence> sequences_;
+  SavedSequences saved_;
+  std::vector<DflashBlock> blocks_;
+};
+
+constexpr int32_t kMaxSequences = 4096;
+
+Status DraftRole::open_files(std::unique_ptr<DflashFile>* draft, std::unique_ptr<gguf::File>* tables) {
+  if (c_.tables_path.empty()) {
+    return Status(TND_INVALID_ARGUMENT,
+                  "tables_path is empty: a draft needs the target's GGUF for token_embd.weight and the head");
+  }
+  TND_TRY(gguf::File::open(c_.tables_path.c_str(), tables));
+  const std::string arch((*tables)->arch());
+  int32_t blocks = 0, nextn = 0;  // a file cut to the tables may lack them
+  TND_TRY((*tables)->get_i32_or(arch + ".block_count", 1, 1024, &blocks));
+  TND_TRY((*tables)->get_i32_or(arch + ".nextn_predict_layers", 0, 1024, &nextn));
+  TND_TRY(DflashFile::open(c_.model_path.c_str(), std::max(0, blocks - nextn), draft));
+  p_ = (*draft)->hparams();
+
+  const TensorView* table = (*tables)->find("token_embd.weight");
+  if (table == nullptr || table->n_dims != 2) {
+    return errorf(TND_INVALID_ARGUMENT, "%s: tensor token_embd.weight is missing", c_.tables_path.c_str());
+  }
+  if (table->ne[0] != static_cast<uint64_t>(p_.decoder.hidden)) {
+    return errorf(TND_FAILED_PRECONDITION, "%s: rows of token_embd.weight have %llu values, the draft %s has width %d",
+                  c_.tables_path.c_str(), static_cast<unsigned long long>(table->ne[0]), c_.model_path.c_str(),
+                  p_.decoder.hidden);
+  }
+  if (table->ne[1] > (1u << 28))
+    return errorf(TND_INVALID_ARGUMENT, "%s: vocabulary too large", c_.tables_path.c_str());
+  vocab_ = static_cast<int32_t>(table->ne[1]);
+  if (p_.mask_token >= vocab_) {
+    return errorf(TND_FAILED_PRECONDITION, "%s: mask token %d is beyond the %d rows of token_embd.weight in %s",
+                  c_.model_path.c_str(), p_.mask_token, vocab_, c_.tables_path.c_str());
+  }
+  // A converter in circulation writes 1e6 into drafts that were trained with the target's 1e7.
+  float theta = p_.decoder.rope_theta;
+  TND_TRY((*tables)->get_f32_or(arch + ".rope.freq_base", &theta));
+  if (theta != p_.decoder.rope_theta) {
+    char text[512];
+    std::snprintf(text, sizeof text,
+                  "%s: rope.freq_base %g differs from the target's %g; if acceptance is low the draft's converter "
+                  "wrote the wrong value",
+                  c_.model_path.c_str(), double(p_.decoder.rope_theta), double(theta));
+    c_.log(TND_LOG_WARN, text);
+  }
+  return Status();
+}
+
+Status DraftRole::build(const DflashFile& draft, const gguf::File& tables, int32_t max_context, Arena& arena) {
+  const tnd_open_options& o = c_.options;
+  WeightLoader weights(draft, *c_.backend, arena), head(tables, *c_.backend, arena);
+  weights.on_loaded = head.on_loaded = [this](uint64_t bytes) { c_.progress(loaded_ += bytes, load_total_); };
+  kv_.capacity = (max_context + p_.block + 15) / 16 * 16;
+  DflashLimits limits;
+  limits.block_rows = o.max_sequences * p_.block;
+  limits.append_rows = append_rows_;
+  limits.max_context = max_context;
+  limits.kv = kv_;
+  limits.max_top_k = o.max_top_k;
+  model_ = std::make_unique<DflashModel>(p_, *c_.backend);
+  TND_TRY(model_->load(weights, head, vocab_, arena, limits));
+  load_total_ = weights.file_bytes() + head.file_bytes();
+  sequences_.assign(static_cast<size_t>(o.max_sequences), Sequence());
+  for (Sequence& s : sequences_) {
+    for (int32_t i = 0; i < p_.decoder.n_layers; ++i) {
+      KvCache cache;
+      cache.k = arena.take(Purpose::kKv, c_.backend->kv_bytes(kv_, true));
+      cache.v = arena.take(Purpose::kKv, c_.backend->kv_bytes(kv_, false));
+      s.caches.push_back(cache);
+    }
+  }
+  return Status();
+}
+
+// Finds the context that fits, then takes the memory.
+Status DraftRole::plan(const DflashFile& draft, const gguf::File& tables) {
+  const bool asked = c_.options.max_context > 0;
+  int32_t context = asked ? c_.options.max_context : p_.decoder.context_length;
+  for (;;) {
+    Arena measure;
+    TND_TRY(build(draft, tables, context, measure));
+    if (measure.total() <= c_.memory_cap) {
+      max_context_ = context;
+      break;
+    }
+    const uint64_t per_position = measure.of(Purpose::kKv) / static_cast<uint64_t>(kv_.capacity);
+    const uint64_t over = measure.total() - c_.memory_cap;
+    const int64_t fits = context - static_cast<int64_t>(over / std::max<uint64_t>(per_position, 1)) - 16;
+    if (asked || fits < 256) {
+      return errorf(
+          TND_RESOURCE_EXHAUSTED,
+          "draft needs %llu bytes for %d sequences of %d positions (weights %llu, kv %llu, scratch %llu), the "
+          "cap is %llu: %s %lld positions would fit",
+          static_cast<unsigned long long>(measure.total()), c_.options.max_sequences, context,
+          static_cast<unsigned long long>(measure.of(Purpose::kWeights)),
+          static_cast<unsigned long long>(measure.of(Purpose::kKv)),
+          static_cast<unsigned long long>(measure.of(Purpose::kScratch)),
+          static_cast<unsigned long long>(c_.memory_cap), fits < 256 ? "not even" : "about",
+          static_cast<long long>(std::max<int64_t>(fits, 256)));
+    }
+    context = static_cast<int32_t>(fits);
+  }
+  Arena measure;
+  TND_TRY(build(draft, tables, max_context_, measure));
+  TND_TRY(c_.backend->allocate(measure.total(), &region_));
+  arena_ = Arena(region_, measure.total());
+  loaded_ = 0;
+  TND_TRY(build(draft, tables, max_context_, arena_));
+  if (arena_.total() != measure.total()) return Status(TND_INTERNAL, "memory plan of the draft changed while loading");
+  return Status();
+}
+
+Status DraftRole::open() {
+  const tnd_open_options& o = c_.options;
+  if (o.max_sequences < 1 || o.max_sequences > kMaxSequences) {
+    return errorf(TND_INVALID_ARGUMENT, "max_sequences is %d, must be 1..%d", o.max_sequences, kMaxSequences);
+  }
+  if (o.max_context < 0 || o.max_context > (1 << 28)) {
+    return errorf(TND_INVALID_ARGUMENT, "max_context is %d", o.max_context);
+  }
+  append_rows_ = std::clamp(o.max_batch_rows, 16, 1024);
+  std::unique_ptr<DflashFile> draft;
+  std::unique_ptr<gguf::File> tables;
+  TND_TRY(open_files(&draft, &tables));
+  TND_TRY(set_kv_types(o, p_.decoder.kv_heads, p_.decoder.head_dim, &kv_));
+  TND_TRY(plan(*draft, *tables));
+  saved_.init(
+      c_.backend,
+      {{'T', 'N', 'D', 'D', 'R', 'A', 'F', 'T'}, "draft sequence", "draft", fingerprint(*draft), kv_, max_context_});
+  return c_.backend->sync();
+}
+
+void DraftRole::info(tnd_info* out) const {
+  const HParams& d = p_.decoder;
+  std::snprintf(out->arch, sizeof out->arch, "%s", d.arch.c_str());
+  std::snprintf(out->name, sizeof out->name, "%s", d.name.c_str());
+  out->n_layers = d.n_layers;
+  out->layer_first = 0;
+  out->layer_last = d.n_layers;
+  out->hidden = d.hidden;
+  out->vocab = vocab_;
+  out->max_sequences = c_.options.max_sequences;
+  out->max_context = max_context_;
+  out->max_tree_rows = p_.block;
+  out->max_batch_rows = append_rows_;
+  out->max_top_k = c_.options.max_top_k;
+  out->kv_type_k = kv_.k_type;
+  out->kv_type_v = kv_.v_type;
+  out->block_size = p_.block;
+  out->mask_token = p_.mask_token;
+  out->n_capture = static_cast<int32_t>(p_.target_layers.size());
+  std::copy(p_.target_layers.begin(), p_.target_layers.end(), out->capture_layers);
+  out->feature_raw = p_.feature_raw;
+  out->feature_fused = d.hidden;
+  out->recurrent = 0;
+  out->kv_bytes_per_token = c_.backend->kv_row_bytes(kv_) * static_cast<uint64_t>(d.n_layers);
+  out->state_bytes_per_sequence = 0;
+}
+
+void DraftRole::memory(std::vector<tnd_stat>* out) const {
+  for (int i = 0; i < static_cast<int>(Purpose::kCount); ++i) {
+    tnd_stat s{};
+    std::snprintf(s.name, sizeof s.name, "%s", purpose_name(static_cast<Purpose>(i)));
+    s.value = arena_.of(static_cast<Purpose>(i));
+    out->push_back(s);
+  }
+  tnd_stat snapshots{};
+  std::snprintf(snapshots.name, sizeof snapshots.name, "snapshot_bytes");
+  snapshots.value = saved_.snapshot_bytes();
+  out->push_back(snapshots);
+}
+
+Status DraftRole::find(int32_t handle, Sequence** out) {
+  if (handle < 0 || static_cast<size_t>(handle) >= sequences_.size() || !sequences_[handle].used) {
+    return errorf(TND_NOT_FOUND, "unknown sequence %d", handle);
+  }
+  *out = &sequences_[handle];
+  return Status();
+}
+
+Status DraftRole::sequence_create(int32_t* sequence) {
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    if (sequences_[i].used) continue;
+    sequences_[i].used = true;
+    sequences_[i].length = 0;
+    *sequence = static_cast<int32_t>(i);
+    return Status();
+  }
+  return errorf(TND_RESOURCE_EXHAUSTED, "all %zu sequences are in use (max_sequences)", sequences_.size());
+}
+
+Status DraftRole::sequence_free(int32_t sequence) {
+  Sequence* s = nullptr;
+  TND_TRY(find(sequence, &s));
+  s->used = false;
+  return Status();
+}
+
+Status DraftRole::sequence_length(int32_t sequence, int32_t* length) {
+  Sequence* s = nullptr;
+  TND_TRY(find(sequence, &s));
+  *length = s->length;
+  return Status();
+}
+
+Status DraftRole::sequence_truncate(int32_t sequence, int32_t length) {
+  Sequence* s = nullptr;
+  TND_TRY(find(sequence, &s));
+  if (length < 0 || length > s->length) {
+    return errorf(TND_INVALID_ARGUMENT, "length %d of a sequence with %d positions", length, s->length);
+  }
+  s->length = length;
+  return Status();
+}
+
+// Shapes and all norms: two drafts that agree in these are the same draft.
+uint64_t DraftRole::fingerprint(const DflashFile& draft) const {
+  const int32_t shape[] = {p_.decoder.n_layers, p_.decoder.hidden, p_.decoder.kv_heads, p_.decoder.head_dim,
+                           p_.feature_raw};
+  uint32_t norms = crc32c(&p_.decoder.rope_theta, sizeof p_.decoder.rope_theta);
+  std::vector<std::string> names = {"hidden_norm.weight", "output_norm.weight"};
+  for (int32_t i = 0; i < p_.decoder.n_layers; ++i) {
+    names.push_back("blk." + std::to_string(i) + ".attn_norm.weight");
+    names.push_back("blk." + std::to_string(i) + ".attn_k_norm.weight");
+  }
+  for (const std::string& name : names) {
+    const TensorView* t = draft.find(name);
+    norms = crc32c(t->data, t->bytes, norms);
+  }
+  return static_cast<uint64_t>(crc32c(shape, sizeof shape)) << 32 | norms;
+}
+
+SavedParts DraftRole::parts(const Sequence& s, int32_t length) {
+  SavedParts out;
+  for (const KvCache& cache : s.caches) out.push_back({.cache = &cache, .n = static_cast<uint64_t>(length)});
+  return out;
+}
+
+Status DraftRole::snapshot_create(int32_t sequence, int32_t* snapshot) {
+  Sequence* s = nullptr;
+  TND_TRY(find(sequence, &s));
+  const uint64_t used = arena_.total() + saved_.snapshot_bytes();
+  const uint64_t available = used < c_.memory_cap ? c_.memory_cap - used : 0;
+  return saved_.snapshot(parts(*s, s->length), s->length, available, snapshot);
+}
+
+Status DraftRole::snapshot_restore(int32_t snapshot, int32_t sequence) {
+  Sequence* s = nullptr;
+  TND_TRY(find(sequence, &s));
+  TND_TRY(saved_.snapshot_length(snapshot, &s->length));
+  return saved_.restore(snapshot, parts(*s, s->length));
+}
+
+Status DraftRole::snapshot_free(int32_t snapshot) {
+  return saved_.free(snapshot);
+}
+
+Status DraftRole::export_size(int32_t sequence, uint64_t* bytes) {
+  Sequence* s = nullptr;
+  TND_TRY(find(sequence, &s));
+  *bytes = saved_.export_bytes(parts(*s, s->length));
+  return Status();
+}
+
+Status DraftRole::export_to(int32_t sequence, void* data, uint64_t bytes) {
+  Sequence* s = nullptr;
+  TND_TRY(find(sequence, &s));
+  return saved_.export_to(parts(*s, s->length), s->length, data, bytes);
+}
+
+Status DraftRole::import_from(int32_t sequence, const void* data, uint64_t bytes) {
+  Sequence* s = nullptr;
+  TND_TRY(find(sequence, &s));
+  TND_TRY(saved_.check_import(data, bytes, [&](int32_t n) { return parts(*s, n); }, &s->length));
+  return saved_.import_from(data, parts(*s, s->length));
+}
+
+Status DraftRole::draft_append(int32_t sequence, int32_t position, int32_t n, int32_t encoding, const void* features) {
+  const int64_t start = PhaseTimer::now();
+  Sequence* s = nullptr;
+  TND_TRY(find(sequence, &s));
+  if (n < 0 || (n > 0 && features == nullptr)) return errorf(TND_INVALID_ARGUMENT, "n is %d, features missing", n);
+  if (position != s->length) {
+    return errorf(TND_FAILED_PRECONDITION, "position %d: the sequence has %d positions, the next one is wanted",
+                  position, s->length);
+  }
+  if (n > max_context_ - position) {
+    return errorf(TND_RESOURCE_EXHAUSTED, "%d positions after %d exceed max_context %d", n, position, max_context_);
+  }
+  if (!known_features(encoding)) {
+    return errorf(TND_INVALID_ARGUMENT, "encoding %d is not one of TND_FEATURE_*", encoding);
+  }
+  const int64_t row_bytes =
+      int64_t{fused_features(encoding) ? p_.decoder.hidden : p_.feature_raw} * (bf16_features(encoding) ? 2 : 4);
+  for (int32_t done = 0; done < n;) {
+    if (c_.cancel->load(std::memory_order_relaxed)) {
+      return errorf(TND_CANCELED, "cancelled after %d of %d positions", done, n);
+    }
+    const int32_t rows = std::min(n - done, append_rows_);
+    const auto* from = static_cast<const uint8_t*>(features) + done * row_bytes;
+    model_->append(s->caches.data(), position + done, rows, encoding, from, c_.stats);
+    done += rows;
+    // A proposal comes next and is recorded while the device works on the last rows.
+    TND_TRY(done < n ? c_.backend->sync() : c_.backend->start());
+    s->length += rows;
+  }
+  c_.stats->add(Counter::kDraftAppends, static_cast<uint64_t>(n));
+  c_.stats->add(Counter::kDraftNs, static_cast<uint64_t>(PhaseTimer::now() - start));
+  return Status();
+}
+
+Status DraftRole::draft_propose(std::span<const tnd_draft_request> requests, int32_t* ids, float* logprobs) {
+  const int64_t start = PhaseTimer::now();
+  const int32_t stride = c_.options.max_top_k;
+  const int64_t per_request = int64_t{p_.block - 1} * stride;
+  if (requests.size() > sequences_.size()) {
+    return errorf(TND_INVALID_ARGUMENT, "%zu requests, max_sequences is %zu", requests.size(), sequences_.size());
+  }
+  if (requests.empty()) return Status();
+  if (ids == nullptr || logprobs == nullptr) return Status(TND_INVALID_ARGUMENT, "ids or logprobs is missing");
+  blocks_.clear();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const tnd_draft_request& r = requests[i];
+    Sequence* s = nullptr;
+    TND_TRY(find(r.sequence, &s));
+    for (size_t j = 0; j < i; ++j) {
+      if (requests[j].sequence == r.sequence) {
+        return errorf(TND_INVALID_ARGUMENT, "requests %zu and %zu are for the same sequence %d", j, i, r.sequence);
+      }
+    }
+    const int n = static_cast<int>(i);
+    if (r.token < 0 || r.token >= vocab_) {
+      return errorf(TND_INVALID_ARGUMENT, "request %d: token %d, the vocabulary has %d", n, r.token, vocab_);
+    }
+    if (r.block < 2 || r.block > p_.block) {
+      return errorf(TND_INVALID_ARGUMENT, "request %d: block %d, must be 2..%d", n, r.block, p_.block);
+    }
+    if (r.top_k < 1 || r.top_k > stride || r.top_k > vocab_) {
+      return errorf(TND_INVALID_ARGUMENT, "request %d: top_k %d, must be 1..%d", n, r.top_k, std::min(stride, vocab_));
+    }
+    if (!(r.temperature > 0.0f) || !std::isfinite(r.temperature)) {
+      return errorf(TND_INVALID_ARGUMENT, "request %d: temperature %g must be above 0", n, double(r.temperature));
+    }
+    if (r.position < s->length || r.position > max_context_) {
+      return errorf(TND_INVALID_ARGUMENT, "request %d: position %d, must be %d (positions appended) to %d", n,
+                    r.position, s->length, max_context_);
+    }
+    blocks_.push_back({s->caches.data(), s->length, r.token, r.position, r.block, r.top_k, r.temperature,
+                       ids + n * per_request, logprobs + n * per_request});
+  }
+  const int64_t total = static_cast<int64_t>(requests.size()) * per_request;
+  std::fill(ids, ids + total, -1);
+  std::fill(logprobs, logprobs + total, -1.0f);
+  model_->propose(blocks_, stride, c_.stats);
+  TND_TRY(c_.backend->sync());
+  c_.stats->add(Counter::kDraftProposals, requests.size());
+  c_.stats->add(Counter::kDraftNs, static_cast<uint64_t>(PhaseTimer::now() - start));
+  return Status();
+}
+
+}  // namespace
+
+Status open_draft(const OpenContext& context, std::unique_ptr<Role>* out) {
+  auto role = std::make_unique<DraftRole>(context);
+  TND_TRY(role->open());
+  *out = std::move(role);
+  return Status();
+}
+
+}  // namespace tnd

@@ -1,0 +1,207 @@
+#include "roles/saved_sequence.h"
+
+#include <cstddef>
+#include <cstring>
+
+#include "core/crc32c.h"
+#include "core/dtype.h"
+#include "core/kv_type.h"
+
+namespace tnd {
+namespace {
+
+struct ExportHeader {
+  char magic[8];
+  uint32_t version;
+  uint32_t header_bytes;
+  uint64_t fingerprint;
+  uint64_t payload_bytes;
+  int32_t length;
+  uint32_t payload_crc;
+  int32_t k_type, v_type;
+  uint32_t reserved[3];  // zero
+  uint32_t header_crc;   // of everything before it
+};
+static_assert(sizeof(ExportHeader) == 64);
+
+constexpr uint32_t kVersion = 2;  // 1 had no types
+
+const char* type_name(int32_t type) {
+  return kv_type_known(type) ? dtype_name(static_cast<DType>(type)) : "an unknown type";
+}
+
+unsigned long long ull(uint64_t n) {
+  return n;
+}
+
+}  // namespace
+
+Status set_kv_types(const tnd_open_options& options, int32_t heads, int32_t dim, KvShape* kv) {
+  const auto take = [&](const char* field, int32_t wanted, int32_t* type) {
+    *type = wanted == TND_KV_DEFAULT ? static_cast<int32_t>(KvType::kF16) : wanted;
+    if (!kv_type_known(*type)) {
+      return errorf(TND_UNIMPLEMENTED, "%s %d: keys and values are cached as F32 (0), F16 (1), Q4_0 (2) or Q8_0 (8)",
+                    field, wanted);
+    }
+    if (kv_quantised(static_cast<KvType>(*type)) && dim % kKvBlock != 0) {
+      return errorf(TND_UNIMPLEMENTED, "%s %s: heads of %d values are not whole blocks of %d; F32 and F16 are possible",
+                    field, type_name(*type), dim, kKvBlock);
+    }
+    return Status();
+  };
+  TND_TRY(take("kv_type_k", options.kv_type_k, &kv->k_type));
+  TND_TRY(take("kv_type_v", options.kv_type_v, &kv->v_type));
+  kv->heads = heads;
+  kv->dim = dim;
+  return Status();
+}
+
+uint64_t SavedSequences::payload_bytes(const SavedParts& parts) const {
+  const uint64_t row = backend_->kv_row_bytes(id_.kv);
+  uint64_t bytes = 0;
+  for (const SavedPart& p : parts) bytes += p.n * (p.cache != nullptr ? row : p.floats != nullptr ? sizeof(float) : 1);
+  return bytes;
+}
+
+void SavedSequences::write(const SavedParts& parts, uint8_t* out) const {
+  for (const SavedPart& p : parts) {
+    if (p.cache != nullptr) {
+      backend_->kv_export(id_.kv, *p.cache, static_cast<int32_t>(p.n), out);
+    } else if (p.floats != nullptr) {
+      backend_->download(reinterpret_cast<float*>(out), p.floats, static_cast<int64_t>(p.n));
+    } else if (p.n > 0) {
+      std::memcpy(out, p.host, p.n);
+    }
+    out += payload_bytes({p});
+  }
+}
+
+void SavedSequences::read(const uint8_t* in, const SavedParts& parts) const {
+  for (const SavedPart& p : parts) {
+    if (p.cache != nullptr) {
+      backend_->kv_import(id_.kv, *p.cache, static_cast<int32_t>(p.n), in);
+    } else if (p.floats != nullptr) {
+      backend_->upload(p.floats, reinterpret_cast<const float*>(in), static_cast<int64_t>(p.n));
+    } else if (p.n > 0) {
+      std::memcpy(p.host, in, p.n);
+    }
+    in += payload_bytes({p});
+  }
+}
+
+const SavedSequences::Snapshot* SavedSequences::find(int32_t handle) const {
+  if (handle < 0 || static_cast<size_t>(handle) >= snapshots_.size()) return nullptr;
+  const Snapshot& s = snapshots_[static_cast<size_t>(handle)];
+  return s.used ? &s : nullptr;
+}
+
+Status SavedSequences::snapshot(const SavedParts& parts, int32_t length, uint64_t available, int32_t* handle) {
+  const uint64_t bytes = payload_bytes(parts);
+  if (bytes > available) {
+    return errorf(TND_RESOURCE_EXHAUSTED,
+                  "a snapshot of %d positions needs %llu bytes, %llu are left of the memory cap", length, ull(bytes),
+                  ull(available));
+  }
+  size_t at = 0;
+  while (at < snapshots_.size() && snapshots_[at].used) ++at;
+  if (at == snapshots_.size()) snapshots_.emplace_back();
+  Snapshot& s = snapshots_[at];
+  s.data.resize(bytes);
+  s.length = length;
+  s.used = true;
+  write(parts, s.data.data());
+  snapshot_bytes_.fetch_add(bytes);
+  *handle = static_cast<int32_t>(at);
+  return backend_->sync();
+}
+
+Status SavedSequences::snapshot_length(int32_t handle, int32_t* length) const {
+  const Snapshot* s = find(handle);
+  if (s == nullptr) return errorf(TND_NOT_FOUND, "snapshot %d does not exist", handle);
+  *length = s->length;
+  return Status();
+}
+
+Status SavedSequences::restore(int32_t handle, const SavedParts& parts) {
+  read(find(handle)->data.data(), parts);
+  return backend_->sync();
+}
+
+Status SavedSequences::free(int32_t handle) {
+  const Snapshot* s = find(handle);
+  if (s == nullptr) return errorf(TND_NOT_FOUND, "snapshot %d does not exist", handle);
+  snapshot_bytes_.fetch_sub(s->data.size());
+  snapshots_[static_cast<size_t>(handle)] = Snapshot();
+  return Status();
+}
+
+uint64_t SavedSequences::export_bytes(const SavedParts& parts) const {
+  return sizeof(ExportHeader) + payload_bytes(parts);
+}
+
+Status SavedSequences::export_to(const SavedParts& parts, int32_t length, void* data, uint64_t bytes) {
+  if (data == nullptr || bytes != export_bytes(parts)) {
+    return errorf(TND_INVALID_ARGUMENT, "bytes is %llu, the %s exports %llu", ull(bytes), id_.what,
+                  ull(export_bytes(parts)));
+  }
+  auto* out = static_cast<uint8_t*>(data);
+  write(parts, out + sizeof(ExportHeader));
+  TND_TRY(backend_->sync());
+  ExportHeader h{};
+  std::memcpy(h.magic, id_.magic, sizeof h.magic);
+  h.version = kVersion;
+  h.header_bytes = sizeof h;
+  h.fingerprint = id_.fingerprint;
+  h.payload_bytes = bytes - sizeof h;
+  h.length = length;
+  h.payload_crc = crc32c(out + sizeof h, h.payload_bytes);
+  h.k_type = id_.kv.k_type;
+  h.v_type = id_.kv.v_type;
+  h.header_crc = crc32c(&h, offsetof(ExportHeader, header_crc));
+  std::memcpy(out, &h, sizeof h);
+  return Status();
+}
+
+Status SavedSequences::check_import(const void* data, uint64_t bytes,
+                                    const std::function<SavedParts(int32_t)>& parts_of, int32_t* length) const {
+  ExportHeader h;
+  if (data == nullptr || bytes < sizeof h) {
+    return errorf(TND_DATA_LOSS, "an exported %s has at least %zu bytes, not %llu", id_.what, sizeof h, ull(bytes));
+  }
+  std::memcpy(&h, data, sizeof h);
+  if (std::memcmp(h.magic, id_.magic, sizeof h.magic) != 0) {
+    return errorf(TND_DATA_LOSS, "this is no exported %s", id_.what);
+  }
+  if (crc32c(&h, offsetof(ExportHeader, header_crc)) != h.header_crc) {
+    return errorf(TND_DATA_LOSS, "checksum of the header is wrong");
+  }
+  if (h.version != kVersion || h.header_bytes != sizeof h) {
+    return errorf(TND_FAILED_PRECONDITION, "exported with version %u, this engine reads %u", h.version, kVersion);
+  }
+  if (h.k_type != id_.kv.k_type || h.v_type != id_.kv.v_type) {
+    return errorf(TND_FAILED_PRECONDITION,
+                  "exported with kv_type %s for keys and %s for values, this engine has %s and %s", type_name(h.k_type),
+                  type_name(h.v_type), type_name(id_.kv.k_type), type_name(id_.kv.v_type));
+  }
+  if (h.fingerprint != id_.fingerprint) {
+    return errorf(TND_FAILED_PRECONDITION, "exported from another %s", id_.whose);
+  }
+  if (h.length < 0 || h.payload_bytes != payload_bytes(parts_of(h.length)) || h.payload_bytes != bytes - sizeof h) {
+    return errorf(TND_DATA_LOSS, "%llu payload bytes for %d positions do not fit", ull(bytes - sizeof h), h.length);
+  }
+  if (h.length > id_.max_context) {
+    return errorf(TND_RESOURCE_EXHAUSTED, "%d positions do not fit into max_context %d", h.length, id_.max_context);
+  }
+  if (crc32c(static_cast<const uint8_t*>(data) + sizeof h, h.payload_bytes) != h.payload_crc) {
+    return errorf(TND_DATA_LOSS, "checksum of the payload is wrong");
+  }
+  *length = h.length;
+  return Status();
+}
+
+Status SavedSequences::import_from(const void* data, const SavedParts& parts) {
+  read(static_cast<const uint8_t*>(data) + sizeof(ExportHeader), parts);
+  return backend_->sync();
+}
+
+}  // namespace tnd

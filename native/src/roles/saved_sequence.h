@@ -1,0 +1,74 @@
+// What roles keep of sequences beyond a step: snapshots in host memory, and exports that another engine of the same
+// model imports. A role names the parts of a sequence in order; their bytes one after the other, little-endian, are the
+// payload. An export puts a header before it; integrity is CRC-32C, identity a fingerprint of the role and the types of
+// cached keys and values.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <vector>
+
+#include "core/backend.h"
+#include "roles/roles.h"
+
+namespace tnd {
+
+// set_kv_types fills kv from the options; heads of `dim` values must be whole blocks where a type has them.
+Status set_kv_types(const tnd_open_options& options, int32_t heads, int32_t dim, KvShape* kv);
+
+// A part of a sequence: exactly one of the pointers is set.
+struct SavedPart {
+  void* host = nullptr;            // n bytes
+  float* floats = nullptr;         // backend [n]
+  const KvCache* cache = nullptr;  // n rows
+  uint64_t n = 0;
+};
+using SavedParts = std::vector<SavedPart>;
+
+class SavedSequences {
+ public:
+  // `magic` marks exports of the role, `what` names one ("sequence", "draft sequence"), `whose` what must be the same.
+  struct Identity {
+    char magic[8];
+    const char* what;
+    const char* whose;
+    uint64_t fingerprint;
+    KvShape kv;
+    int32_t max_context;
+  };
+  void init(Backend* backend, const Identity& identity) { backend_ = backend, id_ = identity; }
+
+  uint64_t payload_bytes(const SavedParts& parts) const;
+
+  // Snapshots: within `available` bytes; restore copies to parts made for length(snapshot).
+  Status snapshot(const SavedParts& parts, int32_t length, uint64_t available, int32_t* handle);
+  Status snapshot_length(int32_t handle, int32_t* length) const;
+  Status restore(int32_t handle, const SavedParts& parts);
+  Status free(int32_t handle);
+  uint64_t snapshot_bytes() const { return snapshot_bytes_.load(); }
+
+  // Exports. check_import validates everything but says nothing of the sequence; parts_of(n) are those of a sequence of
+  // n positions, whose pointers need not be valid yet.
+  uint64_t export_bytes(const SavedParts& parts) const;
+  Status export_to(const SavedParts& parts, int32_t length, void* data, uint64_t bytes);
+  Status check_import(const void* data, uint64_t bytes, const std::function<SavedParts(int32_t)>& parts_of,
+                      int32_t* length) const;
+  Status import_from(const void* data, const SavedParts& parts);
+
+ private:
+  struct Snapshot {
+    bool used = false;
+    int32_t length = 0;
+    std::vector<uint8_t> data;  // payload
+  };
+  const Snapshot* find(int32_t handle) const;
+  void write(const SavedParts& parts, uint8_t* out) const;
+  void read(const uint8_t* in, const SavedParts& parts) const;
+
+  Backend* backend_ = nullptr;
+  Identity id_{};
+  std::vector<Snapshot> snapshots_;
+  std::atomic<uint64_t> snapshot_bytes_{0};
+};
+
+}  // namespace tnd

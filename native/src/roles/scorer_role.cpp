@@ -1,0 +1,168 @@
+// The score role: tnd_score over ScorerModel.
+#include <algorithm>
+
+#include "models/scorer.h"
+#include "roles/roles.h"
+
+namespace tnd {
+namespace {
+
+constexpr int32_t kMaxQuery = 32;        // scoring rows of a call; the rule of use takes 8
+constexpr int32_t kDefaultChunk = 1024;  // positions: activations of a chunk stay in cache, matmuls are wide enough
+constexpr int32_t kMinTokens = 256;
+
+class ScoreRole final : public Role {
+ public:
+  explicit ScoreRole(const OpenContext& context) : c_(context) {}
+  ~ScoreRole() override {
+    if (region_ != nullptr) c_.backend->release(region_);
+  }
+
+  Status open();
+
+  const char* role_name() const override { return "score"; }
+  void info(tnd_info* out) const override;
+  void memory(std::vector<tnd_stat>* out) const override;
+  Status score(std::span<const int32_t> ids, std::span<const int32_t> query, uint32_t flags, float* scores) override;
+
+ private:
+  Status build(const gguf::File& file, int32_t tokens, Arena& arena);
+  Status plan(const gguf::File& file);
+
+  OpenContext c_;
+  HParams p_;
+  int32_t max_tokens_ = 0, chunk_ = 0;
+  std::unique_ptr<ScorerModel> model_;
+  Arena arena_;
+  void* region_ = nullptr;
+  uint64_t loaded_ = 0, load_total_ = 0;
+};
+
+Status ScoreRole::build(const gguf::File& file, int32_t tokens, Arena& arena) {
+  WeightLoader weights(file, *c_.backend, arena);
+  weights.on_loaded = [this](uint64_t bytes) { c_.progress(loaded_ += bytes, load_total_); };
+  model_ = std::make_unique<ScorerModel>(p_, *c_.backend);
+  ScorerLimits limits;
+  limits.max_tokens = tokens;
+  limits.max_query = kMaxQuery;
+  limits.chunk = chunk_;
+  TND_TRY(model_->load(weights, arena, limits));
+  load_total_ = weights.file_bytes();
+  return Status();
+}
+
+// Finds the prompt length that fits the cap, then takes the memory.
+Status ScoreRole::plan(const gguf::File& file) {
+  const bool asked = c_.options.max_context > 0;
+  int32_t tokens = asked ? c_.options.max_context : p_.context_length;
+  Arena small, measure;
+  TND_TRY(build(file, kMinTokens, small));
+  TND_TRY(build(file, tokens, measure));
+  if (measure.total() > c_.memory_cap) {
+    // Memory is linear in the prompt length but for rounding to 256.
+    const double per_token =
+        tokens > kMinTokens ? double(measure.total() - small.total()) / (tokens - kMinTokens) : double(small.total());
+    const double room = double(c_.memory_cap) - double(small.total());
+    const int64_t fits =
+        room < 0 ? 0 : (kMinTokens + static_cast<int64_t>(room / std::max(per_token, 1.0))) / 256 * 256;
+    if (asked || fits < kMinTokens) {
+      return errorf(
+          TND_RESOURCE_EXHAUSTED,
+          "scoring prompts of %d tokens needs %llu bytes (weights %llu, K/V of one layer %llu, scratch %llu), "
+          "the cap is %llu: at most %lld tokens fit",
+          tokens, static_cast<unsigned long long>(measure.total()),
+          static_cast<unsigned long long>(measure.of(Purpose::kWeights)),
+          static_cast<unsigned long long>(measure.of(Purpose::kKv)),
+          static_cast<unsigned long long>(measure.of(Purpose::kScratch)),
+          static_cast<unsigned long long>(c_.memory_cap), static_cast<long long>(fits));
+    }
+    tokens = static_cast<int32_t>(fits);
+    measure = Arena();
+    TND_TRY(build(file, tokens, measure));
+  }
+  max_tokens_ = tokens;
+  TND_TRY(c_.backend->allocate(measure.total(), &region_));
+  arena_ = Arena(region_, measure.total());
+  loaded_ = 0;
+  TND_TRY(build(file, tokens, arena_));
+  if (arena_.total() != measure.total()) return Status(TND_INTERNAL, "memory plan of the scorer changed while loading");
+  return Status();
+}
+
+Status ScoreRole::open() {
+  if (c_.options.max_context < 0 || c_.options.max_context > (1 << 24)) {
+    return errorf(TND_INVALID_ARGUMENT, "max_context is %d, must be 0..%d", c_.options.max_context, 1 << 24);
+  }
+  std::unique_ptr<gguf::File> file;
+  TND_TRY(gguf::File::open(c_.model_path.c_str(), &file));
+  if (file->arch() != "qwen3") {
+    return errorf(TND_UNIMPLEMENTED, "%s: architecture \"%.*s\" cannot score, only qwen3", c_.model_path.c_str(),
+                  static_cast<int>(std::min<size_t>(file->arch().size(), 64)), file->arch().data());
+  }
+  TND_TRY(read_hparams(*file, &p_));
+  chunk_ = kDefaultChunk;
+  TND_TRY(plan(*file));
+  return c_.backend->sync();
+}
+
+void ScoreRole::info(tnd_info* out) const {
+  std::snprintf(out->arch, sizeof out->arch, "%s", p_.arch.c_str());
+  std::snprintf(out->name, sizeof out->name, "%s", p_.name.c_str());
+  out->n_layers = p_.n_layers;
+  out->layer_first = 0;
+  out->layer_last = p_.n_layers;
+  out->hidden = p_.hidden;
+  out->vocab = p_.vocab;
+  out->max_sequences = 1;
+  out->max_context = max_tokens_;
+  out->max_batch_rows = kMaxQuery;
+}
+
+void ScoreRole::memory(std::vector<tnd_stat>* out) const {
+  for (int i = 0; i < static_cast<int>(Purpose::kCount); ++i) {
+    tnd_stat s{};
+    std::snprintf(s.name, sizeof s.name, "%s", purpose_name(static_cast<Purpose>(i)));
+    s.value = arena_.of(static_cast<Purpose>(i));
+    out->push_back(s);
+  }
+}
+
+Status ScoreRole::score(std::span<const int32_t> ids, std::span<const int32_t> query, uint32_t flags, float* scores) {
+  const int64_t start = PhaseTimer::now();
+  if (ids.empty() || scores == nullptr) return errorf(TND_INVALID_ARGUMENT, "n is %zu, scores missing", ids.size());
+  if (ids.size() > static_cast<size_t>(max_tokens_)) {
+    return errorf(TND_RESOURCE_EXHAUSTED, "n is %zu tokens, the memory planned at open holds %d (max_context)",
+                  ids.size(), max_tokens_);
+  }
+  if ((flags & ~TND_SCORE_ROTATED) != 0) return errorf(TND_INVALID_ARGUMENT, "flags 0x%x are unknown", flags);
+  if (query.empty() || query.size() > kMaxQuery) {
+    return errorf(TND_INVALID_ARGUMENT, "n_query is %zu, must be 1..%d", query.size(), kMaxQuery);
+  }
+  for (size_t i = 0; i < query.size(); ++i) {
+    if (query[i] < 0 || static_cast<size_t>(query[i]) >= ids.size() || (i > 0 && query[i] <= query[i - 1])) {
+      return errorf(TND_INVALID_ARGUMENT, "query_rows[%zu] is %d: positions must ascend and lie below n = %zu", i,
+                    query[i], ids.size());
+    }
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= p_.vocab) {
+      return errorf(TND_INVALID_ARGUMENT, "ids[%zu] is %d, the vocabulary has %d", i, ids[i], p_.vocab);
+    }
+  }
+  TND_TRY(model_->score(ids, query, (flags & TND_SCORE_ROTATED) != 0, c_.cancel, c_.stats, scores));
+  TND_TRY(c_.backend->sync());
+  c_.stats->add(Counter::kScoreCalls, 1);
+  c_.stats->add(Counter::kScoreNs, static_cast<uint64_t>(PhaseTimer::now() - start));
+  return Status();
+}
+
+}  // namespace
+
+Status open_score(const OpenContext& context, std::unique_ptr<Role>* out) {
+  auto role = std::make_unique<ScoreRole>(context);
+  TND_TRY(role->open());
+  *out = std::move(role);
+  return Status();
+}
+
+}  // namespace tnd
