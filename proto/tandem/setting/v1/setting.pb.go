@@ -127,16 +127,16 @@ var file_tandem_setting_v1_setting_proto_extTypes = []protoimpl.ExtensionInfo{
 	{
 		ExtendedType:  (*descriptorpb.FieldOptions)(nil),
 		ExtensionType: (*Setting)(nil),
-		Field:         50802,
+		Field:         50811,
 		Name:          "tandem.setting.v1.setting",
-		Tag:           "bytes,50802,opt,name=setting",
+		Tag:           "bytes,50811,opt,name=setting",
 		Filename:      "tandem/setting/v1/setting.proto",
 	},
 }
 
 // Extension fields to descriptorpb.FieldOptions.
 var (
-	// optional tandem.setting.v1.Setting setting = 50802;
+	// optional tandem.setting.v1.Setting setting = 50811;
 	E_Setting = &file_tandem_setting_v1_setting_proto_extTypes[0]
 )
 
@@ -154,7 +154,7 @@ const file_tandem_setting_v1_setting_proto_rawDesc = "" +
 	"\x06effect\x18\x06 \x01(\tR\x06effect\x12\x17\n" +
 	"\ain_card\x18\a \x01(\bR\x06inCardB\x10\n" +
 	"\x0e_default_value:U\n" +
-	"\asetting\x12\x1d.google.protobuf.FieldOptions\x18\xf2\x8c\x03 \x01(\v2\x1a.tandem.setting.v1.SettingR\asettingB\xd1\x01\n" +
+	"\asetting\x12\x1d.google.protobuf.FieldOptions\x18\xfb\x8c\x03 \x01(\v2\x1a.tandem.setting.v1.SettingR\asettingB\xd1\x01\n" +
 	"\x15com.tandem.setting.v1B\fSettingProtoP\x01ZDgithub.com/tandem-inference/tandem/proto/tandem/setting/v1;settingv1\xa2\x02\x03TSX\xaa\x02\x11Tandem.Setting.V1\xca\x02\x11Tandem\\Setting\\V1\xe2\x02\x1dTandem\\Setting\\V1\\GPBMetadata\xea\x02\x13Tandem::Setting::V1b\x06proto3"
 
 var (
