@@ -75,8 +75,9 @@ type Guard struct {
 	countsMu sync.Mutex // guards counts
 	counts   HandleCounts
 
-	lifeMu sync.Mutex // guards lost and closing of done
+	lifeMu sync.Mutex // guards lost
 	lost   error
+	ended  sync.Once // closes done
 	done   chan struct{}
 
 	stop  context.CancelFunc
@@ -301,20 +302,27 @@ func (g *Guard) report(h Handles) {
 
 // giveUp loses the engine: it is of less use than a new one.
 func (g *Guard) giveUp(cause error) {
-	// Done comes last: a supervisor that opens another engine then does not meet the memory of this one.
+	// The reason comes first: with the engine its calls end, and they state it. Done comes last: a supervisor that opens
+	// another engine then does not meet the memory of this one.
+	g.blame(cause)
 	if k, ok := g.Engine.(killer); ok {
 		k.Kill(cause)
 	}
 	g.lose(cause)
 }
 
-func (g *Guard) lose(err error) {
+// blame sets the reason of the engine's end, if there is none yet.
+func (g *Guard) blame(err error) {
 	g.lifeMu.Lock()
 	defer g.lifeMu.Unlock()
 	if g.lost == nil {
 		g.lost = err
-		close(g.done)
 	}
+}
+
+func (g *Guard) lose(err error) {
+	g.blame(err)
+	g.ended.Do(func() { close(g.done) })
 }
 
 // Done implements Mortal.

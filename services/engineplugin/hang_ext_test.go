@@ -108,7 +108,12 @@ func (s *stuck) Step(ctx context.Context, step *engineplugin.Step, result *engin
 	return s.Engine.Step(ctx, step, result)
 }
 
-func (s *stuck) Kill(error) { s.killed.Store(true); s.Crash() }
+// Kill returns some time after all have seen the engine's end, the guard too.
+func (s *stuck) Kill(error) {
+	s.killed.Store(true)
+	s.Crash()
+	time.Sleep(time.Second)
+}
 
 // TestStuckCall: an engine whose process lives but whose step never returns is given up, after a time that follows from what
 // steps took before. In virtual time.
