@@ -13,12 +13,13 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/testwait"
 )
 
 // TestStoppedProcess: an engine process that is stopped is killed and replaced, at work or idle; its callers are told why.
 func TestStoppedProcess(t *testing.T) {
 	for _, working := range []bool{true, false} {
-		h := host(t, "fake")
+		h := host(t, "pinged")
 		h.SetHangLimit(300 * time.Millisecond)
 		down := make(chan engineplugin.Event, 4)
 		s := engineplugin.NewSupervisor(h, targetOptions(), engineplugin.RestartConfig{Backoff: time.Millisecond, OnEvent: func(e engineplugin.Event) {
@@ -40,9 +41,11 @@ func TestStoppedProcess(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(200 * time.Millisecond) // a process that has never answered has more time
+		p := e.(*engineplugin.Process)
+		// A process that has never answered has more time. It is asked a second time after its first answer has come.
+		eventually(t, "the process has answered", func() bool { return strings.Count(strings.Join(p.Stderr(), " "), "pinged") >= 2 })
 		start := time.Now()
-		if err := syscall.Kill(e.(*engineplugin.Process).PID(), syscall.SIGSTOP); err != nil {
+		if err := syscall.Kill(p.PID(), syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
 		if working {
@@ -53,13 +56,8 @@ func TestStoppedProcess(t *testing.T) {
 				t.Errorf("step: %v", err)
 			}
 		}
-		select {
-		case v := <-down:
-			if !strings.Contains(v.Err.Error(), "stopped") {
-				t.Errorf("lost for %v", v.Err)
-			}
-		case <-time.After(20 * time.Second):
-			t.Fatal("the process was not found")
+		if v := testwait.For(t, down, "the stopped process is found"); !strings.Contains(v.Err.Error(), "stopped") {
+			t.Errorf("lost for %v", v.Err)
 		}
 		t.Logf("working %v: lost after %v", working, time.Since(start))
 		for s.Generation() < 2 {

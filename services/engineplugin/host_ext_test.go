@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -58,7 +59,11 @@ func TestMain(m *testing.M) {
 			return nil
 		}
 	}
-	server := engineplugin.NewServer(enginefake.New(o))
+	var opener engineplugin.Opener = enginefake.New(o)
+	if mode == "pinged" {
+		opener = pinged{opener, os.Stderr}
+	}
+	server := engineplugin.NewServer(opener)
 	goplugin.Serve(&goplugin.ServeConfig{
 		HandshakeConfig: engineplugin.Handshake,
 		Plugins:         engineplugin.PluginSet(server),
@@ -68,6 +73,30 @@ func TestMain(m *testing.M) {
 		},
 	})
 	_ = server.Shutdown()
+}
+
+// pinged opens engines that write a line when their handles are listed, as a host does to see whether a process answers.
+type pinged struct {
+	engineplugin.Opener
+	to io.Writer
+}
+
+func (p pinged) Open(ctx context.Context, o engineplugin.OpenOptions, progress engineplugin.Progress) (engineplugin.Engine, error) {
+	e, err := p.Opener.Open(ctx, o, progress)
+	if err != nil {
+		return nil, err
+	}
+	return &pingedEngine{e, p.to}, nil
+}
+
+type pingedEngine struct {
+	engineplugin.Engine
+	to io.Writer
+}
+
+func (e *pingedEngine) Handles(ctx context.Context) (engineplugin.Handles, error) {
+	fmt.Fprintln(e.to, "pinged")
+	return e.Engine.Handles(ctx)
 }
 
 func host(t testing.TB, mode string) *engineplugin.Host {
