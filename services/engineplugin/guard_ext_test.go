@@ -40,7 +40,7 @@ func (g guarding) Open(ctx context.Context, o engineplugin.OpenOptions, p engine
 // TestServerFreesForCancelledCalls: a client that cancels a call which makes a handle leaves none behind, though it does not
 // wait for the answer.
 func TestServerFreesForCancelledCalls(t *testing.T) {
-	var awaits enginetest.Awaits
+	awaits := enginetest.Awaits{Hold: testwait.Limit} // what is cancelled after its answer is for guards
 	fake := enginefake.New(enginefake.Options{})
 	conn, stop := serve(t, engineplugin.NewServer(awaits.Wrap(fake, "engine")))
 	defer stop()

@@ -1,6 +1,7 @@
 package enginetest
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -12,6 +13,10 @@ import (
 // Wrap has wrapped, and whatever else a test reports by Reach, such as events of a stream. A test runs the same request with
 // the 1st, 2nd, 3rd … of them until one is not reached. It is safe for concurrent use.
 type Awaits struct {
+	// Hold is how long a call stands still after the cancel at most, so that the cancel arrives where it can; 0 = 20 ms.
+	// Tests in which every cancel arrives set it to how long they wait for anything.
+	Hold time.Duration
+
 	mu     sync.Mutex // guards the fields below
 	left   int        // moments until cancel is called
 	cancel context.CancelFunc
@@ -19,8 +24,7 @@ type Awaits struct {
 	last   string
 }
 
-// reachTime is how long a call stands still after the cancel, so that the cancel arrives where it can.
-const reachTime = 20 * time.Millisecond
+const defaultHold = 20 * time.Millisecond
 
 // Arm makes the k-th moment from now, counted from 1, call cancel.
 func (a *Awaits) Arm(k int, cancel context.CancelFunc) {
@@ -56,7 +60,7 @@ func (a *Awaits) Reach(ctx context.Context, name string) {
 	cancel()
 	select {
 	case <-ctx.Done():
-	case <-time.After(reachTime):
+	case <-time.After(cmp.Or(a.Hold, defaultHold)):
 	}
 }
 
