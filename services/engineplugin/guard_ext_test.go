@@ -62,7 +62,7 @@ func TestServerFreesForCancelledCalls(t *testing.T) {
 			t.Fatal(err)
 		}
 		want := engineplugin.Handles{Sequences: []engineplugin.Sequence{engineplugin.Sequence(q.Sequence)}}
-		eventually(t, "the handle is freed", func() bool {
+		testwait.Until(t, "the handle is freed", func() bool {
 			h, err := fake.Opened()[0].Handles(t.Context())
 			return err == nil && slices.Equal(h.Sequences, want.Sequences) && len(h.Snapshots) == 0
 		})
@@ -76,15 +76,6 @@ func TestServerFreesForCancelledCalls(t *testing.T) {
 			_, err := client.CreateSnapshot(ctx, &enginev1.CreateSnapshotRequest{Sequence: q.Sequence})
 			return err
 		})
-	}
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
-		}
 	}
 }
 
@@ -140,8 +131,8 @@ func TestGuardRetriesFrees(t *testing.T) {
 		if err := g.FreeSequence(ctx, s); !errors.Is(err, rpcerr.AnyAborted) {
 			t.Fatal(err)
 		}
-		eventually(t, "the sequence is freed", func() bool { return f.left(t) == 0 })
-		eventually(t, "and no longer an orphan", func() bool { return g.Counts().Orphans == 0 && g.Counts().Sequences == 0 })
+		testwait.Until(t, "the sequence is freed", func() bool { return f.left(t) == 0 })
+		testwait.Until(t, "and no longer an orphan", func() bool { return g.Counts().Orphans == 0 && g.Counts().Sequences == 0 })
 		if g.Err() != nil || f.killed.Load() {
 			t.Errorf("the engine was given up: %v", g.Err())
 		}
@@ -184,8 +175,8 @@ func TestGuardFreesOrphans(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the stray shows", func() bool { return g.Counts().Orphans == 1 && g.Counts().Sequences == 2 })
-		eventually(t, "the stray is freed", func() bool { return f.left(t) == 1 })
+		testwait.Until(t, "the stray shows", func() bool { return g.Counts().Orphans == 1 && g.Counts().Sequences == 2 })
+		testwait.Until(t, "the stray is freed", func() bool { return f.left(t) == 1 })
 		// One whose request ended without freeing it.
 		ctx, cancel := context.WithCancel(t.Context())
 		lapsed, err := g.NewSequence(ctx)
@@ -193,7 +184,7 @@ func TestGuardFreesOrphans(t *testing.T) {
 			t.Fatal(err)
 		}
 		cancel()
-		eventually(t, "what its request forgot is freed", func() bool { return f.left(t) == 1 && g.Counts().Freed == 2 })
+		testwait.Until(t, "what its request forgot is freed", func() bool { return f.left(t) == 1 && g.Counts().Freed == 2 })
 		if _, err := g.SequenceLength(t.Context(), held); err != nil {
 			t.Errorf("a sequence in use: %v", err)
 		}

@@ -43,7 +43,7 @@ func TestStoppedProcess(t *testing.T) {
 		}
 		p := e.(*engineplugin.Process)
 		// A process that has never answered has more time. It is asked a second time after its first answer has come.
-		eventually(t, "the process has answered", func() bool { return strings.Count(strings.Join(p.Stderr(), " "), "pinged") >= 2 })
+		testwait.Until(t, "the process has answered", func() bool { return strings.Count(strings.Join(p.Stderr(), " "), "pinged") >= 2 })
 		start := time.Now()
 		if err := syscall.Kill(p.PID(), syscall.SIGSTOP); err != nil {
 			t.Fatal(err)

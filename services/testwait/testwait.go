@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Limit is how long For waits. Nothing promises a time: the machine may be busy with other things.
+// Limit is how long For and Until wait. Nothing promises a time: the machine may be busy with other things.
 const Limit = time.Minute
 
 // For returns the next value of ch, or its zero value when ch is closed. It ends the test with what if neither comes
@@ -19,5 +19,16 @@ func For[T any](t testing.TB, ch <-chan T, what string) T {
 	case <-time.After(Limit):
 		t.Fatalf("nothing within %v: %s", Limit, what)
 		panic("unreachable")
+	}
+}
+
+// Until returns when ok does, for a state that nothing announces: it polls. It ends the test with what if ok fails for
+// Limit. Call it from the test's own goroutine.
+func Until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(Limit); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("nothing within %v: %s", Limit, what)
+		}
 	}
 }

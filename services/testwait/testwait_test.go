@@ -44,3 +44,21 @@ func TestFor(t *testing.T) {
 		}
 	})
 }
+
+func TestUntil(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		began := time.Now()
+		Until(t, "a second is over", func() bool { return time.Since(began) >= time.Second })
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		f := &fatal{TB: t}
+		wait := Until
+		go wait(f, "never", func() bool { return false })
+		time.Sleep(2 * Limit)
+		synctest.Wait()
+		if f.text != "nothing within 1m0s: never" {
+			t.Errorf("it failed with %q", f.text)
+		}
+	})
+}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
+	"github.com/tandem-inference/tandem/services/testwait"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -33,7 +34,7 @@ func (r *rig) send(ctx context.Context, body string) <-chan answer {
 
 func receive[T any](t *testing.T, ch <-chan T, what string) T {
 	t.Helper()
-	return gatewaytest.Receive(t, ch, what)
+	return testwait.For(t, ch, what)
 }
 
 func TestCancelReachesWorker(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest/wirecheck"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"go.uber.org/goleak"
 )
@@ -109,12 +110,12 @@ func (r *rig) ready(id string) bool {
 	return false
 }
 
-const patience = gatewaytest.Patience
+const patience = testwait.Limit
 
 // eventually waits for a state that another goroutine brings about.
 func (r *rig) eventually(what string, ok func() bool) {
 	r.t.Helper()
-	gatewaytest.Eventually(r.t, what, ok)
+	testwait.Until(r.t, what, ok)
 }
 
 func (r *rig) encode(text string) []int32 {

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"io"
 	"testing"
-	"time"
 
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/testwait"
 	"go.uber.org/goleak"
 )
 
@@ -67,13 +67,8 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	}
 	first.Release()
 	second.Release()
-	select {
-	case used := <-freed:
-		if used != 0 {
-			t.Errorf("given back while %d bytes are held", used)
-		}
-	case <-time.After(time.Minute):
-		t.Fatal("memory is never given back")
+	if used := testwait.For(t, freed, "memory is given back"); used != 0 {
+		t.Errorf("given back while %d bytes are held", used)
 	}
 	if len(freed) != 0 {
 		t.Error("given back twice")

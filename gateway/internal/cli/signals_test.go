@@ -6,8 +6,8 @@ import (
 	"os"
 	"syscall"
 	"testing"
-	"time"
 
+	"github.com/tandem-inference/tandem/services/testwait"
 	"golang.org/x/sys/unix"
 )
 
@@ -15,15 +15,6 @@ func hangUp(t *testing.T) {
 	t.Helper()
 	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
 		t.Fatal(err)
-	}
-}
-
-func within(t *testing.T, what string, done <-chan struct{}) {
-	t.Helper()
-	select {
-	case <-done:
-	case <-time.After(time.Minute):
-		t.Fatalf("never happened: %s", what)
 	}
 }
 
@@ -35,7 +26,7 @@ func TestHangupReloads(t *testing.T) {
 	e.onHangup(func() { reloaded <- struct{}{} })
 	for range 3 {
 		hangUp(t)
-		within(t, "the files are read", reloaded)
+		testwait.For(t, reloaded, "the files are read")
 	}
 	if e.ctx.Err() != nil {
 		t.Error("the server ends")
@@ -47,7 +38,7 @@ func TestHangupEndsOthers(t *testing.T) {
 	e := &env{err: &bytes.Buffer{}}
 	defer e.watchSignals()()
 	hangUp(t)
-	within(t, "the end", e.ctx.Done())
+	testwait.For(t, e.ctx.Done(), "the end")
 }
 
 // terminal opens a terminal; closing its other end hangs it up.
@@ -80,11 +71,11 @@ func TestTerminalIsClosed(t *testing.T) {
 	reloaded := make(chan struct{})
 	e.onHangup(func() { reloaded <- struct{}{} })
 	hangUp(t)
-	within(t, "the files are read", reloaded)
+	testwait.For(t, reloaded, "the files are read")
 	if e.ctx.Err() != nil {
 		t.Error("the server ends")
 	}
 	end.Close()
 	hangUp(t)
-	within(t, "the end", e.ctx.Done())
+	testwait.For(t, e.ctx.Done(), "the end")
 }

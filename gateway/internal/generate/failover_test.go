@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/testwait"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -147,13 +148,13 @@ func TestLeaseLost(t *testing.T) {
 			}
 			a := r.Target(gatewaytest.WorkerOptions{ID: "a", Decode: first})
 			done := r.send(t.Context(), r.request())
-			gatewaytest.Receive(t, b.Admitted, "stream runs")
+			testwait.For(t, b.Admitted, "stream runs")
 			other := r.Target(gatewaytest.WorkerOptions{ID: "b", Decode: say(r, text, 2)})
 			a.Leave()
 			if silent {
-				gatewaytest.Receive(t, b.Cancelled, "cancel at the silent worker")
+				testwait.For(t, b.Cancelled, "cancel at the silent worker")
 			}
-			if got := gatewaytest.Receive(t, done, "end of the stream"); got.err != nil || got.texts[0] != text {
+			if got := testwait.For(t, done, "end of the stream"); got.err != nil || got.texts[0] != text {
 				t.Errorf("%q, %v, want %q", got.texts, got.err, text)
 			}
 			if n := len(other.Requests()); (n == 1) != silent {
@@ -219,7 +220,7 @@ func TestBusyWorkersShareRequests(t *testing.T) {
 	}
 	for i, b := range blocks {
 		for range 2 {
-			gatewaytest.Receive(t, b.Admitted, "admission")
+			testwait.For(t, b.Admitted, "admission")
 		}
 		if n := len(ws[i].Requests()); n != 2 {
 			t.Errorf("worker %d got %d requests, want 2", i, n)
@@ -229,7 +230,7 @@ func TestBusyWorkersShareRequests(t *testing.T) {
 		close(b.Release)
 	}
 	for _, done := range running {
-		if got := gatewaytest.Receive(t, done, "end of a request"); got.err != nil {
+		if got := testwait.For(t, done, "end of a request"); got.err != nil {
 			t.Error(got.err)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/testwait"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -151,7 +152,7 @@ func TestLyingTarget(t *testing.T) {
 				t.Errorf("not counted: %s", l.field)
 			}
 			b := r.Target(gatewaytest.WorkerOptions{ID: "b", Decode: honest})
-			gatewaytest.Eventually(t, "both are used", func() bool {
+			testwait.Until(t, "both are used", func() bool {
 				if got = ask(); got.err != nil || got.texts[0] != text {
 					t.Fatalf("beside an honest one: %q, %.300v", got.texts, got.err)
 				}

@@ -105,13 +105,7 @@ func (o *output) Write(p []byte) (int, error) {
 
 func (o *output) pid(t *testing.T) int {
 	t.Helper()
-	select {
-	case pid := <-o.pids:
-		return pid
-	case <-time.After(20 * time.Second):
-		t.Fatal("no child started")
-		return 0
-	}
+	return testwait.For(t, o.pids, "a child starts")
 }
 
 var errRuns = errors.New("the supervisor does not stop")

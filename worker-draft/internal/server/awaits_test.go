@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
+	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/services/workernode"
 )
 
@@ -55,11 +56,7 @@ func TestCancelAtEveryAwait(t *testing.T) {
 			if k < 10 {
 				t.Errorf("only %d moments were reached", k)
 			}
-			for deadline := time.Now().Add(20 * time.Second); runtime.NumGoroutine() > before+2; time.Sleep(time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatalf("%d goroutines, %d before", runtime.NumGoroutine(), before)
-				}
-			}
+			testwait.Until(t, "goroutines are gone", func() bool { return runtime.NumGoroutine() <= before+2 })
 		})
 	}
 }
@@ -97,9 +94,5 @@ func (r *rig) speculate(ctx context.Context, a *enginetest.Awaits) error {
 // idle waits until all slots are free.
 func (r *rig) idle() {
 	r.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); len(r.server.slots) > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			r.t.Fatal("slots are not free")
-		}
-	}
+	testwait.Until(r.t, "slots are free", func() bool { return len(r.server.slots) == 0 })
 }

@@ -202,11 +202,7 @@ func TestCancel(t *testing.T) {
 		_, err := s.Compress(ctx, request)
 		ended <- err
 	}()
-	for deadline := time.Now().Add(testwait.Limit); len(s.slots) == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the request takes no slot")
-		}
-	}
+	testwait.Until(t, "the request takes a slot", func() bool { return len(s.slots) > 0 })
 	if _, err := s.Compress(t.Context(), request); !errors.Is(err, rpcerr.NoSlot) {
 		t.Errorf("second request on one slot: %v", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/services/workernode"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
@@ -149,11 +150,7 @@ func newRig(t testing.TB, o rigOptions) *rig {
 // until polls a condition: for states that no event announces.
 func (r *rig) until(what string, ok func() bool) {
 	r.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			r.t.Fatalf("%s: did not happen", what)
-		}
-	}
+	testwait.Until(r.t, what, ok)
 }
 
 // idle waits until all slots are free.

@@ -12,6 +12,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
 	"github.com/tandem-inference/tandem/services/racetest"
+	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
@@ -172,17 +173,9 @@ func TestSeveralDrafts(t *testing.T) {
 		d := newDirect(t, ctx, &group, target, named)
 		defer d.engine.Close()
 		d.manager.SetPeers([]string{"a", "b"})
-		until := func(what string, ok func() bool) {
-			t.Helper()
-			for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-				if time.Now().After(deadline) {
-					t.Fatalf("%s: did not happen", what)
-				}
-			}
-		}
-		until("both attached", func() bool { return len(d.manager.Attached()) == 2 })
+		testwait.Until(t, "both attached", func() bool { return len(d.manager.Attached()) == 2 })
 		d.manager.SetPeers([]string{"a", "b", "c", "d"})
-		until("others refused", func() bool { return d.manager.Refused() >= 2 })
+		testwait.Until(t, "others refused", func() bool { return d.manager.Refused() >= 2 })
 
 		var wait sync.WaitGroup
 		for i := range 2 {
@@ -205,6 +198,6 @@ func TestSeveralDrafts(t *testing.T) {
 		}
 		// Drafts that leave the lease are let go.
 		d.manager.SetPeers(nil)
-		until("drafts gone", func() bool { return len(d.manager.Attached()) == 0 })
+		testwait.Until(t, "drafts gone", func() bool { return len(d.manager.Attached()) == 0 })
 	})
 }

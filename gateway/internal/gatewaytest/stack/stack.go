@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tensorwire"
+	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -110,7 +111,7 @@ func (s *Stack) Target(opt gatewaytest.WorkerOptions) *gatewaytest.Worker {
 		opt.MaxContext = 32768
 	}
 	w := gatewaytest.Join(s.tb, s.address, opt)
-	gatewaytest.Eventually(s.tb, opt.ID+" is ready", func() bool {
+	testwait.Until(s.tb, opt.ID+" is ready", func() bool {
 		_, _, joined := s.Cluster.Targets.Busy(opt.ID)
 		return joined && s.ready(opt.ID)
 	})
