@@ -114,7 +114,7 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 		tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP,
 	} {
 		engine, drafter := &counting{}, &knowing{}
-		lane := NewLane(Config{RingRows: 256}, auto.New(), drafter)
+		slot := NewSlot(Config{RingRows: 256}, auto.New(), drafter)
 		request := &Request{Prompt: []int32{1, 2, 3}, Sampler: engineplugin.DefaultSampler(), Mode: mode, TopLogprobs: -1}
 		run := func(tokens int) float64 {
 			request.Max = tokens
@@ -122,7 +122,7 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 				var stats Stats
 				var out discard
 				request.Arrived = time.Now()
-				if _, err := lane.Run(context.Background(), engine, request, &out, &stats); err != nil || out.tokens != tokens {
+				if _, err := slot.Run(context.Background(), engine, request, &out, &stats); err != nil || out.tokens != tokens {
 					t.Fatal(err, out.tokens)
 				}
 			})
@@ -139,10 +139,10 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 // TestRoundTrips: a round costs one engine call, its commit included.
 func TestRoundTrips(t *testing.T) {
 	engine, drafter := &counting{}, &knowing{}
-	lane := NewLane(Config{}, auto.New(), drafter)
+	slot := NewSlot(Config{}, auto.New(), drafter)
 	var stats Stats
 	var out discard
-	_, err := lane.Run(context.Background(), engine, &Request{
+	_, err := slot.Run(context.Background(), engine, &Request{
 		Prompt: make([]int32, 130), Sampler: engineplugin.DefaultSampler(), Max: 71, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1,
 	}, &out, &stats)
 	if err != nil {
@@ -158,14 +158,14 @@ func TestRoundTrips(t *testing.T) {
 // round costs one engine call as any other.
 func TestLookup(t *testing.T) {
 	engine := &counting{}
-	lane := NewLane(Config{}, auto.New(), nil)
+	slot := NewSlot(Config{}, auto.New(), nil)
 	prompt := make([]int32, 120) // 0..99, 0..19
 	for i := range prompt {
 		prompt[i] = int32(i % vocab)
 	}
 	var stats Stats
 	var out discard
-	_, err := lane.Run(context.Background(), engine, &Request{
+	_, err := slot.Run(context.Background(), engine, &Request{
 		Prompt: prompt, Sampler: engineplugin.DefaultSampler(), Max: 71, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP, Block: 7, TopLogprobs: -1,
 	}, &out, &stats)
 	if err != nil {

@@ -1,18 +1,27 @@
 // Package decode runs one request on a target engine: prefill, then rounds of drafting and verification until it ends.
 //
-// A round is one engine call. Its rows are the anchor (newest token) and the draft tree below it, all with the sequence's
-// own sampler, so that every row's choice is exactly what plain decoding would choose after the same tokens. The walk keeps
-// the path on which the choices agree with the tree and emits its tokens and one more; the path is committed by the *next*
-// round's call, so that a round costs one round trip. Without a tree the round is plain decoding of one token.
+// A round is one engine call. Its rows are the anchor (newest token) and the draft tree below it, all with the
+// sequence's own sampler, so that every row's choice is exactly what plain decoding would choose after the same tokens.
 //
-// Proposals come from a draft or from lookup, which finds what followed the newest tokens in prompt or output before. Its chain is
-// put together when the round starts; everything else is as with a draft's. Where a draft's proposal is likely to be right to the end
-// of its block, lookup goes on behind it.
+//	wait     for the proposal: a draft tree, cut to what is worth its rows and fitted to the constraint
+//	verify   the tree's rows in one step, which first commits the path of the round before
+//	walk     down the tree as far as the target's choices agree with it; the tokens on the path and one more are the output
+//	ask      the draft for the next proposal, with the features of the accepted rows
+//	emit     the output to the caller, while the draft works
 //
-// While the engine works on a round nothing else is waited for except the draft's proposal for it, and that only until the
-// proposal's deadline. Features of accepted rows leave together with the question for the next proposal, before the tokens
-// are handed to the caller. Those of plain steps are fused in batches (features.go).
+// Without a tree a round is plain decoding of one token. While the engine works nothing else is waited for; a proposal
+// is waited for until its deadline.
 //
-// Exactness after failover: tokens committed before are replayed as chains through the same uncommitted steps that decoding
-// uses, not as prefill, because prefill may use other kernels; and prompts are cut into chunks of a fixed size.
+// A Slot owns the parts of a request, one package each. None of them sees another's fields; where one uses another the
+// arrow says so, and the rest passes through the slot:
+//
+//	decode.Slot ── sequence   the engine's side: step, result, pending path
+//	            ├─ text       prompt and output, indexed for prompt lookup
+//	            ├─ speculate  what is proposed, by whom, and what is learnt from it      → text
+//	            ├─ constrain  what the constraint allows: masks, certain tokens
+//	            ├─ features   rows of features for the draft                             → sequence
+//	            └─ output     tokens and log-probabilities for the caller
+//
+// Exactness after failover: tokens committed before are replayed as chains through the same steps that decoding uses,
+// not as prefill, because prefill may use other kernels; and prompts are cut into chunks of a fixed size.
 package decode

@@ -137,11 +137,11 @@ func testKeptFeatures(t *testing.T) {
 		mode := c.mode
 		engine := newWatched(t, c.rows)
 		drafter := &flaky{t: t, random: rand.New(rand.NewPCG(1, uint64(mode))), width: 2 * engine.Info().FeatureRaw}
-		lane := NewLane(Config{}, auto.New(), drafter)
+		slot := NewSlot(Config{}, auto.New(), drafter)
 		prompt := []int32{1, 2, 3, 4, 5, 6}
 		var stats Stats
 		var out recording
-		_, err := lane.Run(t.Context(), engine, &Request{
+		_, err := slot.Run(t.Context(), engine, &Request{
 			Prompt: prompt, Sampler: engineplugin.DefaultSampler(), Max: 700, Mode: mode, TopLogprobs: -1,
 		}, &out, &stats)
 		if err != nil {
@@ -199,7 +199,7 @@ func TestKeptFeaturesLost(t *testing.T) {
 	drafter := &flaky{t: t, random: rand.New(rand.NewPCG(1, 2)), width: 2 * engine.Info().FeatureRaw}
 	var stats Stats
 	var out recording
-	_, err := NewLane(Config{}, auto.New(), drafter).Run(t.Context(), engine, &Request{
+	_, err := NewSlot(Config{}, auto.New(), drafter).Run(t.Context(), engine, &Request{
 		Prompt: []int32{1, 2, 3}, Sampler: engineplugin.DefaultSampler(), Max: 700, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1,
 	}, &out, &stats)
 	if err == nil || len(out.tokens) != stats.Steps+1 {

@@ -68,12 +68,12 @@ func TestKindsAreStated(t *testing.T) {
 			if c.mode == tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN {
 				drafter = &knowing{}
 			}
-			lane := NewLane(Config{NoLookup: true}, auto.New(), drafter)
-			for range 2 { // the lane's memory of an earlier request does not count
+			slot := NewSlot(Config{NoLookup: true}, auto.New(), drafter)
+			for range 2 { // the slot's memory of an earlier request does not count
 				engine.groups = nil
 				var out discard
 				var stats Stats
-				if _, err := lane.Run(t.Context(), engine, r, &out, &stats); err != nil {
+				if _, err := slot.Run(t.Context(), engine, r, &out, &stats); err != nil {
 					t.Fatal(err)
 				}
 				if !slices.EqualFunc(engine.groups, c.want, func(a, b group) bool {

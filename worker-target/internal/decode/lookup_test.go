@@ -91,7 +91,7 @@ func testProlonged(t *testing.T) {
 		}
 		drafter := &sure{}
 		engine, out := &reciting{drafter: drafter}, recording{}
-		_, err := NewLane(Config{NoLookup: noLookup}, model, drafter).Run(context.Background(), engine, &Request{
+		_, err := NewSlot(Config{NoLookup: noLookup}, model, drafter).Run(context.Background(), engine, &Request{
 			Prompt: prompt, Sampler: engineplugin.DefaultSampler(), Max: tokens, TopLogprobs: -1, Arrived: time.Now(),
 		}, &out, &stats)
 		if err != nil {

@@ -5,6 +5,8 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/speculate"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 )
 
@@ -26,12 +28,8 @@ type Request struct {
 	Arrived        time.Time
 }
 
-// Sink receives a request's output. What it is given is valid until it returns.
-type Sink interface {
-	Prefilled(tokens int, logprobs []*tandemv1.PositionLogprobs) error
-	// Committed is told how reasoning was closed when one of the tokens closes it.
-	Committed(tokens []int32, logprobs []*tandemv1.PositionLogprobs, closed tandemv1.CloseKind) error
-}
+// Sink receives a request's output.
+type Sink = output.Sink
 
 // Result of a request that ended by itself.
 type Result struct {
@@ -50,16 +48,8 @@ type Stats struct {
 	Emitted       int
 	Steps         int // verify steps, plain ones included
 	Plain         int // steps without a tree
-	Drafted       int // draft tokens verified
-	Accepted      int
-	LookDrafted   int // of Drafted and Accepted: proposed by lookup
-	LookAccepted  int
-	DraftWait     time.Duration
 	Verify        time.Duration
-	Late          int // proposals that missed their deadline
-	Malformed     int
-	Lost          int // rounds that wanted a draft and had none
-	Degraded      bool
+	speculate.Stats
 }
 
 // Timings of the request that arrived at the given time and ends now.

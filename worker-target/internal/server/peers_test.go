@@ -25,7 +25,7 @@ type direct struct {
 	manager *drafts.Manager
 	engine  engineplugin.Engine
 	model   *auto.Model
-	slot    *decode.Lane
+	slot    *decode.Slot
 }
 
 func newDirect(t *testing.T, ctx context.Context, group *sync.WaitGroup, o enginefake.Options, named map[string]*drafttest.Draft) *direct {
@@ -50,7 +50,7 @@ func newDirect(t *testing.T, ctx context.Context, group *sync.WaitGroup, o engin
 	}, nil)
 	group.Go(func() { _ = d.manager.Run(ctx) })
 	d.manager.SetPeers(addresses)
-	d.slot = decode.NewLane(decode.Config{}, d.model, managed{d.manager})
+	d.slot = decode.NewSlot(decode.Config{}, d.model, managed{d.manager})
 	return d
 }
 
@@ -179,7 +179,7 @@ func TestSeveralDrafts(t *testing.T) {
 
 		var wait sync.WaitGroup
 		for i := range 2 {
-			slot := decode.NewLane(decode.Config{}, auto.New(), managed{d.manager})
+			slot := decode.NewSlot(decode.Config{}, auto.New(), managed{d.manager})
 			wait.Go(func() {
 				var stats decode.Stats
 				_, err := slot.Run(ctx, d.engine, &decode.Request{

@@ -43,7 +43,7 @@ type Server struct {
 	tandemv1.UnimplementedTargetServiceServer
 	workerID string
 	deps     Deps
-	slots    chan *decode.Lane
+	slots    chan *decode.Slot
 	total    int
 	draining atomic.Bool
 
@@ -66,13 +66,13 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 	if deps.Log == nil {
 		deps.Log = zap.NewNop()
 	}
-	s := &Server{workerID: workerID, deps: deps, slots: make(chan *decode.Lane, slots), total: slots}
+	s := &Server{workerID: workerID, deps: deps, slots: make(chan *decode.Slot, slots), total: slots}
 	var d decode.Drafts
 	if deps.Drafts != nil {
 		d = managed{deps.Drafts}
 	}
 	for range slots {
-		s.slots <- decode.NewLane(cfg, deps.Model, d)
+		s.slots <- decode.NewSlot(cfg, deps.Model, d)
 	}
 	return s
 }
@@ -114,7 +114,7 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 		return err
 	}
 	req.Arrived = arrived
-	var slot *decode.Lane
+	var slot *decode.Slot
 	select {
 	case slot = <-s.slots:
 	default:

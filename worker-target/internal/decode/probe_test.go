@@ -60,25 +60,25 @@ func (m *moody) Wait(ctx context.Context, tree *ddtree.Tree) drafts.Outcome {
 	return outcome
 }
 
-// TestSounding: on a worker whose requests are often foreign to the draft, a request begins plainly, listens to the draft beside
+// TestProbe: on a worker whose requests are often foreign to the draft, a request begins plainly, listens to the draft beside
 // it, and speculates when the draft was right; the output is that of plain decoding whatever the draft says and when.
-func TestSounding(t *testing.T) {
-	racetest.Bubble(t, sounds) // in virtual time, in which a busy machine makes nothing dear
+func TestProbe(t *testing.T) {
+	racetest.Bubble(t, probes) // in virtual time, in which a busy machine makes nothing dear
 }
 
-func sounds(t *testing.T) {
+func probes(t *testing.T) {
 	model := auto.New()
 	for _, rows := range []int{1, 2, 4, 8, 16, 32, 64} {
 		model.SetVerify(rows, time.Duration(rows)*50*time.Microsecond)
 	}
 	engine, drafter := &dear{}, &moody{}
-	lane := NewLane(Config{RingRows: 256}, model, drafter)
+	slot := NewSlot(Config{RingRows: 256}, model, drafter)
 	run := func(tokens int) Stats {
 		t.Helper()
 		var stats Stats
 		out := recording{}
 		request := &Request{Prompt: []int32{1, 2, 3}, Sampler: engineplugin.DefaultSampler(), TopLogprobs: -1, Max: tokens, Arrived: time.Now()}
-		if _, err := lane.Run(context.Background(), engine, request, &out, &stats); err != nil {
+		if _, err := slot.Run(context.Background(), engine, request, &out, &stats); err != nil {
 			t.Fatal(err)
 		}
 		for i, token := range out.tokens {

@@ -1,17 +1,17 @@
-package decode
+package constrain
 
 import (
 	"testing"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/ddtree"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/grammar"
 	"github.com/tandem-inference/tandem/services/grammar/grammartest"
-	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 )
 
-// document is what the model of BenchmarkGuidedRound writes, and the grammar that it writes under.
+// document is what the model of BenchmarkRound writes, and the grammar that it writes under.
 const (
 	document        = `{"name": "some text here", "list": [1, 2.5, -3, {"deep": {"er": ["a", "b", null, true]}}], "more": {"k": "v"}, "last": "a longer text with several words"}`
 	documentGrammar = `root ::= object
@@ -25,10 +25,10 @@ ws ::= [ \t\n]{0,2}
 `
 )
 
-// BenchmarkGuidedRound is what a guide adds to a round over a vocabulary of 150,000 tokens: states and masks of a tree of 22 nodes,
+// BenchmarkRound measures what a constraint adds to a round over a vocabulary of 150,000 tokens: states and masks of a tree of 22 nodes,
 // seven of them the text to come. "known" has seen the document before, as the second request with the same format has; "fresh"
 // knows nothing of the grammar.
-func BenchmarkGuidedRound(b *testing.B) {
+func BenchmarkRound(b *testing.B) {
 	const size = 150_000
 	list := grammartest.Vocabulary(size)
 	bytes := func(id int32) []byte { return []byte(list[id]) }
@@ -58,7 +58,10 @@ func BenchmarkGuidedRound(b *testing.B) {
 		}
 		b.Run(name, func(b *testing.B) {
 			factory := guide.NewFactory(load)
-			lane := NewLane(Config{}, auto.New(), nil)
+			var (
+				w    Walker
+				tree ddtree.Tree
+			)
 			rounds := 0
 			for b.Loop() {
 				if fresh {
@@ -70,28 +73,28 @@ func BenchmarkGuidedRound(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				r := &run{Lane: lane, req: &Request{Max: 1 << 20, Guide: g, TopLogprobs: -1}, state: g.Start(), chosen: -1}
-				r.info = engineplugin.Info{Vocab: size, MaxTreeRows: 64, MaxBatchRows: 64, MaxContext: 1 << 20}
+				w.Start(g, true)
 				for at := 0; at < len(tokens); at += 4 {
-					r.tree.Reset(0)
+					tree.Reset(0)
 					parent := int32(0)
 					for i := range min(7, len(tokens)-at) {
 						for k := range int32(2) {
-							r.tree.Add(int32(1000*i)+k, parent, -2)
+							tree.Add(int32(1000*i)+k, parent, -2)
 						}
-						parent = r.tree.Add(tokens[at+i], parent, -1)
+						parent = tree.Add(tokens[at+i], parent, -1)
 					}
-					r.fit()
-					r.startStep()
-					if err := r.rows(); err != nil {
-						b.Fatal(err)
+					w.Fit(&tree, 64)
+					w.Begin()
+					for i := range tree.Len() {
+						row := engineplugin.Row{Mask: -1}
+						if _, err := w.Limit(&row, i, false); err != nil {
+							b.Fatal(err)
+						}
 					}
-					for _, token := range tokens[at:min(at+4, len(tokens))] {
-						after, ok := g.Allows(r.state, token)
-						if !ok {
+					for i, token := range tokens[at:min(at+4, len(tokens))] {
+						if err := w.Replay(token, at+i); err != nil {
 							b.Fatalf("token %q is not allowed", list[token])
 						}
-						r.state = after
 					}
 					rounds++
 				}

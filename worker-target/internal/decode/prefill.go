@@ -1,0 +1,154 @@
+package decode
+
+import (
+	"context"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
+)
+
+// prefill runs the prompt in pieces.
+func (s *Slot) prefill(ctx context.Context) error {
+	start := time.Now()
+	prompt := s.req.Prompt
+	piece := s.info.MaxBatchRows
+	if s.prefillChunk > 0 {
+		piece = min(piece, s.prefillChunk)
+	}
+	var scores []*tandemv1.PositionLogprobs
+	for first := 0; first < len(prompt); first = s.seq.Length() {
+		tokens := prompt[first:min(first+piece, len(prompt))]
+		n, err := s.runKnown(ctx, s.kind(len(tokens)), tokens, func(i int, row *engineplugin.Row) (bool, error) {
+			switch p := first + i; {
+			case p+1 == len(prompt) && s.req.Max > 0:
+				return false, s.chooseNext(row, 0)
+			case p+1 < len(prompt) && s.req.PromptLogprobs:
+				row.Want |= engineplugin.WantScore
+				row.Score = prompt[p+1]
+				s.out.WantTop(row)
+			}
+			return false, nil
+		})
+		if err != nil {
+			return err
+		}
+		if s.req.PromptLogprobs {
+			for i := range min(n, len(prompt)-1-first) {
+				scores = append(scores, s.seq.Result().Scored(i))
+			}
+		}
+	}
+	s.stats.Prefill = time.Since(start)
+	return s.out.Prefilled(len(prompt), scores)
+}
+
+// decodeRows is how many rows of a prompt piece have the decode contract where the engine leaves it open.
+const decodeRows = 64
+
+// kind is the contract of a prompt piece of n rows.
+func (s *Slot) kind(n int) engineplugin.GroupKind {
+	most := s.info.PromptRows
+	if most <= 0 {
+		most = decodeRows
+	}
+	if n > most {
+		return engineplugin.KindPrompt
+	}
+	return engineplugin.KindDecode
+}
+
+// replay runs tokens that another worker generated under the contract of decoding.
+func (s *Slot) replay(ctx context.Context) error {
+	start := time.Now()
+	tokens := s.req.Committed
+	for done := 0; done < len(tokens); {
+		n := min(s.info.MaxTreeRows, s.info.MaxBatchRows, len(tokens)-done)
+		n, err := s.runKnown(ctx, engineplugin.KindDecode, tokens[done:done+n], func(i int, row *engineplugin.Row) (bool, error) {
+			if err := s.constraint.Replay(tokens[done+i], done+i); err != nil {
+				return false, err
+			}
+			err := s.chooseNext(row, done+i+1)
+			return row.Want&engineplugin.WantToken != 0, err // what follows may depend on the choice
+		})
+		if err != nil {
+			return err
+		}
+		done += n
+	}
+	s.stats.Prefill += time.Since(start)
+	return nil
+}
+
+// runKnown commits a chain of known tokens and returns how many they were: prepare completes a token's row and may end
+// the chain with it.
+func (s *Slot) runKnown(
+	ctx context.Context, kind engineplugin.GroupKind, tokens []int32, prepare func(i int, row *engineplugin.Row) (end bool, err error),
+) (int, error) {
+	s.seq.Begin(kind, s.features.Encoding(), 0)
+	s.features.BeginKnown()
+	s.constraint.Begin()
+	n := 0
+	for end := false; n < len(tokens) && !end; n++ {
+		p := s.seq.Length() + n
+		row := engineplugin.Row{Token: tokens[n], Position: int32(p), Parent: int32(n - 1), Mask: -1}
+		var err error
+		if end, err = prepare(n, &row); err != nil {
+			return 0, err
+		}
+		row.Want |= s.features.WantKnown(p)
+		s.seq.Add(row)
+	}
+	s.text.Read(tokens[:n])
+	if err := s.runStep(ctx, true); err != nil {
+		return 0, err
+	}
+	s.features.Take(s.seq.Result().Features(), nil)
+	if token, ok := s.seq.Result().Last(); ok {
+		s.constraint.SetChosen(token)
+	}
+	s.seq.Advance(n)
+	s.stats.PrefillTokens += n
+	return n, nil
+}
+
+// chooseNext makes the row before output token i choose it when it is not known yet, or when the constraint depends on
+// what would have been chosen.
+func (s *Slot) chooseNext(row *engineplugin.Row, i int) error {
+	if i < len(s.req.Committed) && !s.constraint.Sampling(s.req.Committed[i]) {
+		return nil
+	}
+	return s.choose(row, constrain.Next)
+}
+
+// choose makes a row choose a token, as the constraint allows after a node of the round's tree.
+func (s *Slot) choose(row *engineplugin.Row, node int) error {
+	open, err := s.constraint.Limit(row, node, s.out.Logprobs())
+	if err == nil && open {
+		s.out.Choose(row)
+	}
+	return err
+}
+
+// runStep runs the step that was put together.
+func (s *Slot) runStep(ctx context.Context, commit bool) error {
+	s.seq.SetMasks(s.constraint.Masks())
+	if err := s.seq.Run(ctx, commit); err != nil {
+		return err
+	}
+	return s.features.Check(s.seq.Result().Features())
+}
+
+// first emits the token that the last row of prefill or replay has chosen, and asks for the first proposal.
+func (s *Slot) first(ctx context.Context) (tandemv1.FinishReason, error) {
+	s.begin()
+	reason := s.accept(s.seq.Result().Rows() - 1)
+	s.spec.ObserveText(s.seq.Length())
+	if reason == unfinished {
+		if err := s.ask(ctx); err != nil {
+			return reason, err
+		}
+	}
+	return reason, s.out.Flush()
+}

@@ -1,0 +1,39 @@
+package decode
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+)
+
+// BenchmarkRound measures what the decode loop itself costs a round: engine and draft answer at once.
+func BenchmarkRound(b *testing.B) {
+	for name, mode := range map[string]tandemv1.SpeculationMode{
+		"off": tandemv1.SpeculationMode_SPECULATION_MODE_OFF, "chain": tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN,
+		"tree": tandemv1.SpeculationMode_SPECULATION_MODE_TREE, "auto": tandemv1.SpeculationMode_SPECULATION_MODE_AUTO,
+		"lookup": tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP,
+	} {
+		b.Run(name, func(b *testing.B) {
+			slot := NewSlot(Config{RingRows: 256}, auto.New(), &knowing{})
+			request := &Request{
+				Prompt: []int32{1, 2, 3}, Sampler: engineplugin.DefaultSampler(), Mode: mode, TopLogprobs: -1, Max: 20000,
+			}
+			rounds := 0
+			b.ReportAllocs()
+			for b.Loop() {
+				var stats Stats
+				var out discard
+				request.Arrived = time.Now()
+				if _, err := slot.Run(context.Background(), &counting{}, request, &out, &stats); err != nil {
+					b.Fatal(err)
+				}
+				rounds += stats.Steps
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(rounds), "ns/round")
+		})
+	}
+}

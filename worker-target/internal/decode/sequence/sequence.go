@@ -1,0 +1,87 @@
+// Package sequence holds the engine's side of one request: its sequence, the step that is being put together, what the
+// step returned, and the path whose commit is pending.
+//
+// A step first commits the path of the step before, so that a round costs one call. A step whose rows are certain to be
+// kept commits them itself and leaves nothing pending.
+package sequence
+
+import (
+	"context"
+
+	"github.com/tandem-inference/tandem/services/engineplugin"
+)
+
+// Sequence is the sequence of one request after another. Its memory is kept between them.
+type Sequence struct {
+	engine  engineplugin.Engine
+	id      engineplugin.Sequence
+	vocab   int
+	length  int
+	path    []int32 // accepted rows of the last step, pending unless its group commits
+	group   [1]engineplugin.Group
+	step    engineplugin.Step
+	result  Result
+	reading [1]engineplugin.Group // of a step without rows
+	read    engineplugin.StepResult
+}
+
+// Start begins a request on sequence id, which is empty. vocab bounds the tokens that the engine may choose.
+func (s *Sequence) Start(engine engineplugin.Engine, id engineplugin.Sequence, vocab int) {
+	s.engine, s.id, s.vocab, s.length = engine, id, vocab, 0
+	s.path, s.group[0] = s.path[:0], engineplugin.Group{}
+}
+
+// Length is the number of positions in the sequence once the pending path is committed.
+func (s *Sequence) Length() int { return s.length }
+
+// Advance adds n positions: those of accepted rows.
+func (s *Sequence) Advance(n int) { s.length += n }
+
+// Path returns the rows of the last step that were accepted, each the parent of the next.
+func (s *Sequence) Path() []int32 { return s.path }
+
+// SetPath sets the rows of the last step that are accepted. The next step commits them unless the last one did.
+func (s *Sequence) SetPath(path []int32) { s.path = path }
+
+// Begin starts a step that first commits what is pending. kept is the number of newest committed rows whose features
+// it reads from the engine.
+func (s *Sequence) Begin(kind engineplugin.GroupKind, features engineplugin.FeatureEncoding, kept int) {
+	next := engineplugin.Group{Sequence: s.id, Kind: kind, Kept: s.keptRange(kept)}
+	if !s.group[0].Commit {
+		next.Path = s.path
+	}
+	s.group[0] = next
+	s.step = engineplugin.Step{Groups: s.group[:], Rows: s.step.Rows[:0], Features: features}
+}
+
+// Add adds a row to the step.
+func (s *Sequence) Add(row engineplugin.Row) { s.step.Rows = append(s.step.Rows, row) }
+
+// SetMasks sets the n masks that the step's rows name.
+func (s *Sequence) SetMasks(masks []uint32, n int) { s.step.Masks, s.step.NMasks = masks, n }
+
+// Run runs the step. With commit its rows are a chain that is kept whole.
+func (s *Sequence) Run(ctx context.Context, commit bool) error {
+	s.group[0].Rows, s.group[0].Commit = len(s.step.Rows), commit
+	return s.result.run(ctx, s.engine, &s.step, s.vocab)
+}
+
+// Result returns what the last step returned. It is valid until the next one.
+func (s *Sequence) Result() *Result { return &s.result }
+
+// ReadKept reads the features of the newest n rows, which the engine keeps, by a step without rows. Nothing may be
+// pending: rows whose features are kept are committed by their own step.
+func (s *Sequence) ReadKept(ctx context.Context, features engineplugin.FeatureEncoding, n int) ([]byte, error) {
+	s.reading[0] = engineplugin.Group{Sequence: s.id, Kept: s.keptRange(n)}
+	step := engineplugin.Step{Groups: s.reading[:], Features: features}
+	err := s.engine.Step(ctx, &step, &s.read)
+	return s.read.Features, err
+}
+
+// keptRange is that of the newest n rows.
+func (s *Sequence) keptRange(n int) engineplugin.KeptRange {
+	if n == 0 {
+		return engineplugin.KeptRange{}
+	}
+	return engineplugin.KeptRange{Position: int32(s.length - n), Rows: int32(n)}
+}

@@ -1,0 +1,169 @@
+package decode
+
+import (
+	"context"
+	"time"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/features"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/sequence"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/speculate"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/text"
+	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+)
+
+// Drafter is the draft of one request; *drafts.Link implements it.
+type Drafter = speculate.Drafter
+
+// Drafts opens drafters; *drafts.Manager, wrapped, implements it.
+type Drafts = speculate.Drafts
+
+// Config of decoding, the same for all slots.
+type Config struct {
+	// PrefillChunk is the number of rows of a prefill step, 0 = the engine's widest.
+	PrefillChunk int
+	// TreeBudget is the number of nodes of trees when the request does not say, 0 = DefaultTreeBudget.
+	TreeBudget int
+	// RingRows of features kept per slot, 0 = drafts.DefaultRingRows.
+	RingRows int
+	// NoLookup keeps automatic speculation from looking proposals up in the text.
+	NoLookup bool
+	// Proposals are waited for at least MinDeadline, or four times the expected time, at most MaxDeadline; zero values
+	// mean the defaults.
+	MinDeadline, MaxDeadline time.Duration
+}
+
+// Defaults of Config.
+const (
+	DefaultTreeBudget  = 22
+	DefaultMinDeadline = 20 * time.Millisecond
+	// DefaultMaxDeadline is well below the second within which an answer must go on when a draft hangs.
+	DefaultMaxDeadline = 400 * time.Millisecond
+)
+
+func (c Config) withDefaults() Config {
+	if c.TreeBudget <= 0 {
+		c.TreeBudget = DefaultTreeBudget
+	}
+	if c.RingRows <= 0 {
+		c.RingRows = drafts.DefaultRingRows
+	}
+	if c.MinDeadline <= 0 {
+		c.MinDeadline = DefaultMinDeadline
+	}
+	if c.MaxDeadline <= 0 {
+		c.MaxDeadline = DefaultMaxDeadline
+	}
+	return c
+}
+
+// Slot runs one request after the other. Its memory is kept between them.
+type Slot struct {
+	prefillChunk int // rows
+
+	// Of the request in work.
+	req   *Request
+	info  engineplugin.Info
+	stats *Stats
+
+	seq        sequence.Sequence
+	text       text.Text
+	spec       *speculate.Speculation
+	constraint constrain.Walker
+	features   *features.Feed
+	out        output.Output
+}
+
+// NewSlot returns an idle slot. d is nil when the worker uses no drafts.
+func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
+	cfg = cfg.withDefaults()
+	s := &Slot{prefillChunk: cfg.PrefillChunk, features: features.New(cfg.RingRows)}
+	s.spec = speculate.New(speculate.Config{
+		TreeBudget: cfg.TreeBudget, NoLookup: cfg.NoLookup, MinDeadline: cfg.MinDeadline, MaxDeadline: cfg.MaxDeadline,
+	}, model, d, &s.text)
+	return s
+}
+
+// Run runs a request on engine, which frees a sequence although its request is over (engineplugin.Guard). stats is
+// filled as far as the request came, also when an error is returned.
+func (s *Slot) Run(ctx context.Context, engine engineplugin.Engine, req *Request, sink Sink, stats *Stats) (Result, error) {
+	info := engine.Info()
+	seq, err := engine.NewSequence(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	defer func() { _ = engine.FreeSequence(ctx, seq) }()
+	sampler := req.Sampler
+	sampler.PromptTokens = int32(len(req.Prompt))
+	if err := engine.SetSampler(ctx, seq, sampler); err != nil {
+		return Result{}, err
+	}
+	s.req, s.info, s.stats = req, info, stats
+	s.start(engine, seq, sink)
+	defer s.spec.Close()
+	reason, err := s.run(ctx)
+	stats.Emitted, stats.FirstToken, stats.Decode = s.out.Figures()
+	return Result{Reason: reason, StopToken: s.out.StopToken(), CloseKind: s.constraint.Kind()}, err
+}
+
+// start begins the request in every part.
+func (s *Slot) start(engine engineplugin.Engine, seq engineplugin.Sequence, sink Sink) {
+	req, info := s.req, &s.info
+	s.seq.Start(engine, seq, info.Vocab)
+	s.out.Start(output.Request{
+		Max: req.Max, Committed: req.Committed, Stop: req.Stop, TopLogprobs: req.TopLogprobs, MaxTopK: info.MaxTopK, Arrived: req.Arrived,
+	}, sink)
+	s.constraint.Start(req.Guide, req.Mode != tandemv1.SpeculationMode_SPECULATION_MODE_OFF)
+	s.features.Reset(info.MaxBatchRows)
+	s.spec.Start(speculate.Request{
+		ID: req.ID, Prompt: req.Prompt, Mode: req.Mode, Budget: req.Budget, Block: req.Block, Max: req.Max, Left: s.out.Left(),
+		Constrained: req.Guide != nil, Vocab: info.Vocab, TreeRows: info.MaxTreeRows, Rows: info.MaxBatchRows,
+	}, &s.stats.Stats)
+}
+
+// run runs the request: prompt, tokens of an earlier worker, first token, rounds.
+func (s *Slot) run(ctx context.Context) (tandemv1.FinishReason, error) {
+	s.attach(ctx, len(s.req.Prompt)+len(s.req.Committed))
+	if err := s.prefill(ctx); err != nil {
+		return unfinished, err
+	}
+	if reason := s.out.Ended(); reason != unfinished {
+		return reason, nil
+	}
+	if err := s.replay(ctx); err != nil {
+		return unfinished, err
+	}
+	if s.constraint.Ended() {
+		return tandemv1.FinishReason_FINISH_REASON_STOP, nil
+	}
+	reason, err := s.first(ctx)
+	for err == nil && reason == unfinished {
+		reason, err = s.round(ctx)
+	}
+	return reason, err
+}
+
+// unfinished is the reason of a request that goes on.
+const unfinished = tandemv1.FinishReason_FINISH_REASON_UNSPECIFIED
+
+// at is where the request stands between two steps.
+func (s *Slot) at() speculate.At { return s.atLength(s.seq.Length()) }
+
+func (s *Slot) atLength(length int) speculate.At {
+	return speculate.At{Anchor: s.out.Anchor(), Length: length, Left: s.out.Left(), Free: s.info.MaxContext - length}
+}
+
+// attach gives the request a draft and captures features for it, once one is attached to the worker. known is the
+// number of positions whose tokens are known by now.
+func (s *Slot) attach(ctx context.Context, known int) {
+	capture := s.spec.Capture(s.out.Left())
+	if capture == nil {
+		return
+	}
+	ring := s.features.Start(capture, s.seq.Length(), known)
+	s.features.Connect(s.spec.Attach(ctx, ring, capture, s.atLength(known)))
+}
