@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -26,10 +25,9 @@ func TestBodiesAreBounded(t *testing.T) {
 	first := r.send(t.Context(), large)
 	receive(t, b.Admitted, "the first large request runs")
 	// What is refused is refused at once; admitted, it would wait for the first.
-	const refusal = 10 * time.Second
-	ctx, cancel := context.WithTimeout(t.Context(), 3*refusal)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
 	defer cancel()
-	if a := r.within(refusal, "POST", "/v1/chat/completions", large); a.status != http.StatusTooManyRequests ||
+	if a := r.do("POST", "/v1/chat/completions", large); a.status != http.StatusTooManyRequests ||
 		at(a.json(t), "error", "code") != "queue_full" || a.header.Get("Retry-After") == "" {
 		t.Errorf("the second large request: %d %.300s", a.status, a.body)
 	}

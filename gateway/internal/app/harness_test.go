@@ -163,13 +163,7 @@ func at(v any, path ...any) any {
 // do asks and waits for the whole answer, for as long as the test's patience lasts.
 func (r *rig) do(method, path, body string, header ...string) answer {
 	r.t.Helper()
-	return r.within(patience, method, path, body, header...)
-}
-
-// within is do for an answer that must come sooner.
-func (r *rig) within(limit time.Duration, method, path, body string, header ...string) answer {
-	r.t.Helper()
-	ctx, cancel := context.WithTimeout(r.t.Context(), limit)
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
 	defer cancel()
 	var rd io.Reader
 	if body != "" {
