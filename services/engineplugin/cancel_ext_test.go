@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -13,6 +15,7 @@ import (
 	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
 	"github.com/tandem-inference/tandem/services/engineplugin"
 	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -180,7 +183,44 @@ func TestInterruptOvertakesRequest(t *testing.T) {
 	}
 }
 
+// TestSubmitterServesInOrder: callers get their turn in the order in which they began to wait, those that give up get none.
 func TestSubmitterServesInOrder(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		s := engineplugin.NewSubmitter()
+		if err := s.Acquire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		const callers = 20
+		impatient, giveUp := context.WithCancel(t.Context())
+		var order, want []int // order is written by the caller whose turn it is
+		for i := range callers {
+			ctx := t.Context()
+			if i%5 == 3 {
+				ctx = impatient
+			} else {
+				want = append(want, i)
+			}
+			go func() {
+				if err := s.Acquire(ctx); err != nil {
+					return
+				}
+				order = append(order, i)
+				s.Release()
+			}()
+			synctest.Wait() // it waits for its turn
+		}
+		giveUp()
+		synctest.Wait()
+		s.Release()
+		synctest.Wait()
+		if !slices.Equal(order, want) {
+			t.Errorf("served in the order %v, want %v", order, want)
+		}
+	})
+}
+
+// TestSubmitterOfEndedContexts: a context that has ended takes no turn, free or not, and a turn allocates nothing.
+func TestSubmitterOfEndedContexts(t *testing.T) {
 	s := engineplugin.NewSubmitter()
 	if err := s.Acquire(t.Context()); err != nil {
 		t.Fatal(err)
