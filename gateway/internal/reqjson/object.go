@@ -83,26 +83,41 @@ func isNull(v json.RawMessage) bool { return string(bytes.TrimSpace(v)) == "null
 
 // checkDepth bounds nesting before anything recurses.
 func checkDepth(body []byte) error {
-	depth, inString := 0, false
-	for i := 0; i < len(body); i++ {
-		switch c := body[i]; {
-		case inString:
-			if c == '\\' {
-				i++
-			} else if c == '"' {
-				inString = false
-			}
-		case c == '"':
-			inString = true
-		case c == '{' || c == '[':
+	depth := 0
+	for _, c := range marks(body) {
+		switch c {
+		case '{', '[':
 			if depth++; depth > MaxDepth {
 				return reqerr.InvalidJSON("the body is nested deeper than %d levels", MaxDepth)
 			}
-		case c == '}' || c == ']':
+		case '}', ']':
 			depth--
 		}
 	}
 	return nil
+}
+
+// marks returns the brackets and commas of JSON text that stand outside of strings, with their offsets.
+func marks(text []byte) iter.Seq2[int, byte] {
+	return func(yield func(int, byte) bool) {
+		inString := false
+		for i := 0; i < len(text); i++ {
+			switch c := text[i]; {
+			case inString:
+				if c == '\\' {
+					i++
+				} else if c == '"' {
+					inString = false
+				}
+			case c == '"':
+				inString = true
+			case c == '{' || c == '[' || c == '}' || c == ']' || c == ',':
+				if !yield(i, c) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // Wrap makes an Object of raw, which lies at path. A value that is no object is an error.
@@ -339,17 +354,10 @@ func Elements(array json.RawMessage) (elements iter.Seq[json.RawMessage], ok boo
 	}
 	text := bytes.TrimSpace(array)
 	return func(yield func(json.RawMessage) bool) {
-		depth, inString, start := 0, false, 1
-		for i := 1; i < len(text); i++ {
-			switch c := text[i]; {
-			case inString:
-				if c == '\\' {
-					i++
-				} else if c == '"' {
-					inString = false
-				}
-			case c == '"':
-				inString = true
+		depth, start := 0, 1
+		for i, c := range marks(text) {
+			switch {
+			case i == 0: // the array's own bracket
 			case c == '{' || c == '[':
 				depth++
 			case depth > 0 && (c == '}' || c == ']'):
