@@ -224,7 +224,7 @@ fmt: ## format Go, proto and C++ sources
 	gofmt -w $$(git ls-files '*.go' ':!:*.pb.go')
 	@tools/clang-format.sh -i
 
-proto: bin/buf bin/protoc-gen-tandemwire ## regenerate the Go code of proto/ and the codec of services/tensorwire
+proto: bin/buf bin/protoc-gen-tandemwire ## regenerate the Go code of proto/ and the codecs of services/tensorwire and services/engine/wire
 	bin/buf generate
 
 bin/buf: tools/proto/go.mod

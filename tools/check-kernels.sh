@@ -32,7 +32,7 @@ cases() {
     "$program" --list | sed "s|^|$program |"
   done
   if [ -n "${CONFORMANCE:-}" ]; then
-    grep -oE '^\s*\{"[A-Za-z]+", \(\*suite\)' services/engineplugin/enginetest/enginetest.go | grep -oE '[A-Z][A-Za-z]+' |
+    grep -oE '^\s*\{"[A-Za-z]+", \(\*suite\)' services/engine/enginetest/enginetest.go | grep -oE '[A-Z][A-Za-z]+' |
       sed "s|^|$(realpath "$CONFORMANCE") |"
   fi
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/tandem-inference/tandem/native/plugin/internal/native"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 )
 
 // TestLibraryStepAllocations: a step through the binding costs the native calls' own allocations (24 bytes each) only.
@@ -15,9 +15,9 @@ func TestLibraryStepAllocations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := lib.Open(t.Context(), engineplugin.OpenOptions{
-		Role: engineplugin.RoleTarget, ModelPath: models.Target, Threads: 2, MaxSequences: 1, MaxContext: 512,
-		KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+	e, err := lib.Open(t.Context(), engine.OpenOptions{
+		Role: engine.RoleTarget, ModelPath: models.Target, Threads: 2, MaxSequences: 1, MaxContext: 512,
+		KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -27,11 +27,11 @@ func TestLibraryStepAllocations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	step := &engineplugin.Step{Groups: []engineplugin.Group{{Sequence: q, Rows: 1}}}
-	var result engineplugin.StepResult
+	step := &engine.Step{Groups: []engine.Group{{Sequence: q, Rows: 1}}}
+	var result engine.StepResult
 	at := int32(0)
 	run := func() {
-		step.Rows = append(step.Rows[:0], engineplugin.Row{Token: 5, Position: at, Parent: -1, Want: engineplugin.WantToken, Mask: -1})
+		step.Rows = append(step.Rows[:0], engine.Row{Token: 5, Position: at, Parent: -1, Want: engine.WantToken, Mask: -1})
 		if err := e.Step(t.Context(), step, &result); err != nil {
 			t.Fatal(err)
 		}

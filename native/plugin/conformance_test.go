@@ -12,8 +12,9 @@ import (
 
 	"github.com/tandem-inference/tandem/native/plugin/internal/native"
 	"github.com/tandem-inference/tandem/native/plugin/internal/program"
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginetest"
+	"github.com/tandem-inference/tandem/services/engine/host"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -69,7 +70,7 @@ func runInProcess(t *testing.T, path string, models enginetest.Models) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	enginetest.Run(t, func(*testing.T) (engineplugin.Opener, enginetest.Models) { return lib, models })
+	enginetest.Run(t, func(*testing.T) (engine.Opener, enginetest.Models) { return lib, models })
 }
 
 // build builds tandem-engine.
@@ -88,8 +89,8 @@ func build(t testing.TB) string {
 func TestPlugin(t *testing.T) {
 	lib, models := files(t)
 	bin := build(t)
-	enginetest.Run(t, func(t *testing.T) (engineplugin.Opener, enginetest.Models) {
-		h, err := engineplugin.NewHost(engineplugin.HostConfig{Program: bin, Library: lib, Dir: t.TempDir()})
+	enginetest.Run(t, func(t *testing.T) (engine.Opener, enginetest.Models) {
+		h, err := host.NewHost(host.HostConfig{Program: bin, Library: lib, Dir: t.TempDir()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -123,9 +124,9 @@ func TestCommandLine(t *testing.T) {
 func follow(t *testing.T, bin, lib, parent string) (cmd *exec.Cmd, line string) {
 	t.Helper()
 	cmd = exec.Command(bin, "--lib", lib)
-	h := engineplugin.Handshake
+	h := host.Handshake
 	cmd.Env = append(os.Environ(), h.MagicCookieKey+"="+h.MagicCookieValue, "PLUGIN_PROTOCOL_VERSIONS=1",
-		"PLUGIN_UNIX_SOCKET_DIR="+t.TempDir(), engineplugin.ParentPIDVariable+"="+parent)
+		"PLUGIN_UNIX_SOCKET_DIR="+t.TempDir(), host.ParentPIDVariable+"="+parent)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

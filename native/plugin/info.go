@@ -8,7 +8,7 @@ import (
 
 	"github.com/tandem-inference/tandem/native/plugin/internal/native"
 	"github.com/tandem-inference/tandem/native/plugin/internal/program"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 )
 
 type infoCmd struct {
@@ -20,11 +20,11 @@ type infoCmd struct {
 
 // description is what info prints.
 type description struct {
-	Version string              `json:"version"`
-	Library string              `json:"library"`
-	ABI     uint32              `json:"abi"`
-	Model   *engineplugin.Info  `json:"model,omitempty"`
-	Memory  []engineplugin.Stat `json:"memory,omitempty"`
+	Version string        `json:"version"`
+	Library string        `json:"library"`
+	ABI     uint32        `json:"abi"`
+	Model   *engine.Info  `json:"model,omitempty"`
+	Memory  []engine.Stat `json:"memory,omitempty"`
 }
 
 // Run prints what is known as JSON.
@@ -50,10 +50,10 @@ func (i *infoCmd) Run(c *cli) error {
 
 func (i *infoCmd) open(lib *native.Library, d *description) error {
 	ctx := context.Background()
-	role := map[string]engineplugin.Role{"target": engineplugin.RoleTarget, "draft": engineplugin.RoleDraft, "score": engineplugin.RoleScore}[i.Role]
-	e, err := lib.Open(ctx, engineplugin.OpenOptions{
+	role := map[string]engine.Role{"target": engine.RoleTarget, "draft": engine.RoleDraft, "score": engine.RoleScore}[i.Role]
+	e, err := lib.Open(ctx, engine.OpenOptions{
 		Role: role, ModelPath: i.Model, TablesPath: i.Tables, Device: i.Device, MaxSequences: 1,
-		KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+		KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 	}, nil)
 	if err != nil {
 		return fmt.Errorf("open %s: %w", i.Model, err)

@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/native/plugin/internal/native"
 	"github.com/tandem-inference/tandem/native/plugin/internal/program"
 	"github.com/tandem-inference/tandem/services/device"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -81,8 +81,8 @@ type opener struct {
 	log native.LogFunc
 }
 
-// Open implements engineplugin.Opener.
-func (o opener) Open(ctx context.Context, options engineplugin.OpenOptions, progress engineplugin.Progress) (engineplugin.Engine, error) {
+// Open implements engine.Opener.
+func (o opener) Open(ctx context.Context, options engine.OpenOptions, progress engine.Progress) (engine.Engine, error) {
 	path, err := o.cli.library(options.Device)
 	if err != nil {
 		return nil, rpcerr.InvalidArgument("device", "%v", err)

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/tandem-inference/tandem/services/config"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"google.golang.org/grpc/codes"
 )
@@ -64,7 +64,7 @@ func TestAdviceNamesFlagsAndSizes(t *testing.T) {
 
 type unfitOpener struct{}
 
-func (unfitOpener) Open(context.Context, engineplugin.OpenOptions, engineplugin.Progress) (engineplugin.Engine, error) {
+func (unfitOpener) Open(context.Context, engine.OpenOptions, engine.Progress) (engine.Engine, error) {
 	return nil, rpcerr.FromCode(codes.ResourceExhausted, targetUnfit)
 }
 

@@ -3,7 +3,7 @@ package workernode
 import (
 	"strings"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/gguf"
 )
 
@@ -14,7 +14,7 @@ type CacheFlags struct {
 }
 
 // Apply sets the types in the options of an engine.
-func (f CacheFlags) Apply(o *engineplugin.OpenOptions) {
+func (f CacheFlags) Apply(o *engine.OpenOptions) {
 	o.KVTypeK, o.KVTypeV = cacheType(f.CacheTypeK), cacheType(f.CacheTypeV)
 }
 

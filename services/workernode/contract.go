@@ -5,7 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 )
 
 // contractVersion is raised when the worker's part of the arithmetic changes: the cuts of prompts and how tokens
@@ -16,7 +16,7 @@ const contractVersion = 1
 // the same request, drafted or not. It is a digest over the digest of the model file, the engine's arithmetic, the
 // types of cached keys and values, the layers and, where prompts have bits of their own, the cuts of prompts.
 // prefillChunk is the worker's setting in rows, 0 = the engine's widest step.
-func Contract(digest string, info engineplugin.Info, prefillChunk int) string {
+func Contract(digest string, info engine.Info, prefillChunk int) string {
 	// Where a prompt is cut changes bits only if a step can be wider than what has the bits of decoding.
 	chunk := info.MaxBatchRows
 	if prefillChunk > 0 {

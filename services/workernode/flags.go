@@ -12,7 +12,7 @@ import (
 
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/device"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/procwatch"
 	"google.golang.org/grpc"
@@ -146,11 +146,11 @@ func (f *Flags) EnginePaths() (program, library string, err error) {
 }
 
 // OpenOptions are the engine options that follow from the flags.
-func (f *Flags) OpenOptions(role engineplugin.Role) engineplugin.OpenOptions {
-	return engineplugin.OpenOptions{
+func (f *Flags) OpenOptions(role engine.Role) engine.OpenOptions {
+	return engine.OpenOptions{
 		Role: role, ModelPath: f.Model, Device: f.Device, Threads: f.Threads, MaxContext: f.MaxCtx,
 		MemoryCapBytes: uint64(f.MemoryCap), MaxSequences: f.Lanes,
-		KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+		KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 	}
 }
 

@@ -6,7 +6,8 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/host"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
@@ -15,12 +16,12 @@ import (
 
 // KeeperConfig sets up a Keeper.
 type KeeperConfig struct {
-	Opener  engineplugin.Opener
-	Options engineplugin.OpenOptions
+	Opener  engine.Opener
+	Options engine.OpenOptions
 	// OnOpen prepares an engine before anybody gets it. May be nil.
-	OnOpen func(context.Context, engineplugin.Engine) error
+	OnOpen func(context.Context, engine.Engine) error
 	// Guard of every engine; OnOrphans is the keeper's.
-	Guard engineplugin.GuardConfig
+	Guard engine.GuardConfig
 	Log   *zap.Logger
 	// Flags are those of the program, for advice when a model does not fit; nil = none.
 	Flags *Flags
@@ -33,7 +34,7 @@ type Keeper struct {
 	log        *zap.Logger
 	flags      *Flags
 	trained    int
-	supervisor *engineplugin.Supervisor
+	supervisor *host.Supervisor
 	openings   atomic.Int64
 	// Bytes of weights while an engine loads.
 	loaded, total atomic.Uint64
@@ -41,18 +42,18 @@ type Keeper struct {
 
 // prepared guards engines and runs OnOpen between opening and use.
 type prepared struct {
-	engineplugin.Opener
-	guard  engineplugin.GuardConfig
-	onOpen func(context.Context, engineplugin.Engine) error
+	engine.Opener
+	guard  engine.GuardConfig
+	onOpen func(context.Context, engine.Engine) error
 }
 
-func (p prepared) Open(ctx context.Context, o engineplugin.OpenOptions,
-	progress engineplugin.Progress) (engineplugin.Engine, error) {
+func (p prepared) Open(ctx context.Context, o engine.OpenOptions,
+	progress engine.Progress) (engine.Engine, error) {
 	inner, err := p.Opener.Open(ctx, o, progress)
 	if err != nil {
 		return nil, err
 	}
-	e := engineplugin.NewGuard(inner, p.guard)
+	e := engine.NewGuard(inner, p.guard)
 	if p.onOpen == nil {
 		return e, nil
 	}
@@ -70,24 +71,24 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 		k.log = zap.NewNop()
 	}
 	cfg.Guard.OnOrphans = k.orphans
-	k.supervisor = engineplugin.NewSupervisor(prepared{cfg.Opener, cfg.Guard, cfg.OnOpen}, cfg.Options,
-		engineplugin.RestartConfig{OnEvent: k.event, Progress: func(done, total uint64) {
+	k.supervisor = host.NewSupervisor(prepared{cfg.Opener, cfg.Guard, cfg.OnOpen}, cfg.Options,
+		host.RestartConfig{OnEvent: k.event, Progress: func(done, total uint64) {
 			k.loaded.Store(done)
 			k.total.Store(total)
 		}})
 	return k
 }
 
-func (k *Keeper) event(e engineplugin.Event) {
+func (k *Keeper) event(e host.Event) {
 	switch e.Kind {
-	case engineplugin.EngineUp:
+	case host.EngineUp:
 		k.openings.Add(1)
 		k.log.Info("engine is open", zap.Uint64("generation", e.Generation))
 		k.warnOfLongContext()
-	case engineplugin.EngineDown:
+	case host.EngineDown:
 		k.log.Error("engine is lost, opening it again", zap.NamedError(telemetry.KeyErr, e.Err),
 			zap.Strings("stderr", e.Stderr))
-	case engineplugin.EngineFailed:
+	case host.EngineFailed:
 		if len(e.Stderr) == 0 {
 			return // Run returns the error to somebody who says it
 		}
@@ -96,7 +97,7 @@ func (k *Keeper) event(e engineplugin.Event) {
 }
 
 // orphans says loudly what should never happen; the guard frees them.
-func (k *Keeper) orphans(h engineplugin.Handles) {
+func (k *Keeper) orphans(h engine.Handles) {
 	k.log.Error("the engine holds sequences or snapshots that belong to no request, freeing them",
 		zap.Int32s("sequences", toInt32(h.Sequences)), zap.Int32s("snapshots", toInt32(h.Snapshots)))
 }
@@ -114,7 +115,7 @@ func (k *Keeper) Heartbeat(h *tandemv1.Heartbeat) {
 	h.EngineRestarts = int32(k.Restarts())
 	h.LoadedBytes, h.LoadBytes = k.Loading()
 	e, _ := k.supervisor.Current()
-	g, ok := e.(*engineplugin.Guard)
+	g, ok := e.(*engine.Guard)
 	if !ok {
 		return
 	}
@@ -153,14 +154,14 @@ func (k *Keeper) warnOfLongContext() {
 }
 
 // Wait returns the engine as soon as it is open.
-func (k *Keeper) Wait(ctx context.Context) (engineplugin.Engine, error) {
+func (k *Keeper) Wait(ctx context.Context) (engine.Engine, error) {
 	e, _, err := k.supervisor.Engine(ctx)
 	return e, err
 }
 
 // Engine returns the open engine, or UNAVAILABLE while there is none. A caller keeps what it got for as long as its
 // sequences live: they do not exist in the next one.
-func (k *Keeper) Engine() (engineplugin.Engine, error) {
+func (k *Keeper) Engine() (engine.Engine, error) {
 	e, _ := k.supervisor.Current()
 	if e == nil {
 		return nil, rpcerr.EngineLost.With("the engine is restarting").WithRetryAfter(time.Second)
@@ -182,7 +183,7 @@ func (k *Keeper) Restarts() int { return max(0, int(k.openings.Load())-1) }
 
 // Report tells the keeper the error of a call on engine. After a device fault an engine answers nothing else any more:
 // it is closed, and the supervisor opens another.
-func (k *Keeper) Report(engine engineplugin.Engine, err error) {
+func (k *Keeper) Report(engine engine.Engine, err error) {
 	if rpcerr.Code(err) != codes.Internal {
 		return
 	}

@@ -7,8 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"go.uber.org/goleak"
@@ -32,9 +32,9 @@ func TestKeeperReopens(t *testing.T) {
 				prepared, opener := 0, enginefake.New(enginefake.Options{})
 				k := NewKeeper(KeeperConfig{
 					Opener: opener,
-					Options: engineplugin.OpenOptions{Role: engineplugin.RoleTarget, ModelPath: "model", MaxSequences: 1,
+					Options: engine.OpenOptions{Role: engine.RoleTarget, ModelPath: "model", MaxSequences: 1,
 						KVTypeK: -1, KVTypeV: -1},
-					OnOpen: func(context.Context, engineplugin.Engine) error { prepared++; return nil },
+					OnOpen: func(context.Context, engine.Engine) error { prepared++; return nil },
 				})
 				if _, err := k.Engine(); !errors.Is(err, rpcerr.AnyUnavailable) {
 					t.Errorf("before open: %v", err)

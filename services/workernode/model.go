@@ -10,7 +10,8 @@ import (
 	"path/filepath"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/host"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
@@ -86,7 +87,7 @@ func Registration(ctx context.Context, flags *Flags, id string, role tandemv1.Ro
 }
 
 // Describe adds what the open engine says. A worker that cuts prompts has a contract id of its own, see Contract.
-func Describe(r *tandemv1.Registration, info engineplugin.Info) {
+func Describe(r *tandemv1.Registration, info engine.Info) {
 	r.Backend, r.Device = info.Backend, info.Device
 	m := r.Model
 	r.Numerics, r.Contract = info.Numerics, Contract(m.Digest, info, 0)
@@ -146,11 +147,11 @@ func CacheDir(flag string) (string, error) {
 }
 
 // Host returns the opener of engine processes.
-func (f *Flags) Host(log *zap.Logger) (*engineplugin.Host, error) {
+func (f *Flags) Host(log *zap.Logger) (*host.Host, error) {
 	program, library, err := f.EnginePaths()
 	if err != nil {
 		return nil, err
 	}
-	return engineplugin.NewHost(engineplugin.HostConfig{Program: program, Library: library,
+	return host.NewHost(host.HostConfig{Program: program, Library: library,
 		Logger: telemetry.HCLog(log.Named("engine")), HangLimit: f.HangLimit()})
 }

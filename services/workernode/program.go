@@ -10,7 +10,7 @@ import (
 	"github.com/alecthomas/kong"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/config"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )
@@ -46,7 +46,7 @@ func (f *Flags) Logger(s Streams) (*zap.Logger, error) {
 // RunWithEngine serves w while keeper keeps its engine open. The worker is in the cluster from the start and reports
 // how far its model is loaded; describe completes the registration from the open engine.
 func RunWithEngine(ctx context.Context, cfg Config, w Worker, keeper *Keeper,
-	describe func(r *tandemv1.Registration, info engineplugin.Info)) error {
+	describe func(r *tandemv1.Registration, info engine.Info)) error {
 	cfg.Describe = func(ctx context.Context, r *tandemv1.Registration) error {
 		engine, err := keeper.Wait(ctx)
 		if err != nil {

@@ -1,6 +1,7 @@
-// Protoc-gen-tandemwire writes the codec of services/tensorwire: functions that encode and decode messages into memory that
-// is used again, for the messages that ask for it by the options of tandem/wire/v1. `make proto` runs it, once for messages
-// as protoc-gen-go makes them and once, with the parameter structs=PACKAGE, for those with the option go_struct.
+// Protoc-gen-tandemwire writes a codec: functions that encode and decode messages into memory that is used again, for the
+// messages that ask for it by the options of tandem/wire/v1. `make proto` runs it once for messages as protoc-gen-go makes
+// them, into services/tensorwire, and once for those with the option go_struct, with the parameters structs=NAME, of the
+// package that the codec belongs to, and import=PATH, of the package whose structs have its name before theirs.
 package main
 
 import (
@@ -11,6 +12,8 @@ import (
 
 func main() {
 	var flags flag.FlagSet
-	structs := flags.String("structs", "", "write the codec of Go structs into the package of this name")
-	protogen.Options{ParamFunc: flags.Set}.Run(func(plugin *protogen.Plugin) error { return generate(plugin, *structs) })
+	var t target
+	flags.StringVar(&t.name, "structs", "", "write the codec of Go structs into the package of this name")
+	flags.StringVar(&t.imports, "import", "", "path of the package of structs whose names have its name before them")
+	protogen.Options{ParamFunc: flags.Set}.Run(func(plugin *protogen.Plugin) error { return generate(plugin, t) })
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // run generates from files, which follow what they import, as buf would call the plugin.
-func run(structs string, files ...*descriptorpb.FileDescriptorProto) (*pluginpb.CodeGeneratorResponse, error) {
+func run(t target, files ...*descriptorpb.FileDescriptorProto) (*pluginpb.CodeGeneratorResponse, error) {
 	req := &pluginpb.CodeGeneratorRequest{ProtoFile: []*descriptorpb.FileDescriptorProto{
 		protodesc.ToFileDescriptorProto(descriptorpb.File_google_protobuf_descriptor_proto),
 		protodesc.ToFileDescriptorProto(wirev1.File_tandem_wire_v1_options_proto),
@@ -33,7 +33,7 @@ func run(structs string, files ...*descriptorpb.FileDescriptorProto) (*pluginpb.
 	if err != nil {
 		return nil, err
 	}
-	if err := generate(plugin, structs); err != nil {
+	if err := generate(plugin, t); err != nil {
 		return nil, err
 	}
 	return plugin.Response(), nil
@@ -46,8 +46,9 @@ func TestGeneratedIsCurrent(t *testing.T) {
 	} {
 		files = append(files, protodesc.ToFileDescriptorProto(f))
 	}
-	for folder, structs := range map[string]string{"tensorwire": "", "engineplugin": "engineplugin"} {
-		response, err := run(structs, files...)
+	const ofStructs = "github.com/tandem-inference/tandem/services/engine"
+	for folder, target := range map[string]target{"tensorwire": {}, "engine/wire": {"wire", ofStructs}} {
+		response, err := run(target, files...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,6 +88,7 @@ func TestRefuses(t *testing.T) {
 		"offset":           {`message_type { name: "M" ` + goStruct + `field { name: "f" number: 1 type: TYPE_BOOL label: LABEL_OPTIONAL options { [tandem.wire.v1.go_offset]: 1 } } }`, "x.M.f: go_offset is for int32 and enums, not for bool", "x"},
 		"part":             {`message_type { name: "M" ` + goStruct + `field { name: "f" number: 1 type: TYPE_INT32 label: LABEL_OPTIONAL options { [tandem.wire.v1.payload_part]: "F" } } }`, "x.M.f: payload_part is for uint32, not for int32", "x"},
 		"oneof of numbers": {`message_type { name: "M" ` + goStruct + `oneof_decl { name: "o" options { [tandem.wire.v1.go_oneof]: "kind" } } field { name: "f" number: 1 type: TYPE_INT32 oneof_index: 0 label: LABEL_OPTIONAL } }`, "x.M.f: a codec supports neither optional fields nor oneofs", "x"},
+		"method of other":  {`message_type { name: "M" options { [tandem.wire.v1.codec]: true [tandem.wire.v1.go_struct]: "other.M" } }`, "x.M: a struct of another package, other.M, cannot have the codec's methods", "x"},
 		"parts astray":     {`message_type { name: "M" ` + goStruct + `field { name: "f" number: 1 type: TYPE_UINT32 label: LABEL_OPTIONAL options { [tandem.wire.v1.payload_part]: "F" } } }`, "x.M: has parts of a payload, but no field by_reference", "x"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -95,7 +97,7 @@ func TestRefuses(t *testing.T) {
 			if err := prototext.Unmarshal([]byte(head+c.messages), f); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := run(c.structs, f); err == nil || !strings.Contains(err.Error(), c.want) {
+			if _, err := run(target{name: c.structs}, f); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 		})
@@ -114,7 +116,7 @@ func TestRefusesNamesakes(t *testing.T) {
 			Options: &descriptorpb.FileOptions{GoPackage: proto.String("example.test/" + p)},
 		})
 	}
-	if _, err := run("", files...); err == nil || !strings.Contains(err.Error(), "x.M and y.M have the same Go name") {
+	if _, err := run(target{}, files...); err == nil || !strings.Contains(err.Error(), "x.M and y.M have the same Go name") {
 		t.Error(err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/compiler/protogen"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -58,6 +59,9 @@ func newPlan(files []*protogen.File, structs bool) (*plan, error) {
 // root takes a message of a file, and looks for options where they have no effect.
 func (p *plan) root(m *protogen.Message) error {
 	if hasOption(m.Desc, wirev1.E_Codec) {
+		if name := goStruct(m); strings.Contains(name, ".") {
+			return fmt.Errorf("%s: a struct of another package, %s, cannot have the codec's methods", m.Desc.FullName(), name)
+		}
 		if p.structs == (goStruct(m) != "") {
 			p.roots = append(p.roots, m)
 		}

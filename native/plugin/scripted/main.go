@@ -14,7 +14,7 @@ import (
 
 	"github.com/tandem-inference/tandem/native/plugin/internal/program"
 	"github.com/tandem-inference/tandem/native/plugin/internal/script"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 )
 
 // version is set by the linker.
@@ -56,7 +56,7 @@ func (c *cli) run() error {
 		fmt.Printf("%d rules\n", len(rules))
 		return nil
 	}
-	return program.Serve(program.Logger(os.Stderr, c.LogLevel), "try: tandem-engine-scripted --check", func() (engineplugin.Opener, error) {
+	return program.Serve(program.Logger(os.Stderr, c.LogLevel), "try: tandem-engine-scripted --check", func() (engine.Opener, error) {
 		return script.Opener{Rules: c.Script}, nil
 	})
 }

@@ -8,7 +8,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/config"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/workernode"
@@ -77,11 +77,11 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 			Vocab: store.Model.Vocab, CaptureLayers: registration.Model.CaptureLayers,
 		},
 		Open: func(tables string) server.Engine {
-			options := c.OpenOptions(engineplugin.RoleDraft)
+			options := c.OpenOptions(engine.RoleDraft)
 			options.ModelPath, options.TablesPath = file.Paths()[0], tables
 			c.CacheFlags.Apply(&options)
 			return workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine"),
-				Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags})
+				Guard: engine.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags})
 		},
 	})
 	return workernode.Run(ctx, workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}, s)

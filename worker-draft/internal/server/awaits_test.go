@@ -7,9 +7,9 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
+	"github.com/tandem-inference/tandem/services/engine/enginetest"
 	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/services/workernode"
 )
@@ -18,15 +18,15 @@ import (
 // slot and no goroutine.
 func TestCancelAtEveryAwait(t *testing.T) {
 	var awaits enginetest.Awaits
-	for way, wrap := range map[string]func(engineplugin.Opener) engineplugin.Opener{
-		"in process": func(o engineplugin.Opener) engineplugin.Opener { return awaits.Wrap(o, "engine") },
-		"plugin": func(o engineplugin.Opener) engineplugin.Opener {
+	for way, wrap := range map[string]func(engine.Opener) engine.Opener{
+		"in process": func(o engine.Opener) engine.Opener { return awaits.Wrap(o, "engine") },
+		"plugin": func(o engine.Opener) engine.Opener {
 			return awaits.Wrap(enginetest.Plugged(awaits.Wrap(o, "server")), "client")
 		},
 	} {
 		t.Run(way, func(t *testing.T) {
 			// The guard's comparison would free what the test is to find.
-			unwatched := workernode.KeeperConfig{Guard: engineplugin.GuardConfig{Every: time.Hour}}
+			unwatched := workernode.KeeperConfig{Guard: engine.GuardConfig{Every: time.Hour}}
 			r := newWrappedRig(t, enginefake.Options{}, 2, 0, true, unwatched, wrap)
 			r.ready()
 			if err := r.speculate(t.Context(), &awaits); err != nil {

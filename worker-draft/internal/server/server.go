@@ -10,7 +10,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tensorwire"
@@ -21,9 +21,9 @@ import (
 // Engine yields the engine while it is open; *workernode.Keeper implements it.
 type Engine interface {
 	Run(ctx context.Context) error
-	Wait(ctx context.Context) (engineplugin.Engine, error)
-	Engine() (engineplugin.Engine, error)
-	Report(engine engineplugin.Engine, err error)
+	Wait(ctx context.Context) (engine.Engine, error)
+	Engine() (engine.Engine, error)
+	Report(engine engine.Engine, err error)
 	Heartbeat(h *tandemv1.Heartbeat)
 }
 
@@ -112,7 +112,7 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // current returns the open engine.
-func (s *Server) current() (engineplugin.Engine, Engine, error) {
+func (s *Server) current() (engine.Engine, Engine, error) {
 	s.mu.Lock()
 	e := s.engine
 	s.mu.Unlock()
@@ -204,7 +204,7 @@ func (s *Server) describe(ctx context.Context) (*tandemv1.GetDraftResponse, erro
 }
 
 // wait gives an engine that is being opened some time.
-func (s *Server) wait(ctx context.Context) (engineplugin.Engine, error) {
+func (s *Server) wait(ctx context.Context) (engine.Engine, error) {
 	ctx, cancel := context.WithTimeout(ctx, openWait)
 	defer cancel()
 	ticker := time.NewTicker(10 * time.Millisecond)

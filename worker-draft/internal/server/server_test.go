@@ -18,8 +18,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -97,7 +97,7 @@ func newRig(t *testing.T, o enginefake.Options, slots, maxContext int, local boo
 // newWrappedRig is newRig with the rest of the keeper's settings and with wrappers around the fake engine.
 func newWrappedRig(t *testing.T, o enginefake.Options, slots, maxContext int, local bool,
 	keeper workernode.KeeperConfig,
-	wrap ...func(engineplugin.Opener) engineplugin.Opener) *rig {
+	wrap ...func(engine.Opener) engine.Opener) *rig {
 	t.Helper()
 	o.BlockSize, o.Hidden = block, hidden
 	r := &rig{t: t, opener: enginefake.New(o), files: &files{dir: t.TempDir(), cached: map[string]string{}}}
@@ -108,9 +108,9 @@ func newWrappedRig(t *testing.T, o enginefake.Options, slots, maxContext int, lo
 		WorkerID: "draft", Slots: slots, Assets: r.files,
 		Shape: Shape{Digest: "draft-digest", TokenizerDigest: "tok", Hidden: hidden, Vocab: 64, CaptureLayers: []int32{1, 3}},
 		Open: func(tables string) Engine {
-			keeper.Opener, keeper.Options = r.opener, engineplugin.OpenOptions{
-				Role: engineplugin.RoleDraft, ModelPath: "draft", TablesPath: tables, MaxSequences: slots, MaxContext: maxContext,
-				MaxBatchRows: 16, KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+			keeper.Opener, keeper.Options = r.opener, engine.OpenOptions{
+				Role: engine.RoleDraft, ModelPath: "draft", TablesPath: tables, MaxSequences: slots, MaxContext: maxContext,
+				MaxBatchRows: 16, KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 			}
 			for _, w := range wrap {
 				keeper.Opener = w(keeper.Opener)
@@ -408,7 +408,7 @@ func TestRefusesBadMessages(t *testing.T) {
 		"encoding": {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureRows: 1, FeatureEncoding: 9,
 			Features: make([]byte, 32)}, rpcerr.AnyInvalidArgument},
 		"f32": {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureRows: 1,
-			FeatureEncoding: engineplugin.FeatureFusedF32, Features: make([]byte, 64)}, rpcerr.AnyInvalidArgument},
+			FeatureEncoding: engine.FeatureFusedF32, Features: make([]byte, 64)}, rpcerr.AnyInvalidArgument},
 		"no rows": {&tandemv1.SpeculateRequest{Epoch: 1, Step: 1, FeatureEncoding: 2, Features: make([]byte, 32)},
 			rpcerr.AnyInvalidArgument},
 		"context": {message(1, 1, 0, 65, nil), rpcerr.AnyResourceExhausted},
@@ -500,16 +500,16 @@ func TestSkips(t *testing.T) {
 
 // still is an engine that does nothing, so that only the worker's own allocations are counted, and states fixed times.
 type still struct {
-	engineplugin.Engine
-	info engineplugin.Info
+	engine.Engine
+	info engine.Info
 }
 
 const stillAppends, stillTakes = 2 * time.Millisecond, 5 * time.Millisecond
 
-func (s *still) Info() engineplugin.Info { return s.info }
+func (s *still) Info() engine.Info { return s.info }
 
-func (s *still) Propose(_ context.Context, _ []engineplugin.FeatureRows, requests []engineplugin.DraftRequest,
-	result *engineplugin.DraftResult) error {
+func (s *still) Propose(_ context.Context, _ []engine.FeatureRows, requests []engine.DraftRequest,
+	result *engine.DraftResult) error {
 	result.AppendNanos, result.EngineNanos = int64(stillAppends), int64(stillTakes)
 	if len(requests) == 0 {
 		return nil
@@ -524,7 +524,7 @@ func (s *still) Propose(_ context.Context, _ []engineplugin.FeatureRows, request
 }
 
 func TestHotPathDoesNotAllocate(t *testing.T) {
-	w := newWork(&still{info: engineplugin.Info{Vocab: 64, FeatureFused: hidden, BlockSize: block, MaxContext: 1 << 30,
+	w := newWork(&still{info: engine.Info{Vocab: 64, FeatureFused: hidden, BlockSize: block, MaxContext: 1 << 30,
 		MaxBatchRows: 512, MaxTopK: 64}}, 1)
 	m := message(1, 0, 0, 4, ask(1, 4, 22, tree))
 	ctx := context.Background()
@@ -544,7 +544,7 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 
 // TestTimes: features that the engine takes in three calls, the last one with the question.
 func TestTimes(t *testing.T) {
-	w := newWork(&still{info: engineplugin.Info{Vocab: 64, FeatureFused: hidden, BlockSize: block, MaxContext: 1 << 30,
+	w := newWork(&still{info: engine.Info{Vocab: 64, FeatureFused: hidden, BlockSize: block, MaxContext: 1 << 30,
 		MaxBatchRows: 16, MaxTopK: 64}}, 1)
 	if _, err := w.handle(context.Background(), message(1, 1, 0, 40, ask(1, 40, 22, tree)),
 		time.Now(), false); err != nil {

@@ -6,7 +6,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -16,18 +16,18 @@ const treeWidth = 16
 
 // work is the state of one stream. Its memory is used again for every message.
 type work struct {
-	engine   engineplugin.Engine
-	info     engineplugin.Info
-	sequence engineplugin.Sequence
+	engine   engine.Engine
+	info     engine.Info
+	sequence engine.Sequence
 
 	epoch, step uint64
 	started     bool
 	base        int // position of the sequence's first row; a draft's positions are relative
 	length      int // rows of the sequence
 
-	features [1]engineplugin.FeatureRows
-	requests [1]engineplugin.DraftRequest
-	result   engineplugin.DraftResult
+	features [1]engine.FeatureRows
+	requests [1]engine.DraftRequest
+	result   engine.DraftResult
 	builder  ddtree.Builder
 	tree     ddtree.Tree
 	response tandemv1.SpeculateResponse
@@ -37,7 +37,7 @@ type work struct {
 	proposed, skipped bool
 }
 
-func newWork(engine engineplugin.Engine, sequence engineplugin.Sequence) *work {
+func newWork(engine engine.Engine, sequence engine.Sequence) *work {
 	w := &work{engine: engine, info: engine.Info(), sequence: sequence}
 	w.tree.Reset(0)
 	return w
@@ -139,8 +139,8 @@ func (w *work) fresh(m *tandemv1.SpeculateRequest) (rows int, data []byte, err e
 	}
 	width := w.info.FeatureFused
 	switch m.FeatureEncoding {
-	case engineplugin.FeatureFusedBF16:
-	case engineplugin.FeatureRawBF16:
+	case engine.FeatureFusedBF16:
+	case engine.FeatureRawBF16:
 		width = w.info.FeatureRaw
 	default:
 		return 0, nil, rpcerr.InvalidArgument("feature_encoding", "unknown encoding %d", m.FeatureEncoding)
@@ -164,7 +164,7 @@ func (w *work) fresh(m *tandemv1.SpeculateRequest) (rows int, data []byte, err e
 }
 
 // request checks a question and turns it into the engine's form. Its position is behind rows that are appended first.
-func (w *work) request(ask *tandemv1.Propose, rows int) ([]engineplugin.DraftRequest, error) {
+func (w *work) request(ask *tandemv1.Propose, rows int) ([]engine.DraftRequest, error) {
 	block := int(ask.Block)
 	if block == 0 {
 		block = w.info.BlockSize
@@ -178,7 +178,7 @@ func (w *work) request(ask *tandemv1.Propose, rows int) ([]engineplugin.DraftReq
 	if ask.Mode != tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN {
 		width = max(1, min(treeWidth, int(ask.Budget), w.info.MaxTopK))
 	}
-	w.requests[0] = engineplugin.DraftRequest{
+	w.requests[0] = engine.DraftRequest{
 		Sequence: w.sequence, Token: ask.Anchor, Position: int32(w.length + rows), Block: int32(block),
 		TopK: int32(width), Temperature: 1,
 	}
@@ -187,7 +187,7 @@ func (w *work) request(ask *tandemv1.Propose, rows int) ([]engineplugin.DraftReq
 
 // run appends features, in pieces that the engine takes, and makes the proposal together with the last one.
 func (w *work) run(ctx context.Context, m *tandemv1.SpeculateRequest, rows int, data []byte,
-	requests []engineplugin.DraftRequest) error {
+	requests []engine.DraftRequest) error {
 	piece := max(1, w.info.MaxBatchRows)
 	rowBytes := 0
 	if rows > 0 {
@@ -197,7 +197,7 @@ func (w *work) run(ctx context.Context, m *tandemv1.SpeculateRequest, rows int, 
 		n := min(rows, piece)
 		features, asks := w.features[:0], requests[:0]
 		if n > 0 {
-			w.features[0] = engineplugin.FeatureRows{
+			w.features[0] = engine.FeatureRows{
 				Sequence: w.sequence, Position: int32(w.length), Rows: int32(n), Encoding: m.FeatureEncoding,
 				Data: data[:n*rowBytes],
 			}

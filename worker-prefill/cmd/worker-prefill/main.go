@@ -7,7 +7,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/config"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/workernode"
@@ -67,13 +67,13 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	if err != nil {
 		return err
 	}
-	options := c.OpenOptions(engineplugin.RoleScore)
+	options := c.OpenOptions(engine.RoleScore)
 	options.MaxSequences = 1 // scoring needs no sequences; the engine takes one prompt at a time
 	keeper := workernode.NewKeeper(workernode.KeeperConfig{Opener: host, Options: options, Log: log.Named("engine"),
-		Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags, Trained: workernode.Trained(file)})
+		Guard: engine.GuardConfig{HangLimit: c.HangLimit()}, Flags: &c.Flags, Trained: workernode.Trained(file)})
 	w := &worker{Server: server.New(keeper, c.Lanes, log), keeper: keeper}
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}
-	return workernode.RunWithEngine(ctx, node, w, keeper, func(r *tandemv1.Registration, info engineplugin.Info) {
+	return workernode.RunWithEngine(ctx, node, w, keeper, func(r *tandemv1.Registration, info engine.Info) {
 		workernode.Describe(r, info)
 		r.Limits.MaxScoreTokens = int32(info.MaxContext)
 	})

@@ -5,9 +5,9 @@ import (
 	"testing"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
+	"github.com/tandem-inference/tandem/services/engine/enginetest"
 )
 
 // TestCancelAtEveryAwait: a request that is cancelled at any of the moments at which it waits gives its slot back, and
@@ -15,19 +15,19 @@ import (
 func TestCancelAtEveryAwait(t *testing.T) {
 	var awaits enginetest.Awaits
 	fake := enginefake.New(enginefake.Options{Vocab: 128})
-	for way, opener := range map[string]engineplugin.Opener{
+	for way, opener := range map[string]engine.Opener{
 		"in process": awaits.Wrap(fake, "engine"),
 		"plugin":     awaits.Wrap(enginetest.Plugged(awaits.Wrap(fake, "server")), "client"),
 	} {
 		t.Run(way, func(t *testing.T) {
-			inner, err := opener.Open(t.Context(), engineplugin.OpenOptions{
-				Role: engineplugin.RoleScore, ModelPath: "scorer", MaxSequences: 1, KVTypeK: engineplugin.KVDefault,
-				KVTypeV: engineplugin.KVDefault,
+			inner, err := opener.Open(t.Context(), engine.OpenOptions{
+				Role: engine.RoleScore, ModelPath: "scorer", MaxSequences: 1, KVTypeK: engine.KVDefault,
+				KVTypeV: engine.KVDefault,
 			}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			engine := engineplugin.NewGuard(inner, engineplugin.GuardConfig{})
+			engine := engine.NewGuard(inner, engine.GuardConfig{})
 			t.Cleanup(func() { engine.Close() })
 			s := New(fixed{engine}, 1, nil)
 			tokens, question := document()

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-prefill/internal/pflash"
@@ -19,8 +19,8 @@ import (
 
 // Engines yields the engine; *workernode.Keeper implements it.
 type Engines interface {
-	Engine() (engineplugin.Engine, error)
-	Report(engine engineplugin.Engine, err error)
+	Engine() (engine.Engine, error)
+	Report(engine engine.Engine, err error)
 }
 
 // Server implements PrefillService. The engine scores one prompt at a time; others wait for it, as many as there
@@ -165,7 +165,7 @@ const (
 )
 
 // check says which field of a request cannot work.
-func check(m *tandemv1.CompressRequest, info engineplugin.Info) error {
+func check(m *tandemv1.CompressRequest, info engine.Info) error {
 	n := len(m.Tokens)
 	switch {
 	case n == 0:

@@ -9,8 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/testwait"
@@ -23,16 +23,16 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fixed yields one engine for ever.
-type fixed struct{ engine engineplugin.Engine }
+type fixed struct{ engine engine.Engine }
 
-func (f fixed) Engine() (engineplugin.Engine, error)  { return f.engine, nil }
-func (f fixed) Report(_ engineplugin.Engine, _ error) {}
+func (f fixed) Engine() (engine.Engine, error)  { return f.engine, nil }
+func (f fixed) Report(_ engine.Engine, _ error) {}
 
 func newServer(t *testing.T, o enginefake.Options, slots int) *Server {
 	t.Helper()
-	engine, err := enginefake.New(o).Open(t.Context(), engineplugin.OpenOptions{
-		Role: engineplugin.RoleScore, ModelPath: "scorer", MaxSequences: 1, KVTypeK: engineplugin.KVDefault,
-		KVTypeV: engineplugin.KVDefault,
+	engine, err := enginefake.New(o).Open(t.Context(), engine.OpenOptions{
+		Role: engine.RoleScore, ModelPath: "scorer", MaxSequences: 1, KVTypeK: engine.KVDefault,
+		KVTypeV: engine.KVDefault,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)

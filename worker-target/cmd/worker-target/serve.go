@@ -12,7 +12,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/config"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tokenizer"
@@ -99,7 +99,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	if err != nil {
 		return err
 	}
-	options := c.OpenOptions(engineplugin.RoleTarget)
+	options := c.OpenOptions(engine.RoleTarget)
 	c.CacheFlags.Apply(&options)
 	digest := sync.OnceValues(func() (string, error) { return workernode.TablesDigest(ctx, file) })
 	w := &worker{model: auto.New(), log: log}
@@ -121,11 +121,11 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		Log: log.Named("drafts"),
 	}, c.DraftAddress)
 	w.keeper = workernode.NewKeeper(workernode.KeeperConfig{
-		Opener: host, Options: options, Log: log.Named("engine"), Guard: engineplugin.GuardConfig{HangLimit: c.HangLimit()},
+		Opener: host, Options: options, Log: log.Named("engine"), Guard: engine.GuardConfig{HangLimit: c.HangLimit()},
 		Flags: &c.Flags, Trained: workernode.Trained(file),
-		OnOpen: func(ctx context.Context, e engineplugin.Engine) error { return w.manager.Restore(ctx, e) },
+		OnOpen: func(ctx context.Context, e engine.Engine) error { return w.manager.Restore(ctx, e) },
 	})
-	contract := func(info engineplugin.Info) string {
+	contract := func(info engine.Info) string {
 		return workernode.Contract(registration.Model.Digest, info, c.Chunk)
 	}
 	w.Server = server.New(id, c.Lanes, decode.Config{
@@ -134,7 +134,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	}, server.Deps{Engines: w.keeper, Drafts: w.manager, Guides: w.guides, Model: w.model, Contract: contract, Log: log})
 
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}
-	return workernode.RunWithEngine(ctx, node, w, w.keeper, func(r *tandemv1.Registration, info engineplugin.Info) {
+	return workernode.RunWithEngine(ctx, node, w, w.keeper, func(r *tandemv1.Registration, info engine.Info) {
 		workernode.Describe(r, info)
 		r.Contract = contract(info)
 	})

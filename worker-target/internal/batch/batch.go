@@ -7,7 +7,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -27,7 +27,7 @@ const (
 
 // Engine is an engine whose Steps may be called by many goroutines and are put together. Everything else goes through.
 type Engine struct {
-	engineplugin.Engine
+	engine.Engine
 	rows  int // of a joint step, at most
 	costs Costs
 
@@ -36,7 +36,7 @@ type Engine struct {
 	queue   []*part
 	busy    bool // somebody leads
 	arrived chan struct{}
-	states  map[engineplugin.Sequence]state
+	states  map[engine.Sequence]state
 	steps   uint64        // joint steps so far
 	took    time.Duration // of the last one
 	pause   time.Duration // running mean of the time between a sequence's steps
@@ -44,8 +44,8 @@ type Engine struct {
 	// Of the leader.
 	timer  *time.Timer
 	taken  []*part
-	joint  engineplugin.Step
-	result engineplugin.StepResult
+	joint  engine.Step
+	result engine.StepResult
 }
 
 // state is when a sequence had rows in a step last.
@@ -57,8 +57,8 @@ type state struct {
 // part is a step that waits for its turn.
 type part struct {
 	ctx    context.Context
-	step   *engineplugin.Step
-	result *engineplugin.StepResult
+	step   *engine.Step
+	result *engine.StepResult
 	turn   chan bool // true: lead; false: done
 	err    error
 	queued bool // nobody has taken it up yet
@@ -73,18 +73,18 @@ type Costs interface {
 }
 
 // New wraps an engine whose steps cost so much.
-func New(engine engineplugin.Engine, costs Costs) *Engine {
-	info := engine.Info()
+func New(inner engine.Engine, costs Costs) *Engine {
+	info := inner.Info()
 	e := &Engine{
-		Engine: engine, rows: info.MaxBatchRows, costs: costs,
-		states: map[engineplugin.Sequence]state{}, arrived: make(chan struct{}, 1), timer: time.NewTimer(time.Hour),
+		Engine: inner, rows: info.MaxBatchRows, costs: costs,
+		states: map[engine.Sequence]state{}, arrived: make(chan struct{}, 1), timer: time.NewTimer(time.Hour),
 	}
 	e.timer.Stop()
 	return e
 }
 
-// Step implements engineplugin.Engine. result.BatchRows is the number of rows of all steps that ran together.
-func (e *Engine) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
+// Step implements engine.Engine. result.BatchRows is the number of rows of all steps that ran together.
+func (e *Engine) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	e.mu.Lock()
 	p := e.part()
 	p.ctx, p.step, p.result, p.err, p.queued = ctx, step, result, nil, true
@@ -150,7 +150,7 @@ func (e *Engine) leave(p *part) bool {
 }
 
 // observePause learns how long sequences pause between their steps. The caller holds mu.
-func (e *Engine) observePause(step *engineplugin.Step) {
+func (e *Engine) observePause(step *engine.Step) {
 	if len(step.Rows) == 0 || len(step.Groups) == 0 {
 		return
 	}
@@ -204,12 +204,12 @@ func (e *Engine) await(p *part) {
 
 // joins reports whether a step may run together with others. Prompt pieces run alone: what they cost beside decode rows
 // is not known.
-func (e *Engine) joins(s *engineplugin.Step) bool {
+func (e *Engine) joins(s *engine.Step) bool {
 	if len(s.Rows) == 0 || size(s) > e.rows || len(s.HiddenIn) > 0 {
 		return false
 	}
 	for i := range s.Groups {
-		if s.Groups[i].Kind == engineplugin.KindPrompt {
+		if s.Groups[i].Kind == engine.KindPrompt {
 			return false
 		}
 	}
@@ -217,11 +217,11 @@ func (e *Engine) joins(s *engineplugin.Step) bool {
 }
 
 // size is what counts against the most rows of a step: its rows, and those whose kept features it reads.
-func size(s *engineplugin.Step) int { return len(s.Rows) + keptRows(s) }
+func size(s *engine.Step) int { return len(s.Rows) + keptRows(s) }
 
 // gains reports whether a step is better run together with others of so many rows, of which first is one. Requests come again
 // and again, so what counts is the time of all their steps: rows must cost clearly less than they cost alone.
-func (e *Engine) gains(first, step *engineplugin.Step, rows int) bool {
+func (e *Engine) gains(first, step *engine.Step, rows int) bool {
 	length := int(first.Rows[0].Position)
 	own, before, after := e.costs.Verify(len(step.Rows), length), e.costs.Verify(rows, length), e.costs.Verify(rows+len(step.Rows), length)
 	if own == 0 || before == 0 || after == 0 {
@@ -239,7 +239,7 @@ func (e *Engine) take(p *part) []*part {
 		switch {
 		case q == p:
 		case joins && q.ctx.Err() == nil && e.joins(q.step) && all+size(q.step) <= e.rows &&
-			(features == q.step.Features || features == engineplugin.FeatureNone || q.step.Features == engineplugin.FeatureNone) &&
+			(features == q.step.Features || features == engine.FeatureNone || q.step.Features == engine.FeatureNone) &&
 			e.gains(p.step, q.step, rows):
 			q.queued = false
 			rows += len(q.step.Rows)
@@ -306,7 +306,7 @@ func (e *Engine) alone(p *part) error {
 // together runs several parts as one step, whose groups and rows are theirs one after the other.
 func (e *Engine) together(list []*part) error {
 	j := &e.joint
-	*j = engineplugin.Step{Groups: j.Groups[:0], Rows: j.Rows[:0], Masks: j.Masks[:0]}
+	*j = engine.Step{Groups: j.Groups[:0], Rows: j.Rows[:0], Masks: j.Masks[:0]}
 	for _, p := range list {
 		from, masks := len(j.Rows), int32(j.NMasks)
 		j.Groups = append(j.Groups, p.step.Groups...)
@@ -340,8 +340,8 @@ func refused(err error) bool {
 	return false
 }
 
-// FreeSequence implements engineplugin.Engine.
-func (e *Engine) FreeSequence(ctx context.Context, s engineplugin.Sequence) error {
+// FreeSequence implements engine.Engine.
+func (e *Engine) FreeSequence(ctx context.Context, s engine.Sequence) error {
 	e.mu.Lock()
 	delete(e.states, s)
 	e.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
@@ -29,11 +29,11 @@ const (
 	batchRows  = 64
 )
 
-func fake(t testing.TB, o enginefake.Options) engineplugin.Engine {
+func fake(t testing.TB, o enginefake.Options) engine.Engine {
 	t.Helper()
 	o.Vocab, o.PromptRows = vocab, promptRows
-	e, err := enginefake.New(o).Open(t.Context(), engineplugin.OpenOptions{
-		Role: engineplugin.RoleTarget, ModelPath: "m", MaxSequences: 16, MaxContext: 2048, MaxTreeRows: treeRows, MaxBatchRows: batchRows, MaxTopK: 8,
+	e, err := enginefake.New(o).Open(t.Context(), engine.OpenOptions{
+		Role: engine.RoleTarget, ModelPath: "m", MaxSequences: 16, MaxContext: 2048, MaxTreeRows: treeRows, MaxBatchRows: batchRows, MaxTopK: 8,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -55,17 +55,17 @@ var free cost = func(int) time.Duration { return 0 } // not known: everything th
 
 // request is a decode loop with a random course that depends on its seed and on the engine's answers alone.
 type request struct {
-	e      engineplugin.Engine
+	e      engine.Engine
 	random *rand.Rand
-	seq    engineplugin.Sequence
+	seq    engine.Sequence
 	length int
 	path   []int32
-	group  [1]engineplugin.Group
+	group  [1]engine.Group
 	plain  bool // the last step committed its row
 	kept   int  // newest rows whose features the engine keeps
 	anchor int32
-	step   engineplugin.Step
-	result engineplugin.StepResult
+	step   engine.Step
+	result engine.StepResult
 	joined int
 	record []string
 }
@@ -77,14 +77,14 @@ func (r *request) run(ctx context.Context, rounds int) error {
 	}
 	defer func() { _ = r.e.FreeSequence(ctx, r.seq) }()
 	for i := range 3 + r.random.IntN(40) {
-		r.step.Rows = append(r.step.Rows, engineplugin.Row{Token: int32(r.random.IntN(vocab)), Position: int32(i), Parent: int32(i) - 1, Mask: -1})
+		r.step.Rows = append(r.step.Rows, engine.Row{Token: int32(r.random.IntN(vocab)), Position: int32(i), Parent: int32(i) - 1, Mask: -1})
 	}
-	r.group[0] = engineplugin.Group{Sequence: r.seq, Rows: len(r.step.Rows), Commit: true}
+	r.group[0] = engine.Group{Sequence: r.seq, Rows: len(r.step.Rows), Commit: true}
 	if len(r.step.Rows) > promptRows {
-		r.group[0].Kind = engineplugin.KindPrompt
+		r.group[0].Kind = engine.KindPrompt
 	}
 	r.step.Groups = r.group[:]
-	r.step.Rows[len(r.step.Rows)-1].Want = engineplugin.WantToken
+	r.step.Rows[len(r.step.Rows)-1].Want = engine.WantToken
 	if err := r.forward(ctx); err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func (r *request) forward(ctx context.Context) error {
 	}
 	r.record = append(r.record, fmt.Sprint(r.result.Tokens, r.result.Logprobs, r.result.Features))
 	for i := range r.step.Rows {
-		if row := r.step.Rows[i]; row.Want&engineplugin.WantTop != 0 {
+		if row := r.step.Rows[i]; row.Want&engine.WantTop != 0 {
 			at := i * r.result.TopStride
 			r.record = append(r.record, fmt.Sprint(r.result.TopIDs[at:at+int(row.TopK)], r.result.TopLogprobs[at:at+int(row.TopK)]))
 		}
@@ -123,9 +123,9 @@ func (r *request) forward(ctx context.Context) error {
 // round is one step of a plain row, a chain or a tree, after the commit of the path before.
 func (r *request) round(ctx context.Context) error {
 	old := r.step
-	r.step = engineplugin.Step{Groups: r.group[:], Rows: old.Rows[:0], Masks: old.Masks[:0]}
+	r.step = engine.Step{Groups: r.group[:], Rows: old.Rows[:0], Masks: old.Masks[:0]}
 	g := &r.group[0]
-	*g = engineplugin.Group{Sequence: r.seq}
+	*g = engine.Group{Sequence: r.seq}
 	if !r.plain {
 		g.Path = slices.Clone(r.path)
 	}
@@ -133,27 +133,27 @@ func (r *request) round(ctx context.Context) error {
 	if r.random.IntN(2) == 0 {
 		n += r.random.IntN(9)
 	}
-	wants := engineplugin.WantToken
+	wants := engine.WantToken
 	if r.random.IntN(2) == 0 {
-		wants |= engineplugin.WantTop
+		wants |= engine.WantTop
 	}
 	switch r.random.IntN(3) {
 	case 0:
-		wants |= engineplugin.WantFeatures
-		r.step.Features = engineplugin.FeatureRawBF16
+		wants |= engine.WantFeatures
+		r.step.Features = engine.FeatureRawBF16
 	case 1:
 		if n == 1 {
-			wants |= engineplugin.WantKeep
+			wants |= engine.WantKeep
 		}
 	}
-	if r.kept > 0 && (r.kept == engineplugin.KeptRows || r.random.IntN(4) == 0) {
-		g.Kept, r.step.Features = engineplugin.KeptRange{Position: int32(r.length - r.kept), Rows: int32(r.kept)}, engineplugin.FeatureRawBF16
+	if r.kept > 0 && (r.kept == engine.KeptRows || r.random.IntN(4) == 0) {
+		g.Kept, r.step.Features = engine.KeptRange{Position: int32(r.length - r.kept), Rows: int32(r.kept)}, engine.FeatureRawBF16
 		if r.random.IntN(3) == 0 { // in a step of their own
-			if err := r.e.Step(ctx, &engineplugin.Step{Groups: []engineplugin.Group{*g}, Features: r.step.Features}, &r.result); err != nil {
+			if err := r.e.Step(ctx, &engine.Step{Groups: []engine.Group{*g}, Features: r.step.Features}, &r.result); err != nil {
 				return err
 			}
 			r.record = append(r.record, string(r.result.Features))
-			g.Path, g.Kept = nil, engineplugin.KeptRange{}
+			g.Path, g.Kept = nil, engine.KeptRange{}
 		}
 		r.kept = 0
 	}
@@ -163,7 +163,7 @@ func (r *request) round(ctx context.Context) error {
 		r.step.Masks = append(r.step.Masks, 0x0F0F0F0F, 0xFFFF0000)
 	}
 	for i := range n {
-		row := engineplugin.Row{Token: r.anchor, Position: int32(r.length), Parent: -1, Want: wants, TopK: 3, Mask: mask}
+		row := engine.Row{Token: r.anchor, Position: int32(r.length), Parent: -1, Want: wants, TopK: 3, Mask: mask}
 		if i > 0 {
 			row.Parent = int32(r.random.IntN(i))
 			row.Token, row.Position = int32(r.random.IntN(vocab)), r.step.Rows[row.Parent].Position+1
@@ -178,14 +178,14 @@ func (r *request) round(ctx context.Context) error {
 	r.path, r.plain = append(r.path[:0], 0), n == 1
 	for {
 		last := r.path[len(r.path)-1]
-		child := slices.IndexFunc(r.step.Rows, func(row engineplugin.Row) bool { return row.Parent == last })
+		child := slices.IndexFunc(r.step.Rows, func(row engine.Row) bool { return row.Parent == last })
 		if child < 0 || r.random.IntN(4) == 0 {
 			break
 		}
 		r.path = append(r.path, int32(child))
 	}
 	r.length += len(r.path)
-	if wants&engineplugin.WantKeep != 0 {
+	if wants&engine.WantKeep != 0 {
 		r.kept++
 	} else {
 		r.kept = 0
@@ -282,7 +282,7 @@ func TestCancelOfOne(t *testing.T) {
 
 // TestOnlyWhatGains: steps are joined while rows are nearly free and left alone where every row costs what it costs alone.
 func TestOnlyWhatGains(t *testing.T) {
-	row := func(n int) *engineplugin.Step { return &engineplugin.Step{Rows: make([]engineplugin.Row, n)} }
+	row := func(n int) *engine.Step { return &engine.Step{Rows: make([]engine.Row, n)} }
 	memory := New(fake(t, enginefake.Options{}), cost(func(rows int) time.Duration { return time.Duration(1000 + 10*rows) }))
 	linear := New(fake(t, enginefake.Options{}), cost(func(rows int) time.Duration { return time.Duration(100 * rows) }))
 	if !memory.gains(row(1), row(1), 3) || !memory.gains(row(8), row(8), 8) {
@@ -294,11 +294,11 @@ func TestOnlyWhatGains(t *testing.T) {
 }
 
 // queued runs steps as if all had come before the first of them could begin, and returns their parts.
-func queued(t *testing.T, e *Engine, steps ...*engineplugin.Step) []*part {
+func queued(t *testing.T, e *Engine, steps ...*engine.Step) []*part {
 	t.Helper()
 	var parts []*part
 	for _, step := range steps {
-		parts = append(parts, &part{ctx: t.Context(), step: step, result: &engineplugin.StepResult{}, turn: make(chan bool, 1), queued: true})
+		parts = append(parts, &part{ctx: t.Context(), step: step, result: &engine.StepResult{}, turn: make(chan bool, 1), queued: true})
 	}
 	parts[0].queued = false
 	e.busy, e.queue = true, append(e.queue, parts...)
@@ -311,15 +311,15 @@ func queued(t *testing.T, e *Engine, steps ...*engineplugin.Step) []*part {
 }
 
 // newStep is a step of rows at the beginning of a new sequence, all of them children of its tip.
-func newStep(t *testing.T, e engineplugin.Engine, rows int) *engineplugin.Step {
+func newStep(t *testing.T, e engine.Engine, rows int) *engine.Step {
 	t.Helper()
 	q, err := e.NewSequence(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	step := &engineplugin.Step{Groups: []engineplugin.Group{{Sequence: q, Rows: rows}}}
+	step := &engine.Step{Groups: []engine.Group{{Sequence: q, Rows: rows}}}
 	for range rows {
-		step.Rows = append(step.Rows, engineplugin.Row{Parent: -1, Want: engineplugin.WantToken, Mask: -1})
+		step.Rows = append(step.Rows, engine.Row{Parent: -1, Want: engine.WantToken, Mask: -1})
 	}
 	return step
 }
@@ -328,12 +328,12 @@ func newStep(t *testing.T, e engineplugin.Engine, rows int) *engineplugin.Step {
 // pieces run alone.
 func TestRowsOfJointSteps(t *testing.T) {
 	e := New(fake(t, enginefake.Options{}), free)
-	var steps []*engineplugin.Step
+	var steps []*engine.Step
 	for range 4 {
 		steps = append(steps, newStep(t, e, 20))
 	}
 	piece := newStep(t, e, 1)
-	piece.Groups[0].Kind, piece.Groups[0].Commit = engineplugin.KindPrompt, true
+	piece.Groups[0].Kind, piece.Groups[0].Commit = engine.KindPrompt, true
 	steps = append(steps, piece, newStep(t, e, 4))
 	for i, p := range queued(t, e, steps...) {
 		if p.err != nil {
@@ -349,20 +349,20 @@ func TestRowsOfJointSteps(t *testing.T) {
 // TestKeptRowsCount: features that are read from before count against the rows of a joint step.
 func TestKeptRowsCount(t *testing.T) {
 	e := New(fake(t, enginefake.Options{}), free)
-	var steps []*engineplugin.Step
+	var steps []*engine.Step
 	for range 3 {
 		prompt := newStep(t, e, 25)
 		prompt.Groups[0].Commit = true
 		for i := range prompt.Rows {
-			prompt.Rows[i].Position, prompt.Rows[i].Parent, prompt.Rows[i].Want = int32(i), int32(i)-1, engineplugin.WantKeep
+			prompt.Rows[i].Position, prompt.Rows[i].Parent, prompt.Rows[i].Want = int32(i), int32(i)-1, engine.WantKeep
 		}
-		if err := e.Step(t.Context(), prompt, &engineplugin.StepResult{}); err != nil {
+		if err := e.Step(t.Context(), prompt, &engine.StepResult{}); err != nil {
 			t.Fatal(err)
 		}
-		g := engineplugin.Group{Sequence: prompt.Groups[0].Sequence, Rows: 1, Kept: engineplugin.KeptRange{Rows: 25}}
-		steps = append(steps, &engineplugin.Step{
-			Groups: []engineplugin.Group{g}, Features: engineplugin.FeatureRawBF16,
-			Rows: []engineplugin.Row{{Position: 25, Parent: -1, Want: engineplugin.WantFeatures, Mask: -1}},
+		g := engine.Group{Sequence: prompt.Groups[0].Sequence, Rows: 1, Kept: engine.KeptRange{Rows: 25}}
+		steps = append(steps, &engine.Step{
+			Groups: []engine.Group{g}, Features: engine.FeatureRawBF16,
+			Rows: []engine.Row{{Position: 25, Parent: -1, Want: engine.WantFeatures, Mask: -1}},
 		})
 	}
 	for i, p := range queued(t, e, steps...) {
@@ -375,7 +375,7 @@ func TestKeptRowsCount(t *testing.T) {
 // TestOnlyTheOneAtFaultFails: a step that the engine refuses takes no other with it.
 func TestOnlyTheOneAtFaultFails(t *testing.T) {
 	e := New(fake(t, enginefake.Options{}), free)
-	steps := []*engineplugin.Step{newStep(t, e, 3), newStep(t, e, 2), newStep(t, e, 3)}
+	steps := []*engine.Step{newStep(t, e, 3), newStep(t, e, 2), newStep(t, e, 3)}
 	steps[1].Rows[1].Token = vocab
 	parts := queued(t, e, steps...)
 	if err := parts[1].err; rpcerr.Code(err) != codes.InvalidArgument || !strings.HasPrefix(err.Error(), "groups[0].rows[1].token") {
@@ -394,10 +394,10 @@ func TestStepAllocations(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	e := New(&nothing{Engine: fake(t, enginefake.Options{})}, free)
-	steps := []*engineplugin.Step{newStep(t, e, 3), newStep(t, e, 2)}
+	steps := []*engine.Step{newStep(t, e, 3), newStep(t, e, 2)}
 	var parts []*part
 	for _, step := range steps {
-		parts = append(parts, &part{ctx: t.Context(), step: step, result: &engineplugin.StepResult{}, turn: make(chan bool, 1)})
+		parts = append(parts, &part{ctx: t.Context(), step: step, result: &engine.StepResult{}, turn: make(chan bool, 1)})
 	}
 	n := testing.AllocsPerRun(100, func() {
 		if err := e.together(parts); err != nil {
@@ -410,6 +410,6 @@ func TestStepAllocations(t *testing.T) {
 }
 
 // nothing is an engine whose steps compute nothing.
-type nothing struct{ engineplugin.Engine }
+type nothing struct{ engine.Engine }
 
-func (*nothing) Step(context.Context, *engineplugin.Step, *engineplugin.StepResult) error { return nil }
+func (*nothing) Step(context.Context, *engine.Step, *engine.StepResult) error { return nil }

@@ -1,11 +1,11 @@
 package batch
 
-import "github.com/tandem-inference/tandem/services/engineplugin"
+import "github.com/tandem-inference/tandem/services/engine"
 
 // splitter deals a joint result to its parts, in order.
 type splitter struct {
-	from     *engineplugin.StepResult
-	rows     []engineplugin.Row
+	from     *engine.StepResult
+	rows     []engine.Row
 	total    int
 	row      int // of the next part
 	width    int // bytes of a row of features
@@ -14,10 +14,10 @@ type splitter struct {
 	logits   int // values dealt
 }
 
-func newSplitter(from *engineplugin.StepResult, step *engineplugin.Step) splitter {
+func newSplitter(from *engine.StepResult, step *engine.Step) splitter {
 	s := splitter{from: from, rows: step.Rows, total: len(step.Rows)}
 	kept := keptRows(step)
-	if n := kept + wanting(step.Rows, engineplugin.WantFeatures); n > 0 {
+	if n := kept + wanting(step.Rows, engine.WantFeatures); n > 0 {
 		s.width = len(from.Features) / n
 	}
 	s.features = kept * s.width
@@ -25,7 +25,7 @@ func newSplitter(from *engineplugin.StepResult, step *engineplugin.Step) splitte
 }
 
 // keptRows of a step are read before its rows run.
-func keptRows(step *engineplugin.Step) (n int) {
+func keptRows(step *engine.Step) (n int) {
 	for i := range step.Groups {
 		n += int(step.Groups[i].Kept.Rows)
 	}
@@ -33,7 +33,7 @@ func keptRows(step *engineplugin.Step) (n int) {
 }
 
 // wanting counts the rows that want something.
-func wanting(rows []engineplugin.Row, want uint32) (n int) {
+func wanting(rows []engine.Row, want uint32) (n int) {
 	for i := range rows {
 		if rows[i].Want&want != 0 {
 			n++
@@ -43,7 +43,7 @@ func wanting(rows []engineplugin.Row, want uint32) (n int) {
 }
 
 // next fills to with the results of step.
-func (s *splitter) next(step *engineplugin.Step, to *engineplugin.StepResult) {
+func (s *splitter) next(step *engine.Step, to *engine.StepResult) {
 	n, f := len(step.Rows), s.from
 	to.Tokens = rows(to.Tokens, f.Tokens, s.row, n, 1)
 	to.Logprobs = rows(to.Logprobs, f.Logprobs, s.row, n, 1)
@@ -54,12 +54,12 @@ func (s *splitter) next(step *engineplugin.Step, to *engineplugin.StepResult) {
 	to.HiddenOut = rows(to.HiddenOut, f.HiddenOut, s.row, n, len(f.HiddenOut)/s.total)
 	kept := keptRows(step) * s.width
 	to.Features = append(to.Features[:0], f.Features[s.kept:s.kept+kept]...)
-	own := wanting(step.Rows, engineplugin.WantFeatures) * s.width
+	own := wanting(step.Rows, engine.WantFeatures) * s.width
 	to.Features = append(to.Features, f.Features[s.features:s.features+own]...)
 	s.kept, s.features = s.kept+kept, s.features+own
 	logits := 0
-	if all := wanting(s.rows, engineplugin.WantLogits); all > 0 {
-		logits = wanting(step.Rows, engineplugin.WantLogits) * (len(f.Logits) / all)
+	if all := wanting(s.rows, engine.WantLogits); all > 0 {
+		logits = wanting(step.Rows, engine.WantLogits) * (len(f.Logits) / all)
 	}
 	to.Logits = append(to.Logits[:0], f.Logits[s.logits:s.logits+logits]...)
 	s.logits += logits

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 )
 
@@ -20,27 +20,27 @@ const (
 var calibrated = [...]int{1, 2, 4, 8, 16, 24, 32}
 
 // Calibrate times verify steps of several widths on an idle engine, so that the first request already chooses well.
-func Calibrate(ctx context.Context, engine engineplugin.Engine, model *auto.Model) error {
-	info := engine.Info()
-	seq, err := engine.NewSequence(ctx)
+func Calibrate(ctx context.Context, e engine.Engine, model *auto.Model) error {
+	info := e.Info()
+	seq, err := e.NewSequence(ctx)
 	if err != nil {
 		return err
 	}
-	defer engine.FreeSequence(context.WithoutCancel(ctx), seq)
-	step := engineplugin.Step{Groups: make([]engineplugin.Group, 1)}
-	var result engineplugin.StepResult
+	defer e.FreeSequence(context.WithoutCancel(ctx), seq)
+	step := engine.Step{Groups: make([]engine.Group, 1)}
+	var result engine.StepResult
 	fill := func(n, position int, want uint32, commit bool) {
-		step.Groups[0] = engineplugin.Group{Sequence: seq, Rows: n, Commit: commit}
+		step.Groups[0] = engine.Group{Sequence: seq, Rows: n, Commit: commit}
 		step.Rows = step.Rows[:0]
 		for i := range n {
-			step.Rows = append(step.Rows, engineplugin.Row{
+			step.Rows = append(step.Rows, engine.Row{
 				Token: int32((position + i*37) % info.Vocab), Position: int32(position + i), Parent: int32(i - 1), Want: want, Mask: -1,
 			})
 		}
 	}
 	length := min(calibrateContext, info.MaxBatchRows, info.MaxContext/2)
 	fill(length, 0, 0, true)
-	if err := engine.Step(ctx, &step, &result); err != nil {
+	if err := e.Step(ctx, &step, &result); err != nil {
 		return err
 	}
 	begin := time.Now()
@@ -51,9 +51,9 @@ func Calibrate(ctx context.Context, engine engineplugin.Engine, model *auto.Mode
 		// The shortest of a few: what else runs on the machine only ever adds.
 		best := time.Duration(0)
 		for range repeats {
-			fill(rows, length, engineplugin.WantToken, false)
+			fill(rows, length, engine.WantToken, false)
 			start := time.Now()
-			if err := engine.Step(ctx, &step, &result); err != nil {
+			if err := e.Step(ctx, &step, &result); err != nil {
 				return err
 			}
 			d := time.Duration(result.EngineNanos)

@@ -7,7 +7,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"go.uber.org/goleak"
@@ -22,21 +22,21 @@ const (
 
 // counting is an engine whose next token is always the last one plus one, and which allocates nothing.
 type counting struct {
-	engineplugin.Engine
+	engine.Engine
 	steps int
 }
 
-func (c *counting) Info() engineplugin.Info {
-	return engineplugin.Info{Vocab: vocab, MaxContext: 1 << 30, MaxTreeRows: 64, MaxBatchRows: 64, MaxTopK: 8}
+func (c *counting) Info() engine.Info {
+	return engine.Info{Vocab: vocab, MaxContext: 1 << 30, MaxTreeRows: 64, MaxBatchRows: 64, MaxTopK: 8}
 }
 
-func (c *counting) NewSequence(context.Context) (engineplugin.Sequence, error) { return 1, nil }
-func (c *counting) FreeSequence(context.Context, engineplugin.Sequence) error  { return nil }
-func (c *counting) SetSampler(context.Context, engineplugin.Sequence, engineplugin.Sampler) error {
+func (c *counting) NewSequence(context.Context) (engine.Sequence, error) { return 1, nil }
+func (c *counting) FreeSequence(context.Context, engine.Sequence) error  { return nil }
+func (c *counting) SetSampler(context.Context, engine.Sequence, engine.Sampler) error {
 	return nil
 }
 
-func (c *counting) Step(_ context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
+func (c *counting) Step(_ context.Context, step *engine.Step, result *engine.StepResult) error {
 	c.steps++
 	result.Tokens, result.Logprobs, result.Features = result.Tokens[:0], result.Logprobs[:0], result.Features[:0]
 	for i := range step.Groups {
@@ -47,7 +47,7 @@ func (c *counting) Step(_ context.Context, step *engineplugin.Step, result *engi
 	for i := range step.Rows {
 		result.Tokens = append(result.Tokens, (step.Rows[i].Token+1)%vocab)
 		result.Logprobs = append(result.Logprobs, -1)
-		if step.Rows[i].Want&engineplugin.WantFeatures != 0 {
+		if step.Rows[i].Want&engine.WantFeatures != 0 {
 			result.Features = append(result.Features, row[:]...)
 		}
 	}
@@ -68,7 +68,7 @@ type knowing struct {
 
 func (k *knowing) Known() bool { return true }
 func (k *knowing) Capture() *drafts.Capture {
-	return &drafts.Capture{Encoding: engineplugin.FeatureFusedBF16, Width: width, Block: 8}
+	return &drafts.Capture{Encoding: engine.FeatureFusedBF16, Width: width, Block: 8}
 }
 func (k *knowing) Open(context.Context, string, *drafts.Ring, *drafts.Capture, int, bool) Drafter {
 	return k
@@ -113,16 +113,16 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 		tandemv1.SpeculationMode_SPECULATION_MODE_TREE, tandemv1.SpeculationMode_SPECULATION_MODE_AUTO,
 		tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP,
 	} {
-		engine, drafter := &counting{}, &knowing{}
+		e, drafter := &counting{}, &knowing{}
 		slot := NewSlot(Config{RingRows: 256}, auto.New(), drafter)
-		request := &Request{Prompt: []int32{1, 2, 3}, Sampler: engineplugin.DefaultSampler(), Mode: mode, TopLogprobs: -1}
+		request := &Request{Prompt: []int32{1, 2, 3}, Sampler: engine.DefaultSampler(), Mode: mode, TopLogprobs: -1}
 		run := func(tokens int) float64 {
 			request.Max = tokens
 			return testing.AllocsPerRun(3, func() {
 				var stats Stats
 				var out discard
 				request.Arrived = time.Now()
-				if _, err := slot.Run(context.Background(), engine, request, &out, &stats); err != nil || out.tokens != tokens {
+				if _, err := slot.Run(context.Background(), e, request, &out, &stats); err != nil || out.tokens != tokens {
 					t.Fatal(err, out.tokens)
 				}
 			})
@@ -132,32 +132,32 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 		if long > short+2 {
 			t.Errorf("%v: %v allocations for 20000 tokens, %v for 200", mode, long, short)
 		}
-		t.Logf("%v: %v allocations a request, %d proposals, %d steps", mode, long, drafter.asked, engine.steps)
+		t.Logf("%v: %v allocations a request, %d proposals, %d steps", mode, long, drafter.asked, e.steps)
 	}
 }
 
 // TestRoundTrips: a round costs one engine call, its commit included.
 func TestRoundTrips(t *testing.T) {
-	engine, drafter := &counting{}, &knowing{}
+	e, drafter := &counting{}, &knowing{}
 	slot := NewSlot(Config{}, auto.New(), drafter)
 	var stats Stats
 	var out discard
-	_, err := slot.Run(context.Background(), engine, &Request{
-		Prompt: make([]int32, 130), Sampler: engineplugin.DefaultSampler(), Max: 71, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1,
+	_, err := slot.Run(context.Background(), e, &Request{
+		Prompt: make([]int32, 130), Sampler: engine.DefaultSampler(), Max: 71, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1,
 	}, &out, &stats)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// 130 prompt tokens are three chunks of 64; 70 tokens after the first are ten rounds of seven.
-	if engine.steps != 3+10 || stats.Steps != 10 || stats.Accepted != 60 || out.tokens != 71 {
-		t.Errorf("%d engine calls, %+v, %d tokens", engine.steps, stats, out.tokens)
+	if e.steps != 3+10 || stats.Steps != 10 || stats.Accepted != 60 || out.tokens != 71 {
+		t.Errorf("%d engine calls, %+v, %d tokens", e.steps, stats, out.tokens)
 	}
 }
 
 // TestLookup: a text that repeats itself every hundred tokens is looked up from its second turn on, in blocks of the wanted rows; a
 // round costs one engine call as any other.
 func TestLookup(t *testing.T) {
-	engine := &counting{}
+	e := &counting{}
 	slot := NewSlot(Config{}, auto.New(), nil)
 	prompt := make([]int32, 120) // 0..99, 0..19
 	for i := range prompt {
@@ -165,14 +165,14 @@ func TestLookup(t *testing.T) {
 	}
 	var stats Stats
 	var out discard
-	_, err := slot.Run(context.Background(), engine, &Request{
-		Prompt: prompt, Sampler: engineplugin.DefaultSampler(), Max: 71, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP, Block: 7, TopLogprobs: -1,
+	_, err := slot.Run(context.Background(), e, &Request{
+		Prompt: prompt, Sampler: engine.DefaultSampler(), Max: 71, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP, Block: 7, TopLogprobs: -1,
 	}, &out, &stats)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// 120 prompt tokens are two chunks of 64; 70 tokens after the first are ten rounds of seven.
-	if engine.steps != 2+10 || stats.Steps != 10 || stats.Accepted != 60 || stats.LookAccepted != 60 || stats.LookDrafted != 60 || out.tokens != 71 {
-		t.Errorf("%d engine calls, %+v, %d tokens", engine.steps, stats, out.tokens)
+	if e.steps != 2+10 || stats.Steps != 10 || stats.Accepted != 60 || stats.LookAccepted != 60 || stats.LookDrafted != 60 || out.tokens != 71 {
+		t.Errorf("%d engine calls, %+v, %d tokens", e.steps, stats, out.tokens)
 	}
 }

@@ -8,8 +8,8 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
@@ -17,17 +17,17 @@ import (
 
 // watched is an engine whose rows are cheap in wide steps, and which counts how features are asked for.
 type watched struct {
-	engineplugin.Engine
+	engine.Engine
 	atOnce, batches, largest, beside, alone int
 	failAlone                               error // instead of a step without rows
 }
 
-func (w *watched) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
+func (w *watched) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	if len(step.Rows) == 0 && w.failAlone != nil {
 		return w.failAlone
 	}
 	for i := range step.Rows {
-		if step.Rows[i].Want&engineplugin.WantFeatures != 0 && !step.Groups[0].Commit {
+		if step.Rows[i].Want&engine.WantFeatures != 0 && !step.Groups[0].Commit {
 			w.atOnce++
 		}
 	}
@@ -59,7 +59,7 @@ type flaky struct {
 
 func (f *flaky) Known() bool { return true }
 func (f *flaky) Capture() *drafts.Capture {
-	return &drafts.Capture{Encoding: engineplugin.FeatureRawBF16, Width: f.width, Block: 8}
+	return &drafts.Capture{Encoding: engine.FeatureRawBF16, Width: f.width, Block: 8}
 }
 
 func (f *flaky) Open(_ context.Context, _ string, ring *drafts.Ring, _ *drafts.Capture, _ int, _ bool) Drafter {
@@ -105,9 +105,9 @@ func newWatched(t *testing.T, rows int) *watched {
 		n := len(history)
 		return (history[n-1] + 1) % 9, n%70 < 60
 	}
-	e, err := enginefake.New(enginefake.Options{Next: next}).Open(t.Context(), engineplugin.OpenOptions{
-		Role: engineplugin.RoleTarget, ModelPath: "target", MaxSequences: 2, MaxContext: 1024, MaxTreeRows: rows, MaxBatchRows: rows,
-		KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+	e, err := enginefake.New(enginefake.Options{Next: next}).Open(t.Context(), engine.OpenOptions{
+		Role: engine.RoleTarget, ModelPath: "target", MaxSequences: 2, MaxContext: 1024, MaxTreeRows: rows, MaxBatchRows: rows,
+		KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -135,24 +135,24 @@ func testKeptFeatures(t *testing.T) {
 		{tandemv1.SpeculationMode_SPECULATION_MODE_AUTO, 36},
 	} {
 		mode := c.mode
-		engine := newWatched(t, c.rows)
-		drafter := &flaky{t: t, random: rand.New(rand.NewPCG(1, uint64(mode))), width: 2 * engine.Info().FeatureRaw}
+		e := newWatched(t, c.rows)
+		drafter := &flaky{t: t, random: rand.New(rand.NewPCG(1, uint64(mode))), width: 2 * e.Info().FeatureRaw}
 		slot := NewSlot(Config{}, auto.New(), drafter)
 		prompt := []int32{1, 2, 3, 4, 5, 6}
 		var stats Stats
 		var out recording
-		_, err := slot.Run(t.Context(), engine, &Request{
-			Prompt: prompt, Sampler: engineplugin.DefaultSampler(), Max: 700, Mode: mode, TopLogprobs: -1,
+		_, err := slot.Run(t.Context(), e, &Request{
+			Prompt: prompt, Sampler: engine.DefaultSampler(), Max: 700, Mode: mode, TopLogprobs: -1,
 		}, &out, &stats)
 		if err != nil {
 			t.Fatal(mode, err)
 		}
 		t.Logf("%v: %d steps, %d plain, %d questions; features of %d rows at once, %d batches of up to %d, %d beside rows, %d alone",
-			mode, stats.Steps, stats.Plain, drafter.asked, engine.atOnce, engine.batches, engine.largest, engine.beside, engine.alone)
-		if engine.largest != engineplugin.KeptRows && mode == tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN {
-			t.Errorf("%v: the largest batch has %d rows", mode, engine.largest)
+			mode, stats.Steps, stats.Plain, drafter.asked, e.atOnce, e.batches, e.largest, e.beside, e.alone)
+		if e.largest != engine.KeptRows && mode == tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN {
+			t.Errorf("%v: the largest batch has %d rows", mode, e.largest)
 		}
-		if drafter.asked == 0 || engine.alone == 0 || engine.beside == 0 && mode == tandemv1.SpeculationMode_SPECULATION_MODE_AUTO {
+		if drafter.asked == 0 || e.alone == 0 || e.beside == 0 && mode == tandemv1.SpeculationMode_SPECULATION_MODE_AUTO {
 			t.Errorf("%v: not all ways of getting features were taken", mode)
 		}
 		first, next := drafter.ring.Span()
@@ -161,14 +161,14 @@ func testKeptFeatures(t *testing.T) {
 			t.Fatalf("%v: the ring holds %d..%d", mode, first, next)
 		}
 		whole := append(append([]int32(nil), prompt...), out.tokens...)
-		if want := featuresOf(t, engine, whole[:rows]); string(got) != string(want) {
+		if want := featuresOf(t, e, whole[:rows]); string(got) != string(want) {
 			t.Errorf("%v: features in the ring differ", mode)
 		}
 	}
 }
 
 // featuresOf is what a prompt of the tokens gives.
-func featuresOf(t *testing.T, e engineplugin.Engine, tokens []int32) (all []byte) {
+func featuresOf(t *testing.T, e engine.Engine, tokens []int32) (all []byte) {
 	t.Helper()
 	seq, err := e.NewSequence(t.Context())
 	if err != nil {
@@ -176,13 +176,13 @@ func featuresOf(t *testing.T, e engineplugin.Engine, tokens []int32) (all []byte
 	}
 	for at := 0; at < len(tokens); {
 		n := min(e.Info().MaxTreeRows, len(tokens)-at)
-		step := &engineplugin.Step{Groups: []engineplugin.Group{{Sequence: seq, Rows: n, Commit: true}}, Features: engineplugin.FeatureRawBF16}
+		step := &engine.Step{Groups: []engine.Group{{Sequence: seq, Rows: n, Commit: true}}, Features: engine.FeatureRawBF16}
 		for i := range n {
-			step.Rows = append(step.Rows, engineplugin.Row{
-				Token: tokens[at+i], Position: int32(at + i), Parent: int32(i - 1), Want: engineplugin.WantFeatures, Mask: -1,
+			step.Rows = append(step.Rows, engine.Row{
+				Token: tokens[at+i], Position: int32(at + i), Parent: int32(i - 1), Want: engine.WantFeatures, Mask: -1,
 			})
 		}
-		var r engineplugin.StepResult
+		var r engine.StepResult
 		if err := e.Step(t.Context(), step, &r); err != nil {
 			t.Fatal(err)
 		}
@@ -194,13 +194,13 @@ func featuresOf(t *testing.T, e engineplugin.Engine, tokens []int32) (all []byte
 
 // TestKeptFeaturesLost: an engine that fails while features are fetched ends the request, after the tokens that are there.
 func TestKeptFeaturesLost(t *testing.T) {
-	engine := newWatched(t, 0)
-	engine.failAlone = context.DeadlineExceeded
-	drafter := &flaky{t: t, random: rand.New(rand.NewPCG(1, 2)), width: 2 * engine.Info().FeatureRaw}
+	e := newWatched(t, 0)
+	e.failAlone = context.DeadlineExceeded
+	drafter := &flaky{t: t, random: rand.New(rand.NewPCG(1, 2)), width: 2 * e.Info().FeatureRaw}
 	var stats Stats
 	var out recording
-	_, err := NewSlot(Config{}, auto.New(), drafter).Run(t.Context(), engine, &Request{
-		Prompt: []int32{1, 2, 3}, Sampler: engineplugin.DefaultSampler(), Max: 700, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1,
+	_, err := NewSlot(Config{}, auto.New(), drafter).Run(t.Context(), e, &Request{
+		Prompt: []int32{1, 2, 3}, Sampler: engine.DefaultSampler(), Max: 700, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1,
 	}, &out, &stats)
 	if err == nil || len(out.tokens) != stats.Steps+1 {
 		t.Errorf("%v after %d tokens of %d steps", err, len(out.tokens), stats.Steps)

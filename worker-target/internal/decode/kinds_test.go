@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 )
 
@@ -14,16 +14,16 @@ import (
 type recorder struct {
 	counting
 	promptRows int
-	groups     []engineplugin.Group
+	groups     []engine.Group
 }
 
-func (r *recorder) Info() engineplugin.Info {
+func (r *recorder) Info() engine.Info {
 	i := r.counting.Info()
 	i.MaxBatchRows, i.PromptRows = 128, r.promptRows
 	return i
 }
 
-func (r *recorder) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
+func (r *recorder) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	for _, g := range step.Groups {
 		g.Path = slices.Clone(g.Path)
 		r.groups = append(r.groups, g)
@@ -35,9 +35,9 @@ func (r *recorder) Step(ctx context.Context, step *engineplugin.Step, result *en
 // of decoding. What known tokens and plain rounds run is committed at once; a round of several rows leaves its path to
 // the next.
 func TestKindsAreStated(t *testing.T) {
-	type group = engineplugin.Group
+	type group = engine.Group
 	prompt := func(rows int) group {
-		return group{Sequence: 1, Rows: rows, Kind: engineplugin.KindPrompt, Commit: true}
+		return group{Sequence: 1, Rows: rows, Kind: engine.KindPrompt, Commit: true}
 	}
 	commit := func(rows int) group { return group{Sequence: 1, Rows: rows, Commit: true} }
 	tree := func(path ...int32) group { return group{Sequence: 1, Rows: 7, Path: path} }
@@ -59,8 +59,8 @@ func TestKindsAreStated(t *testing.T) {
 			want: []group{commit(5), commit(3), tree()}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			engine := &recorder{promptRows: c.promptRows}
-			r := &Request{Prompt: make([]int32, c.prompt), Sampler: engineplugin.DefaultSampler(), Max: c.most, Mode: c.mode, TopLogprobs: -1}
+			e := &recorder{promptRows: c.promptRows}
+			r := &Request{Prompt: make([]int32, c.prompt), Sampler: engine.DefaultSampler(), Max: c.most, Mode: c.mode, TopLogprobs: -1}
 			for i := range c.committed {
 				r.Committed = append(r.Committed, int32(i%vocab))
 			}
@@ -70,16 +70,16 @@ func TestKindsAreStated(t *testing.T) {
 			}
 			slot := NewSlot(Config{NoLookup: true}, auto.New(), drafter)
 			for range 2 { // the slot's memory of an earlier request does not count
-				engine.groups = nil
+				e.groups = nil
 				var out discard
 				var stats Stats
-				if _, err := slot.Run(t.Context(), engine, r, &out, &stats); err != nil {
+				if _, err := slot.Run(t.Context(), e, r, &out, &stats); err != nil {
 					t.Fatal(err)
 				}
-				if !slices.EqualFunc(engine.groups, c.want, func(a, b group) bool {
+				if !slices.EqualFunc(e.groups, c.want, func(a, b group) bool {
 					return a.Sequence == b.Sequence && a.Rows == b.Rows && a.Kind == b.Kind && a.Commit == b.Commit && slices.Equal(a.Path, b.Path)
 				}) {
-					t.Errorf("ran %+v, want %+v", engine.groups, c.want)
+					t.Errorf("ran %+v, want %+v", e.groups, c.want)
 				}
 			}
 		})

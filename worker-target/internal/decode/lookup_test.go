@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/services/ddtree"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
@@ -28,7 +28,7 @@ type sure struct {
 }
 
 func (s *sure) Capture() *drafts.Capture {
-	return &drafts.Capture{Encoding: engineplugin.FeatureFusedBF16, Width: width, Block: 7}
+	return &drafts.Capture{Encoding: engine.FeatureFusedBF16, Width: width, Block: 7}
 }
 
 func (s *sure) Open(context.Context, string, *drafts.Ring, *drafts.Capture, int, bool) Drafter {
@@ -59,7 +59,7 @@ func stepTime(rows int) time.Duration {
 	return time.Duration(100+rows) * time.Microsecond
 }
 
-func (c *reciting) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
+func (c *reciting) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	err := c.counting.Step(ctx, step, result)
 	time.Sleep(stepTime(len(step.Rows)))
 	for i := range step.Rows {
@@ -90,9 +90,9 @@ func testProlonged(t *testing.T) {
 			model.SetVerify(rows, stepTime(rows))
 		}
 		drafter := &sure{}
-		engine, out := &reciting{drafter: drafter}, recording{}
-		_, err := NewSlot(Config{NoLookup: noLookup}, model, drafter).Run(context.Background(), engine, &Request{
-			Prompt: prompt, Sampler: engineplugin.DefaultSampler(), Max: tokens, TopLogprobs: -1, Arrived: time.Now(),
+		e, out := &reciting{drafter: drafter}, recording{}
+		_, err := NewSlot(Config{NoLookup: noLookup}, model, drafter).Run(context.Background(), e, &Request{
+			Prompt: prompt, Sampler: engine.DefaultSampler(), Max: tokens, TopLogprobs: -1, Arrived: time.Now(),
 		}, &out, &stats)
 		if err != nil {
 			t.Fatal(err)
@@ -104,7 +104,7 @@ func testProlonged(t *testing.T) {
 		if !slices.Equal(out.tokens, want) {
 			t.Fatalf("%v, want %v", out.tokens, want)
 		}
-		return stats, engine.prolonged
+		return stats, e.prolonged
 	}
 	for tokens := 1; tokens < 40; tokens++ {
 		run(false, tokens)

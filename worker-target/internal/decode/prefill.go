@@ -5,7 +5,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
 )
 
@@ -20,12 +20,12 @@ func (s *Slot) prefill(ctx context.Context) error {
 	var scores []*tandemv1.PositionLogprobs
 	for first := 0; first < len(prompt); first = s.seq.Length() {
 		tokens := prompt[first:min(first+piece, len(prompt))]
-		n, err := s.runKnown(ctx, s.kind(len(tokens)), tokens, func(i int, row *engineplugin.Row) (bool, error) {
+		n, err := s.runKnown(ctx, s.kind(len(tokens)), tokens, func(i int, row *engine.Row) (bool, error) {
 			switch p := first + i; {
 			case p+1 == len(prompt) && s.req.Max > 0:
 				return false, s.chooseNext(row, 0)
 			case p+1 < len(prompt) && s.req.PromptLogprobs:
-				row.Want |= engineplugin.WantScore
+				row.Want |= engine.WantScore
 				row.Score = prompt[p+1]
 				s.out.WantTop(row)
 			}
@@ -48,15 +48,15 @@ func (s *Slot) prefill(ctx context.Context) error {
 const decodeRows = 64
 
 // kind is the contract of a prompt piece of n rows.
-func (s *Slot) kind(n int) engineplugin.GroupKind {
+func (s *Slot) kind(n int) engine.GroupKind {
 	most := s.info.PromptRows
 	if most <= 0 {
 		most = decodeRows
 	}
 	if n > most {
-		return engineplugin.KindPrompt
+		return engine.KindPrompt
 	}
-	return engineplugin.KindDecode
+	return engine.KindDecode
 }
 
 // replay runs tokens that another worker generated under the contract of decoding.
@@ -65,12 +65,12 @@ func (s *Slot) replay(ctx context.Context) error {
 	tokens := s.req.Committed
 	for done := 0; done < len(tokens); {
 		n := min(s.info.MaxTreeRows, s.info.MaxBatchRows, len(tokens)-done)
-		n, err := s.runKnown(ctx, engineplugin.KindDecode, tokens[done:done+n], func(i int, row *engineplugin.Row) (bool, error) {
+		n, err := s.runKnown(ctx, engine.KindDecode, tokens[done:done+n], func(i int, row *engine.Row) (bool, error) {
 			if err := s.constraint.Replay(tokens[done+i], done+i); err != nil {
 				return false, err
 			}
 			err := s.chooseNext(row, done+i+1)
-			return row.Want&engineplugin.WantToken != 0, err // what follows may depend on the choice
+			return row.Want&engine.WantToken != 0, err // what follows may depend on the choice
 		})
 		if err != nil {
 			return err
@@ -84,7 +84,7 @@ func (s *Slot) replay(ctx context.Context) error {
 // runKnown commits a chain of known tokens and returns how many they were: prepare completes a token's row and may end
 // the chain with it.
 func (s *Slot) runKnown(
-	ctx context.Context, kind engineplugin.GroupKind, tokens []int32, prepare func(i int, row *engineplugin.Row) (end bool, err error),
+	ctx context.Context, kind engine.GroupKind, tokens []int32, prepare func(i int, row *engine.Row) (end bool, err error),
 ) (int, error) {
 	s.seq.Begin(kind, s.features.Encoding(), 0)
 	s.features.BeginKnown()
@@ -92,7 +92,7 @@ func (s *Slot) runKnown(
 	n := 0
 	for end := false; n < len(tokens) && !end; n++ {
 		p := s.seq.Length() + n
-		row := engineplugin.Row{Token: tokens[n], Position: int32(p), Parent: int32(n - 1), Mask: -1}
+		row := engine.Row{Token: tokens[n], Position: int32(p), Parent: int32(n - 1), Mask: -1}
 		var err error
 		if end, err = prepare(n, &row); err != nil {
 			return 0, err
@@ -115,7 +115,7 @@ func (s *Slot) runKnown(
 
 // chooseNext makes the row before output token i choose it when it is not known yet, or when the constraint depends on
 // what would have been chosen.
-func (s *Slot) chooseNext(row *engineplugin.Row, i int) error {
+func (s *Slot) chooseNext(row *engine.Row, i int) error {
 	if i < len(s.req.Committed) && !s.constraint.Sampling(s.req.Committed[i]) {
 		return nil
 	}
@@ -123,7 +123,7 @@ func (s *Slot) chooseNext(row *engineplugin.Row, i int) error {
 }
 
 // choose makes a row choose a token, as the constraint allows after a node of the round's tree.
-func (s *Slot) choose(row *engineplugin.Row, node int) error {
+func (s *Slot) choose(row *engine.Row, node int) error {
 	open, err := s.constraint.Limit(row, node, s.out.Logprobs())
 	if err == nil && open {
 		s.out.Choose(row)

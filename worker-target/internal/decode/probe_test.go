@@ -7,7 +7,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
@@ -16,7 +16,7 @@ import (
 // dear is counting on a machine where wide steps are as dear as their rows.
 type dear struct{ counting }
 
-func (d *dear) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
+func (d *dear) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	err := d.counting.Step(ctx, step, result)
 	result.EngineNanos = int64(len(step.Rows)) * int64(50*time.Microsecond)
 	return err
@@ -71,14 +71,14 @@ func probes(t *testing.T) {
 	for _, rows := range []int{1, 2, 4, 8, 16, 32, 64} {
 		model.SetVerify(rows, time.Duration(rows)*50*time.Microsecond)
 	}
-	engine, drafter := &dear{}, &moody{}
+	e, drafter := &dear{}, &moody{}
 	slot := NewSlot(Config{RingRows: 256}, model, drafter)
 	run := func(tokens int) Stats {
 		t.Helper()
 		var stats Stats
 		out := recording{}
-		request := &Request{Prompt: []int32{1, 2, 3}, Sampler: engineplugin.DefaultSampler(), TopLogprobs: -1, Max: tokens, Arrived: time.Now()}
-		if _, err := slot.Run(context.Background(), engine, request, &out, &stats); err != nil {
+		request := &Request{Prompt: []int32{1, 2, 3}, Sampler: engine.DefaultSampler(), TopLogprobs: -1, Max: tokens, Arrived: time.Now()}
+		if _, err := slot.Run(context.Background(), e, request, &out, &stats); err != nil {
 			t.Fatal(err)
 		}
 		for i, token := range out.tokens {

@@ -4,7 +4,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/speculate"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
@@ -15,7 +15,7 @@ type Request struct {
 	ID        string
 	Prompt    []int32
 	Committed []int32 // generated before, part of Max
-	Sampler   engineplugin.Sampler
+	Sampler   engine.Sampler
 	Max       int
 	Stop      []int32
 	Mode      tandemv1.SpeculationMode

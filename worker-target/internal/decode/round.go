@@ -5,7 +5,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/speculate"
 )
 
@@ -59,10 +59,10 @@ func (s *Slot) verify(ctx context.Context, tree *ddtree.Tree) error {
 	if err != nil {
 		return err
 	}
-	s.seq.Begin(engineplugin.KindDecode, s.features.Encoding(), kept)
+	s.seq.Begin(engine.KindDecode, s.features.Encoding(), kept)
 	s.constraint.Begin()
 	for i := range tree.Len() {
-		row := engineplugin.Row{
+		row := engine.Row{
 			Token: tree.Tokens[i], Position: int32(s.seq.Length()) + tree.Depths[i], Parent: tree.Parents[i], Mask: -1,
 			Want: s.features.WantRound(),
 		}

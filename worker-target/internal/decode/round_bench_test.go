@@ -6,7 +6,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 )
 
@@ -20,7 +20,7 @@ func BenchmarkRound(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			slot := NewSlot(Config{RingRows: 256}, auto.New(), &knowing{})
 			request := &Request{
-				Prompt: []int32{1, 2, 3}, Sampler: engineplugin.DefaultSampler(), Mode: mode, TopLogprobs: -1, Max: 20000,
+				Prompt: []int32{1, 2, 3}, Sampler: engine.DefaultSampler(), Mode: mode, TopLogprobs: -1, Max: 20000,
 			}
 			rounds := 0
 			b.ReportAllocs()

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/features"
@@ -67,7 +67,7 @@ type Slot struct {
 
 	// Of the request in work.
 	req   *Request
-	info  engineplugin.Info
+	info  engine.Info
 	stats *Stats
 
 	seq        sequence.Sequence
@@ -88,22 +88,22 @@ func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 	return s
 }
 
-// Run runs a request on engine, which frees a sequence although its request is over (engineplugin.Guard). stats is
+// Run runs a request on engine, which frees a sequence although its request is over (engine.Guard). stats is
 // filled as far as the request came, also when an error is returned.
-func (s *Slot) Run(ctx context.Context, engine engineplugin.Engine, req *Request, sink Sink, stats *Stats) (Result, error) {
-	info := engine.Info()
-	seq, err := engine.NewSequence(ctx)
+func (s *Slot) Run(ctx context.Context, e engine.Engine, req *Request, sink Sink, stats *Stats) (Result, error) {
+	info := e.Info()
+	seq, err := e.NewSequence(ctx)
 	if err != nil {
 		return Result{}, err
 	}
-	defer func() { _ = engine.FreeSequence(ctx, seq) }()
+	defer func() { _ = e.FreeSequence(ctx, seq) }()
 	sampler := req.Sampler
 	sampler.PromptTokens = int32(len(req.Prompt))
-	if err := engine.SetSampler(ctx, seq, sampler); err != nil {
+	if err := e.SetSampler(ctx, seq, sampler); err != nil {
 		return Result{}, err
 	}
 	s.req, s.info, s.stats = req, info, stats
-	s.start(engine, seq, sink)
+	s.start(e, seq, sink)
 	defer s.spec.Close()
 	reason, err := s.run(ctx)
 	stats.Emitted, stats.FirstToken, stats.Decode = s.out.Figures()
@@ -111,9 +111,9 @@ func (s *Slot) Run(ctx context.Context, engine engineplugin.Engine, req *Request
 }
 
 // start begins the request in every part.
-func (s *Slot) start(engine engineplugin.Engine, seq engineplugin.Sequence, sink Sink) {
+func (s *Slot) start(e engine.Engine, seq engine.Sequence, sink Sink) {
 	req, info := s.req, &s.info
-	s.seq.Start(engine, seq, info.Vocab)
+	s.seq.Start(e, seq, info.Vocab)
 	s.out.Start(output.Request{
 		Max: req.Max, Committed: req.Committed, Stop: req.Stop, TopLogprobs: req.TopLogprobs, MaxTopK: info.MaxTopK, Arrived: req.Arrived,
 	}, sink)

@@ -12,7 +12,7 @@ import (
 	"slices"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tensorwire"
@@ -29,11 +29,11 @@ func (m *Manager) attach(ctx context.Context, client tandemv1.DraftServiceClient
 	if err != nil {
 		return draftInfo{}, fmt.Errorf("digest of tables: %w", err)
 	}
-	engine, err := m.cfg.Engine()
+	e, err := m.cfg.Engine()
 	if err != nil {
 		return draftInfo{}, err
 	}
-	target := engine.Info()
+	target := e.Info()
 	ask := func() (*tandemv1.GetDraftResponse, error) {
 		call, cancel := context.WithTimeout(ctx, attachTimeout)
 		defer cancel()
@@ -66,7 +66,7 @@ func (m *Manager) attach(ctx context.Context, client tandemv1.DraftServiceClient
 	if err != nil {
 		return draftInfo{}, err
 	}
-	if err := m.adopt(ctx, engine, client, d, info, log); err != nil {
+	if err := m.adopt(ctx, e, client, d, info, log); err != nil {
 		return draftInfo{}, err
 	}
 	return info, nil
@@ -74,7 +74,7 @@ func (m *Manager) attach(ctx context.Context, client tandemv1.DraftServiceClient
 
 // describe reads a draft's description, which is another process's word, and returns what is used of it. Everything
 // that is not refused here is within what engine, cost model and messages can hold.
-func describe(d *tandemv1.GetDraftResponse, target engineplugin.Info) (draftInfo, error) {
+func describe(d *tandemv1.GetDraftResponse, target engine.Info) (draftInfo, error) {
 	if err := check(d, target); err != nil {
 		return draftInfo{}, err
 	}
@@ -102,7 +102,7 @@ const (
 )
 
 // check compares a draft's description with the target.
-func check(d *tandemv1.GetDraftResponse, target engineplugin.Info) error {
+func check(d *tandemv1.GetDraftResponse, target engine.Info) error {
 	refuse := rpcerr.ModelMismatch.With
 	switch {
 	case len(d.WorkerId) > mostText:
@@ -134,13 +134,13 @@ func check(d *tandemv1.GetDraftResponse, target engineplugin.Info) error {
 
 // mostFuse is the largest size in bytes of a projection file: fc and its norm as 32-bit floats, and a megabyte
 // of metadata.
-func mostFuse(d *tandemv1.GetDraftResponse, target engineplugin.Info) int64 {
+func mostFuse(d *tandemv1.GetDraftResponse, target engine.Info) int64 {
 	return 4*int64(d.FusedWidth)*(int64(len(d.CaptureLayers))*int64(target.Hidden)+1) + 1<<20
 }
 
 // adopt makes the engine capture what the draft reads, unless it does already. Features of running requests must keep
 // their layout, so another draft model is taken up only when nobody uses the present one.
-func (m *Manager) adopt(ctx context.Context, engine Engine, client tandemv1.DraftServiceClient,
+func (m *Manager) adopt(ctx context.Context, e Engine, client tandemv1.DraftServiceClient,
 	d *tandemv1.GetDraftResponse, info draftInfo, log *zap.Logger) error {
 	m.captureMu.Lock()
 	defer m.captureMu.Unlock()
@@ -153,7 +153,7 @@ func (m *Manager) adopt(ctx context.Context, engine Engine, client tandemv1.Draf
 	}
 	m.mu.Unlock()
 	next := &Capture{
-		Encoding: engineplugin.FeatureFusedBF16,
+		Encoding: engine.FeatureFusedBF16,
 		Width:    2 * int(d.FusedWidth), Block: info.block, draftDigest: d.DraftDigest, layers: d.CaptureLayers,
 		fuseDigest: d.FuseDigest,
 	}
@@ -170,15 +170,15 @@ func (m *Manager) adopt(ctx context.Context, engine Engine, client tandemv1.Draf
 	}
 	path, err := "", errors.New("the draft reports no fused features")
 	if d.FusedWidth > 0 {
-		path, err = m.fuse(ctx, client, d.FuseDigest, mostFuse(d, engine.Info()))
+		path, err = m.fuse(ctx, client, d.FuseDigest, mostFuse(d, e.Info()))
 	}
 	if err == nil {
-		err = engine.LoadFuse(ctx, path)
+		err = e.LoadFuse(ctx, path)
 	}
 	if err == nil {
-		if e := engine.Info(); e.FeatureFused != int(d.FusedWidth) || !slices.Equal(e.CaptureLayers, d.CaptureLayers) {
+		if i := e.Info(); i.FeatureFused != int(d.FusedWidth) || !slices.Equal(i.CaptureLayers, d.CaptureLayers) {
 			err = fmt.Errorf("the projection makes %d values of layers %v, the draft reports %d of %v",
-				e.FeatureFused, e.CaptureLayers, d.FusedWidth, d.CaptureLayers)
+				i.FeatureFused, i.CaptureLayers, d.FusedWidth, d.CaptureLayers)
 		}
 	}
 	if err == nil {
@@ -192,9 +192,9 @@ func (m *Manager) adopt(ctx context.Context, engine Engine, client tandemv1.Draf
 		}
 		// Raw features are five times the bytes and give the same proposals.
 		log.Warn("features cannot be fused, sending raw ones", zap.NamedError(telemetry.KeyErr, err))
-		next.Encoding = engineplugin.FeatureRawBF16
-		next.Width = 2 * len(d.CaptureLayers) * engine.Info().Hidden
-		if err := engine.SetCapture(ctx, d.CaptureLayers); err != nil {
+		next.Encoding = engine.FeatureRawBF16
+		next.Width = 2 * len(d.CaptureLayers) * e.Info().Hidden
+		if err := e.SetCapture(ctx, d.CaptureLayers); err != nil {
 			return fmt.Errorf("capture layers %v: %w", d.CaptureLayers, err)
 		}
 	}

@@ -6,14 +6,14 @@ import (
 	"testing"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 )
 
-var anyTarget = engineplugin.Info{Layers: 8, Hidden: 256, Vocab: 1000, MaxTreeRows: 64}
+var anyTarget = engine.Info{Layers: 8, Hidden: 256, Vocab: 1000, MaxTreeRows: 64}
 
 func honest() *tandemv1.GetDraftResponse {
 	return &tandemv1.GetDraftResponse{

@@ -2,7 +2,7 @@ package drafts
 
 import (
 	"context"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"slices"
@@ -16,7 +16,7 @@ const DefaultRingRows = 4096
 
 // Engine is what the manager needs of the target's engine.
 type Engine interface {
-	Info() engineplugin.Info
+	Info() engine.Info
 	SetCapture(ctx context.Context, layers []int32) error
 	LoadFuse(ctx context.Context, path string) error
 }
@@ -40,7 +40,7 @@ type Config struct {
 
 // Capture says what features the engine delivers, for which draft.
 type Capture struct {
-	Encoding engineplugin.FeatureEncoding
+	Encoding engine.FeatureEncoding
 	Width    int // bytes per row
 	// Block of the draft as far as it is used, anchor included: 2 to auto.MaxBlock.
 	Block int

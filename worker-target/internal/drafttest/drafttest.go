@@ -14,8 +14,8 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/tensorwire"
 	"google.golang.org/grpc"
@@ -41,7 +41,7 @@ type Draft struct {
 	Digest string
 	Fuse   []byte
 
-	engine   engineplugin.Engine
+	engine   engine.Engine
 	listener *bufconn.Listener
 	server   *grpc.Server
 
@@ -61,9 +61,9 @@ type Draft struct {
 
 // New starts a draft with the engine's options; it ends with the test.
 func New(t testing.TB, o enginefake.Options, maxContext int) *Draft {
-	engine, err := enginefake.New(o).Open(context.Background(), engineplugin.OpenOptions{
-		Role: engineplugin.RoleDraft, ModelPath: "draft", TablesPath: "tables", MaxSequences: 64, MaxContext: maxContext,
-		KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+	engine, err := enginefake.New(o).Open(context.Background(), engine.OpenOptions{
+		Role: engine.RoleDraft, ModelPath: "draft", TablesPath: "tables", MaxSequences: 64, MaxContext: maxContext,
+		KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -208,7 +208,7 @@ func (d *Draft) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequ
 	defer d.engine.FreeSequence(context.WithoutCancel(ctx), seq)
 	var epoch uint64
 	base, length := 0, 0
-	var result engineplugin.DraftResult
+	var result engine.DraftResult
 	var builder ddtree.Builder
 	var tree ddtree.Tree
 	for {
@@ -238,19 +238,19 @@ func (d *Draft) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequ
 			d.negative++
 		}
 		d.mu.Unlock()
-		var features []engineplugin.FeatureRows
+		var features []engine.FeatureRows
 		if m.FeatureRows > 0 {
 			if int(m.FeaturePosition) != base+length {
 				return rpcerr.Internal("features at %d, have %d", m.FeaturePosition, base+length)
 			}
-			features = []engineplugin.FeatureRows{{
+			features = []engine.FeatureRows{{
 				Sequence: seq, Position: int32(length), Rows: m.FeatureRows, Encoding: m.FeatureEncoding, Data: m.Features,
 			}}
 			length += int(m.FeatureRows)
 		}
-		var requests []engineplugin.DraftRequest
+		var requests []engine.DraftRequest
 		if p := m.Propose; p != nil && int(p.Position) == base+length {
-			requests = []engineplugin.DraftRequest{{
+			requests = []engine.DraftRequest{{
 				Sequence: seq, Token: p.Anchor, Position: p.Position - int32(base), Block: p.Block,
 				TopK: min(8, max(1, p.Budget)), Temperature: 1,
 			}}
@@ -262,7 +262,7 @@ func (d *Draft) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequ
 			continue
 		}
 		if len(requests) == 0 { // a question about rows that are not there
-			result = engineplugin.DraftResult{}
+			result = engine.DraftResult{}
 		}
 		c := ddtree.Candidates{IDs: result.IDs, Logprobs: result.Logprobs, Stride: result.Stride,
 			Positions: min(result.Positions, int(m.Propose.Block)-1)}

@@ -10,22 +10,22 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
+	"github.com/tandem-inference/tandem/services/engine/enginetest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
 	"google.golang.org/grpc/codes"
 )
 
 // unwatched keeps the guard's comparison from freeing what a test is to find.
-var unwatched = engineplugin.GuardConfig{Every: time.Hour}
+var unwatched = engine.GuardConfig{Every: time.Hour}
 
 // engines are the ways to a fake engine, with the moments of its calls counted on both sides of the plugin.
-func engines(a *enginetest.Awaits) map[string]func(engineplugin.Opener) engineplugin.Opener {
-	return map[string]func(engineplugin.Opener) engineplugin.Opener{
-		"in process": func(o engineplugin.Opener) engineplugin.Opener { return a.Wrap(o, "engine") },
-		"plugin": func(o engineplugin.Opener) engineplugin.Opener {
+func engines(a *enginetest.Awaits) map[string]func(engine.Opener) engine.Opener {
+	return map[string]func(engine.Opener) engine.Opener{
+		"in process": func(o engine.Opener) engine.Opener { return a.Wrap(o, "engine") },
+		"plugin": func(o engine.Opener) engine.Opener {
 			return a.Wrap(enginetest.Plugged(a.Wrap(o, "server")), "client")
 		},
 	}

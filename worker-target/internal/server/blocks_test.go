@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
 )
 

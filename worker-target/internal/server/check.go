@@ -2,14 +2,14 @@ package server
 
 import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/sampling"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 )
 
 // check turns a message into a request that can be run on the engine, or says which field cannot work.
-func check(m *tandemv1.DecodeRequest, info engineplugin.Info) (*decode.Request, error) {
+func check(m *tandemv1.DecodeRequest, info engine.Info) (*decode.Request, error) {
 	n := len(m.PromptTokens) + len(m.CommittedTokens)
 	switch {
 	case len(m.PromptTokens) == 0:
@@ -33,7 +33,7 @@ func check(m *tandemv1.DecodeRequest, info engineplugin.Info) (*decode.Request, 
 	if err := sampling.Check(m.Sampling, info.Vocab); err != nil {
 		return nil, err
 	}
-	sampler := engineplugin.SamplerOf(m.Sampling)
+	sampler := engine.SamplerOf(m.Sampling)
 	sampler.Choice = m.Choice
 	spec := m.GetSpeculation()
 	switch {

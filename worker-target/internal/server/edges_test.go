@@ -10,8 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -61,7 +61,7 @@ func TestStopTokens(t *testing.T) {
 // TestContextEnd: a request that runs into the end of the context ends there, in every mode.
 func TestContextEnd(t *testing.T) {
 	o := enginefake.Options{Accept: 0.9, BlockSize: 16}
-	r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0), open: engineplugin.OpenOptions{MaxContext: 100}})
+	r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0), open: engine.OpenOptions{MaxContext: 100}})
 	for _, p := range []int{1, 60, 99, 100} {
 		for _, m := range modes() {
 			a := r.must(&tandemv1.DecodeRequest{PromptTokens: prompt(p, 1), MaxTokens: 500, TopLogprobs: -1, Speculation: m.spec})
@@ -105,7 +105,7 @@ func TestFailover(t *testing.T) {
 func TestPromptLogprobs(t *testing.T) {
 	var want []*tandemv1.PositionLogprobs
 	for _, rows := range []int{512, 100, 7} {
-		r := newRig(t, rigOptions{open: engineplugin.OpenOptions{MaxBatchRows: rows}})
+		r := newRig(t, rigOptions{open: engine.OpenOptions{MaxBatchRows: rows}})
 		a := r.must(&tandemv1.DecodeRequest{PromptTokens: prompt(230, 4), MaxTokens: 0, TopLogprobs: 3, PromptLogprobs: true})
 		if len(a.tokens) != 0 || a.finished.Reason != length || a.prefill.Tokens != 230 || len(a.prefill.Logprobs) != 229 {
 			t.Fatalf("%d tokens, %v, %d log-probabilities", len(a.tokens), a.finished, len(a.prefill.Logprobs))
@@ -125,7 +125,7 @@ func TestCancel(t *testing.T) {
 	draft := drafttest.New(t, o, 0)
 	target := o
 	target.StepDelay = 100 * time.Microsecond
-	r := newRig(t, rigOptions{target: target, draft: draft, slots: 1, open: engineplugin.OpenOptions{MaxBatchRows: 64}})
+	r := newRig(t, rigOptions{target: target, draft: draft, slots: 1, open: engine.OpenOptions{MaxBatchRows: 64}})
 	for i := range 40 {
 		ctx, cancel := context.WithCancel(context.Background())
 		at := rand.IntN(100)
@@ -215,7 +215,7 @@ func TestDeviceFault(t *testing.T) {
 
 // TestRefusals: what cannot be served is refused with the code that tells the caller what to do.
 func TestRefusals(t *testing.T) {
-	r := newRig(t, rigOptions{slots: 1, open: engineplugin.OpenOptions{MaxContext: 200}})
+	r := newRig(t, rigOptions{slots: 1, open: engine.OpenOptions{MaxContext: 200}})
 	for name, test := range map[string]struct {
 		request *tandemv1.DecodeRequest
 		want    error
@@ -242,7 +242,7 @@ func TestRefusals(t *testing.T) {
 // virtual time, in which a busy machine does not let the first request end before the others are sent.
 func TestRefusedWhileBusy(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
-		r := newRig(t, rigOptions{slots: 1, target: enginefake.Options{StepDelay: time.Millisecond}, open: engineplugin.OpenOptions{MaxContext: 200}})
+		r := newRig(t, rigOptions{slots: 1, target: enginefake.Options{StepDelay: time.Millisecond}, open: engine.OpenOptions{MaxContext: 200}})
 		tried := false
 		a, err := r.decode(context.Background(), &tandemv1.DecodeRequest{PromptTokens: prompt(9, 1), MaxTokens: 100, TopLogprobs: -1}, func(total int) {
 			if tried {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/grammar"
 	"github.com/tandem-inference/tandem/services/grammar/grammartest"
 	"github.com/tandem-inference/tandem/services/rpcerr"

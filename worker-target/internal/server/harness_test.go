@@ -13,8 +13,8 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/services/workernode"
@@ -45,14 +45,14 @@ type rig struct {
 
 type rigOptions struct {
 	target     enginefake.Options
-	open       engineplugin.OpenOptions
+	open       engine.OpenOptions
 	decode     decode.Config
 	draft      *drafttest.Draft
 	slots      int
 	dontAttach bool
-	text       func(vocab int) (*guide.Text, error)          // nil = testText
-	wrap       func(engineplugin.Opener) engineplugin.Opener // around the fake engine; nil = nothing
-	guard      engineplugin.GuardConfig
+	text       func(vocab int) (*guide.Text, error) // nil = testText
+	wrap       func(engine.Opener) engine.Opener    // around the fake engine; nil = nothing
+	guard      engine.GuardConfig
 }
 
 const draftName = "draft-address"
@@ -75,9 +75,9 @@ func newRig(t testing.TB, o rigOptions) *rig {
 	if o.slots == 0 {
 		o.slots = 4
 	}
-	o.open.Role, o.open.ModelPath = engineplugin.RoleTarget, "target"
+	o.open.Role, o.open.ModelPath = engine.RoleTarget, "target"
 	o.open.MaxSequences = o.slots
-	o.open.KVTypeK, o.open.KVTypeV = engineplugin.KVDefault, engineplugin.KVDefault
+	o.open.KVTypeK, o.open.KVTypeV = engine.KVDefault, engine.KVDefault
 	r := &rig{t: t, opener: enginefake.New(o.target), model: auto.New()}
 	log := zap.NewNop()
 	dir := t.TempDir()
@@ -101,13 +101,13 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		TablesFile:   func(context.Context) (string, error) { return tables, nil },
 		CacheDir:     filepath.Join(dir, "cache"), Dial: dial, Log: log,
 	}, static)
-	var opener engineplugin.Opener = r.opener
+	var opener engine.Opener = r.opener
 	if o.wrap != nil {
 		opener = o.wrap(opener)
 	}
 	r.keeper = workernode.NewKeeper(workernode.KeeperConfig{
 		Opener: opener, Options: o.open, Log: log, Guard: o.guard,
-		OnOpen: func(ctx context.Context, e engineplugin.Engine) error { return r.manager.Restore(ctx, e) },
+		OnOpen: func(ctx context.Context, e engine.Engine) error { return r.manager.Restore(ctx, e) },
 	})
 	group.Go(func() { _ = r.keeper.Run(ctx) })
 	if _, err := r.keeper.Wait(ctx); err != nil {

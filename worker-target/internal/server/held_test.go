@@ -8,8 +8,8 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
@@ -56,7 +56,7 @@ func TestHeldBack(t *testing.T) {
 			}
 			var stats decode.Stats
 			_, err := d.slot.Run(ctx, d.engine, &decode.Request{
-				Prompt: prompt(300, 1), Sampler: engineplugin.DefaultSampler(), Max: tokens, Mode: mode, TopLogprobs: -1, Arrived: time.Now(),
+				Prompt: prompt(300, 1), Sampler: engine.DefaultSampler(), Max: tokens, Mode: mode, TopLogprobs: -1, Arrived: time.Now(),
 			}, c, &stats)
 			if err != nil {
 				t.Fatal(err)

@@ -11,8 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
 )
@@ -228,7 +228,7 @@ func TestFullDraft(t *testing.T) {
 func TestLongPrompt(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		o := enginefake.Options{Accept: 1, BlockSize: 8}
-		r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0), open: engineplugin.OpenOptions{MaxBatchRows: 64}})
+		r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0), open: engine.OpenOptions{MaxBatchRows: 64}})
 		for _, n := range []int{1000, 3900} {
 			a := r.must(&tandemv1.DecodeRequest{
 				PromptTokens: prompt(n, 5), MaxTokens: 80, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
@@ -23,15 +23,15 @@ import (
 // direct runs requests on a slot of its own, without a server, with drafts by address.
 type direct struct {
 	manager *drafts.Manager
-	engine  engineplugin.Engine
+	engine  engine.Engine
 	model   *auto.Model
 	slot    *decode.Slot
 }
 
 func newDirect(t *testing.T, ctx context.Context, group *sync.WaitGroup, o enginefake.Options, named map[string]*drafttest.Draft) *direct {
 	t.Helper()
-	engine, err := enginefake.New(o).Open(ctx, engineplugin.OpenOptions{
-		Role: engineplugin.RoleTarget, ModelPath: "target", MaxSequences: 4, KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+	engine, err := enginefake.New(o).Open(ctx, engine.OpenOptions{
+		Role: engine.RoleTarget, ModelPath: "target", MaxSequences: 4, KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func TestHungDraft(t *testing.T) {
 			}
 		}
 		_, err := d.slot.Run(ctx, d.engine, &decode.Request{
-			ID: "r", Prompt: prompt(40, 1), Sampler: engineplugin.DefaultSampler(), Max: 4000, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN,
+			ID: "r", Prompt: prompt(40, 1), Sampler: engine.DefaultSampler(), Max: 4000, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN,
 			TopLogprobs: -1, Arrived: time.Now(),
 		}, out, &stats)
 		if err != nil {
@@ -183,7 +183,7 @@ func TestSeveralDrafts(t *testing.T) {
 			wait.Go(func() {
 				var stats decode.Stats
 				_, err := slot.Run(ctx, d.engine, &decode.Request{
-					Prompt: prompt(40, int32(i)), Sampler: engineplugin.DefaultSampler(), Max: 400, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1, Arrived: time.Now(),
+					Prompt: prompt(40, int32(i)), Sampler: engine.DefaultSampler(), Max: 400, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1, Arrived: time.Now(),
 				}, &collect{}, &stats)
 				if err != nil || stats.Accepted < 100 {
 					t.Errorf("request %d: %v, %+v", i, err, stats)

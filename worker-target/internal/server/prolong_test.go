@@ -6,7 +6,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 )
@@ -16,9 +16,9 @@ import (
 func TestIdentityOfProlonged(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		ctx, d, _ := calibrated(t, repeating(0.98), time.Millisecond, 10*time.Millisecond)
-		sampled := engineplugin.DefaultSampler()
+		sampled := engine.DefaultSampler()
 		sampled.Temperature, sampled.TopK, sampled.Seed = 1.3, 20, 42
-		for name, sampler := range map[string]engineplugin.Sampler{"greedy": engineplugin.DefaultSampler(), "sampled": sampled} {
+		for name, sampler := range map[string]engine.Sampler{"greedy": engine.DefaultSampler(), "sampled": sampled} {
 			run := func(mode tandemv1.SpeculationMode) ([]int32, decode.Stats) {
 				t.Helper()
 				var stats decode.Stats

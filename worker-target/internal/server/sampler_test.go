@@ -7,14 +7,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/sampling"
 )
 
 // TestSamplerRanges: a worker takes the declared range of every sampler field to its engine, and nothing beyond.
 func TestSamplerRanges(t *testing.T) {
-	info := engineplugin.Info{Vocab: 64, MaxContext: 100}
+	info := engine.Info{Vocab: 64, MaxContext: 100}
 	for _, f := range sampling.Fields() {
 		least, most := f.Range.Ends()
 		if f.Interval == "any" {
@@ -44,7 +44,7 @@ func TestSamplerRanges(t *testing.T) {
 				t.Errorf("%s %v: %v", f.Name, v, err)
 				continue
 			}
-			want := engineplugin.SamplerOf(m)
+			want := engine.SamplerOf(m)
 			want.Choice = 3
 			if d := cmp.Diff(want, request.Sampler); d != "" {
 				t.Errorf("%s %v: %s", f.Name, v, d)

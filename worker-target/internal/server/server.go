@@ -9,7 +9,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
@@ -23,8 +23,8 @@ import (
 
 // Engines yields the engine; *workernode.Keeper implements it.
 type Engines interface {
-	Engine() (engineplugin.Engine, error)
-	Report(engine engineplugin.Engine, err error)
+	Engine() (engine.Engine, error)
+	Report(engine engine.Engine, err error)
 }
 
 // Deps of a server.
@@ -34,7 +34,7 @@ type Deps struct {
 	Guides  *guide.Factory
 	Model   *auto.Model
 	// Contract returns the contract id of an engine; nil = requests are not told.
-	Contract func(engineplugin.Info) string
+	Contract func(engine.Info) string
 	Log      *zap.Logger
 }
 
@@ -49,9 +49,9 @@ type Server struct {
 
 	mu       sync.Mutex
 	counters counters
-	held     bool                // the last heartbeat found the draft held back
-	engine   engineplugin.Engine // the one that joint was made for
-	joint    engineplugin.Engine
+	held     bool          // the last heartbeat found the draft held back
+	engine   engine.Engine // the one that joint was made for
+	joint    engine.Engine
 }
 
 // managed adapts the manager's links to what slots use.
@@ -78,7 +78,7 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 }
 
 // together returns the engine as slots use it: with the steps of several requests joined, where that gains anything.
-func (s *Server) together(engine engineplugin.Engine) engineplugin.Engine {
+func (s *Server) together(engine engine.Engine) engine.Engine {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.engine != engine {

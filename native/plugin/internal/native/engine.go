@@ -11,28 +11,28 @@ import (
 	"github.com/ebitengine/purego"
 	"google.golang.org/grpc/codes"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-// engine is one open handle.
+// nativeEngine is one open handle.
 //
 // Lock order: turn before life. Calls that submit hold turn and read-lock life; statistics read-lock life only; Close takes
 // both, so that no call meets a freed handle.
-type engine struct {
+type nativeEngine struct {
 	lib    *Library
 	handle uintptr
 	hooks  uintptr
-	turn   engineplugin.Submitter
-	watch  *engineplugin.CallWatch
+	turn   engine.Submitter
+	watch  *engine.CallWatch
 
 	life   sync.RWMutex // guards closed and the handle's existence
 	closed bool
 
-	handles engineplugin.HandleTable
+	handles engine.HandleTable
 
 	infoMu sync.Mutex // guards info
-	info   engineplugin.Info
+	info   engine.Info
 
 	lostMu sync.Mutex // guards lost and closing of done
 	lost   error
@@ -51,9 +51,9 @@ type outInt struct {
 	u64 uint64
 }
 
-func newEngine(l *Library, handle, hooks uintptr) *engine {
-	e := &engine{lib: l, handle: handle, hooks: hooks, turn: engineplugin.NewSubmitter(), done: make(chan struct{})}
-	e.watch = engineplugin.NewCallWatch(e.interrupt)
+func newEngine(l *Library, handle, hooks uintptr) *nativeEngine {
+	e := &nativeEngine{lib: l, handle: handle, hooks: hooks, turn: engine.NewSubmitter(), done: make(chan struct{})}
+	e.watch = engine.NewCallWatch(e.interrupt)
 	return e
 }
 
@@ -63,14 +63,14 @@ var errClosed = rpcerr.FailedPrecondition("the engine is closed")
 const cancelRepeat = 200 * time.Microsecond
 
 // interrupt cancels call id until it has returned. The handle lives as long as the call, which read-locks life.
-func (e *engine) interrupt(id uint64) {
+func (e *nativeEngine) interrupt(id uint64) {
 	for e.watch.WhileRunning(id, func() { purego.SyscallN(e.lib.sym.cancel, e.handle) }) {
 		time.Sleep(cancelRepeat)
 	}
 }
 
 // enter waits for the caller's turn; leave must follow when err is nil.
-func (e *engine) enter(ctx context.Context) error {
+func (e *nativeEngine) enter(ctx context.Context) error {
 	if err := e.turn.Acquire(ctx); err != nil {
 		return rpcerr.From(err)
 	}
@@ -89,14 +89,14 @@ func (e *engine) enter(ctx context.Context) error {
 	return nil
 }
 
-func (e *engine) leave() {
+func (e *nativeEngine) leave() {
 	e.watch.End()
 	e.life.RUnlock()
 	e.turn.Release()
 }
 
 // check turns a status into an error. A call that was cancelled on behalf of ctx reports what ctx says.
-func (e *engine) check(ctx context.Context, r uintptr) error {
+func (e *nativeEngine) check(ctx context.Context, r uintptr) error {
 	code := codes.Code(int32(r))
 	if code == codes.OK {
 		return nil
@@ -111,7 +111,7 @@ func (e *engine) check(ctx context.Context, r uintptr) error {
 	return err
 }
 
-func (e *engine) lastError() string {
+func (e *nativeEngine) lastError() string {
 	b := make([]byte, 512)
 	for {
 		n, _, _ := purego.SyscallN(e.lib.sym.lastError, e.handle, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
@@ -122,7 +122,7 @@ func (e *engine) lastError() string {
 	}
 }
 
-func (e *engine) lose(err error) {
+func (e *nativeEngine) lose(err error) {
 	e.lostMu.Lock()
 	defer e.lostMu.Unlock()
 	if e.lost == nil {
@@ -131,18 +131,18 @@ func (e *engine) lose(err error) {
 	}
 }
 
-// Done implements engineplugin.Mortal.
-func (e *engine) Done() <-chan struct{} { return e.done }
+// Done implements engine.Mortal.
+func (e *nativeEngine) Done() <-chan struct{} { return e.done }
 
-// Err implements engineplugin.Mortal.
-func (e *engine) Err() error {
+// Err implements engine.Mortal.
+func (e *nativeEngine) Err() error {
 	e.lostMu.Lock()
 	defer e.lostMu.Unlock()
 	return e.lost
 }
 
-// Close implements engineplugin.Engine. It waits for the running call.
-func (e *engine) Close() error {
+// Close implements engine.Engine. It waits for the running call.
+func (e *nativeEngine) Close() error {
 	_ = e.turn.Acquire(context.Background())
 	defer e.turn.Release()
 	e.life.Lock()
@@ -159,14 +159,14 @@ func (e *engine) Close() error {
 }
 
 // refresh reads the info, which capture and fuse change. Callers hold the turn or are alone.
-func (e *engine) refresh() error {
+func (e *nativeEngine) refresh() error {
 	c := &cInfo{StructSize: uint32(unsafe.Sizeof(cInfo{}))}
 	r, _, _ := purego.SyscallN(e.lib.sym.getInfo, e.handle, uintptr(unsafe.Pointer(c)))
 	if code := codes.Code(int32(r)); code != codes.OK {
 		return failure(code, e.lastError())
 	}
-	i := engineplugin.Info{
-		Role: engineplugin.Role(c.Role), Arch: text(c.Arch[:]), Name: text(c.Name[:]), Backend: text(c.Backend[:]),
+	i := engine.Info{
+		Role: engine.Role(c.Role), Arch: text(c.Arch[:]), Name: text(c.Name[:]), Backend: text(c.Backend[:]),
 		Device: text(c.Device[:]), Layers: int(c.Layers), LayerFirst: int(c.LayerFirst), LayerLast: int(c.LayerLast),
 		Hidden: int(c.Hidden), Vocab: int(c.Vocab), MaxSequences: int(c.MaxSequences), MaxContext: int(c.MaxContext),
 		MaxTreeRows: int(c.MaxTreeRows), MaxBatchRows: int(c.MaxBatchRows), MaxTopK: int(c.MaxTopK),
@@ -183,8 +183,8 @@ func (e *engine) refresh() error {
 	return nil
 }
 
-// Info implements engineplugin.Engine.
-func (e *engine) Info() engineplugin.Info {
+// Info implements engine.Engine.
+func (e *nativeEngine) Info() engine.Info {
 	e.infoMu.Lock()
 	defer e.infoMu.Unlock()
 	i := e.info
@@ -192,25 +192,25 @@ func (e *engine) Info() engineplugin.Info {
 	return i
 }
 
-// Stats implements engineplugin.Engine.
-func (e *engine) Stats(context.Context) ([]engineplugin.Stat, error) { return e.list(e.lib.sym.stats) }
+// Stats implements engine.Engine.
+func (e *nativeEngine) Stats(context.Context) ([]engine.Stat, error) { return e.list(e.lib.sym.stats) }
 
-// Memory implements engineplugin.Engine.
-func (e *engine) Memory(context.Context) ([]engineplugin.Stat, error) {
+// Memory implements engine.Engine.
+func (e *nativeEngine) Memory(context.Context) ([]engine.Stat, error) {
 	return e.list(e.lib.sym.memory)
 }
 
-// Handles implements engineplugin.Engine. The library does not list its handles: this process is its only caller.
-func (e *engine) Handles(context.Context) (engineplugin.Handles, error) {
+// Handles implements engine.Engine. The library does not list its handles: this process is its only caller.
+func (e *nativeEngine) Handles(context.Context) (engine.Handles, error) {
 	e.life.RLock()
 	defer e.life.RUnlock()
 	if e.closed {
-		return engineplugin.Handles{}, errClosed
+		return engine.Handles{}, errClosed
 	}
 	return e.handles.List(), nil
 }
 
-func (e *engine) list(fn uintptr) ([]engineplugin.Stat, error) {
+func (e *nativeEngine) list(fn uintptr) ([]engine.Stat, error) {
 	e.life.RLock()
 	defer e.life.RUnlock()
 	if e.closed {
@@ -227,16 +227,16 @@ func (e *engine) list(fn uintptr) ([]engineplugin.Stat, error) {
 			capacity = *count
 			continue
 		}
-		out := make([]engineplugin.Stat, *count)
+		out := make([]engine.Stat, *count)
 		for i := range out {
-			out[i] = engineplugin.Stat{Name: text(entries[i].Name[:]), Value: entries[i].Value}
+			out[i] = engine.Stat{Name: text(entries[i].Name[:]), Value: entries[i].Value}
 		}
 		return out, nil
 	}
 }
 
-// NewSequence implements engineplugin.Engine.
-func (e *engine) NewSequence(ctx context.Context) (engineplugin.Sequence, error) {
+// NewSequence implements engine.Engine.
+func (e *nativeEngine) NewSequence(ctx context.Context) (engine.Sequence, error) {
 	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
@@ -245,13 +245,13 @@ func (e *engine) NewSequence(ctx context.Context) (engineplugin.Sequence, error)
 	if err := e.check(ctx, r); err != nil {
 		return 0, err
 	}
-	s := engineplugin.Sequence(e.out.i32)
+	s := engine.Sequence(e.out.i32)
 	e.handles.AddSequence(s)
 	return s, nil
 }
 
 // call is a submitting call with one or two 32-bit arguments.
-func (e *engine) call(ctx context.Context, fn uintptr, a, b int32) error {
+func (e *nativeEngine) call(ctx context.Context, fn uintptr, a, b int32) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -261,7 +261,7 @@ func (e *engine) call(ctx context.Context, fn uintptr, a, b int32) error {
 }
 
 // free frees a handle and strikes it off while nobody else can be given the same one.
-func (e *engine) free(ctx context.Context, fn uintptr, handle int32, strike func()) error {
+func (e *nativeEngine) free(ctx context.Context, fn uintptr, handle int32, strike func()) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -274,13 +274,13 @@ func (e *engine) free(ctx context.Context, fn uintptr, handle int32, strike func
 	return err
 }
 
-// FreeSequence implements engineplugin.Engine.
-func (e *engine) FreeSequence(ctx context.Context, s engineplugin.Sequence) error {
+// FreeSequence implements engine.Engine.
+func (e *nativeEngine) FreeSequence(ctx context.Context, s engine.Sequence) error {
 	return e.free(ctx, e.lib.sym.sequenceFree, int32(s), func() { e.handles.DropSequence(s) })
 }
 
-// SequenceLength implements engineplugin.Engine.
-func (e *engine) SequenceLength(ctx context.Context, s engineplugin.Sequence) (int, error) {
+// SequenceLength implements engine.Engine.
+func (e *nativeEngine) SequenceLength(ctx context.Context, s engine.Sequence) (int, error) {
 	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
@@ -292,16 +292,16 @@ func (e *engine) SequenceLength(ctx context.Context, s engineplugin.Sequence) (i
 	return int(e.out.i32), nil
 }
 
-// Truncate implements engineplugin.Engine.
-func (e *engine) Truncate(ctx context.Context, s engineplugin.Sequence, length int) error {
+// Truncate implements engine.Engine.
+func (e *nativeEngine) Truncate(ctx context.Context, s engine.Sequence, length int) error {
 	if int(int32(length)) != length {
 		return rpcerr.InvalidArgument("length", "%d is out of range", length)
 	}
 	return e.call(ctx, e.lib.sym.sequenceTruncate, int32(s), int32(length))
 }
 
-// SetSampler implements engineplugin.Engine.
-func (e *engine) SetSampler(ctx context.Context, s engineplugin.Sequence, p engineplugin.Sampler) error {
+// SetSampler implements engine.Engine.
+func (e *nativeEngine) SetSampler(ctx context.Context, s engine.Sequence, p engine.Sampler) error {
 	if len(p.BiasTokens) != len(p.BiasValues) {
 		return rpcerr.InvalidArgument("bias_values", "has %d values for %d tokens", len(p.BiasValues), len(p.BiasTokens))
 	}
@@ -316,7 +316,7 @@ func (e *engine) SetSampler(ctx context.Context, s engineplugin.Sequence, p engi
 }
 
 // samplerToC returns p in the layout of C. It points into p's lists.
-func samplerToC(p *engineplugin.Sampler) *cSampler {
+func samplerToC(p *engine.Sampler) *cSampler {
 	return &cSampler{
 		StructSize: uint32(unsafe.Sizeof(cSampler{})),
 		TopK:       p.TopK, Temperature: p.Temperature, TopP: p.TopP, MinP: p.MinP,
@@ -327,8 +327,8 @@ func samplerToC(p *engineplugin.Sampler) *cSampler {
 	}
 }
 
-// NewSnapshot implements engineplugin.Engine.
-func (e *engine) NewSnapshot(ctx context.Context, s engineplugin.Sequence) (engineplugin.Snapshot, error) {
+// NewSnapshot implements engine.Engine.
+func (e *nativeEngine) NewSnapshot(ctx context.Context, s engine.Sequence) (engine.Snapshot, error) {
 	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
@@ -337,23 +337,23 @@ func (e *engine) NewSnapshot(ctx context.Context, s engineplugin.Sequence) (engi
 	if err := e.check(ctx, r); err != nil {
 		return 0, err
 	}
-	p := engineplugin.Snapshot(e.out.i32)
+	p := engine.Snapshot(e.out.i32)
 	e.handles.AddSnapshot(p)
 	return p, nil
 }
 
-// RestoreSnapshot implements engineplugin.Engine.
-func (e *engine) RestoreSnapshot(ctx context.Context, p engineplugin.Snapshot, s engineplugin.Sequence) error {
+// RestoreSnapshot implements engine.Engine.
+func (e *nativeEngine) RestoreSnapshot(ctx context.Context, p engine.Snapshot, s engine.Sequence) error {
 	return e.call(ctx, e.lib.sym.snapshotRestore, int32(p), int32(s))
 }
 
-// FreeSnapshot implements engineplugin.Engine.
-func (e *engine) FreeSnapshot(ctx context.Context, p engineplugin.Snapshot) error {
+// FreeSnapshot implements engine.Engine.
+func (e *nativeEngine) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
 	return e.free(ctx, e.lib.sym.snapshotFree, int32(p), func() { e.handles.DropSnapshot(p) })
 }
 
-// Export implements engineplugin.Engine.
-func (e *engine) Export(ctx context.Context, s engineplugin.Sequence) ([]byte, error) {
+// Export implements engine.Engine.
+func (e *nativeEngine) Export(ctx context.Context, s engine.Sequence) ([]byte, error) {
 	if err := e.enter(ctx); err != nil {
 		return nil, err
 	}
@@ -371,8 +371,8 @@ func (e *engine) Export(ctx context.Context, s engineplugin.Sequence) ([]byte, e
 	return state, nil
 }
 
-// Import implements engineplugin.Engine.
-func (e *engine) Import(ctx context.Context, s engineplugin.Sequence, state []byte) error {
+// Import implements engine.Engine.
+func (e *nativeEngine) Import(ctx context.Context, s engine.Sequence, state []byte) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}

@@ -61,7 +61,7 @@ type cInfo struct {
 	PromptRows            int32     `c:"prompt_rows"`
 }
 
-// cRow has the layout of engineplugin.Row, which is handed over as it is.
+// cRow has the layout of engine.Row, which is handed over as it is.
 type cRow struct {
 	Token    int32  `c:"token"`
 	Position int32  `c:"position"`
@@ -127,7 +127,7 @@ type cSampler struct {
 	BiasValues        unsafe.Pointer `c:"bias_values"`
 }
 
-// cDraftRequest has the layout of engineplugin.DraftRequest, which is handed over as it is.
+// cDraftRequest has the layout of engine.DraftRequest, which is handed over as it is.
 type cDraftRequest struct {
 	Sequence    int32   `c:"sequence"`
 	Token       int32   `c:"token"`

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 )
 
 // structs by their C names.
@@ -36,9 +36,9 @@ func TestLayout(t *testing.T) {
 	source.WriteString("  printf(\"abi %u\\n\", TND_ABI_VERSION);\n")
 	fmt.Fprintf(&want, "abi %d\n", abiVersion)
 	source.WriteString("  printf(\"keep %u %d\\n\", TND_WANT_KEEP, TND_KEPT_ROWS);\n")
-	fmt.Fprintf(&want, "keep %d %d\n", engineplugin.WantKeep, engineplugin.KeptRows)
+	fmt.Fprintf(&want, "keep %d %d\n", engine.WantKeep, engine.KeptRows)
 	source.WriteString("  printf(\"group %u %u %u %d\\n\", TND_GROUP_DECODE, TND_GROUP_PROMPT, TND_GROUP_COMMIT, TND_HIDDEN_F32);\n")
-	fmt.Fprintf(&want, "group %d %d %d %d\n", engineplugin.KindDecode, engineplugin.KindPrompt, groupCommit, hiddenF32)
+	fmt.Fprintf(&want, "group %d %d %d %d\n", engine.KindDecode, engine.KindPrompt, groupCommit, hiddenF32)
 	for name, typ := range structs {
 		fmt.Fprintf(&source, "  printf(\"%s %%zu\\n\", sizeof(%s));\n", name, name)
 		fmt.Fprintf(&want, "%s %d\n", name, typ.Size())
@@ -73,8 +73,8 @@ func TestLayout(t *testing.T) {
 // TestSharedLayout: rows and requests of the Go contract are handed to C without translation.
 func TestSharedLayout(t *testing.T) {
 	for _, c := range []struct{ a, b reflect.Type }{
-		{reflect.TypeFor[cRow](), reflect.TypeFor[engineplugin.Row]()},
-		{reflect.TypeFor[cDraftRequest](), reflect.TypeFor[engineplugin.DraftRequest]()},
+		{reflect.TypeFor[cRow](), reflect.TypeFor[engine.Row]()},
+		{reflect.TypeFor[cDraftRequest](), reflect.TypeFor[engine.DraftRequest]()},
 	} {
 		if c.a.Size() != c.b.Size() || c.a.NumField() != c.b.NumField() {
 			t.Fatalf("%v has %d bytes, %v %d", c.a, c.a.Size(), c.b, c.b.Size())

@@ -16,7 +16,7 @@ import (
 	"github.com/ebitengine/purego"
 	"google.golang.org/grpc/codes"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -47,7 +47,7 @@ func (s *symbols) table() map[string]*uintptr {
 	}
 }
 
-// Library is a loaded native library. It implements engineplugin.Opener and stays loaded for the life of the process.
+// Library is a loaded native library. It implements engine.Opener and stays loaded for the life of the process.
 type Library struct {
 	path string
 	sym  symbols
@@ -94,7 +94,7 @@ func (l *Library) Path() string { return l.path }
 // hooks are the receivers of one tnd_open's callbacks. C holds a key instead of a pointer.
 type hooks struct {
 	log      LogFunc
-	progress engineplugin.Progress
+	progress engine.Progress
 }
 
 var (
@@ -121,8 +121,8 @@ var (
 // errorBytes is room for the text of a failed tnd_open.
 const errorBytes = 4 << 10
 
-// Open implements engineplugin.Opener. Loading cannot be interrupted: when ctx ends meanwhile, the engine is closed again.
-func (l *Library) Open(ctx context.Context, o engineplugin.OpenOptions, progress engineplugin.Progress) (engineplugin.Engine, error) {
+// Open implements engine.Opener. Loading cannot be interrupted: when ctx ends meanwhile, the engine is closed again.
+func (l *Library) Open(ctx context.Context, o engine.OpenOptions, progress engine.Progress) (engine.Engine, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, rpcerr.From(err)
 	}

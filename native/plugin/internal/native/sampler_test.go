@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/sampling"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
@@ -40,7 +40,7 @@ func TestSamplerIsDeclared(t *testing.T) {
 			t.Errorf("%s is not in tnd_sampler", f.Tag.Get("c"))
 		}
 	}
-	engine := reflect.TypeFor[engineplugin.Sampler]()
+	engine := reflect.TypeFor[engine.Sampler]()
 	types := map[protoreflect.Kind]string{
 		protoreflect.DoubleKind: "float", protoreflect.Int32Kind: "int32_t", protoreflect.Int64Kind: "uint64_t",
 	}
@@ -68,7 +68,7 @@ func TestSamplerIsDeclared(t *testing.T) {
 		}
 		name := camel(f.Name)
 		if g, ok := engine.FieldByName(name); !ok || g.Type.Kind() != inGo[want] {
-			t.Errorf("engineplugin.Sampler.%s is %v", name, g.Type)
+			t.Errorf("engine.Sampler.%s is %v", name, g.Type)
 		}
 	}
 	for name := range members {
@@ -83,7 +83,7 @@ func TestSamplerIsDeclared(t *testing.T) {
 
 // TestSamplerToC: every number of a sampler is handed on under its name.
 func TestSamplerToC(t *testing.T) {
-	p := engineplugin.Sampler{BiasTokens: []int32{4, 5}, BiasValues: []float32{1, -1}}
+	p := engine.Sampler{BiasTokens: []int32{4, 5}, BiasValues: []float32{1, -1}}
 	from := reflect.ValueOf(&p).Elem()
 	for i := range from.NumField() {
 		switch f := from.Field(i); f.Kind() {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/ebitengine/purego"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
@@ -23,8 +23,8 @@ func room[T any](s []T, n int) []T {
 	return s
 }
 
-// Step implements engineplugin.Engine.
-func (e *engine) Step(ctx context.Context, step *engineplugin.Step, result *engineplugin.StepResult) error {
+// Step implements engine.Engine.
+func (e *nativeEngine) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ type wanted struct{ tokens, tops, logits, features, scores, stride int }
 
 // prepare sizes the outputs and fills e.step. What the library can see it checks itself; here is what buffers are sized
 // by.
-func (e *engine) prepare(step *engineplugin.Step, result *engineplugin.StepResult) error {
+func (e *nativeEngine) prepare(step *engine.Step, result *engine.StepResult) error {
 	i := &e.info // only calls that hold the turn change it
 	n := len(step.Rows)
 	words := (i.Vocab + 31) / 32
@@ -67,7 +67,7 @@ func (e *engine) prepare(step *engineplugin.Step, result *engineplugin.StepResul
 		return err
 	}
 	w.features += kept
-	if w.features > 0 && step.Features != engineplugin.FeatureNone && featureBytes(i, step.Features) == 0 {
+	if w.features > 0 && step.Features != engine.FeatureNone && featureBytes(i, step.Features) == 0 {
 		return rpcerr.FailedPrecondition("feature_encoding: %d needs captured layers, or a loaded fuse when it is fused", step.Features)
 	}
 	w.set(i, n, step.Features, result)
@@ -83,7 +83,7 @@ func (e *engine) prepare(step *engineplugin.Step, result *engineplugin.StepResul
 }
 
 // setGroups fills e.groups and counts the kept features that they read.
-func (e *engine) setGroups(step *engineplugin.Step) (kept int, err error) {
+func (e *nativeEngine) setGroups(step *engine.Step) (kept int, err error) {
 	most := e.info.MaxBatchRows
 	e.groups = room(e.groups, len(step.Groups))
 	for i := range step.Groups {
@@ -101,30 +101,30 @@ func (e *engine) setGroups(step *engineplugin.Step) (kept int, err error) {
 		}
 		kept = min(kept+max(0, int(g.Kept.Rows)), most) // the library refuses more
 	}
-	if kept > 0 && step.Features == engineplugin.FeatureNone {
+	if kept > 0 && step.Features == engine.FeatureNone {
 		return 0, rpcerr.InvalidArgument("feature_encoding", "is missing for kept features")
 	}
 	return kept, nil
 }
 
-func count(rows []engineplugin.Row, maxTopK int) (w wanted) {
+func count(rows []engine.Row, maxTopK int) (w wanted) {
 	for i := range rows {
 		r := &rows[i]
-		if r.Want&engineplugin.WantToken != 0 {
+		if r.Want&engine.WantToken != 0 {
 			w.tokens++
 		}
-		if r.Want&engineplugin.WantTop != 0 {
+		if r.Want&engine.WantTop != 0 {
 			w.tops++
 			// What is out of range is refused by the library; the buffers need not be larger for it.
 			w.stride = max(w.stride, min(int(r.TopK), maxTopK))
 		}
-		if r.Want&engineplugin.WantLogits != 0 {
+		if r.Want&engine.WantLogits != 0 {
 			w.logits++
 		}
-		if r.Want&engineplugin.WantFeatures != 0 {
+		if r.Want&engine.WantFeatures != 0 {
 			w.features++
 		}
-		if r.Want&engineplugin.WantScore != 0 {
+		if r.Want&engine.WantScore != 0 {
 			w.scores++
 		}
 	}
@@ -135,7 +135,7 @@ func count(rows []engineplugin.Row, maxTopK int) (w wanted) {
 }
 
 // set sizes the arrays of a result.
-func (w *wanted) set(i *engineplugin.Info, n int, encoding engineplugin.FeatureEncoding, r *engineplugin.StepResult) {
+func (w *wanted) set(i *engine.Info, n int, encoding engine.FeatureEncoding, r *engine.StepResult) {
 	rowsIf := func(some int) int {
 		if some > 0 {
 			return n
@@ -158,22 +158,22 @@ func (w *wanted) set(i *engineplugin.Info, n int, encoding engineplugin.FeatureE
 }
 
 // featureBytes is the size of a feature row.
-func featureBytes(i *engineplugin.Info, encoding engineplugin.FeatureEncoding) int {
+func featureBytes(i *engine.Info, encoding engine.FeatureEncoding) int {
 	switch encoding {
-	case engineplugin.FeatureRawBF16:
+	case engine.FeatureRawBF16:
 		return 2 * i.FeatureRaw
-	case engineplugin.FeatureFusedBF16:
+	case engine.FeatureFusedBF16:
 		return 2 * i.FeatureFused
-	case engineplugin.FeatureRawF32:
+	case engine.FeatureRawF32:
 		return 4 * i.FeatureRaw
-	case engineplugin.FeatureFusedF32:
+	case engine.FeatureFusedF32:
 		return 4 * i.FeatureFused
 	}
 	return 0
 }
 
-// SetCapture implements engineplugin.Engine.
-func (e *engine) SetCapture(ctx context.Context, layers []int32) error {
+// SetCapture implements engine.Engine.
+func (e *nativeEngine) SetCapture(ctx context.Context, layers []int32) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -186,8 +186,8 @@ func (e *engine) SetCapture(ctx context.Context, layers []int32) error {
 	return e.refresh()
 }
 
-// LoadFuse implements engineplugin.Engine.
-func (e *engine) LoadFuse(ctx context.Context, path string) error {
+// LoadFuse implements engine.Engine.
+func (e *nativeEngine) LoadFuse(ctx context.Context, path string) error {
 	if path == "" {
 		return rpcerr.InvalidArgument("path", "is empty")
 	}
@@ -204,14 +204,14 @@ func (e *engine) LoadFuse(ctx context.Context, path string) error {
 	return e.refresh()
 }
 
-// Propose implements engineplugin.Engine: one tnd_draft_append per piece of features, then tnd_draft_propose.
-func (e *engine) Propose(ctx context.Context, features []engineplugin.FeatureRows, requests []engineplugin.DraftRequest, result *engineplugin.DraftResult) error {
+// Propose implements engine.Engine: one tnd_draft_append per piece of features, then tnd_draft_propose.
+func (e *nativeEngine) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
 	defer e.leave()
 	i := &e.info
-	if i.Role != engineplugin.RoleDraft {
+	if i.Role != engine.RoleDraft {
 		return rpcerr.FailedPrecondition("role: only drafts propose")
 	}
 	start := time.Now()
@@ -245,10 +245,10 @@ func (e *engine) Propose(ctx context.Context, features []engineplugin.FeatureRow
 	return nil
 }
 
-// Score implements engineplugin.Engine.
-func (e *engine) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
+// Score implements engine.Engine.
+func (e *nativeEngine) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
 	if len(ids) == 0 {
-		if e.Info().Role != engineplugin.RoleScore {
+		if e.Info().Role != engine.RoleScore {
 			return nil, rpcerr.FailedPrecondition("role: only scorers score")
 		}
 		return nil, rpcerr.InvalidArgument("ids", "is empty")

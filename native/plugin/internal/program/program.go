@@ -18,7 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/host"
 )
 
 // ExitOrphaned is the status of an engine whose worker died.
@@ -44,8 +45,8 @@ func Version(name, version string) string {
 
 // Serve opens an engine by the opener that load returns and serves it until the host ends us. It fails when the program was
 // started by hand; hint then says what to do instead.
-func Serve(log hclog.Logger, hint string, load func() (engineplugin.Opener, error)) error {
-	if os.Getenv(engineplugin.Handshake.MagicCookieKey) != engineplugin.Handshake.MagicCookieValue {
+func Serve(log hclog.Logger, hint string, load func() (engine.Opener, error)) error {
+	if os.Getenv(host.Handshake.MagicCookieKey) != host.Handshake.MagicCookieValue {
 		return fmt.Errorf("this program is started by Tandem's workers; %s", hint)
 	}
 	if err := guardStdout(); err != nil {
@@ -58,13 +59,13 @@ func Serve(log hclog.Logger, hint string, load func() (engineplugin.Opener, erro
 	if err != nil {
 		return err
 	}
-	server := engineplugin.NewServer(opener)
+	server := host.NewServer(opener)
 	goplugin.Serve(&goplugin.ServeConfig{
-		HandshakeConfig: engineplugin.Handshake,
-		Plugins:         engineplugin.PluginSet(server),
+		HandshakeConfig: host.Handshake,
+		Plugins:         host.PluginSet(server),
 		Logger:          log,
 		GRPCServer: func(options []grpc.ServerOption) *grpc.Server {
-			return grpc.NewServer(append(options, engineplugin.ServerOptions(func(method string, value any, stack []byte) {
+			return grpc.NewServer(append(options, host.ServerOptions(func(method string, value any, stack []byte) {
 				log.Error("panic", "method", method, "value", fmt.Sprint(value), "stack", string(stack))
 			})...)...)
 		},
@@ -89,13 +90,13 @@ func guardStdout() error {
 // followParent ends this process when the worker dies, so that device memory is freed. While the worker lives, it decides
 // when to end us: a SIGTERM to the whole process group must not cut off requests that it is still draining.
 func followParent(log hclog.Logger) error {
-	text := os.Getenv(engineplugin.ParentPIDVariable)
+	text := os.Getenv(host.ParentPIDVariable)
 	if text == "" {
 		return nil
 	}
 	pid, err := strconv.Atoi(text)
 	if err != nil || pid < 1 { // 1 is a worker that is all of a container
-		return fmt.Errorf("%s: not a process id: %q", engineplugin.ParentPIDVariable, text)
+		return fmt.Errorf("%s: not a process id: %q", host.ParentPIDVariable, text)
 	}
 	signal.Ignore(syscall.SIGTERM)
 	go func() {

@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 	"time"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
@@ -95,7 +95,7 @@ func (m *Model) Peaks(t enginefake.Text, dst []enginefake.Peak) []enginefake.Pea
 }
 
 // Choose follows the script as far as mask and biases let it.
-func (m *Model) Choose(t enginefake.Text, peaks []enginefake.Peak, s *engineplugin.Sampler, mask []uint32) int32 {
+func (m *Model) Choose(t enginefake.Text, peaks []enginefake.Peak, s *engine.Sampler, mask []uint32) int32 {
 	bias := func(token int32) float32 {
 		for i, b := range s.BiasTokens {
 			if b == token {

@@ -6,8 +6,8 @@ import (
 	"io/fs"
 	"os"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/tokenizer"
@@ -19,8 +19,8 @@ type Opener struct {
 	Rules string
 }
 
-// Open implements engineplugin.Opener.
-func (o Opener) Open(ctx context.Context, options engineplugin.OpenOptions, progress engineplugin.Progress) (engineplugin.Engine, error) {
+// Open implements engine.Opener.
+func (o Opener) Open(ctx context.Context, options engine.OpenOptions, progress engine.Progress) (engine.Engine, error) {
 	var rules []Rule
 	if o.Rules != "" {
 		var err error
@@ -30,7 +30,7 @@ func (o Opener) Open(ctx context.Context, options engineplugin.OpenOptions, prog
 	}
 	fake := enginefake.Options{CheckFile: checkFile, FuseLayers: fuseLayers, Backend: "scripted"}
 	// What is wrong with the options themselves is said by the fake, before any file is looked at.
-	if options.Role >= engineplugin.RoleTarget && options.Role <= engineplugin.RoleScore && checkFile("model_path", options.ModelPath) == nil {
+	if options.Role >= engine.RoleTarget && options.Role <= engine.RoleScore && checkFile("model_path", options.ModelPath) == nil {
 		if err := shape(&fake, &options, rules); err != nil {
 			return nil, err
 		}
@@ -51,7 +51,7 @@ func checkFile(field, path string) error {
 }
 
 // shape takes the shapes of the model at options.ModelPath over.
-func shape(fake *enginefake.Options, options *engineplugin.OpenOptions, rules []Rule) error {
+func shape(fake *enginefake.Options, options *engine.OpenOptions, rules []Rule) error {
 	file, model, err := open("model_path", options.ModelPath)
 	if err != nil {
 		return err
@@ -64,9 +64,9 @@ func shape(fake *enginefake.Options, options *engineplugin.OpenOptions, rules []
 		fake.Truncatable = fake.Truncatable && !recurrent
 	}
 	switch options.Role {
-	case engineplugin.RoleScore:
+	case engine.RoleScore:
 		return nil
-	case engineplugin.RoleDraft:
+	case engine.RoleDraft:
 		if options.TablesPath == "" || checkFile("tables_path", options.TablesPath) != nil {
 			return nil // the fake refuses it
 		}

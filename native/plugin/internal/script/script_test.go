@@ -12,9 +12,9 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/codes"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginefake"
-	"github.com/tandem-inference/tandem/services/engineplugin/enginetest"
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
+	"github.com/tandem-inference/tandem/services/engine/enginetest"
 	"github.com/tandem-inference/tandem/services/gguf"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
@@ -35,7 +35,7 @@ var files = enginetest.Models{
 }
 
 func TestConformance(t *testing.T) {
-	enginetest.Run(t, func(*testing.T) (engineplugin.Opener, enginetest.Models) { return Opener{}, files })
+	enginetest.Run(t, func(*testing.T) (engine.Opener, enginetest.Models) { return Opener{}, files })
 }
 
 func vocabulary(t testing.TB) *tokenizer.Tokenizer {
@@ -186,19 +186,19 @@ func TestAllowed(t *testing.T) {
 type rig struct {
 	*testing.T
 	tok           *tokenizer.Tokenizer
-	target, draft engineplugin.Engine
-	q, dq         engineplugin.Sequence
+	target, draft engine.Engine
+	q, dq         engine.Sequence
 	prompt        []int32
-	result        engineplugin.StepResult
+	result        engine.StepResult
 }
 
 func newRig(t *testing.T, rules, prompt string) *rig {
 	t.Helper()
 	r := &rig{T: t, tok: vocabulary(t)}
 	r.prompt = r.tok.Encode(prompt, tokenizer.Options{ParseSpecial: true})
-	open := func(role engineplugin.Role, path, tables string) engineplugin.Engine {
-		options := engineplugin.OpenOptions{
-			Role: role, ModelPath: path, TablesPath: tables, MaxSequences: 2, KVTypeK: engineplugin.KVDefault, KVTypeV: engineplugin.KVDefault,
+	open := func(role engine.Role, path, tables string) engine.Engine {
+		options := engine.OpenOptions{
+			Role: role, ModelPath: path, TablesPath: tables, MaxSequences: 2, KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
 		}
 		fake := enginefake.Options{CheckFile: checkFile, FuseLayers: fuseLayers}
 		if err := shape(&fake, &options, parse(t, rules)); err != nil {
@@ -211,8 +211,8 @@ func newRig(t *testing.T, rules, prompt string) *rig {
 		t.Cleanup(func() { _ = e.Close() })
 		return e
 	}
-	r.target = open(engineplugin.RoleTarget, files.Target, "")
-	r.draft = open(engineplugin.RoleDraft, files.Draft, files.Tables)
+	r.target = open(engine.RoleTarget, files.Target, "")
+	r.draft = open(engine.RoleDraft, files.Draft, files.Tables)
 	r.ok(r.target.LoadFuse(t.Context(), files.Draft))
 	var err error
 	r.q, err = r.target.NewSequence(t.Context())
@@ -230,7 +230,7 @@ func (r *rig) ok(err error) {
 }
 
 // prefill runs the prompt and returns the first token.
-func (r *rig) prefill(s engineplugin.Sampler) int32 {
+func (r *rig) prefill(s engine.Sampler) int32 {
 	r.Helper()
 	step := r.promptStep(s)
 	r.ok(r.target.Step(r.Context(), step, &r.result))
@@ -238,19 +238,19 @@ func (r *rig) prefill(s engineplugin.Sampler) int32 {
 }
 
 // promptStep prepares the step of the prompt.
-func (r *rig) promptStep(s engineplugin.Sampler) *engineplugin.Step {
+func (r *rig) promptStep(s engine.Sampler) *engine.Step {
 	r.Helper()
 	s.PromptTokens = int32(len(r.prompt))
 	r.ok(r.target.SetSampler(r.Context(), r.q, s))
-	step := &engineplugin.Step{
-		Groups: []engineplugin.Group{{Sequence: r.q, Rows: len(r.prompt), Commit: true}}, Features: engineplugin.FeatureFusedBF16,
+	step := &engine.Step{
+		Groups: []engine.Group{{Sequence: r.q, Rows: len(r.prompt), Commit: true}}, Features: engine.FeatureFusedBF16,
 	}
 	for i, t := range r.prompt {
-		step.Rows = append(step.Rows, engineplugin.Row{
-			Token: t, Position: int32(i), Parent: int32(i) - 1, Want: engineplugin.WantFeatures, Mask: -1,
+		step.Rows = append(step.Rows, engine.Row{
+			Token: t, Position: int32(i), Parent: int32(i) - 1, Want: engine.WantFeatures, Mask: -1,
 		})
 	}
-	step.Rows[len(step.Rows)-1].Want |= engineplugin.WantToken
+	step.Rows[len(step.Rows)-1].Want |= engine.WantToken
 	return step
 }
 
@@ -259,7 +259,7 @@ func TestAccept(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) { // the pace is that of a caller who comes at once
 		const emit = "one two three four five six seven eight nine ten eleven twelve"
 		r := newRig(t, `[{"prompt":"count","emit":"`+emit+`","accept":[3,1,5],"tokens_per_second":10}]`, "please count")
-		s := engineplugin.DefaultSampler()
+		s := engine.DefaultSampler()
 		s.Temperature, s.Seed = 1.5, 7 // does not move the script
 		out := []int32{r.prefill(s)}
 		length := len(r.prompt)
@@ -267,22 +267,22 @@ func TestAccept(t *testing.T) {
 		featured := 0
 		info := r.draft.Info()
 		var sizes []int
-		var draft engineplugin.DraftResult
-		group := engineplugin.Group{Sequence: r.q, Rows: 8}
+		var draft engine.DraftResult
+		group := engine.Group{Sequence: r.q, Rows: 8}
 		for out[len(out)-1] != r.tok.EOS() {
 			rows := len(features) / (2 * info.FeatureFused)
-			r.ok(r.draft.Propose(t.Context(), []engineplugin.FeatureRows{{
-				Sequence: r.dq, Position: int32(featured), Rows: int32(rows), Encoding: engineplugin.FeatureFusedBF16, Data: features,
-			}}, []engineplugin.DraftRequest{{
+			r.ok(r.draft.Propose(t.Context(), []engine.FeatureRows{{
+				Sequence: r.dq, Position: int32(featured), Rows: int32(rows), Encoding: engine.FeatureFusedBF16, Data: features,
+			}}, []engine.DraftRequest{{
 				Sequence: r.dq, Token: out[len(out)-1], Position: int32(length), Block: 8, TopK: 2, Temperature: 1,
 			}}, &draft))
 			featured += rows
-			step := engineplugin.Step{Groups: []engineplugin.Group{group}, Features: engineplugin.FeatureFusedBF16}
+			step := engine.Step{Groups: []engine.Group{group}, Features: engine.FeatureFusedBF16}
 			token := out[len(out)-1]
 			for i := range 8 {
-				step.Rows = append(step.Rows, engineplugin.Row{
+				step.Rows = append(step.Rows, engine.Row{
 					Token: token, Position: int32(length + i), Parent: int32(i) - 1,
-					Want: engineplugin.WantToken | engineplugin.WantFeatures, Mask: -1,
+					Want: engine.WantToken | engine.WantFeatures, Mask: -1,
 				})
 				if i < 7 {
 					token = draft.IDs[i*draft.Stride]
@@ -321,10 +321,10 @@ func TestAccept(t *testing.T) {
 }
 
 // row is a step that commits one token.
-func (r *rig) row(q engineplugin.Sequence, token int32, position int) *engineplugin.Step {
-	return &engineplugin.Step{
-		Groups: []engineplugin.Group{{Sequence: q, Rows: 1, Commit: true}},
-		Rows:   []engineplugin.Row{{Token: token, Position: int32(position), Parent: -1, Want: engineplugin.WantToken, Mask: -1}},
+func (r *rig) row(q engine.Sequence, token int32, position int) *engine.Step {
+	return &engine.Step{
+		Groups: []engine.Group{{Sequence: q, Rows: 1, Commit: true}},
+		Rows:   []engine.Row{{Token: token, Position: int32(position), Parent: -1, Want: engine.WantToken, Mask: -1}},
 	}
 }
 
@@ -344,7 +344,7 @@ func TestPace(t *testing.T) {
 			}
 		}
 		var first int32
-		timed("the first token", 1400*time.Millisecond, 1510*time.Millisecond, func() { first = r.prefill(engineplugin.DefaultSampler()) })
+		timed("the first token", 1400*time.Millisecond, 1510*time.Millisecond, func() { first = r.prefill(engine.DefaultSampler()) })
 		timed("the second token", 490*time.Millisecond, 510*time.Millisecond, func() {
 			r.ok(r.target.Step(t.Context(), r.row(r.q, first, len(r.prompt)), &r.result))
 		})
@@ -367,11 +367,11 @@ func TestPacesOverlap(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
 		defer leave()
 		waited := make(chan error, 1)
-		slow := r.promptStep(engineplugin.DefaultSampler())
-		s := engineplugin.DefaultSampler()
+		slow := r.promptStep(engine.DefaultSampler())
+		s := engine.DefaultSampler()
 		s.PromptTokens = 1
 		r.ok(r.target.SetSampler(t.Context(), quick, s))
-		go func() { waited <- r.target.Step(ctx, slow, &engineplugin.StepResult{}) }()
+		go func() { waited <- r.target.Step(ctx, slow, &engine.StepResult{}) }()
 		synctest.Wait()
 		for i := range 3 {
 			r.ok(r.target.Step(t.Context(), r.row(quick, 5, i), &r.result))
@@ -401,7 +401,7 @@ func TestBias(t *testing.T) {
 		}
 		return id
 	}
-	s := engineplugin.DefaultSampler()
+	s := engine.DefaultSampler()
 	s.BiasTokens, s.BiasValues = []int32{id("no")}, []float32{100}
 	if got := r.prefill(s); got != id("no") {
 		t.Errorf("a bias of 100 leads to %q", r.tok.TokenBytes(got))

@@ -89,6 +89,7 @@ var (
 	E_Codec = &file_tandem_wire_v1_options_proto_extTypes[0]
 	// The Go struct that is encoded and decoded instead of the message that protoc-gen-go makes; with codec it implements
 	// tensorwire.Message. Messages that it nests need the option, too: one of them is a pointer, several a slice of structs.
+	// With a package's name and a dot before it the struct is another package's.
 	//
 	// optional string go_struct = 50802;
 	E_GoStruct = &file_tandem_wire_v1_options_proto_extTypes[1]

@@ -9,7 +9,7 @@ package constrain
 import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 )
@@ -111,7 +111,7 @@ const Next = -1
 
 // Limit makes the row of a node of the fitted tree choose as the constraint allows. Open is false when nothing may
 // follow the node. With score the row also scores a token that may replace the sampled one.
-func (w *Walker) Limit(row *engineplugin.Row, node int, score bool) (open bool, err error) {
+func (w *Walker) Limit(row *engine.Row, node int, score bool) (open bool, err error) {
 	if w.guide == nil {
 		return true, nil
 	}
@@ -124,7 +124,7 @@ func (w *Walker) Limit(row *engineplugin.Row, node int, score bool) (open bool, 
 	}
 	if score {
 		if forced, _, ok := certain(w.guide, state); ok {
-			row.Want |= engineplugin.WantScore
+			row.Want |= engine.WantScore
 			row.Score = forced
 		}
 	}

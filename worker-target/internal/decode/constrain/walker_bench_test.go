@@ -5,7 +5,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/grammar"
 	"github.com/tandem-inference/tandem/services/grammar/grammartest"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
@@ -86,7 +86,7 @@ func BenchmarkRound(b *testing.B) {
 					w.Fit(&tree, 64)
 					w.Begin()
 					for i := range tree.Len() {
-						row := engineplugin.Row{Mask: -1}
+						row := engine.Row{Mask: -1}
 						if _, err := w.Limit(&row, i, false); err != nil {
 							b.Fatal(err)
 						}

@@ -6,7 +6,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/ddtree"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/grammar"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 )
@@ -138,7 +138,7 @@ func TestRowsAreLimited(t *testing.T) {
 	}
 	allowed := func(node int) (tokens []int32) {
 		t.Helper()
-		row := engineplugin.Row{Mask: -1}
+		row := engine.Row{Mask: -1}
 		if open, err := w.Limit(&row, node, true); err != nil || !open {
 			t.Fatalf("node %d: open %v, %v", node, open, err)
 		}

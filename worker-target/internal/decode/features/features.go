@@ -17,7 +17,7 @@ package features
 import (
 	"context"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/sequence"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
@@ -35,7 +35,7 @@ type Feed struct {
 	ring     *drafts.Ring
 	capacity int // of ring, rows
 	widest   int // rows that one step returns features of
-	encoding engineplugin.FeatureEncoding
+	encoding engine.FeatureEncoding
 	width    int // bytes per row
 	reader   Reader
 
@@ -70,9 +70,9 @@ func (f *Feed) Connect(r Reader) { f.reader = r }
 func (f *Feed) On() bool { return f.reader != nil }
 
 // Encoding is the one that steps are to use.
-func (f *Feed) Encoding() engineplugin.FeatureEncoding {
+func (f *Feed) Encoding() engine.FeatureEncoding {
 	if f.reader == nil {
-		return engineplugin.FeatureNone
+		return engine.FeatureNone
 	}
 	return f.encoding
 }
@@ -89,7 +89,7 @@ func (f *Feed) WantKnown(position int) uint32 {
 		return 0
 	}
 	f.whole++
-	return engineplugin.WantFeatures
+	return engine.WantFeatures
 }
 
 // BeginRound prepares the step of a round of so many rows and returns how many rows of features it is to read from the
@@ -103,7 +103,7 @@ func (f *Feed) BeginRound(ctx context.Context, seq *sequence.Sequence, rows int,
 	f.keep = !asked && rows == 1
 	kept = f.missing(seq)
 	if f.keep {
-		if kept < min(engineplugin.KeptRows, f.widest) {
+		if kept < min(engine.KeptRows, f.widest) {
 			return 0, nil
 		}
 	} else {
@@ -125,9 +125,9 @@ func (f *Feed) WantRound() uint32 {
 	case f.reader == nil:
 		return 0
 	case f.keep:
-		return engineplugin.WantKeep
+		return engine.WantKeep
 	}
-	return engineplugin.WantFeatures
+	return engine.WantFeatures
 }
 
 // Check compares what the step returned with what it was asked for.

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 )
 
 // Sink receives a request's output. What it is given is valid until it returns.
@@ -76,15 +76,15 @@ func (o *Output) Anchor() int32 { return o.anchor }
 func (o *Output) StopToken() int32 { return o.stopped }
 
 // Choose makes a row choose the next token.
-func (o *Output) Choose(row *engineplugin.Row) {
-	row.Want |= engineplugin.WantToken
+func (o *Output) Choose(row *engine.Row) {
+	row.Want |= engine.WantToken
 	o.WantTop(row)
 }
 
 // WantTop makes a row list its candidates, if the request wants any.
-func (o *Output) WantTop(row *engineplugin.Row) {
+func (o *Output) WantTop(row *engine.Row) {
 	if k := min(o.req.TopLogprobs, o.req.MaxTopK); k > 0 {
-		row.Want |= engineplugin.WantTop
+		row.Want |= engine.WantTop
 		row.TopK = int32(k)
 	}
 }

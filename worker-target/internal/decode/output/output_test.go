@@ -6,7 +6,7 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 )
 
 // sink keeps what it is given.
@@ -97,9 +97,9 @@ func TestCandidates(t *testing.T) {
 	}{{-1, 8, 0, false}, {0, 8, 0, true}, {3, 8, 3, true}, {20, 8, 8, true}} {
 		var o Output
 		o.Start(Request{TopLogprobs: c.top, MaxTopK: c.most}, &sink{})
-		var row engineplugin.Row
+		var row engine.Row
 		o.Choose(&row)
-		if row.TopK != c.want || (row.Want&engineplugin.WantTop != 0) != (c.want > 0) || row.Want&engineplugin.WantToken == 0 || o.Logprobs() != c.logprobs {
+		if row.TopK != c.want || (row.Want&engine.WantTop != 0) != (c.want > 0) || row.Want&engine.WantToken == 0 || o.Logprobs() != c.logprobs {
 			t.Errorf("%d of %d: %+v, log-probabilities %v", c.top, c.most, row, o.Logprobs())
 		}
 	}

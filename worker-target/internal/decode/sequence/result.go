@@ -5,22 +5,22 @@ import (
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
 // Result is what a step returned, row by row.
 type Result struct {
-	rows []engineplugin.Row // of the step
-	raw  engineplugin.StepResult
+	rows []engine.Row // of the step
+	raw  engine.StepResult
 	wall time.Duration
 }
 
 // run runs a step and holds the engine to its contract where a breach would be a crash or a wrong token.
-func (r *Result) run(ctx context.Context, engine engineplugin.Engine, step *engineplugin.Step, vocab int) error {
+func (r *Result) run(ctx context.Context, e engine.Engine, step *engine.Step, vocab int) error {
 	r.rows = step.Rows
 	start := time.Now()
-	if err := engine.Step(ctx, step, &r.raw); err != nil {
+	if err := e.Step(ctx, step, &r.raw); err != nil {
 		return err
 	}
 	r.wall = time.Since(start)
@@ -31,7 +31,7 @@ func (r *Result) check(vocab int) error {
 	want := uint32(0)
 	for i := range r.rows {
 		want |= r.rows[i].Want
-		if r.rows[i].Want&engineplugin.WantToken != 0 {
+		if r.rows[i].Want&engine.WantToken != 0 {
 			if i >= len(r.raw.Tokens) || i >= len(r.raw.Logprobs) {
 				return rpcerr.Internal("engine returned %d tokens for %d rows", len(r.raw.Tokens), len(r.rows))
 			}
@@ -40,10 +40,10 @@ func (r *Result) check(vocab int) error {
 			}
 		}
 	}
-	if want&engineplugin.WantScore != 0 && len(r.raw.Scores) < len(r.rows) {
+	if want&engine.WantScore != 0 && len(r.raw.Scores) < len(r.rows) {
 		return rpcerr.Internal("engine returned %d scores for %d rows", len(r.raw.Scores), len(r.rows))
 	}
-	if want&engineplugin.WantTop != 0 && len(r.raw.TopIDs) < len(r.rows)*r.raw.TopStride {
+	if want&engine.WantTop != 0 && len(r.raw.TopIDs) < len(r.rows)*r.raw.TopStride {
 		return rpcerr.Internal("engine returned %d candidates for %d rows of %d", len(r.raw.TopIDs), len(r.rows), r.raw.TopStride)
 	}
 	return nil
@@ -58,7 +58,7 @@ func (r *Result) Tokens() []int32 { return r.raw.Tokens }
 // Last returns the choice of the last row; ok is false when it was not asked for one.
 func (r *Result) Last() (token int32, ok bool) {
 	last := len(r.rows) - 1
-	if last < 0 || r.rows[last].Want&engineplugin.WantToken == 0 {
+	if last < 0 || r.rows[last].Want&engine.WantToken == 0 {
 		return 0, false
 	}
 	return r.raw.Tokens[last], true
@@ -68,7 +68,7 @@ func (r *Result) Last() (token int32, ok bool) {
 // asked for.
 func (r *Result) Replace(row int, token int32) {
 	r.raw.Tokens[row] = token
-	if r.rows[row].Want&engineplugin.WantScore != 0 {
+	if r.rows[row].Want&engine.WantScore != 0 {
 		r.raw.Logprobs[row] = r.raw.Scores[row]
 	}
 }
@@ -85,7 +85,7 @@ func (r *Result) Scored(row int) *tandemv1.PositionLogprobs {
 
 // top lists the candidates of a row that asked for them.
 func (r *Result) top(row int) []*tandemv1.TokenLogprob {
-	if r.rows[row].Want&engineplugin.WantTop == 0 {
+	if r.rows[row].Want&engine.WantTop == 0 {
 		return nil
 	}
 	var list []*tandemv1.TokenLogprob

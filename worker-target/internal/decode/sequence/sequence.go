@@ -8,27 +8,27 @@ package sequence
 import (
 	"context"
 
-	"github.com/tandem-inference/tandem/services/engineplugin"
+	"github.com/tandem-inference/tandem/services/engine"
 )
 
 // Sequence is the sequence of one request after another. Its memory is kept between them.
 type Sequence struct {
-	engine  engineplugin.Engine
-	id      engineplugin.Sequence
+	engine  engine.Engine
+	id      engine.Sequence
 	vocab   int
 	length  int
 	path    []int32 // accepted rows of the last step, pending unless its group commits
-	group   [1]engineplugin.Group
-	step    engineplugin.Step
+	group   [1]engine.Group
+	step    engine.Step
 	result  Result
-	reading [1]engineplugin.Group // of a step without rows
-	read    engineplugin.StepResult
+	reading [1]engine.Group // of a step without rows
+	read    engine.StepResult
 }
 
 // Start begins a request on sequence id, which is empty. vocab bounds the tokens that the engine may choose.
-func (s *Sequence) Start(engine engineplugin.Engine, id engineplugin.Sequence, vocab int) {
-	s.engine, s.id, s.vocab, s.length = engine, id, vocab, 0
-	s.path, s.group[0] = s.path[:0], engineplugin.Group{}
+func (s *Sequence) Start(e engine.Engine, id engine.Sequence, vocab int) {
+	s.engine, s.id, s.vocab, s.length = e, id, vocab, 0
+	s.path, s.group[0] = s.path[:0], engine.Group{}
 }
 
 // Length is the number of positions in the sequence once the pending path is committed.
@@ -45,17 +45,17 @@ func (s *Sequence) SetPath(path []int32) { s.path = path }
 
 // Begin starts a step that first commits what is pending. kept is the number of newest committed rows whose features
 // it reads from the engine.
-func (s *Sequence) Begin(kind engineplugin.GroupKind, features engineplugin.FeatureEncoding, kept int) {
-	next := engineplugin.Group{Sequence: s.id, Kind: kind, Kept: s.keptRange(kept)}
+func (s *Sequence) Begin(kind engine.GroupKind, features engine.FeatureEncoding, kept int) {
+	next := engine.Group{Sequence: s.id, Kind: kind, Kept: s.keptRange(kept)}
 	if !s.group[0].Commit {
 		next.Path = s.path
 	}
 	s.group[0] = next
-	s.step = engineplugin.Step{Groups: s.group[:], Rows: s.step.Rows[:0], Features: features}
+	s.step = engine.Step{Groups: s.group[:], Rows: s.step.Rows[:0], Features: features}
 }
 
 // Add adds a row to the step.
-func (s *Sequence) Add(row engineplugin.Row) { s.step.Rows = append(s.step.Rows, row) }
+func (s *Sequence) Add(row engine.Row) { s.step.Rows = append(s.step.Rows, row) }
 
 // SetMasks sets the n masks that the step's rows name.
 func (s *Sequence) SetMasks(masks []uint32, n int) { s.step.Masks, s.step.NMasks = masks, n }
@@ -71,17 +71,17 @@ func (s *Sequence) Result() *Result { return &s.result }
 
 // ReadKept reads the features of the newest n rows, which the engine keeps, by a step without rows. Nothing may be
 // pending: rows whose features are kept are committed by their own step.
-func (s *Sequence) ReadKept(ctx context.Context, features engineplugin.FeatureEncoding, n int) ([]byte, error) {
-	s.reading[0] = engineplugin.Group{Sequence: s.id, Kept: s.keptRange(n)}
-	step := engineplugin.Step{Groups: s.reading[:], Features: features}
+func (s *Sequence) ReadKept(ctx context.Context, features engine.FeatureEncoding, n int) ([]byte, error) {
+	s.reading[0] = engine.Group{Sequence: s.id, Kept: s.keptRange(n)}
+	step := engine.Step{Groups: s.reading[:], Features: features}
 	err := s.engine.Step(ctx, &step, &s.read)
 	return s.read.Features, err
 }
 
 // keptRange is that of the newest n rows.
-func (s *Sequence) keptRange(n int) engineplugin.KeptRange {
+func (s *Sequence) keptRange(n int) engine.KeptRange {
 	if n == 0 {
-		return engineplugin.KeptRange{}
+		return engine.KeptRange{}
 	}
-	return engineplugin.KeptRange{Position: int32(s.length - n), Rows: int32(n)}
+	return engine.KeptRange{Position: int32(s.length - n), Rows: int32(n)}
 }

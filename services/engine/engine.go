@@ -1,0 +1,250 @@
+// Package engine holds the contract between workers and native engines: the Engine interface, and the Guard through which
+// workers use an engine, so that none of its sequences is lost. Package host runs engines as processes of their own, wire
+// is the codec of what crosses to them; enginefake is an engine for tests, enginetest the conformance suite that every
+// implementation passes.
+//
+// The interface mirrors native/include/tandem/engine.h; that header is the reference for semantics.
+//
+// Locking: an Engine takes one submitter at a time. Implementations serialise callers themselves in arrival order; a
+// caller that waits gives up when its context ends. Stats, Memory, Handles and Info never wait for the submitter.
+package engine
+
+import (
+	"context"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+)
+
+// Role says what an engine was opened for.
+type Role uint32
+
+// Roles of an engine.
+const (
+	RoleTarget Role = 1
+	RoleDraft  Role = 2
+	RoleScore  Role = 3
+)
+
+// KVDefault lets the backend choose the type of cached keys or values.
+const KVDefault int32 = -1
+
+// OpenOptions is tnd_open_options.
+type OpenOptions struct {
+	Role           Role
+	ModelPath      string
+	TablesPath     string // drafts: GGUF with embedding and head of the target
+	Device         string // "cpu", "cuda:0", …; empty = first device
+	MemoryCapBytes uint64 // 0 = what is free
+	Threads        int    // 0 = one per core
+	MaxSequences   int
+	MaxContext     int // 0 = the model's, as far as the cap allows
+	MaxTreeRows    int // 0 = 64
+	MaxBatchRows   int // 0 = 512
+	KVTypeK        int32
+	KVTypeV        int32
+	LayerFirst     int
+	LayerLast      int // 0 = all
+	MaxTopK        int // 0 = 64
+}
+
+// Info is tnd_info.
+type Info struct {
+	Role                               Role
+	Arch, Name, Backend, Device        string
+	Layers, LayerFirst, LayerLast      int
+	Hidden, Vocab                      int
+	MaxSequences, MaxContext           int
+	MaxTreeRows, MaxBatchRows, MaxTopK int
+	KVTypeK, KVTypeV                   int32
+	BlockSize                          int
+	MaskToken                          int32
+	CaptureLayers                      []int32
+	FeatureRaw, FeatureFused           int // values per row; FeatureFused is 0 without a loaded fc
+	Recurrent                          bool
+	KVBytesPerToken                    uint64
+	StateBytesPerSequence              uint64
+	// Numerics names the engine's arithmetic: backend, kind of device, versions of the sets of kernels with bits of their own.
+	Numerics string
+	// PromptRows is 0 when both kinds of groups have the same bits; else a prompt piece of more rows is stated as
+	// KindPrompt.
+	PromptRows int
+	// Concurrent reports that steps of different sequences run at the same time: nothing is gained by joining them.
+	Concurrent bool
+}
+
+// Sequence is a handle of an engine's sequence, Snapshot one of a stored state.
+type (
+	Sequence int32
+	Snapshot int32
+)
+
+// Want bits of a Row.
+const (
+	WantToken    uint32 = 1
+	WantTop      uint32 = 2
+	WantLogits   uint32 = 4
+	WantFeatures uint32 = 8
+	WantScore    uint32 = 16
+	WantKeep     uint32 = 32 // features stay in the engine, to be read by Group.Kept
+)
+
+// KeptRows is how many of a sequence's rows that want WantKeep are kept, the newest; TND_KEPT_ROWS.
+const KeptRows = 32
+
+// Row is one row of a Group, tnd_row.
+type Row struct {
+	Token    int32
+	Position int32
+	Parent   int32 // index within the group, -1 = tip of the sequence
+	Want     uint32
+	TopK     int32
+	Score    int32
+	Mask     int32 // row of Step.Masks, -1 = all tokens allowed
+}
+
+// FeatureEncoding says what a feature row holds. It is defined in proto/tandem/v1/common.proto; its numbers are TND_FEATURE_*.
+type FeatureEncoding = tandemv1.FeatureEncoding
+
+// Feature encodings.
+const (
+	FeatureNone      = tandemv1.FeatureEncoding_FEATURE_ENCODING_UNSPECIFIED
+	FeatureRawBF16   = tandemv1.FeatureEncoding_FEATURE_ENCODING_RAW_BF16
+	FeatureFusedBF16 = tandemv1.FeatureEncoding_FEATURE_ENCODING_FUSED_BF16
+	FeatureRawF32    = tandemv1.FeatureEncoding_FEATURE_ENCODING_RAW_F32
+	FeatureFusedF32  = tandemv1.FeatureEncoding_FEATURE_ENCODING_FUSED_F32
+)
+
+// GroupKind is the numeric contract of a group's rows, TND_GROUP_*. It is stated, never derived from their number.
+type GroupKind uint32
+
+// Kinds of groups.
+const (
+	KindDecode GroupKind = 0 // rows of decoding, verification and replay, and prompt pieces with their bits
+	KindPrompt GroupKind = 1 // rows of a prompt piece; needs Commit
+)
+
+// Group is one sequence in a Step, tnd_group. First Path is committed and the other pending rows of the sequence are
+// dropped, then Kept is read, then the rows run behind the new tip. A sequence occurs at most once in a step; one that
+// no group names is not touched.
+type Group struct {
+	Sequence Sequence
+	Rows     int // of Step.Rows, after those of the groups before; may be 0
+	Kind     GroupKind
+	Commit   bool      // the rows are a chain from the tip, and the step commits them; without it they stay pending
+	Path     []int32   // pending rows to commit, indices within the sequence's group of its last step; each the parent of the next
+	Kept     KeptRange // features to read once Path is committed
+}
+
+// KeptRange names committed positions from Position on whose rows wanted WantKeep; the zero value names none.
+type KeptRange struct {
+	Position int32
+	Rows     int32
+}
+
+// Step is one call over the groups of one or more sequences. What it asks for is checked before anything changes: after
+// INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED and FAILED_PRECONDITION every sequence is as it was. When a step
+// fails otherwise, or is cancelled, the paths are committed, nothing is pending, and the sequences of committing groups
+// are broken.
+type Step struct {
+	Groups   []Group
+	Rows     []Row // group by group
+	Masks    []uint32
+	NMasks   int
+	HiddenIn []float32 // [len(Rows), hidden] when the shard does not start at layer 0
+	Features FeatureEncoding
+}
+
+// StepResult receives the outputs of a Step. Its slices are reused: pass the same value again to avoid allocation; they are
+// valid until it is passed to Step again.
+type StepResult struct {
+	Tokens      []int32   // [rows], -1 where not wanted
+	Logprobs    []float32 // [rows] of Tokens
+	Scores      []float32 // [rows] of Row.Score
+	TopStride   int
+	TopIDs      []int32   // [rows, TopStride], -1 beyond a row's TopK
+	TopLogprobs []float32 // [rows, TopStride]
+	Logits      []float32 // [rows that want them, vocab]
+	Features    []byte    // [kept rows of all groups, then rows that want them, width] in the step's encoding, little-endian
+	HiddenOut   []float32 // [rows, hidden] when the shard does not end at the last layer
+	EngineNanos int64     // time inside the native engine
+	BatchRows   int       // rows that ran together with those of the step, these included; 0 = these alone
+}
+
+// DraftRequest is tnd_draft_request.
+type DraftRequest struct {
+	Sequence    Sequence
+	Token       int32
+	Position    int32
+	Block       int32
+	TopK        int32
+	Temperature float32
+}
+
+// FeatureRows are features of committed positions, to be appended to a draft's sequence before proposals are made.
+type FeatureRows struct {
+	Sequence Sequence
+	Position int32
+	Rows     int32
+	Encoding FeatureEncoding
+	Data     []byte // [Rows, width], borrowed until the call returns
+}
+
+// DraftResult receives proposals; slices are reused like those of StepResult.
+type DraftResult struct {
+	Stride      int       // candidates per position
+	Positions   int       // positions per request: block size - 1
+	IDs         []int32   // [requests, Positions, Stride], -1 beyond a request's block or top-k
+	Logprobs    []float32 // same shape
+	EngineNanos int64     // time inside the native engine
+	AppendNanos int64     // the part of it that appending the features took
+}
+
+// Stat is a named counter or size.
+type Stat struct {
+	Name  string
+	Value uint64
+}
+
+// Progress is called while weights load.
+type Progress func(done, total uint64)
+
+// Engine is one open model on one device. Errors carry a gRPC status code (rpcerr.Code).
+type Engine interface {
+	Info() Info
+	Stats(ctx context.Context) ([]Stat, error)
+	Memory(ctx context.Context) ([]Stat, error)
+	// Handles lists what exists in the engine.
+	Handles(ctx context.Context) (Handles, error)
+
+	NewSequence(ctx context.Context) (Sequence, error)
+	FreeSequence(ctx context.Context, s Sequence) error
+	SequenceLength(ctx context.Context, s Sequence) (int, error)
+	Truncate(ctx context.Context, s Sequence, length int) error
+	SetSampler(ctx context.Context, s Sequence, sampler Sampler) error
+
+	NewSnapshot(ctx context.Context, s Sequence) (Snapshot, error)
+	RestoreSnapshot(ctx context.Context, p Snapshot, s Sequence) error
+	FreeSnapshot(ctx context.Context, p Snapshot) error
+	Export(ctx context.Context, s Sequence) ([]byte, error)
+	Import(ctx context.Context, s Sequence, state []byte) error
+
+	// Step commits the groups' paths, reads kept features, then runs the rows, of which there may be none.
+	Step(ctx context.Context, step *Step, result *StepResult) error
+	// SetCapture chooses captured layers; LoadFuse loads fc and norm of a draft and captures its layers.
+	SetCapture(ctx context.Context, layers []int32) error
+	LoadFuse(ctx context.Context, path string) error
+
+	// Propose appends features (rows a sequence already has are an error), then runs one block forward per request.
+	Propose(ctx context.Context, features []FeatureRows, requests []DraftRequest, result *DraftResult) error
+
+	// Score returns one score per token. It stops within one layer when ctx ends.
+	Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error)
+
+	// Close frees the engine; the plugin client also ends the engine process.
+	Close() error
+}
+
+// Opener opens engines: the plugin host, the in-process library and the fake implement it.
+type Opener interface {
+	Open(ctx context.Context, options OpenOptions, progress Progress) (Engine, error)
+}

@@ -1,0 +1,256 @@
+package enginefake
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+)
+
+// Histories lets drafts look up the text behind a feature row, which they need when Options.Next decides by the text. Share
+// one between the Options of target and draft.
+type Histories struct {
+	mu sync.Mutex
+	m  map[uint64][]int32
+}
+
+func (h *Histories) put(hash uint64, history []int32) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.m == nil {
+		h.m = map[uint64][]int32{}
+	}
+	if _, ok := h.m[hash]; !ok {
+		h.m[hash] = slices.Clone(history)
+	}
+}
+
+func (h *Histories) get(hash uint64) []int32 {
+	if h == nil {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.m[hash])
+}
+
+func checkPath(field, path string) error {
+	if path == "" {
+		return rpcerr.InvalidArgument(field, "is empty")
+	}
+	if strings.Contains(path, "missing") {
+		return rpcerr.NotFound("%s: no such file", field)
+	}
+	return nil
+}
+
+// Propose implements engine.Engine.
+func (e *Engine) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	defer e.leave()
+	if e.options.Role != engine.RoleDraft {
+		return rpcerr.FailedPrecondition("role: only drafts propose")
+	}
+	start := time.Now()
+	e.proposals.Add(1)
+	if err := e.strike(); err != nil {
+		return err
+	}
+	for i := range features {
+		if err := e.appendRows(&features[i]); err != nil {
+			return err
+		}
+	}
+	result.AppendNanos = int64(time.Since(start))
+	for i := range requests {
+		if err := e.checkRequest(i, &requests[i]); err != nil {
+			return err
+		}
+	}
+	if len(requests) > 0 {
+		if err := pause(ctx, e.m.o.ProposeDelay); err != nil {
+			return err
+		}
+	}
+	positions, stride := e.m.o.BlockSize-1, e.options.MaxTopK
+	result.Positions, result.Stride = positions, stride
+	n := len(requests) * positions * stride
+	result.IDs = slices.Grow(result.IDs[:0], n)[:n]
+	result.Logprobs = slices.Grow(result.Logprobs[:0], n)[:n]
+	for i := range result.IDs {
+		result.IDs[i], result.Logprobs[i] = -1, -1
+	}
+	for i := range requests {
+		propose := e.propose
+		if e.m.o.Text != nil {
+			propose = e.guess
+		}
+		propose(&requests[i], result.IDs[i*positions*stride:], result.Logprobs[i*positions*stride:])
+	}
+	result.EngineNanos = int64(time.Since(start))
+	return nil
+}
+
+func (e *Engine) appendRows(f *engine.FeatureRows) error {
+	bad := rpcerr.InvalidArgument
+	s, err := e.whole(f.Sequence)
+	if err != nil {
+		return err
+	}
+	width := e.info.FeatureRaw
+	if isFused(f.Encoding) {
+		width = e.info.FeatureFused
+	}
+	bytes := width * valueBytes(f.Encoding)
+	switch {
+	case f.Encoding < engine.FeatureRawBF16 || f.Encoding > engine.FeatureFusedF32:
+		return bad("encoding", "unknown encoding %d", f.Encoding)
+	case f.Rows < 0:
+		return bad("n", "must be >= 0, got %d", f.Rows)
+	case int(f.Position) != s.length():
+		return rpcerr.FailedPrecondition("position: must be %d, the sequence's length, got %d", s.length(), f.Position)
+	case int(f.Rows) > e.options.MaxContext-s.length():
+		return rpcerr.ResourceExhausted("max_context: %d rows at %d do not fit into %d", f.Rows, f.Position, e.options.MaxContext)
+	case len(f.Data) != int(f.Rows)*bytes:
+		return bad("features", "%d rows need %d bytes, got %d", f.Rows, int(f.Rows)*bytes, len(f.Data))
+	}
+	for i := range int(f.Rows) {
+		h := hashOfFeatures(f.Data[i*bytes:], isF32(f.Encoding))
+		s.hashes = append(s.hashes, h)
+		s.fold = mix(s.fold ^ h)
+		if n := e.m.hintBytes(); n > 0 {
+			s.hints = append(s.hints, hintOfFeatures(f.Data[i*bytes:], n, isF32(f.Encoding)))
+		}
+	}
+	return nil
+}
+
+func (e *Engine) checkRequest(i int, r *engine.DraftRequest) error {
+	bad := rpcerr.InvalidArgument
+	s, err := e.whole(r.Sequence)
+	if err != nil {
+		return err
+	}
+	switch {
+	case r.Token < 0 || int(r.Token) >= e.m.o.Vocab:
+		return bad("requests.token", "request %d: must be in 0..%d, got %d", i, e.m.o.Vocab-1, r.Token)
+	case int(r.Position) < s.length():
+		return bad("requests.position", "request %d: must be >= %d, the sequence's length, got %d", i, s.length(), r.Position)
+	case int(r.Position) >= e.options.MaxContext:
+		return rpcerr.ResourceExhausted("max_context: request %d: position %d does not fit into %d", i, r.Position, e.options.MaxContext)
+	case r.Block < 2 || int(r.Block) > e.m.o.BlockSize:
+		return bad("requests.block", "request %d: must be in 2..%d, got %d", i, e.m.o.BlockSize, r.Block)
+	case r.TopK < 1 || int(r.TopK) > e.options.MaxTopK:
+		return bad("requests.top_k", "request %d: must be in 1..%d, got %d", i, e.options.MaxTopK, r.TopK)
+	case !(r.Temperature > 0):
+		return bad("requests.temperature", "request %d: must be > 0, got %v", i, r.Temperature)
+	}
+	return nil
+}
+
+func (e *Engine) propose(r *engine.DraftRequest, ids []int32, logprobs []float32) {
+	s, w, vocab := e.sequences[r.Sequence], &e.w, e.m.o.Vocab
+	h := e.m.extend(s.tip(), r.Token, false)
+	var history []int32
+	if s.length() != int(r.Position) { // features are missing: the draft guesses
+		h = mix(h ^ s.fold)
+	} else if e.m.o.Next != nil {
+		history = append(e.m.o.Histories.get(s.tip()), r.Token)
+	}
+	noise := h ^ s.fold
+	for p := range int(r.Block) - 1 {
+		right := e.m.likeliest(h, history)
+		w.logits = slices.Grow(w.logits[:0], vocab)[:vocab]
+		for v := range w.logits {
+			w.logits[v] = float32(2 * unit(noise, uint64(p)<<32|uint64(v)))
+		}
+		wrong := int32((uint64(right) + 1 + mix(noise^uint64(p))%uint64(vocab-1)) % uint64(vocab))
+		switch u := unit(noise, uint64(p)|1<<50); {
+		case e.m.o.NeverAccept:
+			w.logits[right], w.logits[wrong] = -20, 8
+		case u < e.m.o.Accept:
+			w.logits[right], w.logits[wrong] = 8, 5
+		default:
+			w.logits[right], w.logits[wrong] = 6, 7
+		}
+		norm := logSumExp(w.logits, float64(r.Temperature))
+		at := p * e.options.MaxTopK
+		topK(w.logits, ids[at:at+int(r.TopK)])
+		for k, id := range ids[at : at+int(r.TopK)] {
+			logprobs[at+k] = float32(float64(w.logits[id])/float64(r.Temperature) - norm)
+		}
+		h = e.m.extend(h, right, false)
+		if history != nil {
+			history = append(history, right)
+		}
+	}
+}
+
+// Score implements engine.Engine.
+func (e *Engine) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
+	if err := e.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer e.leave()
+	bad := rpcerr.InvalidArgument
+	switch {
+	case e.options.Role != engine.RoleScore:
+		return nil, rpcerr.FailedPrecondition("role: only scorers score")
+	case len(ids) == 0:
+		return nil, bad("ids", "is empty")
+	case len(ids) > e.options.MaxContext:
+		return nil, rpcerr.ResourceExhausted("max_context: %d tokens do not fit into %d", len(ids), e.options.MaxContext)
+	case len(queryRows) == 0:
+		return nil, bad("query_rows", "is empty")
+	}
+	for i, id := range ids {
+		if id < 0 || int(id) >= e.m.o.Vocab {
+			return nil, bad("ids", "token %d at %d is outside the vocabulary of %d", id, i, e.m.o.Vocab)
+		}
+	}
+	for i, q := range queryRows {
+		if q < 0 || int(q) >= len(ids) || i > 0 && q <= queryRows[i-1] {
+			return nil, bad("query_rows", "must be ascending in 0..%d, got %d at %d", len(ids)-1, q, i)
+		}
+	}
+	for range e.m.o.Layers {
+		if err := pause(ctx, e.m.o.ScoreDelay/time.Duration(e.m.o.Layers)); err != nil {
+			return nil, err
+		}
+	}
+	e.scores.Add(1)
+	scores := make([]float32, len(ids))
+	for _, q := range queryRows {
+		for i := range int(q) + 1 {
+			scores[i] += similarity(ids, i, int(q), rotated)
+		}
+	}
+	for i := range scores {
+		scores[i] /= float32(len(queryRows))
+	}
+	return scores, nil
+}
+
+// similarity of the texts around two positions in [0, 1]; rotated scores fade with distance.
+func similarity(ids []int32, i, q int, rotated bool) float32 {
+	s := float32(0.01)
+	if ids[i] == ids[q] {
+		s = 0.5
+		if i > 0 && ids[i-1] == ids[q-1] {
+			s += 0.3
+		}
+		if i > 1 && ids[i-1] == ids[q-1] && ids[i-2] == ids[q-2] {
+			s += 0.2
+		}
+	}
+	if rotated {
+		s *= 1 / (1 + 0.001*float32(q-i))
+	}
+	return s
+}

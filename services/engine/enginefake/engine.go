@@ -1,0 +1,331 @@
+package enginefake
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+)
+
+// Opener opens fake engines. A model path that contains "missing" is not found; other paths only name the model: states
+// exported by engines of different paths do not fit each other.
+type Opener struct {
+	Options Options
+
+	mu     sync.Mutex
+	opened []*Engine
+}
+
+// New returns an Opener.
+func New(o Options) *Opener { return &Opener{Options: o} }
+
+// Opened lists the engines so far, oldest first, for tests that inject faults.
+func (o *Opener) Opened() []*Engine {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.opened)
+}
+
+// Engine is one open fake. Besides engine.Engine it has Crash, Done and Err.
+type Engine struct {
+	options engine.OpenOptions
+	m       model
+	turn    engine.Submitter
+	opened  time.Time
+
+	infoMu sync.Mutex // guards info, which SetCapture and LoadFuse change
+	info   engine.Info
+
+	steps, rows, commits, proposals, scores atomic.Uint64
+
+	doneMu sync.Mutex // guards lost and closing of done
+	lost   error
+	done   chan struct{}
+
+	handles engine.HandleTable // what the maps below hold
+
+	// Guarded by turn.
+	sequences    map[engine.Sequence]*sequence
+	snapshots    map[engine.Snapshot]*sequence
+	nextSequence engine.Sequence
+	nextSnapshot engine.Snapshot
+	w            work
+}
+
+// work is scratch memory of calls.
+type work struct {
+	logits, choice []float32
+	order          []int32
+	probs          []float64
+	counts         []int32
+	history        []int32
+	hashes         []uint64
+	depths         []int32
+	groups         []group // of the step
+	seen           map[engine.Sequence]bool
+	ids            []int32
+	peaks          []Peak
+	hint           []byte
+}
+
+// cost of states in the fake's memory plan.
+const (
+	weightBytes      = 1 << 20
+	stateBytes       = 1 << 10
+	kvBytesPerToken  = 64
+	snapshotOverhead = 256
+)
+
+// Open implements engine.Opener.
+func (o *Opener) Open(ctx context.Context, options engine.OpenOptions, progress engine.Progress) (engine.Engine, error) {
+	f := o.Options.withDefaults()
+	if f.FailOpen != nil {
+		return nil, f.FailOpen
+	}
+	if err := complete(&options, f); err != nil {
+		return nil, err
+	}
+	for i := range uint64(4) {
+		if err := pause(ctx, f.OpenDelay/4); err != nil {
+			return nil, err
+		}
+		if progress != nil {
+			progress((i+1)*weightBytes/4, weightBytes)
+		}
+	}
+	e := &Engine{
+		options: options, m: model{f}, turn: engine.NewSubmitter(), opened: time.Now(), done: make(chan struct{}),
+		sequences: map[engine.Sequence]*sequence{}, snapshots: map[engine.Snapshot]*sequence{},
+	}
+	e.w.seen = map[engine.Sequence]bool{}
+	e.info = e.describe()
+	o.mu.Lock()
+	o.opened = append(o.opened, e)
+	o.mu.Unlock()
+	return e, nil
+}
+
+// complete checks options and fills in defaults, as tnd_open does.
+func complete(o *engine.OpenOptions, f Options) error {
+	bad := rpcerr.InvalidArgument
+	switch {
+	case o.Role < engine.RoleTarget || o.Role > engine.RoleScore:
+		return bad("role", "unknown role %d", o.Role)
+	case o.Role == engine.RoleDraft && o.TablesPath == "":
+		return bad("tables_path", "a draft needs the target's tables")
+	case o.Device != "" && o.Device != "cpu":
+		return bad("device", "this library serves cpu, got %q", o.Device)
+	case o.Threads < 0:
+		return bad("threads", "must be >= 0, got %d", o.Threads)
+	case o.MaxSequences < 1:
+		return bad("max_sequences", "must be >= 1, got %d", o.MaxSequences)
+	case o.MaxContext < 0 || o.MaxContext > f.Context:
+		return bad("max_context", "must be in 0..%d, got %d", f.Context, o.MaxContext)
+	case o.MaxTreeRows < 0 || o.MaxTreeRows > 128:
+		return bad("max_tree_rows", "must be in 0..128, got %d", o.MaxTreeRows)
+	case o.MaxBatchRows < 0:
+		return bad("max_batch_rows", "must be >= 0, got %d", o.MaxBatchRows)
+	case o.MaxTopK < 0 || o.MaxTopK > f.Vocab && f.Vocab >= 64:
+		return bad("max_top_k", "must be in 0..%d, got %d", f.Vocab, o.MaxTopK)
+	case o.LayerFirst < 0 || o.LayerFirst >= f.Layers:
+		return bad("layer_first", "must be in 0..%d, got %d", f.Layers-1, o.LayerFirst)
+	case o.LayerLast < 0 || o.LayerLast > f.Layers || o.LayerLast != 0 && o.LayerLast <= o.LayerFirst:
+		return bad("layer_last", "must be in %d..%d, got %d", o.LayerFirst+1, f.Layers, o.LayerLast)
+	}
+	if err := f.CheckFile("model_path", o.ModelPath); err != nil {
+		return err
+	}
+	if o.Role == engine.RoleDraft {
+		if err := f.CheckFile("tables_path", o.TablesPath); err != nil {
+			return err
+		}
+	}
+	for name, t := range map[string]int32{"kv_type_k": o.KVTypeK, "kv_type_v": o.KVTypeV} {
+		if t != engine.KVDefault && t != 0 && t != 1 {
+			return rpcerr.Unimplemented("%s: ggml type %d is not supported", name, t)
+		}
+	}
+	def := func(p *int, v int) {
+		if *p == 0 {
+			*p = v
+		}
+	}
+	def(&o.MaxTreeRows, 64)
+	def(&o.MaxBatchRows, 512)
+	def(&o.MaxTopK, min(64, f.Vocab))
+	def(&o.LayerLast, f.Layers)
+	if o.KVTypeK == engine.KVDefault {
+		o.KVTypeK = 1
+	}
+	if o.KVTypeV == engine.KVDefault {
+		o.KVTypeV = 1
+	}
+	need := func(context int) uint64 {
+		return weightBytes + uint64(o.MaxSequences)*(stateBytes+kvBytesPerToken*uint64(context))
+	}
+	if o.MemoryCapBytes > 0 {
+		if smallest := need(max(o.MaxContext, 1)); smallest > o.MemoryCapBytes {
+			return rpcerr.MemoryCap.With("memory_cap_bytes: %d bytes are needed, the cap is %d", smallest, o.MemoryCapBytes)
+		}
+	}
+	if o.MaxContext == 0 {
+		o.MaxContext = f.Context
+		if o.MemoryCapBytes > 0 {
+			room := o.MemoryCapBytes - weightBytes - uint64(o.MaxSequences)*stateBytes
+			o.MaxContext = min(f.Context, int(room/uint64(o.MaxSequences)/kvBytesPerToken))
+		}
+	}
+	return nil
+}
+
+func (e *Engine) describe() engine.Info {
+	o, f := &e.options, &e.m.o
+	name := f.Name
+	if name == "" {
+		name = "fake-" + [...]string{"", "target", "draft", "score"}[o.Role]
+	}
+	i := engine.Info{
+		Role: o.Role, Arch: f.Arch, Name: name, Backend: f.Backend, Device: "pure Go",
+		Layers: f.Layers, LayerFirst: o.LayerFirst, LayerLast: o.LayerLast, Hidden: f.Hidden, Vocab: f.Vocab,
+		MaxSequences: o.MaxSequences, MaxContext: o.MaxContext, MaxTreeRows: o.MaxTreeRows, MaxBatchRows: o.MaxBatchRows,
+		MaxTopK: o.MaxTopK, KVTypeK: o.KVTypeK, KVTypeV: o.KVTypeV, Recurrent: !f.Truncatable && o.Role == engine.RoleTarget,
+		Numerics: f.Backend + " fake=1", KVBytesPerToken: kvBytesPerToken, StateBytesPerSequence: stateBytes,
+	}
+	if o.Role == engine.RoleTarget {
+		i.PromptRows, i.Concurrent = f.PromptRows, f.Text != nil
+	}
+	if o.Role == engine.RoleDraft {
+		i.BlockSize, i.MaskToken = f.BlockSize, f.MaskToken
+		i.CaptureLayers = slices.Clone(f.CaptureLayers)
+		i.FeatureRaw, i.FeatureFused = len(f.CaptureLayers)*f.Hidden, f.Hidden
+	}
+	return i
+}
+
+// Info implements engine.Engine.
+func (e *Engine) Info() engine.Info {
+	e.infoMu.Lock()
+	defer e.infoMu.Unlock()
+	i := e.info
+	i.CaptureLayers = slices.Clone(i.CaptureLayers)
+	return i
+}
+
+// Stats implements engine.Engine.
+func (e *Engine) Stats(context.Context) ([]engine.Stat, error) {
+	if err := e.Err(); err != nil {
+		return nil, err
+	}
+	return []engine.Stat{
+		{Name: "steps", Value: e.steps.Load()}, {Name: "rows", Value: e.rows.Load()}, {Name: "commits", Value: e.commits.Load()},
+		{Name: "proposals", Value: e.proposals.Load()}, {Name: "scores", Value: e.scores.Load()},
+	}, nil
+}
+
+// Memory implements engine.Engine.
+func (e *Engine) Memory(context.Context) ([]engine.Stat, error) {
+	if err := e.Err(); err != nil {
+		return nil, err
+	}
+	n := uint64(e.options.MaxSequences)
+	return []engine.Stat{
+		{Name: "weight_bytes", Value: weightBytes}, {Name: "state_bytes", Value: n * stateBytes},
+		{Name: "kv_bytes", Value: n * kvBytesPerToken * uint64(e.options.MaxContext)},
+	}, nil
+}
+
+// Handles implements engine.Engine.
+func (e *Engine) Handles(context.Context) (engine.Handles, error) {
+	if err := e.Err(); err != nil {
+		return engine.Handles{}, err
+	}
+	return e.handles.List(), nil
+}
+
+// enter waits for the caller's turn on a healthy engine; leave must follow when err is nil.
+func (e *Engine) enter(ctx context.Context) error {
+	if err := e.Err(); err != nil {
+		return err
+	}
+	if err := e.turn.Acquire(ctx); err != nil {
+		return rpcerr.From(err)
+	}
+	if err := e.Err(); err != nil {
+		e.turn.Release()
+		return err
+	}
+	return nil
+}
+
+func (e *Engine) leave() { e.turn.Release() }
+
+// strike counts a step or proposal and applies the injected faults.
+func (e *Engine) strike() error {
+	n := int(e.steps.Load() + e.proposals.Load())
+	if k := e.m.o.CrashAfterSteps; k > 0 && n >= k {
+		e.Crash()
+		return e.Err()
+	}
+	if k := e.m.o.FailAfterSteps; k > 0 && n >= k {
+		e.end(rpcerr.Internal("injected device fault at step %d", n))
+	}
+	return e.Err()
+}
+
+// Crash loses the engine as the death of its process would: every call fails with ENGINE_LOST, Done is closed.
+func (e *Engine) Crash() { e.end(rpcerr.EngineLost) }
+
+func (e *Engine) end(err error) {
+	e.doneMu.Lock()
+	defer e.doneMu.Unlock()
+	if e.lost == nil {
+		e.lost = err
+		close(e.done)
+	}
+}
+
+// Done implements engine.Mortal: closed when the engine is lost or closed.
+func (e *Engine) Done() <-chan struct{} { return e.done }
+
+// Err implements engine.Mortal: nil while the engine lives.
+func (e *Engine) Err() error {
+	e.doneMu.Lock()
+	defer e.doneMu.Unlock()
+	return e.lost
+}
+
+// Close implements engine.Engine. Calls after it fail with FAILED_PRECONDITION.
+func (e *Engine) Close() error {
+	e.end(rpcerr.FailedPrecondition("the engine is closed"))
+	return nil
+}
+
+// Leaks lists what a test forgot to free: sequences and snapshots that still exist.
+func (e *Engine) Leaks() (sequences []engine.Sequence, snapshots []engine.Snapshot) {
+	_ = e.turn.Acquire(context.Background())
+	defer e.leave()
+	return slices.Sorted(maps.Keys(e.sequences)), slices.Sorted(maps.Keys(e.snapshots))
+}
+
+// pause waits, or fails with CANCELED or DEADLINE_EXCEEDED when ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
+	if err := ctx.Err(); err != nil {
+		return rpcerr.From(err)
+	}
+	if d <= 0 {
+		return nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return rpcerr.From(ctx.Err())
+	}
+}

@@ -1,0 +1,342 @@
+package enginefake
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"hash/crc32"
+	"slices"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+)
+
+// sequence is the committed state and the rows that wait for a commit.
+type sequence struct {
+	tokens  []int32   // of targets
+	hashes  []uint64  // hash after each position
+	fold    uint64    // drafts: hash of all appended bytes, so that every row matters
+	hints   [][]byte  // drafts of a model of texts: one per position
+	due     time.Time // targets of a model of texts: when the newest token is there
+	sampler engine.Sampler
+	set     bool // a sampler was set
+	broken  bool // a cancelled committing step: only free, restore and import work
+	pending []pendingRow
+	kept    kept // features, of targets
+}
+
+// pendingRow is a row of the sequence's last group, in its order.
+type pendingRow struct {
+	parent int32
+	token  int32
+	hash   uint64
+	kept   bool
+}
+
+func (s *sequence) length() int { return len(s.hashes) }
+
+func (s *sequence) tip() uint64 {
+	if len(s.hashes) == 0 {
+		return rootHash
+	}
+	return s.hashes[len(s.hashes)-1]
+}
+
+func (s *sequence) append(token int32, hash uint64) {
+	s.tokens = append(s.tokens, token)
+	s.hashes = append(s.hashes, hash)
+}
+
+// clone copies committed state: no sampler, nothing pending.
+func (s *sequence) clone() *sequence {
+	return &sequence{tokens: slices.Clone(s.tokens), hashes: slices.Clone(s.hashes), fold: s.fold, hints: slices.Clone(s.hints)}
+}
+
+// assume takes the committed state of another, keeping the sampler.
+func (s *sequence) assume(from *sequence) {
+	s.tokens = append(s.tokens[:0], from.tokens...)
+	s.hashes = append(s.hashes[:0], from.hashes...)
+	s.hints = append(s.hints[:0], from.hints...)
+	s.fold, s.broken, s.pending = from.fold, false, s.pending[:0]
+	s.kept.clear()
+}
+
+func (e *Engine) find(id engine.Sequence) (*sequence, error) {
+	s := e.sequences[id]
+	if s == nil {
+		return nil, rpcerr.NotFound("sequence: %d does not exist", id)
+	}
+	return s, nil
+}
+
+// whole is find for calls that a broken sequence refuses.
+func (e *Engine) whole(id engine.Sequence) (*sequence, error) {
+	s, err := e.find(id)
+	if err == nil && s.broken {
+		err = rpcerr.FailedPrecondition("sequence: %d is broken by a cancelled step", id)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (e *Engine) hasSequences() error {
+	if e.options.Role == engine.RoleScore {
+		return rpcerr.FailedPrecondition("role: a scorer has no sequences")
+	}
+	return nil
+}
+
+// NewSequence implements engine.Engine.
+func (e *Engine) NewSequence(ctx context.Context) (engine.Sequence, error) {
+	if err := e.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer e.leave()
+	if err := e.hasSequences(); err != nil {
+		return 0, err
+	}
+	if len(e.sequences) >= e.options.MaxSequences {
+		return 0, rpcerr.ResourceExhausted("max_sequences: all %d sequences exist", e.options.MaxSequences)
+	}
+	// Handles are not reused, so that a stale one is always noticed.
+	e.nextSequence++
+	e.sequences[e.nextSequence] = &sequence{sampler: engine.DefaultSampler()}
+	e.handles.AddSequence(e.nextSequence)
+	return e.nextSequence, nil
+}
+
+// FreeSequence implements engine.Engine.
+func (e *Engine) FreeSequence(ctx context.Context, id engine.Sequence) error {
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	defer e.leave()
+	if _, err := e.find(id); err != nil {
+		return err
+	}
+	delete(e.sequences, id)
+	e.handles.DropSequence(id)
+	return nil
+}
+
+// SequenceLength implements engine.Engine.
+func (e *Engine) SequenceLength(ctx context.Context, id engine.Sequence) (int, error) {
+	if err := e.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer e.leave()
+	s, err := e.whole(id)
+	if err != nil {
+		return 0, err
+	}
+	return s.length(), nil
+}
+
+// Truncate implements engine.Engine.
+func (e *Engine) Truncate(ctx context.Context, id engine.Sequence, length int) error {
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	defer e.leave()
+	s, err := e.whole(id)
+	if err != nil {
+		return err
+	}
+	if length < 0 || length > s.length() {
+		return rpcerr.InvalidArgument("length", "must be in 0..%d, got %d", s.length(), length)
+	}
+	if e.info.Recurrent && length != 0 && length != s.length() {
+		return rpcerr.FailedPrecondition("length: recurrent states cannot go back from %d to %d", s.length(), length)
+	}
+	s.hashes = s.hashes[:length]
+	s.kept.truncate(length)
+	if e.options.Role == engine.RoleTarget {
+		s.tokens = s.tokens[:length]
+	} else {
+		s.hints = s.hints[:min(length, len(s.hints))]
+		s.refold()
+	}
+	s.pending = s.pending[:0]
+	return nil
+}
+
+// refold makes the fold a function of the kept hashes.
+func (s *sequence) refold() {
+	s.fold = 0
+	for _, h := range s.hashes {
+		s.fold = mix(s.fold ^ h)
+	}
+}
+
+// SetSampler implements engine.Engine.
+func (e *Engine) SetSampler(ctx context.Context, id engine.Sequence, sampler engine.Sampler) error {
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	defer e.leave()
+	s, err := e.whole(id)
+	if err != nil {
+		return err
+	}
+	if e.options.Role != engine.RoleTarget {
+		return rpcerr.FailedPrecondition("role: only targets sample")
+	}
+	if err := checkSampler(&sampler, e.m.o.Vocab); err != nil {
+		return err
+	}
+	sampler.BiasTokens = slices.Clone(sampler.BiasTokens)
+	sampler.BiasValues = slices.Clone(sampler.BiasValues)
+	s.sampler, s.set = sampler, true
+	return nil
+}
+
+// NewSnapshot implements engine.Engine.
+func (e *Engine) NewSnapshot(ctx context.Context, id engine.Sequence) (engine.Snapshot, error) {
+	if err := e.enter(ctx); err != nil {
+		return 0, err
+	}
+	defer e.leave()
+	s, err := e.whole(id)
+	if err != nil {
+		return 0, err
+	}
+	if limit := e.options.MemoryCapBytes; limit > 0 {
+		used := uint64(weightBytes) + uint64(e.options.MaxSequences)*(stateBytes+kvBytesPerToken*uint64(e.options.MaxContext))
+		for _, p := range e.snapshots {
+			used += snapshotBytes(p)
+		}
+		if need := snapshotBytes(s); used+need > limit {
+			return 0, rpcerr.MemoryCap.With("memory_cap_bytes: a snapshot of %d bytes does not fit, %d are free", need, limit-min(used, limit))
+		}
+	}
+	e.nextSnapshot++
+	e.snapshots[e.nextSnapshot] = s.clone()
+	e.handles.AddSnapshot(e.nextSnapshot)
+	return e.nextSnapshot, nil
+}
+
+func snapshotBytes(s *sequence) uint64 {
+	return snapshotOverhead + stateBytes + kvBytesPerToken*uint64(s.length())
+}
+
+// RestoreSnapshot implements engine.Engine.
+func (e *Engine) RestoreSnapshot(ctx context.Context, p engine.Snapshot, id engine.Sequence) error {
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	defer e.leave()
+	from := e.snapshots[p]
+	if from == nil {
+		return rpcerr.NotFound("snapshot: %d does not exist", p)
+	}
+	s, err := e.find(id)
+	if err != nil {
+		return err
+	}
+	s.assume(from)
+	return nil
+}
+
+// FreeSnapshot implements engine.Engine.
+func (e *Engine) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	defer e.leave()
+	if e.snapshots[p] == nil {
+		return rpcerr.NotFound("snapshot: %d does not exist", p)
+	}
+	delete(e.snapshots, p)
+	e.handles.DropSnapshot(p)
+	return nil
+}
+
+// Exported states: magic, identity of model and shard, fold, n, hashes, n tokens, tokens, CRC-32C of everything before.
+var (
+	magic      = []byte("TNDFAKE1")
+	castagnoli = crc32.MakeTable(crc32.Castagnoli)
+)
+
+// identity is what a state must share with the engine that takes it.
+func (e *Engine) identity() uint64 {
+	h := uint64(e.options.Role)
+	for _, c := range []byte(e.options.ModelPath) {
+		h = mix(h ^ uint64(c))
+	}
+	for _, v := range []int{e.options.LayerFirst, e.options.LayerLast, int(e.options.KVTypeK), int(e.options.KVTypeV), e.m.o.Vocab, e.m.o.Hidden} {
+		h = mix(h ^ uint64(v))
+	}
+	return h
+}
+
+// Export implements engine.Engine.
+func (e *Engine) Export(ctx context.Context, id engine.Sequence) ([]byte, error) {
+	if err := e.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer e.leave()
+	s, err := e.whole(id)
+	if err != nil {
+		return nil, err
+	}
+	le := binary.LittleEndian
+	b := append([]byte(nil), magic...)
+	b = le.AppendUint64(b, e.identity())
+	b = le.AppendUint64(b, s.fold)
+	b = le.AppendUint64(b, uint64(len(s.hashes)))
+	for _, h := range s.hashes {
+		b = le.AppendUint64(b, h)
+	}
+	b = le.AppendUint64(b, uint64(len(s.tokens)))
+	for _, t := range s.tokens {
+		b = le.AppendUint32(b, uint32(t))
+	}
+	return le.AppendUint32(b, crc32.Checksum(b, castagnoli)), nil
+}
+
+// Import implements engine.Engine.
+func (e *Engine) Import(ctx context.Context, id engine.Sequence, state []byte) error {
+	if err := e.enter(ctx); err != nil {
+		return err
+	}
+	defer e.leave()
+	s, err := e.find(id)
+	if err != nil {
+		return err
+	}
+	le := binary.LittleEndian
+	const fixed = 8 + 3*8 + 8 + 4
+	if len(state) < fixed || !bytes.Equal(state[:8], magic) {
+		return rpcerr.DamagedState.With("data: not an exported state")
+	}
+	body := state[:len(state)-4]
+	if crc32.Checksum(body, castagnoli) != le.Uint32(state[len(body):]) {
+		return rpcerr.DamagedState.With("data: the checksum of %d bytes is wrong", len(state))
+	}
+	if le.Uint64(body[8:]) != e.identity() {
+		return rpcerr.ModelMismatch.With("data: the state belongs to another model, layer range or cache type")
+	}
+	from := &sequence{fold: le.Uint64(body[16:])}
+	n, rest := le.Uint64(body[24:]), body[32:]
+	if n > uint64(len(rest))/8 {
+		return rpcerr.DamagedState.With("data: %d positions do not fit into the state", n)
+	}
+	for i := range n {
+		from.hashes = append(from.hashes, le.Uint64(rest[8*i:]))
+	}
+	rest = rest[8*n:]
+	if len(rest) < 8 || le.Uint64(rest) != uint64(len(rest)-8)/4 {
+		return rpcerr.DamagedState.With("data: the number of tokens is wrong")
+	}
+	for rest = rest[8:]; len(rest) >= 4; rest = rest[4:] {
+		from.tokens = append(from.tokens, int32(le.Uint32(rest)))
+	}
+	if from.length() > e.options.MaxContext {
+		return rpcerr.ResourceExhausted("max_context: the state has %d positions, the engine holds %d", from.length(), e.options.MaxContext)
+	}
+	s.assume(from)
+	return nil
+}

@@ -1,0 +1,47 @@
+package host
+
+import (
+	"context"
+	"errors"
+
+	goplugin "github.com/hashicorp/go-plugin"
+	"google.golang.org/grpc"
+
+	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
+)
+
+// pluginName is the only plugin that an engine program serves.
+const pluginName = "engine"
+
+// Handshake lets host and engine program recognise each other. ProtocolVersion rises with every incompatible change of
+// tandem.engine.v1.
+var Handshake = goplugin.HandshakeConfig{
+	ProtocolVersion:  2,
+	MagicCookieKey:   "TANDEM_ENGINE_PLUGIN",
+	MagicCookieValue: "8e1b6a52c7d94f03",
+}
+
+// adapter is the go-plugin side of EngineService.
+type adapter struct {
+	goplugin.NetRPCUnsupportedPlugin
+	server *Server // nil in the host
+}
+
+// GRPCServer implements goplugin.GRPCPlugin.
+func (a *adapter) GRPCServer(_ *goplugin.GRPCBroker, s *grpc.Server) error {
+	if a.server == nil {
+		return errors.New("this side is the host")
+	}
+	enginev1.RegisterEngineServiceServer(s, a.server)
+	return nil
+}
+
+// GRPCClient implements goplugin.GRPCPlugin: the host opens engines on the bare connection.
+func (a *adapter) GRPCClient(_ context.Context, _ *goplugin.GRPCBroker, conn *grpc.ClientConn) (any, error) {
+	return conn, nil
+}
+
+// PluginSet is what an engine program serves with go-plugin; nil is the host's side.
+func PluginSet(server *Server) goplugin.PluginSet {
+	return goplugin.PluginSet{pluginName: &adapter{server: server}}
+}

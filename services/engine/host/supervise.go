@@ -1,0 +1,205 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+)
+
+// RestartConfig bounds how often a lost engine is opened again.
+type RestartConfig struct {
+	// Budget is the number of restarts within Window; one more and the supervisor fails. 0 = 5 within 10 minutes.
+	Budget int
+	Window time.Duration
+	// Backoff before the first restart, doubled for each further one within the window, up to MaxBackoff. 0 = 100 ms, 10 s.
+	Backoff, MaxBackoff time.Duration
+	// Progress of loading, for every opening; may be nil.
+	Progress engine.Progress
+	// OnEvent is called for every change, in order, on the goroutine of Run: it must return soon. May be nil.
+	OnEvent func(Event)
+}
+
+// EventKind says what happened to a supervised engine.
+type EventKind int
+
+// Kinds of events.
+const (
+	EngineUp     EventKind = iota + 1 // a new engine is open: all sequences and snapshots of earlier generations are gone
+	EngineDown                        // the engine is lost; a restart follows
+	EngineFailed                      // the engine cannot be opened, or the budget is spent: Run returns
+)
+
+// Event is a change of a supervised engine.
+type Event struct {
+	Kind       EventKind
+	Generation uint64 // of the engine that came or went
+	Err        error  // why it went
+	Stderr     []string
+	Restarts   int // within the window
+}
+
+// Supervisor keeps an engine open: it opens it again when it is lost. Callers take the current engine with Engine, remember
+// its generation, and start over when a call fails with ENGINE_LOST or the generation has changed.
+type Supervisor struct {
+	opener  engine.Opener
+	options engine.OpenOptions
+	cfg     RestartConfig
+
+	mu         sync.Mutex // guards the fields below
+	engine     engine.Engine
+	generation uint64
+	final      error         // set when Run is over
+	changed    chan struct{} // closed and replaced when one of the above changes
+}
+
+// NewSupervisor returns a supervisor; Run does the work.
+func NewSupervisor(opener engine.Opener, options engine.OpenOptions, cfg RestartConfig) *Supervisor {
+	if cfg.Budget == 0 {
+		cfg.Budget = 5
+	}
+	if cfg.Window == 0 {
+		cfg.Window = 10 * time.Minute
+	}
+	if cfg.Backoff == 0 {
+		cfg.Backoff = 100 * time.Millisecond
+	}
+	if cfg.MaxBackoff == 0 {
+		cfg.MaxBackoff = 10 * time.Second
+	}
+	return &Supervisor{opener: opener, options: options, cfg: cfg, changed: make(chan struct{})}
+}
+
+// Engine waits for an open engine. It fails when ctx ends, and with UNAVAILABLE when the supervisor has ended.
+func (s *Supervisor) Engine(ctx context.Context) (engine.Engine, uint64, error) {
+	for {
+		s.mu.Lock()
+		e, g, final, changed := s.engine, s.generation, s.final, s.changed
+		s.mu.Unlock()
+		switch {
+		case e != nil:
+			return e, g, nil
+		case final != nil:
+			return nil, 0, rpcerr.EngineLost.WithCause(final)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, 0, rpcerr.From(ctx.Err())
+		}
+	}
+}
+
+// Current returns the open engine without waiting, nil while there is none.
+func (s *Supervisor) Current() (engine.Engine, uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.engine, s.generation
+}
+
+// Generation counts openings: 0 before the first.
+func (s *Supervisor) Generation() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.generation
+}
+
+func (s *Supervisor) set(e engine.Engine, final error) (generation uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e != nil {
+		s.generation++
+	}
+	s.engine, s.final = e, final
+	close(s.changed)
+	s.changed = make(chan struct{})
+	return s.generation
+}
+
+// Run opens the engine and keeps it open until ctx ends; then it closes it and returns nil. It returns an error when the
+// first opening fails, when a later one fails for a reason that a restart cannot cure, or when the budget is spent.
+func (s *Supervisor) Run(ctx context.Context) (err error) {
+	defer func() {
+		final := err
+		if final == nil {
+			final = errors.New("the supervisor has ended")
+		}
+		s.set(nil, final)
+	}()
+	var restarts []time.Time
+	for first := true; ; first = false {
+		e, err := s.opener.Open(ctx, s.options, s.cfg.Progress)
+		if ctx.Err() != nil {
+			if err == nil {
+				return e.Close()
+			}
+			return nil
+		}
+		down := Event{Kind: EngineDown, Generation: s.Generation(), Err: err}
+		if err == nil {
+			down.Generation = s.set(e, nil)
+			s.tell(Event{Kind: EngineUp, Generation: down.Generation, Restarts: len(restarts)})
+			if down.Err = s.outlive(ctx, e); down.Err == nil {
+				s.set(nil, nil)
+				return e.Close()
+			}
+			s.set(nil, nil)
+			// It is lost already; Close frees what is left on our side, and waits for the process and all that it wrote.
+			_ = e.Close()
+			if p, ok := e.(interface{ Stderr() []string }); ok {
+				down.Stderr = p.Stderr()
+			}
+		} else if first || !curable(err) {
+			s.tell(Event{Kind: EngineFailed, Err: err})
+			return err
+		}
+		now := time.Now()
+		for len(restarts) > 0 && now.Sub(restarts[0]) > s.cfg.Window {
+			restarts = restarts[1:]
+		}
+		restarts = append(restarts, now)
+		down.Restarts = len(restarts)
+		if len(restarts) > s.cfg.Budget {
+			err := rpcerr.EngineLost.With("the engine was lost %d times within %v", len(restarts), s.cfg.Window).WithCause(down.Err)
+			s.tell(Event{Kind: EngineFailed, Generation: down.Generation, Err: err, Stderr: down.Stderr, Restarts: down.Restarts})
+			return err
+		}
+		s.tell(down)
+		wait := time.NewTimer(min(s.cfg.MaxBackoff, s.cfg.Backoff<<min(len(restarts)-1, 20)))
+		select {
+		case <-wait.C:
+		case <-ctx.Done():
+			wait.Stop()
+			return nil
+		}
+	}
+}
+
+// outlive waits until the engine is lost, and returns why, or until ctx ends, and returns nil.
+func (s *Supervisor) outlive(ctx context.Context, e engine.Engine) error {
+	m, ok := e.(engine.Mortal)
+	if !ok {
+		<-ctx.Done()
+		return nil
+	}
+	select {
+	case <-m.Done():
+		return m.Err()
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// curable tells failures to open that may pass: the process died, or the device was busy.
+func curable(err error) bool {
+	return errors.Is(err, rpcerr.AnyUnavailable) || errors.Is(err, rpcerr.AnyInternal) || errors.Is(err, rpcerr.AnyResourceExhausted)
+}
+
+func (s *Supervisor) tell(e Event) {
+	if s.cfg.OnEvent != nil {
+		s.cfg.OnEvent(e)
+	}
+}
