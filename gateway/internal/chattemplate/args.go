@@ -37,6 +37,19 @@ func given(v Value) bool {
 	return !missing
 }
 
+// str returns the one argument, a string; name is what calls may call it.
+func (a callArgs) str(name string) (Str, error) {
+	p, err := a.params(name)
+	if err != nil {
+		return Str{}, err
+	}
+	x, ok, err := argStr(p[0], "argument")
+	if err != nil || !ok {
+		return Str{}, cmpErr(err, "argument must be str")
+	}
+	return x, nil
+}
+
 // argStr reads a text argument; absent or None gives ok false.
 func argStr(v Value, what string) (s Str, ok bool, err error) {
 	switch x := v.(type) {

@@ -186,11 +186,7 @@ func (in *interp) stmt(s stmt) (jump, error) {
 		if err != nil {
 			return jumpNone, err
 		}
-		text, err := in.toStr(v)
-		if err != nil {
-			return jumpNone, err
-		}
-		return jumpNone, in.print(text)
+		return jumpNone, in.printValue(v)
 	case *ifStmt:
 		v, err := in.eval(s.test)
 		if err != nil {
@@ -225,11 +221,7 @@ func (in *interp) stmt(s stmt) (jump, error) {
 		if err != nil {
 			return jumpNone, err
 		}
-		text, err := in.toStr(v)
-		if err != nil {
-			return jumpNone, err
-		}
-		return jumpNone, in.print(text)
+		return jumpNone, in.printValue(v)
 	case *scopeStmt:
 		defer in.push(in.frame)()
 		return in.exec(s.body)
@@ -237,6 +229,14 @@ func (in *interp) stmt(s stmt) (jump, error) {
 		return s.jump, nil
 	}
 	return jumpNone, nil
+}
+
+func (in *interp) printValue(v Value) error {
+	text, err := in.toStr(v)
+	if err != nil {
+		return err
+	}
+	return in.print(text)
 }
 
 func (in *interp) print(s Str) error {

@@ -95,13 +95,9 @@ func makeStrMethods() map[string]strFunc {
 	}
 	finder := func(find func(s, x string) int, must bool) strFunc {
 		return func(_ *interp, s Str, a callArgs) (Value, error) {
-			p, err := a.params("sub")
+			x, err := a.str("sub")
 			if err != nil {
 				return nil, err
-			}
-			x, ok, err := argStr(p[0], "argument")
-			if err != nil || !ok {
-				return nil, cmpErr(err, "argument must be str")
 			}
 			at := find(s.s, x.s)
 			if at < 0 && must {
@@ -121,13 +117,9 @@ func makeStrMethods() map[string]strFunc {
 	}
 	cut := func(prefix bool) strFunc {
 		return func(_ *interp, s Str, a callArgs) (Value, error) {
-			p, err := a.params("affix")
+			x, err := a.str("affix")
 			if err != nil {
 				return nil, err
-			}
-			x, ok, err := argStr(p[0], "argument")
-			if err != nil || !ok {
-				return nil, cmpErr(err, "argument must be str")
 			}
 			switch {
 			case prefix && strings.HasPrefix(s.s, x.s):
@@ -186,13 +178,9 @@ func makeStrMethods() map[string]strFunc {
 			return in.joinStrs(items, s)
 		},
 		"count": func(_ *interp, s Str, a callArgs) (Value, error) {
-			p, err := a.params("sub")
+			x, err := a.str("sub")
 			if err != nil {
 				return nil, err
-			}
-			x, ok, err := argStr(p[0], "argument")
-			if err != nil || !ok {
-				return nil, cmpErr(err, "argument must be str")
 			}
 			return int64(strings.Count(s.s, x.s)), nil
 		},
