@@ -16,9 +16,6 @@ const (
 	maxContext = 1 << 30
 )
 
-// hybrid reports whether an architecture mixes Gated-DeltaNet and attention layers.
-func hybrid(arch string) bool { return arch == "qwen35" || arch == "qwen35moe" }
-
 func (r *modelReader) read() *Model {
 	m := &Model{GroupBytes: map[Group]int64{}, FileType: -1}
 	var err error
@@ -100,7 +97,7 @@ func (r *modelReader) readHeads(m *Model, blocks int) {
 // readLayerKinds finds out which layers are recurrent and the shapes of those.
 func (r *modelReader) readLayerKinds(m *Model) {
 	m.Recurrent = make([]bool, m.Layers)
-	if r.err != nil || !hybrid(m.Arch) {
+	if r.err != nil || !architectures[m.Arch].hybrid {
 		return
 	}
 	interval, ok := r.count("full_attention_interval", maxLayers)

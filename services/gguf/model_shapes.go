@@ -13,7 +13,7 @@ type want struct {
 }
 
 // checkShapes compares the tensors that are present with what the metadata says and notes the first that is missing.
-// The lists cover qwen35, qwen35moe, qwen3 and the drafts; other architectures are only accounted for.
+// The lists cover the architectures of this package and the drafts; files of others are only accounted for.
 func (m *Model) checkShapes(f *File) error {
 	for _, w := range m.expected() {
 		t, ok := f.Tensor(w.name)
@@ -47,9 +47,10 @@ func (m *Model) expected() []want {
 	var ws []want
 	add := func(name string, shape ...int64) { ws = append(ws, want{name: name, shape: shape}) }
 	opt := func(name string, shape ...int64) { ws = append(ws, want{name: name, shape: shape, optional: true}) }
-	gated := hybrid(m.Arch)
+	arch, known := architectures[m.Arch]
+	gated := arch.hybrid
 	switch {
-	case gated, m.Arch == "qwen3":
+	case known:
 		add("token_embd.weight", h, v)
 		add("output_norm.weight", h)
 		opt("output.weight", h, v)

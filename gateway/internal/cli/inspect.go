@@ -181,10 +181,10 @@ func servedAs(m *gguf.Model) string {
 		return fmt.Sprintf(" (a %s draft: no engine of this build runs it)", m.Draft.Kind)
 	case m.Draft != nil:
 		return " (a DFlash draft: --draft)"
-	case m.Arch == "qwen35":
-		return " (a target)"
-	case m.Arch == "qwen3":
+	case gguf.RunsTarget(m.Arch) && gguf.RunsScorer(m.Arch):
 		return " (a target, or a scorer: --prefill-drafter)"
+	case gguf.RunsTarget(m.Arch):
+		return " (a target)"
 	}
 	return " (no engine of this build runs it)"
 }

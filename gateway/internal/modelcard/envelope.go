@@ -31,6 +31,7 @@ type Envelope struct {
 
 type family struct{ maxTokens, reply int }
 
+// families are the limits by architecture. TestFamiliesThatRun says which of them no engine runs yet.
 var families = map[string]family{
 	"qwen35": {32768, 4096}, "qwen35moe": {32768, 4096}, "qwen3": {32768, 4096}, "gemma4": {16384, 4096},
 	"laguna": {32768, 4096},

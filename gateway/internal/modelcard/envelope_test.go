@@ -1,10 +1,13 @@
 package modelcard
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/tandem-inference/tandem/services/gguf"
 )
 
 func p(n int) *int { return &n }
@@ -153,4 +156,20 @@ func TestBudgetProperties(t *testing.T) {
 			t.Fatalf("no reserve of N = %d with a reply budget of %d", n, e.ReplyBudget)
 		}
 	})
+}
+
+// TestFamiliesThatRun: every family is of an architecture that engines run, or waits for its engine and is listed here.
+func TestFamiliesThatRun(t *testing.T) {
+	waiting := []string{"gemma4", "laguna", "qwen35moe"}
+	for name := range families {
+		if gguf.RunsTarget(name) == slices.Contains(waiting, name) {
+			t.Errorf("%s: engines run it: %v, among those that wait: %v", name, gguf.RunsTarget(name),
+				slices.Contains(waiting, name))
+		}
+	}
+	for _, name := range waiting {
+		if _, ok := families[name]; !ok {
+			t.Errorf("%s waits for an engine and has no limits", name)
+		}
+	}
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/backend.h"
+#include "models/architectures.h"
 
 namespace tnd {
 namespace {
@@ -21,7 +22,7 @@ Status bad(const gguf::File& file, const char* fmt, const std::string& key, int6
 // Layers that are recurrent: an explicit list wins over the interval.
 Status read_pattern(const gguf::File& file, const std::string& a, HParams* p) {
   p->recurrent.assign(static_cast<size_t>(p->n_layers), false);
-  if (p->arch != "qwen35") return Status();
+  if (!p->architecture->delta) return Status();
   const std::string list = a + "attention.recurrent_layers";
   if (file.has(list)) {
     std::vector<bool> flags;
@@ -91,9 +92,11 @@ int32_t HParams::attention_layers(int32_t first, int32_t last) const {
 
 Status read_hparams(const gguf::File& file, HParams* p) {
   p->arch = std::string(file.arch());
-  if (p->arch != "qwen35" && p->arch != "qwen3") {
-    return errorf(TND_UNIMPLEMENTED, "%.*s: architecture \"%s\" is not a target this build runs (qwen35, qwen3)",
-                  static_cast<int>(file.path().size()), file.path().data(), p->arch.c_str());
+  p->architecture = find_architecture(p->arch);
+  if (p->architecture == nullptr) {
+    return errorf(TND_UNIMPLEMENTED, "%.*s: architecture \"%s\" is not a target this build runs (%s)",
+                  static_cast<int>(file.path().size()), file.path().data(), p->arch.c_str(),
+                  architecture_names(false).c_str());
   }
   std::string_view name;
   if (file.has("general.name")) TND_TRY(file.get_string("general.name", &name));
@@ -150,8 +153,8 @@ Status read_hparams(const gguf::File& file, HParams* p) {
     return bad(file, "%s %lld and feed_forward_length %lld must be multiples of 32", a + "embedding_length", p->hidden,
                p->ffn);
   }
-  p->gated = p->arch == "qwen35";
-  if (p->arch == "qwen35") TND_TRY(read_delta(file, a, p));
+  p->gated = p->architecture->gated;
+  if (p->architecture->delta) TND_TRY(read_delta(file, a, p));
 
   const TensorView* embd = file.find("token_embd.weight");
   if (embd == nullptr) {

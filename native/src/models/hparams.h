@@ -12,8 +12,11 @@
 
 namespace tnd {
 
+struct Architecture;
+
 struct HParams {
-  std::string arch;            // "qwen35" or "qwen3"
+  const Architecture* architecture = nullptr;
+  std::string arch;            // its name
   std::string name;            // general.name, may be empty
   int32_t n_layers = 0;        // without next-token-prediction blocks
   int32_t context_length = 0;  // trained positions
@@ -26,7 +29,7 @@ struct HParams {
   int32_t q_heads = 0, kv_heads = 0, head_dim = 0;
   int32_t rope_dims = 0;
   float rope_theta = 0;
-  bool gated = false;  // query rows carry an output gate (qwen35)
+  bool gated = false;  // query rows carry an output gate
 
   // Gated DeltaNet, 0 without.
   int32_t delta_key_heads = 0, delta_value_heads = 0;
@@ -37,7 +40,7 @@ struct HParams {
   int32_t attention_layers(int32_t first, int32_t last) const;
 };
 
-// read_hparams fills all fields for a file whose general.architecture is qwen35 or qwen3.
+// read_hparams fills all fields for a file whose general.architecture is one of architectures.h.
 Status read_hparams(const gguf::File& file, HParams* out);
 
 // read_token_types marks tokens of type "unused" (5) in bits [ceil(vocab/32)]; none when the file has no types.

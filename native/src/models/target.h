@@ -1,33 +1,13 @@
-// What the target engine asks of a model family: load weights, run the layers over a planned step. Families: qwen35
-// (hybrid, qwen35.cpp) and qwen3 (dense, qwen3.cpp).
+// A target model: the layers of its architecture (architectures.h) between embedding and head. The target engine loads
+// it and runs it over planned steps.
 #pragma once
 
-#include <atomic>
-#include <cstdint>
 #include <memory>
-#include <span>
+#include <vector>
 
-#include "core/backend.h"
-#include "core/stats.h"
-#include "models/hparams.h"
-#include "models/weights.h"
+#include "models/layers.h"
 
 namespace tnd {
-
-// One forward pass. Rows are grouped by sequence, parents before children.
-struct TargetStep {
-  int rows = 0;
-  std::span<const int32_t> tokens;  // host [rows]; read by the shard with layer 0
-  const void* hidden_in = nullptr;  // host [rows, hidden], floats or bfloat16; read by the other shards
-  bool hidden_bf16 = false;
-  std::span<const DeltaGroup> delta;  // same groups as attention.groups
-  AttentionPlan attention;
-  std::span<const int32_t> capture_layers;    // ascending, in the layer range
-  std::span<const int32_t> feature_rows;      // rows whose residual stream is captured
-  std::span<const int32_t> feature_places;    // by feature row: its row of features; empty: 0, 1, ..
-  float* features = nullptr;                  // backend [feature rows, capture layers * hidden]
-  const std::atomic<bool>* cancel = nullptr;  // checked before each layer
-};
 
 // Sizes that the engine chose.
 struct TargetLimits {
@@ -38,22 +18,35 @@ struct TargetLimits {
 
 class TargetModel {
  public:
-  virtual ~TargetModel() = default;
+  // hparams of an architecture that this build runs: read_hparams.
+  TargetModel(const HParams& hparams, Backend& backend) : p_(hparams), backend_(backend) {}
 
   // load plans (measuring arena) or loads the layer range and takes the working memory of a step.
-  virtual Status load(WeightLoader& weights, Arena& arena, const TargetLimits& limits) = 0;
+  Status load(WeightLoader& weights, Arena& arena, const TargetLimits& limits);
   // scratch adds what the layers need of the backend's scratch.
-  virtual void scratch(ScratchLimits* limits) const = 0;
+  void scratch(ScratchLimits* limits) const;
   // forward runs the layers; x() then holds the residual stream. TND_CANCELED when the flag was set.
-  virtual Status forward(const TargetStep& step, Stats* stats) = 0;
+  Status forward(const TargetStep& step, Stats* stats);
 
-  virtual float* x() const = 0;                  // backend [rows, hidden]
-  virtual const Matrix* output() const = 0;      // [vocab, hidden]; nullptr unless the last layer is here
-  virtual const float* output_norm() const = 0;  // backend [hidden]; likewise
-  virtual DeltaShape delta_shape() const = 0;    // nv = 0: none
+  float* x() const { return ws_.x; }                       // backend [rows, hidden]
+  const Matrix* output() const { return ends_.head(); }    // [vocab, hidden]; nullptr unless the last layer is here
+  const float* output_norm() const { return ends_.norm; }  // backend [hidden]; likewise
+  DeltaShape delta_shape() const { return {p_.delta_key_heads, p_.delta_value_heads}; }  // nv = 0: none
+
+ private:
+  struct Place {
+    std::unique_ptr<Layer> layer;
+    int index = 0;  // among the layers of its kind
+  };
+
+  Status run_layers(const TargetStep& step, PhaseTimer& timer);
+
+  const HParams p_;
+  Backend& backend_;
+  TargetLimits limits_;
+  Workspace ws_;
+  Ends ends_;
+  std::vector<Place> layers_;
 };
-
-std::unique_ptr<TargetModel> make_qwen35(const HParams& hparams, Backend& backend);
-std::unique_ptr<TargetModel> make_qwen3(const HParams& hparams, Backend& backend);
 
 }  // namespace tnd

@@ -1,6 +1,7 @@
 // The score role: tnd_score over ScorerModel.
 #include <algorithm>
 
+#include "models/architectures.h"
 #include "models/scorer.h"
 #include "roles/roles.h"
 
@@ -95,9 +96,10 @@ Status ScoreRole::open() {
   }
   std::unique_ptr<gguf::File> file;
   TND_TRY(gguf::File::open(c_.model_path.c_str(), &file));
-  if (file->arch() != "qwen3") {
-    return errorf(TND_UNIMPLEMENTED, "%s: architecture \"%.*s\" cannot score, only qwen3", c_.model_path.c_str(),
-                  static_cast<int>(std::min<size_t>(file->arch().size(), 64)), file->arch().data());
+  if (const Architecture* a = find_architecture(file->arch()); a == nullptr || !a->scores) {
+    return errorf(TND_UNIMPLEMENTED, "%s: architecture \"%.*s\" cannot score, only %s", c_.model_path.c_str(),
+                  static_cast<int>(std::min<size_t>(file->arch().size(), 64)), file->arch().data(),
+                  architecture_names(true).c_str());
   }
   TND_TRY(read_hparams(*file, &p_));
   chunk_ = kDefaultChunk;

@@ -108,7 +108,7 @@ Status TargetRole::open() {
   delta_layers_ = p_.delta_layers(layer_first_, layer_last_);
   attention_layers_ = p_.attention_layers(layer_first_, layer_last_);
   TND_TRY(set_kv_types(c_.options, p_.kv_heads, p_.head_dim, &kv_));
-  model_ = p_.arch == "qwen35" ? make_qwen35(p_, *c_.backend) : make_qwen3(p_, *c_.backend);
+  model_ = std::make_unique<TargetModel>(p_, *c_.backend);
   TND_TRY(plan_memory(*file));
   saved_.init(c_.backend, {{'T', 'N', 'D', 'S', 'E', 'Q', '\r', '\n'},
                            "sequence",
