@@ -102,7 +102,7 @@ func TestNativeFoldersPointDownwards(t *testing.T) {
 		}
 		for to, file := range targets {
 			if below, _, _ := strings.Cut(to, "/"); below != top && !slices.Contains(allowed, below) {
-				t.Errorf("native/src/%s includes a file of %s", file, to)
+				t.Errorf("%s includes a file of %s", file, to)
 			}
 		}
 	}
