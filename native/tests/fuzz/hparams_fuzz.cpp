@@ -1,5 +1,5 @@
 // Fuzz target of the hyper-parameter readers behind the GGUF reader: targets, scorers and drafts of every dialect.
-// Build and run as gguf_fuzz.cpp says, with src/gguf/*.cpp, src/models/{hparams,dflash_hparams}.cpp; corpus/hparams.
+// Build and run as gguf_fuzz.cpp says, with src/{core,gguf,quant,models}/*.cpp; corpus/hparams.
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
