@@ -3,8 +3,8 @@
 //
 //	go run ./bench/hop -n 3000
 //
-// It starts itself as the server. Columns: median, 99th percentile and allocations per round trip of the client's process,
-// gRPC's own included.
+// It starts itself as the server. Columns: median, 99th percentile and allocations per round trip of the client's
+// process, gRPC's own included.
 package main
 
 import (
@@ -53,7 +53,8 @@ type drafts struct {
 // Speculate implements tandemv1.DraftServiceServer.
 func (drafts) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequest, tandemv1.SpeculateResponse]) error {
 	var req tandemv1.SpeculateRequest
-	resp := &tandemv1.SpeculateResponse{Tokens: make([]int32, 22), Parents: make([]int32, 22), Logprobs: make([]float32, 22)}
+	resp := &tandemv1.SpeculateResponse{Tokens: make([]int32, 22), Parents: make([]int32, 22),
+		Logprobs: make([]float32, 22)}
 	for {
 		if err := stream.RecvMsg(&req); err == io.EOF {
 			return nil
@@ -79,7 +80,8 @@ func server(at string, plain bool) error {
 	var options []grpc.ServerOption
 	if !plain {
 		options = append(tensorwire.ServerOptions(),
-			grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(tensorwire.MaxMessageBytes, tandemv1.DraftService_Speculate_FullMethodName)))
+			grpc.ChainStreamInterceptor(shmstream.ServerInterceptor(tensorwire.MaxMessageBytes,
+				tandemv1.DraftService_Speculate_FullMethodName)))
 	}
 	s := grpc.NewServer(options...)
 	tandemv1.RegisterDraftServiceServer(s, drafts{})
@@ -145,7 +147,8 @@ func measure(network, at string, n int, plain bool) error {
 		options = append(options, tensorwire.DialOptions()...)
 	}
 	if network == "shm" {
-		options = append(options, grpc.WithChainStreamInterceptor(shmstream.ClientInterceptor(tandemv1.DraftService_Speculate_FullMethodName)))
+		shared := shmstream.ClientInterceptor(tandemv1.DraftService_Speculate_FullMethodName)
+		options = append(options, grpc.WithChainStreamInterceptor(shared))
 	}
 	conn, err := grpc.NewClient(target, options...)
 	if err != nil {
@@ -166,12 +169,14 @@ func measure(network, at string, n int, plain bool) error {
 		}
 		slices.Sort(times)
 		us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
-		fmt.Printf("%-5s %9d %10.1f %10.1f %10.1f\n", network, size, us(times[len(times)/2]), us(times[len(times)*99/100]), allocs)
+		fmt.Printf("%-5s %9d %10.1f %10.1f %10.1f\n", network, size, us(times[len(times)/2]),
+			us(times[len(times)*99/100]), allocs)
 	}
 	return nil
 }
 
-func rounds(stream grpc.BidiStreamingClient[tandemv1.SpeculateRequest, tandemv1.SpeculateResponse], size, n int) ([]time.Duration, float64, error) {
+func rounds(stream grpc.BidiStreamingClient[tandemv1.SpeculateRequest, tandemv1.SpeculateResponse], size,
+	n int) ([]time.Duration, float64, error) {
 	req := &tandemv1.SpeculateRequest{
 		SessionId: "session", Epoch: 1, FeatureRows: 9, FeatureEncoding: tandemv1.FeatureEncoding_FEATURE_ENCODING_FUSED_BF16,
 		Propose: &tandemv1.Propose{Anchor: 17, Position: 1000, Budget: 22, Block: 16}, Features: make([]byte, size),

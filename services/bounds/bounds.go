@@ -1,5 +1,6 @@
-// Package bounds lists every field of every message between Tandem's processes with what bounds it, and checks messages whose fields
-// have bounds of their own. A message is another process's word: another version, a damaged one, or a stranger's.
+// Package bounds lists every field of every message between Tandem's processes with what bounds it, and checks messages
+// whose fields have bounds of their own. A message is another process's word: another version, a damaged one, or
+// a stranger's.
 package bounds
 
 import (
@@ -15,7 +16,8 @@ import (
 
 // Rule bounds one field.
 type Rule struct {
-	// By says where the field is checked against what the receiver knows; the rest is empty then, and Check leaves the field alone.
+	// By says where the field is checked against what the receiver knows; the rest is empty then, and Check leaves the
+	// field alone.
 	By string
 	// Numbers must be finite and in Least..Most.
 	Least, Most float64

@@ -37,7 +37,8 @@ func TestEveryFieldHasABound(t *testing.T) {
 				seen[f.FullName()] = true
 				rule, ok := ruleOf(f)
 				stated := 0
-				for _, is := range []bool{rule.By != "", rule.Any != "", rule.Inner, rule.Known, rule.Bytes > 0, rule.Most > rule.Least, rule.Count > 0} {
+				for _, is := range []bool{rule.By != "", rule.Any != "", rule.Inner, rule.Known, rule.Bytes > 0,
+					rule.Most > rule.Least, rule.Count > 0} {
 					if is {
 						stated++
 					}
@@ -66,7 +67,8 @@ func TestEveryFieldHasABound(t *testing.T) {
 func extremes(f protoreflect.FieldDescriptor) []protoreflect.Value {
 	switch f.Kind() {
 	case protoreflect.StringKind:
-		return []protoreflect.Value{protoreflect.ValueOfString(strings.Repeat("x", 200_000)), protoreflect.ValueOfString("a\nb"), protoreflect.ValueOfString("a\x00")}
+		return []protoreflect.Value{protoreflect.ValueOfString(strings.Repeat("x", 200_000)),
+			protoreflect.ValueOfString("a\nb"), protoreflect.ValueOfString("a\x00")}
 	case protoreflect.Int32Kind:
 		return []protoreflect.Value{protoreflect.ValueOfInt32(math.MinInt32), protoreflect.ValueOfInt32(-1)}
 	case protoreflect.Int64Kind:
@@ -74,14 +76,16 @@ func extremes(f protoreflect.FieldDescriptor) []protoreflect.Value {
 	case protoreflect.Uint64Kind:
 		return []protoreflect.Value{protoreflect.ValueOfUint64(math.MaxUint64)}
 	case protoreflect.DoubleKind:
-		return []protoreflect.Value{protoreflect.ValueOfFloat64(math.NaN()), protoreflect.ValueOfFloat64(math.Inf(1)), protoreflect.ValueOfFloat64(-1)}
+		return []protoreflect.Value{protoreflect.ValueOfFloat64(math.NaN()), protoreflect.ValueOfFloat64(math.Inf(1)),
+			protoreflect.ValueOfFloat64(-1)}
 	case protoreflect.EnumKind:
 		return []protoreflect.Value{protoreflect.ValueOfEnum(77), protoreflect.ValueOfEnum(-1)}
 	}
 	return nil
 }
 
-// TestExtremes: every field of what workers and gateway tell each other at the registry refuses what is beyond all bounds, by its name.
+// TestExtremes: every field of what workers and gateway tell each other at the registry refuses what is beyond all
+// bounds, by its name.
 func TestExtremes(t *testing.T) {
 	tried := 0
 	var walk func(root proto.Message, m protoreflect.Message, path string)

@@ -236,7 +236,9 @@ var Fields = map[protoreflect.FullName]Rule{
 
 // Messages holds what bounds the fields of messages that have no rules by field.
 var Messages = map[protoreflect.FullName]string{
-	"tandem.v1.InferenceService": "clients: gateway/internal/grpcapi and the checks that all dialects share; 64 MiB a message",
-	"tandem.setting.v1":          "never sent: options in the definitions of fields",
-	"tandem.engine.v1":           "a worker and its own engine, which it started and whose library it chose: sizes by services/tensorwire, results by worker-target/internal/decode checkResult",
+	"tandem.v1.InferenceService": "clients: gateway/internal/grpcapi and the checks that all dialects share; 64 " +
+		"MiB a message",
+	"tandem.setting.v1": "never sent: options in the definitions of fields",
+	"tandem.engine.v1": "a worker and its own engine, which it started and whose library it chose: sizes by " +
+		"services/tensorwire, results by worker-target/internal/decode checkResult",
 }

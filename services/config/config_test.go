@@ -328,7 +328,7 @@ func TestListSettings(t *testing.T) {
 	t.Errorf("width is missing: %s", out)
 }
 
-// TestNegativeNumbers: a number below zero may stand behind its flag as a word of its own.
+// TestNegativeNumbers: a number below zero may stand after its flag as a word of its own.
 func TestNegativeNumbers(t *testing.T) {
 	for _, args := range [][]string{{"serve", "--offset", "-1"}, {"serve", "--offset=-1"},
 		{"serve", "--strict", "--offset", "-1", "--port", "2"}} {
@@ -339,7 +339,7 @@ func TestNegativeNumbers(t *testing.T) {
 	}
 	if cli, r, _, errOut := parse(t, "", nil, "serve", "--", "--offset", "-1"); r.Done ||
 		strings.Join(cli.Serve.Words, " ") != "--offset -1" {
-		t.Errorf("behind --: %q, %s", cli.Serve.Words, errOut)
+		t.Errorf("after --: %q, %s", cli.Serve.Words, errOut)
 	}
 	// What is no number stays what it was: a flag.
 	for _, args := range [][]string{{"serve", "--offset", "--strict"}, {"serve", "--offset", "-x"},

@@ -2,7 +2,7 @@ package ddtree
 
 import "slices"
 
-// Candidates are the ranked candidates of a block draft: position d (0-based, d+1 tokens behind the anchor) holds
+// Candidates are the ranked candidates of a block draft: position d (0-based, d+1 tokens after the anchor) holds
 // IDs[d*Stride+r] for ranks r = 0.. in falling probability, with their log-probabilities under the whole vocabulary. An
 // id below 0 ends a position's list; a position without candidates ends the block.
 type Candidates struct {

@@ -8,7 +8,7 @@ import (
 // MaxNodes bounds the nodes of a tree without its root: an engine verifies at most 128 rows of a sequence at a time.
 const MaxNodes = 127
 
-// MaxDepth bounds the positions of a block behind its anchor.
+// MaxDepth bounds the positions of a block after its anchor.
 const MaxDepth = 127
 
 // ErrMalformed is wrapped by every error about a proposal that does not describe a tree.

@@ -22,7 +22,7 @@ func describe(path string) (*gguf.Model, error) {
 }
 
 // TestPublishedDraft: a draft of the dialect "dflash" describes itself like the demonstration draft that it was made
-// of, with its keys behind the architecture's name once, twice or both; keys that disagree are refused by name.
+// of, with its keys after the architecture's name once, twice or both; keys that disagree are refused by name.
 func TestPublishedDraft(t *testing.T) {
 	want, err := describe(demoDraft)
 	if err != nil {

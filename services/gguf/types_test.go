@@ -13,7 +13,8 @@ func TestComputedTypes(t *testing.T) {
 		t.Fatal(err)
 	}
 	engine := map[string]bool{}
-	for _, m := range regexp.MustCompile(`\{DType::k\w+, "(\w+)", \d+, \d+, (true|false)\}`).FindAllStringSubmatch(string(source), -1) {
+	entry := regexp.MustCompile(`\{DType::k\w+, "(\w+)", \d+, \d+, (true|false)\}`)
+	for _, m := range entry.FindAllStringSubmatch(string(source), -1) {
 		engine[m[1]] = m[2] == "true"
 	}
 	if len(engine) < 15 {

@@ -26,7 +26,7 @@ number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
 ws ::= [ \t\n\r]{0,2}
 `
 
-// BenchmarkMaskMiss computes masks anew, at the places of a JSON text that a model spends its time in.
+// BenchmarkMaskMiss computes masks again, at the places of a JSON text that a model spends its time in.
 func BenchmarkMaskMiss(b *testing.B) {
 	v := syntheticVocabulary(benchVocabulary)
 	for _, c := range []struct{ name, grammar, after string }{

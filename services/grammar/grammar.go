@@ -121,7 +121,7 @@ func (g *Grammar) Start() *State { return g.start }
 // Accepts tells whether the text so far is complete.
 func (g *Grammar) Accepts(s *State) bool { return s != nil && s.frames[0].node == accepting }
 
-// Advance gives the state behind a token, nil when the grammar does not allow it.
+// Advance gives the state after a token, nil when the grammar does not allow it.
 func (g *Grammar) Advance(s *State, token int32) *State {
 	if s == nil || token < 0 || int(token) >= g.vocab.size {
 		return nil

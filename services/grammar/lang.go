@@ -323,7 +323,7 @@ func patternLang(text string, cells *int) ([]operand, error) {
 			rest = rest[n+1:]
 		}
 		if len(list) > 0 {
-			// What stands behind an alternative of the whole pattern is not tied to the look-aheads.
+			// What stands after an alternative of the whole pattern is not tied to the look-aheads.
 			if !grouped(rest) {
 				return nil, errLang("has a look-ahead beside alternatives")
 			}
@@ -627,7 +627,7 @@ func regexLang(re *syntax.Regexp, cells *int) (*dfa, error) {
 	}
 	made := map[string]int32{}
 	var sets [][]int32
-	all := int32(-1) // the state behind a match: everything is accepted
+	all := int32(-1) // the state after a match: everything is accepted
 	add := func(from []int32, begin bool) int32 {
 		set, matched := closure(from, begin, false)
 		if matched {

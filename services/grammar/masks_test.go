@@ -20,7 +20,7 @@ func sameMasks(t *testing.T, masks, bytewise *Grammar, v *Vocabulary, text strin
 		}
 		for id := range int32(v.size) {
 			if want := v.bytes(id) != nil && bytewise.AdvanceBytes(slow, v.bytes(id)) != nil; m.Allows(id) != want {
-				t.Fatalf("behind %q the token %q is allowed: %v", text[:i], v.bytes(id), m.Allows(id))
+				t.Fatalf("after %q the token %q is allowed: %v", text[:i], v.bytes(id), m.Allows(id))
 			}
 		}
 		if i == len(text) {
@@ -136,7 +136,7 @@ func TestForgettingMembers(t *testing.T) {
 				for _, before := range []string{`"`, `,"`, ``} {
 					next := []byte(before + key + `":`)
 					if a, b := g.AdvanceBytes(at[i], next) != nil, fresh.AdvanceBytes(want[i], next) != nil; a != b {
-						t.Fatalf("behind %q %q is allowed: %v", text[:n+1], next, a)
+						t.Fatalf("after %q %q is allowed: %v", text[:n+1], next, a)
 					}
 				}
 			}
@@ -150,11 +150,11 @@ func TestForgettingMembers(t *testing.T) {
 			}
 			for id := range int32(v.size) {
 				if m.Allows(id) != w.Allows(id) {
-					t.Fatalf("behind %q %q is allowed: %v", text[:n+1], v.bytes(id), m.Allows(id))
+					t.Fatalf("after %q %q is allowed: %v", text[:n+1], v.bytes(id), m.Allows(id))
 				}
 			}
 			if done := n == len(text)-1; g.Accepts(at[i]) != done {
-				t.Fatalf("behind %q complete: %v", text[:n+1], !done)
+				t.Fatalf("after %q complete: %v", text[:n+1], !done)
 			}
 		}
 	}

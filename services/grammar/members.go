@@ -27,7 +27,7 @@ type memberState struct {
 
 func hasPart(set []uint64, i int) bool { return set[i/64]>>(i%64)&1 != 0 }
 
-// members adds the node of a $members; those behind it are made when they are reached.
+// members adds the node of a $members; those after it are made when they are reached.
 func (b *builder) members(x members, next int32) int32 {
 	words := (len(x.parts) + 63) / 64
 	s := memberSet{least: x.least, most: x.most, next: next, required: make([]uint64, words), many: make([]uint64, words),
@@ -135,7 +135,7 @@ func (p *program) expand(n int32, c *closure, visit func(int32)) {
 		}
 		any = true
 		if s.count > 0 && !s.after {
-			break // behind a separator
+			break // after a separator
 		}
 		to := memberState{set: s.set, seen: make([]uint64, len(s.seen)), count: s.count + 1}
 		copy(to.seen, s.seen)

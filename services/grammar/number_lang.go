@@ -67,7 +67,7 @@ func (c *schemaCompiler) numberLang(n *numberShape, path string) string {
 	return c.w.Rule(c.writeLang(d, p.class, path))
 }
 
-// decimal gives the digits of a number before and behind the point, without its sign, and whether its expansion ends.
+// decimal gives the digits of a number before and after the point, without its sign, and whether its expansion ends.
 func decimal(x *big.Rat) (whole, fraction string, ok bool) {
 	x = new(big.Rat).Abs(x)
 	prec, exact := x.FloatPrec()
@@ -100,7 +100,7 @@ func spellings(x *big.Rat) string {
 // states of an automaton that compares a number with a bound, digit by digit.
 type comparison struct {
 	sign   byte // 0 = nothing read, '-' or '+'
-	phase  byte // 'i' digits before the point, 'f' behind it
+	phase  byte // 'i' digits before the point, 'f' after it
 	digits int  // read in this phase
 	order  int  // of what was read and the same digits of the bound's magnitude
 }
@@ -220,10 +220,10 @@ func multiplesOf(m *big.Rat) *dfa {
 		return nil
 	}
 	mod, places := int(p.Int64()), len(fraction)
-	// rest of what was read, times 10 for every place behind the point that is still missing.
+	// rest of what was read, times 10 for every place after the point that is still missing.
 	type state struct {
 		phase byte // 's' start, '-', 'i', 'f'
-		place int  // digits behind the point, places = all that matter
+		place int  // digits after the point, places = all that matter
 		rest  int
 	}
 	power := make([]int, places+1)
@@ -266,7 +266,7 @@ func multiplesOf(m *big.Rat) *dfa {
 			case s.place < places:
 				t.place, t.rest = s.place+1, (s.rest*10+digit)%mod
 			case digit != 0:
-				continue // behind the last place that a multiple has
+				continue // after the last place that a multiple has
 			}
 			row[4+digit] = add(t)
 		}

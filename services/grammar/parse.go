@@ -482,7 +482,7 @@ func (p *parser) construct() expr {
 // maxParts of one $members.
 const maxParts = 512
 
-// members reads $members(least, most, separator, part, part!, part*, part+) behind its parenthesis.
+// members reads $members(least, most, separator, part, part!, part*, part+) after its parenthesis.
 func (p *parser) members(at int) expr {
 	comma := func() {
 		p.space(true)

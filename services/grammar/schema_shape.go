@@ -696,7 +696,7 @@ func (c *schemaCompiler) plainArray(s *jsonNode, out *shape) {
 	}
 }
 
-// itemsOf gives the schemas of the first items and of those behind them, in the newer and the older spelling; either
+// itemsOf gives the schemas of the first items and of those after them, in the newer and the older spelling; either
 // may be nil.
 func (c *schemaCompiler) itemsOf(s *jsonNode) (prefix []*jsonNode, items *jsonNode, key string) {
 	items, key = s.get("items"), "items"

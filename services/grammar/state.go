@@ -92,7 +92,7 @@ func (m *machine) reset() {
 	clear(m.waits)
 }
 
-// step gives the state behind a byte of a class, dead when there is none.
+// step gives the state after a byte of a class, dead when there is none.
 func (m *machine) step(s *State, class uint8) *State {
 	if s.next == nil {
 		s.next = make([]*State, m.classes)
@@ -119,7 +119,7 @@ func (m *machine) step(s *State, class uint8) *State {
 	return t
 }
 
-// stepToken gives the state behind a token that a terminal allows.
+// stepToken gives the state after a token that a terminal allows.
 func (m *machine) stepToken(s *State, token int32, ordinary bool) *State {
 	m.reset()
 	for _, f := range s.frames {

@@ -6,7 +6,7 @@ import (
 )
 
 // TestWhitespaceIsBounded: a writer that takes whitespace wherever it is allowed outside of strings gets two characters
-// between tokens and none before or behind the value, and comes to an end.
+// between tokens and none before or after the value, and comes to an end.
 func TestWhitespaceIsBounded(t *testing.T) {
 	v := testVocabulary()
 	for _, schema := range []string{
@@ -46,7 +46,7 @@ func TestWhitespaceIsBounded(t *testing.T) {
 				}
 				out.WriteByte(next)
 				if s = g.Advance(s, int32(next)); s == nil {
-					t.Fatalf("%s: stuck behind %q", schema, out.String())
+					t.Fatalf("%s: stuck after %q", schema, out.String())
 				}
 			}
 			text := out.String()

@@ -231,7 +231,7 @@ func stat(path string) ([]string, error) {
 	// pid (name) state …; the name may hold spaces and brackets.
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 	if len(fields) < 13 {
-		return nil, fmt.Errorf("%s: %d fields behind the name", path, len(fields))
+		return nil, fmt.Errorf("%s: %d fields after the name", path, len(fields))
 	}
 	return fields, nil
 }

@@ -31,7 +31,7 @@ func Compatible(target, draft *tandemv1.ModelInfo) bool {
 // assign shares the drafts out among the targets and pokes the targets whose list changed; the caller holds mu.
 //
 // Rules: pairs that still fit are kept, because an attached draft holds features that another would have to be sent
-// anew. A free draft goes to the target with the fewest. A target without any takes one from a target that has two or
+// again. A free draft goes to the target with the fewest. A target without any takes one from a target that has two or
 // more, else it shares the draft that serves the fewest targets. Lost and draining drafts are given to nobody.
 func (s *Server) assign() {
 	targets, drafts := s.live(tandemv1.Role_ROLE_TARGET), s.live(tandemv1.Role_ROLE_DRAFT)

@@ -12,7 +12,8 @@ const (
 	futexWake = 1
 )
 
-// wait sleeps until *word is no longer value, somebody calls wake, or the time is over. It may also return without a reason.
+// wait sleeps until *word is no longer value, somebody calls wake, or the time is over. It may also return without
+// a reason.
 func wait(word *uint32, value uint32, most time.Duration) {
 	timeout := unix.NsecToTimespec(int64(most))
 	// Errors are reasons to look again: the value has changed, a signal came, the time is over.

@@ -15,7 +15,7 @@ var errUnsupported = errors.New("shared memory streams need Linux")
 func newRegion() (*region, error)         { return nil, errUnsupported }
 func openRegion(string) (*region, error)  { return nil, errUnsupported }
 func (*region) name() string              { return "" }
-func (*region) lane(int) lane             { return lane{} }
+func (*region) pipe(int) pipe             { return pipe{} }
 func (*region) hide()                     {}
 func (*region) unmap()                    {}
 func wait(*uint32, uint32, time.Duration) {}

@@ -17,15 +17,15 @@ import (
 
 const (
 	// laneBytes is the room of one direction; longer messages pass through in pieces.
-	laneBytes = 256 << 10
-	// headBytes before the lanes hold the region's words.
+	pipeBytes = 256 << 10
+	// headBytes before the pipes hold the region's words.
 	headBytes   = 4096
-	regionBytes = headBytes + 2*laneBytes
+	regionBytes = headBytes + 2*pipeBytes
 	nonceBytes  = 16
 	seals       = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 )
 
-// region is a mapped memory file: the words of two lanes, then their bytes. Lane 0 is the client's to the server.
+// region is a mapped memory file: the words of two pipes, then their bytes. Pipe 0 is the client's to the server.
 type region struct {
 	memory []byte
 	fd     int // of the maker, until the peer has mapped it; -1 = closed
@@ -36,7 +36,7 @@ type region struct {
 type layout struct {
 	nonce [nonceBytes]byte
 	_     [64 - nonceBytes]byte
-	lanes [2]words
+	pipes [2]words
 }
 
 // newRegion makes a memory file that cannot change its size, so that no peer can make the mapping fault.
@@ -69,8 +69,8 @@ var namePattern = regexp.MustCompile(`^[1-9][0-9]{0,9}:[0-9]{1,9}:[0-9a-f]{32}$`
 
 var errNotOurs = errors.New("not a region of this host")
 
-// openRegion maps the region of a peer. The name comes from the network: only a sealed file of the right size that holds the
-// random number is taken, so what was found is what the peer made.
+// openRegion maps the region of a peer. The name comes from the network: only a sealed file of the right size that
+// holds the random number is taken, so what was found is what the peer made.
 func openRegion(name string) (*region, error) {
 	if !namePattern.MatchString(name) {
 		return nil, errNotOurs
@@ -90,7 +90,8 @@ func openRegion(name string) (*region, error) {
 	if err := unix.Fstat(fd, &stat); err != nil {
 		return nil, err
 	}
-	if has, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil || has&seals != seals || stat.Size != regionBytes {
+	if has, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0); err != nil || has&seals != seals ||
+		stat.Size != regionBytes {
 		return nil, errNotOurs
 	}
 	r := &region{fd: -1}
@@ -106,9 +107,9 @@ func openRegion(name string) (*region, error) {
 
 func (r *region) layout() *layout { return (*layout)(unsafe.Pointer(unsafe.SliceData(r.memory))) }
 
-// lane returns a direction's ring.
-func (r *region) lane(i int) lane {
-	return lane{words: &r.layout().lanes[i], data: r.memory[headBytes+i*laneBytes:][:laneBytes]}
+// pipe returns a direction's ring.
+func (r *region) pipe(i int) pipe {
+	return pipe{words: &r.layout().pipes[i], data: r.memory[headBytes+i*pipeBytes:][:pipeBytes]}
 }
 
 // hide closes the descriptor: nobody else can map the region any more.

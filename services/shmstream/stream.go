@@ -27,8 +27,8 @@ const (
 // conn is one side of a stream in memory. Sending and receiving may each be done by one goroutine at a time.
 type conn struct {
 	region *region
-	out    lane
-	in     lane
+	out    pipe
+	in     pipe
 	codec  encoding.CodecV2
 	most   int // bytes of a received message
 
@@ -42,7 +42,7 @@ type conn struct {
 }
 
 func newConn(r *region, out, in, most int) *conn {
-	c := &conn{region: r, out: r.lane(out), in: r.lane(in), codec: tensorwire.NewCodec(), most: most}
+	c := &conn{region: r, out: r.pipe(out), in: r.pipe(in), codec: tensorwire.NewCodec(), most: most}
 	c.out.side, c.in.side = &c.side, &c.side
 	c.list = mem.BufferSlice{&c.buf}
 	return c
@@ -62,7 +62,8 @@ func (c *conn) send(m any) error {
 	defer list.Free()
 	total := list.Len()
 	if total > tensorwire.MaxMessageBytes {
-		return status.Errorf(codes.ResourceExhausted, "message of %d bytes is larger than %d", total, tensorwire.MaxMessageBytes)
+		return status.Errorf(codes.ResourceExhausted, "message of %d bytes is larger than %d", total,
+			tensorwire.MaxMessageBytes)
 	}
 	c.pieces = c.pieces[:0]
 	for _, b := range list {
@@ -142,10 +143,11 @@ func (c *conn) hide() {
 
 // ---- client
 
-// ClientInterceptor moves streams of the methods into shared memory where the server can follow. grpc.MaxCallRecvMsgSize among a
-// call's options bounds what is received either way.
+// ClientInterceptor moves streams of the methods into shared memory where the server can follow.
+// grpc.MaxCallRecvMsgSize among a call's options bounds what is received either way.
 func ClientInterceptor(methods ...string) grpc.StreamClientInterceptor {
-	return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer,
+		opts ...grpc.CallOption) (grpc.ClientStream, error) {
 		if !slices.Contains(methods, method) || slices.ContainsFunc(opts, stays) {
 			return streamer(ctx, desc, cc, method, opts...)
 		}
@@ -279,8 +281,8 @@ func (s *clientStream) RecvMsg(m any) error {
 
 // ---- server
 
-// ServerInterceptor follows clients that move streams of the methods into shared memory; most is the largest message in bytes that is
-// received there, as grpc.MaxRecvMsgSize is elsewhere.
+// ServerInterceptor follows clients that move streams of the methods into shared memory; most is the largest message in
+// bytes that is received there, as grpc.MaxRecvMsgSize is elsewhere.
 func ServerInterceptor(most int, methods ...string) grpc.StreamServerInterceptor {
 	return func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		if !slices.Contains(methods, info.FullMethod) {

@@ -60,7 +60,8 @@ func serve(t testing.TB, h handler, server []grpc.ServerOption, client []grpc.Di
 	}
 	s := grpc.NewServer(append(tensorwire.ServerOptions(), server...)...)
 	s.RegisterService(&grpc.ServiceDesc{ServiceName: "test.Echo", HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{
-		{StreamName: "Talk", ServerStreams: true, ClientStreams: true, Handler: func(_ any, ss grpc.ServerStream) error { return h(ss) }},
+		{StreamName: "Talk", ServerStreams: true, ClientStreams: true,
+			Handler: func(_ any, ss grpc.ServerStream) error { return h(ss) }},
 	}}, nil)
 	var wait sync.WaitGroup
 	wait.Go(func() { _ = s.Serve(listener) })
@@ -133,7 +134,7 @@ func moved(s grpc.ClientStream) bool {
 	}
 }
 
-// TestEcho sends messages of all sizes, larger than a lane too, before and after the stream has moved.
+// TestEcho sends messages of all sizes, larger than a pipe too, before and after the stream has moved.
 func TestEcho(t *testing.T) {
 	with, from := both()
 	for name, c := range map[string]struct {
@@ -279,7 +280,8 @@ func TestForeignRegions(t *testing.T) {
 	}
 	defer r.unmap()
 	wrong := r.name()[:len(r.name())-4] + "0000"
-	for _, name := range []string{"", "1:0", "../../etc/passwd", "999999999:3:00000000000000000000000000000000", fmt.Sprintf("%d:0:%032x", 1, 0), wrong} {
+	for _, name := range []string{"", "1:0", "../../etc/passwd", "999999999:3:00000000000000000000000000000000",
+		fmt.Sprintf("%d:0:%032x", 1, 0), wrong} {
 		s := open(t, metadata.AppendToOutgoingContext(t.Context(), regionKey, name), conn)
 		if err := s.SendMsg(&blob{[]byte("hello")}); err != nil {
 			t.Fatal(err)
@@ -318,8 +320,8 @@ func TestCorruptCounters(t *testing.T) {
 	}
 }
 
-// TestSteadyState: a message there and back allocates nothing on either side, and streams leave no mapping, descriptor or
-// goroutine behind.
+// TestSteadyState: a message there and back allocates nothing on either side, and streams leave no mapping, descriptor
+// or goroutine behind.
 func TestSteadyState(t *testing.T) {
 	server, client := both()
 	t.Run("allocations", func(t *testing.T) {
@@ -375,7 +377,8 @@ func TestSteadyState(t *testing.T) {
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestLimits: a message that is larger than its receiver allows ends the stream on either side, through memory as through gRPC.
+// TestLimits: a message that is larger than its receiver allows ends the stream on either side, through memory as
+// through gRPC.
 func TestLimits(t *testing.T) {
 	const most = 1 << 16
 	for _, test := range []struct {
@@ -384,7 +387,8 @@ func TestLimits(t *testing.T) {
 	}{{"server", most, 1 << 20}, {"client", 1 << 20, most}} {
 		t.Run(test.name, func(t *testing.T) {
 			conn := serve(t, bounce, []grpc.ServerOption{grpc.ChainStreamInterceptor(ServerInterceptor(test.server, method))},
-				[]grpc.DialOption{grpc.WithChainStreamInterceptor(ClientInterceptor(method)), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(test.client))})
+				[]grpc.DialOption{grpc.WithChainStreamInterceptor(ClientInterceptor(method)),
+					grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(test.client))})
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			s := open(t, ctx, conn)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestConsoleLines: key=value behind the message, quoted where a word would not do, and never a second line.
+// TestConsoleLines: key=value after the message, quoted where a word would not do, and never a second line.
 func TestConsoleLines(t *testing.T) {
 	var buf bytes.Buffer
 	l, err := NewLogger("info", "console", &buf)

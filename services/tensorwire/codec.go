@@ -1,18 +1,20 @@
 // Package tensorwire carries tensors over gRPC without needless copies and allocations.
 //
 // Codec is a gRPC CodecV2 under the name "proto" which writes the same bytes as protobuf. Messages with the option
-// tandem.wire.v1.codec, and structs that implement Message, are written as a small header plus the payload by reference,
-// and read with one copy of the payload into memory that the receiver keeps from message to message. Unknown fields are
-// skipped; a known field of another wire type is an error. Everything else goes through the ordinary codec. Client and
-// server get it, with fixed flow-control windows, from DialOptions and ServerOptions; the two sides need not both use it.
+// tandem.wire.v1.codec, and structs that implement Message, are written as a small header plus the payload by
+// reference, and read with one copy of the payload into memory that the receiver keeps from message to message. Unknown
+// fields are skipped; a known field of another wire type is an error. Everything else goes through the ordinary codec.
+// Client and server get it, with fixed flow-control windows, from DialOptions and ServerOptions; the two sides need not
+// both use it.
 //
 // # Who owns the bytes
 //
 // Sending: the payload is borrowed from SendMsg until gRPC has written it, which is later than the return of SendMsg. A
-// sender may overwrite it once the peer has answered that very message; otherwise it sends *Lent and waits for Released.
+// sender may overwrite it once the peer has answered that very message; otherwise it sends *Lent and waits
+// for Released.
 //
-// Receiving: pass the same message to RecvMsg again and again. Its slices are overwritten in place, so that a payload is
-// valid until the next RecvMsg into the message. Stream.Recv makes a new message each time and is as safe as ever.
+// Receiving: pass the same message to RecvMsg again and again. Its slices are overwritten in place, so that a payload
+// is valid until the next RecvMsg into the message. Stream.Recv makes a new message each time and is as safe as ever.
 package tensorwire
 
 import (
@@ -51,15 +53,15 @@ type Message interface {
 	ReadFrom(r *Reader) error
 }
 
-// Lent sends a message whose payload's owner wants to know when the bytes are his again. Both fields are set by the sender,
-// who may use the value again for the next message after Released was called.
+// Lent sends a message whose payload's owner wants to know when the bytes are his again. Both fields are set by the
+// sender, who may use the value again for the next message after Released was called.
 type Lent struct {
 	// Message is a Message, or a generated message that the codec passes by reference.
 	Message any
-	// Released is called once per message that was marshalled, on any goroutine, when gRPC needs the payload no more: it was
-	// written, or the stream failed. It must not block. A client's stream keeps its first messages for a transparent retry
-	// until the server's headers have come, which is with the first answer, unless it was opened with
-	// grpc.MaxRetryRPCBufferSize(1).
+	// Released is called once per message that was marshalled, on any goroutine, when gRPC needs the payload no more: it
+	// was written, or the stream failed. It must not block. A client's stream keeps its first messages for a transparent
+	// retry until the server's headers have come, which is with the first answer, unless it was opened
+	// with grpc.MaxRetryRPCBufferSize(1).
 	Released func()
 }
 

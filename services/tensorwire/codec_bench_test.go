@@ -9,8 +9,8 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 )
 
-// BenchmarkCodec times the codec alone for the messages of the speculation stream: features of 92,160 bytes, which arrive in
-// pieces of 16 KiB as gRPC delivers them, and a proposal of 22 nodes.
+// BenchmarkCodec times the codec alone for the messages of the speculation stream: features of 92,160 bytes, which
+// arrive in pieces of 16 KiB as gRPC delivers them, and a proposal of 22 nodes.
 func BenchmarkCodec(b *testing.B) {
 	answer := &tandemv1.SpeculateResponse{Epoch: 3, Step: 70000, Length: 4009, AppendUs: 300, ForwardUs: 2000, BuildUs: 40}
 	for i := range int32(22) {
@@ -24,8 +24,8 @@ func BenchmarkCodec(b *testing.B) {
 	}{
 		{"request", &tandemv1.SpeculateRequest{
 			SessionId: "session-1", Epoch: 3, Step: 70000, FeaturePosition: 4000, FeatureRows: 9, FeatureEncoding: 2,
-			Propose: &tandemv1.Propose{Anchor: 1234, Position: 4009, Budget: 22, Block: 16, Mode: 3, DeadlineUs: 9000}, Features: make([]byte, 92160)}},
-		{"response", answer},
+			Propose:  &tandemv1.Propose{Anchor: 1234, Position: 4009, Budget: 22, Block: 16, Mode: 3, DeadlineUs: 9000},
+			Features: make([]byte, 92160)}}, {"response", answer},
 	} {
 		b.Run("write "+m.name, func(b *testing.B) {
 			b.ReportAllocs()

@@ -35,7 +35,8 @@ var hot = map[string]func(*rand.Rand) proto.Message{
 	},
 	"SpeculateResponse": func(r *rand.Rand) proto.Message {
 		m := &tandemv1.SpeculateResponse{
-			Epoch: word(r), Step: word(r), Length: int32(word(r)), AppendUs: int32(word(r)), ForwardUs: int32(word(r)), BuildUs: int32(word(r)),
+			Epoch: word(r), Step: word(r), Length: int32(word(r)), AppendUs: int32(word(r)), ForwardUs: int32(word(r)),
+			BuildUs: int32(word(r)),
 		}
 		for range r.IntN(30) {
 			m.Tokens = append(m.Tokens, int32(word(r)))
@@ -271,11 +272,12 @@ func TestErrorsNameTheField(t *testing.T) {
 		"cut payload":        {[]byte{0x7a, 0x05, 0x01}, "tandem.v1.SpeculateRequest.features: the message ends too early"},
 		"nested is too long": {[]byte{0x3a, 0x05, 0x08}, "tandem.v1.SpeculateRequest.propose: the message ends too early"},
 		"cut in nested":      {[]byte{0x3a, 0x02, 0x08, 0x80}, "tandem.v1.Propose.anchor: the message ends too early"},
-		"after nested":       {[]byte{0x3a, 0x02, 0x08, 0x01, 0x10, 0x80}, "tandem.v1.SpeculateRequest.epoch: the message ends too early"},
-		"text":               {[]byte{0x0a, 0x01, 0xff}, "tandem.v1.SpeculateRequest.session_id: the string is not UTF-8"},
-		"unknown field":      {[]byte{0xa2, 0x06, 0x09}, "tandem.v1.SpeculateRequest, field 100: the message ends too early"},
-		"tag":                {[]byte{0x10, 0x01, 0x80}, "tandem.v1.SpeculateRequest: the message ends too early"},
-		"number 0":           {[]byte{0x10, 0x01, 0x02}, "tandem.v1.SpeculateRequest: a tag is invalid"},
+		"after nested": {[]byte{0x3a, 0x02, 0x08, 0x01, 0x10, 0x80},
+			"tandem.v1.SpeculateRequest.epoch: the message ends too early"},
+		"text":          {[]byte{0x0a, 0x01, 0xff}, "tandem.v1.SpeculateRequest.session_id: the string is not UTF-8"},
+		"unknown field": {[]byte{0xa2, 0x06, 0x09}, "tandem.v1.SpeculateRequest, field 100: the message ends too early"},
+		"tag":           {[]byte{0x10, 0x01, 0x80}, "tandem.v1.SpeculateRequest: the message ends too early"},
+		"number 0":      {[]byte{0x10, 0x01, 0x02}, "tandem.v1.SpeculateRequest: a tag is invalid"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := NewCodec().Unmarshal(cut(c.wire, 1), &tandemv1.SpeculateRequest{})
@@ -295,7 +297,8 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 		SessionId: "a session", Epoch: 3, Step: 1 << 20, FeatureRows: 9, Propose: &tandemv1.Propose{Anchor: 7, Block: 16},
 		Features: make([]byte, 92160),
 	}
-	resp := &tandemv1.SpeculateResponse{Epoch: 3, Step: 9, Tokens: make([]int32, 22), Parents: make([]int32, 22), Logprobs: make([]float32, 22)}
+	resp := &tandemv1.SpeculateResponse{Epoch: 3, Step: 9, Tokens: make([]int32, 22), Parents: make([]int32, 22),
+		Logprobs: make([]float32, 22)}
 	for name, m := range map[string]proto.Message{"SpeculateRequest": req, "SpeculateResponse": resp} {
 		wire, err := proto.Marshal(m)
 		if err != nil {
@@ -345,7 +348,8 @@ func FuzzRead(f *testing.F) {
 	}
 	c := NewCodec()
 	f.Fuzz(func(t *testing.T, wire []byte, at uint16) {
-		for _, m := range []proto.Message{&tandemv1.SpeculateRequest{}, &tandemv1.SpeculateResponse{}, &tandemv1.PutTablesRequest{}, &enginev1.ImportSequenceRequest{}} {
+		for _, m := range []proto.Message{&tandemv1.SpeculateRequest{}, &tandemv1.SpeculateResponse{},
+			&tandemv1.PutTablesRequest{}, &enginev1.ImportSequenceRequest{}} {
 			want := m.ProtoReflect().New().Interface()
 			theirs := proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(wire, want)
 			ours := c.Unmarshal(cut(wire, min(int(at), len(wire))), m)

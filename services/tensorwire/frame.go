@@ -6,9 +6,9 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// frame is the memory of one outgoing message: header, buffer list and the payload's slices. It lives from Marshal until
-// gRPC has freed the last buffer, and is used again. gRPC frees the buffers of a slice in order, every holder of the slice
-// for itself, so when the last buffer's count drops to zero nobody looks at the slice any more.
+// frame is the memory of one outgoing message: header, buffer list and the payload's slices. It lives from Marshal
+// until gRPC has freed the last buffer, and is used again. gRPC frees the buffers of a slice in order, every holder of
+// the slice for itself, so when the last buffer's count drops to zero nobody looks at the slice any more.
 type frame struct {
 	header   []byte
 	parts    Parts

@@ -40,7 +40,8 @@ func (echo) Speculate(stream grpc.BidiStreamingServer[tandemv1.SpeculateRequest,
 	}
 }
 
-func dialEcho(t testing.TB, server []grpc.ServerOption, client []grpc.DialOption) grpc.BidiStreamingClient[tandemv1.SpeculateRequest, tandemv1.SpeculateResponse] {
+func dialEcho(t testing.TB, server []grpc.ServerOption,
+	client []grpc.DialOption) grpc.BidiStreamingClient[tandemv1.SpeculateRequest, tandemv1.SpeculateResponse] {
 	t.Helper()
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {
@@ -50,7 +51,8 @@ func dialEcho(t testing.TB, server []grpc.ServerOption, client []grpc.DialOption
 	tandemv1.RegisterDraftServiceServer(s, echo{})
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
-	conn, err := grpc.NewClient("unix:"+l.Addr().String(), append(client, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	conn, err := grpc.NewClient("unix:"+l.Addr().String(),
+		append(client, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +128,8 @@ func BenchmarkHop(b *testing.B) {
 		} {
 			b.Run(fmt.Sprintf("%s/%d", name, size), func(b *testing.B) {
 				stream := dialEcho(b, options.server, options.client)
-				req := &tandemv1.SpeculateRequest{SessionId: "s", Propose: &tandemv1.Propose{Block: 16}, Features: make([]byte, size)}
+				req := &tandemv1.SpeculateRequest{SessionId: "s", Propose: &tandemv1.Propose{Block: 16},
+					Features: make([]byte, size)}
 				var resp tandemv1.SpeculateResponse
 				b.SetBytes(int64(size))
 				b.ReportAllocs()

@@ -51,8 +51,10 @@ func DialOptions() []grpc.DialOption {
 		grpc.WithInitialConnWindowSize(ConnWindowBytes),
 		grpc.WithReadBufferSize(bufferBytes),
 		grpc.WithWriteBufferSize(bufferBytes),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, PermitWithoutStream: true}),
-		// No service configuration from DNS: on a network without a way out (compose.yaml) its TXT query waits 10 s for nobody.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout,
+			PermitWithoutStream: true}),
+		// No service configuration from DNS: on a network without a way out (compose.yaml) its TXT query waits 10 s
+		// for nobody.
 		grpc.WithDisableServiceConfig(),
 	}
 }

@@ -217,16 +217,16 @@ func (r *Reader) Leave(outer int) {
 // Raw fills dst with bytes of a length that the caller has read.
 func (r *Reader) Raw(dst []byte) { r.full(dst) }
 
-// Payload passes over the payload, a bytes field whose parts are described by other fields, which may come later: Rewind
-// returns to it.
+// Payload passes over the payload, a bytes field whose parts are described by other fields, which may come later:
+// Rewind returns to it.
 func (r *Reader) Payload() {
 	n := r.Length()
 	r.payload.segs, r.payload.cur, r.payload.n = r.segs, r.cur, n
 	r.discard(n)
 }
 
-// Rewind returns to the payload, the field of this number, at the end of the message, so that its parts can be read with Raw.
-// It is false when there are none, and when they are not as long together as the payload: that is an error.
+// Rewind returns to the payload, the field of this number, at the end of the message, so that its parts can be read
+// with Raw. It is false when there are none, and when they are not as long together as the payload: that is an error.
 func (r *Reader) Rewind(number uint32) bool {
 	if r.err != nil {
 		return false
@@ -240,8 +240,8 @@ func (r *Reader) Rewind(number uint32) bool {
 	return r.left > 0
 }
 
-// Part makes room for n elements of any value, a part of the payload that is read later, in the memory of s when it is large
-// enough. What all parts need is bounded by the length of the message.
+// Part makes room for n elements of any value, a part of the payload that is read later, in the memory of s when it is
+// large enough. What all parts need is bounded by the length of the message.
 func Part[T element](r *Reader, s []T, n uint32) []T {
 	r.parts += int(n)*int(unsafe.Sizeof(*new(T))) - len(View(s)) // n has 32 bits
 	if r.parts > r.total {
@@ -352,8 +352,8 @@ type Names struct {
 	Fields  []string
 }
 
-// Other passes over a field that the message does not have. A field of it with another wire type is an error: the peer means
-// something else by it.
+// Other passes over a field that the message does not have. A field of it with another wire type is an error: the peer
+// means something else by it.
 func (r *Reader) Other(tag uint32, n *Names) {
 	if number := tag >> 3; int(number) < len(n.Fields) && n.Fields[number] != "" {
 		r.fail(errWire)
@@ -362,7 +362,8 @@ func (r *Reader) Other(tag uint32, n *Names) {
 	r.Skip(tag)
 }
 
-// Finish ends reading a message, or one that is nested in it: the first to see an error adds its own name and the field's.
+// Finish ends reading a message, or one that is nested in it: the first to see an error adds its own name and
+// the field's.
 func (r *Reader) Finish(n *Names) {
 	if r.err == nil || r.said {
 		return

@@ -95,8 +95,8 @@ func AppendFloats(b []byte, number uint32, v []float32) []byte {
 	return append(AppendLength(b, number, 4*len(v)), View(v)...)
 }
 
-// Nest makes what was appended since mark, a message body, the value of a bytes field: the body is moved to make room for
-// tag and length, which is cheaper than sizing small messages first.
+// Nest makes what was appended since mark, a message body, the value of a bytes field: the body is moved to make room
+// for tag and length, which is cheaper than sizing small messages first.
 func Nest(b []byte, mark int, number uint32) []byte {
 	body := len(b) - mark
 	head := SizeVarint(uint64(Tag(number, Bytes))) + SizeVarint(uint64(body))

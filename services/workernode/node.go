@@ -89,7 +89,8 @@ func Dialer(transport string) func(address string) (*grpc.ClientConn, error) {
 		return func(address string) (*grpc.ClientConn, error) { return Dial(address) }
 	}
 	return func(address string) (*grpc.ClientConn, error) {
-		return Dial(address, grpc.WithChainStreamInterceptor(shmstream.ClientInterceptor(tandemv1.DraftService_Speculate_FullMethodName)))
+		shared := shmstream.ClientInterceptor(tandemv1.DraftService_Speculate_FullMethodName)
+		return Dial(address, grpc.WithChainStreamInterceptor(shared))
 	}
 }
 
@@ -291,7 +292,7 @@ func (n *node) heartbeat() *tandemv1.Heartbeat {
 
 func (n *node) lease(l *tandemv1.Lease) {
 	if l.GetDrain() {
-		n.log.Info("draining on the gateway's wish")
+		n.log.Info("draining on the gateway's request")
 		n.beginDrain()
 	}
 	n.worker.Lease(l)

@@ -25,7 +25,8 @@ func chatParams(text string, change ...func(*openai.ChatCompletionNewParams)) op
 }
 
 func withWeather(p *openai.ChatCompletionNewParams) {
-	p.Tools = []openai.ChatCompletionToolUnionParam{openai.ChatCompletionFunctionTool(shared.FunctionDefinitionParam{Name: "weather", Parameters: weatherParameters})}
+	weather := shared.FunctionDefinitionParam{Name: "weather", Parameters: weatherParameters}
+	p.Tools = []openai.ChatCompletionToolUnionParam{openai.ChatCompletionFunctionTool(weather)}
 }
 
 func withEffort(p *openai.ChatCompletionNewParams) { p.ReasoningEffort = shared.ReasoningEffortLow }
@@ -203,7 +204,9 @@ func TestOpenAIErrors(t *testing.T) {
 		"key":     {chatParams("Hi"), []option.RequestOption{option.WithAPIKey("wrong")}, 401, "invalid_api_key", ""},
 		"image": {chatParams("Hi", func(p *openai.ChatCompletionNewParams) {
 			p.Messages = append(p.Messages,
-				openai.UserMessage([]openai.ChatCompletionContentPartUnionParam{openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: "data:"})}))
+				openai.UserMessage([]openai.ChatCompletionContentPartUnionParam{
+					openai.ImageContentPart(openai.ChatCompletionContentPartImageImageURLParam{URL: "data:"}),
+				}))
 		}), nil, 400, "unsupported_parameter", "messages[1].content[0].type"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -269,7 +272,8 @@ func structured(t *testing.T, text string) {
 func TestChatStructuredOutput(t *testing.T) {
 	c := openaiClient(t)
 	p := chatParams("Answer in JSON", func(p *openai.ChatCompletionNewParams) {
-		p.ResponseFormat = openai.ChatCompletionNewParamsResponseFormatUnion{OfJSONSchema: &shared.ResponseFormatJSONSchemaParam{
+		type format = openai.ChatCompletionNewParamsResponseFormatUnion
+		p.ResponseFormat = format{OfJSONSchema: &shared.ResponseFormatJSONSchemaParam{
 			JSONSchema: shared.ResponseFormatJSONSchemaJSONSchemaParam{Name: "answer",
 				Strict: openai.Bool(true), Schema: citySchema}}}
 	})

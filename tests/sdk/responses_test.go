@@ -77,7 +77,8 @@ func streamResponse(t *testing.T, c openai.Client,
 }
 
 // collect reads all events of a stream.
-func collect(t *testing.T, stream *ssestream.Stream[responses.ResponseStreamEventUnion]) (out []responses.ResponseStreamEventUnion) {
+func collect(t *testing.T,
+	stream *ssestream.Stream[responses.ResponseStreamEventUnion]) (out []responses.ResponseStreamEventUnion) {
 	t.Helper()
 	defer stream.Close()
 	for stream.Next() {
@@ -191,7 +192,7 @@ func TestResponsesStore(t *testing.T) {
 	rest := collect(t, c.Responses.GetStreaming(t.Context(), second.ID,
 		responses.ResponseGetParams{StartingAfter: openai.Int(2)}))
 	if len(rest) != len(replayed)-3 || rest[0].SequenceNumber != 3 {
-		t.Errorf("%d of %d events behind number 2", len(rest), len(replayed))
+		t.Errorf("%d of %d events after number 2", len(rest), len(replayed))
 	}
 	var kinds []string
 	items := c.Responses.InputItems.ListAutoPaging(t.Context(), second.ID,
@@ -300,7 +301,8 @@ func TestResponsesErrors(t *testing.T) {
 func TestResponsesStructuredOutput(t *testing.T) {
 	c := openaiClient(t)
 	p := responseParams("Answer in JSON", func(p *responses.ResponseNewParams) {
-		p.Text.Format = responses.ResponseFormatTextConfigUnionParam{OfJSONSchema: &responses.ResponseFormatTextJSONSchemaConfigParam{
+		type format = responses.ResponseFormatTextConfigUnionParam
+		p.Text.Format = format{OfJSONSchema: &responses.ResponseFormatTextJSONSchemaConfigParam{
 			Name: "answer", Strict: openai.Bool(true), Schema: citySchema}}
 	})
 	whole, err := c.Responses.New(t.Context(), p)

@@ -22,6 +22,7 @@ func TestDocumentsNameWhatExists(t *testing.T) {
 	makefile := read("Makefile")
 	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
 	target := regexp.MustCompile("`make ([a-z-]+)")
+	mark := regexp.MustCompile(`[^\pL\d _-]`)
 	for _, name := range documents {
 		text := strings.Join(prose(read(name)), "\n")
 		for _, m := range link.FindAllStringSubmatch(text, -1) {
@@ -31,7 +32,8 @@ func TestDocumentsNameWhatExists(t *testing.T) {
 		}
 		headings := map[string]bool{}
 		for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
-			headings[strings.ReplaceAll(regexp.MustCompile(`[^\pL\d _-]`).ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")] = true
+			heading := mark.ReplaceAllString(strings.ToLower(m[1]), "")
+			headings[strings.ReplaceAll(heading, " ", "-")] = true
 		}
 		for _, m := range regexp.MustCompile(`\]\(#([^)]+)\)`).FindAllStringSubmatch(text, -1) {
 			if !headings[m[1]] {

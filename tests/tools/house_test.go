@@ -210,7 +210,8 @@ func TestKernelsAreCalledKernels(t *testing.T) {
 	}
 }
 
-// TestSwitchesOfTheEngineAreListed: the native engine and its emulation read just the environment variables that docs/style.md names.
+// TestSwitchesOfTheEngineAreListed: the native engine and its emulation read just the environment variables that
+// docs/style.md names.
 func TestSwitchesOfTheEngineAreListed(t *testing.T) {
 	root, files := sources(t, []string{"native/src", "native/sim/host"}, ".cpp", ".h", ".cu", ".cuh")
 	read, listed := map[string]bool{}, map[string]bool{}
@@ -254,7 +255,8 @@ func TestDependenciesAreListed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, m := range regexp.MustCompile(`(?m)^(?:require )?\s*([\w.-]+\.[\w]+/\S+) v\S+$`).FindAllStringSubmatch(string(data), -1) {
+		required := regexp.MustCompile(`(?m)^(?:require )?\s*([\w.-]+\.[\w]+/\S+) v\S+$`)
+		for _, m := range required.FindAllStringSubmatch(string(data), -1) {
 			if strings.HasPrefix(m[1]+"/", module) {
 				continue
 			}

@@ -34,7 +34,7 @@ func loops(r io.Reader) ([]Loop, error) {
 	var kernel string
 	var code []instruction
 	end := func() {
-		inner := uint64(0) // behind the start of the last loop: one that begins before holds it, or ends it again
+		inner := uint64(0) // after the start of the last loop: one that begins before holds it, or ends it again
 		for i, in := range code {
 			if !in.back || in.target < inner {
 				continue

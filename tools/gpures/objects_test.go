@@ -112,7 +112,7 @@ type part struct {
 
 const gfx = "hipv4-amdgcn-amd-amdhsa--gfx"
 
-// bundle puts parts behind a head, as the compiler does: an empty one for the host first, zeros at the end.
+// bundle puts parts after a head, as the compiler does: an empty one for the host first, zeros at the end.
 func bundle(parts ...part) []byte {
 	parts = slices.Insert(slices.Clone(parts), 0, part{id: "host-x86_64-unknown-linux--"})
 	const bodyAt = 512
@@ -248,11 +248,11 @@ func TestDamagedBundle(t *testing.T) {
 		data       []byte
 	}{
 		{"another magic", "bundle at byte 0: it does not begin with __CLANG_OFFLOAD_BUNDLE__", append([]byte("x"), whole...)},
-		{"rubbish behind", "it does not begin with", append(slices.Clone(whole), "x"...)},
+		{"rubbish after", "it does not begin with", append(slices.Clone(whole), "x"...)},
 		{"compressed", "the bundle at byte 3 is compressed", []byte("\x00\x00\x00CCOB\x02")},
 		{"too many entries", "it ends inside its head", set(len(bundleMagic), huge)},
 		{"offset in the head", "gfx1100 has", set(entry, 8)},
-		{"offset behind the end", "gfx1100 has", set(entry, huge)},
+		{"offset after the end", "gfx1100 has", set(entry, huge)},
 		{"size over the end", "gfx1100 has", set(entry+8, huge)},
 		{"id over the end", "it ends inside its head", set(entry+16, huge)},
 		{"no processor", `entry "hipv4-amdgcn-amd-amdhsa--amdgcnspirv" names no processor`,

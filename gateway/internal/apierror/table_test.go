@@ -126,7 +126,8 @@ func TestTable(t *testing.T) {
 		if tt.field != "" {
 			param = strconv.Quote(tt.field)
 		}
-		body := fmt.Sprintf(`{"error":{"message":%q,"type":%q,"param":%s,"code":%q}}`, tt.message, tt.kind, param, tt.code) + "\n"
+		body := fmt.Sprintf(`{"error":{"message":%q,"type":%q,"param":%s,"code":%q}}`, tt.message,
+			tt.kind, param, tt.code) + "\n"
 		if w.Code != tt.status || w.Header().Get("Retry-After") != tt.retry || w.Body.String() != body {
 			t.Errorf("%v:\n got %d %q %s\nwant %d %q %s", tt.err, w.Code, w.Header().Get("Retry-After"), w.Body,
 				tt.status, tt.retry, body)

@@ -70,7 +70,7 @@ func parse(line string) (Key, error) {
 	name, mark, marked := strings.Cut(label, ",")
 	name, mark = strings.TrimSpace(name), strings.TrimSpace(mark)
 	if marked && mark != trustedMark {
-		return Key{}, fmt.Errorf("%q behind the name %q is not %q", mark, name, trustedMark)
+		return Key{}, fmt.Errorf("%q after the name %q is not %q", mark, name, trustedMark)
 	}
 	if secret = strings.TrimSpace(secret); secret == "" {
 		return Key{}, fmt.Errorf("the key of %q is empty", name)

@@ -43,7 +43,7 @@ func TestReadFileRefuses(t *testing.T) {
 		"":                  "holds no key",
 		"# only a comment":  "holds no key",
 		"ok\nbob:":          "line 2: the key of \"bob\" is empty",
-		"bob,boss:k-secret": "line 1: \"boss\" behind the name \"bob\" is not \"trusted\"",
+		"bob,boss:k-secret": "line 1: \"boss\" after the name \"bob\" is not \"trusted\"",
 	} {
 		_, err := ReadFile(write(t, text))
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "k-secret") {

@@ -25,7 +25,7 @@ import (
 // finishGrace is how long cancelled requests may take to send their error event.
 const finishGrace = 2 * time.Second
 
-// Deps are what the surroundings give the gateway. Nil members get defaults.
+// Deps are the gateway's injected dependencies; nil members get defaults.
 type Deps struct {
 	Logger *zap.Logger
 	// Metrics serves /metrics; nil = Prometheus.

@@ -100,7 +100,7 @@ func (b *budgets) Sampling(m *model.Model) *tandemv1.Sampling {
 // Budget implements turn.Budgets.
 func (b *budgets) Budget(m *model.Model, t turn.Thinking) (turn.Budget, error) {
 	e := b.Envelope(m)
-	wish := modelcard.Wish{Effort: t.Effort, Budget: t.BudgetTokens, ReplyBudget: t.ReplyBudget}
+	settings := modelcard.Settings{Effort: t.Effort, Budget: t.BudgetTokens, ReplyBudget: t.ReplyBudget}
 	closing := []int32{m.ThinkClose}
 	sequence := closing
 	if e.Card != nil && e.Card.ThinkingTerminatorHint != "" {
@@ -111,9 +111,9 @@ func (b *budgets) Budget(m *model.Model, t turn.Thinking) (turn.Budget, error) {
 		opening = []int32{m.ThinkOpen}
 	}
 	return turn.Budget{
-		DefaultMaxTokens: e.DefaultMaxTokens(true, wish),
+		DefaultMaxTokens: e.DefaultMaxTokens(true, settings),
 		Reasoning: func(maxTokens int, inside bool) *tandemv1.Reasoning {
-			limit := e.Budget(maxTokens, wish)
+			limit := e.Budget(maxTokens, settings)
 			return &tandemv1.Reasoning{
 				Open: opening, Close: closing, Inside: inside, Budget: int32(limit.Think), Reserve: int32(limit.Reserve),
 				CloseSequence: sequence,

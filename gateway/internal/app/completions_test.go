@@ -39,7 +39,9 @@ func TestCompletionsSpellPartsOfCharacters(t *testing.T) {
 			{Event: &tandemv1.DecodeResponse_Admitted{Admitted: &tandemv1.Admitted{WorkerId: "fake"}}},
 			{Event: &tandemv1.DecodeResponse_Prefilled{Prefilled: &tandemv1.Prefilled{Tokens: 1}}},
 			{Event: &tandemv1.DecodeResponse_Committed{Committed: c}},
-			{Event: &tandemv1.DecodeResponse_Finished{Finished: &tandemv1.Finished{Reason: tandemv1.FinishReason_FINISH_REASON_LENGTH, Timings: &tandemv1.Timings{}}}},
+			{Event: &tandemv1.DecodeResponse_Finished{Finished: &tandemv1.Finished{
+				Reason: tandemv1.FinishReason_FINISH_REASON_LENGTH, Timings: &tandemv1.Timings{},
+			}}},
 		} {
 			if err := stream.Send(ev); err != nil {
 				return err

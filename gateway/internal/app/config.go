@@ -25,7 +25,7 @@ type Config struct {
 	RegistryListen string `default:"127.0.0.1:8104" placeholder:"ADDR" help:"Where workers join: host:port or unix:///path."`
 
 	Model            string `name:"model" type:"path" placeholder:"PATH" help:"Target's model file: tandem serve runs it, like one that is given as an argument; tandem gateway reads tokenizer and chat template from it, by default from the path that the target worker reports."`
-	PrefillDrafter   string `type:"path" placeholder:"PATH" help:"Scorer's model file: tandem serve runs it; tandem gateway reads its tokenizer from it, by default from the path that the prefill worker reports."`
+	PrefillDrafter   string `type:"path" placeholder:"PATH" help:"Scorer's model file: tandem serve runs it; tandem gateway reads its tokenizer from it, by default from the path that the scorer reports."`
 	ModelName        string `placeholder:"NAME" help:"Name under which the model is served; default: base name of the model file."`
 	ChatTemplateFile string `type:"path" placeholder:"PATH" help:"Jinja chat template instead of the model file's own; an empty file selects the built-in one."`
 	StrictModel      bool   `help:"Refuse requests that name another model."`

@@ -39,7 +39,8 @@ func TestDefaultsAreTheFlagsDefaults(t *testing.T) {
 
 func TestValidateNamesEveryFlag(t *testing.T) {
 	c := Defaults()
-	c.Port, c.GRPCPort, c.MaxN, c.MaxQueue, c.QueueTimeoutS, c.SSEKeepaliveS, c.PrefillKeepRatio, c.PrefillCompression = 70000, -2, 0, -1, -1, 0, 2, "some"
+	c.Port, c.GRPCPort, c.MaxN, c.MaxQueue = 70000, -2, 0, -1
+	c.QueueTimeoutS, c.SSEKeepaliveS, c.PrefillKeepRatio, c.PrefillCompression = -1, 0, 2, "some"
 	c.RegistryListen, c.TLSCert, c.Model = "nowhere", "cert", "missing.gguf"
 	err := c.Validate()
 	if err == nil {

@@ -95,7 +95,8 @@ func own(rules map[string]fieldRule, more ...string) []string {
 			"extra_body", "speculation", "session_id", "cache_prompt", "prompt_cache_key", "enable_thinking", "thinking_budget",
 			"chat_template_kwargs", "pflash", "reasoning_effort", "guided_json", "guided_regex", "guided_choice",
 			"guided_grammar", "structured_outputs", "json_schema", "regex", "ebnf", "frequency_penalty",
-			"presence_penalty", "logit_bias", "seed", "parallel_tool_calls", "user", "metadata", "service_tier", "store", "output_config", "thinking", "temperature", "top_p", "stream":
+			"presence_penalty", "logit_bias", "seed", "parallel_tool_calls", "user", "metadata", "service_tier", "store",
+			"output_config", "thinking", "temperature", "top_p", "stream":
 			out = append(out, path)
 		}
 	}
@@ -137,15 +138,16 @@ func dialectFields() []dialect {
 			`"tools":null,"functions":[{"name":"get_weather"}]`),
 		"functions": change(`"functions":[{"name":"get_weather"}]`, `"tools":null`),
 		"logprobs":  change(`"logprobs":true`, ""), "top_logprobs": change(`"top_logprobs":2`, `"logprobs":true`),
-		"prediction":                         ignore(`"prediction":{"type":"content","content":"x"}`),
-		"prompt_cache_options":               ignore(`"prompt_cache_options":{"mode":"explicit"}`),
-		"prompt_cache_retention":             ignore(`"prompt_cache_retention":"24h"`),
-		"safety_identifier":                  ignore(`"safety_identifier":"x"`),
-		"reasoning":                          change(`"reasoning":{"effort":"low"}`, ""),
-		"reasoning.effort":                   change(`"reasoning":{"effort":"low"}`, `"reasoning":{}`),
-		"response_format":                    change(`"response_format":{"type":"json_object"}`, ""),
-		"response_format.type":               change(`"response_format":{"type":"json_object"}`, `"response_format":{}`),
-		"response_format.json_schema":        change(`"response_format":{"type":"json_schema","json_schema":{"schema":`+anySchema+`}}`, ""),
+		"prediction":             ignore(`"prediction":{"type":"content","content":"x"}`),
+		"prompt_cache_options":   ignore(`"prompt_cache_options":{"mode":"explicit"}`),
+		"prompt_cache_retention": ignore(`"prompt_cache_retention":"24h"`),
+		"safety_identifier":      ignore(`"safety_identifier":"x"`),
+		"reasoning":              change(`"reasoning":{"effort":"low"}`, ""),
+		"reasoning.effort":       change(`"reasoning":{"effort":"low"}`, `"reasoning":{}`),
+		"response_format":        change(`"response_format":{"type":"json_object"}`, ""),
+		"response_format.type":   change(`"response_format":{"type":"json_object"}`, `"response_format":{}`),
+		"response_format.json_schema": change(`"response_format":{"type":"json_schema","json_schema":{"schema":`+
+			anySchema+`}}`, ""),
 		"response_format.json_schema.schema": change(`"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"string"}}}`, `"response_format":{"type":"json_schema","json_schema":{"schema":`+anySchema+`}}`),
 		"response_format.json_schema.name": {kind: queued,
 			with: `"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":` + anySchema + `}}`,

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
 )
 
-// TestNoWhitespaceBeforeJSON: where thinking is wished for but the template leaves it to the model to begin, content
+// TestNoWhitespaceBeforeJSON: where thinking is asked for but the template leaves it to the model to begin, content
 // may come at once, and then nothing would take whitespace out before it: the grammar has none.
 func TestNoWhitespaceBeforeJSON(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "template")
@@ -24,6 +24,6 @@ func TestNoWhitespaceBeforeJSON(t *testing.T) {
 	}
 	if g := w.Requests()[0].GetGuide(); g.GetReasoning() == nil ||
 		!strings.Contains(g.GetGrammar(), "root ::= json-object\n") {
-		t.Errorf("guide %v", g)
+		t.Errorf("constraint %v", g)
 	}
 }

@@ -198,10 +198,10 @@ func checkWire(path, request string, stream []byte) (err error) {
 	path, _, _ = strings.Cut(strings.TrimPrefix(path, "/v1"), "?")
 	switch path {
 	case "/chat/completions":
-		var wish struct{ N int }
-		// A wish that cannot be read was refused before the stream.
-		_ = json.Unmarshal([]byte(request), &wish)
-		_, err = wirecheck.Chat(stream, max(1, wish.N))
+		var settings struct{ N int }
+		// A setting that cannot be read was refused before the stream.
+		_ = json.Unmarshal([]byte(request), &settings)
+		_, err = wirecheck.Chat(stream, max(1, settings.N))
 	case "/responses":
 		_, err = wirecheck.Responses(stream)
 	case "/messages":

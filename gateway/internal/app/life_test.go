@@ -48,8 +48,8 @@ func lateness() (worst func() time.Duration) {
 	}
 }
 
-// TestCancelInEveryPhase: the worker hears within 100 ms that a client has left, whatever it is doing, and its slot is
-// free again.
+// TestCancelInEveryPhase: the worker is cancelled within 100 ms after a client left, whatever it is doing, and its slot
+// is free again.
 func TestCancelInEveryPhase(t *testing.T) {
 	const bound = 100 * time.Millisecond
 	r := start(t, nil)
@@ -133,7 +133,8 @@ func TestSlowReader(t *testing.T) {
 		}
 		return s.Context().Err()
 	}
-	r.target(gatewaytest.WorkerOptions{Decode: func(req *tandemv1.DecodeRequest, s tandemv1.TargetService_DecodeServer) error {
+	r.target(gatewaytest.WorkerOptions{Decode: func(req *tandemv1.DecodeRequest,
+		s tandemv1.TargetService_DecodeServer) error {
 		defer close(gone)
 		return script.Run(req, s)
 	}})

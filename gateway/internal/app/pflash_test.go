@@ -99,7 +99,7 @@ func TestPflashSingleMessage(t *testing.T) {
 	if float64(len(req.GetPromptTokens())) != kept {
 		t.Errorf("target got %d tokens, usage says %v", len(req.GetPromptTokens()), kept)
 	}
-	// The scorer saw the whole prompt, the segment, the question as query, and the wishes.
+	// The scorer saw the whole prompt, the segment, the question as query, and the settings.
 	sc := s.Scored()[0]
 	seg, q := sc.GetSegments()[0], sc.GetQuery()
 	if seg.GetKeepRatio() != 0.1 || seg.GetMinChunks() != 40 {

@@ -13,7 +13,7 @@ import (
 )
 
 // TestLeaveTheQueue: a client that leaves before a worker took its request frees its place in the queue at once, over
-// every wire, and the worker never hears of it; neither its slot nor the memory that was asked for stays reserved.
+// every wire, and the worker is never called; neither its slot nor the memory that was asked for stays reserved.
 func TestLeaveTheQueue(t *testing.T) {
 	overHTTP := func(path, body string) func(*rig, context.Context) error {
 		return func(r *rig, ctx context.Context) error {

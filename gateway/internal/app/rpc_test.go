@@ -59,7 +59,8 @@ func runRPC(ctx context.Context, api tandemv1.InferenceServiceClient,
 }
 
 func chatInput(text string, thinking bool) *tandemv1.GenerateRequest_Chat {
-	return &tandemv1.GenerateRequest_Chat{Chat: &tandemv1.Chat{Messages: []*tandemv1.Message{{Role: "user", Content: text}}, EnableThinking: proto.Bool(thinking)}}
+	return &tandemv1.GenerateRequest_Chat{Chat: &tandemv1.Chat{Messages: []*tandemv1.Message{{Role: "user",
+		Content: text}}, EnableThinking: proto.Bool(thinking)}}
 }
 
 func TestRPCGenerate(t *testing.T) {
@@ -118,7 +119,9 @@ func TestRPCErrors(t *testing.T) {
 		{"temperature", &tandemv1.GenerateRequest{Input: chatInput("x", false),
 			Sampling: &tandemv1.Sampling{Temperature: proto.Float64(3)}}, codes.InvalidArgument, "INVALID_ARGUMENT",
 			"sampling.temperature"},
-		{"token", &tandemv1.GenerateRequest{Input: &tandemv1.GenerateRequest_Tokens{Tokens: &tandemv1.TokenIds{Ids: []int32{-1}}}}, codes.InvalidArgument, "INVALID_ARGUMENT", "tokens.ids"},
+		{"token", &tandemv1.GenerateRequest{
+			Input: &tandemv1.GenerateRequest_Tokens{Tokens: &tandemv1.TokenIds{Ids: []int32{-1}}},
+		}, codes.InvalidArgument, "INVALID_ARGUMENT", "tokens.ids"},
 		{"too long", &tandemv1.GenerateRequest{Input: chatInput(strings.Repeat("long ", 200), false)}, codes.InvalidArgument,
 			"CONTEXT_LENGTH", "input"},
 		{"model", &tandemv1.GenerateRequest{Model: "gpt", Input: chatInput("x", false)}, codes.NotFound, "UNKNOWN_MODEL", ""},
@@ -167,7 +170,8 @@ func TestRPCRequestID(t *testing.T) {
 	r := start(t, nil)
 	ids := make(chan string, 1)
 	w := r.reply("ok", 1)
-	r.target(gatewaytest.WorkerOptions{Decode: func(req *tandemv1.DecodeRequest, s tandemv1.TargetService_DecodeServer) error {
+	r.target(gatewaytest.WorkerOptions{Decode: func(req *tandemv1.DecodeRequest,
+		s tandemv1.TargetService_DecodeServer) error {
 		ids <- req.GetRequestId()
 		return w(req, s)
 	}})

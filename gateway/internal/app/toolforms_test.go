@@ -40,20 +40,20 @@ func TestLegacyFunctions(t *testing.T) {
 	if d := cmp.Diff(stream, a.Choices[0], cmpopts.IgnoreFields(wirecheck.Choice{}, "Details")); d != "" {
 		t.Error(d)
 	}
-	guide := func(more string) *tandemv1.Guide {
+	constraint := func(more string) *tandemv1.Guide {
 		if a := r.post("/v1/chat/completions", chatBody(functions+more)); a.status != 200 {
 			t.Errorf("%s: %d %s", more, a.status, a.body)
 		}
 		all := w.Requests()
 		return all[len(all)-1].GetGuide()
 	}
-	if g := guide(`,"function_call":{"name":"get_weather"}`); !strings.Contains(g.GetGrammar(), "get_weather") {
+	if g := constraint(`,"function_call":{"name":"get_weather"}`); !strings.Contains(g.GetGrammar(), "get_weather") {
 		t.Errorf("named: %v", g)
 	}
-	if g := guide(`,"function_call":"none"`); len(g.GetBannedTokens()) == 0 {
+	if g := constraint(`,"function_call":"none"`); len(g.GetBannedTokens()) == 0 {
 		t.Errorf("none: %v", g)
 	}
-	if g := guide(`,"function_call":"auto"`); g != nil {
+	if g := constraint(`,"function_call":"auto"`); g != nil {
 		t.Errorf("auto: %v", g)
 	}
 	// The history of such a conversation.

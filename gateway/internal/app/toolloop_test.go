@@ -84,8 +84,8 @@ func TestUnknownCallsAreRendered(t *testing.T) {
 	}
 }
 
-// TestGuides: what the worker is asked for tool choices and formats.
-func TestGuides(t *testing.T) {
+// TestConstraints: the constraint that the worker gets for tool choices and formats.
+func TestConstraints(t *testing.T) {
 	r := start(t, nil)
 	w := r.target(gatewaytest.WorkerOptions{})
 	w.SetDecode(r.reply("ok", 1))
@@ -141,7 +141,7 @@ func TestGuides(t *testing.T) {
 			continue
 		}
 		if g := w.Requests()[len(w.Requests())-1].GetGuide(); !tt.check(g) {
-			t.Errorf("%s: guide %v", tt.name, g)
+			t.Errorf("%s: constraint %v", tt.name, g)
 		}
 	}
 	if a := r.post("/v1/completions", `{"prompt":"Say","grammar":"root ::= \"yes\""}`); a.status != 200 ||

@@ -44,7 +44,7 @@ import (
 // maxRequestBytes bounds messages of the public gRPC port, like the body limit of HTTP.
 const maxRequestBytes = 64 << 20
 
-// listen opens the ports that the surroundings did not pass in.
+// listen opens every listener that the caller did not supply.
 func (a *App) listen() (err error) {
 	a.httpLis, a.grpcLis, a.registryLis = a.deps.HTTP, a.deps.GRPC, a.deps.Registry
 	if a.httpLis == nil {

@@ -35,8 +35,8 @@ type ToolCall struct {
 	ID, Name string
 	// Arguments is a *chattemplate.Dict in the order in which the keys came, or text that is no JSON object.
 	Arguments chattemplate.Value
-	// Written is the call as the model wrote it, behind the whitespace Gap; empty = not known, the template writes
-	// it anew.
+	// Written is the call as the model wrote it, after the whitespace Gap; empty = not known, the template writes
+	// it again.
 	Written, Gap string
 }
 
@@ -71,7 +71,7 @@ func (c *Conversation) WithContents(contents []string) *Conversation {
 	return &out
 }
 
-// written gives the content with the calls behind it, when all of them are known as the model wrote them.
+// written gives the content with the calls after it, when all of them are known as the model wrote them.
 func (m *Message) written() (chattemplate.Str, bool) {
 	if len(m.ToolCalls) == 0 {
 		return chattemplate.Text(m.Content), false

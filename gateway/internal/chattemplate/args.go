@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// params matches arguments with parameter names and gives the values by position; a parameter that was not given has the value
-// of notGiven.
+// params matches arguments with parameter names and gives the values by position; a parameter that was not given has
+// the value of notGiven.
 func (a callArgs) params(names ...string) ([]Value, error) {
 	if len(a.pos) > len(names) {
 		return nil, fmt.Errorf("takes at most %d argument(s), got %d", len(names), len(a.pos))

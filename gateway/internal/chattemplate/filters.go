@@ -12,7 +12,7 @@ import (
 	"unicode"
 )
 
-// filterFunc is what stands behind "|".
+// filterFunc is what stands after "|".
 type filterFunc func(in *interp, v Value, args callArgs) (Value, error)
 
 func (in *interp) applyFilter(x *filterExpr, v Value) (Value, error) {
@@ -30,8 +30,8 @@ func (in *interp) applyFilter(x *filterExpr, v Value) (Value, error) {
 	return out, nil
 }
 
-// registry holds the filters and tests by name. It is filled on first use, not by an initialiser, because map, select and their
-// like look others up while they run.
+// registry holds the filters and tests by name. It is filled on first use, not by an initialiser, because map, select
+// and their like look others up while they run.
 var registry struct {
 	once    sync.Once
 	filters map[string]filterFunc
@@ -146,7 +146,8 @@ func textFilters() map[string]filterFunc {
 			}
 			return s.strip(&set.s, true, true), nil
 		}, "chars"),
-		"replace": onText(func(in *interp, s Str, p []Value) (Value, error) { return in.replace(s, p[0], p[1], p[2]) }, "old", "new", "count"),
+		"replace": onText(func(in *interp, s Str, p []Value) (Value, error) { return in.replace(s, p[0], p[1], p[2]) }, "old",
+			"new", "count"),
 		"indent": func(in *interp, v Value, a callArgs) (Value, error) {
 			if _, ok := v.(Str); !ok {
 				return nil, fmt.Errorf("needs str, not %s", typeName(v))
@@ -154,7 +155,8 @@ func textFilters() map[string]filterFunc {
 			return onText(indent, "width", "first", "blank")(in, v, a)
 		},
 		"wordcount": onText(func(_ *interp, s Str, _ []Value) (Value, error) {
-			words := strings.FieldsFunc(s.s, func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsNumber(r) })
+			words := strings.FieldsFunc(s.s,
+				func(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsNumber(r) })
 			return int64(len(words)), nil
 		}),
 		"int":   toInt,
@@ -164,8 +166,8 @@ func textFilters() map[string]filterFunc {
 	}
 }
 
-// truncate shortens a text to a length in characters, at a word unless killwords is set. A text that is longer by no more than
-// leeway stays whole.
+// truncate shortens a text to a length in characters, at a word unless killwords is set. A text that is longer by no
+// more than leeway stays whole.
 func truncate(_ *interp, s Str, p []Value) (Value, error) {
 	length, err := argInt(p[0], "length", 255)
 	if err != nil {
@@ -247,7 +249,8 @@ func tojson(in *interp, v Value, a callArgs) (Value, error) {
 	return like(string(w.b), w.user), nil
 }
 
-// indent puts spaces before lines, as the reference does: not before the first and not before empty ones unless told to.
+// indent puts spaces before lines, as the reference does: not before the first and not before empty ones unless
+// told to.
 func indent(in *interp, s Str, p []Value) (Value, error) {
 	pad, ok := p[0].(Str)
 	if !ok {

@@ -13,7 +13,8 @@ import (
 // maxWidth bounds the width and precision of a formatted value.
 const maxWidth = 1 << 16
 
-// strFormat is str.format: fields in braces, numbered or named, with attributes and items, a conversion and a specification.
+// strFormat is str.format: fields in braces, numbered or named, with attributes and items, a conversion and
+// a specification.
 func (in *interp) strFormat(s Str, a callArgs) (Str, error) {
 	next := 0
 	return in.formatFields(s, &next, func(name string) (Value, error) {
@@ -32,7 +33,8 @@ func (in *interp) strFormat(s Str, a callArgs) (Str, error) {
 	}, 2)
 }
 
-// formatFields replaces the fields of s; next is the number of the next field without a name, -1 once fields were numbered.
+// formatFields replaces the fields of s; next is the number of the next field without a name, -1 once fields
+// were numbered.
 func (in *interp) formatFields(s Str, next *int, arg func(name string) (Value, error), depth int) (Str, error) {
 	if depth == 0 {
 		return Str{}, errors.New("fields are nested too deeply")
@@ -132,7 +134,7 @@ func (in *interp) formatField(field Str, next *int, arg func(name string) (Value
 	return in.formatValue(v, spec)
 }
 
-// fieldPath follows .name and [key] behind the name of a field.
+// fieldPath follows .name and [key] after the name of a field.
 func (in *interp) fieldPath(v Value, path string) (Value, error) {
 	for path != "" {
 		var key string

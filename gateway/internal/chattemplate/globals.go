@@ -160,7 +160,8 @@ func strftime(t time.Time, format string) (string, error) {
 	layouts := map[byte]string{
 		'Y': "2006", 'm': "01", 'd': "02", 'H': "15", 'I': "03", 'M': "04", 'S': "05", 'y': "06", 'p': "PM",
 		'b': "Jan", 'h': "Jan", 'B': "January", 'a': "Mon", 'A': "Monday", 'Z': "MST", 'z': "-0700", 'e': "_2", 'j': "002",
-		'F': "2006-01-02", 'T': "15:04:05", 'D': "01/02/06", 'R': "15:04", 'c': "Mon Jan _2 15:04:05 2006", 'x': "01/02/06", 'X': "15:04:05",
+		'F': "2006-01-02", 'T': "15:04:05", 'D': "01/02/06", 'R': "15:04", 'c': "Mon Jan _2 15:04:05 2006",
+		'x': "01/02/06", 'X': "15:04:05",
 	}
 	var b strings.Builder
 	for i := 0; i < len(format); i++ {

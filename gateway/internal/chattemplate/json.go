@@ -18,8 +18,8 @@ const maxValueDepth = 200
 
 var errTooDeep = errors.New("value is nested too deeply")
 
-// FromJSON reads one JSON document. Objects keep the order of their keys, integers stay integers of any size, and all text is
-// user text.
+// FromJSON reads one JSON document. Objects keep the order of their keys, integers stay integers of any size, and all
+// text is user text.
 func FromJSON(raw []byte) (Value, error) {
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.UseNumber()
@@ -102,8 +102,8 @@ func jsonNumber(s string) (Value, error) {
 	return n, nil
 }
 
-// ToJSON writes a value as the tojson filter does without arguments: ", " and ": " between items, keys in order, no escapes but
-// the necessary ones.
+// ToJSON writes a value as the tojson filter does without arguments: ", " and ": " between items, keys in order, no
+// escapes but the necessary ones.
 func ToJSON(v Value) (string, error) {
 	w := jsonWriter{in: newInterp(&Template{}), itemSep: ", ", keySep: ": "}
 	if err := w.write(v, 0); err != nil {

@@ -93,7 +93,8 @@ func (l *lexer) outside() error {
 	case strings.HasPrefix(rest[at+2:], "+"):
 		open = 3
 	case kind != '{': // lstrip_blocks: white space between the start of the line and a block or comment
-		if from := strings.LastIndexByte(text, '\n') + 1; (from > 0 || l.lineStart) && strings.TrimLeftFunc(text[from:], pySpace) == "" {
+		if from := strings.LastIndexByte(text, '\n') + 1; (from > 0 || l.lineStart) &&
+			strings.TrimLeftFunc(text[from:], pySpace) == "" {
 			text = text[:from]
 		}
 	}
@@ -117,8 +118,8 @@ func (l *lexer) outside() error {
 	return l.inside(tokVarEnd, "}}")
 }
 
-// afterTag applies white-space control behind a tag whose closing bytes (from the sign before them) start at l.pos: "-" strips
-// all white space, otherwise trim removes one newline unless "+" forbids it.
+// afterTag applies white-space control after a tag whose closing bytes (from the sign before them) start at l.pos: "-"
+// strips all white space, otherwise trim removes one newline unless "+" forbids it.
 func (l *lexer) afterTag(n int, minus, trim bool) {
 	l.skip(n)
 	start := l.pos
@@ -153,7 +154,7 @@ func (l *lexer) raw(open int) (bool, error) {
 		return false, nil
 	}
 	minus, _, n := closing(body)
-	l.afterTag(len(l.src)-l.pos-len(body)+n, minus, false) // a newline behind the opening tag is text
+	l.afterTag(len(l.src)-l.pos-len(body)+n, minus, false) // a newline after the opening tag is text
 	start := l.pos
 	for at := l.pos; ; at += 2 {
 		i := strings.Index(l.src[at:], "{%")
@@ -170,7 +171,8 @@ func (l *lexer) raw(open int) (bool, error) {
 		text := l.src[start:at]
 		if strings.HasPrefix(tag, "-") {
 			text = strings.TrimRightFunc(text, pySpace)
-		} else if from := strings.LastIndexByte(text, '\n') + 1; tag == signs && (from > 0 || l.lineStart) && strings.TrimLeftFunc(text[from:], pySpace) == "" {
+		} else if from := strings.LastIndexByte(text, '\n') + 1; tag == signs && (from > 0 || l.lineStart) &&
+			strings.TrimLeftFunc(text[from:], pySpace) == "" {
 			text = text[:from]
 		}
 		l.emit(tokData, text)
@@ -181,7 +183,8 @@ func (l *lexer) raw(open int) (bool, error) {
 	}
 }
 
-// tagWord reports whether a tag holds just one word, and gives what follows the word and white space: the closing signs.
+// tagWord reports whether a tag holds just one word, and gives what follows the word and white space: the
+// closing signs.
 func tagWord(s, word string) (rest string, ok bool) {
 	s = strings.TrimLeftFunc(s, pySpace)
 	s, ok = strings.CutPrefix(s, word)
@@ -203,9 +206,11 @@ func closing(s string) (minus, trim bool, n int) {
 	return false, true, 2
 }
 
-var operators = []string{"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<", "=", ".", ":", "|", ",", ";"}
+var operators = []string{"//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}",
+	">", "<", "=", ".", ":", "|", ",", ";"}
 
-// inside reads the tokens of a tag up to its end. Brackets must balance before the end counts: "}}" may close two dictionaries.
+// inside reads the tokens of a tag up to its end. Brackets must balance before the end counts: "}}" may close
+// two dictionaries.
 func (l *lexer) inside(endKind tokenKind, end string) error {
 	var open []byte
 	for l.pos < len(l.src) {
@@ -274,7 +279,8 @@ func (l *lexer) inside(endKind tokenKind, end string) error {
 // number reads an integer, or a float unless it follows a dot (x.0.1 are two items).
 func (l *lexer) number(rest string) {
 	digits := func(i int) int {
-		for i < len(rest) && (rest[i] >= '0' && rest[i] <= '9' || (rest[i] == '_' && i+1 < len(rest) && rest[i+1] >= '0' && rest[i+1] <= '9')) {
+		for i < len(rest) && (rest[i] >= '0' && rest[i] <= '9' ||
+			(rest[i] == '_' && i+1 < len(rest) && rest[i+1] >= '0' && rest[i+1] <= '9')) {
 			i++
 		}
 		return i
@@ -322,9 +328,11 @@ func (l *lexer) str(rest string) error {
 	return l.fail("string is not closed")
 }
 
-// escape decodes the escape whose letter s begins with and gives the number of bytes read. Unknown escapes stay as they are.
+// escape decodes the escape whose letter s begins with and gives the number of bytes read. Unknown escapes stay as
+// they are.
 func escape(s string, b *strings.Builder) (int, bool) {
-	simple := map[byte]byte{'n': '\n', 't': '\t', 'r': '\r', 'b': '\b', 'f': '\f', 'v': '\v', 'a': '\a', '\\': '\\', '\'': '\'', '"': '"'}
+	simple := map[byte]byte{'n': '\n', 't': '\t', 'r': '\r', 'b': '\b', 'f': '\f', 'v': '\v', 'a': '\a',
+		'\\': '\\', '\'': '\'', '"': '"'}
 	if c, ok := simple[s[0]]; ok {
 		b.WriteByte(c)
 		return 1, true

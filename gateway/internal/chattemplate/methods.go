@@ -41,7 +41,8 @@ func strMethod(s Str, name string) *function {
 	}}
 }
 
-// methodRegistry holds the methods of strings. It is filled on first use, not by an initialiser, because format looks methods up.
+// methodRegistry holds the methods of strings. It is filled on first use, not by an initialiser, because format looks
+// methods up.
 var methodRegistry struct {
 	once    sync.Once
 	methods map[string]strFunc
@@ -135,8 +136,9 @@ func makeStrMethods() map[string]strFunc {
 		"strip": stripper(true, true), "lstrip": stripper(true, false), "rstrip": stripper(false, true),
 		"startswith": affix(strings.HasPrefix), "endswith": affix(strings.HasSuffix),
 		"upper": noArgs(func(s Str) Value { return s.upper() }), "lower": noArgs(func(s Str) Value { return s.lower() }),
-		"capitalize": noArgs(func(s Str) Value { return s.capitalize() }), "title": noArgs(func(s Str) Value { return s.title(notLetter) }),
-		"find": finder(strings.Index, false), "rfind": finder(strings.LastIndex, false),
+		"capitalize": noArgs(func(s Str) Value { return s.capitalize() }),
+		"title":      noArgs(func(s Str) Value { return s.title(notLetter) }),
+		"find":       finder(strings.Index, false), "rfind": finder(strings.LastIndex, false),
 		"index": finder(strings.Index, true), "rindex": finder(strings.LastIndex, true),
 		"removeprefix": cut(true), "removesuffix": cut(false),
 		"isdigit": every(unicode.IsDigit), "isalpha": every(unicode.IsLetter), "isspace": every(pySpace),
@@ -535,7 +537,8 @@ func (in *interp) joinStrs(items []Value, sep Str) (Value, error) {
 }
 
 // mutating lists the methods of Python's containers that the reference sandbox forbids.
-var mutating = []string{"append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update"}
+var mutating = []string{"append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse",
+	"setdefault", "sort", "update"}
 
 func forbidden(name string) *function {
 	return &function{name, func(*interp, callArgs) (Value, error) {

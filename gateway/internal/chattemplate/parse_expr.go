@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// The grammar, weakest binding first: inline if, or, and, not, comparison, + -, ~, * / // %, **, sign, then postfix (attribute,
-// item, call), filters and tests.
+// The grammar, weakest binding first: inline if, or, and, not, comparison, + -, ~, * / // %, **, sign, then postfix
+// (attribute, item, call), filters and tests.
 
 // expr reads one expression.
 func (p *parser) expr() (expr, error) {
@@ -42,8 +42,8 @@ func (p *parser) expr() (expr, error) {
 	return x, nil
 }
 
-// tupleExpr reads an expression or, without parentheses, a tuple. withCond is false where a following "if" is not part of the
-// expression (the head of a loop).
+// tupleExpr reads an expression or, without parentheses, a tuple. withCond is false where a following "if" is not part
+// of the expression (the head of a loop).
 func (p *parser) tupleExpr(withCond bool) (expr, error) {
 	line := p.peek().line
 	one := p.expr
@@ -493,7 +493,8 @@ func (p *parser) test(obj expr) (expr, error) {
 	switch a := p.peek(); {
 	case p.isOp("("):
 		x.args, err = p.args()
-	case a.kind == tokName && !slices.Contains([]string{"else", "or", "and", "is", "if", "not", "in", "recursive"}, a.text),
+	case a.kind == tokName && !slices.Contains([]string{"else", "or", "and", "is", "if", "not", "in", "recursive"},
+		a.text),
 		a.kind == tokString, a.kind == tokInt, a.kind == tokFloat, p.isOp("["), p.isOp("{"):
 		var arg expr
 		if arg, err = p.primary(); err == nil {

@@ -18,8 +18,8 @@ type parser struct {
 	loops int // open for loops, for break and continue
 	// used collects the names that a macro's body reads.
 	used map[string]bool
-	// unknown are the uses of filters and tests that do not exist, outside of branches that may not be taken: those are reported
-	// when they run, as the reference does.
+	// unknown are the uses of filters and tests that do not exist, outside of branches that may not be taken: those are
+	// reported when they run, as the reference does.
 	unknown []error
 }
 
@@ -112,8 +112,8 @@ func (p *parser) enter() error {
 
 func (p *parser) leave() { p.depth-- }
 
-// body reads statements up to a tag whose first word is in ends, and leaves that tag's name as the next token. With no ends it
-// reads to the end of the template.
+// body reads statements up to a tag whose first word is in ends, and leaves that tag's name as the next token. With no
+// ends it reads to the end of the template.
 func (p *parser) body(ends ...string) ([]stmt, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
@@ -171,7 +171,7 @@ func (p *parser) block(end string) ([]stmt, error) {
 	return body, err
 }
 
-// statement reads what stands behind {%.
+// statement reads what stands after {%.
 func (p *parser) statement() (stmt, error) {
 	t, err := p.need(tokName)
 	if err != nil {

@@ -17,12 +17,13 @@ const (
 	partBytes = 96 // a string that is an item, with its header and marks
 )
 
-// Str is a template string: text, and which bytes of it are a user's. Operations on strings keep that per byte; where the
-// origin of a byte cannot be told (a printed list, JSON) the whole result counts as the user's if any part was.
+// Str is a template string: text, and which bytes of it are a user's. Operations on strings keep that per byte; where
+// the origin of a byte cannot be told (a printed list, JSON) the whole result counts as the user's if any part was.
 type Str struct {
 	s    string
 	user []span // ascending, not touching, within s
-	// html says that a filter made the text safe for HTML. Only the test "escaped" looks at it: nothing is escaped by itself.
+	// html says that a filter made the text safe for HTML. Only the test "escaped" looks at it: nothing is escaped
+	// by itself.
 	html bool
 }
 

@@ -27,11 +27,11 @@ func errorAt(line int, format string, args ...any) *Error {
 type Limits struct {
 	// OutputBytes bounds the rendered text and every string on the way (default 64 MiB).
 	OutputBytes int
-	// MemoryBytes bounds what a rendering makes, in bytes: texts, lists and dictionaries together, also those that are no longer
-	// needed (default 32 MiB, and 1024 bytes for each byte of the variables).
+	// MemoryBytes bounds what a rendering makes, in bytes: texts, lists and dictionaries together, also those that are no
+	// longer needed (default 32 MiB, and 1024 bytes for each byte of the variables).
 	MemoryBytes int
-	// Steps bounds the work: one step for each statement, expression and item visited, and for each 64 bytes of text handled
-	// (default 4 million, and 64 for each byte of the variables, at most 20 million, about a second).
+	// Steps bounds the work: one step for each statement, expression and item visited, and for each 64 bytes of text
+	// handled (default 4 million, and 64 for each byte of the variables, at most 20 million, about a second).
 	Steps int
 	// Depth bounds calls of macros inside each other (default 64).
 	Depth int
@@ -57,9 +57,9 @@ type Template struct {
 	body []stmt
 }
 
-// Compile reads a template. Everything that the package does not have (tags, filters, tests) is an error here rather than while
-// rendering, so that a caller can fall back at start; but a filter or test in a branch of an if is an error only when the branch
-// runs. Errors are of type *Error.
+// Compile reads a template. Everything that the package does not have (tags, filters, tests) is an error here rather
+// than while rendering, so that a caller can fall back at start; but a filter or test in a branch of an if is an error
+// only when the branch runs. Errors are of type *Error.
 func Compile(src string) (*Template, error) {
 	if len(src) > maxSourceBytes {
 		return nil, errorAt(1, "template has %d bytes, at most %d allowed", len(src), maxSourceBytes)
@@ -88,9 +88,9 @@ func (t *Template) Render(vars *Dict) (string, error) {
 	return string(out.b), nil
 }
 
-// RenderSegments is Render with the text cut where its origin changes: Special segments are the template's own (or Trusted)
-// text, the others came in with the variables. Joined they are what Render gives. They go straight into
-// tokenizer.EncodeSegments.
+// RenderSegments is Render with the text cut where its origin changes: Special segments are the template's own (or
+// Trusted) text, the others came in with the variables. Joined they are what Render gives. They go straight
+// into tokenizer.EncodeSegments.
 func (t *Template) RenderSegments(vars *Dict) ([]tokenizer.Segment, error) {
 	out, err := t.run(vars)
 	if err != nil {

@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzTemplate feeds foreign templates to the engine: no panic, no hang, errors with a line, segments that join to the text.
+// FuzzTemplate feeds foreign templates to the engine: no panic, no hang, errors with a line, segments that join to
+// the text.
 func FuzzTemplate(f *testing.F) {
 	vars, cases := loadGoldens(f)
 	for _, c := range cases {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// testFunc is what stands behind "is".
+// testFunc is what stands after "is".
 type testFunc func(in *interp, v Value, args callArgs) (bool, error)
 
 func makeTests() map[string]testFunc {
@@ -105,8 +105,8 @@ func makeTests() map[string]testFunc {
 	return m
 }
 
-// same is identity. Containers are the same when they are one object; numbers, text and the constants when they are equal and of
-// one type; two undefined values never.
+// same is identity. Containers are the same when they are one object; numbers, text and the constants when they are
+// equal and of one type; two undefined values never.
 func same(in *interp, v, x Value) (bool, error) {
 	switch a := v.(type) {
 	case undefined:

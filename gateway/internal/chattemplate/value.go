@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Value is anything a template can hold: nil (None), bool, int64, *big.Int, float64, Str, *List, *Dict, and inside a running
-// template also undefined values, functions and namespaces.
+// Value is anything a template can hold: nil (None), bool, int64, *big.Int, float64, Str, *List, *Dict, and inside a
+// running template also undefined values, functions and namespaces.
 type Value = any
 
 // List is a sequence. It cannot be changed by templates.
@@ -47,9 +47,9 @@ type Dict struct {
 // NewDict makes an empty dictionary.
 func NewDict() *Dict { return &Dict{index: map[any]int{}} }
 
-// Set stores a value under a text key; an existing key keeps its place. It takes template values and plain Go values: string
-// (becomes user text), bool, integers, floats, nil, []string, []any, map-free. Any other Go type panics: that is a mistake in
-// the program, not in its input.
+// Set stores a value under a text key; an existing key keeps its place. It takes template values and plain Go values:
+// string (becomes user text), bool, integers, floats, nil, []string, []any, map-free. Any other Go type panics: that is
+// a mistake in the program, not in its input.
 func (d *Dict) Set(key string, v any) { d.put(Text(key), key, convert(v)) }
 
 func (d *Dict) put(key Value, hash any, v Value) {
@@ -120,8 +120,8 @@ func convert(v any) Value {
 	panic(fmt.Sprintf("chattemplate: no template value for Go type %T", v))
 }
 
-// undefined is the value of a missing name, attribute or item. It prints as nothing and is false; using it further is an error
-// that says what was missing.
+// undefined is the value of a missing name, attribute or item. It prints as nothing and is false; using it further is
+// an error that says what was missing.
 type undefined struct{ what string }
 
 // namespace is the one object a template may change.
@@ -136,7 +136,8 @@ type function struct {
 // none is the dictionary hash of None.
 type none struct{}
 
-// hashKey gives the map key under which a value is found in a dictionary; equal values have equal keys (1, 1.0 and True).
+// hashKey gives the map key under which a value is found in a dictionary; equal values have equal keys (1, 1.0
+// and True).
 func hashKey(v Value) (any, error) {
 	switch x := v.(type) {
 	case nil:
@@ -259,7 +260,8 @@ func number(v Value) (i int64, f float64, isFloat, ok bool) {
 	return 0, 0, false, false
 }
 
-// equal is Python's ==. It pays for every value it visits: shared lists can make a small value exponentially large to walk.
+// equal is Python's ==. It pays for every value it visits: shared lists can make a small value exponentially large
+// to walk.
 func (in *interp) equal(a, b Value) (bool, error) { return in.equalAt(a, b, 0) }
 
 func (in *interp) equalAt(a, b Value, depth int) (bool, error) {

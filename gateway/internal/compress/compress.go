@@ -87,8 +87,8 @@ type Report struct {
 	Segments       int
 }
 
-// Wish is what a request asks for; zero members mean the server's settings.
-type Wish struct {
+// Settings are a request's settings of compression; zero members mean the server's settings.
+type Settings struct {
 	Mode           string
 	Threshold      int
 	KeepRatio      float64
@@ -151,14 +151,14 @@ func New(cfg Config, deps Deps) *Compressor {
 }
 
 // Wanted reports whether a request asks for compression, itself or by the server's setting.
-func (c *Compressor) Wanted(want Wish) bool {
+func (c *Compressor) Wanted(want Settings) bool {
 	mode := cmp.Or(want.Mode, c.cfg.Mode)
 	return mode != ModeOff && mode != ""
 }
 
 // Plan decides whether a conversation whose prompt has that many tokens is compressed. It returns nil when compression
 // is off. A request that asks for what the server does not offer is an error.
-func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, tokens int,
+func (c *Compressor) Plan(want Settings, m *model.Model, conv *chat.Conversation, tokens int,
 	requestID string) (Func, error) {
 	mode := c.cfg.Mode
 	if want.Mode != "" && want.Mode != ModeOff {
@@ -190,7 +190,7 @@ func (c *Compressor) Plan(want Wish, m *model.Model, conv *chat.Conversation, to
 			want.MinChunks = c.cfg.MinChunks
 		}
 	} else {
-		want = Wish{Threshold: c.cfg.Threshold, KeepRatio: ratio, MinChunks: c.cfg.MinChunks, Exact: want.Exact}
+		want = Settings{Threshold: c.cfg.Threshold, KeepRatio: ratio, MinChunks: c.cfg.MinChunks, Exact: want.Exact}
 	}
 	skip := func(reason string) Func {
 		return func(context.Context) Result { return skipped(reason, tokens, want.KeepRatio) }
@@ -224,7 +224,7 @@ func skipped(reason string, tokens int, ratio float64) Result {
 
 // run compresses; reason says why not, err what failed.
 func (c *Compressor) run(
-	ctx context.Context, want Wish, m *model.Model, conv *chat.Conversation, tokens int, id string,
+	ctx context.Context, want Settings, m *model.Model, conv *chat.Conversation, tokens int, id string,
 ) (out Result, reason string, err error) {
 	tok := c.tokenizer()
 	if tok == nil {
@@ -265,7 +265,8 @@ func (c *Compressor) run(
 }
 
 // score asks a scorer which tokens to keep: spans relative to each segment.
-func (c *Compressor) score(ctx context.Context, doc *document, want Wish, id string) (kept [][]span, scoreMS float64,
+func (c *Compressor) score(ctx context.Context, doc *document, want Settings,
+	id string) (kept [][]span, scoreMS float64,
 	reason string, err error) {
 	if limit := c.scorers.MaxContext(); limit > 0 && len(doc.tokens) > limit {
 		return nil, 0, ReasonTooLong, nil

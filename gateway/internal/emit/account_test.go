@@ -28,7 +28,7 @@ func TestChannels(t *testing.T) {
 		ThinkLabel: "thought", Logprobs: true}
 	for _, tt := range []struct{ name, text, reasoning, content string }{
 		{"reasoning", "<|channel>thought\nwhy<channel|>Hello", "why", "Hello"},
-		{"empty behind the answer", "Hello<|channel>thought\n<channel|>", "", "Hello"},
+		{"empty after the answer", "Hello<|channel>thought\n<channel|>", "", "Hello"},
 		{"empty and closed twice", "<|channel>thought\n<channel|>Hello<|channel>thought\n<channel|><channel|>", "", "Hello"},
 		{"empty without a label", "Hello<|channel><channel|> you", "", "Hello you"},
 		{"empty inside of the answer", "Hello<|channel>thought\n<channel|> you", "", "Hello you"},
@@ -54,7 +54,7 @@ func TestChannels(t *testing.T) {
 
 // TestEveryByteIsAccountedFor: whatever a model writes, with markers and markup anywhere, comes out as reasoning, as
 // content or as a call, in its order, but for what the rules drop: whitespace, the markers that open and close the
-// reasoning, and marks behind a call that close nothing.
+// reasoning, and marks after a call that close nothing.
 func TestEveryByteIsAccountedFor(t *testing.T) {
 	tok := gatewaytest.Tokenizer(t)
 	open, closing := markers(t, tok)

@@ -18,7 +18,7 @@ type Config struct {
 	// ThinkOpen and ThinkClose are the reasoning markers, None when the model has none. With both None all text
 	// is content.
 	ThinkOpen, ThinkClose int32
-	// ThinkLabel is text behind the open marker that belongs to it, such as the name of a channel; empty = none.
+	// ThinkLabel is text after the open marker that belongs to it, such as the name of a channel; empty = none.
 	ThinkLabel string
 	// Thinking says that the prompt ended with the open marker.
 	Thinking bool
@@ -66,7 +66,7 @@ type Emitter struct {
 	lead     lead
 	blank    []byte // whitespace that waits in leadHold
 	pending  []byte // content that may be the start of a stop string
-	until    int    // offset behind pending
+	until    int    // offset after pending
 
 	fed      int // content bytes so far
 	calls    []*toolcall.Call
@@ -182,7 +182,7 @@ func (e *Emitter) decode(dst []byte, id int32, marker bool) []byte {
 	return append(e.dec.AppendFlush(dst), e.cfg.Tokenizer.TokenBytes(id)...)
 }
 
-// channel takes a token behind an open marker with a label that stands in the answer. A channel without any text is
+// channel takes a token after an open marker with a label that stands in the answer. A channel without any text is
 // markup; once it has text, all of it is text.
 func (e *Emitter) channel(tok Entry, closes bool) bool {
 	if len(e.aside) > 0 && e.cfg.Tokenizer.TokenKind(tok.ID) != tokenizer.KindControl {
@@ -212,7 +212,7 @@ func (e *Emitter) replay() {
 	e.aside, e.asideText = e.aside[:0], e.asideText[:0]
 }
 
-// endThinking begins the content behind a close marker.
+// endThinking begins the content after a close marker.
 func (e *Emitter) endThinking() {
 	e.thinking, e.lead = false, leadDrop
 	e.newlines = e.newlines[:0]
@@ -225,7 +225,7 @@ func (e *Emitter) inside() bool { return e.cfg.Tools != nil && !e.thinking && e.
 func (e *Emitter) over() bool { return e.stopped != 0 || e.cfg.Tools != nil && e.cfg.Tools.Done() }
 
 // mark notes where the text of the newest tokens ends. A token that ends inside a character ends with the token that
-// completes it; one whose whitespace waits ends behind that.
+// completes it; one whose whitespace waits ends after that.
 func (e *Emitter) mark() {
 	at := e.fed + len(e.blank)
 	for i := len(e.entries) - 1; i >= 0; i-- {

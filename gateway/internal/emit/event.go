@@ -33,7 +33,7 @@ type Event struct {
 	Call *toolcall.Call
 
 	from, to int // of Text in Emitter.out, while events are collected
-	end      int // Content: offset behind Text in the content before tools and stops were taken out
+	end      int // Content: offset after Text in the content before tools and stops were taken out
 }
 
 // Candidate is a token with its log-probability.

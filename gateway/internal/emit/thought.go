@@ -22,7 +22,7 @@ type finder struct {
 	try    *toolcall.Parser // nil = no mark was found
 	found  int              // complete calls
 	failed bool             // the text is no call
-	closed bool             // a close marker stands behind the calls
+	closed bool             // a close marker stands after the calls
 }
 
 // Text implements toolcall.Output: text is no call.
@@ -74,7 +74,7 @@ func (e *Emitter) thought(b []byte) {
 	}
 }
 
-// seek reads a byte of reasoning that is part of a mark or behind one.
+// seek reads a byte of reasoning that is part of a mark or after one.
 func (e *Emitter) seek(c byte) {
 	f := e.finder
 	f.held = append(f.held, c)

@@ -120,7 +120,7 @@ func TestTools(t *testing.T) {
 				"start write", `args {"path": "a stop b"}`, `end {"path": "a stop b"}`}, "", ""},
 		{"a call at once ends reasoning", call, true, nil, false,
 			[]string{"start write", `args {"path": "a stop b"}`, `end {"path": "a stop b"}`}, "", ""},
-		{"a call closed behind", "plan\n" + call + "\n</think>\n", true, nil, false,
+		{"a call closed after", "plan\n" + call + "\n</think>\n", true, nil, false,
 			[]string{"reasoning plan", "start write", `args {"path": "a stop b"}`, `end {"path": "a stop b"}`}, "", ""},
 		{"a call without its closing mark", "plan\n" + strings.TrimSuffix(call, "\n</tool_call>"), true, nil, false,
 			[]string{"reasoning plan", "start write", `args {"path": "a stop b"}`, `end {"path": "a stop b"}`}, "", ""},

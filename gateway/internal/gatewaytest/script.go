@@ -5,7 +5,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Script is a fake generation: tokens in steps, behind the tokens that were committed before.
+// Script is a fake generation: tokens in steps, after the tokens that were committed before.
 type Script struct {
 	Tokens []int32
 	// Step is the number of tokens per message, 0 = 1.
@@ -21,7 +21,8 @@ type Script struct {
 // Run plays the script.
 func (s Script) Run(req *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) error {
 	send := func(r *tandemv1.DecodeResponse) error { return stream.Send(r) }
-	if err := send(&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Admitted{Admitted: &tandemv1.Admitted{WorkerId: "fake"}}}); err != nil {
+	admitted := &tandemv1.DecodeResponse_Admitted{Admitted: &tandemv1.Admitted{WorkerId: "fake"}}
+	if err := send(&tandemv1.DecodeResponse{Event: admitted}); err != nil {
 		return err
 	}
 	if s.Before != nil {

@@ -73,7 +73,8 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	w := &Worker{ID: opt.ID, decode: opt.Decode, compress: opt.Compress, contract: opt.Contract, state: registry.StateReady, done: make(chan struct{})}
+	w := &Worker{ID: opt.ID, decode: opt.Decode, compress: opt.Compress, contract: opt.Contract,
+		state: registry.StateReady, done: make(chan struct{})}
 	w.server = grpc.NewServer(tensorwire.ServerOptions()...)
 	tandemv1.RegisterTargetServiceServer(w.server, w)
 	tandemv1.RegisterPrefillServiceServer(w.server, w)
@@ -86,9 +87,10 @@ func Join(tb testing.TB, gateway string, opt WorkerOptions) *Worker {
 	}
 	w.client, err = registry.NewClient(registry.ClientConfig{
 		Gateway: gateway,
-		Registration: &tandemv1.Registration{WorkerId: opt.ID, Role: opt.Role, Address: lis.Addr().String(), Backend: "cpu", Device: "fake", Contract: opt.Contract,
-			Model: opt.Model, Limits: &tandemv1.Limits{Lanes: opt.Lanes, MaxContext: opt.MaxContext, KvTokens: opt.KVTokens}, Settings: opt.Settings},
-		Heartbeat: func() *tandemv1.Heartbeat {
+		Registration: &tandemv1.Registration{WorkerId: opt.ID, Role: opt.Role, Address: lis.Addr().String(), Backend: "cpu",
+			Device: "fake", Contract: opt.Contract,
+			Model: opt.Model, Limits: &tandemv1.Limits{Lanes: opt.Lanes, MaxContext: opt.MaxContext, KvTokens: opt.KVTokens},
+			Settings: opt.Settings}, Heartbeat: func() *tandemv1.Heartbeat {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			counters := map[string]float64{"verify_steps": 3, "made_up": 4, "prefill_seconds": math.NaN()}
@@ -151,8 +153,8 @@ func (s *stating) Send(m *tandemv1.DecodeResponse) error {
 	return s.TargetService_DecodeServer.Send(m)
 }
 
-// SetContract changes the id that the worker states when it admits a request, not the registered one: what a worker does that
-// was started again at the same address with other settings.
+// SetContract changes the id that the worker states when it admits a request, not the registered one: what a worker
+// does that was started again at the same address with other settings.
 func (w *Worker) SetContract(id string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// minRoom is how much output must fit behind a prompt, unless less was asked for.
+// minRoom is how much output must fit after a prompt, unless less was asked for.
 const minRoom = 16
 
 // Config of a Generator.
@@ -337,7 +337,7 @@ func (r *run) newEmitter(j job) *emit.Emitter {
 	}
 	if r.req.Tools != nil {
 		cfg.Tools, cfg.Literal = toolcall.NewParser(*r.req.Tools), r.req.Model.Markup
-		if r.req.SplitReasoning && r.req.Guide.GetGrammar() == "" {
+		if r.req.SplitReasoning && r.req.Constraint.GetGrammar() == "" {
 			// Under a grammar the worker closes reasoning before a call, so that the call is held to it.
 			try := toolcall.Config{Set: r.req.Tools.Set, Family: r.req.Tools.Family, NewID: func() string { return "" }}
 			cfg.Trial = func() *toolcall.Parser { return toolcall.NewParser(try) }
@@ -355,17 +355,18 @@ func (r *run) decodeRequest(j job, committed []int32) *tandemv1.DecodeRequest {
 		RequestId: r.req.ID, PromptTokens: j.prompt, CommittedTokens: committed, Sampling: r.req.Sampling,
 		Choice:    int32(j.choice),
 		MaxTokens: int32(j.max), StopTokens: r.req.Model.Stops, Speculation: r.req.Speculation,
-		TopLogprobs: int32(r.req.TopLogprobs), PromptLogprobs: r.req.PromptLogprobs && len(committed) == 0, Guide: r.guide(j),
+		TopLogprobs: int32(r.req.TopLogprobs), PromptLogprobs: r.req.PromptLogprobs &&
+			len(committed) == 0, Guide: r.constraint(j),
 	}
 }
 
-// guide of one choice, nil when nothing is limited.
-func (r *run) guide(j job) *tandemv1.Guide {
+// constraint of one choice, nil when nothing is limited.
+func (r *run) constraint(j job) *tandemv1.Guide {
 	var reasoning *tandemv1.Reasoning
 	if r.req.Reasoning != nil {
 		reasoning = r.req.Reasoning(j.max, j.thinking)
 	}
-	g := r.req.Guide
+	g := r.req.Constraint
 	if reasoning == nil {
 		return g
 	}

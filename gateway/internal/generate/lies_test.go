@@ -82,7 +82,9 @@ func lies() []lie {
 		prefilled("negative prompt", "prefilled.tokens", func(p *tandemv1.Prefilled) { p.Tokens = -1 }),
 		prefilled("log-probabilities that nobody asked for", "prefilled.logprobs",
 			func(p *tandemv1.Prefilled) { p.Logprobs = []*tandemv1.PositionLogprobs{{}} }),
-		{"nothing", "admitted", func(*tandemv1.DecodeResponse) []*tandemv1.DecodeResponse { return []*tandemv1.DecodeResponse{{}} }},
+		{"nothing", "admitted", func(*tandemv1.DecodeResponse) []*tandemv1.DecodeResponse {
+			return []*tandemv1.DecodeResponse{{}}
+		}},
 		{"long name", "admitted.worker_id", func(m *tandemv1.DecodeResponse) []*tandemv1.DecodeResponse {
 			if a := m.GetAdmitted(); a != nil {
 				a.WorkerId = strings.Repeat("x", 257)
@@ -95,7 +97,9 @@ func lies() []lie {
 			}
 			return []*tandemv1.DecodeResponse{m}
 		}},
-		{"twice", "admitted", func(m *tandemv1.DecodeResponse) []*tandemv1.DecodeResponse { return []*tandemv1.DecodeResponse{m, m} }},
+		{"twice", "admitted", func(m *tandemv1.DecodeResponse) []*tandemv1.DecodeResponse {
+			return []*tandemv1.DecodeResponse{m, m}
+		}},
 		{"not admitted", "admitted", func(m *tandemv1.DecodeResponse) []*tandemv1.DecodeResponse {
 			if m.GetAdmitted() != nil {
 				return nil

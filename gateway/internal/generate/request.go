@@ -53,8 +53,8 @@ type Request struct {
 	Compressed func(*compress.Report)
 	// RawTokens hands the ids of each step to the sink as well.
 	RawTokens bool
-	// Guide limits what may be chosen; nil = nothing. Its Reasoning is filled by Reasoning.
-	Guide *tandemv1.Guide
+	// Constraint limits what may be chosen; nil = nothing. Its Reasoning is filled by Reasoning.
+	Constraint *tandemv1.Guide
 	// Reasoning says how the reasoning of a choice is bounded that may have max tokens and whose prompt ends inside
 	// reasoning or not; nil, or a nil result = not at all.
 	Reasoning func(max int, inside bool) *tandemv1.Reasoning

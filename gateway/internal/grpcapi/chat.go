@@ -36,7 +36,7 @@ func (s *Service) chat(in *tandemv1.Chat, c *tandemv1.Compression, req *turn.Req
 	if r := c.GetKeepRatio(); !(r >= 0 && r <= 1) {
 		return rpcerr.InvalidArgument("compression.keep_ratio", "must be in (0, 1], got %g", r)
 	}
-	req.Pflash = compress.Wish{Mode: c.GetMode(), Threshold: int(c.GetThreshold()), KeepRatio: c.GetKeepRatio()}
+	req.Pflash = compress.Settings{Mode: c.GetMode(), Threshold: int(c.GetThreshold()), KeepRatio: c.GetKeepRatio()}
 	return nil
 }
 

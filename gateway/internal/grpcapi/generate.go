@@ -131,7 +131,7 @@ func (s *Service) prepare(in *tandemv1.GenerateRequest, m *model.Model, req *tur
 		return nil, rpcerr.InvalidArgument("format", "of a raw prompt can only be a grammar")
 	}
 	p := s.turn.Raw(m, req)
-	if err := s.turn.Guide(m, req, p); err != nil {
+	if err := s.turn.Constraint(m, req, p); err != nil {
 		return nil, toRPC(err)
 	}
 	var prompt generate.Prompt
@@ -185,7 +185,7 @@ func (s *sink) Admitted() error {
 // Prompt implements generate.Sink; the service has no prompt log-probabilities.
 func (s *sink) Prompt(int, []*tandemv1.PositionLogprobs) error { return nil }
 
-// Delta implements generate.Sink. A message holds text and what calls follow it; text behind a call begins a new one.
+// Delta implements generate.Sink. A message holds text and what calls follow it; text after a call begins a new one.
 func (s *sink) Delta(_ int, d generate.Delta) error {
 	msg := &tandemv1.GenerateResponse{}
 	for _, ev := range d.Events {

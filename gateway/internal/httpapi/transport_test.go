@@ -155,8 +155,8 @@ func TestStalledRequests(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionIsLeftAlone: a connection that idles between requests is not told anything. It runs in virtual time,
-// as TestStalledRequests does.
+// TestIdleConnectionIsLeftAlone: a connection that idles between requests is not told anything. It runs in virtual
+// time, as TestStalledRequests does.
 func TestIdleConnectionIsLeftAlone(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		lis := newPipes()

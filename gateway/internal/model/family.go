@@ -70,5 +70,5 @@ func (m *Model) EndsInThinking(tokens []int32) bool {
 	return rest == "" || rest == m.ThinkLabel
 }
 
-// maxTail is how many tokens a label and whitespace may take behind the open marker.
+// maxTail is how many tokens a label and whitespace may take after the open marker.
 const maxTail = 16

@@ -86,7 +86,7 @@ func output(t *testing.T, m *Model, r *Rendered, answer string) (reasoning, cont
 }
 
 // TestReasoningInEveryFamily: no byte of the reasoning is content and no byte of the content is reasoning, with
-// thinking on and off, and calls are found behind it.
+// thinking on and off, and calls are found after it.
 func TestReasoningInEveryFamily(t *testing.T) {
 	for _, tt := range []struct {
 		name         string

@@ -53,7 +53,7 @@ type Model struct {
 	TakesWritten bool
 	// TemplateSource says where the chat template came from: file, model or built-in.
 	TemplateSource string
-	// LaterSystem says that the template takes system messages behind others.
+	// LaterSystem says that the template takes system messages after others.
 	LaterSystem bool
 
 	template *chattemplate.Template

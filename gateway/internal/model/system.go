@@ -6,7 +6,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/chat"
 )
 
-// laterSystem tries whether the template shows a system message that stands behind a user's: many refuse it, some leave
+// laterSystem tries whether the template shows a system message that stands after a user's: many refuse it, some leave
 // it out.
 func (m *Model) laterSystem() bool {
 	const first, later = "The first rule.", "The later rule."

@@ -126,8 +126,8 @@ func Effort(name string) string {
 // Tier is the reasoning budget of an effort.
 func (e *Envelope) Tier(effort string) int { return e.Tiers[slices.Index(Efforts[:], Effort(effort))] }
 
-// Wish is what a request says about its reasoning. Zero or nil = nothing.
-type Wish struct {
+// Settings are a request's settings of its reasoning. Zero or nil = nothing.
+type Settings struct {
 	Effort      string
 	Budget      int // thinking.budget_tokens or thinking_budget
 	ReplyBudget *int
@@ -142,8 +142,8 @@ type Budget struct {
 }
 
 // DefaultMaxTokens is the output limit of a request without max_tokens (D): large enough for the budget of its effort
-// and a reply behind it.
-func (e *Envelope) DefaultMaxTokens(thinking bool, w Wish) int {
+// and a reply after it.
+func (e *Envelope) DefaultMaxTokens(thinking bool, w Settings) int {
 	if !thinking {
 		return e.MaxTokens
 	}
@@ -151,7 +151,7 @@ func (e *Envelope) DefaultMaxTokens(thinking bool, w Wish) int {
 }
 
 // cap is the reasoning budget before the output limit is known.
-func (e *Envelope) cap(w Wish) int {
+func (e *Envelope) cap(w Settings) int {
 	if w.Budget > 0 {
 		limit := e.ThinkMax
 		if !e.ThinkMaxGiven {
@@ -162,8 +162,8 @@ func (e *Envelope) cap(w Wish) int {
 	return e.Tier(w.Effort)
 }
 
-// Budget resolves a request's wish for an output limit of n tokens.
-func (e *Envelope) Budget(n int, w Wish) Budget {
+// Budget resolves a request's settings for an output limit of n tokens.
+func (e *Envelope) Budget(n int, w Settings) Budget {
 	r := e.ReplyBudget
 	if w.ReplyBudget != nil {
 		r = min(r, *w.ReplyBudget)

@@ -82,34 +82,34 @@ func TestBudget(t *testing.T) {
 	e, _ := Resolve(card(t, "Qwen3.6 27B"), "qwen35", Overrides{}, ctx)
 	tests := []struct {
 		name       string
-		wish       Wish
+		settings   Settings
 		max        int // 0 = not given
 		prompt     int
 		n, r, k    int
 		noThinking bool
 	}{
-		{"effort medium", Wish{Effort: "medium"}, 0, 2000, 32768, 4096, 16128, false},
-		{"effort max", Wish{Effort: "max"}, 0, 2000, 85504, 4096, 81408, false},
-		{"effort max in 20000", Wish{Effort: "max"}, 20000, 2000, 20000, 4096, 15904, false},
-		{"numbers", Wish{Budget: 4000, ReplyBudget: p(300)}, 16000, 2000, 16000, 300, 4000, false},
-		{"small output", Wish{Effort: "low"}, 2000, 2000, 2000, 500, 1500, false},
-		{"long prompt", Wish{Effort: "high"}, 0, 120000, 11072, 4096, 6976, false},
-		{"the number wins over the effort", Wish{Effort: "low", Budget: 9000}, 0, 2000, 32768, 4096, 9000, false},
-		{"a number beyond the largest tier", Wish{Budget: 1 << 20}, 0, 2000, 85504, 4096, 81408, false},
-		{"no effort is high", Wish{}, 0, 2000, 36352, 4096, 32256, false},
-		{"unknown effort is high", Wish{Effort: "colossal"}, 0, 2000, 36352, 4096, 32256, false},
-		{"minimal is low", Wish{Effort: "minimal"}, 0, 2000, 32768, 4096, 4032, false},
-		{"xhigh", Wish{Effort: "xhigh"}, 0, 2000, 60928, 4096, 56832, false},
-		{"a reply budget cannot raise the server's", Wish{Effort: "low", ReplyBudget: p(9999)}, 0, 2000,
+		{"effort medium", Settings{Effort: "medium"}, 0, 2000, 32768, 4096, 16128, false},
+		{"effort max", Settings{Effort: "max"}, 0, 2000, 85504, 4096, 81408, false},
+		{"effort max in 20000", Settings{Effort: "max"}, 20000, 2000, 20000, 4096, 15904, false},
+		{"numbers", Settings{Budget: 4000, ReplyBudget: p(300)}, 16000, 2000, 16000, 300, 4000, false},
+		{"small output", Settings{Effort: "low"}, 2000, 2000, 2000, 500, 1500, false},
+		{"long prompt", Settings{Effort: "high"}, 0, 120000, 11072, 4096, 6976, false},
+		{"the number wins over the effort", Settings{Effort: "low", Budget: 9000}, 0, 2000, 32768, 4096, 9000, false},
+		{"a number beyond the largest tier", Settings{Budget: 1 << 20}, 0, 2000, 85504, 4096, 81408, false},
+		{"no effort is high", Settings{}, 0, 2000, 36352, 4096, 32256, false},
+		{"unknown effort is high", Settings{Effort: "colossal"}, 0, 2000, 36352, 4096, 32256, false},
+		{"minimal is low", Settings{Effort: "minimal"}, 0, 2000, 32768, 4096, 4032, false},
+		{"xhigh", Settings{Effort: "xhigh"}, 0, 2000, 60928, 4096, 56832, false},
+		{"a reply budget cannot raise the server's", Settings{Effort: "low", ReplyBudget: p(9999)}, 0, 2000,
 			32768, 4096, 4032, false},
-		{"reply budget 0", Wish{Effort: "high", ReplyBudget: p(0)}, 0, 2000, 36352, 0, 32256, false},
-		{"off", Wish{}, 500, 2000, 500, 0, 0, true},
+		{"reply budget 0", Settings{Effort: "high", ReplyBudget: p(0)}, 0, 2000, 36352, 0, 32256, false},
+		{"off", Settings{}, 500, 2000, 500, 0, 0, true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			n := tt.max
 			if n == 0 {
-				n = e.DefaultMaxTokens(!tt.noThinking, tt.wish)
+				n = e.DefaultMaxTokens(!tt.noThinking, tt.settings)
 			}
 			n = min(n, ctx-tt.prompt)
 			if n != tt.n {
@@ -118,13 +118,13 @@ func TestBudget(t *testing.T) {
 			if tt.noThinking {
 				return
 			}
-			if b := e.Budget(n, tt.wish); b.Think != tt.k || b.Reserve != tt.r {
+			if b := e.Budget(n, tt.settings); b.Think != tt.k || b.Reserve != tt.r {
 				t.Errorf("K = %d, R = %d, want %d, %d", b.Think, b.Reserve, tt.k, tt.r)
 			}
 		})
 	}
 	given, _ := Resolve(card(t, "Qwen3.6 27B"), "qwen35", Overrides{ThinkMax: p(5000)}, ctx)
-	if b := given.Budget(30000, Wish{Budget: 9000}); b.Think != 5000 {
+	if b := given.Budget(30000, Settings{Budget: 9000}); b.Think != 5000 {
 		t.Errorf("an explicit think_max does not bind the request: K = %d", b.Think)
 	}
 }
@@ -145,7 +145,7 @@ func TestBudgetProperties(t *testing.T) {
 				t.Fatalf("tiers descend: %v", e.Tiers)
 			}
 		}
-		w := Wish{Budget: rapid.IntRange(0, 50000).Draw(t, "budget"),
+		w := Settings{Budget: rapid.IntRange(0, 50000).Draw(t, "budget"),
 			Effort: rapid.SampledFrom(append([]string{""}, Efforts[:]...)).Draw(t, "effort")}
 		n := rapid.IntRange(1, 50000).Draw(t, "n")
 		b := e.Budget(n, w)

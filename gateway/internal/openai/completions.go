@@ -54,7 +54,7 @@ func (s *Service) Completions(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	p := s.turn.Raw(m, req)
-	if err := s.turn.Guide(m, req, p); err != nil {
+	if err := s.turn.Constraint(m, req, p); err != nil {
 		return err
 	}
 	p.Run.Prompts = prompts

@@ -84,7 +84,7 @@ func (c *classic) advance(b []byte) {
 	}
 }
 
-// take appends the object and starts anew; offsets go on.
+// take appends the object and starts again; offsets go on.
 func (c *classic) take(dst []byte) []byte {
 	dst = append(dst, `{"tokens":[`...)
 	dst = append(dst, c.tokens...)

@@ -1,5 +1,5 @@
-// Package reqjson reads JSON requests field by field: null is absent, wrong types and ranges become errors that name the JSON
-// path, unknown fields are ignored and listed, and aliases are tried in order.
+// Package reqjson reads JSON requests field by field: null is absent, wrong types and ranges become errors that name
+// the JSON path, unknown fields are ignored and listed, and aliases are tried in order.
 package reqjson
 
 import (
@@ -40,8 +40,8 @@ type use struct {
 // maxLost bounds the unread members of elements that an object remembers: the names are the client's choice.
 const maxLost = 64
 
-// Parse reads a request body: one JSON object, nesting at most MaxDepth. Members of extra_body stand in for members that the
-// top level lacks.
+// Parse reads a request body: one JSON object, nesting at most MaxDepth. Members of extra_body stand in for members
+// that the top level lacks.
 //
 // A byte order mark in front is skipped, as RFC 8259 §8.1 allows.
 func Parse(body []byte) (Object, error) {
@@ -346,8 +346,8 @@ func (o Object) Array(names ...string) (val []json.RawMessage, name string, ok b
 	return slices.AppendSeq(make([]json.RawMessage, 0, n), elements), name, true, nil
 }
 
-// Elements returns the elements of a JSON array, which is part of a body that was parsed. They share its memory: an array of 60 MB may
-// have 30 million. ok is false for other values.
+// Elements returns the elements of a JSON array, which is part of a body that was parsed. They share its memory: an
+// array of 60 MB may have 30 million. ok is false for other values.
 func Elements(array json.RawMessage) (elements iter.Seq[json.RawMessage], ok bool) {
 	if Kind(array) != 'a' {
 		return nil, false

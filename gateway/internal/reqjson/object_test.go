@@ -30,7 +30,8 @@ func TestAliasesAndExtraBody(t *testing.T) {
 		want  int64
 		ok    bool
 	}{
-		{[]string{"b"}, 2, true}, {[]string{"a"}, 5, true}, {[]string{"c", "b"}, 7, true}, {[]string{"d"}, 0, false}, {[]string{"none", "b"}, 2, true},
+		{[]string{"b"}, 2, true}, {[]string{"a"}, 5, true}, {[]string{"c", "b"}, 7, true}, {[]string{"d"}, 0, false},
+		{[]string{"none", "b"}, 2, true},
 	} {
 		got, ok, err := o.Int(bounds.Any(), tt.names...)
 		if got != tt.want || ok != tt.ok || err != nil {
@@ -75,7 +76,9 @@ func TestManySmallElements(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, s := range []string{`{}`, `{"a":[1,{"b":null}]}`, `[]`, `{"extra_body":{"x":1}}`, `{"a":"\"[[[["}`, ` {"a": [ 1 , "x]\"," ,{"b":[1,2],"c":"}"}, null,[] ] , "b":[], "c":[ ]}`, strings.Repeat("[", 300), `{"extra_body":3}`, "\xff"} {
+	for _, s := range []string{`{}`, `{"a":[1,{"b":null}]}`, `[]`, `{"extra_body":{"x":1}}`, `{"a":"\"[[[["}`,
+		` {"a": [ 1 , "x]\"," ,{"b":[1,2],"c":"}"}, null,[] ] , "b":[], "c":[ ]}`, strings.Repeat("[", 300),
+		`{"extra_body":3}`, "\xff"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
@@ -98,7 +101,8 @@ func FuzzParse(f *testing.F) {
 			raw, _, _ := o.Raw(name)
 			var want []json.RawMessage
 			isArray := json.Unmarshal(raw, &want) == nil
-			if got, _, _, err := o.Array(name); (err == nil) != isArray || !slices.EqualFunc(got, want, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+			if got, _, _, err := o.Array(name); (err == nil) != isArray ||
+				!slices.EqualFunc(got, want, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
 				t.Fatalf("elements of %s: %s, want %s", raw, got, want)
 			}
 			_, _, _, _ = o.Strings(name)

@@ -16,7 +16,7 @@ const logBlock = 32 << 10
 type eventLog struct {
 	mu     sync.Mutex // guards the following
 	blocks []packed
-	tail   []byte // events behind the blocks
+	tail   []byte // events after the blocks
 	first  int    // number of the first event in tail
 	next   int    // number of the next event
 	ended  bool
@@ -26,7 +26,7 @@ type eventLog struct {
 // packed are compressed events.
 type packed struct {
 	data []byte
-	next int // number of the first event behind them
+	next int // number of the first event after them
 }
 
 var packers = sync.Pool{New: func() any {
@@ -37,7 +37,7 @@ var packers = sync.Pool{New: func() any {
 	return w
 }}
 
-// add appends whole events; next is the number of the one behind them.
+// add appends whole events; next is the number of the one after them.
 func (l *eventLog) add(events []byte, next int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -48,7 +48,7 @@ func (l *eventLog) add(events []byte, next int) {
 	l.wake()
 }
 
-// end says that no event comes behind those that there are.
+// end says that no event comes after those that there are.
 func (l *eventLog) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,7 +94,7 @@ func (l *eventLog) size() int {
 	return n
 }
 
-// from returns events from number n on, not always all of them, and the number behind them. When there are none yet,
+// from returns events from number n on, not always all of them, and the number after them. When there are none yet,
 // more is closed once there are; when none will come, more is nil.
 func (l *eventLog) from(n int) (events []byte, next int, more <-chan struct{}) {
 	l.mu.Lock()

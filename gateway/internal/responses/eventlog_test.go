@@ -45,7 +45,7 @@ func TestEventLog(t *testing.T) {
 	}
 	raw := len(strings.Join(want, ""))
 	if len(l.blocks) < 3 || len(l.tail) == 0 {
-		t.Fatalf("%d blocks and %d bytes behind them: the test is too small", len(l.blocks), len(l.tail))
+		t.Fatalf("%d blocks and %d bytes after them: the test is too small", len(l.blocks), len(l.tail))
 	}
 	check := func() {
 		t.Helper()
@@ -72,7 +72,7 @@ func TestEventLog(t *testing.T) {
 	l.end()
 	check()
 	if events, _, more := l.from(len(want)); len(events) > 0 || more != nil {
-		t.Errorf("behind the end: %q, more %v", events, more)
+		t.Errorf("after the end: %q, more %v", events, more)
 	}
 	for range cap(early) {
 		if <-early != strings.Join(want, "") {

@@ -80,7 +80,7 @@ func TestInputItems(t *testing.T) {
 	}
 }
 
-// TestManyPartsOfATurn: the texts of a turn are copied once, not once for each text behind them.
+// TestManyPartsOfATurn: the texts of a turn are copied once, not once for each text after them.
 func TestManyPartsOfATurn(t *testing.T) {
 	const parts = 2000
 	text := strings.Repeat("x", 1000)

@@ -36,7 +36,7 @@ func wantsStream(r *http.Request) (bool, error) {
 	return on, err
 }
 
-// replay answers with the events of a response behind number starting_after, with their own numbers. Of a response that
+// replay answers with the events of a response after number starting_after, with their own numbers. Of a response that
 // is being generated the further ones follow as they come, its keep-alives among them.
 func replay(w http.ResponseWriter, r *http.Request, log *eventLog) error {
 	n := 0

@@ -42,7 +42,8 @@ func TestBegin(t *testing.T) {
 		t.Errorf("sent %q, begun %v", got, s.Begun())
 	}
 	for name, want := range map[string]string{
-		"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no", "X-Early": "1", "X-Late": "",
+		"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no",
+		"X-Early": "1", "X-Late": "",
 	} {
 		if got := w.Header().Get(name); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)

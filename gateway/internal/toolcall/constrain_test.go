@@ -187,7 +187,7 @@ func sample(t *testing.T, g *grammar.Grammar, closing string, marks []string, rn
 			b.WriteString(marks[id-256])
 		}
 		if s = g.Advance(s, id); s == nil {
-			t.Fatalf("the mask allows %d behind %q, Advance does not", id, b.String())
+			t.Fatalf("the mask allows %d after %q, Advance does not", id, b.String())
 		}
 	}
 }

@@ -41,17 +41,17 @@ const (
 	envStart envState = iota // before the object or array
 	envFence                 // in the line that opens a code fence
 	envItem                  // before an object of an array
-	envKey                   // behind '{': a key or the end
-	envNext                  // behind a comma: a key
+	envKey                   // after '{': a key or the end
+	envNext                  // after a comma: a key
 	envInKey                 // in a key
-	envColon                 // behind a key
+	envColon                 // after a key
 	envValue                 // before a value
 	envSkip                  // in a value that says nothing
 	envName                  // in the name
 	envArgs                  // in the arguments
-	envAfter                 // behind a value
-	envComma                 // behind an object of an array
-	envClose                 // behind everything: the closing mark
+	envAfter                 // after a value
+	envComma                 // after an object of an array
+	envClose                 // after everything: the closing mark
 )
 
 func newEnvelope(p *Parser, f Format, closer string) *envelope {
@@ -296,7 +296,7 @@ func (e *envelope) object() []byte {
 	return []byte("{}")
 }
 
-// closing reads behind everything.
+// closing reads after everything.
 func (e *envelope) closing(c byte) verdict {
 	if e.bare() {
 		if isSpace(c) || c == '`' && len(e.fence) > 0 {
@@ -311,7 +311,7 @@ func (e *envelope) closing(c byte) verdict {
 	return v
 }
 
-// deliver makes calls of the guesses once the text has ended behind them.
+// deliver makes calls of the guesses once the text has ended after them.
 func (e *envelope) deliver() {
 	if e.state != envClose {
 		return

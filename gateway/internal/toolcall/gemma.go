@@ -8,7 +8,7 @@ var GemmaMarks = []string{openGemma, closeGemma, quoteGemma}
 // quoteGemma stands around strings in F7.
 const quoteGemma = `<|"|>`
 
-// gemma reads F7: call:NAME{key:value,…}, behind the opening mark. Its arguments are written as JSON while they
+// gemma reads F7: call:NAME{key:value,…}, after the opening mark. Its arguments are written as JSON while they
 // come in.
 type gemma struct {
 	p     *Parser
@@ -35,13 +35,13 @@ const (
 	gemName                    // in the name
 	gemKey                     // before or in a key, or before the end
 	gemQuoted                  // in a key with quotes
-	gemColon                   // behind a key with quotes
+	gemColon                   // after a key with quotes
 	gemValue                   // before a value
 	gemOpening                 // in the mark that opens a string or quoted key
 	gemString                  // in a string
 	gemWord                    // in a number or word
-	gemAfter                   // behind a value
-	gemClose                   // behind the arguments
+	gemAfter                   // after a value
+	gemClose                   // after the arguments
 )
 
 func newGemma(p *Parser) *gemma { return &gemma{p: p, lit: expecting("call:")} }

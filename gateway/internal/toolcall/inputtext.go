@@ -7,7 +7,7 @@ import (
 )
 
 // InputText takes the free text of a custom tool's call out of the arguments object that the model writes, while it is
-// being written: {"input":"text"}. It is a reader of one JSON string behind a fixed opening; arguments of any other
+// being written: {"input":"text"}. It is a reader of one JSON string after a fixed opening; arguments of any other
 // form are looked at when they are complete.
 type InputText struct {
 	args []byte // all arguments so far

@@ -130,7 +130,7 @@ func isName(c byte) bool {
 
 const maxName = 128
 
-// expect reads one of several marks, which may stand behind whitespace.
+// expect reads one of several marks, which may stand after whitespace.
 type expect struct {
 	marks []string
 	buf   []byte

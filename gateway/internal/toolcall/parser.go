@@ -7,7 +7,7 @@ import (
 
 // Output receives what a Parser finds, in the order of the text. Slices are valid during the call.
 type Output interface {
-	// Text is visible text, a part of what was pushed; end is the offset behind it, counted from the first byte pushed.
+	// Text is visible text, a part of what was pushed; end is the offset after it, counted from the first byte pushed.
 	Text(b []byte, end int)
 	// CallStart announces a call: its name is known and allowed.
 	CallStart(c *Call)
@@ -30,7 +30,7 @@ type Config struct {
 // Parser finds calls in a text that comes in pieces. It looks at one byte at a time, so that what it finds does not
 // depend on where the text was cut. What is not part of a call comes out as text. Not safe for concurrent use.
 //
-// Outside of calls it looks for openers; whitespace at the start and behind a call waits, because it is dropped when a
+// Outside of calls it looks for openers; whitespace at the start and after a call waits, because it is dropped when a
 // call follows. An opener starts a region, in which the machine of a format reads. Until the machine announces a call,
 // the region may still turn out to be text.
 type Parser struct {
@@ -232,7 +232,7 @@ func (p *Parser) feed(c byte) {
 	}
 }
 
-// broken handles a byte that does not fit the markup: what is behind the last mark is read again as text.
+// broken handles a byte that does not fit the markup: what comes after the last mark is read again as text.
 func (p *Parser) broken() {
 	keep := len(p.region) - p.machine.pending()
 	tail := bytes.Clone(p.region[keep:])
@@ -276,7 +276,7 @@ func (p *Parser) markupIsText(n int, why string) {
 	p.text(p.region[:n], p.from+n)
 }
 
-// leftover handles what stands behind the last call of a region: nothing but whitespace and the start of a closing mark
+// leftover handles what stands after the last call of a region: nothing but whitespace and the start of a closing mark
 // is dropped, the rest is text.
 func (p *Parser) leftover(n int) {
 	b := p.region[:n]
@@ -312,7 +312,7 @@ func (p *Parser) announce(name string, f Format) {
 	p.out.CallStart(p.call)
 }
 
-// end completes the present call, or the markup of an unknown one. The region goes on behind it.
+// end completes the present call, or the markup of an unknown one. The region goes on after it.
 func (p *Parser) end() { p.endAt(len(p.region)) }
 
 // endAt is end for a call that took the first n bytes of the region.

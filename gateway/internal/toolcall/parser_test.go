@@ -143,7 +143,7 @@ type formatCase struct {
 	// closer is the last closing mark; missing says that it may be missing at the end.
 	closer  string
 	missing bool
-	// garbled breaks off the markup behind the name of a known tool.
+	// garbled breaks off the markup after the name of a known tool.
 	garbled string
 	// late formats announce calls at the end only, or parse as text when garbled.
 	late bool
@@ -292,14 +292,14 @@ func TestFormats(t *testing.T) {
 			{"two calls", known + "\n" + f.call("write", "path", `"a"`, "lines", "3"),
 				[]string{"start get_weather", `args {"city": "Rome à \"la\" 日本 😀", "days": 2}`,
 					"end get_weather", "start write", `args {"path": "a", "lines": 3}`, "end write"}, false},
-			{"text behind", known + "\n\nDone.",
+			{"text after", known + "\n\nDone.",
 				[]string{"start get_weather", `args {"city": "Rome à \"la\" 日本 😀", "days": 2}`, "end get_weather",
 					"text \n\nDone."}, false},
 			{"nested", f.call("get_weather", nested...),
 				[]string{"start get_weather", `args {"deep": {"a": {"b": [1, "x", null, {"c": true}]}}, "list": [1, 2]}`,
 					"end get_weather"}, false},
 			{"empty arguments", f.call("now"), []string{"start now", "args {}", "end now"}, false},
-			{"garbled behind the name", f.garbled, nil, true},
+			{"garbled after the name", f.garbled, nil, true},
 		}
 		for _, tt := range tests {
 			if f.late {
@@ -310,9 +310,9 @@ func TestFormats(t *testing.T) {
 					tt.want = tt.want[1:]
 				case "two calls":
 					tt.text = "[" + known + ", " + f.call("write", "path", `"a"`, "lines", "3") + "]"
-				case "text behind", "unknown name then known":
+				case "text after", "unknown name then known":
 					tt.want, tt.failed = []string{"text " + tt.text}, false
-				case "garbled behind the name":
+				case "garbled after the name":
 					tt.failed = false
 				}
 			}

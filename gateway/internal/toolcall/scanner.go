@@ -25,11 +25,11 @@ type scanState uint8
 
 const (
 	scanValue  scanState = iota // before a value
-	scanFirst                   // behind '[': a value or the end
-	scanKey                     // behind '{': a key or the end
-	scanNext                    // behind a comma in an object: a key
-	scanColon                   // behind a key
-	scanAfter                   // behind a value inside a bracket
+	scanFirst                   // after '[': a value or the end
+	scanKey                     // after '{': a key or the end
+	scanNext                    // after a comma in an object: a key
+	scanColon                   // after a key
+	scanAfter                   // after a value inside a bracket
 	scanString                  // in a string
 	scanEscape                  // in an escape
 	scanWord                    // in a number or a word
@@ -221,7 +221,7 @@ func (s *scanner) take() []byte {
 }
 
 // CompleteObject completes the JSON of an object that was cut off: strings and brackets are closed, a key without a
-// value gets null. It returns false for anything else, such as an object with a fault inside or with text behind it.
+// value gets null. It returns false for anything else, such as an object with a fault inside or with text after it.
 func CompleteObject(text string) (string, bool) {
 	text = strings.TrimSpace(text)
 	if !strings.HasPrefix(text, "{") {

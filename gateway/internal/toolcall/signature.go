@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 )
 
-// signature reads F3: <function=NAME(k="v", n=1)></function>, behind the opening bracket.
+// signature reads F3: <function=NAME(k="v", n=1)></function>, after the opening bracket.
 type signature struct {
 	p     *Parser
 	state sigState
@@ -24,13 +24,13 @@ type sigState uint8
 
 const (
 	sigKey    sigState = iota // before or in a key, or before the closing bracket
-	sigEqual                  // behind a key
+	sigEqual                  // after a key
 	sigValue                  // before a value
 	sigBare                   // in a value without quotes
 	sigQuoted                 // in quotes
-	sigAfter                  // behind a quoted value
-	sigEnd                    // behind the closing bracket
-	sigOuter                  // behind everything
+	sigAfter                  // after a quoted value
+	sigEnd                    // after the closing bracket
+	sigOuter                  // after everything
 )
 
 func newSignature(p *Parser, outer string) *signature { return &signature{p: p, outer: outer} }
@@ -168,7 +168,7 @@ func (s *signature) done() verdict {
 	return more
 }
 
-// closing reads the marks behind the closing bracket.
+// closing reads the marks after the closing bracket.
 func (s *signature) closing(c byte) verdict {
 	mark, v := s.lit.push(c)
 	if v != over {

@@ -39,17 +39,17 @@ var (
 type tagState uint8
 
 const (
-	stateFirst    tagState = iota // behind <tool_call>: the next character decides the format
+	stateFirst    tagState = iota // after <tool_call>: the next character decides the format
 	stateNext                     // before the mark that opens a call, or the one that closes the region
 	stateName                     // in the name
-	stateNameEnd                  // behind the name
+	stateNameEnd                  // after the name
 	stateBody                     // before a parameter or the end of the call
 	stateKey                      // in a parameter's name
 	stateValueGap                 // between a parameter's name and its value
 	stateValue
-	stateOuter   // behind a complete call, before the outer closing mark
+	stateOuter   // after a complete call, before the outer closing mark
 	stateJSON    // in arguments that are one JSON object in place of parameters, as Llama 3 writes them
-	stateJSONEnd // behind them
+	stateJSONEnd // after them
 )
 
 // tagged reads F1, F2, F8 and F9.
@@ -70,7 +70,7 @@ type tagged struct {
 	first   bool // nothing of the value was read
 	odd     int  // bytes that did not fit outside of marks
 	scan    scanner
-	fresh   bool // nothing stands behind the call's name
+	fresh   bool // nothing stands after the call's name
 	object  bool // the arguments are one JSON object
 }
 
@@ -143,7 +143,7 @@ func (t *tagged) push(c byte) verdict {
 	return t.read(mark)
 }
 
-// choose picks the format behind <tool_call>.
+// choose picks the format after <tool_call>.
 func (t *tagged) choose(c byte) verdict {
 	switch f := t.p.cfg.Family; {
 	case isSpace(c):

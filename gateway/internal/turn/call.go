@@ -13,7 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Call is what the surroundings know of a request.
+// Call carries what the HTTP middleware or the gRPC interceptor knows about a request.
 type Call struct {
 	// ID is the request id.
 	ID string

@@ -18,9 +18,9 @@ import (
 // for turns that begin in reasoning only: content that follows no close marker begins with its first character.
 const contentGap = `[ \n]{0,2} `
 
-// Guide limits what may be chosen by tool choice, format and strict tools (docs/spec/http-api.md §10.2, §10.8). Prepare
-// does so by itself; it is for runs that Raw made.
-func (s *Service) Guide(m *model.Model, req *Request, p *Prepared) error {
+// Constraint limits what may be chosen by tool choice, format and strict tools (docs/spec/http-api.md §10.2, §10.8).
+// Prepare does so by itself; it is for runs that Raw made.
+func (s *Service) Constraint(m *model.Model, req *Request, p *Prepared) error {
 	calls := req.Tools.Len() > 0 && req.Choice.Mode != ToolNone
 	if req.Format.Kind == FormatGrammar {
 		if calls {
@@ -29,16 +29,16 @@ func (s *Service) Guide(m *model.Model, req *Request, p *Prepared) error {
 		if _, err := grammar.Parse(req.Format.Grammar); err != nil {
 			return reqerr.InvalidValue(req.Format.Path, "cannot be read: %v", err)
 		}
-		p.Run.Guide = &tandemv1.Guide{Grammar: req.Format.Grammar}
+		p.Run.Constraint = &tandemv1.Guide{Grammar: req.Format.Grammar}
 	} else if err := s.writeGrammar(m, req, p, calls); err != nil {
 		return err
 	}
 	if req.Choice.Mode == ToolNone && req.Tools.Len() > 0 {
 		if id, ok := special(m, toolcall.Opener(m.CallForm)); ok {
-			if p.Run.Guide == nil {
-				p.Run.Guide = &tandemv1.Guide{}
+			if p.Run.Constraint == nil {
+				p.Run.Constraint = &tandemv1.Guide{}
 			}
-			p.Run.Guide.BannedTokens = append(p.Run.Guide.BannedTokens, id)
+			p.Run.Constraint.BannedTokens = append(p.Run.Constraint.BannedTokens, id)
 		}
 	}
 	return nil
@@ -89,7 +89,7 @@ func (s *Service) writeGrammar(m *model.Model, req *Request, p *Prepared, calls 
 	if _, err := grammar.Parse(w.Text()); err != nil { // a schema that begins with itself, or one that is too large
 		return reqerr.Unsupported(cmp.Or(req.Format.Path, "tools"), "cannot be followed: %v", err)
 	}
-	p.Run.Guide = &tandemv1.Guide{Grammar: w.Text()}
+	p.Run.Constraint = &tandemv1.Guide{Grammar: w.Text()}
 	return nil
 }
 
@@ -130,7 +130,7 @@ func formatRule(w *grammar.Writer, f Format) (rule, warning string, err error) {
 	return "", "", nil
 }
 
-// reasoning tells reasoning from content for guides of requests without a budget.
+// reasoning tells reasoning from content for constraints of requests without a budget.
 func reasoning(m *model.Model) func(int, bool) *tandemv1.Reasoning {
 	return func(_ int, inside bool) *tandemv1.Reasoning {
 		r := &tandemv1.Reasoning{Close: []int32{m.ThinkClose}, Inside: inside}

@@ -220,8 +220,8 @@ func parseMaxTokens(o reqjson.Object, least float64) (n int, given bool, err err
 	return int(v), ok, err
 }
 
-// parsePflash reads the request's wishes about compression.
-func parsePflash(o reqjson.Object) (want compress.Wish, err error) {
+// parsePflash reads the request's settings of compression.
+func parsePflash(o reqjson.Object) (want compress.Settings, err error) {
 	p, ok, err := o.Object("pflash")
 	if err != nil || !ok {
 		return want, err

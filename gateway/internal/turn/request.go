@@ -59,7 +59,7 @@ type Request struct {
 	Priority int
 	// Scope tells API keys apart, see Call.
 	Scope  string
-	Pflash compress.Wish
+	Pflash compress.Settings
 }
 
 // ToolMode says whether the model may or must call a tool.
@@ -73,7 +73,7 @@ const (
 	ToolNamed
 )
 
-// ToolChoice is the wish about calls.
+// ToolChoice is the request's tool_choice.
 type ToolChoice struct {
 	Mode ToolMode
 	// Name of the one tool that must be called, as the model knows it; ToolNamed only.

@@ -59,8 +59,8 @@ type Generator interface {
 
 // Compressor decides which prompts are shortened, and how.
 type Compressor interface {
-	Wanted(want compress.Wish) bool
-	Plan(want compress.Wish, m *model.Model, conv *chat.Conversation, tokens int, requestID string) (
+	Wanted(want compress.Settings) bool
+	Plan(want compress.Settings, m *model.Model, conv *chat.Conversation, tokens int, requestID string) (
 		compress.Func, error)
 }
 
@@ -70,7 +70,7 @@ type Budgets interface {
 	DefaultMaxTokens(m *model.Model) int
 	// Sampling returns the model's own defaults of the sampler's fields; nil = none.
 	Sampling(m *model.Model) *tandemv1.Sampling
-	// Budget resolves the wishes of a request whose thinking is on.
+	// Budget resolves the reasoning settings of a request whose thinking is on.
 	Budget(m *model.Model, t Thinking) (Budget, error)
 }
 
@@ -237,14 +237,14 @@ func (s *Service) Raw(m *model.Model, req *Request) *Prepared {
 
 // limit bounds the reasoning and what may be chosen.
 func (s *Service) limit(m *model.Model, req *Request, thinking bool, p *Prepared) error {
-	if err := s.Guide(m, req, p); err != nil {
+	if err := s.Constraint(m, req, p); err != nil {
 		return err
 	}
 	if m.ThinkClose == emit.None || !thinking {
 		return nil
 	}
 	if s.budgets == nil {
-		if p.Run.Guide != nil {
+		if p.Run.Constraint != nil {
 			p.Run.Reasoning = reasoning(m)
 		}
 		return nil

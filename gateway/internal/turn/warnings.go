@@ -33,7 +33,7 @@ func byRule(path string) bool {
 		slices.Contains(ignoredInside, path[strings.LastIndexByte(path, '.')+1:])
 }
 
-// listed joins names behind a word, as many as find room, and says how many more there are.
+// listed joins names after a word, as many as find room, and says how many more there are.
 func listed(word string, names []string) string {
 	length, shown := len(word), 0
 	for shown < len(names) && length+len(names[shown]) < maxWarning {

@@ -420,7 +420,7 @@ type SpeculateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Names the sequence in logs.
 	SessionId string `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	// Rises when the target starts the sequence anew; older epochs are dropped.
+	// Rises when the target starts the sequence again; older epochs are dropped.
 	Epoch uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	// Rises by one per message within an epoch; a repeated step is dropped.
 	Step uint64 `protobuf:"varint,3,opt,name=step,proto3" json:"step,omitempty"`

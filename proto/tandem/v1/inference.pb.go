@@ -295,7 +295,7 @@ func (x *Tool) GetStrict() bool {
 	return false
 }
 
-// ToolChoice is the wish about calls.
+// ToolChoice is the request's tool_choice.
 type ToolChoice struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Mode  ToolMode               `protobuf:"varint,1,opt,name=mode,proto3,enum=tandem.v1.ToolMode" json:"mode,omitempty"`

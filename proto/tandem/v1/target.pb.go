@@ -293,7 +293,7 @@ type Reasoning struct {
 	Reserve int32 `protobuf:"varint,5,opt,name=reserve,proto3" json:"reserve,omitempty"`
 	// What is forced. When it does not contain close, up to 64 tokens are chosen freely after it before close is forced alone.
 	CloseSequence []int32 `protobuf:"varint,6,rep,packed,name=close_sequence,json=closeSequence,proto3" json:"close_sequence,omitempty"`
-	// Tokens that open and close a tool call; absent = calls are not told from other text. A turn that ends in reasoning behind a
+	// Tokens that open and close a tool call; absent = calls are not told from other text. A turn that ends in reasoning after a
 	// complete call ends there, whatever reserve is. With a grammar close is forced in place of call_open, so that the grammar holds
 	// the call.
 	CallOpen      *int32 `protobuf:"varint,7,opt,name=call_open,json=callOpen,proto3,oneof" json:"call_open,omitempty"`
@@ -479,7 +479,7 @@ type isDecodeResponse_Event interface {
 }
 
 type DecodeResponse_Admitted struct {
-	// First message: the request holds a lane.
+	// First message: the request holds a slot.
 	Admitted *Admitted `protobuf:"bytes,1,opt,name=admitted,proto3,oneof"`
 }
 

@@ -74,7 +74,7 @@ func TestOpenSafetensors(t *testing.T) {
 }
 
 // TestReceive: tables cut from a target have the digest of the whole file; what does not match what was announced is
-// refused and leaves nothing behind.
+// refused and leaves nothing after.
 func TestReceive(t *testing.T) {
 	dir := t.TempDir()
 	s, err := Open(t.Context(), draftModel, dir)

@@ -305,7 +305,7 @@ func TestRefusesOthers(t *testing.T) {
 }
 
 // TestSpeculate: proposals are trees of what was asked; repeated and stale messages are dropped, rows that are there
-// already are skipped, a new epoch starts anew at any position.
+// already are skipped, a new epoch starts again at any position.
 func TestSpeculate(t *testing.T) {
 	r := newRig(t, enginefake.Options{}, 2, 0, true)
 	r.ready()

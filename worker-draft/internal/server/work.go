@@ -163,7 +163,7 @@ func (w *work) fresh(m *tandemv1.SpeculateRequest) (rows int, data []byte, err e
 	return rows, m.Features[skip*rowBytes:], nil
 }
 
-// request checks a question and turns it into the engine's form. Its position is behind rows that are appended first.
+// request checks a question and turns it into the engine's form. Its position comes after rows that are appended first.
 func (w *work) request(ask *tandemv1.Propose, rows int) ([]engine.DraftRequest, error) {
 	block := int(ask.Block)
 	if block == 0 {

@@ -1,4 +1,4 @@
-// Package server is the prefill worker's gRPC service: it scores prompts and answers which parts to keep.
+// Package server is the scorer's gRPC service: it scores prompts and answers which parts to keep.
 package server
 
 import (

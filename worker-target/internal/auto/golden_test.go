@@ -113,7 +113,7 @@ func (w *world) open(m *Model, text goldenText, block int, prompt []int32, more 
 
 func (r *reading) left() int { return len(r.text.Greedy) - r.at }
 
-// foretell is what the draft proposes: sure of nearly all that is right, less sure of what is wrong.
+// propose is what the draft proposes: sure of nearly all that is right, less sure of what is wrong.
 func (r *reading) propose(plan Plan) *ddtree.Tree {
 	var t ddtree.Tree
 	t.Reset(0)

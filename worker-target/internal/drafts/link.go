@@ -72,7 +72,7 @@ type Link struct {
 	cancel  context.CancelFunc
 	done    chan struct{}
 	timer   *time.Timer
-	sent    atomic.Int64 // position behind the newest row that was sent; written by the sender
+	sent    atomic.Int64 // position after the newest row that was sent; written by the sender
 
 	mu       sync.Mutex
 	live     bool   // a stream is open
@@ -84,8 +84,8 @@ type Link struct {
 	ask      Ask       // newest ask
 	waiting  bool      // the loop waits for its answer
 	askStep  uint64    // step that carried it
-	owed     bool      // sent and not answered
-	owedAt   time.Time // when it was sent
+	pending  bool      // sent and not answered
+	askedAt  time.Time // when it was sent
 	response *tandemv1.SpeculateResponse
 	spare    []*tandemv1.SpeculateResponse // read ones, for the receiver to fill again
 	breakUp  context.CancelFunc            // ends the live stream
@@ -148,12 +148,12 @@ func (l *Link) Ready() bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.live && l.owed && time.Since(l.owedAt) > silence {
+	if l.live && l.pending && time.Since(l.askedAt) > silence {
 		l.log.Warn("draft does not answer, stream given up", zap.String(telemetry.KeySessionID, l.id))
 		l.breakUp()
 		return false
 	}
-	return (l.live || l.starting) && !l.owed
+	return (l.live || l.starting) && !l.pending
 }
 
 // Ask asks for a proposal after the features that the ring holds now. It does not wait. The first question of a held
@@ -224,7 +224,7 @@ func (l *Link) keep(m *tandemv1.SpeculateResponse) {
 	}
 }
 
-// Forget gives the ask up: one that was not sent never will be, one that was sent stays owed.
+// Forget drops the question. For a sent one the draft still owes an answer, which is discarded when it comes.
 func (l *Link) Forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -306,7 +306,7 @@ func (l *Link) stream(ctx context.Context, p *peer) error {
 	session := l.session
 	l.epoch++ // never repeated, also not towards another draft
 	l.step = 0
-	l.live, l.starting, l.owed, l.response, l.breakUp = true, false, false, nil, cancel
+	l.live, l.starting, l.pending, l.response, l.breakUp = true, false, false, nil, cancel
 	l.mu.Unlock()
 
 	received := make(chan error, 1)
@@ -343,8 +343,8 @@ func (l *Link) receive(api tandemv1.DraftService_SpeculateClient, session uint64
 		useful := false
 		// Anything of this epoch from the newest ask on shows that the draft has caught up; only the answer to that ask,
 		// while the loop still waits for it, is of use.
-		if session == l.session && m.Epoch == l.epoch && l.owed && m.Step >= l.askStep {
-			l.owed = false
+		if session == l.session && m.Epoch == l.epoch && l.pending && m.Step >= l.askStep {
+			l.pending = false
 			useful = m.Step == l.askStep && l.waiting
 		}
 		if useful {
@@ -373,7 +373,7 @@ func (l *Link) send(ctx context.Context, api tandemv1.DraftService_SpeculateClie
 			// The draft is behind what is kept, or full: start again with the newest rows.
 			l.mu.Lock()
 			l.epoch++
-			l.step, l.owed = 0, false
+			l.step, l.pending = 0, false
 			l.mu.Unlock()
 			base = first
 			if info.maxContext > 0 {
@@ -397,7 +397,7 @@ func (l *Link) send(ctx context.Context, api tandemv1.DraftService_SpeculateClie
 			l.step++
 		}
 		if carries {
-			l.asking, l.owed, l.askStep, l.owedAt = false, true, l.step, time.Now()
+			l.asking, l.pending, l.askStep, l.askedAt = false, true, l.step, time.Now()
 		}
 		epoch, step := l.epoch, l.step
 		l.mu.Unlock()

@@ -185,8 +185,8 @@ func (m *Manager) Restore(ctx context.Context, engine Engine) error {
 	return engine.SetCapture(ctx, c.layers)
 }
 
-// Open starts the link of a request whose features, of kind capture, go to ring. vocab is the target's. No draft hears
-// of a held request before the first question; then it is given what the ring holds.
+// Open starts the link of a request whose features, of kind capture, go to ring. vocab is the target's. A draft gets
+// nothing of a held request before the first question; then it gets the rows that the ring holds.
 func (m *Manager) Open(ctx context.Context, id string, ring *Ring, capture *Capture, vocab int, held bool) *Link {
 	m.mu.Lock()
 	m.links++

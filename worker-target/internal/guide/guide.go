@@ -98,7 +98,8 @@ func (f *Factory) New(m *tandemv1.Guide, o Options) (*Guide, error) {
 		case len(r.Close) == 0:
 			return nil, rpcerr.InvalidArgument("guide.reasoning.close", "is empty")
 		case r.Budget < 0 || r.Reserve < 0:
-			return nil, rpcerr.InvalidArgument("guide.reasoning", "budget and reserve must be >= 0, got %d and %d", r.Budget, r.Reserve)
+			return nil, rpcerr.InvalidArgument("guide.reasoning", "budget and reserve must be >= 0, got %d and %d",
+				r.Budget, r.Reserve)
 		case r.Reserve > 0 && len(r.CloseSequence) == 0:
 			return nil, rpcerr.InvalidArgument("guide.reasoning.close_sequence", "is empty although closing may be forced")
 		}
@@ -243,7 +244,8 @@ func (g *Guide) Due(s State) (token int32, after State, ok bool) {
 	return token, g.advance(s, token), true
 }
 
-// Open tells whether the sample decides between the token itself and forced closing: only then does a replay need to know it.
+// Open tells whether the sample decides between the token itself and forced closing: only then does a replay need to
+// know it.
 func (g *Guide) Open(s State, token int32) bool {
 	if s.inside && g.holdsCalls() && (s.phase == freely || s.phase == hinted) && token == g.close.tokens[0] {
 		return true
@@ -255,14 +257,15 @@ func (g *Guide) Open(s State, token int32) bool {
 	return token == head
 }
 
-// Resolve gives the token that follows when the row of s sampled a token, and the state behind it.
+// Resolve gives the token that follows when the row of s sampled a token, and the state after it.
 func (g *Guide) Resolve(s State, sampled int32) (int32, State) {
 	if token, ok := g.Forced(s); ok {
 		return token, g.advance(s, token)
 	}
 	if s.inside {
 		own := sampled == g.close.tokens[s.closing]
-		ends := g.reserve > 0 && !s.visible && s.call != calledNow && (!s.used || s.phase == hinted) && slices.Contains(g.stop, sampled)
+		ends := g.reserve > 0 && !s.visible && s.call != calledNow && (!s.used || s.phase == hinted) &&
+			slices.Contains(g.stop, sampled)
 		due := g.due(s)
 		switch {
 		case sampled == g.callOpen && g.holdsCalls() && !due:
@@ -276,7 +279,7 @@ func (g *Guide) Resolve(s State, sampled int32) (int32, State) {
 	return sampled, g.advance(s, sampled)
 }
 
-// holdsCalls tells whether calls are held to a grammar, which begins only behind the reasoning.
+// holdsCalls tells whether calls are held to a grammar, which begins only after the reasoning.
 func (g *Guide) holdsCalls() bool { return g.grammar != nil && g.callOpen >= 0 }
 
 // follow tells how far a call is when a token of reasoning follows.
@@ -323,7 +326,7 @@ func (g *Guide) advance(s State, token int32) State {
 			s.kind = tandemv1.CloseKind_CLOSE_KIND_HARD
 		}
 		s.inside, s.closing, s.free, s.call = false, 0, 0, noCall
-		// What the sequence has behind its marker is forced too.
+		// What the sequence has after its marker is forced too.
 		if s.phase != forcing || int(s.at) == len(g.sequence) {
 			s.phase, s.at = freely, 0
 		}
@@ -367,8 +370,8 @@ func (g *Guide) write(s State, token int32) State {
 	return s
 }
 
-// mayOpen tells whether the open marker means something: nothing is visible yet, and no reasoning was closed before. Otherwise a
-// model that a grammar holds would escape from it into reasoning, again and again.
+// mayOpen tells whether the open marker means something: nothing is visible yet, and no reasoning was closed before.
+// Otherwise a model that a grammar holds would escape from it into reasoning, again and again.
 func (g *Guide) mayOpen(s State) bool {
 	return !s.visible && s.kind == tandemv1.CloseKind_CLOSE_KIND_UNSPECIFIED && len(g.open.tokens) > 0
 }

@@ -60,8 +60,8 @@ func generate(g *Guide, limit int, sample func(i int) int32) (out []int32, end S
 	return out, s
 }
 
-// TestBudgets is the grid of budget K, reserve R and limit N, the reserve larger than the limit included: reasoning that does not
-// end by itself is closed exactly where it has to be, and once.
+// TestBudgets is the grid of budget K, reserve R and limit N, the reserve larger than the limit included: reasoning
+// that does not end by itself is closed exactly where it has to be, and once.
 func TestBudgets(t *testing.T) {
 	sequence := []int32{hint, hint, closeToken, blank}
 	for _, k := range []int{0, 1, 2, 7, 30} {
@@ -116,7 +116,8 @@ func TestClosing(t *testing.T) {
 		hard    = tandemv1.CloseKind_CLOSE_KIND_HARD
 	)
 	base := func(change ...func(r *tandemv1.Reasoning)) *tandemv1.Guide {
-		r := &tandemv1.Reasoning{Open: []int32{openToken}, Close: []int32{closeToken}, Inside: true, Budget: 5, Reserve: 10, CloseSequence: []int32{hint, closeToken}}
+		r := &tandemv1.Reasoning{Open: []int32{openToken}, Close: []int32{closeToken}, Inside: true, Budget: 5, Reserve: 10,
+			CloseSequence: []int32{hint, closeToken}}
 		for _, f := range change {
 			f(r)
 		}
@@ -135,25 +136,40 @@ func TestClosing(t *testing.T) {
 		kind   tandemv1.CloseKind
 	}{
 		{"by itself", base(), []int32{1, closeToken, 1}, []int32{1, closeToken, 1, 1, 1, 1, 1, 1}, natural},
-		{"by itself at the trigger", base(), []int32{1, 1, 1, 1, 1, closeToken, 4}, []int32{1, 1, 1, 1, 1, closeToken, 4, 1}, natural},
+		{"by itself at the trigger", base(), []int32{1, 1, 1, 1, 1, closeToken, 4},
+			[]int32{1, 1, 1, 1, 1, closeToken, 4, 1}, natural},
 		{"forced", base(), []int32{1, 1, 1, 1, 1, 9, 9, 4}, []int32{1, 1, 1, 1, 1, hint, closeToken, 4}, hard},
-		{"the sample is the hint's first token", base(), []int32{1, 1, 1, 1, 1, hint, 9, 4}, []int32{1, 1, 1, 1, 1, hint, closeToken, 4}, hard},
+		{"the sample is the hint's first token", base(), []int32{1, 1, 1, 1, 1, hint, 9, 4},
+			[]int32{1, 1, 1, 1, 1, hint, closeToken, 4}, hard},
 		{"end of turn inside", base(), []int32{1, stop, 9, 4}, []int32{1, hint, closeToken, 4}, hard},
-		{"end of turn inside, nothing forced", base(func(r *tandemv1.Reasoning) { r.Reserve = 0 }), []int32{1, stop}, []int32{1}, none},
-		{"no reserve, no budget", base(func(r *tandemv1.Reasoning) { r.Reserve = 0 }), late, []int32{2, 2, 2, 2, 2, 2, 2, 2}, none},
-		{"hint, then by itself", base(alone), []int32{1, 1, 1, 1, 1, 9, 7, 7, closeToken, 4}, []int32{1, 1, 1, 1, 1, hint, 7, 7, closeToken, 4}, soft},
+		{"end of turn inside, nothing forced", base(func(r *tandemv1.Reasoning) { r.Reserve = 0 }),
+			[]int32{1, stop}, []int32{1}, none},
+		{"no reserve, no budget", base(func(r *tandemv1.Reasoning) { r.Reserve = 0 }), late,
+			[]int32{2, 2, 2, 2, 2, 2, 2, 2}, none},
+		{"hint, then by itself", base(alone), []int32{1, 1, 1, 1, 1, 9, 7, 7, closeToken, 4},
+			[]int32{1, 1, 1, 1, 1, hint, 7, 7, closeToken, 4}, soft},
 		{"hint, then forced", base(alone), slices.Concat(free[:5], late), append(slices.Clone(free), closeToken, 2), hard},
-		{"hint, then by itself at the last moment", base(alone), slices.Concat(free[:70], []int32{closeToken}), append(slices.Clone(free), closeToken, 1), soft},
-		{"hint, then end of turn", base(alone), []int32{1, 1, 1, 1, 1, 9, 7, stop, 4}, []int32{1, 1, 1, 1, 1, hint, 7, closeToken, 4}, hard},
+		{"hint, then by itself at the last moment", base(alone), slices.Concat(free[:70], []int32{closeToken}),
+			append(slices.Clone(free), closeToken, 1), soft},
+		{"hint, then end of turn", base(alone), []int32{1, 1, 1, 1, 1, 9, 7, stop, 4},
+			[]int32{1, 1, 1, 1, 1, hint, 7, closeToken, 4}, hard},
 		{"a long marker by itself", base(long), []int32{1, 10, 10, 11, 12, 4}, []int32{1, 10, 10, 11, 12, 4}, natural},
-		{"a long marker begun at the trigger", base(long), []int32{1, 1, 1, 1, 1, 10, 11, 12, 4}, []int32{1, 1, 1, 1, 1, 10, 11, 12, 4}, natural},
-		{"a long marker broken off at the trigger", base(long), []int32{1, 1, 1, 1, 10, 11, 4, 4, 4, 4, 4}, []int32{1, 1, 1, 1, 10, 11, hint, 10, 11, 12, 4}, hard},
-		{"opened", base(outside), []int32{blank, openToken, 1, closeToken, 4}, []int32{blank, openToken, 1, closeToken, 4}, natural},
-		{"opened and forced", base(outside), []int32{openToken, 1, 1, 1, 1, 1}, []int32{openToken, 1, 1, 1, 1, hint, closeToken, 1}, hard},
-		{"not opened behind visible text", base(outside), []int32{1, openToken, 2, 2, 2, 2, 2, 2, 2, 2}, []int32{1, openToken, 2, 2, 2, 2, 2, 2, 2, 2}, none},
-		{"not opened again", base(), []int32{1, closeToken, openToken, 2, 2, 2, 2, 2, 2, 2, 2, 2}, []int32{1, closeToken, openToken, 2, 2, 2, 2, 2, 2, 2, 2, 2}, natural},
-		{"forced once only", base(), slices.Concat([]int32{1, 1, 1, 1, 1, 9, 9, openToken}, late[:10]), slices.Concat([]int32{1, 1, 1, 1, 1, hint, closeToken, openToken}, late[:10]), hard},
-		{"a reply after closing is its own", base(), slices.Concat([]int32{closeToken}, late), slices.Concat([]int32{closeToken}, late[:60]), natural},
+		{"a long marker begun at the trigger", base(long), []int32{1, 1, 1, 1, 1, 10, 11, 12, 4},
+			[]int32{1, 1, 1, 1, 1, 10, 11, 12, 4}, natural},
+		{"a long marker broken off at the trigger", base(long), []int32{1, 1, 1, 1, 10, 11, 4, 4, 4, 4, 4},
+			[]int32{1, 1, 1, 1, 10, 11, hint, 10, 11, 12, 4}, hard},
+		{"opened", base(outside), []int32{blank, openToken, 1, closeToken, 4},
+			[]int32{blank, openToken, 1, closeToken, 4}, natural},
+		{"opened and forced", base(outside), []int32{openToken, 1, 1, 1, 1, 1},
+			[]int32{openToken, 1, 1, 1, 1, hint, closeToken, 1}, hard},
+		{"not opened after visible text", base(outside), []int32{1, openToken, 2, 2, 2, 2, 2, 2, 2, 2},
+			[]int32{1, openToken, 2, 2, 2, 2, 2, 2, 2, 2}, none},
+		{"not opened again", base(), []int32{1, closeToken, openToken, 2, 2, 2, 2, 2, 2, 2, 2, 2},
+			[]int32{1, closeToken, openToken, 2, 2, 2, 2, 2, 2, 2, 2, 2}, natural},
+		{"forced once only", base(), slices.Concat([]int32{1, 1, 1, 1, 1, 9, 9, openToken}, late[:10]),
+			slices.Concat([]int32{1, 1, 1, 1, 1, hint, closeToken, openToken}, late[:10]), hard},
+		{"a reply after closing is its own", base(), slices.Concat([]int32{closeToken}, late),
+			slices.Concat([]int32{closeToken}, late[:60]), natural},
 	} {
 		g := newGuide(t, c.guide, 200)
 		out, end := generate(g, len(c.want), say(c.sample...))
@@ -163,16 +179,18 @@ func TestClosing(t *testing.T) {
 	}
 }
 
-// TestCalls: a turn may end in reasoning behind a complete call; under a grammar reasoning is closed before a call.
+// TestCalls: a turn may end in reasoning after a complete call; under a grammar reasoning is closed before a call.
 func TestCalls(t *testing.T) {
 	const callOpen, callClose = 34, 33
 	make := func(grammar string, reserve int32) *Guide {
 		o, c := int32(callOpen), int32(callClose)
 		return newGuide(t, &tandemv1.Guide{Grammar: grammar, Reasoning: &tandemv1.Reasoning{
-			Close: []int32{closeToken}, Inside: true, Reserve: reserve, CloseSequence: []int32{hint, closeToken}, CallOpen: &o, CallClose: &c,
+			Close: []int32{closeToken}, Inside: true, Reserve: reserve, CloseSequence: []int32{hint, closeToken},
+			CallOpen: &o, CallClose: &c,
 		}}, 40)
 	}
-	const natural, none, hard = tandemv1.CloseKind_CLOSE_KIND_NATURAL, tandemv1.CloseKind_CLOSE_KIND_NONE, tandemv1.CloseKind_CLOSE_KIND_HARD
+	const natural, none, hard = tandemv1.CloseKind_CLOSE_KIND_NATURAL, tandemv1.CloseKind_CLOSE_KIND_NONE,
+		tandemv1.CloseKind_CLOSE_KIND_HARD
 	for _, c := range []struct {
 		name, grammar string
 		reserve       int32
@@ -181,13 +199,17 @@ func TestCalls(t *testing.T) {
 	}{
 		{"no call", "", 10, []int32{1, stop, 2, stop}, []int32{1, hint, closeToken}, hard},
 		{"call", "", 10, []int32{1, callOpen, 2, callClose, stop}, []int32{1, callOpen, 2, callClose}, none},
-		{"call and whitespace", "", 10, []int32{1, callOpen, 2, callClose, blank, stop}, []int32{1, callOpen, 2, callClose, blank}, none},
-		{"two calls", "", 10, []int32{callOpen, callClose, callOpen, callClose, stop}, []int32{callOpen, callClose, callOpen, callClose}, none},
-		{"text behind a call", "", 10, []int32{callOpen, callClose, 3, stop, 2, stop}, []int32{callOpen, callClose, 3, hint, closeToken}, hard},
+		{"call and whitespace", "", 10, []int32{1, callOpen, 2, callClose, blank, stop},
+			[]int32{1, callOpen, 2, callClose, blank}, none},
+		{"two calls", "", 10, []int32{callOpen, callClose, callOpen, callClose, stop},
+			[]int32{callOpen, callClose, callOpen, callClose}, none},
+		{"text after a call", "", 10, []int32{callOpen, callClose, 3, stop, 2, stop},
+			[]int32{callOpen, callClose, 3, hint, closeToken}, hard},
 		{"open call", "", 10, []int32{callOpen, 2, stop, 2, stop}, []int32{callOpen, 2, hint, closeToken}, hard},
 		{"closed only", "", 10, []int32{callClose, stop, 2, stop}, []int32{callClose, hint, closeToken}, hard},
 		{"with a grammar", `root ::= "bc"`, 10, []int32{4, callOpen, 1, 2, stop}, []int32{4, closeToken, 1, 2}, natural},
-		{"with a grammar and no reserve", `root ::= "bc"`, 0, []int32{4, callOpen, 1, 2, stop}, []int32{4, closeToken, 1, 2}, natural},
+		{"with a grammar and no reserve", `root ::= "bc"`, 0, []int32{4, callOpen, 1, 2, stop},
+			[]int32{4, closeToken, 1, 2}, natural},
 	} {
 		g := make(c.grammar, c.reserve)
 		s, again := g.Start(), g.Start()
@@ -244,7 +266,8 @@ func TestCalls(t *testing.T) {
 func TestReplay(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		r := &tandemv1.Reasoning{
-			Close: rapid.SampledFrom([][]int32{{closeToken}, {1, 2}, {1, 1, 2}}).Draw(rt, "close"), Inside: rapid.Bool().Draw(rt, "inside"),
+			Close:  rapid.SampledFrom([][]int32{{closeToken}, {1, 2}, {1, 1, 2}}).Draw(rt, "close"),
+			Inside: rapid.Bool().Draw(rt, "inside"),
 			Budget: int32(rapid.IntRange(0, 12).Draw(rt, "budget")), Reserve: int32(rapid.IntRange(0, 20).Draw(rt, "reserve")),
 			CloseSequence: rapid.SliceOfN(rapid.SampledFrom([]int32{1, 2, hint, closeToken}), 1, 4).Draw(rt, "sequence"),
 			Open:          rapid.SampledFrom([][]int32{nil, {openToken}, {3, 4}}).Draw(rt, "open"),
@@ -258,7 +281,8 @@ func TestReplay(t *testing.T) {
 			guide.Grammar = "root ::= [a-z \\n]*"
 		}
 		g := newGuide(t, guide, 60)
-		samples := rapid.SliceOfN(rapid.SampledFrom([]int32{1, 2, 3, 4, 5, 6, blank, hint, closeToken, openToken, stop}), 60, 60).Draw(rt, "samples")
+		samples := rapid.SliceOfN(rapid.SampledFrom([]int32{1, 2, 3, 4, 5, 6, blank, hint, closeToken, openToken, stop}),
+			60, 60).Draw(rt, "samples")
 		s, again := g.Start(), g.Start()
 		closed := 0
 		for i, sample := range samples {
@@ -295,10 +319,11 @@ func TestReplay(t *testing.T) {
 // TestMasks: a mask and Allows agree on every token, with grammars, bans, markers to open, and ends of turns.
 func TestMasks(t *testing.T) {
 	for name, m := range map[string]*tandemv1.Guide{
-		"grammar":   {Grammar: `root ::= "a"? ("b" | "cd"){1,3}`},
-		"banned":    {BannedTokens: []int32{0, 31, 32, 38}},
-		"both":      {Grammar: `root ::= [a-f]+ <[36]>?`, BannedTokens: []int32{2, 36}},
-		"reasoning": {Grammar: `root ::= "ab"+`, Reasoning: &tandemv1.Reasoning{Open: []int32{openToken, 3}, Close: []int32{closeToken}}},
+		"grammar": {Grammar: `root ::= "a"? ("b" | "cd"){1,3}`},
+		"banned":  {BannedTokens: []int32{0, 31, 32, 38}},
+		"both":    {Grammar: `root ::= [a-f]+ <[36]>?`, BannedTokens: []int32{2, 36}},
+		"reasoning": {Grammar: `root ::= "ab"+`,
+			Reasoning: &tandemv1.Reasoning{Open: []int32{openToken, 3}, Close: []int32{closeToken}}},
 	} {
 		g := newGuide(t, m, 100)
 		rng := rand.New(rand.NewPCG(1, 2))

@@ -74,7 +74,8 @@ func (g *Guide) fillContent(k Key, dst []uint32) error {
 
 // Ended tells that the content is complete and nothing may follow, not even the end of the turn.
 func (g *Guide) Ended(s State) bool {
-	if g.grammar == nil || s.inside || s.phase != freely || s.content == nil || !g.grammar.Accepts(s.content) || g.opens(s) >= 0 {
+	if g.grammar == nil || s.inside || s.phase != freely || s.content == nil ||
+		!g.grammar.Accepts(s.content) || g.opens(s) >= 0 {
 		return false
 	}
 	if len(g.stop) > 0 {
@@ -84,7 +85,7 @@ func (g *Guide) Ended(s State) bool {
 	return err == nil && m.Count == 0
 }
 
-// Allows tells whether a token may follow a state, and gives the state behind it if the row samples it.
+// Allows tells whether a token may follow a state, and gives the state after it if the row samples it.
 func (g *Guide) Allows(s State, token int32) (State, bool) {
 	got, after := g.Resolve(s, token)
 	if got != token {
@@ -97,14 +98,15 @@ func (g *Guide) Allows(s State, token int32) (State, bool) {
 		return s, false
 	case g.grammar != nil && after.content == nil:
 		return s, false
-	case g.grammar != nil && slices.Contains(g.stop, token) && !g.grammar.Accepts(s.content) && g.grammar.Advance(s.content, token) == nil:
+	case g.grammar != nil && slices.Contains(g.stop, token) && !g.grammar.Accepts(s.content) &&
+		g.grammar.Advance(s.content, token) == nil:
 		return s, false
 	}
 	return after, true
 }
 
-// Continuation appends the tokens that are likely to follow because the grammar leaves no choice: the bytes are certain, how
-// they are cut into tokens is a guess.
+// Continuation appends the tokens that are likely to follow because the grammar leaves no choice: the bytes are
+// certain, how they are cut into tokens is a guess.
 func (g *Guide) Continuation(s State, dst []int32, limit int) []int32 {
 	if g.grammar == nil || s.inside || s.phase != freely || s.content == nil || g.text.Encode == nil {
 		return dst
@@ -127,7 +129,7 @@ func (g *Guide) Continuation(s State, dst []int32, limit int) []int32 {
 // maxForced bytes of a continuation.
 const maxForced = 256
 
-// closed tells whether the text is complete behind the bytes.
+// closed tells whether the text is complete after the bytes.
 func (g *Guide) closed(s State, text []byte) bool {
 	return g.grammar.Accepts(g.grammar.AdvanceBytes(s.content, text))
 }

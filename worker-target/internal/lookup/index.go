@@ -6,7 +6,7 @@ const (
 	// MinGram and MaxGram are the fewest and most tokens that an occurrence is found by. One token says little: on texts
 	// of the demonstration models it predicts the next in 2 of 10 cases, two tokens in 6 of 10.
 	MinGram, MaxGram = 2, 6
-	// MaxMatched bounds Matched: longer ones foretell no better.
+	// MaxMatched bounds Matched: longer ones predict no better.
 	MaxMatched = 32
 
 	grams    = MaxGram - MinGram + 1

@@ -48,7 +48,7 @@ T = list(tokens(SRC))
 OPEN, CLOSE = "([{", ")]}"
 
 def group(i):
-    """T[i] is an opening bracket: the index behind its partner."""
+    """T[i] is an opening bracket: the index after its partner."""
     depth = 0
     while True:
         k, v, _ = T[i]

@@ -34,7 +34,8 @@ func Draw(t *rapid.T) Output {
 		events = append(events, call(t, i)...)
 		pieces(emit.Content)
 	}
-	out := Output{Choice: generate.Choice{Finish: generate.FinishStop}, Usage: generate.Usage{PromptTokens: 20, CachedTokens: 8, CompletionTokens: 9}}
+	out := Output{Choice: generate.Choice{Finish: generate.FinishStop},
+		Usage: generate.Usage{PromptTokens: 20, CachedTokens: 8, CompletionTokens: 9}}
 	switch {
 	case rapid.Bool().Draw(t, "length"):
 		out.Choice.Finish = generate.FinishLength
@@ -65,7 +66,8 @@ func call(t *rapid.T, index int) []emit.Event {
 	if err != nil {
 		panic(err)
 	}
-	c := &toolcall.Call{Index: index, ID: fmt.Sprintf("call_%d", index), Name: tool.Name, Tool: tool, Arguments: string(args)}
+	c := &toolcall.Call{Index: index, ID: fmt.Sprintf("call_%d", index), Name: tool.Name, Tool: tool,
+		Arguments: string(args)}
 	events := []emit.Event{{Kind: emit.ToolStart, Call: c}}
 	runes := []rune(string(args))
 	for len(runes) > 0 {

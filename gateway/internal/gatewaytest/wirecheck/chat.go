@@ -179,7 +179,8 @@ func (s *chatState) call(t any) error {
 	}
 	switch i := num(t, "index"); {
 	case i == len(s.Calls):
-		if !strings.HasPrefix(str(t, "id"), "call_") || str(t, "type") != map[bool]string{false: "function", true: "custom"}[custom] || str(f, "name") == "" {
+		if !strings.HasPrefix(str(t, "id"), "call_") ||
+			str(t, "type") != map[bool]string{false: "function", true: "custom"}[custom] || str(f, "name") == "" {
 			return fmt.Errorf("call %d begins with %v", i, t)
 		}
 		if str(f, args) != "" {

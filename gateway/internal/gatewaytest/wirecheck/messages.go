@@ -106,7 +106,8 @@ func (s *messagesState) open(d map[string]any) error {
 	}
 	s.begun++
 	b := obj(d, "content_block")
-	want := map[string][]string{"thinking": {"thinking", "signature"}, "text": {"text"}, "tool_use": {"id", "name", "input"}}[str(b, "type")]
+	want := map[string][]string{"thinking": {"thinking", "signature"}, "text": {"text"},
+		"tool_use": {"id", "name", "input"}}[str(b, "type")]
 	if want == nil {
 		return fmt.Errorf("block of type %q", str(b, "type"))
 	}
@@ -188,7 +189,8 @@ func (s *messagesState) end(d map[string]any) error {
 	if err := has(delta, "stop_reason", "stop_sequence"); err != nil {
 		return err
 	}
-	if err := has(d["usage"], "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"); err != nil {
+	if err := has(d["usage"], "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens",
+		"output_tokens"); err != nil {
 		return err
 	}
 	calls := 0

@@ -100,9 +100,10 @@ func (s *responsesState) event(e Event) error {
 }
 
 func (s *responsesState) begin(r map[string]any) error {
-	if err := has(r, "id", "object", "created_at", "status", "error", "incomplete_details", "instructions", "max_output_tokens", "model",
-		"output", "parallel_tool_calls", "previous_response_id", "reasoning", "store", "temperature", "text", "tool_choice", "tools", "top_p",
-		"truncation", "usage", "metadata"); err != nil {
+	if err := has(r, "id", "object", "created_at", "status", "error", "incomplete_details", "instructions",
+		"max_output_tokens", "model",
+		"output", "parallel_tool_calls", "previous_response_id", "reasoning", "store", "temperature", "text",
+		"tool_choice", "tools", "top_p", "truncation", "usage", "metadata"); err != nil {
 		return err
 	}
 	if r["status"] != "in_progress" || r["output"] == nil || len(list(r, "output")) != 0 {
@@ -118,7 +119,8 @@ func (s *responsesState) begin(r map[string]any) error {
 }
 
 // prefixes of item ids by type
-var itemPrefix = map[string]string{"reasoning": "rs_", "message": "msg_", "function_call": "fc_", "custom_tool_call": "ctc_"}
+var itemPrefix = map[string]string{"reasoning": "rs_", "message": "msg_", "function_call": "fc_",
+	"custom_tool_call": "ctc_"}
 
 func (s *responsesState) open(d map[string]any) error {
 	if s.item != nil {
@@ -132,7 +134,8 @@ func (s *responsesState) open(d map[string]any) error {
 	if !ok || !strings.HasPrefix(str(it, "id"), prefix) {
 		return fmt.Errorf("item of type %q with id %q", str(it, "type"), str(it, "id"))
 	}
-	if str(it, "status") != "in_progress" || len(list(it, "content")) != 0 || str(it, "arguments") != "" || str(it, "input") != "" {
+	if str(it, "status") != "in_progress" || len(list(it, "content")) != 0 || str(it, "arguments") != "" ||
+		str(it, "input") != "" {
 		return errors.New("the item does not begin empty and in progress")
 	}
 	s.item, s.part, s.summary, s.text, s.sumText = it, nil, nil, "", ""
@@ -254,7 +257,8 @@ func (s *responsesState) end(kind string, r map[string]any) error {
 		// Only a call that was cut off has no end.
 		return errors.New("the response ends inside an item")
 	}
-	status := map[string][]string{"response.completed": {"completed"}, "response.incomplete": {"incomplete", "cancelled"}, "response.failed": {"failed"}}[kind]
+	status := map[string][]string{"response.completed": {"completed"}, "response.incomplete": {"incomplete", "cancelled"},
+		"response.failed": {"failed"}}[kind]
 	if st := str(r, "status"); !slices.Contains(status, st) {
 		return fmt.Errorf("status %q", st)
 	}

@@ -1,6 +1,6 @@
-// Package wirecheck judges streamed answers: framing of the events, the grammar of each dialect (docs/spec/http-api.md §11.4,
-// §13.4, §14.3), and that the deltas spell what the closing events say. Each checker returns the answer put together from its
-// events, for comparison with the answer in one piece.
+// Package wirecheck judges streamed answers: framing of the events, the grammar of each dialect (docs/spec/http-api.md
+// §11.4, §13.4, §14.3), and that the deltas spell what the closing events say. Each checker returns the answer put
+// together from its events, for comparison with the answer in one piece.
 package wirecheck
 
 import (

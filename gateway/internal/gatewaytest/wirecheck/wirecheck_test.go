@@ -29,14 +29,15 @@ func TestChat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []Choice{{Content: "Look.", Reasoning: "why", Calls: []Call{{ID: "call_1", Name: "f", Arguments: "{}"}}, Finish: "tool_calls"}}
+	want := []Choice{{Content: "Look.", Reasoning: "why", Calls: []Call{{ID: "call_1", Name: "f", Arguments: "{}"}},
+		Finish: "tool_calls"}}
 	if d := cmp.Diff(want, got.Choices); d != "" {
 		t.Error(d)
 	}
 }
 
-// Every event counts: without it, or with it twice, the stream is refused or says something else. Only a second role chunk says
-// nothing, as a keep-alive, and usage may be left out.
+// Every event counts: without it, or with it twice, the stream is refused or says something else. Only a second role
+// chunk says nothing, as a keep-alive, and usage may be left out.
 func TestChatNoticesEveryEvent(t *testing.T) {
 	whole, err := Chat([]byte(strings.Join(transcript, "")), 1)
 	if err != nil {
@@ -56,8 +57,8 @@ func TestChatNoticesEveryEvent(t *testing.T) {
 
 func TestParseRefusesBrokenFraming(t *testing.T) {
 	for _, body := range []string{
-		"data: {}\n", "data: {}", "{}\n\n", "event: a\n\n", "event: a\ndata: {}\ndata: {}\n\n", "data: {\n\n", ": comment\n\n", "data: {}\n\n\ndata: {}\n\n",
-		"id: 1\ndata: {}\n\n", "data:{}\n\n",
+		"data: {}\n", "data: {}", "{}\n\n", "event: a\n\n", "event: a\ndata: {}\ndata: {}\n\n", "data: {\n\n",
+		": comment\n\n", "data: {}\n\n\ndata: {}\n\n", "id: 1\ndata: {}\n\n", "data:{}\n\n",
 	} {
 		if evs, err := Parse([]byte(body)); err == nil {
 			t.Errorf("%q is taken as %v", body, evs)

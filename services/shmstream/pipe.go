@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// words steer one lane. Both processes see them; each counter has its own cache line.
+// words are the shared counters of one pipe; each has a cache line of its own.
 type words struct {
 	head atomic.Uint64 // bytes written
 	_    [56]byte
 	tail atomic.Uint64 // bytes read
 	_    [56]byte
-	// Someone sleeps until there are bytes, until there is room: the sleeper counts himself in, whoever changes what he waits
-	// for changes the word and wakes.
+	// A sleeper counts itself in and waits for bytes or for room; whoever changes what it
+	// waits for changes the word and wakes.
 	bytes bell
 	room  bell
 	ended atomic.Uint32 // the writer will write no more
@@ -42,8 +42,8 @@ const prefixBytes = 4 // length of a message
 // oversleep bounds a sleep, should a peer die between its change and its ring. Tests change it.
 var oversleep = time.Second
 
-// spin is how long a reader looks before it sleeps, where there are processors to spare: the answer is often near, and a
-// processor that sleeps takes its time to wake.
+// spin is how long a reader polls before it sleeps, where there are processors to spare: the answer is often near, and
+// a processor that sleeps takes its time to wake.
 var spin = func() time.Duration {
 	if runtime.NumCPU() > 4 {
 		return 20 * time.Microsecond
@@ -57,21 +57,21 @@ var (
 	errCorrupt = errors.New("counters of the shared memory are out of bounds")
 )
 
-// lane is one direction of a stream: a ring of bytes with one writer and one reader.
-type lane struct {
+// pipe is one direction of a stream: a ring of bytes with one writer and one reader.
+type pipe struct {
 	*words
 	data []byte
 	side *side
 }
 
-// side is what both lanes of this end of the stream share.
+// side is what both pipes of this end of the stream share.
 type side struct {
 	closed atomic.Bool // all calls are to return
 	over   atomic.Bool // the peer is done: what is in the ring is all there will be, and nobody reads any more
 }
 
 // write appends the pieces of a message whose bytes are total in all.
-func (l *lane) write(pieces [][]byte, total int) error {
+func (l *pipe) write(pieces [][]byte, total int) error {
 	if l.side.over.Load() {
 		return errEnded
 	}
@@ -90,13 +90,13 @@ func (l *lane) write(pieces [][]byte, total int) error {
 	return nil
 }
 
-func (l *lane) publish(head uint64) {
+func (l *pipe) publish(head uint64) {
 	l.head.Store(head)
 	l.bytes.ring()
 }
 
 // put copies p into the ring; what is in it becomes visible when the ring is full, else with publish.
-func (l *lane) put(head *uint64, p []byte) error {
+func (l *pipe) put(head *uint64, p []byte) error {
 	size := uint64(len(l.data))
 	for len(p) > 0 {
 		used := *head - l.tail.Load()
@@ -119,7 +119,7 @@ func (l *lane) put(head *uint64, p []byte) error {
 }
 
 // read returns the next message in buf or in a larger slice.
-func (l *lane) read(buf []byte, limit int) ([]byte, error) {
+func (l *pipe) read(buf []byte, limit int) ([]byte, error) {
 	var prefix [prefixBytes]byte
 	tail := l.tail.Load()
 	if err := l.get(&tail, prefix[:]); err != nil {
@@ -140,13 +140,13 @@ func (l *lane) read(buf []byte, limit int) ([]byte, error) {
 	return buf, nil
 }
 
-func (l *lane) release(tail uint64) {
+func (l *pipe) release(tail uint64) {
 	l.tail.Store(tail)
 	l.room.ring()
 }
 
 // get copies from the ring to p; what was read becomes room when the ring is empty, else with release.
-func (l *lane) get(tail *uint64, p []byte) error {
+func (l *pipe) get(tail *uint64, p []byte) error {
 	size := uint64(len(l.data))
 	for len(p) > 0 {
 		there := l.head.Load() - *tail
@@ -169,7 +169,7 @@ func (l *lane) get(tail *uint64, p []byte) error {
 }
 
 // sleep waits until ready, looking for a while before it sleeps.
-func (l *lane) sleep(b *bell, look time.Duration, ready func() bool) error {
+func (l *pipe) sleep(b *bell, look time.Duration, ready func() bool) error {
 	if look > 0 {
 		for start := time.Now(); time.Since(start) < look; {
 			if ready() {
@@ -194,13 +194,13 @@ func (l *lane) sleep(b *bell, look time.Duration, ready func() bool) error {
 }
 
 // end says that nothing more will be written.
-func (l *lane) end() {
+func (l *pipe) end() {
 	l.ended.Store(1)
 	l.rouse()
 }
 
 // rouse makes all who sleep look again, on either side.
-func (l *lane) rouse() {
+func (l *pipe) rouse() {
 	for _, b := range []*bell{&l.bytes, &l.room} {
 		atomic.AddUint32(&b.word, 1)
 		wake(&b.word)

@@ -1,0 +1,162 @@
+package tools
+
+import (
+	"go/scanner"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// replaced are words that docs/english.md replaces, each with the word to use.
+var replaced = []struct{ word, use string }{
+	{`soundings?`, "probe"},
+	{`promised (?:nodes|tokens)|beliefs?`, "prior, calibration or acceptance"},
+	{`foretell(?:s|ing)?|foretold`, "predict, or prompt lookup"},
+	{`owed`, "pending"},
+	{`anew`, "again"},
+	{`hears of`, "gets, or is told by name"},
+	{`surroundings`, "caller, or dependencies"},
+	{`(?:no|all) lanes? (?:is|are) free|lanes? of a worker`, "slot"},
+	{`guided (?:step|request|round)`, "constrained"},
+	{`prefill (?:role|worker)`, "scorer"},
+	{`wish(?:es)? (?:about|of|for)`, "settings, or what is asked for"},
+}
+
+// allowedWords are files in which a replaced word stays, with the reason.
+var allowedWords = map[string]string{
+	"docs/english.md": "the list itself",
+	"worker-target/internal/auto/golden_test.go": "the method Foretold, which decode calls",
+	"worker-target/internal/auto/lookup.go":      "the method Foretold, which decode calls",
+	"worker-target/internal/auto/lookup_test.go": "the method Foretold, which decode calls",
+}
+
+// reworked are folders that are being rebuilt; their words and their width follow when they have settled.
+var reworked = regexp.MustCompile(`^(native|worker-target/internal/(decode|batch|server)|` +
+	`services/engine|tools/protoc-gen-tandemwire)/`)
+
+// TestGlossary: no tracked text has a word that docs/english.md replaces.
+func TestGlossary(t *testing.T) {
+	root, files := tracked(t, ".go", ".md", ".proto", ".py", ".sh", ".yaml", ".yml")
+	var list []*regexp.Regexp
+	for _, r := range replaced {
+		list = append(list, regexp.MustCompile(`(?i)\b(?:`+r.word+`)\b`))
+	}
+	used := map[string]bool{}
+	for _, file := range files {
+		if strings.HasSuffix(file, ".pb.go") || reworked.MatchString(file) || file == "tests/tools/words_test.go" {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, l := range strings.Split(string(data), "\n") {
+			for k, re := range list {
+				word := re.FindString(l)
+				if word == "" {
+					continue
+				}
+				if used[file] = true; allowedWords[file] == "" {
+					t.Errorf("%s:%d: %q: say %s", file, i+1, word, replaced[k].use)
+				}
+			}
+		}
+	}
+	for file := range allowedWords {
+		if !used[file] {
+			t.Errorf("%s has none of the words: take it off the list", file)
+		}
+	}
+}
+
+const (
+	// columns of a line of Go.
+	columns = 120
+	// A literal of so many columns, or a line of a raw string, stays whole: help texts, JSON of tests, digests.
+	wholeLiteral = 60
+)
+
+// aligned are the spaces by which gofmt aligns values and comments: they are not counted.
+var aligned = regexp.MustCompile(` {2,}`)
+
+// wide returns the lines of a Go file that have too many columns and could have been broken.
+func wide(src []byte) (lines []int) {
+	text := strings.Split(string(src), "\n")
+	whole := map[int]bool{}
+	files := token.NewFileSet()
+	file := files.AddFile("", -1, len(src))
+	var s scanner.Scanner
+	s.Init(file, src, nil, scanner.ScanComments)
+	for {
+		pos, tok, lit := s.Scan()
+		if tok == token.EOF {
+			break
+		}
+		line := file.Line(pos)
+		switch {
+		case tok == token.STRING && strings.Contains(lit, "\n"):
+			for i := range strings.Count(lit, "\n") + 1 {
+				whole[line+i] = true
+			}
+		case tok == token.STRING && utf8.RuneCountInString(lit) >= wholeLiteral:
+			whole[line] = true
+		case tok == token.COMMENT && (strings.HasPrefix(lit, "//\t") || strings.HasPrefix(lit, "//go:")):
+			whole[line] = true // code and directives
+		}
+	}
+	for i, l := range text {
+		if utf8.RuneCountInString(aligned.ReplaceAllString(l, " ")) > columns && !whole[i+1] {
+			lines = append(lines, i+1)
+		}
+	}
+	return lines
+}
+
+// wideSignatures are lines that hold nothing but a method with generated names of its protocol.
+var wideSignatures = regexp.MustCompile(`^func \(\w+ \*\w+\) \w+\(stream grpc\.\w+\[`)
+
+// TestGoIsWrapped: lines of Go have at most 120 columns.
+func TestGoIsWrapped(t *testing.T) {
+	root, files := tracked(t, ".go")
+	for _, file := range files {
+		if strings.HasSuffix(file, ".pb.go") || reworked.MatchString(file) || strings.Contains(file, "generated") {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := strings.Split(string(data), "\n")
+		for _, n := range wide(data) {
+			if !wideSignatures.MatchString(text[n-1]) {
+				t.Errorf("%s:%d has %d columns", file, n, utf8.RuneCountInString(text[n-1]))
+			}
+		}
+	}
+}
+
+// TestWide holds the check itself: code and comments are found, literals are not.
+func TestWide(t *testing.T) {
+	long := strings.Repeat("x", 130)
+	words := strings.Repeat("a, ", 50)
+	for name, c := range map[string]struct {
+		src  string
+		want int
+	}{
+		"comment":    {"package p\n\n// " + words + "\nvar a int\n", 3},
+		"code":       {"package p\n\nvar a = f(" + words + "a)\n", 3},
+		"literal":    {"package p\n\nvar a = \"" + long + "\"\n", 0},
+		"raw string": {"package p\n\nvar a = `x\n" + words + "\n`\n", 0},
+		"code block": {"package p\n\n//\t" + words + "\nvar a int\n", 0},
+		"narrow":     {"package p\n\nvar a = 1 // short\n", 0},
+	} {
+		got := wide([]byte(c.src))
+		if c.want == 0 && len(got) > 0 || c.want > 0 && (len(got) != 1 || got[0] != c.want) {
+			t.Errorf("%s: %v, want %d", name, got, c.want)
+		}
+	}
+}
