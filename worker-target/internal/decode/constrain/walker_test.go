@@ -71,10 +71,14 @@ func TestFit(t *testing.T) {
 		choices  string // of the target along the walk
 		walked   string
 	}{
-		"no constraint":             {proposed: []string{"qq", "r"}, rows: 9, want: []string{"qq", "r"}, choices: "qqq", walked: "qq"},
-		"allowed":                   {grammar: `root ::= [a-c]+`, proposed: []string{"ab", "ca"}, rows: 9, want: []string{"ab", "ca"}, choices: "cab", walked: "ca"},
-		"forbidden at once":         {grammar: `root ::= [a-c]+`, proposed: []string{"xa", "b"}, rows: 9, want: []string{"b"}, cut: true, choices: "ba", walked: "b"},
-		"forbidden below":           {grammar: `root ::= [a-c]+`, proposed: []string{"axc"}, rows: 9, want: []string{"a"}, cut: true, choices: "bb", walked: ""},
+		"no constraint":     {proposed: []string{"qq", "r"}, rows: 9, want: []string{"qq", "r"}, choices: "qqq", walked: "qq"},
+		"allowed":           {grammar: `root ::= [a-c]+`, proposed: []string{"ab", "ca"}, rows: 9, want: []string{"ab", "ca"}, choices: "cab", walked: "ca"},
+		"forbidden at once": {grammar: `root ::= [a-c]+`, proposed: []string{"xa", "b"}, rows: 9, want: []string{"b"}, cut: true, choices: "ba", walked: "b"},
+		"forbidden below":   {grammar: `root ::= [a-c]+`, proposed: []string{"axc"}, rows: 9, want: []string{"a"}, cut: true, choices: "bb", walked: ""},
+		"beside a forbidden path": {
+			grammar: `root ::= "abc" | "bde"`, proposed: []string{"axbc", "bd"}, rows: 9, noGuess: true,
+			want: []string{"a", "bd"}, cut: true, choices: "bdx", walked: "bd",
+		},
 		"text without a choice":     {grammar: branches, rows: 9, want: []string{"ab"}, added: true, choices: "abx", walked: "ab"},
 		"after a proposal":          {grammar: branches, proposed: []string{"abc"}, rows: 9, want: []string{"abcdefz"}, added: true, choices: "abcdefz", walked: "abcdefz"},
 		"no guesses":                {grammar: branches, proposed: []string{"abc"}, rows: 9, noGuess: true, want: []string{"abc"}, choices: "abcd", walked: "abc"},
@@ -163,37 +167,48 @@ func TestRowsAreLimited(t *testing.T) {
 	}
 }
 
-// TestForced: closing reasoning is forced on the walk and on replays alike, whatever was sampled.
+// TestForced: closing reasoning is forced on the walk and on replays alike, whatever was sampled. A close marker that is
+// forced where it might have been chosen is told apart by what was sampled.
 func TestForced(t *testing.T) {
-	reasoning := &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{
-		Close: []int32{shut}, Inside: true, Budget: 2, Reserve: 1, CloseSequence: []int32{29, shut},
-	}}
-	var w, again Walker
-	w.Start(newGuide(t, reasoning), true)
-	again.Start(newGuide(t, reasoning), true)
-	var out []int32
-	closed := -1
-	for i := range 6 {
-		if certain := i == 2 || i == 3; w.Certain() != certain {
-			t.Errorf("token %d: certain %v", i, w.Certain())
-		}
-		token, closes := w.Resolve(5)
-		if closes {
-			closed = i
-		}
-		if again.Sampling(token) {
-			again.SetChosen(5)
-		}
-		if err := again.Replay(token, i); err != nil {
-			t.Errorf("token %d: %v", i, err)
-		}
-		out = append(out, token)
-	}
-	if want := []int32{5, 5, 29, shut, 5, 5}; !slices.Equal(out, want) || closed != 3 {
-		t.Errorf("%v, closed at %d", out, closed)
-	}
-	if w.Kind() != again.Kind() || w.Kind() != tandemv1.CloseKind_CLOSE_KIND_HARD {
-		t.Errorf("closed %v, replayed %v", w.Kind(), again.Kind())
+	for name, c := range map[string]struct {
+		sequence, want []int32
+		closed         int
+	}{
+		"with a hint": {sequence: []int32{29, shut}, want: []int32{5, 5, 29, shut, 5, 5}, closed: 3},
+		"at once":     {sequence: []int32{shut}, want: []int32{5, 5, shut, 5, 5, 5}, closed: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newGuide(t, &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{
+				Close: []int32{shut}, Inside: true, Budget: 2, Reserve: 1, CloseSequence: c.sequence,
+			}})
+			var w, again Walker
+			w.Start(g, true)
+			again.Start(g, true)
+			var out []int32
+			closed := -1
+			for i := range c.want {
+				if certain := i >= 2 && i <= c.closed; w.Certain() != certain {
+					t.Errorf("token %d: certain %v", i, w.Certain())
+				}
+				token, closes := w.Resolve(5)
+				if closes {
+					closed = i
+				}
+				if again.Sampling(token) {
+					again.SetChosen(5)
+				}
+				if err := again.Replay(token, i); err != nil {
+					t.Errorf("token %d: %v", i, err)
+				}
+				out = append(out, token)
+			}
+			if !slices.Equal(out, c.want) || closed != c.closed {
+				t.Errorf("%v, closed at %d", out, closed)
+			}
+			if w.Kind() != again.Kind() || w.Kind() != tandemv1.CloseKind_CLOSE_KIND_HARD {
+				t.Errorf("closed %v, replayed %v", w.Kind(), again.Kind())
+			}
+		})
 	}
 	var strict Walker
 	strict.Start(newGuide(t, &tandemv1.Guide{Grammar: `root ::= "a"`}), true)

@@ -29,7 +29,8 @@ func (s *sink) Committed(tokens []int32, logprobs []*tandemv1.PositionLogprobs, 
 // handed over, and how reasoning closed is told with its round alone.
 func TestOutput(t *testing.T) {
 	var o Output
-	for range 2 { // what an earlier request left does not count
+	o.Start(Request{Stop: []int32{2, 4}}, &sink{}) // an earlier request's stop tokens do not count
+	for range 2 {                                  // nor does what it left
 		var s sink
 		o.Start(Request{Max: 9, Committed: []int32{1}, Stop: []int32{7}, Arrived: time.Now()}, &s)
 		if emitted, first, decode := o.Figures(); emitted != 0 || first != 0 || decode != 0 {
