@@ -81,7 +81,7 @@ func (w *world) run(p *Policy, n int) (total float64, rounds [kinds]int) {
 
 // round runs one plan where n tokens are wanted.
 func (w *world) round(p *Policy, plan Plan, n int) (total float64, tokens int) {
-	if plan.Sound {
+	if plan.Probe {
 		return w.probe(p, plan, n)
 	}
 	var t ddtree.Tree
@@ -122,7 +122,7 @@ func (w *world) probe(p *Policy, plan Plan, n int) (total float64, tokens int) {
 	}
 	w.drafted = true
 	if tokens >= n || tokens >= len(path) || tokens+1 >= t.Len() {
-		p.Sounded(&t, min(tokens, len(path), t.Len()-1), path[:min(tokens+1, len(path))], 100)
+		p.Probed(&t, min(tokens, len(path), t.Len()-1), path[:min(tokens+1, len(path))], 100)
 		return total, tokens
 	}
 	rest.Reset(t.Tokens[tokens])
@@ -145,7 +145,7 @@ func (w *world) probe(p *Policy, plan Plan, n int) (total float64, tokens int) {
 	got := min(len(path)-tokens, rows)
 	plan.Kind = Chain
 	p.Observe(&Round{Plan: plan, Length: 100, Rows: rows, Verify: ms(step), Path: path[:got]})
-	p.Sounded(&t, min(tokens+rows-1, len(path), t.Len()-1), path[:min(tokens+got, len(path))], 100)
+	p.Probed(&t, min(tokens+rows-1, len(path), t.Len()-1), path[:min(tokens+got, len(path))], 100)
 	return total + step, tokens + got
 }
 
@@ -287,9 +287,9 @@ func TestForgivesAHang(t *testing.T) {
 	w.run(p, 400) // plain, with probes
 	for hung := false; !hung; {
 		plan := p.Next(100, worldBlock, 0)
-		if hung = plan.Sound; hung { // the machine swapped for a second
+		if hung = plan.Probe; hung { // the machine swapped for a second
 			p.Observe(&Round{Plan: plan, Length: 100, Rows: 1, Verify: ms(1200)})
-			p.Sounded(nil, 0, nil, 100)
+			p.Probed(nil, 0, nil, 100)
 			break
 		}
 		p.Observe(&Round{Plan: plan, Length: 100, Rows: 1, Verify: ms(w.verify(1))})
@@ -297,9 +297,9 @@ func TestForgivesAHang(t *testing.T) {
 	asked := 0
 	for range 800 {
 		plan := p.Next(100, worldBlock, 0)
-		if plan.Sound || plan.Kind != Plain {
+		if plan.Probe || plan.Kind != Plain {
 			asked++
-			p.Sounded(nil, 0, nil, 100)
+			p.Probed(nil, 0, nil, 100)
 			plan = Plan{}
 		}
 		p.Observe(&Round{Plan: plan, Length: 100, Rows: 1, Verify: ms(w.verify(1))})

@@ -28,7 +28,7 @@ func TestAnyBlock(t *testing.T) {
 			p.Held(100, limit)
 			for range 3 {
 				plan := p.Next(100, limit, rng.IntN(3))
-				if plan.Kind == Plain && !plan.Sound {
+				if plan.Kind == Plain && !plan.Probe {
 					p.Observe(&Round{Plan: plan, Length: 100, Rows: 1, Verify: time.Millisecond})
 					continue
 				}
@@ -41,8 +41,8 @@ func TestAnyBlock(t *testing.T) {
 				for node := range min(plan.Budget, plan.Block-1) {
 					tree.Add(int32(node), int32(node), -float32(node)/10)
 				}
-				if plan.Sound {
-					p.Sounded(&tree, min(1, tree.Nodes()), []int32{0}, 100)
+				if plan.Probe {
+					p.Probed(&tree, min(1, tree.Nodes()), []int32{0}, 100)
 					continue
 				}
 				p.Cut(&tree, plan, 100)

@@ -54,7 +54,7 @@ func (p *Policy) settle(r *Round, verify float64) {
 		p.m.started = true
 		return
 	}
-	tokens := float64(len(r.Path) + r.Beyond)
+	tokens := float64(len(r.Path) + r.Extended)
 	predicted := p.speed * (verify + (r.Draft + r.CatchUp).Seconds())
 	g := &p.m.calibration[p.last]
 	g.fade(1 - 1.0/calibrationMemory)
@@ -69,7 +69,7 @@ func (p *Policy) settle(r *Round, verify float64) {
 // without the draft is known.
 func (p *Policy) remember(r *Round, verify, predicted float64) {
 	c := &p.m.costs
-	tokens, token := float64(len(r.Path)+r.Beyond), p.tokenCost(r.Length)
+	tokens, token := float64(len(r.Path)+r.Extended), p.tokenCost(r.Length)
 	if p.shadow.tokens > 0 {
 		tokens = p.shadow.rounds * c.plainRound(r.Length) / token
 	}

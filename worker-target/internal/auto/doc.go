@@ -21,6 +21,16 @@
 // the draft's probabilities along the path. Each is corrected by how often nodes of that probability were accepted once
 // their parents were.
 //
+// A proposal, and what becomes of it where the draft takes D = 5 ms and a step of n rows V(n) = 20 + 2 (n - 1) ms:
+//
+//	anchor ─┬─ the .60 ─┬─ cat .50 ─── sat .40        rows  node added  p    1 + sum of p  ms  tokens/s
+//	        │           └─ dog .30                    1     plain                    1.00  20      50.0
+//	        └─ a .20                                  2     the         .60          1.60  27      59.3
+//	                                                  3     cat         .30          1.90  29      65.5
+//	                                                  4     a           .20          2.10  31      67.7
+//	                                                  5     dog         .18          2.28  33      69.1  taken
+//	                                                  6     sat         .12          2.40  35      68.6  sat is cut
+//
 // A proposal is many tests at once. What the draft claims of the nodes of its chain, corrected in the same way, counts
 // beside the few nodes that the target's choices decide. So a text that the draft does not predict shows within a round
 // or two.

@@ -154,7 +154,7 @@ func (r *reading) round(plan Plan) {
 	wait := 0.0
 	beside := r.probe != nil
 	switch {
-	case plan.Sound && r.probe == nil:
+	case plan.Probe && r.probe == nil:
 		r.probe, r.plan, r.soundAt, r.works = r.propose(plan), plan, r.at, r.draft(plan.Block)+r.unread
 		r.unread, beside = 0, true
 	case plan.Kind == Lookup:
@@ -182,7 +182,7 @@ func (r *reading) round(plan Plan) {
 		}
 		leaf := int32(t.Nodes())
 		found, matched := r.index.Behind(t.Tokens[1:], nil, r.left()-t.Nodes())
-		for _, token := range found[:r.p.Prolong(&t, leaf, matched, len(found), length)] {
+		for _, token := range found[:r.p.Extend(&t, leaf, matched, len(found), length)] {
 			leaf = whole.Add(token, leaf, 0)
 		}
 	}
@@ -190,7 +190,7 @@ func (r *reading) round(plan Plan) {
 	path := r.follow(&whole, r.at, len(r.text.Greedy))
 	if round.Tree != nil {
 		round.Path = path[:min(len(path), t.Len())]
-		round.Beyond = len(path) - len(round.Path)
+		round.Extended = len(path) - len(round.Path)
 	}
 	took := r.verify(round.Rows)
 	reads := r.sent && r.unread > 0
@@ -214,18 +214,18 @@ func (r *reading) round(plan Plan) {
 	round.Verify = ms(took)
 	r.ms += took + wait
 	n := min(len(path), r.left())
-	looked := make([]Look, 0, n)
+	looked := make([]Prediction, 0, n)
 	for _, token := range r.text.Greedy[r.at : r.at+n] {
 		next, ok := r.index.Next()
-		looked = append(looked, Look{Matched: r.index.Matched(), Right: ok && next == token})
+		looked = append(looked, Prediction{Matched: r.index.Matched(), Right: ok && next == token})
 		r.index.Append(token)
 	}
 	r.at += n
-	r.p.Foretold(looked, length)
+	r.p.ObserveLookup(looked, length)
 	r.p.Observe(&round)
 	if r.probe != nil && r.works <= 0 {
 		path := r.follow(r.probe, r.soundAt, r.at)
-		r.p.Sounded(r.probe, min(len(path), r.at-r.soundAt, r.probe.Nodes()), path, r.index.Len())
+		r.p.Probed(r.probe, min(len(path), r.at-r.soundAt, r.probe.Nodes()), path, r.index.Len())
 		r.probe = nil
 	}
 }

@@ -2,8 +2,8 @@ package auto
 
 import "github.com/tandem-inference/tandem/services/ddtree"
 
-// Look is one committed token as prompt lookup predicted it.
-type Look struct {
+// Prediction is one committed token as prompt lookup predicted it.
+type Prediction struct {
 	Matched int  // tokens of the match, 0 = there was none
 	Right   bool // the token is the one that followed the match
 }
@@ -114,11 +114,11 @@ func (p *Policy) reach(rates *[matches]float64, matched, most, length int, speed
 	return best
 }
 
-// Prolong returns how many lookup tokens (at most most) to append after leaf, the last node of the proposal; matched is
+// Extend returns how many lookup tokens (at most most) to append after leaf, the last node of the proposal; matched is
 // the length of lookup's match there. They need no draft time where the draft has filled its block, and a text that is
 // predicted to the end of the block often goes on beyond it. At other nodes lookup does not pay: in a simulation of the
 // demonstration texts on two processors, rows for its own choice against the draft's cost tool calls 3 %.
-func (p *Policy) Prolong(t *ddtree.Tree, leaf int32, matched, most, length int) (n int) {
+func (p *Policy) Extend(t *ddtree.Tree, leaf int32, matched, most, length int) (n int) {
 	if p.speed == 0 || matched == 0 {
 		return 0
 	}
@@ -142,8 +142,8 @@ func (p *Policy) Prolong(t *ddtree.Tree, leaf int32, matched, most, length int) 
 	return n
 }
 
-// Foretold learns from the tokens of a round, in order; length is the context before it.
-func (p *Policy) Foretold(looked []Look, length int) {
+// ObserveLookup learns from the tokens of a round, in order; length is the context before it.
+func (p *Policy) ObserveLookup(looked []Prediction, length int) {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	c := &p.m.costs
@@ -203,8 +203,8 @@ func (r rate) weigh(lean, weight float64) float64 {
 	return (r.hits + lean*weight) / (r.seen + weight)
 }
 
-// Bare plans a round for which there is no draft: plain, or a lookup after a match of so many tokens.
-func (p *Policy) Bare(length, limit, matched int) Plan {
+// WithoutDraft plans a round for which there is no draft: plain, or a lookup after a match of so many tokens.
+func (p *Policy) WithoutDraft(length, limit, matched int) Plan {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	return p.without(length, limit, matched)

@@ -7,11 +7,11 @@ import (
 
 // copies makes what lookup sees of n tokens of a text: a match begins after starts of the tokens without one, its next
 // token is right with the chance that right gives for its length, and a wrong one ends it.
-func copies(rng *rand.Rand, n int, starts float64, right func(matched int) float64) []Look {
-	looked := make([]Look, n)
+func copies(rng *rand.Rand, n int, starts float64, right func(matched int) float64) []Prediction {
+	looked := make([]Prediction, n)
 	matched := 0
 	for i := range looked {
-		looked[i] = Look{Matched: matched, Right: matched > 0 && rng.Float64() < right(matched)}
+		looked[i] = Prediction{Matched: matched, Right: matched > 0 && rng.Float64() < right(matched)}
 		switch {
 		case looked[i].Right:
 			matched++
@@ -25,7 +25,7 @@ func copies(rng *rand.Rand, n int, starts float64, right func(matched int) float
 }
 
 // read decodes the tokens of a text, as run does.
-func (w *world) read(p *Policy, looked []Look) (total float64, rounds [kinds]int) {
+func (w *world) read(p *Policy, looked []Prediction) (total float64, rounds [kinds]int) {
 	for len(looked) > 0 {
 		plan := p.Next(100, len(looked), looked[0].Matched)
 		rounds[plan.Kind]++
@@ -38,7 +38,7 @@ func (w *world) read(p *Policy, looked []Look) (total float64, rounds [kinds]int
 			took, tokens = w.round(p, plan, len(looked))
 		}
 		tokens = min(tokens, len(looked))
-		p.Foretold(looked[:tokens], 100)
+		p.ObserveLookup(looked[:tokens], 100)
 		looked = looked[tokens:]
 		total += took
 	}
@@ -46,7 +46,7 @@ func (w *world) read(p *Policy, looked []Look) (total float64, rounds [kinds]int
 }
 
 // lookUp is one round with a proposal of k tokens: its time and the tokens it commits.
-func (w *world) lookupRound(looked []Look, k int) (took float64, tokens int) {
+func (w *world) lookupRound(looked []Prediction, k int) (took float64, tokens int) {
 	for tokens < min(k, len(looked)-1) && looked[tokens].Right {
 		tokens++
 	}
@@ -54,7 +54,7 @@ func (w *world) lookupRound(looked []Look, k int) (took float64, tokens int) {
 }
 
 // readFixed is the time of a text with lookups of k tokens wherever there is a match.
-func (w *world) readFixed(looked []Look, k int) (total float64) {
+func (w *world) readFixed(looked []Prediction, k int) (total float64) {
 	for len(looked) > 0 {
 		n := min(k, len(looked)-1)
 		if looked[0].Matched == 0 {
@@ -153,11 +153,11 @@ func TestLookupFollowsChanges(t *testing.T) {
 func TestLookupNoAllocation(t *testing.T) {
 	w := &world{verify: medium, rng: rand.New(rand.NewPCG(1, 1))}
 	p := calibrated(w).NewRequest(0, worldRows, nil)
-	looked := []Look{{Matched: 3, Right: true}, {Matched: 4, Right: true}, {Matched: 5}}
+	looked := []Prediction{{Matched: 3, Right: true}, {Matched: 4, Right: true}, {Matched: 5}}
 	if n := testing.AllocsPerRun(100, func() {
 		plan := p.Next(100, 16, 7)
 		p.Observe(&Round{Plan: plan, Length: 100, Rows: plan.Budget + 1, Verify: 1e6})
-		p.Foretold(looked, 100)
+		p.ObserveLookup(looked, 100)
 	}); n > 0 {
 		t.Errorf("%v allocations a round", n)
 	}

@@ -59,10 +59,10 @@ type Plan struct {
 	Budget int // nodes without the root
 	// Trial is a round of a plan that was not the best for long. It is verified whole.
 	Trial bool
-	// Sound, with Plain: a chain of Block is asked for and not waited for. What plain decoding chooses meanwhile shows
+	// Probe, with Plain: a chain of Block is asked for and not waited for. What plain decoding chooses meanwhile shows
 	// what the proposal is worth. With Chain: the round that verifies the rest of such a proposal. See package
 	// auto, probes.
-	Sound bool
+	Probe bool
 }
 
 // Round holds the measurements of one finished round. Tree and Path are nil when no proposal was verified; the rest of
@@ -80,7 +80,7 @@ type Round struct {
 	Tree           *ddtree.Tree
 	Path           []int32
 	// right tokens after the path where lookup lengthened the proposal; Tree and Path are the draft's part
-	Beyond int
+	Extended int
 }
 
 // Model holds a worker's estimates: costs of the machine, quality of its drafts, and the ledger of probes and trials.
@@ -217,7 +217,7 @@ func (p *Policy) Next(length, limit, matched int) Plan {
 	token := p.tokenCost(length)
 	outlook, without := p.compare(best, token)
 	p.m.state.note(length, best.plan.Block, outlook*token)
-	probe := Plan{Kind: Plain, Sound: true, Block: chain.plan.Block, Budget: chain.plan.Budget}
+	probe := Plan{Kind: Plain, Probe: true, Block: chain.plan.Block, Budget: chain.plan.Budget}
 	plan := best.plan
 	p.trying = false
 	if without {
@@ -382,9 +382,9 @@ func (p *Policy) Observe(r *Round) {
 		p.plains = 0
 	}
 	if p.block > 1 {
-		p.m.state.done(r.Plan, max(1, len(r.Path)+r.Beyond), r.Plan.Trial || p.trying)
+		p.m.state.done(r.Plan, max(1, len(r.Path)+r.Extended), r.Plan.Trial || p.trying)
 	}
-	if r.Plan.Sound {
+	if r.Plan.Probe {
 		// The draft works at the same time: the step gives no plain time, but the cost of the probe, less the gain of
 		// its rest.
 		p.probeExtra += max(r.Wall, r.Verify).Seconds() - float64(max(1, len(r.Path)))*p.tokenCost(r.Length)
@@ -429,7 +429,7 @@ func (p *Policy) Observe(r *Round) {
 	}
 	tokens := 1.0
 	if r.Tree != nil {
-		tokens = float64(len(r.Path) + r.Beyond)
+		tokens = float64(len(r.Path) + r.Extended)
 		p.settle(r, verify)
 		p.learn(r.Tree, r.Path, r.Length)
 		if r.Plan.Kind == Tree {

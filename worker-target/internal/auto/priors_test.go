@@ -155,7 +155,7 @@ func TestHeld(t *testing.T) {
 		if got := p.Held(100, worldBlock); got != test.held {
 			t.Errorf("%s: held %v, want %v", test.name, got, test.held)
 		}
-		if plan := p.Next(100, worldBlock, 0); test.held && (plan.Kind != Plain || plan.Sound) {
+		if plan := p.Next(100, worldBlock, 0); test.held && (plan.Kind != Plain || plan.Probe) {
 			t.Errorf("%s: held back, and then %+v", test.name, plan)
 		}
 		p = m.NewRequest(worldBlock, worldRows, test.prompt)

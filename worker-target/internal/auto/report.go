@@ -49,7 +49,7 @@ func (s *state) note(length, block int, outlook float64) {
 // holding back.
 func (s *state) done(plan Plan, tokens int, trial bool) {
 	switch {
-	case !plan.Kind.Drafts() || trial || plan.Sound:
+	case !plan.Kind.Drafts() || trial || plan.Probe:
 		s.without += tokens
 	default:
 		s.without = 0

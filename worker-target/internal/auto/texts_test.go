@@ -134,7 +134,7 @@ func TestTries(t *testing.T) {
 				p.m.credit = math.Inf(1) // the gap alone decides
 				plan := p.Next(100, worldBlock, 0)
 				switch {
-				case plan.Sound:
+				case plan.Probe:
 					probes++
 				case plan.Kind != Plain:
 					rounds++
@@ -164,7 +164,7 @@ func TestRightProbes(t *testing.T) {
 		var chain ddtree.Tree
 		var b ddtree.Builder
 		w.propose(&chain, &b, Plan{Kind: Chain, Block: worldBlock, Budget: worldBlock - 1})
-		m.NewRequest(worldBlock, worldRows, nil).Sounded(&chain, 2, []int32{0, 1, 2}, 100)
+		m.NewRequest(worldBlock, worldRows, nil).Probed(&chain, 2, []int32{0, 1, 2}, 100)
 	}
 	if losing := m.losing.mean(0); losing > 0 {
 		t.Errorf("%.2f of the first proposals count as lost", losing)

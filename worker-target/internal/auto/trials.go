@@ -146,10 +146,10 @@ func (p *Policy) charge(cost float64, length int) {
 	p.m.credit = max(min(p.m.credit-cost, p.ceiling(length)), -debt)
 }
 
-// Sounded ends a probe at a context of length tokens. chain is the proposal, nil when none came. Its first tested nodes
+// Probed ends a probe at a context of length tokens. chain is the proposal, nil when none came. Its first tested nodes
 // were compared with what the target chose, in plain steps and perhaps in one verify step of the rest; path are those
 // of them that it chose, root first. chain is cut to what was tested.
-func (p *Policy) Sounded(chain *ddtree.Tree, tested int, path []int32, length int) {
+func (p *Policy) Probed(chain *ddtree.Tree, tested int, path []int32, length int) {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	p.charge(p.probeExtra, length)

@@ -154,8 +154,8 @@ func TestRoundTrips(t *testing.T) {
 	}
 }
 
-// TestLookup: a text that repeats itself every hundred tokens is looked up from its second turn on, in blocks of the wanted rows; a
-// round costs one engine call as any other.
+// TestLookup: a text that repeats itself every hundred tokens is looked up from its second turn on, in blocks of the
+// wanted rows; a round costs one engine call as any other.
 func TestLookup(t *testing.T) {
 	e := &counting{}
 	slot := NewSlot(Config{}, auto.New(), nil)

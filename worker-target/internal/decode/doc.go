@@ -5,7 +5,7 @@
 //
 //	wait     for the proposal: a draft tree, cut to what is worth its rows and fitted to the constraint
 //	verify   the tree's rows in one step, which first commits the path of the round before
-//	walk     down the tree as far as the target's choices agree with it; the tokens on the path and one more are the output
+//	walk     down the tree as far as the target's choices agree with it; the output is these tokens and one more
 //	ask      the draft for the next proposal, with the features of the accepted rows
 //	emit     the output to the caller, while the draft works
 //

@@ -119,8 +119,8 @@ func newWatched(t *testing.T, rows int) *watched {
 	return &watched{Engine: e}
 }
 
-// TestKeptFeatures: however rounds get their features, the ring ends up with those that a prompt of the whole text gives, and plain
-// steps get them many at a time.
+// TestKeptFeatures: however rounds get their features, the ring ends up with those that a prompt of the whole text
+// gives, and plain steps get them many at a time.
 func TestKeptFeatures(t *testing.T) {
 	racetest.Bubble(t, testKeptFeatures) // what is drafted, and so fetched, depends on times
 }

@@ -47,8 +47,8 @@ func (s *sure) Wait(ctx context.Context, tree *ddtree.Tree) drafts.Outcome {
 	return outcome
 }
 
-// reciting chooses the tokens of refrain. Wide steps cost it little more than plain ones. It counts the steps that are wider than what
-// the drafter proposed for them.
+// reciting chooses the tokens of refrain. Wide steps cost it little more than plain ones. It counts the steps that are
+// wider than what the drafter proposed for them.
 type reciting struct {
 	counting
 	drafter   *sure
@@ -72,8 +72,8 @@ func (c *reciting) Step(ctx context.Context, step *engine.Step, result *engine.S
 	return err
 }
 
-// TestProlonged: lookup goes on behind a draft that has proposed all that its block holds; tokens are counted by what proposed them, and
-// the output is that of plain decoding.
+// TestProlonged: prompt lookup goes on after a draft that has proposed all that its block holds; tokens are counted by
+// what proposed them, and the output is that of plain decoding.
 func TestProlonged(t *testing.T) {
 	racetest.Bubble(t, testProlonged) // what is drafted depends on times
 }

@@ -60,8 +60,9 @@ func (m *moody) Wait(ctx context.Context, tree *ddtree.Tree) drafts.Outcome {
 	return outcome
 }
 
-// TestProbe: on a worker whose requests are often foreign to the draft, a request begins plainly, listens to the draft beside
-// it, and speculates when the draft was right; the output is that of plain decoding whatever the draft says and when.
+// TestProbe: on a worker whose requests are often foreign to the draft, a request begins plainly, probes the draft
+// beside it, and speculates when the draft was right; the output is that of plain decoding whatever the draft says and
+// when.
 func TestProbe(t *testing.T) {
 	racetest.Bubble(t, probes) // in virtual time, in which a busy machine makes nothing dear
 }

@@ -40,7 +40,7 @@ func (x *extension) add(tree *ddtree.Tree, t *text.Text, policy *auto.Policy, bl
 	}
 	slices.Reverse(x.path)
 	tokens, matched := t.After(x.path, limit)
-	x.n = policy.Prolong(tree, leaf, matched, len(tokens), length)
+	x.n = policy.Extend(tree, leaf, matched, len(tokens), length)
 	text.Append(tree, leaf, tokens[:x.n])
 }
 

@@ -118,7 +118,7 @@ func (p *planner) without(at At, matched int) auto.Plan {
 	}
 	block := min(at.limit(), p.width(at))
 	if p.req.Mode != tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP || p.req.Block < 2 {
-		return p.policy.Bare(at.Length, block, matched)
+		return p.policy.WithoutDraft(at.Length, block, matched)
 	}
 	if block = min(block, p.req.Block); block < 2 {
 		return auto.Plan{Kind: auto.Plain}

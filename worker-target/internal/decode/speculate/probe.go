@@ -110,5 +110,5 @@ func (p *probe) decide(policy *auto.Policy, nodes int, path []int32, added bool,
 // end teaches the policy what the probe brought: how many nodes of chain were compared with choices of the target.
 func (p *probe) end(policy *auto.Policy, chain *ddtree.Tree, tested, length int) {
 	p.active, p.rest = false, false
-	policy.Sounded(chain, tested, p.path, length)
+	policy.Probed(chain, tested, p.path, length)
 }

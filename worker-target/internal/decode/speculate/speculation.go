@@ -88,9 +88,9 @@ func (s *Speculation) Plan(at At, certain bool) (ask bool) {
 		return false
 	}
 	plan := s.planner.with(at, matched)
-	ask = plan.Sound || plan.Kind.Drafts()
+	ask = plan.Probe || plan.Kind.Drafts()
 	if ask && !s.exchange.ready() {
-		if !plan.Sound {
+		if !plan.Probe {
 			s.exchange.missing()
 		}
 		plan, ask = s.planner.without(at, matched), false
@@ -107,7 +107,7 @@ func (s *Speculation) Ask(at At) {
 		mode = tandemv1.SpeculationMode_SPECULATION_MODE_TREE
 	}
 	deadline := s.exchange.deadline(s.model, s.plan.Block)
-	if s.plan.Sound {
+	if s.plan.Probe {
 		s.probe.start(s.plan, deadline)
 	}
 	s.exchange.ask(drafts.Ask{
@@ -199,8 +199,8 @@ func (s *Speculation) Observe(v *Verified) {
 // ObserveText learns what prompt lookup would have predicted of the newest tokens, which began at a length of so many
 // positions.
 func (s *Speculation) ObserveText(length int) {
-	if looks := s.text.Looks(); len(looks) > 0 {
-		s.planner.learns().Foretold(looks, length)
+	if predictions := s.text.Predictions(); len(predictions) > 0 {
+		s.planner.learns().ObserveLookup(predictions, length)
 	}
 }
 
@@ -222,7 +222,7 @@ func (s *Speculation) count(v *Verified, rows, extended, beyond int) {
 // the path that prompt lookup added to the draft's.
 func (s *Speculation) learn(v *Verified, rows, beyond int) {
 	plan := s.plan
-	if !s.exchange.waits() && !plan.Sound && (plan.Kind != auto.Lookup || rows == 1) {
+	if !s.exchange.waits() && !plan.Probe && (plan.Kind != auto.Lookup || rows == 1) {
 		plan = auto.Plan{Kind: auto.Plain}
 	}
 	s.round = auto.Round{Plan: plan, Length: v.Before, Rows: rows, Others: v.Others, Verify: v.Verify, Wall: v.Wall}
@@ -232,7 +232,7 @@ func (s *Speculation) learn(v *Verified, rows, beyond int) {
 	switch {
 	case v.Added:
 	case s.proposed:
-		s.round.Tree, s.round.Path, s.round.Beyond = &s.tree, v.Path[:len(v.Path)-beyond], beyond
+		s.round.Tree, s.round.Path, s.round.Extended = &s.tree, v.Path[:len(v.Path)-beyond], beyond
 	case rows > 1:
 		s.round.Path = v.Path
 	}

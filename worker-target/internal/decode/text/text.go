@@ -18,10 +18,10 @@ const expectedRight = -0.3
 // Text is the text of one request after another. Its memory is kept between them. While it is off every method does
 // nothing and finds nothing.
 type Text struct {
-	on    bool
-	index lookup.Index
-	found []int32
-	looks []auto.Look // of the round's tokens
+	on          bool
+	index       lookup.Index
+	found       []int32
+	predictions []auto.Prediction // of the round's tokens
 }
 
 // Start begins the text of a request with room for so many tokens; longer ones let the index grow.
@@ -44,7 +44,7 @@ func (t *Text) Read(tokens []int32) {
 }
 
 // Begin starts the tokens of a round.
-func (t *Text) Begin() { t.looks = t.looks[:0] }
+func (t *Text) Begin() { t.predictions = t.predictions[:0] }
 
 // Add compares a new token with the one that prompt lookup predicts, and appends it.
 func (t *Text) Add(token int32) {
@@ -52,12 +52,12 @@ func (t *Text) Add(token int32) {
 		return
 	}
 	next, ok := t.index.Next()
-	t.looks = append(t.looks, auto.Look{Matched: t.index.Matched(), Right: ok && next == token})
+	t.predictions = append(t.predictions, auto.Prediction{Matched: t.index.Matched(), Right: ok && next == token})
 	t.index.Append(token)
 }
 
-// Looks returns what prompt lookup would have predicted of each of the round's tokens.
-func (t *Text) Looks() []auto.Look { return t.looks }
+// Predictions returns what prompt lookup would have predicted of each of the round's tokens.
+func (t *Text) Predictions() []auto.Prediction { return t.predictions }
 
 // Matched is the length of the match that a proposal would continue, 0 = there is none.
 func (t *Text) Matched() int {

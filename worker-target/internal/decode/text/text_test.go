@@ -29,9 +29,9 @@ func TestText(t *testing.T) {
 			for _, token := range c.tokens {
 				x.Add(token)
 			}
-			right := func(l auto.Look) bool { return l.Right }
+			right := func(l auto.Prediction) bool { return l.Right }
 			var got []bool
-			for _, look := range x.Looks() {
+			for _, look := range x.Predictions() {
 				got = append(got, right(look))
 			}
 			if !slices.Equal(got, c.right) {
@@ -48,7 +48,7 @@ func TestText(t *testing.T) {
 	x.Stop()
 	x.Begin()
 	x.Add(1)
-	if x.On() || x.Matched() != 0 || len(x.Looks()) != 0 {
+	if x.On() || x.Matched() != 0 || len(x.Predictions()) != 0 {
 		t.Error("a text that is off predicts")
 	}
 }
