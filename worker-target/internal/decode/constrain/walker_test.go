@@ -42,7 +42,7 @@ func newGuide(t *testing.T, m *tandemv1.Guide) *guide.Guide {
 // letters returns the tokens of a text.
 func letters(s string) (tokens []int32) {
 	for _, c := range s {
-		tokens = append(tokens, int32(c-'a'))
+		tokens = append(tokens, c-'a')
 	}
 	return tokens
 }
@@ -52,7 +52,7 @@ func spell(t *ddtree.Tree, node int32) string {
 	if node == 0 {
 		return ""
 	}
-	return spell(t, t.Parents[node]) + string(rune('a'+t.Tokens[node]))
+	return spell(t, t.Parents[node]) + string('a'+t.Tokens[node])
 }
 
 // TestFit: paths that the grammar forbids are cut off, text that it leaves no choice about is added, within the rows of

@@ -51,7 +51,7 @@ func TestPlan(t *testing.T) {
 			at := At{Length: 10, Left: or(c.left, 100), Free: or(c.free, 100)}
 			var p planner
 			p.start(&Config{TreeBudget: 22}, auto.New(), c.req)
-			got := auto.Plan{}
+			var got auto.Plan
 			if c.req.Mode == lookup {
 				p.speculates()
 				got = p.without(at, c.matched)
