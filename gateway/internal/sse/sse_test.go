@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,6 +18,40 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func event(text string) func(dst []byte) []byte {
 	return func(dst []byte) []byte { return append(dst, text...) }
+}
+
+// response is a response whose writes fail once told so. Keep-alives come from goroutines of their own: it has a lock.
+type response struct {
+	*httptest.ResponseRecorder
+	mu     sync.Mutex // guards the recorder's body and the fields below
+	err    error
+	writes int
+}
+
+func newResponse() *response { return &response{ResponseRecorder: httptest.NewRecorder()} }
+
+func (r *response) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.writes++
+	if r.err != nil {
+		return 0, r.err
+	}
+	return r.ResponseRecorder.Write(p)
+}
+
+// sent returns what was written.
+func (r *response) sent() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.Body.String()
+}
+
+// fail makes later writes fail.
+func (r *response) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err = err
 }
 
 // TestBegin: headers go out once, with the first events, and are fixed from then on; every event is flushed.
@@ -54,13 +89,13 @@ func TestBegin(t *testing.T) {
 // TestKeepAlive: a ping follows every silence of the given length, events put it off, and none comes after Close.
 func TestKeepAlive(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
-		w := httptest.NewRecorder()
+		w := newResponse()
 		s := New(w, Config{Keepalive: 10 * time.Second, Ping: event("ping;")})
 		passes := func(d time.Duration, want string) {
 			t.Helper()
 			time.Sleep(d)
 			synctest.Wait()
-			if got := w.Body.String(); got != want {
+			if got := w.sent(); got != want {
 				t.Errorf("sent %q, want %q", got, want)
 			}
 		}
@@ -78,25 +113,10 @@ func TestKeepAlive(t *testing.T) {
 		s.Close()
 		s.Close()
 		passes(time.Hour, "first;second;ping;ping;ping;")
-		if err := s.Begin(event("late;")); err != nil || w.Body.String() != "first;second;ping;ping;ping;" {
-			t.Errorf("after Close: %v, %q", err, w.Body)
+		if err := s.Begin(event("late;")); err != nil || w.sent() != "first;second;ping;ping;ping;" {
+			t.Errorf("after Close: %v, %q", err, w.sent())
 		}
 	})
-}
-
-// deaf is a response whose writes fail once told so.
-type deaf struct {
-	*httptest.ResponseRecorder
-	err    error
-	writes int
-}
-
-func (d *deaf) Write(p []byte) (int, error) {
-	d.writes++
-	if d.err != nil {
-		return 0, d.err
-	}
-	return d.ResponseRecorder.Write(p)
 }
 
 // TestGone: the first write that fails is reported, by an event as by a ping; later ones fail alike and write nothing.
@@ -104,14 +124,14 @@ func TestGone(t *testing.T) {
 	for _, byPing := range []bool{false, true} {
 		racetest.Bubble(t, func(t *testing.T) {
 			left := errors.New("the client left")
-			w := &deaf{ResponseRecorder: httptest.NewRecorder()}
+			w := newResponse()
 			var gone []error
 			s := New(w, Config{Keepalive: time.Second, Ping: event("ping;"), Gone: func(err error) { gone = append(gone, err) }})
 			defer s.Close()
 			if err := s.Begin(event("first;")); err != nil {
 				t.Fatal(err)
 			}
-			w.err = left
+			w.fail(left)
 			if byPing {
 				time.Sleep(time.Second)
 				synctest.Wait()
