@@ -488,7 +488,7 @@ TEST(kept_features_have_a_limit) {
   in.groups = {GroupIn{.sequence = s, .kept_position = 0, .n_kept = 6},
                GroupIn{.sequence = t, .kept_position = 1, .n_kept = 7}};
   CHECK_EQ(e.run(in).status, TND_INVALID_ARGUMENT);
-  CHECK_MSG(e.error().find("groups[1].n_kept is 7, at most 12 of a step") != std::string::npos, e.error());
+  CHECK_MSG(e.error().find("features are 13 together, at most 12 (max_batch_rows)") != std::string::npos, e.error());
   in.groups[1].n_kept = 6;
   CHECK_EQ(e.run(in).status, TND_OK);
 }

@@ -29,9 +29,6 @@ var replaced = []struct{ word, use string }{
 // allowedWords are files in which a replaced word stays, with the reason.
 var allowedWords = map[string]string{
 	"docs/english.md": "the list itself",
-	"worker-target/internal/auto/golden_test.go": "the method Foretold, which decode calls",
-	"worker-target/internal/auto/lookup.go":      "the method Foretold, which decode calls",
-	"worker-target/internal/auto/lookup_test.go": "the method Foretold, which decode calls",
 }
 
 // reworked are folders that are being rebuilt; their words and their width follow when they have settled.
