@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -16,10 +17,13 @@ const healthPoll = 200 * time.Millisecond
 type rpcHealth struct {
 	*health.Server
 	serving func() bool
+	mu      sync.Mutex // an older answer of serving must not replace a newer one
 }
 
 // update sets what Watch sends.
 func (h *rpcHealth) update() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	status := healthv1.HealthCheckResponse_NOT_SERVING
 	if h.serving() {
 		status = healthv1.HealthCheckResponse_SERVING
@@ -34,6 +38,13 @@ func (h *rpcHealth) Check(ctx context.Context, req *healthv1.HealthCheckRequest)
 	error) {
 	h.update()
 	return h.Server.Check(ctx, req)
+}
+
+// Watch implements the service. Its first answer is not old either: before the first update the server would say
+// SERVING.
+func (h *rpcHealth) Watch(req *healthv1.HealthCheckRequest, stream healthv1.Health_WatchServer) error {
+	h.update()
+	return h.Server.Watch(req, stream)
 }
 
 // run keeps watchers up to date until ctx is done.

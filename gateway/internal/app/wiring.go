@@ -217,7 +217,7 @@ func (a *App) wire() error {
 		}
 		a.grpcServer = grpc.NewServer(append(opts, service.Interceptors()...)...)
 		service.Register(a.grpcServer)
-		a.rpcHealth = &rpcHealth{health.NewServer(), a.api.Serving}
+		a.rpcHealth = &rpcHealth{Server: health.NewServer(), serving: a.api.Serving}
 		grpc_health_v1.RegisterHealthServer(a.grpcServer, a.rpcHealth)
 		reflection.Register(a.grpcServer)
 	}
