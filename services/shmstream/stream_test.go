@@ -58,7 +58,8 @@ func serve(t testing.TB, h handler, server []grpc.ServerOption, client []grpc.Di
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := grpc.NewServer(append(tensorwire.ServerOptions(), server...)...)
+	// A handler that outlives its test would read what the next one sets.
+	s := grpc.NewServer(append(append(tensorwire.ServerOptions(), grpc.WaitForHandlers(true)), server...)...)
 	s.RegisterService(&grpc.ServiceDesc{ServiceName: "test.Echo", HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{
 		{StreamName: "Talk", ServerStreams: true, ClientStreams: true,
 			Handler: func(_ any, ss grpc.ServerStream) error { return h(ss) }},
