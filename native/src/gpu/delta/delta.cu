@@ -42,8 +42,8 @@ TND_DEVICE Place place_here(int block) {
   return p;
 }
 
-TND_DEVICE Place place_anew(Place p) {
-  p.part = anew(p.part), p.column = anew(p.column);
+TND_DEVICE Place fresh_place(Place p) {
+  p.part = no_hoist(p.part), p.column = no_hoist(p.column);
   return p;
 }
 
@@ -181,12 +181,12 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
     RowInputs& to = ring[first % kRingRows + tid];
     to.head = head, to.save = save, to.load = load;
   };
-  // Places anew, or addresses of the whole state stay in registers through all rows.
+  // Recomputed in every row; otherwise addresses of the whole state stay in registers through all rows.
   const auto move_state = [&](int32_t to, int32_t from) {
     if (to == kStateCommitted) {
-      store_state(s, committed, place_anew(at));
+      store_state(s, committed, fresh_place(at));
     } else if (to >= shared_slots) {
-      store_state(s, saved + to * slot_elems, place_anew(at));
+      store_state(s, saved + to * slot_elems, fresh_place(at));
     } else if (to >= 0) {
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
@@ -197,9 +197,9 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
       }
     }
     if (from == kStateCommitted) {
-      load_state(s, committed, place_anew(at));
+      load_state(s, committed, fresh_place(at));
     } else if (from >= shared_slots) {
-      load_state(s, saved + from * slot_elems, place_anew(at));
+      load_state(s, saved + from * slot_elems, fresh_place(at));
     } else if (from >= 0) {
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(kThreads) delta_recur_kernel(DeltaArgs a, int 
   out += value_dim;
   const float sum_o = fold_o();
   if (holds_o) *out = sum_o;
-  if (row_now->save == kStateCommitted) store_state(s, committed, place_anew(at));
+  if (row_now->save == kStateCommitted) store_state(s, committed, fresh_place(at));
 }
 
 // ---- the replay

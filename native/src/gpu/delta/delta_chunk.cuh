@@ -445,7 +445,8 @@ __global__ void __launch_bounds__(kChunkThreads, Unit::kStateBlocks) delta_state
   for (int part = 0; part < kAhead; ++part) fetch(0, part);
 
   const int row0 = tile_row(Unit{}), column = column0 + tile_column(Unit{});  // of the lane
-  // Read anew where it is needed, or clang keeps 64 addresses from the loads at the start to the stores at the end.
+  // Read again where it is needed; otherwise clang keeps 64 addresses from the loads at the start to the stores at
+  // the end.
   const auto state = [&] {
     return group.state.s + (int64_t{head} * kDeltaDim * kDeltaDim + column / kDeltaSlice * kDeltaDim * kDeltaSlice +
                             row0 * kDeltaSlice + column % kDeltaSlice);
@@ -511,7 +512,7 @@ __global__ void __launch_bounds__(kChunkThreads, Unit::kStateBlocks) delta_state
           v[t].v[e] = fmaf(-inverse, v[t].v[e], u[t].v[e]);
           o[t].v[e] *= inverse * factors[t * 16 + Unit::row(e)];
         }
-        keep_here(o[t]);
+        no_sink(o[t]);
       }
     }
     {
@@ -529,7 +530,7 @@ __global__ void __launch_bounds__(kChunkThreads, Unit::kStateBlocks) delta_state
           load_halves(x, piece + tri_tile(i, j) * kHalvesBytes);
           multiply(sum[i], x, y);
         }
-        keep_here(sum[j]);
+        no_sink(sum[j]);
       }
       const DeltaChunk chunk = a.chunks[chain.first + c];
       float* out = a.mixed + (chunk.first + row0) * value_dim + head * kDeltaDim + column;

@@ -23,9 +23,9 @@ TND_DEVICE void clear(Tile& c) {
   for (int e = 0; e < 8; ++e) c.v[e] = 0.0f;
 }
 
-TND_DEVICE void keep_here(Tile& c) {
+TND_DEVICE void no_sink(Tile& c) {
 #pragma unroll
-  for (int e = 0; e < 8; ++e) keep_here(c.v[e]);
+  for (int e = 0; e < 8; ++e) no_sink(c.v[e]);
 }
 
 // Operands lie in memory as they lie in registers: 512 bytes of hi, 512 of lo, 16 bytes a lane at a time.

@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
   float* out = (stores_d ? g.replay.d : a.mixed + (int64_t{g.first} - 1) * value_dim) +
                int64_t{stored.head} * kDeltaDim + stored.in_head;
   // Where the thread's things are in a row, in bytes. By a shuffle, so that the compiler keeps them instead of
-  // computing them anew for every row.
+  // computing them again for every row.
   const auto keep = [](int n) { return shfl_xor(n, 0); };
   const int key_at = keep(at.part * 16);
   int value_at[C::kPieces], gate_at[C::kPieces];
@@ -291,18 +291,18 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
       held(4 * i) = four.x, held(4 * i + 1) = four.y, held(4 * i + 2) = four.z, held(4 * i + 3) = four.w;
     }
   };
-  // Places anew, or addresses of the whole state stay in registers through all rows.
-  const auto place_anew = [&] { return Place{anew(at.part), anew(at.lane_column), anew(at.warp)}; };
+  // Recomputed in every row; otherwise addresses of the whole state stay in registers through all rows.
+  const auto fresh_place = [&] { return Place{no_hoist(at.part), no_hoist(at.lane_column), no_hoist(at.warp)}; };
   const auto move_state = [&](int32_t to, int32_t from) {
     if (to == kStateCommitted) {
-      store_state(s, shape, g.state.s, key_head, first_column, place_anew());
+      store_state(s, shape, g.state.s, key_head, first_column, fresh_place());
     } else if (to >= shared_slots) {
       put(saved + to * slot_quads + tid);
     } else if (to >= 0) {
       put(put_aside + to * C::kQuads * kThreads + tid);
     }
     if (from == kStateCommitted) {
-      s = load_state<COLUMNS>(shape, g.state.s, key_head, first_column, place_anew());
+      s = load_state<COLUMNS>(shape, g.state.s, key_head, first_column, fresh_place());
     } else if (from >= shared_slots) {
       take(saved + from * slot_quads + tid);
     } else if (from >= 0) {
@@ -445,7 +445,7 @@ __global__ void __launch_bounds__(kThreads) delta_columns_kernel(DeltaArgs a, in
   }
   const float sum = fold<COLUMNS>(o, second4, second2);
   if (stores_o) *out = sum;
-  if (now->plan.save == kStateCommitted) store_state(s, shape, g.state.s, key_head, first_column, place_anew());
+  if (now->plan.save == kStateCommitted) store_state(s, shape, g.state.s, key_head, first_column, fresh_place());
   if (shifts) write_taps(g, conv_dim, channel, taps);
 }
 

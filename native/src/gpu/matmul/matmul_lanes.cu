@@ -49,7 +49,7 @@ struct LanesForm {
   int32_t teams = 0;    // most that have units
   int32_t sets = 1;     // of places for sums of a warp: 2 if it takes more than one unit
   int32_t divided = 0;  // most units of a run that are multiplied in parts
-  // Which form. From here also where a kernel knows it: with addresses of constants the compilers compute these anew
+  // Which form. From here also where a kernel knows it: with addresses of constants the compilers recompute these
   // for every super-block instead of keeping them.
   uint32_t form = 0;
 };
@@ -316,7 +316,7 @@ __global__ void __launch_bounds__((WARPS + SPARE) * TND_WARP, 1) matmul_lanes_ke
     constexpr bool kMixed = FORMS == kBothForms;
     let_next_start();
     TND_DYNAMIC_SHARED(uint8_t, dynamic);
-    // Q6_K's loop computes the place of shared memory anew for every super-block otherwise. Loops of clusters of two
+    // Q6_K's loop otherwise recomputes the place of shared memory for every super-block. Loops of clusters of two
     // keep it and have no register for it.
     uint8_t* const smem = WARPS == kFewWarps ? kept_place(dynamic) : dynamic;
     using Barriers = LanesBarriers<WARPS>;

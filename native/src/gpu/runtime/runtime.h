@@ -120,7 +120,7 @@ class Stream {
   bool overlaps(const Launch& l);  // for launch(): ends no_overlap
 
   // prefer_shared says how launches that overlap want a processor's memory divided from here on: all of it shared, or
-  // as their kernel needs. A processor divides it anew only when it is empty, so where a product takes all, blocks of
+  // as their kernel needs. A processor divides it again only when it is empty, so where a product takes all, blocks of
   // the small kernels around it come to processors that are not if they want the same.
   void prefer_shared(bool all) { prefers_shared_ = all; }
   bool prefers_shared() const { return prefers_shared_; }

@@ -419,17 +419,18 @@ TND_DEVICE void keep_order() {
 #endif
 }
 
-// keep_here keeps clang from moving what makes a number into the branch behind that alone uses it: the operands of a
-// matrix product, or both factors of a scaled sum, would live until there. Nothing elsewhere.
-TND_DEVICE void keep_here([[maybe_unused]] float& v) {
+// no_sink is an optimisation barrier: clang computes v here instead of moving the computation into the later branch that
+// uses it, where its operands (of a matrix product, or both factors of a scaled sum) would have to stay alive. It has no
+// effect with other compilers.
+TND_DEVICE void no_sink([[maybe_unused]] float& v) {
 #if defined(__HIP_DEVICE_COMPILE__)
   asm volatile("" : "+v"(v));
 #endif
 }
 
-// anew returns n in a way that clang computes what follows from it where it is used,
-// not before a loop. Nothing elsewhere.
-TND_DEVICE int anew(int n) {
+// no_hoist is an optimisation barrier: clang computes values derived from the result where they are used instead of
+// hoisting them out of a loop. It has no effect with other compilers.
+TND_DEVICE int no_hoist(int n) {
 #if defined(__HIP_DEVICE_COMPILE__)
   asm volatile("" : "+v"(n));
 #endif
