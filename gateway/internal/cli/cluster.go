@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/app"
-	"github.com/tandem-inference/tandem/gateway/internal/supervise"
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/device"
 	"github.com/tandem-inference/tandem/services/procwatch"
+	"github.com/tandem-inference/tandem/services/supervise"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
 )
