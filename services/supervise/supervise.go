@@ -56,6 +56,8 @@ type Config struct {
 	HangLimit time.Duration
 	// MaxFailures of an essential child before Run gives up. Default 3.
 	MaxFailures int
+	// Reap waits for orphans that the kernel hands to this process, as process 1 of a container must.
+	Reap bool
 	// Output receives what children print, whole lines. Default os.Stderr.
 	Output io.Writer
 	// OnReady and OnRestart are told the child's name; they must not block.
@@ -72,6 +74,9 @@ type Supervisor struct {
 	mu    sync.Mutex // guards ready
 	ready map[string]bool
 	waits chan struct{} // closed and replaced when ready changes
+
+	children sync.Mutex // guards pids, and is held while a child is started
+	pids     map[int]bool
 }
 
 // New checks the settings.
@@ -84,7 +89,8 @@ func New(cfg Config, log *zap.Logger, specs ...Spec) *Supervisor {
 	if cfg.Output == nil {
 		cfg.Output = os.Stderr
 	}
-	return &Supervisor{cfg: cfg, log: log, specs: specs, ready: map[string]bool{}, waits: make(chan struct{})}
+	return &Supervisor{cfg: cfg, log: log, specs: specs, ready: map[string]bool{}, waits: make(chan struct{}),
+		pids: map[int]bool{}}
 }
 
 func setDefault[T comparable](field *T, value T) {
@@ -99,6 +105,9 @@ func setDefault[T comparable](field *T, value T) {
 func (s *Supervisor) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	if s.cfg.Reap {
+		defer s.reap()()
+	}
 	var group sync.WaitGroup
 	for _, spec := range s.specs {
 		group.Go(func() {
@@ -172,7 +181,7 @@ func (s *Supervisor) keep(ctx context.Context, spec Spec) error {
 		}
 		if spec.Essential && !everReady && (failures >= s.cfg.MaxFailures || exitStatus(err) == 2) {
 			if reason, said := strings.CutPrefix(lines.reason(), spec.Name+": "); said {
-				return fmt.Errorf("%s does not start: %s", spec.Name, reason)
+				return &StartError{Name: spec.Name, Reason: reason, Status: exitStatus(err)}
 			}
 			lines.flush()
 			return fmt.Errorf("%s does not start (%w); its last words:\n%s", spec.Name, err, lines.tailText())
@@ -207,10 +216,11 @@ func (s *Supervisor) once(ctx context.Context, spec Spec, log *zap.Logger, lines
 	// A grandchild that keeps the pipe open must not hold us up after the child has gone.
 	cmd.WaitDelay = time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	if err := cmd.Start(); err != nil {
+	if err := s.launch(cmd); err != nil {
 		return 0, err
 	}
 	pid := cmd.Process.Pid
+	defer s.forget(pid)
 	log.Debug("worker started", zap.Int(telemetry.KeyPID, pid))
 
 	ended := make(chan struct{})
@@ -303,6 +313,14 @@ func waitProbe(ctx context.Context, probe func(context.Context) error) error {
 		}
 	}
 }
+
+// StartError is the end of an essential child that gave its reason.
+type StartError struct {
+	Name, Reason string
+	Status       int // its exit status, -1 when a signal ended it
+}
+
+func (e *StartError) Error() string { return e.Name + " does not start: " + e.Reason }
 
 func exitStatus(err error) int {
 	var exit *exec.ExitError

@@ -50,6 +50,14 @@ func child(kind string) {
 			os.Exit(3)
 		}
 		fmt.Println("pid", grandchild.Process.Pid)
+	case "litter":
+		for range 5 {
+			shell := exec.Command("sh", "-c", "sleep 0.01 & echo pid $!") // leaves a process behind
+			shell.Stdout = os.Stdout
+			if err := shell.Run(); err != nil {
+				os.Exit(5)
+			}
+		}
 	case "answers":
 		l, err := net.Listen("unix", os.Getenv("TANDEM_TEST_SOCKET"))
 		if err != nil {
@@ -266,7 +274,8 @@ func TestReasonIsSaidOnce(t *testing.T) {
 	sp := spec("unfit")
 	sp.Probe = func(context.Context) error { return errors.New("never") }
 	err := New(Config{Output: out, FirstBackoff: time.Millisecond}, zap.NewNop(), sp).Run(context.Background())
-	if err == nil || err.Error() != "unfit does not start: the model does not fit" {
+	var unfit *StartError
+	if !errors.As(err, &unfit) || err.Error() != "unfit does not start: the model does not fit" || unfit.Status != 2 {
 		t.Errorf("Run = %v", err)
 	}
 	if text := out.buf.String(); strings.Contains(text, "does not fit") || strings.Count(text, "pid ") != 1 {

@@ -40,6 +40,8 @@ type Flags struct {
 
 	HangTimeout string `help:"How long a worker or engine process may show no sign of life before it is killed and replaced; off = never." default:"3s" placeholder:"DURATION"`
 
+	Supervise bool `help:"Run the worker as a child process that is killed and started again when it hangs, and pass signals on; for containers, whose engine restarts only what has ended." default:"false"`
+
 	LogLevel  string `help:"Least severe messages shown: debug, info, warn, error, or auto: warn on a terminal, info otherwise." default:"auto" enum:"auto,debug,info,warn,error"`
 	LogFormat string `help:"json, console, or auto: console on a terminal, json otherwise." default:"auto" enum:"auto,json,console,text"`
 	ParentPid int    `help:"Exit when this process is gone, 0 = stay." default:"0" placeholder:"PID"`

@@ -14,6 +14,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/services/sdnotify"
 	"github.com/tandem-inference/tandem/services/shmstream"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/services/tensorwire"
@@ -112,6 +113,11 @@ func Run(ctx context.Context, cfg Config, w Worker) error {
 		cfg.Log.Warn(w.String())
 	}
 	n := &node{cfg: cfg, worker: w, log: cfg.Log, health: health.NewServer()}
+	if n.notify, err = sdnotify.FromEnvironment(); err != nil {
+		_ = listener.Close()
+		return err
+	}
+	defer n.notify.Close()
 	n.server = grpc.NewServer(ServerOptions(cfg.Log)...)
 	w.Register(n.server)
 	healthv1.RegisterHealthServer(n.server, n.health)
@@ -124,13 +130,17 @@ func Run(ctx context.Context, cfg Config, w Worker) error {
 }
 
 type node struct {
-	cfg      Config
-	worker   Worker
-	log      *zap.Logger
-	server   *grpc.Server
-	health   *health.Server
-	client   *registry.Client
+	cfg    Config
+	worker Worker
+	log    *zap.Logger
+	server *grpc.Server
+	health *health.Server
+	client *registry.Client
+	// notify reaches whoever started the process; nil when nobody asked for it.
+	notify   *sdnotify.Notifier
 	draining atomic.Bool
+	// rounds of the loop that looks at the worker's health.
+	rounds atomic.Int64
 	// complete says that the registration lacks nothing: only then may work come.
 	complete atomic.Bool
 }
@@ -160,6 +170,7 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	}
 	start("worker", n.worker.Run)
 	start("health", n.watchHealth)
+	start("notify", func(ctx context.Context) error { return n.reportLife(ctx, listener.Addr()) })
 	if pid := n.cfg.Flags.ParentPid; pid > 0 {
 		start("parent", func(ctx context.Context) error { return watchParent(ctx, pid) })
 	}
@@ -179,6 +190,7 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	}
 	serving := make(chan error, 1)
 	go func() { serving <- n.server.Serve(listener) }()
+	n.notify.Send(sdnotify.Ready)
 	n.log.Info("worker is up", zap.String(telemetry.KeyAddress, n.cfg.Registration.Address))
 
 	select {
@@ -242,6 +254,7 @@ func (n *node) beginDrain() {
 	if n.draining.Swap(true) {
 		return
 	}
+	n.notify.Send(sdnotify.Stopping)
 	n.worker.Drain()
 	n.health.Shutdown()
 	if n.client != nil {
@@ -257,6 +270,7 @@ func (n *node) watchHealth(ctx context.Context) error {
 	defer ticker.Stop()
 	was := false
 	for first := true; ; first = false {
+		n.rounds.Add(1)
 		if ready := n.ready(); ready != was || first {
 			was = ready
 			status := healthv1.HealthCheckResponse_NOT_SERVING
@@ -264,6 +278,7 @@ func (n *node) watchHealth(ctx context.Context) error {
 				status = healthv1.HealthCheckResponse_SERVING
 			}
 			n.health.SetServingStatus("", status)
+			n.notify.Send(map[bool]string{true: sdnotify.Serving, false: sdnotify.Loading}[ready])
 			if n.client != nil && !first {
 				n.client.Notify()
 			}

@@ -23,8 +23,15 @@ func Main(cli any, name, description string, args []string, stdout, stderr io.Wr
 	if result.Done {
 		return result.Exit
 	}
-	if err := result.Context.Run(); err != nil {
+	run := func() error { return result.Context.Run() }
+	if f := supervised(result.Context); f != nil {
+		run = func() error { return f.supervise(name, args, Streams{stdout, stderr}) }
+	}
+	if err := run(); err != nil {
 		fmt.Fprintf(stderr, "%s: %v\n", name, err)
+		if e := (ended{}); errors.As(err, &e) {
+			return e.status()
+		}
 		if u := (unopened{}); errors.As(err, &u) {
 			return config.ExitUsage
 		}

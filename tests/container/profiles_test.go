@@ -176,7 +176,7 @@ func checkWorker(t *testing.T, name string, s service, device string) {
 		t.Errorf("%s gets what is not for it", name)
 	}
 	for _, want := range []string{"--worker-id=" + name, "--gateway=gateway:8104",
-		"--advertise=" + name + ":8105", "--model=/models/"} {
+		"--advertise=" + name + ":8105", "--model=/models/", "--supervise"} {
 		if !strings.Contains(line, want) {
 			t.Errorf("%s lacks %s: %s", name, want, line)
 		}

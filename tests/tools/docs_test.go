@@ -48,7 +48,9 @@ func TestDocumentsNameWhatExists(t *testing.T) {
 	}
 	for _, unit := range []string{"tandem.service", "tandem-gateway.service", "tandem-worker@.service"} {
 		text := read("deploy/systemd/" + unit)
-		for _, want := range []string{"ExecStart=/usr/local/bin/", "RestartPreventExitStatus=2", "\n[Install]\n"} {
+		for _, want := range []string{"ExecStart=/usr/local/bin/", "RestartPreventExitStatus=2", "\n[Install]\n",
+			// What hangs is killed, also when it is stopped and cannot take another signal, and replaced.
+			"\nType=notify\n", "\nWatchdogSec=", "\nWatchdogSignal=SIGKILL\n", "\nRestart="} {
 			if !strings.Contains(text, want) {
 				t.Errorf("%s lacks %q", unit, want)
 			}

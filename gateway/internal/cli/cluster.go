@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-inference/tandem/services/config"
 	"github.com/tandem-inference/tandem/services/device"
 	"github.com/tandem-inference/tandem/services/procwatch"
+	"github.com/tandem-inference/tandem/services/sdnotify"
 	"github.com/tandem-inference/tandem/services/supervise"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"go.uber.org/zap"
@@ -228,13 +229,13 @@ func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
 // scriptVariable is what the engine program of tests reads; see native/plugin/scripted.
 const scriptVariable = config.EnvPrefix + "_SCRIPT"
 
-// workerEnvironment is ours without the variables that stand for flags: everything a worker is to know is on its
-// command line.
+// workerEnvironment is ours without the variables that stand for flags, since everything a worker is to know is on its
+// command line, and without those of the service manager, which watches this process alone.
 func workerEnvironment() []string {
-	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
+	return sdnotify.Without(slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")
 		return strings.HasPrefix(name, config.EnvPrefix+"_") && name != scriptVariable
-	})
+	}))
 }
 
 func optional(args []string, flag string, value int) []string {
@@ -255,6 +256,11 @@ func registryTarget(addr net.Addr) string {
 // run serves until ctx ends, calls ready once when the gateway can serve, and cleans up.
 func (c *cluster) run(ctx context.Context, ready func()) error {
 	defer os.RemoveAll(c.dir)
+	stopReports, err := reportLife(ctx, c.endpoint())
+	if err != nil {
+		return err
+	}
+	defer stopReports()
 	gatewayCtx, stopGateway := context.WithCancelCause(ctx)
 	defer stopGateway(nil)
 	workersCtx, stopWorkers := context.WithCancel(context.WithoutCancel(ctx))

@@ -51,6 +51,11 @@ func (c *GatewayCmd) Run(e *env) error {
 		zap.String(telemetry.KeyVersion, config.Version()))
 	at := endpoint{gateway.HTTPAddr(), c.TLSCert != ""}
 	fmt.Fprint(e.out, banner("waits for workers at "+gateway.RegistryAddr().String(), at.url(), gateway))
+	stop, err := reportLife(e.ctx, at)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	return gateway.Run(e.ctx)
 }
 
