@@ -123,3 +123,46 @@ func TestHopelessPrompts(t *testing.T) {
 		}
 	}
 }
+
+// TestFullQueueComesFirst: a request that cannot be queued is refused before its prompt is rendered or tokenised. These
+// prompts are hopeless: whoever looks at them at all says that they are too long.
+func TestFullQueueComesFirst(t *testing.T) {
+	r := start(t, func(c *Config) { c.MaxQueue = 1 })
+	block := gatewaytest.NewBlock()
+	r.target(gatewaytest.WorkerOptions{Lanes: 1, MaxContext: 100, Decode: block.Script(r.tok, "one two")})
+	text := strings.Repeat("hopeless words ", 1<<20) // 15 MB
+	first := r.send(t.Context(), chatBody(`"max_tokens":4`))
+	receive(t, block.Admitted, "first request runs")
+	second := r.send(t.Context(), chatBody(`"max_tokens":4`))
+	r.eventually("second request waits", func() bool { return r.app.cluster.Targets.Queued() == 1 })
+	for _, c := range []struct{ path, body string }{
+		{"/v1/chat/completions", `{"messages":[{"role":"user","content":"%s"}]}`},
+		{"/v1/completions", `{"prompt":"%s"}`}, {"/v1/completions", `{"prompt":"a","suffix":"%s"}`},
+		{"/v1/responses", `{"input":"%s"}`},
+		{"/v1/messages", `{"messages":[{"role":"user","content":"%s"}],"max_tokens":10}`},
+	} {
+		a := r.post(c.path, fmt.Sprintf(c.body, text))
+		if a.status != http.StatusTooManyRequests || a.header.Get("Retry-After") == "" {
+			t.Errorf("%s %s: %d %.300s", c.path, c.body, a.status, a.body)
+		}
+	}
+	for _, input := range []*tandemv1.GenerateRequest{
+		{Input: &tandemv1.GenerateRequest_Prompt{Prompt: text}}, {Input: chatInput(text, false)},
+	} {
+		stream, err := r.rpc().Generate(t.Context(), input, grpc.MaxCallSendMsgSize(64<<20))
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if rpcerr.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "are waiting already") {
+			t.Errorf("gRPC: %v", err)
+		}
+	}
+	// Counting needs no place in the queue.
+	a := r.post("/v1/messages/count_tokens", `{"messages":[{"role":"user","content":"some words"}]}`)
+	if a.status != http.StatusOK {
+		t.Errorf("count: %d %.300s", a.status, a.body)
+	}
+	close(block.Release)
+	receive(t, first, "first answer")
+	receive(t, second, "second answer")
+}

@@ -81,6 +81,9 @@ func New(cfg Config, deps Deps) *Generator {
 // MaxContext is the longest context in tokens that workers offer, 0 = unknown.
 func (g *Generator) MaxContext() int { return g.targets.MaxContext() }
 
+// Check reports, without waiting, whether a request could be queued now.
+func (g *Generator) Check() error { return g.targets.Check() }
+
 // run is the state of one request.
 type run struct {
 	g    *Generator

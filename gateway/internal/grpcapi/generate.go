@@ -130,6 +130,9 @@ func (s *Service) prepare(in *tandemv1.GenerateRequest, m *model.Model, req *tur
 	if k := req.Format.Kind; k != turn.FormatText && k != turn.FormatGrammar {
 		return nil, rpcerr.InvalidArgument("format", "of a raw prompt can only be a grammar")
 	}
+	if err := s.turn.Check(); err != nil {
+		return nil, toRPC(err)
+	}
 	p := s.turn.Raw(m, req)
 	if err := s.turn.Constraint(m, req, p); err != nil {
 		return nil, toRPC(err)

@@ -38,6 +38,9 @@ func (s *Service) Completions(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if err := s.turn.Check(); err != nil {
+		return err
+	}
 	fill, err := parseSuffix(o, m)
 	if err != nil {
 		return err

@@ -55,6 +55,8 @@ type Generator interface {
 	Run(ctx context.Context, req *generate.Request, sink generate.Sink) (*generate.Usage, error)
 	// MaxContext is the longest context in tokens that workers offer, 0 = unknown.
 	MaxContext() int
+	// Check reports, without waiting, whether a request could be queued now.
+	Check() error
 }
 
 // Compressor decides which prompts are shortened, and how.
@@ -191,8 +193,19 @@ func (s *Service) CheckLength(m *model.Model, text string) error {
 	return nil
 }
 
+// Check refuses a request that could not be queued now, before anything costly is done for it. Counting asks nothing.
+func (s *Service) Check() error {
+	if s.generator == nil {
+		return nil
+	}
+	return s.generator.Check()
+}
+
 // Prepare turns a chat request into one that can run.
 func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
+	if err := s.Check(); err != nil {
+		return nil, err
+	}
 	conv, err := s.conversation(m, req)
 	if err != nil {
 		return nil, err
