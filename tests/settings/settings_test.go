@@ -102,7 +102,7 @@ var meanings = map[string]string{
 	"cache-type-v":     "type of cached values",
 	"ddtree-budget":    "nodes of draft trees when a request does not say",
 	"draft-cache-type": "type of the draft's cached keys and values",
-	"cache-dir":        "folder of what workers received from peers",
+	"cache-dir":        "folder of what workers received from peers, and of digests of model files",
 	"engine":           "path of the engine program",
 	"draft":            "the draft's model file",
 	"prefill-drafter":  "the scorer's model file",

@@ -214,7 +214,7 @@ func (c *cluster) spec(programs, name string, args []string) supervise.Spec {
 	if c.cfg.workers.Engine != "" {
 		args = append(args, "--engine", c.cfg.workers.Engine)
 	}
-	if c.cfg.workers.CacheDir != "" && name != workerPrefill {
+	if c.cfg.workers.CacheDir != "" {
 		args = append(args, "--cache-dir", c.cfg.workers.CacheDir)
 	}
 	return supervise.Spec{

@@ -52,7 +52,7 @@ func TestWorkerCommandLines(t *testing.T) {
 			"--cache-type-k f16", "--cache-type-v f32", "--cache-dir /c", "--no-lookup"},
 		workerDraft: {"--model " + draft, "--tables " + target, "--threads 3", "--lanes 2", "--cache-type-k q8_0",
 			"--cache-type-v q8_0", "--cache-dir /c"},
-		workerPrefill: {"--model " + prefill, "--threads 3"},
+		workerPrefill: {"--model " + prefill, "--threads 3", "--cache-dir /c"},
 	}
 	if len(specs) != len(wants) {
 		t.Fatalf("%d workers", len(specs))

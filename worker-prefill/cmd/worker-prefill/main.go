@@ -39,6 +39,8 @@ func (cli) Variables() map[string][]string {
 
 type serveCmd struct {
 	workernode.Flags
+
+	CacheDir string `help:"Folder for digests of model files; default: tandem in the user's cache." placeholder:"DIR"`
 }
 
 // Validate reports every setting that cannot work.
@@ -58,7 +60,7 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	defer file.Close()
 	id := c.ID("prefill")
 	log = log.Named("worker.prefill").With(zap.String(telemetry.KeyWorker, id))
-	workernode.RememberDigests("", log)
+	workernode.RememberDigests(c.CacheDir, log)
 	registration, err := workernode.Registration(ctx, &c.Flags, id, tandemv1.Role_ROLE_PREFILL, file, config.Version())
 	if err != nil {
 		return err
