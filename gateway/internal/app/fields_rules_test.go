@@ -144,6 +144,7 @@ func dialectFields() []dialect {
 		"safety_identifier":      ignore(`"safety_identifier":"x"`),
 		"reasoning":              change(`"reasoning":{"effort":"low"}`, ""),
 		"reasoning.effort":       change(`"reasoning":{"effort":"low"}`, `"reasoning":{}`),
+		"reasoning_format":       change(`"reasoning_format":"none"`, `"enable_thinking":true`),
 		"response_format":        change(`"response_format":{"type":"json_object"}`, ""),
 		"response_format.type":   change(`"response_format":{"type":"json_object"}`, `"response_format":{}`),
 		"response_format.json_schema": change(`"response_format":{"type":"json_schema","json_schema":{"schema":`+
@@ -310,7 +311,7 @@ func dialectFields() []dialect {
 	}
 	tokens := map[string]fieldRule{"tokens": {}, "model": {kind: queued, with: `"model":"another"`},
 		"add_special": warn(`"add_special":true`)}
-	chatOwn := own(chat, append(chatOwnElements, "reasoning", "reasoning.effort")...)
+	chatOwn := own(chat, append(chatOwnElements, "reasoning", "reasoning.effort", "reasoning_format")...)
 	base := `"seed":1,"messages":[{"role":"user","content":"Go."}],`
 	return []dialect{
 		{"/v1/chat/completions", []string{"chat"}, chatOwn, base + chatTools, chat},

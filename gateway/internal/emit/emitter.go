@@ -22,6 +22,10 @@ type Config struct {
 	ThinkLabel string
 	// Thinking says that the prompt ended with the open marker.
 	Thinking bool
+	// Aloud leaves reasoning in the content, as it was written and with its markers. Opened is what the prompt wrote of it:
+	// the open marker and what follows it. Stops do not apply to it, and Entries do not cover it.
+	Aloud  bool
+	Opened string
 	// Stops are strings that end the generation when they appear in content.
 	Stops []string
 	// Logprobs keeps an Entry per content token.
@@ -93,6 +97,7 @@ func New(cfg Config) *Emitter {
 	if cfg.Trial != nil {
 		e.finder = &finder{make: cfg.Trial}
 	}
+	e.aloud([]byte(cfg.Opened))
 	return e
 }
 
@@ -121,11 +126,13 @@ func (e *Emitter) Push(tok Entry) bool {
 			return true
 		}
 		e.settle(false)
-		e.endThinking()
+		e.endThinking(true)
 		return true
 	case opens && !e.thinking && e.lead == leadHold && e.dec.Held() == 0:
 		// Whitespace before the reasoning is nobody's text.
 		e.counts.Thinking++
+		e.aloud(e.blank)
+		e.aloud(e.cfg.Tokenizer.TokenBytes(id))
 		e.blank, e.entries = e.blank[:0], e.entries[:0]
 		e.thinking, e.label = true, e.cfg.ThinkLabel
 		return true
@@ -142,7 +149,7 @@ func (e *Emitter) write(tok Entry, marker bool) bool {
 		}
 		// The reasoning was closed and the answer follows: the calls in it were part of it.
 		e.settle(false)
-		e.endThinking()
+		e.endThinking(true)
 	}
 	if e.thinking {
 		e.counts.Thinking++
@@ -212,9 +219,23 @@ func (e *Emitter) replay() {
 	e.aside, e.asideText = e.aside[:0], e.asideText[:0]
 }
 
-// endThinking begins the content after a close marker.
-func (e *Emitter) endThinking() {
+// aloud shows reasoning or its markup in the content; without Aloud it does nothing. Reasoning comes before everything
+// else, so the offsets of content, which leave it out, stay those of the answer.
+func (e *Emitter) aloud(b []byte) {
+	if e.cfg.Aloud && len(b) > 0 {
+		e.add(Content, nil, b)
+	}
+}
+
+// endThinking begins the content, after a close marker or after a call in open reasoning.
+func (e *Emitter) endThinking(marker bool) {
 	e.thinking, e.lead = false, leadDrop
+	if e.cfg.Aloud {
+		e.lead = leadDone
+		if marker {
+			e.aloud(e.cfg.Tokenizer.TokenBytes(e.cfg.ThinkClose))
+		}
+	}
 	e.newlines = e.newlines[:0]
 }
 
@@ -276,8 +297,12 @@ func (e *Emitter) text(b []byte) {
 	}
 }
 
-// reasoning emits reasoning text without leading and trailing newlines.
+// reasoning emits reasoning text without leading and trailing newlines, or in the content as it is.
 func (e *Emitter) reasoning(b []byte) {
+	if e.cfg.Aloud {
+		e.aloud(b)
+		return
+	}
 	if e.label != "" {
 		n := 0
 		for n < len(b) && n < len(e.label) && b[n] == e.label[n] {

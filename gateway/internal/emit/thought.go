@@ -145,7 +145,7 @@ func (e *Emitter) settle(calls bool) {
 	held := f.held
 	f.held, f.try, f.mark, f.closed = nil, nil, 0, false
 	e.closed = true
-	e.endThinking()
+	e.endThinking(false)
 	e.lead = leadDone
 	e.content(held)
 }
@@ -162,6 +162,6 @@ func (e *Emitter) finishThought(cut bool) {
 	complete := !f.failed && f.found > 0
 	closed := f.closed
 	if e.settle(complete); !complete && closed {
-		e.endThinking()
+		e.endThinking(true)
 	}
 }

@@ -22,6 +22,8 @@ type answer struct {
 type vector struct {
 	Source, Family, Output string
 	Thinking               bool
+	Aloud                  bool
+	Opened                 string
 	Tools                  []string
 	answer
 }
@@ -43,10 +45,12 @@ func TestVectors(t *testing.T) {
 	open, closing := markers(t, tok)
 	// The test vocabulary has no channels: two other control tokens stand for Gemma's markers.
 	channels := strings.NewReplacer("<|channel>", "<|fim_prefix|>", "<channel|>", "<|fim_suffix|>")
+	back := strings.NewReplacer("<|fim_prefix|>", "<|channel>", "<|fim_suffix|>", "<channel|>")
 	passed := map[string]int{}
 	for _, v := range file.Vectors {
 		t.Run(v.Source, func(t *testing.T) {
-			cfg := Config{Tokenizer: tok, ThinkOpen: open, ThinkClose: closing, Thinking: v.Thinking}
+			cfg := Config{Tokenizer: tok, ThinkOpen: open, ThinkClose: closing, Thinking: v.Thinking, Aloud: v.Aloud,
+				Opened: v.Opened}
 			family := map[string]toolcall.Family{"qwen": toolcall.QwenFamily, "gemma": toolcall.GemmaFamily,
 				"generic": toolcall.Generic}[v.Family]
 			text := v.Output
@@ -91,6 +95,9 @@ func TestVectors(t *testing.T) {
 				}
 				e.Finish(false)
 				take()
+				if family == toolcall.GemmaFamily {
+					got.Content = back.Replace(got.Content)
+				}
 				if d := cmp.Diff(plain(t, v.answer), plain(t, got)); d != "" {
 					t.Errorf("%q: %s", v.Output, d)
 					return

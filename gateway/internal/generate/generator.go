@@ -337,6 +337,9 @@ func (r *run) newEmitter(j job) *emit.Emitter {
 	if r.req.SplitReasoning {
 		cfg.ThinkOpen, cfg.ThinkClose, cfg.Thinking = r.req.Model.ThinkOpen, r.req.Model.ThinkClose, j.thinking
 		cfg.ThinkLabel = r.req.Model.ThinkLabel
+		if cfg.Aloud = r.req.ReasoningInContent; cfg.Aloud && j.thinking {
+			cfg.Opened = r.req.Model.OpenedThinking(j.prompt)
+		}
 	}
 	if r.req.Tools != nil {
 		cfg.Tools, cfg.Literal = toolcall.NewParser(*r.req.Tools), r.req.Model.Markup

@@ -47,6 +47,8 @@ type Request struct {
 	PromptLogprobs bool
 	// SplitReasoning tells reasoning from content; without it markers are text.
 	SplitReasoning bool
+	// ReasoningInContent leaves the reasoning in the content, as it was written; with SplitReasoning.
+	ReasoningInContent bool
 	// Tools makes calls of what the model writes as such; nil = all of it is text.
 	Tools *toolcall.Config
 	// Compressed is called with the outcome of each compression, before Admitted; nil = nobody is told.

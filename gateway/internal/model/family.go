@@ -27,21 +27,27 @@ func familyOf(arch string) toolcall.Family {
 func (m *Model) useFamily() {
 	tok := m.Tokenizer
 	m.ThinkOpen, m.ThinkClose, m.Stops = marker(tok, "<think>"), marker(tok, "</think>"), slices.Clone(tok.StopTokens())
+	m.addMarkup(toolcall.DeepSeekMarks) // its distillations are of other families
 	end := ""
 	switch m.Family {
 	case toolcall.GemmaFamily:
 		m.ThinkOpen, m.ThinkClose, m.ThinkLabel = marker(tok, "<|channel>"), marker(tok, "<channel|>"), "thought"
-		for _, text := range toolcall.GemmaMarks {
-			if id := marker(tok, text); id != emit.None {
-				m.Markup = append(m.Markup, id)
-			}
-		}
+		m.addMarkup(toolcall.GemmaMarks)
 		end = "<turn|>"
 	case toolcall.LagunaFamily:
 		end = "</assistant>"
 	}
 	if id := marker(tok, end); id != emit.None && !slices.Contains(m.Stops, id) {
 		m.Stops = append(m.Stops, id)
+	}
+}
+
+// addMarkup notes the marks of calls that are tokens of their own.
+func (m *Model) addMarkup(marks []string) {
+	for _, text := range marks {
+		if id := marker(m.Tokenizer, text); id != emit.None {
+			m.Markup = append(m.Markup, id)
+		}
 	}
 }
 
@@ -56,18 +62,36 @@ func marker(tok *tokenizer.Tokenizer, text string) int32 {
 
 // EndsInThinking reports whether a prompt ends with the open marker, whitespace aside.
 func (m *Model) EndsInThinking(tokens []int32) bool {
-	if m.ThinkOpen == emit.None {
+	at := m.lastOpen(tokens)
+	if at < 0 {
 		return false
+	}
+	rest := strings.TrimSpace(m.Tokenizer.Decode(tokens[at+1:], true))
+	return rest == "" || rest == m.ThinkLabel
+}
+
+// OpenedThinking is the end of a prompt that ends in thinking, from the open marker on.
+func (m *Model) OpenedThinking(tokens []int32) string {
+	at := m.lastOpen(tokens)
+	if at < 0 {
+		return ""
+	}
+	return string(m.Tokenizer.TokenBytes(m.ThinkOpen)) + m.Tokenizer.Decode(tokens[at+1:], true)
+}
+
+// lastOpen finds the open marker at the end of a prompt, -1 = there is none.
+func (m *Model) lastOpen(tokens []int32) int {
+	if m.ThinkOpen == emit.None {
+		return -1
 	}
 	at := len(tokens) - 1
 	for at >= 0 && tokens[at] != m.ThinkOpen && len(tokens)-at < maxTail {
 		at--
 	}
 	if at < 0 || tokens[at] != m.ThinkOpen {
-		return false
+		return -1
 	}
-	rest := strings.TrimSpace(m.Tokenizer.Decode(tokens[at+1:], true))
-	return rest == "" || rest == m.ThinkLabel
+	return at
 }
 
 // maxTail is how many tokens a label and whitespace may take after the open marker.

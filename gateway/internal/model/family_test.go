@@ -19,6 +19,16 @@ import (
 // the place of reserved control tokens.
 func familyModel(t *testing.T, f toolcall.Family) *Model {
 	t.Helper()
+	var marks []string
+	if f == toolcall.GemmaFamily {
+		marks = []string{"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", `<|"|>`, "<|turn>", "<turn|>", "<|think|>"}
+	}
+	return markedModel(t, f, marks)
+}
+
+// markedModel has these marks in the place of reserved control tokens.
+func markedModel(t *testing.T, f toolcall.Family, marks []string) *Model {
+	t.Helper()
 	file, err := os.Open(filepath.Join("..", "..", "..", "services", "tokenizer", "testdata",
 		"tandem-tiny-tokenizer.json.gz"))
 	if err != nil {
@@ -34,16 +44,13 @@ func familyModel(t *testing.T, f toolcall.Family) *Model {
 		t.Fatal(err)
 	}
 	text := string(raw)
-	if f == toolcall.GemmaFamily {
-		for i, mark := range []string{"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", `<|"|>`, "<|turn>",
-			"<turn|>", "<|think|>"} {
-			quoted, _ := json.Marshal(mark)
-			old := "\"<|reserved_" + string(rune('0'+i)) + "|>\""
-			if !strings.Contains(text, old) {
-				t.Fatalf("the tokenizer has no %s", old)
-			}
-			text = strings.ReplaceAll(text, old, string(quoted))
+	for i, mark := range marks {
+		quoted, _ := json.Marshal(mark)
+		old := "\"<|reserved_" + string(rune('0'+i)) + "|>\""
+		if !strings.Contains(text, old) {
+			t.Fatalf("the tokenizer has no %s", old)
 		}
+		text = strings.ReplaceAll(text, old, string(quoted))
 	}
 	m := bare(t, f)
 	if m.Tokenizer, err = tokenizer.FromJSON([]byte(text)); err != nil {
@@ -131,5 +138,20 @@ func TestReasoningInEveryFamily(t *testing.T) {
 				t.Errorf("thinking on: reasoning %q, content %q, calls %v", reasoning, content, calls)
 			}
 		})
+	}
+}
+
+// TestDeepSeekMarks: the marks of DeepSeek's calls are control tokens in the vocabularies of its distillations, whose
+// family is another's.
+func TestDeepSeekMarks(t *testing.T) {
+	m := markedModel(t, toolcall.QwenFamily, toolcall.DeepSeekMarks)
+	if len(m.Markup) != len(toolcall.DeepSeekMarks) {
+		t.Fatalf("marks %v", m.Markup)
+	}
+	marks := toolcall.DeepSeekMarks
+	_, content, calls := output(t, m, &Rendered{}, "ok"+marks[0]+marks[2]+"function"+marks[4]+
+		"f\n```json\n{\"a\": \"x\"}\n```"+marks[3]+marks[1])
+	if content != "ok" || len(calls) != 1 || calls[0].Arguments != `{"a": "x"}` {
+		t.Errorf("content %q, calls %+v", content, calls)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"net/http"
 
 	"github.com/tandem-inference/tandem/gateway/internal/generate"
+	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/sse"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
@@ -56,6 +57,27 @@ func (s *Service) chatFields(o reqjson.Object, req *turn.Request) error {
 	if err := checkModalities(o); err != nil {
 		return err
 	}
-	req.TopLogprobs, err = parseChatLogprobs(o)
+	if req.TopLogprobs, err = parseChatLogprobs(o); err != nil {
+		return err
+	}
+	req.ReasoningInContent, err = parseReasoningFormat(o)
+	if err == nil && req.ReasoningInContent && req.TopLogprobs != generate.NoLogprobs {
+		return reqerr.Unsupported("reasoning_format", "none cannot be combined with logprobs, which cover the answer only")
+	}
 	return err
+}
+
+// parseReasoningFormat reads where reasoning goes: into reasoning_content, or none of it out of the content.
+func parseReasoningFormat(o reqjson.Object) (inContent bool, err error) {
+	format, given, err := o.String("reasoning_format")
+	if err != nil || !given {
+		return false, err
+	}
+	switch format {
+	case "none":
+		return true, nil
+	case "auto", "deepseek":
+		return false, nil
+	}
+	return false, reqerr.InvalidValue("reasoning_format", "must be auto, deepseek or none, got %q", format)
 }

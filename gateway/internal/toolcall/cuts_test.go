@@ -17,7 +17,7 @@ var pieces = []string{
 	"<function_calls>", `<invoke name="now">`, `<parameter name="city">`, "</invoke>", "</function_calls>", "<|tool_call>",
 	"call:now{", "call:write{path:", quoteGemma, "<tool_call|>", "now", "launch",
 	"<arg_key>", "city", "</arg_key>", "<arg_value>", "</arg_value>", "\n", " ", "null", "12", "true", "日本", "<", "</",
-	"x", "```json\n", "```",
+	"x", "```json\n", "```", openDeepSeek, beginDeepSeek, "function" + sepDeepSeek, "now\n", "{}", endDeepSeek, closeDeepSeek,
 }
 
 // TestCutsDoNotMatter: however a text is cut, the events are those of the whole; and what is no call is there byte
@@ -63,7 +63,7 @@ func conserved(t fataler, text string, r *record, partial bool) {
 	left := rest.String()
 	between := func(s string) {
 		for _, part := range strings.Split(s, "\x00") {
-			for _, m := range []string{closeToolCall, closeToolCode, closeFunctionCalls} {
+			for _, m := range []string{closeToolCall, closeToolCode, closeFunctionCalls, closeDeepSeek} {
 				part = strings.ReplaceAll(part, m, "")
 			}
 			if part = strings.Trim(part, " \t\r\n,[]`"); part != "" && !closes([]byte(part)) && part != "json" {

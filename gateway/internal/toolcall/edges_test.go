@@ -67,6 +67,18 @@ func TestEdges(t *testing.T) {
 		{"markup in a string value", "<function=write>\n<parameter=path>\n</function><tool_call>\n</parameter>\n</function>",
 			QwenFamily, false,
 			[]string{"start write", `args {"path": "</function><tool_call>"}`, "end write"}, false},
+		{"deepseek: two calls in one region, closed by nobody", openDeepSeek + beginDeepSeek + "function" + sepDeepSeek +
+			"now\n```json\n{}\n```" + endDeepSeek + "\n" + beginDeepSeek + "function" + sepDeepSeek +
+			"now\n```json\n{}```" + endDeepSeek, QwenFamily, false, append(call, call...), false},
+		{"deepseek: ends in the arguments", openDeepSeek + beginDeepSeek + "function" + sepDeepSeek +
+			"write\n```json\n{\"path\": \"a", QwenFamily, false,
+			[]string{"start write", `args {"path": "a"}`, "end write"}, true},
+		{"deepseek: ends after the name", openDeepSeek + beginDeepSeek + "function" + sepDeepSeek + "now\n", QwenFamily,
+			false, call, true},
+		{"deepseek: no object", openDeepSeek + beginDeepSeek + "function" + sepDeepSeek + "now\n```json\n7\n```",
+			QwenFamily, false, append(call, "text 7\n```"), true},
+		{"deepseek: another kind of tool", openDeepSeek + beginDeepSeek + "search" + sepDeepSeek + "now\n", QwenFamily, false,
+			[]string{"text " + openDeepSeek + beginDeepSeek + "search" + sepDeepSeek + "now\n"}, true},
 		{"inner newlines stay", "<function=write><parameter=path>\n\na\n\n</parameter></function>", QwenFamily, false,
 			[]string{"start write", `args {"path": "\na\n"}`, "end write"}, false},
 		{"laguna keeps whitespace", "<tool_call>write<arg_key>path</arg_key><arg_value>\n a \n</arg_value><arg_key>lines</arg_key><arg_value> 3\n</arg_value></tool_call>",

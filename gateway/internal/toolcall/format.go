@@ -14,10 +14,11 @@ const (
 	Gemma                // F7
 	Laguna               // F8
 	FunctionCalls        // F9
+	DeepSeek             // F10
 )
 
 var formatNames = [...]string{"none", "qwen_xml", "bare_xml", "signature", "hermes", "tool_code", "bare_json", "gemma",
-	"laguna", "function_calls"}
+	"laguna", "function_calls", "deepseek"}
 
 // String names the format for metrics.
 func (f Format) String() string { return formatNames[f] }

@@ -20,7 +20,7 @@ const (
 
 // openers are looked for in every text. Each begins with the only '<' it has, so that a failed one leaves nothing to
 // look at again but the byte that failed.
-var openers = []string{openToolCall, openFunction, openToolCode, openFunctionCalls}
+var openers = []string{openToolCall, openFunction, openToolCode, openFunctionCalls, openDeepSeek}
 
 // outside reads a byte that is in no region.
 func (p *Parser) outside(c byte) {
@@ -110,6 +110,8 @@ func (p *Parser) open(mark string) {
 		p.begin(newEnvelope(p, ToolCode, closeToolCode), mark)
 	case openFunctionCalls:
 		p.begin(newTagged(p, &invokeForm, stateNext), mark)
+	case openDeepSeek:
+		p.begin(newDeepSeek(p), mark)
 	case openGemma:
 		p.begin(newGemma(p), mark)
 	}

@@ -288,7 +288,7 @@ func (p *Parser) leftover(n int) {
 
 // closes reports whether b is the start of a mark that closes a region.
 func closes(b []byte) bool {
-	for _, m := range []string{closeToolCall, closeToolCode, closeFunctionCalls} {
+	for _, m := range []string{closeToolCall, closeToolCode, closeFunctionCalls, closeDeepSeek} {
 		if bytes.HasPrefix([]byte(m), b) {
 			return true
 		}

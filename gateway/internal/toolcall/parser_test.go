@@ -264,6 +264,12 @@ var formats = []formatCase{
 				return "<parameter name=\"" + k + "\">" + unquoted(v) + "</parameter>\n"
 			}, "") + "</invoke>\n</function_calls>"
 		}},
+	{format: DeepSeek, family: QwenFamily, closer: "\n```" + endDeepSeek + closeDeepSeek, missing: true,
+		garbled: openDeepSeek + beginDeepSeek + "function" + sepDeepSeek + "now\n```json\n{oops",
+		call: func(name string, args ...string) string {
+			return openDeepSeek + beginDeepSeek + "function" + sepDeepSeek + name + "\n```json\n" + jsonObject(args) +
+				"\n```" + endDeepSeek + closeDeepSeek
+		}},
 }
 
 // TestFormats is the table of docs/spec/http-api.md §21 item 6: every format and what may happen to it, whole and byte

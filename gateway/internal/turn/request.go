@@ -43,6 +43,8 @@ type Request struct {
 
 	Format   Format
 	Thinking Thinking
+	// ReasoningInContent leaves the reasoning in the content, as it was written.
+	ReasoningInContent bool
 
 	Sampling       *tandemv1.Sampling
 	Stops          []string

@@ -216,6 +216,7 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 	}
 	p := s.Raw(m, req)
 	p.Run.SplitReasoning, p.Run.Operation = true, telemetry.GenAIChat
+	p.Run.ReasoningInContent = req.ReasoningInContent
 	p.PromptTokens = len(rendered.Tokens)
 	prompt := generate.Prompt{Tokens: rendered.Tokens, Thinking: rendered.Thinking}
 	if prompt.Compress, err = s.compression(req, m, conv, len(rendered.Tokens)); err != nil {

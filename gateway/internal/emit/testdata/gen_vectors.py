@@ -4,8 +4,9 @@
     python3 gen_vectors.py llama_cpp_python-0.3.36/vendor/llama.cpp > vectors.json
 
 Only data is taken: the output, the tools' names and schemas, the expected reasoning, content and calls. Whether the prompt ends in
-an open reasoning marker comes from rendering the template with jinja2 3.1. Left out, with a count on stderr: continuations of a
-given answer and answers whose reasoning stays in the text, which are other interfaces; partial outputs; what differs on purpose.
+an open reasoning marker comes from rendering the template with jinja2 3.1. Where reasoning stays in the text ("aloud"), "opened" is
+what the prompt wrote of it. Left out, with a count on stderr: continuations of a given answer, which are another interface; partial
+outputs; what differs on purpose.
 """
 import json, re, sys, os
 ROOT = sys.argv[1]
@@ -157,14 +158,17 @@ FAMILIES = {
 }
 
 
-def thinks(env, template, v, names):
-    """Whether the prompt ends in an open marker."""
+def opened(env, template, v, names):
+    """The end of the prompt from an open marker on, None when it does not end in one."""
     tools = [{"type": "function", "function": {"name": TOOLS[n]["name"], "description": "d", "parameters": TOOLS[n]["parameters"]}} for n in names]
     source = open(f"{ROOT}/models/templates/{template}.jinja", encoding="utf-8").read()
     prompt = env.from_string(source).render(
         messages=[{"role": "user", "content": "Hi"}], add_generation_prompt=True, enable_thinking=v.get("enable_thinking", "true") == "true",
         bos_token="<s>", eos_token="</s>", **({"tools": tools} if tools else {}))
-    return prompt.rstrip().endswith(("<think>", "<|channel>thought"))
+    for marker in ("<think>", "<|channel>thought"):
+        if prompt.rstrip().endswith(marker):
+            return prompt[prompt.rindex(marker):]
+    return None
 
 
 def left_out(v):
@@ -172,12 +176,8 @@ def left_out(v):
         return "not read"
     if "continue_final_message" in v:
         return "continuation of a given answer"
-    if v.get("reasoning_format", "").endswith("_NONE"):
-        return "reasoning left in the text"
     if v.get("is_partial") == "true":
         return "partial output"
-    if "tool▁calls▁begin" in v["input"]:
-        return "DeepSeek's own format of calls, which is not covered"
     if v["calls"] and v["input"].startswith(v["content"] + "\n<tool_call>") and v["content"]:
         return "newline between text and call, which stays in the text here"
     return None
@@ -189,19 +189,19 @@ def main():
     out, tools, skipped = [], {}, {}
     for template, family in FAMILIES.items():
         for v in vectors(template + ".jinja"):
-            why, names, thinking = left_out(v), v.get("tools", []), False
-            if not why:
-                thinking = thinks(env, template, v, names)
-                if thinking and "reasoning_format" not in v:
-                    why = "reasoning left in the text"
+            why, names = left_out(v), v.get("tools", [])
             if why:
                 skipped[why] = skipped.get(why, 0) + 1
                 continue
+            tail = opened(env, template, v, names)
             for n in names:
                 tools[TOOLS[n]["name"]] = TOOLS[n]["parameters"]
             c = {"source": f"{template}:{v['line']}", "family": family}
-            if thinking:
+            if tail:
                 c["thinking"] = True
+            # The tests' default leaves it there, too, which shows only where there is reasoning.
+            if v.get("reasoning_format", "_NONE" if tail else "").endswith("_NONE"):
+                c["aloud"], c["opened"] = True, tail or ""
             if names:
                 c["tools"] = [TOOLS[n]["name"] for n in names]
             c["output"] = v["input"]

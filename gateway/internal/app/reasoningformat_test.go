@@ -1,0 +1,57 @@
+package app
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
+)
+
+// TestReasoningFormat: with none the content of chat completions is what the model wrote, with what the prompt opened it
+// with, streamed and whole; the other values split as without the field.
+func TestReasoningFormat(t *testing.T) {
+	r := start(t, nil)
+	r.target(gatewaytest.WorkerOptions{Decode: r.reply("why\n</think>\n\nok", 1)})
+	ask := func(field string, stream bool) (content, reasoning string) {
+		t.Helper()
+		body := chatBody(`"enable_thinking":true` + field)
+		if !stream {
+			a := r.post("/v1/chat/completions", body)
+			if a.status != http.StatusOK {
+				t.Fatalf("%d %s", a.status, a.body)
+			}
+			message := at(a.json(t), "choices", 0, "message")
+			content, _ = at(message, "content").(string)
+			reasoning, _ = at(message, "reasoning_content").(string)
+			return content, reasoning
+		}
+		a := r.post("/v1/chat/completions", strings.Replace(body, "{", `{"stream":true,`, 1))
+		for _, ev := range events(t, a.body) {
+			if c, ok := at(ev, "choices", 0, "delta", "content").(string); ok {
+				content += c
+			}
+			if c, ok := at(ev, "choices", 0, "delta", "reasoning_content").(string); ok {
+				reasoning += c
+			}
+		}
+		return content, reasoning
+	}
+	for _, stream := range []bool{false, true} {
+		if c, why := ask(`,"reasoning_format":"none"`, stream); c != "<think>\nwhy\n</think>\n\nok" || why != "" {
+			t.Errorf("none, stream %v: content %q, reasoning %q", stream, c, why)
+		}
+		for _, field := range []string{"", `,"reasoning_format":"auto"`, `,"reasoning_format":"deepseek"`} {
+			if c, why := ask(field, stream); c != "ok" || why != "why" {
+				t.Errorf("%s, stream %v: content %q, reasoning %q", field, stream, c, why)
+			}
+		}
+	}
+	for _, field := range []string{`"reasoning_format":"deepseek-legacy"`, `"reasoning_format":7`,
+		`"reasoning_format":"none","logprobs":true`} {
+		a := r.post("/v1/chat/completions", chatBody(field))
+		if a.status != http.StatusBadRequest || at(a.json(t), "error", "param") != "reasoning_format" {
+			t.Errorf("%s: %d %s", field, a.status, a.body)
+		}
+	}
+}
