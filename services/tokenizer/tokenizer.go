@@ -128,12 +128,6 @@ func (t *Tokenizer) Encode(text string, opt Options) []int32 {
 	return t.appendText(make([]int32, 0, len(text)/3+1), text, opt)
 }
 
-// AppendEncode appends the token ids of text to dst.
-func (t *Tokenizer) AppendEncode(dst []int32, text string, opt Options) []int32 {
-	defer slotFor(len(text))()
-	return t.appendText(dst, text, opt)
-}
-
 func (t *Tokenizer) appendText(dst []int32, text string, opt Options) []int32 {
 	var special spanCursor
 	if opt.ParseSpecial {
