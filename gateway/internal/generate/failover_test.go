@@ -1,6 +1,7 @@
 package generate_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -131,6 +132,44 @@ func TestFailoverKeepsContract(t *testing.T) {
 				t.Errorf("contracts %q, %d changes, want %q, %d", id, changes, tt.contract, tt.changes)
 			}
 		})
+	}
+}
+
+// TestLeaveBetweenTries: a request that is left while it waits for a worker to take over ends at once, gives its place
+// back, and no worker is asked for it.
+func TestLeaveBetweenTries(t *testing.T) {
+	const text = "one two three four five six seven eight"
+	for _, cause := range []error{context.Canceled, errors.New("deadline of the request")} {
+		r := start(t, generate.Config{FailoverTimeout: 10 * testwait.Limit})
+		fail := make(chan struct{})
+		script := gatewaytest.DieAt(r.Tokenizer, text, 5, 1, status.Error(codes.Unavailable, "engine is gone"))
+		a := r.Target(gatewaytest.WorkerOptions{ID: "a", Contract: "cpu",
+			Decode: func(req *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) error {
+				<-fail
+				return script(req, stream)
+			}})
+		ctx, leave := context.WithCancelCause(t.Context())
+		done := r.send(ctx, r.request())
+		testwait.Until(t, "the first worker is asked", func() bool { return len(a.Requests()) == 1 })
+		// The pool is not empty, but the other may not take over.
+		b := r.Target(gatewaytest.WorkerOptions{ID: "b", Contract: "gpu", Decode: say(r, text, 1)})
+		a.Leave()
+		close(fail)
+		testwait.Until(t, "the request waits for another worker", func() bool {
+			return strings.Contains(r.Page(), "tandem_retries_total 1")
+		})
+		leave(cause)
+		if got := testwait.For(t, done, "end of the request"); got.err == nil {
+			t.Errorf("%v: the request has an answer: %q", cause, got.texts)
+		}
+		// Nobody is left who waits for such a worker.
+		again := r.Target(gatewaytest.WorkerOptions{ID: "c", Contract: "cpu", Decode: say(r, text, 1)})
+		if got := r.run(t.Context(), r.request()); got.err != nil || got.texts[0] != text {
+			t.Errorf("%v: the next request: %q, %v", cause, got.texts, got.err)
+		}
+		if n := len(b.Requests()) + len(again.Requests()); n != 1 || r.Cluster.Targets.Queued() != 0 {
+			t.Errorf("%v: %d requests after it was left, %d in the queue", cause, n, r.Cluster.Targets.Queued())
+		}
 	}
 }
 
