@@ -184,6 +184,10 @@ vocabularies: ## fetch the vocabularies of Qwen3 and Qwen3.5 that tests of the t
 	tools/vocabularies.sh
 .PHONY: vocabularies
 
+templates: ## fetch the published chat templates of Qwen3 and Qwen3.5 that tests of the gateway use (needs pip, 77 MB)
+	tools/templates.sh
+.PHONY: templates
+
 clients: ## install the agent clients that tests/agents runs (needs npm and 2 GB)
 	tools/clients.sh
 	cd tests/node && npm ci

@@ -65,4 +65,5 @@ def main():
     (here / "builtin-goldens.json").write_text(json.dumps(out, ensure_ascii=False, indent=1) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()
