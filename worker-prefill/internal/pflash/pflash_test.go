@@ -2,6 +2,7 @@ package pflash
 
 import (
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -110,6 +111,28 @@ func TestAnchors(t *testing.T) {
 	own := Segment{Span: Span{100, 256}, KeepRatio: .05}
 	if d := cmp.Diff([]Span{{252, 256}}, Select(tokens, make([]float32, 256), own, window, o)); d != "" {
 		t.Error(d)
+	}
+}
+
+// TestKeptShare: with random scores, and no words of the question in the text, the share of tokens that is kept is the
+// ratio within 10 %.
+func TestKeptShare(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, n := range []int{8192, 40_000, 131_072} {
+		tokens, scores := make([]int32, n), make([]float32, n)
+		for i := range tokens {
+			tokens[i], scores[i] = int32(i), random.Float32() // no 4-gram occurs twice
+		}
+		for _, ratio := range []float32{.05, .1, .2, .35, .5, .9} {
+			seg := Segment{Span: Span{0, n - 96}, KeepRatio: ratio}
+			kept := 0
+			for _, s := range Select(tokens, scores, seg, Span{n - 96, n}, Options{}) {
+				kept += s.Len()
+			}
+			if share := float64(kept) / float64(seg.Span.Len()); math.Abs(share/float64(ratio)-1) > .1 {
+				t.Errorf("%d tokens at %v: %.4f are kept", n, ratio, share)
+			}
+		}
 	}
 }
 
