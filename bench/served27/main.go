@@ -74,6 +74,11 @@ type scenario struct {
 var (
 	plain       = client.Speculation{Mode: "off"}
 	recommended = fields{"temperature": 0.7, "top_p": 0.8, "top_k": 20}
+	nucleus     = fields{"temperature": 0.7, "top_p": 0.95}
+	// wide: both limits keep most of a row, so that neither makes the other's work small.
+	wide = fields{"temperature": 0.7, "top_p": 0.95, "top_k": 50000}
+	// level: at this temperature rows of random weights are flat, and half of their mass is many tokens.
+	level = fields{"temperature": 2, "top_p": 0.5}
 )
 
 func plainScenarios() []scenario {
@@ -81,10 +86,15 @@ func plainScenarios() []scenario {
 		{"greedy", plain, nil},
 		{"temperature", plain, fields{"temperature": 0.7}},
 		{"top_k 20", plain, fields{"temperature": 0.7, "top_k": 20}},
-		{"top_p 0.95", plain, fields{"temperature": 0.7, "top_p": 0.95}},
+		{"top_p 0.95", plain, nucleus},
+		{"top_p 0.95 top_k 50000", plain, wide},
+		{"level top_p 0.5", plain, level},
 		{"min_p 0.05", plain, fields{"temperature": 0.7, "min_p": 0.05}},
 		{"penalties", plain, fields{"temperature": 0.7, "repetition_penalty": 1.1, "presence_penalty": 0.5}},
+		{"penalties top_p 0.95", plain, fields{"temperature": 0.7, "top_p": 0.95, "repetition_penalty": 1.1,
+			"presence_penalty": 0.5}},
 		{"logprobs 5", plain, fields{"logprobs": 5}},
+		{"logprobs 5 top_p 0.95", plain, fields{"temperature": 0.7, "top_p": 0.95, "logprobs": 5}},
 		{"recommended", plain, recommended},
 	}
 }
@@ -94,6 +104,10 @@ func draftedScenarios() []scenario {
 		{"chain 8", client.Speculation{Mode: "chain", Block: 8}, nil},
 		{"chain 16", client.Speculation{Mode: "chain", Block: 16}, nil},
 		{"tree 15", client.Speculation{Mode: "tree", Budget: 15}, nil},
+		// 16 rows, each of which a sampler chooses from.
+		{"tree 15 top_p 0.95", client.Speculation{Mode: "tree", Budget: 15}, nucleus},
+		{"tree 15 top_p 0.95 top_k 50000", client.Speculation{Mode: "tree", Budget: 15}, wide},
+		{"tree 15 level top_p 0.5", client.Speculation{Mode: "tree", Budget: 15}, level},
 		{"tree 22", client.Speculation{Mode: "tree", Budget: 22}, nil},
 		{"tree 22 recommended", client.Speculation{Mode: "tree", Budget: 22}, recommended},
 		{"auto", client.Speculation{Mode: "auto"}, nil},

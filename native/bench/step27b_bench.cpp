@@ -42,6 +42,9 @@ constexpr Option kOptions[] = {
     {"cap", "24", "GiB of device memory"},
     {"batch", "512", "rows of a prompt's chunk"},
     {"runs", "20", "steps whose median is shown"},
+    {"temperature", "0.7", "of the sampler of every row; 0: argmax"},
+    {"top-p", "0.95", "of the sampler; 1: off"},
+    {"top-k", "20", "of the sampler; 0: off"},
     {"threads", "0", "of the CPU; 0: two"},
     {"draft", "1", "0: no drafter"},
     {"together", "0", "1: target and drafter in one cap, both for the longest context, and rounds of both"},
@@ -57,6 +60,14 @@ struct Options {
     for (const Option& o : kOptions) values[o.name] = o.value;
   }
   int number(const char* key) const { return std::atoi(values.at(key).c_str()); }
+  float real(const char* key, float least, float most) const {
+    char* end = nullptr;
+    const float value = std::strtof(text(key).c_str(), &end);
+    if (text(key).empty() || *end != '\0' || !(value >= least && value <= most)) {
+      fail(std::string("--") + key + ": " + text(key));
+    }
+    return value;
+  }
   const std::string& text(const char* key) const { return values.at(key); }
   std::vector<int> numbers(const char* key) const {  // ascending
     std::vector<int> all;
@@ -205,9 +216,9 @@ class Target {
     check(e_, tnd_sequence_create(e_, &sequence_), "sequence");
     tnd_sampler sampler{};  // every row is sampled as a chat would
     sampler.struct_size = sizeof sampler;
-    sampler.temperature = 0.7f;
-    sampler.top_p = 0.95f;
-    sampler.top_k = 20;
+    sampler.temperature = o.real("temperature", 0, 2);
+    sampler.top_p = o.real("top-p", 1e-6f, 1);
+    sampler.top_k = o.number("top-k");
     sampler.repetition_penalty = 1;
     sampler.seed = 7;
     check(e_, tnd_sequence_sampler(e_, sequence_, &sampler), "sampler");
@@ -555,7 +566,7 @@ int main(int argc, char** argv) {
   Options o;
   if (argc == 2 && std::strcmp(argv[1], "--help") == 0) {
     std::printf("usage: %s [--option value]...\n", argv[0]);
-    for (const Option& option : kOptions) std::printf("  --%-9s %s [%s]\n", option.name, option.help, option.value);
+    for (const Option& option : kOptions) std::printf("  --%-11s %s [%s]\n", option.name, option.help, option.value);
     std::printf("--layers 4 --vocab 8192 makes it small.\n");
     return 0;
   }
