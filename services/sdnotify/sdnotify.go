@@ -1,5 +1,5 @@
-// Package sdnotify is both ends of systemd's notification protocol, sd_notify(3): a service says that it is up and, again
-// and again, that it is alive; whoever started it kills and replaces it when these messages stop.
+// Package sdnotify is both ends of systemd's notification protocol, sd_notify(3): a service says that it is up and,
+// again and again, that it is alive; whoever started it kills and replaces it when these messages stop.
 package sdnotify
 
 import (
@@ -125,8 +125,8 @@ func Listen(dir string) (*Receiver, error) {
 	return &Receiver{conn: conn, alive: make(chan struct{}, 1)}, nil
 }
 
-// Environment is what the service needs besides its own variables: where to send, and how long it may be silent, 0 = for
-// ever. Earlier values of the variables must not be in its environment.
+// Environment is what the service needs besides its own variables: where to send, and how long it may be silent,
+// 0 = for ever. Earlier values of the variables must not be in its environment.
 func (r *Receiver) Environment(limit time.Duration) []string {
 	env := []string{SocketVariable + "=" + r.conn.LocalAddr().String()}
 	if limit > 0 {

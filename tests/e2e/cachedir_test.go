@@ -9,8 +9,8 @@ import (
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
-// TestEveryWorkerKeepsDigests: with --cache-dir, and without a home, every worker keeps the digest of its model there, so
-// that the next start need not hash it.
+// TestEveryWorkerKeepsDigests: with --cache-dir, and without a home, every worker keeps the digest of its model there,
+// so that the next start need not hash it.
 func TestEveryWorkerKeepsDigests(t *testing.T) {
 	root, err := cluster.Root()
 	if err != nil {

@@ -104,9 +104,9 @@ func zombies(parent int) (count int) {
 	return count
 }
 
-// TestSupervisedWorker: a worker under --supervise, as containers run it, that is stopped or killed is replaced; SIGTERM
-// to the supervisor ends everything in order. Once as any process, and once as process 1 of a namespace, which has
-// orphans to wait for.
+// TestSupervisedWorker: a worker under --supervise, as containers run it, that is stopped or killed is replaced;
+// SIGTERM to the supervisor ends everything in order. Once as any process, and once as process 1 of a namespace, which
+// has orphans to wait for.
 func TestSupervisedWorker(t *testing.T) {
 	for name, before := range map[string][]string{"process": nil,
 		"process 1": {"unshare", "--pid", "--fork", "--kill-child", "--mount-proc"}} {

@@ -8,8 +8,8 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
 )
 
-// TestReasoningFormat: with none the content of chat completions is what the model wrote, with what the prompt opened it
-// with, streamed and whole; the other values split as without the field.
+// TestReasoningFormat: with none the content of chat completions is what the model wrote, after what the prompt opened
+// it with, streamed and whole; the other values split as without the field.
 func TestReasoningFormat(t *testing.T) {
 	r := start(t, nil)
 	r.target(gatewaytest.WorkerOptions{Decode: r.reply("why\n</think>\n\nok", 1)})

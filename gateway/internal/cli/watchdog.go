@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-inference/tandem/services/sdnotify"
 )
 
-// reportLife tells the service manager that the gateway is up and, until stop is called, that its own HTTP port answers.
-// Without a service manager that asked for it it does nothing.
+// reportLife tells the service manager that the gateway is up and, until stop is called, that its own HTTP port
+// answers. Without a service manager that asked for it it does nothing.
 func reportLife(ctx context.Context, at endpoint) (stop func(), err error) {
 	n, err := sdnotify.FromEnvironment()
 	if err != nil {

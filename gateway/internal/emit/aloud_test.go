@@ -20,10 +20,11 @@ func TestAloud(t *testing.T) {
 		opened, text string
 		want         []string
 	}{
-		"opened by the prompt": {"<think>\n", "\nwhy\n\n</think>\n\nok", []string{"content <think>\n\nwhy\n\n</think>\n\nok"}},
-		"opened by the model":  {"", " \n<think>why</think>\n\nok", []string{"content  \n<think>why</think>\n\nok"}},
-		"no reasoning":         {"", "\nok </think>", []string{"content \nok </think>"}},
-		"never closed":         {"<think>\n", "why\n\n", []string{"content <think>\nwhy\n\n"}},
+		"opened by the prompt": {"<think>\n", "\nwhy\n\n</think>\n\nok",
+			[]string{"content <think>\n\nwhy\n\n</think>\n\nok"}},
+		"opened by the model": {"", " \n<think>why</think>\n\nok", []string{"content  \n<think>why</think>\n\nok"}},
+		"no reasoning":        {"", "\nok </think>", []string{"content \nok </think>"}},
+		"never closed":        {"<think>\n", "why\n\n", []string{"content <think>\nwhy\n\n"}},
 		"a call in the answer": {"<think>\n", "why\n</think>\n\nok\n" + call,
 			[]string{"content <think>\nwhy\n</think>\n\nok\n", "start f", "args {}", "end {}"}},
 		"a call in reasoning is a plan": {"<think>\n", "a " + call + " b</think>ok",
@@ -32,7 +33,8 @@ func TestAloud(t *testing.T) {
 			[]string{"content <think>\na " + call + "</think>ok"}},
 		"a call that ends the turn": {"<think>\n", "why\n" + call,
 			[]string{"content <think>\nwhy\n", "start f", "args {}", "end {}"}},
-		"stops are for the answer": {"<think>\n", "a stop b</think>c stop d", []string{"content <think>\na stop b</think>c "}},
+		"stops are for the answer": {"<think>\n", "a stop b</think>c stop d",
+			[]string{"content <think>\na stop b</think>c "}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ids := tok.Encode(test.text, tokenizer.Options{ParseSpecial: true})

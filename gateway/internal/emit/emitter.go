@@ -22,8 +22,8 @@ type Config struct {
 	ThinkLabel string
 	// Thinking says that the prompt ended with the open marker.
 	Thinking bool
-	// Aloud leaves reasoning in the content, as it was written and with its markers. Opened is what the prompt wrote of it:
-	// the open marker and what follows it. Stops do not apply to it, and Entries do not cover it.
+	// Aloud leaves reasoning in the content, as it was written and with its markers. Opened is what the prompt wrote of
+	// it: the open marker and what follows it. Stops do not apply to it, and Entries do not cover it.
 	Aloud  bool
 	Opened string
 	// Stops are strings that end the generation when they appear in content.

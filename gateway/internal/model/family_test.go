@@ -21,7 +21,8 @@ func familyModel(t *testing.T, f toolcall.Family) *Model {
 	t.Helper()
 	var marks []string
 	if f == toolcall.GemmaFamily {
-		marks = []string{"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", `<|"|>`, "<|turn>", "<turn|>", "<|think|>"}
+		marks = []string{"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", `<|"|>`, "<|turn>", "<turn|>",
+			"<|think|>"}
 	}
 	return markedModel(t, f, marks)
 }

@@ -17,7 +17,8 @@ var pieces = []string{
 	"<function_calls>", `<invoke name="now">`, `<parameter name="city">`, "</invoke>", "</function_calls>", "<|tool_call>",
 	"call:now{", "call:write{path:", quoteGemma, "<tool_call|>", "now", "launch",
 	"<arg_key>", "city", "</arg_key>", "<arg_value>", "</arg_value>", "\n", " ", "null", "12", "true", "日本", "<", "</",
-	"x", "```json\n", "```", openDeepSeek, beginDeepSeek, "function" + sepDeepSeek, "now\n", "{}", endDeepSeek, closeDeepSeek,
+	"x", "```json\n", "```", openDeepSeek, beginDeepSeek, "function" + sepDeepSeek, "now\n", "{}", endDeepSeek,
+	closeDeepSeek,
 }
 
 // TestCutsDoNotMatter: however a text is cut, the events are those of the whole; and what is no call is there byte
