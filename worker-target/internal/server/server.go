@@ -13,10 +13,10 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
-	"github.com/tandem-inference/tandem/worker-target/internal/batch"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
+	"github.com/tandem-inference/tandem/worker-target/internal/schedule"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 )
@@ -84,7 +84,7 @@ func (s *Server) together(engine engine.Engine) engine.Engine {
 	if s.engine != engine {
 		s.engine, s.joint = engine, engine
 		if !engine.Info().Concurrent {
-			s.joint = batch.New(engine, s.deps.Model)
+			s.joint = schedule.New(engine, s.deps.Model)
 		}
 	}
 	return s.joint

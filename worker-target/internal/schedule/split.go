@@ -1,4 +1,4 @@
-package batch
+package schedule
 
 import "github.com/tandem-inference/tandem/services/engine"
 
