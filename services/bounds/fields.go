@@ -66,6 +66,8 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.AutoSpeculation.held_back":          {Any: "a bool"},
 	"tandem.v1.AutoSpeculation.tokens_since_draft": number(0, mostCount),
 	"tandem.v1.AutoSpeculation.reason":             name(mostText),
+	"tandem.v1.AutoSpeculation.prompts":            {Count: 64},
+	"tandem.v1.AutoSpeculation.prompts_beside":     {Count: 64},
 
 	"tandem.v1.StepTime.rows": number(0, mostLanes),
 	"tandem.v1.StepTime.ms":   ms(),
@@ -169,6 +171,8 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.DecodeRequest.request_id":       by("made or checked by the gateway; for logs"),
 	"tandem.v1.DecodeRequest.choice":           {Any: "is a number of the random generator"},
 	"tandem.v1.DecodeRequest.guide":            by("worker-target/internal/guide"),
+	"tandem.v1.DecodeRequest.fairness_key":     {Any: "is compared"},
+	"tandem.v1.DecodeRequest.priority":         by("worker-target/internal/server check"),
 
 	"tandem.v1.Speculation.mode":   by("worker-target/internal/server check"),
 	"tandem.v1.Speculation.budget": by("worker-target/internal/server check"),

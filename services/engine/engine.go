@@ -168,6 +168,7 @@ type StepResult struct {
 	HiddenOut   []float32 // [rows, hidden] when the shard does not end at the last layer
 	EngineNanos int64     // time inside the native engine
 	BatchRows   int       // rows that ran together with those of the step, these included; 0 = these alone
+	PromptRows  int       // of them, those of pieces of prompts
 }
 
 // DraftRequest is tnd_draft_request.

@@ -297,6 +297,14 @@ type Worker struct {
 	ID, Role, State, Address, Backend, Device, Model string
 	Lanes                                            int
 	LanesBusy                                        int `json:"lanes_busy"`
+	Speculation                                      *Estimates
+}
+
+// Estimates are what a target has measured of its steps, in milliseconds by rows.
+type Estimates struct {
+	StepMS         map[string]float64 `json:"step_ms"`
+	PromptMS       map[string]float64 `json:"prompt_ms"`
+	PromptBesideMS map[string]float64 `json:"prompt_beside_ms"`
 }
 
 // Workers lists the cluster.

@@ -53,6 +53,8 @@ func Missing(root string) []string {
 type Options struct {
 	// Args follow "serve"; default --demo. Ports are always free ones.
 	Args []string
+	// Programs is the folder of the programs; default bin of the checkout.
+	Programs string
 	// Env is added to the environment.
 	Env []string
 	// Log receives what the cluster writes to stderr; nil = dropped, but the end of it is part of errors.
@@ -94,7 +96,10 @@ func Start(ctx context.Context, opts Options) (*Cluster, error) {
 	}
 	c := &Cluster{Dir: dir, tail: &tail{next: opts.Log}, ended: make(chan struct{})}
 	args := append([]string{"serve", "--port", "0", "--grpc-port", "0"}, opts.Args...)
-	c.cmd = exec.Command(filepath.Join(root, "bin", "tandem"), args...)
+	if opts.Programs == "" {
+		opts.Programs = filepath.Join(root, "bin")
+	}
+	c.cmd = exec.Command(filepath.Join(opts.Programs, "tandem"), args...)
 	c.cmd.Env = append(os.Environ(), "TMPDIR="+dir, "XDG_CACHE_HOME="+filepath.Join(dir, "cache"))
 	c.cmd.Env = append(c.cmd.Env, opts.Env...)
 	c.cmd.Stderr = c.tail

@@ -43,8 +43,8 @@ func sharedRules() map[string]fieldRule {
 		"speculation.mode":   change(`"speculation":{"mode":"off"}`, `"speculation":{"mode":"tree"}`),
 		"speculation.budget": change(`"speculation":{"budget":9}`, `"speculation":{}`),
 		"speculation.block":  change(`"speculation":{"block":9}`, `"speculation":{}`),
-		"session_id":         {kind: queued, with: `"session_id":"s"`},
-		"prompt_cache_key":   {kind: queued, with: `"prompt_cache_key":"s"`},
+		"session_id":         change(`"session_id":"s"`, ""), // whose prompts share a worker's steps
+		"prompt_cache_key":   change(`"prompt_cache_key":"s"`, ""),
 		"cache_prompt":       {kind: queued, with: `"cache_prompt":false`}, // no prefix cache yet
 		"metadata":           ignore(`"metadata":{"a":"b"}`), "user": ignore(`"user":"u"`),
 		"service_tier": ignore(`"service_tier":"default"`), "store": ignore(`"store":false`),

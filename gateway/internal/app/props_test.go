@@ -95,7 +95,7 @@ func TestPropsTellWhatRuns(t *testing.T) {
 		c.APIKey = append(c.APIKey, "key")
 	})
 	r.target(gatewaytest.WorkerOptions{MaxContext: 4096, Decode: r.reply("one two three", 2),
-		Settings: map[string]string{"lookup": "true", "chunk": "256", "ddtree-budget": "22",
+		Settings: map[string]string{"lookup": "true", "chunk": "256", "ddtree-budget": "22", "max-token-gap-ms": "80",
 			"cache-type-k": "q8_0", "cache-type-v": "f16"},
 		Counters: map[string]float64{"drafted_tokens": 40, "accepted_tokens": 30}})
 	script, _ := scorer(t)
@@ -111,7 +111,8 @@ func TestPropsTellWhatRuns(t *testing.T) {
 		"default_generation_settings.repeat_penalty": 1.1, "pflash.enabled": true, "pflash.mode": "auto",
 		"pflash.threshold": 5000.0, "pflash.keep_ratio": 0.1, "pflash.drafter_gguf": prefill,
 		"reasoning.supported": true, "reasoning.default": true, "runtime.backend": "cpu",
-		"runtime.target_device": "fake", "runtime.chunk": 256.0, "runtime.kv_cache_k": "q8_0", "runtime.kv_cache_v": "f16",
+		"runtime.target_device": "fake", "runtime.chunk": 256.0, 
+		"runtime.max_token_gap_ms": 80.0, "runtime.kv_cache_k": "q8_0", "runtime.kv_cache_v": "f16",
 		"runtime.fa_window": 0.0, "runtime.lazy_draft": false, "speculative.enabled": true, "speculative.ddtree_budget": 22.0,
 		"speculative.drafted_tokens": 40.0, "speculative.accepted_tokens": 30.0, "speculative.accept_rate": 0.75,
 		"speculative_mode": "lookup", "capabilities.speculative_supported": true, "tandem.features.speculation": true,

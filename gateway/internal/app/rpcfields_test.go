@@ -94,7 +94,7 @@ func rpcRules() map[string]rpcRule {
 		"format.json_object": {changes, rpcChat + `##format{json_object:true}`, rpcChat + `##format{json_object:false}`},
 		"format.json_schema": plain(`format{json_schema:"{\"type\":\"string\"}"}`),
 		"format.grammar":     plain(`format{grammar:"root ::= [a-z]+"}`),
-		"session_id":         {queued, rpcChat + `##session_id:"s"`, rpcChat},
+		"session_id":         {changes, rpcChat + `##session_id:"s"`, rpcChat},
 	}
 }
 

@@ -125,6 +125,7 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	target = optional(target, "--lanes", w.Lanes)
 	target = optional(target, "--ddtree-budget", w.DDTreeBudget)
 	target = optional(target, "--chunk", w.Chunk)
+	target = optional(target, "--max-token-gap-ms", w.MaxTokenGapMS)
 	if !w.Lookup {
 		target = append(target, "--no-lookup")
 	}

@@ -66,6 +66,8 @@ type Generator struct {
 	metrics *metrics.Set
 	log     *zap.Logger
 	tracing tracing
+
+	shareSalt shareSalt
 }
 
 // New returns a generator.
@@ -75,6 +77,7 @@ func New(cfg Config, deps Deps) *Generator {
 	}
 	return &Generator{
 		cfg: cfg, targets: deps.Targets, metrics: deps.Metrics, log: deps.Logger, tracing: newTracing(deps.Tracer),
+		shareSalt: newShareSalt(),
 	}
 }
 
@@ -363,6 +366,7 @@ func (r *run) decodeRequest(j job, committed []int32) *tandemv1.DecodeRequest {
 		MaxTokens: int32(j.max), StopTokens: r.req.Model.Stops, Speculation: r.req.Speculation,
 		TopLogprobs: int32(r.req.TopLogprobs), PromptLogprobs: r.req.PromptLogprobs &&
 			len(committed) == 0, Guide: r.constraint(j),
+		FairnessKey: r.g.shareSalt.key(r.req.Share), Priority: int32(r.req.Priority),
 	}
 }
 

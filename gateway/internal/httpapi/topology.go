@@ -43,7 +43,9 @@ type workerEntry struct {
 
 // speculationEntry is what a target believes of speculation; see tandem.v1.AutoSpeculation.
 type speculationEntry struct {
-	StepMS           map[string]float64 `json:"step_ms"` // by rows
+	StepMS           map[string]float64 `json:"step_ms"`          // by rows
+	PromptMS         map[string]float64 `json:"prompt_ms"`        // by rows
+	PromptBesideMS   map[string]float64 `json:"prompt_beside_ms"` // by rows
 	DraftMS          float64            `json:"draft_ms"`
 	DraftBlock       int32              `json:"draft_block"`
 	HopMS            float64            `json:"hop_ms"`
@@ -60,15 +62,21 @@ func speculationOf(m *tandemv1.AutoSpeculation) *speculationEntry {
 	if m == nil {
 		return nil
 	}
-	e := &speculationEntry{
-		StepMS: map[string]float64{}, DraftMS: m.DraftMs, DraftBlock: m.DraftBlock, HopMS: m.HopMs,
+	return &speculationEntry{
+		StepMS: byRows(m.Steps), PromptMS: byRows(m.Prompts), PromptBesideMS: byRows(m.PromptsBeside),
+		DraftMS: m.DraftMs, DraftBlock: m.DraftBlock, HopMS: m.HopMs,
 		FirstAccepted: m.FirstAccepted, FourthAccepted: m.FourthAccepted, Outlook: m.Outlook,
 		WithoutDraft: m.WithoutDraft, HeldBack: m.HeldBack, TokensSinceDraft: m.TokensSinceDraft, Reason: m.Reason,
 	}
-	for _, s := range m.Steps {
-		e.StepMS[strconv.Itoa(int(s.GetRows()))] = s.GetMs()
+}
+
+// byRows maps numbers of rows to milliseconds.
+func byRows(steps []*tandemv1.StepTime) map[string]float64 {
+	ms := map[string]float64{}
+	for _, s := range steps {
+		ms[strconv.Itoa(int(s.GetRows()))] = s.GetMs()
 	}
-	return e
+	return ms
 }
 
 type groupEntry struct {

@@ -124,8 +124,8 @@ type Registration struct {
 	Contract string `protobuf:"bytes,10,opt,name=contract,proto3" json:"contract,omitempty"`
 	// The engine's arithmetic in words, as the engine states it: backend, kind of device, versions of its kernels.
 	Numerics string `protobuf:"bytes,11,opt,name=numerics,proto3" json:"numerics,omitempty"`
-	// Settings that the worker runs with, by the names of its flags: of targets lookup, chunk, ddtree-budget, cache-type-k and
-	// cache-type-v. For /props.
+	// Settings that the worker runs with, by the names of its flags: of targets lookup, chunk, ddtree-budget,
+	// max-token-gap-ms, cache-type-k and cache-type-v. For /props.
 	Settings      map[string]string `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -631,7 +631,10 @@ type AutoSpeculation struct {
 	HeldBack         bool  `protobuf:"varint,9,opt,name=held_back,json=heldBack,proto3" json:"held_back,omitempty"`
 	TokensSinceDraft int64 `protobuf:"varint,10,opt,name=tokens_since_draft,json=tokensSinceDraft,proto3" json:"tokens_since_draft,omitempty"`
 	// The same in words.
-	Reason        string `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason string `protobuf:"bytes,11,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Steps of prompt rows by rows, and what such rows add to a step of rounds.
+	Prompts       []*StepTime `protobuf:"bytes,12,rep,name=prompts,proto3" json:"prompts,omitempty"`
+	PromptsBeside []*StepTime `protobuf:"bytes,13,rep,name=prompts_beside,json=promptsBeside,proto3" json:"prompts_beside,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -741,6 +744,20 @@ func (x *AutoSpeculation) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *AutoSpeculation) GetPrompts() []*StepTime {
+	if x != nil {
+		return x.Prompts
+	}
+	return nil
+}
+
+func (x *AutoSpeculation) GetPromptsBeside() []*StepTime {
+	if x != nil {
+		return x.PromptsBeside
+	}
+	return nil
 }
 
 type StepTime struct {
@@ -1055,7 +1072,7 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\vspeculation\x18\f \x01(\v2\x1a.tandem.v1.AutoSpeculationR\vspeculation\x1a;\n" +
 	"\rCountersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x81\x03\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xec\x03\n" +
 	"\x0fAutoSpeculation\x12)\n" +
 	"\x05steps\x18\x01 \x03(\v2\x13.tandem.v1.StepTimeR\x05steps\x12\x19\n" +
 	"\bdraft_ms\x18\x02 \x01(\x01R\adraftMs\x12\x1f\n" +
@@ -1069,7 +1086,9 @@ const file_tandem_v1_registry_proto_rawDesc = "" +
 	"\theld_back\x18\t \x01(\bR\bheldBack\x12,\n" +
 	"\x12tokens_since_draft\x18\n" +
 	" \x01(\x03R\x10tokensSinceDraft\x12\x16\n" +
-	"\x06reason\x18\v \x01(\tR\x06reason\".\n" +
+	"\x06reason\x18\v \x01(\tR\x06reason\x12-\n" +
+	"\aprompts\x18\f \x03(\v2\x13.tandem.v1.StepTimeR\aprompts\x12:\n" +
+	"\x0eprompts_beside\x18\r \x03(\v2\x13.tandem.v1.StepTimeR\rpromptsBeside\".\n" +
 	"\bStepTime\x12\x12\n" +
 	"\x04rows\x18\x01 \x01(\x05R\x04rows\x12\x0e\n" +
 	"\x02ms\x18\x02 \x01(\x01R\x02ms\"6\n" +
@@ -1130,17 +1149,19 @@ var file_tandem_v1_registry_proto_depIdxs = []int32{
 	11, // 6: tandem.v1.Heartbeat.counters:type_name -> tandem.v1.Heartbeat.CountersEntry
 	5,  // 7: tandem.v1.Heartbeat.speculation:type_name -> tandem.v1.AutoSpeculation
 	6,  // 8: tandem.v1.AutoSpeculation.steps:type_name -> tandem.v1.StepTime
-	8,  // 9: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
-	9,  // 10: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
-	12, // 11: tandem.v1.Peer.role:type_name -> tandem.v1.Role
-	2,  // 12: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
-	0,  // 13: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
-	7,  // 14: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
-	14, // [14:15] is the sub-list for method output_type
-	13, // [13:14] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	6,  // 9: tandem.v1.AutoSpeculation.prompts:type_name -> tandem.v1.StepTime
+	6,  // 10: tandem.v1.AutoSpeculation.prompts_beside:type_name -> tandem.v1.StepTime
+	8,  // 11: tandem.v1.JoinResponse.lease:type_name -> tandem.v1.Lease
+	9,  // 12: tandem.v1.Lease.peers:type_name -> tandem.v1.Peer
+	12, // 13: tandem.v1.Peer.role:type_name -> tandem.v1.Role
+	2,  // 14: tandem.v1.Peer.model:type_name -> tandem.v1.ModelInfo
+	0,  // 15: tandem.v1.RegistryService.Join:input_type -> tandem.v1.JoinRequest
+	7,  // 16: tandem.v1.RegistryService.Join:output_type -> tandem.v1.JoinResponse
+	16, // [16:17] is the sub-list for method output_type
+	15, // [15:16] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_registry_proto_init() }

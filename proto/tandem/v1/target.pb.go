@@ -100,7 +100,11 @@ type DecodeRequest struct {
 	// Report log-probabilities of prompt tokens 1.. too.
 	PromptLogprobs bool `protobuf:"varint,10,opt,name=prompt_logprobs,json=promptLogprobs,proto3" json:"prompt_logprobs,omitempty"`
 	// Limits what may be chosen; absent = nothing.
-	Guide         *Guide `protobuf:"bytes,11,opt,name=guide,proto3" json:"guide,omitempty"`
+	Guide *Guide `protobuf:"bytes,11,opt,name=guide,proto3" json:"guide,omitempty"`
+	// Who asks: prompts that wait in the worker are read in turns by key. 0 = nobody in particular, a key as any other.
+	FairnessKey uint64 `protobuf:"varint,12,opt,name=fairness_key,json=fairnessKey,proto3" json:"fairness_key,omitempty"`
+	// 0..9: prompts of a higher priority are read first.
+	Priority      int32 `protobuf:"varint,13,opt,name=priority,proto3" json:"priority,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -210,6 +214,20 @@ func (x *DecodeRequest) GetGuide() *Guide {
 		return x.Guide
 	}
 	return nil
+}
+
+func (x *DecodeRequest) GetFairnessKey() uint64 {
+	if x != nil {
+		return x.FairnessKey
+	}
+	return 0
+}
+
+func (x *DecodeRequest) GetPriority() int32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
 }
 
 // Guide limits the tokens that a decode may choose. Its state follows the tokens of each path of a tree, so that speculation
@@ -800,7 +818,7 @@ var File_tandem_v1_target_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_target_proto_rawDesc = "" +
 	"\n" +
-	"\x16tandem/v1/target.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\xb5\x03\n" +
+	"\x16tandem/v1/target.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\xf4\x03\n" +
 	"\rDecodeRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12#\n" +
@@ -816,7 +834,9 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\ftop_logprobs\x18\t \x01(\x05R\vtopLogprobs\x12'\n" +
 	"\x0fprompt_logprobs\x18\n" +
 	" \x01(\bR\x0epromptLogprobs\x12&\n" +
-	"\x05guide\x18\v \x01(\v2\x10.tandem.v1.GuideR\x05guide\"z\n" +
+	"\x05guide\x18\v \x01(\v2\x10.tandem.v1.GuideR\x05guide\x12!\n" +
+	"\ffairness_key\x18\f \x01(\x04R\vfairnessKey\x12\x1a\n" +
+	"\bpriority\x18\r \x01(\x05R\bpriority\"z\n" +
 	"\x05Guide\x122\n" +
 	"\treasoning\x18\x01 \x01(\v2\x14.tandem.v1.ReasoningR\treasoning\x12\x18\n" +
 	"\agrammar\x18\x02 \x01(\tR\agrammar\x12#\n" +

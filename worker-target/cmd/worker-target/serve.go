@@ -39,6 +39,7 @@ type serveCmd struct {
 	Chunk         int           `was:"prefill-chunk" help:"Prompt tokens that one prefill step reads, 0 = as many as the engine takes." default:"0"`
 	DDTreeBudget  int           `name:"ddtree-budget" was:"tree-budget" help:"Nodes of draft trees when a request does not say; automatic speculation finds its own." default:"22"`
 	FeatureRows   int           `help:"Positions of features kept per request for a draft that comes back." default:"4096"`
+	MaxTokenGapMS int           `name:"max-token-gap-ms" help:"Longest wait of a running stream between two tokens while prompts are read, in milliseconds; 0 = 4 times its own step, at least 50." default:"0"`
 	DraftDeadline time.Duration `help:"Longest wait for a proposal." default:"400ms"`
 	Lookup        bool          `help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft." default:"true" negatable:""`
 
@@ -57,6 +58,8 @@ func (c *serveCmd) Validate() error {
 		return fmt.Errorf("--ddtree-budget: must be >= 1, got %d", c.DDTreeBudget)
 	case c.FeatureRows < 64:
 		return fmt.Errorf("--feature-rows: must be >= 64, got %d", c.FeatureRows)
+	case c.MaxTokenGapMS < 0 || c.MaxTokenGapMS > 60_000:
+		return fmt.Errorf("--max-token-gap-ms: must be in 0..60000, got %d", c.MaxTokenGapMS)
 	case c.DraftDeadline < time.Millisecond || c.DraftDeadline > time.Second:
 		return fmt.Errorf("--draft-deadline: must be in 1ms..1s, got %v", c.DraftDeadline)
 	}
@@ -67,7 +70,7 @@ func (c *serveCmd) Validate() error {
 func (c *serveCmd) settings() map[string]string {
 	return map[string]string{
 		"lookup": strconv.FormatBool(c.Lookup), "chunk": strconv.Itoa(c.Chunk), "ddtree-budget": strconv.Itoa(c.DDTreeBudget),
-		"cache-type-k": c.CacheTypeK, "cache-type-v": c.CacheTypeV,
+		"max-token-gap-ms": strconv.Itoa(c.MaxTokenGapMS), "cache-type-k": c.CacheTypeK, "cache-type-v": c.CacheTypeV,
 	}
 }
 
@@ -131,7 +134,8 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	w.Server = server.New(id, c.Lanes, decode.Config{
 		PrefillChunk: c.Chunk, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows,
 		MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup,
-	}, server.Deps{Engines: w.keeper, Drafts: w.manager, Guides: w.guides, Model: w.model, Contract: contract, Log: log})
+	}, server.Deps{Engines: w.keeper, Drafts: w.manager, Guides: w.guides, Model: w.model, Contract: contract, Log: log,
+		MaxTokenGap: time.Duration(c.MaxTokenGapMS) * time.Millisecond})
 
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}
 	return workernode.RunWithEngine(ctx, node, w, w.keeper, func(r *tandemv1.Registration, info engine.Info) {

@@ -49,14 +49,18 @@ func bucket(length int) int {
 	}
 }
 
+// times are seconds of steps by rows and context.
+type times struct {
+	clock    float64                         // seconds of steps that were observed
+	verify   [contexts][len(rowBins)]float64 // 0 = nothing known for this context
+	verified [contexts][len(rowBins)]trust   // how well those times are known: measurements while serving
+}
+
 // costs are the times of this machine in seconds. Guarded by Model.mu.
 type costs struct {
-	clock  float64                         // seconds of steps that were observed
-	verify [contexts][len(rowBins)]float64 // 0 = nothing known for this context
-	drafts [MaxBlock + 1]float64           // by block size, 0 = not measured
-	// How well those times are known: measurements while serving.
-	verified [contexts][len(rowBins)]trust
-	drafted  [MaxBlock + 1]trust
+	times
+	drafts  [MaxBlock + 1]float64 // by block size, 0 = not measured
+	drafted [MaxBlock + 1]trust
 	// plain steps of requests that do not draft at the moment. On a machine that both models share, a step right after the
 	// draft's is slower than one among plain steps; the table has only the former while a request drafts.
 	plain [contexts]float64
@@ -100,7 +104,7 @@ func neighbours(rows int) (lo, hi int, f float64) {
 }
 
 // table returns the times for a context: its own, or those of the nearest context that has any.
-func (c *costs) table(length int) *[len(rowBins)]float64 {
+func (c *times) table(length int) *[len(rowBins)]float64 {
 	b := bucket(length)
 	for d := range contexts {
 		if b-d >= 0 && c.verify[b-d][0] > 0 {
@@ -172,7 +176,7 @@ func (c *costs) round(rows, length int) float64 {
 }
 
 // step is the expected time of a verify step in the engine, 0 when no step was ever seen.
-func (c *costs) step(rows, length int) float64 {
+func (c *times) step(rows, length int) float64 {
 	t := c.table(length)
 	if t == nil {
 		return 0
@@ -186,7 +190,7 @@ func beyond(rows int) float64 { return max(1, float64(rows)/float64(rowBins[len(
 
 // observeStep corrects the table by one measured step: the bins around rows move towards it most. wrong reports that
 // the time from the start was far too long.
-func (c *costs) observeStep(rows, length int, seconds float64) (wrong bool) {
+func (c *times) observeStep(rows, length int, seconds float64) (wrong bool) {
 	if seconds <= 0 {
 		return false
 	}
@@ -246,14 +250,14 @@ func (c *costs) observeStep(rows, length int, seconds float64) (wrong bool) {
 }
 
 // doubtful reports whether the time of a step of so many rows is hardly known: not measured while serving, or long ago.
-func (c *costs) doubtful(rows, length int) bool {
+func (c *times) doubtful(rows, length int) bool {
 	lo, hi, f := neighbours(rows)
 	known := &c.verified[bucket(length)]
 	return known[lo].now(c.clock)*(1-f)+known[hi].now(c.clock)*f < doubt
 }
 
 // set writes a calibrated time; larger bins without one of their own follow in proportion to the rows.
-func (c *costs) set(rows int, seconds float64) {
+func (c *times) set(rows int, seconds float64) {
 	t := &c.verify[0]
 	for i, r := range rowBins {
 		switch {

@@ -72,6 +72,8 @@ type Round struct {
 	Length int // context length before the round
 	Rows   int
 	Others int // rows of other requests that ran together with these
+	// Beside are the rows of prompts that ran in the same step: the step's time then says nothing of rounds.
+	Beside int
 	// Verify is the engine's time for the step, Wall that of the whole call.
 	Verify, Wall time.Duration
 	// Draft is the time waited for the proposal, also for one that came too late. CatchUp is that time where the draft
@@ -88,6 +90,7 @@ type Round struct {
 type Model struct {
 	mu         sync.Mutex
 	costs      costs
+	prompts    promptCosts
 	acceptance acceptance
 	lookups    lookups
 	credit     float64 // seconds
@@ -126,11 +129,15 @@ func (m *Model) Hop() time.Duration {
 	return time.Duration(m.costs.hop * float64(time.Second))
 }
 
-// ObservePlain learns from a step of a request that never drafts; others is the number of rows of other requests in it.
-func (m *Model) ObservePlain(length, others int, verify, wall time.Duration) {
+// ObservePlain learns from a step of a request that never drafts; others is the number of rows of other requests in
+// it, beside that of rows of prompts.
+func (m *Model) ObservePlain(length, others, beside int, verify, wall time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.costs.observeOthers(others)
+	if beside > 0 {
+		return
+	}
 	if others > 0 {
 		m.costs.observeStep(1+others, length, verify.Seconds())
 		return
@@ -373,7 +380,11 @@ func (p *Policy) Observe(r *Round) {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	c := &p.m.costs
-	verify := r.Verify.Seconds()
+	verify, wall := r.Verify.Seconds(), r.Wall.Seconds()
+	if r.Beside > 0 { // what the round would have taken without them
+		verify = c.step(r.Rows+r.Others, r.Length)
+		wall = verify + c.hop
+	}
 	c.observeOthers(r.Others)
 	if !r.Plan.Kind.Drafts() {
 		p.plains++
@@ -387,13 +398,13 @@ func (p *Policy) Observe(r *Round) {
 	if r.Plan.Probe {
 		// The draft works at the same time: the step gives no plain time, but the cost of the probe, less the gain of
 		// its rest.
-		p.probeExtra += max(r.Wall, r.Verify).Seconds() - float64(max(1, len(r.Path)))*p.tokenCost(r.Length)
-		if r.Rows > 1 {
+		p.probeExtra += max(wall, verify) - float64(max(1, len(r.Path)))*p.tokenCost(r.Length)
+		if r.Rows > 1 && r.Beside == 0 {
 			c.observeStep(r.Rows+r.Others, r.Length, verify)
 		}
 		return
 	}
-	if r.Rows > 0 {
+	if r.Rows > 0 && r.Beside == 0 {
 		// Steps among others without a draft have times of their own. They are many: in the table they would outweigh the
 		// times of wide steps right after a draft has used the machine.
 		var wrong bool
@@ -405,7 +416,9 @@ func (p *Policy) Observe(r *Round) {
 		if wrong {
 			p.m.reprice()
 		}
-		c.observeHop((r.Wall - r.Verify).Seconds())
+		c.observeHop(wall - verify)
+	}
+	if r.Rows > 0 {
 		verify += c.hop
 	}
 	for k := range p.idle {

@@ -16,6 +16,8 @@ type Report struct {
 	Verify map[int]float64
 	Draft  float64
 	Block  int
+	// Prompt are the times of steps of prompt rows at that context, Beside what such rows add to a step of rounds.
+	Prompt, Beside map[int]float64
 	// Hop is what a step takes beyond the engine's time.
 	Hop float64
 	// Accepted is the share of a proposal's first, and of its fourth token that is assumed of a new request.
@@ -33,6 +35,9 @@ type Report struct {
 
 // reported are the row counts of Report.Verify.
 var reported = [...]int{1, 2, 4, 8, 16, 24, 32, 64}
+
+// reportedPrompts are those of Report.Prompt and Report.Beside.
+var reportedPrompts = [...]int{64, 128, 256, 512}
 
 // state of the worker, for reports. Guarded by Model.mu.
 type state struct {
@@ -62,12 +67,17 @@ func (m *Model) Report() Report {
 	defer m.mu.Unlock()
 	c := &m.costs
 	r := Report{
-		Verify: map[int]float64{}, Block: m.state.block, Draft: 1e3 * c.draft(m.state.block), Hop: 1e3 * c.hop,
+		Verify: map[int]float64{}, Prompt: map[int]float64{}, Beside: map[int]float64{},
+		Block: m.state.block, Draft: 1e3 * c.draft(m.state.block), Hop: 1e3 * c.hop,
 		Outlook: m.state.outlook, Bare: max(1, m.lookups.pace.mean(1)), Held: m.state.without >= heldTokens,
 		Without: m.state.without,
 	}
 	for _, rows := range reported {
 		r.Verify[rows] = 1e3 * c.step(rows, m.state.length)
+	}
+	for _, rows := range reportedPrompts {
+		r.Prompt[rows] = 1e3 * m.promptTime(rows, m.state.length, false)
+		r.Beside[rows] = 1e3 * m.promptTime(rows, m.state.length, true)
 	}
 	if p := c.plain[bucket(m.state.length)]; p > 0 {
 		r.Verify[1] = min(r.Verify[1], 1e3*p)
@@ -97,6 +107,10 @@ func (r Report) Message() *tandemv1.AutoSpeculation {
 	}
 	for _, rows := range reported {
 		m.Steps = append(m.Steps, &tandemv1.StepTime{Rows: int32(rows), Ms: r.Verify[rows]})
+	}
+	for _, rows := range reportedPrompts {
+		m.Prompts = append(m.Prompts, &tandemv1.StepTime{Rows: int32(rows), Ms: r.Prompt[rows]})
+		m.PromptsBeside = append(m.PromptsBeside, &tandemv1.StepTime{Rows: int32(rows), Ms: r.Beside[rows]})
 	}
 	return m
 }

@@ -16,10 +16,14 @@ const (
 	repeats       = 3
 )
 
-// calibrated are the timed row counts.
-var calibrated = [...]int{1, 2, 4, 8, 16, 24, 32}
+// calibrated are the timed row counts, calibratedPrompts those of prompts.
+var (
+	calibrated        = [...]int{1, 2, 4, 8, 16, 24, 32}
+	calibratedPrompts = [...]int{64, 256}
+)
 
-// Calibrate times verify steps of several widths on an idle engine, so that the first request already chooses well.
+// Calibrate times verify steps of several widths and steps of prompts on an idle engine, so that the first request
+// already chooses well.
 func Calibrate(ctx context.Context, e engine.Engine, model *auto.Model) error {
 	info := e.Info()
 	seq, err := e.NewSequence(ctx)
@@ -29,8 +33,8 @@ func Calibrate(ctx context.Context, e engine.Engine, model *auto.Model) error {
 	defer e.FreeSequence(context.WithoutCancel(ctx), seq)
 	step := engine.Step{Groups: make([]engine.Group, 1)}
 	var result engine.StepResult
-	fill := func(n, position int, want uint32, commit bool) {
-		step.Groups[0] = engine.Group{Sequence: seq, Rows: n, Commit: commit}
+	fill := func(n, position int, want uint32, kind engine.GroupKind, commit bool) {
+		step.Groups[0] = engine.Group{Sequence: seq, Rows: n, Kind: kind, Commit: commit}
 		step.Rows = step.Rows[:0]
 		for i := range n {
 			step.Rows = append(step.Rows, engine.Row{
@@ -39,7 +43,7 @@ func Calibrate(ctx context.Context, e engine.Engine, model *auto.Model) error {
 		}
 	}
 	length := min(calibrateContext, info.MaxBatchRows, info.MaxContext/2)
-	fill(length, 0, 0, true)
+	fill(length, 0, 0, engine.KindDecode, true)
 	if err := e.Step(ctx, &step, &result); err != nil {
 		return err
 	}
@@ -51,14 +55,10 @@ func Calibrate(ctx context.Context, e engine.Engine, model *auto.Model) error {
 		// The shortest of a few: what else runs on the machine only ever adds.
 		best := time.Duration(0)
 		for range repeats {
-			fill(rows, length, engine.WantToken, false)
-			start := time.Now()
-			if err := e.Step(ctx, &step, &result); err != nil {
+			fill(rows, length, engine.WantToken, engine.KindDecode, false)
+			d, err := timed(ctx, e, &step, &result)
+			if err != nil {
 				return err
-			}
-			d := time.Duration(result.EngineNanos)
-			if d <= 0 {
-				d = time.Since(start)
 			}
 			if best == 0 || d < best {
 				best = d
@@ -66,5 +66,27 @@ func Calibrate(ctx context.Context, e engine.Engine, model *auto.Model) error {
 		}
 		model.SetVerify(rows, best)
 	}
+	for _, rows := range calibratedPrompts {
+		if rows > min(info.MaxBatchRows, info.MaxContext-length) || time.Since(begin) > calibrateTime {
+			break
+		}
+		fill(rows, length, 0, engine.KindPrompt, true)
+		d, err := timed(ctx, e, &step, &result)
+		if err != nil {
+			return err
+		}
+		length += rows
+		model.SetPrompt(rows, d)
+	}
 	return nil
+}
+
+// timed runs a step and returns the engine's time for it.
+func timed(ctx context.Context, e engine.Engine, step *engine.Step, result *engine.StepResult) (time.Duration, error) {
+	start := time.Now()
+	err := e.Step(ctx, step, result)
+	if d := time.Duration(result.EngineNanos); d > 0 {
+		return d, err
+	}
+	return time.Since(start), err
 }

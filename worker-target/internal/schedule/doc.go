@@ -1,7 +1,35 @@
-// Package schedule makes one engine step of the steps that several requests want at the same time. Weights are read once for
-// all of them, so that where memory is the limit four requests cost little more than one.
+// Package schedule composes engine steps of what several requests want at the same time: their rounds, and pieces of
+// prompts. Weights are then read once for all of them, so that where memory is the limit four requests cost little more
+// than one, and no stream waits long while prompts are read.
+//
+// Requests are goroutines that call Step on an Engine, or on the view of it that For makes. The first of them leads: it
+// composes a step of all that is waiting, runs it, hands out the results, and hands on the lead when its own step is
+// done. A request alone pays for no other goroutine.
+//
+// # What a step has
+//
+// Rounds (plain rows, chains, trees) come first: the one that waits longest, and those that cost clearly less in its
+// step than in one of their own, by measured costs. Pieces of prompts fill the step up. A piece is one committing group
+// of prompt rows, or of more than one row; it may run in several steps, cut at multiples of 64 rows from its start (of
+// 8 where prompts have the bits of decoding), each stated by the piece's kind. A step takes as many of its rows as keep
+// every running stream within its longest gap between two tokens; the whole piece, when no stream runs.
+//
+// A stream runs from its first token until it is freed, or has asked for no step in a second: a reader that is slow
+// does not slow down prompts for good. A piece that found no room for as long as a stream may wait gets its smallest
+// cut all the same: neither starves the other.
+//
+// # Which piece
+//
+// The highest priority first. Among equals the key that was served least, by virtual time: start-time fair queueing
+// (Goyal, Vin, Cheng, 1996) with rows as the unit of service. Among the requests of a key the one with the least left
+// to read, its wait taken off (request.go).
+//
+// # Exactness and errors
 //
 // What a request gets is what it would get alone, bit for bit: the rows of a group do not depend on the other groups of
-// a step (engine.Group). A step that the engine refuses changes nothing, so that its parts run alone then and
-// only the one at fault fails.
+// a step (engine.Group), and a piece's bits not on its cuts (docs/design.md, section 4). A step that the engine refuses
+// changes nothing, so that its parts run alone then and only the one at fault fails. A step that fails otherwise fails
+// all of its parts: the engine is lost, or their sequences are broken. A request that is cancelled before its part runs
+// is left out; a piece that is cancelled between two cuts leaves its sequence with the rows of the first ones committed
+// and nothing pending.
 package schedule

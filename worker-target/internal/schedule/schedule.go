@@ -11,73 +11,91 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-const (
-	// company is how long after its last step a sequence is still expected to want another one soon.
-	company = 4
-	// patience is the share of a step's time up to which the mean pause between a request's steps is waited out for the steps of
-	// others: who comes too late waits for a whole step.
-	patience = 0.6
-	// worth is the share of its own time that a step may add to a joint one.
-	worth = 0.85
-	// mostPatience bounds the wait.
-	mostPatience = 3 * time.Millisecond
-	// follow is the weight of a new measurement in running means.
-	follow = 0.25
-)
+// Costs are the expected times of steps in the engine, 0 = not known; *auto.Model learns them.
+type Costs interface {
+	// Verify is the time of a step of so many rows of rounds on a context of length positions.
+	Verify(rows, length int) time.Duration
+	// Hop is the time that a step takes beyond that, whatever its rows.
+	Hop() time.Duration
+	// Prompt is the time of rows of prompts: of a step of their own, or what they add to one of rounds.
+	Prompt(rows, length int, beside bool) time.Duration
+	// ObservePrompt learns from a step with rows of prompts, of which they took so long.
+	ObservePrompt(rows, length int, beside bool, took time.Duration)
+}
+
+// Options of an Engine.
+type Options struct {
+	Costs Costs
+	// MaxTokenGap is how long a running stream may wait between two tokens while prompts are read; 0 = gapSteps times its
+	// own step, at least LeastGap.
+	MaxTokenGap time.Duration
+	turns       bool // prompts of a key are read in turns, not the shortest first: for comparison
+}
 
 // Engine is an engine whose Steps may be called by many goroutines and are put together. Everything else goes through.
 type Engine struct {
 	engine.Engine
-	rows  int // of a joint step, at most
-	costs Costs
+	options Options
+	costs   Costs
+	rows    int // of a joint step, at most
+	unit    int // pieces of KindPrompt are cut at multiples of it
 
 	mu      sync.Mutex
 	free    []*part
-	queue   []*part
-	busy    bool // somebody leads
+	queue   []*part // in order of arrival; pieces stay until their last rows run
+	busy    bool    // somebody leads
 	arrived chan struct{}
-	states  map[engine.Sequence]state
-	steps   uint64        // joint steps so far
+	streams streams
+	keys    keys
+	steps   uint64        // composed steps so far
 	took    time.Duration // of the last one
-	pause   time.Duration // running mean of the time between a sequence's steps
+	pause   time.Duration // running mean of the time between a stream's steps
 
 	// Of the leader.
 	timer  *time.Timer
-	taken  []*part
+	mix    mix
 	joint  engine.Step
 	result engine.StepResult
 }
 
-// state is when a sequence had rows in a step last.
-type state struct {
-	step  uint64 // the joint step's number
-	ended time.Time
-}
+// class says how a part may be composed.
+type class uint8
+
+const (
+	round class = iota // runs whole, joined with others where that gains
+	piece              // committed rows of a prompt or of a replay, which may be cut
+	solo               // runs alone
+)
 
 // part is a step that waits for its turn.
 type part struct {
-	ctx    context.Context
-	step   *engine.Step
-	result *engine.StepResult
-	turn   chan bool // true: lead; false: done
-	err    error
-	queued bool // nobody has taken it up yet
+	ctx     context.Context
+	step    *engine.Step
+	result  *engine.StepResult
+	request *request // nil = not known
+	class   class
+	came    time.Time
+	served  time.Time // when its newest rows ran, came before
+	done    int       // rows that ran
+	turn    chan bool // true: lead; false: over
+	err     error
+	over    bool
+	queued  bool // nobody has it in work
 }
 
-// Costs are the expected times of steps, 0 = not known; *auto.Model knows them.
-type Costs interface {
-	// Verify is the engine's time of a step of so many rows on a context of length positions.
-	Verify(rows, length int) time.Duration
-	// Hop is the time that a step takes beyond that, whatever its rows.
-	Hop() time.Duration
-}
+// left is the number of rows that have not run.
+func (p *part) left() int { return len(p.step.Rows) - p.done }
 
-// New wraps an engine whose steps cost so much.
-func New(inner engine.Engine, costs Costs) *Engine {
+// New wraps an engine.
+func New(inner engine.Engine, o Options) *Engine {
 	info := inner.Info()
 	e := &Engine{
-		Engine: inner, rows: info.MaxBatchRows, costs: costs,
-		states: map[engine.Sequence]state{}, arrived: make(chan struct{}, 1), timer: time.NewTimer(time.Hour),
+		Engine: inner, options: o, costs: o.Costs, rows: info.MaxBatchRows, unit: promptUnit,
+		streams: streams{}, keys: keys{all: map[uint64]float64{}}, arrived: make(chan struct{}, 1),
+		timer: time.NewTimer(time.Hour),
+	}
+	if info.PromptRows == 0 {
+		e.unit = decodeUnit
 	}
 	e.timer.Stop()
 	return e
@@ -85,11 +103,24 @@ func New(inner engine.Engine, costs Costs) *Engine {
 
 // Step implements engine.Engine. result.BatchRows is the number of rows of all steps that ran together.
 func (e *Engine) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
+	return e.submit(ctx, nil, step, result)
+}
+
+// submit runs a step of a request together with those of others.
+func (e *Engine) submit(ctx context.Context, r *request, step *engine.Step, result *engine.StepResult) error {
+	now := time.Now()
 	e.mu.Lock()
 	p := e.part()
-	p.ctx, p.step, p.result, p.err, p.queued = ctx, step, result, nil, true
+	*p = part{
+		ctx: ctx, step: step, result: result, request: r, class: e.classOf(step), came: now, served: now,
+		turn: p.turn, queued: true,
+	}
 	e.queue = append(e.queue, p)
-	e.observePause(step)
+	if p.class == piece {
+		e.keys.enter(p.key(), e.queue[:len(e.queue)-1])
+	} else {
+		e.observePause(p)
+	}
 	lead := !e.busy
 	if lead {
 		e.busy, p.queued = true, false
@@ -132,11 +163,11 @@ func (e *Engine) part() *part {
 func (e *Engine) done(p *part) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	p.ctx, p.step, p.result = nil, nil, nil
+	p.ctx, p.step, p.result, p.request = nil, nil, nil, nil
 	e.free = append(e.free, p)
 }
 
-// leave takes a part out of the queue, if it is still there.
+// leave takes a part out of the queue, if nobody has it in work.
 func (e *Engine) leave(p *part) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -149,186 +180,176 @@ func (e *Engine) leave(p *part) bool {
 	return false
 }
 
-// observePause learns how long sequences pause between their steps. The caller holds mu.
-func (e *Engine) observePause(step *engine.Step) {
-	if len(step.Rows) == 0 || len(step.Groups) == 0 {
-		return
+// classOf says how a step may be composed.
+func (e *Engine) classOf(s *engine.Step) class {
+	switch {
+	case len(s.Rows) == 0 || len(s.HiddenIn) > 0 || size(s) > e.rows:
+		return solo
+	case len(s.Groups) == 1 && s.Groups[0].Commit && (len(s.Rows) > 1 || s.Groups[0].Kind == engine.KindPrompt):
+		return piece
 	}
-	s, ok := e.states[step.Groups[0].Sequence]
-	if !ok {
-		return
-	}
-	pause := time.Since(s.ended)
-	if e.pause == 0 {
-		e.pause = pause
-	}
-	// One that comes much later has waited for its client.
-	e.pause += time.Duration(follow * float64(min(pause, 4*e.pause+time.Microsecond)-e.pause))
+	return round
 }
 
-// await gives others, who had steps a moment ago, the time to come.
-func (e *Engine) await(p *part) {
-	if !e.joins(p.step) || !e.gains(p.step, p.step, len(p.step.Rows)) {
-		return
-	}
-	e.mu.Lock()
-	limit := min(2*e.pause, mostPatience)
-	wanted := 0
-	if float64(e.pause) <= patience*float64(e.took) {
-		for _, s := range e.states {
-			if e.steps-s.step < company {
-				wanted++
-			}
-		}
-	}
-	there := len(e.queue)
-	e.mu.Unlock()
-	if there >= wanted {
-		return
-	}
-	e.timer.Reset(limit)
-	defer e.timer.Stop()
-	for there < wanted {
-		select {
-		case <-e.arrived:
-		case <-e.timer.C:
-			return
-		case <-p.ctx.Done():
-			return
-		}
-		e.mu.Lock()
-		there = len(e.queue)
-		e.mu.Unlock()
-	}
-}
-
-// joins reports whether a step may run together with others. Prompt pieces run alone: what they cost beside decode rows
-// is not known.
-func (e *Engine) joins(s *engine.Step) bool {
-	if len(s.Rows) == 0 || size(s) > e.rows || len(s.HiddenIn) > 0 {
-		return false
-	}
-	for i := range s.Groups {
-		if s.Groups[i].Kind == engine.KindPrompt {
-			return false
-		}
-	}
-	return true
-}
-
-// size is what counts against the most rows of a step: its rows, and those whose kept features it reads.
-func size(s *engine.Step) int { return len(s.Rows) + keptRows(s) }
-
-// gains reports whether a step is better run together with others of so many rows, of which first is one. Requests come again
-// and again, so what counts is the time of all their steps: rows must cost clearly less than they cost alone.
-func (e *Engine) gains(first, step *engine.Step, rows int) bool {
-	length := int(first.Rows[0].Position)
-	own, before, after := e.costs.Verify(len(step.Rows), length), e.costs.Verify(rows, length), e.costs.Verify(rows+len(step.Rows), length)
-	if own == 0 || before == 0 || after == 0 {
-		return true // reading weights once is what decides, until it is known better
-	}
-	return float64(after-before) < worth*float64(own+e.costs.Hop())
-}
-
-// take takes p and all that fit to it out of the queue, in order of arrival. The caller holds mu.
-func (e *Engine) take(p *part) []*part {
-	e.taken = append(e.taken[:0], p)
-	rows, all, features, joins := len(p.step.Rows), size(p.step), p.step.Features, e.joins(p.step)
-	left := e.queue[:0]
-	for _, q := range e.queue {
-		switch {
-		case q == p:
-		case joins && q.ctx.Err() == nil && e.joins(q.step) && all+size(q.step) <= e.rows &&
-			(features == q.step.Features || features == engine.FeatureNone || q.step.Features == engine.FeatureNone) &&
-			e.gains(p.step, q.step, rows):
-			q.queued = false
-			rows += len(q.step.Rows)
-			all += size(q.step)
-			features = max(features, q.step.Features)
-			e.taken = append(e.taken, q)
-		default:
-			left = append(left, q)
-		}
-	}
-	clear(e.queue[len(left):])
-	e.queue = left
-	return e.taken
-}
-
-// lead runs the step of p together with others, then makes the next one the leader.
+// lead composes and runs steps until p is over, then makes another part the leader.
 func (e *Engine) lead(p *part) {
-	e.await(p)
-	e.mu.Lock()
-	together := e.take(p)
-	e.mu.Unlock()
-	start := time.Now()
-	if len(together) == 1 {
-		p.err = e.alone(p)
-	} else if err := e.together(together); refused(err) {
-		for _, q := range together { // only the one at fault fails
-			q.err = e.alone(q)
+	for {
+		e.await(p)
+		e.mu.Lock()
+		e.compose(p, time.Now())
+		e.mu.Unlock()
+		if len(e.mix.cuts) > 0 {
+			e.run(p)
 		}
-	} else {
-		for _, q := range together {
-			q.err = err
+		if p.over {
+			break
 		}
 	}
-	now := time.Now()
 	e.mu.Lock()
-	e.steps++
-	e.took = now.Sub(start)
-	for _, q := range together {
-		for i := range q.step.Groups {
-			if g := &q.step.Groups[i]; g.Rows > 0 {
-				e.states[g.Sequence] = state{e.steps, now}
-			}
-		}
-		if q != p {
-			q.turn <- false
-		}
-	}
-	// From here on the list of parts is the next leader's.
+	defer e.mu.Unlock()
+	// From here on what belongs to the leader is the next one's.
 	if len(e.queue) > 0 {
 		e.queue[0].queued = false
 		e.queue[0].turn <- true
 	} else {
 		e.busy = false
 	}
-	e.mu.Unlock()
 }
 
-// alone runs one part as it is.
-func (e *Engine) alone(p *part) error {
-	p.result.BatchRows = len(p.step.Rows)
-	return e.Engine.Step(p.ctx, p.step, p.result)
-}
-
-// together runs several parts as one step, whose groups and rows are theirs one after the other.
-func (e *Engine) together(list []*part) error {
-	j := &e.joint
-	*j = engine.Step{Groups: j.Groups[:0], Rows: j.Rows[:0], Masks: j.Masks[:0]}
-	for _, p := range list {
-		from, masks := len(j.Rows), int32(j.NMasks)
-		j.Groups = append(j.Groups, p.step.Groups...)
-		j.Rows = append(j.Rows, p.step.Rows...)
-		for i := range j.Rows[from:] {
-			if m := &j.Rows[from+i].Mask; *m >= 0 {
-				*m += masks
-			}
+// run runs the composed step. leader is the part of the goroutine that runs it.
+func (e *Engine) run(leader *part) {
+	cuts := e.mix.cuts
+	start := time.Now()
+	err := e.runCuts(cuts)
+	now := time.Now()
+	if err == nil {
+		e.observePrompt(now.Sub(start))
+	} else if len(cuts) > 1 && refused(err) {
+		for i := range cuts { // only the one at fault fails
+			cuts[i].p.err = e.runCuts(cuts[i : i+1])
 		}
-		j.Masks = append(j.Masks, p.step.Masks...)
-		j.NMasks += p.step.NMasks
-		j.Features = max(j.Features, p.step.Features)
+		now = time.Now()
+	} else {
+		for i := range cuts {
+			cuts[i].p.err = err
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.steps++
+	e.took = now.Sub(start)
+	for _, c := range cuts {
+		c.p.done += c.n
+		c.p.served = now
+		if c.p.err == nil && c.p.left() > 0 {
+			c.p.queued = c.p != leader
+			continue
+		}
+		e.ran(c.p, now)
+		if c.p.class == piece {
+			e.remove(c.p)
+		}
+		e.end(c.p, leader)
+	}
+}
+
+// end tells a part's goroutine that the part is over. The caller holds mu.
+func (e *Engine) end(p, leader *part) {
+	p.over = true
+	if p != leader {
+		p.turn <- false
+	}
+}
+
+// remove takes a part out of the queue. The caller holds mu.
+func (e *Engine) remove(p *part) {
+	for i, q := range e.queue {
+		if q == p {
+			e.queue = append(e.queue[:i], e.queue[i+1:]...)
+			return
+		}
+	}
+}
+
+// observePrompt learns from a step with rows of prompts, which took so long as a whole.
+func (e *Engine) observePrompt(wall time.Duration) {
+	m := &e.mix
+	if m.prompt == 0 {
+		return
+	}
+	took := time.Duration(e.result.EngineNanos)
+	if c := m.cuts[0]; c.whole() && len(m.cuts) == 1 {
+		took = time.Duration(c.p.result.EngineNanos)
+	}
+	if took <= 0 {
+		took = wall
+	}
+	e.costs.ObservePrompt(m.prompt, m.promptLength, m.rounds > 0, took-m.base)
+}
+
+// runCuts runs cuts of parts as one step.
+func (e *Engine) runCuts(cuts []cut) error {
+	if len(cuts) == 1 && cuts[0].whole() {
+		p := cuts[0].p
+		if p.result.BatchRows, p.result.PromptRows = len(p.step.Rows), 0; p.class == piece {
+			p.result.PromptRows = len(p.step.Rows)
+		}
+		return e.Engine.Step(p.ctx, p.step, p.result)
 	}
 	// Whoever gives up does not take the others with him: the step is short.
-	if err := e.Engine.Step(context.WithoutCancel(list[0].ctx), j, &e.result); err != nil {
+	ctx := cuts[0].p.ctx
+	if len(cuts) > 1 {
+		ctx = context.WithoutCancel(ctx)
+	}
+	j := &e.joint
+	e.join(cuts)
+	if err := e.Engine.Step(ctx, j, &e.result); err != nil {
 		return err
 	}
 	out := newSplitter(&e.result, j)
-	for _, p := range list {
-		out.next(p.step, p.result)
+	for _, c := range cuts {
+		if c.p.class == piece {
+			out.prompt += c.n
+		}
+	}
+	for _, c := range cuts {
+		out.next(c)
 	}
 	return nil
+}
+
+// join puts cuts one after the other into one step.
+func (e *Engine) join(cuts []cut) {
+	j := &e.joint
+	*j = engine.Step{Groups: j.Groups[:0], Rows: j.Rows[:0], Masks: j.Masks[:0]}
+	for _, c := range cuts {
+		from, step := len(j.Rows), c.p.step
+		j.Groups = append(j.Groups, step.Groups...)
+		j.Rows = append(j.Rows, step.Rows[c.from:c.from+c.n]...)
+		j.Features = max(j.Features, step.Features)
+		if c.p.class == piece {
+			g := &j.Groups[len(j.Groups)-1]
+			g.Rows = c.n
+			if c.from > 0 { // its first cut did that
+				g.Path, g.Kept = nil, engine.KeptRange{}
+			}
+		}
+		masked := false
+		for i := range j.Rows[from:] {
+			r := &j.Rows[from+i]
+			if c.from > 0 {
+				r.Parent -= int32(c.from) // that of the first row is the tip
+			}
+			if r.Mask >= 0 {
+				masked = true
+				r.Mask += int32(j.NMasks)
+			}
+		}
+		if masked {
+			j.Masks = append(j.Masks, step.Masks...)
+			j.NMasks += step.NMasks
+		}
+	}
 }
 
 // refused reports whether a step failed before it changed anything.
@@ -343,7 +364,7 @@ func refused(err error) bool {
 // FreeSequence implements engine.Engine.
 func (e *Engine) FreeSequence(ctx context.Context, s engine.Sequence) error {
 	e.mu.Lock()
-	delete(e.states, s)
+	delete(e.streams, s)
 	e.mu.Unlock()
 	return e.Engine.FreeSequence(ctx, s)
 }

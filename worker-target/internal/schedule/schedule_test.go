@@ -27,13 +27,21 @@ const (
 	promptRows = 20 // prompts of more rows have bits of their own
 	treeRows   = 24
 	batchRows  = 64
+	widePieces = 256
 )
 
 func fake(t testing.TB, o enginefake.Options) engine.Engine {
 	t.Helper()
-	o.Vocab, o.PromptRows = vocab, promptRows
+	return fakeOf(t, o, batchRows)
+}
+
+// fakeOf is an engine of steps of at most rows rows.
+func fakeOf(t testing.TB, o enginefake.Options, rows int) engine.Engine {
+	t.Helper()
+	o.Vocab, o.PromptRows, o.Context = vocab, promptRows, 1<<15
 	e, err := enginefake.New(o).Open(t.Context(), engine.OpenOptions{
-		Role: engine.RoleTarget, ModelPath: "m", MaxSequences: 16, MaxContext: 2048, MaxTreeRows: treeRows, MaxBatchRows: batchRows, MaxTopK: 8,
+		Role: engine.RoleTarget, ModelPath: "m", MaxSequences: 40, MaxContext: 1 << 15, MaxTreeRows: treeRows,
+		MaxBatchRows: rows, MaxTopK: 8,
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -45,16 +53,21 @@ func fake(t testing.TB, o enginefake.Options) engine.Engine {
 	return e
 }
 
-// cost of a step by its rows; the way is free.
+// cost of a step by its rows, of whatever kind; the way is free.
 type cost func(rows int) time.Duration
 
-func (c cost) Verify(rows, _ int) time.Duration { return c(rows) }
-func (cost) Hop() time.Duration                 { return 0 }
+func (c cost) Verify(rows, _ int) time.Duration              { return c(rows) }
+func (cost) Hop() time.Duration                              { return 0 }
+func (c cost) Prompt(rows, _ int, _ bool) time.Duration      { return c(rows) }
+func (cost) ObservePrompt(_, _ int, _ bool, _ time.Duration) {}
 
 var free cost = func(int) time.Duration { return 0 } // not known: everything that fits is joined
 
-// request is a decode loop with a random course that depends on its seed and on the engine's answers alone.
-type request struct {
+// with wraps an engine whose steps cost so much.
+func with(e engine.Engine, c cost) *Engine { return New(e, Options{Costs: c}) }
+
+// course is a decode loop with a random course that depends on its seed and on the engine's answers alone.
+type course struct {
 	e      engine.Engine
 	random *rand.Rand
 	seq    engine.Sequence
@@ -68,29 +81,24 @@ type request struct {
 	result engine.StepResult
 	joined int
 	record []string
+	prompt func(r *rand.Rand) int // rows of the prompt, nil = 3 to 42
+	piece  int                    // most rows of a piece
+	pause  time.Duration          // longest pause between rounds
 }
 
-func (r *request) run(ctx context.Context, rounds int) error {
+func (r *course) run(ctx context.Context, rounds int) error {
 	var err error
 	if r.seq, err = r.e.NewSequence(ctx); err != nil {
 		return err
 	}
 	defer func() { _ = r.e.FreeSequence(ctx, r.seq) }()
-	for i := range 3 + r.random.IntN(40) {
-		r.step.Rows = append(r.step.Rows, engine.Row{Token: int32(r.random.IntN(vocab)), Position: int32(i), Parent: int32(i) - 1, Mask: -1})
-	}
-	r.group[0] = engine.Group{Sequence: r.seq, Rows: len(r.step.Rows), Commit: true}
-	if len(r.step.Rows) > promptRows {
-		r.group[0].Kind = engine.KindPrompt
-	}
-	r.step.Groups = r.group[:]
-	r.step.Rows[len(r.step.Rows)-1].Want = engine.WantToken
-	if err := r.forward(ctx); err != nil {
+	if err := r.read(ctx); err != nil {
 		return err
 	}
-	r.length, r.plain = len(r.step.Rows), true
-	r.anchor = r.result.Tokens[r.length-1]
 	for range rounds {
+		if r.pause > 0 {
+			time.Sleep(time.Duration(r.random.Int64N(int64(r.pause))))
+		}
 		if err := r.round(ctx); err != nil {
 			return err
 		}
@@ -99,29 +107,118 @@ func (r *request) run(ctx context.Context, rounds int) error {
 				return err
 			}
 		}
+		if r.prompt != nil && r.random.IntN(10) == 0 {
+			if err := r.known(ctx); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
 
-func (r *request) forward(ctx context.Context) error {
+// read reads the prompt in pieces whose rows want different things.
+func (r *course) read(ctx context.Context) error {
+	left := 3 + r.random.IntN(40)
+	if r.prompt != nil {
+		left = r.prompt(r.random)
+	}
+	if r.piece == 0 {
+		r.piece = batchRows
+	}
+	for left > 0 {
+		n := min(left, r.piece)
+		left -= n
+		r.step = engine.Step{Groups: r.group[:], Rows: r.step.Rows[:0], Masks: r.step.Masks[:0]}
+		wants := uint32(0)
+		switch r.random.IntN(4) {
+		case 0:
+			wants = engine.WantScore | engine.WantTop
+		case 1:
+			wants, r.step.Features = engine.WantFeatures, engine.FeatureRawBF16
+		case 2:
+			wants = engine.WantLogits
+		}
+		mask := int32(-1)
+		if r.random.IntN(3) == 0 {
+			mask, r.step.NMasks = 0, 1
+			r.step.Masks = append(r.step.Masks, 1<<5|r.random.Uint32(), r.random.Uint32())
+		}
+		for i := range n {
+			row := engine.Row{
+				Token: int32(r.random.IntN(vocab)), Position: int32(r.length + i), Parent: int32(i) - 1, Mask: -1,
+				Score: int32(r.random.IntN(vocab)), TopK: 1 + int32(r.random.IntN(5)),
+			}
+			if r.random.IntN(3) > 0 {
+				row.Want = wants
+			}
+			r.step.Rows = append(r.step.Rows, row)
+		}
+		if left == 0 {
+			r.step.Rows[n-1].Want |= engine.WantToken
+			r.step.Rows[n-1].Mask = mask
+		}
+		r.group[0] = engine.Group{Sequence: r.seq, Rows: n, Commit: true}
+		if n > promptRows {
+			r.group[0].Kind = engine.KindPrompt
+		}
+		if err := r.forward(ctx); err != nil {
+			return err
+		}
+		r.length += n
+	}
+	r.plain = true
+	r.anchor = r.result.Tokens[len(r.result.Tokens)-1]
+	return nil
+}
+
+// known commits a chain of known tokens after a round.
+func (r *course) known(ctx context.Context) error {
+	g := &r.group[0]
+	*g = engine.Group{Sequence: r.seq, Rows: 2 + r.random.IntN(150), Commit: true}
+	if !r.plain {
+		g.Path = slices.Clone(r.path)
+	}
+	r.step = engine.Step{Groups: r.group[:], Rows: r.step.Rows[:0]}
+	if r.kept > 0 {
+		g.Kept = engine.KeptRange{Position: int32(r.length - r.kept), Rows: int32(r.kept)}
+		r.step.Features = engine.FeatureRawBF16
+		r.kept = 0
+	}
+	for i := range g.Rows {
+		r.step.Rows = append(r.step.Rows, engine.Row{
+			Token: int32(r.random.IntN(vocab)), Position: int32(r.length + i), Parent: int32(i) - 1, Mask: -1,
+			Want: engine.WantToken,
+		})
+	}
+	if err := r.forward(ctx); err != nil {
+		return err
+	}
+	r.length += g.Rows
+	r.plain, r.anchor = true, r.result.Tokens[g.Rows-1]
+	return nil
+}
+
+func (r *course) forward(ctx context.Context) error {
 	if err := r.e.Step(ctx, &r.step, &r.result); err != nil {
 		return err
 	}
 	if r.result.BatchRows > len(r.step.Rows) {
 		r.joined++
 	}
-	r.record = append(r.record, fmt.Sprint(r.result.Tokens, r.result.Logprobs, r.result.Features))
+	r.record = append(r.record,
+		fmt.Sprint(r.result.Tokens, r.result.Logprobs, r.result.Scores, r.result.Logits, r.result.Features))
 	for i := range r.step.Rows {
 		if row := r.step.Rows[i]; row.Want&engine.WantTop != 0 {
 			at := i * r.result.TopStride
-			r.record = append(r.record, fmt.Sprint(r.result.TopIDs[at:at+int(row.TopK)], r.result.TopLogprobs[at:at+int(row.TopK)]))
+			r.record = append(r.record,
+				fmt.Sprint(r.result.TopIDs[at:at+int(row.TopK)], r.result.TopLogprobs[at:at+int(row.TopK)]))
 		}
 	}
 	return nil
 }
 
 // round is one step of a plain row, a chain or a tree, after the commit of the path before.
-func (r *request) round(ctx context.Context) error {
+func (r *course) round(ctx context.Context) error {
 	old := r.step
 	r.step = engine.Step{Groups: r.group[:], Rows: old.Rows[:0], Masks: old.Masks[:0]}
 	g := &r.group[0]
@@ -147,7 +244,8 @@ func (r *request) round(ctx context.Context) error {
 		}
 	}
 	if r.kept > 0 && (r.kept == engine.KeptRows || r.random.IntN(4) == 0) {
-		g.Kept, r.step.Features = engine.KeptRange{Position: int32(r.length - r.kept), Rows: int32(r.kept)}, engine.FeatureRawBF16
+		g.Kept = engine.KeptRange{Position: int32(r.length - r.kept), Rows: int32(r.kept)}
+		r.step.Features = engine.FeatureRawBF16
 		if r.random.IntN(3) == 0 { // in a step of their own
 			if err := r.e.Step(ctx, &engine.Step{Groups: []engine.Group{*g}, Features: r.step.Features}, &r.result); err != nil {
 				return err
@@ -160,7 +258,7 @@ func (r *request) round(ctx context.Context) error {
 	mask := int32(-1)
 	if r.random.IntN(3) == 0 {
 		mask, r.step.NMasks = 0, 1
-		r.step.Masks = append(r.step.Masks, 0x0F0F0F0F, 0xFFFF0000)
+		r.step.Masks = append(r.step.Masks, 1<<5|r.random.Uint32(), r.random.Uint32())
 	}
 	for i := range n {
 		row := engine.Row{Token: r.anchor, Position: int32(r.length), Parent: -1, Want: wants, TopK: 3, Mask: mask}
@@ -195,7 +293,7 @@ func (r *request) round(ctx context.Context) error {
 }
 
 // look uses the calls that see a sequence as it is.
-func (r *request) look(ctx context.Context) error {
+func (r *course) look(ctx context.Context) error {
 	if !r.plain {
 		return nil // its length is that before the commit, which is the next step's
 	}
@@ -220,18 +318,18 @@ func TestAlike(t *testing.T) {
 	alone := make([][]string, requests)
 	engine := fake(t, enginefake.Options{})
 	for i := range requests {
-		r := &request{e: engine, random: rand.New(rand.NewPCG(7, uint64(i)))}
+		r := &course{e: engine, random: rand.New(rand.NewPCG(7, uint64(i)))}
 		if err := r.run(t.Context(), rounds); err != nil {
 			t.Fatal(err)
 		}
 		alone[i] = r.record
 	}
-	joint := New(fake(t, enginefake.Options{StepDelay: 200 * time.Microsecond}), free)
+	joint := with(fake(t, enginefake.Options{StepDelay: 200 * time.Microsecond}), free)
 	var wait sync.WaitGroup
 	var joined atomic.Int64
 	for i := range requests {
 		wait.Go(func() {
-			r := &request{e: joint, random: rand.New(rand.NewPCG(7, uint64(i)))}
+			r := &course{e: joint, random: rand.New(rand.NewPCG(7, uint64(i)))}
 			if err := r.run(t.Context(), rounds); err != nil {
 				t.Errorf("request %d after %d steps: %v", i, len(r.record), err)
 				return
@@ -254,19 +352,19 @@ func TestAlike(t *testing.T) {
 
 // TestCancelOfOne: a request that is cancelled while others run leaves at once, and takes nobody with it.
 func TestCancelOfOne(t *testing.T) {
-	joint := New(fake(t, enginefake.Options{StepDelay: 2 * time.Millisecond}), free)
+	joint := with(fake(t, enginefake.Options{StepDelay: 2 * time.Millisecond}), free)
 	ctx, cancel := context.WithCancel(t.Context())
 	var wait sync.WaitGroup
 	for i := range 4 {
 		wait.Go(func() {
-			r := &request{e: joint, random: rand.New(rand.NewPCG(9, uint64(i)))}
+			r := &course{e: joint, random: rand.New(rand.NewPCG(9, uint64(i)))}
 			if err := r.run(t.Context(), 60); err != nil {
 				t.Errorf("request %d: %v", i, err)
 			}
 		})
 	}
 	wait.Go(func() {
-		r := &request{e: joint, random: rand.New(rand.NewPCG(9, 100))}
+		r := &course{e: joint, random: rand.New(rand.NewPCG(9, 100))}
 		if err := r.run(ctx, 1_000_000); ctx.Err() == nil {
 			t.Errorf("ended before its cancel: %v", err)
 		}
@@ -280,16 +378,26 @@ func TestCancelOfOne(t *testing.T) {
 	}
 }
 
-// TestOnlyWhatGains: steps are joined while rows are nearly free and left alone where every row costs what it costs alone.
+// TestOnlyWhatGains: steps are joined while rows are nearly free and left alone where every row costs what it costs
+// alone.
 func TestOnlyWhatGains(t *testing.T) {
-	row := func(n int) *engine.Step { return &engine.Step{Rows: make([]engine.Row, n)} }
-	memory := New(fake(t, enginefake.Options{}), cost(func(rows int) time.Duration { return time.Duration(1000 + 10*rows) }))
-	linear := New(fake(t, enginefake.Options{}), cost(func(rows int) time.Duration { return time.Duration(100 * rows) }))
-	if !memory.gains(row(1), row(1), 3) || !memory.gains(row(8), row(8), 8) {
+	memory := with(fake(t, enginefake.Options{}),
+		cost(func(rows int) time.Duration { return time.Duration(1000 + 10*rows) }))
+	linear := with(fake(t, enginefake.Options{}), cost(func(rows int) time.Duration { return time.Duration(100 * rows) }))
+	if !memory.gains(0, 1, 3) || !memory.gains(0, 8, 8) {
 		t.Error("rows that are nearly free are not joined")
 	}
-	if linear.gains(row(8), row(8), 8) || linear.gains(row(1), row(1), 1) {
+	if linear.gains(0, 8, 8) || linear.gains(0, 1, 1) {
 		t.Error("rows that cost what they cost alone are joined")
+	}
+}
+
+// newPart is a step that has just come.
+func newPart(t *testing.T, e *Engine, step *engine.Step) *part {
+	now := time.Now()
+	return &part{
+		ctx: t.Context(), step: step, result: &engine.StepResult{}, class: e.classOf(step), came: now, served: now,
+		turn: make(chan bool, 1), queued: true,
 	}
 }
 
@@ -298,7 +406,7 @@ func queued(t *testing.T, e *Engine, steps ...*engine.Step) []*part {
 	t.Helper()
 	var parts []*part
 	for _, step := range steps {
-		parts = append(parts, &part{ctx: t.Context(), step: step, result: &engine.StepResult{}, turn: make(chan bool, 1), queued: true})
+		parts = append(parts, newPart(t, e, step))
 	}
 	parts[0].queued = false
 	e.busy, e.queue = true, append(e.queue, parts...)
@@ -325,9 +433,9 @@ func newStep(t *testing.T, e engine.Engine, rows int) *engine.Step {
 }
 
 // TestRowsOfJointSteps: steps are joined up to the most rows of a step, which are more than those of a tree; prompt
-// pieces run alone.
+// pieces fill up what rounds leave.
 func TestRowsOfJointSteps(t *testing.T) {
-	e := New(fake(t, enginefake.Options{}), free)
+	e := with(fake(t, enginefake.Options{}), free)
 	var steps []*engine.Step
 	for range 4 {
 		steps = append(steps, newStep(t, e, 20))
@@ -339,16 +447,19 @@ func TestRowsOfJointSteps(t *testing.T) {
 		if p.err != nil {
 			t.Fatal(p.err)
 		}
-		// Three of 20 and the last one, then the fourth of 20, then the piece.
-		if want := []int{64, 64, 64, 20, 1, 64}[i]; p.result.BatchRows != want {
+		// Three of 20 and the last one, then the fourth of 20 and the piece.
+		if want := []int{64, 64, 64, 21, 21, 64}[i]; p.result.BatchRows != want {
 			t.Errorf("step %d ran with %d rows, want %d", i, p.result.BatchRows, want)
+		}
+		if want := []int{0, 0, 0, 1, 1, 0}[i]; p.result.PromptRows != want {
+			t.Errorf("step %d ran with %d rows of prompts, want %d", i, p.result.PromptRows, want)
 		}
 	}
 }
 
 // TestKeptRowsCount: features that are read from before count against the rows of a joint step.
 func TestKeptRowsCount(t *testing.T) {
-	e := New(fake(t, enginefake.Options{}), free)
+	e := with(fake(t, enginefake.Options{}), free)
 	var steps []*engine.Step
 	for range 3 {
 		prompt := newStep(t, e, 25)
@@ -374,11 +485,12 @@ func TestKeptRowsCount(t *testing.T) {
 
 // TestOnlyTheOneAtFaultFails: a step that the engine refuses takes no other with it.
 func TestOnlyTheOneAtFaultFails(t *testing.T) {
-	e := New(fake(t, enginefake.Options{}), free)
+	e := with(fake(t, enginefake.Options{}), free)
 	steps := []*engine.Step{newStep(t, e, 3), newStep(t, e, 2), newStep(t, e, 3)}
 	steps[1].Rows[1].Token = vocab
 	parts := queued(t, e, steps...)
-	if err := parts[1].err; rpcerr.Code(err) != codes.InvalidArgument || !strings.HasPrefix(err.Error(), "groups[0].rows[1].token") {
+	if err := parts[1].err; rpcerr.Code(err) != codes.InvalidArgument ||
+		!strings.HasPrefix(err.Error(), "groups[0].rows[1].token") {
 		t.Errorf("the bad step: %v", err)
 	}
 	for _, i := range []int{0, 2} {
@@ -393,14 +505,14 @@ func TestStepAllocations(t *testing.T) {
 	if racetest.Enabled {
 		t.Skip("the race detector allocates")
 	}
-	e := New(&nothing{Engine: fake(t, enginefake.Options{})}, free)
+	e := with(&nothing{Engine: fake(t, enginefake.Options{})}, free)
 	steps := []*engine.Step{newStep(t, e, 3), newStep(t, e, 2)}
-	var parts []*part
+	var cuts []cut
 	for _, step := range steps {
-		parts = append(parts, &part{ctx: t.Context(), step: step, result: &engine.StepResult{}, turn: make(chan bool, 1)})
+		cuts = append(cuts, cut{newPart(t, e, step), 0, len(step.Rows)})
 	}
 	n := testing.AllocsPerRun(100, func() {
-		if err := e.together(parts); err != nil {
+		if err := e.runCuts(cuts); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -1,13 +1,18 @@
 package schedule
 
-import "github.com/tandem-inference/tandem/services/engine"
+import (
+	"slices"
 
-// splitter deals a joint result to its parts, in order.
+	"github.com/tandem-inference/tandem/services/engine"
+)
+
+// splitter deals a joint result to its cuts, in order.
 type splitter struct {
 	from     *engine.StepResult
 	rows     []engine.Row
 	total    int
-	row      int // of the next part
+	prompt   int // rows of pieces
+	row      int // of the next cut
 	width    int // bytes of a row of features
 	kept     int // bytes of kept features dealt
 	features int // bytes of features of rows dealt, and all those of kept ones before them
@@ -42,36 +47,99 @@ func wanting(rows []engine.Row, want uint32) (n int) {
 	return n
 }
 
-// next fills to with the results of step.
-func (s *splitter) next(step *engine.Step, to *engine.StepResult) {
-	n, f := len(step.Rows), s.from
-	to.Tokens = rows(to.Tokens, f.Tokens, s.row, n, 1)
-	to.Logprobs = rows(to.Logprobs, f.Logprobs, s.row, n, 1)
-	to.Scores = rows(to.Scores, f.Scores, s.row, n, 1)
-	to.TopStride = f.TopStride
-	to.TopIDs = rows(to.TopIDs, f.TopIDs, s.row, n, f.TopStride)
-	to.TopLogprobs = rows(to.TopLogprobs, f.TopLogprobs, s.row, n, f.TopStride)
-	to.HiddenOut = rows(to.HiddenOut, f.HiddenOut, s.row, n, len(f.HiddenOut)/s.total)
-	kept := keptRows(step) * s.width
-	to.Features = append(to.Features[:0], f.Features[s.kept:s.kept+kept]...)
-	own := wanting(step.Rows, engine.WantFeatures) * s.width
-	to.Features = append(to.Features, f.Features[s.features:s.features+own]...)
-	s.kept, s.features = s.kept+kept, s.features+own
-	logits := 0
-	if all := wanting(s.rows, engine.WantLogits); all > 0 {
-		logits = wanting(step.Rows, engine.WantLogits) * (len(f.Logits) / all)
+// wants is what any of the rows want.
+func wants(rows []engine.Row) (want uint32) {
+	for i := range rows {
+		want |= rows[i].Want
 	}
-	to.Logits = append(to.Logits[:0], f.Logits[s.logits:s.logits+logits]...)
-	s.logits += logits
-	to.EngineNanos, to.BatchRows = f.EngineNanos, s.total
-	s.row += n
+	return want
 }
 
-// rows copies n rows of width values from row on. What the engine did not fill stays empty.
-func rows[T any](to, from []T, row, n, width int) []T {
-	to = to[:0]
-	if len(from) < (row+n)*width {
-		return to
+// next puts the rows of a cut into the result of its part, which is one result in the end, however it was cut.
+func (s *splitter) next(c cut) {
+	to, f, step := c.p.result, s.from, c.p.step
+	kept := 0
+	if c.from == 0 {
+		prepare(to, step.Rows)
+		kept = keptRows(step) * s.width
 	}
-	return append(to, from[row*width:(row+n)*width]...)
+	own := step.Rows[c.from : c.from+c.n]
+	want := wants(own)
+	deal(&to.Tokens, f.Tokens, c, s.row, want&engine.WantToken)
+	deal(&to.Logprobs, f.Logprobs, c, s.row, want&engine.WantToken)
+	deal(&to.Scores, f.Scores, c, s.row, want&engine.WantScore)
+	dealTop(to, f, c, s.row, want&engine.WantTop)
+	width := len(f.HiddenOut) / s.total
+	to.HiddenOut = append(to.HiddenOut, f.HiddenOut[s.row*width:(s.row+c.n)*width]...)
+	to.Features = append(to.Features, f.Features[s.kept:s.kept+kept]...)
+	features := wanting(own, engine.WantFeatures) * s.width
+	to.Features = append(to.Features, f.Features[s.features:s.features+features]...)
+	s.kept, s.features = s.kept+kept, s.features+features
+	if all := wanting(s.rows, engine.WantLogits); all > 0 {
+		n := wanting(own, engine.WantLogits) * (len(f.Logits) / all)
+		to.Logits = append(to.Logits, f.Logits[s.logits:s.logits+n]...)
+		s.logits += n
+	}
+	to.EngineNanos += f.EngineNanos
+	to.BatchRows, to.PromptRows = s.total, s.prompt
+	s.row += c.n
+}
+
+// prepare gives a result the shape that a step of rows alone gives it.
+func prepare(to *engine.StepResult, rows []engine.Row) {
+	n, want, stride := len(rows), wants(rows), 0
+	for i := range rows {
+		if rows[i].Want&engine.WantTop != 0 {
+			stride = max(stride, int(rows[i].TopK))
+		}
+	}
+	to.Tokens = filled(to.Tokens, n, want&engine.WantToken, -1)
+	to.Logprobs = filled(to.Logprobs, n, want&engine.WantToken, 0)
+	to.Scores = filled(to.Scores, n, want&engine.WantScore, 0)
+	to.TopStride = stride
+	to.TopIDs = filled(to.TopIDs, n*stride, want&engine.WantTop, -1)
+	to.TopLogprobs = filled(to.TopLogprobs, n*stride, want&engine.WantTop, 0)
+	to.HiddenOut, to.Features, to.Logits, to.EngineNanos = to.HiddenOut[:0], to.Features[:0], to.Logits[:0], 0
+}
+
+// filled returns n times value where something is wanted, else nothing.
+func filled[T any](list []T, n int, want uint32, value T) []T {
+	if want == 0 {
+		return list[:0]
+	}
+	list = slices.Grow(list[:0], n)[:n]
+	for i := range list {
+		list[i] = value
+	}
+	return list
+}
+
+// deal copies the values of a cut's rows, from row on. What the engine did not give although it was wanted is missing
+// in the part's result too.
+func deal[T any](to *[]T, from []T, c cut, row int, want uint32) {
+	switch {
+	case want == 0:
+	case len(from) < row+c.n || len(*to) < c.from+c.n:
+		*to = (*to)[:min(len(*to), c.from)]
+	default:
+		copy((*to)[c.from:], from[row:row+c.n])
+	}
+}
+
+// dealTop is deal for the most likely tokens, of which a joint step may have more a row.
+func dealTop(to, from *engine.StepResult, c cut, row int, want uint32) {
+	mine, theirs := to.TopStride, from.TopStride
+	switch {
+	case want == 0:
+		return
+	case len(from.TopIDs) < (row+c.n)*theirs || len(from.TopLogprobs) < (row+c.n)*theirs || mine > theirs ||
+		len(to.TopIDs) < (c.from+c.n)*mine:
+		to.TopIDs = to.TopIDs[:min(len(to.TopIDs), c.from*mine)]
+		to.TopLogprobs = to.TopLogprobs[:len(to.TopIDs)]
+		return
+	}
+	for i := range c.n {
+		copy(to.TopIDs[(c.from+i)*mine:][:mine], from.TopIDs[(row+i)*theirs:])
+		copy(to.TopLogprobs[(c.from+i)*mine:][:mine], from.TopLogprobs[(row+i)*theirs:])
+	}
 }

@@ -8,6 +8,9 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 )
 
+// mostPriority is the highest priority of a request.
+const mostPriority = 9
+
 // check turns a message into a request that can be run on the engine, or says which field cannot work.
 func check(m *tandemv1.DecodeRequest, info engine.Info) (*decode.Request, error) {
 	n := len(m.PromptTokens) + len(m.CommittedTokens)
@@ -20,6 +23,8 @@ func check(m *tandemv1.DecodeRequest, info engine.Info) (*decode.Request, error)
 		return nil, rpcerr.InvalidArgument("max_tokens", "must be >= 0, got %d", m.MaxTokens)
 	case m.TopLogprobs < -1 || int(m.TopLogprobs) > info.MaxTopK:
 		return nil, rpcerr.InvalidArgument("top_logprobs", "must be in -1..%d, got %d", info.MaxTopK, m.TopLogprobs)
+	case m.Priority < 0 || m.Priority > mostPriority:
+		return nil, rpcerr.InvalidArgument("priority", "must be in 0..%d, got %d", mostPriority, m.Priority)
 	case m.PromptLogprobs && len(m.CommittedTokens) > 0:
 		return nil, rpcerr.InvalidArgument("prompt_logprobs", "cannot be repeated for a request that already has output")
 	}

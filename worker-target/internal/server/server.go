@@ -33,6 +33,8 @@ type Deps struct {
 	Drafts  *drafts.Manager // nil = no speculation
 	Guides  *guide.Factory
 	Model   *auto.Model
+	// MaxTokenGap is how long a stream may wait between two tokens while prompts are read; 0 = schedule.Options says.
+	MaxTokenGap time.Duration
 	// Contract returns the contract id of an engine; nil = requests are not told.
 	Contract func(engine.Info) string
 	Log      *zap.Logger
@@ -50,8 +52,8 @@ type Server struct {
 	mu       sync.Mutex
 	counters counters
 	held     bool          // the last heartbeat found the draft held back
-	engine   engine.Engine // the one that joint was made for
-	joint    engine.Engine
+	engine   engine.Engine // the one that schedule was made for
+	schedule *schedule.Engine
 }
 
 // managed adapts the manager's links to what slots use.
@@ -77,17 +79,21 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 	return s
 }
 
-// together returns the engine as slots use it: with the steps of several requests joined, where that gains anything.
-func (s *Server) together(engine engine.Engine) engine.Engine {
+// scheduled returns the engine as the slot of a request uses it: with the steps of all requests composed, where that
+// gains anything.
+func (s *Server) scheduled(engine engine.Engine, m *tandemv1.DecodeRequest) engine.Engine {
+	if engine.Info().Concurrent {
+		return engine
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.engine != engine {
-		s.engine, s.joint = engine, engine
-		if !engine.Info().Concurrent {
-			s.joint = schedule.New(engine, s.deps.Model)
-		}
+		s.engine = engine
+		s.schedule = schedule.New(engine, schedule.Options{Costs: s.deps.Model, MaxTokenGap: s.deps.MaxTokenGap})
 	}
-	return s.joint
+	return s.schedule.For(schedule.Request{
+		Key: m.FairnessKey, Priority: int(m.Priority), Prompt: len(m.PromptTokens) + len(m.CommittedTokens),
+	})
 }
 
 // Drain makes the server refuse new requests.
@@ -132,7 +138,7 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	}
 	ctx := stream.Context()
 	var stats decode.Stats
-	result, err := slot.Run(ctx, s.together(engine), req, out, &stats)
+	result, err := slot.Run(ctx, s.scheduled(engine, m), req, out, &stats)
 	s.account(&stats, err)
 	s.log(ctx, req, &stats, result, err)
 	if err != nil {

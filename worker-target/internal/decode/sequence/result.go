@@ -110,5 +110,8 @@ func (r *Result) Times() (verify, wall time.Duration) {
 	return verify, r.wall
 }
 
-// Others is the number of rows of other requests that ran together with these.
-func (r *Result) Others() int { return max(0, r.raw.BatchRows-len(r.rows)) }
+// Others is the number of rows of other requests' rounds that ran together with these of a round.
+func (r *Result) Others() int { return max(0, r.raw.BatchRows-r.raw.PromptRows-len(r.rows)) }
+
+// Beside is the number of rows of prompts that ran together with these of a round.
+func (r *Result) Beside() int { return r.raw.PromptRows }

@@ -175,7 +175,8 @@ type Verified struct {
 	Path          []int32 // nodes of the tree that the target chose, root first
 	Tokens        []int32 // committed: fewer than Path when the answer ended on the way
 	Added         bool    // the constraint added nodes: the round says nothing about the draft
-	Others        int     // rows of other requests that ran in the same step
+	Others        int     // rows of other requests' rounds that ran in the same step
+	Beside        int     // rows of prompts that did
 	// Verify is the engine's time for the step, Wall that of the whole call.
 	Verify, Wall time.Duration
 }
@@ -192,7 +193,7 @@ func (s *Speculation) Observe(v *Verified) {
 	case s.planner.learns() != nil && (rows == 1 || s.exchange.waits() || s.plan.Kind == auto.Lookup || s.probe.running()):
 		s.learn(v, rows, beyond)
 	case rows == 1:
-		s.model.ObservePlain(v.Before, v.Others, v.Verify, v.Wall)
+		s.model.ObservePlain(v.Before, v.Others, v.Beside, v.Verify, v.Wall)
 	}
 }
 
@@ -225,7 +226,9 @@ func (s *Speculation) learn(v *Verified, rows, beyond int) {
 	if !s.exchange.waits() && !plan.Probe && (plan.Kind != auto.Lookup || rows == 1) {
 		plan = auto.Plan{Kind: auto.Plain}
 	}
-	s.round = auto.Round{Plan: plan, Length: v.Before, Rows: rows, Others: v.Others, Verify: v.Verify, Wall: v.Wall}
+	s.round = auto.Round{
+		Plan: plan, Length: v.Before, Rows: rows, Others: v.Others, Beside: v.Beside, Verify: v.Verify, Wall: v.Wall,
+	}
 	if s.exchange.waits() {
 		s.round.Draft, s.round.CatchUp = s.exchange.times(s.proposed)
 	}

@@ -1,0 +1,154 @@
+package schedule
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/engine/enginefake"
+)
+
+// bound is an engine whose steps take 2 ms and 200 µs a row, as exact says.
+func bound(t *testing.T, gap time.Duration) *Engine {
+	t.Helper()
+	return New(fakeOf(t, enginefake.Options{}, widePieces), Options{Costs: exact{}, MaxTokenGap: gap})
+}
+
+// come queues a step of a request as if it came some time ago.
+func come(t *testing.T, e *Engine, step *engine.Step, ago time.Duration) *part {
+	t.Helper()
+	p := newPart(t, e, step)
+	p.came = p.came.Add(-ago)
+	p.served = p.came
+	e.queue = append(e.queue, p)
+	if p.class == piece {
+		e.keys.enter(p.key(), e.queue[:len(e.queue)-1])
+	}
+	return p
+}
+
+// newPiece is a piece of a new sequence; last makes its last row choose a token.
+func newPiece(t *testing.T, e *Engine, rows int, last bool) *engine.Step {
+	t.Helper()
+	q, err := e.NewSequence(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := pieceOf(q, 0, rows)
+	if last {
+		step.Rows[rows-1].Want = engine.WantToken
+	}
+	return step
+}
+
+// composed is what a step has: rows of rounds, and of each piece.
+func composed(e *Engine, leader *part) (rounds int, pieces []int) {
+	e.compose(leader, time.Now())
+	for _, c := range e.mix.cuts {
+		if c.p.class == piece {
+			pieces = append(pieces, c.n)
+		}
+	}
+	return e.mix.rounds, pieces
+}
+
+// TestSmallestCutWaits: a piece for which there is no room waits as long as a stream may, then gets its smallest cut.
+// Between two cuts its request may leave.
+func TestSmallestCutWaits(t *testing.T) {
+	e := bound(t, 5*time.Millisecond)
+	r := come(t, e, newStep(t, e, 1), 0)
+	e.streams[r.step.Groups[0].Sequence] = stream{ended: r.came}
+	p := come(t, e, newPiece(t, e, 200, true), 0)
+	if rounds, pieces := composed(e, r); rounds != 1 || len(pieces) != 0 {
+		t.Errorf("a step of %d rows and pieces of %v", rounds, pieces)
+	}
+	e.queue = append(e.queue, r)
+	p.served = p.served.Add(-5 * time.Millisecond)
+	if rounds, pieces := composed(e, r); rounds != 1 || len(pieces) != 1 || pieces[0] != promptUnit {
+		t.Errorf("a step of %d rows and pieces of %v", rounds, pieces)
+	}
+	if e.leave(p) {
+		t.Error("a piece that is in work was left")
+	}
+	e.run(r)
+	if r.err != nil || p.err != nil || p.done != promptUnit || !r.over || p.over {
+		t.Fatalf("%v, %v: %d rows ran", r.err, p.err, p.done)
+	}
+	if !e.leave(p) {
+		t.Error("a piece that waits for its next cut was not left")
+	}
+}
+
+// TestRoom: a step may take what is left of the gap of each running stream, of those that are not in it less their own
+// step, and what a stream paused is made up for to a quarter of its gap.
+func TestRoom(t *testing.T) {
+	const gap = 100 * time.Millisecond
+	own := exact{}.Verify(1, 0)
+	for name, c := range map[string]struct {
+		queued      bool
+		ended, came time.Duration // before now
+		want        time.Duration
+		bounded     bool
+	}{
+		"in the step":           {true, 10 * time.Millisecond, 5 * time.Millisecond, gap - 10*time.Millisecond, true},
+		"after a long pause":    {true, 900 * time.Millisecond, 10 * time.Millisecond, gap - 10*time.Millisecond - gap/4, true},
+		"absent":                {false, 10 * time.Millisecond, 0, gap - 10*time.Millisecond - own, true},
+		"absent for longer":     {false, 500 * time.Millisecond, 0, gap - gap/4 - own, true},
+		"one that does not ask": {false, 2 * time.Second, 0, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := bound(t, gap)
+			step := newStep(t, e, 1)
+			now := time.Now()
+			e.streams[step.Groups[0].Sequence] = stream{ended: now.Add(-c.ended), own: own}
+			if c.queued {
+				p := come(t, e, step, 0)
+				p.came = now.Add(-c.came)
+			}
+			p := come(t, e, newPiece(t, e, 8, false), 0)
+			e.compose(p, now)
+			room, bounded := e.room(now)
+			if bounded != c.bounded || bounded && room != c.want {
+				t.Errorf("%v, bounded %v; want %v, %v", room, bounded, c.want, c.bounded)
+			}
+		})
+	}
+}
+
+// TestStreamsBegin: the last piece of a prompt, which chooses a token, begins a stream; others do not.
+func TestStreamsBegin(t *testing.T) {
+	for _, last := range []bool{false, true} {
+		e := bound(t, 0)
+		p := come(t, e, newPiece(t, e, 100, last), 0)
+		e.compose(p, time.Now())
+		e.run(p)
+		if n := len(e.streams); p.err != nil || !p.over || n != map[bool]int{true: 1}[last] {
+			t.Errorf("last %v: %d streams, %v", last, n, p.err)
+		}
+		if err := e.FreeSequence(t.Context(), p.step.Groups[0].Sequence); err != nil || len(e.streams) != 0 {
+			t.Errorf("%d streams of freed sequences, %v", len(e.streams), err)
+		}
+	}
+}
+
+// TestPromptsTogether: pieces of several prompts share a step where that costs clearly less.
+func TestPromptsTogether(t *testing.T) {
+	for name, c := range map[string]struct {
+		costs Costs
+		want  int
+	}{
+		"linear":        {cost(func(rows int) time.Duration { return time.Duration(rows) * time.Millisecond }), 1},
+		"memory bound":  {cost(func(rows int) time.Duration { return time.Second + time.Duration(rows) }), 2},
+		"not known yet": {free, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := New(fakeOf(t, enginefake.Options{}, widePieces), Options{Costs: c.costs})
+			p := come(t, e, newPiece(t, e, 100, false), 0)
+			come(t, e, newPiece(t, e, 100, false), 0)
+			come(t, e, newPiece(t, e, 100, false), 0) // of which 56 would fit, fewer than a cut
+			if _, pieces := composed(e, p); len(pieces) != c.want {
+				t.Errorf("pieces of %v rows", pieces)
+			}
+		})
+	}
+}

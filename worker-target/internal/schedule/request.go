@@ -1,0 +1,133 @@
+package schedule
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"github.com/tandem-inference/tandem/services/engine"
+)
+
+// Request is what the order of prompts depends on.
+type Request struct {
+	Key      uint64 // who asks: keys are served alike
+	Priority int    // higher first
+	Prompt   int    // tokens of the prompt, 0 = not known
+}
+
+// request is a Request that arrived.
+type request struct {
+	Request
+	arrived time.Time
+}
+
+// view is the engine as one request uses it.
+type view struct {
+	*Engine
+	request request
+}
+
+// For returns the engine for the steps of one request, which arrives now.
+func (e *Engine) For(r Request) engine.Engine {
+	return &view{Engine: e, request: request{r, time.Now()}}
+}
+
+// Step implements engine.Engine.
+func (v *view) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
+	return v.submit(ctx, &v.request, step, result)
+}
+
+func (p *part) key() uint64 {
+	if p.request == nil {
+		return 0
+	}
+	return p.request.Key
+}
+
+func (p *part) priority() int {
+	if p.request == nil {
+		return 0
+	}
+	return p.request.Priority
+}
+
+const (
+	// ageing is the share of the rows that the machine could have read while a request waited that are taken off what it
+	// has left to read. A request that takes T alone waits for shorter ones for at most T/ageing. 0 would let short
+	// prompts starve long ones, 1 is nearly the order of arrival.
+	ageing = 0.5
+	// typicalPiece and typicalRate give the rows of a piece and, where its time is not known, the rows a second.
+	typicalPiece, typicalRate = 512, 1000
+)
+
+// remaining is what a piece's request has left to read, in rows, its wait taken off.
+func (e *Engine) remaining(p *part, now time.Time) float64 {
+	left, since := p.left(), p.came
+	if r := p.request; r != nil {
+		left = max(left, r.Prompt-int(p.step.Rows[p.done].Position))
+		since = r.arrived
+	}
+	rate := float64(typicalRate)
+	if d := e.costs.Prompt(typicalPiece, 0, false); d > 0 {
+		rate = typicalPiece / d.Seconds()
+	}
+	return float64(left) - ageing*rate*now.Sub(since).Seconds()
+}
+
+// before orders pieces: priority, the key that was served least, then the request of the key.
+func (e *Engine) before(a, b *part, now time.Time) int {
+	if c := cmp.Compare(b.priority(), a.priority()); c != 0 {
+		return c
+	}
+	if a.key() != b.key() {
+		if c := cmp.Compare(e.keys.all[a.key()], e.keys.all[b.key()]); c != 0 {
+			return c
+		}
+		return a.served.Compare(b.served)
+	}
+	if e.options.turns {
+		return a.served.Compare(b.served)
+	}
+	return cmp.Compare(e.remaining(a, now), e.remaining(b, now))
+}
+
+// mostKeys bounds the keys whose service is remembered.
+const mostKeys = 1024
+
+// keys holds the virtual time up to which each key was served, in rows. Guarded by Engine.mu.
+type keys struct {
+	now float64 // start of the newest service
+	all map[uint64]float64
+}
+
+// enter notes that a key has a piece waiting. One that had none begins where the others are: nobody saves up service.
+func (k *keys) enter(key uint64, queue []*part) {
+	for _, p := range queue {
+		if p.class == piece && p.key() == key {
+			return
+		}
+	}
+	if _, ok := k.all[key]; !ok && len(k.all) >= mostKeys {
+		k.forget(queue)
+	}
+	k.all[key] = max(k.all[key], k.now)
+}
+
+// forget drops keys that have no piece in the queue.
+func (k *keys) forget(queue []*part) {
+	waiting := map[uint64]bool{}
+	for _, p := range queue {
+		waiting[p.key()] = true
+	}
+	for key := range k.all {
+		if !waiting[key] {
+			delete(k.all, key)
+		}
+	}
+}
+
+// serve counts n rows of a key.
+func (k *keys) serve(key uint64, n int) {
+	k.now = max(k.now, k.all[key])
+	k.all[key] += float64(n)
+}
