@@ -45,7 +45,7 @@ type WorkerFlags struct {
 	DraftCache    string      `name:"draft-cache-type" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the draft's cached keys and values: f16, f32, q8_0, q4_0."`
 	DDTreeBudget  int         `name:"ddtree-budget" default:"0" help:"Nodes of draft trees when a request does not say, 0 = the worker's default; automatic speculation finds its own."`
 	Lookup        bool        `default:"true" negatable:"" help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft."`
-	Chunk         int         `default:"0" help:"Prompt tokens that one prefill step reads, 0 = as many as the engine takes."`
+	Chunk         int         `default:"0" help:"Most prompt tokens that one prefill step reads, rounded down to a multiple of 64 and at least 64; 0 = as many as the engine takes. It changes no output."`
 	HangTimeout   string      `default:"3s" placeholder:"DURATION" help:"How long a worker or engine process may show no sign of life before it is killed and replaced; off = never."`
 	CacheDir      string      `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers, and digests of model files."`
 	Engine        string      `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`

@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
+	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 	"github.com/tandem-inference/tandem/worker-target/internal/server"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -36,7 +37,7 @@ type serveCmd struct {
 	DraftAddress []string `was:"draft" help:"Draft worker to use besides those that the gateway names; may be repeated." placeholder:"ADDR"`
 	CacheDir     string   `help:"Folder for files of drafts and digests of model files; default: tandem in the user's cache." placeholder:"DIR"`
 
-	Chunk         int           `was:"prefill-chunk" help:"Prompt tokens that one prefill step reads, 0 = as many as the engine takes." default:"0"`
+	Chunk         int           `was:"prefill-chunk" help:"Most prompt tokens that one prefill step reads, rounded down to a multiple of 64 and at least 64; 0 = as many as the engine takes. It changes no output." default:"0"`
 	DDTreeBudget  int           `name:"ddtree-budget" was:"tree-budget" help:"Nodes of draft trees when a request does not say; automatic speculation finds its own." default:"22"`
 	FeatureRows   int           `help:"Positions of features kept per request for a draft that comes back." default:"4096"`
 	DraftDeadline time.Duration `help:"Longest wait for a proposal." default:"400ms"`
@@ -103,12 +104,18 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	c.CacheFlags.Apply(&options)
 	digest := sync.OnceValues(func() (string, error) { return workernode.TablesDigest(ctx, file) })
 	w := &worker{model: auto.New(), log: log}
+	words, unread := tokenizer.FromGGUF(file)
+	var markers piece.Markers
+	if unread != nil {
+		log.Warn("the tokenizer cannot be read: prompts are cut without regard to messages", zap.NamedError(telemetry.KeyErr, unread))
+	} else {
+		markers = piece.MarkersOf(words)
+	}
 	w.guides = guide.NewFactory(func(vocab int) (*guide.Text, error) {
-		t, err := tokenizer.FromGGUF(file)
-		if err != nil {
-			return nil, err
+		if unread != nil {
+			return nil, unread
 		}
-		return guide.FromTokenizer(t, vocab), nil
+		return guide.FromTokenizer(words, vocab), nil
 	})
 	w.manager = drafts.NewManager(drafts.Config{
 		Engine: func() (drafts.Engine, error) {
@@ -126,10 +133,10 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		OnOpen: func(ctx context.Context, e engine.Engine) error { return w.manager.Restore(ctx, e) },
 	})
 	contract := func(info engine.Info) string {
-		return workernode.Contract(registration.Model.Digest, info, c.Chunk)
+		return workernode.Contract(registration.Model.Digest, info, piece.Rule)
 	}
 	w.Server = server.New(id, c.Lanes, decode.Config{
-		PrefillChunk: c.Chunk, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows,
+		PrefillChunk: c.Chunk, Markers: markers, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows,
 		MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup,
 	}, server.Deps{Engines: w.keeper, Drafts: w.manager, Guides: w.guides, Model: w.model, Contract: contract, Log: log})
 

@@ -23,5 +23,5 @@
 //	            └─ output     tokens and log-probabilities for the caller
 //
 // Exactness after failover: tokens committed before are replayed as chains through the same steps that decoding uses,
-// not as prefill, because prefill may use other kernels; and prompts are cut into chunks of a fixed size.
+// not as prefill, because prefill may use other kernels; and a prompt is cut where its tokens say (package piece).
 package decode

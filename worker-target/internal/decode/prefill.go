@@ -7,21 +7,21 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
+	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 )
 
-// prefill runs the prompt in pieces.
+// prefill reads the prompt, piece by piece.
 func (s *Slot) prefill(ctx context.Context) error {
 	start := time.Now()
 	prompt := s.req.Prompt
-	piece := s.info.MaxBatchRows
-	if s.prefillChunk > 0 {
-		piece = min(piece, s.prefillChunk)
-	}
+	s.cuts = s.markers.Cut(prompt, s.cuts)
+	rows := piece.Step(s.info.MaxBatchRows, s.prefillChunk)
 	var scores []*tandemv1.PositionLogprobs
-	for first := 0; first < len(prompt); first = s.seq.Length() {
-		tokens := prompt[first:min(first+piece, len(prompt))]
-		n, err := s.runKnown(ctx, s.kind(len(tokens)), tokens, func(i int, row *engine.Row) (bool, error) {
-			switch p := first + i; {
+	for at := 0; at < len(prompt); at = s.seq.Length() {
+		first, end := s.cuts.Next(at, len(prompt))
+		tokens := prompt[at:min(at+rows, end)]
+		n, err := s.runKnown(ctx, s.kind(end-first), tokens, func(i int, row *engine.Row) (bool, error) {
+			switch p := at + i; {
 			case p+1 == len(prompt) && s.req.Max > 0:
 				return false, s.chooseNext(row, 0)
 			case p+1 < len(prompt) && s.req.PromptLogprobs:
@@ -35,7 +35,7 @@ func (s *Slot) prefill(ctx context.Context) error {
 			return err
 		}
 		if s.req.PromptLogprobs {
-			for i := range min(n, len(prompt)-1-first) {
+			for i := range min(n, len(prompt)-1-at) {
 				scores = append(scores, s.seq.Result().Scored(i))
 			}
 		}
@@ -47,7 +47,7 @@ func (s *Slot) prefill(ctx context.Context) error {
 // decodeRows is how many rows of a prompt piece have the decode contract where the engine leaves it open.
 const decodeRows = 64
 
-// kind is the contract of a prompt piece of n rows.
+// kind is the contract of a prompt piece of n tokens, in all its steps.
 func (s *Slot) kind(n int) engine.GroupKind {
 	most := s.info.PromptRows
 	if most <= 0 {

@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/speculate"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/text"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 )
 
 // Drafter is the draft of one request; *drafts.Link implements it.
@@ -24,8 +25,10 @@ type Drafts = speculate.Drafts
 
 // Config of decoding, the same for all slots.
 type Config struct {
-	// PrefillChunk is the number of rows of a prefill step, 0 = the engine's widest.
+	// PrefillChunk bounds the rows of a prefill step (piece.Step), 0 = the engine's widest.
 	PrefillChunk int
+	// Markers say where messages end, for the cuts of prompts.
+	Markers piece.Markers
 	// TreeBudget is the number of nodes of trees when the request does not say, 0 = DefaultTreeBudget.
 	TreeBudget int
 	// RingRows of features kept per slot, 0 = drafts.DefaultRingRows.
@@ -64,11 +67,13 @@ func (c Config) withDefaults() Config {
 // Slot runs one request after the other. Its memory is kept between them.
 type Slot struct {
 	prefillChunk int // rows
+	markers      piece.Markers
 
 	// Of the request in work.
 	req   *Request
 	info  engine.Info
 	stats *Stats
+	cuts  piece.Cuts // of the prompt
 
 	seq        sequence.Sequence
 	text       text.Text
@@ -81,7 +86,7 @@ type Slot struct {
 // NewSlot returns an idle slot. d is nil when the worker uses no drafts.
 func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 	cfg = cfg.withDefaults()
-	s := &Slot{prefillChunk: cfg.PrefillChunk, features: features.New(cfg.RingRows)}
+	s := &Slot{prefillChunk: cfg.PrefillChunk, markers: cfg.Markers, features: features.New(cfg.RingRows)}
 	s.spec = speculate.New(speculate.Config{
 		TreeBudget: cfg.TreeBudget, NoLookup: cfg.NoLookup, MinDeadline: cfg.MinDeadline, MaxDeadline: cfg.MaxDeadline,
 	}, model, d, &s.text)
