@@ -169,6 +169,11 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.DecodeRequest.request_id":       by("made or checked by the gateway; for logs"),
 	"tandem.v1.DecodeRequest.choice":           {Any: "is a number of the random generator"},
 	"tandem.v1.DecodeRequest.guide":            by("worker-target/internal/guide"),
+	"tandem.v1.DecodeRequest.cache":            by("worker-target/internal/server checkCache"),
+
+	"tandem.v1.CacheUse.off":       {Any: "a bool"},
+	"tandem.v1.CacheUse.isolation": by("worker-target/internal/server checkCache"),
+	"tandem.v1.CacheUse.hints":     by("worker-target/internal/server checkCache"),
 
 	"tandem.v1.Speculation.mode":   by("worker-target/internal/server check"),
 	"tandem.v1.Speculation.budget": by("worker-target/internal/server check"),
@@ -195,8 +200,10 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.Admitted.worker_id": by("gateway/internal/generate verifier"),
 	"tandem.v1.Admitted.contract":  by("gateway/internal/generate verifier"),
 
-	"tandem.v1.Prefilled.tokens":   by("gateway/internal/generate verifier"),
-	"tandem.v1.Prefilled.logprobs": by("gateway/internal/generate verifier"),
+	"tandem.v1.Prefilled.tokens":        by("gateway/internal/generate verifier"),
+	"tandem.v1.Prefilled.logprobs":      by("gateway/internal/generate verifier"),
+	"tandem.v1.Prefilled.cached_tokens": by("gateway/internal/generate verifier"),
+	"tandem.v1.Prefilled.saved_tokens":  by("gateway/internal/generate verifier"),
 
 	"tandem.v1.Committed.tokens":     by("gateway/internal/generate verifier"),
 	"tandem.v1.Committed.logprobs":   by("gateway/internal/generate verifier"),

@@ -4,20 +4,23 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 )
 
-// prefill reads the prompt, piece by piece.
+// prefill reads what was not restored of the prompt, piece by piece.
 func (s *Slot) prefill(ctx context.Context) error {
 	start := time.Now()
 	prompt := s.req.Prompt
-	s.cuts = s.markers.Cut(prompt, s.cuts)
 	rows := piece.Step(s.info.MaxBatchRows, s.prefillChunk)
 	var scores []*tandemv1.PositionLogprobs
-	for at := 0; at < len(prompt); at = s.seq.Length() {
+	for at := s.seq.Length(); at < len(prompt); at = s.seq.Length() {
 		first, end := s.cuts.Next(at, len(prompt))
 		tokens := prompt[at:min(at+rows, end)]
 		n, err := s.runKnown(ctx, s.kind(end-first), tokens, func(i int, row *engine.Row) (bool, error) {
@@ -39,9 +42,13 @@ func (s *Slot) prefill(ctx context.Context) error {
 				scores = append(scores, s.seq.Result().Scored(i))
 			}
 		}
+		s.reuse.Read(s.seq.ID(), s.seq.Length())
 	}
 	s.stats.Prefill = time.Since(start)
-	return s.out.Prefilled(len(prompt), scores)
+	s.stats.SavedTokens = s.reuse.Saved()
+	return s.out.Prefilled(output.Prefill{
+		Tokens: len(prompt), Cached: s.stats.CachedTokens, Saved: s.stats.SavedTokens, Logprobs: scores,
+	})
 }
 
 // decodeRows is how many rows of a prompt piece have the decode contract where the engine leaves it open.
@@ -131,10 +138,15 @@ func (s *Slot) choose(row *engine.Row, node int) error {
 	return err
 }
 
-// runStep runs the step that was put together.
+// runStep runs the step that was put together. What the engine refuses for want of memory is tried again as long as there
+// is a stored state to give up: a step that is refused has changed nothing.
 func (s *Slot) runStep(ctx context.Context, commit bool) error {
 	s.seq.SetMasks(s.constraint.Masks())
-	if err := s.seq.Run(ctx, commit); err != nil {
+	err := s.seq.Run(ctx, commit)
+	for rpcerr.Code(err) == codes.ResourceExhausted && s.reuse.Relieve() {
+		err = s.seq.Run(ctx, commit)
+	}
+	if err != nil {
 		return err
 	}
 	return s.features.Check(s.seq.Result().Features())

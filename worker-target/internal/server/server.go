@@ -15,8 +15,10 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/batch"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
+	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 )
@@ -33,6 +35,8 @@ type Deps struct {
 	Drafts  *drafts.Manager // nil = no speculation
 	Guides  *guide.Factory
 	Model   *auto.Model
+	// Prefixes keeps the states of prompts; nil = none is kept.
+	Prefixes *prefix.Cache
 	// Contract returns the contract id of an engine; nil = requests are not told.
 	Contract func(engine.Info) string
 	Log      *zap.Logger
@@ -71,6 +75,9 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 	if deps.Drafts != nil {
 		d = managed{deps.Drafts}
 	}
+	if deps.Prefixes != nil {
+		cfg.Prefixes = deps.Prefixes
+	}
 	for range slots {
 		s.slots <- decode.NewSlot(cfg, deps.Model, d)
 	}
@@ -86,6 +93,7 @@ func (s *Server) together(engine engine.Engine) engine.Engine {
 		if !engine.Info().Concurrent {
 			s.joint = batch.New(engine, s.deps.Model)
 		}
+		s.deps.Prefixes.Use(s.joint)
 	}
 	return s.joint
 }
@@ -127,6 +135,7 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	if s.deps.Contract != nil {
 		admitted.Contract = s.deps.Contract(engine.Info())
 	}
+	req.Reuse.Space = admitted.Contract + " " + m.GetCache().GetIsolation()
 	if err := out.send(&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Admitted{Admitted: admitted}}); err != nil {
 		return err
 	}
@@ -165,7 +174,7 @@ func (s *Server) log(ctx context.Context, req *decode.Request, stats *decode.Sta
 		level = zap.WarnLevel
 	}
 	fields := []zap.Field{
-		zap.String(telemetry.KeyRequestID, req.ID), zap.String(telemetry.KeyOutcome, outcome), zap.Int(telemetry.KeyPrompt, stats.PrefillTokens),
+		zap.String(telemetry.KeyRequestID, req.ID), zap.String(telemetry.KeyOutcome, outcome), zap.Int(telemetry.KeyPrompt, stats.PrefillTokens), zap.Int(telemetry.KeyCached, stats.CachedTokens),
 		zap.Int(telemetry.KeyTokens, stats.Emitted), zap.Int64(telemetry.KeyDurationMS, time.Since(req.Arrived).Milliseconds()),
 		zap.Int("steps", stats.Steps), zap.Int("drafted", stats.Drafted), zap.Int("accepted", stats.Accepted), zap.Int("looked_up", stats.LookDrafted), zap.Int("late", stats.Late),
 		zap.Bool("degraded", stats.Degraded),
@@ -186,10 +195,10 @@ type sink struct {
 
 func (s *sink) send(m *tandemv1.DecodeResponse) error { return rpcerr.FromRPC(s.stream.Send(m)) }
 
-func (s *sink) Prefilled(tokens int, logprobs []*tandemv1.PositionLogprobs) error {
-	return s.send(&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Prefilled{
-		Prefilled: &tandemv1.Prefilled{Tokens: int32(tokens), Logprobs: logprobs},
-	}})
+func (s *sink) Prefilled(p output.Prefill) error {
+	return s.send(&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Prefilled{Prefilled: &tandemv1.Prefilled{
+		Tokens: int32(p.Tokens), CachedTokens: int32(p.Cached), SavedTokens: int32(p.Saved), Logprobs: p.Logprobs,
+	}}})
 }
 
 func (s *sink) Committed(tokens []int32, logprobs []*tandemv1.PositionLogprobs, closed tandemv1.CloseKind) error {
