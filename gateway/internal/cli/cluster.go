@@ -124,6 +124,8 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	target = optional(target, "--lanes", w.Lanes)
 	target = optional(target, "--ddtree-budget", w.DDTreeBudget)
 	target = optional(target, "--chunk", w.Chunk)
+	target = append(target, "--prefix-cache-ram-mb", strconv.Itoa(w.PrefixCacheRAMMB),
+		"--prefix-cache-slots", strconv.Itoa(w.PrefixCacheSlots))
 	if !w.Lookup {
 		target = append(target, "--no-lookup")
 	}
