@@ -173,6 +173,11 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.DecodeRequest.guide":            by("worker-target/internal/guide"),
 	"tandem.v1.DecodeRequest.fairness_key":     {Any: "is compared"},
 	"tandem.v1.DecodeRequest.priority":         by("worker-target/internal/server check"),
+	"tandem.v1.DecodeRequest.cache":            by("worker-target/internal/server checkCache"),
+
+	"tandem.v1.CacheUse.off":       {Any: "a bool"},
+	"tandem.v1.CacheUse.isolation": by("worker-target/internal/server checkCache"),
+	"tandem.v1.CacheUse.hints":     by("worker-target/internal/server checkCache"),
 
 	"tandem.v1.Speculation.mode":   by("worker-target/internal/server check"),
 	"tandem.v1.Speculation.budget": by("worker-target/internal/server check"),
@@ -199,8 +204,10 @@ var Fields = map[protoreflect.FullName]Rule{
 	"tandem.v1.Admitted.worker_id": by("gateway/internal/generate verifier"),
 	"tandem.v1.Admitted.contract":  by("gateway/internal/generate verifier"),
 
-	"tandem.v1.Prefilled.tokens":   by("gateway/internal/generate verifier"),
-	"tandem.v1.Prefilled.logprobs": by("gateway/internal/generate verifier"),
+	"tandem.v1.Prefilled.tokens":        by("gateway/internal/generate verifier"),
+	"tandem.v1.Prefilled.logprobs":      by("gateway/internal/generate verifier"),
+	"tandem.v1.Prefilled.cached_tokens": by("gateway/internal/generate verifier"),
+	"tandem.v1.Prefilled.saved_tokens":  by("gateway/internal/generate verifier"),
 
 	"tandem.v1.Committed.tokens":     by("gateway/internal/generate verifier"),
 	"tandem.v1.Committed.logprobs":   by("gateway/internal/generate verifier"),

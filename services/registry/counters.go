@@ -1,8 +1,10 @@
 package registry
 
+import "strings"
+
 // Counters lists the counters that workers send in heartbeats, with what each counts since the worker's start. Names
-// that end in _seconds are times, all others are numbers of things. The gateway shows each as tandem_worker_NAME_total
-// and no others, so that a worker cannot make up series.
+// that end in _seconds are times, all others are numbers of things. The gateway shows each as tandem_worker_NAME_total,
+// those of the prefix cache as tandem_prefix_cache_NAME_total, and no others, so that a worker cannot make up series.
 var Counters = map[string]string{
 	"requests":           "Requests of the worker that ended.",
 	"requests_failed":    "Requests that ended with an error.",
@@ -26,6 +28,13 @@ var Counters = map[string]string{
 	"proposals_malformed":    "Proposals that no draft may make.",
 	"drafts_refused":         "Drafts that do not fit the target.",
 
+	"prefix_cache_lookups":   "Prompts that were looked up in the prefix cache.",
+	"prefix_cache_hits":      "Prompts whose begin was restored from the prefix cache.",
+	"prefix_cache_tokens":    "Prompt tokens that were restored from the prefix cache and not read.",
+	"prefix_cache_evictions": "States that the prefix cache gave up for others, or for requests in need of memory.",
+	"prefix_cache_refusals":  "States that the prefix cache had no room for.",
+	"prefix_cache_failures":  "States that could not be restored; the prompt was read instead.",
+
 	"orphaned_sequences_freed": "Sequences of the engine that belonged to no request any more and were freed.",
 
 	"messages":          "Messages that the draft got from targets.",
@@ -38,4 +47,18 @@ var Counters = map[string]string{
 	"scored_tokens": "Prompt tokens that the scorer read.",
 	"kept_tokens":   "Prompt tokens that compression kept.",
 	"score_seconds": "Time in which the scorer worked.",
+}
+
+// Gauges lists what workers send beside counters and what may fall again. The gateway shows each as tandem_NAME.
+var Gauges = map[string]string{
+	"prefix_cache_entries": "States of prompts in the prefix cache.",
+	"prefix_cache_bytes":   "Memory of the prefix cache: states, their K/V rows, each once, and features for drafts.",
+}
+
+// MetricName is the name of the gateway's instrument for a counter of a worker.
+func MetricName(counter string) string {
+	if rest, ok := strings.CutPrefix(counter, "prefix_cache_"); ok {
+		return "tandem.prefix_cache." + rest
+	}
+	return "tandem.worker." + counter
 }

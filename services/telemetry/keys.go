@@ -17,6 +17,7 @@ const (
 	KeyContract   = "contract"
 	KeyTokens     = "tokens"
 	KeyPrompt     = "prompt_tokens"
+	KeyCached     = "cached_tokens"
 	KeyDurationMS = "duration_ms"
 	KeyErr        = "err"
 	KeyReason     = "reason"

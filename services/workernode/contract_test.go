@@ -16,40 +16,41 @@ func TestContract(t *testing.T) {
 		change(&i)
 		return i
 	}
+	rows := func(n int) func(*engine.Info) { return func(i *engine.Info) { i.MaxBatchRows = n } }
 	tests := []struct {
 		name  string
 		a, b  engine.Info
-		chunk int // of b
+		cuts  string // of b; "" = those of a
 		model string
 		same  bool
 	}{
-		{"itself", cpu, cpu, 0, "m", true},
-		{"another model file", cpu, cpu, 0, "n", false},
-		{"another backend", cpu, gpu, 0, "m", false},
-		{"type of keys", cpu, with(cpu, func(i *engine.Info) { i.KVTypeK = 8 }), 0, "m", false},
-		{"type of values", cpu, with(cpu, func(i *engine.Info) { i.KVTypeV = 8 }), 0, "m", false},
+		{"itself", cpu, cpu, "", "m", true},
+		{"another model file", cpu, cpu, "", "n", false},
+		{"another backend", cpu, gpu, "", "m", false},
+		{"type of keys", cpu, with(cpu, func(i *engine.Info) { i.KVTypeK = 8 }), "", "m", false},
+		{"type of values", cpu, with(cpu, func(i *engine.Info) { i.KVTypeV = 8 }), "", "m", false},
 		{"types swapped", with(cpu, func(i *engine.Info) { i.KVTypeK = 8 }),
-			with(cpu, func(i *engine.Info) { i.KVTypeV = 8 }), 0, "m", false},
-		{"layers", cpu, with(cpu, func(i *engine.Info) { i.LayerLast = 4 }), 0, "m", false},
-		{"cuts of prompts that change no bits", cpu, cpu, 128, "m", true},
-		{"cuts of prompts", gpu, gpu, 128, "m", false},
-		{"the engine's widest step", gpu, gpu, 512, "m", true},
-		{"more than the engine's widest step", gpu, gpu, 1024, "m", true},
-		{"a narrower engine", gpu, with(gpu, func(i *engine.Info) { i.MaxBatchRows = 256 }), 0, "m", false},
-		{"rows from which prompts differ", gpu, with(gpu, func(i *engine.Info) { i.PromptRows = 128 }), 0, "m", false},
+			with(cpu, func(i *engine.Info) { i.KVTypeV = 8 }), "", "m", false},
+		{"layers", cpu, with(cpu, func(i *engine.Info) { i.LayerLast = 4 }), "", "m", false},
+		{"cuts of prompts that change no bits", cpu, cpu, "rule 2", "m", true},
+		{"cuts of prompts", gpu, gpu, "rule 2", "m", false},
+		{"an engine of narrower steps", gpu, with(gpu, rows(100)), "", "m", true},
+		{"steps too narrow for a cut that changes no bits", gpu, with(gpu, rows(40)), "", "m", false},
+		{"narrow steps that change no bits", cpu, with(cpu, rows(40)), "", "m", true},
+		{"rows from which prompts differ", gpu, with(gpu, func(i *engine.Info) { i.PromptRows = 128 }), "", "m", false},
 		{"device, sequences and tree rows", cpu,
-			with(cpu, func(i *engine.Info) { i.Device, i.MaxSequences, i.MaxTreeRows = "that", 1, 32 }), 0, "m", true},
+			with(cpu, func(i *engine.Info) { i.Device, i.MaxSequences, i.MaxTreeRows = "that", 1, 32 }), "", "m", true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			a, b := Contract("m", tt.a, 0), Contract(tt.model, tt.b, tt.chunk)
+			cuts := "rule 1"
+			if tt.cuts != "" {
+				cuts = tt.cuts
+			}
+			a, b := Contract("m", tt.a, "rule 1"), Contract(tt.model, tt.b, cuts)
 			if len(a) != 32 || (a == b) != tt.same {
 				t.Errorf("%s and %s, want equal: %v", a, b, tt.same)
 			}
 		})
-	}
-	// Pieces of at most PromptRows rows all have the bits of decoding, wherever a prompt is cut.
-	if a, b := Contract("m", gpu, 64), Contract("m", gpu, 32); a != b {
-		t.Errorf("%s and %s for prompts cut into narrow pieces", a, b)
 	}
 }

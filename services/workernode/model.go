@@ -90,7 +90,7 @@ func Registration(ctx context.Context, flags *Flags, id string, role tandemv1.Ro
 func Describe(r *tandemv1.Registration, info engine.Info) {
 	r.Backend, r.Device = info.Backend, info.Device
 	m := r.Model
-	r.Numerics, r.Contract = info.Numerics, Contract(m.Digest, info, 0)
+	r.Numerics, r.Contract = info.Numerics, Contract(m.Digest, info, "")
 	m.Name, m.Arch = info.Name, info.Arch
 	m.NLayers, m.LayerFirst, m.LayerLast = int32(info.Layers), int32(info.LayerFirst), int32(info.LayerLast)
 	m.Hidden, m.Vocab = int32(info.Hidden), int32(info.Vocab)

@@ -60,7 +60,7 @@ func Write(ctx context.Context, log *zap.Logger, e Entry) {
 		fields = append(fields, zap.Stringer(telemetry.KeyTraceID, s.TraceID()))
 	}
 	if u := call.Usage; u != nil {
-		fields = append(fields, zap.Int(telemetry.KeyPrompt, u.PromptTokens),
+		fields = append(fields, zap.Int(telemetry.KeyPrompt, u.PromptTokens), zap.Int(telemetry.KeyCached, u.CachedTokens),
 			zap.Int(telemetry.KeyTokens, u.CompletionTokens),
 			zap.Int64(telemetry.KeyTTFTMS, u.TTFT.Milliseconds()))
 		if d := u.Decode.Seconds(); d > 0 {

@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
 // billingHeader begins a system block that a client adds for its vendor's accounts. It differs from session to session
@@ -78,6 +79,9 @@ func (r *reader) messages(o reqjson.Object) error {
 		}
 		if err := r.message(m); err != nil {
 			return err
+		}
+		if len(r.msgs) > 0 && turn.CacheMarked(m) {
+			r.msgs[len(r.msgs)-1].CacheMark = true
 		}
 		m.Close()
 	}

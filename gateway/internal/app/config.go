@@ -58,6 +58,8 @@ type Config struct {
 	SSEKeepaliveS      float64 `name:"sse-keepalive-s" default:"15" help:"Silence after which a stream gets a keep-alive event, seconds."`
 	StreamUsageDefault bool    `default:"true" negatable:"" help:"Send usage at the end of chat streams that do not ask for or against it."`
 
+	CacheIsolation string `default:"shared" enum:"shared,key" help:"Who shares the states that prompts leave in the prefix cache: shared (all) or key (each API key has its own)."`
+
 	BodyMemoryMB        int    `name:"body-memory-mb" default:"256" help:"Memory for the bodies of all requests at work, MB; a request that finds no room gets 429."`
 	ResponseStoreMB     int    `name:"response-store-mb" default:"64" help:"Memory for kept responses of the Responses API, MB; 0 keeps none."`
 	AnthropicInputTotal bool   `help:"Report the whole prompt as input_tokens of the Messages API, cached tokens included."`
@@ -92,6 +94,9 @@ type Config struct {
 // imagesReplaced is the ImagePolicy that puts a text in the place of content that the model cannot read.
 const imagesReplaced = "placeholder"
 
+// cacheByKey is the CacheIsolation that keeps the states of prompts apart by API key.
+const cacheByKey = "key"
+
 // Defaults returns the configuration that the flags' defaults describe, for callers without a command line.
 func Defaults() Config {
 	return Config{
@@ -99,7 +104,7 @@ func Defaults() Config {
 		DegenerateWatchdog: watchdog.AfterClose, MaxN: 8, MaxQueue: 256, QueueTimeoutS: 600, NoWorkerTimeoutS: 30,
 		FailoverTimeoutS: 60, ShutdownGraceS: 30, SSEKeepaliveS: 15, StreamUsageDefault: true,
 		CORSOrigin: []string{httpapi.OriginLocal}, TraceRatio: 1, ResponseStoreMB: 64, BodyMemoryMB: 256,
-		ImagePolicy: imagesReplaced, PrefillCompression: "off", PrefillThreshold: 32000,
+		ImagePolicy: imagesReplaced, CacheIsolation: "shared", PrefillCompression: "off", PrefillThreshold: 32000,
 		PrefillKeepRatio: 0.05, PflashTimeoutS: 60, PflashRequestOverride: true, LeaseTTLS: 6, FilePollS: 2,
 		StallTimeoutS: 30, QueuedHeadersS: 10,
 	}

@@ -45,7 +45,7 @@ func sharedRules() map[string]fieldRule {
 		"speculation.block":  change(`"speculation":{"block":9}`, `"speculation":{}`),
 		"session_id":         change(`"session_id":"s"`, ""), // whose prompts share a worker's steps
 		"prompt_cache_key":   change(`"prompt_cache_key":"s"`, ""),
-		"cache_prompt":       {kind: queued, with: `"cache_prompt":false`}, // no prefix cache yet
+		"cache_prompt":       {kind: queued, with: `"cache_prompt":false`},
 		"metadata":           ignore(`"metadata":{"a":"b"}`), "user": ignore(`"user":"u"`),
 		"service_tier": ignore(`"service_tier":"default"`), "store": ignore(`"store":false`),
 		"guided_json": refuse(`"guided_json":{}`, ""), "guided_regex": refuse(`"guided_regex":"a"`, ""),

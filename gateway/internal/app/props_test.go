@@ -96,8 +96,10 @@ func TestPropsTellWhatRuns(t *testing.T) {
 	})
 	r.target(gatewaytest.WorkerOptions{MaxContext: 4096, Decode: r.reply("one two three", 2),
 		Settings: map[string]string{"lookup": "true", "chunk": "256", "ddtree-budget": "22", "max-token-gap-ms": "80",
-			"cache-type-k": "q8_0", "cache-type-v": "f16"},
-		Counters: map[string]float64{"drafted_tokens": 40, "accepted_tokens": 30}})
+			"cache-type-k": "q8_0", "cache-type-v": "f16", "prefix-cache-slots": "100", "prefix-cache-ram-mb": "512"},
+		Counters: map[string]float64{"drafted_tokens": 40, "accepted_tokens": 30, "prefix_cache_lookups": 9,
+			"prefix_cache_hits": 6, "prefix_cache_tokens": 4000, "prefix_cache_evictions": 2, "prefix_cache_entries": 5,
+			"prefix_cache_bytes": 1e6}})
 	script, _ := scorer(t)
 	r.scorer(script)
 	target, prefill := gatewaytest.ModelPath(t, gatewaytest.Target), gatewaytest.ModelPath(t, gatewaytest.Scorer)
@@ -111,13 +113,16 @@ func TestPropsTellWhatRuns(t *testing.T) {
 		"default_generation_settings.repeat_penalty": 1.1, "pflash.enabled": true, "pflash.mode": "auto",
 		"pflash.threshold": 5000.0, "pflash.keep_ratio": 0.1, "pflash.drafter_gguf": prefill,
 		"reasoning.supported": true, "reasoning.default": true, "runtime.backend": "cpu",
-		"runtime.target_device": "fake", "runtime.chunk": 256.0, 
+		"runtime.target_device": "fake", "runtime.chunk": 256.0,
 		"runtime.max_token_gap_ms": 80.0, "runtime.kv_cache_k": "q8_0", "runtime.kv_cache_v": "f16",
 		"runtime.fa_window": 0.0, "runtime.lazy_draft": false, "speculative.enabled": true, "speculative.ddtree_budget": 22.0,
 		"speculative.drafted_tokens": 40.0, "speculative.accepted_tokens": 30.0, "speculative.accept_rate": 0.75,
 		"speculative_mode": "lookup", "capabilities.speculative_supported": true, "tandem.features.speculation": true,
 		"tandem.features.pflash": true, "tandem.queue.limit": 7.0, "daemon.alive": true, "server.version": "test",
-		"server.props_schema": 2.0, "full_cache": nil, "prefix_cache": nil, "sampling.capabilities.top_k": true,
+		"server.props_schema": 2.0, "full_cache": nil,
+		"prefix_cache.capacity": 100.0, "prefix_cache.in_use": 5.0, "prefix_cache.ram_mb": 512.0,
+		"prefix_cache.bytes": 1e6, "prefix_cache.lifetime_lookups": 9.0, "prefix_cache.lifetime_hits": 6.0,
+		"prefix_cache.lifetime_tokens": 4000.0, "prefix_cache.lifetime_evictions": 2.0, "sampling.capabilities.top_k": true,
 		"tool_replay.current_entries": 0.0,
 	} {
 		got := any(v)

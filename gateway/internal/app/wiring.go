@@ -173,6 +173,7 @@ func (a *App) wire() error {
 		MaxN: cfg.MaxN, DefaultThinking: cfg.DefaultThinking, StrictModel: cfg.StrictModel,
 		Keepalive: seconds(cfg.SSEKeepaliveS), RequestTimeout: seconds(cfg.RequestTimeoutS),
 		QueuedHeaders: seconds(cfg.QueuedHeadersS), ImagePlaceholder: cfg.ImagePolicy == imagesReplaced,
+		IsolateCache: cfg.CacheIsolation == cacheByKey,
 	}, turn.Deps{Model: a.models.served, Generator: gen, Compressor: pflash, Budgets: limits, Memory: memory,
 		Logger: a.log.Named("turn")})
 	dialect := openai.New(openai.Config{StreamUsageDefault: cfg.StreamUsageDefault}, openai.Deps{Turn: turns})

@@ -28,6 +28,8 @@ type Message struct {
 	ToolCalls    []ToolCall
 	// ToolCallID names the call that a tool message answers.
 	ToolCallID string
+	// CacheMark says that the client is going to send the conversation up to the end of this message again.
+	CacheMark bool
 }
 
 // ToolCall is a call that the assistant made.

@@ -355,7 +355,7 @@ func TestKeysOfOtherVersionsAreExplained(t *testing.T) {
 		t.Fatal(err)
 	}
 	if code, _, errOut := tandem(t, "", "serve", "--config", path); code != 2 ||
-		!strings.Contains(errOut, `t.yaml:2: unknown key "kv-cache-dir": this version has no prefix cache`) {
+		!strings.Contains(errOut, `t.yaml:2: unknown key "kv-cache-dir": this version keeps prefixes in memory only`) {
 		t.Errorf("%d %q", code, errOut)
 	}
 }

@@ -126,6 +126,8 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	target = optional(target, "--ddtree-budget", w.DDTreeBudget)
 	target = optional(target, "--chunk", w.Chunk)
 	target = optional(target, "--max-token-gap-ms", w.MaxTokenGapMS)
+	target = append(target, "--prefix-cache-ram-mb", strconv.Itoa(w.PrefixCacheRAMMB),
+		"--prefix-cache-slots", strconv.Itoa(w.PrefixCacheSlots))
 	if !w.Lookup {
 		target = append(target, "--no-lookup")
 	}

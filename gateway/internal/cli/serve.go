@@ -30,27 +30,29 @@ type ServeCmd struct {
 
 // WorkerFlags are settings of the workers that a command starts.
 type WorkerFlags struct {
-	Draft         string      `type:"path" placeholder:"PATH" help:"DFlash draft of the target, a GGUF file or a folder with config.json and model.safetensors; without it only lookup speculates."`
-	Device        string      `default:"cpu" placeholder:"NAME" help:"Device of all engines: cpu, cuda:0, hip:0."`
-	TargetDevice  string      `placeholder:"NAME" help:"Device of the target, if not --device."`
-	DraftDevice   string      `placeholder:"NAME" help:"Device of the draft, if not --device."`
-	PrefillDevice string      `placeholder:"NAME" help:"Device of the scorer that compresses prompts, if not --device."`
-	Threads       int         `default:"0" help:"CPU threads of the target's engine, 0 = one per core."`
-	DraftThreads  int         `default:"0" help:"CPU threads of draft and scorer, 0 = as --threads: they work while the target waits."`
-	MaxCtx        int         `default:"0" help:"Longest context in tokens, 0 = the model's, as far as --memory-cap allows."`
-	Lanes         int         `default:"0" help:"Requests that the target decodes at a time, 0 = the worker's default."`
-	MemoryCap     config.Size `default:"0" placeholder:"SIZE" help:"Memory of the target's engine, for example 8GiB; 0 = no limit."`
-	CacheTypeK    string      `name:"cache-type-k" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the target's cached keys: f16, f32, q8_0, q4_0."`
-	CacheTypeV    string      `name:"cache-type-v" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the target's cached values: f16, f32, q8_0, q4_0."`
-	DraftCache    string      `name:"draft-cache-type" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the draft's cached keys and values: f16, f32, q8_0, q4_0."`
-	DDTreeBudget  int         `name:"ddtree-budget" default:"0" help:"Nodes of draft trees when a request does not say, 0 = the worker's default; automatic speculation finds its own."`
-	Lookup        bool        `default:"true" negatable:"" help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft."`
-	MaxTokenGapMS int         `name:"max-token-gap-ms" default:"0" help:"Longest wait of a running stream between two tokens while prompts are read, in milliseconds; 0 = 4 times its own step, at least 50."`
-	Chunk         int         `default:"0" help:"Prompt tokens that one prefill step reads, 0 = as many as the engine takes."`
-	HangTimeout   string      `default:"3s" placeholder:"DURATION" help:"How long a worker or engine process may show no sign of life before it is killed and replaced; off = never."`
-	CacheDir      string      `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers, and digests of model files."`
-	Engine        string      `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`
-	Programs      string      `type:"path" placeholder:"DIR" help:"Folder of the worker programs; default: beside this program."`
+	Draft            string      `type:"path" placeholder:"PATH" help:"DFlash draft of the target, a GGUF file or a folder with config.json and model.safetensors; without it only lookup speculates."`
+	Device           string      `default:"cpu" placeholder:"NAME" help:"Device of all engines: cpu, cuda:0, hip:0."`
+	TargetDevice     string      `placeholder:"NAME" help:"Device of the target, if not --device."`
+	DraftDevice      string      `placeholder:"NAME" help:"Device of the draft, if not --device."`
+	PrefillDevice    string      `placeholder:"NAME" help:"Device of the scorer that compresses prompts, if not --device."`
+	Threads          int         `default:"0" help:"CPU threads of the target's engine, 0 = one per core."`
+	DraftThreads     int         `default:"0" help:"CPU threads of draft and scorer, 0 = as --threads: they work while the target waits."`
+	MaxCtx           int         `default:"0" help:"Longest context in tokens, 0 = the model's, as far as --memory-cap allows."`
+	Lanes            int         `default:"0" help:"Requests that the target decodes at a time, 0 = the worker's default."`
+	MemoryCap        config.Size `default:"0" placeholder:"SIZE" help:"Memory of the target's engine, for example 8GiB; 0 = no limit."`
+	CacheTypeK       string      `name:"cache-type-k" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the target's cached keys: f16, f32, q8_0, q4_0."`
+	CacheTypeV       string      `name:"cache-type-v" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the target's cached values: f16, f32, q8_0, q4_0."`
+	DraftCache       string      `name:"draft-cache-type" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the draft's cached keys and values: f16, f32, q8_0, q4_0."`
+	DDTreeBudget     int         `name:"ddtree-budget" default:"0" help:"Nodes of draft trees when a request does not say, 0 = the worker's default; automatic speculation finds its own."`
+	Lookup           bool        `default:"true" negatable:"" help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft."`
+	MaxTokenGapMS    int         `name:"max-token-gap-ms" default:"0" help:"Longest wait of a running stream between two tokens while prompts are read, in milliseconds; 0 = 4 times its own step, at least 50."`
+	Chunk            int         `default:"0" help:"Most prompt tokens that one prefill step reads, rounded down to a multiple of 64 and at least 64; 0 = as many as the engine takes. It changes no output."`
+	PrefixCacheRAMMB int         `name:"prefix-cache-ram-mb" default:"8192" help:"Memory in MB for states of prompts, so that a prompt which begins like an earlier one is not read again; 0 = none is kept."`
+	PrefixCacheSlots int         `default:"256" help:"Most states of prompts that are kept, 0 = none."`
+	HangTimeout      string      `default:"3s" placeholder:"DURATION" help:"How long a worker or engine process may show no sign of life before it is killed and replaced; off = never."`
+	CacheDir         string      `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers, and digests of model files."`
+	Engine           string      `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`
+	Programs         string      `type:"path" placeholder:"DIR" help:"Folder of the worker programs; default: beside this program."`
 }
 
 // Validate reports settings that cannot work, before anything is started.
@@ -75,7 +77,8 @@ func (w *WorkerFlags) validate() error {
 		flag  string
 		value int
 	}{{"threads", w.Threads}, {"draft-threads", w.DraftThreads}, {"max-ctx", w.MaxCtx}, {"lanes", w.Lanes},
-		{"ddtree-budget", w.DDTreeBudget}, {"chunk", w.Chunk}, {"max-token-gap-ms", w.MaxTokenGapMS}} {
+		{"ddtree-budget", w.DDTreeBudget}, {"chunk", w.Chunk}, {"max-token-gap-ms", w.MaxTokenGapMS},
+		{"prefix-cache-ram-mb", w.PrefixCacheRAMMB}, {"prefix-cache-slots", w.PrefixCacheSlots}} {
 		if f.value < 0 {
 			problems = append(problems, fmt.Errorf("--%s: %d is negative", f.flag, f.value))
 		}

@@ -14,6 +14,8 @@ type Script struct {
 	Stop int32
 	// Logprobs gives every token -0.5 and as many candidates as asked for.
 	Logprobs bool
+	// Cached and Saved tokens of the prompt are reported, unless the request keeps from the prefix cache.
+	Cached, Saved int32
 	// Before runs before the message with token i; an error ends the stream with it.
 	Before func(i int, stream tandemv1.TargetService_DecodeServer) error
 }
@@ -31,6 +33,9 @@ func (s Script) Run(req *tandemv1.DecodeRequest, stream tandemv1.TargetService_D
 		}
 	}
 	pre := &tandemv1.Prefilled{Tokens: int32(len(req.GetPromptTokens()))}
+	if !req.GetCache().GetOff() {
+		pre.CachedTokens, pre.SavedTokens = s.Cached, s.Saved
+	}
 	if req.GetPromptLogprobs() {
 		for _, id := range req.GetPromptTokens()[1:] {
 			pre.Logprobs = append(pre.Logprobs, logprobs(id, req.GetTopLogprobs()))

@@ -106,6 +106,7 @@ type run struct {
 type job struct {
 	index, choice int
 	prompt        []int32
+	hints         []int32
 	thinking      bool
 	max           int
 	clamped       int
@@ -191,7 +192,7 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 	var jobs []job
 	for i, p := range r.req.Prompts {
 		r.usage.PromptTokens += len(p.Tokens)
-		tokens, thinking := p.Tokens, p.Thinking
+		tokens, thinking, hints := p.Tokens, p.Thinking, p.Hints
 		var report *compress.Report
 		if p.Compress != nil {
 			began := time.Now()
@@ -208,7 +209,7 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 				r.req.Compressed(report)
 			}
 			if c.Report.Applied {
-				tokens, thinking = c.Tokens, c.Thinking
+				tokens, thinking, hints = c.Tokens, c.Thinking, nil // positions are those of the whole prompt
 			}
 			r.countCompression(ctx, &c.Report)
 		}
@@ -222,8 +223,8 @@ func (r *run) prepare(ctx context.Context) ([]job, error) {
 			return nil, err
 		}
 		for k := range max(1, r.req.N) {
-			jobs = append(jobs, job{index: i*max(1, r.req.N) + k, choice: k, prompt: tokens, thinking: thinking,
-				max: n, clamped: clamped})
+			jobs = append(jobs, job{index: i*max(1, r.req.N) + k, choice: k, prompt: tokens, hints: hints,
+				thinking: thinking, max: n, clamped: clamped})
 		}
 	}
 	return jobs, nil
@@ -297,6 +298,10 @@ func (r *run) add(c *Choice, s *stream) {
 	u.Degraded = u.Degraded || s.degraded
 	u.Prefill = max(u.Prefill, s.prefill)
 	u.Restore = max(u.Restore, s.restore)
+	if s.job.choice == 0 { // a prompt counts once
+		u.CachedTokens += s.cached
+		u.SavedTokens += s.saved
+	}
 	u.Decode = max(u.Decode, s.decode)
 	if !s.first.IsZero() && (r.firstToken.IsZero() || s.first.Before(r.firstToken)) {
 		r.firstToken = s.first
@@ -367,6 +372,7 @@ func (r *run) decodeRequest(j job, committed []int32) *tandemv1.DecodeRequest {
 		TopLogprobs: int32(r.req.TopLogprobs), PromptLogprobs: r.req.PromptLogprobs &&
 			len(committed) == 0, Guide: r.constraint(j),
 		FairnessKey: r.g.shareSalt.key(r.req.Share), Priority: int32(r.req.Priority),
+		Cache: &tandemv1.CacheUse{Off: r.req.NoCache, Isolation: r.req.CacheScope, Hints: j.hints},
 	}
 }
 

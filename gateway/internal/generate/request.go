@@ -22,6 +22,8 @@ type Prompt struct {
 	Thinking bool
 	// Compress shortens the prompt; nil when compression is not wanted.
 	Compress compress.Func
+	// Hints are positions in Tokens up to which the client is going to send the prompt again, ascending.
+	Hints []int32
 }
 
 // Request is a request of any dialect in its normal form.
@@ -63,6 +65,10 @@ type Request struct {
 	// DefaultMaxTokens replaces the generator's default for this request, 0 = leaves it.
 	DefaultMaxTokens int
 	Priority         int
+	// NoCache keeps the request from the prefix cache of its worker.
+	NoCache bool
+	// CacheScope names those whose prompts share states, empty = all.
+	CacheScope string
 	// Share is who asks, among whom slots are shared fairly.
 	Share   string
 	Arrived time.Time

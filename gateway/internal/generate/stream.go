@@ -60,6 +60,7 @@ type stream struct {
 	watchdog          watchdog.Watchdog
 	degenerate        bool
 	prefill, restore  time.Duration
+	cached, saved     int // tokens of the prompt, as the last worker said
 	decode            time.Duration
 }
 
@@ -234,6 +235,7 @@ func (s *stream) message(msg *tandemv1.DecodeResponse) error {
 		}
 		return wrapSink(s.r.admitted())
 	case *tandemv1.DecodeResponse_Prefilled:
+		s.cached, s.saved = int(ev.Prefilled.GetCachedTokens()), int(ev.Prefilled.GetSavedTokens())
 		if s.r.req.PromptLogprobs && !s.prompted {
 			s.prompted = true
 			return wrapSink(s.r.sink.Prompt(s.job.index, ev.Prefilled.GetLogprobs()))

@@ -140,6 +140,17 @@ func (v *verifier) prefill(m *tandemv1.Prefilled) error {
 	if n := int(m.GetTokens()); n < 0 || n > len(v.request.PromptTokens)+len(v.request.CommittedTokens) {
 		return invalid("prefilled.tokens", "is %d of a prompt of %d", n, len(v.request.PromptTokens))
 	}
+	cached, saved, most := int(m.GetCachedTokens()), int(m.GetSavedTokens()), len(v.request.PromptTokens)
+	if v.request.GetCache().GetOff() {
+		most = 0
+	}
+	switch {
+	case cached < 0 || cached > max(0, most-1):
+		return invalid("prefilled.cached_tokens", "is %d of a prompt of %d", cached, len(v.request.PromptTokens))
+	case saved < 0 || saved > most-cached:
+		return invalid("prefilled.saved_tokens", "is %d after %d of a prompt of %d", saved, cached,
+			len(v.request.PromptTokens))
+	}
 	want := 0
 	if v.request.PromptLogprobs {
 		want = len(v.request.PromptTokens) - 1

@@ -94,6 +94,7 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 	settings := map[string]string{}
 	sources := []string{}
 	var drafted, accepted float64
+	var prefixes prefixCaches
 	add := func(source string) {
 		if !slices.Contains(sources, source) {
 			sources = append(sources, source)
@@ -116,6 +117,7 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 			counters := finite(wk.Heartbeat.GetCounters())
 			drafted += counters["drafted_tokens"]
 			accepted += counters["accepted_tokens"]
+			prefixes.add(settings, counters)
 		case tandemv1.Role_ROLE_DRAFT:
 			draftDevice, draftPath = wk.Registration.GetDevice(), shown(wk.Registration.GetModel().GetPath())
 		case tandemv1.Role_ROLE_PREFILL:
@@ -153,7 +155,8 @@ func (s *Server) props(w http.ResponseWriter, r *http.Request) error {
 		"pflash": map[string]any{"enabled": scorer && p.PflashMode != "off", "mode": p.PflashMode,
 			"threshold":  p.PflashThreshold,
 			"keep_ratio": p.PflashKeepRatio, "drafter_gguf": drafter, "skip_park": nil, "bsa_enabled": nil,
-			"bsa_alpha": nil, "lm_head_fix": nil}, "prefix_cache": nil,
+			"bsa_alpha": nil, "lm_head_fix": nil},
+		"prefix_cache": prefixes.props(),
 		"reasoning": map[string]any{"supported": reasoning, "default": p.DefaultThinking,
 			"supported_efforts": efforts(reasoning)},
 		"runtime": map[string]any{"backend": backend, "fa_window": 0, "kv_cache_k": text(settings["cache-type-k"]),
@@ -188,6 +191,37 @@ func count(value string) any {
 		return n
 	}
 	return nil
+}
+
+// prefixCaches are the prefix caches of all targets together.
+type prefixCaches struct {
+	slots, ramMB                                     int
+	entries, bytes, lookups, hits, tokens, evictions float64
+}
+
+// add adds the cache of a target with these settings and counters, unless it keeps nothing.
+func (c *prefixCaches) add(settings map[string]string, counters map[string]float64) {
+	slots, err1 := strconv.Atoi(settings["prefix-cache-slots"])
+	ramMB, err2 := strconv.Atoi(settings["prefix-cache-ram-mb"])
+	if err1 != nil || err2 != nil || slots <= 0 || ramMB <= 0 {
+		return
+	}
+	c.slots, c.ramMB = c.slots+slots, c.ramMB+ramMB
+	for name, sum := range map[string]*float64{"entries": &c.entries, "bytes": &c.bytes, "lookups": &c.lookups,
+		"hits": &c.hits, "tokens": &c.tokens, "evictions": &c.evictions} {
+		*sum += counters["prefix_cache_"+name]
+	}
+}
+
+// props are those of /props; nil when no target keeps anything.
+func (c *prefixCaches) props() any {
+	if c.slots == 0 {
+		return nil
+	}
+	return map[string]any{
+		"capacity": c.slots, "in_use": c.entries, "ram_mb": c.ramMB, "bytes": c.bytes, "lifetime_lookups": c.lookups,
+		"lifetime_hits": c.hits, "lifetime_tokens": c.tokens, "lifetime_evictions": c.evictions,
+	}
 }
 
 // toolReplay reports the memory of calls; nil when there is none.

@@ -71,6 +71,7 @@ type workerInstruments struct {
 	up, slots, tokens, sequences metric.Int64ObservableGauge
 	restarts                     metric.Int64ObservableCounter
 	counters                     map[string]metric.Float64ObservableCounter
+	gauges                       map[string]metric.Float64ObservableGauge
 }
 
 func (b *builder) workers() workerInstruments {
@@ -83,6 +84,7 @@ func (b *builder) workers() workerInstruments {
 		up: b.gauge("tandem.worker.up",
 			"1 for a worker that is ready, 0 for one that is not or that is gone without having been told to, for a day."),
 		counters: map[string]metric.Float64ObservableCounter{},
+		gauges:   map[string]metric.Float64ObservableGauge{},
 	}
 	var err error
 	if w.restarts, err = b.m.Int64ObservableCounter("tandem.worker.restarts",
@@ -90,7 +92,13 @@ func (b *builder) workers() workerInstruments {
 		b.err = err
 	}
 	for name, help := range registry.Counters {
-		if w.counters[name], err = b.m.Float64ObservableCounter("tandem.worker."+name,
+		if w.counters[name], err = b.m.Float64ObservableCounter(registry.MetricName(name),
+			metric.WithDescription(help)); err != nil {
+			b.err = err
+		}
+	}
+	for name, help := range registry.Gauges {
+		if w.gauges[name], err = b.m.Float64ObservableGauge(registry.MetricName(name),
 			metric.WithDescription(help)); err != nil {
 			b.err = err
 		}
@@ -102,6 +110,9 @@ func (w *workerInstruments) all() []metric.Observable {
 	out := []metric.Observable{w.up, w.slots, w.tokens, w.sequences, w.restarts}
 	for _, c := range w.counters {
 		out = append(out, c)
+	}
+	for _, g := range w.gauges {
+		out = append(out, g)
 	}
 	return out
 }
@@ -128,8 +139,14 @@ func (w *workerInstruments) observe(_ context.Context, o metric.Observer, src *S
 				metric.WithAttributes(id, role, attribute.String("owner", "request")))
 			o.ObserveInt64(w.sequences, orphans, metric.WithAttributes(id, role, attribute.String("owner", "none")))
 			for name, v := range hb.GetCounters() {
-				if c := w.counters[name]; c != nil && v >= 0 && !math.IsInf(v, 0) {
+				if v < 0 || math.IsInf(v, 0) {
+					continue
+				}
+				if c := w.counters[name]; c != nil {
 					o.ObserveFloat64(c, v, metric.WithAttributes(id, role))
+				}
+				if g := w.gauges[name]; g != nil {
+					o.ObserveFloat64(g, v, metric.WithAttributes(id, role))
 				}
 			}
 		}

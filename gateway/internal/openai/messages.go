@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
 	"github.com/tandem-inference/tandem/gateway/internal/toolcall"
+	"github.com/tandem-inference/tandem/gateway/internal/turn"
 )
 
 // omitter decides about parts that the model cannot read, see turn.Service.Omit.
@@ -61,6 +62,7 @@ func parseMessage(o reqjson.Object, omit omitter) (m chat.Message, err error) {
 	if m.Content, err = parseContent(o, omit); err != nil {
 		return m, err
 	}
+	m.CacheMark = turn.CacheMarked(o)
 	if m.Name, _, err = o.String("name"); err != nil {
 		return m, err
 	}

@@ -92,11 +92,13 @@ func (s *Service) Base(r *http.Request, o reqjson.Object, m *model.Model, least 
 	if ok {
 		req.N = int(n)
 	}
-	// There is no prefix cache yet: nothing is looked up or saved, whatever is allowed.
-	for _, name := range []string{"cache_prompt", "store"} {
-		if _, _, err := o.Bool(name); err != nil {
-			return nil, err
-		}
+	cache, given, err := o.Bool("cache_prompt")
+	if err != nil {
+		return nil, err
+	}
+	req.NoCache = given && !cache
+	if _, _, err := o.Bool("store"); err != nil {
+		return nil, err
 	}
 	if req.Model, _, err = o.String("model"); err != nil {
 		return nil, err

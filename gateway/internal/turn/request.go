@@ -59,6 +59,8 @@ type Request struct {
 	// Share is who asks, see the function Share.
 	Share    string
 	Priority int
+	// NoCache keeps the request from the prefix cache.
+	NoCache bool
 	// Scope tells API keys apart, see Call.
 	Scope  string
 	Pflash compress.Settings

@@ -31,6 +31,8 @@ type Config struct {
 	RequestTimeout  time.Duration
 	// QueuedHeaders replaces DefaultQueuedHeaders when it is not 0.
 	QueuedHeaders time.Duration
+	// IsolateCache keeps what prompts leave in the prefix cache apart by API key.
+	IsolateCache bool
 	// ImagePlaceholder puts a text in the place of images and the like; without it they are errors.
 	ImagePlaceholder bool
 }
@@ -219,6 +221,9 @@ func (s *Service) Prepare(m *model.Model, req *Request) (*Prepared, error) {
 	p.Run.ReasoningInContent = req.ReasoningInContent
 	p.PromptTokens = len(rendered.Tokens)
 	prompt := generate.Prompt{Tokens: rendered.Tokens, Thinking: rendered.Thinking}
+	if !req.NoCache {
+		prompt.Hints = m.Marks(conv, rendered)
+	}
 	if prompt.Compress, err = s.compression(req, m, conv, len(rendered.Tokens)); err != nil {
 		return nil, err
 	}
@@ -241,7 +246,10 @@ func (s *Service) Raw(m *model.Model, req *Request) *Prepared {
 		ID: req.ID, Operation: telemetry.GenAITextCompletion, ModelName: cmp.Or(req.Model, m.Name), Model: m,
 		Arrived: req.Arrived, Share: req.Share, Priority: req.Priority, N: req.N, Sampling: req.Sampling,
 		Stops: req.Stops, MaxTokens: req.MaxTokens, MaxTokensGiven: req.MaxTokensGiven, Speculation: req.Speculation,
-		TopLogprobs: req.TopLogprobs,
+		TopLogprobs: req.TopLogprobs, NoCache: req.NoCache,
+	}
+	if s.cfg.IsolateCache && req.Scope != "" {
+		run.CacheScope = cacheScope(req.Scope)
 	}
 	if s.budgets != nil {
 		run.DefaultMaxTokens = s.budgets.DefaultMaxTokens(m)

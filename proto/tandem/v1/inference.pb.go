@@ -847,8 +847,10 @@ type Usage struct {
 	Contract string `protobuf:"bytes,5,opt,name=contract,proto3" json:"contract,omitempty"`
 	// Moves of the answer to a worker with another contract id, after which its text may differ from an undisturbed one.
 	ContractChanges int32 `protobuf:"varint,6,opt,name=contract_changes,json=contractChanges,proto3" json:"contract_changes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Prompt tokens that were restored from the prefix cache and not read.
+	CachedTokens  int64 `protobuf:"varint,7,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Usage) Reset() {
@@ -919,6 +921,13 @@ func (x *Usage) GetContract() string {
 func (x *Usage) GetContractChanges() int32 {
 	if x != nil {
 		return x.ContractChanges
+	}
+	return 0
+}
+
+func (x *Usage) GetCachedTokens() int64 {
+	if x != nil {
+		return x.CachedTokens
 	}
 	return 0
 }
@@ -1881,14 +1890,15 @@ const file_tandem_v1_inference_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\f \x01(\tR\tsessionIdB\a\n" +
 	"\x05inputB\x0f\n" +
-	"\r_top_logprobs\"\xf8\x01\n" +
+	"\r_top_logprobs\"\x9d\x02\n" +
 	"\x05Usage\x12#\n" +
 	"\rprompt_tokens\x18\x01 \x01(\x03R\fpromptTokens\x12+\n" +
 	"\x11completion_tokens\x18\x02 \x01(\x03R\x10completionTokens\x12)\n" +
 	"\x10reasoning_tokens\x18\x03 \x01(\x03R\x0freasoningTokens\x12+\n" +
 	"\x11compressed_tokens\x18\x04 \x01(\x03R\x10compressedTokens\x12\x1a\n" +
 	"\bcontract\x18\x05 \x01(\tR\bcontract\x12)\n" +
-	"\x10contract_changes\x18\x06 \x01(\x05R\x0fcontractChanges\"b\n" +
+	"\x10contract_changes\x18\x06 \x01(\x05R\x0fcontractChanges\x12#\n" +
+	"\rcached_tokens\x18\a \x01(\x03R\fcachedTokens\"b\n" +
 	"\vOutputToken\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x18\n" +
 	"\alogprob\x18\x02 \x01(\x02R\alogprob\x12)\n" +

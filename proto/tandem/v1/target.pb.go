@@ -104,7 +104,9 @@ type DecodeRequest struct {
 	// Who asks: prompts that wait in the worker are read in turns by key. 0 = nobody in particular, a key as any other.
 	FairnessKey uint64 `protobuf:"varint,12,opt,name=fairness_key,json=fairnessKey,proto3" json:"fairness_key,omitempty"`
 	// 0..9: prompts of a higher priority are read first.
-	Priority      int32 `protobuf:"varint,13,opt,name=priority,proto3" json:"priority,omitempty"`
+	Priority int32 `protobuf:"varint,13,opt,name=priority,proto3" json:"priority,omitempty"`
+	// Use of the worker's prefix cache, which changes time and no token; absent = as the zero value.
+	Cache         *CacheUse `protobuf:"bytes,14,opt,name=cache,proto3" json:"cache,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -230,6 +232,78 @@ func (x *DecodeRequest) GetPriority() int32 {
 	return 0
 }
 
+func (x *DecodeRequest) GetCache() *CacheUse {
+	if x != nil {
+		return x.Cache
+	}
+	return nil
+}
+
+// CacheUse says what a request may take from the prefix cache and what it leaves there.
+type CacheUse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Neither look up nor save.
+	Off bool `protobuf:"varint,1,opt,name=off,proto3" json:"off,omitempty"`
+	// States are shared by requests of the same text only, printable ASCII without spaces. Empty = one of them.
+	Isolation string `protobuf:"bytes,2,opt,name=isolation,proto3" json:"isolation,omitempty"`
+	// Positions in prompt_tokens, each after a token, up to which the prompt is going to be sent again: the state at the last
+	// border at or below is saved, too. They move no border.
+	Hints         []int32 `protobuf:"varint,3,rep,packed,name=hints,proto3" json:"hints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CacheUse) Reset() {
+	*x = CacheUse{}
+	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CacheUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CacheUse) ProtoMessage() {}
+
+func (x *CacheUse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CacheUse.ProtoReflect.Descriptor instead.
+func (*CacheUse) Descriptor() ([]byte, []int) {
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *CacheUse) GetOff() bool {
+	if x != nil {
+		return x.Off
+	}
+	return false
+}
+
+func (x *CacheUse) GetIsolation() string {
+	if x != nil {
+		return x.Isolation
+	}
+	return ""
+}
+
+func (x *CacheUse) GetHints() []int32 {
+	if x != nil {
+		return x.Hints
+	}
+	return nil
+}
+
 // Guide limits the tokens that a decode may choose. Its state follows the tokens of each path of a tree, so that speculation
 // stays exact; committed_tokens are replayed through it first. INVALID_ARGUMENT when the grammar cannot be compiled.
 type Guide struct {
@@ -247,7 +321,7 @@ type Guide struct {
 
 func (x *Guide) Reset() {
 	*x = Guide{}
-	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	mi := &file_tandem_v1_target_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -259,7 +333,7 @@ func (x *Guide) String() string {
 func (*Guide) ProtoMessage() {}
 
 func (x *Guide) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[1]
+	mi := &file_tandem_v1_target_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -272,7 +346,7 @@ func (x *Guide) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Guide.ProtoReflect.Descriptor instead.
 func (*Guide) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{1}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Guide) GetReasoning() *Reasoning {
@@ -322,7 +396,7 @@ type Reasoning struct {
 
 func (x *Reasoning) Reset() {
 	*x = Reasoning{}
-	mi := &file_tandem_v1_target_proto_msgTypes[2]
+	mi := &file_tandem_v1_target_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -334,7 +408,7 @@ func (x *Reasoning) String() string {
 func (*Reasoning) ProtoMessage() {}
 
 func (x *Reasoning) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[2]
+	mi := &file_tandem_v1_target_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -347,7 +421,7 @@ func (x *Reasoning) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reasoning.ProtoReflect.Descriptor instead.
 func (*Reasoning) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{2}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Reasoning) GetOpen() []int32 {
@@ -421,7 +495,7 @@ type DecodeResponse struct {
 
 func (x *DecodeResponse) Reset() {
 	*x = DecodeResponse{}
-	mi := &file_tandem_v1_target_proto_msgTypes[3]
+	mi := &file_tandem_v1_target_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -433,7 +507,7 @@ func (x *DecodeResponse) String() string {
 func (*DecodeResponse) ProtoMessage() {}
 
 func (x *DecodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[3]
+	mi := &file_tandem_v1_target_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -446,7 +520,7 @@ func (x *DecodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecodeResponse.ProtoReflect.Descriptor instead.
 func (*DecodeResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{3}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *DecodeResponse) GetEvent() isDecodeResponse_Event {
@@ -533,7 +607,7 @@ type Admitted struct {
 
 func (x *Admitted) Reset() {
 	*x = Admitted{}
-	mi := &file_tandem_v1_target_proto_msgTypes[4]
+	mi := &file_tandem_v1_target_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -545,7 +619,7 @@ func (x *Admitted) String() string {
 func (*Admitted) ProtoMessage() {}
 
 func (x *Admitted) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[4]
+	mi := &file_tandem_v1_target_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -558,7 +632,7 @@ func (x *Admitted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Admitted.ProtoReflect.Descriptor instead.
 func (*Admitted) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{4}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Admitted) GetWorkerId() string {
@@ -576,17 +650,22 @@ func (x *Admitted) GetContract() string {
 }
 
 type Prefilled struct {
-	state  protoimpl.MessageState `protogen:"open.v1"`
-	Tokens int32                  `protobuf:"varint,1,opt,name=tokens,proto3" json:"tokens,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the prompt, those from the prefix cache included.
+	Tokens int32 `protobuf:"varint,1,opt,name=tokens,proto3" json:"tokens,omitempty"`
 	// With prompt_logprobs: entry i belongs to prompt token i + 1.
-	Logprobs      []*PositionLogprobs `protobuf:"bytes,2,rep,name=logprobs,proto3" json:"logprobs,omitempty"`
+	Logprobs []*PositionLogprobs `protobuf:"bytes,2,rep,name=logprobs,proto3" json:"logprobs,omitempty"`
+	// Tokens at the prompt's begin that were restored from the prefix cache and not read.
+	CachedTokens int32 `protobuf:"varint,3,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	// Tokens after those up to the longest state of this prompt that was added to the cache.
+	SavedTokens   int32 `protobuf:"varint,4,opt,name=saved_tokens,json=savedTokens,proto3" json:"saved_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Prefilled) Reset() {
 	*x = Prefilled{}
-	mi := &file_tandem_v1_target_proto_msgTypes[5]
+	mi := &file_tandem_v1_target_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -598,7 +677,7 @@ func (x *Prefilled) String() string {
 func (*Prefilled) ProtoMessage() {}
 
 func (x *Prefilled) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[5]
+	mi := &file_tandem_v1_target_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -611,7 +690,7 @@ func (x *Prefilled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefilled.ProtoReflect.Descriptor instead.
 func (*Prefilled) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{5}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Prefilled) GetTokens() int32 {
@@ -628,6 +707,20 @@ func (x *Prefilled) GetLogprobs() []*PositionLogprobs {
 	return nil
 }
 
+func (x *Prefilled) GetCachedTokens() int32 {
+	if x != nil {
+		return x.CachedTokens
+	}
+	return 0
+}
+
+func (x *Prefilled) GetSavedTokens() int32 {
+	if x != nil {
+		return x.SavedTokens
+	}
+	return 0
+}
+
 // Committed carries the tokens of one verify step, in order.
 type Committed struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -642,7 +735,7 @@ type Committed struct {
 
 func (x *Committed) Reset() {
 	*x = Committed{}
-	mi := &file_tandem_v1_target_proto_msgTypes[6]
+	mi := &file_tandem_v1_target_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +747,7 @@ func (x *Committed) String() string {
 func (*Committed) ProtoMessage() {}
 
 func (x *Committed) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[6]
+	mi := &file_tandem_v1_target_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +760,7 @@ func (x *Committed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Committed.ProtoReflect.Descriptor instead.
 func (*Committed) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{6}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Committed) GetTokens() []int32 {
@@ -702,7 +795,7 @@ type PositionLogprobs struct {
 
 func (x *PositionLogprobs) Reset() {
 	*x = PositionLogprobs{}
-	mi := &file_tandem_v1_target_proto_msgTypes[7]
+	mi := &file_tandem_v1_target_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -714,7 +807,7 @@ func (x *PositionLogprobs) String() string {
 func (*PositionLogprobs) ProtoMessage() {}
 
 func (x *PositionLogprobs) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[7]
+	mi := &file_tandem_v1_target_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -727,7 +820,7 @@ func (x *PositionLogprobs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PositionLogprobs.ProtoReflect.Descriptor instead.
 func (*PositionLogprobs) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{7}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PositionLogprobs) GetLogprob() float32 {
@@ -758,7 +851,7 @@ type Finished struct {
 
 func (x *Finished) Reset() {
 	*x = Finished{}
-	mi := &file_tandem_v1_target_proto_msgTypes[8]
+	mi := &file_tandem_v1_target_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -770,7 +863,7 @@ func (x *Finished) String() string {
 func (*Finished) ProtoMessage() {}
 
 func (x *Finished) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_v1_target_proto_msgTypes[8]
+	mi := &file_tandem_v1_target_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -783,7 +876,7 @@ func (x *Finished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finished.ProtoReflect.Descriptor instead.
 func (*Finished) Descriptor() ([]byte, []int) {
-	return file_tandem_v1_target_proto_rawDescGZIP(), []int{8}
+	return file_tandem_v1_target_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Finished) GetReason() FinishReason {
@@ -818,7 +911,7 @@ var File_tandem_v1_target_proto protoreflect.FileDescriptor
 
 const file_tandem_v1_target_proto_rawDesc = "" +
 	"\n" +
-	"\x16tandem/v1/target.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\xf4\x03\n" +
+	"\x16tandem/v1/target.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x9f\x04\n" +
 	"\rDecodeRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12#\n" +
@@ -836,7 +929,12 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	" \x01(\bR\x0epromptLogprobs\x12&\n" +
 	"\x05guide\x18\v \x01(\v2\x10.tandem.v1.GuideR\x05guide\x12!\n" +
 	"\ffairness_key\x18\f \x01(\x04R\vfairnessKey\x12\x1a\n" +
-	"\bpriority\x18\r \x01(\x05R\bpriority\"z\n" +
+	"\bpriority\x18\r \x01(\x05R\bpriority\x12)\n" +
+	"\x05cache\x18\x0e \x01(\v2\x13.tandem.v1.CacheUseR\x05cache\"P\n" +
+	"\bCacheUse\x12\x10\n" +
+	"\x03off\x18\x01 \x01(\bR\x03off\x12\x1c\n" +
+	"\tisolation\x18\x02 \x01(\tR\tisolation\x12\x14\n" +
+	"\x05hints\x18\x03 \x03(\x05R\x05hints\"z\n" +
 	"\x05Guide\x122\n" +
 	"\treasoning\x18\x01 \x01(\v2\x14.tandem.v1.ReasoningR\treasoning\x12\x18\n" +
 	"\agrammar\x18\x02 \x01(\tR\agrammar\x12#\n" +
@@ -862,10 +960,12 @@ const file_tandem_v1_target_proto_rawDesc = "" +
 	"\x05event\"C\n" +
 	"\bAdmitted\x12\x1b\n" +
 	"\tworker_id\x18\x01 \x01(\tR\bworkerId\x12\x1a\n" +
-	"\bcontract\x18\x02 \x01(\tR\bcontract\"\\\n" +
+	"\bcontract\x18\x02 \x01(\tR\bcontract\"\xa4\x01\n" +
 	"\tPrefilled\x12\x16\n" +
 	"\x06tokens\x18\x01 \x01(\x05R\x06tokens\x127\n" +
-	"\blogprobs\x18\x02 \x03(\v2\x1b.tandem.v1.PositionLogprobsR\blogprobs\"\x91\x01\n" +
+	"\blogprobs\x18\x02 \x03(\v2\x1b.tandem.v1.PositionLogprobsR\blogprobs\x12#\n" +
+	"\rcached_tokens\x18\x03 \x01(\x05R\fcachedTokens\x12!\n" +
+	"\fsaved_tokens\x18\x04 \x01(\x05R\vsavedTokens\"\x91\x01\n" +
 	"\tCommitted\x12\x16\n" +
 	"\x06tokens\x18\x01 \x03(\x05R\x06tokens\x127\n" +
 	"\blogprobs\x18\x02 \x03(\v2\x1b.tandem.v1.PositionLogprobsR\blogprobs\x123\n" +
@@ -906,47 +1006,49 @@ func file_tandem_v1_target_proto_rawDescGZIP() []byte {
 }
 
 var file_tandem_v1_target_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_tandem_v1_target_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_tandem_v1_target_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_tandem_v1_target_proto_goTypes = []any{
 	(CloseKind)(0),           // 0: tandem.v1.CloseKind
 	(*DecodeRequest)(nil),    // 1: tandem.v1.DecodeRequest
-	(*Guide)(nil),            // 2: tandem.v1.Guide
-	(*Reasoning)(nil),        // 3: tandem.v1.Reasoning
-	(*DecodeResponse)(nil),   // 4: tandem.v1.DecodeResponse
-	(*Admitted)(nil),         // 5: tandem.v1.Admitted
-	(*Prefilled)(nil),        // 6: tandem.v1.Prefilled
-	(*Committed)(nil),        // 7: tandem.v1.Committed
-	(*PositionLogprobs)(nil), // 8: tandem.v1.PositionLogprobs
-	(*Finished)(nil),         // 9: tandem.v1.Finished
-	(*Sampling)(nil),         // 10: tandem.v1.Sampling
-	(*Speculation)(nil),      // 11: tandem.v1.Speculation
-	(*TokenLogprob)(nil),     // 12: tandem.v1.TokenLogprob
-	(FinishReason)(0),        // 13: tandem.v1.FinishReason
-	(*Timings)(nil),          // 14: tandem.v1.Timings
+	(*CacheUse)(nil),         // 2: tandem.v1.CacheUse
+	(*Guide)(nil),            // 3: tandem.v1.Guide
+	(*Reasoning)(nil),        // 4: tandem.v1.Reasoning
+	(*DecodeResponse)(nil),   // 5: tandem.v1.DecodeResponse
+	(*Admitted)(nil),         // 6: tandem.v1.Admitted
+	(*Prefilled)(nil),        // 7: tandem.v1.Prefilled
+	(*Committed)(nil),        // 8: tandem.v1.Committed
+	(*PositionLogprobs)(nil), // 9: tandem.v1.PositionLogprobs
+	(*Finished)(nil),         // 10: tandem.v1.Finished
+	(*Sampling)(nil),         // 11: tandem.v1.Sampling
+	(*Speculation)(nil),      // 12: tandem.v1.Speculation
+	(*TokenLogprob)(nil),     // 13: tandem.v1.TokenLogprob
+	(FinishReason)(0),        // 14: tandem.v1.FinishReason
+	(*Timings)(nil),          // 15: tandem.v1.Timings
 }
 var file_tandem_v1_target_proto_depIdxs = []int32{
-	10, // 0: tandem.v1.DecodeRequest.sampling:type_name -> tandem.v1.Sampling
-	11, // 1: tandem.v1.DecodeRequest.speculation:type_name -> tandem.v1.Speculation
-	2,  // 2: tandem.v1.DecodeRequest.guide:type_name -> tandem.v1.Guide
-	3,  // 3: tandem.v1.Guide.reasoning:type_name -> tandem.v1.Reasoning
-	5,  // 4: tandem.v1.DecodeResponse.admitted:type_name -> tandem.v1.Admitted
-	6,  // 5: tandem.v1.DecodeResponse.prefilled:type_name -> tandem.v1.Prefilled
-	7,  // 6: tandem.v1.DecodeResponse.committed:type_name -> tandem.v1.Committed
-	9,  // 7: tandem.v1.DecodeResponse.finished:type_name -> tandem.v1.Finished
-	8,  // 8: tandem.v1.Prefilled.logprobs:type_name -> tandem.v1.PositionLogprobs
-	8,  // 9: tandem.v1.Committed.logprobs:type_name -> tandem.v1.PositionLogprobs
-	0,  // 10: tandem.v1.Committed.close_kind:type_name -> tandem.v1.CloseKind
-	12, // 11: tandem.v1.PositionLogprobs.top:type_name -> tandem.v1.TokenLogprob
-	13, // 12: tandem.v1.Finished.reason:type_name -> tandem.v1.FinishReason
-	14, // 13: tandem.v1.Finished.timings:type_name -> tandem.v1.Timings
-	0,  // 14: tandem.v1.Finished.close_kind:type_name -> tandem.v1.CloseKind
-	1,  // 15: tandem.v1.TargetService.Decode:input_type -> tandem.v1.DecodeRequest
-	4,  // 16: tandem.v1.TargetService.Decode:output_type -> tandem.v1.DecodeResponse
-	16, // [16:17] is the sub-list for method output_type
-	15, // [15:16] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	11, // 0: tandem.v1.DecodeRequest.sampling:type_name -> tandem.v1.Sampling
+	12, // 1: tandem.v1.DecodeRequest.speculation:type_name -> tandem.v1.Speculation
+	3,  // 2: tandem.v1.DecodeRequest.guide:type_name -> tandem.v1.Guide
+	2,  // 3: tandem.v1.DecodeRequest.cache:type_name -> tandem.v1.CacheUse
+	4,  // 4: tandem.v1.Guide.reasoning:type_name -> tandem.v1.Reasoning
+	6,  // 5: tandem.v1.DecodeResponse.admitted:type_name -> tandem.v1.Admitted
+	7,  // 6: tandem.v1.DecodeResponse.prefilled:type_name -> tandem.v1.Prefilled
+	8,  // 7: tandem.v1.DecodeResponse.committed:type_name -> tandem.v1.Committed
+	10, // 8: tandem.v1.DecodeResponse.finished:type_name -> tandem.v1.Finished
+	9,  // 9: tandem.v1.Prefilled.logprobs:type_name -> tandem.v1.PositionLogprobs
+	9,  // 10: tandem.v1.Committed.logprobs:type_name -> tandem.v1.PositionLogprobs
+	0,  // 11: tandem.v1.Committed.close_kind:type_name -> tandem.v1.CloseKind
+	13, // 12: tandem.v1.PositionLogprobs.top:type_name -> tandem.v1.TokenLogprob
+	14, // 13: tandem.v1.Finished.reason:type_name -> tandem.v1.FinishReason
+	15, // 14: tandem.v1.Finished.timings:type_name -> tandem.v1.Timings
+	0,  // 15: tandem.v1.Finished.close_kind:type_name -> tandem.v1.CloseKind
+	1,  // 16: tandem.v1.TargetService.Decode:input_type -> tandem.v1.DecodeRequest
+	5,  // 17: tandem.v1.TargetService.Decode:output_type -> tandem.v1.DecodeResponse
+	17, // [17:18] is the sub-list for method output_type
+	16, // [16:17] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_tandem_v1_target_proto_init() }
@@ -955,21 +1057,21 @@ func file_tandem_v1_target_proto_init() {
 		return
 	}
 	file_tandem_v1_common_proto_init()
-	file_tandem_v1_target_proto_msgTypes[2].OneofWrappers = []any{}
-	file_tandem_v1_target_proto_msgTypes[3].OneofWrappers = []any{
+	file_tandem_v1_target_proto_msgTypes[3].OneofWrappers = []any{}
+	file_tandem_v1_target_proto_msgTypes[4].OneofWrappers = []any{
 		(*DecodeResponse_Admitted)(nil),
 		(*DecodeResponse_Prefilled)(nil),
 		(*DecodeResponse_Committed)(nil),
 		(*DecodeResponse_Finished)(nil),
 	}
-	file_tandem_v1_target_proto_msgTypes[8].OneofWrappers = []any{}
+	file_tandem_v1_target_proto_msgTypes[9].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_v1_target_proto_rawDesc), len(file_tandem_v1_target_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   9,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -156,7 +156,7 @@ func (e *Engine) checkRequest(i int, r *engine.DraftRequest) error {
 
 func (e *Engine) propose(r *engine.DraftRequest, ids []int32, logprobs []float32) {
 	s, w, vocab := e.sequences[r.Sequence], &e.w, e.m.o.Vocab
-	h := e.m.extend(s.tip(), r.Token, false)
+	h := e.m.extend(s.tip(), r.Token, r.Position, false)
 	var history []int32
 	if s.length() != int(r.Position) { // features are missing: the draft guesses
 		h = mix(h ^ s.fold)
@@ -185,7 +185,7 @@ func (e *Engine) propose(r *engine.DraftRequest, ids []int32, logprobs []float32
 		for k, id := range ids[at : at+int(r.TopK)] {
 			logprobs[at+k] = float32(float64(w.logits[id])/float64(r.Temperature) - norm)
 		}
-		h = e.m.extend(h, right, false)
+		h = e.m.extend(h, right, 0, false)
 		if history != nil {
 			history = append(history, right)
 		}

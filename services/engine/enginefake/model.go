@@ -48,24 +48,36 @@ func (m *model) likeliest(h uint64, history []int32) int32 {
 	return t
 }
 
-// promptBit marks the hash of a history that a prompt piece is part of, where such pieces have bits of their own.
-const promptBit = 1
+// shade is the part of a hash that says where the prompt pieces of its history began, where such pieces have bits of
+// their own; 0 = there are none. A piece that continues 64 positions after its start leaves no trace of the cut.
+const (
+	shade      = 0xff
+	promptRows = 64
+)
 
-// extend is the hash of a history with one more token, which a prompt piece may be the last part of.
-func (m *model) extend(h uint64, token int32, prompt bool) uint64 {
+// chunk is the shade of a history after the first row, at a position, of 64 of a prompt piece.
+func chunk(h uint64, position int32) uint64 {
+	return 1 + mix(h&shade<<32|uint64(uint32(position)))%shade
+}
+
+// extend is the hash of a history with one more token. starts reports that its row begins 64 of a prompt piece.
+func (m *model) extend(h uint64, token, position int32, starts bool) uint64 {
 	if m.o.PromptRows == 0 {
 		return extend(h, token)
 	}
+	before := h & shade
 	if h == rootHash {
-		return m.under(extend(h, token)&^promptBit, prompt)
+		before = 0
+	} else {
+		h &^= shade
 	}
-	return m.under(extend(h&^promptBit, token)&^promptBit|h&promptBit, prompt)
+	return m.under(extend(h, token)&^shade|before, position, starts)
 }
 
-// under marks a hash whose newest token ran under the prompt contract.
-func (m *model) under(h uint64, prompt bool) uint64 {
-	if m.o.PromptRows > 0 && prompt {
-		h |= promptBit
+// under marks a hash whose newest row, at a position, may begin 64 of a prompt piece.
+func (m *model) under(h uint64, position int32, starts bool) uint64 {
+	if m.o.PromptRows > 0 && starts {
+		h = h&^shade | chunk(h, position)
 	}
 	return h
 }
@@ -73,7 +85,7 @@ func (m *model) under(h uint64, prompt bool) uint64 {
 // text is the hash of a history, however it was computed.
 func (m *model) text(h uint64) uint64 {
 	if m.o.PromptRows > 0 && h != rootHash {
-		h &^= promptBit
+		h &^= shade
 	}
 	return h
 }
@@ -81,7 +93,7 @@ func (m *model) text(h uint64) uint64 {
 // logits writes the raw logits after the history with hash h: noise in [0, 2), the likeliest token at 9, three runners-up
 // at 7, 6 and 5.
 func (m *model) logits(h uint64, history []int32, out []float32) {
-	marked := m.text(h) != h
+	marked := h - m.text(h)
 	h = m.text(h)
 	for v := range out {
 		out[v] = float32(2 * unit(h, uint64(v)))
@@ -91,9 +103,9 @@ func (m *model) logits(h uint64, history []int32, out []float32) {
 		out[t] = peak + float32(unit(h, 1<<41+uint64(i)))*0.5
 	}
 	out[m.likeliest(h, history)] = 9 + float32(unit(h, 1<<42))
-	if marked {
+	if marked > 0 {
 		for v := range out {
-			out[v] *= 1 + 1.0/4096
+			out[v] *= 1 + float32(marked)/(1<<20)
 		}
 	}
 }

@@ -43,8 +43,9 @@ type Options struct {
 	Next func(history []int32) (token int32, ok bool)
 	// Histories, shared between target and draft, lets a draft follow Next.
 	Histories *Histories
-	// PromptRows > 0 gives groups of KindPrompt bits of their own, as GPUs do: every logit after one is larger by
-	// 1/4096 of itself. Info reports the number.
+	// PromptRows > 0 gives groups of KindPrompt bits of their own, as GPUs do: logits after one are larger by a factor of
+	// up to 1 + 2^-12 that depends on the positions where its pieces, taken 64 rows at a time, began. Info reports the
+	// number.
 	PromptRows int
 	// Text is a model of texts in place of the hash; Accept, EOS, Next and Histories are of no use then. Steps take as
 	// long as its pace says, each sequence's on its own.

@@ -166,10 +166,10 @@ func (e *Engine) row(step *engine.Step, g *group, k int, want uint32, result *en
 	if r.Parent >= 0 {
 		before = w.hashes[g.first+int(r.Parent)]
 	}
-	prompt := g.Kind == engine.KindPrompt
-	h := e.m.extend(before, r.Token, prompt)
+	starts := g.Kind == engine.KindPrompt && k%promptRows == 0
+	h := e.m.extend(before, r.Token, r.Position, starts)
 	if len(step.HiddenIn) > 0 {
-		h = e.m.under(hiddenToHash(step.HiddenIn[(g.first+k)*hidden:]), prompt)
+		h = e.m.under(hiddenToHash(step.HiddenIn[(g.first+k)*hidden:]), r.Position, starts)
 	}
 	w.hashes = append(w.hashes, h)
 	if !g.Commit {

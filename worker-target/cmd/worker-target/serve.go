@@ -21,6 +21,8 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
+	"github.com/tandem-inference/tandem/worker-target/internal/piece"
+	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"github.com/tandem-inference/tandem/worker-target/internal/server"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -36,15 +38,21 @@ type serveCmd struct {
 	DraftAddress []string `was:"draft" help:"Draft worker to use besides those that the gateway names; may be repeated." placeholder:"ADDR"`
 	CacheDir     string   `help:"Folder for files of drafts and digests of model files; default: tandem in the user's cache." placeholder:"DIR"`
 
-	Chunk         int           `was:"prefill-chunk" help:"Prompt tokens that one prefill step reads, 0 = as many as the engine takes." default:"0"`
+	Chunk         int           `was:"prefill-chunk" help:"Most prompt tokens that one prefill step reads, rounded down to a multiple of 64 and at least 64; 0 = as many as the engine takes. It changes no output." default:"0"`
 	DDTreeBudget  int           `name:"ddtree-budget" was:"tree-budget" help:"Nodes of draft trees when a request does not say; automatic speculation finds its own." default:"22"`
 	FeatureRows   int           `help:"Positions of features kept per request for a draft that comes back." default:"4096"`
 	MaxTokenGapMS int           `name:"max-token-gap-ms" help:"Longest wait of a running stream between two tokens while prompts are read, in milliseconds; 0 = 4 times its own step, at least 50." default:"0"`
 	DraftDeadline time.Duration `help:"Longest wait for a proposal." default:"400ms"`
 	Lookup        bool          `help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft." default:"true" negatable:""`
 
+	PrefixCacheRAMMB int `name:"prefix-cache-ram-mb" help:"Memory in MB for states of prompts, so that a prompt which begins like an earlier one is not read again; 0 = none is kept." default:"8192"`
+	PrefixCacheSlots int `help:"Most states of prompts that are kept, 0 = none." default:"256"`
+
 	DraftTransport string `help:"Way of features and proposals: auto (shared memory where the draft is on this host, else gRPC) or grpc." default:"auto" enum:"auto,grpc"`
 }
+
+// mostPrefixes bounds --prefix-cache-slots: the value of all entries is compared at every eviction.
+const mostPrefixes = 1024
 
 // Validate reports every setting that cannot work.
 func (c *serveCmd) Validate() error {
@@ -54,6 +62,10 @@ func (c *serveCmd) Validate() error {
 	switch {
 	case c.Chunk < 0:
 		return fmt.Errorf("--chunk: must be >= 0, got %d", c.Chunk)
+	case c.PrefixCacheRAMMB < 0:
+		return fmt.Errorf("--prefix-cache-ram-mb: must be >= 0, got %d", c.PrefixCacheRAMMB)
+	case c.PrefixCacheSlots < 0 || c.PrefixCacheSlots > mostPrefixes:
+		return fmt.Errorf("--prefix-cache-slots: must be in 0..%d, got %d", mostPrefixes, c.PrefixCacheSlots)
 	case c.DDTreeBudget < 1:
 		return fmt.Errorf("--ddtree-budget: must be >= 1, got %d", c.DDTreeBudget)
 	case c.FeatureRows < 64:
@@ -70,7 +82,9 @@ func (c *serveCmd) Validate() error {
 func (c *serveCmd) settings() map[string]string {
 	return map[string]string{
 		"lookup": strconv.FormatBool(c.Lookup), "chunk": strconv.Itoa(c.Chunk), "ddtree-budget": strconv.Itoa(c.DDTreeBudget),
-		"max-token-gap-ms": strconv.Itoa(c.MaxTokenGapMS), "cache-type-k": c.CacheTypeK, "cache-type-v": c.CacheTypeV,
+		"max-token-gap-ms": strconv.Itoa(c.MaxTokenGapMS),
+		"cache-type-k":     c.CacheTypeK, "cache-type-v": c.CacheTypeV,
+		"prefix-cache-ram-mb": strconv.Itoa(c.PrefixCacheRAMMB), "prefix-cache-slots": strconv.Itoa(c.PrefixCacheSlots),
 	}
 }
 
@@ -106,12 +120,20 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	c.CacheFlags.Apply(&options)
 	digest := sync.OnceValues(func() (string, error) { return workernode.TablesDigest(ctx, file) })
 	w := &worker{model: auto.New(), log: log}
+	w.prefixes = prefix.New(prefix.Config{Bytes: uint64(c.PrefixCacheRAMMB) << 20, Slots: c.PrefixCacheSlots})
+	words, unread := tokenizer.FromGGUF(file)
+	var markers piece.Markers
+	if unread != nil {
+		log.Warn("the tokenizer cannot be read: prompts are cut without regard to messages",
+			zap.NamedError(telemetry.KeyErr, unread))
+	} else {
+		markers = piece.MarkersOf(words)
+	}
 	w.guides = guide.NewFactory(func(vocab int) (*guide.Text, error) {
-		t, err := tokenizer.FromGGUF(file)
-		if err != nil {
-			return nil, err
+		if unread != nil {
+			return nil, unread
 		}
-		return guide.FromTokenizer(t, vocab), nil
+		return guide.FromTokenizer(words, vocab), nil
 	})
 	w.manager = drafts.NewManager(drafts.Config{
 		Engine: func() (drafts.Engine, error) {
@@ -129,13 +151,15 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		OnOpen: func(ctx context.Context, e engine.Engine) error { return w.manager.Restore(ctx, e) },
 	})
 	contract := func(info engine.Info) string {
-		return workernode.Contract(registration.Model.Digest, info, c.Chunk)
+		return workernode.Contract(registration.Model.Digest, info, piece.Rule)
 	}
 	w.Server = server.New(id, c.Lanes, decode.Config{
-		PrefillChunk: c.Chunk, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows,
+		PrefillChunk: c.Chunk, Markers: markers, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows,
 		MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup,
-	}, server.Deps{Engines: w.keeper, Drafts: w.manager, Guides: w.guides, Model: w.model, Contract: contract, Log: log,
-		MaxTokenGap: time.Duration(c.MaxTokenGapMS) * time.Millisecond})
+	}, server.Deps{
+		Engines: w.keeper, Drafts: w.manager, Guides: w.guides, Model: w.model, Prefixes: w.prefixes, Contract: contract,
+		MaxTokenGap: time.Duration(c.MaxTokenGapMS) * time.Millisecond, Log: log,
+	})
 
 	node := workernode.Config{Flags: &c.Flags, Log: log, Registration: registration, Grace: grace}
 	return workernode.RunWithEngine(ctx, node, w, w.keeper, func(r *tandemv1.Registration, info engine.Info) {
@@ -147,18 +171,20 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 // worker is the target's part of a node.
 type worker struct {
 	*server.Server
-	keeper  *workernode.Keeper
-	manager *drafts.Manager
-	guides  *guide.Factory
-	model   *auto.Model
-	log     *zap.Logger
-	ready   atomic.Bool
+	keeper   *workernode.Keeper
+	manager  *drafts.Manager
+	guides   *guide.Factory
+	model    *auto.Model
+	prefixes *prefix.Cache
+	log      *zap.Logger
+	ready    atomic.Bool
 }
 
 func (w *worker) Register(s *grpc.Server) { tandemv1.RegisterTargetServiceServer(s, w.Server) }
 
-// Run calibrates the engine, then keeps drafts attached.
+// Run calibrates the engine, then keeps drafts attached. The engine is there until it returns.
 func (w *worker) Run(ctx context.Context) error {
+	defer w.prefixes.Close()
 	engine, err := w.keeper.Wait(ctx)
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-inference/tandem/services/ddtree"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"go.uber.org/goleak"
 )
@@ -99,7 +100,7 @@ func (k *knowing) Wait(_ context.Context, tree *ddtree.Tree) drafts.Outcome {
 // discard counts output.
 type discard struct{ tokens, batches int }
 
-func (d *discard) Prefilled(int, []*tandemv1.PositionLogprobs) error { return nil }
+func (d *discard) Prefilled(output.Prefill) error { return nil }
 func (d *discard) Committed(tokens []int32, _ []*tandemv1.PositionLogprobs, _ tandemv1.CloseKind) error {
 	d.tokens += len(tokens)
 	d.batches++

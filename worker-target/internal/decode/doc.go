@@ -20,8 +20,9 @@
 //	            ├─ speculate  what is proposed, by whom, and what is learnt from it      → text
 //	            ├─ constrain  what the constraint allows: masks, certain tokens
 //	            ├─ features   rows of features for the draft                             → sequence
+//	            ├─ reuse      what the prefix cache gives to a prompt and gets from it
 //	            └─ output     tokens and log-probabilities for the caller
 //
 // Exactness after failover: tokens committed before are replayed as chains through the same steps that decoding uses,
-// not as prefill, because prefill may use other kernels; and prompts are cut into chunks of a fixed size.
+// not as prefill, because prefill may use other kernels; and a prompt is cut where its tokens say (package piece).
 package decode

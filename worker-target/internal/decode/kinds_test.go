@@ -8,6 +8,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 )
 
 // recorder is an engine that notes the groups of its steps.
@@ -31,8 +32,8 @@ func (r *recorder) Step(ctx context.Context, step *engine.Step, result *engine.S
 	return r.counting.Step(ctx, step, result)
 }
 
-// TestKindsAreStated: prompt pieces of many rows have the prompt contract, short ones, replayed tokens and rounds that
-// of decoding. What known tokens and plain rounds run is committed at once; a round of several rows leaves its path to
+// TestKindsAreStated: prompt pieces of many tokens have the prompt contract in all their steps, short ones, replayed
+// tokens and rounds that of decoding. What known tokens and plain rounds run is committed at once; a round of several rows leaves its path to
 // the next.
 func TestKindsAreStated(t *testing.T) {
 	type group = engine.Group
@@ -43,12 +44,18 @@ func TestKindsAreStated(t *testing.T) {
 	tree := func(path ...int32) group { return group{Sequence: 1, Rows: 7, Path: path} }
 	all := []int32{0, 1, 2, 3, 4, 5, 6}
 	for name, c := range map[string]struct {
-		prompt, committed, most, promptRows int
-		mode                                tandemv1.SpeculationMode
-		want                                []group
+		prompt, committed, most, promptRows, chunk int
+		messages                                   []int // lengths of the prompt's first messages
+		mode                                       tandemv1.SpeculationMode
+		want                                       []group
 	}{
-		"long":          {prompt: 128 + 65, most: 1, want: []group{prompt(128), prompt(65)}},
-		"short rest":    {prompt: 128 + 64, most: 1, want: []group{prompt(128), commit(64)}},
+		"long":        {prompt: 128 + 65, most: 1, want: []group{prompt(128), prompt(65)}},
+		"rest":        {prompt: 128 + 64, most: 1, want: []group{prompt(128), prompt(64)}},
+		"short piece": {prompt: 512 + 64, most: 1, want: []group{prompt(128), prompt(128), prompt(128), prompt(128), commit(64)}},
+		"short steps": {prompt: 193, most: 1, chunk: 100, want: []group{prompt(64), prompt(64), prompt(64), prompt(1)}},
+		"messages": {prompt: 300, messages: []int{70, 10, 64}, most: 1,
+			want: []group{prompt(70), prompt(74), prompt(128), prompt(28)}},
+		"short message": {prompt: 164, messages: []int{64}, most: 1, want: []group{commit(64), prompt(100)}},
 		"short":         {prompt: 5, most: 1, want: []group{commit(5)}},
 		"engine's word": {prompt: 128 + 64, most: 1, promptRows: 32, want: []group{prompt(128), prompt(64)}},
 		"replay":        {prompt: 5, committed: 70, most: 72, want: []group{commit(5), commit(64), commit(6), commit(1)}},
@@ -60,7 +67,13 @@ func TestKindsAreStated(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &recorder{promptRows: c.promptRows}
+			const end, header = vocab - 1, vocab - 2
 			r := &Request{Prompt: make([]int32, c.prompt), Sampler: engine.DefaultSampler(), Max: c.most, Mode: c.mode, TopLogprobs: -1}
+			at := 0
+			for _, n := range c.messages {
+				r.Prompt[at+n-1], r.Prompt[at+n] = end, header
+				at += n
+			}
 			for i := range c.committed {
 				r.Committed = append(r.Committed, int32(i%vocab))
 			}
@@ -68,7 +81,8 @@ func TestKindsAreStated(t *testing.T) {
 			if c.mode == tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN {
 				drafter = &knowing{}
 			}
-			slot := NewSlot(Config{NoLookup: true}, auto.New(), drafter)
+			markers := piece.Markers{Ends: []int32{end}, Headers: []int32{header}}
+			slot := NewSlot(Config{NoLookup: true, PrefillChunk: c.chunk, Markers: markers}, auto.New(), drafter)
 			for range 2 { // the slot's memory of an earlier request does not count
 				e.groups = nil
 				var out discard

@@ -4,24 +4,27 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/grpc/codes"
+
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
+	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 )
 
-// prefill runs the prompt in pieces.
+// prefill reads what was not restored of the prompt, piece by piece.
 func (s *Slot) prefill(ctx context.Context) error {
 	start := time.Now()
 	prompt := s.req.Prompt
-	piece := s.info.MaxBatchRows
-	if s.prefillChunk > 0 {
-		piece = min(piece, s.prefillChunk)
-	}
+	rows := piece.Step(s.info.MaxBatchRows, s.prefillChunk)
 	var scores []*tandemv1.PositionLogprobs
-	for first := 0; first < len(prompt); first = s.seq.Length() {
-		tokens := prompt[first:min(first+piece, len(prompt))]
-		n, err := s.runKnown(ctx, s.kind(len(tokens)), tokens, func(i int, row *engine.Row) (bool, error) {
-			switch p := first + i; {
+	for at := s.seq.Length(); at < len(prompt); at = s.seq.Length() {
+		first, end := s.cuts.Next(at, len(prompt))
+		tokens := prompt[at:min(at+rows, end)]
+		n, err := s.runKnown(ctx, s.kind(end-first), tokens, func(i int, row *engine.Row) (bool, error) {
+			switch p := at + i; {
 			case p+1 == len(prompt) && s.req.Max > 0:
 				return false, s.chooseNext(row, 0)
 			case p+1 < len(prompt) && s.req.PromptLogprobs:
@@ -35,19 +38,23 @@ func (s *Slot) prefill(ctx context.Context) error {
 			return err
 		}
 		if s.req.PromptLogprobs {
-			for i := range min(n, len(prompt)-1-first) {
+			for i := range min(n, len(prompt)-1-at) {
 				scores = append(scores, s.seq.Result().Scored(i))
 			}
 		}
+		s.reuse.Read(s.seq.ID(), s.seq.Length())
 	}
 	s.stats.Prefill = time.Since(start)
-	return s.out.Prefilled(len(prompt), scores)
+	s.stats.SavedTokens = s.reuse.Saved()
+	return s.out.Prefilled(output.Prefill{
+		Tokens: len(prompt), Cached: s.stats.CachedTokens, Saved: s.stats.SavedTokens, Logprobs: scores,
+	})
 }
 
 // decodeRows is how many rows of a prompt piece have the decode contract where the engine leaves it open.
 const decodeRows = 64
 
-// kind is the contract of a prompt piece of n rows.
+// kind is the contract of a prompt piece of n tokens, in all its steps.
 func (s *Slot) kind(n int) engine.GroupKind {
 	most := s.info.PromptRows
 	if most <= 0 {
@@ -131,10 +138,15 @@ func (s *Slot) choose(row *engine.Row, node int) error {
 	return err
 }
 
-// runStep runs the step that was put together.
+// runStep runs the step that was put together. What the engine refuses for want of memory is tried again as long as there
+// is a stored state to give up: a step that is refused has changed nothing.
 func (s *Slot) runStep(ctx context.Context, commit bool) error {
 	s.seq.SetMasks(s.constraint.Masks())
-	if err := s.seq.Run(ctx, commit); err != nil {
+	err := s.seq.Run(ctx, commit)
+	for rpcerr.Code(err) == codes.ResourceExhausted && s.reuse.Relieve() {
+		err = s.seq.Run(ctx, commit)
+	}
+	if err != nil {
 		return err
 	}
 	return s.features.Check(s.seq.Result().Features())

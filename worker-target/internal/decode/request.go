@@ -6,6 +6,7 @@ import (
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/reuse"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/speculate"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 )
@@ -25,6 +26,7 @@ type Request struct {
 	TopLogprobs    int
 	PromptLogprobs bool
 	Guide          *guide.Guide // nil = anything may be chosen
+	Reuse          reuse.Request
 	Arrived        time.Time
 }
 
@@ -41,7 +43,10 @@ type Result struct {
 
 // Stats of a request, also of one that failed.
 type Stats struct {
-	PrefillTokens int
+	CachedTokens  int // of the prompt, restored
+	Restore       time.Duration
+	PrefillTokens int // read: those of the prompt that were not restored, and those of an earlier worker
+	SavedTokens   int // of the longest state that was stored
 	Prefill       time.Duration
 	FirstToken    time.Duration // from arrival
 	Decode        time.Duration // from the first to the last token
@@ -56,7 +61,7 @@ type Stats struct {
 func (s *Stats) Timings(arrived time.Time) *tandemv1.Timings {
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	return &tandemv1.Timings{
-		PrefillMs: ms(s.Prefill), TtftMs: ms(s.FirstToken), DecodeMs: ms(s.Decode), TotalMs: ms(time.Since(arrived)),
+		RestoreMs: ms(s.Restore), PrefillMs: ms(s.Prefill), TtftMs: ms(s.FirstToken), DecodeMs: ms(s.Decode), TotalMs: ms(time.Since(arrived)),
 		VerifySteps: int64(s.Steps), DraftedTokens: int64(s.Drafted), AcceptedTokens: int64(s.Accepted),
 		LookupDraftedTokens: int64(s.LookDrafted), LookupAcceptedTokens: int64(s.LookAccepted),
 		DraftWaitMs: ms(s.DraftWait), VerifyMs: ms(s.Verify), SpeculationDegraded: s.Degraded,

@@ -30,8 +30,10 @@ func (s *Slot) round(ctx context.Context) (tandemv1.FinishReason, error) {
 		Others: result.Others(), Beside: result.Beside(), Verify: verify, Wall: wall,
 	})
 	var err error
+	if reason == unfinished || s.reuse.Answers() {
+		s.features.Take(result.Features(), s.seq.Path())
+	}
 	if reason == unfinished {
-		s.features.Take(result.Features(), path)
 		err = s.ask(ctx)
 	}
 	// What the round has chosen is handed over whatever became of the question.
@@ -79,14 +81,14 @@ func (s *Slot) verify(ctx context.Context, tree *ddtree.Tree) error {
 // ends with one of them; what follows it is dropped.
 func (s *Slot) walk(tree *ddtree.Tree) (path []int32, reason tandemv1.FinishReason) {
 	path = s.constraint.Walk(tree, s.seq.Result().Tokens(), s.seq.Path())
-	s.seq.SetPath(path)
 	s.begin()
-	for _, row := range path {
+	accepted := 0
+	for reason == unfinished && accepted < len(path) {
 		s.seq.Advance(1)
-		if reason = s.accept(int(row)); reason != unfinished {
-			break
-		}
+		reason = s.accept(int(path[accepted]))
+		accepted++
 	}
+	s.seq.SetPath(path[:accepted])
 	return path, reason
 }
 
@@ -115,6 +117,7 @@ func (s *Slot) accept(row int) tandemv1.FinishReason {
 		return tandemv1.FinishReason_FINISH_REASON_STOP
 	}
 	s.text.Add(token)
+	s.answer = append(s.answer, token)
 	switch {
 	case s.constraint.Ended():
 		return tandemv1.FinishReason_FINISH_REASON_STOP

@@ -2,6 +2,7 @@ package decode
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
@@ -10,10 +11,12 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/features"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/reuse"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/sequence"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/speculate"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/text"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 )
 
 // Drafter is the draft of one request; *drafts.Link implements it.
@@ -24,8 +27,12 @@ type Drafts = speculate.Drafts
 
 // Config of decoding, the same for all slots.
 type Config struct {
-	// PrefillChunk is the number of rows of a prefill step, 0 = the engine's widest.
+	// PrefillChunk bounds the rows of a prefill step (piece.Step), 0 = the engine's widest.
 	PrefillChunk int
+	// Markers say where messages end, for the cuts of prompts.
+	Markers piece.Markers
+	// Prefixes keeps the states of prompts, nil = none is kept.
+	Prefixes reuse.Cache
 	// TreeBudget is the number of nodes of trees when the request does not say, 0 = DefaultTreeBudget.
 	TreeBudget int
 	// RingRows of features kept per slot, 0 = drafts.DefaultRingRows.
@@ -64,24 +71,29 @@ func (c Config) withDefaults() Config {
 // Slot runs one request after the other. Its memory is kept between them.
 type Slot struct {
 	prefillChunk int // rows
+	markers      piece.Markers
 
 	// Of the request in work.
 	req   *Request
 	info  engine.Info
 	stats *Stats
+	cuts  piece.Cuts // of the prompt
 
 	seq        sequence.Sequence
 	text       text.Text
 	spec       *speculate.Speculation
 	constraint constrain.Walker
 	features   *features.Feed
+	reuse      reuse.Reuse
 	out        output.Output
+	answer     []int32 // tokens after the prompt
 }
 
 // NewSlot returns an idle slot. d is nil when the worker uses no drafts.
 func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 	cfg = cfg.withDefaults()
-	s := &Slot{prefillChunk: cfg.PrefillChunk, features: features.New(cfg.RingRows)}
+	s := &Slot{prefillChunk: cfg.PrefillChunk, markers: cfg.Markers, features: features.New(cfg.RingRows)}
+	s.reuse = reuse.New(cfg.Prefixes, reuse.All)
 	s.spec = speculate.New(speculate.Config{
 		TreeBudget: cfg.TreeBudget, NoLookup: cfg.NoLookup, MinDeadline: cfg.MinDeadline, MaxDeadline: cfg.MaxDeadline,
 	}, model, d, &s.text)
@@ -91,8 +103,10 @@ func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 // Run runs a request on engine, which frees a sequence although its request is over (engine.Guard). stats is
 // filled as far as the request came, also when an error is returned.
 func (s *Slot) Run(ctx context.Context, e engine.Engine, req *Request, sink Sink, stats *Stats) (Result, error) {
-	info := e.Info()
-	seq, err := e.NewSequence(ctx)
+	s.req, s.info, s.stats = req, e.Info(), stats
+	s.cuts = s.markers.Cut(req.Prompt, s.cuts)
+	s.reuse.Start(req.Reuse, e, req.Prompt, s.cuts)
+	seq, restored, err := s.open(ctx, e)
 	if err != nil {
 		return Result{}, err
 	}
@@ -102,18 +116,35 @@ func (s *Slot) Run(ctx context.Context, e engine.Engine, req *Request, sink Sink
 	if err := e.SetSampler(ctx, seq, sampler); err != nil {
 		return Result{}, err
 	}
-	s.req, s.info, s.stats = req, info, stats
-	s.start(e, seq, sink)
+	s.start(e, seq, restored, sink)
 	defer s.spec.Close()
 	reason, err := s.run(ctx)
 	stats.Emitted, stats.FirstToken, stats.Decode = s.out.Figures()
 	return Result{Reason: reason, StopToken: s.out.StopToken(), CloseKind: s.constraint.Kind()}, err
 }
 
-// start begins the request in every part.
-func (s *Slot) start(e engine.Engine, seq engine.Sequence, sink Sink) {
+// open makes the request's sequence and restores the longest stored state that the prompt begins with, of so many tokens.
+func (s *Slot) open(ctx context.Context, e engine.Engine) (seq engine.Sequence, restored int, err error) {
+	if seq, err = e.NewSequence(ctx); err != nil {
+		return 0, 0, err
+	}
+	begin := time.Now()
+	restored, err = s.reuse.Restore(ctx, seq)
+	if restored > 0 {
+		s.stats.CachedTokens, s.stats.Restore = restored, time.Since(begin)
+	}
+	if err != nil { // what the sequence holds is not known: the prompt is read into another one
+		_ = e.FreeSequence(ctx, seq)
+		seq, err = e.NewSequence(ctx)
+	}
+	return seq, restored, err
+}
+
+// start begins the request in every part, on a sequence that holds so many tokens of the prompt.
+func (s *Slot) start(e engine.Engine, seq engine.Sequence, restored int, sink Sink) {
 	req, info := s.req, &s.info
-	s.seq.Start(e, seq, info.Vocab)
+	s.seq.Start(e, seq, restored, info.Vocab)
+	s.answer = append(s.answer[:0], req.Committed...)
 	s.out.Start(output.Request{
 		Max: req.Max, Committed: req.Committed, Stop: req.Stop, TopLogprobs: req.TopLogprobs, MaxTopK: info.MaxTopK, Arrived: req.Arrived,
 	}, sink)
@@ -123,6 +154,7 @@ func (s *Slot) start(e engine.Engine, seq engine.Sequence, sink Sink) {
 		ID: req.ID, Prompt: req.Prompt, Mode: req.Mode, Budget: req.Budget, Block: req.Block, Max: req.Max, Left: s.out.Left(),
 		Constrained: req.Guide != nil, Vocab: info.Vocab, TreeRows: info.MaxTreeRows, Rows: info.MaxBatchRows,
 	}, &s.stats.Stats)
+	s.text.Read(req.Prompt[:restored])
 }
 
 // run runs the request: prompt, tokens of an earlier worker, first token, rounds.
@@ -144,7 +176,19 @@ func (s *Slot) run(ctx context.Context) (tandemv1.FinishReason, error) {
 	for err == nil && reason == unfinished {
 		reason, err = s.round(ctx)
 	}
+	if err == nil {
+		s.keep(ctx)
+	}
 	return reason, err
+}
+
+// keep stores the state after the answer. The answer is complete: an error loses the state alone.
+func (s *Slot) keep(ctx context.Context) {
+	if !s.reuse.Answers() || ctx.Err() != nil || s.seq.Commit(ctx) != nil || s.features.CatchUp(ctx, &s.seq) != nil {
+		return
+	}
+	text := slices.Concat(s.req.Prompt, s.answer)
+	s.reuse.Answer(s.seq.ID(), text[:s.seq.Length()])
 }
 
 // unfinished is the reason of a request that goes on.
@@ -164,6 +208,7 @@ func (s *Slot) attach(ctx context.Context, known int) {
 	if capture == nil {
 		return
 	}
-	ring := s.features.Start(capture, s.seq.Length(), known)
+	ring := s.features.Start(capture, s.seq.Length(), known, s.reuse.Rows(capture, s.seq.Length()))
+	s.reuse.Capture(ring, capture)
 	s.features.Connect(s.spec.Attach(ctx, ring, capture, s.atLength(known)))
 }

@@ -32,6 +32,9 @@ func (e *Engine) For(r Request) engine.Engine {
 	return &view{Engine: e, request: request{r, time.Now()}}
 }
 
+// Base returns the engine that all requests share.
+func (v *view) Base() engine.Engine { return v.Engine }
+
 // Step implements engine.Engine.
 func (v *view) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	return v.submit(ctx, &v.request, step, result)

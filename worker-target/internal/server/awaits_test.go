@@ -46,10 +46,10 @@ func (r *rig) left() int {
 // no goroutine.
 func TestCancelAtEveryAwait(t *testing.T) {
 	requests := map[string]*tandemv1.DecodeRequest{
-		"plain": {PromptTokens: prompt(40, 1), MaxTokens: 6, TopLogprobs: -1},
-		"draft": {PromptTokens: prompt(40, 1), MaxTokens: 12, TopLogprobs: -1,
+		"plain": {PromptTokens: prompt(140, 1), MaxTokens: 6, TopLogprobs: -1},
+		"draft": {PromptTokens: prompt(140, 1), MaxTokens: 12, TopLogprobs: -1,
 			Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_TREE, Budget: 8}},
-		"replay": {PromptTokens: prompt(40, 1), CommittedTokens: []int32{1, 2, 3}, MaxTokens: 8, TopLogprobs: -1},
+		"replay": {PromptTokens: prompt(140, 1), CommittedTokens: []int32{1, 2, 3}, MaxTokens: 8, TopLogprobs: -1},
 	}
 	var awaits enginetest.Awaits
 	for way, wrap := range engines(&awaits) {
@@ -57,7 +57,7 @@ func TestCancelAtEveryAwait(t *testing.T) {
 			t.Run(way+"/"+name, func(t *testing.T) {
 				o := enginefake.Options{Accept: 0.6, BlockSize: 8}
 				options := rigOptions{target: o, wrap: wrap, guard: unwatched}
-				options.decode.PrefillChunk = 16
+				options.decode.PrefillChunk = 64
 				if name == "draft" {
 					options.draft = drafttest.New(t, o, 0)
 				}

@@ -1,11 +1,14 @@
 package server
 
 import (
+	"strings"
+
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/sampling"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/reuse"
 )
 
 // mostPriority is the highest priority of a request.
@@ -27,6 +30,9 @@ func check(m *tandemv1.DecodeRequest, info engine.Info) (*decode.Request, error)
 		return nil, rpcerr.InvalidArgument("priority", "must be in 0..%d, got %d", mostPriority, m.Priority)
 	case m.PromptLogprobs && len(m.CommittedTokens) > 0:
 		return nil, rpcerr.InvalidArgument("prompt_logprobs", "cannot be repeated for a request that already has output")
+	}
+	if err := checkCache(m.GetCache(), len(m.PromptTokens)); err != nil {
+		return nil, err
 	}
 	for field, tokens := range map[string][]int32{"prompt_tokens": m.PromptTokens, "committed_tokens": m.CommittedTokens, "stop_tokens": m.StopTokens} {
 		for i, t := range tokens {
@@ -51,5 +57,31 @@ func check(m *tandemv1.DecodeRequest, info engine.Info) (*decode.Request, error)
 		ID: m.RequestId, Prompt: m.PromptTokens, Committed: m.CommittedTokens, Sampler: sampler, Max: int(m.MaxTokens), Stop: m.StopTokens,
 		Mode: spec.GetMode(), Budget: int(spec.GetBudget()), Block: int(spec.GetBlock()),
 		TopLogprobs: int(m.TopLogprobs), PromptLogprobs: m.PromptLogprobs,
+		Reuse: reuse.Request{Hints: m.GetCache().GetHints(), Off: m.GetCache().GetOff(), SaveOnly: m.PromptLogprobs},
 	}, nil
+}
+
+const (
+	// mostIsolation bounds what states are kept apart by, in bytes: a digest and room.
+	mostIsolation = 128
+	// mostHints bounds the positions that a request asks to be saved, each of which takes the memory of a state.
+	mostHints = 16
+)
+
+// checkCache checks what a request of a prompt of so many tokens says about the prefix cache.
+func checkCache(c *tandemv1.CacheUse, prompt int) error {
+	switch {
+	case len(c.GetIsolation()) > mostIsolation:
+		return rpcerr.InvalidArgument("cache.isolation", "has %d bytes, at most %d are allowed", len(c.GetIsolation()), mostIsolation)
+	case strings.ContainsFunc(c.GetIsolation(), func(r rune) bool { return r <= ' ' || r > '~' }):
+		return rpcerr.InvalidArgument("cache.isolation", "must be printable ASCII without spaces")
+	case len(c.GetHints()) > mostHints:
+		return rpcerr.InvalidArgument("cache.hints", "has %d positions, at most %d are allowed", len(c.GetHints()), mostHints)
+	}
+	for i, h := range c.GetHints() {
+		if h < 1 || int(h) > prompt {
+			return rpcerr.InvalidArgument("cache.hints", "position %d at %d must be in 1..%d, the prompt's tokens", h, i, prompt)
+		}
+	}
+	return nil
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
+	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -39,8 +40,10 @@ type rig struct {
 	keeper  *workernode.Keeper
 	manager *drafts.Manager
 	model   *auto.Model
-	server  *Server
-	client  tandemv1.TargetServiceClient
+	// prefixes is used by all requests, so that every test here is one of the cache, too.
+	prefixes *prefix.Cache
+	server   *Server
+	client   tandemv1.TargetServiceClient
 }
 
 type rigOptions struct {
@@ -114,7 +117,10 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		t.Fatal(err)
 	}
 	group.Go(func() { _ = r.manager.Run(ctx) })
-	r.server = New("target", o.slots, o.decode, Deps{Engines: r.keeper, Drafts: r.manager, Guides: guide.NewFactory(o.text), Model: r.model, Log: log})
+	r.prefixes = prefix.New(prefix.Config{Bytes: 1 << 30, Slots: 64})
+	r.server = New("target", o.slots, o.decode, Deps{
+		Engines: r.keeper, Drafts: r.manager, Guides: guide.NewFactory(o.text), Model: r.model, Prefixes: r.prefixes, Log: log,
+	})
 	listener := bufconn.Listen(1 << 20)
 	g := grpc.NewServer(workernode.ServerOptions(log)...)
 	tandemv1.RegisterTargetServiceServer(g, r.server)
@@ -129,12 +135,13 @@ func newRig(t testing.TB, o rigOptions) *rig {
 		conn.Close()
 		g.Stop()
 		r.idle()
+		r.prefixes.Close()
 		for _, e := range r.opener.Opened() {
 			if e.Err() != nil {
 				continue // it took its sequences along
 			}
-			if seqs, _ := e.Leaks(); len(seqs) > 0 {
-				t.Errorf("sequences not freed: %v", seqs)
+			if seqs, snapshots := e.Leaks(); len(seqs)+len(snapshots) > 0 {
+				t.Errorf("sequences %v and snapshots %v are not freed", seqs, snapshots)
 			}
 		}
 		cancel()

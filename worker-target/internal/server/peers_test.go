@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
 	"google.golang.org/grpc"
@@ -84,7 +85,7 @@ type collect struct {
 	on     func(total int)
 }
 
-func (c *collect) Prefilled(int, []*tandemv1.PositionLogprobs) error {
+func (c *collect) Prefilled(output.Prefill) error {
 	c.last = time.Now()
 	return nil
 }

@@ -14,8 +14,10 @@ import (
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
+	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"github.com/tandem-inference/tandem/worker-target/internal/schedule"
 	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
@@ -35,6 +37,8 @@ type Deps struct {
 	Model   *auto.Model
 	// MaxTokenGap is how long a stream may wait between two tokens while prompts are read; 0 = schedule.Options says.
 	MaxTokenGap time.Duration
+	// Prefixes keeps the states of prompts; nil = none is kept.
+	Prefixes *prefix.Cache
 	// Contract returns the contract id of an engine; nil = requests are not told.
 	Contract func(engine.Info) string
 	Log      *zap.Logger
@@ -73,6 +77,9 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 	if deps.Drafts != nil {
 		d = managed{deps.Drafts}
 	}
+	if deps.Prefixes != nil {
+		cfg.Prefixes = deps.Prefixes
+	}
 	for range slots {
 		s.slots <- decode.NewSlot(cfg, deps.Model, d)
 	}
@@ -82,14 +89,19 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 // scheduled returns the engine as the slot of a request uses it: with the steps of all requests composed, where that
 // gains anything.
 func (s *Server) scheduled(engine engine.Engine, m *tandemv1.DecodeRequest) engine.Engine {
-	if engine.Info().Concurrent {
-		return engine
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.engine != engine {
-		s.engine = engine
-		s.schedule = schedule.New(engine, schedule.Options{Costs: s.deps.Model, MaxTokenGap: s.deps.MaxTokenGap})
+		s.engine, s.schedule = engine, nil
+		if engine.Info().Concurrent {
+			s.deps.Prefixes.Use(engine)
+		} else {
+			s.schedule = schedule.New(engine, schedule.Options{Costs: s.deps.Model, MaxTokenGap: s.deps.MaxTokenGap})
+			s.deps.Prefixes.Use(s.schedule)
+		}
+	}
+	if s.schedule == nil {
+		return engine
 	}
 	return s.schedule.For(schedule.Request{
 		Key: m.FairnessKey, Priority: int(m.Priority), Prompt: len(m.PromptTokens) + len(m.CommittedTokens),
@@ -133,6 +145,7 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	if s.deps.Contract != nil {
 		admitted.Contract = s.deps.Contract(engine.Info())
 	}
+	req.Reuse.Space = admitted.Contract + " " + m.GetCache().GetIsolation()
 	if err := out.send(&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Admitted{Admitted: admitted}}); err != nil {
 		return err
 	}
@@ -171,7 +184,7 @@ func (s *Server) log(ctx context.Context, req *decode.Request, stats *decode.Sta
 		level = zap.WarnLevel
 	}
 	fields := []zap.Field{
-		zap.String(telemetry.KeyRequestID, req.ID), zap.String(telemetry.KeyOutcome, outcome), zap.Int(telemetry.KeyPrompt, stats.PrefillTokens),
+		zap.String(telemetry.KeyRequestID, req.ID), zap.String(telemetry.KeyOutcome, outcome), zap.Int(telemetry.KeyPrompt, stats.PrefillTokens), zap.Int(telemetry.KeyCached, stats.CachedTokens),
 		zap.Int(telemetry.KeyTokens, stats.Emitted), zap.Int64(telemetry.KeyDurationMS, time.Since(req.Arrived).Milliseconds()),
 		zap.Int("steps", stats.Steps), zap.Int("drafted", stats.Drafted), zap.Int("accepted", stats.Accepted), zap.Int("looked_up", stats.LookDrafted), zap.Int("late", stats.Late),
 		zap.Bool("degraded", stats.Degraded),
@@ -192,10 +205,10 @@ type sink struct {
 
 func (s *sink) send(m *tandemv1.DecodeResponse) error { return rpcerr.FromRPC(s.stream.Send(m)) }
 
-func (s *sink) Prefilled(tokens int, logprobs []*tandemv1.PositionLogprobs) error {
-	return s.send(&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Prefilled{
-		Prefilled: &tandemv1.Prefilled{Tokens: int32(tokens), Logprobs: logprobs},
-	}})
+func (s *sink) Prefilled(p output.Prefill) error {
+	return s.send(&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Prefilled{Prefilled: &tandemv1.Prefilled{
+		Tokens: int32(p.Tokens), CachedTokens: int32(p.Cached), SavedTokens: int32(p.Saved), Logprobs: p.Logprobs,
+	}}})
 }
 
 func (s *sink) Committed(tokens []int32, logprobs []*tandemv1.PositionLogprobs, closed tandemv1.CloseKind) error {

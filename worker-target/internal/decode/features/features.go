@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/sequence"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 )
 
 // Reader sends the rows of the ring on.
@@ -51,15 +52,18 @@ func New(rows int) *Feed { return &Feed{ring: drafts.NewRing(rows), capacity: ro
 // Reset turns the feed off, for a request whose steps return features of at most widest rows.
 func (f *Feed) Reset(widest int) { f.reader, f.widest = nil, widest }
 
-// Start empties the ring for the features of a sequence that holds length positions, of the context positions known by
-// now. Of a long prompt only the newest rows could be sent again: what is not kept is not captured either.
-func (f *Feed) Start(capture *drafts.Capture, length, context int) *drafts.Ring {
-	first := length
-	if first == 0 {
-		first = max(0, context-f.capacity)
-	}
+// Start fills the ring with the rows of features that were stored with the state of a sequence of length positions, nil if
+// there are none, for those that follow; context positions are known by now. Of a long prompt only the newest rows could
+// be sent again: what is not kept is not captured either.
+func (f *Feed) Start(capture *drafts.Capture, length, context int, stored *prefix.Rows) *drafts.Ring {
 	f.encoding, f.width = capture.Encoding, capture.Width
-	f.ring.Reset(f.width, first)
+	first := max(length, context-f.capacity)
+	if stored == nil || first > length {
+		f.ring.Reset(f.width, first)
+		return f.ring
+	}
+	f.ring.Reset(f.width, stored.First())
+	stored.Pages(f.ring.AppendRows)
 	return f.ring
 }
 

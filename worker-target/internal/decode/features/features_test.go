@@ -49,7 +49,7 @@ type round struct {
 func newFeed(widest int) (*Feed, *drafts.Ring, *reader) {
 	f, r := New(64), &reader{}
 	f.Reset(widest)
-	ring := f.Start(&drafts.Capture{Encoding: engine.FeatureFusedBF16, Width: 2}, 0, 0)
+	ring := f.Start(&drafts.Capture{Encoding: engine.FeatureFusedBF16, Width: 2}, 0, 0, nil)
 	f.Connect(r)
 	return f, ring, r
 }
@@ -100,7 +100,7 @@ func TestRounds(t *testing.T) {
 			f, ring, reader := newFeed(c.widest)
 			e := &fake{}
 			var seq sequence.Sequence
-			seq.Start(e, 1, 10)
+			seq.Start(e, 1, 0, 10)
 			for _, r := range c.rounds {
 				if err := run(t, f, &seq, r); err != nil {
 					t.Fatal(err)
@@ -140,12 +140,12 @@ func TestOff(t *testing.T) {
 	f, _, _ := newFeed(8)
 	e := &fake{short: 1}
 	var seq sequence.Sequence
-	seq.Start(e, 1, 10)
+	seq.Start(e, 1, 0, 10)
 	if err := run(t, f, &seq, round{3, 1, true}); err == nil {
 		t.Error("features that lack a byte were taken")
 	}
 	f.Reset(8)
-	seq.Start(e, 1, 10)
+	seq.Start(e, 1, 0, 10)
 	for range 3 {
 		if err := run(t, f, &seq, round{3, 1, true}); err != nil || f.On() || f.Encoding() != engine.FeatureNone || f.WantKnown(0) != 0 {
 			t.Fatalf("a feed that is off: %v", err)
@@ -159,7 +159,7 @@ func TestStart(t *testing.T) {
 	for _, c := range []struct{ length, context, first int }{{0, 10, 0}, {0, 100, 36}, {50, 50, 50}} {
 		f := New(64)
 		f.Reset(8)
-		f.Start(&drafts.Capture{Width: 2}, c.length, c.context)
+		f.Start(&drafts.Capture{Width: 2}, c.length, c.context, nil)
 		f.Connect(&reader{})
 		f.BeginKnown()
 		if c.first > 0 && f.WantKnown(c.first-1) != 0 || f.WantKnown(c.first) == 0 {

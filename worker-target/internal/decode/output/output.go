@@ -11,9 +11,18 @@ import (
 
 // Sink receives a request's output. What it is given is valid until it returns.
 type Sink interface {
-	Prefilled(tokens int, logprobs []*tandemv1.PositionLogprobs) error
+	Prefilled(p Prefill) error
 	// Committed receives the tokens of a round; closed is how reasoning was closed when one of them closes it.
 	Committed(tokens []int32, logprobs []*tandemv1.PositionLogprobs, closed tandemv1.CloseKind) error
+}
+
+// Prefill is how a prompt was read.
+type Prefill struct {
+	Tokens int // of the prompt
+	Cached int // of them, restored and not read
+	Saved  int // after those, up to the longest state that was stored
+	// Logprobs of the prompt's tokens from the second on, if the request wants them.
+	Logprobs []*tandemv1.PositionLogprobs
 }
 
 // Request is what the output of a request depends on.
@@ -92,10 +101,8 @@ func (o *Output) WantTop(row *engine.Row) {
 // Logprobs reports whether tokens come with log-probabilities.
 func (o *Output) Logprobs() bool { return o.req.TopLogprobs >= 0 }
 
-// Prefilled hands over that the prompt was read, with its log-probabilities if there are any.
-func (o *Output) Prefilled(tokens int, logprobs []*tandemv1.PositionLogprobs) error {
-	return o.sink.Prefilled(tokens, logprobs)
-}
+// Prefilled hands over that the prompt was read.
+func (o *Output) Prefilled(p Prefill) error { return o.sink.Prefilled(p) }
 
 // Begin starts the output of a round.
 func (o *Output) Begin() { o.round.begin() }

@@ -16,7 +16,7 @@ type sink struct {
 	closed []tandemv1.CloseKind
 }
 
-func (s *sink) Prefilled(int, []*tandemv1.PositionLogprobs) error { return nil }
+func (s *sink) Prefilled(Prefill) error { return nil }
 
 func (s *sink) Committed(tokens []int32, logprobs []*tandemv1.PositionLogprobs, closed tandemv1.CloseKind) error {
 	s.rounds = append(s.rounds, slices.Clone(tokens))

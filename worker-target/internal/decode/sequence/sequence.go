@@ -25,11 +25,14 @@ type Sequence struct {
 	read    engine.StepResult
 }
 
-// Start begins a request on sequence id, which is empty. vocab bounds the tokens that the engine may choose.
-func (s *Sequence) Start(e engine.Engine, id engine.Sequence, vocab int) {
-	s.engine, s.id, s.vocab, s.length = e, id, vocab, 0
+// Start begins a request on sequence id, which holds length positions. vocab bounds the tokens that the engine may choose.
+func (s *Sequence) Start(e engine.Engine, id engine.Sequence, length, vocab int) {
+	s.engine, s.id, s.vocab, s.length = e, id, vocab, length
 	s.path, s.group[0] = s.path[:0], engine.Group{}
 }
+
+// ID is the engine's handle.
+func (s *Sequence) ID() engine.Sequence { return s.id }
 
 // Length is the number of positions in the sequence once the pending path is committed.
 func (s *Sequence) Length() int { return s.length }
@@ -68,6 +71,20 @@ func (s *Sequence) Run(ctx context.Context, commit bool) error {
 
 // Result returns what the last step returned. It is valid until the next one.
 func (s *Sequence) Result() *Result { return &s.result }
+
+// Commit commits what is pending by a step without rows.
+func (s *Sequence) Commit(ctx context.Context) error {
+	if s.group[0].Commit || len(s.path) == 0 {
+		return nil
+	}
+	s.reading[0] = engine.Group{Sequence: s.id, Path: s.path}
+	step := engine.Step{Groups: s.reading[:]}
+	if err := s.engine.Step(ctx, &step, &s.read); err != nil {
+		return err
+	}
+	s.path = s.path[:0]
+	return nil
+}
 
 // ReadKept reads the features of the newest n rows, which the engine keeps, by a step without rows. Nothing may be
 // pending: rows whose features are kept are committed by their own step.

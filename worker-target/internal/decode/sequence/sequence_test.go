@@ -31,7 +31,7 @@ func TestPendingCommit(t *testing.T) {
 	var s Sequence
 	for range 2 {
 		e.groups = nil
-		s.Start(e, 4, 10)
+		s.Start(e, 4, 0, 10)
 		for _, c := range []struct {
 			rows, kept int
 			commit     bool
@@ -83,7 +83,7 @@ func TestResultIsChecked(t *testing.T) {
 			e := &fake{result: good()}
 			c.change(&e.result)
 			var s Sequence
-			s.Start(e, 1, 10)
+			s.Start(e, 1, 0, 10)
 			s.Begin(engine.KindDecode, engine.FeatureNone, 0)
 			for range 2 {
 				s.Add(engine.Row{Want: engine.WantToken | engine.WantScore | engine.WantTop, TopK: 1, Mask: -1})

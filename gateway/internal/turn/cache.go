@@ -1,0 +1,45 @@
+package turn
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+
+	"github.com/tandem-inference/tandem/gateway/internal/reqjson"
+)
+
+// cacheScope is what workers keep the states of a key's prompts apart by. It does not tell them the key's digest.
+func cacheScope(scope string) string {
+	sum := sha256.Sum256([]byte("prefix cache " + scope))
+	return "key-" + hex.EncodeToString(sum[:16])
+}
+
+// cacheControl is the member with which clients mark the end of what they are going to send again.
+const cacheControl = "cache_control"
+
+// CacheMarked reports whether a message, or a block of its content, is marked as the end of what the client is going to
+// send again.
+func CacheMarked(o reqjson.Object) bool {
+	if o.Has(cacheControl) {
+		return true
+	}
+	raw, _, ok := o.Peek("content")
+	if !ok || reqjson.Kind(raw) != 'a' || !bytes.Contains(raw, []byte(`"`+cacheControl+`"`)) {
+		return false
+	}
+	var blocks []json.RawMessage
+	if json.Unmarshal(raw, &blocks) != nil {
+		return false
+	}
+	for _, b := range blocks {
+		var members map[string]json.RawMessage
+		if json.Unmarshal(b, &members) != nil {
+			continue // a string, or what the content's own reader refuses
+		}
+		if mark := members[cacheControl]; mark != nil && string(mark) != "null" {
+			return true
+		}
+	}
+	return false
+}

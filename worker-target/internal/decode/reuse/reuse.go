@@ -1,0 +1,192 @@
+// Package reuse decides what one request takes from the prefix cache and what it leaves there.
+//
+// Looked up is the longest state that the prompt begins with, one token at least left to read. Where prompts have bits
+// of their own it must end at a border of this prompt (package piece); elsewhere every cut has the same bits.
+//
+// Saved are, of the borders that the request reads:
+//
+//	system    the end of the first message: system text and tools, which sessions share
+//	turn      the end of the message before the last one: where an edited or another question branches off
+//	last      the last border of the prompt
+//	thinned   those about 512·2^k tokens before the end: an edit in a history costs at most about half of what follows
+//	hints     those at or below positions that the client names
+//	newest    every border, until the next one is saved: what is left when the client gives up
+//	answer    the end of what was generated, where every cut has the same bits
+package reuse
+
+import (
+	"context"
+	"slices"
+
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/piece"
+	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
+)
+
+// Request is what a request says about reuse. The zero value looks up and saves.
+type Request struct {
+	Space string  // states are shared with requests of the same one
+	Hints []int32 // positions in the prompt whose states may be asked for
+	Off   bool    // neither look up nor save
+	// SaveOnly is for requests that need the results of every row of the prompt.
+	SaveOnly bool
+}
+
+// Class is a set of kinds of borders.
+type Class uint
+
+// Classes of borders.
+const (
+	System Class = 1 << iota
+	Turn
+	Last
+	Thinned
+	Hints
+	Newest
+	Answer
+
+	All = System | Turn | Last | Thinned | Hints | Newest | Answer
+)
+
+// Cache is what is used of the prefix cache; *prefix.Cache implements it.
+type Cache interface {
+	Find(space string, tokens []int32, fits func(length int) bool) *prefix.Entry
+	Restore(ctx context.Context, e *prefix.Entry, s engine.Sequence) error
+	Save(space string, tokens []int32, s engine.Sequence, f prefix.Features) (e *prefix.Entry, made bool)
+	Drop(e *prefix.Entry)
+	Relieve(use engine.Engine) bool
+}
+
+// Reuse is that of one request after another. Its memory is kept between them.
+type Reuse struct {
+	cache   Cache
+	classes Class
+
+	req    Request
+	engine engine.Engine
+	prompt []int32
+	cuts   piece.Cuts
+	free   bool            // every cut has the same bits
+	keep   []int           // borders that are to be saved for good, ascending
+	rows   *prefix.Rows    // that came with the restored state
+	ring   *drafts.Ring    // nil = no features are captured
+	kind   *drafts.Capture // what the ring holds
+	newest *prefix.Entry   // made by this request, to be dropped when it has a newer one
+	// Tokens of the restored state and of the longest one of the prompt that this request added.
+	restored, saved int
+}
+
+// New returns the reuse of a slot. cache is nil when nothing is kept.
+func New(cache Cache, classes Class) Reuse { return Reuse{cache: cache, classes: classes} }
+
+// Start begins a request on an engine, whose prompt has the given cuts.
+func (r *Reuse) Start(req Request, e engine.Engine, prompt []int32, cuts piece.Cuts) {
+	r.req, r.engine, r.prompt, r.cuts, r.free = req, e, prompt, cuts, e.Info().PromptRows == 0
+	r.rows, r.ring, r.kind, r.newest, r.restored, r.saved = nil, nil, nil, nil, 0, 0
+	r.keep = r.keep[:0]
+	if r.On() {
+		r.plan()
+	}
+}
+
+// On reports whether the request uses the cache.
+func (r *Reuse) On() bool { return r.cache != nil && !r.req.Off }
+
+// plan lists the borders to be saved.
+func (r *Reuse) plan() {
+	add := func(class Class, position int) {
+		if r.classes&class != 0 {
+			r.keep = append(r.keep, r.cuts.Below(position))
+		}
+	}
+	n, ends := len(r.prompt), r.cuts.Messages
+	if len(ends) > 0 {
+		add(System, ends[0])
+	}
+	if len(ends) > 1 {
+		add(Turn, ends[len(ends)-2])
+	}
+	add(Last, n)
+	for distance := piece.Grid; distance < n; distance *= 2 {
+		add(Thinned, n-distance)
+	}
+	for _, h := range r.req.Hints {
+		add(Hints, int(h))
+	}
+	slices.Sort(r.keep)
+	r.keep = slices.Compact(r.keep)
+}
+
+// Restore restores the longest state that fits into an empty sequence and returns its length, 0 if there is none. After
+// an error the sequence is of no use and the caller goes on with another one.
+func (r *Reuse) Restore(ctx context.Context, s engine.Sequence) (int, error) {
+	if !r.On() || r.req.SaveOnly {
+		return 0, nil
+	}
+	e := r.cache.Find(r.req.Space, r.prompt[:len(r.prompt)-1], func(length int) bool {
+		return r.free || r.cuts.Below(length) == length
+	})
+	if e == nil {
+		return 0, nil
+	}
+	rows, length := e.Rows(), e.Length()
+	if err := r.cache.Restore(ctx, e, s); err != nil {
+		return 0, err
+	}
+	r.rows, r.restored = rows, length
+	return length, nil
+}
+
+// Rows returns the features that came with the restored state of so many positions, nil unless they are what is
+// captured.
+func (r *Reuse) Rows(capture *drafts.Capture, length int) *prefix.Rows {
+	if r.rows == nil || r.rows.Kind != any(capture) || r.restored != length {
+		return nil
+	}
+	return r.rows
+}
+
+// Capture names the ring that the request's features go to.
+func (r *Reuse) Capture(ring *drafts.Ring, kind *drafts.Capture) { r.ring, r.kind = ring, kind }
+
+// Read saves the state of a sequence that holds the prompt's first length tokens, if it is one to be saved.
+func (r *Reuse) Read(s engine.Sequence, length int) {
+	if !r.On() || length == len(r.prompt) || r.cuts.Below(length) != length {
+		return
+	}
+	_, keep := slices.BinarySearch(r.keep, length)
+	if keep || r.classes&Newest != 0 {
+		r.save(s, r.prompt[:length], keep)
+	}
+}
+
+// Answers reports whether the state after the answer is worth committing its path for.
+func (r *Reuse) Answers() bool { return r.On() && r.free && r.classes&Answer != 0 }
+
+// Answer saves the state of a sequence that holds text, the prompt and what was generated.
+func (r *Reuse) Answer(s engine.Sequence, text []int32) { r.save(s, text, true) }
+
+// Saved is the number of tokens of the prompt between the restored state and the longest one that the request added.
+func (r *Reuse) Saved() int { return max(0, r.saved-r.restored) }
+
+func (r *Reuse) save(s engine.Sequence, tokens []int32, keep bool) {
+	var f prefix.Features
+	if r.ring != nil {
+		f = prefix.Features{Source: r.ring, Kind: r.kind, Width: r.kind.Width}
+	}
+	if r.newest != nil { // first, so that the newer one evicts no other
+		r.cache.Drop(r.newest)
+		r.newest = nil
+	}
+	e, made := r.cache.Save(r.req.Space, tokens, s, f)
+	if made {
+		r.saved = min(len(tokens), len(r.prompt))
+		if !keep {
+			r.newest = e
+		}
+	}
+}
+
+// Relieve makes room in the engine by giving up a stored state. It reports whether there was one.
+func (r *Reuse) Relieve() bool { return r.cache != nil && r.cache.Relieve(r.engine) }

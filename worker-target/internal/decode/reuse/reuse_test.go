@@ -1,0 +1,167 @@
+package reuse
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/worker-target/internal/piece"
+	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
+)
+
+// bare is an engine that says what it is.
+type bare struct {
+	engine.Engine
+	promptRows int
+}
+
+func (b bare) Info() engine.Info { return engine.Info{PromptRows: b.promptRows} }
+
+// stub is a cache that notes what it is asked for.
+type stub struct {
+	saved, dropped []int
+	there          []int // lengths that are stored already
+	fits           []int // lengths up to 1200 that a look-up takes
+	entries        map[*prefix.Entry]int
+}
+
+func (s *stub) Find(_ string, tokens []int32, fits func(int) bool) *prefix.Entry {
+	s.fits = nil
+	for n := range len(tokens) + 1 {
+		if fits(n) {
+			s.fits = append(s.fits, n)
+		}
+	}
+	return nil
+}
+
+func (s *stub) Restore(context.Context, *prefix.Entry, engine.Sequence) error { return nil }
+
+func (s *stub) Save(_ string, tokens []int32, _ engine.Sequence, _ prefix.Features) (*prefix.Entry, bool) {
+	if slices.Contains(s.there, len(tokens)) {
+		return &prefix.Entry{}, false
+	}
+	e := &prefix.Entry{}
+	if s.entries == nil {
+		s.entries = map[*prefix.Entry]int{}
+	}
+	s.entries[e] = len(tokens)
+	s.saved = append(s.saved, len(tokens))
+	return e, true
+}
+
+func (s *stub) Drop(e *prefix.Entry)       { s.dropped = append(s.dropped, s.entries[e]) }
+func (s *stub) Relieve(engine.Engine) bool { return false }
+
+// agent is the cuts of a prompt of 5000 tokens: system text of 1500, then messages of 700, 40, 300, 2000 and 100, and a
+// header.
+var agent = piece.Cuts{
+	Borders:  []int{512, 1024, 1500, 2012, 2200, 2540, 3052, 3564, 4076, 4540, 4640},
+	Messages: []int{1500, 2200, 2240, 2540, 4540, 4640},
+}
+
+// read reads the prompt's borders from a position on.
+func read(r *Reuse, from int) {
+	for _, b := range agent.Borders {
+		if b > from {
+			r.Read(1, b)
+		}
+	}
+	r.Read(1, 4800) // not a border
+	r.Read(1, 5000)
+}
+
+func TestWhatIsSaved(t *testing.T) {
+	for _, c := range []struct {
+		class Class
+		hints []int32
+		want  []int
+	}{
+		{class: System, want: []int{1500}},
+		{class: Turn, want: []int{4540}},
+		{class: Last, want: []int{4640}},
+		// 512, 1024, 2048 and 4096 tokens before the end.
+		{class: Thinned, want: []int{512, 2540, 3564, 4076}},
+		{class: Hints, hints: []int32{2200, 2300, 100, 5000}, want: []int{2200, 4640}},
+		{class: All &^ Newest, hints: []int32{3100}, want: []int{512, 1500, 2540, 3052, 3564, 4076, 4540, 4640}},
+	} {
+		t.Run(fmt.Sprintf("%b", c.class), func(t *testing.T) {
+			s := &stub{}
+			r := New(s, c.class)
+			for range 2 { // nothing of an earlier request counts
+				s.saved = nil
+				r.Start(Request{Hints: c.hints}, bare{}, make([]int32, 5000), agent)
+				read(&r, 0)
+				if !slices.Equal(s.saved, c.want) || s.dropped != nil {
+					t.Errorf("saved %v, dropped %v, want %v", s.saved, s.dropped, c.want)
+				}
+				if last := c.want[len(c.want)-1]; r.Saved() != last {
+					t.Errorf("%d tokens are newly saved, want %d", r.Saved(), last)
+				}
+			}
+		})
+	}
+}
+
+// TestNewestIsReplaced: every border is saved until the next one is; what is kept for good is not dropped.
+func TestNewestIsReplaced(t *testing.T) {
+	s := &stub{there: []int{3052, 4640}}
+	r := New(s, Newest|Turn|System)
+	r.Start(Request{}, bare{}, make([]int32, 5000), agent)
+	read(&r, 0)
+	if want := []int{512, 1024, 1500, 2012, 2200, 2540, 3564, 4076, 4540}; !slices.Equal(s.saved, want) {
+		t.Errorf("saved %v, want %v", s.saved, want)
+	}
+	if want := []int{512, 1024, 2012, 2200, 2540, 3564, 4076}; !slices.Equal(s.dropped, want) {
+		t.Errorf("dropped %v, want %v", s.dropped, want)
+	}
+}
+
+func TestWhatIsLookedUp(t *testing.T) {
+	below := func(n int) (list []int) {
+		for i := range n {
+			list = append(list, i)
+		}
+		return list
+	}
+	borders := append([]int{0}, agent.Borders...)
+	for name, c := range map[string]struct {
+		req        Request
+		promptRows int
+		want       []int
+		saves      bool
+	}{
+		"one contract":         {want: below(5000), saves: true},
+		"bits of their own":    {promptRows: 64, want: borders, saves: true},
+		"off":                  {req: Request{Off: true}},
+		"needs every row":      {req: Request{SaveOnly: true}, saves: true},
+		"hints change nothing": {req: Request{Hints: []int32{100}}, promptRows: 64, want: borders, saves: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &stub{}
+			r := New(s, All)
+			r.Start(c.req, bare{promptRows: c.promptRows}, make([]int32, 5000), agent)
+			if n, err := r.Restore(t.Context(), 1); n != 0 || err != nil {
+				t.Errorf("restored %d, %v", n, err)
+			}
+			if !slices.Equal(s.fits, c.want) {
+				t.Errorf("takes %v, want %v", s.fits, c.want)
+			}
+			read(&r, 0)
+			if (len(s.saved) > 0) != c.saves {
+				t.Errorf("saved %v", s.saved)
+			}
+			if got := r.Answers(); got != (c.promptRows == 0 && c.saves) {
+				t.Errorf("the answer's state is saved: %v", got)
+			}
+		})
+	}
+	none := New(nil, All)
+	none.Start(Request{}, bare{}, make([]int32, 5000), agent)
+	if n, err := none.Restore(t.Context(), 1); n != 0 || err != nil || none.On() || none.Answers() || none.Relieve() {
+		t.Error("without a cache something is reused")
+	}
+	read(&none, 0)
+}

@@ -1,0 +1,384 @@
+package prefix
+
+import (
+	"context"
+	"math"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+)
+
+// Config of a cache.
+type Config struct {
+	Bytes uint64 // of all entries, 0 = off
+	Slots int    // entries, 0 = off
+}
+
+// Stats of a cache. Lookups to Failures count since the worker's start, across engines.
+type Stats struct {
+	Lookups   uint64
+	Hits      uint64
+	Tokens    uint64 // that hits did not read again
+	Evictions uint64
+	Refusals  uint64 // entries that the engine or the budget had no room for
+	Failures  uint64 // hits that could not be restored
+	Entries   int
+	Bytes     uint64
+}
+
+// Entry is a stored state.
+type Entry struct {
+	node     *node
+	space    string // namespace
+	engine   engine.Engine
+	snapshot engine.Snapshot
+	length   int
+	rows     *Rows
+	hits     int
+	made     time.Time
+	used     time.Time
+	pins     int
+}
+
+// Length is the number of tokens of the state.
+func (e *Entry) Length() int { return e.length }
+
+// Rows returns the entry's rows of features, nil if it has none.
+func (e *Entry) Rows() *Rows { return e.rows }
+
+// Cache keeps states of prompts. It is safe for concurrent use. A nil Cache keeps nothing.
+type Cache struct {
+	cfg    Config
+	ctx    context.Context // of calls that make and free snapshots: they outlive the request
+	cancel context.CancelFunc
+	group  sync.WaitGroup // calls that free evicted snapshots, at most Slots
+
+	mu      sync.Mutex // guards the fields below and everything in the trees
+	engine  engine.Engine
+	perKV   uint64 // bytes of a token of an edge
+	state   uint64 // bytes of a snapshot beside its K/V rows
+	roots   map[string]*node
+	entries map[*Entry]struct{}
+	bytes   uint64
+	making  int // entries whose snapshot is being made
+	freeing int // snapshots that are being freed beside the request that evicted them
+	freed   sync.Cond
+	closed  bool
+	stats   Stats
+}
+
+// New returns an empty cache; nil when cfg keeps nothing.
+func New(cfg Config) *Cache {
+	if cfg.Bytes == 0 || cfg.Slots <= 0 {
+		return nil
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &Cache{cfg: cfg, ctx: ctx, cancel: cancel, roots: map[string]*node{}, entries: map[*Entry]struct{}{}}
+	c.freed.L = &c.mu
+	return c
+}
+
+// tokenBytes is what the tree itself takes for a token of an edge.
+const tokenBytes = 4
+
+// Use makes the cache that of an engine. What it keeps of another one is gone.
+func (c *Cache) Use(e engine.Engine) {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.engine == e || c.closed {
+		return
+	}
+	info := e.Info()
+	c.engine, c.perKV, c.state = e, info.KVBytesPerToken+tokenBytes, info.StateBytesPerSequence
+	clear(c.roots)
+	clear(c.entries)
+	c.bytes = 0
+}
+
+// Stats returns the counters.
+func (c *Cache) Stats() Stats {
+	if c == nil {
+		return Stats{}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.stats
+	s.Entries, s.Bytes = len(c.entries), c.bytes
+	return s
+}
+
+// Find returns the longest entry that tokens begin with and that fits, nil if there is none. The caller restores it by
+// Restore, which lets go of it.
+func (c *Cache) Find(space string, tokens []int32, fits func(length int) bool) *Entry {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stats.Lookups++
+	var best *Entry
+	if root := c.roots[space]; root != nil {
+		root.match(tokens, func(e *Entry) {
+			if fits(e.length) {
+				best = e
+			}
+		})
+	}
+	if best != nil {
+		best.pins++
+	}
+	return best
+}
+
+// Restore restores an entry that Find returned into a sequence. After an error the sequence is of no use, and the entry
+// is gone.
+func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error {
+	err := e.engine.RestoreSnapshot(ctx, e.snapshot, s)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e.pins--
+	switch {
+	case err == nil:
+		c.stats.Hits++
+		c.stats.Tokens += uint64(e.length)
+		e.hits++
+		e.used = time.Now()
+	case ctx.Err() == nil:
+		c.stats.Failures++
+		if c.keeps(e) {
+			c.remove(e)
+			c.free(e)
+		}
+	}
+	return err
+}
+
+// Save stores the state of a sequence, which holds tokens and nothing pending, with the rows of features that source
+// has. It returns the entry that is there then, nil if there is no room. made reports that it is new.
+func (c *Cache) Save(space string, tokens []int32, s engine.Sequence, f Features) (e *Entry, made bool) {
+	if c == nil {
+		return nil, false
+	}
+	c.mu.Lock()
+	use, known, base, added := c.engine, (*Entry)(nil), (*Rows)(nil), len(tokens)
+	if root := c.roots[space]; root != nil {
+		known, base, added = root.nearest(tokens)
+	}
+	if known != nil {
+		known.used = time.Now()
+	}
+	off := c.closed || use == nil
+	c.mu.Unlock()
+	if known != nil || off {
+		return known, false
+	}
+	rows := collect(f, len(tokens), base)
+	c.mu.Lock()
+	need := c.state + uint64(added)*c.perKV + rows.fresh()
+	room := need <= c.cfg.Bytes && c.shrink(need, 1, nil)
+	if room {
+		c.making++
+	} else {
+		c.stats.Refusals++
+	}
+	c.mu.Unlock()
+	if !room {
+		return nil, false
+	}
+	snapshot, err := use.NewSnapshot(c.ctx, s)
+	for rpcerr.Code(err) == codes.ResourceExhausted && c.Relieve(use) {
+		snapshot, err = use.NewSnapshot(c.ctx, s)
+	}
+	if err != nil {
+		c.refused()
+		return nil, false
+	}
+	e, made = c.put(&Entry{space: space, engine: use, snapshot: snapshot, length: len(tokens), rows: rows}, tokens)
+	if !made {
+		_ = use.FreeSnapshot(c.ctx, snapshot) // the guard tries again
+	}
+	return e, made
+}
+
+// refused notes that no snapshot could be made for an entry.
+func (c *Cache) refused() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.making--
+	c.stats.Refusals++
+}
+
+// put adds the entry of a snapshot that was made. The caller frees a snapshot that made no entry.
+func (c *Cache) put(e *Entry, tokens []int32) (*Entry, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.making--
+	if c.closed || c.engine != e.engine {
+		return nil, false
+	}
+	root := c.roots[e.space]
+	if root == nil {
+		root = &node{}
+		c.roots[e.space] = root
+	}
+	at, added := root.insert(tokens)
+	if at.entry != nil { // another request was faster
+		return at.entry, false
+	}
+	e.made = time.Now()
+	e.used = e.made
+	e.node, at.entry = at, e
+	c.entries[e] = struct{}{}
+	c.bytes += c.state + uint64(added)*c.perKV + e.rows.hold()
+	if !c.shrink(0, 0, e) {
+		c.remove(e)
+		c.stats.Refusals++
+		return nil, false
+	}
+	return e, true
+}
+
+// Drop removes an entry that nobody has used yet.
+func (c *Cache) Drop(e *Entry) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.keeps(e) && e.hits == 0 && e.pins == 0 {
+		c.remove(e)
+		c.free(e)
+	}
+}
+
+// base returns the engine that a request's view of it belongs to (schedule.Engine.For).
+func base(e engine.Engine) engine.Engine {
+	if view, ok := e.(interface{ Base() engine.Engine }); ok {
+		return view.Base()
+	}
+	return e
+}
+
+// Relieve waits until the engine has freed what was evicted, or else evicts the entry of the least value. It reports
+// whether there was anything: a call that the engine refused for want of memory may be tried again then.
+func (c *Cache) Relieve(use engine.Engine) bool {
+	if c == nil {
+		return false
+	}
+	c.mu.Lock()
+	if c.freeing > 0 {
+		for c.freeing > 0 {
+			c.freed.Wait()
+		}
+		c.mu.Unlock()
+		return true
+	}
+	var e *Entry
+	if c.engine == base(use) && !c.closed {
+		e = c.least(nil)
+	}
+	if e != nil {
+		c.remove(e)
+		c.stats.Evictions++
+	}
+	c.mu.Unlock()
+	if e == nil {
+		return false
+	}
+	_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
+	return true
+}
+
+// Close frees everything and waits for it. Nothing is stored from then on.
+func (c *Cache) Close() {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	c.closed = true
+	for e := range c.entries {
+		c.remove(e)
+		c.free(e)
+	}
+	c.mu.Unlock()
+	c.group.Wait()
+	c.cancel()
+}
+
+// keeps reports whether an entry is still stored. The caller holds mu.
+func (c *Cache) keeps(e *Entry) bool {
+	_, ok := c.entries[e]
+	return ok
+}
+
+// remove takes an entry out of the tree. The caller holds mu and frees its snapshot.
+func (c *Cache) remove(e *Entry) {
+	delete(c.entries, e)
+	e.node.entry = nil
+	c.bytes -= c.state + uint64(e.node.prune())*c.perKV + e.rows.release()
+	if root := c.roots[e.space]; len(root.children) == 0 && root.entry == nil {
+		delete(c.roots, e.space)
+	}
+}
+
+// free frees an entry's snapshot beside the caller, who holds mu.
+func (c *Cache) free(e *Entry) {
+	c.freeing++
+	c.group.Go(func() {
+		_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.freeing--
+		c.freed.Broadcast()
+	})
+}
+
+// shrink evicts until so many more bytes and entries fit, keep excepted. It reports whether they do. The caller holds
+// mu.
+func (c *Cache) shrink(bytes uint64, entries int, keep *Entry) bool {
+	for c.bytes+bytes > c.cfg.Bytes || len(c.entries)+c.making+entries > c.cfg.Slots {
+		e := c.least(keep)
+		if e == nil {
+			return false
+		}
+		c.remove(e)
+		c.free(e)
+		c.stats.Evictions++
+	}
+	return true
+}
+
+const (
+	// decay of hits a second: they count half after 6 h.
+	decay = 3.2e-5
+	// young is the age up to which an entry is evicted after all older ones: the conversation that made it goes on.
+	young = time.Minute
+)
+
+// least returns the entry of the least value that is not in use, keep excepted. The caller holds mu.
+func (c *Cache) least(keep *Entry) (worst *Entry) {
+	now := time.Now()
+	var value float64
+	var fresh bool
+	for e := range c.entries {
+		if e == keep || e.pins > 0 {
+			continue
+		}
+		f, v := now.Sub(e.made) < young, c.value(e, now)
+		if worst == nil || fresh && !f || fresh == f && (v < value || v == value && e.used.Before(worst.used)) {
+			worst, value, fresh = e, v, f
+		}
+	}
+	return worst
+}
+
+// value of an entry: what its next hit saves, weighed by how likely that is and by the bytes that it keeps from others.
+func (c *Cache) value(e *Entry, now time.Time) float64 {
+	hits := float64(e.hits) * math.Exp(-decay*now.Sub(e.used).Seconds())
+	own := c.state + uint64(e.node.own())*c.perKV + e.rows.own()
+	return (hits + 1) * float64(e.length) / float64(max(own, 1))
+}

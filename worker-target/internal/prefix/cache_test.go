@@ -1,0 +1,431 @@
+package prefix
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/racetest"
+	"github.com/tandem-inference/tandem/services/rpcerr"
+)
+
+// memory is an engine of snapshots alone: each is the tokens of its sequence.
+type memory struct {
+	engine.Engine
+	mu        sync.Mutex
+	sequences map[engine.Sequence][]int32
+	snapshots map[engine.Snapshot][]int32
+	last      engine.Snapshot
+	most      int   // snapshots, 0 = any number
+	fail      error // of Restore
+}
+
+const (
+	kvBytes    = 96 // and 4 of the tree
+	stateBytes = 1000
+)
+
+func newMemory() *memory {
+	return &memory{sequences: map[engine.Sequence][]int32{}, snapshots: map[engine.Snapshot][]int32{}}
+}
+
+func (m *memory) Info() engine.Info {
+	return engine.Info{KVBytesPerToken: kvBytes, StateBytesPerSequence: stateBytes}
+}
+
+func (m *memory) NewSnapshot(_ context.Context, s engine.Sequence) (engine.Snapshot, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.most > 0 && len(m.snapshots) >= m.most {
+		return 0, rpcerr.ResourceExhausted("no pages are left")
+	}
+	m.last++
+	m.snapshots[m.last] = m.sequences[s]
+	return m.last, nil
+}
+
+func (m *memory) RestoreSnapshot(_ context.Context, p engine.Snapshot, s engine.Sequence) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fail != nil {
+		return m.fail
+	}
+	tokens, ok := m.snapshots[p]
+	if !ok {
+		return rpcerr.NotFound("snapshot: %d does not exist", p)
+	}
+	m.sequences[s] = tokens
+	return nil
+}
+
+func (m *memory) FreeSnapshot(_ context.Context, p engine.Snapshot) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.snapshots[p]; !ok {
+		return rpcerr.NotFound("snapshot: %d does not exist", p)
+	}
+	delete(m.snapshots, p)
+	return nil
+}
+
+func (m *memory) count() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.snapshots)
+}
+
+func newCache(t testing.TB, cfg Config) (*Cache, *memory) {
+	t.Helper()
+	c, m := New(cfg), newMemory()
+	c.Use(m)
+	t.Cleanup(func() {
+		c.Close()
+		if n := m.count(); n != 0 {
+			t.Errorf("%d snapshots are left", n)
+		}
+		if s := c.Stats(); s.Entries != 0 || s.Bytes != 0 || len(c.roots) != 0 {
+			t.Errorf("after the end: %+v, %d trees", s, len(c.roots))
+		}
+	})
+	return c, m
+}
+
+// save stores tokens.
+func save(c *Cache, m *memory, space string, tokens []int32) (*Entry, bool) {
+	m.mu.Lock()
+	m.sequences[1] = slices.Clone(tokens)
+	m.mu.Unlock()
+	return c.Save(space, tokens, 1, Features{})
+}
+
+// hit looks tokens up and restores what is found; 0 = nothing.
+func hit(t testing.TB, c *Cache, m *memory, space string, tokens []int32) int {
+	t.Helper()
+	e := c.Find(space, tokens, func(int) bool { return true })
+	if e == nil {
+		return 0
+	}
+	if err := c.Restore(t.Context(), e, 2); err != nil {
+		t.Fatal(err)
+	}
+	if got := m.sequences[2]; !slices.Equal(got, tokens[:e.Length()]) {
+		t.Fatalf("%v restores %v", tokens, got)
+	}
+	return e.Length()
+}
+
+func numbers(from, n int) []int32 {
+	list := make([]int32, n)
+	for i := range list {
+		list[i] = int32(from + i)
+	}
+	return list
+}
+
+var roomy = Config{Bytes: 1 << 30, Slots: 100}
+
+func TestLongestEntryIsFound(t *testing.T) {
+	c, m := newCache(t, roomy)
+	text := numbers(0, 100)
+	other := slices.Concat(text[:50], numbers(500, 50))
+	for _, list := range [][]int32{text[:40], text[:60], other[:70]} {
+		if _, made := save(c, m, "a", list); !made {
+			t.Errorf("%d tokens are not stored", len(list))
+		}
+	}
+	if _, made := save(c, m, "a", text[:60]); made {
+		t.Error("an entry is stored twice")
+	}
+	for _, v := range []struct {
+		space  string
+		tokens []int32
+		want   int
+	}{
+		{"a", text, 60}, {"a", text[:60], 60}, {"a", text[:59], 40}, {"a", text[:39], 0},
+		{"a", other, 70}, {"a", other[:69], 40}, {"a", numbers(1, 50), 0}, {"b", text, 0},
+	} {
+		if got := hit(t, c, m, v.space, v.tokens); got != v.want {
+			t.Errorf("%d tokens from %d on in %s find %d, want %d", len(v.tokens), v.tokens[0], v.space, got, v.want)
+		}
+	}
+	if e := c.Find("a", text, func(n int) bool { return n < 60 }); e == nil || e.Length() != 40 {
+		t.Errorf("what fits is %+v", e)
+	} else if err := c.Restore(t.Context(), e, 2); err != nil {
+		t.Error(err)
+	}
+	s := c.Stats()
+	// Edges: 40, 10 up to the fork, 10 and 20 beyond it.
+	if want := uint64(3*stateBytes + 80*100); s.Bytes != want || s.Entries != 3 {
+		t.Errorf("%d entries of %d bytes, want %d", s.Entries, s.Bytes, want)
+	}
+	if s.Lookups != 9 || s.Hits != 6 || s.Tokens != 60+60+40+70+40+40 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestModel: any order of saves, look-ups and drops gives what a list of prefixes gives, and bytes are those of its
+// tree.
+func TestModel(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		c, m := New(roomy), newMemory()
+		c.Use(m)
+		model := map[string]*Entry{}
+		text := rapid.SliceOfN(rapid.Int32Range(0, 2), 1, 12)
+		rt.Repeat(map[string]func(*rapid.T){
+			"save": func(rt *rapid.T) {
+				tokens := text.Draw(rt, "tokens")
+				e, made := save(c, m, "", tokens)
+				if _, there := model[fmt.Sprint(tokens)]; made == there || e == nil {
+					rt.Fatalf("%v: stored %v, there %v", tokens, made, there)
+				}
+				model[fmt.Sprint(tokens)] = e
+			},
+			"find": func(rt *rapid.T) {
+				tokens := text.Draw(rt, "tokens")
+				want := 0
+				for n := range len(tokens) + 1 {
+					if model[fmt.Sprint(tokens[:n])] != nil {
+						want = n
+					}
+				}
+				if got := hit(t, c, m, "", tokens); got != want {
+					rt.Fatalf("%v finds %d, want %d", tokens, got, want)
+				}
+			},
+			"drop": func(rt *rapid.T) {
+				tokens := text.Draw(rt, "tokens")
+				e := model[fmt.Sprint(tokens)]
+				if e == nil {
+					return
+				}
+				if c.Drop(e); e.hits == 0 {
+					delete(model, fmt.Sprint(tokens))
+				}
+			},
+			"": func(rt *rapid.T) {
+				c.group.Wait()
+				edges := map[string]bool{} // every prefix of an entry is a token of an edge
+				for _, e := range model {
+					for n := range e.length {
+						edges[fmt.Sprint(m.snapshots[e.snapshot][:n+1])] = true
+					}
+				}
+				s := c.Stats()
+				n, want := len(model), uint64(len(model)*stateBytes+len(edges)*100)
+				if s.Bytes != want || s.Entries != n || m.count() != n {
+					rt.Fatalf("%d entries, %d snapshots, %d bytes; want %d of %d bytes", s.Entries, m.count(), s.Bytes, n, want)
+				}
+			},
+		})
+		c.Close()
+		if m.count() != 0 || len(c.roots) != 0 {
+			rt.Fatalf("%d snapshots and %d trees are left", m.count(), len(c.roots))
+		}
+	})
+}
+
+func TestEvictionIsByValue(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		c, m := newCache(t, Config{Bytes: 1 << 30, Slots: 3})
+		long, short, used := numbers(0, 400), numbers(1000, 20), numbers(2000, 30)
+		for _, list := range [][]int32{long, short, used} {
+			save(c, m, "", list)
+		}
+		time.Sleep(2 * time.Minute)
+		hit(t, c, m, "", used)
+		// A state of 20 tokens saves least for its bytes.
+		save(c, m, "", numbers(3000, 50))
+		expect := func(want []int, lists ...[]int32) {
+			t.Helper()
+			for i, list := range lists {
+				if got := hit(t, c, m, "", list); got != want[i] {
+					t.Fatalf("of list %d %d tokens are found, want %d", i, got, want[i])
+				}
+			}
+		}
+		expect([]int{400, 0, 30}, long, short, used)
+		// The newest is young: an older one goes, though a better one.
+		save(c, m, "", numbers(4000, 10))
+		expect([]int{50, 30, 0}, numbers(3000, 50), used, long)
+		// What is in use stays.
+		e := c.Find("", numbers(4000, 10), func(int) bool { return true })
+		time.Sleep(2 * time.Minute)
+		for i := range 5 {
+			save(c, m, "", numbers(5000+100*i, 60))
+		}
+		if err := c.Restore(t.Context(), e, 2); err != nil {
+			t.Error(err)
+		}
+		if s := c.Stats(); s.Entries != 3 || s.Evictions != 7 {
+			t.Errorf("%+v", s)
+		}
+		// Hits count less with time: after six days none of them is left.
+		hit(t, c, m, "", numbers(4000, 10))
+		time.Sleep(6 * 24 * time.Hour)
+		save(c, m, "", numbers(6000, 60))
+		if got := hit(t, c, m, "", numbers(4000, 10)); got != 0 {
+			t.Errorf("an entry of old hits stays, %d tokens", got)
+		}
+		synctest.Wait()
+	})
+}
+
+func TestBudgetOfBytes(t *testing.T) {
+	c, m := newCache(t, Config{Bytes: 3 * 2000, Slots: 100})
+	for i := range 5 {
+		save(c, m, "", numbers(1000*i, 10)) // 2000 bytes
+	}
+	c.group.Wait()
+	if s := c.Stats(); s.Entries != 3 || s.Bytes != 6000 || s.Evictions != 2 || m.count() != 3 {
+		t.Errorf("%+v, %d snapshots", s, m.count())
+	}
+	// What cannot fit evicts nothing.
+	if e, made := save(c, m, "", numbers(9000, 51)); e != nil || made {
+		t.Error("an entry larger than the budget is stored")
+	}
+	if s := c.Stats(); s.Entries != 3 || s.Refusals != 1 {
+		t.Errorf("%+v", s)
+	}
+	// A long prefix that is there already is not counted again.
+	save(c, m, "long", numbers(0, 30))
+	if _, made := save(c, m, "long", numbers(0, 35)); !made {
+		t.Error("an entry beside its prefix is not stored")
+	}
+	if s := c.Stats(); s.Bytes > 6000 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestEngineRefuses(t *testing.T) {
+	c, m := newCache(t, roomy)
+	m.most = 2
+	for i := range 4 {
+		if _, made := save(c, m, "", numbers(1000*i, 100+i)); !made {
+			t.Errorf("entry %d is not stored", i)
+		}
+	}
+	if s := c.Stats(); s.Entries != 2 || s.Evictions != 2 || m.count() != 2 {
+		t.Errorf("%+v, %d snapshots", s, m.count())
+	}
+	// Nothing can be evicted: it goes on without.
+	a := c.Find("", numbers(3000, 103), func(int) bool { return true })
+	b := c.Find("", numbers(2000, 102), func(int) bool { return true })
+	if e, made := save(c, m, "", numbers(8000, 9)); e != nil || made || a == nil || b == nil {
+		t.Error("an entry without room is stored")
+	}
+	if c.Relieve(m) {
+		t.Error("an entry in use is evicted")
+	}
+	for _, e := range []*Entry{a, b} {
+		if err := c.Restore(t.Context(), e, 2); err != nil {
+			t.Error(err)
+		}
+	}
+	if !c.Relieve(m) || m.count() != 1 {
+		t.Errorf("%d snapshots after one was to go", m.count())
+	}
+	if c.Relieve(newMemory()) {
+		t.Error("an entry is evicted for another engine")
+	}
+}
+
+func TestFailedRestoreIsForgotten(t *testing.T) {
+	c, m := newCache(t, roomy)
+	save(c, m, "", numbers(0, 10))
+	m.fail = rpcerr.Internal("a device fault")
+	e := c.Find("", numbers(0, 20), func(int) bool { return true })
+	if err := c.Restore(t.Context(), e, 2); err == nil {
+		t.Error("it was restored")
+	}
+	m.fail = nil
+	if got := hit(t, c, m, "", numbers(0, 20)); got != 0 {
+		t.Errorf("%d tokens are found", got)
+	}
+	c.group.Wait()
+	if s := c.Stats(); s.Failures != 1 || s.Hits != 0 || s.Entries != 0 || m.count() != 0 {
+		t.Errorf("%+v, %d snapshots", s, m.count())
+	}
+	// A request that was cancelled says nothing about the entry.
+	save(c, m, "", numbers(0, 10))
+	m.fail = context.Canceled
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := c.Restore(ctx, c.Find("", numbers(0, 20), func(int) bool { return true }), 2); err == nil {
+		t.Error("it was restored")
+	}
+	m.fail = nil
+	if got := hit(t, c, m, "", numbers(0, 20)); got != 10 {
+		t.Errorf("%d tokens are found", got)
+	}
+}
+
+// TestAnotherEngine: states of an engine are gone with it, and what a request of the old one still does is without
+// effect.
+func TestAnotherEngine(t *testing.T) {
+	c, m := newCache(t, roomy)
+	save(c, m, "", numbers(0, 10))
+	e := c.Find("", numbers(0, 20), func(int) bool { return true })
+	next := newMemory()
+	c.Use(next)
+	m.fail = rpcerr.EngineLost
+	if err := c.Restore(t.Context(), e, 2); err == nil {
+		t.Error("a state of a lost engine was restored")
+	}
+	c.Drop(e)
+	if s := c.Stats(); s.Entries != 0 || s.Bytes != 0 {
+		t.Errorf("%+v", s)
+	}
+	save(c, next, "", numbers(0, 10))
+	if got := hit(t, c, next, "", numbers(0, 20)); got != 10 {
+		t.Errorf("%d tokens are found", got)
+	}
+	m.snapshots = nil // they died with their engine
+}
+
+func TestOff(t *testing.T) {
+	for _, cfg := range []Config{{}, {Bytes: 1}, {Slots: 1}} {
+		c := New(cfg)
+		c.Use(newMemory())
+		e, made := save(c, newMemory(), "", numbers(0, 10))
+		found := c.Find("", numbers(0, 10), nil)
+		if c != nil || e != nil || made || found != nil || c.Relieve(nil) || c.Stats() != (Stats{}) {
+			t.Errorf("%+v keeps something", cfg)
+		}
+		c.Close()
+	}
+}
+
+// TestConcurrent: many requests at once lose no snapshot and corrupt no count.
+func TestConcurrent(t *testing.T) {
+	c, m := newCache(t, Config{Bytes: 1 << 30, Slots: 5})
+	var group sync.WaitGroup
+	for i := range 8 {
+		group.Go(func() {
+			s := engine.Sequence(10 + i)
+			for k := range 200 {
+				tokens := numbers(1000*(k%3), 1+(i+k)%7)
+				m.mu.Lock()
+				m.sequences[s] = tokens
+				m.mu.Unlock()
+				c.Save("", tokens, s, Features{})
+				if e := c.Find("", numbers(1000*(k%3), 10), func(int) bool { return true }); e != nil {
+					if err := c.Restore(t.Context(), e, s); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	group.Wait()
+	c.group.Wait()
+	if s := c.Stats(); s.Entries > 5 || s.Entries != m.count() || s.Failures != 0 {
+		t.Errorf("%+v, %d snapshots", s, m.count())
+	}
+}

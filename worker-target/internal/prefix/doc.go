@@ -1,0 +1,18 @@
+// Package prefix keeps the states of prompts, so that a prompt which begins like an earlier one is not read again from
+// its first token.
+//
+// An entry is the engine's snapshot after a number of tokens, with the newest rows of features before that position, so
+// that a draft proposes in the first round. Entries hang in a radix tree over token ids, one tree a namespace: the
+// contract id and what requests are kept apart by. Ids are compared one by one, so a hit is never another prompt.
+//
+// Only canonical states may be stored: those that a cold run over the same tokens computes. The caller answers for it,
+// and for restoring only where its own cold run has a border (package piece).
+//
+// Bytes of an entry are the engine's state, the K/V rows of its edge in the tree, which entries below it share, and
+// pages of feature rows, which neighbours share. What is over the budget in bytes or entries is evicted by value: (hits
+// · e^(−3.2e-5 · age in seconds) + 1) · tokens ÷ bytes that would become free, entries younger than a minute after all
+// others, entries in use never.
+//
+// Locking: mu guards everything; no call to the engine is made with it held. An engine's snapshots are gone with it:
+// Use forgets them.
+package prefix
