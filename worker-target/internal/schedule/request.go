@@ -57,8 +57,11 @@ func (p *part) priority() int {
 const (
 	// ageing is the share of the rows that the machine could have read while a request waited that are taken off what it
 	// has left to read. A request that takes T alone waits for shorter ones for at most T/ageing. 0 would let short
-	// prompts starve long ones, 1 is nearly the order of arrival.
-	ageing = 0.5
+	// prompts starve long ones, 1 is nearly the order of arrival. In the mix of TestPromptOrder, on a machine that is busy
+	// for 70 % of the time, first tokens take on average (p99) 518 ms (6.3 s) with 0, 588 ms (5.8 s) with 0.25, 755 ms
+	// (5.0 s) with 0.5, 928 ms (4.0 s) with 1, and 807 ms (7.1 s) in turns; 0.25 is better than turns in both at 50 % and
+	// 85 %, too.
+	ageing = 0.25
 	// typicalPiece and typicalRate give the rows of a piece and, where its time is not known, the rows a second.
 	typicalPiece, typicalRate = 512, 1000
 )
