@@ -60,6 +60,8 @@ struct Options {
     for (const Option& o : kOptions) values[o.name] = o.value;
   }
   int number(const char* key) const { return std::atoi(values.at(key).c_str()); }
+  float temperature() const { return real("temperature", 0, 2); }
+  float top_p() const { return real("top-p", 1e-6f, 1); }
   float real(const char* key, float least, float most) const {
     char* end = nullptr;
     const float value = std::strtof(text(key).c_str(), &end);
@@ -216,8 +218,8 @@ class Target {
     check(e_, tnd_sequence_create(e_, &sequence_), "sequence");
     tnd_sampler sampler{};  // every row is sampled as a chat would
     sampler.struct_size = sizeof sampler;
-    sampler.temperature = o.real("temperature", 0, 2);
-    sampler.top_p = o.real("top-p", 1e-6f, 1);
+    sampler.temperature = o.temperature();
+    sampler.top_p = o.top_p();
     sampler.top_k = o.number("top-k");
     sampler.repetition_penalty = 1;
     sampler.seed = 7;
@@ -580,6 +582,8 @@ int main(int argc, char** argv) {
   SyntheticShape shape = o.text("model") == "27b"    ? tnd::bench::qwen35_27b_q4_k_m()
                          : o.text("model") == "0.8b" ? tnd::bench::qwen35_08b_bf16()
                                                      : SyntheticShape();
+  o.temperature();  // a wrong one ends the program here, not after the model was made
+  o.top_p();
   const bool target = shape.layers > 0;
   if (!target && o.text("model") != "none") fail("--model: 27b, 0.8b or none");
   if (o.number("layers") > 0) shape.layers = o.number("layers");
