@@ -38,7 +38,7 @@ func run(ctx context.Context, rounds int) error {
 	}
 	startCtx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo"}})
+	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo", "--prefix-cache-slots", "0"}})
 	if err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ func run(ctx context.Context, keep string) error {
 	}
 	startCtx, stop := context.WithTimeout(ctx, time.Minute)
 	defer stop()
-	cl, err := cluster.Start(startCtx, cluster.Options{})
+	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo", "--prefix-cache-slots", "0"}})
 	if err != nil {
 		return err
 	}

@@ -113,7 +113,8 @@ func ours(ctx context.Context, threads, rounds int, cases []report.Case, long []
 	r := result{decode: map[string]rates{}, accept: map[string]rates{}}
 	startCtx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo", "--threads", strconv.Itoa(threads)}})
+	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo", "--threads", strconv.Itoa(threads),
+		"--prefix-cache-slots", "0"}}) // every prompt is read
 	if err != nil {
 		return r, err
 	}

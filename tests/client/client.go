@@ -60,6 +60,7 @@ type Request struct {
 	Speculation    *Speculation    `json:"speculation,omitempty"`
 	PFlash         map[string]any  `json:"pflash,omitempty"`
 	EnableThinking *bool           `json:"enable_thinking,omitempty"`
+	CachePrompt    *bool           `json:"cache_prompt,omitempty"`
 	Stream         bool            `json:"stream,omitempty"`
 	StreamOptions  map[string]bool `json:"stream_options,omitempty"`
 }
@@ -72,6 +73,7 @@ type Usage struct {
 	AcceptRate       *float64 `json:"accept_rate"`
 	PromptDetails    struct {
 		CompressedTokens int `json:"compressed_tokens"`
+		CachedTokens     int `json:"cached_tokens"`
 	} `json:"prompt_tokens_details"`
 	Timings Timings        `json:"timings"`
 	PFlash  map[string]any `json:"pflash"`
@@ -81,6 +83,7 @@ type Usage struct {
 type Timings struct {
 	QueueMs             float64 `json:"queue_ms"`
 	CompressMs          float64 `json:"compress_ms"`
+	RestoreMs           float64 `json:"restore_ms"`
 	PrefillMs           float64 `json:"prefill_ms"`
 	TTFTMs              float64 `json:"ttft_ms"`
 	DecodeMs            float64 `json:"decode_ms"`

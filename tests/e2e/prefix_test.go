@@ -72,7 +72,8 @@ func TestPrefixCache(t *testing.T) {
 			t.Errorf("turn %d: cold %q, first %q, again %q", turn, cold.text, first.text, again.text)
 		}
 		if cold.cached != 0 || (first.cached > 0) != (turn > 0) || again.cached < first.prompt-100 {
-			t.Errorf("turn %d: %d, %d and %d of %d tokens are cached", turn, cold.cached, first.cached, again.cached, first.prompt)
+			t.Errorf("turn %d: %d, %d and %d of %d tokens are cached", turn, cold.cached, first.cached, again.cached,
+				first.prompt)
 		}
 		if turn > 0 && first.drafted == 0 {
 			t.Errorf("turn %d: nothing was drafted after a hit", turn)

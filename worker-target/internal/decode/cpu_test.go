@@ -52,7 +52,7 @@ func newCPU(t testing.TB, o engine.OpenOptions) (*engine.Guard, *tokenizer.Token
 		t.Fatal(err)
 	}
 	g := engine.NewGuard(e, engine.GuardConfig{})
-	t.Cleanup(func() { g.Close() })
+	t.Cleanup(func() { _ = g.Close() })
 	return g, words
 }
 

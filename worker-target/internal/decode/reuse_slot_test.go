@@ -272,10 +272,9 @@ func TestOffAndPromptLogprobs(t *testing.T) {
 	}
 }
 
-// ready is a drafter that is there from the start and counts steps before its first question.
+// ready is a drafter that is there from the start and notes the ring at its first question.
 type ready struct {
 	flaky
-	w      *watched
 	before []int // positions of the ring at the first question: first, next
 	capt   *drafts.Capture
 	right  bool // its guesses are those of newWatched's text
@@ -321,7 +320,7 @@ func TestHitFeedsTheDraft(t *testing.T) {
 	for _, rows := range []int{128, 4096} {
 		e := newWatched(t, 0)
 		width := 2 * e.Info().FeatureRaw
-		d := &ready{flaky: flaky{t: t, random: rand.New(rand.NewPCG(1, 1)), width: width}, w: e}
+		d := &ready{flaky: flaky{t: t, random: rand.New(rand.NewPCG(1, 1)), width: width}}
 		d.capt = d.flaky.Capture()
 		slot, cache := cached(t, e, d, rows)
 		c := fakeChats(3)
@@ -358,7 +357,7 @@ func TestHitFeedsTheDraft(t *testing.T) {
 func TestAnswerFeedsTheDraft(t *testing.T) {
 	for stop := range int32(9) {
 		e := newWatched(t, 0)
-		d := &ready{flaky: flaky{t: t, width: 2 * e.Info().FeatureRaw}, w: e, right: true}
+		d := &ready{flaky: flaky{t: t, width: 2 * e.Info().FeatureRaw}, right: true}
 		d.capt = d.flaky.Capture()
 		slot, _ := cached(t, e, d, 4096)
 		r := greedy([]int32{4, 5, 6, 7, 8, 0}, 60)

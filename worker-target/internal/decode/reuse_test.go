@@ -116,11 +116,9 @@ type message []int32
 func (c *chats) words(n int) []int32 {
 	list := make([]int32, n)
 	for i := range list {
-		for list[i] = 3; ; {
+		for ok := false; !ok; {
 			list[i] = int32(c.random.IntN(c.vocab))
-			if !slices.Contains(c.markers.Ends, list[i]) && !slices.Contains(c.markers.Headers, list[i]) {
-				break
-			}
+			ok = !slices.Contains(c.markers.Ends, list[i]) && !slices.Contains(c.markers.Headers, list[i])
 		}
 	}
 	return list
@@ -261,7 +259,7 @@ func newFake(t testing.TB, o enginefake.Options, open engine.OpenOptions) *engin
 		if sequences, snapshots := fake.Leaks(); len(sequences)+len(snapshots) > 0 {
 			t.Errorf("sequences %v and snapshots %v are left", sequences, snapshots)
 		}
-		guard.Close()
+		_ = guard.Close()
 	})
 	return guard
 }

@@ -23,8 +23,9 @@ type memory struct {
 	sequences map[engine.Sequence][]int32
 	snapshots map[engine.Snapshot][]int32
 	last      engine.Snapshot
-	most      int   // snapshots, 0 = any number
-	fail      error // of Restore
+	most      int    // snapshots, 0 = any number
+	fail      error  // of Restore
+	making    func() // called by NewSnapshot; nil = nothing
 }
 
 const (
@@ -41,6 +42,9 @@ func (m *memory) Info() engine.Info {
 }
 
 func (m *memory) NewSnapshot(_ context.Context, s engine.Sequence) (engine.Snapshot, error) {
+	if m.making != nil {
+		m.making()
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.most > 0 && len(m.snapshots) >= m.most {
@@ -217,6 +221,11 @@ func TestModel(t *testing.T) {
 						edges[fmt.Sprint(m.snapshots[e.snapshot][:n+1])] = true
 					}
 				}
+				for _, root := range c.roots {
+					if n := root.idle(); n > 0 {
+						rt.Fatalf("%d nodes are of no use", n)
+					}
+				}
 				s := c.Stats()
 				n, want := len(model), uint64(len(model)*stateBytes+len(edges)*100)
 				if s.Bytes != want || s.Entries != n || m.count() != n {
@@ -229,6 +238,17 @@ func TestModel(t *testing.T) {
 			rt.Fatalf("%d snapshots and %d trees are left", m.count(), len(c.roots))
 		}
 	})
+}
+
+// idle counts nodes below n that have neither an entry nor a fork.
+func (n *node) idle() (count int) {
+	for _, child := range n.children {
+		if child.entry == nil && len(child.children) < 2 {
+			count++
+		}
+		count += child.idle()
+	}
+	return count
 }
 
 func TestEvictionIsByValue(t *testing.T) {
@@ -279,9 +299,15 @@ func TestEvictionIsByValue(t *testing.T) {
 
 func TestBudgetOfBytes(t *testing.T) {
 	c, m := newCache(t, Config{Bytes: 3 * 2000, Slots: 100})
+	m.making = func() {
+		if s := c.Stats(); s.Bytes > 2*2000 {
+			t.Errorf("a state is made beside %d bytes of others", s.Bytes)
+		}
+	}
 	for i := range 5 {
 		save(c, m, "", numbers(1000*i, 10)) // 2000 bytes
 	}
+	m.making = nil
 	c.group.Wait()
 	if s := c.Stats(); s.Entries != 3 || s.Bytes != 6000 || s.Evictions != 2 || m.count() != 3 {
 		t.Errorf("%+v, %d snapshots", s, m.count())

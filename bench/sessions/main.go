@@ -1,0 +1,201 @@
+// Command sessions measures what the prefix cache saves: the second turn of a long conversation, and the prompts of an
+// agent whose history grows from turn to turn.
+//
+//	go run ./bench/sessions [-rounds 3] [-turns 16] [-out build/sessions.json]
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/tandem-inference/tandem/bench/report"
+	"github.com/tandem-inference/tandem/tests/client"
+	"github.com/tandem-inference/tandem/tests/cluster"
+)
+
+// Aims of the two measurements.
+const (
+	mostShare = 0.05 // of the second turn's first token in the time of a cold one
+	mostRead  = 1.1  // prompt tokens read for a new one
+)
+
+func main() {
+	rounds := flag.Int("rounds", 3, "conversations of two turns")
+	turns := flag.Int("turns", 16, "turns of the agent")
+	out := flag.String("out", filepath.Join("build", "sessions.json"), "file of results")
+	flag.Parse()
+	if err := run(context.Background(), *rounds, *turns, *out); err != nil {
+		report.Exit(err)
+	}
+}
+
+// results are what the file holds.
+type results struct {
+	Machine string `json:"machine"`
+	// Second are the second turns.
+	Second []second `json:"second_turn"`
+	// Share is the median of theirs.
+	Share float64 `json:"second_turn_share"`
+	Agent agent   `json:"agent"`
+}
+
+// second is the second turn of a conversation, beside the first, which is cold.
+type second struct {
+	Tokens    int     `json:"tokens"`
+	ColdMS    float64 `json:"cold_first_token_ms"`
+	Cached    int     `json:"cached_tokens"`
+	HitMS     float64 `json:"hit_first_token_ms"`
+	RestoreMS float64 `json:"restore_ms"`
+	Share     float64 `json:"share"`
+	// Drafted and Steps are those of the 17 tokens after the hit, in chains.
+	Drafted int `json:"drafted_tokens"`
+	Steps   int `json:"verify_steps"`
+}
+
+// agent is a conversation that grows.
+type agent struct {
+	Turns  int     `json:"turns"`
+	New    int     `json:"new_tokens"`
+	Read   int     `json:"read_tokens"`
+	Asked  int     `json:"prompt_tokens"` // of all turns together, what would be read without a cache
+	Ratio  float64 `json:"read_per_new"`
+	Checks int     `json:"answers_compared"` // with those of prompts that were read whole
+}
+
+func run(ctx context.Context, rounds, turns int, out string) error {
+	startCtx, stop := context.WithTimeout(ctx, time.Minute)
+	defer stop()
+	cl, err := cluster.Start(startCtx, cluster.Options{Args: []string{"--demo"}})
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	c := client.New(cl.HTTP)
+	r := results{Machine: report.Machine()}
+	fmt.Println("# Sessions\n\n" + r.Machine)
+	table := &report.Table{Title: "The second turn over a conversation of 8K tokens",
+		Header: []string{"tokens", "first token, cold", "from the cache", "first token, second turn", "restoring", "share",
+			"tokens drafted in", "steps"}}
+	var shares []float64
+	for range rounds {
+		s, err := secondTurn(ctx, c)
+		if err != nil {
+			return err
+		}
+		r.Second = append(r.Second, s)
+		shares = append(shares, s.Share)
+		table.Add(s.Tokens, s.ColdMS, s.Cached, s.HitMS, s.RestoreMS, fmt.Sprintf("%.1f %%", 100*s.Share), s.Drafted, s.Steps)
+	}
+	table.Write(os.Stdout)
+	slices.Sort(shares)
+	r.Share = shares[len(shares)/2]
+	if r.Agent, err = trace(ctx, c, turns); err != nil {
+		return err
+	}
+	a := r.Agent
+	table = &report.Table{Title: fmt.Sprintf("An agent of %d turns: 6K tokens of system text and tools, results of 0.5K to 2K", turns),
+		Header: []string{"prompts together", "new tokens", "read", "read a new one", "answers compared"}}
+	table.Add(a.Asked, a.New, a.Read, a.Ratio, a.Checks)
+	table.Write(os.Stdout)
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(out), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(out, append(data, '\n'), 0o644); err != nil {
+		return err
+	}
+	switch {
+	case r.Share > mostShare:
+		return fmt.Errorf("the second turn's first token takes %.1f %% of a cold one, at most %.0f %% are the aim",
+			100*r.Share, 100*mostShare)
+	case a.Ratio > mostRead:
+		return fmt.Errorf("the agent's target reads %.2f tokens for a new one, at most %.1f are the aim", a.Ratio, mostRead)
+	}
+	return nil
+}
+
+// words is text of about so many tokens that nobody else's prompt has.
+func words(tokens int) string {
+	var b strings.Builder
+	for n := 0; n < tokens; n += 12 {
+		fmt.Fprintf(&b, "Function %s returns the sum of its arguments.\n", strings.ToLower(rand.Text()[:4]))
+	}
+	return b.String()
+}
+
+var off = false
+
+// ask streams an answer of so many tokens in chains of the draft.
+func ask(ctx context.Context, c *client.Client, list []client.Message, most int, cache *bool) (client.Reply, error) {
+	return c.Stream(ctx, client.Request{Messages: list, MaxTokens: most, EnableThinking: &off, CachePrompt: cache,
+		Speculation: &client.Speculation{Mode: "chain"}}, nil)
+}
+
+func secondTurn(ctx context.Context, c *client.Client) (s second, err error) {
+	list := []client.Message{{Role: "system", Content: words(1000)}}
+	for i := range 14 {
+		list = append(list, client.Message{Role: []string{"user", "assistant"}[i%2], Content: words(500)})
+	}
+	list = append(list, client.Message{Role: "user", Content: "What is a goroutine?"})
+	cold, err := ask(ctx, c, list, 17, nil)
+	if err != nil {
+		return s, err
+	}
+	list = append(list, client.Message{Role: "assistant", Content: cold.Text},
+		client.Message{Role: "user", Content: "And what is a channel?"})
+	hit, err := ask(ctx, c, list, 17, nil)
+	if err != nil {
+		return s, err
+	}
+	t := hit.Usage.Timings
+	s = second{Tokens: hit.Usage.PromptTokens, ColdMS: cold.Usage.Timings.TTFTMs,
+		Cached: hit.Usage.PromptDetails.CachedTokens, HitMS: t.TTFTMs, RestoreMS: t.RestoreMs,
+		Share: t.TTFTMs / cold.Usage.Timings.TTFTMs, Drafted: t.DraftedTokens, Steps: t.VerifySteps}
+	if s.Cached == 0 || s.Drafted == 0 {
+		return s, fmt.Errorf("the second turn took %d tokens from the cache and verified %d drafted ones", s.Cached, s.Drafted)
+	}
+	return s, nil
+}
+
+// trace runs an agent: every turn adds an answer and the result of a tool.
+func trace(ctx context.Context, c *client.Client, turns int) (a agent, err error) {
+	list := []client.Message{{Role: "system", Content: words(6000)}, {Role: "user", Content: "Find the function."}}
+	before := 0
+	for turn := range turns {
+		reply, err := ask(ctx, c, list, 30, nil)
+		if err != nil {
+			return a, fmt.Errorf("turn %d: %w", turn, err)
+		}
+		u := reply.Usage
+		a.Turns++
+		a.Asked += u.PromptTokens
+		a.New += u.PromptTokens - before
+		a.Read += u.PromptTokens - u.PromptDetails.CachedTokens
+		before = u.PromptTokens
+		if turn%5 == 4 {
+			cold, err := ask(ctx, c, list, 30, &off)
+			if err != nil {
+				return a, err
+			}
+			if cold.Text != reply.Text || cold.Usage.PromptDetails.CachedTokens != 0 {
+				return a, fmt.Errorf("turn %d: the answer is %q, of a prompt that is read whole %q", turn, reply.Text, cold.Text)
+			}
+			a.Checks++
+		}
+		list = append(list, client.Message{Role: "assistant", Content: reply.Text},
+			client.Message{Role: "user", Content: "The tool says:\n" + words(500+100*((7*turn)%16))})
+	}
+	a.Ratio = float64(a.Read) / float64(a.New)
+	return a, nil
+}
