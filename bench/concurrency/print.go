@@ -57,7 +57,9 @@ func (r *results) print(w io.Writer, o options, programs []string) {
 		}
 	}
 	table.Write(w)
-	table = &report.Table{Title: "Tokens a second of a long prompt", Header: []string{"programs", "alone", "beside streams"}}
+	table = &report.Table{
+		Title: "Tokens a second of a long prompt", Header: []string{"programs", "alone", "beside streams"},
+	}
 	for _, name := range programs {
 		all := func(prompts) bool { return true }
 		table.Add(name, median(r.Prompts[name], all, func(v prompts) float64 { return v.Alone }),
