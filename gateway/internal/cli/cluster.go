@@ -122,6 +122,7 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 		"--cache-type-v", w.CacheTypeV}
 	target = optional(target, "--max-ctx", w.MaxCtx)
 	target = optional(target, "--lanes", w.Lanes)
+	target = optional(target, "--kv-positions", w.KVPositions)
 	target = optional(target, "--ddtree-budget", w.DDTreeBudget)
 	target = optional(target, "--chunk", w.Chunk)
 	if !w.Lookup {
@@ -137,6 +138,7 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 			"--cache-type-k", w.DraftCache, "--cache-type-v", w.DraftCache}
 		args = optional(args, "--max-ctx", w.MaxCtx)
 		args = optional(args, "--lanes", w.Lanes)
+		args = optional(args, "--kv-positions", w.KVPositions)
 		specs = append(specs, c.spec(programs, workerDraft, args))
 	}
 	if models.prefill != "" {

@@ -13,7 +13,7 @@ var groups = []struct {
 }{
 	{"models", "Models:", "demo draft model prefill-drafter model-name chat-template-file model-card- model-card strict-"},
 	{"devices", "Devices and memory:",
-		"device target-device draft-device prefill-device threads draft-threads max-ctx lanes memory-cap cache-type- " +
+		"device target-device draft-device prefill-device threads draft-threads max-ctx lanes kv-positions memory-cap cache-type- " +
 			"draft-cache-type chunk cache-dir engine programs"},
 	{"speculation", "Speculation:", "ddtree-budget lookup"},
 	{"ports", "Ports and access:",
