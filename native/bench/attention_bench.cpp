@@ -71,11 +71,14 @@ int main(int argc, char** argv) {
   } shapes[] = {{"tiny target 4x256/1", 256, 1, 4}, {"27B 24x256/4", 256, 4, 24}, {"scorer 4x128/2", 128, 2, 4}};
   for (const auto& sh : shapes) {
     AttentionShape shape;
-    shape.kv = {type, type, sh.dim, sh.kv_heads, (tokens + 160) / 16 * 16};
+    shape.kv = {type, type, sh.dim, sh.kv_heads, tnd::kv_pages(tokens + 144) * tnd::kKvPage};
     shape.q_heads = sh.q_heads;
     shape.scale = 1.0f / std::sqrt(float(sh.dim));
     void* k = std::aligned_alloc(64, shape.kv.k_bytes());
     void* v = std::aligned_alloc(64, shape.kv.v_bytes());
+    std::vector<int32_t> pages;  // neighbours lie apart
+    const int32_t n_pages = shape.kv.capacity / tnd::kKvPage;
+    for (int32_t i = 0; i < n_pages; i++) pages.push_back(i % 2 == 0 ? i / 2 : n_pages - 1 - i / 2);
     std::vector<float> row(size_t(sh.kv_heads) * sh.dim);
     for (int i = 0; i < shape.kv.capacity; i++) {
       for (size_t d = 0; d < row.size(); d++) row[d] = float((i * 31 + d * 17) % 101 - 50) / 50;
@@ -97,7 +100,7 @@ int main(int argc, char** argv) {
         rows[i] = {q.data() + o, out.data() + o, 0, p + i + 1, 0, nullptr};
         flop += 4.0 * sh.q_heads * sh.dim * (p + i + 1);
       }
-      const AttentionGroup g{k, v, rows.data(), n};
+      const AttentionGroup g{k, v, pages.data(), rows.data(), n};
       attention(pool, shape, &g, 1, s);
     }
     const double dt = now() - t0;
@@ -107,12 +110,12 @@ int main(int argc, char** argv) {
     for (int past : {128, 1024, tokens}) {
       for (int n : {1, 8, 16, 24}) {
         int32_t tail[32];
-        for (int i = 0; i < 32; i++) tail[i] = past + i;
+        for (int i = 0; i < 32; i++) tail[i] = tnd::kv_slot(pages.data(), past + i);
         for (int i = 0; i < n; i++) {
           const size_t o = size_t(i) * sh.q_heads * sh.dim;
           rows[i] = {q.data() + o, out.data() + o, 0, past, i + 1, tail};
         }
-        const AttentionGroup g{k, v, rows.data(), n};
+        const AttentionGroup g{k, v, pages.data(), rows.data(), n};
         double best = 1e9;
         for (int r = 0; r < (past < tokens ? 200 : 10); r++) {
           const double t1 = now();

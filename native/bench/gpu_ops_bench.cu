@@ -341,6 +341,10 @@ void bench_attention(Bench* b) {
       caches.push_back(c);
     }
     const KvCache* table = b->upload(caches);
+    std::vector<int32_t> pages;  // of one sequence, neighbours apart
+    const int32_t n_pages = kv.capacity / kKvPage;
+    for (int32_t i = 0; i < n_pages; ++i) pages.push_back(i % 2 == 0 ? i / 2 : n_pages - 1 - i / 2);
+    const auto slot = [&](int position) { return kv_slot(pages.data(), position); };
     constexpr std::pair<int, bool> kSteps[] = {{1, false}, {16, false}, {16, true}, {23, true}, {512, false}};
     for (const auto& [rows, tree] : kSteps) {
       if (rows == 512 && context > 8192) continue;
@@ -352,24 +356,24 @@ void bench_attention(Bench* b) {
       for (int i = 0; i < rows; ++i) {
         if (!tree) {
           const int end = context - rows + i + 1;
-          plans.push_back({end - 1, 0, end, 0, nullptr});
+          plans.push_back({slot(end - 1), 0, end, 0, nullptr});
           continue;
         }
         std::vector<int32_t> tail;
-        for (int at = i; at >= 0; at = parents[static_cast<size_t>(at)]) tail.insert(tail.begin(), past + at);
+        for (int at = i; at >= 0; at = parents[static_cast<size_t>(at)]) tail.insert(tail.begin(), slot(past + at));
         tails.push_back(tail);
       }
       for (size_t i = 0; i < tails.size(); ++i) {
         plans.push_back(
-            {past + static_cast<int32_t>(i), 0, past, static_cast<int32_t>(tails[i].size()), tails[i].data()});
+            {slot(past + static_cast<int32_t>(i)), 0, past, static_cast<int32_t>(tails[i].size()), tails[i].data()});
       }
-      const AttentionGroupPlan group{0, rows, nullptr, context - rows};
+      const AttentionGroupPlan group{0, rows, pages.data(), n_pages, context - rows};
       AttentionStep step;
-      step.plan({{&group, 1}, plans.data(), nullptr}, rows);
+      step.plan({{&group, 1}, plans.data(), nullptr, nullptr}, rows);
       AttentionArgs a;
       a.mode = attention_mode(kv, b->info);
       a.kv = kv, a.q_heads = kQHeads, a.scale = 1.0f / 16, a.rows = rows;
-      a.row_plans = b->upload(step.rows), a.tails = b->upload(step.tails);
+      a.row_plans = b->upload(step.rows), a.tails = b->upload(step.tails), a.pages = b->upload(step.pages);
       a.bulk = b->upload(step.bulk), a.n_bulk = static_cast<int>(step.bulk.size()), a.bulk_rows = step.bulk_rows;
       a.tail = b->upload(step.tail), a.n_tail = static_cast<int>(step.tail.size()), a.tail_rows = step.tail_rows;
       const uint64_t q_width = kQHeads * kHeadDim;
@@ -387,7 +391,7 @@ void bench_attention(Bench* b) {
       std::vector<float> outputs[2];  // of both forms of kernels: the same bits
       for (int i = 0; i < 2 && rows > 1; ++i) {
         AttentionArgs plain = a;
-        plain.forms = 0, plain.shared_per_block = widths[i], plain.caches = table;
+        plain.forms = 0, plain.shared_per_block = widths[i], plain.cache = caches[0];
         plain.wgmma = i == 0 && has_attention_wgmma(b->info);
         launch_attention(b->stream, plain);
         outputs[i].resize(static_cast<uint64_t>(rows) * q_width);
@@ -403,7 +407,7 @@ void bench_attention(Bench* b) {
         a.wgmma = shared == widths[0] && has_attention_wgmma(b->info);
         const double us = b->time(layers, [&] {
           for (int i = 0; i < layers; ++i) {
-            a.caches = table + i;
+            a.cache = caches[static_cast<size_t>(i)];
             launch_attention(b->stream, a);
           }
         });
@@ -426,7 +430,7 @@ void bench_attention(Bench* b) {
                 b->time(layers,
                         [&] {
                           for (int i = 0; i < layers; ++i) {
-                            h.caches = table + i;
+                            h.cache = caches[static_cast<size_t>(i)];
                             launch_heads(b->stream, h);
                           }
                         }),
@@ -435,7 +439,7 @@ void bench_attention(Bench* b) {
     }
     if (context == 1024) {
       std::vector<int32_t> from, to;
-      for (int i = 0; i < 8; ++i) from.push_back(600 + 2 * i), to.push_back(600 + i);
+      for (int i = 0; i < 8; ++i) from.push_back(slot(600 + 2 * i)), to.push_back(slot(600 + i));
       const KvMoveArgs move{kv, table, layers, b->upload(from), b->upload(to), b->upload(std::vector<int32_t>{8})};
       b->line("kv move of 8 rows, 16 layers", b->time(1, [&] { launch_kv_move(b->stream, move); }),
               layers * 8 * 2.0 * 4096);

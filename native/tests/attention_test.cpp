@@ -1,5 +1,5 @@
 // Attention: closeness to a double-precision oracle, and equality of bits between the scalar contract, AVX2 and
-// AVX-512, thread counts, batch splits, and the same tree as pending rows or as committed chain.
+// AVX-512, thread counts, batch splits, the same tree as pending rows or as committed chain, and any order of pages.
 #include "cpu/attention.h"
 
 #include <algorithm>
@@ -34,22 +34,25 @@ Aligned aligned(size_t bytes) {
   return Aligned(p);
 }
 
-// A cache of one sequence with its rows kept for the oracle.
+// A sequence that has a whole pool, with its rows kept for the oracle. Slots are counted by position: `pages` says
+// where they are.
 struct Cache {
   KvLayout layout;
   Aligned k, v;
+  std::vector<int32_t> pages;
   std::vector<std::vector<float>> k_rows, v_rows;  // by slot
 
   Cache(int dim, int kv_heads, int capacity, KvType type) : Cache(dim, kv_heads, capacity, type, type) {}
   Cache(int dim, int kv_heads, int capacity, KvType k_type, KvType v_type) {
-    layout = {k_type, v_type, dim, kv_heads, capacity};
+    layout = {k_type, v_type, dim, kv_heads, kv_pages(capacity) * kKvPage};
+    for (int32_t page = 0; page < kv_pages(capacity); page++) pages.push_back(page);
     k = aligned(layout.k_bytes());
     v = aligned(layout.v_bytes());
     k_rows.resize(capacity);
     v_rows.resize(capacity);
   }
   void put(int slot, const std::vector<float>& kr, const std::vector<float>& vr) {
-    kv_store(layout, k.get(), v.get(), slot, kr.data(), vr.data());
+    kv_store(layout, k.get(), v.get(), place(slot), kr.data(), vr.data());
     k_rows[slot] = stored(layout.k_type, kr);
     v_rows[slot] = stored(layout.v_type, vr);
   }
@@ -64,9 +67,25 @@ struct Cache {
   }
   std::vector<uint8_t> row(int slot) const {
     std::vector<uint8_t> out(layout.row_bytes());
-    kv_export(layout, k.get(), v.get(), slot, out.data());
+    kv_export(layout, k.get(), v.get(), place(slot), out.data());
     return out;
   }
+  int32_t place(int slot) const { return kv_slot(pages.data(), slot); }
+  // The same sequence in a larger pool: its pages in random places, the others full of rows that nobody may feel.
+  Cache scattered(test::Rng& rng) const {
+    const int mine = static_cast<int>(pages.size()), all = 2 * mine + 1;
+    Cache c(layout.dim, layout.kv_heads, all * kKvPage, layout.k_type, layout.v_type);
+    std::memset(c.k.get(), 0xFF, c.layout.k_bytes());  // NaN in every type
+    std::memset(c.v.get(), 0xFF, c.layout.v_bytes());
+    for (int i = 0; i < all; i++) {
+      std::swap(c.pages[i], c.pages[rng.below(static_cast<uint64_t>(i) + 1)]);
+    }
+    for (int slot = 0; slot < mine * kKvPage; slot++) {
+      kv_import(c.layout, c.k.get(), c.v.get(), c.place(slot), row(slot).data());
+    }
+    return c;
+  }
+  AttentionGroup group(const AttentionRow* rows, int n) const { return {k.get(), v.get(), pages.data(), rows, n}; }
 };
 
 std::vector<float> random_row(test::Rng& rng, int n, float scale) {
@@ -154,7 +173,7 @@ TEST(close_to_double_precision) {
         r[i].past = start + i + 1;
         r[i].first = i % 3 == 2 ? std::max(0, r[i].past - 300) : 0;
       }
-      run.run({{c.k.get(), c.v.get(), r.data(), rows}});
+      run.run({c.group(r.data(), rows)});
       for (int i = 0; i < rows; i++) {
         std::vector<double> want;
         oracle(c, shape, r[i], &want);
@@ -198,7 +217,7 @@ TEST(same_bits_everywhere) {
       r[i].q = q[i].data();
       r[i].out = want[i].data();
     }
-    for (int i = 0; i < rows; i++) attention_reference(shape, {c.k.get(), c.v.get(), r.data(), rows}, i);
+    for (int i = 0; i < rows; i++) attention_reference(shape, c.group(r.data(), rows), i);
     for (Isa level : kLevels) {
       if (level > isa_best()) continue;
       isa_force(level);
@@ -210,9 +229,9 @@ TEST(same_bits_everywhere) {
           for (int mode = 0; mode < 2; mode++) {
             for (int i = 0; i < rows; i++) r[i].out = out[i].data();
             if (mode == 0) {
-              run.run({{c.k.get(), c.v.get(), r.data(), rows}});
+              run.run({c.group(r.data(), rows)});
             } else {
-              for (int i = 0; i < rows; i++) run.run({{c.k.get(), c.v.get(), r.data() + i, 1}});
+              for (int i = 0; i < rows; i++) run.run({c.group(r.data() + i, 1)});
             }
             for (int i = 0; i < rows; i++) {
               CHECK_MSG(std::memcmp(out[i].data(), want[i].data(), want[i].size() * 4) == 0,
@@ -257,7 +276,7 @@ TEST(every_pair_of_types_equals_its_decoded_values) {
       for (size_t i = 0; i < rows.size(); i++) rows[i].q = q[i].data(), rows[i].out = want[i].data();
       const int count = static_cast<int>(rows.size());
       for (int i = 0; i < count; i++) {
-        attention_reference(plain_shape, {plain.k.get(), plain.v.get(), rows.data(), count}, i);
+        attention_reference(plain_shape, plain.group(rows.data(), count), i);
       }
       for (const Isa level : kLevels) {
         if (level > isa_best()) continue;
@@ -265,8 +284,8 @@ TEST(every_pair_of_types_equals_its_decoded_values) {
         Runner run(shape, 2, false);
         for (const bool alone : {false, true}) {
           for (int i = 0; i < count; i++) got[i].assign(want[i].size(), -7.0f), rows[i].out = got[i].data();
-          if (!alone) run.run({{c.k.get(), c.v.get(), rows.data(), count}});
-          for (int i = 0; alone && i < count; i++) run.run({{c.k.get(), c.v.get(), rows.data() + i, 1}});
+          if (!alone) run.run({c.group(rows.data(), count)});
+          for (int i = 0; alone && i < count; i++) run.run({c.group(rows.data() + i, 1)});
           for (int i = 0; i < count; i++) {
             CHECK_MSG(std::memcmp(got[i].data(), want[i].data(), want[i].size() * 4) == 0,
                       std::string(isa_name(level)) + " types " + std::to_string(int(k_type)) + "," +
@@ -358,17 +377,72 @@ TEST(tree_equals_chain) {
     AttentionShape shape{tree.layout, sh.q_heads, 1.0f / std::sqrt(float(sh.dim))};
     Runner run(shape, 2, true);
     for (int d = 0; d < depth; d++) rows[d] = {q[d].data(), a[d].data(), 0, n, d + 1, path.data()};
-    run.run({{tree.k.get(), tree.v.get(), rows.data(), depth}});
+    run.run({tree.group(rows.data(), depth)});
     for (int d = 0; d < depth; d++) {
       AttentionRow row{q[d].data(), b[d].data(), 0, n + d + 1, 0, nullptr};
-      run.run({{chain.k.get(), chain.v.get(), &row, 1}});
+      run.run({chain.group(&row, 1)});
       CHECK(std::memcmp(a[d].data(), b[d].data(), a[d].size() * 4) == 0);
     }
     // Commit the path in the tree's cache, then ask again.
     for (int d = 0; d < depth; d++) kv_move(tree.layout, tree.k.get(), tree.v.get(), path[d], n + d);
     for (int d = 0; d < depth; d++) rows[d] = {q[d].data(), b[d].data(), 0, n + d + 1, 0, nullptr};
-    run.run({{tree.k.get(), tree.v.get(), rows.data(), depth}});
+    run.run({tree.group(rows.data(), depth)});
     for (int d = 0; d < depth; d++) CHECK(std::memcmp(a[d].data(), b[d].data(), a[d].size() * 4) == 0);
+  }
+}
+
+// Where pages lie changes no bit: chunks, trees whose tails cross pages, windows that begin inside one, rows that see
+// nothing, of every type and instruction set.
+TEST(pages_in_any_order_have_the_same_bits) {
+  test::Rng rng(7);
+  for (const Shape& sh : kShapes) {
+    const int n = 700;
+    Cache c(sh.dim, sh.kv_heads, n, sh.type);
+    for (int i = 0; i < n; i++) {
+      c.put(i, random_row(rng, sh.kv_heads * sh.dim, 1.0f), random_row(rng, sh.kv_heads * sh.dim, 1.0f));
+    }
+    AttentionShape shape{c.layout, sh.q_heads, 1.0f / std::sqrt(float(sh.dim))};
+    std::vector<int32_t> tail;
+    for (int i = 0; i < 30; i++) tail.push_back(640 + i * 17 % 60);
+    std::vector<AttentionRow> rows;
+    for (int i = 0; i < 24; i++) rows.push_back({nullptr, nullptr, i % 5 == 4 ? 70 + i : 0, 500 + i, 0, nullptr});
+    for (int i = 0; i < 6; i++) rows.push_back({nullptr, nullptr, i % 4 == 3 ? 150 : 0, 625, 1 + 5 * i, nullptr});
+    rows.push_back({nullptr, nullptr, 0, 64, 0, nullptr});
+    rows.push_back({nullptr, nullptr, 10, 10, 0, nullptr});
+    const int count = static_cast<int>(rows.size());
+    std::vector<std::vector<float>> q, want(rows.size()), got(rows.size());
+    for (int i = 0; i < count; i++) {
+      q.push_back(random_row(rng, sh.q_heads * sh.dim, 1.5f));
+      want[i].resize(q[i].size());
+      rows[i].q = q[i].data(), rows[i].out = want[i].data(), rows[i].tail = tail.data();
+    }
+    for (int i = 0; i < count; i++) attention_reference(shape, c.group(rows.data(), count), i);
+    const Cache far = c.scattered(rng);
+    const AttentionShape far_shape{far.layout, sh.q_heads, shape.scale};
+    std::vector<int32_t> far_tail;
+    for (const int32_t slot : tail) far_tail.push_back(far.place(slot));
+    for (AttentionRow& row : rows) row.tail = far_tail.data();
+    const auto check = [&](const std::string& what) {
+      for (int i = 0; i < count; i++) {
+        CHECK_MSG(std::memcmp(got[i].data(), want[i].data(), want[i].size() * 4) == 0,
+                  what + " dim " + std::to_string(sh.dim) + " row " + std::to_string(i));
+      }
+    };
+    for (int i = 0; i < count; i++) got[i].assign(want[i].size(), -7.0f), rows[i].out = got[i].data();
+    for (int i = 0; i < count; i++) attention_reference(far_shape, far.group(rows.data(), count), i);
+    check("reference");
+    for (const Isa level : kLevels) {
+      if (level > isa_best()) continue;
+      isa_force(level);
+      Runner run(far_shape, 2, true);
+      for (const bool alone : {false, true}) {
+        for (int i = 0; i < count; i++) got[i].assign(want[i].size(), -7.0f);
+        if (!alone) run.run({far.group(rows.data(), count)});
+        for (int i = 0; alone && i < count; i++) run.run({far.group(rows.data() + i, 1)});
+        check(std::string(isa_name(level)) + (alone ? " alone" : ""));
+      }
+    }
+    isa_force(isa_best());
   }
 }
 
@@ -393,7 +467,7 @@ TEST(groups_and_rows) {
   }
   for (int i = 0; i < 48; i++) rows.push_back({q[i].data(), out[i].data(), 0, 60 + i / 16, 16, block.data()});
   std::vector<AttentionGroup> groups;
-  for (int s = 0; s < 3; s++) groups.push_back({caches[s].k.get(), caches[s].v.get(), rows.data() + 16 * s, 16});
+  for (int s = 0; s < 3; s++) groups.push_back(caches[s].group(rows.data() + 16 * s, 16));
   run.run(groups);
   for (int i = 0; i < 48; i++) {
     std::vector<double> want;

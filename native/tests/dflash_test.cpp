@@ -707,7 +707,7 @@ TEST(snapshots_and_export) {
 TEST(memory_cap) {
   Spec s;
   TempFile tables(table_file(s).bytes()), file(draft_file(s, 6).bytes());
-  auto used = [](const Engine& e, const char* purpose = "") {
+  auto used = [](const Engine& e, const char* purpose = "_bytes") {
     std::vector<tnd_stat> m;
     e.role->memory(&m);
     uint64_t n = 0;

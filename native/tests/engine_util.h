@@ -31,6 +31,8 @@ struct EngineOptions {
   int layer_first = 0, layer_last = 0;
   uint64_t cap = 0;
   int max_batch_rows = 0;
+  int kv_positions = 0;
+  uint64_t host_cap = 0;
 };
 
 // Everything a step returned.
@@ -92,6 +94,8 @@ class Engine {
     c.kv_type_v = o.kv_type_v == -2 ? o.kv_type : o.kv_type_v;
     c.layer_first = o.layer_first;
     c.layer_last = o.layer_last;
+    c.kv_positions = o.kv_positions;
+    c.host_cap_bytes = o.host_cap;
     return c;
   }
 
@@ -126,6 +130,16 @@ class Engine {
     int32_t s = -1;
     ok(tnd_sequence_create(e_, &s));
     return s;
+  }
+  int32_t fork(int32_t s) const {
+    int32_t f = -1;
+    ok(tnd_sequence_fork(e_, s, &f));
+    return f;
+  }
+  int32_t snapshot(int32_t s) const {
+    int32_t p = -1;
+    ok(tnd_snapshot_create(e_, s, &p));
+    return p;
   }
   int32_t length(int32_t s) const {
     int32_t n = -1;

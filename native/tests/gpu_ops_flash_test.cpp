@@ -1,6 +1,7 @@
 // Flash attention: close to double precision, and batch invariant to the bit: a row gives the same alone and among 64,
 // in a tree and after its path was committed, in chunks of any size, with every block shape, with all families of
-// matrix instructions. Over keys and values in blocks, flash and exact attention have the bits of a cache of halves.
+// matrix instructions, wherever its pages lie: every run has them in another order. Over keys and values in blocks,
+// flash and exact attention have the bits of a cache of halves.
 #include <algorithm>
 #include <cmath>
 
@@ -26,15 +27,30 @@ struct Shape {
   int dim, kv_heads, q_heads;
 };
 
-// One sequence's cache, filled by slot; the same on the host as floats.
+// One sequence's cache, filled by position.
 struct Cache {
   KvShape kv;
   std::vector<uint16_t> k, v;
 
   Cache(const Shape& s, int capacity) {
-    kv = {1, 1, s.kv_heads, s.dim, capacity};
-    k.resize(static_cast<size_t>(s.kv_heads) * static_cast<size_t>(capacity * s.dim));
+    kv = {1, 1, s.kv_heads, s.dim, kv_pages(capacity) * kKvPage};
+    k.resize(static_cast<size_t>(s.kv_heads) * static_cast<size_t>(kv.capacity * s.dim));
     v = k;
+  }
+  // The same with its pages in other places of a larger pool, whose other pages hold large numbers.
+  Cache scattered(const std::vector<int32_t>& table, int pages) const {
+    Cache c({kv.dim, kv.heads, kv.heads}, pages * kKvPage);
+    c.k.assign(c.k.size(), f32_to_f16(60000.0f));
+    c.v = c.k;
+    const size_t page = static_cast<size_t>(kKvPage * kv.dim);
+    for (int h = 0; h < kv.heads; ++h) {
+      for (int i = 0; i < kv.capacity / kKvPage; ++i) {
+        const int to = table[static_cast<size_t>(i)] * kKvPage;
+        std::copy_n(&k[at(h, i * kKvPage)], page, &c.k[c.at(h, to)]);
+        std::copy_n(&v[at(h, i * kKvPage)], page, &c.v[c.at(h, to)]);
+      }
+    }
+    return c;
   }
   void fill(Rng* rng, int slots) {
     for (int h = 0; h < kv.heads; ++h) {
@@ -61,30 +77,33 @@ float scale_of(const Shape& s) {
 }
 
 #if defined(TND_GPU_EMU)
-// The slots of a cache from `first` on.
-void add_slots(const KvShape& kv, const KvCache& cache, int first, std::vector<emu::Bytes>* out) {
+// The slots of a table's positions from `first` on.
+void add_slots(const KvShape& kv, const KvCache& cache, const std::vector<int32_t>& table, int first,
+               std::vector<emu::Bytes>* out) {
   for (const bool keys : {true, false}) {
     const KvType type = static_cast<KvType>(keys ? kv.k_type : kv.v_type);
     for (int h = 0; h < kv.heads; ++h) {
-      const KvRow row = kv_row(type, kv, keys ? cache.k : cache.v, h, first);
-      const uint64_t slots = static_cast<uint64_t>(kv.capacity - first);
-      out->push_back({row.codes, slots * static_cast<uint64_t>(kv_code_bytes(type, kv.dim))});
-      if (kv_quantised(type)) out->push_back({row.scales, slots * static_cast<uint64_t>(kv.dim / kKvBlock) * 2});
+      for (int at = first; at < static_cast<int>(table.size()) * kKvPage; at = (at / kKvPage + 1) * kKvPage) {
+        const KvRow row = kv_row(type, kv, keys ? cache.k : cache.v, h, kv_slot(table.data(), at));
+        const uint64_t slots = static_cast<uint64_t>(kKvPage - at % kKvPage);
+        out->push_back({row.codes, slots * static_cast<uint64_t>(kv_code_bytes(type, kv.dim))});
+        if (kv_quantised(type)) out->push_back({row.scales, slots * static_cast<uint64_t>(kv.dim / kKvBlock) * 2});
+      }
     }
   }
 }
 #endif
 
-// Runs a step of rows, a cache a sequence. Slots from fresh[sequence] on may be copied behind the wait for earlier work
-// only (where caches are shared: from the last of them).
+// Runs a step of rows over a pool. Positions from fresh[sequence] on may be copied behind the wait for earlier work
+// only (where sequences have the same pages: from the last of them).
 template <class Unit>
-Status attend(Device& dev, const Shape& s, const KvShape& kv, const std::vector<KvCache>& table,
-              const PlanBuilder& rows, const std::vector<float>& q, int shared, AttentionMode mode,
+Status attend(Device& dev, const Shape& s, const KvShape& kv, const KvCache& cache, PlanBuilder& rows,
+              const std::vector<float>& q, int shared, AttentionMode mode,
               [[maybe_unused]] const std::vector<int>& fresh, std::vector<float>* out) {
-  Buffer<KvCache> caches(dev, table);
   const std::vector<AttentionGroupPlan> groups = rows.groups();
   AttentionStep step;
-  step.plan({groups, rows.rows.data(), nullptr}, rows.count());
+  step.plan({groups, rows.rows.data(), nullptr, nullptr}, rows.count());
+  Buffer<int32_t> pages(dev, step.pages);
   Buffer<AttentionRow> plans(dev, step.rows);
   Buffer<int32_t> tails(dev, step.tails.empty() ? std::vector<int32_t>{0} : step.tails);
   Buffer<AttentionTile> bulk(dev, step.bulk), tail(dev, step.tail);
@@ -97,7 +116,7 @@ Status attend(Device& dev, const Shape& s, const KvShape& kv, const std::vector<
   AttentionArgs a;
   a.mode = mode;
   a.kv = kv, a.q_heads = s.q_heads, a.scale = scale_of(s), a.rows = rows.count();
-  a.caches = caches.data, a.row_plans = plans.data, a.tails = tails.data;
+  a.cache = cache, a.row_plans = plans.data, a.tails = tails.data, a.pages = pages.data;
   a.bulk = bulk.data, a.n_bulk = static_cast<int>(step.bulk.size()), a.bulk_rows = step.bulk_rows;
   a.tail = tail.data, a.n_tail = static_cast<int>(step.tail.size()), a.tail_rows = step.tail_rows;
   a.q = dq.data, a.out = dq.data;
@@ -113,10 +132,12 @@ Status attend(Device& dev, const Shape& s, const KvShape& kv, const std::vector<
   }
 #if defined(TND_GPU_EMU)
   std::vector<emu::Bytes> bytes_behind;
-  for (size_t g = 0; g < table.size(); ++g) {
+  for (size_t g = 0; g < rows.tables.size(); ++g) {
     int first = fresh[g];
-    for (size_t i = 0; i < table.size(); ++i) first = table[i].k == table[g].k ? std::max(first, fresh[i]) : first;
-    add_slots(kv, table[g], first, &bytes_behind);
+    for (size_t i = 0; i < fresh.size(); ++i) {
+      first = rows.tables[i] == rows.tables[g] ? std::max(first, fresh[i]) : first;
+    }
+    add_slots(kv, cache, rows.tables[g], first, &bytes_behind);
   }
   emu::set_fresh(bytes_behind);
 #endif
@@ -128,13 +149,30 @@ Status attend(Device& dev, const Shape& s, const KvShape& kv, const std::vector<
   return status;
 }
 
-// The same over one cache.
+// A pool for sequences of so many positions, and where their pages lie in it.
+struct Pool {
+  KvShape kv;
+  std::vector<std::vector<int32_t>> tables;
+
+  Pool(const KvShape& shape, int positions, int sequences) : kv(shape) {
+    static Rng rng(99);
+    const int pages = sequences * (kv_pages(positions) + 1);  // with some of nobody's
+    kv.capacity = pages * kKvPage;
+    tables = random_tables(&rng, pages, sequences);
+    for (std::vector<int32_t>& t : tables) t.resize(static_cast<size_t>(kv_pages(positions)));
+  }
+  std::vector<std::vector<int32_t>> same(const PlanBuilder& rows) const {  // all groups are the first sequence
+    return std::vector<std::vector<int32_t>>(rows.firsts.size(), tables[0]);
+  }
+};
+
+// Attention of groups that are one sequence.
 template <class Unit>
-std::vector<float> run_on(Device& dev, const Shape& s, const KvShape& kv, const KvCache& cache, const PlanBuilder& rows,
+std::vector<float> run_on(Device& dev, const Shape& s, const Pool& pool, const KvCache& cache, const PlanBuilder& rows,
                           const std::vector<float>& q, int shared, AttentionMode mode = AttentionMode::kFlash) {
-  const std::vector<KvCache> table(rows.firsts.size(), cache);
+  PlanBuilder plan = rows.scattered(pool.same(rows));
   std::vector<float> out(q.size());
-  CHECK_OK(attend<Unit>(dev, s, kv, table, rows, q, shared, mode, rows.olds, &out));
+  CHECK_OK(attend<Unit>(dev, s, pool.kv, cache, plan, q, shared, mode, rows.olds, &out));
   return out;
 }
 
@@ -142,9 +180,21 @@ template <class Unit = MmaUnit>
 std::vector<float> run(const Shape& s, const Cache& cache, const PlanBuilder& rows, const std::vector<float>& q,
                        int shared = kWide, AttentionMode mode = AttentionMode::kFlash) {
   Device dev;
-  Buffer<uint16_t> k(dev, cache.k), v(dev, cache.v);
-  return run_on<Unit>(dev, s, cache.kv, {k.data, v.data}, rows, q, shared, mode);
+  const Pool pool(cache.kv, cache.kv.capacity, 1);
+  const Cache in_pool = cache.scattered(pool.tables[0], pool.kv.capacity / kKvPage);
+  Buffer<uint16_t> k(dev, in_pool.k), v(dev, in_pool.v);
+  return run_on<Unit>(dev, s, pool, {k.data, v.data}, rows, q, shared, mode);
 }
+
+// Pools on the device, full of finite nonsense.
+struct DevicePool {
+  Buffer<uint8_t> k, v;
+  DevicePool(Device& dev, const KvShape& kv) : k(dev, nonsense(kv, true)), v(dev, nonsense(kv, false)) {}
+  KvCache cache() const { return {k.data, v.data}; }
+  static std::vector<uint8_t> nonsense(const KvShape& kv, bool keys) {
+    return std::vector<uint8_t>(kv_cache_bytes(kv, keys), 0x55);
+  }
+};
 
 // Random rows in blocks, and the cache of halves that holds their values.
 struct Blocks {
@@ -153,7 +203,7 @@ struct Blocks {
   int slots;
   Cache halves;
 
-  Blocks(const Shape& s, KvType k_type, KvType v_type, int n, Rng* rng) : slots(n), halves(s, (n + 15) / 16 * 16) {
+  Blocks(const Shape& s, KvType k_type, KvType v_type, int n, Rng* rng) : slots(n), halves(s, n) {
     kv = halves.kv;
     kv.k_type = static_cast<int32_t>(k_type), kv.v_type = static_cast<int32_t>(v_type);
     std::vector<float> x(static_cast<size_t>(s.dim));
@@ -179,9 +229,16 @@ struct Blocks {
   std::vector<float> attend(const Shape& s, const PlanBuilder& plan, const std::vector<float>& q, int shared,
                             AttentionMode mode = AttentionMode::kFlash) const {
     Device dev;
-    Buffer<uint8_t> k(dev, kv_cache_bytes(kv, true)), v(dev, kv_cache_bytes(kv, false)), portable(dev, rows);
-    launch_kv_import(dev.stream, {kv, {k.data, v.data}, 0, slots, portable.data});
-    return run_on<Unit>(dev, s, kv, {k.data, v.data}, plan, q, shared, mode);
+    const Pool pool(kv, slots, 1);
+    const DevicePool memory(dev, pool.kv);
+    import(dev, pool.kv, memory.cache(), pool.tables[0]);
+    return run_on<Unit>(dev, s, pool, memory.cache(), plan, q, shared, mode);
+  }
+  void import(Device& dev, const KvShape& shape, const KvCache& cache, const std::vector<int32_t>& table) const {
+    Buffer<uint8_t> portable(dev, rows);
+    Buffer<int32_t> pages(dev, table);
+    launch_kv_import(dev.stream, {shape, cache, pages.data, 0, slots, portable.data});
+    CHECK_OK(dev.stream.sync());
   }
 };
 
@@ -407,11 +464,11 @@ TEST(old_keys_are_below_the_rows_of_a_step) {
         std::vector<AttentionGroupPlan> groups = b->groups();
         for (AttentionGroupPlan& g : groups) g.old += too_many;
         AttentionStep step;
-        step.plan({groups, b->rows.data(), nullptr}, b->count());
+        step.plan({groups, b->rows.data(), nullptr, nullptr}, b->count());
         for (const std::vector<AttentionTile>* tiles : {&step.bulk, &step.tail}) {
           int rows = 0;
           for (const AttentionTile& t : *tiles) {
-            const size_t g = static_cast<size_t>(t.group);
+            const size_t g = static_cast<size_t>(t.pages / PlanBuilder::kPages);
             CHECK_EQ(t.old, olds[g]);
             rows += t.rows;
             for (int r = b->firsts[g]; r < b->firsts[g] + b->counts[g]; ++r) {
@@ -427,7 +484,7 @@ TEST(old_keys_are_below_the_rows_of_a_step) {
 }
 
 #if defined(TND_GPU_EMU)
-// Several sequences with caches of their own, contexts around the borders of tiles: run_on has the emulation report
+// Several sequences with pages of their own, contexts around the borders of tiles: run_on has the emulation report
 // copies that are too early, and a sequence's bits are those of a step of its own in which nothing is old.
 template <class Unit>
 void check_contexts(const Shape& s, KvType k_type, KvType v_type, int shared, Rng* rng) {
@@ -445,22 +502,16 @@ void check_contexts(const Shape& s, KvType k_type, KvType v_type, int shared, Rn
       const Blocks blocks(s, k_type, v_type, 224, rng);
       const size_t groups = plan->firsts.size();
       Device dev;
-      Buffer<uint8_t> portable(dev, blocks.rows);
-      std::vector<std::unique_ptr<Buffer<uint8_t>>> memory;
-      std::vector<KvCache> table;
-      for (size_t g = 0; g < groups; ++g) {
-        for (const bool keys : {true, false}) {
-          memory.push_back(std::make_unique<Buffer<uint8_t>>(dev, kv_cache_bytes(blocks.kv, keys)));
-        }
-        table.push_back({memory[2 * g]->data, memory[2 * g + 1]->data});
-        launch_kv_import(dev.stream, {blocks.kv, table.back(), 0, blocks.slots, portable.data});
-      }
+      const Pool pool(blocks.kv, blocks.slots, static_cast<int>(groups));
+      const DevicePool memory(dev, pool.kv);
+      for (const std::vector<int32_t>& table : pool.tables) blocks.import(dev, pool.kv, memory.cache(), table);
       std::vector<float> got, want;
-      CHECK_OK(attend<Unit>(dev, s, blocks.kv, table, *plan, q, shared, AttentionMode::kFlash, plan->olds, &got));
-      PlanBuilder fresh;
-      fresh.rows = plan->rows, fresh.firsts = plan->firsts, fresh.counts = plan->counts;
+      PlanBuilder with_old = plan->scattered(pool.tables), fresh = plan->scattered(pool.tables);
+      CHECK_OK(
+          attend<Unit>(dev, s, pool.kv, memory.cache(), with_old, q, shared, AttentionMode::kFlash, plan->olds, &got));
       fresh.olds.assign(groups, 0);
-      CHECK_OK(attend<Unit>(dev, s, blocks.kv, table, fresh, q, shared, AttentionMode::kFlash, fresh.olds, &want));
+      CHECK_OK(
+          attend<Unit>(dev, s, pool.kv, memory.cache(), fresh, q, shared, AttentionMode::kFlash, fresh.olds, &want));
       CHECK_MSG(same(got, want), "past " + std::to_string(past) + " shared " + std::to_string(shared));
     }
   }
@@ -487,14 +538,14 @@ TEST(old_tiles_of_tails_are_copied_before_the_wait) {
     const std::vector<float> q = random_floats(&rng, rows.count() * int64_t{s.q_heads} * s.dim, 1.5f);
     for (const int old : {128, 191, 192}) {  // the tail begins at 128
       Device dev;
-      Buffer<uint8_t> k(dev, kv_cache_bytes(blocks.kv, true)), v(dev, kv_cache_bytes(blocks.kv, false)),
-          portable(dev, blocks.rows);
-      launch_kv_import(dev.stream, {blocks.kv, {k.data, v.data}, 0, blocks.slots, portable.data});
-      PlanBuilder plan;
-      plan.rows = rows.rows, plan.firsts = rows.firsts, plan.counts = rows.counts, plan.olds = {old};
+      const Pool pool(blocks.kv, blocks.slots, 1);
+      const DevicePool memory(dev, pool.kv);
+      blocks.import(dev, pool.kv, memory.cache(), pool.tables[0]);
+      PlanBuilder plan = rows.scattered(pool.tables);
+      plan.olds = {old};
       std::vector<float> out;
       const Status status =
-          attend<MmaUnit>(dev, s, blocks.kv, {{k.data, v.data}}, plan, q, shared, AttentionMode::kFlash, {128}, &out);
+          attend<MmaUnit>(dev, s, pool.kv, memory.cache(), plan, q, shared, AttentionMode::kFlash, {128}, &out);
       const bool early = status.message().find("before wait_for_previous") != std::string::npos;
       CHECK_MSG(early == (old == 192) && status.ok() == !early, "rows " + std::to_string(rows.count()) + " shared " +
                                                                     std::to_string(shared) + " old " +

@@ -338,10 +338,11 @@ TEST(exact_attention_has_the_bits_of_the_cpu) {
                                  {64, 1, 3, 32, false, false, KvType::kF32, KvType::kQ8_0}};
   for (const AttentionCase& c : cases) {
     Device dev;
-    const int capacity = 336, prefix = 277;
+    const int capacity = 336, prefix = 277, pages = 2 * kv_pages(capacity);  // of two sequences
     AttentionLayer layer;
     layer.q_heads = c.q_heads;
-    layer.kv = {static_cast<int32_t>(c.k_type), static_cast<int32_t>(c.v_type), c.kv_heads, c.dim, capacity};
+    layer.kv = {static_cast<int32_t>(c.k_type), static_cast<int32_t>(c.v_type), c.kv_heads, c.dim, pages * kKvPage};
+    const std::vector<std::vector<int32_t>> tables = random_tables(&rng, pages, 2);
     const bool blocks = kv_quantised(c.k_type) || kv_quantised(c.v_type);
     layer.rope_dims = c.rope_dims, layer.gated = c.gated;
     layer.scale = 1.0f / std::sqrt(static_cast<float>(c.dim)), layer.eps = 1e-6f;
@@ -350,11 +351,11 @@ TEST(exact_attention_has_the_bits_of_the_cpu) {
     const int64_t q_width = int64_t{c.q_heads} * c.dim * (c.gated ? 2 : 1), out_width = int64_t{c.q_heads} * c.dim,
                   kv_width = int64_t{c.kv_heads} * c.dim;
     // A prefix of rows that only append, then a tree, a chain and a windowed block on the two sequences.
-    PlanBuilder first;
-    for (int g = 0; g < 2; ++g) first.append(0, prefix - 20 * g);
-    PlanBuilder second;
-    second.tree(prefix, random_tree(&rng, 13));
-    second.block(prefix - 20, 5, 40);
+    PlanBuilder appended, seen;
+    for (int g = 0; g < 2; ++g) appended.append(0, prefix - 20 * g);
+    seen.tree(prefix, random_tree(&rng, 13));
+    seen.block(prefix - 20, 5, 40);
+    PlanBuilder first = appended.scattered(tables), second = seen.scattered(tables);
     std::vector<PlanBuilder*> steps{&first, &second};
 
     ScratchLimits limits;
@@ -365,19 +366,16 @@ TEST(exact_attention_has_the_bits_of_the_cpu) {
     limits.max_context = capacity;
     Oracle oracle(limits, out_width);
     std::vector<std::unique_ptr<Buffer<uint8_t>>> gpu_mem;
-    std::vector<KvCache> cpu_caches(2), gpu_caches(2);
-    for (int g = 0; g < 2; ++g) {
-      for (const bool keys : {true, false}) {
-        void* base = nullptr;
-        CHECK_OK(oracle.backend.allocate(oracle.backend.kv_bytes(layer.kv, keys), &base));
-        gpu_mem.push_back(std::make_unique<Buffer<uint8_t>>(
-            dev, std::vector<uint8_t>(static_cast<size_t>(kv_cache_bytes(layer.kv, keys)), 0)));
-        KvCache &host = cpu_caches[static_cast<size_t>(g)], &device = gpu_caches[static_cast<size_t>(g)];
-        (keys ? host.k : host.v) = base;
-        (keys ? device.k : device.v) = gpu_mem.back()->data;
-      }
+    KvCache cpu_cache, gpu_cache;
+    for (const bool keys : {true, false}) {
+      void* base = nullptr;
+      CHECK_OK(oracle.backend.allocate(oracle.backend.kv_bytes(layer.kv, keys), &base));
+      gpu_mem.push_back(std::make_unique<Buffer<uint8_t>>(
+          dev, std::vector<uint8_t>(static_cast<size_t>(kv_cache_bytes(layer.kv, keys)), 0)));
+      (keys ? cpu_cache.k : cpu_cache.v) = base;
+      (keys ? gpu_cache.k : gpu_cache.v) = gpu_mem.back()->data;
     }
-    Buffer<KvCache> caches(dev, gpu_caches);
+    Buffer<KvCache> caches(dev, std::vector<KvCache>{gpu_cache});
     Buffer<float> dq_norm(dev, q_norm), dk_norm(dev, k_norm);
     for (PlanBuilder* step : steps) {
       const int n = step->count();
@@ -387,20 +385,18 @@ TEST(exact_attention_has_the_bits_of_the_cpu) {
                          rope = random_floats(&rng, int64_t{n} * c.rope_dims, 1.0f);
       Buffer<float> dq(dev, q), dk(dev, k), dv(dev, v), drope(dev, rope),
           query(dev, static_cast<size_t>(n * out_width)), out(dev, static_cast<size_t>(n * out_width));
-      std::vector<AttentionGroupPlan> groups;
-      for (size_t g = 0; g < step->firsts.size(); ++g) {
-        groups.push_back({step->firsts[g], step->counts[g], &cpu_caches[g]});
-      }
-      const AttentionPlan plan{groups, step->rows.data(), rope.data()};
+      const std::vector<AttentionGroupPlan> groups = step->groups();
+      const AttentionPlan plan{groups, step->rows.data(), &cpu_cache, rope.data()};
       AttentionStep device_step;
       device_step.plan(plan, n);
       Buffer<AttentionRow> rows(dev, device_step.rows);
       Buffer<int32_t> tails(dev, device_step.tails.empty() ? std::vector<int32_t>{0} : device_step.tails);
+      Buffer<int32_t> page_table(dev, device_step.pages);
       HeadsArgs heads;
       heads.kv = layer.kv, heads.q_heads = c.q_heads, heads.rope_dims = c.rope_dims, heads.gated = c.gated;
       heads.eps = layer.eps;
       if (c.norms) heads.q_norm = dq_norm.data, heads.k_norm = dk_norm.data;
-      heads.rows = n, heads.row_plans = rows.data, heads.caches = caches.data, heads.rope = drope.data;
+      heads.rows = n, heads.row_plans = rows.data, heads.cache = gpu_cache, heads.rope = drope.data;
       heads.q = attend ? dq.data : nullptr, heads.q_out = query.data, heads.k = dk.data, heads.v = dv.data;
       launch_heads(dev.stream, heads);
       if (attend) {
@@ -415,7 +411,7 @@ TEST(exact_attention_has_the_bits_of_the_cpu) {
         AttentionArgs a;
         a.mode = AttentionMode::kExact;
         a.kv = layer.kv, a.q_heads = c.q_heads, a.scale = layer.scale, a.rows = n;
-        a.caches = caches.data, a.row_plans = rows.data, a.tails = tails.data;
+        a.cache = gpu_cache, a.row_plans = rows.data, a.tails = tails.data, a.pages = page_table.data;
         a.q = query.data, a.out = out.data;
         if (c.gated) a.gate = dq.data + c.dim, a.gate_row = q_width, a.gate_head = 2 * c.dim;
         launch_attention(dev.stream, a);
@@ -426,23 +422,26 @@ TEST(exact_attention_has_the_bits_of_the_cpu) {
       if (attend && !blocks) CHECK_MSG(same(out.down(dev), oracle.rows(n, out_width)), "dim " + std::to_string(c.dim));
     }
     // Caches: moves, then all rows in portable form; and back into an empty cache.
-    const std::vector<int32_t> from{prefix,     prefix + 2,  prefix + 3,  prefix + 7, prefix + 8,
-                                    prefix + 9, prefix + 10, prefix + 11, prefix + 12},
-        to{prefix, prefix + 1, prefix + 2, prefix + 3, prefix + 4, prefix + 5, prefix + 6, prefix + 7, prefix + 8};
+    std::vector<int32_t> from, to;
+    for (const int row : {0, 2, 3, 7, 8, 9, 10, 11, 12}) {
+      from.push_back(kv_slot(tables[0].data(), prefix + row));
+      to.push_back(kv_slot(tables[0].data(), prefix + static_cast<int32_t>(to.size())));
+    }
     Buffer<int32_t> dfrom(dev, from), dto(dev, to), count(dev, std::vector<int32_t>{static_cast<int32_t>(from.size())});
     launch_kv_move(dev.stream, {layer.kv, caches.data, 1, dfrom.data, dto.data, count.data});
-    oracle.backend.kv_move(layer.kv, {cpu_caches.data(), 1}, from, to);
+    oracle.backend.kv_move(layer.kv, {&cpu_cache, 1}, from, to);
     const int n = prefix + 9;
     const size_t bytes = static_cast<size_t>(n) * kv_row_size(layer.kv);
     CHECK_EQ(kv_row_size(layer.kv), oracle.backend.kv_row_bytes(layer.kv));
     std::vector<uint8_t> want(bytes);
-    oracle.backend.kv_export(layer.kv, cpu_caches[0], n, want.data());
+    oracle.backend.kv_export(layer.kv, cpu_cache, tables[0].data(), n, want.data());
+    Buffer<int32_t> mine(dev, tables[0]), other(dev, tables[1]);
     Buffer<uint8_t> rows(dev, bytes);
-    launch_kv_export(dev.stream, {layer.kv, gpu_caches[0], 0, n, rows.data});
+    launch_kv_export(dev.stream, {layer.kv, gpu_cache, mine.data, 0, n, rows.data});
     CHECK(rows.down(dev) == want);
-    launch_kv_import(dev.stream, {layer.kv, gpu_caches[1], 0, n, rows.data});
+    launch_kv_import(dev.stream, {layer.kv, gpu_cache, other.data, 0, n, rows.data});
     Buffer<uint8_t> again(dev, bytes);
-    launch_kv_export(dev.stream, {layer.kv, gpu_caches[1], 0, n, again.data});
+    launch_kv_export(dev.stream, {layer.kv, gpu_cache, other.data, 0, n, again.data});
     CHECK(again.down(dev) == want);
   }
 }
@@ -502,22 +501,24 @@ TEST(prepared_outputs_equal_prepared_rows) {
     for (const int dim : {64, 128, 256}) {
       AttentionArgs a;
       a.mode = mode;
-      a.kv = {1, 1, 1, dim, 32};
+      a.kv = {1, 1, 1, dim, kKvPage};
       a.q_heads = width / dim, a.scale = 0.1f, a.rows = kRows;
-      std::vector<uint16_t> cache(static_cast<size_t>(32 * dim));
+      std::vector<uint16_t> cache(static_cast<size_t>(kKvPage * dim));
       for (uint16_t& h : cache) h = f32_to_f16(rng.uniform(-1.0f, 1.0f));
       Buffer<uint16_t> kv(dev, cache);
       PlanBuilder rows;
       rows.append(20, kRows);
-      const AttentionGroupPlan group{0, kRows, nullptr};
+      const int32_t page = 0;
+      const AttentionGroupPlan group{0, kRows, &page, 1};
       AttentionStep step;
-      step.plan({{&group, 1}, rows.rows.data(), nullptr}, kRows);
-      Buffer<KvCache> caches(dev, std::vector<KvCache>{{kv.data, kv.data}});
+      step.plan({{&group, 1}, rows.rows.data(), nullptr, nullptr}, kRows);
+      Buffer<int32_t> pages(dev, step.pages);
       Buffer<AttentionRow> plans(dev, step.rows);
       Buffer<AttentionTile> bulk(dev, step.bulk), tail(dev, step.tail);
       a.scratch_bytes = attention_scratch_bytes(mode, a.kv, a.q_heads, kRows);
       Buffer<uint8_t> scratch(dev, std::max<uint64_t>(a.scratch_bytes, 1));
-      a.caches = caches.data, a.row_plans = plans.data, a.bulk = bulk.data, a.tail = tail.data;
+      a.cache = {kv.data, kv.data}, a.pages = pages.data, a.row_plans = plans.data, a.bulk = bulk.data,
+      a.tail = tail.data;
       a.n_bulk = a.n_tail = 1, a.bulk_rows = step.bulk_rows, a.tail_rows = step.tail_rows;
       a.q = x.data, a.gate = z.data, a.gate_row = width, a.gate_head = dim;
       if (mode == AttentionMode::kFlash) a.q = halves.data;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/kv_type.h"
 #include "gpu/runtime/runtime.h"
 #include "harness.h"
 
@@ -85,11 +86,28 @@ inline std::vector<int32_t> random_tree(test::Rng* rng, int n) {
   return p;
 }
 
-// PlanBuilder makes attention plans, one group (sequence) per call.
+// Pages [0, n) in a random order, cut to the tables of `sequences` sequences.
+inline std::vector<std::vector<int32_t>> random_tables(test::Rng* rng, int n, int sequences) {
+  std::vector<int32_t> pages;
+  for (int i = 0; i < n; ++i) {
+    pages.push_back(i);
+    std::swap(pages.back(), pages[rng->below(static_cast<uint64_t>(i) + 1)]);
+  }
+  std::vector<std::vector<int32_t>> tables(static_cast<size_t>(sequences));
+  for (int i = 0; i < n / sequences * sequences; ++i) {
+    tables[static_cast<size_t>(i % sequences)].push_back(pages[static_cast<size_t>(i)]);
+  }
+  return tables;
+}
+
+// PlanBuilder makes attention plans, one group (sequence) per call. Slots are counted by position; scattered() says
+// where they are.
 struct PlanBuilder {
+  static constexpr int32_t kPages = 80;  // of a table in order
   std::vector<AttentionRowPlan> rows;
   std::vector<int> firsts, counts, olds;
   std::vector<std::unique_ptr<std::vector<int32_t>>> tails;
+  std::vector<std::vector<int32_t>> tables;  // of the groups; none: pages in order
 
   int count() const { return static_cast<int>(rows.size()); }
   void open(int n, int old = 0) {
@@ -97,10 +115,35 @@ struct PlanBuilder {
     counts.push_back(n);
     olds.push_back(old);
   }
-  std::vector<AttentionGroupPlan> groups() const {
+  std::vector<AttentionGroupPlan> groups() {
+    if (tables.empty()) {
+      tables.resize(firsts.size());
+      for (std::vector<int32_t>& t : tables) {
+        for (int32_t page = 0; page < kPages; ++page) t.push_back(page);
+      }
+    }
     std::vector<AttentionGroupPlan> out;
-    for (size_t g = 0; g < firsts.size(); ++g) out.push_back({firsts[g], counts[g], nullptr, olds[g]});
+    for (size_t g = 0; g < firsts.size(); ++g) {
+      out.push_back({firsts[g], counts[g], tables[g].data(), static_cast<int32_t>(tables[g].size()), olds[g]});
+    }
     return out;
+  }
+  // The same rows over sequences with these pages.
+  PlanBuilder scattered(const std::vector<std::vector<int32_t>>& by_group) const {
+    PlanBuilder b;
+    b.rows = rows, b.firsts = firsts, b.counts = counts, b.olds = olds, b.tables = by_group;
+    for (size_t g = 0; g < firsts.size(); ++g) {
+      const int32_t* pages = by_group[g].data();
+      for (int r = firsts[g]; r < firsts[g] + counts[g]; ++r) {
+        AttentionRowPlan& row = b.rows[static_cast<size_t>(r)];
+        row.slot = kv_slot(pages, row.slot);
+        auto tail = std::make_unique<std::vector<int32_t>>(row.tail, row.tail + row.n_tail);
+        for (int32_t& slot : *tail) slot = kv_slot(pages, slot);
+        row.tail = tail->data();
+        b.tails.push_back(std::move(tail));
+      }
+    }
+    return b;
   }
   // Rows at positions [first, first + n) of a committing chain.
   void append(int first, int n) {

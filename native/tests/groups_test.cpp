@@ -1,5 +1,6 @@
 // Groups of a step: what a group gives and leaves behind depends on the group alone, not on what is beside it in the
-// step, the order of groups or the number of rows; and a step that is refused changes nothing.
+// step, the order of groups or the number of rows, nor on who shares its pages; and a step that is refused changes
+// nothing.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -64,7 +65,8 @@ struct Known {
   }
 };
 
-// Random steps of a shard, run by two engines: by one as they are, by the other group by group.
+// Random steps of a shard, run by two engines: by one as they are, by the other group by group. What one shares by
+// forks and snapshots, some of them demoted, are copies in the other: exports, imported.
 class Twins {
  public:
   Twins(const std::string& path, const EngineOptions& o, uint64_t seed)
@@ -126,6 +128,53 @@ class Twins {
     CHECK_MSG(same_bits(got.logits, want.logits), where + " logits");
     CHECK_MSG(same_bits(got.features, want.features), where + " features");
     CHECK_MSG(same_bits(got.hidden, want.hidden), where + " hidden");
+  }
+
+  // A sequence becomes another one's fork, or gets a snapshot of earlier; a new snapshot is kept.
+  void share() {
+    const auto pick = [&] { return static_cast<int32_t>(below(kSequences)); };
+    const auto forget = [](Known* k) {
+      k->parents.clear();
+      k->keeps.clear();
+      k->kept_first = k->kept_next = 0;
+    };
+    const int32_t from = pick();
+    int32_t to = pick();
+    if (to == from) to = (from + 1) % kSequences;
+    const auto import = [&](const std::vector<uint8_t>& data) {
+      apart_.ok(tnd_sequence_import(apart_.handle(), to, data.data(), data.size()));
+    };
+    if (below(2) == 0) {
+      together_.ok(tnd_sequence_free(together_.handle(), to));
+      CHECK_EQ(together_.fork(from), to);
+      import(apart_.exported(from));
+      known_[static_cast<size_t>(to)] = known_[static_cast<size_t>(from)];
+      forget(&known_[static_cast<size_t>(to)]);
+    } else if (!saved_.empty()) {
+      Saved& s = saved_[below(saved_.size())];
+      if (below(2) == 0) together_.ok(tnd_snapshot_demote(together_.handle(), s.snapshot));
+      together_.ok(tnd_snapshot_restore(together_.handle(), s.snapshot, to));
+      import(s.data);
+      known_[static_cast<size_t>(to)] = s.known;
+      forget(&known_[static_cast<size_t>(to)]);
+    }
+    if (below(3) == 0) {
+      saved_.push_back({together_.snapshot(from), apart_.exported(from), known_[static_cast<size_t>(from)]});
+    }
+    if (saved_.size() > 6) {
+      together_.ok(tnd_snapshot_free(together_.handle(), saved_[0].snapshot));
+      saved_.erase(saved_.begin());
+    }
+  }
+
+  // Nothing is held when all is freed.
+  void finish() {
+    for (const Saved& s : saved_) together_.ok(tnd_snapshot_free(together_.handle(), s.snapshot));
+    for (int32_t s = 0; s < kSequences; ++s) together_.ok(tnd_sequence_free(together_.handle(), s));
+    CHECK_EQ(together_.stat("kv_pages_free", true), together_.stat("kv_pages", true));
+    for (const char* name : {"kv_pages_shared", "snapshot_bytes", "demoted_bytes"}) {
+      CHECK_EQ(together_.stat(name, true), uint64_t{0});
+    }
   }
 
   // The states, as far as they can be seen.
@@ -205,8 +254,15 @@ class Twins {
     return g;
   }
 
+  struct Saved {
+    int32_t snapshot;
+    std::vector<uint8_t> data;
+    Known known;
+  };
+
   Engine together_, apart_;
   Rng rng_;
+  std::vector<Saved> saved_;
   std::vector<Known> known_;
   bool head_ = false, shard_ = false;
 };
@@ -228,8 +284,10 @@ TEST(groups_have_the_bits_of_groups_alone) {
     for (int i = 0; i < kRounds; ++i) {
       const std::string where = name + " round " + std::to_string(i);
       twins.round(where);
+      twins.share();
       if (i % 4 == 3) twins.compare(where);
     }
+    twins.finish();
   }
 }
 

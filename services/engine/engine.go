@@ -37,7 +37,7 @@ type OpenOptions struct {
 	MemoryCapBytes uint64 // 0 = what is free
 	Threads        int    // 0 = one per core
 	MaxSequences   int
-	MaxContext     int // 0 = the model's, as far as the cap allows
+	MaxContext     int // 0 = the model's, as far as the cap and KVPositions allow
 	MaxTreeRows    int // 0 = 64
 	MaxBatchRows   int // 0 = 512
 	KVTypeK        int32
@@ -45,6 +45,12 @@ type OpenOptions struct {
 	LayerFirst     int
 	LayerLast      int // 0 = all
 	MaxTopK        int // 0 = 64
+	// KVPositions is the pool of keys and values in positions of all sequences together, at least MaxContext; 0 =
+	// MaxSequences * MaxContext as far as the cap allows, at least MaxContext. Scorers have none.
+	KVPositions int
+	// HostCapBytes is the host memory of snapshots (states and demoted pages); 0 = no limit, but for an engine on the
+	// host what MemoryCapBytes leaves.
+	HostCapBytes uint64
 }
 
 // Info is tnd_info.
@@ -61,6 +67,7 @@ type Info struct {
 	CaptureLayers                      []int32
 	FeatureRaw, FeatureFused           int // values per row; FeatureFused is 0 without a loaded fc
 	Recurrent                          bool
+	KVPositions, KVPage                int // sequences of together KVPositions find room; positions of a page
 	KVBytesPerToken                    uint64
 	StateBytesPerSequence              uint64
 	// Numerics names the engine's arithmetic: backend, kind of device, versions of the sets of kernels with bits of their own.
@@ -218,13 +225,19 @@ type Engine interface {
 	Handles(ctx context.Context) (Handles, error)
 
 	NewSequence(ctx context.Context) (Sequence, error)
+	// Fork makes a sequence in the state of another one, but for its sampler, pending rows and kept features. They share
+	// the pages of their positions; either copies a page before it writes to it.
+	Fork(ctx context.Context, s Sequence) (Sequence, error)
 	FreeSequence(ctx context.Context, s Sequence) error
 	SequenceLength(ctx context.Context, s Sequence) (int, error)
 	Truncate(ctx context.Context, s Sequence, length int) error
 	SetSampler(ctx context.Context, s Sequence, sampler Sampler) error
 
+	// NewSnapshot shares the pages of a sequence and copies its state to host memory.
 	NewSnapshot(ctx context.Context, s Sequence) (Snapshot, error)
 	RestoreSnapshot(ctx context.Context, p Snapshot, s Sequence) error
+	// DemoteSnapshot moves the snapshot's pages that no sequence holds to host memory. RestoreSnapshot brings them back.
+	DemoteSnapshot(ctx context.Context, p Snapshot) error
 	FreeSnapshot(ctx context.Context, p Snapshot) error
 	Export(ctx context.Context, s Sequence) ([]byte, error)
 	Import(ctx context.Context, s Sequence, state []byte) error

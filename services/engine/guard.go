@@ -112,9 +112,18 @@ func (g *Guard) Counts() HandleCounts {
 // NewSequence implements Engine. A sequence that came too late for its caller is freed before NewSequence returns. When the
 // engine has no sequence left, those that belong to nobody are freed first.
 func (g *Guard) NewSequence(ctx context.Context) (Sequence, error) {
-	s, err := create(ctx, g, &g.sequences, g.Engine.NewSequence)
+	return g.sequence(ctx, g.Engine.NewSequence)
+}
+
+// Fork implements Engine, like NewSequence.
+func (g *Guard) Fork(ctx context.Context, from Sequence) (Sequence, error) {
+	return g.sequence(ctx, func(ctx context.Context) (Sequence, error) { return g.Engine.Fork(ctx, from) })
+}
+
+func (g *Guard) sequence(ctx context.Context, call func(context.Context) (Sequence, error)) (Sequence, error) {
+	s, err := create(ctx, g, &g.sequences, call)
 	if rpcerr.Code(err) == codes.ResourceExhausted && ctx.Err() == nil && g.sweep(ctx) {
-		s, err = create(ctx, g, &g.sequences, g.Engine.NewSequence)
+		s, err = create(ctx, g, &g.sequences, call)
 	}
 	return s, err
 }

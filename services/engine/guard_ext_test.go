@@ -171,6 +171,33 @@ func TestGuardReclaims(t *testing.T) {
 	}
 }
 
+// TestGuardKeepsForks: a fork belongs to who asked for it, like any sequence, and comes in the place of one that belongs to
+// nobody.
+func TestGuardKeepsForks(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		f, g := openFlawed(t, engine.GuardConfig{Every: 5 * time.Millisecond, Grace: time.Hour, OwnerGrace: 20 * time.Millisecond})
+		s, err := g.NewSequence(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.NewSequence(t.Context()); err != nil { // the other of two, behind the guard's back
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		if _, err := g.Fork(ctx, s); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := g.Fork(t.Context(), s); rpcerr.Code(err) != codes.ResourceExhausted {
+			t.Errorf("with all in use: %v", err)
+		}
+		cancel()
+		testwait.Until(t, "a fork that its request forgot is freed", func() bool { return f.left(t) == 1 })
+		if _, err := g.SequenceLength(t.Context(), s); err != nil {
+			t.Errorf("the sequence that was forked: %v", err)
+		}
+	})
+}
+
 // TestGuardLateFree: a request that is long over cannot free the sequence that another got under the same handle.
 func TestGuardLateFree(t *testing.T) {
 	f, g := openFlawed(t, engine.GuardConfig{Every: time.Hour})

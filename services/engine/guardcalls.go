@@ -74,6 +74,11 @@ func (g *Guard) RestoreSnapshot(ctx context.Context, p Snapshot, s Sequence) err
 	return g.timed(func() error { return g.Engine.RestoreSnapshot(ctx, p, s) })
 }
 
+// DemoteSnapshot implements Engine.
+func (g *Guard) DemoteSnapshot(ctx context.Context, p Snapshot) error {
+	return g.timed(func() error { return g.Engine.DemoteSnapshot(ctx, p) })
+}
+
 // Export implements Engine.
 func (g *Guard) Export(ctx context.Context, s Sequence) (state []byte, err error) {
 	err = g.timed(func() error { state, err = g.Engine.Export(ctx, s); return err })

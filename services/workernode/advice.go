@@ -16,7 +16,8 @@ var (
 	bytesInAll  = regexp.MustCompile(`needs (\d+) bytes`)
 	bytesCap    = regexp.MustCompile(`(?:of a cap of|the cap is) (\d+)`)
 	bytesParts  = regexp.MustCompile(`\b(weights|kv|state|replay|scratch)(?:_bytes)? (\d+)`)
-	contextFits = regexp.MustCompile(`max_context (\d+) would fit|about (\d+) positions would fit|at most (\d+) tokens fit`)
+	contextFits = regexp.MustCompile(`max_context (\d+) would fit|at most (\d+) tokens fit`)
+	poolFits    = regexp.MustCompile(`kv_positions (\d+) would fit`)
 )
 
 // partNames are the purposes of an engine's memory in words.
@@ -53,9 +54,12 @@ func (f *Flags) advise(err error, trained int) error {
 	}
 	fits := 0
 	if m := contextFits.FindStringSubmatch(text); m != nil {
-		fits, _ = strconv.Atoi(m[1] + m[2] + m[3])
+		fits, _ = strconv.Atoi(m[1] + m[2])
 	}
+	pool := poolFits.FindStringSubmatch(text)
 	switch {
+	case pool != nil:
+		fmt.Fprintf(&b, ". --kv-positions %s fits", pool[1])
 	case fits > 0 && trained > 0 && fits > trained:
 		fmt.Fprintf(&b, ". --max-ctx %d fits, but the model was trained for %d: take that", fits, trained)
 	case fits > 0:

@@ -18,8 +18,10 @@ const (
 	targetUnfit = "needs 82048421760 bytes (weights_bytes 21634816, kv_bytes 81920524288, state_bytes 6586368, " +
 		"replay_bytes 11034624, " +
 		"scratch_bytes 88641664) of a cap of 21474836480; max_context 2605760 would fit"
-	draftUnfit = "draft needs 2097152 bytes for 4 sequences of 100 positions (weights 1048576, kv 524288, scratch " +
-		"524288), the cap is 1048576: not even 256 positions would fit"
+	draftUnfit = "needs 2097152 bytes (weights_bytes 1048576, kv_bytes 524288, scratch_bytes 524288) of a cap of 1048576; " +
+		"no max_context would fit"
+	poolUnfit = "needs 2097152 bytes (weights_bytes 1048576, kv_bytes 524288, scratch_bytes 524288) of a cap of 1572864; " +
+		"kv_positions 4096 would fit"
 	scorerUnfit = "scoring prompts of 9000 tokens needs 2097152 bytes (weights 1048576, K/V of one layer 3, scratch " +
 		"524288), the cap is 1572864: at most 512 tokens fit"
 )
@@ -38,6 +40,7 @@ func TestAdviceNamesFlagsAndSizes(t *testing.T) {
 			[]string{"trained", "--memory-cap"}},
 		"nothing fits": {draftUnfit, 1 << 20, 0,
 			[]string{"needs 2.0 MiB", "allows 1.0 MiB", "No context fits: --lanes 1", "--cache-type-k"}, []string{"--max-ctx"}},
+		"pool":   {poolUnfit, 0, 2048, []string{"--kv-positions 4096 fits"}, []string{"--max-ctx"}},
 		"scorer": {scorerUnfit, 1 << 20, 0, []string{"--max-ctx 512 fits"}, nil},
 	} {
 		f := Flags{MemoryCap: c.cap}

@@ -97,8 +97,7 @@ func Describe(r *tandemv1.Registration, info engine.Info) {
 	m.CaptureLayers, m.BlockSize = info.CaptureLayers, int32(info.BlockSize)
 	r.Limits.MaxContext, r.Limits.MaxTreeRows = int32(info.MaxContext), int32(info.MaxTreeRows)
 	if r.Role == tandemv1.Role_ROLE_TARGET {
-		// Engines plan for full sequences: together they hold what each of them holds.
-		r.Limits.KvTokens = int64(info.MaxSequences) * int64(info.MaxContext)
+		r.Limits.KvTokens = int64(info.KVPositions)
 	}
 }
 

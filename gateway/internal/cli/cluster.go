@@ -123,6 +123,7 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 		"--cache-type-v", w.CacheTypeV}
 	target = optional(target, "--max-ctx", w.MaxCtx)
 	target = optional(target, "--lanes", w.Lanes)
+	target = optional(target, "--kv-positions", w.KVPositions)
 	target = optional(target, "--ddtree-budget", w.DDTreeBudget)
 	target = optional(target, "--chunk", w.Chunk)
 	target = optional(target, "--max-token-gap-ms", w.MaxTokenGapMS)
@@ -141,6 +142,7 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 			"--cache-type-k", w.DraftCache, "--cache-type-v", w.DraftCache}
 		args = optional(args, "--max-ctx", w.MaxCtx)
 		args = optional(args, "--lanes", w.Lanes)
+		args = optional(args, "--kv-positions", w.KVPositions)
 		specs = append(specs, c.spec(programs, workerDraft, args))
 	}
 	if models.prefill != "" {

@@ -41,17 +41,17 @@ func TestWorkerCommandLines(t *testing.T) {
 	target, draft, prefill := filepath.Join(modelsDir, demoTarget), filepath.Join(modelsDir, demoDraft),
 		filepath.Join(modelsDir, demoPrefill)
 	workers := WorkerFlags{Programs: programs(t), Device: "cpu", HangTimeout: "3s", Threads: 3, MaxCtx: 4096, Lanes: 2,
-		MemoryCap: 1 << 30, CacheTypeK: "f16", CacheTypeV: "f32", DraftCache: "q8_0", CacheDir: "/c"}
+		KVPositions: 6000, MemoryCap: 1 << 30, CacheTypeK: "f16", CacheTypeV: "f32", DraftCache: "q8_0", CacheDir: "/c"}
 	c := prepare(t, trio{target, draft, prefill}, workers)
 	specs, err := c.specs()
 	if err != nil {
 		t.Fatal(err)
 	}
 	wants := map[string][]string{
-		workerTarget: {"--model " + target, "--threads 3", "--max-ctx 4096", "--lanes 2", "--memory-cap 1GiB",
-			"--cache-type-k f16", "--cache-type-v f32", "--cache-dir /c", "--no-lookup"},
-		workerDraft: {"--model " + draft, "--tables " + target, "--threads 3", "--lanes 2", "--cache-type-k q8_0",
-			"--cache-type-v q8_0", "--cache-dir /c"},
+		workerTarget: {"--model " + target, "--threads 3", "--max-ctx 4096", "--lanes 2", "--kv-positions 6000",
+			"--memory-cap 1GiB", "--cache-type-k f16", "--cache-type-v f32", "--cache-dir /c", "--no-lookup"},
+		workerDraft: {"--model " + draft, "--tables " + target, "--threads 3", "--lanes 2", "--kv-positions 6000",
+			"--cache-type-k q8_0", "--cache-type-v q8_0", "--cache-dir /c"},
 		workerPrefill: {"--model " + prefill, "--threads 3", "--cache-dir /c"},
 	}
 	if len(specs) != len(wants) {

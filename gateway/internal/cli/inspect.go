@@ -16,6 +16,7 @@ type InspectCmd struct {
 	File           string      `arg:"" type:"path" help:"GGUF file, of a sharded model the first; or folder of a safetensors draft."`
 	MaxCtx         int         `was:"context" default:"0" help:"Context length in tokens for the account of memory, 0 = the model's."`
 	Lanes          int         `was:"sequences" default:"1" help:"Requests at a time for the account of memory."`
+	KVPositions    int         `name:"kv-positions" default:"0" help:"Positions of keys and values for all requests together, 0 = --lanes times --max-ctx, as far as memory allows."`
 	Draft          string      `type:"path" placeholder:"PATH" help:"Draft to account for beside the target."`
 	PrefillDrafter string      `type:"existingfile" placeholder:"PATH" help:"Scorer to account for beside the target."`
 	DraftCacheType string      `name:"draft-cache-type" default:"f16" help:"Type of the draft's cached keys and values: f16, f32, q8_0, q4_0."`
@@ -36,6 +37,9 @@ func (c *InspectCmd) Validate() error {
 	}
 	if c.MaxCtx < 0 || c.Lanes < 1 {
 		return fmt.Errorf("--max-ctx and --lanes: %d and %d are not sensible", c.MaxCtx, c.Lanes)
+	}
+	if c.KVPositions < 0 || c.KVPositions > 0 && c.KVPositions < c.MaxCtx {
+		return fmt.Errorf("--kv-positions: must be 0 or at least --max-ctx, %d, got %d", c.MaxCtx, c.KVPositions)
 	}
 	return nil
 }
@@ -111,6 +115,11 @@ func (c *InspectCmd) memory(w io.Writer, m *gguf.Model) error {
 		context = m.Context
 	}
 	lanes := int64(c.Lanes)
+	positions := int64(context) * lanes
+	if c.KVPositions > 0 {
+		positions = int64(c.KVPositions)
+		context = min(context, c.KVPositions)
+	}
 	fixed, spare := m.TensorBytes+lanes*m.StateBytes(), workspace(m.TensorBytes)
 	fmt.Fprintln(w)
 	fmt.Fprintf(w, "weights\t%s\n", config.Size(m.TensorBytes).Human())
@@ -144,23 +153,25 @@ func (c *InspectCmd) memory(w io.Writer, m *gguf.Model) error {
 		fmt.Fprintf(w, "scorer\t%s, besides what a long prompt takes\n", config.Size(scorer.TensorBytes).Human())
 		fixed, spare = fixed+scorer.TensorBytes, spare+workspace(scorer.TensorBytes)
 	}
-	cache := lanes * int64(context) * perToken
+	cache := positions * perToken
 	fmt.Fprintf(w, "keys and values\t%s for %d tokens of %s (%d bytes a token)\n", config.Size(cache).Human(),
-		int64(context)*lanes, c.CacheType, perToken)
+		positions, c.CacheType, perToken)
 	fmt.Fprintf(w, "together\t%s\n", config.Size(fixed+cache).Human())
 	if c.Memory == 0 {
 		return nil
 	}
 	room := int64(c.Memory) - fixed - spare
 	switch {
-	case room < 0 || perToken > 0 && room < perToken*lanes:
+	case room < 0 || perToken > 0 && room < perToken:
 		return fmt.Errorf("does not fit in %s: weights and state alone need %s, besides %s to work in", c.Memory,
 			config.Size(fixed).Human(), config.Size(spare).Human())
 	case cache <= room || perToken == 0:
 		fmt.Fprintf(w, "in %s\tfits, %s stay free (%s of it to work in)\n", c.Memory,
 			config.Size(int64(c.Memory)-fixed-cache).Human(), config.Size(spare).Human())
+	case room/perToken >= int64(context):
+		fmt.Fprintf(w, "in %s\tfits with %d tokens for all requests together: --kv-positions %[2]d\n", c.Memory, room/perToken)
 	default:
-		fmt.Fprintf(w, "in %s\tfits with a context of %d tokens: --max-ctx %[2]d\n", c.Memory, room/(perToken*lanes))
+		fmt.Fprintf(w, "in %s\tfits with a context of %d tokens: --max-ctx %[2]d\n", c.Memory, room/perToken)
 	}
 	return nil
 }

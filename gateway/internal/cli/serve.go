@@ -39,6 +39,7 @@ type WorkerFlags struct {
 	DraftThreads     int         `default:"0" help:"CPU threads of draft and scorer, 0 = as --threads: they work while the target waits."`
 	MaxCtx           int         `default:"0" help:"Longest context in tokens, 0 = the model's, as far as --memory-cap allows."`
 	Lanes            int         `default:"0" help:"Requests that the target decodes at a time, 0 = the worker's default."`
+	KVPositions      int         `name:"kv-positions" default:"0" help:"Positions of keys and values for all requests together, 0 = --lanes times --max-ctx, as far as memory allows."`
 	MemoryCap        config.Size `default:"0" placeholder:"SIZE" help:"Memory of the target's engine, for example 8GiB; 0 = no limit."`
 	CacheTypeK       string      `name:"cache-type-k" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the target's cached keys: f16, f32, q8_0, q4_0."`
 	CacheTypeV       string      `name:"cache-type-v" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the target's cached values: f16, f32, q8_0, q4_0."`
@@ -77,7 +78,7 @@ func (w *WorkerFlags) validate() error {
 		flag  string
 		value int
 	}{{"threads", w.Threads}, {"draft-threads", w.DraftThreads}, {"max-ctx", w.MaxCtx}, {"lanes", w.Lanes},
-		{"ddtree-budget", w.DDTreeBudget}, {"chunk", w.Chunk}, {"max-token-gap-ms", w.MaxTokenGapMS},
+		{"kv-positions", w.KVPositions}, {"ddtree-budget", w.DDTreeBudget}, {"chunk", w.Chunk}, {"max-token-gap-ms", w.MaxTokenGapMS},
 		{"prefix-cache-ram-mb", w.PrefixCacheRAMMB}, {"prefix-cache-slots", w.PrefixCacheSlots}} {
 		if f.value < 0 {
 			problems = append(problems, fmt.Errorf("--%s: %d is negative", f.flag, f.value))

@@ -15,7 +15,7 @@
  *   - Batch invariance: the outputs of a row depend on its own token, position and ancestors and on the contract that
  * its group states (TND_GROUP_DECODE, TND_GROUP_PROMPT) only, never on the other rows of the step, their number, order
  * or contract: the same bits for 1 and for 512 rows, as chain or as tree, alone or beside other groups.
- *   - A step that is refused (INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, FAILED_PRECONDITION) changed nothing.
+ *   - A call that is refused (INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, FAILED_PRECONDITION) changed nothing.
  */
 #ifndef TANDEM_ENGINE_H
 #define TANDEM_ENGINE_H
@@ -71,7 +71,8 @@ typedef struct tnd_open_options {
   uint64_t memory_cap_bytes; /* 0 = what the device has free */
   int32_t threads;           /* CPU threads of the engine, 0 = one per core; other backends ignore it */
   int32_t max_sequences;     /* >= 1 */
-  int32_t max_context;    /* positions per sequence, >= 1; 0 = the model's context_length, as far as the cap allows */
+  int32_t max_context;       /* positions per sequence, >= 1; 0 = the model's context_length, as far as the cap and
+                             kv_positions allow */
   int32_t max_tree_rows;  /* widest uncommitted step of one sequence (tree or chain, root included), 1..128; 0 = 64 */
   int32_t max_batch_rows; /* widest step over all groups, at least max_tree_rows; 0 = 512 */
   int32_t kv_type_k;      /* ggml type id of cached keys: 0 F32, 1 F16, 2 Q4_0, 8 Q8_0, TND_KV_DEFAULT */
@@ -82,6 +83,10 @@ typedef struct tnd_open_options {
   tnd_log_fn log;           /* may be NULL */
   tnd_progress_fn progress; /* may be NULL */
   void* user;               /* handed to log and progress */
+  uint64_t host_cap_bytes; /* host memory of snapshots (states and demoted pages); 0 = no limit, but for an engine whose
+                               device is the host: what memory_cap_bytes leaves */
+  int32_t kv_positions;    /* positions of keys and values of all sequences together, at least max_context; 0 =
+                               max_sequences * max_context as far as the cap allows, at least max_context; scorers: 0 */
 } tnd_open_options;
 
 #define TND_KV_DEFAULT (-1) /* kv_type_*: F16 */
@@ -114,6 +119,8 @@ typedef struct tnd_info {
   /* 0: both contracts of a group (TND_GROUP_PROMPT, TND_GROUP_DECODE) are the same bits. Else the number of rows of a
    * prompt piece above which a caller states TND_GROUP_PROMPT: a rule of callers, which the engine does not apply. */
   int32_t prompt_rows;
+  int32_t kv_positions; /* sequences of together so many positions, in pages of their own, find room; scorers: 0 */
+  int32_t kv_page;      /* positions of a page: what sequences share and what a pool is counted in */
 } tnd_info;
 
 /* tnd_group.kind: the numeric contract of a group's rows (native/NUMERICS.md). It is stated, never derived from the
@@ -270,6 +277,9 @@ TND_API void tnd_cancel(tnd_engine* engine);
 
 /* Sequences. A new sequence is empty. Drafts have sequences too (their K/V rows). */
 TND_API tnd_status tnd_sequence_create(tnd_engine* engine, int32_t* sequence);
+/* A new sequence in the state of another one, but for its sampler, pending rows and kept features. They share the pages
+ * of their positions: either copies a page before it writes to it. */
+TND_API tnd_status tnd_sequence_fork(tnd_engine* engine, int32_t sequence, int32_t* fork);
 TND_API tnd_status tnd_sequence_free(tnd_engine* engine, int32_t sequence);
 TND_API tnd_status tnd_sequence_length(tnd_engine* engine, int32_t sequence, int32_t* length);
 /* Keeps the first `length` positions. Recurrent models: TND_FAILED_PRECONDITION unless length is the current one or 0.
@@ -277,10 +287,14 @@ TND_API tnd_status tnd_sequence_length(tnd_engine* engine, int32_t sequence, int
 TND_API tnd_status tnd_sequence_truncate(tnd_engine* engine, int32_t sequence, int32_t length);
 TND_API tnd_status tnd_sequence_sampler(tnd_engine* engine, int32_t sequence, const tnd_sampler* sampler);
 
-/* Snapshots live in engine memory, right-sized, within the cap. Restoring overwrites any sequence of the same engine
- * but for its sampler; import likewise. Pending rows are not part of either. */
+/* Snapshots share the pages of their sequence; tokens and recurrent states are copied to host memory (host_cap_bytes).
+ * Restoring overwrites any sequence of the same engine but for its sampler; import likewise. Pending rows are not part
+ * of either. */
 TND_API tnd_status tnd_snapshot_create(tnd_engine* engine, int32_t sequence, int32_t* snapshot);
 TND_API tnd_status tnd_snapshot_restore(tnd_engine* engine, int32_t snapshot, int32_t sequence);
+/* Moves those pages of a snapshot that no sequence holds to host memory, for all snapshots that hold them; nothing to
+ * move is no error. Restoring brings them back, and leaves their host copy until somebody writes to them. */
+TND_API tnd_status tnd_snapshot_demote(tnd_engine* engine, int32_t snapshot);
 TND_API tnd_status tnd_snapshot_free(tnd_engine* engine, int32_t snapshot);
 /* Export: K/V rows, convolution taps, recurrent state and token ids of a sequence, versioned and checksummed. Import
  * fails with TND_FAILED_PRECONDITION for another model, layer range or KV type and with TND_DATA_LOSS for damaged

@@ -188,6 +188,13 @@ tnd_status tnd_sequence_create(tnd_engine* engine, int32_t* sequence) {
   });
 }
 
+tnd_status tnd_sequence_fork(tnd_engine* engine, int32_t sequence, int32_t* fork) {
+  return call(engine, [&](tnd::Role& role) -> Status {
+    TND_TRY(need(fork, "fork"));
+    return role.sequence_fork(sequence, fork);
+  });
+}
+
 tnd_status tnd_sequence_free(tnd_engine* engine, int32_t sequence) {
   return call(engine, [&](tnd::Role& role) { return role.sequence_free(sequence); });
 }
@@ -220,6 +227,10 @@ tnd_status tnd_snapshot_create(tnd_engine* engine, int32_t sequence, int32_t* sn
 
 tnd_status tnd_snapshot_restore(tnd_engine* engine, int32_t snapshot, int32_t sequence) {
   return call(engine, [&](tnd::Role& role) { return role.snapshot_restore(snapshot, sequence); });
+}
+
+tnd_status tnd_snapshot_demote(tnd_engine* engine, int32_t snapshot) {
+  return call(engine, [&](tnd::Role& role) { return role.snapshot_demote(snapshot); });
 }
 
 tnd_status tnd_snapshot_free(tnd_engine* engine, int32_t snapshot) {

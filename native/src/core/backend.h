@@ -115,10 +115,10 @@ struct DeltaIo {
 struct KvShape {
   int32_t k_type = 1, v_type = 1;  // KvType
   int32_t heads = 0, dim = 0;
-  int32_t capacity = 0;  // slots of a sequence, multiple of 16
+  int32_t capacity = 0;  // slots of the pool, a multiple of kKvPage (of a scorer's layer: of 16)
 };
 
-// Cache of one sequence in one layer.
+// Pool of one layer: keys and values of all sequences, which hold pages of it (kv_type.h).
 struct KvCache {
   void* k = nullptr;  // backend
   void* v = nullptr;
@@ -135,8 +135,9 @@ struct AttentionLayer {
   const float* k_norm = nullptr;
 };
 
-// What a row sees: cached positions [first, past) in slots of the same number, then the n_tail rows in slots tail[0..]
-// at positions past, past + 1, … (its ancestors by depth and itself). Its own K/V go to `slot`.
+// What a row sees: cached positions [first, past) by the pages of its group, then the n_tail rows in slots tail[0..] at
+// positions past, past + 1, … (its ancestors by depth and itself). Its own K/V go to `slot`. Slots are those of the
+// pool.
 struct AttentionRowPlan {
   int32_t slot = 0;
   int32_t first = 0;
@@ -146,14 +147,16 @@ struct AttentionRowPlan {
 };
 
 struct AttentionGroupPlan {
-  int first = 0, count = 0;         // rows of the step
-  const KvCache* caches = nullptr;  // host [attention layers]
-  int32_t old = 0;                  // slots below hold what they held at the last sync() or start()
+  int first = 0, count = 0;        // rows of the step
+  const int32_t* pages = nullptr;  // host [n_pages]: of the sequence, by position, up to the last that a row sees
+  int32_t n_pages = 0;
+  int32_t old = 0;  // positions below are no row's of the group and hold what they held at the last sync() or start()
 };
 
 struct AttentionPlan {
   std::span<const AttentionGroupPlan> groups;
   const AttentionRowPlan* rows = nullptr;  // host [rows of the step]
+  const KvCache* caches = nullptr;         // host [attention layers]: one pool a layer for all groups
   const float* rope = nullptr;             // backend [rows, rope_dims]: cos of the rope_dims/2 pairs, then sin
 };
 
@@ -243,6 +246,7 @@ struct ScratchLimits {
   int state_slots = 0;       // saved states of one tree (kStateCommitted excluded)
   AttentionLayer attention;  // widest; q_heads = 0: none
   int32_t max_context = 0;
+  int64_t pages = 0;     // most entries of the page tables of one step, over all groups
   AttentionLayer score;  // layers of a scorer; q_heads = 0: none
   int max_query = 0;     // scoring rows
   int64_t fused = 0;     // widest fused feature
@@ -263,6 +267,8 @@ class Backend {
   // prompt_bits reports whether the rows of a prompt have other bits than the same rows in steps of decoding.
   virtual bool prompt_bits() const = 0;
   virtual uint64_t free_bytes() const = 0;  // memory that an engine could get now
+  // host_memory reports whether backend space is the host's memory, so that what the host keeps counts against it.
+  virtual bool host_memory() const { return false; }
 
   // ---- memory and loading (may be slow, may fail)
   // allocate returns a zeroed region in backend space, release gives it back. The caller accounts for the cap.
@@ -331,14 +337,15 @@ class Backend {
   // ---- commit of rows path[0..n) (group indices, ascending) of a pending step
   virtual void delta_commit(const DeltaShape& shape, std::span<const DeltaState> states,
                             std::span<const DeltaReplay> replay, std::span<const int32_t> path) = 0;
-  // kv_moves: for every cache and i ascending, slot from[i] -> to[i], from[i] >= to[i].
+  // kv_move: for every cache and i ascending, slot from[i] -> to[i]; no source is an earlier destination.
   virtual void kv_move(const KvShape& shape, std::span<const KvCache> caches, std::span<const int32_t> from,
                        std::span<const int32_t> to) = 0;
 
-  // ---- snapshots: rows of slots [0, n) in a portable form, layer after layer [slots][K row, V row]
+  // ---- what is kept of sequences: rows of positions [0, n) by `pages` in a portable form [n][K row, V row]
   virtual uint64_t kv_row_bytes(const KvShape& shape) const = 0;
-  virtual void kv_export(const KvShape& shape, const KvCache& cache, int32_t n, void* host) = 0;
-  virtual void kv_import(const KvShape& shape, const KvCache& cache, int32_t n, const void* host) = 0;
+  virtual void kv_export(const KvShape& shape, const KvCache& cache, const int32_t* pages, int32_t n, void* host) = 0;
+  virtual void kv_import(const KvShape& shape, const KvCache& cache, const int32_t* pages, int32_t n,
+                         const void* host) = 0;
 
   // sync waits for everything issued; a device fault surfaces here.
   virtual Status sync() = 0;

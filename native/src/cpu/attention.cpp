@@ -160,7 +160,7 @@ void attention_reference(const AttentionShape& shape, const AttentionGroup& grou
   const AttentionRow& row = group.rows[r];
   const int dim = kv.dim, g = shape.q_heads / kv.kv_heads;
   const int end = row.past + row.n_tail;
-  auto slot_of = [&](int j) { return j < row.past ? j : row.tail[j - row.past]; };
+  auto slot_of = [&](int j) { return j < row.past ? kv_slot(group.pages, j) : row.tail[j - row.past]; };
   for (int h = 0; h < shape.q_heads; h++) {
     const char* k = static_cast<const char*>(group.k) + kv.k_head_bytes() * (h / g);
     const char* v = static_cast<const char*>(group.v) + kv.v_head_bytes() * (h / g);

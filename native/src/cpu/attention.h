@@ -11,7 +11,8 @@
 //     M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(L, a, l*b), O[d] = fma(O[d], a, o[d]*b)
 //   result O[d] / L; a query that sees nothing gives zeros.
 // k_j[d] and v_j[d] are the cached values as f32; of a block, code * scale, rounded never (NUMERICS.md).
-// Nothing depends on slots: a key has the same effect whether it waits at slot n+17 of a tree or was committed at n+3.
+// Nothing depends on slots or pages: a key has the same effect whether it waits at slot n+17 of a tree or was committed
+// at n+3, and wherever its page lies in the pool.
 #pragma once
 
 #include <cstddef>
@@ -24,19 +25,19 @@ namespace tnd::cpu {
 
 using tnd::KvType;
 
-// Cache of one (sequence, layer). Head-major; per head
+// Pool of a layer: the pages of all sequences. Head-major; per head
 //   K [capacity/16 tiles], V [capacity][dim]
 //   a tile of F32 or F16: [dim][16 positions] (16 keys lie in the lanes of one vector)
 //   a tile of Q8_0 or Q4_0: per block of 32 dims [16 positions] scales (halves), then codes [32 dims][16 positions] in
 //   int8, or nibbles [16 dims][16 positions]: dim j low, dim j + 16 high
-// Rows of V are in the type's portable form (ggml blocks). A slot holds one position's row of all heads; the committed
-// row of position p is in slot p, rows of a pending tree follow at any higher slots. Both bases 64-byte aligned.
+// Rows of V are in the type's portable form (ggml blocks). A slot holds one position's row of all heads. Both bases
+// 64-byte aligned.
 struct KvLayout {
   KvType k_type = KvType::kF16;
   KvType v_type = KvType::kF16;
   int32_t dim = 0;  // head size, multiple of 16 (of 32 where a type is quantised), at most 512
   int32_t kv_heads = 0;
-  int32_t capacity = 0;  // slots, multiple of 16
+  int32_t capacity = 0;  // slots, multiple of kKvPage
 
   // Bytes of one head's row.
   size_t k_row_bytes() const { return static_cast<size_t>(kv_stored_bytes(k_type, dim)); }
@@ -52,14 +53,14 @@ struct KvLayout {
 // kv_store writes the rows k, v [kv_heads, dim] of one position to `slot` (F16: round to nearest even, overflow to
 // infinity as the format has it; Q8_0, Q4_0: values beyond +-kKvLargest become that, NaN becomes 0).
 void kv_store(const KvLayout& l, void* k_cache, void* v_cache, int32_t slot, const float* k, const float* v);
-// kv_move copies the rows of slot `from` to slot `to` (commit of a tree path: ascending, from >= to).
+// kv_move copies the rows of slot `from` to slot `to`.
 void kv_move(const KvLayout& l, void* k_cache, void* v_cache, int32_t from, int32_t to);
 // kv_export copies slot's rows out as [kv_heads][dim] K then [kv_heads][dim] V in the portable form of the cache types;
 // kv_import the reverse.
 void kv_export(const KvLayout& l, const void* k_cache, const void* v_cache, int32_t slot, void* row);
 void kv_import(const KvLayout& l, void* k_cache, void* v_cache, int32_t slot, const void* row);
 
-// One query row. It sees the past positions [first, past) in slots of the same number, then n_tail keys at absolute
+// One query row. It sees the past positions [first, past) by the pages of its group, then n_tail keys at absolute
 // positions past, past+1, … held in slots tail[0], tail[1], … (a tree row: its ancestors by depth and itself; a row of
 // a bidirectional block: the whole block). `first` cuts the tail too (sliding window).
 struct AttentionRow {
@@ -73,8 +74,9 @@ struct AttentionRow {
 
 // Rows of one sequence. Neighbours should have similar `past` (a prefill chunk, a tree): they share K/V loads.
 struct AttentionGroup {
-  const void* k = nullptr;  // cache of the layer
+  const void* k = nullptr;  // pool of the layer
   const void* v = nullptr;
+  const int32_t* pages = nullptr;  // by position / kKvPage: those that hold past positions of the rows
   const AttentionRow* rows = nullptr;
   int32_t n_rows = 0;
 };

@@ -22,6 +22,7 @@ constexpr int kAttnMaxDim = 512;
 constexpr int kAttnScoreStride = kAttnSegment + 16;  // floats; the pad keeps rows off one cache set
 
 static_assert(kAttnQueries >= kAttentionMaxGroup);
+static_assert(kAttnSegment % kKvPage == 0);
 
 // Rows of a block for G query heads per kv head.
 inline int attention_block_rows(int g) {

@@ -24,8 +24,8 @@ void CpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   const int64_t q_step = w.gated ? 2 * dim : dim, q_width = q_step * w.q_heads, out_width = dim * w.q_heads;
   const int64_t half = w.rope_dims / 2;
 
+  const KvCache& cache = plan.caches[layer];
   for (const AttentionGroupPlan& g : plan.groups) {
-    const KvCache& cache = g.caches[layer];
     each_row(pool_, g.count, static_cast<int>(out_width), [&](int i) {
       const int64_t row = g.first + i;
       const float* cos = plan.rope + row * w.rope_dims;
@@ -60,8 +60,7 @@ void CpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
       float* q = query_ + row * out_width;
       attention_rows_[row] = AttentionRow{q, q, p.first, p.past, p.n_tail, p.tail};
     }
-    attention_groups_[n_groups++] =
-        AttentionGroup{g.caches[layer].k, g.caches[layer].v, attention_rows_ + g.first, g.count};
+    attention_groups_[n_groups++] = AttentionGroup{cache.k, cache.v, g.pages, attention_rows_ + g.first, g.count};
   }
   cpu::attention(pool_, shape, attention_groups_, n_groups, attention_scratch_);
 
@@ -95,19 +94,20 @@ void CpuBackend::kv_move(const KvShape& shape, std::span<const KvCache> caches, 
   }
 }
 
-void CpuBackend::kv_export(const KvShape& shape, const KvCache& cache, int32_t n, void* host) {
+void CpuBackend::kv_export(const KvShape& shape, const KvCache& cache, const int32_t* pages, int32_t n, void* host) {
   const KvLayout l = kv_layout(shape);
   auto* dst = static_cast<uint8_t*>(host);
-  each_row(pool_, n, static_cast<int>(l.row_bytes() / 4), [&](int slot) {
-    cpu::kv_export(l, cache.k, cache.v, slot, dst + static_cast<uint64_t>(slot) * l.row_bytes());
+  each_row(pool_, n, static_cast<int>(l.row_bytes() / 4), [&](int i) {
+    cpu::kv_export(l, cache.k, cache.v, kv_slot(pages, i), dst + static_cast<uint64_t>(i) * l.row_bytes());
   });
 }
 
-void CpuBackend::kv_import(const KvShape& shape, const KvCache& cache, int32_t n, const void* host) {
+void CpuBackend::kv_import(const KvShape& shape, const KvCache& cache, const int32_t* pages, int32_t n,
+                           const void* host) {
   const KvLayout l = kv_layout(shape);
   const auto* src = static_cast<const uint8_t*>(host);
-  for (int32_t slot = 0; slot < n; ++slot) {
-    cpu::kv_import(l, cache.k, cache.v, slot, src + static_cast<uint64_t>(slot) * l.row_bytes());
+  for (int32_t i = 0; i < n; ++i) {
+    cpu::kv_import(l, cache.k, cache.v, kv_slot(pages, i), src + static_cast<uint64_t>(i) * l.row_bytes());
   }
 }
 

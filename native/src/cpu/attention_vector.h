@@ -7,7 +7,7 @@
 
 // Visible keys of one query in the segment at hand; positions relative to the segment's start.
 struct Span {
-  int lo, hi;            // shared keys: position = slot
+  int lo, hi;            // keys in the group's pages
   int tail_lo, tail_hi;  // keys from the row's tail list
   const AttentionRow* row;
   bool any() const { return lo < hi || tail_lo < tail_hi; }
@@ -31,6 +31,11 @@ inline Span make_span(const AttentionRow& row, int start) {
   s.tail_hi = imin(end, row.past + row.n_tail) - start;
   s.row = &row;
   return s;
+}
+
+// Slot of a key by the pages of its segment.
+inline size_t segment_slot(const int32_t* pages, int key) {
+  return static_cast<size_t>(kv_slot(pages, key));
 }
 
 // Cells of a cache: float, uint16_t (halves), or these for blocks of 32 with a scale.
@@ -112,10 +117,12 @@ enum Join { kSkip, kCopy, kMerge };
 
 template <typename Cache, typename Src>
 struct PvArgs {
-  const float* p;       // [NQ] rows of kAttnScoreStride
-  Values<Cache> cache;  // V of the kv head, first dimension of the slice, slot 0
-  int start;            // position of the segment
-  Values<Src> common;   // V of the common keys: row 0 = position start, first dimension of the slice
+  const float* p;               // [NQ] rows of kAttnScoreStride
+  Values<Cache> cache;          // V of the kv head, first dimension of the slice, slot 0
+  const int32_t* pages;         // of the segment
+  int start;                    // position of the segment
+  Values<Src> common;           // V of the common keys, first dimension of the slice: by pages, or
+  const int32_t* common_pages;  // nullptr: row 0 = position start, the others behind it
   int common_lo, common_hi;
   const Span* spans;  // [NQ]
   const Join* join;   // [NQ]
@@ -133,7 +140,6 @@ inline __attribute__((always_inline)) void pv_kernel(const PvArgs<Cache, Src>& x
     for (int v = 0; v < NV; v++) acc[i][v] = V::zero();
   }
   const Values<Cache> cache = x.cache;
-  const Values<Src> common = x.common;
   const int lo = x.common_lo, hi = x.common_hi;
   // Keys before the common ones (rows of a window that begin earlier).
 #pragma GCC unroll 16
@@ -142,18 +148,23 @@ inline __attribute__((always_inline)) void pv_kernel(const PvArgs<Cache, Src>& x
     for (int j = x.spans[i].lo; j < end; j++) {
       const typename V::T w = V::load_one(x.p + size_t(i) * kAttnScoreStride + j);
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; v++) acc[i][v] = V::fma(w, cache.load(size_t(x.start + j), v * V::W), acc[i][v]);
+      for (int v = 0; v < NV; v++) acc[i][v] = V::fma(w, cache.load(segment_slot(x.pages, j), v * V::W), acc[i][v]);
     }
   }
-  for (int j = lo; j < hi; j++) {
-    typename V::T val[NV];
+  for (int page = lo / kKvPage; page * kKvPage < hi; page++) {
+    const int first = page * kKvPage, from = imax(lo, first), end = imin(hi, first + kKvPage);
+    const Values<Src> rows =
+        x.common.below(x.common_pages != nullptr ? size_t(x.common_pages[page]) * kKvPage : size_t(first));
+    for (int j = from; j < end; j++) {
+      typename V::T val[NV];
 #pragma GCC unroll 4
-    for (int v = 0; v < NV; v++) val[v] = common.load(size_t(j), v * V::W);
+      for (int v = 0; v < NV; v++) val[v] = rows.load(size_t(j - first), v * V::W);
 #pragma GCC unroll 16
-    for (int i = 0; i < NQ; i++) {
-      const typename V::T w = V::load_one(x.p + size_t(i) * kAttnScoreStride + j);
+      for (int i = 0; i < NQ; i++) {
+        const typename V::T w = V::load_one(x.p + size_t(i) * kAttnScoreStride + j);
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; v++) acc[i][v] = V::fma(w, val[v], acc[i][v]);
+        for (int v = 0; v < NV; v++) acc[i][v] = V::fma(w, val[v], acc[i][v]);
+      }
     }
   }
   // Keys after them: the causal edge, then the row's own tail by depth.
@@ -163,7 +174,7 @@ inline __attribute__((always_inline)) void pv_kernel(const PvArgs<Cache, Src>& x
     for (int j = imax(s.lo, hi); j < s.hi; j++) {
       const typename V::T w = V::load_one(x.p + size_t(i) * kAttnScoreStride + j);
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; v++) acc[i][v] = V::fma(w, cache.load(size_t(x.start + j), v * V::W), acc[i][v]);
+      for (int v = 0; v < NV; v++) acc[i][v] = V::fma(w, cache.load(segment_slot(x.pages, j), v * V::W), acc[i][v]);
     }
     for (int j = s.tail_lo; j < s.tail_hi; j++) {
       const int slot = s.row->tail[x.start + j - s.row->past];
@@ -429,6 +440,7 @@ template <typename Val>
 void pv_segment(const AttentionItem& it, Values<Val> v, const Span* spans, int nq, int start, const float* scores,
                 const Join* join, const float* a, const float* b, float* const* out, float* panel) {
   const int dim = it.shape->kv.dim;
+  const int32_t* pages = it.group->pages + start / kKvPage;
   const bool one_group = group_size(nq) == nq;
   // Union of the shared ranges: what a panel must hold.
   int ulo = kAttnSegment, uhi = 0;
@@ -439,12 +451,13 @@ void pv_segment(const AttentionItem& it, Values<Val> v, const Span* spans, int n
     const int width = dim - d0 >= 64 ? 64 : dim - d0 >= 32 ? 32 : 16;
     if (!one_group) {
       const Values<Val> slice = v.from(d0);
-      for (int j = ulo; j < uhi; j++) expand_row(slice, size_t(start + j), width, panel + size_t(j) * width);
+      for (int j = ulo; j < uhi; j++) expand_row(slice, segment_slot(pages, j), width, panel + size_t(j) * width);
     }
     for (int q0 = 0; q0 < nq;) {
       const int n = group_size(nq - q0);
       const auto fill = [&](auto& x) {
         x.p = scores + size_t(q0) * kAttnScoreStride;
+        x.pages = pages;
         x.start = start;
         x.spans = spans + q0;
         x.join = join + q0;
@@ -461,9 +474,10 @@ void pv_segment(const AttentionItem& it, Values<Val> v, const Span* spans, int n
       };
       with_queries(n, [&]<int NQ>() {
         constexpr int NV = vectors_for(NQ);
-        const auto slices = [&]<typename Src>(Values<Src> common) {
+        const auto slices = [&]<typename Src>(Values<Src> common, const int32_t* common_pages) {
           PvArgs<Val, Src> x;
           fill(x);
+          x.common_pages = common_pages;
           for (int d = 0; d < width; d += NV * V::W) {
             float* dst[NQ];
             for (int i = 0; i < NQ; i++) dst[i] = out[q0 + i] + d0 + d;
@@ -478,9 +492,9 @@ void pv_segment(const AttentionItem& it, Values<Val> v, const Span* spans, int n
           }
         };
         if (one_group) {
-          slices(v.below(size_t(start)).from(d0));
+          slices(v.from(d0), pages);
         } else {
-          slices(Values<float>{panel, size_t(width) * sizeof(float)});
+          slices(Values<float>{panel, size_t(width) * sizeof(float)}, nullptr);
         }
       });
       q0 += n;
@@ -546,17 +560,18 @@ void block_typed(const AttentionItem& it) {
     if (!any) continue;
     if (lo < hi) {
       // Whole tiles; slots beyond the visible ones hold other rows' or zero keys and are masked below.
+      const int32_t* pages = it.group->pages + start / kKvPage;
       const int first = lo & ~15, last = (hi + 15) & ~15;
-      if (direct) {
-        if constexpr (!kBlocks<Key>) {
-          score_range(shape, q_t, key_tile(k, dim, start + first), nq, last - first, scores + first);
-        }
-      } else {
-        for (int j = first; j < last; j += 32) {
-          const int n = imin(32, last - j);
-          expand_keys(key_tile(k, dim, start + j), n, dim, panel);
+      for (int j = first; j < last;) {
+        const int n = imin(direct ? kKvPage - j % kKvPage : 32 - j % 32, last - j);
+        const Key* tile = key_tile(k, dim, kv_slot(pages, j));
+        if (!direct) {
+          expand_keys(tile, n, dim, panel);
           score_range(shape, q_t, panel, nq, n, scores + j);
+        } else if constexpr (!kBlocks<Key>) {
+          score_range(shape, q_t, tile, nq, n, scores + j);
         }
+        j += n;
       }
     }
     if (tails) score_tails(it, k, spans, g, start, tile, panel, scores);

@@ -37,6 +37,7 @@ class CpuBackend final : public Backend {
   bool prompt_bits() const override { return false; }
   std::string device() const override;
   uint64_t free_bytes() const override;
+  bool host_memory() const override { return true; }
   Status allocate(uint64_t bytes, void** base) override;
   void release(void* base) override;
   Status matrix(const TensorView& t, Arena& arena, std::unique_ptr<Matrix>* out) override;
@@ -73,8 +74,9 @@ class CpuBackend final : public Backend {
   void kv_move(const KvShape& shape, std::span<const KvCache> caches, std::span<const int32_t> from,
                std::span<const int32_t> to) override;
   uint64_t kv_row_bytes(const KvShape& shape) const override;
-  void kv_export(const KvShape& shape, const KvCache& cache, int32_t n, void* host) override;
-  void kv_import(const KvShape& shape, const KvCache& cache, int32_t n, const void* host) override;
+  void kv_export(const KvShape& shape, const KvCache& cache, const int32_t* pages, int32_t n, void* host) override;
+  void kv_import(const KvShape& shape, const KvCache& cache, const int32_t* pages, int32_t n,
+                 const void* host) override;
   Status sync() override { return Status(); }
 
  private:
@@ -99,7 +101,8 @@ class CpuBackend final : public Backend {
   AttentionRow* attention_rows_ = nullptr;
   AttentionGroup* attention_groups_ = nullptr;
   AttentionScratch attention_scratch_;
-  void* score_scratch_ = nullptr;  // of all threads
+  void* score_scratch_ = nullptr;     // of all threads
+  std::vector<int32_t> score_pages_;  // in order
   std::unique_ptr<Acts> head_acts_;
   float* logits_ = nullptr;                  // [head_rows, vocab rounded up to 16]
   SampleScratch* sample_scratch_ = nullptr;  // [threads]

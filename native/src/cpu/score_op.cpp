@@ -3,6 +3,7 @@
 #include "cpu/score_op.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "cpu/backend.h"
 #include "cpu/score_attention.h"
@@ -66,6 +67,8 @@ void CpuBackend::plan_score(Arena& arena, const ScratchLimits& limits) {
   const AttentionShape shape{kv_layout(w.kv), w.q_heads, w.scale};
   score_scratch_ = arena.take(Purpose::kScratch, threads * attention_scratch_bytes(shape));
   attention_rows_ = arena.take_array<AttentionRow>(Purpose::kScratch, static_cast<uint64_t>(limits.rows));
+  score_pages_.resize(static_cast<size_t>(kv_pages(w.kv.capacity)));
+  std::iota(score_pages_.begin(), score_pages_.end(), 0);
 }
 
 void CpuBackend::score_queries(const AttentionLayer& w, const float* rope, int rows, float* q) {
@@ -122,7 +125,7 @@ void CpuBackend::score_chunk(const AttentionLayer& w, const ScoreChunk& c, const
       float* q = io.q + r * q_width;
       attention_rows_[r] = AttentionRow{q, q, 0, c.first + r + 1, 0, nullptr};
     }
-    const AttentionGroup group{c.kv, values_of(layout, c.kv), attention_rows_, c.rows};
+    const AttentionGroup group{c.kv, values_of(layout, c.kv), score_pages_.data(), attention_rows_, c.rows};
     cpu::attention(pool_, {layout, w.q_heads, w.scale}, &group, 1, {score_scratch_, nullptr, 0});
   }
   prepare(io.q, q_width, c.rows, q_width, forms, out);

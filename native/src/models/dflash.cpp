@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/kv_type.h"
+
 namespace tnd {
 
 namespace {
@@ -48,6 +50,7 @@ Status DflashModel::load(WeightLoader& w, WeightLoader& tables, int32_t vocab, A
   scratch.forms = ws_.forms | backend_.forms(head);
   scratch.attention = layers_[0].attention.layer;
   scratch.max_context = limits.max_context + p_.block;
+  scratch.pages = limits.pages;
   scratch.max_top_k = limits.max_top_k;
   backend_.plan_scratch(arena, scratch);
   if (arena.measuring()) return Status();
@@ -57,8 +60,8 @@ Status DflashModel::load(WeightLoader& w, WeightLoader& tables, int32_t vocab, A
   return Status();
 }
 
-void DflashModel::append(const KvCache* caches, int32_t position, int32_t n, int32_t encoding, const void* features,
-                         Stats* stats) {
+void DflashModel::append(const KvCache* caches, const int32_t* pages, int32_t position, int32_t n, int32_t encoding,
+                         const void* features, Stats* stats) {
   const HParams& d = p_.decoder;
   PhaseTimer timer(stats);
   backend_.begin_step(n > kPromptRows ? n : 0);
@@ -97,12 +100,12 @@ void DflashModel::append(const KvCache* caches, int32_t position, int32_t n, int
 
   full_rows_.assign(static_cast<size_t>(n), AttentionRowPlan());
   for (int32_t i = 0; i < n; ++i) {
-    full_rows_[i].slot = position + i;
+    full_rows_[i].slot = kv_slot(pages, position + i);
     angles_.fill(position + i, &rope_host_[static_cast<size_t>(i) * d.rope_dims]);
   }
   backend_.upload(rope_, rope_host_.data(), int64_t{n} * d.rope_dims);
-  const AttentionGroupPlan group{0, n, caches};
-  const AttentionPlan plan{std::span<const AttentionGroupPlan>(&group, 1), full_rows_.data(), rope_};
+  const AttentionGroupPlan group{0, n};  // no row sees anything
+  const AttentionPlan plan{std::span<const AttentionGroupPlan>(&group, 1), full_rows_.data(), caches, rope_};
   for (size_t i = 0; i < layers_.size(); ++i) {
     AttentionIo io;
     io.k = ws_.wide + static_cast<int64_t>(2 * i) * n * width;
@@ -117,10 +120,10 @@ void DflashModel::plan_block(const DflashBlock& b, int32_t first_row) {
   for (int32_t j = 0; j < b.rows; ++j) {
     const int32_t row = first_row + j;
     tokens_[row] = j == 0 ? b.token : p_.mask_token;
-    slots_[row] = b.length + j;
+    slots_[row] = kv_slot(b.pages, b.length + j);
     angles_.fill(b.position + j, &rope_host_[static_cast<size_t>(row) * rope_dims]);
     AttentionRowPlan plan;
-    plan.slot = b.length + j;
+    plan.slot = slots_[row];
     plan.past = b.length;
     plan.tail = &slots_[first_row];
     plan.n_tail = b.rows;
@@ -140,7 +143,7 @@ void DflashModel::plan_block(const DflashBlock& b, int32_t first_row) {
   }
 }
 
-void DflashModel::propose(std::span<const DflashBlock> blocks, int32_t stride, Stats* stats) {
+void DflashModel::propose(const KvCache* caches, std::span<const DflashBlock> blocks, int32_t stride, Stats* stats) {
   const HParams& d = p_.decoder;
   PhaseTimer timer(stats);
   backend_.begin_step(0);
@@ -160,7 +163,7 @@ void DflashModel::propose(std::span<const DflashBlock> blocks, int32_t stride, S
       head_rows_[i].top_ids += static_cast<int64_t>(i - heads) * stride;
       head_rows_[i].top_logprobs += static_cast<int64_t>(i - heads) * stride;
     }
-    groups_.push_back({first, b.rows, b.caches, b.length});
+    groups_.push_back({first, b.rows, b.pages, b.n_pages, b.length});
     first += b.rows;
   }
   backend_.upload(rope_, rope_host_.data(), int64_t{rows} * d.rope_dims);
@@ -169,7 +172,7 @@ void DflashModel::propose(std::span<const DflashBlock> blocks, int32_t stride, S
 
   TargetStep full;
   full.rows = rows;
-  full.attention = {groups_, full_rows_.data(), rope_};
+  full.attention = {groups_, full_rows_.data(), caches, rope_};
   TargetStep sliding = full;
   sliding.attention.rows = sliding_rows_.data();
   for (size_t i = 0; i < layers_.size(); ++i) {

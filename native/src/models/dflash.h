@@ -9,8 +9,8 @@
 //     row j >= 1:                       candidates of position n+j = W_head N(h_j; output_norm)
 // Full layers: a row sees all cached positions and the whole block. Sliding layers (window W counts the row itself):
 // row j sees cached p >= n+j-(W-1) and block rows <= j. c never passes a layer's input norm; K of the context is
-// normed per head, V never. The block's own K/V lie in the slots behind the context and are overwritten.
-// Traps: native/MODEL_dflash.md.
+// normed per head, V never. The block's own K/V lie in the slots of the positions after the context and are
+// overwritten. Traps: native/MODEL_dflash.md.
 #pragma once
 
 #include <cstdint>
@@ -31,17 +31,19 @@ struct DflashLimits {
   int32_t block_rows = 0;   // widest propose over all requests
   int32_t append_rows = 0;  // widest piece of an append
   int32_t max_context = 0;
-  KvShape kv;  // of one sequence and layer; capacity >= max_context + block
+  KvShape kv;         // of a layer's pool
+  int64_t pages = 0;  // most entries of the page tables of one propose
   int32_t max_top_k = 0;
 };
 
 // One block of a propose.
 struct DflashBlock {
-  const KvCache* caches = nullptr;  // host [layers]
-  int32_t length = 0;               // cached positions
-  int32_t token = 0;                // anchor
-  int32_t position = 0;             // of the anchor, >= length
-  int32_t rows = 0;                 // anchor included, 2..block
+  const int32_t* pages = nullptr;  // host, up to the block's rows
+  int32_t n_pages = 0;
+  int32_t length = 0;    // cached positions
+  int32_t token = 0;     // anchor
+  int32_t position = 0;  // of the anchor, >= length
+  int32_t rows = 0;      // anchor included, 2..block
   int32_t top_k = 0;
   float temperature = 1;
   int32_t* ids = nullptr;     // host [rows - 1, stride]
@@ -56,12 +58,13 @@ class DflashModel {
   // token_embd.weight and, unless tied, output.weight.
   Status load(WeightLoader& weights, WeightLoader& tables, int32_t vocab, Arena& arena, const DflashLimits& limits);
 
-  // append caches K/V of n <= append_rows positions starting at `position`. encoding: TND_FEATURE_*; fused features are
-  // c already [n, hidden], others raw [n, feature_raw].
-  void append(const KvCache* caches, int32_t position, int32_t n, int32_t encoding, const void* features, Stats* stats);
+  // append caches K/V of n <= append_rows positions starting at `position` in pages of the pool, caches host [layers].
+  // encoding: TND_FEATURE_*; fused features are c already [n, hidden], others raw [n, feature_raw].
+  void append(const KvCache* caches, const int32_t* pages, int32_t position, int32_t n, int32_t encoding,
+              const void* features, Stats* stats);
 
   // propose runs one pass over all blocks; stride: elements between positions in ids and logprobs.
-  void propose(std::span<const DflashBlock> blocks, int32_t stride, Stats* stats);
+  void propose(const KvCache* caches, std::span<const DflashBlock> blocks, int32_t stride, Stats* stats);
 
  private:
   void plan_block(const DflashBlock& b, int32_t first_row);

@@ -8,6 +8,8 @@
 
 #include "core/crc32c.h"
 #include "models/dflash.h"
+#include "roles/kv_plan.h"
+#include "roles/page_pool.h"
 #include "roles/roles.h"
 #include "roles/saved_sequence.h"
 
@@ -27,11 +29,13 @@ class DraftRole final : public Role {
   void info(tnd_info* out) const override;
   void memory(std::vector<tnd_stat>* out) const override;
   Status sequence_create(int32_t* sequence) override;
+  Status sequence_fork(int32_t sequence, int32_t* fork) override;
   Status sequence_free(int32_t sequence) override;
   Status sequence_length(int32_t sequence, int32_t* length) override;
   Status sequence_truncate(int32_t sequence, int32_t length) override;
   Status snapshot_create(int32_t sequence, int32_t* snapshot) override;
   Status snapshot_restore(int32_t snapshot, int32_t sequence) override;
+  Status snapshot_demote(int32_t snapshot) override;
   Status snapshot_free(int32_t snapshot) override;
   Status export_size(int32_t sequence, uint64_t* bytes) override;
   Status export_to(int32_t sequence, void* data, uint64_t bytes) override;
@@ -43,24 +47,33 @@ class DraftRole final : public Role {
   struct Sequence {
     bool used = false;
     int32_t length = 0;
-    std::vector<KvCache> caches;  // [layers]
+    PageTable pages;  // of its positions
   };
 
   Status open_files(std::unique_ptr<DflashFile>* draft, std::unique_ptr<gguf::File>* tables);
-  Status build(const DflashFile& draft, const gguf::File& tables, int32_t max_context, Arena& arena);
-  Status plan(const DflashFile& draft, const gguf::File& tables);
+  Status build(const DflashFile& draft, const gguf::File& tables, const KvPlan& plan, Arena& arena);
+  Status plan_memory(const DflashFile& draft, const gguf::File& tables);
   Status find(int32_t handle, Sequence** out);
   uint64_t fingerprint(const DflashFile& draft) const;
-  static SavedParts parts(const Sequence& s, int32_t length);
+  SavedParts parts(const Sequence& s, int32_t length) const;
+  uint64_t available() const;
+  // need is what a call needs of the pool to write `rows` rows after the positions of a sequence.
+  int32_t need(const Sequence& s, int32_t rows, std::span<const tnd_draft_request> before) const;
+  Status no_pages(const char* what, int32_t index, const Sequence& s, int32_t needed, int32_t free) const;
+  // extend gives a sequence the pages for it; the page of its tip becomes its own.
+  bool extend(Sequence* s, int32_t rows);
 
   OpenContext c_;
   DflashHParams p_;
-  int32_t vocab_ = 0, max_context_ = 0, append_rows_ = 0;
+  int32_t vocab_ = 0, append_rows_ = 0;
+  KvPlan plan_;
   KvShape kv_;
+  PagePool pool_;
   std::unique_ptr<DflashModel> model_;
   Arena arena_;
   void* region_ = nullptr;
   uint64_t loaded_ = 0, load_total_ = 0;
+  std::vector<KvCache> caches_;  // [layers]
   std::vector<Sequence> sequences_;
   SavedSequences saved_;
   std::vector<DflashBlock> blocks_;
@@ -111,67 +124,45 @@ Status DraftRole::open_files(std::unique_ptr<DflashFile>* draft, std::unique_ptr
   return Status();
 }
 
-Status DraftRole::build(const DflashFile& draft, const gguf::File& tables, int32_t max_context, Arena& arena) {
+Status DraftRole::build(const DflashFile& draft, const gguf::File& tables, const KvPlan& plan, Arena& arena) {
   const tnd_open_options& o = c_.options;
   WeightLoader weights(draft, *c_.backend, arena), head(tables, *c_.backend, arena);
   weights.on_loaded = head.on_loaded = [this](uint64_t bytes) { c_.progress(loaded_ += bytes, load_total_); };
-  kv_.capacity = (max_context + p_.block + 15) / 16 * 16;
+  kv_.capacity = pool_slots(plan, o.max_sequences, p_.block);
   DflashLimits limits;
   limits.block_rows = o.max_sequences * p_.block;
   limits.append_rows = append_rows_;
-  limits.max_context = max_context;
+  limits.max_context = plan.max_context;
+  limits.pages = int64_t{o.max_sequences} * table_pages(plan, p_.block);
   limits.kv = kv_;
   limits.max_top_k = o.max_top_k;
   model_ = std::make_unique<DflashModel>(p_, *c_.backend);
   TND_TRY(model_->load(weights, head, vocab_, arena, limits));
   load_total_ = weights.file_bytes() + head.file_bytes();
-  sequences_.assign(static_cast<size_t>(o.max_sequences), Sequence());
-  for (Sequence& s : sequences_) {
-    for (int32_t i = 0; i < p_.decoder.n_layers; ++i) {
-      KvCache cache;
-      cache.k = arena.take(Purpose::kKv, c_.backend->kv_bytes(kv_, true));
-      cache.v = arena.take(Purpose::kKv, c_.backend->kv_bytes(kv_, false));
-      s.caches.push_back(cache);
-    }
+  caches_.resize(static_cast<size_t>(p_.decoder.n_layers));
+  for (KvCache& cache : caches_) {
+    cache.k = arena.take(Purpose::kKv, c_.backend->kv_bytes(kv_, true));
+    cache.v = arena.take(Purpose::kKv, c_.backend->kv_bytes(kv_, false));
   }
   return Status();
 }
 
-// Finds the context that fits, then takes the memory.
-Status DraftRole::plan(const DflashFile& draft, const gguf::File& tables) {
-  const bool asked = c_.options.max_context > 0;
-  int32_t context = asked ? c_.options.max_context : p_.decoder.context_length;
-  for (;;) {
-    Arena measure;
-    TND_TRY(build(draft, tables, context, measure));
-    if (measure.total() <= c_.memory_cap) {
-      max_context_ = context;
-      break;
-    }
-    const uint64_t per_position = measure.of(Purpose::kKv) / static_cast<uint64_t>(kv_.capacity);
-    const uint64_t over = measure.total() - c_.memory_cap;
-    const int64_t fits = context - static_cast<int64_t>(over / std::max<uint64_t>(per_position, 1)) - 16;
-    if (asked || fits < 256) {
-      return errorf(
-          TND_RESOURCE_EXHAUSTED,
-          "draft needs %llu bytes for %d sequences of %d positions (weights %llu, kv %llu, scratch %llu), the "
-          "cap is %llu: %s %lld positions would fit",
-          static_cast<unsigned long long>(measure.total()), c_.options.max_sequences, context,
-          static_cast<unsigned long long>(measure.of(Purpose::kWeights)),
-          static_cast<unsigned long long>(measure.of(Purpose::kKv)),
-          static_cast<unsigned long long>(measure.of(Purpose::kScratch)),
-          static_cast<unsigned long long>(c_.memory_cap), fits < 256 ? "not even" : "about",
-          static_cast<long long>(std::max<int64_t>(fits, 256)));
-    }
-    context = static_cast<int32_t>(fits);
-  }
+Status DraftRole::plan_memory(const DflashFile& draft, const gguf::File& tables) {
+  KvWish wish;
+  wish.model_context = p_.decoder.context_length;
+  wish.least_context = 256;
+  wish.pending = p_.block;
+  wish.measure = [&](const KvPlan& plan, Arena* arena) { return build(draft, tables, plan, *arena); };
+  TND_TRY(plan_kv(c_, wish, &plan_));
   Arena measure;
-  TND_TRY(build(draft, tables, max_context_, measure));
+  TND_TRY(build(draft, tables, plan_, measure));
   TND_TRY(c_.backend->allocate(measure.total(), &region_));
   arena_ = Arena(region_, measure.total());
   loaded_ = 0;
-  TND_TRY(build(draft, tables, max_context_, arena_));
+  TND_TRY(build(draft, tables, plan_, arena_));
   if (arena_.total() != measure.total()) return Status(TND_INTERNAL, "memory plan of the draft changed while loading");
+  pool_.init(c_.backend, kv_, caches_);
+  sequences_.assign(static_cast<size_t>(c_.options.max_sequences), Sequence());
   return Status();
 }
 
@@ -180,18 +171,20 @@ Status DraftRole::open() {
   if (o.max_sequences < 1 || o.max_sequences > kMaxSequences) {
     return errorf(TND_INVALID_ARGUMENT, "max_sequences is %d, must be 1..%d", o.max_sequences, kMaxSequences);
   }
-  if (o.max_context < 0 || o.max_context > (1 << 28)) {
-    return errorf(TND_INVALID_ARGUMENT, "max_context is %d", o.max_context);
-  }
   append_rows_ = std::clamp(o.max_batch_rows, 16, 1024);
   std::unique_ptr<DflashFile> draft;
   std::unique_ptr<gguf::File> tables;
   TND_TRY(open_files(&draft, &tables));
   TND_TRY(set_kv_types(o, p_.decoder.kv_heads, p_.decoder.head_dim, &kv_));
-  TND_TRY(plan(*draft, *tables));
-  saved_.init(
-      c_.backend,
-      {{'T', 'N', 'D', 'D', 'R', 'A', 'F', 'T'}, "draft sequence", "draft", fingerprint(*draft), kv_, max_context_});
+  TND_TRY(plan_memory(*draft, *tables));
+  saved_.init(c_.backend, &pool_,
+              {{'T', 'N', 'D', 'D', 'R', 'A', 'F', 'T'},
+               "draft sequence",
+               "draft",
+               fingerprint(*draft),
+               kv_,
+               plan_.max_context,
+               o.host_cap_bytes});
   return c_.backend->sync();
 }
 
@@ -205,7 +198,9 @@ void DraftRole::info(tnd_info* out) const {
   out->hidden = d.hidden;
   out->vocab = vocab_;
   out->max_sequences = c_.options.max_sequences;
-  out->max_context = max_context_;
+  out->max_context = plan_.max_context;
+  out->kv_positions = plan_.positions;
+  out->kv_page = kKvPage;
   out->max_tree_rows = p_.block;
   out->max_batch_rows = append_rows_;
   out->max_top_k = c_.options.max_top_k;
@@ -224,15 +219,9 @@ void DraftRole::info(tnd_info* out) const {
 
 void DraftRole::memory(std::vector<tnd_stat>* out) const {
   for (int i = 0; i < static_cast<int>(Purpose::kCount); ++i) {
-    tnd_stat s{};
-    std::snprintf(s.name, sizeof s.name, "%s", purpose_name(static_cast<Purpose>(i)));
-    s.value = arena_.of(static_cast<Purpose>(i));
-    out->push_back(s);
+    add_stat(out, purpose_name(static_cast<Purpose>(i)), arena_.of(static_cast<Purpose>(i)));
   }
-  tnd_stat snapshots{};
-  std::snprintf(snapshots.name, sizeof snapshots.name, "snapshot_bytes");
-  snapshots.value = saved_.snapshot_bytes();
-  out->push_back(snapshots);
+  saved_.memory(out);
 }
 
 Status DraftRole::find(int32_t handle, Sequence** out) {
@@ -248,16 +237,28 @@ Status DraftRole::sequence_create(int32_t* sequence) {
     if (sequences_[i].used) continue;
     sequences_[i].used = true;
     sequences_[i].length = 0;
+    PagePool::reserve(&sequences_[i].pages, table_pages(plan_, p_.block));
     *sequence = static_cast<int32_t>(i);
     return Status();
   }
   return errorf(TND_RESOURCE_EXHAUSTED, "all %zu sequences are in use (max_sequences)", sequences_.size());
 }
 
+Status DraftRole::sequence_fork(int32_t sequence, int32_t* fork) {
+  Sequence* from = nullptr;
+  TND_TRY(find(sequence, &from));
+  TND_TRY(sequence_create(fork));
+  Sequence& s = sequences_[static_cast<size_t>(*fork)];
+  s.length = from->length;
+  pool_.share(from->pages, from->pages.count(), &s.pages);
+  return Status();
+}
+
 Status DraftRole::sequence_free(int32_t sequence) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
   s->used = false;
+  pool_.resize(&s->pages, 0);
   return Status();
 }
 
@@ -275,6 +276,7 @@ Status DraftRole::sequence_truncate(int32_t sequence, int32_t length) {
     return errorf(TND_INVALID_ARGUMENT, "length %d of a sequence with %d positions", length, s->length);
   }
   s->length = length;
+  pool_.resize(&s->pages, kv_pages(length));
   return Status();
 }
 
@@ -295,25 +297,34 @@ uint64_t DraftRole::fingerprint(const DflashFile& draft) const {
   return static_cast<uint64_t>(crc32c(shape, sizeof shape)) << 32 | norms;
 }
 
-SavedParts DraftRole::parts(const Sequence& s, int32_t length) {
+SavedParts DraftRole::parts(const Sequence& s, int32_t length) const {
   SavedParts out;
-  for (const KvCache& cache : s.caches) out.push_back({.cache = &cache, .n = static_cast<uint64_t>(length)});
+  for (const KvCache& cache : caches_) {
+    out.push_back({.cache = &cache, .pages = s.pages.places(), .n = static_cast<uint64_t>(length)});
+  }
   return out;
+}
+
+uint64_t DraftRole::available() const {
+  const uint64_t used = arena_.total() + saved_.cap_bytes();
+  return used < c_.memory_cap ? c_.memory_cap - used : 0;
 }
 
 Status DraftRole::snapshot_create(int32_t sequence, int32_t* snapshot) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  const uint64_t used = arena_.total() + saved_.snapshot_bytes();
-  const uint64_t available = used < c_.memory_cap ? c_.memory_cap - used : 0;
-  return saved_.snapshot(parts(*s, s->length), s->length, available, snapshot);
+  return saved_.snapshot({}, s->pages, s->length, available(), snapshot);
 }
 
 Status DraftRole::snapshot_restore(int32_t snapshot, int32_t sequence) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  TND_TRY(saved_.snapshot_length(snapshot, &s->length));
-  return saved_.restore(snapshot, parts(*s, s->length));
+  TND_TRY(saved_.check_restore(snapshot, s->pages, &s->length));
+  return saved_.restore(snapshot, {}, &s->pages);
+}
+
+Status DraftRole::snapshot_demote(int32_t snapshot) {
+  return saved_.demote(snapshot, available());
 }
 
 Status DraftRole::snapshot_free(int32_t snapshot) {
@@ -336,8 +347,37 @@ Status DraftRole::export_to(int32_t sequence, void* data, uint64_t bytes) {
 Status DraftRole::import_from(int32_t sequence, const void* data, uint64_t bytes) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  TND_TRY(saved_.check_import(data, bytes, [&](int32_t n) { return parts(*s, n); }, &s->length));
+  TND_TRY(saved_.check_import(data, bytes, [&](int32_t n) { return parts(*s, n); }, s->pages, &s->length));
+  pool_.resize(&s->pages, 0);  // pages of its own
+  pool_.resize(&s->pages, kv_pages(s->length));
   return saved_.import_from(data, parts(*s, s->length));
+}
+
+// Requests before this one copy the page of their tip, too: the last one who holds it keeps it.
+int32_t DraftRole::need(const Sequence& s, int32_t rows, std::span<const tnd_draft_request> before) const {
+  const int32_t more = kv_pages(int64_t{s.length} + rows) - s.pages.count();
+  if (s.length % kKvPage == 0 || rows == 0) return more;
+  const int32_t page = s.pages.pages().back();
+  int32_t others = pool_.refs(page) - 1;
+  for (const tnd_draft_request& r : before) {
+    const Sequence& other = sequences_[static_cast<size_t>(r.sequence)];
+    others -= other.length % kKvPage != 0 && other.pages.pages().back() == page ? 1 : 0;
+  }
+  return more + (others > 0 ? 1 : 0);
+}
+
+Status DraftRole::no_pages(const char* what, int32_t index, const Sequence& s, int32_t needed, int32_t free) const {
+  return errorf(TND_RESOURCE_EXHAUSTED,
+                "%s %d: %d positions need %d more pages of %d positions, %d are free "
+                "(kv_positions)",
+                what, index, s.length, needed, kKvPage, free);
+}
+
+bool DraftRole::extend(Sequence* s, int32_t rows) {
+  const int32_t tip = s->length / kKvPage;
+  const bool copied = s->length % kKvPage != 0 && rows > 0 && pool_.own(&s->pages, tip, s->length - tip * kKvPage);
+  pool_.resize(&s->pages, kv_pages(int64_t{s->length} + rows));
+  return copied;
 }
 
 Status DraftRole::draft_append(int32_t sequence, int32_t position, int32_t n, int32_t encoding, const void* features) {
@@ -349,21 +389,26 @@ Status DraftRole::draft_append(int32_t sequence, int32_t position, int32_t n, in
     return errorf(TND_FAILED_PRECONDITION, "position %d: the sequence has %d positions, the next one is wanted",
                   position, s->length);
   }
-  if (n > max_context_ - position) {
-    return errorf(TND_RESOURCE_EXHAUSTED, "%d positions after %d exceed max_context %d", n, position, max_context_);
+  if (n > plan_.max_context - position) {
+    return errorf(TND_RESOURCE_EXHAUSTED, "%d positions after %d exceed max_context %d", n, position,
+                  plan_.max_context);
   }
   if (!known_features(encoding)) {
     return errorf(TND_INVALID_ARGUMENT, "encoding %d is not one of TND_FEATURE_*", encoding);
   }
   const int64_t row_bytes =
       int64_t{fused_features(encoding) ? p_.decoder.hidden : p_.feature_raw} * (bf16_features(encoding) ? 2 : 4);
+  const int32_t needed = need(*s, n, {});
+  if (needed > pool_.free()) return no_pages("sequence", sequence, *s, needed, pool_.free());
+  extend(s, n);
   for (int32_t done = 0; done < n;) {
     if (c_.cancel->load(std::memory_order_relaxed)) {
+      pool_.resize(&s->pages, kv_pages(s->length));
       return errorf(TND_CANCELED, "cancelled after %d of %d positions", done, n);
     }
     const int32_t rows = std::min(n - done, append_rows_);
     const auto* from = static_cast<const uint8_t*>(features) + done * row_bytes;
-    model_->append(s->caches.data(), position + done, rows, encoding, from, c_.stats);
+    model_->append(caches_.data(), s->pages.places(), position + done, rows, encoding, from, c_.stats);
     done += rows;
     // A proposal comes next and is recorded while the device works on the last rows.
     TND_TRY(done < n ? c_.backend->sync() : c_.backend->start());
@@ -384,6 +429,7 @@ Status DraftRole::draft_propose(std::span<const tnd_draft_request> requests, int
   if (requests.empty()) return Status();
   if (ids == nullptr || logprobs == nullptr) return Status(TND_INVALID_ARGUMENT, "ids or logprobs is missing");
   blocks_.clear();
+  int32_t needed = 0;
   for (size_t i = 0; i < requests.size(); ++i) {
     const tnd_draft_request& r = requests[i];
     Sequence* s = nullptr;
@@ -406,17 +452,32 @@ Status DraftRole::draft_propose(std::span<const tnd_draft_request> requests, int
     if (!(r.temperature > 0.0f) || !std::isfinite(r.temperature)) {
       return errorf(TND_INVALID_ARGUMENT, "request %d: temperature %g must be above 0", n, double(r.temperature));
     }
-    if (r.position < s->length || r.position > max_context_) {
+    if (r.position < s->length || r.position > plan_.max_context) {
       return errorf(TND_INVALID_ARGUMENT, "request %d: position %d, must be %d (positions appended) to %d", n,
-                    r.position, s->length, max_context_);
+                    r.position, s->length, plan_.max_context);
     }
-    blocks_.push_back({s->caches.data(), s->length, r.token, r.position, r.block, r.top_k, r.temperature,
-                       ids + n * per_request, logprobs + n * per_request});
+    const int32_t free = pool_.free() - needed, more = need(*s, r.block, requests.first(i));
+    if (more > free) return no_pages("request", n, *s, more, free);
+    needed += more;
   }
+  bool copied = false;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const tnd_draft_request& r = requests[i];
+    const int64_t at = static_cast<int64_t>(i) * per_request;
+    Sequence& s = sequences_[static_cast<size_t>(r.sequence)];
+    copied |= extend(&s, r.block);
+    blocks_.push_back({s.pages.places(), s.pages.count(), s.length, r.token, r.position, r.block, r.top_k,
+                       r.temperature, ids + at, logprobs + at});
+  }
+  if (copied) TND_TRY(c_.backend->start());  // context is older than the pass (AttentionGroupPlan::old)
   const int64_t total = static_cast<int64_t>(requests.size()) * per_request;
   std::fill(ids, ids + total, -1);
   std::fill(logprobs, logprobs + total, -1.0f);
-  model_->propose(blocks_, stride, c_.stats);
+  model_->propose(caches_.data(), blocks_, stride, c_.stats);
+  for (const tnd_draft_request& r : requests) {  // what the block wrote is not read again
+    Sequence& s = sequences_[static_cast<size_t>(r.sequence)];
+    pool_.resize(&s.pages, kv_pages(s.length));
+  }
   TND_TRY(c_.backend->sync());
   c_.stats->add(Counter::kDraftProposals, requests.size());
   c_.stats->add(Counter::kDraftNs, static_cast<uint64_t>(PhaseTimer::now() - start));

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <span>
 #include <string>
@@ -37,6 +38,14 @@ struct OpenContext {
   }
 };
 
+// add_stat appends an entry of tnd_memory.
+inline void add_stat(std::vector<tnd_stat>* out, const char* name, uint64_t value) {
+  tnd_stat s{};
+  std::snprintf(s.name, sizeof s.name, "%s", name);
+  s.value = value;
+  out->push_back(s);
+}
+
 class Role {
  public:
   virtual ~Role() = default;
@@ -48,12 +57,14 @@ class Role {
   virtual void memory(std::vector<tnd_stat>* out) const = 0;
 
   virtual Status sequence_create(int32_t*) { return unsupported("sequences"); }
+  virtual Status sequence_fork(int32_t, int32_t*) { return unsupported("sequences"); }
   virtual Status sequence_free(int32_t) { return unsupported("sequences"); }
   virtual Status sequence_length(int32_t, int32_t*) { return unsupported("sequences"); }
   virtual Status sequence_truncate(int32_t, int32_t) { return unsupported("sequences"); }
   virtual Status sequence_sampler(int32_t, const tnd_sampler&) { return unsupported("samplers"); }
   virtual Status snapshot_create(int32_t, int32_t*) { return unsupported("snapshots"); }
   virtual Status snapshot_restore(int32_t, int32_t) { return unsupported("snapshots"); }
+  virtual Status snapshot_demote(int32_t) { return unsupported("snapshots"); }
   virtual Status snapshot_free(int32_t) { return unsupported("snapshots"); }
   virtual Status export_size(int32_t, uint64_t*) { return unsupported("export"); }
   virtual Status export_to(int32_t, void*, uint64_t) { return unsupported("export"); }

@@ -66,7 +66,7 @@ uint64_t SavedSequences::payload_bytes(const SavedParts& parts) const {
 void SavedSequences::write(const SavedParts& parts, uint8_t* out) const {
   for (const SavedPart& p : parts) {
     if (p.cache != nullptr) {
-      backend_->kv_export(id_.kv, *p.cache, static_cast<int32_t>(p.n), out);
+      backend_->kv_export(id_.kv, *p.cache, p.pages, static_cast<int32_t>(p.n), out);
     } else if (p.floats != nullptr) {
       backend_->download(reinterpret_cast<float*>(out), p.floats, static_cast<int64_t>(p.n));
     } else if (p.n > 0) {
@@ -79,7 +79,7 @@ void SavedSequences::write(const SavedParts& parts, uint8_t* out) const {
 void SavedSequences::read(const uint8_t* in, const SavedParts& parts) const {
   for (const SavedPart& p : parts) {
     if (p.cache != nullptr) {
-      backend_->kv_import(id_.kv, *p.cache, static_cast<int32_t>(p.n), in);
+      backend_->kv_import(id_.kv, *p.cache, p.pages, static_cast<int32_t>(p.n), in);
     } else if (p.floats != nullptr) {
       backend_->upload(p.floats, reinterpret_cast<const float*>(in), static_cast<int64_t>(p.n));
     } else if (p.n > 0) {
@@ -89,18 +89,46 @@ void SavedSequences::read(const uint8_t* in, const SavedParts& parts) const {
   }
 }
 
-const SavedSequences::Snapshot* SavedSequences::find(int32_t handle) const {
-  if (handle < 0 || static_cast<size_t>(handle) >= snapshots_.size()) return nullptr;
-  const Snapshot& s = snapshots_[static_cast<size_t>(handle)];
-  return s.used ? &s : nullptr;
+Status SavedSequences::find(int32_t handle, const Snapshot** out) const {
+  if (handle < 0 || static_cast<size_t>(handle) >= snapshots_.size() || !snapshots_[static_cast<size_t>(handle)].used) {
+    return errorf(TND_NOT_FOUND, "snapshot %d does not exist", handle);
+  }
+  *out = &snapshots_[static_cast<size_t>(handle)];
+  return Status();
 }
 
-Status SavedSequences::snapshot(const SavedParts& parts, int32_t length, uint64_t available, int32_t* handle) {
-  const uint64_t bytes = payload_bytes(parts);
+uint64_t SavedSequences::cap_bytes() const {
+  return backend_->host_memory() && id_.host_cap == 0 ? snapshot_bytes() + pool_->host_bytes() : 0;
+}
+
+void SavedSequences::memory(std::vector<tnd_stat>* out) const {
+  add_stat(out, "snapshot_bytes", snapshot_bytes());
+  add_stat(out, "demoted_bytes", pool_->host_bytes());
+  add_stat(out, "kv_pages", static_cast<uint64_t>(pool_->size()));
+  add_stat(out, "kv_pages_free", static_cast<uint64_t>(pool_->free()));
+  add_stat(out, "kv_pages_shared", static_cast<uint64_t>(pool_->shared()));
+}
+
+// Host memory that snapshots may still take; left: of the memory cap.
+uint64_t SavedSequences::host_left(uint64_t left) const {
+  if (id_.host_cap != 0) {
+    const uint64_t used = snapshot_bytes() + pool_->host_bytes();
+    return used < id_.host_cap ? id_.host_cap - used : 0;
+  }
+  return backend_->host_memory() ? left : UINT64_MAX;
+}
+
+Status SavedSequences::snapshot(const SavedParts& parts, const PageTable& table, int32_t length, uint64_t left,
+                                int32_t* handle) {
+  const uint64_t bytes = payload_bytes(parts), available = host_left(left);
   if (bytes > available) {
-    return errorf(TND_RESOURCE_EXHAUSTED,
-                  "a snapshot of %d positions needs %llu bytes, %llu are left of the memory cap", length, ull(bytes),
-                  ull(available));
+    const uint64_t spare = pool_->spare_bytes();
+    if (bytes - available > spare) {
+      return errorf(TND_RESOURCE_EXHAUSTED,
+                    "a snapshot of %d positions needs %llu bytes of host memory, %llu are left (%s)", length,
+                    ull(bytes), ull(available + spare), id_.host_cap != 0 ? "host_cap_bytes" : "memory cap");
+    }
+    pool_->trim(bytes - available);
   }
   size_t at = 0;
   while (at < snapshots_.size() && snapshots_[at].used) ++at;
@@ -109,27 +137,42 @@ Status SavedSequences::snapshot(const SavedParts& parts, int32_t length, uint64_
   s.data.resize(bytes);
   s.length = length;
   s.used = true;
+  s.pages = pool_->keep(table, kv_pages(length));
   write(parts, s.data.data());
   snapshot_bytes_.fetch_add(bytes);
   *handle = static_cast<int32_t>(at);
   return backend_->sync();
 }
 
-Status SavedSequences::snapshot_length(int32_t handle, int32_t* length) const {
-  const Snapshot* s = find(handle);
-  if (s == nullptr) return errorf(TND_NOT_FOUND, "snapshot %d does not exist", handle);
+Status SavedSequences::check_restore(int32_t handle, const PageTable& to, int32_t* length) const {
+  const Snapshot* s = nullptr;
+  TND_TRY(find(handle, &s));
+  const int32_t need = pool_->missing(s->pages), free = pool_->free() + pool_->released(to, 0);
+  if (need > free) {
+    return errorf(TND_RESOURCE_EXHAUSTED, "snapshot %d: %d of its pages of %d positions left the pool, %d are free",
+                  handle, need, kKvPage, free);
+  }
   *length = s->length;
   return Status();
 }
 
-Status SavedSequences::restore(int32_t handle, const SavedParts& parts) {
-  read(find(handle)->data.data(), parts);
+Status SavedSequences::restore(int32_t handle, const SavedParts& parts, PageTable* to) {
+  const Snapshot& s = snapshots_[static_cast<size_t>(handle)];
+  pool_->restore(s.pages, to);
+  read(s.data.data(), parts);
   return backend_->sync();
 }
 
+Status SavedSequences::demote(int32_t handle, uint64_t left) {
+  const Snapshot* s = nullptr;
+  TND_TRY(find(handle, &s));
+  return pool_->demote(s->pages, host_left(left));
+}
+
 Status SavedSequences::free(int32_t handle) {
-  const Snapshot* s = find(handle);
-  if (s == nullptr) return errorf(TND_NOT_FOUND, "snapshot %d does not exist", handle);
+  const Snapshot* s = nullptr;
+  TND_TRY(find(handle, &s));
+  pool_->drop(s->pages);
   snapshot_bytes_.fetch_sub(s->data.size());
   snapshots_[static_cast<size_t>(handle)] = Snapshot();
   return Status();
@@ -163,7 +206,8 @@ Status SavedSequences::export_to(const SavedParts& parts, int32_t length, void* 
 }
 
 Status SavedSequences::check_import(const void* data, uint64_t bytes,
-                                    const std::function<SavedParts(int32_t)>& parts_of, int32_t* length) const {
+                                    const std::function<SavedParts(int32_t)>& parts_of, const PageTable& to,
+                                    int32_t* length) const {
   ExportHeader h;
   if (data == nullptr || bytes < sizeof h) {
     return errorf(TND_DATA_LOSS, "an exported %s has at least %zu bytes, not %llu", id_.what, sizeof h, ull(bytes));
@@ -191,6 +235,11 @@ Status SavedSequences::check_import(const void* data, uint64_t bytes,
   }
   if (h.length > id_.max_context) {
     return errorf(TND_RESOURCE_EXHAUSTED, "%d positions do not fit into max_context %d", h.length, id_.max_context);
+  }
+  const int32_t free = pool_->free() + pool_->released(to, 0);
+  if (kv_pages(h.length) > free) {
+    return errorf(TND_RESOURCE_EXHAUSTED, "%d positions need %d pages of %d positions, %d are free (kv_positions)",
+                  h.length, kv_pages(h.length), kKvPage, free);
   }
   if (crc32c(static_cast<const uint8_t*>(data) + sizeof h, h.payload_bytes) != h.payload_crc) {
     return errorf(TND_DATA_LOSS, "checksum of the payload is wrong");

@@ -1,7 +1,7 @@
-// What roles keep of sequences beyond a step: snapshots in host memory, and exports that another engine of the same
-// model imports. A role names the parts of a sequence in order; their bytes one after the other, little-endian, are the
-// payload. An export puts a header before it; integrity is CRC-32C, identity a fingerprint of the role and the types of
-// cached keys and values.
+// What roles keep of sequences beyond a step: snapshots, and exports that another engine of the same model imports. A
+// role names the parts of a sequence in order; their bytes one after the other, little-endian, are the payload. An
+// export puts a header before it; integrity is CRC-32C, identity a fingerprint of the role and the types of cached keys
+// and values. A snapshot has the payload of all parts but keys and values in host memory, and holds the pages of those.
 #pragma once
 
 #include <atomic>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "roles/page_pool.h"
 #include "roles/roles.h"
 
 namespace tnd {
@@ -20,7 +21,8 @@ Status set_kv_types(const tnd_open_options& options, int32_t heads, int32_t dim,
 struct SavedPart {
   void* host = nullptr;            // n bytes
   float* floats = nullptr;         // backend [n]
-  const KvCache* cache = nullptr;  // n rows
+  const KvCache* cache = nullptr;  // n rows by pages
+  const int32_t* pages = nullptr;  // as AttentionGroupPlan::pages
   uint64_t n = 0;
 };
 using SavedParts = std::vector<SavedPart>;
@@ -35,24 +37,33 @@ class SavedSequences {
     uint64_t fingerprint;
     KvShape kv;
     int32_t max_context;
+    uint64_t host_cap;  // tnd_open_options.host_cap_bytes
   };
-  void init(Backend* backend, const Identity& identity) { backend_ = backend, id_ = identity; }
+  void init(Backend* backend, PagePool* pool, const Identity& identity) {
+    backend_ = backend, pool_ = pool, id_ = identity;
+  }
 
   uint64_t payload_bytes(const SavedParts& parts) const;
 
-  // Snapshots: within `available` bytes; restore copies to parts made for length(snapshot).
-  Status snapshot(const SavedParts& parts, int32_t length, uint64_t available, int32_t* handle);
-  Status snapshot_length(int32_t handle, int32_t* length) const;
-  Status restore(int32_t handle, const SavedParts& parts);
+  // Snapshots. `left`: bytes that the memory cap leaves. restore copies to parts made for what check_restore says.
+  Status snapshot(const SavedParts& parts, const PageTable& table, int32_t length, uint64_t left, int32_t* handle);
+  Status check_restore(int32_t handle, const PageTable& to, int32_t* length) const;
+  Status restore(int32_t handle, const SavedParts& parts, PageTable* to);
+  Status demote(int32_t handle, uint64_t left);
   Status free(int32_t handle);
-  uint64_t snapshot_bytes() const { return snapshot_bytes_.load(); }
+  uint64_t snapshot_bytes() const { return snapshot_bytes_.load(); }  // without pages
+  // cap_bytes is what snapshots take of the memory cap: all that they have in host memory where that is the engine's
+  // own and has no cap for itself.
+  uint64_t cap_bytes() const;
+  // memory appends what pages and snapshots take to the entries of tnd_memory.
+  void memory(std::vector<tnd_stat>* out) const;
 
-  // Exports. check_import validates everything but says nothing of the sequence; parts_of(n) are those of a sequence of
-  // n positions, whose pointers need not be valid yet.
+  // Exports. check_import validates everything, and that the pages for it are free or those of `to` alone; parts_of(n)
+  // are those of a sequence of n positions, whose pointers need not be valid yet.
   uint64_t export_bytes(const SavedParts& parts) const;
   Status export_to(const SavedParts& parts, int32_t length, void* data, uint64_t bytes);
   Status check_import(const void* data, uint64_t bytes, const std::function<SavedParts(int32_t)>& parts_of,
-                      int32_t* length) const;
+                      const PageTable& to, int32_t* length) const;
   Status import_from(const void* data, const SavedParts& parts);
 
  private:
@@ -60,12 +71,15 @@ class SavedSequences {
     bool used = false;
     int32_t length = 0;
     std::vector<uint8_t> data;  // payload
+    std::vector<int32_t> pages;
   };
-  const Snapshot* find(int32_t handle) const;
+  Status find(int32_t handle, const Snapshot** out) const;
+  uint64_t host_left(uint64_t left) const;
   void write(const SavedParts& parts, uint8_t* out) const;
   void read(const uint8_t* in, const SavedParts& parts) const;
 
   Backend* backend_ = nullptr;
+  PagePool* pool_ = nullptr;
   Identity id_{};
   std::vector<Snapshot> snapshots_;
   std::atomic<uint64_t> snapshot_bytes_{0};

@@ -94,6 +94,14 @@ Status ScoreRole::open() {
   if (c_.options.max_context < 0 || c_.options.max_context > (1 << 24)) {
     return errorf(TND_INVALID_ARGUMENT, "max_context is %d, must be 0..%d", c_.options.max_context, 1 << 24);
   }
+  if (c_.options.kv_positions != 0) {
+    return errorf(TND_INVALID_ARGUMENT, "kv_positions is %d, must be 0: a scorer has no sequences",
+                  c_.options.kv_positions);
+  }
+  if (c_.options.host_cap_bytes != 0) {
+    return errorf(TND_INVALID_ARGUMENT, "host_cap_bytes is %llu, must be 0: a scorer has no snapshots",
+                  static_cast<unsigned long long>(c_.options.host_cap_bytes));
+  }
   std::unique_ptr<gguf::File> file;
   TND_TRY(gguf::File::open(c_.model_path.c_str(), &file));
   if (const Architecture* a = find_architecture(file->arch()); a == nullptr || !a->scores) {

@@ -44,10 +44,6 @@ uint64_t model_fingerprint(const gguf::File& file, const HParams& p, int32_t fir
   return f.h;
 }
 
-int32_t round16(int64_t n) {
-  return static_cast<int32_t>((n + 15) / 16 * 16);
-}
-
 Status out_of_range(const char* field, int64_t value, int64_t low, int64_t high) {
   return errorf(TND_INVALID_ARGUMENT, "%s is %lld, must be %lld..%lld", field, static_cast<long long>(value),
                 static_cast<long long>(low), static_cast<long long>(high));
@@ -80,9 +76,6 @@ Status TargetRole::check_options() const {
   if (o.max_batch_rows < 1 || o.max_batch_rows > kMaxBatchRows) {
     return out_of_range("max_batch_rows", o.max_batch_rows, 1, kMaxBatchRows);
   }
-  if (o.max_context < 0 || o.max_context > kMaxContext) {
-    return out_of_range("max_context", o.max_context, 0, kMaxContext);
-  }
   if (o.max_top_k < 1 || o.max_top_k > 1024) return out_of_range("max_top_k", o.max_top_k, 1, 1024);
   if (layer_first_ < 0 || layer_first_ >= layer_last_ || layer_last_ > p_.n_layers) {
     return errorf(TND_INVALID_ARGUMENT, "layer_first %d, layer_last %d: no range of the model's %d layers",
@@ -110,12 +103,14 @@ Status TargetRole::open() {
   TND_TRY(set_kv_types(c_.options, p_.kv_heads, p_.head_dim, &kv_));
   model_ = std::make_unique<TargetModel>(p_, *c_.backend);
   TND_TRY(plan_memory(*file));
-  saved_.init(c_.backend, {{'T', 'N', 'D', 'S', 'E', 'Q', '\r', '\n'},
-                           "sequence",
-                           "model or layer range",
-                           model_fingerprint(*file, p_, layer_first_, layer_last_),
-                           kv_,
-                           max_context_});
+  saved_.init(c_.backend, &pool_,
+              {{'T', 'N', 'D', 'S', 'E', 'Q', '\r', '\n'},
+               "sequence",
+               "model or layer range",
+               model_fingerprint(*file, p_, layer_first_, layer_last_),
+               kv_,
+               plan_.max_context,
+               c_.options.host_cap_bytes});
 
   const size_t rows = static_cast<size_t>(c_.options.max_batch_rows);
   row_of_batch_.resize(rows);
@@ -139,63 +134,31 @@ Status TargetRole::open() {
   counts_.assign(static_cast<size_t>(p_.vocab), 0);
   rope_host_.resize(rows * static_cast<size_t>(p_.rope_dims));
   if (layer_first_ > 0) hidden_.resize(rows * static_cast<size_t>(p_.hidden) * sizeof(float));
-  angles_.init(static_cast<double>(p_.rope_theta), p_.rope_dims, max_context_);
+  angles_.init(static_cast<double>(p_.rope_theta), p_.rope_dims, plan_.max_context);
   return Status();
 }
 
 Status TargetRole::plan_memory(const gguf::File& file) {
-  const int32_t wanted =
-      c_.options.max_context != 0 ? c_.options.max_context : std::min(p_.context_length, kMaxContext);
-  Arena plan;
-  TND_TRY(build(plan, wanted, file));
-  int32_t context = wanted;
-  if (plan.total() > c_.memory_cap) {
-    // The plan grows linearly with the context but for rounding: find what fits by bisection.
-    int32_t low = 0, high = wanted;
-    while (low < high) {
-      const int32_t middle = low + (high - low + 1) / 2;
-      Arena tried;
-      TND_TRY(build(tried, middle, file));
-      if (tried.total() <= c_.memory_cap) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    constexpr int32_t kUseful = 16;  // an automatic context below this helps nobody
-    if (c_.options.max_context != 0 || low < kUseful) return no_fit(plan, low);
-    context = low;
-    c_.log(TND_LOG_WARN, "context reduced from " + std::to_string(wanted) + " to " + std::to_string(context) +
-                             " positions to fit the memory cap");
-  }
+  KvWish wish;
+  wish.model_context = p_.context_length;
+  wish.pending = c_.options.max_tree_rows;
+  wish.measure = [&](const KvPlan& plan, Arena* arena) { return build(*arena, plan, file); };
+  TND_TRY(plan_kv(c_, wish, &plan_));
   Arena measured;
-  TND_TRY(build(measured, context, file));
+  TND_TRY(build(measured, plan_, file));
   TND_TRY(c_.backend->allocate(measured.total(), &region_));
   arena_ = Arena(region_, measured.total());
-  TND_TRY(build(arena_, context, file));
+  TND_TRY(build(arena_, plan_, file));
   if (arena_.total() != measured.total()) return errorf(TND_INTERNAL, "memory plan and memory taken differ");
+  pool_.init(c_.backend, kv_, caches_);
   c_.progress(file.file_bytes(), file.file_bytes());
   return c_.backend->sync();
 }
 
-Status TargetRole::no_fit(const Arena& arena, int32_t fits) const {
-  std::string text = "needs " + std::to_string(arena.total()) + " bytes (";
-  for (int i = 0; i < static_cast<int>(Purpose::kCount); ++i) {
-    const Purpose purpose = static_cast<Purpose>(i);
-    if (arena.of(purpose) == 0) continue;
-    if (text.back() != '(') text += ", ";
-    text += std::string(purpose_name(purpose)) + " " + std::to_string(arena.of(purpose));
-  }
-  text += ") of a cap of " + std::to_string(c_.memory_cap) + "; ";
-  text += fits > 0 ? "max_context " + std::to_string(fits) + " would fit" : "no max_context would fit";
-  return Status(TND_RESOURCE_EXHAUSTED, text);
-}
-
 // Takes everything an engine needs from the arena, in a fixed order. A measuring arena also checks all tensor shapes.
-Status TargetRole::build(Arena& arena, int32_t max_context, const gguf::File& file) {
+Status TargetRole::build(Arena& arena, const KvPlan& plan, const gguf::File& file) {
   const tnd_open_options& o = c_.options;
-  max_context_ = max_context;
-  kv_.capacity = round16(int64_t{max_context} + o.max_tree_rows);  // pending rows wait behind the tip
+  kv_.capacity = pool_slots(plan, o.max_sequences, o.max_tree_rows);
 
   WeightLoader loader(file, *c_.backend, arena);
   uint64_t done = 0;
@@ -208,7 +171,8 @@ Status TargetRole::build(Arena& arena, int32_t max_context, const gguf::File& fi
   ScratchLimits limits;
   model_->scratch(&limits);
   limits.state_slots = TreePlanner::saved_states(o.max_tree_rows);
-  limits.max_context = max_context;
+  limits.max_context = plan.max_context;
+  limits.pages = int64_t{o.max_sequences} * table_pages(plan, o.max_tree_rows);
   limits.max_top_k = o.max_top_k;
   if (model_->output() != nullptr) {
     limits.vocab = p_.vocab;
@@ -223,13 +187,13 @@ Status TargetRole::build(Arena& arena, int32_t max_context, const gguf::File& fi
   }
 
   const DeltaShape shape = model_->delta_shape();
+  caches_.resize(static_cast<size_t>(attention_layers_));
+  for (KvCache& cache : caches_) {
+    cache.k = arena.take(Purpose::kKv, c_.backend->kv_bytes(kv_, true));
+    cache.v = arena.take(Purpose::kKv, c_.backend->kv_bytes(kv_, false));
+  }
   sequences_.resize(static_cast<size_t>(o.max_sequences));
   for (Sequence& s : sequences_) {
-    s.caches.resize(static_cast<size_t>(attention_layers_));
-    for (KvCache& cache : s.caches) {
-      cache.k = arena.take(Purpose::kKv, c_.backend->kv_bytes(kv_, true));
-      cache.v = arena.take(Purpose::kKv, c_.backend->kv_bytes(kv_, false));
-    }
     s.states.resize(static_cast<size_t>(delta_layers_));
     s.replay.resize(static_cast<size_t>(delta_layers_));
     const auto floats = [&](Purpose purpose, int64_t n) {
@@ -259,7 +223,9 @@ void TargetRole::info(tnd_info* out) const {
   out->hidden = p_.hidden;
   out->vocab = p_.vocab;
   out->max_sequences = c_.options.max_sequences;
-  out->max_context = max_context_;
+  out->max_context = plan_.max_context;
+  out->kv_positions = plan_.positions;
+  out->kv_page = kKvPage;
   out->max_tree_rows = c_.options.max_tree_rows;
   out->max_batch_rows = c_.options.max_batch_rows;
   out->max_top_k = c_.options.max_top_k;
@@ -277,25 +243,23 @@ void TargetRole::info(tnd_info* out) const {
 }
 
 void TargetRole::memory(std::vector<tnd_stat>* out) const {
-  const auto add = [&](const char* name, uint64_t value) {
-    tnd_stat s{};
-    std::snprintf(s.name, sizeof s.name, "%s", name);
-    s.value = value;
-    out->push_back(s);
-  };
   for (int i = 0; i < static_cast<int>(Purpose::kCount); ++i) {
     const Purpose purpose = static_cast<Purpose>(i);
     const bool features = purpose == Purpose::kFeatures;
-    add(purpose_name(purpose), features ? feature_bytes_.load() + fuse_bytes_.load() : arena_.of(purpose));
+    add_stat(out, purpose_name(purpose), features ? feature_bytes_.load() + fuse_bytes_.load() : arena_.of(purpose));
   }
-  add("snapshot_bytes", saved_.snapshot_bytes());
-  add("total_bytes", arena_.total() + feature_bytes_.load() + fuse_bytes_.load() + saved_.snapshot_bytes());
-  add("cap_bytes", c_.memory_cap);
+  saved_.memory(out);
+  add_stat(out, "total_bytes", used());
+  add_stat(out, "cap_bytes", c_.memory_cap);
+}
+
+// Of the memory cap.
+uint64_t TargetRole::used() const {
+  return arena_.total() + saved_.cap_bytes() + feature_bytes_.load() + fuse_bytes_.load();
 }
 
 uint64_t TargetRole::available() const {
-  const uint64_t used = arena_.total() + saved_.snapshot_bytes() + feature_bytes_.load() + fuse_bytes_.load();
-  return used < c_.memory_cap ? c_.memory_cap - used : 0;
+  return used() < c_.memory_cap ? c_.memory_cap - used() : 0;
 }
 
 Status TargetRole::find(int32_t handle, Sequence** out, bool broken_ok) {
@@ -320,27 +284,55 @@ void TargetRole::clear(Sequence* s) {
   s->pending.clear();
   s->kept = Kept();
   s->broken = false;
+  pool_.resize(&s->pages, 0);
   for (DeltaState& state : s->states) {
     c_.backend->zero(state.taps, shape.taps_elems());
     c_.backend->zero(state.s, shape.state_elems());
   }
 }
 
-Status TargetRole::sequence_create(int32_t* sequence) {
+Status TargetRole::unused(int32_t* handle) const {
   for (size_t i = 0; i < sequences_.size(); ++i) {
-    Sequence& s = sequences_[i];
-    if (s.used) continue;
-    s.used = true;
-    s.has_sampler = false;
-    s.bias_tokens.clear();
-    s.bias_values.clear();
-    s.tokens.reserve(static_cast<size_t>(max_context_));
-    s.pending.reserve(static_cast<size_t>(c_.options.max_tree_rows));
-    clear(&s);
-    *sequence = static_cast<int32_t>(i);
-    return c_.backend->sync();
+    if (sequences_[i].used) continue;
+    *handle = static_cast<int32_t>(i);
+    return Status();
   }
   return errorf(TND_RESOURCE_EXHAUSTED, "all %d sequences are in use (max_sequences)", c_.options.max_sequences);
+}
+
+Status TargetRole::sequence_create(int32_t* sequence) {
+  int32_t handle = 0;
+  TND_TRY(unused(&handle));
+  Sequence& s = sequences_[static_cast<size_t>(handle)];
+  s.used = true;
+  s.has_sampler = false;
+  s.bias_tokens.clear();
+  s.bias_values.clear();
+  s.tokens.reserve(static_cast<size_t>(plan_.max_context));
+  s.pending.reserve(static_cast<size_t>(c_.options.max_tree_rows));
+  PagePool::reserve(&s.pages, table_pages(plan_, c_.options.max_tree_rows));
+  clear(&s);
+  *sequence = handle;
+  return c_.backend->sync();
+}
+
+Status TargetRole::sequence_fork(int32_t sequence, int32_t* fork) {
+  Sequence* from = nullptr;
+  TND_TRY(find(sequence, &from));
+  int32_t handle = 0;
+  TND_TRY(sequence_create(&handle));
+  Sequence& s = sequences_[static_cast<size_t>(handle)];
+  s.length = from->length;
+  s.tokens = from->tokens;
+  pool_.share(from->pages, kv_pages(s.length), &s.pages);
+  const DeltaShape shape = model_->delta_shape();
+  const int32_t first[] = {0};
+  for (size_t i = 0; i < s.states.size(); ++i) {
+    c_.backend->copy_rows(from->states[i].taps, shape.taps_elems(), first, {}, s.states[i].taps, shape.taps_elems());
+    c_.backend->copy_rows(from->states[i].s, shape.state_elems(), first, {}, s.states[i].s, shape.state_elems());
+  }
+  *fork = handle;
+  return c_.backend->sync();
 }
 
 Status TargetRole::sequence_free(int32_t sequence) {
@@ -348,6 +340,7 @@ Status TargetRole::sequence_free(int32_t sequence) {
   TND_TRY(find(sequence, &s, true));
   s->used = false;
   s->pending.clear();
+  pool_.resize(&s->pages, 0);
   return Status();
 }
 
@@ -373,6 +366,7 @@ Status TargetRole::sequence_truncate(int32_t sequence, int32_t length) {
     return c_.backend->sync();
   }
   s->length = length;
+  pool_.resize(&s->pages, kv_pages(length));
   s->kept.next = std::min(s->kept.next, length);
   s->tokens.resize(static_cast<size_t>(length));
   return Status();

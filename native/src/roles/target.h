@@ -1,4 +1,7 @@
-// The target role: sequences of a qwen35 or qwen3 model, steps over chains and trees, commit, snapshots, export.
+// The target role: sequences of a qwen35 or qwen3 model, steps over chains and trees, commit, forks, snapshots, export.
+//
+// A sequence holds the pages of its positions and of the rows that its last step left pending. Only the page that its
+// tip lies in can be written to while others hold it: pages before the tip are complete, those behind it its own.
 #pragma once
 
 #include <memory>
@@ -7,6 +10,8 @@
 
 #include "models/rope_angles.h"
 #include "models/target.h"
+#include "roles/kv_plan.h"
+#include "roles/page_pool.h"
 #include "roles/roles.h"
 #include "roles/saved_sequence.h"
 #include "roles/tree.h"
@@ -25,12 +30,14 @@ class TargetRole final : public Role {
   void memory(std::vector<tnd_stat>* out) const override;
 
   Status sequence_create(int32_t* sequence) override;
+  Status sequence_fork(int32_t sequence, int32_t* fork) override;
   Status sequence_free(int32_t sequence) override;
   Status sequence_length(int32_t sequence, int32_t* length) override;
   Status sequence_truncate(int32_t sequence, int32_t length) override;
   Status sequence_sampler(int32_t sequence, const tnd_sampler& sampler) override;
   Status snapshot_create(int32_t sequence, int32_t* snapshot) override;
   Status snapshot_restore(int32_t snapshot, int32_t sequence) override;
+  Status snapshot_demote(int32_t snapshot) override;
   Status snapshot_free(int32_t snapshot) override;
   Status export_size(int32_t sequence, uint64_t* bytes) override;
   Status export_to(int32_t sequence, void* data, uint64_t bytes) override;
@@ -65,7 +72,7 @@ class TargetRole final : public Role {
     std::vector<int32_t> tokens;  // [length] committed ids, -1 where unknown (shards that get hidden rows)
     std::vector<Pending> pending;
     Kept kept;
-    std::vector<KvCache> caches;      // [attention layers]
+    PageTable pages;
     std::vector<DeltaState> states;   // [delta layers]
     std::vector<DeltaReplay> replay;  // [delta layers]
     bool has_sampler = false;
@@ -90,6 +97,7 @@ class TargetRole final : public Role {
     int32_t first = 0;             // internal row
     bool commit = false, prompt = false;
     std::span<const int32_t> path;
+    int32_t moved = 0;  // first row of the path that is not in its place yet
     int32_t kept_position = 0, n_kept = 0;
     int32_t features = 0, first_feature = 0;  // rows that want features, and the place of the first in features_
   };
@@ -97,24 +105,31 @@ class TargetRole final : public Role {
   // open
   Status check_options() const;
   Status plan_memory(const gguf::File& file);
-  Status build(Arena& arena, int32_t max_context, const gguf::File& file);
-  Status no_fit(const Arena& arena, int32_t fits) const;
+  Status build(Arena& arena, const KvPlan& plan, const gguf::File& file);
   bool recurrent() const { return delta_layers_ > 0; }
+  uint64_t used() const;
   uint64_t available() const;
 
   // sequences
   Status find(int32_t handle, Sequence** out, bool broken_ok = false);
+  Status unused(int32_t* handle) const;
   void clear(Sequence* s);
-  SavedParts parts(Sequence* s, int32_t length) const;
+  SavedParts parts(Sequence* s, int32_t length) const;       // all
+  SavedParts host_parts(Sequence* s, int32_t length) const;  // but keys and values
   void replace(Sequence* s, int32_t length);
 
   // step
   Status check_groups(const tnd_step& step);
   Status check_path(int32_t index, const tnd_group& in, const Sequence& s, Group* g) const;
   Status check_rows(const tnd_step& step, int32_t index, const Sequence& s, Group* g) const;
+  static int32_t pages_after(const Sequence& s, const Group& g);
+  int32_t written_tip(const Group& g) const;
+  bool copies_tip(size_t index) const;
+  Status check_pages() const;
   Status check_outputs(const tnd_step& step) const;
   Status check_masks(const tnd_step& step);
   Status commit_paths();
+  bool own_tip(const Group& g);
   void commit_path(Sequence* s, std::span<const int32_t> path);
   Status read_kept(const tnd_step& step);
   void plan_step(const tnd_step& step);
@@ -141,14 +156,16 @@ class TargetRole final : public Role {
   std::vector<uint32_t> never_;
   bool any_never_ = false;
   int32_t layer_first_ = 0, layer_last_ = 0, delta_layers_ = 0, attention_layers_ = 0;
-  int32_t max_context_ = 0;
+  KvPlan plan_;
   KvShape kv_;
+  PagePool pool_;
   Arena arena_;
   void* region_ = nullptr;
 
   // Beyond the plan of open: snapshots and features, within the cap.
   std::atomic<uint64_t> feature_bytes_{0}, fuse_bytes_{0};
 
+  std::vector<KvCache> caches_;  // [attention layers]
   std::vector<Sequence> sequences_;
   SavedSequences saved_;
 

@@ -3,7 +3,7 @@
 // Payload of a sequence of n positions, little-endian:
 //   i32 token ids [n]
 //   per DeltaNet layer: f32 taps [3, conv_dim] oldest first; f32 S [nv, 4 slices, 128 key rows, 32 columns]
-//   per attention layer: n rows of K [kv_heads, dim] then V [kv_heads, dim] in cache types
+//   per attention layer: n rows of K [kv_heads, dim] then V [kv_heads, dim] in cache types (of a snapshot: pages)
 #include <algorithm>
 
 #include "models/dflash_hparams.h"
@@ -11,7 +11,7 @@
 
 namespace tnd {
 
-SavedParts TargetRole::parts(Sequence* s, int32_t length) const {
+SavedParts TargetRole::host_parts(Sequence* s, int32_t length) const {
   const DeltaShape shape = model_->delta_shape();
   const uint64_t n = static_cast<uint64_t>(length);
   SavedParts out{{.host = s->tokens.data(), .n = n * sizeof(int32_t)}};
@@ -19,7 +19,14 @@ SavedParts TargetRole::parts(Sequence* s, int32_t length) const {
     out.push_back({.floats = state.taps, .n = static_cast<uint64_t>(shape.taps_elems())});
     out.push_back({.floats = state.s, .n = static_cast<uint64_t>(shape.state_elems())});
   }
-  for (const KvCache& cache : s->caches) out.push_back({.cache = &cache, .n = n});
+  return out;
+}
+
+SavedParts TargetRole::parts(Sequence* s, int32_t length) const {
+  SavedParts out = host_parts(s, length);
+  for (const KvCache& cache : caches_) {
+    out.push_back({.cache = &cache, .pages = s->pages.places(), .n = static_cast<uint64_t>(length)});
+  }
   return out;
 }
 
@@ -35,16 +42,20 @@ void TargetRole::replace(Sequence* s, int32_t length) {
 Status TargetRole::snapshot_create(int32_t sequence, int32_t* snapshot) {
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
-  return saved_.snapshot(parts(s, s->length), s->length, available(), snapshot);
+  return saved_.snapshot(host_parts(s, s->length), s->pages, s->length, available(), snapshot);
 }
 
 Status TargetRole::snapshot_restore(int32_t snapshot, int32_t sequence) {
   Sequence* s = nullptr;
   int32_t length = 0;
   TND_TRY(find(sequence, &s, true));
-  TND_TRY(saved_.snapshot_length(snapshot, &length));
+  TND_TRY(saved_.check_restore(snapshot, s->pages, &length));
   replace(s, length);
-  return saved_.restore(snapshot, parts(s, length));
+  return saved_.restore(snapshot, host_parts(s, length), &s->pages);
+}
+
+Status TargetRole::snapshot_demote(int32_t snapshot) {
+  return saved_.demote(snapshot, available());
 }
 
 Status TargetRole::snapshot_free(int32_t snapshot) {
@@ -68,8 +79,10 @@ Status TargetRole::import_from(int32_t sequence, const void* data, uint64_t byte
   Sequence* s = nullptr;
   int32_t length = 0;
   TND_TRY(find(sequence, &s, true));
-  TND_TRY(saved_.check_import(data, bytes, [&](int32_t n) { return parts(s, n); }, &length));
+  TND_TRY(saved_.check_import(data, bytes, [&](int32_t n) { return parts(s, n); }, s->pages, &length));
   replace(s, length);
+  pool_.resize(&s->pages, 0);  // pages of its own
+  pool_.resize(&s->pages, kv_pages(length));
   return saved_.import_from(data, parts(s, length));
 }
 

@@ -36,6 +36,7 @@ Status TargetRole::step(const tnd_step& step) {
   TND_TRY(check_groups(step));
   TND_TRY(check_outputs(step));
   TND_TRY(check_masks(step));
+  TND_TRY(check_pages());
 
   // From here on only the device and tnd_cancel can end the step.
   TND_TRY(commit_paths());
@@ -49,7 +50,7 @@ Status TargetRole::step(const tnd_step& step) {
   run.hidden_in = layer_first_ > 0 ? hidden_.data() : nullptr;
   run.hidden_bf16 = step.hidden_encoding == TND_HIDDEN_BF16;
   run.delta = delta_groups_;
-  run.attention = AttentionPlan{attention_groups_, attention_rows_.data(), rope_};
+  run.attention = AttentionPlan{attention_groups_, attention_rows_.data(), caches_.data(), rope_};
   run.capture_layers = capture_;
   run.feature_rows = feature_rows_;
   if (static_cast<size_t>(wanted_features_) < feature_rows_.size()) run.feature_places = feature_places_;
@@ -139,6 +140,11 @@ Status TargetRole::check_groups(const tnd_step& step) {
   return Status();
 }
 
+// Pages of a sequence when a group ran.
+int32_t TargetRole::pages_after(const Sequence& s, const Group& g) {
+  return kv_pages(int64_t{s.length} + static_cast<int64_t>(g.path.size()) + g.count);
+}
+
 // Checks the rows that a group commits first and the kept features that it reads then.
 Status TargetRole::check_path(int32_t index, const tnd_group& in, const Sequence& s, Group* g) const {
   if (in.n_path < 0 || (in.n_path > 0 && in.path == nullptr)) {
@@ -164,6 +170,7 @@ Status TargetRole::check_path(int32_t index, const tnd_group& in, const Sequence
     const Pending& p = s.pending[static_cast<size_t>(at)];
     if (p.parent != parent) return bad(std::string("no child of ") + (i == 0 ? "the tip" : "the row before it"));
     parent = at;
+    if (g->moved == i && at == i) ++g->moved;
     if (p.kept) kept.add(s.length + i);
   }
   if (in.n_kept < 0) return bad_group(index, "n_kept", in.n_kept, "");
@@ -202,9 +209,9 @@ Status TargetRole::check_rows(const tnd_step& step, int32_t index, const Sequenc
     }
     const int32_t position = row.parent < 0 ? length : rows[row.parent].position + 1;
     if (row.position != position) return bad("position", row.position, ", expected " + std::to_string(position));
-    if (row.position >= max_context_) {
+    if (row.position >= plan_.max_context) {
       return errorf(TND_RESOURCE_EXHAUSTED, "%s is %d, a sequence has %d positions (max_context)",
-                    row_field(index, i, "position").c_str(), row.position, max_context_);
+                    row_field(index, i, "position").c_str(), row.position, plan_.max_context);
     }
     if ((row.want & ~(kHeadWants | TND_WANT_FEATURES | TND_WANT_KEEP)) != 0) return bad("want", row.want, "");
     if ((row.want & TND_WANT_TOP) != 0 &&
@@ -236,6 +243,50 @@ Status TargetRole::check_rows(const tnd_step& step, int32_t index, const Sequenc
       }
       places |= place;
     }
+  }
+  return Status();
+}
+
+// The page that the tip lies in if the group writes there: rows of the path move to it, or its own rows begin in it. Else
+// -1: pages before it are complete, those behind it the sequence's own.
+int32_t TargetRole::written_tip(const Group& g) const {
+  const Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
+  const int32_t tip = s.length / kKvPage, path = static_cast<int32_t>(g.path.size());
+  const bool moves = g.moved < path && (s.length + g.moved) / kKvPage == tip;
+  const bool begins = g.count > 0 && (s.length + path) / kKvPage == tip;
+  return s.length % kKvPage != 0 && (moves || begins) ? s.pages.pages()[static_cast<size_t>(tip)] : -1;
+}
+
+// Whether the page of a group's tip is copied before it is written to. The last one who holds it keeps it.
+bool TargetRole::copies_tip(size_t index) const {
+  const int32_t page = written_tip(groups_[index]);
+  if (page < 0) return false;
+  int32_t others = pool_.refs(page) - 1;
+  for (size_t i = 0; i < index; ++i) others -= written_tip(groups_[i]) == page ? 1 : 0;
+  return others > 0;
+}
+
+// The pool must have the pages that the groups copy, and then those that they add, less those that they release.
+Status TargetRole::check_pages() const {
+  int64_t copies = 0, added = 0, released = 0;
+  for (const Group& g : groups_) {
+    const Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
+    released += pool_.released(s.pages, pages_after(s, g));
+  }
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const Group& g = groups_[i];
+    const Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
+    const int64_t copy = copies_tip(i) ? 1 : 0, more = std::max(0, pages_after(s, g) - s.pages.count());
+    const int64_t now = pool_.free() - copies, then = now + released - added;
+    if (copy > now || (copy + more > 0 && copy + more > then)) {
+      return errorf(TND_RESOURCE_EXHAUSTED,
+                    "groups[%zu].n_rows is %d: sequence %d of %d positions needs %lld more pages of %d positions, %lld "
+                    "are free (kv_positions)",
+                    i, g.count, g.sequence, s.length, static_cast<long long>(copy + more), kKvPage,
+                    static_cast<long long>(std::max<int64_t>(std::min(now, then), 0)));
+    }
+    copies += copy;
+    added += more;
   }
   return Status();
 }
@@ -284,10 +335,22 @@ Status TargetRole::check_masks(const tnd_step& step) {
   return Status();
 }
 
-// Commits the paths of all groups and drops what else their sequences had pending.
+// Prepares the page of the tip for what the group writes there. Its rows are the committed ones and, where a path
+// follows, those pending.
+bool TargetRole::own_tip(const Group& g) {
+  if (written_tip(g) < 0) return false;
+  Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
+  const int32_t tip = s.length / kKvPage;
+  const int32_t end = s.length + (g.path.empty() ? 0 : static_cast<int32_t>(s.pending.size()));
+  return pool_.own(&s.pages, tip, std::min(end - tip * kKvPage, kKvPage));
+}
+
+// Commits the paths of all groups, drops what else their sequences had pending, and gives them the pages of their rows.
 Status TargetRole::commit_paths() {
   const int64_t start = PhaseTimer::now();
   uint64_t commits = 0, rows = 0;
+  bool copied = false;
+  for (const Group& g : groups_) copied |= own_tip(g);
   for (const Group& g : groups_) {
     Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
     if (!g.path.empty()) {
@@ -297,8 +360,17 @@ Status TargetRole::commit_paths() {
     }
     s.pending.clear();
   }
+  // Those that need fewer pages first: others may get them.
+  for (const bool fewer : {true, false}) {
+    for (const Group& g : groups_) {
+      Sequence& s = sequences_[static_cast<size_t>(g.sequence)];
+      const int32_t pages = kv_pages(s.length + g.count);
+      if ((pages <= s.pages.count()) == fewer) pool_.resize(&s.pages, pages);
+    }
+  }
+  // What is written here is older than the step (AttentionGroupPlan::old).
+  if (commits > 0 || copied) TND_TRY(c_.backend->start());
   if (commits == 0) return Status();
-  TND_TRY(c_.backend->start());
   c_.stats->add(Counter::kCommits, commits);
   c_.stats->add(Counter::kCommittedRows, rows);
   c_.stats->add(Counter::kCommitNs, static_cast<uint64_t>(PhaseTimer::now() - start));
@@ -310,12 +382,12 @@ void TargetRole::commit_path(Sequence* s, std::span<const int32_t> path) {
   const size_t n = path.size();
   for (size_t i = 0; i < n; ++i) {
     order_[i] = s->pending_row(path[i]);
-    parents_[i] = s->length + order_[i];                    // slot before
-    parent_rows_[i] = s->length + static_cast<int32_t>(i);  // and after
+    parents_[i] = s->pages.slot(s->length + order_[i]);                    // slot before
+    parent_rows_[i] = s->pages.slot(s->length + static_cast<int32_t>(i));  // and after
   }
   const std::span<const int32_t> rows(order_.data(), n);
   if (delta_layers_ > 0) c_.backend->delta_commit(model_->delta_shape(), s->states, s->replay, rows);
-  c_.backend->kv_move(kv_, s->caches, std::span<const int32_t>(parents_).first(n),
+  c_.backend->kv_move(kv_, caches_, std::span<const int32_t>(parents_).first(n),
                       std::span<const int32_t>(parent_rows_).first(n));
   for (const int32_t row : rows) {
     const Pending& p = s->pending[static_cast<size_t>(row)];
@@ -386,7 +458,7 @@ void TargetRole::plan_step(const tnd_step& step) {
       }
     }
     delta_groups_.push_back(DeltaGroup{g.first, g.count, g.commit, delta, s.states.data(), s.replay.data(), g.prompt});
-    attention_groups_.push_back(AttentionGroupPlan{g.first, g.count, s.caches.data(), s.length});
+    attention_groups_.push_back(AttentionGroupPlan{g.first, g.count, s.pages.places(), s.pages.count(), s.length});
     plan_attention(s, g);
   }
   wanted_features_ = static_cast<int32_t>(feature_rows_.size());
@@ -404,28 +476,28 @@ void TargetRole::plan_step(const tnd_step& step) {
   fill_rope(step.n_rows);
 }
 
-// A row sees the committed positions, then its ancestors by depth and itself. Leading ancestors whose slot equals their
-// position are seen as past: no difference in bits (attention.h), but the common cases need no list.
+// A row sees the committed positions, then its ancestors by depth and itself. Leading ancestors whose slot is that of
+// their position are seen as past: no difference in bits (attention.h), but the common cases need no list.
 void TargetRole::plan_attention(const Sequence& s, const Group& g) {
   const size_t stride = static_cast<size_t>(c_.options.max_tree_rows);
   for (int32_t i = 0; i < g.count; ++i) {
     const size_t row = static_cast<size_t>(g.first + i);
     AttentionRowPlan& p = attention_rows_[row];
-    p.slot = s.length + i;
+    p.slot = s.pages.slot(s.length + i);
     p.first = 0;
     p.n_tail = 0;
     p.tail = nullptr;
     if (g.commit) {
-      p.past = p.slot + 1;
+      p.past = s.length + i + 1;
       continue;
     }
     const int32_t depth = positions_[row] - s.length;
     int32_t* tail = tail_.data() + row * stride;
     for (int32_t d = depth, at = i; d >= 0; --d, at = parent_rows_[static_cast<size_t>(g.first + at)]) {
-      tail[d] = s.length + at;
+      tail[d] = s.pages.slot(s.length + at);
     }
     int32_t folded = 0;
-    while (folded <= depth && tail[folded] == s.length + folded) ++folded;
+    while (folded <= depth && tail[folded] == s.pages.slot(s.length + folded)) ++folded;
     p.past = s.length + folded;
     p.n_tail = depth + 1 - folded;
     p.tail = tail + folded;

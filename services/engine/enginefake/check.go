@@ -67,7 +67,7 @@ func (e *Engine) check(step *engine.Step) error {
 	if features > e.options.MaxBatchRows {
 		return bad("n_kept", "of the groups and their rows that want features are %d together, at most %d (max_batch_rows)", features, e.options.MaxBatchRows)
 	}
-	return nil
+	return e.checkPages()
 }
 
 func wanting(rows []engine.Row, want uint32) (n int) {

@@ -68,9 +68,14 @@ func (e *Engine) Propose(ctx context.Context, features []engine.FeatureRows, req
 		}
 	}
 	result.AppendNanos = int64(time.Since(start))
+	need := 0
 	for i := range requests {
 		if err := e.checkRequest(i, &requests[i]); err != nil {
 			return err
+		}
+		need += e.draftPages(e.sequences[requests[i].Sequence], int(requests[i].Block))
+		if need > e.pool.free {
+			return exhausted("requests", need, e.pool.free)
 		}
 	}
 	if len(requests) > 0 {
@@ -120,6 +125,13 @@ func (e *Engine) appendRows(f *engine.FeatureRows) error {
 	case len(f.Data) != int(f.Rows)*bytes:
 		return bad("features", "%d rows need %d bytes, got %d", f.Rows, int(f.Rows)*bytes, len(f.Data))
 	}
+	if need := e.draftPages(s, int(f.Rows)); need > e.pool.free {
+		return exhausted("n", need, e.pool.free)
+	}
+	if f.Rows > 0 {
+		e.own(s)
+		e.resize(s, pagesOf(s.length()+int(f.Rows)))
+	}
 	for i := range int(f.Rows) {
 		h := hashOfFeatures(f.Data[i*bytes:], isF32(f.Encoding))
 		s.hashes = append(s.hashes, h)
@@ -129,6 +141,14 @@ func (e *Engine) appendRows(f *engine.FeatureRows) error {
 		}
 	}
 	return nil
+}
+
+// draftPages is what rows after the positions of a draft's sequence take of the pool.
+func (e *Engine) draftPages(s *sequence, rows int) int {
+	if rows == 0 {
+		return 0
+	}
+	return copies(s) + pagesOf(s.length()+rows) - len(s.pages)
 }
 
 func (e *Engine) checkRequest(i int, r *engine.DraftRequest) error {

@@ -50,6 +50,7 @@ type Engine struct {
 	handles engine.HandleTable // what the maps below hold
 
 	// Guarded by turn.
+	pool         pool
 	sequences    map[engine.Sequence]*sequence
 	snapshots    map[engine.Snapshot]*sequence
 	nextSequence engine.Sequence
@@ -104,6 +105,12 @@ func (o *Opener) Open(ctx context.Context, options engine.OpenOptions, progress 
 	}
 	e.w.seen = map[engine.Sequence]bool{}
 	e.info = e.describe()
+	pending := options.MaxTreeRows
+	if options.Role == engine.RoleDraft {
+		pending = f.BlockSize
+	}
+	e.pool.size = poolPages(&options, pending)
+	e.pool.free = e.pool.size
 	o.mu.Lock()
 	o.opened = append(o.opened, e)
 	o.mu.Unlock()
@@ -126,6 +133,10 @@ func complete(o *engine.OpenOptions, f Options) error {
 		return bad("max_sequences", "must be >= 1, got %d", o.MaxSequences)
 	case o.MaxContext < 0 || o.MaxContext > f.Context:
 		return bad("max_context", "must be in 0..%d, got %d", f.Context, o.MaxContext)
+	case o.KVPositions < 0 || o.KVPositions != 0 && (o.Role == engine.RoleScore || o.KVPositions < o.MaxContext):
+		return bad("kv_positions", "must be 0 or at least max_context, and 0 for a scorer, got %d", o.KVPositions)
+	case o.HostCapBytes != 0 && o.Role == engine.RoleScore:
+		return bad("host_cap_bytes", "must be 0 for a scorer, got %d", o.HostCapBytes)
 	case o.MaxTreeRows < 0 || o.MaxTreeRows > 128:
 		return bad("max_tree_rows", "must be in 0..128, got %d", o.MaxTreeRows)
 	case o.MaxBatchRows < 0:
@@ -165,20 +176,23 @@ func complete(o *engine.OpenOptions, f Options) error {
 	if o.KVTypeV == engine.KVDefault {
 		o.KVTypeV = 1
 	}
-	need := func(context int) uint64 {
-		return weightBytes + uint64(o.MaxSequences)*(stateBytes+kvBytesPerToken*uint64(context))
-	}
+	room := f.Context * o.MaxSequences // positions within the cap
 	if o.MemoryCapBytes > 0 {
-		if smallest := need(max(o.MaxContext, 1)); smallest > o.MemoryCapBytes {
+		fixed := weightBytes + uint64(o.MaxSequences)*stateBytes
+		if smallest := fixed + kvBytesPerToken*uint64(max(o.MaxContext, o.KVPositions, 1)); smallest > o.MemoryCapBytes {
 			return rpcerr.MemoryCap.With("memory_cap_bytes: %d bytes are needed, the cap is %d", smallest, o.MemoryCapBytes)
 		}
+		room = int(min(uint64(room), (o.MemoryCapBytes-fixed)/kvBytesPerToken))
+	}
+	if o.KVPositions > 0 {
+		room = o.KVPositions
 	}
 	if o.MaxContext == 0 {
-		o.MaxContext = f.Context
-		if o.MemoryCapBytes > 0 {
-			room := o.MemoryCapBytes - weightBytes - uint64(o.MaxSequences)*stateBytes
-			o.MaxContext = min(f.Context, int(room/uint64(o.MaxSequences)/kvBytesPerToken))
-		}
+		o.MaxContext = min(f.Context, room)
+	}
+	o.KVPositions = min(room, o.MaxContext*o.MaxSequences)
+	if o.Role == engine.RoleScore {
+		o.KVPositions = 0
 	}
 	return nil
 }
@@ -195,6 +209,10 @@ func (e *Engine) describe() engine.Info {
 		MaxSequences: o.MaxSequences, MaxContext: o.MaxContext, MaxTreeRows: o.MaxTreeRows, MaxBatchRows: o.MaxBatchRows,
 		MaxTopK: o.MaxTopK, KVTypeK: o.KVTypeK, KVTypeV: o.KVTypeV, Recurrent: !f.Truncatable && o.Role == engine.RoleTarget,
 		Numerics: f.Backend + " fake=1", KVBytesPerToken: kvBytesPerToken, StateBytesPerSequence: stateBytes,
+		KVPositions: o.KVPositions,
+	}
+	if o.Role != engine.RoleScore {
+		i.KVPage = kvPage
 	}
 	if o.Role == engine.RoleTarget {
 		i.PromptRows, i.Concurrent = f.PromptRows, f.Text != nil
@@ -232,10 +250,9 @@ func (e *Engine) Memory(context.Context) ([]engine.Stat, error) {
 	if err := e.Err(); err != nil {
 		return nil, err
 	}
-	n := uint64(e.options.MaxSequences)
 	return []engine.Stat{
-		{Name: "weight_bytes", Value: weightBytes}, {Name: "state_bytes", Value: n * stateBytes},
-		{Name: "kv_bytes", Value: n * kvBytesPerToken * uint64(e.options.MaxContext)},
+		{Name: "weight_bytes", Value: weightBytes}, {Name: "state_bytes", Value: uint64(e.options.MaxSequences) * stateBytes},
+		{Name: "kv_bytes", Value: kvBytesPerToken * uint64(e.options.KVPositions)},
 	}, nil
 }
 

@@ -24,6 +24,7 @@ type sequence struct {
 	broken  bool // a cancelled committing step: only free, restore and import work
 	pending []pendingRow
 	kept    kept // features, of targets
+	pages   []*page
 }
 
 // pendingRow is a row of the sequence's last group, in its order.
@@ -48,12 +49,12 @@ func (s *sequence) append(token int32, hash uint64) {
 	s.hashes = append(s.hashes, hash)
 }
 
-// clone copies committed state: no sampler, nothing pending.
+// clone copies committed state: no sampler, nothing pending, no pages.
 func (s *sequence) clone() *sequence {
 	return &sequence{tokens: slices.Clone(s.tokens), hashes: slices.Clone(s.hashes), fold: s.fold, hints: slices.Clone(s.hints)}
 }
 
-// assume takes the committed state of another, keeping the sampler.
+// assume takes the committed state of another, keeping sampler and pages.
 func (s *sequence) assume(from *sequence) {
 	s.tokens = append(s.tokens[:0], from.tokens...)
 	s.hashes = append(s.hashes[:0], from.hashes...)
@@ -98,14 +99,20 @@ func (e *Engine) NewSequence(ctx context.Context) (engine.Sequence, error) {
 	if err := e.hasSequences(); err != nil {
 		return 0, err
 	}
+	id, _, err := e.newSequence()
+	return id, err
+}
+
+func (e *Engine) newSequence() (engine.Sequence, *sequence, error) {
 	if len(e.sequences) >= e.options.MaxSequences {
-		return 0, rpcerr.ResourceExhausted("max_sequences: all %d sequences exist", e.options.MaxSequences)
+		return 0, nil, rpcerr.ResourceExhausted("max_sequences: all %d sequences exist", e.options.MaxSequences)
 	}
 	// Handles are not reused, so that a stale one is always noticed.
 	e.nextSequence++
-	e.sequences[e.nextSequence] = &sequence{sampler: engine.DefaultSampler()}
+	s := &sequence{sampler: engine.DefaultSampler()}
+	e.sequences[e.nextSequence] = s
 	e.handles.AddSequence(e.nextSequence)
-	return e.nextSequence, nil
+	return e.nextSequence, s, nil
 }
 
 // FreeSequence implements engine.Engine.
@@ -114,9 +121,11 @@ func (e *Engine) FreeSequence(ctx context.Context, id engine.Sequence) error {
 		return err
 	}
 	defer e.leave()
-	if _, err := e.find(id); err != nil {
+	s, err := e.find(id)
+	if err != nil {
 		return err
 	}
+	e.resize(s, 0)
 	delete(e.sequences, id)
 	e.handles.DropSequence(id)
 	return nil
@@ -160,6 +169,7 @@ func (e *Engine) Truncate(ctx context.Context, id engine.Sequence, length int) e
 		s.refold()
 	}
 	s.pending = s.pending[:0]
+	e.resize(s, pagesOf(length))
 	return nil
 }
 
@@ -203,23 +213,22 @@ func (e *Engine) NewSnapshot(ctx context.Context, id engine.Sequence) (engine.Sn
 	if err != nil {
 		return 0, err
 	}
-	if limit := e.options.MemoryCapBytes; limit > 0 {
-		used := uint64(weightBytes) + uint64(e.options.MaxSequences)*(stateBytes+kvBytesPerToken*uint64(e.options.MaxContext))
-		for _, p := range e.snapshots {
-			used += snapshotBytes(p)
-		}
-		if need := snapshotBytes(s); used+need > limit {
-			return 0, rpcerr.MemoryCap.With("memory_cap_bytes: a snapshot of %d bytes does not fit, %d are free", need, limit-min(used, limit))
-		}
+	if need, left := snapshotBytes(s), e.hostLeft(); need > left {
+		return 0, rpcerr.MemoryCap.With("host_cap_bytes: a snapshot of %d bytes does not fit, %d are free", need, left)
 	}
 	e.nextSnapshot++
-	e.snapshots[e.nextSnapshot] = s.clone()
+	p := s.clone()
+	p.pages = slices.Clone(s.pages[:pagesOf(s.length())])
+	for _, held := range p.pages {
+		held.snapshots++
+	}
+	e.snapshots[e.nextSnapshot] = p
 	e.handles.AddSnapshot(e.nextSnapshot)
 	return e.nextSnapshot, nil
 }
 
 func snapshotBytes(s *sequence) uint64 {
-	return snapshotOverhead + stateBytes + kvBytesPerToken*uint64(s.length())
+	return snapshotOverhead + stateBytes + 4*uint64(s.length())
 }
 
 // RestoreSnapshot implements engine.Engine.
@@ -236,7 +245,17 @@ func (e *Engine) RestoreSnapshot(ctx context.Context, p engine.Snapshot, id engi
 	if err != nil {
 		return err
 	}
+	missing := 0
+	for _, held := range from.pages {
+		if held.away {
+			missing++
+		}
+	}
+	if free := e.pool.free + released(s, 0); missing > free {
+		return exhausted("snapshot", missing, free)
+	}
 	s.assume(from)
+	e.hold(s, from.pages)
 	return nil
 }
 
@@ -246,8 +265,13 @@ func (e *Engine) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
 		return err
 	}
 	defer e.leave()
-	if e.snapshots[p] == nil {
+	s := e.snapshots[p]
+	if s == nil {
 		return rpcerr.NotFound("snapshot: %d does not exist", p)
+	}
+	for _, held := range s.pages {
+		held.snapshots--
+		e.drop(held)
 	}
 	delete(e.snapshots, p)
 	e.handles.DropSnapshot(p)
@@ -337,6 +361,11 @@ func (e *Engine) Import(ctx context.Context, id engine.Sequence, state []byte) e
 	if from.length() > e.options.MaxContext {
 		return rpcerr.ResourceExhausted("max_context: the state has %d positions, the engine holds %d", from.length(), e.options.MaxContext)
 	}
+	if free := e.pool.free + released(s, 0); pagesOf(from.length()) > free {
+		return exhausted("data", pagesOf(from.length()), free)
+	}
 	s.assume(from)
+	e.resize(s, 0)
+	e.resize(s, pagesOf(s.length()))
 	return nil
 }

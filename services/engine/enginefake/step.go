@@ -50,9 +50,7 @@ func (e *Engine) step(ctx context.Context, step *engine.Step, result *engine.Ste
 	}
 	reset(result)
 	groups := e.w.groups
-	for i := range groups {
-		e.commit(&groups[i])
-	}
+	e.takePages(e.commit)
 	for i := range groups {
 		e.readKept(step, &groups[i], result)
 	}

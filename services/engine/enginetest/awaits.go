@@ -103,6 +103,11 @@ func (e *awaited) NewSequence(ctx context.Context) (s engine.Sequence, err error
 	return s, err
 }
 
+func (e *awaited) Fork(ctx context.Context, from engine.Sequence) (s engine.Sequence, err error) {
+	err = e.call(ctx, "Fork", func() error { s, err = e.Engine.Fork(ctx, from); return err })
+	return s, err
+}
+
 func (e *awaited) FreeSequence(ctx context.Context, s engine.Sequence) error {
 	return e.call(ctx, "FreeSequence", func() error { return e.Engine.FreeSequence(ctx, s) })
 }
@@ -127,6 +132,10 @@ func (e *awaited) NewSnapshot(ctx context.Context, s engine.Sequence) (p engine.
 
 func (e *awaited) RestoreSnapshot(ctx context.Context, p engine.Snapshot, s engine.Sequence) error {
 	return e.call(ctx, "RestoreSnapshot", func() error { return e.Engine.RestoreSnapshot(ctx, p, s) })
+}
+
+func (e *awaited) DemoteSnapshot(ctx context.Context, p engine.Snapshot) error {
+	return e.call(ctx, "DemoteSnapshot", func() error { return e.Engine.DemoteSnapshot(ctx, p) })
 }
 
 func (e *awaited) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {

@@ -242,6 +242,18 @@ func (s *suite) draft() {
 		sameDraft(s, "restored", &whole, &parts)
 		s.ok(e.FreeSnapshot(s.ctx, p))
 	}
+	// A fork proposes the same, and goes on by itself.
+	s.ok(e.FreeSequence(s.ctx, b))
+	f, err := e.Fork(s.ctx, a)
+	s.ok(err)
+	s.ok(e.Propose(s.ctx, nil, []engine.DraftRequest{ask(f)}, &parts))
+	sameDraft(s, "forked", &whole, &parts)
+	if err := e.Truncate(s.ctx, f, 6); err == nil {
+		s.ok(e.Propose(s.ctx, []engine.FeatureRows{part(f, 6, 7)}, nil, &parts))
+		s.ok(e.Propose(s.ctx, nil, []engine.DraftRequest{ask(a)}, &parts))
+		sameDraft(s, "beside a fork", &whole, &parts)
+	}
+	s.ok(e.FreeSequence(s.ctx, f))
 	// Going back and appending again.
 	if err := e.Truncate(s.ctx, c, 6); err == nil {
 		s.ok(e.Propose(s.ctx, []engine.FeatureRows{part(c, 6, rows)}, []engine.DraftRequest{ask(c)}, &parts))

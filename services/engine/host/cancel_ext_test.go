@@ -213,6 +213,10 @@ func TestServerFreesForCancelledCalls(t *testing.T) {
 			return err
 		})
 		cancelled(func(ctx context.Context) error {
+			_, err := client.ForkSequence(ctx, &enginev1.ForkSequenceRequest{Sequence: q.Sequence})
+			return err
+		})
+		cancelled(func(ctx context.Context) error {
 			_, err := client.CreateSnapshot(ctx, &enginev1.CreateSnapshotRequest{Sequence: q.Sequence})
 			return err
 		})

@@ -13,7 +13,7 @@ func optionsToProto(o engine.OpenOptions) *enginev1.OpenRequest {
 		MemoryCapBytes: o.MemoryCapBytes, Threads: int32(o.Threads), MaxSequences: int32(o.MaxSequences),
 		MaxContext: int32(o.MaxContext), MaxTreeRows: int32(o.MaxTreeRows), MaxBatchRows: int32(o.MaxBatchRows),
 		KvTypeK: o.KVTypeK, KvTypeV: o.KVTypeV, LayerFirst: int32(o.LayerFirst), LayerLast: int32(o.LayerLast),
-		MaxTopK: int32(o.MaxTopK),
+		MaxTopK: int32(o.MaxTopK), KvPositions: int32(o.KVPositions), HostCapBytes: o.HostCapBytes,
 	}
 }
 
@@ -23,7 +23,7 @@ func optionsFromProto(m *enginev1.OpenRequest) engine.OpenOptions {
 		MemoryCapBytes: m.MemoryCapBytes, Threads: int(m.Threads), MaxSequences: int(m.MaxSequences),
 		MaxContext: int(m.MaxContext), MaxTreeRows: int(m.MaxTreeRows), MaxBatchRows: int(m.MaxBatchRows),
 		KVTypeK: m.KvTypeK, KVTypeV: m.KvTypeV, LayerFirst: int(m.LayerFirst), LayerLast: int(m.LayerLast),
-		MaxTopK: int(m.MaxTopK),
+		MaxTopK: int(m.MaxTopK), KVPositions: int(m.KvPositions), HostCapBytes: m.HostCapBytes,
 	}
 }
 
@@ -37,6 +37,7 @@ func infoToProto(i engine.Info) *enginev1.Info {
 		CaptureLayers: i.CaptureLayers, FeatureRaw: int32(i.FeatureRaw), FeatureFused: int32(i.FeatureFused),
 		Recurrent: i.Recurrent, KvBytesPerToken: i.KVBytesPerToken, StateBytesPerSequence: i.StateBytesPerSequence,
 		Numerics: i.Numerics, PromptRows: int32(i.PromptRows), Concurrent: i.Concurrent,
+		KvPositions: int32(i.KVPositions), KvPage: int32(i.KVPage),
 	}
 }
 
@@ -53,6 +54,7 @@ func infoFromProto(m *enginev1.Info) engine.Info {
 		CaptureLayers: m.CaptureLayers, FeatureRaw: int(m.FeatureRaw), FeatureFused: int(m.FeatureFused),
 		Recurrent: m.Recurrent, KVBytesPerToken: m.KvBytesPerToken, StateBytesPerSequence: m.StateBytesPerSequence,
 		Numerics: m.Numerics, PromptRows: int(m.PromptRows), Concurrent: m.Concurrent,
+		KVPositions: int(m.KvPositions), KVPage: int(m.KvPage),
 	}
 }
 

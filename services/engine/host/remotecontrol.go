@@ -45,6 +45,15 @@ func (r *Remote) NewSequence(ctx context.Context) (engine.Sequence, error) {
 	return engine.Sequence(m.Sequence), nil
 }
 
+// Fork implements Engine.
+func (r *Remote) Fork(ctx context.Context, s engine.Sequence) (engine.Sequence, error) {
+	m, err := r.client.ForkSequence(ctx, &enginev1.ForkSequenceRequest{Sequence: int32(s)})
+	if err != nil {
+		return 0, r.translate(err)
+	}
+	return engine.Sequence(m.Sequence), nil
+}
+
 // FreeSequence implements Engine.
 func (r *Remote) FreeSequence(ctx context.Context, s engine.Sequence) error {
 	_, err := r.client.FreeSequence(ctx, &enginev1.FreeSequenceRequest{Sequence: int32(s)})
@@ -84,6 +93,12 @@ func (r *Remote) NewSnapshot(ctx context.Context, s engine.Sequence) (engine.Sna
 // RestoreSnapshot implements Engine.
 func (r *Remote) RestoreSnapshot(ctx context.Context, p engine.Snapshot, s engine.Sequence) error {
 	_, err := r.client.RestoreSnapshot(ctx, &enginev1.RestoreSnapshotRequest{Snapshot: int32(p), Sequence: int32(s)})
+	return r.translate(err)
+}
+
+// DemoteSnapshot implements Engine.
+func (r *Remote) DemoteSnapshot(ctx context.Context, p engine.Snapshot) error {
+	_, err := r.client.DemoteSnapshot(ctx, &enginev1.DemoteSnapshotRequest{Snapshot: int32(p)})
 	return r.translate(err)
 }
 

@@ -56,6 +56,19 @@ func (s *Server) CreateSequence(ctx context.Context, _ *enginev1.CreateSequenceR
 	return &enginev1.CreateSequenceResponse{Sequence: int32(id)}, err
 }
 
+// ForkSequence makes a sequence of another one.
+func (s *Server) ForkSequence(ctx context.Context, req *enginev1.ForkSequenceRequest) (*enginev1.ForkSequenceResponse, error) {
+	e, err := s.open()
+	if err != nil {
+		return nil, err
+	}
+	id, err := e.Fork(ctx, engine.Sequence(req.Sequence))
+	if err == nil && ctx.Err() != nil {
+		return nil, abandon(ctx, func(ctx context.Context) error { return e.FreeSequence(ctx, id) })
+	}
+	return &enginev1.ForkSequenceResponse{Sequence: int32(id)}, err
+}
+
 // abandon frees what was made for a call that was cancelled meanwhile: its caller will not learn the handle. It returns the
 // error of the call. The engine outlives its calls, so there is no time limit: as long as the engine works, free comes to
 // its turn.
@@ -113,7 +126,7 @@ func (s *Server) SetSampler(ctx context.Context, req *enginev1.SetSamplerRequest
 	return &enginev1.SetSamplerResponse{}, e.SetSampler(ctx, engine.Sequence(req.Sequence), engine.SamplerFromProto(req.Sampler))
 }
 
-// CreateSnapshot copies a state.
+// CreateSnapshot keeps a state.
 func (s *Server) CreateSnapshot(ctx context.Context, req *enginev1.CreateSnapshotRequest) (*enginev1.CreateSnapshotResponse, error) {
 	e, err := s.open()
 	if err != nil {
@@ -133,6 +146,15 @@ func (s *Server) RestoreSnapshot(ctx context.Context, req *enginev1.RestoreSnaps
 		return nil, err
 	}
 	return &enginev1.RestoreSnapshotResponse{}, e.RestoreSnapshot(ctx, engine.Snapshot(req.Snapshot), engine.Sequence(req.Sequence))
+}
+
+// DemoteSnapshot makes room in the pool.
+func (s *Server) DemoteSnapshot(ctx context.Context, req *enginev1.DemoteSnapshotRequest) (*enginev1.DemoteSnapshotResponse, error) {
+	e, err := s.open()
+	if err != nil {
+		return nil, err
+	}
+	return &enginev1.DemoteSnapshotResponse{}, e.DemoteSnapshot(ctx, engine.Snapshot(req.Snapshot))
 }
 
 // FreeSnapshot forgets a state.

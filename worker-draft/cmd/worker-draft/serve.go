@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -29,7 +30,7 @@ type serveCmd struct {
 }
 
 // Validate reports every setting that cannot work.
-func (c *serveCmd) Validate() error { return c.Flags.Validate() }
+func (c *serveCmd) Validate() error { return errors.Join(c.Flags.Validate(), c.Pool(c.MaxCtx)) }
 
 // Run serves until the process is told to end.
 func (c *serveCmd) Run(streams workernode.Streams) error {

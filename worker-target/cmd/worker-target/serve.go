@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -56,7 +57,7 @@ const mostPrefixes = 1024
 
 // Validate reports every setting that cannot work.
 func (c *serveCmd) Validate() error {
-	if err := c.Flags.Validate(); err != nil {
+	if err := errors.Join(c.Flags.Validate(), c.Pool(c.MaxCtx)); err != nil {
 		return err
 	}
 	switch {

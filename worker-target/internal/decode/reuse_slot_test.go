@@ -148,9 +148,10 @@ func TestGivingUpKeepsTheLastBorder(t *testing.T) {
 // tight is an engine whose steps and restores are refused on demand.
 type tight struct {
 	engine.Engine
-	mu        sync.Mutex // guards snapshots
-	snapshots int
-	most      int // snapshots with which steps are refused
+	mu        sync.Mutex // guards snapshots and demoted
+	snapshots int        // that hold pages
+	demoted   map[engine.Snapshot]bool
+	most      int // snapshots that hold pages with which steps are refused
 	refused   int
 	restore   error
 }
@@ -165,7 +166,25 @@ func (e *tight) NewSnapshot(ctx context.Context, s engine.Sequence) (engine.Snap
 
 func (e *tight) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
 	err := e.Engine.FreeSnapshot(ctx, p)
-	e.count(-1)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.demoted[p] {
+		e.snapshots--
+	}
+	return err
+}
+
+func (e *tight) DemoteSnapshot(ctx context.Context, p engine.Snapshot) error {
+	err := e.Engine.DemoteSnapshot(ctx, p)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err == nil && !e.demoted[p] {
+		if e.demoted == nil {
+			e.demoted = map[engine.Snapshot]bool{}
+		}
+		e.demoted[p] = true
+		e.snapshots--
+	}
 	return err
 }
 
@@ -193,7 +212,7 @@ func (e *tight) Step(ctx context.Context, step *engine.Step, result *engine.Step
 	return e.Engine.Step(ctx, step, result)
 }
 
-// TestStepWithoutRoom: a step that is refused for want of memory runs once stored states have made room.
+// TestStepWithoutRoom: a step that is refused for want of pages runs once stored states have made room. They stay.
 func TestStepWithoutRoom(t *testing.T) {
 	e := &tight{Engine: newFake(t, enginefake.Options{PromptRows: 64}, engine.OpenOptions{})}
 	slot, cache := cached(t, e, nil, 0)
@@ -206,7 +225,7 @@ func TestStepWithoutRoom(t *testing.T) {
 	e.most = 2
 	got := ask(t, slot, e, other, -1)
 	same(t, "without room", cold, got)
-	if s := cache.Stats(); before <= 2 || s.Entries != 2 || e.refused != before-2 {
+	if s := cache.Stats(); before <= 2 || s.Entries != before || e.count(0) != 2 || e.refused != before-2 {
 		t.Errorf("%d entries before, %d after, %d steps refused", before, s.Entries, e.refused)
 	}
 	// Where there is nothing left to give up the request fails with the engine's reason.

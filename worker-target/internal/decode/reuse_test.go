@@ -189,6 +189,7 @@ type hitIsCold struct {
 	answer       []int32
 	hits, rounds int
 	cancelled    int
+	demoted      int
 }
 
 func newHitIsCold(t testing.TB, e engine.Engine, markers piece.Markers, longest int, seed uint64) *hitIsCold {
@@ -228,6 +229,9 @@ func (h *hitIsCold) round(t testing.TB) {
 		h.cancelled++
 		ask(t, h.warm, h.e, r, h.random.IntN(6))
 	}
+	for h.random.IntN(4) == 0 && h.cache.Relieve(h.e) { // pages of what is stored are short now and then
+		h.demoted++
+	}
 	choices := 1 + h.random.IntN(2)
 	for choice := range choices {
 		r.Sampler.Choice = int32(choice)
@@ -248,7 +252,7 @@ var fakeMarkers = piece.Markers{Ends: []int32{1}, Headers: []int32{2}}
 
 func newFake(t testing.TB, o enginefake.Options, open engine.OpenOptions) *engine.Guard {
 	t.Helper()
-	open.Role, open.ModelPath, open.MaxSequences = engine.RoleTarget, "target", 2
+	open.Role, open.ModelPath, open.MaxSequences = engine.RoleTarget, "target", 16
 	open.KVTypeK, open.KVTypeV = engine.KVDefault, engine.KVDefault
 	e, err := enginefake.New(o).Open(t.Context(), open, nil)
 	if err != nil {
@@ -274,8 +278,8 @@ func TestHitIsCold(t *testing.T) {
 				h.round(t)
 			}
 			s := h.cache.Stats()
-			t.Logf("%d rounds, %d hits, %d cancelled, %+v", h.rounds, h.hits, h.cancelled, s)
-			if h.hits < h.rounds/2 || s.Evictions == 0 || s.Failures > 0 {
+			t.Logf("%d rounds, %d hits, %d cancelled, %d demoted, %+v", h.rounds, h.hits, h.cancelled, h.demoted, s)
+			if h.hits < h.rounds/2 || s.Evictions == 0 || s.Failures > 0 || h.demoted == 0 {
 				t.Errorf("%d hits in %d rounds, %+v", h.hits, h.rounds, s)
 			}
 		})
@@ -284,7 +288,7 @@ func TestHitIsCold(t *testing.T) {
 
 // TestHitIsColdOnCPU is TestHitIsCold with the demonstration target.
 func TestHitIsColdOnCPU(t *testing.T) {
-	e, words := newCPU(t, engine.OpenOptions{MaxSequences: 2, MaxContext: 4096})
+	e, words := newCPU(t, engine.OpenOptions{MaxSequences: 8, MaxContext: 4096})
 	h := newHitIsCold(t, e, piece.MarkersOf(words), 900, 3)
 	rounds := 50
 	if testing.Short() {
@@ -301,7 +305,7 @@ func TestHitIsColdOnCPU(t *testing.T) {
 
 // BenchmarkHitIsCold is the same for as many rounds as are wanted: -bench HitIsCold -benchtime 1000x.
 func BenchmarkHitIsCold(b *testing.B) {
-	e, words := newCPU(b, engine.OpenOptions{MaxSequences: 2, MaxContext: 4096})
+	e, words := newCPU(b, engine.OpenOptions{MaxSequences: 8, MaxContext: 4096})
 	h := newHitIsCold(b, e, piece.MarkersOf(words), 1500, 5)
 	for b.Loop() {
 		h.round(b)
@@ -350,7 +354,7 @@ func TestEveryBorderIsCanonical(t *testing.T) {
 	prompt := c.prompt([]message{c.message(300), c.message(90), c.message(1200), c.message(40), c.message(70), c.message(62)})
 	everyBorder(t, newFake(t, enginefake.Options{PromptRows: 64}, engine.OpenOptions{}), fakeMarkers, prompt)
 	t.Run("cpu", func(t *testing.T) {
-		e, words := newCPU(t, engine.OpenOptions{MaxSequences: 2, MaxContext: 4096})
+		e, words := newCPU(t, engine.OpenOptions{MaxSequences: 8, MaxContext: 4096})
 		c := chats{random: rand.New(rand.NewPCG(1, 2)), markers: piece.MarkersOf(words), vocab: e.Info().Vocab}
 		everyBorder(t, e, c.markers, c.prompt([]message{c.message(100), c.message(700), c.message(40), c.message(70)}))
 	})

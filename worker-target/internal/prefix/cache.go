@@ -42,6 +42,7 @@ type Entry struct {
 	made     time.Time
 	used     time.Time
 	pins     int
+	demoted  bool // its pages have left the engine's pool
 }
 
 // Length is the number of tokens of the state.
@@ -141,6 +142,9 @@ func (c *Cache) Find(space string, tokens []int32, fits func(length int) bool) *
 // is gone.
 func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error {
 	err := e.engine.RestoreSnapshot(ctx, e.snapshot, s)
+	for rpcerr.Code(err) == codes.ResourceExhausted && c.Relieve(e.engine) {
+		err = e.engine.RestoreSnapshot(ctx, e.snapshot, s)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e.pins--
@@ -150,6 +154,7 @@ func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error 
 		c.stats.Tokens += uint64(e.length)
 		e.hits++
 		e.used = time.Now()
+		e.demoted = false
 	case ctx.Err() == nil:
 		c.stats.Failures++
 		if c.keeps(e) {
@@ -193,7 +198,7 @@ func (c *Cache) Save(space string, tokens []int32, s engine.Sequence, f Features
 		return nil, false
 	}
 	snapshot, err := use.NewSnapshot(c.ctx, s)
-	for rpcerr.Code(err) == codes.ResourceExhausted && c.Relieve(use) {
+	for rpcerr.Code(err) == codes.ResourceExhausted && c.giveUp() {
 		snapshot, err = use.NewSnapshot(c.ctx, s)
 	}
 	if err != nil {
@@ -263,24 +268,51 @@ func base(e engine.Engine) engine.Engine {
 	return e
 }
 
-// Relieve waits until the engine has freed what was evicted, or else evicts the entry of the least value. It reports
-// whether there was anything: a call that the engine refused for want of memory may be tried again then.
+// Relieve makes room in the pages of an engine that refused a call for want of them. It waits until what was evicted is
+// freed; else it moves the pages of the entry of the least value to host memory, or evicts that entry where they cannot
+// be moved. It reports whether there was anything: the call may be tried again then.
 func (c *Cache) Relieve(use engine.Engine) bool {
 	if c == nil {
 		return false
 	}
-	c.mu.Lock()
-	if c.freeing > 0 {
-		for c.freeing > 0 {
-			c.freed.Wait()
-		}
-		c.mu.Unlock()
+	if c.waitFreed() {
 		return true
 	}
+	c.mu.Lock()
 	var e *Entry
 	if c.engine == base(use) && !c.closed {
-		e = c.least(nil)
+		e = c.least(func(e *Entry) bool { return e.demoted })
 	}
+	if e == nil {
+		c.mu.Unlock()
+		return false
+	}
+	e.demoted = true
+	e.pins++ // nobody evicts it meanwhile
+	c.mu.Unlock()
+	err := e.engine.DemoteSnapshot(c.ctx, e.snapshot)
+	c.mu.Lock()
+	e.pins--
+	evict := err != nil && c.keeps(e) && e.pins == 0
+	if evict {
+		c.remove(e)
+		c.stats.Evictions++
+	}
+	c.mu.Unlock()
+	if evict {
+		_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
+	}
+	return true
+}
+
+// giveUp makes room for a snapshot that its engine refused: it waits until what was evicted is freed, else it evicts the
+// entry of the least value. It reports whether there was anything.
+func (c *Cache) giveUp() bool {
+	if c.waitFreed() {
+		return true
+	}
+	c.mu.Lock()
+	e := c.least(nil)
 	if e != nil {
 		c.remove(e)
 		c.stats.Evictions++
@@ -291,6 +323,17 @@ func (c *Cache) Relieve(use engine.Engine) bool {
 	}
 	_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
 	return true
+}
+
+// waitFreed waits until evicted snapshots are freed. It reports whether there were any.
+func (c *Cache) waitFreed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	some := c.freeing > 0
+	for c.freeing > 0 {
+		c.freed.Wait()
+	}
+	return some
 }
 
 // Close frees everything and waits for it. Nothing is stored from then on.
@@ -341,7 +384,7 @@ func (c *Cache) free(e *Entry) {
 // mu.
 func (c *Cache) shrink(bytes uint64, entries int, keep *Entry) bool {
 	for c.bytes+bytes > c.cfg.Bytes || len(c.entries)+c.making+entries > c.cfg.Slots {
-		e := c.least(keep)
+		e := c.least(func(e *Entry) bool { return e == keep })
 		if e == nil {
 			return false
 		}
@@ -359,13 +402,14 @@ const (
 	young = time.Minute
 )
 
-// least returns the entry of the least value that is not in use, keep excepted. The caller holds mu.
-func (c *Cache) least(keep *Entry) (worst *Entry) {
+// least returns the entry of the least value that is not in use and not left out; nil leaves none out. The caller holds
+// mu.
+func (c *Cache) least(leftOut func(*Entry) bool) (worst *Entry) {
 	now := time.Now()
 	var value float64
 	var fresh bool
 	for e := range c.entries {
-		if e == keep || e.pins > 0 {
+		if e.pins > 0 || leftOut != nil && leftOut(e) {
 			continue
 		}
 		f, v := now.Sub(e.made) < young, c.value(e, now)

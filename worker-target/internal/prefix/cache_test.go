@@ -22,9 +22,12 @@ type memory struct {
 	mu        sync.Mutex
 	sequences map[engine.Sequence][]int32
 	snapshots map[engine.Snapshot][]int32
+	demoted   map[engine.Snapshot]bool
 	last      engine.Snapshot
 	most      int    // snapshots, 0 = any number
+	pages     int    // snapshots that are not demoted when one is restored, 0 = any number
 	fail      error  // of Restore
+	stays     error  // of Demote
 	making    func() // called by NewSnapshot; nil = nothing
 }
 
@@ -34,7 +37,10 @@ const (
 )
 
 func newMemory() *memory {
-	return &memory{sequences: map[engine.Sequence][]int32{}, snapshots: map[engine.Snapshot][]int32{}}
+	return &memory{
+		sequences: map[engine.Sequence][]int32{}, snapshots: map[engine.Snapshot][]int32{},
+		demoted: map[engine.Snapshot]bool{},
+	}
 }
 
 func (m *memory) Info() engine.Info {
@@ -61,6 +67,10 @@ func (m *memory) RestoreSnapshot(_ context.Context, p engine.Snapshot, s engine.
 	if m.fail != nil {
 		return m.fail
 	}
+	if m.demoted[p] && m.pages > 0 && len(m.snapshots)-len(m.demoted) >= m.pages {
+		return rpcerr.ResourceExhausted("no pages are left")
+	}
+	delete(m.demoted, p)
 	tokens, ok := m.snapshots[p]
 	if !ok {
 		return rpcerr.NotFound("snapshot: %d does not exist", p)
@@ -76,7 +86,20 @@ func (m *memory) FreeSnapshot(_ context.Context, p engine.Snapshot) error {
 		return rpcerr.NotFound("snapshot: %d does not exist", p)
 	}
 	delete(m.snapshots, p)
+	delete(m.demoted, p)
 	return nil
+}
+
+func (m *memory) DemoteSnapshot(_ context.Context, p engine.Snapshot) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.snapshots[p]; !ok {
+		return rpcerr.NotFound("snapshot: %d does not exist", p)
+	}
+	if m.stays == nil {
+		m.demoted[p] = true
+	}
+	return m.stays
 }
 
 func (m *memory) count() int {
@@ -354,12 +377,41 @@ func TestEngineRefuses(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	m.stays = rpcerr.ResourceExhausted("no host memory is left")
 	if !c.Relieve(m) || m.count() != 1 {
 		t.Errorf("%d snapshots after one was to go", m.count())
 	}
 	if c.Relieve(newMemory()) {
 		t.Error("an entry is evicted for another engine")
 	}
+}
+
+// TestRelieveDemotes: pages that an engine lacks come from the least valuable entries, which stay and can be restored.
+func TestRelieveDemotes(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		c, m := newCache(t, roomy)
+		long, short := numbers(0, 400), numbers(1000, 20)
+		save(c, m, "", long)
+		save(c, m, "", short)
+		time.Sleep(2 * time.Minute)
+		if !c.Relieve(m) || len(m.demoted) != 1 || m.demoted[1] {
+			t.Errorf("demoted %v, want the short one", m.demoted)
+		}
+		if !c.Relieve(m) || len(m.demoted) != 2 || c.Relieve(m) {
+			t.Errorf("demoted %v, want both and no more", m.demoted)
+		}
+		if got := hit(t, c, m, "", long); got != len(long) || m.demoted[1] {
+			t.Errorf("%d tokens of a demoted entry", got)
+		}
+		// Restoring one demotes another where pages are short.
+		m.pages = 1
+		if got := hit(t, c, m, "", short); got != len(short) || !m.demoted[1] || m.demoted[2] {
+			t.Errorf("%d tokens, demoted %v", got, m.demoted)
+		}
+		if s := c.Stats(); s.Entries != 2 || s.Evictions != 0 || s.Failures != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
 }
 
 func TestFailedRestoreIsForgotten(t *testing.T) {

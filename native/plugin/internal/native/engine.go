@@ -174,6 +174,7 @@ func (e *nativeEngine) refresh() error {
 		FeatureRaw: int(c.FeatureRaw), FeatureFused: int(c.FeatureFused), Recurrent: c.Recurrent != 0,
 		KVBytesPerToken: c.KVBytesPerToken, StateBytesPerSequence: c.StateBytesPerSequence,
 		Numerics: text(c.Numerics[:]), PromptRows: int(c.PromptRows),
+		KVPositions: int(c.KVPositions), KVPage: int(c.KVPage),
 	}
 	n := max(0, min(int(c.Captures), len(c.CaptureLayers)))
 	i.CaptureLayers = slices.Clone(c.CaptureLayers[:n])
@@ -237,11 +238,22 @@ func (e *nativeEngine) list(fn uintptr) ([]engine.Stat, error) {
 
 // NewSequence implements engine.Engine.
 func (e *nativeEngine) NewSequence(ctx context.Context) (engine.Sequence, error) {
+	return e.create(ctx, e.lib.sym.sequenceCreate)
+}
+
+// Fork implements engine.Engine.
+func (e *nativeEngine) Fork(ctx context.Context, s engine.Sequence) (engine.Sequence, error) {
+	return e.create(ctx, e.lib.sym.sequenceFork, uintptr(uint32(s)))
+}
+
+// create makes a sequence by a function whose last argument is its handle.
+func (e *nativeEngine) create(ctx context.Context, fn uintptr, args ...uintptr) (engine.Sequence, error) {
 	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
 	defer e.leave()
-	r, _, _ := purego.SyscallN(e.lib.sym.sequenceCreate, e.handle, uintptr(unsafe.Pointer(&e.out.i32)))
+	args = append([]uintptr{e.handle}, args...)
+	r, _, _ := purego.SyscallN(fn, append(args, uintptr(unsafe.Pointer(&e.out.i32)))...)
 	if err := e.check(ctx, r); err != nil {
 		return 0, err
 	}
@@ -250,7 +262,7 @@ func (e *nativeEngine) NewSequence(ctx context.Context) (engine.Sequence, error)
 	return s, nil
 }
 
-// call is a submitting call with one or two 32-bit arguments.
+// call is a submitting call with one or two 32-bit arguments; a function of one does not look at b.
 func (e *nativeEngine) call(ctx context.Context, fn uintptr, a, b int32) error {
 	if err := e.enter(ctx); err != nil {
 		return err
@@ -345,6 +357,11 @@ func (e *nativeEngine) NewSnapshot(ctx context.Context, s engine.Sequence) (engi
 // RestoreSnapshot implements engine.Engine.
 func (e *nativeEngine) RestoreSnapshot(ctx context.Context, p engine.Snapshot, s engine.Sequence) error {
 	return e.call(ctx, e.lib.sym.snapshotRestore, int32(p), int32(s))
+}
+
+// DemoteSnapshot implements engine.Engine.
+func (e *nativeEngine) DemoteSnapshot(ctx context.Context, p engine.Snapshot) error {
+	return e.call(ctx, e.lib.sym.snapshotDemote, int32(p), 0)
 }
 
 // FreeSnapshot implements engine.Engine.

@@ -27,6 +27,8 @@ type cOpenOptions struct {
 	Log            uintptr        `c:"log"`
 	Progress       uintptr        `c:"progress"`
 	User           uintptr        `c:"user"` // a key of the callback table, not a pointer
+	HostCapBytes   uint64         `c:"host_cap_bytes"`
+	KVPositions    int32          `c:"kv_positions"`
 }
 
 type cInfo struct {
@@ -59,6 +61,8 @@ type cInfo struct {
 	StateBytesPerSequence uint64    `c:"state_bytes_per_sequence"`
 	Numerics              [192]byte `c:"numerics"`
 	PromptRows            int32     `c:"prompt_rows"`
+	KVPositions           int32     `c:"kv_positions"`
+	KVPage                int32     `c:"kv_page"`
 }
 
 // cRow has the layout of engine.Row, which is handed over as it is.

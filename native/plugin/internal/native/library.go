@@ -27,7 +27,8 @@ type LogFunc func(level int, text string)
 type symbols struct {
 	abiVersion, open, close, lastError, getInfo, memory, stats, cancel    uintptr
 	sequenceCreate, sequenceFree, sequenceLength, sequenceTruncate        uintptr
-	sequenceSampler, snapshotCreate, snapshotRestore, snapshotFree        uintptr
+	sequenceFork, sequenceSampler                                         uintptr
+	snapshotCreate, snapshotRestore, snapshotDemote, snapshotFree         uintptr
 	sequenceExportSize, sequenceExport, sequenceImport                    uintptr
 	stepRun, captureSet, fuseLoad, draftAppend, draftPropose, scoreTarget uintptr
 }
@@ -36,10 +37,12 @@ func (s *symbols) table() map[string]*uintptr {
 	return map[string]*uintptr{
 		"tnd_abi_version": &s.abiVersion, "tnd_open": &s.open, "tnd_close": &s.close, "tnd_last_error": &s.lastError,
 		"tnd_get_info": &s.getInfo, "tnd_memory": &s.memory, "tnd_stats": &s.stats, "tnd_cancel": &s.cancel,
-		"tnd_sequence_create": &s.sequenceCreate, "tnd_sequence_free": &s.sequenceFree,
+		"tnd_sequence_create": &s.sequenceCreate, "tnd_sequence_fork": &s.sequenceFork,
+		"tnd_sequence_free":   &s.sequenceFree,
 		"tnd_sequence_length": &s.sequenceLength, "tnd_sequence_truncate": &s.sequenceTruncate,
 		"tnd_sequence_sampler": &s.sequenceSampler, "tnd_snapshot_create": &s.snapshotCreate,
-		"tnd_snapshot_restore": &s.snapshotRestore, "tnd_snapshot_free": &s.snapshotFree,
+		"tnd_snapshot_restore": &s.snapshotRestore, "tnd_snapshot_demote": &s.snapshotDemote,
+		"tnd_snapshot_free":        &s.snapshotFree,
 		"tnd_sequence_export_size": &s.sequenceExportSize, "tnd_sequence_export": &s.sequenceExport,
 		"tnd_sequence_import": &s.sequenceImport, "tnd_step_run": &s.stepRun,
 		"tnd_capture_set": &s.captureSet, "tnd_fuse_load": &s.fuseLoad,
@@ -129,6 +132,7 @@ func (l *Library) Open(ctx context.Context, o engine.OpenOptions, progress engin
 	for name, v := range map[string]int{
 		"threads": o.Threads, "max_sequences": o.MaxSequences, "max_context": o.MaxContext, "max_tree_rows": o.MaxTreeRows,
 		"max_batch_rows": o.MaxBatchRows, "layer_first": o.LayerFirst, "layer_last": o.LayerLast, "max_top_k": o.MaxTopK,
+		"kv_positions": o.KVPositions,
 	} {
 		if int(int32(v)) != v {
 			return nil, rpcerr.InvalidArgument(name, "%d is out of range", v)
@@ -143,7 +147,8 @@ func (l *Library) Open(ctx context.Context, o engine.OpenOptions, progress engin
 		MemoryCapBytes: o.MemoryCapBytes, Threads: int32(o.Threads), MaxSequences: int32(o.MaxSequences),
 		MaxContext: int32(o.MaxContext), MaxTreeRows: int32(o.MaxTreeRows), MaxBatchRows: int32(o.MaxBatchRows),
 		KVTypeK: o.KVTypeK, KVTypeV: o.KVTypeV, LayerFirst: int32(o.LayerFirst), LayerLast: int32(o.LayerLast),
-		MaxTopK: int32(o.MaxTopK), Log: logCallback, Progress: progressCallback, User: key,
+		MaxTopK: int32(o.MaxTopK), KVPositions: int32(o.KVPositions), HostCapBytes: o.HostCapBytes,
+		Log: logCallback, Progress: progressCallback, User: key,
 	}
 	handle, message := new(uintptr), make([]byte, errorBytes)
 	r, _, _ := purego.SyscallN(l.sym.open, uintptr(unsafe.Pointer(c)), uintptr(unsafe.Pointer(handle)), uintptr(unsafe.Pointer(&message[0])), errorBytes)

@@ -20,10 +20,10 @@
 //     l = fma(l, a, sum p) with sum p: eight lanes by key mod 8, each ascending, folded 4, 2, 1; o = o * a + half(p) .
 //     v. A p below 2^-120 may be any other: its half is 0, and l, at least 1 within a segment, does not feel it
 //   segments merge ascending: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(L, a, l*b), O = fma(O, a, o*b)
-// A tree row has at most 64 keys at slots other than their position (deeper rows take tiles of their own): these lie
-// in the tail, so all rows of a tree share the tiles before it and each row walks its own tail in order of depth. At
-// most 32 segments at any length, of two tiles or more: work for every processor, and few partial results to write and
-// read. Tiles in which a row sees nothing leave it as it was.
+// A tree row has at most 64 keys at slots other than those of their position (deeper rows take tiles of their own):
+// these lie in the tail, so all rows of a tree share the tiles before it and each row walks its own tail in order of
+// depth. At most 32 segments at any length, of two tiles or more: work for every processor, and few partial results to
+// write and read. Tiles in which a row sees nothing leave it as it was.
 //
 // Launches read plans, and tiles of keys and values that are older than the step, before they wait for the launch
 // before (runtime_device.h): those were written by earlier submissions, or before the step's first launches.
@@ -34,13 +34,15 @@
 #include <vector>
 
 #include "core/backend.h"
+#include "core/kv_type.h"
 #include "gpu/attention/kv.h"
 #include "gpu/matmul/matmul.h"
 #include "gpu/runtime/runtime.h"
 
 namespace tnd::gpu {
 
-inline constexpr int kAttentionTile = 64;      // positions
+inline constexpr int kAttentionTile = 64;  // positions: a page
+static_assert(kAttentionTile == kKvPage);
 inline constexpr int kAttentionSegments = 33;  // most segments of a row, tail included
 inline constexpr int kAttentionDirect = 64;    // longest tail whose earlier tiles may be shared
 
@@ -49,13 +51,13 @@ struct AttentionRow {
   int32_t slot = 0;
   int32_t first = 0, past = 0, n_tail = 0;
   int32_t tail = 0;   // index of tail[0] in AttentionStep::tails
-  int32_t group = 0;  // whose cache
+  int32_t pages = 0;  // index of its group's pages[0] in AttentionStep::pages
 };
 // Rows [row, row + rows) of one group that share keys.
 struct AttentionTile {
   int32_t row = 0, rows = 0;
-  int32_t group = 0;
-  int32_t old = 0;  // keys and values of positions below are older than the step's submission, in slots of that number
+  int32_t pages = 0;  // as AttentionRow's
+  int32_t old = 0;    // keys and values of positions below are older than the step's submission, in their pages
 };
 
 // AttentionStep is the plan of a step, the same for all layers. The backend makes it once a step, copies its arrays to
@@ -63,6 +65,7 @@ struct AttentionTile {
 struct AttentionStep {
   std::vector<AttentionRow> rows;  // [rows of the step]
   std::vector<int32_t> tails;
+  std::vector<int32_t> pages;        // of all groups
   std::vector<AttentionTile> bulk;   // work over keys before the tails
   std::vector<AttentionTile> tail;   // work over the tails
   int bulk_rows = 0, tail_rows = 0;  // of the largest tile
@@ -87,9 +90,10 @@ struct AttentionArgs {
   int q_heads = 0;
   float scale = 0;
   int rows = 0;                             // of the step
-  const KvCache* caches = nullptr;          // device [groups]: of this layer
+  KvCache cache;                            // of this layer
   const AttentionRow* row_plans = nullptr;  // device
   const int32_t* tails = nullptr;           // device
+  const int32_t* pages = nullptr;           // device
   const AttentionTile* bulk = nullptr;      // device [n_bulk]
   const AttentionTile* tail = nullptr;      // device [n_tail]
   int n_bulk = 0, n_tail = 0;               // tiles; entries with rows = 0 are skipped

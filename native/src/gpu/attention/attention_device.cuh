@@ -7,8 +7,8 @@
 namespace tnd::gpu {
 
 // slot_of is the slot that holds the key of an absolute position of a row.
-TND_DEVICE int32_t slot_of(const AttentionRow& row, const int32_t* tails, int32_t position) {
-  return position < row.past ? position : tails[row.tail + position - row.past];
+TND_DEVICE int32_t slot_of(const AttentionArgs& a, const AttentionRow& row, int32_t position) {
+  return position < row.past ? kv_slot(a.pages + row.pages, position) : a.tails[row.tail + position - row.past];
 }
 
 }  // namespace tnd::gpu

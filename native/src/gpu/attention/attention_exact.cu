@@ -30,7 +30,6 @@ __global__ void __launch_bounds__(kThreads, 1) attention_exact_kernel(AttentionA
   const int heads = g - first_head < kHeads ? g - first_head : kHeads;
   const int64_t out_row = int64_t{blockIdx.y} * a.q_heads + kv_head * g + first_head;
   const AttentionRow row = a.row_plans[blockIdx.y];
-  const KvCache cache = load_cache(&a.caches[row.group]);
   const int tid = static_cast<int>(threadIdx.x);
   const int end = row.past + row.n_tail;
   const KvType k_type = static_cast<KvType>(a.kv.k_type), v_type = static_cast<KvType>(a.kv.v_type);
@@ -48,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_exact_kernel(AttentionA
     const int hi = end - start < kSegment ? end - start : kSegment;
     if (lo >= hi) continue;
     if (tid >= lo && tid < hi) {
-      const KvRow key = kv_row(k_type, a.kv, cache.k, kv_head, slot_of(row, a.tails, start + tid));
+      const KvRow key = kv_row(k_type, a.kv, a.cache.k, kv_head, slot_of(a, row, start + tid));
       float dot[kHeads] = {};
       for (int d = 0; d < dim; ++d) {
         const float k = kv_load(k_type, key, d);
@@ -78,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_exact_kernel(AttentionA
       const int h = i / dim, d = i % dim;
       float o = 0.0f;
       for (int j = lo; j < hi; ++j) {
-        const KvRow value = kv_row(v_type, a.kv, cache.v, kv_head, slot_of(row, a.tails, start + j));
+        const KvRow value = kv_row(v_type, a.kv, a.cache.v, kv_head, slot_of(a, row, start + j));
         o = fmaf(s.p[h][j], kv_load(v_type, value, d), o);
       }
       if (s.l_run[h] < 0.0f) {

@@ -199,8 +199,8 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
   if (first_tile >= last_tile) return;
 
   const AttentionRow first_row = a.row_plans[tile.row];
-  const KvCache cache = load_cache(&a.caches[first_row.group]);
-  TileSlots slots = tile_slots(tile, first_row, a.tails, 0, end);
+  const KvCache& cache = a.cache;
+  TileSlots slots = tile_slots(a, tile, first_row, end);
   const int64_t head_begin = kv_index(a.kv, kv_head, 0);
   std::conditional_t<BLOCKS, PackedTiles<DIM, STAGES, S::kStride, S::kThreads, S::kUnpack>, NoTiles> packed;
   if constexpr (BLOCKS) {
@@ -212,9 +212,9 @@ TND_DEVICE void flash_block(const FlashArgs& f, const FlashItem& item, uint8_t* 
     const int key = tid / kUnits, at = tid % kUnits * 8;
     const uint16_t* from = static_cast<const uint16_t*>(cache_rows) + head_begin + at;
     uint16_t* cell = to + key * S::kStride + at;
-    slots.first = t * kAttentionTile;
+    go_to_tile(slots, t);
     if (plain_tile(slots)) {
-      from += int64_t{slots.first + key} * DIM;
+      from += int64_t{slots.base + key} * DIM;
 #pragma unroll
       for (int i = 0; i < kAttentionTile; i += kRowsAtOnce) copy_async_16(cell + i * S::kStride, from + i * DIM);
     } else {

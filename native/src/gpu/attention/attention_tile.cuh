@@ -42,15 +42,23 @@ TND_DEVICE PackedRows packed_rows(int32_t type, const KvShape& kv, void* cache, 
 // The slots of a tile's positions; -1 = not visible to anyone, read as zeros: finite, whatever weight they meet.
 struct TileSlots {
   int32_t first, end;  // positions
-  int32_t direct;      // those below lie in slots of the same number, others by the tail of `row`; at most end
+  int32_t direct;      // those below lie in their page, others by the tail of `row`; at most end
+  int32_t base;        // slot of `first`
+  const int32_t* pages;
   AttentionRow row;
   const int32_t* tails;
 };
-// Of the tile that begins at `first`; row: the first of `tile`.
-TND_DEVICE TileSlots tile_slots(const AttentionTile& tile, const AttentionRow& row, const int32_t* tails, int32_t first,
+// Of no tile yet, up to `end`; row: the first of `tile`.
+TND_DEVICE TileSlots tile_slots(const AttentionArgs& a, const AttentionTile& tile, const AttentionRow& row,
                                 int32_t end) {
   const bool mapped = tile.rows == 1 && row.n_tail > 0 && row.past < end;
-  return {first, end, mapped ? row.past : end, row, tails};
+  return {-1, end, mapped ? row.past : end, 0, a.pages + tile.pages, row, a.tails};
+}
+// Goes to tile t.
+TND_DEVICE void go_to_tile(TileSlots& s, int t) {
+  if (s.first == t * kAttentionTile) return;
+  s.first = t * kAttentionTile;
+  s.base = s.pages[t] * kAttentionTile;
 }
 // Nearly always: slots of all keys are steps from the first.
 TND_DEVICE bool plain_tile(const TileSlots& s) {
@@ -59,7 +67,7 @@ TND_DEVICE bool plain_tile(const TileSlots& s) {
 TND_DEVICE int32_t slot_in(const TileSlots& s, int key) {
   const int32_t position = s.first + key;
   if (position >= s.end) return -1;
-  return position < s.direct ? position : slot_of(s.row, s.tails, position);
+  return position < s.direct ? s.base + key : s.tails[s.row.tail + position - s.row.past];
 }
 
 // copy_packed starts the copy of a tile to shared memory.
@@ -70,14 +78,14 @@ TND_DEVICE void copy_packed(const PackedRows& rows, uint8_t* to, const TileSlots
   const int units = static_cast<int>(row / 16), at = tid % units * 16;
   const bool plain = plain_tile(slots);
   for (int key = tid / units; key < kAttentionTile; key += THREADS / units) {
-    const int32_t slot = plain ? slots.first + key : slot_in(slots, key);
+    const int32_t slot = plain ? slots.base + key : slot_in(slots, key);
     copy_async_16(to + key * stride + at, rows.codes + (slot < 0 ? 0 : slot) * row + at, slot < 0 ? 0 : 16);
   }
   if (!kv_quantised(rows.type)) return;
   constexpr int kScales = DIM / kKvBlock;
   uint16_t* scales = reinterpret_cast<uint16_t*>(to + kAttentionTile * stride);
   if (plain) {
-    const uint16_t* from = rows.scales + int64_t{slots.first} * kScales;
+    const uint16_t* from = rows.scales + int64_t{slots.base} * kScales;
     for (int i = tid * 8; i < kAttentionTile * kScales; i += THREADS * 8) copy_async_16(scales + i, from + i);
     return;
   }
@@ -171,7 +179,7 @@ struct PackedTiles {
  private:
   __device__ __forceinline__ TileSlots slots_of(int t) const {
     TileSlots s = slots;
-    s.first = t * kAttentionTile;
+    go_to_tile(s, t);
     return s;
   }
   __device__ __forceinline__ uint8_t* copied(const PackedRows& rows, int t) const {

@@ -35,7 +35,7 @@ TND_DEVICE void copy_tile(uint16_t* to, const uint16_t* rows, const TileSlots& s
   const unsigned unit = threadIdx.x % kUnits, key = threadIdx.x / kUnits;
   rows += unit * 8;
   if (plain_tile(slots)) {
-    rows += int64_t{slots.first + static_cast<int>(key)} * DIM;
+    rows += int64_t{slots.base + static_cast<int>(key)} * DIM;
     constexpr unsigned kPeriod = kRowsAtOnce < 8 ? 8 : kRowsAtOnce;  // rows after which cells are a step apart
 #pragma unroll
     for (unsigned j = 0; j < kPeriod; j += kRowsAtOnce) {
@@ -182,7 +182,7 @@ TND_DEVICE void attend(const FlashArgs& f, const FlashItem& item, uint8_t* share
 
   // Positions that any query of the block sees, and those of the lane's two: a lane a row. Plans are older than the
   // work before.
-  const KvCache cache = load_cache(&a.caches[tile.group]);
+  const KvCache& cache = a.cache;
   const AttentionRow plan = a.row_plans[tile.row];
   const int first_row = item.first_query / f.group, rows = (item.first_query + queries - 1) / f.group - first_row + 1;
   const int first_of_lane = warp * 16 + lane / 4;
@@ -220,7 +220,8 @@ TND_DEVICE void attend(const FlashArgs& f, const FlashItem& item, uint8_t* share
   const int64_t head_begin = kv_index(a.kv, item.kv_head, 0);
   const auto* keys = static_cast<const uint16_t*>(cache.k) + head_begin;
   const auto* values = static_cast<const uint16_t*>(cache.v) + head_begin;
-  TileSlots slots = tile_slots(tile, plan, a.tails, first_tile * kTile, end);
+  TileSlots slots = tile_slots(a, tile, plan, end);
+  go_to_tile(slots, first_tile);
   const bool old = (first_tile + 1) * kTile <= tile.old;  // the first tile
   if (!old) wait_for_previous();
 #pragma unroll 1
@@ -248,8 +249,7 @@ TND_DEVICE void attend(const FlashArgs& f, const FlashItem& item, uint8_t* share
     show_to_wgmma();
     __syncthreads();  // K is there, nobody reads V any more
     if (t > first_tile) {
-      slots.first = t * kTile;
-      copy_tile<DIM>(sv, values, slots);
+      copy_tile<DIM>(sv, values, slots);  // K took the slots there
       copy_async_commit();
     }
     float s[kKeyBlocks][4];
@@ -257,7 +257,7 @@ TND_DEVICE void attend(const FlashArgs& f, const FlashItem& item, uint8_t* share
     Tiles::multiply_keys(s, sq, sk, warp);
     __syncthreads();  // nobody reads K any more
     if (t + 1 < last_tile) {
-      slots.first = (t + 1) * kTile;
+      go_to_tile(slots, t + 1);
       copy_tile<DIM>(sk, keys, slots);
     }
     copy_async_commit();

@@ -46,7 +46,7 @@ TND_DEVICE void wide_copy(uint16_t* to, const uint16_t* rows, const TileSlots& s
   const int tid = static_cast<int>(threadIdx.x), key = tid / kUnits, at = tid % kUnits * 8;
   uint16_t* cell = to + key * kStride + at;
   if (plain_tile(slots)) {
-    const uint16_t* from = rows + int64_t{slots.first + key} * DIM + at;
+    const uint16_t* from = rows + int64_t{slots.base + key} * DIM + at;
 #pragma unroll
     for (int i = 0; i < kAttentionTile; i += kRowsAtOnce) copy_async_16(cell + i * kStride, from + i * DIM);
   } else {
@@ -91,11 +91,12 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
   if (first_tile >= last_tile) return;
 
   const AttentionRow plan = a.row_plans[tile.row];
-  const KvCache cache = load_cache(&a.caches[tile.group]);
+  const KvCache& cache = a.cache;
   const int64_t head_begin = kv_index(a.kv, item.kv_head, 0);
   const auto* keys = static_cast<const uint16_t*>(cache.k) + head_begin;
   const auto* values = static_cast<const uint16_t*>(cache.v) + head_begin;
-  TileSlots slots = tile_slots(tile, plan, a.tails, first_tile * kTile, end);
+  TileSlots slots = tile_slots(a, tile, plan, end);
+  go_to_tile(slots, first_tile);
   // Of the lane's two queries, rows c_row(0) and c_row(2) of the fragments.
   KeyRange range[2];
 #pragma unroll
@@ -155,8 +156,7 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
       __syncthreads();
       packed.fetch_keys(t + 1);
     } else {
-      slots.first = t * kTile;
-      if (t > first_tile) wide_copy<DIM>(sv, values, slots);
+      if (t > first_tile) wide_copy<DIM>(sv, values, slots);  // K took the slots there
     }
     Unit::C s[kKeyTiles];
     Unit::A p[kKeyTiles];
@@ -263,7 +263,7 @@ TND_DEVICE void wide_block(const FlashArgs& f, const FlashItem& item, uint8_t* s
       __syncthreads();
       packed.fetch_values(t + 1);
     } else if (t + 1 < last_tile) {
-      slots.first = (t + 1) * kTile;
+      go_to_tile(slots, t + 1);
       wide_copy<DIM>(sk, keys, slots);
     }
     if (live) {

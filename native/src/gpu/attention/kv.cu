@@ -13,7 +13,7 @@ TND_HOST_DEVICE constexpr KvType type_of(const KvShape& shape, bool keys) {
 
 // Moves rows of `row` bytes in units of T; a thread owns a unit of the row in every move, so order among moves is a
 // thread's program order. Eight moves are read before they are written: the latency of memory is paid once for all (a
-// source is never an earlier destination, from being ascending and to <= from).
+// source is never an earlier destination).
 template <typename T>
 TND_DEVICE void move_rows(uint8_t* base, int64_t row, const KvMoveArgs& a) {
   constexpr int kBatch = 8;
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads) kv_rows_kernel(KvRowsArgs a) {
   const int64_t v_row = kv_stored_bytes(type_of(a.shape, false), a.shape.dim);
   const int64_t all = (k_row + v_row) * a.shape.heads;
   uint8_t* rows = static_cast<uint8_t*>(a.rows) + blockIdx.x * all;
-  const int64_t slot = a.slot + static_cast<int64_t>(blockIdx.x);
+  const int64_t slot = kv_slot(a.pages, a.first + static_cast<int32_t>(blockIdx.x));
   for (int64_t at = int64_t{threadIdx.x} * kUnit; at < all; at += kThreads * kUnit) {
     const bool keys = at < k_row * a.shape.heads;
     const int64_t in = keys ? at : at - k_row * a.shape.heads;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) kv_rows_kernel(KvRowsArgs a) {
 // aligned to no more.
 template <bool TO_ROWS>
 __global__ void __launch_bounds__(kThreads) kv_block_rows_kernel(KvRowsArgs a) {
-  const int64_t slot = a.slot + static_cast<int64_t>(blockIdx.x);
+  const int64_t slot = kv_slot(a.pages, a.first + static_cast<int32_t>(blockIdx.x));
   const int64_t k_all = kv_stored_bytes(type_of(a.shape, true), a.shape.dim) * a.shape.heads;
   const int64_t v_all = kv_stored_bytes(type_of(a.shape, false), a.shape.dim) * a.shape.heads;
   for (int part = 0; part < 2; ++part) {

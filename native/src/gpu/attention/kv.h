@@ -1,12 +1,11 @@
-// Key/value caches of one (sequence, layer) on the device: layout, compaction, portable rows.
+// The pool of keys and values of a layer on the device: layout, compaction, portable rows.
 //
 //   F32, F16     K and V [heads][capacity][dim]
 //   Q8_0, Q4_0   K and V [heads], each [capacity] codes of a row, then [capacity][dim / 32] scales (halves): codes of a
 //                row are 16-byte aligned and without gaps. Codes of a block: 32 int8, or 16 bytes of nibbles as in the
 //                portable form (element j low, j + 16 high).
-// A slot holds one position's row of all heads; the committed row of position p is in slot p, rows of a pending tree
-// follow in any higher slots. Values are stored with saturation, never as infinity or NaN: a masked key may meet the
-// weight zero in a matrix instruction and must not spoil other rows.
+// A slot holds one position's row of all heads. Values are stored with saturation, never as infinity or NaN: a masked
+// key may meet the weight zero in a matrix instruction and must not spoil other rows.
 #pragma once
 
 #include "core/backend.h"
@@ -21,8 +20,7 @@ using tnd::KvType;
 uint64_t kv_cache_bytes(const KvShape& shape, bool keys);
 uint64_t kv_row_size(const KvShape& shape);
 
-// Slots from[i] -> to[i], i ascending, from[i] >= to[i], in all caches: one launch. Each (cache, head) is moved by one
-// block in order, so sources may be earlier destinations.
+// Slots from[i] -> to[i], i ascending, in all caches: one launch. No source is an earlier destination.
 struct KvMoveArgs {
   KvShape shape;
   const KvCache* caches = nullptr;  // device [n_caches]
@@ -33,12 +31,13 @@ struct KvMoveArgs {
 };
 void launch_kv_move(Stream& stream, const KvMoveArgs& args);
 
-// Rows of slots [slot, slot + n) between a cache and portable form [n][K row [heads, dim], V row [heads, dim]] in cache
-// types (ggml blocks: scale, then codes), both on the device.
+// Rows of positions [first, first + n) by pages between a cache and portable form [n][K row [heads, dim], V row
+// [heads, dim]] in cache types (ggml blocks: scale, then codes), both on the device.
 struct KvRowsArgs {
   KvShape shape;
   KvCache cache;
-  int32_t slot = 0, n = 0;
+  const int32_t* pages = nullptr;  // device
+  int32_t first = 0, n = 0;
   void* rows = nullptr;  // device [n * kv_row_size], 16-byte aligned
 };
 void launch_kv_export(Stream& stream, const KvRowsArgs& args);

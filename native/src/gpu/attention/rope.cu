@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
   constexpr int kMostPer = (DIM > 0 ? DIM : 512) / 16;  // elements of a lane
   const int dim = DIM > 0 ? DIM : a.kv.dim, lane = threadIdx.x % 16;
   const int q_heads = a.q != nullptr ? a.q_heads : 0;
-  const int all = q_heads + (a.k == nullptr ? 0 : a.caches == nullptr ? 1 : 2) * a.kv.heads;
+  const int all = q_heads + (a.k == nullptr ? 0 : a.cache.k == nullptr ? 1 : 2) * a.kv.heads;
   const int index = blockIdx.x * kHeadsPerBlock + threadIdx.x / 16;
   const bool live = index < all;
   const int head = live ? index : 0;  // idle lanes go along: shuffles want whole warps
@@ -37,10 +37,8 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
   for (int i = 0; i < kMostPer; ++i) weights[i] = w != nullptr && lane + 16 * i < dim ? w[lane + 16 * i] : 1.0f;
   const KvType type = static_cast<KvType>(is_k ? a.kv.k_type : a.kv.v_type);
   KvRow cell{};
-  if (a.caches != nullptr && live && !is_q) {
-    const AttentionRow plan = a.row_plans[row];
-    const KvCache cache = load_cache(&a.caches[plan.group]);
-    cell = kv_row(type, a.kv, is_k ? cache.k : cache.v, kv_head, plan.slot);
+  if (a.cache.k != nullptr && live && !is_q) {
+    cell = kv_row(type, a.kv, is_k ? a.cache.k : a.cache.v, kv_head, a.row_plans[row].slot);
   }
   wait_for_previous();
 #pragma unroll
@@ -66,7 +64,7 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
   }
   sync_warp();
   const bool blocks = kv_quantised(static_cast<KvType>(a.kv.k_type)) || kv_quantised(static_cast<KvType>(a.kv.v_type));
-  for (int b = 0; a.caches != nullptr && blocks && b < dim / kKvBlock; ++b) {  // whole warps find the scales
+  for (int b = 0; a.cache.k != nullptr && blocks && b < dim / kKvBlock; ++b) {  // whole warps find the scales
     const float u = kv_clean(x[b * kKvBlock + lane]), v = kv_clean(x[b * kKvBlock + 16 + lane]);
     const float extreme = kv_extreme(u, v);
     if (cell.codes != nullptr && kv_quantised(type)) kv_store_block(type, cell, b, u, v, extreme);
@@ -88,14 +86,14 @@ __global__ void __launch_bounds__(16 * kHeadsPerBlock) heads_kernel(HeadsArgs a)
     float* out = a.k + (row * a.kv.heads + kv_head) * dim;
     for (int i = lane; i < dim; i += 16) out[i] = x[i];
   }
-  if (a.caches == nullptr || kv_quantised(type)) return;
+  if (a.cache.k == nullptr || kv_quantised(type)) return;
   for (int i = lane; i < dim; i += 16) kv_store_plain(type, cell, i, x[i]);
 }
 
 }  // namespace
 
 void launch_heads(Stream& stream, const HeadsArgs& args) {
-  const int per_kv = args.k == nullptr ? 0 : args.caches == nullptr ? 1 : 2;
+  const int per_kv = args.k == nullptr ? 0 : args.cache.k == nullptr ? 1 : 2;
   const int heads = (args.q != nullptr ? args.q_heads : 0) + per_kv * args.kv.heads;
   const Dim3 grid{static_cast<unsigned>((heads + kHeadsPerBlock - 1) / kHeadsPerBlock),
                   static_cast<unsigned>(args.rows)};

@@ -16,14 +16,14 @@ struct HeadsArgs {
   const float* q_norm = nullptr;  // [dim], nullptr = none
   const float* k_norm = nullptr;
   int rows = 0;
-  const AttentionRow* row_plans = nullptr;  // device: slot and group of a row
-  const KvCache* caches = nullptr;          // device [groups]; nullptr = no append
+  const AttentionRow* row_plans = nullptr;  // device: slot of a row
+  KvCache cache;                            // of the layer; nullptr = no append
   const float* rope = nullptr;              // [rows, rope_dims]: cos of the pairs, then sin; nullptr = no rotation
   const float* q = nullptr;                 // [rows, q_heads * dim * (gated ? 2 : 1)]; nullptr = only k and v
   void* q_out = nullptr;                    // [rows, q_heads * dim]; may be q when not gated and no halves
   bool q_halves = false;                    // q_out: halves as kFlash wants them, else floats
   float* k = nullptr;                       // [rows, heads * dim], normed and rotated in place; nullptr = only q
-  const float* v = nullptr;                 // [rows, heads * dim]; read when caches are given
+  const float* v = nullptr;                 // [rows, heads * dim]; read when a cache is given
 };
 void launch_heads(Stream& stream, const HeadsArgs& args);
 

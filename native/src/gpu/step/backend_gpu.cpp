@@ -120,10 +120,11 @@ void GpuBackend::plan_scratch(Arena& arena, const ScratchLimits& limits) {
     head_acts_ = acts_of(arena, limits.max_k, limits.head_rows, limits.forms, false);
     choose_scratch_ = take(choose_scratch_bytes(vocab, limits.head_rows));
   }
-  // Plans: rows of attention and DeltaNet with their ancestors, positions, tokens; masks, and one row's bias and
-  // penalty lists at their longest. Results: numbers per row, features, one row of logits.
+  // Plans: rows of attention and DeltaNet with their ancestors, page tables, positions, tokens; masks, and one row's
+  // bias and penalty lists at their longest. Results: numbers per row, features, one row of logits.
   constexpr uint64_t kMiB = uint64_t{1} << 20;
-  const uint64_t plan = kMiB + static_cast<uint64_t>(rows * 4096 + head_rows * (vocab / 8) + vocab * 16);
+  const int64_t pages = limits.score.q_heads > 0 ? kv_pages(limits.score.kv.capacity) : limits.pages;
+  const uint64_t plan = kMiB + static_cast<uint64_t>(rows * 4096 + head_rows * (vocab / 8) + vocab * 16 + pages * 8);
   const uint64_t results =
       4 * kMiB + static_cast<uint64_t>(head_rows * (int64_t{limits.max_top_k} * 8 + 256) + vocab * 8);
   void* plan_memory = take(plan);
@@ -473,8 +474,6 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   const int64_t dim = w.kv.dim, q_width = dim * w.q_heads;
   AttentionStep& step = attention_;
   step.plan(plan, rows);
-  caches_.clear();
-  for (const AttentionGroupPlan& g : plan.groups) caches_.push_back(g.caches[layer]);
   if (rows <= kGraphRows) {  // equal lists for trees of any shape: tiles without rows at the end
     const size_t most = static_cast<size_t>(rows);
     const auto pad = [&](std::vector<AttentionTile>* tiles, int* widest) {
@@ -485,16 +484,20 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
     };
     pad(&step.bulk, &step.bulk_rows);
     pad(&step.tail, &step.tail_rows);
-    size_t tails = 1;
-    while (tails < step.tails.size()) tails *= 2;
-    step.tails.resize(tails, 0);
+    const auto to_power = [](std::vector<int32_t>* list) {
+      size_t n = 1;
+      while (n < list->size()) n *= 2;
+      list->resize(n, 0);
+    };
+    to_power(&step.tails);
+    to_power(&step.pages);
   }
   const auto need = [](const auto& v) { return Recorder::padded(v.size() * sizeof(v[0])); };
-  if (!recorder_.reserve(need(step.rows) + need(step.tails) + need(step.bulk) + need(step.tail) + need(caches_)))
+  if (!recorder_.reserve(need(step.rows) + need(step.tails) + need(step.bulk) + need(step.tail) + need(step.pages))) {
     return;
+  }
 
   const AttentionRow* row_plans = recorder_.put(step.rows.data(), step.rows.size());
-  const KvCache* caches = recorder_.put(caches_.data(), caches_.size());
   HeadsArgs& heads = recorder_.add(launch_heads);
   heads.kv = w.kv;
   heads.q_heads = w.q_heads;
@@ -505,7 +508,7 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   heads.k_norm = w.k_norm;
   heads.rows = rows;
   heads.row_plans = row_plans;
-  heads.caches = caches;
+  heads.cache = plan.caches[layer];
   heads.rope = plan.rope;
   heads.q = io.q;
   heads.q_out = query_;
@@ -520,9 +523,10 @@ void GpuBackend::attention(const AttentionLayer& w, int layer, const AttentionPl
   args.q_heads = w.q_heads;
   args.scale = w.scale;
   args.rows = rows;
-  args.caches = caches;
+  args.cache = plan.caches[layer];
   args.row_plans = row_plans;
   args.tails = recorder_.put(step.tails.data(), step.tails.size());
+  args.pages = recorder_.put(step.pages.data(), step.pages.size());
   args.bulk = recorder_.put(step.bulk.data(), step.bulk.size());
   args.tail = recorder_.put(step.tail.data(), step.tail.size());
   args.n_bulk = static_cast<int>(step.bulk.size());
@@ -585,37 +589,60 @@ uint64_t GpuBackend::kv_row_bytes(const KvShape& shape) const {
   return kv_row_size(shape);
 }
 
-void GpuBackend::kv_export(const KvShape& shape, const KvCache& cache, int32_t n, void* host) {
-  const uint64_t row = kv_row_size(shape);
-  const int32_t most = static_cast<int32_t>(std::max<uint64_t>(recorder_.result_capacity() / 2 / row, 1));
-  for (int32_t slot = 0; slot < n; slot += most) {
-    const int32_t count = std::min(most, n - slot);
-    const uint64_t bytes = static_cast<uint64_t>(count) * row;
-    if (!recorder_.reserve(0, Recorder::padded(bytes))) return;
-    KvRowsArgs& args = recorder_.add(launch_kv_export);
-    args.shape = shape;
-    args.cache = cache;
-    args.slot = slot;
-    args.n = count;
-    args.rows = recorder_.result(static_cast<uint8_t*>(host) + static_cast<uint64_t>(slot) * row, bytes);
+namespace {
+
+// Calls f(position, count) for pieces of at most `bytes` bytes of rows.
+template <typename F>
+void for_pieces(int32_t n, uint64_t row, uint64_t bytes, F&& f) {
+  const int32_t most = static_cast<int32_t>(std::max<uint64_t>(bytes / row, 1));
+  for (int32_t at = 0; at < n; at += most) {
+    if (!f(at, std::min(most, n - at))) return;
   }
 }
 
-void GpuBackend::kv_import(const KvShape& shape, const KvCache& cache, int32_t n, const void* host) {
+// Room for the pages of so many positions.
+uint64_t table_bytes(int32_t count) {
+  return Recorder::padded((static_cast<uint64_t>(count) / kKvPage + 2) * sizeof(int32_t));
+}
+
+}  // namespace
+
+// The pages of positions [at, at + count) go to the plan.
+KvRowsArgs* GpuBackend::rows_of(void (*operation)(Stream&, const KvRowsArgs&), const KvShape& shape,
+                                const KvCache& cache, const int32_t* pages, int32_t at, int32_t count) {
+  const int32_t first = at / kKvPage;
+  const int32_t* table = recorder_.put(pages + first, static_cast<size_t>(kv_pages(at + count) - first));
+  KvRowsArgs& args = recorder_.add(operation);
+  args.shape = shape;
+  args.cache = cache;
+  args.pages = table;
+  args.first = at - first * kKvPage;
+  args.n = count;
+  return &args;
+}
+
+void GpuBackend::kv_export(const KvShape& shape, const KvCache& cache, const int32_t* pages, int32_t n, void* host) {
   const uint64_t row = kv_row_size(shape);
-  const int32_t most = static_cast<int32_t>(std::max<uint64_t>(recorder_.plan_capacity() / 2 / row, 1));
-  for (int32_t slot = 0; slot < n; slot += most) {
-    const int32_t count = std::min(most, n - slot);
+  for_pieces(n, row, recorder_.result_capacity() / 2, [&](int32_t at, int32_t count) {
     const uint64_t bytes = static_cast<uint64_t>(count) * row;
-    if (!recorder_.reserve(Recorder::padded(bytes))) return;
-    KvRowsArgs& args = recorder_.add(launch_kv_import);
-    args.shape = shape;
-    args.cache = cache;
-    args.slot = slot;
-    args.n = count;
-    const auto* from = static_cast<const uint8_t*>(host) + static_cast<uint64_t>(slot) * row;
-    args.rows = const_cast<uint8_t*>(recorder_.put(from, bytes));
-  }
+    if (!recorder_.reserve(table_bytes(count), Recorder::padded(bytes))) return false;
+    rows_of(launch_kv_export, shape, cache, pages, at, count)->rows =
+        recorder_.result(static_cast<uint8_t*>(host) + static_cast<uint64_t>(at) * row, bytes);
+    return true;
+  });
+}
+
+void GpuBackend::kv_import(const KvShape& shape, const KvCache& cache, const int32_t* pages, int32_t n,
+                           const void* host) {
+  const uint64_t row = kv_row_size(shape);
+  for_pieces(n, row, recorder_.plan_capacity() / 2, [&](int32_t at, int32_t count) {
+    const uint64_t bytes = static_cast<uint64_t>(count) * row;
+    if (!recorder_.reserve(table_bytes(count) + Recorder::padded(bytes))) return false;
+    const auto* from = static_cast<const uint8_t*>(host) + static_cast<uint64_t>(at) * row;
+    KvRowsArgs* args = rows_of(launch_kv_import, shape, cache, pages, at, count);
+    args->rows = const_cast<uint8_t*>(recorder_.put(from, bytes));
+    return true;
+  });
 }
 
 Status GpuBackend::sync() {

@@ -14,6 +14,7 @@
 #include "core/backend.h"
 #include "core/thread_pool.h"
 #include "gpu/attention/attention.h"
+#include "gpu/attention/kv.h"
 #include "gpu/delta/delta.h"
 #include "gpu/delta/delta_chunk.h"
 #include "gpu/matmul/matmul.h"
@@ -90,8 +91,9 @@ class GpuBackend final : public Backend {
   void kv_move(const KvShape& shape, std::span<const KvCache> caches, std::span<const int32_t> from,
                std::span<const int32_t> to) override;
   uint64_t kv_row_bytes(const KvShape& shape) const override;
-  void kv_export(const KvShape& shape, const KvCache& cache, int32_t n, void* host) override;
-  void kv_import(const KvShape& shape, const KvCache& cache, int32_t n, const void* host) override;
+  void kv_export(const KvShape& shape, const KvCache& cache, const int32_t* pages, int32_t n, void* host) override;
+  void kv_import(const KvShape& shape, const KvCache& cache, const int32_t* pages, int32_t n,
+                 const void* host) override;
   Status sync() override;
   Status start() override;
 
@@ -125,6 +127,8 @@ class GpuBackend final : public Backend {
   void to_device(void* dst, const void* host, uint64_t bytes);
   void to_host(void* host, const void* src, uint64_t bytes);
   void copy(void* dst, const void* src, uint64_t bytes);
+  KvRowsArgs* rows_of(void (*operation)(Stream&, const KvRowsArgs&), const KvShape& shape, const KvCache& cache,
+                      const int32_t* pages, int32_t at, int32_t count);
   void head_rows(const HeadArgs& args, const HeadRow* rows, int n);
   void choose_rows(const HeadArgs& args, const HeadRow* rows, int n);
   ChooseRow plan_choice(const HeadRow& row);
@@ -160,8 +164,8 @@ class GpuBackend final : public Backend {
   AttentionStep attention_;
   DeltaStep delta_;
   DeltaChunks chunks_;
-  std::vector<KvCache> caches_;
   std::vector<AttentionRowPlan> score_rows_;
+  std::vector<int32_t> score_pages_;
   std::vector<DeltaStepGroup> delta_groups_;
   std::vector<ChooseRow> choices_;
   std::vector<std::pair<int32_t, float>> bias_;

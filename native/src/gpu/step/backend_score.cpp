@@ -63,9 +63,14 @@ void GpuBackend::score_chunk(const AttentionLayer& w, const ScoreChunk& c, const
     score_rows_[static_cast<size_t>(r)].past = c.first + r + 1;
   }
   const KvCache cache{c.kv, static_cast<uint8_t*>(c.kv) + kv_cache_bytes(w.kv, true)};
-  const AttentionGroupPlan group{0, c.rows, &cache};  // nothing is old: chunks and layers before share the cache
-  attention(layer, 0, {std::span<const AttentionGroupPlan>(&group, 1), score_rows_.data(), c.rope}, c.rows, io, forms,
-            out);
+  const int32_t pages = kv_pages(c.first + c.rows);  // as they follow each other
+  while (static_cast<int32_t>(score_pages_.size()) < pages) {
+    score_pages_.push_back(static_cast<int32_t>(score_pages_.size()));
+  }
+  // Nothing is old: chunks and layers before share the cache.
+  const AttentionGroupPlan group{0, c.rows, score_pages_.data(), pages};
+  attention(layer, 0, {std::span<const AttentionGroupPlan>(&group, 1), score_rows_.data(), &cache, c.rope}, c.rows, io,
+            forms, out);
   if (c.rotated) dots();  // attention leaves the keys normed and rotated
 }
 

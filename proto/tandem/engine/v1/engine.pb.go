@@ -143,11 +143,15 @@ type OpenRequest struct {
 	MaxTreeRows    int32                  `protobuf:"varint,9,opt,name=max_tree_rows,json=maxTreeRows,proto3" json:"max_tree_rows,omitempty"`
 	MaxBatchRows   int32                  `protobuf:"varint,10,opt,name=max_batch_rows,json=maxBatchRows,proto3" json:"max_batch_rows,omitempty"`
 	// ggml type ids; -1 = the backend's choice.
-	KvTypeK       int32 `protobuf:"zigzag32,11,opt,name=kv_type_k,json=kvTypeK,proto3" json:"kv_type_k,omitempty"`
-	KvTypeV       int32 `protobuf:"zigzag32,12,opt,name=kv_type_v,json=kvTypeV,proto3" json:"kv_type_v,omitempty"`
-	LayerFirst    int32 `protobuf:"varint,13,opt,name=layer_first,json=layerFirst,proto3" json:"layer_first,omitempty"`
-	LayerLast     int32 `protobuf:"varint,14,opt,name=layer_last,json=layerLast,proto3" json:"layer_last,omitempty"`
-	MaxTopK       int32 `protobuf:"varint,15,opt,name=max_top_k,json=maxTopK,proto3" json:"max_top_k,omitempty"`
+	KvTypeK    int32 `protobuf:"zigzag32,11,opt,name=kv_type_k,json=kvTypeK,proto3" json:"kv_type_k,omitempty"`
+	KvTypeV    int32 `protobuf:"zigzag32,12,opt,name=kv_type_v,json=kvTypeV,proto3" json:"kv_type_v,omitempty"`
+	LayerFirst int32 `protobuf:"varint,13,opt,name=layer_first,json=layerFirst,proto3" json:"layer_first,omitempty"`
+	LayerLast  int32 `protobuf:"varint,14,opt,name=layer_last,json=layerLast,proto3" json:"layer_last,omitempty"`
+	MaxTopK    int32 `protobuf:"varint,15,opt,name=max_top_k,json=maxTopK,proto3" json:"max_top_k,omitempty"`
+	// Pool of keys and values, in positions of all sequences together.
+	KvPositions int32 `protobuf:"varint,16,opt,name=kv_positions,json=kvPositions,proto3" json:"kv_positions,omitempty"`
+	// Host memory of snapshots.
+	HostCapBytes  uint64 `protobuf:"varint,17,opt,name=host_cap_bytes,json=hostCapBytes,proto3" json:"host_cap_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -283,6 +287,20 @@ func (x *OpenRequest) GetLayerLast() int32 {
 func (x *OpenRequest) GetMaxTopK() int32 {
 	if x != nil {
 		return x.MaxTopK
+	}
+	return 0
+}
+
+func (x *OpenRequest) GetKvPositions() int32 {
+	if x != nil {
+		return x.KvPositions
+	}
+	return 0
+}
+
+func (x *OpenRequest) GetHostCapBytes() uint64 {
+	if x != nil {
+		return x.HostCapBytes
 	}
 	return 0
 }
@@ -535,7 +553,10 @@ type Info struct {
 	// 0 = both kinds of groups have the same bits; else prompt pieces of more rows are stated as GROUP_KIND_PROMPT.
 	PromptRows int32 `protobuf:"varint,27,opt,name=prompt_rows,json=promptRows,proto3" json:"prompt_rows,omitempty"`
 	// Steps of different sequences run at the same time: nothing is gained by joining them.
-	Concurrent    bool `protobuf:"varint,28,opt,name=concurrent,proto3" json:"concurrent,omitempty"`
+	Concurrent bool `protobuf:"varint,28,opt,name=concurrent,proto3" json:"concurrent,omitempty"`
+	// Sequences of together so many positions find room; positions of a page.
+	KvPositions   int32 `protobuf:"varint,29,opt,name=kv_positions,json=kvPositions,proto3" json:"kv_positions,omitempty"`
+	KvPage        int32 `protobuf:"varint,30,opt,name=kv_page,json=kvPage,proto3" json:"kv_page,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -764,6 +785,20 @@ func (x *Info) GetConcurrent() bool {
 		return x.Concurrent
 	}
 	return false
+}
+
+func (x *Info) GetKvPositions() int32 {
+	if x != nil {
+		return x.KvPositions
+	}
+	return 0
+}
+
+func (x *Info) GetKvPage() int32 {
+	if x != nil {
+		return x.KvPage
+	}
+	return 0
 }
 
 type GetStatsRequest struct {
@@ -1148,6 +1183,94 @@ func (x *CreateSequenceResponse) GetSequence() int32 {
 	return 0
 }
 
+type ForkSequenceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sequence      int32                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkSequenceRequest) Reset() {
+	*x = ForkSequenceRequest{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkSequenceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkSequenceRequest) ProtoMessage() {}
+
+func (x *ForkSequenceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkSequenceRequest.ProtoReflect.Descriptor instead.
+func (*ForkSequenceRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ForkSequenceRequest) GetSequence() int32 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+type ForkSequenceResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sequence      int32                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForkSequenceResponse) Reset() {
+	*x = ForkSequenceResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForkSequenceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForkSequenceResponse) ProtoMessage() {}
+
+func (x *ForkSequenceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForkSequenceResponse.ProtoReflect.Descriptor instead.
+func (*ForkSequenceResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ForkSequenceResponse) GetSequence() int32 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
 type FreeSequenceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sequence      int32                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
@@ -1157,7 +1280,7 @@ type FreeSequenceRequest struct {
 
 func (x *FreeSequenceRequest) Reset() {
 	*x = FreeSequenceRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[16]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1169,7 +1292,7 @@ func (x *FreeSequenceRequest) String() string {
 func (*FreeSequenceRequest) ProtoMessage() {}
 
 func (x *FreeSequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[16]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1182,7 +1305,7 @@ func (x *FreeSequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreeSequenceRequest.ProtoReflect.Descriptor instead.
 func (*FreeSequenceRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{16}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FreeSequenceRequest) GetSequence() int32 {
@@ -1200,7 +1323,7 @@ type FreeSequenceResponse struct {
 
 func (x *FreeSequenceResponse) Reset() {
 	*x = FreeSequenceResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[17]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1335,7 @@ func (x *FreeSequenceResponse) String() string {
 func (*FreeSequenceResponse) ProtoMessage() {}
 
 func (x *FreeSequenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[17]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1348,7 @@ func (x *FreeSequenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreeSequenceResponse.ProtoReflect.Descriptor instead.
 func (*FreeSequenceResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{17}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{19}
 }
 
 type GetSequenceLengthRequest struct {
@@ -1237,7 +1360,7 @@ type GetSequenceLengthRequest struct {
 
 func (x *GetSequenceLengthRequest) Reset() {
 	*x = GetSequenceLengthRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[18]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1249,7 +1372,7 @@ func (x *GetSequenceLengthRequest) String() string {
 func (*GetSequenceLengthRequest) ProtoMessage() {}
 
 func (x *GetSequenceLengthRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[18]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1262,7 +1385,7 @@ func (x *GetSequenceLengthRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSequenceLengthRequest.ProtoReflect.Descriptor instead.
 func (*GetSequenceLengthRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{18}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetSequenceLengthRequest) GetSequence() int32 {
@@ -1281,7 +1404,7 @@ type GetSequenceLengthResponse struct {
 
 func (x *GetSequenceLengthResponse) Reset() {
 	*x = GetSequenceLengthResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[19]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1416,7 @@ func (x *GetSequenceLengthResponse) String() string {
 func (*GetSequenceLengthResponse) ProtoMessage() {}
 
 func (x *GetSequenceLengthResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[19]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1429,7 @@ func (x *GetSequenceLengthResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSequenceLengthResponse.ProtoReflect.Descriptor instead.
 func (*GetSequenceLengthResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{19}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetSequenceLengthResponse) GetLength() int32 {
@@ -1326,7 +1449,7 @@ type TruncateSequenceRequest struct {
 
 func (x *TruncateSequenceRequest) Reset() {
 	*x = TruncateSequenceRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[20]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1338,7 +1461,7 @@ func (x *TruncateSequenceRequest) String() string {
 func (*TruncateSequenceRequest) ProtoMessage() {}
 
 func (x *TruncateSequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[20]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1351,7 +1474,7 @@ func (x *TruncateSequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TruncateSequenceRequest.ProtoReflect.Descriptor instead.
 func (*TruncateSequenceRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{20}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TruncateSequenceRequest) GetSequence() int32 {
@@ -1376,7 +1499,7 @@ type TruncateSequenceResponse struct {
 
 func (x *TruncateSequenceResponse) Reset() {
 	*x = TruncateSequenceResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[21]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1388,7 +1511,7 @@ func (x *TruncateSequenceResponse) String() string {
 func (*TruncateSequenceResponse) ProtoMessage() {}
 
 func (x *TruncateSequenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[21]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1401,7 +1524,7 @@ func (x *TruncateSequenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TruncateSequenceResponse.ProtoReflect.Descriptor instead.
 func (*TruncateSequenceResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{21}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{23}
 }
 
 type SetSamplerRequest struct {
@@ -1414,7 +1537,7 @@ type SetSamplerRequest struct {
 
 func (x *SetSamplerRequest) Reset() {
 	*x = SetSamplerRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[22]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +1549,7 @@ func (x *SetSamplerRequest) String() string {
 func (*SetSamplerRequest) ProtoMessage() {}
 
 func (x *SetSamplerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[22]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +1562,7 @@ func (x *SetSamplerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSamplerRequest.ProtoReflect.Descriptor instead.
 func (*SetSamplerRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{22}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SetSamplerRequest) GetSequence() int32 {
@@ -1464,7 +1587,7 @@ type SetSamplerResponse struct {
 
 func (x *SetSamplerResponse) Reset() {
 	*x = SetSamplerResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[23]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1599,7 @@ func (x *SetSamplerResponse) String() string {
 func (*SetSamplerResponse) ProtoMessage() {}
 
 func (x *SetSamplerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[23]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1612,7 @@ func (x *SetSamplerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSamplerResponse.ProtoReflect.Descriptor instead.
 func (*SetSamplerResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{23}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{25}
 }
 
 // Sampler is tnd_sampler.
@@ -1515,7 +1638,7 @@ type Sampler struct {
 
 func (x *Sampler) Reset() {
 	*x = Sampler{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[24]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1650,7 @@ func (x *Sampler) String() string {
 func (*Sampler) ProtoMessage() {}
 
 func (x *Sampler) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[24]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1663,7 @@ func (x *Sampler) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sampler.ProtoReflect.Descriptor instead.
 func (*Sampler) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{24}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Sampler) GetTopK() int32 {
@@ -1643,7 +1766,7 @@ type CreateSnapshotRequest struct {
 
 func (x *CreateSnapshotRequest) Reset() {
 	*x = CreateSnapshotRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[25]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1655,7 +1778,7 @@ func (x *CreateSnapshotRequest) String() string {
 func (*CreateSnapshotRequest) ProtoMessage() {}
 
 func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[25]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1668,7 +1791,7 @@ func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{25}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CreateSnapshotRequest) GetSequence() int32 {
@@ -1687,7 +1810,7 @@ type CreateSnapshotResponse struct {
 
 func (x *CreateSnapshotResponse) Reset() {
 	*x = CreateSnapshotResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[26]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +1822,7 @@ func (x *CreateSnapshotResponse) String() string {
 func (*CreateSnapshotResponse) ProtoMessage() {}
 
 func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[26]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +1835,7 @@ func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{26}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CreateSnapshotResponse) GetSnapshot() int32 {
@@ -1732,7 +1855,7 @@ type RestoreSnapshotRequest struct {
 
 func (x *RestoreSnapshotRequest) Reset() {
 	*x = RestoreSnapshotRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[27]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1744,7 +1867,7 @@ func (x *RestoreSnapshotRequest) String() string {
 func (*RestoreSnapshotRequest) ProtoMessage() {}
 
 func (x *RestoreSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[27]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1757,7 +1880,7 @@ func (x *RestoreSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*RestoreSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{27}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RestoreSnapshotRequest) GetSnapshot() int32 {
@@ -1782,7 +1905,7 @@ type RestoreSnapshotResponse struct {
 
 func (x *RestoreSnapshotResponse) Reset() {
 	*x = RestoreSnapshotResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[28]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1794,7 +1917,7 @@ func (x *RestoreSnapshotResponse) String() string {
 func (*RestoreSnapshotResponse) ProtoMessage() {}
 
 func (x *RestoreSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[28]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1807,7 +1930,87 @@ func (x *RestoreSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RestoreSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*RestoreSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{28}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{30}
+}
+
+type DemoteSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshot      int32                  `protobuf:"varint,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DemoteSnapshotRequest) Reset() {
+	*x = DemoteSnapshotRequest{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DemoteSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DemoteSnapshotRequest) ProtoMessage() {}
+
+func (x *DemoteSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DemoteSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*DemoteSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *DemoteSnapshotRequest) GetSnapshot() int32 {
+	if x != nil {
+		return x.Snapshot
+	}
+	return 0
+}
+
+type DemoteSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DemoteSnapshotResponse) Reset() {
+	*x = DemoteSnapshotResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DemoteSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DemoteSnapshotResponse) ProtoMessage() {}
+
+func (x *DemoteSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DemoteSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*DemoteSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{32}
 }
 
 type FreeSnapshotRequest struct {
@@ -1819,7 +2022,7 @@ type FreeSnapshotRequest struct {
 
 func (x *FreeSnapshotRequest) Reset() {
 	*x = FreeSnapshotRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[29]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1831,7 +2034,7 @@ func (x *FreeSnapshotRequest) String() string {
 func (*FreeSnapshotRequest) ProtoMessage() {}
 
 func (x *FreeSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[29]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1844,7 +2047,7 @@ func (x *FreeSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreeSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*FreeSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{29}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *FreeSnapshotRequest) GetSnapshot() int32 {
@@ -1862,7 +2065,7 @@ type FreeSnapshotResponse struct {
 
 func (x *FreeSnapshotResponse) Reset() {
 	*x = FreeSnapshotResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[30]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +2077,7 @@ func (x *FreeSnapshotResponse) String() string {
 func (*FreeSnapshotResponse) ProtoMessage() {}
 
 func (x *FreeSnapshotResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[30]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +2090,7 @@ func (x *FreeSnapshotResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreeSnapshotResponse.ProtoReflect.Descriptor instead.
 func (*FreeSnapshotResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{30}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{34}
 }
 
 type ExportSequenceRequest struct {
@@ -1899,7 +2102,7 @@ type ExportSequenceRequest struct {
 
 func (x *ExportSequenceRequest) Reset() {
 	*x = ExportSequenceRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[31]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +2114,7 @@ func (x *ExportSequenceRequest) String() string {
 func (*ExportSequenceRequest) ProtoMessage() {}
 
 func (x *ExportSequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[31]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2127,7 @@ func (x *ExportSequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSequenceRequest.ProtoReflect.Descriptor instead.
 func (*ExportSequenceRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{31}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExportSequenceRequest) GetSequence() int32 {
@@ -1945,7 +2148,7 @@ type ExportSequenceResponse struct {
 
 func (x *ExportSequenceResponse) Reset() {
 	*x = ExportSequenceResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[32]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1957,7 +2160,7 @@ func (x *ExportSequenceResponse) String() string {
 func (*ExportSequenceResponse) ProtoMessage() {}
 
 func (x *ExportSequenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[32]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1970,7 +2173,7 @@ func (x *ExportSequenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSequenceResponse.ProtoReflect.Descriptor instead.
 func (*ExportSequenceResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{32}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ExportSequenceResponse) GetTotalBytes() uint64 {
@@ -1999,7 +2202,7 @@ type ImportSequenceRequest struct {
 
 func (x *ImportSequenceRequest) Reset() {
 	*x = ImportSequenceRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[33]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2011,7 +2214,7 @@ func (x *ImportSequenceRequest) String() string {
 func (*ImportSequenceRequest) ProtoMessage() {}
 
 func (x *ImportSequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[33]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2024,7 +2227,7 @@ func (x *ImportSequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSequenceRequest.ProtoReflect.Descriptor instead.
 func (*ImportSequenceRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{33}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ImportSequenceRequest) GetSequence() int32 {
@@ -2056,7 +2259,7 @@ type ImportSequenceResponse struct {
 
 func (x *ImportSequenceResponse) Reset() {
 	*x = ImportSequenceResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[34]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2271,7 @@ func (x *ImportSequenceResponse) String() string {
 func (*ImportSequenceResponse) ProtoMessage() {}
 
 func (x *ImportSequenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[34]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,7 +2284,7 @@ func (x *ImportSequenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSequenceResponse.ProtoReflect.Descriptor instead.
 func (*ImportSequenceResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{34}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{38}
 }
 
 type SetCaptureRequest struct {
@@ -2093,7 +2296,7 @@ type SetCaptureRequest struct {
 
 func (x *SetCaptureRequest) Reset() {
 	*x = SetCaptureRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[35]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2105,7 +2308,7 @@ func (x *SetCaptureRequest) String() string {
 func (*SetCaptureRequest) ProtoMessage() {}
 
 func (x *SetCaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[35]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2118,7 +2321,7 @@ func (x *SetCaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCaptureRequest.ProtoReflect.Descriptor instead.
 func (*SetCaptureRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{35}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SetCaptureRequest) GetLayers() []int32 {
@@ -2137,7 +2340,7 @@ type SetCaptureResponse struct {
 
 func (x *SetCaptureResponse) Reset() {
 	*x = SetCaptureResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[36]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2352,7 @@ func (x *SetCaptureResponse) String() string {
 func (*SetCaptureResponse) ProtoMessage() {}
 
 func (x *SetCaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[36]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2365,7 @@ func (x *SetCaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCaptureResponse.ProtoReflect.Descriptor instead.
 func (*SetCaptureResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{36}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SetCaptureResponse) GetInfo() *Info {
@@ -2181,7 +2384,7 @@ type LoadFuseRequest struct {
 
 func (x *LoadFuseRequest) Reset() {
 	*x = LoadFuseRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[37]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2193,7 +2396,7 @@ func (x *LoadFuseRequest) String() string {
 func (*LoadFuseRequest) ProtoMessage() {}
 
 func (x *LoadFuseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[37]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2206,7 +2409,7 @@ func (x *LoadFuseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadFuseRequest.ProtoReflect.Descriptor instead.
 func (*LoadFuseRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{37}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *LoadFuseRequest) GetPath() string {
@@ -2225,7 +2428,7 @@ type LoadFuseResponse struct {
 
 func (x *LoadFuseResponse) Reset() {
 	*x = LoadFuseResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[38]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2440,7 @@ func (x *LoadFuseResponse) String() string {
 func (*LoadFuseResponse) ProtoMessage() {}
 
 func (x *LoadFuseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[38]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2453,7 @@ func (x *LoadFuseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadFuseResponse.ProtoReflect.Descriptor instead.
 func (*LoadFuseResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{38}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *LoadFuseResponse) GetInfo() *Info {
@@ -2273,7 +2476,7 @@ type ScoreRequest struct {
 
 func (x *ScoreRequest) Reset() {
 	*x = ScoreRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[39]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2285,7 +2488,7 @@ func (x *ScoreRequest) String() string {
 func (*ScoreRequest) ProtoMessage() {}
 
 func (x *ScoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[39]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2298,7 +2501,7 @@ func (x *ScoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreRequest.ProtoReflect.Descriptor instead.
 func (*ScoreRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{39}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ScoreRequest) GetIds() []int32 {
@@ -2332,7 +2535,7 @@ type ScoreResponse struct {
 
 func (x *ScoreResponse) Reset() {
 	*x = ScoreResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[40]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2344,7 +2547,7 @@ func (x *ScoreResponse) String() string {
 func (*ScoreResponse) ProtoMessage() {}
 
 func (x *ScoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[40]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2357,7 +2560,7 @@ func (x *ScoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreResponse.ProtoReflect.Descriptor instead.
 func (*ScoreResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{40}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ScoreResponse) GetScores() []float32 {
@@ -2376,7 +2579,7 @@ type InterruptRequest struct {
 
 func (x *InterruptRequest) Reset() {
 	*x = InterruptRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[41]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2388,7 +2591,7 @@ func (x *InterruptRequest) String() string {
 func (*InterruptRequest) ProtoMessage() {}
 
 func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[41]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2401,7 +2604,7 @@ func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRequest.ProtoReflect.Descriptor instead.
 func (*InterruptRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{41}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *InterruptRequest) GetId() uint64 {
@@ -2419,7 +2622,7 @@ type InterruptResponse struct {
 
 func (x *InterruptResponse) Reset() {
 	*x = InterruptResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[42]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2431,7 +2634,7 @@ func (x *InterruptResponse) String() string {
 func (*InterruptResponse) ProtoMessage() {}
 
 func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[42]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2444,7 +2647,7 @@ func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptResponse.ProtoReflect.Descriptor instead.
 func (*InterruptResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{42}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
 }
 
 // RunRequest is one step of the decode loop.
@@ -2466,7 +2669,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2478,7 +2681,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2491,7 +2694,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{43}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RunRequest) GetId() uint64 {
@@ -2566,7 +2769,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2578,7 +2781,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2591,7 +2794,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{44}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Step) GetRows() []*Row {
@@ -2658,7 +2861,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2670,7 +2873,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2683,7 +2886,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{45}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Group) GetSequence() int32 {
@@ -2751,7 +2954,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2763,7 +2966,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2776,7 +2979,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Row) GetToken() int32 {
@@ -2839,7 +3042,7 @@ type Propose struct {
 
 func (x *Propose) Reset() {
 	*x = Propose{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2851,7 +3054,7 @@ func (x *Propose) String() string {
 func (*Propose) ProtoMessage() {}
 
 func (x *Propose) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2864,7 +3067,7 @@ func (x *Propose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Propose.ProtoReflect.Descriptor instead.
 func (*Propose) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Propose) GetFeatures() []*FeatureRows {
@@ -2895,7 +3098,7 @@ type FeatureRows struct {
 
 func (x *FeatureRows) Reset() {
 	*x = FeatureRows{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2907,7 +3110,7 @@ func (x *FeatureRows) String() string {
 func (*FeatureRows) ProtoMessage() {}
 
 func (x *FeatureRows) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2920,7 +3123,7 @@ func (x *FeatureRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeatureRows.ProtoReflect.Descriptor instead.
 func (*FeatureRows) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *FeatureRows) GetSequence() int32 {
@@ -2973,7 +3176,7 @@ type DraftRequest struct {
 
 func (x *DraftRequest) Reset() {
 	*x = DraftRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2985,7 +3188,7 @@ func (x *DraftRequest) String() string {
 func (*DraftRequest) ProtoMessage() {}
 
 func (x *DraftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2998,7 +3201,7 @@ func (x *DraftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DraftRequest.ProtoReflect.Descriptor instead.
 func (*DraftRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DraftRequest) GetSequence() int32 {
@@ -3065,7 +3268,7 @@ type RunResponse struct {
 
 func (x *RunResponse) Reset() {
 	*x = RunResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3077,7 +3280,7 @@ func (x *RunResponse) String() string {
 func (*RunResponse) ProtoMessage() {}
 
 func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3090,7 +3293,7 @@ func (x *RunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
 func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RunResponse) GetId() uint64 {
@@ -3178,7 +3381,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3190,7 +3393,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3203,7 +3406,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Failure) GetCode() int32 {
@@ -3258,7 +3461,7 @@ type StepOutput struct {
 
 func (x *StepOutput) Reset() {
 	*x = StepOutput{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3270,7 +3473,7 @@ func (x *StepOutput) String() string {
 func (*StepOutput) ProtoMessage() {}
 
 func (x *StepOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3283,7 +3486,7 @@ func (x *StepOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepOutput.ProtoReflect.Descriptor instead.
 func (*StepOutput) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *StepOutput) GetTokens() []int32 {
@@ -3365,7 +3568,7 @@ type ProposeOutput struct {
 
 func (x *ProposeOutput) Reset() {
 	*x = ProposeOutput{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3377,7 +3580,7 @@ func (x *ProposeOutput) String() string {
 func (*ProposeOutput) ProtoMessage() {}
 
 func (x *ProposeOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3390,7 +3593,7 @@ func (x *ProposeOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeOutput.ProtoReflect.Descriptor instead.
 func (*ProposeOutput) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{53}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ProposeOutput) GetStride() int32 {
@@ -3432,7 +3635,7 @@ var File_tandem_engine_v1_engine_proto protoreflect.FileDescriptor
 
 const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\n" +
-	"\x1dtandem/engine/v1/engine.proto\x12\x10tandem.engine.v1\x1a\x16tandem/v1/common.proto\x1a\x1ctandem/wire/v1/options.proto\"\xf9\x03\n" +
+	"\x1dtandem/engine/v1/engine.proto\x12\x10tandem.engine.v1\x1a\x16tandem/v1/common.proto\x1a\x1ctandem/wire/v1/options.proto\"\xc2\x04\n" +
 	"\vOpenRequest\x12*\n" +
 	"\x04role\x18\x01 \x01(\x0e2\x16.tandem.engine.v1.RoleR\x04role\x12\x1d\n" +
 	"\n" +
@@ -3454,7 +3657,9 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"layerFirst\x12\x1d\n" +
 	"\n" +
 	"layer_last\x18\x0e \x01(\x05R\tlayerLast\x12\x1a\n" +
-	"\tmax_top_k\x18\x0f \x01(\x05R\amaxTopK\"z\n" +
+	"\tmax_top_k\x18\x0f \x01(\x05R\amaxTopK\x12!\n" +
+	"\fkv_positions\x18\x10 \x01(\x05R\vkvPositions\x12$\n" +
+	"\x0ehost_cap_bytes\x18\x11 \x01(\x04R\fhostCapBytes\"z\n" +
 	"\fOpenResponse\x12\x1d\n" +
 	"\n" +
 	"done_bytes\x18\x01 \x01(\x04R\tdoneBytes\x12\x1f\n" +
@@ -3465,7 +3670,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\rCloseResponse\"\x10\n" +
 	"\x0eGetInfoRequest\"=\n" +
 	"\x0fGetInfoResponse\x12*\n" +
-	"\x04info\x18\x01 \x01(\v2\x16.tandem.engine.v1.InfoR\x04info\"\x82\a\n" +
+	"\x04info\x18\x01 \x01(\v2\x16.tandem.engine.v1.InfoR\x04info\"\xbe\a\n" +
 	"\x04Info\x12*\n" +
 	"\x04role\x18\x01 \x01(\x0e2\x16.tandem.engine.v1.RoleR\x04role\x12\x12\n" +
 	"\x04arch\x18\x02 \x01(\tR\x04arch\x12\x12\n" +
@@ -3504,7 +3709,9 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"promptRows\x12\x1e\n" +
 	"\n" +
 	"concurrent\x18\x1c \x01(\bR\n" +
-	"concurrent\"\x11\n" +
+	"concurrent\x12!\n" +
+	"\fkv_positions\x18\x1d \x01(\x05R\vkvPositions\x12\x17\n" +
+	"\akv_page\x18\x1e \x01(\x05R\x06kvPage\"\x11\n" +
 	"\x0fGetStatsRequest\"@\n" +
 	"\x10GetStatsResponse\x12,\n" +
 	"\x05stats\x18\x01 \x03(\v2\x16.tandem.engine.v1.StatR\x05stats\"\x14\n" +
@@ -3520,6 +3727,10 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\x04R\x05value\"\x17\n" +
 	"\x15CreateSequenceRequest\"4\n" +
 	"\x16CreateSequenceResponse\x12\x1a\n" +
+	"\bsequence\x18\x01 \x01(\x05R\bsequence\"1\n" +
+	"\x13ForkSequenceRequest\x12\x1a\n" +
+	"\bsequence\x18\x01 \x01(\x05R\bsequence\"2\n" +
+	"\x14ForkSequenceResponse\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\"1\n" +
 	"\x13FreeSequenceRequest\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\"\x16\n" +
@@ -3560,7 +3771,10 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x16RestoreSnapshotRequest\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\x05R\bsnapshot\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x05R\bsequence\"\x19\n" +
-	"\x17RestoreSnapshotResponse\"1\n" +
+	"\x17RestoreSnapshotResponse\"3\n" +
+	"\x15DemoteSnapshotRequest\x12\x1a\n" +
+	"\bsnapshot\x18\x01 \x01(\x05R\bsnapshot\"\x18\n" +
+	"\x16DemoteSnapshotResponse\"1\n" +
 	"\x13FreeSnapshotRequest\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\x05R\bsnapshot\"\x16\n" +
 	"\x14FreeSnapshotResponse\"3\n" +
@@ -3688,7 +3902,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\tGroupKind\x12\x1a\n" +
 	"\x16GROUP_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11GROUP_KIND_DECODE\x10\x01\x12\x15\n" +
-	"\x11GROUP_KIND_PROMPT\x10\x022\xfb\x0e\n" +
+	"\x11GROUP_KIND_PROMPT\x10\x022\xbf\x10\n" +
 	"\rEngineService\x12G\n" +
 	"\x04Open\x12\x1d.tandem.engine.v1.OpenRequest\x1a\x1e.tandem.engine.v1.OpenResponse0\x01\x12H\n" +
 	"\x05Close\x12\x1e.tandem.engine.v1.CloseRequest\x1a\x1f.tandem.engine.v1.CloseResponse\x12N\n" +
@@ -3697,13 +3911,15 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\tGetMemory\x12\".tandem.engine.v1.GetMemoryRequest\x1a#.tandem.engine.v1.GetMemoryResponse\x12Z\n" +
 	"\vListHandles\x12$.tandem.engine.v1.ListHandlesRequest\x1a%.tandem.engine.v1.ListHandlesResponse\x12c\n" +
 	"\x0eCreateSequence\x12'.tandem.engine.v1.CreateSequenceRequest\x1a(.tandem.engine.v1.CreateSequenceResponse\x12]\n" +
+	"\fForkSequence\x12%.tandem.engine.v1.ForkSequenceRequest\x1a&.tandem.engine.v1.ForkSequenceResponse\x12]\n" +
 	"\fFreeSequence\x12%.tandem.engine.v1.FreeSequenceRequest\x1a&.tandem.engine.v1.FreeSequenceResponse\x12l\n" +
 	"\x11GetSequenceLength\x12*.tandem.engine.v1.GetSequenceLengthRequest\x1a+.tandem.engine.v1.GetSequenceLengthResponse\x12i\n" +
 	"\x10TruncateSequence\x12).tandem.engine.v1.TruncateSequenceRequest\x1a*.tandem.engine.v1.TruncateSequenceResponse\x12W\n" +
 	"\n" +
 	"SetSampler\x12#.tandem.engine.v1.SetSamplerRequest\x1a$.tandem.engine.v1.SetSamplerResponse\x12c\n" +
 	"\x0eCreateSnapshot\x12'.tandem.engine.v1.CreateSnapshotRequest\x1a(.tandem.engine.v1.CreateSnapshotResponse\x12f\n" +
-	"\x0fRestoreSnapshot\x12(.tandem.engine.v1.RestoreSnapshotRequest\x1a).tandem.engine.v1.RestoreSnapshotResponse\x12]\n" +
+	"\x0fRestoreSnapshot\x12(.tandem.engine.v1.RestoreSnapshotRequest\x1a).tandem.engine.v1.RestoreSnapshotResponse\x12c\n" +
+	"\x0eDemoteSnapshot\x12'.tandem.engine.v1.DemoteSnapshotRequest\x1a(.tandem.engine.v1.DemoteSnapshotResponse\x12]\n" +
 	"\fFreeSnapshot\x12%.tandem.engine.v1.FreeSnapshotRequest\x1a&.tandem.engine.v1.FreeSnapshotResponse\x12e\n" +
 	"\x0eExportSequence\x12'.tandem.engine.v1.ExportSequenceRequest\x1a(.tandem.engine.v1.ExportSequenceResponse0\x01\x12e\n" +
 	"\x0eImportSequence\x12'.tandem.engine.v1.ImportSequenceRequest\x1a(.tandem.engine.v1.ImportSequenceResponse(\x01\x12W\n" +
@@ -3728,7 +3944,7 @@ func file_tandem_engine_v1_engine_proto_rawDescGZIP() []byte {
 }
 
 var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(Role)(0),                         // 0: tandem.engine.v1.Role
 	(GroupKind)(0),                    // 1: tandem.engine.v1.GroupKind
@@ -3748,45 +3964,49 @@ var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(*Stat)(nil),                      // 15: tandem.engine.v1.Stat
 	(*CreateSequenceRequest)(nil),     // 16: tandem.engine.v1.CreateSequenceRequest
 	(*CreateSequenceResponse)(nil),    // 17: tandem.engine.v1.CreateSequenceResponse
-	(*FreeSequenceRequest)(nil),       // 18: tandem.engine.v1.FreeSequenceRequest
-	(*FreeSequenceResponse)(nil),      // 19: tandem.engine.v1.FreeSequenceResponse
-	(*GetSequenceLengthRequest)(nil),  // 20: tandem.engine.v1.GetSequenceLengthRequest
-	(*GetSequenceLengthResponse)(nil), // 21: tandem.engine.v1.GetSequenceLengthResponse
-	(*TruncateSequenceRequest)(nil),   // 22: tandem.engine.v1.TruncateSequenceRequest
-	(*TruncateSequenceResponse)(nil),  // 23: tandem.engine.v1.TruncateSequenceResponse
-	(*SetSamplerRequest)(nil),         // 24: tandem.engine.v1.SetSamplerRequest
-	(*SetSamplerResponse)(nil),        // 25: tandem.engine.v1.SetSamplerResponse
-	(*Sampler)(nil),                   // 26: tandem.engine.v1.Sampler
-	(*CreateSnapshotRequest)(nil),     // 27: tandem.engine.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),    // 28: tandem.engine.v1.CreateSnapshotResponse
-	(*RestoreSnapshotRequest)(nil),    // 29: tandem.engine.v1.RestoreSnapshotRequest
-	(*RestoreSnapshotResponse)(nil),   // 30: tandem.engine.v1.RestoreSnapshotResponse
-	(*FreeSnapshotRequest)(nil),       // 31: tandem.engine.v1.FreeSnapshotRequest
-	(*FreeSnapshotResponse)(nil),      // 32: tandem.engine.v1.FreeSnapshotResponse
-	(*ExportSequenceRequest)(nil),     // 33: tandem.engine.v1.ExportSequenceRequest
-	(*ExportSequenceResponse)(nil),    // 34: tandem.engine.v1.ExportSequenceResponse
-	(*ImportSequenceRequest)(nil),     // 35: tandem.engine.v1.ImportSequenceRequest
-	(*ImportSequenceResponse)(nil),    // 36: tandem.engine.v1.ImportSequenceResponse
-	(*SetCaptureRequest)(nil),         // 37: tandem.engine.v1.SetCaptureRequest
-	(*SetCaptureResponse)(nil),        // 38: tandem.engine.v1.SetCaptureResponse
-	(*LoadFuseRequest)(nil),           // 39: tandem.engine.v1.LoadFuseRequest
-	(*LoadFuseResponse)(nil),          // 40: tandem.engine.v1.LoadFuseResponse
-	(*ScoreRequest)(nil),              // 41: tandem.engine.v1.ScoreRequest
-	(*ScoreResponse)(nil),             // 42: tandem.engine.v1.ScoreResponse
-	(*InterruptRequest)(nil),          // 43: tandem.engine.v1.InterruptRequest
-	(*InterruptResponse)(nil),         // 44: tandem.engine.v1.InterruptResponse
-	(*RunRequest)(nil),                // 45: tandem.engine.v1.RunRequest
-	(*Step)(nil),                      // 46: tandem.engine.v1.Step
-	(*Group)(nil),                     // 47: tandem.engine.v1.Group
-	(*Row)(nil),                       // 48: tandem.engine.v1.Row
-	(*Propose)(nil),                   // 49: tandem.engine.v1.Propose
-	(*FeatureRows)(nil),               // 50: tandem.engine.v1.FeatureRows
-	(*DraftRequest)(nil),              // 51: tandem.engine.v1.DraftRequest
-	(*RunResponse)(nil),               // 52: tandem.engine.v1.RunResponse
-	(*Failure)(nil),                   // 53: tandem.engine.v1.Failure
-	(*StepOutput)(nil),                // 54: tandem.engine.v1.StepOutput
-	(*ProposeOutput)(nil),             // 55: tandem.engine.v1.ProposeOutput
-	(v1.FeatureEncoding)(0),           // 56: tandem.v1.FeatureEncoding
+	(*ForkSequenceRequest)(nil),       // 18: tandem.engine.v1.ForkSequenceRequest
+	(*ForkSequenceResponse)(nil),      // 19: tandem.engine.v1.ForkSequenceResponse
+	(*FreeSequenceRequest)(nil),       // 20: tandem.engine.v1.FreeSequenceRequest
+	(*FreeSequenceResponse)(nil),      // 21: tandem.engine.v1.FreeSequenceResponse
+	(*GetSequenceLengthRequest)(nil),  // 22: tandem.engine.v1.GetSequenceLengthRequest
+	(*GetSequenceLengthResponse)(nil), // 23: tandem.engine.v1.GetSequenceLengthResponse
+	(*TruncateSequenceRequest)(nil),   // 24: tandem.engine.v1.TruncateSequenceRequest
+	(*TruncateSequenceResponse)(nil),  // 25: tandem.engine.v1.TruncateSequenceResponse
+	(*SetSamplerRequest)(nil),         // 26: tandem.engine.v1.SetSamplerRequest
+	(*SetSamplerResponse)(nil),        // 27: tandem.engine.v1.SetSamplerResponse
+	(*Sampler)(nil),                   // 28: tandem.engine.v1.Sampler
+	(*CreateSnapshotRequest)(nil),     // 29: tandem.engine.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),    // 30: tandem.engine.v1.CreateSnapshotResponse
+	(*RestoreSnapshotRequest)(nil),    // 31: tandem.engine.v1.RestoreSnapshotRequest
+	(*RestoreSnapshotResponse)(nil),   // 32: tandem.engine.v1.RestoreSnapshotResponse
+	(*DemoteSnapshotRequest)(nil),     // 33: tandem.engine.v1.DemoteSnapshotRequest
+	(*DemoteSnapshotResponse)(nil),    // 34: tandem.engine.v1.DemoteSnapshotResponse
+	(*FreeSnapshotRequest)(nil),       // 35: tandem.engine.v1.FreeSnapshotRequest
+	(*FreeSnapshotResponse)(nil),      // 36: tandem.engine.v1.FreeSnapshotResponse
+	(*ExportSequenceRequest)(nil),     // 37: tandem.engine.v1.ExportSequenceRequest
+	(*ExportSequenceResponse)(nil),    // 38: tandem.engine.v1.ExportSequenceResponse
+	(*ImportSequenceRequest)(nil),     // 39: tandem.engine.v1.ImportSequenceRequest
+	(*ImportSequenceResponse)(nil),    // 40: tandem.engine.v1.ImportSequenceResponse
+	(*SetCaptureRequest)(nil),         // 41: tandem.engine.v1.SetCaptureRequest
+	(*SetCaptureResponse)(nil),        // 42: tandem.engine.v1.SetCaptureResponse
+	(*LoadFuseRequest)(nil),           // 43: tandem.engine.v1.LoadFuseRequest
+	(*LoadFuseResponse)(nil),          // 44: tandem.engine.v1.LoadFuseResponse
+	(*ScoreRequest)(nil),              // 45: tandem.engine.v1.ScoreRequest
+	(*ScoreResponse)(nil),             // 46: tandem.engine.v1.ScoreResponse
+	(*InterruptRequest)(nil),          // 47: tandem.engine.v1.InterruptRequest
+	(*InterruptResponse)(nil),         // 48: tandem.engine.v1.InterruptResponse
+	(*RunRequest)(nil),                // 49: tandem.engine.v1.RunRequest
+	(*Step)(nil),                      // 50: tandem.engine.v1.Step
+	(*Group)(nil),                     // 51: tandem.engine.v1.Group
+	(*Row)(nil),                       // 52: tandem.engine.v1.Row
+	(*Propose)(nil),                   // 53: tandem.engine.v1.Propose
+	(*FeatureRows)(nil),               // 54: tandem.engine.v1.FeatureRows
+	(*DraftRequest)(nil),              // 55: tandem.engine.v1.DraftRequest
+	(*RunResponse)(nil),               // 56: tandem.engine.v1.RunResponse
+	(*Failure)(nil),                   // 57: tandem.engine.v1.Failure
+	(*StepOutput)(nil),                // 58: tandem.engine.v1.StepOutput
+	(*ProposeOutput)(nil),             // 59: tandem.engine.v1.ProposeOutput
+	(v1.FeatureEncoding)(0),           // 60: tandem.v1.FeatureEncoding
 }
 var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	0,  // 0: tandem.engine.v1.OpenRequest.role:type_name -> tandem.engine.v1.Role
@@ -3795,21 +4015,21 @@ var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	0,  // 3: tandem.engine.v1.Info.role:type_name -> tandem.engine.v1.Role
 	15, // 4: tandem.engine.v1.GetStatsResponse.stats:type_name -> tandem.engine.v1.Stat
 	15, // 5: tandem.engine.v1.GetMemoryResponse.entries:type_name -> tandem.engine.v1.Stat
-	26, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
+	28, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
 	8,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
 	8,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
-	46, // 9: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
-	49, // 10: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
-	48, // 11: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
-	56, // 12: tandem.engine.v1.Step.features:type_name -> tandem.v1.FeatureEncoding
-	47, // 13: tandem.engine.v1.Step.groups:type_name -> tandem.engine.v1.Group
+	50, // 9: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
+	53, // 10: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
+	52, // 11: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
+	60, // 12: tandem.engine.v1.Step.features:type_name -> tandem.v1.FeatureEncoding
+	51, // 13: tandem.engine.v1.Step.groups:type_name -> tandem.engine.v1.Group
 	1,  // 14: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
-	50, // 15: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
-	51, // 16: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
-	56, // 17: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
-	53, // 18: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
-	54, // 19: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
-	55, // 20: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
+	54, // 15: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
+	55, // 16: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
+	60, // 17: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
+	57, // 18: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
+	58, // 19: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
+	59, // 20: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
 	2,  // 21: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
 	4,  // 22: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
 	6,  // 23: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
@@ -3817,43 +4037,47 @@ var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	13, // 25: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
 	11, // 26: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
 	16, // 27: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
-	18, // 28: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
-	20, // 29: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
-	22, // 30: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
-	24, // 31: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
-	27, // 32: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
-	29, // 33: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
-	31, // 34: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
-	33, // 35: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
-	35, // 36: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
-	37, // 37: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
-	39, // 38: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
-	41, // 39: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
-	45, // 40: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
-	43, // 41: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
-	3,  // 42: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
-	5,  // 43: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
-	7,  // 44: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
-	10, // 45: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
-	14, // 46: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
-	12, // 47: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
-	17, // 48: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
-	19, // 49: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
-	21, // 50: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
-	23, // 51: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
-	25, // 52: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
-	28, // 53: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
-	30, // 54: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
-	32, // 55: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
-	34, // 56: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
-	36, // 57: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
-	38, // 58: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
-	40, // 59: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
-	42, // 60: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
-	52, // 61: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
-	44, // 62: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
-	42, // [42:63] is the sub-list for method output_type
-	21, // [21:42] is the sub-list for method input_type
+	18, // 28: tandem.engine.v1.EngineService.ForkSequence:input_type -> tandem.engine.v1.ForkSequenceRequest
+	20, // 29: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
+	22, // 30: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
+	24, // 31: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
+	26, // 32: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
+	29, // 33: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
+	31, // 34: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
+	33, // 35: tandem.engine.v1.EngineService.DemoteSnapshot:input_type -> tandem.engine.v1.DemoteSnapshotRequest
+	35, // 36: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
+	37, // 37: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
+	39, // 38: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
+	41, // 39: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
+	43, // 40: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
+	45, // 41: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
+	49, // 42: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
+	47, // 43: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
+	3,  // 44: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
+	5,  // 45: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
+	7,  // 46: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
+	10, // 47: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
+	14, // 48: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
+	12, // 49: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
+	17, // 50: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
+	19, // 51: tandem.engine.v1.EngineService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
+	21, // 52: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
+	23, // 53: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
+	25, // 54: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
+	27, // 55: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
+	30, // 56: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
+	32, // 57: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
+	34, // 58: tandem.engine.v1.EngineService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
+	36, // 59: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
+	38, // 60: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
+	40, // 61: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
+	42, // 62: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
+	44, // 63: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
+	46, // 64: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
+	56, // 65: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
+	48, // 66: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
+	44, // [44:67] is the sub-list for method output_type
+	21, // [21:44] is the sub-list for method input_type
 	21, // [21:21] is the sub-list for extension type_name
 	21, // [21:21] is the sub-list for extension extendee
 	0,  // [0:21] is the sub-list for field type_name
@@ -3864,11 +4088,11 @@ func file_tandem_engine_v1_engine_proto_init() {
 	if File_tandem_engine_v1_engine_proto != nil {
 		return
 	}
-	file_tandem_engine_v1_engine_proto_msgTypes[43].OneofWrappers = []any{
+	file_tandem_engine_v1_engine_proto_msgTypes[47].OneofWrappers = []any{
 		(*RunRequest_Step)(nil),
 		(*RunRequest_Propose)(nil),
 	}
-	file_tandem_engine_v1_engine_proto_msgTypes[50].OneofWrappers = []any{
+	file_tandem_engine_v1_engine_proto_msgTypes[54].OneofWrappers = []any{
 		(*RunResponse_Step)(nil),
 		(*RunResponse_Propose)(nil),
 	}
@@ -3878,7 +4102,7 @@ func file_tandem_engine_v1_engine_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_engine_v1_engine_proto_rawDesc), len(file_tandem_engine_v1_engine_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   54,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,12 +26,14 @@ const (
 	EngineService_GetMemory_FullMethodName         = "/tandem.engine.v1.EngineService/GetMemory"
 	EngineService_ListHandles_FullMethodName       = "/tandem.engine.v1.EngineService/ListHandles"
 	EngineService_CreateSequence_FullMethodName    = "/tandem.engine.v1.EngineService/CreateSequence"
+	EngineService_ForkSequence_FullMethodName      = "/tandem.engine.v1.EngineService/ForkSequence"
 	EngineService_FreeSequence_FullMethodName      = "/tandem.engine.v1.EngineService/FreeSequence"
 	EngineService_GetSequenceLength_FullMethodName = "/tandem.engine.v1.EngineService/GetSequenceLength"
 	EngineService_TruncateSequence_FullMethodName  = "/tandem.engine.v1.EngineService/TruncateSequence"
 	EngineService_SetSampler_FullMethodName        = "/tandem.engine.v1.EngineService/SetSampler"
 	EngineService_CreateSnapshot_FullMethodName    = "/tandem.engine.v1.EngineService/CreateSnapshot"
 	EngineService_RestoreSnapshot_FullMethodName   = "/tandem.engine.v1.EngineService/RestoreSnapshot"
+	EngineService_DemoteSnapshot_FullMethodName    = "/tandem.engine.v1.EngineService/DemoteSnapshot"
 	EngineService_FreeSnapshot_FullMethodName      = "/tandem.engine.v1.EngineService/FreeSnapshot"
 	EngineService_ExportSequence_FullMethodName    = "/tandem.engine.v1.EngineService/ExportSequence"
 	EngineService_ImportSequence_FullMethodName    = "/tandem.engine.v1.EngineService/ImportSequence"
@@ -68,6 +70,9 @@ type EngineServiceClient interface {
 	// CreateSequence makes an empty sequence. RESOURCE_EXHAUSTED: max_sequences exist. When the call is cancelled before it
 	// returns, the sequence is freed again; a caller that gives up later does not learn its handle, so callers wait.
 	CreateSequence(ctx context.Context, in *CreateSequenceRequest, opts ...grpc.CallOption) (*CreateSequenceResponse, error)
+	// ForkSequence makes a sequence in the state of another one, but for its sampler, pending rows and kept features; they
+	// share pages. RESOURCE_EXHAUSTED and cancellation: as with CreateSequence.
+	ForkSequence(ctx context.Context, in *ForkSequenceRequest, opts ...grpc.CallOption) (*ForkSequenceResponse, error)
 	// FreeSequence forgets a sequence. NOT_FOUND: no such sequence, as everywhere below.
 	FreeSequence(ctx context.Context, in *FreeSequenceRequest, opts ...grpc.CallOption) (*FreeSequenceResponse, error)
 	// GetSequenceLength counts committed positions.
@@ -76,10 +81,13 @@ type EngineServiceClient interface {
 	TruncateSequence(ctx context.Context, in *TruncateSequenceRequest, opts ...grpc.CallOption) (*TruncateSequenceResponse, error)
 	// SetSampler sets how tokens of a sequence are chosen.
 	SetSampler(ctx context.Context, in *SetSamplerRequest, opts ...grpc.CallOption) (*SetSamplerResponse, error)
-	// CreateSnapshot copies the state of a sequence within engine memory. Cancellation: as with CreateSequence.
+	// CreateSnapshot shares the pages of a sequence and copies its state to host memory. Cancellation: as with
+	// CreateSequence.
 	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error)
 	// RestoreSnapshot overwrites a sequence with a snapshot, which stays.
 	RestoreSnapshot(ctx context.Context, in *RestoreSnapshotRequest, opts ...grpc.CallOption) (*RestoreSnapshotResponse, error)
+	// DemoteSnapshot moves the pages of a snapshot that no sequence holds to host memory; RestoreSnapshot brings them back.
+	DemoteSnapshot(ctx context.Context, in *DemoteSnapshotRequest, opts ...grpc.CallOption) (*DemoteSnapshotResponse, error)
 	// FreeSnapshot forgets a snapshot.
 	FreeSnapshot(ctx context.Context, in *FreeSnapshotRequest, opts ...grpc.CallOption) (*FreeSnapshotResponse, error)
 	// ExportSequence sends the state of a sequence in chunks.
@@ -189,6 +197,16 @@ func (c *engineServiceClient) CreateSequence(ctx context.Context, in *CreateSequ
 	return out, nil
 }
 
+func (c *engineServiceClient) ForkSequence(ctx context.Context, in *ForkSequenceRequest, opts ...grpc.CallOption) (*ForkSequenceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForkSequenceResponse)
+	err := c.cc.Invoke(ctx, EngineService_ForkSequence_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *engineServiceClient) FreeSequence(ctx context.Context, in *FreeSequenceRequest, opts ...grpc.CallOption) (*FreeSequenceResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FreeSequenceResponse)
@@ -243,6 +261,16 @@ func (c *engineServiceClient) RestoreSnapshot(ctx context.Context, in *RestoreSn
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RestoreSnapshotResponse)
 	err := c.cc.Invoke(ctx, EngineService_RestoreSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *engineServiceClient) DemoteSnapshot(ctx context.Context, in *DemoteSnapshotRequest, opts ...grpc.CallOption) (*DemoteSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DemoteSnapshotResponse)
+	err := c.cc.Invoke(ctx, EngineService_DemoteSnapshot_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -370,6 +398,9 @@ type EngineServiceServer interface {
 	// CreateSequence makes an empty sequence. RESOURCE_EXHAUSTED: max_sequences exist. When the call is cancelled before it
 	// returns, the sequence is freed again; a caller that gives up later does not learn its handle, so callers wait.
 	CreateSequence(context.Context, *CreateSequenceRequest) (*CreateSequenceResponse, error)
+	// ForkSequence makes a sequence in the state of another one, but for its sampler, pending rows and kept features; they
+	// share pages. RESOURCE_EXHAUSTED and cancellation: as with CreateSequence.
+	ForkSequence(context.Context, *ForkSequenceRequest) (*ForkSequenceResponse, error)
 	// FreeSequence forgets a sequence. NOT_FOUND: no such sequence, as everywhere below.
 	FreeSequence(context.Context, *FreeSequenceRequest) (*FreeSequenceResponse, error)
 	// GetSequenceLength counts committed positions.
@@ -378,10 +409,13 @@ type EngineServiceServer interface {
 	TruncateSequence(context.Context, *TruncateSequenceRequest) (*TruncateSequenceResponse, error)
 	// SetSampler sets how tokens of a sequence are chosen.
 	SetSampler(context.Context, *SetSamplerRequest) (*SetSamplerResponse, error)
-	// CreateSnapshot copies the state of a sequence within engine memory. Cancellation: as with CreateSequence.
+	// CreateSnapshot shares the pages of a sequence and copies its state to host memory. Cancellation: as with
+	// CreateSequence.
 	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error)
 	// RestoreSnapshot overwrites a sequence with a snapshot, which stays.
 	RestoreSnapshot(context.Context, *RestoreSnapshotRequest) (*RestoreSnapshotResponse, error)
+	// DemoteSnapshot moves the pages of a snapshot that no sequence holds to host memory; RestoreSnapshot brings them back.
+	DemoteSnapshot(context.Context, *DemoteSnapshotRequest) (*DemoteSnapshotResponse, error)
 	// FreeSnapshot forgets a snapshot.
 	FreeSnapshot(context.Context, *FreeSnapshotRequest) (*FreeSnapshotResponse, error)
 	// ExportSequence sends the state of a sequence in chunks.
@@ -433,6 +467,9 @@ func (UnimplementedEngineServiceServer) ListHandles(context.Context, *ListHandle
 func (UnimplementedEngineServiceServer) CreateSequence(context.Context, *CreateSequenceRequest) (*CreateSequenceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateSequence not implemented")
 }
+func (UnimplementedEngineServiceServer) ForkSequence(context.Context, *ForkSequenceRequest) (*ForkSequenceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ForkSequence not implemented")
+}
 func (UnimplementedEngineServiceServer) FreeSequence(context.Context, *FreeSequenceRequest) (*FreeSequenceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FreeSequence not implemented")
 }
@@ -450,6 +487,9 @@ func (UnimplementedEngineServiceServer) CreateSnapshot(context.Context, *CreateS
 }
 func (UnimplementedEngineServiceServer) RestoreSnapshot(context.Context, *RestoreSnapshotRequest) (*RestoreSnapshotResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RestoreSnapshot not implemented")
+}
+func (UnimplementedEngineServiceServer) DemoteSnapshot(context.Context, *DemoteSnapshotRequest) (*DemoteSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DemoteSnapshot not implemented")
 }
 func (UnimplementedEngineServiceServer) FreeSnapshot(context.Context, *FreeSnapshotRequest) (*FreeSnapshotResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FreeSnapshot not implemented")
@@ -615,6 +655,24 @@ func _EngineService_CreateSequence_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
+func _EngineService_ForkSequence_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForkSequenceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EngineServiceServer).ForkSequence(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EngineService_ForkSequence_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EngineServiceServer).ForkSequence(ctx, req.(*ForkSequenceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _EngineService_FreeSequence_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(FreeSequenceRequest)
 	if err := dec(in); err != nil {
@@ -719,6 +777,24 @@ func _EngineService_RestoreSnapshot_Handler(srv interface{}, ctx context.Context
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(EngineServiceServer).RestoreSnapshot(ctx, req.(*RestoreSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EngineService_DemoteSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DemoteSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EngineServiceServer).DemoteSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EngineService_DemoteSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EngineServiceServer).DemoteSnapshot(ctx, req.(*DemoteSnapshotRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -870,6 +946,10 @@ var EngineService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _EngineService_CreateSequence_Handler,
 		},
 		{
+			MethodName: "ForkSequence",
+			Handler:    _EngineService_ForkSequence_Handler,
+		},
+		{
 			MethodName: "FreeSequence",
 			Handler:    _EngineService_FreeSequence_Handler,
 		},
@@ -892,6 +972,10 @@ var EngineService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RestoreSnapshot",
 			Handler:    _EngineService_RestoreSnapshot_Handler,
+		},
+		{
+			MethodName: "DemoteSnapshot",
+			Handler:    _EngineService_DemoteSnapshot_Handler,
 		},
 		{
 			MethodName: "FreeSnapshot",

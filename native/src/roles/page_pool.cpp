@@ -1,0 +1,214 @@
+#include "roles/page_pool.h"
+
+#include <algorithm>
+
+namespace tnd {
+
+void PagePool::init(Backend* backend, const KvShape& shape, std::vector<KvCache> layers) {
+  backend_ = backend;
+  shape_ = shape;
+  layers_ = std::move(layers);
+  size_ = shape.capacity / kKvPage;
+  layer_bytes_ = static_cast<uint64_t>(kKvPage) * backend->kv_row_bytes(shape);
+  page_bytes_ = layer_bytes_ * layers_.size();
+  pages_.clear();
+  pages_.resize(static_cast<size_t>(size_));
+  unused_.clear();
+  places_.clear();
+  for (int32_t i = size_; i-- > 0;) {
+    unused_.push_back(i);
+    places_.push_back(i);
+  }
+  from_.resize(kKvPage);
+  to_.resize(kKvPage);
+  free_.store(size_);
+}
+
+int32_t PagePool::take_place() {
+  const int32_t place = places_.back();
+  places_.pop_back();
+  free_.fetch_sub(1, std::memory_order_relaxed);
+  return place;
+}
+
+void PagePool::give_place(Page* p) {
+  if (p->place < 0) return;
+  places_.push_back(p->place);
+  p->place = -1;
+  free_.fetch_add(1, std::memory_order_relaxed);
+}
+
+int32_t PagePool::make() {
+  const int32_t page = unused_.back();
+  unused_.pop_back();
+  Page& p = at(page);
+  p.refs = p.sequences = 1;
+  p.place = take_place();
+  return page;
+}
+
+void PagePool::retain(int32_t page, bool sequence) {
+  Page& p = at(page);
+  if (++p.refs == 2) shared_.fetch_add(1, std::memory_order_relaxed);
+  if (sequence) ++p.sequences;
+}
+
+void PagePool::release(int32_t page, bool sequence) {
+  Page& p = at(page);
+  if (sequence) --p.sequences;
+  if (--p.refs == 1) shared_.fetch_sub(1, std::memory_order_relaxed);
+  if (p.refs > 0) return;
+  give_place(&p);
+  drop_host(&p);
+  unused_.push_back(page);
+}
+
+void PagePool::drop_host(Page* p) {
+  if (p->host == nullptr) return;
+  p->host.reset();
+  host_bytes_.fetch_sub(page_bytes_, std::memory_order_relaxed);
+}
+
+void PagePool::reserve(PageTable* table, int32_t pages) {
+  table->pages_.reserve(static_cast<size_t>(pages));
+  table->places_.reserve(static_cast<size_t>(pages));
+}
+
+void PagePool::resize(PageTable* table, int32_t n) {
+  while (table->count() > n) {
+    release(table->pages_.back(), true);
+    table->pages_.pop_back();
+    table->places_.pop_back();
+  }
+  while (table->count() < n) {
+    table->pages_.push_back(make());
+    table->places_.push_back(at(table->pages_.back()).place);
+  }
+}
+
+void PagePool::clear(PageTable* table) {
+  resize(table, 0);
+}
+
+int32_t PagePool::released(const PageTable& table, int32_t n) const {
+  int32_t places = 0;
+  for (int32_t i = n; i < table.count(); ++i) {
+    if (refs(table.pages_[static_cast<size_t>(i)]) == 1) ++places;
+  }
+  return places;
+}
+
+bool PagePool::own(PageTable* table, int32_t index, int32_t rows) {
+  int32_t& page = table->pages_[static_cast<size_t>(index)];
+  if (refs(page) == 1) {
+    drop_host(&at(page));
+    return false;
+  }
+  const int32_t copy = make();
+  const int32_t from = at(page).place * kKvPage, to = at(copy).place * kKvPage;
+  for (int32_t i = 0; i < rows; ++i) {
+    from_[static_cast<size_t>(i)] = from + i;
+    to_[static_cast<size_t>(i)] = to + i;
+  }
+  const size_t n = static_cast<size_t>(rows);
+  backend_->kv_move(shape_, layers_, std::span<const int32_t>(from_).first(n), std::span<const int32_t>(to_).first(n));
+  release(page, true);
+  page = copy;
+  table->places_[static_cast<size_t>(index)] = at(copy).place;
+  return true;
+}
+
+void PagePool::share(const PageTable& from, int32_t n, PageTable* to) {
+  clear(to);
+  for (int32_t i = 0; i < n; ++i) {
+    const int32_t page = from.pages_[static_cast<size_t>(i)];
+    retain(page, true);
+    to->pages_.push_back(page);
+    to->places_.push_back(at(page).place);
+  }
+}
+
+std::vector<int32_t> PagePool::keep(const PageTable& table, int32_t n) {
+  std::vector<int32_t> kept(table.pages_.begin(), table.pages_.begin() + n);
+  for (const int32_t page : kept) retain(page, false);
+  return kept;
+}
+
+void PagePool::drop(std::span<const int32_t> pages) {
+  for (const int32_t page : pages) release(page, false);
+}
+
+int32_t PagePool::missing(std::span<const int32_t> pages) const {
+  return static_cast<int32_t>(
+      std::count_if(pages.begin(), pages.end(), [&](int32_t page) { return at(page).place < 0; }));
+}
+
+void PagePool::restore(std::span<const int32_t> pages, PageTable* to) {
+  for (const int32_t page : pages) retain(page, true);  // before its own go: they may be the same
+  clear(to);
+  for (const int32_t page : pages) {
+    Page& p = at(page);
+    if (p.place < 0) {
+      p.place = take_place();
+      for (size_t layer = 0; layer < layers_.size(); ++layer) {
+        backend_->kv_import(shape_, layers_[layer], &p.place, kKvPage, p.host.get() + layer * layer_bytes_);
+      }
+    }
+    to->pages_.push_back(page);
+    to->places_.push_back(p.place);
+  }
+}
+
+Status PagePool::demote(std::span<const int32_t> pages, uint64_t available) {
+  const auto moves = [](const Page& p) { return p.sequences == 0 && p.place >= 0; };
+  uint64_t copies = 0;
+  for (const int32_t page : pages) copies += moves(at(page)) && at(page).host == nullptr ? 1 : 0;
+  const uint64_t bytes = copies * page_bytes_;
+  if (bytes > available) {
+    const uint64_t spare = spare_bytes();
+    if (bytes - available > spare) {
+      return errorf(TND_RESOURCE_EXHAUSTED,
+                    "%llu pages of the snapshot need %llu bytes of host memory, %llu are left (host_cap_bytes)",
+                    static_cast<unsigned long long>(copies), static_cast<unsigned long long>(bytes),
+                    static_cast<unsigned long long>(available + spare));
+    }
+    trim(bytes - available);
+  }
+  for (const int32_t page : pages) {
+    Page& p = at(page);
+    if (!moves(p) || p.host != nullptr) continue;
+    p.host = std::make_unique_for_overwrite<uint8_t[]>(page_bytes_);
+    host_bytes_.fetch_add(page_bytes_, std::memory_order_relaxed);
+    for (size_t layer = 0; layer < layers_.size(); ++layer) {
+      backend_->kv_export(shape_, layers_[layer], &p.place, kKvPage, p.host.get() + layer * layer_bytes_);
+    }
+  }
+  TND_TRY(backend_->sync());
+  for (const int32_t page : pages) {
+    if (moves(at(page))) give_place(&at(page));
+  }
+  while (unused_.size() < places_.size()) {  // those in host memory are beyond the pool's
+    unused_.push_back(static_cast<int32_t>(pages_.size()));
+    pages_.emplace_back();
+  }
+  unused_.reserve(pages_.size());
+  return Status();
+}
+
+uint64_t PagePool::spare_bytes() const {
+  uint64_t bytes = 0;
+  for (const Page& p : pages_) bytes += p.host != nullptr && p.sequences > 0 ? page_bytes_ : 0;
+  return bytes;
+}
+
+void PagePool::trim(uint64_t bytes) {
+  uint64_t freed = 0;
+  for (Page& p : pages_) {
+    if (freed >= bytes) break;
+    if (p.host == nullptr || p.sequences == 0) continue;
+    drop_host(&p);
+    freed += page_bytes_;
+  }
+}
+
+}  // namespace tnd

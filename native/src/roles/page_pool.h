@@ -1,0 +1,108 @@
+// The pages of keys and values of an engine: one pool for all sequences and snapshots. A page is kKvPage positions in
+// every layer. Who holds a page has a reference to it; pages of equal content are shared, and a page is copied before
+// its only writer, a sequence, writes to it while others hold it.
+//
+// A page has a place in the pool, a number that attention reads, or lies in host memory alone, because only snapshots
+// hold it. Its host copy stays when it comes back, until somebody writes to it: then moving it out again costs nothing.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/backend.h"
+#include "core/kv_type.h"
+
+namespace tnd {
+
+// Pages of a sequence in order of positions.
+class PageTable {
+ public:
+  int32_t count() const { return static_cast<int32_t>(pages_.size()); }
+  std::span<const int32_t> pages() const { return pages_; }
+  const int32_t* places() const { return places_.data(); }  // [count]: what AttentionGroupPlan::pages wants
+  int32_t slot(int32_t position) const { return kv_slot(places_.data(), position); }
+
+ private:
+  friend class PagePool;
+  std::vector<int32_t> pages_;   // of the pool
+  std::vector<int32_t> places_;  // where they lie
+};
+
+class PagePool {
+ public:
+  // init takes the pool of every layer over; shape.capacity is the number of its slots. Nothing is held.
+  void init(Backend* backend, const KvShape& shape, std::vector<KvCache> layers);
+
+  const KvCache* layers() const { return layers_.data(); }
+  int32_t size() const { return size_; }
+  int32_t free() const { return free_.load(std::memory_order_relaxed); }
+  int32_t shared() const { return shared_.load(std::memory_order_relaxed); }  // held more than once
+  uint64_t host_bytes() const { return host_bytes_.load(std::memory_order_relaxed); }
+  uint64_t page_bytes() const { return page_bytes_; }  // of a host copy
+  int32_t refs(int32_t page) const { return pages_[static_cast<size_t>(page)].refs; }
+
+  // ---- sequences. Callers compare what they need with free() first: running out is a broken invariant.
+  // reserve takes the memory of tables of `pages` pages.
+  static void reserve(PageTable* table, int32_t pages);
+  // resize releases pages beyond the first n or adds new ones, whose contents are those of their last owner.
+  void resize(PageTable* table, int32_t n);
+  // released returns how many places resize(table, n) would free.
+  int32_t released(const PageTable& table, int32_t n) const;
+  // own prepares page `index` of a table for writing: a page that others hold, too, is copied, its first `rows` rows.
+  // The copies are in the pool when what follows start() or sync() of the backend runs. Returns whether it copied.
+  bool own(PageTable* table, int32_t index, int32_t rows);
+  // share makes `to` hold the first n pages of `from` as well, instead of its own.
+  void share(const PageTable& from, int32_t n, PageTable* to);
+
+  // ---- snapshots
+  // keep returns the first n pages of a table, held once more.
+  std::vector<int32_t> keep(const PageTable& table, int32_t n);
+  void drop(std::span<const int32_t> pages);
+  // missing returns how many of the pages lie in host memory alone.
+  int32_t missing(std::span<const int32_t> pages) const;
+  // restore makes a table hold the pages of a snapshot, instead of its own; missing ones are written to the pool, with
+  // the next sync().
+  void restore(std::span<const int32_t> pages, PageTable* to);
+  // demote moves the pages that only snapshots hold to host memory, `available` bytes of it besides what host copies
+  // have already, and waits for it. RESOURCE_EXHAUSTED changed nothing.
+  Status demote(std::span<const int32_t> pages, uint64_t available);
+  // spare_bytes is what trim can free: host copies of pages that sequences hold in the pool, too.
+  uint64_t spare_bytes() const;
+  // trim frees at least `bytes` of spare host copies, or all.
+  void trim(uint64_t bytes);
+
+ private:
+  struct Page {
+    int32_t refs = 0;       // of all holders; 0: unused
+    int32_t sequences = 0;  // of those that are sequences
+    int32_t place = -1;     // -1: in host memory alone
+    std::unique_ptr<uint8_t[]> host;
+  };
+
+  Page& at(int32_t page) { return pages_[static_cast<size_t>(page)]; }
+  const Page& at(int32_t page) const { return pages_[static_cast<size_t>(page)]; }
+  int32_t make();  // a page of a sequence
+  int32_t take_place();
+  void give_place(Page* p);
+  void retain(int32_t page, bool sequence);
+  void release(int32_t page, bool sequence);
+  void drop_host(Page* p);
+  void clear(PageTable* table);
+
+  Backend* backend_ = nullptr;
+  KvShape shape_;
+  std::vector<KvCache> layers_;
+  int32_t size_ = 0;
+  uint64_t layer_bytes_ = 0, page_bytes_ = 0;
+  std::vector<Page> pages_;
+  std::vector<int32_t> unused_;  // of pages_, as many as places are free or more
+  std::vector<int32_t> places_;  // free ones, the last comes next
+  std::vector<int32_t> from_, to_;
+  std::atomic<int32_t> free_{0}, shared_{0};
+  std::atomic<uint64_t> host_bytes_{0};
+};
+
+}  // namespace tnd

@@ -1,0 +1,532 @@
+// Pages of keys and values: how a pool is planned, what forks and snapshots share, who copies before it writes, what
+// demotion moves, and that a call for which there are no pages changes nothing.
+#include "core/kv_type.h"
+#include "engine_util.h"
+#include "roles/kv_plan.h"
+
+using namespace tnd::test;
+using tnd::kKvPage;
+using tnd::kv_pages;
+
+namespace {
+
+// A recurrent target and a dense one.
+std::vector<std::pair<std::string, int32_t>> models() {
+  std::vector<std::pair<std::string, int32_t>> all{{random_model("ratio3"), 512}};
+#if !defined(TND_GPU_EMU)
+  all.push_back({TND_ROOT "/models/tandem-tiny-prefill-q8_0.gguf", 8192});
+#endif
+  return all;
+}
+
+std::vector<float> logits_after(const Engine& e, int32_t s, const std::vector<int32_t>& tokens) {
+  return e.prefill(s, tokens, 512, TND_WANT_LOGITS).logits;
+}
+
+// Logits of `last` behind `first` in a sequence of its own.
+std::vector<float> cold(const Engine& e, const std::vector<int32_t>& first, const std::vector<int32_t>& last) {
+  const int32_t s = e.sequence();
+  e.prefill(s, first);
+  std::vector<float> logits = logits_after(e, s, last);
+  e.ok(tnd_sequence_free(e.handle(), s));
+  return logits;
+}
+
+std::vector<int32_t> joined(std::vector<int32_t> a, const std::vector<int32_t>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+std::vector<float> joined_logits(std::vector<float> a, const std::vector<float>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+int64_t used(const Engine& e) {
+  return static_cast<int64_t>(e.stat("kv_pages", true)) - static_cast<int64_t>(e.stat("kv_pages_free", true));
+}
+int64_t shared(const Engine& e) {
+  return static_cast<int64_t>(e.stat("kv_pages_shared", true));
+}
+
+}  // namespace
+
+// Sequences of together plan.positions find their pages, however they are cut; nothing is planned that nobody can use.
+TEST(a_pool_holds_its_positions) {
+  Rng rng(1);
+  for (int i = 0; i < 2000; ++i) {
+    const int32_t sequences = 1 + static_cast<int32_t>(rng.below(9)),
+                  pending = 1 + static_cast<int32_t>(rng.below(128));
+    tnd::KvPlan plan;
+    plan.max_context = 1 + static_cast<int32_t>(rng.below(1000));
+    plan.positions = plan.max_context +
+                     static_cast<int32_t>(rng.below(static_cast<uint64_t>(plan.max_context) * (sequences - 1) + 1));
+    const int32_t slots = tnd::pool_slots(plan, sequences, pending);
+    CHECK_EQ(slots % kKvPage, 0);
+    CHECK(slots <= sequences * tnd::table_pages(plan, pending) * kKvPage);
+    int32_t left = plan.positions, needed = 0;
+    for (int32_t s = 0; s < sequences; ++s) {
+      const int32_t most = std::min(left, plan.max_context);
+      const int32_t n = s + 1 == sequences ? most : static_cast<int32_t>(rng.below(static_cast<uint64_t>(most) + 1));
+      left -= n;
+      needed += kv_pages(n + pending);
+    }
+    CHECK(needed * kKvPage <= slots);
+  }
+}
+
+TEST(options_of_the_pool) {
+  EngineOptions o;
+  o.max_context = 256;
+  o.max_sequences = 3;
+  o.max_tree_rows = 16;
+  Engine whole(random_model("ratio3"), o);
+  REQUIRE(whole.handle() != nullptr);
+  CHECK_EQ(whole.info().kv_positions, 3 * 256);
+  CHECK_EQ(whole.info().kv_page, kKvPage);
+  CHECK_EQ(whole.stat("kv_pages", true), uint64_t{3 * 5});
+  const uint64_t planned = whole.stat("total_bytes", true);
+  o.kv_positions = 300;
+  Engine less(random_model("ratio3"), o);
+  REQUIRE(less.handle() != nullptr);
+  CHECK_EQ(less.info().kv_positions, 300);
+  CHECK_EQ(less.info().max_context, 256);
+  CHECK_EQ(less.stat("kv_pages", true), static_cast<uint64_t>(kv_pages(300 + 3 * (16 + 63))));
+  CHECK(less.stat("kv_bytes", true) < whole.stat("kv_bytes", true));
+
+  const auto refused = [&](const EngineOptions& bad, tnd_status status, const char* text) {
+    Engine e;
+    std::string error;
+    CHECK_EQ(e.open(random_model("ratio3"), bad, &error), status);
+    CHECK_MSG(error.find(text) != std::string::npos, error);
+    return error;
+  };
+  EngineOptions bad = o;
+  bad.kv_positions = 255;
+  refused(bad, TND_INVALID_ARGUMENT, "kv_positions is 255, must be 0 or at least max_context, 256");
+  bad.kv_positions = -1;
+  refused(bad, TND_INVALID_ARGUMENT, "kv_positions is -1");
+  // What does not fit is refused when it was asked for; else the pool is as large as it fits, the context as asked.
+  bad = o;
+  bad.kv_positions = 3 * 256;
+  bad.cap = planned - 1;
+  const std::string error = refused(bad, TND_RESOURCE_EXHAUSTED, "kv_positions ");
+  bad.kv_positions = std::atoi(error.c_str() + error.rfind("kv_positions ") + 13);
+  CHECK(bad.kv_positions >= 256 && bad.kv_positions < 3 * 256);
+  Engine advised(random_model("ratio3"), bad);
+  REQUIRE(advised.handle() != nullptr);
+  bad.kv_positions = 0;
+  Engine reduced(random_model("ratio3"), bad);
+  REQUIRE(reduced.handle() != nullptr);
+  CHECK_EQ(reduced.info().max_context, 256);
+  CHECK(reduced.info().kv_positions >= advised.info().kv_positions && reduced.info().kv_positions < 3 * 256);
+  // The context of the model does not shrink with the number of sequences, the pool does.
+  bad.max_context = 0;
+  bad.max_sequences = 2;
+  Engine two(random_model("ratio3"), bad);
+  REQUIRE(two.handle() != nullptr);
+  CHECK(two.info().kv_positions >= two.info().max_context);
+}
+
+// A fork is a copy that shares what is complete; either side copies the page of its tip before it writes there.
+TEST(forks_share_pages_and_copy_before_they_write) {
+  for (const auto& [path, vocab] : models()) {
+    Engine e(path);
+    REQUIRE(e.handle() != nullptr);
+    Rng rng(3);
+#if defined(TND_GPU_EMU)
+    const size_t lengths[] = {66};
+#else
+    const size_t lengths[] = {100, 128, 1};
+#endif
+    for (const size_t n : lengths) {
+      const bool whole = n % kKvPage == 0;
+      const int64_t pages = kv_pages(static_cast<int64_t>(n));
+      const std::vector<int32_t> text = random_tokens(&rng, n, vocab), left = random_tokens(&rng, 30, vocab),
+                                 right = random_tokens(&rng, 40, vocab);
+      const std::vector<float> want_left = cold(e, text, left), want_right = cold(e, text, right);
+      for (const bool original_first : {true, false}) {
+        const int32_t s = e.sequence();
+        e.prefill(s, text);
+        const std::vector<uint8_t> state = e.exported(s);
+        const int32_t f = e.fork(s);
+        CHECK_EQ(e.length(f), static_cast<int32_t>(n));
+        CHECK(e.exported(f) == state);
+        CHECK_EQ(used(e), pages);
+        CHECK_EQ(shared(e), pages);
+        const int32_t one = original_first ? s : f, two = original_first ? f : s;
+        CHECK(same_bits(logits_after(e, one, left), want_left));
+        CHECK_EQ(shared(e), pages - (whole ? 0 : 1));
+        CHECK(e.exported(two) == state);
+        CHECK(same_bits(logits_after(e, two, right), want_right));
+        const int64_t after = used(e);
+        e.ok(tnd_sequence_free(e.handle(), one));
+        CHECK(used(e) < after && shared(e) == 0);
+        CHECK(same_bits(logits_after(e, two, left), cold(e, joined(text, right), left)));
+        e.ok(tnd_sequence_free(e.handle(), two));
+        CHECK_EQ(used(e), 0);
+      }
+    }
+    CHECK_EQ(tnd_sequence_fork(e.handle(), 0, nullptr), TND_INVALID_ARGUMENT);
+    int32_t f = 0;
+    CHECK_EQ(tnd_sequence_fork(e.handle(), 0, &f), TND_NOT_FOUND);
+    for (int i = 0; i < 4; ++i) e.sequence();
+    CHECK_EQ(tnd_sequence_fork(e.handle(), 0, &f), TND_RESOURCE_EXHAUSTED);
+  }
+}
+
+// Rows that wait behind a shared tip move within a copy of its page; those who share it keep theirs.
+TEST(pending_rows_move_in_a_page_of_their_own) {
+  for (const auto& [path, vocab] : models()) {
+    Engine e(path);
+    REQUIRE(e.handle() != nullptr);
+    Rng rng(5);
+#if defined(TND_GPU_EMU)
+    const size_t lengths[] = {60};
+#else
+    const size_t lengths[] = {60, 70, 126};  // the tree crosses a page, does not
+#endif
+    for (const size_t n : lengths) {
+      const std::vector<int32_t> text = random_tokens(&rng, n, vocab), tree = random_tokens(&rng, 6, vocab),
+                                 more = random_tokens(&rng, 9, vocab);
+      const std::vector<int32_t> parents{-1, -1, 1, 1, 3, 4}, route{1, 3, 4, 5};
+      std::vector<int32_t> taken = text;
+      for (const int32_t row : route) taken.push_back(tree[static_cast<size_t>(row)]);
+      const std::vector<float> want = cold(e, taken, more);
+      const int32_t s = e.sequence();
+      e.prefill(s, text);
+      StepIn in;
+      in.groups = {e.rows(s, tree, parents, 0)};
+      e.run_ok(in);
+      const std::vector<uint8_t> before = e.exported(s);
+      const int32_t snapshot = e.snapshot(s), f = e.fork(s);
+      in.groups = {e.rows(s, more, Engine::chain(more.size()), TND_WANT_LOGITS, route)};
+      in.groups[0].flags = TND_GROUP_COMMIT;
+      CHECK(same_bits(e.run_ok(in).logits, want));
+      CHECK(e.exported(f) == before);
+      CHECK(same_bits(logits_after(e, f, more), cold(e, text, more)));
+      e.ok(tnd_snapshot_restore(e.handle(), snapshot, f));
+      CHECK(e.exported(f) == before);
+      e.ok(tnd_snapshot_free(e.handle(), snapshot));
+      for (const int32_t x : {s, f}) e.ok(tnd_sequence_free(e.handle(), x));
+      CHECK_EQ(used(e), 0);
+    }
+  }
+}
+
+// Pages that only snapshots hold leave the pool, once for all who hold them, and come back as they were.
+TEST(demoted_pages_come_back) {
+  for (const auto& [path, vocab] : models()) {
+    Engine e(path);
+    REQUIRE(e.handle() != nullptr);
+    Rng rng(7);
+    const std::vector<int32_t> text = random_tokens(&rng, 150, vocab), more = random_tokens(&rng, 20, vocab);
+    const std::vector<float> want = cold(e, text, more);
+    int32_t s = e.sequence();
+    e.prefill(s, text);
+    const std::vector<uint8_t> state = e.exported(s);
+    const int32_t one = e.snapshot(s);
+    CHECK_EQ(used(e), 3);
+    e.ok(tnd_snapshot_demote(e.handle(), one));  // the sequence holds them all
+    CHECK_EQ(used(e), 3);
+    CHECK_EQ(e.stat("demoted_bytes", true), uint64_t{0});
+    CHECK(same_bits(logits_after(e, s, more), want));
+    const int32_t two = e.snapshot(s);
+    CHECK_EQ(used(e), 4);
+    e.ok(tnd_sequence_free(e.handle(), s));
+    CHECK_EQ(used(e), 4);
+    e.ok(tnd_snapshot_demote(e.handle(), one));
+    CHECK_EQ(used(e), 1);
+    const uint64_t bytes = e.stat("demoted_bytes", true);
+    CHECK_EQ(bytes, 3 * static_cast<uint64_t>(kKvPage) * e.info().kv_bytes_per_token);
+    e.ok(tnd_snapshot_demote(e.handle(), two));  // two of its pages went with the other
+    CHECK_EQ(used(e), 0);
+    CHECK_EQ(e.stat("demoted_bytes", true), bytes / 3 * 4);
+    s = e.sequence();
+    const int32_t t = e.sequence();
+    e.ok(tnd_snapshot_restore(e.handle(), one, s));
+    CHECK(e.exported(s) == state);
+    CHECK_EQ(used(e), 3);
+    e.ok(tnd_snapshot_restore(e.handle(), two, t));
+    CHECK_EQ(used(e), 4);
+    CHECK_EQ(shared(e), 4);
+    CHECK(same_bits(logits_after(e, s, more), want));
+    CHECK(same_bits(logits_after(e, t, more), cold(e, joined(text, more), more)));
+    CHECK_EQ(e.stat("demoted_bytes", true), bytes / 3 * 4);
+    for (const int32_t x : {s, t}) e.ok(tnd_sequence_free(e.handle(), x));
+    for (const int32_t p : {one, two}) e.ok(tnd_snapshot_demote(e.handle(), p));
+    CHECK_EQ(used(e), 0);
+    // The only holder of a page writes to it: its host copy is another page's now.
+    s = e.sequence();
+    e.ok(tnd_snapshot_restore(e.handle(), one, s));
+    for (const int32_t p : {one, two}) e.ok(tnd_snapshot_free(e.handle(), p));
+    CHECK(same_bits(logits_after(e, s, more), want));
+    CHECK_EQ(e.stat("demoted_bytes", true), bytes / 3 * 2);
+    const std::vector<uint8_t> longer = e.exported(s);
+    const int32_t three = e.snapshot(s);
+    e.ok(tnd_sequence_free(e.handle(), s));
+    e.ok(tnd_snapshot_demote(e.handle(), three));
+    s = e.sequence();
+    e.ok(tnd_snapshot_restore(e.handle(), three, s));
+    CHECK(e.exported(s) == longer);
+    e.ok(tnd_snapshot_free(e.handle(), three));
+    e.ok(tnd_sequence_free(e.handle(), s));
+    CHECK_EQ(used(e), 0);
+    CHECK_EQ(e.stat("demoted_bytes", true), uint64_t{0});
+    CHECK_EQ(tnd_snapshot_demote(e.handle(), three), TND_NOT_FOUND);
+  }
+}
+
+// Host memory of snapshots has a cap of its own; copies of pages that sequences hold give way.
+TEST(host_memory_has_a_cap) {
+  Engine probe(random_model("ratio3"));
+  REQUIRE(probe.handle() != nullptr);
+  const uint64_t page = static_cast<uint64_t>(kKvPage) * probe.info().kv_bytes_per_token,
+                 state = probe.info().state_bytes_per_sequence + 64 * sizeof(int32_t);
+  EngineOptions o;
+  o.host_cap = 2 * state + page;
+  Engine e(random_model("ratio3"), o);
+  REQUIRE(e.handle() != nullptr);
+  Rng rng(9);
+  const uint64_t total = e.stat("total_bytes", true);
+  const std::vector<int32_t> text = random_tokens(&rng, 64, 512);
+  int32_t a = e.sequence(), b = e.sequence();
+  e.prefill(a, text);
+  e.prefill(b, random_tokens(&rng, 64, 512));
+  const std::vector<uint8_t> before = e.exported(a);
+  const int32_t one = e.snapshot(a), two = e.snapshot(b);
+  CHECK_EQ(e.stat("snapshot_bytes", true), 2 * state);
+  CHECK_EQ(e.stat("total_bytes", true), total);  // not of the memory cap
+  for (const int32_t s : {a, b}) e.ok(tnd_sequence_free(e.handle(), s));
+  e.ok(tnd_snapshot_demote(e.handle(), one));
+  CHECK_EQ(tnd_snapshot_demote(e.handle(), two), TND_RESOURCE_EXHAUSTED);
+  CHECK_MSG(e.error().find("0 are left (host_cap_bytes)") != std::string::npos, e.error());
+  CHECK_EQ(used(e), 1);
+  a = e.sequence();
+  e.ok(tnd_snapshot_restore(e.handle(), one, a));
+  e.ok(tnd_snapshot_demote(e.handle(), two));  // in place of the copy of a's page
+  CHECK_EQ(e.stat("demoted_bytes", true), page);
+  CHECK_EQ(used(e), 1);
+  CHECK(e.exported(a) == before);
+  int32_t three = -1;
+  CHECK_EQ(tnd_snapshot_create(e.handle(), a, &three), TND_RESOURCE_EXHAUSTED);
+  CHECK_MSG(e.error().find("host_cap_bytes") != std::string::npos, e.error());
+  e.ok(tnd_snapshot_free(e.handle(), two));
+  e.ok(tnd_snapshot_create(e.handle(), a, &three));
+}
+
+// A step, a restored snapshot and an import for which there are no pages are refused and change nothing.
+TEST(a_pool_without_pages_refuses) {
+  EngineOptions o;
+  o.max_context = 256;
+  o.max_sequences = 4;
+  o.max_tree_rows = 16;
+  o.kv_positions = 256;
+  for (const auto& [path, vocab] : models()) {
+    Engine e(path, o);
+    REQUIRE(e.handle() != nullptr);
+    const int64_t all = static_cast<int64_t>(e.stat("kv_pages", true));
+    REQUIRE(all == kv_pages(256 + 4 * (16 + 63)));  // 9
+    Rng rng(11);
+    const std::vector<int32_t> text = random_tokens(&rng, 256, vocab);
+    const int32_t a = e.sequence(), b = e.sequence(), c = e.sequence();
+    e.prefill(a, text);                                // 4 pages
+    e.prefill(b, {text.begin(), text.begin() + 190});  // 3
+    e.prefill(c, {text.begin(), text.begin() + 100});  // 2
+    const int32_t snapshot = e.snapshot(b);
+    StepIn in;
+    in.groups = {e.rows(c, {1, 2, 3}, {-1, 0, 0}, 0)};
+    e.run_ok(in);
+    CHECK_EQ(used(e), all);
+    std::vector<std::vector<uint8_t>> states;
+    for (const int32_t s : {a, b, c}) states.push_back(e.exported(s));
+    const auto unchanged = [&] {
+      for (const int32_t s : {a, b, c}) CHECK(e.exported(s) == states[static_cast<size_t>(s)]);
+      CHECK_EQ(used(e), all);
+    };
+    // The second group would copy the page of its tip, which a snapshot holds; the first commits and goes on.
+    in.groups = {e.rows(c, {4}, {-1}, TND_WANT_LOGITS, {0, 2}), e.rows(b, {5}, {-1}, TND_WANT_LOGITS)};
+    CHECK_EQ(e.run(in).status, TND_RESOURCE_EXHAUSTED);
+    CHECK_MSG(e.error().find("groups[1].n_rows is 1: sequence 1 of 190 positions needs 1 more pages of 64 positions, 0 "
+                             "are free (kv_positions)") != std::string::npos,
+              e.error());
+    unchanged();
+    const std::vector<int32_t> tail = random_tokens(&rng, 40, vocab);
+    in.groups = {e.rows(c, tail, Engine::chain(tail.size()), 0)};
+    in.groups[0].flags = TND_GROUP_COMMIT;
+    CHECK_EQ(e.run(in).status, TND_RESOURCE_EXHAUSTED);
+    unchanged();
+    // What another group gives up is another one's in the same step, but for copies: these come first.
+    e.ok(tnd_snapshot_free(e.handle(), snapshot));
+    in.groups = {e.rows(b, {5}, {-1}, TND_WANT_LOGITS), e.rows(c, {4}, {-1}, TND_WANT_LOGITS, {0, 2})};
+    const std::vector<float> got = e.run_ok(in).logits;
+    const std::vector<int32_t> path_text = joined({text.begin(), text.begin() + 100}, {1, 3});
+    e.ok(tnd_sequence_free(e.handle(), a));
+    const std::vector<float> want =
+        joined_logits(cold(e, {text.begin(), text.begin() + 190}, {5}), cold(e, path_text, {4}));
+    CHECK(same_bits(got, want));
+    // Import and restore.
+    const int32_t p = e.snapshot(b);
+    const std::vector<uint8_t> data = e.exported(b);
+    e.ok(tnd_sequence_free(e.handle(), b));
+    e.ok(tnd_snapshot_demote(e.handle(), p));
+    const int32_t full = e.sequence(), empty = e.sequence();
+    e.prefill(full, text);
+    const int32_t held = e.snapshot(full);
+    e.ok(tnd_sequence_truncate(e.handle(), full, 0));
+    e.prefill(full, {text.begin(), text.begin() + 100});
+    CHECK_EQ(used(e), all - 1);
+    CHECK_EQ(tnd_snapshot_restore(e.handle(), p, empty), TND_RESOURCE_EXHAUSTED);
+    CHECK_MSG(e.error().find("3 of its pages of 64 positions left the pool, 1 are free") != std::string::npos,
+              e.error());
+    CHECK_EQ(tnd_sequence_import(e.handle(), empty, data.data(), data.size()), TND_RESOURCE_EXHAUSTED);
+    CHECK_MSG(e.error().find("190 positions need 3 pages of 64 positions, 1 are free") != std::string::npos, e.error());
+    CHECK_EQ(e.length(empty), 0);
+    CHECK_EQ(used(e), all - 1);
+    // A sequence's own pages count as free for what takes its place.
+    e.ok(tnd_snapshot_restore(e.handle(), p, full));
+    CHECK(e.exported(full) == data);
+    CHECK_EQ(tnd_sequence_import(e.handle(), full, data.data(), data.size()), TND_RESOURCE_EXHAUSTED);
+    CHECK(e.exported(full) == data);  // pages that a snapshot holds, too, stay
+    e.ok(tnd_snapshot_free(e.handle(), p));
+    e.ok(tnd_sequence_import(e.handle(), full, data.data(), data.size()));
+    CHECK(e.exported(full) == data);
+    e.ok(tnd_snapshot_free(e.handle(), held));
+    for (const int32_t s : {c, full, empty}) e.ok(tnd_sequence_free(e.handle(), s));
+    CHECK_EQ(used(e), 0);
+  }
+}
+
+// Sequences that share the page of their tip and write to it in one step need a copy less than they are: the last one
+// keeps it.
+TEST(siblings_in_one_step_need_one_copy_less) {
+  EngineOptions o;
+  o.max_context = 128;
+  o.max_sequences = 3;
+  o.max_tree_rows = 16;
+  o.kv_positions = 128;
+  Engine e(random_model("ratio3"), o);
+  REQUIRE(e.handle() != nullptr);
+  REQUIRE(e.stat("kv_pages", true) == 6);
+  Rng rng(15);
+  const std::vector<int32_t> text = random_tokens(&rng, 100, 512);
+  const std::vector<float> want = joined_logits(cold(e, text, {1}), cold(e, text, {2}));
+  const int32_t a = e.sequence(), c = e.sequence();
+  e.prefill(a, text);
+  e.prefill(c, random_tokens(&rng, 128, 512));
+  const int32_t snapshot = e.snapshot(c);
+  e.ok(tnd_sequence_truncate(e.handle(), c, 0));
+  e.prefill(c, {3});
+  const int32_t b = e.fork(a);
+  CHECK_EQ(used(e), 5);
+  StepIn in;
+  in.groups = {e.rows(a, {1}, {-1}, TND_WANT_LOGITS), e.rows(b, {2}, {-1}, TND_WANT_LOGITS)};
+  CHECK(same_bits(e.run_ok(in).logits, want));
+  CHECK_EQ(used(e), 6);
+  e.ok(tnd_snapshot_free(e.handle(), snapshot));
+}
+
+// Drafts share pages like targets: forks and snapshots propose the same, an append or a block of one of them changes no
+// other, and a pool without pages refuses both.
+TEST(drafts_share_pages) {
+  tnd_open_options o{};
+  o.struct_size = sizeof o;
+  o.role = TND_ROLE_DRAFT;
+  const std::string model = TND_ROOT "/models/tandem-tiny-draft-q8_0.gguf", tables = demo_model();
+  o.model_path = model.c_str();
+  o.tables_path = tables.c_str();
+  o.threads = 2;
+  o.max_sequences = 3;
+  o.max_context = 256;
+  o.kv_positions = 256;
+  o.kv_type_k = o.kv_type_v = TND_KV_DEFAULT;
+  tnd_engine* e = nullptr;
+  char text[512];
+  REQUIRE(tnd_open(&o, &e, text, sizeof text) == TND_OK);
+  const auto ok = [&](tnd_status status) {
+    tnd_last_error(e, text, sizeof text);
+    CHECK_MSG(status == TND_OK, text);
+  };
+  tnd_info info{};
+  info.struct_size = sizeof info;
+  ok(tnd_get_info(e, &info));
+  const auto used = [&] {
+    tnd_stat all[32];
+    uint64_t n = 32;
+    ok(tnd_memory(e, all, &n));
+    uint64_t pages = 0;
+    for (uint64_t i = 0; i < n; ++i) {
+      if (std::string(all[i].name) == "kv_pages") pages += all[i].value;
+      if (std::string(all[i].name) == "kv_pages_free") pages -= all[i].value;
+    }
+    return pages;
+  };
+  Rng rng(13);
+  std::vector<float> features(static_cast<size_t>(256 * info.feature_raw));
+  for (float& f : features) f = rng.normal();
+  // In pieces that have the contract of decoding.
+  const auto append = [&](int32_t s, int32_t from, int32_t n) -> tnd_status {
+    for (const int32_t end = from + n; from < end; from += 50) {
+      const float* rows = features.data() + static_cast<size_t>(from) * static_cast<size_t>(info.feature_raw);
+      const tnd_status status = tnd_draft_append(e, s, from, std::min(50, end - from), TND_FEATURE_RAW_F32, rows);
+      if (status != TND_OK) return status;
+    }
+    return TND_OK;
+  };
+  const size_t size = static_cast<size_t>((info.block_size - 1) * info.max_top_k);
+  std::vector<int32_t> ids(size);
+  std::vector<float> logprobs(size);
+  const auto propose = [&](int32_t s, int32_t position) {
+    const tnd_draft_request request{s, 7, position, info.block_size, 8, 1.0f};
+    return tnd_draft_propose(e, &request, 1, ids.data(), logprobs.data());
+  };
+  const auto proposal = [&](int32_t s, int32_t position) {
+    ok(propose(s, position));
+    return logprobs;
+  };
+  int32_t a = -1, f = -1, c = -1, p = -1;
+  ok(tnd_sequence_create(e, &a));
+  ok(append(a, 0, 70));
+  CHECK_EQ(used(), uint64_t{2});
+  const std::vector<float> at70 = proposal(a, 70);
+  CHECK_EQ(used(), uint64_t{2});
+  ok(tnd_sequence_fork(e, a, &f));
+  ok(tnd_snapshot_create(e, a, &p));
+  CHECK_EQ(used(), uint64_t{2});
+  CHECK(same_bits(proposal(f, 70), at70));  // the block is written to a copy
+  CHECK_EQ(used(), uint64_t{3});
+  ok(append(f, 70, 60));
+  const std::vector<float> at130 = proposal(f, 130);
+  CHECK(same_bits(proposal(a, 70), at70));
+  ok(append(a, 70, 60));
+  CHECK(same_bits(proposal(a, 130), at130));
+  ok(tnd_sequence_free(e, f));
+  ok(tnd_sequence_truncate(e, a, 0));
+  CHECK_EQ(used(), uint64_t{2});
+  ok(tnd_snapshot_demote(e, p));
+  CHECK_EQ(used(), uint64_t{0});
+  ok(tnd_snapshot_restore(e, p, a));
+  CHECK(same_bits(proposal(a, 70), at70));
+  ok(tnd_snapshot_free(e, p));
+  // Eight pages: 2, 4 and 2.
+  ok(tnd_sequence_create(e, &f));
+  ok(append(f, 0, 250));
+  ok(tnd_sequence_create(e, &c));
+  ok(append(c, 0, 128));
+  CHECK_EQ(used(), uint64_t{8});
+  CHECK_EQ(propose(c, 128), TND_RESOURCE_EXHAUSTED);
+  tnd_last_error(e, text, sizeof text);
+  CHECK_MSG(std::string(text).find("request 0: 128 positions need 1 more pages of 64 positions, 0 are free") == 0,
+            text);
+  CHECK_EQ(append(c, 128, 1), TND_RESOURCE_EXHAUSTED);
+  int32_t length = 0;
+  ok(tnd_sequence_length(e, c, &length));
+  CHECK_EQ(length, 128);
+  CHECK(same_bits(proposal(a, 70), at70));
+  ok(tnd_sequence_free(e, f));
+  ok(append(c, 128, 2));
+  CHECK(same_bits(proposal(c, 130), at130));
+  tnd_close(e);
+}
+
+TEST_MAIN()
