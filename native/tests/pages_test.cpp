@@ -204,7 +204,9 @@ TEST(pending_rows_move_in_a_page_of_their_own) {
       in.groups[0].flags = TND_GROUP_COMMIT;
       CHECK(same_bits(e.run_ok(in).logits, want));
       CHECK(e.exported(f) == before);
+      const std::vector<uint8_t> after = e.exported(s);
       CHECK(same_bits(logits_after(e, f, more), cold(e, text, more)));
+      CHECK(e.exported(s) == after);
       e.ok(tnd_snapshot_restore(e.handle(), snapshot, f));
       CHECK(e.exported(f) == before);
       e.ok(tnd_snapshot_free(e.handle(), snapshot));
