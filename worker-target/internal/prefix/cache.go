@@ -305,8 +305,8 @@ func (c *Cache) Relieve(use engine.Engine) bool {
 	return true
 }
 
-// giveUp makes room for a snapshot that its engine refused: it waits until what was evicted is freed, else it evicts the
-// entry of the least value. It reports whether there was anything.
+// giveUp makes room for a snapshot that its engine refused: it waits until what was evicted is freed, else it evicts
+// the entry of the least value. It reports whether there was anything.
 func (c *Cache) giveUp() bool {
 	if c.waitFreed() {
 		return true
