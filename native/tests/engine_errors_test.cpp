@@ -290,6 +290,7 @@ TEST(memory_cap_is_kept) {
   CHECK_EQ(fits.open(demo_model(), o, &error), TND_OK);
   CHECK(fits.stat("total_bytes", true) <= o.cap);
   o.max_context = 0;
+  o.host_cap = 1000;
   Engine automatic;
   CHECK_EQ(automatic.open(demo_model(), o, &error), TND_OK);
   CHECK(automatic.info().max_context > 3900 && automatic.info().max_context < 4096);

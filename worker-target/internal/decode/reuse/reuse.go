@@ -12,11 +12,16 @@
 //	hints     those at or below positions that the client names
 //	newest    every border, until the next one is saved: what is left when the client gives up
 //	answer    the end of what was generated, where every cut has the same bits
+//
+// Making a state takes time that the request waits for: a model with recurrent states of 150 MB on a card takes as long
+// as reading a thousand tokens. So the measured time of a save is held against that of the tokens read since the one
+// before (worth), in which thinned and newest are left out first.
 package reuse
 
 import (
 	"context"
 	"slices"
+	"time"
 
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
@@ -69,10 +74,14 @@ type Reuse struct {
 	cuts   piece.Cuts
 	free   bool            // every cut has the same bits
 	keep   []int           // borders that are to be saved for good, ascending
+	must   []int           // those of keep that are more than thinned ones, in any order
 	rows   *prefix.Rows    // that came with the restored state
 	ring   *drafts.Ring    // nil = no features are captured
 	kind   *drafts.Capture // what the ring holds
 	newest *prefix.Entry   // made by this request, to be dropped when it has a newer one
+	mark   time.Time       // the end of the last restore or save, or the start
+	cost   time.Duration   // of a save, the least of the last ones
+	saves  int             // that were measured
 	// Tokens of the restored state and of the longest one of the prompt that this request added.
 	restored, saved int
 }
@@ -84,7 +93,7 @@ func New(cache Cache, classes Class) Reuse { return Reuse{cache: cache, classes:
 func (r *Reuse) Start(req Request, e engine.Engine, prompt []int32, cuts piece.Cuts) {
 	r.req, r.engine, r.prompt, r.cuts, r.free = req, e, prompt, cuts, e.Info().PromptRows == 0
 	r.rows, r.ring, r.kind, r.newest, r.restored, r.saved = nil, nil, nil, nil, 0, 0
-	r.keep = r.keep[:0]
+	r.keep, r.must, r.mark = r.keep[:0], r.must[:0], time.Now()
 	if r.On() {
 		r.plan()
 	}
@@ -96,8 +105,13 @@ func (r *Reuse) On() bool { return r.cache != nil && !r.req.Off }
 // plan lists the borders to be saved.
 func (r *Reuse) plan() {
 	add := func(class Class, position int) {
-		if r.classes&class != 0 {
-			r.keep = append(r.keep, r.cuts.Below(position))
+		if r.classes&class == 0 {
+			return
+		}
+		border := r.cuts.Below(position)
+		r.keep = append(r.keep, border)
+		if class != Thinned {
+			r.must = append(r.must, border)
 		}
 	}
 	n, ends := len(r.prompt), r.cuts.Messages
@@ -134,6 +148,7 @@ func (r *Reuse) Restore(ctx context.Context, s engine.Sequence) (int, error) {
 	if err := r.cache.Restore(ctx, e, s); err != nil {
 		return 0, err
 	}
+	r.mark = time.Now()
 	r.rows, r.restored = rows, length
 	return length, nil
 }
@@ -156,9 +171,33 @@ func (r *Reuse) Read(s engine.Sequence, length int) {
 		return
 	}
 	_, keep := slices.BinarySearch(r.keep, length)
-	if keep || r.classes&Newest != 0 {
+	if (keep || r.classes&Newest != 0) && r.worth(slices.Contains(r.must, length)) {
 		r.save(s, r.prompt[:length], keep)
 	}
+}
+
+const (
+	// mostShare is the most time of a save as a share of that of what was read since the one before, for states that may
+	// be done without; a larger one loses less of a prompt whose client gives up, and makes every prompt slower.
+	mostShare = 0.1
+	// mostMust is that of states that the next turn is likely to ask for.
+	mostMust = 1.0
+	// negligible is a save that costs a request nothing to speak of.
+	negligible = 5 * time.Millisecond
+	// trials are the saves after which their cost is known. One that another process held up says little.
+	trials = 4
+	// forget is how much of the least cost is added with every save, so that a better past is forgotten.
+	forget = 0.1
+)
+
+// worth reports whether a state is worth the time that saving it takes; must is for those that the next turn is likely to
+// ask for. Where every cut has the same bits, on processors, states are in memory already and every one is.
+func (r *Reuse) worth(must bool) bool {
+	share := mostShare
+	if must {
+		share = mostMust
+	}
+	return r.free || r.saves < trials || r.cost <= negligible || float64(r.cost) <= share*float64(time.Since(r.mark))
 }
 
 // Answers reports whether the state after the answer is worth committing its path for.
@@ -179,8 +218,15 @@ func (r *Reuse) save(s engine.Sequence, tokens []int32, keep bool) {
 		r.cache.Drop(r.newest)
 		r.newest = nil
 	}
+	start := time.Now()
 	e, made := r.cache.Save(r.req.Space, tokens, s, f)
 	if made {
+		r.mark = time.Now()
+		took := r.mark.Sub(start)
+		if r.saves++; r.saves > 1 {
+			took = min(took, r.cost+time.Duration(forget*float64(r.cost)))
+		}
+		r.cost = took
 		r.saved = min(len(tokens), len(r.prompt))
 		if !keep {
 			r.newest = e

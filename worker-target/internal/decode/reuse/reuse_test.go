@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 )
@@ -25,6 +27,7 @@ type stub struct {
 	there          []int // lengths that are stored already
 	fits           []int // lengths up to 1200 that a look-up takes
 	entries        map[*prefix.Entry]int
+	takes          time.Duration // a save
 }
 
 func (s *stub) Find(_ string, tokens []int32, fits func(int) bool) *prefix.Entry {
@@ -43,6 +46,7 @@ func (s *stub) Save(_ string, tokens []int32, _ engine.Sequence, _ prefix.Featur
 	if slices.Contains(s.there, len(tokens)) {
 		return &prefix.Entry{}, false
 	}
+	time.Sleep(s.takes)
 	e := &prefix.Entry{}
 	if s.entries == nil {
 		s.entries = map[*prefix.Entry]int{}
@@ -164,4 +168,38 @@ func TestWhatIsLookedUp(t *testing.T) {
 		t.Error("without a cache something is reused")
 	}
 	read(&none, 0)
+}
+
+// TestSavesAreWorthIt: where making a state takes long, only those are made that the next turn is likely to ask for and
+// that take less than what was read for them.
+func TestSavesAreWorthIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		takes      time.Duration
+		promptRows int
+		want       []int
+	}{
+		"cheap":                   {time.Millisecond, 64, []int{512, 1024, 1536, 2048}},
+		"dear":                    {60 * time.Millisecond, 64, []int{2048}},
+		"dearer than the reading": {time.Second, 64, nil},
+		"on a processor":          {60 * time.Millisecond, 0, []int{512, 1024, 1536, 2048}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			racetest.Bubble(t, func(t *testing.T) {
+				cache := &stub{takes: c.takes}
+				r := New(cache, All)
+				cuts := piece.Markers{}.Cut(make([]int32, 2100), piece.Cuts{})
+				for range trials/len(cuts.Borders) + 2 {
+					cache.saved = nil
+					r.Start(Request{}, bare{promptRows: c.promptRows}, make([]int32, 2100), cuts)
+					for _, border := range cuts.Borders {
+						time.Sleep(50 * time.Millisecond)
+						r.Read(1, border)
+					}
+				}
+				if !slices.Equal(cache.saved, c.want) {
+					t.Errorf("saved at %v, want %v", cache.saved, c.want)
+				}
+			})
+		})
+	}
 }
