@@ -29,7 +29,8 @@ func sources(t *testing.T, dirs []string, endings ...string) (root string, files
 	for _, dir := range dirs {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() {
-				if err == nil && (d.Name() == "build" || d.Name() == "node_modules") {
+				// native/build, native/build-asan
+				if err == nil && (strings.HasPrefix(d.Name(), "build") || d.Name() == "node_modules") {
 					return filepath.SkipDir
 				}
 				return err
