@@ -153,8 +153,8 @@ func TestPromptsTogether(t *testing.T) {
 	}
 }
 
-// TestSlack: the slack rises with steps that take longer than planned, falls again over a hundred that do not, and stays
-// within its bounds.
+// TestSlack: the slack rises with steps that take longer than planned, falls again over a hundred that do not, and
+// stays within its bounds.
 func TestSlack(t *testing.T) {
 	e := bound(t, 0)
 	const expected = 10 * time.Millisecond
