@@ -2,7 +2,7 @@
 // between the tokens of streams while long prompts are read, and what prompts lose beside streams.
 //
 //	go run ./bench/concurrency [-requests 1,4,8,16] [-modes off,auto] [-seconds 3] [-rounds 3] [-gap 0]
-//	    [-before FOLDER] [-out build/bench/concurrency.json]
+//	    [-prompt 16384] [-before FOLDER] [-out build/bench/concurrency.json]
 //
 // With -before the programs in FOLDER are measured too, in turns with those in bin/: other times on a machine are no
 // comparison. Every text must be the one that the request gives alone.
@@ -29,6 +29,7 @@ type options struct {
 	seconds  float64
 	rounds   int
 	gap      int // --max-token-gap-ms
+	prompt   int // tokens of long prompts
 	before   string
 }
 
@@ -36,6 +37,7 @@ type options struct {
 type results struct {
 	Machine string
 	GapMS   int                  `json:"max_token_gap_ms"`
+	Prompt  int                  `json:"prompt_tokens"`
 	Rates   map[string][]rate    `json:"rates"`
 	Gaps    map[string][]gaps    `json:"gaps"`
 	Prompts map[string][]prompts `json:"prompts"`
@@ -47,10 +49,12 @@ func main() {
 	seconds := flag.Float64("seconds", 3, "time of each measurement")
 	rounds := flag.Int("rounds", 3, "how often everything is measured")
 	gap := flag.Int("gap", 0, "--max-token-gap-ms of the worker")
+	prompt := flag.Int("prompt", 16384, "tokens of long prompts")
 	before := flag.String("before", "", "folder of programs to compare with")
 	out := flag.String("out", "build/bench/concurrency.json", "file of results")
 	flag.Parse()
-	o := options{modes: strings.Split(*modes, ","), seconds: *seconds, rounds: *rounds, gap: *gap, before: *before}
+	o := options{modes: strings.Split(*modes, ","), seconds: *seconds, rounds: *rounds, gap: *gap,
+		prompt: *prompt, before: *before}
 	for _, text := range strings.Split(*requests, ",") {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > mostRequests {
@@ -69,7 +73,7 @@ func run(ctx context.Context, o options, out string) error {
 		return err
 	}
 	r := &results{
-		Machine: report.Machine(), GapMS: o.gap, Rates: map[string][]rate{}, Gaps: map[string][]gaps{},
+		Machine: report.Machine(), GapMS: o.gap, Prompt: o.prompt, Rates: map[string][]rate{}, Gaps: map[string][]gaps{},
 		Prompts: map[string][]prompts{},
 	}
 	programs := []string{"after"}

@@ -19,7 +19,6 @@ import (
 
 const (
 	mostRequests = 64
-	promptTokens = 16384
 	streams      = 4 // beside which prompts are read
 )
 
@@ -30,20 +29,40 @@ type rate struct {
 	Tokens   float64 `json:"tokens_per_second"`
 }
 
-// gaps are those between tokens of streams while a long prompt is read, and the prompt's time.
+// gaps are those between tokens of streams while a long prompt is read, and the prompt's time. Without is what the
+// same streams have just before, without a prompt: what the machine does to them.
 type gaps struct {
-	Mode   string  `json:"mode"`
-	Gaps   int     `json:"gaps"`
-	P50    float64 `json:"p50_ms"`
-	P99    float64 `json:"p99_ms"`
-	Max    float64 `json:"max_ms"`
-	Prompt float64 `json:"prompt_ms"` // to its first token
+	Mode    string  `json:"mode"`
+	Without spread  `json:"without_prompt"`
+	Beside  spread  `json:"beside_prompt"`
+	Prompt  float64 `json:"prompt_ms"` // to its first token
 }
 
-// prompts are rates of a prompt's pieces in tokens a second.
+// spread of gaps in milliseconds.
+type spread struct {
+	Gaps int     `json:"gaps"`
+	P50  float64 `json:"p50_ms"`
+	P99  float64 `json:"p99_ms"`
+	Max  float64 `json:"max_ms"`
+}
+
+func spreadOf(seen []float64) (s spread, err error) {
+	if len(seen) == 0 {
+		return s, errors.New("no stream had a token")
+	}
+	slices.Sort(seen)
+	at := func(share float64) float64 { return seen[min(len(seen)-1, int(share*float64(len(seen))))] }
+	return spread{len(seen), at(0.5), at(0.99), at(1)}, nil
+}
+
+// prompts compares a long prompt alone with one beside plain streams.
 type prompts struct {
-	Alone  float64 `json:"alone"`
-	Beside float64 `json:"beside"` // of the time that the step takes beyond that of its rounds, by the worker's estimate
+	Alone float64 `json:"alone"` // tokens a second
+	// Processor time of the target's engine for a token of the prompt: beside streams what it took less the streams'
+	// tokens at what they take without a prompt. Other programs on the machine disturb it little.
+	AloneUS  float64 `json:"alone_us"`
+	BesideUS float64 `json:"beside_us"`
+	Keeps    float64 `json:"keeps"` // share of its rate beside streams, by processor time
 	// Estimates of the worker in milliseconds, by rows.
 	PromptMS map[string]float64 `json:"prompt_ms,omitempty"`
 	BesideMS map[string]float64 `json:"prompt_beside_ms,omitempty"`
@@ -59,6 +78,7 @@ type server struct {
 	name   string
 	target tandemv1.TargetServiceClient
 	http   *client.Client
+	engine int // pid of the target's
 	stop   func()
 	cases  []report.Case
 	alone  [][]int32 // the texts of cases
@@ -72,7 +92,7 @@ func start(ctx context.Context, name string, o options, cases []report.Case) (*s
 		slots = max(slots, n)
 	}
 	opts := cluster.Options{Args: []string{
-		"--demo", "--lanes", strconv.Itoa(slots), "--max-ctx", strconv.Itoa(promptTokens + 1024),
+		"--demo", "--lanes", strconv.Itoa(slots), "--max-ctx", strconv.Itoa(o.prompt + 1024),
 	}}
 	if name == "before" {
 		opts.Programs = o.before
@@ -95,10 +115,14 @@ func start(ctx context.Context, name string, o options, cases []report.Case) (*s
 		_ = hangUp()
 		cl.Close()
 	}}
-	for len(s.long) < promptTokens {
+	if s.engine, err = engineOf(cl); err != nil {
+		s.stop()
+		return nil, err
+	}
+	for len(s.long) < o.prompt {
 		s.long = append(s.long, cases[len(s.long)%len(cases)].IDs...)
 	}
-	s.long = s.long[:promptTokens]
+	s.long = s.long[:o.prompt]
 	for _, c := range cases {
 		text, err := s.ask(ctx, c, modeOf["off"])
 		if err != nil {
@@ -168,16 +192,20 @@ func (s *server) rate(ctx context.Context, mode tandemv1.SpeculationMode, n int,
 	return float64(total) / time.Since(start).Seconds(), errors.Join(errs...)
 }
 
-// gaps reads a long prompt beside streams.
-func (s *server) gaps(ctx context.Context, mode tandemv1.SpeculationMode) (gaps, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var mu sync.Mutex
-	reading := false
-	var seen []float64
-	var wait sync.WaitGroup
+// background are streams that run until end.
+type background struct {
+	mu   sync.Mutex
+	seen []float64 // milliseconds between messages with tokens
+	stop context.CancelFunc
+	wait sync.WaitGroup
+}
+
+// begin starts streams that decode one case after the other.
+func (s *server) begin(ctx context.Context, mode tandemv1.SpeculationMode) *background {
+	ctx, stop := context.WithCancel(ctx)
+	b := &background{stop: stop}
 	for i := range streams {
-		wait.Go(func() {
+		b.wait.Go(func() {
 			for k := i; ctx.Err() == nil; k++ {
 				last := time.Time{}
 				_, _ = s.decode(ctx, &tandemv1.DecodeRequest{
@@ -185,52 +213,85 @@ func (s *server) gaps(ctx context.Context, mode tandemv1.SpeculationMode) (gaps,
 					Speculation: &tandemv1.Speculation{Mode: mode},
 				}, func() {
 					now := time.Now()
-					mu.Lock()
-					defer mu.Unlock()
-					if reading && !last.IsZero() {
-						seen = append(seen, 1e3*now.Sub(last).Seconds())
+					b.mu.Lock()
+					defer b.mu.Unlock()
+					if !last.IsZero() {
+						b.seen = append(b.seen, 1e3*now.Sub(last).Seconds())
 					}
 					last = now
 				})
 			}
 		})
 	}
-	defer wait.Wait()
-	defer cancel()
-	time.Sleep(500 * time.Millisecond)
-	set := func(on bool) {
-		mu.Lock()
-		defer mu.Unlock()
-		reading = on
-	}
-	total := 0.0
-	const repeats = 2
-	for range repeats {
-		set(true)
-		d, err := s.first(ctx)
-		set(false)
-		if err != nil {
-			return gaps{}, err
-		}
-		total += d
-	}
-	mu.Lock()
-	defer mu.Unlock()
-	if len(seen) == 0 {
-		return gaps{}, errors.New("no stream had a token while a prompt was read")
-	}
-	slices.Sort(seen)
-	at := func(share float64) float64 { return seen[min(len(seen)-1, int(share*float64(len(seen))))] }
-	return gaps{Gaps: len(seen), P50: at(0.5), P99: at(0.99), Max: at(1), Prompt: total / repeats}, nil
+	return b
 }
 
-// prompts compares the rate of a long prompt alone with that beside streams.
+func (b *background) end() {
+	b.stop()
+	b.wait.Wait()
+}
+
+// take returns the gaps since it was called last.
+func (b *background) take() []float64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := b.seen
+	b.seen = nil
+	return list
+}
+
+// gaps reads a long prompt beside streams.
+func (s *server) gaps(ctx context.Context, mode tandemv1.SpeculationMode) (g gaps, err error) {
+	b := s.begin(ctx, mode)
+	defer b.end()
+	time.Sleep(500 * time.Millisecond)
+	b.take()
+	time.Sleep(2 * time.Second)
+	if g.Without, err = spreadOf(b.take()); err != nil {
+		return g, err
+	}
+	if g.Prompt, err = s.first(ctx); err != nil {
+		return g, err
+	}
+	g.Beside, err = spreadOf(b.take())
+	return g, err
+}
+
+// prompts compares a long prompt alone with one beside streams.
 func (s *server) prompts(ctx context.Context) (p prompts, err error) {
-	ms, err := s.first(ctx)
+	ms := 0.0
+	alone, err := s.processor(func() (err error) {
+		ms, err = s.first(ctx)
+		return err
+	})
 	if err != nil {
 		return p, err
 	}
-	p.Alone = promptTokens / ms * 1e3
+	p.Alone = float64(len(s.long)) / ms * 1e3
+	p.AloneUS = 1e6 * alone.Seconds() / float64(len(s.long))
+
+	b := s.begin(ctx, modeOf["off"])
+	defer b.end()
+	time.Sleep(500 * time.Millisecond)
+	b.take()
+	without, err := s.processor(func() error {
+		time.Sleep(3 * time.Second)
+		return nil
+	})
+	tokens := float64(len(b.take()))
+	if err != nil || tokens == 0 {
+		return p, errors.Join(err, errors.New("streams without tokens"))
+	}
+	beside, err := s.processor(func() error {
+		_, err := s.first(ctx)
+		return err
+	})
+	if err != nil {
+		return p, err
+	}
+	own := beside.Seconds() - float64(len(b.take()))*without.Seconds()/tokens
+	p.BesideUS = 1e6 * own / float64(len(s.long))
+	p.Keeps = p.AloneUS / p.BesideUS
 	workers, err := s.http.Workers(ctx)
 	if err != nil {
 		return p, err
@@ -238,10 +299,33 @@ func (s *server) prompts(ctx context.Context) (p prompts, err error) {
 	for _, w := range workers {
 		if w.Speculation != nil && w.Speculation.PromptMS != nil {
 			p.PromptMS, p.BesideMS = w.Speculation.PromptMS, w.Speculation.PromptBesideMS
-			p.Beside = p.Alone * p.PromptMS["256"] / p.BesideMS["256"]
 		}
 	}
 	return p, nil
+}
+
+// processor returns the processor time that the target's engine takes while f runs.
+func (s *server) processor(f func() error) (time.Duration, error) {
+	before, err := cluster.ProcessorTime(s.engine)
+	if err != nil {
+		return 0, err
+	}
+	if err := f(); err != nil {
+		return 0, err
+	}
+	after, err := cluster.ProcessorTime(s.engine)
+	return after - before, err
+}
+
+// engineOf returns the engine process of the target.
+func engineOf(cl *cluster.Cluster) (int, error) {
+	worker := cl.Find("worker-target")
+	for _, p := range cl.Processes() {
+		if p.Parent == worker && p.Name == "tandem-engine" {
+			return p.PID, nil
+		}
+	}
+	return 0, errors.New("the target has no engine process")
 }
 
 // first reads the long prompt, with another beginning each time, and returns the time to its first token in

@@ -44,26 +44,30 @@ func (r *results) print(w io.Writer, o options, programs []string) {
 	table.Write(w)
 	table = &report.Table{
 		Title: fmt.Sprintf("Gaps between tokens of %d streams in ms while a prompt of %d tokens is read, setting %d", streams,
-			promptTokens, r.GapMS),
-		Header: []string{"programs", "mode", "p50", "p99", "longest", "first token of the prompt"},
+			r.Prompt, r.GapMS),
+		Header: []string{"programs", "mode", "p50", "p99", "longest", "p50 and p99 without it", "first token of the prompt"},
 	}
 	for _, mode := range o.modes {
 		for _, name := range programs {
 			of := func(f func(gaps) float64) float64 {
 				return median(r.Gaps[name], func(v gaps) bool { return v.Mode == mode }, f)
 			}
-			table.Add(name, mode, of(func(v gaps) float64 { return v.P50 }), of(func(v gaps) float64 { return v.P99 }),
-				of(func(v gaps) float64 { return v.Max }), of(func(v gaps) float64 { return v.Prompt }))
+			without := fmt.Sprintf("%.1f, %.1f", of(func(v gaps) float64 { return v.Without.P50 }),
+				of(func(v gaps) float64 { return v.Without.P99 }))
+			table.Add(name, mode, of(func(v gaps) float64 { return v.Beside.P50 }),
+				of(func(v gaps) float64 { return v.Beside.P99 }), of(func(v gaps) float64 { return v.Beside.Max }), without,
+				of(func(v gaps) float64 { return v.Prompt }))
 		}
 	}
 	table.Write(w)
-	table = &report.Table{
-		Title: "Tokens a second of a long prompt", Header: []string{"programs", "alone", "beside streams"},
-	}
+	table = &report.Table{Title: "A long prompt", Header: []string{
+		"programs", "tokens a second alone", "µs of processor time a token alone", "beside streams", "rate kept"}}
 	for _, name := range programs {
 		all := func(prompts) bool { return true }
 		table.Add(name, median(r.Prompts[name], all, func(v prompts) float64 { return v.Alone }),
-			median(r.Prompts[name], all, func(v prompts) float64 { return v.Beside }))
+			median(r.Prompts[name], all, func(v prompts) float64 { return v.AloneUS }),
+			median(r.Prompts[name], all, func(v prompts) float64 { return v.BesideUS }),
+			median(r.Prompts[name], all, func(v prompts) float64 { return v.Keeps }))
 	}
 	table.Write(w)
 }

@@ -24,8 +24,8 @@ func TestSlowTrioTogether(t *testing.T) {
 	dir := t.TempDir()
 	start(t, in("bin", "worker-draft"), filepath.Join(dir, "d"), "--model", in("models", "tandem-tiny-draft-q8_0.gguf"),
 		"--cache-dir", filepath.Join(dir, "cd"), "--lanes", fmt.Sprint(requests), "--max-ctx", "4096")
-	model := in("models", "tandem-tiny-target-q4_k_m.gguf")
-	start(t, in("bin", "worker-target"), filepath.Join(dir, "t"), "--model", model,
+	start(t, in("bin", "worker-target"), filepath.Join(dir, "t"),
+		"--model", in("models", "tandem-tiny-target-q4_k_m.gguf"),
 		"--cache-dir", filepath.Join(dir, "ct"), "--draft-address", "unix://"+filepath.Join(dir, "d"),
 		"--lanes", fmt.Sprint(requests), "--max-ctx", "4096", "--max-token-gap-ms", "20")
 	conn, err := workernode.Dial("unix://" + filepath.Join(dir, "t"))

@@ -17,9 +17,12 @@ const (
 	// decodeUnit is that of rows with the bits of decoding, which may be cut anywhere: fewer rows keep the gaps of slow
 	// machines, at more steps a prompt.
 	decodeUnit = 8
-	// margin is the share of the room between a step's expected end and the longest gap that prompt rows may take: the
-	// rest is for steps that take longer than expected.
-	margin = 0.75
+	// leastSlack and mostSlack bound how much longer than expected a step with prompt rows is planned to take. Between
+	// them the slack follows the 99th percentile of what steps took over what was expected: each that took longer raises
+	// it by slackUp, each other one lowers it by a 99th of that. More keeps gaps shorter where other programs disturb the
+	// machine, at smaller cuts.
+	leastSlack, mostSlack = 1.25, 3
+	slackUp               = 0.25
 )
 
 // cut is the rows of a part that run in one step.
@@ -196,7 +199,7 @@ func (e *Engine) rowsOf(p *part, most int, room time.Duration, bounded bool) int
 	return low * unit
 }
 
-// within reports whether the step with n rows more of prompts takes at most room.
+// within reports whether the step with n rows more of prompts takes at most room, in 99 of 100 cases.
 func (e *Engine) within(n int, p *part, room time.Duration) bool {
 	m := &e.mix
 	length := m.promptLength
@@ -204,7 +207,18 @@ func (e *Engine) within(n int, p *part, room time.Duration) bool {
 		length = int(p.step.Rows[p.done].Position)
 	}
 	prompt := e.costs.Prompt(m.prompt+n, length, m.rounds > 0)
-	return float64(prompt) <= margin*float64(room-m.base-e.costs.Hop())
+	return e.slack*float64(m.base+prompt+e.costs.Hop()) <= float64(room)
+}
+
+// observeSlack learns from a step with prompt rows how far steps outlast what was expected of them.
+func (e *Engine) observeSlack(took, expected time.Duration) {
+	switch {
+	case expected <= 0:
+	case float64(took) > e.slack*float64(expected):
+		e.slack = min(e.slack+slackUp, mostSlack)
+	default:
+		e.slack = max(e.slack-slackUp/99, leastSlack)
+	}
 }
 
 // unitOf is the number of rows at multiples of which a piece may be cut.

@@ -152,3 +152,38 @@ func TestPromptsTogether(t *testing.T) {
 		})
 	}
 }
+
+// TestSlack: the slack rises with steps that take longer than planned, falls again over a hundred that do not, and
+// stays within its bounds.
+func TestSlack(t *testing.T) {
+	e := bound(t, 0)
+	const expected = 10 * time.Millisecond
+	late := func() { e.observeSlack(10*expected, expected) }
+	late()
+	late()
+	if e.slack != leastSlack+2*slackUp {
+		t.Errorf("%v after two late steps", e.slack)
+	}
+	for range 99 {
+		e.observeSlack(expected, expected)
+	}
+	if d := e.slack - leastSlack - slackUp; d < -1e-9 || d > 1e-9 {
+		t.Errorf("%v after 99 steps as expected", e.slack)
+	}
+	for range 300 {
+		e.observeSlack(expected, expected)
+	}
+	if e.slack != leastSlack {
+		t.Errorf("%v after many steps as expected", e.slack)
+	}
+	for range 100 {
+		late()
+	}
+	if e.slack != mostSlack {
+		t.Errorf("%v after many late steps", e.slack)
+	}
+	e.observeSlack(time.Second, 0) // nothing was expected
+	if e.slack != mostSlack {
+		t.Errorf("%v after a step of unknown cost", e.slack)
+	}
+}

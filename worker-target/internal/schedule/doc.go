@@ -9,10 +9,11 @@
 // # What a step has
 //
 // Rounds (plain rows, chains, trees) come first: the one that waits longest, and those that cost clearly less in its
-// step than in one of their own, by measured costs. Pieces of prompts fill the step up. A piece is one committing group
-// of prompt rows, or of more than one row; it may run in several steps, cut at multiples of 64 rows from its start (of
-// 8 where prompts have the bits of decoding), each stated by the piece's kind. A step takes as many of its rows as keep
-// every running stream within its longest gap between two tokens; the whole piece, when no stream runs.
+// step than in one of their own, by measured costs. Pieces of prompts fill the step up. A piece is one committing
+// group of prompt rows, or of more than one row; it may run in several steps, cut at multiples of 64 rows from its
+// start (of 8 where prompts have the bits of decoding), each stated by the piece's kind. A step takes as many of its
+// rows as keep every running stream within its longest gap between two tokens, in 99 of 100 steps; the whole piece,
+// when no stream runs.
 //
 // A stream runs from its first token until it is freed, or has asked for no step in a second: a reader that is slow
 // does not slow down prompts for good. A piece that found no room for as long as a stream may wait gets its smallest

@@ -54,6 +54,7 @@ type Engine struct {
 	// Of the leader.
 	timer  *time.Timer
 	mix    mix
+	slack  float64 // see leastSlack
 	joint  engine.Step
 	result engine.StepResult
 }
@@ -93,6 +94,7 @@ func New(inner engine.Engine, o Options) *Engine {
 		Engine: inner, options: o, costs: o.Costs, rows: info.MaxBatchRows, unit: promptUnit,
 		streams: streams{}, keys: keys{all: map[uint64]float64{}}, arrived: make(chan struct{}, 1),
 		timer: time.NewTimer(time.Hour),
+		slack: leastSlack,
 	}
 	if info.PromptRows == 0 {
 		e.unit = decodeUnit
@@ -276,6 +278,10 @@ func (e *Engine) observePrompt(wall time.Duration) {
 	m := &e.mix
 	if m.prompt == 0 {
 		return
+	}
+	prompt := e.costs.Prompt(m.prompt, m.promptLength, m.rounds > 0)
+	if prompt > 0 {
+		e.observeSlack(wall, m.base+prompt+e.costs.Hop())
 	}
 	took := time.Duration(e.result.EngineNanos)
 	if c := m.cuts[0]; c.whole() && len(m.cuts) == 1 {

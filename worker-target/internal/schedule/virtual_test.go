@@ -236,6 +236,46 @@ func TestGap(t *testing.T) {
 	}
 }
 
+// TestGapOfUnsteadySteps: where one step in twenty takes half as long again, the cuts become so small that 99 of 100
+// gaps are within the setting all the same.
+func TestGapOfUnsteadySteps(t *testing.T) {
+	racetest.Bubble(t, func(t *testing.T) {
+		const setting = 80 * time.Millisecond
+		random := rand.New(rand.NewPCG(3, 3))
+		e := paced(t, Options{MaxTokenGap: setting}, func(s *engine.Step) {
+			if random.IntN(20) == 0 {
+				time.Sleep((stepTime + time.Duration(len(s.Rows))*rowTime) / 2)
+			}
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var gaps, late int
+		var wait sync.WaitGroup
+		wait.Go(func() {
+			decodeRows(ctx, t, e, func() time.Duration { return 0 }, func(gap time.Duration) {
+				gaps++
+				if gap > setting {
+					late++
+				}
+			})
+		})
+		time.Sleep(10 * time.Millisecond)
+		if err := readPrompt(ctx, e, 20_000); err != nil {
+			t.Error(err)
+		}
+		gaps, late = 0, 0
+		if err := readPrompt(ctx, e, 30_000); err != nil {
+			t.Error(err)
+		}
+		t.Logf("%d of %d gaps are too long, slack %.2f", late, gaps, e.slack)
+		if gaps < 100 || 100*late > gaps {
+			t.Errorf("%d of %d gaps are too long", late, gaps)
+		}
+		cancel()
+		wait.Wait()
+	})
+}
+
 // TestSmallestCut: where not even the smallest cut fits into the gap, a prompt goes on all the same, and streams wait
 // no longer than for that cut.
 func TestSmallestCut(t *testing.T) {
