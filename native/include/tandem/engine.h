@@ -252,6 +252,21 @@ typedef struct tnd_draft_request {
 /* tnd_score flags. */
 #define TND_SCORE_ROTATED 1u /* score with keys and queries after RoPE instead of before it */
 
+/* What a snapshot consists of, for keeping it outside of the engine: the state (token ids [length], then recurrent
+ * states), then the pages of its positions, each block by block: a block is a page in one layer. */
+typedef struct tnd_snapshot_layout {
+  uint32_t struct_size;
+  int32_t length;               /* positions */
+  uint64_t identity;            /* of the model and its layer range: parts of another one do not fit */
+  int32_t kv_type_k, kv_type_v; /* nor do those of other types */
+  uint64_t state_bytes;         /* of the state */
+  uint64_t page_bytes;          /* of a page */
+  uint64_t block_bytes;         /* of a block */
+  int32_t pages;                /* that hold length positions; the last may be partly used */
+} tnd_snapshot_layout;
+
+#define TND_PART_STATE (-1) /* part: the state; 0, 1, ..: a page */
+
 typedef struct tnd_stat {
   char name[48]; /* snake_case, e.g. "step_matmul_ns", "kv_bytes" */
   uint64_t value;
@@ -296,6 +311,24 @@ TND_API tnd_status tnd_snapshot_restore(tnd_engine* engine, int32_t snapshot, in
  * move is no error. Restoring brings them back, and leaves their host copy until somebody writes to them. */
 TND_API tnd_status tnd_snapshot_demote(tnd_engine* engine, int32_t snapshot);
 TND_API tnd_status tnd_snapshot_free(tnd_engine* engine, int32_t snapshot);
+/* A snapshot piece by piece, so that one of any length is stored and read back without a copy of it in memory. Targets
+ * only. Reading copies bytes [offset, offset + bytes) of a part, of pages whole blocks, and gives their CRC-32C (not
+ * when crc is NULL). Rows of the last page beyond the length are zero; pages in host memory are read there. */
+TND_API tnd_status tnd_snapshot_describe(tnd_engine* engine, int32_t snapshot, tnd_snapshot_layout* layout);
+TND_API tnd_status tnd_snapshot_read(tnd_engine* engine, int32_t snapshot, int32_t part, uint64_t offset, void* data,
+                                     uint64_t bytes, uint32_t* crc);
+/* Begins a snapshot that is written piece by piece. It shares the first shared_pages pages of snapshot `base`, all of
+ * them full and of the same tokens (0: base is not looked at), and takes new ones of the pool for the others. The
+ * state must be written first, then the pages from shared_pages on, without gaps. Until it is finished only
+ * tnd_snapshot_write, _finish and _free work on it. FAILED_PRECONDITION: a layout of another model or of other types. */
+TND_API tnd_status tnd_snapshot_begin(tnd_engine* engine, const tnd_snapshot_layout* layout, int32_t base,
+                                      int32_t shared_pages, int32_t* snapshot);
+/* DATA_LOSS: the bytes do not have this CRC-32C; nothing was written. */
+TND_API tnd_status tnd_snapshot_write(tnd_engine* engine, int32_t snapshot, int32_t part, uint64_t offset,
+                                      const void* data, uint64_t bytes, uint32_t crc);
+/* FAILED_PRECONDITION: bytes are missing. DATA_LOSS: a token id is none of the model's; of use is only
+ * tnd_snapshot_free then. */
+TND_API tnd_status tnd_snapshot_finish(tnd_engine* engine, int32_t snapshot);
 /* Export: K/V rows, convolution taps, recurrent state and token ids of a sequence, versioned and checksummed. Import
  * fails with TND_FAILED_PRECONDITION for another model, layer range or KV type and with TND_DATA_LOSS for damaged
  * bytes. */

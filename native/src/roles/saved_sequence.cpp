@@ -90,6 +90,12 @@ void SavedSequences::read(const uint8_t* in, const SavedParts& parts) const {
 }
 
 Status SavedSequences::find(int32_t handle, const Snapshot** out) const {
+  TND_TRY(find_any(handle, out));
+  if ((*out)->unfinished) return errorf(TND_FAILED_PRECONDITION, "snapshot %d is not finished", handle);
+  return Status();
+}
+
+Status SavedSequences::find_any(int32_t handle, const Snapshot** out) const {
   if (handle < 0 || static_cast<size_t>(handle) >= snapshots_.size() || !snapshots_[static_cast<size_t>(handle)].used) {
     return errorf(TND_NOT_FOUND, "snapshot %d does not exist", handle);
   }
@@ -120,7 +126,20 @@ uint64_t SavedSequences::host_left(uint64_t left) const {
 
 Status SavedSequences::snapshot(const SavedParts& parts, const PageTable& table, int32_t length, uint64_t left,
                                 int32_t* handle) {
-  const uint64_t bytes = payload_bytes(parts), available = host_left(left);
+  const uint64_t bytes = payload_bytes(parts);
+  TND_TRY(check_room(bytes, length, left));
+  Snapshot& s = *unused(handle);
+  s.data.resize(bytes);
+  s.length = length;
+  s.pages = pool_->keep(table, kv_pages(length));
+  write(parts, s.data.data());
+  snapshot_bytes_.fetch_add(bytes);
+  return backend_->sync();
+}
+
+// Compares the host memory that a snapshot takes with what is left, and makes room for it.
+Status SavedSequences::check_room(uint64_t bytes, int32_t length, uint64_t left) {
+  const uint64_t available = host_left(left);
   if (bytes > available) {
     const uint64_t spare = pool_->spare_bytes();
     if (bytes - available > spare) {
@@ -130,18 +149,16 @@ Status SavedSequences::snapshot(const SavedParts& parts, const PageTable& table,
     }
     pool_->trim(bytes - available);
   }
+  return Status();
+}
+
+SavedSequences::Snapshot* SavedSequences::unused(int32_t* handle) {
   size_t at = 0;
   while (at < snapshots_.size() && snapshots_[at].used) ++at;
   if (at == snapshots_.size()) snapshots_.emplace_back();
-  Snapshot& s = snapshots_[at];
-  s.data.resize(bytes);
-  s.length = length;
-  s.used = true;
-  s.pages = pool_->keep(table, kv_pages(length));
-  write(parts, s.data.data());
-  snapshot_bytes_.fetch_add(bytes);
+  snapshots_[at].used = true;
   *handle = static_cast<int32_t>(at);
-  return backend_->sync();
+  return &snapshots_[at];
 }
 
 Status SavedSequences::check_restore(int32_t handle, const PageTable& to, int32_t* length) const {
@@ -171,7 +188,7 @@ Status SavedSequences::demote(int32_t handle, uint64_t left) {
 
 Status SavedSequences::free(int32_t handle) {
   const Snapshot* s = nullptr;
-  TND_TRY(find(handle, &s));
+  TND_TRY(find_any(handle, &s));
   pool_->drop(s->pages);
   snapshot_bytes_.fetch_sub(s->data.size());
   snapshots_[static_cast<size_t>(handle)] = Snapshot();
