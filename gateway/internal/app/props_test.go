@@ -96,10 +96,13 @@ func TestPropsTellWhatRuns(t *testing.T) {
 	})
 	r.target(gatewaytest.WorkerOptions{MaxContext: 4096, Decode: r.reply("one two three", 2),
 		Settings: map[string]string{"lookup": "true", "chunk": "256", "ddtree-budget": "22", "max-token-gap-ms": "80",
-			"cache-type-k": "q8_0", "cache-type-v": "f16", "prefix-cache-slots": "100", "prefix-cache-ram-mb": "512"},
+			"cache-type-k": "q8_0", "cache-type-v": "f16", "prefix-cache-slots": "100", "prefix-cache-ram-mb": "512",
+			"kv-cache-budget": "2048"},
 		Counters: map[string]float64{"drafted_tokens": 40, "accepted_tokens": 30, "prefix_cache_lookups": 9,
 			"prefix_cache_hits": 6, "prefix_cache_tokens": 4000, "prefix_cache_evictions": 2, "prefix_cache_entries": 5,
-			"prefix_cache_bytes": 1e6}})
+			"prefix_cache_bytes": 1e6, "prefix_cache_disk_states": 3, "prefix_cache_disk_bytes": 2e6,
+			"prefix_cache_disk_lookups": 8, "prefix_cache_disk_hits": 4, "prefix_cache_disk_tokens": 900,
+			"prefix_cache_disk_writes": 7, "prefix_cache_disk_evictions": 1, "prefix_cache_disk_damaged": 5}})
 	script, _ := scorer(t)
 	r.scorer(script)
 	target, prefill := gatewaytest.ModelPath(t, gatewaytest.Target), gatewaytest.ModelPath(t, gatewaytest.Scorer)
@@ -122,7 +125,12 @@ func TestPropsTellWhatRuns(t *testing.T) {
 		"server.props_schema": 2.0, "full_cache": nil,
 		"prefix_cache.capacity": 100.0, "prefix_cache.in_use": 5.0, "prefix_cache.ram_mb": 512.0,
 		"prefix_cache.bytes": 1e6, "prefix_cache.lifetime_lookups": 9.0, "prefix_cache.lifetime_hits": 6.0,
-		"prefix_cache.lifetime_tokens": 4000.0, "prefix_cache.lifetime_evictions": 2.0, "sampling.capabilities.top_k": true,
+		"prefix_cache.lifetime_tokens": 4000.0, "prefix_cache.lifetime_evictions": 2.0,
+		"prefix_cache.disk.budget_mb": 2048.0, "prefix_cache.disk.states": 3.0, "prefix_cache.disk.bytes": 2e6,
+		"prefix_cache.disk.lifetime_lookups": 8.0, "prefix_cache.disk.lifetime_hits": 4.0,
+		"prefix_cache.disk.lifetime_tokens": 900.0, "prefix_cache.disk.lifetime_writes": 7.0,
+		"prefix_cache.disk.lifetime_evictions": 1.0, "prefix_cache.disk.lifetime_damaged": 5.0,
+		"sampling.capabilities.top_k": true,
 		"tool_replay.current_entries": 0.0,
 	} {
 		got := any(v)

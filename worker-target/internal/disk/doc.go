@@ -14,8 +14,8 @@
 // A file begins with what it holds, its token ids, and a CRC-32C of every chunk of what follows, all under one CRC-32C.
 // It is written under another name, synced and renamed: it is there whole or not at all. Nothing is believed that its
 // checksum does not confirm, and the ids are compared one by one. A file that is damaged is deleted with all that
-// depends on it, counted, and the prompt is read from its first token. Chunks are read from the engine and written to it
-// one by one, so no state has to fit into memory; their checksums are the engine's own, from its memory and back.
+// depends on it, counted, and the prompt is read from its first token. Chunks are read from the engine and written to
+// it one by one, so no state has to fit into memory; their checksums are the engine's own, from its memory and back.
 //
 // The index is made of the names of files, so it is there milliseconds after the start, in the background. Budget and
 // eviction are those of package prefix: what is worth least goes first, young states last, those in use never.

@@ -140,8 +140,9 @@ func (s *Store) scan() {
 	}
 	s.link()
 	s.shrink(0, nil)
-	s.cfg.Log.Info("states of prompts on disk", zap.String(telemetry.KeyPath, s.folder.path), zap.Int("states", len(s.nodes)),
-		zap.Uint64("bytes", s.bytes), zap.Int64(telemetry.KeyDurationMS, time.Since(start).Milliseconds()))
+	s.cfg.Log.Info("states of prompts on disk", zap.String(telemetry.KeyPath, s.folder.path),
+		zap.Int("states", len(s.nodes)), zap.Uint64("bytes", s.bytes),
+		zap.Int64(telemetry.KeyDurationMS, time.Since(start).Milliseconds()))
 }
 
 // link connects states with their parents and removes what is of no use: states without pages, pages without their

@@ -156,7 +156,8 @@ func TestRowsAreKept(t *testing.T) {
 	}
 }
 
-// TestDamage flips or cuts off every kind of byte: the state is a miss and its files go, with those that depend on them.
+// TestDamage flips or cuts off every kind of byte: the state is a miss and its files go, with those that depend on
+// them.
 func TestDamage(t *testing.T) {
 	r, random := newRig(t), rand.New(rand.NewPCG(4, 1))
 	prompt := text(random, 400)
@@ -382,7 +383,8 @@ func TestFolders(t *testing.T) {
 	}
 }
 
-// TestFailedWrites: a write that fails leaves nothing and is not tried again at once; one whose state went is no failure.
+// TestFailedWrites: a write that fails leaves nothing and is not tried again at once; one whose state went is no
+// failure.
 func TestFailedWrites(t *testing.T) {
 	r, random, dir := newRig(t), rand.New(rand.NewPCG(8, 1)), t.TempDir()
 	s := openStore(t, dir, roomy)

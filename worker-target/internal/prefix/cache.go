@@ -16,6 +16,7 @@ import (
 type Config struct {
 	Bytes uint64 // of all entries, 0 = off
 	Slots int    // entries, 0 = off
+	Disk  *Disk  // keeps states in files as well; nil = none
 }
 
 // Stats of a cache. Lookups to Failures count since the worker's start, across engines.
@@ -26,6 +27,7 @@ type Stats struct {
 	Evictions uint64
 	Refusals  uint64 // entries that the engine or the budget had no room for
 	Failures  uint64 // hits that could not be restored
+	Unwritten uint64 // entries that were left out because too many waited to be written to disk
 	Entries   int
 	Bytes     uint64
 }
@@ -42,7 +44,9 @@ type Entry struct {
 	made     time.Time
 	used     time.Time
 	pins     int
+	gone     bool // removed while it was pinned: who unpins it frees it
 	demoted  bool // its pages have left the engine's pool
+	queued   bool // to be written to disk
 }
 
 // Length is the number of tokens of the state.
@@ -57,6 +61,7 @@ type Cache struct {
 	ctx    context.Context // of calls that make and free snapshots: they outlive the request
 	cancel context.CancelFunc
 	group  sync.WaitGroup // calls that free evicted snapshots, at most Slots
+	tier   *tier          // nil = none
 
 	mu      sync.Mutex // guards the fields below and everything in the trees
 	engine  engine.Engine
@@ -65,9 +70,10 @@ type Cache struct {
 	roots   map[string]*node
 	entries map[*Entry]struct{}
 	bytes   uint64
-	making  int // entries whose snapshot is being made
-	freeing int // snapshots that are being freed beside the request that evicted them
-	freed   sync.Cond
+	making  int       // entries whose snapshot is being made
+	freeing int       // snapshots that are being freed beside the request that evicted them
+	reading *Entry    // the entry that is being read for the disk
+	freed   sync.Cond // freeing has fallen, or reading has changed
 	closed  bool
 	stats   Stats
 }
@@ -80,6 +86,9 @@ func New(cfg Config) *Cache {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Cache{cfg: cfg, ctx: ctx, cancel: cancel, roots: map[string]*node{}, entries: map[*Entry]struct{}{}}
 	c.freed.L = &c.mu
+	if cfg.Disk != nil {
+		c.tier = newTier(c, cfg.Disk)
+	}
 	return c
 }
 
@@ -115,16 +124,24 @@ func (c *Cache) Stats() Stats {
 	return s
 }
 
-// Find returns the longest entry that tokens begin with and that fits, nil if there is none. The caller restores it by
-// Restore, which lets go of it.
-func (c *Cache) Find(space string, tokens []int32, fits func(length int) bool) *Entry {
+// Find returns the longest entry that tokens begin with and that fits, nil if there is none. A longer state on disk is
+// read first. The caller restores the entry by Restore, which lets go of it.
+func (c *Cache) Find(ctx context.Context, space string, tokens []int32, fits func(length int) bool) *Entry {
 	if c == nil {
 		return nil
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.stats.Lookups++
-	var best *Entry
+	best := c.find(space, tokens, fits)
+	c.mu.Unlock()
+	if c.tier == nil {
+		return best
+	}
+	return c.tier.extend(ctx, best, space, tokens, fits)
+}
+
+// find returns the longest entry in memory, pinned. The caller holds mu.
+func (c *Cache) find(space string, tokens []int32, fits func(length int) bool) (best *Entry) {
 	if root := c.roots[space]; root != nil {
 		root.match(tokens, func(e *Entry) {
 			if fits(e.length) {
@@ -138,6 +155,13 @@ func (c *Cache) Find(space string, tokens []int32, fits func(length int) bool) *
 	return best
 }
 
+// unpin lets go of an entry. The caller holds mu.
+func (c *Cache) unpin(e *Entry) {
+	if e.pins--; e.pins == 0 && e.gone {
+		c.free(e)
+	}
+}
+
 // Restore restores an entry that Find returned into a sequence. After an error the sequence is of no use, and the entry
 // is gone.
 func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error {
@@ -147,9 +171,10 @@ func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error 
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e.pins--
+	defer c.unpin(e)
 	switch {
 	case err == nil:
+		c.persist(e, 0)
 		c.stats.Hits++
 		c.stats.Tokens += uint64(e.length)
 		e.hits++
@@ -158,8 +183,7 @@ func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error 
 	case ctx.Err() == nil:
 		c.stats.Failures++
 		if c.keeps(e) {
-			c.remove(e)
-			c.free(e)
+			c.discard(e)
 		}
 	}
 	return err
@@ -254,9 +278,8 @@ func (c *Cache) put(e *Entry, tokens []int32) (*Entry, bool) {
 func (c *Cache) Drop(e *Entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.keeps(e) && e.hits == 0 && e.pins == 0 {
-		c.remove(e)
-		c.free(e)
+	if c.keeps(e) && e.hits == 0 && (e.pins == 0 || e.pins == 1 && c.reading == e) {
+		c.discard(e)
 	}
 }
 
@@ -280,19 +303,21 @@ func (c *Cache) Relieve(use engine.Engine) bool {
 	}
 	c.mu.Lock()
 	var e *Entry
-	if c.engine == base(use) && !c.closed {
+	here := c.engine == base(use) && !c.closed
+	if here {
 		e = c.least(func(e *Entry) bool { return e.demoted })
 	}
 	if e == nil {
+		waited := here && c.awaitReading(func(e *Entry) bool { return e.demoted })
 		c.mu.Unlock()
-		return false
+		return waited
 	}
 	e.demoted = true
 	e.pins++ // nobody evicts it meanwhile
 	c.mu.Unlock()
 	err := e.engine.DemoteSnapshot(c.ctx, e.snapshot)
 	c.mu.Lock()
-	e.pins--
+	c.unpin(e)
 	evict := err != nil && c.keeps(e) && e.pins == 0
 	if evict {
 		c.remove(e)
@@ -313,14 +338,14 @@ func (c *Cache) giveUp() bool {
 	}
 	c.mu.Lock()
 	e := c.least(nil)
-	if e != nil {
-		c.remove(e)
-		c.stats.Evictions++
-	}
-	c.mu.Unlock()
 	if e == nil {
-		return false
+		waited := c.awaitReading(func(*Entry) bool { return false })
+		c.mu.Unlock()
+		return waited
 	}
+	c.remove(e)
+	c.stats.Evictions++
+	c.mu.Unlock()
 	_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
 	return true
 }
@@ -343,9 +368,13 @@ func (c *Cache) Close() {
 	}
 	c.mu.Lock()
 	c.closed = true
+	c.mu.Unlock()
+	if c.tier != nil {
+		c.tier.close()
+	}
+	c.mu.Lock()
 	for e := range c.entries {
-		c.remove(e)
-		c.free(e)
+		c.discard(e)
 	}
 	c.mu.Unlock()
 	c.group.Wait()
@@ -365,6 +394,14 @@ func (c *Cache) remove(e *Entry) {
 	c.bytes -= c.state + uint64(e.node.prune())*c.perKV + e.rows.release()
 	if root := c.roots[e.space]; len(root.children) == 0 && root.entry == nil {
 		delete(c.roots, e.space)
+	}
+}
+
+// discard removes an entry and frees its snapshot once nobody uses it. The caller holds mu.
+func (c *Cache) discard(e *Entry) {
+	c.remove(e)
+	if e.gone = e.pins > 0; !e.gone {
+		c.free(e)
 	}
 }
 

@@ -13,6 +13,11 @@
 // · e^(−3.2e-5 · age in seconds) + 1) · tokens ÷ bytes that would become free, entries younger than a minute after all
 // others, entries in use never.
 //
+// With a disk tier (package disk), entries that a request asks for are written to files in the background: one at a
+// time, chunk by chunk, with a pause after each that is as long as the read, so that steps come first. An entry may be
+// evicted meanwhile; then it is not written. A lookup reads a longer state from disk and makes an entry of it, which
+// shares the pages of the longest one in memory.
+//
 // Locking: mu guards everything; no call to the engine is made with it held. An engine's snapshots are gone with it:
 // Use forgets them.
 package prefix

@@ -68,6 +68,14 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 		"prefix_cache_evictions": float64(p.Evictions), "prefix_cache_refusals": float64(p.Refusals), "prefix_cache_failures": float64(p.Failures),
 		"prefix_cache_entries": float64(p.Entries), "prefix_cache_bytes": float64(p.Bytes),
 	}
+	if d, ok := s.deps.Prefixes.DiskStats(); ok {
+		for name, n := range map[string]uint64{
+			"lookups": d.Lookups, "hits": d.Hits, "tokens": d.Tokens, "writes": d.Writes, "refusals": d.Refusals + p.Unwritten,
+			"evictions": d.Evictions, "damaged": d.Damaged, "states": uint64(d.States), "bytes": d.Bytes,
+		} {
+			h.Counters["prefix_cache_disk_"+name] = float64(n)
+		}
+	}
 	if d := s.deps.Drafts; d != nil {
 		h.Speculation = s.speculation()
 		h.Attached = d.Attached()
