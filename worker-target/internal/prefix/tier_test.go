@@ -224,7 +224,8 @@ func TestWhatIsPersisted(t *testing.T) {
 	p.written(3)
 }
 
-// TestMemoryComesFirst: a state on disk is read when it is longer than that in memory by MinTokens, and shares its pages.
+// TestMemoryComesFirst: a state on disk is read when it is longer than that in memory by MinTokens, and shares its
+// pages.
 func TestMemoryComesFirst(t *testing.T) {
 	dir, text := t.TempDir(), letters(1, 1000)
 	cfg := Disk{MinTokens: 100, ColdMax: 1 << 20}
