@@ -181,6 +181,11 @@ func restarted(ctx context.Context) (s second, err error) {
 		return s, err
 	}
 	again := func() (*client.Client, error) {
+		ended, stop := context.WithTimeout(ctx, time.Minute)
+		defer stop()
+		if err := cl.Stop(ended); err != nil {
+			return nil, err
+		}
 		cl.Close()
 		if err := uncache(dir); err != nil {
 			return nil, err

@@ -46,7 +46,9 @@ func TestStatesOutliveARestart(t *testing.T) {
 	cl, c := keeping(t, dir)
 	list := conversation()
 	list = next(list, askCached(t, c, list, nil).text)
-	cl.Close()
+	if err := cl.Stop(t.Context()); err != nil { // what waits to be written is written
+		t.Fatal(err)
+	}
 	_, c = keeping(t, dir)
 	hit := askCached(t, c, list, nil)
 	cold := askCached(t, c, list, map[string]any{"cache_prompt": false})

@@ -361,15 +361,17 @@ func (c *Cache) waitFreed() bool {
 	return some
 }
 
-// Close frees everything and waits for it. Nothing is stored from then on.
+// Close frees everything and waits for it, and for what is being written to disk. Nothing is stored from then on. It may
+// be called again.
 func (c *Cache) Close() {
 	if c == nil {
 		return
 	}
 	c.mu.Lock()
+	first := !c.closed
 	c.closed = true
 	c.mu.Unlock()
-	if c.tier != nil {
+	if c.tier != nil && first {
 		c.tier.close()
 	}
 	c.mu.Lock()

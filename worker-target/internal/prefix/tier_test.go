@@ -68,6 +68,7 @@ func begin(t *testing.T, dir string, cfg Disk, slots int) *process {
 func (p *process) end() {
 	p.Helper()
 	p.c.Close()
+	p.c.Close() // as the worker does when it never came to serve
 	h, err := p.e.Handles(context.Background())
 	if err != nil || len(h.Snapshots) > 0 {
 		p.Errorf("snapshots %v are left, %v", h.Snapshots, err)
