@@ -485,3 +485,26 @@ func TestNames(t *testing.T) {
 		t.Error("ids are not those of the tokens")
 	}
 }
+
+// TestForeignIDs: a file with right checksums that holds another prompt than its name says is a miss.
+func TestForeignIDs(t *testing.T) {
+	r, random, dir := newRig(t), rand.New(rand.NewPCG(12, 1)), t.TempDir()
+	s := openStore(t, dir, roomy)
+	defer s.Close()
+	prompt := text(random, 300)
+	r.ok(r.write(s, "", prompt, nil))
+	paths, err := filepath.Glob(filepath.Join(dir, "1", "*"+kvSuffix))
+	if err != nil || len(paths) != 1 {
+		t.Fatal(paths, err)
+	}
+	f, err := os.OpenFile(paths[0], os.O_RDWR, 0)
+	r.ok(err)
+	x, _, err := readIndex(f, magicKV)
+	r.ok(err)
+	x.tokens[17]++
+	_, err = f.WriteAt(x.encode(), 0)
+	r.ok(errors.Join(err, f.Close()))
+	if n, _, err := r.load(s, "", prompt, 0, 0); n != 0 || !errors.Is(err, ErrDamaged) {
+		t.Errorf("%d tokens, %v", n, err)
+	}
+}

@@ -361,8 +361,8 @@ func (c *Cache) waitFreed() bool {
 	return some
 }
 
-// Close frees everything and waits for it, and for what is being written to disk. Nothing is stored from then on. It may
-// be called again.
+// Close frees everything and waits for it, and for what is being written to disk. Nothing is stored from then on. It
+// may be called again.
 func (c *Cache) Close() {
 	if c == nil {
 		return

@@ -201,17 +201,26 @@ func (t *tier) extend(
 		}
 		wait, lead := t.lead(state.ID())
 		if !lead { // another request reads it
-			state.Close()
 			select {
 			case <-wait:
 			case <-ctx.Done():
 			}
-			c.mu.Lock()
-			if best != nil {
-				c.unpin(best)
+		}
+		// What others have read meanwhile counts.
+		c.mu.Lock()
+		if best != nil {
+			c.unpin(best)
+		}
+		best = c.find(space, tokens, fits)
+		c.mu.Unlock()
+		if done := best != nil && best.length >= state.Length(); done || !lead {
+			if lead {
+				t.follow(state.ID())
 			}
-			best = c.find(space, tokens, fits)
-			c.mu.Unlock()
+			state.Close()
+			if done {
+				return best
+			}
 			continue
 		}
 		e, err := t.load(ctx, state, best, space, tokens[:state.Length()])
