@@ -24,6 +24,11 @@
 // with the same setting takes the next subfolder, with a budget of its own, first one that it or another worker of the
 // same model has left.
 //
+// Files go through the page cache. Direct reads of a file that is not in it are 1.4 to 2.5 times as fast (1.3 to 1.6
+// against 0.6 to 1.0 GB/s in chunks of 1 MiB on a virtual disk, writes 1.1 to 1.5 times) and take a fifth of the
+// processor time, but a worker that is restarted mostly finds its files in the page cache, and the kernel's read-ahead
+// overlaps with the copy into the engine, which is what a small model waits for.
+//
 // Locking: mu guards the index. Files are read and written without it, those of pinned states only; they are removed
 // with it held.
 package disk
