@@ -144,6 +144,7 @@ func dialectFields() []dialect {
 		"safety_identifier":      ignore(`"safety_identifier":"x"`),
 		"reasoning":              change(`"reasoning":{"effort":"low"}`, ""),
 		"reasoning.effort":       change(`"reasoning":{"effort":"low"}`, `"reasoning":{}`),
+		"reasoning.enabled":      change(`"reasoning":{"enabled":true}`, `"reasoning":{}`),
 		"reasoning_format":       change(`"reasoning_format":"none"`, `"enable_thinking":true`),
 		"response_format":        change(`"response_format":{"type":"json_object"}`, ""),
 		"response_format.type":   change(`"response_format":{"type":"json_object"}`, `"response_format":{}`),
@@ -202,6 +203,7 @@ func dialectFields() []dialect {
 			"safety_identifier":          ignore(`"safety_identifier":"x"`),
 			"reasoning":                  change(`"reasoning":{"effort":"low"}`, ""),
 			"reasoning.effort":           change(`"reasoning":{"effort":"low"}`, `"reasoning":{}`),
+			"reasoning.enabled":          change(`"reasoning":{"enabled":true}`, `"reasoning":{}`),
 			"reasoning.summary":          change(`"reasoning":{"summary":"auto"}`, `"reasoning":{}`),
 			"reasoning.generate_summary": change(`"reasoning":{"generate_summary":"auto"}`, `"reasoning":{}`),
 			"reasoning.context":          {kind: warned, with: `"reasoning":{"context":"x"}`, base: `"reasoning":{}`},
@@ -311,12 +313,14 @@ func dialectFields() []dialect {
 	}
 	tokens := map[string]fieldRule{"tokens": {}, "model": {kind: queued, with: `"model":"another"`},
 		"add_special": warn(`"add_special":true`)}
-	chatOwn := own(chat, append(chatOwnElements, "reasoning", "reasoning.effort", "reasoning_format")...)
+	chatOwn := own(chat, append(chatOwnElements, "reasoning", "reasoning.effort", "reasoning.enabled",
+		"reasoning_format")...)
 	base := `"seed":1,"messages":[{"role":"user","content":"Go."}],`
 	return []dialect{
 		{"/v1/chat/completions", []string{"chat"}, chatOwn, base + chatTools, chat},
 		{"/v1/completions", []string{"completions"}, own(completions, "tools"), `"seed":1,"prompt":"Go."`, completions},
-		{"/v1/responses", []string{"responses"}, own(responses, "n"), `"seed":1,"input":"Go.",` + flatTools, responses},
+		{"/v1/responses", []string{"responses"}, own(responses, "n", "reasoning.enabled"),
+			`"seed":1,"input":"Go.",` + flatTools, responses},
 		{"/v1/messages", []string{"messages", "messages_beta"}, own(messages, "n"), base + anthTools, messages},
 		{"/v1/messages/count_tokens", []string{"count_tokens", "count_tokens_beta"}, own(count), base + anthTools, count},
 		{"/apply-template", []string{"chat"}, chatOwn, base + chatTools, prompt},

@@ -30,6 +30,9 @@ func ParseThinking(o reqjson.Object) (t Thinking, kwargs json.RawMessage, err er
 	if t.Effort, err = parseEffort(o); err != nil {
 		return t, nil, err
 	}
+	if err := t.parseSwitch(o); err != nil {
+		return t, nil, err
+	}
 	budget, _, err := o.Int(bounds.Between(1, math.MaxInt32), "thinking_budget")
 	if err != nil {
 		return t, nil, err
@@ -100,6 +103,29 @@ func parseEffort(o reqjson.Object) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// parseSwitch reads reasoning.enabled, which OpenRouter defined and Hermes agent sends: false is effort none, true is
+// enable_thinking, whatever else is given.
+func (t *Thinking) parseSwitch(o reqjson.Object) error {
+	raw, _, ok := o.Peek("reasoning")
+	if !ok || reqjson.Kind(raw) != 'o' {
+		return nil
+	}
+	in, _, err := o.Object("reasoning")
+	if err != nil {
+		return err
+	}
+	enabled, err := optionalBool(in, "enabled")
+	if err != nil || enabled == nil {
+		return err
+	}
+	if *enabled {
+		t.Enable = enabled
+	} else {
+		t.Effort = "none"
+	}
+	return nil
 }
 
 func optionalBool(o reqjson.Object, name string) (*bool, error) {
