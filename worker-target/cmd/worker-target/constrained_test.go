@@ -26,9 +26,9 @@ var trioSchemas = []string{
 	`{"type":"array","items":{"$ref":"#/$defs/step"},"minItems":1,"maxItems":3,"$defs":{"step":{"type":"object","properties":{"title":{"type":"string","maxLength":20},"done":{"type":"boolean"}},"required":["title","done"]}}}`,
 }
 
-// TestSlowTrioGuided runs the demonstration models under schemas: every mode gives the tokens of plain decoding, every
-// text is valid for an independent validator, and what guiding costs a step is reported.
-func TestSlowTrioGuided(t *testing.T) {
+// TestSlowTrioConstrained runs the demonstration models under schemas: every mode gives the tokens of plain decoding,
+// every text is valid for an independent validator, and what guiding costs a step is reported.
+func TestSlowTrioConstrained(t *testing.T) {
 	in, cases := trio(t)
 	dir, err := os.MkdirTemp("", "trio")
 	if err != nil {
@@ -113,7 +113,7 @@ func TestSlowTrioGuided(t *testing.T) {
 				var plain []int32
 				for _, mode := range trioModes {
 					request := &tandemv1.DecodeRequest{
-						RequestId: fmt.Sprint("guided", i, n), PromptTokens: c.IDs, MaxTokens: 400, TopLogprobs: -1,
+						RequestId: fmt.Sprint("constrained", i, n), PromptTokens: c.IDs, MaxTokens: 400, TopLogprobs: -1,
 						StopTokens: words.StopTokens(), Sampling: &tandemv1.Sampling{Temperature: &temperature, Seed: &seed},
 						Speculation: mode.spec, Guide: &tandemv1.Guide{Grammar: w.Text()},
 					}

@@ -1,4 +1,4 @@
-package guide
+package constraint
 
 import (
 	"slices"
@@ -11,8 +11,8 @@ import (
 // freeTokens that may follow a forced hint before the close marker is forced.
 const freeTokens = 64
 
-// Guide of one request. It is immutable; the grammar inside may be shared.
-type Guide struct {
+// Constraint of one request. It is immutable; the grammar inside may be shared.
+type Constraint struct {
 	text    *Text
 	grammar *grammar.Grammar // nil = free text
 	banned  []uint32         // nil = none
@@ -64,19 +64,19 @@ func (m *marker) next(at int, token int32) int {
 	return at
 }
 
-// Options of a guide besides the message.
+// Options of a constraint besides the message.
 type Options struct {
 	Vocab int     // width of the logits
 	Max   int     // output tokens, those of an earlier worker included
 	Stop  []int32 // end the turn
 }
 
-// New checks a message and makes its guide; nil when there is nothing to guide. Errors are INVALID_ARGUMENT.
-func (f *Factory) New(m *tandemv1.Guide, o Options) (*Guide, error) {
+// New checks a message and makes its constraint; nil when it limits nothing. Errors are INVALID_ARGUMENT.
+func (f *Factory) New(m *tandemv1.Guide, o Options) (*Constraint, error) {
 	if m == nil {
 		return nil, nil
 	}
-	g := &Guide{words: (o.Vocab + 31) / 32, vocab: o.Vocab, max: o.Max, stop: o.Stop, callOpen: -1, callClose: -1}
+	c := &Constraint{words: (o.Vocab + 31) / 32, vocab: o.Vocab, max: o.Max, stop: o.Stop, callOpen: -1, callClose: -1}
 	check := func(field string, tokens []int32) error {
 		for i, t := range tokens {
 			if t < 0 || int(t) >= o.Vocab {
@@ -103,9 +103,9 @@ func (f *Factory) New(m *tandemv1.Guide, o Options) (*Guide, error) {
 		case r.Reserve > 0 && len(r.CloseSequence) == 0:
 			return nil, rpcerr.InvalidArgument("guide.reasoning.close_sequence", "is empty although closing may be forced")
 		}
-		g.reasons, g.inside = true, r.Inside
-		g.open, g.close = newMarker(r.Open), newMarker(r.Close)
-		g.budget, g.reserve, g.sequence = int(r.Budget), int(r.Reserve), r.CloseSequence
+		c.reasons, c.inside = true, r.Inside
+		c.open, c.close = newMarker(r.Open), newMarker(r.Close)
+		c.budget, c.reserve, c.sequence = int(r.Budget), int(r.Reserve), r.CloseSequence
 		for field, token := range map[string]*int32{"call_open": r.CallOpen, "call_close": r.CallClose} {
 			if token == nil {
 				continue
@@ -118,23 +118,23 @@ func (f *Factory) New(m *tandemv1.Guide, o Options) (*Guide, error) {
 			return nil, rpcerr.InvalidArgument("guide.reasoning", "call_open and call_close must both be set or both be absent")
 		}
 		if r.CallOpen != nil {
-			g.callOpen, g.callClose = *r.CallOpen, *r.CallClose
+			c.callOpen, c.callClose = *r.CallOpen, *r.CallClose
 		}
 	}
 	if len(m.BannedTokens) > 0 {
-		g.banned = make([]uint32, g.words)
+		c.banned = make([]uint32, c.words)
 		for _, t := range m.BannedTokens {
-			g.banned[t/32] |= 1 << (t % 32)
+			c.banned[t/32] |= 1 << (t % 32)
 		}
 	}
 	var err error
-	if g.text, g.grammar, err = f.compiled(m.Grammar, o.Vocab); err != nil {
+	if c.text, c.grammar, err = f.compiled(m.Grammar, o.Vocab); err != nil {
 		return nil, err
 	}
-	if !g.reasons && g.banned == nil && g.grammar == nil {
+	if !c.reasons && c.banned == nil && c.grammar == nil {
 		return nil, nil
 	}
-	return g, nil
+	return c, nil
 }
 
 // phase of closing.
@@ -176,17 +176,17 @@ type State struct {
 }
 
 // Start is the state before the first output token.
-func (g *Guide) Start() State {
-	s := State{inside: g.inside}
-	if g.grammar != nil {
-		s.content = g.grammar.Start()
+func (c *Constraint) Start() State {
+	s := State{inside: c.inside}
+	if c.grammar != nil {
+		s.content = c.grammar.Start()
 	}
 	return s
 }
 
 // Kind tells how reasoning was closed so far.
-func (g *Guide) Kind(s State) tandemv1.CloseKind {
-	if g.reasons && s.kind == tandemv1.CloseKind_CLOSE_KIND_UNSPECIFIED {
+func (c *Constraint) Kind(s State) tandemv1.CloseKind {
+	if c.reasons && s.kind == tandemv1.CloseKind_CLOSE_KIND_UNSPECIFIED {
 		return tandemv1.CloseKind_CLOSE_KIND_NONE
 	}
 	return s.kind
@@ -199,32 +199,32 @@ func (s State) Alike(t State) bool {
 }
 
 // Forced gives the token that follows whatever is sampled.
-func (g *Guide) Forced(s State) (token int32, ok bool) {
+func (c *Constraint) Forced(s State) (token int32, ok bool) {
 	switch s.phase {
 	case forcing:
-		return g.sequence[s.at], true
+		return c.sequence[s.at], true
 	case finishing, calling:
-		return g.close.tokens[s.at], true
+		return c.close.tokens[s.at], true
 	}
 	return -1, false
 }
 
 // due tells whether reasoning has to end with the next token.
-func (g *Guide) due(s State) bool {
-	if !s.inside || g.reserve == 0 {
+func (c *Constraint) due(s State) bool {
+	if !s.inside || c.reserve == 0 {
 		return false
 	}
 	switch s.phase {
 	case hinted:
 		return s.free == 0
 	case freely:
-		return !s.used && (g.budget > 0 && int(s.thought) >= g.budget || g.max-int(s.generated) <= g.reserve)
+		return !s.used && (c.budget > 0 && int(s.thought) >= c.budget || c.max-int(s.generated) <= c.reserve)
 	}
 	return false
 }
 
 // load begins to force what the phase asks for.
-func (g *Guide) load(s State) State {
+func (c *Constraint) load(s State) State {
 	s.at, s.used = 0, true
 	if s.phase == hinted {
 		s.phase = finishing
@@ -235,70 +235,70 @@ func (g *Guide) load(s State) State {
 }
 
 // Due gives the token that closing would begin with, when it has to begin now.
-func (g *Guide) Due(s State) (token int32, after State, ok bool) {
-	if !g.due(s) {
+func (c *Constraint) Due(s State) (token int32, after State, ok bool) {
+	if !c.due(s) {
 		return -1, s, false
 	}
-	s = g.load(s)
-	token, _ = g.Forced(s)
-	return token, g.advance(s, token), true
+	s = c.load(s)
+	token, _ = c.Forced(s)
+	return token, c.advance(s, token), true
 }
 
 // Open tells whether the sample decides between the token itself and forced closing: only then does a replay need to
 // know it.
-func (g *Guide) Open(s State, token int32) bool {
-	if s.inside && g.holdsCalls() && (s.phase == freely || s.phase == hinted) && token == g.close.tokens[0] {
+func (c *Constraint) Open(s State, token int32) bool {
+	if s.inside && c.holdsCalls() && (s.phase == freely || s.phase == hinted) && token == c.close.tokens[0] {
 		return true
 	}
-	if !s.inside || g.reserve == 0 || s.phase != freely && s.phase != hinted {
+	if !s.inside || c.reserve == 0 || s.phase != freely && s.phase != hinted {
 		return false
 	}
-	head, _ := g.Forced(g.load(s))
+	head, _ := c.Forced(c.load(s))
 	return token == head
 }
 
 // Resolve gives the token that follows when the row of s sampled a token, and the state after it.
-func (g *Guide) Resolve(s State, sampled int32) (int32, State) {
-	if token, ok := g.Forced(s); ok {
-		return token, g.advance(s, token)
+func (c *Constraint) Resolve(s State, sampled int32) (int32, State) {
+	if token, ok := c.Forced(s); ok {
+		return token, c.advance(s, token)
 	}
 	if s.inside {
-		own := sampled == g.close.tokens[s.closing]
-		ends := g.reserve > 0 && !s.visible && s.call != calledNow && (!s.used || s.phase == hinted) &&
-			slices.Contains(g.stop, sampled)
-		due := g.due(s)
+		own := sampled == c.close.tokens[s.closing]
+		ends := c.reserve > 0 && !s.visible && s.call != calledNow && (!s.used || s.phase == hinted) &&
+			slices.Contains(c.stop, sampled)
+		due := c.due(s)
 		switch {
-		case sampled == g.callOpen && g.holdsCalls() && !due:
+		case sampled == c.callOpen && c.holdsCalls() && !due:
 			s.phase, s.at = calling, 0
-			sampled, _ = g.Forced(s)
+			sampled, _ = c.Forced(s)
 		case due && !own || ends:
-			s = g.load(s)
-			sampled, _ = g.Forced(s)
+			s = c.load(s)
+			sampled, _ = c.Forced(s)
 		}
 	}
-	return sampled, g.advance(s, sampled)
+	return sampled, c.advance(s, sampled)
 }
 
 // holdsCalls tells whether calls are held to a grammar, which begins only after the reasoning.
-func (g *Guide) holdsCalls() bool { return g.grammar != nil && g.callOpen >= 0 }
+func (c *Constraint) holdsCalls() bool { return c.grammar != nil && c.callOpen >= 0 }
 
 // follow tells how far a call is when a token of reasoning follows.
-func (g *Guide) follow(p progress, token int32) progress {
+func (c *Constraint) follow(p progress, token int32) progress {
 	switch {
-	case g.callOpen < 0 || slices.Contains(g.stop, token):
+	case c.callOpen < 0 || slices.Contains(c.stop, token):
 		return p
-	case token == g.callOpen:
+	case token == c.callOpen:
 		return inCall
-	case p == inCall && token == g.callClose:
+	case p == inCall && token == c.callClose:
 		return calledNow
-	case p == calledNow && g.text.visible(token):
+	case p == calledNow && c.text.visible(token):
 		return noCall
 	}
 	return p
 }
 
 // advance appends a token.
-func (g *Guide) advance(s State, token int32) State {
+func (c *Constraint) advance(s State, token int32) State {
 	s.generated++
 	forced := s.phase == forcing || s.phase == finishing || s.phase == calling
 	if forced {
@@ -306,17 +306,17 @@ func (g *Guide) advance(s State, token int32) State {
 	}
 	if !s.inside {
 		if !forced {
-			return g.write(s, token)
+			return c.write(s, token)
 		}
-		if int(s.at) == len(g.sequence) {
+		if int(s.at) == len(c.sequence) {
 			s.phase, s.at = freely, 0
 		}
 		return s
 	}
 	s.thought++
-	s.call = g.follow(s.call, token)
-	s.closing = int32(g.close.next(int(s.closing), token))
-	if int(s.closing) == len(g.close.tokens) {
+	s.call = c.follow(s.call, token)
+	s.closing = int32(c.close.next(int(s.closing), token))
+	if int(s.closing) == len(c.close.tokens) {
 		switch s.phase {
 		case freely, calling:
 			s.kind = tandemv1.CloseKind_CLOSE_KIND_NATURAL
@@ -327,13 +327,13 @@ func (g *Guide) advance(s State, token int32) State {
 		}
 		s.inside, s.closing, s.free, s.call = false, 0, 0, noCall
 		// What the sequence has after its marker is forced too.
-		if s.phase != forcing || int(s.at) == len(g.sequence) {
+		if s.phase != forcing || int(s.at) == len(c.sequence) {
 			s.phase, s.at = freely, 0
 		}
 		return s
 	}
 	switch {
-	case s.phase == forcing && int(s.at) == len(g.sequence):
+	case s.phase == forcing && int(s.at) == len(c.sequence):
 		s.phase, s.at, s.free = hinted, 0, freeTokens
 	case s.phase == hinted && s.free > 0:
 		s.free--
@@ -342,16 +342,16 @@ func (g *Guide) advance(s State, token int32) State {
 }
 
 // write appends a token of content.
-func (g *Guide) write(s State, token int32) State {
-	if slices.Contains(g.stop, token) {
+func (c *Constraint) write(s State, token int32) State {
+	if slices.Contains(c.stop, token) {
 		return s
 	}
-	if g.mayOpen(s) {
+	if c.mayOpen(s) {
 		was := s.opening
-		if s.opening = int32(g.open.next(int(was), token)); s.opening == 1 {
+		if s.opening = int32(c.open.next(int(was), token)); s.opening == 1 {
 			s.held = s.content
 		}
-		if int(s.opening) == len(g.open.tokens) {
+		if int(s.opening) == len(c.open.tokens) {
 			s.inside, s.thought, s.opening = true, s.opening, 0
 			s.content, s.held = s.held, nil
 			return s
@@ -360,9 +360,9 @@ func (g *Guide) write(s State, token int32) State {
 			s.opening, s.visible = 0, true // what looked like the marker was text
 		}
 	}
-	s.visible = s.visible || s.opening == 0 && g.text.visible(token)
-	if g.grammar != nil {
-		s.content = g.grammar.Advance(s.content, token)
+	s.visible = s.visible || s.opening == 0 && c.text.visible(token)
+	if c.grammar != nil {
+		s.content = c.grammar.Advance(s.content, token)
 	}
 	if s.visible {
 		s.held = nil
@@ -372,16 +372,16 @@ func (g *Guide) write(s State, token int32) State {
 
 // mayOpen tells whether the open marker means something: nothing is visible yet, and no reasoning was closed before.
 // Otherwise a model that a grammar holds would escape from it into reasoning, again and again.
-func (g *Guide) mayOpen(s State) bool {
-	return !s.visible && s.kind == tandemv1.CloseKind_CLOSE_KIND_UNSPECIFIED && len(g.open.tokens) > 0
+func (c *Constraint) mayOpen(s State) bool {
+	return !s.visible && s.kind == tandemv1.CloseKind_CLOSE_KIND_UNSPECIFIED && len(c.open.tokens) > 0
 }
 
 // opens gives the token that would begin or continue the open marker, -1 where it means nothing.
-func (g *Guide) opens(s State) int32 {
-	if !g.mayOpen(s) {
+func (c *Constraint) opens(s State) int32 {
+	if !c.mayOpen(s) {
 		return -1
 	}
-	return g.open.tokens[s.opening]
+	return c.open.tokens[s.opening]
 }
 
 // Closed tells whether reasoning ended between before and s.

@@ -1,4 +1,4 @@
-package guide
+package constraint
 
 import (
 	"container/list"
@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 )
 
-// Text is what guides know of a tokenizer.
+// Text is the part of a tokenizer that constraints use.
 type Text struct {
 	Vocabulary *grammar.Vocabulary
 	// Bytes of a token, empty for control tokens.
@@ -50,7 +50,7 @@ func FromTokenizer(t *tokenizer.Tokenizer, vocab int) *Text {
 // maxGrammars kept compiled.
 const maxGrammars = 64
 
-// Factory makes guides. Grammars are compiled once. It is safe for concurrent use.
+// Factory makes constraints. Grammars are compiled once. It is safe for concurrent use.
 type Factory struct {
 	load func(vocab int) (*Text, error)
 

@@ -1,4 +1,4 @@
-package guide
+package constraint
 
 import (
 	"fmt"
@@ -37,7 +37,7 @@ func factory() *Factory {
 	})
 }
 
-func newGuide(t testing.TB, m *tandemv1.Guide, limit int) *Guide {
+func newConstraint(t testing.TB, m *tandemv1.Guide, limit int) *Constraint {
 	t.Helper()
 	g, err := factory().New(m, Options{Vocab: vocab, Max: limit, Stop: []int32{stop}})
 	if err != nil {
@@ -47,7 +47,7 @@ func newGuide(t testing.TB, m *tandemv1.Guide, limit int) *Guide {
 }
 
 // generate writes as sample says, up to limit tokens or the end of the turn.
-func generate(g *Guide, limit int, sample func(i int) int32) (out []int32, end State) {
+func generate(g *Constraint, limit int, sample func(i int) int32) (out []int32, end State) {
 	s := g.Start()
 	for len(out) < limit {
 		var token int32
@@ -67,7 +67,7 @@ func TestBudgets(t *testing.T) {
 	for _, k := range []int{0, 1, 2, 7, 30} {
 		for _, r := range []int{0, 1, 5, 20, 60} {
 			for _, n := range []int{1, 4, 10, 40, 50} {
-				g := newGuide(t, &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{
+				g := newConstraint(t, &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{
 					Close: []int32{closeToken}, Inside: true, Budget: int32(k), Reserve: int32(r), CloseSequence: sequence,
 				}}, n)
 				out, end := generate(g, n, func(int) int32 { return 3 })
@@ -129,11 +129,11 @@ func TestClosing(t *testing.T) {
 	late := slices.Repeat([]int32{2}, 100)
 	free := slices.Concat([]int32{1, 1, 1, 1, 1, hint}, slices.Repeat([]int32{2}, 64))
 	for _, c := range []struct {
-		name   string
-		guide  *tandemv1.Guide
-		sample []int32
-		want   []int32
-		kind   tandemv1.CloseKind
+		name       string
+		constraint *tandemv1.Guide
+		sample     []int32
+		want       []int32
+		kind       tandemv1.CloseKind
 	}{
 		{"by itself", base(), []int32{1, closeToken, 1}, []int32{1, closeToken, 1, 1, 1, 1, 1, 1}, natural},
 		{"by itself at the trigger", base(), []int32{1, 1, 1, 1, 1, closeToken, 4},
@@ -171,7 +171,7 @@ func TestClosing(t *testing.T) {
 		{"a reply after closing is its own", base(), slices.Concat([]int32{closeToken}, late),
 			slices.Concat([]int32{closeToken}, late[:60]), natural},
 	} {
-		g := newGuide(t, c.guide, 200)
+		g := newConstraint(t, c.constraint, 200)
 		out, end := generate(g, len(c.want), say(c.sample...))
 		if !slices.Equal(out, c.want) || g.Kind(end) != c.kind {
 			t.Errorf("%s: %v %v, want %v %v", c.name, out, g.Kind(end), c.want, c.kind)
@@ -182,9 +182,9 @@ func TestClosing(t *testing.T) {
 // TestCalls: a turn may end in reasoning after a complete call; under a grammar reasoning is closed before a call.
 func TestCalls(t *testing.T) {
 	const callOpen, callClose = 34, 33
-	make := func(grammar string, reserve int32) *Guide {
+	make := func(grammar string, reserve int32) *Constraint {
 		o, c := int32(callOpen), int32(callClose)
-		return newGuide(t, &tandemv1.Guide{Grammar: grammar, Reasoning: &tandemv1.Reasoning{
+		return newConstraint(t, &tandemv1.Guide{Grammar: grammar, Reasoning: &tandemv1.Reasoning{
 			Close: []int32{closeToken}, Inside: true, Reserve: reserve, CloseSequence: []int32{hint, closeToken},
 			CallOpen: &o, CallClose: &c,
 		}}, 40)
@@ -272,15 +272,15 @@ func TestReplay(t *testing.T) {
 			CloseSequence: rapid.SliceOfN(rapid.SampledFrom([]int32{1, 2, hint, closeToken}), 1, 4).Draw(rt, "sequence"),
 			Open:          rapid.SampledFrom([][]int32{nil, {openToken}, {3, 4}}).Draw(rt, "open"),
 		}
-		guide := &tandemv1.Guide{Reasoning: r}
+		constraint := &tandemv1.Guide{Reasoning: r}
 		if rapid.Bool().Draw(rt, "calls") {
 			o, c := int32(5), int32(6)
 			r.CallOpen, r.CallClose = &o, &c
 		}
 		if rapid.Bool().Draw(rt, "grammar") {
-			guide.Grammar = "root ::= [a-z \\n]*"
+			constraint.Grammar = "root ::= [a-z \\n]*"
 		}
-		g := newGuide(t, guide, 60)
+		g := newConstraint(t, constraint, 60)
 		samples := rapid.SliceOfN(rapid.SampledFrom([]int32{1, 2, 3, 4, 5, 6, blank, hint, closeToken, openToken, stop}),
 			60, 60).Draw(rt, "samples")
 		s, again := g.Start(), g.Start()
@@ -325,7 +325,7 @@ func TestMasks(t *testing.T) {
 		"reasoning": {Grammar: `root ::= "ab"+`,
 			Reasoning: &tandemv1.Reasoning{Open: []int32{openToken, 3}, Close: []int32{closeToken}}},
 	} {
-		g := newGuide(t, m, 100)
+		g := newConstraint(t, m, 100)
 		rng := rand.New(rand.NewPCG(1, 2))
 		for range 50 {
 			s := g.Start()

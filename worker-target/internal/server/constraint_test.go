@@ -15,14 +15,15 @@ import (
 	"github.com/tandem-inference/tandem/services/grammar"
 	"github.com/tandem-inference/tandem/services/grammar/grammartest"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/worker-target/internal/constraint"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
-	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 )
 
 // letters are the texts of the fake's 64 tokens: characters of JSON, some pairs of them, and markers without text.
 var letters = func() []string {
 	list := strings.Split("{ } [ ] : , \" a b c d e n u l t r s f 0 1 2 3 4 5 6 7 8 9 - m \\", " ")
-	list = append(list, " ", "\n", "tr", "ue", "null", "\":", "\",", "\"}", "{\"", "ab", "abc", "name", "\"name\"", "12", "}}", "é", "\xc3", "\xa9")
+	list = append(list, " ", "\n", "tr", "ue", "null", "\":", "\",", "\"}", "{\"", "ab", "abc", "name", "\"name\"", "12",
+		"}}", "é", "\xc3", "\xa9")
 	for len(list) < 64 {
 		list = append(list, "")
 	}
@@ -36,12 +37,12 @@ const (
 	hintToken  = 60
 )
 
-func testText(vocab int) (*guide.Text, error) {
+func testText(vocab int) (*constraint.Text, error) {
 	if vocab != len(letters) {
 		return nil, fmt.Errorf("no vocabulary of %d", vocab)
 	}
 	bytes := func(id int32) []byte { return []byte(letters[id]) }
-	return &guide.Text{
+	return &constraint.Text{
 		Bytes: bytes,
 		Vocabulary: grammar.NewVocabulary(grammar.Source{Size: vocab, Bytes: bytes, Named: func(s string) (int32, bool) {
 			i := slices.Index(letters, s)
@@ -78,9 +79,10 @@ string ::= "\"" [a-eé]{0,12} "\""
 number ::= "-"? [1-9] [0-9]{0,3}
 `
 
-func guides() map[string]*tandemv1.Guide {
+func constraints() map[string]*tandemv1.Guide {
 	reasoning := func(inside bool, budget, reserve int32, sequence ...int32) *tandemv1.Reasoning {
-		return &tandemv1.Reasoning{Open: []int32{openToken}, Close: []int32{closeToken}, Inside: inside, Budget: budget, Reserve: reserve, CloseSequence: sequence}
+		return &tandemv1.Reasoning{Open: []int32{openToken}, Close: []int32{closeToken}, Inside: inside, Budget: budget,
+			Reserve: reserve, CloseSequence: sequence}
 	}
 	return map[string]*tandemv1.Guide{
 		"grammar":            {Grammar: objects},
@@ -97,9 +99,9 @@ func guides() map[string]*tandemv1.Guide {
 	}
 }
 
-// TestGuidedIdentity: under every guide every mode gives the tokens, log-probabilities and kind of closing of plain decoding, and
-// so does a second worker that is given any part of the output.
-func TestGuidedIdentity(t *testing.T) {
+// TestConstrainedIdentity: under every constraint every mode gives the tokens, log-probabilities and kind of closing of
+// plain decoding, and so does a second worker that is given any part of the output.
+func TestConstrainedIdentity(t *testing.T) {
 	seeds, accepts := int32(3), []float64{0.3, 0.95}
 	if testing.Short() {
 		seeds, accepts = 1, accepts[:1]
@@ -107,23 +109,25 @@ func TestGuidedIdentity(t *testing.T) {
 	for _, accept := range accepts {
 		o := enginefake.Options{Accept: accept, BlockSize: 16, EOS: stopToken, EOSChance: 0.02}
 		r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0)})
-		for name, g := range guides() {
+		for name, g := range constraints() {
 			for how, sampling := range samplings() {
 				for seed := range seeds {
 					request := func(spec *tandemv1.Speculation) *tandemv1.DecodeRequest {
 						return &tandemv1.DecodeRequest{
-							PromptTokens: prompt(30, seed), Sampling: sampling, MaxTokens: 120, TopLogprobs: 1, Speculation: spec, StopTokens: []int32{stopToken}, Guide: g,
+							PromptTokens: prompt(30, seed), Sampling: sampling, MaxTokens: 120, TopLogprobs: 1, Speculation: spec,
+							StopTokens: []int32{stopToken}, Guide: g,
 						}
 					}
 					want := r.must(request(&tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF}))
-					checkGuided(t, name, g, want)
+					checkConstrained(t, name, g, want)
 					for _, m := range modes() {
 						got := r.must(request(m.spec))
 						label := fmt.Sprintf("%s %s %s seed %d", name, how, m.name, seed)
 						if d := cmp.Diff(want.tokens, got.tokens); d != "" {
 							t.Fatalf("%s: %s", label, d)
 						}
-						if got.finished.Reason != want.finished.Reason || got.finished.CloseKind != want.finished.CloseKind || got.closed != want.closed {
+						if got.finished.Reason != want.finished.Reason || got.finished.CloseKind != want.finished.CloseKind ||
+							got.closed != want.closed {
 							t.Fatalf("%s: %v, want %v", label, got.finished, want.finished)
 						}
 						for i := range want.logprobs {
@@ -139,8 +143,10 @@ func TestGuidedIdentity(t *testing.T) {
 						m := request(modes()[cut%len(modes())].spec)
 						m.CommittedTokens = want.tokens[:cut]
 						got := r.must(m)
-						if !slices.Equal(got.tokens, want.tokens[cut:]) || got.finished.CloseKind != want.finished.CloseKind || got.finished.Reason != want.finished.Reason {
-							t.Fatalf("%s %s seed %d: after %d tokens %v, want %v; %v and %v", name, how, seed, cut, got.tokens, want.tokens[cut:], got.finished, want.finished)
+						if !slices.Equal(got.tokens, want.tokens[cut:]) || got.finished.CloseKind != want.finished.CloseKind ||
+							got.finished.Reason != want.finished.Reason {
+							t.Fatalf("%s %s seed %d: after %d tokens %v, want %v; %v and %v", name, how, seed, cut, got.tokens,
+								want.tokens[cut:], got.finished, want.finished)
 						}
 					}
 				}
@@ -149,8 +155,8 @@ func TestGuidedIdentity(t *testing.T) {
 	}
 }
 
-// checkGuided holds an output against what its guide says.
-func checkGuided(t *testing.T, name string, g *tandemv1.Guide, a answer) {
+// checkConstrained holds an output against what its constraint says.
+func checkConstrained(t *testing.T, name string, g *tandemv1.Guide, a answer) {
 	t.Helper()
 	content := a.tokens
 	if r := g.Reasoning; r != nil {
@@ -178,7 +184,8 @@ func checkGuided(t *testing.T, name string, g *tandemv1.Guide, a answer) {
 			t.Fatalf("%s: %d tokens of reasoning, at most %d are allowed", name, thought, limit)
 		}
 		if kind == tandemv1.CloseKind_CLOSE_KIND_HARD {
-			if i := slices.Index(r.CloseSequence, closeToken); i >= 0 && !slices.Equal(content[at-i-1:at], r.CloseSequence[:i+1]) {
+			if i := slices.Index(r.CloseSequence, closeToken); i >= 0 && !slices.Equal(content[at-i-1:at],
+				r.CloseSequence[:i+1]) {
 				t.Fatalf("%s: closed by %v", name, content[:at])
 			}
 		}
@@ -224,8 +231,9 @@ func checkGuided(t *testing.T, name string, g *tandemv1.Guide, a answer) {
 }
 
 // schemaText is a vocabulary of all bytes, some words, and a stop token.
-func schemaText(vocab int) (*guide.Text, error) {
-	words := []string{"true", "null", "false", `":`, `",`, `"}`, `{"`, "12", "abc", "é", `\"`, "  ", "name", `"name"`, "value", "2024", "-0", ":00"}
+func schemaText(vocab int) (*constraint.Text, error) {
+	words := []string{"true", "null", "false", `":`, `",`, `"}`, `{"`, "12", "abc", "é", `\"`, "  ", "name", `"name"`,
+		"value", "2024", "-0", ":00"}
 	bytes := func(id int32) []byte {
 		switch {
 		case id < 256:
@@ -235,9 +243,12 @@ func schemaText(vocab int) (*guide.Text, error) {
 		}
 		return nil
 	}
-	return &guide.Text{
-		Bytes:      bytes,
-		Vocabulary: grammar.NewVocabulary(grammar.Source{Size: vocab, Bytes: bytes, Named: func(string) (int32, bool) { return 0, false }}),
+	return &constraint.Text{
+		Bytes: bytes,
+		Vocabulary: grammar.NewVocabulary(grammar.Source{Size: vocab, Bytes: bytes, Named: func(string) (int32,
+			bool) {
+			return 0, false
+		}}),
 		Encode: func(text []byte) (ids []int32) {
 			for _, c := range text {
 				ids = append(ids, int32(c))
@@ -247,7 +258,8 @@ func schemaText(vocab int) (*guide.Text, error) {
 	}, nil
 }
 
-// TestRandomSchemas: for random schemas the output is valid for an independent validator, and speculation does not change it.
+// TestRandomSchemas: for random schemas the output is valid for an independent validator, and speculation does not
+// change it.
 func TestRandomSchemas(t *testing.T) {
 	const vocab, stop = 288, 287
 	schemas := 500
@@ -269,7 +281,8 @@ func TestRandomSchemas(t *testing.T) {
 		}
 		w.Define("root", rule)
 		request := &tandemv1.DecodeRequest{
-			PromptTokens: prompt(20, int32(n)), MaxTokens: 3000, TopLogprobs: -1, StopTokens: []int32{stop}, Guide: &tandemv1.Guide{Grammar: w.Text()},
+			PromptTokens: prompt(20, int32(n)), MaxTokens: 3000, TopLogprobs: -1, StopTokens: []int32{stop},
+			Guide:       &tandemv1.Guide{Grammar: w.Text()},
 			Sampling:    &tandemv1.Sampling{LogitBias: bias, Seed: ptr(int64(n))},
 			Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
 		}
@@ -290,7 +303,8 @@ func TestRandomSchemas(t *testing.T) {
 		}
 		texts += len(out)
 		for _, m := range []tandemv1.SpeculationMode{
-			tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, tandemv1.SpeculationMode_SPECULATION_MODE_TREE, tandemv1.SpeculationMode_SPECULATION_MODE_AUTO,
+			tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, tandemv1.SpeculationMode_SPECULATION_MODE_TREE,
+			tandemv1.SpeculationMode_SPECULATION_MODE_AUTO,
 			tandemv1.SpeculationMode_SPECULATION_MODE_LOOKUP,
 		} {
 			request.Speculation = &tandemv1.Speculation{Mode: m}
@@ -351,14 +365,16 @@ func TestForcedAsOneBatch(t *testing.T) {
 func TestEndWithoutStop(t *testing.T) {
 	r := newRig(t, rigOptions{target: enginefake.Options{}})
 	for text, want := range map[string]string{`root ::= "abc" | "12"`: "abc 12", `root ::= ""`: ""} {
-		a := r.must(&tandemv1.DecodeRequest{PromptTokens: prompt(30, 1), MaxTokens: 60, TopLogprobs: -1, Guide: &tandemv1.Guide{Grammar: text}})
-		if got := spell(a.tokens); !slices.Contains(strings.Split(want, " "), got) || a.finished.Reason != tandemv1.FinishReason_FINISH_REASON_STOP {
+		a := r.must(&tandemv1.DecodeRequest{PromptTokens: prompt(30, 1), MaxTokens: 60, TopLogprobs: -1,
+			Guide: &tandemv1.Guide{Grammar: text}})
+		if got := spell(a.tokens); !slices.Contains(strings.Split(want, " "), got) ||
+			a.finished.Reason != tandemv1.FinishReason_FINISH_REASON_STOP {
 			t.Errorf("%q, %v", got, a.finished)
 		}
 	}
 }
 
-func TestGuideFaults(t *testing.T) {
+func TestConstraintFaults(t *testing.T) {
 	r := newRig(t, rigOptions{target: enginefake.Options{}})
 	for _, c := range []struct {
 		guide     *tandemv1.Guide
@@ -369,9 +385,11 @@ func TestGuideFaults(t *testing.T) {
 		{guide: &tandemv1.Guide{Grammar: `root ::= <[99]>`}, want: "outside the vocabulary"},
 		{guide: &tandemv1.Guide{BannedTokens: []int32{-1}}, want: "guide.banned_tokens"},
 		{guide: &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{}}, want: "guide.reasoning.close: is empty"},
-		{guide: &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{Close: []int32{1}, Reserve: 1}}, want: "guide.reasoning.close_sequence"},
+		{guide: &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{Close: []int32{1}, Reserve: 1}},
+			want: "guide.reasoning.close_sequence"},
 		{guide: &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{Close: []int32{64}}}, want: "guide.reasoning.close: token 64"},
-		{guide: &tandemv1.Guide{Grammar: `root ::= "ab"`}, committed: []int32{9}, want: "committed_tokens: token 9 at 0 does not follow"},
+		{guide: &tandemv1.Guide{Grammar: `root ::= "ab"`}, committed: []int32{9},
+			want: "committed_tokens: token 9 at 0 does not follow"},
 		{guide: &tandemv1.Guide{Grammar: `root ::= "a"`, BannedTokens: []int32{7}}, want: "no token may follow"},
 	} {
 		_, err := r.decode(context.Background(), &tandemv1.DecodeRequest{
