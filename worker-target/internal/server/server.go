@@ -4,6 +4,7 @@ package server
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -187,13 +188,17 @@ func (s *Server) log(ctx context.Context, req *decode.Request, stats *decode.Sta
 		level = zap.WarnLevel
 	}
 	fields := []zap.Field{
-		zap.String(telemetry.KeyRequestID, req.ID), zap.String(telemetry.KeyOutcome, outcome), zap.Int(telemetry.KeyPrompt,
-			stats.PrefillTokens), zap.Int(telemetry.KeyCached, stats.CachedTokens),
-		zap.Int(telemetry.KeyTokens, stats.Emitted), zap.Int64(telemetry.KeyDurationMS,
-			time.Since(req.Arrived).Milliseconds()),
-		zap.Int("steps", stats.Steps), zap.Int("drafted", stats.Drafted), zap.Int("accepted", stats.Accepted),
-		zap.Int("looked_up", stats.LookDrafted), zap.Int("late", stats.Late),
-		zap.Bool("degraded", stats.Degraded),
+		zap.String(telemetry.KeyRequestID, req.ID), zap.String(telemetry.KeyOutcome, outcome),
+		zap.String(telemetry.KeyMode, strings.ToLower(strings.TrimPrefix(req.Mode.String(), "SPECULATION_MODE_"))),
+		zap.Int(telemetry.KeyPrompt, stats.PrefillTokens), zap.Int(telemetry.KeyCached, stats.CachedTokens),
+		zap.Int(telemetry.KeyTokens, stats.Emitted), zap.Int(telemetry.KeyRounds, stats.Steps),
+		zap.Int(telemetry.KeyDrafted, stats.Drafted), zap.Int(telemetry.KeyAccepted, stats.Accepted),
+		zap.Int(telemetry.KeyLookedUp, stats.LookDrafted), zap.Int(telemetry.KeyLate, stats.Late),
+		zap.Bool(telemetry.KeyDegraded, stats.Degraded),
+		zap.Int64(telemetry.KeyPrefillMS, stats.Prefill.Milliseconds()),
+		zap.Int64(telemetry.KeyVerifyMS, stats.Verify.Milliseconds()),
+		zap.Int64(telemetry.KeyDraftWaitMS, stats.DraftWait.Milliseconds()),
+		zap.Int64(telemetry.KeyDurationMS, time.Since(req.Arrived).Milliseconds()),
 	}
 	if err != nil && !errors.Is(err, context.Canceled) && ctx.Err() == nil {
 		fields = append(fields, zap.NamedError(telemetry.KeyErr, err))
