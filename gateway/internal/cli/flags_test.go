@@ -12,6 +12,7 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/tandem-inference/tandem/gateway/internal/turn"
+	"github.com/tandem-inference/tandem/services/kvtype"
 	"github.com/tandem-inference/tandem/services/sampling"
 )
 
@@ -92,7 +93,7 @@ func TestSpecificationNamesFlags(t *testing.T) {
 // shown returns the flags of a command that its help shows.
 func shown(t *testing.T, command any) (flags []*kong.Flag) {
 	t.Helper()
-	parser, err := kong.New(command)
+	parser, err := kong.New(command, kong.Vars(kvtype.Vars()))
 	if err != nil {
 		t.Fatal(err)
 	}

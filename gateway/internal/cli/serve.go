@@ -41,9 +41,9 @@ type WorkerFlags struct {
 	Lanes            int         `default:"0" help:"Requests that the target decodes at a time, 0 = the worker's default."`
 	KVPositions      int         `name:"kv-positions" default:"0" help:"Positions of keys and values for all requests together, 0 = --lanes times --max-ctx, as far as memory allows."`
 	MemoryCap        config.Size `default:"0" placeholder:"SIZE" help:"Memory of the target's engine, for example 8GiB; 0 = no limit."`
-	CacheTypeK       string      `name:"cache-type-k" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the target's cached keys: f16, f32, q8_0, q4_0."`
-	CacheTypeV       string      `name:"cache-type-v" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the target's cached values: f16, f32, q8_0, q4_0."`
-	DraftCache       string      `name:"draft-cache-type" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the draft's cached keys and values: f16, f32, q8_0, q4_0."`
+	CacheTypeK       string      `name:"cache-type-k" default:"f16" enum:"${kv_types}" help:"Type of the target's cached keys: ${kv_types}."`
+	CacheTypeV       string      `name:"cache-type-v" default:"f16" enum:"${kv_types}" help:"Type of the target's cached values: ${kv_types}."`
+	DraftCache       string      `name:"draft-cache-type" default:"f16" enum:"${kv_types}" help:"Type of the draft's cached keys and values: ${kv_types}."`
 	DDTreeBudget     int         `name:"ddtree-budget" default:"0" help:"Nodes of draft trees when a request does not say, 0 = the worker's default; automatic speculation finds its own."`
 	Lookup           bool        `default:"true" negatable:"" help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft."`
 	MaxTokenGapMS    int         `name:"max-token-gap-ms" default:"0" help:"Longest wait of a running stream between two tokens while prompts are read, in milliseconds; 0 = 4 times its own step, at least 50."`

@@ -4,17 +4,16 @@
  * Plain C99. One library per backend (libtandem_cpu.so, libtandem_cuda.so, libtandem_hip.so) exports exactly these
  * functions. Rules that hold for all of them:
  *   - Every function returns a tnd_status (the numbers of gRPC status codes). The text of the last failure of a handle
- * is fetched with tnd_last_error; tnd_open writes it to the buffer it is given, since there is no handle yet.
+ *     is fetched with tnd_last_error; tnd_open writes it to the buffer it is given, since there is no handle yet.
  *   - Structs that may grow start with struct_size, which the caller sets to sizeof; fields beyond it read as zero.
  *   - One submitter per engine at a time. tnd_stats, tnd_memory, tnd_info, tnd_last_error and tnd_cancel may be called
  *     from any thread at any time.
  *   - Pointers in arguments are borrowed until the call returns. Nothing is owned by the caller except the handle.
- *   - Nothing prints, exits or throws. A device fault poisons the engine: every later call returns TND_INTERNAL at
- * once.
+ *   - Nothing prints, exits or throws. A device fault poisons the engine: every later call returns TND_INTERNAL.
  *   - All memory is planned in tnd_open within memory_cap_bytes; the step path allocates nothing.
  *   - Batch invariance: the outputs of a row depend on its own token, position and ancestors and on the contract that
- * its group states (TND_GROUP_DECODE, TND_GROUP_PROMPT) only, never on the other rows of the step, their number, order
- * or contract: the same bits for 1 and for 512 rows, as chain or as tree, alone or beside other groups.
+ *     its group states (TND_GROUP_DECODE, TND_GROUP_PROMPT) only, never on the other rows of the step, their number,
+ *     order or contract: the same bits for 1 and for 512 rows, as chain or as tree, alone or beside other groups.
  *   - A call that is refused (INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, FAILED_PRECONDITION) changed nothing.
  */
 #ifndef TANDEM_ENGINE_H

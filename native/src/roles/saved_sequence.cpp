@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "core/crc32c.h"
-#include "core/dtype.h"
 #include "core/kv_type.h"
 
 namespace tnd {
@@ -26,10 +25,6 @@ static_assert(sizeof(ExportHeader) == 64);
 
 constexpr uint32_t kVersion = 2;  // 1 had no types
 
-const char* type_name(int32_t type) {
-  return kv_type_known(type) ? dtype_name(static_cast<DType>(type)) : "an unknown type";
-}
-
 unsigned long long ull(uint64_t n) {
   return n;
 }
@@ -40,12 +35,11 @@ Status set_kv_types(const tnd_open_options& options, int32_t heads, int32_t dim,
   const auto take = [&](const char* field, int32_t wanted, int32_t* type) {
     *type = wanted == TND_KV_DEFAULT ? static_cast<int32_t>(KvType::kF16) : wanted;
     if (!kv_type_known(*type)) {
-      return errorf(TND_UNIMPLEMENTED, "%s %d: keys and values are cached as F32 (0), F16 (1), Q4_0 (2) or Q8_0 (8)",
-                    field, wanted);
+      return errorf(TND_UNIMPLEMENTED, "%s %d: keys and values are cached as %s", field, wanted, kKvTypeNames);
     }
     if (kv_quantised(static_cast<KvType>(*type)) && dim % kKvBlock != 0) {
       return errorf(TND_UNIMPLEMENTED, "%s %s: heads of %d values are not whole blocks of %d; F32 and F16 are possible",
-                    field, type_name(*type), dim, kKvBlock);
+                    field, kv_type_name(*type), dim, kKvBlock);
     }
     return Status();
   };
@@ -241,8 +235,8 @@ Status SavedSequences::check_import(const void* data, uint64_t bytes,
   }
   if (h.k_type != id_.kv.k_type || h.v_type != id_.kv.v_type) {
     return errorf(TND_FAILED_PRECONDITION,
-                  "exported with kv_type %s for keys and %s for values, this engine has %s and %s", type_name(h.k_type),
-                  type_name(h.v_type), type_name(id_.kv.k_type), type_name(id_.kv.v_type));
+                  "exported with kv_type %s for keys and %s for values, this engine has %s and %s", kv_type_name(h.k_type),
+                  kv_type_name(h.v_type), kv_type_name(id_.kv.k_type), kv_type_name(id_.kv.v_type));
   }
   if (h.fingerprint != id_.fingerprint) {
     return errorf(TND_FAILED_PRECONDITION, "exported from another %s", id_.whose);

@@ -19,10 +19,10 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"github.com/tandem-inference/tandem/services/workernode"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/constraint"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/disk"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
-	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"github.com/tandem-inference/tandem/worker-target/internal/server"
@@ -179,11 +179,11 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	} else {
 		markers = piece.MarkersOf(words)
 	}
-	w.guides = guide.NewFactory(func(vocab int) (*guide.Text, error) {
+	w.constraints = constraint.NewFactory(func(vocab int) (*constraint.Text, error) {
 		if unread != nil {
 			return nil, unread
 		}
-		return guide.FromTokenizer(words, vocab), nil
+		return constraint.FromTokenizer(words, vocab), nil
 	})
 	w.manager = drafts.NewManager(drafts.Config{
 		Engine: func() (drafts.Engine, error) {
@@ -207,7 +207,8 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		PrefillChunk: c.Chunk, Markers: markers, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows,
 		MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup,
 	}, server.Deps{
-		Engines: w.keeper, Drafts: w.manager, Guides: w.guides, Model: w.model, Prefixes: w.prefixes, Contract: contract,
+		Engines: w.keeper, Drafts: w.manager, Constraints: w.constraints, Model: w.model, Prefixes: w.prefixes,
+		Contract:    contract,
 		MaxTokenGap: time.Duration(c.MaxTokenGapMS) * time.Millisecond, Log: log,
 	})
 
@@ -221,13 +222,13 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 // worker is the target's part of a node.
 type worker struct {
 	*server.Server
-	keeper   *workernode.Keeper
-	manager  *drafts.Manager
-	guides   *guide.Factory
-	model    *auto.Model
-	prefixes *prefix.Cache
-	log      *zap.Logger
-	ready    atomic.Bool
+	keeper      *workernode.Keeper
+	manager     *drafts.Manager
+	constraints *constraint.Factory
+	model       *auto.Model
+	prefixes    *prefix.Cache
+	log         *zap.Logger
+	ready       atomic.Bool
 }
 
 func (w *worker) Register(s *grpc.Server) { tandemv1.RegisterTargetServiceServer(s, w.Server) }
@@ -248,7 +249,7 @@ func (w *worker) Run(ctx context.Context) error {
 	}
 	w.log.Info("steps timed", zap.Int64(telemetry.KeyDurationMS, time.Since(start).Milliseconds()),
 		w.price(1), w.price(8), w.price(16), w.price(24), w.price(32))
-	if err := w.guides.Load(engine.Info().Vocab); err != nil {
+	if err := w.constraints.Load(engine.Info().Vocab); err != nil {
 		w.log.Warn("grammars cannot be followed", zap.NamedError(telemetry.KeyErr, err))
 	}
 	w.ready.Store(true)
