@@ -227,7 +227,8 @@ func (w *wire) hermesMessages(t *testing.T) {
 	}
 	thinking, use := content[0].(map[string]any), content[2].(map[string]any)
 	input, _ := use["input"].(map[string]any)
-	if thinking["type"] != "thinking" || thinking["signature"] == "" || use["name"] != "weather" || input["city"] != "Oslo" {
+	if thinking["type"] != "thinking" || thinking["signature"] == "" || use["name"] != "weather" ||
+		input["city"] != "Oslo" {
 		t.Fatalf("content %v", content)
 	}
 	turn, err := json.Marshal(content)

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// openWebUI is version 0.12.4: routers/openai.py and tasks.py build the requests, utils/middleware.py reads the answers and
-// plays the tools.
+// openWebUI is version 0.12.4: routers/openai.py and tasks.py build the requests, utils/middleware.py reads the
+// answers and plays the tools.
 func (w *wire) openWebUI(t *testing.T) {
 	header := http.Header{
 		"Authorization": {"Bearer x"}, "X-Openwebui-User-Name": {"Ada%20L%C3%B6w"}, "X-Openwebui-User-Id": {"u1"},
@@ -40,8 +40,8 @@ func (w *wire) openWebUI(t *testing.T) {
 		first := ask(t, tools, question)
 		if len(first.calls) != 2 || first.calls[0].arguments != `{"city": "Oslo"}` ||
 			first.calls[1].arguments != `{"city": "Rome"}` || first.calls[0].name != "weather" ||
-			first.calls[1].name != "weather" || first.finish != "tool_calls" || strings.TrimSpace(first.text) != "Let me look." ||
-			first.role != "assistant" || !first.done {
+			first.calls[1].name != "weather" || first.finish != "tool_calls" ||
+			strings.TrimSpace(first.text) != "Let me look." || first.role != "assistant" || !first.done {
 			t.Fatalf("first turn %+v", first)
 		}
 		a, b := first.calls[0].id, first.calls[1].id

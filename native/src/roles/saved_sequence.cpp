@@ -234,9 +234,9 @@ Status SavedSequences::check_import(const void* data, uint64_t bytes,
     return errorf(TND_FAILED_PRECONDITION, "exported with version %u, this engine reads %u", h.version, kVersion);
   }
   if (h.k_type != id_.kv.k_type || h.v_type != id_.kv.v_type) {
-    return errorf(TND_FAILED_PRECONDITION,
-                  "exported with kv_type %s for keys and %s for values, this engine has %s and %s", kv_type_name(h.k_type),
-                  kv_type_name(h.v_type), kv_type_name(id_.kv.k_type), kv_type_name(id_.kv.v_type));
+    return errorf(
+        TND_FAILED_PRECONDITION, "exported with kv_type %s for keys and %s for values, this engine has %s and %s",
+        kv_type_name(h.k_type), kv_type_name(h.v_type), kv_type_name(id_.kv.k_type), kv_type_name(id_.kv.v_type));
   }
   if (h.fingerprint != id_.fingerprint) {
     return errorf(TND_FAILED_PRECONDITION, "exported from another %s", id_.whose);
