@@ -56,14 +56,10 @@ constexpr const char* kv_type_name(int32_t type) {
 inline constexpr char kKvTypeNames[] = TND_KV_TYPES(TND_ROW, TND_LAST);
 #undef TND_ROW
 #undef TND_LAST
-// Types whose block is more than its codes have a scale.
+// Types with a scale a block. It is written out because device code reads it at run time and compilers give another
+// order of comparisons other registers; the assertions below hold it to the table.
 TND_HOST_DEVICE constexpr bool kv_quantised(KvType type) {
-  constexpr int n = kKvBlock;
-#define TND_ROW(name, id, codes, block) (type == KvType::k##name && (codes) != block) ||
-#define TND_LAST(name, id, codes, block) (type == KvType::k##name && (codes) != block)
-  return TND_KV_TYPES(TND_ROW, TND_LAST);
-#undef TND_ROW
-#undef TND_LAST
+  return type == KvType::kQ4_0 || type == KvType::kQ8_0;
 }
 // Bytes of the codes of n elements, scales not included. n is a multiple of kKvBlock for quantised types.
 TND_HOST_DEVICE constexpr int64_t kv_code_bytes(KvType type, int64_t n) {
