@@ -14,7 +14,7 @@ import (
 func (r *Rig) Send(ctx context.Context, body string) <-chan Answer {
 	out := make(chan Answer, 1)
 	go func() {
-		req, _ := http.NewRequestWithContext(ctx, "POST", r.URL+"/v1/chat/completions", strings.NewReader(body))
+		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, r.URL+"/v1/chat/completions", strings.NewReader(body))
 		resp, err := r.Client.Do(req)
 		if err != nil {
 			out <- Answer{Body: []byte(err.Error())}

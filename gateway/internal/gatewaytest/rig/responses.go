@@ -55,7 +55,7 @@ func (r *Rig) LastPrompt(w *gatewaytest.Worker) string {
 // KeepAlives streams a request that the block holds until the mark was seen three times, and returns the body.
 func (r *Rig) KeepAlives(b *gatewaytest.Block, path, body, mark string) []byte {
 	r.T.Helper()
-	req, _ := http.NewRequestWithContext(r.T.Context(), "POST", r.URL+path, strings.NewReader(body))
+	req, _ := http.NewRequestWithContext(r.T.Context(), http.MethodPost, r.URL+path, strings.NewReader(body))
 	resp, err := r.Client.Do(req)
 	if err != nil {
 		r.T.Fatal(err)
