@@ -110,7 +110,10 @@ func (s *Slot) Run(ctx context.Context, e engine.Engine, req *Request, sink Sink
 	if err != nil {
 		return Result{}, err
 	}
-	defer func() { _ = e.FreeSequence(ctx, seq) }()
+	defer func() {
+		_ = e.FreeSequence(ctx, seq)
+		s.reuse.Freed()
+	}()
 	sampler := req.Sampler
 	sampler.PromptTokens = int32(len(req.Prompt))
 	if err := e.SetSampler(ctx, seq, sampler); err != nil {

@@ -44,9 +44,10 @@ type Entry struct {
 	made     time.Time
 	used     time.Time
 	pins     int
-	gone     bool // removed while it was pinned: who unpins it frees it
-	demoted  bool // its pages have left the engine's pool
-	queued   bool // to be written to disk
+	gone     bool   // removed while it was pinned: who unpins it frees it
+	demoted  bool   // its pages have left the engine's pool, as far as no sequence held them
+	frees    uint64 // Cache.frees at that time
+	queued   bool   // to be written to disk
 }
 
 // Length is the number of tokens of the state.
@@ -74,6 +75,7 @@ type Cache struct {
 	freeing int       // snapshots that are being freed beside the request that evicted them
 	reading *Entry    // the entry that is being read for the disk
 	freed   sync.Cond // freeing has fallen, or reading has changed
+	frees   uint64    // sequences that were freed
 	closed  bool
 	stats   Stats
 }
@@ -291,6 +293,16 @@ func base(e engine.Engine) engine.Engine {
 	return e
 }
 
+// Freed notes that a sequence was freed: pages that only stored states hold now can be moved to host memory.
+func (c *Cache) Freed() {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.frees++
+}
+
 // Relieve makes room in the pages of an engine that refused a call for want of them. It waits until what was evicted is
 // freed; else it moves the pages of the entry of the least value to host memory, or evicts that entry where they cannot
 // be moved. It reports whether there was anything: the call may be tried again then.
@@ -302,17 +314,19 @@ func (c *Cache) Relieve(use engine.Engine) bool {
 		return true
 	}
 	c.mu.Lock()
+	// Pages that a sequence held stayed where they were: they can go once one was freed.
+	done := func(e *Entry) bool { return e.demoted && e.frees == c.frees }
 	var e *Entry
 	here := c.engine == base(use) && !c.closed
 	if here {
-		e = c.least(func(e *Entry) bool { return e.demoted })
+		e = c.least(done)
 	}
 	if e == nil {
-		waited := here && c.awaitReading(func(e *Entry) bool { return e.demoted })
+		waited := here && c.awaitReading(done)
 		c.mu.Unlock()
 		return waited
 	}
-	e.demoted = true
+	e.demoted, e.frees = true, c.frees
 	e.pins++ // nobody evicts it meanwhile
 	c.mu.Unlock()
 	err := e.engine.DemoteSnapshot(c.ctx, e.snapshot)

@@ -67,6 +67,7 @@ type Cache interface {
 	Persist(e *prefix.Entry, fresh int)
 	Interval() int
 	Relieve(use engine.Engine) bool
+	Freed()
 }
 
 // Reuse is that of one request after another. Its memory is kept between them.
@@ -259,3 +260,10 @@ func (r *Reuse) save(s engine.Sequence, tokens []int32, keep bool) *prefix.Entry
 
 // Relieve makes room in the engine by giving up a stored state. It reports whether there was one.
 func (r *Reuse) Relieve() bool { return r.cache != nil && r.cache.Relieve(r.engine) }
+
+// Freed notes that a request's sequence was freed.
+func (r *Reuse) Freed() {
+	if r.cache != nil {
+		r.cache.Freed()
+	}
+}

@@ -61,6 +61,7 @@ func (s *stub) Save(_ string, tokens []int32, _ engine.Sequence, _ prefix.Featur
 
 func (s *stub) Drop(e *prefix.Entry)       { s.dropped = append(s.dropped, s.entries[e]) }
 func (s *stub) Relieve(engine.Engine) bool { return false }
+func (s *stub) Freed()                     {}
 func (s *stub) Interval() int              { return s.interval }
 
 func (s *stub) Persist(e *prefix.Entry, fresh int) {
