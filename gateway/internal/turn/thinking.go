@@ -88,13 +88,12 @@ func parseEffort(o reqjson.Object) (string, error) {
 	for _, from := range []string{"reasoning", "", "output_config"} {
 		in, name := o, "reasoning_effort"
 		if from != "" {
-			raw, _, ok := o.Peek(from)
-			if !ok || reqjson.Kind(raw) != 'o' {
-				continue
-			}
+			var ok bool
 			var err error
-			if in, _, err = o.Object(from); err != nil {
+			if in, ok, err = innerObject(o, from); err != nil {
 				return "", err
+			} else if !ok {
+				continue
 			}
 			name = "effort"
 		}
@@ -108,12 +107,8 @@ func parseEffort(o reqjson.Object) (string, error) {
 // parseSwitch reads reasoning.enabled, which OpenRouter defined and Hermes agent sends: false is effort none, true is
 // enable_thinking, whatever else is given.
 func (t *Thinking) parseSwitch(o reqjson.Object) error {
-	raw, _, ok := o.Peek("reasoning")
-	if !ok || reqjson.Kind(raw) != 'o' {
-		return nil
-	}
-	in, _, err := o.Object("reasoning")
-	if err != nil {
+	in, ok, err := innerObject(o, "reasoning")
+	if err != nil || !ok {
 		return err
 	}
 	enabled, err := optionalBool(in, "enabled")
@@ -126,6 +121,16 @@ func (t *Thinking) parseSwitch(o reqjson.Object) error {
 		t.Effort = "none"
 	}
 	return nil
+}
+
+// innerObject returns the member that is an object; of another kind it is not there.
+func innerObject(o reqjson.Object, name string) (in reqjson.Object, ok bool, err error) {
+	raw, _, ok := o.Peek(name)
+	if !ok || reqjson.Kind(raw) != 'o' {
+		return in, false, nil
+	}
+	in, _, err = o.Object(name)
+	return in, err == nil, err
 }
 
 func optionalBool(o reqjson.Object, name string) (*bool, error) {

@@ -17,8 +17,8 @@
 // depends on it, counted, and the prompt is read from its first token. Chunks are read from the engine and written to
 // it one by one, so no state has to fit into memory; their checksums are the engine's own, from its memory and back.
 //
-// The index is made of the names of files, so it is there milliseconds after the start, in the background. Budget and
-// eviction are those of package prefix: what is worth least goes first, young states last, those in use never.
+// The index is made of the names of files, so it is there milliseconds after the start, in the background. What is
+// over the budget is removed by value (package eviction), states in use never.
 //
 // A folder belongs to one process, which locks it; the lock ends with the process, however it ends. Another process
 // with the same setting takes the next subfolder, with a budget of its own, first one that it or another worker of the

@@ -193,8 +193,8 @@ func (x *index) decode(rest []byte, size int64) error {
 	return nil
 }
 
-// readFull reads the next bytes; a file that ends before is damaged.
-func readFull(f *os.File, data []byte) error {
+// readFull reads the next bytes of a file; one that ends before is damaged.
+func readFull(f io.Reader, data []byte) error {
 	_, err := io.ReadFull(f, data)
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		return damaged("it is cut short")

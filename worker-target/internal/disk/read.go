@@ -62,11 +62,12 @@ func (t *State) ID() ID { return t.chain[0].id }
 // Length is the number of its tokens.
 func (t *State) Length() int { return t.chain[0].length }
 
-// Bytes is the size of its recurrent state.
-func (t *State) Bytes() uint64 { return t.chain[0].state }
-
 // Close ends the use of the state.
-func (t *State) Close() { t.store.unpin(t.chain) }
+func (t *State) Close() {
+	t.store.mu.Lock()
+	defer t.store.mu.Unlock()
+	t.store.unpin(t.chain)
+}
 
 // Load makes a snapshot of the state in an engine. It shares the whole pages of a snapshot `base` of its first
 // baseLength tokens, 0 = there is none. The rows end at the state's length, nil if there are none. ErrDamaged: it is
@@ -185,11 +186,7 @@ func (l *loader) load(base engine.Snapshot) (engine.Snapshot, error) {
 	l.began = true
 	at := int64(head.IndexBytes)
 	for i, c := range stateChunks {
-		data, err := l.read(stateFile, at, c.bytes)
-		if err == nil {
-			err = l.engine.WriteSnapshot(l.ctx, p, c.at, data, head.crcs[i])
-		}
-		if err != nil {
+		if err := l.copy(p, stateFile, at, c, head.crcs[i]); err != nil {
 			return p, err
 		}
 		at += int64(c.bytes)
@@ -221,17 +218,16 @@ func (h *head) fits(other *head) bool {
 		h.PageBytes == other.PageBytes && h.BlockBytes == other.BlockBytes
 }
 
-// read returns bytes of a file, valid until the next call.
-func (l *loader) read(f *os.File, at int64, n int) ([]byte, error) {
-	if cap(l.buffer) < n {
-		l.buffer = make([]byte, n)
+// copy brings a chunk at a place in a file into the snapshot.
+func (l *loader) copy(p engine.Snapshot, f *os.File, at int64, c chunk, crc uint32) error {
+	if cap(l.buffer) < c.bytes {
+		l.buffer = make([]byte, c.bytes)
 	}
-	data := l.buffer[:n]
-	_, err := f.ReadAt(data, at)
-	if err == io.EOF {
-		err = damaged("it is cut short")
+	data := l.buffer[:c.bytes]
+	if err := readFull(io.NewSectionReader(f, at, int64(c.bytes)), data); err != nil {
+		return err
 	}
-	return data, err
+	return l.engine.WriteSnapshot(l.ctx, p, c.at, data, crc)
 }
 
 // pages writes the pages of a segment below end that the base does not have.
@@ -240,11 +236,7 @@ func (l *loader) pages(p engine.Snapshot, s *segment, end int) error {
 	at := int64(s.IndexBytes)
 	for i, c := range s.chunks {
 		if !c.rows && c.at.Page >= l.shared && c.at.Page < end {
-			data, err := l.read(s.file, at, c.bytes)
-			if err == nil {
-				err = l.engine.WriteSnapshot(l.ctx, p, c.at, data, s.crcs[i])
-			}
-			if err != nil {
+			if err := l.copy(p, s.file, at, c, s.crcs[i]); err != nil {
 				return err
 			}
 		}
@@ -272,10 +264,7 @@ func (l *loader) features(s *segment) (more bool, err error) {
 			break
 		}
 		data := make([]byte, c.bytes)
-		if _, err := s.file.ReadAt(data, at); err != nil {
-			if err == io.EOF {
-				err = damaged("it is cut short")
-			}
+		if err := readFull(io.NewSectionReader(s.file, at, int64(c.bytes)), data); err != nil {
 			return false, err
 		}
 		if crc32.Checksum(data, castagnoli) != s.crcs[i] {

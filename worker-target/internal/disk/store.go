@@ -2,7 +2,6 @@ package disk
 
 import (
 	"context"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/worker-target/internal/eviction"
 )
 
 // Config of a Store.
@@ -139,7 +139,7 @@ func (s *Store) scan() {
 		s.bytes += uint64(info.Size())
 	}
 	s.link()
-	s.shrink(0, nil)
+	s.shrink(0)
 	s.cfg.Log.Info("states of prompts on disk", zap.String(telemetry.KeyPath, s.folder.path),
 		zap.Int("states", len(s.nodes)), zap.Uint64("bytes", s.bytes),
 		zap.Int64(telemetry.KeyDurationMS, time.Since(start).Milliseconds()))
@@ -239,17 +239,10 @@ func (s *Store) statePath(n *node) string {
 	return filepath.Join(s.folder.path, stateName(n.length, n.id))
 }
 
-const (
-	// decay of hits a second: they count half after 6 h. As package prefix has it.
-	decay = 3.2e-5
-	// young is the age up to which a state is removed after all older ones: the conversation that made it goes on.
-	young = time.Minute
-)
-
-// shrink removes states until so many more bytes fit, keep excepted, and reports whether they do. The caller holds mu.
-func (s *Store) shrink(bytes uint64, keep *node) bool {
+// shrink removes states until so many more bytes fit, and reports whether they do. The caller holds mu.
+func (s *Store) shrink(bytes uint64) bool {
 	for s.bytes+bytes > s.cfg.Budget {
-		n := s.least(keep)
+		n := s.least()
 		if n == nil {
 			return false
 		}
@@ -261,25 +254,19 @@ func (s *Store) shrink(bytes uint64, keep *node) bool {
 }
 
 // least returns the state of the least value that is not in use. The caller holds mu.
-func (s *Store) least(keep *node) (worst *node) {
-	now := time.Now()
-	var value float64
-	var fresh bool
+func (s *Store) least() *node {
+	worst := eviction.NewLeast[*node]()
 	for _, n := range s.nodes {
-		if n.state == 0 || n.pins > 0 || n == keep {
+		if n.state == 0 || n.pins > 0 {
 			continue
 		}
 		bytes := n.state
 		if n.children == 0 {
 			bytes += n.kv
 		}
-		hits := float64(n.hits) * math.Exp(-decay*now.Sub(n.used).Seconds())
-		v, f := (hits+1)*float64(n.length)/float64(bytes), now.Sub(n.made) < young
-		if worst == nil || fresh && !f || fresh == f && (v < value || v == value && n.used.Before(worst.used)) {
-			worst, value, fresh = n, v, f
-		}
+		worst.Offer(n, eviction.State{Hits: n.hits, Tokens: n.length, Bytes: bytes, Made: n.made, Used: n.used})
 	}
-	return worst
+	return worst.Worst()
 }
 
 // ready waits until the index is there.
@@ -327,9 +314,8 @@ func pin(nodes []*node) {
 	}
 }
 
+// unpin lets go of nodes and removes those that nothing needs any more. The caller holds mu.
 func (s *Store) unpin(nodes []*node) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, n := range nodes {
 		n.pins--
 	}

@@ -103,7 +103,7 @@ func TestPagesAreShared(t *testing.T) {
 			n.hits = 100
 		}
 	}
-	s.shrink(0, nil)
+	s.shrink(0)
 	s.mu.Unlock()
 	kept(t, s, dir)
 	if n, _, err := r.load(s, "", prompt[:600], 0, 0); n != 0 || err != nil {

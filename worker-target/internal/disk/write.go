@@ -118,11 +118,9 @@ func (s *Store) begin(d *Draft) (*writing, error) {
 	w.plan(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// A little more than the files: what a state needs while it is written exceeds the budget at no time.
-	if !s.shrink(uint64(w.kvBytes+w.stateBytes), nil) {
-		for _, n := range w.chain {
-			n.pins--
-		}
+	// Before the files are there: what a state needs while it is written exceeds the budget at no time.
+	if !s.shrink(uint64(w.kvBytes + w.stateBytes)) {
+		s.unpin(w.chain)
 		return nil, ErrNoRoom
 	}
 	s.bytes += uint64(w.kvBytes + w.stateBytes)
@@ -177,7 +175,7 @@ func (s *Store) hasRows(n *node, r *Rows) bool {
 func (w *writing) run() error {
 	s, folder := w.store, w.store.folder.path
 	temporary := filepath.Join(folder, temporaryPrefix+w.state.ID.String())
-	n := &node{id: w.state.ID, parent: w.kv.Parent, length: len(w.draft.Tokens)}
+	n := w.made()
 	if w.kvBytes > 0 {
 		if err := writeFile(temporary, s.kvPath(n), &w.kv, w.fill); err != nil {
 			return err
@@ -190,6 +188,11 @@ func (w *writing) run() error {
 		return err
 	}
 	return syncFolder(folder)
+}
+
+// made is the node of the files that are written.
+func (w *writing) made() *node {
+	return &node{id: w.state.ID, parent: w.kv.Parent, length: len(w.draft.Tokens), kv: uint64(w.kvBytes)}
 }
 
 func (w *writing) fill(c chunk, data []byte) (uint32, error) {
@@ -208,9 +211,7 @@ func (w *writing) fill(c chunk, data []byte) (uint32, error) {
 func (s *Store) end(w *writing, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, n := range w.chain {
-		n.pins--
-	}
+	defer s.unpin(w.chain)                                // once the index has what needs them
 	lost := w.node != nil && s.nodes[w.node.id] != w.node // its pages were damaged
 	for _, n := range w.chain {
 		lost = lost || s.nodes[n.id] != n
@@ -218,20 +219,17 @@ func (s *Store) end(w *writing, err error) {
 	if err != nil || lost {
 		s.bytes -= uint64(w.kvBytes + w.stateBytes)
 		if err == nil {
-			n := &node{id: w.state.ID, parent: w.kv.Parent, length: len(w.draft.Tokens)}
+			n := w.made()
 			if w.kvBytes > 0 {
 				_ = os.Remove(s.kvPath(n))
 			}
 			_ = os.Remove(s.statePath(n))
 		}
-		for _, n := range w.chain {
-			s.prune(n)
-		}
 		return
 	}
 	n := w.node
 	if n == nil {
-		n = &node{id: w.state.ID, parent: w.kv.Parent, length: len(w.draft.Tokens), kv: uint64(w.kvBytes)}
+		n = w.made()
 		s.nodes[n.id] = n
 		if parent := s.nodes[n.parent]; parent != nil {
 			parent.children++

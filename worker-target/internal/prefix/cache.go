@@ -2,7 +2,6 @@ package prefix
 
 import (
 	"context"
-	"math"
 	"sync"
 	"time"
 
@@ -10,6 +9,7 @@ import (
 
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/worker-target/internal/eviction"
 )
 
 // Config of a cache.
@@ -334,12 +334,11 @@ func (c *Cache) Relieve(use engine.Engine) bool {
 	c.unpin(e)
 	evict := err != nil && c.keeps(e) && e.pins == 0
 	if evict {
-		c.remove(e)
-		c.stats.Evictions++
+		c.evict(e)
 	}
 	c.mu.Unlock()
 	if evict {
-		_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
+		c.freeNow(e)
 	}
 	return true
 }
@@ -357,10 +356,9 @@ func (c *Cache) giveUp() bool {
 		c.mu.Unlock()
 		return waited
 	}
-	c.remove(e)
-	c.stats.Evictions++
+	c.evict(e)
 	c.mu.Unlock()
-	_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
+	c.freeNow(e)
 	return true
 }
 
@@ -413,6 +411,12 @@ func (c *Cache) remove(e *Entry) {
 	}
 }
 
+// evict removes an entry for want of room. The caller holds mu and frees its snapshot.
+func (c *Cache) evict(e *Entry) {
+	c.remove(e)
+	c.stats.Evictions++
+}
+
 // discard removes an entry and frees its snapshot once nobody uses it. The caller holds mu.
 func (c *Cache) discard(e *Entry) {
 	c.remove(e)
@@ -425,13 +429,16 @@ func (c *Cache) discard(e *Entry) {
 func (c *Cache) free(e *Entry) {
 	c.freeing++
 	c.group.Go(func() {
-		_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
+		c.freeNow(e)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.freeing--
 		c.freed.Broadcast()
 	})
 }
+
+// freeNow frees an entry's snapshot. Nobody holds mu.
+func (c *Cache) freeNow(e *Entry) { _ = e.engine.FreeSnapshot(c.ctx, e.snapshot) } // the guard tries again
 
 // shrink evicts until so many more bytes and entries fit, keep excepted. It reports whether they do. The caller holds
 // mu.
@@ -441,41 +448,24 @@ func (c *Cache) shrink(bytes uint64, entries int, keep *Entry) bool {
 		if e == nil {
 			return false
 		}
-		c.remove(e)
+		c.evict(e)
 		c.free(e)
-		c.stats.Evictions++
 	}
 	return true
 }
 
-const (
-	// decay of hits a second: they count half after 6 h.
-	decay = 3.2e-5
-	// young is the age up to which an entry is evicted after all older ones: the conversation that made it goes on.
-	young = time.Minute
-)
-
 // least returns the entry of the least value that is not in use and not left out; nil leaves none out. The caller holds
 // mu.
-func (c *Cache) least(leftOut func(*Entry) bool) (worst *Entry) {
-	now := time.Now()
-	var value float64
-	var fresh bool
+func (c *Cache) least(leftOut func(*Entry) bool) *Entry {
+	worst := eviction.NewLeast[*Entry]()
 	for e := range c.entries {
 		if e.pins > 0 || leftOut != nil && leftOut(e) {
 			continue
 		}
-		f, v := now.Sub(e.made) < young, c.value(e, now)
-		if worst == nil || fresh && !f || fresh == f && (v < value || v == value && e.used.Before(worst.used)) {
-			worst, value, fresh = e, v, f
-		}
+		worst.Offer(e, eviction.State{
+			Hits: e.hits, Tokens: e.length, Bytes: c.state + uint64(e.node.own())*c.perKV + e.rows.own(),
+			Made: e.made, Used: e.used,
+		})
 	}
-	return worst
-}
-
-// value of an entry: what its next hit saves, weighed by how likely that is and by the bytes that it keeps from others.
-func (c *Cache) value(e *Entry, now time.Time) float64 {
-	hits := float64(e.hits) * math.Exp(-decay*now.Sub(e.used).Seconds())
-	own := c.state + uint64(e.node.own())*c.perKV + e.rows.own()
-	return (hits + 1) * float64(e.length) / float64(max(own, 1))
+	return worst.Worst()
 }

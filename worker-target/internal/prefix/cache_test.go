@@ -400,6 +400,12 @@ func TestRelieveDemotes(t *testing.T) {
 		if !c.Relieve(m) || len(m.demoted) != 2 || c.Relieve(m) {
 			t.Errorf("demoted %v, want both and no more", m.demoted)
 		}
+		// Pages that a sequence held then can go once one was freed.
+		m.demoted = map[engine.Snapshot]bool{}
+		c.Freed()
+		if !c.Relieve(m) || !c.Relieve(m) || len(m.demoted) != 2 || c.Relieve(m) {
+			t.Errorf("demoted %v after a sequence was freed, want both again and no more", m.demoted)
+		}
 		if got := hit(t, c, m, "", long); got != len(long) || m.demoted[1] {
 			t.Errorf("%d tokens of a demoted entry", got)
 		}
