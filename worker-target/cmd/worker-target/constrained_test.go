@@ -1,10 +1,7 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,7 +13,6 @@ import (
 	"github.com/tandem-inference/tandem/services/grammar"
 	"github.com/tandem-inference/tandem/services/grammar/grammartest"
 	"github.com/tandem-inference/tandem/services/tokenizer"
-	"github.com/tandem-inference/tandem/services/workernode"
 )
 
 // trioSchemas are of the kinds that clients send.
@@ -49,54 +45,8 @@ func TestSlowTrioConstrained(t *testing.T) {
 		"--cache-dir", filepath.Join(dir, "cd"))
 	start(t, in("bin", "worker-target"), filepath.Join(dir, "t"), "--model", model, "--cache-dir",
 		filepath.Join(dir, "ct"), "--draft-address", "unix://"+filepath.Join(dir, "d"))
-	conn, err := workernode.Dial("unix://" + filepath.Join(dir, "t"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	client := tandemv1.NewTargetServiceClient(conn)
-	try := func(m *tandemv1.DecodeRequest) (tokens []int32, end *tandemv1.Finished, err error) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		stream, err := client.Decode(ctx, m)
-		if err != nil {
-			return nil, nil, err
-		}
-		for {
-			e, err := stream.Recv()
-			if errors.Is(err, io.EOF) {
-				return tokens, end, nil
-			}
-			if err != nil {
-				return nil, nil, err
-			}
-			tokens = append(tokens, e.GetCommitted().GetTokens()...)
-			if f := e.GetFinished(); f != nil {
-				end = f
-			}
-		}
-	}
-	run := func(m *tandemv1.DecodeRequest) ([]int32, *tandemv1.Finished) {
-		t.Helper()
-		tokens, end, err := try(m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return tokens, end
-	}
-	// The engine loads, and the draft takes the target's tables over the wire.
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		_, end, err := try(&tandemv1.DecodeRequest{
-			PromptTokens: cases[0].IDs, MaxTokens: 30, TopLogprobs: -1,
-			Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
-		})
-		if err == nil && end.Timings.AcceptedTokens > 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the draft was not attached: %v, %v", end, err)
-		}
-	}
+	client := dialTrio(t, dir, time.Minute)
+	client.awaitDraft(t, cases[0].IDs)
 	type cost struct{ tokens, steps, decode, verify, accepted float64 }
 	costs := map[string]*cost{}
 	for i, schema := range trioSchemas {
@@ -117,7 +67,7 @@ func TestSlowTrioConstrained(t *testing.T) {
 						StopTokens: words.StopTokens(), Sampling: &tandemv1.Sampling{Temperature: &temperature, Seed: &seed},
 						Speculation: mode.spec, Guide: &tandemv1.Guide{Grammar: w.Text()},
 					}
-					tokens, end := run(request)
+					tokens, end := client.run(t, request)
 					if mode.name == "plain" {
 						plain = tokens
 						text := words.Decode(tokens, false)
