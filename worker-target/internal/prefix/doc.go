@@ -9,8 +9,8 @@
 // and for restoring only where its own cold run has a border (package piece).
 //
 // Bytes of an entry are the engine's state, the K/V rows of its edge in the tree, which entries below it share, and
-// pages of feature rows, which neighbours share. What is over the budget in bytes or entries is evicted by value (package
-// eviction), entries in use never.
+// pages of feature rows, which neighbours share. What is over the budget in bytes or entries is evicted by value
+// (package eviction), entries in use never.
 //
 // With a disk tier (package disk), entries that a request asks for are written to files in the background: one at a
 // time, chunk by chunk, with a pause after each that is as long as the read, so that steps come first. An entry may be
