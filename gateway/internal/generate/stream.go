@@ -53,6 +53,7 @@ type stream struct {
 	steps             int64
 	messages          int64 // Committed messages: one per verify step
 	retries           int
+	worker            string // that has the choice
 	contract          string // id of the worker that computed the newest tokens
 	contractChanges   int
 	degraded          bool
@@ -187,6 +188,7 @@ func (s *stream) attempt(ctx context.Context, slot *cluster.Slot) error {
 		s.ended = FinishLength
 		return errDone
 	}
+	s.worker = slot.Worker
 	ctx, cancel := context.WithCancelCause(metadata.AppendToOutgoingContext(ctx, "x-request-id", s.r.req.ID))
 	defer cancel(nil)
 	var heard atomic.Int64 // nanoseconds from began to the last message

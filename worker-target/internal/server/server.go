@@ -53,6 +53,9 @@ type Server struct {
 	slots    chan *decode.Slot
 	total    int
 	draining atomic.Bool
+	ahead    ahead
+	// aheadSlot reads ahead.
+	aheadSlot *decode.Slot
 
 	mu       sync.Mutex
 	counters counters
@@ -85,12 +88,13 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 	for range slots {
 		s.slots <- decode.NewSlot(cfg, deps.Model, d)
 	}
+	s.ahead.read, s.aheadSlot = s.readAhead, decode.NewSlot(cfg, deps.Model, d)
 	return s
 }
 
 // scheduled returns the engine as the slot of a request uses it: with the steps of all requests composed, where that
 // gains anything.
-func (s *Server) scheduled(engine engine.Engine, m *tandemv1.DecodeRequest) engine.Engine {
+func (s *Server) scheduled(engine engine.Engine, r schedule.Request) engine.Engine {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.engine != engine {
@@ -105,9 +109,20 @@ func (s *Server) scheduled(engine engine.Engine, m *tandemv1.DecodeRequest) engi
 	if s.schedule == nil {
 		return engine
 	}
-	return s.schedule.For(schedule.Request{
-		Key: m.FairnessKey, Priority: int(m.Priority), Prompt: len(m.PromptTokens) + len(m.CommittedTokens),
-	})
+	return s.schedule.For(r)
+}
+
+// contract is the contract id of an engine, empty when requests are not told.
+func (s *Server) contract(e engine.Engine) string {
+	if s.deps.Contract == nil {
+		return ""
+	}
+	return s.deps.Contract(e.Info())
+}
+
+// space is the namespace of states in the prefix cache.
+func (s *Server) space(e engine.Engine, isolation string) string {
+	return s.contract(e) + " " + isolation
 }
 
 // Drain makes the server refuse new requests.
@@ -144,18 +159,19 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	// The slot goes back before the handler returns: a caller that saw the end finds it free.
 	defer func() { s.slots <- slot }()
 	out := &sink{stream: stream}
-	admitted := &tandemv1.Admitted{WorkerId: s.workerID}
-	if s.deps.Contract != nil {
-		admitted.Contract = s.deps.Contract(engine.Info())
-	}
-	req.Reuse.Space = admitted.Contract + " " + m.GetCache().GetIsolation()
+	s.ahead.begin(m.GetCache().GetIsolation(), m.PromptTokens)
+	defer s.ahead.end()
+	admitted := &tandemv1.Admitted{WorkerId: s.workerID, Contract: s.contract(engine)}
+	req.Reuse.Space = s.space(engine, m.GetCache().GetIsolation())
 	if err := out.send(
 		&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Admitted{Admitted: admitted}}); err != nil {
 		return err
 	}
 	ctx := stream.Context()
 	var stats decode.Stats
-	result, err := slot.Run(ctx, s.scheduled(engine, m), req, out, &stats)
+	result, err := slot.Run(ctx, s.scheduled(engine, schedule.Request{
+		Key: m.FairnessKey, Priority: int(m.Priority), Prompt: len(m.PromptTokens) + len(m.CommittedTokens),
+	}), req, out, &stats)
 	s.account(&stats, err)
 	s.log(ctx, req, &stats, result, err)
 	if err != nil {
