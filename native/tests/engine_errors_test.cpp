@@ -157,7 +157,7 @@ TEST(errors_name_what_is_wrong) {
   int32_t ids = 0;
   float score = 0;
   CHECK_EQ(tnd_score(e.handle(), &ids, 1, &ids, 1, 0, &score), TND_FAILED_PRECONDITION);
-  CHECK(e.error().find("role target") != std::string::npos);
+  CHECK(e.error().find("role: tnd_score is not for a target") != std::string::npos);
   CHECK_EQ(tnd_fuse_load(e.handle(), "no/such/file.gguf"), TND_NOT_FOUND);
   CHECK_EQ(tnd_sequence_free(e.handle(), 7), TND_NOT_FOUND);
   CHECK(e.ok(tnd_sequence_free(e.handle(), t)));

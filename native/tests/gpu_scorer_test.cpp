@@ -215,7 +215,7 @@ TEST(role_checks_and_memory) {
   c.backend = gpu.get();
   c.cancel = &cancel;
   c.stats = &stats;
-  std::unique_ptr<Role> role;
+  std::unique_ptr<ScoreEngine> role;
   CHECK_OK(open_score(c, &role));
   REQUIRE(role != nullptr);
   std::vector<tnd_stat> memory;

@@ -1,17 +1,15 @@
-// Package engine holds the contract between workers and native engines: the Engine interface, and the Guard through which
-// workers use an engine, so that none of its sequences is lost. Package host runs engines as processes of their own, wire
-// is the codec of what crosses to them; enginefake is an engine for tests, enginetest the conformance suite that every
-// implementation passes.
+// Package engine holds the contract between workers and native engines: an interface for each role (Target, Draft,
+// Scorer), and the guards through which workers use an engine, so that none of its sequences is lost. Package host runs
+// engines as processes of their own, wire is the codec of what crosses to them; enginefake is an engine for tests,
+// enginetest the conformance suite that every implementation passes.
 //
-// The interface mirrors native/include/tandem/engine.h; that header is the reference for semantics.
+// The interfaces mirror native/include/tandem/engine.h; that header is the reference for semantics.
 //
 // Locking: an Engine takes one submitter at a time. Implementations serialise callers themselves in arrival order; a
 // caller that waits gives up when its context ends. Stats, Memory, Handles and Info never wait for the submitter.
 package engine
 
 import (
-	"context"
-
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 )
 
@@ -28,9 +26,8 @@ const (
 // KVDefault lets the backend choose the type of cached keys or values.
 const KVDefault int32 = -1
 
-// OpenOptions is tnd_open_options.
+// OpenOptions is tnd_open_options but for the role, which the method of an Opener states.
 type OpenOptions struct {
-	Role           Role
 	ModelPath      string
 	TablesPath     string // drafts: GGUF with embedding and head of the target
 	Device         string // "cpu", "cuda:0", …; empty = first device
@@ -215,50 +212,3 @@ type Stat struct {
 
 // Progress is called while weights load.
 type Progress func(done, total uint64)
-
-// Engine is one open model on one device. Errors carry a gRPC status code (rpcerr.Code).
-type Engine interface {
-	Info() Info
-	Stats(ctx context.Context) ([]Stat, error)
-	Memory(ctx context.Context) ([]Stat, error)
-	// Handles lists what exists in the engine.
-	Handles(ctx context.Context) (Handles, error)
-
-	NewSequence(ctx context.Context) (Sequence, error)
-	// Fork makes a sequence in the state of another one, but for its sampler, pending rows and kept features. They share
-	// the pages of their positions; either copies a page before it writes to it.
-	Fork(ctx context.Context, s Sequence) (Sequence, error)
-	FreeSequence(ctx context.Context, s Sequence) error
-	SequenceLength(ctx context.Context, s Sequence) (int, error)
-	Truncate(ctx context.Context, s Sequence, length int) error
-	SetSampler(ctx context.Context, s Sequence, sampler Sampler) error
-
-	// NewSnapshot shares the pages of a sequence and copies its state to host memory.
-	NewSnapshot(ctx context.Context, s Sequence) (Snapshot, error)
-	RestoreSnapshot(ctx context.Context, p Snapshot, s Sequence) error
-	// DemoteSnapshot moves the snapshot's pages that no sequence holds to host memory. RestoreSnapshot brings them back.
-	DemoteSnapshot(ctx context.Context, p Snapshot) error
-	FreeSnapshot(ctx context.Context, p Snapshot) error
-	Export(ctx context.Context, s Sequence) ([]byte, error)
-	Import(ctx context.Context, s Sequence, state []byte) error
-
-	// Step commits the groups' paths, reads kept features, then runs the rows, of which there may be none.
-	Step(ctx context.Context, step *Step, result *StepResult) error
-	// SetCapture chooses captured layers; LoadFuse loads fc and norm of a draft and captures its layers.
-	SetCapture(ctx context.Context, layers []int32) error
-	LoadFuse(ctx context.Context, path string) error
-
-	// Propose appends features (rows a sequence already has are an error), then runs one block forward per request.
-	Propose(ctx context.Context, features []FeatureRows, requests []DraftRequest, result *DraftResult) error
-
-	// Score returns one score per token. It stops within one layer when ctx ends.
-	Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error)
-
-	// Close frees the engine; the plugin client also ends the engine process.
-	Close() error
-}
-
-// Opener opens engines: the plugin host, the in-process library and the fake implement it.
-type Opener interface {
-	Open(ctx context.Context, options OpenOptions, progress Progress) (Engine, error)
-}

@@ -1,4 +1,4 @@
-// The draft role: sequences of cached K/V, draft_append and draft_propose over DflashModel, snapshots and export.
+// The draft role: sequences of cached K/V, append and propose over DflashModel, snapshots and export.
 //
 // Payload of a sequence of n positions: per layer n rows of K [kv_heads, dim] then V [kv_heads, dim] in cache types.
 // The identity of an export is a checksum over shapes and norms of the draft.
@@ -16,7 +16,7 @@
 namespace tnd {
 namespace {
 
-class DraftRole final : public Role {
+class DraftRole final : public DraftEngine {
  public:
   explicit DraftRole(const OpenContext& context) : c_(context) {}
   ~DraftRole() override {
@@ -25,7 +25,6 @@ class DraftRole final : public Role {
 
   Status open();
 
-  const char* role_name() const override { return "draft"; }
   void info(tnd_info* out) const override;
   void memory(std::vector<tnd_stat>* out) const override;
   Status sequence_create(int32_t* sequence) override;
@@ -40,8 +39,8 @@ class DraftRole final : public Role {
   Status export_size(int32_t sequence, uint64_t* bytes) override;
   Status export_to(int32_t sequence, void* data, uint64_t bytes) override;
   Status import_from(int32_t sequence, const void* data, uint64_t bytes) override;
-  Status draft_append(int32_t sequence, int32_t position, int32_t n, int32_t encoding, const void* features) override;
-  Status draft_propose(std::span<const tnd_draft_request> requests, int32_t* ids, float* logprobs) override;
+  Status append(int32_t sequence, int32_t position, int32_t n, int32_t encoding, const void* features) override;
+  Status propose(std::span<const tnd_draft_request> requests, int32_t* ids, float* logprobs) override;
 
  private:
   struct Sequence {
@@ -380,7 +379,7 @@ bool DraftRole::extend(Sequence* s, int32_t rows) {
   return copied;
 }
 
-Status DraftRole::draft_append(int32_t sequence, int32_t position, int32_t n, int32_t encoding, const void* features) {
+Status DraftRole::append(int32_t sequence, int32_t position, int32_t n, int32_t encoding, const void* features) {
   const int64_t start = PhaseTimer::now();
   Sequence* s = nullptr;
   TND_TRY(find(sequence, &s));
@@ -419,7 +418,7 @@ Status DraftRole::draft_append(int32_t sequence, int32_t position, int32_t n, in
   return Status();
 }
 
-Status DraftRole::draft_propose(std::span<const tnd_draft_request> requests, int32_t* ids, float* logprobs) {
+Status DraftRole::propose(std::span<const tnd_draft_request> requests, int32_t* ids, float* logprobs) {
   const int64_t start = PhaseTimer::now();
   const int32_t stride = c_.options.max_top_k;
   const int64_t per_request = int64_t{p_.block - 1} * stride;
@@ -486,7 +485,7 @@ Status DraftRole::draft_propose(std::span<const tnd_draft_request> requests, int
 
 }  // namespace
 
-Status open_draft(const OpenContext& context, std::unique_ptr<Role>* out) {
+Status open_draft(const OpenContext& context, std::unique_ptr<DraftEngine>* out) {
   auto role = std::make_unique<DraftRole>(context);
   TND_TRY(role->open());
   *out = std::move(role);

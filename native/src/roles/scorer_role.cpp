@@ -12,7 +12,7 @@ constexpr int32_t kMaxQuery = 32;        // scoring rows of a call; the rule of 
 constexpr int32_t kDefaultChunk = 1024;  // positions: activations of a chunk stay in cache, matmuls are wide enough
 constexpr int32_t kMinTokens = 256;
 
-class ScoreRole final : public Role {
+class ScoreRole final : public ScoreEngine {
  public:
   explicit ScoreRole(const OpenContext& context) : c_(context) {}
   ~ScoreRole() override {
@@ -21,7 +21,6 @@ class ScoreRole final : public Role {
 
   Status open();
 
-  const char* role_name() const override { return "score"; }
   void info(tnd_info* out) const override;
   void memory(std::vector<tnd_stat>* out) const override;
   Status score(std::span<const int32_t> ids, std::span<const int32_t> query, uint32_t flags, float* scores) override;
@@ -168,7 +167,7 @@ Status ScoreRole::score(std::span<const int32_t> ids, std::span<const int32_t> q
 
 }  // namespace
 
-Status open_score(const OpenContext& context, std::unique_ptr<Role>* out) {
+Status open_score(const OpenContext& context, std::unique_ptr<ScoreEngine>* out) {
   auto role = std::make_unique<ScoreRole>(context);
   TND_TRY(role->open());
   *out = std::move(role);

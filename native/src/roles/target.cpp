@@ -51,7 +51,7 @@ Status out_of_range(const char* field, int64_t value, int64_t low, int64_t high)
 
 }  // namespace
 
-Status open_target(const OpenContext& context, std::unique_ptr<Role>* out) {
+Status open_target(const OpenContext& context, std::unique_ptr<TargetEngine>* out) {
   const tnd_open_options& o = context.options;
   if (o.max_tree_rows < 1 || o.max_tree_rows > kMaxTreeRows) {
     return out_of_range("max_tree_rows", o.max_tree_rows, 1, kMaxTreeRows);

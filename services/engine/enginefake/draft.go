@@ -48,15 +48,12 @@ func checkPath(field, path string) error {
 	return nil
 }
 
-// Propose implements engine.Engine.
-func (e *Engine) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
+// Propose implements engine.Draft.
+func (e *Draft) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
 	defer e.leave()
-	if e.options.Role != engine.RoleDraft {
-		return rpcerr.FailedPrecondition("role: only drafts propose")
-	}
 	start := time.Now()
 	e.proposals.Add(1)
 	if err := e.strike(); err != nil {
@@ -212,16 +209,14 @@ func (e *Engine) propose(r *engine.DraftRequest, ids []int32, logprobs []float32
 	}
 }
 
-// Score implements engine.Engine.
-func (e *Engine) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
+// Score implements engine.Scorer.
+func (e *Scorer) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
 	if err := e.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer e.leave()
 	bad := rpcerr.InvalidArgument
 	switch {
-	case e.options.Role != engine.RoleScore:
-		return nil, rpcerr.FailedPrecondition("role: only scorers score")
 	case len(ids) == 0:
 		return nil, bad("ids", "is empty")
 	case len(ids) > e.options.MaxContext:

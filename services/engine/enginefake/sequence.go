@@ -83,22 +83,12 @@ func (e *Engine) whole(id engine.Sequence) (*sequence, error) {
 	return s, nil
 }
 
-func (e *Engine) hasSequences() error {
-	if e.options.Role == engine.RoleScore {
-		return rpcerr.FailedPrecondition("role: a scorer has no sequences")
-	}
-	return nil
-}
-
-// NewSequence implements engine.Engine.
-func (e *Engine) NewSequence(ctx context.Context) (engine.Sequence, error) {
+// NewSequence implements engine.Sequences.
+func (e *Sequences) NewSequence(ctx context.Context) (engine.Sequence, error) {
 	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
 	defer e.leave()
-	if err := e.hasSequences(); err != nil {
-		return 0, err
-	}
 	id, _, err := e.newSequence()
 	return id, err
 }
@@ -115,8 +105,8 @@ func (e *Engine) newSequence() (engine.Sequence, *sequence, error) {
 	return e.nextSequence, s, nil
 }
 
-// FreeSequence implements engine.Engine.
-func (e *Engine) FreeSequence(ctx context.Context, id engine.Sequence) error {
+// FreeSequence implements engine.Sequences.
+func (e *Sequences) FreeSequence(ctx context.Context, id engine.Sequence) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -131,8 +121,8 @@ func (e *Engine) FreeSequence(ctx context.Context, id engine.Sequence) error {
 	return nil
 }
 
-// SequenceLength implements engine.Engine.
-func (e *Engine) SequenceLength(ctx context.Context, id engine.Sequence) (int, error) {
+// SequenceLength implements engine.Sequences.
+func (e *Sequences) SequenceLength(ctx context.Context, id engine.Sequence) (int, error) {
 	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
@@ -144,8 +134,8 @@ func (e *Engine) SequenceLength(ctx context.Context, id engine.Sequence) (int, e
 	return s.length(), nil
 }
 
-// Truncate implements engine.Engine.
-func (e *Engine) Truncate(ctx context.Context, id engine.Sequence, length int) error {
+// Truncate implements engine.Sequences.
+func (e *Sequences) Truncate(ctx context.Context, id engine.Sequence, length int) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -162,7 +152,7 @@ func (e *Engine) Truncate(ctx context.Context, id engine.Sequence, length int) e
 	}
 	s.hashes = s.hashes[:length]
 	s.kept.truncate(length)
-	if e.options.Role == engine.RoleTarget {
+	if e.role == engine.RoleTarget {
 		s.tokens = s.tokens[:length]
 	} else {
 		s.hints = s.hints[:min(length, len(s.hints))]
@@ -181,8 +171,8 @@ func (s *sequence) refold() {
 	}
 }
 
-// SetSampler implements engine.Engine.
-func (e *Engine) SetSampler(ctx context.Context, id engine.Sequence, sampler engine.Sampler) error {
+// SetSampler implements engine.Target.
+func (e *Target) SetSampler(ctx context.Context, id engine.Sequence, sampler engine.Sampler) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -190,9 +180,6 @@ func (e *Engine) SetSampler(ctx context.Context, id engine.Sequence, sampler eng
 	s, err := e.whole(id)
 	if err != nil {
 		return err
-	}
-	if e.options.Role != engine.RoleTarget {
-		return rpcerr.FailedPrecondition("role: only targets sample")
 	}
 	if err := checkSampler(&sampler, e.m.o.Vocab); err != nil {
 		return err
@@ -203,8 +190,8 @@ func (e *Engine) SetSampler(ctx context.Context, id engine.Sequence, sampler eng
 	return nil
 }
 
-// NewSnapshot implements engine.Engine.
-func (e *Engine) NewSnapshot(ctx context.Context, id engine.Sequence) (engine.Snapshot, error) {
+// NewSnapshot implements engine.Sequences.
+func (e *Sequences) NewSnapshot(ctx context.Context, id engine.Sequence) (engine.Snapshot, error) {
 	if err := e.enter(ctx); err != nil {
 		return 0, err
 	}
@@ -231,8 +218,8 @@ func snapshotBytes(s *sequence) uint64 {
 	return snapshotOverhead + stateBytes + 4*uint64(s.length())
 }
 
-// RestoreSnapshot implements engine.Engine.
-func (e *Engine) RestoreSnapshot(ctx context.Context, p engine.Snapshot, id engine.Sequence) error {
+// RestoreSnapshot implements engine.Sequences.
+func (e *Sequences) RestoreSnapshot(ctx context.Context, p engine.Snapshot, id engine.Sequence) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -259,8 +246,8 @@ func (e *Engine) RestoreSnapshot(ctx context.Context, p engine.Snapshot, id engi
 	return nil
 }
 
-// FreeSnapshot implements engine.Engine.
-func (e *Engine) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
+// FreeSnapshot implements engine.Sequences.
+func (e *Sequences) FreeSnapshot(ctx context.Context, p engine.Snapshot) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -286,7 +273,7 @@ var (
 
 // identity is what a state must share with the engine that takes it.
 func (e *Engine) identity() uint64 {
-	h := uint64(e.options.Role)
+	h := uint64(e.role)
 	for _, c := range []byte(e.options.ModelPath) {
 		h = mix(h ^ uint64(c))
 	}
@@ -296,8 +283,8 @@ func (e *Engine) identity() uint64 {
 	return h
 }
 
-// Export implements engine.Engine.
-func (e *Engine) Export(ctx context.Context, id engine.Sequence) ([]byte, error) {
+// Export implements engine.Sequences.
+func (e *Sequences) Export(ctx context.Context, id engine.Sequence) ([]byte, error) {
 	if err := e.enter(ctx); err != nil {
 		return nil, err
 	}
@@ -321,8 +308,8 @@ func (e *Engine) Export(ctx context.Context, id engine.Sequence) ([]byte, error)
 	return le.AppendUint32(b, crc32.Checksum(b, castagnoli)), nil
 }
 
-// Import implements engine.Engine.
-func (e *Engine) Import(ctx context.Context, id engine.Sequence, state []byte) error {
+// Import implements engine.Sequences.
+func (e *Sequences) Import(ctx context.Context, id engine.Sequence, state []byte) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}

@@ -18,8 +18,8 @@ type group struct {
 	first int // index of the first row in the step
 }
 
-// Step implements engine.Engine.
-func (e *Engine) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
+// Step implements engine.Target.
+func (e *Target) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -38,9 +38,6 @@ func (e *Engine) Step(ctx context.Context, step *engine.Step, result *engine.Ste
 // step runs a step in its turn, which it ends, and returns how long the step is to take altogether.
 func (e *Engine) step(ctx context.Context, step *engine.Step, result *engine.StepResult, now time.Time) (paced time.Duration, err error) {
 	defer e.leave()
-	if e.options.Role != engine.RoleTarget {
-		return 0, rpcerr.FailedPrecondition("role: only targets step")
-	}
 	e.steps.Add(1)
 	if err := e.strike(); err != nil {
 		return 0, err
@@ -282,15 +279,12 @@ func (e *Engine) history(g *group, k int) []int32 {
 	return w.history
 }
 
-// SetCapture implements engine.Engine.
-func (e *Engine) SetCapture(ctx context.Context, layers []int32) error {
+// SetCapture implements engine.Target.
+func (e *Target) SetCapture(ctx context.Context, layers []int32) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
 	defer e.leave()
-	if e.options.Role != engine.RoleTarget {
-		return rpcerr.FailedPrecondition("role: only targets capture")
-	}
 	for i, l := range layers {
 		if int(l) < e.options.LayerFirst || int(l) >= e.options.LayerLast || i > 0 && l <= layers[i-1] {
 			return rpcerr.InvalidArgument("layers", "must be ascending in %d..%d, got %v", e.options.LayerFirst, e.options.LayerLast-1, layers)
@@ -308,15 +302,12 @@ func (e *Engine) setCapture(layers []int32, fusedWidth int) {
 	e.info.FeatureRaw, e.info.FeatureFused = len(layers)*e.m.o.Hidden, fusedWidth
 }
 
-// LoadFuse implements engine.Engine.
-func (e *Engine) LoadFuse(ctx context.Context, path string) error {
+// LoadFuse implements engine.Target.
+func (e *Target) LoadFuse(ctx context.Context, path string) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
 	defer e.leave()
-	if e.options.Role != engine.RoleTarget {
-		return rpcerr.FailedPrecondition("role: only targets fuse")
-	}
 	if err := e.m.o.CheckFile("path", path); err != nil {
 		return err
 	}

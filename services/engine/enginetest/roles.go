@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
-func (s *suite) featuresOf(e engine.Engine, q engine.Sequence, tree []node, enc engine.FeatureEncoding) []byte {
+func (s *suite) featuresOf(e engine.Target, q engine.Sequence, tree []node, enc engine.FeatureEncoding) []byte {
 	s.Helper()
 	r := &engine.StepResult{}
 	step := one(pending(q), rowsOf(s.length(e, q), tree, engine.WantFeatures))
@@ -82,7 +82,7 @@ func (s *suite) fusedFeatures() {
 	}
 	e := s.target()
 	s.ok(e.LoadFuse(s.ctx, s.models.Draft))
-	i, d := e.Info(), s.open(s.draftOptions()).Info()
+	i, d := e.Info(), s.draftEngine().Info()
 	if i.FeatureFused != d.FeatureFused || !slices.Equal(i.CaptureLayers, d.CaptureLayers) {
 		s.Fatalf("target captures %v, %d values; draft wants %v, %d", i.CaptureLayers, i.FeatureFused, d.CaptureLayers, d.FeatureFused)
 	}
@@ -115,9 +115,9 @@ func (s *suite) shards() {
 		s.Skip("one layer cannot be divided")
 	}
 	cut := i.Layers / 2
-	front, back := options(engine.RoleTarget, s.models.Target), options(engine.RoleTarget, s.models.Target)
+	front, back := options(s.models.Target), options(s.models.Target)
 	front.LayerLast, back.LayerFirst = cut, cut
-	a, b := s.open(front), s.open(back)
+	a, b := s.openTarget(front), s.openTarget(back)
 	tokens := s.tokens(whole, 8)
 	qw, qa, qb := s.sequence(whole), s.sequence(a), s.sequence(b)
 	var ra, rb engine.StepResult
@@ -142,7 +142,7 @@ func (s *suite) shards() {
 	}
 	path := pathTo(tree, 8)
 	for _, c := range []struct {
-		e engine.Engine
+		e engine.Target
 		q engine.Sequence
 	}{{whole, qw}, {a, qa}, {b, qb}} {
 		s.commit(c.e, c.q, path...)
@@ -166,7 +166,7 @@ func (s *suite) randomFeatures(width, rows int) []byte {
 }
 
 func (s *suite) draft() {
-	e := s.open(s.draftOptions())
+	e := s.draftEngine()
 	i := e.Info()
 	const rows = 17
 	data := s.randomFeatures(i.FeatureFused, rows)
@@ -271,7 +271,7 @@ func sameDraft(s *suite, what string, a, b *engine.DraftResult) {
 }
 
 func (s *suite) draftErrors() {
-	e := s.open(s.draftOptions())
+	e := s.draftEngine()
 	i := e.Info()
 	q := s.sequence(e)
 	good := engine.FeatureRows{Sequence: q, Rows: 2, Encoding: engine.FeatureFusedBF16, Data: s.randomFeatures(i.FeatureFused, 2)}
@@ -320,7 +320,7 @@ func (s *suite) draftErrors() {
 }
 
 func (s *suite) score() {
-	e := s.open(options(engine.RoleScore, s.models.Score))
+	e := s.scorer()
 	ids := s.tokens(e, 60)
 	rows := []int32{40, 47, 48}
 	plain, err := e.Score(s.ctx, ids, rows, false)
@@ -354,7 +354,7 @@ func (s *suite) score() {
 }
 
 func (s *suite) scoreErrors() {
-	e := s.open(options(engine.RoleScore, s.models.Score))
+	e := s.scorer()
 	ids := s.tokens(e, 10)
 	for _, c := range []struct {
 		name string

@@ -7,9 +7,9 @@ import (
 
 // Translation between the domain and the messages of control calls.
 
-func optionsToProto(o engine.OpenOptions) *enginev1.OpenRequest {
+func optionsToProto(role engine.Role, o engine.OpenOptions) *enginev1.OpenRequest {
 	return &enginev1.OpenRequest{
-		Role: enginev1.Role(o.Role), ModelPath: o.ModelPath, TablesPath: o.TablesPath, Device: o.Device,
+		Role: enginev1.Role(role), ModelPath: o.ModelPath, TablesPath: o.TablesPath, Device: o.Device,
 		MemoryCapBytes: o.MemoryCapBytes, Threads: int32(o.Threads), MaxSequences: int32(o.MaxSequences),
 		MaxContext: int32(o.MaxContext), MaxTreeRows: int32(o.MaxTreeRows), MaxBatchRows: int32(o.MaxBatchRows),
 		KvTypeK: o.KVTypeK, KvTypeV: o.KVTypeV, LayerFirst: int32(o.LayerFirst), LayerLast: int32(o.LayerLast),
@@ -19,7 +19,7 @@ func optionsToProto(o engine.OpenOptions) *enginev1.OpenRequest {
 
 func optionsFromProto(m *enginev1.OpenRequest) engine.OpenOptions {
 	return engine.OpenOptions{
-		Role: engine.Role(m.Role), ModelPath: m.ModelPath, TablesPath: m.TablesPath, Device: m.Device,
+		ModelPath: m.ModelPath, TablesPath: m.TablesPath, Device: m.Device,
 		MemoryCapBytes: m.MemoryCapBytes, Threads: int(m.Threads), MaxSequences: int(m.MaxSequences),
 		MaxContext: int(m.MaxContext), MaxTreeRows: int(m.MaxTreeRows), MaxBatchRows: int(m.MaxBatchRows),
 		KVTypeK: m.KvTypeK, KVTypeV: m.KvTypeV, LayerFirst: int(m.LayerFirst), LayerLast: int(m.LayerLast),

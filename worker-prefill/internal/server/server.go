@@ -17,9 +17,9 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Engines yields the engine; *workernode.Keeper implements it.
+// Engines yields the engine; *workernode.Keeper[engine.Scorer] implements it.
 type Engines interface {
-	Engine() (engine.Engine, error)
+	Engine() (engine.Scorer, error)
 	Report(engine engine.Engine, err error)
 }
 

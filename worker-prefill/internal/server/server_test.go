@@ -23,15 +23,15 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fixed yields one engine for ever.
-type fixed struct{ engine engine.Engine }
+type fixed struct{ engine engine.Scorer }
 
-func (f fixed) Engine() (engine.Engine, error)  { return f.engine, nil }
+func (f fixed) Engine() (engine.Scorer, error)  { return f.engine, nil }
 func (f fixed) Report(_ engine.Engine, _ error) {}
 
 func newServer(t *testing.T, o enginefake.Options, slots int) *Server {
 	t.Helper()
-	engine, err := enginefake.New(o).Open(t.Context(), engine.OpenOptions{
-		Role: engine.RoleScore, ModelPath: "scorer", MaxSequences: 1, KVTypeK: engine.KVDefault,
+	engine, err := enginefake.New(o).OpenScorer(t.Context(), engine.OpenOptions{
+		ModelPath: "scorer", MaxSequences: 1, KVTypeK: engine.KVDefault,
 		KVTypeV: engine.KVDefault,
 	}, nil)
 	if err != nil {

@@ -34,7 +34,7 @@ type Options struct {
 
 // Engine is an engine whose Steps may be called by many goroutines and are put together. Everything else goes through.
 type Engine struct {
-	engine.Engine
+	engine.Target
 	options Options
 	costs   Costs
 	rows    int // of a joint step, at most
@@ -88,10 +88,10 @@ type part struct {
 func (p *part) left() int { return len(p.step.Rows) - p.done }
 
 // New wraps an engine.
-func New(inner engine.Engine, o Options) *Engine {
+func New(inner engine.Target, o Options) *Engine {
 	info := inner.Info()
 	e := &Engine{
-		Engine: inner, options: o, costs: o.Costs, rows: info.MaxBatchRows, unit: promptUnit,
+		Target: inner, options: o, costs: o.Costs, rows: info.MaxBatchRows, unit: promptUnit,
 		streams: streams{}, keys: keys{all: map[uint64]float64{}}, arrived: make(chan struct{}, 1),
 		timer: time.NewTimer(time.Hour),
 		slack: leastSlack,
@@ -103,7 +103,7 @@ func New(inner engine.Engine, o Options) *Engine {
 	return e
 }
 
-// Step implements engine.Engine. result.BatchRows is the number of rows of all steps that ran together.
+// Step implements engine.Target. result.BatchRows is the number of rows of all steps that ran together.
 func (e *Engine) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	return e.submit(ctx, nil, step, result)
 }
@@ -300,7 +300,7 @@ func (e *Engine) runCuts(cuts []cut) error {
 		if p.result.BatchRows, p.result.PromptRows = len(p.step.Rows), 0; p.class == piece {
 			p.result.PromptRows = len(p.step.Rows)
 		}
-		return e.Engine.Step(p.ctx, p.step, p.result)
+		return e.Target.Step(p.ctx, p.step, p.result)
 	}
 	// Whoever gives up does not take the others with him: the step is short.
 	ctx := cuts[0].p.ctx
@@ -309,7 +309,7 @@ func (e *Engine) runCuts(cuts []cut) error {
 	}
 	j := &e.joint
 	e.join(cuts)
-	if err := e.Engine.Step(ctx, j, &e.result); err != nil {
+	if err := e.Target.Step(ctx, j, &e.result); err != nil {
 		return err
 	}
 	out := newSplitter(&e.result, j)
@@ -367,10 +367,10 @@ func refused(err error) bool {
 	return false
 }
 
-// FreeSequence implements engine.Engine.
+// FreeSequence implements engine.Target.
 func (e *Engine) FreeSequence(ctx context.Context, s engine.Sequence) error {
 	e.mu.Lock()
 	delete(e.streams, s)
 	e.mu.Unlock()
-	return e.Engine.FreeSequence(ctx, s)
+	return e.Target.FreeSequence(ctx, s)
 }

@@ -124,8 +124,35 @@ var (
 // errorBytes is room for the text of a failed tnd_open.
 const errorBytes = 4 << 10
 
-// Open implements engine.Opener. Loading cannot be interrupted: when ctx ends meanwhile, the engine is closed again.
-func (l *Library) Open(ctx context.Context, o engine.OpenOptions, progress engine.Progress) (engine.Engine, error) {
+// OpenTarget implements engine.Opener, as do the methods below. Loading cannot be interrupted: when ctx ends meanwhile, the
+// engine is closed again.
+func (l *Library) OpenTarget(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Target, error) {
+	e, err := l.open(ctx, engine.RoleTarget, o, p)
+	if err != nil {
+		return nil, err
+	}
+	return &target{sequences{e}}, nil
+}
+
+// OpenDraft opens a draft.
+func (l *Library) OpenDraft(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Draft, error) {
+	e, err := l.open(ctx, engine.RoleDraft, o, p)
+	if err != nil {
+		return nil, err
+	}
+	return &draft{sequences{e}}, nil
+}
+
+// OpenScorer opens a scorer.
+func (l *Library) OpenScorer(ctx context.Context, o engine.OpenOptions, p engine.Progress) (engine.Scorer, error) {
+	e, err := l.open(ctx, engine.RoleScore, o, p)
+	if err != nil {
+		return nil, err
+	}
+	return &scorer{e}, nil
+}
+
+func (l *Library) open(ctx context.Context, role engine.Role, o engine.OpenOptions, progress engine.Progress) (*nativeEngine, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, rpcerr.From(err)
 	}
@@ -142,7 +169,7 @@ func (l *Library) Open(ctx context.Context, o engine.OpenOptions, progress engin
 	hookTable.Store(key, &hooks{log: l.log, progress: progress})
 	logCallback, progressCallback := callbacks()
 	c := &cOpenOptions{
-		StructSize: uint32(unsafe.Sizeof(cOpenOptions{})), Role: uint32(o.Role),
+		StructSize: uint32(unsafe.Sizeof(cOpenOptions{})), Role: uint32(role),
 		ModelPath: cString(o.ModelPath), TablesPath: cString(o.TablesPath), Device: cString(o.Device),
 		MemoryCapBytes: o.MemoryCapBytes, Threads: int32(o.Threads), MaxSequences: int32(o.MaxSequences),
 		MaxContext: int32(o.MaxContext), MaxTreeRows: int32(o.MaxTreeRows), MaxBatchRows: int32(o.MaxBatchRows),

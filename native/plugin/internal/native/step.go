@@ -23,8 +23,8 @@ func room[T any](s []T, n int) []T {
 	return s
 }
 
-// Step implements engine.Engine.
-func (e *nativeEngine) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
+// Step implements engine.Target.
+func (e *target) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ type wanted struct{ tokens, tops, logits, features, scores, stride int }
 
 // prepare sizes the outputs and fills e.step. What the library can see it checks itself; here is what buffers are sized
 // by.
-func (e *nativeEngine) prepare(step *engine.Step, result *engine.StepResult) error {
+func (e *target) prepare(step *engine.Step, result *engine.StepResult) error {
 	i := &e.info // only calls that hold the turn change it
 	n := len(step.Rows)
 	words := (i.Vocab + 31) / 32
@@ -83,7 +83,7 @@ func (e *nativeEngine) prepare(step *engine.Step, result *engine.StepResult) err
 }
 
 // setGroups fills e.groups and counts the kept features that they read.
-func (e *nativeEngine) setGroups(step *engine.Step) (kept int, err error) {
+func (e *target) setGroups(step *engine.Step) (kept int, err error) {
 	most := e.info.MaxBatchRows
 	e.groups = room(e.groups, len(step.Groups))
 	for i := range step.Groups {
@@ -172,8 +172,8 @@ func featureBytes(i *engine.Info, encoding engine.FeatureEncoding) int {
 	return 0
 }
 
-// SetCapture implements engine.Engine.
-func (e *nativeEngine) SetCapture(ctx context.Context, layers []int32) error {
+// SetCapture implements engine.Target.
+func (e *target) SetCapture(ctx context.Context, layers []int32) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
@@ -186,8 +186,8 @@ func (e *nativeEngine) SetCapture(ctx context.Context, layers []int32) error {
 	return e.refresh()
 }
 
-// LoadFuse implements engine.Engine.
-func (e *nativeEngine) LoadFuse(ctx context.Context, path string) error {
+// LoadFuse implements engine.Target.
+func (e *target) LoadFuse(ctx context.Context, path string) error {
 	if path == "" {
 		return rpcerr.InvalidArgument("path", "is empty")
 	}
@@ -204,16 +204,13 @@ func (e *nativeEngine) LoadFuse(ctx context.Context, path string) error {
 	return e.refresh()
 }
 
-// Propose implements engine.Engine: one tnd_draft_append per piece of features, then tnd_draft_propose.
-func (e *nativeEngine) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
+// Propose implements engine.Draft: one tnd_draft_append per piece of features, then tnd_draft_propose.
+func (e *draft) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
 	defer e.leave()
 	i := &e.info
-	if i.Role != engine.RoleDraft {
-		return rpcerr.FailedPrecondition("role: only drafts propose")
-	}
 	start := time.Now()
 	for k := range features {
 		f := &features[k]
@@ -245,12 +242,9 @@ func (e *nativeEngine) Propose(ctx context.Context, features []engine.FeatureRow
 	return nil
 }
 
-// Score implements engine.Engine.
-func (e *nativeEngine) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
+// Score implements engine.Scorer.
+func (e *scorer) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
 	if len(ids) == 0 {
-		if e.Info().Role != engine.RoleScore {
-			return nil, rpcerr.FailedPrecondition("role: only scorers score")
-		}
 		return nil, rpcerr.InvalidArgument("ids", "is empty")
 	}
 	if err := e.enter(ctx); err != nil {

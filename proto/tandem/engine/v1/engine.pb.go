@@ -2650,37 +2650,39 @@ func (*InterruptResponse) Descriptor() ([]byte, []int) {
 	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
 }
 
-// RunRequest is one step of the decode loop.
-type RunRequest struct {
+// StepRequest is tnd_step: groups of rows, one group a sequence.
+type StepRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Rises by one per request of a stream.
 	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Types that are valid to be assigned to Work:
-	//
-	//	*RunRequest_Step
-	//	*RunRequest_Propose
-	Work isRunRequest_Work `protobuf_oneof:"work"`
-	// Step: masks u32 [n_masks, ceil(vocab / 32)], then hidden_in f32 [rows, hidden]. Propose: data of all feature rows in
-	// order. Little-endian.
+	// Rows of the groups, in their order.
+	Rows   []*Row   `protobuf:"bytes,2,rep,name=rows,proto3" json:"rows,omitempty"`
+	Groups []*Group `protobuf:"bytes,3,rep,name=groups,proto3" json:"groups,omitempty"`
+	NMasks int32    `protobuf:"varint,4,opt,name=n_masks,json=nMasks,proto3" json:"n_masks,omitempty"`
+	// Values in the payload: masks (u32), hidden rows (f32).
+	MaskWords    uint32             `protobuf:"varint,5,opt,name=mask_words,json=maskWords,proto3" json:"mask_words,omitempty"`
+	HiddenValues uint32             `protobuf:"varint,6,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
+	Features     v1.FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.v1.FeatureEncoding" json:"features,omitempty"`
+	// Masks [n_masks, ceil(vocab / 32)], then hidden_in [rows, hidden]. Little-endian.
 	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *RunRequest) Reset() {
-	*x = RunRequest{}
+func (x *StepRequest) Reset() {
+	*x = StepRequest{}
 	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *RunRequest) String() string {
+func (x *StepRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*RunRequest) ProtoMessage() {}
+func (*StepRequest) ProtoMessage() {}
 
-func (x *RunRequest) ProtoReflect() protoreflect.Message {
+func (x *StepRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2692,149 +2694,63 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
-func (*RunRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use StepRequest.ProtoReflect.Descriptor instead.
+func (*StepRequest) Descriptor() ([]byte, []int) {
 	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
 }
 
-func (x *RunRequest) GetId() uint64 {
+func (x *StepRequest) GetId() uint64 {
 	if x != nil {
 		return x.Id
 	}
 	return 0
 }
 
-func (x *RunRequest) GetWork() isRunRequest_Work {
-	if x != nil {
-		return x.Work
-	}
-	return nil
-}
-
-func (x *RunRequest) GetStep() *Step {
-	if x != nil {
-		if x, ok := x.Work.(*RunRequest_Step); ok {
-			return x.Step
-		}
-	}
-	return nil
-}
-
-func (x *RunRequest) GetPropose() *Propose {
-	if x != nil {
-		if x, ok := x.Work.(*RunRequest_Propose); ok {
-			return x.Propose
-		}
-	}
-	return nil
-}
-
-func (x *RunRequest) GetPayload() []byte {
-	if x != nil {
-		return x.Payload
-	}
-	return nil
-}
-
-type isRunRequest_Work interface {
-	isRunRequest_Work()
-}
-
-type RunRequest_Step struct {
-	Step *Step `protobuf:"bytes,2,opt,name=step,proto3,oneof"`
-}
-
-type RunRequest_Propose struct {
-	Propose *Propose `protobuf:"bytes,3,opt,name=propose,proto3,oneof"`
-}
-
-func (*RunRequest_Step) isRunRequest_Work() {}
-
-func (*RunRequest_Propose) isRunRequest_Work() {}
-
-// Step is tnd_step: groups of rows, one group a sequence.
-type Step struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Rows of the groups, in their order.
-	Rows   []*Row `protobuf:"bytes,2,rep,name=rows,proto3" json:"rows,omitempty"`
-	NMasks int32  `protobuf:"varint,4,opt,name=n_masks,json=nMasks,proto3" json:"n_masks,omitempty"`
-	// Values in the payload: masks (u32), hidden rows (f32).
-	MaskWords     uint32             `protobuf:"varint,5,opt,name=mask_words,json=maskWords,proto3" json:"mask_words,omitempty"`
-	HiddenValues  uint32             `protobuf:"varint,6,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
-	Features      v1.FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.v1.FeatureEncoding" json:"features,omitempty"`
-	Groups        []*Group           `protobuf:"bytes,9,rep,name=groups,proto3" json:"groups,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Step) Reset() {
-	*x = Step{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Step) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Step) ProtoMessage() {}
-
-func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Step.ProtoReflect.Descriptor instead.
-func (*Step) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
-}
-
-func (x *Step) GetRows() []*Row {
+func (x *StepRequest) GetRows() []*Row {
 	if x != nil {
 		return x.Rows
 	}
 	return nil
 }
 
-func (x *Step) GetNMasks() int32 {
+func (x *StepRequest) GetGroups() []*Group {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *StepRequest) GetNMasks() int32 {
 	if x != nil {
 		return x.NMasks
 	}
 	return 0
 }
 
-func (x *Step) GetMaskWords() uint32 {
+func (x *StepRequest) GetMaskWords() uint32 {
 	if x != nil {
 		return x.MaskWords
 	}
 	return 0
 }
 
-func (x *Step) GetHiddenValues() uint32 {
+func (x *StepRequest) GetHiddenValues() uint32 {
 	if x != nil {
 		return x.HiddenValues
 	}
 	return 0
 }
 
-func (x *Step) GetFeatures() v1.FeatureEncoding {
+func (x *StepRequest) GetFeatures() v1.FeatureEncoding {
 	if x != nil {
 		return x.Features
 	}
 	return v1.FeatureEncoding(0)
 }
 
-func (x *Step) GetGroups() []*Group {
+func (x *StepRequest) GetPayload() []byte {
 	if x != nil {
-		return x.Groups
+		return x.Payload
 	}
 	return nil
 }
@@ -2861,7 +2777,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2873,7 +2789,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2886,7 +2802,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Group) GetSequence() int32 {
@@ -2954,7 +2870,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2966,7 +2882,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2979,7 +2895,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Row) GetToken() int32 {
@@ -3031,30 +2947,34 @@ func (x *Row) GetMask() int32 {
 	return 0
 }
 
-// Propose appends features to draft sequences and proposes.
-type Propose struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Features      []*FeatureRows         `protobuf:"bytes,1,rep,name=features,proto3" json:"features,omitempty"`
-	Requests      []*DraftRequest        `protobuf:"bytes,2,rep,name=requests,proto3" json:"requests,omitempty"`
+// ProposeRequest appends features to draft sequences and proposes.
+type ProposeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Rises by one per request of a stream.
+	Id       uint64          `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Features []*FeatureRows  `protobuf:"bytes,2,rep,name=features,proto3" json:"features,omitempty"`
+	Requests []*DraftRequest `protobuf:"bytes,3,rep,name=requests,proto3" json:"requests,omitempty"`
+	// Data of all feature rows in order. Little-endian.
+	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Propose) Reset() {
-	*x = Propose{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+func (x *ProposeRequest) Reset() {
+	*x = ProposeRequest{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Propose) String() string {
+func (x *ProposeRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Propose) ProtoMessage() {}
+func (*ProposeRequest) ProtoMessage() {}
 
-func (x *Propose) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+func (x *ProposeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3065,21 +2985,35 @@ func (x *Propose) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Propose.ProtoReflect.Descriptor instead.
-func (*Propose) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
+// Deprecated: Use ProposeRequest.ProtoReflect.Descriptor instead.
+func (*ProposeRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
 }
 
-func (x *Propose) GetFeatures() []*FeatureRows {
+func (x *ProposeRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ProposeRequest) GetFeatures() []*FeatureRows {
 	if x != nil {
 		return x.Features
 	}
 	return nil
 }
 
-func (x *Propose) GetRequests() []*DraftRequest {
+func (x *ProposeRequest) GetRequests() []*DraftRequest {
 	if x != nil {
 		return x.Requests
+	}
+	return nil
+}
+
+func (x *ProposeRequest) GetPayload() []byte {
+	if x != nil {
+		return x.Payload
 	}
 	return nil
 }
@@ -3098,7 +3032,7 @@ type FeatureRows struct {
 
 func (x *FeatureRows) Reset() {
 	*x = FeatureRows{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3110,7 +3044,7 @@ func (x *FeatureRows) String() string {
 func (*FeatureRows) ProtoMessage() {}
 
 func (x *FeatureRows) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3123,7 +3057,7 @@ func (x *FeatureRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeatureRows.ProtoReflect.Descriptor instead.
 func (*FeatureRows) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *FeatureRows) GetSequence() int32 {
@@ -3176,7 +3110,7 @@ type DraftRequest struct {
 
 func (x *DraftRequest) Reset() {
 	*x = DraftRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3188,7 +3122,7 @@ func (x *DraftRequest) String() string {
 func (*DraftRequest) ProtoMessage() {}
 
 func (x *DraftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3201,7 +3135,7 @@ func (x *DraftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DraftRequest.ProtoReflect.Descriptor instead.
 func (*DraftRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{53}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DraftRequest) GetSequence() int32 {
@@ -3246,125 +3180,6 @@ func (x *DraftRequest) GetTemperature() float32 {
 	return 0
 }
 
-// RunResponse answers the request with the same number.
-type RunResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Absent on success.
-	Failure *Failure `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
-	// Time inside the native engine.
-	EngineNanos int64 `protobuf:"varint,3,opt,name=engine_nanos,json=engineNanos,proto3" json:"engine_nanos,omitempty"`
-	// Types that are valid to be assigned to Output:
-	//
-	//	*RunResponse_Step
-	//	*RunResponse_Propose
-	Output isRunResponse_Output `protobuf_oneof:"output"`
-	// Step: features (kept ones of all groups in order, then those of rows), then hidden_out f32 [rows, hidden], then
-	// logits f32 [rows that want them, vocab]. Little-endian.
-	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RunResponse) Reset() {
-	*x = RunResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RunResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RunResponse) ProtoMessage() {}
-
-func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
-func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{54}
-}
-
-func (x *RunResponse) GetId() uint64 {
-	if x != nil {
-		return x.Id
-	}
-	return 0
-}
-
-func (x *RunResponse) GetFailure() *Failure {
-	if x != nil {
-		return x.Failure
-	}
-	return nil
-}
-
-func (x *RunResponse) GetEngineNanos() int64 {
-	if x != nil {
-		return x.EngineNanos
-	}
-	return 0
-}
-
-func (x *RunResponse) GetOutput() isRunResponse_Output {
-	if x != nil {
-		return x.Output
-	}
-	return nil
-}
-
-func (x *RunResponse) GetStep() *StepOutput {
-	if x != nil {
-		if x, ok := x.Output.(*RunResponse_Step); ok {
-			return x.Step
-		}
-	}
-	return nil
-}
-
-func (x *RunResponse) GetPropose() *ProposeOutput {
-	if x != nil {
-		if x, ok := x.Output.(*RunResponse_Propose); ok {
-			return x.Propose
-		}
-	}
-	return nil
-}
-
-func (x *RunResponse) GetPayload() []byte {
-	if x != nil {
-		return x.Payload
-	}
-	return nil
-}
-
-type isRunResponse_Output interface {
-	isRunResponse_Output()
-}
-
-type RunResponse_Step struct {
-	Step *StepOutput `protobuf:"bytes,4,opt,name=step,proto3,oneof"`
-}
-
-type RunResponse_Propose struct {
-	Propose *ProposeOutput `protobuf:"bytes,5,opt,name=propose,proto3,oneof"`
-}
-
-func (*RunResponse_Step) isRunResponse_Output() {}
-
-func (*RunResponse_Propose) isRunResponse_Output() {}
-
 // Failure of one request: the stream goes on.
 type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3381,7 +3196,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3393,7 +3208,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3406,7 +3221,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{55}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Failure) GetCode() int32 {
@@ -3437,43 +3252,51 @@ func (x *Failure) GetField() string {
 	return ""
 }
 
-// StepOutput holds what rows wanted; an array that no row wants is empty.
-type StepOutput struct {
+// StepResponse answers the request with the same number. It holds what rows wanted; an array that no row wants is empty.
+type StepResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Absent on success. With it there are no results.
+	Failure *Failure `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
+	// Time inside the native engine.
+	EngineNanos int64 `protobuf:"varint,3,opt,name=engine_nanos,json=engineNanos,proto3" json:"engine_nanos,omitempty"`
 	// [rows], -1 where not wanted.
-	Tokens []int32 `protobuf:"zigzag32,1,rep,packed,name=tokens,proto3" json:"tokens,omitempty"`
+	Tokens []int32 `protobuf:"zigzag32,4,rep,packed,name=tokens,proto3" json:"tokens,omitempty"`
 	// [rows] of tokens.
-	Logprobs []float32 `protobuf:"fixed32,2,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`
+	Logprobs []float32 `protobuf:"fixed32,5,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`
 	// [rows] of Row.score.
-	Scores []float32 `protobuf:"fixed32,3,rep,packed,name=scores,proto3" json:"scores,omitempty"`
+	Scores []float32 `protobuf:"fixed32,6,rep,packed,name=scores,proto3" json:"scores,omitempty"`
 	// Candidates per row in the two arrays below.
-	TopStride int32 `protobuf:"varint,4,opt,name=top_stride,json=topStride,proto3" json:"top_stride,omitempty"`
+	TopStride int32 `protobuf:"varint,7,opt,name=top_stride,json=topStride,proto3" json:"top_stride,omitempty"`
 	// [rows, top_stride], -1 beyond a row's top_k.
-	TopIds      []int32   `protobuf:"zigzag32,5,rep,packed,name=top_ids,json=topIds,proto3" json:"top_ids,omitempty"`
-	TopLogprobs []float32 `protobuf:"fixed32,6,rep,packed,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`
+	TopIds      []int32   `protobuf:"zigzag32,8,rep,packed,name=top_ids,json=topIds,proto3" json:"top_ids,omitempty"`
+	TopLogprobs []float32 `protobuf:"fixed32,9,rep,packed,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`
 	// Sizes within the payload.
-	FeatureBytes  uint32 `protobuf:"varint,7,opt,name=feature_bytes,json=featureBytes,proto3" json:"feature_bytes,omitempty"`
-	HiddenValues  uint32 `protobuf:"varint,8,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
-	LogitValues   uint32 `protobuf:"varint,9,opt,name=logit_values,json=logitValues,proto3" json:"logit_values,omitempty"`
+	FeatureBytes uint32 `protobuf:"varint,10,opt,name=feature_bytes,json=featureBytes,proto3" json:"feature_bytes,omitempty"`
+	HiddenValues uint32 `protobuf:"varint,11,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
+	LogitValues  uint32 `protobuf:"varint,12,opt,name=logit_values,json=logitValues,proto3" json:"logit_values,omitempty"`
+	// Features (kept ones of all groups in order, then those of rows), then hidden_out f32 [rows, hidden], then logits f32
+	// [rows that want them, vocab]. Little-endian.
+	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *StepOutput) Reset() {
-	*x = StepOutput{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
+func (x *StepResponse) Reset() {
+	*x = StepResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *StepOutput) String() string {
+func (x *StepResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*StepOutput) ProtoMessage() {}
+func (*StepResponse) ProtoMessage() {}
 
-func (x *StepOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
+func (x *StepResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3484,103 +3307,137 @@ func (x *StepOutput) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use StepOutput.ProtoReflect.Descriptor instead.
-func (*StepOutput) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{56}
+// Deprecated: Use StepResponse.ProtoReflect.Descriptor instead.
+func (*StepResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{54}
 }
 
-func (x *StepOutput) GetTokens() []int32 {
+func (x *StepResponse) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *StepResponse) GetFailure() *Failure {
+	if x != nil {
+		return x.Failure
+	}
+	return nil
+}
+
+func (x *StepResponse) GetEngineNanos() int64 {
+	if x != nil {
+		return x.EngineNanos
+	}
+	return 0
+}
+
+func (x *StepResponse) GetTokens() []int32 {
 	if x != nil {
 		return x.Tokens
 	}
 	return nil
 }
 
-func (x *StepOutput) GetLogprobs() []float32 {
+func (x *StepResponse) GetLogprobs() []float32 {
 	if x != nil {
 		return x.Logprobs
 	}
 	return nil
 }
 
-func (x *StepOutput) GetScores() []float32 {
+func (x *StepResponse) GetScores() []float32 {
 	if x != nil {
 		return x.Scores
 	}
 	return nil
 }
 
-func (x *StepOutput) GetTopStride() int32 {
+func (x *StepResponse) GetTopStride() int32 {
 	if x != nil {
 		return x.TopStride
 	}
 	return 0
 }
 
-func (x *StepOutput) GetTopIds() []int32 {
+func (x *StepResponse) GetTopIds() []int32 {
 	if x != nil {
 		return x.TopIds
 	}
 	return nil
 }
 
-func (x *StepOutput) GetTopLogprobs() []float32 {
+func (x *StepResponse) GetTopLogprobs() []float32 {
 	if x != nil {
 		return x.TopLogprobs
 	}
 	return nil
 }
 
-func (x *StepOutput) GetFeatureBytes() uint32 {
+func (x *StepResponse) GetFeatureBytes() uint32 {
 	if x != nil {
 		return x.FeatureBytes
 	}
 	return 0
 }
 
-func (x *StepOutput) GetHiddenValues() uint32 {
+func (x *StepResponse) GetHiddenValues() uint32 {
 	if x != nil {
 		return x.HiddenValues
 	}
 	return 0
 }
 
-func (x *StepOutput) GetLogitValues() uint32 {
+func (x *StepResponse) GetLogitValues() uint32 {
 	if x != nil {
 		return x.LogitValues
 	}
 	return 0
 }
 
-type ProposeOutput struct {
+func (x *StepResponse) GetPayload() []byte {
+	if x != nil {
+		return x.Payload
+	}
+	return nil
+}
+
+// ProposeResponse answers the request with the same number.
+type ProposeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Absent on success. With it there are no results.
+	Failure *Failure `protobuf:"bytes,2,opt,name=failure,proto3" json:"failure,omitempty"`
+	// Time inside the native engine.
+	EngineNanos int64 `protobuf:"varint,3,opt,name=engine_nanos,json=engineNanos,proto3" json:"engine_nanos,omitempty"`
 	// Candidates per position, positions per request.
-	Stride    int32 `protobuf:"varint,1,opt,name=stride,proto3" json:"stride,omitempty"`
-	Positions int32 `protobuf:"varint,2,opt,name=positions,proto3" json:"positions,omitempty"`
+	Stride    int32 `protobuf:"varint,4,opt,name=stride,proto3" json:"stride,omitempty"`
+	Positions int32 `protobuf:"varint,5,opt,name=positions,proto3" json:"positions,omitempty"`
 	// [requests, positions, stride], -1 beyond a request's block or top-k.
-	Ids      []int32   `protobuf:"zigzag32,3,rep,packed,name=ids,proto3" json:"ids,omitempty"`
-	Logprobs []float32 `protobuf:"fixed32,4,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`
+	Ids      []int32   `protobuf:"zigzag32,6,rep,packed,name=ids,proto3" json:"ids,omitempty"`
+	Logprobs []float32 `protobuf:"fixed32,7,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`
 	// The part of engine_nanos that appending the features took.
-	AppendNanos   int64 `protobuf:"varint,5,opt,name=append_nanos,json=appendNanos,proto3" json:"append_nanos,omitempty"`
+	AppendNanos   int64 `protobuf:"varint,8,opt,name=append_nanos,json=appendNanos,proto3" json:"append_nanos,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ProposeOutput) Reset() {
-	*x = ProposeOutput{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
+func (x *ProposeResponse) Reset() {
+	*x = ProposeResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ProposeOutput) String() string {
+func (x *ProposeResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ProposeOutput) ProtoMessage() {}
+func (*ProposeResponse) ProtoMessage() {}
 
-func (x *ProposeOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
+func (x *ProposeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3591,40 +3448,61 @@ func (x *ProposeOutput) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ProposeOutput.ProtoReflect.Descriptor instead.
-func (*ProposeOutput) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{57}
+// Deprecated: Use ProposeResponse.ProtoReflect.Descriptor instead.
+func (*ProposeResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{55}
 }
 
-func (x *ProposeOutput) GetStride() int32 {
+func (x *ProposeResponse) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ProposeResponse) GetFailure() *Failure {
+	if x != nil {
+		return x.Failure
+	}
+	return nil
+}
+
+func (x *ProposeResponse) GetEngineNanos() int64 {
+	if x != nil {
+		return x.EngineNanos
+	}
+	return 0
+}
+
+func (x *ProposeResponse) GetStride() int32 {
 	if x != nil {
 		return x.Stride
 	}
 	return 0
 }
 
-func (x *ProposeOutput) GetPositions() int32 {
+func (x *ProposeResponse) GetPositions() int32 {
 	if x != nil {
 		return x.Positions
 	}
 	return 0
 }
 
-func (x *ProposeOutput) GetIds() []int32 {
+func (x *ProposeResponse) GetIds() []int32 {
 	if x != nil {
 		return x.Ids
 	}
 	return nil
 }
 
-func (x *ProposeOutput) GetLogprobs() []float32 {
+func (x *ProposeResponse) GetLogprobs() []float32 {
 	if x != nil {
 		return x.Logprobs
 	}
 	return nil
 }
 
-func (x *ProposeOutput) GetAppendNanos() int64 {
+func (x *ProposeResponse) GetAppendNanos() int64 {
 	if x != nil {
 		return x.AppendNanos
 	}
@@ -3807,24 +3685,18 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x06scores\x18\x01 \x03(\x02R\x06scores\"\"\n" +
 	"\x10InterruptRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"\x13\n" +
-	"\x11InterruptResponse\"\xcf\x01\n" +
+	"\x11InterruptResponse\"\xb2\x03\n" +
+	"\vStepRequest\x12\x16\n" +
+	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x128\n" +
+	"\x04rows\x18\x02 \x03(\v2\x15.tandem.engine.v1.RowB\r\x92\xe7\x18\tStep.RowsR\x04rows\x12@\n" +
+	"\x06groups\x18\x03 \x03(\v2\x17.tandem.engine.v1.GroupB\x0f\x92\xe7\x18\vStep.GroupsR\x06groups\x12(\n" +
+	"\an_masks\x18\x04 \x01(\x05B\x0f\x92\xe7\x18\vStep.NMasksR\x06nMasks\x12-\n" +
 	"\n" +
-	"RunRequest\x12\x16\n" +
-	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x12,\n" +
-	"\x04step\x18\x02 \x01(\v2\x16.tandem.engine.v1.StepH\x00R\x04step\x125\n" +
-	"\apropose\x18\x03 \x01(\v2\x19.tandem.engine.v1.ProposeH\x00R\apropose\x12\x1e\n" +
-	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x12\x88\xe7\x18\x01\x92\xe7\x18\n" +
-	"RunRequestB\x10\n" +
-	"\x04work\x12\b\x8a\xe7\x18\x04Kind\"\xd7\x02\n" +
-	"\x04Step\x12)\n" +
-	"\x04rows\x18\x02 \x03(\v2\x15.tandem.engine.v1.RowR\x04rows\x12#\n" +
-	"\an_masks\x18\x04 \x01(\x05B\n" +
-	"\x92\xe7\x18\x06NMasksR\x06nMasks\x12(\n" +
-	"\n" +
-	"mask_words\x18\x05 \x01(\rB\t\xa2\xe7\x18\x05MasksR\tmaskWords\x121\n" +
-	"\rhidden_values\x18\x06 \x01(\rB\f\xa2\xe7\x18\bHiddenInR\fhiddenValues\x126\n" +
-	"\bfeatures\x18\a \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\bfeatures\x12/\n" +
-	"\x06groups\x18\t \x03(\v2\x17.tandem.engine.v1.GroupR\x06groups:\x0f\x92\xe7\x18\vengine.StepJ\x04\b\x01\x10\x02J\x04\b\x03\x10\x04J\x04\b\b\x10\tR\acommitsR\aprefillR\x04kept\"\x90\x02\n" +
+	"mask_words\x18\x05 \x01(\rB\x0e\xa2\xe7\x18\n" +
+	"Step.MasksR\tmaskWords\x126\n" +
+	"\rhidden_values\x18\x06 \x01(\rB\x11\xa2\xe7\x18\rStep.HiddenInR\fhiddenValues\x12I\n" +
+	"\bfeatures\x18\a \x01(\x0e2\x1a.tandem.v1.FeatureEncodingB\x11\x92\xe7\x18\rStep.FeaturesR\bfeatures\x12\x1e\n" +
+	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x13\x88\xe7\x18\x01\x92\xe7\x18\vStepRequest\"\x90\x02\n" +
 	"\x05Group\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
 	"\x04rows\x18\x02 \x01(\x11R\x04rows\x125\n" +
@@ -3841,10 +3713,12 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x05top_k\x18\x06 \x01(\x05R\x04topK\x12\x14\n" +
 	"\x05score\x18\a \x01(\x11R\x05score\x12\x12\n" +
 	"\x04mask\x18\b \x01(\x11R\x04mask:\x0e\x92\xe7\x18\n" +
-	"engine.RowJ\x04\b\x01\x10\x02R\bsequence\"\x8e\x01\n" +
-	"\aPropose\x129\n" +
-	"\bfeatures\x18\x01 \x03(\v2\x1d.tandem.engine.v1.FeatureRowsR\bfeatures\x12:\n" +
-	"\brequests\x18\x02 \x03(\v2\x1e.tandem.engine.v1.DraftRequestR\brequests:\f\x92\xe7\x18\bProposal\"\xd2\x01\n" +
+	"engine.RowJ\x04\b\x01\x10\x02R\bsequence\"\xd7\x01\n" +
+	"\x0eProposeRequest\x12\x16\n" +
+	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x129\n" +
+	"\bfeatures\x18\x02 \x03(\v2\x1d.tandem.engine.v1.FeatureRowsR\bfeatures\x12:\n" +
+	"\brequests\x18\x03 \x03(\v2\x1e.tandem.engine.v1.DraftRequestR\brequests\x12\x1e\n" +
+	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x16\x88\xe7\x18\x01\x92\xe7\x18\x0eProposeRequest\"\xd2\x01\n" +
 	"\vFeatureRows\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\x11R\bposition\x12\x12\n" +
@@ -3858,40 +3732,38 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\bposition\x18\x03 \x01(\x11R\bposition\x12\x14\n" +
 	"\x05block\x18\x04 \x01(\x11R\x05block\x12\x13\n" +
 	"\x05top_k\x18\x05 \x01(\x11R\x04topK\x12 \n" +
-	"\vtemperature\x18\x06 \x01(\x02R\vtemperature:\x17\x92\xe7\x18\x13engine.DraftRequest\"\xc2\x02\n" +
-	"\vRunResponse\x12\x16\n" +
-	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x123\n" +
-	"\afailure\x18\x02 \x01(\v2\x19.tandem.engine.v1.FailureR\afailure\x12,\n" +
-	"\fengine_nanos\x18\x03 \x01(\x03B\t\x92\xe7\x18\x05NanosR\vengineNanos\x122\n" +
-	"\x04step\x18\x04 \x01(\v2\x1c.tandem.engine.v1.StepOutputH\x00R\x04step\x12;\n" +
-	"\apropose\x18\x05 \x01(\v2\x1f.tandem.engine.v1.ProposeOutputH\x00R\apropose\x12\x1e\n" +
-	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x13\x88\xe7\x18\x01\x92\xe7\x18\vRunResponseB\x12\n" +
-	"\x06output\x12\b\x8a\xe7\x18\x04Kind\"r\n" +
+	"\vtemperature\x18\x06 \x01(\x02R\vtemperature:\x17\x92\xe7\x18\x13engine.DraftRequest\"r\n" +
 	"\aFailure\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05field\x18\x04 \x01(\tR\x05field:\v\x92\xe7\x18\aFailure\"\xec\x02\n" +
+	"\x05field\x18\x04 \x01(\tR\x05field:\v\x92\xe7\x18\aFailure\"\x8d\x05\n" +
+	"\fStepResponse\x12\x16\n" +
+	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x123\n" +
+	"\afailure\x18\x02 \x01(\v2\x19.tandem.engine.v1.FailureR\afailure\x12,\n" +
+	"\fengine_nanos\x18\x03 \x01(\x03B\t\x92\xe7\x18\x05NanosR\vengineNanos\x12)\n" +
+	"\x06tokens\x18\x04 \x03(\x11B\x11\x92\xe7\x18\rResult.TokensR\x06tokens\x12/\n" +
+	"\blogprobs\x18\x05 \x03(\x02B\x13\x92\xe7\x18\x0fResult.LogprobsR\blogprobs\x12)\n" +
+	"\x06scores\x18\x06 \x03(\x02B\x11\x92\xe7\x18\rResult.ScoresR\x06scores\x123\n" +
 	"\n" +
-	"StepOutput\x12\x16\n" +
-	"\x06tokens\x18\x01 \x03(\x11R\x06tokens\x12\x1a\n" +
-	"\blogprobs\x18\x02 \x03(\x02R\blogprobs\x12\x16\n" +
-	"\x06scores\x18\x03 \x03(\x02R\x06scores\x12\x1d\n" +
-	"\n" +
-	"top_stride\x18\x04 \x01(\x05R\ttopStride\x12#\n" +
-	"\atop_ids\x18\x05 \x03(\x11B\n" +
-	"\x92\xe7\x18\x06TopIDsR\x06topIds\x12!\n" +
-	"\ftop_logprobs\x18\x06 \x03(\x02R\vtopLogprobs\x121\n" +
-	"\rfeature_bytes\x18\a \x01(\rB\f\xa2\xe7\x18\bFeaturesR\ffeatureBytes\x122\n" +
-	"\rhidden_values\x18\b \x01(\rB\r\xa2\xe7\x18\tHiddenOutR\fhiddenValues\x12-\n" +
-	"\flogit_values\x18\t \x01(\rB\n" +
-	"\xa2\xe7\x18\x06LogitsR\vlogitValues:\x15\x92\xe7\x18\x11engine.StepResult\"\xb7\x01\n" +
-	"\rProposeOutput\x12\x16\n" +
-	"\x06stride\x18\x01 \x01(\x05R\x06stride\x12\x1c\n" +
-	"\tpositions\x18\x02 \x01(\x05R\tpositions\x12\x19\n" +
-	"\x03ids\x18\x03 \x03(\x11B\a\x92\xe7\x18\x03IDsR\x03ids\x12\x1a\n" +
-	"\blogprobs\x18\x04 \x03(\x02R\blogprobs\x12!\n" +
-	"\fappend_nanos\x18\x05 \x01(\x03R\vappendNanos:\x16\x92\xe7\x18\x12engine.DraftResult*M\n" +
+	"top_stride\x18\a \x01(\x05B\x14\x92\xe7\x18\x10Result.TopStrideR\ttopStride\x12*\n" +
+	"\atop_ids\x18\b \x03(\x11B\x11\x92\xe7\x18\rResult.TopIDsR\x06topIds\x129\n" +
+	"\ftop_logprobs\x18\t \x03(\x02B\x16\x92\xe7\x18\x12Result.TopLogprobsR\vtopLogprobs\x128\n" +
+	"\rfeature_bytes\x18\n" +
+	" \x01(\rB\x13\xa2\xe7\x18\x0fResult.FeaturesR\ffeatureBytes\x129\n" +
+	"\rhidden_values\x18\v \x01(\rB\x14\xa2\xe7\x18\x10Result.HiddenOutR\fhiddenValues\x124\n" +
+	"\flogit_values\x18\f \x01(\rB\x11\xa2\xe7\x18\rResult.LogitsR\vlogitValues\x12\x1e\n" +
+	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x14\x88\xe7\x18\x01\x92\xe7\x18\fStepResponse\"\x92\x03\n" +
+	"\x0fProposeResponse\x12\x16\n" +
+	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x123\n" +
+	"\afailure\x18\x02 \x01(\v2\x19.tandem.engine.v1.FailureR\afailure\x12,\n" +
+	"\fengine_nanos\x18\x03 \x01(\x03B\t\x92\xe7\x18\x05NanosR\vengineNanos\x12)\n" +
+	"\x06stride\x18\x04 \x01(\x05B\x11\x92\xe7\x18\rResult.StrideR\x06stride\x122\n" +
+	"\tpositions\x18\x05 \x01(\x05B\x14\x92\xe7\x18\x10Result.PositionsR\tpositions\x12 \n" +
+	"\x03ids\x18\x06 \x03(\x11B\x0e\x92\xe7\x18\n" +
+	"Result.IDsR\x03ids\x12/\n" +
+	"\blogprobs\x18\a \x03(\x02B\x13\x92\xe7\x18\x0fResult.LogprobsR\blogprobs\x129\n" +
+	"\fappend_nanos\x18\b \x01(\x03B\x16\x92\xe7\x18\x12Result.AppendNanosR\vappendNanos:\x17\x88\xe7\x18\x01\x92\xe7\x18\x0fProposeResponse*M\n" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vROLE_TARGET\x10\x01\x12\x0e\n" +
@@ -3902,33 +3774,38 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\tGroupKind\x12\x1a\n" +
 	"\x16GROUP_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11GROUP_KIND_DECODE\x10\x01\x12\x15\n" +
-	"\x11GROUP_KIND_PROMPT\x10\x022\xbf\x10\n" +
+	"\x11GROUP_KIND_PROMPT\x10\x022\xcd\x04\n" +
 	"\rEngineService\x12G\n" +
 	"\x04Open\x12\x1d.tandem.engine.v1.OpenRequest\x1a\x1e.tandem.engine.v1.OpenResponse0\x01\x12H\n" +
 	"\x05Close\x12\x1e.tandem.engine.v1.CloseRequest\x1a\x1f.tandem.engine.v1.CloseResponse\x12N\n" +
 	"\aGetInfo\x12 .tandem.engine.v1.GetInfoRequest\x1a!.tandem.engine.v1.GetInfoResponse\x12Q\n" +
 	"\bGetStats\x12!.tandem.engine.v1.GetStatsRequest\x1a\".tandem.engine.v1.GetStatsResponse\x12T\n" +
 	"\tGetMemory\x12\".tandem.engine.v1.GetMemoryRequest\x1a#.tandem.engine.v1.GetMemoryResponse\x12Z\n" +
-	"\vListHandles\x12$.tandem.engine.v1.ListHandlesRequest\x1a%.tandem.engine.v1.ListHandlesResponse\x12c\n" +
+	"\vListHandles\x12$.tandem.engine.v1.ListHandlesRequest\x1a%.tandem.engine.v1.ListHandlesResponse\x12T\n" +
+	"\tInterrupt\x12\".tandem.engine.v1.InterruptRequest\x1a#.tandem.engine.v1.InterruptResponse2\xec\b\n" +
+	"\x0fSequenceService\x12c\n" +
 	"\x0eCreateSequence\x12'.tandem.engine.v1.CreateSequenceRequest\x1a(.tandem.engine.v1.CreateSequenceResponse\x12]\n" +
 	"\fForkSequence\x12%.tandem.engine.v1.ForkSequenceRequest\x1a&.tandem.engine.v1.ForkSequenceResponse\x12]\n" +
 	"\fFreeSequence\x12%.tandem.engine.v1.FreeSequenceRequest\x1a&.tandem.engine.v1.FreeSequenceResponse\x12l\n" +
 	"\x11GetSequenceLength\x12*.tandem.engine.v1.GetSequenceLengthRequest\x1a+.tandem.engine.v1.GetSequenceLengthResponse\x12i\n" +
-	"\x10TruncateSequence\x12).tandem.engine.v1.TruncateSequenceRequest\x1a*.tandem.engine.v1.TruncateSequenceResponse\x12W\n" +
-	"\n" +
-	"SetSampler\x12#.tandem.engine.v1.SetSamplerRequest\x1a$.tandem.engine.v1.SetSamplerResponse\x12c\n" +
+	"\x10TruncateSequence\x12).tandem.engine.v1.TruncateSequenceRequest\x1a*.tandem.engine.v1.TruncateSequenceResponse\x12c\n" +
 	"\x0eCreateSnapshot\x12'.tandem.engine.v1.CreateSnapshotRequest\x1a(.tandem.engine.v1.CreateSnapshotResponse\x12f\n" +
 	"\x0fRestoreSnapshot\x12(.tandem.engine.v1.RestoreSnapshotRequest\x1a).tandem.engine.v1.RestoreSnapshotResponse\x12c\n" +
 	"\x0eDemoteSnapshot\x12'.tandem.engine.v1.DemoteSnapshotRequest\x1a(.tandem.engine.v1.DemoteSnapshotResponse\x12]\n" +
 	"\fFreeSnapshot\x12%.tandem.engine.v1.FreeSnapshotRequest\x1a&.tandem.engine.v1.FreeSnapshotResponse\x12e\n" +
 	"\x0eExportSequence\x12'.tandem.engine.v1.ExportSequenceRequest\x1a(.tandem.engine.v1.ExportSequenceResponse0\x01\x12e\n" +
-	"\x0eImportSequence\x12'.tandem.engine.v1.ImportSequenceRequest\x1a(.tandem.engine.v1.ImportSequenceResponse(\x01\x12W\n" +
+	"\x0eImportSequence\x12'.tandem.engine.v1.ImportSequenceRequest\x1a(.tandem.engine.v1.ImportSequenceResponse(\x012\xdf\x02\n" +
+	"\rTargetService\x12W\n" +
+	"\n" +
+	"SetSampler\x12#.tandem.engine.v1.SetSamplerRequest\x1a$.tandem.engine.v1.SetSamplerResponse\x12W\n" +
 	"\n" +
 	"SetCapture\x12#.tandem.engine.v1.SetCaptureRequest\x1a$.tandem.engine.v1.SetCaptureResponse\x12Q\n" +
-	"\bLoadFuse\x12!.tandem.engine.v1.LoadFuseRequest\x1a\".tandem.engine.v1.LoadFuseResponse\x12H\n" +
-	"\x05Score\x12\x1e.tandem.engine.v1.ScoreRequest\x1a\x1f.tandem.engine.v1.ScoreResponse\x12F\n" +
-	"\x03Run\x12\x1c.tandem.engine.v1.RunRequest\x1a\x1d.tandem.engine.v1.RunResponse(\x010\x01\x12T\n" +
-	"\tInterrupt\x12\".tandem.engine.v1.InterruptRequest\x1a#.tandem.engine.v1.InterruptResponseB\xc9\x01\n" +
+	"\bLoadFuse\x12!.tandem.engine.v1.LoadFuseRequest\x1a\".tandem.engine.v1.LoadFuseResponse\x12I\n" +
+	"\x04Step\x12\x1d.tandem.engine.v1.StepRequest\x1a\x1e.tandem.engine.v1.StepResponse(\x010\x012b\n" +
+	"\fDraftService\x12R\n" +
+	"\aPropose\x12 .tandem.engine.v1.ProposeRequest\x1a!.tandem.engine.v1.ProposeResponse(\x010\x012X\n" +
+	"\fScoreService\x12H\n" +
+	"\x05Score\x12\x1e.tandem.engine.v1.ScoreRequest\x1a\x1f.tandem.engine.v1.ScoreResponseB\xc9\x01\n" +
 	"\x14com.tandem.engine.v1B\vEngineProtoP\x01ZBgithub.com/tandem-inference/tandem/proto/tandem/engine/v1;enginev1\xa2\x02\x03TEX\xaa\x02\x10Tandem.Engine.V1\xca\x02\x10Tandem\\Engine\\V1\xe2\x02\x1cTandem\\Engine\\V1\\GPBMetadata\xea\x02\x12Tandem::Engine::V1b\x06proto3"
 
 var (
@@ -3944,7 +3821,7 @@ func file_tandem_engine_v1_engine_proto_rawDescGZIP() []byte {
 }
 
 var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(Role)(0),                         // 0: tandem.engine.v1.Role
 	(GroupKind)(0),                    // 1: tandem.engine.v1.GroupKind
@@ -3995,18 +3872,16 @@ var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(*ScoreResponse)(nil),             // 46: tandem.engine.v1.ScoreResponse
 	(*InterruptRequest)(nil),          // 47: tandem.engine.v1.InterruptRequest
 	(*InterruptResponse)(nil),         // 48: tandem.engine.v1.InterruptResponse
-	(*RunRequest)(nil),                // 49: tandem.engine.v1.RunRequest
-	(*Step)(nil),                      // 50: tandem.engine.v1.Step
-	(*Group)(nil),                     // 51: tandem.engine.v1.Group
-	(*Row)(nil),                       // 52: tandem.engine.v1.Row
-	(*Propose)(nil),                   // 53: tandem.engine.v1.Propose
-	(*FeatureRows)(nil),               // 54: tandem.engine.v1.FeatureRows
-	(*DraftRequest)(nil),              // 55: tandem.engine.v1.DraftRequest
-	(*RunResponse)(nil),               // 56: tandem.engine.v1.RunResponse
-	(*Failure)(nil),                   // 57: tandem.engine.v1.Failure
-	(*StepOutput)(nil),                // 58: tandem.engine.v1.StepOutput
-	(*ProposeOutput)(nil),             // 59: tandem.engine.v1.ProposeOutput
-	(v1.FeatureEncoding)(0),           // 60: tandem.v1.FeatureEncoding
+	(*StepRequest)(nil),               // 49: tandem.engine.v1.StepRequest
+	(*Group)(nil),                     // 50: tandem.engine.v1.Group
+	(*Row)(nil),                       // 51: tandem.engine.v1.Row
+	(*ProposeRequest)(nil),            // 52: tandem.engine.v1.ProposeRequest
+	(*FeatureRows)(nil),               // 53: tandem.engine.v1.FeatureRows
+	(*DraftRequest)(nil),              // 54: tandem.engine.v1.DraftRequest
+	(*Failure)(nil),                   // 55: tandem.engine.v1.Failure
+	(*StepResponse)(nil),              // 56: tandem.engine.v1.StepResponse
+	(*ProposeResponse)(nil),           // 57: tandem.engine.v1.ProposeResponse
+	(v1.FeatureEncoding)(0),           // 58: tandem.v1.FeatureEncoding
 }
 var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	0,  // 0: tandem.engine.v1.OpenRequest.role:type_name -> tandem.engine.v1.Role
@@ -4018,69 +3893,68 @@ var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	28, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
 	8,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
 	8,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
-	50, // 9: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
-	53, // 10: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
-	52, // 11: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
-	60, // 12: tandem.engine.v1.Step.features:type_name -> tandem.v1.FeatureEncoding
-	51, // 13: tandem.engine.v1.Step.groups:type_name -> tandem.engine.v1.Group
-	1,  // 14: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
-	54, // 15: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
-	55, // 16: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
-	60, // 17: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
-	57, // 18: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
-	58, // 19: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
-	59, // 20: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
-	2,  // 21: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
-	4,  // 22: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
-	6,  // 23: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
-	9,  // 24: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
-	13, // 25: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
-	11, // 26: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
-	16, // 27: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
-	18, // 28: tandem.engine.v1.EngineService.ForkSequence:input_type -> tandem.engine.v1.ForkSequenceRequest
-	20, // 29: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
-	22, // 30: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
-	24, // 31: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
-	26, // 32: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
-	29, // 33: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
-	31, // 34: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
-	33, // 35: tandem.engine.v1.EngineService.DemoteSnapshot:input_type -> tandem.engine.v1.DemoteSnapshotRequest
-	35, // 36: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
-	37, // 37: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
-	39, // 38: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
-	41, // 39: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
-	43, // 40: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
-	45, // 41: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
-	49, // 42: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
-	47, // 43: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
-	3,  // 44: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
-	5,  // 45: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
-	7,  // 46: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
-	10, // 47: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
-	14, // 48: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
-	12, // 49: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
-	17, // 50: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
-	19, // 51: tandem.engine.v1.EngineService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
-	21, // 52: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
-	23, // 53: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
-	25, // 54: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
-	27, // 55: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
-	30, // 56: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
-	32, // 57: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
-	34, // 58: tandem.engine.v1.EngineService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
-	36, // 59: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
-	38, // 60: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
-	40, // 61: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
-	42, // 62: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
-	44, // 63: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
-	46, // 64: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
-	56, // 65: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
-	48, // 66: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
-	44, // [44:67] is the sub-list for method output_type
-	21, // [21:44] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	51, // 9: tandem.engine.v1.StepRequest.rows:type_name -> tandem.engine.v1.Row
+	50, // 10: tandem.engine.v1.StepRequest.groups:type_name -> tandem.engine.v1.Group
+	58, // 11: tandem.engine.v1.StepRequest.features:type_name -> tandem.v1.FeatureEncoding
+	1,  // 12: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
+	53, // 13: tandem.engine.v1.ProposeRequest.features:type_name -> tandem.engine.v1.FeatureRows
+	54, // 14: tandem.engine.v1.ProposeRequest.requests:type_name -> tandem.engine.v1.DraftRequest
+	58, // 15: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
+	55, // 16: tandem.engine.v1.StepResponse.failure:type_name -> tandem.engine.v1.Failure
+	55, // 17: tandem.engine.v1.ProposeResponse.failure:type_name -> tandem.engine.v1.Failure
+	2,  // 18: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
+	4,  // 19: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
+	6,  // 20: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
+	9,  // 21: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
+	13, // 22: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
+	11, // 23: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
+	47, // 24: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
+	16, // 25: tandem.engine.v1.SequenceService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
+	18, // 26: tandem.engine.v1.SequenceService.ForkSequence:input_type -> tandem.engine.v1.ForkSequenceRequest
+	20, // 27: tandem.engine.v1.SequenceService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
+	22, // 28: tandem.engine.v1.SequenceService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
+	24, // 29: tandem.engine.v1.SequenceService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
+	29, // 30: tandem.engine.v1.SequenceService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
+	31, // 31: tandem.engine.v1.SequenceService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
+	33, // 32: tandem.engine.v1.SequenceService.DemoteSnapshot:input_type -> tandem.engine.v1.DemoteSnapshotRequest
+	35, // 33: tandem.engine.v1.SequenceService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
+	37, // 34: tandem.engine.v1.SequenceService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
+	39, // 35: tandem.engine.v1.SequenceService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
+	26, // 36: tandem.engine.v1.TargetService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
+	41, // 37: tandem.engine.v1.TargetService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
+	43, // 38: tandem.engine.v1.TargetService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
+	49, // 39: tandem.engine.v1.TargetService.Step:input_type -> tandem.engine.v1.StepRequest
+	52, // 40: tandem.engine.v1.DraftService.Propose:input_type -> tandem.engine.v1.ProposeRequest
+	45, // 41: tandem.engine.v1.ScoreService.Score:input_type -> tandem.engine.v1.ScoreRequest
+	3,  // 42: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
+	5,  // 43: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
+	7,  // 44: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
+	10, // 45: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
+	14, // 46: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
+	12, // 47: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
+	48, // 48: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
+	17, // 49: tandem.engine.v1.SequenceService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
+	19, // 50: tandem.engine.v1.SequenceService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
+	21, // 51: tandem.engine.v1.SequenceService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
+	23, // 52: tandem.engine.v1.SequenceService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
+	25, // 53: tandem.engine.v1.SequenceService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
+	30, // 54: tandem.engine.v1.SequenceService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
+	32, // 55: tandem.engine.v1.SequenceService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
+	34, // 56: tandem.engine.v1.SequenceService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
+	36, // 57: tandem.engine.v1.SequenceService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
+	38, // 58: tandem.engine.v1.SequenceService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
+	40, // 59: tandem.engine.v1.SequenceService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
+	27, // 60: tandem.engine.v1.TargetService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
+	42, // 61: tandem.engine.v1.TargetService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
+	44, // 62: tandem.engine.v1.TargetService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
+	56, // 63: tandem.engine.v1.TargetService.Step:output_type -> tandem.engine.v1.StepResponse
+	57, // 64: tandem.engine.v1.DraftService.Propose:output_type -> tandem.engine.v1.ProposeResponse
+	46, // 65: tandem.engine.v1.ScoreService.Score:output_type -> tandem.engine.v1.ScoreResponse
+	42, // [42:66] is the sub-list for method output_type
+	18, // [18:42] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_tandem_engine_v1_engine_proto_init() }
@@ -4088,23 +3962,15 @@ func file_tandem_engine_v1_engine_proto_init() {
 	if File_tandem_engine_v1_engine_proto != nil {
 		return
 	}
-	file_tandem_engine_v1_engine_proto_msgTypes[47].OneofWrappers = []any{
-		(*RunRequest_Step)(nil),
-		(*RunRequest_Propose)(nil),
-	}
-	file_tandem_engine_v1_engine_proto_msgTypes[54].OneofWrappers = []any{
-		(*RunResponse_Step)(nil),
-		(*RunResponse_Propose)(nil),
-	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_engine_v1_engine_proto_rawDesc), len(file_tandem_engine_v1_engine_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   58,
+			NumMessages:   56,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   5,
 		},
 		GoTypes:           file_tandem_engine_v1_engine_proto_goTypes,
 		DependencyIndexes: file_tandem_engine_v1_engine_proto_depIdxs,

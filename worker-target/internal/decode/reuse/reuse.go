@@ -60,7 +60,7 @@ type Cache interface {
 	Restore(ctx context.Context, e *prefix.Entry, s engine.Sequence) error
 	Save(space string, tokens []int32, s engine.Sequence, f prefix.Features) (e *prefix.Entry, made bool)
 	Drop(e *prefix.Entry)
-	Relieve(use engine.Engine) bool
+	Relieve(use engine.Target) bool
 }
 
 // Reuse is that of one request after another. Its memory is kept between them.
@@ -69,7 +69,7 @@ type Reuse struct {
 	classes Class
 
 	req    Request
-	engine engine.Engine
+	engine engine.Target
 	prompt []int32
 	cuts   piece.Cuts
 	free   bool            // every cut has the same bits
@@ -90,7 +90,7 @@ type Reuse struct {
 func New(cache Cache, classes Class) Reuse { return Reuse{cache: cache, classes: classes} }
 
 // Start begins a request on an engine, whose prompt has the given cuts.
-func (r *Reuse) Start(req Request, e engine.Engine, prompt []int32, cuts piece.Cuts) {
+func (r *Reuse) Start(req Request, e engine.Target, prompt []int32, cuts piece.Cuts) {
 	r.req, r.engine, r.prompt, r.cuts, r.free = req, e, prompt, cuts, e.Info().PromptRows == 0
 	r.rows, r.ring, r.kind, r.newest, r.restored, r.saved = nil, nil, nil, nil, 0, 0
 	r.keep, r.must, r.mark = r.keep[:0], r.must[:0], time.Now()
