@@ -93,7 +93,8 @@ void bench_draft(const std::string& dir, int32_t threads) {
     const double t0 = now();
     const int32_t from = n;
     for (; n < context; n += std::min(512, context - n)) {
-      d.check(tnd_draft_append(d.e, seq, n, std::min(512, context - n), TND_FEATURE_RAW_F32, features.data()));
+      const tnd_feature_rows piece{seq, n, std::min(512, context - n), TND_FEATURE_RAW_F32, features.data()};
+      d.check(tnd_draft_append(d.e, &piece, 1));
     }
     std::printf("draft: append to %d in pieces of 512: %.1f us a row\n", context,
                 (now() - t0) * 1e6 / (context - from));
@@ -116,7 +117,8 @@ void bench_draft(const std::string& dir, int32_t threads) {
     double best = 1e9;
     for (int i = 0; i < reps; i++) {
       const double t = now();
-      d.check(tnd_draft_append(d.e, seq, n, rows, TND_FEATURE_RAW_F32, features.data()));
+      const tnd_feature_rows piece{seq, n, rows, TND_FEATURE_RAW_F32, features.data()};
+      d.check(tnd_draft_append(d.e, &piece, 1));
       best = std::min(best, now() - t);
       d.check(tnd_sequence_truncate(d.e, seq, n));
     }

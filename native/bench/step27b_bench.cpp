@@ -384,7 +384,8 @@ class Drafter {
   // ms.
   double append(int n, const uint16_t* features) {
     const double start = now_ms();
-    check(e_, tnd_draft_append(e_, sequence_, length_, n, TND_FEATURE_FUSED_BF16, features), "append");
+    const tnd_feature_rows piece{sequence_, length_, n, TND_FEATURE_FUSED_BF16, features};
+    check(e_, tnd_draft_append(e_, &piece, 1), "append");
     length_ += n;
     return now_ms() - start;
   }

@@ -153,7 +153,7 @@ TEST(errors_name_what_is_wrong) {
   CHECK(e.error().find("max_context") != std::string::npos);
 
   // Other roles' calls, handles.
-  CHECK_EQ(tnd_draft_append(e.handle(), s, 0, 0, 1, nullptr), TND_FAILED_PRECONDITION);
+  CHECK_EQ(tnd_draft_append(e.handle(), nullptr, 0), TND_FAILED_PRECONDITION);
   int32_t ids = 0;
   float score = 0;
   CHECK_EQ(tnd_score(e.handle(), &ids, 1, &ids, 1, 0, &score), TND_FAILED_PRECONDITION);

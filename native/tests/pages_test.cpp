@@ -470,7 +470,8 @@ TEST(drafts_share_pages) {
   const auto append = [&](int32_t s, int32_t from, int32_t n) -> tnd_status {
     for (const int32_t end = from + n; from < end; from += 50) {
       const float* rows = features.data() + static_cast<size_t>(from) * static_cast<size_t>(info.feature_raw);
-      const tnd_status status = tnd_draft_append(e, s, from, std::min(50, end - from), TND_FEATURE_RAW_F32, rows);
+      const tnd_feature_rows piece{s, from, std::min(50, end - from), TND_FEATURE_RAW_F32, rows};
+      const tnd_status status = tnd_draft_append(e, &piece, 1);
       if (status != TND_OK) return status;
     }
     return TND_OK;

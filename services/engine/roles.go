@@ -52,7 +52,8 @@ type Target interface {
 type Draft interface {
 	Sequences
 
-	// Propose appends features (rows a sequence already has are an error), then runs one block forward per request.
+	// Propose appends features (rows a sequence already has are an error), to several sequences in one pass, then runs one
+	// block forward per request. Features that are refused leave every sequence as it was.
 	Propose(ctx context.Context, features []FeatureRows, requests []DraftRequest, result *DraftResult) error
 }
 

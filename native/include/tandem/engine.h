@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 #define TND_API __attribute__((visibility("default")))
-#define TND_ABI_VERSION 2u
+#define TND_ABI_VERSION 3u
 
 typedef int32_t tnd_status;
 #define TND_OK 0
@@ -240,6 +240,15 @@ typedef struct tnd_sampler {
   const float* bias_values;   /* [n_bias], -100..100, added to logits */
 } tnd_sampler;
 
+/* Features of committed positions of a draft's sequence. */
+typedef struct tnd_feature_rows {
+  int32_t sequence;
+  int32_t position;     /* of the first row: the sequence's length, with the rows of its pieces before in the call */
+  int32_t n_rows;       /* may be 0 */
+  int32_t encoding;     /* TND_FEATURE_* */
+  const void* features; /* [n_rows, width of the encoding] */
+} tnd_feature_rows;
+
 typedef struct tnd_draft_request {
   int32_t sequence;
   int32_t token;     /* anchor: newest committed token, its features are not known yet */
@@ -319,11 +328,12 @@ TND_API tnd_status tnd_fuse_load(tnd_engine* engine, const char* path);
 TND_API tnd_status tnd_fuse(tnd_engine* engine, int32_t n, uint32_t kind, int32_t raw_encoding, const void* raw,
                             int32_t fused_encoding, void* fused);
 
-/* Drafts. Appends the features of n committed positions starting at `position`, which must be the sequence's length.
- * The features may be reused at once. On a GPU the call returns while the card still works on the last rows, as
- * a step without rows does; draft_ns counts the host's part of that. */
-TND_API tnd_status tnd_draft_append(tnd_engine* engine, int32_t sequence, int32_t position, int32_t n, int32_t encoding,
-                                    const void* features);
+/* Drafts. Appends features to one or more sequences, reading the weights once for as many pieces as fit into
+ * max_batch_rows; a piece's rows have the bits that they have alone. Everything is checked before anything changes; a
+ * call that is cancelled leaves every sequence with the first of its rows. The features may be reused at once. On a GPU
+ * the call returns while the card still works on the last rows, as a step without rows does; draft_ns counts the host's
+ * part of that. */
+TND_API tnd_status tnd_draft_append(tnd_engine* engine, const tnd_feature_rows* pieces, int32_t n);
 /* One block forward per request. ids and logprobs: [n requests, block_size - 1, max_top_k of the engine's options],
  * position-major; entries beyond a request's block or top_k are -1. Log-probabilities are normalised over the whole
  * vocabulary at the draft temperature, ties to the lower id. */

@@ -320,12 +320,11 @@ tnd_status tnd_fuse(tnd_engine* engine, int32_t n, uint32_t kind, int32_t raw_en
   });
 }
 
-tnd_status tnd_draft_append(tnd_engine* engine, int32_t sequence, int32_t position, int32_t n, int32_t encoding,
-                            const void* features) {
+tnd_status tnd_draft_append(tnd_engine* engine, const tnd_feature_rows* pieces, int32_t n) {
   return call(engine, &tnd_engine::draft, "tnd_draft_append", [&](tnd::DraftEngine& role) -> Status {
-    if (n < 0) return errorf(TND_INVALID_ARGUMENT, "n is %d", n);
-    if (n > 0) TND_TRY(need(features, "features"));
-    return role.append(sequence, position, n, encoding, features);
+    if (n < 1) return errorf(TND_INVALID_ARGUMENT, "n is %d", n);
+    TND_TRY(need(pieces, "pieces"));
+    return role.append(std::span<const tnd_feature_rows>(pieces, static_cast<size_t>(n)));
   });
 }
 

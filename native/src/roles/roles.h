@@ -86,7 +86,7 @@ class TargetEngine : public SequenceEngine {
 
 class DraftEngine : public SequenceEngine {
  public:
-  virtual Status append(int32_t sequence, int32_t position, int32_t n, int32_t encoding, const void* features) = 0;
+  virtual Status append(std::span<const tnd_feature_rows> pieces) = 0;
   virtual Status propose(std::span<const tnd_draft_request> requests, int32_t* ids, float* logprobs) = 0;
 };
 

@@ -2,6 +2,7 @@ package enginefake
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -59,10 +60,11 @@ func (e *Draft) Propose(ctx context.Context, features []engine.FeatureRows, requ
 	if err := e.strike(); err != nil {
 		return err
 	}
+	if err := e.checkAppend(features); err != nil {
+		return err
+	}
 	for i := range features {
-		if err := e.appendRows(&features[i]); err != nil {
-			return err
-		}
+		e.appendRows(&features[i])
 	}
 	result.AppendNanos = int64(time.Since(start))
 	need := 0
@@ -99,32 +101,58 @@ func (e *Draft) Propose(ctx context.Context, features []engine.FeatureRows, requ
 	return nil
 }
 
-func (e *Engine) appendRows(f *engine.FeatureRows) error {
+// checkAppend holds features to the contract, all pieces before anything changes.
+func (e *Engine) checkAppend(features []engine.FeatureRows) error {
 	bad := rpcerr.InvalidArgument
-	s, err := e.whole(f.Sequence)
-	if err != nil {
-		return err
+	more := map[engine.Sequence]int{}
+	for i := range features {
+		f := &features[i]
+		s, err := e.whole(f.Sequence)
+		if err != nil {
+			return err
+		}
+		name := func(field string) string { return fmt.Sprintf("pieces[%d].%s", i, field) }
+		width := e.featureBytes(f.Encoding)
+		length := s.length() + more[f.Sequence]
+		switch {
+		case width == 0:
+			return bad(name("encoding"), "unknown encoding %d", f.Encoding)
+		case f.Rows < 0:
+			return bad(name("n_rows"), "must be >= 0, got %d", f.Rows)
+		case int(f.Position) != length:
+			return rpcerr.FailedPrecondition("%s: must be %d, the sequence's length, got %d", name("position"), length, f.Position)
+		case int(f.Rows) > e.options.MaxContext-length:
+			return rpcerr.ResourceExhausted("max_context: %d rows at %d do not fit into %d", f.Rows, f.Position, e.options.MaxContext)
+		case len(f.Data) != int(f.Rows)*width:
+			return bad(name("features"), "%d rows need %d bytes, got %d", f.Rows, int(f.Rows)*width, len(f.Data))
+		}
+		more[f.Sequence] += int(f.Rows)
+	}
+	need := 0
+	for id, rows := range more {
+		need += e.draftPages(e.sequences[id], rows)
+	}
+	if need > e.pool.free {
+		return exhausted("n_rows", need, e.pool.free)
+	}
+	return nil
+}
+
+// featureBytes is the size of a feature row of a draft, 0 for an unknown encoding.
+func (e *Engine) featureBytes(encoding engine.FeatureEncoding) int {
+	if encoding < engine.FeatureRawBF16 || encoding > engine.FeatureFusedF32 {
+		return 0
 	}
 	width := e.info.FeatureRaw
-	if isFused(f.Encoding) {
+	if isFused(encoding) {
 		width = e.info.FeatureFused
 	}
-	bytes := width * valueBytes(f.Encoding)
-	switch {
-	case f.Encoding < engine.FeatureRawBF16 || f.Encoding > engine.FeatureFusedF32:
-		return bad("encoding", "unknown encoding %d", f.Encoding)
-	case f.Rows < 0:
-		return bad("n", "must be >= 0, got %d", f.Rows)
-	case int(f.Position) != s.length():
-		return rpcerr.FailedPrecondition("position: must be %d, the sequence's length, got %d", s.length(), f.Position)
-	case int(f.Rows) > e.options.MaxContext-s.length():
-		return rpcerr.ResourceExhausted("max_context: %d rows at %d do not fit into %d", f.Rows, f.Position, e.options.MaxContext)
-	case len(f.Data) != int(f.Rows)*bytes:
-		return bad("features", "%d rows need %d bytes, got %d", f.Rows, int(f.Rows)*bytes, len(f.Data))
-	}
-	if need := e.draftPages(s, int(f.Rows)); need > e.pool.free {
-		return exhausted("n", need, e.pool.free)
-	}
+	return width * valueBytes(encoding)
+}
+
+// appendRows takes checked features.
+func (e *Engine) appendRows(f *engine.FeatureRows) {
+	s, bytes := e.sequences[f.Sequence], e.featureBytes(f.Encoding)
 	if f.Rows > 0 {
 		e.own(s)
 		e.resize(s, pagesOf(s.length()+int(f.Rows)))
@@ -137,7 +165,6 @@ func (e *Engine) appendRows(f *engine.FeatureRows) error {
 			s.hints = append(s.hints, hintOfFeatures(f.Data[i*bytes:], n, isF32(f.Encoding)))
 		}
 	}
-	return nil
 }
 
 // draftPages is what rows after the positions of a draft's sequence take of the pool.

@@ -72,6 +72,7 @@ func Run(t *testing.T, make Constructor) {
 		{"KeptFeatures", (*suite).keptFeatures},
 		{"Shards", (*suite).shards},
 		{"Draft", (*suite).draft},
+		{"DraftAppends", (*suite).draftAppends},
 		{"DraftErrors", (*suite).draftErrors},
 		{"Score", (*suite).score},
 		{"ScoreErrors", (*suite).scoreErrors},

@@ -263,6 +263,53 @@ func (s *suite) draft() {
 	}
 }
 
+// draftAppends: pieces of several sequences in one call give the bits of single calls, and one that is refused leaves all
+// sequences as they were.
+func (s *suite) draftAppends() {
+	e := s.draftEngine()
+	i := e.Info()
+	const rows = 90
+	rowBytes := 2 * i.FeatureFused
+	data := [2][]byte{s.randomFeatures(i.FeatureFused, rows), s.randomFeatures(i.FeatureFused, rows)}
+	part := func(q engine.Sequence, of, from, to int) engine.FeatureRows {
+		return engine.FeatureRows{Sequence: q, Position: int32(from), Rows: int32(to - from), Encoding: engine.FeatureFusedBF16,
+			Data: data[of][from*rowBytes : to*rowBytes]}
+	}
+	var r engine.DraftResult
+	var joint, alone [2]engine.Sequence
+	for k := range joint {
+		joint[k], alone[k] = s.sequence(e), s.sequence(e)
+	}
+	// Lengths on both sides of the border to the contract of prompts; two pieces of one sequence.
+	pieces := func(q [2]engine.Sequence) []engine.FeatureRows {
+		return []engine.FeatureRows{part(q[0], 0, 0, 20), part(q[1], 1, 0, 70), part(q[0], 0, 20, 25), part(q[1], 1, 70, 70)}
+	}
+	wrong := append(pieces(joint), part(joint[1], 1, 71, 72))
+	s.refused("a gap behind good pieces", e.Propose(s.ctx, wrong, nil, &r), codes.FailedPrecondition, "position")
+	for _, q := range joint {
+		if n := s.length(e, q); n != 0 {
+			s.Fatalf("a refused append left %d rows", n)
+		}
+	}
+	s.ok(e.Propose(s.ctx, pieces(joint), nil, &r))
+	for _, f := range pieces(alone) {
+		s.ok(e.Propose(s.ctx, []engine.FeatureRows{f}, nil, &r))
+	}
+	for k, n := range []int32{25, 70} {
+		if s.length(e, joint[k]) != int(n) {
+			s.Fatalf("sequence %d has %d rows, want %d", k, s.length(e, joint[k]), n)
+		}
+		var a, b engine.DraftResult
+		for _, c := range []struct {
+			q engine.Sequence
+			r *engine.DraftResult
+		}{{joint[k], &a}, {alone[k], &b}} {
+			s.ok(e.Propose(s.ctx, nil, []engine.DraftRequest{{Sequence: c.q, Token: 3, Position: n, Block: int32(i.BlockSize), TopK: 4, Temperature: 1}}, c.r))
+		}
+		sameDraft(s, "appended together", &a, &b)
+	}
+}
+
 func sameDraft(s *suite, what string, a, b *engine.DraftResult) {
 	s.Helper()
 	if !slices.Equal(a.IDs, b.IDs) || !slices.Equal(bitsOf(a.Logprobs), bitsOf(b.Logprobs)) {

@@ -49,7 +49,8 @@ type nativeEngine struct {
 	// Guarded by turn.
 	calls  uint64
 	step   cStep
-	groups []cGroup // of step
+	groups []cGroup       // of step
+	pieces []cFeatureRows // of an append
 	out    outInt
 }
 

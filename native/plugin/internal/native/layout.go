@@ -5,7 +5,7 @@ import "unsafe"
 // Structs of native/include/tandem/engine.h, laid out by hand. The tags are the C names; TestLayout compares sizes and
 // offsets with those of a C compiler. Pointers are unsafe.Pointer, so that the collector sees what they point to.
 
-const abiVersion = 2
+const abiVersion = 3
 
 type cOpenOptions struct {
 	StructSize     uint32         `c:"struct_size"`
@@ -129,6 +129,14 @@ type cSampler struct {
 	Biases            int32          `c:"n_bias"`
 	BiasTokens        unsafe.Pointer `c:"bias_tokens"`
 	BiasValues        unsafe.Pointer `c:"bias_values"`
+}
+
+type cFeatureRows struct {
+	Sequence int32          `c:"sequence"`
+	Position int32          `c:"position"`
+	Rows     int32          `c:"n_rows"`
+	Encoding int32          `c:"encoding"`
+	Features unsafe.Pointer `c:"features"`
 }
 
 // cDraftRequest has the layout of engine.DraftRequest, which is handed over as it is.

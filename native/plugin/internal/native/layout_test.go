@@ -21,6 +21,7 @@ var structs = map[string]reflect.Type{
 	"tnd_group":         reflect.TypeFor[cGroup](),
 	"tnd_step":          reflect.TypeFor[cStep](),
 	"tnd_sampler":       reflect.TypeFor[cSampler](),
+	"tnd_feature_rows":  reflect.TypeFor[cFeatureRows](),
 	"tnd_draft_request": reflect.TypeFor[cDraftRequest](),
 	"tnd_stat":          reflect.TypeFor[cStat](),
 }

@@ -204,7 +204,7 @@ func (e *target) LoadFuse(ctx context.Context, path string) error {
 	return e.refresh()
 }
 
-// Propose implements engine.Draft: one tnd_draft_append per piece of features, then tnd_draft_propose.
+// Propose implements engine.Draft: tnd_draft_append, then tnd_draft_propose.
 func (e *draft) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
 	if err := e.enter(ctx); err != nil {
 		return err
@@ -212,15 +212,19 @@ func (e *draft) Propose(ctx context.Context, features []engine.FeatureRows, requ
 	defer e.leave()
 	i := &e.info
 	start := time.Now()
+	e.pieces = room(e.pieces, len(features))
 	for k := range features {
 		f := &features[k]
 		// The library cannot see how many bytes there are.
 		if want := int(f.Rows) * featureBytes(i, f.Encoding); f.Rows > 0 && len(f.Data) != want && featureBytes(i, f.Encoding) > 0 {
-			return rpcerr.InvalidArgument("features", "%d rows need %d bytes, got %d", f.Rows, want, len(f.Data))
+			return rpcerr.InvalidArgument(fmt.Sprintf("pieces[%d].features", k), "%d rows need %d bytes, got %d", f.Rows, want, len(f.Data))
 		}
-		r, _, _ := purego.SyscallN(e.lib.sym.draftAppend, e.handle, uintptr(uint32(f.Sequence)), uintptr(uint32(f.Position)),
-			uintptr(uint32(f.Rows)), uintptr(uint32(f.Encoding)), uintptr(pointer(f.Data)))
-		runtime.KeepAlive(f.Data)
+		e.pieces[k] = cFeatureRows{int32(f.Sequence), f.Position, f.Rows, int32(f.Encoding), pointer(f.Data)}
+	}
+	if len(features) > 0 {
+		r, _, _ := purego.SyscallN(e.lib.sym.draftAppend, e.handle, uintptr(pointer(e.pieces)), uintptr(len(e.pieces)))
+		runtime.KeepAlive(features)
+		clear(e.pieces)
 		if err := e.check(ctx, r); err != nil {
 			return err
 		}
