@@ -64,6 +64,7 @@ type Info struct {
 	CaptureLayers                      []int32
 	FeatureRaw, FeatureFused           int // values per row; FeatureFused is 0 without a loaded fc
 	Recurrent                          bool
+	FuseRaw                            int // values of a raw row that Target.Fuse takes; 0 without a loaded fc
 	KVPositions, KVPage                int // sequences of together KVPositions find room; positions of a page
 	KVBytesPerToken                    uint64
 	StateBytesPerSequence              uint64
@@ -192,6 +193,14 @@ type FeatureRows struct {
 	Rows     int32
 	Encoding FeatureEncoding
 	Data     []byte // [Rows, width], borrowed until the call returns
+}
+
+// RawFeatures are features of all layers that a loaded fuse reads, computed elsewhere.
+type RawFeatures struct {
+	Rows     int32
+	Kind     GroupKind // of the group that they are of: the contract in which they are fused
+	Encoding FeatureEncoding
+	Data     []byte // [Rows, Info.FuseRaw], layers ascending
 }
 
 // DraftResult receives proposals; slices are reused like those of StepResult.

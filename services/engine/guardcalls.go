@@ -138,3 +138,9 @@ func (g *GuardedTarget) SetCapture(ctx context.Context, layers []int32) error {
 func (g *GuardedTarget) LoadFuse(ctx context.Context, path string) error {
 	return g.timed(func() error { return g.target.LoadFuse(ctx, path) })
 }
+
+// Fuse implements Target.
+func (g *GuardedTarget) Fuse(ctx context.Context, raw RawFeatures, encoding FeatureEncoding) (fused []byte, err error) {
+	err = g.timed(func() error { fused, err = g.target.Fuse(ctx, raw, encoding); return err })
+	return fused, err
+}

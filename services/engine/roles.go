@@ -46,6 +46,9 @@ type Target interface {
 	// SetCapture chooses captured layers; LoadFuse loads fc and norm of a draft and captures its layers.
 	SetCapture(ctx context.Context, layers []int32) error
 	LoadFuse(ctx context.Context, path string) error
+	// Fuse returns the fused rows of raw features that were computed elsewhere. Those in F32 give the bits of rows that a
+	// step fuses.
+	Fuse(ctx context.Context, raw RawFeatures, encoding FeatureEncoding) ([]byte, error)
 }
 
 // Draft is an engine that proposes blocks of tokens.

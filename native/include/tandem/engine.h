@@ -121,6 +121,7 @@ typedef struct tnd_info {
   int32_t prompt_rows;
   int32_t kv_positions; /* sequences of together so many positions, in pages of their own, find room; scorers: 0 */
   int32_t kv_page;      /* positions of a page: what sequences share and what a pool is counted in */
+  int32_t fuse_raw;     /* targets: values of a raw row that tnd_fuse takes; 0 without loaded fc */
 } tnd_info;
 
 /* tnd_group.kind: the numeric contract of a group's rows (native/NUMERICS.md). It is stated, never derived from the

@@ -299,7 +299,10 @@ func (e *Engine) setCapture(layers []int32, fusedWidth int) {
 	e.infoMu.Lock()
 	defer e.infoMu.Unlock()
 	e.info.CaptureLayers = slices.Clone(layers)
-	e.info.FeatureRaw, e.info.FeatureFused = len(layers)*e.m.o.Hidden, fusedWidth
+	e.info.FeatureRaw, e.info.FeatureFused, e.info.FuseRaw = len(layers)*e.m.o.Hidden, fusedWidth, 0
+	if fusedWidth > 0 {
+		e.info.FuseRaw = e.info.FeatureRaw
+	}
 }
 
 // LoadFuse implements engine.Target.
@@ -318,4 +321,37 @@ func (e *Target) LoadFuse(ctx context.Context, path string) error {
 	e.forgetKept(layers)
 	e.setCapture(layers, e.m.o.Hidden)
 	return nil
+}
+
+// Fuse implements engine.Target.
+func (e *Target) Fuse(ctx context.Context, raw engine.RawFeatures, encoding engine.FeatureEncoding) ([]byte, error) {
+	if err := e.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer e.leave()
+	bad := rpcerr.InvalidArgument
+	width := e.info.FuseRaw * valueBytes(raw.Encoding)
+	switch {
+	case raw.Rows < 1 || int(raw.Rows) > e.options.MaxBatchRows:
+		return nil, bad("n", "must be in 1..%d (max_batch_rows), got %d", e.options.MaxBatchRows, raw.Rows)
+	case raw.Kind != engine.KindDecode && raw.Kind != engine.KindPrompt:
+		return nil, bad("kind", "unknown kind %d", raw.Kind)
+	case raw.Encoding != engine.FeatureRawBF16 && raw.Encoding != engine.FeatureRawF32:
+		return nil, bad("raw_encoding", "must be of raw features, got %d", raw.Encoding)
+	case !isFused(encoding):
+		return nil, bad("fused_encoding", "must be of fused features, got %d", encoding)
+	case width == 0:
+		return nil, rpcerr.FailedPrecondition("fused features need a loaded fuse")
+	case len(raw.Data) != int(raw.Rows)*width:
+		return nil, bad("raw", "%d rows need %d bytes, got %d", raw.Rows, int(raw.Rows)*width, len(raw.Data))
+	}
+	var out []byte
+	for row := raw.Data; len(row) > 0; row = row[width:] {
+		var hint []byte
+		if n := e.m.hintBytes(); n > 0 {
+			hint = hintOfFeatures(row, n, isF32(raw.Encoding))
+		}
+		out = e.appendFeatures(out, encoding, hashOfFeatures(row, isF32(raw.Encoding)), hint)
+	}
+	return out, nil
 }

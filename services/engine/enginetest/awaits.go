@@ -211,6 +211,11 @@ func (e *awaitedTarget) LoadFuse(ctx context.Context, path string) error {
 	return e.target.LoadFuse(ctx, path)
 }
 
+func (e *awaitedTarget) Fuse(ctx context.Context, raw engine.RawFeatures, f engine.FeatureEncoding) (fused []byte, err error) {
+	err = e.call(ctx, "Fuse", func() error { fused, err = e.target.Fuse(ctx, raw, f); return err })
+	return fused, err
+}
+
 // Done and Err implement engine.Mortal for engines that do.
 func (e *awaited) Done() <-chan struct{} {
 	if m, ok := e.Engine.(engine.Mortal); ok {

@@ -69,6 +69,7 @@ func Run(t *testing.T, make Constructor) {
 		{"Masks", (*suite).masks},
 		{"Features", (*suite).features},
 		{"FusedFeatures", (*suite).fusedFeatures},
+		{"Fuse", (*suite).fuse},
 		{"KeptFeatures", (*suite).keptFeatures},
 		{"Shards", (*suite).shards},
 		{"Draft", (*suite).draft},

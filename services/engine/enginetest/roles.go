@@ -107,6 +107,69 @@ func (s *suite) fusedFeatures() {
 	}
 }
 
+// fuse: raw features that were computed elsewhere, here by the same engine, are fused to the bits of the step's own, in
+// both contracts.
+func (s *suite) fuse() {
+	if s.models.Draft == "" {
+		s.Skip("no draft")
+	}
+	e := s.target()
+	decode := engine.RawFeatures{Rows: 1, Encoding: engine.FeatureRawF32, Data: make([]byte, 64)}
+	_, err := e.Fuse(s.ctx, decode, engine.FeatureFusedF32)
+	s.refused("without a fuse", err, codes.FailedPrecondition, "fuse")
+	s.ok(e.LoadFuse(s.ctx, s.models.Draft))
+	i := e.Info()
+	if i.FuseRaw != i.FeatureRaw {
+		s.Fatalf("fuse takes %d values a row, a step gives %d", i.FuseRaw, i.FeatureRaw)
+	}
+	const rows = 70
+	tokens := s.tokens(e, rows)
+	for _, kind := range []engine.GroupKind{engine.KindDecode, engine.KindPrompt} {
+		features := func(enc engine.FeatureEncoding) []byte {
+			q := s.sequence(e)
+			defer func() { s.ok(e.FreeSequence(s.ctx, q)) }()
+			r := &engine.StepResult{}
+			step := one(engine.Group{Sequence: q, Kind: kind, Commit: true}, rowsOf(0, chain(tokens), engine.WantFeatures))
+			step.Features = enc
+			s.ok(e.Step(s.ctx, step, r))
+			return r.Features
+		}
+		raw := engine.RawFeatures{Rows: rows, Kind: kind, Encoding: engine.FeatureRawF32, Data: features(engine.FeatureRawF32)}
+		for _, enc := range []engine.FeatureEncoding{engine.FeatureFusedF32, engine.FeatureFusedBF16} {
+			got, err := e.Fuse(s.ctx, raw, enc)
+			s.ok(err)
+			if !slices.Equal(got, features(enc)) {
+				s.Errorf("kind %d, encoding %d: fused features differ from the step's", kind, enc)
+			}
+		}
+		decode = raw
+	}
+	for _, c := range []struct {
+		name string
+		edit func(*engine.RawFeatures)
+		enc  engine.FeatureEncoding
+		word string
+	}{
+		{"no rows", func(f *engine.RawFeatures) { f.Rows = 0 }, engine.FeatureFusedF32, "n"},
+		{"too many rows", func(f *engine.RawFeatures) {
+			f.Rows = batchRows + 1
+			f.Data = make([]byte, (batchRows+1)*4*i.FuseRaw)
+		}, engine.FeatureFusedF32, "max_batch_rows"},
+		{"kind", func(f *engine.RawFeatures) { f.Kind = 7 }, engine.FeatureFusedF32, "kind"},
+		{"fused for raw", func(f *engine.RawFeatures) {
+			f.Encoding = engine.FeatureFusedBF16
+			f.Data = f.Data[:len(f.Data)/2]
+		}, engine.FeatureFusedF32, "raw_encoding"},
+		{"raw for fused", func(*engine.RawFeatures) {}, engine.FeatureRawF32, "fused_encoding"},
+		{"short data", func(f *engine.RawFeatures) { f.Data = f.Data[1:] }, engine.FeatureFusedF32, "raw"},
+	} {
+		f := decode
+		c.edit(&f)
+		_, err := e.Fuse(s.ctx, f, c.enc)
+		s.refused(c.name, err, codes.InvalidArgument, c.word)
+	}
+}
+
 // shards: two engines of half the layers equal one, bit by bit.
 func (s *suite) shards() {
 	whole := s.target()

@@ -37,7 +37,7 @@ func infoToProto(i engine.Info) *enginev1.Info {
 		CaptureLayers: i.CaptureLayers, FeatureRaw: int32(i.FeatureRaw), FeatureFused: int32(i.FeatureFused),
 		Recurrent: i.Recurrent, KvBytesPerToken: i.KVBytesPerToken, StateBytesPerSequence: i.StateBytesPerSequence,
 		Numerics: i.Numerics, PromptRows: int32(i.PromptRows), Concurrent: i.Concurrent,
-		KvPositions: int32(i.KVPositions), KvPage: int32(i.KVPage),
+		KvPositions: int32(i.KVPositions), KvPage: int32(i.KVPage), FuseRaw: int32(i.FuseRaw),
 	}
 }
 
@@ -54,7 +54,7 @@ func infoFromProto(m *enginev1.Info) engine.Info {
 		CaptureLayers: m.CaptureLayers, FeatureRaw: int(m.FeatureRaw), FeatureFused: int(m.FeatureFused),
 		Recurrent: m.Recurrent, KVBytesPerToken: m.KvBytesPerToken, StateBytesPerSequence: m.StateBytesPerSequence,
 		Numerics: m.Numerics, PromptRows: int(m.PromptRows), Concurrent: m.Concurrent,
-		KVPositions: int(m.KvPositions), KVPage: int(m.KvPage),
+		KVPositions: int(m.KvPositions), KVPage: int(m.KvPage), FuseRaw: int(m.FuseRaw),
 	}
 }
 

@@ -69,6 +69,17 @@ func (c *targetCalls) LoadFuse(ctx context.Context, path string) error {
 	return nil
 }
 
+// Fuse implements Target.
+func (c *targetCalls) Fuse(ctx context.Context, raw engine.RawFeatures, encoding engine.FeatureEncoding) ([]byte, error) {
+	m, err := c.client.Fuse(ctx, &enginev1.FuseRequest{
+		Rows: raw.Rows, Kind: enginev1.GroupKind(raw.Kind + 1), RawEncoding: raw.Encoding, FusedEncoding: encoding, Raw: raw.Data,
+	})
+	if err != nil {
+		return nil, c.r.translate(err)
+	}
+	return m.Fused, nil
+}
+
 // draftCalls are those of DraftService.
 type draftCalls struct {
 	proposals *loop[wire.ProposeRequest, wire.ProposeResponse]

@@ -255,6 +255,18 @@ func (s *Server) LoadFuse(ctx context.Context, req *enginev1.LoadFuseRequest) (*
 	return &enginev1.LoadFuseResponse{Info: infoToProto(e.Info())}, nil
 }
 
+// Fuse fuses features that were computed elsewhere.
+func (s *Server) Fuse(ctx context.Context, req *enginev1.FuseRequest) (*enginev1.FuseResponse, error) {
+	e, err := as[engine.Target](s)
+	if err != nil {
+		return nil, err
+	}
+	fused, err := e.Fuse(ctx, engine.RawFeatures{
+		Rows: req.Rows, Kind: engine.GroupKind(req.Kind - 1), Encoding: req.RawEncoding, Data: req.Raw,
+	}, req.FusedEncoding)
+	return &enginev1.FuseResponse{Fused: fused}, err
+}
+
 // Score rates tokens.
 func (s *Server) Score(ctx context.Context, req *enginev1.ScoreRequest) (*enginev1.ScoreResponse, error) {
 	e, err := as[engine.Scorer](s)

@@ -183,7 +183,7 @@ func (e *nativeEngine) refresh() error {
 		FeatureRaw: int(c.FeatureRaw), FeatureFused: int(c.FeatureFused), Recurrent: c.Recurrent != 0,
 		KVBytesPerToken: c.KVBytesPerToken, StateBytesPerSequence: c.StateBytesPerSequence,
 		Numerics: text(c.Numerics[:]), PromptRows: int(c.PromptRows),
-		KVPositions: int(c.KVPositions), KVPage: int(c.KVPage),
+		KVPositions: int(c.KVPositions), KVPage: int(c.KVPage), FuseRaw: int(c.FuseRaw),
 	}
 	n := max(0, min(int(c.Captures), len(c.CaptureLayers)))
 	i.CaptureLayers = slices.Clone(c.CaptureLayers[:n])

@@ -63,6 +63,7 @@ type cInfo struct {
 	PromptRows            int32     `c:"prompt_rows"`
 	KVPositions           int32     `c:"kv_positions"`
 	KVPage                int32     `c:"kv_page"`
+	FuseRaw               int32     `c:"fuse_raw"`
 }
 
 // cRow has the layout of engine.Row, which is handed over as it is.

@@ -25,12 +25,12 @@ type LogFunc func(level int, text string)
 
 // symbols of the library; the names of the fields are those of the header without tnd_.
 type symbols struct {
-	abiVersion, open, close, lastError, getInfo, memory, stats, cancel    uintptr
-	sequenceCreate, sequenceFree, sequenceLength, sequenceTruncate        uintptr
-	sequenceFork, sequenceSampler                                         uintptr
-	snapshotCreate, snapshotRestore, snapshotDemote, snapshotFree         uintptr
-	sequenceExportSize, sequenceExport, sequenceImport                    uintptr
-	stepRun, captureSet, fuseLoad, draftAppend, draftPropose, scoreTarget uintptr
+	abiVersion, open, close, lastError, getInfo, memory, stats, cancel          uintptr
+	sequenceCreate, sequenceFree, sequenceLength, sequenceTruncate              uintptr
+	sequenceFork, sequenceSampler                                               uintptr
+	snapshotCreate, snapshotRestore, snapshotDemote, snapshotFree               uintptr
+	sequenceExportSize, sequenceExport, sequenceImport                          uintptr
+	stepRun, captureSet, fuseLoad, fuse, draftAppend, draftPropose, scoreTarget uintptr
 }
 
 func (s *symbols) table() map[string]*uintptr {
@@ -45,7 +45,7 @@ func (s *symbols) table() map[string]*uintptr {
 		"tnd_snapshot_free":        &s.snapshotFree,
 		"tnd_sequence_export_size": &s.sequenceExportSize, "tnd_sequence_export": &s.sequenceExport,
 		"tnd_sequence_import": &s.sequenceImport, "tnd_step_run": &s.stepRun,
-		"tnd_capture_set": &s.captureSet, "tnd_fuse_load": &s.fuseLoad,
+		"tnd_capture_set": &s.captureSet, "tnd_fuse_load": &s.fuseLoad, "tnd_fuse": &s.fuse,
 		"tnd_draft_append": &s.draftAppend, "tnd_draft_propose": &s.draftPropose, "tnd_score": &s.scoreTarget,
 	}
 }

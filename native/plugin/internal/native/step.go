@@ -204,6 +204,35 @@ func (e *target) LoadFuse(ctx context.Context, path string) error {
 	return e.refresh()
 }
 
+// Fuse implements engine.Target.
+func (e *target) Fuse(ctx context.Context, raw engine.RawFeatures, encoding engine.FeatureEncoding) ([]byte, error) {
+	if err := e.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer e.leave()
+	i := &e.info
+	// The library cannot see how many bytes there are; without a fuse it refuses, whatever they are.
+	width := 2
+	if raw.Encoding == engine.FeatureRawF32 {
+		width = 4
+	}
+	if want := int(raw.Rows) * i.FuseRaw * width; raw.Rows > 0 && i.FuseRaw > 0 && len(raw.Data) != want {
+		return nil, rpcerr.InvalidArgument("raw", "%d rows need %d bytes, got %d", raw.Rows, want, len(raw.Data))
+	}
+	fused := make([]byte, max(min(int(raw.Rows), i.MaxBatchRows), 1)*max(featureBytes(i, encoding), 1))
+	if len(raw.Data) == 0 {
+		return nil, rpcerr.InvalidArgument("raw", "is empty")
+	}
+	r, _, _ := purego.SyscallN(e.lib.sym.fuse, e.handle, uintptr(uint32(raw.Rows)), uintptr(raw.Kind), uintptr(uint32(raw.Encoding)),
+		uintptr(pointer(raw.Data)), uintptr(uint32(encoding)), uintptr(pointer(fused)))
+	runtime.KeepAlive(raw.Data)
+	runtime.KeepAlive(fused)
+	if err := e.check(ctx, r); err != nil {
+		return nil, err
+	}
+	return fused, nil
+}
+
 // Propose implements engine.Draft: tnd_draft_append, then tnd_draft_propose.
 func (e *draft) Propose(ctx context.Context, features []engine.FeatureRows, requests []engine.DraftRequest, result *engine.DraftResult) error {
 	if err := e.enter(ctx); err != nil {

@@ -555,8 +555,10 @@ type Info struct {
 	// Steps of different sequences run at the same time: nothing is gained by joining them.
 	Concurrent bool `protobuf:"varint,28,opt,name=concurrent,proto3" json:"concurrent,omitempty"`
 	// Sequences of together so many positions find room; positions of a page.
-	KvPositions   int32 `protobuf:"varint,29,opt,name=kv_positions,json=kvPositions,proto3" json:"kv_positions,omitempty"`
-	KvPage        int32 `protobuf:"varint,30,opt,name=kv_page,json=kvPage,proto3" json:"kv_page,omitempty"`
+	KvPositions int32 `protobuf:"varint,29,opt,name=kv_positions,json=kvPositions,proto3" json:"kv_positions,omitempty"`
+	KvPage      int32 `protobuf:"varint,30,opt,name=kv_page,json=kvPage,proto3" json:"kv_page,omitempty"`
+	// Values of a raw row that Fuse takes; 0 without a loaded fc.
+	FuseRaw       int32 `protobuf:"varint,31,opt,name=fuse_raw,json=fuseRaw,proto3" json:"fuse_raw,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -797,6 +799,13 @@ func (x *Info) GetKvPositions() int32 {
 func (x *Info) GetKvPage() int32 {
 	if x != nil {
 		return x.KvPage
+	}
+	return 0
+}
+
+func (x *Info) GetFuseRaw() int32 {
+	if x != nil {
+		return x.FuseRaw
 	}
 	return 0
 }
@@ -2463,6 +2472,130 @@ func (x *LoadFuseResponse) GetInfo() *Info {
 	return nil
 }
 
+// FuseRequest is tnd_fuse.
+type FuseRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Rows  int32                  `protobuf:"varint,1,opt,name=rows,proto3" json:"rows,omitempty"`
+	// The contract of the rows.
+	Kind          GroupKind          `protobuf:"varint,2,opt,name=kind,proto3,enum=tandem.engine.v1.GroupKind" json:"kind,omitempty"`
+	RawEncoding   v1.FeatureEncoding `protobuf:"varint,3,opt,name=raw_encoding,json=rawEncoding,proto3,enum=tandem.v1.FeatureEncoding" json:"raw_encoding,omitempty"`
+	FusedEncoding v1.FeatureEncoding `protobuf:"varint,4,opt,name=fused_encoding,json=fusedEncoding,proto3,enum=tandem.v1.FeatureEncoding" json:"fused_encoding,omitempty"`
+	// [rows, fuse_raw], layers ascending, little-endian.
+	Raw           []byte `protobuf:"bytes,15,opt,name=raw,proto3" json:"raw,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FuseRequest) Reset() {
+	*x = FuseRequest{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FuseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FuseRequest) ProtoMessage() {}
+
+func (x *FuseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FuseRequest.ProtoReflect.Descriptor instead.
+func (*FuseRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *FuseRequest) GetRows() int32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *FuseRequest) GetKind() GroupKind {
+	if x != nil {
+		return x.Kind
+	}
+	return GroupKind_GROUP_KIND_UNSPECIFIED
+}
+
+func (x *FuseRequest) GetRawEncoding() v1.FeatureEncoding {
+	if x != nil {
+		return x.RawEncoding
+	}
+	return v1.FeatureEncoding(0)
+}
+
+func (x *FuseRequest) GetFusedEncoding() v1.FeatureEncoding {
+	if x != nil {
+		return x.FusedEncoding
+	}
+	return v1.FeatureEncoding(0)
+}
+
+func (x *FuseRequest) GetRaw() []byte {
+	if x != nil {
+		return x.Raw
+	}
+	return nil
+}
+
+type FuseResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// [rows, feature_fused], little-endian.
+	Fused         []byte `protobuf:"bytes,15,opt,name=fused,proto3" json:"fused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FuseResponse) Reset() {
+	*x = FuseResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FuseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FuseResponse) ProtoMessage() {}
+
+func (x *FuseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FuseResponse.ProtoReflect.Descriptor instead.
+func (*FuseResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *FuseResponse) GetFused() []byte {
+	if x != nil {
+		return x.Fused
+	}
+	return nil
+}
+
 type ScoreRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Ids   []int32                `protobuf:"varint,1,rep,packed,name=ids,proto3" json:"ids,omitempty"`
@@ -2476,7 +2609,7 @@ type ScoreRequest struct {
 
 func (x *ScoreRequest) Reset() {
 	*x = ScoreRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2488,7 +2621,7 @@ func (x *ScoreRequest) String() string {
 func (*ScoreRequest) ProtoMessage() {}
 
 func (x *ScoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2501,7 +2634,7 @@ func (x *ScoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreRequest.ProtoReflect.Descriptor instead.
 func (*ScoreRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{43}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ScoreRequest) GetIds() []int32 {
@@ -2535,7 +2668,7 @@ type ScoreResponse struct {
 
 func (x *ScoreResponse) Reset() {
 	*x = ScoreResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +2680,7 @@ func (x *ScoreResponse) String() string {
 func (*ScoreResponse) ProtoMessage() {}
 
 func (x *ScoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +2693,7 @@ func (x *ScoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreResponse.ProtoReflect.Descriptor instead.
 func (*ScoreResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{44}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ScoreResponse) GetScores() []float32 {
@@ -2579,7 +2712,7 @@ type InterruptRequest struct {
 
 func (x *InterruptRequest) Reset() {
 	*x = InterruptRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2591,7 +2724,7 @@ func (x *InterruptRequest) String() string {
 func (*InterruptRequest) ProtoMessage() {}
 
 func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2604,7 +2737,7 @@ func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRequest.ProtoReflect.Descriptor instead.
 func (*InterruptRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{45}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *InterruptRequest) GetId() uint64 {
@@ -2622,7 +2755,7 @@ type InterruptResponse struct {
 
 func (x *InterruptResponse) Reset() {
 	*x = InterruptResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2634,7 +2767,7 @@ func (x *InterruptResponse) String() string {
 func (*InterruptResponse) ProtoMessage() {}
 
 func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2647,7 +2780,7 @@ func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptResponse.ProtoReflect.Descriptor instead.
 func (*InterruptResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
 }
 
 // StepRequest is tnd_step: groups of rows, one group a sequence.
@@ -2671,7 +2804,7 @@ type StepRequest struct {
 
 func (x *StepRequest) Reset() {
 	*x = StepRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2683,7 +2816,7 @@ func (x *StepRequest) String() string {
 func (*StepRequest) ProtoMessage() {}
 
 func (x *StepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2696,7 +2829,7 @@ func (x *StepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepRequest.ProtoReflect.Descriptor instead.
 func (*StepRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StepRequest) GetId() uint64 {
@@ -2777,7 +2910,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +2922,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +2935,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Group) GetSequence() int32 {
@@ -2870,7 +3003,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2882,7 +3015,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2895,7 +3028,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Row) GetToken() int32 {
@@ -2962,7 +3095,7 @@ type ProposeRequest struct {
 
 func (x *ProposeRequest) Reset() {
 	*x = ProposeRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2974,7 +3107,7 @@ func (x *ProposeRequest) String() string {
 func (*ProposeRequest) ProtoMessage() {}
 
 func (x *ProposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2987,7 +3120,7 @@ func (x *ProposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeRequest.ProtoReflect.Descriptor instead.
 func (*ProposeRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ProposeRequest) GetId() uint64 {
@@ -3032,7 +3165,7 @@ type FeatureRows struct {
 
 func (x *FeatureRows) Reset() {
 	*x = FeatureRows{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3044,7 +3177,7 @@ func (x *FeatureRows) String() string {
 func (*FeatureRows) ProtoMessage() {}
 
 func (x *FeatureRows) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3057,7 +3190,7 @@ func (x *FeatureRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeatureRows.ProtoReflect.Descriptor instead.
 func (*FeatureRows) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *FeatureRows) GetSequence() int32 {
@@ -3110,7 +3243,7 @@ type DraftRequest struct {
 
 func (x *DraftRequest) Reset() {
 	*x = DraftRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3122,7 +3255,7 @@ func (x *DraftRequest) String() string {
 func (*DraftRequest) ProtoMessage() {}
 
 func (x *DraftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3135,7 +3268,7 @@ func (x *DraftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DraftRequest.ProtoReflect.Descriptor instead.
 func (*DraftRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DraftRequest) GetSequence() int32 {
@@ -3196,7 +3329,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3208,7 +3341,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3221,7 +3354,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{53}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Failure) GetCode() int32 {
@@ -3284,7 +3417,7 @@ type StepResponse struct {
 
 func (x *StepResponse) Reset() {
 	*x = StepResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3296,7 +3429,7 @@ func (x *StepResponse) String() string {
 func (*StepResponse) ProtoMessage() {}
 
 func (x *StepResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3309,7 +3442,7 @@ func (x *StepResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepResponse.ProtoReflect.Descriptor instead.
 func (*StepResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{54}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *StepResponse) GetId() uint64 {
@@ -3425,7 +3558,7 @@ type ProposeResponse struct {
 
 func (x *ProposeResponse) Reset() {
 	*x = ProposeResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3437,7 +3570,7 @@ func (x *ProposeResponse) String() string {
 func (*ProposeResponse) ProtoMessage() {}
 
 func (x *ProposeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3450,7 +3583,7 @@ func (x *ProposeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeResponse.ProtoReflect.Descriptor instead.
 func (*ProposeResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{55}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ProposeResponse) GetId() uint64 {
@@ -3548,7 +3681,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\rCloseResponse\"\x10\n" +
 	"\x0eGetInfoRequest\"=\n" +
 	"\x0fGetInfoResponse\x12*\n" +
-	"\x04info\x18\x01 \x01(\v2\x16.tandem.engine.v1.InfoR\x04info\"\xbe\a\n" +
+	"\x04info\x18\x01 \x01(\v2\x16.tandem.engine.v1.InfoR\x04info\"\xd9\a\n" +
 	"\x04Info\x12*\n" +
 	"\x04role\x18\x01 \x01(\x0e2\x16.tandem.engine.v1.RoleR\x04role\x12\x12\n" +
 	"\x04arch\x18\x02 \x01(\tR\x04arch\x12\x12\n" +
@@ -3589,7 +3722,8 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"concurrent\x18\x1c \x01(\bR\n" +
 	"concurrent\x12!\n" +
 	"\fkv_positions\x18\x1d \x01(\x05R\vkvPositions\x12\x17\n" +
-	"\akv_page\x18\x1e \x01(\x05R\x06kvPage\"\x11\n" +
+	"\akv_page\x18\x1e \x01(\x05R\x06kvPage\x12\x19\n" +
+	"\bfuse_raw\x18\x1f \x01(\x05R\afuseRaw\"\x11\n" +
 	"\x0fGetStatsRequest\"@\n" +
 	"\x10GetStatsResponse\x12,\n" +
 	"\x05stats\x18\x01 \x03(\v2\x16.tandem.engine.v1.StatR\x05stats\"\x14\n" +
@@ -3675,7 +3809,15 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x0fLoadFuseRequest\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\">\n" +
 	"\x10LoadFuseResponse\x12*\n" +
-	"\x04info\x18\x01 \x01(\v2\x16.tandem.engine.v1.InfoR\x04info\"Y\n" +
+	"\x04info\x18\x01 \x01(\v2\x16.tandem.engine.v1.InfoR\x04info\"\xf2\x01\n" +
+	"\vFuseRequest\x12\x12\n" +
+	"\x04rows\x18\x01 \x01(\x05R\x04rows\x12/\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x1b.tandem.engine.v1.GroupKindR\x04kind\x12=\n" +
+	"\fraw_encoding\x18\x03 \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\vrawEncoding\x12A\n" +
+	"\x0efused_encoding\x18\x04 \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\rfusedEncoding\x12\x16\n" +
+	"\x03raw\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x03raw:\x04\x88\xe7\x18\x01\"0\n" +
+	"\fFuseResponse\x12\x1a\n" +
+	"\x05fused\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x05fused:\x04\x88\xe7\x18\x01\"Y\n" +
 	"\fScoreRequest\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\x05R\x03ids\x12\x1d\n" +
 	"\n" +
@@ -3794,13 +3936,14 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x0eDemoteSnapshot\x12'.tandem.engine.v1.DemoteSnapshotRequest\x1a(.tandem.engine.v1.DemoteSnapshotResponse\x12]\n" +
 	"\fFreeSnapshot\x12%.tandem.engine.v1.FreeSnapshotRequest\x1a&.tandem.engine.v1.FreeSnapshotResponse\x12e\n" +
 	"\x0eExportSequence\x12'.tandem.engine.v1.ExportSequenceRequest\x1a(.tandem.engine.v1.ExportSequenceResponse0\x01\x12e\n" +
-	"\x0eImportSequence\x12'.tandem.engine.v1.ImportSequenceRequest\x1a(.tandem.engine.v1.ImportSequenceResponse(\x012\xdf\x02\n" +
+	"\x0eImportSequence\x12'.tandem.engine.v1.ImportSequenceRequest\x1a(.tandem.engine.v1.ImportSequenceResponse(\x012\xa6\x03\n" +
 	"\rTargetService\x12W\n" +
 	"\n" +
 	"SetSampler\x12#.tandem.engine.v1.SetSamplerRequest\x1a$.tandem.engine.v1.SetSamplerResponse\x12W\n" +
 	"\n" +
 	"SetCapture\x12#.tandem.engine.v1.SetCaptureRequest\x1a$.tandem.engine.v1.SetCaptureResponse\x12Q\n" +
-	"\bLoadFuse\x12!.tandem.engine.v1.LoadFuseRequest\x1a\".tandem.engine.v1.LoadFuseResponse\x12I\n" +
+	"\bLoadFuse\x12!.tandem.engine.v1.LoadFuseRequest\x1a\".tandem.engine.v1.LoadFuseResponse\x12E\n" +
+	"\x04Fuse\x12\x1d.tandem.engine.v1.FuseRequest\x1a\x1e.tandem.engine.v1.FuseResponse\x12I\n" +
 	"\x04Step\x12\x1d.tandem.engine.v1.StepRequest\x1a\x1e.tandem.engine.v1.StepResponse(\x010\x012b\n" +
 	"\fDraftService\x12R\n" +
 	"\aPropose\x12 .tandem.engine.v1.ProposeRequest\x1a!.tandem.engine.v1.ProposeResponse(\x010\x012X\n" +
@@ -3821,7 +3964,7 @@ func file_tandem_engine_v1_engine_proto_rawDescGZIP() []byte {
 }
 
 var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(Role)(0),                         // 0: tandem.engine.v1.Role
 	(GroupKind)(0),                    // 1: tandem.engine.v1.GroupKind
@@ -3868,20 +4011,22 @@ var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(*SetCaptureResponse)(nil),        // 42: tandem.engine.v1.SetCaptureResponse
 	(*LoadFuseRequest)(nil),           // 43: tandem.engine.v1.LoadFuseRequest
 	(*LoadFuseResponse)(nil),          // 44: tandem.engine.v1.LoadFuseResponse
-	(*ScoreRequest)(nil),              // 45: tandem.engine.v1.ScoreRequest
-	(*ScoreResponse)(nil),             // 46: tandem.engine.v1.ScoreResponse
-	(*InterruptRequest)(nil),          // 47: tandem.engine.v1.InterruptRequest
-	(*InterruptResponse)(nil),         // 48: tandem.engine.v1.InterruptResponse
-	(*StepRequest)(nil),               // 49: tandem.engine.v1.StepRequest
-	(*Group)(nil),                     // 50: tandem.engine.v1.Group
-	(*Row)(nil),                       // 51: tandem.engine.v1.Row
-	(*ProposeRequest)(nil),            // 52: tandem.engine.v1.ProposeRequest
-	(*FeatureRows)(nil),               // 53: tandem.engine.v1.FeatureRows
-	(*DraftRequest)(nil),              // 54: tandem.engine.v1.DraftRequest
-	(*Failure)(nil),                   // 55: tandem.engine.v1.Failure
-	(*StepResponse)(nil),              // 56: tandem.engine.v1.StepResponse
-	(*ProposeResponse)(nil),           // 57: tandem.engine.v1.ProposeResponse
-	(v1.FeatureEncoding)(0),           // 58: tandem.v1.FeatureEncoding
+	(*FuseRequest)(nil),               // 45: tandem.engine.v1.FuseRequest
+	(*FuseResponse)(nil),              // 46: tandem.engine.v1.FuseResponse
+	(*ScoreRequest)(nil),              // 47: tandem.engine.v1.ScoreRequest
+	(*ScoreResponse)(nil),             // 48: tandem.engine.v1.ScoreResponse
+	(*InterruptRequest)(nil),          // 49: tandem.engine.v1.InterruptRequest
+	(*InterruptResponse)(nil),         // 50: tandem.engine.v1.InterruptResponse
+	(*StepRequest)(nil),               // 51: tandem.engine.v1.StepRequest
+	(*Group)(nil),                     // 52: tandem.engine.v1.Group
+	(*Row)(nil),                       // 53: tandem.engine.v1.Row
+	(*ProposeRequest)(nil),            // 54: tandem.engine.v1.ProposeRequest
+	(*FeatureRows)(nil),               // 55: tandem.engine.v1.FeatureRows
+	(*DraftRequest)(nil),              // 56: tandem.engine.v1.DraftRequest
+	(*Failure)(nil),                   // 57: tandem.engine.v1.Failure
+	(*StepResponse)(nil),              // 58: tandem.engine.v1.StepResponse
+	(*ProposeResponse)(nil),           // 59: tandem.engine.v1.ProposeResponse
+	(v1.FeatureEncoding)(0),           // 60: tandem.v1.FeatureEncoding
 }
 var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	0,  // 0: tandem.engine.v1.OpenRequest.role:type_name -> tandem.engine.v1.Role
@@ -3893,68 +4038,73 @@ var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	28, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
 	8,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
 	8,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
-	51, // 9: tandem.engine.v1.StepRequest.rows:type_name -> tandem.engine.v1.Row
-	50, // 10: tandem.engine.v1.StepRequest.groups:type_name -> tandem.engine.v1.Group
-	58, // 11: tandem.engine.v1.StepRequest.features:type_name -> tandem.v1.FeatureEncoding
-	1,  // 12: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
-	53, // 13: tandem.engine.v1.ProposeRequest.features:type_name -> tandem.engine.v1.FeatureRows
-	54, // 14: tandem.engine.v1.ProposeRequest.requests:type_name -> tandem.engine.v1.DraftRequest
-	58, // 15: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
-	55, // 16: tandem.engine.v1.StepResponse.failure:type_name -> tandem.engine.v1.Failure
-	55, // 17: tandem.engine.v1.ProposeResponse.failure:type_name -> tandem.engine.v1.Failure
-	2,  // 18: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
-	4,  // 19: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
-	6,  // 20: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
-	9,  // 21: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
-	13, // 22: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
-	11, // 23: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
-	47, // 24: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
-	16, // 25: tandem.engine.v1.SequenceService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
-	18, // 26: tandem.engine.v1.SequenceService.ForkSequence:input_type -> tandem.engine.v1.ForkSequenceRequest
-	20, // 27: tandem.engine.v1.SequenceService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
-	22, // 28: tandem.engine.v1.SequenceService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
-	24, // 29: tandem.engine.v1.SequenceService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
-	29, // 30: tandem.engine.v1.SequenceService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
-	31, // 31: tandem.engine.v1.SequenceService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
-	33, // 32: tandem.engine.v1.SequenceService.DemoteSnapshot:input_type -> tandem.engine.v1.DemoteSnapshotRequest
-	35, // 33: tandem.engine.v1.SequenceService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
-	37, // 34: tandem.engine.v1.SequenceService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
-	39, // 35: tandem.engine.v1.SequenceService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
-	26, // 36: tandem.engine.v1.TargetService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
-	41, // 37: tandem.engine.v1.TargetService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
-	43, // 38: tandem.engine.v1.TargetService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
-	49, // 39: tandem.engine.v1.TargetService.Step:input_type -> tandem.engine.v1.StepRequest
-	52, // 40: tandem.engine.v1.DraftService.Propose:input_type -> tandem.engine.v1.ProposeRequest
-	45, // 41: tandem.engine.v1.ScoreService.Score:input_type -> tandem.engine.v1.ScoreRequest
-	3,  // 42: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
-	5,  // 43: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
-	7,  // 44: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
-	10, // 45: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
-	14, // 46: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
-	12, // 47: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
-	48, // 48: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
-	17, // 49: tandem.engine.v1.SequenceService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
-	19, // 50: tandem.engine.v1.SequenceService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
-	21, // 51: tandem.engine.v1.SequenceService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
-	23, // 52: tandem.engine.v1.SequenceService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
-	25, // 53: tandem.engine.v1.SequenceService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
-	30, // 54: tandem.engine.v1.SequenceService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
-	32, // 55: tandem.engine.v1.SequenceService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
-	34, // 56: tandem.engine.v1.SequenceService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
-	36, // 57: tandem.engine.v1.SequenceService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
-	38, // 58: tandem.engine.v1.SequenceService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
-	40, // 59: tandem.engine.v1.SequenceService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
-	27, // 60: tandem.engine.v1.TargetService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
-	42, // 61: tandem.engine.v1.TargetService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
-	44, // 62: tandem.engine.v1.TargetService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
-	56, // 63: tandem.engine.v1.TargetService.Step:output_type -> tandem.engine.v1.StepResponse
-	57, // 64: tandem.engine.v1.DraftService.Propose:output_type -> tandem.engine.v1.ProposeResponse
-	46, // 65: tandem.engine.v1.ScoreService.Score:output_type -> tandem.engine.v1.ScoreResponse
-	42, // [42:66] is the sub-list for method output_type
-	18, // [18:42] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	1,  // 9: tandem.engine.v1.FuseRequest.kind:type_name -> tandem.engine.v1.GroupKind
+	60, // 10: tandem.engine.v1.FuseRequest.raw_encoding:type_name -> tandem.v1.FeatureEncoding
+	60, // 11: tandem.engine.v1.FuseRequest.fused_encoding:type_name -> tandem.v1.FeatureEncoding
+	53, // 12: tandem.engine.v1.StepRequest.rows:type_name -> tandem.engine.v1.Row
+	52, // 13: tandem.engine.v1.StepRequest.groups:type_name -> tandem.engine.v1.Group
+	60, // 14: tandem.engine.v1.StepRequest.features:type_name -> tandem.v1.FeatureEncoding
+	1,  // 15: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
+	55, // 16: tandem.engine.v1.ProposeRequest.features:type_name -> tandem.engine.v1.FeatureRows
+	56, // 17: tandem.engine.v1.ProposeRequest.requests:type_name -> tandem.engine.v1.DraftRequest
+	60, // 18: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
+	57, // 19: tandem.engine.v1.StepResponse.failure:type_name -> tandem.engine.v1.Failure
+	57, // 20: tandem.engine.v1.ProposeResponse.failure:type_name -> tandem.engine.v1.Failure
+	2,  // 21: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
+	4,  // 22: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
+	6,  // 23: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
+	9,  // 24: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
+	13, // 25: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
+	11, // 26: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
+	49, // 27: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
+	16, // 28: tandem.engine.v1.SequenceService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
+	18, // 29: tandem.engine.v1.SequenceService.ForkSequence:input_type -> tandem.engine.v1.ForkSequenceRequest
+	20, // 30: tandem.engine.v1.SequenceService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
+	22, // 31: tandem.engine.v1.SequenceService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
+	24, // 32: tandem.engine.v1.SequenceService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
+	29, // 33: tandem.engine.v1.SequenceService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
+	31, // 34: tandem.engine.v1.SequenceService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
+	33, // 35: tandem.engine.v1.SequenceService.DemoteSnapshot:input_type -> tandem.engine.v1.DemoteSnapshotRequest
+	35, // 36: tandem.engine.v1.SequenceService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
+	37, // 37: tandem.engine.v1.SequenceService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
+	39, // 38: tandem.engine.v1.SequenceService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
+	26, // 39: tandem.engine.v1.TargetService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
+	41, // 40: tandem.engine.v1.TargetService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
+	43, // 41: tandem.engine.v1.TargetService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
+	45, // 42: tandem.engine.v1.TargetService.Fuse:input_type -> tandem.engine.v1.FuseRequest
+	51, // 43: tandem.engine.v1.TargetService.Step:input_type -> tandem.engine.v1.StepRequest
+	54, // 44: tandem.engine.v1.DraftService.Propose:input_type -> tandem.engine.v1.ProposeRequest
+	47, // 45: tandem.engine.v1.ScoreService.Score:input_type -> tandem.engine.v1.ScoreRequest
+	3,  // 46: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
+	5,  // 47: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
+	7,  // 48: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
+	10, // 49: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
+	14, // 50: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
+	12, // 51: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
+	50, // 52: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
+	17, // 53: tandem.engine.v1.SequenceService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
+	19, // 54: tandem.engine.v1.SequenceService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
+	21, // 55: tandem.engine.v1.SequenceService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
+	23, // 56: tandem.engine.v1.SequenceService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
+	25, // 57: tandem.engine.v1.SequenceService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
+	30, // 58: tandem.engine.v1.SequenceService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
+	32, // 59: tandem.engine.v1.SequenceService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
+	34, // 60: tandem.engine.v1.SequenceService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
+	36, // 61: tandem.engine.v1.SequenceService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
+	38, // 62: tandem.engine.v1.SequenceService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
+	40, // 63: tandem.engine.v1.SequenceService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
+	27, // 64: tandem.engine.v1.TargetService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
+	42, // 65: tandem.engine.v1.TargetService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
+	44, // 66: tandem.engine.v1.TargetService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
+	46, // 67: tandem.engine.v1.TargetService.Fuse:output_type -> tandem.engine.v1.FuseResponse
+	58, // 68: tandem.engine.v1.TargetService.Step:output_type -> tandem.engine.v1.StepResponse
+	59, // 69: tandem.engine.v1.DraftService.Propose:output_type -> tandem.engine.v1.ProposeResponse
+	48, // 70: tandem.engine.v1.ScoreService.Score:output_type -> tandem.engine.v1.ScoreResponse
+	46, // [46:71] is the sub-list for method output_type
+	21, // [21:46] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_tandem_engine_v1_engine_proto_init() }
@@ -3968,7 +4118,7 @@ func file_tandem_engine_v1_engine_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_engine_v1_engine_proto_rawDesc), len(file_tandem_engine_v1_engine_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   56,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

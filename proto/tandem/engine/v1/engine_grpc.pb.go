@@ -891,6 +891,7 @@ const (
 	TargetService_SetSampler_FullMethodName = "/tandem.engine.v1.TargetService/SetSampler"
 	TargetService_SetCapture_FullMethodName = "/tandem.engine.v1.TargetService/SetCapture"
 	TargetService_LoadFuse_FullMethodName   = "/tandem.engine.v1.TargetService/LoadFuse"
+	TargetService_Fuse_FullMethodName       = "/tandem.engine.v1.TargetService/Fuse"
 	TargetService_Step_FullMethodName       = "/tandem.engine.v1.TargetService/Step"
 )
 
@@ -906,6 +907,8 @@ type TargetServiceClient interface {
 	SetCapture(ctx context.Context, in *SetCaptureRequest, opts ...grpc.CallOption) (*SetCaptureResponse, error)
 	// LoadFuse loads fc and norm of a draft from a local file and captures its layers.
 	LoadFuse(ctx context.Context, in *LoadFuseRequest, opts ...grpc.CallOption) (*LoadFuseResponse, error)
+	// Fuse fuses captured features that were computed elsewhere. May be retried. FAILED_PRECONDITION: no fuse is loaded.
+	Fuse(ctx context.Context, in *FuseRequest, opts ...grpc.CallOption) (*FuseResponse, error)
 	// Step is the decode loop: the engine answers every request in order, with failures in the answer, so that the stream
 	// outlives them. At most one request is in flight on a stream; several streams may be open, whose requests wait for
 	// each other at the engine. Numbers of requests are unique among them.
@@ -950,6 +953,16 @@ func (c *targetServiceClient) LoadFuse(ctx context.Context, in *LoadFuseRequest,
 	return out, nil
 }
 
+func (c *targetServiceClient) Fuse(ctx context.Context, in *FuseRequest, opts ...grpc.CallOption) (*FuseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FuseResponse)
+	err := c.cc.Invoke(ctx, TargetService_Fuse_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *targetServiceClient) Step(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[StepRequest, StepResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &TargetService_ServiceDesc.Streams[0], TargetService_Step_FullMethodName, cOpts...)
@@ -975,6 +988,8 @@ type TargetServiceServer interface {
 	SetCapture(context.Context, *SetCaptureRequest) (*SetCaptureResponse, error)
 	// LoadFuse loads fc and norm of a draft from a local file and captures its layers.
 	LoadFuse(context.Context, *LoadFuseRequest) (*LoadFuseResponse, error)
+	// Fuse fuses captured features that were computed elsewhere. May be retried. FAILED_PRECONDITION: no fuse is loaded.
+	Fuse(context.Context, *FuseRequest) (*FuseResponse, error)
 	// Step is the decode loop: the engine answers every request in order, with failures in the answer, so that the stream
 	// outlives them. At most one request is in flight on a stream; several streams may be open, whose requests wait for
 	// each other at the engine. Numbers of requests are unique among them.
@@ -997,6 +1012,9 @@ func (UnimplementedTargetServiceServer) SetCapture(context.Context, *SetCaptureR
 }
 func (UnimplementedTargetServiceServer) LoadFuse(context.Context, *LoadFuseRequest) (*LoadFuseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method LoadFuse not implemented")
+}
+func (UnimplementedTargetServiceServer) Fuse(context.Context, *FuseRequest) (*FuseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Fuse not implemented")
 }
 func (UnimplementedTargetServiceServer) Step(grpc.BidiStreamingServer[StepRequest, StepResponse]) error {
 	return status.Error(codes.Unimplemented, "method Step not implemented")
@@ -1076,6 +1094,24 @@ func _TargetService_LoadFuse_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _TargetService_Fuse_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FuseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TargetServiceServer).Fuse(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TargetService_Fuse_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TargetServiceServer).Fuse(ctx, req.(*FuseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _TargetService_Step_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(TargetServiceServer).Step(&grpc.GenericServerStream[StepRequest, StepResponse]{ServerStream: stream})
 }
@@ -1101,6 +1137,10 @@ var TargetService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "LoadFuse",
 			Handler:    _TargetService_LoadFuse_Handler,
+		},
+		{
+			MethodName: "Fuse",
+			Handler:    _TargetService_Fuse_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
