@@ -119,6 +119,26 @@ const (
 	FeatureFusedF32  = tandemv1.FeatureEncoding_FEATURE_ENCODING_FUSED_F32
 )
 
+// HiddenEncoding says what the rows hold that shards hand on, TND_HIDDEN_*.
+type HiddenEncoding int32
+
+// Hidden encodings.
+const (
+	HiddenF32  HiddenEncoding = 0 // as they are
+	HiddenBF16 HiddenEncoding = 1 // half the bytes, rounded to nearest even: other bits than those of an engine with all layers
+)
+
+// Bytes is the size of a value, 0 for an unknown encoding.
+func (e HiddenEncoding) Bytes() int {
+	switch e {
+	case HiddenF32:
+		return 4
+	case HiddenBF16:
+		return 2
+	}
+	return 0
+}
+
 // GroupKind is the numeric contract of a group's rows, TND_GROUP_*. It is stated, never derived from their number.
 type GroupKind uint32
 
@@ -155,7 +175,8 @@ type Step struct {
 	Rows     []Row // group by group
 	Masks    []uint32
 	NMasks   int
-	HiddenIn []float32 // [len(Rows), hidden] when the shard does not start at layer 0
+	HiddenIn []byte         // [len(Rows), hidden] in Hidden, little-endian, when the shard does not start at layer 0
+	Hidden   HiddenEncoding // of HiddenIn and StepResult.HiddenOut
 	Features FeatureEncoding
 }
 
@@ -170,7 +191,7 @@ type StepResult struct {
 	TopLogprobs []float32 // [rows, TopStride]
 	Logits      []float32 // [rows that want them, vocab]
 	Features    []byte    // [kept rows of all groups, then rows that want them, width] in the step's encoding, little-endian
-	HiddenOut   []float32 // [rows, hidden] when the shard does not end at the last layer
+	HiddenOut   []byte    // [rows, hidden] in the step's Hidden, little-endian, when the shard does not end at the last layer
 	EngineNanos int64     // time inside the native engine
 	BatchRows   int       // rows that ran together with those of the step, these included; 0 = these alone
 	PromptRows  int       // of them, those of pieces of prompts

@@ -164,7 +164,7 @@ func (e *Engine) row(step *engine.Step, g *group, k int, want uint32, result *en
 	starts := g.Kind == engine.KindPrompt && k%promptRows == 0
 	h := e.m.extend(before, r.Token, r.Position, starts)
 	if len(step.HiddenIn) > 0 {
-		h = e.m.under(hiddenToHash(step.HiddenIn[(g.first+k)*hidden:]), r.Position, starts)
+		h = e.m.under(hashOfFeatures(step.HiddenIn[(g.first+k)*hidden*step.Hidden.Bytes():], step.Hidden == engine.HiddenF32), r.Position, starts)
 	}
 	w.hashes = append(w.hashes, h)
 	if !g.Commit {
@@ -172,9 +172,7 @@ func (e *Engine) row(step *engine.Step, g *group, k int, want uint32, result *en
 	}
 	last := e.options.LayerLast == e.m.o.Layers
 	if !last {
-		w.logits = slices.Grow(w.logits[:0], hidden)[:hidden]
-		hashToHidden(h, w.logits)
-		result.HiddenOut = append(result.HiddenOut, w.logits...)
+		result.HiddenOut = appendHidden(result.HiddenOut, h, hidden, step.Hidden)
 	}
 	if r.Want&(engine.WantFeatures|engine.WantKeep) != 0 {
 		text, hint := e.m.text(h), e.hint(g, k)

@@ -187,8 +187,8 @@ func (s *suite) shards() {
 	through := func(tree []node, commit bool) *engine.StepResult {
 		s.Helper()
 		s.ok(a.Step(s.ctx, one(engine.Group{Sequence: qa, Commit: commit}, rowsOf(s.length(a, qa), tree, 0)), &ra))
-		if len(ra.HiddenOut) != len(tree)*i.Hidden {
-			s.Fatalf("%d hidden values of %d rows", len(ra.HiddenOut), len(tree))
+		if len(ra.HiddenOut) != len(tree)*i.Hidden*4 {
+			s.Fatalf("%d hidden bytes of %d rows", len(ra.HiddenOut), len(tree))
 		}
 		step := one(engine.Group{Sequence: qb, Commit: commit}, rowsOf(s.length(b, qb), tree, everything))
 		step.HiddenIn = ra.HiddenOut
@@ -217,6 +217,35 @@ func (s *suite) shards() {
 	s.refused("token from a shard without head", err, codes.FailedPrecondition, "want")
 	err = b.Step(s.ctx, one(pending(qb), rowsOf(s.length(b, qb), chain([]int32{1}), 0)), &rb)
 	s.refused("no hidden rows", err, codes.InvalidArgument, "hidden_in")
+	// As bfloat16 the front hands on what it has in float32, rounded to nearest even, and the back takes it.
+	front1 := one(pending(qa), rowsOf(s.length(a, qa), tree, 0))
+	s.ok(a.Step(s.ctx, front1, &ra))
+	wide := slices.Clone(ra.HiddenOut)
+	front1.Hidden = engine.HiddenBF16
+	s.ok(a.Step(s.ctx, front1, &ra))
+	if !slices.Equal(ra.HiddenOut, narrow(wide)) {
+		s.Errorf("%d bytes of bfloat16 hidden rows are not %d of float32, rounded", len(ra.HiddenOut), len(wide))
+	}
+	half := one(pending(qb), rowsOf(s.length(b, qb), tree, everything))
+	half.HiddenIn, half.Hidden = ra.HiddenOut, engine.HiddenBF16
+	s.ok(b.Step(s.ctx, half, &rb))
+	want := rowBits(&rb, len(tree)-1, len(tree))
+	half.HiddenIn, half.Hidden = widen(ra.HiddenOut), engine.HiddenF32
+	s.ok(b.Step(s.ctx, half, &rb))
+	s.same("bfloat16 hidden rows", want, rowBits(&rb, len(tree)-1, len(tree)))
+	half.Hidden = 7
+	s.refused("hidden encoding", b.Step(s.ctx, half, &rb), codes.InvalidArgument, "hidden_encoding", "hidden")
+	half.Hidden = engine.HiddenBF16
+	s.refused("bytes of another encoding", b.Step(s.ctx, half, &rb), codes.InvalidArgument, "hidden_in")
+}
+
+// widen makes float32 of bf16.
+func widen(bf16 []byte) []byte {
+	out := make([]byte, 0, 2*len(bf16))
+	for i := 0; i+2 <= len(bf16); i += 2 {
+		out = append(out, 0, 0, bf16[i], bf16[i+1])
+	}
+	return out
 }
 
 // randomFeatures makes fused bf16 rows of numbers around zero, as after a norm.

@@ -123,7 +123,7 @@ func TestInterruptOvertakesRequest(t *testing.T) {
 	// A step without rows first, so that the stream is attached; request messages are the generated ones here.
 	request := func(id uint64, sequence int32, kind enginev1.GroupKind, rows ...*enginev1.Row) *enginev1.StepRequest {
 		group := &enginev1.Group{Sequence: sequence, Rows: int32(len(rows)), Kind: kind}
-		return &enginev1.StepRequest{Id: id, Groups: []*enginev1.Group{group}, Rows: rows}
+		return &enginev1.StepRequest{Id: id, Groups: []*enginev1.Group{group}, Rows: rows, Hidden: enginev1.HiddenEncoding_HIDDEN_ENCODING_F32}
 	}
 	const decode = enginev1.GroupKind_GROUP_KIND_DECODE
 	answer := func(m *enginev1.StepRequest) *enginev1.StepResponse {

@@ -57,8 +57,9 @@ var stepRequestNames = tensorwire.Names{Message: "tandem.engine.v1.StepRequest",
 	3:  "groups",
 	4:  "n_masks",
 	5:  "mask_words",
-	6:  "hidden_values",
+	6:  "hidden_bytes",
 	7:  "features",
+	8:  "hidden",
 	15: "payload",
 }}
 
@@ -78,6 +79,7 @@ func appendStepRequest(b []byte, p *tensorwire.Parts, m *StepRequest) []byte {
 	b = tensorwire.AppendUint(b, 6, uint64(len(m.Step.HiddenIn)))
 	p.Add(tensorwire.View(m.Step.HiddenIn))
 	b = tensorwire.AppendInt(b, 7, int32(m.Step.Features))
+	b = tensorwire.AppendInt(b, 8, int32(m.Step.Hidden)+1)
 	if n := p.Len(); n > 0 {
 		b = tensorwire.AppendLength(b, 15, n)
 	}
@@ -92,6 +94,7 @@ func readStepRequest(r *tensorwire.Reader, m *StepRequest) {
 	m.Step.Masks = m.Step.Masks[:0]
 	m.Step.HiddenIn = m.Step.HiddenIn[:0]
 	m.Step.Features = 0
+	tensorwire.Set(&m.Step.Hidden, int32(-1))
 	for tag := r.Next(); tag != 0; tag = r.Next() {
 		switch tag {
 		case 1<<3 | tensorwire.Varint:
@@ -116,6 +119,8 @@ func readStepRequest(r *tensorwire.Reader, m *StepRequest) {
 			m.Step.HiddenIn = tensorwire.Part(r, m.Step.HiddenIn, r.Uint32())
 		case 7<<3 | tensorwire.Varint:
 			tensorwire.Set(&m.Step.Features, r.Int32())
+		case 8<<3 | tensorwire.Varint:
+			tensorwire.Set(&m.Step.Hidden, r.Int32()-1)
 		case 15<<3 | tensorwire.Bytes:
 			r.Payload()
 		default:
@@ -395,7 +400,7 @@ var stepResponseNames = tensorwire.Names{Message: "tandem.engine.v1.StepResponse
 	8:  "top_ids",
 	9:  "top_logprobs",
 	10: "feature_bytes",
-	11: "hidden_values",
+	11: "hidden_bytes",
 	12: "logit_values",
 	15: "payload",
 }}

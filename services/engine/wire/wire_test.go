@@ -95,10 +95,10 @@ func kinds() map[string]kind {
 // randomStepRequest returns the same message twice.
 func randomStepRequest(r *rand.Rand) (tensorwire.Message, proto.Message) {
 	s := &engine.Step{NMasks: r.IntN(3), Features: engine.FeatureEncoding(r.IntN(5)),
-		Masks: words(r, r.IntN(3)*400), HiddenIn: floats(r, r.IntN(3)*500)}
+		Masks: words(r, r.IntN(3)*400), HiddenIn: someBytes(r, r.IntN(3)*500), Hidden: engine.HiddenEncoding(r.IntN(4)) - 1}
 	m := &StepRequest{Request{r.Uint64()}, s}
 	p := &enginev1.StepRequest{Id: m.ID, NMasks: int32(s.NMasks), Features: s.Features,
-		MaskWords: uint32(len(s.Masks)), HiddenValues: uint32(len(s.HiddenIn))}
+		MaskWords: uint32(len(s.Masks)), HiddenBytes: uint32(len(s.HiddenIn)), Hidden: enginev1.HiddenEncoding(s.Hidden + 1)}
 	for range r.IntN(3) {
 		g := engine.Group{Sequence: engine.Sequence(number(r)), Rows: int(number(r)), Kind: engine.GroupKind(r.IntN(4)) - 1, Commit: r.IntN(2) == 0, Path: ints(r, r.IntN(5))}
 		if r.IntN(2) == 0 {
@@ -115,7 +115,7 @@ func randomStepRequest(r *rand.Rand) (tensorwire.Message, proto.Message) {
 		p.Rows = append(p.Rows, &enginev1.Row{Token: w.Token, Position: w.Position, Parent: w.Parent,
 			Want: w.Want, TopK: w.TopK, Score: w.Score, Mask: w.Mask})
 	}
-	p.Payload = append(append([]byte(nil), tensorwire.View(s.Masks)...), tensorwire.View(s.HiddenIn)...)
+	p.Payload = append(append([]byte(nil), tensorwire.View(s.Masks)...), s.HiddenIn...)
 	return m, p
 }
 
@@ -152,12 +152,12 @@ func failed(r *rand.Rand) (*Failure, *enginev1.Failure) {
 func randomStepResponse(r *rand.Rand) (tensorwire.Message, proto.Message) {
 	n, stride := r.IntN(4), r.IntN(4)
 	s := &engine.StepResult{Tokens: ints(r, n), Logprobs: floats(r, n), Scores: floats(r, n), TopStride: stride, TopIDs: ints(r, n*stride),
-		TopLogprobs: floats(r, n*stride), Logits: floats(r, r.IntN(2)*700), Features: someBytes(r, r.IntN(2)*r.IntN(5000)), HiddenOut: floats(r, r.IntN(2)*300)}
+		TopLogprobs: floats(r, n*stride), Logits: floats(r, r.IntN(2)*700), Features: someBytes(r, r.IntN(2)*r.IntN(5000)), HiddenOut: someBytes(r, r.IntN(2)*300)}
 	m := &StepResponse{Response{ID: r.Uint64(), Nanos: int64(number(r))}, s}
 	p := &enginev1.StepResponse{Id: m.ID, EngineNanos: m.Nanos, Tokens: s.Tokens, Logprobs: s.Logprobs, Scores: s.Scores,
 		TopStride: int32(stride), TopIds: s.TopIDs, TopLogprobs: s.TopLogprobs, FeatureBytes: uint32(len(s.Features)),
-		HiddenValues: uint32(len(s.HiddenOut)), LogitValues: uint32(len(s.Logits))}
-	p.Payload = append(append(append([]byte(nil), s.Features...), tensorwire.View(s.HiddenOut)...), tensorwire.View(s.Logits)...)
+		HiddenBytes: uint32(len(s.HiddenOut)), LogitValues: uint32(len(s.Logits))}
+	p.Payload = append(append(append([]byte(nil), s.Features...), s.HiddenOut...), tensorwire.View(s.Logits)...)
 	m.Failure, p.Failure = failed(r)
 	return m, p
 }
@@ -256,7 +256,7 @@ func TestStepResponseRefusesWrongSizes(t *testing.T) {
 		"missing": {FeatureBytes: 4},
 		"short":   {FeatureBytes: 4, Payload: []byte{1}},
 		"long":    {LogitValues: 1, Payload: make([]byte, 5)},
-		"huge":    {FeatureBytes: math.MaxUint32, HiddenValues: math.MaxUint32, LogitValues: math.MaxUint32, Payload: make([]byte, 5)},
+		"huge":    {FeatureBytes: math.MaxUint32, HiddenBytes: math.MaxUint32, LogitValues: math.MaxUint32, Payload: make([]byte, 5)},
 	} {
 		wire, err := proto.Marshal(p)
 		if err != nil {
@@ -340,10 +340,10 @@ func TestRequestsRefuse(t *testing.T) {
 			"tandem.engine.v1.StepRequest.payload: it has 0 bytes, its parts have 4"},
 		"payload without parts": {&enginev1.StepRequest{Payload: make([]byte, 3)}, nil, nil,
 			"tandem.engine.v1.StepRequest.payload: it has 3 bytes, its parts have 0"},
-		"short payload": {&enginev1.StepRequest{HiddenValues: 2, Payload: make([]byte, 7)}, nil, nil,
+		"short payload": {&enginev1.StepRequest{HiddenBytes: 8, Payload: make([]byte, 7)}, nil, nil,
 			"tandem.engine.v1.StepRequest.payload: it has 7 bytes, its parts have 8"},
-		"huge part": {&enginev1.StepRequest{HiddenValues: math.MaxUint32}, nil, nil,
-			"tandem.engine.v1.StepRequest.hidden_values: the parts of the payload are larger than the message"},
+		"huge part": {&enginev1.StepRequest{HiddenBytes: math.MaxUint32}, nil, nil,
+			"tandem.engine.v1.StepRequest.hidden_bytes: the parts of the payload are larger than the message"},
 		"many parts": {greedy, nil, &ProposeRequest{},
 			"tandem.engine.v1.FeatureRows.data_bytes: the parts of the payload are larger than the message"},
 		"wire type": {nil, row, nil, "tandem.engine.v1.Row.token: the field has another wire type"},

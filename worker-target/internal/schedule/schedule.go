@@ -185,7 +185,7 @@ func (e *Engine) leave(p *part) bool {
 // classOf says how a step may be composed.
 func (e *Engine) classOf(s *engine.Step) class {
 	switch {
-	case len(s.Rows) == 0 || len(s.HiddenIn) > 0 || size(s) > e.rows:
+	case len(s.Rows) == 0 || size(s) > e.rows:
 		return solo
 	case len(s.Groups) == 1 && s.Groups[0].Commit && (len(s.Rows) > 1 || s.Groups[0].Kind == engine.KindPrompt):
 		return piece
@@ -327,12 +327,16 @@ func (e *Engine) runCuts(cuts []cut) error {
 // join puts cuts one after the other into one step.
 func (e *Engine) join(cuts []cut) {
 	j := &e.joint
-	*j = engine.Step{Groups: j.Groups[:0], Rows: j.Rows[:0], Masks: j.Masks[:0]}
+	*j = engine.Step{
+		Groups: j.Groups[:0], Rows: j.Rows[:0], Masks: j.Masks[:0], HiddenIn: j.HiddenIn[:0], Hidden: cuts[0].p.step.Hidden,
+	}
 	for _, c := range cuts {
 		from, step := len(j.Rows), c.p.step
 		j.Groups = append(j.Groups, step.Groups...)
 		j.Rows = append(j.Rows, step.Rows[c.from:c.from+c.n]...)
 		j.Features = max(j.Features, step.Features)
+		hidden := len(step.HiddenIn) / len(step.Rows)
+		j.HiddenIn = append(j.HiddenIn, step.HiddenIn[c.from*hidden:(c.from+c.n)*hidden]...)
 		if c.p.class == piece {
 			g := &j.Groups[len(j.Groups)-1]
 			g.Rows = c.n

@@ -112,8 +112,6 @@ type cStep struct {
 	TopStride       int32          `c:"top_stride"`
 }
 
-const hiddenF32 = 0 // TND_HIDDEN_F32
-
 type cSampler struct {
 	StructSize        uint32         `c:"struct_size"`
 	TopK              int32          `c:"top_k"`

@@ -58,8 +58,12 @@ func (e *target) prepare(step *engine.Step, result *engine.StepResult) error {
 	if i.LayerFirst == 0 && len(step.HiddenIn) > 0 {
 		return rpcerr.InvalidArgument("hidden_in", "an engine that starts at layer 0 takes tokens")
 	}
-	if i.LayerFirst > 0 && len(step.HiddenIn) != n*i.Hidden {
-		return rpcerr.InvalidArgument("hidden_in", "must have %d values, got %d", n*i.Hidden, len(step.HiddenIn))
+	width := i.Hidden * step.Hidden.Bytes()
+	if width == 0 {
+		return rpcerr.InvalidArgument("hidden_encoding", "unknown encoding %d", step.Hidden)
+	}
+	if i.LayerFirst > 0 && len(step.HiddenIn) != n*width {
+		return rpcerr.InvalidArgument("hidden_in", "must have %d bytes, got %d", n*width, len(step.HiddenIn))
 	}
 	w := count(step.Rows, i.MaxTopK)
 	kept, err := e.setGroups(step)
@@ -70,11 +74,11 @@ func (e *target) prepare(step *engine.Step, result *engine.StepResult) error {
 	if w.features > 0 && step.Features != engine.FeatureNone && featureBytes(i, step.Features) == 0 {
 		return rpcerr.FailedPrecondition("feature_encoding: %d needs captured layers, or a loaded fuse when it is fused", step.Features)
 	}
-	w.set(i, n, step.Features, result)
+	w.set(i, n, step, result)
 	e.step = cStep{
 		StructSize: uint32(unsafe.Sizeof(cStep{})), Groups: int32(len(step.Groups)), Rows: int32(n), Masks: int32(step.NMasks),
 		GroupData: pointer(e.groups), RowData: pointer(step.Rows), MaskData: pointer(step.Masks),
-		HiddenIn: pointer(step.HiddenIn), HiddenOut: pointer(result.HiddenOut), HiddenEncoding: hiddenF32,
+		HiddenIn: pointer(step.HiddenIn), HiddenOut: pointer(result.HiddenOut), HiddenEncoding: int32(step.Hidden),
 		Tokens: pointer(result.Tokens), Logprobs: pointer(result.Logprobs), Scores: pointer(result.Scores),
 		TopIDs: pointer(result.TopIDs), TopLogprobs: pointer(result.TopLogprobs), TopStride: int32(w.stride),
 		FeatureEncoding: int32(step.Features), Logits: pointer(result.Logits), Features: pointer(result.Features),
@@ -135,7 +139,7 @@ func count(rows []engine.Row, maxTopK int) (w wanted) {
 }
 
 // set sizes the arrays of a result.
-func (w *wanted) set(i *engine.Info, n int, encoding engine.FeatureEncoding, r *engine.StepResult) {
+func (w *wanted) set(i *engine.Info, n int, step *engine.Step, r *engine.StepResult) {
 	rowsIf := func(some int) int {
 		if some > 0 {
 			return n
@@ -149,10 +153,10 @@ func (w *wanted) set(i *engine.Info, n int, encoding engine.FeatureEncoding, r *
 	r.TopIDs = room(r.TopIDs, n*w.stride)
 	r.TopLogprobs = room(r.TopLogprobs, n*w.stride)
 	r.Logits = room(r.Logits, w.logits*i.Vocab)
-	r.Features = room(r.Features, w.features*featureBytes(i, encoding))
+	r.Features = room(r.Features, w.features*featureBytes(i, step.Features))
 	hidden := 0
 	if i.LayerLast < i.Layers {
-		hidden = n * i.Hidden
+		hidden = n * i.Hidden * step.Hidden.Bytes()
 	}
 	r.HiddenOut = room(r.HiddenOut, hidden)
 }

@@ -129,6 +129,59 @@ func (GroupKind) EnumDescriptor() ([]byte, []int) {
 	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{1}
 }
 
+// HiddenEncoding is the encoding of the residual streams that shards hand on.
+type HiddenEncoding int32
+
+const (
+	// Refused.
+	HiddenEncoding_HIDDEN_ENCODING_UNSPECIFIED HiddenEncoding = 0
+	// As they are.
+	HiddenEncoding_HIDDEN_ENCODING_F32 HiddenEncoding = 1
+	// Half the bytes, rounded to nearest even.
+	HiddenEncoding_HIDDEN_ENCODING_BF16 HiddenEncoding = 2
+)
+
+// Enum value maps for HiddenEncoding.
+var (
+	HiddenEncoding_name = map[int32]string{
+		0: "HIDDEN_ENCODING_UNSPECIFIED",
+		1: "HIDDEN_ENCODING_F32",
+		2: "HIDDEN_ENCODING_BF16",
+	}
+	HiddenEncoding_value = map[string]int32{
+		"HIDDEN_ENCODING_UNSPECIFIED": 0,
+		"HIDDEN_ENCODING_F32":         1,
+		"HIDDEN_ENCODING_BF16":        2,
+	}
+)
+
+func (x HiddenEncoding) Enum() *HiddenEncoding {
+	p := new(HiddenEncoding)
+	*p = x
+	return p
+}
+
+func (x HiddenEncoding) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (HiddenEncoding) Descriptor() protoreflect.EnumDescriptor {
+	return file_tandem_engine_v1_engine_proto_enumTypes[2].Descriptor()
+}
+
+func (HiddenEncoding) Type() protoreflect.EnumType {
+	return &file_tandem_engine_v1_engine_proto_enumTypes[2]
+}
+
+func (x HiddenEncoding) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use HiddenEncoding.Descriptor instead.
+func (HiddenEncoding) EnumDescriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{2}
+}
+
 // OpenRequest is tnd_open_options; zeros mean what they mean there.
 type OpenRequest struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -2792,10 +2845,12 @@ type StepRequest struct {
 	Rows   []*Row   `protobuf:"bytes,2,rep,name=rows,proto3" json:"rows,omitempty"`
 	Groups []*Group `protobuf:"bytes,3,rep,name=groups,proto3" json:"groups,omitempty"`
 	NMasks int32    `protobuf:"varint,4,opt,name=n_masks,json=nMasks,proto3" json:"n_masks,omitempty"`
-	// Values in the payload: masks (u32), hidden rows (f32).
-	MaskWords    uint32             `protobuf:"varint,5,opt,name=mask_words,json=maskWords,proto3" json:"mask_words,omitempty"`
-	HiddenValues uint32             `protobuf:"varint,6,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
-	Features     v1.FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.v1.FeatureEncoding" json:"features,omitempty"`
+	// Values of masks (u32) and bytes of hidden rows in the payload.
+	MaskWords   uint32             `protobuf:"varint,5,opt,name=mask_words,json=maskWords,proto3" json:"mask_words,omitempty"`
+	HiddenBytes uint32             `protobuf:"varint,6,opt,name=hidden_bytes,json=hiddenBytes,proto3" json:"hidden_bytes,omitempty"`
+	Features    v1.FeatureEncoding `protobuf:"varint,7,opt,name=features,proto3,enum=tandem.v1.FeatureEncoding" json:"features,omitempty"`
+	// Of hidden rows, those in and those out.
+	Hidden HiddenEncoding `protobuf:"varint,8,opt,name=hidden,proto3,enum=tandem.engine.v1.HiddenEncoding" json:"hidden,omitempty"`
 	// Masks [n_masks, ceil(vocab / 32)], then hidden_in [rows, hidden]. Little-endian.
 	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2867,9 +2922,9 @@ func (x *StepRequest) GetMaskWords() uint32 {
 	return 0
 }
 
-func (x *StepRequest) GetHiddenValues() uint32 {
+func (x *StepRequest) GetHiddenBytes() uint32 {
 	if x != nil {
-		return x.HiddenValues
+		return x.HiddenBytes
 	}
 	return 0
 }
@@ -2879,6 +2934,13 @@ func (x *StepRequest) GetFeatures() v1.FeatureEncoding {
 		return x.Features
 	}
 	return v1.FeatureEncoding(0)
+}
+
+func (x *StepRequest) GetHidden() HiddenEncoding {
+	if x != nil {
+		return x.Hidden
+	}
+	return HiddenEncoding_HIDDEN_ENCODING_UNSPECIFIED
 }
 
 func (x *StepRequest) GetPayload() []byte {
@@ -3406,10 +3468,10 @@ type StepResponse struct {
 	TopLogprobs []float32 `protobuf:"fixed32,9,rep,packed,name=top_logprobs,json=topLogprobs,proto3" json:"top_logprobs,omitempty"`
 	// Sizes within the payload.
 	FeatureBytes uint32 `protobuf:"varint,10,opt,name=feature_bytes,json=featureBytes,proto3" json:"feature_bytes,omitempty"`
-	HiddenValues uint32 `protobuf:"varint,11,opt,name=hidden_values,json=hiddenValues,proto3" json:"hidden_values,omitempty"`
+	HiddenBytes  uint32 `protobuf:"varint,11,opt,name=hidden_bytes,json=hiddenBytes,proto3" json:"hidden_bytes,omitempty"`
 	LogitValues  uint32 `protobuf:"varint,12,opt,name=logit_values,json=logitValues,proto3" json:"logit_values,omitempty"`
-	// Features (kept ones of all groups in order, then those of rows), then hidden_out f32 [rows, hidden], then logits f32
-	// [rows that want them, vocab]. Little-endian.
+	// Features (kept ones of all groups in order, then those of rows), then hidden_out [rows, hidden], then logits f32 [rows
+	// that want them, vocab]. Little-endian.
 	Payload       []byte `protobuf:"bytes,15,opt,name=payload,proto3" json:"payload,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3515,9 +3577,9 @@ func (x *StepResponse) GetFeatureBytes() uint32 {
 	return 0
 }
 
-func (x *StepResponse) GetHiddenValues() uint32 {
+func (x *StepResponse) GetHiddenBytes() uint32 {
 	if x != nil {
-		return x.HiddenValues
+		return x.HiddenBytes
 	}
 	return 0
 }
@@ -3827,7 +3889,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x06scores\x18\x01 \x03(\x02R\x06scores\"\"\n" +
 	"\x10InterruptRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"\x13\n" +
-	"\x11InterruptResponse\"\xb2\x03\n" +
+	"\x11InterruptResponse\"\xff\x03\n" +
 	"\vStepRequest\x12\x16\n" +
 	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x128\n" +
 	"\x04rows\x18\x02 \x03(\v2\x15.tandem.engine.v1.RowB\r\x92\xe7\x18\tStep.RowsR\x04rows\x12@\n" +
@@ -3835,9 +3897,10 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\an_masks\x18\x04 \x01(\x05B\x0f\x92\xe7\x18\vStep.NMasksR\x06nMasks\x12-\n" +
 	"\n" +
 	"mask_words\x18\x05 \x01(\rB\x0e\xa2\xe7\x18\n" +
-	"Step.MasksR\tmaskWords\x126\n" +
-	"\rhidden_values\x18\x06 \x01(\rB\x11\xa2\xe7\x18\rStep.HiddenInR\fhiddenValues\x12I\n" +
-	"\bfeatures\x18\a \x01(\x0e2\x1a.tandem.v1.FeatureEncodingB\x11\x92\xe7\x18\rStep.FeaturesR\bfeatures\x12\x1e\n" +
+	"Step.MasksR\tmaskWords\x124\n" +
+	"\fhidden_bytes\x18\x06 \x01(\rB\x11\xa2\xe7\x18\rStep.HiddenInR\vhiddenBytes\x12I\n" +
+	"\bfeatures\x18\a \x01(\x0e2\x1a.tandem.v1.FeatureEncodingB\x11\x92\xe7\x18\rStep.FeaturesR\bfeatures\x12M\n" +
+	"\x06hidden\x18\b \x01(\x0e2 .tandem.engine.v1.HiddenEncodingB\x13\x92\xe7\x18\vStep.Hidden\x98\xe7\x18\x01R\x06hidden\x12\x1e\n" +
 	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x13\x88\xe7\x18\x01\x92\xe7\x18\vStepRequest\"\x90\x02\n" +
 	"\x05Group\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\x12\x12\n" +
@@ -3879,7 +3942,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05field\x18\x04 \x01(\tR\x05field:\v\x92\xe7\x18\aFailure\"\x8d\x05\n" +
+	"\x05field\x18\x04 \x01(\tR\x05field:\v\x92\xe7\x18\aFailure\"\x8b\x05\n" +
 	"\fStepResponse\x12\x16\n" +
 	"\x02id\x18\x01 \x01(\x04B\x06\x92\xe7\x18\x02IDR\x02id\x123\n" +
 	"\afailure\x18\x02 \x01(\v2\x19.tandem.engine.v1.FailureR\afailure\x12,\n" +
@@ -3892,8 +3955,8 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\atop_ids\x18\b \x03(\x11B\x11\x92\xe7\x18\rResult.TopIDsR\x06topIds\x129\n" +
 	"\ftop_logprobs\x18\t \x03(\x02B\x16\x92\xe7\x18\x12Result.TopLogprobsR\vtopLogprobs\x128\n" +
 	"\rfeature_bytes\x18\n" +
-	" \x01(\rB\x13\xa2\xe7\x18\x0fResult.FeaturesR\ffeatureBytes\x129\n" +
-	"\rhidden_values\x18\v \x01(\rB\x14\xa2\xe7\x18\x10Result.HiddenOutR\fhiddenValues\x124\n" +
+	" \x01(\rB\x13\xa2\xe7\x18\x0fResult.FeaturesR\ffeatureBytes\x127\n" +
+	"\fhidden_bytes\x18\v \x01(\rB\x14\xa2\xe7\x18\x10Result.HiddenOutR\vhiddenBytes\x124\n" +
 	"\flogit_values\x18\f \x01(\rB\x11\xa2\xe7\x18\rResult.LogitsR\vlogitValues\x12\x1e\n" +
 	"\apayload\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\apayload:\x14\x88\xe7\x18\x01\x92\xe7\x18\fStepResponse\"\x92\x03\n" +
 	"\x0fProposeResponse\x12\x16\n" +
@@ -3916,7 +3979,11 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\tGroupKind\x12\x1a\n" +
 	"\x16GROUP_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11GROUP_KIND_DECODE\x10\x01\x12\x15\n" +
-	"\x11GROUP_KIND_PROMPT\x10\x022\xcd\x04\n" +
+	"\x11GROUP_KIND_PROMPT\x10\x02*d\n" +
+	"\x0eHiddenEncoding\x12\x1f\n" +
+	"\x1bHIDDEN_ENCODING_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13HIDDEN_ENCODING_F32\x10\x01\x12\x18\n" +
+	"\x14HIDDEN_ENCODING_BF16\x10\x022\xcd\x04\n" +
 	"\rEngineService\x12G\n" +
 	"\x04Open\x12\x1d.tandem.engine.v1.OpenRequest\x1a\x1e.tandem.engine.v1.OpenResponse0\x01\x12H\n" +
 	"\x05Close\x12\x1e.tandem.engine.v1.CloseRequest\x1a\x1f.tandem.engine.v1.CloseResponse\x12N\n" +
@@ -3963,148 +4030,150 @@ func file_tandem_engine_v1_engine_proto_rawDescGZIP() []byte {
 	return file_tandem_engine_v1_engine_proto_rawDescData
 }
 
-var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(Role)(0),                         // 0: tandem.engine.v1.Role
 	(GroupKind)(0),                    // 1: tandem.engine.v1.GroupKind
-	(*OpenRequest)(nil),               // 2: tandem.engine.v1.OpenRequest
-	(*OpenResponse)(nil),              // 3: tandem.engine.v1.OpenResponse
-	(*CloseRequest)(nil),              // 4: tandem.engine.v1.CloseRequest
-	(*CloseResponse)(nil),             // 5: tandem.engine.v1.CloseResponse
-	(*GetInfoRequest)(nil),            // 6: tandem.engine.v1.GetInfoRequest
-	(*GetInfoResponse)(nil),           // 7: tandem.engine.v1.GetInfoResponse
-	(*Info)(nil),                      // 8: tandem.engine.v1.Info
-	(*GetStatsRequest)(nil),           // 9: tandem.engine.v1.GetStatsRequest
-	(*GetStatsResponse)(nil),          // 10: tandem.engine.v1.GetStatsResponse
-	(*ListHandlesRequest)(nil),        // 11: tandem.engine.v1.ListHandlesRequest
-	(*ListHandlesResponse)(nil),       // 12: tandem.engine.v1.ListHandlesResponse
-	(*GetMemoryRequest)(nil),          // 13: tandem.engine.v1.GetMemoryRequest
-	(*GetMemoryResponse)(nil),         // 14: tandem.engine.v1.GetMemoryResponse
-	(*Stat)(nil),                      // 15: tandem.engine.v1.Stat
-	(*CreateSequenceRequest)(nil),     // 16: tandem.engine.v1.CreateSequenceRequest
-	(*CreateSequenceResponse)(nil),    // 17: tandem.engine.v1.CreateSequenceResponse
-	(*ForkSequenceRequest)(nil),       // 18: tandem.engine.v1.ForkSequenceRequest
-	(*ForkSequenceResponse)(nil),      // 19: tandem.engine.v1.ForkSequenceResponse
-	(*FreeSequenceRequest)(nil),       // 20: tandem.engine.v1.FreeSequenceRequest
-	(*FreeSequenceResponse)(nil),      // 21: tandem.engine.v1.FreeSequenceResponse
-	(*GetSequenceLengthRequest)(nil),  // 22: tandem.engine.v1.GetSequenceLengthRequest
-	(*GetSequenceLengthResponse)(nil), // 23: tandem.engine.v1.GetSequenceLengthResponse
-	(*TruncateSequenceRequest)(nil),   // 24: tandem.engine.v1.TruncateSequenceRequest
-	(*TruncateSequenceResponse)(nil),  // 25: tandem.engine.v1.TruncateSequenceResponse
-	(*SetSamplerRequest)(nil),         // 26: tandem.engine.v1.SetSamplerRequest
-	(*SetSamplerResponse)(nil),        // 27: tandem.engine.v1.SetSamplerResponse
-	(*Sampler)(nil),                   // 28: tandem.engine.v1.Sampler
-	(*CreateSnapshotRequest)(nil),     // 29: tandem.engine.v1.CreateSnapshotRequest
-	(*CreateSnapshotResponse)(nil),    // 30: tandem.engine.v1.CreateSnapshotResponse
-	(*RestoreSnapshotRequest)(nil),    // 31: tandem.engine.v1.RestoreSnapshotRequest
-	(*RestoreSnapshotResponse)(nil),   // 32: tandem.engine.v1.RestoreSnapshotResponse
-	(*DemoteSnapshotRequest)(nil),     // 33: tandem.engine.v1.DemoteSnapshotRequest
-	(*DemoteSnapshotResponse)(nil),    // 34: tandem.engine.v1.DemoteSnapshotResponse
-	(*FreeSnapshotRequest)(nil),       // 35: tandem.engine.v1.FreeSnapshotRequest
-	(*FreeSnapshotResponse)(nil),      // 36: tandem.engine.v1.FreeSnapshotResponse
-	(*ExportSequenceRequest)(nil),     // 37: tandem.engine.v1.ExportSequenceRequest
-	(*ExportSequenceResponse)(nil),    // 38: tandem.engine.v1.ExportSequenceResponse
-	(*ImportSequenceRequest)(nil),     // 39: tandem.engine.v1.ImportSequenceRequest
-	(*ImportSequenceResponse)(nil),    // 40: tandem.engine.v1.ImportSequenceResponse
-	(*SetCaptureRequest)(nil),         // 41: tandem.engine.v1.SetCaptureRequest
-	(*SetCaptureResponse)(nil),        // 42: tandem.engine.v1.SetCaptureResponse
-	(*LoadFuseRequest)(nil),           // 43: tandem.engine.v1.LoadFuseRequest
-	(*LoadFuseResponse)(nil),          // 44: tandem.engine.v1.LoadFuseResponse
-	(*FuseRequest)(nil),               // 45: tandem.engine.v1.FuseRequest
-	(*FuseResponse)(nil),              // 46: tandem.engine.v1.FuseResponse
-	(*ScoreRequest)(nil),              // 47: tandem.engine.v1.ScoreRequest
-	(*ScoreResponse)(nil),             // 48: tandem.engine.v1.ScoreResponse
-	(*InterruptRequest)(nil),          // 49: tandem.engine.v1.InterruptRequest
-	(*InterruptResponse)(nil),         // 50: tandem.engine.v1.InterruptResponse
-	(*StepRequest)(nil),               // 51: tandem.engine.v1.StepRequest
-	(*Group)(nil),                     // 52: tandem.engine.v1.Group
-	(*Row)(nil),                       // 53: tandem.engine.v1.Row
-	(*ProposeRequest)(nil),            // 54: tandem.engine.v1.ProposeRequest
-	(*FeatureRows)(nil),               // 55: tandem.engine.v1.FeatureRows
-	(*DraftRequest)(nil),              // 56: tandem.engine.v1.DraftRequest
-	(*Failure)(nil),                   // 57: tandem.engine.v1.Failure
-	(*StepResponse)(nil),              // 58: tandem.engine.v1.StepResponse
-	(*ProposeResponse)(nil),           // 59: tandem.engine.v1.ProposeResponse
-	(v1.FeatureEncoding)(0),           // 60: tandem.v1.FeatureEncoding
+	(HiddenEncoding)(0),               // 2: tandem.engine.v1.HiddenEncoding
+	(*OpenRequest)(nil),               // 3: tandem.engine.v1.OpenRequest
+	(*OpenResponse)(nil),              // 4: tandem.engine.v1.OpenResponse
+	(*CloseRequest)(nil),              // 5: tandem.engine.v1.CloseRequest
+	(*CloseResponse)(nil),             // 6: tandem.engine.v1.CloseResponse
+	(*GetInfoRequest)(nil),            // 7: tandem.engine.v1.GetInfoRequest
+	(*GetInfoResponse)(nil),           // 8: tandem.engine.v1.GetInfoResponse
+	(*Info)(nil),                      // 9: tandem.engine.v1.Info
+	(*GetStatsRequest)(nil),           // 10: tandem.engine.v1.GetStatsRequest
+	(*GetStatsResponse)(nil),          // 11: tandem.engine.v1.GetStatsResponse
+	(*ListHandlesRequest)(nil),        // 12: tandem.engine.v1.ListHandlesRequest
+	(*ListHandlesResponse)(nil),       // 13: tandem.engine.v1.ListHandlesResponse
+	(*GetMemoryRequest)(nil),          // 14: tandem.engine.v1.GetMemoryRequest
+	(*GetMemoryResponse)(nil),         // 15: tandem.engine.v1.GetMemoryResponse
+	(*Stat)(nil),                      // 16: tandem.engine.v1.Stat
+	(*CreateSequenceRequest)(nil),     // 17: tandem.engine.v1.CreateSequenceRequest
+	(*CreateSequenceResponse)(nil),    // 18: tandem.engine.v1.CreateSequenceResponse
+	(*ForkSequenceRequest)(nil),       // 19: tandem.engine.v1.ForkSequenceRequest
+	(*ForkSequenceResponse)(nil),      // 20: tandem.engine.v1.ForkSequenceResponse
+	(*FreeSequenceRequest)(nil),       // 21: tandem.engine.v1.FreeSequenceRequest
+	(*FreeSequenceResponse)(nil),      // 22: tandem.engine.v1.FreeSequenceResponse
+	(*GetSequenceLengthRequest)(nil),  // 23: tandem.engine.v1.GetSequenceLengthRequest
+	(*GetSequenceLengthResponse)(nil), // 24: tandem.engine.v1.GetSequenceLengthResponse
+	(*TruncateSequenceRequest)(nil),   // 25: tandem.engine.v1.TruncateSequenceRequest
+	(*TruncateSequenceResponse)(nil),  // 26: tandem.engine.v1.TruncateSequenceResponse
+	(*SetSamplerRequest)(nil),         // 27: tandem.engine.v1.SetSamplerRequest
+	(*SetSamplerResponse)(nil),        // 28: tandem.engine.v1.SetSamplerResponse
+	(*Sampler)(nil),                   // 29: tandem.engine.v1.Sampler
+	(*CreateSnapshotRequest)(nil),     // 30: tandem.engine.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),    // 31: tandem.engine.v1.CreateSnapshotResponse
+	(*RestoreSnapshotRequest)(nil),    // 32: tandem.engine.v1.RestoreSnapshotRequest
+	(*RestoreSnapshotResponse)(nil),   // 33: tandem.engine.v1.RestoreSnapshotResponse
+	(*DemoteSnapshotRequest)(nil),     // 34: tandem.engine.v1.DemoteSnapshotRequest
+	(*DemoteSnapshotResponse)(nil),    // 35: tandem.engine.v1.DemoteSnapshotResponse
+	(*FreeSnapshotRequest)(nil),       // 36: tandem.engine.v1.FreeSnapshotRequest
+	(*FreeSnapshotResponse)(nil),      // 37: tandem.engine.v1.FreeSnapshotResponse
+	(*ExportSequenceRequest)(nil),     // 38: tandem.engine.v1.ExportSequenceRequest
+	(*ExportSequenceResponse)(nil),    // 39: tandem.engine.v1.ExportSequenceResponse
+	(*ImportSequenceRequest)(nil),     // 40: tandem.engine.v1.ImportSequenceRequest
+	(*ImportSequenceResponse)(nil),    // 41: tandem.engine.v1.ImportSequenceResponse
+	(*SetCaptureRequest)(nil),         // 42: tandem.engine.v1.SetCaptureRequest
+	(*SetCaptureResponse)(nil),        // 43: tandem.engine.v1.SetCaptureResponse
+	(*LoadFuseRequest)(nil),           // 44: tandem.engine.v1.LoadFuseRequest
+	(*LoadFuseResponse)(nil),          // 45: tandem.engine.v1.LoadFuseResponse
+	(*FuseRequest)(nil),               // 46: tandem.engine.v1.FuseRequest
+	(*FuseResponse)(nil),              // 47: tandem.engine.v1.FuseResponse
+	(*ScoreRequest)(nil),              // 48: tandem.engine.v1.ScoreRequest
+	(*ScoreResponse)(nil),             // 49: tandem.engine.v1.ScoreResponse
+	(*InterruptRequest)(nil),          // 50: tandem.engine.v1.InterruptRequest
+	(*InterruptResponse)(nil),         // 51: tandem.engine.v1.InterruptResponse
+	(*StepRequest)(nil),               // 52: tandem.engine.v1.StepRequest
+	(*Group)(nil),                     // 53: tandem.engine.v1.Group
+	(*Row)(nil),                       // 54: tandem.engine.v1.Row
+	(*ProposeRequest)(nil),            // 55: tandem.engine.v1.ProposeRequest
+	(*FeatureRows)(nil),               // 56: tandem.engine.v1.FeatureRows
+	(*DraftRequest)(nil),              // 57: tandem.engine.v1.DraftRequest
+	(*Failure)(nil),                   // 58: tandem.engine.v1.Failure
+	(*StepResponse)(nil),              // 59: tandem.engine.v1.StepResponse
+	(*ProposeResponse)(nil),           // 60: tandem.engine.v1.ProposeResponse
+	(v1.FeatureEncoding)(0),           // 61: tandem.v1.FeatureEncoding
 }
 var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	0,  // 0: tandem.engine.v1.OpenRequest.role:type_name -> tandem.engine.v1.Role
-	8,  // 1: tandem.engine.v1.OpenResponse.info:type_name -> tandem.engine.v1.Info
-	8,  // 2: tandem.engine.v1.GetInfoResponse.info:type_name -> tandem.engine.v1.Info
+	9,  // 1: tandem.engine.v1.OpenResponse.info:type_name -> tandem.engine.v1.Info
+	9,  // 2: tandem.engine.v1.GetInfoResponse.info:type_name -> tandem.engine.v1.Info
 	0,  // 3: tandem.engine.v1.Info.role:type_name -> tandem.engine.v1.Role
-	15, // 4: tandem.engine.v1.GetStatsResponse.stats:type_name -> tandem.engine.v1.Stat
-	15, // 5: tandem.engine.v1.GetMemoryResponse.entries:type_name -> tandem.engine.v1.Stat
-	28, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
-	8,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
-	8,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
+	16, // 4: tandem.engine.v1.GetStatsResponse.stats:type_name -> tandem.engine.v1.Stat
+	16, // 5: tandem.engine.v1.GetMemoryResponse.entries:type_name -> tandem.engine.v1.Stat
+	29, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
+	9,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
+	9,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
 	1,  // 9: tandem.engine.v1.FuseRequest.kind:type_name -> tandem.engine.v1.GroupKind
-	60, // 10: tandem.engine.v1.FuseRequest.raw_encoding:type_name -> tandem.v1.FeatureEncoding
-	60, // 11: tandem.engine.v1.FuseRequest.fused_encoding:type_name -> tandem.v1.FeatureEncoding
-	53, // 12: tandem.engine.v1.StepRequest.rows:type_name -> tandem.engine.v1.Row
-	52, // 13: tandem.engine.v1.StepRequest.groups:type_name -> tandem.engine.v1.Group
-	60, // 14: tandem.engine.v1.StepRequest.features:type_name -> tandem.v1.FeatureEncoding
-	1,  // 15: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
-	55, // 16: tandem.engine.v1.ProposeRequest.features:type_name -> tandem.engine.v1.FeatureRows
-	56, // 17: tandem.engine.v1.ProposeRequest.requests:type_name -> tandem.engine.v1.DraftRequest
-	60, // 18: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
-	57, // 19: tandem.engine.v1.StepResponse.failure:type_name -> tandem.engine.v1.Failure
-	57, // 20: tandem.engine.v1.ProposeResponse.failure:type_name -> tandem.engine.v1.Failure
-	2,  // 21: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
-	4,  // 22: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
-	6,  // 23: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
-	9,  // 24: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
-	13, // 25: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
-	11, // 26: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
-	49, // 27: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
-	16, // 28: tandem.engine.v1.SequenceService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
-	18, // 29: tandem.engine.v1.SequenceService.ForkSequence:input_type -> tandem.engine.v1.ForkSequenceRequest
-	20, // 30: tandem.engine.v1.SequenceService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
-	22, // 31: tandem.engine.v1.SequenceService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
-	24, // 32: tandem.engine.v1.SequenceService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
-	29, // 33: tandem.engine.v1.SequenceService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
-	31, // 34: tandem.engine.v1.SequenceService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
-	33, // 35: tandem.engine.v1.SequenceService.DemoteSnapshot:input_type -> tandem.engine.v1.DemoteSnapshotRequest
-	35, // 36: tandem.engine.v1.SequenceService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
-	37, // 37: tandem.engine.v1.SequenceService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
-	39, // 38: tandem.engine.v1.SequenceService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
-	26, // 39: tandem.engine.v1.TargetService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
-	41, // 40: tandem.engine.v1.TargetService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
-	43, // 41: tandem.engine.v1.TargetService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
-	45, // 42: tandem.engine.v1.TargetService.Fuse:input_type -> tandem.engine.v1.FuseRequest
-	51, // 43: tandem.engine.v1.TargetService.Step:input_type -> tandem.engine.v1.StepRequest
-	54, // 44: tandem.engine.v1.DraftService.Propose:input_type -> tandem.engine.v1.ProposeRequest
-	47, // 45: tandem.engine.v1.ScoreService.Score:input_type -> tandem.engine.v1.ScoreRequest
-	3,  // 46: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
-	5,  // 47: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
-	7,  // 48: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
-	10, // 49: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
-	14, // 50: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
-	12, // 51: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
-	50, // 52: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
-	17, // 53: tandem.engine.v1.SequenceService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
-	19, // 54: tandem.engine.v1.SequenceService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
-	21, // 55: tandem.engine.v1.SequenceService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
-	23, // 56: tandem.engine.v1.SequenceService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
-	25, // 57: tandem.engine.v1.SequenceService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
-	30, // 58: tandem.engine.v1.SequenceService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
-	32, // 59: tandem.engine.v1.SequenceService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
-	34, // 60: tandem.engine.v1.SequenceService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
-	36, // 61: tandem.engine.v1.SequenceService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
-	38, // 62: tandem.engine.v1.SequenceService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
-	40, // 63: tandem.engine.v1.SequenceService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
-	27, // 64: tandem.engine.v1.TargetService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
-	42, // 65: tandem.engine.v1.TargetService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
-	44, // 66: tandem.engine.v1.TargetService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
-	46, // 67: tandem.engine.v1.TargetService.Fuse:output_type -> tandem.engine.v1.FuseResponse
-	58, // 68: tandem.engine.v1.TargetService.Step:output_type -> tandem.engine.v1.StepResponse
-	59, // 69: tandem.engine.v1.DraftService.Propose:output_type -> tandem.engine.v1.ProposeResponse
-	48, // 70: tandem.engine.v1.ScoreService.Score:output_type -> tandem.engine.v1.ScoreResponse
-	46, // [46:71] is the sub-list for method output_type
-	21, // [21:46] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	61, // 10: tandem.engine.v1.FuseRequest.raw_encoding:type_name -> tandem.v1.FeatureEncoding
+	61, // 11: tandem.engine.v1.FuseRequest.fused_encoding:type_name -> tandem.v1.FeatureEncoding
+	54, // 12: tandem.engine.v1.StepRequest.rows:type_name -> tandem.engine.v1.Row
+	53, // 13: tandem.engine.v1.StepRequest.groups:type_name -> tandem.engine.v1.Group
+	61, // 14: tandem.engine.v1.StepRequest.features:type_name -> tandem.v1.FeatureEncoding
+	2,  // 15: tandem.engine.v1.StepRequest.hidden:type_name -> tandem.engine.v1.HiddenEncoding
+	1,  // 16: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
+	56, // 17: tandem.engine.v1.ProposeRequest.features:type_name -> tandem.engine.v1.FeatureRows
+	57, // 18: tandem.engine.v1.ProposeRequest.requests:type_name -> tandem.engine.v1.DraftRequest
+	61, // 19: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
+	58, // 20: tandem.engine.v1.StepResponse.failure:type_name -> tandem.engine.v1.Failure
+	58, // 21: tandem.engine.v1.ProposeResponse.failure:type_name -> tandem.engine.v1.Failure
+	3,  // 22: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
+	5,  // 23: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
+	7,  // 24: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
+	10, // 25: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
+	14, // 26: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
+	12, // 27: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
+	50, // 28: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
+	17, // 29: tandem.engine.v1.SequenceService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
+	19, // 30: tandem.engine.v1.SequenceService.ForkSequence:input_type -> tandem.engine.v1.ForkSequenceRequest
+	21, // 31: tandem.engine.v1.SequenceService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
+	23, // 32: tandem.engine.v1.SequenceService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
+	25, // 33: tandem.engine.v1.SequenceService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
+	30, // 34: tandem.engine.v1.SequenceService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
+	32, // 35: tandem.engine.v1.SequenceService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
+	34, // 36: tandem.engine.v1.SequenceService.DemoteSnapshot:input_type -> tandem.engine.v1.DemoteSnapshotRequest
+	36, // 37: tandem.engine.v1.SequenceService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
+	38, // 38: tandem.engine.v1.SequenceService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
+	40, // 39: tandem.engine.v1.SequenceService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
+	27, // 40: tandem.engine.v1.TargetService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
+	42, // 41: tandem.engine.v1.TargetService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
+	44, // 42: tandem.engine.v1.TargetService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
+	46, // 43: tandem.engine.v1.TargetService.Fuse:input_type -> tandem.engine.v1.FuseRequest
+	52, // 44: tandem.engine.v1.TargetService.Step:input_type -> tandem.engine.v1.StepRequest
+	55, // 45: tandem.engine.v1.DraftService.Propose:input_type -> tandem.engine.v1.ProposeRequest
+	48, // 46: tandem.engine.v1.ScoreService.Score:input_type -> tandem.engine.v1.ScoreRequest
+	4,  // 47: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
+	6,  // 48: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
+	8,  // 49: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
+	11, // 50: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
+	15, // 51: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
+	13, // 52: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
+	51, // 53: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
+	18, // 54: tandem.engine.v1.SequenceService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
+	20, // 55: tandem.engine.v1.SequenceService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
+	22, // 56: tandem.engine.v1.SequenceService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
+	24, // 57: tandem.engine.v1.SequenceService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
+	26, // 58: tandem.engine.v1.SequenceService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
+	31, // 59: tandem.engine.v1.SequenceService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
+	33, // 60: tandem.engine.v1.SequenceService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
+	35, // 61: tandem.engine.v1.SequenceService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
+	37, // 62: tandem.engine.v1.SequenceService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
+	39, // 63: tandem.engine.v1.SequenceService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
+	41, // 64: tandem.engine.v1.SequenceService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
+	28, // 65: tandem.engine.v1.TargetService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
+	43, // 66: tandem.engine.v1.TargetService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
+	45, // 67: tandem.engine.v1.TargetService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
+	47, // 68: tandem.engine.v1.TargetService.Fuse:output_type -> tandem.engine.v1.FuseResponse
+	59, // 69: tandem.engine.v1.TargetService.Step:output_type -> tandem.engine.v1.StepResponse
+	60, // 70: tandem.engine.v1.DraftService.Propose:output_type -> tandem.engine.v1.ProposeResponse
+	49, // 71: tandem.engine.v1.ScoreService.Score:output_type -> tandem.engine.v1.ScoreResponse
+	47, // [47:72] is the sub-list for method output_type
+	22, // [22:47] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_tandem_engine_v1_engine_proto_init() }
@@ -4117,7 +4186,7 @@ func file_tandem_engine_v1_engine_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_engine_v1_engine_proto_rawDesc), len(file_tandem_engine_v1_engine_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   5,
