@@ -545,8 +545,8 @@ void run_score(const Options& o, const Rates& rates) {
     std::vector<float> scores(ids.size());
     const auto run = [&] {
       const double start = now_ms();
-      check(e, tnd_score(e, ids.data(), n, query.data(), static_cast<int32_t>(query.size()), 0, scores.data()),
-            "score");
+      const tnd_score_prompt prompt{ids.data(), query.data(), scores.data(), n, static_cast<int32_t>(query.size())};
+      check(e, tnd_score(e, &prompt, 1, 0, nullptr, nullptr), "score");
       return now_ms() - start;
     };
     run();

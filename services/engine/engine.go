@@ -240,5 +240,11 @@ type Stat struct {
 	Value uint64
 }
 
-// Progress is called while weights load.
+// Prompt is what a scorer rates; tnd_score_prompt.
+type Prompt struct {
+	IDs       []int32
+	QueryRows []int32 // ascending positions
+}
+
+// Progress is called with bytes while weights load, and with rows times layers while prompts are scored.
 type Progress func(done, total uint64)

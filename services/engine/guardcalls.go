@@ -85,9 +85,13 @@ func (g *GuardedDraft) Propose(ctx context.Context, features []FeatureRows, requ
 }
 
 // Score implements Scorer.
-func (g *GuardedScorer) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
-	i := g.clock.begin(callScore, units(len(ids), len(ids)))
-	scores, err := g.scorer.Score(ctx, ids, queryRows, rotated)
+func (g *GuardedScorer) Score(ctx context.Context, prompts []Prompt, rotated bool, progress Progress) ([][]float32, error) {
+	work := 0.0
+	for i := range prompts {
+		work += units(len(prompts[i].IDs), len(prompts[i].IDs))
+	}
+	i := g.clock.begin(callScore, max(work, 1))
+	scores, err := g.scorer.Score(ctx, prompts, rotated, progress)
 	g.clock.end(i, err)
 	return scores, err
 }

@@ -64,8 +64,9 @@ type Draft interface {
 type Scorer interface {
 	Engine
 
-	// Score returns one score per token. It stops within one layer when ctx ends.
-	Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error)
+	// Score returns one score per token of each prompt; all are checked before any is scored. It stops within one layer
+	// when ctx ends. progress may be nil; it is called on any goroutine, by one at a time, and not after Score returned.
+	Score(ctx context.Context, prompts []Prompt, rotated bool, progress Progress) ([][]float32, error)
 }
 
 // Opener opens engines by role: the plugin host, the in-process library and the fake implement it.

@@ -57,7 +57,7 @@ typedef struct tnd_engine tnd_engine;
 
 /* Both are called on the thread that is inside an engine call; the text is borrowed until return. */
 typedef void (*tnd_log_fn)(void* user, int32_t level, const char* text);
-/* done of total bytes of weights are loaded. */
+/* done of total: bytes of weights that are loaded, or rows times layers that are scored. */
 typedef void (*tnd_progress_fn)(void* user, uint64_t done, uint64_t total);
 
 typedef struct tnd_open_options {
@@ -259,6 +259,15 @@ typedef struct tnd_draft_request {
   float temperature; /* draft temperature, > 0; 1 = as trained */
 } tnd_draft_request;
 
+/* A prompt of tnd_score. */
+typedef struct tnd_score_prompt {
+  const int32_t* ids;        /* [n] */
+  const int32_t* query_rows; /* [n_query] ascending positions */
+  float* scores;             /* [n] out */
+  int32_t n;
+  int32_t n_query;
+} tnd_score_prompt;
+
 /* tnd_score flags. */
 #define TND_SCORE_ROTATED 1u /* score with keys and queries after RoPE instead of before it */
 
@@ -341,10 +350,12 @@ TND_API tnd_status tnd_draft_append(tnd_engine* engine, const tnd_feature_rows* 
 TND_API tnd_status tnd_draft_propose(tnd_engine* engine, const tnd_draft_request* requests, int32_t n, int32_t* ids,
                                      float* logprobs);
 
-/* Scorers. ids [n]; query_rows [n_query] ascending positions. scores [n]: for every position the mean over query rows
- * of the maximum over layers and heads of the attention that the row pays to it (0 where the row does not see it). */
-TND_API tnd_status tnd_score(tnd_engine* engine, const int32_t* ids, int32_t n, const int32_t* query_rows,
-                             int32_t n_query, uint32_t flags, float* scores);
+/* Scorers. scores: for every position of a prompt the mean over its query rows of the maximum over layers and heads of
+ * the attention that the row pays to it (0 where the row does not see it). Prompts are checked before any is scored, then
+ * scored one after the other: each has the scores that it has alone. progress (may be NULL) is called with user for every
+ * chunk of positions and layer that was issued; on a GPU the card is at most some chunks behind. */
+TND_API tnd_status tnd_score(tnd_engine* engine, const tnd_score_prompt* prompts, int32_t n_prompts, uint32_t flags,
+                             tnd_progress_fn progress, void* user);
 
 #ifdef __cplusplus
 }

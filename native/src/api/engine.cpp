@@ -339,15 +339,13 @@ tnd_status tnd_draft_propose(tnd_engine* engine, const tnd_draft_request* reques
   });
 }
 
-tnd_status tnd_score(tnd_engine* engine, const int32_t* ids, int32_t n, const int32_t* query_rows, int32_t n_query,
-                     uint32_t flags, float* scores) {
+tnd_status tnd_score(tnd_engine* engine, const tnd_score_prompt* prompts, int32_t n_prompts, uint32_t flags,
+                     tnd_progress_fn progress, void* user) {
   return call(engine, &tnd_engine::score, "tnd_score", [&](tnd::ScoreEngine& role) -> Status {
-    if (n < 1 || n_query < 1) return errorf(TND_INVALID_ARGUMENT, "n is %d, n_query %d", n, n_query);
-    TND_TRY(need(ids, "ids"));
-    TND_TRY(need(query_rows, "query_rows"));
-    TND_TRY(need(scores, "scores"));
-    return role.score(std::span<const int32_t>(ids, static_cast<size_t>(n)),
-                      std::span<const int32_t>(query_rows, static_cast<size_t>(n_query)), flags, scores);
+    if (n_prompts < 1) return errorf(TND_INVALID_ARGUMENT, "n_prompts is %d", n_prompts);
+    TND_TRY(need(prompts, "prompts"));
+    return role.score(std::span<const tnd_score_prompt>(prompts, static_cast<size_t>(n_prompts)), flags, progress,
+                      user);
   });
 }
 

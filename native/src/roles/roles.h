@@ -92,7 +92,8 @@ class DraftEngine : public SequenceEngine {
 
 class ScoreEngine : public Role {
  public:
-  virtual Status score(std::span<const int32_t> ids, std::span<const int32_t> query, uint32_t flags, float* scores) = 0;
+  virtual Status score(std::span<const tnd_score_prompt> prompts, uint32_t flags, tnd_progress_fn progress,
+                       void* user) = 0;
 };
 
 // The factories load the model and plan all memory. Errors as tnd_open has them.

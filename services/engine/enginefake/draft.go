@@ -237,46 +237,67 @@ func (e *Engine) propose(r *engine.DraftRequest, ids []int32, logprobs []float32
 }
 
 // Score implements engine.Scorer.
-func (e *Scorer) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
+func (e *Scorer) Score(ctx context.Context, prompts []engine.Prompt, rotated bool, progress engine.Progress) ([][]float32, error) {
 	if err := e.enter(ctx); err != nil {
 		return nil, err
 	}
 	defer e.leave()
-	bad := rpcerr.InvalidArgument
-	switch {
-	case len(ids) == 0:
-		return nil, bad("ids", "is empty")
-	case len(ids) > e.options.MaxContext:
-		return nil, rpcerr.ResourceExhausted("max_context: %d tokens do not fit into %d", len(ids), e.options.MaxContext)
-	case len(queryRows) == 0:
-		return nil, bad("query_rows", "is empty")
+	if len(prompts) == 0 {
+		return nil, rpcerr.InvalidArgument("prompts", "is empty")
 	}
-	for i, id := range ids {
-		if id < 0 || int(id) >= e.m.o.Vocab {
-			return nil, bad("ids", "token %d at %d is outside the vocabulary of %d", id, i, e.m.o.Vocab)
-		}
-	}
-	for i, q := range queryRows {
-		if q < 0 || int(q) >= len(ids) || i > 0 && q <= queryRows[i-1] {
-			return nil, bad("query_rows", "must be ascending in 0..%d, got %d at %d", len(ids)-1, q, i)
-		}
-	}
-	for range e.m.o.Layers {
-		if err := pause(ctx, e.m.o.ScoreDelay/time.Duration(e.m.o.Layers)); err != nil {
+	done, total := uint64(0), uint64(0)
+	for i := range prompts {
+		if err := e.checkPrompt(i, &prompts[i]); err != nil {
 			return nil, err
 		}
+		total += uint64(len(prompts[i].IDs) * e.m.o.Layers)
 	}
-	e.scores.Add(1)
-	scores := make([]float32, len(ids))
-	for _, q := range queryRows {
-		for i := range int(q) + 1 {
-			scores[i] += similarity(ids, i, int(q), rotated)
+	scores := make([][]float32, len(prompts))
+	for i, p := range prompts {
+		for range e.m.o.Layers {
+			if err := pause(ctx, e.m.o.ScoreDelay/time.Duration(e.m.o.Layers)); err != nil {
+				return nil, err
+			}
+			if done += uint64(len(p.IDs)); progress != nil {
+				progress(done, total)
+			}
+		}
+		e.scores.Add(1)
+		scores[i] = make([]float32, len(p.IDs))
+		for _, q := range p.QueryRows {
+			for k := range int(q) + 1 {
+				scores[i][k] += similarity(p.IDs, k, int(q), rotated)
+			}
+		}
+		for k := range scores[i] {
+			scores[i][k] /= float32(len(p.QueryRows))
 		}
 	}
-	for i := range scores {
-		scores[i] /= float32(len(queryRows))
-	}
 	return scores, nil
+}
+
+func (e *Scorer) checkPrompt(index int, p *engine.Prompt) error {
+	name := func(field string) string { return fmt.Sprintf("prompts[%d].%s", index, field) }
+	bad := rpcerr.InvalidArgument
+	switch {
+	case len(p.IDs) == 0:
+		return bad(name("ids"), "is empty")
+	case len(p.IDs) > e.options.MaxContext:
+		return rpcerr.ResourceExhausted("max_context: %d tokens do not fit into %d", len(p.IDs), e.options.MaxContext)
+	case len(p.QueryRows) == 0:
+		return bad(name("query_rows"), "is empty")
+	}
+	for i, id := range p.IDs {
+		if id < 0 || int(id) >= e.m.o.Vocab {
+			return bad(name("ids"), "token %d at %d is outside the vocabulary of %d", id, i, e.m.o.Vocab)
+		}
+	}
+	for i, q := range p.QueryRows {
+		if q < 0 || int(q) >= len(p.IDs) || i > 0 && q <= p.QueryRows[i-1] {
+			return bad(name("query_rows"), "must be ascending in 0..%d, got %d at %d", len(p.IDs)-1, q, i)
+		}
+	}
+	return nil
 }
 
 // similarity of the texts around two positions in [0, 1]; rotated scores fade with distance.

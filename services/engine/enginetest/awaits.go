@@ -188,8 +188,8 @@ func (e *awaitedDraft) Propose(ctx context.Context, f []engine.FeatureRows, q []
 	return e.call(ctx, "Propose", func() error { return e.draft.Propose(ctx, f, q, r) })
 }
 
-func (e *awaitedScorer) Score(ctx context.Context, ids, rows []int32, rotated bool) (scores []float32, err error) {
-	err = e.call(ctx, "Score", func() error { scores, err = e.scorer.Score(ctx, ids, rows, rotated); return err })
+func (e *awaitedScorer) Score(ctx context.Context, q []engine.Prompt, rotated bool, p engine.Progress) (scores [][]float32, err error) {
+	err = e.call(ctx, "Score", func() error { scores, err = e.scorer.Score(ctx, q, rotated, p); return err })
 	return scores, err
 }
 

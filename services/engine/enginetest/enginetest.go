@@ -76,6 +76,7 @@ func Run(t *testing.T, make Constructor) {
 		{"DraftAppends", (*suite).draftAppends},
 		{"DraftErrors", (*suite).draftErrors},
 		{"Score", (*suite).score},
+		{"ScorePrompts", (*suite).scorePrompts},
 		{"ScoreErrors", (*suite).scoreErrors},
 		{"Cancel", (*suite).cancel},
 		{"CancelPrefill", (*suite).cancelPrefill},

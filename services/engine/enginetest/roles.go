@@ -458,11 +458,56 @@ func (s *suite) draftErrors() {
 	}
 }
 
+// scoreOne scores one prompt.
+func scoreOne(ctx context.Context, e engine.Scorer, ids, rows []int32, rotated bool) ([]float32, error) {
+	all, err := e.Score(ctx, []engine.Prompt{{IDs: ids, QueryRows: rows}}, rotated, nil)
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
+}
+
+// scorePrompts: prompts in one call have the scores of calls of their own, one that is refused keeps the others from
+// being scored, and progress rises to all rows and layers.
+func (s *suite) scorePrompts() {
+	e := s.scorer()
+	prompts := []engine.Prompt{
+		{IDs: s.tokens(e, 60), QueryRows: []int32{40, 47}}, {IDs: s.tokens(e, 7), QueryRows: []int32{6}},
+		{IDs: s.tokens(e, maxContext), QueryRows: []int32{maxContext - 1}},
+	}
+	last, total := uint64(0), uint64(0)
+	all, err := e.Score(s.ctx, prompts, false, func(done, of uint64) {
+		if done <= last || done > of || total != 0 && of != total {
+			s.Errorf("progress went from %d of %d to %d of %d", last, total, done, of)
+		}
+		last, total = done, of
+	})
+	s.ok(err)
+	if len(all) != len(prompts) {
+		s.Fatalf("scores of %d prompts, want %d", len(all), len(prompts))
+	}
+	if last == 0 || total != uint64((60+7+maxContext)*e.Info().Layers) {
+		s.Errorf("progress ended at %d of %d", last, total)
+	}
+	for k, p := range prompts {
+		alone, err := scoreOne(s.ctx, e, p.IDs, p.QueryRows, false)
+		s.ok(err)
+		if !slices.Equal(bitsOf(all[k]), bitsOf(alone)) {
+			s.Errorf("prompt %d has other scores than alone", k)
+		}
+	}
+	wrong := append(slices.Clone(prompts), engine.Prompt{IDs: prompts[0].IDs})
+	_, err = e.Score(s.ctx, wrong, false, func(done, of uint64) { s.Errorf("%d of %d of refused prompts are scored", done, of) })
+	s.refused("no query rows", err, codes.InvalidArgument, "prompts[3]")
+	_, err = e.Score(s.ctx, nil, false, nil)
+	s.refused("no prompts", err, codes.InvalidArgument, "prompts")
+}
+
 func (s *suite) score() {
 	e := s.scorer()
 	ids := s.tokens(e, 60)
 	rows := []int32{40, 47, 48}
-	plain, err := e.Score(s.ctx, ids, rows, false)
+	plain, err := scoreOne(s.ctx, e, ids, rows, false)
 	s.ok(err)
 	if len(plain) != len(ids) {
 		s.Fatalf("%d scores for %d tokens", len(plain), len(ids))
@@ -472,18 +517,18 @@ func (s *suite) score() {
 			s.Errorf("score %v at %d", v, i)
 		}
 	}
-	again, err := e.Score(s.ctx, ids, rows, false)
+	again, err := scoreOne(s.ctx, e, ids, rows, false)
 	s.ok(err)
 	if !slices.Equal(bitsOf(plain), bitsOf(again)) {
 		s.Error("the same prompt scores differently")
 	}
-	rotated, err := e.Score(s.ctx, ids, rows, true)
+	rotated, err := scoreOne(s.ctx, e, ids, rows, true)
 	s.ok(err)
 	if slices.Equal(plain, rotated) {
 		s.Error("rotation changes nothing")
 	}
 	// What follows the last query row does not matter.
-	cut, err := e.Score(s.ctx, ids[:49], rows, false)
+	cut, err := scoreOne(s.ctx, e, ids[:49], rows, false)
 	s.ok(err)
 	for i := range cut {
 		if math.Abs(float64(cut[i]-plain[i])) > 1e-4 {
@@ -510,22 +555,22 @@ func (s *suite) scoreErrors() {
 		{"token outside", []int32{int32(e.Info().Vocab)}, []int32{0}, codes.InvalidArgument, "ids"},
 		{"too long", s.tokens(e, maxContext+1), []int32{0}, codes.ResourceExhausted, "context"},
 	} {
-		_, err := e.Score(s.ctx, c.ids, c.rows, false)
+		_, err := scoreOne(s.ctx, e, c.ids, c.rows, false)
 		s.refused(c.name, err, c.code, c.word)
 	}
 	ctx, cancel := context.WithCancel(s.ctx)
 	cancel()
-	_, err := e.Score(ctx, ids, []int32{9}, false)
+	_, err := scoreOne(ctx, e, ids, []int32{9}, false)
 	s.refused("cancelled before", err, codes.Canceled)
 	// Cancelled at some moment: the call ends, with or without a result, and the engine goes on.
 	for i := range 5 {
 		ctx, cancel := context.WithTimeout(s.ctx, time.Duration(i)*300*time.Microsecond)
-		if _, err := e.Score(ctx, s.tokens(e, maxContext), []int32{maxContext - 1}, false); err != nil {
+		if _, err := scoreOne(ctx, e, s.tokens(e, maxContext), []int32{maxContext - 1}, false); err != nil {
 			s.refused("cancelled while running", err, codes.DeadlineExceeded)
 		}
 		cancel()
 	}
-	_, err = e.Score(s.ctx, ids, []int32{9}, false)
+	_, err = scoreOne(s.ctx, e, ids, []int32{9}, false)
 	s.ok(err)
 }
 

@@ -2,12 +2,14 @@ package host
 
 import (
 	"context"
+	"io"
 
 	"google.golang.org/grpc"
 
 	enginev1 "github.com/tandem-inference/tandem/proto/tandem/engine/v1"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/engine/wire"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 )
 
 // targetCalls are those of TargetService.
@@ -118,10 +120,35 @@ type scorerCalls struct {
 }
 
 // Score implements Scorer.
-func (c *scorerCalls) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
-	m, err := c.client.Score(ctx, &enginev1.ScoreRequest{Ids: ids, QueryRows: queryRows, Rotated: rotated})
+func (c *scorerCalls) Score(ctx context.Context, prompts []engine.Prompt, rotated bool, progress engine.Progress) ([][]float32, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // frees the stream when we leave before its end
+	req := &enginev1.ScoreRequest{Rotated: rotated}
+	for _, p := range prompts {
+		req.Prompts = append(req.Prompts, &enginev1.Prompt{Ids: p.IDs, QueryRows: p.QueryRows})
+	}
+	stream, err := c.client.Score(ctx, req)
 	if err != nil {
 		return nil, c.r.translate(err)
 	}
-	return m.Scores, nil
+	for {
+		m, err := stream.Recv()
+		if err == io.EOF {
+			return nil, c.r.translate(rpcerr.Internal("the engine ended Score without scores"))
+		}
+		if err != nil {
+			return nil, c.r.translate(err)
+		}
+		if len(m.Prompts) == 0 {
+			if progress != nil {
+				progress(m.Done, m.Total)
+			}
+			continue
+		}
+		scores := make([][]float32, len(m.Prompts))
+		for i, p := range m.Prompts {
+			scores[i] = p.Scores
+		}
+		return scores, nil
+	}
 }

@@ -41,7 +41,10 @@ func TestWrongRole(t *testing.T) {
 				return err
 			},
 			"Score": func() error {
-				_, err := enginev1.NewScoreServiceClient(conn).Score(t.Context(), &enginev1.ScoreRequest{Ids: []int32{1}, QueryRows: []int32{0}})
+				stream, err := enginev1.NewScoreServiceClient(conn).Score(t.Context(), &enginev1.ScoreRequest{})
+				if err == nil {
+					_, err = stream.Recv()
+				}
 				return err
 			},
 			"Step": func() error {

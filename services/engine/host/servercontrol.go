@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"io"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -267,12 +268,33 @@ func (s *Server) Fuse(ctx context.Context, req *enginev1.FuseRequest) (*enginev1
 	return &enginev1.FuseResponse{Fused: fused}, err
 }
 
+// progressPause is the least time between two messages of progress.
+const progressPause = 50 * time.Millisecond
+
 // Score rates tokens.
-func (s *Server) Score(ctx context.Context, req *enginev1.ScoreRequest) (*enginev1.ScoreResponse, error) {
+func (s *Server) Score(req *enginev1.ScoreRequest, stream grpc.ServerStreamingServer[enginev1.ScoreResponse]) error {
 	e, err := as[engine.Scorer](s)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	scores, err := e.Score(ctx, req.Ids, req.QueryRows, req.Rotated)
-	return &enginev1.ScoreResponse{Scores: scores}, err
+	prompts := make([]engine.Prompt, len(req.Prompts))
+	for i, p := range req.Prompts {
+		prompts[i] = engine.Prompt{IDs: p.Ids, QueryRows: p.QueryRows}
+	}
+	var last time.Time
+	scores, err := e.Score(stream.Context(), prompts, req.Rotated, func(done, total uint64) {
+		if now := time.Now(); now.Sub(last) >= progressPause {
+			last = now
+			// A client that is gone shows in the context.
+			_ = stream.Send(&enginev1.ScoreResponse{Done: done, Total: total})
+		}
+	})
+	if err != nil {
+		return err
+	}
+	m := &enginev1.ScoreResponse{}
+	for _, p := range scores {
+		m.Prompts = append(m.Prompts, &enginev1.Scores{Scores: p})
+	}
+	return stream.Send(m)
 }

@@ -138,6 +138,14 @@ type cFeatureRows struct {
 	Features unsafe.Pointer `c:"features"`
 }
 
+type cScorePrompt struct {
+	IDs       unsafe.Pointer `c:"ids"`
+	QueryRows unsafe.Pointer `c:"query_rows"`
+	Scores    unsafe.Pointer `c:"scores"`
+	Tokens    int32          `c:"n"`
+	Queries   int32          `c:"n_query"`
+}
+
 // cDraftRequest has the layout of engine.DraftRequest, which is handed over as it is.
 type cDraftRequest struct {
 	Sequence    int32   `c:"sequence"`

@@ -22,6 +22,7 @@ var structs = map[string]reflect.Type{
 	"tnd_step":          reflect.TypeFor[cStep](),
 	"tnd_sampler":       reflect.TypeFor[cSampler](),
 	"tnd_feature_rows":  reflect.TypeFor[cFeatureRows](),
+	"tnd_score_prompt":  reflect.TypeFor[cScorePrompt](),
 	"tnd_draft_request": reflect.TypeFor[cDraftRequest](),
 	"tnd_stat":          reflect.TypeFor[cStat](),
 }

@@ -280,9 +280,9 @@ func (e *draft) Propose(ctx context.Context, features []engine.FeatureRows, requ
 }
 
 // Score implements engine.Scorer.
-func (e *scorer) Score(ctx context.Context, ids []int32, queryRows []int32, rotated bool) ([]float32, error) {
-	if len(ids) == 0 {
-		return nil, rpcerr.InvalidArgument("ids", "is empty")
+func (e *scorer) Score(ctx context.Context, prompts []engine.Prompt, rotated bool, progress engine.Progress) ([][]float32, error) {
+	if len(prompts) == 0 {
+		return nil, rpcerr.InvalidArgument("prompts", "is empty")
 	}
 	if err := e.enter(ctx); err != nil {
 		return nil, err
@@ -292,11 +292,22 @@ func (e *scorer) Score(ctx context.Context, ids []int32, queryRows []int32, rota
 	if rotated {
 		flags = 1 // TND_SCORE_ROTATED
 	}
-	scores := make([]float32, len(ids))
-	r, _, _ := purego.SyscallN(e.lib.sym.scoreTarget, e.handle, uintptr(pointer(ids)), uintptr(len(ids)),
-		uintptr(pointer(queryRows)), uintptr(len(queryRows)), flags, uintptr(pointer(scores)))
-	runtime.KeepAlive(ids)
-	runtime.KeepAlive(queryRows)
+	list, scores := make([]cScorePrompt, len(prompts)), make([][]float32, len(prompts))
+	for i, p := range prompts {
+		scores[i] = make([]float32, len(p.IDs))
+		list[i] = cScorePrompt{
+			pointer(p.IDs), pointer(p.QueryRows), pointer(scores[i]), int32(len(p.IDs)), int32(len(p.QueryRows)),
+		}
+	}
+	callback, key := uintptr(0), uintptr(0)
+	if progress != nil {
+		_, callback = callbacks()
+		key = hookKeys.Add(1)
+		hookTable.Store(key, &hooks{progress: progress})
+		defer hookTable.Delete(key)
+	}
+	r, _, _ := purego.SyscallN(e.lib.sym.scoreTarget, e.handle, uintptr(pointer(list)), uintptr(len(list)), flags, callback, key)
+	runtime.KeepAlive(list)
 	if err := e.check(ctx, r); err != nil {
 		return nil, err
 	}

@@ -2651,11 +2651,9 @@ func (x *FuseResponse) GetFused() []byte {
 
 type ScoreRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Ids   []int32                `protobuf:"varint,1,rep,packed,name=ids,proto3" json:"ids,omitempty"`
-	// Ascending positions.
-	QueryRows []int32 `protobuf:"varint,2,rep,packed,name=query_rows,json=queryRows,proto3" json:"query_rows,omitempty"`
 	// Keys and queries after RoPE instead of before it.
-	Rotated       bool `protobuf:"varint,3,opt,name=rotated,proto3" json:"rotated,omitempty"`
+	Rotated       bool      `protobuf:"varint,3,opt,name=rotated,proto3" json:"rotated,omitempty"`
+	Prompts       []*Prompt `protobuf:"bytes,4,rep,name=prompts,proto3" json:"prompts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2690,20 +2688,6 @@ func (*ScoreRequest) Descriptor() ([]byte, []int) {
 	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{45}
 }
 
-func (x *ScoreRequest) GetIds() []int32 {
-	if x != nil {
-		return x.Ids
-	}
-	return nil
-}
-
-func (x *ScoreRequest) GetQueryRows() []int32 {
-	if x != nil {
-		return x.QueryRows
-	}
-	return nil
-}
-
 func (x *ScoreRequest) GetRotated() bool {
 	if x != nil {
 		return x.Rotated
@@ -2711,17 +2695,81 @@ func (x *ScoreRequest) GetRotated() bool {
 	return false
 }
 
+func (x *ScoreRequest) GetPrompts() []*Prompt {
+	if x != nil {
+		return x.Prompts
+	}
+	return nil
+}
+
+// Prompt is tnd_score_prompt.
+type Prompt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Ids   []int32                `protobuf:"varint,1,rep,packed,name=ids,proto3" json:"ids,omitempty"`
+	// Ascending positions.
+	QueryRows     []int32 `protobuf:"varint,2,rep,packed,name=query_rows,json=queryRows,proto3" json:"query_rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Prompt) Reset() {
+	*x = Prompt{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Prompt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Prompt) ProtoMessage() {}
+
+func (x *Prompt) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Prompt.ProtoReflect.Descriptor instead.
+func (*Prompt) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *Prompt) GetIds() []int32 {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+func (x *Prompt) GetQueryRows() []int32 {
+	if x != nil {
+		return x.QueryRows
+	}
+	return nil
+}
+
 type ScoreResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One per id.
-	Scores        []float32 `protobuf:"fixed32,1,rep,packed,name=scores,proto3" json:"scores,omitempty"`
+	// Rows times layers that are scored, of all.
+	Done  uint64 `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`
+	Total uint64 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
+	// In the last message only: those of all prompts, in their order.
+	Prompts       []*Scores `protobuf:"bytes,4,rep,name=prompts,proto3" json:"prompts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ScoreResponse) Reset() {
 	*x = ScoreResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2733,7 +2781,7 @@ func (x *ScoreResponse) String() string {
 func (*ScoreResponse) ProtoMessage() {}
 
 func (x *ScoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2746,10 +2794,69 @@ func (x *ScoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreResponse.ProtoReflect.Descriptor instead.
 func (*ScoreResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
 }
 
-func (x *ScoreResponse) GetScores() []float32 {
+func (x *ScoreResponse) GetDone() uint64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *ScoreResponse) GetTotal() uint64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *ScoreResponse) GetPrompts() []*Scores {
+	if x != nil {
+		return x.Prompts
+	}
+	return nil
+}
+
+type Scores struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One per id.
+	Scores        []float32 `protobuf:"fixed32,1,rep,packed,name=scores,proto3" json:"scores,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Scores) Reset() {
+	*x = Scores{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Scores) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Scores) ProtoMessage() {}
+
+func (x *Scores) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Scores.ProtoReflect.Descriptor instead.
+func (*Scores) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *Scores) GetScores() []float32 {
 	if x != nil {
 		return x.Scores
 	}
@@ -2765,7 +2872,7 @@ type InterruptRequest struct {
 
 func (x *InterruptRequest) Reset() {
 	*x = InterruptRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +2884,7 @@ func (x *InterruptRequest) String() string {
 func (*InterruptRequest) ProtoMessage() {}
 
 func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +2897,7 @@ func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRequest.ProtoReflect.Descriptor instead.
 func (*InterruptRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *InterruptRequest) GetId() uint64 {
@@ -2808,7 +2915,7 @@ type InterruptResponse struct {
 
 func (x *InterruptResponse) Reset() {
 	*x = InterruptResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2820,7 +2927,7 @@ func (x *InterruptResponse) String() string {
 func (*InterruptResponse) ProtoMessage() {}
 
 func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2833,7 +2940,7 @@ func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptResponse.ProtoReflect.Descriptor instead.
 func (*InterruptResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
 }
 
 // StepRequest is tnd_step: groups of rows, one group a sequence.
@@ -2859,7 +2966,7 @@ type StepRequest struct {
 
 func (x *StepRequest) Reset() {
 	*x = StepRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +2978,7 @@ func (x *StepRequest) String() string {
 func (*StepRequest) ProtoMessage() {}
 
 func (x *StepRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +2991,7 @@ func (x *StepRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepRequest.ProtoReflect.Descriptor instead.
 func (*StepRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StepRequest) GetId() uint64 {
@@ -2972,7 +3079,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2984,7 +3091,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2997,7 +3104,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Group) GetSequence() int32 {
@@ -3065,7 +3172,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3077,7 +3184,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3090,7 +3197,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Row) GetToken() int32 {
@@ -3157,7 +3264,7 @@ type ProposeRequest struct {
 
 func (x *ProposeRequest) Reset() {
 	*x = ProposeRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3169,7 +3276,7 @@ func (x *ProposeRequest) String() string {
 func (*ProposeRequest) ProtoMessage() {}
 
 func (x *ProposeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3182,7 +3289,7 @@ func (x *ProposeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeRequest.ProtoReflect.Descriptor instead.
 func (*ProposeRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ProposeRequest) GetId() uint64 {
@@ -3227,7 +3334,7 @@ type FeatureRows struct {
 
 func (x *FeatureRows) Reset() {
 	*x = FeatureRows{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3239,7 +3346,7 @@ func (x *FeatureRows) String() string {
 func (*FeatureRows) ProtoMessage() {}
 
 func (x *FeatureRows) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3252,7 +3359,7 @@ func (x *FeatureRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeatureRows.ProtoReflect.Descriptor instead.
 func (*FeatureRows) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{53}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *FeatureRows) GetSequence() int32 {
@@ -3305,7 +3412,7 @@ type DraftRequest struct {
 
 func (x *DraftRequest) Reset() {
 	*x = DraftRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3317,7 +3424,7 @@ func (x *DraftRequest) String() string {
 func (*DraftRequest) ProtoMessage() {}
 
 func (x *DraftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3330,7 +3437,7 @@ func (x *DraftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DraftRequest.ProtoReflect.Descriptor instead.
 func (*DraftRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{54}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DraftRequest) GetSequence() int32 {
@@ -3391,7 +3498,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3403,7 +3510,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3416,7 +3523,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{55}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Failure) GetCode() int32 {
@@ -3479,7 +3586,7 @@ type StepResponse struct {
 
 func (x *StepResponse) Reset() {
 	*x = StepResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3491,7 +3598,7 @@ func (x *StepResponse) String() string {
 func (*StepResponse) ProtoMessage() {}
 
 func (x *StepResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3504,7 +3611,7 @@ func (x *StepResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepResponse.ProtoReflect.Descriptor instead.
 func (*StepResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{56}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *StepResponse) GetId() uint64 {
@@ -3620,7 +3727,7 @@ type ProposeResponse struct {
 
 func (x *ProposeResponse) Reset() {
 	*x = ProposeResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3632,7 +3739,7 @@ func (x *ProposeResponse) String() string {
 func (*ProposeResponse) ProtoMessage() {}
 
 func (x *ProposeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3645,7 +3752,7 @@ func (x *ProposeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeResponse.ProtoReflect.Descriptor instead.
 func (*ProposeResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{57}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ProposeResponse) GetId() uint64 {
@@ -3879,13 +3986,20 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x0efused_encoding\x18\x04 \x01(\x0e2\x1a.tandem.v1.FeatureEncodingR\rfusedEncoding\x12\x16\n" +
 	"\x03raw\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x03raw:\x04\x88\xe7\x18\x01\"0\n" +
 	"\fFuseResponse\x12\x1a\n" +
-	"\x05fused\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x05fused:\x04\x88\xe7\x18\x01\"Y\n" +
-	"\fScoreRequest\x12\x10\n" +
+	"\x05fused\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x05fused:\x04\x88\xe7\x18\x01\"y\n" +
+	"\fScoreRequest\x12\x18\n" +
+	"\arotated\x18\x03 \x01(\bR\arotated\x122\n" +
+	"\aprompts\x18\x04 \x03(\v2\x18.tandem.engine.v1.PromptR\apromptsJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03R\x03idsR\n" +
+	"query_rows\"9\n" +
+	"\x06Prompt\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\x05R\x03ids\x12\x1d\n" +
 	"\n" +
-	"query_rows\x18\x02 \x03(\x05R\tqueryRows\x12\x18\n" +
-	"\arotated\x18\x03 \x01(\bR\arotated\"'\n" +
-	"\rScoreResponse\x12\x16\n" +
+	"query_rows\x18\x02 \x03(\x05R\tqueryRows\"{\n" +
+	"\rScoreResponse\x12\x12\n" +
+	"\x04done\x18\x02 \x01(\x04R\x04done\x12\x14\n" +
+	"\x05total\x18\x03 \x01(\x04R\x05total\x122\n" +
+	"\aprompts\x18\x04 \x03(\v2\x18.tandem.engine.v1.ScoresR\apromptsJ\x04\b\x01\x10\x02R\x06scores\" \n" +
+	"\x06Scores\x12\x16\n" +
 	"\x06scores\x18\x01 \x03(\x02R\x06scores\"\"\n" +
 	"\x10InterruptRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"\x13\n" +
@@ -4013,9 +4127,9 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x04Fuse\x12\x1d.tandem.engine.v1.FuseRequest\x1a\x1e.tandem.engine.v1.FuseResponse\x12I\n" +
 	"\x04Step\x12\x1d.tandem.engine.v1.StepRequest\x1a\x1e.tandem.engine.v1.StepResponse(\x010\x012b\n" +
 	"\fDraftService\x12R\n" +
-	"\aPropose\x12 .tandem.engine.v1.ProposeRequest\x1a!.tandem.engine.v1.ProposeResponse(\x010\x012X\n" +
-	"\fScoreService\x12H\n" +
-	"\x05Score\x12\x1e.tandem.engine.v1.ScoreRequest\x1a\x1f.tandem.engine.v1.ScoreResponseB\xc9\x01\n" +
+	"\aPropose\x12 .tandem.engine.v1.ProposeRequest\x1a!.tandem.engine.v1.ProposeResponse(\x010\x012Z\n" +
+	"\fScoreService\x12J\n" +
+	"\x05Score\x12\x1e.tandem.engine.v1.ScoreRequest\x1a\x1f.tandem.engine.v1.ScoreResponse0\x01B\xc9\x01\n" +
 	"\x14com.tandem.engine.v1B\vEngineProtoP\x01ZBgithub.com/tandem-inference/tandem/proto/tandem/engine/v1;enginev1\xa2\x02\x03TEX\xaa\x02\x10Tandem.Engine.V1\xca\x02\x10Tandem\\Engine\\V1\xe2\x02\x1cTandem\\Engine\\V1\\GPBMetadata\xea\x02\x12Tandem::Engine::V1b\x06proto3"
 
 var (
@@ -4031,7 +4145,7 @@ func file_tandem_engine_v1_engine_proto_rawDescGZIP() []byte {
 }
 
 var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(Role)(0),                         // 0: tandem.engine.v1.Role
 	(GroupKind)(0),                    // 1: tandem.engine.v1.GroupKind
@@ -4082,19 +4196,21 @@ var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(*FuseRequest)(nil),               // 46: tandem.engine.v1.FuseRequest
 	(*FuseResponse)(nil),              // 47: tandem.engine.v1.FuseResponse
 	(*ScoreRequest)(nil),              // 48: tandem.engine.v1.ScoreRequest
-	(*ScoreResponse)(nil),             // 49: tandem.engine.v1.ScoreResponse
-	(*InterruptRequest)(nil),          // 50: tandem.engine.v1.InterruptRequest
-	(*InterruptResponse)(nil),         // 51: tandem.engine.v1.InterruptResponse
-	(*StepRequest)(nil),               // 52: tandem.engine.v1.StepRequest
-	(*Group)(nil),                     // 53: tandem.engine.v1.Group
-	(*Row)(nil),                       // 54: tandem.engine.v1.Row
-	(*ProposeRequest)(nil),            // 55: tandem.engine.v1.ProposeRequest
-	(*FeatureRows)(nil),               // 56: tandem.engine.v1.FeatureRows
-	(*DraftRequest)(nil),              // 57: tandem.engine.v1.DraftRequest
-	(*Failure)(nil),                   // 58: tandem.engine.v1.Failure
-	(*StepResponse)(nil),              // 59: tandem.engine.v1.StepResponse
-	(*ProposeResponse)(nil),           // 60: tandem.engine.v1.ProposeResponse
-	(v1.FeatureEncoding)(0),           // 61: tandem.v1.FeatureEncoding
+	(*Prompt)(nil),                    // 49: tandem.engine.v1.Prompt
+	(*ScoreResponse)(nil),             // 50: tandem.engine.v1.ScoreResponse
+	(*Scores)(nil),                    // 51: tandem.engine.v1.Scores
+	(*InterruptRequest)(nil),          // 52: tandem.engine.v1.InterruptRequest
+	(*InterruptResponse)(nil),         // 53: tandem.engine.v1.InterruptResponse
+	(*StepRequest)(nil),               // 54: tandem.engine.v1.StepRequest
+	(*Group)(nil),                     // 55: tandem.engine.v1.Group
+	(*Row)(nil),                       // 56: tandem.engine.v1.Row
+	(*ProposeRequest)(nil),            // 57: tandem.engine.v1.ProposeRequest
+	(*FeatureRows)(nil),               // 58: tandem.engine.v1.FeatureRows
+	(*DraftRequest)(nil),              // 59: tandem.engine.v1.DraftRequest
+	(*Failure)(nil),                   // 60: tandem.engine.v1.Failure
+	(*StepResponse)(nil),              // 61: tandem.engine.v1.StepResponse
+	(*ProposeResponse)(nil),           // 62: tandem.engine.v1.ProposeResponse
+	(v1.FeatureEncoding)(0),           // 63: tandem.v1.FeatureEncoding
 }
 var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	0,  // 0: tandem.engine.v1.OpenRequest.role:type_name -> tandem.engine.v1.Role
@@ -4107,73 +4223,75 @@ var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	9,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
 	9,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
 	1,  // 9: tandem.engine.v1.FuseRequest.kind:type_name -> tandem.engine.v1.GroupKind
-	61, // 10: tandem.engine.v1.FuseRequest.raw_encoding:type_name -> tandem.v1.FeatureEncoding
-	61, // 11: tandem.engine.v1.FuseRequest.fused_encoding:type_name -> tandem.v1.FeatureEncoding
-	54, // 12: tandem.engine.v1.StepRequest.rows:type_name -> tandem.engine.v1.Row
-	53, // 13: tandem.engine.v1.StepRequest.groups:type_name -> tandem.engine.v1.Group
-	61, // 14: tandem.engine.v1.StepRequest.features:type_name -> tandem.v1.FeatureEncoding
-	2,  // 15: tandem.engine.v1.StepRequest.hidden:type_name -> tandem.engine.v1.HiddenEncoding
-	1,  // 16: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
-	56, // 17: tandem.engine.v1.ProposeRequest.features:type_name -> tandem.engine.v1.FeatureRows
-	57, // 18: tandem.engine.v1.ProposeRequest.requests:type_name -> tandem.engine.v1.DraftRequest
-	61, // 19: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
-	58, // 20: tandem.engine.v1.StepResponse.failure:type_name -> tandem.engine.v1.Failure
-	58, // 21: tandem.engine.v1.ProposeResponse.failure:type_name -> tandem.engine.v1.Failure
-	3,  // 22: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
-	5,  // 23: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
-	7,  // 24: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
-	10, // 25: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
-	14, // 26: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
-	12, // 27: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
-	50, // 28: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
-	17, // 29: tandem.engine.v1.SequenceService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
-	19, // 30: tandem.engine.v1.SequenceService.ForkSequence:input_type -> tandem.engine.v1.ForkSequenceRequest
-	21, // 31: tandem.engine.v1.SequenceService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
-	23, // 32: tandem.engine.v1.SequenceService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
-	25, // 33: tandem.engine.v1.SequenceService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
-	30, // 34: tandem.engine.v1.SequenceService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
-	32, // 35: tandem.engine.v1.SequenceService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
-	34, // 36: tandem.engine.v1.SequenceService.DemoteSnapshot:input_type -> tandem.engine.v1.DemoteSnapshotRequest
-	36, // 37: tandem.engine.v1.SequenceService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
-	38, // 38: tandem.engine.v1.SequenceService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
-	40, // 39: tandem.engine.v1.SequenceService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
-	27, // 40: tandem.engine.v1.TargetService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
-	42, // 41: tandem.engine.v1.TargetService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
-	44, // 42: tandem.engine.v1.TargetService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
-	46, // 43: tandem.engine.v1.TargetService.Fuse:input_type -> tandem.engine.v1.FuseRequest
-	52, // 44: tandem.engine.v1.TargetService.Step:input_type -> tandem.engine.v1.StepRequest
-	55, // 45: tandem.engine.v1.DraftService.Propose:input_type -> tandem.engine.v1.ProposeRequest
-	48, // 46: tandem.engine.v1.ScoreService.Score:input_type -> tandem.engine.v1.ScoreRequest
-	4,  // 47: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
-	6,  // 48: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
-	8,  // 49: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
-	11, // 50: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
-	15, // 51: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
-	13, // 52: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
-	51, // 53: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
-	18, // 54: tandem.engine.v1.SequenceService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
-	20, // 55: tandem.engine.v1.SequenceService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
-	22, // 56: tandem.engine.v1.SequenceService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
-	24, // 57: tandem.engine.v1.SequenceService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
-	26, // 58: tandem.engine.v1.SequenceService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
-	31, // 59: tandem.engine.v1.SequenceService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
-	33, // 60: tandem.engine.v1.SequenceService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
-	35, // 61: tandem.engine.v1.SequenceService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
-	37, // 62: tandem.engine.v1.SequenceService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
-	39, // 63: tandem.engine.v1.SequenceService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
-	41, // 64: tandem.engine.v1.SequenceService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
-	28, // 65: tandem.engine.v1.TargetService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
-	43, // 66: tandem.engine.v1.TargetService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
-	45, // 67: tandem.engine.v1.TargetService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
-	47, // 68: tandem.engine.v1.TargetService.Fuse:output_type -> tandem.engine.v1.FuseResponse
-	59, // 69: tandem.engine.v1.TargetService.Step:output_type -> tandem.engine.v1.StepResponse
-	60, // 70: tandem.engine.v1.DraftService.Propose:output_type -> tandem.engine.v1.ProposeResponse
-	49, // 71: tandem.engine.v1.ScoreService.Score:output_type -> tandem.engine.v1.ScoreResponse
-	47, // [47:72] is the sub-list for method output_type
-	22, // [22:47] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	63, // 10: tandem.engine.v1.FuseRequest.raw_encoding:type_name -> tandem.v1.FeatureEncoding
+	63, // 11: tandem.engine.v1.FuseRequest.fused_encoding:type_name -> tandem.v1.FeatureEncoding
+	49, // 12: tandem.engine.v1.ScoreRequest.prompts:type_name -> tandem.engine.v1.Prompt
+	51, // 13: tandem.engine.v1.ScoreResponse.prompts:type_name -> tandem.engine.v1.Scores
+	56, // 14: tandem.engine.v1.StepRequest.rows:type_name -> tandem.engine.v1.Row
+	55, // 15: tandem.engine.v1.StepRequest.groups:type_name -> tandem.engine.v1.Group
+	63, // 16: tandem.engine.v1.StepRequest.features:type_name -> tandem.v1.FeatureEncoding
+	2,  // 17: tandem.engine.v1.StepRequest.hidden:type_name -> tandem.engine.v1.HiddenEncoding
+	1,  // 18: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
+	58, // 19: tandem.engine.v1.ProposeRequest.features:type_name -> tandem.engine.v1.FeatureRows
+	59, // 20: tandem.engine.v1.ProposeRequest.requests:type_name -> tandem.engine.v1.DraftRequest
+	63, // 21: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
+	60, // 22: tandem.engine.v1.StepResponse.failure:type_name -> tandem.engine.v1.Failure
+	60, // 23: tandem.engine.v1.ProposeResponse.failure:type_name -> tandem.engine.v1.Failure
+	3,  // 24: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
+	5,  // 25: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
+	7,  // 26: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
+	10, // 27: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
+	14, // 28: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
+	12, // 29: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
+	52, // 30: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
+	17, // 31: tandem.engine.v1.SequenceService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
+	19, // 32: tandem.engine.v1.SequenceService.ForkSequence:input_type -> tandem.engine.v1.ForkSequenceRequest
+	21, // 33: tandem.engine.v1.SequenceService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
+	23, // 34: tandem.engine.v1.SequenceService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
+	25, // 35: tandem.engine.v1.SequenceService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
+	30, // 36: tandem.engine.v1.SequenceService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
+	32, // 37: tandem.engine.v1.SequenceService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
+	34, // 38: tandem.engine.v1.SequenceService.DemoteSnapshot:input_type -> tandem.engine.v1.DemoteSnapshotRequest
+	36, // 39: tandem.engine.v1.SequenceService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
+	38, // 40: tandem.engine.v1.SequenceService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
+	40, // 41: tandem.engine.v1.SequenceService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
+	27, // 42: tandem.engine.v1.TargetService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
+	42, // 43: tandem.engine.v1.TargetService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
+	44, // 44: tandem.engine.v1.TargetService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
+	46, // 45: tandem.engine.v1.TargetService.Fuse:input_type -> tandem.engine.v1.FuseRequest
+	54, // 46: tandem.engine.v1.TargetService.Step:input_type -> tandem.engine.v1.StepRequest
+	57, // 47: tandem.engine.v1.DraftService.Propose:input_type -> tandem.engine.v1.ProposeRequest
+	48, // 48: tandem.engine.v1.ScoreService.Score:input_type -> tandem.engine.v1.ScoreRequest
+	4,  // 49: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
+	6,  // 50: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
+	8,  // 51: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
+	11, // 52: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
+	15, // 53: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
+	13, // 54: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
+	53, // 55: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
+	18, // 56: tandem.engine.v1.SequenceService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
+	20, // 57: tandem.engine.v1.SequenceService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
+	22, // 58: tandem.engine.v1.SequenceService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
+	24, // 59: tandem.engine.v1.SequenceService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
+	26, // 60: tandem.engine.v1.SequenceService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
+	31, // 61: tandem.engine.v1.SequenceService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
+	33, // 62: tandem.engine.v1.SequenceService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
+	35, // 63: tandem.engine.v1.SequenceService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
+	37, // 64: tandem.engine.v1.SequenceService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
+	39, // 65: tandem.engine.v1.SequenceService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
+	41, // 66: tandem.engine.v1.SequenceService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
+	28, // 67: tandem.engine.v1.TargetService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
+	43, // 68: tandem.engine.v1.TargetService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
+	45, // 69: tandem.engine.v1.TargetService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
+	47, // 70: tandem.engine.v1.TargetService.Fuse:output_type -> tandem.engine.v1.FuseResponse
+	61, // 71: tandem.engine.v1.TargetService.Step:output_type -> tandem.engine.v1.StepResponse
+	62, // 72: tandem.engine.v1.DraftService.Propose:output_type -> tandem.engine.v1.ProposeResponse
+	50, // 73: tandem.engine.v1.ScoreService.Score:output_type -> tandem.engine.v1.ScoreResponse
+	49, // [49:74] is the sub-list for method output_type
+	24, // [24:49] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_tandem_engine_v1_engine_proto_init() }
@@ -4187,7 +4305,7 @@ func file_tandem_engine_v1_engine_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_engine_v1_engine_proto_rawDesc), len(file_tandem_engine_v1_engine_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   58,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

@@ -1266,8 +1266,9 @@ const (
 //
 // ScoreService rates prompts.
 type ScoreServiceClient interface {
-	// Score rates every token of a prompt by the attention that query rows pay to it.
-	Score(ctx context.Context, in *ScoreRequest, opts ...grpc.CallOption) (*ScoreResponse, error)
+	// Score rates every token of prompts by the attention that query rows pay to it: progress while it works, then one
+	// message with all scores. On cancel it ends within one layer. May be retried.
+	Score(ctx context.Context, in *ScoreRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScoreResponse], error)
 }
 
 type scoreServiceClient struct {
@@ -1278,15 +1279,24 @@ func NewScoreServiceClient(cc grpc.ClientConnInterface) ScoreServiceClient {
 	return &scoreServiceClient{cc}
 }
 
-func (c *scoreServiceClient) Score(ctx context.Context, in *ScoreRequest, opts ...grpc.CallOption) (*ScoreResponse, error) {
+func (c *scoreServiceClient) Score(ctx context.Context, in *ScoreRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ScoreResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(ScoreResponse)
-	err := c.cc.Invoke(ctx, ScoreService_Score_FullMethodName, in, out, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &ScoreService_ServiceDesc.Streams[0], ScoreService_Score_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
-	return out, nil
+	x := &grpc.GenericClientStream[ScoreRequest, ScoreResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
 }
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ScoreService_ScoreClient = grpc.ServerStreamingClient[ScoreResponse]
 
 // ScoreServiceServer is the server API for ScoreService service.
 // All implementations must embed UnimplementedScoreServiceServer
@@ -1294,8 +1304,9 @@ func (c *scoreServiceClient) Score(ctx context.Context, in *ScoreRequest, opts .
 //
 // ScoreService rates prompts.
 type ScoreServiceServer interface {
-	// Score rates every token of a prompt by the attention that query rows pay to it.
-	Score(context.Context, *ScoreRequest) (*ScoreResponse, error)
+	// Score rates every token of prompts by the attention that query rows pay to it: progress while it works, then one
+	// message with all scores. On cancel it ends within one layer. May be retried.
+	Score(*ScoreRequest, grpc.ServerStreamingServer[ScoreResponse]) error
 	mustEmbedUnimplementedScoreServiceServer()
 }
 
@@ -1306,8 +1317,8 @@ type ScoreServiceServer interface {
 // pointer dereference when methods are called.
 type UnimplementedScoreServiceServer struct{}
 
-func (UnimplementedScoreServiceServer) Score(context.Context, *ScoreRequest) (*ScoreResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method Score not implemented")
+func (UnimplementedScoreServiceServer) Score(*ScoreRequest, grpc.ServerStreamingServer[ScoreResponse]) error {
+	return status.Error(codes.Unimplemented, "method Score not implemented")
 }
 func (UnimplementedScoreServiceServer) mustEmbedUnimplementedScoreServiceServer() {}
 func (UnimplementedScoreServiceServer) testEmbeddedByValue()                      {}
@@ -1330,23 +1341,16 @@ func RegisterScoreServiceServer(s grpc.ServiceRegistrar, srv ScoreServiceServer)
 	s.RegisterService(&ScoreService_ServiceDesc, srv)
 }
 
-func _ScoreService_Score_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(ScoreRequest)
-	if err := dec(in); err != nil {
-		return nil, err
+func _ScoreService_Score_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ScoreRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
 	}
-	if interceptor == nil {
-		return srv.(ScoreServiceServer).Score(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: ScoreService_Score_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(ScoreServiceServer).Score(ctx, req.(*ScoreRequest))
-	}
-	return interceptor(ctx, in, info, handler)
+	return srv.(ScoreServiceServer).Score(m, &grpc.GenericServerStream[ScoreRequest, ScoreResponse]{ServerStream: stream})
 }
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type ScoreService_ScoreServer = grpc.ServerStreamingServer[ScoreResponse]
 
 // ScoreService_ServiceDesc is the grpc.ServiceDesc for ScoreService service.
 // It's only intended for direct use with grpc.RegisterService,
@@ -1354,12 +1358,13 @@ func _ScoreService_Score_Handler(srv interface{}, ctx context.Context, dec func(
 var ScoreService_ServiceDesc = grpc.ServiceDesc{
 	ServiceName: "tandem.engine.v1.ScoreService",
 	HandlerType: (*ScoreServiceServer)(nil),
-	Methods: []grpc.MethodDesc{
+	Methods:     []grpc.MethodDesc{},
+	Streams: []grpc.StreamDesc{
 		{
-			MethodName: "Score",
-			Handler:    _ScoreService_Score_Handler,
+			StreamName:    "Score",
+			Handler:       _ScoreService_Score_Handler,
+			ServerStreams: true,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
 	Metadata: "tandem/engine/v1/engine.proto",
 }
