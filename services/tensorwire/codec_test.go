@@ -62,7 +62,7 @@ var hot = map[string]func(*rand.Rand) proto.Message{
 		return &enginev1.ImportSequenceRequest{Sequence: int32(word(r)), TotalBytes: word(r), Chunk: payload(r)}
 	},
 	"ScoreRequest, by the ordinary codec": func(r *rand.Rand) proto.Message {
-		return &enginev1.ScoreRequest{Ids: []int32{1, -2, int32(word(r))}, Rotated: true}
+		return &enginev1.ScoreRequest{Prompts: []*enginev1.Prompt{{Ids: []int32{1, -2, int32(word(r))}}}, Rotated: true}
 	},
 }
 
