@@ -52,7 +52,9 @@ var hot = map[string]func(*rand.Rand) proto.Message{
 		return &tandemv1.GetFuseResponse{Digest: text(r), TotalBytes: int64(word(r)), Chunk: payload(r)}
 	},
 	"FuseRequest": func(r *rand.Rand) proto.Message {
-		return &enginev1.FuseRequest{Rows: int32(word(r)), Kind: enginev1.GroupKind(r.IntN(3)), RawEncoding: 1, FusedEncoding: 2, Raw: payload(r)}
+		return &enginev1.FuseRequest{
+			Rows: int32(word(r)), Kind: enginev1.GroupKind(r.IntN(3)), RawEncoding: 1, FusedEncoding: 2, Raw: payload(r),
+		}
 	},
 	"FuseResponse": func(r *rand.Rand) proto.Message { return &enginev1.FuseResponse{Fused: payload(r)} },
 	"ExportSequenceResponse": func(r *rand.Rand) proto.Message {

@@ -225,7 +225,8 @@ func check(m *tandemv1.CompressRequest, info engine.Info) error {
 }
 
 // account counts a request that is over; counted of its tokens are counted already.
-func (s *Server) account(m *tandemv1.CompressRequest, reply *tandemv1.CompressResponse, counted float64, d time.Duration,
+func (s *Server) account(
+	m *tandemv1.CompressRequest, reply *tandemv1.CompressResponse, counted float64, d time.Duration,
 	err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -202,7 +202,8 @@ func TestJoinHandsHiddenRowsOn(t *testing.T) {
 	e := with(fake(t, enginefake.Options{}), free)
 	a, b, c := shard(3, 1, engine.HiddenBF16), shard(2, 10, engine.HiddenBF16), shard(1, 20, engine.HiddenF32)
 	e.join([]cut{{a, 1, 2}, {b, 0, 2}})
-	if want := []byte{2, 100, 3, 100, 10, 100, 11, 100}; !slices.Equal(e.joint.HiddenIn, want) || e.joint.Hidden != engine.HiddenBF16 {
+	want := []byte{2, 100, 3, 100, 10, 100, 11, 100}
+	if !slices.Equal(e.joint.HiddenIn, want) || e.joint.Hidden != engine.HiddenBF16 {
 		t.Errorf("joint rows %v in %d, want %v", e.joint.HiddenIn, e.joint.Hidden, want)
 	}
 	var m mix
