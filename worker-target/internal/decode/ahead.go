@@ -12,7 +12,7 @@ import (
 // ReadAhead reads a prompt into the prefix cache, as far as another prompt that begins so can use it, and returns how
 // many tokens it has read. Whatever ends it, the state at the last border that it came to stays. It gives up when the
 // engine has no room: nothing moves for what may never be asked for.
-func (s *Slot) ReadAhead(ctx context.Context, e engine.Engine, req *Request) (read int, err error) {
+func (s *Slot) ReadAhead(ctx context.Context, e engine.Target, req *Request) (read int, err error) {
 	s.req, s.info, s.stats = req, e.Info(), &Stats{}
 	s.cuts = s.markers.Cut(req.Prompt, s.cuts)
 	s.reuse.Start(req.Reuse, e, req.Prompt, s.cuts)

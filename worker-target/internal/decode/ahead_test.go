@@ -17,11 +17,11 @@ import (
 )
 
 // readAhead reads a prompt ahead, for at most so many steps where steps >= 0, and returns what it has read.
-func readAhead(t testing.TB, slot *Slot, e engine.Engine, prompt []int32, steps int) int {
+func readAhead(t testing.TB, slot *Slot, e engine.Target, prompt []int32, steps int) int {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	w := &witness{Engine: e}
+	w := &witness{Target: e}
 	if steps >= 0 {
 		w.cancel, w.steps = cancel, steps
 	}
@@ -130,7 +130,7 @@ func TestReadAheadFeedsTheDraft(t *testing.T) {
 
 // TestReadAheadWithoutRoom: it gives up where the engine has no room, and moves nothing.
 func TestReadAheadWithoutRoom(t *testing.T) {
-	e := &tight{Engine: newFake(t, enginefake.Options{PromptRows: 64}, engine.OpenOptions{})}
+	e := &tight{Target: newFake(t, enginefake.Options{PromptRows: 64}, engine.OpenOptions{})}
 	slot, cache := cached(t, e, nil, 0)
 	c := fakeChats(1)
 	ask(t, slot, e, greedy(c.prompt([]message{c.message(700), c.message(600)}), 1), -1)

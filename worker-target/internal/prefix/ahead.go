@@ -87,6 +87,8 @@ func (c *Cache) RestoreAhead(ctx context.Context, e *Entry, s engine.Sequence) (
 }
 
 // SaveAhead is Save for a state that was read ahead.
-func (c *Cache) SaveAhead(space string, tokens []int32, s engine.Sequence, f Features, ahead Ahead) (e *Entry, made bool) {
+func (c *Cache) SaveAhead(
+	space string, tokens []int32, s engine.Sequence, f Features, ahead Ahead,
+) (e *Entry, made bool) {
 	return c.save(space, tokens, s, f, &ahead)
 }

@@ -103,7 +103,8 @@ func TestReadAhead(t *testing.T) {
 		t.Errorf("the next turn takes %d tokens", a.prefill.CachedTokens)
 	}
 	r.idle()
-	if counter("read_ahead_hits") != 1 || counter("read_ahead_used_tokens") != 1024 || counter("read_ahead_wasted_tokens") != 0 {
+	if counter("read_ahead_hits") != 1 || counter("read_ahead_used_tokens") != 1024 ||
+		counter("read_ahead_wasted_tokens") != 0 {
 		t.Errorf("%v hits, %v tokens of use", counter("read_ahead_hits"), counter("read_ahead_used_tokens"))
 	}
 	// Another isolation has none of it.
@@ -123,7 +124,8 @@ func TestReadAhead(t *testing.T) {
 		}
 	}
 	r.server.Drain()
-	if got, err := r.client.ReadAhead(t.Context(), &tandemv1.ReadAheadRequest{PromptTokens: next}); err != nil || got.Accepted {
+	got, err = r.client.ReadAhead(t.Context(), &tandemv1.ReadAheadRequest{PromptTokens: next})
+	if err != nil || got.Accepted {
 		t.Errorf("a worker that drains: %v, %v", got, err)
 	}
 }

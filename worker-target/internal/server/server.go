@@ -24,9 +24,9 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Engines yields the engine; *workernode.Keeper implements it.
+// Engines yields the engine; *workernode.Keeper[engine.Target] implements it.
 type Engines interface {
-	Engine() (engine.Engine, error)
+	Engine() (engine.Target, error)
 	Report(engine engine.Engine, err error)
 }
 
@@ -60,7 +60,7 @@ type Server struct {
 	mu       sync.Mutex
 	counters counters
 	held     bool          // the last heartbeat found the draft held back
-	engine   engine.Engine // the one that schedule was made for
+	engine   engine.Target // the one that schedule was made for
 	schedule *schedule.Engine
 }
 
@@ -94,7 +94,7 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 
 // scheduled returns the engine as the slot of a request uses it: with the steps of all requests composed, where that
 // gains anything.
-func (s *Server) scheduled(engine engine.Engine, r schedule.Request) engine.Engine {
+func (s *Server) scheduled(engine engine.Target, r schedule.Request) engine.Target {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.engine != engine {
@@ -113,7 +113,7 @@ func (s *Server) scheduled(engine engine.Engine, r schedule.Request) engine.Engi
 }
 
 // contract is the contract id of an engine, empty when requests are not told.
-func (s *Server) contract(e engine.Engine) string {
+func (s *Server) contract(e engine.Target) string {
 	if s.deps.Contract == nil {
 		return ""
 	}
@@ -121,7 +121,7 @@ func (s *Server) contract(e engine.Engine) string {
 }
 
 // space is the namespace of states in the prefix cache.
-func (s *Server) space(e engine.Engine, isolation string) string {
+func (s *Server) space(e engine.Target, isolation string) string {
 	return s.contract(e) + " " + isolation
 }
 
