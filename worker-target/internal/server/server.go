@@ -122,7 +122,7 @@ func (s *Server) contract(e engine.Target) string {
 
 // space is the namespace of states in the prefix cache.
 func (s *Server) space(e engine.Target, isolation string) string {
-	return s.contract(e) + " " + isolation
+	return prefix.Space(s.contract(e), isolation)
 }
 
 // Drain makes the server refuse new requests.
