@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "api/step_log.h"
 #include "roles/roles.h"
 
 using tnd::errorf;
@@ -20,6 +21,7 @@ struct tnd_engine {
   std::atomic<bool> cancel{false};
   bool poisoned = false;  // a device fault: nothing works any more
   uint32_t role_id = 0;
+  std::unique_ptr<tnd::StepLog> log;  // nullptr: nobody asked for it
   std::string device;
   std::mutex info_mutex;  // what tnd_get_info reads changes in tnd_capture_set and tnd_fuse_load only
   std::mutex error_mutex;
@@ -83,6 +85,7 @@ Status open_engine(const tnd_open_options* options, tnd_engine* e) {
   c.tables_path = o.tables_path != nullptr ? o.tables_path : "";
   TND_TRY(tnd::make_backend(o.device, o.threads, &e->backend));
   c.backend = e->backend.get();
+  c.backend->count_in(&e->stats);
   c.memory_cap = o.memory_cap_bytes != 0 ? o.memory_cap_bytes : e->backend->free_bytes();
   if (c.memory_cap == 0) return errorf(TND_INTERNAL, "the free memory of the device is unknown: set memory_cap_bytes");
   c.cancel = &e->cancel;
@@ -91,8 +94,10 @@ Status open_engine(const tnd_open_options* options, tnd_engine* e) {
   e->device = e->backend->device();
   switch (o.role) {
     case TND_ROLE_TARGET:
+      TND_TRY(tnd::StepLog::open("target", &e->log));
       return tnd::open_target(c, &e->role);
     case TND_ROLE_DRAFT:
+      TND_TRY(tnd::StepLog::open("draft", &e->log));
       return tnd::open_draft(c, &e->role);
     case TND_ROLE_SCORE:
       return tnd::open_score(c, &e->role);
@@ -256,7 +261,9 @@ tnd_status tnd_step_run(tnd_engine* engine, const tnd_step* step) {
   return call(engine, [&](tnd::Role& role) -> Status {
     tnd_step full;
     TND_TRY(read_struct(step, "step", &full));
-    return role.step(full);
+    TND_TRY(role.step(full));
+    if (engine->log != nullptr) engine->log->step(full);
+    return Status();
   });
 }
 
@@ -291,7 +298,9 @@ tnd_status tnd_draft_append(tnd_engine* engine, int32_t sequence, int32_t positi
   return call(engine, [&](tnd::Role& role) -> Status {
     if (n < 0) return errorf(TND_INVALID_ARGUMENT, "n is %d", n);
     if (n > 0) TND_TRY(need(features, "features"));
-    return role.draft_append(sequence, position, n, encoding, features);
+    TND_TRY(role.draft_append(sequence, position, n, encoding, features));
+    if (engine->log != nullptr) engine->log->append(sequence, position, n);
+    return Status();
   });
 }
 
@@ -302,7 +311,10 @@ tnd_status tnd_draft_propose(tnd_engine* engine, const tnd_draft_request* reques
     TND_TRY(need(requests, "requests"));
     TND_TRY(need(ids, "ids"));
     TND_TRY(need(logprobs, "logprobs"));
-    return role.draft_propose(std::span<const tnd_draft_request>(requests, static_cast<size_t>(n)), ids, logprobs);
+    const std::span<const tnd_draft_request> all(requests, static_cast<size_t>(n));
+    TND_TRY(role.draft_propose(all, ids, logprobs));
+    if (engine->log != nullptr) engine->log->propose(all);
+    return Status();
   });
 }
 

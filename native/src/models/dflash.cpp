@@ -36,7 +36,8 @@ Status DflashModel::load(WeightLoader& w, WeightLoader& tables, int32_t vocab, A
   const int64_t kv_all = 2 * int64_t{d.kv_heads} * d.head_dim * d.n_layers;
   const auto floats = [&](int64_t n) { return arena.take_array<float>(Purpose::kScratch, static_cast<uint64_t>(n)); };
   ws_.x = floats(rows * d.hidden);
-  ws_.wide = floats(std::max(block_rows * ws_.width, append_rows * kv_all));
+  ws_.wide = floats(std::max(backend_.row_room(limits.block_rows) * ws_.width,
+                             backend_.row_room(limits.append_rows) * kv_all));
   ws_.acts = backend_.acts(arena, ws_.max_k, static_cast<int>(rows), ws_.forms);
   features_ = floats(append_rows * p_.feature_raw);
   feature_acts_ = backend_.acts(arena, p_.feature_raw, static_cast<int>(append_rows), backend_.forms(*fc_));
@@ -68,11 +69,11 @@ void DflashModel::append(const KvCache* caches, const int32_t* pages, int32_t po
   float* c = ws_.x;
   const bool fused = fused_features(encoding);
   float* const to = fused ? c : features_;
-  const int64_t count = n * int64_t{fused ? d.hidden : p_.feature_raw};
+  const int64_t dim = fused ? d.hidden : p_.feature_raw;
   if (bf16_features(encoding)) {
-    backend_.upload_bf16(to, features, count);
+    backend_.upload_rows_bf16(to, features, n, dim);
   } else {
-    backend_.upload(to, static_cast<const float*>(features), count);
+    backend_.upload_rows(to, static_cast<const float*>(features), n, dim);
   }
   if (!fused) {
     backend_.prepare(features_, p_.feature_raw, n, p_.feature_raw, backend_.forms(*fc_), feature_acts_.get());
@@ -83,14 +84,14 @@ void DflashModel::append(const KvCache* caches, const int32_t* pages, int32_t po
     backend_.norm_rows(c, hidden_norm_, d.eps, n, d.hidden, c);
   }
   // K and V of all layers share c: one group of products.
-  const int64_t width = int64_t{d.kv_heads} * d.head_dim;
+  const int64_t width = int64_t{d.kv_heads} * d.head_dim, room = backend_.row_room(n) * width;
   InputForms forms = 0;
   products_.clear();
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Attention& a = layers_[i].attention;
-    float* k = ws_.wide + static_cast<int64_t>(2 * i) * n * width;
+    float* k = ws_.wide + static_cast<int64_t>(2 * i) * room;
     products_.push_back({a.k.get(), k, width, nullptr});
-    products_.push_back({a.v.get(), k + n * width, width, nullptr});
+    products_.push_back({a.v.get(), k + room, width, nullptr});
     forms |= backend_.forms(*a.k) | backend_.forms(*a.v);
   }
   backend_.prepare(c, d.hidden, n, d.hidden, forms, ws_.acts.get());
@@ -103,13 +104,13 @@ void DflashModel::append(const KvCache* caches, const int32_t* pages, int32_t po
     full_rows_[i].slot = kv_slot(pages, position + i);
     angles_.fill(position + i, &rope_host_[static_cast<size_t>(i) * d.rope_dims]);
   }
-  backend_.upload(rope_, rope_host_.data(), int64_t{n} * d.rope_dims);
+  backend_.upload_rows(rope_, rope_host_.data(), n, d.rope_dims);
   const AttentionGroupPlan group{0, n};  // no row sees anything
   const AttentionPlan plan{std::span<const AttentionGroupPlan>(&group, 1), full_rows_.data(), caches, rope_};
   for (size_t i = 0; i < layers_.size(); ++i) {
     AttentionIo io;
-    io.k = ws_.wide + static_cast<int64_t>(2 * i) * n * width;
-    io.v = io.k + n * width;
+    io.k = ws_.wide + static_cast<int64_t>(2 * i) * room;
+    io.v = io.k + room;
     backend_.attention(layers_[i].attention.layer, static_cast<int>(i), plan, n, io, 0, nullptr);
   }
   timer.mark(Counter::kAttentionNs);
@@ -166,7 +167,7 @@ void DflashModel::propose(const KvCache* caches, std::span<const DflashBlock> bl
     groups_.push_back({first, b.rows, b.pages, b.n_pages, b.length});
     first += b.rows;
   }
-  backend_.upload(rope_, rope_host_.data(), int64_t{rows} * d.rope_dims);
+  backend_.upload_rows(rope_, rope_host_.data(), rows, d.rope_dims);
   backend_.embed(*embedding_, tokens_, ws_.x);
   timer.mark(Counter::kEmbedNs);
 

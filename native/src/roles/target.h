@@ -134,7 +134,7 @@ class TargetRole final : public Role {
   Status read_kept(const tnd_step& step);
   void plan_step(const tnd_step& step);
   void plan_attention(const Sequence& s, const Group& g);
-  void fill_rope(int64_t rows);
+  void fill_rope(int32_t rows);
   void plan_head(const tnd_step& step);
   void count_history(const Group& g, int32_t row, std::vector<TokenCount>* out, size_t* first);
   int32_t kept_place(int32_t sequence, int32_t position) const;

@@ -241,6 +241,7 @@ Status TargetRole::read_kept(const tnd_step& step) {
   PhaseTimer timer(c_.stats);
   const int64_t raw = static_cast<int64_t>(capture_.size()) * p_.hidden;
   const int32_t n = static_cast<int32_t>(feature_rows_.size());
+  c_.backend->begin_step(0);
   c_.backend->copy_rows(features_, raw, feature_rows_, {}, features_, raw);
   download_features(step.feature_encoding, fuse_features(step.feature_encoding, n, 0), n,
                     static_cast<uint8_t*>(step.features));
@@ -304,13 +305,14 @@ Status TargetRole::fuse(int32_t n, uint32_t kind, int32_t raw_encoding, const vo
     return errorf(TND_INVALID_ARGUMENT, "fused_encoding is %d", fused_encoding);
   }
   if (fc_ == nullptr) return errorf(TND_FAILED_PRECONDITION, "fused features need tnd_fuse_load");
-  const int64_t values = n * fc_->k;
+  const int32_t prompt = kind == TND_GROUP_PROMPT ? n : 0;
+  c_.backend->begin_step(prompt);
   if (bf16_features(raw_encoding)) {
-    c_.backend->upload_bf16(foreign_, raw, values);
+    c_.backend->upload_rows_bf16(foreign_, raw, n, fc_->k);
   } else {
-    c_.backend->upload(foreign_, static_cast<const float*>(raw), values);
+    c_.backend->upload_rows(foreign_, static_cast<const float*>(raw), n, fc_->k);
   }
-  fuse_rows(foreign_, n, kind == TND_GROUP_PROMPT ? n : 0);
+  fuse_rows(foreign_, n, prompt);
   download_features(fused_encoding, fused_, n, static_cast<uint8_t*>(fused));
   TND_TRY(c_.backend->sync());
   timer.mark(Counter::kFeatureNs);
@@ -318,11 +320,11 @@ Status TargetRole::fuse(int32_t n, uint32_t kind, int32_t raw_encoding, const vo
 }
 
 void TargetRole::download_features(int32_t encoding, const float* src, int32_t n, uint8_t* out) {
-  const int64_t values = n * feature_width(encoding);
+  const int64_t width = feature_width(encoding);
   if (bf16_features(encoding)) {
-    c_.backend->download_bf16(reinterpret_cast<uint16_t*>(out), src, values);
+    c_.backend->download_rows_bf16(reinterpret_cast<uint16_t*>(out), src, n, width);
   } else {
-    c_.backend->download(reinterpret_cast<float*>(out), src, values);
+    c_.backend->download_rows(reinterpret_cast<float*>(out), src, n, width);
   }
 }
 

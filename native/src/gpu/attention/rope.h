@@ -16,6 +16,7 @@ struct HeadsArgs {
   const float* q_norm = nullptr;  // [dim], nullptr = none
   const float* k_norm = nullptr;
   int rows = 0;
+  const int32_t* live = nullptr;  // device: rows in use, nullptr = all
   const AttentionRow* row_plans = nullptr;  // device: slot of a row
   KvCache cache;                            // of the layer; nullptr = no append
   const float* rope = nullptr;              // [rows, rope_dims]: cos of the pairs, then sin; nullptr = no rotation

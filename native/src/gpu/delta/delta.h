@@ -49,8 +49,9 @@ struct DeltaStep {
 struct DeltaArgs {
   DeltaLayer w;
   DeltaIo io;
-  int rows = 0;  // of the step
-  int groups = 0;
+  int rows = 0;                   // of the step
+  const int32_t* live = nullptr;  // device: of them in use, nullptr = all
+  int groups = 0;                 // those without rows are left out
   const DeltaStepRow* row_plans = nullptr;      // device [rows]
   const DeltaStepGroup* group_plans = nullptr;  // device [groups], of this layer
   float* conv = nullptr;     // scratch [rows, conv_dim]: q | k | v after convolution, q and k normalised

@@ -108,7 +108,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const MatmulJob& job, int 
   const int lane = static_cast<int>(lane_id());
   const int warp_unit = static_cast<int>(warp_id()) / kWarpColumns * kWarpUnits;
   const int warp_col = static_cast<int>(warp_id()) % kWarpColumns * (kTiles * U::kCols);
-  const int supers = static_cast<int>(super_blocks(args.k));
+  const int supers = static_cast<int>(super_blocks(args.k)), rows = rows_in_use(args.live, args.rows);
 
   // fetch copies the next super-block in the order of lanes; past the end it only counts.
   int next = 0, next_lane = 0;
@@ -177,7 +177,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const MatmulJob& job, int 
       for (int i = 0; i < 4; ++i) {
         const int row = col0 + warp_col + tile * U::kCols + U::column(lane, i);
         const int out = (unit0 + warp_unit + u) * kUnitOuts + U::out(lane, U::out_index(i));
-        if (row >= args.rows || out >= job.n) continue;
+        if (row >= rows || out >= job.n) continue;
         float y = first[i] + (third[i] + acc[u][tile][i]);
         const int64_t at = row * job.y_stride + out;
         if (job.residual != nullptr) y = job.residual[at] + y;
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kThreads, 1) matmul_tiles_kernel(MatmulJobs ar
     TND_DYNAMIC_SHARED(uint8_t, smem);
     uint8_t* const scratch = args.scratch + int64_t{blockIdx.x} * scratch_bytes(COLS);
     wait_for_previous();
-    const int column_tiles = (args.rows + COLS - 1) / COLS;
+    const int column_tiles = (rows_in_use(args.live, args.rows) + COLS - 1) / COLS;
     int items = 0;
     for (int i = 0; i < args.count; ++i) items += args.jobs[i].blocks * column_tiles;
     for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {

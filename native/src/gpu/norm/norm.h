@@ -14,7 +14,8 @@ struct NormArgs {
   const float* w = nullptr;  // [dim]
   float eps = 0;
   int rows = 0;
-  int dim = 0;         // multiple of 16
+  const int32_t* live = nullptr;  // device: rows in use, nullptr = all
+  int dim = 0;                    // multiple of 16
   float* y = nullptr;  // [rows, dim], may be x; unused when forms != 0
   ActsView acts;       // output prepared as matmul input when forms != 0
   uint32_t forms = 0;
@@ -29,6 +30,7 @@ struct GatedNormArgs {
   const float* z = nullptr;  // [rows, heads * 128]
   float eps = 0;
   int rows = 0, heads = 0;
+  const int32_t* live = nullptr;  // as NormArgs'
   float* y = nullptr;  // [rows, heads * 128], may be o; scratch when forms != 0
   ActsView acts;       // output prepared as matmul input when forms != 0
   uint32_t forms = 0;
