@@ -464,7 +464,7 @@ TEST(prepared_outputs_equal_prepared_rows) {
       fused.prompt = apart.prompt = prompt;
       compute(y.data, fused, kForms);
       compute(y.data, fused, uint32_t{0});
-      launch_prepare(dev.stream, {y.data, width, kRows, nullptr, width, kForms, apart});
+      launch_prepare(dev.stream, {y.data, width, kRows, width, kForms, apart});
       const std::vector<uint8_t> got = one.down(dev);
       CHECK_MSG(got == two.down(dev), what);
       CHECK(std::count(got.begin(), got.end(), 0) <

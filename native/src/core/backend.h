@@ -296,7 +296,8 @@ class Backend {
   // begin_step says that the first prompt_rows rows of the operations up to its next call (all, if they have no more)
   // have the contract of prompts and the others that of decoding: products of a prompt may have a precision and an
   // order of sums of their own (NUMERICS.md), whatever the number of its rows. Without a call nothing is a prompt's.
-  virtual void begin_step([[maybe_unused]] int prompt_rows) {}
+  // rows: of the step, a hint for backends that replay steps; operations on fewer of them are recorded for as many.
+  virtual void begin_step([[maybe_unused]] int prompt_rows, [[maybe_unused]] int rows) {}
   // row_room returns how many rows outputs of a step of `rows` rows should have room for where one lies behind the other:
   // a backend that replays steps does so for equal addresses.
   virtual int row_room(int rows) const { return rows; }

@@ -36,8 +36,8 @@ Status DflashModel::load(WeightLoader& w, WeightLoader& tables, int32_t vocab, A
   const int64_t kv_all = 2 * int64_t{d.kv_heads} * d.head_dim * d.n_layers;
   const auto floats = [&](int64_t n) { return arena.take_array<float>(Purpose::kScratch, static_cast<uint64_t>(n)); };
   ws_.x = floats(rows * d.hidden);
-  ws_.wide = floats(std::max(backend_.row_room(limits.block_rows) * ws_.width,
-                             backend_.row_room(limits.append_rows) * kv_all));
+  ws_.wide = floats(
+      std::max(backend_.row_room(limits.block_rows) * ws_.width, backend_.row_room(limits.append_rows) * kv_all));
   ws_.acts = backend_.acts(arena, ws_.max_k, static_cast<int>(rows), ws_.forms);
   features_ = floats(append_rows * p_.feature_raw);
   feature_acts_ = backend_.acts(arena, p_.feature_raw, static_cast<int>(append_rows), backend_.forms(*fc_));
@@ -65,7 +65,7 @@ void DflashModel::append(const KvCache* caches, const int32_t* pages, int32_t po
                          const void* features, Stats* stats) {
   const HParams& d = p_.decoder;
   PhaseTimer timer(stats);
-  backend_.begin_step(n > kPromptRows ? n : 0);
+  backend_.begin_step(n > kPromptRows ? n : 0, n);
   float* c = ws_.x;
   const bool fused = fused_features(encoding);
   float* const to = fused ? c : features_;
@@ -147,9 +147,9 @@ void DflashModel::plan_block(const DflashBlock& b, int32_t first_row) {
 void DflashModel::propose(const KvCache* caches, std::span<const DflashBlock> blocks, int32_t stride, Stats* stats) {
   const HParams& d = p_.decoder;
   PhaseTimer timer(stats);
-  backend_.begin_step(0);
   int32_t rows = 0;
   for (const DflashBlock& b : blocks) rows += b.rows;
+  backend_.begin_step(0, rows);
   tokens_.resize(static_cast<size_t>(rows));
   slots_.resize(static_cast<size_t>(rows));
   full_rows_.resize(static_cast<size_t>(rows));

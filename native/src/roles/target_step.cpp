@@ -53,7 +53,7 @@ Status TargetRole::step(const tnd_step& step) {
   run.attention = AttentionPlan{attention_groups_, attention_rows_.data(), caches_.data(), rope_};
   run.capture_layers = capture_;
   run.feature_rows = feature_rows_;
-  if (static_cast<size_t>(wanted_features_) < feature_rows_.size()) run.feature_places = feature_places_;
+  run.feature_places = feature_places_;
   run.features = features_;
   run.cancel = c_.cancel;
   const Status status = model_->forward(run, c_.stats);
@@ -396,6 +396,17 @@ void TargetRole::commit_path(Sequence* s, std::span<const int32_t> path) {
   }
 }
 
+// Rows as which a backend may record the step: steps of several groups of one row each are much alike.
+int32_t TargetRole::step_rows() const {
+  constexpr int32_t kSeveral = 4;
+  int32_t rows = 0, groups = 0;
+  for (const Group& g : groups_) {
+    rows += g.count;
+    groups += g.count > 0 ? 1 : 0;
+  }
+  return groups > 1 ? std::max(rows, kSeveral) : rows;
+}
+
 // Orders the rows, those of prompts first, and fills every plan of the forward pass.
 void TargetRole::plan_step(const tnd_step& step) {
   plan_order_.clear();
@@ -410,7 +421,7 @@ void TargetRole::plan_step(const tnd_step& step) {
     }
     if (prompt) prompt_rows_ = first;
   }
-  c_.backend->begin_step(prompt_rows_);
+  c_.backend->begin_step(prompt_rows_, step_rows());
   delta_groups_.clear();
   attention_groups_.clear();
   feature_rows_.clear();

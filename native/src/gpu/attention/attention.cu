@@ -135,7 +135,7 @@ void launch_attention(Stream& stream, const AttentionArgs& args) {
   }
   if (args.forms == 0 || !(exact || scaled)) return;
   const int64_t width = int64_t{args.q_heads} * args.kv.dim;
-  launch_prepare(stream, {args.out, width, args.rows, args.live, static_cast<int32_t>(width), args.forms, args.acts});
+  launch_prepare(stream, {args.out, width, args.rows, static_cast<int32_t>(width), args.forms, args.acts, args.live});
 }
 
 void launch_attention_merge(Stream& stream, const FlashArgs& f) {

@@ -16,7 +16,6 @@ struct HeadsArgs {
   const float* q_norm = nullptr;  // [dim], nullptr = none
   const float* k_norm = nullptr;
   int rows = 0;
-  const int32_t* live = nullptr;  // device: rows in use, nullptr = all
   const AttentionRow* row_plans = nullptr;  // device: slot of a row
   KvCache cache;                            // of the layer; nullptr = no append
   const float* rope = nullptr;              // [rows, rope_dims]: cos of the pairs, then sin; nullptr = no rotation
@@ -25,6 +24,7 @@ struct HeadsArgs {
   bool q_halves = false;                    // q_out: halves as kFlash wants them, else floats
   float* k = nullptr;                       // [rows, heads * dim], normed and rotated in place; nullptr = only q
   const float* v = nullptr;                 // [rows, heads * dim]; read when a cache is given
+  const int32_t* live = nullptr;            // device: rows in use, nullptr = all
 };
 void launch_heads(Stream& stream, const HeadsArgs& args);
 

@@ -82,10 +82,10 @@ struct PrepareArgs {
   const float* x = nullptr;  // device [rows, k], row stride x_stride
   int64_t x_stride = 0;      // elements, a multiple of 4; x 16-byte aligned (else it is read element by element)
   int32_t rows = 0;
-  const int32_t* live = nullptr;  // device: rows in use, nullptr = all
   int32_t k = 0;       // any; a multiple of 32 for kFormQ32, of 256 for kFormQ256
   uint32_t forms = 0;  // to produce
   ActsView acts;
+  const int32_t* live = nullptr;  // device: rows in use, nullptr = all
 };
 void launch_prepare(Stream& stream, const PrepareArgs& args);
 
@@ -142,9 +142,9 @@ struct EmbedArgs {
   DeviceWeight table;
   const int32_t* tokens = nullptr;  // device [rows], each in [0, table.n)
   int32_t rows = 0;
+  float* y = nullptr;             // device [rows, k]
+  int64_t y_stride = 0;           // elements
   const int32_t* live = nullptr;  // device: rows in use, nullptr = all
-  float* y = nullptr;    // device [rows, k]
-  int64_t y_stride = 0;  // elements
 };
 void launch_embed(Stream& stream, const EmbedArgs& args);
 

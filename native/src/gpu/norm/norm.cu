@@ -244,7 +244,7 @@ void launch_gated_norm(Stream& stream, const GatedNormArgs& args) {
          gated_norm_kernel, a);
   if (!scaled) return;
   const int32_t width = args.heads * kDeltaDim;
-  launch_prepare(stream, {args.y, width, args.rows, args.live, width, args.forms, args.acts});
+  launch_prepare(stream, {args.y, width, args.rows, width, args.forms, args.acts, args.live});
 }
 
 }  // namespace tnd::gpu

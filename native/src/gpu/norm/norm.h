@@ -14,12 +14,12 @@ struct NormArgs {
   const float* w = nullptr;  // [dim]
   float eps = 0;
   int rows = 0;
-  const int32_t* live = nullptr;  // device: rows in use, nullptr = all
-  int dim = 0;                    // multiple of 16
+  int dim = 0;         // multiple of 16
   float* y = nullptr;  // [rows, dim], may be x; unused when forms != 0
   ActsView acts;       // output prepared as matmul input when forms != 0
   uint32_t forms = 0;
   const int32_t* gather = nullptr;  // device [rows]: rows of x, nullptr = all in order
+  const int32_t* live = nullptr;    // device: rows in use, nullptr = all
 };
 void launch_norm(Stream& stream, const NormArgs& args);
 
@@ -30,10 +30,10 @@ struct GatedNormArgs {
   const float* z = nullptr;  // [rows, heads * 128]
   float eps = 0;
   int rows = 0, heads = 0;
-  const int32_t* live = nullptr;  // as NormArgs'
   float* y = nullptr;  // [rows, heads * 128], may be o; scratch when forms != 0
   ActsView acts;       // output prepared as matmul input when forms != 0
   uint32_t forms = 0;
+  const int32_t* live = nullptr;  // as NormArgs'
 };
 void launch_gated_norm(Stream& stream, const GatedNormArgs& args);
 

@@ -11,10 +11,10 @@ struct CopyRowsArgs {
   const int32_t* rows = nullptr;  // device [n]
   const int32_t* to = nullptr;    // device [n]; nullptr = 0, 1, ..
   int32_t n = 0;
-  const int32_t* live = nullptr;  // device: of them in use, nullptr = all
   int64_t dim = 0;
   float* dst = nullptr;  // [.., dim], row stride dst_stride
   int64_t dst_stride = 0;
+  const int32_t* live = nullptr;  // device: of them in use, nullptr = all
 };
 void launch_copy_rows(Stream& stream, const CopyRowsArgs& args);
 

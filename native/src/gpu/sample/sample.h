@@ -51,10 +51,10 @@ struct ChooseArgs {
   int64_t stride = 0;
   int32_t vocab = 0;
   int32_t rows = 0;
-  const int32_t* live = nullptr;     // device: rows in use, nullptr = all
   const ChooseRow* plans = nullptr;  // device [rows]
   const uint32_t* never = nullptr;   // device bits of tokens that are never chosen, nullptr = none
   void* scratch = nullptr;           // choose_scratch_bytes(), 8-byte aligned
+  const int32_t* live = nullptr;     // device: rows in use, nullptr = all
 };
 uint64_t choose_scratch_bytes(int64_t vocab, int rows);
 void launch_choose(Stream& stream, const ChooseArgs& args);

@@ -6,6 +6,7 @@
 // buffer piece by piece.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -67,8 +68,8 @@ class GpuBackend final : public Backend {
   uint64_t kv_bytes(const KvShape& shape, bool keys) const override;
 
   void count_in(Stats* stats) override { recorder_.count_in(stats); }
-  void begin_step(int prompt_rows) override { prompt_rows_ = prompt_rows; }
-  int row_room(int rows) const override { return prompt_rows_ > 0 ? rows : row_bucket(rows); }
+  void begin_step(int prompt_rows, int rows) override { prompt_rows_ = prompt_rows, step_rows_ = rows; }
+  int row_room(int rows) const override { return prompt_rows_ > 0 ? rows : row_bucket(std::max(rows, step_rows_)); }
   void upload_rows(float* dst, const float* src, int rows, int64_t dim) override;
   void upload_rows_bf16(float* dst, const void* src, int rows, int64_t dim) override;
   void download_rows(float* host, const float* src, int rows, int64_t dim) override;
@@ -105,7 +106,9 @@ class GpuBackend final : public Backend {
   Status start() override;
 
   const Recorder& recorder() const { return recorder_; }
-  void use_graphs(bool use) { recorder_.use_graphs(use); }  // as Recorder's
+  // For tests: use_graphs is the Recorder's, set_filter the Stream's.
+  void use_graphs(bool use) { recorder_.use_graphs(use); }
+  void set_filter(LaunchFilter* filter) { stream_.set_filter(filter); }
 
  private:
   // Rows of an operation as it is recorded: those of its bucket, and in device memory how many are in use. Rows of
@@ -160,7 +163,7 @@ class GpuBackend final : public Backend {
   uint8_t* stage_ = nullptr;             // host, for transfers that pass the step's buffers by
   std::unique_ptr<ThreadPool> packers_;  // of weights, while a model loads
 
-  int prompt_rows_ = 0;  // of the step, its first
+  int prompt_rows_ = 0, step_rows_ = 0;  // of the step: its first, and all
   ScratchLimits limits_;
   float* rows_ = nullptr;   // [rows, max_k]: rows between an operation and prepare
   float* query_ = nullptr;  // [rows, q_heads * dim]

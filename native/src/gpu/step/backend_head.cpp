@@ -11,11 +11,13 @@ namespace tnd::gpu {
 
 void GpuBackend::head(const HeadArgs& args) {
   const int prompt_rows = std::exchange(prompt_rows_, 0);
+  const int step_rows = std::exchange(step_rows_, prompt_rows > 0 ? 0 : std::min(step_rows_, limits_.head_rows));
   const size_t most = static_cast<size_t>(limits_.head_rows);
   for (size_t first = 0; first < args.rows.size(); first += most) {
     head_rows(args, args.rows.data() + first, static_cast<int>(std::min(args.rows.size() - first, most)));
   }
   prompt_rows_ = prompt_rows;
+  step_rows_ = step_rows;
 }
 
 void GpuBackend::head_rows(const HeadArgs& args, const HeadRow* rows, int n) {

@@ -188,8 +188,8 @@ Recorder::Sizes Recorder::used() const {
 // graph. One that copies a little too little grows.
 Recorder::Entry* Recorder::entry_of(const uint8_t* plan_host) {
   constexpr uint64_t kLittle = 64 << 10, kFar = 4;
-  static constexpr uint64_t Sizes::*kParts[] = {&Sizes::plan, &Sizes::results, &Sizes::loose_plan,
-                                                &Sizes::loose_results};
+  static constexpr uint64_t Sizes::* kParts[] = {&Sizes::plan, &Sizes::results, &Sizes::loose_plan,
+                                                 &Sizes::loose_results};
   const Sizes need = used();
   const auto near = [&](const std::unique_ptr<Entry>& e) {
     for (const auto part : kParts) {

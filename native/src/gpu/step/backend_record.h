@@ -178,12 +178,12 @@ class Recorder {
   void* append(const Call& call, const void* args, size_t bytes);
   void* last_of(void (*operation)());
   void run_list(const uint8_t* plan_host, const Sizes& copied);
-  void submit(uint8_t* plan_host);                     // gives the step its number
-  void run_graph(Entry* entry);                        // captures it first if there is none
-  Entry* entry_of(const uint8_t* plan_host);           // of an equal list, moved to the front; nullptr = none
-  void add_entry(const uint8_t* plan_host);            // of the list that ran
-  void forget();                                       // what was recorded
-  Sizes used() const;                                  // rounded up to what is copied
+  void submit(uint8_t* plan_host);            // gives the step its number
+  void run_graph(Entry* entry);               // captures it first if there is none
+  Entry* entry_of(const uint8_t* plan_host);  // of an equal list, moved to the front; nullptr = none
+  void add_entry(const uint8_t* plan_host);   // of the list that ran
+  void forget();                              // what was recorded
+  Sizes used() const;                         // rounded up to what is copied
 
   Stream* stream_;
   const int device_;

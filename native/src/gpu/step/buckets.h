@@ -18,10 +18,9 @@ constexpr int row_bucket(int rows) {
   return (rows + 63) / 64 * 64;
 }
 
-// group_bucket: 1, 2, 4, then multiples of 4, the groups of a launch of the delta rule.
+// group_bucket: 1, 4, then multiples of 4, the groups of a launch of the delta rule.
 constexpr size_t group_bucket(size_t groups) {
-  if (groups <= 2) return std::max<size_t>(groups, 1);
-  return (groups + 3) / 4 * 4;
+  return groups <= 1 ? 1 : (groups + 3) / 4 * 4;
 }
 
 // tile_bucket is for tiles of attention: as many as groups where each has one, else as many as rows. `few` rows or fewer
