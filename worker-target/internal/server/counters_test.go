@@ -1,0 +1,60 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engine"
+)
+
+// statEngine is an engine that only counts.
+type statEngine struct {
+	engine.Engine
+	runs uint64
+}
+
+func (e *statEngine) Stats(context.Context) ([]engine.Stat, error) {
+	return []engine.Stat{{Name: "steps", Value: 9}, {Name: "graph_runs", Value: e.runs}, {Name: "list_runs", Value: 1}}, nil
+}
+
+// oneEngine yields an engine, or nothing.
+type oneEngine struct{ engine engine.Engine }
+
+func (o *oneEngine) Engine() (engine.Engine, error) {
+	if o.engine == nil {
+		return nil, errors.New("restarting")
+	}
+	return o.engine, nil
+}
+
+func (o *oneEngine) Report(engine.Engine, error) {}
+
+// TestEngineCounters: heartbeats carry what the engine counts, over restarts of the engine.
+func TestEngineCounters(t *testing.T) {
+	first, second, engines := &statEngine{runs: 5}, &statEngine{runs: 2}, &oneEngine{}
+	s := &Server{deps: Deps{Engines: engines}}
+	beat := func() map[string]float64 {
+		h := &tandemv1.Heartbeat{Counters: map[string]float64{}}
+		s.engineStats(h)
+		return h.Counters
+	}
+	if got := beat(); len(got) != 0 {
+		t.Errorf("without an engine: %v", got)
+	}
+	engines.engine = first
+	beat()
+	first.runs = 7
+	if got := beat(); got["graph_runs"] != 7 || got["list_runs"] != 1 || len(got) != 2 {
+		t.Errorf("of one engine: %v", got)
+	}
+	engines.engine = nil
+	if got := beat(); got["graph_runs"] != 7 {
+		t.Errorf("while it restarts: %v", got)
+	}
+	engines.engine = second
+	if got := beat(); got["graph_runs"] != 7+2 || got["list_runs"] != 1+1 {
+		t.Errorf("of the next engine: %v", got)
+	}
+}
