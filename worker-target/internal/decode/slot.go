@@ -110,7 +110,10 @@ func (s *Slot) Run(ctx context.Context, e engine.Engine, req *Request, sink Sink
 	if err != nil {
 		return Result{}, err
 	}
-	defer func() { _ = e.FreeSequence(ctx, seq) }()
+	defer func() {
+		_ = e.FreeSequence(ctx, seq)
+		s.reuse.Freed()
+	}()
 	sampler := req.Sampler
 	sampler.PromptTokens = int32(len(req.Prompt))
 	if err := e.SetSampler(ctx, seq, sampler); err != nil {
@@ -148,11 +151,11 @@ func (s *Slot) start(e engine.Engine, seq engine.Sequence, restored int, sink Si
 	s.out.Start(output.Request{
 		Max: req.Max, Committed: req.Committed, Stop: req.Stop, TopLogprobs: req.TopLogprobs, MaxTopK: info.MaxTopK, Arrived: req.Arrived,
 	}, sink)
-	s.constraint.Start(req.Guide, req.Mode != tandemv1.SpeculationMode_SPECULATION_MODE_OFF)
+	s.constraint.Start(req.Constraint, req.Mode != tandemv1.SpeculationMode_SPECULATION_MODE_OFF)
 	s.features.Reset(info.MaxBatchRows)
 	s.spec.Start(speculate.Request{
 		ID: req.ID, Prompt: req.Prompt, Mode: req.Mode, Budget: req.Budget, Block: req.Block, Max: req.Max, Left: s.out.Left(),
-		Constrained: req.Guide != nil, Vocab: info.Vocab, TreeRows: info.MaxTreeRows, Rows: info.MaxBatchRows,
+		Constrained: req.Constraint != nil, Vocab: info.Vocab, TreeRows: info.MaxTreeRows, Rows: info.MaxBatchRows,
 	}, &s.stats.Stats)
 	s.text.Read(req.Prompt[:restored])
 }

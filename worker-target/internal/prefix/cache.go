@@ -2,7 +2,6 @@ package prefix
 
 import (
 	"context"
-	"math"
 	"sync"
 	"time"
 
@@ -10,12 +9,14 @@ import (
 
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/worker-target/internal/eviction"
 )
 
 // Config of a cache.
 type Config struct {
 	Bytes uint64 // of all entries, 0 = off
 	Slots int    // entries, 0 = off
+	Disk  *Disk  // keeps states in files as well; nil = none
 }
 
 // Stats of a cache. Lookups to Failures count since the worker's start, across engines.
@@ -26,6 +27,7 @@ type Stats struct {
 	Evictions uint64
 	Refusals  uint64 // entries that the engine or the budget had no room for
 	Failures  uint64 // hits that could not be restored
+	Unwritten uint64 // entries that were left out because too many waited to be written to disk
 	Entries   int
 	Bytes     uint64
 }
@@ -42,7 +44,10 @@ type Entry struct {
 	made     time.Time
 	used     time.Time
 	pins     int
-	demoted  bool // its pages have left the engine's pool
+	gone     bool   // removed while it was pinned: who unpins it frees it
+	demoted  bool   // its pages have left the engine's pool, as far as no sequence held them
+	frees    uint64 // Cache.frees at that time
+	queued   bool   // to be written to disk
 }
 
 // Length is the number of tokens of the state.
@@ -57,6 +62,7 @@ type Cache struct {
 	ctx    context.Context // of calls that make and free snapshots: they outlive the request
 	cancel context.CancelFunc
 	group  sync.WaitGroup // calls that free evicted snapshots, at most Slots
+	tier   *tier          // nil = none
 
 	mu      sync.Mutex // guards the fields below and everything in the trees
 	engine  engine.Engine
@@ -65,9 +71,11 @@ type Cache struct {
 	roots   map[string]*node
 	entries map[*Entry]struct{}
 	bytes   uint64
-	making  int // entries whose snapshot is being made
-	freeing int // snapshots that are being freed beside the request that evicted them
-	freed   sync.Cond
+	making  int       // entries whose snapshot is being made
+	freeing int       // snapshots that are being freed beside the request that evicted them
+	reading *Entry    // the entry that is being read for the disk
+	freed   sync.Cond // freeing has fallen, or reading has changed
+	frees   uint64    // sequences that were freed
 	closed  bool
 	stats   Stats
 }
@@ -80,6 +88,9 @@ func New(cfg Config) *Cache {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Cache{cfg: cfg, ctx: ctx, cancel: cancel, roots: map[string]*node{}, entries: map[*Entry]struct{}{}}
 	c.freed.L = &c.mu
+	if cfg.Disk != nil {
+		c.tier = newTier(c, cfg.Disk)
+	}
 	return c
 }
 
@@ -115,16 +126,24 @@ func (c *Cache) Stats() Stats {
 	return s
 }
 
-// Find returns the longest entry that tokens begin with and that fits, nil if there is none. The caller restores it by
-// Restore, which lets go of it.
-func (c *Cache) Find(space string, tokens []int32, fits func(length int) bool) *Entry {
+// Find returns the longest entry that tokens begin with and that fits, nil if there is none. A longer state on disk is
+// read first. The caller restores the entry by Restore, which lets go of it.
+func (c *Cache) Find(ctx context.Context, space string, tokens []int32, fits func(length int) bool) *Entry {
 	if c == nil {
 		return nil
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.stats.Lookups++
-	var best *Entry
+	best := c.find(space, tokens, fits)
+	c.mu.Unlock()
+	if c.tier == nil {
+		return best
+	}
+	return c.tier.extend(ctx, best, space, tokens, fits)
+}
+
+// find returns the longest entry in memory, pinned. The caller holds mu.
+func (c *Cache) find(space string, tokens []int32, fits func(length int) bool) (best *Entry) {
 	if root := c.roots[space]; root != nil {
 		root.match(tokens, func(e *Entry) {
 			if fits(e.length) {
@@ -138,6 +157,13 @@ func (c *Cache) Find(space string, tokens []int32, fits func(length int) bool) *
 	return best
 }
 
+// unpin lets go of an entry. The caller holds mu.
+func (c *Cache) unpin(e *Entry) {
+	if e.pins--; e.pins == 0 && e.gone {
+		c.free(e)
+	}
+}
+
 // Restore restores an entry that Find returned into a sequence. After an error the sequence is of no use, and the entry
 // is gone.
 func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error {
@@ -147,9 +173,10 @@ func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error 
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e.pins--
+	defer c.unpin(e)
 	switch {
 	case err == nil:
+		c.persist(e, 0)
 		c.stats.Hits++
 		c.stats.Tokens += uint64(e.length)
 		e.hits++
@@ -158,8 +185,7 @@ func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error 
 	case ctx.Err() == nil:
 		c.stats.Failures++
 		if c.keeps(e) {
-			c.remove(e)
-			c.free(e)
+			c.discard(e)
 		}
 	}
 	return err
@@ -254,9 +280,8 @@ func (c *Cache) put(e *Entry, tokens []int32) (*Entry, bool) {
 func (c *Cache) Drop(e *Entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.keeps(e) && e.hits == 0 && e.pins == 0 {
-		c.remove(e)
-		c.free(e)
+	if c.keeps(e) && e.hits == 0 && (e.pins == 0 || e.pins == 1 && c.reading == e) {
+		c.discard(e)
 	}
 }
 
@@ -266,6 +291,16 @@ func base(e engine.Engine) engine.Engine {
 		return view.Base()
 	}
 	return e
+}
+
+// Freed notes that a sequence was freed: pages that only stored states hold now can be moved to host memory.
+func (c *Cache) Freed() {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.frees++
 }
 
 // Relieve makes room in the pages of an engine that refused a call for want of them. It waits until what was evicted is
@@ -279,28 +314,31 @@ func (c *Cache) Relieve(use engine.Engine) bool {
 		return true
 	}
 	c.mu.Lock()
+	// Pages that a sequence held stayed where they were: they can go once one was freed.
+	done := func(e *Entry) bool { return e.demoted && e.frees == c.frees }
 	var e *Entry
-	if c.engine == base(use) && !c.closed {
-		e = c.least(func(e *Entry) bool { return e.demoted })
+	here := c.engine == base(use) && !c.closed
+	if here {
+		e = c.least(done)
 	}
 	if e == nil {
+		waited := here && c.awaitReading(done)
 		c.mu.Unlock()
-		return false
+		return waited
 	}
-	e.demoted = true
+	e.demoted, e.frees = true, c.frees
 	e.pins++ // nobody evicts it meanwhile
 	c.mu.Unlock()
 	err := e.engine.DemoteSnapshot(c.ctx, e.snapshot)
 	c.mu.Lock()
-	e.pins--
+	c.unpin(e)
 	evict := err != nil && c.keeps(e) && e.pins == 0
 	if evict {
-		c.remove(e)
-		c.stats.Evictions++
+		c.evict(e)
 	}
 	c.mu.Unlock()
 	if evict {
-		_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
+		c.freeNow(e)
 	}
 	return true
 }
@@ -313,15 +351,14 @@ func (c *Cache) giveUp() bool {
 	}
 	c.mu.Lock()
 	e := c.least(nil)
-	if e != nil {
-		c.remove(e)
-		c.stats.Evictions++
-	}
-	c.mu.Unlock()
 	if e == nil {
-		return false
+		waited := c.awaitReading(func(*Entry) bool { return false })
+		c.mu.Unlock()
+		return waited
 	}
-	_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
+	c.evict(e)
+	c.mu.Unlock()
+	c.freeNow(e)
 	return true
 }
 
@@ -336,16 +373,22 @@ func (c *Cache) waitFreed() bool {
 	return some
 }
 
-// Close frees everything and waits for it. Nothing is stored from then on.
+// Close frees everything and waits for it, and for what is being written to disk. Nothing is stored from then on. It
+// may be called again.
 func (c *Cache) Close() {
 	if c == nil {
 		return
 	}
 	c.mu.Lock()
+	first := !c.closed
 	c.closed = true
+	c.mu.Unlock()
+	if c.tier != nil && first {
+		c.tier.close()
+	}
+	c.mu.Lock()
 	for e := range c.entries {
-		c.remove(e)
-		c.free(e)
+		c.discard(e)
 	}
 	c.mu.Unlock()
 	c.group.Wait()
@@ -368,17 +411,34 @@ func (c *Cache) remove(e *Entry) {
 	}
 }
 
+// evict removes an entry for want of room. The caller holds mu and frees its snapshot.
+func (c *Cache) evict(e *Entry) {
+	c.remove(e)
+	c.stats.Evictions++
+}
+
+// discard removes an entry and frees its snapshot once nobody uses it. The caller holds mu.
+func (c *Cache) discard(e *Entry) {
+	c.remove(e)
+	if e.gone = e.pins > 0; !e.gone {
+		c.free(e)
+	}
+}
+
 // free frees an entry's snapshot beside the caller, who holds mu.
 func (c *Cache) free(e *Entry) {
 	c.freeing++
 	c.group.Go(func() {
-		_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
+		c.freeNow(e)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.freeing--
 		c.freed.Broadcast()
 	})
 }
+
+// freeNow frees an entry's snapshot. Nobody holds mu.
+func (c *Cache) freeNow(e *Entry) { _ = e.engine.FreeSnapshot(c.ctx, e.snapshot) } // the guard tries again
 
 // shrink evicts until so many more bytes and entries fit, keep excepted. It reports whether they do. The caller holds
 // mu.
@@ -388,41 +448,24 @@ func (c *Cache) shrink(bytes uint64, entries int, keep *Entry) bool {
 		if e == nil {
 			return false
 		}
-		c.remove(e)
+		c.evict(e)
 		c.free(e)
-		c.stats.Evictions++
 	}
 	return true
 }
 
-const (
-	// decay of hits a second: they count half after 6 h.
-	decay = 3.2e-5
-	// young is the age up to which an entry is evicted after all older ones: the conversation that made it goes on.
-	young = time.Minute
-)
-
 // least returns the entry of the least value that is not in use and not left out; nil leaves none out. The caller holds
 // mu.
-func (c *Cache) least(leftOut func(*Entry) bool) (worst *Entry) {
-	now := time.Now()
-	var value float64
-	var fresh bool
+func (c *Cache) least(leftOut func(*Entry) bool) *Entry {
+	worst := eviction.NewLeast[*Entry]()
 	for e := range c.entries {
 		if e.pins > 0 || leftOut != nil && leftOut(e) {
 			continue
 		}
-		f, v := now.Sub(e.made) < young, c.value(e, now)
-		if worst == nil || fresh && !f || fresh == f && (v < value || v == value && e.used.Before(worst.used)) {
-			worst, value, fresh = e, v, f
-		}
+		worst.Offer(e, eviction.State{
+			Hits: e.hits, Tokens: e.length, Bytes: c.state + uint64(e.node.own())*c.perKV + e.rows.own(),
+			Made: e.made, Used: e.used,
+		})
 	}
-	return worst
-}
-
-// value of an entry: what its next hit saves, weighed by how likely that is and by the bytes that it keeps from others.
-func (c *Cache) value(e *Entry, now time.Time) float64 {
-	hits := float64(e.hits) * math.Exp(-decay*now.Sub(e.used).Seconds())
-	own := c.state + uint64(e.node.own())*c.perKV + e.rows.own()
-	return (hits + 1) * float64(e.length) / float64(max(own, 1))
+	return worst.Worst()
 }

@@ -135,7 +135,7 @@ func save(c *Cache, m *memory, space string, tokens []int32) (*Entry, bool) {
 // hit looks tokens up and restores what is found; 0 = nothing.
 func hit(t testing.TB, c *Cache, m *memory, space string, tokens []int32) int {
 	t.Helper()
-	e := c.Find(space, tokens, func(int) bool { return true })
+	e := c.Find(t.Context(), space, tokens, func(int) bool { return true })
 	if e == nil {
 		return 0
 	}
@@ -182,7 +182,7 @@ func TestLongestEntryIsFound(t *testing.T) {
 			t.Errorf("%d tokens from %d on in %s find %d, want %d", len(v.tokens), v.tokens[0], v.space, got, v.want)
 		}
 	}
-	if e := c.Find("a", text, func(n int) bool { return n < 60 }); e == nil || e.Length() != 40 {
+	if e := c.Find(t.Context(), "a", text, func(n int) bool { return n < 60 }); e == nil || e.Length() != 40 {
 		t.Errorf("what fits is %+v", e)
 	} else if err := c.Restore(t.Context(), e, 2); err != nil {
 		t.Error(err)
@@ -298,7 +298,7 @@ func TestEvictionIsByValue(t *testing.T) {
 		save(c, m, "", numbers(4000, 10))
 		expect([]int{50, 30, 0}, numbers(3000, 50), used, long)
 		// What is in use stays.
-		e := c.Find("", numbers(4000, 10), func(int) bool { return true })
+		e := c.Find(t.Context(), "", numbers(4000, 10), func(int) bool { return true })
 		time.Sleep(2 * time.Minute)
 		for i := range 5 {
 			save(c, m, "", numbers(5000+100*i, 60))
@@ -364,8 +364,8 @@ func TestEngineRefuses(t *testing.T) {
 		t.Errorf("%+v, %d snapshots", s, m.count())
 	}
 	// Nothing can be evicted: it goes on without.
-	a := c.Find("", numbers(3000, 103), func(int) bool { return true })
-	b := c.Find("", numbers(2000, 102), func(int) bool { return true })
+	a := c.Find(t.Context(), "", numbers(3000, 103), func(int) bool { return true })
+	b := c.Find(t.Context(), "", numbers(2000, 102), func(int) bool { return true })
 	if e, made := save(c, m, "", numbers(8000, 9)); e != nil || made || a == nil || b == nil {
 		t.Error("an entry without room is stored")
 	}
@@ -400,6 +400,13 @@ func TestRelieveDemotes(t *testing.T) {
 		if !c.Relieve(m) || len(m.demoted) != 2 || c.Relieve(m) {
 			t.Errorf("demoted %v, want both and no more", m.demoted)
 		}
+		// Pages that a sequence held then can go once one was freed.
+		m.demoted = map[engine.Snapshot]bool{}
+		c.Freed()
+		again := []bool{c.Relieve(m), c.Relieve(m), c.Relieve(m)}
+		if !slices.Equal(again, []bool{true, true, false}) || len(m.demoted) != 2 {
+			t.Errorf("demoted %v after a sequence was freed, want both again and no more", m.demoted)
+		}
 		if got := hit(t, c, m, "", long); got != len(long) || m.demoted[1] {
 			t.Errorf("%d tokens of a demoted entry", got)
 		}
@@ -418,7 +425,7 @@ func TestFailedRestoreIsForgotten(t *testing.T) {
 	c, m := newCache(t, roomy)
 	save(c, m, "", numbers(0, 10))
 	m.fail = rpcerr.Internal("a device fault")
-	e := c.Find("", numbers(0, 20), func(int) bool { return true })
+	e := c.Find(t.Context(), "", numbers(0, 20), func(int) bool { return true })
 	if err := c.Restore(t.Context(), e, 2); err == nil {
 		t.Error("it was restored")
 	}
@@ -435,7 +442,7 @@ func TestFailedRestoreIsForgotten(t *testing.T) {
 	m.fail = context.Canceled
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := c.Restore(ctx, c.Find("", numbers(0, 20), func(int) bool { return true }), 2); err == nil {
+	if err := c.Restore(ctx, c.Find(t.Context(), "", numbers(0, 20), func(int) bool { return true }), 2); err == nil {
 		t.Error("it was restored")
 	}
 	m.fail = nil
@@ -449,7 +456,7 @@ func TestFailedRestoreIsForgotten(t *testing.T) {
 func TestAnotherEngine(t *testing.T) {
 	c, m := newCache(t, roomy)
 	save(c, m, "", numbers(0, 10))
-	e := c.Find("", numbers(0, 20), func(int) bool { return true })
+	e := c.Find(t.Context(), "", numbers(0, 20), func(int) bool { return true })
 	next := newMemory()
 	c.Use(next)
 	m.fail = rpcerr.EngineLost
@@ -472,7 +479,7 @@ func TestOff(t *testing.T) {
 		c := New(cfg)
 		c.Use(newMemory())
 		e, made := save(c, newMemory(), "", numbers(0, 10))
-		found := c.Find("", numbers(0, 10), nil)
+		found := c.Find(t.Context(), "", numbers(0, 10), nil)
 		if c != nil || e != nil || made || found != nil || c.Relieve(nil) || c.Stats() != (Stats{}) {
 			t.Errorf("%+v keeps something", cfg)
 		}
@@ -493,7 +500,7 @@ func TestConcurrent(t *testing.T) {
 				m.sequences[s] = tokens
 				m.mu.Unlock()
 				c.Save("", tokens, s, Features{})
-				if e := c.Find("", numbers(1000*(k%3), 10), func(int) bool { return true }); e != nil {
+				if e := c.Find(t.Context(), "", numbers(1000*(k%3), 10), func(int) bool { return true }); e != nil {
 					if err := c.Restore(t.Context(), e, s); err != nil {
 						t.Error(err)
 					}

@@ -12,6 +12,9 @@
 //	hints     those at or below positions that the client names
 //	newest    every border, until the next one is saved: what is left when the client gives up
 //	answer    the end of what was generated, where every cut has the same bits
+//	interval  borders so many tokens apart, where the cache keeps files and wants them
+//
+// Of these system, turn, last, hints, answer and interval are written to disk, if the cache does that.
 //
 // Making a state takes time that the request waits for: a model with recurrent states of 150 MB on a card takes as long
 // as reading a thousand tokens. So the measured time of a save is held against that of the tokens read since the one
@@ -50,17 +53,21 @@ const (
 	Hints
 	Newest
 	Answer
+	Interval
 
-	All = System | Turn | Last | Thinned | Hints | Newest | Answer
+	All = System | Turn | Last | Thinned | Hints | Newest | Answer | Interval
 )
 
 // Cache is what is used of the prefix cache; *prefix.Cache implements it.
 type Cache interface {
-	Find(space string, tokens []int32, fits func(length int) bool) *prefix.Entry
+	Find(ctx context.Context, space string, tokens []int32, fits func(length int) bool) *prefix.Entry
 	Restore(ctx context.Context, e *prefix.Entry, s engine.Sequence) error
 	Save(space string, tokens []int32, s engine.Sequence, f prefix.Features) (e *prefix.Entry, made bool)
 	Drop(e *prefix.Entry)
+	Persist(e *prefix.Entry, fresh int)
+	Interval() int
 	Relieve(use engine.Engine) bool
+	Freed()
 }
 
 // Reuse is that of one request after another. Its memory is kept between them.
@@ -84,6 +91,8 @@ type Reuse struct {
 	saves  int             // that were measured
 	// Tokens of the restored state and of the longest one of the prompt that this request added.
 	restored, saved int
+	// Tokens between two states of the class Interval, 0 = there are none, and of the last one or the restored state.
+	interval, passed int
 }
 
 // New returns the reuse of a slot. cache is nil when nothing is kept.
@@ -92,10 +101,11 @@ func New(cache Cache, classes Class) Reuse { return Reuse{cache: cache, classes:
 // Start begins a request on an engine, whose prompt has the given cuts.
 func (r *Reuse) Start(req Request, e engine.Engine, prompt []int32, cuts piece.Cuts) {
 	r.req, r.engine, r.prompt, r.cuts, r.free = req, e, prompt, cuts, e.Info().PromptRows == 0
-	r.rows, r.ring, r.kind, r.newest, r.restored, r.saved = nil, nil, nil, nil, 0, 0
+	r.rows, r.ring, r.kind, r.newest, r.restored, r.saved, r.passed = nil, nil, nil, nil, 0, 0, 0
 	r.keep, r.must, r.mark = r.keep[:0], r.must[:0], time.Now()
 	if r.On() {
 		r.plan()
+		r.interval = r.cache.Interval()
 	}
 }
 
@@ -138,7 +148,7 @@ func (r *Reuse) Restore(ctx context.Context, s engine.Sequence) (int, error) {
 	if !r.On() || r.req.SaveOnly {
 		return 0, nil
 	}
-	e := r.cache.Find(r.req.Space, r.prompt[:len(r.prompt)-1], func(length int) bool {
+	e := r.cache.Find(ctx, r.req.Space, r.prompt[:len(r.prompt)-1], func(length int) bool {
 		return r.free || r.cuts.Below(length) == length
 	})
 	if e == nil {
@@ -149,14 +159,14 @@ func (r *Reuse) Restore(ctx context.Context, s engine.Sequence) (int, error) {
 		return 0, err
 	}
 	r.mark = time.Now()
-	r.rows, r.restored = rows, length
+	r.rows, r.restored, r.passed = rows, length, length
 	return length, nil
 }
 
 // Rows returns the features that came with the restored state of so many positions, nil unless they are what is
 // captured.
 func (r *Reuse) Rows(capture *drafts.Capture, length int) *prefix.Rows {
-	if r.rows == nil || r.rows.Kind != any(capture) || r.restored != length {
+	if r.rows == nil || r.rows.Kind != capture.Key() || r.restored != length {
 		return nil
 	}
 	return r.rows
@@ -171,8 +181,18 @@ func (r *Reuse) Read(s engine.Sequence, length int) {
 		return
 	}
 	_, keep := slices.BinarySearch(r.keep, length)
-	if (keep || r.classes&Newest != 0) && r.worth(slices.Contains(r.must, length)) {
-		r.save(s, r.prompt[:length], keep)
+	must := slices.Contains(r.must, length)
+	interval := r.classes&Interval != 0 && r.interval > 0 && length-r.passed >= r.interval
+	if !keep && !interval && r.classes&Newest == 0 || !r.worth(must || interval) {
+		return
+	}
+	e := r.save(s, r.prompt[:length], keep || interval)
+	switch {
+	case interval: // whether the rest of the prompt is ever read or not
+		r.passed = length
+		r.cache.Persist(e, 0)
+	case must:
+		r.cache.Persist(e, length-r.restored)
 	}
 }
 
@@ -204,15 +224,18 @@ func (r *Reuse) worth(must bool) bool {
 func (r *Reuse) Answers() bool { return r.On() && r.free && r.classes&Answer != 0 }
 
 // Answer saves the state of a sequence that holds text, the prompt and what was generated.
-func (r *Reuse) Answer(s engine.Sequence, text []int32) { r.save(s, text, true) }
+func (r *Reuse) Answer(s engine.Sequence, text []int32) {
+	r.cache.Persist(r.save(s, text, true), len(text)-r.restored)
+}
 
 // Saved is the number of tokens of the prompt between the restored state and the longest one that the request added.
 func (r *Reuse) Saved() int { return max(0, r.saved-r.restored) }
 
-func (r *Reuse) save(s engine.Sequence, tokens []int32, keep bool) {
+// save returns the entry of a state, which may have been there; nil when there is no room.
+func (r *Reuse) save(s engine.Sequence, tokens []int32, keep bool) *prefix.Entry {
 	var f prefix.Features
 	if r.ring != nil {
-		f = prefix.Features{Source: r.ring, Kind: r.kind, Width: r.kind.Width}
+		f = prefix.Features{Source: r.ring, Kind: r.kind.Key(), Width: r.kind.Width}
 	}
 	if r.newest != nil { // first, so that the newer one evicts no other
 		r.cache.Drop(r.newest)
@@ -232,7 +255,15 @@ func (r *Reuse) save(s engine.Sequence, tokens []int32, keep bool) {
 			r.newest = e
 		}
 	}
+	return e
 }
 
 // Relieve makes room in the engine by giving up a stored state. It reports whether there was one.
 func (r *Reuse) Relieve() bool { return r.cache != nil && r.cache.Relieve(r.engine) }
+
+// Freed notes that a request's sequence was freed.
+func (r *Reuse) Freed() {
+	if r.cache != nil {
+		r.cache.Freed()
+	}
+}
