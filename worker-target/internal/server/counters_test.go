@@ -3,10 +3,14 @@ package server
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"testing"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/registry"
+	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 )
 
 // statEngine is an engine that only counts.
@@ -34,10 +38,16 @@ func (o *oneEngine) Report(engine.Engine, error) {}
 // TestEngineCounters: heartbeats carry what the engine counts, over restarts of the engine.
 func TestEngineCounters(t *testing.T) {
 	first, second, engines := &statEngine{runs: 5}, &statEngine{runs: 2}, &oneEngine{}
-	s := &Server{deps: Deps{Engines: engines}}
+	s := New("target", 1, decode.Config{}, Deps{Engines: engines})
 	beat := func() map[string]float64 {
-		h := &tandemv1.Heartbeat{Counters: map[string]float64{}}
-		s.engineStats(h)
+		var h tandemv1.Heartbeat
+		s.Heartbeat(&h)
+		maps.DeleteFunc(h.Counters, func(name string, _ float64) bool { return !slices.Contains(counted, name) })
+		for name := range h.Counters {
+			if registry.Counters[name] == "" {
+				t.Errorf("%s is not known to the registry: no metric has it", name)
+			}
+		}
 		return h.Counters
 	}
 	if got := beat(); len(got) != 0 {
