@@ -24,7 +24,7 @@ namespace {
 
 constexpr int32_t kVocab = 160, kContext = 2048;
 
-// One item of a line of a recording (api/step_log.h): a group, an append or a request.
+// One item of a line of a recording (api/step_log.h): a group, a piece of an append or a request.
 struct Item {
   std::map<std::string, std::string> fields;
 
@@ -54,7 +54,6 @@ std::vector<Line> read_lines(const std::string& name) {
     std::istringstream in(text);
     Line line;
     in >> line.call;
-    if (line.call == "append") line.items.emplace_back();
     for (std::string word; in >> word;) {
       const size_t at = word.find('=');
       if (at == std::string::npos) {
@@ -130,18 +129,18 @@ class Replay {
     c.cancel = &cancel_;
     c.stats = &stats_;
     made_->count_in(&stats_);
-    CHECK_OK(draft ? open_draft(c, &role_) : open_target(c, &role_));
-    if (role_ == nullptr) return;
-    if (!draft) CHECK_OK(role_->fuse_load(models.draft->path().c_str()));
-    role_->info(&info_);
+    CHECK_OK(draft ? open_draft(c, &draft_) : open_target(c, &target_));
+    if (!ok()) return;
+    if (!draft) CHECK_OK(target_->fuse_load(models.draft->path().c_str()));
+    sequences().info(&info_);
     if (mode == Mode::kRecordOnly) backend()->set_filter(&nothing_);
   }
-  bool ok() const { return role_ != nullptr; }
+  bool ok() const { return draft_ != nullptr || target_ != nullptr; }
   uint64_t get(Counter c) const { return stats_.get(c); }
 
   void run(const Line& line) {
     if (line.call == "step") return step(line);
-    if (line.call == "append") return append(line.items[0]);
+    if (line.call == "append") return append(line);
     if (line.call == "propose") return propose(line);
     CHECK_MSG(false, "a line begins with " + line.call);
   }
@@ -153,14 +152,15 @@ class Replay {
   struct Known {
     int32_t handle = -1, length = 0;
   };
+  SequenceEngine& sequences() { return draft_ != nullptr ? static_cast<SequenceEngine&>(*draft_) : *target_; }
   gpu::GpuBackend* backend() const { return static_cast<gpu::GpuBackend*>(made_.get()); }
 
   // The sequence of a recorded one, made again where the recording begins it again; `length` committed positions.
   Known& sequence(int32_t recorded, int32_t length) {
     Known& k = known_[recorded];
     if (k.handle >= 0 && k.length == length) return k;
-    if (k.handle >= 0) CHECK_OK(role_->sequence_free(k.handle));
-    CHECK_OK(role_->sequence_create(&k.handle));
+    if (k.handle >= 0) CHECK_OK(sequences().sequence_free(k.handle));
+    CHECK_OK(sequences().sequence_create(&k.handle));
     k.length = 0;
     return k;
   }
@@ -176,7 +176,7 @@ class Replay {
     s.penalty_window = 64;
     s.seed = 7;
     s.frequency_penalty = 0.1f;
-    CHECK_OK(role_->sequence_sampler(k.handle, s));
+    CHECK_OK(target_->sequence_sampler(k.handle, s));
   }
 
   int32_t token() { return static_cast<int32_t>(rng_.below(kVocab)); }
@@ -193,7 +193,7 @@ class Replay {
       step.groups = &group;
       step.n_rows = n;
       step.rows = rows.data();
-      CHECK_OK(role_->step(step));
+      CHECK_OK(target_->step(step));
       k->length += n;
     }
   }
@@ -272,21 +272,28 @@ class Replay {
     step.top_logprobs = tops.data();
     step.feature_encoding = TND_FEATURE_FUSED_F32;
     step.features = fused.data();
-    CHECK_OK(role_->step(step));
+    CHECK_OK(target_->step(step));
     keep(tokens, ids, {&logprobs, &tops, &scores, &fused});
   }
 
-  void append(const Item& item) {
-    const int32_t n = item.number("n");
-    Known& k = sequence(item.number("seq"), item.number("at"));
-    const auto add = [&](int32_t count) {
-      std::vector<float> features(static_cast<size_t>(count) * static_cast<size_t>(info_.hidden));
-      for (float& f : features) f = rng_.normal();
-      CHECK_OK(role_->draft_append(k.handle, k.length, count, TND_FEATURE_FUSED_F32, features.data()));
-      k.length += count;
+  void append(const Line& line) {
+    std::vector<std::vector<float>> features;
+    const auto piece = [&](Known* k, int32_t n) {
+      features.emplace_back(static_cast<size_t>(n) * static_cast<size_t>(info_.hidden));
+      for (float& f : features.back()) f = rng_.normal();
+      k->length += n;
+      return tnd_feature_rows{k->handle, k->length - n, n, TND_FEATURE_FUSED_F32, features.back().data()};
     };
-    while (k.length < item.number("at")) add(std::min(item.number("at") - k.length, 64));
-    add(n);
+    std::vector<tnd_feature_rows> pieces;
+    for (const Item& item : line.items) {
+      Known& k = sequence(item.number("seq"), item.number("at"));
+      while (k.length < item.number("at")) {  // it was restored in the recording
+        const tnd_feature_rows rows = piece(&k, std::min(item.number("at") - k.length, 64));
+        CHECK_OK(draft_->append(std::span<const tnd_feature_rows>(&rows, 1)));
+      }
+      pieces.push_back(piece(&k, item.number("n")));
+    }
+    CHECK_OK(draft_->append(pieces));
   }
 
   void propose(const Line& line) {
@@ -301,7 +308,7 @@ class Replay {
     const size_t room = requests.size() * static_cast<size_t>((info_.block_size - 1) * info_.max_top_k);
     std::vector<int32_t> ids(room);
     std::vector<float> logprobs(room);
-    CHECK_OK(role_->draft_propose(requests, ids.data(), logprobs.data()));
+    CHECK_OK(draft_->propose(requests, ids.data(), logprobs.data()));
     keep(ids, {}, {&logprobs});
   }
 
@@ -320,7 +327,8 @@ class Replay {
   std::unique_ptr<Backend> made_;
   std::atomic<bool> cancel_{false};
   Stats stats_;
-  std::unique_ptr<Role> role_;
+  std::unique_ptr<TargetEngine> target_;  // one of the two
+  std::unique_ptr<DraftEngine> draft_;
   tnd_info info_{};
   std::map<int32_t, Known> known_;
   Rng rng_{5};

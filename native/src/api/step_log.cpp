@@ -69,11 +69,13 @@ void StepLog::step(const tnd_step& step) {
   write(line);
 }
 
-void StepLog::append(int32_t sequence, int32_t position, int32_t n) {
+void StepLog::append(std::span<const tnd_feature_rows> pieces) {
   std::string line = "append";
-  add(&line, " seq=", sequence);
-  add(&line, " at=", position);
-  add(&line, " n=", n);
+  for (const tnd_feature_rows& piece : pieces) {
+    add(&line, " p seq=", piece.sequence);
+    add(&line, " at=", piece.position);
+    add(&line, " n=", piece.n_rows);
+  }
   write(line);
 }
 

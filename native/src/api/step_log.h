@@ -3,11 +3,11 @@
 // (native/tests/data/steps), one line a call:
 //
 //   step g seq=0 kind=d commit=0 at=120 path=0.2.5 kept=118+3 rows=4 parents=-1.0.0.2 want=3x9,1x11/20 g seq=1 ..
-//   append seq=0 at=120 n=5
+//   append p seq=0 at=120 n=5 p seq=1 ..
 //   propose r seq=0 at=125 block=16 top=8 r seq=1 ..
 //
-// at: the length of the sequence with its path, or the position of an append or an anchor. parents=chain: each row's is
-// the one before. want: runs of rows as count x TND_WANT_* / top_k.
+// at: the length of the sequence with its path, the position of the first row of a piece, or that of an anchor.
+// parents=chain: each row's is the one before. want: runs of rows as count x TND_WANT_* / top_k.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ class StepLog {
 
   // Of calls that were done.
   void step(const tnd_step& step);
-  void append(int32_t sequence, int32_t position, int32_t n);
+  void append(std::span<const tnd_feature_rows> pieces);
   void propose(std::span<const tnd_draft_request> requests);
 
  private:

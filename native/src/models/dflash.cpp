@@ -61,19 +61,47 @@ Status DflashModel::load(WeightLoader& w, WeightLoader& tables, int32_t vocab, A
   return Status();
 }
 
-void DflashModel::append(const KvCache* caches, const int32_t* pages, int32_t position, int32_t n, int32_t encoding,
-                         const void* features, Stats* stats) {
+// The features of pieces[*first] and of those behind it that have its encoding, one behind the other: calls with as many
+// rows are then alike however many pieces they have. Long ones stay where they are. Moves *first behind them.
+const void* DflashModel::gather(std::span<const DflashRows> pieces, int64_t values, size_t* first, int32_t* rows) {
+  const DflashRows& head = pieces[*first];
+  size_t end = *first + 1;
+  while (head.n <= kPromptRows && end < pieces.size() && pieces[end].encoding == head.encoding) ++end;
+  const size_t row_bytes = static_cast<size_t>(values) * (bf16_features(head.encoding) ? 2 : sizeof(float));
+  gathered_.clear();
+  for (const DflashRows& piece : pieces.subspan(*first, end - *first)) {
+    *rows += piece.n;
+    if (end == *first + 1) break;
+    const auto* const from = static_cast<const uint8_t*>(piece.features);
+    gathered_.insert(gathered_.end(), from, from + static_cast<size_t>(piece.n) * row_bytes);
+  }
+  const bool alone = end == *first + 1;
+  *first = end;
+  return alone ? head.features : gathered_.data();
+}
+
+void DflashModel::append(const KvCache* caches, std::span<const DflashRows> pieces, Stats* stats) {
   const HParams& d = p_.decoder;
   PhaseTimer timer(stats);
-  backend_.begin_step(n > kPromptRows ? n : 0, n);
+  int32_t n = 0, prompts = 0;
+  for (const DflashRows& piece : pieces) {
+    n += piece.n;
+    if (piece.n > kPromptRows) prompts += piece.n;
+  }
+  backend_.begin_step(prompts, n);
   float* c = ws_.x;
-  const bool fused = fused_features(encoding);
-  float* const to = fused ? c : features_;
-  const int64_t dim = fused ? d.hidden : p_.feature_raw;
-  if (bf16_features(encoding)) {
-    backend_.upload_rows_bf16(to, features, n, dim);
-  } else {
-    backend_.upload_rows(to, static_cast<const float*>(features), n, dim);
+  const bool fused = fused_features(pieces[0].encoding);
+  const int64_t values = fused ? d.hidden : p_.feature_raw;
+  float* to = fused ? c : features_;
+  for (size_t first = 0; first < pieces.size();) {
+    int32_t rows = 0;
+    const void* const from = gather(pieces, values, &first, &rows);
+    if (bf16_features(pieces[first - 1].encoding)) {
+      backend_.upload_rows_bf16(to, from, rows, values);
+    } else {
+      backend_.upload_rows(to, static_cast<const float*>(from), rows, values);
+    }
+    to += rows * values;
   }
   if (!fused) {
     backend_.prepare(features_, p_.feature_raw, n, p_.feature_raw, backend_.forms(*fc_), feature_acts_.get());
@@ -100,13 +128,17 @@ void DflashModel::append(const KvCache* caches, const int32_t* pages, int32_t po
   timer.mark(Counter::kMatmulNs);
 
   full_rows_.assign(static_cast<size_t>(n), AttentionRowPlan());
-  for (int32_t i = 0; i < n; ++i) {
-    full_rows_[i].slot = kv_slot(pages, position + i);
-    angles_.fill(position + i, &rope_host_[static_cast<size_t>(i) * d.rope_dims]);
+  groups_.clear();
+  int32_t row = 0;
+  for (const DflashRows& piece : pieces) {
+    groups_.push_back({row, piece.n});  // no row sees anything
+    for (int32_t i = 0; i < piece.n; ++i, ++row) {
+      full_rows_[row].slot = kv_slot(piece.pages, piece.position + i);
+      angles_.fill(piece.position + i, &rope_host_[static_cast<size_t>(row) * d.rope_dims]);
+    }
   }
   backend_.upload_rows(rope_, rope_host_.data(), n, d.rope_dims);
-  const AttentionGroupPlan group{0, n};  // no row sees anything
-  const AttentionPlan plan{std::span<const AttentionGroupPlan>(&group, 1), full_rows_.data(), caches, rope_};
+  const AttentionPlan plan{groups_, full_rows_.data(), caches, rope_};
   for (size_t i = 0; i < layers_.size(); ++i) {
     AttentionIo io;
     io.k = ws_.wide + static_cast<int64_t>(2 * i) * room;

@@ -100,9 +100,9 @@ func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 	return s
 }
 
-// Run runs a request on engine, which frees a sequence although its request is over (engine.Guard). stats is
+// Run runs a request on engine, which frees a sequence although its request is over (engine.GuardedTarget). stats is
 // filled as far as the request came, also when an error is returned.
-func (s *Slot) Run(ctx context.Context, e engine.Engine, req *Request, sink Sink, stats *Stats) (Result, error) {
+func (s *Slot) Run(ctx context.Context, e engine.Target, req *Request, sink Sink, stats *Stats) (Result, error) {
 	s.req, s.info, s.stats = req, e.Info(), stats
 	s.cuts = s.markers.Cut(req.Prompt, s.cuts)
 	s.reuse.Start(req.Reuse, e, req.Prompt, s.cuts)
@@ -127,7 +127,7 @@ func (s *Slot) Run(ctx context.Context, e engine.Engine, req *Request, sink Sink
 }
 
 // open makes the request's sequence and restores the longest stored state that the prompt begins with, of so many tokens.
-func (s *Slot) open(ctx context.Context, e engine.Engine) (seq engine.Sequence, restored int, err error) {
+func (s *Slot) open(ctx context.Context, e engine.Target) (seq engine.Sequence, restored int, err error) {
 	if seq, err = e.NewSequence(ctx); err != nil {
 		return 0, 0, err
 	}
@@ -144,7 +144,7 @@ func (s *Slot) open(ctx context.Context, e engine.Engine) (seq engine.Sequence, 
 }
 
 // start begins the request in every part, on a sequence that holds so many tokens of the prompt.
-func (s *Slot) start(e engine.Engine, seq engine.Sequence, restored int, sink Sink) {
+func (s *Slot) start(e engine.Target, seq engine.Sequence, restored int, sink Sink) {
 	req, info := s.req, &s.info
 	s.seq.Start(e, seq, restored, info.Vocab)
 	s.answer = append(s.answer[:0], req.Committed...)

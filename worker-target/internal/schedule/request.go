@@ -28,14 +28,14 @@ type view struct {
 }
 
 // For returns the engine for the steps of one request, which arrives now.
-func (e *Engine) For(r Request) engine.Engine {
+func (e *Engine) For(r Request) engine.Target {
 	return &view{Engine: e, request: request{r, time.Now()}}
 }
 
 // Base returns the engine that all requests share.
-func (v *view) Base() engine.Engine { return v.Engine }
+func (v *view) Base() engine.Target { return v.Engine }
 
-// Step implements engine.Engine.
+// Step implements engine.Target.
 func (v *view) Step(ctx context.Context, step *engine.Step, result *engine.StepResult) error {
 	return v.submit(ctx, &v.request, step, result)
 }

@@ -15,7 +15,7 @@ import (
 
 // statEngine is an engine that only counts.
 type statEngine struct {
-	engine.Engine
+	engine.Target
 	runs uint64
 }
 
@@ -24,9 +24,9 @@ func (e *statEngine) Stats(context.Context) ([]engine.Stat, error) {
 }
 
 // oneEngine yields an engine, or nothing.
-type oneEngine struct{ engine engine.Engine }
+type oneEngine struct{ engine engine.Target }
 
-func (o *oneEngine) Engine() (engine.Engine, error) {
+func (o *oneEngine) Engine() (engine.Target, error) {
 	if o.engine == nil {
 		return nil, errors.New("restarting")
 	}
