@@ -46,23 +46,26 @@ struct Line {
   std::vector<Item> items;
 };
 
+Line parse_line(const std::string& text) {
+  std::istringstream in(text);
+  Line line;
+  in >> line.call;
+  for (std::string word; in >> word;) {
+    const size_t at = word.find('=');
+    if (at == std::string::npos) {
+      line.items.emplace_back();
+    } else {
+      line.items.back().fields[word.substr(0, at)] = word.substr(at + 1);
+    }
+  }
+  return line;
+}
+
 std::vector<Line> read_lines(const std::string& name) {
   std::vector<Line> lines;
   std::ifstream file(data_file("steps/" + name));
   for (std::string text; std::getline(file, text);) {
-    if (text.empty() || text[0] == '#') continue;
-    std::istringstream in(text);
-    Line line;
-    in >> line.call;
-    for (std::string word; in >> word;) {
-      const size_t at = word.find('=');
-      if (at == std::string::npos) {
-        line.items.emplace_back();
-      } else {
-        line.items.back().fields[word.substr(0, at)] = word.substr(at + 1);
-      }
-    }
-    lines.push_back(std::move(line));
+    if (!text.empty() && text[0] != '#') lines.push_back(parse_line(text));
   }
   CHECK_MSG(!lines.empty(), name + " is missing or empty");
   return lines;
@@ -405,6 +408,29 @@ TEST(proposals_are_graphs) {
     check_rate(name, true, Mix::kQ8_0);
     check_bits(name, true, Mix::kQ8_0, 60);
   }
+}
+
+// Appends to several sequences are one graph for all with as many rows, whichever pieces these are of.
+TEST(joint_appends_are_graphs) {
+  const Models models(Mix::kQ8_0);
+  REQUIRE(models.target != nullptr && models.draft != nullptr);
+  Replay graphs(models, true, Replay::Mode::kGraphs), launches(models, true, Replay::Mode::kLaunches);
+  REQUIRE(graphs.ok() && launches.ok());
+  const auto run = [&](const char* text) {
+    graphs.run(parse_line(text));
+    launches.run(parse_line(text));
+  };
+  run("append p seq=0 at=0 n=3 p seq=1 at=0 n=5");
+  run("append p seq=0 at=3 n=5 p seq=1 at=5 n=2");
+  run("append p seq=1 at=7 n=6");
+  run("append p seq=0 at=8 n=1 p seq=1 at=13 n=4 p seq=2 at=0 n=2");
+  if (!gpu::plain_launches()) {
+    CHECK_EQ(graphs.get(Counter::kListRuns), uint64_t{1});
+    CHECK_EQ(graphs.get(Counter::kGraphRuns), uint64_t{3});
+  }
+  run("propose r seq=0 at=9 block=4 top=8 r seq=1 at=17 block=4 top=8 r seq=2 at=2 block=4 top=8");
+  CHECK(graphs.numbers == launches.numbers);
+  CHECK(same_bits(graphs.values, launches.values));
 }
 
 TEST_MAIN()

@@ -80,7 +80,7 @@ TND_DEVICE void multiply_units(const MatmulJobs& args, const MatmulJob& job, int
   for (int unit = block; unit < job.units; unit += job.blocks) {
     float acc[1][kTiles][U::kElems] = {};
     for (int s = k_lane; s < supers; s += kLanes) {
-      const SuperInput in = global_input<T::kForm>(args.acts, s, row0, all);
+      const SuperInput in = global_input<T::kForm>(args.acts, s, row0, row0 + rows);
       if constexpr (U::kRing) {
         copy_async_wait<kStages - 2>();
         sync_warp();  // all lanes have left the place that fetch fills next

@@ -108,7 +108,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const MatmulJob& job, int 
   const int lane = static_cast<int>(lane_id());
   const int warp_unit = static_cast<int>(warp_id()) / kWarpColumns * kWarpUnits;
   const int warp_col = static_cast<int>(warp_id()) % kWarpColumns * (kTiles * U::kCols);
-  const int supers = static_cast<int>(super_blocks(args.k)), rows = rows_in_use(args.live, args.rows);
+  const int supers = static_cast<int>(super_blocks(args.k));
 
   // fetch copies the next super-block in the order of lanes; past the end it only counts.
   int next = 0, next_lane = 0;
@@ -165,6 +165,7 @@ TND_DEVICE void multiply_tile(const MatmulJobs& args, const MatmulJob& job, int 
       }
     }
   }
+  const int rows = rows_in_use(args.live, args.rows);  // read here: the sums leave no register for it
 #pragma unroll
   for (int u = 0; u < kWarpUnits; ++u) {
 #pragma unroll

@@ -62,13 +62,16 @@ __global__ void widen_bf16_kernel(WidenArgs a) {
   }
 }
 
+// Both ranges, one behind the other. An index into them would put them into local memory.
 __global__ void plan_kernel(PlanArgs a) {
+  const PlanArgs::Range &first = a.ranges[0], &second = a.ranges[1];
   uint64_t i = uint64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const uint64_t first = a.ranges[0].bytes / 16;
-  const bool second = i >= first;
-  const PlanArgs::Range& range = a.ranges[second ? 1 : 0];
-  if (second) i -= first;
-  if (i < range.bytes / 16) static_cast<uint4*>(range.dst)[i] = static_cast<const uint4*>(range.src)[i];
+  const bool in_second = i >= first.bytes / 16;
+  if (in_second) i -= first.bytes / 16;
+  if (in_second && i >= second.bytes / 16) return;
+  void* const dst = in_second ? second.dst : first.dst;
+  const void* const src = in_second ? second.src : first.src;
+  static_cast<uint4*>(dst)[i] = static_cast<const uint4*>(src)[i];
 }
 
 constexpr unsigned kResultThreads = 512;
