@@ -20,7 +20,8 @@ type statEngine struct {
 }
 
 func (e *statEngine) Stats(context.Context) ([]engine.Stat, error) {
-	return []engine.Stat{{Name: "steps", Value: 9}, {Name: "graph_runs", Value: e.runs}, {Name: "list_runs", Value: 1}}, nil
+	return []engine.Stat{{Name: "steps", Value: 9}, {Name: "graph_runs", Value: e.runs},
+		{Name: "list_runs", Value: 1}}, nil
 }
 
 // oneEngine yields an engine, or nothing.
