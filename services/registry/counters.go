@@ -28,6 +28,10 @@ var Counters = map[string]string{
 	"proposals_malformed":    "Proposals that no draft may make.",
 	"drafts_refused":         "Drafts that do not fit the target.",
 
+	"graph_runs":     "Submissions of the target's engine to a GPU that ran as a graph.",
+	"graph_captures": "Of those, submissions that captured their graph first.",
+	"list_runs":      "Submissions of the target's engine to a GPU that ran launch by launch.",
+
 	"prefix_cache_lookups":   "Prompts that were looked up in the prefix cache.",
 	"prefix_cache_hits":      "Prompts whose begin was restored from the prefix cache.",
 	"prefix_cache_tokens":    "Prompt tokens that were restored from the prefix cache and not read.",

@@ -3,8 +3,11 @@ package server
 import (
 	"context"
 	"errors"
+	"slices"
+	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
+	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"go.uber.org/zap"
@@ -18,6 +21,55 @@ type counters struct {
 	lookDrafted, lookAccepted                        float64
 	degraded                                         float64
 	prefill, decode, verify, wait                    float64 // seconds
+}
+
+// engineCounters are the counters of the engine that heartbeats carry, by name. An engine that was started again counts
+// from zero: the counts of those before stay.
+type engineCounters struct {
+	engine          engine.Engine
+	earlier, newest map[string]float64
+}
+
+// statsTimeout bounds the wait of a heartbeat for an engine that does not answer.
+const statsTimeout = time.Second
+
+// counted are the names of engine.Stat that are sent.
+var counted = []string{"graph_runs", "graph_captures", "list_runs"}
+
+// engineStats reads the counters of the engine into h. It leaves those out that no engine has sent yet.
+func (s *Server) engineStats(h *tandemv1.Heartbeat) {
+	now, err := s.deps.Engines.Engine()
+	var stats []engine.Stat
+	if err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), statsTimeout)
+		defer cancel()
+		stats, err = now.Stats(ctx)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := &s.engineCounters
+	if c.earlier == nil {
+		c.earlier, c.newest = map[string]float64{}, map[string]float64{}
+	}
+	if err == nil && c.engine != now {
+		for name, value := range c.newest {
+			c.earlier[name] += value
+		}
+		clear(c.newest)
+		c.engine = now
+	}
+	for _, stat := range stats {
+		if err == nil && slices.Contains(counted, stat.Name) {
+			c.newest[stat.Name] = float64(stat.Value)
+		}
+	}
+	for _, name := range counted {
+		if value, known := c.newest[name]; known {
+			h.Counters[name] = c.earlier[name] + value
+		} else if value, known := c.earlier[name]; known {
+			h.Counters[name] = value
+		}
+	}
 }
 
 func (s *Server) account(stats *decode.Stats, err error) {
@@ -79,6 +131,7 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 			h.Counters["prefix_cache_disk_"+name] = float64(n)
 		}
 	}
+	s.engineStats(h)
 	if d := s.deps.Drafts; d != nil {
 		h.Speculation = s.speculation()
 		h.Attached = d.Attached()

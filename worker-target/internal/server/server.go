@@ -56,9 +56,11 @@ type Server struct {
 
 	mu       sync.Mutex
 	counters counters
-	held     bool          // the last heartbeat found the draft held back
-	engine   engine.Target // the one that schedule was made for
-	schedule *schedule.Engine
+	// What the engine counts; behind mu, too.
+	engineCounters engineCounters
+	held           bool          // the last heartbeat found the draft held back
+	engine         engine.Target // the one that schedule was made for
+	schedule       *schedule.Engine
 }
 
 // managed adapts the manager's links to what slots use.

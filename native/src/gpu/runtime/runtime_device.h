@@ -53,6 +53,12 @@
 
 namespace tnd::gpu {
 
+// rows_in_use returns the rows of an operation that was recorded for up to `most`: *live of the step's plan, which is
+// older than the launches before; all where live is nullptr.
+TND_DEVICE int rows_in_use(const int32_t* live, int most) {
+  return live != nullptr ? *live : most;
+}
+
 TND_DEVICE unsigned lane_id() {
   return (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % TND_WARP;
 }
