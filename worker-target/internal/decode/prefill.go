@@ -4,11 +4,8 @@ import (
 	"context"
 	"time"
 
-	"google.golang.org/grpc/codes"
-
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
-	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
@@ -138,12 +135,20 @@ func (s *Slot) choose(row *engine.Row, node int) error {
 	return err
 }
 
-// runStep runs the step that was put together. What the engine refuses for want of memory is tried again as long as there
-// is a stored state to give up: a step that is refused has changed nothing.
+// runStep runs the step that was put together. What the engine refuses for want of memory is tried again once there is
+// room: a step that is refused has changed nothing.
 func (s *Slot) runStep(ctx context.Context, commit bool) error {
 	s.seq.SetMasks(s.constraint.Masks())
+	if s.member.Asked() {
+		if err := s.yield(ctx); err != nil {
+			return err
+		}
+	}
 	err := s.seq.Run(ctx, commit)
-	for rpcerr.Code(err) == codes.ResourceExhausted && s.reuse.Relieve() {
+	for refused(err) {
+		if err := s.makeRoom(ctx, err); err != nil {
+			return err
+		}
 		err = s.seq.Run(ctx, commit)
 	}
 	if err != nil {

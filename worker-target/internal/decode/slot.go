@@ -7,6 +7,7 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/constrain"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/features"
@@ -17,6 +18,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/text"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
+	"github.com/tandem-inference/tandem/worker-target/internal/preempt"
 )
 
 // Drafter is the draft of one request; *drafts.Link implements it.
@@ -33,6 +35,8 @@ type Config struct {
 	Markers piece.Markers
 	// Prefixes keeps the states of prompts, nil = none is kept.
 	Prefixes reuse.Cache
+	// Members are the requests that share the engine's memory, nil = those of this slot alone.
+	Members *preempt.Pool
 	// TreeBudget is the number of nodes of trees when the request does not say, 0 = DefaultTreeBudget.
 	TreeBudget int
 	// RingRows of features kept per slot, 0 = drafts.DefaultRingRows.
@@ -59,6 +63,9 @@ func (c Config) withDefaults() Config {
 	if c.RingRows <= 0 {
 		c.RingRows = drafts.DefaultRingRows
 	}
+	if c.Members == nil {
+		c.Members = preempt.New()
+	}
 	if c.MinDeadline <= 0 {
 		c.MinDeadline = DefaultMinDeadline
 	}
@@ -72,12 +79,20 @@ func (c Config) withDefaults() Config {
 type Slot struct {
 	prefillChunk int // rows
 	markers      piece.Markers
+	members      *preempt.Pool
+	model        *auto.Model
 
 	// Of the request in work.
-	req   *Request
-	info  engine.Info
-	stats *Stats
-	cuts  piece.Cuts // of the prompt
+	req     *Request
+	engine  engine.Engine
+	info    engine.Info
+	stats   *Stats
+	cuts    piece.Cuts // of the prompt
+	sampler engine.Sampler
+	member  *preempt.Member
+	handle  engine.Sequence // of seq
+	held    bool            // handle exists in the engine
+	parked  parked
 
 	seq        sequence.Sequence
 	text       text.Text
@@ -92,7 +107,10 @@ type Slot struct {
 // NewSlot returns an idle slot. d is nil when the worker uses no drafts.
 func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 	cfg = cfg.withDefaults()
-	s := &Slot{prefillChunk: cfg.PrefillChunk, markers: cfg.Markers, features: features.New(cfg.RingRows)}
+	s := &Slot{
+		prefillChunk: cfg.PrefillChunk, markers: cfg.Markers, members: cfg.Members, model: model,
+		features: features.New(cfg.RingRows),
+	}
 	s.reuse = reuse.New(cfg.Prefixes, reuse.All)
 	s.spec = speculate.New(speculate.Config{
 		TreeBudget: cfg.TreeBudget, NoLookup: cfg.NoLookup, MinDeadline: cfg.MinDeadline, MaxDeadline: cfg.MaxDeadline,
@@ -103,20 +121,27 @@ func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 // Run runs a request on engine, which frees a sequence although its request is over (engine.Guard). stats is
 // filled as far as the request came, also when an error is returned.
 func (s *Slot) Run(ctx context.Context, e engine.Engine, req *Request, sink Sink, stats *Stats) (Result, error) {
-	s.req, s.info, s.stats = req, e.Info(), stats
+	s.req, s.engine, s.info, s.stats = req, e, e.Info(), stats
+	s.sampler = req.Sampler
+	s.sampler.PromptTokens = int32(len(req.Prompt))
 	s.cuts = s.markers.Cut(req.Prompt, s.cuts)
 	s.reuse.Start(req.Reuse, e, req.Prompt, s.cuts)
-	seq, restored, err := s.open(ctx, e)
+	s.member = s.members.Join(req.Priority)
+	defer s.member.Leave()
+	s.held, s.parked = false, parked{}
+	defer s.freeSequence(ctx)
+	defer s.dropParked(ctx)
+	if err := s.member.Enter(ctx); err != nil {
+		return Result{}, rpcerr.From(err)
+	}
+	restored, err := s.open(ctx)
 	if err != nil {
 		return Result{}, err
 	}
-	defer func() { _ = e.FreeSequence(ctx, seq) }()
-	sampler := req.Sampler
-	sampler.PromptTokens = int32(len(req.Prompt))
-	if err := e.SetSampler(ctx, seq, sampler); err != nil {
+	if err := e.SetSampler(ctx, s.handle, s.sampler); err != nil {
 		return Result{}, err
 	}
-	s.start(e, seq, restored, sink)
+	s.start(restored, sink)
 	defer s.spec.Close()
 	reason, err := s.run(ctx)
 	stats.Emitted, stats.FirstToken, stats.Decode = s.out.Figures()
@@ -124,26 +149,26 @@ func (s *Slot) Run(ctx context.Context, e engine.Engine, req *Request, sink Sink
 }
 
 // open makes the request's sequence and restores the longest stored state that the prompt begins with, of so many tokens.
-func (s *Slot) open(ctx context.Context, e engine.Engine) (seq engine.Sequence, restored int, err error) {
-	if seq, err = e.NewSequence(ctx); err != nil {
-		return 0, 0, err
+func (s *Slot) open(ctx context.Context) (restored int, err error) {
+	if err := s.newSequence(ctx); err != nil {
+		return 0, err
 	}
 	begin := time.Now()
-	restored, err = s.reuse.Restore(ctx, seq)
+	restored, err = s.reuse.Restore(ctx, s.handle)
 	if restored > 0 {
 		s.stats.CachedTokens, s.stats.Restore = restored, time.Since(begin)
 	}
 	if err != nil { // what the sequence holds is not known: the prompt is read into another one
-		_ = e.FreeSequence(ctx, seq)
-		seq, err = e.NewSequence(ctx)
+		s.freeSequence(ctx)
+		err = s.newSequence(ctx)
 	}
-	return seq, restored, err
+	return restored, err
 }
 
 // start begins the request in every part, on a sequence that holds so many tokens of the prompt.
-func (s *Slot) start(e engine.Engine, seq engine.Sequence, restored int, sink Sink) {
+func (s *Slot) start(restored int, sink Sink) {
 	req, info := s.req, &s.info
-	s.seq.Start(e, seq, restored, info.Vocab)
+	s.seq.Start(s.engine, s.handle, restored, info.Vocab)
 	s.answer = append(s.answer[:0], req.Committed...)
 	s.out.Start(output.Request{
 		Max: req.Max, Committed: req.Committed, Stop: req.Stop, TopLogprobs: req.TopLogprobs, MaxTopK: info.MaxTopK, Arrived: req.Arrived,

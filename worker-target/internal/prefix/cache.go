@@ -42,7 +42,7 @@ type Entry struct {
 	made     time.Time
 	used     time.Time
 	pins     int
-	demoted  bool // its pages have left the engine's pool
+	demoted  uint64 // Cache.frees when its pages left the engine's pool, those that no sequence held; 0 = they are there
 }
 
 // Length is the number of tokens of the state.
@@ -65,8 +65,9 @@ type Cache struct {
 	roots   map[string]*node
 	entries map[*Entry]struct{}
 	bytes   uint64
-	making  int // entries whose snapshot is being made
-	freeing int // snapshots that are being freed beside the request that evicted them
+	frees   uint64 // sequences that were freed, counted from 1
+	making  int    // entries whose snapshot is being made
+	freeing int    // snapshots that are being freed beside the request that evicted them
 	freed   sync.Cond
 	closed  bool
 	stats   Stats
@@ -78,7 +79,7 @@ func New(cfg Config) *Cache {
 		return nil
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Cache{cfg: cfg, ctx: ctx, cancel: cancel, roots: map[string]*node{}, entries: map[*Entry]struct{}{}}
+	c := &Cache{cfg: cfg, ctx: ctx, cancel: cancel, roots: map[string]*node{}, entries: map[*Entry]struct{}{}, frees: 1}
 	c.freed.L = &c.mu
 	return c
 }
@@ -139,7 +140,7 @@ func (c *Cache) Find(space string, tokens []int32, fits func(length int) bool) *
 }
 
 // Restore restores an entry that Find returned into a sequence. After an error the sequence is of no use, and the entry
-// is gone.
+// is gone unless the engine had no room for it.
 func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error {
 	err := e.engine.RestoreSnapshot(ctx, e.snapshot, s)
 	for rpcerr.Code(err) == codes.ResourceExhausted && c.Relieve(e.engine) {
@@ -154,10 +155,11 @@ func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error 
 		c.stats.Tokens += uint64(e.length)
 		e.hits++
 		e.used = time.Now()
-		e.demoted = false
+		e.demoted = 0
 	case ctx.Err() == nil:
 		c.stats.Failures++
-		if c.keeps(e) {
+		if c.keeps(e) && rpcerr.Code(err) != codes.ResourceExhausted { // it is whole, there is no room for it now
+
 			c.remove(e)
 			c.free(e)
 		}
@@ -268,9 +270,20 @@ func base(e engine.Engine) engine.Engine {
 	return e
 }
 
+// Freed notes that a sequence of the engine was freed: pages that it shared with entries are theirs alone since.
+func (c *Cache) Freed() {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.frees++
+}
+
 // Relieve makes room in the pages of an engine that refused a call for want of them. It waits until what was evicted is
 // freed; else it moves the pages of the entry of the least value to host memory, or evicts that entry where they cannot
-// be moved. It reports whether there was anything: the call may be tried again then.
+// be moved. When all entries were moved, it moves what has become theirs alone since. It reports whether there was
+// anything: the call may be tried again then.
 func (c *Cache) Relieve(use engine.Engine) bool {
 	if c == nil {
 		return false
@@ -278,18 +291,38 @@ func (c *Cache) Relieve(use engine.Engine) bool {
 	if c.waitFreed() {
 		return true
 	}
+	list := c.toDemote(use)
+	for _, e := range list {
+		c.demote(e)
+	}
+	return len(list) > 0
+}
+
+// toDemote returns the entries whose pages Relieve moves, pinned.
+func (c *Cache) toDemote(use engine.Engine) (list []*Entry) {
 	c.mu.Lock()
-	var e *Entry
-	if c.engine == base(use) && !c.closed {
-		e = c.least(func(e *Entry) bool { return e.demoted })
+	defer c.mu.Unlock()
+	if c.engine != base(use) || c.closed {
+		return nil
 	}
-	if e == nil {
-		c.mu.Unlock()
-		return false
+	if e := c.least(func(e *Entry) bool { return e.demoted != 0 }); e != nil {
+		list = append(list, e)
+	} else {
+		for e := range c.entries {
+			if e.demoted != c.frees && e.pins == 0 {
+				list = append(list, e)
+			}
+		}
 	}
-	e.demoted = true
-	e.pins++ // nobody evicts it meanwhile
-	c.mu.Unlock()
+	for _, e := range list {
+		e.demoted = c.frees
+		e.pins++ // nobody evicts it meanwhile
+	}
+	return list
+}
+
+// demote moves the pages of a pinned entry to host memory, or evicts it where they cannot be moved.
+func (c *Cache) demote(e *Entry) {
 	err := e.engine.DemoteSnapshot(c.ctx, e.snapshot)
 	c.mu.Lock()
 	e.pins--
@@ -302,7 +335,6 @@ func (c *Cache) Relieve(use engine.Engine) bool {
 	if evict {
 		_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
 	}
-	return true
 }
 
 // giveUp makes room for a snapshot that its engine refused: it waits until what was evicted is freed, else it evicts

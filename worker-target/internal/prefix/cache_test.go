@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"pgregory.net/rapid"
 
 	"github.com/tandem-inference/tandem/services/engine"
@@ -400,6 +401,12 @@ func TestRelieveDemotes(t *testing.T) {
 		if !c.Relieve(m) || len(m.demoted) != 2 || c.Relieve(m) {
 			t.Errorf("demoted %v, want both and no more", m.demoted)
 		}
+		// Pages that a sequence shared are theirs alone when it is freed.
+		m.demoted = map[engine.Snapshot]bool{}
+		c.Freed()
+		if !c.Relieve(m) || len(m.demoted) != 2 || c.Relieve(m) {
+			t.Errorf("demoted %v after a sequence was freed, want both and no more", m.demoted)
+		}
 		if got := hit(t, c, m, "", long); got != len(long) || m.demoted[1] {
 			t.Errorf("%d tokens of a demoted entry", got)
 		}
@@ -412,6 +419,21 @@ func TestRelieveDemotes(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	})
+}
+
+// TestRefusedRestoreIsKept: an entry that there is no room for now is whole, and is there when there is room.
+func TestRefusedRestoreIsKept(t *testing.T) {
+	c, m := newCache(t, roomy)
+	save(c, m, "", numbers(0, 10))
+	m.fail = rpcerr.ResourceExhausted("no pages are left")
+	e := c.Find("", numbers(0, 20), func(int) bool { return true })
+	if err := c.Restore(t.Context(), e, 2); rpcerr.Code(err) != codes.ResourceExhausted {
+		t.Errorf("%v", err)
+	}
+	m.fail = nil
+	if got := hit(t, c, m, "", numbers(0, 20)); got != 10 {
+		t.Errorf("%d tokens are restored once there is room", got)
+	}
 }
 
 func TestFailedRestoreIsForgotten(t *testing.T) {

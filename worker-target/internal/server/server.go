@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
+	"github.com/tandem-inference/tandem/worker-target/internal/preempt"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"github.com/tandem-inference/tandem/worker-target/internal/schedule"
 	"go.uber.org/zap"
@@ -51,6 +52,7 @@ type Server struct {
 	deps     Deps
 	slots    chan *decode.Slot
 	total    int
+	members  *preempt.Pool // the requests that run
 	draining atomic.Bool
 
 	mu       sync.Mutex
@@ -72,7 +74,8 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 	if deps.Log == nil {
 		deps.Log = zap.NewNop()
 	}
-	s := &Server{workerID: workerID, deps: deps, slots: make(chan *decode.Slot, slots), total: slots}
+	s := &Server{workerID: workerID, deps: deps, slots: make(chan *decode.Slot, slots), total: slots, members: preempt.New()}
+	cfg.Members = s.members
 	var d decode.Drafts
 	if deps.Drafts != nil {
 		d = managed{deps.Drafts}
@@ -188,6 +191,9 @@ func (s *Server) log(ctx context.Context, req *decode.Request, stats *decode.Sta
 		zap.Int(telemetry.KeyTokens, stats.Emitted), zap.Int64(telemetry.KeyDurationMS, time.Since(req.Arrived).Milliseconds()),
 		zap.Int("steps", stats.Steps), zap.Int("drafted", stats.Drafted), zap.Int("accepted", stats.Accepted), zap.Int("looked_up", stats.LookDrafted), zap.Int("late", stats.Late),
 		zap.Bool("degraded", stats.Degraded),
+	}
+	if stats.Preemptions > 0 {
+		fields = append(fields, zap.Int("preemptions", stats.Preemptions), zap.Int("read_again", stats.ReadAgain))
 	}
 	if err != nil && !errors.Is(err, context.Canceled) && ctx.Err() == nil {
 		fields = append(fields, zap.NamedError(telemetry.KeyErr, err))

@@ -61,6 +61,7 @@ type Cache interface {
 	Save(space string, tokens []int32, s engine.Sequence, f prefix.Features) (e *prefix.Entry, made bool)
 	Drop(e *prefix.Entry)
 	Relieve(use engine.Engine) bool
+	Freed()
 }
 
 // Reuse is that of one request after another. Its memory is kept between them.
@@ -138,9 +139,7 @@ func (r *Reuse) Restore(ctx context.Context, s engine.Sequence) (int, error) {
 	if !r.On() || r.req.SaveOnly {
 		return 0, nil
 	}
-	e := r.cache.Find(r.req.Space, r.prompt[:len(r.prompt)-1], func(length int) bool {
-		return r.free || r.cuts.Below(length) == length
-	})
+	e := r.cache.Find(r.req.Space, r.prompt[:len(r.prompt)-1], r.fits)
 	if e == nil {
 		return 0, nil
 	}
@@ -152,6 +151,29 @@ func (r *Reuse) Restore(ctx context.Context, s engine.Sequence) (int, error) {
 	r.rows, r.restored = rows, length
 	return length, nil
 }
+
+// Again restores the longest state that fits and has at most length tokens of the prompt into an empty sequence of a
+// request that had to give up its own, and returns its length, 0 if there is none.
+func (r *Reuse) Again(ctx context.Context, s engine.Sequence, length int) (int, error) {
+	if !r.On() {
+		return 0, nil
+	}
+	e := r.cache.Find(r.req.Space, r.prompt[:length], r.fits)
+	if e == nil {
+		return 0, nil
+	}
+	restored := e.Length()
+	return restored, r.cache.Restore(ctx, e, s)
+}
+
+// fits reports whether a cold run of the prompt has the state after so many tokens.
+func (r *Reuse) fits(length int) bool { return r.free || r.cuts.Below(length) == length }
+
+// Known is the number of tokens of the longest state of the prompt that the request has restored or saved.
+func (r *Reuse) Known() int { return max(r.saved, r.restored) }
+
+// Paused notes that the request stood still for so long, in which it read nothing.
+func (r *Reuse) Paused(d time.Duration) { r.mark = r.mark.Add(d) }
 
 // Rows returns the features that came with the restored state of so many positions, nil unless they are what is
 // captured.
@@ -236,3 +258,10 @@ func (r *Reuse) save(s engine.Sequence, tokens []int32, keep bool) {
 
 // Relieve makes room in the engine by giving up a stored state. It reports whether there was one.
 func (r *Reuse) Relieve() bool { return r.cache != nil && r.cache.Relieve(r.engine) }
+
+// Freed notes that the request's sequence was freed.
+func (r *Reuse) Freed() {
+	if r.cache != nil {
+		r.cache.Freed()
+	}
+}

@@ -58,6 +58,7 @@ func (s *stub) Save(_ string, tokens []int32, _ engine.Sequence, _ prefix.Featur
 
 func (s *stub) Drop(e *prefix.Entry)       { s.dropped = append(s.dropped, s.entries[e]) }
 func (s *stub) Relieve(engine.Engine) bool { return false }
+func (s *stub) Freed()                     {}
 
 // agent is the cuts of a prompt of 5000 tokens: system text of 1500, then messages of 700, 40, 300, 2000 and 100, and a
 // header.
