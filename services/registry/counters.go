@@ -38,6 +38,7 @@ var Counters = map[string]string{
 	"preemptions":         "Times that a request gave up its memory because the engine had none left.",
 	"resumed_from_memory": "Requests that gave up their memory and went on from a state in host memory.",
 	"resumed_by_reading":  "Requests that gave up their memory and went on after reading their text again.",
+	"slow_readers":        "Times that a request gave up its memory and its slot because its client did not read.",
 	"tokens_read_again":   "Tokens of prompts and answers that requests read again after they gave up their memory.",
 
 	"orphaned_sequences_freed": "Sequences of the engine that belonged to no request any more and were freed.",

@@ -167,5 +167,5 @@ func (s *Slot) first(ctx context.Context) (tandemv1.FinishReason, error) {
 			return reason, err
 		}
 	}
-	return reason, s.out.Flush()
+	return reason, s.flush(ctx)
 }

@@ -27,7 +27,8 @@ type Request struct {
 	PromptLogprobs bool
 	Guide          *guide.Guide // nil = anything may be chosen
 	Reuse          reuse.Request
-	Priority       int // the higher, the later it gives up its memory for others
+	Priority       int   // the higher, the later it gives up its memory for others
+	Place          Place // nil = the request keeps its slot and its memory also while its client does not read
 	Arrived        time.Time
 }
 

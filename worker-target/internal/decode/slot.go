@@ -46,6 +46,9 @@ type Config struct {
 	// Proposals are waited for at least MinDeadline, or four times the expected time, at most MaxDeadline; zero values
 	// mean the defaults.
 	MinDeadline, MaxDeadline time.Duration
+	// SlowReader is how long a client may leave output unread before its request gives up memory and place; 0 =
+	// DefaultSlowReader, negative = it never does.
+	SlowReader time.Duration
 }
 
 // Defaults of Config.
@@ -62,6 +65,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.RingRows <= 0 {
 		c.RingRows = drafts.DefaultRingRows
+	}
+	if c.SlowReader == 0 {
+		c.SlowReader = DefaultSlowReader
 	}
 	if c.Members == nil {
 		c.Members = preempt.New()
@@ -93,6 +99,7 @@ type Slot struct {
 	handle  engine.Sequence // of seq
 	held    bool            // handle exists in the engine
 	parked  parked
+	reader  reader
 
 	seq        sequence.Sequence
 	text       text.Text
@@ -112,6 +119,8 @@ func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 		features: features.New(cfg.RingRows),
 	}
 	s.reuse = reuse.New(cfg.Prefixes, reuse.All)
+	s.reader = reader{limit: cfg.SlowReader, gone: make(chan error, 1), timer: time.AfterFunc(time.Hour, s.leave)}
+	s.reader.timer.Stop()
 	s.spec = speculate.New(speculate.Config{
 		TreeBudget: cfg.TreeBudget, NoLookup: cfg.NoLookup, MinDeadline: cfg.MinDeadline, MaxDeadline: cfg.MaxDeadline,
 	}, model, d, &s.text)
@@ -128,7 +137,7 @@ func (s *Slot) Run(ctx context.Context, e engine.Engine, req *Request, sink Sink
 	s.reuse.Start(req.Reuse, e, req.Prompt, s.cuts)
 	s.member = s.members.Join(req.Priority)
 	defer s.member.Leave()
-	s.held, s.parked = false, parked{}
+	s.held, s.parked, s.reader.left = false, parked{}, false
 	defer s.freeSequence(ctx)
 	defer s.dropParked(ctx)
 	if err := s.member.Enter(ctx); err != nil {

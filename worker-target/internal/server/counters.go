@@ -69,7 +69,7 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 		"prefix_cache_evictions": float64(p.Evictions), "prefix_cache_refusals": float64(p.Refusals), "prefix_cache_failures": float64(p.Failures),
 		"prefix_cache_entries": float64(p.Entries), "prefix_cache_bytes": float64(p.Bytes),
 		"preemptions": float64(m.Preemptions), "resumed_from_memory": float64(m.Restored), "resumed_by_reading": float64(m.Recomputed),
-		"tokens_read_again": c.readAgain, "requests_parked": float64(m.Parked),
+		"slow_readers": float64(m.Away), "tokens_read_again": c.readAgain, "requests_parked": float64(m.Parked),
 	}
 	if d := s.deps.Drafts; d != nil {
 		h.Speculation = s.speculation()

@@ -50,8 +50,7 @@ type Server struct {
 	tandemv1.UnimplementedTargetServiceServer
 	workerID string
 	deps     Deps
-	slots    chan *decode.Slot
-	total    int
+	slots    *slots
 	members  *preempt.Pool // the requests that run
 	draining atomic.Bool
 
@@ -74,7 +73,7 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 	if deps.Log == nil {
 		deps.Log = zap.NewNop()
 	}
-	s := &Server{workerID: workerID, deps: deps, slots: make(chan *decode.Slot, slots), total: slots, members: preempt.New()}
+	s := &Server{workerID: workerID, deps: deps, members: preempt.New()}
 	cfg.Members = s.members
 	var d decode.Drafts
 	if deps.Drafts != nil {
@@ -83,9 +82,7 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 	if deps.Prefixes != nil {
 		cfg.Prefixes = deps.Prefixes
 	}
-	for range slots {
-		s.slots <- decode.NewSlot(cfg, deps.Model, d)
-	}
+	s.slots = newSlots(slots, func() *decode.Slot { return decode.NewSlot(cfg, deps.Model, d) })
 	return s
 }
 
@@ -115,7 +112,7 @@ func (s *Server) scheduled(engine engine.Engine, m *tandemv1.DecodeRequest) engi
 func (s *Server) Drain() { s.draining.Store(true) }
 
 // Busy is the number of slots in use.
-func (s *Server) Busy() int { return s.total - len(s.slots) }
+func (s *Server) Busy() int { return s.slots.busy() }
 
 // Decode implements TargetService.
 func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) error {
@@ -135,14 +132,14 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 		return err
 	}
 	req.Arrived = arrived
-	var slot *decode.Slot
-	select {
-	case slot = <-s.slots:
-	default:
-		return rpcerr.NoSlot.With("all %d slots are taken", s.total).WithRetryAfter(100 * time.Millisecond)
+	place := s.slots.take()
+	if place == nil {
+		return rpcerr.NoSlot.With("all %d slots are taken", s.slots.total).WithRetryAfter(100 * time.Millisecond)
 	}
-	// The slot goes back before the handler returns: a caller that saw the end finds it free.
-	defer func() { s.slots <- slot }()
+	// The slot goes back before the caller sees the end, who then finds it free, and before one that does not read
+	// holds it up.
+	defer place.end()
+	req.Place = place
 	out := &sink{stream: stream}
 	admitted := &tandemv1.Admitted{WorkerId: s.workerID}
 	if s.deps.Contract != nil {
@@ -154,7 +151,8 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	}
 	ctx := stream.Context()
 	var stats decode.Stats
-	result, err := slot.Run(ctx, s.scheduled(engine, m), req, out, &stats)
+	result, err := place.slot.Run(ctx, s.scheduled(engine, m), req, out, &stats)
+	place.end()
 	s.account(&stats, err)
 	s.log(ctx, req, &stats, result, err)
 	if err != nil {
