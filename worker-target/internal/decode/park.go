@@ -134,7 +134,7 @@ func (s *Slot) park(ctx context.Context) error {
 	}
 	s.parked = parked{length: length}
 	start := time.Now()
-	if length > 0 && s.members.Moves(length, s.reading(length-s.reuse.Known())) {
+	if length > 0 && s.members.Moves(length, s.readingTime(length-s.reuse.Known())) {
 		snapshot, err := s.engine.NewSnapshot(ctx, s.handle)
 		if err != nil && !refused(err) {
 			return err
@@ -165,8 +165,8 @@ func (s *Slot) demotion() func(context.Context) {
 	}
 }
 
-// reading is the expected time of reading so many tokens again, 0 = not known.
-func (s *Slot) reading(tokens int) time.Duration {
+// readingTime is the expected time of reading so many tokens again, 0 = not known.
+func (s *Slot) readingTime(tokens int) time.Duration {
 	rows := min(max(tokens, 1), piece.Grid)
 	return s.model.Prompt(rows, tokens, false) * time.Duration(max(tokens, 1)) / time.Duration(rows)
 }

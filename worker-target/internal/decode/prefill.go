@@ -19,7 +19,7 @@ func (s *Slot) prefill(ctx context.Context) error {
 	var scores []*tandemv1.PositionLogprobs
 	for at := s.seq.Length(); at < len(prompt); at = s.seq.Length() {
 		first, end := s.cuts.Next(at, len(prompt))
-		tokens := prompt[at:min(at+rows, end)]
+		tokens := prompt[at:s.reading.Stop(at, min(at+rows, end))]
 		n, err := s.runKnown(ctx, s.kind(end-first), tokens, func(i int, row *engine.Row) (bool, error) {
 			switch p := at + i; {
 			case p+1 == len(prompt) && s.req.Max > 0:
@@ -40,7 +40,12 @@ func (s *Slot) prefill(ctx context.Context) error {
 			}
 		}
 		s.reuse.Read(s.seq.ID(), s.seq.Length())
+		if at := s.seq.Length(); s.reading.Wanted(at) {
+			s.reuse.Share(s.seq.ID(), at)
+			s.reading.Stored(at)
+		}
 	}
+	s.reading.End()
 	s.stats.Prefill = time.Since(start)
 	s.stats.SavedTokens = s.reuse.Saved()
 	return s.out.Prefilled(output.Prefill{

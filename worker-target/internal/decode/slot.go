@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/speculate"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/text"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
+	"github.com/tandem-inference/tandem/worker-target/internal/inflight"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 	"github.com/tandem-inference/tandem/worker-target/internal/preempt"
 )
@@ -37,6 +38,8 @@ type Config struct {
 	Prefixes reuse.Cache
 	// Members are the requests that share the engine's memory, nil = those of this slot alone.
 	Members *preempt.Pool
+	// Readings are the prompts that the worker reads now, nil = none is read for others.
+	Readings *inflight.Table
 	// TreeBudget is the number of nodes of trees when the request does not say, 0 = DefaultTreeBudget.
 	TreeBudget int
 	// RingRows of features kept per slot, 0 = drafts.DefaultRingRows.
@@ -86,6 +89,7 @@ type Slot struct {
 	prefillChunk int // rows
 	markers      piece.Markers
 	members      *preempt.Pool
+	readings     *inflight.Table
 	model        *auto.Model
 
 	// Of the request in work.
@@ -100,6 +104,7 @@ type Slot struct {
 	held    bool            // handle exists in the engine
 	parked  parked
 	reader  reader
+	reading *inflight.Reading // nil = the prompt is read for nobody else
 
 	seq        sequence.Sequence
 	text       text.Text
@@ -115,8 +120,8 @@ type Slot struct {
 func NewSlot(cfg Config, model *auto.Model, d Drafts) *Slot {
 	cfg = cfg.withDefaults()
 	s := &Slot{
-		prefillChunk: cfg.PrefillChunk, markers: cfg.Markers, members: cfg.Members, model: model,
-		features: features.New(cfg.RingRows),
+		prefillChunk: cfg.PrefillChunk, markers: cfg.Markers, members: cfg.Members, readings: cfg.Readings,
+		model: model, features: features.New(cfg.RingRows),
 	}
 	s.reuse = reuse.New(cfg.Prefixes, reuse.All)
 	s.reader = reader{limit: cfg.SlowReader, gone: make(chan error, 1), timer: time.AfterFunc(time.Hour, s.leave)}
@@ -140,6 +145,10 @@ func (s *Slot) Run(ctx context.Context, e engine.Engine, req *Request, sink Sink
 	s.held, s.parked, s.reader.left = false, parked{}, false
 	defer s.freeSequence(ctx)
 	defer s.dropParked(ctx)
+	if err := s.awaitReader(ctx); err != nil {
+		return Result{}, rpcerr.From(err)
+	}
+	defer s.reading.End()
 	if err := s.member.Enter(ctx); err != nil {
 		return Result{}, rpcerr.From(err)
 	}
@@ -157,6 +166,27 @@ func (s *Slot) Run(ctx context.Context, e engine.Engine, req *Request, sink Sink
 	return Result{Reason: reason, StopToken: s.out.StopToken(), CloseKind: s.constraint.Kind()}, err
 }
 
+// awaitReader enters the prompt among those that are read, and waits for one that arrived earlier and begins like it.
+func (s *Slot) awaitReader(ctx context.Context) error {
+	s.reading = nil
+	if !s.reuse.On() {
+		return nil
+	}
+	s.reading = s.readings.Begin(inflight.Prompt{
+		Space: s.req.Reuse.Space, Tokens: s.req.Prompt, Cuts: s.cuts, PromptRows: s.info.PromptRows, Priority: s.req.Priority,
+	})
+	if s.req.Reuse.SaveOnly {
+		return nil
+	}
+	shared, err := s.reading.Wait(ctx, s.reuse.Stored)
+	if err != nil {
+		s.reading.End()
+		return err
+	}
+	s.reuse.Allow(shared)
+	return nil
+}
+
 // open makes the request's sequence and restores the longest stored state that the prompt begins with, of so many tokens.
 func (s *Slot) open(ctx context.Context) (restored int, err error) {
 	if err := s.newSequence(ctx); err != nil {
@@ -171,6 +201,7 @@ func (s *Slot) open(ctx context.Context) (restored int, err error) {
 		s.freeSequence(ctx)
 		err = s.newSequence(ctx)
 	}
+	s.reading.Started(restored)
 	return restored, err
 }
 

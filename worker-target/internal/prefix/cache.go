@@ -139,6 +139,23 @@ func (c *Cache) Find(space string, tokens []int32, fits func(length int) bool) *
 	return best
 }
 
+// Longest returns the length of the entry that Find would return, 0 if there is none. It is no look-up.
+func (c *Cache) Longest(space string, tokens []int32, fits func(length int) bool) (length int) {
+	if c == nil {
+		return 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if root := c.roots[space]; root != nil {
+		root.match(tokens, func(e *Entry) {
+			if fits(e.length) {
+				length = e.length
+			}
+		})
+	}
+	return length
+}
+
 // Restore restores an entry that Find returned into a sequence. After an error the sequence is of no use, and the entry
 // is gone unless the engine had no room for it.
 func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error {

@@ -17,6 +17,7 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/guide"
+	"github.com/tandem-inference/tandem/worker-target/internal/inflight"
 	"github.com/tandem-inference/tandem/worker-target/internal/preempt"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"github.com/tandem-inference/tandem/worker-target/internal/schedule"
@@ -80,7 +81,7 @@ func New(workerID string, slots int, cfg decode.Config, deps Deps) *Server {
 		d = managed{deps.Drafts}
 	}
 	if deps.Prefixes != nil {
-		cfg.Prefixes = deps.Prefixes
+		cfg.Prefixes, cfg.Readings = deps.Prefixes, inflight.New()
 	}
 	s.slots = newSlots(slots, func() *decode.Slot { return decode.NewSlot(cfg, deps.Model, d) })
 	return s

@@ -62,6 +62,7 @@ type Cache interface {
 	Drop(e *prefix.Entry)
 	Relieve(use engine.Engine) bool
 	Freed()
+	Longest(space string, tokens []int32, fits func(length int) bool) int
 }
 
 // Reuse is that of one request after another. Its memory is kept between them.
@@ -85,6 +86,7 @@ type Reuse struct {
 	saves  int             // that were measured
 	// Tokens of the restored state and of the longest one of the prompt that this request added.
 	restored, saved int
+	shared          int // position of a state that may be restored although it is no border, 0 = none
 }
 
 // New returns the reuse of a slot. cache is nil when nothing is kept.
@@ -93,7 +95,7 @@ func New(cache Cache, classes Class) Reuse { return Reuse{cache: cache, classes:
 // Start begins a request on an engine, whose prompt has the given cuts.
 func (r *Reuse) Start(req Request, e engine.Engine, prompt []int32, cuts piece.Cuts) {
 	r.req, r.engine, r.prompt, r.cuts, r.free = req, e, prompt, cuts, e.Info().PromptRows == 0
-	r.rows, r.ring, r.kind, r.newest, r.restored, r.saved = nil, nil, nil, nil, 0, 0
+	r.rows, r.ring, r.kind, r.newest, r.restored, r.saved, r.shared = nil, nil, nil, nil, 0, 0, 0
 	r.keep, r.must, r.mark = r.keep[:0], r.must[:0], time.Now()
 	if r.On() {
 		r.plan()
@@ -167,7 +169,20 @@ func (r *Reuse) Again(ctx context.Context, s engine.Sequence, length int) (int, 
 }
 
 // fits reports whether a cold run of the prompt has the state after so many tokens.
-func (r *Reuse) fits(length int) bool { return r.free || r.cuts.Below(length) == length }
+func (r *Reuse) fits(length int) bool {
+	return r.free || length == r.shared || r.cuts.Below(length) == length
+}
+
+// Stored is the number of tokens of the longest state that Restore would restore now.
+func (r *Reuse) Stored() int {
+	return r.cache.Longest(r.req.Space, r.prompt[:len(r.prompt)-1], r.fits)
+}
+
+// Allow lets Restore take a state of so many tokens that another request has stored by Share.
+func (r *Reuse) Allow(shared int) { r.shared = shared }
+
+// Share saves the state of a sequence that holds the prompt's first length tokens, for requests that wait for it.
+func (r *Reuse) Share(s engine.Sequence, length int) { r.save(s, r.prompt[:length], true) }
 
 // Known is the number of tokens of the longest state of the prompt that the request has restored or saved.
 func (r *Reuse) Known() int { return max(r.saved, r.restored) }

@@ -60,6 +60,8 @@ func (s *stub) Drop(e *prefix.Entry)       { s.dropped = append(s.dropped, s.ent
 func (s *stub) Relieve(engine.Engine) bool { return false }
 func (s *stub) Freed()                     {}
 
+func (s *stub) Longest(string, []int32, func(int) bool) int { return 0 }
+
 // agent is the cuts of a prompt of 5000 tokens: system text of 1500, then messages of 700, 40, 300, 2000 and 100, and a
 // header.
 var agent = piece.Cuts{
