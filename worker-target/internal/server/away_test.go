@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"sync/atomic"
@@ -29,6 +30,22 @@ func slowRig(t *testing.T, host uint64) (*rig, *tandemv1.DecodeRequest) {
 	}
 }
 
+// away waits until so many requests are away for good, and so many slots are busy: on a slow machine a request may be
+// away for a moment although its client reads.
+func (r *rig) away(requests, busy int) {
+	r.t.Helper()
+	r.until(fmt.Sprintf("%d requests to be away and %d slots busy", requests, busy), func() bool {
+		before := r.counters()["slow_readers"]
+		for range 10 {
+			if r.server.Busy() != busy || r.server.members.Stats().Parked != requests || r.counters()["slow_readers"] != before {
+				return false
+			}
+			time.Sleep(30 * time.Millisecond)
+		}
+		return true
+	})
+}
+
 // TestSlowReaderHoldsNothing: a request whose client does not read gives back its slot, sequence and pages, so that
 // others run; when its client reads on it goes on with the tokens that it gives alone, from a state in host memory or by
 // reading its text again.
@@ -43,9 +60,7 @@ func TestSlowReaderHoldsNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.until("the slow reader's slot to be free", func() bool {
-				return r.server.Busy() == 0 && r.counters()["slow_readers"] == 1
-			})
+			r.away(1, 0)
 			handles, err := r.opener.Opened()[0].Handles(ctx)
 			if err != nil || len(handles.Sequences) > 0 {
 				t.Errorf("sequences %v are held, %v", handles.Sequences, err)
@@ -87,15 +102,12 @@ func TestReturnWaitsForASlot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.until("it is away", func() bool { return r.server.Busy() == 0 && r.counters()["slow_readers"] == 1 })
+	r.away(1, 0)
 	second, err := r.client.Decode(ctx, m)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.until("the second's slot", func() bool { return r.server.Busy() == 1 })
-	r.until("the second stays in its slot: there is as much away as there are slots", func() bool {
-		return r.counters()["slow_readers"] == 2 && r.server.Busy() == 1
-	})
+	r.away(2, 1) // the second stays in its slot: there are as many away as there are slots
 	if _, err := r.decode(ctx, m, nil); !errors.Is(err, rpcerr.NoSlot) {
 		t.Errorf("a third request: %v", err)
 	}
@@ -129,7 +141,7 @@ func TestReturnWaitsForASlot(t *testing.T) {
 	if _, err := r.client.Decode(ctx, m); err != nil {
 		t.Fatal(err)
 	}
-	r.until("the last is away", func() bool { return r.server.Busy() == 0 && r.server.members.Stats().Parked == 1 })
+	r.away(1, 0)
 	cancel()
 	r.until("the last has left", func() bool { return r.counters()["requests_cancelled"] == 1 })
 	r.server.slots.mu.Lock()
