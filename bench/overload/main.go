@@ -1,5 +1,5 @@
-// Command overload sends a demonstration cluster several times what it can serve and then clients that leave, and judges
-// what must stay true (see tests/overload). The last line is PASS or FAIL; a JSON file holds all figures.
+// Command overload sends a demonstration cluster several times what it can serve and then clients that leave, and
+// judges what must stay true (see tests/overload). The last line is PASS or FAIL; a JSON file holds all figures.
 //
 //	go run ./bench/overload [-duration 10m] [-factor 5] [-disconnects 10000] [-out build/overload.json]
 package main
@@ -51,10 +51,12 @@ func run(ctx context.Context, duration time.Duration, factor float64, disconnect
 		return false, err
 	}
 	table := &report.Table{
-		Title: "Memory", Header: []string{"process", "after a third, MB", "after the overload, MB", "after the disconnects, MB"},
+		Title:  "Memory",
+		Header: []string{"process", "after a third, MB", "after the overload, MB", "after the disconnects, MB"},
 	}
 	for _, m := range r.Memory {
-		table.Add(fmt.Sprintf("%s (%d)", m.Name, m.PID), float64(m.Before)/1e6, float64(m.After)/1e6, float64(m.Disconnected)/1e6)
+		table.Add(fmt.Sprintf("%s (%d)", m.Name, m.PID), float64(m.Before)/1e6, float64(m.After)/1e6,
+			float64(m.Disconnected)/1e6)
 	}
 	table.Write(os.Stdout)
 	fmt.Printf("\npeak %.0f tokens a second in %.1f requests; at %.0f times the requests %.0f (%.0f %%)\n",

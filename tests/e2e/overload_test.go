@@ -9,8 +9,8 @@ import (
 	"github.com/tandem-inference/tandem/tests/overload"
 )
 
-// TestOverload is the short form of bench/overload: what is served is not slowed down by what is refused, and clients that
-// leave leave nothing.
+// TestOverload is the short form of bench/overload: what is served is not slowed down by what is refused, and clients
+// that leave leave nothing.
 func TestOverload(t *testing.T) {
 	cfg := overload.Config{
 		// Other tests share the machine: only a collapse is a failure here.

@@ -127,8 +127,8 @@ func (r *refusal) Error() string { return fmt.Sprintf("status %d: %s", r.status,
 // ask sends request i and returns the tokens of its answer. With stream its body is left to the caller.
 func (s *run) ask(ctx context.Context, i int, stream bool) (tokens int, body io.ReadCloser, err error) {
 	data, err := json.Marshal(map[string]any{
-		"model": "overload", "prompt": fmt.Sprintf("func f%d(list []int) int {\n\t// returns", i%7), "max_tokens": s.cfg.Tokens,
-		"temperature": 0.9, "seed": i, "stream": stream, "ignore_eos": true,
+		"model": "overload", "prompt": fmt.Sprintf("func f%d(list []int) int {\n\t// returns", i%7),
+		"max_tokens": s.cfg.Tokens, "temperature": 0.9, "seed": i, "stream": stream, "ignore_eos": true,
 	})
 	if err != nil {
 		return 0, nil, err

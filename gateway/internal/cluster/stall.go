@@ -19,8 +19,8 @@ type stall struct {
 
 // Hand runs f, which hands output to the client. While f waits for a client that does not read, the slot counts as
 // stalled. Its worker may give the slot to others then: whether it has says the number of its busy slots in
-// heartbeats. When the client reads on, the worker makes the request wait for a slot again. Calls for one slot come one
-// after the other.
+// heartbeats. When the client reads on, the worker makes the request wait for a slot again. Calls for one slot come
+// one after the other.
 func (l *Slot) Hand(f func() error) error {
 	s := &l.stall
 	s.mu.Lock()
@@ -71,8 +71,8 @@ func (w *worker) away() int {
 // used is the number of slots that a worker has in use.
 func (w *worker) used() int { return w.busy - w.away() }
 
-// reserved is the number of tokens that a worker's requests may hold. Those of stalled ones count until all of them have
-// given up their slots.
+// reserved is the number of tokens that a worker's requests may hold. Those of stalled ones count until all of them
+// have given up their slots.
 func (w *worker) reserved() int {
 	if w.away() < w.stalled {
 		return w.held

@@ -19,8 +19,8 @@ type Place interface {
 	Return(ctx context.Context) error
 }
 
-// reader watches the client of the request in work. While the request's goroutine is in output.Flush, leave may run on
-// another one; between the two the timer decides: a flush that it interrupted waits for leave to end.
+// reader watches the client of the request in work. While the request's goroutine is in output.Flush, leave may run
+// on another one; between the two the timer decides: a flush that it interrupted waits for leave to end.
 type reader struct {
 	limit time.Duration // 0 = clients may take any time
 	timer *time.Timer   // runs leave
@@ -29,8 +29,8 @@ type reader struct {
 	left  bool       // the request has given up its place
 }
 
-// flush hands the round's output to the client. A request whose client does not read gives up its memory, and its place
-// for others; it comes back when the client has read.
+// flush hands the round's output to the client. A request whose client does not read gives up its memory, and its
+// place for others; it comes back when the client has read.
 func (s *Slot) flush(ctx context.Context) error {
 	if s.reader.limit <= 0 || s.req.Place == nil {
 		return s.out.Flush()

@@ -1,10 +1,11 @@
 // Package inflight lets prompts that begin alike and arrive together be read once: the choices of one request, or
 // requests with the same system text.
 //
-// A request enters a Table before its prompt is read. If an earlier one of the same namespace is still to read a prefix
-// that both share, at least Least tokens more than is stored already, the later one waits (Wait). The reader stops at the
-// end of that prefix, where its prompt may be cut without another bit, and stores its state; then the waiting request
-// restores it. When the reader ends before, because its client left, say, the next of those that wait reads on.
+// A request enters a Table before its prompt is read. If an earlier one of the same namespace is still to read a
+// prefix that both share, at least Least tokens more than is stored already, the later one waits (Wait). The reader
+// stops at the end of that prefix, where its prompt may be cut without another bit, and stores its state; then the
+// waiting request restores it. When the reader ends before, because its client left, say, the next of those that wait
+// reads on.
 //
 // Requests wait for earlier ones only, so that waits have no cycle.
 package inflight
@@ -102,8 +103,8 @@ func (r *Reading) release(position int) {
 }
 
 // Wait waits until an earlier reader has stored the longest state that it shares with this prompt, of which stored
-// tells the tokens that are stored already. It returns the length of that state, 0 when there is none to wait for (any
-// more). It may be gone by then, or there was no room for it: the prompt is read then.
+// tells the tokens that are stored already. It returns the length of that state, 0 when there is none to wait for
+// (any more). It may be gone by then, or there was no room for it: the prompt is read then.
 func (r *Reading) Wait(ctx context.Context, stored func() int) (int, error) {
 	if r == nil {
 		return 0, nil
@@ -155,8 +156,8 @@ func (r *Reading) want(stored int) *want {
 	return w
 }
 
-// shared is the length of the longest state of p that o begins with, one token of o at least left to read: at a border
-// of both or, where the piece after it is the same in both, at a cut of that piece.
+// shared is the length of the longest state of p that o begins with, one token of o at least left to read: at a
+// border of both or, where the piece after it is the same in both, at a cut of that piece.
 func (p *Prompt) shared(o *Prompt) int {
 	common := 0
 	for most := min(len(p.Tokens), len(o.Tokens)); common < most && p.Tokens[common] == o.Tokens[common]; {

@@ -69,8 +69,8 @@ func read(r *Reading, from, length, rows int) (ends []int) {
 	return ends
 }
 
-// TestWait: later ones wait for the reader, which stops where they want, and who shares too little or nothing, or comes
-// too late, does not wait.
+// TestWait: later ones wait for the reader, which stops where they want, and who shares too little or nothing, or
+// comes too late, does not wait.
 func TestWait(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		table := New()
@@ -128,7 +128,8 @@ func TestWait(t *testing.T) {
 	})
 }
 
-// TestLeaderLeaves: when the reader ends, the next reads and the others wait for that one; a wait ends with its context.
+// TestLeaderLeaves: when the reader ends, the next reads and the others wait for that one; a wait ends with its
+// context.
 func TestLeaderLeaves(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		table := New()
@@ -138,7 +139,8 @@ func TestLeaderLeaves(t *testing.T) {
 		for i := range readings {
 			readings[i] = table.Begin(numbers(2000, 2000, 1, 64))
 			go func() {
-				if n, err := readings[i].Wait(t.Context(), func() int { return 0 }); err != nil || n != 0 && n != 1984 {
+				n, err := readings[i].Wait(t.Context(), func() int { return 0 })
+				if err != nil || n != 0 && n != 1984 {
 					t.Errorf("%d, %v", n, err)
 				}
 				waits <- i

@@ -37,7 +37,9 @@ func (e *tightly) Step(ctx context.Context, step *engine.Step, result *engine.St
 // comes again, also in another sequence in the same state, and its result is that of one step.
 func TestRefusedOnTheWay(t *testing.T) {
 	for _, move := range []bool{false, true} {
-		inner := &tightly{Engine: fake(t, enginefake.Options{}), first: make(chan struct{}), goOn: make(chan struct{}), refuse: []int{3, 4}}
+		inner := &tightly{
+			Engine: fake(t, enginefake.Options{}), first: make(chan struct{}), goOn: make(chan struct{}), refuse: []int{3, 4},
+		}
 		e := with(inner, free)
 		sequence := func() engine.Sequence {
 			s, err := e.NewSequence(t.Context())

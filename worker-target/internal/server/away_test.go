@@ -47,8 +47,8 @@ func (r *rig) away(requests, busy int) {
 }
 
 // TestSlowReaderHoldsNothing: a request whose client does not read gives back its slot, sequence and pages, so that
-// others run; when its client reads on it goes on with the tokens that it gives alone, from a state in host memory or by
-// reading its text again.
+// others run; when its client reads on it goes on with the tokens that it gives alone, from a state in host memory or
+// by reading its text again.
 func TestSlowReaderHoldsNothing(t *testing.T) {
 	for name, host := range map[string]uint64{"kept": 0, "read again": 1} {
 		t.Run(name, func(t *testing.T) {
@@ -92,8 +92,8 @@ func TestSlowReaderHoldsNothing(t *testing.T) {
 	}
 }
 
-// TestReturnWaitsForASlot: a request that comes back takes the next slot that becomes free, before those that arrive, and
-// one that is cancelled while it is away leaves nothing.
+// TestReturnWaitsForASlot: a request that comes back takes the next slot that becomes free, before those that arrive,
+// and one that is cancelled while it is away leaves nothing.
 func TestReturnWaitsForASlot(t *testing.T) {
 	r, m := slowRig(t, 0)
 	ctx, cancel := context.WithCancel(t.Context())

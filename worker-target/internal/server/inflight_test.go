@@ -14,9 +14,9 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
 )
 
-// TestEqualPromptsAreReadOnce: eight choices of one prompt of 2K tokens that arrive together read it once, and requests
-// that begin alike read that part once; every one gives the tokens that it gives without a cache, and its draft has the
-// features. When the one that reads is cancelled another reads on.
+// TestEqualPromptsAreReadOnce: eight choices of one prompt of 2K tokens that arrive together read it once, and
+// requests that begin alike read that part once; every one gives the tokens that it gives without a cache, and its
+// draft has the features. When the one that reads is cancelled another reads on.
 func TestEqualPromptsAreReadOnce(t *testing.T) {
 	const n, length, system = 8, 2048, 1600
 	for _, promptRows := range []int{0, 64} {
