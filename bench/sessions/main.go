@@ -1,5 +1,5 @@
-// Command sessions measures what the prefix cache saves: the second turn of a long conversation, and the prompts of an
-// agent whose history grows from turn to turn.
+// Command sessions measures what the prefix cache saves: the second turn of a long conversation, also after a restart
+// from states on disk, and the prompts of an agent whose history grows from turn to turn.
 //
 //	go run ./bench/sessions [-rounds 3] [-turns 16] [-out build/sessions.json]
 package main
@@ -10,20 +10,24 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tandem-inference/tandem/bench/report"
 	"github.com/tandem-inference/tandem/tests/client"
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
-// Aims of the two measurements.
+// Aims of the measurements.
 const (
 	mostShare = 0.05 // of the second turn's first token in the time of a cold one
+	mostDisk  = 0.12 // the same after a restart
 	mostRead  = 1.1  // prompt tokens read for a new one
 )
 
@@ -44,7 +48,10 @@ type results struct {
 	Second []second `json:"second_turn"`
 	// Share is the median of theirs.
 	Share float64 `json:"second_turn_share"`
-	Agent agent   `json:"agent"`
+	// Restarted are second turns that a restarted cluster serves from disk.
+	Restarted      []second `json:"second_turn_after_restart"`
+	RestartedShare float64  `json:"second_turn_after_restart_share"`
+	Agent          agent    `json:"agent"`
 }
 
 // second is the second turn of a conversation, beside the first, which is cold.
@@ -81,27 +88,19 @@ func run(ctx context.Context, rounds, turns int, out string) error {
 	c := client.New(cl.HTTP)
 	r := results{Machine: report.Machine()}
 	fmt.Println("# Sessions\n\n" + r.Machine)
-	table := &report.Table{Title: "The second turn over a conversation of 8K tokens",
-		Header: []string{"tokens", "first token, cold", "from the cache", "first token, second turn", "restoring", "share",
-			"tokens drafted in", "steps"}}
-	var shares []float64
-	for range rounds {
-		s, err := secondTurn(ctx, c)
-		if err != nil {
-			return err
-		}
-		r.Second = append(r.Second, s)
-		shares = append(shares, s.Share)
-		table.Add(s.Tokens, s.ColdMS, s.Cached, s.HitMS, s.RestoreMS, fmt.Sprintf("%.1f %%", 100*s.Share), s.Drafted, s.Steps)
+	if r.Second, r.Share, err = turnsOf("The second turn over a conversation of 8K tokens", rounds,
+		func() (second, error) { return secondTurn(ctx, c) }); err != nil {
+		return err
 	}
-	table.Write(os.Stdout)
-	slices.Sort(shares)
-	r.Share = shares[len(shares)/2]
+	if r.Restarted, r.RestartedShare, err = turnsOf("The second turn after a restart, from disk", rounds,
+		func() (second, error) { return restarted(ctx) }); err != nil {
+		return err
+	}
 	if r.Agent, err = trace(ctx, c, turns); err != nil {
 		return err
 	}
 	a := r.Agent
-	table = &report.Table{Title: fmt.Sprintf("An agent of %d turns: 6K tokens of system text and tools, results of 0.5K to 2K", turns),
+	table := &report.Table{Title: fmt.Sprintf("An agent of %d turns: 6K tokens of system text and tools, results of 0.5K to 2K", turns),
 		Header: []string{"prompts together", "new tokens", "read", "read a new one", "answers compared"}}
 	table.Add(a.Asked, a.New, a.Read, a.Ratio, a.Checks)
 	table.Write(os.Stdout)
@@ -119,6 +118,9 @@ func run(ctx context.Context, rounds, turns int, out string) error {
 	case r.Share > mostShare:
 		return fmt.Errorf("the second turn's first token takes %.1f %% of a cold one, at most %.0f %% are the aim",
 			100*r.Share, 100*mostShare)
+	case r.RestartedShare > mostDisk:
+		return fmt.Errorf("after a restart the second turn's first token takes %.1f %% of a cold one, at most %.0f %% are the aim",
+			100*r.RestartedShare, 100*mostDisk)
 	case a.Ratio > mostRead:
 		return fmt.Errorf("the agent's target reads %.2f tokens for a new one, at most %.1f are the aim", a.Ratio, mostRead)
 	}
@@ -142,7 +144,82 @@ func ask(ctx context.Context, c *client.Client, list []client.Message, most int,
 		Speculation: &client.Speculation{Mode: "chain"}}, nil)
 }
 
+// turnsOf measures second turns, prints them and returns the median of their shares.
+func turnsOf(title string, rounds int, measure func() (second, error)) (all []second, share float64, err error) {
+	table := &report.Table{Title: title,
+		Header: []string{"tokens", "first token, cold", "from the cache", "first token, second turn", "restoring", "share",
+			"tokens drafted in", "steps"}}
+	var shares []float64
+	for range rounds {
+		s, err := measure()
+		if err != nil {
+			return all, 0, err
+		}
+		all = append(all, s)
+		shares = append(shares, s.Share)
+		table.Add(s.Tokens, s.ColdMS, s.Cached, s.HitMS, s.RestoreMS, fmt.Sprintf("%.1f %%", 100*s.Share), s.Drafted, s.Steps)
+	}
+	table.Write(os.Stdout)
+	slices.Sort(shares)
+	return all, shares[len(shares)/2], nil
+}
+
+// restarted is a second turn at a cluster that was restarted after the first, with none of its files in the page cache.
+func restarted(ctx context.Context) (s second, err error) {
+	dir, err := os.MkdirTemp("", "tandem-sessions-")
+	if err != nil {
+		return s, err
+	}
+	defer os.RemoveAll(dir)
+	begin := func() (*cluster.Cluster, error) {
+		ctx, stop := context.WithTimeout(ctx, time.Minute)
+		defer stop()
+		return cluster.Start(ctx, cluster.Options{Args: []string{"--demo", "--kv-cache-dir", dir}})
+	}
+	cl, err := begin()
+	if err != nil {
+		return s, err
+	}
+	again := func() (*client.Client, error) {
+		ended, stop := context.WithTimeout(ctx, time.Minute)
+		defer stop()
+		if err := cl.Stop(ended); err != nil {
+			return nil, err
+		}
+		cl.Close()
+		if err := uncache(dir); err != nil {
+			return nil, err
+		}
+		if cl, err = begin(); err != nil {
+			return nil, err
+		}
+		return client.New(cl.HTTP), nil
+	}
+	defer func() { cl.Close() }()
+	return secondTurnAt(ctx, client.New(cl.HTTP), again)
+}
+
+// uncache drops the files of a folder from the page cache; they are synced.
+func uncache(dir string) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
+	})
+}
+
 func secondTurn(ctx context.Context, c *client.Client) (s second, err error) {
+	return secondTurnAt(ctx, c, func() (*client.Client, error) { return c, nil })
+}
+
+// secondTurnAt asks for the first turn of a conversation, then for the second one where again says.
+func secondTurnAt(ctx context.Context, c *client.Client, again func() (*client.Client, error)) (s second, err error) {
 	list := []client.Message{{Role: "system", Content: words(1000)}}
 	for i := range 14 {
 		list = append(list, client.Message{Role: []string{"user", "assistant"}[i%2], Content: words(500)})
@@ -154,6 +231,9 @@ func secondTurn(ctx context.Context, c *client.Client) (s second, err error) {
 	}
 	list = append(list, client.Message{Role: "assistant", Content: cold.Text},
 		client.Message{Role: "user", Content: "And what is a channel?"})
+	if c, err = again(); err != nil {
+		return s, err
+	}
 	hit, err := ask(ctx, c, list, 17, nil)
 	if err != nil {
 		return s, err

@@ -1,10 +1,11 @@
 // Attention speed: causal prefill in chunks of 512 and single-row decode, as share of the measured f32 fma peak and of
 // bytes read. Usage: attention_bench [tokens] [threads] [f32|f16|q8_0|q4_0]
+#include <strings.h>
+
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -58,10 +59,11 @@ int main(int argc, char** argv) {
   const int tokens = argc > 1 ? std::atoi(argv[1]) : 17500;
   const int threads = argc > 2 ? std::atoi(argv[2]) : 2;
   const char* name = argc > 3 ? argv[3] : "f16";
-  const KvType type = std::strcmp(name, "f32") == 0    ? KvType::kF32
-                      : std::strcmp(name, "q8_0") == 0 ? KvType::kQ8_0
-                      : std::strcmp(name, "q4_0") == 0 ? KvType::kQ4_0
-                                                       : KvType::kF16;
+  KvType type = KvType::kF16;
+#define TND_ROW(type_name, id, codes, block) \
+  if (strcasecmp(name, #type_name) == 0) type = KvType::k##type_name;
+  TND_KV_TYPES(TND_ROW, TND_ROW)
+#undef TND_ROW
   ThreadPool pool(threads);
   const double peak = isa() == Isa::kAvx512 ? peak_gflops(pool) : 0;
   std::printf("threads %d, isa %s, f32 peak %.0f GFLOP/s\n", threads, isa_name(isa()), peak);

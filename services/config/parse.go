@@ -8,6 +8,7 @@ import (
 	"regexp"
 
 	"github.com/alecthomas/kong"
+	"github.com/tandem-inference/tandem/services/kvtype"
 )
 
 // EnvPrefix starts the name of every environment variable that stands for a flag.
@@ -109,6 +110,7 @@ func Parse(cli any, name, description string, args []string, streams Streams, op
 		kong.Embed(&list),
 		kong.Name(name),
 		kong.Description(description),
+		kong.Vars(kvtype.Vars()),
 		kong.DefaultEnvars(EnvPrefix),
 		prepareFlags(cli),
 		kong.UsageOnError(),

@@ -239,6 +239,7 @@ type Engine interface {
 	// DemoteSnapshot moves the snapshot's pages that no sequence holds to host memory. RestoreSnapshot brings them back.
 	DemoteSnapshot(ctx context.Context, p Snapshot) error
 	FreeSnapshot(ctx context.Context, p Snapshot) error
+	SnapshotParts
 	Export(ctx context.Context, s Sequence) ([]byte, error)
 	Import(ctx context.Context, s Sequence, state []byte) error
 

@@ -3,8 +3,8 @@ package gguf
 import (
 	"fmt"
 	"math"
-	"sort"
-	"strings"
+
+	"github.com/tandem-inference/tandem/services/kvtype"
 )
 
 // Group is a part of a model for accounts of memory.
@@ -100,32 +100,20 @@ func (d *Draft) CheckRuns() error {
 	return nil
 }
 
-// Bytes of one block of 32 KV-cache values, by type name as written in flags.
-var kvBlockBytes = map[string]int64{
-	"f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20, "q4_0": 18, "tq3_0": 14,
-}
-
-// KVTypes lists the names that KVBytesPerToken understands.
-func KVTypes() []string {
-	out := make([]string, 0, len(kvBlockBytes))
-	for name := range kvBlockBytes {
-		out = append(out, name)
-	}
-	sort.Strings(out)
-	return out
-}
-
 // KVBytesPerToken is the growth of one sequence's KV cache per token over all attention layers, for the given types of
 // K and V.
 func (m *Model) KVBytesPerToken(typeK, typeV string) (int64, error) {
-	k, okK := kvBlockBytes[strings.ToLower(typeK)]
-	v, okV := kvBlockBytes[strings.ToLower(typeV)]
-	if !okK || !okV {
-		return 0, fmt.Errorf("gguf: unknown KV type %q/%q (known: %s)", typeK, typeV, strings.Join(KVTypes(), ", "))
+	k, err := kvtype.Parse(typeK)
+	if err != nil {
+		return 0, err
+	}
+	v, err := kvtype.Parse(typeV)
+	if err != nil {
+		return 0, err
 	}
 	total := int64(0)
 	for _, heads := range m.KVHeads {
-		total += int64(heads) * (int64(m.KeyDim)*k + int64(m.ValueDim)*v) / 32
+		total += int64(heads) * (int64(m.KeyDim)*k.BlockBytes + int64(m.ValueDim)*v.BlockBytes) / kvtype.Block
 	}
 	return total, nil
 }

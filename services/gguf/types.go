@@ -111,13 +111,3 @@ func (t Type) BlockBytes() int64 {
 	}
 	return typeTable[t].blockBytes
 }
-
-// ParseType finds a storage type by its name, in the spelling of String.
-func ParseType(name string) (Type, bool) {
-	for i, info := range typeTable {
-		if info.name == name && info.blockBytes != 0 {
-			return Type(i), true
-		}
-	}
-	return 0, false
-}

@@ -35,11 +35,18 @@ var Counters = map[string]string{
 	"prefix_cache_refusals":  "States that the prefix cache had no room for.",
 	"prefix_cache_failures":  "States that could not be restored; the prompt was read instead.",
 
-	"preemptions":         "Times that a request gave up its memory because the engine had none left.",
-	"resumed_from_memory": "Requests that gave up their memory and went on from a state in host memory.",
-	"resumed_by_reading":  "Requests that gave up their memory and went on after reading their text again.",
-	"slow_readers":        "Times that a request gave up its memory and its slot because its client did not read.",
-	"tokens_read_again":   "Tokens of prompts and answers that requests read again after they gave up their memory.",
+	"preemptions":                 "Times that a request gave up its memory because the engine had none left.",
+	"resumed_from_memory":         "Requests that gave up their memory and went on from a state in host memory.",
+	"resumed_by_reading":          "Requests that gave up their memory and went on after reading their text again.",
+	"slow_readers":                "Times that a request gave up its memory and its slot because its client did not read.",
+	"tokens_read_again":           "Tokens of prompts and answers that requests read again after they gave up their memory.",
+	"prefix_cache_disk_lookups":   "Prompts for which a state on disk was looked for.",
+	"prefix_cache_disk_hits":      "Prompts for which a state was read from disk.",
+	"prefix_cache_disk_tokens":    "Prompt tokens of states that were read from disk.",
+	"prefix_cache_disk_writes":    "States that were written to disk.",
+	"prefix_cache_disk_refusals":  "States that were not written: no room, a full disk, or too many waited.",
+	"prefix_cache_disk_evictions": "States on disk that were deleted for others.",
+	"prefix_cache_disk_damaged":   "Damaged files of states, which were deleted; the prompt was read instead.",
 
 	"orphaned_sequences_freed": "Sequences of the engine that belonged to no request any more and were freed.",
 
@@ -55,12 +62,14 @@ var Counters = map[string]string{
 	"score_seconds": "Time in which the scorer worked.",
 }
 
-// Gauges lists what workers send beside counters and what may fall again. The gateway shows each as a counter, without
-// _total.
+// Gauges lists what workers send beside counters and what may fall again. The gateway names each like a counter,
+// without _total.
 var Gauges = map[string]string{
-	"requests_parked":      "Requests that have given up their memory, or wait for some, now.",
-	"prefix_cache_entries": "States of prompts in the prefix cache.",
-	"prefix_cache_bytes":   "Memory of the prefix cache: states, their K/V rows, each once, and features for drafts.",
+	"requests_parked":          "Requests that have given up their memory, or wait for some, now.",
+	"prefix_cache_entries":     "States of prompts in the prefix cache.",
+	"prefix_cache_disk_states": "States of prompts on disk.",
+	"prefix_cache_disk_bytes":  "Bytes of files of states.",
+	"prefix_cache_bytes":       "Memory of the prefix cache: states, their K/V rows, each once, and features for drafts.",
 }
 
 // MetricName is the name of the gateway's instrument for a counter of a worker.

@@ -403,14 +403,16 @@ func TestRefusals(t *testing.T) {
 		field  string
 	}{
 		{"no registration", nil, codes.InvalidArgument, "", "registration"},
-		{"no id", &tandemv1.Registration{ProtocolVersion: 1, Role: 1, Address: "a"}, codes.InvalidArgument, "", "worker_id"},
-		{"no role", &tandemv1.Registration{ProtocolVersion: 1, WorkerId: "w", Address: "a"},
+		{"no id", &tandemv1.Registration{ProtocolVersion: 1, Role: 1, Address: "127.0.0.1:1"},
+			codes.InvalidArgument, "", "worker_id"},
+		{"no role", &tandemv1.Registration{ProtocolVersion: 1, WorkerId: "w", Address: "127.0.0.1:1"},
 			codes.InvalidArgument, "", "role"},
 		{"no address", &tandemv1.Registration{ProtocolVersion: 1, WorkerId: "w", Role: 1},
 			codes.InvalidArgument, "", "address"},
-		{"other protocol", &tandemv1.Registration{ProtocolVersion: 9, WorkerId: "w", Role: 1, Address: "a"},
+		{"other protocol", &tandemv1.Registration{ProtocolVersion: 9, WorkerId: "w", Role: 1, Address: "127.0.0.1:1"},
 			codes.FailedPrecondition, "PROTOCOL_MISMATCH", ""},
-		{"refused by the cluster", &tandemv1.Registration{ProtocolVersion: 1, WorkerId: "bad", Role: 1, Address: "a"},
+		{"refused by the cluster",
+			&tandemv1.Registration{ProtocolVersion: 1, WorkerId: "bad", Role: 1, Address: "127.0.0.1:1"},
 			codes.FailedPrecondition, "MODEL_MISMATCH", ""},
 	}
 	h := newHub(ServerConfig{Accept: func(r *tandemv1.Registration) error {

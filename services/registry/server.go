@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"math"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -241,7 +242,7 @@ func (s *Server) check(reg *tandemv1.Registration) error {
 		field, problem = "worker_id", "must have 1 to 128 bytes"
 	case reg.GetRole() == tandemv1.Role_ROLE_UNSPECIFIED:
 		field, problem = "role", "must be target, draft or prefill"
-	case reg.GetAddress() == "":
+	case !dialable(reg.GetAddress()):
 		field, problem = "address", "must be host:port or unix:///path"
 	default:
 		if err := bounds.Check(reg); err != nil {
@@ -265,6 +266,16 @@ func (s *Server) check(reg *tandemv1.Registration) error {
 		return s.cfg.Accept(reg)
 	}
 	return nil
+}
+
+// dialable reports whether an address has a form that peers reach; anything else would be taken for a name to look up.
+func dialable(address string) bool {
+	if path, ok := strings.CutPrefix(address, "unix://"); ok {
+		return strings.HasPrefix(path, "/") && len(path) > 1
+	}
+	host, port, err := net.SplitHostPort(address)
+	n, perr := strconv.Atoi(port)
+	return err == nil && perr == nil && host != "" && n > 0 && n < 1<<16
 }
 
 // add puts a worker into the table, replacing an older lease of the same id.

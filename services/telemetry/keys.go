@@ -44,4 +44,18 @@ const (
 	KeyCode       = "code"
 	KeyTTFTMS     = "ttft_ms"
 	KeyTokenRate  = "tokens_per_s"
+
+	// Of a request at a target: how it speculated, what came of it, and where its time went.
+	KeyMode        = "mode"
+	KeyRounds      = "rounds"
+	KeyDrafted     = "drafted"
+	KeyAccepted    = "accepted"
+	KeyLookedUp    = "looked_up" // drafted by prompt lookup
+	KeyLate        = "late"      // proposals that came after their deadline
+	KeyDegraded    = "degraded"
+	KeyPrefillMS   = "prefill_ms"
+	KeyVerifyMS    = "verify_ms"
+	KeyDraftWaitMS = "draft_wait_ms"
+	KeyPreemptions = "preemptions" // times that it gave up its memory
+	KeyReadAgain   = "read_again"  // tokens that it read again after that
 )

@@ -54,6 +54,14 @@ var hot = map[string]func(*rand.Rand) proto.Message{
 	"ExportSequenceResponse": func(r *rand.Rand) proto.Message {
 		return &enginev1.ExportSequenceResponse{TotalBytes: word(r), Chunk: payload(r)}
 	},
+	"ReadSnapshotResponse": func(r *rand.Rand) proto.Message {
+		return &enginev1.ReadSnapshotResponse{Crc: uint32(word(r)), Data: payload(r)}
+	},
+	"WriteSnapshotRequest": func(r *rand.Rand) proto.Message {
+		return &enginev1.WriteSnapshotRequest{
+			Snapshot: int32(word(r)), Page: int32(word(r)), OffsetBytes: word(r), Crc: uint32(word(r)), Data: payload(r),
+		}
+	},
 	"ImportSequenceRequest": func(r *rand.Rand) proto.Message {
 		return &enginev1.ImportSequenceRequest{Sequence: int32(word(r)), TotalBytes: word(r), Chunk: payload(r)}
 	},

@@ -10,6 +10,10 @@ import (
 // appendGenerated appends the encoding of a message with the option codec, less the bytes of its payload, which p gets.
 func appendGenerated(b []byte, p *Parts, m any) (header []byte, known bool) {
 	switch m := m.(type) {
+	case *enginev1.ReadSnapshotResponse:
+		return appendReadSnapshotResponse(b, p, m), true
+	case *enginev1.WriteSnapshotRequest:
+		return appendWriteSnapshotRequest(b, p, m), true
 	case *enginev1.ExportSequenceResponse:
 		return appendExportSequenceResponse(b, p, m), true
 	case *enginev1.ImportSequenceRequest:
@@ -29,6 +33,10 @@ func appendGenerated(b []byte, p *Parts, m any) (header []byte, known bool) {
 // readGenerated replaces the content of a message with the option codec, in the memory that it has; false leaves r untouched.
 func readGenerated(r *Reader, m any) (known bool) {
 	switch m := m.(type) {
+	case *enginev1.ReadSnapshotResponse:
+		readReadSnapshotResponse(r, m)
+	case *enginev1.WriteSnapshotRequest:
+		readWriteSnapshotRequest(r, m)
 	case *enginev1.ExportSequenceResponse:
 		readExportSequenceResponse(r, m)
 	case *enginev1.ImportSequenceRequest:
@@ -45,6 +53,81 @@ func readGenerated(r *Reader, m any) (known bool) {
 		return false
 	}
 	return true
+}
+
+var readSnapshotResponseNames = Names{Message: "tandem.engine.v1.ReadSnapshotResponse", Fields: []string{
+	1:  "crc",
+	15: "data",
+}}
+
+func appendReadSnapshotResponse(b []byte, p *Parts, m *enginev1.ReadSnapshotResponse) []byte {
+	b = AppendUint(b, 1, uint64(m.Crc))
+	p.Add(m.Data)
+	if n := p.Len(); n > 0 {
+		b = AppendLength(b, 15, n)
+	}
+	return b
+}
+
+func readReadSnapshotResponse(r *Reader, m *enginev1.ReadSnapshotResponse) {
+	m.Crc = 0
+	m.Data = m.Data[:0]
+	for tag := r.Next(); tag != 0; tag = r.Next() {
+		switch tag {
+		case 1<<3 | Varint:
+			m.Crc = r.Uint32()
+		case 15<<3 | Bytes:
+			m.Data = r.Append(m.Data)
+		default:
+			r.Other(tag, &readSnapshotResponseNames)
+		}
+	}
+	r.Finish(&readSnapshotResponseNames)
+}
+
+var writeSnapshotRequestNames = Names{Message: "tandem.engine.v1.WriteSnapshotRequest", Fields: []string{
+	1:  "snapshot",
+	2:  "page",
+	3:  "offset_bytes",
+	4:  "crc",
+	15: "data",
+}}
+
+func appendWriteSnapshotRequest(b []byte, p *Parts, m *enginev1.WriteSnapshotRequest) []byte {
+	b = AppendInt(b, 1, m.Snapshot)
+	b = AppendInt(b, 2, m.Page)
+	b = AppendUint(b, 3, m.OffsetBytes)
+	b = AppendUint(b, 4, uint64(m.Crc))
+	p.Add(m.Data)
+	if n := p.Len(); n > 0 {
+		b = AppendLength(b, 15, n)
+	}
+	return b
+}
+
+func readWriteSnapshotRequest(r *Reader, m *enginev1.WriteSnapshotRequest) {
+	m.Snapshot = 0
+	m.Page = 0
+	m.OffsetBytes = 0
+	m.Crc = 0
+	m.Data = m.Data[:0]
+	for tag := r.Next(); tag != 0; tag = r.Next() {
+		switch tag {
+		case 1<<3 | Varint:
+			m.Snapshot = r.Int32()
+		case 2<<3 | Varint:
+			m.Page = r.Int32()
+		case 3<<3 | Varint:
+			m.OffsetBytes = r.Uvarint()
+		case 4<<3 | Varint:
+			m.Crc = r.Uint32()
+		case 15<<3 | Bytes:
+			m.Data = r.Append(m.Data)
+		default:
+			r.Other(tag, &writeSnapshotRequestNames)
+		}
+	}
+	r.Finish(&writeSnapshotRequestNames)
 }
 
 var exportSequenceResponseNames = Names{Message: "tandem.engine.v1.ExportSequenceResponse", Fields: []string{

@@ -2,16 +2,15 @@ package workernode
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/tandem-inference/tandem/services/engine"
-	"github.com/tandem-inference/tandem/services/gguf"
+	"github.com/tandem-inference/tandem/services/kvtype"
 )
 
 // CacheFlags are types and room of an engine's cached keys and values.
 type CacheFlags struct {
-	CacheTypeK string `name:"cache-type-k" was:"kv-type-k" help:"Type of cached keys: f16, f32, q8_0, q4_0." enum:"f16,f32,q8_0,q4_0" default:"f16"`
-	CacheTypeV string `name:"cache-type-v" was:"kv-type-v" help:"Type of cached values: f16, f32, q8_0, q4_0." enum:"f16,f32,q8_0,q4_0" default:"f16"`
+	CacheTypeK string `name:"cache-type-k" was:"kv-type-k" help:"Type of cached keys: ${kv_types}." enum:"${kv_types}" default:"f16"`
+	CacheTypeV string `name:"cache-type-v" was:"kv-type-v" help:"Type of cached values: ${kv_types}." enum:"${kv_types}" default:"f16"`
 
 	KVPositions int `name:"kv-positions" help:"Positions of keys and values for all requests together, 0 = --lanes times --max-ctx, as far as memory allows." default:"0"`
 }
@@ -32,6 +31,9 @@ func (f CacheFlags) Apply(o *engine.OpenOptions) {
 
 // cacheType is the id of a type that the flags take.
 func cacheType(name string) int32 {
-	t, _ := gguf.ParseType(strings.ToUpper(name))
-	return int32(t)
+	t, err := kvtype.Parse(name)
+	if err != nil {
+		return engine.KVDefault // flags that were not parsed
+	}
+	return t.ID
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -14,7 +13,11 @@ import (
 	"github.com/tandem-inference/tandem/tests/cluster"
 )
 
-// TestRecordedClients sends what the sources of clients that publish no packages send (docs/spec/clients.md §3).
+// replayContext is the demonstration model's context.
+const replayContext = 32768
+
+// TestRecordedClients sends what clients send that are not run here (docs/spec/clients.md §3): requests of Hermes agent
+// as recorded, those of Open WebUI as its source builds them. Answers are read the way the client reads them.
 func TestRecordedClients(t *testing.T) {
 	root, err := cluster.Root()
 	if err != nil {
@@ -23,12 +26,7 @@ func TestRecordedClients(t *testing.T) {
 	if missing := cluster.Missing(root); missing != nil {
 		t.Fatalf("programs are missing in bin/: %v; run make build", missing)
 	}
-	options, err := cluster.Scripted(t.TempDir(), []cluster.Rule{
-		{Prompt: `(?s)<tool_response>.*sunny`, Emit: "It is sunny."},
-		{Prompt: `(?s)<tools>.*weather`,
-			Emit: "Let me look.\n<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>"},
-		{Prompt: `(?s)title`, Emit: `{"title": "Weather"}`},
-	})
+	options, err := cluster.Scripted(t.TempDir(), replayRules())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,27 +42,54 @@ func TestRecordedClients(t *testing.T) {
 	t.Run("open-webui", w.openWebUI)
 }
 
+// replayRules answer by what the prompt shows, in a thinking turn after a thought.
+func replayRules() []cluster.Rule {
+	call := func(city string) string {
+		return "<tool_call>\n<function=weather>\n<parameter=city>\n" + city + "\n</parameter>\n</function>\n</tool_call>"
+	}
+	var out []cluster.Rule
+	for _, r := range []cluster.Rule{
+		{Prompt: `<tool_response>.*sunny`, Emit: "It is sunny."},
+		{Prompt: `a title`, Emit: `{"title": "Weather"}`},
+		{Prompt: `tags`, Emit: `{"tags": ["weather"]}`},
+		{Prompt: `The weather in Oslo is$`, Emit: " sunny today."},
+		{Prompt: `<tools>.*Oslo and Rome`, Emit: "Let me look.\n" + call("Oslo") + "\n" + call("Rome")},
+		{Prompt: `<tools>.*Oslo`, Emit: "Let me look.\n" + call("Oslo")},
+	} {
+		thinking := r
+		thinking.Prompt, thinking.Emit = `(?s)`+r.Prompt+`.*<think>\n$`, "I need the weather.\n</think>\n\n"+r.Emit
+		r.Prompt = `(?s)` + r.Prompt
+		out = append(out, thinking, r)
+	}
+	return out
+}
+
 type wire struct{ url string }
 
-func (w *wire) get(t *testing.T, path string) (int, map[string]any) {
+// get returns status, text and what of the text is JSON.
+func (w *wire) get(t *testing.T, path string) (status int, text string, body map[string]any) {
 	t.Helper()
 	response, err := http.Get(w.url + path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer response.Body.Close()
-	var body map[string]any
-	_ = json.NewDecoder(response.Body).Decode(&body)
-	return response.StatusCode, body
-}
-
-func (w *wire) post(t *testing.T, body string, header http.Header) *http.Response {
-	t.Helper()
-	request, err := http.NewRequest(http.MethodPost, w.url+"/v1/chat/completions", strings.NewReader(body))
+	raw, err := io.ReadAll(response.Body)
 	if err != nil {
 		t.Fatal(err)
 	}
-	request.Header = header
+	_ = json.Unmarshal(raw, &body)
+	return response.StatusCode, string(raw), body
+}
+
+// post sends a request that must be answered with 200.
+func (w *wire) post(t *testing.T, path, body string, header http.Header) *http.Response {
+	t.Helper()
+	request, err := http.NewRequest(http.MethodPost, w.url+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header = header.Clone()
 	request.Header.Set("Content-Type", "application/json")
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
@@ -78,128 +103,111 @@ func (w *wire) post(t *testing.T, body string, header http.Header) *http.Respons
 	return response
 }
 
-const weatherTool = `{"type":"function","function":{"name":"weather","description":"Weather of a city.","parameters":{"type":"object","properties":{"city":{"type":"string"}},"required":["city"]}}}`
-
-// hermes takes a server for the first kind whose probe answers 200, reads the context length from the model list, and
-// asks for more output than the context has.
-func (w *wire) hermes(t *testing.T) {
-	for _, path := range []string{"/api/v1/models", "/api/tags", "/v1/props", "/version"} {
-		if status, _ := w.get(t, path); status != http.StatusNotFound {
-			t.Errorf("%s answers %d: the server would be taken for another one", path, status)
-		}
+// whole sends a chat request without streaming and returns its first choice.
+func (w *wire) whole(t *testing.T, body string, header http.Header) choice {
+	t.Helper()
+	var out struct {
+		Choices []choice
 	}
-	if status, _ := w.get(t, "/props"); status != http.StatusOK {
-		t.Errorf("/props answers %d", status)
-	}
-	_, models := w.get(t, "/v1/models")
-	entry := models["data"].([]any)[0].(map[string]any)
-	if n, _ := entry["context_length"].(float64); n < 1 {
-		t.Errorf("no context_length in %v", entry)
-	}
-	tools := make([]string, 0, 35)
-	for i := range 34 {
-		tools = append(tools, strings.Replace(weatherTool, `"weather"`, fmt.Sprintf(`"tool_%d"`, i), 1))
-	}
-	tools = append(tools, weatherTool)
-	body := fmt.Sprintf(`{"model":"any","max_tokens":65536,"reasoning":{"enabled":false,"effort":"none"},"tools":[%s],
-		"messages":[{"role":"system","content":%q},{"role":"user","content":"What is the weather in Oslo?"}]}`,
-		strings.Join(tools, ","), strings.Repeat("Be careful. ", 700))
-	var answer struct {
-		Choices []struct {
-			Message struct {
-				ToolCalls []struct {
-					ID       string
-					Function struct{ Name, Arguments string }
-				} `json:"tool_calls"`
-			}
-			FinishReason string `json:"finish_reason"`
-		}
-	}
-	if err := json.NewDecoder(w.post(t, body, http.Header{}).Body).Decode(&answer); err != nil {
+	if err := json.NewDecoder(w.post(t, "/v1/chat/completions", body, header).Body).Decode(&out); err != nil {
 		t.Fatal(err)
 	}
-	choice := answer.Choices[0]
-	if choice.FinishReason != "tool_calls" || len(choice.Message.ToolCalls) != 1 ||
-		choice.Message.ToolCalls[0].Function.Arguments != `{"city": "Oslo"}` {
-		t.Errorf("answer %+v", answer)
+	if len(out.Choices) != 1 {
+		t.Fatalf("%d choices", len(out.Choices))
 	}
+	return out.Choices[0]
 }
 
-// openWebUI streams with headers of its own, takes calls by index and plays the tool itself, and asks for a title
-// without streaming.
-func (w *wire) openWebUI(t *testing.T) {
-	header := http.Header{"X-OpenWebUI-User-Name": {"User"}, "X-OpenWebUI-Chat-Id": {"c1"}, "Authorization": {"Bearer x"}}
-	ask := `{"model":"any","stream":true,"stream_options":{"include_usage":true},"tools":[` + weatherTool +
-		`],"messages":[{"role":"user","content":"Oslo?"}%s]}`
-	calls, text, finish := stream(t, w.post(t, fmt.Sprintf(ask, ""), header))
-	if len(calls) != 1 || calls[0].name != "weather" || calls[0].arguments != `{"city": "Oslo"}` ||
-		finish != "tool_calls" {
-		t.Fatalf("calls %+v, text %q, finish %q", calls, text, finish)
+type choice struct {
+	Message struct {
+		Content   string
+		Reasoning string `json:"reasoning_content"`
 	}
-	history := fmt.Sprintf(`,{"role":"assistant","content":"","tool_calls":[{"index":0,"id":%q,"type":"function","function":{"name":"weather","arguments":%q}}]},
-		{"role":"tool","tool_call_id":%q,"content":"sunny"}`, calls[0].id, calls[0].arguments, calls[0].id)
-	if _, text, finish = stream(t, w.post(t, fmt.Sprintf(ask, history), header)); text != "It is sunny." ||
-		finish != "stop" {
-		t.Errorf("second turn: %q, %q", text, finish)
-	}
-	response := w.post(t, `{"model":"any","stream":false,"max_completion_tokens":1000,"messages":[{"role":"user","content":"Make a title."}]}`, header)
-	var whole struct {
-		Choices []struct{ Message struct{ Content string } }
-	}
-	if err := json.NewDecoder(response.Body).Decode(&whole); err != nil ||
-		whole.Choices[0].Message.Content != `{"title": "Weather"}` {
-		t.Errorf("title: %v %+v", err, whole)
-	}
+	FinishReason string `json:"finish_reason"`
+}
+
+const weatherTool = `{"type":"function","function":{"name":"weather","description":"Weather of a city.","parameters":{"type":"object","properties":{"city":{"type":"string"}},"required":["city"]}}}`
+
+// turn is what a client has of a streamed chat answer.
+type turn struct {
+	role, text, reasoning, finish string
+	calls                         []call
+	usage                         map[string]any // with the members of timings, as Open WebUI joins them
+	clamped                       float64        // finish_details.max_tokens_clamped
+	done                          bool           // [DONE] came
 }
 
 type call struct{ id, name, arguments string }
 
-// stream reads a chat stream the way a client does that knows calls by their index.
-func stream(t *testing.T, response *http.Response) (calls []call, text, finish string) {
+// stream reads a chat stream as Hermes agent and Open WebUI do: calls by their index, the id from the first part of a
+// call, a name that comes again in place of the first, members that are absent but never null where an object belongs.
+func stream(t *testing.T, response *http.Response) (out turn) {
 	t.Helper()
 	if kind := response.Header.Get("Content-Type"); !strings.HasPrefix(kind, "text/event-stream") {
 		t.Errorf("content type %q", kind)
 	}
 	lines := bufio.NewScanner(response.Body)
+	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		data, ok := strings.CutPrefix(lines.Text(), "data: ")
-		if !ok || data == "[DONE]" {
+		switch {
+		case !ok:
+			continue
+		case data == "[DONE]":
+			out.done = true
 			continue
 		}
 		var chunk struct {
 			Choices []struct {
 				Delta struct {
-					Content   string
-					ToolCalls []struct {
+					Role, Content string
+					Reasoning     string `json:"reasoning_content"`
+					ToolCalls     []struct {
 						Index    *int
 						ID       string
 						Function struct{ Name, Arguments string }
 					} `json:"tool_calls"`
 				}
-				FinishReason string `json:"finish_reason"`
+				FinishReason  string `json:"finish_reason"`
+				FinishDetails struct {
+					Clamped float64 `json:"max_tokens_clamped"`
+				} `json:"finish_details"`
 			}
+			Usage   map[string]any
+			Timings json.RawMessage
 		}
 		if err := json.Unmarshal([]byte(data), &chunk); err != nil {
 			t.Fatalf("%v in %s", err, data)
 		}
+		if chunk.Usage != nil {
+			out.usage = chunk.Usage
+		}
+		if chunk.Timings != nil {
+			if err := json.Unmarshal(chunk.Timings, &out.usage); err != nil || string(chunk.Timings) == "null" {
+				t.Errorf("timings %s are no object (%v): Open WebUI ends the answer there", chunk.Timings, err)
+			}
+		}
 		for _, choice := range chunk.Choices {
-			text += choice.Delta.Content
+			out.role += choice.Delta.Role
+			out.text += choice.Delta.Content
+			out.reasoning += choice.Delta.Reasoning
 			if choice.FinishReason != "" {
-				finish = choice.FinishReason
+				out.finish, out.clamped = choice.FinishReason, choice.FinishDetails.Clamped
 			}
 			for _, part := range choice.Delta.ToolCalls {
-				if part.Index == nil || *part.Index > len(calls) {
+				if part.Index == nil || *part.Index > len(out.calls) {
 					t.Fatalf("a call without a proper index in %s", data)
 				}
-				if *part.Index == len(calls) {
-					calls = append(calls, call{})
+				if *part.Index == len(out.calls) {
+					out.calls = append(out.calls, call{id: part.ID})
 				}
-				c := &calls[*part.Index]
-				c.id += part.ID
-				c.name += part.Function.Name
+				c := &out.calls[*part.Index]
+				if part.Function.Name != "" {
+					c.name = part.Function.Name
+				}
 				c.arguments += part.Function.Arguments
 			}
 		}
 	}
-	return calls, text, finish
+	return out
 }

@@ -2,7 +2,7 @@
 //
 //   npm ci --ignore-scripts && npm install --no-save --ignore-scripts typescript@5 && node fields.mjs
 //
-// The lists lie in gateway/internal/app/testdata/fields. A line is the path of a field, of a member of an object, or of a variant:
+// The lists lie in gateway/internal/turn/testdata/fields. A line is the path of a field, of a member of an object, or of a variant:
 //
 //   tool_choice.type                                     members of an object; those of all variants of a union together
 //   messages[user].content[image_url].image_url          elements of arrays, by variant: its type, else its role, else the members that it needs
@@ -18,7 +18,7 @@ import path from 'node:path';
 
 const require = createRequire(import.meta.url);
 const ts = require('typescript');
-const out = path.resolve(import.meta.dirname, '../../gateway/internal/app/testdata/fields');
+const out = path.resolve(import.meta.dirname, '../../gateway/internal/turn/testdata/fields');
 
 const dialects = {
   chat: ['openai', 'resources/chat/completions/completions.d.ts', 'ChatCompletionCreateParamsBase'],

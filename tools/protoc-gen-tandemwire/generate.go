@@ -24,7 +24,8 @@ type target struct {
 
 // generate writes one file: the codec of messages into package tensorwire, or that of structs into their package.
 func generate(plugin *protogen.Plugin, t target) error {
-	plugin.SupportedFeatures = uint64(pluginpb.CodeGeneratorResponse_FEATURE_PROTO3_OPTIONAL) // refused with a codec, fine elsewhere
+	// refused with a codec, fine elsewhere
+	plugin.SupportedFeatures = uint64(pluginpb.CodeGeneratorResponse_FEATURE_PROTO3_OPTIONAL)
 	p, err := newPlan(plugin.Files, t.name != "")
 	if err != nil {
 		return err
@@ -188,7 +189,8 @@ func namesOf(m *protogen.Message) string {
 // names writes the names for errors.
 func (w *writer) names(m *protogen.Message) {
 	w.P()
-	w.P("var ", namesOf(m), " = ", w.runtime, "Names{Message: ", fmt.Sprintf("%q", m.Desc.FullName()), ", Fields: []string{")
+	w.P("var ", namesOf(m), " = ", w.runtime, "Names{Message: ", fmt.Sprintf("%q", m.Desc.FullName()),
+		", Fields: []string{")
 	for _, f := range m.Fields {
 		w.P(f.Desc.Number(), ": ", fmt.Sprintf("%q", f.Desc.Name()), ",")
 	}
@@ -197,7 +199,8 @@ func (w *writer) names(m *protogen.Message) {
 
 func (w *writer) append(m *protogen.Message) {
 	w.P()
-	w.P("func append", m.GoIdent.GoName, "(b []byte, ", either(hasParts(m), "p *"+w.runtime+"Parts, "), "m *", w.goType(m), ") []byte {")
+	w.P("func append", m.GoIdent.GoName, "(b []byte, ", either(hasParts(m), "p *"+w.runtime+"Parts, "), "m *", w.goType(m),
+		") []byte {")
 	for _, f := range m.Fields {
 		w.appendField(m, f)
 	}
@@ -209,7 +212,8 @@ func (w *writer) appendField(m *protogen.Message, f *protogen.Field) {
 	number, value := f.Desc.Number(), w.value(f)
 	nest := func(value string) {
 		w.P("mark := len(b)")
-		w.P("b = ", w.runtime, "Nest(append", f.Message.GoIdent.GoName, "(b, ", either(hasParts(f.Message), "p, "), value, "), mark, ", number, ")")
+		w.P("b = ", w.runtime, "Nest(append", f.Message.GoIdent.GoName, "(b, ", either(hasParts(f.Message), "p, "), value,
+			"), mark, ", number, ")")
 		w.P("}")
 	}
 	switch {
@@ -246,7 +250,8 @@ func (w *writer) appendField(m *protogen.Message, f *protogen.Field) {
 
 func (w *writer) read(m *protogen.Message) {
 	w.P()
-	w.P("func read", m.GoIdent.GoName, "(r *", w.runtime, "Reader, m *", w.goType(m), either(w.pieces[m], ", fresh bool"), ") {")
+	w.P("func read", m.GoIdent.GoName, "(r *", w.runtime, "Reader, m *", w.goType(m), either(w.pieces[m], ", fresh bool"),
+		") {")
 	for _, f := range m.Fields { // what was there before is used again where it can be
 		if f.Message != nil && !f.Desc.IsList() && f.Oneof == nil || f.Desc.Kind() == protoreflect.StringKind {
 			w.P(old(f), " := ", w.value(f))

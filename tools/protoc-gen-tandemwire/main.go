@@ -1,7 +1,8 @@
-// Protoc-gen-tandemwire writes a codec: functions that encode and decode messages into memory that is used again, for the
-// messages that ask for it by the options of tandem/wire/v1. `make proto` runs it once for messages as protoc-gen-go makes
-// them, into services/tensorwire, and once for those with the option go_struct, with the parameters structs=NAME, of the
-// package that the codec belongs to, and import=PATH, of the package whose structs have its name before theirs.
+// Protoc-gen-tandemwire writes a codec: functions that encode and decode messages into memory that is used again, for
+// the messages that ask for it by the options of tandem/wire/v1. `make proto` runs it once for messages as
+// protoc-gen-go makes them, into services/tensorwire, and once for those with the option go_struct, with the parameters
+// structs=NAME, of the package that the codec belongs to, and import=PATH, of the package whose structs have its name
+// before theirs.
 package main
 
 import (

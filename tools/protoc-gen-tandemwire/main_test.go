@@ -42,7 +42,8 @@ func run(t target, files ...*descriptorpb.FileDescriptorProto) (*pluginpb.CodeGe
 func TestGeneratedIsCurrent(t *testing.T) {
 	var files []*descriptorpb.FileDescriptorProto
 	for _, f := range []protoreflect.FileDescriptor{
-		tandemv1.File_tandem_v1_common_proto, enginev1.File_tandem_engine_v1_engine_proto, tandemv1.File_tandem_v1_draft_proto,
+		tandemv1.File_tandem_v1_common_proto, enginev1.File_tandem_engine_v1_engine_proto,
+		tandemv1.File_tandem_v1_draft_proto,
 	} {
 		files = append(files, protodesc.ToFileDescriptorProto(f))
 	}
@@ -116,7 +117,8 @@ func TestRefusesNamesakes(t *testing.T) {
 			Options: &descriptorpb.FileOptions{GoPackage: proto.String("example.test/" + p)},
 		})
 	}
-	if _, err := run(target{}, files...); err == nil || !strings.Contains(err.Error(), "x.M and y.M have the same Go name") {
+	if _, err := run(target{}, files...); err == nil || !strings.Contains(err.Error(),
+		"x.M and y.M have the same Go name") {
 		t.Error(err)
 	}
 }

@@ -182,7 +182,8 @@ func (p *plan) check(m *protogen.Message, f *protogen.Field) error {
 	return fmt.Errorf("a codec does not support %s", what)
 }
 
-// scalar is how values of a kind are written and read: wire type, suffix of tensorwire.Append…, method of tensorwire.Reader.
+// scalar is how values of a kind are written and read: wire type, suffix of tensorwire.Append…, method of
+// tensorwire.Reader.
 type scalar struct {
 	wire        protowire.Type
 	write, read string

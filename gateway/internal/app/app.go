@@ -14,9 +14,11 @@ import (
 	"github.com/tandem-inference/tandem/gateway/internal/bodybudget"
 	"github.com/tandem-inference/tandem/gateway/internal/cluster"
 	"github.com/tandem-inference/tandem/gateway/internal/httpapi"
+	"github.com/tandem-inference/tandem/gateway/internal/model"
 	"github.com/tandem-inference/tandem/gateway/internal/reqerr"
 	"github.com/tandem-inference/tandem/services/registry"
 	"github.com/tandem-inference/tandem/services/telemetry"
+	"github.com/tandem-inference/tandem/services/tokenizer"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -100,6 +102,22 @@ func New(cfg Config, deps Deps) (_ *App, err error) {
 		return nil, err
 	}
 	return a, nil
+}
+
+// Parts are what a test of the whole gateway looks at from outside the package; see gatewaytest/rig.
+type Parts struct {
+	Cluster *cluster.Cluster
+	Bodies  *bodybudget.Budget
+	// Model and ScorerTokenizer fail, or are nil, until a worker brought what they return.
+	Model           func() (*model.Model, error)
+	ScorerTokenizer func() *tokenizer.Tokenizer
+	Draining        func() bool
+}
+
+// Parts returns those of a gateway.
+func (a *App) Parts() Parts {
+	return Parts{Cluster: a.cluster, Bodies: a.bodies, Model: a.models.served,
+		ScorerTokenizer: a.models.scorerTokenizer, Draining: a.draining.Load}
 }
 
 // HTTPAddr is the address of the HTTP port.

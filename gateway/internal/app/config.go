@@ -34,7 +34,7 @@ type Config struct {
 	ModelCard        string `type:"path" placeholder:"PATH" help:"Model card of the served model; default: looked up by the model's own name."`
 	ModelCardDir     string `type:"path" placeholder:"DIR" help:"Where model cards are looked up first."`
 	DefaultMaxTokens *int   `aliases:"max-tokens" placeholder:"N" help:"Output limit of requests that give none; default: the model card's, else that of the model's family."`
-	MaxTokensCeiling int    `default:"0" help:"Upper limit of max_tokens; 0 = none."`
+	MaxTokensCeiling int    `default:"0" help:"Upper limit of output tokens, also of requests that give no max_tokens; 0 = none."`
 	MaxN             int    `default:"8" help:"Most choices per request."`
 	DefaultThinking  bool   `help:"Thinking is on for requests that do not say."`
 

@@ -1,4 +1,4 @@
-package app
+package app_test
 
 import (
 	"context"
@@ -9,7 +9,9 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/tandem-inference/tandem/gateway/internal/app"
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
+	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest/rig"
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"google.golang.org/grpc"
@@ -22,32 +24,32 @@ import (
 // TestRPCOverTLS: with a certificate the gRPC port speaks TLS only, so that no key travels in the clear.
 func TestRPCOverTLS(t *testing.T) {
 	cert, key, pool := certificate(t)
-	r := start(t, func(c *Config) { c.TLSCert, c.TLSKey, c.APIKey = cert, key, append(c.APIKey, "secret") })
-	r.target(gatewaytest.WorkerOptions{Decode: r.reply("behind a lock", 1)})
+	r := rig.Start(t, func(c *app.Config) { c.TLSCert, c.TLSKey, c.APIKey = cert, key, append(c.APIKey, "secret") })
+	r.Target(gatewaytest.WorkerOptions{Decode: r.Reply("behind a lock", 1)})
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "x-api-key", "secret")
-	conn, err := grpc.NewClient(r.app.GRPCAddr().String(),
+	conn, err := grpc.NewClient(r.App.GRPCAddr().String(),
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	api := tandemv1.NewInferenceServiceClient(conn)
-	if g, err := runRPC(ctx, api, &tandemv1.GenerateRequest{Input: chatInput("x", false)}); err != nil ||
-		g.text != "behind a lock" {
-		t.Errorf("over TLS: %q, %v", g.text, err)
+	if g, err := rig.RunRPC(ctx, api, &tandemv1.GenerateRequest{Input: rig.ChatInput("x", false)}); err != nil ||
+		g.Text != "behind a lock" {
+		t.Errorf("over TLS: %q, %v", g.Text, err)
 	}
 	if _, err := api.ListModels(t.Context(), &tandemv1.ListModelsRequest{}); rpcerr.Code(err) != codes.Unauthenticated {
 		t.Errorf("over TLS without a key: %v", err)
 	}
-	if _, err := r.rpc().ListModels(ctx, &tandemv1.ListModelsRequest{}); rpcerr.Code(err) != codes.Unavailable {
+	if _, err := r.RPC().ListModels(ctx, &tandemv1.ListModelsRequest{}); rpcerr.Code(err) != codes.Unavailable {
 		t.Errorf("in the clear: %v", err)
 	}
 }
 
 // TestRPCHealth: the public port says over gRPC what /health says, to those who ask and to those who watch.
 func TestRPCHealth(t *testing.T) {
-	r := start(t, nil)
-	api := healthv1.NewHealthClient(r.conn(r.app.GRPCAddr().String()))
+	r := rig.Start(t, nil)
+	api := healthv1.NewHealthClient(r.Conn(r.App.GRPCAddr().String()))
 	check := func(service string, want healthv1.HealthCheckResponse_ServingStatus) {
 		t.Helper()
 		if h, err := api.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service}); err != nil ||
@@ -70,7 +72,7 @@ func TestRPCHealth(t *testing.T) {
 		check(name, healthv1.HealthCheckResponse_NOT_SERVING)
 	}
 	next(healthv1.HealthCheckResponse_NOT_SERVING)
-	w := r.target(gatewaytest.WorkerOptions{Decode: r.reply("ok", 1)})
+	w := r.Target(gatewaytest.WorkerOptions{Decode: r.Reply("ok", 1)})
 	for _, name := range []string{"", service} {
 		check(name, healthv1.HealthCheckResponse_SERVING)
 	}
@@ -114,7 +116,7 @@ func TestReload(t *testing.T) {
 			nextCert, nextKey, newPool := certificate(t)
 			keys := filepath.Join(t.TempDir(), "keys")
 			replace(t, keys, []byte("old-key\n"))
-			r := start(t, func(c *Config) {
+			r := rig.Start(t, func(c *app.Config) {
 				c.TLSCert, c.TLSKey, c.APIKeyFile, c.FilePollS = cert, key, keys, 0.01
 				if told {
 					c.FilePollS = 1e6
@@ -122,13 +124,13 @@ func TestReload(t *testing.T) {
 			})
 			changed := func() {
 				if told {
-					_ = r.app.Reload()
+					_ = r.App.Reload()
 				}
 			}
 			ask := func(pool *x509.CertPool, key string) int {
 				client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}
 				defer client.CloseIdleConnections()
-				req, err := http.NewRequestWithContext(t.Context(), "GET", "https://"+r.app.HTTPAddr().String()+"/v1/models", nil)
+				req, err := http.NewRequestWithContext(t.Context(), "GET", "https://"+r.App.HTTPAddr().String()+"/v1/models", nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -141,7 +143,7 @@ func TestReload(t *testing.T) {
 				return resp.StatusCode
 			}
 			rpc := func(pool *x509.CertPool, key string) codes.Code {
-				conn, err := grpc.NewClient(r.app.GRPCAddr().String(),
+				conn, err := grpc.NewClient(r.App.GRPCAddr().String(),
 					grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})))
 				if err != nil {
 					t.Fatal(err)
@@ -158,27 +160,26 @@ func TestReload(t *testing.T) {
 			}
 			replace(t, keys, []byte("new-key\n"))
 			changed()
-			r.eventually("the new key is valid", func() bool { return ask(oldPool, "new-key") != refused })
+			r.Eventually("the new key is valid", func() bool { return ask(oldPool, "new-key") != refused })
 			if got := ask(oldPool, "old-key"); got != refused {
 				t.Errorf("the key that was taken out: %d", got)
 			}
 			// An emptied file must not open the gateway, a wrong line must not close it.
 			for _, text := range []string{"", "bob:\n"} {
-				before := r.app.keys
 				replace(t, keys, []byte(text))
-				if r.app.Reload() == nil || before.Open() || ask(oldPool, "new-key") == refused || ask(oldPool, "none") != refused {
+				if r.App.Reload() == nil || ask(oldPool, "new-key") == refused || ask(oldPool, "none") != refused {
 					t.Errorf("after %q the keys are other ones", text)
 				}
 			}
 			replace(t, keys, []byte("new-key\n"))
 			// A certificate without its key is half a change.
 			replace(t, cert, read(t, nextCert))
-			if r.app.Reload() == nil || ask(oldPool, "new-key") == 0 {
+			if r.App.Reload() == nil || ask(oldPool, "new-key") == 0 {
 				t.Error("half a change was taken")
 			}
 			replace(t, key, read(t, nextKey))
 			changed()
-			r.eventually("the new certificate is shown", func() bool { return ask(newPool, "new-key") != 0 })
+			r.Eventually("the new certificate is shown", func() bool { return ask(newPool, "new-key") != 0 })
 			if got := ask(oldPool, "new-key"); got != 0 {
 				t.Errorf("the old certificate is shown too: %d", got)
 			}

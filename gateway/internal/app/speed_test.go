@@ -1,4 +1,4 @@
-package app
+package app_test
 
 import (
 	"io"
@@ -8,20 +8,21 @@ import (
 	"time"
 
 	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest"
+	"github.com/tandem-inference/tandem/gateway/internal/gatewaytest/rig"
 )
 
 // BenchmarkStream measures what the gateway and its two hops cost per streamed token: 500 tokens, one a message, from a
 // worker that takes no time. At 500 tokens/s a token lasts 2 ms; 3 % of that are 60 µs.
 func BenchmarkStream(b *testing.B) {
-	r := start(b, nil)
-	tokens := r.encode(strings.Repeat("func main() { println(1) }\n", 60))[:500]
-	r.target(gatewaytest.WorkerOptions{Decode: gatewaytest.Script{Tokens: tokens}.Run})
-	body := chatBody(`"stream":true,"max_tokens":500`)
+	r := rig.Start(b, nil)
+	tokens := r.Encode(strings.Repeat("func main() { println(1) }\n", 60))[:500]
+	r.Target(gatewaytest.WorkerOptions{Decode: gatewaytest.Script{Tokens: tokens}.Run})
+	body := rig.ChatBody(`"stream":true,"max_tokens":500`)
 	first := time.Duration(0)
 	b.ReportAllocs()
 	for b.Loop() {
 		began := time.Now()
-		resp, err := r.client.Post(r.url+"/v1/chat/completions", "application/json", strings.NewReader(body))
+		resp, err := r.Client.Post(r.URL+"/v1/chat/completions", "application/json", strings.NewReader(body))
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -39,12 +40,12 @@ func BenchmarkStream(b *testing.B) {
 // BenchmarkFirstToken measures a whole request of one token: parsing, rendering, tokenising, scheduling and both hops.
 // The budget for what the gateway adds to the first token is 2 ms.
 func BenchmarkFirstToken(b *testing.B) {
-	r := start(b, nil)
-	r.target(gatewaytest.WorkerOptions{Decode: gatewaytest.Script{Tokens: r.encode("Hello")[:1]}.Run})
-	body := chatBody(`"max_tokens":1`)
+	r := rig.Start(b, nil)
+	r.Target(gatewaytest.WorkerOptions{Decode: gatewaytest.Script{Tokens: r.Encode("Hello")[:1]}.Run})
+	body := rig.ChatBody(`"max_tokens":1`)
 	b.ReportAllocs()
 	for b.Loop() {
-		resp, err := r.client.Post(r.url+"/v1/chat/completions", "application/json", strings.NewReader(body))
+		resp, err := r.Client.Post(r.URL+"/v1/chat/completions", "application/json", strings.NewReader(body))
 		if err != nil {
 			b.Fatal(err)
 		}

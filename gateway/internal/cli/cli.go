@@ -28,18 +28,15 @@ type Commands struct {
 
 // Absent implements config.Absent: features that other servers have, or that this one is to get.
 func (Commands) Absent() map[string]string {
-	disk := "this version keeps prefixes in memory only"
 	return map[string]string{
 		"prefix-cache-min-tokens": "this version keeps what a prompt's borders make, 64 tokens at least",
-		"kv-cache-dir":            disk, "kv-cache-budget": disk, "kv-cache-interval": disk, "kv-cache-cold-max": disk,
-		"kv-cache-min-tokens": disk,
-		"pflash-adaptive":     "this version keeps what --prefill-keep-ratio and --prefill-keep-curve say",
-		"prefill-skip-park":   "this version never parks a model: the scorer needs memory of its own",
-		"lazy-draft":          "this version loads the draft at the start",
-		"fa-window":           "this version attends to the whole context",
-		"draft-swa":           "this version takes the window from the draft's file",
-		"target-layer-split":  "this version runs a target on one device",
-		"peer-access":         "this version runs a target on one device", "gpu-layers": "all layers run on --device",
+		"pflash-adaptive":         "this version keeps what --prefill-keep-ratio and --prefill-keep-curve say",
+		"prefill-skip-park":       "this version never parks a model: the scorer needs memory of its own",
+		"lazy-draft":              "this version loads the draft at the start",
+		"fa-window":               "this version attends to the whole context",
+		"draft-swa":               "this version takes the window from the draft's file",
+		"target-layer-split":      "this version runs a target on one device",
+		"peer-access":             "this version runs a target on one device", "gpu-layers": "all layers run on --device",
 		"n-gpu-layers": "all layers run on --device", "ngl": "all layers run on --device",
 		"ctx-size": "it is called --max-ctx here", "parallel": "it is called --lanes here",
 	}

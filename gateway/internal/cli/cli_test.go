@@ -351,11 +351,11 @@ func TestProgressLine(t *testing.T) {
 
 func TestKeysOfOtherVersionsAreExplained(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "t.yaml")
-	if err := os.WriteFile(path, []byte("demo: true\nkv-cache-dir: /tmp\n"), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte("demo: true\nfa-window: 2048\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if code, _, errOut := tandem(t, "", "serve", "--config", path); code != 2 ||
-		!strings.Contains(errOut, `t.yaml:2: unknown key "kv-cache-dir": this version keeps prefixes in memory only`) {
+		!strings.Contains(errOut, `t.yaml:2: unknown key "fa-window": this version attends to the whole context`) {
 		t.Errorf("%d %q", code, errOut)
 	}
 }

@@ -129,6 +129,11 @@ func (c *cluster) specs() ([]supervise.Spec, error) {
 	target = optional(target, "--max-token-gap-ms", w.MaxTokenGapMS)
 	target = append(target, "--prefix-cache-ram-mb", strconv.Itoa(w.PrefixCacheRAMMB),
 		"--prefix-cache-slots", strconv.Itoa(w.PrefixCacheSlots))
+	if w.KVCacheDir != "" {
+		target = append(target, "--kv-cache-dir", w.KVCacheDir, "--kv-cache-budget", strconv.Itoa(w.KVCacheBudget),
+			"--kv-cache-interval", strconv.Itoa(w.KVCacheInterval), "--kv-cache-cold-max", strconv.Itoa(w.KVCacheColdMax),
+			"--kv-cache-min-tokens", strconv.Itoa(w.KVCacheMinTokens))
+	}
 	if !w.Lookup {
 		target = append(target, "--no-lookup")
 	}

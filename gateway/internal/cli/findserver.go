@@ -14,6 +14,7 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/tandem-inference/tandem/gateway/internal/app"
+	"github.com/tandem-inference/tandem/services/kvtype"
 )
 
 // noServer is the --server of tandem run that starts engines without asking for a running gateway first.
@@ -201,7 +202,7 @@ func (c *RunCmd) AfterApply(ctx *kong.Context) error {
 // engineFlags names the given flags that are for engines of the command's own. The draft is none of them: with or
 // without, the answer is the same.
 func (c *RunCmd) engineFlags() []string {
-	parser, err := kong.New(&WorkerFlags{})
+	parser, err := kong.New(&WorkerFlags{}, kong.Vars(kvtype.Vars()))
 	if err != nil {
 		panic("cli: flags of workers: " + err.Error()) // a broken tag, found by the first test
 	}

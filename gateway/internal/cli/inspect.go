@@ -19,9 +19,9 @@ type InspectCmd struct {
 	KVPositions    int         `name:"kv-positions" default:"0" help:"Positions of keys and values for all requests together, 0 = --lanes times --max-ctx, as far as memory allows."`
 	Draft          string      `type:"path" placeholder:"PATH" help:"Draft to account for beside the target."`
 	PrefillDrafter string      `type:"existingfile" placeholder:"PATH" help:"Scorer to account for beside the target."`
-	DraftCacheType string      `name:"draft-cache-type" default:"f16" help:"Type of the draft's cached keys and values: f16, f32, q8_0, q4_0."`
+	DraftCacheType string      `name:"draft-cache-type" default:"f16" help:"Type of the draft's cached keys and values: ${kv_types}."`
 	Memory         config.Size `default:"0" placeholder:"SIZE" help:"Memory of the device, for example 24GiB: says what fits; the status is 1 when nothing does. Draft and scorer count, when given."`
-	CacheType      string      `was:"kv-type" default:"f16" help:"Type of cached keys and values: f32, f16, bf16, q8_0, q4_0, …"`
+	CacheType      string      `was:"kv-type" default:"f16" help:"Type of cached keys and values: ${kv_types}; for plans also those that no engine caches yet, of ${kv_known}."`
 }
 
 // workspace estimates what activations and the draft's share need besides weights and caches. The engine plans exactly

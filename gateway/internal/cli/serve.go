@@ -41,15 +41,20 @@ type WorkerFlags struct {
 	Lanes            int         `default:"0" help:"Requests that the target decodes at a time, 0 = the worker's default."`
 	KVPositions      int         `name:"kv-positions" default:"0" help:"Positions of keys and values for all requests together, 0 = --lanes times --max-ctx, as far as memory allows."`
 	MemoryCap        config.Size `default:"0" placeholder:"SIZE" help:"Memory of the target's engine, for example 8GiB; 0 = no limit."`
-	CacheTypeK       string      `name:"cache-type-k" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the target's cached keys: f16, f32, q8_0, q4_0."`
-	CacheTypeV       string      `name:"cache-type-v" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the target's cached values: f16, f32, q8_0, q4_0."`
-	DraftCache       string      `name:"draft-cache-type" default:"f16" enum:"f16,f32,q8_0,q4_0" help:"Type of the draft's cached keys and values: f16, f32, q8_0, q4_0."`
+	CacheTypeK       string      `name:"cache-type-k" default:"f16" enum:"${kv_types}" help:"Type of the target's cached keys: ${kv_types}."`
+	CacheTypeV       string      `name:"cache-type-v" default:"f16" enum:"${kv_types}" help:"Type of the target's cached values: ${kv_types}."`
+	DraftCache       string      `name:"draft-cache-type" default:"f16" enum:"${kv_types}" help:"Type of the draft's cached keys and values: ${kv_types}."`
 	DDTreeBudget     int         `name:"ddtree-budget" default:"0" help:"Nodes of draft trees when a request does not say, 0 = the worker's default; automatic speculation finds its own."`
 	Lookup           bool        `default:"true" negatable:"" help:"Let automatic speculation propose what followed the newest tokens where they stood in prompt or answer before; it needs no draft."`
 	MaxTokenGapMS    int         `name:"max-token-gap-ms" default:"0" help:"Longest wait of a running stream between two tokens while prompts are read, in milliseconds; 0 = 4 times its own step, at least 50."`
 	Chunk            int         `default:"0" help:"Most prompt tokens that one prefill step reads, rounded down to a multiple of 64 and at least 64; 0 = as many as the engine takes. It changes no output."`
 	PrefixCacheRAMMB int         `name:"prefix-cache-ram-mb" default:"8192" help:"Memory in MB for states of prompts, so that a prompt which begins like an earlier one is not read again; 0 = none is kept."`
 	PrefixCacheSlots int         `default:"256" help:"Most states of prompts that are kept, 0 = none."`
+	KVCacheDir       string      `name:"kv-cache-dir" type:"path" placeholder:"DIR" help:"Folder that keeps states of prompts across restarts; default: they are kept in memory only."`
+	KVCacheBudget    int         `name:"kv-cache-budget" default:"4096" help:"Most that --kv-cache-dir takes for this worker, in MB."`
+	KVCacheInterval  int         `name:"kv-cache-interval" default:"10240" help:"Tokens of a long prompt between two states that are written while it is read, 0 = none."`
+	KVCacheColdMax   int         `name:"kv-cache-cold-max" default:"10240" help:"Most tokens that a state adds to what earlier requests have read, if it is to be written at once; a longer one is written when it is first used again."`
+	KVCacheMinTokens int         `name:"kv-cache-min-tokens" default:"512" help:"Tokens below which a state is not written, and which one on disk must have more than that in memory to be read."`
 	HangTimeout      string      `default:"3s" placeholder:"DURATION" help:"How long a worker or engine process may show no sign of life before it is killed and replaced; off = never."`
 	CacheDir         string      `type:"path" placeholder:"DIR" help:"Where workers keep tables and projections they received from peers, and digests of model files."`
 	Engine           string      `type:"path" placeholder:"PATH" help:"Engine program of all workers; default: tandem-engine beside the workers."`
@@ -80,10 +85,23 @@ func (w *WorkerFlags) validate() error {
 	}{{"threads", w.Threads}, {"draft-threads", w.DraftThreads}, {"max-ctx", w.MaxCtx}, {"lanes", w.Lanes},
 		{"kv-positions", w.KVPositions},
 		{"ddtree-budget", w.DDTreeBudget}, {"chunk", w.Chunk}, {"max-token-gap-ms", w.MaxTokenGapMS},
-		{"prefix-cache-ram-mb", w.PrefixCacheRAMMB}, {"prefix-cache-slots", w.PrefixCacheSlots}} {
+		{"prefix-cache-ram-mb", w.PrefixCacheRAMMB}, {"prefix-cache-slots", w.PrefixCacheSlots},
+		{"kv-cache-interval", w.KVCacheInterval}, {"kv-cache-cold-max", w.KVCacheColdMax}} {
 		if f.value < 0 {
 			problems = append(problems, fmt.Errorf("--%s: %d is negative", f.flag, f.value))
 		}
+	}
+	for _, f := range []struct {
+		flag  string
+		value int
+	}{{"kv-cache-budget", w.KVCacheBudget}, {"kv-cache-min-tokens", w.KVCacheMinTokens}} {
+		if f.value < 1 {
+			problems = append(problems, fmt.Errorf("--%s: must be at least 1, got %d", f.flag, f.value))
+		}
+	}
+	if w.KVCacheDir != "" && (w.PrefixCacheRAMMB == 0 || w.PrefixCacheSlots == 0) {
+		problems = append(problems, errors.New("--kv-cache-dir: what is on disk goes through memory, "+
+			"--prefix-cache-ram-mb and --prefix-cache-slots must not be 0"))
 	}
 	if _, err := procwatch.ParseLimit(w.HangTimeout); err != nil {
 		problems = append(problems, fmt.Errorf("--hang-timeout: %w", err))

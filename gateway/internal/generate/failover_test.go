@@ -205,7 +205,7 @@ func TestLeaseLost(t *testing.T) {
 
 // slow is a script that takes twice the grace of a lost lease in all, and is silent for a tenth of it at a time: a busy
 // machine may make it late, but not by the rest.
-func slow(r *rig, b *gatewaytest.Block, text string) gatewaytest.Decode {
+func slow(r *generation, b *gatewaytest.Block, text string) gatewaytest.Decode {
 	return func(req *tandemv1.DecodeRequest, stream tandemv1.TargetService_DecodeServer) error {
 		return say(r, text, 1)(req, &slowStream{stream, b, 0})
 	}

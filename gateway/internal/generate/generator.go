@@ -248,9 +248,9 @@ func (r *run) length(p, c int) (n, clamped int, err error) {
 	want := cmp.Or(r.req.DefaultMaxTokens, cfg.DefaultMaxTokens)
 	if r.req.MaxTokensGiven {
 		want = r.req.MaxTokens
-		if cfg.MaxTokensCeiling > 0 {
-			want = min(want, cfg.MaxTokensCeiling)
-		}
+	}
+	if cfg.MaxTokensCeiling > 0 {
+		want = min(want, cfg.MaxTokensCeiling)
 	}
 	if c == 0 {
 		return want, 0, nil

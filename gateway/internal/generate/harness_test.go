@@ -19,21 +19,21 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rig is a generator over scripted workers.
-type rig struct {
+// generation is a generator over scripted workers.
+type generation struct {
 	*stack.Stack
 	gen *generate.Generator
 }
 
-func start(t *testing.T, cfg generate.Config) *rig {
+func start(t *testing.T, cfg generate.Config) *generation {
 	t.Helper()
 	s := stack.Start(t, cfg.FailoverTimeout)
 	cfg.DefaultMaxTokens = 100
-	return &rig{s, generate.New(cfg, generate.Deps{Targets: s.Cluster.Targets, Metrics: s.Metrics})}
+	return &generation{s, generate.New(cfg, generate.Deps{Targets: s.Cluster.Targets, Metrics: s.Metrics})}
 }
 
 // request asks for one choice with seed 3.
-func (r *rig) request() *generate.Request {
+func (r *generation) request() *generate.Request {
 	return &generate.Request{
 		ID: "req-1", Model: r.Model, Sampling: &tandemv1.Sampling{Seed: proto.Int64(3)}, TopLogprobs: generate.NoLogprobs,
 		Prompts: []generate.Prompt{{Tokens: r.Tokenizer.Encode("Say hello.", tokenizer.Options{})}},
@@ -47,7 +47,7 @@ type outcome struct {
 	err   error
 }
 
-func (r *rig) run(ctx context.Context, req *generate.Request) outcome {
+func (r *generation) run(ctx context.Context, req *generate.Request) outcome {
 	s := &sink{texts: make([]strings.Builder, max(1, req.N))}
 	u, err := r.gen.Run(ctx, req, s)
 	o := outcome{usage: u, err: err}
@@ -58,7 +58,7 @@ func (r *rig) run(ctx context.Context, req *generate.Request) outcome {
 }
 
 // send is run for requests that the test does not wait for.
-func (r *rig) send(ctx context.Context, req *generate.Request) <-chan outcome {
+func (r *generation) send(ctx context.Context, req *generate.Request) <-chan outcome {
 	out := make(chan outcome, 1)
 	go func() { out <- r.run(ctx, req) }()
 	return out
@@ -117,6 +117,6 @@ func (s *sink) Done(index int, _ generate.Choice) error {
 
 var _ generate.Sink = (*sink)(nil)
 
-func say(r *rig, text string, step int) gatewaytest.Decode {
+func say(r *generation, text string, step int) gatewaytest.Decode {
 	return gatewaytest.Say(r.Tokenizer, text, step)
 }

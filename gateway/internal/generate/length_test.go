@@ -22,6 +22,7 @@ func TestLength(t *testing.T) {
 		{"given is not limited by the default", Config{DefaultMaxTokens: 100}, 50, 1000, 700, 700, 0, 0},
 		{"given is clamped", Config{DefaultMaxTokens: 100}, 950, 1000, 700, 50, 50, 0},
 		{"ceiling", Config{DefaultMaxTokens: 100, MaxTokensCeiling: 200}, 50, 1000, 700, 200, 0, 0},
+		{"ceiling below the default", Config{DefaultMaxTokens: 100, MaxTokensCeiling: 20}, 50, 1000, -1, 20, 0, 0},
 		{"strict", Config{DefaultMaxTokens: 100, StrictContext: true}, 950, 1000, 51, 0, 0, 950},
 		{"strict fits", Config{DefaultMaxTokens: 100, StrictContext: true}, 950, 1000, 50, 50, 0, 0},
 		{"less than 16 left", Config{DefaultMaxTokens: 100}, 985, 1000, -1, 0, 0, 985},

@@ -197,7 +197,12 @@ func count(value string) any {
 type prefixCaches struct {
 	slots, ramMB                                     int
 	entries, bytes, lookups, hits, tokens, evictions float64
+	diskMB                                           int
+	disk                                             map[string]float64
 }
+
+// diskCounters are those of /props, as workers name them.
+var diskCounters = []string{"states", "bytes", "lookups", "hits", "tokens", "writes", "evictions", "damaged"}
 
 // add adds the cache of a target with these settings and counters, unless it keeps nothing.
 func (c *prefixCaches) add(settings map[string]string, counters map[string]float64) {
@@ -211,6 +216,15 @@ func (c *prefixCaches) add(settings map[string]string, counters map[string]float
 		"hits": &c.hits, "tokens": &c.tokens, "evictions": &c.evictions} {
 		*sum += counters["prefix_cache_"+name]
 	}
+	if diskMB, err := strconv.Atoi(settings["kv-cache-budget"]); err == nil && diskMB > 0 {
+		if c.disk == nil {
+			c.disk = map[string]float64{}
+		}
+		c.diskMB += diskMB
+		for _, name := range diskCounters {
+			c.disk[name] += counters["prefix_cache_disk_"+name]
+		}
+	}
 }
 
 // props are those of /props; nil when no target keeps anything.
@@ -220,8 +234,23 @@ func (c *prefixCaches) props() any {
 	}
 	return map[string]any{
 		"capacity": c.slots, "in_use": c.entries, "ram_mb": c.ramMB, "bytes": c.bytes, "lifetime_lookups": c.lookups,
-		"lifetime_hits": c.hits, "lifetime_tokens": c.tokens, "lifetime_evictions": c.evictions,
+		"lifetime_hits": c.hits, "lifetime_tokens": c.tokens, "lifetime_evictions": c.evictions, "disk": c.diskProps(),
 	}
+}
+
+// diskProps are the files of all targets together; nil when none has any.
+func (c *prefixCaches) diskProps() any {
+	if c.disk == nil {
+		return nil
+	}
+	out := map[string]any{"budget_mb": c.diskMB}
+	for name, n := range c.disk {
+		if name != "states" && name != "bytes" { // these may fall again
+			name = "lifetime_" + name
+		}
+		out[name] = n
+	}
+	return out
 }
 
 // toolReplay reports the memory of calls; nil when there is none.

@@ -30,6 +30,9 @@ func ParseThinking(o reqjson.Object) (t Thinking, kwargs json.RawMessage, err er
 	if t.Effort, err = parseEffort(o); err != nil {
 		return t, nil, err
 	}
+	if err := t.parseSwitch(o); err != nil {
+		return t, nil, err
+	}
 	budget, _, err := o.Int(bounds.Between(1, math.MaxInt32), "thinking_budget")
 	if err != nil {
 		return t, nil, err
@@ -85,13 +88,12 @@ func parseEffort(o reqjson.Object) (string, error) {
 	for _, from := range []string{"reasoning", "", "output_config"} {
 		in, name := o, "reasoning_effort"
 		if from != "" {
-			raw, _, ok := o.Peek(from)
-			if !ok || reqjson.Kind(raw) != 'o' {
-				continue
-			}
+			var ok bool
 			var err error
-			if in, _, err = o.Object(from); err != nil {
+			if in, ok, err = innerObject(o, from); err != nil {
 				return "", err
+			} else if !ok {
+				continue
 			}
 			name = "effort"
 		}
@@ -100,6 +102,35 @@ func parseEffort(o reqjson.Object) (string, error) {
 		}
 	}
 	return "", nil
+}
+
+// parseSwitch reads reasoning.enabled, which OpenRouter defined and Hermes agent sends: false is effort none, true is
+// enable_thinking, whatever else is given.
+func (t *Thinking) parseSwitch(o reqjson.Object) error {
+	in, ok, err := innerObject(o, "reasoning")
+	if err != nil || !ok {
+		return err
+	}
+	enabled, err := optionalBool(in, "enabled")
+	if err != nil || enabled == nil {
+		return err
+	}
+	if *enabled {
+		t.Enable = enabled
+	} else {
+		t.Effort = "none"
+	}
+	return nil
+}
+
+// innerObject returns the member that is an object; of another kind it is not there.
+func innerObject(o reqjson.Object, name string) (in reqjson.Object, ok bool, err error) {
+	raw, _, ok := o.Peek(name)
+	if !ok || reqjson.Kind(raw) != 'o' {
+		return in, false, nil
+	}
+	in, _, err = o.Object(name)
+	return in, err == nil, err
 }
 
 func optionalBool(o reqjson.Object, name string) (*bool, error) {

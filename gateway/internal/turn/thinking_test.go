@@ -12,6 +12,11 @@ func TestThinkingSwitch(t *testing.T) {
 		`{"chat_template_kwargs":{"enable_thinking":false},"enable_thinking":true}`:                    true,
 		`{"enable_thinking":true,"reasoning_effort":"none"}`:                                           false,
 		`{"reasoning_effort":"none","reasoning":{"effort":"low"}}`:                                     true,
+		`{"reasoning":{"enabled":false}}`:                                                              false,
+		`{"reasoning":{"enabled":false,"effort":"high"},"enable_thinking":true}`:                       false,
+		`{"reasoning":{"enabled":true},"enable_thinking":false}`:                                       true,
+		`{"reasoning":{"enabled":true,"effort":"none"}}`:                                               false,
+		`{"reasoning":{"enabled":null},"enable_thinking":false}`:                                       false,
 		`{"output_config":{"effort":"none"}}`:                                                          false,
 		`{"thinking":{"type":"disabled"},"reasoning":{"effort":"high"}}`:                               false,
 		`{"thinking":{"type":"adaptive"},"reasoning_effort":"none","enable_thinking":false}`:           true,
@@ -33,6 +38,7 @@ func TestThinkingSwitch(t *testing.T) {
 		`{"thinking":{"budget_tokens":0}}`:               "thinking.budget_tokens",
 		`{"thinking_budget":0}`:                          "thinking_budget",
 		`{"reasoning":{"effort":3}}`:                     "reasoning.effort",
+		`{"reasoning":{"enabled":"no"}}`:                 "reasoning.enabled",
 		`{"chat_template_kwargs":{"enable_thinking":3}}`: "chat_template_kwargs.enable_thinking",
 	} {
 		_, _, err := ParseThinking(object(t, body))

@@ -4,17 +4,16 @@
  * Plain C99. One library per backend (libtandem_cpu.so, libtandem_cuda.so, libtandem_hip.so) exports exactly these
  * functions. Rules that hold for all of them:
  *   - Every function returns a tnd_status (the numbers of gRPC status codes). The text of the last failure of a handle
- * is fetched with tnd_last_error; tnd_open writes it to the buffer it is given, since there is no handle yet.
+ *     is fetched with tnd_last_error; tnd_open writes it to the buffer it is given, since there is no handle yet.
  *   - Structs that may grow start with struct_size, which the caller sets to sizeof; fields beyond it read as zero.
  *   - One submitter per engine at a time. tnd_stats, tnd_memory, tnd_info, tnd_last_error and tnd_cancel may be called
  *     from any thread at any time.
  *   - Pointers in arguments are borrowed until the call returns. Nothing is owned by the caller except the handle.
- *   - Nothing prints, exits or throws. A device fault poisons the engine: every later call returns TND_INTERNAL at
- * once.
+ *   - Nothing prints, exits or throws. A device fault poisons the engine: every later call returns TND_INTERNAL.
  *   - All memory is planned in tnd_open within memory_cap_bytes; the step path allocates nothing.
  *   - Batch invariance: the outputs of a row depend on its own token, position and ancestors and on the contract that
- * its group states (TND_GROUP_DECODE, TND_GROUP_PROMPT) only, never on the other rows of the step, their number, order
- * or contract: the same bits for 1 and for 512 rows, as chain or as tree, alone or beside other groups.
+ *     its group states (TND_GROUP_DECODE, TND_GROUP_PROMPT) only, never on the other rows of the step, their number,
+ *     order or contract: the same bits for 1 and for 512 rows, as chain or as tree, alone or beside other groups.
  *   - A call that is refused (INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, FAILED_PRECONDITION) changed nothing.
  */
 #ifndef TANDEM_ENGINE_H
@@ -252,6 +251,21 @@ typedef struct tnd_draft_request {
 /* tnd_score flags. */
 #define TND_SCORE_ROTATED 1u /* score with keys and queries after RoPE instead of before it */
 
+/* What a snapshot consists of, for keeping it outside of the engine: the state (token ids [length], then recurrent
+ * states), then the pages of its positions, each block by block: a block is a page in one layer. */
+typedef struct tnd_snapshot_layout {
+  uint32_t struct_size;
+  int32_t length;               /* positions */
+  uint64_t identity;            /* of the model and its layer range: parts of another one do not fit */
+  int32_t kv_type_k, kv_type_v; /* nor do those of other types */
+  uint64_t state_bytes;         /* of the state */
+  uint64_t page_bytes;          /* of a page */
+  uint64_t block_bytes;         /* of a block */
+  int32_t pages;                /* that hold length positions; the last may be partly used */
+} tnd_snapshot_layout;
+
+#define TND_PART_STATE (-1) /* part: the state; 0, 1, ..: a page */
+
 typedef struct tnd_stat {
   char name[48]; /* snake_case, e.g. "step_matmul_ns", "kv_bytes" */
   uint64_t value;
@@ -296,6 +310,24 @@ TND_API tnd_status tnd_snapshot_restore(tnd_engine* engine, int32_t snapshot, in
  * move is no error. Restoring brings them back, and leaves their host copy until somebody writes to them. */
 TND_API tnd_status tnd_snapshot_demote(tnd_engine* engine, int32_t snapshot);
 TND_API tnd_status tnd_snapshot_free(tnd_engine* engine, int32_t snapshot);
+/* A snapshot piece by piece, so that one of any length is stored and read back without a copy of it in memory. Targets
+ * only. Reading copies bytes [offset, offset + bytes) of a part, of pages whole blocks, and gives their CRC-32C (not
+ * when crc is NULL). Rows of the last page beyond the length are zero; pages in host memory are read there. */
+TND_API tnd_status tnd_snapshot_describe(tnd_engine* engine, int32_t snapshot, tnd_snapshot_layout* layout);
+TND_API tnd_status tnd_snapshot_read(tnd_engine* engine, int32_t snapshot, int32_t part, uint64_t offset, void* data,
+                                     uint64_t bytes, uint32_t* crc);
+/* Begins a snapshot that is written piece by piece. It shares the first shared_pages pages of snapshot `base`, all of
+ * them full and of the same tokens (0: base is not looked at), and takes new ones of the pool for the others. The
+ * state must be written first, then the pages from shared_pages on, without gaps. Until it is finished only
+ * tnd_snapshot_write, _finish and _free work on it. FAILED_PRECONDITION: a layout of another model or of other types. */
+TND_API tnd_status tnd_snapshot_begin(tnd_engine* engine, const tnd_snapshot_layout* layout, int32_t base,
+                                      int32_t shared_pages, int32_t* snapshot);
+/* DATA_LOSS: the bytes do not have this CRC-32C; nothing was written. */
+TND_API tnd_status tnd_snapshot_write(tnd_engine* engine, int32_t snapshot, int32_t part, uint64_t offset,
+                                      const void* data, uint64_t bytes, uint32_t crc);
+/* FAILED_PRECONDITION: bytes are missing. DATA_LOSS: a token id is none of the model's; of use is only
+ * tnd_snapshot_free then. */
+TND_API tnd_status tnd_snapshot_finish(tnd_engine* engine, int32_t snapshot);
 /* Export: K/V rows, convolution taps, recurrent state and token ids of a sequence, versioned and checksummed. Import
  * fails with TND_FAILED_PRECONDITION for another model, layer range or KV type and with TND_DATA_LOSS for damaged
  * bytes. */

@@ -237,6 +237,49 @@ tnd_status tnd_snapshot_free(tnd_engine* engine, int32_t snapshot) {
   return call(engine, [&](tnd::Role& role) { return role.snapshot_free(snapshot); });
 }
 
+tnd_status tnd_snapshot_describe(tnd_engine* engine, int32_t snapshot, tnd_snapshot_layout* layout) {
+  return call(engine, [&](tnd::Role& role) -> Status {
+    TND_TRY(need(layout, "layout"));
+    const uint32_t size = layout->struct_size;
+    tnd_snapshot_layout full;
+    TND_TRY(read_struct(layout, "layout", &full));
+    TND_TRY(role.snapshot_describe(snapshot, &full));
+    full.struct_size = size;
+    std::memcpy(static_cast<void*>(layout), &full, std::min<size_t>(size, sizeof full));
+    return Status();
+  });
+}
+
+tnd_status tnd_snapshot_read(tnd_engine* engine, int32_t snapshot, int32_t part, uint64_t offset, void* data,
+                             uint64_t bytes, uint32_t* crc) {
+  return call(engine, [&](tnd::Role& role) -> Status {
+    TND_TRY(need(data, "data"));
+    return role.snapshot_read(snapshot, part, offset, data, bytes, crc);
+  });
+}
+
+tnd_status tnd_snapshot_begin(tnd_engine* engine, const tnd_snapshot_layout* layout, int32_t base, int32_t shared_pages,
+                              int32_t* snapshot) {
+  return call(engine, [&](tnd::Role& role) -> Status {
+    TND_TRY(need(snapshot, "snapshot"));
+    tnd_snapshot_layout full;
+    TND_TRY(read_struct(layout, "layout", &full));
+    return role.snapshot_begin(full, base, shared_pages, snapshot);
+  });
+}
+
+tnd_status tnd_snapshot_write(tnd_engine* engine, int32_t snapshot, int32_t part, uint64_t offset, const void* data,
+                              uint64_t bytes, uint32_t crc) {
+  return call(engine, [&](tnd::Role& role) -> Status {
+    TND_TRY(need(data, "data"));
+    return role.snapshot_write(snapshot, part, offset, data, bytes, crc);
+  });
+}
+
+tnd_status tnd_snapshot_finish(tnd_engine* engine, int32_t snapshot) {
+  return call(engine, [&](tnd::Role& role) { return role.snapshot_finish(snapshot); });
+}
+
 tnd_status tnd_sequence_export_size(tnd_engine* engine, int32_t sequence, uint64_t* bytes) {
   return call(engine, [&](tnd::Role& role) -> Status {
     TND_TRY(need(bytes, "bytes"));

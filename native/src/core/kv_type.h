@@ -7,7 +7,19 @@
 
 namespace tnd {
 
-enum class KvType : int32_t { kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ8_0 = 8 };  // ggml ids
+// The table of types: name, id of the tensor type in GGUF files, bytes of the codes of n elements, bytes of a block of
+// kKvBlock elements with its scale. LAST ends the list. services/kvtype is the table's other side.
+#define TND_KV_TYPES(ROW, LAST) \
+  ROW(F32, 0, n * 4, 128)       \
+  ROW(F16, 1, n * 2, 64)        \
+  ROW(Q8_0, 8, n, 34)           \
+  LAST(Q4_0, 2, n / 2, 18)
+
+enum class KvType : int32_t {
+#define TND_ROW(name, id, codes, block) k##name = id,
+  TND_KV_TYPES(TND_ROW, TND_ROW)
+#undef TND_ROW
+};
 
 inline constexpr int kKvBlock = 32;  // elements that share a scale
 // Positions of a page, a tile of the attention kernels: page p of a pool is its slots [64 p, 64 p + 64).
@@ -26,18 +38,44 @@ TND_HOST_DEVICE constexpr int32_t kv_slot(const int32_t* pages, int32_t position
 inline constexpr float kKvLargest = 64000.0f;
 
 constexpr bool kv_type_known(int32_t type) {
-  return type == 0 || type == 1 || type == 2 || type == 8;
+#define TND_ROW(name, id, codes, block) type == id ||
+#define TND_LAST(name, id, codes, block) type == id
+  return TND_KV_TYPES(TND_ROW, TND_LAST);
+#undef TND_ROW
+#undef TND_LAST
 }
+// Name of a known type; "an unknown type" of others.
+constexpr const char* kv_type_name(int32_t type) {
+#define TND_ROW(name, id, codes, block) type == id ? #name:
+  return TND_KV_TYPES(TND_ROW, TND_ROW) "an unknown type";
+#undef TND_ROW
+}
+// Names and ids of all types, for messages.
+#define TND_ROW(name, id, codes, block) #name " (" #id "), "
+#define TND_LAST(name, id, codes, block) "or " #name " (" #id ")"
+inline constexpr char kKvTypeNames[] = TND_KV_TYPES(TND_ROW, TND_LAST);
+#undef TND_ROW
+#undef TND_LAST
+// Types with a scale a block. It is written out because device code reads it at run time and compilers give another
+// order of comparisons other registers; the assertions below hold it to the table.
 TND_HOST_DEVICE constexpr bool kv_quantised(KvType type) {
   return type == KvType::kQ4_0 || type == KvType::kQ8_0;
 }
 // Bytes of the codes of n elements, scales not included. n is a multiple of kKvBlock for quantised types.
 TND_HOST_DEVICE constexpr int64_t kv_code_bytes(KvType type, int64_t n) {
-  return type == KvType::kF32 ? n * 4 : type == KvType::kF16 ? n * 2 : type == KvType::kQ8_0 ? n : n / 2;
+#define TND_ROW(name, id, codes, block) type == KvType::k##name ? codes:
+#define TND_LAST(name, id, codes, block) codes
+  return TND_KV_TYPES(TND_ROW, TND_LAST);
+#undef TND_ROW
+#undef TND_LAST
 }
 // Bytes of n elements of one head's row with their scales.
 TND_HOST_DEVICE constexpr int64_t kv_stored_bytes(KvType type, int64_t n) {
   return kv_code_bytes(type, n) + (kv_quantised(type) ? n / kKvBlock * 2 : 0);
 }
+#define TND_ROW(name, id, codes, block) \
+  static_assert(kv_stored_bytes(KvType::k##name, kKvBlock) == block, "the bytes of a block of " #name);
+TND_KV_TYPES(TND_ROW, TND_ROW)
+#undef TND_ROW
 
 }  // namespace tnd

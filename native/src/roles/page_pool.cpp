@@ -1,6 +1,7 @@
 #include "roles/page_pool.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace tnd {
 
@@ -132,6 +133,37 @@ std::vector<int32_t> PagePool::keep(const PageTable& table, int32_t n) {
   std::vector<int32_t> kept(table.pages_.begin(), table.pages_.begin() + n);
   for (const int32_t page : kept) retain(page, false);
   return kept;
+}
+
+std::vector<int32_t> PagePool::keep_pages(std::span<const int32_t> pages) {
+  for (const int32_t page : pages) retain(page, false);
+  return std::vector<int32_t>(pages.begin(), pages.end());
+}
+
+void PagePool::add(int32_t n, std::vector<int32_t>* pages) {
+  for (int32_t i = 0; i < n; ++i) {
+    pages->push_back(make());
+    at(pages->back()).sequences = 0;
+  }
+}
+
+void PagePool::read(int32_t page, int32_t layer, int32_t layers, int32_t rows, uint8_t* out) const {
+  const Page& p = at(page);
+  const uint64_t bytes = layer_bytes_ / kKvPage * static_cast<uint64_t>(rows);
+  for (int32_t i = layer; i < layer + layers; ++i, out += layer_bytes_) {
+    if (p.place >= 0) {
+      backend_->kv_export(shape_, layers_[static_cast<size_t>(i)], &p.place, rows, out);
+    } else {
+      std::memcpy(out, p.host.get() + static_cast<uint64_t>(i) * layer_bytes_, bytes);
+    }
+    std::memset(out + bytes, 0, layer_bytes_ - bytes);
+  }
+}
+
+void PagePool::write(int32_t page, int32_t layer, int32_t layers, const uint8_t* in) {
+  for (int32_t i = layer; i < layer + layers; ++i, in += layer_bytes_) {
+    backend_->kv_import(shape_, layers_[static_cast<size_t>(i)], &at(page).place, kKvPage, in);
+  }
 }
 
 void PagePool::drop(std::span<const int32_t> pages) {

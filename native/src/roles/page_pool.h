@@ -61,6 +61,18 @@ class PagePool {
   // keep returns the first n pages of a table, held once more.
   std::vector<int32_t> keep(const PageTable& table, int32_t n);
   void drop(std::span<const int32_t> pages);
+  // keep_pages is keep for the pages of another snapshot.
+  std::vector<int32_t> keep_pages(std::span<const int32_t> pages);
+  // add appends n new pages to those of a snapshot, whose contents are those of their last owner. Callers compare n with
+  // free() first.
+  void add(int32_t n, std::vector<int32_t>* pages);
+  // read copies `layers` layers of a page from `layer` on in portable form, the first `rows` rows of each, the others
+  // zero. The data is there after the next sync().
+  void read(int32_t page, int32_t layer, int32_t layers, int32_t rows, uint8_t* out) const;
+  // write is the reverse, for a page of one snapshot alone that has a place: all rows.
+  void write(int32_t page, int32_t layer, int32_t layers, const uint8_t* in);
+  uint64_t layer_bytes() const { return layer_bytes_; }
+  int32_t layer_count() const { return static_cast<int32_t>(layers_.size()); }
   // missing returns how many of the pages lie in host memory alone.
   int32_t missing(std::span<const int32_t> pages) const;
   // restore makes a table hold the pages of a snapshot, instead of its own; missing ones are written to the pool, with

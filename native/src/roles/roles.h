@@ -66,6 +66,17 @@ class Role {
   virtual Status snapshot_restore(int32_t, int32_t) { return unsupported("snapshots"); }
   virtual Status snapshot_demote(int32_t) { return unsupported("snapshots"); }
   virtual Status snapshot_free(int32_t) { return unsupported("snapshots"); }
+  virtual Status snapshot_describe(int32_t, tnd_snapshot_layout*) { return unsupported("snapshots in parts"); }
+  virtual Status snapshot_read(int32_t, int32_t, uint64_t, void*, uint64_t, uint32_t*) {
+    return unsupported("snapshots in parts");
+  }
+  virtual Status snapshot_begin(const tnd_snapshot_layout&, int32_t, int32_t, int32_t*) {
+    return unsupported("snapshots in parts");
+  }
+  virtual Status snapshot_write(int32_t, int32_t, uint64_t, const void*, uint64_t, uint32_t) {
+    return unsupported("snapshots in parts");
+  }
+  virtual Status snapshot_finish(int32_t) { return unsupported("snapshots in parts"); }
   virtual Status export_size(int32_t, uint64_t*) { return unsupported("export"); }
   virtual Status export_to(int32_t, void*, uint64_t) { return unsupported("export"); }
   virtual Status import_from(int32_t, const void*, uint64_t) { return unsupported("import"); }

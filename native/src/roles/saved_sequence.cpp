@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "core/crc32c.h"
-#include "core/dtype.h"
 #include "core/kv_type.h"
 
 namespace tnd {
@@ -26,10 +25,6 @@ static_assert(sizeof(ExportHeader) == 64);
 
 constexpr uint32_t kVersion = 2;  // 1 had no types
 
-const char* type_name(int32_t type) {
-  return kv_type_known(type) ? dtype_name(static_cast<DType>(type)) : "an unknown type";
-}
-
 unsigned long long ull(uint64_t n) {
   return n;
 }
@@ -40,12 +35,11 @@ Status set_kv_types(const tnd_open_options& options, int32_t heads, int32_t dim,
   const auto take = [&](const char* field, int32_t wanted, int32_t* type) {
     *type = wanted == TND_KV_DEFAULT ? static_cast<int32_t>(KvType::kF16) : wanted;
     if (!kv_type_known(*type)) {
-      return errorf(TND_UNIMPLEMENTED, "%s %d: keys and values are cached as F32 (0), F16 (1), Q4_0 (2) or Q8_0 (8)",
-                    field, wanted);
+      return errorf(TND_UNIMPLEMENTED, "%s %d: keys and values are cached as %s", field, wanted, kKvTypeNames);
     }
     if (kv_quantised(static_cast<KvType>(*type)) && dim % kKvBlock != 0) {
       return errorf(TND_UNIMPLEMENTED, "%s %s: heads of %d values are not whole blocks of %d; F32 and F16 are possible",
-                    field, type_name(*type), dim, kKvBlock);
+                    field, kv_type_name(*type), dim, kKvBlock);
     }
     return Status();
   };
@@ -90,6 +84,12 @@ void SavedSequences::read(const uint8_t* in, const SavedParts& parts) const {
 }
 
 Status SavedSequences::find(int32_t handle, const Snapshot** out) const {
+  TND_TRY(find_any(handle, out));
+  if ((*out)->unfinished) return errorf(TND_FAILED_PRECONDITION, "snapshot %d is not finished", handle);
+  return Status();
+}
+
+Status SavedSequences::find_any(int32_t handle, const Snapshot** out) const {
   if (handle < 0 || static_cast<size_t>(handle) >= snapshots_.size() || !snapshots_[static_cast<size_t>(handle)].used) {
     return errorf(TND_NOT_FOUND, "snapshot %d does not exist", handle);
   }
@@ -120,7 +120,20 @@ uint64_t SavedSequences::host_left(uint64_t left) const {
 
 Status SavedSequences::snapshot(const SavedParts& parts, const PageTable& table, int32_t length, uint64_t left,
                                 int32_t* handle) {
-  const uint64_t bytes = payload_bytes(parts), available = host_left(left);
+  const uint64_t bytes = payload_bytes(parts);
+  TND_TRY(check_room(bytes, length, left));
+  Snapshot& s = *unused(handle);
+  s.data.resize(bytes);
+  s.length = length;
+  s.pages = pool_->keep(table, kv_pages(length));
+  write(parts, s.data.data());
+  snapshot_bytes_.fetch_add(bytes);
+  return backend_->sync();
+}
+
+// Compares the host memory that a snapshot takes with what is left, and makes room for it.
+Status SavedSequences::check_room(uint64_t bytes, int32_t length, uint64_t left) {
+  const uint64_t available = host_left(left);
   if (bytes > available) {
     const uint64_t spare = pool_->spare_bytes();
     if (bytes - available > spare) {
@@ -130,18 +143,16 @@ Status SavedSequences::snapshot(const SavedParts& parts, const PageTable& table,
     }
     pool_->trim(bytes - available);
   }
+  return Status();
+}
+
+SavedSequences::Snapshot* SavedSequences::unused(int32_t* handle) {
   size_t at = 0;
   while (at < snapshots_.size() && snapshots_[at].used) ++at;
   if (at == snapshots_.size()) snapshots_.emplace_back();
-  Snapshot& s = snapshots_[at];
-  s.data.resize(bytes);
-  s.length = length;
-  s.used = true;
-  s.pages = pool_->keep(table, kv_pages(length));
-  write(parts, s.data.data());
-  snapshot_bytes_.fetch_add(bytes);
+  snapshots_[at].used = true;
   *handle = static_cast<int32_t>(at);
-  return backend_->sync();
+  return &snapshots_[at];
 }
 
 Status SavedSequences::check_restore(int32_t handle, const PageTable& to, int32_t* length) const {
@@ -171,7 +182,7 @@ Status SavedSequences::demote(int32_t handle, uint64_t left) {
 
 Status SavedSequences::free(int32_t handle) {
   const Snapshot* s = nullptr;
-  TND_TRY(find(handle, &s));
+  TND_TRY(find_any(handle, &s));
   pool_->drop(s->pages);
   snapshot_bytes_.fetch_sub(s->data.size());
   snapshots_[static_cast<size_t>(handle)] = Snapshot();
@@ -223,9 +234,9 @@ Status SavedSequences::check_import(const void* data, uint64_t bytes,
     return errorf(TND_FAILED_PRECONDITION, "exported with version %u, this engine reads %u", h.version, kVersion);
   }
   if (h.k_type != id_.kv.k_type || h.v_type != id_.kv.v_type) {
-    return errorf(TND_FAILED_PRECONDITION,
-                  "exported with kv_type %s for keys and %s for values, this engine has %s and %s", type_name(h.k_type),
-                  type_name(h.v_type), type_name(id_.kv.k_type), type_name(id_.kv.v_type));
+    return errorf(
+        TND_FAILED_PRECONDITION, "exported with kv_type %s for keys and %s for values, this engine has %s and %s",
+        kv_type_name(h.k_type), kv_type_name(h.v_type), kv_type_name(id_.kv.k_type), kv_type_name(id_.kv.v_type));
   }
   if (h.fingerprint != id_.fingerprint) {
     return errorf(TND_FAILED_PRECONDITION, "exported from another %s", id_.whose);

@@ -51,6 +51,17 @@ class SavedSequences {
   Status restore(int32_t handle, const SavedParts& parts, PageTable* to);
   Status demote(int32_t handle, uint64_t left);
   Status free(int32_t handle);
+
+  // Snapshots in parts (snapshot_parts.cpp). `state`: bytes of the payload of a snapshot of layout.length positions.
+  Status describe(int32_t handle, tnd_snapshot_layout* layout) const;
+  Status read_part(int32_t handle, int32_t part, uint64_t offset, void* data, uint64_t bytes, uint32_t* crc) const;
+  Status begin(const tnd_snapshot_layout& layout, uint64_t state, uint64_t left, int32_t base, int32_t shared,
+               int32_t* handle);
+  Status write_part(int32_t handle, int32_t part, uint64_t offset, const void* data, uint64_t bytes, uint32_t crc);
+  // written returns length and payload of a snapshot of which nothing is missing; ready makes it like any other.
+  Status written(int32_t handle, int32_t* length, std::span<const uint8_t>* payload) const;
+  void ready(int32_t handle) { snapshots_[static_cast<size_t>(handle)].unfinished = false; }
+
   uint64_t snapshot_bytes() const { return snapshot_bytes_.load(); }  // without pages
   // cap_bytes is what snapshots take of the memory cap: all that they have in host memory where that is the engine's
   // own and has no cap for itself.
@@ -72,8 +83,18 @@ class SavedSequences {
     int32_t length = 0;
     std::vector<uint8_t> data;  // payload
     std::vector<int32_t> pages;
+    bool unfinished = false;  // it is being written, the next byte at `offset` of `part`
+    int32_t first_page = 0;   // the first that is written
+    int32_t part = TND_PART_STATE;
+    uint64_t offset = 0;
   };
+  // find_any finds unfinished ones, too.
+  Status find_any(int32_t handle, const Snapshot** out) const;
   Status find(int32_t handle, const Snapshot** out) const;
+  Status check_room(uint64_t bytes, int32_t length, uint64_t left);
+  Snapshot* unused(int32_t* handle);
+  tnd_snapshot_layout layout_of(int32_t length, uint64_t state) const;
+  Status check_part(const Snapshot& s, int32_t part, uint64_t offset, uint64_t bytes) const;
   uint64_t host_left(uint64_t left) const;
   void write(const SavedParts& parts, uint8_t* out) const;
   void read(const uint8_t* in, const SavedParts& parts) const;

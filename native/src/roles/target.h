@@ -39,6 +39,13 @@ class TargetRole final : public Role {
   Status snapshot_restore(int32_t snapshot, int32_t sequence) override;
   Status snapshot_demote(int32_t snapshot) override;
   Status snapshot_free(int32_t snapshot) override;
+  Status snapshot_describe(int32_t snapshot, tnd_snapshot_layout* layout) override;
+  Status snapshot_read(int32_t snapshot, int32_t part, uint64_t offset, void* data, uint64_t bytes,
+                       uint32_t* crc) override;
+  Status snapshot_begin(const tnd_snapshot_layout& layout, int32_t base, int32_t shared, int32_t* snapshot) override;
+  Status snapshot_write(int32_t snapshot, int32_t part, uint64_t offset, const void* data, uint64_t bytes,
+                        uint32_t crc) override;
+  Status snapshot_finish(int32_t snapshot) override;
   Status export_size(int32_t sequence, uint64_t* bytes) override;
   Status export_to(int32_t sequence, void* data, uint64_t bytes) override;
   Status import_from(int32_t sequence, const void* data, uint64_t bytes) override;

@@ -5,6 +5,7 @@
 //   per DeltaNet layer: f32 taps [3, conv_dim] oldest first; f32 S [nv, 4 slices, 128 key rows, 32 columns]
 //   per attention layer: n rows of K [kv_heads, dim] then V [kv_heads, dim] in cache types (of a snapshot: pages)
 #include <algorithm>
+#include <cstring>
 
 #include "models/dflash_hparams.h"
 #include "roles/target.h"
@@ -60,6 +61,43 @@ Status TargetRole::snapshot_demote(int32_t snapshot) {
 
 Status TargetRole::snapshot_free(int32_t snapshot) {
   return saved_.free(snapshot);
+}
+
+Status TargetRole::snapshot_describe(int32_t snapshot, tnd_snapshot_layout* layout) {
+  return saved_.describe(snapshot, layout);
+}
+
+Status TargetRole::snapshot_read(int32_t snapshot, int32_t part, uint64_t offset, void* data, uint64_t bytes,
+                                 uint32_t* crc) {
+  return saved_.read_part(snapshot, part, offset, data, bytes, crc);
+}
+
+Status TargetRole::snapshot_begin(const tnd_snapshot_layout& layout, int32_t base, int32_t shared, int32_t* snapshot) {
+  if (layout.length < 0) return errorf(TND_INVALID_ARGUMENT, "layout.length is %d", layout.length);
+  // Any sequence says how long the state is; its own tokens are not looked at.
+  const uint64_t state = saved_.payload_bytes(host_parts(&sequences_.front(), layout.length));
+  return saved_.begin(layout, state, available(), base, shared, snapshot);
+}
+
+Status TargetRole::snapshot_write(int32_t snapshot, int32_t part, uint64_t offset, const void* data, uint64_t bytes,
+                                  uint32_t crc) {
+  return saved_.write_part(snapshot, part, offset, data, bytes, crc);
+}
+
+Status TargetRole::snapshot_finish(int32_t snapshot) {
+  std::span<const uint8_t> payload;
+  int32_t length = 0;
+  TND_TRY(saved_.written(snapshot, &length, &payload));
+  for (int32_t i = 0; i < length; ++i) {
+    int32_t token;
+    std::memcpy(&token, payload.data() + static_cast<size_t>(i) * sizeof token, sizeof token);
+    if (token < -1 || token >= p_.vocab) {
+      return errorf(TND_DATA_LOSS, "snapshot %d has token %d at position %d, the vocabulary %d", snapshot, token, i,
+                    p_.vocab);
+    }
+  }
+  saved_.ready(snapshot);
+  return Status();
 }
 
 Status TargetRole::export_size(int32_t sequence, uint64_t* bytes) {

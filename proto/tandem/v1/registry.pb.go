@@ -125,7 +125,8 @@ type Registration struct {
 	// The engine's arithmetic in words, as the engine states it: backend, kind of device, versions of its kernels.
 	Numerics string `protobuf:"bytes,11,opt,name=numerics,proto3" json:"numerics,omitempty"`
 	// Settings that the worker runs with, by the names of its flags: of targets lookup, chunk, ddtree-budget,
-	// max-token-gap-ms, prefix-cache-ram-mb, prefix-cache-slots, cache-type-k and cache-type-v. For /props.
+	// max-token-gap-ms, prefix-cache-ram-mb, prefix-cache-slots, kv-cache-budget (0 = no files), cache-type-k and
+	// cache-type-v. For /props.
 	Settings      map[string]string `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

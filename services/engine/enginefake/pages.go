@@ -207,9 +207,9 @@ func (e *Engine) DemoteSnapshot(ctx context.Context, id engine.Snapshot) error {
 		return err
 	}
 	defer e.leave()
-	s := e.snapshots[id]
-	if s == nil {
-		return rpcerr.NotFound("snapshot: %d does not exist", id)
+	s, err := e.stored(id)
+	if err != nil {
+		return err
 	}
 	moves := func(p *page) bool { return p.sequences == 0 && !p.away }
 	need := 0

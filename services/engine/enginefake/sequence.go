@@ -25,6 +25,7 @@ type sequence struct {
 	pending []pendingRow
 	kept    kept // features, of targets
 	pages   []*page
+	writing *parts // snapshots: not finished yet
 }
 
 // pendingRow is a row of the sequence's last group, in its order.
@@ -228,6 +229,9 @@ func (e *Engine) NewSnapshot(ctx context.Context, id engine.Sequence) (engine.Sn
 }
 
 func snapshotBytes(s *sequence) uint64 {
+	if s.writing != nil {
+		return snapshotOverhead + s.writing.layout.StateBytes
+	}
 	return snapshotOverhead + stateBytes + 4*uint64(s.length())
 }
 
@@ -237,9 +241,9 @@ func (e *Engine) RestoreSnapshot(ctx context.Context, p engine.Snapshot, id engi
 		return err
 	}
 	defer e.leave()
-	from := e.snapshots[p]
-	if from == nil {
-		return rpcerr.NotFound("snapshot: %d does not exist", p)
+	from, err := e.stored(p)
+	if err != nil {
+		return err
 	}
 	s, err := e.find(id)
 	if err != nil {
@@ -285,12 +289,17 @@ var (
 )
 
 // identity is what a state must share with the engine that takes it.
-func (e *Engine) identity() uint64 {
+func (e *Engine) identity() uint64 { return e.digest(int(e.options.KVTypeK), int(e.options.KVTypeV)) }
+
+// shard is identity without the types of keys and values.
+func (e *Engine) shard() uint64 { return e.digest() }
+
+func (e *Engine) digest(more ...int) uint64 {
 	h := uint64(e.options.Role)
 	for _, c := range []byte(e.options.ModelPath) {
 		h = mix(h ^ uint64(c))
 	}
-	for _, v := range []int{e.options.LayerFirst, e.options.LayerLast, int(e.options.KVTypeK), int(e.options.KVTypeV), e.m.o.Vocab, e.m.o.Hidden} {
+	for _, v := range append([]int{e.options.LayerFirst, e.options.LayerLast, e.m.o.Vocab, e.m.o.Hidden}, more...) {
 		h = mix(h ^ uint64(v))
 	}
 	return h

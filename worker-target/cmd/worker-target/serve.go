@@ -19,9 +19,10 @@ import (
 	"github.com/tandem-inference/tandem/services/tokenizer"
 	"github.com/tandem-inference/tandem/services/workernode"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/constraint"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
+	"github.com/tandem-inference/tandem/worker-target/internal/disk"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
-	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"github.com/tandem-inference/tandem/worker-target/internal/server"
@@ -49,6 +50,12 @@ type serveCmd struct {
 	PrefixCacheRAMMB int `name:"prefix-cache-ram-mb" help:"Memory in MB for states of prompts, so that a prompt which begins like an earlier one is not read again; 0 = none is kept." default:"8192"`
 	PrefixCacheSlots int `help:"Most states of prompts that are kept, 0 = none." default:"256"`
 
+	KVCacheDir       string `name:"kv-cache-dir" help:"Folder that keeps states of prompts across restarts; default: they are kept in memory only." placeholder:"DIR"`
+	KVCacheBudget    int    `name:"kv-cache-budget" help:"Most that --kv-cache-dir takes for this worker, in MB." default:"4096"`
+	KVCacheInterval  int    `name:"kv-cache-interval" help:"Tokens of a long prompt between two states that are written while it is read, 0 = none." default:"10240"`
+	KVCacheColdMax   int    `name:"kv-cache-cold-max" help:"Most tokens that a state adds to what earlier requests have read, if it is to be written at once; a longer one is written when it is first used again." default:"10240"`
+	KVCacheMinTokens int    `name:"kv-cache-min-tokens" help:"Tokens below which a state is not written, and which one on disk must have more than that in memory to be read." default:"512"`
+
 	DraftTransport string `help:"Way of features and proposals: auto (shared memory where the draft is on this host, else gRPC) or grpc." default:"auto" enum:"auto,grpc"`
 }
 
@@ -67,6 +74,16 @@ func (c *serveCmd) Validate() error {
 		return fmt.Errorf("--prefix-cache-ram-mb: must be >= 0, got %d", c.PrefixCacheRAMMB)
 	case c.PrefixCacheSlots < 0 || c.PrefixCacheSlots > mostPrefixes:
 		return fmt.Errorf("--prefix-cache-slots: must be in 0..%d, got %d", mostPrefixes, c.PrefixCacheSlots)
+	case c.KVCacheDir != "" && (c.PrefixCacheRAMMB == 0 || c.PrefixCacheSlots == 0):
+		return errors.New("--kv-cache-dir: what is on disk goes through memory, --prefix-cache-ram-mb and --prefix-cache-slots must not be 0")
+	case c.KVCacheBudget < 1:
+		return fmt.Errorf("--kv-cache-budget: must be >= 1, got %d", c.KVCacheBudget)
+	case c.KVCacheInterval < 0:
+		return fmt.Errorf("--kv-cache-interval: must be >= 0, got %d", c.KVCacheInterval)
+	case c.KVCacheColdMax < 0:
+		return fmt.Errorf("--kv-cache-cold-max: must be >= 0, got %d", c.KVCacheColdMax)
+	case c.KVCacheMinTokens < 1:
+		return fmt.Errorf("--kv-cache-min-tokens: must be >= 1, got %d", c.KVCacheMinTokens)
 	case c.DDTreeBudget < 1:
 		return fmt.Errorf("--ddtree-budget: must be >= 1, got %d", c.DDTreeBudget)
 	case c.FeatureRows < 64:
@@ -86,7 +103,32 @@ func (c *serveCmd) settings() map[string]string {
 		"max-token-gap-ms": strconv.Itoa(c.MaxTokenGapMS),
 		"cache-type-k":     c.CacheTypeK, "cache-type-v": c.CacheTypeV,
 		"prefix-cache-ram-mb": strconv.Itoa(c.PrefixCacheRAMMB), "prefix-cache-slots": strconv.Itoa(c.PrefixCacheSlots),
+		"kv-cache-budget": strconv.Itoa(c.diskMB()),
 	}
+}
+
+// diskMB is the room of states on disk, 0 = they are kept in memory only.
+func (c *serveCmd) diskMB() int {
+	if c.KVCacheDir == "" {
+		return 0
+	}
+	return c.KVCacheBudget
+}
+
+// disk opens the folder of states; nil when there is none.
+func (c *serveCmd) disk(model string, log *zap.Logger) (*prefix.Disk, error) {
+	if c.KVCacheDir == "" {
+		return nil, nil
+	}
+	store, err := disk.Open(disk.Config{
+		Dir: c.KVCacheDir, Budget: uint64(c.KVCacheBudget) << 20, Owner: model, Log: log.Named("disk"),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("--kv-cache-dir: %w", err)
+	}
+	return &prefix.Disk{
+		Store: store, MinTokens: c.KVCacheMinTokens, Interval: c.KVCacheInterval, ColdMax: c.KVCacheColdMax,
+	}, nil
 }
 
 // Run serves until the process is told to end.
@@ -121,7 +163,14 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	c.CacheFlags.Apply(&options)
 	digest := sync.OnceValues(func() (string, error) { return workernode.TablesDigest(ctx, file) })
 	w := &worker{model: auto.New(), log: log}
-	w.prefixes = prefix.New(prefix.Config{Bytes: uint64(c.PrefixCacheRAMMB) << 20, Slots: c.PrefixCacheSlots})
+	files, err := c.disk(registration.Model.Digest, log)
+	if err != nil {
+		return err
+	}
+	w.prefixes = prefix.New(prefix.Config{
+		Bytes: uint64(c.PrefixCacheRAMMB) << 20, Slots: c.PrefixCacheSlots, Disk: files,
+	})
+	defer w.prefixes.Close()
 	words, unread := tokenizer.FromGGUF(file)
 	var markers piece.Markers
 	if unread != nil {
@@ -130,11 +179,11 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 	} else {
 		markers = piece.MarkersOf(words)
 	}
-	w.guides = guide.NewFactory(func(vocab int) (*guide.Text, error) {
+	w.constraints = constraint.NewFactory(func(vocab int) (*constraint.Text, error) {
 		if unread != nil {
 			return nil, unread
 		}
-		return guide.FromTokenizer(words, vocab), nil
+		return constraint.FromTokenizer(words, vocab), nil
 	})
 	w.manager = drafts.NewManager(drafts.Config{
 		Engine: func() (drafts.Engine, error) {
@@ -158,7 +207,8 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 		PrefillChunk: c.Chunk, Markers: markers, TreeBudget: c.DDTreeBudget, RingRows: c.FeatureRows,
 		MaxDeadline: c.DraftDeadline, NoLookup: !c.Lookup,
 	}, server.Deps{
-		Engines: w.keeper, Drafts: w.manager, Guides: w.guides, Model: w.model, Prefixes: w.prefixes, Contract: contract,
+		Engines: w.keeper, Drafts: w.manager, Constraints: w.constraints, Model: w.model, Prefixes: w.prefixes,
+		Contract:    contract,
 		MaxTokenGap: time.Duration(c.MaxTokenGapMS) * time.Millisecond, Log: log,
 	})
 
@@ -172,13 +222,13 @@ func (c *serveCmd) Run(streams workernode.Streams) error {
 // worker is the target's part of a node.
 type worker struct {
 	*server.Server
-	keeper   *workernode.Keeper
-	manager  *drafts.Manager
-	guides   *guide.Factory
-	model    *auto.Model
-	prefixes *prefix.Cache
-	log      *zap.Logger
-	ready    atomic.Bool
+	keeper      *workernode.Keeper
+	manager     *drafts.Manager
+	constraints *constraint.Factory
+	model       *auto.Model
+	prefixes    *prefix.Cache
+	log         *zap.Logger
+	ready       atomic.Bool
 }
 
 func (w *worker) Register(s *grpc.Server) { tandemv1.RegisterTargetServiceServer(s, w.Server) }
@@ -199,7 +249,7 @@ func (w *worker) Run(ctx context.Context) error {
 	}
 	w.log.Info("steps timed", zap.Int64(telemetry.KeyDurationMS, time.Since(start).Milliseconds()),
 		w.price(1), w.price(8), w.price(16), w.price(24), w.price(32))
-	if err := w.guides.Load(engine.Info().Vocab); err != nil {
+	if err := w.constraints.Load(engine.Info().Vocab); err != nil {
 		w.log.Warn("grammars cannot be followed", zap.NamedError(telemetry.KeyErr, err))
 	}
 	w.ready.Store(true)

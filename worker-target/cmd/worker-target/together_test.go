@@ -1,19 +1,14 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io"
 	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/grammar"
-	"github.com/tandem-inference/tandem/services/workernode"
 )
 
 // TestSlowTrioTogether runs 32 requests of the demonstration models at a time, of mixed lengths, modes, seeds, keys and
@@ -28,59 +23,24 @@ func TestSlowTrioTogether(t *testing.T) {
 		"--model", in("models", "tandem-tiny-target-q4_k_m.gguf"),
 		"--cache-dir", filepath.Join(dir, "ct"), "--draft-address", "unix://"+filepath.Join(dir, "d"),
 		"--lanes", fmt.Sprint(requests), "--max-ctx", "4096", "--max-token-gap-ms", "20")
-	conn, err := workernode.Dial("unix://" + filepath.Join(dir, "t"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	client := tandemv1.NewTargetServiceClient(conn)
-	decode := func(m *tandemv1.DecodeRequest) (tokens []int32, end *tandemv1.Finished, err error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
-		defer cancel()
-		stream, err := client.Decode(ctx, m)
-		if err != nil {
-			return nil, nil, err
-		}
-		for {
-			e, err := stream.Recv()
-			if errors.Is(err, io.EOF) {
-				return tokens, end, nil
-			}
-			if err != nil {
-				return nil, nil, err
-			}
-			tokens = append(tokens, e.GetCommitted().GetTokens()...)
-			if f := e.GetFinished(); f != nil {
-				end = f
-			}
-		}
-	}
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		_, end, err := decode(&tandemv1.DecodeRequest{
-			PromptTokens: cases[0].IDs, MaxTokens: 30, TopLogprobs: -1,
-			Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
-		})
-		if err == nil && end.Timings.AcceptedTokens > 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the draft was not attached: %v, %v", end, err)
-		}
-	}
+	client := dialTrio(t, dir, 5*patience)
+	client.awaitDraft(t, cases[0].IDs)
 	messages := make([]*tandemv1.DecodeRequest, requests)
 	for i := range messages {
 		messages[i] = mixed(t, cases, i)
 	}
 	alone := make([][]int32, requests)
 	for i, m := range messages {
-		if alone[i], _, err = decode(m); err != nil {
+		tokens, _, err := client.try(t, m)
+		if err != nil {
 			t.Fatalf("request %d alone: %v", i, err)
 		}
+		alone[i] = tokens
 	}
 	var wait sync.WaitGroup
 	for i, m := range messages {
 		wait.Go(func() {
-			tokens, _, err := decode(m)
+			tokens, _, err := client.try(t, m)
 			if err != nil {
 				t.Errorf("request %d: %v", i, err)
 			} else if !slices.Equal(tokens, alone[i]) {

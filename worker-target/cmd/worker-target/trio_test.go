@@ -2,11 +2,8 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -116,66 +113,12 @@ func TestSlowTrio(t *testing.T) {
 	draft := startDraft()
 	start(t, in("bin", "worker-target"), filepath.Join(dir, "t"), "--model", model, "--cache-dir",
 		filepath.Join(dir, "ct"), "--draft-address", "unix://"+filepath.Join(dir, "d"))
-	conn, err := workernode.Dial("unix://" + filepath.Join(dir, "t"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	client := tandemv1.NewTargetServiceClient(conn)
-	var gap time.Duration // longest pause of the last request's output
-	try := func(m *tandemv1.DecodeRequest, on ...func(total int)) ([]int32, *tandemv1.Finished, error) {
-		gap = 0
-		var last time.Time
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		stream, err := client.Decode(ctx, m)
-		if err != nil {
-			return nil, nil, err
-		}
-		var tokens []int32
-		var end *tandemv1.Finished
-		for {
-			e, err := stream.Recv()
-			if errors.Is(err, io.EOF) {
-				return tokens, end, nil
-			}
-			if err != nil {
-				return nil, nil, err
-			}
-			tokens = append(tokens, e.GetCommitted().GetTokens()...)
-			if !last.IsZero() {
-				gap = max(gap, time.Since(last))
-			}
-			last = time.Now()
-			for _, f := range on {
-				f(len(tokens))
-			}
-			if f := e.GetFinished(); f != nil {
-				end = f
-			}
-		}
-	}
+	client := dialTrio(t, dir, time.Minute)
 	run := func(m *tandemv1.DecodeRequest, on ...func(total int)) ([]int32, *tandemv1.Finished) {
 		t.Helper()
-		tokens, end, err := try(m, on...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return tokens, end
+		return client.run(t, m, on...)
 	}
-	// The engine loads, and the draft takes the target's tables over the wire.
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		_, end, err := try(&tandemv1.DecodeRequest{
-			PromptTokens: cases[0].IDs, MaxTokens: 30, TopLogprobs: -1,
-			Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
-		})
-		if err == nil && end.Timings.AcceptedTokens > 0 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the draft was not attached: %v, %v", end, err)
-		}
-	}
+	client.awaitDraft(t, cases[0].IDs)
 
 	same, total := 0, 0
 	for _, sampling := range []*tandemv1.Sampling{nil, {Temperature: new(float64), Seed: new(int64)}} {
@@ -234,7 +177,13 @@ func TestSlowTrio(t *testing.T) {
 	plain, _ := run(request)
 	request.Speculation = &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN}
 	killed, restarted := false, make(chan struct{})
+	var gap time.Duration // longest pause of the output
+	var last time.Time
 	tokens, end := run(request, func(total int) {
+		if !last.IsZero() {
+			gap = max(gap, time.Since(last))
+		}
+		last = time.Now()
 		if total > 300 && !killed {
 			killed = true
 			if err := draft.Process.Kill(); err != nil {

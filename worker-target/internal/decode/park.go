@@ -179,9 +179,6 @@ func (s *Slot) comeBack(ctx context.Context) error {
 		}
 		stored := s.parked.stored
 		err := s.restore(ctx)
-		for refused(err) && s.relieve(ctx) {
-			err = s.restore(ctx)
-		}
 		if err == nil {
 			s.member.Resumed(stored)
 			return nil
@@ -200,18 +197,32 @@ func (s *Slot) comeBack(ctx context.Context) error {
 	}
 }
 
+// roomy makes a call that needs memory of the engine, again as long as something makes room for it. The request's
+// sequence is not freed in between: it might make room for ever, for what the next try takes again.
+func (s *Slot) roomy(ctx context.Context, call func() error) error {
+	err := call()
+	for refused(err) && s.relieve(ctx) {
+		err = call()
+	}
+	return err
+}
+
 // restore gives a parked request a sequence in the state of the one that it gave up.
 func (s *Slot) restore(ctx context.Context) error {
 	s.freeSequence(ctx)
-	seq, err := s.engine.NewSequence(ctx)
+	err := s.roomy(ctx, func() (err error) {
+		s.handle, err = s.engine.NewSequence(ctx)
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	s.handle, s.held = seq, true
-	s.seq.Move(seq)
+	s.held = true
+	s.seq.Move(s.handle)
 	start := time.Now()
 	if s.parked.stored {
-		if err := s.engine.RestoreSnapshot(ctx, s.parked.snapshot, seq); err != nil {
+		err := s.roomy(ctx, func() error { return s.engine.RestoreSnapshot(ctx, s.parked.snapshot, s.handle) })
+		if err != nil {
 			return err
 		}
 		s.members.Moved(s.parked.length, s.parked.took+time.Since(start))
@@ -219,7 +230,7 @@ func (s *Slot) restore(ctx context.Context) error {
 	} else if err := s.readAgain(ctx); err != nil {
 		return err
 	}
-	return s.engine.SetSampler(ctx, seq, s.sampler)
+	return s.engine.SetSampler(ctx, s.handle, s.sampler)
 }
 
 // readAgain reads the text of a parked request into its new sequence.
@@ -247,7 +258,7 @@ func (s *Slot) readAgain(ctx context.Context) error {
 			answer := s.answer[at-len(prompt) : length-len(prompt)]
 			tokens = answer[:min(len(answer), s.info.MaxTreeRows, s.info.MaxBatchRows)]
 		}
-		if err := s.seq.Read(ctx, kind, tokens, at); err != nil {
+		if err := s.roomy(ctx, func() error { return s.seq.Read(ctx, kind, tokens, at) }); err != nil {
 			return err
 		}
 		at += len(tokens)

@@ -5,10 +5,10 @@ import (
 
 	tandemv1 "github.com/tandem-inference/tandem/proto/tandem/v1"
 	"github.com/tandem-inference/tandem/services/engine"
+	"github.com/tandem-inference/tandem/worker-target/internal/constraint"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/reuse"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/speculate"
-	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 )
 
 // Request is a checked request.
@@ -25,7 +25,7 @@ type Request struct {
 	// TopLogprobs: -1 = no log-probabilities, 0 = of chosen tokens only.
 	TopLogprobs    int
 	PromptLogprobs bool
-	Guide          *guide.Guide // nil = anything may be chosen
+	Constraint     *constraint.Constraint // nil = anything may be chosen
 	Reuse          reuse.Request
 	Priority       int   // the higher, the later it gives up its memory for others
 	Place          Place // nil = the request keeps its slot and its memory also while its client does not read
@@ -39,7 +39,7 @@ type Sink = output.Sink
 type Result struct {
 	Reason    tandemv1.FinishReason
 	StopToken int32 // -1 = none
-	// CloseKind is unspecified without a guide for reasoning.
+	// CloseKind is unspecified without a constraint of reasoning.
 	CloseKind tandemv1.CloseKind
 }
 
@@ -65,7 +65,8 @@ type Stats struct {
 func (s *Stats) Timings(arrived time.Time) *tandemv1.Timings {
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	return &tandemv1.Timings{
-		RestoreMs: ms(s.Restore), PrefillMs: ms(s.Prefill), TtftMs: ms(s.FirstToken), DecodeMs: ms(s.Decode), TotalMs: ms(time.Since(arrived)),
+		RestoreMs: ms(s.Restore), PrefillMs: ms(s.Prefill), TtftMs: ms(s.FirstToken), DecodeMs: ms(s.Decode),
+		TotalMs:     ms(time.Since(arrived)),
 		VerifySteps: int64(s.Steps), DraftedTokens: int64(s.Drafted), AcceptedTokens: int64(s.Accepted),
 		LookupDraftedTokens: int64(s.LookDrafted), LookupAcceptedTokens: int64(s.LookAccepted),
 		DraftWaitMs: ms(s.DraftWait), VerifyMs: ms(s.Verify), SpeculationDegraded: s.Degraded,

@@ -365,7 +365,8 @@ func TestHitFeedsTheDraft(t *testing.T) {
 		}
 		t.Logf("%d rows: the ring was %v, %d bytes after one request, %+v after two", rows, d.before, bytes, cache.Stats())
 		// Another kind of features is of no use.
-		d.capt = d.flaky.Capture()
+		d.flaky.width = 2 * width
+		d.capt = &drafts.Capture{Encoding: engine.FeatureRawF32, Width: 2 * width, Block: d.capt.Block}
 		if got := ask(t, slot, e, r, -1); got.read.Cached == 0 || d.before[0] != max(got.read.Cached, len(r.Prompt)-rows) {
 			t.Errorf("%d rows: with another draft the ring begins at %d after %d tokens", rows, d.before[0], got.read.Cached)
 		}

@@ -319,8 +319,8 @@ type only struct {
 	length int
 }
 
-func (o *only) Find(space string, tokens []int32, fits func(int) bool) *prefix.Entry {
-	return o.shared.Find(space, tokens, func(n int) bool { return n == o.length && fits(n) })
+func (o *only) Find(ctx context.Context, space string, tokens []int32, fits func(int) bool) *prefix.Entry {
+	return o.shared.Find(ctx, space, tokens, func(n int) bool { return n == o.length && fits(n) })
 }
 
 // everyBorder reads a prompt cold and from every border, in steps of any size.

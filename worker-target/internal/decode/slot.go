@@ -213,11 +213,11 @@ func (s *Slot) start(restored int, sink Sink) {
 	s.out.Start(output.Request{
 		Max: req.Max, Committed: req.Committed, Stop: req.Stop, TopLogprobs: req.TopLogprobs, MaxTopK: info.MaxTopK, Arrived: req.Arrived,
 	}, sink)
-	s.constraint.Start(req.Guide, req.Mode != tandemv1.SpeculationMode_SPECULATION_MODE_OFF)
+	s.constraint.Start(req.Constraint, req.Mode != tandemv1.SpeculationMode_SPECULATION_MODE_OFF)
 	s.features.Reset(info.MaxBatchRows)
 	s.spec.Start(speculate.Request{
 		ID: req.ID, Prompt: req.Prompt, Mode: req.Mode, Budget: req.Budget, Block: req.Block, Max: req.Max, Left: s.out.Left(),
-		Constrained: req.Guide != nil, Vocab: info.Vocab, TreeRows: info.MaxTreeRows, Rows: info.MaxBatchRows,
+		Constrained: req.Constraint != nil, Vocab: info.Vocab, TreeRows: info.MaxTreeRows, Rows: info.MaxBatchRows,
 	}, &s.stats.Stats)
 	s.text.Read(req.Prompt[:restored])
 }

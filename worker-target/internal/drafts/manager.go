@@ -2,6 +2,9 @@ package drafts
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
 	"github.com/tandem-inference/tandem/services/engine"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
@@ -49,6 +52,12 @@ type Capture struct {
 	layers      []int32
 	fuseDigest  string // as the draft reports it
 	fusePath    string // "" = raw
+}
+
+// Key names what a row of features is, in 32 bytes: rows of equal keys may stand for each other, also after a restart.
+func (c *Capture) Key() string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%d %d %v %s %s", c.Encoding, c.Width, c.layers, c.draftDigest, c.fuseDigest))
+	return hex.EncodeToString(sum[:16])
 }
 
 // same reports whether features and blocks of c are those that a draft with the description of next expects. A draft

@@ -2,7 +2,6 @@ package prefix
 
 import (
 	"context"
-	"math"
 	"sync"
 	"time"
 
@@ -10,12 +9,14 @@ import (
 
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/rpcerr"
+	"github.com/tandem-inference/tandem/worker-target/internal/eviction"
 )
 
 // Config of a cache.
 type Config struct {
 	Bytes uint64 // of all entries, 0 = off
 	Slots int    // entries, 0 = off
+	Disk  *Disk  // keeps states in files as well; nil = none
 }
 
 // Stats of a cache. Lookups to Failures count since the worker's start, across engines.
@@ -26,6 +27,7 @@ type Stats struct {
 	Evictions uint64
 	Refusals  uint64 // entries that the engine or the budget had no room for
 	Failures  uint64 // hits that could not be restored
+	Unwritten uint64 // entries that were left out because too many waited to be written to disk
 	Entries   int
 	Bytes     uint64
 }
@@ -42,7 +44,10 @@ type Entry struct {
 	made     time.Time
 	used     time.Time
 	pins     int
-	demoted  uint64 // Cache.frees when its pages left the engine's pool, those that no sequence held; 0 = they are there
+	gone     bool   // removed while it was pinned: who unpins it frees it
+	demoted  bool   // its pages have left the engine's pool, as far as no sequence held them
+	frees    uint64 // Cache.frees at that time
+	queued   bool   // to be written to disk
 }
 
 // Length is the number of tokens of the state.
@@ -57,6 +62,7 @@ type Cache struct {
 	ctx    context.Context // of calls that make and free snapshots: they outlive the request
 	cancel context.CancelFunc
 	group  sync.WaitGroup // calls that free evicted snapshots, at most Slots
+	tier   *tier          // nil = none
 
 	mu      sync.Mutex // guards the fields below and everything in the trees
 	engine  engine.Engine
@@ -65,10 +71,11 @@ type Cache struct {
 	roots   map[string]*node
 	entries map[*Entry]struct{}
 	bytes   uint64
-	frees   uint64 // sequences that were freed, counted from 1
-	making  int    // entries whose snapshot is being made
-	freeing int    // snapshots that are being freed beside the request that evicted them
-	freed   sync.Cond
+	making  int       // entries whose snapshot is being made
+	freeing int       // snapshots that are being freed beside the request that evicted them
+	reading *Entry    // the entry that is being read for the disk
+	freed   sync.Cond // freeing has fallen, or reading has changed
+	frees   uint64    // sequences that were freed
 	closed  bool
 	stats   Stats
 }
@@ -79,8 +86,11 @@ func New(cfg Config) *Cache {
 		return nil
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &Cache{cfg: cfg, ctx: ctx, cancel: cancel, roots: map[string]*node{}, entries: map[*Entry]struct{}{}, frees: 1}
+	c := &Cache{cfg: cfg, ctx: ctx, cancel: cancel, roots: map[string]*node{}, entries: map[*Entry]struct{}{}}
 	c.freed.L = &c.mu
+	if cfg.Disk != nil {
+		c.tier = newTier(c, cfg.Disk)
+	}
 	return c
 }
 
@@ -116,16 +126,24 @@ func (c *Cache) Stats() Stats {
 	return s
 }
 
-// Find returns the longest entry that tokens begin with and that fits, nil if there is none. The caller restores it by
-// Restore, which lets go of it.
-func (c *Cache) Find(space string, tokens []int32, fits func(length int) bool) *Entry {
+// Find returns the longest entry that tokens begin with and that fits, nil if there is none. A longer state on disk is
+// read first. The caller restores the entry by Restore, which lets go of it.
+func (c *Cache) Find(ctx context.Context, space string, tokens []int32, fits func(length int) bool) *Entry {
 	if c == nil {
 		return nil
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.stats.Lookups++
-	var best *Entry
+	best := c.find(space, tokens, fits)
+	c.mu.Unlock()
+	if c.tier == nil {
+		return best
+	}
+	return c.tier.extend(ctx, best, space, tokens, fits)
+}
+
+// find returns the longest entry in memory, pinned. The caller holds mu.
+func (c *Cache) find(space string, tokens []int32, fits func(length int) bool) (best *Entry) {
 	if root := c.roots[space]; root != nil {
 		root.match(tokens, func(e *Entry) {
 			if fits(e.length) {
@@ -156,6 +174,13 @@ func (c *Cache) Longest(space string, tokens []int32, fits func(length int) bool
 	return length
 }
 
+// unpin lets go of an entry. The caller holds mu.
+func (c *Cache) unpin(e *Entry) {
+	if e.pins--; e.pins == 0 && e.gone {
+		c.free(e)
+	}
+}
+
 // Restore restores an entry that Find returned into a sequence. After an error the sequence is of no use, and the entry
 // is gone unless the engine had no room for it.
 func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error {
@@ -165,20 +190,19 @@ func (c *Cache) Restore(ctx context.Context, e *Entry, s engine.Sequence) error 
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e.pins--
+	defer c.unpin(e)
 	switch {
 	case err == nil:
+		c.persist(e, 0)
 		c.stats.Hits++
 		c.stats.Tokens += uint64(e.length)
 		e.hits++
 		e.used = time.Now()
-		e.demoted = 0
+		e.demoted = false
 	case ctx.Err() == nil:
 		c.stats.Failures++
 		if c.keeps(e) && rpcerr.Code(err) != codes.ResourceExhausted { // it is whole, there is no room for it now
-
-			c.remove(e)
-			c.free(e)
+			c.discard(e)
 		}
 	}
 	return err
@@ -273,9 +297,8 @@ func (c *Cache) put(e *Entry, tokens []int32) (*Entry, bool) {
 func (c *Cache) Drop(e *Entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.keeps(e) && e.hits == 0 && e.pins == 0 {
-		c.remove(e)
-		c.free(e)
+	if c.keeps(e) && e.hits == 0 && (e.pins == 0 || e.pins == 1 && c.reading == e) {
+		c.discard(e)
 	}
 }
 
@@ -287,7 +310,7 @@ func base(e engine.Engine) engine.Engine {
 	return e
 }
 
-// Freed notes that a sequence of the engine was freed: pages that it shared with entries are theirs alone since.
+// Freed notes that a sequence was freed: pages that only stored states hold now can be moved to host memory.
 func (c *Cache) Freed() {
 	if c == nil {
 		return
@@ -298,9 +321,9 @@ func (c *Cache) Freed() {
 }
 
 // Relieve makes room in the pages of an engine that refused a call for want of them. It waits until what was evicted is
-// freed; else it moves the pages of the entry of the least value to host memory, or evicts that entry where they cannot
-// be moved. When all entries were moved, it moves what has become theirs alone since. It reports whether there was
-// anything: the call may be tried again then.
+// freed. Else it moves pages to host memory: those that a sequence held when their entries were moved, once one was
+// freed; else those of the entry of the least value. An entry that cannot be moved is evicted. It reports whether there
+// was anything: the call may be tried again then.
 func (c *Cache) Relieve(use engine.Engine) bool {
 	if c == nil {
 		return false
@@ -308,50 +331,48 @@ func (c *Cache) Relieve(use engine.Engine) bool {
 	if c.waitFreed() {
 		return true
 	}
-	list := c.toDemote(use)
-	for _, e := range list {
-		c.demote(e)
-	}
-	return len(list) > 0
-}
-
-// toDemote returns the entries whose pages Relieve moves, pinned.
-func (c *Cache) toDemote(use engine.Engine) (list []*Entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.engine != base(use) || c.closed {
-		return nil
+		return false
 	}
-	if e := c.least(func(e *Entry) bool { return e.demoted != 0 }); e != nil {
-		list = append(list, e)
-	} else {
-		for e := range c.entries {
-			if e.demoted != c.frees && e.pins == 0 {
-				list = append(list, e)
-			}
+	frees, some := c.frees, false
+	settled := func(e *Entry) bool { return !e.demoted || e.frees >= frees }
+	for e := c.least(settled); e != nil; e = c.least(settled) {
+		some = true
+		if !c.demote(e) {
+			break
 		}
 	}
-	for _, e := range list {
-		e.demoted = c.frees
-		e.pins++ // nobody evicts it meanwhile
+	if some {
+		return true
 	}
-	return list
+	if e := c.least(func(e *Entry) bool { return e.demoted }); e != nil {
+		c.demote(e)
+		return true
+	}
+	return c.awaitReading(func(e *Entry) bool { return e.demoted && e.frees == c.frees })
 }
 
-// demote moves the pages of a pinned entry to host memory, or evicts it where they cannot be moved.
-func (c *Cache) demote(e *Entry) {
+// demote moves the pages of an entry to host memory, but for those that a sequence holds. An entry that cannot be moved
+// is evicted, unless others use it; then it returns false. The caller holds mu, which is let go of meanwhile.
+func (c *Cache) demote(e *Entry) bool {
+	e.demoted, e.frees = true, c.frees
+	e.pins++ // nobody evicts it meanwhile
+	c.mu.Unlock()
 	err := e.engine.DemoteSnapshot(c.ctx, e.snapshot)
 	c.mu.Lock()
-	e.pins--
-	evict := err != nil && c.keeps(e) && e.pins == 0
-	if evict {
-		c.remove(e)
-		c.stats.Evictions++
+	c.unpin(e)
+	if err == nil {
+		return true
 	}
-	c.mu.Unlock()
-	if evict {
-		_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
+	if c.keeps(e) && e.pins == 0 {
+		c.evict(e)
+		c.mu.Unlock()
+		c.freeNow(e)
+		c.mu.Lock()
 	}
+	return false
 }
 
 // giveUp makes room for a snapshot that its engine refused: it waits until what was evicted is freed, else it evicts
@@ -362,15 +383,14 @@ func (c *Cache) giveUp() bool {
 	}
 	c.mu.Lock()
 	e := c.least(nil)
-	if e != nil {
-		c.remove(e)
-		c.stats.Evictions++
-	}
-	c.mu.Unlock()
 	if e == nil {
-		return false
+		waited := c.awaitReading(func(*Entry) bool { return false })
+		c.mu.Unlock()
+		return waited
 	}
-	_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
+	c.evict(e)
+	c.mu.Unlock()
+	c.freeNow(e)
 	return true
 }
 
@@ -385,16 +405,22 @@ func (c *Cache) waitFreed() bool {
 	return some
 }
 
-// Close frees everything and waits for it. Nothing is stored from then on.
+// Close frees everything and waits for it, and for what is being written to disk. Nothing is stored from then on. It
+// may be called again.
 func (c *Cache) Close() {
 	if c == nil {
 		return
 	}
 	c.mu.Lock()
+	first := !c.closed
 	c.closed = true
+	c.mu.Unlock()
+	if c.tier != nil && first {
+		c.tier.close()
+	}
+	c.mu.Lock()
 	for e := range c.entries {
-		c.remove(e)
-		c.free(e)
+		c.discard(e)
 	}
 	c.mu.Unlock()
 	c.group.Wait()
@@ -417,17 +443,34 @@ func (c *Cache) remove(e *Entry) {
 	}
 }
 
+// evict removes an entry for want of room. The caller holds mu and frees its snapshot.
+func (c *Cache) evict(e *Entry) {
+	c.remove(e)
+	c.stats.Evictions++
+}
+
+// discard removes an entry and frees its snapshot once nobody uses it. The caller holds mu.
+func (c *Cache) discard(e *Entry) {
+	c.remove(e)
+	if e.gone = e.pins > 0; !e.gone {
+		c.free(e)
+	}
+}
+
 // free frees an entry's snapshot beside the caller, who holds mu.
 func (c *Cache) free(e *Entry) {
 	c.freeing++
 	c.group.Go(func() {
-		_ = e.engine.FreeSnapshot(c.ctx, e.snapshot) // the guard tries again
+		c.freeNow(e)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.freeing--
 		c.freed.Broadcast()
 	})
 }
+
+// freeNow frees an entry's snapshot. Nobody holds mu.
+func (c *Cache) freeNow(e *Entry) { _ = e.engine.FreeSnapshot(c.ctx, e.snapshot) } // the guard tries again
 
 // shrink evicts until so many more bytes and entries fit, keep excepted. It reports whether they do. The caller holds
 // mu.
@@ -437,41 +480,24 @@ func (c *Cache) shrink(bytes uint64, entries int, keep *Entry) bool {
 		if e == nil {
 			return false
 		}
-		c.remove(e)
+		c.evict(e)
 		c.free(e)
-		c.stats.Evictions++
 	}
 	return true
 }
 
-const (
-	// decay of hits a second: they count half after 6 h.
-	decay = 3.2e-5
-	// young is the age up to which an entry is evicted after all older ones: the conversation that made it goes on.
-	young = time.Minute
-)
-
 // least returns the entry of the least value that is not in use and not left out; nil leaves none out. The caller holds
 // mu.
-func (c *Cache) least(leftOut func(*Entry) bool) (worst *Entry) {
-	now := time.Now()
-	var value float64
-	var fresh bool
+func (c *Cache) least(leftOut func(*Entry) bool) *Entry {
+	worst := eviction.NewLeast[*Entry]()
 	for e := range c.entries {
 		if e.pins > 0 || leftOut != nil && leftOut(e) {
 			continue
 		}
-		f, v := now.Sub(e.made) < young, c.value(e, now)
-		if worst == nil || fresh && !f || fresh == f && (v < value || v == value && e.used.Before(worst.used)) {
-			worst, value, fresh = e, v, f
-		}
+		worst.Offer(e, eviction.State{
+			Hits: e.hits, Tokens: e.length, Bytes: c.state + uint64(e.node.own())*c.perKV + e.rows.own(),
+			Made: e.made, Used: e.used,
+		})
 	}
-	return worst
-}
-
-// value of an entry: what its next hit saves, weighed by how likely that is and by the bytes that it keeps from others.
-func (c *Cache) value(e *Entry, now time.Time) float64 {
-	hits := float64(e.hits) * math.Exp(-decay*now.Sub(e.used).Seconds())
-	own := c.state + uint64(e.node.own())*c.perKV + e.rows.own()
-	return (hits + 1) * float64(e.length) / float64(max(own, 1))
+	return worst.Worst()
 }

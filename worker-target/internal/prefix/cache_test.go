@@ -136,7 +136,7 @@ func save(c *Cache, m *memory, space string, tokens []int32) (*Entry, bool) {
 // hit looks tokens up and restores what is found; 0 = nothing.
 func hit(t testing.TB, c *Cache, m *memory, space string, tokens []int32) int {
 	t.Helper()
-	e := c.Find(space, tokens, func(int) bool { return true })
+	e := c.Find(t.Context(), space, tokens, func(int) bool { return true })
 	if e == nil {
 		return 0
 	}
@@ -183,7 +183,7 @@ func TestLongestEntryIsFound(t *testing.T) {
 			t.Errorf("%d tokens from %d on in %s find %d, want %d", len(v.tokens), v.tokens[0], v.space, got, v.want)
 		}
 	}
-	if e := c.Find("a", text, func(n int) bool { return n < 60 }); e == nil || e.Length() != 40 {
+	if e := c.Find(t.Context(), "a", text, func(n int) bool { return n < 60 }); e == nil || e.Length() != 40 {
 		t.Errorf("what fits is %+v", e)
 	} else if err := c.Restore(t.Context(), e, 2); err != nil {
 		t.Error(err)
@@ -299,7 +299,7 @@ func TestEvictionIsByValue(t *testing.T) {
 		save(c, m, "", numbers(4000, 10))
 		expect([]int{50, 30, 0}, numbers(3000, 50), used, long)
 		// What is in use stays.
-		e := c.Find("", numbers(4000, 10), func(int) bool { return true })
+		e := c.Find(t.Context(), "", numbers(4000, 10), func(int) bool { return true })
 		time.Sleep(2 * time.Minute)
 		for i := range 5 {
 			save(c, m, "", numbers(5000+100*i, 60))
@@ -365,8 +365,8 @@ func TestEngineRefuses(t *testing.T) {
 		t.Errorf("%+v, %d snapshots", s, m.count())
 	}
 	// Nothing can be evicted: it goes on without.
-	a := c.Find("", numbers(3000, 103), func(int) bool { return true })
-	b := c.Find("", numbers(2000, 102), func(int) bool { return true })
+	a := c.Find(t.Context(), "", numbers(3000, 103), func(int) bool { return true })
+	b := c.Find(t.Context(), "", numbers(2000, 102), func(int) bool { return true })
 	if e, made := save(c, m, "", numbers(8000, 9)); e != nil || made || a == nil || b == nil {
 		t.Error("an entry without room is stored")
 	}
@@ -421,12 +421,41 @@ func TestRelieveDemotes(t *testing.T) {
 	})
 }
 
+// TestRelieveEndsWhatItBegan: once a sequence was freed, the pages that it held of demoted entries go before those of
+// entries that are still there; of entries that cannot be moved one is evicted, not all.
+func TestRelieveEndsWhatItBegan(t *testing.T) {
+	c, m := newCache(t, roomy)
+	save(c, m, "", numbers(0, 400))
+	save(c, m, "", numbers(1000, 400))
+	for c.Relieve(m) {
+	}
+	save(c, m, "", numbers(2000, 20))
+	m.demoted = map[engine.Snapshot]bool{}
+	c.Freed()
+	if !c.Relieve(m) || len(m.demoted) != 2 || m.demoted[3] {
+		t.Errorf("demoted %v, want the first two", m.demoted)
+	}
+	if !c.Relieve(m) || len(m.demoted) != 3 || c.Relieve(m) {
+		t.Errorf("demoted %v, want all", m.demoted)
+	}
+	m.stays = rpcerr.ResourceExhausted("no host memory is left")
+	c.Freed()
+	for left := 2; left >= 0; left-- {
+		if !c.Relieve(m) || m.count() != left {
+			t.Errorf("%d snapshots are left, want %d", m.count(), left)
+		}
+	}
+	if c.Relieve(m) || c.Stats().Evictions != 3 {
+		t.Errorf("%+v", c.Stats())
+	}
+}
+
 // TestRefusedRestoreIsKept: an entry that there is no room for now is whole, and is there when there is room.
 func TestRefusedRestoreIsKept(t *testing.T) {
 	c, m := newCache(t, roomy)
 	save(c, m, "", numbers(0, 10))
 	m.fail = rpcerr.ResourceExhausted("no pages are left")
-	e := c.Find("", numbers(0, 20), func(int) bool { return true })
+	e := c.Find(t.Context(), "", numbers(0, 20), func(int) bool { return true })
 	if err := c.Restore(t.Context(), e, 2); rpcerr.Code(err) != codes.ResourceExhausted {
 		t.Errorf("%v", err)
 	}
@@ -440,7 +469,7 @@ func TestFailedRestoreIsForgotten(t *testing.T) {
 	c, m := newCache(t, roomy)
 	save(c, m, "", numbers(0, 10))
 	m.fail = rpcerr.Internal("a device fault")
-	e := c.Find("", numbers(0, 20), func(int) bool { return true })
+	e := c.Find(t.Context(), "", numbers(0, 20), func(int) bool { return true })
 	if err := c.Restore(t.Context(), e, 2); err == nil {
 		t.Error("it was restored")
 	}
@@ -457,7 +486,7 @@ func TestFailedRestoreIsForgotten(t *testing.T) {
 	m.fail = context.Canceled
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := c.Restore(ctx, c.Find("", numbers(0, 20), func(int) bool { return true }), 2); err == nil {
+	if err := c.Restore(ctx, c.Find(t.Context(), "", numbers(0, 20), func(int) bool { return true }), 2); err == nil {
 		t.Error("it was restored")
 	}
 	m.fail = nil
@@ -471,7 +500,7 @@ func TestFailedRestoreIsForgotten(t *testing.T) {
 func TestAnotherEngine(t *testing.T) {
 	c, m := newCache(t, roomy)
 	save(c, m, "", numbers(0, 10))
-	e := c.Find("", numbers(0, 20), func(int) bool { return true })
+	e := c.Find(t.Context(), "", numbers(0, 20), func(int) bool { return true })
 	next := newMemory()
 	c.Use(next)
 	m.fail = rpcerr.EngineLost
@@ -494,7 +523,7 @@ func TestOff(t *testing.T) {
 		c := New(cfg)
 		c.Use(newMemory())
 		e, made := save(c, newMemory(), "", numbers(0, 10))
-		found := c.Find("", numbers(0, 10), nil)
+		found := c.Find(t.Context(), "", numbers(0, 10), nil)
 		if c != nil || e != nil || made || found != nil || c.Relieve(nil) || c.Stats() != (Stats{}) {
 			t.Errorf("%+v keeps something", cfg)
 		}
@@ -515,7 +544,7 @@ func TestConcurrent(t *testing.T) {
 				m.sequences[s] = tokens
 				m.mu.Unlock()
 				c.Save("", tokens, s, Features{})
-				if e := c.Find("", numbers(1000*(k%3), 10), func(int) bool { return true }); e != nil {
+				if e := c.Find(t.Context(), "", numbers(1000*(k%3), 10), func(int) bool { return true }); e != nil {
 					if err := c.Restore(t.Context(), e, s); err != nil {
 						t.Error(err)
 					}

@@ -9,9 +9,13 @@
 // and for restoring only where its own cold run has a border (package piece).
 //
 // Bytes of an entry are the engine's state, the K/V rows of its edge in the tree, which entries below it share, and
-// pages of feature rows, which neighbours share. What is over the budget in bytes or entries is evicted by value: (hits
-// · e^(−3.2e-5 · age in seconds) + 1) · tokens ÷ bytes that would become free, entries younger than a minute after all
-// others, entries in use never.
+// pages of feature rows, which neighbours share. What is over the budget in bytes or entries is evicted by value
+// (package eviction), entries in use never.
+//
+// With a disk tier (package disk), entries that a request asks for are written to files in the background: one at a
+// time, chunk by chunk, with a pause after each that is as long as the read, so that steps come first. An entry may be
+// evicted meanwhile; then it is not written. A lookup reads a longer state from disk and makes an entry of it, which
+// shares the pages of the longest one in memory.
 //
 // Locking: mu guards everything; no call to the engine is made with it held. An engine's snapshots are gone with it:
 // Use forgets them.

@@ -1,5 +1,7 @@
 package prefix
 
+import "github.com/tandem-inference/tandem/worker-target/internal/disk"
+
 // PageRows is the number of positions of a page of feature rows. Pages begin at its multiples.
 const PageRows = 64
 
@@ -14,15 +16,15 @@ type Source interface {
 // Features are where the rows of an entry come from; the zero value has none.
 type Features struct {
 	Source Source
-	Kind   any // says what the rows are: they are of use only where the same kind is captured
-	Width  int // bytes per row
+	Kind   string // says what the rows are: they are of use only where the same kind is captured
+	Width  int    // bytes per row
 }
 
 // Rows are rows of features of consecutive positions up to the length of an entry. They never change.
 type Rows struct {
-	Kind  any // that of Features
-	Width int // bytes per row
-	first int // position of the first row, a multiple of PageRows
+	Kind  string // that of Features
+	Width int    // bytes per row
+	first int    // position of the first row, a multiple of PageRows
 	next  int
 	pages []*page
 }
@@ -70,8 +72,32 @@ func collect(f Features, length int, base *Rows) *Rows {
 	return r
 }
 
+// stored is how the rows lie on disk. They never change.
+func (r *Rows) stored() *disk.Rows {
+	if r == nil {
+		return nil
+	}
+	d := &disk.Rows{Kind: r.Kind, Width: r.Width, First: r.first}
+	for _, p := range r.pages {
+		d.Pages = append(d.Pages, p.data)
+	}
+	return d
+}
+
+// loaded makes rows up to length of those from disk.
+func loaded(d *disk.Rows, length int) *Rows {
+	if d == nil {
+		return nil
+	}
+	r := &Rows{Kind: d.Kind, Width: d.Width, first: d.First, next: length}
+	for _, data := range d.Pages {
+		r.pages = append(r.pages, &page{data: data})
+	}
+	return r
+}
+
 // full returns the page of PageRows rows at a position, nil if there is none of the kind.
-func (r *Rows) full(kind any, width, at int) *page {
+func (r *Rows) full(kind string, width, at int) *page {
 	if r == nil || r.Kind != kind || r.Width != width || at < r.first || at+PageRows > r.next {
 		return nil
 	}

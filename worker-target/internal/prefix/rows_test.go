@@ -59,7 +59,7 @@ func TestRowsAreKept(t *testing.T) {
 func TestRowsAreShared(t *testing.T) {
 	c, m := newCache(t, roomy)
 	text := numbers(0, 1000)
-	put := func(length int, from int, kind any) *Entry {
+	put := func(length int, from int, kind string) *Entry {
 		t.Helper()
 		m.sequences[1] = text[:length]
 		e, made := c.Save("", text[:length], 1, Features{ring{from, length}, kind, 2})

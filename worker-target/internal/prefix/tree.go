@@ -113,6 +113,16 @@ func (n *node) prune() (less int) {
 	return 0
 }
 
+// tokens are those from the root on.
+func (n *node) tokens() []int32 {
+	var edges [][]int32
+	for ; n != nil; n = n.parent {
+		edges = append(edges, n.edge)
+	}
+	slices.Reverse(edges)
+	return slices.Concat(edges...)
+}
+
 // own is how many tokens of edges only n's entry holds.
 func (n *node) own() int {
 	if len(n.children) > 0 {

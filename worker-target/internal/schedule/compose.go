@@ -9,8 +9,9 @@ import (
 )
 
 const (
-	// worth is the share of its own time that a part may add to a joint step.
-	worth = 0.85
+	// mostAdded is the share of the time of a step of its own that a part may add to a joint step. More joins more parts
+	// and saves less by each.
+	mostAdded = 0.85
 	// promptUnit is the number of rows from a piece's start at multiples of which a piece may be cut without another
 	// bit anywhere: the chunk of the delta rule, the tile of attention.
 	promptUnit = 64
@@ -138,7 +139,7 @@ func (e *Engine) gains(length, n, rows int) bool {
 	if own == 0 || before == 0 || after == 0 {
 		return true // reading weights once is what decides, until it is known better
 	}
-	return float64(after-before) < worth*float64(own+e.costs.Hop())
+	return float64(after-before) < mostAdded*float64(own+e.costs.Hop())
 }
 
 // addPieces fills the step up with rows of prompts. Pieces stay in the queue.
@@ -246,5 +247,5 @@ func (e *Engine) gainsPrompt(p *part, n int) bool {
 	if own == 0 || before == 0 || after == 0 {
 		return true
 	}
-	return float64(after-before) < worth*float64(own+e.costs.Hop())
+	return float64(after-before) < mostAdded*float64(own+e.costs.Hop())
 }

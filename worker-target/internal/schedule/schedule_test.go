@@ -346,7 +346,7 @@ func TestAlike(t *testing.T) {
 	}
 	wait.Wait()
 	if joined.Load() < requests*rounds/4 {
-		t.Errorf("only %d of %d steps had company", joined.Load(), requests*rounds)
+		t.Errorf("only %d of %d steps were joint", joined.Load(), requests*rounds)
 	}
 }
 

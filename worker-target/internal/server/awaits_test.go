@@ -42,8 +42,8 @@ func (r *rig) left() int {
 	return len(h.Sequences)
 }
 
-// TestCancelAtEveryAwait: a request that is cancelled at any of the moments at which it waits leaves no sequence, no slot and
-// no goroutine.
+// TestCancelAtEveryAwait: a request that is cancelled at any of the moments at which it waits leaves no sequence, no
+// slot and no goroutine.
 func TestCancelAtEveryAwait(t *testing.T) {
 	requests := map[string]*tandemv1.DecodeRequest{
 		"plain": {PromptTokens: prompt(140, 1), MaxTokens: 6, TopLogprobs: -1},
@@ -111,8 +111,8 @@ func (r *rig) decodeAwaited(ctx context.Context, a *enginetest.Awaits, m *tandem
 	}
 }
 
-// TestLeaversSoak: clients that leave at random moments, many at a time, leave nothing behind, and nobody is refused for want
-// of sequences.
+// TestLeaversSoak: clients that leave at random moments, many at a time, leave nothing behind, and nobody is refused
+// for want of sequences.
 func TestLeaversSoak(t *testing.T) {
 	for way, wrap := range engines(&enginetest.Awaits{}) {
 		t.Run(way, func(t *testing.T) {

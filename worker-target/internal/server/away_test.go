@@ -85,7 +85,8 @@ func TestSlowReaderHoldsNothing(t *testing.T) {
 				t.Errorf("%d tokens of a slow reader differ from the %d alone", len(got), len(want))
 			}
 			r.idle()
-			if c := r.counters(); c["preemptions"] != 0 || c["requests_parked"] != 0 || (c["tokens_read_again"] > 0) != (host == 1) {
+			c := r.counters()
+			if c["preemptions"] != 0 || c["requests_parked"] != 0 || (c["tokens_read_again"] > 0) != (host == 1) {
 				t.Errorf("%v", c)
 			}
 		})

@@ -34,7 +34,8 @@ func check(m *tandemv1.DecodeRequest, info engine.Info) (*decode.Request, error)
 	if err := checkCache(m.GetCache(), len(m.PromptTokens)); err != nil {
 		return nil, err
 	}
-	for field, tokens := range map[string][]int32{"prompt_tokens": m.PromptTokens, "committed_tokens": m.CommittedTokens, "stop_tokens": m.StopTokens} {
+	for field, tokens := range map[string][]int32{"prompt_tokens": m.PromptTokens, "committed_tokens": m.CommittedTokens,
+		"stop_tokens": m.StopTokens} {
 		for i, t := range tokens {
 			if t < 0 || int(t) >= info.Vocab {
 				return nil, rpcerr.InvalidArgument(field, "token %d at %d is outside the vocabulary of %d", t, i, info.Vocab)
@@ -49,12 +50,14 @@ func check(m *tandemv1.DecodeRequest, info engine.Info) (*decode.Request, error)
 	spec := m.GetSpeculation()
 	switch {
 	case spec.GetBudget() < 0 || int(spec.GetBudget()) >= max(info.MaxTreeRows, 1):
-		return nil, rpcerr.InvalidArgument("speculation.budget", "must be in 0..%d, got %d", info.MaxTreeRows-1, spec.GetBudget())
+		return nil, rpcerr.InvalidArgument("speculation.budget", "must be in 0..%d, got %d", info.MaxTreeRows-1,
+			spec.GetBudget())
 	case spec.GetBlock() < 0 || spec.GetBlock() == 1:
 		return nil, rpcerr.InvalidArgument("speculation.block", "must be 0 or at least 2, got %d", spec.GetBlock())
 	}
 	return &decode.Request{
-		ID: m.RequestId, Prompt: m.PromptTokens, Committed: m.CommittedTokens, Sampler: sampler, Max: int(m.MaxTokens), Stop: m.StopTokens,
+		ID: m.RequestId, Prompt: m.PromptTokens, Committed: m.CommittedTokens, Sampler: sampler, Max: int(m.MaxTokens),
+		Stop: m.StopTokens,
 		Mode: spec.GetMode(), Budget: int(spec.GetBudget()), Block: int(spec.GetBlock()),
 		TopLogprobs: int(m.TopLogprobs), PromptLogprobs: m.PromptLogprobs,
 		Priority: int(m.Priority),
@@ -73,7 +76,8 @@ const (
 func checkCache(c *tandemv1.CacheUse, prompt int) error {
 	switch {
 	case len(c.GetIsolation()) > mostIsolation:
-		return rpcerr.InvalidArgument("cache.isolation", "has %d bytes, at most %d are allowed", len(c.GetIsolation()), mostIsolation)
+		return rpcerr.InvalidArgument("cache.isolation", "has %d bytes, at most %d are allowed", len(c.GetIsolation()),
+			mostIsolation)
 	case strings.ContainsFunc(c.GetIsolation(), func(r rune) bool { return r <= ' ' || r > '~' }):
 		return rpcerr.InvalidArgument("cache.isolation", "must be printable ASCII without spaces")
 	case len(c.GetHints()) > mostHints:

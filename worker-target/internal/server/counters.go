@@ -59,17 +59,29 @@ func (s *Server) Heartbeat(h *tandemv1.Heartbeat) {
 	s.mu.Unlock()
 	p, m := s.deps.Prefixes.Stats(), s.members.Stats()
 	h.Counters = map[string]float64{
-		"requests": c.requests, "requests_failed": c.failed, "requests_cancelled": c.cancelled, "requests_degraded": c.degraded,
-		"prompt_tokens": c.prompt, "generated_tokens": c.tokens,
+		"requests": c.requests, "requests_failed": c.failed, "requests_cancelled": c.cancelled,
+		"requests_degraded": c.degraded,
+		"prompt_tokens":     c.prompt, "generated_tokens": c.tokens,
 		"verify_steps": c.steps, "plain_steps": c.plain, "drafted_tokens": c.drafted, "accepted_tokens": c.accepted,
 		"lookup_drafted_tokens": c.lookDrafted, "lookup_accepted_tokens": c.lookAccepted,
 		"proposals_late": c.late, "proposals_malformed": c.malformed,
 		"prefill_seconds": c.prefill, "decode_seconds": c.decode, "verify_seconds": c.verify, "draft_wait_seconds": c.wait,
-		"prefix_cache_lookups": float64(p.Lookups), "prefix_cache_hits": float64(p.Hits), "prefix_cache_tokens": float64(p.Tokens),
-		"prefix_cache_evictions": float64(p.Evictions), "prefix_cache_refusals": float64(p.Refusals), "prefix_cache_failures": float64(p.Failures),
-		"prefix_cache_entries": float64(p.Entries), "prefix_cache_bytes": float64(p.Bytes),
-		"preemptions": float64(m.Preemptions), "resumed_from_memory": float64(m.Restored), "resumed_by_reading": float64(m.Recomputed),
-		"slow_readers": float64(m.Away), "tokens_read_again": c.readAgain, "requests_parked": float64(m.Parked),
+		"prefix_cache_lookups": float64(p.Lookups), "prefix_cache_hits": float64(p.Hits),
+		"prefix_cache_tokens":    float64(p.Tokens),
+		"prefix_cache_evictions": float64(p.Evictions), "prefix_cache_refusals": float64(p.Refusals),
+		"prefix_cache_failures": float64(p.Failures),
+		"prefix_cache_entries":  float64(p.Entries), "prefix_cache_bytes": float64(p.Bytes),
+		"preemptions": float64(m.Preemptions), "requests_parked": float64(m.Parked),
+		"resumed_from_memory": float64(m.Restored), "resumed_by_reading": float64(m.Recomputed),
+		"slow_readers": float64(m.Away), "tokens_read_again": c.readAgain,
+	}
+	if d, ok := s.deps.Prefixes.DiskStats(); ok {
+		for name, n := range map[string]uint64{
+			"lookups": d.Lookups, "hits": d.Hits, "tokens": d.Tokens, "writes": d.Writes, "refusals": d.Refusals + p.Unwritten,
+			"evictions": d.Evictions, "damaged": d.Damaged, "states": uint64(d.States), "bytes": d.Bytes,
+		} {
+			h.Counters["prefix_cache_disk_"+name] = float64(n)
+		}
 	}
 	if d := s.deps.Drafts; d != nil {
 		h.Speculation = s.speculation()
@@ -87,7 +99,8 @@ func (s *Server) speculation() *tandemv1.AutoSpeculation {
 	s.mu.Unlock()
 	switch {
 	case r.Held && !before:
-		s.deps.Log.Info("automatic speculation holds the draft back", zap.Int(telemetry.KeyTokens, r.Without), zap.String(telemetry.KeyReason, r.Why()))
+		s.deps.Log.Info("automatic speculation holds the draft back", zap.Int(telemetry.KeyTokens, r.Without),
+			zap.String(telemetry.KeyReason, r.Why()))
 	case !r.Held && before:
 		s.deps.Log.Info("automatic speculation uses the draft again", zap.String(telemetry.KeyReason, r.Why()))
 	}

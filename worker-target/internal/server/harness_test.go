@@ -19,10 +19,10 @@ import (
 	"github.com/tandem-inference/tandem/services/testwait"
 	"github.com/tandem-inference/tandem/services/workernode"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/constraint"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafttest"
-	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
@@ -53,8 +53,8 @@ type rigOptions struct {
 	draft      *drafttest.Draft
 	slots      int
 	dontAttach bool
-	text       func(vocab int) (*guide.Text, error) // nil = testText
-	wrap       func(engine.Opener) engine.Opener    // around the fake engine; nil = nothing
+	text       func(vocab int) (*constraint.Text, error) // nil = testText
+	wrap       func(engine.Opener) engine.Opener         // around the fake engine; nil = nothing
 	guard      engine.GuardConfig
 }
 
@@ -119,14 +119,19 @@ func newRig(t testing.TB, o rigOptions) *rig {
 	group.Go(func() { _ = r.manager.Run(ctx) })
 	r.prefixes = prefix.New(prefix.Config{Bytes: 1 << 30, Slots: 64})
 	r.server = New("target", o.slots, o.decode, Deps{
-		Engines: r.keeper, Drafts: r.manager, Guides: guide.NewFactory(o.text), Model: r.model, Prefixes: r.prefixes, Log: log,
+		Engines: r.keeper, Drafts: r.manager, Constraints: constraint.NewFactory(o.text), Model: r.model,
+		Prefixes: r.prefixes, Log: log,
 	})
 	listener := bufconn.Listen(1 << 20)
 	g := grpc.NewServer(workernode.ServerOptions(log)...)
 	tandemv1.RegisterTargetServiceServer(g, r.server)
 	group.Go(func() { _ = g.Serve(listener) })
-	conn, err := grpc.NewClient("passthrough:///target", append(rpcerr.DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))...)
+	conn, err := grpc.NewClient("passthrough:///target", append(rpcerr.DialOptions(),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn,
+			error) {
+			return listener.DialContext(ctx)
+		}))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +251,8 @@ func modes() []mode {
 		{"default", nil},
 	}
 	for _, b := range []int32{1, 4, 8, 16, 22, 40} {
-		list = append(list, mode{fmt.Sprintf("tree%d", b), &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_TREE, Budget: b}})
+		list = append(list, mode{fmt.Sprintf("tree%d", b),
+			&tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_TREE, Budget: b}})
 	}
 	return list
 }

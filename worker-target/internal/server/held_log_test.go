@@ -13,15 +13,16 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
-// TestHeldBackIsTold: heartbeats carry what automatic speculation believes, and one line says that the draft is held back, one that it is
-// used again.
+// TestHeldBackIsTold: heartbeats carry what automatic speculation believes, and one line says that the draft is held
+// back, one that it is used again.
 func TestHeldBackIsTold(t *testing.T) {
 	core, logs := observer.New(zap.InfoLevel)
 	model := auto.New()
 	for _, rows := range []int{1, 2, 4, 8, 16, 24, 32} {
 		model.SetVerify(rows, time.Duration(rows)*time.Millisecond)
 	}
-	s := New("target", 1, decode.Config{}, Deps{Model: model, Drafts: drafts.NewManager(drafts.Config{}, nil), Log: zap.New(core)})
+	s := New("target", 1, decode.Config{}, Deps{Model: model, Drafts: drafts.NewManager(drafts.Config{}, nil),
+		Log: zap.New(core)})
 	beat := func() *tandemv1.AutoSpeculation {
 		var h tandemv1.Heartbeat
 		s.Heartbeat(&h)
@@ -52,7 +53,8 @@ func TestHeldBackIsTold(t *testing.T) {
 	var tree ddtree.Tree
 	tree.Reset(0)
 	tree.Add(1, 0, -0.1)
-	p.Observe(&auto.Round{Plan: auto.Plan{Kind: auto.Chain, Block: 2, Budget: 1}, Length: 100, Rows: 2, Verify: time.Millisecond, Draft: time.Millisecond, Tree: &tree, Path: []int32{0, 1}})
+	p.Observe(&auto.Round{Plan: auto.Plan{Kind: auto.Chain, Block: 2, Budget: 1}, Length: 100, Rows: 2,
+		Verify: time.Millisecond, Draft: time.Millisecond, Tree: &tree, Path: []int32{0, 1}})
 	for range 3 {
 		if c := beat(); c.HeldBack || c.DraftMs != 1 {
 			t.Fatalf("after a drafted round: %v", c)

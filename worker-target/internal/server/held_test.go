@@ -15,7 +15,8 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 )
 
-// teach tells a model of requests that begin with prompt what became of their first proposals: all of it was right or nothing.
+// teach tells a model of requests that begin with prompt what became of their first proposals: all of it was right or
+// nothing.
 func teach(model *auto.Model, prompt []int32, block int, right bool) {
 	p := model.NewRequest(block, 64, prompt)
 	plan := p.Next(len(prompt), block, 0)
@@ -37,8 +38,9 @@ func teach(model *auto.Model, prompt []int32, block int, right bool) {
 	})
 }
 
-// TestHeldBack runs in virtual time: where requests that began alike lost by drafting, the draft does not hear of the next one. One that
-// is long enough to try it sends the features that any other sends, and the text is that of plain decoding.
+// TestHeldBack runs in virtual time: where requests that began alike lost by drafting, the draft does not hear of the
+// next one. One that is long enough to try it sends the features that any other sends, and the text is that of plain
+// decoding.
 func TestHeldBack(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		o := enginefake.Options{NeverAccept: true, BlockSize: 8}
@@ -56,7 +58,8 @@ func TestHeldBack(t *testing.T) {
 			}
 			var stats decode.Stats
 			_, err := d.slot.Run(ctx, d.engine, &decode.Request{
-				Prompt: prompt(300, 1), Sampler: engine.DefaultSampler(), Max: tokens, Mode: mode, TopLogprobs: -1, Arrived: time.Now(),
+				Prompt: prompt(300, 1), Sampler: engine.DefaultSampler(), Max: tokens, Mode: mode, TopLogprobs: -1,
+				Arrived: time.Now(),
 			}, c, &stats)
 			if err != nil {
 				t.Fatal(err)

@@ -42,13 +42,16 @@ func TestIdentity(t *testing.T) {
 							}
 							for i := range want.logprobs {
 								a, b := want.logprobs[i], got.logprobs[i]
-								if a.Logprob != b.Logprob || len(b.Top) != 2 || a.Top[0].Token != b.Top[0].Token || a.Top[1].Logprob != b.Top[1].Logprob {
+								if a.Logprob != b.Logprob || len(b.Top) != 2 || a.Top[0].Token != b.Top[0].Token ||
+									a.Top[1].Logprob != b.Top[1].Logprob {
 									t.Fatalf("%s %s: log-probabilities at %d are %v, want %v", name, m.name, i, b, a)
 								}
 							}
 							timings := got.finished.Timings
-							if wide := m.name == "chain" || m.name == "tree16" || m.name == "tree22"; wide && accept == 1 && name == "greedy" && timings.AcceptedTokens < 30 && length > 1 {
-								t.Errorf("%s: only %d of %d draft tokens accepted in %d steps", m.name, timings.AcceptedTokens, timings.DraftedTokens, timings.VerifySteps)
+							if wide := m.name == "chain" || m.name == "tree16" || m.name == "tree22"; wide && accept == 1 &&
+								name == "greedy" && timings.AcceptedTokens < 30 && length > 1 {
+								t.Errorf("%s: only %d of %d draft tokens accepted in %d steps", m.name, timings.AcceptedTokens,
+									timings.DraftedTokens, timings.VerifySteps)
 							}
 						}
 					}
@@ -58,8 +61,9 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// TestDraftFaults: losses, delays, wrong and malformed proposals change time only, and the answer never stops for a second. Like
-// other tests of what depends on deadlines it runs in virtual time, in which a busy machine makes no proposal late.
+// TestDraftFaults: losses, delays, wrong and malformed proposals change time only, and the answer never stops for a
+// second. Like other tests of what depends on deadlines it runs in virtual time, in which a busy machine makes no
+// proposal late.
 func TestDraftFaults(t *testing.T) {
 	o := enginefake.Options{Accept: 0.8, BlockSize: 8}
 	for name, f := range map[string]drafttest.Faults{
@@ -81,7 +85,8 @@ func TestDraftFaults(t *testing.T) {
 				want := r.must(request)
 				draft.Set(f)
 				for _, m := range []tandemv1.SpeculationMode{
-					tandemv1.SpeculationMode_SPECULATION_MODE_TREE, tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, tandemv1.SpeculationMode_SPECULATION_MODE_AUTO,
+					tandemv1.SpeculationMode_SPECULATION_MODE_TREE, tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN,
+					tandemv1.SpeculationMode_SPECULATION_MODE_AUTO,
 				} {
 					request.Speculation = &tandemv1.Speculation{Mode: m}
 					got := r.must(request)
@@ -104,13 +109,15 @@ func TestReattach(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		r, draft := newSlowRig(t, enginefake.Options{Accept: 0.95, BlockSize: 8}, time.Millisecond)
 		plain := r.must(&tandemv1.DecodeRequest{
-			PromptTokens: prompt(60, 5), MaxTokens: 3000, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
+			PromptTokens: prompt(60, 5), MaxTokens: 3000, TopLogprobs: -1,
+			Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
 		})
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		var before, resumed int
 		got, err := r.decode(ctx, &tandemv1.DecodeRequest{
-			PromptTokens: prompt(60, 5), MaxTokens: 3000, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_TREE},
+			PromptTokens: prompt(60, 5), MaxTokens: 3000, TopLogprobs: -1,
+			Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_TREE},
 		}, func(total int) {
 			_, _, answers, _ := draft.State()
 			switch {
@@ -149,7 +156,8 @@ func TestConcurrent(t *testing.T) {
 	var want [4][]int32
 	for i := range want {
 		want[i] = r.must(&tandemv1.DecodeRequest{
-			PromptTokens: prompt(20+30*i, int32(i)), MaxTokens: 150, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
+			PromptTokens: prompt(20+30*i, int32(i)), MaxTokens: 150, TopLogprobs: -1,
+			Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_OFF},
 		}).tokens
 	}
 	all := modes()
@@ -165,7 +173,8 @@ func TestConcurrent(t *testing.T) {
 					stop = rand.IntN(150)
 				}
 				got, err := r.decode(ctx, &tandemv1.DecodeRequest{
-					PromptTokens: prompt(20+30*i, int32(i)), MaxTokens: 150, TopLogprobs: -1, Speculation: all[(i+round)%len(all)].spec,
+					PromptTokens: prompt(20+30*i, int32(i)), MaxTokens: 150, TopLogprobs: -1,
+					Speculation: all[(i+round)%len(all)].spec,
 				}, func(total int) {
 					if total >= stop {
 						cancel()
@@ -174,7 +183,8 @@ func TestConcurrent(t *testing.T) {
 				if stop > 150 && err != nil {
 					t.Errorf("request %d: %v", i, err)
 				}
-				if stop > 150 && !slices.Equal(got.tokens, want[i]) || len(got.tokens) > 150 || !slices.Equal(got.tokens, want[i][:len(got.tokens)]) {
+				if stop > 150 && !slices.Equal(got.tokens, want[i]) || len(got.tokens) > 150 || !slices.Equal(got.tokens,
+					want[i][:len(got.tokens)]) {
 					t.Errorf("request %d: tokens differ", i)
 				}
 			})
@@ -197,7 +207,8 @@ func TestLateDraft(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		got, err := r.decode(ctx, &tandemv1.DecodeRequest{
-			PromptTokens: prompt(60, 5), MaxTokens: 3000, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
+			PromptTokens: prompt(60, 5), MaxTokens: 3000, TopLogprobs: -1,
+			Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
 		}, func(int) { draft.SetDown(false) })
 		if err != nil {
 			t.Fatal(err)
@@ -215,7 +226,8 @@ func TestFullDraft(t *testing.T) {
 		draft := drafttest.New(t, o, 128)
 		r := newRig(t, rigOptions{target: o, draft: draft})
 		got := r.must(&tandemv1.DecodeRequest{
-			PromptTokens: prompt(300, 5), MaxTokens: 500, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
+			PromptTokens: prompt(300, 5), MaxTokens: 500, TopLogprobs: -1,
+			Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
 		})
 		_, opened, _, epoch := draft.State()
 		if tm := got.finished.Timings; opened != 1 || epoch < 5 || tm.AcceptedTokens < 400 || tm.SpeculationDegraded {
@@ -231,7 +243,8 @@ func TestLongPrompt(t *testing.T) {
 		r := newRig(t, rigOptions{target: o, draft: drafttest.New(t, o, 0), open: engine.OpenOptions{MaxBatchRows: 64}})
 		for _, n := range []int{1000, 3900} {
 			a := r.must(&tandemv1.DecodeRequest{
-				PromptTokens: prompt(n, 5), MaxTokens: 80, TopLogprobs: -1, Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
+				PromptTokens: prompt(n, 5), MaxTokens: 80, TopLogprobs: -1,
+				Speculation: &tandemv1.Speculation{Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN},
 			})
 			if tm := a.finished.Timings; tm.AcceptedTokens < 30 {
 				t.Errorf("%d tokens: %v", n, tm)

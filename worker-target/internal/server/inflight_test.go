@@ -41,7 +41,8 @@ func TestEqualPromptsAreReadOnce(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %d prompt rows", name, promptRows), func(t *testing.T) {
 				o := enginefake.Options{PromptRows: promptRows, StepDelay: 2 * time.Millisecond}
 				r := newRig(t, rigOptions{
-					target: o, draft: drafttest.New(t, o, 4096), slots: n, open: engine.OpenOptions{MaxContext: 4096, MaxBatchRows: 256},
+					target: o, draft: drafttest.New(t, o, 4096), slots: n,
+					open: engine.OpenOptions{MaxContext: 4096, MaxBatchRows: 256},
 				})
 				message := func(i int, off bool) *tandemv1.DecodeRequest {
 					return &tandemv1.DecodeRequest{

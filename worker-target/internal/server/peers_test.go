@@ -29,7 +29,8 @@ type direct struct {
 	slot    *decode.Slot
 }
 
-func newDirect(t *testing.T, ctx context.Context, group *sync.WaitGroup, o enginefake.Options, named map[string]*drafttest.Draft) *direct {
+func newDirect(t *testing.T, ctx context.Context, group *sync.WaitGroup, o enginefake.Options,
+	named map[string]*drafttest.Draft) *direct {
 	t.Helper()
 	engine, err := enginefake.New(o).Open(ctx, engine.OpenOptions{
 		Role: engine.RoleTarget, ModelPath: "target", MaxSequences: 4, KVTypeK: engine.KVDefault, KVTypeV: engine.KVDefault,
@@ -55,9 +56,10 @@ func newDirect(t *testing.T, ctx context.Context, group *sync.WaitGroup, o engin
 	return d
 }
 
-// calibrated is newDirect with one draft, whose passes take forward as steps of the target take step, when they are attached and the
-// target's steps are measured. It ends with the test, in whose bubble it runs; until then ctx lives.
-func calibrated(t *testing.T, o enginefake.Options, forward, step time.Duration) (ctx context.Context, d *direct, draft *drafttest.Draft) {
+// calibrated is newDirect with one draft, whose passes take forward as steps of the target take step, when they are
+// attached and the target's steps are measured. It ends with the test, in whose bubble it runs; until then ctx lives.
+func calibrated(t *testing.T, o enginefake.Options, forward, step time.Duration) (ctx context.Context, d *direct,
+	draft *drafttest.Draft) {
 	t.Helper()
 	draft = drafttest.New(t, o, 0)
 	draft.Set(drafttest.Faults{Forward: forward})
@@ -132,7 +134,8 @@ func TestHungDraft(t *testing.T) {
 			}
 		}
 		_, err := d.slot.Run(ctx, d.engine, &decode.Request{
-			ID: "r", Prompt: prompt(40, 1), Sampler: engine.DefaultSampler(), Max: 4000, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN,
+			ID: "r", Prompt: prompt(40, 1), Sampler: engine.DefaultSampler(), Max: 4000,
+			Mode:        tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN,
 			TopLogprobs: -1, Arrived: time.Now(),
 		}, out, &stats)
 		if err != nil {
@@ -184,7 +187,8 @@ func TestSeveralDrafts(t *testing.T) {
 			wait.Go(func() {
 				var stats decode.Stats
 				_, err := slot.Run(ctx, d.engine, &decode.Request{
-					Prompt: prompt(40, int32(i)), Sampler: engine.DefaultSampler(), Max: 400, Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1, Arrived: time.Now(),
+					Prompt: prompt(40, int32(i)), Sampler: engine.DefaultSampler(), Max: 400,
+					Mode: tandemv1.SpeculationMode_SPECULATION_MODE_CHAIN, TopLogprobs: -1, Arrived: time.Now(),
 				}, &collect{}, &stats)
 				if err != nil || stats.Accepted < 100 {
 					t.Errorf("request %d: %v, %+v", i, err, stats)

@@ -20,7 +20,9 @@ import (
 func TestMemoryIsShort(t *testing.T) {
 	for name, host := range map[string]uint64{"states are kept": 0, "no room for states": 1} {
 		for _, promptRows := range []int{0, 64} {
-			t.Run(fmt.Sprintf("%s, %d prompt rows", name, promptRows), func(t *testing.T) { testMemoryIsShort(t, host, promptRows) })
+			t.Run(fmt.Sprintf("%s, %d prompt rows", name, promptRows), func(t *testing.T) {
+				testMemoryIsShort(t, host, promptRows)
+			})
 		}
 	}
 }
@@ -71,7 +73,8 @@ func testMemoryIsShort(t *testing.T, host uint64, promptRows int) {
 		after["requests_parked"] != 0 {
 		t.Errorf("%v", after)
 	}
-	if host == 0 && got("resumed_from_memory") == 0 || host == 1 && (got("resumed_from_memory") > 0 || got("tokens_read_again") == 0) {
+	if host == 0 && got("resumed_from_memory") == 0 ||
+		host == 1 && (got("resumed_from_memory") > 0 || got("tokens_read_again") == 0) {
 		t.Errorf("%v", after)
 	}
 }

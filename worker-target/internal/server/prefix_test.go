@@ -29,14 +29,16 @@ func TestPrefixCache(t *testing.T) {
 	expect("the first", ask(nil), 0, 1024)
 	hit := ask(nil)
 	expect("the second", hit, 1024, 0)
-	if !slices.Equal(cold.tokens, hit.tokens) || hit.finished.Timings.RestoreMs <= 0 || cold.finished.Timings.RestoreMs != 0 {
+	if !slices.Equal(cold.tokens, hit.tokens) || hit.finished.Timings.RestoreMs <= 0 ||
+		cold.finished.Timings.RestoreMs != 0 {
 		t.Errorf("%v after %v ms of restoring, cold %v", hit.tokens, hit.finished.Timings.RestoreMs, cold.tokens)
 	}
 	expect("off again", ask(&tandemv1.CacheUse{Off: true}), 0, 0)
 	apart := &tandemv1.CacheUse{Isolation: "key-1", Hints: []int32{600}}
 	expect("apart", ask(apart), 0, 1024)
 	expect("apart again", ask(apart), 1024, 0)
-	a := r.must(&tandemv1.DecodeRequest{PromptTokens: append(prompt(600, 1), prompt(200, 9)...), MaxTokens: 5, TopLogprobs: -1, Cache: apart})
+	a := r.must(&tandemv1.DecodeRequest{PromptTokens: append(prompt(600, 1), prompt(200, 9)...), MaxTokens: 5,
+		TopLogprobs: -1, Cache: apart})
 	if a.prefill.CachedTokens != 512 {
 		t.Errorf("a branch at the hint takes %d tokens", a.prefill.CachedTokens)
 	}
@@ -44,8 +46,9 @@ func TestPrefixCache(t *testing.T) {
 	var h tandemv1.Heartbeat
 	r.server.Heartbeat(&h)
 	for name, want := range map[string]float64{
-		"prefix_cache_lookups": 5, "prefix_cache_hits": 3, "prefix_cache_tokens": 1024 + 1024 + 512, "prefix_cache_evictions": 0,
-		"prefix_cache_failures": 0, "prefix_cache_refusals": 0, "prompt_tokens": 4*1300 + 276 + 276 + 288,
+		"prefix_cache_lookups": 5, "prefix_cache_hits": 3, "prefix_cache_tokens": 1024 + 1024 + 512,
+		"prefix_cache_evictions": 0,
+		"prefix_cache_failures":  0, "prefix_cache_refusals": 0, "prompt_tokens": 4*1300 + 276 + 276 + 288,
 	} {
 		if got := h.Counters[name]; got != want {
 			t.Errorf("%s is %v, want %v", name, got, want)
@@ -64,7 +67,8 @@ func TestPrefixCacheChecks(t *testing.T) {
 		"cache.hints: has 17": {Hints: make([]int32, 17)}, "cache.hints: position 0 at 1": {Hints: []int32{30, 0}},
 		"cache.hints: position 31 at 0": {Hints: []int32{31}},
 	} {
-		_, err := r.decode(t.Context(), &tandemv1.DecodeRequest{PromptTokens: prompt(30, 1), MaxTokens: 5, TopLogprobs: -1, Cache: use}, nil)
+		_, err := r.decode(t.Context(), &tandemv1.DecodeRequest{PromptTokens: prompt(30, 1), MaxTokens: 5, TopLogprobs: -1,
+			Cache: use}, nil)
 		if rpcerr.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), field) {
 			t.Errorf("want an error of %s, got %v", field, err)
 		}
@@ -85,7 +89,8 @@ func TestPrefixCacheDiesWithItsEngine(t *testing.T) {
 	})
 	got := r.must(m)
 	if got.prefill.CachedTokens != 0 || !slices.Equal(got.tokens, want.tokens) || want.prefill.CachedTokens == 0 {
-		t.Errorf("%d tokens were cached before and %d after the engine died", want.prefill.CachedTokens, got.prefill.CachedTokens)
+		t.Errorf("%d tokens were cached before and %d after the engine died", want.prefill.CachedTokens,
+			got.prefill.CachedTokens)
 	}
 	if got := r.must(m); got.prefill.CachedTokens == 0 {
 		t.Error("the new engine's cache stays empty")

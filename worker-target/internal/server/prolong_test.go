@@ -11,8 +11,8 @@ import (
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 )
 
-// TestIdentityOfProlonged runs in virtual time, in which wide steps cost nothing: lookup goes on behind the proposals of a draft that is
-// nearly always right, and the text is that of plain decoding, whatever chooses it.
+// TestIdentityOfProlonged runs in virtual time, in which wide steps cost nothing: lookup goes on behind the proposals
+// of a draft that is nearly always right, and the text is that of plain decoding, whatever chooses it.
 func TestIdentityOfProlonged(t *testing.T) {
 	racetest.Bubble(t, func(t *testing.T) {
 		ctx, d, _ := calibrated(t, repeating(0.98), time.Millisecond, 10*time.Millisecond)

@@ -47,7 +47,8 @@ func TestSlowReader(t *testing.T) {
 	if stopped >= context16-100 {
 		t.Fatalf("all %d steps ran, nobody had to wait", stopped)
 	}
-	if a := r.must(&tandemv1.DecodeRequest{PromptTokens: prompt(1000, 2), MaxTokens: 200, TopLogprobs: -1}); len(a.tokens) != 200 {
+	if a := r.must(&tandemv1.DecodeRequest{PromptTokens: prompt(1000, 2), MaxTokens: 200,
+		TopLogprobs: -1}); len(a.tokens) != 200 {
 		t.Errorf("%d tokens beside a slow reader", len(a.tokens))
 	}
 	if r.server.Busy() != 1 {

@@ -4,6 +4,7 @@ package server
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,10 +14,10 @@ import (
 	"github.com/tandem-inference/tandem/services/rpcerr"
 	"github.com/tandem-inference/tandem/services/telemetry"
 	"github.com/tandem-inference/tandem/worker-target/internal/auto"
+	"github.com/tandem-inference/tandem/worker-target/internal/constraint"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode"
 	"github.com/tandem-inference/tandem/worker-target/internal/decode/output"
 	"github.com/tandem-inference/tandem/worker-target/internal/drafts"
-	"github.com/tandem-inference/tandem/worker-target/internal/guide"
 	"github.com/tandem-inference/tandem/worker-target/internal/inflight"
 	"github.com/tandem-inference/tandem/worker-target/internal/preempt"
 	"github.com/tandem-inference/tandem/worker-target/internal/prefix"
@@ -33,10 +34,10 @@ type Engines interface {
 
 // Deps of a server.
 type Deps struct {
-	Engines Engines
-	Drafts  *drafts.Manager // nil = no speculation
-	Guides  *guide.Factory
-	Model   *auto.Model
+	Engines     Engines
+	Drafts      *drafts.Manager // nil = no speculation
+	Constraints *constraint.Factory
+	Model       *auto.Model
 	// MaxTokenGap is how long a stream may wait between two tokens while prompts are read; 0 = schedule.Options says.
 	MaxTokenGap time.Duration
 	// Prefixes keeps the states of prompts; nil = none is kept.
@@ -65,7 +66,8 @@ type Server struct {
 // managed adapts the manager's links to what slots use.
 type managed struct{ *drafts.Manager }
 
-func (m managed) Open(ctx context.Context, id string, ring *drafts.Ring, capture *drafts.Capture, vocab int, held bool) decode.Drafter {
+func (m managed) Open(ctx context.Context, id string, ring *drafts.Ring, capture *drafts.Capture, vocab int,
+	held bool) decode.Drafter {
 	return m.Manager.Open(ctx, id, ring, capture, vocab, held)
 }
 
@@ -129,7 +131,8 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 	if err != nil {
 		return err
 	}
-	if req.Guide, err = s.deps.Guides.New(m.Guide, guide.Options{Vocab: engine.Info().Vocab, Max: req.Max, Stop: req.Stop}); err != nil {
+	if req.Constraint, err = s.deps.Constraints.New(m.Guide, constraint.Options{Vocab: engine.Info().Vocab, Max: req.Max,
+		Stop: req.Stop}); err != nil {
 		return err
 	}
 	req.Arrived = arrived
@@ -147,7 +150,8 @@ func (s *Server) Decode(m *tandemv1.DecodeRequest, stream tandemv1.TargetService
 		admitted.Contract = s.deps.Contract(engine.Info())
 	}
 	req.Reuse.Space = admitted.Contract + " " + m.GetCache().GetIsolation()
-	if err := out.send(&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Admitted{Admitted: admitted}}); err != nil {
+	if err := out.send(
+		&tandemv1.DecodeResponse{Event: &tandemv1.DecodeResponse_Admitted{Admitted: admitted}}); err != nil {
 		return err
 	}
 	ctx := stream.Context()
@@ -186,13 +190,21 @@ func (s *Server) log(ctx context.Context, req *decode.Request, stats *decode.Sta
 		level = zap.WarnLevel
 	}
 	fields := []zap.Field{
-		zap.String(telemetry.KeyRequestID, req.ID), zap.String(telemetry.KeyOutcome, outcome), zap.Int(telemetry.KeyPrompt, stats.PrefillTokens), zap.Int(telemetry.KeyCached, stats.CachedTokens),
-		zap.Int(telemetry.KeyTokens, stats.Emitted), zap.Int64(telemetry.KeyDurationMS, time.Since(req.Arrived).Milliseconds()),
-		zap.Int("steps", stats.Steps), zap.Int("drafted", stats.Drafted), zap.Int("accepted", stats.Accepted), zap.Int("looked_up", stats.LookDrafted), zap.Int("late", stats.Late),
-		zap.Bool("degraded", stats.Degraded),
+		zap.String(telemetry.KeyRequestID, req.ID), zap.String(telemetry.KeyOutcome, outcome),
+		zap.String(telemetry.KeyMode, strings.ToLower(strings.TrimPrefix(req.Mode.String(), "SPECULATION_MODE_"))),
+		zap.Int(telemetry.KeyPrompt, stats.PrefillTokens), zap.Int(telemetry.KeyCached, stats.CachedTokens),
+		zap.Int(telemetry.KeyTokens, stats.Emitted), zap.Int(telemetry.KeyRounds, stats.Steps),
+		zap.Int(telemetry.KeyDrafted, stats.Drafted), zap.Int(telemetry.KeyAccepted, stats.Accepted),
+		zap.Int(telemetry.KeyLookedUp, stats.LookDrafted), zap.Int(telemetry.KeyLate, stats.Late),
+		zap.Bool(telemetry.KeyDegraded, stats.Degraded),
+		zap.Int64(telemetry.KeyPrefillMS, stats.Prefill.Milliseconds()),
+		zap.Int64(telemetry.KeyVerifyMS, stats.Verify.Milliseconds()),
+		zap.Int64(telemetry.KeyDraftWaitMS, stats.DraftWait.Milliseconds()),
+		zap.Int64(telemetry.KeyDurationMS, time.Since(req.Arrived).Milliseconds()),
 	}
 	if stats.Preemptions > 0 {
-		fields = append(fields, zap.Int("preemptions", stats.Preemptions), zap.Int("read_again", stats.ReadAgain))
+		fields = append(fields, zap.Int(telemetry.KeyPreemptions, stats.Preemptions),
+			zap.Int(telemetry.KeyReadAgain, stats.ReadAgain))
 	}
 	if err != nil && !errors.Is(err, context.Canceled) && ctx.Err() == nil {
 		fields = append(fields, zap.NamedError(telemetry.KeyErr, err))

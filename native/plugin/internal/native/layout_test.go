@@ -15,14 +15,15 @@ import (
 
 // structs by their C names.
 var structs = map[string]reflect.Type{
-	"tnd_open_options":  reflect.TypeFor[cOpenOptions](),
-	"tnd_info":          reflect.TypeFor[cInfo](),
-	"tnd_row":           reflect.TypeFor[cRow](),
-	"tnd_group":         reflect.TypeFor[cGroup](),
-	"tnd_step":          reflect.TypeFor[cStep](),
-	"tnd_sampler":       reflect.TypeFor[cSampler](),
-	"tnd_draft_request": reflect.TypeFor[cDraftRequest](),
-	"tnd_stat":          reflect.TypeFor[cStat](),
+	"tnd_open_options":    reflect.TypeFor[cOpenOptions](),
+	"tnd_info":            reflect.TypeFor[cInfo](),
+	"tnd_row":             reflect.TypeFor[cRow](),
+	"tnd_group":           reflect.TypeFor[cGroup](),
+	"tnd_step":            reflect.TypeFor[cStep](),
+	"tnd_sampler":         reflect.TypeFor[cSampler](),
+	"tnd_draft_request":   reflect.TypeFor[cDraftRequest](),
+	"tnd_snapshot_layout": reflect.TypeFor[cLayout](),
+	"tnd_stat":            reflect.TypeFor[cStat](),
 }
 
 // TestLayout prints sizes and offsets with a C program and compares.

@@ -29,6 +29,8 @@ type symbols struct {
 	sequenceCreate, sequenceFree, sequenceLength, sequenceTruncate        uintptr
 	sequenceFork, sequenceSampler                                         uintptr
 	snapshotCreate, snapshotRestore, snapshotDemote, snapshotFree         uintptr
+	snapshotDescribe, snapshotRead                                        uintptr
+	snapshotBegin, snapshotWrite, snapshotFinish                          uintptr
 	sequenceExportSize, sequenceExport, sequenceImport                    uintptr
 	stepRun, captureSet, fuseLoad, draftAppend, draftPropose, scoreTarget uintptr
 }
@@ -43,6 +45,11 @@ func (s *symbols) table() map[string]*uintptr {
 		"tnd_sequence_sampler": &s.sequenceSampler, "tnd_snapshot_create": &s.snapshotCreate,
 		"tnd_snapshot_restore": &s.snapshotRestore, "tnd_snapshot_demote": &s.snapshotDemote,
 		"tnd_snapshot_free":        &s.snapshotFree,
+		"tnd_snapshot_describe":    &s.snapshotDescribe,
+		"tnd_snapshot_read":        &s.snapshotRead,
+		"tnd_snapshot_begin":       &s.snapshotBegin,
+		"tnd_snapshot_write":       &s.snapshotWrite,
+		"tnd_snapshot_finish":      &s.snapshotFinish,
 		"tnd_sequence_export_size": &s.sequenceExportSize, "tnd_sequence_export": &s.sequenceExport,
 		"tnd_sequence_import": &s.sequenceImport, "tnd_step_run": &s.stepRun,
 		"tnd_capture_set": &s.captureSet, "tnd_fuse_load": &s.fuseLoad,

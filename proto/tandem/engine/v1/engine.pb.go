@@ -2093,6 +2093,618 @@ func (*FreeSnapshotResponse) Descriptor() ([]byte, []int) {
 	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{34}
 }
 
+// SnapshotLayout is tnd_snapshot_layout.
+type SnapshotLayout struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Length   int32                  `protobuf:"varint,1,opt,name=length,proto3" json:"length,omitempty"`
+	Pages    int32                  `protobuf:"varint,2,opt,name=pages,proto3" json:"pages,omitempty"`
+	Identity uint64                 `protobuf:"fixed64,3,opt,name=identity,proto3" json:"identity,omitempty"`
+	// ggml type ids.
+	KvTypeK       int32  `protobuf:"zigzag32,4,opt,name=kv_type_k,json=kvTypeK,proto3" json:"kv_type_k,omitempty"`
+	KvTypeV       int32  `protobuf:"zigzag32,5,opt,name=kv_type_v,json=kvTypeV,proto3" json:"kv_type_v,omitempty"`
+	StateBytes    uint64 `protobuf:"varint,6,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
+	PageBytes     uint64 `protobuf:"varint,7,opt,name=page_bytes,json=pageBytes,proto3" json:"page_bytes,omitempty"`
+	BlockBytes    uint64 `protobuf:"varint,8,opt,name=block_bytes,json=blockBytes,proto3" json:"block_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotLayout) Reset() {
+	*x = SnapshotLayout{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotLayout) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotLayout) ProtoMessage() {}
+
+func (x *SnapshotLayout) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotLayout.ProtoReflect.Descriptor instead.
+func (*SnapshotLayout) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *SnapshotLayout) GetLength() int32 {
+	if x != nil {
+		return x.Length
+	}
+	return 0
+}
+
+func (x *SnapshotLayout) GetPages() int32 {
+	if x != nil {
+		return x.Pages
+	}
+	return 0
+}
+
+func (x *SnapshotLayout) GetIdentity() uint64 {
+	if x != nil {
+		return x.Identity
+	}
+	return 0
+}
+
+func (x *SnapshotLayout) GetKvTypeK() int32 {
+	if x != nil {
+		return x.KvTypeK
+	}
+	return 0
+}
+
+func (x *SnapshotLayout) GetKvTypeV() int32 {
+	if x != nil {
+		return x.KvTypeV
+	}
+	return 0
+}
+
+func (x *SnapshotLayout) GetStateBytes() uint64 {
+	if x != nil {
+		return x.StateBytes
+	}
+	return 0
+}
+
+func (x *SnapshotLayout) GetPageBytes() uint64 {
+	if x != nil {
+		return x.PageBytes
+	}
+	return 0
+}
+
+func (x *SnapshotLayout) GetBlockBytes() uint64 {
+	if x != nil {
+		return x.BlockBytes
+	}
+	return 0
+}
+
+type DescribeSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshot      int32                  `protobuf:"varint,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeSnapshotRequest) Reset() {
+	*x = DescribeSnapshotRequest{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeSnapshotRequest) ProtoMessage() {}
+
+func (x *DescribeSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*DescribeSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *DescribeSnapshotRequest) GetSnapshot() int32 {
+	if x != nil {
+		return x.Snapshot
+	}
+	return 0
+}
+
+type DescribeSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Layout        *SnapshotLayout        `protobuf:"bytes,1,opt,name=layout,proto3" json:"layout,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeSnapshotResponse) Reset() {
+	*x = DescribeSnapshotResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeSnapshotResponse) ProtoMessage() {}
+
+func (x *DescribeSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*DescribeSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *DescribeSnapshotResponse) GetLayout() *SnapshotLayout {
+	if x != nil {
+		return x.Layout
+	}
+	return nil
+}
+
+type ReadSnapshotRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Snapshot int32                  `protobuf:"varint,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	// -1 = the state.
+	Page        int32  `protobuf:"varint,2,opt,name=page,proto3" json:"page,omitempty"`
+	OffsetBytes uint64 `protobuf:"varint,3,opt,name=offset_bytes,json=offsetBytes,proto3" json:"offset_bytes,omitempty"`
+	// At most 16 MiB.
+	Bytes         uint64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadSnapshotRequest) Reset() {
+	*x = ReadSnapshotRequest{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadSnapshotRequest) ProtoMessage() {}
+
+func (x *ReadSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*ReadSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ReadSnapshotRequest) GetSnapshot() int32 {
+	if x != nil {
+		return x.Snapshot
+	}
+	return 0
+}
+
+func (x *ReadSnapshotRequest) GetPage() int32 {
+	if x != nil {
+		return x.Page
+	}
+	return 0
+}
+
+func (x *ReadSnapshotRequest) GetOffsetBytes() uint64 {
+	if x != nil {
+		return x.OffsetBytes
+	}
+	return 0
+}
+
+func (x *ReadSnapshotRequest) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type ReadSnapshotResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// CRC-32C of data.
+	Crc           uint32 `protobuf:"varint,1,opt,name=crc,proto3" json:"crc,omitempty"`
+	Data          []byte `protobuf:"bytes,15,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadSnapshotResponse) Reset() {
+	*x = ReadSnapshotResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadSnapshotResponse) ProtoMessage() {}
+
+func (x *ReadSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*ReadSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ReadSnapshotResponse) GetCrc() uint32 {
+	if x != nil {
+		return x.Crc
+	}
+	return 0
+}
+
+func (x *ReadSnapshotResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type BeginSnapshotRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Layout *SnapshotLayout        `protobuf:"bytes,1,opt,name=layout,proto3" json:"layout,omitempty"`
+	// Snapshot whose first pages are shared, when there are any.
+	Base          int32 `protobuf:"varint,2,opt,name=base,proto3" json:"base,omitempty"`
+	SharedPages   int32 `protobuf:"varint,3,opt,name=shared_pages,json=sharedPages,proto3" json:"shared_pages,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BeginSnapshotRequest) Reset() {
+	*x = BeginSnapshotRequest{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BeginSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BeginSnapshotRequest) ProtoMessage() {}
+
+func (x *BeginSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BeginSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*BeginSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *BeginSnapshotRequest) GetLayout() *SnapshotLayout {
+	if x != nil {
+		return x.Layout
+	}
+	return nil
+}
+
+func (x *BeginSnapshotRequest) GetBase() int32 {
+	if x != nil {
+		return x.Base
+	}
+	return 0
+}
+
+func (x *BeginSnapshotRequest) GetSharedPages() int32 {
+	if x != nil {
+		return x.SharedPages
+	}
+	return 0
+}
+
+type BeginSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshot      int32                  `protobuf:"varint,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BeginSnapshotResponse) Reset() {
+	*x = BeginSnapshotResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BeginSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BeginSnapshotResponse) ProtoMessage() {}
+
+func (x *BeginSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BeginSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*BeginSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *BeginSnapshotResponse) GetSnapshot() int32 {
+	if x != nil {
+		return x.Snapshot
+	}
+	return 0
+}
+
+type WriteSnapshotRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Snapshot int32                  `protobuf:"varint,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	// -1 = the state.
+	Page        int32  `protobuf:"varint,2,opt,name=page,proto3" json:"page,omitempty"`
+	OffsetBytes uint64 `protobuf:"varint,3,opt,name=offset_bytes,json=offsetBytes,proto3" json:"offset_bytes,omitempty"`
+	// CRC-32C of data.
+	Crc           uint32 `protobuf:"varint,4,opt,name=crc,proto3" json:"crc,omitempty"`
+	Data          []byte `protobuf:"bytes,15,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteSnapshotRequest) Reset() {
+	*x = WriteSnapshotRequest{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteSnapshotRequest) ProtoMessage() {}
+
+func (x *WriteSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*WriteSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *WriteSnapshotRequest) GetSnapshot() int32 {
+	if x != nil {
+		return x.Snapshot
+	}
+	return 0
+}
+
+func (x *WriteSnapshotRequest) GetPage() int32 {
+	if x != nil {
+		return x.Page
+	}
+	return 0
+}
+
+func (x *WriteSnapshotRequest) GetOffsetBytes() uint64 {
+	if x != nil {
+		return x.OffsetBytes
+	}
+	return 0
+}
+
+func (x *WriteSnapshotRequest) GetCrc() uint32 {
+	if x != nil {
+		return x.Crc
+	}
+	return 0
+}
+
+func (x *WriteSnapshotRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type WriteSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteSnapshotResponse) Reset() {
+	*x = WriteSnapshotResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteSnapshotResponse) ProtoMessage() {}
+
+func (x *WriteSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*WriteSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{43}
+}
+
+type FinishSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshot      int32                  `protobuf:"varint,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FinishSnapshotRequest) Reset() {
+	*x = FinishSnapshotRequest{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FinishSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FinishSnapshotRequest) ProtoMessage() {}
+
+func (x *FinishSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FinishSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*FinishSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *FinishSnapshotRequest) GetSnapshot() int32 {
+	if x != nil {
+		return x.Snapshot
+	}
+	return 0
+}
+
+type FinishSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FinishSnapshotResponse) Reset() {
+	*x = FinishSnapshotResponse{}
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FinishSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FinishSnapshotResponse) ProtoMessage() {}
+
+func (x *FinishSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FinishSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*FinishSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{45}
+}
+
 type ExportSequenceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sequence      int32                  `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
@@ -2102,7 +2714,7 @@ type ExportSequenceRequest struct {
 
 func (x *ExportSequenceRequest) Reset() {
 	*x = ExportSequenceRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[35]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2114,7 +2726,7 @@ func (x *ExportSequenceRequest) String() string {
 func (*ExportSequenceRequest) ProtoMessage() {}
 
 func (x *ExportSequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[35]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2127,7 +2739,7 @@ func (x *ExportSequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSequenceRequest.ProtoReflect.Descriptor instead.
 func (*ExportSequenceRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{35}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ExportSequenceRequest) GetSequence() int32 {
@@ -2148,7 +2760,7 @@ type ExportSequenceResponse struct {
 
 func (x *ExportSequenceResponse) Reset() {
 	*x = ExportSequenceResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[36]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2160,7 +2772,7 @@ func (x *ExportSequenceResponse) String() string {
 func (*ExportSequenceResponse) ProtoMessage() {}
 
 func (x *ExportSequenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[36]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2173,7 +2785,7 @@ func (x *ExportSequenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportSequenceResponse.ProtoReflect.Descriptor instead.
 func (*ExportSequenceResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{36}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ExportSequenceResponse) GetTotalBytes() uint64 {
@@ -2202,7 +2814,7 @@ type ImportSequenceRequest struct {
 
 func (x *ImportSequenceRequest) Reset() {
 	*x = ImportSequenceRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[37]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2214,7 +2826,7 @@ func (x *ImportSequenceRequest) String() string {
 func (*ImportSequenceRequest) ProtoMessage() {}
 
 func (x *ImportSequenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[37]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2227,7 +2839,7 @@ func (x *ImportSequenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSequenceRequest.ProtoReflect.Descriptor instead.
 func (*ImportSequenceRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{37}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ImportSequenceRequest) GetSequence() int32 {
@@ -2259,7 +2871,7 @@ type ImportSequenceResponse struct {
 
 func (x *ImportSequenceResponse) Reset() {
 	*x = ImportSequenceResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[38]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2271,7 +2883,7 @@ func (x *ImportSequenceResponse) String() string {
 func (*ImportSequenceResponse) ProtoMessage() {}
 
 func (x *ImportSequenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[38]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2284,7 +2896,7 @@ func (x *ImportSequenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSequenceResponse.ProtoReflect.Descriptor instead.
 func (*ImportSequenceResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{38}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
 }
 
 type SetCaptureRequest struct {
@@ -2296,7 +2908,7 @@ type SetCaptureRequest struct {
 
 func (x *SetCaptureRequest) Reset() {
 	*x = SetCaptureRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[39]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2308,7 +2920,7 @@ func (x *SetCaptureRequest) String() string {
 func (*SetCaptureRequest) ProtoMessage() {}
 
 func (x *SetCaptureRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[39]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2321,7 +2933,7 @@ func (x *SetCaptureRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCaptureRequest.ProtoReflect.Descriptor instead.
 func (*SetCaptureRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{39}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SetCaptureRequest) GetLayers() []int32 {
@@ -2340,7 +2952,7 @@ type SetCaptureResponse struct {
 
 func (x *SetCaptureResponse) Reset() {
 	*x = SetCaptureResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[40]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2352,7 +2964,7 @@ func (x *SetCaptureResponse) String() string {
 func (*SetCaptureResponse) ProtoMessage() {}
 
 func (x *SetCaptureResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[40]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2365,7 +2977,7 @@ func (x *SetCaptureResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetCaptureResponse.ProtoReflect.Descriptor instead.
 func (*SetCaptureResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{40}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SetCaptureResponse) GetInfo() *Info {
@@ -2384,7 +2996,7 @@ type LoadFuseRequest struct {
 
 func (x *LoadFuseRequest) Reset() {
 	*x = LoadFuseRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[41]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2396,7 +3008,7 @@ func (x *LoadFuseRequest) String() string {
 func (*LoadFuseRequest) ProtoMessage() {}
 
 func (x *LoadFuseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[41]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2409,7 +3021,7 @@ func (x *LoadFuseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadFuseRequest.ProtoReflect.Descriptor instead.
 func (*LoadFuseRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{41}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LoadFuseRequest) GetPath() string {
@@ -2428,7 +3040,7 @@ type LoadFuseResponse struct {
 
 func (x *LoadFuseResponse) Reset() {
 	*x = LoadFuseResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[42]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2440,7 +3052,7 @@ func (x *LoadFuseResponse) String() string {
 func (*LoadFuseResponse) ProtoMessage() {}
 
 func (x *LoadFuseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[42]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2453,7 +3065,7 @@ func (x *LoadFuseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadFuseResponse.ProtoReflect.Descriptor instead.
 func (*LoadFuseResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{42}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *LoadFuseResponse) GetInfo() *Info {
@@ -2476,7 +3088,7 @@ type ScoreRequest struct {
 
 func (x *ScoreRequest) Reset() {
 	*x = ScoreRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2488,7 +3100,7 @@ func (x *ScoreRequest) String() string {
 func (*ScoreRequest) ProtoMessage() {}
 
 func (x *ScoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[43]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2501,7 +3113,7 @@ func (x *ScoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreRequest.ProtoReflect.Descriptor instead.
 func (*ScoreRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{43}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ScoreRequest) GetIds() []int32 {
@@ -2535,7 +3147,7 @@ type ScoreResponse struct {
 
 func (x *ScoreResponse) Reset() {
 	*x = ScoreResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +3159,7 @@ func (x *ScoreResponse) String() string {
 func (*ScoreResponse) ProtoMessage() {}
 
 func (x *ScoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[44]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +3172,7 @@ func (x *ScoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScoreResponse.ProtoReflect.Descriptor instead.
 func (*ScoreResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{44}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ScoreResponse) GetScores() []float32 {
@@ -2579,7 +3191,7 @@ type InterruptRequest struct {
 
 func (x *InterruptRequest) Reset() {
 	*x = InterruptRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2591,7 +3203,7 @@ func (x *InterruptRequest) String() string {
 func (*InterruptRequest) ProtoMessage() {}
 
 func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[45]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2604,7 +3216,7 @@ func (x *InterruptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptRequest.ProtoReflect.Descriptor instead.
 func (*InterruptRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{45}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *InterruptRequest) GetId() uint64 {
@@ -2622,7 +3234,7 @@ type InterruptResponse struct {
 
 func (x *InterruptResponse) Reset() {
 	*x = InterruptResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2634,7 +3246,7 @@ func (x *InterruptResponse) String() string {
 func (*InterruptResponse) ProtoMessage() {}
 
 func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[46]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2647,7 +3259,7 @@ func (x *InterruptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptResponse.ProtoReflect.Descriptor instead.
 func (*InterruptResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{46}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{57}
 }
 
 // RunRequest is one step of the decode loop.
@@ -2669,7 +3281,7 @@ type RunRequest struct {
 
 func (x *RunRequest) Reset() {
 	*x = RunRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2681,7 +3293,7 @@ func (x *RunRequest) String() string {
 func (*RunRequest) ProtoMessage() {}
 
 func (x *RunRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[47]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2694,7 +3306,7 @@ func (x *RunRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunRequest.ProtoReflect.Descriptor instead.
 func (*RunRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{47}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RunRequest) GetId() uint64 {
@@ -2769,7 +3381,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2781,7 +3393,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[48]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2794,7 +3406,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{48}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Step) GetRows() []*Row {
@@ -2861,7 +3473,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2873,7 +3485,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[49]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2886,7 +3498,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{49}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Group) GetSequence() int32 {
@@ -2954,7 +3566,7 @@ type Row struct {
 
 func (x *Row) Reset() {
 	*x = Row{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2966,7 +3578,7 @@ func (x *Row) String() string {
 func (*Row) ProtoMessage() {}
 
 func (x *Row) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[50]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2979,7 +3591,7 @@ func (x *Row) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Row.ProtoReflect.Descriptor instead.
 func (*Row) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{50}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Row) GetToken() int32 {
@@ -3042,7 +3654,7 @@ type Propose struct {
 
 func (x *Propose) Reset() {
 	*x = Propose{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3054,7 +3666,7 @@ func (x *Propose) String() string {
 func (*Propose) ProtoMessage() {}
 
 func (x *Propose) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[51]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3067,7 +3679,7 @@ func (x *Propose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Propose.ProtoReflect.Descriptor instead.
 func (*Propose) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{51}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Propose) GetFeatures() []*FeatureRows {
@@ -3098,7 +3710,7 @@ type FeatureRows struct {
 
 func (x *FeatureRows) Reset() {
 	*x = FeatureRows{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3110,7 +3722,7 @@ func (x *FeatureRows) String() string {
 func (*FeatureRows) ProtoMessage() {}
 
 func (x *FeatureRows) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[52]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3123,7 +3735,7 @@ func (x *FeatureRows) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeatureRows.ProtoReflect.Descriptor instead.
 func (*FeatureRows) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{52}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *FeatureRows) GetSequence() int32 {
@@ -3176,7 +3788,7 @@ type DraftRequest struct {
 
 func (x *DraftRequest) Reset() {
 	*x = DraftRequest{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3188,7 +3800,7 @@ func (x *DraftRequest) String() string {
 func (*DraftRequest) ProtoMessage() {}
 
 func (x *DraftRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[53]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3201,7 +3813,7 @@ func (x *DraftRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DraftRequest.ProtoReflect.Descriptor instead.
 func (*DraftRequest) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{53}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DraftRequest) GetSequence() int32 {
@@ -3268,7 +3880,7 @@ type RunResponse struct {
 
 func (x *RunResponse) Reset() {
 	*x = RunResponse{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3280,7 +3892,7 @@ func (x *RunResponse) String() string {
 func (*RunResponse) ProtoMessage() {}
 
 func (x *RunResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[54]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3293,7 +3905,7 @@ func (x *RunResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunResponse.ProtoReflect.Descriptor instead.
 func (*RunResponse) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{54}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RunResponse) GetId() uint64 {
@@ -3381,7 +3993,7 @@ type Failure struct {
 
 func (x *Failure) Reset() {
 	*x = Failure{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3393,7 +4005,7 @@ func (x *Failure) String() string {
 func (*Failure) ProtoMessage() {}
 
 func (x *Failure) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[55]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3406,7 +4018,7 @@ func (x *Failure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failure.ProtoReflect.Descriptor instead.
 func (*Failure) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{55}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Failure) GetCode() int32 {
@@ -3461,7 +4073,7 @@ type StepOutput struct {
 
 func (x *StepOutput) Reset() {
 	*x = StepOutput{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3473,7 +4085,7 @@ func (x *StepOutput) String() string {
 func (*StepOutput) ProtoMessage() {}
 
 func (x *StepOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[56]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3486,7 +4098,7 @@ func (x *StepOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepOutput.ProtoReflect.Descriptor instead.
 func (*StepOutput) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{56}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *StepOutput) GetTokens() []int32 {
@@ -3568,7 +4180,7 @@ type ProposeOutput struct {
 
 func (x *ProposeOutput) Reset() {
 	*x = ProposeOutput{}
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3580,7 +4192,7 @@ func (x *ProposeOutput) String() string {
 func (*ProposeOutput) ProtoMessage() {}
 
 func (x *ProposeOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_tandem_engine_v1_engine_proto_msgTypes[57]
+	mi := &file_tandem_engine_v1_engine_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3593,7 +4205,7 @@ func (x *ProposeOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProposeOutput.ProtoReflect.Descriptor instead.
 func (*ProposeOutput) Descriptor() ([]byte, []int) {
-	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{57}
+	return file_tandem_engine_v1_engine_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ProposeOutput) GetStride() int32 {
@@ -3777,7 +4389,47 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x16DemoteSnapshotResponse\"1\n" +
 	"\x13FreeSnapshotRequest\x12\x1a\n" +
 	"\bsnapshot\x18\x01 \x01(\x05R\bsnapshot\"\x16\n" +
-	"\x14FreeSnapshotResponse\"3\n" +
+	"\x14FreeSnapshotResponse\"\xf3\x01\n" +
+	"\x0eSnapshotLayout\x12\x16\n" +
+	"\x06length\x18\x01 \x01(\x05R\x06length\x12\x14\n" +
+	"\x05pages\x18\x02 \x01(\x05R\x05pages\x12\x1a\n" +
+	"\bidentity\x18\x03 \x01(\x06R\bidentity\x12\x1a\n" +
+	"\tkv_type_k\x18\x04 \x01(\x11R\akvTypeK\x12\x1a\n" +
+	"\tkv_type_v\x18\x05 \x01(\x11R\akvTypeV\x12\x1f\n" +
+	"\vstate_bytes\x18\x06 \x01(\x04R\n" +
+	"stateBytes\x12\x1d\n" +
+	"\n" +
+	"page_bytes\x18\a \x01(\x04R\tpageBytes\x12\x1f\n" +
+	"\vblock_bytes\x18\b \x01(\x04R\n" +
+	"blockBytes\"5\n" +
+	"\x17DescribeSnapshotRequest\x12\x1a\n" +
+	"\bsnapshot\x18\x01 \x01(\x05R\bsnapshot\"T\n" +
+	"\x18DescribeSnapshotResponse\x128\n" +
+	"\x06layout\x18\x01 \x01(\v2 .tandem.engine.v1.SnapshotLayoutR\x06layout\"~\n" +
+	"\x13ReadSnapshotRequest\x12\x1a\n" +
+	"\bsnapshot\x18\x01 \x01(\x05R\bsnapshot\x12\x12\n" +
+	"\x04page\x18\x02 \x01(\x05R\x04page\x12!\n" +
+	"\foffset_bytes\x18\x03 \x01(\x04R\voffsetBytes\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\"H\n" +
+	"\x14ReadSnapshotResponse\x12\x10\n" +
+	"\x03crc\x18\x01 \x01(\rR\x03crc\x12\x18\n" +
+	"\x04data\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x04data:\x04\x88\xe7\x18\x01\"\x87\x01\n" +
+	"\x14BeginSnapshotRequest\x128\n" +
+	"\x06layout\x18\x01 \x01(\v2 .tandem.engine.v1.SnapshotLayoutR\x06layout\x12\x12\n" +
+	"\x04base\x18\x02 \x01(\x05R\x04base\x12!\n" +
+	"\fshared_pages\x18\x03 \x01(\x05R\vsharedPages\"3\n" +
+	"\x15BeginSnapshotResponse\x12\x1a\n" +
+	"\bsnapshot\x18\x01 \x01(\x05R\bsnapshot\"\x9b\x01\n" +
+	"\x14WriteSnapshotRequest\x12\x1a\n" +
+	"\bsnapshot\x18\x01 \x01(\x05R\bsnapshot\x12\x12\n" +
+	"\x04page\x18\x02 \x01(\x05R\x04page\x12!\n" +
+	"\foffset_bytes\x18\x03 \x01(\x04R\voffsetBytes\x12\x10\n" +
+	"\x03crc\x18\x04 \x01(\rR\x03crc\x12\x18\n" +
+	"\x04data\x18\x0f \x01(\fB\x04\x88\xe7\x18\x01R\x04data:\x04\x88\xe7\x18\x01\"\x17\n" +
+	"\x15WriteSnapshotResponse\"3\n" +
+	"\x15FinishSnapshotRequest\x12\x1a\n" +
+	"\bsnapshot\x18\x01 \x01(\x05R\bsnapshot\"\x18\n" +
+	"\x16FinishSnapshotResponse\"3\n" +
 	"\x15ExportSequenceRequest\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x05R\bsequence\"[\n" +
 	"\x16ExportSequenceResponse\x12\x1f\n" +
@@ -3902,7 +4554,7 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\tGroupKind\x12\x1a\n" +
 	"\x16GROUP_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11GROUP_KIND_DECODE\x10\x01\x12\x15\n" +
-	"\x11GROUP_KIND_PROMPT\x10\x022\xbf\x10\n" +
+	"\x11GROUP_KIND_PROMPT\x10\x022\xb2\x14\n" +
 	"\rEngineService\x12G\n" +
 	"\x04Open\x12\x1d.tandem.engine.v1.OpenRequest\x1a\x1e.tandem.engine.v1.OpenResponse0\x01\x12H\n" +
 	"\x05Close\x12\x1e.tandem.engine.v1.CloseRequest\x1a\x1f.tandem.engine.v1.CloseResponse\x12N\n" +
@@ -3920,7 +4572,12 @@ const file_tandem_engine_v1_engine_proto_rawDesc = "" +
 	"\x0eCreateSnapshot\x12'.tandem.engine.v1.CreateSnapshotRequest\x1a(.tandem.engine.v1.CreateSnapshotResponse\x12f\n" +
 	"\x0fRestoreSnapshot\x12(.tandem.engine.v1.RestoreSnapshotRequest\x1a).tandem.engine.v1.RestoreSnapshotResponse\x12c\n" +
 	"\x0eDemoteSnapshot\x12'.tandem.engine.v1.DemoteSnapshotRequest\x1a(.tandem.engine.v1.DemoteSnapshotResponse\x12]\n" +
-	"\fFreeSnapshot\x12%.tandem.engine.v1.FreeSnapshotRequest\x1a&.tandem.engine.v1.FreeSnapshotResponse\x12e\n" +
+	"\fFreeSnapshot\x12%.tandem.engine.v1.FreeSnapshotRequest\x1a&.tandem.engine.v1.FreeSnapshotResponse\x12i\n" +
+	"\x10DescribeSnapshot\x12).tandem.engine.v1.DescribeSnapshotRequest\x1a*.tandem.engine.v1.DescribeSnapshotResponse\x12]\n" +
+	"\fReadSnapshot\x12%.tandem.engine.v1.ReadSnapshotRequest\x1a&.tandem.engine.v1.ReadSnapshotResponse\x12`\n" +
+	"\rBeginSnapshot\x12&.tandem.engine.v1.BeginSnapshotRequest\x1a'.tandem.engine.v1.BeginSnapshotResponse\x12`\n" +
+	"\rWriteSnapshot\x12&.tandem.engine.v1.WriteSnapshotRequest\x1a'.tandem.engine.v1.WriteSnapshotResponse\x12c\n" +
+	"\x0eFinishSnapshot\x12'.tandem.engine.v1.FinishSnapshotRequest\x1a(.tandem.engine.v1.FinishSnapshotResponse\x12e\n" +
 	"\x0eExportSequence\x12'.tandem.engine.v1.ExportSequenceRequest\x1a(.tandem.engine.v1.ExportSequenceResponse0\x01\x12e\n" +
 	"\x0eImportSequence\x12'.tandem.engine.v1.ImportSequenceRequest\x1a(.tandem.engine.v1.ImportSequenceResponse(\x01\x12W\n" +
 	"\n" +
@@ -3944,7 +4601,7 @@ func file_tandem_engine_v1_engine_proto_rawDescGZIP() []byte {
 }
 
 var file_tandem_engine_v1_engine_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_tandem_engine_v1_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(Role)(0),                         // 0: tandem.engine.v1.Role
 	(GroupKind)(0),                    // 1: tandem.engine.v1.GroupKind
@@ -3983,30 +4640,41 @@ var file_tandem_engine_v1_engine_proto_goTypes = []any{
 	(*DemoteSnapshotResponse)(nil),    // 34: tandem.engine.v1.DemoteSnapshotResponse
 	(*FreeSnapshotRequest)(nil),       // 35: tandem.engine.v1.FreeSnapshotRequest
 	(*FreeSnapshotResponse)(nil),      // 36: tandem.engine.v1.FreeSnapshotResponse
-	(*ExportSequenceRequest)(nil),     // 37: tandem.engine.v1.ExportSequenceRequest
-	(*ExportSequenceResponse)(nil),    // 38: tandem.engine.v1.ExportSequenceResponse
-	(*ImportSequenceRequest)(nil),     // 39: tandem.engine.v1.ImportSequenceRequest
-	(*ImportSequenceResponse)(nil),    // 40: tandem.engine.v1.ImportSequenceResponse
-	(*SetCaptureRequest)(nil),         // 41: tandem.engine.v1.SetCaptureRequest
-	(*SetCaptureResponse)(nil),        // 42: tandem.engine.v1.SetCaptureResponse
-	(*LoadFuseRequest)(nil),           // 43: tandem.engine.v1.LoadFuseRequest
-	(*LoadFuseResponse)(nil),          // 44: tandem.engine.v1.LoadFuseResponse
-	(*ScoreRequest)(nil),              // 45: tandem.engine.v1.ScoreRequest
-	(*ScoreResponse)(nil),             // 46: tandem.engine.v1.ScoreResponse
-	(*InterruptRequest)(nil),          // 47: tandem.engine.v1.InterruptRequest
-	(*InterruptResponse)(nil),         // 48: tandem.engine.v1.InterruptResponse
-	(*RunRequest)(nil),                // 49: tandem.engine.v1.RunRequest
-	(*Step)(nil),                      // 50: tandem.engine.v1.Step
-	(*Group)(nil),                     // 51: tandem.engine.v1.Group
-	(*Row)(nil),                       // 52: tandem.engine.v1.Row
-	(*Propose)(nil),                   // 53: tandem.engine.v1.Propose
-	(*FeatureRows)(nil),               // 54: tandem.engine.v1.FeatureRows
-	(*DraftRequest)(nil),              // 55: tandem.engine.v1.DraftRequest
-	(*RunResponse)(nil),               // 56: tandem.engine.v1.RunResponse
-	(*Failure)(nil),                   // 57: tandem.engine.v1.Failure
-	(*StepOutput)(nil),                // 58: tandem.engine.v1.StepOutput
-	(*ProposeOutput)(nil),             // 59: tandem.engine.v1.ProposeOutput
-	(v1.FeatureEncoding)(0),           // 60: tandem.v1.FeatureEncoding
+	(*SnapshotLayout)(nil),            // 37: tandem.engine.v1.SnapshotLayout
+	(*DescribeSnapshotRequest)(nil),   // 38: tandem.engine.v1.DescribeSnapshotRequest
+	(*DescribeSnapshotResponse)(nil),  // 39: tandem.engine.v1.DescribeSnapshotResponse
+	(*ReadSnapshotRequest)(nil),       // 40: tandem.engine.v1.ReadSnapshotRequest
+	(*ReadSnapshotResponse)(nil),      // 41: tandem.engine.v1.ReadSnapshotResponse
+	(*BeginSnapshotRequest)(nil),      // 42: tandem.engine.v1.BeginSnapshotRequest
+	(*BeginSnapshotResponse)(nil),     // 43: tandem.engine.v1.BeginSnapshotResponse
+	(*WriteSnapshotRequest)(nil),      // 44: tandem.engine.v1.WriteSnapshotRequest
+	(*WriteSnapshotResponse)(nil),     // 45: tandem.engine.v1.WriteSnapshotResponse
+	(*FinishSnapshotRequest)(nil),     // 46: tandem.engine.v1.FinishSnapshotRequest
+	(*FinishSnapshotResponse)(nil),    // 47: tandem.engine.v1.FinishSnapshotResponse
+	(*ExportSequenceRequest)(nil),     // 48: tandem.engine.v1.ExportSequenceRequest
+	(*ExportSequenceResponse)(nil),    // 49: tandem.engine.v1.ExportSequenceResponse
+	(*ImportSequenceRequest)(nil),     // 50: tandem.engine.v1.ImportSequenceRequest
+	(*ImportSequenceResponse)(nil),    // 51: tandem.engine.v1.ImportSequenceResponse
+	(*SetCaptureRequest)(nil),         // 52: tandem.engine.v1.SetCaptureRequest
+	(*SetCaptureResponse)(nil),        // 53: tandem.engine.v1.SetCaptureResponse
+	(*LoadFuseRequest)(nil),           // 54: tandem.engine.v1.LoadFuseRequest
+	(*LoadFuseResponse)(nil),          // 55: tandem.engine.v1.LoadFuseResponse
+	(*ScoreRequest)(nil),              // 56: tandem.engine.v1.ScoreRequest
+	(*ScoreResponse)(nil),             // 57: tandem.engine.v1.ScoreResponse
+	(*InterruptRequest)(nil),          // 58: tandem.engine.v1.InterruptRequest
+	(*InterruptResponse)(nil),         // 59: tandem.engine.v1.InterruptResponse
+	(*RunRequest)(nil),                // 60: tandem.engine.v1.RunRequest
+	(*Step)(nil),                      // 61: tandem.engine.v1.Step
+	(*Group)(nil),                     // 62: tandem.engine.v1.Group
+	(*Row)(nil),                       // 63: tandem.engine.v1.Row
+	(*Propose)(nil),                   // 64: tandem.engine.v1.Propose
+	(*FeatureRows)(nil),               // 65: tandem.engine.v1.FeatureRows
+	(*DraftRequest)(nil),              // 66: tandem.engine.v1.DraftRequest
+	(*RunResponse)(nil),               // 67: tandem.engine.v1.RunResponse
+	(*Failure)(nil),                   // 68: tandem.engine.v1.Failure
+	(*StepOutput)(nil),                // 69: tandem.engine.v1.StepOutput
+	(*ProposeOutput)(nil),             // 70: tandem.engine.v1.ProposeOutput
+	(v1.FeatureEncoding)(0),           // 71: tandem.v1.FeatureEncoding
 }
 var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	0,  // 0: tandem.engine.v1.OpenRequest.role:type_name -> tandem.engine.v1.Role
@@ -4016,71 +4684,83 @@ var file_tandem_engine_v1_engine_proto_depIdxs = []int32{
 	15, // 4: tandem.engine.v1.GetStatsResponse.stats:type_name -> tandem.engine.v1.Stat
 	15, // 5: tandem.engine.v1.GetMemoryResponse.entries:type_name -> tandem.engine.v1.Stat
 	28, // 6: tandem.engine.v1.SetSamplerRequest.sampler:type_name -> tandem.engine.v1.Sampler
-	8,  // 7: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
-	8,  // 8: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
-	50, // 9: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
-	53, // 10: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
-	52, // 11: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
-	60, // 12: tandem.engine.v1.Step.features:type_name -> tandem.v1.FeatureEncoding
-	51, // 13: tandem.engine.v1.Step.groups:type_name -> tandem.engine.v1.Group
-	1,  // 14: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
-	54, // 15: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
-	55, // 16: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
-	60, // 17: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
-	57, // 18: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
-	58, // 19: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
-	59, // 20: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
-	2,  // 21: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
-	4,  // 22: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
-	6,  // 23: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
-	9,  // 24: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
-	13, // 25: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
-	11, // 26: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
-	16, // 27: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
-	18, // 28: tandem.engine.v1.EngineService.ForkSequence:input_type -> tandem.engine.v1.ForkSequenceRequest
-	20, // 29: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
-	22, // 30: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
-	24, // 31: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
-	26, // 32: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
-	29, // 33: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
-	31, // 34: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
-	33, // 35: tandem.engine.v1.EngineService.DemoteSnapshot:input_type -> tandem.engine.v1.DemoteSnapshotRequest
-	35, // 36: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
-	37, // 37: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
-	39, // 38: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
-	41, // 39: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
-	43, // 40: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
-	45, // 41: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
-	49, // 42: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
-	47, // 43: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
-	3,  // 44: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
-	5,  // 45: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
-	7,  // 46: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
-	10, // 47: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
-	14, // 48: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
-	12, // 49: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
-	17, // 50: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
-	19, // 51: tandem.engine.v1.EngineService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
-	21, // 52: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
-	23, // 53: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
-	25, // 54: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
-	27, // 55: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
-	30, // 56: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
-	32, // 57: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
-	34, // 58: tandem.engine.v1.EngineService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
-	36, // 59: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
-	38, // 60: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
-	40, // 61: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
-	42, // 62: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
-	44, // 63: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
-	46, // 64: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
-	56, // 65: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
-	48, // 66: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
-	44, // [44:67] is the sub-list for method output_type
-	21, // [21:44] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	37, // 7: tandem.engine.v1.DescribeSnapshotResponse.layout:type_name -> tandem.engine.v1.SnapshotLayout
+	37, // 8: tandem.engine.v1.BeginSnapshotRequest.layout:type_name -> tandem.engine.v1.SnapshotLayout
+	8,  // 9: tandem.engine.v1.SetCaptureResponse.info:type_name -> tandem.engine.v1.Info
+	8,  // 10: tandem.engine.v1.LoadFuseResponse.info:type_name -> tandem.engine.v1.Info
+	61, // 11: tandem.engine.v1.RunRequest.step:type_name -> tandem.engine.v1.Step
+	64, // 12: tandem.engine.v1.RunRequest.propose:type_name -> tandem.engine.v1.Propose
+	63, // 13: tandem.engine.v1.Step.rows:type_name -> tandem.engine.v1.Row
+	71, // 14: tandem.engine.v1.Step.features:type_name -> tandem.v1.FeatureEncoding
+	62, // 15: tandem.engine.v1.Step.groups:type_name -> tandem.engine.v1.Group
+	1,  // 16: tandem.engine.v1.Group.kind:type_name -> tandem.engine.v1.GroupKind
+	65, // 17: tandem.engine.v1.Propose.features:type_name -> tandem.engine.v1.FeatureRows
+	66, // 18: tandem.engine.v1.Propose.requests:type_name -> tandem.engine.v1.DraftRequest
+	71, // 19: tandem.engine.v1.FeatureRows.encoding:type_name -> tandem.v1.FeatureEncoding
+	68, // 20: tandem.engine.v1.RunResponse.failure:type_name -> tandem.engine.v1.Failure
+	69, // 21: tandem.engine.v1.RunResponse.step:type_name -> tandem.engine.v1.StepOutput
+	70, // 22: tandem.engine.v1.RunResponse.propose:type_name -> tandem.engine.v1.ProposeOutput
+	2,  // 23: tandem.engine.v1.EngineService.Open:input_type -> tandem.engine.v1.OpenRequest
+	4,  // 24: tandem.engine.v1.EngineService.Close:input_type -> tandem.engine.v1.CloseRequest
+	6,  // 25: tandem.engine.v1.EngineService.GetInfo:input_type -> tandem.engine.v1.GetInfoRequest
+	9,  // 26: tandem.engine.v1.EngineService.GetStats:input_type -> tandem.engine.v1.GetStatsRequest
+	13, // 27: tandem.engine.v1.EngineService.GetMemory:input_type -> tandem.engine.v1.GetMemoryRequest
+	11, // 28: tandem.engine.v1.EngineService.ListHandles:input_type -> tandem.engine.v1.ListHandlesRequest
+	16, // 29: tandem.engine.v1.EngineService.CreateSequence:input_type -> tandem.engine.v1.CreateSequenceRequest
+	18, // 30: tandem.engine.v1.EngineService.ForkSequence:input_type -> tandem.engine.v1.ForkSequenceRequest
+	20, // 31: tandem.engine.v1.EngineService.FreeSequence:input_type -> tandem.engine.v1.FreeSequenceRequest
+	22, // 32: tandem.engine.v1.EngineService.GetSequenceLength:input_type -> tandem.engine.v1.GetSequenceLengthRequest
+	24, // 33: tandem.engine.v1.EngineService.TruncateSequence:input_type -> tandem.engine.v1.TruncateSequenceRequest
+	26, // 34: tandem.engine.v1.EngineService.SetSampler:input_type -> tandem.engine.v1.SetSamplerRequest
+	29, // 35: tandem.engine.v1.EngineService.CreateSnapshot:input_type -> tandem.engine.v1.CreateSnapshotRequest
+	31, // 36: tandem.engine.v1.EngineService.RestoreSnapshot:input_type -> tandem.engine.v1.RestoreSnapshotRequest
+	33, // 37: tandem.engine.v1.EngineService.DemoteSnapshot:input_type -> tandem.engine.v1.DemoteSnapshotRequest
+	35, // 38: tandem.engine.v1.EngineService.FreeSnapshot:input_type -> tandem.engine.v1.FreeSnapshotRequest
+	38, // 39: tandem.engine.v1.EngineService.DescribeSnapshot:input_type -> tandem.engine.v1.DescribeSnapshotRequest
+	40, // 40: tandem.engine.v1.EngineService.ReadSnapshot:input_type -> tandem.engine.v1.ReadSnapshotRequest
+	42, // 41: tandem.engine.v1.EngineService.BeginSnapshot:input_type -> tandem.engine.v1.BeginSnapshotRequest
+	44, // 42: tandem.engine.v1.EngineService.WriteSnapshot:input_type -> tandem.engine.v1.WriteSnapshotRequest
+	46, // 43: tandem.engine.v1.EngineService.FinishSnapshot:input_type -> tandem.engine.v1.FinishSnapshotRequest
+	48, // 44: tandem.engine.v1.EngineService.ExportSequence:input_type -> tandem.engine.v1.ExportSequenceRequest
+	50, // 45: tandem.engine.v1.EngineService.ImportSequence:input_type -> tandem.engine.v1.ImportSequenceRequest
+	52, // 46: tandem.engine.v1.EngineService.SetCapture:input_type -> tandem.engine.v1.SetCaptureRequest
+	54, // 47: tandem.engine.v1.EngineService.LoadFuse:input_type -> tandem.engine.v1.LoadFuseRequest
+	56, // 48: tandem.engine.v1.EngineService.Score:input_type -> tandem.engine.v1.ScoreRequest
+	60, // 49: tandem.engine.v1.EngineService.Run:input_type -> tandem.engine.v1.RunRequest
+	58, // 50: tandem.engine.v1.EngineService.Interrupt:input_type -> tandem.engine.v1.InterruptRequest
+	3,  // 51: tandem.engine.v1.EngineService.Open:output_type -> tandem.engine.v1.OpenResponse
+	5,  // 52: tandem.engine.v1.EngineService.Close:output_type -> tandem.engine.v1.CloseResponse
+	7,  // 53: tandem.engine.v1.EngineService.GetInfo:output_type -> tandem.engine.v1.GetInfoResponse
+	10, // 54: tandem.engine.v1.EngineService.GetStats:output_type -> tandem.engine.v1.GetStatsResponse
+	14, // 55: tandem.engine.v1.EngineService.GetMemory:output_type -> tandem.engine.v1.GetMemoryResponse
+	12, // 56: tandem.engine.v1.EngineService.ListHandles:output_type -> tandem.engine.v1.ListHandlesResponse
+	17, // 57: tandem.engine.v1.EngineService.CreateSequence:output_type -> tandem.engine.v1.CreateSequenceResponse
+	19, // 58: tandem.engine.v1.EngineService.ForkSequence:output_type -> tandem.engine.v1.ForkSequenceResponse
+	21, // 59: tandem.engine.v1.EngineService.FreeSequence:output_type -> tandem.engine.v1.FreeSequenceResponse
+	23, // 60: tandem.engine.v1.EngineService.GetSequenceLength:output_type -> tandem.engine.v1.GetSequenceLengthResponse
+	25, // 61: tandem.engine.v1.EngineService.TruncateSequence:output_type -> tandem.engine.v1.TruncateSequenceResponse
+	27, // 62: tandem.engine.v1.EngineService.SetSampler:output_type -> tandem.engine.v1.SetSamplerResponse
+	30, // 63: tandem.engine.v1.EngineService.CreateSnapshot:output_type -> tandem.engine.v1.CreateSnapshotResponse
+	32, // 64: tandem.engine.v1.EngineService.RestoreSnapshot:output_type -> tandem.engine.v1.RestoreSnapshotResponse
+	34, // 65: tandem.engine.v1.EngineService.DemoteSnapshot:output_type -> tandem.engine.v1.DemoteSnapshotResponse
+	36, // 66: tandem.engine.v1.EngineService.FreeSnapshot:output_type -> tandem.engine.v1.FreeSnapshotResponse
+	39, // 67: tandem.engine.v1.EngineService.DescribeSnapshot:output_type -> tandem.engine.v1.DescribeSnapshotResponse
+	41, // 68: tandem.engine.v1.EngineService.ReadSnapshot:output_type -> tandem.engine.v1.ReadSnapshotResponse
+	43, // 69: tandem.engine.v1.EngineService.BeginSnapshot:output_type -> tandem.engine.v1.BeginSnapshotResponse
+	45, // 70: tandem.engine.v1.EngineService.WriteSnapshot:output_type -> tandem.engine.v1.WriteSnapshotResponse
+	47, // 71: tandem.engine.v1.EngineService.FinishSnapshot:output_type -> tandem.engine.v1.FinishSnapshotResponse
+	49, // 72: tandem.engine.v1.EngineService.ExportSequence:output_type -> tandem.engine.v1.ExportSequenceResponse
+	51, // 73: tandem.engine.v1.EngineService.ImportSequence:output_type -> tandem.engine.v1.ImportSequenceResponse
+	53, // 74: tandem.engine.v1.EngineService.SetCapture:output_type -> tandem.engine.v1.SetCaptureResponse
+	55, // 75: tandem.engine.v1.EngineService.LoadFuse:output_type -> tandem.engine.v1.LoadFuseResponse
+	57, // 76: tandem.engine.v1.EngineService.Score:output_type -> tandem.engine.v1.ScoreResponse
+	67, // 77: tandem.engine.v1.EngineService.Run:output_type -> tandem.engine.v1.RunResponse
+	59, // 78: tandem.engine.v1.EngineService.Interrupt:output_type -> tandem.engine.v1.InterruptResponse
+	51, // [51:79] is the sub-list for method output_type
+	23, // [23:51] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_tandem_engine_v1_engine_proto_init() }
@@ -4088,11 +4768,11 @@ func file_tandem_engine_v1_engine_proto_init() {
 	if File_tandem_engine_v1_engine_proto != nil {
 		return
 	}
-	file_tandem_engine_v1_engine_proto_msgTypes[47].OneofWrappers = []any{
+	file_tandem_engine_v1_engine_proto_msgTypes[58].OneofWrappers = []any{
 		(*RunRequest_Step)(nil),
 		(*RunRequest_Propose)(nil),
 	}
-	file_tandem_engine_v1_engine_proto_msgTypes[54].OneofWrappers = []any{
+	file_tandem_engine_v1_engine_proto_msgTypes[65].OneofWrappers = []any{
 		(*RunResponse_Step)(nil),
 		(*RunResponse_Propose)(nil),
 	}
@@ -4102,7 +4782,7 @@ func file_tandem_engine_v1_engine_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_tandem_engine_v1_engine_proto_rawDesc), len(file_tandem_engine_v1_engine_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   58,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

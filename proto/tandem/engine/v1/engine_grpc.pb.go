@@ -35,6 +35,11 @@ const (
 	EngineService_RestoreSnapshot_FullMethodName   = "/tandem.engine.v1.EngineService/RestoreSnapshot"
 	EngineService_DemoteSnapshot_FullMethodName    = "/tandem.engine.v1.EngineService/DemoteSnapshot"
 	EngineService_FreeSnapshot_FullMethodName      = "/tandem.engine.v1.EngineService/FreeSnapshot"
+	EngineService_DescribeSnapshot_FullMethodName  = "/tandem.engine.v1.EngineService/DescribeSnapshot"
+	EngineService_ReadSnapshot_FullMethodName      = "/tandem.engine.v1.EngineService/ReadSnapshot"
+	EngineService_BeginSnapshot_FullMethodName     = "/tandem.engine.v1.EngineService/BeginSnapshot"
+	EngineService_WriteSnapshot_FullMethodName     = "/tandem.engine.v1.EngineService/WriteSnapshot"
+	EngineService_FinishSnapshot_FullMethodName    = "/tandem.engine.v1.EngineService/FinishSnapshot"
 	EngineService_ExportSequence_FullMethodName    = "/tandem.engine.v1.EngineService/ExportSequence"
 	EngineService_ImportSequence_FullMethodName    = "/tandem.engine.v1.EngineService/ImportSequence"
 	EngineService_SetCapture_FullMethodName        = "/tandem.engine.v1.EngineService/SetCapture"
@@ -90,6 +95,17 @@ type EngineServiceClient interface {
 	DemoteSnapshot(ctx context.Context, in *DemoteSnapshotRequest, opts ...grpc.CallOption) (*DemoteSnapshotResponse, error)
 	// FreeSnapshot forgets a snapshot.
 	FreeSnapshot(ctx context.Context, in *FreeSnapshotRequest, opts ...grpc.CallOption) (*FreeSnapshotResponse, error)
+	// DescribeSnapshot returns the layout of a snapshot, for reading it piece by piece.
+	DescribeSnapshot(ctx context.Context, in *DescribeSnapshotRequest, opts ...grpc.CallOption) (*DescribeSnapshotResponse, error)
+	// ReadSnapshot returns bytes of a snapshot: of its state, or whole blocks of a page.
+	ReadSnapshot(ctx context.Context, in *ReadSnapshotRequest, opts ...grpc.CallOption) (*ReadSnapshotResponse, error)
+	// BeginSnapshot begins a snapshot that is written piece by piece. FAILED_PRECONDITION: another model, layer range or
+	// type. Cancellation: as with CreateSequence.
+	BeginSnapshot(ctx context.Context, in *BeginSnapshotRequest, opts ...grpc.CallOption) (*BeginSnapshotResponse, error)
+	// WriteSnapshot writes the next bytes of one. DATA_LOSS: damaged; nothing was written.
+	WriteSnapshot(ctx context.Context, in *WriteSnapshotRequest, opts ...grpc.CallOption) (*WriteSnapshotResponse, error)
+	// FinishSnapshot makes it a snapshot like any other. FAILED_PRECONDITION: bytes are missing.
+	FinishSnapshot(ctx context.Context, in *FinishSnapshotRequest, opts ...grpc.CallOption) (*FinishSnapshotResponse, error)
 	// ExportSequence sends the state of a sequence in chunks.
 	ExportSequence(ctx context.Context, in *ExportSequenceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportSequenceResponse], error)
 	// ImportSequence overwrites a sequence with an exported state. FAILED_PRECONDITION: another model, layer range or type;
@@ -287,6 +303,56 @@ func (c *engineServiceClient) FreeSnapshot(ctx context.Context, in *FreeSnapshot
 	return out, nil
 }
 
+func (c *engineServiceClient) DescribeSnapshot(ctx context.Context, in *DescribeSnapshotRequest, opts ...grpc.CallOption) (*DescribeSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeSnapshotResponse)
+	err := c.cc.Invoke(ctx, EngineService_DescribeSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *engineServiceClient) ReadSnapshot(ctx context.Context, in *ReadSnapshotRequest, opts ...grpc.CallOption) (*ReadSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReadSnapshotResponse)
+	err := c.cc.Invoke(ctx, EngineService_ReadSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *engineServiceClient) BeginSnapshot(ctx context.Context, in *BeginSnapshotRequest, opts ...grpc.CallOption) (*BeginSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BeginSnapshotResponse)
+	err := c.cc.Invoke(ctx, EngineService_BeginSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *engineServiceClient) WriteSnapshot(ctx context.Context, in *WriteSnapshotRequest, opts ...grpc.CallOption) (*WriteSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(WriteSnapshotResponse)
+	err := c.cc.Invoke(ctx, EngineService_WriteSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *engineServiceClient) FinishSnapshot(ctx context.Context, in *FinishSnapshotRequest, opts ...grpc.CallOption) (*FinishSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FinishSnapshotResponse)
+	err := c.cc.Invoke(ctx, EngineService_FinishSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *engineServiceClient) ExportSequence(ctx context.Context, in *ExportSequenceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportSequenceResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &EngineService_ServiceDesc.Streams[1], EngineService_ExportSequence_FullMethodName, cOpts...)
@@ -418,6 +484,17 @@ type EngineServiceServer interface {
 	DemoteSnapshot(context.Context, *DemoteSnapshotRequest) (*DemoteSnapshotResponse, error)
 	// FreeSnapshot forgets a snapshot.
 	FreeSnapshot(context.Context, *FreeSnapshotRequest) (*FreeSnapshotResponse, error)
+	// DescribeSnapshot returns the layout of a snapshot, for reading it piece by piece.
+	DescribeSnapshot(context.Context, *DescribeSnapshotRequest) (*DescribeSnapshotResponse, error)
+	// ReadSnapshot returns bytes of a snapshot: of its state, or whole blocks of a page.
+	ReadSnapshot(context.Context, *ReadSnapshotRequest) (*ReadSnapshotResponse, error)
+	// BeginSnapshot begins a snapshot that is written piece by piece. FAILED_PRECONDITION: another model, layer range or
+	// type. Cancellation: as with CreateSequence.
+	BeginSnapshot(context.Context, *BeginSnapshotRequest) (*BeginSnapshotResponse, error)
+	// WriteSnapshot writes the next bytes of one. DATA_LOSS: damaged; nothing was written.
+	WriteSnapshot(context.Context, *WriteSnapshotRequest) (*WriteSnapshotResponse, error)
+	// FinishSnapshot makes it a snapshot like any other. FAILED_PRECONDITION: bytes are missing.
+	FinishSnapshot(context.Context, *FinishSnapshotRequest) (*FinishSnapshotResponse, error)
 	// ExportSequence sends the state of a sequence in chunks.
 	ExportSequence(*ExportSequenceRequest, grpc.ServerStreamingServer[ExportSequenceResponse]) error
 	// ImportSequence overwrites a sequence with an exported state. FAILED_PRECONDITION: another model, layer range or type;
@@ -493,6 +570,21 @@ func (UnimplementedEngineServiceServer) DemoteSnapshot(context.Context, *DemoteS
 }
 func (UnimplementedEngineServiceServer) FreeSnapshot(context.Context, *FreeSnapshotRequest) (*FreeSnapshotResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FreeSnapshot not implemented")
+}
+func (UnimplementedEngineServiceServer) DescribeSnapshot(context.Context, *DescribeSnapshotRequest) (*DescribeSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DescribeSnapshot not implemented")
+}
+func (UnimplementedEngineServiceServer) ReadSnapshot(context.Context, *ReadSnapshotRequest) (*ReadSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReadSnapshot not implemented")
+}
+func (UnimplementedEngineServiceServer) BeginSnapshot(context.Context, *BeginSnapshotRequest) (*BeginSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method BeginSnapshot not implemented")
+}
+func (UnimplementedEngineServiceServer) WriteSnapshot(context.Context, *WriteSnapshotRequest) (*WriteSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method WriteSnapshot not implemented")
+}
+func (UnimplementedEngineServiceServer) FinishSnapshot(context.Context, *FinishSnapshotRequest) (*FinishSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FinishSnapshot not implemented")
 }
 func (UnimplementedEngineServiceServer) ExportSequence(*ExportSequenceRequest, grpc.ServerStreamingServer[ExportSequenceResponse]) error {
 	return status.Error(codes.Unimplemented, "method ExportSequence not implemented")
@@ -817,6 +909,96 @@ func _EngineService_FreeSnapshot_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _EngineService_DescribeSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EngineServiceServer).DescribeSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EngineService_DescribeSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EngineServiceServer).DescribeSnapshot(ctx, req.(*DescribeSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EngineService_ReadSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReadSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EngineServiceServer).ReadSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EngineService_ReadSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EngineServiceServer).ReadSnapshot(ctx, req.(*ReadSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EngineService_BeginSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(BeginSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EngineServiceServer).BeginSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EngineService_BeginSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EngineServiceServer).BeginSnapshot(ctx, req.(*BeginSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EngineService_WriteSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(WriteSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EngineServiceServer).WriteSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EngineService_WriteSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EngineServiceServer).WriteSnapshot(ctx, req.(*WriteSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _EngineService_FinishSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FinishSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EngineServiceServer).FinishSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EngineService_FinishSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EngineServiceServer).FinishSnapshot(ctx, req.(*FinishSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _EngineService_ExportSequence_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ExportSequenceRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -980,6 +1162,26 @@ var EngineService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FreeSnapshot",
 			Handler:    _EngineService_FreeSnapshot_Handler,
+		},
+		{
+			MethodName: "DescribeSnapshot",
+			Handler:    _EngineService_DescribeSnapshot_Handler,
+		},
+		{
+			MethodName: "ReadSnapshot",
+			Handler:    _EngineService_ReadSnapshot_Handler,
+		},
+		{
+			MethodName: "BeginSnapshot",
+			Handler:    _EngineService_BeginSnapshot_Handler,
+		},
+		{
+			MethodName: "WriteSnapshot",
+			Handler:    _EngineService_WriteSnapshot_Handler,
+		},
+		{
+			MethodName: "FinishSnapshot",
+			Handler:    _EngineService_FinishSnapshot_Handler,
 		},
 		{
 			MethodName: "SetCapture",

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/tandem-inference/tandem/services/ddtree"
-	"github.com/tandem-inference/tandem/worker-target/internal/guide"
+	"github.com/tandem-inference/tandem/worker-target/internal/constraint"
 )
 
 const (
@@ -16,23 +16,23 @@ const (
 
 // fitted is a draft tree's fit to the constraint: the state after each node.
 type fitted struct {
-	states []guide.State
+	states []constraint.State
 	keep   []bool
 	tokens []int32
 }
 
 // state returns the one after a node.
-func (f *fitted) state(node int32) guide.State { return f.states[node] }
+func (f *fitted) state(node int32) constraint.State { return f.states[node] }
 
-// prune cuts off what the guide forbids after root, the state after the output. It reports whether there was any.
-func (f *fitted) prune(g *guide.Guide, root guide.State, t *ddtree.Tree) (cut bool) {
+// prune cuts off what the constraint forbids after root, the state after the output. It reports whether there was any.
+func (f *fitted) prune(c *constraint.Constraint, root constraint.State, t *ddtree.Tree) (cut bool) {
 	f.states = append(f.states[:0], root)
 	f.keep = append(f.keep[:0], true)
 	for i := 1; i < t.Len(); i++ {
 		parent := t.Parents[i]
 		state, ok := root, false
 		if f.keep[parent] {
-			state, ok = g.Allows(f.states[parent], t.Tokens[i])
+			state, ok = c.Allows(f.states[parent], t.Tokens[i])
 		}
 		f.states, f.keep = append(f.states, state), append(f.keep, ok)
 		cut = cut || !ok
@@ -53,7 +53,7 @@ func (f *fitted) prune(g *guide.Guide, root guide.State, t *ddtree.Tree) (cut bo
 }
 
 // extend adds what is certain below every likely node, up to rows rows, and reports whether anything was added.
-func (f *fitted) extend(g *guide.Guide, t *ddtree.Tree, rows int, guess bool) (added bool) {
+func (f *fitted) extend(c *constraint.Constraint, t *ddtree.Tree, rows int, guess bool) (added bool) {
 	before := t.Len()
 	rows = min(rows, ddtree.MaxNodes+1)
 	guesses := min(rows, before+maxAdded)
@@ -61,19 +61,19 @@ func (f *fitted) extend(g *guide.Guide, t *ddtree.Tree, rows int, guess bool) (a
 		if t.Logprobs[i] < likely {
 			continue
 		}
-		leaf := f.force(g, t, i, rows)
+		leaf := f.force(c, t, i, rows)
 		// Only where nothing was proposed: the continuation is a guess of how the text is cut into tokens.
 		if guess && t.Len() < guesses && !slices.Contains(t.Parents, leaf) {
-			f.guess(g, t, leaf, guesses)
+			f.guess(c, t, leaf, guesses)
 		}
 	}
 	return t.Len() > before
 }
 
 // force adds the tokens that must follow node, up to rows rows, and returns the last of them.
-func (f *fitted) force(g *guide.Guide, t *ddtree.Tree, node int32, rows int) (leaf int32) {
+func (f *fitted) force(c *constraint.Constraint, t *ddtree.Tree, node int32, rows int) (leaf int32) {
 	for t.Len() < rows && int(t.Depths[node]) < ddtree.MaxDepth {
-		token, after, ok := certain(g, f.states[node])
+		token, after, ok := certain(c, f.states[node])
 		if !ok {
 			break
 		}
@@ -89,10 +89,10 @@ func (f *fitted) force(g *guide.Guide, t *ddtree.Tree, node int32, rows int) (le
 }
 
 // guess adds the text that the grammar leaves no choice about below node, up to rows rows.
-func (f *fitted) guess(g *guide.Guide, t *ddtree.Tree, node int32, rows int) {
-	f.tokens = g.Continuation(f.states[node], f.tokens[:0], rows-t.Len())
+func (f *fitted) guess(c *constraint.Constraint, t *ddtree.Tree, node int32, rows int) {
+	f.tokens = c.Continuation(f.states[node], f.tokens[:0], rows-t.Len())
 	for _, token := range f.tokens {
-		after, ok := g.Allows(f.states[node], token)
+		after, ok := c.Allows(f.states[node], token)
 		if !ok || int(t.Depths[node]) >= ddtree.MaxDepth {
 			return
 		}

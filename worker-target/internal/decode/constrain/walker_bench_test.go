@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/grammar"
 	"github.com/tandem-inference/tandem/services/grammar/grammartest"
-	"github.com/tandem-inference/tandem/worker-target/internal/guide"
+	"github.com/tandem-inference/tandem/worker-target/internal/constraint"
 )
 
 // document is what the model of BenchmarkRound writes, and the grammar that it writes under.
@@ -25,14 +25,14 @@ ws ::= [ \t\n]{0,2}
 `
 )
 
-// BenchmarkRound measures what a constraint adds to a round over a vocabulary of 150,000 tokens: states and masks of a tree of 22 nodes,
-// seven of them the text to come. "known" has seen the document before, as the second request with the same format has; "fresh"
-// knows nothing of the grammar.
+// BenchmarkRound measures what a constraint adds to a round over a vocabulary of 150,000 tokens: states and masks of a
+// tree of 22 nodes, seven of them the text to come. "known" has seen the document before, as the second request with
+// the same format has; "fresh" knows nothing of the grammar.
 func BenchmarkRound(b *testing.B) {
 	const size = 150_000
 	list := grammartest.Vocabulary(size)
 	bytes := func(id int32) []byte { return []byte(list[id]) }
-	text := &guide.Text{Bytes: bytes, Vocabulary: grammar.NewVocabulary(grammar.Source{
+	text := &constraint.Text{Bytes: bytes, Vocabulary: grammar.NewVocabulary(grammar.Source{
 		Size: size, Bytes: bytes, Named: func(string) (int32, bool) { return 0, false },
 	})}
 	ids := make(map[string]int32, size)
@@ -50,14 +50,14 @@ func BenchmarkRound(b *testing.B) {
 		tokens = append(tokens, ids[document[at:at+n]])
 		at += n
 	}
-	load := func(int) (*guide.Text, error) { return text, nil }
+	load := func(int) (*constraint.Text, error) { return text, nil }
 	for _, fresh := range []bool{false, true} {
 		name := "known"
 		if fresh {
 			name = "fresh"
 		}
 		b.Run(name, func(b *testing.B) {
-			factory := guide.NewFactory(load)
+			factory := constraint.NewFactory(load)
 			var (
 				w    Walker
 				tree ddtree.Tree
@@ -66,10 +66,11 @@ func BenchmarkRound(b *testing.B) {
 			for b.Loop() {
 				if fresh {
 					b.StopTimer()
-					factory = guide.NewFactory(load)
+					factory = constraint.NewFactory(load)
 					b.StartTimer()
 				}
-				g, err := factory.New(&tandemv1.Guide{Grammar: documentGrammar}, guide.Options{Vocab: size, Max: 1 << 20, Stop: []int32{5}})
+				g, err := factory.New(&tandemv1.Guide{Grammar: documentGrammar}, constraint.Options{Vocab: size, Max: 1 << 20,
+					Stop: []int32{5}})
 				if err != nil {
 					b.Fatal(err)
 				}

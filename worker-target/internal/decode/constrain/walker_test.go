@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-inference/tandem/services/ddtree"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/grammar"
-	"github.com/tandem-inference/tandem/worker-target/internal/guide"
+	"github.com/tandem-inference/tandem/worker-target/internal/constraint"
 )
 
 const (
@@ -17,8 +17,8 @@ const (
 	shut  = 30 // closes reasoning
 )
 
-// newGuide compiles a message for a vocabulary whose tokens 0 to 25 are the letters.
-func newGuide(t *testing.T, m *tandemv1.Guide) *guide.Guide {
+// newConstraint compiles a message for a vocabulary whose tokens 0 to 25 are the letters.
+func newConstraint(t *testing.T, m *tandemv1.Guide) *constraint.Constraint {
 	t.Helper()
 	bytes := func(id int32) []byte {
 		if id < 26 {
@@ -26,13 +26,13 @@ func newGuide(t *testing.T, m *tandemv1.Guide) *guide.Guide {
 		}
 		return nil
 	}
-	factory := guide.NewFactory(func(size int) (*guide.Text, error) {
+	factory := constraint.NewFactory(func(size int) (*constraint.Text, error) {
 		encode := func(text []byte) []int32 { return letters(string(text)) }
-		return &guide.Text{Bytes: bytes, Encode: encode, Vocabulary: grammar.NewVocabulary(grammar.Source{
+		return &constraint.Text{Bytes: bytes, Encode: encode, Vocabulary: grammar.NewVocabulary(grammar.Source{
 			Size: size, Bytes: bytes, Named: func(string) (int32, bool) { return 0, false },
 		})}, nil
 	})
-	g, err := factory.New(m, guide.Options{Vocab: vocab, Max: 100, Stop: []int32{stop}})
+	g, err := factory.New(m, constraint.Options{Vocab: vocab, Max: 100, Stop: []int32{stop}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,26 +71,35 @@ func TestFit(t *testing.T) {
 		choices  string // of the target along the walk
 		walked   string
 	}{
-		"no constraint":     {proposed: []string{"qq", "r"}, rows: 9, want: []string{"qq", "r"}, choices: "qqq", walked: "qq"},
-		"allowed":           {grammar: `root ::= [a-c]+`, proposed: []string{"ab", "ca"}, rows: 9, want: []string{"ab", "ca"}, choices: "cab", walked: "ca"},
-		"forbidden at once": {grammar: `root ::= [a-c]+`, proposed: []string{"xa", "b"}, rows: 9, want: []string{"b"}, cut: true, choices: "ba", walked: "b"},
-		"forbidden below":   {grammar: `root ::= [a-c]+`, proposed: []string{"axc"}, rows: 9, want: []string{"a"}, cut: true, choices: "bb", walked: ""},
+		"no constraint": {proposed: []string{"qq", "r"}, rows: 9, want: []string{"qq", "r"}, choices: "qqq", walked: "qq"},
+		"allowed": {grammar: `root ::= [a-c]+`, proposed: []string{"ab", "ca"}, rows: 9, want: []string{"ab", "ca"},
+			choices: "cab", walked: "ca"},
+		"forbidden at once": {grammar: `root ::= [a-c]+`, proposed: []string{"xa", "b"}, rows: 9, want: []string{"b"},
+			cut: true, choices: "ba", walked: "b"},
+		"forbidden below": {grammar: `root ::= [a-c]+`, proposed: []string{"axc"}, rows: 9, want: []string{"a"}, cut: true,
+			choices: "bb", walked: ""},
 		"beside a forbidden path": {
 			grammar: `root ::= "abc" | "bde"`, proposed: []string{"axbc", "bd"}, rows: 9, noGuess: true,
 			want: []string{"a", "bd"}, cut: true, choices: "bdx", walked: "bd",
 		},
-		"text without a choice":     {grammar: branches, rows: 9, want: []string{"ab"}, added: true, choices: "abx", walked: "ab"},
-		"after a proposal":          {grammar: branches, proposed: []string{"abc"}, rows: 9, want: []string{"abcdefz"}, added: true, choices: "abcdefz", walked: "abcdefz"},
-		"no guesses":                {grammar: branches, proposed: []string{"abc"}, rows: 9, noGuess: true, want: []string{"abc"}, choices: "abcd", walked: "abc"},
-		"not after an unlikely one": {grammar: branches, proposed: []string{"abc"}, logprob: -1, rows: 9, want: []string{"abc"}, choices: "abcd", walked: "abc"},
-		"no rows left":              {grammar: branches, proposed: []string{"abc"}, rows: 6, want: []string{"abcde"}, added: true, choices: "abcdef", walked: "abcde"},
-		"cut, then added":           {grammar: branches, proposed: []string{"ax"}, rows: 9, want: []string{"ab"}, cut: true, added: true, choices: "abc", walked: "ab"},
+		"text without a choice": {grammar: branches, rows: 9, want: []string{"ab"}, added: true, choices: "abx",
+			walked: "ab"},
+		"after a proposal": {grammar: branches, proposed: []string{"abc"}, rows: 9, want: []string{"abcdefz"},
+			added: true, choices: "abcdefz", walked: "abcdefz"},
+		"no guesses": {grammar: branches, proposed: []string{"abc"}, rows: 9, noGuess: true,
+			want: []string{"abc"}, choices: "abcd", walked: "abc"},
+		"not after an unlikely one": {grammar: branches, proposed: []string{"abc"}, logprob: -1, rows: 9,
+			want: []string{"abc"}, choices: "abcd", walked: "abc"},
+		"no rows left": {grammar: branches, proposed: []string{"abc"}, rows: 6, want: []string{"abcde"}, added: true,
+			choices: "abcdef", walked: "abcde"},
+		"cut, then added": {grammar: branches, proposed: []string{"ax"}, rows: 9, want: []string{"ab"}, cut: true,
+			added: true, choices: "abc", walked: "ab"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var w Walker
-			var g *guide.Guide
+			var g *constraint.Constraint
 			if c.grammar != "" {
-				g = newGuide(t, &tandemv1.Guide{Grammar: c.grammar})
+				g = newConstraint(t, &tandemv1.Guide{Grammar: c.grammar})
 			}
 			w.Start(g, !c.noGuess)
 			var tree ddtree.Tree
@@ -131,7 +140,7 @@ func TestFit(t *testing.T) {
 // nothing.
 func TestRowsAreLimited(t *testing.T) {
 	var w Walker
-	w.Start(newGuide(t, &tandemv1.Guide{Grammar: `root ::= "a" [bc] | "d" [bc]`, BannedTokens: []int32{stop}}), false)
+	w.Start(newConstraint(t, &tandemv1.Guide{Grammar: `root ::= "a" [bc] | "d" [bc]`, BannedTokens: []int32{stop}}), false)
 	var tree ddtree.Tree
 	tree.Reset(0)
 	a := tree.Add(0, 0, 0)
@@ -167,8 +176,8 @@ func TestRowsAreLimited(t *testing.T) {
 	}
 }
 
-// TestForced: closing reasoning is forced on the walk and on replays alike, whatever was sampled. A close marker that is
-// forced where it might have been chosen is told apart by what was sampled.
+// TestForced: closing reasoning is forced on the walk and on replays alike, whatever was sampled. A close marker that
+// is forced where it might have been chosen is told apart by what was sampled.
 func TestForced(t *testing.T) {
 	for name, c := range map[string]struct {
 		sequence, want []int32
@@ -178,7 +187,7 @@ func TestForced(t *testing.T) {
 		"at once":     {sequence: []int32{shut}, want: []int32{5, 5, shut, 5, 5, 5}, closed: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := newGuide(t, &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{
+			g := newConstraint(t, &tandemv1.Guide{Reasoning: &tandemv1.Reasoning{
 				Close: []int32{shut}, Inside: true, Budget: 2, Reserve: 1, CloseSequence: c.sequence,
 			}})
 			var w, again Walker
@@ -211,7 +220,7 @@ func TestForced(t *testing.T) {
 		})
 	}
 	var strict Walker
-	strict.Start(newGuide(t, &tandemv1.Guide{Grammar: `root ::= "a"`}), true)
+	strict.Start(newConstraint(t, &tandemv1.Guide{Grammar: `root ::= "a"`}), true)
 	if err := strict.Replay(1, 0); err == nil {
 		t.Error("a token that the grammar forbids was replayed")
 	}

@@ -12,6 +12,9 @@
 //	hints     those at or below positions that the client names
 //	newest    every border, until the next one is saved: what is left when the client gives up
 //	answer    the end of what was generated, where every cut has the same bits
+//	interval  borders so many tokens apart, where the cache keeps files and wants them
+//
+// Of these system, turn, last, hints, answer and interval are written to disk, if the cache does that.
 //
 // Making a state takes time that the request waits for: a model with recurrent states of 150 MB on a card takes as long
 // as reading a thousand tokens. So the measured time of a save is held against that of the tokens read since the one
@@ -50,16 +53,19 @@ const (
 	Hints
 	Newest
 	Answer
+	Interval
 
-	All = System | Turn | Last | Thinned | Hints | Newest | Answer
+	All = System | Turn | Last | Thinned | Hints | Newest | Answer | Interval
 )
 
 // Cache is what is used of the prefix cache; *prefix.Cache implements it.
 type Cache interface {
-	Find(space string, tokens []int32, fits func(length int) bool) *prefix.Entry
+	Find(ctx context.Context, space string, tokens []int32, fits func(length int) bool) *prefix.Entry
 	Restore(ctx context.Context, e *prefix.Entry, s engine.Sequence) error
 	Save(space string, tokens []int32, s engine.Sequence, f prefix.Features) (e *prefix.Entry, made bool)
 	Drop(e *prefix.Entry)
+	Persist(e *prefix.Entry, fresh int)
+	Interval() int
 	Relieve(use engine.Engine) bool
 	Freed()
 	Longest(space string, tokens []int32, fits func(length int) bool) int
@@ -86,7 +92,9 @@ type Reuse struct {
 	saves  int             // that were measured
 	// Tokens of the restored state and of the longest one of the prompt that this request added.
 	restored, saved int
-	shared          int // position of a state that may be restored although it is no border, 0 = none
+	// Tokens between two states of the class Interval, 0 = there are none, and of the last one or the restored state.
+	interval, passed int
+	shared           int // position of a state that may be restored although it is no border, 0 = none
 }
 
 // New returns the reuse of a slot. cache is nil when nothing is kept.
@@ -95,10 +103,12 @@ func New(cache Cache, classes Class) Reuse { return Reuse{cache: cache, classes:
 // Start begins a request on an engine, whose prompt has the given cuts.
 func (r *Reuse) Start(req Request, e engine.Engine, prompt []int32, cuts piece.Cuts) {
 	r.req, r.engine, r.prompt, r.cuts, r.free = req, e, prompt, cuts, e.Info().PromptRows == 0
-	r.rows, r.ring, r.kind, r.newest, r.restored, r.saved, r.shared = nil, nil, nil, nil, 0, 0, 0
+	r.rows, r.ring, r.kind, r.newest = nil, nil, nil, nil
+	r.restored, r.saved, r.shared, r.passed = 0, 0, 0, 0
 	r.keep, r.must, r.mark = r.keep[:0], r.must[:0], time.Now()
 	if r.On() {
 		r.plan()
+		r.interval = r.cache.Interval()
 	}
 }
 
@@ -141,7 +151,7 @@ func (r *Reuse) Restore(ctx context.Context, s engine.Sequence) (int, error) {
 	if !r.On() || r.req.SaveOnly {
 		return 0, nil
 	}
-	e := r.cache.Find(r.req.Space, r.prompt[:len(r.prompt)-1], r.fits)
+	e := r.cache.Find(ctx, r.req.Space, r.prompt[:len(r.prompt)-1], r.fits)
 	if e == nil {
 		return 0, nil
 	}
@@ -150,7 +160,7 @@ func (r *Reuse) Restore(ctx context.Context, s engine.Sequence) (int, error) {
 		return 0, err
 	}
 	r.mark = time.Now()
-	r.rows, r.restored = rows, length
+	r.rows, r.restored, r.passed = rows, length, length
 	return length, nil
 }
 
@@ -160,7 +170,7 @@ func (r *Reuse) Again(ctx context.Context, s engine.Sequence, length int) (int, 
 	if !r.On() {
 		return 0, nil
 	}
-	e := r.cache.Find(r.req.Space, r.prompt[:length], r.fits)
+	e := r.cache.Find(ctx, r.req.Space, r.prompt[:length], r.fits)
 	if e == nil {
 		return 0, nil
 	}
@@ -193,7 +203,7 @@ func (r *Reuse) Paused(d time.Duration) { r.mark = r.mark.Add(d) }
 // Rows returns the features that came with the restored state of so many positions, nil unless they are what is
 // captured.
 func (r *Reuse) Rows(capture *drafts.Capture, length int) *prefix.Rows {
-	if r.rows == nil || r.rows.Kind != any(capture) || r.restored != length {
+	if r.rows == nil || r.rows.Kind != capture.Key() || r.restored != length {
 		return nil
 	}
 	return r.rows
@@ -208,8 +218,18 @@ func (r *Reuse) Read(s engine.Sequence, length int) {
 		return
 	}
 	_, keep := slices.BinarySearch(r.keep, length)
-	if (keep || r.classes&Newest != 0) && r.worth(slices.Contains(r.must, length)) {
-		r.save(s, r.prompt[:length], keep)
+	must := slices.Contains(r.must, length)
+	interval := r.classes&Interval != 0 && r.interval > 0 && length-r.passed >= r.interval
+	if !keep && !interval && r.classes&Newest == 0 || !r.worth(must || interval) {
+		return
+	}
+	e := r.save(s, r.prompt[:length], keep || interval)
+	switch {
+	case interval: // whether the rest of the prompt is ever read or not
+		r.passed = length
+		r.cache.Persist(e, 0)
+	case must:
+		r.cache.Persist(e, length-r.restored)
 	}
 }
 
@@ -241,15 +261,18 @@ func (r *Reuse) worth(must bool) bool {
 func (r *Reuse) Answers() bool { return r.On() && r.free && r.classes&Answer != 0 }
 
 // Answer saves the state of a sequence that holds text, the prompt and what was generated.
-func (r *Reuse) Answer(s engine.Sequence, text []int32) { r.save(s, text, true) }
+func (r *Reuse) Answer(s engine.Sequence, text []int32) {
+	r.cache.Persist(r.save(s, text, true), len(text)-r.restored)
+}
 
 // Saved is the number of tokens of the prompt between the restored state and the longest one that the request added.
 func (r *Reuse) Saved() int { return max(0, r.saved-r.restored) }
 
-func (r *Reuse) save(s engine.Sequence, tokens []int32, keep bool) {
+// save returns the entry of a state, which may have been there; nil when there is no room.
+func (r *Reuse) save(s engine.Sequence, tokens []int32, keep bool) *prefix.Entry {
 	var f prefix.Features
 	if r.ring != nil {
-		f = prefix.Features{Source: r.ring, Kind: r.kind, Width: r.kind.Width}
+		f = prefix.Features{Source: r.ring, Kind: r.kind.Key(), Width: r.kind.Width}
 	}
 	if r.newest != nil { // first, so that the newer one evicts no other
 		r.cache.Drop(r.newest)
@@ -269,6 +292,7 @@ func (r *Reuse) save(s engine.Sequence, tokens []int32, keep bool) {
 			r.newest = e
 		}
 	}
+	return e
 }
 
 // Relieve makes room in the engine by giving up a stored state. It reports whether there was one.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/tandem-inference/tandem/services/engine"
 	"github.com/tandem-inference/tandem/services/racetest"
 	"github.com/tandem-inference/tandem/worker-target/internal/piece"
@@ -28,9 +29,11 @@ type stub struct {
 	fits           []int // lengths up to 1200 that a look-up takes
 	entries        map[*prefix.Entry]int
 	takes          time.Duration // a save
+	interval       int
+	written        map[int]int // fresh tokens by length
 }
 
-func (s *stub) Find(_ string, tokens []int32, fits func(int) bool) *prefix.Entry {
+func (s *stub) Find(_ context.Context, _ string, tokens []int32, fits func(int) bool) *prefix.Entry {
 	s.fits = nil
 	for n := range len(tokens) + 1 {
 		if fits(n) {
@@ -59,8 +62,16 @@ func (s *stub) Save(_ string, tokens []int32, _ engine.Sequence, _ prefix.Featur
 func (s *stub) Drop(e *prefix.Entry)       { s.dropped = append(s.dropped, s.entries[e]) }
 func (s *stub) Relieve(engine.Engine) bool { return false }
 func (s *stub) Freed()                     {}
+func (s *stub) Interval() int              { return s.interval }
 
 func (s *stub) Longest(string, []int32, func(int) bool) int { return 0 }
+
+func (s *stub) Persist(e *prefix.Entry, fresh int) {
+	if s.written == nil {
+		s.written = map[int]int{}
+	}
+	s.written[s.entries[e]] = fresh
+}
 
 // agent is the cuts of a prompt of 5000 tokens: system text of 1500, then messages of 700, 40, 300, 2000 and 100, and a
 // header.
@@ -203,6 +214,38 @@ func TestSavesAreWorthIt(t *testing.T) {
 					t.Errorf("saved at %v, want %v", cache.saved, c.want)
 				}
 			})
+		})
+	}
+}
+
+// TestWhatIsWritten: on disk goes what the next turn asks for, and a state now and then of a long prompt.
+func TestWhatIsWritten(t *testing.T) {
+	for name, c := range map[string]struct {
+		interval, restored int
+		hints              []int32
+		want               map[int]int // fresh tokens by length
+	}{
+		"cold":     {want: map[int]int{1500: 1500, 4540: 4540, 4640: 4640}},
+		"hints":    {hints: []int32{2200}, want: map[int]int{1500: 1500, 2200: 2200, 4540: 4540, 4640: 4640}},
+		"restored": {restored: 2012, want: map[int]int{4540: 4540 - 2012, 4640: 4640 - 2012}},
+		// Those of the interval are written whatever they cost.
+		"interval":       {interval: 1100, want: map[int]int{1500: 0, 3052: 0, 4540: 0, 4640: 4640}},
+		"after restored": {interval: 1100, restored: 2012, want: map[int]int{3564: 0, 4540: 4540 - 2012, 4640: 4640 - 2012}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &stub{interval: c.interval}
+			r := New(s, All)
+			r.Start(Request{Hints: c.hints}, bare{}, make([]int32, 5000), agent)
+			r.restored, r.passed = c.restored, c.restored
+			read(&r, c.restored)
+			if d := cmp.Diff(c.want, s.written); d != "" {
+				t.Error(d)
+			}
+			s.written = nil
+			r.Answer(1, make([]int32, 5040))
+			if d := cmp.Diff(map[int]int{5040: 5040 - c.restored}, s.written); d != "" {
+				t.Error(d)
+			}
 		})
 	}
 }

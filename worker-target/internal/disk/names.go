@@ -1,0 +1,108 @@
+package disk
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ID is the name of a state: a digest of its namespace and token ids. The zero ID names none.
+type ID [16]byte
+
+// digest of a prompt in a namespace, token by token.
+type digest struct {
+	h      hash.Hash
+	buffer [4096]byte
+}
+
+// digestOf is how a namespace stands in files: it is made of what tells users apart.
+func digestOf(text string) [32]byte { return sha256.Sum256([]byte(text)) }
+
+func newDigest(space [32]byte) *digest {
+	d := &digest{h: sha256.New()}
+	d.h.Write(space[:])
+	return d
+}
+
+// add goes on with tokens.
+func (d *digest) add(tokens []int32) {
+	for part := range slices.Chunk(tokens, len(d.buffer)/4) {
+		b := d.buffer[:0]
+		for _, t := range part {
+			b = binary.LittleEndian.AppendUint32(b, uint32(t))
+		}
+		d.h.Write(b)
+	}
+}
+
+// id is that of the tokens so far.
+func (d *digest) id() ID {
+	var sum [sha256.Size]byte
+	return ID(d.h.Sum(sum[:0])[:len(ID{})])
+}
+
+func idOf(space string, tokens []int32) ID {
+	d := newDigest(digestOf(space))
+	d.add(tokens)
+	return d.id()
+}
+
+func (id ID) String() string { return hex.EncodeToString(id[:]) }
+
+const (
+	kvSuffix    = ".kv"
+	stateSuffix = ".state"
+)
+
+func kvName(length int, id, parent ID) string {
+	return fmt.Sprintf("%d-%v-%v%s", length, id, parent, kvSuffix)
+}
+
+func stateName(length int, id ID) string { return fmt.Sprintf("%d-%v%s", length, id, stateSuffix) }
+
+// parsed is what a name says.
+type parsed struct {
+	length     int
+	id, parent ID
+	state      bool
+}
+
+// parseName reads a name; ok is false for that of another file.
+func parseName(name string) (p parsed, ok bool) {
+	stem, isKV := strings.CutSuffix(name, kvSuffix)
+	if !isKV {
+		stem, p.state = strings.CutSuffix(name, stateSuffix)
+	}
+	parts := strings.Split(stem, "-")
+	if !isKV && !p.state || isKV && len(parts) != 3 || p.state && len(parts) != 2 {
+		return p, false
+	}
+	var err error
+	if p.length, err = strconv.Atoi(parts[0]); err != nil || p.length < 1 {
+		return p, false
+	}
+	ids := []*ID{&p.id, &p.parent}
+	for i, text := range parts[1:] {
+		raw, err := hex.DecodeString(text)
+		if err != nil || len(raw) != len(ID{}) {
+			return p, false
+		}
+		*ids[i] = ID(raw)
+	}
+	return p, p.id != ID{}
+}
+
+// kind says what rows of features are, as Rows.Kind does.
+type kind [32]byte
+
+func kindOf(text string) (k kind) {
+	copy(k[:], text)
+	return k
+}
+
+func (k kind) String() string { return strings.TrimRight(string(k[:]), "\x00") }
